@@ -1,0 +1,238 @@
+/* Stored elements to fp32. The order of operations is ggml's (scale product first, then times q, then minus the
+ * minimum), so results agree bit for bit with its reference; compiled without contraction for the same reason. */
+#include "formats/dequant.h"
+
+#include <string.h>
+
+static float
+float_of_bits(uint32_t u)
+{
+	float f;
+	memcpy(&f, &u, sizeof f);
+	return f;
+}
+
+static uint32_t
+bits_of_float(float f)
+{
+	uint32_t u;
+	memcpy(&u, &f, sizeof u);
+	return u;
+}
+
+float
+f16_to_f32(uint16_t h)
+{
+	uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = h >> 10 & 31, frac = h & 0x3ff;
+
+	if (exp == 31) /* infinity, NaN */
+		return float_of_bits(sign | 0x7f800000 | frac << 13);
+	if (exp > 0)
+		return float_of_bits(sign | (exp + 112) << 23 | frac << 13);
+	float f = (float)frac * 0x1p-24f; /* subnormal: exact in fp32 */
+	return float_of_bits(sign | bits_of_float(f));
+}
+
+uint16_t
+f32_to_f16(float f)
+{
+	uint32_t u = bits_of_float(f), sign = u >> 16 & 0x8000;
+
+	u &= 0x7fffffff;
+	if (u > 0x7f800000) /* NaN: quiet, top of the payload kept */
+		return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff));
+	if (u >= 0x477ff000) /* rounds to 2^16 or more */
+		return (uint16_t)(sign | 0x7c00);
+	if (u >= 0x38800000) { /* normal in fp16 */
+		u -= (uint32_t)112 << 23;
+		return (uint16_t)(sign | (u + 0xfff + (u >> 13 & 1)) >> 13);
+	}
+	/* subnormal: adding 0.5 makes fp32's own rounding drop the bits below 2^-24 */
+	uint32_t sum = bits_of_float(float_of_bits(u) + 0.5f);
+	return (uint16_t)(sign | (sum - 0x3f000000));
+}
+
+float
+bf16_to_f32(uint16_t h)
+{
+	return float_of_bits((uint32_t)h << 16);
+}
+
+uint16_t
+f32_to_bf16(float f)
+{
+	uint32_t u = bits_of_float(f);
+
+	if ((u & 0x7fffffff) > 0x7f800000)
+		return (uint16_t)(u >> 16 | 0x40);
+	return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static uint16_t
+u16_at(const uint8_t *p)
+{
+	uint16_t v;
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+
+static float
+f16_at(const uint8_t *p)
+{
+	return f16_to_f32(u16_at(p));
+}
+
+/* d, 16 bytes: low nibbles are elements 0..15, high ones 16..31 */
+static void
+block_q4_0(const uint8_t *b, float *y)
+{
+	float d = f16_at(b);
+
+	for (int i = 0; i < 16; i++) {
+		y[i] = d * (float)((b[2 + i] & 15) - 8);
+		y[i + 16] = d * (float)((b[2 + i] >> 4) - 8);
+	}
+}
+
+static void
+block_q4_1(const uint8_t *b, float *y)
+{
+	float d = f16_at(b), m = f16_at(b + 2);
+
+	for (int i = 0; i < 16; i++) {
+		y[i] = d * (float)(b[4 + i] & 15) + m;
+		y[i + 16] = d * (float)(b[4 + i] >> 4) + m;
+	}
+}
+
+/* the fifth bit of element i is bit i of a 32-bit word before the nibbles */
+static void
+block_q5_0(const uint8_t *b, float *y)
+{
+	float d = f16_at(b);
+	uint32_t high;
+
+	memcpy(&high, b + 2, sizeof high);
+	for (int i = 0; i < 16; i++) {
+		y[i] = d * (float)((int)((b[6 + i] & 15) | (high >> i & 1) << 4) - 16);
+		y[i + 16] = d * (float)((int)(b[6 + i] >> 4 | (high >> (i + 16) & 1) << 4) - 16);
+	}
+}
+
+static void
+block_q5_1(const uint8_t *b, float *y)
+{
+	float d = f16_at(b), m = f16_at(b + 2);
+	uint32_t high;
+
+	memcpy(&high, b + 4, sizeof high);
+	for (int i = 0; i < 16; i++) {
+		y[i] = d * (float)((b[8 + i] & 15) | (high >> i & 1) << 4) + m;
+		y[i + 16] = d * (float)((uint32_t)b[8 + i] >> 4 | (high >> (i + 16) & 1) << 4) + m;
+	}
+}
+
+static void
+block_q8_0(const uint8_t *b, float *y)
+{
+	float d = f16_at(b);
+
+	for (int i = 0; i < 32; i++)
+		y[i] = (float)(int8_t)b[2 + i] * d;
+}
+
+/* Eight 6-bit scales and minimums in 12 bytes: bytes 0..3 and 4..7 hold the first four of each, their top two
+ * bits belong to the last four, whose low nibbles are in bytes 8..11. */
+static void
+scale_min(const uint8_t *s, int j, int *scale, int *min)
+{
+	if (j < 4) {
+		*scale = s[j] & 63;
+		*min = s[j + 4] & 63;
+	} else {
+		*scale = (s[j + 4] & 15) | s[j - 4] >> 6 << 4;
+		*min = s[j + 4] >> 4 | s[j] >> 6 << 4;
+	}
+}
+
+/* Q4_K and Q5_K: d, dmin, 12 scale bytes, [32 bytes of fifth bits], 128 bytes of nibbles. 32 bytes of nibbles hold
+ * two sub-blocks of 32: low, then high; bit j of fifth[i] belongs to element i of sub-block j. */
+static void
+block_q45_k(const uint8_t *b, const uint8_t *fifth, const uint8_t *nibbles, float *y)
+{
+	float d = f16_at(b), dmin = f16_at(b + 2);
+
+	for (int j = 0; j < 8; j++) {
+		int scale, min;
+		scale_min(b + 4, j, &scale, &min);
+		float ds = d * (float)scale, dm = dmin * (float)min;
+		const uint8_t *q = nibbles + j / 2 * 32;
+		int shift = j % 2 * 4;
+		for (int i = 0; i < 32; i++) {
+			int v = q[i] >> shift & 15;
+			if (fifth)
+				v |= (fifth[i] >> j & 1) << 4;
+			y[j * 32 + i] = ds * (float)v - dm;
+		}
+	}
+}
+
+/* 128 bytes of low nibbles, 64 of upper bit pairs, 16 scales, d. Each half of 128 elements: four groups of 32;
+ * groups 0, 1 in the low nibbles of 64 bytes, 2, 3 in the high ones, bit pairs of 32 bytes at 2 * group. */
+static void
+block_q6_k(const uint8_t *b, float *y)
+{
+	const int8_t *scale = (const int8_t *)b + 192;
+	float d = f16_at(b + 208);
+
+	for (int e = 0; e < 256; e++) {
+		int half = e / 128, group = e / 32 % 4, i = e % 32;
+		int low = b[half * 64 + group % 2 * 32 + i] >> (group / 2 * 4) & 15;
+		int high = b[128 + half * 32 + i] >> (group * 2) & 3;
+		float ds = d * (float)scale[e / 16];
+		y[e] = ds * (float)((low | high << 4) - 32);
+	}
+}
+
+void
+dequant_row(Dtype d, const void *src, float *dst, int64_t n)
+{
+	const uint8_t *b = src;
+	const int block = dtype_info(d)->block_elems, bytes = dtype_info(d)->block_bytes;
+
+	if (d == DT_F32) {
+		if (n > 0)
+			memcpy(dst, src, (size_t)n * sizeof *dst);
+		return;
+	}
+	for (int64_t i = 0; i + block <= n; i += block, b += bytes) {
+		float *y = dst + i;
+		switch (d) {
+		case DT_F16: *y = f16_at(b); break;
+		case DT_BF16: *y = bf16_to_f32(u16_at(b)); break;
+		case DT_Q4_0: block_q4_0(b, y); break;
+		case DT_Q4_1: block_q4_1(b, y); break;
+		case DT_Q5_0: block_q5_0(b, y); break;
+		case DT_Q5_1: block_q5_1(b, y); break;
+		case DT_Q8_0: block_q8_0(b, y); break;
+		case DT_Q4_K: block_q45_k(b, NULL, b + 16, y); break;
+		case DT_Q5_K: block_q45_k(b, b + 16, b + 48, y); break;
+		case DT_Q6_K: block_q6_k(b, y); break;
+		case DT_I32: {
+			int32_t v;
+			memcpy(&v, b, sizeof v);
+			*y = (float)v;
+			break;
+		}
+		case DT_I64: {
+			int64_t v;
+			memcpy(&v, b, sizeof v);
+			*y = (float)v;
+			break;
+		}
+		case DT_F32:
+		case DT_NONE:
+		case DT_COUNT: break;
+		}
+	}
+}

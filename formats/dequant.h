@@ -1,0 +1,18 @@
+/* Exact conversion of stored elements to fp32 (block formats as ggml defines them), and the way back for
+ * random weights, `storage:` rules and tests (round to nearest; block formats as ggml's reference quantisers). */
+#ifndef LLMC_FORMATS_DEQUANT_H
+#define LLMC_FORMATS_DEQUANT_H
+
+#include "formats/dtype.h"
+
+/* n elements, a whole number of blocks; src needs no alignment */
+void dequant_row(Dtype d, const void *src, float *dst, int64_t n);
+/* F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and simple (not ggml's searching) Q4_K, Q5_K, Q6_K; false: no such way back */
+bool quant_row(Dtype d, const float *src, void *dst, int64_t n);
+
+float    f16_to_f32(uint16_t h);
+uint16_t f32_to_f16(float f); /* nearest even */
+float    bf16_to_f32(uint16_t h);
+uint16_t f32_to_bf16(float f);
+
+#endif

@@ -1,0 +1,76 @@
+#include "formats/dtype.h"
+
+#include <string.h>
+
+static const DtypeInfo info[DT_COUNT] = {
+#define X(name, text, elems, bytes, ggml, st) [DT_##name] = { text, elems, bytes, ggml, st },
+	DTYPE_LIST(X)
+#undef X
+};
+
+const DtypeInfo *
+dtype_info(Dtype d)
+{
+	return &info[d];
+}
+
+const char *
+dtype_text(Dtype d)
+{
+	return d >= 0 && d < DT_COUNT ? info[d].text : "none";
+}
+
+Dtype
+dtype_from_text(const char *text)
+{
+	for (int d = 0; d < DT_COUNT; d++)
+		if (strcmp(info[d].text, text) == 0)
+			return (Dtype)d;
+	return DT_NONE;
+}
+
+Dtype
+dtype_from_ggml(uint32_t type)
+{
+	for (int d = 0; d < DT_COUNT; d++)
+		if ((uint32_t)info[d].ggml_type == type)
+			return (Dtype)d;
+	return DT_NONE;
+}
+
+Dtype
+dtype_from_safetensors(const char *name, size_t n)
+{
+	for (int d = 0; d < DT_COUNT; d++)
+		if (n > 0 && strlen(info[d].safetensors) == n && memcmp(info[d].safetensors, name, n) == 0)
+			return (Dtype)d;
+	return DT_NONE;
+}
+
+const char *
+ggml_type_name(uint32_t type)
+{
+	/* numbers left out were given to types that ggml has since removed */
+	static const char *const name[] = {
+		[0] = "F32",      [1] = "F16",      [2] = "Q4_0",     [3] = "Q4_1",   [6] = "Q5_0",
+		[7] = "Q5_1",     [8] = "Q8_0",     [9] = "Q8_1",     [10] = "Q2_K",  [11] = "Q3_K",
+		[12] = "Q4_K",    [13] = "Q5_K",    [14] = "Q6_K",    [15] = "Q8_K",  [16] = "IQ2_XXS",
+		[17] = "IQ2_XS",  [18] = "IQ3_XXS", [19] = "IQ1_S",   [20] = "IQ4_NL", [21] = "IQ3_S",
+		[22] = "IQ2_S",   [23] = "IQ4_XS",  [24] = "I8",      [25] = "I16",   [26] = "I32",
+		[27] = "I64",     [28] = "F64",     [29] = "IQ1_M",   [30] = "BF16",  [34] = "TQ1_0",
+		[35] = "TQ2_0",   [39] = "MXFP4",   [40] = "NVFP4",
+	};
+	return type < sizeof name / sizeof *name ? name[type] : NULL;
+}
+
+int64_t
+dtype_row_bytes(Dtype d, int64_t n_elems)
+{
+	int64_t bytes;
+
+	if (d < 0 || d >= DT_COUNT || n_elems < 0 || n_elems % info[d].block_elems)
+		return -1;
+	if (__builtin_mul_overflow(n_elems / info[d].block_elems, (int64_t)info[d].block_bytes, &bytes))
+		return -1;
+	return bytes;
+}

@@ -1,0 +1,50 @@
+/* Element types of stored tensors, and their block geometry. */
+#ifndef LLMC_FORMATS_DTYPE_H
+#define LLMC_FORMATS_DTYPE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/*        NAME  text    elems bytes ggml safetensors */
+#define DTYPE_LIST(X)                                                                              \
+	X(F32, "f32", 1, 4, 0, "F32")                                                              \
+	X(F16, "f16", 1, 2, 1, "F16")                                                              \
+	X(BF16, "bf16", 1, 2, 30, "BF16")                                                          \
+	X(Q4_0, "q4_0", 32, 18, 2, "")                                                             \
+	X(Q4_1, "q4_1", 32, 20, 3, "")                                                             \
+	X(Q5_0, "q5_0", 32, 22, 6, "")                                                             \
+	X(Q5_1, "q5_1", 32, 24, 7, "")                                                             \
+	X(Q8_0, "q8_0", 32, 34, 8, "")                                                             \
+	X(Q4_K, "q4_k", 256, 144, 12, "")                                                          \
+	X(Q5_K, "q5_k", 256, 176, 13, "")                                                          \
+	X(Q6_K, "q6_k", 256, 210, 14, "")                                                          \
+	X(I32, "i32", 1, 4, 26, "I32")                                                             \
+	X(I64, "i64", 1, 8, 27, "I64")
+
+typedef enum Dtype {
+	DT_NONE = -1,
+#define X(name, text, elems, bytes, ggml, st) DT_##name,
+	DTYPE_LIST(X)
+#undef X
+	DT_COUNT
+} Dtype;
+
+typedef struct DtypeInfo {
+	const char *text;        /* as YAML and plan write it */
+	int         block_elems; /* elements of one block, along the contiguous dimension */
+	int         block_bytes;
+	int         ggml_type;   /* number in a GGUF */
+	const char *safetensors; /* name in a safetensors header, "" when it has none */
+} DtypeInfo;
+
+const DtypeInfo *dtype_info(Dtype d);                /* d must be valid */
+const char      *dtype_text(Dtype d);
+Dtype            dtype_from_text(const char *text);  /* DT_NONE: unknown */
+Dtype            dtype_from_ggml(uint32_t type);
+Dtype            dtype_from_safetensors(const char *name, size_t n);
+const char      *ggml_type_name(uint32_t type);      /* for errors: also of types we do not read; NULL: unknown */
+/* Bytes of n elements in one row; -1 when n is no whole number of blocks or the product overflows. */
+int64_t          dtype_row_bytes(Dtype d, int64_t n_elems);
+
+#endif

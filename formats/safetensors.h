@@ -1,0 +1,31 @@
+/* safetensors: one file, or the shards that a model.safetensors.index.json names. Mapped and untrusted: header length,
+ * dtype, shape, offsets, overlap and coverage are checked. */
+#ifndef LLMC_FORMATS_SAFETENSORS_H
+#define LLMC_FORMATS_SAFETENSORS_H
+
+#include "base/error.h"
+#include "formats/dtype.h"
+
+typedef struct Safetensors Safetensors;
+
+typedef struct StTensor {
+	const char *name;
+	Dtype       dtype;      /* DT_NONE: a type we do not read; dtype_name says which */
+	const char *dtype_name;
+	int         n_dims;
+	int64_t     dim[8];     /* row-major, dim[n_dims - 1] contiguous */
+	const void *data;
+	int64_t     bytes;
+	const char *file;
+} StTensor;
+
+/* path: a .safetensors file, an index.json, or a folder that holds model.safetensors, an index, or a single .safetensors.
+ * A folder with only pytorch_model*.bin is E_INPUT with the conversion named. */
+llmc_status safetensors_open(const char *path, Safetensors **out, llmc_error *err);
+llmc_status safetensors_open_memory(const void *data, size_t size, const char *name, Safetensors **out, llmc_error *err);
+void        safetensors_close(Safetensors *s);
+size_t          safetensors_n(const Safetensors *s);
+const StTensor *safetensors_at(const Safetensors *s, size_t i);
+const StTensor *safetensors_find(const Safetensors *s, const char *name);
+
+#endif
