@@ -1,0 +1,135 @@
+#include "base/arena.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define HAVE_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define HAVE_ASAN 1
+#endif
+#endif
+#ifdef HAVE_ASAN
+#include <sanitizer/asan_interface.h>
+#define GAP 16
+#else
+#define GAP 0
+#define ASAN_POISON_MEMORY_REGION(p, n)   ((void)(p), (void)(n))
+#define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#endif
+
+struct ArenaBlock {
+	ArenaBlock *next;
+	size_t      cap, used;
+	_Alignas(16) unsigned char data[];
+};
+
+void
+arena_init(Arena *a)
+{
+	memset(a, 0, sizeof *a);
+}
+
+void
+arena_release(Arena *a)
+{
+	for (ArenaBlock *b = a->head, *next; b; b = next) {
+		next = b->next;
+		ASAN_UNPOISON_MEMORY_REGION(b->data, b->cap);
+		free(b);
+	}
+	a->head = NULL;
+	a->total_bytes = 0;
+}
+
+void *
+arena_alloc(Arena *a, size_t n, size_t elem_bytes)
+{
+	size_t bytes;
+
+	if (__builtin_mul_overflow(n, elem_bytes, &bytes) || bytes > SIZE_MAX / 2)
+		longjmp(a->oom, 1);
+	bytes = (bytes + GAP + 15) & ~(size_t)15;
+	if (++a->n_alloc == a->fail_after)
+		longjmp(a->oom, 1);
+	ArenaBlock *b = a->head;
+	if (!b || b->cap - b->used < bytes) {
+		size_t cap = bytes > (1 << 15) ? bytes : (size_t)1 << 16;
+		b = malloc(sizeof *b + cap);
+		if (!b)
+			longjmp(a->oom, 1);
+		*b = (ArenaBlock){ .cap = cap };
+		ASAN_POISON_MEMORY_REGION(b->data, cap);
+		/* a piece that fills a block of its own goes behind the head, which still has room */
+		if (a->head && bytes == cap) {
+			b->next = a->head->next;
+			a->head->next = b;
+		} else {
+			b->next = a->head;
+			a->head = b;
+		}
+		a->total_bytes += sizeof *b + cap;
+	}
+	void *p = b->data + b->used;
+	b->used += bytes;
+	ASAN_UNPOISON_MEMORY_REGION(p, n * elem_bytes);
+	return memset(p, 0, n * elem_bytes);
+}
+
+char *
+arena_strndup(Arena *a, const char *s, size_t n)
+{
+	char *p = arena_alloc(a, n + 1, 1);
+	if (n)
+		memcpy(p, s, n);
+	return p;
+}
+
+char *
+arena_strdup(Arena *a, const char *s)
+{
+	return arena_strndup(a, s, strlen(s));
+}
+
+char *
+arena_vprintf(Arena *a, const char *fmt, va_list ap)
+{
+	va_list again;
+
+	va_copy(again, ap);
+	int n = vsnprintf(NULL, 0, fmt, again);
+	va_end(again);
+	if (n < 0)
+		n = 0;
+	char *p = arena_alloc(a, (size_t)n + 1, 1);
+	vsnprintf(p, (size_t)n + 1, fmt, ap);
+	return p;
+}
+
+char *
+arena_printf(Arena *a, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	char *p = arena_vprintf(a, fmt, ap);
+	va_end(ap);
+	return p;
+}
+
+void *
+arena_grow(Arena *a, void *p, size_t *cap, size_t need, size_t elem_bytes)
+{
+	if (need <= *cap)
+		return p;
+	size_t to = *cap ? *cap * 2 : 8;
+	if (to < need)
+		to = need;
+	void *q = arena_alloc(a, to, elem_bytes);
+	if (*cap)
+		memcpy(q, p, *cap * elem_bytes);
+	*cap = to;
+	return q;
+}

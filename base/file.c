@@ -1,0 +1,239 @@
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static llmc_status
+io_error(llmc_error *err, const char *what, const char *path)
+{
+	int code = errno;
+	return error_set(err, code == ENOMEM ? LLMC_E_MEMORY : LLMC_E_IO, "%s: %s: %s", path, what,
+	                 strerror(code));
+}
+
+llmc_status
+file_map(const char *path, FileMap *out, llmc_error *err)
+{
+	struct stat st;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	*out = (FileMap){ 0 };
+	if (fd < 0)
+		return io_error(err, "cannot open", path);
+	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
+		close(fd);
+		return error_set(err, LLMC_E_IO, "%s: not a regular file", path);
+	}
+	if (st.st_size > 0) {
+		void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+		if (p == MAP_FAILED) {
+			llmc_status s = io_error(err, "cannot map", path);
+			close(fd);
+			return s;
+		}
+		*out = (FileMap){ .data = p, .size = (size_t)st.st_size };
+	}
+	close(fd);
+	return LLMC_OK;
+}
+
+void
+file_unmap(FileMap *m)
+{
+	if (m->data)
+		munmap((void *)m->data, m->size);
+	*m = (FileMap){ 0 };
+}
+
+llmc_status
+file_read(const char *path, size_t max_bytes, Strbuf *out, llmc_error *err)
+{
+	char piece[1 << 14];
+	llmc_status status = LLMC_OK;
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	strbuf_clear(out);
+	if (fd < 0)
+		return io_error(err, "cannot open", path);
+	for (;;) {
+		ssize_t n = read(fd, piece, sizeof piece);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0) {
+			status = io_error(err, "cannot read", path);
+			break;
+		}
+		if (n == 0)
+			break;
+		if (out->len + (size_t)n > max_bytes) {
+			status = error_set(err, LLMC_E_INPUT, "%s: larger than %zu bytes", path, max_bytes);
+			break;
+		}
+		strbuf_add(out, piece, (size_t)n);
+	}
+	close(fd);
+	if (status == LLMC_OK && out->failed)
+		status = error_set(err, LLMC_E_MEMORY, "%s: out of memory", path);
+	return status;
+}
+
+static bool
+same_content(const char *path, const void *data, size_t size)
+{
+	FileMap m;
+
+	if (file_map(path, &m, NULL) != LLMC_OK)
+		return false;
+	bool same = m.size == size && (size == 0 || memcmp(m.data, data, size) == 0);
+	file_unmap(&m);
+	return same;
+}
+
+llmc_status
+file_write(const char *path, const void *data, size_t size, llmc_error *err)
+{
+	static atomic_uint serial; /* only makes names unique: no state that a caller could see */
+	char tmp[4096];
+	const char *p = data;
+	size_t left = size;
+
+	if (same_content(path, data, size))
+		return LLMC_OK;
+	int len = snprintf(tmp, sizeof tmp, "%s.tmp.%ld.%u", path, (long)getpid(),
+	                   atomic_fetch_add(&serial, 1));
+	if (len < 0 || (size_t)len >= sizeof tmp)
+		return error_set(err, LLMC_E_IO, "%s: name too long", path);
+	int fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+	if (fd < 0)
+		return io_error(err, "cannot create", tmp);
+	while (left) {
+		ssize_t n = write(fd, p, left);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0) {
+			if (n == 0)
+				errno = ENOSPC;
+			goto bad;
+		}
+		p += n;
+		left -= (size_t)n;
+	}
+	if (fsync(fd) < 0 && errno != EINVAL)
+		goto bad;
+	if (close(fd) < 0) {
+		fd = -1;
+		goto bad;
+	}
+	if (rename(tmp, path) < 0) {
+		fd = -1;
+		goto bad;
+	}
+	return LLMC_OK;
+bad:;
+	llmc_status status = io_error(err, "cannot write", path);
+	if (fd >= 0)
+		close(fd);
+	unlink(tmp);
+	return status;
+}
+
+static llmc_status
+mkdirs(const char *path, unsigned mode, llmc_error *err)
+{
+	char part[4096];
+	size_t n = strlen(path);
+
+	if (n == 0 || n >= sizeof part)
+		return error_set(err, LLMC_E_IO, "%s: bad folder name", path);
+	memcpy(part, path, n + 1);
+	for (size_t i = 1; i <= n; i++) {
+		if (part[i] != '/' && part[i] != 0)
+			continue;
+		part[i] = 0;
+		if (mkdir(part, mode) < 0 && errno != EEXIST && !file_is_dir(part))
+			return io_error(err, "cannot create folder", part);
+		if (i < n)
+			part[i] = '/';
+	}
+	if (!file_is_dir(path))
+		return error_set(err, LLMC_E_IO, "%s: exists and is not a folder", path);
+	return LLMC_OK;
+}
+
+llmc_status
+file_mkdirs(const char *path, llmc_error *err)
+{
+	return mkdirs(path, 0777, err);
+}
+
+llmc_status
+file_mkdirs_private(const char *path, llmc_error *err)
+{
+	return mkdirs(path, 0700, err);
+}
+
+bool
+file_exists(const char *path)
+{
+	struct stat st;
+	return stat(path, &st) == 0;
+}
+
+bool
+file_is_dir(const char *path)
+{
+	struct stat st;
+	return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+llmc_status
+file_check_trusted(const char *path, llmc_error *err)
+{
+	struct stat st;
+
+	if (stat(path, &st) < 0)
+		return io_error(err, "cannot stat", path);
+	if (st.st_uid != geteuid() && st.st_uid != 0)
+		return error_set(err, LLMC_E_IO,
+		                 "%s: belongs to user %u, not to you: llmc does not run code from it",
+		                 path, (unsigned)st.st_uid);
+	if (st.st_mode & 022 && !(S_ISDIR(st.st_mode) && (st.st_mode & S_ISVTX)))
+		return error_set(err, LLMC_E_IO,
+		                 "%s: others may write to it (mode %03o): llmc does not run code from it; "
+		                 "chmod go-w it",
+		                 path, (unsigned)(st.st_mode & 0777));
+	return LLMC_OK;
+}
+
+llmc_status
+file_cache_dir(Strbuf *out, llmc_error *err)
+{
+	const char *own = getenv("LLMC_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+
+	strbuf_clear(out);
+	if (own && *own)
+		strbuf_puts(out, own);
+	else if (xdg && *xdg == '/')
+		strbuf_printf(out, "%s/llmc", xdg);
+	else if (home && *home)
+		strbuf_printf(out, "%s/.cache/llmc", home);
+	else
+		return error_set(err, LLMC_E_IO, "no cache folder: set LLMC_CACHE or HOME");
+	return out->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
+}
+
+void
+file_join(Strbuf *out, const char *dir, const char *name)
+{
+	strbuf_clear(out);
+	if (name[0] != '/' && dir && *dir)
+		strbuf_printf(out, "%s/", dir);
+	strbuf_puts(out, name);
+}

@@ -1,0 +1,26 @@
+/* The compiler as one call: Spec -> artifact in memory -> folder. The map of the passes is compile.c. */
+#ifndef LLMC_COMPILER_COMPILE_H
+#define LLMC_COMPILER_COMPILE_H
+
+#include "compiler/graph.h"
+
+typedef struct ArtifactFile {
+	const char *path; /* "plan-cpu-v3.json", "kernels/head.1f3a9c.c", "kernels/common/llmc_step.h" */
+	const char *text;
+	size_t      size;
+} ArtifactFile;
+
+typedef struct Compiled {
+	Plan         *plan;
+	size_t        n_file;
+	ArtifactFile *file;   /* sorted by path; model.yaml, plan-<target>.json, plan-<target>.txt, kernels/ */
+	const char   *plan_text; /* plan.txt */
+} Compiled;
+
+/* target: ref, cpu-generic, cpu-v3, cpu-v4. dump (may be NULL): spec graph fuse order plan -> dump_out.
+ * NULL when d has errors. Warnings (an op without a tuned kernel) go to d. */
+Compiled   *compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm);
+/* Write all files of several targets' Compiled into dir; nothing is left half-written. */
+llmc_status artifact_write(const Compiled *const *c, size_t n, const char *dir, llmc_error *err);
+
+#endif

@@ -1,0 +1,146 @@
+/* Spec: the resolved description. Every field has its final value; what spec.c has accepted, build.c may trust. */
+#ifndef LLMC_COMPILER_SPEC_H
+#define LLMC_COMPILER_SPEC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "compiler/diag.h"
+#include "formats/dtype.h"
+
+typedef enum NormKind { NORM_NONE, NORM_RMS, NORM_LAYER } NormKind;
+typedef enum PositionKind { POS_NONE, POS_ROPE, POS_ALIBI, POS_LEARNED } PositionKind;
+typedef enum RopeStyle { ROPE_HALF, ROPE_INTERLEAVED } RopeStyle;
+typedef enum RopeScaling { SCALE_NONE, SCALE_LINEAR, SCALE_DYNAMIC, SCALE_YARN, SCALE_LLAMA3, SCALE_LONGROPE } RopeScaling;
+typedef enum ActKind { ACT_SILU, ACT_GELU, ACT_GELU_TANH } ActKind;
+typedef enum AttentionKind { ATT_GQA, ATT_MLA } AttentionKind;
+typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX } MaskKind;
+
+/* One set of rotary frequencies. The runtime makes the angles; a sequence's frequencies are fixed at admission. */
+typedef struct RopeTable {
+	double      theta;
+	int         dims;             /* rotated elements of a head */
+	RopeScaling scaling;
+	double      factor;
+	double      original_positions;
+	double      low_freq_factor, high_freq_factor;      /* llama3 */
+	double      beta_fast, beta_slow;                   /* yarn */
+	double      attention_factor;                       /* yarn, longrope: of cos and sin; 0: by the rule */
+	double      mscale, mscale_all_dim;                 /* yarn: 0 absent */
+	bool        truncate;                               /* yarn: round the correction range (default true) */
+	int         n_short, n_long;                        /* longrope lists, [dims / 2] */
+	const double *short_factor, *long_factor;
+	const char *factors_tensor[2]; /* GGUF: tensors holding factors: [0] rope_freqs or long, [1] short; NULL: none */
+} RopeTable;
+
+/* How a checkpoint stores roles. role "q+k+v" names several roles stacked on rows in one tensor. */
+typedef struct TensorRule {
+	const char *role;     /* "q", "q+k+v", "gate+up", "k_b+v_b", "e_gate", "rope_factors", "drop", ... */
+	const char *name;     /* full name with {l} and {e} left in; without ".weight"/".bias" unless the rule gives a suffix */
+	bool        per_head; /* stacked roles are interleaved head by head */
+	bool        transpose; /* stored [cols, rows] */
+	bool        stacked;  /* all experts in one 3-D tensor */
+	bool        rope_pairs; /* rows of each head stored for interleaved pairs: GGUF llama */
+	Loc         loc;
+} TensorRule;
+
+typedef struct StorageRule { const char *tensor; /* role or "*" */ const uint8_t *layer_in; /* [n_layers], NULL: all */ Dtype dtype; } StorageRule;
+
+typedef struct Spec {
+	const char *name, *family;
+	const char *sha256;            /* of the resolved description's text */
+	const char *yaml;              /* that text: every default written out */
+	int64_t vocab_size;            /* rows of embedding and head */
+	int64_t vocab_used;            /* ids below are real tokens */
+	int64_t max_positions;
+	bool    hard_limit;            /* learned positions */
+	int     n_layers;
+	int64_t hidden;
+
+	struct {
+		AttentionKind kind;
+		int     n_heads, n_kv_heads, head_dim;
+		bool    bias, o_bias;
+		double  scale;             /* of scores; the mla yarn factor is in it */
+		double  score_cap;         /* 0: none */
+		int64_t window;            /* positions seen; 0: none */
+		const uint8_t *windowed;   /* [n_layers] */
+		MaskKind mask;
+		int32_t prefix_mark, prefix_end; /* mask prefix: token ids; -1 none */
+		bool    qk_norm;           /* rms per head on q and k */
+		int     q_rank, kv_rank, nope_dim, rope_dim, v_dim; /* mla; v_dim = head_dim for gqa; q_rank 0: plain q */
+	} attention;
+
+	struct { bool gated; ActKind act; int64_t width; bool bias; } ffn;
+
+	struct {
+		int     n_experts;         /* 0: no moe at all */
+		int     top_k;
+		int64_t width;
+		const uint8_t *layer_in;   /* [n_layers]: this layer is moe */
+		bool    sigmoid;           /* router scores; else softmax */
+		bool    choice_bias, renorm;
+		double  scale;
+		int     groups, keep_groups;
+		bool    group_top2;        /* group score: sum of two best; else max */
+		ActKind act;
+		int64_t shared_width;      /* 0: no shared expert */
+		bool    shared_gate;       /* times sigmoid(x . s_mix) */
+	} moe;
+
+	struct {
+		NormKind kind;
+		double   eps, latent_eps, qk_eps;
+		bool     plus_one;
+		bool     bias;             /* layer norm has a bias */
+		bool     attn_in, ffn_in;  /* pre-norms (true) */
+		bool     attn_out, ffn_out; /* sandwich */
+		bool     embed, final;
+	} norm;
+
+	PositionKind position;
+	RopeStyle    rope_style;
+	int          rope_axes;        /* 2: chatglm1 */
+	int          n_rope;           /* 1, or 2 when windowed layers have their own table */
+	RopeTable    rope[2];          /* [1]: layers in attention.windowed */
+	double       alibi_max_bias;   /* 8 */
+	int          pos_offset;       /* learned: row of position 0 */
+
+	struct { bool parallel; bool from_norm; double skip_scale; } residual;
+	struct { double scale; bool round_scale; /* scale rounded to the activations' dtype, as Gemma trains */ } embed;
+	struct { bool tied; bool row_norm; double cap; bool bias; } head;
+
+	Dtype   dtype;                 /* of activations, as the description says; CPU computes in f32 */
+	Dtype   kv_dtype;              /* f16 or f32 */
+	bool    activations_i8;        /* block formats meet int8 activations instead of int16 */
+	Dtype   storage_default;
+	int     n_storage;
+	const StorageRule *storage;    /* the first that matches decides */
+	int     tp;
+
+	const char *weights;           /* path as written, or NULL */
+	const char *checkpoint;        /* "hf" or "gguf": whose names below */
+	int         n_tensor_rule;
+	const TensorRule *tensor_rule; /* a later rule of the same role has been merged already */
+
+	int     n_eos;
+	int32_t eos[8], bos;
+	const char *prompt_prefix;     /* text.prompt, or NULL */
+	struct Node *root;             /* for spec_loc */
+} Spec;
+
+/* Where a key ("attention.n_heads") was written; loc of the file when it is a default. */
+Loc   spec_loc(const Spec *s, const char *key);
+/* Stored dtype of a role in a layer (-1: outside the layers). */
+Dtype spec_storage(const Spec *s, const char *role, int layer);
+/* "attention.n_heads" -> text; NULL: no such key */
+const char *spec_get(const Spec *s, Arena *a, const char *key);
+
+/* The front of the compiler. `set` as in llmc_options. NULL when d has errors.
+ * find_file("families/llama.yaml") comes from embedded configs (base/embed.h), or from the folder of the YAML first. */
+Spec *spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *perm);
+Spec *spec_from_text(const char *name, const char *text, size_t size, const char *const *set, Diag *d, Arena *perm);
+/* import/: HF folder or GGUF -> YAML text (arena); NULL when d has errors. Warnings for keys nothing consumes. */
+char *import_yaml(const char *src, Diag *d, Arena *perm, llmc_error *err);
+
+#endif

@@ -1,0 +1,584 @@
+#include "formats/gguf.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/file.h"
+#include "formats/names.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read in place, little endian");
+
+enum {
+	MAX_NAME = 65535,       /* bytes of a key, as the format sets it; we hold tensor names to the same */
+	MIN_KEY_BYTES = 8 + 1 + 4 + 1,
+	MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8,
+};
+
+typedef struct Key {
+	const char          *name;
+	GgufType             type, elem;  /* elem: of an array, else the same as type */
+	uint64_t             count;
+	const unsigned char *value;       /* first element; strings: their length field */
+	const uint64_t      *str_at;      /* arrays of strings: where each length field is, from value */
+} Key;
+
+struct Gguf {
+	Arena       arena;
+	FileMap     map;      /* data NULL: memory of the caller */
+	const char *file;     /* for errors */
+	Key        *key;
+	NameEntry  *key_name;
+	size_t      n_key;
+	GgufTensor *tensor;
+	NameEntry  *tensor_name;
+	size_t      n_tensor;
+};
+
+/* The bytes not yet read; at never passes size. */
+typedef struct Cursor {
+	const unsigned char *data;
+	size_t               size, at;
+} Cursor;
+
+static const uint8_t type_bytes[] = {
+	[GGUF_U8] = 1,  [GGUF_I8] = 1,  [GGUF_U16] = 2,  [GGUF_I16] = 2, [GGUF_U32] = 4, [GGUF_I32] = 4,
+	[GGUF_F32] = 4, [GGUF_BOOL] = 1, [GGUF_STR] = 0, [GGUF_ARR] = 0, [GGUF_U64] = 8, [GGUF_I64] = 8,
+	[GGUF_F64] = 8,
+};
+
+static size_t
+left(const Cursor *c)
+{
+	return c->size - c->at;
+}
+
+static bool
+take(Cursor *c, void *out, size_t n)
+{
+	if (left(c) < n)
+		return false;
+	memcpy(out, c->data + c->at, n);
+	c->at += n;
+	return true;
+}
+
+static bool
+take_str(Cursor *c, GgufStr *out)
+{
+	uint64_t n;
+
+	if (!take(c, &n, sizeof n) || n > left(c))
+		return false;
+	*out = (GgufStr){ (const char *)c->data + c->at, (size_t)n };
+	c->at += (size_t)n;
+	return true;
+}
+
+static llmc_status
+truncated(const Gguf *g, const Cursor *c, const char *what, size_t i, llmc_error *err)
+{
+	return error_set(err, LLMC_E_INPUT,
+	                 "%s: %s %zu reaches beyond the end of the file (%zu bytes; reading at byte %zu): the "
+	                 "file is cut off or damaged, fetch it again", g->file, what, i, c->size, c->at);
+}
+
+/* A key or tensor name: bounded, not empty, without NUL; copied with a NUL behind it. */
+static llmc_status
+take_name(Gguf *g, Cursor *c, const char *what, size_t i, const char **out, llmc_error *err)
+{
+	GgufStr s;
+
+	if (!take_str(c, &s))
+		return truncated(g, c, what, i, err);
+	if (s.n == 0 || s.n > MAX_NAME)
+		return error_set(err, LLMC_E_INPUT, "%s: the name of %s %zu has %zu bytes; 1 to %d are allowed",
+		                 g->file, what, i, s.n, MAX_NAME);
+	if (memchr(s.s, 0, s.n))
+		return error_set(err, LLMC_E_INPUT, "%s: the name of %s %zu, '%s', contains a NUL byte", g->file,
+		                 what, i, name_text(s.s, s.n).s);
+	*out = arena_strndup(&g->arena, s.s, s.n);
+	return LLMC_OK;
+}
+
+static llmc_status
+check_bools(const Gguf *g, const Key *k, llmc_error *err)
+{
+	for (uint64_t i = 0; i < k->count; i++)
+		if (k->value[i] > 1)
+			return error_set(err, LLMC_E_INPUT, "%s: key %s holds the bool %d; only 0 and 1 are bools",
+			                 g->file, name_text(k->name, strlen(k->name)).s, k->value[i]);
+	return LLMC_OK;
+}
+
+static llmc_status
+read_value(Gguf *g, Cursor *c, Key *k, llmc_error *err)
+{
+	const NameText name = name_text(k->name, strlen(k->name));
+	uint32_t type;
+	uint64_t count = 1;
+
+	if (!take(c, &type, sizeof type))
+		goto cut;
+	if (type > GGUF_F64)
+		return error_set(err, LLMC_E_INPUT, "%s: key %s has value type %" PRIu32 "; GGUF defines 0 to %d",
+		                 g->file, name.s, type, GGUF_F64);
+	k->type = (GgufType)type;
+	if (type == GGUF_ARR) {
+		if (!take(c, &type, sizeof type) || !take(c, &count, sizeof count))
+			goto cut;
+		if (type == GGUF_ARR)
+			return error_set(err, LLMC_E_INPUT, "%s: key %s is an array of arrays, which llmc does not read",
+			                 g->file, name.s);
+		if (type > GGUF_F64)
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: the array %s has element type %" PRIu32 "; GGUF defines 0 to %d", g->file,
+			                 name.s, type, GGUF_F64);
+	}
+	k->elem = (GgufType)type;
+	k->count = count;
+	k->value = c->data + c->at;
+	size_t least = type == GGUF_STR ? 8 : type_bytes[type];
+	if (count > left(c) / least)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: key %s claims %" PRIu64 " elements of at least %zu bytes, but %zu bytes are left "
+		                 "in the file: it is cut off or damaged", g->file, name.s, count, least, left(c));
+	if (type != GGUF_STR) {
+		c->at += (size_t)count * least;
+		return type == GGUF_BOOL ? check_bools(g, k, err) : LLMC_OK;
+	}
+	uint64_t *str_at = arena_alloc(&g->arena, (size_t)count, sizeof *str_at);
+	const size_t start = c->at;
+	for (uint64_t i = 0; i < count; i++) {
+		GgufStr s;
+		str_at[i] = c->at - start;
+		if (!take_str(c, &s))
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: key %s: string %" PRIu64 " of %" PRIu64 " reaches beyond the end of the "
+			                 "file: it is cut off or damaged", g->file, name.s, i, count);
+	}
+	k->str_at = str_at;
+	return LLMC_OK;
+cut:
+	return error_set(err, LLMC_E_INPUT, "%s: the file ends within the value of key %s: it is cut off or damaged",
+	                 g->file, name.s);
+}
+
+static llmc_status
+read_keys(Gguf *g, Cursor *c, llmc_error *err)
+{
+	g->key = NEW(&g->arena, Key, g->n_key);
+	g->key_name = NEW(&g->arena, NameEntry, g->n_key);
+	for (size_t i = 0; i < g->n_key; i++) {
+		TRY(take_name(g, c, "key", i, &g->key[i].name, err));
+		TRY(read_value(g, c, &g->key[i], err));
+		g->key_name[i] = (NameEntry){ g->key[i].name, i };
+	}
+	const NameEntry *twice = names_sort(g->key_name, g->n_key);
+	if (twice)
+		return error_set(err, LLMC_E_INPUT, "%s: key %s is there twice", g->file,
+		                 name_text(twice->name, strlen(twice->name)).s);
+	return LLMC_OK;
+}
+
+static llmc_status
+read_alignment(const Gguf *g, size_t *out, llmc_error *err)
+{
+	GgufType type;
+	int64_t value;
+
+	*out = 32;
+	if (!gguf_type(g, "general.alignment", &type, NULL, NULL))
+		return LLMC_OK;
+	if (type != GGUF_U32)
+		return error_set(err, LLMC_E_INPUT, "%s: general.alignment has value type %d, expected u32 (%d)", g->file,
+		                 type, GGUF_U32);
+	gguf_int(g, "general.alignment", &value);
+	if (value < 8 || (value & (value - 1)))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: general.alignment is %" PRId64 ", expected a power of two of at least 8", g->file,
+		                 value);
+	*out = (size_t)value;
+	return LLMC_OK;
+}
+
+/* Everything of one tensor's record but its place; *offset is from the start of the data. */
+static llmc_status
+read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
+{
+	GgufTensor *t = &g->tensor[i];
+	uint32_t n_dims;
+	int64_t rows = 1;
+
+	TRY(take_name(g, c, "tensor", i, &t->name, err));
+	const NameText name = name_text(t->name, strlen(t->name));
+	if (!take(c, &n_dims, sizeof n_dims))
+		return truncated(g, c, "the record of tensor", i, err);
+	if (n_dims > 4)
+		return error_set(err, LLMC_E_INPUT, "%s: tensor %s has %" PRIu32 " dimensions; at most 4 are allowed",
+		                 g->file, name.s, n_dims);
+	t->n_dims = (int)n_dims;
+	for (int d = 0; d < 4; d++) {
+		uint64_t size = 1;
+		if (d < t->n_dims && !take(c, &size, sizeof size))
+			return truncated(g, c, "the record of tensor", i, err);
+		if (size == 0 || size > INT64_MAX)
+			return error_set(err, LLMC_E_INPUT, "%s: tensor %s: dimension %d is %" PRIu64, g->file, name.s, d,
+			                 size);
+		t->dim[d] = (int64_t)size;
+	}
+	if (!take(c, &t->ggml_type, sizeof t->ggml_type) || !take(c, offset, sizeof *offset))
+		return truncated(g, c, "the record of tensor", i, err);
+	t->dtype = dtype_from_ggml(t->ggml_type);
+	if (t->dtype == DT_NONE)
+		return LLMC_OK;
+	for (int d = 1; d < 4; d++)
+		if (__builtin_mul_overflow(rows, t->dim[d], &rows))
+			goto overflow;
+	if (t->dim[0] % dtype_info(t->dtype)->block_elems)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor %s: rows of %" PRId64 " elements are no whole number of %s blocks of %d",
+		                 g->file, name.s, t->dim[0], dtype_text(t->dtype), dtype_info(t->dtype)->block_elems);
+	t->bytes = dtype_row_bytes(t->dtype, t->dim[0]);
+	if (t->bytes < 0 || __builtin_mul_overflow(t->bytes, rows, &t->bytes))
+		goto overflow;
+	return LLMC_OK;
+overflow:
+	return error_set(err, LLMC_E_INPUT,
+	                 "%s: tensor %s: its shape [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "] is too large "
+	                 "to count in bytes", g->file, name.s, t->dim[0], t->dim[1], t->dim[2], t->dim[3]);
+}
+
+typedef struct Place { uint64_t from, to; size_t tensor; } Place;
+
+static int
+by_place(const void *x, const void *y)
+{
+	const Place *a = x, *b = y;
+
+	if (a->from != b->from)
+		return a->from < b->from ? -1 : 1;
+	if (a->to != b->to)
+		return a->to < b->to ? -1 : 1;
+	return a->tensor < b->tensor ? -1 : a->tensor > b->tensor;
+}
+
+static llmc_status
+read_tensors(Gguf *g, Cursor *c, llmc_error *err)
+{
+	size_t align;
+
+	TRY(read_alignment(g, &align, err));
+	g->tensor = NEW(&g->arena, GgufTensor, g->n_tensor);
+	g->tensor_name = NEW(&g->arena, NameEntry, g->n_tensor);
+	Place *place = NEW(&g->arena, Place, g->n_tensor);
+	for (size_t i = 0; i < g->n_tensor; i++) {
+		TRY(read_tensor(g, c, i, &place[i].from, err));
+		g->tensor_name[i] = (NameEntry){ g->tensor[i].name, i };
+		place[i].tensor = i;
+	}
+	const NameEntry *twice = names_sort(g->tensor_name, g->n_tensor);
+	if (twice)
+		return error_set(err, LLMC_E_INPUT, "%s: tensor %s is there twice", g->file,
+		                 name_text(twice->name, strlen(twice->name)).s);
+
+	/* the data begins at the next multiple of align; a file without tensors may end before it */
+	size_t pad = (align - c->at % align) % align;
+	size_t start = pad <= left(c) ? c->at + pad : c->size;
+	const uint64_t room = c->size - start;
+	for (size_t i = 0; i < g->n_tensor; i++) {
+		GgufTensor *t = &g->tensor[i];
+		const NameText name = name_text(t->name, strlen(t->name));
+		if (place[i].from % align)
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: tensor %s starts at byte %" PRIu64 " of the data, which is no multiple of the "
+			                 "alignment %zu", g->file, name.s, place[i].from, align);
+		if (place[i].from > room || (uint64_t)t->bytes > room - place[i].from)
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: tensor %s needs %" PRId64 " bytes from byte %" PRIu64 " of the data, but the "
+			                 "data has %" PRIu64 ": the file is cut off or damaged, fetch it again", g->file,
+			                 name.s, t->bytes, place[i].from, room);
+		place[i].to = place[i].from + (uint64_t)t->bytes;
+		if (t->dtype != DT_NONE)
+			t->data = c->data + start + place[i].from;
+	}
+	if (g->n_tensor > 1)
+		qsort(place, g->n_tensor, sizeof *place, by_place);
+	for (size_t i = 1; i < g->n_tensor; i++)
+		if (place[i].from < place[i - 1].to) {
+			const char *a = g->tensor[place[i - 1].tensor].name, *b = g->tensor[place[i].tensor].name;
+			return error_set(err, LLMC_E_INPUT, "%s: the data of tensors %s and %s overlap", g->file,
+			                 name_text(a, strlen(a)).s, name_text(b, strlen(b)).s);
+		}
+	return LLMC_OK;
+}
+
+static llmc_status
+read_header(Gguf *g, Cursor *c, llmc_error *err)
+{
+	static const char lfs[] = "version https://git-lfs";
+	char magic[4];
+	uint32_t version;
+	uint64_t n_tensor, n_key;
+
+	if (c->size >= sizeof lfs - 1 && memcmp(c->data, lfs, sizeof lfs - 1) == 0)
+		return error_set(err, LLMC_E_INPUT, "%s: a Git LFS pointer, not the file itself: run git lfs pull", g->file);
+	if (!take(c, magic, 4) || memcmp(magic, "GGUF", 4) != 0)
+		return error_set(err, LLMC_E_INPUT, "%s: not a GGUF file: it does not begin with the bytes GGUF", g->file);
+	if (!take(c, &version, sizeof version))
+		goto cut;
+	if (version != 2 && version != 3) {
+		if (__builtin_bswap32(version) == 2 || __builtin_bswap32(version) == 3)
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: a big-endian GGUF; llmc reads little-endian files: convert it with "
+			                 "gguf-convert-endian FILE little", g->file);
+		return error_set(err, LLMC_E_INPUT, "%s: GGUF version %" PRIu32 "; llmc reads versions 2 and 3", g->file,
+		                 version);
+	}
+	if (!take(c, &n_tensor, sizeof n_tensor) || !take(c, &n_key, sizeof n_key))
+		goto cut;
+	if (n_key > left(c) / MIN_KEY_BYTES)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the header claims %" PRIu64 " keys, more than a file of %zu bytes can hold", g->file,
+		                 n_key, c->size);
+	/* a scalar has no dimension field */
+	if (n_tensor > left(c) / (MIN_TENSOR_BYTES - 8))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the header claims %" PRIu64 " tensors, more than a file of %zu bytes can hold", g->file,
+		                 n_tensor, c->size);
+	g->n_key = (size_t)n_key;
+	g->n_tensor = (size_t)n_tensor;
+	return LLMC_OK;
+cut:
+	return error_set(err, LLMC_E_INPUT, "%s: the file ends within the GGUF header (%zu bytes)", g->file, c->size);
+}
+
+static llmc_status
+read_all(Gguf *g, const void *data, size_t size, const char *name, llmc_error *err)
+{
+	Cursor c = { .data = data, .size = size };
+
+	if (setjmp(g->arena.oom))
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header", name);
+	g->file = arena_strdup(&g->arena, name);
+	TRY(read_header(g, &c, err));
+	TRY(read_keys(g, &c, err));
+	return read_tensors(g, &c, err);
+}
+
+static llmc_status
+open_bytes(FileMap map, const void *data, size_t size, const char *name, Gguf **out, llmc_error *err)
+{
+	Gguf *g = calloc(1, sizeof *g);
+
+	*out = NULL;
+	if (!g) {
+		file_unmap(&map);
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory", name);
+	}
+	arena_init(&g->arena);
+	g->map = map;
+	llmc_status status = read_all(g, data, size, name, err);
+	if (status != LLMC_OK) {
+		gguf_close(g);
+		return status;
+	}
+	*out = g;
+	return LLMC_OK;
+}
+
+llmc_status
+gguf_open(const char *path, Gguf **out, llmc_error *err)
+{
+	FileMap map;
+
+	*out = NULL;
+	TRY(file_map(path, &map, err));
+	return open_bytes(map, map.data, map.size, path, out, err);
+}
+
+llmc_status
+gguf_open_memory(const void *data, size_t size, const char *name, Gguf **out, llmc_error *err)
+{
+	return open_bytes((FileMap){ 0 }, data, size, name, out, err);
+}
+
+void
+gguf_close(Gguf *g)
+{
+	if (!g)
+		return;
+	arena_release(&g->arena);
+	file_unmap(&g->map);
+	free(g);
+}
+
+size_t
+gguf_n_tensors(const Gguf *g)
+{
+	return g->n_tensor;
+}
+
+const GgufTensor *
+gguf_tensor_at(const Gguf *g, size_t i)
+{
+	return i < g->n_tensor ? &g->tensor[i] : NULL;
+}
+
+const GgufTensor *
+gguf_tensor(const Gguf *g, const char *name)
+{
+	const NameEntry *e = names_find(g->tensor_name, g->n_tensor, name);
+	return e ? &g->tensor[e->at] : NULL;
+}
+
+size_t
+gguf_n_keys(const Gguf *g)
+{
+	return g->n_key;
+}
+
+const char *
+gguf_key_at(const Gguf *g, size_t i)
+{
+	return i < g->n_key ? g->key[i].name : NULL;
+}
+
+static const Key *
+find_key(const Gguf *g, const char *key)
+{
+	const NameEntry *e = names_find(g->key_name, g->n_key, key);
+	return e ? &g->key[e->at] : NULL;
+}
+
+bool
+gguf_type(const Gguf *g, const char *key, GgufType *type, GgufType *elem, size_t *count)
+{
+	const Key *k = find_key(g, key);
+
+	if (!k)
+		return false;
+	if (type)
+		*type = k->type;
+	if (elem)
+		*elem = k->elem;
+	if (count)
+		*count = (size_t)k->count;
+	return true;
+}
+
+/* Element i as both: *is_int says which of the two is exact. */
+static bool
+element(const Key *k, uint64_t i, int64_t *whole, double *num, bool *is_int)
+{
+	const unsigned char *p;
+
+	if (i >= k->count || k->elem == GGUF_STR)
+		return false;
+	p = k->value + i * type_bytes[k->elem];
+	*is_int = true;
+	switch (k->elem) {
+#define INT_CASE(kind, Type)                                                                       \
+	case kind: {                                                                               \
+		Type v;                                                                            \
+		memcpy(&v, p, sizeof v);                                                           \
+		*whole = (int64_t)v;                                                               \
+		*num = (double)v;                                                                  \
+		return true;                                                                       \
+	}
+	INT_CASE(GGUF_U8, uint8_t)
+	INT_CASE(GGUF_BOOL, uint8_t)
+	INT_CASE(GGUF_I8, int8_t)
+	INT_CASE(GGUF_U16, uint16_t)
+	INT_CASE(GGUF_I16, int16_t)
+	INT_CASE(GGUF_U32, uint32_t)
+	INT_CASE(GGUF_I32, int32_t)
+	INT_CASE(GGUF_I64, int64_t)
+#undef INT_CASE
+	case GGUF_U64: {
+		uint64_t v;
+		memcpy(&v, p, sizeof v);
+		*num = (double)v;
+		*is_int = v <= INT64_MAX;
+		*whole = *is_int ? (int64_t)v : 0;
+		return true;
+	}
+	case GGUF_F32: {
+		float v;
+		memcpy(&v, p, sizeof v);
+		*num = (double)v;
+		break;
+	}
+	case GGUF_F64: memcpy(num, p, sizeof *num); break;
+	case GGUF_STR:
+	case GGUF_ARR: return false;
+	}
+	*is_int = false;
+	return true;
+}
+
+bool
+gguf_int(const Gguf *g, const char *key, int64_t *out)
+{
+	const Key *k = find_key(g, key);
+	int64_t whole;
+	double num;
+	bool is_int;
+
+	if (!k || k->type == GGUF_ARR || !element(k, 0, &whole, &num, &is_int) || !is_int)
+		return false;
+	*out = whole;
+	return true;
+}
+
+bool
+gguf_num(const Gguf *g, const char *key, double *out)
+{
+	const Key *k = find_key(g, key);
+	int64_t whole;
+	bool is_int;
+
+	return k && k->type != GGUF_ARR && element(k, 0, &whole, out, &is_int);
+}
+
+static void
+string_at(const unsigned char *p, GgufStr *out)
+{
+	uint64_t n;
+
+	memcpy(&n, p, sizeof n);
+	*out = (GgufStr){ (const char *)p + sizeof n, (size_t)n };
+}
+
+bool
+gguf_str(const Gguf *g, const char *key, GgufStr *out)
+{
+	const Key *k = find_key(g, key);
+
+	if (!k || k->type != GGUF_STR)
+		return false;
+	string_at(k->value, out);
+	return true;
+}
+
+bool
+gguf_arr_str(const Gguf *g, const char *key, size_t i, GgufStr *out)
+{
+	const Key *k = find_key(g, key);
+
+	if (!k || k->type != GGUF_ARR || k->elem != GGUF_STR || i >= k->count)
+		return false;
+	string_at(k->value + k->str_at[i], out);
+	return true;
+}
+
+bool
+gguf_arr_num(const Gguf *g, const char *key, size_t i, double *out)
+{
+	const Key *k = find_key(g, key);
+	int64_t whole;
+	bool is_int;
+
+	return k && k->type == GGUF_ARR && element(k, i, &whole, out, &is_int);
+}

@@ -1,0 +1,161 @@
+/* The plan: the contract between compiler and runtime, data only. docs/plan-format.md describes the JSON.
+ * The compiler fills a Plan and writes it (plan_write); the runtime reads one from untrusted text (plan_read), and what
+ * plan_read has accepted every later stage may trust: indices in range, extents within their slots, acyclic order. */
+#ifndef LLMC_RUNTIME_PLAN_H
+#define LLMC_RUNTIME_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "base/strbuf.h"
+#include "formats/dtype.h"
+
+enum { PLAN_FORMAT = 1, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_MAX_ATTRS = 24, PLAN_KV_PAGE = 32 };
+
+/* Symbols of extents. n_part: threads of the session. */
+#define PLAN_SYM_LIST(X) X(one) X(n_tok) X(n_dec) X(n_pre) X(n_seq) X(n_out) X(n_part)
+typedef enum PlanSym {
+#define X(name) SYM_##name,
+	PLAN_SYM_LIST(X)
+#undef X
+	SYM_COUNT
+} PlanSym;
+/* mul * ceil(sym / div) elements; sym one: mul elements */
+typedef struct PlanExtent { PlanSym sym; int64_t mul, div; } PlanExtent;
+
+typedef enum PlanAttrKind { ATTR_INT, ATTR_NUM, ATTR_WORD, ATTR_LIST } PlanAttrKind;
+typedef struct PlanAttr {
+	const char   *key;
+	PlanAttrKind  kind;
+	int64_t       i;
+	double        f;
+	const char   *s;
+	int           n; const int64_t *v;
+} PlanAttr;
+
+/* One piece of a tensor: blocks of rows of a checkpoint tensor, in order, stacked under the pieces before it.
+ * The checkpoint tensor, whatever its rank, is viewed as [rows, cols] (leading dimensions flattened).
+ * Row i of the piece (i < n_block * block): b = i / block, file row = first + b * stride + i % block.
+ * rope_pairs = d > 0: within each d rows of the piece, the file holds interleaved pairs: piece row i < d/2 is file row 2i, piece
+ *   row d/2 + i is file row 2i + 1.
+ * transpose = r > 0: the file view is a stack of [cols_of_piece, r]-shaped matrices to be transposed, r rows of the piece each
+ *   (r = all rows: one plain transposition). `rows, cols` are the file's.
+ * unit_rows: each row is divided by its L2 norm (NormHead). */
+typedef struct PlanSource {
+	const char *name;
+	int64_t rows, cols;
+	int64_t first, block, stride, n_block;
+	int64_t rope_pairs, transpose;
+	bool    unit_rows;
+} PlanSource;
+
+/* layout: "row": file order, dtype as stored; "f32": dequantised rows (norms, biases); others are the packed
+ * orders of runtime/weights/layout.h, which say how rows and columns are interleaved for a target. */
+typedef struct PlanTensor {
+	const char *id;
+	Dtype       dtype;       /* as stored in the checkpoint */
+	int64_t     rows, cols;  /* vector: rows elements, cols 0 */
+	const char *layout;
+	int         n_src;
+	const PlanSource *src;
+} PlanTensor;
+
+/* KV pages of PLAN_KV_PAGE positions. Plane of gqa: k then v. Within the page of one layer:
+ *   gqa  k [K][D][32] (32 positions contiguous), then v [K][32][V], both `dtype`
+ *   mla  [32][rank + rope] `dtype`
+ * A pool argument of a step of layer l points at that layer's first page; pages of a layer follow each other
+ * layer_page_bytes apart. */
+typedef struct PlanPool {
+	const char *id;
+	bool        mla;
+	Dtype       dtype;
+	int         n_layers;         /* layers that use it: index `slot` of a step's pool argument */
+	int64_t     kv_heads, k_dim, v_dim; /* mla: 1, rank + rope, 0 */
+	int64_t     keep;             /* positions needed behind the newest; 0: all */
+} PlanPool;
+
+typedef struct PlanRope { /* copy of RopeTable: see compiler/spec.h for the meaning */
+	double theta;
+	int    dims;
+	const char *scaling;          /* none linear dynamic yarn llama3 longrope */
+	double factor, original_positions, low_freq_factor, high_freq_factor, beta_fast, beta_slow, attention_factor,
+	    mscale, mscale_all_dim;
+	bool   truncate;
+	int    n_short, n_long;
+	const double *short_factor, *long_factor;
+	const char *factors_tensor[2];
+	int    axis;                  /* 0: positions pos; 1: pos2 */
+} PlanRope;
+
+typedef struct PlanSlot { PlanExtent part[4]; int n_part; } PlanSlot;   /* bytes: the sum of the parts, 256-byte aligned */
+typedef struct PlanBuffer { const char *id; Dtype dtype; PlanExtent extent; int slot; int64_t offset; } PlanBuffer;
+
+typedef enum PlanDir { DIR_IN, DIR_OUT, DIR_INOUT, DIR_POOL, DIR_ROPE, DIR_SCRATCH, DIR_NONE } PlanDir;
+typedef struct PlanKernelArg { const char *name; PlanDir dir; const char *type; PlanExtent extent; } PlanKernelArg;
+typedef struct PlanKernel {
+	const char *id, *file, *symbol; /* file relative to the artifact */
+	int         n_arg;
+	PlanKernelArg arg[PLAN_MAX_ARGS];
+} PlanKernel;
+
+typedef enum PlanRefKind { REF_NONE, REF_TENSOR, REF_BUFFER, REF_POOL, REF_ROPE } PlanRefKind;
+typedef struct PlanRef { PlanRefKind kind; int index; int layer_slot; } PlanRef; /* pool: index and layer slot */
+
+typedef struct PlanMake { const char *value; int arg; } PlanMake; /* graph value, and the argument that holds it; arg -1: not in memory */
+
+typedef struct PlanStep {
+	const char *op;
+	int         layer;
+	int         kernel;       /* index, or -1: the reference runs it */
+	int         n_arg;
+	PlanRef     arg[PLAN_MAX_ARGS];
+	int         n_attr;
+	PlanAttr    attr[PLAN_MAX_ATTRS];
+	int         n_make;
+	PlanMake    make[8];
+	int         yaml_line;
+	int64_t     weight_bytes; /* streamed once per step (mixture of experts: at most) */
+	int64_t     flops_per_row;
+} PlanStep;
+
+typedef struct PlanPhase { const char *id; int n_step; PlanStep *step; } PlanPhase; /* "decode": one row a sequence; "mixed": any */
+
+typedef struct Plan {
+	int         format, step_abi;
+	const char *name, *family, *spec_sha256, *target;   /* target: ref, cpu-generic, cpu-v3, cpu-v4 */
+	int64_t     vocab, vocab_used, hidden, max_positions;
+	int         n_layers;
+	bool        hard_limit, prompt_whole;               /* prompt_whole: the prompt runs in one chunk (prefix mask) */
+	int32_t     prefix_mark, prefix_end;
+	const char *prompt_prefix;                          /* or NULL */
+	const char *checkpoint;                             /* hf | gguf */
+	const char *weights;                                /* path relative to the artifact or absolute; NULL */
+	int32_t     bos; int n_eos; int32_t eos[8];
+	int64_t     n_params;
+	int n_tensor;  PlanTensor *tensor;
+	int n_pool;    PlanPool   *pool;
+	int n_rope;    PlanRope   *rope;
+	int n_slot;    PlanSlot   *slot;
+	int n_buffer;  PlanBuffer *buffer;
+	int n_kernel;  PlanKernel *kernel;
+	int n_phase;   PlanPhase  *phase;                    /* [0] decode, [1] mixed */
+	int logits;                                          /* buffer holding logits [n_out, vocab] f32 */
+} Plan;
+
+/* Bytes of one layer's page of a pool. */
+int64_t plan_layer_page_bytes(const PlanPool *p);
+int64_t plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT]); /* -1: overflow */
+int64_t plan_slot_bytes(const Plan *p, int slot, const int64_t sym[SYM_COUNT]); /* -1: overflow */
+/* Bytes of a tensor in memory in its layout (runtime/weights/layout.h decides); -1: bad shape for the layout. */
+int64_t plan_tensor_bytes(const PlanTensor *t);
+
+/* plan_read.c: strict: unknown or missing keys, ranges, duplicate ids, bad references are errors that name the place.
+ * plan_check.c: bounds proved: every kernel or op argument within its buffer for all values of the symbols. */
+llmc_status plan_read(const char *text, size_t size, const char *name, Arena *arena, Plan **out, llmc_error *err);
+llmc_status plan_check(const Plan *p, llmc_error *err);
+/* plan_write.c (used by the compiler): deterministic JSON, one line a tensor, kernel, step */
+void        plan_write(const Plan *p, Strbuf *out);
+
+#endif

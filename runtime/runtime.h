@@ -1,0 +1,64 @@
+/* The runtime's private contract: what api/ joins behind llmc.h. Never prints, exits, aborts; no globals.
+ *
+ *   Runtime  plan + weights + kernels: immutable after open, shared by sessions
+ *   Session  KV pages, buffers, threads: one caller at a time */
+#ifndef LLMC_RUNTIME_H
+#define LLMC_RUNTIME_H
+
+#include "base/error.h"
+#include "ref/ref.h"
+#include "runtime/plan/plan.h"
+
+typedef struct Runtime Runtime;
+typedef struct Session Session;
+
+typedef struct RuntimeOptions {
+	const char *artifact;      /* folder with kernels/ (and aot/); NULL for target ref */
+	const char *weights;       /* checkpoint file or folder; NULL: plan->weights relative to artifact */
+	int         n_threads;     /* for packing and compiling; 0: topology's */
+	bool        random_weights;
+	bool        cache_packed;
+	llmc_log_fn log;
+	void       *log_user;
+} RuntimeOptions;
+
+typedef struct RuntimeTimes { double compile_s, pack_s, load_s; } RuntimeTimes;
+
+/* plan (already read and checked) must outlive the runtime. */
+llmc_status runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_error *err);
+void        runtime_close(Runtime *rt);
+const Plan *runtime_plan(const Runtime *rt);
+RuntimeTimes runtime_times(const Runtime *rt);
+const void *runtime_tensor(const Runtime *rt, int tensor);   /* data in its layout */
+/* Build the kernels of an artifact into its aot/<target>/ folder with a manifest (`llmc compile --aot`). */
+llmc_status runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err);
+
+/* Defaults filled in, ranges checked against the plan. */
+llmc_status session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_error *err);
+llmc_status session_memory(const Plan *plan, const llmc_limits *lim, llmc_memory *out, llmc_error *err);
+/* Called after each step of a forward with each value that the step makes and holds in memory (verify). */
+typedef void (*session_probe_fn)(void *user, const PlanStep *step, const char *value, const float *data,
+                                 int64_t rows, int64_t width);
+llmc_status session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err);
+void        session_close(Session *s);
+void        session_set_probe(Session *s, session_probe_fn fn, void *user);
+const llmc_limits *session_limits_of(const Session *s);
+llmc_status session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err);
+llmc_status session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err);
+llmc_status session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err);
+int32_t     session_seq_len(const Session *s, llmc_seq q);
+void        session_seq_free(Session *s, llmc_seq q);
+llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err);
+void        session_stats(const Session *s, llmc_stats *out);
+
+/* cpu/ */
+int    topology_threads(void);                                /* real cores within affinity mask and cgroup quota, >= 1 */
+int    topology_describe(char *buf, size_t cap);              /* a sentence for doctor; as snprintf */
+/* best target of this processor: "cpu-v4", "cpu-v3", "cpu-generic" */
+const char *isa_best(void);
+bool   isa_runs(const char *target);                          /* by cpuid */
+double cpu_bandwidth(int n_threads, double seconds);          /* read bytes/s */
+/* The C compiler that kernels are built with ($LLMC_CC, cc, gcc, clang): path and version line; E_MISSING when there is none */
+llmc_status cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_error *err);
+
+#endif

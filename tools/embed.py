@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Write a C file that holds configs/ and templates/ as byte arrays (base/embed.h). Usage: embed.py OUT.c"""
+import os
+import sys
+
+
+def files():
+    for top in ("configs", "templates"):
+        for folder, dirs, names in os.walk(top):
+            dirs.sort()
+            for name in sorted(names):
+                if name.endswith((".yaml", ".c.in", ".h")):
+                    yield os.path.join(folder, name)
+
+
+def main():
+    paths = sorted(files())
+    out = ['/* made by tools/embed.py */', '#include "base/embed.h"', '#include <string.h>', '']
+    for i, path in enumerate(paths):
+        with open(path, "rb") as f:
+            data = f.read() + b"\0"
+        out.append(f"static const unsigned char f{i}[] = {{ /* {path} */")
+        out += ["\t" + "".join(f"{b}," for b in data[k:k + 32]) for k in range(0, len(data), 32)]
+        out.append("};")
+    out.append("static const EmbedFile file[] = {")
+    out += [f'\t{{ "{path}", f{i}, sizeof f{i} - 1 }},' for i, path in enumerate(paths)]
+    out.append("\t{ 0 },\n};\n")
+    out.append("""const EmbedFile *
+embed_find(const char *path)
+{
+	for (const EmbedFile *f = file; f->path; f++)
+		if (strcmp(f->path, path) == 0)
+			return f;
+	return NULL;
+}
+
+const EmbedFile *
+embed_at(size_t i)
+{
+	return i < sizeof file / sizeof *file - 1 ? &file[i] : NULL;
+}""")
+    text = "\n".join(out) + "\n"
+    target = sys.argv[1]
+    os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+    if not os.path.exists(target) or open(target).read() != text:
+        with open(target, "w") as f:
+            f.write(text)
+
+
+main()
