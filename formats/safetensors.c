@@ -1,0 +1,480 @@
+#include "formats/safetensors.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/file.h"
+#include "formats/names.h"
+
+enum { MAX_HEADER_BYTES = 100 * 1000 * 1000 }; /* as the format's own library sets it */
+
+struct Safetensors {
+	Arena      arena;
+	json_t    *json, *index; /* held here so that running out of memory cannot leak them */
+	FileMap   *map;
+	size_t     n_map, cap_map;
+	StTensor  *tensor;
+	NameEntry *name;
+	size_t     n, cap;
+};
+
+/* Every type the format defines, with bits of one element; we read those that dtype.h names. */
+static const struct { const char *name; int bits; } element_type[] = {
+	{ "F64", 64 }, { "F32", 32 }, { "F16", 16 }, { "BF16", 16 }, { "I64", 64 }, { "I32", 32 }, { "I16", 16 },
+	{ "I8", 8 }, { "U64", 64 }, { "U32", 32 }, { "U16", 16 }, { "U8", 8 }, { "BOOL", 8 }, { "C64", 64 },
+	{ "F8_E4M3", 8 }, { "F8_E5M2", 8 }, { "F8_E8M0", 8 }, { "F8_E4M3FNUZ", 8 }, { "F8_E5M2FNUZ", 8 },
+	{ "F6_E2M3", 6 }, { "F6_E3M2", 6 }, { "F4", 4 },
+};
+
+static int
+element_bits(const char *name)
+{
+	for (size_t i = 0; i < sizeof element_type / sizeof *element_type; i++)
+		if (strcmp(element_type[i].name, name) == 0)
+			return element_type[i].bits;
+	return 0;
+}
+
+static llmc_status
+pickled(const char *path, llmc_error *err)
+{
+	const char *slash = strrchr(path, '/');
+	int folder = slash ? (int)(slash - path) : 1;
+
+	return error_set(err, LLMC_E_INPUT,
+	                 "%s: pickled weights, which can run code when loaded, so llmc does not read them; convert "
+	                 "them: python -c \"from transformers import AutoModelForCausalLM as M; "
+	                 "M.from_pretrained('%.*s').save_pretrained('%.*s-safetensors', safe_serialization=True)\"",
+	                 path, folder, slash ? path : ".", folder, slash ? path : ".");
+}
+
+static bool
+ends_with(const char *s, const char *tail)
+{
+	size_t n = strlen(s), m = strlen(tail);
+	return n >= m && strcmp(s + n - m, tail) == 0;
+}
+
+/* dtype, shape and place of one entry of the header; data_bytes: of the data behind the header */
+static llmc_status
+read_tensor(Safetensors *s, StTensor *t, const json_t *entry, size_t data_bytes, size_t *from, llmc_error *err)
+{
+	const NameText name = name_text(t->name, strlen(t->name));
+	const json_t *shape = json_object_get(entry, "shape"), *place = json_object_get(entry, "data_offsets");
+	const char *dtype = json_string_value(json_object_get(entry, "dtype"));
+	int64_t n = 1, bits;
+
+	if (!dtype || !json_is_array(shape) || !json_is_array(place) || json_array_size(place) != 2)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor %s: expected an object with a string dtype, an array shape and two "
+		                 "data_offsets", t->file, name.s);
+	if (!element_bits(dtype))
+		return error_set(err, LLMC_E_INPUT, "%s: tensor %s has dtype '%s', which safetensors does not define",
+		                 t->file, name.s, name_text(dtype, strlen(dtype)).s);
+	t->dtype = dtype_from_safetensors(dtype, strlen(dtype));
+	t->dtype_name = arena_strdup(&s->arena, dtype);
+	if (json_array_size(shape) > sizeof t->dim / sizeof *t->dim)
+		return error_set(err, LLMC_E_INPUT, "%s: tensor %s has %zu dimensions; at most 8 are read", t->file, name.s,
+		                 json_array_size(shape));
+	t->n_dims = (int)json_array_size(shape);
+	for (int d = 0; d < 8; d++)
+		t->dim[d] = 1;
+	for (int d = 0; d < t->n_dims; d++) {
+		const json_t *size = json_array_get(shape, (size_t)d);
+		if (!json_is_integer(size) || json_integer_value(size) < 0)
+			return error_set(err, LLMC_E_INPUT, "%s: tensor %s: dimension %d of the shape is no whole number",
+			                 t->file, name.s, d);
+		t->dim[d] = json_integer_value(size);
+		if (__builtin_mul_overflow(n, t->dim[d], &n))
+			return error_set(err, LLMC_E_INPUT, "%s: tensor %s: its shape is too large to count", t->file,
+			                 name.s);
+	}
+	const json_t *begin = json_array_get(place, 0), *end = json_array_get(place, 1);
+	if (!json_is_integer(begin) || !json_is_integer(end) || json_integer_value(begin) < 0 ||
+	    json_integer_value(end) < json_integer_value(begin))
+		return error_set(err, LLMC_E_INPUT, "%s: tensor %s: data_offsets are no pair of rising whole numbers",
+		                 t->file, name.s);
+	if ((uint64_t)json_integer_value(end) > data_bytes)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor %s ends at byte %lld of the data, but the file holds %zu: it is cut off or "
+		                 "damaged, fetch it again", t->file, name.s, (long long)json_integer_value(end),
+		                 data_bytes);
+	t->bytes = json_integer_value(end) - json_integer_value(begin);
+	if (__builtin_mul_overflow(n, (int64_t)element_bits(dtype), &bits) || bits % 8 || bits / 8 != t->bytes)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor %s: %" PRId64 " elements of %s do not fill the %" PRId64 " bytes that "
+		                 "data_offsets name", t->file, name.s, n, dtype, t->bytes);
+	*from = (size_t)json_integer_value(begin);
+	return LLMC_OK;
+}
+
+static llmc_status
+check_metadata(const char *file, const json_t *meta, llmc_error *err)
+{
+	const char *key;
+	json_t *value;
+
+	if (json_is_object(meta)) {
+		json_object_foreach((json_t *)meta, key, value)
+			if (!json_is_string(value))
+				goto bad;
+		return LLMC_OK;
+	}
+bad:
+	return error_set(err, LLMC_E_INPUT, "%s: __metadata__ is no object of strings", file);
+}
+
+typedef struct Place { size_t from, to; const char *name; } Place;
+
+static int
+by_place(const void *x, const void *y)
+{
+	const Place *a = x, *b = y;
+
+	if (a->from != b->from)
+		return a->from < b->from ? -1 : 1;
+	if (a->to != b->to)
+		return a->to < b->to ? -1 : 1;
+	return strcmp(a->name, b->name);
+}
+
+/* Tensors must cover the data from end to end, each byte once. */
+static llmc_status
+check_coverage(const char *file, Place *place, size_t n, size_t data_bytes, llmc_error *err)
+{
+	size_t at = 0;
+
+	if (n > 1)
+		qsort(place, n, sizeof *place, by_place);
+	for (size_t i = 0; i < n; i++) {
+		const NameText name = name_text(place[i].name, strlen(place[i].name));
+		if (place[i].from < at)
+			return error_set(err, LLMC_E_INPUT, "%s: the data of tensors %s and %s overlap", file,
+			                 name_text(place[i - 1].name, strlen(place[i - 1].name)).s, name.s);
+		if (place[i].from > at)
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: bytes %zu to %zu of the data, before tensor %s, belong to no tensor", file, at,
+			                 place[i].from, name.s);
+		at = place[i].to;
+	}
+	if (at != data_bytes)
+		return error_set(err, LLMC_E_INPUT, "%s: the last %zu bytes of the data belong to no tensor", file,
+		                 data_bytes - at);
+	return LLMC_OK;
+}
+
+static llmc_status
+json_failed(const char *file, const char *what, const json_error_t *e, llmc_error *err)
+{
+	if (json_error_code(e) == json_error_out_of_memory)
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading %s", file, what);
+	return error_set(err, LLMC_E_INPUT, "%s: %s is not valid JSON (line %d, column %d: %s)", file, what, e->line,
+	                 e->column, name_text(e->text, strlen(e->text)).s);
+}
+
+static llmc_status
+check_start(const char *file, const unsigned char *data, size_t size, llmc_error *err)
+{
+	static const char lfs[] = "version https://git-lfs";
+
+	if (size >= sizeof lfs - 1 && memcmp(data, lfs, sizeof lfs - 1) == 0)
+		return error_set(err, LLMC_E_INPUT, "%s: a Git LFS pointer, not the file itself: run git lfs pull", file);
+	if (size >= 4 && (memcmp(data, "PK\3\4", 4) == 0 || memcmp(data, "\x80\2\x8a\x0a", 4) == 0))
+		return pickled(file, err);
+	if (size >= 4 && memcmp(data, "GGUF", 4) == 0)
+		return error_set(err, LLMC_E_INPUT, "%s: a GGUF file, not safetensors", file);
+	if (size < 9)
+		return error_set(err, LLMC_E_INPUT, "%s: %zu bytes are too few for a safetensors file", file, size);
+	return LLMC_OK;
+}
+
+/* Add the tensors of one file. */
+static llmc_status
+read_file(Safetensors *s, const unsigned char *data, size_t size, const char *path, llmc_error *err)
+{
+	const char *file = arena_strdup(&s->arena, path);
+	uint64_t header;
+	json_error_t e;
+	const char *key;
+	json_t *entry;
+	size_t n = 0;
+
+	TRY(check_start(file, data, size, err));
+	memcpy(&header, data, sizeof header);
+	if (header > MAX_HEADER_BYTES)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the header claims %" PRIu64 " bytes; more than %d is not safetensors", file, header,
+		                 MAX_HEADER_BYTES);
+	if (header > size - 8)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the header claims %" PRIu64 " bytes, but the file has %zu: it is cut off or damaged, "
+		                 "fetch it again", file, header, size);
+	if (header == 0 || data[8] != '{')
+		return error_set(err, LLMC_E_INPUT, "%s: not a safetensors file: its header does not begin with '{'", file);
+	const unsigned char *start = data + 8 + header;
+	const size_t data_bytes = size - 8 - (size_t)header;
+
+	json_decref(s->json);
+	s->json = json_loadb((const char *)data + 8, (size_t)header, JSON_REJECT_DUPLICATES, &e);
+	if (!s->json)
+		return json_failed(file, "the header", &e, err);
+	const size_t n_entry = json_object_size(s->json);
+	Place *place = NEW(&s->arena, Place, n_entry);
+	s->tensor = arena_grow(&s->arena, s->tensor, &s->cap, s->n + n_entry, sizeof *s->tensor);
+	json_object_foreach(s->json, key, entry) {
+		if (strcmp(key, "__metadata__") == 0) {
+			TRY(check_metadata(file, entry, err));
+			continue;
+		}
+		StTensor *t = &s->tensor[s->n];
+		*t = (StTensor){ .name = arena_strdup(&s->arena, key), .file = file };
+		TRY(read_tensor(s, t, entry, data_bytes, &place[n].from, err));
+		if (t->dtype != DT_NONE)
+			t->data = start + place[n].from;
+		place[n].to = place[n].from + (size_t)t->bytes;
+		place[n++].name = t->name;
+		s->n++;
+	}
+	return check_coverage(file, place, n, data_bytes, err);
+}
+
+static llmc_status
+map_file(Safetensors *s, const char *path, llmc_error *err)
+{
+	s->map = arena_grow(&s->arena, s->map, &s->cap_map, s->n_map + 1, sizeof *s->map);
+	FileMap *m = &s->map[s->n_map];
+	TRY(file_map(path, m, err));
+	s->n_map++;
+	return read_file(s, m->data, m->size, path, err);
+}
+
+/* Sort the names; a name in two shards is refused. */
+static llmc_status
+index_names(Safetensors *s, llmc_error *err)
+{
+	s->name = NEW(&s->arena, NameEntry, s->n);
+	for (size_t i = 0; i < s->n; i++)
+		s->name[i] = (NameEntry){ s->tensor[i].name, i };
+	const NameEntry *twice = names_sort(s->name, s->n);
+	if (twice)
+		return error_set(err, LLMC_E_INPUT, "tensor %s is in both %s and %s",
+		                 name_text(twice->name, strlen(twice->name)).s, s->tensor[twice[-1].at].file,
+		                 s->tensor[twice->at].file);
+	return LLMC_OK;
+}
+
+static int
+by_text(const void *x, const void *y)
+{
+	return strcmp(*(const char *const *)x, *(const char *const *)y);
+}
+
+/* The files that an index names, in order of their names and each once. */
+static llmc_status
+index_files(Safetensors *s, const char *path, const json_t *weight_map, const char ***out, size_t *n_out,
+            llmc_error *err)
+{
+	const char **file = NEW(&s->arena, const char *, json_object_size(weight_map));
+	const char *key;
+	json_t *value;
+	size_t n = 0, kept = 0;
+
+	json_object_foreach((json_t *)weight_map, key, value) {
+		const char *name = json_string_value(value);
+		if (!name || !*name || strchr(name, '/') || strcmp(name, "..") == 0)
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: tensor %s is not mapped to the plain name of a file in the same folder", path,
+			                 name_text(key, strlen(key)).s);
+		file[n++] = name;
+	}
+	if (n > 1)
+		qsort(file, n, sizeof *file, by_text);
+	for (size_t i = 0; i < n; i++)
+		if (kept == 0 || strcmp(file[kept - 1], file[i]) != 0)
+			file[kept++] = file[i];
+	*out = file;
+	*n_out = kept;
+	return LLMC_OK;
+}
+
+static const char *
+folder_of(Safetensors *s, const char *path)
+{
+	const char *slash = strrchr(path, '/');
+
+	if (!slash)
+		return "";
+	return arena_strndup(&s->arena, path, (size_t)(slash - path) + 1);
+}
+
+static llmc_status
+open_index(Safetensors *s, const char *path, llmc_error *err)
+{
+	const char *folder = folder_of(s, path), **file = NULL, *key;
+	json_error_t e;
+	json_t *value;
+	FileMap m;
+	size_t n = 0;
+
+	TRY(file_map(path, &m, err));
+	s->index = json_loadb(m.data ? (const char *)m.data : "", m.size, JSON_REJECT_DUPLICATES, &e);
+	file_unmap(&m);
+	if (!s->index)
+		return json_failed(path, "the index", &e, err);
+	const json_t *weight_map = json_object_get(s->index, "weight_map");
+	if (!json_is_object(weight_map))
+		return error_set(err, LLMC_E_INPUT, "%s: expected an object with an object weight_map", path);
+	TRY(index_files(s, path, weight_map, &file, &n, err));
+	for (size_t i = 0; i < n; i++) {
+		const char *full = arena_printf(&s->arena, "%s%s", folder, file[i]);
+		if (ends_with(full, ".bin"))
+			return pickled(full, err);
+		if (!file_exists(full))
+			return error_set(err, LLMC_E_INPUT, "%s: shard %s, which the index names, is not there: fetch it",
+			                 path, full);
+		TRY(map_file(s, full, err));
+	}
+	TRY(index_names(s, err));
+	json_object_foreach((json_t *)weight_map, key, value) {
+		const StTensor *t = safetensors_find(s, key);
+		const char *want = json_string_value(value);
+		if (!t || strcmp(t->file + strlen(folder), want) != 0)
+			return error_set(err, LLMC_E_INPUT, "%s: tensor %s is not in %s%s, where the index says it is", path,
+			                 name_text(key, strlen(key)).s, folder, want);
+	}
+	return LLMC_OK;
+}
+
+static llmc_status
+open_folder(Safetensors *s, const char *path, llmc_error *err)
+{
+	const char *only = NULL, *second = NULL, *bin = NULL;
+	const char *whole = arena_printf(&s->arena, "%s/model.safetensors", path);
+	const char *index = arena_printf(&s->arena, "%s/model.safetensors.index.json", path);
+	char found[3][256] = { { 0 } };
+
+	if (file_exists(whole))
+		return map_file(s, whole, err);
+	if (file_exists(index))
+		return open_index(s, index, err);
+	DIR *dir = opendir(path);
+	if (!dir)
+		return error_set(err, LLMC_E_IO, "%s: cannot list the folder: %s", path, strerror(errno));
+	/* the order of a listing is the file system's: keep the smallest names, so that a message is the same anywhere */
+	for (struct dirent *d; (d = readdir(dir)) != NULL;) {
+		if (ends_with(d->d_name, ".safetensors")) {
+			if (!only || strcmp(d->d_name, only) < 0) {
+				if (only)
+					second = strcpy(found[1], only);
+				only = strcpy(found[0], d->d_name);
+			} else if (!second || strcmp(d->d_name, second) < 0)
+				second = strcpy(found[1], d->d_name);
+		} else if (strncmp(d->d_name, "pytorch_model", 13) == 0 && ends_with(d->d_name, ".bin")) {
+			if (!bin || strcmp(d->d_name, bin) < 0)
+				bin = strcpy(found[2], d->d_name);
+		}
+	}
+	closedir(dir);
+	if (second)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: holds several .safetensors files (%s, %s) but no model.safetensors and no "
+		                 "model.safetensors.index.json that says which belong together", path, only, second);
+	if (only)
+		return map_file(s, arena_printf(&s->arena, "%s/%s", path, only), err);
+	if (bin)
+		return pickled(arena_printf(&s->arena, "%s/%s", path, bin), err);
+	return error_set(err, LLMC_E_INPUT, "%s: holds no .safetensors file", path);
+}
+
+static llmc_status
+open_path(Safetensors *s, const char *path, llmc_error *err)
+{
+	if (file_is_dir(path))
+		return open_folder(s, path, err);
+	if (ends_with(path, ".json"))
+		return open_index(s, path, err);
+	if (ends_with(path, ".bin") || ends_with(path, ".pt") || ends_with(path, ".pth"))
+		return pickled(path, err);
+	return map_file(s, path, err);
+}
+
+static llmc_status
+read_any(Safetensors *s, const void *data, size_t size, const char *name, llmc_error *err)
+{
+	if (setjmp(s->arena.oom))
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header", name);
+	if (data)
+		TRY(read_file(s, data, size, name, err));
+	else
+		TRY(open_path(s, name, err));
+	return s->name ? LLMC_OK : index_names(s, err); /* an index has sorted them already */
+}
+
+/* data NULL: name is a path */
+static llmc_status
+open_any(const void *data, size_t size, const char *name, Safetensors **out, llmc_error *err)
+{
+	Safetensors *s = calloc(1, sizeof *s);
+
+	*out = NULL;
+	if (!s)
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory", name);
+	arena_init(&s->arena);
+	llmc_status status = read_any(s, data, size, name, err);
+	json_decref(s->json);
+	json_decref(s->index);
+	s->json = s->index = NULL;
+	if (status != LLMC_OK) {
+		safetensors_close(s);
+		return status;
+	}
+	*out = s;
+	return LLMC_OK;
+}
+
+llmc_status
+safetensors_open(const char *path, Safetensors **out, llmc_error *err)
+{
+	return open_any(NULL, 0, path, out, err);
+}
+
+llmc_status
+safetensors_open_memory(const void *data, size_t size, const char *name, Safetensors **out, llmc_error *err)
+{
+	return open_any(data ? data : "", size, name, out, err);
+}
+
+void
+safetensors_close(Safetensors *s)
+{
+	if (!s)
+		return;
+	for (size_t i = 0; i < s->n_map; i++)
+		file_unmap(&s->map[i]);
+	arena_release(&s->arena);
+	free(s);
+}
+
+size_t
+safetensors_n(const Safetensors *s)
+{
+	return s->n;
+}
+
+const StTensor *
+safetensors_at(const Safetensors *s, size_t i)
+{
+	return i < s->n ? &s->tensor[i] : NULL;
+}
+
+const StTensor *
+safetensors_find(const Safetensors *s, const char *name)
+{
+	const NameEntry *e = names_find(s->name, s->n, name);
+	return e ? &s->tensor[e->at] : NULL;
+}
