@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/dequant.bin: random blocks of every block format and what the `gguf` package makes of them.
+
+    python3 -m venv V && V/bin/pip install gguf==0.19.0 numpy && V/bin/python tests/golden/make_dequant.py
+
+Records until the end of the file, little endian:
+    char kind ('D': blocks to floats, 'Q': floats to blocks), char[7] dtype, u32 elements, u32 bytes, then
+    the floats, then the blocks. Read by tests/unit/test_formats_dequant.c.
+"""
+import pathlib
+import struct
+
+import gguf
+import numpy as np
+
+TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+# where a block holds its fp16 scales
+SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2],
+          "Q6_K": [208]}
+
+
+def record(kind, name, floats, blocks):
+    floats, blocks = floats.astype("<f4").tobytes(), blocks.tobytes()
+    head = kind + name.lower().encode().ljust(7, b"\0")
+    return head + struct.pack("<II", len(floats) // 4, len(blocks)) + floats + blocks
+
+
+def main():
+    rng = np.random.default_rng(20240607)
+    out = b""
+    for name in TYPES:
+        kind = gguf.GGMLQuantizationType[name]
+        elems, size = gguf.GGML_QUANT_SIZES[kind]
+        n = max(6, 512 // elems)
+        blocks = rng.integers(0, 256, (n, size), dtype=np.uint8)
+        for at in SCALES[name]:
+            # any finite fp16 but for one subnormal and one zero: all exponents are worth a look
+            bits = rng.integers(0, 0x7c00, n, dtype=np.uint16) | (rng.integers(0, 2, n, dtype=np.uint16) << 15)
+            bits[0], bits[1] = 0x0001, 0x8000
+            blocks[:, at:at + 2] = bits.astype("<u2").view(np.uint8).reshape(n, 2)
+        floats = gguf.quants.dequantize(blocks, kind)
+        assert floats.size == n * elems and np.isfinite(floats).all()
+        out += record(b"D", name, floats, blocks)
+    for name in TYPES[:5]:
+        kind = gguf.GGMLQuantizationType[name]
+        floats = rng.standard_normal((5, 32)).astype(np.float32)
+        floats[1] *= 1e-6
+        floats[2] = 0
+        floats[3] = np.linspace(-3, 4, 32, dtype=np.float32)
+        floats[4] = rng.integers(-4, 5, 32)
+        out += record(b"Q", name, floats, gguf.quants.quantize(floats, kind))
+    pathlib.Path(__file__).with_name("dequant.bin").write_bytes(out)
+
+
+main()
