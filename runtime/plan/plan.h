@@ -157,5 +157,7 @@ llmc_status plan_read(const char *text, size_t size, const char *name, Arena *ar
 llmc_status plan_check(const Plan *p, llmc_error *err);
 /* plan_write.c (used by the compiler): deterministic JSON, one line a tensor, kernel, step */
 void        plan_write(const Plan *p, Strbuf *out);
+/* The shortest text that reads back as v, with a point or an exponent in it, whatever the locale. */
+void        plan_write_num(Strbuf *out, double v);
 
 #endif
