@@ -26,7 +26,7 @@ void *arena_alloc(Arena *a, size_t n, size_t elem_bytes); /* zeroed, 16-byte ali
 char *arena_strdup(Arena *a, const char *s);
 char *arena_strndup(Arena *a, const char *s, size_t n);   /* n bytes and a NUL */
 char *arena_printf(Arena *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-char *arena_vprintf(Arena *a, const char *fmt, va_list ap);
+char *arena_vprintf(Arena *a, const char *fmt, va_list ap) __attribute__((format(printf, 2, 0), nonnull(2)));
 /* Array that grows: returns p or a copy with room for at least `need` elements; *cap is updated. */
 void *arena_grow(Arena *a, void *p, size_t *cap, size_t need, size_t elem_bytes);
 
