@@ -36,12 +36,14 @@ typedef struct PlanAttr {
 } PlanAttr;
 
 /* One piece of a tensor: blocks of rows of a checkpoint tensor, in order, stacked under the pieces before it.
- * The checkpoint tensor, whatever its rank, is viewed as [rows, cols] (leading dimensions flattened).
+ * The checkpoint tensor, whatever its rank, is viewed as [rows, cols] (leading dimensions flattened); a piece of a vector
+ * has cols = 0, and its elements count as rows (of one element each). A file's rank may be lower where a matrix has one row.
  * Row i of the piece (i < n_block * block): b = i / block, file row = first + b * stride + i % block.
  * rope_pairs = d > 0: within each d rows of the piece, the file holds interleaved pairs: piece row i < d/2 is file row 2i, piece
  *   row d/2 + i is file row 2i + 1.
- * transpose = r > 0: the file view is a stack of [cols_of_piece, r]-shaped matrices to be transposed, r rows of the piece each
- *   (r = all rows: one plain transposition). `rows, cols` are the file's.
+ * transpose = r > 0: the file view is a stack of [cols_of_piece, r]-shaped matrices to be transposed, r rows each
+ *   (r = all rows: one plain transposition). `rows, cols` are the file's, so cols = r; first, block, stride count rows of the
+ *   stack after transposition: GPT-2's c_attn is [H, 3H], transpose = 3H, its k is first = H, block = H.
  * unit_rows: each row is divided by its L2 norm (NormHead). */
 typedef struct PlanSource {
 	const char *name;
@@ -51,7 +53,8 @@ typedef struct PlanSource {
 	bool    unit_rows;
 } PlanSource;
 
-/* layout: "row": file order, dtype as stored; "f32": dequantised rows (norms, biases); others are the packed
+/* layout: "row": file order, dtype as stored; "f32": dequantised rows (norms, biases, transposed block formats): the file may
+ * then hold any dtype we read, whatever `dtype` says; others are the packed
  * orders of runtime/weights/layout.h, which say how rows and columns are interleaved for a target. */
 typedef struct PlanTensor {
 	const char *id;
