@@ -1,0 +1,105 @@
+/* Shared by the files of ref/: reading a call's attributes and arguments, and the few loops several ops are made of. */
+#ifndef LLMC_REF_INTERNAL_H
+#define LLMC_REF_INTERNAL_H
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "formats/dequant.h"
+#include "ref/ref.h"
+#include "runtime/weights/layout.h"
+
+#define OP(name, in, out, flags, args, attrs, meaning) ref_fn ref_##name;
+#include "compiler/ops.def"
+#undef OP
+
+/* An attribute that the op does not carry reads as 0 or "": ref_check_step has seen to it that none is missing. */
+const PlanAttr *ref_attr(const PlanStep *step, const char *key);
+int64_t     ref_int(const PlanStep *step, const char *key);
+double      ref_num(const PlanStep *step, const char *key);
+const char *ref_word(const PlanStep *step, const char *key);
+
+static inline bool
+ref_has(const RefCall *c, int arg)
+{
+	return c->arg[arg].kind != REF_NONE;
+}
+
+static inline float *
+ref_f32(const RefCall *c, int arg)
+{
+	return c->arg[arg].data;
+}
+
+/* Rows of a step that this op works on, by the extent of one of its buffers. */
+static inline int64_t
+ref_rows(const RefCall *c, int arg)
+{
+	const PlanBuffer *b = c->arg[arg].buffer;
+
+	return b && b->extent.sym == SYM_n_out ? c->s->n_out : c->s->n_tok;
+}
+
+/* sum a[i] * b[i], products and sums in double; the order depends on n alone */
+double ref_dot(const float *a, const float *b, int64_t n);
+/* A vector weight as fp32: in dst [n], or NULL for an absent one. */
+const float *ref_vector(const RefArg *a, float *dst);
+/* y[t][0 .. n) = x[t] w[first .. first + n)^T for n_row rows that lie x_stride and y_stride apart; row: scratch [cols] */
+void ref_matmul_rows(const RefArg *w, int64_t first, int64_t n, int64_t cols, const float *x, int64_t x_stride,
+                     int64_t n_row, float *y, int64_t y_stride, float *row);
+/* The matmul op on plain pointers: all rows of w, then the bias. scratch: cols + rows floats */
+void ref_linear(const RefArg *w, const RefArg *b, int64_t rows, int64_t cols, const float *x, int64_t n_row, float *y,
+                float *scratch);
+/* One row of `dim` elements; w, b may be NULL. */
+void ref_rms_row(const float *x, const float *w, int64_t dim, double eps, bool plus_one, float *y);
+void ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, double eps, float *y);
+/* The norm in front of a fused op: kind none, rms or layer; x rows lie dim apart. scratch: 2 * dim floats */
+void ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t dim, const float *x, int64_t n_row,
+                   float *y, float *scratch);
+double ref_activate(const char *act, double x);
+/* Rotate elements [0, rope_dims) of x into y; angles: cos, then sin, rope_dims / 2 each. y may be x. */
+void ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interleaved, float *y);
+
+/* KV pages of one layer */
+static inline char *
+ref_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
+{
+	const llmc_step *s = c->s;
+	int64_t page = s->block_table[(int64_t)seq * s->block_stride + pos / PLAN_KV_PAGE];
+
+	return (char *)c->arg[arg].data + page * plan_layer_page_bytes(c->arg[arg].pool);
+}
+
+static inline float
+ref_kv_get(Dtype d, const char *page, int64_t i)
+{
+	uint16_t h;
+	float    f;
+
+	if (d == DT_F32) {
+		memcpy(&f, page + i * 4, 4);
+		return f;
+	}
+	memcpy(&h, page + i * 2, 2);
+	return d == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+}
+
+static inline void
+ref_kv_put(Dtype d, char *page, int64_t i, float f)
+{
+	uint16_t h;
+
+	if (d == DT_F32) {
+		memcpy(page + i * 4, &f, 4);
+		return;
+	}
+	h = d == DT_BF16 ? f32_to_bf16(f) : f32_to_f16(f);
+	memcpy(page + i * 2, &h, 2);
+}
+
+/* Append k [K][D] and v [K][V] of row t to the pool: the body of kv_append. */
+void ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const float *v, int64_t kv_heads,
+                    int64_t dim, int64_t v_dim);
+
+#endif

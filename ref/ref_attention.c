@@ -1,0 +1,254 @@
+/* Rotary positions, the KV pool, and attention over it. */
+#include "ref/internal.h"
+
+void
+ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interleaved, float *y)
+{
+	int64_t half = rope_dims / 2;
+
+	for (int64_t i = 0; i < half; i++) {
+		int64_t a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : i + half;
+		double  cosine = angles[i], sine = angles[half + i];
+		double  xa = x[a], xb = x[b];
+
+		y[a] = (float)(xa * cosine - xb * sine);
+		y[b] = (float)(xb * cosine + xa * sine);
+	}
+}
+
+static bool
+interleaved(const RefCall *c)
+{
+	return !strcmp(ref_word(c->step, "style"), "interleaved");
+}
+
+/* x, rope, y */
+void
+ref_rope(const RefCall *c)
+{
+	int64_t      heads = ref_int(c->step, "heads"), dim = ref_int(c->step, "dim");
+	int64_t      first = ref_int(c->step, "first"), rope_dims = ref_int(c->step, "rope_dims");
+	const float *x = ref_f32(c, 0), *angles = ref_f32(c, 1);
+	float       *y = ref_f32(c, 2);
+
+	for (int64_t t = 0; t < c->s->n_tok; t++, angles += rope_dims)
+		for (int64_t h = 0; h < heads; h++, x += dim, y += dim) {
+			if (x != y)
+				memmove(y, x, (size_t)dim * sizeof *y);
+			ref_rotate(y + first, angles, rope_dims, interleaved(c), y + first);
+		}
+}
+
+/* x, rope, rope2, y */
+void
+ref_rope_2d(const RefCall *c)
+{
+	int64_t      heads = ref_int(c->step, "heads"), dim = ref_int(c->step, "dim");
+	int64_t      rope_dims = ref_int(c->step, "rope_dims");
+	const float *x = ref_f32(c, 0), *angles = ref_f32(c, 1), *angles2 = ref_f32(c, 2);
+	float       *y = ref_f32(c, 3);
+
+	for (int64_t t = 0; t < c->s->n_tok; t++, angles += rope_dims, angles2 += rope_dims)
+		for (int64_t h = 0; h < heads; h++, x += dim, y += dim) {
+			if (x != y)
+				memmove(y, x, (size_t)dim * sizeof *y);
+			ref_rotate(y, angles, rope_dims, interleaved(c), y);
+			ref_rotate(y + dim / 2, angles2, rope_dims, interleaved(c), y + dim / 2);
+		}
+}
+
+void
+ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const float *v, int64_t kv_heads, int64_t dim,
+               int64_t v_dim)
+{
+	const PlanPool *pool = c->arg[kv_arg].pool;
+	int64_t         pos = c->s->pos[t], at = pos % PLAN_KV_PAGE;
+	char           *page = ref_page(c, kv_arg, c->s->seq_of[t], pos);
+	int64_t         v_base = kv_heads * dim * PLAN_KV_PAGE;
+
+	for (int64_t h = 0; h < kv_heads; h++) {
+		for (int64_t i = 0; i < dim; i++)
+			ref_kv_put(pool->dtype, page, (h * dim + i) * PLAN_KV_PAGE + at, k[h * dim + i]);
+		for (int64_t i = 0; i < v_dim; i++)
+			ref_kv_put(pool->dtype, page, v_base + (h * PLAN_KV_PAGE + at) * v_dim + i, v[h * v_dim + i]);
+	}
+}
+
+/* k, v, kv, done */
+void
+ref_kv_append(const RefCall *c)
+{
+	int64_t kv_heads = ref_int(c->step, "kv_heads"), dim = ref_int(c->step, "dim"), v_dim = ref_int(c->step, "v_dim");
+
+	for (int64_t t = 0; t < c->s->n_tok; t++)
+		ref_append_row(c, 2, t, ref_f32(c, 0) + t * kv_heads * dim, ref_f32(c, 1) + t * kv_heads * v_dim, kv_heads, dim,
+		               v_dim);
+}
+
+/* ALiBi: powers of 2^(-bias / n) for the first n heads, n the largest power of two within `heads`; the others take the
+ * odd powers of the series for 2n heads. */
+static double
+alibi_slope(int64_t heads, int64_t h, double max_bias)
+{
+	int64_t n = 1;
+
+	while (n * 2 <= heads)
+		n *= 2;
+	if (h < n)
+		return exp2(-max_bias * (double)(h + 1) / (double)n);
+	return exp2(-max_bias * (double)(2 * (h - n) + 1) / (double)(2 * n));
+}
+
+/* softmax in place; n > 0 */
+static void
+softmax(float *p, int64_t n)
+{
+	double max = p[0], sum = 0;
+
+	for (int64_t i = 1; i < n; i++)
+		if (p[i] > max)
+			max = p[i];
+	for (int64_t i = 0; i < n; i++) {
+		p[i] = (float)exp(p[i] - max);
+		sum += p[i];
+	}
+	for (int64_t i = 0; i < n; i++)
+		p[i] = (float)(p[i] / sum);
+}
+
+/* Positions that row t sees: [*first, return). */
+static int64_t
+visible(const RefCall *c, int64_t t, int64_t window, bool prefix, int64_t *first)
+{
+	int32_t seq = c->s->seq_of[t];
+	int64_t pos = c->s->pos[t], end = pos + 1;
+
+	if (prefix && c->s->prefix_len[seq] > end)
+		end = c->s->prefix_len[seq];
+	if (end > c->s->kv_len[seq])
+		end = c->s->kv_len[seq];
+	*first = window > 0 && pos - window + 1 > 0 ? pos - window + 1 : 0;
+	return end;
+}
+
+/* q, kv, done, y */
+void
+ref_attention(const RefCall *c)
+{
+	int64_t         heads = ref_int(c->step, "heads"), kv_heads = ref_int(c->step, "kv_heads");
+	int64_t         dim = ref_int(c->step, "dim"), v_dim = ref_int(c->step, "v_dim");
+	double          scale = ref_num(c->step, "scale"), cap = ref_num(c->step, "cap"), alibi = ref_num(c->step, "alibi");
+	int64_t         window = ref_int(c->step, "window");
+	bool            prefix = !strcmp(ref_word(c->step, "mask"), "prefix");
+	const PlanPool *pool = c->arg[1].pool;
+	int64_t         v_base = kv_heads * dim * PLAN_KV_PAGE;
+	float          *p = c->scratch;
+
+	for (int64_t t = 0; t < c->s->n_tok; t++) {
+		int32_t seq = c->s->seq_of[t];
+		int64_t first, end = visible(c, t, window, prefix, &first);
+
+		for (int64_t h = 0; h < heads; h++) {
+			int64_t      kh = h / (heads / kv_heads);
+			const float *q = ref_f32(c, 0) + (t * heads + h) * dim;
+			float       *y = ref_f32(c, 3) + (t * heads + h) * v_dim;
+			double       slope = alibi > 0 ? alibi_slope(heads, h, alibi) : 0;
+
+			for (int64_t j = first; j < end; j++) {
+				const char *page = ref_page(c, 1, seq, j);
+				int64_t     at = kh * dim * PLAN_KV_PAGE + j % PLAN_KV_PAGE;
+				double      s = 0;
+
+				for (int64_t i = 0; i < dim; i++)
+					s += (double)q[i] * (double)ref_kv_get(pool->dtype, page, at + i * PLAN_KV_PAGE);
+				s *= scale;
+				if (cap > 0)
+					s = cap * tanh(s / cap);
+				p[j - first] = (float)(s + slope * (double)(j - c->s->pos[t]));
+			}
+			softmax(p, end - first);
+			for (int64_t i = 0; i < v_dim; i++) {
+				double s = 0;
+
+				for (int64_t j = first; j < end; j++)
+					s += (double)p[j - first] *
+					     (double)ref_kv_get(pool->dtype, ref_page(c, 1, seq, j),
+					                        v_base + (kh * PLAN_KV_PAGE + j % PLAN_KV_PAGE) * v_dim + i);
+				y[i] = (float)s;
+			}
+		}
+	}
+}
+
+/* latent, rope_k, kv, done */
+void
+ref_mla_append(const RefCall *c)
+{
+	int64_t rank = ref_int(c->step, "kv_rank"), rope = ref_int(c->step, "rope_dim");
+
+	for (int64_t t = 0; t < c->s->n_tok; t++) {
+		const PlanPool *pool = c->arg[2].pool;
+		int64_t         pos = c->s->pos[t], at = pos % PLAN_KV_PAGE * (rank + rope);
+		char           *page = ref_page(c, 2, c->s->seq_of[t], pos);
+
+		for (int64_t i = 0; i < rank; i++)
+			ref_kv_put(pool->dtype, page, at + i, ref_f32(c, 0)[t * rank + i]);
+		for (int64_t i = 0; i < rope; i++)
+			ref_kv_put(pool->dtype, page, at + rank + i, ref_f32(c, 1)[t * rope + i]);
+	}
+}
+
+/* q, k_b, v_b, kv, done, y. Heads outside, so that rows of k_b and v_b are dequantised once.
+ * scratch: query and context in the latent space [n_tok][rank] each, a weight row [rank], scores [kv_len] */
+void
+ref_mla_attention(const RefCall *c)
+{
+	int64_t         heads = ref_int(c->step, "heads"), rank = ref_int(c->step, "kv_rank");
+	int64_t         nope = ref_int(c->step, "nope_dim"), rope = ref_int(c->step, "rope_dim");
+	int64_t         v_dim = ref_int(c->step, "v_dim"), n_tok = c->s->n_tok;
+	double          scale = ref_num(c->step, "scale");
+	const PlanPool *pool = c->arg[3].pool;
+	float          *latent_q = c->scratch, *context = latent_q + n_tok * rank, *row = context + n_tok * rank;
+	float          *p = row + rank;
+
+	for (int64_t h = 0; h < heads; h++) {
+		memset(latent_q, 0, (size_t)(n_tok * rank) * sizeof *latent_q);
+		for (int64_t i = 0; i < nope; i++) {
+			layout_row(c->arg[1].tensor, c->arg[1].data, h * nope + i, row);
+			for (int64_t t = 0; t < n_tok; t++) {
+				float q = ref_f32(c, 0)[(t * heads + h) * (nope + rope) + i];
+
+				for (int64_t r = 0; r < rank; r++)
+					latent_q[t * rank + r] += q * row[r];
+			}
+		}
+		for (int64_t t = 0; t < n_tok; t++) {
+			const float *q_rope = ref_f32(c, 0) + (t * heads + h) * (nope + rope) + nope;
+			int64_t      first, end = visible(c, t, 0, false, &first);
+			int32_t      seq = c->s->seq_of[t];
+
+			for (int64_t j = 0; j < end; j++) {
+				const char *page = ref_page(c, 3, seq, j);
+				int64_t     at = j % PLAN_KV_PAGE * (rank + rope);
+				double      s = 0;
+
+				for (int64_t r = 0; r < rank; r++)
+					s += (double)latent_q[t * rank + r] * (double)ref_kv_get(pool->dtype, page, at + r);
+				for (int64_t r = 0; r < rope; r++)
+					s += (double)q_rope[r] * (double)ref_kv_get(pool->dtype, page, at + rank + r);
+				p[j] = (float)(s * scale);
+			}
+			softmax(p, end);
+			for (int64_t r = 0; r < rank; r++) {
+				double s = 0;
+
+				for (int64_t j = 0; j < end; j++)
+					s += (double)p[j] * (double)ref_kv_get(pool->dtype, ref_page(c, 3, seq, j),
+					                                      j % PLAN_KV_PAGE * (rank + rope) + r);
+				context[t * rank + r] = (float)s;
+			}
+		}
+		ref_matmul_rows(&c->arg[2], h * v_dim, v_dim, rank, context, rank, n_tok, ref_f32(c, 5) + h * v_dim,
+		                heads * v_dim, row);
+	}
+}

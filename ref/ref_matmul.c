@@ -1,0 +1,98 @@
+/* Embeddings and matrix products. Rows of the weight are the outer loop, so that each is dequantised once a call. */
+#include "ref/internal.h"
+
+double
+ref_dot(const float *a, const float *b, int64_t n)
+{
+	double  s[8] = { 0 };
+	int64_t i = 0;
+
+	for (; i + 8 <= n; i += 8)
+		for (int j = 0; j < 8; j++)
+			s[j] += (double)a[i + j] * (double)b[i + j];
+	for (; i < n; i++)
+		s[0] += (double)a[i] * (double)b[i];
+	return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
+}
+
+const float *
+ref_vector(const RefArg *a, float *dst)
+{
+	if (a->kind == REF_NONE)
+		return NULL;
+	layout_row(a->tensor, a->data, 0, dst);
+	return dst;
+}
+
+void
+ref_matmul_rows(const RefArg *w, int64_t first, int64_t n, int64_t cols, const float *x, int64_t x_stride, int64_t n_row,
+                float *y, int64_t y_stride, float *row)
+{
+	for (int64_t o = 0; o < n; o++) {
+		layout_row(w->tensor, w->data, first + o, row);
+		for (int64_t t = 0; t < n_row; t++)
+			y[t * y_stride + o] = (float)ref_dot(x + t * x_stride, row, cols);
+	}
+}
+
+void
+ref_linear(const RefArg *w, const RefArg *b, int64_t rows, int64_t cols, const float *x, int64_t n_row, float *y,
+           float *scratch)
+{
+	const float *bias = ref_vector(b, scratch + cols);
+
+	ref_matmul_rows(w, 0, rows, cols, x, cols, n_row, y, rows, scratch);
+	if (!bias)
+		return;
+	for (int64_t t = 0; t < n_row; t++)
+		for (int64_t o = 0; o < rows; o++)
+			y[t * rows + o] += bias[o];
+}
+
+/* A row number from outside the table would be the caller's fault; it reads as zeros rather than as foreign memory. */
+static void
+table_row(const RefArg *w, int64_t row, int64_t n, float *dst)
+{
+	if (row < 0 || row >= w->tensor->rows)
+		memset(dst, 0, (size_t)n * sizeof *dst);
+	else
+		layout_row(w->tensor, w->data, row, dst);
+}
+
+/* w, y */
+void
+ref_embed(const RefCall *c)
+{
+	int64_t hidden = ref_int(c->step, "hidden");
+	float   scale = (float)ref_num(c->step, "scale");
+	float  *y = ref_f32(c, 1);
+
+	for (int64_t t = 0; t < c->s->n_tok; t++, y += hidden) {
+		table_row(&c->arg[0], c->s->tok[t], hidden, y);
+		for (int64_t i = 0; i < hidden; i++)
+			y[i] *= scale;
+	}
+}
+
+/* x, w, y */
+void
+ref_embed_pos(const RefCall *c)
+{
+	int64_t      hidden = ref_int(c->step, "hidden"), offset = ref_int(c->step, "offset");
+	const float *x = ref_f32(c, 0);
+	float       *y = ref_f32(c, 2);
+
+	for (int64_t t = 0; t < c->s->n_tok; t++, x += hidden, y += hidden) {
+		table_row(&c->arg[1], c->s->pos[t] + offset, hidden, c->scratch);
+		for (int64_t i = 0; i < hidden; i++)
+			y[i] = x[i] + c->scratch[i];
+	}
+}
+
+/* x, w, b?, y */
+void
+ref_matmul(const RefCall *c)
+{
+	ref_linear(&c->arg[1], &c->arg[2], ref_int(c->step, "rows"), ref_int(c->step, "cols"), ref_f32(c, 0), ref_rows(c, 3),
+	           ref_f32(c, 3), c->scratch);
+}
