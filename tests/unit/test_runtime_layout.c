@@ -1,0 +1,132 @@
+/* Layouts against formats/dequant.c: whatever order the bytes lie in, a row reads back bit for bit. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "formats/dequant.h"
+#include "runtime/weights/layout.h"
+
+static const Dtype weight_types[] = { DT_F32, DT_F16, DT_BF16, DT_Q4_0, DT_Q4_1, DT_Q5_0,
+	                              DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q5_K, DT_Q6_K };
+
+static uint32_t
+next(uint32_t *seed)
+{
+	*seed ^= *seed << 13, *seed ^= *seed >> 17, *seed ^= *seed << 5;
+	return *seed;
+}
+
+/* Any bytes but for the exponents that would be infinite or NaN, whose payloads need not survive. */
+static void
+fill(Dtype d, uint8_t *p, int64_t rows, int64_t cols, uint32_t seed)
+{
+	int64_t n = rows * dtype_row_bytes(d, cols);
+
+	for (int64_t i = 0; i < n; i++)
+		p[i] = (uint8_t)(next(&seed) >> 11);
+	int block = dtype_info(d)->block_bytes;
+	for (int64_t i = 0; i < n; i += block)
+		switch (d) {
+		case DT_F32: p[i + 3] &= 0xbf; break;
+		case DT_Q6_K: p[i + 209] &= 0xbf; break;
+		case DT_Q4_1: case DT_Q5_1: case DT_Q4_K: case DT_Q5_K: p[i + 3] &= 0xbf; /* fall through */
+		default: p[i + 1] &= 0xbf; break;
+		}
+}
+
+static void
+a_packed_row_reads_back_as_the_file_row(void **state)
+{
+	static const char *const names[] = { "row", "f32", "r8", "r16" };
+
+	(void)state;
+	for (size_t n = 0; n < 4; n++)
+		for (size_t i = 0; i < sizeof weight_types / sizeof *weight_types; i++) {
+			Dtype d = weight_types[i];
+			const Layout *l = layout_find(names[n]);
+			int64_t cols = 256 * 3, rows = 32;
+			PlanTensor t = { .id = "t", .dtype = d, .rows = rows, .cols = cols, .layout = names[n] };
+			int64_t row_bytes = dtype_row_bytes(d, cols), one = l->group_bytes(d, cols);
+			uint8_t *file = malloc((size_t)(rows * row_bytes));
+			uint8_t *packed = malloc((size_t)layout_bytes(&t));
+			float want[256 * 3], got[256 * 3];
+
+			fill(d, file, rows, cols, 7 + (uint32_t)i);
+			assert_int_equal(layout_bytes(&t), rows / l->group * one);
+			for (int64_t r = 0; r < rows; r += l->group)
+				l->pack(d, cols, file + r * row_bytes, packed + r / l->group * one);
+			for (int64_t r = 0; r < rows; r++) {
+				dequant_row(d, file + r * row_bytes, want, cols);
+				memset(got, 0xff, sizeof got);
+				layout_row(&t, packed, r, got);
+				assert_memory_equal(want, got, sizeof want);
+			}
+			free(file);
+			free(packed);
+		}
+}
+
+static void
+sizes_are_whole_groups_and_close_to_the_file(void **state)
+{
+	(void)state;
+	PlanTensor t = { .id = "t", .dtype = DT_Q4_1, .rows = 9, .cols = 64, .layout = "r8" };
+	assert_int_equal(layout_bytes(&t), 16 * 40);
+	t.cols = 48; /* no whole number of blocks */
+	assert_int_equal(layout_bytes(&t), -1);
+	t.layout = "unheard of";
+	assert_int_equal(layout_bytes(&t), -1);
+	PlanTensor v = { .id = "v", .dtype = DT_F16, .rows = 10, .cols = 0, .layout = "f32" };
+	assert_int_equal(layout_bytes(&v), 40);
+	PlanTensor huge = { .id = "h", .dtype = DT_F32, .rows = INT64_MAX / 2, .cols = 64, .layout = "r16" };
+	assert_int_equal(layout_bytes(&huge), -1);
+	for (size_t i = 0; i < sizeof weight_types / sizeof *weight_types; i++) {
+		Dtype d = weight_types[i];
+		int64_t file = 16 * dtype_row_bytes(d, 512), packed = layout_find("r16")->group_bytes(d, 512);
+		assert_true(packed >= file && packed <= file + file * 3 / 100);
+		assert_int_equal(packed, 2 * layout_find("r8")->group_bytes(d, 512));
+	}
+}
+
+static void
+a_vector_is_one_row(void **state)
+{
+	float want[3] = { 1, -2, 0.5f }, got[3];
+	uint16_t half[3] = { f32_to_f16(1), f32_to_f16(-2), f32_to_f16(0.5f) };
+	PlanTensor t = { .id = "v", .dtype = DT_F16, .rows = 3, .layout = "row" };
+
+	(void)state;
+	layout_row(&t, half, 0, got);
+	assert_memory_equal(want, got, sizeof want);
+}
+
+static void
+targets_get_what_their_kernels_stream(void **state)
+{
+	(void)state;
+	assert_string_equal(layout_for("cpu-v3", DT_Q4_1, 576, 576), "r8");
+	assert_string_equal(layout_for("cpu-generic", DT_F16, 5, 7), "r8");
+	assert_string_equal(layout_for("cpu-v4", DT_Q6_K, 10, 256), "r16");
+	assert_string_equal(layout_for("ref", DT_Q4_1, 576, 576), "row");
+	assert_string_equal(layout_for("cpu-v3", DT_Q4_1, 576, 33), "row");
+	assert_string_equal(layout_for("cpu-v3", DT_I32, 576, 32), "row");
+	assert_string_equal(layout_for("cpu-v3", DT_F32, 576, 0), "row");
+	assert_null(layout_find("r9"));
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_packed_row_reads_back_as_the_file_row),
+		cmocka_unit_test(sizes_are_whole_groups_and_close_to_the_file),
+		cmocka_unit_test(a_vector_is_one_row),
+		cmocka_unit_test(targets_get_what_their_kernels_stream),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
