@@ -1,0 +1,46 @@
+/* Any bytes as a safetensors file: opened or refused; what was opened covers the data exactly once. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/safetensors.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void
+check(bool ok)
+{
+	if (!ok)
+		abort();
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	Safetensors *s;
+	llmc_error err = { 0 };
+	uint64_t header;
+	int64_t sum = 0;
+
+	if (safetensors_open_memory(data, size, "fuzz", &s, &err) != LLMC_OK) {
+		check(!s && err.code == LLMC_E_INPUT && strncmp(err.text, "fuzz: ", 6) == 0);
+		return 0;
+	}
+	memcpy(&header, data, sizeof header);
+	for (size_t i = 0; i < safetensors_n(s); i++) {
+		const StTensor *t = safetensors_at(s, i);
+		check(safetensors_find(s, t->name) == t);
+		check(t->n_dims >= 0 && t->n_dims <= 8 && t->bytes >= 0);
+		sum += t->bytes;
+		if (t->data) {
+			const uint8_t *at = t->data;
+			int64_t n = 1;
+			for (int d = 0; d < t->n_dims; d++)
+				n *= t->dim[d];
+			check(dtype_row_bytes(t->dtype, n) == t->bytes);
+			check(at >= data + 8 + header && at + t->bytes <= data + size);
+		}
+	}
+	check((uint64_t)sum == size - 8 - header);
+	safetensors_close(s);
+	return 0;
+}
