@@ -41,6 +41,7 @@ f32_row(Dtype d, int64_t cols, const void *packed, int r, float *dst)
 static const Layout table[] = {
 	{ "row", 1, dtype_row_bytes, row_pack, row_row },
 	{ "f32", 1, f32_bytes, f32_pack, f32_row },
+	{ "r4", 4, packed4_bytes, packed4_pack, packed4_row },
 	{ "r8", 8, packed8_bytes, packed8_pack, packed8_row },
 	{ "r16", 16, packed16_bytes, packed16_pack, packed16_row },
 };
@@ -60,7 +61,7 @@ layout_for(const char *target, Dtype d, int64_t rows, int64_t cols)
 	static const struct { const char *target, *layout; } want[] = {
 		{ "cpu-v4", "r16" },
 		{ "cpu-v3", "r8" },
-		{ "cpu-generic", "r8" },
+		{ "cpu-generic", "r4" },
 	};
 
 	if (rows < 1 || cols < 1)

@@ -1,4 +1,4 @@
-/* Packing into r8 and r16, and reading a row back. See layout_packed.h for the orders. */
+/* Packing into r4, r8 and r16, and reading a row back. See layout_packed.h for the orders. */
 #include "runtime/weights/layout_packed.h"
 
 #include <string.h>
@@ -311,5 +311,6 @@ row(Dtype d, int64_t cols, const uint8_t *packed, int R, int r, float *dst)
 	{                                                                                          \
 		row(d, cols, packed, R, r, dst);                                                   \
 	}
+PACKED(4)
 PACKED(8)
 PACKED(16)

@@ -1,4 +1,4 @@
-/* Packed layouts r8 and r16: R = 8 or 16 rows interleaved, so that one vector register holds the same columns of R rows
+/* Packed layouts r4, r8 and r16: R = 4, 8 or 16 rows interleaved, so that one vector register holds the same columns of R rows
  * and a dot product needs no horizontal sum. The kernels' view of the same bytes is templates/common/cpu_weights.h.
  *
  * A group is a sequence of blocks along the columns. "dwords" below: for each j, R dwords, the one of row r holding the
@@ -21,6 +21,10 @@
 #define LLMC_RUNTIME_LAYOUT_PACKED_H
 
 #include "formats/dtype.h"
+
+int64_t packed4_bytes(Dtype d, int64_t cols);
+void    packed4_pack(Dtype d, int64_t cols, const void *src, void *dst);
+void    packed4_row(Dtype d, int64_t cols, const void *packed, int r, float *dst);
 
 int64_t packed8_bytes(Dtype d, int64_t cols);
 void    packed8_pack(Dtype d, int64_t cols, const void *src, void *dst);

@@ -42,10 +42,10 @@ fill(Dtype d, uint8_t *p, int64_t rows, int64_t cols, uint32_t seed)
 static void
 a_packed_row_reads_back_as_the_file_row(void **state)
 {
-	static const char *const names[] = { "row", "f32", "r8", "r16" };
+	static const char *const names[] = { "row", "f32", "r4", "r8", "r16" };
 
 	(void)state;
-	for (size_t n = 0; n < 4; n++)
+	for (size_t n = 0; n < 5; n++)
 		for (size_t i = 0; i < sizeof weight_types / sizeof *weight_types; i++) {
 			Dtype d = weight_types[i];
 			const Layout *l = layout_find(names[n]);
@@ -89,6 +89,7 @@ sizes_are_whole_groups_and_close_to_the_file(void **state)
 		Dtype d = weight_types[i];
 		int64_t file = 16 * dtype_row_bytes(d, 512), packed = layout_find("r16")->group_bytes(d, 512);
 		assert_true(packed >= file && packed <= file + file * 3 / 100);
+		assert_int_equal(packed, 4 * layout_find("r4")->group_bytes(d, 512));
 		assert_int_equal(packed, 2 * layout_find("r8")->group_bytes(d, 512));
 	}
 }
@@ -110,7 +111,7 @@ targets_get_what_their_kernels_stream(void **state)
 {
 	(void)state;
 	assert_string_equal(layout_for("cpu-v3", DT_Q4_1, 576, 576), "r8");
-	assert_string_equal(layout_for("cpu-generic", DT_F16, 5, 7), "r8");
+	assert_string_equal(layout_for("cpu-generic", DT_F16, 5, 7), "r4");
 	assert_string_equal(layout_for("cpu-v4", DT_Q6_K, 10, 256), "r16");
 	assert_string_equal(layout_for("ref", DT_Q4_1, 576, 576), "row");
 	assert_string_equal(layout_for("cpu-v3", DT_Q4_1, 576, 33), "row");
