@@ -1,0 +1,328 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/ops.txt: inputs and expected outputs of every op of compiler/ops.def, for tests/unit/test_ref_ops.c.
+
+The expectations come from torch in double precision (its own rms_norm, layer_norm, gelu, attention and so on), not
+from this project. Needs torch; run it again only when an op changes:  python tests/golden/make_ops.py
+
+The file is a list of cases, a word a line item:
+  case OP NAME
+  attr KEY i|f|s VALUE
+  step n_tok ... / arrays of the step
+  none | f32 | i32 | weight | vector | rope | pool      arguments in the order of ops.def
+  out ARG n values                                      what argument ARG must hold afterwards
+  end
+"""
+import math
+import os
+
+import torch
+import torch.nn.functional as F
+
+torch.manual_seed(20)
+torch.set_default_dtype(torch.float64)
+OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ops.txt")
+lines = []
+
+
+def rnd(*shape, scale=1.0):
+    # rounded to fp32, so that the file's text is the exact input of both sides
+    return (torch.randn(*shape) * scale).float().double()
+
+
+def numbers(t):
+    return " ".join("%.9g" % v for v in t.reshape(-1).tolist())
+
+
+class Case:
+    def __init__(self, op, name, **attrs):
+        lines.append(f"case {op} {name}")
+        for k, v in attrs.items():
+            kind = "s" if isinstance(v, str) else "f" if isinstance(v, float) else "i"
+            lines.append(f"attr {k} {kind} {v!r}".replace("'", ""))
+        self.n_arg = 0
+        self.a = attrs
+
+    def step(self, pos, seq_of=None, tok=None, kv_len=None, prefix=None, out_row=None):
+        n = len(pos)
+        seq_of = seq_of or [0] * n
+        tok = tok or [0] * n
+        n_seq = max(seq_of) + 1
+        kv_len = kv_len or [max([p for p, s in zip(pos, seq_of) if s == q]) + 1 for q in range(n_seq)]
+        prefix = prefix or [0] * n_seq
+        out_row = out_row if out_row is not None else [n - 1]
+        for key, v in (("pos", pos), ("seq_of", seq_of), ("tok", tok), ("kv_len", kv_len), ("prefix_len", prefix),
+                       ("out_row", out_row)):
+            lines.append(f"step {key} {len(v)} {' '.join(map(str, v))}")
+        return self
+
+    def arg(self, text):
+        lines.append(text)
+        self.n_arg += 1
+        return self
+
+    def none(self):
+        return self.arg("none")
+
+    def f32(self, t):
+        return self.arg(f"f32 {t.numel()} {numbers(t)}")
+
+    def i32(self, t):
+        return self.arg(f"i32 {t.numel()} {' '.join(map(str, t.reshape(-1).tolist()))}")
+
+    def weight(self, t):
+        return self.arg(f"weight {t.shape[0]} {t.shape[1]} {numbers(t)}")
+
+    def vector(self, t):
+        return self.none() if t is None else self.arg(f"vector {t.numel()} {numbers(t)}")
+
+    def pool(self, mla, kv_heads, k_dim, v_dim, dtype, k=None, v=None, seqs=None):
+        """k, v: what lies in it already, rows of all sequences in turn; seqs: rows of each."""
+        text = f"pool {int(mla)} {kv_heads} {k_dim} {v_dim} {dtype}"
+        if k is None:
+            return self.arg(text + " 0")
+        rows = k.shape[0]
+        return self.arg(f"{text} {rows} {len(seqs)} {' '.join(map(str, seqs))} {numbers(k)} {numbers(v)}")
+
+    def room(self, n, kind="f32"):
+        """an output of n elements, filled with junk by the test"""
+        self.last_room = self.n_arg
+        return self.arg(f"room {kind} {n}")
+
+    def out(self, t, arg=None):
+        lines.append(f"out {self.last_room if arg is None else arg} {t.numel()} {numbers(t.double())}")
+        return self
+
+    def end(self):
+        lines.append("end")
+
+
+def rms(x, w, eps, plus_one=0):
+    return F.rms_norm(x, (x.shape[-1],), None, eps) * ((w + 1 if plus_one else w) if w is not None else 1)
+
+
+def layer(x, w, b, eps):
+    return F.layer_norm(x, (x.shape[-1],), w, b, eps)
+
+
+ACT = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+
+
+def angles(pos, dims, theta=100.0):
+    a = torch.tensor(pos)[:, None] * theta ** (-torch.arange(0, dims, 2) / dims)
+    return torch.cat([a.cos(), a.sin()], -1).float().double()
+
+
+def rotate(x, ang, style):
+    """x [T, heads, R]; complex multiplication, not the formula of the implementation"""
+    half = ang.shape[-1] // 2
+    turn = torch.complex(ang[:, None, :half], ang[:, None, half:])
+    if style == "half":
+        z = torch.complex(x[..., :half].contiguous(), x[..., half:].contiguous()) * turn
+        return torch.cat([z.real, z.imag], -1)
+    z = torch.view_as_complex(x.reshape(*x.shape[:-1], half, 2).contiguous()) * turn
+    return torch.view_as_real(z).reshape(x.shape)
+
+
+# --- rows in, rows out
+w = rnd(7, 5)
+Case("embed", "scaled", hidden=5, scale=1.5).step([0, 1, 2], tok=[6, 0, 3]).weight(w).room(15).out(
+    1.5 * w[[6, 0, 3]]).end()
+x = rnd(3, 5)
+Case("embed_pos", "offset", hidden=5, offset=2).step([0, 4, 1]).f32(x).weight(w).room(15).out(x + w[[2, 6, 3]]).end()
+for name, groups, plus_one in (("plain", 1, 0), ("plus_one", 1, 1), ("groups", 3, 0)):
+    x, w = rnd(2, groups, 6, scale=3), rnd(6)
+    Case("rmsnorm", name, dim=6, groups=groups, eps=0.01, plus_one=plus_one).step([0, 1]).f32(x).vector(w).room(
+        x.numel()).out(rms(x, w, 0.01, plus_one)).end()
+for b in (None, rnd(9)):
+    x, w = rnd(2, 9, scale=2) + 3, rnd(9)
+    Case("layernorm", "bias" if b is not None else "plain", dim=9, eps=0.02).step([0, 1]).f32(x).vector(w).vector(
+        b).room(18).out(layer(x, w, b, 0.02)).end()
+for b in (None, rnd(4)):
+    x, w = rnd(3, 19), rnd(4, 19)
+    Case("matmul", "bias" if b is not None else "plain", rows=4, cols=19).step([0, 1, 2]).f32(x).weight(w).vector(
+        b).room(12).out(F.linear(x, w, b)).end()
+x = rnd(3, 8)
+Case("slice", "middle", width=8, first=2, count=5).step([0, 1, 2]).f32(x).room(15).out(x[:, 2:7]).end()
+for style in ("half", "interleaved"):
+    x, ang = rnd(3, 2, 10), angles([0, 5, 77], 6)
+    y = x.clone()
+    y[..., 3:9] = rotate(x[..., 3:9], ang, style)
+    Case("rope", style, heads=2, dim=10, first=3, rope_dims=6, style=style).step([0, 5, 77]).f32(x).arg(
+        f"rope 6 {numbers(ang)}").room(60).out(y).end()
+x, a1, a2 = rnd(3, 2, 8), angles([3, 4, 4], 4), angles([0, 1, 2], 4)
+y = torch.cat([rotate(x[..., :4], a1, "half"), rotate(x[..., 4:], a2, "half")], -1)
+Case("rope_2d", "half", heads=2, dim=8, rope_dims=4, style="half").step([3, 4, 5]).f32(x).arg(
+    f"rope 4 {numbers(a1)}").arg(f"rope 4 {numbers(a2)}").room(48).out(y).end()
+for act in ACT:
+    x, u = rnd(2, 7, scale=3), rnd(2, 7)
+    Case("act", act, width=7, act=act).step([0, 1]).f32(x).room(14).out(ACT[act](x)).end()
+    Case("glu", act, width=7, act=act).step([0, 1]).f32(x).f32(u).room(14).out(ACT[act](x) * u).end()
+x, r = rnd(2, 7), rnd(2, 7)
+Case("add", "scaled", width=7, scale=2.5).step([0, 1]).f32(x).f32(r).room(14).out(2.5 * x + r).end()
+s = rnd(2, 1)
+Case("gate_mul", "plain", width=7).step([0, 1]).f32(x).f32(s).room(14).out(x * torch.sigmoid(s)).end()
+x = rnd(2, 7, scale=5)
+Case("cap", "plain", width=7, cap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(x / 3)).end()
+x = rnd(4, 3)
+Case("pick", "two", width=3).step([0, 1, 2, 3], out_row=[1, 3]).f32(x).room(6).out(x[[1, 3]]).end()
+
+
+# --- attention: torch's own, with the mask and biases as an added matrix
+def slopes(heads, max_bias=8.0):
+    """ALiBi paper, its appendix: recursion over the nearest power of two"""
+    def power(n):
+        start = 2 ** (-max_bias / n)
+        return [start ** (i + 1) for i in range(n)]
+    if math.log2(heads).is_integer():
+        return power(heads)
+    near = 2 ** math.floor(math.log2(heads))
+    return power(near) + slopes(2 * near, max_bias)[0::2][:heads - near]
+
+
+def attend(q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0):
+    heads, kv_heads = q.shape[1], k.shape[1]
+    k, v = (t.repeat_interleave(heads // kv_heads, 1) for t in (k, v))
+    s = torch.einsum("thd,jhd->htj", q, k) * scale
+    if cap:
+        s = cap * torch.tanh(s / cap)
+    j, p = torch.arange(k.shape[0])[None], torch.tensor(pos)[:, None]
+    if alibi:
+        s = s + torch.tensor(slopes(heads, alibi))[:, None, None] * (j - p)
+    seen = (j <= p) | (j < prefix)
+    if window:
+        seen &= j > p - window
+    return torch.einsum("htj,jhd->thd", s.masked_fill(~seen, -math.inf).softmax(-1), v)
+
+
+def half_precision(t, dtype):
+    return t.half().double() if dtype == "f16" else t
+
+
+ATT = [  # name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype
+    ("gqa", 6, 2, 6, 6, 0.0, 0, 0, 0.0, "f32"), ("f16", 2, 2, 4, 4, 0.0, 0, 0, 0.0, "f16"),
+    ("v_dim", 3, 1, 6, 4, 0.0, 0, 0, 0.0, "f32"), ("cap", 2, 1, 4, 4, 1.5, 0, 0, 0.0, "f32"),
+    ("window", 2, 1, 4, 4, 0.0, 9, 0, 0.0, "f32"), ("prefix", 2, 1, 4, 4, 0.0, 0, 38, 0.0, "f32"),
+    ("alibi", 8, 8, 4, 4, 0.0, 0, 0, 8.0, "f32"), ("alibi_odd", 6, 6, 4, 4, 0.0, 0, 0, 8.0, "f32")]
+for name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype in ATT:
+    seqs = [40, 3]
+    pos, seq_of = [5, 37, 38, 39, 1, 2], [0, 0, 0, 0, 1, 1]
+    k, v, q = rnd(43, kv, dim, scale=2), rnd(43, kv, v_dim), rnd(6, heads, dim)
+    kk, vv = half_precision(k, dtype), half_precision(v, dtype)
+    args = dict(scale=0.7, cap=cap, window=window, alibi=alibi)
+    y = torch.cat([attend(q[:4], kk[:40], vv[:40], pos[:4], prefix=prefix, **args),
+                   attend(q[4:], kk[40:], vv[40:], pos[4:], prefix=0, **args)])
+    Case("attention", name, heads=heads, kv_heads=kv, dim=dim, v_dim=v_dim, scale=0.7, cap=cap, window=window,
+         mask="prefix" if prefix else "causal", alibi=alibi).step(pos, seq_of, kv_len=seqs, prefix=[prefix, 0]).f32(
+        q).pool(False, kv, dim, v_dim, dtype, k, v, seqs).none().room(6 * heads * v_dim).out(y).end()
+
+# appended by the op, read back by the attention of a later case: here only that each row lands where it belongs
+k, v = rnd(35, 2, 4), rnd(35, 2, 3)
+page = 32 * 2 * (4 + 3)
+want = torch.zeros(2, page)
+for p in range(35):
+    for h in range(2):
+        for i in range(4):
+            want[p // 32, (h * 4 + i) * 32 + p % 32] = k[p, h, i]
+        for i in range(3):
+            want[p // 32, 32 * 2 * 4 + (h * 32 + p % 32) * 3 + i] = v[p, h, i]
+Case("kv_append", "pages", kv_heads=2, dim=4, v_dim=3).step(list(range(35))).f32(k).f32(v).pool(
+    False, 2, 4, 3, "f32").none().out(want, 2).end()
+c, r = rnd(35, 5), rnd(35, 2)
+want = torch.zeros(2, 32 * 7)
+for p in range(35):
+    want[p // 32, (p % 32) * 7:(p % 32) * 7 + 7] = torch.cat([c[p], r[p]])
+Case("mla_append", "pages", kv_rank=5, rope_dim=2).step(list(range(35))).f32(c).f32(r).pool(
+    True, 1, 7, 0, "f32").none().out(want, 2).end()
+
+# MLA: keys and values expanded, then plain attention, which is the unabsorbed form
+heads, rank, nope, rope, v_dim = 3, 5, 4, 2, 6
+c, r, q = rnd(40, rank), rnd(40, rope), rnd(3, heads, nope + rope)
+k_b, v_b = rnd(heads * nope, rank), rnd(heads * v_dim, rank)
+k = torch.cat([F.linear(c, k_b).view(40, heads, nope), r[:, None].expand(40, heads, rope)], -1)
+y = attend(q, k, F.linear(c, v_b).view(40, heads, v_dim), [3, 38, 39], 0.4)
+Case("mla_attention", "absorbed", heads=heads, kv_rank=rank, nope_dim=nope, rope_dim=rope, v_dim=v_dim,
+     scale=0.4).step([3, 38, 39], kv_len=[40]).f32(q).weight(k_b).weight(v_b).pool(
+    True, 1, rank + rope, 0, "f32", c, r, [40]).none().room(3 * heads * v_dim).out(y).end()
+
+
+# --- experts
+def route(x, bias, top_k, score, renorm, scale, groups, keep, group_score):
+    s = x.sigmoid() if score == "sigmoid" else x.softmax(-1)
+    choice = s + (bias if bias is not None else 0)
+    if groups > 1:
+        g = choice.view(x.shape[0], groups, -1)
+        best = g.topk(2, -1).values.sum(-1) if group_score == "top2" else g.amax(-1)
+        keep_mask = torch.zeros_like(best).scatter(1, best.topk(keep, -1).indices, 1.0)
+        choice = choice.masked_fill(keep_mask.repeat_interleave(g.shape[-1], 1) == 0, -math.inf)
+    ids = choice.topk(top_k, -1).indices
+    wt = s.gather(1, ids)
+    if renorm:
+        wt = wt / (wt.sum(-1, keepdim=True) + (1e-20 if score == "sigmoid" else 0))
+    return ids, wt * scale
+
+
+for name, bias, score, renorm, scale, groups, keep, gs in (
+        ("softmax", 0, "softmax", 0, 1.0, 1, 1, "max"), ("renorm", 0, "softmax", 1, 1.0, 1, 1, "max"),
+        ("v2", 0, "softmax", 0, 16.0, 4, 2, "max"), ("v3", 1, "sigmoid", 1, 2.5, 4, 2, "top2")):
+    x, b = rnd(6, 8, scale=2), rnd(8, scale=0.5) if bias else None
+    ids, wt = route(x, b, 3, score, renorm, scale, groups, keep, gs)
+    Case("moe_route", name, n_experts=8, top_k=3, score=score, renorm=renorm, scale=scale, groups=groups,
+         keep_groups=keep, group_score=gs).step(list(range(6))).f32(x).vector(b).room(18, "i32").out(ids).room(
+        18).out(wt).end()
+ids, wt = torch.tensor([[2, 0], [3, 2], [0, 3]]), rnd(3, 2)
+x, g, u, d = rnd(3, 5), rnd(4, 6, 5), rnd(4, 6, 5), rnd(4, 5, 6)
+y = torch.stack([sum(wt[t, k] * (d[e] @ (F.silu(g[e] @ x[t]) * (u[e] @ x[t]))) for k, e in enumerate(ids[t]))
+                 for t in range(3)])
+Case("moe_ffn", "silu", n_experts=4, top_k=2, hidden=5, width=6, act="silu").step([0, 1, 2]).f32(x).i32(ids).f32(
+    wt).weight(g.view(24, 5)).weight(u.view(24, 5)).weight(d.view(20, 6)).room(15).out(y).end()
+
+
+# --- fused
+def normed(x, kind, w, b, eps, plus_one):
+    return rms(x, w, eps, plus_one) if kind == "rms" else layer(x, w, b, eps) if kind == "layer" else x
+
+
+for kind, plus_one in (("rms", 1), ("layer", 0), ("none", 0)):
+    x, nw, nb = rnd(3, 9), rnd(9) if kind != "none" else None, rnd(9) if kind == "layer" else None
+    n = normed(x, kind, nw, nb, 0.03, plus_one)
+    common = dict(cols=9, norm=kind, eps=0.03, plus_one=plus_one)
+    w, b = rnd(4, 9), rnd(4)
+    Case("norm_matmul", kind, rows=4, **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(w).vector(b).room(
+        12).out(F.linear(n, w, b)).end()
+    Case("norm_act", kind, rows=4, act="gelu", **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(
+        w).vector(b).room(12).out(F.gelu(F.linear(n, w, b))).end()
+    Case("norm_glu", kind, rows=2, act="silu", **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(
+        w).none().room(6).out(F.silu(F.linear(n, w[:2])) * F.linear(n, w[2:])).end()
+    Case("head", kind, rows=4, cap=2.0 if plus_one else 0.0, **common).step([0, 1, 2], out_row=[0, 2]).f32(x).vector(
+        nw).vector(nb).weight(w).room(8).out(
+        (2 * torch.tanh(F.linear(n, w) / 2) if plus_one else F.linear(n, w))[[0, 2]]).end()
+x, w, b, r = rnd(3, 9), rnd(4, 9), rnd(4), rnd(3, 4)
+Case("matmul_add", "scaled", rows=4, cols=9, scale=1.25).step([0, 1, 2]).f32(x).weight(w).vector(b).f32(r).room(
+    12).out(1.25 * r + F.linear(x, w, b)).end()
+for name, style, qk, with_rope in (("half", "half", True, True), ("interleaved", "interleaved", False, True),
+                                   ("no_rope", "half", False, False)):
+    heads, kv, dim, hidden, pos = 4, 2, 6, 9, [0, 1, 2]
+    x, nw, w, b = rnd(3, hidden), rnd(hidden), rnd((heads + 2 * kv) * dim, hidden), rnd((heads + 2 * kv) * dim)
+    qn, kn = (rnd(dim), rnd(dim)) if qk else (None, None)
+    qkv = F.linear(rms(x, nw, 0.01), w, b).view(3, -1, dim)
+    q, k, v = qkv.split([heads, kv, kv], 1)
+    if qk:
+        q, k = rms(q, qn, 0.5, 1), rms(k, kn, 0.5, 1)
+    ang = angles(pos, 4)
+    if with_rope:
+        q, k = (torch.cat([rotate(t[..., :4], ang, style), t[..., 4:]], -1) for t in (q, k))
+    want = torch.zeros(32 * kv * dim * 2)
+    for p in range(3):
+        for h in range(kv):
+            for i in range(dim):
+                want[(h * dim + i) * 32 + p] = k[p, h, i]
+                want[32 * kv * dim + (h * 32 + p) * dim + i] = v[p, h, i]
+    case = Case("norm_qkv", name, hidden=hidden, heads=heads, kv_heads=kv, dim=dim, norm="rms", eps=0.01, plus_one=0,
+                qk_eps=0.5, qk_plus_one=1, rope_dims=4, style=style).step(pos).f32(x).vector(nw).none().weight(
+        w).vector(b).vector(qn).vector(kn)
+    case.arg(f"rope 4 {numbers(ang)}") if with_rope else case.none()
+    case.pool(False, kv, dim, dim, "f32").room(3 * heads * dim).out(q).none().out(want, 8).end()
+
+with open(OUT, "w") as f:
+    f.write("\n".join(lines) + "\n")
+print(f"{OUT}: {sum(l.startswith('case') for l in lines)} cases, {os.path.getsize(OUT)} bytes")
