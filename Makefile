@@ -2,6 +2,7 @@
 CC        ?= gcc
 BUILD     ?= build
 PREFIX    ?= /usr/local
+DESTDIR   ?=
 CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
 PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc
@@ -9,31 +10,111 @@ CPPFLAGS_ := -I. -Iapi -D_GNU_SOURCE $(shell pkg-config --cflags $(PKGS) 2>/dev/
 CFLAGS_   := -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off $(WARN)
 LIBS      := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl
 SAN       ?=
+VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' api/llmc.h)
 
 ROOMS := base formats compiler compiler/import runtime runtime/plan runtime/weights runtime/cpu runtime/text ref api
 SRC   := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.c)))
-OBJ   := $(SRC:%.c=$(BUILD)/%.o)
-UNIT  := $(sort $(wildcard tests/unit/test_*.c))
+OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
+CLI   := $(sort $(wildcard cli/*.c))
+CLIO  := $(CLI:%.c=$(BUILD)/%.o)
+UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
+EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.c.in' -o -name '*.h' 2>/dev/null)
 
--include tools/rules.mk
+.PHONY: all lib help deps demo check san tsan fuzz bench bench-peer bench-startup golden format install clean unit smollm2
+all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a
 
-.PHONY: all lib
-all: $(BUILD)/llmc $(BUILD)/libllmc.so
-lib: $(BUILD)/libllmc.a
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(CFLAGS) $(SAN) -MMD -MP -c $< -o $@
 
+$(BUILD)/embed.c: $(EMBED) tools/embed.py
+	@python3 tools/embed.py $@
+	@touch $@
+
+$(BUILD)/embed.o: $(BUILD)/embed.c
+	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(SAN) -c $< -o $@
+
+# The objects as they are: tests reach the inside of the library.
 $(BUILD)/libllmc.a: $(OBJ)
 	@rm -f $@
 	ar rcs $@ $^
+
+$(BUILD)/libllmc.so: $(OBJ)
+	$(CC) -shared -Wl,-soname,libllmc.so.0 -Wl,-z,defs $(SAN) $^ -o $@ $(LIBS)
+
+$(BUILD)/llmc: $(CLIO) $(BUILD)/libllmc.a
+	$(CC) $(SAN) $(CLIO) $(BUILD)/libllmc.a -o $@ $(LIBS)
 
 $(BUILD)/unit/%: tests/unit/%.c $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(CFLAGS) $(SAN) $< -o $@ $(BUILD)/libllmc.a -lcmocka $(LIBS)
 
+lib: $(BUILD)/libllmc.a
 unit-%: $(BUILD)/unit/%
 	$<
 
--include $(OBJ:.o=.d)
+unit: $(UNIT) ## build and run the C unit tests
+	@tools/unit.sh $(UNIT)
+
+deps: ## install what building and testing needs (Debian packages, with root or sudo)
+	@tools/deps.sh
+
+smollm2: ## fetch the demo model (92 MB) into the cache and print its path
+	@tools/smollm2.sh
+
+demo: ## install, build, fetch SmolLM2, compile it and let it answer
+	@tools/demo.sh
+
+check: ## the whole test suite
+	@tools/check.sh
+
+san: ## unit and end-to-end tests under ASan and UBSan
+	@tools/check.sh build san
+
+tsan: ## threads under TSan
+	@tools/check.sh build tsan
+
+fuzz: ## short deterministic fuzz runs over the kept corpus
+	@tools/check.sh build fuzz
+
+bench: all ## tokens/s of the demo model on this machine
+	$(BUILD)/llmc bench "$$(tools/smollm2.sh)"
+
+bench-peer: all ## llmc and llama.cpp on the same file, interleaved; PEER_ARGS="--quick --isa v3"
+	@tools/venv.sh >/dev/null && "$$(tools/venv.sh)/bin/python" tests/bench/peer.py $(PEER_ARGS)
+
+bench-startup: all ## time to the first token, cold and warm, and peak memory
+	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py
+
+golden: ## make the goldens again (needs torch and transformers; see tests/golden/README.md)
+	@tests/golden/make.sh
+
+format: ## clang-format over the C sources
+	clang-format -i $$(git ls-files '*.c' '*.h' | grep -v -e '\.def$$' -e templates/)
+
+# One object with only the public names visible, so that a program's own names never clash with ours.
+$(BUILD)/install/libllmc.a: $(OBJ)
+	@mkdir -p $(@D)
+	ld -r $^ -o $(BUILD)/install/llmc.o
+	objcopy --localize-hidden $(BUILD)/install/llmc.o
+	@rm -f $@
+	ar rcs $@ $(BUILD)/install/llmc.o
+
+install: all $(BUILD)/install/libllmc.a ## header, libraries, pkg-config file, man page and llmc under PREFIX
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 755 $(BUILD)/llmc $(DESTDIR)$(PREFIX)/bin/llmc
+	install -m 644 api/llmc.h $(DESTDIR)$(PREFIX)/include/llmc.h
+	install -m 755 $(BUILD)/libllmc.so $(DESTDIR)$(PREFIX)/lib/libllmc.so.$(VERSION)
+	ln -sf libllmc.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libllmc.so.0
+	ln -sf libllmc.so.0 $(DESTDIR)$(PREFIX)/lib/libllmc.so
+	install -m 644 $(BUILD)/install/libllmc.a $(DESTDIR)$(PREFIX)/lib/libllmc.a
+	install -m 644 cli/llmc.1 $(DESTDIR)$(PREFIX)/share/man/man1/llmc.1
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(PKGS)|' tools/llmc.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/llmc.pc
+
+clean: ## remove what was built
+	rm -rf $(BUILD) generated
+
+-include $(OBJ:.o=.d) $(CLIO:.o=.d)

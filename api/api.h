@@ -1,0 +1,50 @@
+/* What api/ shares between its files: the structs behind the opaque handles. */
+#ifndef LLMC_API_API_H
+#define LLMC_API_API_H
+
+#include <stdatomic.h>
+
+#include "compiler/compile.h"
+#include "runtime/runtime.h"
+
+struct llmc_model {
+	atomic_int      refs;
+	Arena           arena;       /* spec, plan, texts */
+	const Spec     *spec;
+	const Plan     *plan;
+	const char     *plan_text, *plan_json;
+	char           *source;      /* the path that was opened, absolute: verify opens it again */
+	char           *artifact;    /* folder with the generated files */
+	char           *weights;     /* absolute path of the checkpoint, or NULL */
+	const char *const *set;      /* overrides in force, NULL-terminated */
+	bool            random_weights;
+	int             n_threads;
+	llmc_tokenizer *tokenizer;   /* NULL: none */
+	Runtime        *rt;          /* NULL when opened with no_weights */
+	double          compile_s, load_s;
+};
+
+struct llmc_session {
+	llmc_model *model;
+	Session    *s;
+	float      *logits;          /* [vocab] of the last row, for generate */
+};
+
+/* What a path is. */
+typedef enum SourceKind { SOURCE_YAML, SOURCE_ARTIFACT, SOURCE_HF, SOURCE_GGUF } SourceKind;
+llmc_status source_kind(const char *path, SourceKind *kind, llmc_error *err);
+
+/* Spec of any source; NULL with *err filled. Warnings go to log. */
+const Spec *source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights,
+                        Arena *arena, llmc_log_fn log, void *log_user, llmc_error *err);
+/* "cpu" and an arch (NULL: this processor's), or "ref" -> "cpu-v3"; E_INPUT for unknown words */
+llmc_status target_name(const char *device, const char *arch, bool must_run, char out[32], llmc_error *err);
+
+void log_line(llmc_log_fn log, void *user, int level, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+/* Each line of a diagnostic text as a warning. */
+void log_text(llmc_log_fn log, void *user, int level, const char *text);
+double clock_now(void); /* seconds, monotonic */
+/* Copy a string into (buf, cap, *need) as llmc.h promises. */
+llmc_status copy_out(const char *s, size_t n, char *buf, size_t cap, size_t *need, llmc_error *err);
+
+#endif

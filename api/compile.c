@@ -1,0 +1,142 @@
+/* llmc_import and llmc_compile: the compiler without weights. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api.h"
+
+llmc_status
+llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_error *err)
+{
+	Arena arena;
+	Diag d;
+	SourceKind kind;
+	llmc_error own = { 0 };
+	char *volatile yaml = NULL;
+	volatile bool bug = false;
+
+	*yaml_out = NULL;
+	TRY(source_kind(src, &kind, err));
+	if (kind != SOURCE_HF && kind != SOURCE_GGUF)
+		return error_set(err, LLMC_E_INPUT, "%s: is a description already; import reads a Hugging Face folder or a GGUF file", src);
+	arena_init(&arena);
+	if (setjmp(arena.oom)) {
+		arena_release(&arena);
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while importing it", src);
+	}
+	diag_init(&d, &arena);
+	if (setjmp(d.bug))
+		bug = true;
+	else
+		yaml = import_yaml(src, &d, &arena, &own);
+	llmc_status s = LLMC_OK;
+	if (!yaml || bug) {
+		if (d.text.len)
+			s = error_set(err, bug ? LLMC_E_BUG : LLMC_E_INPUT, "%s", strbuf_str(&d.text));
+		else
+			s = error_set(err, own.code ? own.code : LLMC_E_BUG, "%s", own.code ? own.text : "no description came of it");
+	} else {
+		if (opt)
+			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d.text));
+		*yaml_out = strdup(yaml);
+		if (!*yaml_out)
+			s = error_set(err, LLMC_E_MEMORY, "out of memory");
+	}
+	diag_release(&d);
+	arena_release(&arena);
+	return s;
+}
+
+enum { MAX_TARGETS = 8 };
+
+/* "v3,v4" -> target names; NULL: this processor's */
+static llmc_status
+targets(const llmc_compile_options *o, char name[MAX_TARGETS][32], size_t *n, llmc_error *err)
+{
+	const char *p = o->arch;
+
+	*n = 0;
+	if (!p)
+		return target_name(o->target, NULL, false, name[(*n)++], err);
+	while (*p) {
+		size_t len = strcspn(p, ",");
+		char word[32];
+		if (*n == MAX_TARGETS || len == 0 || len >= sizeof word)
+			return error_set(err, LLMC_E_INPUT, "--arch %s: expected a list such as v3,v4", o->arch);
+		memcpy(word, p, len);
+		word[len] = 0;
+		TRY(target_name(o->target, word, false, name[(*n)++], err));
+		p += len + (p[len] == ',');
+	}
+	return LLMC_OK;
+}
+
+static llmc_status
+compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, Arena *arena, llmc_error *err)
+{
+	char name[MAX_TARGETS][32];
+	const Compiled *done[MAX_TARGETS];
+	size_t n;
+	SourceKind kind;
+	Strbuf dump = { 0 };
+
+	TRY(targets(o, name, &n, err));
+	TRY(source_kind(yaml, &kind, err));
+	const Spec *spec = source_spec(yaml, kind, o->set, NULL, arena, o->log, o->log_user, err);
+	if (!spec)
+		return err && err->code ? err->code : LLMC_E_INPUT;
+	for (size_t i = 0; i < n; i++) {
+		Diag d;
+		Compiled *volatile c = NULL;
+		diag_init(&d, arena);
+		if (!setjmp(d.bug))
+			c = compile_spec(spec, name[i], i == 0 ? o->dump : NULL, &dump, &d, arena);
+		if (!c) {
+			llmc_status s = error_set(err, d.n_error ? LLMC_E_INPUT : LLMC_E_BUG, "%s", strbuf_str(&d.text));
+			diag_release(&d);
+			strbuf_release(&dump);
+			return s;
+		}
+		log_text(o->log, o->log_user, LLMC_LOG_WARNING, strbuf_str(&d.text));
+		diag_release(&d);
+		done[i] = c;
+	}
+	if (o->dump) {
+		if (dump.failed) {
+			strbuf_release(&dump);
+			return error_set(err, LLMC_E_MEMORY, "out of memory");
+		}
+		*o->dump_out = dump.data ? dump.data : strdup("");
+		return LLMC_OK;
+	}
+	TRY(artifact_write(done, n, dir, err));
+	for (size_t i = 0; o->aot && i < n; i++)
+		if (strcmp(name[i], "ref") != 0)
+			TRY(runtime_build_aot(done[i]->plan, dir, o->log, o->log_user, err));
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_compile(const char *yaml_path, const char *out_dir, const llmc_compile_options *opt, llmc_error *err)
+{
+	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
+	llmc_error own = { 0 };
+	Arena arena;
+	llmc_status s;
+
+	if (opt)
+		memcpy(&o, opt, opt->size < sizeof o ? opt->size : sizeof o);
+	if (o.dump && !o.dump_out)
+		return error_set(err, LLMC_E_RANGE, "dump without dump_out");
+	if (!o.dump && (!out_dir || !*out_dir))
+		return error_set(err, LLMC_E_INPUT, "no folder given to write the artifact to");
+	arena_init(&arena);
+	if (setjmp(arena.oom))
+		s = error_set(&own, LLMC_E_MEMORY, "%s: out of memory while compiling it", yaml_path);
+	else
+		s = compile_into(yaml_path, out_dir, &o, &arena, &own);
+	if (s != LLMC_OK && err)
+		*err = own;
+	arena_release(&arena);
+	return s;
+}

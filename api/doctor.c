@@ -1,0 +1,67 @@
+/* llmc_doctor and llmc_bandwidth: what this machine has. */
+#include <dlfcn.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/api.h"
+#include "base/file.h"
+
+double
+llmc_bandwidth(int n_threads, double seconds)
+{
+	return cpu_bandwidth(n_threads, seconds);
+}
+
+static void
+processor_name(char *out, size_t cap)
+{
+	char line[512];
+	FILE *f = fopen("/proc/cpuinfo", "re");
+
+	snprintf(out, cap, "unknown");
+	while (f && fgets(line, sizeof line, f)) {
+		char *colon = strchr(line, ':');
+		if (strncmp(line, "model name", 10) == 0 && colon) {
+			colon[1 + strcspn(colon + 1, "\n")] = 0;
+			snprintf(out, cap, "%s", colon + 2);
+			break;
+		}
+	}
+	if (f)
+		fclose(f);
+}
+
+llmc_status
+llmc_doctor(char **json_out, llmc_error *err)
+{
+	char name[512], threads[512], cc[512] = "", cc_version[512] = "";
+	llmc_error why = { 0 };
+	Strbuf dir = { 0 };
+
+	*json_out = NULL;
+	processor_name(name, sizeof name);
+	topology_describe(threads, sizeof threads);
+	llmc_status have_cc = cc_find(cc, sizeof cc, cc_version, sizeof cc_version, &why);
+	bool have_dir = file_cache_dir(&dir, NULL) == LLMC_OK;
+	/* only asked whether they are there: nothing is opened on a device */
+	void *cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+	json_t *j = json_pack("{s:s, s:{s:s, s:s, s:i, s:s, s:b, s:b}, s:{s:b, s:s, s:s}, s:{s:s, s:b}, s:{s:b, s:s}}",
+	                      "version", LLMC_VERSION,
+	                      "processor", "name", name, "best_target", isa_best(), "threads", topology_threads(), "topology", threads,
+	                      "runs_v3", isa_runs("cpu-v3"), "runs_v4", isa_runs("cpu-v4"),
+	                      "compiler", "found", have_cc == LLMC_OK, "path", cc, "text", have_cc == LLMC_OK ? cc_version : why.text,
+	                      "cache", "path", strbuf_str(&dir), "known", have_dir,
+	                      "cuda", "driver", cuda != NULL, "text",
+	                      cuda ? "a driver is here; this llmc has no CUDA target yet" : "no NVIDIA driver (libcuda.so.1): models run on the CPU");
+	if (cuda)
+		dlclose(cuda);
+	strbuf_release(&dir);
+	if (j) {
+		*json_out = json_dumps(j, JSON_INDENT(2));
+		json_decref(j);
+	}
+	return *json_out ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
+}

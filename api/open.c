@@ -1,0 +1,274 @@
+/* llmc_open: import, compile, write the artifact, map and pack the weights, load the kernels. */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/api.h"
+#include "base/file.h"
+
+static void
+model_free(llmc_model *m)
+{
+	runtime_close(m->rt);
+	llmc_tokenizer_close(m->tokenizer);
+	arena_release(&m->arena);
+	free(m);
+}
+
+void
+llmc_retain(llmc_model *m)
+{
+	atomic_fetch_add(&m->refs, 1);
+}
+
+void
+llmc_close(llmc_model *m)
+{
+	if (m && atomic_fetch_sub(&m->refs, 1) == 1)
+		model_free(m);
+}
+
+/* The reference keeps its KV in fp32 unless the caller says otherwise. */
+static const char *const *
+set_for_target(const char *const *set, const char *target, Arena *arena)
+{
+	size_t n = 0, k = 0;
+
+	while (set && set[n])
+		n++;
+	const char **all = NEW(arena, const char *, n + 2);
+	if (strcmp(target, "ref") == 0)
+		all[k++] = "kv.dtype=f32";
+	for (size_t i = 0; i < n; i++)
+		all[k++] = arena_strdup(arena, set[i]);
+	return all;
+}
+
+static char *
+absolute(Arena *arena, const char *path)
+{
+	char real[PATH_MAX];
+
+	return arena_strdup(arena, realpath(path, real) ? real : path);
+}
+
+/* Checkpoint of the model: what the caller says, else what the description says (relative to its file), else the source itself. */
+static const char *
+weights_path(const char *source, SourceKind kind, const Spec *spec, const char *given, Arena *arena)
+{
+	if (given)
+		return absolute(arena, given);
+	if (kind == SOURCE_HF || kind == SOURCE_GGUF)
+		return absolute(arena, source);
+	if (!spec->weights)
+		return NULL;
+	if (spec->weights[0] == '/')
+		return spec->weights;
+	const char *dir = kind == SOURCE_ARTIFACT ? source : NULL, *slash = strrchr(source, '/');
+	if (!dir)
+		dir = slash ? arena_strndup(arena, source, (size_t)(slash - source)) : ".";
+	return absolute(arena, arena_printf(arena, "%s/%s", dir, spec->weights));
+}
+
+/* The folder for generated files: the caller's, the artifact itself, or one in the cache named by the content. */
+static llmc_status
+artifact_folder(llmc_model *m, const char *source, SourceKind kind, const llmc_options *opt, llmc_error *err)
+{
+	if (opt->out_dir) {
+		m->artifact = arena_strdup(&m->arena, opt->out_dir);
+		return LLMC_OK;
+	}
+	if (kind == SOURCE_ARTIFACT) {
+		m->artifact = absolute(&m->arena, source);
+		return LLMC_OK;
+	}
+	Strbuf dir = { 0 };
+	llmc_status s = file_cache_dir(&dir, err);
+	if (s == LLMC_OK)
+		m->artifact = arena_printf(&m->arena, "%s/models/%s-%.16s", strbuf_str(&dir), m->spec->name, m->spec->sha256 + (strncmp(m->spec->sha256, "sha256:", 7) ? 0 : 7));
+	strbuf_release(&dir);
+	return s == LLMC_OK ? file_mkdirs_private(m->artifact, err) : s;
+}
+
+/* The plan as the runtime reads it: through the strict reader, whoever wrote it. */
+static llmc_status
+read_plan(llmc_model *m, const char *json, size_t size, const char *name, llmc_error *err)
+{
+	Plan *plan;
+
+	TRY(plan_read(json, size, name, &m->arena, &plan, err));
+	TRY(plan_check(plan, err));
+	m->plan = plan;
+	return LLMC_OK;
+}
+
+static const ArtifactFile *
+compiled_file(const Compiled *c, const char *path)
+{
+	for (size_t i = 0; i < c->n_file; i++)
+		if (strcmp(c->file[i].path, path) == 0)
+			return &c->file[i];
+	return NULL;
+}
+
+static llmc_status
+compile_model(llmc_model *m, const char *target, bool write, const llmc_options *opt, llmc_error *err)
+{
+	Diag d;
+	Compiled *volatile c = NULL;
+
+	diag_init(&d, &m->arena);
+	if (!setjmp(d.bug))
+		c = compile_spec(m->spec, target, NULL, NULL, &d, &m->arena);
+	if (!c) {
+		llmc_status s = error_set(err, d.n_error ? LLMC_E_INPUT : LLMC_E_BUG, "%s", strbuf_str(&d.text));
+		diag_release(&d);
+		return s;
+	}
+	log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d.text));
+	diag_release(&d);
+	const Compiled *one = c;
+	if (write)
+		TRY(artifact_write(&one, 1, m->artifact, err));
+	char name[64];
+	snprintf(name, sizeof name, "plan-%s.json", target);
+	const ArtifactFile *json = compiled_file(c, name);
+	if (!json)
+		return error_set(err, LLMC_E_BUG, "the compiler made no %s", name);
+	m->plan_json = json->text;
+	m->plan_text = c->plan_text;
+	return read_plan(m, json->text, json->size, name, err);
+}
+
+/* A generated folder: its own plan, when there is one for this target that this llmc reads. */
+static llmc_status
+open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+{
+	Strbuf text = { 0 };
+	llmc_error why = { 0 };
+	const char *name = arena_printf(&m->arena, "%s/plan-%s.json", m->artifact, target);
+
+	*fits = false;
+	if (!file_exists(name)) {
+		log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: no plan for %s: compiling it from model.yaml", m->artifact, target);
+		return LLMC_OK;
+	}
+	TRY(file_check_trusted(name, err));
+	llmc_status s = file_read(name, (size_t)1 << 30, &text, err);
+	if (s == LLMC_OK) {
+		if (read_plan(m, strbuf_str(&text), text.len, name, &why) == LLMC_OK && strcmp(m->plan->target, target) == 0 &&
+		    strcmp(m->plan->spec_sha256, m->spec->sha256) == 0) {
+			*fits = true;
+			m->plan_json = arena_strndup(&m->arena, strbuf_str(&text), text.len);
+			char *txt = arena_printf(&m->arena, "%s/plan-%s.txt", m->artifact, target);
+			if (file_read(txt, (size_t)1 << 30, &text, NULL) == LLMC_OK)
+				m->plan_text = arena_strndup(&m->arena, strbuf_str(&text), text.len);
+			else
+				m->plan_text = "";
+		} else {
+			log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: %s: compiling it again from model.yaml", name,
+			         why.code ? why.text : "made from another description or for another target");
+		}
+	}
+	strbuf_release(&text);
+	return s;
+}
+
+static llmc_status
+open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_options *opt, llmc_error *err)
+{
+	const char *path = m->weights ? m->weights : kind == SOURCE_HF || kind == SOURCE_GGUF ? source : NULL;
+	llmc_error why;
+
+	if (!path || !file_exists(path))
+		return LLMC_OK;
+	char *slash;
+	if (!file_is_dir(path) && strlen(path) > 12 && strcmp(path + strlen(path) - 12, ".safetensors") == 0) {
+		path = arena_strdup(&m->arena, path);
+		slash = strrchr(path, '/');
+		*slash = 0; /* absolute: there is one */
+	}
+	llmc_status s = llmc_tokenizer_open(path, &m->tokenizer, &why);
+	if (s == LLMC_E_MEMORY)
+		return error_set(err, s, "%s", why.text);
+	if (s != LLMC_OK) {
+		m->tokenizer = NULL;
+		log_line(opt->log, opt->log_user, LLMC_LOG_DEBUG, "no tokenizer: %s", why.text);
+	}
+	return LLMC_OK;
+}
+
+static llmc_status
+open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *err)
+{
+	SourceKind kind;
+	char target[32];
+	double t0 = clock_now();
+
+	TRY(source_kind(path, &kind, err));
+	TRY(target_name(opt->device, opt->arch, !opt->no_weights, target, err));
+	m->source = absolute(&m->arena, path);
+	m->set = set_for_target(opt->set, target, &m->arena);
+	m->random_weights = opt->random_weights;
+	m->n_threads = opt->n_threads;
+	if (opt->random_weights && opt->weights)
+		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one", opt->weights);
+	m->spec = source_spec(path, kind, m->set, opt->weights, &m->arena, opt->log, opt->log_user, err);
+	if (!m->spec)
+		return err && err->code ? err->code : LLMC_E_INPUT;
+	if (!opt->random_weights)
+		m->weights = (char *)weights_path(path, kind, m->spec, opt->weights, &m->arena);
+	bool fits = false;
+	if (!opt->no_weights || opt->out_dir || kind == SOURCE_ARTIFACT)
+		TRY(artifact_folder(m, path, kind, opt, err));
+	if (kind == SOURCE_ARTIFACT && !opt->out_dir)
+		TRY(open_artifact(m, target, opt, &fits, err));
+	if (!fits)
+		TRY(compile_model(m, target, m->artifact && (!opt->no_weights || opt->out_dir), opt, err));
+	m->compile_s = clock_now() - t0;
+	TRY(open_tokenizer(m, kind, path, opt, err));
+	if (opt->no_weights)
+		return LLMC_OK;
+	if (!m->weights && !opt->random_weights)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: no weights: say where with --weights PATH, write `weights: PATH` into the YAML, or measure with --random-weights", path);
+	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .n_threads = opt->n_threads,
+		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed,
+		              .log = opt->log, .log_user = opt->log_user };
+	TRY(runtime_open(m->plan, &ro, &m->rt, err));
+	m->load_s = clock_now() - t0;
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_open(const char *path, const llmc_options *opt, llmc_model **out, llmc_error *err)
+{
+	llmc_options none = LLMC_INIT(llmc_options), o = none;
+
+	*out = NULL;
+	if (err)
+		*err = (llmc_error){ 0 };
+	if (opt)
+		memcpy(&o, opt, opt->size < sizeof o ? opt->size : sizeof o);
+	llmc_model *m = calloc(1, sizeof *m);
+	if (!m)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	atomic_init(&m->refs, 1);
+	arena_init(&m->arena);
+	llmc_error own = { 0 };
+	llmc_status s;
+	if (setjmp(m->arena.oom))
+		s = error_set(&own, LLMC_E_MEMORY, "%s: out of memory while opening it", path);
+	else
+		s = open_into(m, path, &o, &own);
+	if (s != LLMC_OK) {
+		if (err)
+			*err = own;
+		model_free(m);
+		return s;
+	}
+	*out = m;
+	return LLMC_OK;
+}

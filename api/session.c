@@ -1,0 +1,93 @@
+/* Sessions: the runtime's, with the model they keep alive. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api.h"
+
+llmc_status
+llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llmc_error *err)
+{
+	llmc_limits l = LLMC_INIT(llmc_limits);
+
+	*out = NULL;
+	if (!m->rt)
+		return error_set(err, LLMC_E_INPUT, "the model was opened without weights");
+	if (lim)
+		memcpy(&l, lim, lim->size < sizeof l ? lim->size : sizeof l);
+	l.size = sizeof l;
+	if (l.n_threads == 0)
+		l.n_threads = m->n_threads;
+	llmc_session *s = calloc(1, sizeof *s);
+	if (!s || !(s->logits = calloc((size_t)m->plan->vocab, sizeof *s->logits))) {
+		free(s);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
+	}
+	llmc_status status = session_open(m->rt, &l, &s->s, err);
+	if (status != LLMC_OK) {
+		free(s->logits);
+		free(s);
+		return status;
+	}
+	s->model = m;
+	llmc_retain(m);
+	*out = s;
+	return LLMC_OK;
+}
+
+void
+llmc_session_close(llmc_session *s)
+{
+	if (!s)
+		return;
+	session_close(s->s);
+	llmc_close(s->model);
+	free(s->logits);
+	free(s);
+}
+
+llmc_status
+llmc_seq_new(llmc_session *s, int32_t length_bound, llmc_seq *out, llmc_error *err)
+{
+	return session_seq_new(s->s, length_bound, out, err);
+}
+
+llmc_status
+llmc_seq_fork(llmc_session *s, llmc_seq from, llmc_seq *out, llmc_error *err)
+{
+	return session_seq_fork(s->s, from, out, err);
+}
+
+llmc_status
+llmc_seq_trim(llmc_session *s, llmc_seq q, int32_t len, llmc_error *err)
+{
+	return session_seq_trim(s->s, q, len, err);
+}
+
+int32_t
+llmc_seq_len(const llmc_session *s, llmc_seq q)
+{
+	return session_seq_len(s->s, q);
+}
+
+void
+llmc_seq_free(llmc_session *s, llmc_seq q)
+{
+	session_seq_free(s->s, q);
+}
+
+llmc_status
+llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
+{
+	return session_forward(s->s, chunk, n, logits, err);
+}
+
+void
+llmc_session_stats(const llmc_session *s, llmc_stats *out)
+{
+	llmc_stats all = LLMC_INIT(llmc_stats);
+	size_t size = out->size;
+
+	session_stats(s->s, &all);
+	all.size = size;
+	memcpy(out, &all, size < sizeof all ? size : sizeof all);
+}

@@ -1,0 +1,84 @@
+/* Status names, and the small helpers of this room. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "api/api.h"
+
+const char *
+llmc_version(void)
+{
+	return LLMC_VERSION;
+}
+
+const char *
+llmc_status_name(llmc_status s)
+{
+	switch (s) {
+#define X(name, value, text)                                                                       \
+	case LLMC_##name:                                                                          \
+		return "LLMC_" #name;
+		LLMC_STATUS_LIST(X)
+#undef X
+	}
+	return "LLMC_?";
+}
+
+const char *
+llmc_status_text(llmc_status s)
+{
+	switch (s) {
+#define X(name, value, text)                                                                       \
+	case LLMC_##name:                                                                          \
+		return text;
+		LLMC_STATUS_LIST(X)
+#undef X
+	}
+	return "unknown status";
+}
+
+void
+log_line(llmc_log_fn log, void *user, int level, const char *fmt, ...)
+{
+	char line[1024];
+	va_list ap;
+
+	if (!log)
+		return;
+	va_start(ap, fmt);
+	vsnprintf(line, sizeof line, fmt, ap);
+	va_end(ap);
+	log(user, level, line);
+}
+
+void
+log_text(llmc_log_fn log, void *user, int level, const char *text)
+{
+	while (log && *text) {
+		const char *end = strchrnul(text, '\n');
+		log_line(log, user, level, "%.*s", (int)(end - text), text);
+		text = *end ? end + 1 : end;
+	}
+}
+
+double
+clock_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+llmc_status
+copy_out(const char *s, size_t n, char *buf, size_t cap, size_t *need, llmc_error *err)
+{
+	if (need)
+		*need = n;
+	if (cap <= n)
+		return buf || cap ? error_set(err, LLMC_E_RANGE, "buffer of %zu bytes is too small: %zu are needed", cap, n + 1)
+		                  : LLMC_OK; /* only the size was asked for */
+	memcpy(buf, s, n);
+	buf[n] = 0;
+	return LLMC_OK;
+}

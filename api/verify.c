@@ -1,0 +1,169 @@
+/* llmc_verify: the plan and the fp32 reference on the same tokens, value by value. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api.h"
+
+typedef struct Kept {
+	char   *name;
+	float  *data;
+	int64_t n;
+} Kept;
+
+typedef struct Compare {
+	Kept  *kept;
+	size_t n, cap;
+	bool   failed;      /* out of memory */
+	/* second run */
+	double tolerance;   /* of a value right behind the embedding */
+	llmc_verify_fn on_row;
+	void  *user;
+	int    n_row, n_bad;
+	char   first_bad[512];
+} Compare;
+
+/* First run: keep what the reference makes. */
+static void
+keep(void *user, const PlanStep *step, const char *value, const float *data, int64_t rows, int64_t width)
+{
+	Compare *c = user;
+	int64_t n = rows * width;
+
+	(void)step;
+	if (c->failed)
+		return;
+	if (c->n == c->cap) {
+		size_t cap = c->cap ? 2 * c->cap : 64;
+		Kept *k = realloc(c->kept, cap * sizeof *k);
+		if (!k) {
+			c->failed = true;
+			return;
+		}
+		c->kept = k;
+		c->cap = cap;
+	}
+	Kept k = { .name = strdup(value), .data = malloc((size_t)n * sizeof(float) + 1), .n = n };
+	if (!k.name || !k.data) {
+		free(k.name);
+		free(k.data);
+		c->failed = true;
+		return;
+	}
+	memcpy(k.data, data, (size_t)n * sizeof(float));
+	c->kept[c->n++] = k;
+}
+
+static int
+by_name(const void *a, const void *b)
+{
+	return strcmp(((const Kept *)a)->name, ((const Kept *)b)->name);
+}
+
+/* Second run: the plan's value against the reference's. */
+static void
+compare(void *user, const PlanStep *step, const char *value, const float *data, int64_t rows, int64_t width)
+{
+	Compare *c = user;
+	Kept key = { .name = (char *)value };
+	const Kept *k = c->n ? bsearch(&key, c->kept, c->n, sizeof *c->kept, by_name) : NULL;
+	double worst = 0, range = 0;
+
+	if (!k || k->n != rows * width)
+		return;
+	for (int64_t i = 0; i < k->n; i++) {
+		double d = fabs((double)data[i] - k->data[i]);
+		if (!(d <= worst)) /* a NaN on one side counts as the worst */
+			worst = isnan(data[i]) && isnan(k->data[i]) ? worst : isnan(d) ? INFINITY : d;
+		if (fabsf(k->data[i]) > range)
+			range = fabsf(k->data[i]);
+	}
+	/* errors of all layers before add up like independent ones */
+	double tolerance = c->tolerance * sqrt(2.0 + (step->layer < 0 ? 0 : step->layer));
+	llmc_verify_row row = { .layer = step->layer, .value = value, .op = step->op, .max_err = worst, .range = range,
+		                .tolerance = tolerance, .ok = worst <= tolerance * (range > 0 ? range : 1) };
+	c->n_row++;
+	if (!row.ok && c->n_bad++ == 0)
+		snprintf(c->first_bad, sizeof c->first_bad,
+		         "%s of layer %d makes %s off by %.3g, %.2g of its range; %.2g is allowed", step->op, step->layer, value, worst,
+		         range > 0 ? worst / range : worst, tolerance);
+	if (c->on_row)
+		c->on_row(c->user, &row);
+}
+
+static llmc_status
+run_once(Runtime *rt, const int32_t *tok, size_t n_tok, int n_threads, session_probe_fn probe, Compare *c, llmc_error *err)
+{
+	llmc_limits lim = LLMC_INIT(llmc_limits);
+	Session *s;
+	llmc_seq q;
+
+	lim.context = lim.chunk = (int32_t)n_tok;
+	lim.n_threads = n_threads;
+	TRY(session_open(rt, &lim, &s, err));
+	session_set_probe(s, probe, c);
+	llmc_status status = session_seq_new(s, (int32_t)n_tok, &q, err);
+	if (status == LLMC_OK) {
+		llmc_chunk chunk = { .seq = q, .tok = tok, .n_tok = (int32_t)n_tok, .n_out = 1 };
+		status = session_forward(s, &chunk, 1, NULL, err);
+	}
+	session_close(s);
+	return status;
+}
+
+/* What the arithmetic of a plan may differ from fp32, as a share of a value's range. */
+static double
+plan_tolerance(const llmc_model *m)
+{
+	double t = 1e-4;
+
+	for (int i = 0; i < m->plan->n_tensor; i++) {
+		Dtype d = m->plan->tensor[i].dtype;
+		if (dtype_info(d)->block_elems > 1 && strcmp(m->plan->target, "ref") != 0)
+			t = m->spec->activations_i8 ? 6e-2 : 5e-3;
+	}
+	for (int i = 0; i < m->plan->n_pool; i++)
+		if (m->plan->pool[i].dtype != DT_F32 && t < 5e-3)
+			t = 5e-3;
+	return t;
+}
+
+llmc_status
+llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_row, void *user, llmc_error *err)
+{
+	Compare c = { .on_row = on_row, .user = user, .tolerance = plan_tolerance(m) };
+	llmc_model *ref = NULL;
+	llmc_options o = LLMC_INIT(llmc_options);
+	llmc_status status;
+
+	if (!m->rt)
+		return error_set(err, LLMC_E_INPUT, "the model was opened without weights");
+	if (n_tok < 1)
+		return error_set(err, LLMC_E_INPUT, "verify needs at least one token");
+	o.device = "ref";
+	o.weights = m->random_weights ? NULL : m->weights;
+	o.random_weights = m->random_weights;
+	o.set = m->set;
+	o.n_threads = m->n_threads;
+	TRY_GOTO(llmc_open(m->source, &o, &ref, err));
+	TRY_GOTO(run_once(ref->rt, tok, n_tok, 1, keep, &c, err));
+	if (c.failed) {
+		status = error_set(err, LLMC_E_MEMORY, "out of memory for the reference's values");
+		goto fail;
+	}
+	qsort(c.kept, c.n, sizeof *c.kept, by_name);
+	TRY_GOTO(run_once(m->rt, tok, n_tok, m->n_threads, compare, &c, err));
+	if (c.n_row == 0)
+		status = error_set(err, LLMC_E_BUG, "the plan names no value that the reference makes");
+	else if (c.n_bad)
+		status = error_set(err, LLMC_E_CHECK, "%s (%d of %d values beyond their tolerance)", c.first_bad, c.n_bad, c.n_row);
+fail:
+	for (size_t i = 0; i < c.n; i++) {
+		free(c.kept[i].name);
+		free(c.kept[i].data);
+	}
+	free(c.kept);
+	llmc_close(ref);
+	return status;
+}

@@ -1,0 +1,130 @@
+/* The llmc command: one thin file a subcommand, over llmc.h and nothing else of the library.
+ *
+ * Exit codes: 0 done, 1 the user's input is wrong, 2 the machine lacks something, 3 a check failed, 130 interrupted.
+ * Results go to stdout, progress and complaints to stderr. */
+#ifndef LLMC_CLI_H
+#define LLMC_CLI_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "llmc.h"
+
+enum { EXIT_INPUT = 1, EXIT_MACHINE = 2, EXIT_CHECK = 3, EXIT_INTERRUPTED = 130 };
+
+/* One option of a command line; `--name value`, `--name=value`, `-s value`. */
+typedef enum OptKind { OPT_FLAG, OPT_INT, OPT_INT64, OPT_FLOAT, OPT_U64, OPT_TEXT, OPT_LIST, OPT_BYTES, OPT_GROUP } OptKind;
+typedef struct Opt {
+	OptKind     kind;
+	char        letter;  /* 0: none */
+	const char *name;    /* group: its heading */
+	const char *arg;     /* name of the value in the help */
+	void       *to;      /* bool, int32_t, int64_t, float, uint64_t, const char *, List; bytes: int64_t */
+	const char *help;
+} Opt;
+typedef struct List { const char **v; size_t n; } List; /* v is NULL-terminated once n > 0 */
+
+typedef struct Command {
+	const char *name, *usage, *summary, *examples;
+	int (*run)(int argc, char **argv);
+} Command;
+
+/* Options shared by commands that open a model. */
+typedef struct Common {
+	const char *device, *arch, *weights, *kv, *out_dir;
+	int32_t     threads, tp;
+	List        set;
+	bool        quiet, verbose, json, random_weights, cache_packed;
+	int32_t     context, seqs, chunk;
+	int64_t     memory; /* bytes; 0: not limited */
+} Common;
+#define OPT_COMMON(c)                                                                              \
+	{ OPT_GROUP, 0, "Model", NULL, NULL, NULL },                                               \
+	{ OPT_TEXT, 0, "device", "cpu|ref", &(c).device, "where to run: cpu, or ref, the plain fp32 interpreter [cpu]" }, \
+	{ OPT_TEXT, 0, "arch", "generic|v3|v4", &(c).arch, "instruction set of the kernels [the best of this processor]" }, \
+	{ OPT_INT, 't', "threads", "N", &(c).threads, "threads [real cores within quota and affinity]" }, \
+	{ OPT_TEXT, 'w', "weights", "PATH", &(c).weights, "checkpoint, when the model does not say" }, \
+	{ OPT_FLAG, 0, "random-weights", NULL, &(c).random_weights, "no checkpoint: seeded noise" }, \
+	{ OPT_FLAG, 0, "cache-packed", NULL, &(c).cache_packed, "keep packed weights in the cache and map them next time" }, \
+	{ OPT_LIST, 0, "set", "KEY=VALUE", &(c).set, "override a key of the description; may be repeated" }, \
+	{ OPT_TEXT, 0, "kv", "f16|f32", &(c).kv, "type of the KV cache (same as --set kv.dtype=)" }, \
+	{ OPT_INT, 0, "tp", "N", &(c).tp, "tensor parallel degree (same as --set parallel.tp=)" }, \
+	{ OPT_TEXT, 0, "artifact", "DIR", &(c).out_dir, "write the generated files here [the cache]" }, \
+	{ OPT_GROUP, 0, "Limits", NULL, NULL, NULL },                                              \
+	{ OPT_INT, 'c', "context", "N", &(c).context, "positions of one sequence [what the model was trained for, at most 4096]" }, \
+	{ OPT_INT, 0, "seqs", "N", &(c).seqs, "sequences at once [1]" },                           \
+	{ OPT_INT, 0, "chunk", "N", &(c).chunk, "tokens of one prefill step [512]" },              \
+	{ OPT_BYTES, 0, "memory", "SIZE", &(c).memory, "refuse to use more than this, as 8G" },    \
+	{ OPT_GROUP, 0, "Output", NULL, NULL, NULL },                                              \
+	{ OPT_FLAG, 0, "json", NULL, &(c).json, "one JSON document on stdout, nothing else" },     \
+	{ OPT_FLAG, 'q', "quiet", NULL, &(c).quiet, "no progress" },                               \
+	{ OPT_FLAG, 'v', "verbose", NULL, &(c).verbose, "say more" }
+
+typedef struct Sampling {
+	float    temperature, top_p, min_p, repetition, presence, frequency;
+	int32_t  top_k, max_tokens;
+	uint64_t seed;
+	bool     ignore_eos;
+	List     stop;
+} Sampling;
+#define OPT_SAMPLING(s)                                                                            \
+	{ OPT_GROUP, 0, "Sampling", NULL, NULL, NULL },                                            \
+	{ OPT_INT, 'n', "max-tokens", "N", &(s).max_tokens, "new tokens at most; -1: until the context is full [256]" }, \
+	{ OPT_FLOAT, 0, "temperature", "X", &(s).temperature, "0 is greedy [0]" },                 \
+	{ OPT_INT, 0, "top-k", "N", &(s).top_k, "keep the N likeliest [off]" },                    \
+	{ OPT_FLOAT, 0, "top-p", "X", &(s).top_p, "keep the likeliest that reach this probability [off]" }, \
+	{ OPT_FLOAT, 0, "min-p", "X", &(s).min_p, "keep those above this share of the likeliest [off]" }, \
+	{ OPT_FLOAT, 0, "repetition-penalty", "X", &(s).repetition, "as transformers [off]" },     \
+	{ OPT_FLOAT, 0, "presence-penalty", "X", &(s).presence, "as OpenAI [off]" },               \
+	{ OPT_FLOAT, 0, "frequency-penalty", "X", &(s).frequency, "as OpenAI [off]" },             \
+	{ OPT_U64, 0, "seed", "N", &(s).seed, "same seed, same tokens [0]" },                      \
+	{ OPT_LIST, 0, "stop", "TEXT", &(s).stop, "end at this text; may be repeated" },           \
+	{ OPT_FLAG, 0, "ignore-eos", NULL, &(s).ignore_eos, "go on after the end token" }
+
+/* Parse argv; positional arguments go to args (at most max_args). Prints and exits on --help and on mistakes. */
+size_t opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **argv, const char **args,
+                 size_t max_args);
+#define OPT_PARSE(cmd, opt, argc, argv, args)                                                      \
+	opt_parse(cmd, opt, sizeof(opt) / sizeof *(opt), argc, argv, args, sizeof(args) / sizeof *(args))
+int  opt_usage_error(const Command *cmd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* "llmc: text" in red on a terminal; returns the exit code that goes with the status */
+int  fail_with(const llmc_error *err);
+int  exit_code(llmc_status s);
+void complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* A line of progress on stderr; on a terminal the next one replaces it */
+void progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void progress_end(void);
+bool colour_on(FILE *f);
+
+/* options_of: the llmc_options of Common (set list merged); open_model also logs to stderr */
+llmc_status open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_error *err);
+llmc_limits limits_of(const Common *c);
+/* Refuses when weights + KV + scratch exceed --memory. */
+llmc_status check_memory(const llmc_model *m, const Common *c, const llmc_limits *lim, llmc_error *err);
+llmc_params params_of(const Sampling *s);
+
+/* "1,2,3" -> ids; false on anything else. *ids is malloc'd. */
+bool  parse_ids(const char *text, int32_t **ids, size_t *n);
+bool  parse_sizes(const char *text, int32_t *v, size_t cap, size_t *n);
+/* file's content, "-": stdin; NULL with a complaint */
+char *read_all(const char *path, size_t *n);
+/* tokenize into malloc'd ids */
+llmc_status tokenize_alloc(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t **ids,
+                           size_t *n, llmc_error *err);
+llmc_status chat_alloc(const llmc_tokenizer *t, const char *messages, const char *options, char **text,
+                       size_t *n, llmc_error *err);
+const char *human_bytes(double bytes, char buf[32]);
+void json_text(FILE *f, const char *s, size_t n); /* quoted and escaped; invalid UTF-8 as U+FFFD */
+
+/* Ctrl-C: sets a flag the first time, ends the process the second time. */
+void interrupt_install(void);
+bool interrupted(void);
+
+extern const Command cmd_import, cmd_compile, cmd_plan, cmd_run, cmd_chat, cmd_bench, cmd_verify, cmd_tokenize,
+    cmd_cache, cmd_doctor;
+
+#endif

@@ -1,0 +1,409 @@
+/* What several commands need: messages, opening, small parsers. */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+
+static bool progress_shown; /* a line without newline stands on the terminal */
+
+bool
+colour_on(FILE *f)
+{
+	const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
+
+	return isatty(fileno(f)) && !(no && *no) && term && strcmp(term, "dumb") != 0;
+}
+
+void
+progress_end(void)
+{
+	if (progress_shown)
+		fputs("\r\033[K", stderr);
+	progress_shown = false;
+}
+
+void
+progress(const char *fmt, ...)
+{
+	va_list ap;
+
+	progress_end();
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	if (isatty(STDERR_FILENO)) {
+		progress_shown = true;
+		fflush(stderr);
+	} else {
+		fputc('\n', stderr);
+	}
+}
+
+void
+complain(const char *fmt, ...)
+{
+	va_list ap;
+
+	progress_end();
+	fflush(stdout);
+	fputs(colour_on(stderr) ? "\033[31mllmc:\033[0m " : "llmc: ", stderr);
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fputc('\n', stderr);
+}
+
+int
+exit_code(llmc_status s)
+{
+	switch (s) {
+	case LLMC_OK:
+		return 0;
+	case LLMC_E_INPUT:
+	case LLMC_E_RANGE:
+		return EXIT_INPUT;
+	case LLMC_E_CHECK:
+		return EXIT_CHECK;
+	case LLMC_E_CANCELLED:
+		return EXIT_INTERRUPTED;
+	case LLMC_E_IO:
+	case LLMC_E_MEMORY:
+	case LLMC_E_FULL:
+	case LLMC_E_MISSING:
+	case LLMC_E_DEVICE:
+	case LLMC_E_BUG:
+	case LLMC_E_BUSY:
+		return EXIT_MACHINE;
+	}
+	return EXIT_MACHINE;
+}
+
+int
+fail_with(const llmc_error *err)
+{
+	size_t n = strlen(err->text);
+
+	complain("%.*s", (int)(n && err->text[n - 1] == '\n' ? n - 1 : n), err->text);
+	/* a file that the user named and that is not there is the user's input */
+	return err->code == LLMC_E_IO && strstr(err->text, "no such file") ? EXIT_INPUT : exit_code(err->code);
+}
+
+static void
+log_to_stderr(void *user, int level, const char *line)
+{
+	const Common *c = user;
+
+	if (level == LLMC_LOG_WARNING) {
+		progress_end();
+		fprintf(stderr, "%s\n", line);
+	} else if (!c->quiet && (level == LLMC_LOG_INFO || c->verbose)) {
+		if (c->verbose) {
+			progress_end();
+			fprintf(stderr, "%s\n", line);
+		} else {
+			progress("%s", line);
+		}
+	}
+}
+
+llmc_status
+open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_error *err)
+{
+	llmc_options o = LLMC_INIT(llmc_options);
+	char kv[64], tp[64];
+	const char **set = calloc(c->set.n + 3, sizeof *set);
+	size_t n = 0;
+
+	if (!set) {
+		err->code = LLMC_E_MEMORY;
+		snprintf(err->text, sizeof err->text, "out of memory");
+		return LLMC_E_MEMORY;
+	}
+	if (c->kv) {
+		snprintf(kv, sizeof kv, "kv.dtype=%s", c->kv);
+		set[n++] = kv;
+	}
+	if (c->tp) {
+		snprintf(tp, sizeof tp, "parallel.tp=%d", c->tp);
+		set[n++] = tp;
+	}
+	for (size_t i = 0; i < c->set.n; i++)
+		set[n++] = c->set.v[i];
+	o.device = c->device;
+	o.arch = c->arch;
+	o.weights = c->weights;
+	o.out_dir = c->out_dir;
+	o.set = set;
+	o.n_threads = c->threads;
+	o.random_weights = c->random_weights;
+	o.no_weights = no_weights;
+	o.cache_packed = c->cache_packed;
+	o.log = log_to_stderr;
+	o.log_user = c;
+	llmc_status s = llmc_open(path, &o, m, err);
+	progress_end();
+	free(set);
+	return s;
+}
+
+llmc_limits
+limits_of(const Common *c)
+{
+	llmc_limits l = LLMC_INIT(llmc_limits);
+
+	l.context = c->context;
+	l.seqs = c->seqs;
+	l.chunk = c->chunk;
+	l.n_threads = c->threads;
+	return l;
+}
+
+llmc_status
+check_memory(const llmc_model *m, const Common *c, const llmc_limits *lim, llmc_error *err)
+{
+	llmc_memory mem = LLMC_INIT(llmc_memory);
+	char have[32], want[32];
+
+	if (c->memory <= 0)
+		return LLMC_OK;
+	llmc_status s = llmc_memory_for(m, lim, &mem, err);
+	int64_t sum = mem.weights + mem.kv + mem.scratch + mem.state;
+	if (s == LLMC_OK && sum > c->memory) {
+		err->code = s = LLMC_E_FULL;
+		snprintf(err->text, sizeof err->text, "needs %s, --memory allows %s; lower --context or --seqs (llmc plan shows what fits)",
+		         human_bytes((double)sum, want), human_bytes((double)c->memory, have));
+	}
+	return s;
+}
+
+llmc_params
+params_of(const Sampling *s)
+{
+	llmc_params p = LLMC_INIT(llmc_params);
+
+	p.temperature = s->temperature;
+	p.top_k = s->top_k;
+	p.top_p = s->top_p;
+	p.min_p = s->min_p;
+	p.repetition_penalty = s->repetition;
+	p.presence_penalty = s->presence;
+	p.frequency_penalty = s->frequency;
+	p.seed = s->seed;
+	p.max_tokens = s->max_tokens;
+	p.ignore_eos = s->ignore_eos;
+	p.stop = s->stop.v;
+	return p;
+}
+
+bool
+parse_ids(const char *text, int32_t **ids, size_t *n)
+{
+	size_t cap = 1;
+
+	for (const char *p = text; *p; p++)
+		cap += *p == ',';
+	*n = 0;
+	*ids = malloc(cap * sizeof **ids);
+	while (*ids && *text) {
+		char *end;
+		errno = 0;
+		long x = strtol(text, &end, 10);
+		if (end == text || errno || x < 0 || x > INT32_MAX || (*end && *end != ',') || (*end == ',' && !end[1])) {
+			free(*ids);
+			*ids = NULL;
+			return false;
+		}
+		(*ids)[(*n)++] = (int32_t)x;
+		text = *end ? end + 1 : end;
+	}
+	return *ids != NULL;
+}
+
+bool
+parse_sizes(const char *text, int32_t *v, size_t cap, size_t *n)
+{
+	int32_t *ids;
+	bool ok = parse_ids(text, &ids, n) && *n <= cap;
+
+	if (ok)
+		memcpy(v, ids, *n * sizeof *v);
+	free(ids);
+	return ok;
+}
+
+char *
+read_all(const char *path, size_t *n)
+{
+	FILE *f = strcmp(path, "-") ? fopen(path, "rb") : stdin;
+	char *buf = NULL;
+	size_t cap = 0;
+
+	*n = 0;
+	if (!f) {
+		complain("%s: %s", path, strerror(errno));
+		return NULL;
+	}
+	for (;;) {
+		if (cap - *n < 4096) {
+			cap = cap ? 2 * cap : 8192;
+			char *p = realloc(buf, cap);
+			if (!p) {
+				complain("%s: out of memory", path);
+				free(buf);
+				buf = NULL;
+				break;
+			}
+			buf = p;
+		}
+		size_t got = fread(buf + *n, 1, cap - *n - 1, f);
+		*n += got;
+		buf[*n] = 0;
+		if (got == 0) {
+			if (ferror(f)) {
+				complain("%s: cannot read", path);
+				free(buf);
+				buf = NULL;
+			}
+			break;
+		}
+	}
+	if (f != stdin)
+		fclose(f);
+	return buf;
+}
+
+static llmc_status
+no_memory(llmc_error *err)
+{
+	err->code = LLMC_E_MEMORY;
+	snprintf(err->text, sizeof err->text, "out of memory");
+	return LLMC_E_MEMORY;
+}
+
+llmc_status
+tokenize_alloc(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t **ids, size_t *n, llmc_error *err)
+{
+	size_t cap = n_bytes + 16;
+
+	for (;;) {
+		*ids = malloc(cap * sizeof **ids);
+		if (!*ids)
+			return no_memory(err);
+		llmc_status s = llmc_tokenize(t, text, n_bytes, flags, *ids, cap, n, err);
+		if (s == LLMC_OK)
+			return s;
+		free(*ids);
+		*ids = NULL;
+		if (s != LLMC_E_RANGE || *n <= cap)
+			return s;
+		cap = *n;
+	}
+}
+
+llmc_status
+chat_alloc(const llmc_tokenizer *t, const char *messages, const char *options, char **text, size_t *n, llmc_error *err)
+{
+	size_t cap = 4096;
+
+	for (;;) {
+		*text = malloc(cap);
+		if (!*text)
+			return no_memory(err);
+		llmc_status s = llmc_chat(t, messages, options, *text, cap, n, err);
+		if (s == LLMC_OK)
+			return s;
+		free(*text);
+		*text = NULL;
+		if (s != LLMC_E_RANGE || *n < cap)
+			return s;
+		cap = *n + 1;
+	}
+}
+
+const char *
+human_bytes(double bytes, char buf[32])
+{
+	static const char *const unit[] = { "B", "KiB", "MiB", "GiB", "TiB" };
+	int u = 0;
+
+	while (bytes >= 1024 && u < 4) {
+		bytes /= 1024;
+		u++;
+	}
+	snprintf(buf, 32, u == 0 || bytes >= 100 ? "%.0f %s" : "%.1f %s", bytes, unit[u]);
+	return buf;
+}
+
+/* Length of a valid UTF-8 character at s, 0 when invalid. */
+static size_t
+utf8_len(const unsigned char *s, size_t n)
+{
+	size_t k = *s < 0x80 ? 1 : *s >= 0xc2 && *s < 0xe0 ? 2 : *s >= 0xe0 && *s < 0xf0 ? 3 : *s >= 0xf0 && *s < 0xf5 ? 4 : 0;
+
+	if (k > n)
+		return 0;
+	for (size_t i = 1; i < k; i++)
+		if ((s[i] & 0xc0) != 0x80)
+			return 0;
+	if ((*s == 0xe0 && s[1] < 0xa0) || (*s == 0xed && s[1] > 0x9f) || (*s == 0xf0 && s[1] < 0x90) || (*s == 0xf4 && s[1] > 0x8f))
+		return 0;
+	return k;
+}
+
+void
+json_text(FILE *f, const char *s, size_t n)
+{
+	const unsigned char *p = (const unsigned char *)s, *end = p + n;
+
+	fputc('"', f);
+	while (p < end) {
+		size_t k = utf8_len(p, (size_t)(end - p));
+		if (k == 0) {
+			fputs("\\ufffd", f);
+			p++;
+		} else if (k > 1) {
+			fwrite(p, 1, k, f);
+			p += k;
+		} else {
+			if (*p == '"' || *p == '\\')
+				fprintf(f, "\\%c", *p);
+			else if (*p == '\n')
+				fputs("\\n", f);
+			else if (*p < 0x20 || *p == 0x7f)
+				fprintf(f, "\\u%04x", *p);
+			else
+				fputc(*p, f);
+			p++;
+		}
+	}
+	fputc('"', f);
+}
+
+static volatile sig_atomic_t n_interrupts;
+
+static void
+on_interrupt(int sig)
+{
+	if (n_interrupts++) {
+		signal(sig, SIG_DFL);
+		raise(sig);
+	}
+}
+
+void
+interrupt_install(void)
+{
+	struct sigaction sa = { .sa_handler = on_interrupt };
+
+	sigaction(SIGINT, &sa, NULL);
+	sigaction(SIGTERM, &sa, NULL);
+}
+
+bool
+interrupted(void)
+{
+	return n_interrupts > 0;
+}

@@ -1,0 +1,126 @@
+/* llmc compile: YAML -> artifact folder. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli/cli.h"
+
+static void
+log_to_stderr(void *user, int level, const char *line)
+{
+	const bool *quiet = user;
+
+	if (level == LLMC_LOG_WARNING) {
+		progress_end();
+		fprintf(stderr, "%s\n", line);
+	} else if (level == LLMC_LOG_INFO && !*quiet) {
+		progress("%s", line);
+	}
+}
+
+static double
+now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* generated/<name of the file or folder without its ending> */
+static void
+default_dir(const char *model, char *out, size_t cap)
+{
+	char stem[256];
+	size_t n = strlen(model);
+
+	while (n > 1 && model[n - 1] == '/')
+		n--;
+	const char *base = memrchr(model, '/', n);
+	base = base ? base + 1 : model;
+	size_t len = n - (size_t)(base - model);
+	const char *dot = memrchr(base, '.', len);
+	if (dot && dot > base)
+		len = (size_t)(dot - base);
+	snprintf(stem, sizeof stem, "%.*s", (int)len, base);
+	snprintf(out, cap, "generated/%s", stem);
+}
+
+static int
+compile(int argc, char **argv)
+{
+	const char *out = NULL, *target = NULL, *arch = NULL, *dump = NULL, *args[1] = { NULL };
+	int32_t tp = 0;
+	bool aot = false, json = false, quiet = false;
+	List set = { 0 };
+	const Opt opt[] = {
+		{ OPT_TEXT, 'o', "output", "DIR", &out, "where to write [generated/<model>]" },
+		{ OPT_TEXT, 0, "target", "cpu|ref", &target, "what to compile for [cpu]" },
+		{ OPT_TEXT, 0, "arch", "A,B", &arch, "instruction sets: generic, v3, v4 [this processor's best]" },
+		{ OPT_FLAG, 0, "aot", NULL, &aot, "build the kernels now and ship them in the artifact" },
+		{ OPT_LIST, 0, "set", "KEY=VALUE", &set, "override a key of the description; may be repeated" },
+		{ OPT_INT, 0, "tp", "N", &tp, "tensor parallel degree (same as --set parallel.tp=)" },
+		{ OPT_TEXT, 0, "dump", "STAGE", &dump, "print spec, graph, fuse, order or plan; write nothing" },
+		{ OPT_FLAG, 0, "json", NULL, &json, "{\"artifact\":\"...\",\"seconds\":...}" },
+		{ OPT_FLAG, 'q', "quiet", NULL, &quiet, "no progress" },
+	};
+	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
+	llmc_error err = { 0 };
+	char dir[512], tp_text[64], *dumped = NULL;
+
+	if (OPT_PARSE(&cmd_compile, opt, argc, argv, args) == 0)
+		return opt_usage_error(&cmd_compile, "name a YAML description");
+	if (dump && strcmp(dump, "spec") && strcmp(dump, "graph") && strcmp(dump, "fuse") && strcmp(dump, "order") && strcmp(dump, "plan"))
+		return opt_usage_error(&cmd_compile, "--dump %s: expected spec, graph, fuse, order or plan", dump);
+	default_dir(args[0], dir, sizeof dir);
+	const char **all = calloc(set.n + 2, sizeof *all);
+	if (!all)
+		return EXIT_MACHINE;
+	size_t n = 0;
+	if (tp) {
+		snprintf(tp_text, sizeof tp_text, "parallel.tp=%d", tp);
+		all[n++] = tp_text;
+	}
+	for (size_t i = 0; i < set.n; i++)
+		all[n++] = set.v[i];
+	o.target = target;
+	o.arch = arch;
+	o.set = all;
+	o.aot = aot;
+	o.dump = dump;
+	o.dump_out = dump ? &dumped : NULL;
+	o.log = log_to_stderr;
+	o.log_user = &quiet;
+	double t0 = now();
+	llmc_status s = llmc_compile(args[0], out ? out : dir, &o, &err);
+	progress_end();
+	free(all);
+	free(set.v);
+	if (s != LLMC_OK)
+		return fail_with(&err);
+	if (dump) {
+		if (json) {
+			printf("{\"dump\":");
+			json_text(stdout, dumped, strlen(dumped));
+			printf("}\n");
+		} else {
+			fputs(dumped, stdout);
+		}
+		llmc_free(dumped);
+	} else if (json) {
+		printf("{\"artifact\":");
+		json_text(stdout, out ? out : dir, strlen(out ? out : dir));
+		printf(",\"seconds\":%.3f}\n", now() - t0);
+	} else if (!quiet) {
+		printf("%s: compiled in %.2f s\n", out ? out : dir, now() - t0);
+	}
+	return 0;
+}
+
+const Command cmd_compile = {
+	"compile", "MODEL.yaml [-o DIR] [--arch A,B] [--aot]", "compile a description into kernels and a plan",
+	"  llmc compile configs/llama2-70b.yaml\n"
+	"  llmc compile model.yaml -o out --arch v3,v4 --aot\n"
+	"  llmc compile configs/tiny.yaml --dump fuse\n",
+	compile,
+};

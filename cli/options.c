@@ -1,0 +1,182 @@
+/* Command line options from a table, and the help made from the same table. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static void
+print_help(const Command *cmd, const Opt *opt, size_t n_opt)
+{
+	printf("%s\n\nusage: llmc %s %s\n", cmd->summary, cmd->name, cmd->usage);
+	for (size_t i = 0; i < n_opt; i++) {
+		char left[64], letter[8] = "    ";
+		if (opt[i].kind == OPT_GROUP) {
+			printf("\n%s:\n", opt[i].name);
+			continue;
+		}
+		if (opt[i].letter)
+			snprintf(letter, sizeof letter, "-%c, ", opt[i].letter);
+		snprintf(left, sizeof left, "%s--%s%s%s", letter, opt[i].name, opt[i].arg ? " " : "", opt[i].arg ? opt[i].arg : "");
+		printf("  %-28s %s\n", left, opt[i].help);
+	}
+	printf("\nexamples:\n%s", cmd->examples);
+}
+
+int
+opt_usage_error(const Command *cmd, const char *fmt, ...)
+{
+	char text[512];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	complain("%s: %s; llmc %s --help shows the options", cmd->name, text, cmd->name);
+	return EXIT_INPUT;
+}
+
+static void
+wrong(const Command *cmd, const Opt *o, const char *value, const char *want)
+{
+	exit(opt_usage_error(cmd, "--%s %s: expected %s", o->name, value, want));
+}
+
+static int64_t
+integer(const Command *cmd, const Opt *o, const char *value, int64_t lo, int64_t hi)
+{
+	char *end;
+
+	errno = 0;
+	long long x = strtoll(value, &end, 10);
+	if (end == value || *end || errno || x < lo || x > hi)
+		wrong(cmd, o, value, "a whole number");
+	return x;
+}
+
+static int64_t
+bytes(const Command *cmd, const Opt *o, const char *value)
+{
+	static const char unit[] = "KMGT";
+	char *end;
+	double x = strtod(value, &end), scale = 1;
+	const char *u = *end ? strchr(unit, *end & ~0x20) : NULL;
+
+	if (u) {
+		for (const char *p = unit; p <= u; p++)
+			scale *= 1024;
+		end++;
+		if (*end == 'i')
+			end++;
+		if (*end == 'B' || *end == 'b')
+			end++;
+	}
+	if (end == value || *end || !(x > 0) || x * scale > 9e18)
+		wrong(cmd, o, value, "a size such as 512M or 8G");
+	return (int64_t)(x * scale);
+}
+
+static void
+store(const Command *cmd, const Opt *o, const char *value)
+{
+	char *end;
+
+	switch (o->kind) {
+	case OPT_FLAG:
+		*(bool *)o->to = true;
+		break;
+	case OPT_INT:
+		*(int32_t *)o->to = (int32_t)integer(cmd, o, value, INT32_MIN, INT32_MAX);
+		break;
+	case OPT_INT64:
+		*(int64_t *)o->to = integer(cmd, o, value, INT64_MIN, INT64_MAX);
+		break;
+	case OPT_U64:
+		errno = 0;
+		*(uint64_t *)o->to = strtoull(value, &end, 10);
+		if (end == value || *end || errno || *value == '-')
+			wrong(cmd, o, value, "a whole number");
+		break;
+	case OPT_FLOAT:
+		*(float *)o->to = strtof(value, &end);
+		if (end == value || *end || !(*(float *)o->to > -1e30f && *(float *)o->to < 1e30f))
+			wrong(cmd, o, value, "a number");
+		break;
+	case OPT_BYTES:
+		*(int64_t *)o->to = bytes(cmd, o, value);
+		break;
+	case OPT_TEXT:
+		*(const char **)o->to = value;
+		break;
+	case OPT_LIST: {
+		List *l = o->to;
+		const char **v = realloc(l->v, (l->n + 2) * sizeof *v);
+		if (!v) {
+			complain("out of memory");
+			exit(EXIT_MACHINE);
+		}
+		v[l->n++] = value;
+		v[l->n] = NULL;
+		l->v = v;
+		break;
+	}
+	case OPT_GROUP:
+		break;
+	}
+}
+
+static const Opt *
+find(const Opt *opt, size_t n_opt, const char *name, size_t len, char letter)
+{
+	for (size_t i = 0; i < n_opt; i++) {
+		if (opt[i].kind == OPT_GROUP)
+			continue;
+		if (letter ? opt[i].letter == letter : strlen(opt[i].name) == len && strncmp(opt[i].name, name, len) == 0)
+			return &opt[i];
+	}
+	return NULL;
+}
+
+size_t
+opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **argv, const char **args, size_t max_args)
+{
+	size_t n = 0;
+	bool only_args = false;
+
+	for (int i = 1; i < argc; i++) {
+		const char *a = argv[i], *value = NULL;
+		if (only_args || a[0] != '-' || !a[1]) {
+			if (n == max_args)
+				exit(opt_usage_error(cmd, "%s: one argument too many", a));
+			args[n++] = a;
+			continue;
+		}
+		if (!strcmp(a, "--")) {
+			only_args = true;
+			continue;
+		}
+		if (!strcmp(a, "--help") || !strcmp(a, "-h")) {
+			print_help(cmd, opt, n_opt);
+			exit(0);
+		}
+		const Opt *o;
+		if (a[1] == '-') {
+			size_t len = strcspn(a + 2, "=");
+			o = find(opt, n_opt, a + 2, len, 0);
+			if (a[2 + len])
+				value = a + 3 + len;
+		} else {
+			o = find(opt, n_opt, NULL, 0, a[1]);
+			if (a[2])
+				value = a + 2;
+		}
+		if (!o)
+			exit(opt_usage_error(cmd, "%s: no such option", a));
+		if (o->kind == OPT_FLAG ? value != NULL : !value && i + 1 == argc)
+			exit(opt_usage_error(cmd, o->kind == OPT_FLAG ? "%s: takes no value" : "%s: a value must follow", a));
+		if (o->kind != OPT_FLAG && !value)
+			value = argv[++i];
+		store(cmd, o, value);
+	}
+	return n;
+}

@@ -1,0 +1,42 @@
+#!/bin/sh
+# Install what llmc needs to build and to test, where it is missing (Debian and its children).
+# Without root it tries sudo; without that it says which packages an administrator must install.
+set -eu
+packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev python3 ca-certificates"
+tests="clang libcmocka-dev python3-venv python3-pip unzip"
+[ "${1:-}" = build ] || packages="$packages $tests"
+
+missing=""
+for p in $packages; do
+	dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
+done
+[ -z "$missing" ] && exit 0
+echo "deps: installing$missing" >&2
+if ! command -v apt-get >/dev/null 2>&1; then
+	echo "deps: no apt-get here; install the equivalents of:$missing" >&2
+	exit 2
+fi
+run=""
+if [ "$(id -u)" != 0 ]; then
+	if command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+		run="sudo"
+	else
+		echo "deps: not root and no sudo; an administrator must run: apt-get install$missing" >&2
+		# all may be there under other names: let the build decide
+		pkg-config --exists yaml-0.1 jansson libpcre2-8 libutf8proc 2>/dev/null && exit 0
+		exit 2
+	fi
+fi
+export DEBIAN_FRONTEND=noninteractive
+for try in 1 2 3; do
+	$run apt-get update -qq >/dev/null 2>&1 || true
+	# shellcheck disable=SC2086
+	if $run apt-get install -y -qq --no-install-recommends $missing >/tmp/llmc-deps.$$ 2>&1; then
+		rm -f /tmp/llmc-deps.$$
+		exit 0
+	fi
+	sleep $((try * 3))
+done
+cat /tmp/llmc-deps.$$ >&2
+rm -f /tmp/llmc-deps.$$
+exit 2

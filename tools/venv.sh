@@ -1,0 +1,21 @@
+#!/bin/sh
+# Make the Python environment of tests and benchmarks once (in the cache) and print its folder.
+set -eu
+cache=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}
+need="pytest==8.3.4 numpy<3 jinja2==3.1.6 tokenizers==0.21.0 sentencepiece==0.2.0 gguf==0.17.1 protobuf<7"
+key=$(printf '%s' "$need" | cksum | cut -d' ' -f1)
+venv=$cache/venv-$key
+if [ ! -f "$venv/ready" ]; then
+	rm -rf "$venv"
+	mkdir -p "$cache"
+	python3 -m venv "$venv" >&2
+	ok=""
+	for try in 1 2 3; do
+		# shellcheck disable=SC2086
+		"$venv/bin/pip" install --quiet --disable-pip-version-check $(printf '%s' "$need") >&2 && ok=1 && break
+		sleep $((try * 3))
+	done
+	[ -n "$ok" ] || { echo "venv: pip could not install: $need" >&2; exit 2; }
+	touch "$venv/ready"
+fi
+echo "$venv"
