@@ -70,7 +70,14 @@ typedef int32_t               llmc_seq; /* number of a sequence within its sessi
 
 /* Set `size`, zero the rest:  llmc_options o = LLMC_INIT(llmc_options); */
 #ifdef __cplusplus
-#define LLMC_INIT(Type) (Type{ sizeof(Type) })
+extern "C++" template <typename Type> inline Type
+llmc_init_()
+{
+	Type t = Type();
+	t.size = sizeof(Type);
+	return t;
+}
+#define LLMC_INIT(Type) llmc_init_<Type>()
 #else
 #define LLMC_INIT(Type) ((Type){ .size = sizeof(Type) })
 #endif

@@ -1,0 +1,121 @@
+"""The C declarations of llmc.h, as ctypes. Field order and types follow the header; tests compare the sizes."""
+import ctypes as C
+import ctypes.util
+import os
+
+
+def _load():
+    named = os.environ.get("LLMC_LIBRARY")
+    here = os.path.dirname(os.path.abspath(__file__))
+    built = os.path.join(here, "..", "..", "..", "build", "libllmc.so")
+    for path in ([named] if named else [built, "libllmc.so.0", ctypes.util.find_library("llmc")]):
+        if not path:
+            continue
+        try:
+            return C.CDLL(path)
+        except OSError as e:
+            last = e
+    raise OSError(f"libllmc.so not found (set LLMC_LIBRARY to its path): {last}")
+
+
+lib = _load()
+
+LOG_FN = C.CFUNCTYPE(None, C.c_void_p, C.c_int, C.c_char_p)
+TOKEN_FN = C.CFUNCTYPE(C.c_bool, C.c_void_p, C.c_int32, C.POINTER(C.c_char), C.c_size_t)
+
+
+class Error(C.Structure):
+    _fields_ = [("code", C.c_int), ("text", C.c_char * 2044)]
+
+
+class Sized(C.Structure):
+    """A struct that begins with its own size."""
+
+    def __init__(self, **kw):
+        super().__init__(size=C.sizeof(type(self)), **kw)
+
+
+class Options(Sized):
+    _fields_ = [("size", C.c_size_t), ("device", C.c_char_p), ("arch", C.c_char_p), ("weights", C.c_char_p),
+                ("out_dir", C.c_char_p), ("set", C.POINTER(C.c_char_p)), ("n_threads", C.c_int),
+                ("random_weights", C.c_bool), ("no_weights", C.c_bool), ("cache_packed", C.c_bool),
+                ("log", LOG_FN), ("log_user", C.c_void_p)]
+
+
+class Limits(Sized):
+    _fields_ = [("size", C.c_size_t), ("context", C.c_int32), ("seqs", C.c_int32), ("chunk", C.c_int32),
+                ("n_out", C.c_int32), ("kv_tokens", C.c_int64), ("n_threads", C.c_int)]
+
+
+class Params(Sized):
+    _fields_ = [("size", C.c_size_t), ("temperature", C.c_float), ("top_k", C.c_int32), ("top_p", C.c_float),
+                ("min_p", C.c_float), ("repetition_penalty", C.c_float), ("presence_penalty", C.c_float),
+                ("frequency_penalty", C.c_float), ("seed", C.c_uint64), ("max_tokens", C.c_int32),
+                ("ignore_eos", C.c_bool), ("stop", C.POINTER(C.c_char_p))]
+
+
+class Result(Sized):
+    _fields_ = [("size", C.c_size_t), ("finish", C.c_int), ("n_prompt", C.c_int32), ("n_new", C.c_int32),
+                ("prefill_s", C.c_double), ("decode_s", C.c_double)]
+
+
+class Info(Sized):
+    _fields_ = [("size", C.c_size_t), ("name", C.c_char * 128), ("family", C.c_char * 64), ("target", C.c_char * 64),
+                ("vocab", C.c_int32), ("n_layers", C.c_int32), ("hidden", C.c_int32), ("max_positions", C.c_int32),
+                ("hard_limit", C.c_bool), ("n_eos", C.c_int32), ("eos", C.c_int32 * 8), ("bos", C.c_int32),
+                ("has_tokenizer", C.c_bool), ("has_chat_template", C.c_bool), ("n_params", C.c_int64),
+                ("weight_bytes", C.c_int64), ("token_bytes", C.c_int64), ("load_s", C.c_double),
+                ("compile_s", C.c_double), ("pack_s", C.c_double)]
+
+
+class Memory(Sized):
+    _fields_ = [("size", C.c_size_t), ("weights", C.c_int64), ("kv", C.c_int64), ("scratch", C.c_int64),
+                ("state", C.c_int64), ("kv_per_token", C.c_int64)]
+
+
+class Chunk(C.Structure):
+    _fields_ = [("seq", C.c_int32), ("tok", C.POINTER(C.c_int32)), ("n_tok", C.c_int32), ("n_out", C.c_int32)]
+
+
+class Stats(Sized):
+    _fields_ = [("size", C.c_size_t), ("steps_run", C.c_int64), ("barriers", C.c_int64), ("forwards", C.c_int64),
+                ("tokens", C.c_int64), ("weight_bytes", C.c_int64), ("kv_pages_used", C.c_int64),
+                ("kv_pages_total", C.c_int64)]
+
+
+P = C.POINTER
+_E = P(Error)
+_SIGNATURES = {
+    "llmc_version": (C.c_char_p, []),
+    "llmc_status_name": (C.c_char_p, [C.c_int]),
+    "llmc_open": (C.c_int, [C.c_char_p, P(Options), P(C.c_void_p), _E]),
+    "llmc_close": (None, [C.c_void_p]),
+    "llmc_session_open": (C.c_int, [C.c_void_p, P(Limits), P(C.c_void_p), _E]),
+    "llmc_session_close": (None, [C.c_void_p]),
+    "llmc_generate": (C.c_int, [C.c_void_p, P(C.c_int32), C.c_size_t, P(Params), TOKEN_FN, C.c_void_p, P(Result), _E]),
+    "llmc_info": (None, [C.c_void_p, P(Info)]),
+    "llmc_get": (C.c_int, [C.c_void_p, C.c_char_p, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
+    "llmc_memory_for": (C.c_int, [C.c_void_p, P(Limits), P(Memory), _E]),
+    "llmc_plan_text": (C.c_char_p, [C.c_void_p]),
+    "llmc_plan_json": (C.c_char_p, [C.c_void_p]),
+    "llmc_model_yaml": (C.c_char_p, [C.c_void_p]),
+    "llmc_model_tokenizer": (C.c_void_p, [C.c_void_p]),
+    "llmc_tokenizer_open": (C.c_int, [C.c_char_p, P(C.c_void_p), _E]),
+    "llmc_tokenizer_close": (None, [C.c_void_p]),
+    "llmc_tokenizer_size": (C.c_int32, [C.c_void_p]),
+    "llmc_tokenize": (C.c_int, [C.c_void_p, C.c_char_p, C.c_size_t, C.c_int, P(C.c_int32), C.c_size_t, P(C.c_size_t), _E]),
+    "llmc_detokenize": (C.c_int, [C.c_void_p, P(C.c_int32), C.c_size_t, C.c_bool, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
+    "llmc_token_text": (C.c_char_p, [C.c_void_p, C.c_int32]),
+    "llmc_chat": (C.c_int, [C.c_void_p, C.c_char_p, C.c_char_p, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
+    "llmc_seq_new": (C.c_int, [C.c_void_p, C.c_int32, P(C.c_int32), _E]),
+    "llmc_seq_fork": (C.c_int, [C.c_void_p, C.c_int32, P(C.c_int32), _E]),
+    "llmc_seq_trim": (C.c_int, [C.c_void_p, C.c_int32, C.c_int32, _E]),
+    "llmc_seq_len": (C.c_int32, [C.c_void_p, C.c_int32]),
+    "llmc_seq_free": (None, [C.c_void_p, C.c_int32]),
+    "llmc_forward": (C.c_int, [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), _E]),
+    "llmc_session_stats": (None, [C.c_void_p, P(Stats)]),
+    "llmc_bandwidth": (C.c_double, [C.c_int, C.c_double]),
+}
+for _name, (_res, _args) in _SIGNATURES.items():
+    getattr(lib, _name).restype = _res
+    getattr(lib, _name).argtypes = _args
