@@ -1,0 +1,70 @@
+#!/bin/sh
+# Build the fuzzers and run each over its kept corpus (tests/fuzz/corpus/<name>) and mutations of it.
+#
+#   tests/fuzz/run.sh [name...]     all fuzzers, or those named: gguf yaml ...
+#   FUZZ_SECONDS=30                 so long per fuzzer, with new inputs each time; without: short and deterministic
+#   FUZZ_RUNS=20000                 inputs per fuzzer when FUZZ_SECONDS is not set
+#   FUZZ_CC=gcc                     do without libFuzzer, with tests/fuzz/driver.c in its place
+#   BUILD=build                     results go to $BUILD/fuzz; an input that failed is kept there
+set -eu
+cd "$(dirname "$0")/../.."
+build=${BUILD:-build}/fuzz
+make=${MAKE:-make}
+
+if [ -z "${FUZZ_CC:-}" ]; then
+	echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return d && n < 0; }' > "/tmp/llmc-fuzz-$$.c"
+	for cc in clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14; do
+		if $cc -fsanitize=fuzzer,address,undefined "/tmp/llmc-fuzz-$$.c" -o "/tmp/llmc-fuzz-$$" 2> /dev/null; then
+			FUZZ_CC=$cc
+			break
+		fi
+	done
+	rm -f "/tmp/llmc-fuzz-$$" "/tmp/llmc-fuzz-$$.c"
+fi
+cc=${FUZZ_CC:-${CC:-gcc}}
+san=-fsanitize=address,undefined
+case $cc in
+*clang*) lib_san=-fsanitize=fuzzer-no-link,address,undefined; link="-fsanitize=fuzzer,address,undefined" ;;
+*) lib_san=$san; link="$san tests/fuzz/driver.c" ;;
+esac
+build=$build-$(basename "$cc")
+flags="-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all"
+# lib_san also covers the fuzzers' own code; what links it brings the main function
+$make -s BUILD="$build" CC="$cc" CFLAGS="$flags" SAN="$lib_san" "$build/libllmc.a"
+
+if [ $# -eq 0 ]; then
+	for f in tests/fuzz/fuzz_*.c; do
+		f=${f##*/fuzz_}
+		set -- "$@" "${f%.c}"
+	done
+fi
+libs=$(pkg-config --libs yaml-0.1 jansson libpcre2-8 libutf8proc)
+failed=
+for name; do
+	bin=$build/fuzz_$name
+	src=tests/fuzz/fuzz_$name.c
+	if [ ! -e "$bin" ] || [ "$src" -nt "$bin" ] || [ "$build/libllmc.a" -nt "$bin" ] || [ tests/fuzz/driver.c -nt "$bin" ]; then
+		# shellcheck disable=SC2086
+		$cc -I. -Iapi -D_GNU_SOURCE -std=gnu11 -Wall -Wextra -Werror $flags $lib_san "$src" $link "$build/libllmc.a" \
+			-o "$bin" $libs -lm -lpthread -ldl
+	fi
+	# first folder: where libFuzzer puts what it finds worth keeping; empty, so that runs are alike
+	new=$build/new/$name
+	rm -rf "$new"
+	mkdir -p "$new" "tests/fuzz/corpus/$name"
+	limit="-seed=1 -runs=${FUZZ_RUNS:-20000}"
+	[ -z "${FUZZ_SECONDS:-}" ] || limit="-max_total_time=$FUZZ_SECONDS -seed=$(date +%s)"
+	set -- "$new" "tests/fuzz/corpus/$name"
+	[ ! -e "tests/fuzz/$name.dict" ] || set -- "-dict=tests/fuzz/$name.dict" "$@"
+	# shellcheck disable=SC2086
+	if "$bin" $limit -max_len=8192 -timeout=20 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
+		"-artifact_prefix=$build/$name-" "$@" > "$build/$name.log" 2>&1; then
+		echo "fuzz $name: ok ($(sed -n -e 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs/p' \
+			-e 's/^driver: //p' "$build/$name.log"))"
+	else
+		echo "fuzz $name: FAILED; the input is $build/$name-*, the log $build/$name.log:"
+		tail -n 60 "$build/$name.log"
+		failed="$failed $name"
+	fi
+done
+[ -z "$failed" ] || { echo "failed:$failed"; exit 1; }
