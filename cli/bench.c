@@ -1,0 +1,239 @@
+/* llmc bench: tokens/s, bytes/s and the share of the machine's read bandwidth. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli/cli.h"
+
+enum { MAX_SIZES = 16, MAX_RUNS = 1000 };
+
+static double
+now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+typedef struct Bench {
+	llmc_session *s;
+	int32_t      *tok;
+	int32_t       chunk, vocab;
+	float        *logits;
+	llmc_seq      seq[256];
+} Bench;
+
+/* Push n tokens of one sequence through, in chunks. */
+static llmc_status
+prefill(Bench *b, llmc_seq q, int32_t n, llmc_error *err)
+{
+	for (int32_t at = 0; at < n;) {
+		int32_t k = n - at < b->chunk ? n - at : b->chunk;
+		llmc_chunk c = { .seq = q, .tok = b->tok + at, .n_tok = k, .n_out = at + k == n };
+		llmc_status s = llmc_forward(b->s, &c, 1, b->logits, err);
+		if (s != LLMC_OK)
+			return s;
+		if (interrupted())
+			return LLMC_E_CANCELLED;
+		at += k;
+	}
+	return LLMC_OK;
+}
+
+/* n steps of one token for each of `batch` sequences, starting behind `depth` positions; seconds in *took. */
+static llmc_status
+decode(Bench *b, int32_t batch, int32_t depth, int32_t n, double *took, llmc_error *err)
+{
+	llmc_chunk c[256];
+	llmc_status s = LLMC_OK;
+	int32_t opened = 0;
+
+	for (; s == LLMC_OK && opened < batch; opened++) {
+		s = llmc_seq_new(b->s, depth + n, &b->seq[opened], err);
+		if (s == LLMC_OK && depth)
+			s = prefill(b, b->seq[opened], depth, err);
+	}
+	double t0 = now();
+	for (int32_t i = 0; s == LLMC_OK && i < n; i++) {
+		for (int32_t k = 0; k < batch; k++)
+			c[k] = (llmc_chunk){ .seq = b->seq[k], .tok = &b->tok[(i + k) % b->chunk], .n_tok = 1, .n_out = 1 };
+		s = llmc_forward(b->s, c, (size_t)batch, b->logits, err);
+		if (interrupted())
+			s = LLMC_E_CANCELLED;
+	}
+	*took = now() - t0;
+	while (opened--)
+		llmc_seq_free(b->s, b->seq[opened]);
+	return s;
+}
+
+static llmc_status
+one_prefill(Bench *b, int32_t n, double *took, llmc_error *err)
+{
+	llmc_seq q;
+	llmc_status s = llmc_seq_new(b->s, n, &q, err);
+
+	if (s != LLMC_OK)
+		return s;
+	double t0 = now();
+	s = prefill(b, q, n, err);
+	*took = now() - t0;
+	llmc_seq_free(b->s, q);
+	return s;
+}
+
+static void
+report(bool json, bool first, const char *test, int32_t tokens, int32_t steps, const double *took, int32_t runs,
+       int64_t bytes, double bandwidth)
+{
+	double mean = 0, var = 0, seconds = 0;
+
+	for (int32_t i = 0; i < runs; i++) {
+		mean += tokens / took[i] / runs;
+		seconds += took[i] / runs;
+	}
+	for (int32_t i = 0; i < runs; i++)
+		var += pow(tokens / took[i] - mean, 2) / (runs > 1 ? runs - 1 : 1);
+	double gbps = (double)bytes * steps / seconds / 1e9;
+	if (json) {
+		printf("%s{\"test\":\"%s\",\"tps\":%.3f,\"tps_stddev\":%.3f,\"gbps\":%.3f,\"bw_fraction\":%.4f}", first ? "" : ",", test, mean,
+		       sqrt(var), gbps, bandwidth > 0 ? gbps * 1e9 / bandwidth : 0);
+	} else {
+		progress_end();
+		printf("%-14s %10.1f ± %-8.1f %8.1f GB/s %7.0f %%\n", test, mean, sqrt(var), gbps, bandwidth > 0 ? 100 * gbps * 1e9 / bandwidth : 0);
+		fflush(stdout);
+	}
+}
+
+static int
+bench(int argc, char **argv)
+{
+	Common c = { 0 };
+	const char *p_text = "512", *n_text = "128", *b_text = "1", *d_text = "0", *args[1] = { NULL };
+	int32_t runs = 5, p[MAX_SIZES], n[MAX_SIZES], bt[MAX_SIZES], d[MAX_SIZES];
+	size_t np = 0, nn = 0, nb = 0, nd = 0;
+	const Opt opt[] = {
+		{ OPT_GROUP, 0, "Bench", NULL, NULL, NULL },
+		{ OPT_TEXT, 'p', "prefill", "N,..", &p_text, "prompt lengths to prefill; 0: none [512]" },
+		{ OPT_TEXT, 'n', "decode", "N,..", &n_text, "tokens to decode; 0: none [128]" },
+		{ OPT_TEXT, 'b', "batch", "B,..", &b_text, "sequences decoded at once [1]" },
+		{ OPT_TEXT, 'd', "depth", "N,..", &d_text, "positions in the cache before decoding [0]" },
+		{ OPT_INT, 'r', "runs", "N", &runs, "repetitions [5]" },
+		OPT_COMMON(c),
+	};
+	llmc_error err = { 0 };
+	llmc_model *m = NULL;
+	Bench b = { 0 };
+	double took[MAX_RUNS];
+
+	if (OPT_PARSE(&cmd_bench, opt, argc, argv, args) == 0)
+		return opt_usage_error(&cmd_bench, "name a model");
+	if (!parse_sizes(p_text, p, MAX_SIZES, &np) || !parse_sizes(n_text, n, MAX_SIZES, &nn) || !parse_sizes(b_text, bt, MAX_SIZES, &nb) ||
+	    !parse_sizes(d_text, d, MAX_SIZES, &nd) || runs < 1 || runs > MAX_RUNS)
+		return opt_usage_error(&cmd_bench, "-p, -n, -b, -d take lists such as 128,512; -r a number from 1 to %d", MAX_RUNS);
+	int32_t most_p = 1, most_n = 0, most_b = 1, most_d = 0;
+	for (size_t i = 0; i < np; i++)
+		most_p = p[i] > most_p ? p[i] : most_p;
+	for (size_t i = 0; i < nn; i++)
+		most_n = n[i] > most_n ? n[i] : most_n;
+	for (size_t i = 0; i < nb; i++) {
+		if (bt[i] < 1 || bt[i] > 256)
+			return opt_usage_error(&cmd_bench, "-b %d: expected 1 to 256", bt[i]);
+		most_b = bt[i] > most_b ? bt[i] : most_b;
+	}
+	for (size_t i = 0; i < nd; i++)
+		most_d = d[i] > most_d ? d[i] : most_d;
+	interrupt_install();
+	double t0 = now();
+	llmc_status s = open_model(&c, args[0], false, &m, &err);
+	if (s != LLMC_OK)
+		return fail_with(&err);
+	double open_s = now() - t0;
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	llmc_info(m, &info);
+	llmc_limits lim = limits_of(&c);
+	int32_t longest = most_p > most_d + most_n ? most_p : most_d + most_n;
+	lim.context = lim.context ? lim.context : longest + 1;
+	lim.seqs = lim.seqs ? lim.seqs : most_b;
+	lim.chunk = lim.chunk ? lim.chunk : 512;
+	b.chunk = lim.chunk;
+	b.vocab = info.vocab;
+	s = check_memory(m, &c, &lim, &err);
+	if (s == LLMC_OK)
+		s = llmc_session_open(m, &lim, &b.s, &err);
+	size_t n_tok = (size_t)(longest > b.chunk ? longest : b.chunk) + 1;
+	b.tok = malloc(n_tok * sizeof *b.tok);
+	b.logits = malloc((size_t)most_b * (size_t)info.vocab * sizeof *b.logits);
+	if (s == LLMC_OK && (!b.tok || !b.logits)) {
+		err.code = s = LLMC_E_MEMORY;
+		snprintf(err.text, sizeof err.text, "out of memory");
+	}
+	for (size_t i = 0; b.tok && i < n_tok; i++)
+		b.tok[i] = (int32_t)((int64_t)(i * 7919 + 13) % info.vocab);
+	double bandwidth = s == LLMC_OK ? llmc_bandwidth(c.threads, 0.5) : 0, first = 0;
+	if (s == LLMC_OK)
+		s = one_prefill(&b, 1, &first, &err); /* touches everything once; open + this is the time to a first token */
+	if (c.json)
+		printf("{\"model\":\"%s\",\"target\":\"%s\",\"bandwidth_gbps\":%.3f,\"open_s\":%.4f,\"first_token_s\":%.4f,\"results\":[", info.name,
+		       info.target, bandwidth / 1e9, open_s, open_s + first);
+	else if (s == LLMC_OK)
+		printf("%s on %s; reads %.1f GB/s; first token after %.2f s\n%-14s %10s   %-8s %10s %11s\n", info.name, info.target,
+		       bandwidth / 1e9, open_s + first, "test", "tokens/s", "", "streamed", "of reads");
+	bool first_row = true;
+	for (size_t i = 0; s == LLMC_OK && i < np; i++) {
+		char test[64];
+		if (p[i] == 0)
+			continue;
+		snprintf(test, sizeof test, "pp%d", p[i]);
+		for (int32_t r = -1; s == LLMC_OK && r < runs; r++) { /* one to warm up */
+			if (!c.json && !c.quiet)
+				progress("%s %d/%d", test, r + 1, runs);
+			s = one_prefill(&b, p[i], &took[r < 0 ? 0 : r], &err);
+		}
+		if (s == LLMC_OK)
+			report(c.json, first_row, test, p[i], (p[i] + b.chunk - 1) / b.chunk, took, runs, info.token_bytes, bandwidth);
+		first_row = false;
+	}
+	for (size_t k = 0; s == LLMC_OK && k < nd; k++)
+		for (size_t j = 0; s == LLMC_OK && j < nb; j++)
+			for (size_t i = 0; s == LLMC_OK && i < nn; i++) {
+				char test[64];
+				if (n[i] == 0)
+					continue;
+				int at = snprintf(test, sizeof test, "tg%d", n[i]);
+				if (bt[j] > 1)
+					at += snprintf(test + at, sizeof test - (size_t)at, " b%d", bt[j]);
+				if (d[k])
+					snprintf(test + at, sizeof test - (size_t)at, " @ d%d", d[k]);
+				for (int32_t r = -1; s == LLMC_OK && r < runs; r++) {
+					if (!c.json && !c.quiet)
+						progress("%s %d/%d", test, r + 1, runs);
+					s = decode(&b, bt[j], d[k], n[i], &took[r < 0 ? 0 : r], &err);
+				}
+				if (s == LLMC_OK)
+					report(c.json, first_row, test, n[i] * bt[j], n[i], took, runs,
+					       info.token_bytes, bandwidth);
+				first_row = false;
+			}
+	if (c.json)
+		printf("]}\n");
+	progress_end();
+	free(b.tok);
+	free(b.logits);
+	llmc_session_close(b.s);
+	llmc_close(m);
+	free(c.set.v);
+	if (s == LLMC_E_CANCELLED)
+		return EXIT_INTERRUPTED;
+	return s == LLMC_OK ? 0 : fail_with(&err);
+}
+
+const Command cmd_bench = {
+	"bench", "MODEL [-p 512] [-n 128] [-b 1,8] [-d 2048] [-r 5]", "measure tokens/s, bytes/s and the share of the machine's bandwidth",
+	"  llmc bench model.gguf\n"
+	"  llmc bench model.gguf -p 0 -n 64 -b 1,4,8 --json\n"
+	"  llmc bench configs/llama3-8b.yaml --random-weights -p 128 -n 16 -r 1\n",
+	bench,
+};

@@ -1,0 +1,38 @@
+#!/bin/bash
+# Whole models through a sanitized llmc, with the kernels sanitized too. Usage: sanitized.sh LLMC SANITIZER_FLAGS
+set -eu
+llmc=$1
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g $2"
+n=0
+run() {
+	"$llmc" "$@" >"$tmp/out" 2>"$tmp/err" || { echo "failed ($?): llmc $*"; tail -n 60 "$tmp/err"; exit 1; }
+	n=$((n + 1))
+}
+tokens=1,2,3,5,7,11,13,17,19,23,29,31,37,41,43,47,53,59,61,67,71,73,79,83,89,97,1,2,3,4,5,6,7,8,9,10
+archs="generic v3"
+grep -q avx2 /proc/cpuinfo || archs="generic"
+grep -q avx512_vnni /proc/cpuinfo && archs="$archs v4"
+for arch in $archs; do
+	run run configs/tiny.yaml --random-weights --arch "$arch" --tokens $tokens -n 4 --ignore-eos --json --threads 2
+done
+for storage in q4_1 q4_0 q5_0 q5_1 q8_0 f16 bf16 f32; do
+	run run configs/tiny.yaml --random-weights --arch "${archs##* }" --set "storage.default=$storage" --tokens $tokens -n 2 --ignore-eos --json
+done
+run run configs/tiny.yaml --random-weights --device ref --tokens $tokens -n 2 --ignore-eos --json
+run verify configs/tiny.yaml --random-weights --arch generic
+run compile configs/llama2-70b.yaml -o "$tmp/70b"
+run plan configs/qwen3-8b.yaml --json
+for wrong in /nonexistent README.md configs; do
+	if "$llmc" run "$wrong" --tokens 1 >/dev/null 2>"$tmp/err"; then
+		echo "llmc run $wrong should have failed"
+		exit 1
+	fi
+	if grep -q -e Sanitizer -e "runtime error" "$tmp/err"; then
+		cat "$tmp/err"
+		exit 1
+	fi
+	n=$((n + 1))
+done
+echo "sanitized: $n runs clean"

@@ -1,0 +1,15 @@
+#!/bin/bash
+# Threads of a session, of packing and of kernel building under TSan. Usage: threads.sh LLMC
+set -eu
+llmc=$1
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g -fsanitize=thread"
+for arch in generic; do
+	for threads in 2 4; do
+		"$llmc" run configs/tiny.yaml --random-weights --arch $arch --threads $threads \
+			--tokens 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33,34,35,36 \
+			-n 8 --ignore-eos --json >/dev/null
+	done
+done
+echo "threads: clean"

@@ -1,0 +1,77 @@
+#!/bin/bash
+# The test suite. Usage: tools/check.sh [STEP ...]; without steps, all of them in order:
+#   build   gcc, warnings are errors              clang   the same with clang, objects only
+#   unit    C unit tests                          pytest  text, kernel, golden and end-to-end tests
+#   san     unit tests and models under ASan and UBSan, kernels included
+#   tsan    threads under TSan                    fuzz    short deterministic fuzz runs
+# Prints a line for each step with its time, the output of what failed, and exits 1 when any step did.
+set -u
+cd "$(dirname "$0")/.."
+steps=${*:-"deps build clang unit pytest san tsan fuzz"}
+jobs=$(nproc)
+export LLMC_CACHE=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}
+log=build/check
+mkdir -p "$log"
+failed=""
+
+step_deps() {
+	tools/deps.sh
+}
+
+step_build() {
+	make -s -j"$jobs" all
+}
+
+step_clang() {
+	command -v clang >/dev/null || { echo "no clang: skipped"; return 0; }
+	make -s -j"$jobs" BUILD=build/clang CC=clang CFLAGS=-O1 lib build/clang/llmc
+}
+
+step_unit() {
+	make -s -j"$jobs" unit
+}
+
+step_pytest() {
+	local venv
+	venv=$(tools/venv.sh) || return 1
+	LLMC_SMOLLM2=$(tools/smollm2.sh) || return 1
+	export LLMC_SMOLLM2
+	PYTHONPATH=bindings/python "$venv/bin/python" -m pytest -q -x --maxfail=10 -p no:cacheprovider \
+		--durations=15 tests
+}
+
+# Everything of the library, the emitted kernels too, under AddressSanitizer and UndefinedBehaviorSanitizer.
+step_san() {
+	local san="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g" SAN="$san" all || return 1
+	export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g" SAN="$san" unit || return 1
+	tests/e2e/sanitized.sh build/san/llmc "$san"
+}
+
+step_tsan() {
+	local san="-fsanitize=thread"
+	make -s -j"$jobs" BUILD=build/tsan CFLAGS="-O1 -g" SAN="$san" build/tsan/llmc || return 1
+	TSAN_OPTIONS=halt_on_error=1 tests/e2e/threads.sh build/tsan/llmc
+}
+
+step_fuzz() {
+	tests/fuzz/run.sh
+}
+
+for step in $steps; do
+	start=$SECONDS
+	if "step_$step" >"$log/$step.log" 2>&1; then
+		printf '%-8s passed  %4d s  %s\n' "$step" $((SECONDS - start)) "$(tail -n 1 "$log/$step.log" | cut -c1-120)"
+	else
+		printf '%-8s FAILED  %4d s\n' "$step" $((SECONDS - start))
+		tail -n 150 "$log/$step.log"
+		failed="$failed $step"
+		[ "$step" = build ] && break
+	fi
+done
+if [ -n "$failed" ]; then
+	echo "check: failed:$failed"
+	exit 1
+fi
+echo "check: all steps passed in $SECONDS s"
