@@ -1,0 +1,164 @@
+"""What kernel tests need: expand a template, compile it as the runtime would, call it through ctypes.
+
+The expander here knows only what tests need (`${NAME}` and the head lines); the compiler's own is tested elsewhere."""
+import ctypes as C
+import hashlib
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "templates"
+CACHE = Path(os.environ.get("LLMC_KERNEL_TESTS", ROOT / "build" / "kernel-tests"))
+CC = os.environ.get("LLMC_CC", "gcc")
+WARN = "-Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith -Wvla -Werror".split()
+FLAGS = "-std=gnu11 -O3 -fPIC -shared -ffp-contract=off -fno-math-errno -fvisibility=default".split()
+ARCH = {"generic": [], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4", "-mavx512vnni"],
+        "v4p": ["-march=x86-64-v3", "-DLLMC_PORTABLE_V4"]}
+PAGE = 32
+
+
+def _cpu_flags():
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    m = re.search(r"^flags\s*:(.*)$", text, re.M)
+    return set(m[1].split()) if m else set()
+
+
+CPU = _cpu_flags()
+V3 = {"avx2", "fma", "f16c", "bmi2"} <= CPU
+V4 = V3 and {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni"} <= CPU
+# Variants that run here: v4p is v4's portable definition
+TARGETS = ["generic"] + (["v3", "v4p"] if V3 else []) + (["v4"] if V4 else [])
+
+
+class Step(C.Structure):
+    _fields_ = [("n_tok", C.c_int32), ("n_dec", C.c_int32), ("n_seq", C.c_int32), ("n_out", C.c_int32)] + \
+        [(n, C.c_void_p) for n in
+         "tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table".split()] + [("block_stride", C.c_int32)]
+
+
+def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, pos2=None, out_row=None, n_dec=0):
+    """pos: position of each row; rows: rows of each sequence (default: one row each). The arrays live as long as the step."""
+    n_tok = len(pos)
+    rows = [1] * n_tok if rows is None else list(rows)
+    n_seq = len(rows)
+    start = np.concatenate([[0], np.cumsum(rows)])
+    assert start[-1] == n_tok
+    seq_of = np.repeat(np.arange(n_seq), rows)
+    if kv_len is None:
+        kv_len = [max((pos[t] for t in range(start[i], start[i + 1])), default=-1) + 1 for i in range(n_seq)]
+    table = np.zeros((n_seq, 1)) if table is None else np.asarray(table)
+    out_row = [] if out_row is None else out_row
+    arrays = dict(tok=np.zeros(n_tok) if tok is None else tok, pos=pos,
+                  pos2=np.zeros(n_tok) if pos2 is None else pos2, seq_of=seq_of, q_start=start, kv_len=kv_len,
+                  prefix_len=np.zeros(n_seq) if prefix is None else prefix, out_row=out_row, block_table=table)
+    s = Step(n_tok=n_tok, n_dec=n_dec, n_seq=n_seq, n_out=len(out_row), block_stride=table.shape[1])
+    s.keep = {k: np.ascontiguousarray(v, dtype=np.int32) for k, v in arrays.items()}
+    for k, v in s.keep.items():
+        setattr(s, k, v.ctypes.data)
+    return s
+
+
+def word(v):
+    if isinstance(v, float):
+        return float(np.float32(v)).hex() + "f" if np.isfinite(v) else repr(v)
+    return str(v)
+
+
+def head(template):
+    """The //@ lines as (key, rest)."""
+    text = (TEMPLATES / "cpu" / f"{template}.c.in").read_text()
+    return [tuple(line[3:].split(None, 1)) for line in text.split("\n") if line.startswith("//@")]
+
+
+def expand(template, params):
+    """The C text of a template; params may hold more than it asks for."""
+    text = (TEMPLATES / "cpu" / f"{template}.c.in").read_text()
+    asked = {rest.split()[0] for key, rest in head(template) if key == "param"}
+    missing = asked - set(params)
+    assert not missing, f"{template}: no value for {sorted(missing)}"
+    used = set(re.findall(r"\$\{(\w+)\}", text))
+    assert used <= asked, f"{template}: not declared: {sorted(used - asked)}"
+    assert asked <= used | {m for _, r in head(template) for m in re.findall(r"\w+", r)}, f"{template}: unused"
+    body = "\n".join(line for line in text.split("\n") if not line.startswith("//@"))
+    return '#include "common/llmc_step.h"\n' + re.sub(r"\$\{(\w+)\}", lambda m: word(params[m[1]]), body)
+
+
+_headers = None
+
+
+def build(template, target, params, extra=()):
+    """Compile (once: keyed by text, headers and flags) and load; returns Kernel."""
+    global _headers
+    params = dict(params, SYMBOL=template, TARGET="v4" if target == "v4p" else target)
+    text = expand(template, params)
+    if _headers is None:
+        _headers = b"".join(p.read_bytes() for p in sorted((TEMPLATES / "common").iterdir()))
+    cmd = [CC, *FLAGS, *WARN, *ARCH[target], *extra, f"-I{TEMPLATES}"]
+    key = hashlib.sha256(text.encode() + _headers + " ".join(cmd).encode()).hexdigest()[:24]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    so = CACHE / f"{template}-{target}-{key}.so"
+    if not so.exists():
+        src = CACHE / f"{template}-{target}-{key}.{os.getpid()}.c"
+        tmp = src.with_suffix(".so")
+        src.write_text(text)
+        r = subprocess.run([*cmd, str(src), "-o", str(tmp), "-lm"], capture_output=True, text=True)
+        assert r.returncode == 0, f"{' '.join(cmd)} {src}\n{r.stderr}"
+        os.replace(tmp, so)
+        src.unlink()
+    return Kernel(C.CDLL(str(so)), template, params)
+
+
+class Kernel:
+    def __init__(self, lib, template, params):
+        self.lib, self.template, self.params = lib, template, params
+        self.fn = getattr(lib, template)
+        self.fn.restype = None
+        self.fn.argtypes = [C.POINTER(Step), C.POINTER(C.c_void_p), C.c_int, C.c_int]
+        self.scratch_decl = [rest for key, rest in head(template) if key == "scratch"]
+
+    def scratch(self, step, n_parts):
+        """Zeroed, as the runtime hands it out the first time."""
+        out = []
+        for decl in self.scratch_decl:
+            m = re.match(r"(\w+)\s+(\w+)\[(.*)\]", decl)
+            sym = dict(self.params, n_part=n_parts, n_tok=step.n_tok, n_seq=step.n_seq, one=1)
+            n = 1
+            for f in m[3].split(","):
+                f = f.strip()
+                n *= int(f) if f.isdigit() else int(sym[f])
+            out.append(np.zeros(n, dtype={"f32": np.float32, "i32": np.int32, "u8": np.uint8}[m[2]]))
+        return out
+
+    def call(self, step, args, n_parts=1, order=None, threads=False, scratch=None):
+        """args: numpy arrays, None or addresses, as in the head; parts one after the other in `order`, or as threads."""
+        scratch = self.scratch(step, n_parts) if scratch is None else scratch
+        ptr = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in [*args, *scratch]]
+        arr = (C.c_void_p * len(ptr))(*ptr)
+        if threads:
+            ts = [threading.Thread(target=self.fn, args=(C.byref(step), arr, p, n_parts)) for p in range(n_parts)]
+            for t in ts:
+                t.start()
+            for t in ts:
+                t.join()
+        else:
+            for p in order or range(n_parts):
+                self.fn(C.byref(step), arr, p, n_parts)
+        return scratch
+
+
+def aligned(shape, dtype=np.float32, fill=None):
+    """64-byte aligned, filled (poison: NaN)."""
+    n = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(n + 64, np.uint8)
+    off = -raw.ctypes.data % 64
+    a = raw[off:off + n].view(dtype).reshape(shape)
+    a[...] = np.nan if fill is None and np.issubdtype(dtype, np.floating) else (fill or 0)
+    return a
