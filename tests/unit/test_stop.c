@@ -1,0 +1,91 @@
+/* Stop strings: nothing of one is ever shown, everything before it is. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/strbuf.h"
+#include "runtime/stop.h"
+
+/* Feed text in pieces of `step` bytes; what was shown, and whether a stop was found. */
+static bool
+feed(const char *const *stops, const char *text, size_t step, Strbuf *shown)
+{
+	Stop *s;
+	bool found = false;
+	const char *safe;
+	size_t n, len = strlen(text);
+
+	strbuf_clear(shown);
+	assert_int_equal(stop_open(stops, &s, NULL), LLMC_OK);
+	for (size_t i = 0; i < len && !found; i += step) {
+		assert_int_equal(stop_feed(s, text + i, step < len - i ? step : len - i, false, &safe, &n, &found, NULL), LLMC_OK);
+		strbuf_add(shown, safe, n);
+	}
+	if (!found) {
+		assert_int_equal(stop_feed(s, "", 0, true, &safe, &n, &found, NULL), LLMC_OK);
+		strbuf_add(shown, safe, n);
+	}
+	stop_close(s);
+	return found;
+}
+
+static void
+cut_where_the_first_begins(void **state)
+{
+	(void)state;
+	static const char *const stops[] = { "\n\nUser:", "END", NULL };
+	static const struct { const char *text, *want; bool found; } row[] = {
+		{ "hello\n\nUser: x", "hello", true },
+		{ "hello\n\nUse it", "hello\n\nUse it", false },
+		{ "an EN EEND more END", "an EN E", true },
+		{ "END", "", true },
+		{ "held EN", "held EN", false },
+		{ "", "", false },
+	};
+	Strbuf shown = { 0 };
+
+	for (size_t i = 0; i < sizeof row / sizeof *row; i++)
+		for (size_t step = 1; step < 8; step++) {
+			assert_int_equal(feed(stops, row[i].text, step, &shown), row[i].found);
+			assert_string_equal(strbuf_str(&shown), row[i].want);
+		}
+	strbuf_release(&shown);
+}
+
+static void
+without_stops_all_is_shown_at_once(void **state)
+{
+	(void)state;
+	Strbuf shown = { 0 };
+
+	assert_false(feed(NULL, "text", 2, &shown));
+	assert_string_equal(strbuf_str(&shown), "text");
+	strbuf_release(&shown);
+}
+
+static void
+an_empty_stop_is_refused(void **state)
+{
+	(void)state;
+	static const char *const stops[] = { "a", "", NULL };
+	llmc_error err;
+	Stop *s;
+
+	assert_int_equal(stop_open(stops, &s, &err), LLMC_E_INPUT);
+	assert_string_equal(err.text, "stop string 1 is empty");
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest test[] = {
+		cmocka_unit_test(cut_where_the_first_begins),
+		cmocka_unit_test(without_stops_all_is_shown_at_once),
+		cmocka_unit_test(an_empty_stop_is_refused),
+	};
+	return cmocka_run_group_tests(test, NULL, NULL);
+}
