@@ -1,0 +1,155 @@
+/* llmc_generate: prefill in chunks, then sample token by token. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api.h"
+#include "runtime/stop.h"
+
+typedef struct Generate {
+	llmc_session   *s;
+	llmc_params     p;
+	llmc_token_fn   on_token;
+	void           *user;
+	llmc_sampler   *sampler;
+	llmc_stream    *stream; /* NULL: the model has no tokenizer */
+	Stop           *stop;
+} Generate;
+
+static bool
+is_eos(const Plan *plan, int32_t id)
+{
+	for (int i = 0; i < plan->n_eos; i++)
+		if (plan->eos[i] == id)
+			return true;
+	return false;
+}
+
+/* Text of a token (id -1: what is left) through detokeniser and stop strings to the caller. */
+static llmc_status
+emit(Generate *g, int32_t id, bool *stopped, bool *cancelled, llmc_error *err)
+{
+	const char *text = "";
+	size_t n = 0;
+
+	if (g->stream)
+		TRY(llmc_stream_feed(g->stream, id, &text, &n, err));
+	TRY(stop_feed(g->stop, text, n, id < 0, &text, &n, stopped, err));
+	if ((id >= 0 || n) && g->on_token && !g->on_token(g->user, id, text, n))
+		*cancelled = true;
+	return LLMC_OK;
+}
+
+static llmc_status
+run(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, int32_t most, llmc_result *res, llmc_error *err)
+{
+	const Plan *plan = g->s->model->plan;
+	int32_t chunk = session_limits_of(g->s->s)->chunk;
+	bool stopped = false, cancelled = false;
+	double t0 = clock_now();
+
+	for (size_t at = 0; at < n_tok;) {
+		int32_t n = n_tok - at < (size_t)chunk ? (int32_t)(n_tok - at) : chunk;
+		llmc_chunk c = { .seq = q, .tok = tok + at, .n_tok = n, .n_out = at + (size_t)n == n_tok };
+		TRY(session_forward(g->s->s, &c, 1, c.n_out ? g->s->logits : NULL, err));
+		at += (size_t)n;
+	}
+	for (size_t i = 0; i < n_tok; i++)
+		llmc_sampler_accept(g->sampler, tok[i], true);
+	double t1 = clock_now();
+	res->prefill_s = t1 - t0;
+	res->n_prompt = (int32_t)n_tok;
+	res->finish = LLMC_FINISH_LENGTH;
+	while (res->n_new < most) {
+		int32_t id;
+		TRY(llmc_sampler_pick(g->sampler, g->s->logits, &id, NULL, err));
+		if (res->n_new == 0)
+			t1 = clock_now(); /* decoding is timed from the first new token */
+		if (!g->p.ignore_eos && is_eos(plan, id)) {
+			res->finish = LLMC_FINISH_EOS;
+			break;
+		}
+		llmc_sampler_accept(g->sampler, id, false);
+		res->n_new++;
+		TRY(emit(g, id, &stopped, &cancelled, err));
+		if (stopped || cancelled) {
+			res->finish = cancelled ? LLMC_FINISH_CANCEL : LLMC_FINISH_STOP;
+			break;
+		}
+		if (res->n_new == most)
+			break;
+		llmc_chunk c = { .seq = q, .tok = &id, .n_tok = 1, .n_out = 1 };
+		TRY(session_forward(g->s->s, &c, 1, g->s->logits, err));
+	}
+	res->decode_s = clock_now() - t1;
+	if (res->finish == LLMC_FINISH_LENGTH || res->finish == LLMC_FINISH_EOS) {
+		TRY(emit(g, -1, &stopped, &cancelled, err));
+		if (stopped)
+			res->finish = LLMC_FINISH_STOP;
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_params *p, llmc_token_fn on_token, void *user,
+              llmc_result *res, llmc_error *err)
+{
+	Generate g = { .s = s, .p = LLMC_INIT(llmc_params), .on_token = on_token, .user = user };
+	llmc_result out = LLMC_INIT(llmc_result);
+	const llmc_limits *lim = session_limits_of(s->s);
+	llmc_status status;
+	llmc_seq q = -1;
+
+	if (p)
+		memcpy(&g.p, p, p->size < sizeof g.p ? p->size : sizeof g.p);
+	if (n_tok == 0)
+		return error_set(err, LLMC_E_INPUT, "the prompt is empty: a model needs at least one token to continue");
+	if (n_tok > (size_t)lim->context)
+		return error_set(err, LLMC_E_RANGE, "the prompt has %zu tokens, the context holds %d; open the session with a larger context", n_tok, lim->context);
+	if (s->model->plan->prompt_whole && n_tok > (size_t)lim->chunk)
+		return error_set(err, LLMC_E_RANGE, "this model reads its prompt in one piece: %zu tokens do not fit a chunk of %d; raise the chunk limit", n_tok, lim->chunk);
+	/* the last new token is never fed back: it needs no place */
+	int32_t room = lim->context - (int32_t)n_tok + 1, most = g.p.max_tokens == 0 ? 256 : g.p.max_tokens;
+	if (most < 0 || most > room)
+		most = room;
+	TRY_GOTO(llmc_sampler_open((int32_t)s->model->plan->vocab, &g.p, &g.sampler, err));
+	TRY_GOTO(stop_open(g.p.stop, &g.stop, err));
+	if (s->model->tokenizer)
+		TRY_GOTO(llmc_stream_open(s->model->tokenizer, true, &g.stream, err));
+	TRY_GOTO(session_seq_new(s->s, (int32_t)n_tok + most - 1, &q, err));
+	TRY_GOTO(run(&g, q, tok, n_tok, most, &out, err));
+fail:
+	if (q >= 0)
+		session_seq_free(s->s, q);
+	llmc_stream_close(g.stream);
+	stop_close(g.stop);
+	llmc_sampler_close(g.sampler);
+	if (status == LLMC_OK && res) {
+		size_t size = res->size;
+		out.size = size;
+		memcpy(res, &out, size < sizeof out ? size : sizeof out);
+	}
+	return status;
+}
+
+llmc_status
+llmc_generate_text(llmc_session *s, const char *prompt, const llmc_params *p, llmc_token_fn on_token, void *user,
+                   llmc_result *res, llmc_error *err)
+{
+	const llmc_tokenizer *t = s->model->tokenizer;
+	size_t n_bytes = strlen(prompt), cap = n_bytes + 16, n = 0;
+
+	if (!t)
+		return error_set(err, LLMC_E_INPUT, "the model has no tokenizer: use llmc_generate with ids");
+	for (;;) {
+		int32_t *ids = malloc(cap * sizeof *ids);
+		if (!ids)
+			return error_set(err, LLMC_E_MEMORY, "out of memory");
+		llmc_status status = llmc_tokenize(t, prompt, n_bytes, LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL, ids, cap, &n, err);
+		if (status == LLMC_OK)
+			status = llmc_generate(s, ids, n, p, on_token, user, res, err);
+		free(ids);
+		if (status != LLMC_E_RANGE || n <= cap)
+			return status;
+		cap = n;
+	}
+}
