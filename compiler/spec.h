@@ -42,6 +42,7 @@ typedef struct TensorRule {
 	bool        stacked;  /* all experts in one 3-D tensor */
 	bool        rope_pairs; /* rows of each head stored for interleaved pairs: GGUF llama */
 	Loc         loc;
+	bool        whole;    /* name is complete: neither .weight nor .bias is added */
 } TensorRule;
 
 typedef struct StorageRule { const char *tensor; /* role or "*" */ const uint8_t *layer_in; /* [n_layers], NULL: all */ Dtype dtype; } StorageRule;
@@ -126,7 +127,7 @@ typedef struct Spec {
 	int     n_eos;
 	int32_t eos[8], bos;
 	const char *prompt_prefix;     /* text.prompt, or NULL */
-	struct Node *root;             /* for spec_loc */
+	const struct SpecTable *table; /* for spec_loc and spec_get; NULL in a Spec made by hand */
 } Spec;
 
 /* Where a key ("attention.n_heads") was written; loc of the file when it is a default. */

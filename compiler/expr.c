@@ -1,0 +1,404 @@
+/* Recursive descent over one line of text; depth is bounded, nothing loops. */
+#include "compiler/expr.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "compiler/yaml.h"
+
+enum { MAX_DEPTH = 32, MAX_NAME = 128 };
+
+typedef struct Parse {
+	const char    *text, *p;
+	Loc            loc;
+	const ExprEnv *env;
+	Diag          *d;
+	Arena         *a;
+	int            depth;
+	bool           failed;
+} Parse;
+
+static ExprVal expr_or(Parse *s);
+
+static const ExprVal null_val = { .kind = EXPR_NULL };
+
+static ExprVal
+num(double v)
+{
+	return isfinite(v) ? (ExprVal){ .kind = EXPR_NUM, .num = v } : null_val;
+}
+
+static ExprVal
+truth(bool v)
+{
+	return (ExprVal){ .kind = EXPR_BOOL, .num = v };
+}
+
+bool
+expr_true(ExprVal v)
+{
+	switch (v.kind) {
+	case EXPR_NULL:
+		return false;
+	case EXPR_NUM:
+	case EXPR_BOOL:
+		return v.num != 0;
+	case EXPR_STR:
+		return *v.str != 0;
+	case EXPR_LIST:
+		return v.n != 0;
+	}
+	return false;
+}
+
+bool
+glob_match(const char *pattern, const char *text)
+{
+	const char *star = NULL, *back = NULL;
+
+	while (*text) {
+		if (*pattern == '*') {
+			star = ++pattern;
+			back = text;
+		} else if (*pattern == *text) {
+			pattern++;
+			text++;
+		} else if (star) {
+			pattern = star;
+			text = ++back;
+		} else {
+			return false;
+		}
+	}
+	while (*pattern == '*')
+		pattern++;
+	return !*pattern;
+}
+
+static ExprVal
+fail(Parse *s, const char *what)
+{
+	if (!s->failed) {
+		Loc loc = s->loc;
+		if (loc.line > 0)
+			loc.col += (int)(s->p - s->text);
+		err_at(s->d, loc, "expression \"%s\": %s", s->text, what);
+	}
+	s->failed = true;
+	return null_val;
+}
+
+static void
+space(Parse *s)
+{
+	while (*s->p == ' ' || *s->p == '\t' || *s->p == '\n')
+		s->p++;
+}
+
+static bool
+name_start(char c)
+{
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+
+static bool
+name_part(char c)
+{
+	return name_start(c) || (c >= '0' && c <= '9') || c == '.';
+}
+
+/* The word at p, when it is this one. */
+static bool
+word(Parse *s, const char *w)
+{
+	size_t n = strlen(w);
+
+	space(s);
+	if (strncmp(s->p, w, n) != 0 || name_part(s->p[n]))
+		return false;
+	s->p += n;
+	return true;
+}
+
+static bool
+sign(Parse *s, const char *w)
+{
+	size_t n = strlen(w);
+
+	space(s);
+	if (strncmp(s->p, w, n) != 0)
+		return false;
+	s->p += n;
+	return true;
+}
+
+static bool
+name(Parse *s, char out[MAX_NAME])
+{
+	size_t n = 0;
+
+	if (!name_start(*s->p))
+		return false;
+	while (name_part(s->p[n]))
+		n++;
+	if (n >= MAX_NAME)
+		return false;
+	memcpy(out, s->p, n);
+	out[n] = 0;
+	s->p += n;
+	return true;
+}
+
+/* Everything up to the closing bracket: names of tensors hold signs that mean something elsewhere. */
+static bool
+raw(Parse *s, char out[MAX_NAME])
+{
+	const char *end = strchr(s->p, ')');
+
+	space(s);
+	if (!end || end <= s->p || end - s->p >= MAX_NAME)
+		return false;
+	size_t n = (size_t)(end - s->p);
+	memcpy(out, s->p, n);
+	while (n && out[n - 1] == ' ')
+		n--;
+	out[n] = 0;
+	s->p = end + 1;
+	return n > 0;
+}
+
+static ExprVal
+primary(Parse *s)
+{
+	char id[MAX_NAME];
+
+	space(s);
+	if (*s->p == '(') {
+		if (++s->depth > MAX_DEPTH)
+			return fail(s, "nested too deep");
+		s->p++;
+		ExprVal v = expr_or(s);
+		s->depth--;
+		if (!sign(s, ")"))
+			return fail(s, "a ) is missing");
+		return v;
+	}
+	if (*s->p == '$') {
+		s->p++;
+		if (!name(s, id))
+			return fail(s, "$ wants the name of a key");
+		return s->env->resolved ? s->env->resolved(s->env->user, id) : null_val;
+	}
+	if ((*s->p >= '0' && *s->p <= '9') || *s->p == '.') {
+		char digits[48];
+		size_t n = 0;
+		double v;
+		while (n < sizeof digits - 1 &&
+		       ((s->p[n] >= '0' && s->p[n] <= '9') || s->p[n] == '.' || s->p[n] == 'e' || s->p[n] == 'E' ||
+		        (n && (s->p[n] == '-' || s->p[n] == '+') && (s->p[n - 1] == 'e' || s->p[n - 1] == 'E'))))
+			n++;
+		memcpy(digits, s->p, n);
+		digits[n] = 0;
+		if (!number_parse(digits, &v))
+			return fail(s, "not a number");
+		s->p += n;
+		return num(v);
+	}
+	if (!name(s, id))
+		return fail(s, *s->p ? "a number, a key or ( is expected here" : "it ends too early");
+	space(s);
+	if (*s->p == '(') {
+		bool rows = strcmp(id, "rows") == 0;
+		char arg[MAX_NAME];
+		double v;
+		if (!rows && strcmp(id, "has") != 0)
+			return fail(s, "known functions are has(x) and rows(tensor)");
+		s->p++;
+		if (!raw(s, arg))
+			return fail(s, "a name and ) are expected here");
+		if (!rows)
+			return truth(s->env->has && s->env->has(s->env->user, arg));
+		return s->env->rows && s->env->rows(s->env->user, arg, &v) ? num(v) : null_val;
+	}
+	if (strcmp(id, "true") == 0 || strcmp(id, "false") == 0)
+		return truth(*id == 't');
+	if (strcmp(id, "null") == 0)
+		return null_val;
+	return s->env->key ? s->env->key(s->env->user, id) : null_val;
+}
+
+static bool
+numeric(Parse *s, ExprVal v)
+{
+	if (v.kind == EXPR_STR)
+		fail(s, "text where a number is wanted");
+	else if (v.kind == EXPR_LIST)
+		fail(s, "a list where a number is wanted");
+	return v.kind == EXPR_NUM || v.kind == EXPR_BOOL;
+}
+
+static ExprVal expr_unary(Parse *s);
+
+static ExprVal
+expr_power(Parse *s)
+{
+	ExprVal x = primary(s);
+
+	if (!sign(s, "^"))
+		return x;
+	if (++s->depth > MAX_DEPTH)
+		return fail(s, "nested too deep");
+	ExprVal y = expr_unary(s);
+	s->depth--;
+	if (!numeric(s, x) || !numeric(s, y))
+		return null_val;
+	return num(pow(x.num, y.num));
+}
+
+static ExprVal
+expr_unary(Parse *s)
+{
+	bool minus = false;
+
+	while (sign(s, "-"))
+		minus = !minus;
+	ExprVal v = expr_power(s);
+	if (!minus)
+		return v;
+	return numeric(s, v) ? num(-v.num) : null_val;
+}
+
+static ExprVal
+expr_product(Parse *s)
+{
+	ExprVal v = expr_unary(s);
+
+	for (;;) {
+		bool times = sign(s, "*");
+		if (!times && !sign(s, "/"))
+			return v;
+		ExprVal w = expr_unary(s);
+		bool ok = numeric(s, v) && numeric(s, w);
+		v = ok ? num(times ? v.num * w.num : v.num / w.num) : null_val; /* x / 0 is null as well */
+	}
+}
+
+static ExprVal
+expr_sum(Parse *s)
+{
+	ExprVal v = expr_product(s);
+
+	for (;;) {
+		bool plus = sign(s, "+");
+		if (!plus && !sign(s, "-"))
+			return v;
+		ExprVal w = expr_product(s);
+		bool ok = numeric(s, v) && numeric(s, w);
+		v = ok ? num(plus ? v.num + w.num : v.num - w.num) : null_val;
+	}
+}
+
+static bool
+same(ExprVal x, ExprVal y)
+{
+	bool nx = x.kind == EXPR_NUM || x.kind == EXPR_BOOL, ny = y.kind == EXPR_NUM || y.kind == EXPR_BOOL;
+
+	if (nx && ny)
+		return x.num == y.num;
+	if (x.kind == EXPR_STR && y.kind == EXPR_STR)
+		return strcmp(x.str, y.str) == 0;
+	return x.kind == EXPR_NULL && y.kind == EXPR_NULL;
+}
+
+/* Right of == and !=: a bare word means itself. */
+static ExprVal
+literal_or_sum(Parse *s)
+{
+	char id[MAX_NAME];
+	const char *at;
+
+	space(s);
+	at = s->p;
+	if (name(s, id)) {
+		space(s);
+		if (*s->p != '(') {
+			if (strcmp(id, "true") == 0 || strcmp(id, "false") == 0)
+				return truth(*id == 't');
+			if (strcmp(id, "null") == 0)
+				return null_val;
+			return (ExprVal){ .kind = EXPR_STR, .str = arena_strdup(s->a, id) };
+		}
+		s->p = at;
+	}
+	return expr_sum(s);
+}
+
+static ExprVal
+expr_compare(Parse *s)
+{
+	ExprVal x = expr_sum(s);
+
+	if (sign(s, "=="))
+		return truth(same(x, literal_or_sum(s)));
+	if (sign(s, "!="))
+		return truth(!same(x, literal_or_sum(s)));
+	bool le = sign(s, "<="), ge = !le && sign(s, ">="), lt = !le && !ge && sign(s, "<"),
+	     gt = !le && !ge && !lt && sign(s, ">");
+	if (!le && !ge && !lt && !gt)
+		return x;
+	ExprVal y = expr_sum(s);
+	if (!numeric(s, x) || !numeric(s, y))
+		return truth(false);
+	return truth(le ? x.num <= y.num : ge ? x.num >= y.num : lt ? x.num < y.num : x.num > y.num);
+}
+
+static ExprVal
+expr_not(Parse *s)
+{
+	bool negate = false, any = false;
+
+	while (word(s, "not")) {
+		negate = !negate;
+		any = true;
+	}
+	ExprVal v = expr_compare(s);
+	return any ? truth(expr_true(v) != negate) : v;
+}
+
+static ExprVal
+expr_and(Parse *s)
+{
+	ExprVal v = expr_not(s);
+
+	while (word(s, "and")) {
+		ExprVal w = expr_not(s);
+		v = truth(expr_true(v) && expr_true(w));
+	}
+	return v;
+}
+
+static ExprVal
+expr_or(Parse *s)
+{
+	ExprVal v = expr_and(s);
+
+	while (word(s, "or")) {
+		ExprVal w = expr_and(s);
+		v = truth(expr_true(v) || expr_true(w));
+	}
+	return v;
+}
+
+bool
+expr_eval(const char *text, Loc loc, const ExprEnv *env, Diag *d, Arena *a, ExprVal *out)
+{
+	Parse s = { .text = text, .p = text, .loc = loc, .env = env, .d = d, .a = a };
+
+	*out = expr_or(&s);
+	space(&s);
+	if (!s.failed && *s.p)
+		fail(&s, "it should end here");
+	if (s.failed)
+		*out = null_val;
+	return !s.failed;
+}

@@ -1,0 +1,37 @@
+/* The small language of family files and of defaults:
+ *
+ *     or, and, not; == != < <= > >=; + - * / ^; ( ); numbers; $key (already resolved); key (of the source);
+ *     has(key or tensor, with *); rows(tensor)
+ *
+ * Right of == and != a bare word is a word, true, false or null. What is absent is null; arithmetic on null is null. No loops. */
+#ifndef LLMC_COMPILER_EXPR_H
+#define LLMC_COMPILER_EXPR_H
+
+#include "compiler/diag.h"
+
+typedef enum ExprKind { EXPR_NULL, EXPR_NUM, EXPR_BOOL, EXPR_STR, EXPR_LIST } ExprKind;
+
+typedef struct ExprVal ExprVal;
+struct ExprVal {
+	ExprKind    kind;
+	double      num;  /* NUM; BOOL: 0 or 1 */
+	const char *str;
+	size_t      n;    /* LIST */
+	const ExprVal *item;
+};
+
+typedef struct ExprEnv {
+	void *user;
+	/* NULL members: there are no such things here */
+	ExprVal (*key)(void *user, const char *name);      /* EXPR_NULL: absent */
+	ExprVal (*resolved)(void *user, const char *name);
+	bool    (*has)(void *user, const char *pattern);
+	bool    (*rows)(void *user, const char *tensor, double *out);
+} ExprEnv;
+
+/* false: an error is in d, at its place in `text`, which begins at loc */
+bool expr_eval(const char *text, Loc loc, const ExprEnv *env, Diag *d, Arena *a, ExprVal *out);
+bool expr_true(ExprVal v); /* null, 0, "" and [] are not */
+bool glob_match(const char *pattern, const char *text); /* * stands for any text; no other sign does */
+
+#endif

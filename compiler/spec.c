@@ -1,0 +1,418 @@
+/* Description -> Spec: the layers (defaults, family, the text, --set) in one table, then one field after the other. Reports
+ * all that it finds, up to the twenty errors that diag shows. */
+#include "compiler/spec.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/sha256.h"
+#include "compiler/family.h"
+#include "compiler/spec_table.h"
+
+
+
+static void
+relocate(Node *n, const SourceText *src, int cols)
+{
+	if (n->loc.line == 1)
+		n->loc.col += cols;
+	n->loc.src = src;
+	for (size_t i = 0; i < n->n; i++) {
+		relocate(n->item[i], src, cols);
+		if (n->kind == NODE_MAP)
+			relocate(n->key[i], src, cols);
+	}
+}
+
+/* "key=value" -> {key: value}, the value read as YAML */
+static const Node *
+read_override(const char *text, Diag *d, Arena *a)
+{
+	const SourceText *src = yaml_source(a, "--set", text, strlen(text));
+	const char *eq = strchr(text, '=');
+
+	if (!eq || eq == text) {
+		err_at(d, (Loc){ .src = src, .line = 1, .col = 1 }, "--set wants key=value, as attention.window=4096");
+		return NULL;
+	}
+	Node *v = yaml_parse(yaml_source(a, "--set", eq + 1, strlen(eq + 1)), d, a);
+	if (!v)
+		return NULL;
+	if (v->kind == NODE_MAP && v->n == 0 && !strchr(eq, '{')) { /* nothing behind = */
+		v->kind = NODE_SCALAR;
+		v->text = "";
+		v->loc.line = v->loc.col = 1;
+	}
+	int chars = 0;
+	for (const char *p = text; p <= eq; p++)
+		chars += ((unsigned char)*p & 0xc0) != 0x80;
+	relocate(v, src, chars);
+	Node *map = NEW(a, Node, 1), *key = NEW(a, Node, 1);
+	*key = (Node){ .kind = NODE_SCALAR, .loc = { src, 1, 1 }, .text = arena_strndup(a, text, (size_t)(eq - text)) };
+	*map = (Node){ .kind = NODE_MAP, .loc = key->loc, .n = 1, .cap = 1, .key = NEW(a, Node *, 1), .item = NEW(a, Node *, 1) };
+	map->key[0] = key;
+	map->item[0] = v;
+	return map;
+}
+
+/* A key of the top level as the last layer gives it. */
+static const Node *
+early(const Node *root, const Node *const *set, size_t n_set, const char *key)
+{
+	for (size_t i = n_set; i-- > 0;) {
+		const Node *v = set[i] ? node_get(set[i], key) : NULL;
+		if (v)
+			return v;
+	}
+	return node_get(root, key);
+}
+
+static const char *
+early_text(const Node *v, const char *otherwise)
+{
+	return v && v->kind == NODE_SCALAR && !node_is_null(v) ? v->text : otherwise;
+}
+
+/* What the kind of attention implies for keys that nobody gave. */
+static void
+imply(SpecTable *t, SpecKey key, double value)
+{
+	SpecVal *v = &t->val[key];
+
+	if (!v->given)
+		*v = (SpecVal){ .given = true, .known = true, .num = value, .loc = { .src = t->file.src } };
+}
+
+static void
+imply_shapes(SpecTable *t)
+{
+	bool mla = spec_word_is(t, K_att_kind, "mla");
+
+	if (mla && t->val[K_nope_dim].given && t->val[K_rope_dim].given)
+		imply(t, K_head_dim, (double)(spec_int(t, K_nope_dim) + spec_int(t, K_rope_dim)));
+	if (mla && t->val[K_rope_dim].given)
+		imply(t, K_rope_dims, (double)spec_int(t, K_rope_dim));
+	if (spec_int(t, K_rope_axes) == 2 && t->val[K_head_dim].given)
+		imply(t, K_rope_dims, (double)(spec_int(t, K_head_dim) / 2));
+}
+
+/* Yarn's factor of the scores belongs to latent attention's default scale. */
+static void
+imply_scale(SpecTable *t)
+{
+	SpecVal *v = &t->val[K_att_scale];
+	double all = t->val[K_rope_mscale_all_dim].num, factor = t->val[K_rope_factor].num;
+
+	if (v->given || !v->known || !spec_word_is(t, K_att_kind, "mla") || !spec_word_is(t, K_rope_scaling, "yarn") || all == 0)
+		return;
+	double m = factor > 1 ? 0.1 * all * log(factor) + 1 : 1;
+	v->num *= m * m;
+}
+
+static Dtype
+dtype_of(const SpecTable *t, SpecKey k)
+{
+	return t->val[k].str ? dtype_from_text(t->val[k].str) : DT_NONE;
+}
+
+static ActKind
+act_of(const SpecTable *t, SpecKey k)
+{
+	return spec_word_is(t, k, "gelu") ? ACT_GELU : spec_word_is(t, k, "gelu_tanh") ? ACT_GELU_TANH : ACT_SILU;
+}
+
+static RopeScaling
+scaling_of(const SpecTable *t, SpecKey k)
+{
+	static const char *const name[] = {
+		[SCALE_NONE] = "none", [SCALE_LINEAR] = "linear", [SCALE_DYNAMIC] = "dynamic", [SCALE_YARN] = "yarn",
+		[SCALE_LLAMA3] = "llama3", [SCALE_LONGROPE] = "longrope",
+	};
+
+	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
+		if (spec_word_is(t, k, name[i]))
+			return (RopeScaling)i;
+	return SCALE_NONE;
+}
+
+#define INT(k)  spec_int(t, K_##k)
+#define NUM(k)  (t->val[K_##k].num)
+#define BOOL(k) (t->val[K_##k].num != 0)
+#define STR(k)  (t->val[K_##k].str)
+#define IS(k, word) spec_word_is(t, K_##k, word)
+
+#define ROPE(P, DIMS)                                                                              \
+	(RopeTable)                                                                                \
+	{                                                                                          \
+		.theta = NUM(P##theta), .dims = (int)INT(DIMS), .scaling = scaling_of(t, K_##P##scaling), \
+		.factor = NUM(P##factor), .original_positions = NUM(P##original),                  \
+		.low_freq_factor = NUM(P##low_freq), .high_freq_factor = NUM(P##high_freq),        \
+		.beta_fast = NUM(P##beta_fast), .beta_slow = NUM(P##beta_slow),                    \
+		.attention_factor = NUM(P##attention_factor), .mscale = NUM(P##mscale),            \
+		.mscale_all_dim = NUM(P##mscale_all_dim), .truncate = BOOL(P##truncate),           \
+		.n_short = t->val[K_##P##short_factor].n, .short_factor = t->val[K_##P##short_factor].list, \
+		.n_long = t->val[K_##P##long_factor].n, .long_factor = t->val[K_##P##long_factor].list, \
+	}
+
+static void
+fill_shapes(const SpecTable *t, Spec *s)
+{
+	s->name = STR(name);
+	s->family = STR(family);
+	s->vocab_size = INT(vocab_size);
+	s->vocab_used = INT(vocab_used);
+	s->max_positions = INT(max_positions);
+	s->hard_limit = IS(position, "learned");
+	s->n_layers = (int)INT(n_layers);
+	s->hidden = INT(hidden);
+	s->attention.kind = IS(att_kind, "mla") ? ATT_MLA : ATT_GQA;
+	s->attention.n_heads = (int)INT(n_heads);
+	s->attention.n_kv_heads = (int)INT(n_kv_heads);
+	s->attention.head_dim = (int)INT(head_dim);
+	s->attention.bias = BOOL(att_bias);
+	s->attention.o_bias = BOOL(o_bias);
+	s->attention.scale = NUM(att_scale);
+	s->attention.score_cap = NUM(score_cap);
+	s->attention.window = INT(window);
+	s->attention.windowed = t->val[K_window_layers].layers;
+	if (s->attention.window == 0)
+		s->attention.windowed = NEW(t->a, uint8_t, s->n_layers);
+	s->attention.mask = IS(mask, "prefix") ? MASK_PREFIX : MASK_CAUSAL;
+	s->attention.prefix_mark = (int32_t)INT(prefix_mark);
+	s->attention.prefix_end = (int32_t)INT(prefix_end);
+	s->attention.qk_norm = IS(qk_norm, "head");
+	s->attention.q_rank = (int)INT(q_rank);
+	s->attention.kv_rank = (int)INT(kv_rank);
+	s->attention.nope_dim = (int)INT(nope_dim);
+	s->attention.rope_dim = (int)INT(rope_dim);
+	s->attention.v_dim = (int)INT(v_dim);
+	s->ffn.gated = IS(ffn_kind, "gated");
+	s->ffn.act = act_of(t, K_ffn_act);
+	s->ffn.width = INT(ffn_width);
+	s->ffn.bias = BOOL(ffn_bias);
+	s->moe.n_experts = (int)INT(n_experts);
+	s->moe.top_k = (int)INT(top_k);
+	s->moe.width = INT(moe_width);
+	s->moe.layer_in = t->val[K_moe_layers].layers;
+	if (s->moe.n_experts == 0)
+		s->moe.layer_in = NEW(t->a, uint8_t, s->n_layers);
+	s->moe.sigmoid = IS(moe_score, "sigmoid");
+	s->moe.choice_bias = BOOL(choice_bias);
+	s->moe.renorm = BOOL(renorm);
+	s->moe.scale = NUM(moe_scale);
+	s->moe.groups = (int)INT(groups);
+	s->moe.keep_groups = (int)INT(keep_groups);
+	s->moe.group_top2 = IS(group_score, "top2");
+	s->moe.act = act_of(t, K_moe_act);
+	s->moe.shared_width = INT(shared_width);
+	s->moe.shared_gate = BOOL(shared_gate);
+}
+
+static const char *
+factors_name(const SpecTable *t, const TensorRule *rule, int n, const char *role)
+{
+	const TensorRule *r = rule_for(rule, n, role);
+
+	return !r ? NULL : r->whole ? r->name : arena_printf(t->a, "%s.weight", r->name);
+}
+
+static void
+fill_rest(const SpecTable *t, Spec *s)
+{
+	s->norm.kind = IS(norm_kind, "rms") ? NORM_RMS : IS(norm_kind, "layer") ? NORM_LAYER : NORM_NONE;
+	s->norm.eps = NUM(norm_eps);
+	s->norm.latent_eps = NUM(latent_eps);
+	s->norm.qk_eps = NUM(qk_eps);
+	s->norm.plus_one = BOOL(plus_one);
+	s->norm.bias = s->norm.kind == NORM_LAYER && BOOL(norm_bias);
+	s->norm.attn_in = BOOL(attn_in);
+	s->norm.ffn_in = BOOL(ffn_in);
+	s->norm.attn_out = BOOL(attn_out);
+	s->norm.ffn_out = BOOL(ffn_out);
+	s->norm.embed = BOOL(norm_embed);
+	s->norm.final = BOOL(norm_final);
+	s->position = IS(position, "rope") ? POS_ROPE : IS(position, "alibi") ? POS_ALIBI : IS(position, "learned") ? POS_LEARNED : POS_NONE;
+	s->rope_style = IS(rope_style, "interleaved") ? ROPE_INTERLEAVED : ROPE_HALF;
+	s->rope_axes = (int)INT(rope_axes);
+	s->rope[0] = ROPE(rope_, rope_dims);
+	s->rope[1] = ROPE(local_, local_dims);
+	s->n_rope = s->position != POS_ROPE ? 0 : NUM(local_theta) > 0 ? 2 : 1;
+	if (BOOL(rope_factors) && s->rope[0].scaling == SCALE_LONGROPE) {
+		s->rope[0].factors_tensor[0] = factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors_long");
+		s->rope[0].factors_tensor[1] = factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors_short");
+	} else if (BOOL(rope_factors)) {
+		s->rope[0].factors_tensor[0] = factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors");
+	}
+	if (BOOL(rope_factors) && !s->rope[0].factors_tensor[0])
+		err_at(t->d, t->val[K_rope_factors].loc, "rope.factors = true, but tensors names no rope_factors");
+	s->alibi_max_bias = NUM(alibi_max_bias);
+	s->pos_offset = (int)INT(pos_offset);
+	s->residual.parallel = IS(residual_form, "parallel");
+	s->residual.from_norm = IS(residual_from, "norm");
+	s->residual.skip_scale = NUM(skip_scale);
+	s->embed.scale = NUM(embed_scale);
+	s->embed.round_scale = BOOL(round_scale);
+	s->head.tied = BOOL(tied);
+	s->head.row_norm = BOOL(row_norm);
+	s->head.cap = NUM(head_cap);
+	s->head.bias = BOOL(head_bias);
+	s->dtype = dtype_of(t, K_dtype);
+	s->kv_dtype = IS(kv_dtype, "f32") ? DT_F32 : DT_F16; /* caches of CPU targets hold f16 where bf16 is asked for */
+	s->activations_i8 = IS(activations, "i8");
+	s->storage_default = dtype_of(t, K_storage_default);
+	s->n_storage = t->n_storage;
+	s->storage = t->storage;
+	s->tp = (int)INT(tp);
+	s->weights = STR(weights);
+	s->checkpoint = STR(checkpoint);
+	s->bos = (int32_t)INT(bos);
+	s->n_eos = t->val[K_eos].n;
+	for (int i = 0; i < s->n_eos && i < 8; i++)
+		s->eos[i] = (int32_t)t->val[K_eos].list[i];
+	s->prompt_prefix = STR(prompt);
+}
+
+static Spec *
+resolve(const Node *root, const SourceText *src, const char *dir, const char *const *set, Diag *d, Arena *a)
+{
+	SpecTable *t = NEW(a, SpecTable, 1);
+	size_t n_set = 0;
+	bool resolved = false;
+	Family f = { 0 };
+
+	while (set && set[n_set])
+		n_set++;
+	const Node **over = NEW(a, const Node *, n_set + 1);
+	for (size_t i = 0; i < n_set; i++)
+		over[i] = read_override(set[i], d, a);
+	t->d = d;
+	t->a = a;
+	t->file = (Loc){ .src = src };
+	if (root->kind != NODE_MAP) {
+		err_at(d, root->loc, "a description is a map of keys, this is %s", node_kind_text(root));
+		return NULL;
+	}
+
+	const Node *family = early(root, over, n_set, "family");
+	const Node *format = early(root, over, n_set, "checkpoint");
+	const Node *own = node_get(root, "resolved");
+	if (own)
+		node_bool(own, &resolved);
+	const char *checkpoint = early_text(format, "hf");
+	bool known_format = strcmp(checkpoint, "hf") == 0 || strcmp(checkpoint, "gguf") == 0;
+	bool have = !resolved && family && known_format &&
+	            family_load(&f, early_text(family, ""), dir, checkpoint, family->loc, d, a);
+	if (have) {
+		if (f.block)
+			spec_table_apply(t, f.block, FROM_FAMILY);
+		const Node *prefix = f.format ? node_get(f.format, "prefix") : NULL, *block = f.format ? node_get(f.format, "block") : NULL;
+		if (prefix)
+			t->val[K_names_prefix] = (SpecVal){ .from = FROM_FAMILY, .given = true, .known = true, .str = prefix->text, .loc = prefix->loc };
+		if (block)
+			spec_table_apply(t, block, FROM_FAMILY);
+	}
+	if (resolved && format && strcmp(checkpoint, early_text(node_get(root, "checkpoint"), "hf")) != 0)
+		err_at(d, format->loc, "checkpoint = %s: this resolved description holds the tensor names of another format; start from the description it was made of", checkpoint);
+	spec_table_apply(t, root, FROM_TEXT);
+	for (size_t i = 0; i < n_set; i++)
+		if (over[i])
+			spec_table_apply(t, over[i], FROM_SET);
+	imply_shapes(t);
+	spec_table_finish(t);
+	imply_scale(t);
+	spec_check(t);
+
+	Spec *s = NEW(a, Spec, 1);
+	s->table = t;
+	if (have || resolved)
+		s->tensor_rule = family_rules(t, have ? &f : NULL, &s->n_tensor_rule);
+	if (d->n_error)
+		return NULL;
+	fill_shapes(t, s);
+	fill_rest(t, s);
+	if (d->n_error)
+		return NULL;
+	s->yaml = spec_resolved_text(t, s->tensor_rule, s->n_tensor_rule);
+	Sha256 h;
+	char hex[65];
+	sha256_init(&h);
+	sha256_add(&h, s->yaml, strlen(s->yaml));
+	sha256_hex(&h, hex);
+	s->sha256 = arena_strdup(a, hex);
+	return s;
+}
+
+static Spec *
+from_source(const SourceText *src, const char *dir, const char *const *set, Diag *d, Arena *a)
+{
+	const Node *root = yaml_parse(src, d, a);
+
+	return root ? resolve(root, src, dir, set, d, a) : NULL;
+}
+
+Spec *
+spec_from_text(const char *name, const char *text, size_t size, const char *const *set, Diag *d, Arena *perm)
+{
+	return from_source(yaml_source(perm, name, text, size), NULL, set, d, perm);
+}
+
+Spec *
+spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *perm)
+{
+	FileMap m;
+	llmc_error err = { 0 };
+
+	if (file_map(yaml_path, &m, &err) != LLMC_OK) {
+		err_at(d, (Loc){ 0 }, "%s", err.text);
+		return NULL;
+	}
+	if (m.size > YAML_MAX_BYTES) {
+		file_unmap(&m);
+		err_at(d, (Loc){ 0 }, "%s: larger than %d MiB: not a description", yaml_path, YAML_MAX_BYTES >> 20);
+		return NULL;
+	}
+	jmp_buf outer; /* the mapping is not the arena's */
+	memcpy(&outer, &perm->oom, sizeof outer);
+	if (setjmp(perm->oom)) {
+		file_unmap(&m);
+		memcpy(&perm->oom, &outer, sizeof outer);
+		longjmp(perm->oom, 1);
+	}
+	const SourceText *src = yaml_source(perm, yaml_path, m.size ? (const char *)m.data : "", m.size);
+	memcpy(&perm->oom, &outer, sizeof outer);
+	file_unmap(&m);
+	const char *slash = strrchr(yaml_path, '/');
+	const char *dir = slash ? arena_strndup(perm, yaml_path, (size_t)(slash - yaml_path)) : ".";
+	return from_source(src, slash == yaml_path ? "/" : dir, set, d, perm);
+}
+
+Loc
+spec_loc(const Spec *s, const char *key)
+{
+	int k = spec_key_find(key);
+
+	return s->table && k >= 0 ? s->table->val[k].loc : s->table ? s->table->file : (Loc){ 0 };
+}
+
+Dtype
+spec_storage(const Spec *s, const char *role, int layer)
+{
+	for (int i = 0; i < s->n_storage; i++) {
+		const StorageRule *r = &s->storage[i];
+		if (strcmp(r->tensor, "*") != 0 && strcmp(r->tensor, role) != 0)
+			continue;
+		if (!r->layer_in || (layer >= 0 && layer < s->n_layers && r->layer_in[layer]))
+			return r->dtype;
+	}
+	return s->storage_default;
+}
+
+const char *
+spec_get(const Spec *s, Arena *a, const char *key)
+{
+	int k = spec_key_find(key);
+
+	return s->table && k >= 0 && k != K_tensors ? spec_val_text(s->table, (SpecKey)k, a) : NULL;
+}

@@ -1,0 +1,257 @@
+/* Rules that tie keys together. Each names both values and points at the other key. */
+#include <math.h>
+#include <string.h>
+
+#include "compiler/spec_table.h"
+
+#define LOC(k) (t->val[K_##k].loc)
+#define INT(k) spec_int(t, K_##k)
+#define KNOWN(k) (t->val[K_##k].known)
+#define ON(k) (t->val[K_##k].known && t->val[K_##k].num != 0)
+#define IS(k, word) spec_word_is(t, K_##k, word)
+
+/* "n_heads is 8 here", or whence its default came */
+static void
+note(SpecTable *t, SpecKey k)
+{
+	const SpecVal *v = &t->val[k];
+	const char *text = spec_val_text(t, k, t->a);
+
+	if (v->from == FROM_DEFAULT)
+		note_at(t->d, (Loc){ .src = t->file.src }, "%s is %s by default", spec_key[k].path, text);
+	else
+		note_at(t->d, v->loc, "%s = %s is set here", spec_key[k].path, text);
+}
+
+/* The key of the two that the description itself gives: the place to point at. */
+static SpecKey
+blame(const SpecTable *t, SpecKey a, SpecKey b)
+{
+	return t->val[a].from >= t->val[b].from ? a : b;
+}
+
+static void
+check_heads(SpecTable *t)
+{
+	int64_t h = INT(n_heads), k = INT(n_kv_heads), d = INT(head_dim);
+
+	if (h > 0 && k > 0 && h % k) {
+		SpecKey at = blame(t, K_n_kv_heads, K_n_heads);
+		err_at(t->d, t->val[at].loc, "attention.n_kv_heads = %lld does not divide attention.n_heads = %lld", (long long)k, (long long)h);
+		note(t, at == K_n_heads ? K_n_kv_heads : K_n_heads);
+	}
+	if (!IS(att_kind, "mla")) {
+		if (KNOWN(v_dim) && d > 0 && INT(v_dim) != d) {
+			err_at(t->d, LOC(v_dim), "attention.v_dim = %lld differs from attention.head_dim = %lld: only attention.kind mla allows that",
+			       (long long)INT(v_dim), (long long)d);
+			note(t, K_head_dim);
+		}
+		return;
+	}
+	if (INT(kv_rank) < 1)
+		err_at(t->d, LOC(kv_rank), "attention.kv_rank is missing: latent attention needs the width of its latent");
+	if (INT(nope_dim) < 1)
+		err_at(t->d, LOC(nope_dim), "attention.nope_dim is missing: latent attention needs the width of a head without position");
+	if (INT(rope_dim) < 2 || INT(rope_dim) % 2)
+		err_at(t->d, LOC(rope_dim), "attention.rope_dim = %lld: latent attention needs an even width from 2 on", (long long)INT(rope_dim));
+	if (d > 0 && INT(nope_dim) > 0 && INT(rope_dim) > 0 && d != INT(nope_dim) + INT(rope_dim)) {
+		err_at(t->d, LOC(head_dim), "attention.head_dim = %lld is not nope_dim + rope_dim = %lld + %lld", (long long)d,
+		       (long long)INT(nope_dim), (long long)INT(rope_dim));
+		note(t, K_nope_dim);
+	}
+	if (h > 0 && k > 0 && k != h) {
+		err_at(t->d, LOC(n_kv_heads), "attention.n_kv_heads = %lld: latent attention has as many as attention.n_heads = %lld", (long long)k, (long long)h);
+		note(t, K_n_heads);
+	}
+	if (t->val[K_position].str && !IS(position, "rope")) {
+		err_at(t->d, LOC(position), "position = %s: latent attention needs rope", t->val[K_position].str);
+		note(t, K_att_kind);
+	}
+	if (IS(qk_norm, "head")) {
+		err_at(t->d, LOC(qk_norm), "attention.qk_norm = head: latent attention norms its latents instead");
+		note(t, K_att_kind);
+	}
+	if (INT(window) > 0) {
+		err_at(t->d, LOC(window), "attention.window = %lld: latent attention has no windowed layers", (long long)INT(window));
+		note(t, K_att_kind);
+	}
+}
+
+static void
+check_factors(SpecTable *t, SpecKey key, int64_t dims, bool wanted)
+{
+	const SpecVal *v = &t->val[key];
+
+	if (wanted ? v->known && v->n != dims / 2 : v->n != 0) {
+		if (wanted)
+			err_at(t->d, v->loc, "%s has %d values: half of the %lld rotated dimensions are expected, %lld", spec_key[key].path,
+			       v->n, (long long)dims, (long long)(dims / 2));
+		else
+			err_at(t->d, v->loc, "%s is used by rope scaling longrope only", spec_key[key].path);
+	}
+}
+
+static void
+check_rope(SpecTable *t)
+{
+	int64_t dims = INT(rope_dims), head = INT(head_dim), axes = INT(rope_axes);
+	bool mla = IS(att_kind, "mla");
+
+	if (!IS(position, "rope"))
+		return;
+	if (dims % 2) {
+		err_at(t->d, LOC(rope_dims), "rope.dims = %lld is odd: rotation works on pairs", (long long)dims);
+		if (t->val[K_rope_dims].from == FROM_DEFAULT)
+			note(t, K_head_dim);
+	}
+	if (mla && dims > 0 && INT(rope_dim) > 0 && dims != INT(rope_dim)) {
+		err_at(t->d, LOC(rope_dims), "rope.dims = %lld differs from attention.rope_dim = %lld", (long long)dims, (long long)INT(rope_dim));
+		note(t, K_rope_dim);
+	} else if (dims > 0 && head > 0 && dims * axes > head) {
+		err_at(t->d, LOC(rope_dims), "rope.dims = %lld%s is more than attention.head_dim = %lld", (long long)dims,
+		       axes == 2 ? " for each of two axes" : "", (long long)head);
+		note(t, K_head_dim);
+	}
+	if (KNOWN(rope_theta) && t->val[K_rope_theta].num <= 0)
+		err_at(t->d, LOC(rope_theta), "rope.theta = 0: a base above 0 is expected");
+	check_factors(t, K_rope_short_factor, dims, IS(rope_scaling, "longrope") && !ON(rope_factors));
+	check_factors(t, K_rope_long_factor, dims, IS(rope_scaling, "longrope") && !ON(rope_factors));
+	if (IS(rope_scaling, "llama3") && t->val[K_rope_low_freq].num >= t->val[K_rope_high_freq].num) {
+		err_at(t->d, LOC(rope_low_freq), "rope.scaling.low_freq_factor must be below high_freq_factor");
+		note(t, K_rope_high_freq);
+	}
+	if (!ON(local_theta)) /* 0: no table of its own */
+		return;
+	if (INT(local_dims) % 2 || (head > 0 && INT(local_dims) > head))
+		err_at(t->d, LOC(local_dims), "rope.local.dims = %lld: an even number up to attention.head_dim = %lld is expected",
+		       (long long)INT(local_dims), (long long)head);
+	check_factors(t, K_local_short_factor, INT(local_dims), IS(local_scaling, "longrope"));
+	check_factors(t, K_local_long_factor, INT(local_dims), IS(local_scaling, "longrope"));
+	if (IS(local_scaling, "llama3") && t->val[K_local_low_freq].num >= t->val[K_local_high_freq].num)
+		err_at(t->d, LOC(local_low_freq), "rope.local.scaling.low_freq_factor must be below high_freq_factor");
+	if (mla || axes == 2)
+		err_at(t->d, LOC(local_theta), "rope.local is for windowed layers of grouped-query attention with one axis");
+}
+
+static void
+check_mask(SpecTable *t)
+{
+	if (!IS(mask, "prefix"))
+		return;
+	if (KNOWN(prefix_end) && INT(prefix_end) < 0)
+		err_at(t->d, LOC(prefix_end), "attention.prefix_end is missing: mask prefix needs the token that ends a prefix");
+	if (INT(window) > 0) {
+		err_at(t->d, LOC(window), "attention.window = %lld: mask prefix has no windowed layers", (long long)INT(window));
+		note(t, K_mask);
+	}
+	if (IS(position, "alibi")) {
+		err_at(t->d, LOC(position), "position = alibi: it has no meaning for tokens that come later, which mask prefix shows");
+		note(t, K_mask);
+	}
+	if (IS(att_kind, "mla")) {
+		err_at(t->d, LOC(mask), "attention.mask = prefix: latent attention is causal");
+		note(t, K_att_kind);
+	}
+}
+
+static void
+check_moe(SpecTable *t)
+{
+	int64_t e = INT(n_experts), k = INT(top_k), g = INT(groups), keep = INT(keep_groups);
+	int n_layers = (int)INT(n_layers), dense = 0;
+	const uint8_t *in = t->val[K_moe_layers].layers;
+
+	if (!KNOWN(n_experts))
+		return;
+	for (int l = 0; l < n_layers; l++)
+		dense += !(e > 0 && in && in[l]);
+	if (dense && KNOWN(ffn_width) && INT(ffn_width) < 1) {
+		err_at(t->d, t->val[K_ffn_width].given ? LOC(ffn_width) : t->file, "ffn.width is missing: %d of %d layers are dense", dense, n_layers);
+		if (e > 0)
+			note(t, K_moe_layers);
+	}
+	if (e == 0)
+		return;
+	if (KNOWN(moe_width) && INT(moe_width) < 1)
+		err_at(t->d, LOC(n_experts), "moe.width is missing: there are %lld experts", (long long)e);
+	if (KNOWN(top_k) && (k < 1 || k > e)) {
+		err_at(t->d, t->val[K_top_k].given ? LOC(top_k) : LOC(n_experts), "moe.top_k = %lld: 1 to moe.n_experts = %lld is expected", (long long)k, (long long)e);
+		note(t, K_n_experts);
+	}
+	if (g < 2)
+		return;
+	if (e % g) {
+		err_at(t->d, LOC(groups), "moe.groups = %lld does not divide moe.n_experts = %lld", (long long)g, (long long)e);
+		note(t, K_n_experts);
+		return;
+	}
+	if (keep < 1 || keep > g) {
+		err_at(t->d, t->val[K_keep_groups].given ? LOC(keep_groups) : LOC(groups), "moe.keep_groups = %lld: 1 to moe.groups = %lld is expected", (long long)keep, (long long)g);
+		note(t, K_groups);
+	} else if (k > keep * (e / g)) {
+		err_at(t->d, LOC(top_k), "moe.top_k = %lld is more than the %lld experts of the groups that are kept", (long long)k, (long long)(keep * (e / g)));
+		note(t, K_keep_groups);
+	}
+	if (IS(group_score, "top2") && e / g < 2) {
+		err_at(t->d, LOC(group_score), "moe.group_score = top2 needs groups of two experts or more");
+		note(t, K_groups);
+	}
+}
+
+static void
+check_tokens(SpecTable *t)
+{
+	int64_t v = INT(vocab_size);
+	const SpecVal *eos = &t->val[K_eos];
+
+	if (v < 1)
+		return;
+	if (INT(vocab_used) > v) {
+		err_at(t->d, LOC(vocab_used), "vocab_used = %lld is more than vocab_size = %lld", (long long)INT(vocab_used), (long long)v);
+		note(t, K_vocab_size);
+	}
+	if (eos->n > 8)
+		err_at(t->d, eos->loc, "text.eos has %d tokens: at most 8 are used", eos->n);
+	for (int i = 0; i < eos->n; i++)
+		if (eos->list[i] >= (double)v) {
+			err_at(t->d, eos->loc, "text.eos = %.0f is no token: vocab_size = %lld", eos->list[i], (long long)v);
+			note(t, K_vocab_size);
+			break;
+		}
+	static const SpecKey one[] = { K_bos, K_prefix_mark, K_prefix_end };
+	for (size_t i = 0; i < sizeof one / sizeof *one; i++)
+		if (t->val[one[i]].known && t->val[one[i]].num >= (double)v) {
+			err_at(t->d, t->val[one[i]].loc, "%s = %.0f is no token: vocab_size = %lld", spec_key[one[i]].path, t->val[one[i]].num, (long long)v);
+			note(t, K_vocab_size);
+		}
+}
+
+void
+spec_check(SpecTable *t)
+{
+	check_heads(t);
+	check_rope(t);
+	check_mask(t);
+	check_moe(t);
+	check_tokens(t);
+	if (IS(residual_from, "norm") && (IS(norm_kind, "none") || (KNOWN(attn_in) && !ON(attn_in)) || (KNOWN(ffn_in) && !ON(ffn_in)))) {
+		err_at(t->d, LOC(residual_from), "residual.from = norm: there must be a norm in front of attention and feed-forward");
+		note(t, IS(norm_kind, "none") ? K_norm_kind : ON(attn_in) ? K_ffn_in : K_attn_in);
+	}
+	if (IS(residual_form, "parallel") && IS(residual_from, "norm")) {
+		err_at(t->d, LOC(residual_form), "residual.form = parallel: there is one skip branch, which carries the stream");
+		note(t, K_residual_from);
+	}
+	if (ON(plus_one) && !IS(norm_kind, "rms")) {
+		err_at(t->d, LOC(plus_one), "norm.plus_one is for rms norms");
+		note(t, K_norm_kind);
+	}
+	if (ON(tied) && ON(row_norm)) {
+		err_at(t->d, LOC(row_norm), "head.row_norm changes the head's rows: it cannot be the embedding as well");
+		note(t, K_tied);
+	}
+	if (IS(position, "learned") && KNOWN(max_positions) && INT(limit_context) > INT(max_positions)) {
+		err_at(t->d, LOC(limit_context), "limits.context = %lld is beyond the %lld learned positions", (long long)INT(limit_context), (long long)INT(max_positions));
+		note(t, K_max_positions);
+	}
+}

@@ -1,0 +1,87 @@
+/* The resolved description: every key with its value, in the order of spec.def, then the tensor names. Reading it back
+ * gives the same values and hence the same text. */
+#include <string.h>
+
+#include "compiler/spec_table.h"
+
+/* Open the maps of `path` that are not open yet, and leave the key itself. */
+static void
+open_maps(Strbuf *out, const char *path, char open[64])
+{
+	size_t same = 0, depth = 0;
+
+	for (size_t i = 0; path[i] && path[i] == open[i]; i++)
+		if (path[i] == '.') {
+			same = i + 1;
+			depth++;
+		}
+	const char *p = path + same;
+	for (const char *dot; (dot = strchr(p, '.')); p = dot + 1) {
+		strbuf_printf(out, "%*s%.*s:\n", (int)(2 * depth), "", (int)(dot - p), p);
+		depth++;
+	}
+	size_t n = (size_t)(p - path);
+	memcpy(open, path, n);
+	open[n] = 0;
+	strbuf_printf(out, "%*s%s: ", (int)(2 * depth), "", p);
+}
+
+char *
+spec_resolved_text(const SpecTable *t, const TensorRule *rule, int n_rule)
+{
+	Strbuf out = { 0 };
+	char open[64] = "";
+
+	/* lives on the heap, and nothing below allocates from the arena until it is copied: text first, append after */
+	const char *val[K_COUNT];
+	for (int k = 0; k < K_COUNT; k++)
+		val[k] = spec_val_text(t, (SpecKey)k, t->a);
+	const char **role = NEW(t->a, const char *, n_rule + 1), **name = NEW(t->a, const char *, n_rule + 1);
+	for (int i = 0; i < n_rule; i++) {
+		const TensorRule *r = &rule[i];
+		bool any = r->per_head || r->transpose || r->stacked || r->rope_pairs || r->whole;
+		role[i] = r->role;
+		name[i] = spec_quote(t->a, arena_printf(t->a, "%s%s%s%s%s%s%s", r->name, any ? " |" : "", r->per_head ? " per_head" : "",
+		                                        r->transpose ? " transpose" : "", r->stacked ? " stacked" : "",
+		                                        r->rope_pairs ? " rope_pairs" : "", r->whole ? " whole" : ""));
+	}
+	strbuf_puts(&out, "# resolved by llmc: every key with its value, defaults and family included\n");
+	for (int k = 0; k < K_COUNT; k++) {
+		if (k == K_tensors)
+			continue;
+		open_maps(&out, spec_key[k].path, open);
+		strbuf_puts(&out, k == K_resolved ? "true" : k == K_names_prefix || k == K_names_replace ? "null" : val[k]);
+		strbuf_putc(&out, '\n');
+	}
+	strbuf_puts(&out, "tensors:\n");
+	int n_drop = 0;
+	for (int i = 0; i < n_rule; i++) {
+		if (strcmp(role[i], "drop") == 0)
+			n_drop++;
+		else
+			strbuf_printf(&out, "  %s: %s\n", role[i], name[i]);
+	}
+	if (n_drop) {
+		strbuf_puts(&out, "  drop:\n");
+		for (int i = 0; i < n_rule; i++)
+			if (strcmp(role[i], "drop") == 0)
+				strbuf_printf(&out, "    - %s\n", name[i]);
+	}
+	if (out.failed) {
+		strbuf_release(&out);
+		longjmp(t->a->oom, 1);
+	}
+	/* the arena's way out would leak the heap: reserve first */
+	char *copy = NULL;
+	jmp_buf outer;
+	memcpy(&outer, &t->a->oom, sizeof outer);
+	if (setjmp(t->a->oom)) {
+		strbuf_release(&out);
+		memcpy(&t->a->oom, &outer, sizeof outer);
+		longjmp(t->a->oom, 1);
+	}
+	copy = arena_strndup(t->a, strbuf_str(&out), out.len);
+	memcpy(&t->a->oom, &outer, sizeof outer);
+	strbuf_release(&out);
+	return copy;
+}
