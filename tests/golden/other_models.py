@@ -1,0 +1,187 @@
+"""ChatGLM-6B, ChatGLM2/3 (and GLM-4 with remote code) and Baichuan in plain torch, written from the description of
+these architectures, because transformers does not have them. Only the forward pass over a whole sequence."""
+import math
+
+import torch
+import torch.nn.functional as F
+
+
+def rms(x, w, eps):
+    return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+
+
+def half_rope(x, pos, theta):
+    """x [T, heads, d]: rotate_half convention"""
+    d = x.shape[-1]
+    a = pos[:, None].to(x.dtype) / theta ** (torch.arange(0, d, 2, dtype=x.dtype) / d)
+    c, s = torch.cat([a, a], -1).cos()[:, None], torch.cat([a, a], -1).sin()[:, None]
+    turned = torch.cat([-x[..., d // 2:], x[..., :d // 2]], -1)
+    return x * c + turned * s
+
+
+def softmax_attention(q, k, v, seen, bias=None):
+    """q [T, H, d], k and v [T, K, d]; seen [T, T]"""
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    s = torch.einsum("thd,jhd->htj", q, k) / math.sqrt(q.shape[-1])
+    if bias is not None:
+        s = s + bias
+    p = s.masked_fill(~seen, -math.inf).softmax(-1)
+    return torch.einsum("htj,jhd->thd", p, v).reshape(q.shape[0], -1)
+
+
+class Baichuan:
+    def __init__(self, c, vocab_norm=False):
+        self.c, self.vocab_norm = c, vocab_norm
+
+    def shapes(self):
+        c, h, f = self.c, self.c["hidden_size"], self.c["intermediate_size"]
+        s = {"model.embed_tokens.weight": [c["vocab_size"], h]}
+        for i in range(c["num_hidden_layers"]):
+            p = f"model.layers.{i}."
+            s |= {p + "input_layernorm.weight": [h], p + "self_attn.W_pack.weight": [3 * h, h],
+                  p + "self_attn.o_proj.weight": [h, h], p + "post_attention_layernorm.weight": [h],
+                  p + "mlp.gate_proj.weight": [f, h], p + "mlp.up_proj.weight": [f, h], p + "mlp.down_proj.weight": [h, f]}
+        return s | {"model.norm.weight": [h], "lm_head.weight": [c["vocab_size"], h]}
+
+    def logits(self, w, ids):
+        c, eps = self.c, self.c["rms_norm_eps"]
+        heads, d = c["num_attention_heads"], c["hidden_size"] // c["num_attention_heads"]
+        n, pos = len(ids), torch.arange(len(ids))
+        alibi = "max_position_embeddings" not in c
+        x = w["model.embed_tokens.weight"][ids]
+        for i in range(c["num_hidden_layers"]):
+            p = f"model.layers.{i}."
+            h = rms(x, w[p + "input_layernorm.weight"], eps)
+            q, k, v = (t.view(n, heads, d) for t in F.linear(h, w[p + "self_attn.W_pack.weight"]).chunk(3, -1))
+            bias = None
+            if alibi:
+                bias = torch.tensor(self.slopes(heads), dtype=x.dtype)[:, None, None] * pos.to(x.dtype)
+            else:
+                q, k = half_rope(q, pos, 10000.0), half_rope(k, pos, 10000.0)
+            a = softmax_attention(q, k, v, pos[None] <= pos[:, None], bias)
+            x = x + F.linear(a, w[p + "self_attn.o_proj.weight"])
+            h = rms(x, w[p + "post_attention_layernorm.weight"], eps)
+            g = F.silu(F.linear(h, w[p + "mlp.gate_proj.weight"])) * F.linear(h, w[p + "mlp.up_proj.weight"])
+            x = x + F.linear(g, w[p + "mlp.down_proj.weight"])
+        head = w["lm_head.weight"]
+        if self.vocab_norm:
+            head = F.normalize(head)
+        return F.linear(rms(x, w["model.norm.weight"], eps), head)
+
+    @classmethod
+    def slopes(cls, n):
+        def power(m):
+            start = 2 ** (-(2 ** -(math.log2(m) - 3)))
+            return [start ** (i + 1) for i in range(m)]
+        if math.log2(n).is_integer():
+            return power(n)
+        near = 2 ** math.floor(math.log2(n))
+        return power(near) + cls.slopes(2 * near)[0::2][:n - near]
+
+
+class ChatGLM1:
+    """Prompt: any tokens, gmask, bos. Positions stop at the mask; behind bos the second position counts."""
+
+    def __init__(self, c):
+        self.c = c
+
+    def shapes(self):
+        c, h, f = self.c, self.c["hidden_size"], self.c["inner_hidden_size"]
+        s = {"transformer.word_embeddings.weight": [c["vocab_size"], h]}
+
+        def layer_norm(name):
+            return {name + ".weight": [h], name + ".bias": [h]}
+
+        def linear(name, rows, cols):
+            return {name + ".weight": [rows, cols], name + ".bias": [rows]}
+        for i in range(c["num_layers"]):
+            p = f"transformer.layers.{i}."
+            s |= layer_norm(p + "input_layernorm") | linear(p + "attention.query_key_value", 3 * h, h)
+            s |= linear(p + "attention.dense", h, h) | layer_norm(p + "post_attention_layernorm")
+            s |= linear(p + "mlp.dense_h_to_4h", f, h) | linear(p + "mlp.dense_4h_to_h", h, f)
+        return s | layer_norm("transformer.final_layernorm") | {"lm_head.weight": [c["vocab_size"], h]}
+
+    def logits(self, w, ids):
+        c, n = self.c, len(ids)
+        heads, d = c["num_attention_heads"], c["hidden_size"] // c["num_attention_heads"]
+        hidden, eps = c["hidden_size"], c["layernorm_epsilon"]
+        context, mask_at = ids.index(c["bos_token_id"]), ids.index(c["gmask_token_id"])
+        pos, block = torch.arange(n), torch.zeros(n, dtype=torch.long)
+        pos[context:] = mask_at
+        block[context:] = torch.arange(n - context) + 1
+        j = torch.arange(n)
+        seen = (j[None] <= j[:, None]) | (j[None] < context)
+        skip = (2 * c["num_layers"]) ** 0.5
+
+        def lin(name, x):
+            return F.linear(x, w[name + ".weight"], w[name + ".bias"])
+
+        def norm(name, x):
+            return F.layer_norm(x, (hidden,), w[name + ".weight"], w[name + ".bias"], eps)
+        x = w["transformer.word_embeddings.weight"][ids]
+        for i in range(c["num_layers"]):
+            p = f"transformer.layers.{i}."
+            h = norm(p + "input_layernorm", x)
+            q, k, v = lin(p + "attention.query_key_value", h).view(n, heads, 3 * d).chunk(3, -1)
+            q, k = (torch.cat([half_rope(t[..., :d // 2], pos, 10000.0), half_rope(t[..., d // 2:], block, 10000.0)], -1)
+                    for t in (q, k))
+            x = h * skip + lin(p + "attention.dense", softmax_attention(q, k, v, seen))
+            h = norm(p + "post_attention_layernorm", x)
+            x = h * skip + lin(p + "mlp.dense_4h_to_h", F.gelu(lin(p + "mlp.dense_h_to_4h", h), approximate="tanh"))
+        return F.linear(norm("transformer.final_layernorm", x), w["lm_head.weight"])
+
+
+class ChatGLM2:
+    def __init__(self, c):
+        self.c = c
+
+    def shapes(self):
+        c, h, f, d = self.c, self.c["hidden_size"], self.c["ffn_hidden_size"], self.c["kv_channels"]
+        q = d * c["num_attention_heads"]
+        groups = c["multi_query_group_num"] if c["multi_query_attention"] else c["num_attention_heads"]
+        s = {"transformer.embedding.word_embeddings.weight": [c["padded_vocab_size"], h]}
+
+        def linear(name, rows, cols, bias):
+            return {name + ".weight": [rows, cols]} | ({name + ".bias": [rows]} if bias else {})
+        for i in range(c["num_layers"]):
+            p = f"transformer.encoder.layers.{i}."
+            every = c["add_bias_linear"]
+            s |= {p + "input_layernorm.weight": [h]}
+            s |= linear(p + "self_attention.query_key_value", q + 2 * d * groups, h, c["add_qkv_bias"] or every)
+            s |= linear(p + "self_attention.dense", h, q, every) | {p + "post_attention_layernorm.weight": [h]}
+            s |= linear(p + "mlp.dense_h_to_4h", 2 * f, h, every) | linear(p + "mlp.dense_4h_to_h", h, f, every)
+        if c["post_layer_norm"]:
+            s["transformer.encoder.final_layernorm.weight"] = [h]
+        return s | {"transformer.output_layer.weight": [c["padded_vocab_size"], h]}
+
+    def logits(self, w, ids):
+        c, n, d, eps = self.c, len(ids), self.c["kv_channels"], self.c["layernorm_epsilon"]
+        heads = c["num_attention_heads"]
+        groups = c["multi_query_group_num"] if c["multi_query_attention"] else heads
+        pos = torch.arange(n)
+
+        def lin(name, x):
+            return F.linear(x, w[name + ".weight"], w.get(name + ".bias"))
+
+        def rope(t):
+            r = d // 2
+            theta = 10000.0 * c.get("rope_ratio", 1)
+            a = pos[:, None].to(t.dtype) / theta ** (torch.arange(0, r, 2, dtype=t.dtype) / r)
+            turn = torch.polar(torch.ones_like(a), a)[:, None]
+            z = torch.view_as_complex(t[..., :r].reshape(n, -1, r // 2, 2).contiguous()) * turn
+            return torch.cat([torch.view_as_real(z).reshape(n, -1, r), t[..., r:]], -1)
+        x = w["transformer.embedding.word_embeddings.weight"][ids]
+        for i in range(c["num_layers"]):
+            p = f"transformer.encoder.layers.{i}."
+            h = rms(x, w[p + "input_layernorm.weight"], eps)
+            skip = h if c["apply_residual_connection_post_layernorm"] else x
+            q, k, v = lin(p + "self_attention.query_key_value", h).view(n, -1, d).split([heads, groups, groups], 1)
+            x = skip + lin(p + "self_attention.dense",
+                           softmax_attention(rope(q), rope(k), v, pos[None] <= pos[:, None]))
+            h = rms(x, w[p + "post_attention_layernorm.weight"], eps)
+            skip = h if c["apply_residual_connection_post_layernorm"] else x
+            g, u = lin(p + "mlp.dense_h_to_4h", h).chunk(2, -1)
+            x = skip + lin(p + "mlp.dense_4h_to_h", F.silu(g) * u)
+        if c["post_layer_norm"]:
+            x = rms(x, w["transformer.encoder.final_layernorm.weight"], eps)
+        return F.linear(x, w["transformer.output_layer.weight"])

@@ -1,0 +1,110 @@
+"""Weights of the golden models, made from their names: the generator (make_models.py, with torch) and the tests
+(numpy only) get the same bits, so only configurations and expected logits are committed.
+
+Every value is a hash of (seed, tensor name, element number) in integer arithmetic, hence independent of numpy's own
+generators. Matrices have about unit gain, with outlier columns; norms and biases are random: weights of the usual
+small size would hide most mistakes of a graph.
+"""
+import hashlib
+import json
+import os
+import struct
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+MODELS = os.path.join(HERE, "models")
+U = np.uint64
+
+
+def mix(x):
+    """splitmix64's finaliser over an array of uint64"""
+    x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
+    return x ^ (x >> U(31))
+
+
+def noise(key, n):
+    """n values of mean 0 and deviation 1, nearly normal: the sum of four 16-bit numbers; exact in fp32 up to a factor"""
+    start = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
+    with np.errstate(over="ignore"):
+        h = mix(U(start) + np.arange(n, dtype=np.uint64) * U(0x9E3779B97F4A7C15))
+    parts = sum(((h >> U(16 * i)) & U(0xFFFF)).astype(np.float64) for i in range(4))
+    return (parts - 2 * 65535.0) / (65536.0 * np.sqrt(4 / 12.0))
+
+
+def tensor(seed, name, shape, plus_one=False):
+    n = noise(f"{seed}/{name}", int(np.prod(shape))).reshape(shape)
+    last = name.rsplit(".", 1)[-1]
+    is_norm = len(shape) == 1 and last == "weight"
+    if is_norm:
+        n = 0.3 * n if plus_one else 1 + 0.3 * n
+    elif "e_score_correction_bias" in name:
+        n = 0.3 * np.abs(n)
+    elif len(shape) == 1:
+        n = 0.3 * n
+    elif "embed" in name or "wte" in name or "wpe" in name:
+        n = (0.15 if plus_one else 0.3) * n     # small, or a tied model just repeats its input
+    else:
+        gain = 2.0 if name.endswith(("mlp.gate.weight", "block_sparse_moe.gate.weight")) else 1.2
+        n = n * (gain / np.sqrt(shape[-1]))
+        loud = np.abs(noise(f"{seed}/{name}/loud", shape[-1])) > 1.8
+        n = np.where(loud, 4 * n, n)
+    return n.astype(np.float32)
+
+
+def to_bf16(x):
+    """uint16 bits, nearest even"""
+    u = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    return ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def rounded(x, dtype):
+    return x if dtype == "f32" else (to_bf16(x).astype(np.uint32) << 16).view(np.float32)
+
+
+def write_safetensors(path, tensors, dtype):
+    """tensors: name -> float32 array; dtype f32 or bf16"""
+    header, blobs, at = {}, [], 0
+    for name, x in tensors.items():
+        blob = to_bf16(x).tobytes() if dtype == "bf16" else np.ascontiguousarray(x, np.float32).tobytes()
+        header[name] = {"dtype": "BF16" if dtype == "bf16" else "F32", "shape": list(x.shape),
+                        "data_offsets": [at, at + len(blob)]}
+        at += len(blob)
+        blobs.append(blob)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for blob in blobs:
+            f.write(blob)
+
+
+def prompt(seed, n, vocab):
+    return [int(v) for v in mix(np.arange(n, dtype=np.uint64) + U(seed * 1000003 + 17)) % U(vocab)]
+
+
+def cases():
+    return sorted(d for d in os.listdir(MODELS) if os.path.exists(os.path.join(MODELS, d, "case.json")))
+
+
+class Golden:
+    """A committed case: config (dict), tensors (name -> shape), prompt, greedy, logits [len(prompt), vocab]."""
+
+    def __init__(self, name):
+        self.name = name
+        self.dir = os.path.join(MODELS, name)
+        with open(os.path.join(self.dir, "case.json")) as f:
+            self.__dict__.update(json.load(f))
+        with open(os.path.join(self.dir, "config.json")) as f:
+            self.config = json.load(f)
+        self.logits = np.load(os.path.join(self.dir, "logits.npy"))
+
+    def build(self, folder):
+        """Write the model folder: config.json and model.safetensors."""
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump(self.config, f, indent=1)
+        write_safetensors(os.path.join(folder, "model.safetensors"),
+                          {n: tensor(self.seed, n, s, self.plus_one) for n, s in self.tensors.items()}, self.dtype)
+        return folder
