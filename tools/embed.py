@@ -22,22 +22,19 @@ def main():
         out.append(f"static const unsigned char f{i}[] = {{ /* {path} */")
         out += ["\t" + "".join(f"{b}," for b in data[k:k + 32]) for k in range(0, len(data), 32)]
         out.append("};")
-    out.append("static const EmbedFile file[] = {")
+    out.append("static const struct { const char *path; const unsigned char *data; size_t size; } file[] = {")
     out += [f'\t{{ "{path}", f{i}, sizeof f{i} - 1 }},' for i, path in enumerate(paths)]
-    out.append("\t{ 0 },\n};\n")
-    out.append("""const EmbedFile *
-embed_find(const char *path)
+    out.append("};\n")
+    out.append("""const char *
+embed_find(const char *path, size_t *size)
 {
-	for (const EmbedFile *f = file; f->path; f++)
-		if (strcmp(f->path, path) == 0)
-			return f;
+	for (size_t i = 0; i < sizeof file / sizeof *file; i++)
+		if (strcmp(file[i].path, path) == 0) {
+			if (size)
+				*size = file[i].size;
+			return (const char *)file[i].data;
+		}
 	return NULL;
-}
-
-const EmbedFile *
-embed_at(size_t i)
-{
-	return i < sizeof file / sizeof *file - 1 ? &file[i] : NULL;
 }""")
     text = "\n".join(out) + "\n"
     target = sys.argv[1]
