@@ -1,0 +1,63 @@
+"""What all Python tests share: the built command, one cache for the run, the demo model."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+os.chdir(ROOT)
+sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
+os.environ["LLMC_CACHE"] = os.path.join(ROOT, "build", "test-cache")
+# emitted kernels are tested for what they compute: -O1 builds them in half the time
+os.environ.setdefault("LLMC_KERNEL_CFLAGS", "-O1")
+
+
+def cpu_archs():
+    """Instruction sets whose kernels this processor runs."""
+    flags = open("/proc/cpuinfo").read()
+    archs = ["generic"]
+    if " avx2 " in flags and " fma " in flags and " f16c " in flags:
+        archs.append("v3")
+        if " avx512_vnni" in flags and " avx512bw " in flags:
+            archs.append("v4")
+    return archs
+
+
+class Llmc:
+    """Run build/llmc; keeps the last process' output."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, *args, code=0, env=None, stdin=None, cwd=None, timeout=300):
+        p = subprocess.run([self.path, *map(str, args)], capture_output=True, text=True, input=stdin, cwd=cwd,
+                           env=dict(os.environ, **(env or {})), timeout=timeout, errors="replace")
+        assert p.returncode == code, f"llmc {' '.join(map(str, args))}: exit {p.returncode}, expected {code}\n{p.stdout}\n{p.stderr}"
+        self.out, self.err = p.stdout, p.stderr
+        return p
+
+    def json(self, *args, **kw):
+        self(*args, "--json", **kw)
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="session")
+def llmc():
+    path = os.path.join(ROOT, "build", "llmc")
+    assert os.path.exists(path), "make all first"
+    return Llmc(path)
+
+
+@pytest.fixture(scope="session", params=cpu_archs())
+def arch(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    path = os.environ.get("LLMC_SMOLLM2")
+    if not path or not os.path.exists(path):
+        pytest.skip("LLMC_SMOLLM2 names no file (make smollm2 fetches it)")
+    return path

@@ -1,0 +1,204 @@
+"""The command line: forms of output, exit codes, and the sentences of bad input."""
+import json
+import os
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+TINY = "configs/tiny.yaml"
+RUN = ["run", TINY, "--random-weights", "--arch", "generic", "--tokens", "1,2,3", "-n", "4", "--ignore-eos"]
+COMMANDS = ["run", "chat", "import", "compile", "plan", "bench", "verify", "tokenize", "cache", "doctor"]
+
+
+def test_help_of_every_command_shows_options_and_examples(llmc):
+    llmc("--help")
+    for c in COMMANDS:
+        assert re.search(rf"^  {c} ", llmc.out, re.M)
+    for c in COMMANDS:
+        llmc(c, "--help")
+        assert f"usage: llmc {c}" in llmc.out and "examples:\n  llmc" in llmc.out.replace('  echo "Who', "  llmc") and "--json" in llmc.out or c == "chat"
+    llmc("--version")
+    assert re.fullmatch(r"llmc \d+\.\d+\.\d+\n", llmc.out)
+
+
+def test_run_json_has_exactly_the_promised_fields(llmc):
+    r = llmc.json(*RUN)
+    assert set(r) == {"prompt_tokens", "tokens", "text", "finish_reason", "timing"}
+    assert r["prompt_tokens"] == [1, 2, 3] and len(r["tokens"]) == 4 and r["finish_reason"] == "length"
+    assert set(r["timing"]) == {"load_s", "prefill_s", "decode_s", "prefill_tps", "decode_tps"}
+
+
+def test_run_is_deterministic_and_seeds_matter(llmc):
+    greedy = llmc.json(*RUN)["tokens"]
+    assert llmc.json(*RUN)["tokens"] == greedy
+    hot = [*RUN, "--temperature", "5", "-n", "12"]
+    a, b = llmc.json(*hot, "--seed", "1")["tokens"], llmc.json(*hot, "--seed", "2")["tokens"]
+    assert a == llmc.json(*hot, "--seed", "1")["tokens"] and a != b
+    assert llmc.json(*hot, "--top-k", "1")["tokens"][:4] == greedy
+
+
+def test_logits_are_a_numpy_file(llmc, tmp_path):
+    path = tmp_path / "l.npy"
+    llmc(*RUN, "--logits", path)
+    x = np.load(path)
+    vocab = int(llmc.json("plan", TINY)["plan"]["vocab"])
+    assert x.dtype == np.float32 and x.shape == (3, vocab) and np.isfinite(x).all()
+    assert llmc.json(*RUN)["tokens"][0] == int(x[-1].argmax())
+
+
+def test_logits_do_not_depend_on_the_chunk(llmc, tmp_path):
+    args = ["run", TINY, "--random-weights", "--arch", "generic", "--tokens", ",".join(map(str, range(1, 40))), "-n", "1"]
+    for chunk in (1, 7, 39):
+        llmc(*args, "--chunk", chunk, "--logits", tmp_path / f"{chunk}.npy")
+    a, b, c = (np.load(tmp_path / f"{k}.npy") for k in (1, 7, 39))
+    assert (a == b).all() and (a == c).all()
+
+
+def test_bench_json(llmc):
+    r = llmc.json("bench", TINY, "--random-weights", "--arch", "generic", "-p", "8", "-n", "4", "-b", "1,2", "-d", "0,40", "-r", "2")
+    assert [x["test"] for x in r["results"]] == ["pp8", "tg4", "tg4 b2", "tg4 @ d40", "tg4 b2 @ d40"]
+    for x in r["results"]:
+        assert set(x) == {"test", "tps", "tps_stddev", "gbps", "bw_fraction"} and x["tps"] > 0 and x["gbps"] > 0
+
+
+def test_plan_shows_steps_memory_and_what_fits(llmc):
+    llmc("plan", "configs/llama2-70b.yaml", "--memory", "200G", "--length", "4096")
+    assert "norm_qkv" in llmc.out and "attention" in llmc.out and "weights" in llmc.out
+    assert re.search(r"in 200 GiB fit \d+ such sequences", llmc.out)
+    r = llmc.json("plan", "configs/llama2-70b.yaml", "--batch", "2")
+    m = r["memory"]
+    assert 137e9 < m["weights"] < 139e9 and m["total"] == m["weights"] + m["kv"] + m["scratch"] + m["state"]
+    assert m["kv_per_token"] == 80 * 2 * 8 * 128 * 2
+    more = llmc.json("plan", "configs/llama2-70b.yaml", "--batch", "4")["memory"]
+    assert more["kv"] == 2 * m["kv"] and more["weights"] == m["weights"]
+
+
+def test_memory_limit_refuses_before_anything_is_allocated(llmc):
+    llmc(*RUN, "--memory", "1K", code=2)
+    assert "--memory allows" in llmc.err
+
+
+@pytest.mark.parametrize("stage, want", [("spec", "n_heads"), ("graph", "rmsnorm"), ("fuse", "norm_qkv"), ("order", "decode"), ("plan", "norm_qkv")])
+def test_dump_prints_a_stage_and_writes_nothing(llmc, tmp_path, stage, want):
+    llmc("compile", os.path.abspath(TINY), "--arch", "generic", "--dump", stage, cwd=tmp_path)
+    assert want in llmc.out and not os.listdir(tmp_path)
+
+
+def test_compile_writes_an_artifact_that_runs(llmc, tmp_path):
+    out = tmp_path / "tiny"
+    llmc("compile", TINY, "-o", out, "--arch", "generic")
+    names = sorted(os.listdir(out))
+    assert {"model.yaml", "plan-cpu-generic.json", "plan-cpu-generic.txt", "kernels"} <= set(names)
+    for f in os.listdir(out / "kernels"):
+        if f.endswith(".c"):
+            text = open(out / "kernels" / f).read()
+            assert "do not edit" in text and "yaml" in text.lower() and "bytes" in text
+    r = llmc.json("run", out, "--random-weights", "--arch", "generic", "--tokens", "1,2,3", "-n", "4", "--ignore-eos")
+    assert r["tokens"] == llmc.json(*RUN)["tokens"]
+
+
+def test_verify_agrees_and_exits_3_when_not(llmc, arch):
+    r = llmc.json("verify", TINY, "--random-weights", "--arch", arch)
+    assert r["ok"] and len(r["rows"]) >= 8 and all(set(x) == {"layer", "op", "value", "max_err", "range", "tolerance", "ok"} for x in r["rows"])
+
+
+def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
+    """A kernel that is spoiled in the artifact must be found."""
+    out = tmp_path / "tiny"
+    llmc("compile", TINY, "-o", out, "--arch", "generic")
+    spoiled = 0
+    for f in os.listdir(out / "kernels"):
+        if f.startswith("matmul_add"):
+            path = out / "kernels" / f
+            text = open(path).read()
+            # the signature stays, the result is never written
+            head, _, body = text.partition("const llmc_step *s")
+            brace = body.index("{")
+            path.write_text(head + "const llmc_step *s" + body[: brace + 1] + "\n\tif (s) return;" + body[brace + 1:])
+            spoiled += 1
+    assert spoiled
+    llmc("verify", out, "--random-weights", "--arch", "generic", code=3, env={"LLMC_KERNEL_CFLAGS": "-O1 -w"})
+    assert re.search(r"matmul_add of layer 0 makes \S+ off by", llmc.err)
+
+
+@pytest.mark.parametrize("args, code, text", [
+    ([], 1, "usage"),
+    (["frobnicate"], 1, "no such command"),
+    (["run"], 1, "name a model"),
+    (["run", "nowhere.gguf", "--prompt", "x"], 1, "no such file"),
+    (["run", "README.md", "--prompt", "x"], 1, "neither a YAML"),
+    (["run", "configs", "--prompt", "x"], 1, "holds neither config.json"),
+    (["run", TINY, "--bogus"], 1, "no such option"),
+    (["run", TINY, "--prompt"], 1, "a value must follow"),
+    (["run", TINY, "-n", "three"], 1, "expected a whole number"),
+    (["run", TINY, "--temperature", "nan"], 1, "expected a number"),
+    (["run", TINY, "--tokens", "1,,2"], 1, "expected ids"),
+    (["run", TINY, "--tokens", "1", "--prompt", "x"], 1, "exclude each other"),
+    (["run", TINY, "--tokens", "1", "extra"], 1, "one argument too many"),
+    (["run", TINY, "--random-weights", "--prompt", "x"], 1, "has no tokenizer; give ids with --tokens"),
+    (["run", TINY, "--tokens", "1"], 1, "no weights"),
+    (["run", TINY, "--random-weights", "--tokens", "1", "--device", "tpu"], 1, "expected cpu or ref"),
+    (["run", TINY, "--random-weights", "--tokens", "1", "--device", "cuda"], 2, "no CUDA target"),
+    (["run", TINY, "--random-weights", "--tokens", "1", "--arch", "sparc"], 1, "expected generic, v3 or v4"),
+    (["run", TINY, "--random-weights", "--tokens", "99999999"], 1, "99999999"),
+    (["run", TINY, "--random-weights", "--tokens", ""], 1, "empty"),
+    (["run", TINY, "--random-weights", "--tokens", "1", "--context", "-4"], 1, "context"),
+    (["run", TINY, "--random-weights", "--tokens", "1,2,3,4,5", "--context", "4"], 1, "context holds 4"),
+    (["run", TINY, "--random-weights", "--tokens", "1", "--set", "hidden"], 1, "key=value"),
+    (["run", TINY, "--random-weights", "--tokens", "1", "--set", "attention.n_hads=3"], 1, "n_heads"),
+    (["run", TINY, "--random-weights", "--tokens", "1", "--stop", ""], 1, "empty"),
+    (["compile", "nowhere.yaml"], 1, "no such file"),
+    (["compile", TINY, "--arch", "v9"], 1, "expected generic, v3 or v4"),
+    (["compile", TINY, "--dump", "soup"], 1, "expected spec, graph"),
+    (["import", TINY], 1, "is a description already"),
+    (["bench", TINY, "-p", "x"], 1, "take lists"),
+    (["cache", "--days", "-1", "--prune"], 1, "expected 0 or more"),
+    (["tokenize", TINY, "--text", "x"], 1, ""),
+])
+def test_mistakes_get_a_sentence(llmc, args, code, text):
+    llmc(*args, code=code)
+    assert text in llmc.err and llmc.err.strip()
+    assert "Traceback" not in llmc.err and len(llmc.err) < 4000
+
+
+def test_prompt_full_to_the_brim(llmc):
+    """A prompt as long as the context yields one token; one more does not fit."""
+    ids = ",".join(["5"] * 33)
+    r = llmc.json("run", TINY, "--random-weights", "--arch", "generic", "--tokens", ids, "--context", "33", "-n", "-1", "--ignore-eos")
+    assert len(r["tokens"]) == 1
+    r = llmc.json("run", TINY, "--random-weights", "--arch", "generic", "--tokens", ids, "--context", "36", "-n", "-1", "--ignore-eos")
+    assert len(r["tokens"]) == 4
+
+
+def test_cache_lists_and_prunes(llmc, tmp_path):
+    env = {"LLMC_CACHE": str(tmp_path / "c")}
+    llmc(*RUN, env=env)
+    r = llmc.json("cache", env=env)
+    parts = {p["name"]: p for p in r["parts"]}
+    assert parts["kernels"]["files"] > 0 and parts["models"]["files"] > 0
+    llmc("cache", "--prune", env=env)  # nothing is 30 days old
+    assert llmc.json("cache", env=env)["parts"] == r["parts"]
+    llmc("cache", "--prune", "--all", env=env)
+    assert all(p["files"] == 0 for p in llmc.json("cache", env=env)["parts"])
+    llmc(*RUN, env=env)
+
+
+def test_doctor(llmc):
+    llmc("doctor")
+    assert "processor" in llmc.out and "GB/s" in llmc.out
+    r = llmc.json("doctor")
+    assert r["compiler"]["found"] and r["processor"]["threads"] >= 1
+
+
+def test_no_compiler_is_said_and_ref_still_runs(llmc, tmp_path):
+    env = {"PATH": str(tmp_path), "LLMC_CACHE": str(tmp_path / "cache"), "LLMC_CC": ""}
+    llmc(*RUN, code=2, env=env)
+    assert "compiler" in llmc.err and "ref" in llmc.err
+    llmc("run", TINY, "--random-weights", "--device", "ref", "--tokens", "1,2,3", "-n", "2", env=env)
+
+
+def test_results_alone_on_stdout(llmc):
+    p = subprocess.run([llmc.path, *RUN, "--json", "--verbose"], capture_output=True, text=True)
+    assert p.returncode == 0 and json.loads(p.stdout) and p.stdout.count("\n") == 1
