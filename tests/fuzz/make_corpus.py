@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the weight file fuzzers: small sound files, from which mutations start.
+"""Writes the seeds of the weight file and tokenizer fuzzers: small sound files, from which mutations start.
 
     V/bin/pip install gguf==0.19.0 safetensors numpy && V/bin/python tests/fuzz/make_corpus.py
 
 Inputs that once found a fault are kept beside the seeds under a name that says what they found."""
+import json
 import pathlib
+import struct
 import tempfile
 
 import gguf
@@ -14,16 +16,16 @@ import safetensors.numpy
 HERE = pathlib.Path(__file__).parent / "corpus"
 
 
-def gguf_seed(name, fill, **options):
+def gguf_seed(name, fill, folder=HERE / "gguf"):
     with tempfile.TemporaryDirectory() as tmp:
         path = pathlib.Path(tmp) / "seed"
-        w = gguf.GGUFWriter(path, "llama", **options)
+        w = gguf.GGUFWriter(path, "llama")
         fill(w)
         w.write_header_to_file()
         w.write_kv_data_to_file()
         w.write_tensors_to_file()
         w.close()
-        (HERE / "gguf" / name).write_bytes(path.read_bytes())
+        (folder / name).write_bytes(path.read_bytes())
 
 
 def keys(w):
@@ -47,8 +49,95 @@ def tensors(w):
     w.add_tensor("odd", np.zeros((1, 84), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q2_K)
 
 
+def byte_chars():
+    """GPT-2's printable character for each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in plain]
+    return [chr(c) for _, c in sorted([(b, b) for b in plain] + [(b, 256 + i) for i, b in enumerate(rest)])]
+
+
+def added(i, text, **options):
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": i, "content": text, **flags, **options}
+
+
+def tokenizer_json(model, **parts):
+    parts = {"normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None, **parts}
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [added(0, "<s>")], **parts, "model": model}
+
+
+def tokenizer_seeds(out):
+    chars = byte_chars()
+    vocab = {c: i for i, c in enumerate(["<s>", *chars, "He", "ll", "\u0120w"])}
+    bpe = tokenizer_json(
+        {"type": "BPE", "vocab": vocab, "merges": [["H", "e"], ["l", "l"], "\u0120 w"]},
+        normalizer={"type": "NFC"},
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}| ?\\p{L}+"}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]},
+        decoder={"type": "ByteLevel"},
+        post_processor={"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                        {"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+                        "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}})
+    pieces = [["<s>", 0.0], ["\u2581", -2.0], ["\u2581He", -1.0], ["l", -3.0], ["lo", -2.5], ["o", -3.5]]
+    unigram = tokenizer_json(
+        {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False},
+        normalizer={"type": "Sequence", "normalizers": [{"type": "Lowercase"}, {"type": "Strip", "strip_left": True,
+                    "strip_right": False}, {"type": "Replace", "pattern": {"String": "l"}, "content": "lo"}]},
+        pre_tokenizer={"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True},
+        decoder={"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True})
+    byte_vocab = {"<unk>": 0, **{f"<0x{b:02X}>": b + 1 for b in range(256)}, "\u2581": 257, "\u2581H": 258, "H": 259}
+    fallback = tokenizer_json(
+        {"type": "BPE", "vocab": byte_vocab, "merges": ["\u2581 H"], "unk_token": "<unk>", "byte_fallback": True,
+         "fuse_unk": True},
+        normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"},
+                    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]},
+        decoder={"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+                 {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})
+    for name, tokenizer in (("bpe.json", bpe), ("unigram.json", unigram), ("fallback.json", fallback)):
+        (out / name).write_text(json.dumps(tokenizer, separators=(",", ":")))
+    (out / "unigram.model").write_bytes(spm(1))
+    (out / "bpe.model").write_bytes(spm(2))
+    for name, kind in (("llama", "llama"), ("gpt2", "gpt2")):
+        gguf_seed(name, lambda w, kind=kind: vocabulary(w, kind), folder=out)
+
+
+def field(number, value):
+    """One protobuf field: bytes, float or int."""
+    if isinstance(value, bytes):
+        return bytes([number << 3 | 2, len(value)]) + value
+    if isinstance(value, float):
+        return bytes([number << 3 | 5]) + struct.pack("<f", value)
+    return bytes([number << 3, value])
+
+
+def spm(model_type):
+    """A sentencepiece ModelProto: pieces, TrainerSpec (2), NormalizerSpec (3)."""
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("\u2581", -2.0, 1), ("\u2581H", -1.0, 1),
+              ("H", -4.0, 1), ("l", -3.0, 1), ("ll", -2.5, 1), ("<0x41>", 0.0, 6), ("<user>", 0.0, 4)]
+    out = b"".join(field(1, field(1, p.encode()) + field(2, s) + field(3, k)) for p, s, k in pieces)
+    out += field(2, field(3, model_type))
+    return out + field(3, field(1, b"identity") + field(3, 1) + field(4, 1) + field(5, 1))
+
+
+def vocabulary(w, kind):
+    w.add_tokenizer_model(kind)
+    if kind == "gpt2":
+        w.add_tokenizer_pre("smollm")
+        w.add_token_list(["<s>", *byte_chars(), "He"])
+        w.add_token_types([3] + [1] * 257)
+        w.add_token_merges(["H e"])
+    else:
+        w.add_token_list(["<unk>", "<s>", "</s>", "<0x0A>", "\u2581", "\u2581H", "H", "l"])
+        w.add_token_scores([0, 0, 0, 0, -1, -2, -3, -4])
+        w.add_token_types([2, 3, 3, 6, 1, 1, 1, 1])
+    w.add_bos_token_id(0)
+    w.add_add_bos_token(True)
+    w.add_chat_template("{{ messages[0].content }}")
+
+
 def main():
-    for kind in ("gguf", "safetensors"):
+    for kind in ("gguf", "safetensors", "tokenizer"):
         (HERE / kind).mkdir(parents=True, exist_ok=True)
     gguf_seed("empty", lambda w: None)
     gguf_seed("keys", keys)
@@ -60,6 +149,7 @@ def main():
             "d": np.ones(3, np.int32), "m": np.ones(5, bool)})):
         data = safetensors.numpy.save(tensor, {"format": "np"} if tensor else None)
         (HERE / "safetensors" / name).write_bytes(data)
+    tokenizer_seeds(HERE / "tokenizer")
 
 
 main()

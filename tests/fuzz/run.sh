@@ -30,7 +30,7 @@ esac
 build=$build-$(basename "$cc")
 flags="-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all"
 # lib_san also covers the fuzzers' own code; what links it brings the main function
-$make -s BUILD="$build" CC="$cc" CFLAGS="$flags" SAN="$lib_san" "$build/libllmc.a"
+$make -s -j"$(nproc)" BUILD="$build" CC="$cc" CFLAGS="$flags" SAN="$lib_san" "$build/libllmc.a"
 
 if [ $# -eq 0 ]; then
 	for f in tests/fuzz/fuzz_*.c; do
