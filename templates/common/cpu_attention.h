@@ -105,12 +105,12 @@ att_softmax(float *s, int pos0, int lo, int hi, int pos, float slope, float *m_o
 	for (int j = j0; j < j1; j += VL) {
 		vf v = vf_load(s + j);
 		vi at = vi_iota() + vi_set1(j);
-		vi in = (vi)(at >= vi_set1(lo)) & (vi)(at < vi_set1(hi));
 		if (ATT_CAP > 0)
 			v = vf_set1((float)(ATT_CAP)) * vf_tanh(v * vf_set1((float)(1 / (double)(ATT_CAP))));
 		if (ATT_ALIBI > 0)
 			v = vf_fma(vf_set1(slope), __builtin_convertvector(at + vi_set1(pos0 - pos), vf), v);
-		v = vf_pick(in, v, none);
+		if (j < lo || j + VL > hi)
+			v = vf_pick((vi)(at >= vi_set1(lo)) & (vi)(at < vi_set1(hi)), v, none);
 		vf_store(s + j, v);
 		top = vf_max(top, v);
 	}

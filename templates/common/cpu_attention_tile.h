@@ -14,6 +14,7 @@ enum {
 	TILE_MR = 4,
 #endif
 	TILE_T  = ATT_HB >= 48 ? 1 : 48 / ATT_HB,   /* tokens */
+	TILE_NV = ATT_VS / VL % 2 ? 1 : 2,          /* vectors of values at once */
 	TILE_R  = (TILE_T * ATT_HB + TILE_MR - 1) / TILE_MR * TILE_MR,
 };
 
@@ -58,34 +59,34 @@ tile_scores(AttTile *t, const float *k, int n_block, int at)
 
 /* oc += weights times values of keys [j0, j1) of the chunk, whose page starts at `at` */
 LLMC_INLINE void
-tile_values(AttTile *t, const int nv, const float *v, int n_block, int at, int j0, int j1, int d, int first)
+tile_values(AttTile *t, const float *v, int n_block, int at, int j0, int j1, int d, int first)
 {
 	for (int b = 0; b < n_block; b++) {
-		vf acc[TILE_MR][2];
+		vf acc[TILE_MR][TILE_NV];
 
 		LLMC_UNROLL
 		for (int r = 0; r < TILE_MR; r++)
 			LLMC_UNROLL
-			for (int i = 0; i < nv; i++)
+			for (int i = 0; i < TILE_NV; i++)
 				acc[r][i] = first ? vf_set1(0) : vf_load(&t->oc[b * TILE_MR + r][d + i * VL]);
 		for (int j = j0; j < j1; j++) {
 			const float *row = v + (j - at) * ATT_VS + d;
-			vf x[2];
+			vf x[TILE_NV];
 			LLMC_UNROLL
-			for (int i = 0; i < nv; i++)
+			for (int i = 0; i < TILE_NV; i++)
 				x[i] = vf_load(row + i * VL);
 			LLMC_UNROLL
 			for (int r = 0; r < TILE_MR; r++) {
 				vf p = vf_set1(t->s[b * TILE_MR + r][j]);
 				LLMC_UNROLL
-				for (int i = 0; i < nv; i++)
+				for (int i = 0; i < TILE_NV; i++)
 					acc[r][i] = vf_fma(x[i], p, acc[r][i]);
 			}
 		}
 		LLMC_UNROLL
 		for (int r = 0; r < TILE_MR; r++)
 			LLMC_UNROLL
-			for (int i = 0; i < nv; i++)
+			for (int i = 0; i < TILE_NV; i++)
 				vf_store(&t->oc[b * TILE_MR + r][d + i * VL], acc[r][i]);
 	}
 }
@@ -145,10 +146,8 @@ att_tile(AttTile *t, const llmc_step *s, const void *pool, const float *q, float
 				if (i < ATT_V)
 					vf_store(t->x + j * ATT_VS + i, kv_load_n(v + (size_t)j * ATT_V + i, ATT_V % VL));
 			}
-			for (; d + 2 * VL <= ATT_VS; d += 2 * VL)
-				tile_values(t, 2, t->x, n_block, at, from, to, d, first);
-			if (d < ATT_VS)
-				tile_values(t, 1, t->x, n_block, at, from, to, d, first);
+			for (; d < ATT_VS; d += TILE_NV * VL)
+				tile_values(t, t->x, n_block, at, from, to, d, first);
 		}
 		for (int r = 0; r < n_row; r++) {
 			int i = r / nh, mask = (1 << t->shift[i]) - 1;

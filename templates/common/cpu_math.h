@@ -107,11 +107,13 @@ vi_set1(int32_t x)
 LLMC_INLINE vi
 vi_iota(void)
 {
-	vi v;
-
-	for (int i = 0; i < VL; i++)
-		v[i] = i;
-	return v;
+#if VL == 16
+	return (vi){ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+#elif VL == 8
+	return (vi){ 0, 1, 2, 3, 4, 5, 6, 7 };
+#else
+	return (vi){ 0, 1, 2, 3 };
+#endif
 }
 
 /* a * b + c: rounded once on v3 and v4, twice on generic */
@@ -165,7 +167,24 @@ vf_max(vf a, vf b)
 LLMC_INLINE vf
 vf_min(vf a, vf b)
 {
+#if defined(VF_NATIVE_512)
+	return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
 	return vf_pick((vi)(a < b), a, b);
+#endif
+}
+
+/* v, but 0 where x < lo */
+LLMC_INLINE vf
+vf_zero_below(vf x, vf lo, vf v)
+{
+#if defined(VF_NATIVE_512)
+	return (vf)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)lo, _CMP_NLT_UQ), (__m512)v);
+#else
+	return (vf)((vi)v & ~(vi)(x < lo));
+#endif
 }
 
 LLMC_INLINE vf
@@ -174,27 +193,54 @@ vf_abs(vf a)
 	return (vf)((vi)a & vi_set1(0x7fffffff));
 }
 
+#if defined(VF_HAVE_256) && VL >= 8
+/* lanes of halves joined by op until one is left */
+#define VF_FOLD(v, op)                                                                                                 \
+	do {                                                                                                           \
+		__m128 a_ = op(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));                                \
+		a_ = op(a_, _mm_movehl_ps(a_, a_));                                                                    \
+		return _mm_cvtss_f32(op(a_, _mm_movehdup_ps(a_)));                                                     \
+	} while (0)
+#endif
+#if VL == 16
+typedef union { vf v; float f[VL]; float half[2][8]; } vf_lanes;
+#endif
+
 LLMC_INLINE float
 vf_hmax(vf v)
 {
+#if VL == 16 && defined(VF_HAVE_256)
+	vf_lanes x = { v };
+	__m256 w = _mm256_max_ps(_mm256_loadu_ps(x.half[0]), _mm256_loadu_ps(x.half[1]));
+	VF_FOLD(w, _mm_max_ps);
+#elif VL == 8 && defined(VF_HAVE_256)
+	VF_FOLD((__m256)v, _mm_max_ps);
+#else
 	float m = v[0];
-
 	for (int i = 1; i < VL; i++)
 		m = m > v[i] ? m : v[i];
 	return m;
+#endif
 }
 
 /* halves added until one is left: the order is part of the promise that phases agree */
 LLMC_INLINE float
 vf_hsum(vf v)
 {
+#if VL == 16 && defined(VF_HAVE_256)
+	vf_lanes x = { v };
+	__m256 w = _mm256_add_ps(_mm256_loadu_ps(x.half[0]), _mm256_loadu_ps(x.half[1]));
+	VF_FOLD(w, _mm_add_ps);
+#elif VL == 8 && defined(VF_HAVE_256)
+	VF_FOLD((__m256)v, _mm_add_ps);
+#else
 	float t[VL];
-
 	vf_store(t, v);
 	for (int w = VL / 2; w > 0; w /= 2)
 		for (int i = 0; i < w; i++)
 			t[i] += t[i + w];
 	return t[0];
+#endif
 }
 
 /* --- half precision ---------------------------------------------------------------------------------------------- */
@@ -281,16 +327,14 @@ vf_load_f16_n(const f16 *p, int n)
 }
 
 /* --- functions --------------------------------------------------------------------------------------------------- */
-/* e^x, about 1 ulp; exactly 1 at 0, exactly 0 below -87 (so also for -infinity), infinity above 88.72, NaN for NaN.
- * x = n ln 2 + r, e^r by a polynomial of degree 6 (largest relative error 3e-9 before rounding). Adding 1.5 * 2^23
- * rounds n to an integer and leaves it in the low bits of the sum, whence it moves to the exponent. */
+/* e^x, about 1 ulp; exactly 1 at 0, exactly 0 below -87 (so also for -infinity), e^88.37 above that, NaN for NaN.
+ * x = n ln 2 + r, e^r by a polynomial of degree 6 (largest relative error 3e-9 before rounding). Adding 1.5 * 2^23 + 127
+ * rounds n to an integer and leaves 2^n's exponent in the low bits of the sum. */
 LLMC_INLINE vf
 vf_exp(vf x)
 {
-	const vf magic = vf_set1(12582912.0f), one = vf_set1(1.0f);
-	vf lo = vf_set1(-87.0f), hi = vf_set1(88.72f);
-	vi low = (vi)(x < lo), high = (vi)(x > hi);
-	vf c = vf_pick(high, hi, vf_pick(low, lo, x));
+	const vf magic = vf_set1(12583039.0f), one = vf_set1(1.0f), lo = vf_set1(-87.0f);
+	vf c = vf_min(vf_set1(88.37f), vf_max(lo, x));
 	vf t = vf_fma(c, vf_set1(1.44269504f), magic);
 	vf n = t - magic;
 	vf r = vf_fma(n, vf_set1(-0.693359375f), c);
@@ -302,10 +346,7 @@ vf_exp(vf x)
 	p = vf_fma(p, r, vf_set1(0.166665196f));
 	p = vf_fma(p, r, vf_set1(0.49999994f));
 	p = vf_fma(p, r * r, r) + one;
-	p = (vf)((vi)p + ((vi)t << 23));
-	p = vf_pick(low, vf_set1(0), p);
-	p = vf_pick(high, vf_set1(__builtin_inff()), p);
-	return vf_pick((vi)(x == x), p, x);
+	return vf_zero_below(x, lo, p * (vf)((vi)t << 23));
 }
 
 LLMC_INLINE vf
