@@ -1,0 +1,103 @@
+/* Integer dot products of one step: VL rows at once, the lane of a row holding 2 (words) or 4 (bytes) columns of it.
+ * All are exact, so any mixture of them gives the same integers; only what comes after, in fp32, has an order.
+ *
+ *   words  s16 x s16, exact in 32 bits
+ *   bytes  u8 weights x s8 activations. With VNNI sums are 32 bits wide; on v3 they are pairs of 16 bits, which hold
+ *          DOT_BYTES_ROOM / (largest weight) steps before dot_bytes_sum has to be called
+ *
+ * Each native instruction has a definition in plain vectors beside it: what tests run where the processor lacks it.
+ * A matrix unit (AMX) would come in here as a third kind: tiles of 16 rows x 64 columns, its sums 32 bits wide. */
+#ifndef LLMC_CPU_DOT_H
+#define LLMC_CPU_DOT_H
+
+#include "common/cpu_math.h"
+
+#if VL == 4 && defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+typedef vi      vi_mem __attribute__((aligned(1)));
+typedef int16_t vw __attribute__((vector_size(4 * VL), may_alias));
+typedef uint32_t vu __attribute__((vector_size(4 * VL), may_alias));
+
+LLMC_INLINE vi
+vi_load(const void *p)
+{
+	return *(const vi_mem *)p;
+}
+
+/* the 4 bytes at p in every lane */
+LLMC_INLINE vi
+vi_bcast4(const void *p)
+{
+	int32_t x;
+
+	memcpy(&x, p, 4);
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_set1_epi32(x);
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_set1_epi32(x);
+#else
+	return vi_set1(x);
+#endif
+}
+
+LLMC_INLINE vf
+vf_of_vi(vi v)
+{
+#if defined(VF_NATIVE_512)
+	return (vf)_mm512_cvtepi32_ps((__m512i)v);
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vf)_mm256_cvtepi32_ps((__m256i)v);
+#else
+	return __builtin_convertvector(v, vf);
+#endif
+}
+
+/* acc + w[2i] x[2i] + w[2i + 1] x[2i + 1] */
+LLMC_INLINE vi
+dot_words(vi acc, vi w, vi x)
+{
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#elif VL == 8 && defined(VF_HAVE_256)
+	return acc + (vi)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+#elif VL == 4 && defined(__SSE2__)
+	return acc + (vi)_mm_madd_epi16((__m128i)w, (__m128i)x);
+#else
+	return acc + (w << 16 >> 16) * (x << 16 >> 16) + (w >> 16) * (x >> 16);
+#endif
+}
+
+#if VL == 8
+#define DOT_BYTES_ROOM 248   /* 31 x 8 steps: 248 x 128 is below 2^15 */
+#else
+#define DOT_BYTES_ROOM 65536
+#endif
+
+LLMC_INLINE vi
+dot_bytes(vi acc, vi w, vi x)
+{
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+#else
+	vi byte = vi_set1(255);
+	return acc + (w & byte) * (x << 24 >> 24) + (w >> 8 & byte) * (x << 16 >> 24) +
+	       (w >> 16 & byte) * (x << 8 >> 24) + (w >> 24 & byte) * (x >> 24);
+#endif
+}
+
+/* scale x (the 32-bit sum); scale: 1 or 256 */
+LLMC_INLINE vi
+dot_bytes_sum(vi acc, int scale)
+{
+#if VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_madd_epi16((__m256i)acc, _mm256_set1_epi16((short)scale));
+#else
+	return scale == 1 ? acc : acc << 8;
+#endif
+}
+
+#endif

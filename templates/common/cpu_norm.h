@@ -1,0 +1,97 @@
+/* The norm that fused ops begin with: one row of COLS elements, the same order of summation wherever it runs.
+ * NORM_none, NORM_rms or NORM_layer is defined before inclusion, with NORM_EPS, NORM_PLUS_ONE. Weight and bias may be NULL. */
+#ifndef LLMC_CPU_NORM_H
+#define LLMC_CPU_NORM_H
+
+#include "common/cpu_math.h"
+
+/* sum of (x - mean)^2 over n elements */
+LLMC_INLINE float
+norm_squares(const float *x, int n, float mean)
+{
+	vf sum[4] = { { 0 } }, m = vf_set1(mean);
+	int i = 0;
+
+	for (; i + 4 * VL <= n; i += 4 * VL)
+		LLMC_UNROLL
+		for (int j = 0; j < 4; j++) {
+			vf d = vf_load(x + i + j * VL) - m;
+			sum[j] = vf_fma(d, d, sum[j]);
+		}
+	for (; i + VL <= n; i += VL) {
+		vf d = vf_load(x + i) - m;
+		sum[0] = vf_fma(d, d, sum[0]);
+	}
+	float s = vf_hsum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+	for (; i < n; i++)
+		s = f32_fma(x[i] - mean, x[i] - mean, s);
+	return s;
+}
+
+LLMC_INLINE float
+norm_sum(const float *x, int n)
+{
+	vf sum = { 0 };
+	int i = 0;
+
+	for (; i + VL <= n; i += VL)
+		sum += vf_load(x + i);
+	float s = vf_hsum(sum);
+	for (; i < n; i++)
+		s += x[i];
+	return s;
+}
+
+/* y = (x - mean) * r * (w + plus) + b; w, b may be NULL */
+LLMC_INLINE void
+norm_apply(const float *x, int n, float mean, float r, const float *w, float plus, const float *b, float *y)
+{
+	vf m = vf_set1(mean), rv = vf_set1(r), p = vf_set1(plus);
+	int i = 0;
+
+	for (; i + VL <= n; i += VL) {
+		vf v = (vf_load(x + i) - m) * rv;
+		if (w)
+			v *= vf_load(w + i) + p;
+		if (b)
+			v += vf_load(b + i);
+		vf_store(y + i, v);
+	}
+	for (; i < n; i++) {
+		float v = (x[i] - mean) * r;
+		if (w)
+			v *= w[i] + plus;
+		if (b)
+			v += b[i];
+		y[i] = v;
+	}
+}
+
+LLMC_INLINE void
+norm_rms(const float *x, int n, const float *w, float plus, float eps, float *y)
+{
+	norm_apply(x, n, 0, 1 / f32_sqrt(norm_squares(x, n, 0) / (float)n + eps), w, plus, NULL, y);
+}
+
+#ifdef NORM_EPS
+/* Where the row is normed: x itself when there is nothing to do. */
+LLMC_INLINE const float *
+norm_row(const float *x, const float *w, const float *b, float *y)
+{
+#if defined(NORM_rms)
+	(void)b;
+	norm_rms(x, COLS, w, NORM_PLUS_ONE, NORM_EPS, y);
+	return y;
+#elif defined(NORM_layer)
+	float mean = norm_sum(x, COLS) / (float)COLS;
+	float var = norm_squares(x, COLS, mean) / (float)COLS;
+	norm_apply(x, COLS, mean, 1 / f32_sqrt(var + NORM_EPS), w, 0, b, y);
+	return y;
+#else
+	(void)w, (void)b, (void)y;
+	return x;
+#endif
+}
+#endif
+
+#endif

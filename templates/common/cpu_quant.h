@@ -1,0 +1,149 @@
+/* Activations as the kernels want them: a row of COLS fp32 becomes integers with one scale per 32 (ACT_BITS 16 or 8), or
+ * stays fp32 beside float weights. The integers are those of the row alone: not of its company, thread or chunk.
+ *
+ * Scale d = max|x| / ACT_TOP, q = round(x / d), for 16 bits q = 256 hi + lo with hi, lo in a signed byte. A block
+ * with an infinity or NaN becomes d = NaN, q = 0, which makes the results of this row NaN and touches no other.
+ *
+ * Orders of the integers of a block:
+ *   words  32 s16, in each four columns k, k+2, k+1, k+3 (w_words)
+ *   bytes  32 s8 hi, 32 s8 lo; for 8 bits 32 s8 */
+#ifndef LLMC_CPU_QUANT_H
+#define LLMC_CPU_QUANT_H
+
+#include "common/cpu_weights.h"
+
+/* Small weights meet bytes, where an instruction does twice the columns. 16-bit activations are two such passes, which
+ * serves while weights stream; in a tile, whose weights are unpacked once for many tokens, words come out ahead. */
+#if !W_FLOAT
+#define ACT_FITS_BYTES (VL > 4 && (W_BITS < 6 || (VL == 16 && W_BITS == 8)))
+#define ACT_STREAM_BYTES ACT_FITS_BYTES
+#define ACT_TILE_BYTES (ACT_FITS_BYTES && ACT_BITS == 8)
+#define ACT_BLOCK_BYTES (ACT_TILE_BYTES ? 32 : 64)
+#define ACT_TOP (ACT_BITS == 16 ? 32512.0f : 127.0f)
+/* rows a power of two apart would share a few sets of the cache */
+#define ACT_ROW_BYTES (W_BLOCKS * ACT_BLOCK_BYTES + 64)
+#else
+#define ACT_ROW_BYTES (COLS * 4 + (COLS % 256 ? 0 : 64))
+#endif
+
+/* Rows of activations in a thread's scratch */
+typedef struct act_rows {
+	uint8_t *q;      /* ACT_ROW_BYTES a row */
+#if !W_FLOAT
+	float   *d, *s;  /* [row][W_BLOCKS]: scale; scale times the sum of the integers */
+	int32_t *z;      /* [row][W_BLOCKS]: W_OFFSET times that sum */
+#endif
+} act_rows;
+
+#if !W_FLOAT
+
+typedef int16_t act_half __attribute__((vector_size(2 * VL), may_alias));
+typedef int16_t act_half_mem __attribute__((vector_size(2 * VL), aligned(2), may_alias));
+typedef int8_t act_byte __attribute__((vector_size(VL), may_alias));
+typedef int8_t act_byte_mem __attribute__((vector_size(VL), aligned(1), may_alias));
+
+LLMC_INLINE int32_t
+act_hmax(vi v)
+{
+#if VL == 8 && defined(VF_HAVE_256)
+	__m256i w = (__m256i)v;
+	__m128i a = _mm_max_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+	a = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0x4e));
+	return _mm_cvtsi128_si32(_mm_max_epi32(a, _mm_shuffle_epi32(a, 0xb1)));
+#elif defined(VF_NATIVE_512)
+	return _mm512_reduce_max_epi32((__m512i)v);
+#else
+	int32_t m = v[0];
+	for (int i = 1; i < VL; i++)
+		m = m > v[i] ? m : v[i];
+	return m;
+#endif
+}
+
+LLMC_INLINE int32_t
+act_hsum(vi v)
+{
+#if VL == 8 && defined(VF_HAVE_256)
+	__m256i w = (__m256i)v;
+	__m128i a = _mm_add_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+	a = _mm_add_epi32(a, _mm_shuffle_epi32(a, 0x4e));
+	return _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32(a, 0xb1)));
+#elif defined(VF_NATIVE_512)
+	return _mm512_reduce_add_epi32((__m512i)v);
+#else
+	int32_t m = v[0];
+	for (int i = 1; i < VL; i++)
+		m += v[i];
+	return m;
+#endif
+}
+
+LLMC_INLINE act_half
+act_word_order(act_half v)
+{
+#if VL == 16
+	return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+#elif VL == 8
+	return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7);
+#else
+	return __builtin_shufflevector(v, v, 0, 2, 1, 3);
+#endif
+}
+
+/* One row x to row t; for the stream of weights or for the tile */
+LLMC_INLINE void
+act_quantise(const act_rows *a, int t, const float *x, int for_stream)
+{
+	enum { N = 32 / VL };
+	uint8_t *o = a->q + (size_t)t * ACT_ROW_BYTES;
+	const int bytes = for_stream ? ACT_STREAM_BYTES : ACT_TILE_BYTES;
+	/* 1.5 * 2^23: its sum with a small number has that number, rounded to nearest even, in the low bits */
+	const vf magic = vf_set1(12582912.0f);
+
+	for (int b = 0; b < W_BLOCKS; b++, x += 32, o += ACT_BLOCK_BYTES) {
+		vi top = vi_set1(0), q[N], sum = vi_set1(0);
+		float d = 0, inverse = 0, peak;
+		LLMC_UNROLL
+		for (int i = 0; i < N; i++) {
+			/* as integers NaN is above infinity, which is above all numbers */
+			vi m = (vi)vf_abs(vf_load(x + i * VL));
+			vi above = (vi)(m > top);
+			top = (m & above) | (top & ~above);
+		}
+		int32_t bits = act_hmax(top);
+		size_t at = (size_t)t * W_BLOCKS + (size_t)b;
+		memcpy(&peak, &bits, 4);
+		if (bits >= 0x7f800000 || peak < 1e-30f) { /* not finite; so small that 1 / d would not be */
+			a->d[at] = a->s[at] = bits >= 0x7f800000 ? __builtin_nanf("") : 0.0f;
+			a->z[at] = 0;
+			memset(o, 0, ACT_BLOCK_BYTES);
+			continue;
+		}
+		d = peak * (1 / ACT_TOP);
+		inverse = ACT_TOP / peak;
+		LLMC_UNROLL
+		for (int i = 0; i < N; i++) {
+			q[i] = (vi)(vf_load(x + i * VL) * vf_set1(inverse) + magic) - (vi)magic;
+			sum += q[i];
+		}
+		int32_t total = act_hsum(sum);
+		a->d[at] = d;
+		a->s[at] = d * (float)total;
+		a->z[at] = W_OFFSET * total;
+		LLMC_UNROLL
+		for (int i = 0; i < N; i++)
+			if (!bytes) {
+				*(act_half_mem *)(o + 2 * VL * i) =
+					act_word_order(__builtin_convertvector(q[i], act_half));
+			} else if (ACT_BITS == 16) {
+				vi hi = (q[i] + vi_set1(128)) >> 8;
+				*(act_byte_mem *)(o + VL * i) = __builtin_convertvector(hi, act_byte);
+				*(act_byte_mem *)(o + 32 + VL * i) = __builtin_convertvector(q[i] - (hi << 8), act_byte);
+			} else {
+				*(act_byte_mem *)(o + VL * i) = __builtin_convertvector(q[i], act_byte);
+			}
+	}
+}
+
+#endif
+#endif

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Speed of the CPU matmul kernels: python3 tests/bench/kernels.py [--target v3] [--dtype q4_1] [--tok 1,8,256] ...
+
+Not a test. Compare only figures of one run, better several in turn: memory speed drifts with what else a machine does."""
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "build" / "bench"
+ARCH = {"generic": [], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4", "-mavx512vnni"],
+        "v4p": ["-march=x86-64-v3", "-DLLMC_PORTABLE_V4"]}
+LANES = {"generic": 4, "v3": 8, "v4": 16, "v4p": 16}
+# elements of a block, bytes a row takes of it in a packed layout
+BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24),
+         "q8_0": (32, 34), "q4_k": (256, 148), "q5_k": (256, 180), "q6_k": (256, 210)}
+
+
+def build(target, dtype, bits, rows, cols, cc, flags):
+    text = (ROOT / "templates/cpu/matmul.c.in").read_text()
+    value = dict(SYMBOL="bench_kernel", TARGET=target.replace("v4p", "v4"), W_DTYPE=dtype, ACT_BITS=bits, ROWS=rows, COLS=cols)
+    text = re.sub(r"\$\{(\w+)\}", lambda m: str(value[m[1]]), re.sub(r"^//@.*\n", "", text, flags=re.M))
+    stem = OUT / f"matmul-{target}-{dtype}-{bits}-{rows}-{cols}"
+    stem.with_suffix(".c").write_text('#include "common/llmc_step.h"\n' + text)
+    subprocess.run([cc, "-std=gnu11", *flags.split(), "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", *ARCH[target],
+                    f"-I{ROOT}/templates", str(stem) + ".c", "-o", str(stem) + ".so"], check=True)
+    return str(stem) + ".so"
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--target", default="v3")
+    p.add_argument("--dtype", default="q4_1")
+    p.add_argument("--bits", default="16,8")
+    p.add_argument("--tok", default="1,2,8,256")
+    p.add_argument("--shape", default="576x576,1536x576,576x1536")
+    p.add_argument("--threads", default="2")
+    p.add_argument("--cc", default="gcc")
+    p.add_argument("--flags", default="-O3")
+    a = p.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["gcc", "-O2", "-I.", "tests/bench/kernels.c", "-o", str(OUT / "kernels"), "-lpthread", "-ldl"], check=True, cwd=ROOT)
+    for target in a.target.split(","):
+        for dtype in a.dtype.split(","):
+            for shape in a.shape.split(","):
+                rows, cols = map(int, shape.split("x"))
+                k, row = BLOCK[dtype]
+                lanes = LANES[target]
+                for bits in a.bits.split(","):
+                    so = build(target, dtype, bits, rows, cols, a.cc, a.flags)
+                    for tok in a.tok.split(","):
+                        for th in a.threads.split(","):
+                            args = [str(OUT / "kernels"), so, "bench_kernel", rows, cols, cols // k * row * lanes,
+                                    (rows + lanes - 1) // lanes, th, tok, 1, 0, 3, 4]
+                            print(f"{target:7} {dtype:5} i{bits:2} {shape:10} {th} threads {tok:>4} tokens: ", end="", flush=True)
+                            sys.stdout.flush()
+                            subprocess.run([str(x) for x in args], check=True)
+
+
+main()

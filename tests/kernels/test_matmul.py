@@ -1,0 +1,467 @@
+"""Kernels with a matrix product against float64, and against each other bit for bit: alone and in company, streamed and
+tiled, for any number of parts. Every variant that this machine can run; v4's portable definition stands in for v4."""
+import ctypes as C
+import subprocess
+
+import numpy as np
+import pytest
+
+import harness as H
+
+DTYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"]
+NUMBER = {n: i for i, n in enumerate(DTYPES)}  # formats/dtype.h, checked below
+SMALL = {"q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q8_0": 8, "q4_k": 4, "q5_k": 5, "q6_k": 6}
+LAYOUT = {"generic": "r4", "v3": "r8", "v4": "r16", "v4p": "r16"}
+FAST = ("-O1",)  # tests want a quick compiler, not a quick kernel
+
+
+@pytest.fixture(scope="session")
+def lib():
+    """Packing and dequantisation, which tests of their own hold to other oracles."""
+    out = H.CACHE / "layout.so"
+    H.CACHE.mkdir(parents=True, exist_ok=True)
+    src = [str(p) for d in ("formats", "runtime/weights") for p in sorted((H.ROOT / d).glob("*.c"))
+           if p.name in ("dtype.c", "dequant.c", "quant.c", "layout.c", "layout_packed.c")]
+    subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{H.ROOT}", f"-I{H.ROOT}/api", *src,
+                    "-o", str(out), "-lm"], check=True)
+    so = C.CDLL(str(out))
+    so.dtype_text.restype = C.c_char_p
+    so.dtype_row_bytes.restype = C.c_int64
+    so.dtype_row_bytes.argtypes = [C.c_int, C.c_int64]
+    so.dequant_row.argtypes = [C.c_int, C.c_void_p, C.c_void_p, C.c_int64]
+    so.quant_row.argtypes = [C.c_int, C.c_void_p, C.c_void_p, C.c_int64]
+    for n in ("packed4", "packed8", "packed16"):
+        getattr(so, n + "_bytes").restype = C.c_int64
+        getattr(so, n + "_bytes").argtypes = [C.c_int, C.c_int64]
+        getattr(so, n + "_pack").argtypes = [C.c_int, C.c_int64, C.c_void_p, C.c_void_p]
+    assert [so.dtype_text(i).decode() for i in range(len(DTYPES))] == DTYPES
+    return so
+
+
+class Weights:
+    """A matrix in file order, its exact values, and packed for a target."""
+
+    def __init__(self, lib, dtype, rows, cols, seed=1, extreme=False):
+        self.lib, self.dtype, self.rows, self.cols = lib, dtype, rows, cols
+        d, rng = NUMBER[dtype], np.random.default_rng(seed)
+        n = lib.dtype_row_bytes(d, cols)
+        self.file = np.zeros((rows, n), np.uint8)
+        if extreme:
+            assert dtype in SMALL
+            x = np.ones((rows, cols), np.float32)
+        else:
+            x = rng.standard_normal((rows, cols)).astype(np.float32)
+        for r in range(rows):
+            lib.quant_row(d, x[r].ctypes.data, self.file[r].ctypes.data, cols)
+        if extreme:
+            self._all_extreme(rng)
+        self.value = np.zeros((rows, cols), np.float32)
+        for r in range(rows):
+            lib.dequant_row(d, self.file[r].ctypes.data, self.value[r].ctypes.data, cols)
+
+    def _all_extreme(self, rng):
+        """Elements at the ends of their range: row 0 all lowest, row 1 all highest, the others either."""
+        block = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "q4_k": 144, "q5_k": 176, "q6_k": 210}[self.dtype]
+        b = self.file.reshape(self.rows, -1, block)
+        skip = {"q4_0": 2, "q4_1": 4, "q5_0": 2, "q5_1": 4, "q8_0": 2, "q4_k": 16, "q5_k": 16, "q6_k": 0}[self.dtype]
+        end = 192 if self.dtype == "q6_k" else block
+        if self.dtype == "q8_0":
+            b[:, :, skip:] = rng.choice([0x80, 0x7f], b[:, :, skip:].shape)
+            b[0, :, skip:], b[1, :, skip:] = 0x80, 0x7f
+            return
+        b[:, :, skip:end] = rng.choice([0, 0x0f, 0xf0, 0xff], b[:, :, skip:end].shape)
+        b[0, :, skip:end], b[1, :, skip:end] = 0, 0xff
+
+    def packed(self, target):
+        R = int(LAYOUT[target][1:])
+        name, d = f"packed{R}", NUMBER[self.dtype]
+        one = getattr(self.lib, name + "_bytes")(d, self.cols)
+        groups = -(-self.rows // R)
+        out = H.aligned((groups, one), np.uint8)
+        for g in range(groups):
+            src = np.zeros((R, self.file.shape[1]), np.uint8)
+            part = self.file[g * R:(g + 1) * R]
+            src[:len(part)] = part
+            getattr(self.lib, name + "_pack")(d, self.cols, src.ctypes.data, out[g].ctypes.data)
+        return out
+
+
+def quantised(x, bits):
+    """The activations that kernels see: (integers, scales), by their definition in templates/common/cpu_quant.h."""
+    top = np.float32(32512 if bits == 16 else 127)
+    b = x.astype(np.float32).reshape(*x.shape[:-1], -1, 32)
+    peak = np.abs(b).max(-1, keepdims=True)
+    with np.errstate(all="ignore"):
+        q = np.rint(b * (top / peak)).astype(np.float64)
+        d = peak * (np.float32(1) / top)
+    return np.where(peak < 1e-30, 0, q), np.where(peak < 1e-30, 0, d).astype(np.float64)
+
+
+def seen(x, dtype, bits):
+    if dtype not in SMALL:
+        return x.astype(np.float64)
+    q, d = quantised(x, bits)
+    return (q * d).reshape(x.shape)
+
+
+def norm(x, kind, w=None, b=None, eps=1e-5, plus=0):
+    x = x.astype(np.float64)
+    if kind == "layer":
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+        plus = 0
+    elif kind == "rms":
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    else:
+        return x
+    if w is not None:
+        x = x * (w.astype(np.float64) + plus)
+    return x if b is None or kind != "layer" else x + b
+
+
+def close(got, want, scale, rel):
+    err = np.abs(got.astype(np.float64) - want)
+    assert (err <= rel * scale + 1e-30).all(), f"{np.nanmax(err / (scale + 1e-30)):.3g} of the sum of magnitudes, {rel} allowed"
+
+
+def same(a, b):
+    """Bit for bit; any NaN is as good as another."""
+    both = np.isnan(a) & np.isnan(b)
+    assert ((a.view(np.int32) == b.view(np.int32)) | both).all()
+
+
+def run_rows(kernel, x, w, rows, parts=1, extra=None, order=None, threads=False):
+    """matmul on the rows of x; poisoned output between two guards."""
+    n = len(x)
+    y = H.aligned((n + 2, rows))
+    step = H.make_step([0] * n)
+    xa = H.aligned(x.shape)
+    xa[...] = x
+    kernel.call(step, [xa, w, extra, y[1:]], parts, order=order, threads=threads)
+    assert np.isnan(y[0]).all() and np.isnan(y[-1]).all(), "wrote outside of its rows"
+    return y[1:-1].copy()
+
+
+def columns(dtype):
+    """Several chunks of a tile, the last one shorter."""
+    return 768 if dtype.endswith("k") else 608 if dtype in SMALL else 203
+
+
+ROWS = 43
+VARIANTS = [(t, d, b) for t in H.TARGETS for d in DTYPES for b in ((16, 8) if d in SMALL else (16,))
+            if b == 16 or t in ("v3", "v4p") or (t, d) == ("generic", "q4_1")]
+
+
+@pytest.mark.parametrize("target,dtype,bits", VARIANTS)
+def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
+    cols = columns(dtype)
+    k = H.build("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST)
+    w = Weights(lib, dtype, ROWS, cols)
+    packed = w.packed(target)
+    rng = np.random.default_rng(3)
+    n = 101 if target == "v4p" else 200
+    x = rng.standard_normal((n, cols)).astype(np.float32) * np.exp(rng.standard_normal((n, 1))).astype(np.float32)
+    x[5, 40:70] *= 1000
+    x[6], x[7], x[8] = 0, 1e-41, -1e30
+    all_rows = run_rows(k, x, packed, ROWS)
+    xs = seen(x, dtype, bits)
+    mags = np.abs(xs) @ np.abs(w.value.astype(np.float64)).T
+    if dtype in ("q4_1", "q5_1", "q4_k", "q5_k"):  # minimum and scale may cancel: each has its own rounding
+        mags *= 4
+    close(all_rows, xs @ w.value.astype(np.float64).T, mags, 3e-6 if dtype in SMALL else 1e-5)
+    if bits == 16:
+        close(all_rows[9:], x[9:].astype(np.float64) @ w.value.astype(np.float64).T, mags[9:], 1e-4)
+    for m in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 33, 95, 97):
+        same(run_rows(k, x[:m], packed, ROWS, parts=1 + m % 5), all_rows[:m])
+    for parts in (2, 3, 5):
+        same(run_rows(k, x, packed, ROWS, parts, order=range(parts - 1, -1, -1)), all_rows)
+    for t in range(5, 9):
+        same(run_rows(k, x[t:t + 1], packed, ROWS, 3), all_rows[t:t + 1])
+        same(run_rows(k, x[t:t + 2], packed, ROWS, 2), all_rows[t:t + 2])
+
+
+@pytest.mark.parametrize("target,dtype,bits", [v for v in VARIANTS if v[1] in SMALL])
+def test_sums_hold_the_most_extreme_elements(lib, target, dtype, bits):
+    cols = columns(dtype)
+    k = H.build("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST)
+    w = Weights(lib, dtype, ROWS, cols, extreme=True)
+    packed = w.packed(target)
+    rng = np.random.default_rng(4)
+    x = rng.choice([-1.0, 1.0], (7, cols)).astype(np.float32)
+    x[0], x[1] = 1, -1
+    # low bytes of -128 and 127 beside high bytes at either end
+    x[2] = rng.choice([-32512, 32512, 127, -128, 32383, -32384], cols) / 32512
+    want = seen(x, dtype, bits) @ w.value.astype(np.float64).T
+    mags = np.abs(seen(x, dtype, bits)) @ np.abs(w.value.astype(np.float64)).T
+    if dtype in ("q4_1", "q5_1", "q4_k", "q5_k"):
+        mags = mags * 4 + np.abs(x).sum(-1, keepdims=True) * np.abs(w.value).max()
+    for m in (1, 2, 7):
+        close(run_rows(k, x[:m], packed, ROWS), want[:m], mags[:m], 3e-6)
+
+
+@pytest.mark.parametrize("target,dtype", [(t, d) for t in H.TARGETS for d in ("q4_1", "q8_0", "q6_k", "f16")])
+def test_infinity_and_nan_stay_in_their_row(lib, target, dtype):
+    cols = columns(dtype)
+    k = H.build("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=16), FAST)
+    packed = Weights(lib, dtype, ROWS, cols).packed(target)
+    x = np.random.default_rng(5).standard_normal((20, cols)).astype(np.float32)
+    clean = run_rows(k, x, packed, ROWS)
+    bad = x.copy()
+    bad[3, 0], bad[4, cols - 1], bad[11, 77], bad[12, 33], bad[19, 5] = np.inf, np.nan, -np.inf, np.nan, np.nan
+    hit = [3, 4, 11, 12, 19]
+    got = run_rows(k, bad, packed, ROWS)
+    same(np.delete(got, hit, 0), np.delete(clean, hit, 0))
+    assert not np.isfinite(got[hit]).any()
+    for t in hit:
+        same(run_rows(k, bad[t:t + 1], packed, ROWS), got[t:t + 1])
+        same(run_rows(k, bad[t:t + 1], packed, ROWS), run_rows(k, bad[max(t - 1, 0):t + 1], packed, ROWS)[-1:])
+
+
+@pytest.mark.parametrize("target", H.TARGETS)
+@pytest.mark.parametrize("rows,cols", [(1, 32), (16, 64), (70, 1536)])
+def test_other_shapes(lib, target, rows, cols):
+    k = H.build("matmul", target, dict(ROWS=rows, COLS=cols, W_DTYPE="q4_1", ACT_BITS=16), FAST)
+    w = Weights(lib, "q4_1", rows, cols)
+    x = np.random.default_rng(6).standard_normal((11, cols)).astype(np.float32)
+    bias = np.random.default_rng(7).standard_normal(rows).astype(np.float32)
+    got = run_rows(k, x, w.packed(target), rows, 2, extra=bias)
+    xs = seen(x, "q4_1", 16)
+    close(got, xs @ w.value.astype(np.float64).T + bias, 4 * np.abs(xs) @ np.abs(w.value).T + 1, 3e-6)
+    same(run_rows(k, x[:1], w.packed(target), rows, 3, extra=bias), got[:1])
+
+
+@pytest.mark.parametrize("target", H.TARGETS)
+def test_parts_in_threads(lib, target):
+    k = H.build("matmul", target, dict(ROWS=ROWS, COLS=608, W_DTYPE="q4_1", ACT_BITS=16), FAST)
+    packed = Weights(lib, "q4_1", ROWS, 608).packed(target)
+    x = np.random.default_rng(8).standard_normal((9, 608)).astype(np.float32)
+    same(run_rows(k, x, packed, ROWS, 4, threads=True), run_rows(k, x, packed, ROWS))
+
+
+NORMED = ["none", "rms", "layer"]
+
+
+def vectors(cols, seed=9):
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(cols) + 1).astype(np.float32), rng.standard_normal(cols).astype(np.float32)
+
+
+def activation(name, x):
+    if name == "silu":
+        return x / (1 + np.exp(-x))
+    if name == "gelu":
+        from math import erf
+        return 0.5 * x * (1 + np.vectorize(erf)(x * 0.5 ** 0.5))
+    return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x ** 3)))
+
+
+def loose(dtype):
+    """Of the sum of magnitudes: the kernel's norm rounds, and a rounded integer of 16 bits may be the other one."""
+    return 4e-5 if dtype in SMALL else 1e-5
+
+
+# target, dtype, norm, plus_one, act: each value of each somewhere
+FUSED = [(t, d, n, p, a) for t in H.TARGETS for d, n, p, a in
+         (("q4_1", "rms", 0, "silu"), ("f16", "layer", 0, "gelu"), ("q8_0", "rms", 1, "gelu_tanh"))]
+
+
+@pytest.mark.parametrize("target,dtype,kind,plus,act", FUSED)
+@pytest.mark.parametrize("rows", [64, 43])
+def test_norm_glu(lib, target, dtype, kind, plus, act, rows):
+    if rows == 43 and dtype != "q4_1":
+        pytest.skip("one type shows it")
+    cols = 96
+    k = H.build("norm_glu", target, dict(ROWS=rows, COLS=cols, W_DTYPE=dtype, ACT_BITS=16, NORM=kind, EPS=1e-5, PLUS_ONE=plus,
+                                         ACT=act), FAST)
+    w = Weights(lib, dtype, 2 * rows, cols)
+    nw, nb = vectors(cols)
+    x = np.random.default_rng(10).standard_normal((110, cols)).astype(np.float32)
+    bias = np.random.default_rng(11).standard_normal(2 * rows).astype(np.float32)
+    xn = norm(x, kind, nw, nb, plus=plus)
+    packed = w.packed(target)
+
+    def run(n, parts):
+        y = H.aligned((n, rows))
+        k.call(H.make_step([0] * n), [x, nw, nb, packed, bias, y], parts)
+        return y
+    got = run(110, 1)
+    gu = xn @ w.value.astype(np.float64).T + bias
+    mags = 4 * np.abs(xn) @ np.abs(w.value).T + 1
+    want = activation(act, gu[:, :rows]) * gu[:, rows:]
+    close(got, want, (mags[:, :rows] + 1) * (mags[:, rows:] + 1), loose(dtype))
+    for n, parts in ((1, 1), (1, 3), (2, 2), (5, 3), (110, 2)):
+        same(run(n, parts), got[:n])
+
+
+@pytest.mark.parametrize("target,dtype,kind,plus,act", FUSED)
+def test_norm_matmul_and_norm_act(lib, target, dtype, kind, plus, act):
+    rows, cols = 43, 96
+    params = dict(ROWS=rows, COLS=cols, W_DTYPE=dtype, ACT_BITS=16, NORM=kind, EPS=1e-5, PLUS_ONE=plus, ACT=act)
+    w = Weights(lib, dtype, rows, cols)
+    nw, nb = vectors(cols)
+    x = np.random.default_rng(12).standard_normal((9, cols)).astype(np.float32)
+    packed = w.packed(target)
+    mags = None
+    for name, bias in (("norm_matmul", vectors(rows)[1]), ("norm_act", None), ("norm_matmul", None)):
+        k = H.build(name, target, params, FAST)
+
+        def run(n, parts):
+            y = H.aligned((n, rows))
+            k.call(H.make_step([0] * n), [x, nw, nb if bias is not None else None, packed, bias, y], parts)
+            return y
+        xn = norm(x, kind, nw, nb if bias is not None else None, plus=plus)
+        mags = 4 * np.abs(xn) @ np.abs(w.value).T + 1
+        want = xn @ w.value.astype(np.float64).T + (0 if bias is None else bias)
+        got = run(9, 1)
+        close(got, activation(act, want) if name == "norm_act" else want, 2 * mags, loose(dtype))
+        for n, parts in ((1, 3), (2, 2), (9, 4)):
+            same(run(n, parts), got[:n])
+
+
+@pytest.mark.parametrize("target", H.TARGETS)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_matmul_add(lib, target, in_place):
+    rows, cols, scale = 43, 160, 0.75
+    k = H.build("matmul_add", target, dict(ROWS=rows, COLS=cols, W_DTYPE="q5_0", ACT_BITS=16, SCALE=scale), FAST)
+    w = Weights(lib, "q5_0", rows, cols)
+    x = np.random.default_rng(13).standard_normal((101, cols)).astype(np.float32)
+    r = np.random.default_rng(14).standard_normal((101, rows)).astype(np.float32)
+    bias = vectors(rows)[1]
+    packed = w.packed(target)
+
+    def run(n, parts):
+        y = H.aligned((n, rows))
+        res = r[:n].copy()
+        k.call(H.make_step([0] * n), [x, packed, bias, res, res if in_place else y], parts)
+        return res if in_place else y
+    got = run(101, 1)
+    xs = seen(x, "q5_0", 16)
+    close(got, scale * r.astype(np.float64) + xs @ w.value.astype(np.float64).T + bias, np.abs(xs) @ np.abs(w.value).T + 1, 3e-6)
+    for n, parts in ((1, 2), (2, 1), (7, 3), (101, 2)):
+        same(run(n, parts), got[:n])
+
+
+@pytest.mark.parametrize("target", H.TARGETS)
+@pytest.mark.parametrize("cap", [0.0, 30.0])
+def test_head(lib, target, cap):
+    rows, cols = 203, 64
+    k = H.build("head", target, dict(ROWS=rows, COLS=cols, W_DTYPE="q8_0", ACT_BITS=16, NORM="rms", EPS=1e-5, PLUS_ONE=0, CAP=cap),
+                FAST)
+    w = Weights(lib, "q8_0", rows, cols)
+    nw, _ = vectors(cols)
+    x = np.random.default_rng(15).standard_normal((9, cols)).astype(np.float32)
+    packed = w.packed(target)
+
+    def run(wanted, parts):
+        y = H.aligned((len(wanted) + 1, rows))
+        k.call(H.make_step([0] * 9, out_row=wanted), [x, nw, None, packed, y], parts)
+        assert np.isnan(y[-1]).all()
+        return y[:-1]
+    got = run(range(9), 1)
+    want = norm(x, "rms", nw) @ w.value.astype(np.float64).T
+    want = cap * np.tanh(want / cap) if cap else want
+    close(got, want, np.abs(norm(x, "rms", nw)) @ np.abs(w.value).T + 1, loose("q8_0"))
+    same(run([7], 3), got[7:8])
+    same(run([1, 8], 2), got[[1, 8]])
+    same(run([0, 2, 4, 6], 5), got[[0, 2, 4, 6]])
+
+
+def rotated(x, angle, dims, style):
+    y, h = x.copy(), dims // 2
+    c, s = angle[:h], angle[h:]
+    a, b = (slice(0, dims, 2), slice(1, dims, 2)) if style == "interleaved" else (slice(0, h), slice(h, dims))
+    y[..., a] = x[..., a] * c - x[..., b] * s
+    y[..., b] = x[..., b] * c + x[..., a] * s
+    return y
+
+
+QKV = [(t, *v) for t in H.TARGETS for v in (
+    # dtype heads kv dim norm qk_norm rope_dims style kv_dtype bias
+    ("q4_1", 3, 1, 64, "rms", False, 64, "half", "f16", False),
+    ("q8_0", 4, 2, 20, "layer", True, 8, "interleaved", "f32", True),
+    ("bf16", 2, 2, 24, "none", True, 24, "half", "f16", True),
+    ("q6_k", 2, 1, 32, "rms", False, 0, "half", "f32", False))]
+
+
+@pytest.mark.parametrize("target,dtype,heads,kv_heads,dim,kind,qk,rope_dims,style,kv,has_bias", QKV)
+def test_norm_qkv(lib, target, dtype, heads, kv_heads, dim, kind, qk, rope_dims, style, kv, has_bias):
+    hidden = 256 if dtype == "q6_k" else 96
+    rows = (heads + 2 * kv_heads) * dim
+    per_page = kv_heads * dim * 2 * H.PAGE
+    np_kv = np.float16 if kv == "f16" else np.float32
+    k = H.build("norm_qkv", target, dict(
+        HIDDEN=hidden, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, W_DTYPE=dtype, ACT_BITS=16, NORM=kind, EPS=1e-5, PLUS_ONE=0,
+        QK_EPS=1e-6, QK_PLUS_ONE=1 if style == "half" else 0, ROPE_DIMS=rope_dims, STYLE=style, HAS_ROPE=int(rope_dims > 0),
+        KV_DTYPE=kv, KV_PAGE_BYTES=per_page * np_kv().itemsize), FAST)
+    w = Weights(lib, dtype, rows, hidden)
+    packed = w.packed(target)
+    nw, nb = vectors(hidden)
+    qn, kn = vectors(dim, 16)
+    bias = vectors(rows)[1] if has_bias else None
+    lens = [40, 1, 90]
+    pos = [7 + i for i in range(40)] + [33] + list(range(90))
+    n_tok = len(pos)
+    x = np.random.default_rng(17).standard_normal((n_tok, hidden)).astype(np.float32)
+    angles = np.random.default_rng(18).uniform(-3, 3, (n_tok, rope_dims // 2))
+    rope = np.concatenate([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
+    table = np.array([[4, 9, 1], [2, 0, 3], [8, 5, 7]])
+
+    def run(parts, take=None):
+        """take: only these rows, as a decode step of that many sequences"""
+        rows_of = lens if take is None else [1] * len(take)
+        idx = np.arange(n_tok) if take is None else np.array(take)
+        seqs = np.repeat(np.arange(3), lens)[idx]
+        step = H.make_step(np.array(pos)[idx].tolist(), rows_of, table=table if take is None else table[seqs])
+        pool = H.aligned((10, per_page), np_kv)
+        q = H.aligned((len(idx), heads, dim))
+        ins = [np.ascontiguousarray(v[idx]) for v in (x, rope)]
+        k.call(step, [ins[0], nw, nb if kind == "layer" else None, packed, bias, qn if qk else None, kn if qk else None,
+                      ins[1] if rope_dims else None, pool, q, None], parts)
+        return q, pool
+    q, pool = run(1)
+    xn = norm(x, kind, nw, nb)
+    qkv = xn @ w.value.astype(np.float64).T + (0 if bias is None else bias)
+    heads_of = qkv.reshape(n_tok, -1, dim)
+    want = heads_of.copy()
+    for h in range(heads + kv_heads):
+        if qk:
+            want[:, h] = norm(want[:, h], "rms", qn if h < heads else kn, eps=1e-6, plus=1 if style == "half" else 0)
+        if rope_dims:
+            for t in range(n_tok):
+                want[t, h] = rotated(want[t, h], rope[t].astype(np.float64), rope_dims, style)
+    size = 4 * float((np.abs(xn) @ np.abs(w.value).T).max()) / (4 if qk else 1)
+    close(q, want[:, :heads], size, loose(dtype))
+    seqs = np.repeat(np.arange(3), lens)
+    held = np.full((10, 2, kv_heads, dim, H.PAGE), np.nan)
+    for t in range(n_tok):
+        page = table[seqs[t], pos[t] // 32]
+        held[page, 0, :, :, pos[t] % 32] = want[t, heads:heads + kv_heads]
+        held[page, 1, :, :, pos[t] % 32] = want[t, heads + kv_heads:]
+    half = per_page // 2
+    got_k = pool[:, :half].reshape(10, kv_heads, dim, H.PAGE)
+    got_v = pool[:, half:].reshape(10, kv_heads, H.PAGE, dim).transpose(0, 1, 3, 2)
+    rel = loose(dtype) + (6e-4 if kv == "f16" else 0)
+    for got, exp in ((got_k, held[:, 0]), (got_v, held[:, 1])):
+        assert (np.isnan(got) == np.isnan(exp)).all(), "wrote places of other positions, or not its own"
+        close(np.nan_to_num(got), np.nan_to_num(exp), size, rel)
+    bits = np.int16 if kv == "f16" else np.int32
+    for parts in (2, 3, 5):
+        q2, pool2 = run(parts)
+        same(q2, q)
+        assert (pool2.view(bits) == pool.view(bits)).all()
+    for take in ([3], [0, 40], [2, 40, 45], [39, 40, 41, 129]):
+        q1, pool1 = run(2, take)
+        same(q1, q[take])
+        wrote = ~np.isnan(pool1)
+        assert wrote.sum() == len(take) * 2 * kv_heads * dim and (pool1[wrote] == pool[wrote]).all()
+
+
+@pytest.mark.parametrize("target,wanted", [("v3", [("q4_1", 8, r"vpmaddubsw.*ymm"), ("q8_0", 16, r"vpmaddwd.*ymm")]),
+                                           ("v4", [("q4_1", 16, r"vpdpbusd.*zmm"), ("q4_1", 16, r"vpdpwssd.*zmm")])])
+def test_the_compiled_kernel_has_the_instructions_it_is_for(target, wanted, tmp_path):
+    import re
+    for dtype, bits, pattern in wanted:
+        text = H.expand("matmul", dict(SYMBOL="k", TARGET=target, ROWS=64, COLS=64, W_DTYPE=dtype, ACT_BITS=bits))
+        (tmp_path / "k.c").write_text(text)
+        subprocess.run([H.CC, "-std=gnu11", "-O1", "-S", "-ffp-contract=off", *H.ARCH[target], f"-I{H.TEMPLATES}",
+                        str(tmp_path / "k.c"), "-o", str(tmp_path / "k.s")], check=True)
+        assert re.search(pattern, (tmp_path / "k.s").read_text())
