@@ -1,0 +1,166 @@
+/* The system's C compiler: finding it, running it without a shell, and the flags of each target. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "runtime/cpu/build.h"
+
+extern char **environ;
+
+/* stdin from nowhere, stdout and stderr into the pipe; signals as a fresh process has them, whatever the host program
+ * ignores or blocks, so that Ctrl-C ends the compiler too. */
+static int
+start(char *const argv[], int to, pid_t *pid)
+{
+	posix_spawn_file_actions_t files;
+	posix_spawnattr_t attr;
+	sigset_t none, all;
+	int rc;
+
+	if ((rc = posix_spawn_file_actions_init(&files)) != 0)
+		return rc;
+	if ((rc = posix_spawnattr_init(&attr)) != 0) {
+		posix_spawn_file_actions_destroy(&files);
+		return rc;
+	}
+	sigemptyset(&none);
+	sigemptyset(&all);
+	for (int s = 1; s < 32; s++)
+		if (s != SIGKILL && s != SIGSTOP)
+			sigaddset(&all, s);
+	posix_spawnattr_setsigmask(&attr, &none);
+	posix_spawnattr_setsigdefault(&attr, &all);
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+	if ((rc = posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0)) == 0 &&
+	    (rc = posix_spawn_file_actions_adddup2(&files, to, 1)) == 0 &&
+	    (rc = posix_spawn_file_actions_adddup2(&files, to, 2)) == 0)
+		rc = posix_spawn(pid, argv[0], &files, &attr, argv, environ);
+	posix_spawnattr_destroy(&attr);
+	posix_spawn_file_actions_destroy(&files);
+	return rc;
+}
+
+llmc_status
+cc_run(char *const argv[], size_t cap, Strbuf *out, int *code, llmc_error *err)
+{
+	char piece[4096];
+	int fd[2], state = 0, rc;
+	pid_t pid;
+
+	strbuf_clear(out);
+	if (pipe2(fd, O_CLOEXEC) < 0)
+		return error_set(err, LLMC_E_IO, "cannot start %s: %s", argv[0], strerror(errno));
+	rc = start(argv, fd[1], &pid);
+	close(fd[1]);
+	if (rc) {
+		close(fd[0]);
+		return error_set(err, LLMC_E_IO, "cannot start %s: %s", argv[0], strerror(rc));
+	}
+	for (;;) {
+		ssize_t n = read(fd[0], piece, sizeof piece);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			break;
+		if (out->len < cap)
+			strbuf_add(out, piece, (size_t)n < cap - out->len ? (size_t)n : cap - out->len);
+	}
+	close(fd[0]);
+	while ((rc = waitpid(pid, &state, 0)) < 0 && errno == EINTR)
+		;
+	/* a host program that ignores SIGCHLD takes the status away: then what was made tells */
+	*code = rc < 0 ? 0 : WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+	return LLMC_OK;
+}
+
+/* Path of an executable: as it is when it holds a slash, else along $PATH. */
+static bool
+which(const char *name, char *path, size_t cap)
+{
+	const char *dirs = getenv("PATH");
+	struct stat st;
+
+	if (strchr(name, '/'))
+		return (size_t)snprintf(path, cap, "%s", name) < cap && access(path, X_OK) == 0;
+	for (dirs = dirs ? dirs : "/usr/bin:/bin"; *dirs;) {
+		size_t n = strcspn(dirs, ":");
+		if (n && (size_t)snprintf(path, cap, "%.*s/%s", (int)n, dirs, name) < cap && access(path, X_OK) == 0 &&
+		    stat(path, &st) == 0 && S_ISREG(st.st_mode))
+			return true;
+		dirs += n + (dirs[n] == ':');
+	}
+	return false;
+}
+
+llmc_status
+cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_error *err)
+{
+	const char *own = getenv("LLMC_CC");
+	const char *name[] = { own && *own ? own : "cc", "gcc", "clang" };
+	size_t n = own && *own ? 1 : sizeof name / sizeof *name;
+
+	for (size_t i = 0; i < n; i++) {
+		Strbuf text = { 0 };
+		int code = 1;
+		if (!which(name[i], path, path_cap))
+			continue;
+		char *argv[] = { path, (char *)"--version", NULL };
+		llmc_status status = cc_run(argv, 1024, &text, &code, NULL);
+		bool ok = status == LLMC_OK && code == 0 && text.len && !text.failed;
+		if (ok)
+			snprintf(version, version_cap, "%.*s", (int)strcspn(strbuf_str(&text), "\n"), strbuf_str(&text));
+		strbuf_release(&text);
+		if (ok)
+			return LLMC_OK;
+	}
+	if (path_cap)
+		path[0] = 0;
+	if (version_cap)
+		version[0] = 0;
+	if (own && *own)
+		return error_set(err, LLMC_E_MISSING,
+		                 "LLMC_CC is \"%s\", which is no C compiler that runs; unset it or give the path of gcc or clang", own);
+	return error_set(err, LLMC_E_MISSING,
+	                 "no C compiler found (cc, gcc or clang): llmc compiles the model's kernels with it; install one (`apt "
+	                 "install gcc libc6-dev`), name one in LLMC_CC, or run without it, slowly, with --device ref");
+}
+
+static const char *
+target_flags(const char *target)
+{
+	if (!strcmp(target, "cpu-v3"))
+		return "-O3 -mavx2 -mfma -mf16c -mbmi2";
+	if (!strcmp(target, "cpu-v4"))
+		return "-O3 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512 -mavx2 -mfma "
+		       "-mf16c -mbmi2";
+	/* "cpu-v4-amx" would add -mamx-tile -mamx-int8 -mamx-bf16 */
+	return "-O3";
+}
+
+llmc_status
+cc_flags(const char *target, char ***flags, char **text, llmc_error *err)
+{
+	const char *extra = getenv("LLMC_KERNEL_CFLAGS");
+	Strbuf b = { 0 };
+	size_t n = 0;
+	char *save = NULL;
+
+	strbuf_printf(&b, "-std=gnu11 -fPIC -shared -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror %s %s",
+	              target_flags(target), extra ? extra : "");
+	*flags = b.failed ? NULL : calloc(b.len / 2 + 2, sizeof **flags);
+	if (!*flags) {
+		strbuf_release(&b);
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	}
+	*text = b.data;
+	for (char *w = strtok_r(b.data, " \t\n", &save); w; w = strtok_r(NULL, " \t\n", &save))
+		(*flags)[n++] = w;
+	return LLMC_OK;
+}

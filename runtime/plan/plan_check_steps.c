@@ -1,0 +1,287 @@
+/* The steps of a plan: every argument large enough for what its kernel or the reference does with it, every value written
+ * before it is read and not overwritten in between, no output that overlaps what the same step still reads. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/ref.h"
+#include "runtime/plan/plan_check.h"
+#include "runtime/weights/layout.h"
+
+#define BAD(c, ...) fault((c), __VA_ARGS__)
+
+static const struct { const char *name, *attrs; int n_in, n_out; } op_table[] = {
+#define OP(name_, in, out, flags, args, attrs_, meaning) { #name_, attrs_, in, out },
+#include "compiler/ops.def"
+#undef OP
+};
+
+typedef struct Check {
+	const Plan     *p;
+	llmc_error     *err;
+	const PlanPhase *phase;
+	const PlanStep *step;
+	int             number, op;
+	int            *writer;   /* [n_buffer] step that wrote what the buffer holds; -1: it holds nothing */
+	int            *next;     /* [n_buffer] the next buffer of the same slot */
+	int            *first;    /* [n_slot] */
+} Check;
+
+static llmc_status fault(const Check *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+static llmc_status
+fault(const Check *c, const char *fmt, ...)
+{
+	char text[700];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	return error_set(c->err, LLMC_E_INPUT, "phase %s, step[%d] (%s): %s", c->phase->id, c->number, c->step->op, text);
+}
+
+/* The attribute list of an op ("rows:i cols:i") names this key. */
+static bool
+op_has_attr(int op, const char *key)
+{
+	size_t len = strlen(key);
+
+	for (const char *s = op_table[op].attrs; (s = strstr(s, key)) != NULL; s++)
+		if (len && (s == op_table[op].attrs || s[-1] == ' ') && s[len] == ':')
+			return true;
+	return false;
+}
+
+/* The reference's view of a step, which also says what shapes a kernel's arguments must have: without the scratch of a
+ * kernel, and without attributes that only the kernel was made from. */
+static llmc_status
+check_meaning(Check *c)
+{
+	PlanStep s = *c->step;
+
+	if (s.kernel >= 0) {
+		s.n_arg = op_table[c->op].n_in + op_table[c->op].n_out;
+		if (s.n_arg > c->step->n_arg)
+			return BAD(c, "%d arguments, expected %d and more", c->step->n_arg, s.n_arg);
+		s.n_attr = 0;
+		for (int i = 0; i < c->step->n_attr; i++)
+			if (op_has_attr(c->op, c->step->attr[i].key))
+				s.attr[s.n_attr++] = c->step->attr[i];
+	}
+	if (ref_check_step(c->p, &s, c->err) == LLMC_OK)
+		return LLMC_OK;
+	error_prefix(c->err, "phase %s, step[%d]", c->phase->id, c->number);
+	return LLMC_E_INPUT;
+}
+
+static int64_t
+type_bytes(const char *type)
+{
+	return !strcmp(type, "u8") ? 1 : dtype_info(dtype_from_text(type))->block_bytes;
+}
+
+static llmc_status
+check_kernel_arg(const Check *c, int i)
+{
+	const PlanKernelArg *k = &c->p->kernel[c->step->kernel].arg[i];
+	const PlanRef *a = &c->step->arg[i];
+
+	if (k->dir == DIR_NONE) {
+		if (a->kind != REF_NONE)
+			return BAD(c, "argument %s must be null: the kernel does not use it", k->name);
+		return LLMC_OK;
+	}
+	if (k->dir == DIR_POOL || k->dir == DIR_ROPE) {
+		if (a->kind != (k->dir == DIR_POOL ? REF_POOL : REF_ROPE))
+			return BAD(c, "argument %s must be a %s", k->name, k->dir == DIR_POOL ? "pool" : "rotary table");
+		return LLMC_OK;
+	}
+	if (a->kind == REF_TENSOR && k->dir == DIR_IN) {
+		const PlanTensor *t = &c->p->tensor[a->index];
+		if (!strcmp(k->type, "packed"))
+			return LLMC_OK; /* its shape is what the op's attributes say: check_meaning */
+		Dtype d = !strcmp(t->layout, "f32") ? DT_F32 : t->dtype;
+		const PlanExtent have = { SYM_one, t->rows * (t->cols ? t->cols : 1), 1 };
+		if ((strcmp(t->layout, "f32") && strcmp(t->layout, "row")) || strcmp(k->type, dtype_text(d)))
+			return BAD(c, "argument %s is %s in layout %s, the kernel reads %s", k->name, dtype_text(d), t->layout, k->type);
+		if (!plan_extent_within(&k->extent, 1, &have, 1))
+			return BAD(c, "argument %s: tensor %s is smaller than what the kernel reads", k->name, t->id);
+		return LLMC_OK;
+	}
+	if (a->kind != REF_BUFFER || !strcmp(k->type, "packed"))
+		return BAD(c, "argument %s must be a %s", k->name, k->dir == DIR_IN ? "tensor or a buffer" : "buffer");
+	const PlanBuffer *b = &c->p->buffer[a->index];
+	if (strcmp(k->type, "u8") && strcmp(k->type, dtype_text(b->dtype)))
+		return BAD(c, "argument %s: buffer %s is %s, the kernel wants %s", k->name, b->id, dtype_text(b->dtype), k->type);
+	if (!plan_extent_within(&k->extent, type_bytes(k->type), &b->extent, dtype_info(b->dtype)->block_bytes))
+		return BAD(c, "argument %s: buffer %s is smaller than what the kernel uses, for some values of the symbols",
+		           k->name, b->id);
+	return LLMC_OK;
+}
+
+static PlanDir
+direction(const Check *c, int i)
+{
+	if (c->step->arg[i].kind != REF_BUFFER)
+		return DIR_NONE;
+	if (c->step->kernel >= 0)
+		return c->p->kernel[c->step->kernel].arg[i].dir;
+	return i < op_table[c->op].n_in ? DIR_IN : DIR_OUT;
+}
+
+/* May two buffers hold the same byte? Only a constant extent in front of the other's offset rules it out. */
+static bool
+overlap(const PlanBuffer *a, const PlanBuffer *b)
+{
+	int64_t end;
+
+	if (a->slot != b->slot)
+		return false;
+	if (a->offset > b->offset) {
+		const PlanBuffer *t = a;
+		a = b;
+		b = t;
+	}
+	if (a->extent.sym != SYM_one || __builtin_mul_overflow(a->extent.mul, (int64_t)dtype_info(a->dtype)->block_bytes, &end) ||
+	    __builtin_add_overflow(end, a->offset, &end))
+		return true;
+	return end > b->offset;
+}
+
+static llmc_status
+check_aliases(const Check *c)
+{
+	for (int i = 0; i < c->step->n_arg; i++) {
+		PlanDir di = direction(c, i);
+		if (di == DIR_NONE || di == DIR_IN)
+			continue;
+		const PlanBuffer *bi = &c->p->buffer[c->step->arg[i].index];
+		for (int j = 0; j < c->step->n_arg; j++) {
+			PlanDir dj = direction(c, j);
+			if (j == i || dj == DIR_NONE || (dj != DIR_IN && j > i))
+				continue;
+			const PlanBuffer *bj = &c->p->buffer[c->step->arg[j].index];
+			if (!overlap(bi, bj))
+				continue;
+			/* in place: the same elements at the same addresses */
+			if (dj == DIR_IN && di != DIR_SCRATCH && bi->offset == bj->offset && bi->dtype == bj->dtype)
+				continue;
+			return BAD(c, "buffers %s and %s share memory", bi->id, bj->id);
+		}
+	}
+	return LLMC_OK;
+}
+
+static int64_t
+attr_int(const PlanStep *s, const char *key)
+{
+	for (int i = 0; i < s->n_attr; i++)
+		if (!strcmp(s->attr[i].key, key))
+			return s->attr[i].i;
+	return -1;
+}
+
+/* What was written is there; integers are indices, so who wrote them must agree with who reads them. */
+static llmc_status
+check_reads(const Check *c)
+{
+	for (int i = 0; i < c->step->n_arg; i++) {
+		PlanDir d = direction(c, i);
+		if (d != DIR_IN && d != DIR_INOUT)
+			continue;
+		int at = c->step->arg[i].index;
+		const PlanBuffer *b = &c->p->buffer[at];
+		if (c->writer[at] < 0)
+			return BAD(c, "buffer %s is read, but no step has written it since its memory was used otherwise", b->id);
+		const PlanStep *w = &c->phase->step[c->writer[at]];
+		if (b->dtype == DT_I32 && (attr_int(w, "n_experts") != attr_int(c->step, "n_experts") ||
+		                           attr_int(w, "top_k") != attr_int(c->step, "top_k")))
+			return BAD(c, "buffer %s holds indices that step[%d] made for other sizes", b->id, c->writer[at]);
+	}
+	return LLMC_OK;
+}
+
+static void
+note_writes(Check *c)
+{
+	for (int i = 0; i < c->step->n_arg; i++) {
+		PlanDir d = direction(c, i);
+		if (d != DIR_OUT && d != DIR_INOUT && d != DIR_SCRATCH)
+			continue;
+		int at = c->step->arg[i].index;
+		const PlanBuffer *b = &c->p->buffer[at];
+		for (int o = c->first[b->slot]; o >= 0; o = c->next[o])
+			if (c->writer[o] >= 0 && overlap(b, &c->p->buffer[o]))
+				c->writer[o] = -1;
+	}
+	for (int i = 0; i < c->step->n_arg; i++) {
+		PlanDir d = direction(c, i);
+		if (d == DIR_OUT || d == DIR_INOUT)
+			c->writer[c->step->arg[i].index] = c->number;
+	}
+}
+
+static llmc_status
+check_step(Check *c)
+{
+	const PlanStep *s = c->step;
+
+	for (c->op = 0; c->op < (int)(sizeof op_table / sizeof *op_table); c->op++)
+		if (!strcmp(op_table[c->op].name, s->op))
+			break;
+	if (c->op == (int)(sizeof op_table / sizeof *op_table))
+		return BAD(c, "unknown op");
+	TRY(check_meaning(c));
+	if (s->kernel >= 0) {
+		const PlanKernel *k = &c->p->kernel[s->kernel];
+		if (s->n_arg != k->n_arg)
+			return BAD(c, "%d arguments, kernel %s takes %d", s->n_arg, k->id, k->n_arg);
+		for (int i = 0; i < s->n_arg; i++)
+			TRY(check_kernel_arg(c, i));
+	}
+	TRY(check_aliases(c));
+	TRY(check_reads(c));
+	note_writes(c);
+	return LLMC_OK;
+}
+
+llmc_status
+plan_check_steps(const Plan *p, llmc_error *err)
+{
+	Check c = { .p = p, .err = err };
+	llmc_status status = LLMC_OK;
+
+	c.writer = calloc((size_t)p->n_buffer + 1, sizeof *c.writer);
+	c.next = calloc((size_t)p->n_buffer + 1, sizeof *c.next);
+	c.first = calloc((size_t)p->n_slot + 1, sizeof *c.first);
+	if (!c.writer || !c.next || !c.first) {
+		status = error_set(err, LLMC_E_MEMORY, "out of memory");
+		goto fail;
+	}
+	for (int i = 0; i < p->n_slot; i++)
+		c.first[i] = -1;
+	for (int i = 0; i < p->n_buffer; i++) {
+		c.next[i] = c.first[p->buffer[i].slot];
+		c.first[p->buffer[i].slot] = i;
+	}
+	for (int ph = 0; ph < p->n_phase; ph++) {
+		c.phase = &p->phase[ph];
+		for (int i = 0; i < p->n_buffer; i++)
+			c.writer[i] = -1;
+		for (c.number = 0; c.number < c.phase->n_step; c.number++) {
+			c.step = &c.phase->step[c.number];
+			TRY_GOTO(check_step(&c));
+		}
+		if (c.writer[p->logits] < 0) {
+			status = error_set(err, LLMC_E_INPUT, "phase %s: no step leaves logits in buffer %s", c.phase->id,
+			                   p->buffer[p->logits].id);
+			goto fail;
+		}
+	}
+fail:
+	free(c.writer);
+	free(c.next);
+	free(c.first);
+	return status;
+}

@@ -1,0 +1,319 @@
+/* Checkpoints: opening by path, finding tensors, and the sentences for a file that does not fit the plan. Readers in
+ * formats/ have checked that every tensor's data lies within its file. */
+#include "runtime/weights/checkpoint.h"
+
+#include <errno.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "formats/dequant.h"
+#include "formats/gguf.h"
+#include "formats/names.h"
+#include "formats/safetensors.h"
+
+struct Checkpoint {
+	char        *path;
+	Gguf        *gguf; /* one of the two */
+	Safetensors *st;
+};
+
+static bool
+starts_with_gguf(const char *path)
+{
+	char magic[4] = { 0 };
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (fd < 0)
+		return false;
+	ssize_t n = read(fd, magic, sizeof magic);
+	close(fd);
+	return n == 4 && !memcmp(magic, "GGUF", 4);
+}
+
+/* The only *.gguf of a folder that holds no safetensors; false: none or several. */
+static bool
+folder_gguf(const char *dir, Strbuf *out)
+{
+	int n_gguf = 0, n_st = 0;
+	DIR *d = opendir(dir);
+
+	if (!d)
+		return false;
+	for (struct dirent *e; (e = readdir(d)) != NULL;) {
+		size_t len = strlen(e->d_name);
+		if (len > 5 && !strcmp(e->d_name + len - 5, ".gguf") && n_gguf++ == 0)
+			file_join(out, dir, e->d_name);
+		n_st += strstr(e->d_name, ".safetensors") != NULL;
+	}
+	closedir(d);
+	return n_gguf == 1 && n_st == 0 && !out->failed;
+}
+
+llmc_status
+checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
+{
+	Strbuf file = { 0 };
+	llmc_status status = LLMC_OK;
+
+	*out = NULL;
+	if (!file_exists(path))
+		return error_set(err, LLMC_E_IO,
+		                 "%s: no such file or folder; the weights are expected there (another place: --weights PATH)", path);
+	Checkpoint *c = calloc(1, sizeof *c);
+	if (!c || !(c->path = strdup(path))) {
+		status = error_set(err, LLMC_E_MEMORY, "%s: out of memory", path);
+		goto fail;
+	}
+	if (file_is_dir(path)) {
+		if (folder_gguf(path, &file)) {
+			TRY_GOTO(gguf_open(strbuf_str(&file), &c->gguf, err));
+			free(c->path); /* the file, not the folder, is what errors and the cache's key name */
+			if (!(c->path = strdup(strbuf_str(&file)))) {
+				status = error_set(err, LLMC_E_MEMORY, "%s: out of memory", path);
+				goto fail;
+			}
+		} else {
+			TRY_GOTO(safetensors_open(path, &c->st, err));
+		}
+	} else if (starts_with_gguf(path)) {
+		TRY_GOTO(gguf_open(path, &c->gguf, err));
+	} else {
+		size_t n = strlen(path);
+		if (n > 5 && !strcmp(path + n - 5, ".gguf")) /* the reader's sentence says what is wrong with it */
+			TRY_GOTO(gguf_open(path, &c->gguf, err));
+		else
+			TRY_GOTO(safetensors_open(path, &c->st, err));
+	}
+	int64_t parts;
+	if (c->gguf && gguf_int(c->gguf, "split.count", &parts) && parts > 1) {
+		status = error_set(err, LLMC_E_INPUT,
+		                   "%s: one of %lld parts of a split GGUF; join them first with `gguf-split --merge`", path,
+		                   (long long)parts);
+		goto fail;
+	}
+	strbuf_release(&file);
+	*out = c;
+	return LLMC_OK;
+fail:
+	strbuf_release(&file);
+	checkpoint_close(c);
+	return status;
+}
+
+void
+checkpoint_close(Checkpoint *c)
+{
+	if (!c)
+		return;
+	gguf_close(c->gguf);
+	safetensors_close(c->st);
+	free(c->path);
+	free(c);
+}
+
+bool
+checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out)
+{
+	if (c->gguf) {
+		const GgufTensor *t = gguf_tensor(c->gguf, name);
+		if (!t)
+			return false;
+		*out = (CheckpointTensor){ .name = t->name, .file = c->path, .dtype = t->dtype, .n_dims = t->n_dims,
+			.dtype_name = ggml_type_name(t->ggml_type), .data = t->data, .bytes = t->bytes };
+		for (int i = 0; i < t->n_dims; i++)
+			out->dim[i] = t->dim[t->n_dims - 1 - i];
+		return true;
+	}
+	const StTensor *t = safetensors_find(c->st, name);
+	if (!t)
+		return false;
+	*out = (CheckpointTensor){ .name = t->name, .file = t->file, .dtype = t->dtype, .n_dims = t->n_dims,
+		.dtype_name = t->dtype_name, .data = t->data, .bytes = t->bytes };
+	memcpy(out->dim, t->dim, sizeof out->dim);
+	return true;
+}
+
+/* Edit distance, given up (as `limit`) once it cannot be below limit. */
+static size_t
+distance(const char *a, const char *b, size_t limit)
+{
+	size_t row[257], n = strlen(b);
+
+	if (n > 256 || strlen(a) > 256)
+		return limit;
+	for (size_t j = 0; j <= n; j++)
+		row[j] = j;
+	for (size_t i = 0; a[i]; i++) {
+		size_t diagonal = row[0], least = row[0] = i + 1;
+		for (size_t j = 0; j < n; j++) {
+			size_t d = diagonal + (a[i] != b[j]);
+			diagonal = row[j + 1];
+			if (row[j + 1] + 1 < d)
+				d = row[j + 1] + 1;
+			if (row[j] + 1 < d)
+				d = row[j] + 1;
+			row[j + 1] = d;
+			if (d < least)
+				least = d;
+		}
+		if (least >= limit)
+			return limit;
+	}
+	return row[n] < limit ? row[n] : limit;
+}
+
+const char *
+checkpoint_nearest(const Checkpoint *c, const char *name)
+{
+	size_t n = c->gguf ? gguf_n_tensors(c->gguf) : safetensors_n(c->st);
+	size_t best = strlen(name) / 3 + 1;
+	const char *found = NULL;
+
+	for (size_t i = 0; i < n && i < 100000; i++) {
+		const char *s = c->gguf ? gguf_tensor_at(c->gguf, i)->name : safetensors_at(c->st, i)->name;
+		size_t d = distance(name, s, best);
+		if (d < best) {
+			best = d;
+			found = s;
+		}
+	}
+	return found;
+}
+
+static void
+shape_text(const CheckpointTensor *t, char *buf, size_t cap)
+{
+	size_t len = 0;
+
+	buf[0] = 0;
+	for (int i = 0; i < t->n_dims && len < cap; i++)
+		len += (size_t)snprintf(buf + len, cap - len, "%s%lld", i ? ", " : "", (long long)t->dim[i]);
+}
+
+/* Does the file's shape, leading dimensions flattened, agree with [rows, cols]? A vector (cols 0) may have any shape. */
+static bool
+shape_fits(const CheckpointTensor *t, int64_t rows, int64_t cols)
+{
+	int64_t elems = 1, want;
+
+	for (int i = 0; i < t->n_dims; i++)
+		if (__builtin_mul_overflow(elems, t->dim[i], &elems))
+			return false;
+	if (__builtin_mul_overflow(rows, cols ? cols : 1, &want) || elems != want)
+		return false;
+	return cols <= 1 || (t->n_dims > 0 && t->dim[t->n_dims - 1] == cols);
+}
+
+llmc_status
+checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s, CheckpointTensor *out, llmc_error *err)
+{
+	char have[160], want[64];
+
+	if (!checkpoint_find(c, s->name, out)) {
+		const char *near = checkpoint_nearest(c, s->name);
+		return error_set(err, LLMC_E_INPUT, "%s: has no tensor \"%s\", which the model needs (%s)%s%s%s", c->path,
+		                 s->name, t->id, near ? "; the nearest name is \"" : "",
+		                 near ? name_text(near, strlen(near)).s : "", near ? "\"" : "");
+	}
+	if (out->dtype == DT_NONE)
+		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is stored as %s, which llmc does not read", out->file,
+		                 s->name, out->dtype_name ? out->dtype_name : "an unknown type");
+	if (out->dtype == DT_I32 || out->dtype == DT_I64)
+		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" holds integers (%s), weights are expected", out->file,
+		                 s->name, dtype_text(out->dtype));
+	/* a vector is expanded to fp32 whatever it is stored as; a matrix keeps its width */
+	if (out->dtype != t->dtype && strcmp(t->layout, "f32"))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor \"%s\": plan wants %s, file holds %s: import the file again", out->file, s->name,
+		                 dtype_text(t->dtype), dtype_text(out->dtype));
+	if (!shape_fits(out, s->rows, s->cols)) {
+		shape_text(out, have, sizeof have);
+		if (s->cols)
+			snprintf(want, sizeof want, "[%lld, %lld]", (long long)s->rows, (long long)s->cols);
+		else
+			snprintf(want, sizeof want, "[%lld]", (long long)s->rows);
+		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\": plan wants shape %s, file holds [%s]", out->file,
+		                 s->name, want, have);
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+checkpoint_vector(const Checkpoint *c, const char *name, float *dst, int64_t n, llmc_error *err)
+{
+	const PlanTensor t = { .id = "rotary factors", .dtype = DT_F32, .rows = n, .layout = "f32" };
+	const PlanSource s = { .name = name, .rows = n };
+	CheckpointTensor found;
+
+	TRY(checkpoint_source(c, &t, &s, &found, err));
+	if (dtype_row_bytes(found.dtype, n) != found.bytes)
+		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is no whole number of blocks", found.file, name);
+	dequant_row(found.dtype, found.data, dst, n);
+	return LLMC_OK;
+}
+
+static llmc_status
+add_file(Sha256 *sum, const char *path, llmc_error *err)
+{
+	enum { HEAD = 1 << 16 };
+	struct stat st;
+	llmc_status status = LLMC_OK;
+	char *real = realpath(path, NULL);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	char *head = malloc(HEAD);
+
+	if (fd < 0 || !head || fstat(fd, &st) < 0) {
+		status = error_set(err, LLMC_E_IO, "%s: cannot read: %s", path, strerror(errno));
+		goto fail;
+	}
+	ssize_t n = pread(fd, head, HEAD, 0);
+	int64_t fact[3] = { st.st_size, st.st_mtim.tv_sec, st.st_mtim.tv_nsec };
+	const char *name = real ? real : path;
+	sha256_add(sum, name, strlen(name) + 1);
+	sha256_add(sum, fact, sizeof fact);
+	if (n > 0)
+		sha256_add(sum, head, (size_t)n);
+fail:
+	if (fd >= 0)
+		close(fd);
+	free(real);
+	free(head);
+	return status;
+}
+
+llmc_status
+checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err)
+{
+	const char *last = NULL;
+
+	if (c->gguf)
+		return add_file(sum, c->path, err);
+	for (size_t i = 0; i < safetensors_n(c->st); i++) {
+		const StTensor *t = safetensors_at(c->st, i);
+		/* tensors of one shard mostly follow each other; a shard named again changes nothing but the sum */
+		if (last && !strcmp(last, t->file))
+			continue;
+		TRY(add_file(sum, t->file, err));
+		last = t->file;
+	}
+	return LLMC_OK;
+}
+
+void
+checkpoint_forget(const CheckpointTensor *t)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+	uintptr_t from = ((uintptr_t)t->data + page - 1) & ~(page - 1);
+	uintptr_t to = ((uintptr_t)t->data + (uintptr_t)t->bytes) & ~(page - 1);
+
+	/* whole pages of this tensor only; a failure leaves them resident, which is harmless */
+	if (to > from)
+		(void)madvise((void *)from, to - from, MADV_DONTNEED);
+}

@@ -1,0 +1,257 @@
+/* One tensor from its pieces in the checkpoint into its layout, group by group, all threads at once. plan_check has proved
+ * that pieces lie within their sources and fill the tensor. */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/dequant.h"
+#include "runtime/weights/layout.h"
+#include "runtime/weights/weights.h"
+
+typedef struct Job {
+	const PlanTensor       *t;
+	const CheckpointTensor *src; /* NULL: noise */
+	const Layout           *layout;
+	int                     index;
+	char                   *dst;
+	int64_t                 row_bytes, group_bytes, n_group;
+	atomic_llong            next;
+	char                   *scratch;
+	size_t                  scratch_bytes;
+	const char             *noise;
+	int64_t                 noise_blocks;
+} Job;
+
+enum { NOISE_ELEMS = 1 << 16, GROUPS_AT_ONCE = 16 };
+
+/* Row of the file, or of its transposed view, for row i of a piece. */
+static int64_t
+source_row(const PlanSource *s, int64_t i)
+{
+	if (s->rope_pairs > 0) {
+		int64_t d = s->rope_pairs, r = i % d;
+		i += (r < d / 2 ? 2 * r : 2 * (r - d / 2) + 1) - r;
+	}
+	return s->first + i / s->block * s->stride + i % s->block;
+}
+
+bool
+pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **data)
+{
+	const PlanSource *s = &t->src[0];
+	uintptr_t align = t->dtype == DT_F32 ? 4 : 2;
+
+	if (strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows ||
+	    (s->n_block > 1 && s->stride != s->block))
+		return false;
+	const char *at = (const char *)src->data;
+	at += s->first * dtype_row_bytes(t->dtype, t->cols ? t->cols : s->cols ? s->cols : 1);
+	if ((uintptr_t)at % align)
+		return false;
+	*data = at;
+	return true;
+}
+
+size_t
+pack_scratch_bytes(const PlanTensor *t)
+{
+	int64_t group = layout_find(t->layout)->group, row = dtype_row_bytes(t->dtype, t->cols);
+
+	/* a group of rows as stored, and one row as fp32; 64 for alignment between the two */
+	return t->cols ? (size_t)(group * row + t->cols * 4 + 128) : 64;
+}
+
+static uint64_t
+mix(uint64_t x)
+{
+	x += 0x9e3779b97f4a7c15u;
+	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+	return x ^ (x >> 31);
+}
+
+/* Between -1 and 1, of about unit shape: the sum of three uniform numbers */
+static float
+noise_at(uint64_t i)
+{
+	uint64_t h = mix(i);
+	float    a = (float)(h & 0xfffff), b = (float)(h >> 20 & 0xfffff), c = (float)(h >> 40 & 0xfffff);
+
+	return (a + b + c) * (2.0f / 3 / 1048575.0f) - 1;
+}
+
+static void
+random_row(const Job *j, int64_t row, char *dst)
+{
+	const DtypeInfo *d = dtype_info(j->t->dtype);
+	int64_t left = j->row_bytes / d->block_bytes;
+	int64_t at = (int64_t)(mix((uint64_t)j->index << 40 ^ (uint64_t)row) % (uint64_t)j->noise_blocks);
+
+	while (left > 0) {
+		int64_t n = j->noise_blocks - at < left ? j->noise_blocks - at : left;
+		memcpy(dst, j->noise + at * d->block_bytes, (size_t)(n * d->block_bytes));
+		dst += n * d->block_bytes;
+		left -= n;
+		at = 0;
+	}
+}
+
+static void
+unit_row(Dtype d, char *row, int64_t cols, float *tmp)
+{
+	double sum = 0;
+
+	dequant_row(d, row, tmp, cols);
+	for (int64_t i = 0; i < cols; i++)
+		sum += (double)tmp[i] * tmp[i];
+	double norm = sqrt(sum);
+	if (norm > 0)
+		for (int64_t i = 0; i < cols; i++)
+			tmp[i] = (float)(tmp[i] / norm);
+	quant_row(d, tmp, row, cols);
+}
+
+/* Row i of the tensor as stored: where it lies in the file when it is whole there, else made in tmp. */
+static const char *
+file_row(const Job *j, int64_t i, char *tmp, float *floats)
+{
+	const PlanTensor *t = j->t;
+	int k = 0;
+
+	if (!j->src) {
+		random_row(j, i, tmp);
+		return tmp;
+	}
+	while (i >= t->src[k].n_block * t->src[k].block) {
+		i -= t->src[k].n_block * t->src[k].block;
+		k++;
+	}
+	const PlanSource *s = &t->src[k];
+	const char *data = j->src[k].data;
+	int64_t row = source_row(s, i);
+	if (!s->transpose) {
+		if (!s->unit_rows)
+			return data + row * j->row_bytes;
+		memcpy(tmp, data + row * j->row_bytes, (size_t)j->row_bytes);
+	} else {
+		/* column row % r of matrix row / r, which is [cols, r] */
+		int64_t size = dtype_info(t->dtype)->block_bytes, r = s->transpose;
+		data += (row / r * t->cols * r + row % r) * size;
+		for (int64_t c = 0; c < t->cols; c++)
+			memcpy(tmp + c * size, data + c * r * size, (size_t)size);
+	}
+	if (s->unit_rows)
+		unit_row(t->dtype, tmp, t->cols, floats);
+	return tmp;
+}
+
+static void
+pack_groups(void *user, int part, int n_parts)
+{
+	Job *j = user;
+	const PlanTensor *t = j->t;
+	int64_t group = j->layout->group;
+	char *tmp = j->scratch + (size_t)part * j->scratch_bytes;
+	float *floats = (float *)(tmp + ((group * j->row_bytes + 63) & ~(int64_t)63));
+
+	(void)n_parts;
+	for (;;) {
+		int64_t g = atomic_fetch_add(&j->next, GROUPS_AT_ONCE), end = g + GROUPS_AT_ONCE;
+		if (g >= j->n_group)
+			return;
+		for (; g < end && g < j->n_group; g++) {
+			int64_t first = g * group, n = t->rows - first < group ? t->rows - first : group;
+			const char *at = NULL;
+			bool whole = n == group;
+			for (int64_t r = 0; r < n; r++) {
+				const char *row = file_row(j, first + r, tmp + r * j->row_bytes, floats);
+				if (r == 0)
+					at = row;
+				whole = whole && row == at + r * j->row_bytes;
+			}
+			if (!whole) { /* rows from several places */
+				for (int64_t r = 0; r < n; r++) {
+					char *to = tmp + r * j->row_bytes;
+					const char *row = file_row(j, first + r, to, floats);
+					if (row != to)
+						memcpy(to, row, (size_t)j->row_bytes);
+				}
+				memset(tmp + n * j->row_bytes, 0, (size_t)((group - n) * j->row_bytes));
+				at = tmp;
+			}
+			j->layout->pack(t->dtype, t->cols, at, j->dst + g * j->group_bytes);
+		}
+	}
+}
+
+/* Biases, norms: elements instead of rows. Small, so one thread expands each source whole. */
+static void
+pack_vector(const PlanTensor *t, int index, const CheckpointTensor *src, void *dst)
+{
+	float *out = malloc((size_t)t->rows * sizeof *out + 64), *file = NULL;
+	int64_t at = 0;
+
+	if (!out) {
+		memset(dst, 0, (size_t)layout_bytes(t));
+		return;
+	}
+	if (!src) {
+		bool norm = strstr(t->id, "norm") != NULL;
+		for (; at < t->rows; at++)
+			out[at] = (norm ? 1.0f : 0.0f) + 0.02f * noise_at(mix((uint64_t)index) + (uint64_t)at);
+	}
+	for (int k = 0; src && k < t->n_src; k++) {
+		const PlanSource *s = &t->src[k];
+		int64_t width = s->cols ? s->cols : 1, n = s->rows * width;
+		float *grown = realloc(file, (size_t)n * sizeof *file);
+		if (!grown)
+			break;
+		file = grown;
+		dequant_row(src[k].dtype, src[k].data, file, n);
+		for (int64_t i = 0; i < s->n_block * s->block; i++, at += width)
+			memcpy(out + at, file + source_row(s, i) * width, (size_t)width * sizeof *out);
+	}
+	for (; at < t->rows; at++)
+		out[at] = 0;
+	if (!strcmp(t->layout, "f32"))
+		memcpy(dst, out, (size_t)t->rows * sizeof *out);
+	else
+		quant_row(t->dtype, out, dst, t->rows);
+	free(out);
+	free(file);
+}
+
+void
+pack_tensor(const PlanTensor *t, int index, const CheckpointTensor *src, void *dst, Threads *threads, char *scratch,
+            size_t scratch_bytes)
+{
+	char *noise = NULL;
+
+	if (!t->cols) {
+		pack_vector(t, index, src, dst);
+		return;
+	}
+	Job j = { .t = t, .src = src, .layout = layout_find(t->layout), .index = index, .dst = dst,
+		.row_bytes = dtype_row_bytes(t->dtype, t->cols), .scratch = scratch, .scratch_bytes = scratch_bytes };
+	j.group_bytes = j.layout->group_bytes(t->dtype, t->cols);
+	j.n_group = (t->rows + j.layout->group - 1) / j.layout->group;
+	if (!src) {
+		float *f = malloc(NOISE_ELEMS * sizeof *f);
+		noise = calloc(NOISE_ELEMS, 4);
+		if (!f || !noise) { /* zeros are a fair substitute for noise */
+			free(f);
+			free(noise);
+			memset(dst, 0, (size_t)layout_bytes(t));
+			return;
+		}
+		for (int64_t i = 0; i < NOISE_ELEMS; i++)
+			f[i] = 0.04f * noise_at((uint64_t)i);
+		quant_row(t->dtype, f, noise, NOISE_ELEMS);
+		free(f);
+		j.noise = noise;
+		j.noise_blocks = NOISE_ELEMS / dtype_info(t->dtype)->block_elems;
+	}
+	threads_run(threads, pack_groups, &j);
+	free(noise);
+}

@@ -1,0 +1,198 @@
+/* Loading: every tensor of the plan found and checked before the first byte is packed; then each is packed once and its
+ * file pages given back, so that both copies are held for one tensor at a time. Tensors kept as they are stay mapped. */
+#include "runtime/weights/weights.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "runtime/weights/layout.h"
+
+struct Weights {
+	Checkpoint  *checkpoint;
+	const void **data;    /* [n_tensor] */
+	void        *region;  /* packed tensors: memory, or the cache's mapping */
+	size_t       region_bytes;
+	bool         cached;
+};
+
+static void
+say(const WeightsOptions *o, int level, const char *line)
+{
+	if (o->log)
+		o->log(o->log_user, level, line);
+}
+
+/* All sources of all tensors, in order; *first[i] is tensor i's. */
+static llmc_status
+find_sources(const Plan *p, const Checkpoint *c, CheckpointTensor **out, llmc_error *err)
+{
+	size_t n = 0;
+
+	for (int i = 0; i < p->n_tensor; i++)
+		n += (size_t)p->tensor[i].n_src;
+	CheckpointTensor *src = *out = calloc(n + 1, sizeof *src);
+	if (!src)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a list of %zu tensors", n);
+	for (int i = 0; i < p->n_tensor; i++)
+		for (int k = 0; k < p->tensor[i].n_src; k++)
+			TRY(checkpoint_source(c, &p->tensor[i], &p->tensor[i].src[k], src++, err));
+	return LLMC_OK;
+}
+
+/* Which tensors are packed, and where. src NULL: all of them */
+static llmc_status
+lay_out(const Plan *p, const CheckpointTensor *src, PackMap *map, Weights *w, llmc_error *err)
+{
+	map->offset = calloc((size_t)p->n_tensor + 1, sizeof *map->offset);
+	if (!map->offset)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors", p->n_tensor);
+	for (int i = 0; i < p->n_tensor; i++) {
+		const PlanTensor *t = &p->tensor[i];
+		if (src && pack_in_place(t, src, &w->data[i])) {
+			map->offset[i] = -1;
+		} else {
+			int64_t bytes = layout_bytes(t);
+			if (bytes < 0 || bytes > INT64_MAX / 2 - map->bytes)
+				return error_set(err, LLMC_E_MEMORY, "tensor %s is too large", t->id);
+			map->offset[i] = map->bytes;
+			map->bytes += (bytes + 255) & ~(int64_t)255;
+		}
+		src += src ? t->n_src : 0;
+	}
+	return LLMC_OK;
+}
+
+static llmc_status
+pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map, Weights *w,
+         llmc_error *err)
+{
+	size_t scratch_bytes = 64;
+
+	w->region_bytes = (size_t)map->bytes + 4096;
+	w->region = mmap(NULL, w->region_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (w->region == MAP_FAILED) {
+		w->region = NULL;
+		return error_set(err, LLMC_E_MEMORY, "out of memory: the packed weights need %lld MB",
+		                 (long long)(map->bytes >> 20));
+	}
+	for (int i = 0; i < p->n_tensor; i++)
+		if (map->offset[i] >= 0 && pack_scratch_bytes(&p->tensor[i]) > scratch_bytes)
+			scratch_bytes = pack_scratch_bytes(&p->tensor[i]);
+	scratch_bytes = (scratch_bytes + 63) & ~(size_t)63;
+	char *scratch = aligned_alloc(64, scratch_bytes * (size_t)threads_count(o->threads));
+	if (!scratch)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for packing");
+	for (int i = 0; i < p->n_tensor; i++) {
+		const PlanTensor *t = &p->tensor[i];
+		if (map->offset[i] >= 0) {
+			pack_tensor(t, i, src, (char *)w->region + map->offset[i], o->threads, scratch, scratch_bytes);
+			for (int k = 0; src && k < t->n_src; k++)
+				checkpoint_forget(&src[k]);
+		}
+		src += src ? t->n_src : 0;
+	}
+	free(scratch);
+	return LLMC_OK;
+}
+
+/* Packed before? Then map that. Otherwise pack, and keep the result for the next time. A cache that cannot be used costs
+ * a warning, never the load. */
+static llmc_status
+load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map, Weights *w,
+            llmc_error *err)
+{
+	char key[65], line[sizeof(llmc_error) + 64];
+	const char *data = NULL;
+	llmc_error why = { 0 };
+	bool cache = o->cache_packed && src && map->bytes;
+	const char *base;
+
+	if (cache && pack_cache_key(p, map, w->checkpoint, key, &why) != LLMC_OK)
+		cache = false;
+	if (cache && pack_cache_map(key, map->bytes, &w->region, &w->region_bytes, &data, &why) != LLMC_OK) {
+		snprintf(line, sizeof line, "packed weights in the cache are not used: %s", why.text);
+		say(o, LLMC_LOG_WARNING, line);
+	}
+	w->cached = data != NULL;
+	base = data;
+	if (!data) {
+		TRY(pack_all(p, o, src, map, w, err));
+		base = w->region;
+		if (cache && pack_cache_write(key, w->region, map->bytes, &why) != LLMC_OK) {
+			snprintf(line, sizeof line, "packed weights are not kept for the next time: %s", why.text);
+			say(o, LLMC_LOG_WARNING, line);
+		}
+	}
+	for (int i = 0; i < p->n_tensor; i++)
+		if (map->offset[i] >= 0)
+			w->data[i] = base + map->offset[i];
+	return LLMC_OK;
+}
+
+llmc_status
+weights_load(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_error *err)
+{
+	CheckpointTensor *src = NULL;
+	PackMap map = { 0 };
+	llmc_status status = LLMC_OK;
+	Weights *w = calloc(1, sizeof *w);
+
+	*out = NULL;
+	if (!w || !(w->data = calloc((size_t)plan->n_tensor + 1, sizeof *w->data))) {
+		status = error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors", plan->n_tensor);
+		goto fail;
+	}
+	if (!opt->random_weights) {
+		if (!opt->path) {
+			status = error_set(err, LLMC_E_INPUT,
+			                   "the model does not say where its weights are: give their file or folder (--weights PATH), or "
+			                   "try it with --random-weights");
+			goto fail;
+		}
+		TRY_GOTO(checkpoint_open(opt->path, &w->checkpoint, err));
+		TRY_GOTO(find_sources(plan, w->checkpoint, &src, err));
+	}
+	TRY_GOTO(lay_out(plan, src, &map, w, err));
+	TRY_GOTO(load_packed(plan, opt, src, &map, w, err));
+	free(src);
+	free(map.offset);
+	*out = w;
+	return LLMC_OK;
+fail:
+	free(src);
+	free(map.offset);
+	weights_close(w);
+	return status;
+}
+
+void
+weights_close(Weights *w)
+{
+	if (!w)
+		return;
+	if (w->region)
+		munmap(w->region, w->region_bytes);
+	checkpoint_close(w->checkpoint);
+	free(w->data);
+	free(w);
+}
+
+const void *
+weights_data(const Weights *w, int tensor)
+{
+	return w->data[tensor];
+}
+
+const Checkpoint *
+weights_checkpoint(const Weights *w)
+{
+	return w->checkpoint;
+}
+
+bool
+weights_from_cache(const Weights *w)
+{
+	return w->cached;
+}

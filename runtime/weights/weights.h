@@ -1,0 +1,47 @@
+/* The tensors of a plan in memory, in the layouts that the plan asks for. */
+#ifndef LLMC_RUNTIME_WEIGHTS_H
+#define LLMC_RUNTIME_WEIGHTS_H
+
+#include "runtime/cpu/cpu.h"
+#include "runtime/weights/checkpoint.h"
+
+typedef struct Weights Weights;
+
+typedef struct WeightsOptions {
+	const char *path;         /* checkpoint; may be NULL with random_weights */
+	Threads    *threads;      /* pack side by side */
+	bool        random_weights, cache_packed;
+	llmc_log_fn log;
+	void       *log_user;
+} WeightsOptions;
+
+/* The plan has passed plan_check. */
+llmc_status       weights_load(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_error *err);
+void              weights_close(Weights *w);
+const void       *weights_data(const Weights *w, int tensor);
+const Checkpoint *weights_checkpoint(const Weights *w); /* NULL: random */
+bool              weights_from_cache(const Weights *w);
+
+/* --- for weights.c, pack.c and pack_cache.c ------------------------------------------------------------------- */
+
+/* Where the tensors that are not used in place lie: offset[i] in one region, or -1. */
+typedef struct PackMap {
+	int64_t *offset; /* [n_tensor] */
+	int64_t  bytes;  /* of the region */
+} PackMap;
+
+/* May the tensor be used where it lies in the file? Then *data is it. */
+bool pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **data);
+/* Fill dst with tensor t from its sources; src [t->n_src], or NULL: noise. scratch: of pack_scratch_bytes, a part each */
+void   pack_tensor(const PlanTensor *t, int index, const CheckpointTensor *src, void *dst, Threads *threads,
+                   char *scratch, size_t scratch_bytes);
+size_t pack_scratch_bytes(const PlanTensor *t); /* per thread */
+
+/* The cache file of these tensors from this checkpoint. hex: its key */
+llmc_status pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[65], llmc_error *err);
+/* LLMC_OK with *base NULL: there is none that can be trusted. */
+llmc_status pack_cache_map(const char *hex, int64_t bytes, void **base, size_t *mapped, const char **data,
+                           llmc_error *err);
+llmc_status pack_cache_write(const char *hex, const void *data, int64_t bytes, llmc_error *err);
+
+#endif
