@@ -65,12 +65,49 @@ typedef struct Graph {
 	PlanPool *pool;
 } Graph;
 
+typedef struct Templates Templates; /* compiler/template.h */
+
 /* build.c, infer.c, verify.c, fuse.c, dump.c: the passes, see each */
-Graph *graph_build(const Spec *s, Diag *d, Arena *perm);
+Graph *graph_build(const Spec *s, Diag *d, Arena *perm);  /* NULL when d has errors */
 void   graph_infer(Graph *g);
 void   graph_verify(const Graph *g, const char *after);   /* BUG()s on a broken invariant */
-int    graph_fuse(Graph *g, Strbuf *log);                 /* rewrites made; a line a pass to log (may be NULL) */
+/* Rewrites made; a line a pass to log (may be NULL). An op is fused only where a template of ts takes the result in both
+ * phases; ts NULL: wherever it is legal. */
+int    graph_fuse(Graph *g, const Templates *ts, Strbuf *log);
 void   graph_dump(const Graph *g, Strbuf *out);
+
+/* graph.c: making and changing graphs */
+Graph *graph_new(const Spec *s, Diag *d, Arena *perm);
+int    graph_value(Graph *g, ValueKind kind, const char *name, Loc loc);      /* index */
+/* An op at the end, all inputs -1. Pointers to ops and values last until the next is made. */
+Op    *graph_op(Graph *g, OpKind kind, int layer, Loc loc);
+/* Attributes are given in the order of the op's row; anything else is a BUG. */
+void   op_set_int(Graph *g, Op *op, const char *key, int64_t v);
+void   op_set_num(Graph *g, Op *op, const char *key, double v);
+void   op_set_word(Graph *g, Op *op, const char *key, const char *v);
+void   op_makes(Op *op, const char *value);               /* once; dropped when there is no more room */
+int    graph_uses(const Graph *g, int val);               /* inputs of ops that read it */
+void   graph_sweep(Graph *g);                             /* nops and values and tensors without use go; indices change */
+
+/* build_tensor.c: the value of a weight; cols 0: a vector. suffix ".weight" or ".bias". A missing name is an error in d. */
+int    build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t rows, int64_t cols, Loc loc);
+/* Stacked experts: rows E * width */
+int    build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows, int64_t cols, Loc loc);
+/* n tensors of one dtype and width (or vectors) as one, row under row; -1: they do not fit together. */
+int    graph_stack(Graph *g, const char *name, const int *val, int n);
+
+/* What an argument of an op must be, from the op's attributes: the one place that knows shapes (infer.c). */
+typedef struct ArgShape {
+	ValueKind kind;
+	Dtype     dtype;       /* VAL_ACT: f32 or i32 */
+	int64_t   rows, cols;  /* VAL_WEIGHT: rows -1: any; cols 0: a vector. VAL_ACT, VAL_ROPE: cols is the width */
+} ArgShape;
+void   op_shapes(const Op *op, ArgShape out[PLAN_MAX_ARGS]);
+
+/* The names of an op's arguments: "x?" style row text walked one at a time. opt says whether it may be absent. */
+int    op_n_arg(OpKind kind);
+int    op_arg_name(OpKind kind, int arg, char name[16], bool *opt);  /* length */
+int    op_arg_value(const Op *op, int arg);               /* inputs, then outputs */
 
 const Attr *op_attr(const Op *op, const char *name);      /* NULL: none */
 int64_t     op_int(const Op *op, const char *name);

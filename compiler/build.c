@@ -1,0 +1,532 @@
+/* Spec -> Graph: the model's equations, one op each, nothing fused. Families differ by what the Spec says and by nothing
+ * else: no family is named here. Values are named for what they are ("L3.q"), which is what verify compares. */
+#include "compiler/graph.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+#include "formats/dequant.h"
+
+typedef struct Build {
+	Graph      *g;
+	const Spec *s;
+	int         layer;   /* -1 outside the layers */
+	Loc         loc;     /* of the YAML key that the ops being made come from */
+	int         rope[2], rope2; /* values of the tables; rope2: second axis */
+	int        *pool;    /* [n_layers] values */
+} Build;
+
+/* --- values, weights --- */
+
+static int
+value(Build *b, const char *name)
+{
+	const char *full = b->layer < 0 ? name : arena_printf(b->g->arena, "L%d.%s", b->layer, name);
+	return graph_value(b->g, VAL_ACT, full, b->loc);
+}
+
+static int
+weight(Build *b, const char *role, int64_t rows, int64_t cols)
+{
+	return build_weight(b->g, role, b->layer, ".weight", rows, cols, b->loc);
+}
+
+static int
+bias(Build *b, bool wanted, const char *role, int64_t rows)
+{
+	return wanted ? build_weight(b->g, role, b->layer, ".bias", rows, 0, b->loc) : -1;
+}
+
+/* An op with its inputs and its first output; attributes are set by the caller. */
+static Op *
+op(Build *b, OpKind kind, int out, int n_in, ...)
+{
+	Op     *o = graph_op(b->g, kind, b->layer, b->loc);
+	va_list ap;
+
+	va_start(ap, n_in);
+	for (int i = 0; i < n_in; i++)
+		o->in[i] = va_arg(ap, int);
+	va_end(ap);
+	o->out[0] = out;
+	b->g->val[out].def = (int)b->g->n_op - 1;
+	return o;
+}
+
+static void
+at(Build *b, const char *key)
+{
+	b->loc = spec_loc(b->s, key);
+}
+
+/* --- the small equations --- */
+
+/* y = x w^T + b */
+static int
+matmul(Build *b, int x, const char *role, bool with_bias, int64_t rows, int64_t cols, const char *name)
+{
+	int w = weight(b, role, rows, cols), wb = bias(b, with_bias, role, rows), y = value(b, name);
+	Op *o = op(b, OP_matmul, y, 3, x, w, wb);
+
+	op_set_int(b->g, o, "rows", rows);
+	op_set_int(b->g, o, "cols", cols);
+	return y;
+}
+
+static int
+rmsnorm(Build *b, int x, const char *role, int64_t dim, int64_t groups, double eps, bool plus_one, const char *name)
+{
+	int w = weight(b, role, dim, 0), y = value(b, name);
+	Op *o = op(b, OP_rmsnorm, y, 2, x, w);
+
+	op_set_int(b->g, o, "dim", dim);
+	op_set_int(b->g, o, "groups", groups);
+	op_set_num(b->g, o, "eps", eps);
+	op_set_int(b->g, o, "plus_one", plus_one);
+	return y;
+}
+
+/* The norm of the stream: of the description's kind; x itself where there is none. */
+static int
+norm(Build *b, bool wanted, int x, const char *role, const char *name)
+{
+	const Spec *s = b->s;
+
+	if (!wanted || s->norm.kind == NORM_NONE)
+		return x;
+	if (s->norm.kind == NORM_RMS)
+		return rmsnorm(b, x, role, s->hidden, 1, s->norm.eps, s->norm.plus_one, name);
+	int w = weight(b, role, s->hidden, 0), wb = bias(b, s->norm.bias, role, s->hidden), y = value(b, name);
+	Op *o = op(b, OP_layernorm, y, 3, x, w, wb);
+	op_set_int(b->g, o, "dim", s->hidden);
+	op_set_num(b->g, o, "eps", s->norm.eps);
+	return y;
+}
+
+/* y = scale * x + r */
+static int
+add(Build *b, int x, int r, double scale, const char *name)
+{
+	int y = value(b, name);
+	Op *o = op(b, OP_add, y, 2, x, r);
+
+	op_set_int(b->g, o, "width", b->s->hidden);
+	op_set_num(b->g, o, "scale", scale);
+	return y;
+}
+
+static int
+slice(Build *b, int x, int64_t width, int64_t first, int64_t count, const char *name)
+{
+	int y = value(b, name);
+	Op *o = op(b, OP_slice, y, 1, x);
+
+	op_set_int(b->g, o, "width", width);
+	op_set_int(b->g, o, "first", first);
+	op_set_int(b->g, o, "count", count);
+	return y;
+}
+
+static const char *
+act_word(ActKind a)
+{
+	switch (a) {
+	case ACT_SILU:
+		return "silu";
+	case ACT_GELU:
+		return "gelu";
+	case ACT_GELU_TANH:
+		return "gelu_tanh";
+	}
+	return "";
+}
+
+static bool
+windowed(const Spec *s, int layer)
+{
+	return s->attention.window > 0 && s->attention.windowed && s->attention.windowed[layer];
+}
+
+/* Rotate dims [first, first + dims of the layer's table) of each head. */
+static int
+rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *name)
+{
+	const Spec *s = b->s;
+	int         table = s->n_rope > 1 && windowed(s, b->layer) ? 1 : 0;
+	const char *style = s->rope_style == ROPE_HALF ? "half" : "interleaved";
+
+	if (s->position != POS_ROPE)
+		return x;
+	int y = value(b, name);
+	if (s->rope_axes == 2) {
+		Op *o = op(b, OP_rope_2d, y, 3, x, b->rope[0], b->rope2);
+		op_set_int(b->g, o, "heads", heads);
+		op_set_int(b->g, o, "dim", dim);
+		op_set_int(b->g, o, "rope_dims", s->rope[0].dims);
+		op_set_word(b->g, o, "style", style);
+		return y;
+	}
+	Op *o = op(b, OP_rope, y, 2, x, b->rope[table]);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "dim", dim);
+	op_set_int(b->g, o, "first", first);
+	op_set_int(b->g, o, "rope_dims", s->rope[table].dims);
+	op_set_word(b->g, o, "style", style);
+	return y;
+}
+
+/* --- attention --- */
+
+static int
+gqa(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int64_t     heads = s->attention.n_heads, kv_heads = s->attention.n_kv_heads, dim = s->attention.head_dim;
+	int64_t     v_dim = s->attention.v_dim;
+	int         kv = b->pool[b->layer];
+
+	at(b, "attention.n_heads");
+	int q = matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q");
+	int k = matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k");
+	int v = matmul(b, h, "v", s->attention.bias, kv_heads * v_dim, s->hidden, "v");
+	if (s->attention.qk_norm) {
+		at(b, "attention.qk_norm");
+		q = rmsnorm(b, q, "q_norm", dim, heads, s->norm.qk_eps, s->norm.plus_one, "q_normed");
+		k = rmsnorm(b, k, "k_norm", dim, kv_heads, s->norm.qk_eps, s->norm.plus_one, "k_normed");
+	}
+	at(b, "position");
+	q = rotate(b, q, heads, dim, 0, "q_rope");
+	k = rotate(b, k, kv_heads, dim, 0, "k_rope");
+
+	at(b, "attention.n_heads");
+	int done = value(b, "kv");
+	Op *o = op(b, OP_kv_append, done, 3, k, v, kv);
+	op_set_int(b->g, o, "kv_heads", kv_heads);
+	op_set_int(b->g, o, "dim", dim);
+	op_set_int(b->g, o, "v_dim", v_dim);
+
+	int y = value(b, "attn");
+	o = op(b, OP_attention, y, 3, q, kv, done);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "kv_heads", kv_heads);
+	op_set_int(b->g, o, "dim", dim);
+	op_set_int(b->g, o, "v_dim", v_dim);
+	op_set_num(b->g, o, "scale", s->attention.scale);
+	op_set_num(b->g, o, "cap", s->attention.score_cap);
+	op_set_int(b->g, o, "window", windowed(s, b->layer) ? s->attention.window : 0);
+	op_set_word(b->g, o, "mask", s->attention.mask == MASK_PREFIX ? "prefix" : "causal");
+	op_set_num(b->g, o, "alibi", s->position == POS_ALIBI ? s->alibi_max_bias : 0);
+	return matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
+}
+
+/* The cache holds the normed latent and one rotated key; k_b and v_b stay two factors beside it. */
+static int
+mla(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int64_t     heads = s->attention.n_heads, nope = s->attention.nope_dim, rope = s->attention.rope_dim;
+	int64_t     rank = s->attention.kv_rank, q_rank = s->attention.q_rank, v_dim = s->attention.v_dim;
+	int         kv = b->pool[b->layer], q;
+
+	at(b, "attention.kind");
+	if (q_rank > 0) {
+		int low = matmul(b, h, "q_a", s->attention.bias, q_rank, s->hidden, "q_a");
+		low = rmsnorm(b, low, "q_a_norm", q_rank, 1, s->norm.latent_eps, false, "q_a_normed");
+		q = matmul(b, low, "q_b", false, heads * (nope + rope), q_rank, "q");
+	} else {
+		q = matmul(b, h, "q", false, heads * (nope + rope), s->hidden, "q");
+	}
+	q = rotate(b, q, heads, nope + rope, nope, "q_rope");
+	int both = matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
+	int latent = slice(b, both, rank + rope, 0, rank, "latent");
+	latent = rmsnorm(b, latent, "kv_a_norm", rank, 1, s->norm.latent_eps, false, "latent_normed");
+	int key = slice(b, both, rank + rope, rank, rope, "k_pe");
+	key = rotate(b, key, 1, rope, 0, "k_rope");
+
+	int done = value(b, "kv");
+	Op *o = op(b, OP_mla_append, done, 3, latent, key, kv);
+	op_set_int(b->g, o, "kv_rank", rank);
+	op_set_int(b->g, o, "rope_dim", rope);
+
+	int k_b = weight(b, "k_b", heads * nope, rank), v_b = weight(b, "v_b", heads * v_dim, rank);
+	int y = value(b, "attn");
+	o = op(b, OP_mla_attention, y, 5, q, k_b, v_b, kv, done);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "kv_rank", rank);
+	op_set_int(b->g, o, "nope_dim", nope);
+	op_set_int(b->g, o, "rope_dim", rope);
+	op_set_int(b->g, o, "v_dim", v_dim);
+	op_set_num(b->g, o, "scale", s->attention.scale);
+	return matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
+}
+
+/* --- feed-forward --- */
+
+typedef struct FfnRoles { const char *gate, *up, *down, *act, *out; } FfnRoles;
+
+/* down(act(gate x) * up x), or down(act(up x)) */
+static int
+ffn(Build *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias, ActKind act)
+{
+	int64_t hidden = b->s->hidden;
+	int     y, g = -1;
+	Op     *o;
+
+	if (gated)
+		g = matmul(b, h, r->gate, with_bias, width, hidden, r->gate);
+	int u = matmul(b, h, r->up, with_bias, width, hidden, r->up);
+	y = value(b, r->act);
+	if (gated)
+		o = op(b, OP_glu, y, 2, g, u);
+	else
+		o = op(b, OP_act, y, 1, u);
+	op_set_int(b->g, o, "width", width);
+	op_set_word(b->g, o, "act", act_word(act));
+	return matmul(b, y, r->down, with_bias, hidden, width, r->out);
+}
+
+static int
+dense(Build *b, int h)
+{
+	const Spec *s = b->s;
+
+	at(b, "ffn.width");
+	return ffn(b, h, &(FfnRoles){ "gate", "up", "down", "act", "ffn_out" }, s->ffn.width, s->ffn.gated, s->ffn.bias, s->ffn.act);
+}
+
+static int
+moe(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int         n = s->moe.n_experts, shared_bias = -1;
+	int64_t     hidden = s->hidden, width = s->moe.width, shared = s->moe.shared_width;
+
+	at(b, "moe.n_experts");
+	int logits = matmul(b, h, "router", false, n, hidden, "router");
+	if (s->moe.choice_bias)
+		shared_bias = bias(b, true, "router_bias", n);
+	int id = value(b, "expert_id"), weights = value(b, "expert_weight");
+	Op *o = op(b, OP_moe_route, id, 2, logits, shared_bias);
+	o->out[1] = weights;
+	b->g->val[weights].def = (int)b->g->n_op - 1;
+	op_set_int(b->g, o, "n_experts", n);
+	op_set_int(b->g, o, "top_k", s->moe.top_k);
+	op_set_word(b->g, o, "score", s->moe.sigmoid ? "sigmoid" : "softmax");
+	op_set_int(b->g, o, "renorm", s->moe.renorm);
+	op_set_num(b->g, o, "scale", s->moe.scale);
+	op_set_int(b->g, o, "groups", s->moe.groups > 0 ? s->moe.groups : 1);
+	op_set_int(b->g, o, "keep_groups", s->moe.groups > 0 ? s->moe.keep_groups : 1);
+	op_set_word(b->g, o, "group_score", s->moe.group_top2 ? "top2" : "max");
+
+	int gate = build_experts(b->g, "e_gate", b->layer, n, width, hidden, b->loc);
+	int up = build_experts(b->g, "e_up", b->layer, n, width, hidden, b->loc);
+	int down = build_experts(b->g, "e_down", b->layer, n, hidden, width, b->loc);
+	int y = value(b, shared > 0 ? "routed" : "ffn_out");
+	o = op(b, OP_moe_ffn, y, 6, h, id, weights, gate, up, down);
+	op_set_int(b->g, o, "n_experts", n);
+	op_set_int(b->g, o, "top_k", s->moe.top_k);
+	op_set_int(b->g, o, "hidden", hidden);
+	op_set_int(b->g, o, "width", width);
+	op_set_word(b->g, o, "act", act_word(s->moe.act));
+	if (shared <= 0)
+		return y;
+
+	at(b, "moe.shared.width");
+	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, true, s->ffn.bias, s->moe.act);
+	if (s->moe.shared_gate) {
+		int mix = matmul(b, h, "s_mix", false, 1, hidden, "s_mix"), gated = value(b, "shared_gated");
+		o = op(b, OP_gate_mul, gated, 2, z, mix);
+		op_set_int(b->g, o, "width", hidden);
+		z = gated;
+	}
+	return add(b, y, z, 1.0, "ffn_out");
+}
+
+/* --- a layer --- */
+
+static int
+attention_block(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int         y = s->attention.kind == ATT_MLA ? mla(b, h) : gqa(b, h);
+
+	at(b, "norm.kind");
+	return norm(b, s->norm.attn_out, y, "attn_out_norm", "attn_out_normed");
+}
+
+static int
+ffn_block(Build *b, int h)
+{
+	const Spec *s = b->s;
+	bool        sparse = s->moe.n_experts > 0 && s->moe.layer_in && s->moe.layer_in[b->layer];
+	int         y = sparse ? moe(b, h) : dense(b, h);
+
+	at(b, "norm.kind");
+	return norm(b, s->norm.ffn_out, y, "ffn_out_norm", "ffn_out_normed");
+}
+
+static int
+layer(Build *b, int x, int l)
+{
+	const Spec *s = b->s;
+	double      skip = s->residual.skip_scale;
+
+	b->layer = l;
+	at(b, "norm.kind");
+	int h = norm(b, s->norm.attn_in, x, "attn_norm", "attn_in");
+	if (s->residual.parallel) {
+		/* both blocks read the same stream; without a norm of its own the second shares the first's */
+		int h2 = s->norm.ffn_in ? norm(b, true, x, "ffn_norm", "ffn_in") : h;
+		int from = s->residual.from_norm ? h : x;
+		int a = attention_block(b, h), f = ffn_block(b, h2);
+		at(b, "residual.form");
+		int mid = add(b, from, a, skip, "mid");
+		return add(b, mid, f, 1.0, "out");
+	}
+	int a = attention_block(b, h);
+	at(b, "residual.form");
+	int mid = add(b, s->residual.from_norm ? h : x, a, skip, "mid");
+	at(b, "norm.kind");
+	int h2 = norm(b, s->norm.ffn_in, mid, "ffn_norm", "ffn_in");
+	int f = ffn_block(b, h2);
+	at(b, "residual.form");
+	return add(b, s->residual.from_norm ? h2 : mid, f, skip, "out");
+}
+
+/* --- the model --- */
+
+/* Gemma multiplies by the square root of the width as its activations' dtype can hold it. */
+static double
+embed_scale(const Spec *s)
+{
+	if (!s->embed.round_scale)
+		return s->embed.scale;
+	if (s->dtype == DT_BF16)
+		return bf16_to_f32(f32_to_bf16((float)s->embed.scale));
+	if (s->dtype == DT_F16)
+		return f16_to_f32(f32_to_f16((float)s->embed.scale));
+	return (float)s->embed.scale;
+}
+
+static int
+embed(Build *b, int *table)
+{
+	const Spec *s = b->s;
+
+	at(b, "vocab_size");
+	*table = weight(b, "embed", s->vocab_size, s->hidden);
+	int x = value(b, "x0");
+	Op *o = op(b, OP_embed, x, 1, *table);
+	op_set_int(b->g, o, "hidden", s->hidden);
+	op_set_num(b->g, o, "scale", embed_scale(s));
+	if (s->position == POS_LEARNED) {
+		at(b, "position");
+		int w = weight(b, "pos_embed", s->max_positions + s->pos_offset, s->hidden), y = value(b, "x0_pos");
+		o = op(b, OP_embed_pos, y, 2, x, w);
+		op_set_int(b->g, o, "hidden", s->hidden);
+		op_set_int(b->g, o, "offset", s->pos_offset);
+		x = y;
+	}
+	at(b, "norm.kind");
+	return norm(b, s->norm.embed, x, "embed_norm", "x0_normed");
+}
+
+static void
+head(Build *b, int x, int table)
+{
+	const Spec *s = b->s;
+	bool        capped = s->head.cap > 0;
+
+	b->layer = -1;
+	at(b, "vocab_size");
+	int last = value(b, "last");
+	Op *o = op(b, OP_pick, last, 1, x);
+	op_set_int(b->g, o, "width", s->hidden);
+	at(b, "norm.kind");
+	last = norm(b, s->norm.final, last, "final_norm", "final_norm");
+	at(b, "head.tied");
+	int w = s->head.tied && !s->head.row_norm ? table : weight(b, "head", s->vocab_size, s->hidden);
+	int wb = bias(b, s->head.bias, "head", s->vocab_size), y = value(b, capped ? "logits_raw" : "logits");
+	o = op(b, OP_matmul, y, 3, last, w, wb);
+	op_set_int(b->g, o, "rows", s->vocab_size);
+	op_set_int(b->g, o, "cols", s->hidden);
+	if (!capped)
+		return;
+	at(b, "head.cap");
+	int z = value(b, "logits");
+	o = op(b, OP_cap, z, 1, y);
+	op_set_int(b->g, o, "width", s->vocab_size);
+	op_set_num(b->g, o, "cap", s->head.cap);
+}
+
+static void
+ropes(Build *b)
+{
+	const Spec *s = b->s;
+	int         n = s->n_rope + (s->rope_axes == 2 ? 1 : 0);
+
+	b->rope[0] = b->rope[1] = b->rope2 = -1;
+	for (int i = 0; s->position == POS_ROPE && i < n; i++) {
+		bool second_axis = i == s->n_rope;
+		int  v = graph_value(b->g, VAL_ROPE, arena_printf(b->g->arena, "rope%d", i), spec_loc(s, "position"));
+		b->g->val[v].tensor = i;
+		b->g->val[v].dim[0] = 1;
+		b->g->val[v].dim[1] = s->rope[second_axis ? 0 : i].dims;
+		*(second_axis ? &b->rope2 : &b->rope[i]) = v;
+	}
+}
+
+/* One pool for all layers, or a second one for the layers that see a window only and may let old pages go. */
+static void
+pools(Build *b)
+{
+	const Spec *s = b->s;
+	bool        mla_kind = s->attention.kind == ATT_MLA;
+	int         count[2] = { 0 }, index[2] = { -1, -1 };
+	PlanPool    like = {
+		.mla = mla_kind, .dtype = s->kv_dtype,
+		.kv_heads = mla_kind ? 1 : s->attention.n_kv_heads,
+		.k_dim = mla_kind ? s->attention.kv_rank + s->attention.rope_dim : s->attention.head_dim,
+		.v_dim = mla_kind ? 0 : s->attention.v_dim,
+	};
+
+	b->pool = NEW(b->g->arena, int, s->n_layers);
+	b->g->pool = NEW(b->g->arena, PlanPool, 2);
+	for (int l = 0; l < s->n_layers; l++)
+		count[windowed(s, l)]++;
+	for (int w = 0; w < 2; w++)
+		if (count[w]) {
+			index[w] = b->g->n_pool++;
+			b->g->pool[index[w]] = like;
+			b->g->pool[index[w]].id = w ? "kv_window" : "kv";
+			b->g->pool[index[w]].keep = w ? s->attention.window : 0;
+		}
+	for (int l = 0; l < s->n_layers; l++) {
+		int      i = index[windowed(s, l)];
+		PlanPool *p = &b->g->pool[i];
+		int      v = graph_value(b->g, VAL_POOL, arena_printf(b->g->arena, "%s.%d", p->id, p->n_layers), spec_loc(s, "attention.n_heads"));
+		b->g->val[v].tensor = i;
+		b->g->val[v].dim[0] = p->n_layers++;
+		b->pool[l] = v;
+	}
+}
+
+/* requires: a Spec that spec.c has accepted
+ * effect:   ops in the order of the equations; weights with the places of their rows in the checkpoint; names the tensor map
+ *           lacks and shapes the storage formats cannot hold are errors. Shapes of values are graph_infer's. */
+Graph *
+graph_build(const Spec *s, Diag *d, Arena *perm)
+{
+	Build b = { .g = graph_new(s, d, perm), .s = s, .layer = -1 };
+	int   table, x, errors = d->n_error;
+
+	ropes(&b);
+	pools(&b);
+	x = embed(&b, &table);
+	for (int l = 0; l < s->n_layers; l++) {
+		x = layer(&b, x, l);
+		b.g->val[x].name = arena_printf(perm, "x%d", l + 1);
+	}
+	head(&b, x, table);
+	return d->n_error == errors ? b.g : NULL;
+}

@@ -1,0 +1,275 @@
+/* Weights: which rows of which tensors of the checkpoint make a role of the model. The family's tensor map says how a
+ * checkpoint stores roles; what the graph and the kernels want is one tensor a role, rows in plain order. */
+#include "compiler/graph.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+enum { MAX_STACKED = 4 };
+
+/* The rule for a role, alone or as a part of a stack ("q+k+v"); *part: which one. */
+static const TensorRule *
+rule_find(const Spec *s, const char *role, int *part)
+{
+	size_t n = strlen(role);
+
+	*part = 0;
+	for (int i = 0; i < s->n_tensor_rule; i++)
+		if (strcmp(s->tensor_rule[i].role, role) == 0)
+			return &s->tensor_rule[i];
+	for (int i = 0; i < s->n_tensor_rule; i++) {
+		const char *at = s->tensor_rule[i].role;
+		for (int k = 0; at; k++) {
+			size_t len = strcspn(at, "+");
+			if (len == n && memcmp(at, role, n) == 0) {
+				*part = k;
+				return &s->tensor_rule[i];
+			}
+			at = at[len] ? at + len + 1 : NULL;
+		}
+	}
+	return NULL;
+}
+
+/* Rows of the roles that checkpoints stack; 0: none of them. */
+static int64_t
+role_rows(const Spec *s, const char *role, size_t n)
+{
+	int64_t heads = s->attention.n_heads, dim = s->attention.head_dim;
+	const struct { const char *role; int64_t rows; } known[] = {
+		{ "q", heads * dim },
+		{ "k", s->attention.n_kv_heads * dim },
+		{ "v", s->attention.n_kv_heads * (int64_t)s->attention.v_dim },
+		{ "gate", s->ffn.width },
+		{ "up", s->ffn.width },
+		{ "e_gate", s->moe.width },
+		{ "e_up", s->moe.width },
+		{ "s_gate", s->moe.shared_width },
+		{ "s_up", s->moe.shared_width },
+		{ "k_b", heads * s->attention.nope_dim },
+		{ "v_b", heads * s->attention.v_dim },
+		{ "q_a", s->attention.q_rank },
+		{ "kv_a", s->attention.kv_rank + s->attention.rope_dim },
+	};
+
+	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+		if (strlen(known[i].role) == n && memcmp(known[i].role, role, n) == 0)
+			return known[i].rows;
+	return 0;
+}
+
+/* Rows before and of all parts of a stacked rule. */
+static bool
+stack_rows(const Spec *s, const TensorRule *rule, int part, int64_t *before, int64_t *total)
+{
+	const char *at = rule->role;
+
+	*before = *total = 0;
+	for (int k = 0; at; k++) {
+		size_t  len = strcspn(at, "+");
+		int64_t rows = role_rows(s, at, len);
+		if (rows == 0)
+			return false;
+		if (k < part)
+			*before += rows;
+		*total += rows;
+		at = at[len] ? at + len + 1 : NULL;
+	}
+	return true;
+}
+
+/* "model.layers.{l}.x.{e}" with the numbers in place */
+static const char *
+name_expand(Arena *a, const char *text, int layer, int expert, const char *suffix)
+{
+	size_t n = strlen(text), k = 0;
+	char  *out = arena_alloc(a, n + strlen(suffix) + 64, 1);
+
+	for (const char *p = text; *p;) {
+		bool l = strncmp(p, "{l}", 3) == 0, e = strncmp(p, "{e}", 3) == 0;
+		if ((l || e) && k < n + 32) {
+			const char *number = arena_printf(a, "%d", l ? layer : expert);
+			memcpy(out + k, number, strlen(number));
+			k += strlen(number);
+			p += 3;
+		} else {
+			out[k++] = *p++;
+		}
+	}
+	bool whole = (k >= 7 && memcmp(out + k - 7, ".weight", 7) == 0) || (k >= 5 && memcmp(out + k - 5, ".bias", 5) == 0);
+	if (!whole)
+		memcpy(out + k, suffix, strlen(suffix));
+	return out;
+}
+
+static const char *
+tensor_id(Arena *a, const char *role, int layer, const char *suffix)
+{
+	const char *tail = strcmp(suffix, ".bias") == 0 ? ".bias" : "";
+	return layer < 0 ? arena_printf(a, "%s%s", role, tail) : arena_printf(a, "L%d.%s%s", layer, role, tail);
+}
+
+static int
+tensor_add(Graph *g, const char *id, Dtype dtype, int64_t rows, int64_t cols, const PlanSource *src, int n_src, Loc loc)
+{
+	int v = graph_value(g, VAL_WEIGHT, id, loc);
+
+	g->tensor = arena_grow(g->arena, g->tensor, &g->cap_tensor, g->n_tensor + 1, sizeof *g->tensor);
+	g->tensor[g->n_tensor] = (PlanTensor){
+		.id = id, .dtype = dtype, .rows = rows, .cols = cols, .layout = cols ? "row" : "f32", .n_src = n_src, .src = src,
+	};
+	g->val[v].tensor = (int)g->n_tensor++;
+	g->val[v].dtype = dtype;
+	g->val[v].dim[0] = rows;
+	g->val[v].dim[1] = cols;
+	return v;
+}
+
+static Dtype
+tensor_dtype(Graph *g, const char *role, int layer, int64_t cols, Loc loc)
+{
+	Dtype d = spec_storage(g->spec, role, layer);
+
+	if (cols == 0) /* no checkpoint quantises vectors, whatever `default` says */
+		return dtype_info(d)->block_elems > 1 ? DT_F32 : d;
+	if (dtype_row_bytes(d, cols) < 0)
+		err_at(g->diag, loc, "storage: rows of %s in layer %d have %" PRId64 " elements, not a multiple of the %d of a %s block",
+		       role, layer, cols, dtype_info(d)->block_elems, dtype_text(d));
+	return d;
+}
+
+static const TensorRule *
+rule_or_error(Graph *g, const char *role, int *part, Loc loc)
+{
+	const TensorRule *rule = rule_find(g->spec, role, part);
+
+	if (!rule)
+		err_at(g->diag, loc, "the %s tensor map of family %s gives no name for '%s', which this model needs",
+		       g->spec->checkpoint, g->spec->family, role);
+	return rule;
+}
+
+int
+build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t rows, int64_t cols, Loc loc)
+{
+	const Spec *s = g->spec;
+	bool        head = strcmp(role, "head") == 0;
+	/* a tied head whose rows are normalised is a tensor of its own, made from the embedding */
+	const char *from = head && s->head.tied ? "embed" : role;
+	int         part;
+	const TensorRule *rule = rule_or_error(g, from, &part, loc);
+	PlanSource *src = NEW(g->arena, PlanSource, 1);
+	int64_t     before = 0, total = rows;
+
+	if (!rule)
+		return -1;
+	*src = (PlanSource){
+		.name = name_expand(g->arena, rule->name, layer, -1, strcmp(role, "router_bias") == 0 ? "" : suffix),
+		.rows = rows, .cols = cols, .block = rows, .stride = rows, .n_block = 1,
+		.unit_rows = head && s->head.row_norm && cols > 0,
+	};
+	if (strchr(rule->role, '+')) {
+		if (!stack_rows(s, rule, part, &before, &total)) {
+			err_at(g->diag, rule->loc, "tensors: '%s' stacks roles whose rows llmc does not know how to tell apart", rule->role);
+			return -1;
+		}
+		src->rows = total;
+		src->first = before;
+		src->stride = total;
+		if (rule->per_head) {
+			/* one unit a group of heads that share a k and v: q of its heads, then k, then v */
+			int64_t units = strncmp(rule->role, "k_b", 3) == 0 ? s->attention.n_heads : s->attention.n_kv_heads;
+			src->first = before / units;
+			src->block = rows / units;
+			src->stride = total / units;
+			src->n_block = units;
+		}
+	}
+	if (rule->transpose && cols > 0) {
+		int64_t each = rule->per_head && !strchr(rule->role, '+') ? rows / s->attention.n_heads : total;
+		src->rows = total / each * cols;
+		src->cols = each;
+		src->transpose = each;
+	}
+	if (rule->rope_pairs && (strcmp(role, "q") == 0 || strcmp(role, "k") == 0))
+		src->rope_pairs = s->attention.head_dim;
+	Dtype dtype = tensor_dtype(g, role, layer, cols, loc);
+	return tensor_add(g, tensor_id(g->arena, role, layer, suffix), dtype, rows, cols, src, 1, loc);
+}
+
+int
+build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows, int64_t cols, Loc loc)
+{
+	int     part;
+	int64_t before = 0, total = rows;
+	const TensorRule *rule = rule_or_error(g, role, &part, loc);
+
+	if (!rule)
+		return -1;
+	if (strchr(rule->role, '+') && !stack_rows(g->spec, rule, part, &before, &total)) {
+		err_at(g->diag, rule->loc, "tensors: '%s' stacks roles whose rows llmc does not know how to tell apart", rule->role);
+		return -1;
+	}
+	if (!rule->stacked && !strstr(rule->name, "{e}")) {
+		err_at(g->diag, rule->loc, "tensors: '%s' names one tensor for all experts: write `| stacked`, or {e} in its name", role);
+		return -1;
+	}
+	int         n_src = rule->stacked ? 1 : n_experts;
+	PlanSource *src = NEW(g->arena, PlanSource, n_src);
+	for (int e = 0; e < n_src; e++) {
+		src[e] = (PlanSource){
+			.name = name_expand(g->arena, rule->name, layer, e, ".weight"),
+			.rows = rule->stacked ? n_experts * total : total, .cols = cols,
+			.first = before, .block = rows, .stride = total, .n_block = rule->stacked ? n_experts : 1,
+		};
+		if (rule->transpose) {
+			src[e].rows = (rule->stacked ? n_experts : 1) * cols;
+			src[e].cols = src[e].transpose = total;
+		}
+	}
+	Dtype dtype = tensor_dtype(g, role, layer, cols, loc);
+	return tensor_add(g, tensor_id(g->arena, role, layer, ""), dtype, n_experts * rows, cols, src, n_src, loc);
+}
+
+/* b continues a in the same checkpoint tensor, both whole runs of rows */
+static bool
+source_continues(const PlanSource *a, const PlanSource *b)
+{
+	return strcmp(a->name, b->name) == 0 && a->n_block == 1 && b->n_block == 1 && b->first == a->first + a->block &&
+	       a->rows == b->rows && a->cols == b->cols && a->rope_pairs == b->rope_pairs && a->transpose == b->transpose &&
+	       a->unit_rows == b->unit_rows;
+}
+
+int
+graph_stack(Graph *g, const char *name, const int *val, int n)
+{
+	int     n_src = 0;
+	int64_t rows = 0;
+	const PlanTensor *first = &g->tensor[g->val[val[0]].tensor];
+	Dtype   dtype = first->dtype;
+	int64_t cols = first->cols;
+
+	for (int i = 0; i < n; i++) {
+		const PlanTensor *t = &g->tensor[g->val[val[i]].tensor];
+		if (t->dtype != dtype || t->cols != cols)
+			return -1;
+		n_src += t->n_src;
+	}
+	PlanSource *src = NEW(g->arena, PlanSource, n_src);
+	n_src = 0;
+	for (int i = 0; i < n; i++) {
+		const PlanTensor *t = &g->tensor[g->val[val[i]].tensor];
+		rows += t->rows;
+		for (int k = 0; k < t->n_src; k++) {
+			const PlanSource *b = &t->src[k];
+			PlanSource       *a = n_src ? &src[n_src - 1] : NULL;
+			if (a && source_continues(a, b)) {
+				a->block += b->block;
+				a->stride = a->rows;
+			} else {
+				src[n_src++] = *b;
+			}
+		}
+	}
+	return tensor_add(g, name, dtype, rows, cols, src, n_src, g->val[val[0]].loc);
+}

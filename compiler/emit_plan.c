@@ -1,0 +1,268 @@
+/* Graph and Selection -> Plan: the structs that the runtime reads, and the figures that people read. */
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compiler/select.h"
+#include "runtime/weights/layout.h"
+
+/* ---------------------------------------------------------------- buffers ---- */
+
+/* "L3.attn_in" -> "attn_in", "x17" -> "x": layers take turns in the same memory */
+static const char *
+short_name(const char *id)
+{
+	if (id[0] == 'L' && isdigit((unsigned char)id[1])) {
+		const char *dot = strchr(id, '.');
+		return dot ? dot + 1 : id;
+	}
+	return id[0] == 'x' && isdigit((unsigned char)id[1]) && strspn(id + 1, "0123456789") == strlen(id + 1) ? "x" : id;
+}
+
+static bool
+id_taken(const Plan *p, const char *id)
+{
+	for (int i = 0; i < p->n_buffer; i++)
+		if (strcmp(p->buffer[i].id, id) == 0)
+			return true;
+	for (int i = 0; i < p->n_tensor; i++)
+		if (strcmp(p->tensor[i].id, id) == 0)
+			return true;
+	return false;
+}
+
+static const char *
+free_id(const Plan *p, Arena *a, const char *want)
+{
+	const char *id = want;
+
+	for (int n = 2; id_taken(p, id); n++)
+		id = arena_printf(a, "%s_%d", want, n);
+	return id;
+}
+
+/* Values of the same shape in the same slot are one buffer of the plan: index of each MemBuf's in `to`. */
+static void
+plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
+{
+	int logits = sel->buf_of[g->op[g->n_op - 1].out[0]];
+
+	p->buffer = NEW(g->arena, PlanBuffer, sel->n_buf + 1);
+	for (int i = 0; i < sel->n_buf; i++) {
+		const MemBuf *b = &sel->buf[i];
+		int           k = 0;
+		for (; k < p->n_buffer; k++) {
+			const PlanBuffer *o = &p->buffer[k];
+			if (o->slot == b->slot && o->dtype == b->dtype && o->extent.sym == b->extent.sym &&
+			    o->extent.mul == b->extent.mul && o->extent.div == b->extent.div)
+				break;
+		}
+		to[i] = k;
+		if (k < p->n_buffer)
+			continue;
+		p->buffer[k] = (PlanBuffer){
+			.id = free_id(p, g->arena, short_name(b->id)), .dtype = b->dtype, .extent = b->extent, .slot = b->slot,
+		};
+		p->n_buffer++;
+	}
+	p->logits = to[logits];
+	if (!id_taken(p, "logits"))
+		p->buffer[p->logits].id = "logits";
+	p->n_slot = sel->n_slot;
+	p->slot = sel->slot;
+}
+
+/* ---------------------------------------------------------------- steps ---- */
+
+static PlanRef
+value_ref(const Graph *g, const Selection *sel, const int *to, int v)
+{
+	if (v < 0)
+		return (PlanRef){ .kind = REF_NONE };
+	const Value *val = &g->val[v];
+	switch (val->kind) {
+	case VAL_ACT:
+		return (PlanRef){ .kind = REF_BUFFER, .index = to[sel->buf_of[v]] };
+	case VAL_WEIGHT:
+		return (PlanRef){ .kind = REF_TENSOR, .index = val->tensor };
+	case VAL_ROPE:
+		return (PlanRef){ .kind = REF_ROPE, .index = val->tensor };
+	case VAL_POOL:
+		return (PlanRef){ .kind = REF_POOL, .index = val->tensor, .layer_slot = (int)val->dim[0] };
+	case VAL_ORDER:
+		break;
+	}
+	return (PlanRef){ .kind = REF_NONE };
+}
+
+static int64_t
+step_weight_bytes(const Graph *g, const Op *op)
+{
+	int64_t bytes = 0;
+
+	for (int k = 0; k < op_info[op->kind].n_in; k++) {
+		if (op->in[k] < 0 || g->val[op->in[k]].kind != VAL_WEIGHT)
+			continue;
+		const PlanTensor *t = &g->tensor[g->val[op->in[k]].tensor];
+		int64_t           n = layout_bytes(t);
+		/* a gather reads a row, not the table */
+		if (n > 0 && op->kind != OP_embed && (op->kind != OP_embed_pos || k != 1))
+			bytes += n;
+	}
+	return bytes;
+}
+
+/* Multiplications and additions of the products with weights, for one row. What attention adds depends on lengths. */
+static int64_t
+step_flops(const Graph *g, const Op *op)
+{
+	int64_t flops = 0;
+
+	for (int k = 0; k < op_info[op->kind].n_in; k++) {
+		if (op->in[k] < 0 || g->val[op->in[k]].kind != VAL_WEIGHT || op->kind == OP_embed || op->kind == OP_embed_pos)
+			continue;
+		const PlanTensor *t = &g->tensor[g->val[op->in[k]].tensor];
+		int64_t           n = 2 * t->rows * t->cols;
+		if (op->kind == OP_moe_ffn)
+			n = n / op_int(op, "n_experts") * op_int(op, "top_k");
+		flops += n;
+	}
+	return flops;
+}
+
+static void
+step_makes(const Graph *g, const Op *op, PlanStep *st)
+{
+	int n_in = op_info[op->kind].n_in;
+
+	for (int k = 0; k < op_info[op->kind].n_out; k++)
+		if (op->out[k] >= 0 && g->val[op->out[k]].kind == VAL_ACT)
+			st->make[st->n_make++] = (PlanMake){ g->val[op->out[k]].name, n_in + k };
+	for (int i = 0; i < op->n_makes && st->n_make < 8; i++) {
+		bool held = false;
+		for (int k = 0; k < st->n_make; k++)
+			held |= strcmp(st->make[k].value, op->makes[i]) == 0;
+		if (!held)
+			st->make[st->n_make++] = (PlanMake){ op->makes[i], -1 };
+	}
+}
+
+static void
+plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from, PlanStep *st)
+{
+	const Op *op = &g->op[from->op];
+
+	*st = (PlanStep){
+		.op = op_info[op->kind].name, .layer = op->layer, .kernel = from->kernel, .n_attr = op->n_attr,
+		.yaml_line = op->loc.line, .weight_bytes = step_weight_bytes(g, op), .flops_per_row = step_flops(g, op),
+	};
+	for (int k = 0; k < op_n_arg(op->kind); k++)
+		st->arg[st->n_arg++] = value_ref(g, sel, to, op_arg_value(op, k));
+	for (int k = 0; k < from->n_scratch; k++)
+		st->arg[st->n_arg++] = (PlanRef){ .kind = REF_BUFFER, .index = to[from->scratch[k]] };
+	memcpy(st->attr, op->attr, (size_t)op->n_attr * sizeof *st->attr);
+	step_makes(g, op, st);
+}
+
+/* ---------------------------------------------------------------- the rest ---- */
+
+static const char *
+scaling_text(RopeScaling s)
+{
+	switch (s) {
+	case SCALE_NONE:
+		return "none";
+	case SCALE_LINEAR:
+		return "linear";
+	case SCALE_DYNAMIC:
+		return "dynamic";
+	case SCALE_YARN:
+		return "yarn";
+	case SCALE_LLAMA3:
+		return "llama3";
+	case SCALE_LONGROPE:
+		return "longrope";
+	}
+	return "none";
+}
+
+static PlanRope
+plan_rope(const RopeTable *r, int axis)
+{
+	return (PlanRope){
+		.theta = r->theta, .dims = r->dims, .scaling = scaling_text(r->scaling), .factor = r->factor,
+		.original_positions = r->original_positions, .low_freq_factor = r->low_freq_factor,
+		.high_freq_factor = r->high_freq_factor, .beta_fast = r->beta_fast, .beta_slow = r->beta_slow,
+		.attention_factor = r->attention_factor, .mscale = r->mscale, .mscale_all_dim = r->mscale_all_dim,
+		.truncate = r->truncate, .n_short = r->n_short, .n_long = r->n_long, .short_factor = r->short_factor,
+		.long_factor = r->long_factor, .factors_tensor = { r->factors_tensor[0], r->factors_tensor[1] }, .axis = axis,
+	};
+}
+
+static void
+plan_ropes(const Spec *s, Arena *a, Plan *p)
+{
+	p->rope = NEW(a, PlanRope, 3);
+	if (s->position != POS_ROPE)
+		return;
+	for (int i = 0; i < s->n_rope; i++)
+		p->rope[p->n_rope++] = plan_rope(&s->rope[i], 0);
+	if (s->rope_axes == 2)
+		p->rope[p->n_rope++] = plan_rope(&s->rope[0], 1);
+}
+
+static void
+plan_model(const Spec *s, Plan *p)
+{
+	p->format = PLAN_FORMAT;
+	p->step_abi = PLAN_STEP_ABI;
+	p->name = s->name;
+	p->family = s->family;
+	p->spec_sha256 = s->sha256;
+	p->vocab = s->vocab_size;
+	p->vocab_used = s->vocab_used;
+	p->hidden = s->hidden;
+	p->max_positions = s->max_positions;
+	p->n_layers = s->n_layers;
+	p->hard_limit = s->hard_limit;
+	p->prompt_whole = s->attention.mask == MASK_PREFIX;
+	p->prefix_mark = s->attention.prefix_mark;
+	p->prefix_end = s->attention.prefix_end;
+	p->prompt_prefix = s->prompt_prefix;
+	p->checkpoint = s->checkpoint;
+	p->weights = s->weights;
+	p->bos = s->bos;
+	p->n_eos = s->n_eos;
+	memcpy(p->eos, s->eos, sizeof p->eos);
+}
+
+Plan *
+emit_plan(const Graph *g, const Selection *sel, const char *target)
+{
+	Arena *a = g->arena;
+	Plan  *p = NEW(a, Plan, 1);
+	int   *to = NEW(a, int, sel->n_buf + 1);
+
+	plan_model(g->spec, p);
+	p->target = arena_strdup(a, target);
+	p->n_tensor = (int)g->n_tensor;
+	p->tensor = g->tensor;
+	for (int i = 0; i < p->n_tensor; i++)
+		p->n_params += p->tensor[i].rows * (p->tensor[i].cols ? p->tensor[i].cols : 1);
+	p->n_pool = g->n_pool;
+	p->pool = g->pool;
+	plan_ropes(g->spec, a, p);
+	plan_buffers(g, sel, p, to);
+	p->n_kernel = sel->n_kernel;
+	p->kernel = NEW(a, PlanKernel, sel->n_kernel + 1);
+	for (int i = 0; i < sel->n_kernel; i++)
+		p->kernel[i] = sel->kernel[i]->row;
+	p->n_phase = PHASES;
+	p->phase = NEW(a, PlanPhase, PHASES);
+	for (int ph = 0; ph < PHASES; ph++) {
+		p->phase[ph] = (PlanPhase){ phase_name[ph], sel->n_step, NEW(a, PlanStep, sel->n_step) };
+		for (int i = 0; i < sel->n_step; i++)
+			plan_step(g, sel, to, &sel->step[ph][i], &p->phase[ph].step[i]);
+	}
+	return p;
+}

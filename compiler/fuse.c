@@ -1,0 +1,517 @@
+/* Rewrites of the graph: several ops become one whose kernel reads and writes less. Each pass is one pattern, with its contract
+ * above it. A rewrite is made only where a template of the target takes the result, so that a tuned part never turns
+ * into a slow one. Fused ops keep the output values of the last op they replace, and list the others in `makes`. */
+#include "compiler/graph.h"
+
+#include <string.h>
+
+#include "compiler/template.h"
+
+typedef struct Fuse {
+	Graph           *g;
+	const Templates *ts;
+	int             *uses;      /* [n_val] inputs that read it */
+	int             *mat_uses;  /* of these: x of a plain matmul */
+	size_t           cap_uses;
+} Fuse;
+
+/* --- bookkeeping --- */
+
+static void
+count(Fuse *f, const Op *op, int by)
+{
+	for (int k = 0; k < op_info[op->kind].n_in; k++)
+		if (op->in[k] >= 0) {
+			f->uses[op->in[k]] += by;
+			f->mat_uses[op->in[k]] += op->kind == OP_matmul && k == 0 ? by : 0;
+		}
+}
+
+static void
+recount(Fuse *f)
+{
+	Graph *g = f->g;
+
+	if (g->n_val > f->cap_uses) {
+		f->cap_uses = 2 * g->n_val;
+		f->uses = NEW(g->arena, int, f->cap_uses);
+		f->mat_uses = NEW(g->arena, int, f->cap_uses);
+	}
+	memset(f->uses, 0, f->cap_uses * sizeof *f->uses);
+	memset(f->mat_uses, 0, f->cap_uses * sizeof *f->mat_uses);
+	for (size_t i = 0; i < g->n_op; i++)
+		count(f, &g->op[i], 1);
+}
+
+/* values made by stacking come after those counted */
+static int
+uses_of(const Fuse *f, int v)
+{
+	return v >= 0 && (size_t)v < f->cap_uses ? f->uses[v] : 0;
+}
+
+static void
+drop(Fuse *f, Op *op)
+{
+	count(f, op, -1);
+	op->kind = OP_nop;
+}
+
+static void
+place(Fuse *f, Op *slot, const Op *fused)
+{
+	count(f, slot, -1);
+	*slot = *fused;
+	for (int k = 0; k < op_info[slot->kind].n_out; k++)
+		if (slot->out[k] >= 0)
+			f->g->val[slot->out[k]].def = (int)(slot - f->g->op);
+	for (int k = 0; k < op_info[slot->kind].n_in; k++)
+		if (slot->in[k] >= 0 && (size_t)slot->in[k] < f->cap_uses)
+			f->uses[slot->in[k]]++;
+}
+
+static Op *
+def(const Fuse *f, int v)
+{
+	int d = v < 0 ? -1 : f->g->val[v].def;
+	return d < 0 ? NULL : &f->g->op[d];
+}
+
+/* The op of this kind that makes v, when nothing else reads v. */
+static Op *
+only_def(const Fuse *f, int v, OpKind kind)
+{
+	Op *op = def(f, v);
+	return op && op->kind == kind && uses_of(f, v) == 1 ? op : NULL;
+}
+
+static Op
+fused_op(OpKind kind, const Op *like)
+{
+	Op op = { .kind = kind, .layer = like->layer, .loc = like->loc };
+
+	for (int i = 0; i < OP_MAX_IN; i++)
+		op.in[i] = -1;
+	for (int i = 0; i < OP_MAX_OUT; i++)
+		op.out[i] = -1;
+	return op;
+}
+
+static const char *
+name_of(const Fuse *f, int v)
+{
+	return f->g->val[v].name;
+}
+
+static bool
+accepted(const Fuse *f, const Op *op)
+{
+	return !f->ts || templates_accept(f->ts, f->g, op);
+}
+
+/* Tensors of `val` as one named after the layer; -1: of several dtypes. */
+static int
+stack(Fuse *f, int layer, const char *role, const int *val, int n)
+{
+	Graph *g = f->g;
+	const char *name = layer < 0 ? role : arena_printf(g->arena, "L%d.%s", layer, role);
+	int    v = graph_stack(g, name, val, n);
+
+	if (v >= 0 && f->ts)
+		templates_layout(f->ts, &g->tensor[g->val[v].tensor], 1);
+	return v;
+}
+
+/* --- the norm in front --- */
+
+typedef struct Front { int x, nw, nb; const char *kind; double eps; int plus_one; int norm; /* value; -1: not taken in */ } Front;
+
+static Front
+front_plain(int h)
+{
+	return (Front){ .x = h, .nw = -1, .nb = -1, .kind = "none", .norm = -1 };
+}
+
+/* The norm that makes h, if every reader of h is a matmul: then h may vanish, and each of them norms for itself. */
+static Front
+front_norm(const Fuse *f, int h)
+{
+	const Op *o = def(f, h);
+
+	if (!o || uses_of(f, h) != f->mat_uses[h])
+		return front_plain(h);
+	if (o->kind == OP_rmsnorm && op_int(o, "groups") == 1)
+		return (Front){ o->in[0], o->in[1], -1, "rms", op_num(o, "eps"), (int)op_int(o, "plus_one"), h };
+	if (o->kind == OP_layernorm)
+		return (Front){ o->in[0], o->in[1], o->in[2], "layer", op_num(o, "eps"), 0, h };
+	return front_plain(h);
+}
+
+static void
+set_front(Fuse *f, Op *op, const Front *n)
+{
+	op->in[0] = n->x;
+	op->in[1] = n->nw;
+	op->in[2] = n->nb;
+	op_set_word(f->g, op, "norm", n->kind);
+	op_set_num(f->g, op, "eps", n->eps);
+	op_set_int(f->g, op, "plus_one", n->plus_one);
+	if (n->norm >= 0)
+		op_makes(op, name_of(f, n->norm));
+}
+
+/* --- passes --- */
+
+/* q or k on its way from the matmul: [rope] of [per-head norm] of matmul */
+typedef struct Chain { Op *rope, *norm, *mat; } Chain;
+
+static bool
+chain_match(const Fuse *f, int v, int64_t heads, int64_t dim, Chain *c)
+{
+	*c = (Chain){ 0 };
+	if ((c->rope = only_def(f, v, OP_rope))) {
+		if (op_int(c->rope, "first") != 0)
+			return false;
+		v = c->rope->in[0];
+	}
+	if ((c->norm = only_def(f, v, OP_rmsnorm))) {
+		if (op_int(c->norm, "groups") != heads || op_int(c->norm, "dim") != dim)
+			return false;
+		v = c->norm->in[0];
+	}
+	c->mat = only_def(f, v, OP_matmul);
+	return c->mat != NULL;
+}
+
+static bool
+same_num(const Op *a, const Op *b, const char *key)
+{
+	return op_num(a, key) == op_num(b, key) && op_int(a, key) == op_int(b, key);
+}
+
+static bool
+chains_agree(const Chain *q, const Chain *k, const Op *v)
+{
+	if (!q->rope != !k->rope || !q->norm != !k->norm || q->mat->in[0] != k->mat->in[0] || q->mat->in[0] != v->in[0])
+		return false;
+	if (q->rope && (q->rope->in[1] != k->rope->in[1] || !same_num(q->rope, k->rope, "rope_dims") ||
+	                strcmp(op_word(q->rope, "style"), op_word(k->rope, "style")) != 0))
+		return false;
+	if (q->norm && (!same_num(q->norm, k->norm, "eps") || !same_num(q->norm, k->norm, "plus_one")))
+		return false;
+	return (q->mat->in[2] < 0) == (k->mat->in[2] < 0) && (k->mat->in[2] < 0) == (v->in[2] < 0);
+}
+
+static void
+chain_makes(const Fuse *f, Op *op, const Chain *c)
+{
+	op_makes(op, name_of(f, c->mat->out[0]));
+	if (c->norm)
+		op_makes(op, name_of(f, c->norm->out[0]));
+	if (c->rope)
+		op_makes(op, name_of(f, c->rope->out[0]));
+}
+
+/* q, k, v = matmuls of one h; per-head norms; rope; kv_append  ->  q, done = norm_qkv(x, ...)
+ *
+ * requires: q, k, v and all between them and the cache are read by nothing else; one dtype; V dim = head dim
+ * keeps:    q as attention reads it, the order value
+ * effect:   one read of x, one weight stream; k and v go straight to the cache. */
+static int
+fuse_norm_qkv(Fuse *f)
+{
+	Graph *g = f->g;
+	int    n = 0;
+
+	for (size_t i = 0; i < g->n_op; i++) {
+		Op *append = &g->op[i];
+		if (append->kind != OP_kv_append)
+			continue;
+		Op *att = NULL;
+		for (size_t j = i + 1; j < g->n_op && !att; j++)
+			if (g->op[j].kind == OP_attention && g->op[j].in[2] == append->out[0])
+				att = &g->op[j];
+		int64_t kv_heads = op_int(append, "kv_heads"), dim = op_int(append, "dim");
+		Chain   q, k;
+		Op     *v = only_def(f, append->in[1], OP_matmul);
+		if (!att || !v || dim != op_int(append, "v_dim") || !chain_match(f, att->in[0], op_int(att, "heads"), dim, &q) ||
+		    !chain_match(f, append->in[0], kv_heads, dim, &k) || !chains_agree(&q, &k, v))
+			continue;
+		int h = v->in[0], layer = append->layer;
+		int w = stack(f, layer, "qkv", (int[]){ q.mat->in[1], k.mat->in[1], v->in[1] }, 3), wb = -1;
+		if (q.mat->in[2] >= 0)
+			wb = stack(f, layer, "qkv.bias", (int[]){ q.mat->in[2], k.mat->in[2], v->in[2] }, 3);
+		if (w < 0 || (q.mat->in[2] >= 0 && wb < 0))
+			continue;
+		Front front[2] = { front_norm(f, h), front_plain(h) };
+		for (int t = front[0].norm < 0 ? 1 : 0; t < 2; t++) {
+			Op op = fused_op(OP_norm_qkv, q.mat);
+			op_set_int(g, &op, "hidden", op_int(v, "cols"));
+			op_set_int(g, &op, "heads", op_int(att, "heads"));
+			op_set_int(g, &op, "kv_heads", kv_heads);
+			op_set_int(g, &op, "dim", dim);
+			op_makes(&op, name_of(f, att->in[0]));
+			set_front(f, &op, &front[t]);
+			op_set_num(g, &op, "qk_eps", q.norm ? op_num(q.norm, "eps") : 0);
+			op_set_int(g, &op, "qk_plus_one", q.norm ? op_int(q.norm, "plus_one") : 0);
+			op_set_int(g, &op, "rope_dims", q.rope ? op_int(q.rope, "rope_dims") : 0);
+			op_set_word(g, &op, "style", q.rope ? op_word(q.rope, "style") : "half");
+			op.in[3] = w;
+			op.in[4] = wb;
+			op.in[5] = q.norm ? q.norm->in[1] : -1;
+			op.in[6] = k.norm ? k.norm->in[1] : -1;
+			op.in[7] = q.rope ? q.rope->in[1] : -1;
+			op.in[8] = append->in[2];
+			op.out[0] = att->in[0];
+			op.out[1] = append->out[0];
+			if (!accepted(f, &op))
+				continue;
+			chain_makes(f, &op, &q);
+			chain_makes(f, &op, &k);
+			op_makes(&op, name_of(f, v->out[0]));
+			Op *gone[] = { q.rope, q.norm, q.mat, k.rope, k.norm, k.mat, v };
+			for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
+				if (gone[d])
+					drop(f, gone[d]);
+			place(f, append, &op);
+			n++;
+			break;
+		}
+	}
+	return n;
+}
+
+/* y = glu(matmul(h, gate), matmul(h, up))  ->  y = norm_glu(x, [gate; up])
+ *
+ * requires: gate and up of one dtype, read by the glu alone
+ * keeps:    y
+ * effect:   one weight stream; gate and up never reach memory. */
+static int
+fuse_norm_glu(Fuse *f)
+{
+	Graph *g = f->g;
+	int    n = 0;
+
+	for (size_t i = 0; i < g->n_op; i++) {
+		Op *glu = &g->op[i];
+		if (glu->kind != OP_glu)
+			continue;
+		Op *a = only_def(f, glu->in[0], OP_matmul), *b = only_def(f, glu->in[1], OP_matmul);
+		if (!a || !b || a->in[0] != b->in[0] || (a->in[2] < 0) != (b->in[2] < 0))
+			continue;
+		bool shared = strstr(name_of(f, a->in[1]), "s_gate") != NULL;
+		int  w = stack(f, glu->layer, shared ? "s_gate_up" : "gate_up", (int[]){ a->in[1], b->in[1] }, 2), wb = -1;
+		if (a->in[2] >= 0)
+			wb = stack(f, glu->layer, shared ? "s_gate_up.bias" : "gate_up.bias", (int[]){ a->in[2], b->in[2] }, 2);
+		if (w < 0 || (a->in[2] >= 0 && wb < 0))
+			continue;
+		Front front[2] = { front_norm(f, a->in[0]), front_plain(a->in[0]) };
+		for (int t = front[0].norm < 0 ? 1 : 0; t < 2; t++) {
+			Op op = fused_op(OP_norm_glu, a);
+			op_set_int(g, &op, "rows", op_int(a, "rows"));
+			op_set_int(g, &op, "cols", op_int(a, "cols"));
+			op_makes(&op, name_of(f, glu->out[0]));
+			set_front(f, &op, &front[t]);
+			op_set_word(g, &op, "act", op_word(glu, "act"));
+			op.in[3] = w;
+			op.in[4] = wb;
+			op.out[0] = glu->out[0];
+			if (!accepted(f, &op))
+				continue;
+			op_makes(&op, name_of(f, a->out[0]));
+			op_makes(&op, name_of(f, b->out[0]));
+			drop(f, a);
+			drop(f, b);
+			place(f, glu, &op);
+			n++;
+			break;
+		}
+	}
+	return n;
+}
+
+/* y = f(matmul(norm(x))) for f = act or nothing  ->  norm_act or norm_matmul.
+ *
+ * requires: for act, that nothing else reads the matmul; for a plain matmul, a norm that only matmuls read
+ * keeps:    y
+ * effect:   the normed row is not written; several readers of one norm each repeat it. */
+static int
+fuse_norm_matmul(Fuse *f, bool with_act)
+{
+	Graph *g = f->g;
+	int    n = 0;
+
+	for (size_t i = 0; i < g->n_op; i++) {
+		Op *last = &g->op[i], *mat = last;
+		if (last->kind != (with_act ? OP_act : OP_matmul))
+			continue;
+		if (with_act && !(mat = only_def(f, last->in[0], OP_matmul)))
+			continue;
+		Front front[2] = { front_norm(f, mat->in[0]), front_plain(mat->in[0]) };
+		for (int t = front[0].norm < 0 ? 1 : 0; t < (with_act ? 2 : 1); t++) {
+			Op op = fused_op(with_act ? OP_norm_act : OP_norm_matmul, mat);
+			op_set_int(g, &op, "rows", op_int(mat, "rows"));
+			op_set_int(g, &op, "cols", op_int(mat, "cols"));
+			op_makes(&op, name_of(f, last->out[0]));
+			set_front(f, &op, &front[t]);
+			if (with_act)
+				op_set_word(g, &op, "act", op_word(last, "act"));
+			op.in[3] = mat->in[1];
+			op.in[4] = mat->in[2];
+			op.out[0] = last->out[0];
+			if (!accepted(f, &op))
+				continue;
+			if (with_act) {
+				op_makes(&op, name_of(f, mat->out[0]));
+				drop(f, mat);
+			}
+			place(f, last, &op);
+			n++;
+			break;
+		}
+	}
+	return n;
+}
+
+/* y = add(r, matmul(x, w))  ->  y = matmul_add(x, w, r)
+ *
+ * requires: the matmul's result is read by the add alone (a sandwich norm between them keeps them apart)
+ * keeps:    y: the residual stream, in r's memory where r ends here
+ * effect:   one pass over the row less; the block's output is not written on its own. */
+static int
+fuse_matmul_add(Fuse *f)
+{
+	Graph *g = f->g;
+	int    n = 0;
+
+	for (size_t i = 0; i < g->n_op; i++) {
+		Op *add = &g->op[i];
+		if (add->kind != OP_add)
+			continue;
+		Op *mat = only_def(f, add->in[1], OP_matmul);
+		if (!mat || add->in[0] == add->in[1])
+			continue;
+		Op op = fused_op(OP_matmul_add, mat);
+		op_set_int(g, &op, "rows", op_int(mat, "rows"));
+		op_set_int(g, &op, "cols", op_int(mat, "cols"));
+		op_set_num(g, &op, "scale", op_num(add, "scale"));
+		memcpy(op.in, mat->in, 3 * sizeof *op.in);
+		op.in[3] = add->in[0];
+		op.out[0] = add->out[0];
+		op_makes(&op, name_of(f, add->out[0]));
+		op_makes(&op, name_of(f, mat->out[0]));
+		if (!accepted(f, &op))
+			continue;
+		drop(f, mat);
+		place(f, add, &op);
+		n++;
+	}
+	return n;
+}
+
+/* logits = cap(matmul(norm(pick(x)), w))  ->  logits = head(x, w); cap and norm may be missing
+ *
+ * requires: a head without bias, each step read by the next alone
+ * keeps:    logits
+ * effect:   rows whose logits nobody wants are not touched. */
+static int
+fuse_head(Fuse *f)
+{
+	Graph *g = f->g;
+	int    n = 0;
+
+	for (size_t i = 0; i < g->n_op; i++) {
+		Op *mat = &g->op[i];
+		if (mat->kind != OP_matmul || mat->in[2] >= 0 || g->val[mat->out[0]].rows != SYM_n_out)
+			continue;
+		Op   *last = mat, *pick;
+		Front front = front_norm(f, mat->in[0]);
+		Op   *norm = front.norm >= 0 ? only_def(f, mat->in[0], def(f, mat->in[0])->kind) : NULL;
+		if (front.norm >= 0 && !norm)
+			front = front_plain(mat->in[0]);
+		if (!(pick = only_def(f, front.x, OP_pick)))
+			continue;
+		for (size_t j = i + 1; j < g->n_op; j++)
+			if (g->op[j].kind == OP_cap && g->op[j].in[0] == mat->out[0] && uses_of(f, mat->out[0]) == 1)
+				last = &g->op[j];
+		Op op = fused_op(OP_head, mat);
+		op_set_int(g, &op, "rows", op_int(mat, "rows"));
+		op_set_int(g, &op, "cols", op_int(mat, "cols"));
+		op_makes(&op, name_of(f, last->out[0]));
+		set_front(f, &op, &front);
+		op_set_num(g, &op, "cap", last->kind == OP_cap ? op_num(last, "cap") : 0);
+		op.in[0] = pick->in[0];
+		op.in[3] = mat->in[1];
+		op.out[0] = last->out[0];
+		op_makes(&op, name_of(f, mat->out[0]));
+		op_makes(&op, name_of(f, pick->out[0]));
+		if (!accepted(f, &op))
+			continue;
+		drop(f, pick);
+		if (norm)
+			drop(f, norm);
+		if (last != mat)
+			drop(f, mat);
+		place(f, last, &op);
+		n++;
+	}
+	return n;
+}
+
+/* Ops whose results nobody reads any more: norms that went into all their readers.
+ * requires: topological order; keeps: the last op (logits); effect: they are nops. */
+static int
+drop_dead(Fuse *f)
+{
+	Graph *g = f->g;
+	int    n = 0;
+
+	for (size_t i = g->n_op; i-- > 1;) { /* all but the last, which makes the logits */
+		Op  *op = &g->op[i - 1];
+		bool dead = op->kind != OP_nop;
+		for (int k = 0; k < op_info[op->kind].n_out; k++)
+			dead = dead && (op->out[k] < 0 || uses_of(f, op->out[k]) == 0);
+		if (dead) {
+			drop(f, op);
+			n++;
+		}
+	}
+	return n;
+}
+
+static int
+pass_norm_act(Fuse *f)
+{
+	return fuse_norm_matmul(f, true);
+}
+
+static int
+pass_norm_matmul(Fuse *f)
+{
+	return fuse_norm_matmul(f, false);
+}
+
+int
+graph_fuse(Graph *g, const Templates *ts, Strbuf *log)
+{
+	static const struct { const char *name; int (*run)(Fuse *); } pass[] = {
+		{ "norm_qkv", fuse_norm_qkv },       { "norm_glu", fuse_norm_glu },
+		{ "norm_act", pass_norm_act },       { "head", fuse_head },
+		{ "matmul_add", fuse_matmul_add },   { "norm_matmul", pass_norm_matmul },
+		{ "unused", drop_dead },
+	};
+	Fuse f = { .g = g, .ts = ts };
+	int  total = 0;
+
+	for (size_t i = 0; i < sizeof pass / sizeof *pass; i++) {
+		recount(&f);
+		int n = pass[i].run(&f);
+		graph_verify(g, pass[i].name);
+		total += n;
+		if (log)
+			strbuf_printf(log, "%s: %d\n", pass[i].name, n);
+	}
+	graph_sweep(g);
+	graph_verify(g, "sweep");
+	return total;
+}

@@ -1,0 +1,39 @@
+/* Templates: kernels as source with a typed head (templates/README.md). This file knows the grammar of the head and
+ * how names become values; it knows no op by name. */
+#ifndef LLMC_COMPILER_TEMPLATE_H
+#define LLMC_COMPILER_TEMPLATE_H
+
+#include "compiler/graph.h"
+
+enum { PHASE_DECODE, PHASE_MIXED, PHASES };
+extern const char *const phase_name[PHASES];
+
+typedef struct Template Template;
+
+/* What a template becomes for one op: the file's text and the kernel's row of the plan. */
+typedef struct Kernel {
+	const char *key;          /* 16 hex digits of the hash of text and headers */
+	const char *text;         /* expanded, without the comment on top */
+	int         n_header;
+	const char *const *header; /* "common/llmc_step.h", ... under templates/ */
+	PlanKernel  row;
+	int         n_scratch;    /* its last arguments */
+	Dtype       scratch_dtype[4]; /* DT_NONE: bytes */
+} Kernel;
+
+/* The templates of a CPU target: every embedded templates/cpu/<op>[_decode|_mixed].c.in. Errors in heads go to d. */
+Templates      *templates_load(const char *target, const Spec *s, Diag *d, Arena *perm);
+/* Tests: no embedded files, then texts one by one. */
+Templates      *templates_none(const char *target, const Spec *s, Diag *d, Arena *perm);
+bool            templates_add(Templates *ts, OpKind op, const char *path, const char *text);
+/* The template that runs op in this phase; NULL: none, the reference does. */
+const Template *templates_find(const Templates *ts, const Graph *g, const Op *op, int phase);
+bool            templates_accept(const Templates *ts, const Graph *g, const Op *op); /* in every phase */
+/* Layout of a tensor that kernels stream; `pieces`: equal parts of its rows that are read on their own (experts, heads). */
+void            templates_layout(const Templates *ts, PlanTensor *t, int64_t pieces);
+/* NULL with an error in d: a missing or mistyped binding, arguments that are not the op's. */
+const Kernel   *template_expand(const Templates *ts, const Template *t, const Graph *g, const Op *op, int phase);
+const char     *template_path(const Template *t);
+const char     *templates_target(const Templates *ts);
+
+#endif
