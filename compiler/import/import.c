@@ -1,0 +1,136 @@
+/* Import from end to end: read, find the family, map, hold against the tensors, write YAML. */
+#include "compiler/import/import.h"
+
+#include <ctype.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+
+/* A name for files and folders: the last part of the path, without the ending of a checkpoint. */
+static const char *
+model_name(Arena *a, const char *path)
+{
+	size_t end = strlen(path);
+
+	while (end > 1 && path[end - 1] == '/')
+		end--;
+	size_t start = end;
+	while (start > 0 && path[start - 1] != '/')
+		start--;
+	if (end - start > 5 && strncmp(path + end - 5, ".gguf", 5) == 0)
+		end -= 5;
+	if (end - start > 100)
+		end = start + 100;
+	char *name = arena_strndup(a, path + start, end - start);
+	for (char *p = name; *p; p++)
+		if (!isalnum((unsigned char)*p) && !strchr("._-", *p))
+			*p = '-';
+	if (*name == '.' || *name == '-' || !*name)
+		return arena_printf(a, "model%s", name);
+	return name;
+}
+
+/* Import writes what it found, not what family and defaults say anyway. */
+static bool
+goes_without_saying(const Source *s, SpecKey k)
+{
+	const char *text = s->value[k], *word = family_word(s, k), *def = word ? word : spec_key[k].def;
+	double x, y;
+
+	if (k == K_llmc || !def || (!word && strchr(def, '$')))
+		return false;
+	if (strcmp(text, def) == 0)
+		return true;
+	if (spec_key[k].type == TYPE_BOOL && !word)
+		return strcmp(text, strcmp(def, "0") == 0 ? "false" : "true") == 0;
+	return number_parse(text, &x) && number_parse(def, &y) && x == y;
+}
+
+static const char *
+yaml_text(const Source *s)
+{
+	const char *out = arena_printf(s->a, "# imported by llmc from %s\n", strcmp(s->format, "gguf") == 0 ? "a GGUF file" : "a Hugging Face folder");
+	const char *open = ""; /* the map whose keys are being written, one line each up to its last dot */
+
+	for (int k = 0; k < K_COUNT; k++) {
+		const char *path = spec_key[k].path;
+		size_t same = 0, depth = 0;
+		if (!s->value[k] || goes_without_saying(s, (SpecKey)k))
+			continue;
+		for (size_t i = 0; path[i] && path[i] == open[i]; i++)
+			if (path[i] == '.') {
+				same = i + 1;
+				depth++;
+			}
+		const char *p = path + same;
+		for (const char *dot; (dot = strchr(p, '.')); p = dot + 1)
+			out = arena_printf(s->a, "%s%*s%.*s:\n", out, (int)(2 * depth++), "", (int)(dot - p), p);
+		open = arena_strndup(s->a, path, (size_t)(p - path));
+		out = arena_printf(s->a, "%s%*s%s: %s\n", out, (int)(2 * depth), "", p, s->value[k]);
+	}
+	return out;
+}
+
+static Spec *
+resolve(const Source *s, const char *text)
+{
+	return spec_from_text(arena_printf(s->a, "%s (imported)", s->path), text, strlen(text), NULL, s->d, s->a);
+}
+
+static const char *
+real_path(Arena *a, const char *path)
+{
+	char real[PATH_MAX];
+
+	return arena_strdup(a, realpath(path, real) ? real : path);
+}
+
+static char *
+import(Source *s, bool gguf, llmc_error *err)
+{
+	if (gguf ? !source_read_gguf(s, err) : !source_read_hf(s, err))
+		return NULL;
+	if (!import_family(s))
+		return NULL;
+	source_set(s, K_llmc, "1");
+	source_set(s, K_name, spec_quote(s->a, model_name(s->a, real_path(s->a, s->path))));
+	source_set(s, K_family, s->family.name);
+	if (gguf)
+		source_convert_gguf(s);
+	else
+		source_convert_hf(s);
+	import_map(s);
+	if (s->have_tensors)
+		source_set(s, K_weights, spec_quote(s->a, real_path(s->a, s->path)));
+	source_set(s, K_checkpoint, s->format);
+	if (s->d->n_error)
+		return NULL;
+	const char *text = yaml_text(s);
+	Spec *spec = resolve(s, text);
+	for (int round = 0; spec && s->have_tensors && round < 3 && import_names(s, spec); round++)
+		spec = resolve(s, text = yaml_text(s));
+	if (!spec)
+		return NULL;
+	if (s->have_tensors) {
+		import_check(s, spec);
+		if (s->d->n_error || !resolve(s, text = yaml_text(s)))
+			return NULL;
+	}
+	return arena_strdup(s->a, text);
+}
+
+char *
+import_yaml(const char *src, Diag *d, Arena *perm, llmc_error *err)
+{
+	Source *s = NEW(perm, Source, 1);
+	bool folder = file_is_dir(src);
+
+	*s = (Source){ .d = d, .a = perm, .path = src };
+	if (folder && !file_exists(arena_printf(perm, "%s/config.json", src))) {
+		error_set(err, LLMC_E_INPUT, "%s: holds no config.json: a Hugging Face folder or a GGUF file is expected", src);
+		return NULL;
+	}
+	return import(s, !folder, err);
+}

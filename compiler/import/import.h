@@ -1,0 +1,67 @@
+/* Import: a checkpoint's own description (config.json, or the header of a GGUF file) -> YAML, driven by the family files.
+ *
+ * import_hf.c and import_gguf.c read a checkpoint into a Source: flat keys and a list of tensors, all in the arena.
+ * import_map.c finds the family and turns keys into values. import_names.c and import_check.c hold the result
+ * against the tensors. Nothing here names a family. */
+#ifndef LLMC_COMPILER_IMPORT_H
+#define LLMC_COMPILER_IMPORT_H
+
+#include "compiler/family.h"
+
+typedef struct SourceKey {
+	const char *name;  /* "rope_scaling.factor" */
+	ExprVal     val;
+	bool        used;
+} SourceKey;
+
+typedef struct SourceTensor {
+	const char *name;
+	Dtype       dtype;      /* DT_NONE: dtype_name says what */
+	const char *dtype_name;
+	int         n_dims;
+	int64_t     dim[8];     /* row-major in both formats */
+	bool        used;
+} SourceTensor;
+
+typedef struct Source {
+	Diag         *d;
+	Arena        *a;
+	const char   *path;
+	const char   *file;     /* for messages: config.json's path, or the GGUF's */
+	const char   *format;   /* hf | gguf */
+	const char   *arch;     /* gguf: general.architecture, which stands in front of keys */
+	size_t        n_key, cap_key;
+	SourceKey    *key;
+	bool          have_tensors;
+	size_t        n_tensor;
+	SourceTensor *tensor;   /* sorted by name */
+	Family        family;
+	const char   *value[K_COUNT]; /* YAML text of each key that import gives; NULL: none */
+} Source;
+
+/* Fill keys and tensors. false: an error is in s->d or *err. */
+bool source_read_hf(Source *s, llmc_error *err);
+bool source_read_gguf(Source *s, llmc_error *err);
+/* What crosses families: rope, dtype, eos. Before import_map, so that `$key` and virtual keys are there. */
+void source_convert_hf(Source *s);
+void source_convert_gguf(Source *s);
+
+SourceKey    *source_key(Source *s, const char *name);    /* marks it as used; NULL: absent */
+ExprVal       source_val(Source *s, const char *name);    /* marks it as used; null: absent */
+bool          source_num(Source *s, const char *name, double *out);
+const char   *source_str(Source *s, const char *name);    /* NULL: absent, or no text */
+void          source_add(Source *s, const char *name, ExprVal v); /* hides nothing that is there */
+void          source_use(Source *s, const char *pattern); /* mark keys as used */
+SourceTensor *source_tensor(const Source *s, const char *name);
+void          source_sort(Source *s);                     /* tensors, once they are all there */
+void          source_set(Source *s, SpecKey k, const char *text);
+void          source_set_num(Source *s, SpecKey k, double v);
+bool          source_set_layers(Source *s, SpecKey k, ExprVal layer_types);
+const char   *family_word(const Source *s, SpecKey k);    /* what the family's blocks say; NULL: nothing */
+
+bool import_family(Source *s);     /* match */
+void import_map(Source *s);        /* keys, values, when, expect, unknown keys */
+bool import_names(Source *s, const Spec *spec);  /* true: values changed, make the Spec again */
+void import_check(Source *s, const Spec *spec);  /* every tensor named is there and right, every other one is reported */
+
+#endif

@@ -1,0 +1,461 @@
+/* The description against the checkpoint's tensors: which prefix its names have, whether each tensor that the description
+ * needs is there with the right shape, which tensors nobody asked for, and which types are stored where. */
+#include "compiler/import/import.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compiler/selector.h"
+
+typedef struct Check {
+	Source     *s;
+	const Spec *spec;
+	int         n_missing;
+	/* one entry for each role: stored type by layer, [n_layers + 1], the last outside the layers */
+	size_t      n_role, cap_role;
+	struct Stored { const char *role; int8_t *dtype; bool vector; int64_t elems; } *role;
+} Check;
+
+static const char *
+expand(Arena *a, const char *name, int layer, int expert, const char *suffix)
+{
+	char *out = NEW(a, char, strlen(name) + strlen(suffix) + 64), *p = out;
+	int holes = 0;
+
+	while (*name) {
+		if (holes < 4 && (strncmp(name, "{l}", 3) == 0 || strncmp(name, "{e}", 3) == 0)) {
+			p += sprintf(p, "%d", name[1] == 'l' ? layer : expert);
+			name += 3;
+			holes++;
+		} else {
+			*p++ = *name++;
+		}
+	}
+	strcpy(p, suffix);
+	return out;
+}
+
+/* ------------------------------------------------------------------------------------------ names and head */
+
+static bool
+present(const Source *s, const TensorRule *r)
+{
+	return r && source_tensor(s, r->whole ? r->name : arena_printf(s->a, "%s.weight", r->name));
+}
+
+/* Names begin differently when a model was saved alone, as part of a wrapper, or without its head. */
+bool
+import_names(Source *s, const Spec *spec)
+{
+	const TensorRule *embed = rule_for(spec->tensor_rule, spec->n_tensor_rule, "embed");
+	const TensorRule *head = rule_for(spec->tensor_rule, spec->n_tensor_rule, "head");
+	static const struct { const char *from, *to; } ways[] = {
+		{ "", "language_model." },               /* wrappers of old */
+		{ "model.", "model.language_model." },   /* wrappers of today */
+		{ "model.", "language_model." },
+		{ "model.", "" },                        /* the model without its head */
+		{ "", "model." },
+	};
+	const char *prefix = s->family.format && node_get(s->family.format, "prefix") ? node_get(s->family.format, "prefix")->text : "";
+	bool changed = false, is_hf = strcmp(s->format, "hf") == 0;
+
+	if (!embed || !s->n_tensor)
+		return false;
+	const char *name = embed->name;
+	if (!present(s, embed) && is_hf) {
+		const char *bare = arena_printf(s->a, "%s.weight", name + strlen(prefix));
+		if (*prefix && source_tensor(s, bare)) {
+			source_set(s, K_names_prefix, "\"\"");
+			name += strlen(prefix);
+			changed = true;
+		}
+		for (size_t i = 0; !changed && i < sizeof ways / sizeof *ways; i++) {
+			size_t n = strlen(ways[i].from);
+			if (strncmp(name, ways[i].from, n) != 0)
+				continue;
+			const char *try = arena_printf(s->a, "%s%s", ways[i].to, name + n);
+			if (!source_tensor(s, arena_printf(s->a, "%s.weight", try)))
+				continue;
+			if (n)
+				source_set(s, K_names_replace, spec_quote(s->a, arena_printf(s->a, "%s>%s", ways[i].from, ways[i].to)));
+			else
+				source_set(s, K_names_prefix, spec_quote(s->a, arena_printf(s->a, "%s%s", ways[i].to, prefix)));
+			name = try;
+			changed = true;
+		}
+		if (changed)
+			return true; /* the head's name may have moved too: look at it in the next round */
+	}
+	if (!spec->head.tied && head && !present(s, head) && present(s, embed)) {
+		source_set(s, K_tied, "true"); /* a head that is not stored is the embedding */
+		return true;
+	}
+	return false;
+}
+
+/* ------------------------------------------------------------------------------------------- what is stored */
+
+static void
+stored(Check *c, const char *role, int layer, const SourceTensor *t, bool vector)
+{
+	struct Stored *r = NULL;
+	int n = c->spec->n_layers;
+
+	for (size_t i = 0; i < c->n_role; i++)
+		if (strcmp(c->role[i].role, role) == 0)
+			r = &c->role[i];
+	if (!r) {
+		c->role = arena_grow(c->s->a, c->role, &c->cap_role, c->n_role + 1, sizeof *c->role);
+		r = &c->role[c->n_role++];
+		*r = (struct Stored){ .role = role, .dtype = NEW(c->s->a, int8_t, n + 1), .vector = vector };
+		memset(r->dtype, DT_NONE, (size_t)n + 1);
+	}
+	int8_t *d = &r->dtype[layer < 0 ? n : layer];
+	if (*d != DT_NONE && *d != (int8_t)t->dtype)
+		err_at(c->s->d, (Loc){ 0 }, "%s: %s is stored as %s, other parts of %s in the same layer as %s: llmc wants one type for them",
+		       c->s->path, t->name, dtype_text(t->dtype), role, dtype_text((Dtype)*d));
+	*d = (int8_t)t->dtype;
+	int64_t elems = 1;
+	for (int i = 0; i < t->n_dims; i++)
+		if (__builtin_mul_overflow(elems, t->dim[i], &elems))
+			elems = INT64_MAX / 4096;
+	if (__builtin_add_overflow(r->elems, elems, &r->elems))
+		r->elems = INT64_MAX;
+}
+
+static const char *
+shape_text(Arena *a, const int64_t *dim, int n)
+{
+	const char *out = "";
+
+	for (int i = 0; i < n; i++)
+		out = arena_printf(a, "%s%s%lld", out, i ? ", " : "", (long long)dim[i]);
+	return arena_printf(a, "[%s]", out);
+}
+
+/* One tensor: rows of all the roles that it stacks; cols 0: a vector. */
+static void
+tensor(Check *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows, int64_t cols, const char *suffix)
+{
+	const char *name = expand(c->s->a, r->name, layer, expert, r->whole ? "" : suffix);
+	SourceTensor *t = source_tensor(c->s, name);
+
+	if (!t) {
+		if (++c->n_missing <= 8)
+			err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is missing (role %s)", c->s->path, name, role);
+		return;
+	}
+	t->used = true;
+	int64_t want = rows * (cols ? cols : 1), have = 1, last = t->n_dims ? t->dim[t->n_dims - 1] : 1;
+	for (int i = 0; i < t->n_dims; i++)
+		if (__builtin_mul_overflow(have, t->dim[i], &have))
+			have = -1;
+	/* a matrix in plain order has its columns last; vectors may have dimensions of 1 around them */
+	bool plain = cols && !r->transpose;
+	if (have != want || (plain && last != cols && !(rows == 1 && t->n_dims == 1))) {
+		int64_t dims[2] = { r->transpose && cols ? cols : rows, r->transpose && cols ? rows : cols };
+		err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s has the shape %s, %s is expected", c->s->path, name,
+		       shape_text(c->s->a, t->dim, t->n_dims), shape_text(c->s->a, dims, cols ? 2 : 1));
+		return;
+	}
+	if (t->dtype == DT_NONE || t->dtype == DT_I32 || t->dtype == DT_I64) {
+		err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is stored as %s, which llmc does not read", c->s->path, name, t->dtype == DT_NONE ? t->dtype_name : dtype_text(t->dtype));
+		return;
+	}
+	bool bias = strcmp(suffix, ".bias") == 0;
+	for (const char *p = r->role;;) {
+		size_t k = strcspn(p, "+");
+		const char *part = arena_strndup(c->s->a, p, k);
+		stored(c, bias ? arena_printf(c->s->a, "%s.bias", part) : part, layer, t, cols == 0);
+		if (!p[k])
+			break;
+		p += k + 1;
+	}
+}
+
+typedef struct Role { const char *name; int64_t rows, cols; bool bias; } Role;
+
+static const Role *
+role_named(const Role *role, int n, const char *name)
+{
+	for (int i = 0; i < n; i++)
+		if (strcmp(role[i].name, name) == 0)
+			return &role[i];
+	return NULL;
+}
+
+/* All roles of one place (outside the layers, or a layer), each tensor once. */
+static void
+roles(Check *c, const Role *role, int n, int layer, int n_experts)
+{
+	const Spec *s = c->spec;
+
+	for (int i = 0; i < n; i++) {
+		const TensorRule *r = rule_for(s->tensor_rule, s->n_tensor_rule, role[i].name);
+		int64_t rows = 0;
+		bool first = true;
+		if (!r) {
+			err_at(c->s->d, (Loc){ 0 }, "%s: family %s names no tensor for the role %s, which this model needs", c->s->path, s->family, role[i].name);
+			continue;
+		}
+		/* a stack is looked at with its first role, and has the rows of all */
+		for (const char *p = r->role;;) {
+			size_t k = strcspn(p, "+");
+			const Role *part = role_named(role, n, arena_strndup(c->s->a, p, k));
+			if (part)
+				rows += part->rows;
+			if (part && part < &role[i])
+				first = false;
+			if (!p[k])
+				break;
+			p += k + 1;
+		}
+		if (!first)
+			continue;
+		bool each = role[i].name[0] == 'e' && role[i].name[1] == '_';
+		if (each && !r->stacked) {
+			for (int e = 0; e < n_experts; e++)
+				tensor(c, r, role[i].name, layer, e, rows, role[i].cols, ".weight");
+		} else {
+			tensor(c, r, role[i].name, layer, -1, each ? rows * n_experts : rows, role[i].cols, ".weight");
+		}
+		if (role[i].bias)
+			tensor(c, r, role[i].name, layer, -1, rows, 0, ".bias");
+	}
+}
+
+#define ROLE(nm, r, c_, b) role[n++] = (Role){ nm, r, c_, b }
+
+static void
+layer_roles(Check *c, int l)
+{
+	const Spec *s = c->spec;
+	int64_t H = s->hidden, heads = s->attention.n_heads, D = s->attention.head_dim, W;
+	bool ab = s->attention.bias, nb = s->norm.bias;
+	Role role[32];
+	int n = 0;
+
+	if (s->norm.attn_in && s->norm.kind != NORM_NONE)
+		ROLE("attn_norm", H, 0, nb);
+	if (s->attention.kind == ATT_MLA) {
+		if (s->attention.q_rank) {
+			ROLE("q_a", s->attention.q_rank, H, ab);
+			ROLE("q_a_norm", s->attention.q_rank, 0, false);
+			ROLE("q_b", heads * D, s->attention.q_rank, false);
+		} else {
+			ROLE("q", heads * D, H, false);
+		}
+		ROLE("kv_a", s->attention.kv_rank + s->attention.rope_dim, H, ab);
+		ROLE("kv_a_norm", s->attention.kv_rank, 0, false);
+		ROLE("k_b", heads * s->attention.nope_dim, s->attention.kv_rank, false);
+		ROLE("v_b", heads * s->attention.v_dim, s->attention.kv_rank, false);
+	} else {
+		ROLE("q", heads * D, H, ab);
+		ROLE("k", s->attention.n_kv_heads * D, H, ab);
+		ROLE("v", s->attention.n_kv_heads * (int64_t)s->attention.v_dim, H, ab);
+		if (s->attention.qk_norm) {
+			ROLE("q_norm", D, 0, false);
+			ROLE("k_norm", D, 0, false);
+		}
+	}
+	ROLE("o", H, heads * s->attention.v_dim, s->attention.o_bias);
+	if (s->norm.attn_out)
+		ROLE("attn_out_norm", H, 0, nb);
+	if (s->norm.ffn_in && s->norm.kind != NORM_NONE)
+		ROLE("ffn_norm", H, 0, nb);
+	if (s->moe.n_experts && s->moe.layer_in[l]) {
+		W = s->moe.width;
+		ROLE("router", s->moe.n_experts, H, false);
+		if (s->moe.choice_bias)
+			ROLE("router_bias", s->moe.n_experts, 0, false);
+		ROLE("e_gate", W, H, false);
+		ROLE("e_up", W, H, false);
+		ROLE("e_down", H, W, false);
+		W = s->moe.shared_width;
+		if (W) {
+			ROLE("s_gate", W, H, false);
+			ROLE("s_up", W, H, false);
+			ROLE("s_down", H, W, false);
+		}
+		if (W && s->moe.shared_gate)
+			ROLE("s_mix", 1, H, false);
+	} else {
+		W = s->ffn.width;
+		if (s->ffn.gated)
+			ROLE("gate", W, H, s->ffn.bias);
+		ROLE("up", W, H, s->ffn.bias);
+		ROLE("down", H, W, s->ffn.bias);
+	}
+	if (s->norm.ffn_out)
+		ROLE("ffn_out_norm", H, 0, nb);
+	roles(c, role, n, l, s->moe.n_experts);
+}
+
+static void
+outer_roles(Check *c)
+{
+	const Spec *s = c->spec;
+	int64_t H = s->hidden;
+	Role role[12];
+	int n = 0;
+
+	ROLE("embed", s->vocab_size, H, false);
+	if (s->position == POS_LEARNED)
+		ROLE("pos_embed", s->max_positions + s->pos_offset, H, false);
+	if (s->norm.embed)
+		ROLE("embed_norm", H, 0, s->norm.bias);
+	if (s->norm.final && s->norm.kind != NORM_NONE)
+		ROLE("final_norm", H, 0, s->norm.bias);
+	if (!s->head.tied)
+		ROLE("head", s->vocab_size, H, s->head.bias);
+	if (s->rope[0].factors_tensor[1]) {
+		ROLE("rope_factors_long", s->rope[0].dims / 2, 0, false);
+		ROLE("rope_factors_short", s->rope[0].dims / 2, 0, false);
+	} else if (s->rope[0].factors_tensor[0]) {
+		ROLE("rope_factors", s->rope[0].dims / 2, 0, false);
+	}
+	roles(c, role, n, -1, 0);
+}
+
+/* ------------------------------------------------------------------------------------------- what is left */
+
+/* Does the name come of this pattern for some layer? -1: no; else the layer (0 for patterns without one). */
+static long
+layer_of(const char *pattern, const char *name, bool prefix)
+{
+	long layer = 0;
+
+	while (*pattern) {
+		if (strncmp(pattern, "{l}", 3) == 0 || strncmp(pattern, "{e}", 3) == 0) {
+			char *end;
+			if (*name < '0' || *name > '9')
+				return -1;
+			long v = strtol(name, &end, 10);
+			if (pattern[1] == 'l')
+				layer = v;
+			name = end;
+			pattern += 3;
+		} else if (*pattern++ != *name++) {
+			return -1;
+		}
+	}
+	return !*name || (prefix && *name == '.') ? layer : -1;
+}
+
+static void
+leftovers(Check *c)
+{
+	const Spec *s = c->spec;
+	const TensorRule *norm = rule_for(s->tensor_rule, s->n_tensor_rule, "q"), *head = rule_for(s->tensor_rule, s->n_tensor_rule, "head");
+	size_t n_beyond = 0, n_other = 0;
+	const char *other = NULL, *stem = NULL;
+
+	if (!norm)
+		norm = rule_for(s->tensor_rule, s->n_tensor_rule, "q_a");
+	if (norm) { /* "model.layers.{l}" */
+		const char *hole = strstr(norm->name, "{l}");
+		stem = hole ? arena_strndup(c->s->a, norm->name, (size_t)(hole - norm->name) + 3) : NULL;
+	}
+	for (size_t i = 0; i < c->s->n_tensor; i++) {
+		SourceTensor *t = &c->s->tensor[i];
+		bool dropped = t->used;
+		for (int k = 0; k < s->n_tensor_rule && !dropped; k++)
+			if (strcmp(s->tensor_rule[k].role, "drop") == 0)
+				dropped = layer_of(s->tensor_rule[k].name, t->name, false) >= 0;
+		if (dropped || (s->head.tied && head && layer_of(head->name, t->name, true) >= 0))
+			continue;
+		long layer = stem ? layer_of(stem, t->name, true) : -1;
+		if (layer >= s->n_layers) {
+			n_beyond++;
+		} else if (layer >= 0) {
+			err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is not used by this description: it would change the result, so the family %s does not fit",
+			       c->s->path, t->name, s->family);
+		} else {
+			n_other++;
+			other = other ? other : t->name;
+		}
+	}
+	if (n_beyond)
+		warn_at(c->s->d, (Loc){ 0 }, "%s: %zu tensors of layers beyond the %d of the model are left out", c->s->path, n_beyond, s->n_layers);
+	if (n_other)
+		warn_at(c->s->d, (Loc){ 0 }, "%s: %zu tensor%s outside the language model left out, as %s", c->s->path, n_other, n_other > 1 ? "s are" : " is", other);
+}
+
+/* ------------------------------------------------------------------------------------------ storage rules */
+
+static const char *
+rules_of(Check *c, const struct Stored *r, Dtype usual, const char *out)
+{
+	Arena *a = c->s->a;
+	int n = c->spec->n_layers;
+	bool bias = strchr(r->role, '.') != NULL;
+
+	for (int d = 0; d < DT_COUNT; d++) {
+		uint8_t *in = NEW(a, uint8_t, n + 1);
+		int count = 0, all = 0;
+		for (int l = 0; l < n; l++) {
+			in[l] = r->dtype[l] == d;
+			count += in[l];
+			all += r->dtype[l] != DT_NONE;
+		}
+		bool outside = r->dtype[n] == d;
+		if (!outside && !count)
+			continue;
+		/* biases fall back on their role's rule, so theirs are written whenever a file is not of one type */
+		if (d == (int)usual && !bias)
+			continue;
+		const char *layers = outside || count == all ? "" : arena_printf(a, ", layers: %s", selector_text(in, n, a));
+		out = arena_printf(a, "%s%s{tensor: %s%s, type: %s}", out, *out ? ", " : "", r->role, layers, dtype_text((Dtype)d));
+	}
+	return out;
+}
+
+static void
+storage(Check *c)
+{
+	int64_t elems[DT_COUNT] = { 0 };
+	Dtype usual = DT_NONE;
+	bool mixed = false;
+	const char *out = "";
+
+	/* the usual type is the one of most matrices in the layers; the embedding is one tensor among many */
+	for (size_t i = 0; i < c->n_role; i++)
+		for (int l = 0; l <= c->spec->n_layers; l++)
+			if (c->role[i].dtype[l] != DT_NONE) {
+				bool matrix = !c->role[i].vector && l < c->spec->n_layers;
+				elems[c->role[i].dtype[l]] += matrix ? c->role[i].elems / c->spec->n_layers + 1 : 0;
+			}
+	for (int d = 0; d < DT_COUNT; d++)
+		if (elems[d] > 0 && (usual == DT_NONE || elems[d] > elems[usual]))
+			usual = (Dtype)d;
+	if (usual == DT_NONE)
+		return;
+	for (size_t i = 0; i < c->n_role; i++)
+		for (int l = 0; l <= c->spec->n_layers; l++)
+			mixed |= c->role[i].dtype[l] != DT_NONE && c->role[i].dtype[l] != (int8_t)usual;
+	source_set(c->s, K_storage_default, dtype_text(usual));
+	for (int pass = 0; mixed && pass < 2; pass++) /* biases first: the first rule that matches decides */
+		for (size_t i = 0; i < c->n_role; i++)
+			if ((strchr(c->role[i].role, '.') != NULL) == (pass == 0))
+				out = rules_of(c, &c->role[i], usual, out);
+	if (*out)
+		source_set(c->s, K_storage_rules, arena_printf(c->s->a, "[%s]", out));
+}
+
+void
+import_check(Source *s, const Spec *spec)
+{
+	Check c = { .s = s, .spec = spec };
+	int before = s->d->n_error;
+
+	outer_roles(&c);
+	for (int l = 0; l < spec->n_layers; l++)
+		layer_roles(&c, l);
+	if (c.n_missing > 8)
+		note_at(s->d, (Loc){ 0 }, "%d tensors are missing altogether", c.n_missing);
+	if (s->d->n_error == before)
+		leftovers(&c);
+	if (s->d->n_error == before)
+		storage(&c);
+}

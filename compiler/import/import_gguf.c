@@ -1,0 +1,178 @@
+/* A GGUF file's header: scalar keys, short lists of numbers, and its tensors. */
+#include "compiler/import/import.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/gguf.h"
+
+enum { MAX_LIST = 4096 };
+
+/* A float of 32 bits as the shortest decimal that reads back as the same float: 1e-5, not 9.999999747378752e-06. */
+static double
+tidy_f32(double v)
+{
+	char text[40];
+	double back;
+
+	for (int digits = 1; digits <= 9; digits++) {
+		snprintf(text, sizeof text, "%.*g", digits, v);
+		for (char *p = text; *p; p++)
+			if (*p == ',')
+				*p = '.';
+		if (number_parse(text, &back) && (float)back == (float)v)
+			return back;
+	}
+	return v;
+}
+
+static void
+take_key(Source *s, const Gguf *g, const char *key)
+{
+	GgufType type, elem;
+	size_t count;
+	GgufStr str;
+	double v;
+
+	if (!gguf_type(g, key, &type, &elem, &count))
+		return;
+	if (type == GGUF_STR && gguf_str(g, key, &str)) {
+		/* templates and licences are long and describe nothing */
+		const char *text = str.n > 4096 || memchr(str.s, 0, str.n) ? "(long text)" : arena_strndup(s->a, str.s, str.n);
+		source_add(s, key, (ExprVal){ .kind = EXPR_STR, .str = text });
+	} else if (type == GGUF_ARR) {
+		ExprVal *item = NEW(s->a, ExprVal, MAX_LIST);
+		size_t n = 0;
+		for (; n < count && n < MAX_LIST && elem != GGUF_STR && gguf_arr_num(g, key, n, &v); n++)
+			item[n] = (ExprVal){ .kind = EXPR_NUM, .num = elem == GGUF_F32 ? tidy_f32(v) : v };
+		bool same = n == count && n > 0;
+		for (size_t i = 1; same && i < n; i++)
+			same = item[i].num == item[0].num;
+		/* one value for each layer, all alike, is one value */
+		source_add(s, key, same ? item[0] : (ExprVal){ .kind = EXPR_LIST, .n = n, .item = item });
+	} else if (gguf_num(g, key, &v)) {
+		source_add(s, key, (ExprVal){ .kind = type == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM, .num = type == GGUF_F32 ? tidy_f32(v) : v });
+	}
+}
+
+static void
+take_tensor(Source *s, const GgufTensor *t, SourceTensor *to)
+{
+	const char *type = ggml_type_name(t->ggml_type);
+
+	*to = (SourceTensor){ .name = arena_strdup(s->a, t->name), .dtype = t->dtype, .n_dims = t->n_dims,
+		.dtype_name = type ? type : arena_printf(s->a, "number %u", t->ggml_type) };
+	for (int i = 0; i < t->n_dims; i++)
+		to->dim[i] = t->dim[t->n_dims - 1 - i];
+}
+
+bool
+source_read_gguf(Source *s, llmc_error *err)
+{
+	Gguf *g = NULL;
+	jmp_buf outer;
+	double parts;
+
+	s->format = "gguf";
+	s->file = s->path;
+	if (gguf_open(s->path, &g, err) != LLMC_OK)
+		return false;
+	Gguf *volatile open = g;
+	memcpy(&outer, &s->a->oom, sizeof outer);
+	if (setjmp(s->a->oom)) {
+		gguf_close(open);
+		memcpy(&s->a->oom, &outer, sizeof outer);
+		longjmp(s->a->oom, 1);
+	}
+	for (size_t i = 0; i < gguf_n_keys(g); i++)
+		take_key(s, g, gguf_key_at(g, i));
+	s->have_tensors = true;
+	s->n_tensor = gguf_n_tensors(g);
+	s->tensor = NEW(s->a, SourceTensor, s->n_tensor + 1);
+	for (size_t i = 0; i < s->n_tensor; i++)
+		take_tensor(s, gguf_tensor_at(g, i), &s->tensor[i]);
+	source_sort(s);
+	memcpy(&s->a->oom, &outer, sizeof outer);
+	gguf_close(g);
+
+	if (source_num(s, "split.count", &parts) && parts > 1) {
+		err_at(s->d, (Loc){ 0 }, "%s: is one of %.0f parts: join them first with `llama-gguf-split --merge FIRST-PART OUT.gguf`", s->path, parts);
+		return false;
+	}
+	s->arch = source_str(s, "general.architecture");
+	if (!s->arch) {
+		err_at(s->d, (Loc){ 0 }, "%s: has no general.architecture: not a language model", s->path);
+		return false;
+	}
+	if (s->n_tensor == 0) {
+		err_at(s->d, (Loc){ 0 }, "%s: holds no tensors, only a vocabulary", s->path);
+		return false;
+	}
+	return true;
+}
+
+static void
+scaling(Source *s)
+{
+	const char *type = source_str(s, "rope.scaling.type");
+	bool lists = source_tensor(s, "rope_factors_long.weight") && source_tensor(s, "rope_factors_short.weight");
+	double v, max;
+
+	if (source_tensor(s, "rope_freqs.weight") || lists)
+		source_set(s, K_rope_factors, "true");
+	if (lists)
+		type = "longrope";
+	if (!type || strcmp(type, "none") == 0) {
+		if (source_num(s, "rope.scale_linear", &v) && v != 1) {
+			source_set(s, K_rope_scaling, "linear");
+			source_set_num(s, K_rope_factor, v);
+		}
+		return;
+	}
+	if (strcmp(type, "linear") != 0 && strcmp(type, "yarn") != 0 && strcmp(type, "longrope") != 0) {
+		err_at(s->d, (Loc){ 0 }, "%s: rope.scaling.type = %.60s: llmc knows none, linear, yarn and longrope in GGUF files", s->path, type);
+		return;
+	}
+	source_set(s, K_rope_scaling, type);
+	static const struct { SpecKey k; const char *key; } copy[] = {
+		{ K_rope_factor, "rope.scaling.factor" },
+		{ K_rope_original, "rope.scaling.original_context_length" },
+		{ K_rope_attention_factor, "rope.scaling.attn_factor" },
+		{ K_rope_beta_fast, "rope.scaling.yarn_beta_fast" },
+		{ K_rope_beta_slow, "rope.scaling.yarn_beta_slow" },
+	};
+	for (size_t i = 0; i < sizeof copy / sizeof *copy; i++)
+		if (source_num(s, copy[i].key, &v))
+			source_set_num(s, copy[i].k, v);
+	if (strcmp(type, "longrope") == 0 && !s->value[K_rope_factor] && source_num(s, "context_length", &max) &&
+	    source_num(s, "rope.scaling.original_context_length", &v) && v > 0)
+		source_set_num(s, K_rope_factor, max > v ? max / v : 1);
+}
+
+void
+source_convert_gguf(Source *s)
+{
+	static const char *const ends[] = { "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id" };
+	const char *out = "";
+	double v, seen[3];
+	int n = 0;
+
+	scaling(s);
+	for (int i = 0; i < 3; i++) {
+		if (!source_num(s, ends[i], &v) || v < 0)
+			continue;
+		bool again = false;
+		for (int j = 0; j < n; j++)
+			again |= seen[j] == v;
+		if (again)
+			continue;
+		seen[n++] = v;
+		out = arena_printf(s->a, "%s%s%.0f", out, *out ? ", " : "", v);
+	}
+	if (*out)
+		source_set(s, K_eos, arena_printf(s->a, "[%s]", out));
+	if (source_num(s, "tokenizer.ggml.bos_token_id", &v))
+		source_set_num(s, K_bos, v);
+}

@@ -1,0 +1,382 @@
+/* A Hugging Face folder: config.json, generation_config.json and the headers of its safetensors. Conventions that cross
+ * families are undone here: text_config, rope_scaling or rope_parameters, dtype, eos, quantization_config. */
+#include "compiler/import/import.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "formats/safetensors.h"
+
+enum { MAX_JSON_BYTES = 8 << 20, MAX_JSON_DEPTH = 6, MAX_JSON_LIST = 65536 };
+
+static ExprVal
+json_val(Source *s, const json_t *j, int depth)
+{
+	switch (json_typeof(j)) {
+	case JSON_INTEGER:
+	case JSON_REAL:
+		return (ExprVal){ .kind = EXPR_NUM, .num = json_number_value(j) };
+	case JSON_TRUE:
+	case JSON_FALSE:
+		return (ExprVal){ .kind = EXPR_BOOL, .num = json_is_true(j) };
+	case JSON_STRING:
+		return (ExprVal){ .kind = EXPR_STR, .str = arena_strndup(s->a, json_string_value(j), json_string_length(j)) };
+	case JSON_ARRAY: {
+		size_t n = json_array_size(j);
+		if (depth > MAX_JSON_DEPTH || n > MAX_JSON_LIST)
+			break;
+		ExprVal *item = NEW(s->a, ExprVal, n + 1);
+		for (size_t i = 0; i < n; i++)
+			item[i] = json_val(s, json_array_get(j, i), depth + 1);
+		return (ExprVal){ .kind = EXPR_LIST, .n = n, .item = item };
+	}
+	case JSON_OBJECT:
+	case JSON_NULL:
+		break;
+	}
+	return (ExprVal){ .kind = EXPR_NULL };
+}
+
+/* {"a": {"b": 1}} -> a.b = 1 */
+static void
+flatten(Source *s, const json_t *object, const char *prefix, bool used, int depth)
+{
+	const char *name;
+	json_t *v;
+
+	json_object_foreach((json_t *)object, name, v) {
+		const char *path = arena_printf(s->a, "%s%s", prefix, name);
+		if (json_is_object(v) && depth < MAX_JSON_DEPTH) {
+			source_add(s, path, (ExprVal){ .kind = EXPR_BOOL, .num = 1 }); /* has(path) */
+			flatten(s, v, arena_printf(s->a, "%s.", path), used, depth + 1);
+			source_use(s, path);
+		} else {
+			source_add(s, path, json_val(s, v, depth));
+			if (used)
+				source_use(s, path);
+		}
+	}
+}
+
+static json_t *
+load_json(const char *path, llmc_error *err)
+{
+	Strbuf text = { 0 };
+	json_error_t je;
+
+	if (file_read(path, MAX_JSON_BYTES, &text, err) != LLMC_OK) {
+		strbuf_release(&text);
+		return NULL;
+	}
+	json_t *root = json_loadb(strbuf_str(&text), text.len, JSON_REJECT_DUPLICATES, &je);
+	strbuf_release(&text);
+	if (!root)
+		error_set(err, LLMC_E_INPUT, "%s:%d:%d: error: not JSON: %s", path, je.line, je.column, je.text);
+	else if (!json_is_object(root)) {
+		json_decref(root);
+		root = NULL;
+		error_set(err, LLMC_E_INPUT, "%s: a JSON object is expected", path);
+	}
+	return root;
+}
+
+/* The language model of a wrapper with other parts stands in text_config; what stands around it describes those parts. */
+static void
+take_config(Source *s, const json_t *root)
+{
+	const json_t *text = json_object_get(root, "text_config");
+
+	if (!json_is_object(text)) {
+		flatten(s, root, "", false, 0);
+		return;
+	}
+	flatten(s, text, "", false, 0);
+	size_t own = s->n_key;
+	flatten(s, root, "", false, 0);
+	for (size_t i = own; i < s->n_key; i++)
+		s->key[i].used = true;
+	if (json_object_get(root, "vision_config") || json_object_get(root, "audio_config"))
+		warn_at(s->d, (Loc){ 0 }, "%s: only the language model is imported, not the parts that see or hear", s->file);
+}
+
+static void
+take_generation(Source *s, const json_t *root)
+{
+	static const char *const keys[] = { "eos_token_id", "bos_token_id" };
+
+	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+		const json_t *v = json_object_get(root, keys[i]);
+		if (!v || json_is_null(v))
+			continue;
+		const char *path = arena_printf(s->a, "generation_config.%s", keys[i]);
+		source_add(s, path, json_val(s, v, 0));
+		source_use(s, path);
+	}
+}
+
+static void
+take_tensors(Source *s, const Safetensors *st)
+{
+	s->have_tensors = true;
+	s->n_tensor = safetensors_n(st);
+	s->tensor = NEW(s->a, SourceTensor, s->n_tensor + 1);
+	for (size_t i = 0; i < s->n_tensor; i++) {
+		const StTensor *t = safetensors_at(st, i);
+		s->tensor[i] = (SourceTensor){ .name = arena_strdup(s->a, t->name), .dtype = t->dtype, .dtype_name = arena_strdup(s->a, t->dtype_name ? t->dtype_name : "?"), .n_dims = t->n_dims };
+		memcpy(s->tensor[i].dim, t->dim, sizeof t->dim);
+	}
+	source_sort(s);
+}
+
+/* A folder without any weights is a description all the same. */
+static bool
+has_weights(const char *dir, Arena *a)
+{
+	static const char *const names[] = { "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json" };
+
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (file_exists(arena_printf(a, "%s/%s", dir, names[i])))
+			return true;
+	return false;
+}
+
+bool
+source_read_hf(Source *s, llmc_error *err)
+{
+	json_t *volatile config = NULL, *volatile generation = NULL;
+	Safetensors *volatile weights = NULL;
+	volatile bool ok = false;
+	jmp_buf outer;
+
+	s->format = "hf";
+	s->file = arena_printf(s->a, "%s/config.json", s->path);
+	const char *more = arena_printf(s->a, "%s/generation_config.json", s->path);
+	bool look = has_weights(s->path, s->a);
+	memcpy(&outer, &s->a->oom, sizeof outer);
+	if (setjmp(s->a->oom)) {
+		json_decref(config);
+		json_decref(generation);
+		if (weights)
+			safetensors_close(weights);
+		memcpy(&s->a->oom, &outer, sizeof outer);
+		longjmp(s->a->oom, 1);
+	}
+	config = load_json(s->file, err);
+	if (!config)
+		goto done;
+	if (file_exists(more)) {
+		generation = load_json(more, err);
+		if (!generation)
+			goto done;
+	}
+	if (look || !json_object_get(config, "model_type")) {
+		Safetensors *st = NULL;
+		if (look && safetensors_open(s->path, &st, err) != LLMC_OK)
+			goto done;
+		weights = st;
+	} else {
+		/* a single .safetensors of another name, or nothing */
+		Safetensors *st = NULL;
+		llmc_error none = { 0 };
+		if (safetensors_open(s->path, &st, &none) == LLMC_OK)
+			weights = st;
+		else if (strstr(none.text, ".bin")) {
+			if (err)
+				*err = none;
+			goto done;
+		}
+	}
+	take_config(s, config);
+	if (generation)
+		take_generation(s, generation);
+	if (weights)
+		take_tensors(s, weights);
+	ok = true;
+done:
+	json_decref(config);
+	json_decref(generation);
+	if (weights)
+		safetensors_close(weights);
+	memcpy(&s->a->oom, &outer, sizeof outer);
+	return ok;
+}
+
+/* ------------------------------------------------------------------------------------------- conversions */
+
+static const char *
+dtype_word(const char *name)
+{
+	const char *tail = name && strncmp(name, "torch.", 6) == 0 ? name + 6 : name;
+
+	return !tail ? NULL : strcmp(tail, "bfloat16") == 0 ? "bf16" : strcmp(tail, "float16") == 0 ? "f16" : strcmp(tail, "float32") == 0 ? "f32" : NULL;
+}
+
+static void
+list_numbers(Source *s, SpecKey k, ExprVal v)
+{
+	const char *out = "";
+	char num[40];
+
+	if (v.kind != EXPR_LIST)
+		return;
+	for (size_t i = 0; i < v.n; i++) {
+		if (v.item[i].kind != EXPR_NUM) {
+			err_at(s->d, (Loc){ 0 }, "%s: the list for %s holds something that is no number", s->file, spec_key[k].path);
+			return;
+		}
+		number_text(num, v.item[i].num);
+		out = arena_printf(s->a, "%s%s%s", out, i ? ", " : "", num);
+	}
+	source_set(s, k, arena_printf(s->a, "[%s]", out));
+}
+
+static SpecKey
+at(SpecKey base, SpecKey main)
+{
+	/* the local table's rows follow the main one's order, but for `dims`, which stands behind theta in one and before in the other */
+	return (SpecKey)(base + (main - K_rope_scaling));
+}
+
+static void
+num_key(Source *s, SpecKey k, const char *object, const char *key)
+{
+	double v;
+
+	if (source_num(s, arena_printf(s->a, "%s.%s", object, key), &v))
+		source_set_num(s, k, v);
+}
+
+/* One object of rope parameters; base: K_rope_scaling or K_local_scaling. */
+static void
+convert_rope(Source *s, const char *object, SpecKey base)
+{
+	const char *type = source_str(s, arena_printf(s->a, "%s.rope_type", object));
+	const char *old = source_str(s, arena_printf(s->a, "%s.type", object));
+	ExprVal shorts = source_val(s, arena_printf(s->a, "%s.short_factor", object));
+	ExprVal longs = source_val(s, arena_printf(s->a, "%s.long_factor", object));
+	double max = 0, original = 0, v;
+
+	if (!type)
+		type = old;
+	if (!type || strcmp(type, "default") == 0)
+		return;
+	if (strcmp(type, "su") == 0 || (strcmp(type, "yarn") == 0 && shorts.kind == EXPR_LIST))
+		type = "longrope"; /* earlier names of it */
+	static const char *const known[] = { "linear", "dynamic", "yarn", "llama3", "longrope" };
+	bool found = false;
+	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+		found |= strcmp(known[i], type) == 0;
+	if (!found) {
+		err_at(s->d, (Loc){ 0 }, "%s: %s.rope_type = %.60s: llmc knows default, linear, dynamic, yarn, llama3 and longrope", s->file, object, type);
+		return;
+	}
+	source_set(s, base, arena_strdup(s->a, type));
+	num_key(s, at(base, K_rope_factor), object, "factor");
+	num_key(s, at(base, K_rope_low_freq), object, "low_freq_factor");
+	num_key(s, at(base, K_rope_high_freq), object, "high_freq_factor");
+	num_key(s, at(base, K_rope_beta_fast), object, "beta_fast");
+	num_key(s, at(base, K_rope_beta_slow), object, "beta_slow");
+	num_key(s, at(base, K_rope_attention_factor), object, "attention_factor");
+	num_key(s, at(base, K_rope_mscale), object, "mscale");
+	num_key(s, at(base, K_rope_mscale_all_dim), object, "mscale_all_dim");
+	ExprVal truncate = source_val(s, arena_printf(s->a, "%s.truncate", object));
+	if (truncate.kind == EXPR_BOOL)
+		source_set_num(s, at(base, K_rope_truncate), truncate.num);
+	list_numbers(s, at(base, K_rope_short_factor), shorts);
+	list_numbers(s, at(base, K_rope_long_factor), longs);
+	if (source_num(s, arena_printf(s->a, "%s.original_max_position_embeddings", object), &v) ||
+	    source_num(s, "original_max_position_embeddings", &v))
+		original = v;
+	if (original > 0)
+		source_set_num(s, at(base, K_rope_original), original);
+	/* longrope says its stretch by the two lengths */
+	if (strcmp(type, "longrope") == 0 && original > 0 && source_num(s, "max_position_embeddings", &max))
+		source_set_num(s, at(base, K_rope_factor), max > original ? max / original : 1);
+	source_use(s, arena_printf(s->a, "%s.finetuned", object));
+}
+
+static bool
+copy_num(Source *s, const char *from, const char *to)
+{
+	ExprVal v = source_val(s, from);
+
+	if (v.kind != EXPR_NUM)
+		return false;
+	source_add(s, to, v);
+	return true;
+}
+
+/* Makes the keys rope.theta and rope.partial_rotary_factor that family files may name, whatever the source calls them. */
+static void
+rope_keys(Source *s)
+{
+	static const char *const objects[] = { "rope_parameters", "rope_scaling" };
+	bool layered = source_val(s, "rope_parameters.full_attention").kind != EXPR_NULL ||
+	               source_val(s, "rope_parameters.sliding_attention").kind != EXPR_NULL;
+
+	if (layered) {
+		copy_num(s, "rope_parameters.full_attention.rope_theta", "rope.theta");
+		copy_num(s, "rope_parameters.full_attention.partial_rotary_factor", "rope.partial_rotary_factor");
+		copy_num(s, "rope_parameters.sliding_attention.rope_theta", "rope.local.theta");
+		convert_rope(s, "rope_parameters.full_attention", K_rope_scaling);
+		convert_rope(s, "rope_parameters.sliding_attention", K_local_scaling);
+	}
+	for (size_t i = 0; i < 2; i++) {
+		copy_num(s, arena_printf(s->a, "%s.rope_theta", objects[i]), "rope.theta");
+		copy_num(s, arena_printf(s->a, "%s.partial_rotary_factor", objects[i]), "rope.partial_rotary_factor");
+		if (!layered && !s->value[K_rope_scaling])
+			convert_rope(s, objects[i], K_rope_scaling);
+	}
+	copy_num(s, "rope_theta", "rope.theta");
+	copy_num(s, "rotary_emb_base", "rope.theta");
+	copy_num(s, "partial_rotary_factor", "rope.partial_rotary_factor");
+	copy_num(s, "rotary_pct", "rope.partial_rotary_factor");
+	copy_num(s, "rope_local_base_freq", "rope.local.theta");
+	source_use(s, "rope.*");
+	source_use(s, "original_max_position_embeddings");
+}
+
+static void
+ids(Source *s, SpecKey k, ExprVal v)
+{
+	const char *out = "";
+	char num[40];
+	const ExprVal one = v;
+
+	if (v.kind == EXPR_NUM)
+		v = (ExprVal){ .kind = EXPR_LIST, .n = 1, .item = &one };
+	for (size_t i = 0; v.kind == EXPR_LIST && i < v.n; i++) {
+		if (v.item[i].kind != EXPR_NUM || v.item[i].num < 0)
+			continue; /* -1 stands for none here and there */
+		number_text(num, v.item[i].num);
+		out = arena_printf(s->a, "%s%s%s", out, *out ? ", " : "", num);
+		if (spec_key[k].type == TYPE_INT)
+			break;
+	}
+	if (*out)
+		source_set(s, k, spec_key[k].type == TYPE_INT ? out : arena_printf(s->a, "[%s]", out));
+}
+
+void
+source_convert_hf(Source *s)
+{
+	const char *method = source_str(s, "quantization_config.quant_method");
+
+	if (method || source_val(s, "quantization_config").kind != EXPR_NULL)
+		err_at(s->d, (Loc){ 0 }, "%s: these weights are quantised by %.60s, which llmc does not read yet: take the unquantised checkpoint, or a GGUF file of it",
+		       s->file, method ? method : "a method that quantization_config does not name");
+	source_use(s, "quantization_config*");
+	rope_keys(s);
+	const char *torch = source_str(s, "torch_dtype"), *plain = source_str(s, "dtype");
+	const char *dtype = dtype_word(plain ? plain : torch);
+	if (dtype)
+		source_set(s, K_dtype, dtype);
+	ExprVal eos = source_val(s, "generation_config.eos_token_id"), own = source_val(s, "eos_token_id");
+	ids(s, K_eos, eos.kind != EXPR_NULL ? eos : own);
+	ExprVal bos = source_val(s, "generation_config.bos_token_id"), own_bos = source_val(s, "bos_token_id");
+	ids(s, K_bos, own_bos.kind != EXPR_NULL ? own_bos : bos);
+}

@@ -1,0 +1,376 @@
+/* The family file at work: `match` finds it, `keys` and `when` turn the source's keys into ours, `values` translates words,
+ * `expect` refuses what nobody supports. */
+#include "compiler/import/import.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static ExprVal
+env_key(void *user, const char *name)
+{
+	Source *s = user;
+
+	if (s->arch && strcmp(name, "arch") == 0)
+		return (ExprVal){ .kind = EXPR_STR, .str = s->arch };
+	return source_val(s, name);
+}
+
+/* What import has found for one of our keys, or what the family says of it. */
+static ExprVal
+env_resolved(void *user, const char *name)
+{
+	Source *s = user;
+	int k = spec_key_find(name);
+	const char *text = k < 0 ? NULL : s->value[k] ? s->value[k] : family_word(s, (SpecKey)k);
+	double v;
+
+	if (!text)
+		return (ExprVal){ .kind = EXPR_NULL };
+	if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0)
+		return (ExprVal){ .kind = EXPR_BOOL, .num = *text == 't' };
+	if (number_parse(text, &v))
+		return (ExprVal){ .kind = EXPR_NUM, .num = v };
+	return (ExprVal){ .kind = EXPR_STR, .str = text };
+}
+
+static bool
+env_has(void *user, const char *pattern)
+{
+	Source *s = user;
+
+	if (!strchr(pattern, '*'))
+		return source_val(s, pattern).kind != EXPR_NULL || source_tensor(s, pattern);
+	for (size_t i = 0; i < s->n_key; i++)
+		if (glob_match(pattern, s->key[i].name) && s->key[i].val.kind != EXPR_NULL)
+			return true;
+	for (size_t i = 0; i < s->n_tensor; i++)
+		if (glob_match(pattern, s->tensor[i].name))
+			return true;
+	return false;
+}
+
+static bool
+env_rows(void *user, const char *tensor, double *out)
+{
+	const SourceTensor *t = source_tensor(user, tensor);
+
+	if (!t || t->n_dims < 1)
+		return false;
+	*out = (double)t->dim[0];
+	return true;
+}
+
+static bool
+eval(Source *s, const Node *n, ExprVal *out)
+{
+	ExprEnv env = { .user = s, .key = env_key, .resolved = env_resolved, .has = env_has, .rows = env_rows };
+
+	return expr_eval(n->text, n->loc, &env, s->d, s->a, out);
+}
+
+bool
+import_family(Source *s)
+{
+	const Node *index = family_file("families/_index.yaml", NULL, s->d, s->a);
+	const Node *list = index ? node_get(index, "families") : NULL;
+	const char *names = "";
+
+	if (!list || list->kind != NODE_LIST) {
+		err_at(s->d, (Loc){ 0 }, "families/_index.yaml has no list `families`");
+		return false;
+	}
+	for (size_t i = 0; i < list->n; i++) {
+		const Node *name = list->item[i];
+		Family f;
+		if (name->kind != NODE_SCALAR || !family_load(&f, name->text, NULL, s->format, name->loc, s->d, s->a))
+			return false;
+		const Node *match = node_get(f.root, "match"), *m = match ? node_get(match, s->format) : NULL;
+		ExprVal v;
+		if (!m || m->kind != NODE_SCALAR)
+			continue;
+		if (!eval(s, m, &v))
+			return false;
+		if (expr_true(v)) {
+			s->family = f;
+			return true;
+		}
+		names = arena_printf(s->a, "%s%s%s", names, *names ? ", " : "", f.name);
+	}
+	const char *type = s->arch ? s->arch : source_str(s, "model_type");
+	err_at(s->d, (Loc){ 0 }, "%s: no family file matches %s = %.60s; llmc knows %s; docs/adding-a-family.md tells how to add one", s->file,
+	       s->arch ? "general.architecture" : "model_type", type ? type : "(absent)", names);
+	return false;
+}
+
+/* "{from: first_dense, every: step}" -> a selector with numbers in it; NULL: a key is absent */
+static const char *
+fill_template(Source *s, const Node *n)
+{
+	Node *t = yaml_parse(yaml_source(s->a, n->loc.src->name, n->text, strlen(n->text)), s->d, s->a);
+	const char *out = "";
+
+	if (!t || t->kind != NODE_MAP)
+		return NULL;
+	bool complete = true; /* every key is looked up all the same: the family knows them */
+	for (size_t i = 0; i < t->n; i++) {
+		ExprVal v;
+		char num[40];
+		const char *text;
+		if (t->item[i]->kind != NODE_SCALAR)
+			return NULL;
+		t->item[i]->loc = n->loc;
+		if (!eval(s, t->item[i], &v))
+			return NULL;
+		if (v.kind == EXPR_NUM || v.kind == EXPR_BOOL) {
+			number_text(num, v.num);
+			text = num;
+		} else if (v.kind == EXPR_LIST) {
+			text = "[";
+			for (size_t j = 0; j < v.n; j++) {
+				number_text(num, v.item[j].num);
+				text = arena_printf(s->a, "%s%s%s", text, j ? ", " : "", num);
+			}
+			text = arena_printf(s->a, "%s]", text);
+		} else {
+			complete = false;
+			continue;
+		}
+		out = arena_printf(s->a, "%s%s%s: %s", out, *out ? ", " : "", t->key[i]->text, text);
+	}
+	return complete ? arena_printf(s->a, "{%s}", out) : NULL;
+}
+
+static const Node *
+in_family(const Source *s, const char *part, const char *key)
+{
+	const Node *own = s->family.format ? node_get(s->family.format, part) : NULL, *v = own ? node_get(own, key) : NULL;
+	const Node *base = node_get(s->family.base, part);
+
+	return v ? v : base ? node_get(base, key) : NULL;
+}
+
+/* A word of the source in our words. */
+static const char *
+word_value(Source *s, SpecKey k, const char *word, const Node *expr)
+{
+	const Node *map = in_family(s, "values", spec_key[k].path), *v = map ? node_get(map, word) : NULL;
+	const char *known = "";
+
+	if (v && v->kind == NODE_SCALAR)
+		return v->text;
+	if (!map)
+		return word; /* in our words already; the Spec says so if not */
+	for (size_t i = 0; i < map->n; i++)
+		known = arena_printf(s->a, "%s%s%s", known, i ? ", " : "", map->key[i]->text);
+	err_at(s->d, (Loc){ 0 }, "%s: %s = %.60s: llmc knows %s here", s->file, expr->kind == NODE_SCALAR ? expr->text : spec_key[k].path, word, known);
+	return NULL;
+}
+
+static const char *
+value_text(Source *s, SpecKey k, ExprVal v, const Node *expr)
+{
+	char num[40];
+
+	switch (v.kind) {
+	case EXPR_NULL:
+		return NULL;
+	case EXPR_NUM:
+	case EXPR_BOOL:
+		if (spec_key[k].type == TYPE_BOOL)
+			return v.num != 0 ? "true" : "false";
+		number_text(num, v.num);
+		return arena_strdup(s->a, num);
+	case EXPR_STR:
+		return spec_key[k].type == TYPE_WORD ? word_value(s, k, v.str, expr) : spec_quote(s->a, v.str);
+	case EXPR_LIST:
+		break;
+	}
+	if (spec_key[k].type == TYPE_LAYERS && v.n && v.item[0].kind == EXPR_STR)
+		return source_set_layers(s, k, v) ? s->value[k] : NULL;
+	if (spec_key[k].type != TYPE_LAYERS && spec_key[k].type != TYPE_INTS && spec_key[k].type != TYPE_NUMS) {
+		err_at(s->d, (Loc){ 0 }, "%s: %s is a list, for %s one value for all layers is expected", s->file,
+		       expr->kind == NODE_SCALAR ? expr->text : "a key", spec_key[k].path);
+		return NULL;
+	}
+	const char *out = "";
+	for (size_t i = 0; i < v.n; i++) {
+		if (v.item[i].kind != EXPR_NUM)
+			return NULL;
+		number_text(num, v.item[i].num);
+		out = arena_printf(s->a, "%s%s%s", out, i ? ", " : "", num);
+	}
+	return arena_printf(s->a, "[%s]", out);
+}
+
+static const char *
+one_alternative(Source *s, SpecKey k, const Node *n)
+{
+	ExprVal v;
+
+	if (n->kind != NODE_SCALAR || node_is_null(n))
+		return NULL;
+	if (*n->text == '{')
+		return fill_template(s, n);
+	return eval(s, n, &v) ? value_text(s, k, v, n) : NULL;
+}
+
+/* The first alternative whose keys exist. The others are looked at as well, so that their keys count as known. */
+static void
+map_key(Source *s, SpecKey k, const Node *n)
+{
+	const char *found = NULL;
+
+	for (size_t i = 0; i < (n->kind == NODE_LIST ? n->n : 1); i++) {
+		const char *v = NULL;
+		if (!found)
+			found = v = one_alternative(s, k, n->kind == NODE_LIST ? n->item[i] : n);
+		else {
+			ExprVal unused;
+			const Node *x = n->item[i];
+			if (x->kind == NODE_SCALAR && *x->text == '{')
+				fill_template(s, x);
+			else if (x->kind == NODE_SCALAR)
+				eval(s, x, &unused);
+		}
+	}
+	if (found)
+		source_set(s, k, found);
+}
+
+static void
+map_keys(Source *s)
+{
+	const Node *own = s->family.format ? node_get(s->family.format, "keys") : NULL, *base = node_get(s->family.base, "keys");
+
+	for (int i = 0; i < 2; i++) {
+		const Node *m = i ? own : base;
+		for (size_t j = 0; m && m->kind == NODE_MAP && j < m->n; j++)
+			if (spec_key_find(m->key[j]->text) < 0)
+				err_at(s->d, m->key[j]->loc, "keys: there is no key %s", m->key[j]->text);
+	}
+	for (int k = 0; k < K_COUNT; k++) {
+		const Node *n = in_family(s, "keys", spec_key[k].path);
+		if (n && !node_is_null(n))
+			map_key(s, (SpecKey)k, n);
+	}
+}
+
+static void
+apply_when(Source *s)
+{
+	const Node *when = s->family.format ? node_get(s->family.format, "when") : NULL;
+
+	for (size_t i = 0; when && when->kind == NODE_LIST && i < when->n; i++) {
+		const Node *cond = node_get(when->item[i], "if"), *set = node_get(when->item[i], "set");
+		ExprVal v;
+		if (!cond || cond->kind != NODE_SCALAR || !set || set->kind != NODE_MAP) {
+			err_at(s->d, when->item[i]->loc, "when: {if: condition, set: {key: value}} is expected");
+			continue;
+		}
+		bool holds = eval(s, cond, &v) && expr_true(v);
+		for (size_t j = 0; j < set->n; j++) {
+			int k = spec_key_find(set->key[j]->text);
+			const Node *to = set->item[j];
+			if (k < 0) {
+				err_at(s->d, set->key[j]->loc, "when: there is no key %s", set->key[j]->text);
+				continue;
+			}
+			bool literal = to->kind != NODE_SCALAR || spec_key[k].type == TYPE_WORD || spec_key[k].type == TYPE_STR;
+			if (literal && to->kind == NODE_SCALAR) {
+				if (holds)
+					source_set(s, (SpecKey)k, node_is_null(to) ? NULL : spec_quote(s->a, to->text));
+				continue;
+			}
+			if (holds) {
+				source_set(s, (SpecKey)k, NULL);
+				map_key(s, (SpecKey)k, to);
+			} else if (to->kind == NODE_SCALAR && *to->text != '{') {
+				eval(s, to, &v); /* its keys are known */
+			}
+		}
+	}
+}
+
+static const char *
+show(Source *s, ExprVal v)
+{
+	char num[40];
+
+	switch (v.kind) {
+	case EXPR_NULL:
+		return "null";
+	case EXPR_BOOL:
+		return v.num != 0 ? "true" : "false";
+	case EXPR_NUM:
+		number_text(num, v.num);
+		return arena_strdup(s->a, num);
+	case EXPR_STR:
+		return arena_printf(s->a, "%.60s", v.str);
+	case EXPR_LIST:
+		break;
+	}
+	return "a list";
+}
+
+static bool
+expected(const Node *want, ExprVal v)
+{
+	double num;
+	bool b;
+
+	if (want->kind != NODE_SCALAR)
+		return false;
+	if (node_is_null(want))
+		return v.kind == EXPR_NULL;
+	if (strcmp(want->text, "any") == 0 && !want->quoted)
+		return true;
+	if (node_bool(want, &b))
+		return (v.kind == EXPR_BOOL || v.kind == EXPR_NUM) && (v.num != 0) == b;
+	if (node_num(want, &num))
+		return (v.kind == EXPR_BOOL || v.kind == EXPR_NUM) && v.num == num;
+	return v.kind == EXPR_STR && strcmp(v.str, want->text) == 0;
+}
+
+static void
+check_expect(Source *s, const Node *expect)
+{
+	for (size_t i = 0; expect && expect->kind == NODE_MAP && i < expect->n; i++) {
+		const Node *want = expect->item[i];
+		ExprVal v = source_val(s, expect->key[i]->text);
+		bool ok = false;
+		const char *list = "";
+		for (size_t j = 0; j < (want->kind == NODE_LIST ? want->n : 1); j++) {
+			const Node *w = want->kind == NODE_LIST ? want->item[j] : want;
+			ok |= expected(w, v);
+			list = arena_printf(s->a, "%s%s%s", list, j ? " or " : "", w->kind == NODE_SCALAR ? (*w->text ? w->text : "null") : "?");
+		}
+		if (!ok)
+			err_at(s->d, (Loc){ 0 }, "%s: %s = %s: family %s of llmc supports %s only", s->file, expect->key[i]->text, show(s, v), s->family.name, list);
+	}
+}
+
+static void
+ignore(Source *s, const Node *list)
+{
+	for (size_t i = 0; list && list->kind == NODE_LIST && i < list->n; i++)
+		if (list->item[i]->kind == NODE_SCALAR)
+			source_use(s, list->item[i]->text);
+}
+
+void
+import_map(Source *s)
+{
+	map_keys(s);
+	apply_when(s);
+	check_expect(s, node_get(s->family.base, "expect"));
+	if (s->family.format) {
+		check_expect(s, node_get(s->family.format, "expect"));
+		ignore(s, node_get(s->family.format, "ignore"));
+	}
+	ignore(s, node_get(s->family.base, "ignore"));
+	for (size_t i = 0; i < s->n_key; i++)
+		if (!s->key[i].used && s->key[i].val.kind != EXPR_NULL)
+			warn_at(s->d, (Loc){ 0 }, "%s: family %s does not know the key %.80s = %s, which is left out", s->file, s->family.name,
+			        s->key[i].name, show(s, s->key[i].val));
+}

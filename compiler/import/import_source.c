@@ -1,0 +1,157 @@
+/* Keys and tensors of a checkpoint, whatever its format. */
+#include "compiler/import/import.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static SourceKey *
+find(Source *s, const char *name)
+{
+	for (size_t i = 0; i < s->n_key; i++)
+		if (strcmp(s->key[i].name, name) == 0)
+			return &s->key[i];
+	return NULL;
+}
+
+SourceKey *
+source_key(Source *s, const char *name)
+{
+	SourceKey *k = NULL;
+
+	if (s->arch)
+		k = find(s, arena_printf(s->a, "%s.%s", s->arch, name));
+	if (!k)
+		k = find(s, name);
+	if (k)
+		k->used = true;
+	return k;
+}
+
+ExprVal
+source_val(Source *s, const char *name)
+{
+	SourceKey *k = source_key(s, name);
+
+	return k ? k->val : (ExprVal){ .kind = EXPR_NULL };
+}
+
+bool
+source_num(Source *s, const char *name, double *out)
+{
+	ExprVal v = source_val(s, name);
+
+	if (v.kind != EXPR_NUM)
+		return false;
+	*out = v.num;
+	return true;
+}
+
+const char *
+source_str(Source *s, const char *name)
+{
+	ExprVal v = source_val(s, name);
+
+	return v.kind == EXPR_STR ? v.str : NULL;
+}
+
+void
+source_add(Source *s, const char *name, ExprVal v)
+{
+	if (find(s, name))
+		return;
+	s->key = arena_grow(s->a, s->key, &s->cap_key, s->n_key + 1, sizeof *s->key);
+	s->key[s->n_key++] = (SourceKey){ .name = arena_strdup(s->a, name), .val = v };
+}
+
+void
+source_use(Source *s, const char *pattern)
+{
+	const char *own = s->arch ? arena_printf(s->a, "%s.%s", s->arch, pattern) : pattern;
+
+	for (size_t i = 0; i < s->n_key; i++)
+		if (glob_match(pattern, s->key[i].name) || glob_match(own, s->key[i].name))
+			s->key[i].used = true;
+}
+
+static int
+by_name(const void *a, const void *b)
+{
+	return strcmp(((const SourceTensor *)a)->name, ((const SourceTensor *)b)->name);
+}
+
+void
+source_sort(Source *s)
+{
+	if (s->n_tensor)
+		qsort(s->tensor, s->n_tensor, sizeof *s->tensor, by_name);
+}
+
+SourceTensor *
+source_tensor(const Source *s, const char *name)
+{
+	SourceTensor want = { .name = name };
+
+	return s->n_tensor ? bsearch(&want, s->tensor, s->n_tensor, sizeof *s->tensor, by_name) : NULL;
+}
+
+void
+source_set(Source *s, SpecKey k, const char *text)
+{
+	s->value[k] = text;
+}
+
+void
+source_set_num(Source *s, SpecKey k, double v)
+{
+	char text[40];
+
+	number_text(text, v);
+	s->value[k] = spec_key[k].type == TYPE_BOOL ? (v != 0 ? "true" : "false") : arena_strdup(s->a, text);
+}
+
+/* ["full_attention", "sliding_attention", ...] -> the layers that slide */
+bool
+source_set_layers(Source *s, SpecKey k, ExprVal types)
+{
+	const char *out = "";
+
+	for (size_t i = 0; i < types.n; i++) {
+		const char *t = types.item[i].kind == EXPR_STR ? types.item[i].str : "(not text)";
+		if (strcmp(t, "sliding_attention") == 0)
+			out = arena_printf(s->a, "%s%s%zu", out, *out ? ", " : "", i);
+		else if (strcmp(t, "full_attention") != 0) {
+			err_at(s->d, (Loc){ 0 }, "%s: layer %zu is of the type %.60s; llmc knows full_attention and sliding_attention", s->file, i, t);
+			return false;
+		}
+	}
+	source_set(s, k, arena_printf(s->a, "[%s]", out));
+	return true;
+}
+
+static const Node *
+block_value(const Node *block, const char *path)
+{
+	const char *dot = strchr(path, '.');
+
+	for (size_t i = 0; block && block->kind == NODE_MAP && i < block->n; i++) {
+		const char *k = block->key[i]->text;
+		if (strcmp(k, path) == 0)
+			return block->item[i];
+		if (dot && strlen(k) == (size_t)(dot - path) && memcmp(k, path, (size_t)(dot - path)) == 0) {
+			const Node *v = block_value(block->item[i], dot + 1);
+			if (v)
+				return v;
+		}
+	}
+	return NULL;
+}
+
+const char *
+family_word(const Source *s, SpecKey k)
+{
+	const Node *v = s->family.format ? block_value(node_get(s->family.format, "block"), spec_key[k].path) : NULL;
+
+	if (!v)
+		v = block_value(s->family.block, spec_key[k].path);
+	return !v ? NULL : v->kind == NODE_SCALAR ? v->text : ""; /* "": something, but no word */
+}
