@@ -16,7 +16,7 @@ TEMPLATES = ROOT / "templates"
 CACHE = Path(os.environ.get("LLMC_KERNEL_TESTS", ROOT / "build" / "kernel-tests"))
 CC = os.environ.get("LLMC_CC", "gcc")
 WARN = "-Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith -Wvla -Werror".split()
-FLAGS = "-std=gnu11 -O3 -fPIC -shared -ffp-contract=off -fno-math-errno -fvisibility=default".split()
+FLAGS = "-std=gnu11 -O2 -fPIC -shared -ffp-contract=off -fno-math-errno -fvisibility=default".split()
 ARCH = {"generic": [], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4", "-mavx512vnni"],
         "v4p": ["-march=x86-64-v3", "-DLLMC_PORTABLE_V4"]}
 PAGE = 32

@@ -1,0 +1,268 @@
+"""Kernels that work row by row or element by element, against float64."""
+import ctypes as C
+import functools
+import math
+import subprocess
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize, quantize
+
+import harness as H
+
+F = np.float32
+ROWS = [1, 3, 37]
+V = "v3" if H.V3 else "generic"
+
+
+def rows(n, *width, seed=0, spread=1.0):
+    a = H.aligned((n, *width))
+    a[...] = np.random.default_rng(seed).standard_normal(a.shape) * spread
+    return a
+
+
+def run(name, target, params, n_tok, ins, out_shape, in_place=None, step=None, parts=(1, 2, 5), tail=()):
+    """The output for several numbers of parts, all equal; poisoned before."""
+    k = H.build(name, target, params)
+    step = step or H.make_step(list(range(n_tok)))
+    first = None
+    for n in parts:
+        y = H.aligned(out_shape)
+        k.call(step, [*ins, y, *tail], n)
+        assert np.isfinite(y).all(), f"{n} parts leave something unwritten"
+        assert first is None or np.array_equal(y, first), f"{n} parts"
+        first = y if first is None else first
+    if in_place is not None: # y in the memory of that input
+        x = H.aligned(ins[in_place].shape)
+        x[...] = ins[in_place]
+        k.call(step, [*ins[:in_place], x, *ins[in_place + 1:], x, *tail], 3)
+        assert np.array_equal(x.reshape(-1)[:first.size], first.reshape(-1)), "in place"
+    return first
+
+
+def close(got, want, rel=1e-6, absolute=1e-6):
+    err = np.abs(got - want) / (absolute + rel * np.abs(want))
+    assert err.max() < 1, f"{err.max()} at {np.argmax(err)}"
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+ACT = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": gelu,
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3))),
+}
+
+
+@pytest.mark.parametrize("target", H.TARGETS)
+@pytest.mark.parametrize("act", ACT)
+def test_act_and_glu(target, act):
+    n, w = 7, 131
+    x, u = rows(n, w, spread=4), rows(n, w, seed=1)
+    x[0, :12] = [0, -0.0, 1e-20, -1e-20, 80, -80, 1e4, -1e4, 1, -1, 0.5, 30]
+    want = ACT[act](np.clip(x.astype(np.float64), -700, None))
+    close(run("act", target, dict(WIDTH=w, ACT=act), n, [x], (n, w), in_place=0), want, 2e-6, 3e-7)
+    close(run("glu", target, dict(WIDTH=w, ACT=act), n, [x, u], (n, w), in_place=0), want * u, 2e-6, 1e-6)
+
+
+@pytest.mark.parametrize("target", H.TARGETS)
+@pytest.mark.parametrize("scale", [1.0, 0.22])
+def test_add(target, scale):
+    x, r = rows(5, 77), rows(5, 77, seed=1)
+    want = np.float64(F(scale)) * x + r
+    for place in (0, 1):
+        close(run("add", target, dict(WIDTH=77, SCALE=scale), 5, [x, r], (5, 77), in_place=place), want)
+
+
+@pytest.mark.parametrize("target", H.TARGETS)
+def test_cap(target):
+    x = rows(4, 101, spread=60)
+    x[0, :6] = [0, 1e-3, -1e-3, 500, -500, 18]
+    step = H.make_step([0, 1, 2, 3], out_row=[0, 1, 2, 3])
+    got = run("cap", target, dict(WIDTH=101, CAP=30.0), 4, [x], (4, 101), in_place=0, step=step)
+    close(got, 30 * np.tanh(x.astype(np.float64) / 30), 1e-6, 1e-9)
+
+
+@pytest.mark.parametrize("target", H.TARGETS)
+@pytest.mark.parametrize("dim,groups,plus_one", [(576, 1, 0), (64, 5, 1), (45, 2, 0), (8, 1, 1)])
+def test_rmsnorm(target, dim, groups, plus_one):
+    x, w = rows(9, groups, dim, spread=3), rows(1, dim, seed=2)[0]
+    x[1] *= 1e-4
+    x64 = x.astype(np.float64)
+    want = x64 / np.sqrt((x64 ** 2).mean(-1, keepdims=True) + F(1e-5)) * (w.astype(np.float64) + plus_one)
+    close(run("rmsnorm", target, dict(DIM=dim, GROUPS=groups, EPS=1e-5, PLUS_ONE=plus_one), 9, [x, w], x.shape, in_place=0), want,
+          2e-6, 1e-6)
+
+
+@pytest.mark.parametrize("target", H.TARGETS)
+@pytest.mark.parametrize("dim", [64, 333])
+def test_layernorm(target, dim):
+    x, w, b = rows(6, dim) + F(3), rows(1, dim, seed=2)[0], rows(1, dim, seed=3)[0]
+    x64 = x.astype(np.float64)
+    m = x64.mean(-1, keepdims=True)
+    want = (x64 - m) / np.sqrt(((x64 - m) ** 2).mean(-1, keepdims=True) + F(1e-5)) * w
+    p = dict(DIM=dim, EPS=1e-5)
+    close(run("layernorm", target, p, 6, [x, w, b], x.shape), want + b, 5e-6, 5e-6)
+    close(run("layernorm", target, p, 6, [x, w, None], x.shape), want, 5e-6, 5e-6)
+
+
+def turned(x, ang, style, first, dims):
+    y = x.astype(np.float64).copy()
+    h = dims // 2
+    a, b = (np.arange(h), np.arange(h) + h) if style == "half" else (2 * np.arange(h), 2 * np.arange(h) + 1)
+    c, s = (v[:, None, :].astype(np.float64) for v in (ang[:, :h], ang[:, h:]))
+    xa, xb = x[..., first + a].astype(np.float64), x[..., first + b].astype(np.float64)
+    y[..., first + a] = xa * c - xb * s
+    y[..., first + b] = xb * c + xa * s
+    return y
+
+
+def angles(n, dims, seed=0):
+    a = np.random.default_rng(seed).uniform(0, 6.3, (n, dims // 2))
+    return np.ascontiguousarray(np.concatenate([np.cos(a), np.sin(a)], 1).astype(F))
+
+
+@pytest.mark.parametrize("target", [V, "generic"])
+@pytest.mark.parametrize("style", ["half", "interleaved"])
+@pytest.mark.parametrize("dim,first,dims", [(64, 0, 64), (24, 4, 12)])
+def test_rope(target, style, dim, first, dims):
+    x, ang = rows(5, 3, dim), angles(5, dims)
+    p = dict(HEADS=3, DIM=dim, FIRST=first, ROPE_DIMS=dims, STYLE=style)
+    got = run("rope", target, p, 5, [x, ang], x.shape)
+    close(got, turned(x, ang, style, first, dims), 1e-6, 3e-7)
+    y = x.copy()
+    H.build("rope", target, p).call(H.make_step([0] * 5), [y, ang, y], 2)
+    assert np.array_equal(y, got)
+
+
+@pytest.mark.parametrize("style", ["half", "interleaved"])
+def test_rope_2d(style):
+    x, a1, a2 = rows(5, 2, 32), angles(5, 8), angles(5, 8, seed=1)
+    got = run("rope_2d", V, dict(HEADS=2, DIM=32, ROPE_DIMS=8, STYLE=style), 5, [x, a1, a2], x.shape)
+    close(got, turned(turned(x, a1, style, 0, 8), a2, style, 16, 8), 1e-6, 3e-7)
+
+
+def test_gate_slice_pick():
+    x, s = rows(6, 70), rows(6, 1, seed=4, spread=5)
+    want = x / (1 + np.exp(-s.astype(np.float64)))
+    for t in H.TARGETS:
+        close(run("gate_mul", t, dict(WIDTH=70), 6, [x, s], x.shape, in_place=0), want)
+    got = run("slice", V, dict(WIDTH=70, FIRST=9, COUNT=33), 6, [x], (6, 33))
+    assert np.array_equal(got, x[:, 9:42])
+    step = H.make_step(list(range(6)), out_row=[1, 2, 5])
+    got = run("pick", V, dict(WIDTH=70), 6, [x], (3, 70), in_place=0, step=step)
+    assert np.array_equal(got, x[[1, 2, 5]])
+
+
+@pytest.mark.parametrize("target", [V, "generic"])
+@pytest.mark.parametrize("kv", ["f16", "f32"])
+def test_kv_append(target, kv):
+    heads, dim, v_dim, dtype = 3, 20, 12, np.float16 if kv == "f16" else np.float32
+    per = heads * (dim + v_dim) * 32
+    p = dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_DTYPE=kv, KV_PAGE_BYTES=per * dtype().itemsize)
+    # three sequences, rows across page ends, pages scattered
+    pos, n = [30, 31, 32, 33, 0, 64], [4, 1, 1]
+    table = [[5, 2, 9], [0, 9, 9], [9, 9, 3]]
+    k, v = rows(6, heads, dim, seed=1), rows(6, heads, v_dim, seed=2)
+    k[0, 0, :4] = [1e9, -1e9, 65504, 1e-7]
+    for parts in (1, 4):
+        pool = np.full((10, per), 7, dtype)
+        H.build("kv_append", target, p).call(H.make_step(pos, n, table=table), [k, v, pool, None], parts)
+        want = np.full((10, per), 7, dtype)
+        for t, (at, seq) in enumerate(zip(pos, [0, 0, 0, 0, 1, 2])):
+            page = want[table[seq][at // 32]]
+            with np.errstate(over="ignore"):
+                kk, vv = (np.clip(a[t], -65504, 65504).astype(dtype) if kv == "f16" else a[t] for a in (k, v))
+            page[:heads * dim * 32].reshape(heads, dim, 32)[:, :, at % 32] = kk
+            page[heads * dim * 32:].reshape(heads, 32, v_dim)[:, at % 32] = vv
+        assert np.array_equal(pool, want)
+
+
+# --- embeddings ---------------------------------------------------------------------------------------------------
+COLS, TABLE = 512, 37
+QUANT = gguf.GGMLQuantizationType
+BLOCKS = {"q4_0": QUANT.Q4_0, "q4_1": QUANT.Q4_1, "q5_0": QUANT.Q5_0, "q5_1": QUANT.Q5_1, "q8_0": QUANT.Q8_0,
+          "q4_k": QUANT.Q4_K, "q5_k": QUANT.Q5_K, "q6_k": QUANT.Q6_K}
+BYTES = {"q4_k": 144, "q5_k": 176, "q6_k": 210}
+HALVES = {"q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208]}
+ENUM = "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k i32 i64".split()
+
+
+def table_of(dtype):
+    """Bytes in file order [TABLE, row bytes], and the exact values by gguf."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((TABLE, COLS)).astype(F)
+    if dtype == "f32":
+        return x.view(np.uint8), x
+    if dtype == "f16":
+        return x.astype(np.float16).view(np.uint8), x.astype(np.float16).astype(F)
+    if dtype == "bf16":
+        h = (x.view(np.uint32) >> 16).astype(np.uint16)
+        return h.view(np.uint8), (h.astype(np.uint32) << 16).view(F)
+    if dtype in BYTES: # the package reads these but does not write them: any bytes with sane scales
+        b = rng.integers(0, 256, (TABLE, COLS // 256, BYTES[dtype]), dtype=np.uint8)
+        for at in HALVES[dtype]:
+            b[..., at:at + 2] = rng.uniform(-1, 1, b.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
+        raw = b.reshape(TABLE, -1)
+    else:
+        raw = quantize(x, BLOCKS[dtype])
+    return np.ascontiguousarray(raw), dequantize(raw, BLOCKS[dtype])
+
+
+@functools.cache
+def packer():
+    so = H.CACHE / "packer.so"
+    src = [str(H.ROOT / p) for p in ("runtime/weights/layout_packed.c", "formats/dequant.c", "formats/dtype.c")]
+    H.CACHE.mkdir(parents=True, exist_ok=True)
+    subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", f"-I{H.ROOT}", *src, "-o", str(so), "-lm"], check=True)
+    return C.CDLL(str(so))
+
+
+def packed(dtype, raw, r):
+    lib, d = packer(), ENUM.index(dtype)
+    size = getattr(lib, f"packed{r}_bytes")
+    size.restype, size.argtypes = C.c_int64, [C.c_int, C.c_int64]
+    pack = getattr(lib, f"packed{r}_pack")
+    pack.restype, pack.argtypes = None, [C.c_int, C.c_int64, C.c_void_p, C.c_void_p]
+    groups = -(-TABLE // r)
+    padded = np.zeros((groups * r, raw.shape[1]), np.uint8)
+    padded[:TABLE] = raw
+    out = H.aligned((groups, size(d, COLS)), np.uint8)
+    for g in range(groups):
+        pack(d, COLS, padded[g * r:].ctypes.data, out[g:].ctypes.data)
+    return out
+
+
+def embeddings():
+    wide = H.TARGETS[-1] if H.V3 else "generic"
+    own = {"v3": "r8", "generic": "r4"}[V]
+    for dtype in ENUM[:11]:
+        yield dtype, "row", V
+    for dtype in ("f32", "bf16", "q4_0", "q4_1", "q5_1", "q8_0", "q4_k", "q6_k"):
+        yield dtype, own, V
+    for dtype in ("q4_1", "q5_k", "q6_k"):
+        yield dtype, "r4", "generic"
+    for dtype in ("f16", "q5_0", "q8_0", "q5_k"):
+        yield dtype, "r16", wide
+    yield "f32", "f32", V
+
+
+@pytest.mark.parametrize("dtype,layout,target", sorted(set(embeddings())))
+def test_embed(dtype, layout, target):
+    raw, exact = table_of(dtype)
+    w = raw if layout in ("row", "f32") else packed(dtype, raw, int(layout[1:]))
+    tok = [0, 36, 7, 8, 15, 16, 36, 1, 99, -1]
+    want = np.where(np.array([0 <= t < TABLE for t in tok])[:, None], exact[[t if 0 <= t < TABLE else 0 for t in tok]], F(0))
+    step = H.make_step(list(range(len(tok))), tok=tok)
+    p = dict(W_DTYPE=dtype, W_LAYOUT=layout, W_ROWS=TABLE, HIDDEN=COLS)
+    got = run("embed", target, dict(p, SCALE=1.0), len(tok), [w], want.shape, step=step)
+    assert np.array_equal(got, want)
+    if dtype in ("q8_0", "f16"):
+        got = run("embed", target, dict(p, SCALE=24.5), len(tok), [w], want.shape, step=step)
+        assert np.array_equal(got, want * F(24.5))
+        x = rows(4, COLS)
+        got = run("embed_pos", target, dict(p, OFFSET=2), 4, [x, w], x.shape, step=H.make_step([0, 5, 34, 35]))
+        assert np.array_equal(got, x + np.vstack([exact[[2, 7, 36]], np.zeros((1, COLS), F)]))
