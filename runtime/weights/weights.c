@@ -59,7 +59,8 @@ lay_out(const Plan *p, const CheckpointTensor *src, PackMap *map, Weights *w, ll
 			map->offset[i] = map->bytes;
 			map->bytes += (bytes + 255) & ~(int64_t)255;
 		}
-		src += src ? t->n_src : 0;
+		if (src)
+			src += t->n_src;
 	}
 	return LLMC_OK;
 }
@@ -91,7 +92,8 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 			for (int k = 0; src && k < t->n_src; k++)
 				checkpoint_forget(&src[k]);
 		}
-		src += src ? t->n_src : 0;
+		if (src)
+			src += t->n_src;
 	}
 	free(scratch);
 	return LLMC_OK;
