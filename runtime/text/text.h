@@ -212,6 +212,9 @@ int32_t text_find(const llmc_tokenizer *t, const char *s, size_t n); /* id of a 
 llmc_status text_render(const char *source, size_t n, const char *name, const char *vars_json, char **out,
                         size_t *n_out, llmc_error *err); /* *out is released with free() */
 
+llmc_status text_render_vars(const char *source, size_t n, const char *name, const json_t *vars, Strbuf *out,
+                             llmc_error *err);
+
 /* ---- building (tokenizer.c, load_*.c) ---- */
 
 llmc_tokenizer *tokenizer_new(llmc_error *err); /* NULL: out of memory */

@@ -33,7 +33,7 @@ def load():
     lib.llmc_detokenize.argtypes = [p, ctypes.POINTER(ctypes.c_int32), z, ctypes.c_bool, ctypes.c_char_p, z, sizes, err]
     lib.llmc_token_text.argtypes = [p, ctypes.c_int32]
     lib.llmc_token_text.restype = ctypes.c_char_p
-    #lib.llmc_chat.argtypes = [p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, z, sizes, err]
+    lib.llmc_chat.argtypes = [p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, z, sizes, err]
     lib.llmc_stream_open.argtypes = [p, ctypes.c_bool, ctypes.POINTER(p), err]
     lib.llmc_stream_feed.argtypes = [p, ctypes.c_int32, ctypes.POINTER(p), sizes, err]
     lib.llmc_stream_close.argtypes = [p]
