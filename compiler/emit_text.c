@@ -1,22 +1,339 @@
-/* The plan for people: what runs, on what, in how much memory. */
+/* The plan for people: what runs, on what, in how much memory; and the comments on top of emitted kernels. */
+#include <ctype.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "compiler/select.h"
 #include "runtime/weights/layout.h"
 
+/* ---------------------------------------------------------------- small text ---- */
+
+/* 1536 -> "1.5 KiB", with integers, so that no locale has a say */
+static void
+put_scaled(Strbuf *out, int64_t v, int64_t base, const char *const unit[5])
+{
+	int64_t whole = v, rest = 0;
+	int     u = 0;
+
+	for (; whole >= base && u < 4; u++) {
+		rest = whole % base;
+		whole /= base;
+	}
+	if (u == 0)
+		strbuf_printf(out, "%" PRId64 " %s", whole, unit[0]);
+	else
+		strbuf_printf(out, "%" PRId64 ".%" PRId64 " %s", whole, rest * 10 / base, unit[u]);
+}
+
+static void
+put_bytes(Strbuf *out, int64_t v)
+{
+	put_scaled(out, v, 1024, (const char *const[]){ "bytes", "KiB", "MiB", "GiB", "TiB" });
+}
+
+static void
+put_count(Strbuf *out, int64_t v, const char *const unit[5])
+{
+	put_scaled(out, v, 1000, unit);
+}
+
+static const char *const flop_unit[5] = { "flop", "Kflop", "Mflop", "Gflop", "Tflop" };
+static const char *const count_unit[5] = { "", "thousand", "million", "billion", "trillion" };
+
+static const char *
+sym_text(PlanSym s)
+{
+	static const char *const text[SYM_COUNT] = {
+#define X(name) #name,
+		PLAN_SYM_LIST(X)
+#undef X
+	};
+	return text[s];
+}
+
+static void
+put_extent(Strbuf *out, const PlanExtent *e)
+{
+	if (e->sym == SYM_one)
+		strbuf_printf(out, "%" PRId64, e->mul);
+	else if (e->div > 1)
+		strbuf_printf(out, "%" PRId64 " x ceil(%s / %" PRId64 ")", e->mul, sym_text(e->sym), e->div);
+	else
+		strbuf_printf(out, "%" PRId64 " x %s", e->mul, sym_text(e->sym));
+}
+
+/* "L3.attn_in" -> "attn_in", so that equal layers read the same */
+static const char *
+without_layer(const char *id)
+{
+	const char *dot = id[0] == 'L' && isdigit((unsigned char)id[1]) ? strchr(id, '.') : NULL;
+	return dot ? dot + 1 : id;
+}
+
+/* ---------------------------------------------------------------- head ---- */
+
+static void
+put_weights(const Plan *p, Strbuf *out)
+{
+	int64_t total = 0, by[DT_COUNT] = { 0 };
+
+	for (int i = 0; i < p->n_tensor; i++) {
+		int64_t n = layout_bytes(&p->tensor[i]);
+		total += n > 0 ? n : 0;
+		by[p->tensor[i].dtype] += n > 0 ? n : 0;
+	}
+	strbuf_puts(out, "  weights    ");
+	put_bytes(out, total);
+	strbuf_printf(out, " in %d tensors (", p->n_tensor);
+	bool first = true;
+	for (int d = 0; d < DT_COUNT; d++)
+		if (by[d]) {
+			strbuf_printf(out, "%s%s ", first ? "" : ", ", dtype_text((Dtype)d));
+			put_bytes(out, by[d]);
+			first = false;
+		}
+	strbuf_puts(out, ")\n");
+}
+
+static void
+put_pools(const Plan *p, Strbuf *out)
+{
+	for (int i = 0; i < p->n_pool; i++) {
+		const PlanPool *k = &p->pool[i];
+		strbuf_printf(out, "  %-10s ", k->id);
+		put_bytes(out, plan_layer_page_bytes(k) * k->n_layers / PLAN_KV_PAGE);
+		strbuf_printf(out, " a position: %d layers, ", k->n_layers);
+		if (k->mla)
+			strbuf_printf(out, "latent and key of %" PRId64 " elements", k->k_dim);
+		else
+			strbuf_printf(out, "%" PRId64 " heads of %" PRId64 " + %" PRId64 " elements", k->kv_heads, k->k_dim, k->v_dim);
+		strbuf_printf(out, ", %s, pages of %d positions", dtype_text(k->dtype), PLAN_KV_PAGE);
+		if (k->keep)
+			strbuf_printf(out, "; %" PRId64 " positions needed behind the newest", k->keep);
+		strbuf_putc(out, '\n');
+	}
+}
+
+static void
+put_slots(const Selection *sel, const Plan *p, Strbuf *out)
+{
+	for (int i = 0; i < p->n_slot; i++) {
+		const PlanExtent *e = &p->slot[i].part[0];
+		strbuf_printf(out, "  slot %-5d ", i);
+		put_extent(out, e);
+		strbuf_puts(out, " bytes:");
+		for (int b = 0; b < p->n_buffer; b++)
+			if (p->buffer[b].slot == i) {
+				strbuf_printf(out, " %s %s[", p->buffer[b].id, dtype_text(p->buffer[b].dtype));
+				put_extent(out, &p->buffer[b].extent);
+				strbuf_putc(out, ']');
+			}
+		strbuf_putc(out, '\n');
+	}
+	for (int s = 0; s < SYM_COUNT; s++) {
+		int64_t used, bound;
+		mem_peak(sel, (PlanSym)s, 1, &used, &bound);
+		if (!used)
+			continue;
+		strbuf_printf(out, "  %s %s: %" PRId64 " bytes used, no plan needs fewer than %" PRId64 "\n",
+		              s == SYM_one ? "at any size" : "for each unit of", s == SYM_one ? "" : sym_text((PlanSym)s), used, bound);
+	}
+}
+
+/* ---------------------------------------------------------------- steps ---- */
+
+static void
+put_arg(const Plan *p, const PlanRef *r, bool with_shape, Strbuf *out)
+{
+	switch (r->kind) {
+	case REF_NONE:
+		return;
+	case REF_TENSOR: {
+		const PlanTensor *t = &p->tensor[r->index];
+		strbuf_printf(out, " %s", without_layer(t->id));
+		if (t->cols && with_shape)
+			strbuf_printf(out, "[%" PRId64 "x%" PRId64 " %s %s]", t->rows, t->cols, dtype_text(t->dtype), t->layout);
+		return;
+	}
+	case REF_BUFFER: {
+		const PlanBuffer *b = &p->buffer[r->index];
+		strbuf_printf(out, " %s", b->id);
+		if (with_shape)
+			strbuf_printf(out, "[%s %" PRId64 " @%d+%" PRId64 "]", sym_text(b->extent.sym), b->extent.mul, b->slot, b->offset);
+		return;
+	}
+	case REF_POOL:
+		strbuf_printf(out, " %s", p->pool[r->index].id);
+		return;
+	case REF_ROPE:
+		strbuf_printf(out, " rope%d", r->index);
+		return;
+	}
+}
+
+static OpKind
+kind_of(const char *op)
+{
+	for (int k = 1; k < OP_COUNT; k++)
+		if (strcmp(op_info[k].name, op) == 0)
+			return (OpKind)k;
+	return OP_nop;
+}
+
+static void
+put_step(const Plan *p, int i, Strbuf *out)
+{
+	const PlanStep *s = &p->phase[0].step[i], *m = &p->phase[1].step[i];
+	OpKind          kind = kind_of(s->op);
+	int             n_in = op_info[kind].n_in, n_op = op_n_arg(kind);
+
+	strbuf_printf(out, "    %-13s", s->op);
+	for (int k = 0; k < n_in; k++)
+		put_arg(p, &s->arg[k], true, out);
+	strbuf_puts(out, " ->");
+	for (int k = n_in; k < n_op; k++)
+		put_arg(p, &s->arg[k], true, out);
+	strbuf_puts(out, "\n                 ");
+	if (s->kernel == m->kernel)
+		strbuf_printf(out, " %s", s->kernel < 0 ? "reference" : p->kernel[s->kernel].id);
+	else
+		strbuf_printf(out, " decode %s, mixed %s", s->kernel < 0 ? "reference" : p->kernel[s->kernel].id,
+		              m->kernel < 0 ? "reference" : p->kernel[m->kernel].id);
+	if (s->weight_bytes) {
+		strbuf_puts(out, "; ");
+		put_bytes(out, s->weight_bytes);
+	}
+	if (s->flops_per_row) {
+		strbuf_puts(out, "; ");
+		put_count(out, s->flops_per_row, flop_unit);
+		strbuf_puts(out, " a row");
+	}
+	for (int k = 0, n = 0; k < s->n_make; k++)
+		if (s->make[k].arg < 0)
+			strbuf_printf(out, "%s%s", n++ ? ", " : "; within it ", without_layer(s->make[k].value));
+	strbuf_putc(out, '\n');
+}
+
+/* Numbers of the layers of a group as "0-3,5" */
+static void
+put_layers(const int *group_of, int n_layers, int group, Strbuf *out)
+{
+	bool first = true;
+
+	for (int l = 0; l < n_layers; l++) {
+		if (group_of[l] != group)
+			continue;
+		int end = l;
+		while (end + 1 < n_layers && group_of[end + 1] == group)
+			end++;
+		if (end > l)
+			strbuf_printf(out, "%s%d-%d", first ? "" : ",", l, end);
+		else
+			strbuf_printf(out, "%s%d", first ? "" : ",", l);
+		first = false;
+		l = end;
+	}
+}
+
+static void
+put_steps(const Graph *g, const Plan *p, Strbuf *out)
+{
+	const PlanPhase *ph = &p->phase[0];
+	const char     **text = NEW(g->arena, const char *, p->n_layers + 1);
+	int             *group_of = NEW(g->arena, int, p->n_layers + 1), n_group = 0, i = 0;
+
+	strbuf_puts(out, "\nbefore the layers\n");
+	for (; i < ph->n_step && ph->step[i].layer < 0; i++)
+		put_step(p, i, out);
+	for (int l = 0; l < p->n_layers; l++) {
+		size_t start = out->len;
+		for (; i < ph->n_step && ph->step[i].layer == l; i++)
+			put_step(p, i, out);
+		const char *mine = out->failed ? "" : arena_strndup(g->arena, out->data + start, out->len - start);
+		if (!out->failed)
+			out->len = start;
+		for (group_of[l] = 0; group_of[l] < n_group && strcmp(text[group_of[l]], mine) != 0;)
+			group_of[l]++;
+		if (group_of[l] == n_group)
+			text[n_group++] = mine;
+	}
+	for (int k = 0; k < n_group; k++) {
+		strbuf_puts(out, "\nlayers ");
+		put_layers(group_of, p->n_layers, k, out);
+		strbuf_putc(out, '\n');
+		strbuf_puts(out, text[k]);
+	}
+	strbuf_puts(out, "\nafter the layers\n");
+	for (; i < ph->n_step; i++)
+		put_step(p, i, out);
+}
+
 void
 emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusions, int n_op_before, Strbuf *out)
 {
-	(void)g, (void)sel, (void)fusions, (void)n_op_before;
-	dump_order(p, out);
+	strbuf_printf(out, "%s, family %s, for %s\n", p->name, p->family, p->target);
+	strbuf_printf(out, "description %.16s: %d layers, hidden %" PRId64 ", vocabulary %" PRId64 ", %" PRId64 " positions, ",
+	              p->spec_sha256, p->n_layers, p->hidden, p->vocab, p->max_positions);
+	put_count(out, p->n_params, count_unit);
+	strbuf_puts(out, " parameters\n\nmemory\n");
+	put_weights(p, out);
+	put_pools(p, out);
+	put_slots(sel, p, out);
+	if (*fusions) {
+		strbuf_printf(out, "\nfusion: %d ops became %d steps\n", n_op_before, p->phase[0].n_step);
+		for (const char *at = fusions; *at;) {
+			size_t n = strcspn(at, "\n");
+			if (n < 3 || memcmp(at + n - 3, ": 0", 3) != 0)
+				strbuf_printf(out, "  %.*s\n", (int)n, at);
+			at += n + (at[n] == '\n');
+		}
+	} else {
+		strbuf_printf(out, "\n%d steps, nothing fused\n", p->phase[0].n_step);
+	}
+	put_steps(g, p, out);
 }
+
+/* ---------------------------------------------------------------- kernels ---- */
 
 void
 emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, Strbuf *out)
 {
-	const Op *op = &g->op[sel->kernel_op[kernel]];
+	int             at = sel->kernel_op[kernel], line = -1, n = 0;
+	const PlanStep *s = &p->phase[0].step[at];
+	const Op       *op = &g->op[at];
 
-	strbuf_printf(out, "/* generated from %s, spec %.12s: do not edit\n *\n * %s: %s */\n", p->name, p->spec_sha256,
-	              op_info[op->kind].name, op_info[op->kind].meaning);
+	strbuf_puts(out, "/* generated from ");
+	for (const char *c = p->name; *c; c++) /* a name must not end the comment */
+		strbuf_putc(out, isalnum((unsigned char)*c) || strchr("._-+ ", *c) ? *c : '_');
+	strbuf_printf(out, ", description %s: do not edit\n *\n * %s: %s\n *\n *", p->spec_sha256, op_info[op->kind].name,
+	              op_info[op->kind].meaning);
+	for (int k = 0; k < op_n_arg(op->kind); k++) {
+		char name[16];
+		op_arg_name(op->kind, k, name, NULL);
+		const PlanRef *r = &s->arg[k];
+		if (r->kind == REF_TENSOR) {
+			const PlanTensor *t = &p->tensor[r->index];
+			strbuf_printf(out, " %s[%" PRId64, name, t->rows);
+			if (t->cols)
+				strbuf_printf(out, ", %" PRId64, t->cols);
+			strbuf_printf(out, "] %s %s;", dtype_text(t->dtype), t->layout);
+		} else if (r->kind == REF_BUFFER) {
+			const PlanExtent *e = &p->buffer[r->index].extent;
+			strbuf_printf(out, " %s[%s, %" PRId64 "];", name, sym_text(e->sym), e->mul);
+		}
+	}
+	strbuf_puts(out, "\n * weights ");
+	put_bytes(out, s->weight_bytes);
+	strbuf_puts(out, " a call, ");
+	put_count(out, s->flops_per_row, flop_unit);
+	strbuf_puts(out, " a row; lines of the description:");
+	for (int ph = 0; ph < PHASES; ph++)
+		for (int i = 0; i < sel->n_step && n < 8; i++)
+			if (sel->step[ph][i].kernel == kernel && g->op[i].loc.line > 0 && g->op[i].loc.line != line) {
+				line = g->op[i].loc.line;
+				strbuf_printf(out, " %d", line);
+				n++;
+			}
+	strbuf_puts(out, n ? " */\n" : " none */\n");
 }
