@@ -237,20 +237,22 @@ pack_tensor(const PlanTensor *t, int index, const CheckpointTensor *src, void *d
 	j.group_bytes = j.layout->group_bytes(t->dtype, t->cols);
 	j.n_group = (t->rows + j.layout->group - 1) / j.layout->group;
 	if (!src) {
-		float *f = malloc(NOISE_ELEMS * sizeof *f);
-		noise = calloc(NOISE_ELEMS, 4);
+		/* whole blocks, and no more of them than a small tensor has */
+		int64_t n = t->cols > NOISE_ELEMS / t->rows ? NOISE_ELEMS : (t->rows * t->cols + 255) / 256 * 256;
+		float *f = malloc((size_t)n * sizeof *f);
+		noise = calloc((size_t)n, 4);
 		if (!f || !noise) { /* zeros are a fair substitute for noise */
 			free(f);
 			free(noise);
 			memset(dst, 0, (size_t)layout_bytes(t));
 			return;
 		}
-		for (int64_t i = 0; i < NOISE_ELEMS; i++)
+		for (int64_t i = 0; i < n; i++)
 			f[i] = 0.04f * noise_at((uint64_t)i);
-		quant_row(t->dtype, f, noise, NOISE_ELEMS);
+		quant_row(t->dtype, f, noise, n);
 		free(f);
 		j.noise = noise;
-		j.noise_blocks = NOISE_ELEMS / dtype_info(t->dtype)->block_elems;
+		j.noise_blocks = n / dtype_info(t->dtype)->block_elems;
 	}
 	threads_run(threads, pack_groups, &j);
 	free(noise);
