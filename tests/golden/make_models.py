@@ -49,8 +49,8 @@ case("llama-scaled3", "llama", LLAMA, hidden_size=60, num_attention_heads=5, num
                                            original_max_position_embeddings=16))
 case("llama-bias-linear-bf16", "llama", LLAMA, dtype="bf16", attention_bias=True, mlp_bias=True, hidden_size=40,
      num_attention_heads=4, num_key_value_heads=4, rope_scaling=dict(type="linear", factor=2.5))
-case("llama-yarn", "llama", LLAMA, rope_theta=10000.0, hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
-     rope_scaling=YARN)
+case("llama-yarn", "llama", LLAMA, rope_theta=50.0, hidden_size=48, num_attention_heads=3, num_key_value_heads=1,
+     max_position_embeddings=1024, rope_scaling=dict(YARN, original_max_position_embeddings=256))
 case("llama-dynamic", "llama", LLAMA, greedy=0, max_position_embeddings=16, args=["--context", "64"],
      rope_scaling=dict(type="dynamic", factor=2.0))
 case("llama-modern", "llama", LLAMA, modern=True, head_dim=12, hidden_size=70, num_attention_heads=7, num_key_value_heads=7,

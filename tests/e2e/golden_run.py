@@ -1,0 +1,51 @@
+"""Runs a golden model of tests/golden/models through the command line and compares with what torch said."""
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
+import weights  # noqa: E402
+
+LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
+TOLERANCE = 1e-5    # of the range of the logits
+
+
+class Refused(Exception):
+    pass
+
+
+def run(folder, golden, *args, set=None, n=None, cache=None, timeout=120):
+    """(logits [n_prompt, vocab], new tokens). Refused when the command ends with an error."""
+    out = os.path.join(str(folder), "out.npy")
+    cmd = [LLMC, "run", str(folder), "--tokens", ",".join(map(str, golden.prompt)), "--logits", out, "--json",
+           "--ignore-eos", "-n", str(n or len(golden.greedy) or 1), *golden.args, *args]
+    for key, value in ({"kv.dtype": "f32"} | golden.set | (set or {})).items():
+        cmd += ["--set", f"{key}={value}"]
+    # kernels of golden models run for a moment: building them is what takes time
+    env = dict(os.environ, LLMC_KERNEL_CFLAGS="-O1")
+    if cache:
+        env["LLMC_CACHE"] = str(cache)
+    p = subprocess.run(cmd, capture_output=True, text=True, env=env, timeout=timeout)
+    if p.returncode:
+        raise Refused(f"exit {p.returncode}: {' '.join(cmd)}\n{p.stderr}")
+    return np.load(out), json.loads(p.stdout)["tokens"]
+
+
+def error(golden, logits):
+    """Largest difference, as a share of the range of the golden logits; rows of padding ids are no part of it."""
+    assert logits.shape == golden.logits.shape, (logits.shape, golden.logits.shape)
+    assert np.isfinite(logits).all()
+    return float(np.abs(logits - golden.logits).max() / (golden.logits.max() - golden.logits.min()))
+
+
+def check(golden, logits, tokens, tolerance=TOLERANCE):
+    e = error(golden, logits)
+    worst = int(np.abs(logits - golden.logits).max(axis=1).argmax())
+    first = int((np.abs(logits - golden.logits).max(axis=1) > tolerance * np.ptp(golden.logits)).argmax())
+    assert e <= tolerance, f"off by {e:.2e} of the range; worst at position {worst}, first at {first}"
+    if golden.greedy:
+        assert tokens == golden.greedy

@@ -1,0 +1,76 @@
+"""Tiny models of every family, from the model folder to logits and greedy tokens, against transformers (tests/golden).
+
+The reference runs all of them. The kernels of each instruction set run a choice of them that covers the primitives:
+each new model costs the compilation of its kernels.
+"""
+import pytest
+
+from golden_run import check, error, run, weights
+
+CASES = weights.cases()
+ONE_EACH = {}
+for case in CASES:
+    ONE_EACH.setdefault(case.split("-")[0], case)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def cpu_flags():
+    with open("/proc/cpuinfo") as f:
+        for line in f:
+            if line.startswith("flags"):
+                return set(line.split()[2:])
+    return set()
+
+
+RUNS = {"generic": True, "v3": {"avx2", "fma", "f16c", "bmi2"} <= cpu_flags(),
+        "v4": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= cpu_flags()}
+CPU = {  # case: instruction sets
+    "llama-smol": "generic v3 v4", "llama-bias-linear-bf16": "generic v3 v4", "mistral-window": "v3 v4",
+    "mistral-nemo": "generic", "qwen2-windows": "v3", "qwen3-bias-tied": "generic v3 v4", "gemma2-caps": "generic v3 v4",
+    "gemma3-layers-bf16": "v3", "phi3-longrope-long": "v3", "mixtral-bf16": "generic v3 v4", "qwen2_moe-sparse": "v3",
+    "deepseek_v2-groups": "v3", "deepseek_v3-plain": "generic v3 v4", "glm4-bias": "v3", "bloom-post-residual-bf16": "v3",
+    "bloom-six-heads": "v4", "gpt2-inner": "generic v3", "gpt_neox-parallel": "v3", "baichuan-alibi": "v3",
+    "chatglm1-plain": "generic v3 v4", "chatglm2-bias": "v3"}
+
+
+def test_every_family_has_three():
+    families = [c.split("-")[0] for c in CASES]
+    assert len(set(families)) == 20
+    assert all(families.count(f) >= 3 for f in families)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference(name, tmp_path, cache):
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    check(g, *run(tmp_path, g, "--device", "ref", cache=cache))
+
+
+@pytest.mark.parametrize("name", [n for f, n in ONE_EACH.items() if f != "chatglm1"])
+def test_reference_in_chunks(name, tmp_path, cache):
+    """The prompt in pieces of seven tokens; chatglm1 takes it whole, as its tokens see each other."""
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    check(g, *run(tmp_path, g, "--device", "ref", "--chunk", "7", cache=cache))
+
+
+@pytest.mark.parametrize("name", ["llama-smol", "deepseek_v3-plain"])
+def test_kv_in_half_precision(name, tmp_path, cache):
+    """The default type of the cache costs little, and something: it is not ignored."""
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    logits, _ = run(tmp_path, g, "--device", "ref", set={"kv.dtype": "f16"}, cache=cache)
+    assert 1e-6 < error(g, logits) < 5e-3
+
+
+@pytest.mark.parametrize("name,arch", [(n, a) for n, archs in CPU.items() for a in archs.split()])
+def test_cpu(name, arch, tmp_path, cache):
+    if not RUNS[arch]:
+        pytest.skip(f"this processor does not run {arch}")
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    check(g, *run(tmp_path, g, "--device", "cpu", "--arch", arch, "--threads", "2", cache=cache))

@@ -1,0 +1,90 @@
+"""Are the goldens able to fail? Each primitive of a description is changed on its own, and the logits must then leave
+their tolerance tenfold. A mutation that the golden does not see would be a hole in the net."""
+import pytest
+
+from golden_run import TOLERANCE, error, run, weights
+
+# what nearly every family has; a case below drops or adds
+ROPE = ["rope.theta=110", "rope.style=*"]
+COMMON = ["norm.eps=0.011", "attention.scale=*1.01", "ffn.act=*", "residual.skip_scale=*1.001", "embed.scale=*1.001",
+          "attention.window=30"]
+
+MUTATIONS = {
+    "llama-smol": COMMON + ROPE + ["norm.plus_one=true", "position=none", "head.cap=40",
+                                   "attention.score_cap=60", "residual.from=norm", "residual.form=parallel"],
+    "llama-scaled3": ["rope.scaling.factor=9", "rope.scaling.low_freq_factor=1.1", "rope.scaling.high_freq_factor=3.8",
+                      "rope.scaling.original_positions=17", "rope.scaling.kind=none", "rope.scaling.kind=linear"],
+    "llama-bias-linear-bf16": ["rope.scaling.factor=2.6", "rope.scaling.kind=none"],
+    "llama-yarn": ["rope.scaling.factor=4.5", "rope.scaling.beta_slow=2", "rope.scaling.beta_fast=16",
+                   "rope.scaling.attention_factor=1.1", "rope.scaling.truncate=false",
+                   "rope.scaling.original_positions=128"],
+    "llama-dynamic": ["rope.scaling.factor=2.1", "rope.scaling.kind=none"],
+    "mistral-window": COMMON[:-1] + ROPE + ["attention.window=6", "attention.window=8", "attention.window_layers=[0, 1]"],
+    "qwen2-windows": COMMON[:-1] + ROPE + ["attention.window=7", "attention.window_layers=[1, 2, 3]"],
+    "qwen3-plain": COMMON + ROPE + ["norm.qk_eps=0.02"],
+    "gemma2-caps": COMMON[:-1] + ROPE + ["attention.window=7", "attention.window_layers=[1, 3]", "head.cap=3.01",
+                                         "attention.score_cap=2.1", "norm.plus_one=false"],
+    "gemma3-pattern": COMMON[:-1] + ["rope.theta=5500", "rope.local.theta=55", "rope.scaling.factor=7.5",
+                                     "rope.local.theta=0", "attention.window=7", "norm.qk_eps=0.02",
+                                     "attention.window_layers=[0, 1, 3]"],
+    "phi3-longrope-long": COMMON + ROPE + ["rope.scaling.original_positions=64", "rope.scaling.attention_factor=1.0"],
+    "phi3-partial-bf16": ["rope.dims=16", "rope.dims=10"],
+    "mixtral-plain": [m for m in COMMON if "ffn" not in m] + ROPE + [
+        "moe.act=gelu", "moe.renorm=false", "moe.top_k=1", "moe.top_k=3", "moe.scale=1.01", "moe.score=sigmoid"],
+    "qwen2_moe-plain": [m for m in COMMON if "ffn" not in m] + ROPE + [
+        "moe.act=gelu_tanh", "moe.renorm=true", "moe.top_k=1", "moe.scale=1.01"],
+    "qwen3_moe-renorm": [m for m in COMMON if "ffn" not in m] + ROPE + [
+        "moe.renorm=false", "moe.top_k=2", "norm.qk_eps=0.02"],
+    "deepseek_v2-groups": [m for m in COMMON if "window" not in m] + [
+        "rope.theta=11000", "rope.style=*", "norm.latent_eps=0.001", "moe.scale=3.9", "moe.renorm=true", "moe.groups=2",
+        "moe.keep_groups=3", "moe.group_score=top2", "rope.scaling.factor=7"],
+    "deepseek_v3-plain": [m for m in COMMON if "window" not in m] + ROPE + [
+        "norm.latent_eps=0.001", "moe.scale=2.4", "moe.renorm=false", "moe.score=softmax", "moe.keep_groups=3",
+        "moe.group_score=max", "moe.groups=2"],
+    "glm-bias": COMMON + ROPE + ["rope.dims=16", "rope.dims=6"],
+    "glm4-bias": COMMON + ROPE + ["rope.dims=16"],
+    "bloom-six-heads": COMMON + ["alibi.max_bias=8.1", "position=none", "residual.from=norm"],
+    "bloom-post-residual-bf16": ["residual.from=stream"],
+    "gpt2-plain": COMMON + ["position=none"],
+    "gpt_neox-parallel": COMMON + ROPE + ["residual.form=serial", "rope.dims=6"],
+    "gpt_neox-serial": ["residual.form=parallel"],
+    "baichuan-rope": COMMON + ["rope.theta=11000", "rope.style=*"],
+    "baichuan-alibi": COMMON + ["alibi.max_bias=8.1"],
+    "baichuan-norm-head": ["head.row_norm=false"],
+    "chatglm1-plain": COMMON[:-1] + ["rope.theta=11000", "rope.style=*", "attention.mask=causal", "residual.from=stream"],
+    "chatglm2-groups": COMMON + ["rope.theta=11000", "rope.style=*", "rope.dims=16"],
+    "chatglm2-post-residual-bf16": ["residual.from=stream"],
+    "chatglm2-glm4-ratio": ["rope.theta=190"],
+}
+OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu"}
+CASES = [(n, m) for n, ms in MUTATIONS.items() for m in ms]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """name -> (golden, folder, resolved value of a key)"""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            g = weights.Golden(name)
+            folder = tmp_path_factory.mktemp(name)
+            g.build(folder)
+            import llmc
+            with llmc.open(folder, device="ref", no_weights=True, set=g.set) as m:
+                made[name] = (g, folder, {k: m[k] for k in (
+                    "rope.style", "ffn.act", "attention.scale", "residual.skip_scale", "embed.scale")})
+        return made[name]
+    return get
+
+
+@pytest.mark.parametrize("name,mutation", CASES)
+def test_mutation_shows(name, mutation, models, tmp_path):
+    g, folder, value = models(name)
+    key, new = mutation.split("=")
+    if new == "*":
+        new = OTHER[value[key]]
+    elif new.startswith("*"):
+        new = repr(float(value[key]) * float(new[1:]))
+    logits, _ = run(folder, g, "--device", "ref", set={key: new}, n=1, cache=tmp_path)
+    assert error(g, logits) > 10 * TOLERANCE
