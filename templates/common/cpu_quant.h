@@ -60,6 +60,19 @@ act_hmax(vi v)
 #endif
 }
 
+LLMC_INLINE vi
+act_max(vi a, vi b)
+{
+#if VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#elif defined(VF_NATIVE_512)
+	return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#else
+	vi above = (vi)(a > b);
+	return (a & above) | (b & ~above);
+#endif
+}
+
 LLMC_INLINE int32_t
 act_hsum(vi v)
 {
@@ -75,6 +88,21 @@ act_hsum(vi v)
 	for (int i = 1; i < VL; i++)
 		m += v[i];
 	return m;
+#endif
+}
+
+/* a block's integers as bytes in their order */
+LLMC_INLINE void
+act_put_bytes(uint8_t *o, const vi *q)
+{
+#if VL == 8 && defined(VF_HAVE_256)
+	__m256i a = _mm256_packs_epi32((__m256i)q[0], (__m256i)q[1]), b = _mm256_packs_epi32((__m256i)q[2], (__m256i)q[3]);
+	a = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+	_mm256_storeu_si256((__m256i *)(void *)o, a);
+#else
+	LLMC_UNROLL
+	for (int i = 0; i < 32 / VL; i++)
+		*(act_byte_mem *)(o + VL * i) = __builtin_convertvector(q[i], act_byte);
 #endif
 }
 
@@ -106,9 +134,7 @@ act_quantise(const act_rows *a, int t, const float *x, int for_stream)
 		LLMC_UNROLL
 		for (int i = 0; i < N; i++) {
 			/* as integers NaN is above infinity, which is above all numbers */
-			vi m = (vi)vf_abs(vf_load(x + i * VL));
-			vi above = (vi)(m > top);
-			top = (m & above) | (top & ~above);
+			top = act_max((vi)vf_abs(vf_load(x + i * VL)), top);
 		}
 		int32_t bits = act_hmax(top);
 		size_t at = (size_t)t * W_BLOCKS + (size_t)b;
@@ -130,18 +156,23 @@ act_quantise(const act_rows *a, int t, const float *x, int for_stream)
 		a->d[at] = d;
 		a->s[at] = d * (float)total;
 		a->z[at] = W_OFFSET * total;
-		LLMC_UNROLL
-		for (int i = 0; i < N; i++)
-			if (!bytes) {
+		if (bytes && ACT_BITS == 16) {
+			vi hi[N];
+			LLMC_UNROLL
+			for (int i = 0; i < N; i++) {
+				hi[i] = (q[i] + vi_set1(128)) >> 8;
+				q[i] -= hi[i] << 8;
+			}
+			act_put_bytes(o, hi);
+			act_put_bytes(o + 32, q);
+		} else if (bytes) {
+			act_put_bytes(o, q);
+		} else {
+			LLMC_UNROLL
+			for (int i = 0; i < N; i++)
 				*(act_half_mem *)(o + 2 * VL * i) =
 					act_word_order(__builtin_convertvector(q[i], act_half));
-			} else if (ACT_BITS == 16) {
-				vi hi = (q[i] + vi_set1(128)) >> 8;
-				*(act_byte_mem *)(o + VL * i) = __builtin_convertvector(hi, act_byte);
-				*(act_byte_mem *)(o + 32 + VL * i) = __builtin_convertvector(q[i] - (hi << 8), act_byte);
-			} else {
-				*(act_byte_mem *)(o + VL * i) = __builtin_convertvector(q[i], act_byte);
-			}
+		}
 	}
 }
 

@@ -19,6 +19,22 @@ typedef struct tile_sum {
 #endif
 } tile_sum;
 
+/* What the next unpacking will read, fetched while this chunk computes: some lines after each block. Without it memory and
+ * arithmetic take turns, which for a handful of tokens is half of the time. */
+typedef struct tile_ahead {
+	const uint8_t *p;            /* and the same in the TILE_H - 1 groups after it */
+	int            at, end, step; /* bytes of p */
+} tile_ahead;
+
+LLMC_INLINE void
+tile_fetch(tile_ahead *f)
+{
+	for (int stop = f->at + f->step; f->at < stop && f->at < f->end; f->at += 64)
+		LLMC_UNROLL
+		for (int h = 0; h < TILE_H; h++)
+			__builtin_prefetch(f->p + h * W_GROUP_BYTES + f->at);
+}
+
 #if W_FLOAT
 
 enum { TILE_CHUNK = COLS < 128 ? COLS : 128 };  /* columns */
@@ -31,14 +47,13 @@ tile_unpack(const uint8_t *w, int groups, int first, int n, tile_weights *o)
 	for (int h = 0; h < TILE_H; h++)
 		for (int k = 0; k < n; k++) {
 			const uint8_t *g = w + h * W_GROUP_BYTES;
-			if (h < groups)
-				__builtin_prefetch(g + (int64_t)(first + k) * W_COLUMN_BYTES + STREAM_AHEAD);
 			o->w[k][h] = h < groups ? w_column(g, first + k) : vf_set1(0);
 		}
 }
 
 LLMC_INLINE void
-tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, const int T, tile_sum *sum)
+tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, const int T, tile_sum *sum,
+         tile_ahead *ahead)
 {
 	vf d[TILE_T][TILE_H];
 	const uint8_t *x = a->q + (size_t)t0 * ACT_ROW_BYTES + (size_t)first * 4;
@@ -50,6 +65,8 @@ tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, con
 			d[t][h] = sum[t].d[h];
 	for (int k = 0; k < n; k++, x += 4) {
 		vf v[TILE_H];
+		if (k % 8 == 0)
+			tile_fetch(ahead);
 		LLMC_UNROLL
 		for (int h = 0; h < TILE_H; h++)
 			v[h] = w->w[k][h];
@@ -69,6 +86,8 @@ tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, con
 }
 
 #define TILE_ALL COLS
+#define TILE_PIECE_BYTES W_COLUMN_BYTES
+#define TILE_FETCHES(n) (((n) + 7) / 8)
 #else
 
 #define TILE_STEPS (ACT_TILE_BYTES ? 8 : 16)
@@ -79,6 +98,8 @@ enum { TILE_CHUNK = (W_BLOCKS + TILE_CHUNKS - 1) / TILE_CHUNKS };
 /* 16-bit sums of bytes that must be widened half way through a block */
 #define TILE_WIDEN (ACT_TILE_BYTES && (DOT_BYTES_ROOM >> W_BITS) < 8)
 #define TILE_ALL W_BLOCKS
+#define TILE_PIECE_BYTES W_BLOCK_BYTES
+#define TILE_FETCHES(n) (n)
 
 typedef struct tile_weights {
 	_Alignas(64) vi q[TILE_CHUNK][TILE_STEPS][TILE_H];
@@ -96,7 +117,6 @@ tile_unpack(const uint8_t *w, int groups, int first, int n, tile_weights *o)
 		for (int h = 0; h < TILE_H; h++) {
 			const uint8_t *g = w + (h < groups ? h : 0) * W_GROUP_BYTES;
 			w_at k = w_block(g, first + b);
-			stream_prefetch(g + (int64_t)(first + b) * W_BLOCK_BYTES, W_BLOCK_BYTES);
 			LLMC_UNROLL
 			for (int i = 0; i < TILE_STEPS; i++)
 				o->q[b][i][h] = ACT_TILE_BYTES ? w_bytes(k, i) : w_words(k, i);
@@ -107,6 +127,25 @@ tile_unpack(const uint8_t *w, int groups, int first, int n, tile_weights *o)
 			o->min[b][h] = w_min(k);
 #endif
 		}
+}
+
+/* The first step: nothing to add to. */
+LLMC_INLINE vi
+tile_first(vi w, vi x)
+{
+#if VL == 8 && defined(VF_HAVE_256)
+	vi t;
+#if ACT_TILE_BYTES
+	__asm__ volatile("vpmaddubsw %[x], %[w], %[t]" : [t] "=x"(t) : [w] "x"(w), [x] "x"(x));
+#else
+	__asm__ volatile("vpmaddwd %[x], %[w], %[t]" : [t] "=x"(t) : [w] "x"(w), [x] "x"(x));
+#endif
+	return t;
+#elif ACT_TILE_BYTES
+	return dot_bytes(vi_set1(0), w, x);
+#else
+	return dot_words(vi_set1(0), w, x);
+#endif
 }
 
 /* acc + the dot of one step, in this order of instructions: left alone, compilers move the broadcasts of a whole block
@@ -132,7 +171,8 @@ tile_step(vi acc, vi w, vi x)
 }
 
 LLMC_INLINE void
-tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, const int T, tile_sum *sum)
+tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, const int T, tile_sum *sum,
+         tile_ahead *ahead)
 {
 	const uint8_t *x = a->q + (size_t)t0 * ACT_ROW_BYTES + (size_t)first * ACT_BLOCK_BYTES;
 	const size_t at = (size_t)t0 * W_BLOCKS + (size_t)first;
@@ -141,15 +181,11 @@ tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, con
 #if TILE_WIDEN
 		vi wide[TILE_T][TILE_H];
 #endif
+		tile_fetch(ahead);
 		LLMC_UNROLL
 		for (int part = 0; part < (TILE_WIDEN ? 2 : W_HALVES); part++) {
 			enum { N = TILE_STEPS / (TILE_WIDEN ? 2 : W_HALVES) };
 			vi acc[TILE_T][TILE_H];
-			LLMC_UNROLL
-			for (int t = 0; t < T; t++)
-				LLMC_UNROLL
-				for (int h = 0; h < TILE_H; h++)
-					acc[t][h] = vi_set1(0);
 			LLMC_UNROLL
 			for (int i = part * N; i < part * N + N; i++) {
 				vi v[TILE_H];
@@ -161,7 +197,7 @@ tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, con
 					vi xv = vi_bcast4(x + t * ACT_ROW_BYTES + 4 * i);
 					LLMC_UNROLL
 					for (int h = 0; h < TILE_H; h++)
-						acc[t][h] = tile_step(acc[t][h], v[h], xv);
+						acc[t][h] = i == part * N ? tile_first(v[h], xv) : tile_step(acc[t][h], v[h], xv);
 				}
 			}
 #if TILE_WIDEN
@@ -223,9 +259,10 @@ tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, con
 
 #define TILE_DOT(T)                                                                                                    \
 	static __attribute__((noinline, unused)) void tile_dot_##T(const tile_weights *w, int first, int n,            \
-	                                                           const act_rows *a, int t0, tile_sum *sum)           \
+	                                                           const act_rows *a, int t0, tile_sum *sum,           \
+	                                                           tile_ahead *ahead)                                  \
 	{                                                                                                              \
-		tile_dot(w, first, n, a, t0, T, sum);                                                                  \
+		tile_dot(w, first, n, a, t0, T, sum, ahead);                                                                \
 	}
 TILE_DOT(2)
 TILE_DOT(3)
@@ -249,20 +286,26 @@ tile_rows(const uint8_t *w, int groups, const act_rows *a, int tokens, tile_sum 
 	memset(sum, 0, (size_t)tokens * sizeof *sum);
 	for (int first = 0; first < TILE_ALL; first += TILE_CHUNK) {
 		int n = TILE_ALL - first < TILE_CHUNK ? TILE_ALL - first : TILE_CHUNK;
+		int next = first + TILE_CHUNK < TILE_ALL ? first + TILE_CHUNK : 0;
+		tile_ahead ahead = {
+			.p = w + (next ? 0 : groups * W_GROUP_BYTES) + (int64_t)next * TILE_PIECE_BYTES,
+			.end = (TILE_ALL - next < TILE_CHUNK ? TILE_ALL - next : TILE_CHUNK) * TILE_PIECE_BYTES,
+		};
+		ahead.step = (ahead.end / (tiles * TILE_FETCHES(n)) + 63) / 64 * 64;
 		tile_unpack(w, groups, first, n, &chunk);
 		for (int i = 0, t = 0, size; i < tiles; i++, t += size) {
 			size = tokens / tiles + (i < tokens % tiles);
 			switch (size) {
-			case 2: tile_dot_2(&chunk, first, n, a, t, sum + t); break;
-			case 3: tile_dot_3(&chunk, first, n, a, t, sum + t); break;
-			case 4: tile_dot_4(&chunk, first, n, a, t, sum + t); break;
+			case 2: tile_dot_2(&chunk, first, n, a, t, sum + t, &ahead); break;
+			case 3: tile_dot_3(&chunk, first, n, a, t, sum + t, &ahead); break;
+			case 4: tile_dot_4(&chunk, first, n, a, t, sum + t, &ahead); break;
 #if VL >= 8
-			case 5: tile_dot_5(&chunk, first, n, a, t, sum + t); break;
-			case 6: tile_dot_6(&chunk, first, n, a, t, sum + t); break;
+			case 5: tile_dot_5(&chunk, first, n, a, t, sum + t, &ahead); break;
+			case 6: tile_dot_6(&chunk, first, n, a, t, sum + t, &ahead); break;
 #endif
 #if VL >= 16
-			case 7: tile_dot_7(&chunk, first, n, a, t, sum + t); break;
-			case 8: tile_dot_8(&chunk, first, n, a, t, sum + t); break;
+			case 7: tile_dot_7(&chunk, first, n, a, t, sum + t, &ahead); break;
+			case 8: tile_dot_8(&chunk, first, n, a, t, sum + t, &ahead); break;
 #endif
 			default: break;
 			}
