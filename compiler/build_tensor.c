@@ -105,8 +105,19 @@ name_expand(Arena *a, const char *text, int layer, int expert, const char *suffi
 static const char *
 tensor_id(Arena *a, const char *role, int layer, const char *suffix)
 {
-	const char *tail = strcmp(suffix, ".bias") == 0 ? ".bias" : "";
+	const char *tail = strcmp(suffix, ".bias") == 0 && strcmp(role, "router_bias") != 0 ? ".bias" : "";
 	return layer < 0 ? arena_printf(a, "%s%s", role, tail) : arena_printf(a, "L%d.%s%s", layer, role, tail);
+}
+
+/* Blocks that follow each other without a gap are one block. */
+static void
+source_join(PlanSource *s)
+{
+	if (s->n_block > 1 && s->stride == s->block) {
+		s->block *= s->n_block;
+		s->stride = s->block;
+		s->n_block = 1;
+	}
 }
 
 static int
@@ -226,6 +237,7 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 			src[e].rows = (rule->stacked ? n_experts : 1) * cols;
 			src[e].cols = src[e].transpose = total;
 		}
+		source_join(&src[e]);
 	}
 	Dtype dtype = tensor_dtype(g, role, layer, cols, loc);
 	return tensor_add(g, tensor_id(g->arena, role, layer, ""), dtype, n_experts * rows, cols, src, n_src, loc);

@@ -61,7 +61,7 @@ dump_tensor(const PlanTensor *t, Strbuf *out)
 	strbuf_printf(out, "] %s %s", dtype_text(t->dtype), t->layout);
 	for (int i = 0; i < t->n_src; i++) {
 		const PlanSource *s = &t->src[i];
-		bool whole = s->first == 0 && s->n_block == 1 && s->block == s->rows;
+		bool whole = s->first == 0 && s->n_block == 1 && s->block * (t->cols ? t->cols : 1) == s->rows * (s->cols ? s->cols : 1);
 		if (i == 4 && t->n_src > 5) {
 			strbuf_printf(out, " + ... %d more", t->n_src - 4);
 			break;

@@ -30,6 +30,8 @@ plan_write_num(Strbuf *out, double v)
 		if (strtod(buf, NULL) == v)
 			break;
 	}
+	if (strchr(buf, 'e') && v > -1e15 && v < 1e15 && v == (double)(int64_t)v)
+		snprintf(buf, sizeof buf, "%" PRId64, (int64_t)v); /* 50 rather than 5e+01 */
 	for (const char *p = buf; *p;) {
 		if (strchr("0123456789+-e", *p)) {
 			real |= *p == 'e';

@@ -1,0 +1,209 @@
+/* Fusion: what is rewritten, what must stay, and that a second run finds nothing. */
+#include "compiler_util.h"
+
+#include "compiler/template.h"
+
+static Graph *
+fused(Bench *b, const char *family, const char *more)
+{
+	bench_spec(b, family, more);
+	Graph *g = bench_graph(b);
+	graph_fuse(g, NULL, NULL);
+	return g;
+}
+
+static const char *
+value_name(const Graph *g, int v)
+{
+	return v < 0 ? "-" : g->val[v].name;
+}
+
+/* Each block adds to the stream that the next one reads. */
+BENCH_TEST(fuse_keeps_the_residual_stream)
+{
+	Graph *g = fused(b, "llama", TINY_GQA TINY_FFN);
+
+	assert_int_equal(g->n_op, 1 + 2 * 5 + 1);
+	const Op *o = &g->op[3], *down = &g->op[5], *next = &g->op[6];
+	assert_int_equal(o->kind, OP_matmul_add);
+	assert_string_equal(value_name(g, o->in[3]), "x0");
+	assert_string_equal(value_name(g, o->out[0]), "L0.mid");
+	assert_int_equal(down->kind, OP_matmul_add);
+	assert_int_equal(down->in[3], o->out[0]);
+	assert_int_equal(next->in[0], down->out[0]);
+	assert_string_equal(value_name(g, next->in[0]), "x1");
+}
+
+BENCH_TEST(a_second_run_finds_nothing)
+{
+	Graph *g = fused(b, "qwen3", TINY_GQA TINY_FFN);
+	size_t n_op = g->n_op, n_tensor = g->n_tensor;
+
+	assert_int_equal(graph_fuse(g, NULL, NULL), 0);
+	assert_int_equal(g->n_op, n_op);
+	assert_int_equal(g->n_tensor, n_tensor);
+}
+
+BENCH_TEST(qkv_takes_head_norms_and_rope)
+{
+	const Graph *g = fused(b, "qwen3", TINY_GQA TINY_FFN);
+	const Op    *op = graph_first(g, OP_norm_qkv);
+
+	assert_string_equal(value_name(g, op->in[3]), "L0.qkv");
+	assert_string_equal(value_name(g, op->in[5]), "L0.q_norm");
+	assert_string_equal(value_name(g, op->in[6]), "L0.k_norm");
+	assert_string_equal(value_name(g, op->in[7]), "rope0");
+	assert_string_equal(value_name(g, op->out[0]), "L0.q_rope");
+	assert_int_equal(op_int(op, "rope_dims"), 8);
+	assert_int_equal(graph_count(g, OP_rope) + graph_count(g, OP_rmsnorm) + graph_count(g, OP_kv_append), 0);
+}
+
+/* What a fused step makes is told by the names of the unfused graph. */
+BENCH_TEST(fused_ops_tell_what_they_make)
+{
+	const Graph *g = fused(b, "llama", TINY_GQA TINY_FFN);
+	const char  *want[] = { "L0.q_rope", "L0.attn_in", "L0.q", "L0.k", "L0.k_rope", "L0.v" };
+	const Op    *op = graph_first(g, OP_norm_qkv);
+
+	assert_int_equal(op->n_makes, 6);
+	for (int i = 0; i < 6; i++)
+		assert_string_equal(op->makes[i], want[i]);
+}
+
+BENCH_TEST(a_sandwich_norm_keeps_matmul_and_add_apart)
+{
+	const Graph *g = fused(b, "gemma2", TINY_GQA TINY_FFN);
+
+	assert_int_equal(graph_count(g, OP_matmul_add), 0);
+	assert_int_equal(graph_count(g, OP_add), 4);
+	assert_int_equal(graph_count(g, OP_matmul), 4);
+	assert_int_equal(graph_count(g, OP_norm_qkv), 2);
+}
+
+/* The skip branch carries the norm's output, so the norm stays, and no kernel repeats it. */
+BENCH_TEST(a_norm_that_the_residual_reads_stays)
+{
+	const Graph *g = fused(b, "bloom", "attention: {n_heads: 4}\nffn: {width: 128}\nresidual: {from: norm}\n");
+
+	assert_string_equal(op_word(graph_first(g, OP_norm_qkv), "norm"), "none");
+	assert_string_equal(op_word(graph_first(g, OP_norm_act), "norm"), "none");
+	assert_int_equal(graph_count(g, OP_layernorm), 1 + 2 * 2);
+}
+
+/* Two blocks share a norm: both repeat it, and it is gone. */
+BENCH_TEST(a_shared_norm_is_repeated)
+{
+	const Graph *g = fused(b, "llama", TINY_GQA TINY_FFN "residual: {form: parallel}\nnorm: {ffn_in: false}\n");
+
+	assert_string_equal(op_word(graph_first(g, OP_norm_qkv), "norm"), "rms");
+	assert_string_equal(op_word(graph_first(g, OP_norm_glu), "norm"), "rms");
+	assert_int_equal(graph_first(g, OP_norm_qkv)->in[1], graph_first(g, OP_norm_glu)->in[1]);
+	assert_int_equal(graph_count(g, OP_rmsnorm), 0);
+}
+
+/* Rows of one tensor have one type: v in another one keeps the three apart in that layer, and only there. */
+BENCH_TEST(types_that_differ_are_not_stacked)
+{
+	const Graph *g = fused(b, "llama", TINY_GQA TINY_FFN "storage: {default: q8_0, rules: [{tensor: v, layers: 1, type: q5_0}]}\n");
+
+	assert_int_equal(graph_count(g, OP_norm_qkv), 1);
+	assert_int_equal(graph_first(g, OP_norm_qkv)->layer, 0);
+	assert_int_equal(graph_count(g, OP_norm_matmul), 3);
+	assert_int_equal(graph_first(g, OP_norm_matmul)->layer, 1);
+	assert_int_equal(graph_count(g, OP_rope), 2);
+	assert_int_equal(graph_count(g, OP_kv_append), 1);
+}
+
+BENCH_TEST(experts_read_the_norm_from_memory)
+{
+	bench_file(b, "qwen2-moe");
+	Graph *g = bench_graph(b);
+	graph_fuse(g, NULL, NULL);
+	assert_int_equal(graph_count(g, OP_rmsnorm), 1); /* the norm in front of layer 1's experts */
+	assert_int_equal(graph_count(g, OP_moe_ffn), 1);
+	/* the shared expert is fused, and reads what the norm wrote */
+	for (size_t i = 0; i < g->n_op; i++)
+		if (g->op[i].kind == OP_norm_glu && g->op[i].layer == 1) {
+			assert_string_equal(op_word(&g->op[i], "norm"), "none");
+			assert_string_equal(value_name(g, g->op[i].in[0]), "L1.ffn_in");
+		}
+}
+
+BENCH_TEST(two_rope_axes_stay_on_their_own)
+{
+	bench_file(b, "chatglm1");
+	Graph *g = bench_graph(b);
+	graph_fuse(g, NULL, NULL);
+	assert_int_equal(graph_count(g, OP_norm_qkv), 0);
+	assert_int_equal(graph_count(g, OP_rope_2d), 4);
+}
+
+BENCH_TEST(head_with_a_bias_stays)
+{
+	const Graph *g = fused(b, "llama", TINY_GQA TINY_FFN "head: {bias: true}\n");
+
+	assert_int_equal(graph_count(g, OP_head), 0);
+	assert_int_equal(graph_count(g, OP_pick), 1);
+	assert_string_equal(value_name(g, g->op[g->n_op - 1].out[0]), "logits");
+}
+
+BENCH_TEST(head_takes_the_cap)
+{
+	const Graph *g = fused(b, "gemma2", TINY_GQA TINY_FFN "head: {tied: true, cap: 30}\n");
+	const Op    *op = &g->op[g->n_op - 1];
+
+	assert_int_equal(op->kind, OP_head);
+	assert_true(op_num(op, "cap") == 30);
+	assert_string_equal(value_name(g, op->in[3]), "embed");
+	assert_string_equal(value_name(g, op->out[0]), "logits");
+}
+
+/* No template, no fusion: the reference would only get longer steps. */
+BENCH_TEST(nothing_is_fused_without_templates)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	Graph *g = bench_graph(b);
+	size_t n = g->n_op;
+
+	assert_int_equal(graph_fuse(g, templates_none("cpu-v3", b->spec, &b->diag, &b->arena), NULL), 0);
+	assert_int_equal(g->n_op, n);
+}
+
+/* A template that takes no norm in front: the norm stays an op. */
+BENCH_TEST(the_norm_stays_out_where_the_template_wants_it)
+{
+	static const char text[] = "//@op norm_glu\n//@require NORM == none\n"
+	                           "//@arg x in f32[n_tok, COLS]\n//@arg nw? in f32[COLS]\n//@arg nb? in f32[COLS]\n"
+	                           "//@arg w in packed\n//@arg b? in f32[2*ROWS]\n//@arg y out f32[n_tok, ROWS]\n";
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	Graph     *g = bench_graph(b);
+	Templates *ts = templates_none("cpu-v3", b->spec, &b->diag, &b->arena);
+
+	assert_true(templates_add(ts, OP_norm_glu, "test.c.in", text));
+	assert_int_equal(graph_fuse(g, ts, NULL), 2);
+	assert_string_equal(op_word(graph_first(g, OP_norm_glu), "norm"), "none");
+	assert_int_equal(graph_count(g, OP_rmsnorm), 2 * 2 + 1);
+	assert_int_equal(graph_count(g, OP_matmul), 2 * 5 + 1);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(fuse_keeps_the_residual_stream),
+		cmocka_unit_test(a_second_run_finds_nothing),
+		cmocka_unit_test(qkv_takes_head_norms_and_rope),
+		cmocka_unit_test(fused_ops_tell_what_they_make),
+		cmocka_unit_test(a_sandwich_norm_keeps_matmul_and_add_apart),
+		cmocka_unit_test(a_norm_that_the_residual_reads_stays),
+		cmocka_unit_test(a_shared_norm_is_repeated),
+		cmocka_unit_test(types_that_differ_are_not_stacked),
+		cmocka_unit_test(experts_read_the_norm_from_memory),
+		cmocka_unit_test(two_rope_axes_stay_on_their_own),
+		cmocka_unit_test(head_with_a_bias_stays),
+		cmocka_unit_test(head_takes_the_cap),
+		cmocka_unit_test(nothing_is_fused_without_templates),
+		cmocka_unit_test(the_norm_stays_out_where_the_template_wants_it),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,140 @@
+/* build, infer, verify: the graph of each primitive against its golden text, and what is refused. */
+#include "compiler_util.h"
+
+#include "base/file.h"
+
+/* Unfused graph, then the graph with every legal fusion. LLMC_GOLDEN=1 writes the files instead; the review is the diff. */
+static void
+check_golden(Bench *b, int n)
+{
+	const char *name = tiny_models[n];
+	Strbuf     have = { 0 }, want = { 0 }, path = { 0 };
+	llmc_error err;
+
+	bench_file(b, name);
+	Graph *g = bench_graph(b);
+	graph_dump(g, &have);
+	strbuf_puts(&have, "\n--- fused ---\n\n");
+	graph_fuse(g, NULL, NULL);
+	graph_dump(g, &have);
+	strbuf_printf(&path, "tests/golden/graphs/%s.graph", name);
+	if (getenv("LLMC_GOLDEN")) {
+		assert_int_equal(file_write(strbuf_str(&path), have.data, have.len, &err), LLMC_OK);
+	} else {
+		if (file_read(strbuf_str(&path), 1 << 24, &want, &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+		if (strcmp(strbuf_str(&have), strbuf_str(&want)) != 0) {
+			size_t k = 0, line = 1;
+			for (; have.data[k] && have.data[k] == want.data[k]; k++)
+				line += have.data[k] == '\n';
+			fail_msg("%s: line %zu differs: \"%.80s\"", strbuf_str(&path), line, have.data + k);
+		}
+	}
+	strbuf_release(&have);
+	strbuf_release(&want);
+	strbuf_release(&path);
+}
+
+static void
+graphs_are_as_reviewed(void **state)
+{
+	(void)state;
+	for (int i = 0; i < N_TINY; i++)
+		bench_run(check_golden, i);
+}
+
+BENCH_TEST(rows_change_at_pick_only)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	const Graph *g = bench_graph(b);
+	bool         picked = false;
+	for (size_t i = 0; i < g->n_op; i++) {
+		picked |= g->op[i].kind == OP_pick;
+		const Value *v = &g->val[g->op[i].out[0]];
+		if (v->kind == VAL_ACT)
+			assert_int_equal(v->rows, picked ? SYM_n_out : SYM_n_tok);
+	}
+	assert_true(picked);
+	assert_string_equal(g->val[g->op[g->n_op - 1].out[0]].name, "logits");
+}
+
+BENCH_TEST(missing_tensor_name_is_an_error)
+{
+	/* llama's map knows no sandwich norms */
+	bench_spec(b, "llama", TINY_GQA TINY_FFN "norm: {attn_out: true}\n");
+	assert_null(graph_build(b->spec, &b->diag, &b->arena));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "attn_out_norm"));
+}
+
+BENCH_TEST(rows_must_be_whole_blocks)
+{
+	bench_spec(b, "llama", TINY_GQA "ffn: {width: 48}\nstorage: {default: q4_0}\n");
+	assert_null(graph_build(b->spec, &b->diag, &b->arena));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "rows of down in layer 0 have 48 elements"));
+}
+
+/* q, k and v of a tensor stacked head by head: each takes its part of every head's rows. */
+BENCH_TEST(stacked_heads_are_taken_apart)
+{
+	bench_file(b, "gpt-neox");
+	const Graph *g = bench_graph(b);
+	int          seen = 0;
+	for (size_t i = 0; i < g->n_tensor; i++) {
+		const PlanTensor *t = &g->tensor[i];
+		const char       *part = "qkv", *at = strncmp(t->id, "L0.", 3) == 0 ? strchr(part, t->id[3]) : NULL;
+		if (!at || t->id[4] != 0)
+			continue;
+		assert_int_equal(t->n_src, 1);
+		assert_int_equal(t->src->rows, 96);
+		assert_int_equal(t->src->first, 8 * (at - part));
+		assert_int_equal(t->src->block, 8);
+		assert_int_equal(t->src->stride, 24);
+		assert_int_equal(t->src->n_block, 4);
+		seen++;
+	}
+	assert_int_equal(seen, 3);
+}
+
+static void
+verify_it(Bench *b, void *g)
+{
+	(void)b;
+	graph_verify(g, "test");
+}
+
+static void
+check_fault(Bench *b, int fault)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	Graph *g = bench_graph(b);
+	Op    *op = &g->op[2];
+
+	if (fault == 0) /* reads what is made later */
+		op->in[0] = g->op[9].out[0];
+	else if (fault == 1) /* lacks its weight */
+		op->in[1] = -1;
+	else if (fault == 2) /* an attribute that contradicts the weight */
+		op->attr[0].i++;
+	else /* says nothing of its shape */
+		op->n_attr--;
+	assert_true(bench_bugs(b, verify_it, g));
+}
+
+static void
+verify_finds_a_broken_graph(void **state)
+{
+	(void)state;
+	for (int fault = 0; fault < 4; fault++)
+		bench_run(check_fault, fault);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(graphs_are_as_reviewed),          cmocka_unit_test(rows_change_at_pick_only),
+		cmocka_unit_test(missing_tensor_name_is_an_error), cmocka_unit_test(rows_must_be_whole_blocks),
+		cmocka_unit_test(stacked_heads_are_taken_apart),   cmocka_unit_test(verify_finds_a_broken_graph),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
