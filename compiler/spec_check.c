@@ -226,9 +226,21 @@ check_tokens(SpecTable *t)
 		}
 }
 
+/* Files and folders are called by it. */
+static void
+check_name(SpecTable *t)
+{
+	const char *name = t->val[K_name].str;
+
+	if (name && (!*name || *name == '.' || strlen(name) > 120 ||
+	             name[strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")]))
+		err_at(t->d, LOC(name), "name = %.120s: letters, digits, . _ and - are expected, at most 120 of them, not . first", name);
+}
+
 void
 spec_check(SpecTable *t)
 {
+	check_name(t);
 	check_heads(t);
 	check_rope(t);
 	check_mask(t);
