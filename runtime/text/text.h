@@ -87,7 +87,7 @@ typedef struct Token {
 	uint32_t    n;
 	uint8_t     type;
 	bool        special; /* left out by skip_special */
-	float       score;
+	double      score;   /* files of sentencepiece and GGUF hold floats */
 } Token;
 
 typedef struct Added {

@@ -144,6 +144,8 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 		}
 		/* t->scratch: a jump out of the arena must not lose it */
 		TRY(added_normal_form(t, a->text, &t->scratch, err));
+		/* and it decodes to that form */
+		tokenizer_set(t, a->id, (Span){ strbuf_str(&t->scratch), t->scratch.len });
 		if (t->scratch.len)
 			trie_put(&t->added_norm, &t->arena, (Span){ t->scratch.data, t->scratch.len }, (int32_t)i);
 	}

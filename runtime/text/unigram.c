@@ -43,6 +43,12 @@ emit(Enc *e, Span text, const Node *best)
 		}
 		while ((t->spm || t->fuse_unk) && i > 0 && best[cut[i - 1]].id < 0)
 			end = cut[--i];
+		/* pieces of a run that add up to one in the vocabulary, as the piece of the unknown itself */
+		int32_t whole = t->spm ? -1 : strmap_get(&t->vocab, text.s + from, end - from);
+		if (whole >= 0) {
+			enc_push(e, whole);
+			continue;
+		}
 		bool known = t->byte_fallback;
 		for (size_t k = from; k < end && known; k++)
 			known = t->byte_id[(unsigned char)text.s[k]] >= 0;
@@ -77,7 +83,7 @@ unigram_encode(Enc *e, Span text)
 			double score = t->tok[id].score;
 			if (t->spm && t->tok[id].type == TT_USER)
 				score = (float)((double)((float)(j + 1 - i) * (float)t->max_score) - 0.1);
-			offer(&best[j + 1], add(t, here, score), id, i);
+			offer(&best[j + 1], add(t, here, score), !t->spm && id == t->unk_id ? -1 : id, i);
 			single |= j + 1 - i == len;
 		}
 		if (!single)

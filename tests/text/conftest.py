@@ -1,0 +1,37 @@
+import json
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import lib  # noqa: E402
+
+SMALL = {
+    "added_tokens": [
+        {"id": i, "content": t, "special": True, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+        for i, t in enumerate(["<unk>", "<s>", "</s>"])
+    ],
+    "model": {"type": "BPE", "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3}, "merges": [], "unk_token": "<unk>"},
+    "decoder": {"type": "Fuse"},
+}
+CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<unk>"}
+
+
+@pytest.fixture
+def chat(tmp_path):
+    """chat(template, messages, **options): the library's rendering."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(SMALL))
+
+    opened = {}
+
+    def render(source, messages, **options):
+        if source not in opened:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "chat_template": source}))
+            opened[source] = lib.Tokenizer(tmp_path)
+        return opened[source].chat(messages, **options)
+
+    yield render
+    for tok in opened.values():
+        tok.close()

@@ -1,0 +1,40 @@
+"""Chat templates against jinja2: our own, which use every construct, and those of real models where present."""
+
+import os
+import pathlib
+
+import jinja2
+import pytest
+
+import conversations
+import lib
+import oracle
+
+DATA = os.environ.get("LLMC_DATA")
+OWN = sorted((pathlib.Path(__file__).parent / "templates").glob("*.jinja"))
+REAL = sorted(pathlib.Path(DATA, "chat-templates").glob("*.jinja")) if DATA else []
+
+
+def both_agree(chat, source, messages, options):
+    try:
+        want = oracle.render(source, messages, **options)
+    except (jinja2.exceptions.TemplateError, TypeError, AttributeError, RecursionError) as e:
+        with pytest.raises(lib.LlmcError) as caught:
+            chat(source, messages, **options)
+        assert caught.value.status == lib.E_INPUT
+        if type(e) is jinja2.exceptions.TemplateError:  # what raise_exception raises
+            assert str(e) in caught.value.text
+    else:
+        assert chat(source, messages, **options) == want
+
+
+@pytest.mark.parametrize("path", OWN + REAL, ids=[p.stem for p in OWN + REAL])
+def test_template(path, chat):
+    source = path.read_text()
+    for name, messages in conversations.LISTS.items():
+        for options in conversations.OPTIONS:
+            both_agree(chat, source, messages, options)
+
+
+def test_the_own_templates_are_there():
+    assert len(OWN) >= 10

@@ -1,0 +1,168 @@
+"""tokenizer.json against the `tokenizers` library: vocabularies that the test trains itself, random text, exact."""
+
+import itertools
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import lib
+import texts
+
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+         r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+BYTES = "".join(f"<0x{b:02X}>\n" for b in range(256)).split()
+SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+def byte_level(pre, decoder=None, post=None, normalizer=None, **model):
+    tok = Tokenizer(models.BPE(**model))
+    tok.pre_tokenizer = pre
+    tok.decoder = decoder or decoders.ByteLevel()
+    if normalizer:
+        tok.normalizer = normalizer
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tok.train_from_iterator(texts.CORPUS, trainer)
+    tok.add_special_tokens(["<|im_start|>", AddedToken("<s>", lstrip=True), AddedToken("</s>", rstrip=True)])
+    tok.add_tokens([AddedToken("[MASK]", normalized=False), AddedToken("foo", single_word=True), AddedToken("Hello w", normalized=True), AddedToken("  ")])
+    if post:
+        tok.post_processor = post
+    return tok
+
+
+def gpt2():
+    return byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
+
+
+def gpt2_prefix():
+    return byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), post=processors.ByteLevel(trim_offsets=True))
+
+
+def llama3():
+    pre = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tok = byte_level(pre, normalizer=normalizers.NFC(), ignore_merges=True)
+    end = tok.token_to_id("<|end|>")
+    tok.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), processors.TemplateProcessing(single="<|end|> $A <|end|>", special_tokens=[("<|end|>", end)])])
+    return tok
+
+
+def cased():
+    return byte_level(pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CASED), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
+
+
+def digits():
+    return byte_level(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]))
+
+
+def deepseek():
+    pre = [pre_tokenizers.Split(Regex(p), "isolated") for p in ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+")]
+    return byte_level(pre_tokenizers.Sequence([*pre, pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]))
+
+
+def splits(behavior, invert=False):
+    pre = [pre_tokenizers.Split(Regex(r"\d+|[aeiou]|\s\s"), behavior, invert), pre_tokenizers.Punctuation("merged_with_previous"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    return byte_level(pre_tokenizers.Sequence(pre), normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]))
+
+
+def llama2(fuse_unk=True, byte_fallback=True):
+    """What converted sentencepiece BPE looks like: normalizers make the spaces, bytes stand in for the unknown."""
+    tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=fuse_unk, byte_fallback=byte_fallback))
+    norm = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=SPECIAL + (BYTES if byte_fallback else []), limit_alphabet=200, show_progress=False)
+    tok.pre_tokenizer = pre_tokenizers.Split(Regex(r"▁+[^▁]*"), "isolated")
+    tok.normalizer = norm
+    tok.train_from_iterator(texts.CORPUS, trainer)
+    tok.pre_tokenizer = pre_tokenizers.Sequence([])
+    tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tok.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tok.token_to_id("<s>"))])
+    return tok
+
+
+def metaspace(scheme, split):
+    tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=False))
+    tok.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=split)
+    tok.decoder = decoders.Metaspace("▁", prepend_scheme=scheme)
+    tok.train_from_iterator(texts.CORPUS, trainers.BpeTrainer(vocab_size=800, special_tokens=SPECIAL, limit_alphabet=300, show_progress=False))
+    return tok
+
+
+def words():
+    tok = Tokenizer(models.BPE(unk_token="<unk>", continuing_subword_prefix="##", end_of_word_suffix="</w>"))
+    tok.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Strip(), normalizers.Nmt()])
+    tok.pre_tokenizer = pre_tokenizers.Whitespace()
+    tok.decoder = decoders.BPEDecoder("</w>")
+    tok.train_from_iterator(texts.CORPUS, trainers.BpeTrainer(vocab_size=900, special_tokens=SPECIAL, limit_alphabet=200, show_progress=False, continuing_subword_prefix="##", end_of_word_suffix="</w>"))
+    return tok
+
+
+def unigram(byte_fallback=False):
+    tok = Tokenizer(models.Unigram())
+    tok.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    tok.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="always")
+    tok.decoder = decoders.Metaspace("▁", prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(vocab_size=700, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
+    tok.train_from_iterator([t for t in texts.CORPUS if t.isascii()], trainer)
+    if byte_fallback:
+        import json
+        state = json.loads(tok.to_str())
+        state["model"]["vocab"] += [[b, -30.0] for b in BYTES]
+        state["model"]["byte_fallback"] = True
+        state["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}]}
+        tok = Tokenizer.from_str(json.dumps(state))
+    return tok
+
+
+def plain():
+    """No decoder: tokens are joined by spaces."""
+    tok = Tokenizer(models.BPE(unk_token="<unk>"))
+    tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.CharDelimiterSplit("."), pre_tokenizers.BertPreTokenizer()])
+    tok.train_from_iterator(texts.CORPUS, trainers.BpeTrainer(vocab_size=500, special_tokens=SPECIAL, limit_alphabet=150, show_progress=False))
+    return tok
+
+
+KINDS = {
+    "gpt2": gpt2, "gpt2 with prefix space": gpt2_prefix, "llama3": llama3, "cased": cased, "digits": digits, "deepseek": deepseek,
+    "llama2": llama2, "llama2 without bytes": lambda: llama2(True, False), "llama2 unfused": lambda: llama2(False, False),
+    "metaspace always": lambda: metaspace("always", True), "metaspace first": lambda: metaspace("first", False),
+    "metaspace never": lambda: metaspace("never", True), "words": words, "unigram": unigram, "unigram with bytes": lambda: unigram(True), "plain": plain,
+    **{f"split {b}{' inverted' * i}": (lambda b=b, i=i: splits(b, bool(i)))
+       for b, i in itertools.product(["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"], [0, 1])},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_text(kind, tmp_path):
+    want = KINDS[kind]()
+    path = tmp_path / "tokenizer.json"
+    want.save(str(path))
+    n_texts = 400 if kind.startswith("split") else 1500
+    with lib.Tokenizer(path) as got:
+        assert got.size() == want.get_vocab_size()
+        for text in texts.texts(kind, n_texts):
+            ids = want.encode(text, add_special_tokens=True).ids
+            assert got.encode(text, lib.ADD_SPECIAL | lib.PARSE_SPECIAL) == ids, repr(text)
+            want.encode_special_tokens = True
+            assert got.encode(text) == want.encode(text, add_special_tokens=False).ids, repr(text)
+            want.encode_special_tokens = False
+            for skip in (True, False):
+                whole = want.decode(ids, skip_special_tokens=skip)
+                assert got.decode(ids, skip) == whole, repr(text)
+                assert "".join(got.stream(ids, skip)) == whole, repr(text)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama2", "metaspace always", "unigram with bytes", "words", "plain"])
+def test_text_of_random_ids(kind, tmp_path):
+    """Ids that no text gives: halves of characters, stray bytes, spaces anywhere."""
+    import random
+
+    want = KINDS[kind]()
+    path = tmp_path / "tokenizer.json"
+    want.save(str(path))
+    rng = random.Random(kind)
+    with lib.Tokenizer(path) as got:
+        for _ in range(1500):
+            ids = [rng.randrange(want.get_vocab_size()) if rng.random() < 0.6 else rng.randrange(300) for _ in range(rng.randrange(12))]
+            for skip in (True, False):
+                whole = want.decode(ids, skip_special_tokens=skip)
+                assert got.decode(ids, skip) == whole, ids
+                assert "".join(got.stream(ids, skip)) == whole, ids
