@@ -1,0 +1,225 @@
+/* Memory: no two buffers that live at the same time overlap. The checker plays the steps and looks at every byte. */
+#include "compiler_util.h"
+
+#include "compiler/select.h"
+
+static uint32_t
+next_random(uint32_t *s)
+{
+	*s ^= *s << 13;
+	*s ^= *s >> 17;
+	*s ^= *s << 5;
+	return *s;
+}
+
+/* ------------------------------------------------- random lives ---- */
+
+enum { N_BUF = 60, N_STEP = 40 };
+
+static const PlanSym kinds[] = { SYM_n_tok, SYM_n_out, SYM_n_part };
+
+/* Who owns each slot at each step, by brute force. Buffers that share memory on purpose count as one. */
+static void
+check_no_overlap(const MemBuf *buf, int n, int n_slot)
+{
+	for (int ph = 0; ph < PHASES; ph++)
+		for (int t = 0; t < N_STEP; t++) {
+			int owner[N_BUF];
+			for (int s = 0; s < n_slot; s++)
+				owner[s] = -1;
+			for (int i = 0; i < n; i++) {
+				int root = i;
+				while (buf[root].same >= 0)
+					root = buf[root].same;
+				bool live = buf[i].alone || (buf[i].first[ph] >= 0 && buf[i].first[ph] <= t && t <= buf[i].last[ph]);
+				if (!live)
+					continue;
+				assert_in_range(buf[i].slot, 0, n_slot - 1);
+				if (owner[buf[i].slot] >= 0 && owner[buf[i].slot] != root)
+					fail_msg("step %d: buffers %d and %d share slot %d", t, owner[buf[i].slot], i, buf[i].slot);
+				owner[buf[i].slot] = root;
+			}
+		}
+}
+
+static void
+random_lives(Bench *b, int seed)
+{
+	uint32_t  r = 2463534242u + (uint32_t)seed * 7919u;
+	MemBuf   *buf = NEW(&b->arena, MemBuf, N_BUF);
+	PlanSlot *slot;
+	int       n_slot, n = 0;
+
+	while (n < N_BUF) {
+		MemBuf *m = &buf[n];
+		*m = (MemBuf){ .id = "b", .dtype = DT_F32, .kernel = -1, .same = -1, .alone = next_random(&r) % 16 == 0 };
+		m->extent = (PlanExtent){ kinds[next_random(&r) % 3], 1 + next_random(&r) % 500, next_random(&r) % 8 ? 1 : 32 };
+		for (int ph = 0; ph < PHASES; ph++) {
+			m->first[ph] = (int)(next_random(&r) % N_STEP);
+			m->last[ph] = m->first[ph] + (int)(next_random(&r) % (unsigned)(N_STEP - m->first[ph]));
+			if (next_random(&r) % 5 == 0)
+				m->first[ph] = m->last[ph] = -1;
+		}
+		/* now and then, take over the memory of the one before, which ends where this begins */
+		if (n > 0 && next_random(&r) % 3 == 0 && !buf[n - 1].alone && !m->alone) {
+			m->extent = buf[n - 1].extent;
+			m->same = n - 1;
+			for (int ph = 0; ph < PHASES; ph++) {
+				int from = buf[n - 1].last[ph];
+				m->first[ph] = from;
+				m->last[ph] = from < 0 ? -1 : from + (int)(next_random(&r) % (unsigned)(N_STEP - from));
+			}
+		}
+		n++;
+	}
+	mem_assign(&b->arena, buf, n, &slot, &n_slot);
+	check_no_overlap(buf, n, n_slot);
+	for (int i = 0; i < n; i++) {
+		const PlanExtent *e = &slot[buf[i].slot].part[0];
+		assert_int_equal(slot[buf[i].slot].n_part, 1);
+		assert_int_equal(e->sym, buf[i].extent.sym);
+		assert_int_equal(e->div, buf[i].extent.div);
+		assert_true(e->mul >= buf[i].extent.mul * 4);
+	}
+}
+
+static void
+random_buffers_do_not_overlap(void **state)
+{
+	(void)state;
+	for (int seed = 0; seed < 300; seed++)
+		bench_run(random_lives, seed);
+}
+
+/* ------------------------------------------------- whole plans ---- */
+
+/* Play each phase: a step's inputs must still be in memory, under any buffer that overlaps them. */
+static void
+play(const Graph *g, const Selection *sel)
+{
+	for (int ph = 0; ph < PHASES; ph++) {
+		int *holds = calloc((size_t)sel->n_slot, sizeof *holds); /* value in each slot, + 1 */
+		for (int i = 0; i < sel->n_step; i++) {
+			const Op *op = &g->op[i];
+			for (int k = 0; k < op_info[op->kind].n_in; k++) {
+				int v = op->in[k];
+				if (v >= 0 && sel->buf_of[v] >= 0 && holds[sel->buf[sel->buf_of[v]].slot] != v + 1)
+					fail_msg("step %d (%s): %s is gone", i, op_info[op->kind].name, g->val[v].name);
+			}
+			for (int k = 0; k < sel->step[ph][i].n_scratch; k++) {
+				const MemBuf *s = &sel->buf[sel->step[ph][i].scratch[k]];
+				for (int a = 0; a < op_n_arg(op->kind); a++) {
+					int v = op_arg_value(op, a);
+					if (v >= 0 && sel->buf_of[v] >= 0)
+						assert_int_not_equal(sel->buf[sel->buf_of[v]].slot, s->slot);
+				}
+				holds[s->slot] = 0;
+			}
+			for (int k = 0; k < op_info[op->kind].n_out; k++) {
+				int v = op->out[k];
+				if (v < 0 || sel->buf_of[v] < 0)
+					continue;
+				int slot = sel->buf[sel->buf_of[v]].slot;
+				/* written over an input only where the op allows it */
+				for (int a = 0; a < op_info[op->kind].n_in; a++) {
+					int x = op->in[a];
+					if (x < 0 || sel->buf_of[x] < 0 || sel->buf[sel->buf_of[x]].slot != slot)
+						continue;
+					bool may = (op_info[op->kind].flags & OPF_ELEM) || (op->kind == OP_matmul_add && a == 3);
+					assert_true(may);
+				}
+				holds[slot] = v + 1;
+			}
+		}
+		int last = g->op[g->n_op - 1].out[0];
+		assert_int_equal(holds[sel->buf[sel->buf_of[last]].slot], last + 1);
+		free(holds);
+	}
+}
+
+static void
+plan_of(Bench *b, int n)
+{
+	static const char *const targets[] = { "ref", "cpu-v3" };
+
+	for (size_t t = 0; t < 2; t++) {
+		bench_file(b, tiny_models[n]);
+		Graph     *g = bench_graph(b);
+		Templates *ts = t ? templates_load(targets[t], b->spec, &b->diag, &b->arena) : NULL;
+		if (ts) {
+			select_layouts(g, ts);
+			graph_fuse(g, ts, NULL);
+		}
+		Selection *sel = select_steps(g, ts, &b->diag);
+		if (!sel)
+			fail_msg("%s", strbuf_str(&b->diag.text));
+		mem_buffers(g, sel);
+		mem_assign(&b->arena, sel->buf, sel->n_buf, &sel->slot, &sel->n_slot);
+		play(g, sel);
+		int64_t used, bound;
+		mem_peak(sel, SYM_n_tok, 1, &used, &bound);
+		assert_true(bound > 0 && bound <= used);
+	}
+}
+
+static void
+every_plan_keeps_what_it_reads(void **state)
+{
+	(void)state;
+	for (int i = 0; i < N_TINY; i++)
+		bench_run(plan_of, i);
+}
+
+/* Memory does not grow with the number of layers. */
+static int64_t
+slot_bytes(Bench *b, const char *layers)
+{
+	const char *set[] = { layers, NULL };
+	b->spec = spec_from_file("tests/golden/graphs/llama.yaml", set, &b->diag, &b->arena);
+	assert_non_null(b->spec);
+	Graph     *g = bench_graph(b);
+	Selection *sel = select_steps(g, NULL, &b->diag);
+	int64_t    total = 0;
+	mem_buffers(g, sel);
+	mem_assign(&b->arena, sel->buf, sel->n_buf, &sel->slot, &sel->n_slot);
+	for (int i = 0; i < sel->n_slot; i++)
+		total += sel->slot[i].part[0].mul;
+	return total;
+}
+
+BENCH_TEST(layers_share_memory)
+{
+	assert_int_equal(slot_bytes(b, "n_layers=2"), slot_bytes(b, "n_layers=40"));
+}
+
+BENCH_TEST(the_residual_stream_stays_in_place)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	Graph *g = bench_graph(b);
+	graph_fuse(g, NULL, NULL);
+	Selection *sel = select_steps(g, NULL, &b->diag);
+	mem_buffers(g, sel);
+	mem_assign(&b->arena, sel->buf, sel->n_buf, &sel->slot, &sel->n_slot);
+	int slot = -1;
+	for (size_t v = 0; v < g->n_val; v++) {
+		const char *name = g->val[v].name;
+		if (g->val[v].kind != VAL_ACT || (name[0] != 'x' && !strstr(name, ".mid")))
+			continue;
+		if (slot < 0)
+			slot = sel->buf[sel->buf_of[v]].slot;
+		assert_int_equal(sel->buf[sel->buf_of[v]].slot, slot);
+	}
+	assert_true(slot >= 0);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(random_buffers_do_not_overlap),
+		cmocka_unit_test(every_plan_keeps_what_it_reads),
+		cmocka_unit_test(layers_share_memory),
+		cmocka_unit_test(the_residual_stream_stays_in_place),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,168 @@
+/* Which template runs an op, what layout its weights have, and what is said where there is none. */
+#include "compiler_util.h"
+
+#include "compiler/select.h"
+#include "runtime/weights/layout.h"
+
+#define MATMUL_ARGS "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n"
+
+static Templates *
+matmul_only(Bench *b, const char *head)
+{
+	Templates *ts = templates_none("cpu-v3", b->spec, &b->diag, &b->arena);
+
+	assert_true(templates_add(ts, OP_matmul, "matmul.c.in",
+	                          arena_printf(&b->arena, "//@op matmul\n%s" MATMUL_ARGS "void ${SYMBOL}(void);\n/* ${ROWS} x ${COLS} ${W_DTYPE} */\n",
+	                                       head)));
+	return ts;
+}
+
+static const PlanTensor *
+tensor(const Graph *g, const char *id)
+{
+	for (size_t i = 0; i < g->n_tensor; i++)
+		if (strcmp(g->tensor[i].id, id) == 0)
+			return &g->tensor[i];
+	fail_msg("no tensor %s", id);
+	return NULL;
+}
+
+/* Seven matmuls of a layer have four shapes; more layers need no more kernels. */
+BENCH_TEST(equal_steps_share_a_kernel)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	Graph     *g = bench_graph(b);
+	Templates *ts = matmul_only(b, "");
+	select_layouts(g, ts);
+	Selection *sel = select_steps(g, ts, &b->diag);
+
+	assert_non_null(sel);
+	assert_int_equal(sel->n_kernel, 4); /* 32x32 (q, o), 16x32 (k, v), 64x32 (gate, up), 32x64 (down) */
+	for (int ph = 0; ph < PHASES; ph++)
+		for (int i = 0; i < sel->n_step; i++)
+			if (g->op[i].kind == OP_matmul && g->op[i].layer == 1)
+				for (int k = 0; k < i; k++)
+					if (g->op[k].kind == OP_matmul && g->op[k].layer == 0 &&
+					    op_int(&g->op[k], "rows") == op_int(&g->op[i], "rows") &&
+					    op_int(&g->op[k], "cols") == op_int(&g->op[i], "cols"))
+						assert_int_equal(sel->step[ph][i].kernel, sel->step[0][k].kernel);
+}
+
+/* The template is for n_tok rows; the head works on the wanted rows, so the reference keeps it. */
+BENCH_TEST(rows_of_another_kind_are_not_taken)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	Graph     *g = bench_graph(b);
+	Selection *sel = select_steps(g, matmul_only(b, ""), &b->diag);
+
+	assert_int_equal(g->op[g->n_op - 1].kind, OP_matmul);
+	assert_int_equal(sel->step[0][g->n_op - 1].kernel, -1);
+}
+
+BENCH_TEST(one_warning_for_each_slow_op)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	Graph *g = bench_graph(b);
+	select_steps(g, matmul_only(b, "//@phase decode\n"), &b->diag);
+	const char *text = strbuf_str(&b->diag.text);
+	int         n = 0;
+
+	for (const char *p = text; (p = strstr(p, "no tuned kernel for ")); p++)
+		n++;
+	/* embed rmsnorm matmul (mixed) rope kv_append attention add glu pick */
+	assert_int_equal(n, 9);
+	assert_int_equal(b->diag.n_warning, 9);
+	assert_non_null(strstr(text, "no tuned kernel for attention on cpu-v3: the reference runs it, slowly"));
+}
+
+BENCH_TEST(the_reference_is_no_reason_to_warn_on_ref)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	assert_non_null(select_steps(bench_graph(b), NULL, &b->diag));
+	assert_int_equal(b->diag.n_warning, 0);
+}
+
+BENCH_TEST(a_require_decides)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN "storage: {default: q8_0}\n");
+	Graph           *g = bench_graph(b);
+	const Op        *op = graph_first(g, OP_matmul);
+	const Templates *yes = matmul_only(b, "//@require W_DTYPE in (q8_0, f16) and ROWS % 8 == 0 and HAS_B == 0 and TARGET == v3\n");
+	const Templates *no = matmul_only(b, "//@require W_DTYPE == f16\n");
+
+	assert_non_null(templates_find(yes, g, op, PHASE_DECODE));
+	assert_null(templates_find(no, g, op, PHASE_DECODE));
+	assert_int_equal(b->diag.n_error, 0);
+}
+
+/* A weight that is multiplied by is packed; one that is only gathered, or that only the reference reads, stays as the file has it. */
+BENCH_TEST(layouts_follow_the_use)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	Graph     *g = bench_graph(b);
+	Templates *ts = matmul_only(b, "//@require ROWS == 16\n"); /* k and v alone */
+	select_layouts(g, ts);
+	assert_string_equal(tensor(g, "embed")->layout, "row");
+	assert_string_equal(tensor(g, "L0.q")->layout, layout_for("cpu-v3", DT_BF16, 32, 32));
+	assert_string_equal(tensor(g, "L0.attn_norm")->layout, "f32");
+	select_steps(g, ts, &b->diag);
+	assert_string_equal(tensor(g, "L0.k")->layout, layout_for("cpu-v3", DT_BF16, 16, 32));
+	assert_string_not_equal(tensor(g, "L0.k")->layout, "row");
+	assert_string_equal(tensor(g, "L0.q")->layout, "row");
+	assert_string_equal(tensor(g, "L0.attn_norm")->layout, "f32");
+}
+
+BENCH_TEST(a_tied_embedding_is_in_memory_once)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN "head: {tied: true}\n");
+	Graph *g = bench_graph(b);
+	select_layouts(g, templates_none("cpu-v3", b->spec, &b->diag, &b->arena));
+	assert_int_equal(g->op[0].kind, OP_embed);
+	assert_int_equal(g->op[0].in[0], g->op[g->n_op - 1].in[1]);
+	assert_string_equal(tensor(g, "embed")->layout, layout_for("cpu-v3", DT_BF16, 96, 32));
+}
+
+/* Experts are read one at a time, so packed groups of rows must not reach from one into the next. */
+BENCH_TEST(groups_do_not_cross_experts)
+{
+	const Layout *packed = layout_find(layout_for("cpu-v4", DT_BF16, 1024, 32));
+
+	assert_true(packed->group > 1);
+	for (int k = 0; k < 2; k++) {
+		int64_t width = packed->group * 2 + (k ? packed->group / 2 : 0);
+		PlanTensor t = { .id = "t", .dtype = DT_BF16, .rows = 4 * width, .cols = 32 };
+		templates_layout(templates_none("cpu-v4", bench_spec(b, "llama", TINY_GQA TINY_FFN), &b->diag, &b->arena), &t, 4);
+		assert_string_equal(t.layout, k ? "row" : packed->name);
+	}
+}
+
+/* Blocks of quantised columns do not survive a transposition. */
+BENCH_TEST(transposed_blocks_are_dequantised)
+{
+	PlanSource src = { .name = "k_b", .rows = 128, .cols = 64, .block = 256, .stride = 256, .n_block = 1, .transpose = 64 };
+	PlanTensor t = { .id = "t", .dtype = DT_Q8_0, .rows = 256, .cols = 32, .n_src = 1, .src = &src };
+	const Templates *ts = templates_none("cpu-v3", bench_spec(b, "llama", TINY_GQA TINY_FFN), &b->diag, &b->arena);
+
+	templates_layout(ts, &t, 4);
+	assert_string_equal(t.layout, "f32");
+	t.dtype = DT_F16;
+	templates_layout(ts, &t, 4);
+	assert_string_not_equal(t.layout, "f32");
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(equal_steps_share_a_kernel),
+		cmocka_unit_test(rows_of_another_kind_are_not_taken),
+		cmocka_unit_test(one_warning_for_each_slow_op),
+		cmocka_unit_test(the_reference_is_no_reason_to_warn_on_ref),
+		cmocka_unit_test(a_require_decides),
+		cmocka_unit_test(layouts_follow_the_use),
+		cmocka_unit_test(a_tied_embedding_is_in_memory_once),
+		cmocka_unit_test(groups_do_not_cross_experts),
+		cmocka_unit_test(transposed_blocks_are_dequantised),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
