@@ -238,7 +238,8 @@ head_eval(const char *text, size_t size, head_name_fn *name, void *user, HeadVal
 	Parser p = { .text = text, .size = size, .name = name, .user = user };
 	bool   ok = parse_or(&p, out);
 
-	blanks(&p);
+	if (ok)
+		blanks(&p);
 	if (ok && p.at < p.size)
 		ok = fail(&p, "what follows makes no sense here");
 	*why = p.why;

@@ -1,0 +1,277 @@
+/* Templates: the expression language, heads, expansion, keys; and every template of the tree against every tiny model. */
+#include "compiler_util.h"
+
+#include "compiler/select.h"
+#include "compiler/template_expr.h"
+
+/* ------------------------------------------------- expressions ---- */
+
+static bool
+test_names(void *user, const char *name, HeadValue *out)
+{
+	(void)user;
+	*out = (HeadValue){ .kind = HEAD_INT };
+	if (strcmp(name, "ROWS") == 0)
+		return out->i = 96, true;
+	if (strcmp(name, "ZERO") == 0)
+		return true;
+	if (strcmp(name, "EPS") == 0)
+		return *out = (HeadValue){ .kind = HEAD_NUM, .f = 0.5 }, true;
+	if (strcmp(name, "NORM") == 0)
+		return *out = (HeadValue){ .kind = HEAD_WORD, .s = "rms" }, true;
+	return false;
+}
+
+static int64_t
+value_of(const char *text)
+{
+	HeadValue   v;
+	const char *why;
+	size_t      at;
+
+	if (!head_eval(text, strlen(text), test_names, NULL, &v, &why, &at))
+		fail_msg("%s: %s at %zu", text, why, at);
+	assert_int_equal(v.kind, HEAD_INT);
+	return v.i;
+}
+
+static void
+refuses(const char *text, const char *want, size_t want_at)
+{
+	HeadValue   v;
+	const char *why = NULL;
+	size_t      at = 0;
+
+	if (head_eval(text, strlen(text), test_names, NULL, &v, &why, &at))
+		fail_msg("%s was taken", text);
+	assert_string_equal(why, want);
+	assert_int_equal(at, want_at);
+}
+
+static void
+expressions_have_values(void **state)
+{
+	(void)state;
+	assert_int_equal(value_of("ROWS"), 96);
+	assert_int_equal(value_of("ROWS % 32 == 0"), 1);
+	assert_int_equal(value_of("ROWS%64 == 0"), 0);
+	assert_int_equal(value_of("2 + 3 * 4"), 14);
+	assert_int_equal(value_of("(2 + 3) * 4 - 7 / 2"), 17);
+	assert_int_equal(value_of("10 - 3 - 2"), 5);
+	assert_int_equal(value_of("NORM == rms"), 1);
+	assert_int_equal(value_of("NORM != rms"), 0);
+	assert_int_equal(value_of("NORM in (none, layer)"), 0);
+	assert_int_equal(value_of("NORM in (none, rms)"), 1);
+	assert_int_equal(value_of("ROWS in (8, 16*6)"), 1);
+	assert_int_equal(value_of("not ZERO"), 1);
+	assert_int_equal(value_of("not not ZERO"), 0);
+	assert_int_equal(value_of("ZERO or ROWS and ZERO"), 0);
+	assert_int_equal(value_of("ROWS or ZERO and ZERO"), 1); /* and binds closer */
+	assert_int_equal(value_of("EPS > 0 and EPS < 1 and ROWS >= 96 and ROWS <= 96"), 1);
+	assert_int_equal(value_of("not (NORM == rms and ROWS == 95)"), 1);
+}
+
+static void
+expressions_that_make_no_sense(void **state)
+{
+	char deep[200];
+
+	(void)state;
+	refuses("WIDTH == 3", "no such name", 0);
+	refuses("ROWS ==", "expected a name, a number or a word", 7);
+	refuses("ROWS == 3 4", "what follows makes no sense here", 10);
+	refuses("NORM == 3", "compares a word with a number", 9);
+	refuses("NORM + 1", "arithmetic on something that is no integer", 8);
+	refuses("NORM and ROWS", "expected a comparison or a name that is 0 or 1", 8);
+	refuses("ROWS % ZERO", "division by zero", 11);
+	refuses("ROWS in 3", "expected ( after in", 8);
+	refuses("ROWS in (3", "expected )", 10);
+	refuses("(ROWS", "expected )", 5);
+	refuses("3x", "expected a whole number", 2);
+	refuses("99999999999999999999", "expected a whole number", 20);
+	refuses("4611686018427387904 * 4", "the result is too large", 23);
+	memset(deep, '(', sizeof deep);
+	deep[sizeof deep - 1] = 0;
+	refuses(deep, "too many brackets", 51);
+}
+
+/* ------------------------------------------------- heads ---- */
+
+#define ARGS "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n"
+
+static const Kernel *
+expand(Bench *b, const char *text, int op_index)
+{
+	if (!b->spec)
+		bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	Graph     *g = bench_graph(b);
+	Templates *ts = templates_none("cpu-v3", b->spec, &b->diag, &b->arena);
+
+	select_layouts(g, ts);
+	if (!templates_add(ts, g->op[op_index].kind, "templates/cpu/t.c.in", text))
+		return NULL;
+	const Template *t = templates_find(ts, g, &g->op[op_index], PHASE_MIXED);
+	return t ? template_expand(ts, t, g, &g->op[op_index], PHASE_MIXED) : NULL;
+}
+
+BENCH_TEST(names_become_values)
+{
+	const Kernel *k = expand(b,
+	                         "//@op matmul\n//@phase mixed\n//@param ROWS int rows\n//@param W_DTYPE word type\n" ARGS
+	                         "void ${SYMBOL}(void); /* ${ROWS}x${COLS} ${W_DTYPE} ${W_LAYOUT} ${HAS_B} ${TARGET} ${PHASE} ${ACT_BITS} ${W_ROWS} */\n",
+	                         2);
+	assert_non_null(k);
+	assert_string_equal(k->text, arena_printf(&b->arena, "void matmul_mixed_%s(void); /* 32x32 bf16 r8 0 v3 mixed 16 32 */\n", k->key));
+	assert_string_equal(k->row.symbol, arena_printf(&b->arena, "matmul_mixed_%s", k->key));
+	assert_string_equal(k->row.file, arena_printf(&b->arena, "kernels/matmul_mixed.%s.c", k->key));
+	assert_int_equal(k->row.n_arg, 4);
+	assert_int_equal(k->row.arg[0].extent.sym, SYM_n_tok);
+	assert_int_equal(k->row.arg[0].extent.mul, 32);
+	assert_string_equal(k->row.arg[1].type, "packed");
+	assert_int_equal(k->row.arg[2].dir, DIR_NONE); /* this model has no bias */
+	assert_int_equal(k->row.arg[3].dir, DIR_OUT);
+}
+
+BENCH_TEST(numbers_become_float_constants)
+{
+	const Kernel *k = expand(b,
+	                         "//@op rmsnorm\n//@param EPS f32 eps\n//@arg x in f32[n_tok, GROUPS, DIM]\n//@arg w in f32[DIM]\n"
+	                         "//@arg y out f32[n_tok, GROUPS*DIM]\n${EPS}\n",
+	                         1);
+	assert_non_null(k);
+	assert_string_equal(k->text, "1e-05f\n");
+}
+
+BENCH_TEST(scratch_follows_the_arguments)
+{
+	const Kernel *k = expand(b,
+	                         "//@op matmul\n" ARGS "//@scratch part u8[n_part, 65536]\n//@scratch tile f32[n_tok/32, 2*ROWS, 3]\n"
+	                         "//@scratch count i32[n_part, 16]\nx\n",
+	                         2);
+	assert_non_null(k);
+	assert_int_equal(k->row.n_arg, 7);
+	assert_int_equal(k->n_scratch, 3);
+	assert_int_equal(k->row.arg[4].dir, DIR_SCRATCH);
+	assert_int_equal(k->row.arg[4].extent.mul, 65536);
+	assert_int_equal(k->row.arg[5].extent.sym, SYM_n_tok);
+	assert_int_equal(k->row.arg[5].extent.div, 32);
+	assert_int_equal(k->row.arg[5].extent.mul, 192);
+	assert_int_equal(k->scratch_dtype[0], DT_NONE);
+	assert_int_equal(k->scratch_dtype[2], DT_I32);
+	/* one text for both phases: the phase is no part of the name */
+	assert_null(strstr(k->row.symbol, "mixed"));
+}
+
+BENCH_TEST(headers_are_followed)
+{
+	const Kernel *k = expand(b, "//@op matmul\n" ARGS "//@include llmc_step.h\nint x;\n", 2);
+
+	assert_non_null(k);
+	assert_string_equal(k->text, "#include \"common/llmc_step.h\"\nint x;\n");
+	assert_int_equal(k->n_header, 1);
+	assert_string_equal(k->header[0], "common/llmc_step.h");
+}
+
+BENCH_TEST(keys_tell_kernels_apart)
+{
+	const Kernel *a = expand(b, "//@op matmul\n" ARGS "int x;\n", 2), *same = expand(b, "//@op matmul\n" ARGS "int x;\n", 2);
+	const Kernel *text = expand(b, "//@op matmul\n" ARGS "int y;\n", 2);
+	const Kernel *arg = expand(b, "//@op matmul\n" ARGS "//@scratch s u8[8]\nint x;\n", 2);
+	const Kernel *shape = expand(b, "//@op matmul\n" ARGS "int x;\n", 3);
+
+	assert_string_equal(a->key, same->key);
+	assert_string_not_equal(a->key, text->key);
+	assert_string_not_equal(a->key, arg->key);
+	assert_string_not_equal(a->key, shape->key); /* the same text, but other extents to check against */
+}
+
+typedef struct Wrong { const char *text; int line; const char *says; } Wrong;
+
+static const Wrong wrong[] = {
+	{ "//@op matmul\n//@what 3\n" ARGS, 2, "unknown directive @what" },
+	{ "//@op rmsnorm\n" ARGS, 1, "@op must say so" },
+	{ "//@phase never\n" ARGS, 1, "decode, mixed or both" },
+	{ "//@require WIDTH == 3\n" ARGS, 1, "no such name" },
+	{ "//@require NORM\n" ARGS, 1, "no such name" },
+	{ "//@require W_DTYPE\n" ARGS, 1, "comparison" },
+	{ "//@param WIDTH int x\n" ARGS "y\n", 1, "gives no such value" },
+	{ "//@param ROWS word x\n" ARGS "y\n", 1, "ROWS is declared as word, its value is int" },
+	{ ARGS "a\n  ${NOPE}\n", 6, "NOPE: the op matmul gives no such value" },
+	{ ARGS "${ROWS\n", 5, "without }" },
+	{ "//@arg x in f32[n_tok, COLS]\n", 1, "1 @arg lines, but matmul has 4 arguments" },
+	{ "//@arg w in packed\n//@arg x in f32[n_tok, COLS]\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "argument 0 of matmul is x, not w" },
+	{ "//@arg x in f32[n_tok, ROWS + 1]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "not the width" },
+	{ "//@arg x in i32[n_tok, COLS]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "another type" },
+	{ "//@arg x in f32[n_tok, COLS]\n//@arg w in f32[ROWS]\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 2, "a matrix is `packed`" },
+	{ "//@arg x into f32[n_tok, COLS]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "expected in, out" },
+	{ "//@arg x in f64[n_tok, COLS]\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "unknown type" },
+	{ "//@arg x in f32[n_tok, COLS\n//@arg w in packed\n//@arg b in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n", 1, "expected ]" },
+	{ ARGS "//@scratch s u8[n_tok, n_seq]\nx\n", 5, "at most one symbol" },
+	{ ARGS "//@scratch s u8[n_tok*2]\nx\n", 5, "after a symbol only" },
+	{ ARGS "//@scratch s u8[n_tok/0]\nx\n", 5, "positive integer" },
+	{ ARGS "//@scratch s u8[0]\nx\n", 5, "at least one element" },
+	{ ARGS "//@scratch s\nx\n", 5, "expected a type" },
+	{ ARGS "//@scratch a u8[1]\n//@scratch b u8[1]\n//@scratch c u8[1]\n//@scratch d u8[1]\n//@scratch e u8[1]\n", 9, "more than 4 @scratch lines" },
+	{ ARGS "//@include nothing.h\n", 1, "common/nothing.h: no such header" },
+};
+
+static void
+check_wrong(Bench *b, int i)
+{
+	const Wrong *w = &wrong[i];
+	char         place[80];
+
+	assert_null(expand(b, w->text, 2));
+	snprintf(place, sizeof place, "templates/cpu/t.c.in:%d:", w->line);
+	if (!strstr(strbuf_str(&b->diag.text), place) || !strstr(strbuf_str(&b->diag.text), w->says))
+		fail_msg("case %d: expected %s %s, got: %s", i, place, w->says, strbuf_str(&b->diag.text));
+}
+
+static void
+faults_name_template_and_line(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+		bench_run(check_wrong, (int)i);
+}
+
+/* ------------------------------------------------- the templates of the tree ---- */
+
+static void
+compile_one(Bench *b, int n)
+{
+	static const char *const targets[] = { "cpu-generic", "cpu-v3", "cpu-v4" };
+
+	for (size_t t = 0; t < 3; t++) {
+		bench_file(b, tiny_models[n]);
+		const Compiled *c = compile_spec(b->spec, targets[t], NULL, NULL, &b->diag, &b->arena);
+		if (!c || b->diag.n_error)
+			fail_msg("%s for %s: %s", tiny_models[n], targets[t], strbuf_str(&b->diag.text));
+		for (size_t f = 0; f < c->n_file; f++)
+			if (strncmp(c->file[f].path, "kernels/", 8) == 0) {
+				assert_null(strstr(c->file[f].text, "${"));
+				assert_null(strstr(c->file[f].text, "//@"));
+			}
+	}
+}
+
+static void
+every_template_fits_every_model(void **state)
+{
+	(void)state;
+	for (int i = 0; i < N_TINY; i++)
+		bench_run(compile_one, i);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(expressions_have_values),     cmocka_unit_test(expressions_that_make_no_sense),
+		cmocka_unit_test(names_become_values),         cmocka_unit_test(numbers_become_float_constants),
+		cmocka_unit_test(scratch_follows_the_arguments), cmocka_unit_test(headers_are_followed),
+		cmocka_unit_test(keys_tell_kernels_apart),     cmocka_unit_test(faults_name_template_and_line),
+		cmocka_unit_test(every_template_fits_every_model),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
