@@ -399,9 +399,14 @@ spec_loc(const Spec *s, const char *key)
 Dtype
 spec_storage(const Spec *s, const char *role, int layer)
 {
+	size_t n = strlen(role), bias = n > 5 && strcmp(role + n - 5, ".bias") == 0 ? n - 5 : 0;
+
 	for (int i = 0; i < s->n_storage; i++) {
 		const StorageRule *r = &s->storage[i];
-		if (strcmp(r->tensor, "*") != 0 && strcmp(r->tensor, role) != 0)
+		/* "q.bias" has rules of its own, else those of q */
+		bool own = strcmp(r->tensor, "*") == 0 || strcmp(r->tensor, role) == 0 ||
+		           (bias && strlen(r->tensor) == bias && memcmp(r->tensor, role, bias) == 0);
+		if (!own)
 			continue;
 		if (!r->layer_in || (layer >= 0 && layer < s->n_layers && r->layer_in[layer]))
 			return r->dtype;

@@ -132,7 +132,7 @@ typedef struct Spec {
 
 /* Where a key ("attention.n_heads") was written; loc of the file when it is a default. */
 Loc   spec_loc(const Spec *s, const char *key);
-/* Stored dtype of a role in a layer (-1: outside the layers). */
+/* Stored dtype of a role in a layer (-1: outside the layers). "q.bias" asks for the bias of q: its own rule, else q's. */
 Dtype spec_storage(const Spec *s, const char *role, int layer);
 /* "attention.n_heads" -> text; NULL: no such key */
 const char *spec_get(const Spec *s, Arena *a, const char *key);

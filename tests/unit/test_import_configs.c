@@ -1,0 +1,127 @@
+/* Published config.json files against facts about the models: what import and resolution together make of them. Each folder of
+ * tests/golden/config-fixtures holds config.json, perhaps generation_config.json, and facts: lines "key = value" of the
+ * resolved description ("~" before a number: to nine digits), or one line "error = words of the message". */
+#include <dirent.h>
+#include <math.h>
+
+#include "base/file.h"
+#include "compiler/yaml.h"
+#include "tests/unit/compiler_util.h"
+
+#define TOP "tests/golden/config-fixtures"
+
+static int
+by_name(const void *a, const void *b)
+{
+	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static size_t
+folders(Bench *b, char **name, size_t cap)
+{
+	DIR *dir = opendir(TOP);
+	size_t n = 0;
+
+	assert_non_null(dir);
+	for (struct dirent *e; (e = readdir(dir));)
+		if (e->d_name[0] != '.' && file_is_dir(arena_printf(&b->arena, TOP "/%s", e->d_name)) && n < cap)
+			name[n++] = arena_strdup(&b->arena, e->d_name);
+	closedir(dir);
+	qsort(name, n, sizeof *name, by_name);
+	return n;
+}
+
+static bool
+agrees(const char *have, const char *want)
+{
+	double x, y;
+
+	if (strcmp(have, want) == 0)
+		return true;
+	if (*want == '~')
+		return number_parse(want + 1, &x) && number_parse(have, &y) && fabs(x - y) <= 1e-9 * fabs(x);
+	return number_parse(want, &x) && number_parse(have, &y) && x == y;
+}
+
+static int
+check_facts(Bench *b, const char *name, const Spec *spec, char *facts)
+{
+	int n = 0;
+	char *save = NULL;
+
+	for (char *line = strtok_r(facts, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+		char *eq = strstr(line, " = ");
+		assert_non_null(eq);
+		*eq = 0;
+		if (strcmp(line, "error") == 0) {
+			if (spec || !strstr(strbuf_str(&b->diag.text), eq + 3))
+				fail_msg("%s: the message lacks \"%s\":\n%s", name, eq + 3, strbuf_str(&b->diag.text));
+			n++;
+			continue;
+		}
+		if (!spec)
+			fail_msg("%s: %s", name, strbuf_str(&b->diag.text));
+		const char *have = spec_get(spec, &b->arena, line);
+		if (!have || !agrees(have, eq + 3))
+			fail_msg("%s: %s is %s, the model has %s", name, line, have ? have : "no key", eq + 3);
+		n++;
+	}
+	return n;
+}
+
+static void
+one(Bench *b, int at)
+{
+	char *name[128];
+	Strbuf facts = { 0 };
+	llmc_error err = { 0 };
+	Spec *spec = NULL;
+	size_t n = folders(b, name, 128);
+
+	assert_true((size_t)at < n);
+	const char *dir = arena_printf(&b->arena, TOP "/%s", name[at]);
+	assert_int_equal(file_read(arena_printf(&b->arena, "%s/facts", dir), 1 << 16, &facts, &err), LLMC_OK);
+	char *yaml = import_yaml(dir, &b->diag, &b->arena, &err);
+	if (yaml)
+		spec = spec_from_text("imported", yaml, strlen(yaml), NULL, &b->diag, &b->arena);
+	assert_true(check_facts(b, name[at], spec, facts.data) > 0);
+	strbuf_release(&facts);
+	if (!spec)
+		return;
+	/* every key of a published file is known; what is left out is said */
+	if (b->diag.n_warning && !strstr(strbuf_str(&b->diag.text), "only the language model is imported"))
+		fail_msg("%s: %s", name[at], strbuf_str(&b->diag.text));
+	/* the resolved description reads back as itself */
+	Spec *again = spec_from_text("resolved", spec->yaml, strlen(spec->yaml), NULL, &b->diag, &b->arena);
+	assert_non_null(again);
+	assert_string_equal(again->yaml, spec->yaml);
+	assert_string_equal(again->sha256, spec->sha256);
+}
+
+static int n_folders;
+
+static void
+count(Bench *b, int n)
+{
+	char *name[128];
+
+	n_folders = (int)folders(b, name, 128);
+	assert_true(n_folders >= n);
+}
+
+static void
+published_configs(void **state)
+{
+	(void)state;
+	bench_run(count, 37);
+	for (int i = 0; i < n_folders; i++)
+		bench_run(one, i);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = { cmocka_unit_test(published_configs) };
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
