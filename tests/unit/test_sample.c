@@ -1,0 +1,268 @@
+/* The sampler against transformers' logits processors: the distribution that each setting leaves was printed by them (the
+ * presence and frequency penalties, which they lack, as OpenAI defines them); here many seeded draws must follow it. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "api/llmc.h"
+
+enum { V = 12, DRAWS = 20000 };
+
+static const float logits[V] = { 1.5f, -0.25f, 3, 0.5f, 2.75f, -4, 2, 0, 1.25f, -1, 2.5f, 0.75f };
+static const int32_t prompt[] = { 2, 5, 5, 1 }, output[] = { 4, 4, 10 };
+
+typedef struct Case {
+	struct { float temperature; int32_t top_k; float top_p, min_p, repetition, presence, frequency; } p;
+	double want[V];
+} Case;
+
+static const Case cases[] = {
+	{ { 1.0f, 0, 0, 0, 1, 0, 0 }, { 0.064762, 0.0112539, 0.290243, 0.0238246, 0.226042, 0.000264667, 0.106774, 0.0144504,
+	                                0.0504367, 0.00531599, 0.176041, 0.0305914 } },
+	{ { 0.7f, 0, 0, 0, 1, 0, 0 }, { 0.0430797, 0.00353619, 0.367201, 0.0103241, 0.25692, 1.66709e-05, 0.088, 0.00505407,
+	                                0.0301417, 0.00121121, 0.17976, 0.0147556 } },
+	{ { 2.0f, 5, 0, 0, 1, 0, 0 }, { 0.126295, 0, 0.267366, 0, 0.235949, 0, 0.162166, 0, 0, 0, 0.208225, 0 } },
+	{ { 1.0f, 0, 0.8f, 0, 1, 0, 0 }, { 0.0749679, 0, 0.335983, 0, 0.261664, 0, 0.123601, 0, 0, 0, 0.203784, 0 } },
+	{ { 1.3f, 0, 0.5f, 0, 1, 0, 0 }, { 0, 0, 0.39908, 0, 0.329262, 0, 0, 0, 0, 0, 0.271658, 0 } },
+	{ { 1.5f, 0, 0, 0.3f, 1, 0, 0 }, { 0.097952, 0, 0.266261, 0, 0.225385, 0, 0.136703, 0, 0.0829145, 0, 0.190784, 0 } },
+	{ { 1.2f, 7, 0.9f, 0.1f, 1, 0, 0 }, { 0.0836534, 0, 0.291979, 0, 0.237068, 0, 0.126894, 0, 0.0679212, 0, 0.192484, 0 } },
+	{ { 1.0f, 0, 0, 0, 1.5f, 0, 0 }, { 0.1117, 0.0171297, 0.184161, 0.041092, 0.155889, 6.17793e-05, 0.184161, 0.0249235,
+	                                   0.0869917, 0.00916886, 0.131957, 0.0527631 } },
+	{ { 0.9f, 4, 0.95f, 0, 1.3f, 0.5f, 0.25f }, { 0.167963, 0, 0.412065, 0, 0, 0, 0.292745, 0, 0.127226, 0, 0, 0 } },
+	{ { 1.0f, 0, 0.05f, 0, 1, 0, 0 }, { 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0 } },
+	{ { 1.0f, 3, 0, 0, 0.8f, -1, -0.5f }, { 0, 0, 0.113574, 0, 0.613976, 0, 0, 0, 0, 0, 0.27245, 0 } },
+};
+
+static llmc_sampler *
+open_case(const Case *c, uint64_t seed)
+{
+	llmc_params p = LLMC_INIT(llmc_params);
+	llmc_sampler *s;
+
+	p.temperature = c->p.temperature;
+	p.top_k = c->p.top_k;
+	p.top_p = c->p.top_p;
+	p.min_p = c->p.min_p;
+	p.repetition_penalty = c->p.repetition;
+	p.presence_penalty = c->p.presence;
+	p.frequency_penalty = c->p.frequency;
+	p.seed = seed;
+	assert_int_equal(llmc_sampler_open(V, &p, &s, NULL), LLMC_OK);
+	for (size_t i = 0; i < sizeof prompt / sizeof *prompt; i++)
+		llmc_sampler_accept(s, prompt[i], true);
+	for (size_t i = 0; i < sizeof output / sizeof *output; i++)
+		llmc_sampler_accept(s, output[i], false);
+	return s;
+}
+
+static void
+draws_follow_transformers(void **state)
+{
+	(void)state;
+	for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+		int count[V] = { 0 };
+		llmc_sampler *s = open_case(&cases[c], 7);
+		for (int i = 0; i < DRAWS; i++) {
+			int32_t id = -1;
+			assert_int_equal(llmc_sampler_pick(s, logits, &id, NULL, NULL), LLMC_OK);
+			count[id]++;
+		}
+		for (int i = 0; i < V; i++) {
+			double p = cases[c].want[i], sigma = sqrt(p * (1 - p) * DRAWS);
+			if (fabs(count[i] - p * DRAWS) > 4 * sigma + (p > 0 ? 1 : 0))
+				fail_msg("case %zu: token %d was drawn %d times of %d, expected %.1f", c, i, count[i], DRAWS, p * DRAWS);
+		}
+		llmc_sampler_close(s);
+	}
+}
+
+/* Greedy with penalties is the mode of the penalised distribution. */
+static void
+greedy_is_the_largest_after_penalties(void **state)
+{
+	static const int32_t want[] = { 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 4 };
+
+	(void)state;
+	for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+		Case greedy = cases[c];
+		float logprob;
+		int32_t id;
+		greedy.p.temperature = 0;
+		llmc_sampler *s = open_case(&greedy, 0);
+		assert_int_equal(llmc_sampler_pick(s, logits, &id, &logprob, NULL), LLMC_OK);
+		assert_int_equal(id, want[c]);
+		/* of the unchanged distribution, the first case's */
+		assert_true(fabs(logprob - log(cases[0].want[id])) < 1e-5);
+		llmc_sampler_close(s);
+	}
+}
+
+static void
+the_seed_and_the_place_decide(void **state)
+{
+	llmc_sampler *a = open_case(&cases[0], 1), *b = open_case(&cases[0], 1), *c = open_case(&cases[0], 2);
+	int32_t first[64], x, differ = 0;
+
+	(void)state;
+	for (int i = 0; i < 64; i++) {
+		assert_int_equal(llmc_sampler_pick(a, logits, &first[i], NULL, NULL), LLMC_OK);
+		assert_int_equal(llmc_sampler_pick(b, logits, &x, NULL, NULL), LLMC_OK);
+		assert_int_equal(x, first[i]);
+		assert_int_equal(llmc_sampler_pick(c, logits, &x, NULL, NULL), LLMC_OK);
+		differ += x != first[i];
+	}
+	assert_true(differ > 20);
+	llmc_sampler_reset(a);
+	for (int i = 0; i < 64; i++) { /* no penalties here: the history does not matter */
+		assert_int_equal(llmc_sampler_pick(a, logits, &x, NULL, NULL), LLMC_OK);
+		assert_int_equal(x, first[i]);
+	}
+	llmc_sampler_close(a);
+	llmc_sampler_close(b);
+	llmc_sampler_close(c);
+}
+
+static void
+reset_forgets_the_history(void **state)
+{
+	Case c = { .p = { 0, 0, 0, 0, 4, 0, 0 } };
+	llmc_sampler *s = open_case(&c, 0);
+	int32_t id;
+
+	(void)state;
+	llmc_sampler_accept(s, 6, true);
+	llmc_sampler_accept(s, -1, true); /* no tokens: ignored */
+	llmc_sampler_accept(s, V, false);
+	assert_int_equal(llmc_sampler_pick(s, logits, &id, NULL, NULL), LLMC_OK);
+	assert_int_equal(id, 0);
+	llmc_sampler_reset(s);
+	assert_int_equal(llmc_sampler_pick(s, logits, &id, NULL, NULL), LLMC_OK);
+	assert_int_equal(id, 2);
+	llmc_sampler_close(s);
+}
+
+static int
+by_value(const void *a, const void *b)
+{
+	float x = *(const float *)a, y = *(const float *)b;
+	return (x < y) - (x > y);
+}
+
+/* Selection and heap on a large vocabulary with many ties, against a full sort. */
+static void
+large_vocabularies_agree_with_a_sort(void **state)
+{
+	enum { N = 50000 };
+	float *v = malloc(N * sizeof *v), *sorted = malloc(N * sizeof *sorted);
+	uint64_t r = 99;
+
+	(void)state;
+	assert_non_null(v);
+	assert_non_null(sorted);
+	for (int i = 0; i < N; i++) {
+		r = r * 6364136223846793005u + 1442695040888963407u;
+		v[i] = (float)(int)(r >> 52) / 512; /* few different values */
+	}
+	memcpy(sorted, v, N * sizeof *v);
+	qsort(sorted, N, sizeof *v, by_value);
+	for (int k = 1; k < N; k = k * 3 + 1)
+		for (int with_p = 0; with_p < 2; with_p++) {
+			llmc_params p = LLMC_INIT(llmc_params);
+			llmc_sampler *s;
+			int32_t id;
+			p.temperature = 50; /* nearly flat: every candidate has a chance */
+			p.top_k = k;
+			p.top_p = with_p ? 0.5f : 0;
+			assert_int_equal(llmc_sampler_open(N, &p, &s, NULL), LLMC_OK);
+			for (int i = 0; i < 20; i++) {
+				assert_int_equal(llmc_sampler_pick(s, v, &id, NULL, NULL), LLMC_OK);
+				assert_true(v[id] >= sorted[k - 1]);
+			}
+			llmc_sampler_close(s);
+		}
+	free(v);
+	free(sorted);
+}
+
+static void
+broken_logits_are_refused(void **state)
+{
+	float bad[V];
+	llmc_error err;
+	int32_t id = 77;
+	llmc_sampler *s = open_case(&cases[0], 1);
+
+	(void)state;
+	memcpy(bad, logits, sizeof bad);
+	bad[3] = NAN;
+	assert_int_equal(llmc_sampler_pick(s, bad, &id, NULL, &err), LLMC_E_CHECK);
+	assert_string_equal(err.text, "the logits hold NaN (token 3): weights or kernels are broken, try `llmc verify`");
+	bad[3] = INFINITY;
+	assert_int_equal(llmc_sampler_pick(s, bad, &id, NULL, &err), LLMC_OK);
+	assert_int_equal(id, 3);
+	for (int i = 0; i < V; i++)
+		bad[i] = -INFINITY;
+	assert_int_equal(llmc_sampler_pick(s, bad, &id, NULL, &err), LLMC_E_CHECK);
+	assert_string_equal(err.text, "all logits are minus infinity: no token can be picked");
+	bad[9] = 0;
+	assert_int_equal(llmc_sampler_pick(s, bad, &id, NULL, &err), LLMC_OK);
+	assert_int_equal(id, 9);
+	llmc_sampler_close(s);
+}
+
+static void
+settings_out_of_range_are_refused(void **state)
+{
+	static const struct { size_t at; float f; int32_t i; const char *text; } bad[] = {
+		{ offsetof(llmc_params, temperature), -1, 0, "temperature is -1, it must be 0 (greedy) or above" },
+		{ offsetof(llmc_params, temperature), NAN, 0, NULL },
+		{ offsetof(llmc_params, top_k), 0, -3, "top_k is -3, it must be 0 (off) or above" },
+		{ offsetof(llmc_params, top_p), 1.5f, 0, "top_p is 1.5, it must be within 0 .. 1" },
+		{ offsetof(llmc_params, min_p), -0.5f, 0, "min_p is -0.5, it must be within 0 .. 1" },
+		{ offsetof(llmc_params, repetition_penalty), -2, 0, "repetition_penalty is -2, it must be above 0" },
+		{ offsetof(llmc_params, presence_penalty), INFINITY, 0,
+		  "presence_penalty and frequency_penalty must be finite numbers" },
+	};
+	llmc_error err;
+	llmc_sampler *s;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		llmc_params p = LLMC_INIT(llmc_params);
+		if (bad[i].i)
+			memcpy((char *)&p + bad[i].at, &bad[i].i, sizeof bad[i].i);
+		else
+			memcpy((char *)&p + bad[i].at, &bad[i].f, sizeof bad[i].f);
+		assert_int_equal(llmc_sampler_open(V, &p, &s, &err), LLMC_E_RANGE);
+		assert_null(s);
+		if (bad[i].text)
+			assert_string_equal(err.text, bad[i].text);
+	}
+	assert_int_equal(llmc_sampler_open(0, NULL, &s, &err), LLMC_E_RANGE);
+	assert_string_equal(err.text, "a vocabulary of 0 tokens cannot be sampled from");
+	assert_int_equal(llmc_sampler_open(V, NULL, &s, NULL), LLMC_OK); /* greedy */
+	llmc_sampler_close(s);
+	llmc_sampler_close(NULL);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(draws_follow_transformers),
+		cmocka_unit_test(greedy_is_the_largest_after_penalties),
+		cmocka_unit_test(the_seed_and_the_place_decide),
+		cmocka_unit_test(reset_forgets_the_history),
+		cmocka_unit_test(large_vocabularies_agree_with_a_sort),
+		cmocka_unit_test(broken_logits_are_refused),
+		cmocka_unit_test(settings_out_of_range_are_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
