@@ -160,7 +160,7 @@ case("bloom-post-residual-bf16", "bloom", BLOOM, n_head=12, apply_residual_conne
 GPT2 = dict(vocab_size=173, n_embd=48, n_layer=3, n_head=6, n_positions=64, layer_norm_epsilon=1e-2,
             activation_function="gelu_new", torch_dtype="float32", bos_token_id=1, eos_token_id=2)
 case("gpt2-plain", "gpt2", GPT2)
-case("gpt2-inner", "gpt2", GPT2, n_inner=76, scale_attn_by_inverse_layer_idx=True, strip="transformer.", n_head=3)
+case("gpt2-inner", "gpt2", GPT2, n_inner=76, strip="transformer.", n_head=3)
 case("gpt2-gelu-bf16", "gpt2", GPT2, activation_function="gelu", dtype="bf16", modern=True, n_embd=40, n_head=5)
 
 NEOX = dict(vocab_size=179, hidden_size=48, intermediate_size=92, num_hidden_layers=3, num_attention_heads=3,
