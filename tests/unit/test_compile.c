@@ -1,0 +1,282 @@
+/* The compiler as a whole: same input, same bytes; plans that the reader takes; clean ends when memory is out. */
+#include "compiler_util.h"
+
+#include <locale.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tempdir.h"
+
+static const char *const targets[] = { "ref", "cpu-generic", "cpu-v3", "cpu-v4" };
+
+static const Compiled *
+compile_ok(Bench *b, const char *target)
+{
+	const Compiled *c = compile_spec(b->spec, target, NULL, NULL, &b->diag, &b->arena);
+
+	if (!c)
+		fail_msg("%s", strbuf_str(&b->diag.text));
+	return c;
+}
+
+static const ArtifactFile *
+file_of(const Compiled *c, const char *path)
+{
+	for (size_t i = 0; i < c->n_file; i++)
+		if (strcmp(c->file[i].path, path) == 0)
+			return &c->file[i];
+	fail_msg("no file %s", path);
+	return NULL;
+}
+
+/* ------------------------------------------------- determinism ---- */
+
+static void
+same_files(const Compiled *a, const Compiled *b)
+{
+	assert_int_equal(a->n_file, b->n_file);
+	for (size_t i = 0; i < a->n_file; i++) {
+		assert_string_equal(a->file[i].path, b->file[i].path);
+		assert_int_equal(a->file[i].size, b->file[i].size);
+		assert_memory_equal(a->file[i].text, b->file[i].text, a->file[i].size);
+	}
+}
+
+BENCH_TEST(same_input_same_bytes)
+{
+	static const char yaml[] = "llmc: 1\nname: tiny\nfamily: gemma3\nvocab_size: 96\nmax_positions: 64\nn_layers: 3\nhidden: 32\n"
+	                           "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8, score_cap: 12.5}\nffn: {width: 48}\nhead: {tied: true}\n";
+	const Compiled *c[2];
+	Tempdir         t;
+	char            cwd[1024];
+
+	assert_int_equal(tempdir_open(&t), 0);
+	assert_non_null(getcwd(cwd, sizeof cwd));
+	for (int k = 0; k < 2; k++) {
+		if (k) { /* elsewhere, and where a comma ends the integer part (if this machine has such a locale) */
+			assert_int_equal(chdir(t.path), 0);
+			if (!setlocale(LC_ALL, "de_DE.UTF-8"))
+				setlocale(LC_ALL, "C.UTF-8");
+		}
+		b->spec = spec_from_text("tiny.yaml", yaml, sizeof yaml - 1, NULL, &b->diag, &b->arena);
+		assert_non_null(b->spec);
+		c[k] = compile_ok(b, "cpu-v3");
+	}
+	setlocale(LC_ALL, "C");
+	assert_int_equal(chdir(cwd), 0);
+	tempdir_close(&t);
+	same_files(c[0], c[1]);
+}
+
+/* ------------------------------------------------- the JSON form ---- */
+
+static void
+round_trip(Bench *b, int n)
+{
+	bench_file(b, tiny_models[n]);
+	for (size_t t = 0; t < sizeof targets / sizeof *targets; t++) {
+		const Compiled     *c = compile_ok(b, targets[t]);
+		const ArtifactFile *f = file_of(c, arena_printf(&b->arena, "plan-%s.json", targets[t]));
+		Plan               *p;
+		llmc_error          err;
+		Strbuf              again = { 0 };
+
+		if (plan_read(f->text, f->size, f->path, &b->arena, &p, &err) != LLMC_OK || plan_check(p, &err) != LLMC_OK)
+			fail_msg("%s: %s", tiny_models[n], err.text);
+		plan_write(p, &again);
+		assert_int_equal(again.len, f->size);
+		assert_memory_equal(again.data, f->text, f->size);
+		strbuf_release(&again);
+	}
+}
+
+static void
+the_reader_takes_every_plan(void **state)
+{
+	(void)state;
+	for (int i = 0; i < N_TINY; i++)
+		bench_run(round_trip, i);
+}
+
+static void
+numbers_read_back(void **state)
+{
+	static const struct { double v; const char *text; } cases[] = {
+		{ 0, "0.0" },         { 1, "1.0" },       { -3, "-3.0" },          { 50, "50.0" },
+		{ 0.1, "0.1" },       { 1e-5, "1e-05" },  { 1e300, "1e+300" },     { 1.0 / 3, "0.3333333333333333" },
+		{ 10000, "10000.0" }, { 1e15, "1e+15" },  { 0.08838834764831845, "0.08838834764831845" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		Strbuf out = { 0 };
+		plan_write_num(&out, cases[i].v);
+		assert_string_equal(strbuf_str(&out), cases[i].text);
+		assert_true(strtod(out.data, NULL) == cases[i].v);
+		strbuf_release(&out);
+	}
+}
+
+/* ------------------------------------------------- files ---- */
+
+BENCH_TEST(targets_share_an_artifact)
+{
+	Tempdir         t;
+	llmc_error      err;
+	const Compiled *c[3];
+	Strbuf          text = { 0 };
+
+	assert_int_equal(tempdir_open(&t), 0);
+	bench_file(b, "llama");
+	for (int k = 0; k < 3; k++)
+		c[k] = compile_ok(b, targets[k]);
+	const char *dir = tempdir_file(&t, "a/b");
+	for (int again = 0; again < 2; again++)
+		if (artifact_write(c, 3, dir, &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+	for (int k = 0; k < 3; k++)
+		for (size_t i = 0; i < c[k]->n_file; i++) {
+			strbuf_clear(&text);
+			const char *path = arena_printf(&b->arena, "%s/%s", dir, c[k]->file[i].path);
+			assert_int_equal(file_read(path, 1 << 24, &text, &err), LLMC_OK);
+			assert_int_equal(text.len, c[k]->file[i].size);
+		}
+	strbuf_release(&text);
+	/* a folder that cannot be made is an error in words */
+	assert_int_equal(file_write(tempdir_file(&t, "plain"), "x", 1, &err), LLMC_OK);
+	assert_int_not_equal(artifact_write(c, 1, tempdir_file(&t, "plain/x"), &err), LLMC_OK);
+	assert_true(strlen(err.text) > 0);
+	tempdir_close(&t);
+}
+
+BENCH_TEST(unknown_targets_and_stages_are_refused)
+{
+	bench_file(b, "llama");
+	assert_null(compile_spec(b->spec, "cpu-v9", NULL, NULL, &b->diag, &b->arena));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "cpu-v9"));
+	assert_null(compile_spec(b->spec, "ref", "everything", NULL, &b->diag, &b->arena));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "--dump=everything"));
+}
+
+BENCH_TEST(every_stage_can_be_dumped)
+{
+	static const char *const stage[] = { "spec", "graph", "fuse", "order", "plan" };
+	static const char *const has[] = { "n_layers: 2", "= rmsnorm ", "embed", "by reference", "memory" };
+
+	bench_file(b, "llama");
+	for (int i = 0; i < 5; i++) {
+		Strbuf out = { 0 };
+		assert_non_null(compile_spec(b->spec, "ref", stage[i], &out, &b->diag, &b->arena));
+		if (!strstr(strbuf_str(&out), has[i]))
+			fail_msg("--dump=%s has no \"%s\"", stage[i], has[i]);
+		strbuf_release(&out);
+	}
+}
+
+/* Equal layers are told once, and every buffer and pool is in the table. */
+BENCH_TEST(the_plan_text_folds_equal_layers)
+{
+	bench_file(b, "gemma2");
+	const char *text = compile_ok(b, "ref")->plan_text;
+	assert_non_null(strstr(text, "\nlayers 0\n"));
+	assert_non_null(strstr(text, "\nlayers 1\n"));
+	bench_file(b, "llama");
+	text = compile_ok(b, "ref")->plan_text;
+	assert_non_null(strstr(text, "\nlayers 0-1\n"));
+	assert_non_null(strstr(text, "logits f32[96 x n_out]"));
+}
+
+BENCH_TEST(a_name_cannot_end_a_comment)
+{
+	const char *set[] = { "name=x */ int y; /*", NULL };
+
+	b->spec = spec_from_file("tests/golden/graphs/llama.yaml", set, &b->diag, &b->arena);
+	if (!b->spec)
+		return; /* refused earlier: as good */
+	const Compiled *c = compile_ok(b, "cpu-v3");
+	for (size_t i = 0; i < c->n_file; i++)
+		if (strncmp(c->file[i].path, "kernels/", 8) == 0)
+			assert_null(strstr(c->file[i].text, "int y;"));
+}
+
+/* ------------------------------------------------- figures ---- */
+
+BENCH_TEST(figures_are_those_of_the_model)
+{
+	bench_file(b, "llama");
+	const Plan *p = compile_ok(b, "ref")->plan;
+	/* by hand: embedding and head, two norms and the final one, q o k v, gate up down */
+	int64_t layer = 2 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32, want = 2 * 96 * 32 + 32 + 2 * layer;
+	int64_t bytes = 0, flops = 0;
+
+	assert_int_equal(p->n_params, want);
+	for (int i = 0; i < p->phase[0].n_step; i++) {
+		bytes += p->phase[0].step[i].weight_bytes;
+		flops += p->phase[0].step[i].flops_per_row;
+	}
+	assert_int_equal(flops, 2 * (want - 96 * 32 - 5 * 32)); /* a gather and the norms multiply no matrix */
+	assert_int_equal(bytes, (want - 96 * 32) * 4);          /* dtype f32; of the embedding one row is read */
+	assert_int_equal(plan_layer_page_bytes(&p->pool[0]), 32 * 2 * 16 * 2);
+}
+
+/* ------------------------------------------------- out of memory ---- */
+
+/* The nth piece of the arena is refused: the call ends through the arena's way out, with nothing left behind (the leak
+ * checker looks). false: there were fewer pieces. */
+static bool
+nth_fails(long n, const char *target)
+{
+	Arena       *arena = calloc(1, sizeof *arena);
+	Diag        *diag = calloc(1, sizeof *diag);
+	volatile bool jumped = false;
+
+	arena_init(arena);
+	diag_init(diag, arena);
+	if (setjmp(arena->oom) || setjmp(diag->bug)) {
+		jumped = true;
+	} else {
+		const Spec *s = spec_from_file("tests/golden/graphs/qwen2-moe.yaml", NULL, diag, arena);
+		assert_non_null(s);
+		arena->fail_after = arena->n_alloc + n;
+		assert_non_null(compile_spec(s, target, NULL, NULL, diag, arena));
+	}
+	diag_release(diag);
+	arena_release(arena);
+	free(diag);
+	free(arena);
+	return jumped;
+}
+
+static void
+the_nth_allocation_fails(void **state)
+{
+	long n = 100000; /* first, more than there are: nothing fails */
+
+	(void)state;
+	assert_false(nth_fails(n, "cpu-v3"));
+	for (n = 1; n < 40 && nth_fails(n, "cpu-v3"); n++)
+		;
+	assert_int_equal(n, 40);
+	for (n = 40; nth_fails(n, "cpu-v3"); n += 37)
+		;
+	for (n = 1; nth_fails(n, "ref"); n += 53)
+		;
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(same_input_same_bytes),
+		cmocka_unit_test(the_reader_takes_every_plan),
+		cmocka_unit_test(numbers_read_back),
+		cmocka_unit_test(targets_share_an_artifact),
+		cmocka_unit_test(unknown_targets_and_stages_are_refused),
+		cmocka_unit_test(every_stage_can_be_dumped),
+		cmocka_unit_test(the_plan_text_folds_equal_layers),
+		cmocka_unit_test(a_name_cannot_end_a_comment),
+		cmocka_unit_test(figures_are_those_of_the_model),
+		cmocka_unit_test(the_nth_allocation_fails),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
