@@ -40,7 +40,8 @@ bad(Reader *r, const char *key, const char *fmt, ...)
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
 	const char *dot = r->place_len && *key && *key != '[' ? "." : "";
-	r->status = error_set(r->err, LLMC_E_INPUT, "%s: %s%s%s: %s", r->name, r->place, dot, key, text);
+	r->status = error_set(r->err, LLMC_E_INPUT, "%s: %s%s%s%s%s", r->name, r->place, dot, key,
+	                      r->place_len || *key ? ": " : "", text);
 	longjmp(r->out, 1);
 }
 
