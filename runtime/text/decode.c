@@ -440,8 +440,14 @@ stream_one(llmc_stream *s, int32_t id)
 		return;
 	}
 	const Token *tok = &s->t->tok[id];
-	if (!tok->s || (tok->special && s->skip_special))
+	if (!tok->s)
 		return;
+	if (tok->special && s->skip_special) {
+		if (s->n_stage && s->stage[0].dec->kind == DEC_SPM)
+			spm_bytes(s, 0, true); /* it still ends a run of bytes */
+		take_whole(s, false);
+		return;
+	}
 	if (s->n_stage)
 		feed(s, 0, tok->s, tok->n, id);
 	else

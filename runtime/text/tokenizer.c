@@ -136,7 +136,7 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 	trie_init(&t->added_norm, &t->arena);
 	for (size_t i = 0; i < t->n_added; i++) {
 		const Added *a = &t->added[i];
-		if (a->special)
+		if (a->special && t->tok[a->id].type != TT_UNKNOWN)
 			t->tok[a->id].special = true;
 		if (!a->normalized) {
 			trie_put(&t->added_raw, &t->arena, a->text, (int32_t)i);
