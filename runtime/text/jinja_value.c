@@ -299,6 +299,7 @@ val_equal(Jinja *j, Val a, Val b)
 			return true;
 		jinja_enter(j);
 		same = a.l->n == b.l->n;
+		jinja_step(j, same ? a.l->n * 64 : 0);
 		for (size_t i = 0; same && i < a.l->n; i++)
 			same = val_equal(j, a.l->v[i], b.l->v[i]);
 		j->nest--;
@@ -373,7 +374,7 @@ val_in(Jinja *j, Val needle, Val hay)
 		return dict_get(j, hay.d, needle, &unused);
 	case V_LIST:
 	case V_TUPLE:
-		jinja_step(j, hay.l->n);
+		jinja_step(j, hay.l->n * 64); /* a step for each that is compared */
 		for (size_t i = 0; i < hay.l->n; i++)
 			if (val_equal(j, hay.l->v[i], needle))
 				return true;
