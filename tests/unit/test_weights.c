@@ -1,0 +1,456 @@
+/* Weights from a checkpoint: pieces cut, stacked, turned and packed as the plan says, files that lie, the cache of packed
+ * weights, and noise. Element (r, c) of the tensor "a" of the test file is 100 r + c + 1, of "b" its negative. */
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <utime.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "formats/dequant.h"
+#include "runtime/weights/layout.h"
+#include "runtime/weights/weights.h"
+#include "tests/unit/tempdir.h"
+
+enum { ROWS = 24, COLS = 8 };
+
+static Tempdir dir;
+static char    warned[4096];
+
+static void
+hear(void *user, int level, const char *line)
+{
+	(void)user;
+	if (level == LLMC_LOG_WARNING)
+		snprintf(warned, sizeof warned, "%s", line);
+}
+
+static float
+value(int64_t r, int64_t c)
+{
+	return (float)(100 * r + c + 1);
+}
+
+static void
+put_file(const char *path, const void *data, size_t n)
+{
+	FILE *f = fopen(path, "wb");
+
+	assert_non_null(f);
+	assert_int_equal(fwrite(data, 1, n, f), n);
+	assert_int_equal(fclose(f), 0);
+}
+
+/* a [24, 8] f32, b [24, 8] f32, v [24] f32, w [24] bf16, h [24, 8] f16, q [4, 32] q8_0-like is not in safetensors */
+static void
+put_checkpoint(const char *path)
+{
+	static const char head[] =
+	    "{\"a\":{\"dtype\":\"F32\",\"shape\":[24,8],\"data_offsets\":[0,768]},"
+	    "\"b\":{\"dtype\":\"F32\",\"shape\":[3,8,8],\"data_offsets\":[768,1536]},"
+	    "\"v\":{\"dtype\":\"F32\",\"shape\":[24],\"data_offsets\":[1536,1632]},"
+	    "\"w\":{\"dtype\":\"BF16\",\"shape\":[24],\"data_offsets\":[1632,1680]},"
+	    "\"h\":{\"dtype\":\"F16\",\"shape\":[24,8],\"data_offsets\":[1680,2064]},"
+	    "\"layers.0.attn.weight\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[2064,2072]}}    ";
+	unsigned char file[8 + sizeof head - 1 + 2072];
+	uint64_t n = sizeof head - 1;
+	unsigned char *at = file + 8 + n;
+
+	memcpy(file, &n, 8);
+	memcpy(file + 8, head, n);
+	for (int r = 0; r < ROWS; r++)
+		for (int c = 0; c < COLS; c++) {
+			float a = value(r, c), b = -a;
+			uint16_t h = f32_to_f16((float)(r + c));
+			memcpy(at + (r * COLS + c) * 4, &a, 4);
+			memcpy(at + 768 + (r * COLS + c) * 4, &b, 4);
+			memcpy(at + 1680 + (r * COLS + c) * 2, &h, 2);
+		}
+	for (int r = 0; r < ROWS; r++) {
+		float v = (float)r;
+		uint16_t w = f32_to_bf16((float)(r * 2));
+		memcpy(at + 1536 + r * 4, &v, 4);
+		memcpy(at + 1632 + r * 2, &w, 2);
+	}
+	memset(at + 2064, 0, 8);
+	put_file(path, file, sizeof file);
+}
+
+/* rows and columns of the file's tensor; first row, rows of a block, blocks */
+#define PIECE(n, r, c, f, b, k, ...) \
+	(const PlanSource){ .name = n, .rows = r, .cols = c, .first = f, .block = b, .n_block = k, __VA_ARGS__ }
+#define SRC(n, ...) &PIECE(n, ROWS, COLS, 0, ROWS, 1, __VA_ARGS__)
+
+static llmc_status
+load(PlanTensor *t, int n, const char *path, int n_threads, bool cache, Weights **out, llmc_error *err)
+{
+	const Plan p = { .n_tensor = n, .tensor = t };
+	WeightsOptions o = { .path = path, .random_weights = !path, .cache_packed = cache, .log = hear };
+
+	warned[0] = 0;
+	assert_int_equal(threads_open(n_threads, &o.threads, NULL), LLMC_OK);
+	llmc_status s = weights_load(&p, &o, out, err);
+	threads_close(o.threads);
+	return s;
+}
+
+/* Load one tensor on several threads in several layouts; row r must be want(r, c). */
+static void
+expect(PlanTensor t, float (*want)(int64_t, int64_t))
+{
+	static const char *const layouts[] = { "row", "r8", "r16" };
+	const char *path = tempdir_file(&dir, "model.safetensors");
+	float row[64];
+
+	t.id = "t";
+	for (int i = 0; i < 6; i++) {
+		Weights *w;
+		llmc_error err;
+		t.layout = t.cols ? layouts[i % 3] : "f32";
+		if (load(&t, 1, path, 1 + i % 3, false, &w, &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+		for (int64_t r = 0; r < (t.cols ? t.rows : 1); r++) {
+			layout_row(&t, weights_data(w, 0), r, row);
+			for (int64_t c = 0; c < (t.cols ? t.cols : t.rows); c++)
+				if (!(fabsf(row[c] - want(r, c)) <= 1e-6f * fabsf(row[c])))
+					fail_msg("layout %s, row %d, column %d: %g, expected %g", t.layout, (int)r, (int)c, (double)row[c],
+					         (double)want(r, c));
+		}
+		weights_close(w);
+	}
+}
+
+static float whole(int64_t r, int64_t c) { return value(r, c); }
+static float stacked(int64_t r, int64_t c) { return r < 24 ? value(r, c) : -value(r - 24 + 4, c); }
+/* heads of q, k, v interleaved, 2 rows each: k is the second pair of every six rows */
+static float strided(int64_t r, int64_t c) { return value(2 + r / 2 * 6 + r % 2, c); }
+static float paired(int64_t r, int64_t c) { return value(r / 8 * 8 + (r % 8 < 4 ? r % 8 * 2 : (r % 8 - 4) * 2 + 1), c); }
+static float turned(int64_t r, int64_t c) { return value(c, r); }
+/* a stack of three [8, 8] matrices, each turned; the second and third of them */
+static float turned_stack(int64_t r, int64_t c) { return -value((r + 8) / 8 * 8 + c, r % 8); }
+static float plain_h(int64_t r, int64_t c) { return (float)(r + c); }
+
+static float
+unit(int64_t r, int64_t c)
+{
+	double sum = 0;
+
+	for (int i = 0; i < COLS; i++)
+		sum += (double)value(r, i) * value(r, i);
+	return (float)(value(r, c) / sqrt(sum));
+}
+
+static float
+vector(int64_t r, int64_t c)
+{
+	(void)r;
+	return c < 24 ? (float)c : (float)(2 * (c - 24 + 3));
+}
+
+static void
+pieces_become_tensors(void **state)
+{
+	(void)state;
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .stride = 0) }, whole);
+	expect((PlanTensor){ .dtype = DT_F16, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("h", .stride = 0) }, plain_h);
+	const PlanSource two[] = { PIECE("a", 24, 8, 0, 24, 1, .stride = 0), PIECE("b", 24, 8, 4, 7, 1, .stride = 0) };
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 31, .cols = 8, .n_src = 2, .src = two }, stacked);
+	const PlanSource heads[] = { PIECE("a", 24, 8, 2, 2, 4, .stride = 6) };
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 8, .cols = 8, .n_src = 1, .src = heads }, strided);
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .rope_pairs = 8) }, paired);
+	const PlanSource t[] = { PIECE("a", 24, 8, 0, 8, 1, .transpose = 8) };
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 8, .cols = 24, .n_src = 1, .src = t }, turned);
+	const PlanSource s[] = { PIECE("b", 24, 8, 8, 16, 1, .transpose = 8) };
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 16, .cols = 8, .n_src = 1, .src = s }, turned_stack);
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .unit_rows = true) }, unit);
+	const PlanSource vec[] = { PIECE("v", 24, 0, 0, 24, 1, .stride = 0), PIECE("w", 24, 0, 3, 5, 1, .stride = 0) };
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 29, .n_src = 2, .src = vec }, vector);
+}
+
+/* What needs no packing is not copied. */
+static void
+plain_rows_stay_in_the_file(void **state)
+{
+	const PlanSource part[] = { PIECE("a", 24, 8, 3, 10, 1, .stride = 0) };
+	PlanTensor t[] = {
+		{ .id = "a", .dtype = DT_F32, .rows = 24, .cols = 8, .layout = "row", .n_src = 1, .src = SRC("a", .stride = 0) },
+		{ .id = "part", .dtype = DT_F32, .rows = 10, .cols = 8, .layout = "row", .n_src = 1, .src = part },
+	};
+	Weights *w;
+	CheckpointTensor c;
+
+	(void)state;
+	assert_int_equal(load(t, 2, tempdir_file(&dir, "model.safetensors"), 1, false, &w, NULL), LLMC_OK);
+	assert_true(checkpoint_find(weights_checkpoint(w), "a", &c));
+	if ((uintptr_t)c.data % 4 == 0) {
+		assert_ptr_equal(weights_data(w, 0), c.data);
+		assert_ptr_equal(weights_data(w, 1), (const char *)c.data + 3 * 32);
+	}
+	weights_close(w);
+}
+
+static void
+refused(PlanTensor t, const char *path, llmc_status want, const char *text)
+{
+	Weights *w;
+	llmc_error err = { 0 };
+
+	t.id = "L0.q";
+	t.layout = t.layout ? t.layout : "row";
+	assert_int_equal(load(&t, 1, path, 1, false, &w, &err), want);
+	assert_null(w);
+	if (!strstr(err.text, text))
+		fail_msg("\"%s\", expected \"%s\"", err.text, text);
+}
+
+static void
+files_that_do_not_fit_are_named(void **state)
+{
+	const char *path = tempdir_file(&dir, "model.safetensors");
+	const PlanTensor plain = { .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .stride = 0) };
+	PlanTensor t = plain;
+
+	(void)state;
+	t.src = SRC("layers.0.atn.weight", .stride = 0);
+	refused(t, path, LLMC_E_INPUT,
+	        "has no tensor \"layers.0.atn.weight\", which the model needs (L0.q); the nearest name is \"layers.0.attn.weight\"");
+	t.src = SRC("quite.another", .stride = 0);
+	refused(t, path, LLMC_E_INPUT, "has no tensor \"quite.another\", which the model needs (L0.q)");
+	t.src = &PIECE("a", 12, 16, 0, 24, 1, .stride = 0);
+	refused(t, path, LLMC_E_INPUT, "tensor \"a\": plan wants shape [12, 16], file holds [24, 8]");
+	t.src = &PIECE("b", 25, 8, 0, 24, 1, .stride = 0);
+	refused(t, path, LLMC_E_INPUT, "tensor \"b\": plan wants shape [25, 8], file holds [3, 8, 8]");
+	t.src = &PIECE("v", 25, 0, 0, 24, 1, .stride = 0);
+	refused(t, path, LLMC_E_INPUT, "tensor \"v\": plan wants shape [25], file holds [24]");
+	t.src = SRC("h", .stride = 0);
+	refused(t, path, LLMC_E_INPUT, "tensor \"h\": plan wants f32, file holds f16: import the file again");
+	t.dtype = DT_Q4_1;
+	t.src = SRC("a", .stride = 0);
+	refused(t, path, LLMC_E_INPUT, "tensor \"a\": plan wants q4_1, file holds f32: import the file again");
+	t = plain;
+	t.src = SRC("layers.0.attn.weight", .stride = 0);
+	refused(t, path, LLMC_E_INPUT, "holds integers (i64), weights are expected");
+	refused(plain, tempdir_file(&dir, "nowhere"), LLMC_E_IO,
+	        "no such file or folder; the weights are expected there (another place: --weights PATH)");
+
+	Weights *w;
+	llmc_error err;
+	const Plan p = { .n_tensor = 1, .tensor = &t };
+	WeightsOptions o = { 0 };
+	assert_int_equal(threads_open(1, &o.threads, NULL), LLMC_OK);
+	assert_int_equal(weights_load(&p, &o, &w, &err), LLMC_E_INPUT);
+	assert_string_equal(err.text, "the model does not say where its weights are: give their file or folder (--weights PATH), "
+	                              "or try it with --random-weights");
+	threads_close(o.threads);
+}
+
+static void
+cut_files_and_missing_shards_are_named(void **state)
+{
+	const PlanTensor t = { .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .stride = 0) };
+	static const char index[] = "{\"metadata\":{},\"weight_map\":{\"a\":\"model-00002-of-00002.safetensors\"}}";
+	Strbuf file = { 0 };
+	char sub[600], path[700];
+
+	(void)state;
+	assert_int_equal(file_read(tempdir_file(&dir, "model.safetensors"), 1 << 20, &file, NULL), LLMC_OK);
+	for (size_t n = 0; n < file.len; n += file.len / 9 + 1) {
+		put_file(tempdir_file(&dir, "cut.safetensors"), file.data, n);
+		refused(t, tempdir_file(&dir, "cut.safetensors"), LLMC_E_INPUT, "cut.safetensors");
+	}
+	strbuf_release(&file);
+	snprintf(sub, sizeof sub, "%s/sharded", dir.path);
+	mkdir(sub, 0700);
+	snprintf(path, sizeof path, "%s/model.safetensors.index.json", sub);
+	put_file(path, index, sizeof index - 1);
+	Weights *w;
+	llmc_error err = { 0 };
+	PlanTensor one = t;
+	one.id = "a";
+	one.layout = "row";
+	assert_true(load(&one, 1, sub, 1, false, &w, &err) != LLMC_OK);
+	assert_non_null(strstr(err.text, "model-00002-of-00002.safetensors"));
+	/* a folder with nothing in it, and one with pickled weights only */
+	snprintf(sub, sizeof sub, "%s/pickled", dir.path);
+	mkdir(sub, 0700);
+	assert_true(load(&one, 1, sub, 1, false, &w, &err) != LLMC_OK);
+	snprintf(path, sizeof path, "%s/pytorch_model.bin", sub);
+	put_file(path, "x", 1);
+	assert_int_equal(load(&one, 1, sub, 1, false, &w, &err), LLMC_E_INPUT);
+	assert_non_null(strstr(err.text, "safetensors"));
+}
+
+/* --- cache ------------------------------------------------------------------------------------------------------- */
+
+static char cached[600]; /* the one file found in the cache */
+
+static void
+find_packed(const char *path, int depth)
+{
+	DIR *d = opendir(path);
+	char child[600];
+
+	for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+		if (e->d_name[0] == '.')
+			continue;
+		snprintf(child, sizeof child, "%s/%.100s", path, e->d_name);
+		if (!strcmp(e->d_name, "packed"))
+			snprintf(cached, sizeof cached, "%s", child);
+		else if (depth)
+			find_packed(child, depth - 1);
+	}
+	if (d)
+		closedir(d);
+}
+
+static bool
+load_cached(PlanTensor *t, bool *from_cache)
+{
+	Weights *w;
+	float row[COLS];
+
+	if (load(t, 1, tempdir_file(&dir, "model.safetensors"), 1, true, &w, NULL) != LLMC_OK)
+		return false;
+	*from_cache = weights_from_cache(w);
+	bool right = true;
+	for (int r = 0; r < ROWS; r++) {
+		layout_row(t, weights_data(w, 0), r, row);
+		for (int c = 0; c < COLS; c++)
+			right &= row[c] == value(r, c);
+	}
+	weights_close(w);
+	return right;
+}
+
+static void
+packed_weights_are_kept(void **state)
+{
+	PlanTensor t = { .id = "a", .dtype = DT_F32, .rows = 24, .cols = 8, .layout = "r8", .n_src = 1, .src = SRC("a", .stride = 0) };
+	const char *model = tempdir_file(&dir, "model.safetensors");
+	Strbuf file = { 0 };
+	bool hit;
+
+	(void)state;
+	setenv("LLMC_CACHE", tempdir_file(&dir, "cache"), 1);
+	assert_true(load_cached(&t, &hit) && !hit);
+	assert_true(load_cached(&t, &hit) && hit);
+	assert_string_equal(warned, "");
+	find_packed(tempdir_file(&dir, "cache"), 3);
+	assert_true(cached[0]);
+	assert_int_equal(file_read(cached, 1 << 20, &file, NULL), LLMC_OK);
+	/* cut off, lying about its key, or open to others: said, and healed where that is possible */
+	put_file(cached, file.data, file.len / 2);
+	assert_true(load_cached(&t, &hit) && !hit);
+	assert_non_null(strstr(warned, "damaged or cut off; it is written again"));
+	assert_true(load_cached(&t, &hit) && hit);
+	file.data[20] ^= 1;
+	put_file(cached, file.data, file.len);
+	assert_true(load_cached(&t, &hit) && !hit);
+	assert_true(load_cached(&t, &hit) && hit);
+	chmod(cached, 0666);
+	assert_true(load_cached(&t, &hit) && !hit);
+	assert_non_null(strstr(warned, "others may write to it"));
+	/* another layout, another time of the file: other keys */
+	t.layout = "r16";
+	assert_true(load_cached(&t, &hit) && !hit);
+	assert_true(load_cached(&t, &hit) && hit);
+	utime(model, &(struct utimbuf){ 1000, 1000 });
+	assert_true(load_cached(&t, &hit) && !hit);
+	assert_true(load_cached(&t, &hit) && hit);
+	strbuf_release(&file);
+}
+
+/* Files may not grow: the load goes on in memory, with a warning, and leaves no half-written file. */
+static void
+a_full_disk_is_a_warning(void **state)
+{
+	PlanTensor t = { .id = "a", .dtype = DT_F32, .rows = 24, .cols = 8, .layout = "r8", .n_src = 1, .src = SRC("a", .stride = 0) };
+	int code = 0;
+
+	(void)state;
+	setenv("LLMC_CACHE", tempdir_file(&dir, "full"), 1);
+	pid_t pid = fork();
+	assert_true(pid >= 0);
+	if (!pid) {
+		struct rlimit none = { 2000, 2000 };
+		bool hit, ok;
+		signal(SIGXFSZ, SIG_IGN);
+		setrlimit(RLIMIT_FSIZE, &none);
+		ok = load_cached(&t, &hit) && !hit && strstr(warned, "packed weights are not kept for the next time");
+		cached[0] = 0;
+		find_packed(tempdir_file(&dir, "full"), 3);
+		_exit(ok && !cached[0] ? 0 : 1);
+	}
+	assert_int_equal(waitpid(pid, &code, 0), pid);
+	assert_int_equal(code, 0);
+	/* and a cache that is a file */
+	put_file(tempdir_file(&dir, "blocked"), "x", 1);
+	setenv("LLMC_CACHE", tempdir_file(&dir, "blocked"), 1);
+	bool hit;
+	assert_true(load_cached(&t, &hit) && !hit);
+	assert_non_null(strstr(warned, "packed weights are not kept for the next time"));
+}
+
+/* Noise is the same every time, of fair size, and different from row to row. */
+static void
+noise_is_seeded(void **state)
+{
+	static const Dtype types[] = { DT_F32, DT_BF16, DT_Q4_0, DT_Q4_1, DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q6_K };
+	float a[512], b[512];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+		PlanTensor t[] = {
+			{ .id = "w", .dtype = types[i], .rows = 20, .cols = 512, .layout = "r8", .n_src = 1, .src = SRC("a", .stride = 0) },
+			{ .id = "norm", .dtype = DT_F32, .rows = 300, .layout = "f32", .n_src = 1, .src = SRC("a", .stride = 0) },
+		};
+		Weights *w, *again;
+		assert_int_equal(load(t, 2, NULL, 1, false, &w, NULL), LLMC_OK);
+		assert_int_equal(load(t, 2, NULL, 3, false, &again, NULL), LLMC_OK);
+		assert_null(weights_checkpoint(w));
+		assert_memory_equal(weights_data(w, 0), weights_data(again, 0), (size_t)layout_bytes(&t[0]));
+		layout_row(&t[0], weights_data(w, 0), 0, a);
+		layout_row(&t[0], weights_data(w, 0), 19, b);
+		double sum = 0, cross = 0;
+		for (int c = 0; c < 512; c++) {
+			sum += a[c] * a[c];
+			cross += a[c] * b[c];
+		}
+		assert_true(sum > 0.01 && sum < 1 && fabs(cross) < sum / 2);
+		const float *norm = weights_data(w, 1);
+		for (int c = 0; c < 300; c++)
+			assert_true(fabsf(norm[c] - 1) < 0.1f);
+		weights_close(w);
+		weights_close(again);
+	}
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(pieces_become_tensors),
+		cmocka_unit_test(plain_rows_stay_in_the_file),
+		cmocka_unit_test(files_that_do_not_fit_are_named),
+		cmocka_unit_test(cut_files_and_missing_shards_are_named),
+		cmocka_unit_test(packed_weights_are_kept),
+		cmocka_unit_test(a_full_disk_is_a_warning),
+		cmocka_unit_test(noise_is_seeded),
+	};
+
+	if (tempdir_open(&dir))
+		return 1;
+	put_checkpoint(tempdir_file(&dir, "model.safetensors"));
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	tempdir_close(&dir);
+	return failed;
+}
