@@ -511,6 +511,37 @@ pools(Build *b)
 	}
 }
 
+/* Figures of a plan are sums and products of sizes; within these bounds none of them overflows, and no description makes a
+ * plan of gigabytes. */
+enum { MAX_EXPERT_TENSORS = 1 << 20 };
+#define MAX_WEIGHTS ((int64_t)1 << 50)
+
+static bool
+experts_plausible(const Spec *s, Diag *d)
+{
+	int64_t n = (int64_t)s->n_layers * s->moe.n_experts;
+
+	if (n <= MAX_EXPERT_TENSORS)
+		return true;
+	err_at(d, spec_loc(s, "moe.n_experts"), "moe.n_experts = %d in %d layers: more than the %d experts that a plan can hold",
+	       s->moe.n_experts, s->n_layers, MAX_EXPERT_TENSORS);
+	return false;
+}
+
+static void
+check_size(const Graph *g, Diag *d)
+{
+	int64_t total = 0, n;
+
+	for (size_t i = 0; i < g->n_tensor; i++) {
+		const PlanTensor *t = &g->tensor[i];
+		if (__builtin_mul_overflow(t->rows, t->cols ? t->cols : 1, &n) || n > MAX_WEIGHTS || (total += n) > MAX_WEIGHTS) {
+			err_at(d, spec_loc(g->spec, "hidden"), "this description adds up to more than 2^50 weights");
+			return;
+		}
+	}
+}
+
 /* requires: a Spec that spec.c has accepted
  * effect:   ops in the order of the equations; weights with the places of their rows in the checkpoint; names the tensor map
  *           lacks and shapes the storage formats cannot hold are errors. Shapes of values are graph_infer's. */
@@ -520,6 +551,8 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 	Build b = { .g = graph_new(s, d, perm), .s = s, .layer = -1 };
 	int   table, x, errors = d->n_error;
 
+	if (!experts_plausible(s, d))
+		return NULL;
 	ropes(&b);
 	pools(&b);
 	x = embed(&b, &table);
@@ -528,5 +561,6 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 		b.g->val[x].name = arena_printf(perm, "x%d", l + 1);
 	}
 	head(&b, x, table);
+	check_size(b.g, d);
 	return d->n_error == errors ? b.g : NULL;
 }

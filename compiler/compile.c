@@ -89,6 +89,8 @@ compile(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, D
 
 	if (dump_is(dump, "spec"))
 		strbuf_puts(dump_out, s->yaml);
+	if (s->tp > 1)
+		warn_at(d, spec_loc(s, "parallel.tp"), "parallel.tp = %d: plans for the CPU run on one rank, the model is not split", s->tp);
 	Graph *g = graph_build(s, d, perm);
 	if (!g)
 		return NULL;

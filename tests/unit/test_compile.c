@@ -257,9 +257,9 @@ the_nth_allocation_fails(void **state)
 	for (n = 1; n < 40 && nth_fails(n, "cpu-v3"); n++)
 		;
 	assert_int_equal(n, 40);
-	for (n = 40; nth_fails(n, "cpu-v3"); n += 37)
+	for (n = 40; nth_fails(n, "cpu-v3"); n += 101)
 		;
-	for (n = 1; nth_fails(n, "ref"); n += 53)
+	for (n = 1; nth_fails(n, "ref"); n += 151)
 		;
 }
 

@@ -1,5 +1,5 @@
 /* Fused equals unfused: the same random checkpoint through both plans, on the reference. The checkpoint is made from the
- * places that the unfused plan names, so this holds stacked, interleaved and transposed sources to each other as well. */
+ * places that the unfused plan names, so stacking weights must also put their sources together rightly. */
 #include "compiler_util.h"
 
 #include <math.h>

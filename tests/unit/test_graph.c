@@ -73,6 +73,18 @@ BENCH_TEST(rows_must_be_whole_blocks)
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "rows of down in layer 0 have 48 elements"));
 }
 
+/* Sizes that would overflow somewhere behind are refused in front. */
+BENCH_TEST(absurd_sizes_are_refused)
+{
+	bench_spec(b, "mixtral", TINY_GQA "moe: {n_experts: 65536, top_k: 2, width: 16777216}\n");
+	b->spec->hidden = 1 << 20;
+	assert_null(graph_build(b->spec, &b->diag, &b->arena));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "2^50 weights"));
+	b->spec->n_layers = 4096;
+	assert_null(graph_build(b->spec, &b->diag, &b->arena));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "moe.n_experts = 65536 in 4096 layers"));
+}
+
 /* q, k and v of a tensor stacked head by head: each takes its part of every head's rows. */
 BENCH_TEST(stacked_heads_are_taken_apart)
 {
@@ -134,6 +146,7 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(graphs_are_as_reviewed),          cmocka_unit_test(rows_change_at_pick_only),
 		cmocka_unit_test(missing_tensor_name_is_an_error), cmocka_unit_test(rows_must_be_whole_blocks),
+		cmocka_unit_test(absurd_sizes_are_refused),
 		cmocka_unit_test(stacked_heads_are_taken_apart),   cmocka_unit_test(verify_finds_a_broken_graph),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
