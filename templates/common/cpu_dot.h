@@ -18,12 +18,26 @@
 
 typedef vi      vi_mem __attribute__((aligned(1)));
 typedef int16_t vw __attribute__((vector_size(4 * VL), may_alias));
-typedef uint32_t vu __attribute__((vector_size(4 * VL), may_alias));
 
 LLMC_INLINE vi
 vi_load(const void *p)
 {
 	return *(const vi_mem *)p;
+}
+
+/* x in every lane */
+LLMC_INLINE vi
+vi_all(int32_t x)
+{
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_set1_epi32(x);
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_set1_epi32(x);
+#elif VL == 4
+	return (vi){ x, x, x, x };
+#else
+	return vi_set1(x);
+#endif
 }
 
 /* the 4 bytes at p in every lane */
@@ -33,12 +47,48 @@ vi_bcast4(const void *p)
 	int32_t x;
 
 	memcpy(&x, p, 4);
+	return vi_all(x);
+}
+
+/* VL small integers at p, widened. (Compilers make __builtin_convertvector of these lane by lane.) */
+LLMC_INLINE vi
+vi_of_u8(const uint8_t *p)
+{
 #if defined(VF_NATIVE_512)
-	return (vi)_mm512_set1_epi32(x);
+	return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
 #elif VL == 8 && defined(VF_HAVE_256)
-	return (vi)_mm256_set1_epi32(x);
+	return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
 #else
-	return vi_set1(x);
+	typedef uint8_t mem __attribute__((vector_size(VL), aligned(1), may_alias));
+	return __builtin_convertvector(*(const mem *)p, vi);
+#endif
+}
+
+LLMC_INLINE vi
+vi_of_s8(const uint8_t *p)
+{
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+#else
+	typedef int8_t mem __attribute__((vector_size(VL), aligned(1), may_alias));
+	return __builtin_convertvector(*(const mem *)p, vi);
+#endif
+}
+
+LLMC_INLINE vi
+vi_of_u16(const uint8_t *p)
+{
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+#elif VL == 4 && defined(__SSE2__)
+	return (vi)_mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p), _mm_setzero_si128());
+#else
+	typedef uint16_t mem __attribute__((vector_size(2 * VL), aligned(1), may_alias));
+	return __builtin_convertvector(*(const mem *)p, vi);
 #endif
 }
 
@@ -83,7 +133,7 @@ dot_bytes(vi acc, vi w, vi x)
 #elif VL == 8 && defined(VF_HAVE_256)
 	return (vi)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
 #else
-	vi byte = vi_set1(255);
+	vi byte = vi_all(255);
 	return acc + (w & byte) * (x << 24 >> 24) + (w >> 8 & byte) * (x << 16 >> 24) +
 	       (w >> 16 & byte) * (x << 8 >> 24) + (w >> 24 & byte) * (x >> 24);
 #endif

@@ -22,14 +22,13 @@
 
 enum {
 	MM_TOKENS = COLS > 4096 ? 48 : 96,
-	MM_STREAM = 2,                   /* up to as many tokens stream the weights */
 	MM_SPLIT_TOKENS = 48,            /* tokens a thread must have before tokens are split */
 	MM_UNIT = 32,                    /* rows of a unit where the epilogue has no wish */
 };
 #if W_FLOAT
 _Static_assert(MM_TOKENS * (int64_t)ACT_ROW_BYTES + 4 * COLS <= 512 * (int64_t)COLS, "scratch");
 #else
-_Static_assert(MM_TOKENS * (ACT_ROW_BYTES + W_BLOCKS * 12LL) + 4 * COLS <= 512LL * COLS, "scratch");
+_Static_assert(MM_TOKENS * (ACT_ROW_BYTES + W_BLOCKS * (8LL + 4 * W_HALVES)) + 4 * COLS <= 512LL * COLS, "scratch");
 #endif
 
 typedef struct mm_work {
@@ -67,7 +66,7 @@ mm_begin(int n_tok, int units, int part, int n_parts, void *scratch)
 	m.act.d = (float *)(void *)p;
 	m.act.s = m.act.d + n;
 	m.act.z = (int32_t *)(void *)(m.act.s + n);
-	p += 3 * n * sizeof(float);
+	p += (2 + W_HALVES) * n * sizeof(float);
 #endif
 	m.act.q = p;
 	return m;
@@ -95,7 +94,7 @@ mm_tokens(mm_work *m, int t0, const float *x, const int32_t *index, const float 
 		if (normed != to)
 			memcpy(to, normed, COLS * sizeof *to);
 #else
-		act_quantise(&m->act, t, norm_row(in, nw, nb, m->row), m->n <= MM_STREAM);
+		act_quantise(&m->act, t, norm_row(in, nw, nb, m->row), m->n <= STREAM_TOKENS);
 #endif
 	}
 }
@@ -106,7 +105,7 @@ mm_rows(const mm_work *m, const uint8_t *weights, int64_t row, int rows, float *
 	const uint8_t *w = weights + row / VL * W_GROUP_BYTES;
 	int groups = (rows + VL - 1) / VL;
 
-	if (m->n <= MM_STREAM) {
+	if (m->n <= STREAM_TOKENS) {
 		stream_rows(w, groups, &m->act, m->n, out, ld);
 	} else {
 		tile_sum sum[MM_TOKENS];

@@ -15,9 +15,8 @@
 /* Small weights meet bytes, where an instruction does twice the columns. 16-bit activations are two such passes, which
  * serves while weights stream; in a tile, whose weights are unpacked once for many tokens, words come out ahead. */
 #if !W_FLOAT
-#define ACT_FITS_BYTES (VL > 4 && (W_BITS < 6 || (VL == 16 && W_BITS == 8)))
-#define ACT_STREAM_BYTES ACT_FITS_BYTES
-#define ACT_TILE_BYTES (ACT_FITS_BYTES && ACT_BITS == 8)
+#define ACT_STREAM_BYTES (VL > 4 && (W_BITS <= 6 || VL == 16))
+#define ACT_TILE_BYTES (ACT_STREAM_BYTES && ACT_BITS == 8 && (W_BITS < 6 || VL == 16))
 #define ACT_BLOCK_BYTES (ACT_TILE_BYTES ? 32 : 64)
 #define ACT_TOP (ACT_BITS == 16 ? 32512.0f : 127.0f)
 /* rows a power of two apart would share a few sets of the cache */
@@ -31,14 +30,12 @@ typedef struct act_rows {
 	uint8_t *q;      /* ACT_ROW_BYTES a row */
 #if !W_FLOAT
 	float   *d, *s;  /* [row][W_BLOCKS]: scale; scale times the sum of the integers */
-	int32_t *z;      /* [row][W_BLOCKS]: W_OFFSET times that sum */
+	int32_t *z;      /* [row][W_BLOCKS][W_HALVES]: W_OFFSET times that sum, of each half */
 #endif
 } act_rows;
 
 #if !W_FLOAT
 
-typedef int16_t act_half __attribute__((vector_size(2 * VL), may_alias));
-typedef int16_t act_half_mem __attribute__((vector_size(2 * VL), aligned(2), may_alias));
 typedef int8_t act_byte __attribute__((vector_size(VL), may_alias));
 typedef int8_t act_byte_mem __attribute__((vector_size(VL), aligned(1), may_alias));
 
@@ -99,6 +96,9 @@ act_put_bytes(uint8_t *o, const vi *q)
 	__m256i a = _mm256_packs_epi32((__m256i)q[0], (__m256i)q[1]), b = _mm256_packs_epi32((__m256i)q[2], (__m256i)q[3]);
 	a = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 	_mm256_storeu_si256((__m256i *)(void *)o, a);
+#elif defined(VF_NATIVE_512)
+	_mm_storeu_si128((__m128i *)(void *)o, _mm512_cvtepi32_epi8((__m512i)q[0]));
+	_mm_storeu_si128((__m128i *)(void *)(o + 16), _mm512_cvtepi32_epi8((__m512i)q[1]));
 #else
 	LLMC_UNROLL
 	for (int i = 0; i < 32 / VL; i++)
@@ -106,15 +106,40 @@ act_put_bytes(uint8_t *o, const vi *q)
 #endif
 }
 
-LLMC_INLINE act_half
-act_word_order(act_half v)
+/* and as words in theirs */
+LLMC_INLINE void
+act_put_words(uint8_t *o, const vi *q)
 {
-#if VL == 16
-	return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-#elif VL == 8
-	return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7);
+#if VL == 8 && defined(VF_HAVE_256)
+	const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11,
+	                                       14, 15);
+	LLMC_UNROLL
+	for (int i = 0; i < 4; i += 2) {
+		__m256i v = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)q[i], (__m256i)q[i + 1]), 0xd8);
+		_mm256_storeu_si256((__m256i *)(void *)(o + 16 * i), _mm256_shuffle_epi8(v, order));
+	}
+#elif VL == 4 && defined(__SSE2__)
+	LLMC_UNROLL
+	for (int i = 0; i < 8; i += 2) {
+		__m128i v = _mm_packs_epi32((__m128i)q[i], (__m128i)q[i + 1]);
+		v = _mm_shufflehi_epi16(_mm_shufflelo_epi16(v, 0xd8), 0xd8);
+		_mm_storeu_si128((__m128i *)(void *)(o + 8 * i), v);
+	}
 #else
-	return __builtin_shufflevector(v, v, 0, 2, 1, 3);
+	typedef int16_t half __attribute__((vector_size(2 * VL), may_alias));
+	typedef int16_t half_mem __attribute__((vector_size(2 * VL), aligned(2), may_alias));
+	LLMC_UNROLL
+	for (int i = 0; i < 32 / VL; i++) {
+		half v = __builtin_convertvector(q[i], half);
+#if VL == 16
+		v = __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+#elif VL == 8
+		v = __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7);
+#else
+		v = __builtin_shufflevector(v, v, 0, 2, 1, 3);
+#endif
+		*(half_mem *)(o + 2 * VL * i) = v;
+	}
 #endif
 }
 
@@ -129,7 +154,7 @@ act_quantise(const act_rows *a, int t, const float *x, int for_stream)
 	const vf magic = vf_set1(12582912.0f);
 
 	for (int b = 0; b < W_BLOCKS; b++, x += 32, o += ACT_BLOCK_BYTES) {
-		vi top = vi_set1(0), q[N], sum = vi_set1(0);
+		vi top = vi_all(0), q[N], sum[2] = { { 0 } };
 		float d = 0, inverse = 0, peak;
 		LLMC_UNROLL
 		for (int i = 0; i < N; i++) {
@@ -141,7 +166,8 @@ act_quantise(const act_rows *a, int t, const float *x, int for_stream)
 		memcpy(&peak, &bits, 4);
 		if (bits >= 0x7f800000 || peak < 1e-30f) { /* not finite; so small that 1 / d would not be */
 			a->d[at] = a->s[at] = bits >= 0x7f800000 ? __builtin_nanf("") : 0.0f;
-			a->z[at] = 0;
+			for (int h = 0; h < W_HALVES; h++)
+				a->z[at * W_HALVES + h] = 0;
 			memset(o, 0, ACT_BLOCK_BYTES);
 			continue;
 		}
@@ -150,17 +176,22 @@ act_quantise(const act_rows *a, int t, const float *x, int for_stream)
 		LLMC_UNROLL
 		for (int i = 0; i < N; i++) {
 			q[i] = (vi)(vf_load(x + i * VL) * vf_set1(inverse) + magic) - (vi)magic;
-			sum += q[i];
+			sum[i * 2 / N] += q[i];
 		}
-		int32_t total = act_hsum(sum);
-		a->d[at] = d;
+#if W_HALVES == 2
+		a->z[2 * at] = W_OFFSET * act_hsum(sum[0]);
+		a->z[2 * at + 1] = W_OFFSET * act_hsum(sum[1]);
+#else
+		int32_t total = act_hsum(sum[0] + sum[1]);
 		a->s[at] = d * (float)total;
 		a->z[at] = W_OFFSET * total;
+#endif
+		a->d[at] = d;
 		if (bytes && ACT_BITS == 16) {
 			vi hi[N];
 			LLMC_UNROLL
 			for (int i = 0; i < N; i++) {
-				hi[i] = (q[i] + vi_set1(128)) >> 8;
+				hi[i] = (q[i] + vi_all(128)) >> 8;
 				q[i] -= hi[i] << 8;
 			}
 			act_put_bytes(o, hi);
@@ -168,10 +199,7 @@ act_quantise(const act_rows *a, int t, const float *x, int for_stream)
 		} else if (bytes) {
 			act_put_bytes(o, q);
 		} else {
-			LLMC_UNROLL
-			for (int i = 0; i < N; i++)
-				*(act_half_mem *)(o + 2 * VL * i) =
-					act_word_order(__builtin_convertvector(q[i], act_half));
+			act_put_words(o, q);
 		}
 	}
 }

@@ -91,8 +91,8 @@ tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, con
 #else
 
 #define TILE_STEPS (ACT_TILE_BYTES ? 8 : 16)
-/* Blocks of a chunk: about 18 KiB of words with 16 rows. Chunks of a row are as equal as can be. */
-#define TILE_CHUNK_MOST (ACT_TILE_BYTES ? 36 : 18)
+/* Blocks of a chunk: 18 KiB of weights beside the activations in the nearest cache. Chunks of a row are as equal as can be. */
+#define TILE_CHUNK_MOST (18 * 8 * 2 / (VL * TILE_H) * 16 / TILE_STEPS)
 #define TILE_CHUNKS ((W_BLOCKS + TILE_CHUNK_MOST - 1) / TILE_CHUNK_MOST)
 enum { TILE_CHUNK = (W_BLOCKS + TILE_CHUNKS - 1) / TILE_CHUNKS };
 /* 16-bit sums of bytes that must be widened half way through a block */
@@ -142,9 +142,9 @@ tile_first(vi w, vi x)
 #endif
 	return t;
 #elif ACT_TILE_BYTES
-	return dot_bytes(vi_set1(0), w, x);
+	return dot_bytes(vi_all(0), w, x);
 #else
-	return dot_words(vi_set1(0), w, x);
+	return dot_words(vi_all(0), w, x);
 #endif
 }
 
@@ -226,7 +226,7 @@ tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, con
 					vi dot = acc[t][h];
 #endif
 #if ACT_TILE_BYTES && W_OFFSET
-					dot -= vi_set1(a->z[at + (size_t)(t * W_BLOCKS + b)]);
+					dot -= vi_all(a->z[(at + (size_t)(t * W_BLOCKS + b)) * W_HALVES + (W_HALVES == 2 ? part : 0)]);
 #endif
 					vf scale = w->scale[b][W_HALVES == 2 ? part : 0][h];
 					sum[t].d[h] = vf_fma(vf_of_vi(dot) * d, scale, sum[t].d[h]);

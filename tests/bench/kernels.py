@@ -38,7 +38,7 @@ def main():
     p.add_argument("--shape", default="576x576,1536x576,576x1536")
     p.add_argument("--threads", default="2")
     p.add_argument("--cc", default="gcc")
-    p.add_argument("--flags", default="-O3")
+    p.add_argument("--flags", default="-O2")
     a = p.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     subprocess.run(["gcc", "-O2", "-I.", "tests/bench/kernels.c", "-o", str(OUT / "kernels"), "-lpthread", "-ldl"], check=True, cwd=ROOT)
