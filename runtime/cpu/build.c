@@ -136,6 +136,7 @@ kernels_prepare(const Plan *plan, const KernelOptions *opt, Kernels **out, llmc_
 	TRY_GOTO(list_units(k, err));
 	TRY_GOTO(cc_flags(plan->target, &k->flag, &k->flag_text, err));
 	TRY_GOTO(file_check_trusted(opt->artifact, err));
+	TRY_GOTO(file_check_trusted(strbuf_str(&k->root), err));
 	sha256_init(&common);
 	add_flags(&common, k);
 	TRY_GOTO(add_headers(&common, strbuf_str(&k->root), err));

@@ -1,0 +1,381 @@
+/* Kernels built by the system's compiler: compiled once, found again, healed when damaged, shipped with an artifact, and
+ * every way it can fail said in a sentence. The artifact here has two small kernels in one header's company. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#include "base/file.h"
+#include "runtime/cpu/cpu.h"
+#include "tests/unit/tempdir.h"
+
+static Tempdir dir;
+static char    said[8192];
+static int     n_compiled;
+static char    artifact[400];
+
+static PlanKernel kernels[] = {
+	{ .id = "one", .file = "kernels/one.c", .symbol = "one" },
+	{ .id = "two", .file = "kernels/two.c", .symbol = "two" },
+	{ .id = "again", .file = "kernels/one.c", .symbol = "one" }, /* a file may hold several */
+};
+static const Plan plan = { .target = "cpu-generic", .n_kernel = 3, .kernel = kernels };
+
+static void
+hear(void *user, int level, const char *line)
+{
+	(void)user;
+	sscanf(line, "compiling %d kernel", &n_compiled);
+	if (level == LLMC_LOG_WARNING)
+		snprintf(said + strlen(said), sizeof said - strlen(said), "%s\n", line);
+}
+
+static void
+put(const char *name, const char *text)
+{
+	char path[600];
+
+	snprintf(path, sizeof path, "%s/%s", artifact, name);
+	unlink(path);
+	FILE *f = fopen(path, "w");
+	assert_non_null(f);
+	fputs(text, f);
+	fclose(f);
+	chmod(path, 0644);
+}
+
+static const char good[] = "#include \"common/step.h\"\nvoid one(const llmc_step *s, void *const *a, int part, int n);\n"
+                           "void\none(const llmc_step *s, void *const *a, int part, int n)\n{\n\t(void)s;\n"
+                           "\t*(int *)a[0] = ANSWER + part * n;\n}\n";
+
+/* A fresh artifact and an empty cache. */
+static void
+fresh(void)
+{
+	static const char *const folder[] = { "", "/kernels", "/kernels/common" };
+	char path[600];
+
+	tempdir_remove(dir.path);
+	mkdir(dir.path, 0700);
+	snprintf(artifact, sizeof artifact, "%s/art", dir.path);
+	for (size_t i = 0; i < sizeof folder / sizeof *folder; i++) {
+		snprintf(path, sizeof path, "%s%s", artifact, folder[i]);
+		mkdir(path, 0755);
+	}
+	put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 42\n");
+	put("kernels/one.c", good);
+	put("kernels/two.c", "void two(const void *s, void *const *a, int part, int n);\nvoid\ntwo(const void *s, void *const *a, "
+	                     "int part, int n)\n{\n\t(void)s, (void)part;\n\t*(int *)a[0] = n;\n}\n");
+	setenv("LLMC_CACHE", tempdir_file(&dir, "cache"), 1);
+	unsetenv("LLMC_CC");
+	unsetenv("LLMC_KERNEL_CFLAGS");
+}
+
+static llmc_status
+open_kernels(Kernels **k, llmc_error *err)
+{
+	const KernelOptions o = { .artifact = artifact, .n_jobs = 2, .log = hear };
+
+	said[0] = 0;
+	n_compiled = 0;
+	return kernels_open(&plan, &o, k, err);
+}
+
+/* Opens, runs both kernels, closes; returns how many files were compiled. */
+static int
+works(int answer)
+{
+	Kernels *k;
+	llmc_error err;
+	int got = 0;
+	void *args[] = { &got };
+
+	if (open_kernels(&k, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	kernels_find(k, 0)(NULL, args, 2, 3);
+	assert_int_equal(got, answer + 6);
+	kernels_find(k, 1)(NULL, args, 0, 9);
+	assert_int_equal(got, 9);
+	assert_ptr_equal((void *)kernels_find(k, 0), (void *)kernels_find(k, 2));
+	kernels_close(k);
+	return n_compiled;
+}
+
+static void
+refused(llmc_status want, const char *text)
+{
+	Kernels *k;
+	llmc_error err = { 0 };
+
+	assert_int_equal(open_kernels(&k, &err), want);
+	assert_null(k);
+	if (!strstr(err.text, text))
+		fail_msg("\"%s\", expected \"%s\"", err.text, text);
+}
+
+/* All objects of the cache: edit(path) for each; returns how many. */
+static int
+each_object(const char *folder, void (*edit)(const char *path))
+{
+	DIR *d = opendir(folder);
+	char path[900];
+	int n = 0;
+
+	for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+		if (!strstr(e->d_name, ".so"))
+			continue;
+		snprintf(path, sizeof path, "%s/%.200s", folder, e->d_name);
+		n++;
+		if (edit)
+			edit(path);
+	}
+	if (d)
+		closedir(d);
+	return n;
+}
+
+static void
+cut(const char *path)
+{
+	struct stat st;
+
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(truncate(path, st.st_size / 2), 0);
+}
+
+static void
+flip(const char *path)
+{
+	FILE *f = fopen(path, "r+");
+
+	assert_non_null(f);
+	fseek(f, 1000, SEEK_SET);
+	int c = fgetc(f);
+	fseek(f, 1000, SEEK_SET);
+	fputc(c ^ 1, f);
+	fclose(f);
+}
+
+static void
+open_to_others(const char *path)
+{
+	chmod(path, 0777);
+}
+
+static void
+compiled_once(void **state)
+{
+	(void)state;
+	fresh();
+	assert_int_equal(works(42), 2);
+	assert_int_equal(works(42), 0);
+	/* a header's change is seen, whatever the times of the files */
+	put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 43\n");
+	assert_int_equal(works(43), 2);
+	put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 42\n");
+	assert_int_equal(works(42), 0);
+	setenv("LLMC_KERNEL_CFLAGS", "-O0  -DEXTRA", 1);
+	assert_int_equal(works(42), 2);
+	unsetenv("LLMC_KERNEL_CFLAGS");
+	/* another compiler is another build */
+	setenv("LLMC_CC", "clang", 1);
+	char path[512], version[256];
+	if (cc_find(path, sizeof path, version, sizeof version, NULL) == LLMC_OK)
+		assert_int_equal(works(42), 2);
+	unsetenv("LLMC_CC");
+	/* an artifact that moves keeps its builds */
+	char moved[420];
+	snprintf(moved, sizeof moved, "%s-moved", artifact);
+	assert_int_equal(rename(artifact, moved), 0);
+	snprintf(artifact, sizeof artifact, "%.390s", moved);
+	assert_int_equal(works(42), 0);
+	assert_string_equal(said, "");
+}
+
+static void
+damaged_objects_are_rebuilt(void **state)
+{
+	void (*const edit[])(const char *) = { cut, flip };
+	const char *folder;
+
+	(void)state;
+	fresh();
+	assert_int_equal(works(42), 2);
+	for (int i = 0; i < 2; i++) {
+		folder = tempdir_file(&dir, "cache/kernels");
+		assert_int_equal(each_object(folder, edit[i]), 2);
+		assert_int_equal(works(42), 2);
+		/* one line for all of them */
+		char *end = strchr(said, '\n');
+		assert_true(end && !end[1]);
+		assert_non_null(strstr(said, "damaged or cut off: it is built again"));
+		assert_int_equal(works(42), 0);
+	}
+	/* no temporary files are left */
+	assert_int_equal(each_object(tempdir_file(&dir, "cache/kernels"), NULL), 2);
+}
+
+static void
+what_others_may_write_is_not_run(void **state)
+{
+	char path[600];
+
+	(void)state;
+	fresh();
+	assert_int_equal(works(42), 2);
+	each_object(tempdir_file(&dir, "cache/kernels"), open_to_others);
+	refused(LLMC_E_IO, "others may write to it (mode 777): llmc does not run code from it; chmod go-w it");
+	fresh();
+	snprintf(path, sizeof path, "%s/kernels/two.c", artifact);
+	chmod(path, 0666);
+	refused(LLMC_E_IO, "kernels/two.c: others may write to it (mode 666)");
+	chmod(path, 0644);
+	snprintf(path, sizeof path, "%s/kernels/common/step.h", artifact);
+	chmod(path, 0622);
+	refused(LLMC_E_IO, "step.h: others may write to it");
+	fresh();
+	chmod(artifact, 0777);
+	refused(LLMC_E_IO, "art: others may write to it (mode 777)");
+	fresh();
+	snprintf(path, sizeof path, "%s/kernels", artifact);
+	chmod(path, 0777);
+	refused(LLMC_E_IO, "kernels: others may write to it (mode 777)");
+}
+
+static void
+failures_are_sentences(void **state)
+{
+	char *path = strdup(getenv("PATH"));
+
+	(void)state;
+	fresh();
+	setenv("LLMC_CC", "/nonexistent/cc", 1);
+	refused(LLMC_E_MISSING, "LLMC_CC is \"/nonexistent/cc\", which is no C compiler that runs; unset it or give the path of gcc "
+	                        "or clang");
+	unsetenv("LLMC_CC");
+	setenv("PATH", "/nonexistent", 1);
+	refused(LLMC_E_MISSING, "no C compiler found (cc, gcc or clang): llmc compiles the model's kernels with it; install one "
+	                        "(`apt install gcc libc6-dev`), name one in LLMC_CC, or run without it, slowly, with --device ref");
+	setenv("PATH", path, 1);
+	free(path);
+	put("kernels/one.c", "this is no C\n");
+	refused(LLMC_E_MISSING, "kernels/one.c: ");
+	fresh();
+	put("kernels/one.c", "void other(void);\nvoid\nother(void)\n{\n}\n");
+	refused(LLMC_E_INPUT, "kernels/one.c: has no function one: compile the model again");
+	fresh();
+	snprintf(artifact + strlen(artifact), 16, "/none");
+	refused(LLMC_E_IO, "none");
+	fresh();
+	put("../cache", "a file");
+	refused(LLMC_E_IO, "cache");
+	/* a warning that only this compiler has is no reason to stop */
+	fresh();
+	char with[1024];
+	snprintf(with, sizeof with, "%s\nstatic int unused = 1;\n", good);
+	put("kernels/one.c", with);
+	assert_int_equal(works(42), 2);
+	assert_non_null(strstr(said, "kernels/one.c: "));
+	assert_non_null(strstr(said, " warns about it"));
+}
+
+static void
+shipped_kernels_are_used_when_they_fit(void **state)
+{
+	const KernelOptions o = { .artifact = NULL };
+	KernelOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	char path[600];
+	Kernels *k;
+	llmc_error err;
+
+	(void)state;
+	fresh();
+	if (kernels_ship(&plan, &ship, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	/* no compiler and no cache are needed now */
+	char *was = strdup(getenv("PATH"));
+	setenv("PATH", "/nonexistent", 1);
+	assert_int_equal(works(42), 0);
+	assert_string_equal(said, "");
+	setenv("PATH", was, 1);
+	free(was);
+	/* damaged, from another source, without its manifest: healed, in one line each */
+	snprintf(path, sizeof path, "%s/aot/cpu-generic", artifact);
+	assert_int_equal(each_object(path, cut), 2);
+	assert_int_equal(works(42), 2);
+	assert_non_null(strstr(said, "2 of 2 kernels built ahead of time cannot be used ("));
+	assert_non_null(strstr(said, "damaged or cut off): they are compiled here"));
+	assert_int_equal(kernels_ship(&plan, &ship, NULL), LLMC_OK);
+	put("kernels/one.c", "/* new */\n#include \"one2.h\"\n");
+	put("kernels/one2.h", good);
+	assert_int_equal(works(42), 1);
+	assert_non_null(strstr(said, "1 of 2 kernels built ahead of time cannot be used (one.so was built from another source or "
+	                             "with other flags): they are compiled here"));
+	put("aot/cpu-generic/manifest.json", "{\"manifest\":1,\"step_abi\":77}");
+	assert_int_equal(works(42), 0); /* the cache has them */
+	assert_non_null(strstr(said, "they have ABI 77, this llmc has 1"));
+	put("aot/cpu-generic/manifest.json", "{");
+	works(42);
+	assert_non_null(strstr(said, "the manifest cannot be read"));
+	snprintf(path, sizeof path, "%s/aot/cpu-generic/manifest.json", artifact);
+	unlink(path);
+	works(42);
+	assert_non_null(strstr(said, "the manifest is missing"));
+	assert_int_equal(kernels_open(&plan, &o, &k, &err), LLMC_E_INPUT);
+	assert_string_equal(err.text, "the plan has kernels, but no folder to find their sources in");
+}
+
+/* Several processes, one key, one empty cache: all of them work. */
+static void
+processes_may_build_the_same(void **state)
+{
+	pid_t pid[4];
+	int code;
+
+	(void)state;
+	fresh();
+	for (int i = 0; i < 4; i++) {
+		pid[i] = fork();
+		assert_true(pid[i] >= 0);
+		if (!pid[i]) {
+			Kernels *k;
+			int got = 0;
+			void *args[] = { &got };
+			if (open_kernels(&k, NULL) != LLMC_OK)
+				_exit(1);
+			kernels_find(k, 0)(NULL, args, 0, 0);
+			_exit(got == 42 ? 0 : 2);
+		}
+	}
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(waitpid(pid[i], &code, 0), pid[i]);
+		assert_int_equal(code, 0);
+	}
+	assert_int_equal(works(42), 0);
+	assert_int_equal(each_object(tempdir_file(&dir, "cache/kernels"), NULL), 2);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(compiled_once),
+		cmocka_unit_test(damaged_objects_are_rebuilt),
+		cmocka_unit_test(what_others_may_write_is_not_run),
+		cmocka_unit_test(failures_are_sentences),
+		cmocka_unit_test(shipped_kernels_are_used_when_they_fit),
+		cmocka_unit_test(processes_may_build_the_same),
+	};
+
+	if (tempdir_open(&dir))
+		return 1;
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	tempdir_close(&dir);
+	return failed;
+}
