@@ -3,7 +3,7 @@
 #
 #   tests/fuzz/run.sh [name...]     all fuzzers, or those named: gguf yaml ...
 #   FUZZ_SECONDS=30                 so long per fuzzer, with new inputs each time; without: short and deterministic
-#   FUZZ_RUNS=20000                 inputs per fuzzer when FUZZ_SECONDS is not set
+#   FUZZ_RUNS=5000                  so many inputs per fuzzer when FUZZ_SECONDS is not set; without: some ten seconds' worth
 #   FUZZ_CC=gcc                     do without libFuzzer, with tests/fuzz/driver.c in its place
 #   BUILD=build                     results go to $BUILD/fuzz; an input that failed is kept there
 set -eu
@@ -12,14 +12,15 @@ build=${BUILD:-build}/fuzz
 make=${MAKE:-make}
 
 if [ -z "${FUZZ_CC:-}" ]; then
-	echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return d && n < 0; }' > "/tmp/llmc-fuzz-$$.c"
+	try=$(mktemp -d)
+	echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return d && n < 0; }' > "$try/a.c"
 	for cc in clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14; do
-		if $cc -fsanitize=fuzzer,address,undefined "/tmp/llmc-fuzz-$$.c" -o "/tmp/llmc-fuzz-$$" 2> /dev/null; then
+		if $cc -fsanitize=fuzzer,address,undefined "$try/a.c" -o "$try/a" 2> /dev/null; then
 			FUZZ_CC=$cc
 			break
 		fi
 	done
-	rm -f "/tmp/llmc-fuzz-$$" "/tmp/llmc-fuzz-$$.c"
+	rm -rf "$try"
 fi
 cc=${FUZZ_CC:-${CC:-gcc}}
 san=-fsanitize=address,undefined
@@ -52,12 +53,18 @@ for name; do
 	new=$build/new/$name
 	rm -rf "$new"
 	mkdir -p "$new" "tests/fuzz/corpus/$name"
-	limit="-seed=1 -runs=${FUZZ_RUNS:-20000}"
+	case $name in
+	plan) runs=1500 ;;
+	yaml) runs=2500 ;;
+	template | tokenizer) runs=10000 ;;
+	*) runs=50000 ;;
+	esac
+	limit="-seed=1 -runs=${FUZZ_RUNS:-$runs}"
 	[ -z "${FUZZ_SECONDS:-}" ] || limit="-max_total_time=$FUZZ_SECONDS -seed=$(date +%s)"
 	set -- "$new" "tests/fuzz/corpus/$name"
 	[ ! -e "tests/fuzz/$name.dict" ] || set -- "-dict=tests/fuzz/$name.dict" "$@"
 	# shellcheck disable=SC2086
-	if "$bin" $limit -max_len=8192 -timeout=20 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
+	if "$bin" $limit -max_len=4096 -timeout=20 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
 		"-artifact_prefix=$build/$name-" "$@" > "$build/$name.log" 2>&1; then
 		echo "fuzz $name: ok ($(sed -n -e 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs/p' \
 			-e 's/^driver: //p' "$build/$name.log"))"
