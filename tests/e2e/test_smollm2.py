@@ -1,0 +1,70 @@
+"""SmolLM2-135M-Instruct (Q4_1, GGUF) against transformers' greedy continuations (tests/golden/smollm2), token for token.
+
+Only at a step whose two best logits lay closer than CLOSE may another token come out; what follows it is not compared.
+LLMC_SMOLLM2 names the file, or tools/smollm2.sh has put it into the cache.
+"""
+import hashlib
+import json
+import os
+import sys
+
+import pytest
+
+from golden_run import ROOT
+from test_goldens import RUNS
+
+sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
+CLOSE = 0.05
+with open(os.path.join(ROOT, "tests", "golden", "smollm2", "greedy.json")) as f:
+    GOLDEN = json.load(f)
+
+
+def cache_folder():
+    return os.environ.get("LLMC_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
+
+
+@pytest.fixture(scope="module")
+def model_file():
+    path = os.environ.get("LLMC_SMOLLM2") or os.path.join(cache_folder(), "downloads", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    if not os.path.exists(path):
+        pytest.skip("no SmolLM2: LLMC_SMOLLM2 is not set and tools/smollm2.sh has not run")
+    with open(path, "rb") as g:
+        assert hashlib.sha256(g.read()).hexdigest() == GOLDEN["model_sha256"]
+    return path
+
+
+def compare(case, tokens):
+    for i, (got, want, gap) in enumerate(zip(tokens, case["tokens"], case["gaps"])):
+        if got != want:
+            assert gap < CLOSE, f"{case['name']}: token {i} is {got}, expected {want}, which leads by {gap}"
+            return i
+    return len(tokens)
+
+
+# all of it on the best instruction set of this processor, a part on the others
+BEST = "v4" if RUNS["v4"] else "v3" if RUNS["v3"] else "generic"
+
+
+@pytest.mark.parametrize("device,arch,n_cases,n_new", [
+    ("cpu", a, *((16, 48) if a == BEST else n)) for a, n in (("v4", (0, 0)), ("v3", (6, 24)), ("generic", (3, 8)))
+] + [("ref", None, 1, 3)])
+def test_greedy(device, arch, n_cases, n_new, model_file):
+    if arch and not RUNS[arch]:
+        pytest.skip(f"this processor does not run {arch}")
+    import llmc
+    agreed = 0
+    with llmc.open(model_file, device=device, arch=arch, threads=1) as model, model.session(context=256) as session:
+        for case in GOLDEN["cases"][:n_cases]:
+            tokens = session.run(case["prompt"], max_tokens=n_new, ignore_eos=True)["tokens"]
+            assert len(tokens) == n_new
+            agreed += compare(case, tokens)
+    # a close step may end a comparison, but not most of them
+    assert agreed >= 0.8 * n_cases * n_new
+
+
+def test_prompts_tokenize_alike(model_file):
+    import llmc
+    with llmc.open(model_file, no_weights=True) as model:
+        for case in GOLDEN["cases"]:
+            assert model.tokenizer.encode(case["text"]) == case["prompt"], case["name"]
