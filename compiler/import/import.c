@@ -87,6 +87,33 @@ real_path(Arena *a, const char *path)
 	return arena_strdup(a, realpath(path, real) ? real : path);
 }
 
+/* Configurations of small models keep the token ids of large ones: what is no token ends no text. */
+static void
+drop_foreign_tokens(Source *s, SpecKey k)
+{
+	const char *text = s->value[k], *out = "";
+	double vocab;
+
+	if (!text || !s->value[K_vocab_size] || !number_parse(s->value[K_vocab_size], &vocab))
+		return;
+	bool list = *text == '[', dropped = false;
+	for (const char *p = text + list; *p && *p != ']';) {
+		char *end;
+		long id = strtol(p, &end, 10);
+		if (end == p)
+			break;
+		if ((double)id < vocab)
+			out = arena_printf(s->a, "%s%s%ld", out, *out ? ", " : "", id);
+		else {
+			warn_at(s->d, (Loc){ 0 }, "%s: %s = %ld is no token, there are %.0f: it is left out", s->file, spec_key[k].path, id, vocab);
+			dropped = true;
+		}
+		p = end + strspn(end, ", ");
+	}
+	if (dropped)
+		source_set(s, k, !*out ? NULL : list ? arena_printf(s->a, "[%s]", out) : out);
+}
+
 static char *
 import(Source *s, bool gguf, llmc_error *err)
 {
@@ -102,6 +129,8 @@ import(Source *s, bool gguf, llmc_error *err)
 	else
 		source_convert_hf(s);
 	import_map(s);
+	drop_foreign_tokens(s, K_eos);
+	drop_foreign_tokens(s, K_bos);
 	if (s->have_tensors)
 		source_set(s, K_weights, spec_quote(s->a, real_path(s->a, s->path)));
 	source_set(s, K_checkpoint, s->format);

@@ -379,7 +379,7 @@ leftovers(Check *c)
 	if (n_beyond)
 		warn_at(c->s->d, (Loc){ 0 }, "%s: %zu tensors of layers beyond the %d of the model are left out", c->s->path, n_beyond, s->n_layers);
 	if (n_other)
-		warn_at(c->s->d, (Loc){ 0 }, "%s: %zu tensor%s outside the language model left out, as %s", c->s->path, n_other, n_other > 1 ? "s are" : " is", other);
+		warn_at(c->s->d, (Loc){ 0 }, "%s: tensors outside the language model are left out, %zu in number, the first is %s", c->s->path, n_other, other);
 }
 
 /* ------------------------------------------------------------------------------------------ storage rules */
