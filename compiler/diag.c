@@ -41,6 +41,21 @@ continues(char c)
 	return ((unsigned char)c & 0xc0) == 0x80;
 }
 
+/* Bytes of the UTF-8 character at p, of at most n; 0: it is none. */
+static size_t
+character(const char *p, size_t n)
+{
+	unsigned char c = (unsigned char)*p;
+	size_t k = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
+
+	if (k > n)
+		return 0;
+	for (size_t i = 1; i < k; i++)
+		if (!continues(p[i]))
+			return 0;
+	return k;
+}
+
 /* Columns count characters; tabs are kept in front of the caret, so that both lines bend alike. */
 static void
 show_line(Strbuf *out, Loc loc)
@@ -67,9 +82,13 @@ show_line(Strbuf *out, Loc loc)
 			end--;
 	}
 	strbuf_printf(out, "%5d | ", loc.line);
-	for (size_t i = at; i < end; i++) {
+	for (size_t i = at, k; i < end; i += k ? k : 1) {
 		unsigned char c = (unsigned char)loc.src->text[i];
-		strbuf_putc(out, (c < 32 && c != '\t') || c == 127 ? '?' : (char)c);
+		k = character(loc.src->text + i, end - i);
+		if (!k || (c < 32 && c != '\t') || c == 127)
+			strbuf_putc(out, '?');
+		else
+			strbuf_add(out, loc.src->text + i, k);
 	}
 	strbuf_puts(out, "\n      | ");
 	for (size_t i = at; i < caret; i++)

@@ -210,8 +210,9 @@ add(Rules *r, const Node *key, const Node *value, const char *name)
 		           strcmp(w, "whole") == 0 ? &rule.whole : NULL;
 		if (!to) {
 			const char *near = diag_nearest(w, words, 5);
-			err_at(r->t->d, value->loc, "tensors: %s: unknown packing %.40s%s%s%s; known are per_head, transpose, stacked, rope_pairs, whole",
-			       key->text, w, near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
+			err_at(r->t->d, value->loc, "tensors: %s: unknown packing %.40s%s%s%s", key->text, w,
+			       near ? "; did you mean " : "; known are per_head, transpose, stacked, rope_pairs and whole",
+			       near ? near : "", near ? "?" : "");
 			return;
 		}
 		*to = true;

@@ -73,6 +73,8 @@ range_text(SpecTable *t, const SpecKeyInfo *k)
 
 	number_text(lo, k->lo);
 	number_text(hi, k->hi);
+	if (k->lo == k->hi)
+		return arena_printf(t->a, "%s is the only value", lo);
 	return arena_printf(t->a, "%s to %s%s%s", lo, hi, named ? " " : "", named ? k->unit : "");
 }
 
@@ -192,21 +194,22 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 
 /* The key that the writer of `path` may have meant. */
 static const char *
-nearest_key(const char *path)
+nearest_key(SpecTable *t, const char *path)
 {
-	const char *all[K_COUNT], *last[K_COUNT];
+	const char *all[2 * K_COUNT], *last[K_COUNT]; /* all: the keys, then the maps that hold them */
 	const char *dot = strrchr(path, '.'), *tail = dot ? dot + 1 : path;
 
 	for (int k = 0; k < K_COUNT; k++) {
 		const char *p = spec_key[k].path, *q = strrchr(p, '.');
 		all[k] = p;
 		last[k] = q ? q + 1 : p;
+		all[K_COUNT + k] = q ? arena_strndup(t->a, p, (size_t)(q - p)) : p;
 	}
 	/* the right word in the wrong place, a misspelt path, a misspelt word in the wrong place */
 	for (int k = 0; k < K_COUNT; k++)
 		if (strcmp(last[k], tail) == 0)
 			return all[k];
-	const char *near = diag_nearest(path, all, K_COUNT);
+	const char *near = diag_nearest(path, all, 2 * K_COUNT);
 	if (near)
 		return near;
 	near = diag_nearest(tail, last, K_COUNT);
@@ -242,7 +245,7 @@ apply(SpecTable *t, const Node *map, const char *prefix, SpecFrom from)
 			else if (!node_is_null(v))
 				err_at(t->d, v->loc, "%s: a map of keys is expected, this is %s", path, node_kind_text(v));
 		} else {
-			const char *near = nearest_key(path);
+			const char *near = nearest_key(t, path);
 			err_at(t->d, map->key[i]->loc, "unknown key %s%s%s%s", strlen(path) > 100 ? "(a long word)" : path,
 			       near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 		}
@@ -294,7 +297,13 @@ set_default(SpecTable *t, SpecKey key)
 		}
 		v->num = x.num;
 		if (k->type == TYPE_INT && v->num != floor(v->num)) {
-			err_at(t->d, t->file, "%s is missing, and its default %s is no whole number", k->path, k->def);
+			/* the expression without the $ that the table writes */
+			char *say = arena_strdup(t->a, k->def), *to = say;
+			for (const char *p = k->def; *p; p++)
+				if (*p != '$')
+					*to++ = *p;
+			*to = 0;
+			err_at(t->d, t->file, "%s is missing, and its default %s = %.6g is no whole number", k->path, say, v->num);
 			v->known = false;
 		}
 		break;
@@ -372,8 +381,8 @@ read_rules(SpecTable *t)
 					err_at(t->d, x->loc, "storage.rules: type = %s: one of these is expected: %s", shown(t, x), spec_key[K_storage_default].unit);
 			} else {
 				const char *near = diag_nearest(key, known, 3);
-				err_at(t->d, n->key[j]->loc, "storage.rules: unknown key %s; known are tensor, layers, type%s%s%s",
-				       key, near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
+				err_at(t->d, n->key[j]->loc, "storage.rules: unknown key %s%s%s%s", key,
+				       near ? "; did you mean " : "; known are tensor, layers and type", near ? near : "", near ? "?" : "");
 			}
 		}
 		if (!node_get(n, "type"))
