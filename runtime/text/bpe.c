@@ -87,7 +87,7 @@ consider(Enc *e, Heap *h, const Sym *sym, const char *text, int32_t left, int32_
 static void
 merge_all(Enc *e, Sym *sym, int32_t n, const char *text)
 {
-	Heap heap = { 0 };
+	Heap heap = { .v = e->heap, .cap = e->cap_heap };
 
 	for (int32_t i = 0; i + 1 < n; i++)
 		consider(e, &heap, sym, text, i, i + 1);
@@ -114,12 +114,14 @@ merge_all(Enc *e, Sym *sym, int32_t n, const char *text)
 		consider(e, &heap, sym, text, l->prev, c.left);
 		consider(e, &heap, sym, text, c.left, l->next);
 	}
+	e->heap = heap.v;
+	e->cap_heap = heap.cap;
 }
 
 static void
-sym_add(Enc *e, Sym **sym, size_t *n, size_t *cap, int32_t id, size_t at, size_t len)
+sym_add(Enc *e, Sym **sym, size_t *n, int32_t id, size_t at, size_t len)
 {
-	*sym = arena_grow(&e->arena, *sym, cap, *n + 1, sizeof **sym);
+	*sym = e->sym = arena_grow(&e->arena, e->sym, &e->cap_sym, *n + 1, sizeof **sym);
 	(*sym)[*n] = (Sym){ .id = id, .prev = (int32_t)*n - 1, .next = -1, .at = (uint32_t)at, .n = (uint32_t)len };
 	if (*n)
 		(*sym)[*n - 1].next = (int32_t)*n;
@@ -160,7 +162,7 @@ llmc_status
 bpe_encode(Enc *e, Span text)
 {
 	const llmc_tokenizer *t = e->t;
-	size_t n = 0, cap = 0, unk_n = 0, unk_at = 0;
+	size_t n = 0, unk_n = 0, unk_at = 0;
 	bool unk = false;
 	Sym *sym = NULL;
 
@@ -176,15 +178,15 @@ bpe_encode(Enc *e, Span text)
 		int32_t id = char_id(e, text, i, len);
 		if (id >= 0) {
 			if (unk)
-				sym_add(e, &sym, &n, &cap, t->unk_id, unk_at, unk_n);
+				sym_add(e, &sym, &n, t->unk_id, unk_at, unk_n);
 			unk = false;
-			sym_add(e, &sym, &n, &cap, id, i, len);
+			sym_add(e, &sym, &n, id, i, len);
 		} else if (!t->word_prefix.n && !t->word_suffix.n && bytes_known(t, text.s + i, len)) {
 			for (size_t k = 0; k < len; k++)
-				sym_add(e, &sym, &n, &cap, t->byte_id[(unsigned char)text.s[i + k]], i + k, 1);
+				sym_add(e, &sym, &n, t->byte_id[(unsigned char)text.s[i + k]], i + k, 1);
 		} else if (t->unk_id >= 0) {
 			if (unk && !t->fuse_unk) {
-				sym_add(e, &sym, &n, &cap, t->unk_id, unk_at, unk_n);
+				sym_add(e, &sym, &n, t->unk_id, unk_at, unk_n);
 				unk = false;
 			}
 			if (!unk) {
@@ -196,7 +198,7 @@ bpe_encode(Enc *e, Span text)
 		}
 	}
 	if (unk)
-		sym_add(e, &sym, &n, &cap, t->unk_id, unk_at, unk_n);
+		sym_add(e, &sym, &n, t->unk_id, unk_at, unk_n);
 	merge_all(e, sym, (int32_t)n, text.s);
 	for (int32_t i = n ? 0 : -1; i >= 0; i = sym[i].next)
 		enc_push(e, sym[i].id);
@@ -249,7 +251,7 @@ llmc_status
 scores_encode(Enc *e, Span text)
 {
 	const llmc_tokenizer *t = e->t;
-	size_t n = 0, cap = 0;
+	size_t n = 0;
 	bool after_unk = false;
 	Sym *sym = NULL;
 
@@ -266,7 +268,7 @@ scores_encode(Enc *e, Span text)
 		}
 		if (user)
 			len = user;
-		sym_add(e, &sym, &n, &cap, 0, i, len);
+		sym_add(e, &sym, &n, 0, i, len);
 		sym[n - 1].frozen = user > 0;
 	}
 	merge_all(e, sym, (int32_t)n, text.s);

@@ -256,6 +256,8 @@ typedef struct Enc { /* one call of llmc_tokenize */
 	int               flags;
 	int32_t          *ids;
 	size_t            n_ids, cap_ids;
+	void             *sym, *heap; /* of bpe.c, kept from word to word */
+	size_t            cap_sym, cap_heap;
 	llmc_error       *err;
 } Enc;
 

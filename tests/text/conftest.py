@@ -6,7 +6,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import lib  # noqa: E402
+import text_lib as lib  # noqa: E402
 
 SMALL = {
     "added_tokens": [

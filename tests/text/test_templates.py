@@ -7,8 +7,8 @@ import jinja2
 import pytest
 
 import conversations
-import lib
-import oracle
+import text_lib as lib
+import template_oracle as oracle
 
 DATA = os.environ.get("LLMC_DATA")
 OWN = sorted((pathlib.Path(__file__).parent / "templates").glob("*.jinja"))

@@ -5,8 +5,8 @@ import itertools
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-import lib
-import texts
+import text_lib as lib
+import random_texts as texts
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
@@ -135,7 +135,7 @@ def test_ids_and_text(kind, tmp_path):
     want = KINDS[kind]()
     path = tmp_path / "tokenizer.json"
     want.save(str(path))
-    n_texts = 400 if kind.startswith("split") else 1500
+    n_texts = 200 if kind.startswith("split") else 1000
     with lib.Tokenizer(path) as got:
         assert got.size() == want.get_vocab_size()
         for text in texts.texts(kind, n_texts):
@@ -160,7 +160,7 @@ def test_text_of_random_ids(kind, tmp_path):
     want.save(str(path))
     rng = random.Random(kind)
     with lib.Tokenizer(path) as got:
-        for _ in range(1500):
+        for _ in range(800):
             ids = [rng.randrange(want.get_vocab_size()) if rng.random() < 0.6 else rng.randrange(300) for _ in range(rng.randrange(12))]
             for skip in (True, False):
                 whole = want.decode(ids, skip_special_tokens=skip)

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-import lib
+import text_lib as lib
 
 DATA = os.environ.get("LLMC_DATA")
 FILES = sorted(pathlib.Path(DATA, "tokenizers").glob("*.gguf")) if DATA else []
