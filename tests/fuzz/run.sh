@@ -1,4 +1,4 @@
-#!/bin/sh
+#!/bin/bash
 # Build the fuzzers and run each over its kept corpus (tests/fuzz/corpus/<name>) and mutations of it.
 #
 #   tests/fuzz/run.sh [name...]     all fuzzers, or those named: gguf yaml ...
