@@ -395,7 +395,7 @@ layer(Build *b, int x, int l)
 
 /* --- the model --- */
 
-/* Gemma multiplies by the square root of the width as its activations' dtype can hold it. */
+/* Some models multiply by the square root of the width as its activations' dtype can hold it. */
 static double
 embed_scale(const Spec *s)
 {

@@ -40,7 +40,7 @@ typedef struct TensorRule {
 	bool        per_head; /* stacked roles are interleaved head by head */
 	bool        transpose; /* stored [cols, rows] */
 	bool        stacked;  /* all experts in one 3-D tensor */
-	bool        rope_pairs; /* rows of each head stored for interleaved pairs: GGUF llama */
+	bool        rope_pairs; /* rows of each head stored for interleaved pairs: how GGUF holds q and k of its first architecture */
 	Loc         loc;
 	bool        whole;    /* name is complete: neither .weight nor .bias is added */
 } TensorRule;
@@ -101,14 +101,14 @@ typedef struct Spec {
 
 	PositionKind position;
 	RopeStyle    rope_style;
-	int          rope_axes;        /* 2: chatglm1 */
+	int          rope_axes;        /* 2: position and block position turn a half each */
 	int          n_rope;           /* 1, or 2 when windowed layers have their own table */
 	RopeTable    rope[2];          /* [1]: layers in attention.windowed */
 	double       alibi_max_bias;   /* 8 */
 	int          pos_offset;       /* learned: row of position 0 */
 
 	struct { bool parallel; bool from_norm; double skip_scale; } residual;
-	struct { double scale; bool round_scale; /* scale rounded to the activations' dtype, as Gemma trains */ } embed;
+	struct { double scale; bool round_scale; /* scale rounded to the activations' dtype */ } embed;
 	struct { bool tied; bool row_norm; double cap; bool bias; } head;
 
 	Dtype   dtype;                 /* of activations, as the description says; CPU computes in f32 */
@@ -138,7 +138,7 @@ Dtype spec_storage(const Spec *s, const char *role, int layer);
 const char *spec_get(const Spec *s, Arena *a, const char *key);
 
 /* The front of the compiler. `set` as in llmc_options. NULL when d has errors.
- * find_file("families/llama.yaml") comes from embedded configs (base/embed.h), or from the folder of the YAML first. */
+ * Family files come from the embedded configs (base/embed.h), or from the folder of the YAML first. */
 Spec *spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *perm);
 Spec *spec_from_text(const char *name, const char *text, size_t size, const char *const *set, Diag *d, Arena *perm);
 /* import/: HF folder or GGUF -> YAML text (arena); NULL when d has errors. Warnings for keys nothing consumes. */

@@ -13,7 +13,6 @@ typedef struct Job {
 	const PlanTensor       *t;
 	const CheckpointTensor *src; /* NULL: noise */
 	const Layout           *layout;
-	int                     index;
 	char                   *dst;
 	int64_t                 row_bytes, group_bytes, n_group;
 	atomic_llong            next;
@@ -81,12 +80,24 @@ noise_at(uint64_t i)
 	return (a + b + c) * (2.0f / 3 / 1048575.0f) - 1;
 }
 
+/* Noise goes by the name in the checkpoint and the row there, so that a plan that fuses tensors sees the same weights as one
+ * that does not. */
+static uint64_t
+name_hash(const char *name)
+{
+	uint64_t h = 0xcbf29ce484222325u; /* FNV-1a */
+
+	for (; *name; name++)
+		h = (h ^ (unsigned char)*name) * 0x100000001b3u;
+	return h;
+}
+
 static void
-random_row(const Job *j, int64_t row, char *dst)
+random_row(const Job *j, const PlanSource *s, int64_t row, char *dst)
 {
 	const DtypeInfo *d = dtype_info(j->t->dtype);
 	int64_t left = j->row_bytes / d->block_bytes;
-	int64_t at = (int64_t)(mix((uint64_t)j->index << 40 ^ (uint64_t)row) % (uint64_t)j->noise_blocks);
+	int64_t at = (int64_t)(mix(name_hash(s->name) ^ mix((uint64_t)row)) % (uint64_t)j->noise_blocks);
 
 	while (left > 0) {
 		int64_t n = j->noise_blocks - at < left ? j->noise_blocks - at : left;
@@ -119,17 +130,17 @@ file_row(const Job *j, int64_t i, char *tmp, float *floats)
 	const PlanTensor *t = j->t;
 	int k = 0;
 
-	if (!j->src) {
-		random_row(j, i, tmp);
-		return tmp;
-	}
 	while (i >= t->src[k].n_block * t->src[k].block) {
 		i -= t->src[k].n_block * t->src[k].block;
 		k++;
 	}
 	const PlanSource *s = &t->src[k];
-	const char *data = j->src[k].data;
 	int64_t row = source_row(s, i);
+	if (!j->src) {
+		random_row(j, s, row, tmp);
+		return tmp;
+	}
+	const char *data = j->src[k].data;
 	if (!s->transpose) {
 		if (!s->unit_rows)
 			return data + row * j->row_bytes;
@@ -187,7 +198,7 @@ pack_groups(void *user, int part, int n_parts)
 
 /* Biases, norms: elements instead of rows. Small, so one thread expands each source whole. */
 static void
-pack_vector(const PlanTensor *t, int index, const CheckpointTensor *src, void *dst)
+pack_vector(const PlanTensor *t, const CheckpointTensor *src, void *dst)
 {
 	float *out = malloc((size_t)t->rows * sizeof *out + 64), *file = NULL;
 	int64_t at = 0;
@@ -198,8 +209,12 @@ pack_vector(const PlanTensor *t, int index, const CheckpointTensor *src, void *d
 	}
 	if (!src) {
 		bool norm = strstr(t->id, "norm") != NULL;
-		for (; at < t->rows; at++)
-			out[at] = (norm ? 1.0f : 0.0f) + 0.02f * noise_at(mix((uint64_t)index) + (uint64_t)at);
+		for (int k = 0; k < t->n_src; k++) {
+			uint64_t h = mix(name_hash(t->src[k].name));
+			int64_t width = t->src[k].cols ? t->src[k].cols : 1;
+			for (int64_t i = 0; i < t->src[k].n_block * t->src[k].block * width && at < t->rows; i++, at++)
+				out[at] = (norm ? 1.0f : 0.0f) + 0.02f * noise_at(h + (uint64_t)(source_row(&t->src[k], i / width) * width + i % width));
+		}
 	}
 	for (int k = 0; src && k < t->n_src; k++) {
 		const PlanSource *s = &t->src[k];
@@ -223,22 +238,22 @@ pack_vector(const PlanTensor *t, int index, const CheckpointTensor *src, void *d
 }
 
 void
-pack_tensor(const PlanTensor *t, int index, const CheckpointTensor *src, void *dst, Threads *threads, char *scratch,
+pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads *threads, char *scratch,
             size_t scratch_bytes)
 {
 	char *noise = NULL;
 
 	if (!t->cols) {
-		pack_vector(t, index, src, dst);
+		pack_vector(t, src, dst);
 		return;
 	}
-	Job j = { .t = t, .src = src, .layout = layout_find(t->layout), .index = index, .dst = dst,
+	Job j = { .t = t, .src = src, .layout = layout_find(t->layout), .dst = dst,
 		.row_bytes = dtype_row_bytes(t->dtype, t->cols), .scratch = scratch, .scratch_bytes = scratch_bytes };
 	j.group_bytes = j.layout->group_bytes(t->dtype, t->cols);
 	j.n_group = (t->rows + j.layout->group - 1) / j.layout->group;
 	if (!src) {
-		/* whole blocks, and no more of them than a small tensor has */
-		int64_t n = t->cols > NOISE_ELEMS / t->rows ? NOISE_ELEMS : (t->rows * t->cols + 255) / 256 * 256;
+		/* whole blocks, few for narrow tensors; a number that stacking rows does not change */
+		int64_t n = t->cols > NOISE_ELEMS / 64 ? NOISE_ELEMS : (64 * t->cols + 255) / 256 * 256;
 		float *f = malloc((size_t)n * sizeof *f);
 		noise = calloc((size_t)n, 4);
 		if (!f || !noise) { /* zeros are a fair substitute for noise */

@@ -88,7 +88,7 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 	for (int i = 0; i < p->n_tensor; i++) {
 		const PlanTensor *t = &p->tensor[i];
 		if (map->offset[i] >= 0) {
-			pack_tensor(t, i, src, (char *)w->region + map->offset[i], o->threads, scratch, scratch_bytes);
+			pack_tensor(t, src, (char *)w->region + map->offset[i], o->threads, scratch, scratch_bytes);
 			for (int k = 0; src && k < t->n_src; k++)
 				checkpoint_forget(&src[k]);
 		}

@@ -33,7 +33,7 @@ typedef struct PackMap {
 /* May the tensor be used where it lies in the file? Then *data is it. */
 bool pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **data);
 /* Fill dst with tensor t from its sources; src [t->n_src], or NULL: noise. scratch: of pack_scratch_bytes, a part each */
-void   pack_tensor(const PlanTensor *t, int index, const CheckpointTensor *src, void *dst, Threads *threads,
+void   pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads *threads,
                    char *scratch, size_t scratch_bytes);
 size_t pack_scratch_bytes(const PlanTensor *t); /* per thread */
 

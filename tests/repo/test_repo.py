@@ -5,7 +5,7 @@ import subprocess
 
 FAMILY = re.compile(r"llama|qwen|mistral|gemma|deepseek|glm|bloom|baichuan", re.I)
 # values of file formats: the rope type of config.json and GGUF, tokenizer model names of GGUF
-ALLOWED = re.compile(r'"llama3"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp')
+ALLOWED = re.compile(r'"llama3"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, llama and t5')
 
 
 def files(*patterns):
