@@ -233,6 +233,9 @@ files_that_do_not_fit_are_named(void **state)
 	refused(t, path, LLMC_E_INPUT, "tensor \"v\": plan wants shape [25], file holds [24]");
 	t.src = SRC("h", .stride = 0);
 	refused(t, path, LLMC_E_INPUT, "tensor \"h\": plan wants f32, file holds f16: import the file again");
+	t.layout = "f32"; /* only vectors may be stored as something else */
+	refused(t, path, LLMC_E_INPUT, "tensor \"h\": plan wants f32, file holds f16: import the file again");
+	t.layout = NULL;
 	t.dtype = DT_Q4_1;
 	t.src = SRC("a", .stride = 0);
 	refused(t, path, LLMC_E_INPUT, "tensor \"a\": plan wants q4_1, file holds f32: import the file again");
