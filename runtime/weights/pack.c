@@ -197,56 +197,50 @@ pack_groups(void *user, int part, int n_parts)
 }
 
 /* Biases, norms: elements instead of rows. Small, so one thread expands each source whole. */
-static void
-pack_vector(const PlanTensor *t, const CheckpointTensor *src, void *dst)
+static llmc_status
+pack_vector(const PlanTensor *t, const CheckpointTensor *src, void *dst, llmc_error *err)
 {
 	float *out = malloc((size_t)t->rows * sizeof *out + 64), *file = NULL;
+	bool norm = strstr(t->id, "norm") != NULL;
 	int64_t at = 0;
 
-	if (!out) {
-		memset(dst, 0, (size_t)layout_bytes(t));
-		return;
-	}
-	if (!src) {
-		bool norm = strstr(t->id, "norm") != NULL;
-		for (int k = 0; k < t->n_src; k++) {
-			uint64_t h = mix(name_hash(t->src[k].name));
-			int64_t width = t->src[k].cols ? t->src[k].cols : 1;
-			for (int64_t i = 0; i < t->src[k].n_block * t->src[k].block * width && at < t->rows; i++, at++)
-				out[at] = (norm ? 1.0f : 0.0f) + 0.02f * noise_at(h + (uint64_t)(source_row(&t->src[k], i / width) * width + i % width));
-		}
-	}
-	for (int k = 0; src && k < t->n_src; k++) {
+	if (!out)
+		goto fail;
+	for (int k = 0; k < t->n_src; k++) {
 		const PlanSource *s = &t->src[k];
 		int64_t width = s->cols ? s->cols : 1, n = s->rows * width;
 		float *grown = realloc(file, (size_t)n * sizeof *file);
 		if (!grown)
-			break;
+			goto fail;
 		file = grown;
-		dequant_row(src[k].dtype, src[k].data, file, n);
+		if (src)
+			dequant_row(src[k].dtype, src[k].data, file, n);
+		for (int64_t i = 0; !src && i < n; i++) /* norms are about 1, biases about 0 */
+			file[i] = (norm ? 1.0f : 0.0f) + 0.02f * noise_at(mix(name_hash(s->name)) + (uint64_t)i);
 		for (int64_t i = 0; i < s->n_block * s->block; i++, at += width)
 			memcpy(out + at, file + source_row(s, i) * width, (size_t)width * sizeof *out);
 	}
-	for (; at < t->rows; at++)
-		out[at] = 0;
 	if (!strcmp(t->layout, "f32"))
 		memcpy(dst, out, (size_t)t->rows * sizeof *out);
 	else
 		quant_row(t->dtype, out, dst, t->rows);
 	free(out);
 	free(file);
+	return LLMC_OK;
+fail:
+	free(out);
+	free(file);
+	return error_set(err, LLMC_E_MEMORY, "out of memory for tensor %s", t->id);
 }
 
-void
+llmc_status
 pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads *threads, char *scratch,
-            size_t scratch_bytes)
+            size_t scratch_bytes, llmc_error *err)
 {
 	char *noise = NULL;
 
-	if (!t->cols) {
-		pack_vector(t, src, dst);
-		return;
-	}
+	if (!t->cols)
+		return pack_vector(t, src, dst, err);
 	Job j = { .t = t, .src = src, .layout = layout_find(t->layout), .dst = dst,
 		.row_bytes = dtype_row_bytes(t->dtype, t->cols), .scratch = scratch, .scratch_bytes = scratch_bytes };
 	j.group_bytes = j.layout->group_bytes(t->dtype, t->cols);
@@ -256,11 +250,10 @@ pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads
 		int64_t n = t->cols > NOISE_ELEMS / 64 ? NOISE_ELEMS : (64 * t->cols + 255) / 256 * 256;
 		float *f = malloc((size_t)n * sizeof *f);
 		noise = calloc((size_t)n, 4);
-		if (!f || !noise) { /* zeros are a fair substitute for noise */
+		if (!f || !noise) {
 			free(f);
 			free(noise);
-			memset(dst, 0, (size_t)layout_bytes(t));
-			return;
+			return error_set(err, LLMC_E_MEMORY, "out of memory for tensor %s", t->id);
 		}
 		for (int64_t i = 0; i < n; i++)
 			f[i] = 0.04f * noise_at((uint64_t)i);
@@ -271,4 +264,5 @@ pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads
 	}
 	threads_run(threads, pack_groups, &j);
 	free(noise);
+	return LLMC_OK;
 }

@@ -9,6 +9,8 @@
 
 #include "runtime/weights/layout.h"
 
+enum { HUGE_FROM = 32 << 20 };
+
 struct Weights {
 	Checkpoint  *checkpoint;
 	const void **data;    /* [n_tensor] */
@@ -70,6 +72,7 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
          llmc_error *err)
 {
 	size_t scratch_bytes = 64;
+	llmc_status status = LLMC_OK;
 
 	w->region_bytes = (size_t)map->bytes + 4096;
 	w->region = mmap(NULL, w->region_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -78,6 +81,8 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 		return error_set(err, LLMC_E_MEMORY, "out of memory: the packed weights need %lld MB",
 		                 (long long)(map->bytes >> 20));
 	}
+	if (map->bytes > HUGE_FROM) /* fewer faults while packing; what is rounded up is below 2 MB */
+		(void)madvise(w->region, w->region_bytes, MADV_HUGEPAGE);
 	for (int i = 0; i < p->n_tensor; i++)
 		if (map->offset[i] >= 0 && pack_scratch_bytes(&p->tensor[i]) > scratch_bytes)
 			scratch_bytes = pack_scratch_bytes(&p->tensor[i]);
@@ -88,7 +93,9 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 	for (int i = 0; i < p->n_tensor; i++) {
 		const PlanTensor *t = &p->tensor[i];
 		if (map->offset[i] >= 0) {
-			pack_tensor(t, src, (char *)w->region + map->offset[i], o->threads, scratch, scratch_bytes);
+			status = pack_tensor(t, src, (char *)w->region + map->offset[i], o->threads, scratch, scratch_bytes, err);
+			if (status != LLMC_OK)
+				break;
 			for (int k = 0; src && k < t->n_src; k++)
 				checkpoint_forget(&src[k]);
 		}
@@ -96,7 +103,7 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 			src += t->n_src;
 	}
 	free(scratch);
-	return LLMC_OK;
+	return status;
 }
 
 /* Packed before? Then map that. Otherwise pack, and keep the result for the next time. A cache that cannot be used costs

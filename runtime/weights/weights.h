@@ -33,8 +33,8 @@ typedef struct PackMap {
 /* May the tensor be used where it lies in the file? Then *data is it. */
 bool pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **data);
 /* Fill dst with tensor t from its sources; src [t->n_src], or NULL: noise. scratch: of pack_scratch_bytes, a part each */
-void   pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads *threads,
-                   char *scratch, size_t scratch_bytes);
+llmc_status pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads *threads, char *scratch,
+                        size_t scratch_bytes, llmc_error *err);
 size_t pack_scratch_bytes(const PlanTensor *t); /* per thread */
 
 /* The cache file of these tensors from this checkpoint. hex: its key */
