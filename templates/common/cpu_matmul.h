@@ -22,7 +22,7 @@
 
 enum {
 	MM_TOKENS = COLS > 4096 ? 48 : 96,
-	MM_SPLIT_TOKENS = 48,            /* tokens a thread must have before tokens are split */
+	MM_SPLIT_TOKENS = 32,            /* tokens a thread must have before tokens are split */
 	MM_UNIT = 32,                    /* rows of a unit where the epilogue has no wish */
 };
 #if W_FLOAT
