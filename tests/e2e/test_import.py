@@ -1,0 +1,265 @@
+"""llmc import: folders and files made here, of every shape that is understood and every one that is refused."""
+import json
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+LLAMA = dict(model_type="llama", vocab_size=40, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=3,
+             num_key_value_heads=1, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False, hidden_act="silu",
+             torch_dtype="float32", eos_token_id=2, bos_token_id=1)
+
+
+def llama_tensors(layers=2, prefix="model.", head="lm_head."):
+    shapes = {f"{prefix}embed_tokens.weight": [40, 24], f"{prefix}norm.weight": [24]}
+    if head:
+        shapes[f"{head}weight"] = [40, 24]
+    for i in range(layers):
+        p = f"{prefix}layers.{i}."
+        shapes |= {p + "input_layernorm.weight": [24], p + "post_attention_layernorm.weight": [24], p + "self_attn.q_proj.weight": [24, 24],
+                   p + "self_attn.k_proj.weight": [8, 24], p + "self_attn.v_proj.weight": [8, 24], p + "self_attn.o_proj.weight": [24, 24],
+                   p + "mlp.gate_proj.weight": [32, 24], p + "mlp.up_proj.weight": [32, 24], p + "mlp.down_proj.weight": [24, 32]}
+    return shapes
+
+
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I32": 4}
+
+
+def folder(path, config, shapes=None, dtypes=None, generation=None):
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    if generation:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    if shapes is not None:
+        header, at = {}, 0
+        for name, shape in shapes.items():
+            dtype = (dtypes or {}).get(name, "F32")
+            size = SIZES[dtype]
+            for d in shape:
+                size *= d
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(at))
+    return path
+
+
+def gguf(path, keys, tensors):
+    """tensors: name -> (dims in file order, ggml type, bytes)"""
+    def text(s):
+        return struct.pack("<Q", len(s)) + s.encode()
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
+    for k, v in keys.items():
+        out += text(k)
+        if isinstance(v, str):
+            out += struct.pack("<I", 8) + text(v)
+        elif isinstance(v, float):
+            out += struct.pack("<If", 6, v)
+        else:
+            out += struct.pack("<II", 4, v)
+    at = 0
+    for name, (dims, kind, size) in tensors.items():
+        out += text(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", kind, at)
+        at += (size + 31) // 32 * 32
+    out += bytes(-len(out) % 32)
+    path.write_bytes(out + bytes(at))
+    return path
+
+
+GGUF_KEYS = {"general.architecture": "llama", "llama.block_count": 2, "llama.context_length": 64, "llama.embedding_length": 64,
+             "llama.feed_forward_length": 96, "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
+             "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.dimension_count": 16, "llama.rope.freq_base": 10000.0,
+             "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}
+
+
+def gguf_tensors(down=(2, 8)):
+    """q4_0 (type 2, 18 bytes a block of 32) but for the norms and, layer by layer, ffn_down."""
+    def matrix(cols, rows, kind=2):
+        size = {2: 18, 8: 34}[kind]
+        return ([cols, rows], kind, cols // 32 * size * rows)
+    t = {"token_embd.weight": matrix(64, 40), "output_norm.weight": ([64], 0, 256)}
+    for i, kind in enumerate(down):
+        p = f"blk.{i}."
+        t |= {p + "attn_norm.weight": ([64], 0, 256), p + "ffn_norm.weight": ([64], 0, 256), p + "attn_q.weight": matrix(64, 64),
+              p + "attn_k.weight": matrix(64, 32), p + "attn_v.weight": matrix(64, 32), p + "attn_output.weight": matrix(64, 64),
+              p + "ffn_gate.weight": matrix(64, 96), p + "ffn_up.weight": matrix(64, 96), p + "ffn_down.weight": matrix(96, 64, kind)}
+    return t
+
+
+def described(llmc, path):
+    llmc("import", path)
+    return yaml.safe_load(llmc.out)
+
+
+def refused(llmc, path, *words):
+    llmc("import", path, code=1)
+    for w in words:
+        assert w in llmc.err, llmc.err
+    assert not llmc.out
+
+
+def test_a_folder_with_weights(llmc, tmp_path):
+    d = described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors()))
+    assert d["family"] == "llama" and d["hidden"] == 24 and d["attention"]["n_kv_heads"] == 1 and d["text"] == {"bos": 1, "eos": [2]}
+    assert d["weights"] == str(tmp_path / "m") and d["storage"] == {"default": "f32"} and not llmc.err
+    assert d["name"] == "m" and d.get("head", {}).get("tied", False) is False
+
+
+def test_a_folder_with_config_only(llmc, tmp_path):
+    d = described(llmc, folder(tmp_path / "m", LLAMA))
+    assert "weights" not in d and d["n_layers"] == 2
+
+
+def test_eos_of_the_generation_config_wins(llmc, tmp_path):
+    d = described(llmc, folder(tmp_path / "m", LLAMA, generation={"eos_token_id": [3, 2]}))
+    assert d["text"]["eos"] == [3, 2]
+
+
+@pytest.mark.parametrize("prefix,head", [("model.", "lm_head."), ("language_model.model.", "language_model.lm_head."),
+                                         ("model.language_model.", "lm_head."), ("", None)])
+def test_names_of_wrappers_are_recognised(llmc, tmp_path, prefix, head):
+    path = folder(tmp_path / "m", LLAMA, llama_tensors(prefix=prefix, head=head))
+    described(llmc, path)
+    llmc("import", path, "-o", tmp_path / "m.yaml")
+    llmc("compile", tmp_path / "m.yaml", "--dump", "spec")
+    spec = yaml.safe_load(llmc.out)
+    assert spec["tensors"]["embed"] == prefix + "embed_tokens"
+    if head:
+        assert spec["tensors"]["head"] == head[:-1]
+    else:
+        assert spec["head"]["tied"] is True
+
+
+def test_a_head_that_is_not_stored_is_the_embedding(llmc, tmp_path):
+    assert described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors(head=None)))["head"]["tied"] is True
+
+
+def test_a_tied_head_may_be_stored_all_the_same(llmc, tmp_path):
+    described(llmc, folder(tmp_path / "m", LLAMA | {"tie_word_embeddings": True}, llama_tensors()))
+    assert not llmc.err
+
+
+def test_mixed_types_become_rules(llmc, tmp_path):
+    shapes = llama_tensors()
+    dtypes = {n: "BF16" for n in shapes} | {"model.norm.weight": "F32", "model.layers.1.mlp.down_proj.weight": "F16"}
+    d = described(llmc, folder(tmp_path / "m", LLAMA, shapes, dtypes))
+    assert d["storage"]["default"] == "bf16"
+    assert {"tensor": "final_norm", "type": "f32"} in d["storage"]["rules"]
+    assert {"tensor": "down", "layers": "1", "type": "f16"} in d["storage"]["rules"] and len(d["storage"]["rules"]) == 2
+
+
+def test_unknown_keys_are_reported_and_null_ones_are_not(llmc, tmp_path):
+    described(llmc, folder(tmp_path / "m", LLAMA | {"secret_sauce": 3, "nothing": None}))
+    assert "does not know the key secret_sauce = 3" in llmc.err and "nothing" not in llmc.err
+
+
+def test_layers_behind_the_last_are_left_out(llmc, tmp_path):
+    described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors(layers=3)))
+    assert "9 tensors of layers beyond the 2 of the model are left out" in llmc.err
+
+
+def test_tensors_of_other_parts_are_left_out(llmc, tmp_path):
+    described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors() | {"vision_tower.patch.weight": [4, 4]}))
+    assert "the first is vision_tower.patch.weight" in llmc.err
+
+
+def test_old_tables_are_dropped(llmc, tmp_path):
+    described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": [4]}))
+    assert not llmc.err
+
+
+def test_a_missing_tensor(llmc, tmp_path):
+    shapes = llama_tensors()
+    del shapes["model.layers.1.mlp.up_proj.weight"]
+    refused(llmc, folder(tmp_path / "m", LLAMA, shapes), "tensor model.layers.1.mlp.up_proj.weight is missing (role up)")
+
+
+def test_a_wrong_shape(llmc, tmp_path):
+    shapes = llama_tensors() | {"model.layers.0.self_attn.k_proj.weight": [24, 8]}
+    refused(llmc, folder(tmp_path / "m", LLAMA, shapes), "model.layers.0.self_attn.k_proj.weight has the shape [24, 8], [8, 24] is expected")
+
+
+def test_a_bias_that_nobody_uses(llmc, tmp_path):
+    shapes = llama_tensors() | {"model.layers.0.self_attn.q_proj.bias": [24]}
+    refused(llmc, folder(tmp_path / "m", LLAMA, shapes), "tensor model.layers.0.self_attn.q_proj.bias is not used by this description")
+
+
+def test_a_type_that_is_not_read(llmc, tmp_path):
+    refused(llmc, folder(tmp_path / "m", LLAMA, llama_tensors(), {"model.norm.weight": "F8_E4M3"}), "model.norm.weight is stored as F8_E4M3")
+
+
+@pytest.mark.parametrize("extra,words", [
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised by gptq, which llmc does not read yet"),
+    ({"hidden_act": "relu"}, "hidden_act = relu: llmc knows silu, swish"),
+    ({"rope_interleaved": True}, "rope_interleaved = true: family llama of llmc supports null or false only"),
+    ({"rope_scaling": {"rope_type": "wavy", "factor": 2}}, "rope_scaling.rope_type = wavy: llmc knows default, linear"),
+    ({"num_attention_heads": 5}, "n_kv_heads"),
+    ({"hidden_size": "wide"}, "text where a number is wanted"),
+    ({"hidden_size": None}, "hidden is missing"),
+    ({"num_hidden_layers": 0}, "n_layers = 0 is out of range"),
+    ({"model_type": "mamba"}, "no family file matches model_type = mamba"),
+])
+def test_configurations_that_are_refused(llmc, tmp_path, extra, words):
+    config = LLAMA | extra
+    if "num_attention_heads" in extra:
+        config |= {"num_key_value_heads": 2, "head_dim": 8}
+    refused(llmc, folder(tmp_path / "m", config), words)
+
+
+def test_not_json(llmc, tmp_path):
+    refused(llmc, folder(tmp_path / "m", '{"model_type": "llama",\n "hidden_size": }'), "config.json:2:", "not JSON")
+
+
+def test_a_pickled_checkpoint(llmc, tmp_path):
+    path = folder(tmp_path / "m", LLAMA)
+    (path / "pytorch_model.bin").write_bytes(b"\x80\x02")
+    refused(llmc, path, "safetensors")
+
+
+def test_no_config(llmc, tmp_path):
+    (tmp_path / "m").mkdir()
+    llmc("import", tmp_path / "m", code=1)
+    assert "config.json" in llmc.err
+
+
+def test_a_gguf_file(llmc, tmp_path):
+    d = described(llmc, gguf(tmp_path / "m.gguf", GGUF_KEYS, gguf_tensors()))
+    assert d["checkpoint"] == "gguf" and d["attention"] == {"n_heads": 4, "n_kv_heads": 2, "head_dim": 16} and d["head"] == {"tied": True}
+    assert d["storage"]["default"] == "q4_0" and {"tensor": "down", "layers": "1", "type": "q8_0"} in d["storage"]["rules"]
+    assert "norm" not in d  # 1e-5 as a float is the default
+
+
+def test_a_gguf_with_rope_factors(llmc, tmp_path):
+    path = gguf(tmp_path / "m.gguf", GGUF_KEYS, gguf_tensors() | {"rope_freqs.weight": ([8], 0, 32)})
+    assert described(llmc, path)["rope"]["factors"] is True
+
+
+def test_gguf_files_that_are_refused(llmc, tmp_path):
+    refused(llmc, gguf(tmp_path / "a.gguf", GGUF_KEYS | {"split.count": 3}, gguf_tensors()), "is one of 3 parts", "--merge")
+    refused(llmc, gguf(tmp_path / "b.gguf", GGUF_KEYS | {"general.architecture": "mamba"}, gguf_tensors()), "general.architecture = mamba")
+    refused(llmc, gguf(tmp_path / "c.gguf", GGUF_KEYS, {}), "holds no tensors")
+    odd = gguf_tensors() | {"blk.0.ffn_up.weight": ([64, 96], 16, 64 * 96 // 256 * 66)}
+    refused(llmc, gguf(tmp_path / "d.gguf", GGUF_KEYS, odd), "blk.0.ffn_up.weight")
+
+
+def test_the_demo_model(llmc, smollm2):
+    d = described(llmc, smollm2)
+    assert not llmc.err
+    assert (d["family"], d["vocab_size"], d["n_layers"], d["hidden"], d["ffn"]["width"]) == ("llama", 49152, 30, 576, 1536)
+    assert d["attention"] == {"n_heads": 9, "n_kv_heads": 3, "head_dim": 64} and d["head"] == {"tied": True}
+    assert d["storage"]["default"] == "q4_1" and {"tensor": "embed", "type": "q8_0"} in d["storage"]["rules"]
+
+
+def test_the_page_of_keys_is_current():
+    subprocess.run([sys.executable, "tools/yaml_doc.py", "--check"], check=True)
+
+
+def test_every_family_is_listed():
+    listed = yaml.safe_load(open("configs/families/_index.yaml"))["families"]
+    assert sorted(listed) == sorted(f[:-5] for f in os.listdir("configs/families") if not f.startswith("_"))
+    page = open("docs/families.md").read()
+    assert all(f"| `{name}` |" in page for name in listed)
