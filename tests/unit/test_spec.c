@@ -1,0 +1,284 @@
+/* From description to Spec: layers, defaults that rest on other keys, selectors, overrides, storage, tensor rules; and the
+ * resolved text, which reads back as itself. */
+#include <locale.h>
+#include <math.h>
+
+#include "base/file.h"
+#include "compiler/family.h"
+#include "compiler/selector.h"
+#include "tests/unit/compiler_util.h"
+
+#define TEXT(b, text, set) spec_from_text("in.yaml", text, strlen(text), set, &(b)->diag, &(b)->arena)
+#define HEAD "llmc: 1\nname: t\nfamily: llama\nvocab_size: 300\nmax_positions: 256\nn_layers: 4\nhidden: 96\n"
+#define GOOD HEAD "attention: {n_heads: 6}\nffn: {width: 160}\n"
+
+static const char *
+said(Bench *b)
+{
+	return strbuf_str(&b->diag.text);
+}
+
+BENCH_TEST(defaults_rest_on_other_keys)
+{
+	Spec *s = TEXT(b, GOOD, NULL);
+
+	assert_non_null(s);
+	assert_int_equal(s->attention.n_kv_heads, 6);
+	assert_int_equal(s->attention.head_dim, 16);
+	assert_int_equal(s->attention.v_dim, 16);
+	assert_int_equal(s->rope[0].dims, 16);
+	assert_true(s->attention.scale == 0.25);
+	assert_true(s->norm.latent_eps == s->norm.eps && s->norm.eps == 1e-5);
+	assert_int_equal(s->storage_default, DT_BF16);
+	assert_int_equal(s->kv_dtype, DT_F16);
+	assert_int_equal(s->n_rope, 1);
+	assert_int_equal(s->attention.windowed[0], 0);
+	assert_false(s->norm.bias);
+}
+
+BENCH_TEST(later_layers_hide_earlier_ones)
+{
+	static const char *const set[] = { "attention.n_kv_heads=2", "kv={dtype: f32}", "rope.theta=5e5", "ffn.act=gelu", NULL };
+	Spec *s = TEXT(b, GOOD, set);
+
+	assert_non_null(s);
+	assert_int_equal(s->attention.n_kv_heads, 2);
+	assert_int_equal(s->kv_dtype, DT_F32);
+	assert_true(s->rope[0].theta == 5e5);
+	assert_int_equal(s->ffn.act, ACT_GELU);
+	Spec *again = TEXT(b, GOOD, NULL);
+	assert_string_not_equal(s->sha256, again->sha256);
+	/* the part of the family for a checkpoint's format */
+	Spec *hf = TEXT(b, GOOD, NULL);
+	static const char *const gguf[] = { "checkpoint=gguf", NULL };
+	Spec *gg = TEXT(b, GOOD, gguf);
+	assert_string_equal(rule_for(hf->tensor_rule, hf->n_tensor_rule, "q")->name, "model.layers.{l}.self_attn.q_proj");
+	assert_string_equal(rule_for(gg->tensor_rule, gg->n_tensor_rule, "q")->name, "blk.{l}.attn_q");
+	assert_true(rule_for(gg->tensor_rule, gg->n_tensor_rule, "k")->rope_pairs);
+	assert_false(rule_for(gg->tensor_rule, gg->n_tensor_rule, "v")->rope_pairs);
+}
+
+BENCH_TEST(overrides_have_places)
+{
+	static const char *const bad[] = { "attention.n_haeds=3", "hidden", "=3", "hidden=", "hidden=wide", "rope={theta", NULL };
+
+	assert_null(TEXT(b, GOOD, bad));
+	assert_non_null(strstr(said(b), "--set:1:1: error: unknown key attention.n_haeds; did you mean attention.n_heads?"));
+	assert_non_null(strstr(said(b), "--set:1:1: error: --set wants key=value"));
+	assert_non_null(strstr(said(b), "--set:1:8: error: hidden = wide: a whole number is expected"));
+	assert_non_null(strstr(said(b), "not YAML"));
+}
+
+BENCH_TEST(a_value_knows_its_place)
+{
+	Spec *s = TEXT(b, GOOD, NULL);
+
+	assert_int_equal(spec_loc(s, "attention.n_heads").line, 8);
+	assert_int_equal(spec_loc(s, "attention.n_heads").col, 22);
+	assert_string_equal(spec_loc(s, "attention.n_heads").src->name, "in.yaml");
+	assert_int_equal(spec_loc(s, "attention.n_kv_heads").line, 0); /* a default */
+	assert_string_equal(spec_get(s, &b->arena, "attention.n_kv_heads"), "6");
+	assert_string_equal(spec_get(s, &b->arena, "ffn.kind"), "gated");
+	assert_null(spec_get(s, &b->arena, "no.such.key"));
+}
+
+static void
+selects(Bench *b, const char *yaml, int n, const char *want)
+{
+	uint8_t out[64];
+	char have[65] = "";
+	Node *node = yaml_parse(yaml_source(&b->arena, "s", yaml, strlen(yaml)), &b->diag, &b->arena);
+
+	assert_non_null(node);
+	if (!selector_read(node, "key", n, out, &b->diag))
+		fail_msg("%s: %s", yaml, said(b));
+	for (int i = 0; i < n; i++)
+		have[i] = out[i] ? '1' : '0';
+	assert_string_equal(have, want);
+	/* its text selects the same */
+	uint8_t again[64];
+	const char *text = selector_text(out, n, &b->arena);
+	assert_true(selector_read(yaml_parse(yaml_source(&b->arena, "s", text, strlen(text)), &b->diag, &b->arena), "key", n, again, &b->diag));
+	assert_memory_equal(out, again, (size_t)n);
+}
+
+BENCH_TEST(selectors)
+{
+	selects(b, "all", 6, "111111");
+	selects(b, "none", 6, "000000");
+	selects(b, "[]", 6, "000000");
+	selects(b, "3", 6, "000100");
+	selects(b, "\"0-2, 5\"", 6, "111001");
+	selects(b, "[0, 4-5]", 6, "100011");
+	selects(b, "{every: 2}", 6, "101010");
+	selects(b, "{every: 2, at: 1}", 6, "010101");
+	selects(b, "{from: 3}", 6, "000111");
+	selects(b, "{from: 3, every: 2}", 8, "00001010");
+	selects(b, "{not_every: 6, at: 5}", 13, "1111101111101");
+	selects(b, "{every: 1, except: [0, 5]}", 6, "011110");
+	selects(b, "{except: {from: 4}}", 6, "111100");
+}
+
+BENCH_TEST(storage_rules_in_order)
+{
+	Spec *s = TEXT(b, GOOD "storage: {default: q4_0, rules: [{tensor: q.bias, type: f32}, {tensor: down, layers: \"0-1\", type: q6_k}, "
+	                       "{tensor: down, type: q5_0}, {tensor: embed, layers: all, type: q8_0}, {layers: 3, type: f16}]}\n", NULL);
+
+	assert_non_null(s);
+	assert_int_equal(spec_storage(s, "down", 0), DT_Q6_K);
+	assert_int_equal(spec_storage(s, "down", 3), DT_Q5_0);
+	assert_int_equal(spec_storage(s, "embed", -1), DT_Q8_0);
+	assert_int_equal(spec_storage(s, "up", 3), DT_F16);
+	assert_int_equal(spec_storage(s, "up", 2), DT_Q4_0);
+	assert_int_equal(spec_storage(s, "head", -1), DT_Q4_0);
+	assert_int_equal(spec_storage(s, "q.bias", 0), DT_F32);
+	assert_int_equal(spec_storage(s, "q", 0), DT_Q4_0);
+	assert_int_equal(spec_storage(s, "down.bias", 0), DT_Q6_K); /* follows its role */
+}
+
+BENCH_TEST(tensor_rules_replace_by_role)
+{
+	Spec *s = TEXT(b, GOOD "tensors: {layer: \"blocks.{l}\", q+k+v: \".qkv | per_head transpose\", head: /out, drop: [.mask, x]}\nnames: {prefix: top., replace: \"top.model.>m.\"}\n", NULL);
+
+	assert_non_null(s);
+	const TensorRule *k = rule_for(s->tensor_rule, s->n_tensor_rule, "k");
+	assert_string_equal(k->role, "q+k+v");
+	assert_string_equal(k->name, "top.blocks.{l}.qkv");
+	assert_true(k->per_head && k->transpose && !k->stacked && !k->whole);
+	assert_string_equal(rule_for(s->tensor_rule, s->n_tensor_rule, "head")->name, "out");
+	assert_string_equal(rule_for(s->tensor_rule, s->n_tensor_rule, "embed")->name, "m.embed_tokens");
+	int n = 0, drops = 0;
+	for (int i = 0; i < s->n_tensor_rule; i++) {
+		n += rule_has_role(s->tensor_rule[i].role, "v");
+		drops += strcmp(s->tensor_rule[i].role, "drop") == 0;
+	}
+	assert_int_equal(n, 1);
+	assert_int_equal(drops, 3); /* the family's too */
+}
+
+BENCH_TEST(latent_attention_scale_follows_yarn)
+{
+	Spec *s = TEXT(b, "llmc: 1\nname: t\nfamily: deepseek_v2\nvocab_size: 300\nmax_positions: 256\nn_layers: 2\nhidden: 96\nffn: {width: 64}\n"
+	                  "attention: {n_heads: 4, kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 16}\n"
+	                  "rope: {scaling: {kind: yarn, factor: 40, original_positions: 64, mscale: 0.707, mscale_all_dim: 0.707}}\n", NULL);
+
+	assert_non_null(s);
+	assert_int_equal(s->attention.head_dim, 24);
+	assert_int_equal(s->rope[0].dims, 8);
+	double m = 0.1 * 0.707 * log(40) + 1;
+	assert_true(fabs(s->attention.scale - m * m / sqrt(24)) < 1e-12);
+	/* read back, the factor is not applied again */
+	Spec *again = TEXT(b, s->yaml, NULL);
+	assert_true(again->attention.scale == s->attention.scale);
+}
+
+static void
+fixpoint(Bench *b, const char *path)
+{
+	Spec *s = spec_from_file(path, NULL, &b->diag, &b->arena);
+
+	if (!s)
+		fail_msg("%s", said(b));
+	Spec *again = spec_from_text("resolved", s->yaml, strlen(s->yaml), NULL, &b->diag, &b->arena);
+	if (!again)
+		fail_msg("%s", said(b));
+	assert_string_equal(again->yaml, s->yaml);
+	assert_string_equal(again->sha256, s->sha256);
+	assert_int_equal(again->n_tensor_rule, s->n_tensor_rule);
+}
+
+BENCH_TEST(resolved_text_is_a_fixpoint)
+{
+	static const char *const name[] = { "smollm2-135m", "llama2-7b", "llama2-70b", "llama3-8b", "llama3-70b", "llama3.2-1b",
+		                            "mistral-7b", "qwen2.5-7b", "qwen3-8b", "tiny" };
+
+	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
+		fixpoint(b, arena_printf(&b->arena, "configs/%s.yaml", name[i]));
+	fixpoint(b, "tests/golden/yaml-errors/good/in.yaml");
+}
+
+BENCH_TEST(resolved_text_keeps_its_format)
+{
+	static const char *const gguf[] = { "checkpoint=gguf", NULL };
+	Spec *s = TEXT(b, GOOD, NULL);
+
+	assert_null(TEXT(b, s->yaml, gguf));
+	assert_non_null(strstr(said(b), "holds the tensor names of another format"));
+}
+
+/* Numbers are written and read with a point wherever the program runs. */
+BENCH_TEST(numbers_do_not_follow_the_locale)
+{
+	Spec *plain = TEXT(b, GOOD "rope: {theta: 12345.5}\nnorm: {eps: 1.5e-6}\n", NULL);
+	const char *was = arena_strdup(&b->arena, setlocale(LC_ALL, NULL));
+	static const char *const comma[] = { "de_DE.UTF-8", "fr_FR.UTF-8", "de_DE", "fr_FR" };
+
+	for (size_t i = 0; i < sizeof comma / sizeof *comma; i++)
+		if (setlocale(LC_ALL, comma[i]))
+			break;
+	Spec *there = TEXT(b, GOOD "rope: {theta: 12345.5}\nnorm: {eps: 1.5e-6}\n", NULL);
+	setlocale(LC_ALL, was);
+	assert_string_equal(plain->yaml, there->yaml);
+	assert_non_null(strstr(plain->yaml, "theta: 12345.5\n"));
+	assert_non_null(strstr(plain->yaml, "eps: 1.5e-06\n"));
+}
+
+BENCH_TEST(text_survives_quoting)
+{
+	static const char *const words[] = { "a", "true", "1.5", "", "a: b", "# x", "\"q\"", "back\\slash", "new\nline", "tab\there", "\xe9\x97\xae {text}", "-x", "null", " lead", "{a}" };
+
+	for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+		const char *text = arena_printf(&b->arena, "k: %s\n", spec_quote(&b->arena, words[i]));
+		Node *n = yaml_parse(yaml_source(&b->arena, "q", text, strlen(text)), &b->diag, &b->arena);
+		if (!n)
+			fail_msg("%s: %s", text, said(b));
+		assert_string_equal(node_get(n, "k")->text, words[i]);
+		double v;
+		bool t;
+		assert_false(node_num(node_get(n, "k"), &v) || node_bool(node_get(n, "k"), &t) || node_is_null(node_get(n, "k")));
+	}
+}
+
+/* An allocation that fails anywhere ends in the arena's jump; ASan sees what leaks. */
+static volatile long failing;
+
+static void
+failing_allocations(void **state)
+{
+	(void)state;
+	for (failing = 1; failing < 4000; failing += failing < 60 ? 1 : 97) {
+		Arena a;
+		Diag d;
+		volatile bool jumped = false;
+		arena_init(&a);
+		a.fail_after = failing;
+		diag_init(&d, &a);
+		if (setjmp(a.oom) == 0) {
+			Spec *s = spec_from_text("in.yaml", GOOD, strlen(GOOD), NULL, &d, &a);
+			assert_non_null(s);
+		} else {
+			jumped = true;
+		}
+		diag_release(&d);
+		arena_release(&a);
+		if (!jumped)
+			return;
+	}
+	fail_msg("never came to the end");
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(defaults_rest_on_other_keys), cmocka_unit_test(later_layers_hide_earlier_ones),
+		cmocka_unit_test(overrides_have_places), cmocka_unit_test(a_value_knows_its_place),
+		cmocka_unit_test(selectors), cmocka_unit_test(storage_rules_in_order),
+		cmocka_unit_test(tensor_rules_replace_by_role), cmocka_unit_test(latent_attention_scale_follows_yarn),
+		cmocka_unit_test(resolved_text_is_a_fixpoint), cmocka_unit_test(resolved_text_keeps_its_format),
+		cmocka_unit_test(numbers_do_not_follow_the_locale), cmocka_unit_test(text_survives_quoting),
+		cmocka_unit_test(failing_allocations),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
