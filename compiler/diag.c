@@ -99,6 +99,18 @@ show_line(Strbuf *out, Loc loc)
 	strbuf_puts(out, "^\n");
 }
 
+/* Names out of files go into sentences: no byte of theirs may steer a terminal or break UTF-8. */
+static void
+clean(Strbuf *b, size_t at)
+{
+	for (size_t k; at < b->len; at += k ? k : 1) {
+		unsigned char c = (unsigned char)b->data[at];
+		k = character(b->data + at, b->len - at);
+		if (!k || (c < 32 && c != '\t' && c != '\n') || c == 127)
+			b->data[at] = '?';
+	}
+}
+
 static void
 say(Diag *d, Loc loc, const char *kind, const char *fmt, va_list ap)
 {
@@ -109,7 +121,9 @@ say(Diag *d, Loc loc, const char *kind, const char *fmt, va_list ap)
 		strbuf_puts(&d->text, ": ");
 	}
 	strbuf_printf(&d->text, "%s: ", kind);
+	size_t at = d->text.len;
 	strbuf_vprintf(&d->text, fmt, ap);
+	clean(&d->text, at);
 	strbuf_putc(&d->text, '\n');
 	if (loc.src && loc.line > 0 && strcmp(kind, "note") != 0)
 		show_line(&d->text, loc);

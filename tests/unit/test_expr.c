@@ -1,0 +1,216 @@
+/* The language of family files, against values worked out by hand; and what nearest-key and carets make of words. */
+#include <math.h>
+
+#include "compiler/expr.h"
+#include "compiler/yaml.h"
+#include "tests/unit/compiler_util.h"
+
+static ExprVal
+key(void *user, const char *name)
+{
+	(void)user;
+	static const ExprVal item[] = { { .kind = EXPR_NUM, .num = 7 } };
+
+	if (strcmp(name, "two") == 0)
+		return (ExprVal){ .kind = EXPR_NUM, .num = 2 };
+	if (strcmp(name, "yes") == 0)
+		return (ExprVal){ .kind = EXPR_BOOL, .num = 1 };
+	if (strcmp(name, "off") == 0)
+		return (ExprVal){ .kind = EXPR_BOOL, .num = 0 };
+	if (strcmp(name, "kind") == 0)
+		return (ExprVal){ .kind = EXPR_STR, .str = "alpha" };
+	if (strcmp(name, "list") == 0)
+		return (ExprVal){ .kind = EXPR_LIST, .n = 1, .item = item };
+	if (strcmp(name, "rope.base") == 0)
+		return (ExprVal){ .kind = EXPR_NUM, .num = 10000 };
+	return (ExprVal){ .kind = EXPR_NULL };
+}
+
+static ExprVal
+resolved(void *user, const char *name)
+{
+	(void)user;
+	return strcmp(name, "hidden") == 0 ? (ExprVal){ .kind = EXPR_NUM, .num = 64 } : (ExprVal){ .kind = EXPR_NULL };
+}
+
+static bool
+has(void *user, const char *pattern)
+{
+	(void)user;
+	return glob_match(pattern, "blk.0.attn_q.bias");
+}
+
+static bool
+rows(void *user, const char *tensor, double *out)
+{
+	(void)user;
+	*out = 96;
+	return strcmp(tensor, "blk.0.attn_q.weight") == 0;
+}
+
+static const ExprEnv env = { .key = key, .resolved = resolved, .has = has, .rows = rows };
+
+static void
+number(Bench *b, const char *text, double want)
+{
+	ExprVal v;
+
+	if (!expr_eval(text, (Loc){ 0 }, &env, &b->diag, &b->arena, &v))
+		fail_msg("%s: %s", text, strbuf_str(&b->diag.text));
+	if ((v.kind != EXPR_NUM && v.kind != EXPR_BOOL) || fabs(v.num - want) > 1e-15 * fabs(want))
+		fail_msg("%s: kind %d, %g", text, (int)v.kind, v.num);
+}
+
+static void
+null(Bench *b, const char *text)
+{
+	ExprVal v;
+
+	assert_true(expr_eval(text, (Loc){ 0 }, &env, &b->diag, &b->arena, &v));
+	assert_int_equal(v.kind, EXPR_NULL);
+}
+
+BENCH_TEST(values)
+{
+	number(b, "1 + 2 * 3", 7);
+	number(b, "(1 + 2) * 3", 9);
+	number(b, "7 - 2 - 1", 4);
+	number(b, "64 / 4 / 2", 8);
+	number(b, "2 ^ 3 ^ 2", 512);
+	number(b, "256 ^ -0.5", 0.0625);
+	number(b, "-two ^ 2", -4);
+	number(b, "1.0e-6 * 2", 2e-6);
+	number(b, "$hidden ^ 0.5", 8);
+	number(b, "two*$hidden", 128);
+	number(b, "rope.base", 10000);
+	number(b, "rows(blk.0.attn_q.weight) / 4", 24);
+	number(b, "has(blk.0.attn_q.bias)", 1);
+	number(b, "has(*.bias)", 1);
+	number(b, "has( blk.*.attn_k.bias )", 0);
+	number(b, "kind == alpha", 1);
+	number(b, "kind == beta", 0);
+	number(b, "kind != beta and two == 2", 1);
+	number(b, "kind == alpha and not has(nothing)", 1);
+	number(b, "not absent", 1);
+	number(b, "not not two", 1);
+	number(b, "absent == null", 1);
+	number(b, "absent != false", 1);
+	number(b, "off != false", 0);
+	number(b, "yes == true", 1);
+	number(b, "absent or two", 1);
+	number(b, "off or absent", 0);
+	number(b, "two >= 2", 1);
+	number(b, "two < 2", 0);
+	number(b, "absent > 1", 0);
+	number(b, "two == rows(blk.0.attn_q.weight) / 48", 1);
+	null(b, "absent");
+	null(b, "absent * 2");
+	null(b, "1 / 0");
+	null(b, "rows(nothing) + 1");
+	null(b, "$nothing");
+}
+
+static void
+wrong(Bench *b, const char *text, const char *words)
+{
+	ExprVal v;
+
+	strbuf_clear(&b->diag.text);
+	assert_false(expr_eval(text, (Loc){ 0 }, &env, &b->diag, &b->arena, &v));
+	if (!strstr(strbuf_str(&b->diag.text), words))
+		fail_msg("%s: %s", text, strbuf_str(&b->diag.text));
+	b->diag.n_error = 0;
+}
+
+BENCH_TEST(mistakes)
+{
+	wrong(b, "", "it ends too early");
+	wrong(b, "1 +", "it ends too early");
+	wrong(b, "(1", "a ) is missing");
+	wrong(b, "1 2", "it should end here");
+	wrong(b, "kind + 1", "text where a number is wanted");
+	wrong(b, "list * 2", "a list where a number is wanted");
+	wrong(b, "max(1)", "known functions are has(x) and rows(tensor)");
+	wrong(b, "has(", "a name and ) are expected");
+	wrong(b, "$", "$ wants the name of a key");
+	wrong(b, "1 & 2", "it should end here");
+	wrong(b, "%", "a number, a key or ( is expected");
+	char deep[200];
+	memset(deep, '(', 199);
+	deep[199] = 0;
+	wrong(b, deep, "nested too deep");
+	memset(deep, 0, sizeof deep);
+	for (int i = 0; i < 99; i++)
+		memcpy(deep + 2 * i, "2^", 2);
+	wrong(b, deep, "nested too deep");
+}
+
+BENCH_TEST(globs)
+{
+	(void)b;
+	assert_true(glob_match("a*c", "abbbc"));
+	assert_true(glob_match("*", ""));
+	assert_true(glob_match("a*b*c", "aXbYbZc"));
+	assert_false(glob_match("a*b", "abc"));
+	assert_false(glob_match("", "a"));
+	assert_true(glob_match("**x", "x"));
+}
+
+BENCH_TEST(nearest_words)
+{
+	(void)b;
+	static const char *const word[] = { "hidden", "n_heads", "n_kv_heads", "dtype" };
+
+	assert_string_equal(diag_nearest("hiden", word, 4), "hidden");
+	assert_string_equal(diag_nearest("n_haeds", word, 4), "n_heads"); /* neighbours swapped are one edit */
+	assert_string_equal(diag_nearest("n_kv_head", word, 4), "n_kv_heads");
+	assert_null(diag_nearest("completely", word, 4));
+	assert_null(diag_nearest("", word, 4));
+	assert_null(diag_nearest("x", word, 4));
+}
+
+BENCH_TEST(carets)
+{
+	const SourceText *src = yaml_source(&b->arena, "f", "a\n\tb: \xc3\xa4 c\n", 11);
+
+	err_at(&b->diag, (Loc){ src, 2, 7 }, "found");
+	note_at(&b->diag, (Loc){ src, 1, 1 }, "there");
+	warn_at(&b->diag, (Loc){ 0 }, "no place");
+	assert_string_equal(strbuf_str(&b->diag.text), "f:2:7: error: found\n    2 | \tb: \xc3\xa4 c\n      | \t     ^\nf:1:1: note: there\nwarning: no place\n");
+	strbuf_clear(&b->diag.text);
+	warn_at(&b->diag, (Loc){ 0 }, "a name: %s", "\x1b[31m\xff\xc3\xa4");
+	assert_string_equal(strbuf_str(&b->diag.text), "warning: a name: ?[31m?\xc3\xa4\n");
+	assert_int_equal(b->diag.n_error, 1);
+	assert_int_equal(b->diag.n_warning, 2);
+}
+
+BENCH_TEST(numbers)
+{
+	(void)b;
+	static const struct { double v; const char *text; } pair[] = {
+		{ 0, "0" }, { 1e-5, "1.0e-05" }, { 0.125, "0.125" }, { 500000, "500000" }, { -3, "-3" }, { 0.1, "0.1" },
+		{ 1.0 / 3, "0.3333333333333333" }, { 1e300, "1.0e+300" }, { 1e15, "1000000000000000" },
+	};
+
+	for (size_t i = 0; i < sizeof pair / sizeof *pair; i++) {
+		char out[40];
+		double back;
+		number_text(out, pair[i].v);
+		assert_string_equal(out, pair[i].text);
+		assert_true(number_parse(out, &back) && back == pair[i].v);
+	}
+	double v;
+	assert_false(number_parse("0x10", &v) || number_parse("inf", &v) || number_parse("nan", &v) || number_parse("1e999", &v) ||
+	             number_parse("", &v) || number_parse("1,5", &v) || number_parse("1 ", &v) || number_parse("-", &v));
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(values), cmocka_unit_test(mistakes), cmocka_unit_test(globs), cmocka_unit_test(nearest_words),
+		cmocka_unit_test(carets), cmocka_unit_test(numbers),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
