@@ -390,6 +390,58 @@ the_probe_hears_each_value(void **state)
 	session_close(s);
 }
 
+/* A prompt whose start is seen whole runs in one piece, and is forgotten whole. */
+static void
+a_prefix_stays_whole(void **state)
+{
+	static const int32_t tok[20] = { 1, 2, 3, 4, 5, 1, 1 };
+	llmc_limits l = { .size = sizeof l, .context = 64, .chunk = 10, .n_threads = 1 };
+	const RuntimeOptions o = { .random_weights = true, .n_threads = 1 };
+	Plan whole = *plan;
+	Runtime *own;
+	Session *s;
+	llmc_error err;
+
+	(void)state;
+	whole.prompt_whole = true;
+	whole.prefix_end = 5;
+	assert_int_equal(runtime_open(&whole, &o, &own, NULL), LLMC_OK);
+	assert_int_equal(session_open(own, &l, &s, NULL), LLMC_OK);
+	llmc_seq q = new_seq(s);
+	no(s, &(llmc_chunk){ q, tok, 11, 0 }, 1, LLMC_E_RANGE,
+	   "11 tokens in one step, the session allows 10 (chunk); the prompts of this model run in one piece");
+	feed(s, q, tok, 7, NULL); /* token 5 ends the prefix after four positions */
+	assert_int_equal(session_seq_trim(s, q, 3, &err), LLMC_E_RANGE);
+	assert_string_equal(err.text,
+	                    "the first 4 positions of sequence 0 see each other: it can be trimmed to 0 or to 4 and more");
+	assert_int_equal(session_seq_trim(s, q, 4, NULL), LLMC_OK);
+	assert_int_equal(session_seq_trim(s, q, 0, NULL), LLMC_OK);
+	feed(s, q, tok + 1, 3, NULL); /* no end in it: all of it is prefix */
+	assert_int_equal(session_seq_trim(s, q, 2, NULL), LLMC_E_RANGE);
+	session_close(s);
+	runtime_close(own);
+}
+
+static void
+plans_of_other_targets_are_refused(void **state)
+{
+	const RuntimeOptions o = { .random_weights = true, .n_threads = 1 };
+	Plan other = *plan;
+	Runtime *none;
+	llmc_error err;
+
+	(void)state;
+	other.target = "gpu-x";
+	assert_int_equal(runtime_open(&other, &o, &none, &err), LLMC_E_INPUT);
+	assert_string_equal(err.text, "the plan is for target \"gpu-x\", which this llmc does not know");
+	assert_null(none);
+	if (!isa_runs("cpu-v4")) {
+		other.target = "cpu-v4";
+		assert_int_equal(runtime_open(&other, &o, &none, &err), LLMC_E_MISSING);
+		assert_non_null(strstr(err.text, "the plan is for cpu-v4, this processor runs cpu-"));
+	}
+}
+
 int
 main(void)
 {
@@ -401,6 +453,8 @@ main(void)
 		cmocka_unit_test(limits_are_checked),
 		cmocka_unit_test(a_step_allocates_nothing_and_is_counted),
 		cmocka_unit_test(the_probe_hears_each_value),
+		cmocka_unit_test(a_prefix_stays_whole),
+		cmocka_unit_test(plans_of_other_targets_are_refused),
 	};
 
 	return cmocka_run_group_tests(tests, set_up, tear_down);
