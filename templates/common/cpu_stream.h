@@ -31,13 +31,13 @@ stream_groups(const uint8_t *w, const act_rows *a, const int tokens, const int g
 
 	for (int k = 0; k < COLS; k++) {
 		vf v[4];
+		if (k % (64 / W_COLUMN_BYTES) == 0)
+			LLMC_UNROLL
+			for (int g = 0; g < groups; g++)
+				__builtin_prefetch(w + g * W_GROUP_BYTES + (int64_t)k * W_COLUMN_BYTES + STREAM_AHEAD / 2);
 		LLMC_UNROLL
-		for (int g = 0; g < groups; g++) {
-			const uint8_t *p = w + g * W_GROUP_BYTES;
-			if (k % (64 / W_COLUMN_BYTES) == 0)
-				__builtin_prefetch(p + (int64_t)k * W_COLUMN_BYTES + STREAM_AHEAD / 2);
-			v[g] = w_column(p, k);
-		}
+		for (int g = 0; g < groups; g++)
+			v[g] = w_column(w + g * W_GROUP_BYTES, k);
 		LLMC_UNROLL
 		for (int t = 0; t < tokens; t++) {
 			vf x = vf_set1(((const float *)(const void *)(a->q + (size_t)t * ACT_ROW_BYTES))[k]);
@@ -46,7 +46,9 @@ stream_groups(const uint8_t *w, const act_rows *a, const int tokens, const int g
 				sum[t][g] = vf_fma(v[g], x, sum[t][g]);
 		}
 	}
+	LLMC_UNROLL
 	for (int t = 0; t < tokens; t++)
+		LLMC_UNROLL
 		for (int g = 0; g < groups; g++)
 			vf_store(out + t * ld + g * VL, sum[t][g]);
 }
@@ -149,6 +151,7 @@ stream_group(const uint8_t *w, const act_rows *a, int tokens, float *out, int ld
 #endif
 		}
 	}
+	LLMC_UNROLL
 	for (int t = 0; t < tokens; t++) {
 #if W_MIN
 		vf_store(out + t * ld, sum[t] + mins[t]);

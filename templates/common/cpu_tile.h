@@ -51,40 +51,6 @@ tile_unpack(const uint8_t *w, int groups, int first, int n, tile_weights *o)
 		}
 }
 
-LLMC_INLINE void
-tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, const int T, tile_sum *sum,
-         tile_ahead *ahead)
-{
-	vf d[TILE_T][TILE_H];
-	const uint8_t *x = a->q + (size_t)t0 * ACT_ROW_BYTES + (size_t)first * 4;
-
-	LLMC_UNROLL
-	for (int t = 0; t < T; t++)
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			d[t][h] = sum[t].d[h];
-	for (int k = 0; k < n; k++, x += 4) {
-		vf v[TILE_H];
-		if (k % 8 == 0)
-			tile_fetch(ahead);
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			v[h] = w->w[k][h];
-		LLMC_UNROLL
-		for (int t = 0; t < T; t++) {
-			vf xv = vf_set1(*(const float *)(const void *)(x + t * ACT_ROW_BYTES));
-			LLMC_UNROLL
-			for (int h = 0; h < TILE_H; h++)
-				d[t][h] = vf_fma(v[h], xv, d[t][h]);
-		}
-	}
-	LLMC_UNROLL
-	for (int t = 0; t < T; t++)
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			sum[t].d[h] = d[t][h];
-}
-
 #define TILE_ALL COLS
 #define TILE_PIECE_BYTES W_COLUMN_BYTES
 #define TILE_FETCHES(n) (((n) + 7) / 8)
@@ -129,151 +95,100 @@ tile_unpack(const uint8_t *w, int groups, int first, int n, tile_weights *o)
 		}
 }
 
-/* The first step: nothing to add to. */
-LLMC_INLINE vi
-tile_first(vi w, vi x)
-{
+/* One step of a token: both groups' sums, in this order of instructions. Left alone, compilers move the broadcasts of a whole
+ * block before it and spill the sums. */
 #if VL == 8 && defined(VF_HAVE_256)
-	vi t;
 #if ACT_TILE_BYTES
-	__asm__ volatile("vpmaddubsw %[x], %[w], %[t]" : [t] "=x"(t) : [w] "x"(w), [x] "x"(x));
+#define TILE_MUL "vpmaddubsw"
+#define TILE_ADD "vpaddw"
 #else
-	__asm__ volatile("vpmaddwd %[x], %[w], %[t]" : [t] "=x"(t) : [w] "x"(w), [x] "x"(x));
+#define TILE_MUL "vpmaddwd"
+#define TILE_ADD "vpaddd"
 #endif
-	return t;
-#elif ACT_TILE_BYTES
-	return dot_bytes(vi_all(0), w, x);
-#else
-	return dot_words(vi_all(0), w, x);
 #endif
-}
 
-/* acc + the dot of one step, in this order of instructions: left alone, compilers move the broadcasts of a whole block
- * before it and spill the sums. */
 LLMC_INLINE vi
-tile_step(vi acc, vi w, vi x)
+tile_load(const vi *p)
 {
-#if VL == 8 && defined(VF_HAVE_256)
-	vi t;
-#if ACT_TILE_BYTES
-	__asm__ volatile("vpmaddubsw %[x], %[w], %[t]\n\tvpaddw %[t], %[a], %[a]"
-	                 : [a] "+x"(acc), [t] "=&x"(t) : [w] "x"(w), [x] "x"(x));
+	vi v;
+#if defined(VF_NATIVE_512)
+	__asm__ volatile("vmovdqa32 %[p], %[v]" : [v] "=v"(v) : [p] "m"(*p));
+#elif VL == 8 && defined(VF_HAVE_256)
+	__asm__ volatile("vmovdqa %[p], %[v]" : [v] "=x"(v) : [p] "m"(*p));
 #else
-	__asm__ volatile("vpmaddwd %[x], %[w], %[t]\n\tvpaddd %[t], %[a], %[a]"
-	                 : [a] "+x"(acc), [t] "=&x"(t) : [w] "x"(w), [x] "x"(x));
+	v = *p;
 #endif
-	return acc;
-#elif ACT_TILE_BYTES
-	return dot_bytes(acc, w, x);
-#else
-	return dot_words(acc, w, x);
-#endif
+	return v;
 }
 
 LLMC_INLINE void
-tile_dot(const tile_weights *w, int first, int n, const act_rows *a, int t0, const int T, tile_sum *sum,
-         tile_ahead *ahead)
+tile_token(vi acc[TILE_H], const vi w[TILE_H], const uint8_t *p, int first)
 {
-	const uint8_t *x = a->q + (size_t)t0 * ACT_ROW_BYTES + (size_t)first * ACT_BLOCK_BYTES;
-	const size_t at = (size_t)t0 * W_BLOCKS + (size_t)first;
-
-	for (int b = 0; b < n; b++, x += ACT_BLOCK_BYTES) {
-#if TILE_WIDEN
-		vi wide[TILE_T][TILE_H];
-#endif
-		tile_fetch(ahead);
-		LLMC_UNROLL
-		for (int part = 0; part < (TILE_WIDEN ? 2 : W_HALVES); part++) {
-			enum { N = TILE_STEPS / (TILE_WIDEN ? 2 : W_HALVES) };
-			vi acc[TILE_T][TILE_H];
-			LLMC_UNROLL
-			for (int i = part * N; i < part * N + N; i++) {
-				vi v[TILE_H];
-				LLMC_UNROLL
-				for (int h = 0; h < TILE_H; h++)
-					v[h] = w->q[b][i][h];
-				LLMC_UNROLL
-				for (int t = 0; t < T; t++) {
-					vi xv = vi_bcast4(x + t * ACT_ROW_BYTES + 4 * i);
-					LLMC_UNROLL
-					for (int h = 0; h < TILE_H; h++)
-						acc[t][h] = i == part * N ? tile_first(v[h], xv) : tile_step(acc[t][h], v[h], xv);
-				}
-			}
-#if TILE_WIDEN
-			LLMC_UNROLL
-			for (int t = 0; t < T; t++)
-				LLMC_UNROLL
-				for (int h = 0; h < TILE_H; h++) {
-					vi s = dot_bytes_sum(acc[t][h], 1);
-					if (part)
-						s += wide[t][h];
-					wide[t][h] = s;
-				}
-			if (part == 0)
-				continue;
-#endif
-			LLMC_UNROLL
-			for (int t = 0; t < T; t++) {
-				vf d = vf_set1(a->d[at + (size_t)(t * W_BLOCKS + b)]);
-				LLMC_UNROLL
-				for (int h = 0; h < TILE_H; h++) {
-#if TILE_WIDEN
-					vi dot = wide[t][h];
-#elif ACT_TILE_BYTES
-					vi dot = dot_bytes_sum(acc[t][h], 1);
+#if defined(VF_NATIVE_512)
+	vi x;
+	if (first)
+		acc[0] = acc[1] = vi_all(0);
+#if ACT_TILE_BYTES
+	__asm__ volatile("vpbroadcastd %[p], %[x]\n\tvpdpbusd %[x], %[w0], %[a0]\n\tvpdpbusd %[x], %[w1], %[a1]"
 #else
-					vi dot = acc[t][h];
+	__asm__ volatile("vpbroadcastd %[p], %[x]\n\tvpdpwssd %[x], %[w0], %[a0]\n\tvpdpwssd %[x], %[w1], %[a1]"
 #endif
-#if ACT_TILE_BYTES && W_OFFSET
-					dot -= vi_all(a->z[(at + (size_t)(t * W_BLOCKS + b)) * W_HALVES + (W_HALVES == 2 ? part : 0)]);
-#endif
-					vf scale = w->scale[b][W_HALVES == 2 ? part : 0][h];
-					sum[t].d[h] = vf_fma(vf_of_vi(dot) * d, scale, sum[t].d[h]);
-				}
-			}
-		}
+	                 : [a0] "+v"(acc[0]), [a1] "+v"(acc[1]), [x] "=&v"(x)
+	                 : [w0] "v"(w[0]), [w1] "v"(w[1]), [p] "m"(*(const int32_t *)(const void *)p));
+#elif VL == 8 && defined(VF_HAVE_256)
+	vi x, t;
+	if (first) {
+		__asm__ volatile("vpbroadcastd %[p], %[a1]\n\t" TILE_MUL " %[a1], %[w0], %[a0]\n\t" TILE_MUL " %[a1], %[w1], %[a1]"
+		                 : [a0] "=&x"(acc[0]), [a1] "=&x"(acc[1])
+		                 : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p));
+		return;
 	}
-#if W_MIN
-	vf m[TILE_T][TILE_H];
+	__asm__ volatile("vpbroadcastd %[p], %[x]\n\t" TILE_MUL " %[x], %[w0], %[t]\n\t" TILE_ADD " %[t], %[a0], %[a0]\n\t" TILE_MUL
+	                 " %[x], %[w1], %[x]\n\t" TILE_ADD " %[x], %[a1], %[a1]"
+	                 : [a0] "+x"(acc[0]), [a1] "+x"(acc[1]), [x] "=&x"(x), [t] "=&x"(t)
+	                 : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p));
+#else
+	vi x = vi_bcast4(p);
 	LLMC_UNROLL
-	for (int t = 0; t < T; t++)
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			m[t][h] = sum[t].m[h];
-	for (int b = 0; b < n; b++)
-		LLMC_UNROLL
-		for (int t = 0; t < T; t++)
-			LLMC_UNROLL
-			for (int h = 0; h < TILE_H; h++)
-				m[t][h] = vf_fma(w->min[b][h], vf_set1(a->s[at + (size_t)(t * W_BLOCKS + b)]), m[t][h]);
-	LLMC_UNROLL
-	for (int t = 0; t < T; t++)
-		LLMC_UNROLL
-		for (int h = 0; h < TILE_H; h++)
-			sum[t].m[h] = m[t][h];
+	for (int h = 0; h < TILE_H; h++) {
+		if (first)
+			acc[h] = vi_all(0);
+#if ACT_TILE_BYTES
+		acc[h] = dot_bytes(acc[h], w[h], x);
+#else
+		acc[h] = dot_words(acc[h], w[h], x);
+#endif
+	}
 #endif
 }
 
 #endif
 
-#define TILE_DOT(T)                                                                                                    \
-	static __attribute__((noinline, unused)) void tile_dot_##T(const tile_weights *w, int first, int n,            \
-	                                                           const act_rows *a, int t0, tile_sum *sum,           \
-	                                                           tile_ahead *ahead)                                  \
-	{                                                                                                              \
-		tile_dot(w, first, n, a, t0, T, sum, ahead);                                                                \
-	}
-TILE_DOT(2)
-TILE_DOT(3)
-TILE_DOT(4)
+/* A function for each number of tokens: the number must be a constant where compilers first see the loops. */
+#define T 2
+#define TILE_DOT tile_dot_2
+#include "common/cpu_tile_dot.h"
+#define T 3
+#define TILE_DOT tile_dot_3
+#include "common/cpu_tile_dot.h"
+#define T 4
+#define TILE_DOT tile_dot_4
+#include "common/cpu_tile_dot.h"
 #if VL >= 8
-TILE_DOT(5)
-TILE_DOT(6)
+#define T 5
+#define TILE_DOT tile_dot_5
+#include "common/cpu_tile_dot.h"
+#define T 6
+#define TILE_DOT tile_dot_6
+#include "common/cpu_tile_dot.h"
 #endif
 #if VL >= 16
-TILE_DOT(7)
-TILE_DOT(8)
+#define T 7
+#define TILE_DOT tile_dot_7
+#include "common/cpu_tile_dot.h"
+#define T 8
+#define TILE_DOT tile_dot_8
+#include "common/cpu_tile_dot.h"
 #endif
 
 /* out[t][row] for all rows of at most TILE_H groups and tokens >= 2; sum: `tokens` of them, to work in */
