@@ -4,7 +4,6 @@
  * An input is a list of edits to the plan of one of the descriptions in tests/fuzz/corpus/yaml, which are compiled
  * once, so that no seed goes stale with the format: byte 0 picks the plan, then 6 bytes an edit: which leaf or
  * array (16 bits), what to do (8), with what (16), 8 spare. Text that begins with '{' is taken as a plan itself. */
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +11,11 @@
 #include "base/file.h"
 #include "compiler/compile.h"
 #include "runtime/runtime.h"
+#include "tests/fuzz/descriptions.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { MAX_BASES = 64, MAX_EDITS = 2000 };
+enum { MAX_BASES = 2 * MAX_DESCRIPTIONS, MAX_EDITS = 2000 };
 
 typedef struct Span { size_t off, len, key; } Span; /* key: where its name begins in the text; an array's are its array's */
 typedef struct Array { Span whole, *elem; size_t n; } Array;
@@ -283,38 +283,17 @@ add_base(const char *path, const char *target)
 	arena_release(&perm);
 }
 
-static int
-by_name(const void *a, const void *b)
-{
-	return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 static void
 make_bases(void)
 {
-	static const char folder[] = "tests/fuzz/corpus/yaml";
-	char *name[MAX_BASES];
-	int n = 0;
-	DIR *dir = opendir(folder);
+	char *path[MAX_DESCRIPTIONS];
+	int n = descriptions_list(path);
 
-	if (!dir)
-		die(folder, "run from the root of the repository");
-	for (struct dirent *e; (e = readdir(dir)) != NULL && n < MAX_BASES / 2;) {
-		size_t len = strlen(e->d_name);
-		/* other files there are inputs that once failed */
-		if (len > 5 && strcmp(e->d_name + len - 5, ".yaml") == 0 &&
-		    asprintf(&name[n], "%s/%s", folder, e->d_name) > 0)
-			n++;
-	}
-	closedir(dir);
-	qsort(name, (size_t)n, sizeof *name, by_name);
 	for (int i = 0; i < n; i++) {
-		add_base(name[i], "ref");
-		add_base(name[i], "cpu-v3");
-		free(name[i]);
+		add_base(path[i], "ref");
+		add_base(path[i], "cpu-v3");
+		free(path[i]);
 	}
-	if (!n)
-		die(folder, "no descriptions");
 }
 
 /* ---- running ---- */

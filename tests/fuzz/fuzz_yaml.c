@@ -1,4 +1,4 @@
-/* Any text as a description: a sentence or an artifact for the reference, never a fault of the compiler. */
+/* Any text as a description: a sentence or an artifact, mostly for the reference, never a fault of the compiler. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +38,7 @@ compile(const char *text, size_t size, Diag *d, Arena *perm, Strbuf *dump)
 	}
 	if (!small(s))
 		return;
-	Compiled *c = compile_spec(s, "ref", "plan", dump, d, perm);
+	Compiled *c = compile_spec(s, size % 4 ? "ref" : "cpu-v3", "plan", dump, d, perm);
 	if (!c != (d->n_error > 0))
 		abort();
 }
