@@ -149,6 +149,19 @@ tensor_dtype(Graph *g, const char *role, int layer, int64_t cols, Loc loc)
 	return d;
 }
 
+/* Blocks hold neighbours of one row: they survive neither a transposition nor a division of the row by its length. */
+static void
+check_form(Graph *g, const char *role, const PlanSource *s, Dtype d, Loc loc)
+{
+	if (dtype_info(d)->block_elems == 1)
+		return;
+	if (s->transpose)
+		err_at(g->diag, loc, "storage: the checkpoint holds %s transposed, which can be read as f32, f16 or bf16, not as %s", role,
+		       dtype_text(d));
+	if (s->unit_rows)
+		err_at(g->diag, loc, "storage: head.row_norm changes rows of the head, stored as f32, f16 or bf16, not as %s", dtype_text(d));
+}
+
 static const TensorRule *
 rule_or_error(Graph *g, const char *role, int *part, Loc loc)
 {
@@ -205,6 +218,7 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	if (rule->rope_pairs && (strcmp(role, "q") == 0 || strcmp(role, "k") == 0))
 		src->rope_pairs = s->attention.head_dim;
 	Dtype dtype = tensor_dtype(g, role, layer, cols, loc);
+	check_form(g, role, src, dtype, loc);
 	return tensor_add(g, tensor_id(g->arena, role, layer, suffix), dtype, rows, cols, src, 1, loc);
 }
 
@@ -240,6 +254,7 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 		source_join(&src[e]);
 	}
 	Dtype dtype = tensor_dtype(g, role, layer, cols, loc);
+	check_form(g, role, src, dtype, loc);
 	return tensor_add(g, tensor_id(g->arena, role, layer, ""), dtype, n_experts * rows, cols, src, n_src, loc);
 }
 
