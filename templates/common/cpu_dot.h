@@ -111,7 +111,9 @@ dot_words(vi acc, vi w, vi x)
 #if defined(VF_NATIVE_512)
 	return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
 #elif VL == 8 && defined(VF_HAVE_256)
-	return acc + (vi)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+	vi t; /* assembly, or gcc would add in trees, for which registers are too few */
+	__asm__("vpmaddwd %[x], %[w], %[t]\n\tvpaddd %[t], %[a], %[a]" : [a] "+x"(acc), [t] "=&x"(t) : [w] "x"(w), [x] "x"(x));
+	return acc;
 #elif VL == 4 && defined(__SSE2__)
 	return acc + (vi)_mm_madd_epi16((__m128i)w, (__m128i)x);
 #else
@@ -131,7 +133,9 @@ dot_bytes(vi acc, vi w, vi x)
 #if defined(VF_NATIVE_512)
 	return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
 #elif VL == 8 && defined(VF_HAVE_256)
-	return (vi)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+	vi t;
+	__asm__("vpmaddubsw %[x], %[w], %[t]\n\tvpaddw %[t], %[a], %[a]" : [a] "+x"(acc), [t] "=&x"(t) : [w] "x"(w), [x] "x"(x));
+	return acc;
 #else
 	vi byte = vi_all(255);
 	return acc + (w & byte) * (x << 24 >> 24) + (w >> 8 & byte) * (x << 16 >> 24) +
