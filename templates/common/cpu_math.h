@@ -45,6 +45,14 @@ typedef int32_t  vi __attribute__((vector_size(4 * VL), may_alias));
 typedef float    vf_mem __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef uint16_t f16;
 
+#if VL == 16
+#define VL_TIMES(x) { x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x }
+#elif VL == 8
+#define VL_TIMES(x) { x, x, x, x, x, x, x, x }
+#else
+#define VL_TIMES(x) { x, x, x, x }
+#endif
+
 /* --- lanes ----------------------------------------------------------------------------------------------------- */
 LLMC_INLINE vf
 vf_load(const float *p)
@@ -86,21 +94,14 @@ vf_set1(float x)
 #elif VL == 8 && defined(VF_HAVE_256)
 	return (vf)_mm256_set1_ps(x);
 #else
-	vf v;
-	for (int i = 0; i < VL; i++)
-		v[i] = x;
-	return v;
+	return (vf)VL_TIMES(x);
 #endif
 }
 
 LLMC_INLINE vi
 vi_set1(int32_t x)
 {
-	vi v;
-
-	for (int i = 0; i < VL; i++)
-		v[i] = x;
-	return v;
+	return (vi)VL_TIMES(x);
 }
 
 /* 0, 1, 2, ... */
@@ -306,7 +307,7 @@ vf_load_f16(const f16 *p)
 	x.h[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)));
 	return x.v;
 #else
-	vi h;
+	vi h = { 0 };
 	for (int i = 0; i < VL; i++)
 		h[i] = p[i];
 	vi em = (h & vi_set1(0x7fff)) << 13;

@@ -17,8 +17,9 @@ CACHE = Path(os.environ.get("LLMC_KERNEL_TESTS", ROOT / "build" / "kernel-tests"
 CC = os.environ.get("LLMC_CC", "gcc")
 WARN = "-Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith -Wvla -Werror".split()
 FLAGS = "-std=gnu11 -O2 -fPIC -shared -ffp-contract=off -fno-math-errno -fvisibility=default".split()
-ARCH = {"generic": [], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4", "-mavx512vnni"],
-        "v4p": ["-march=x86-64-v3", "-DLLMC_PORTABLE_V4"]}
+# what is only right, not fast, is compiled quickly
+ARCH = {"generic": ["-O1"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4", "-mavx512vnni"],
+        "v4p": ["-O1", "-march=x86-64-v3", "-DLLMC_PORTABLE_V4"]}
 PAGE = 32
 
 
@@ -101,7 +102,7 @@ def build(template, target, params, extra=()):
     text = expand(template, params)
     if _headers is None:
         _headers = b"".join(p.read_bytes() for p in sorted((TEMPLATES / "common").iterdir()))
-    cmd = [CC, *FLAGS, *WARN, *ARCH[target], *extra, f"-I{TEMPLATES}"]
+    cmd = [CC, *FLAGS, *WARN, *ARCH[target], *extra, *os.environ.get("LLMC_KERNEL_TEST_CFLAGS", "").split(), f"-I{TEMPLATES}"]
     key = hashlib.sha256(text.encode() + _headers + " ".join(cmd).encode()).hexdigest()[:24]
     CACHE.mkdir(parents=True, exist_ok=True)
     so = CACHE / f"{template}-{target}-{key}.so"
