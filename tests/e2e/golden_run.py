@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
@@ -18,18 +19,16 @@ class Refused(Exception):
     pass
 
 
-def run(folder, golden, *args, set=None, n=None, cache=None, timeout=120):
-    """(logits [n_prompt, vocab], new tokens). Refused when the command ends with an error."""
+def run(folder, golden, *args, set=None, n=None, timeout=240):
+    """(logits [n_prompt, vocab], new tokens). Refused when the command ends with an error.
+    The artifact stays in the folder; built kernels go to the cache that all tests share."""
     out = os.path.join(str(folder), "out.npy")
     cmd = [LLMC, "run", str(folder), "--tokens", ",".join(map(str, golden.prompt)), "--logits", out, "--json",
-           "--ignore-eos", "-n", str(n or len(golden.greedy) or 1), *golden.args, *args]
+           "--ignore-eos", "-n", str(n or len(golden.greedy) or 1),
+           "--artifact", tempfile.mkdtemp(dir=str(folder)), *golden.args, *args]
     for key, value in ({"kv.dtype": "f32"} | golden.set | (set or {})).items():
         cmd += ["--set", f"{key}={value}"]
-    # kernels of golden models run for a moment: building them is what takes time
-    env = dict(os.environ, LLMC_KERNEL_CFLAGS="-O1")
-    if cache:
-        env["LLMC_CACHE"] = str(cache)
-    p = subprocess.run(cmd, capture_output=True, text=True, env=env, timeout=timeout)
+    p = subprocess.run(cmd, capture_output=True, text=True, timeout=timeout)
     if p.returncode:
         raise Refused(f"exit {p.returncode}: {' '.join(cmd)}\n{p.stderr}")
     return np.load(out), json.loads(p.stdout)["tokens"]

@@ -13,11 +13,6 @@ for case in CASES:
     ONE_EACH.setdefault(case.split("-")[0], case)
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 def cpu_flags():
     with open("/proc/cpuinfo") as f:
         for line in f:
@@ -43,33 +38,33 @@ def test_every_family_has_three():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_reference(name, tmp_path, cache):
+def test_reference(name, tmp_path):
     g = weights.Golden(name)
     g.build(tmp_path)
-    check(g, *run(tmp_path, g, "--device", "ref", cache=cache))
+    check(g, *run(tmp_path, g, "--device", "ref"))
 
 
 @pytest.mark.parametrize("name", [n for f, n in ONE_EACH.items() if f != "chatglm1"])
-def test_reference_in_chunks(name, tmp_path, cache):
+def test_reference_in_chunks(name, tmp_path):
     """The prompt in pieces of seven tokens; chatglm1 takes it whole, as its tokens see each other."""
     g = weights.Golden(name)
     g.build(tmp_path)
-    check(g, *run(tmp_path, g, "--device", "ref", "--chunk", "7", cache=cache))
+    check(g, *run(tmp_path, g, "--device", "ref", "--chunk", "7"))
 
 
 @pytest.mark.parametrize("name", ["llama-smol", "deepseek_v3-plain"])
-def test_kv_in_half_precision(name, tmp_path, cache):
+def test_kv_in_half_precision(name, tmp_path):
     """The default type of the cache costs little, and something: it is not ignored."""
     g = weights.Golden(name)
     g.build(tmp_path)
-    logits, _ = run(tmp_path, g, "--device", "ref", set={"kv.dtype": "f16"}, cache=cache)
+    logits, _ = run(tmp_path, g, "--device", "ref", set={"kv.dtype": "f16"})
     assert 1e-6 < error(g, logits) < 5e-3
 
 
 @pytest.mark.parametrize("name,arch", [(n, a) for n, archs in CPU.items() for a in archs.split()])
-def test_cpu(name, arch, tmp_path, cache):
+def test_cpu(name, arch, tmp_path):
     if not RUNS[arch]:
         pytest.skip(f"this processor does not run {arch}")
     g = weights.Golden(name)
     g.build(tmp_path)
-    check(g, *run(tmp_path, g, "--device", "cpu", "--arch", arch, "--threads", "2", cache=cache))
+    check(g, *run(tmp_path, g, "--device", "cpu", "--arch", arch, "--threads", "2"))

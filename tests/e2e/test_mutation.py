@@ -19,7 +19,8 @@ MUTATIONS = {
                    "rope.scaling.attention_factor=1.1", "rope.scaling.truncate=false",
                    "rope.scaling.original_positions=128"],
     "llama-dynamic": ["rope.scaling.factor=2.1", "rope.scaling.kind=none"],
-    "mistral-window": COMMON[:-1] + ROPE + ["attention.window=6", "attention.window=8", "attention.window_layers=[0, 1]"],
+    "mistral-window": COMMON[:-1] + ROPE + ["attention.window=6", "attention.window=8",
+                                            "attention.window_layers=[0, 1]"],
     "qwen2-windows": COMMON[:-1] + ROPE + ["attention.window=7", "attention.window_layers=[1, 2, 3]"],
     "qwen3-plain": COMMON + ROPE + ["norm.qk_eps=0.02"],
     "gemma2-caps": COMMON[:-1] + ROPE + ["attention.window=7", "attention.window_layers=[1, 3]", "head.cap=3.01",
@@ -52,7 +53,8 @@ MUTATIONS = {
     "baichuan-rope": COMMON + ["rope.theta=11000", "rope.style=*"],
     "baichuan-alibi": COMMON + ["alibi.max_bias=8.1"],
     "baichuan-norm-head": ["head.row_norm=false"],
-    "chatglm1-plain": COMMON[:-1] + ["rope.theta=11000", "rope.style=*", "attention.mask=causal", "residual.from=stream"],
+    "chatglm1-plain": COMMON[:-1] + ["rope.theta=11000", "rope.style=*", "attention.mask=causal",
+                                     "residual.from=stream"],
     "chatglm2-groups": COMMON + ["rope.theta=11000", "rope.style=*", "rope.dims=16"],
     "chatglm2-post-residual-bf16": ["residual.from=stream"],
     "chatglm2-glm4-ratio": ["rope.theta=190"],
@@ -80,12 +82,12 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name,mutation", CASES)
-def test_mutation_shows(name, mutation, models, tmp_path):
+def test_mutation_shows(name, mutation, models):
     g, folder, value = models(name)
     key, new = mutation.split("=")
     if new == "*":
         new = OTHER[value[key]]
     elif new.startswith("*"):
         new = repr(float(value[key]) * float(new[1:]))
-    logits, _ = run(folder, g, "--device", "ref", set={key: new}, n=1, cache=tmp_path)
+    logits, _ = run(folder, g, "--device", "ref", set={key: new}, n=1)
     assert error(g, logits) > 10 * TOLERANCE

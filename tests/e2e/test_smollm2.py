@@ -19,14 +19,13 @@ with open(os.path.join(ROOT, "tests", "golden", "smollm2", "greedy.json")) as f:
     GOLDEN = json.load(f)
 
 
-def cache_folder():
-    return os.environ.get("LLMC_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
+# where tools/smollm2.sh leaves it; the tests' own cache is another
+CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
 
 
 @pytest.fixture(scope="module")
 def model_file():
-    path = os.environ.get("LLMC_SMOLLM2") or os.path.join(cache_folder(), "downloads", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    path = os.environ.get("LLMC_SMOLLM2") or os.path.join(CACHE, "downloads", "SmolLM2-135M-Instruct.Q4_1.gguf")
     if not os.path.exists(path):
         pytest.skip("no SmolLM2: LLMC_SMOLLM2 is not set and tools/smollm2.sh has not run")
     with open(path, "rb") as g:
