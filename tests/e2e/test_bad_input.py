@@ -33,7 +33,7 @@ def tensors(llmc):
     """What the tiny description wants, as zeros."""
     plan = llmc.json("plan", TINY, "--set", "storage.default=f32", "--arch", "generic")["plan"]
     out = {}
-    for t in plan["tensors"]:
+    for t in plan["tensor"]:
         for s in t["src"]:
             out[s["name"]] = np.zeros((s["rows"], s["cols"]) if s["cols"] else (s["rows"],), np.float32)
     return out
@@ -163,9 +163,9 @@ def test_an_unwritable_output_folder(llmc, tmp_path):
 
 def test_learned_positions_end(llmc):
     """Nothing runs beyond the last position of a model whose positions are a table."""
-    sets = ["--set", "position=learned"]
-    limit = int(llmc.json("plan", TINY, *sets)["plan"]["max_positions"])
-    llmc("run", TINY, *RANDOM, *sets, "--tokens", "1", "--context", limit + 1, code=1)
+    model = "tests/golden/models/gpt2-plain"
+    limit = int(llmc.json("plan", model, "--device", "ref")["plan"]["max_positions"])
+    llmc("run", model, "--random-weights", "--device", "ref", "--tokens", "1", "--context", limit + 1, code=1)
     assert str(limit) in llmc.err
 
 
