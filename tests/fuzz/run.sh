@@ -54,7 +54,7 @@ for name; do
 	rm -rf "$new"
 	mkdir -p "$new" "tests/fuzz/corpus/$name"
 	case $name in
-	plan) runs=1500 ;;
+	plan | spec) runs=1000 ;;
 	yaml) runs=2500 ;;
 	template | tokenizer) runs=10000 ;;
 	*) runs=50000 ;;
