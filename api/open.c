@@ -99,7 +99,6 @@ read_plan(llmc_model *m, const char *json, size_t size, const char *name, llmc_e
 	Plan *plan;
 
 	TRY(plan_read(json, size, name, &m->arena, &plan, err));
-	TRY(plan_check(plan, err));
 	m->plan = plan;
 	return LLMC_OK;
 }

@@ -29,23 +29,28 @@ check_target(const Plan *plan, llmc_error *err)
 	return error_set(err, LLMC_E_INPUT, "the plan is for target \"%s\", which this llmc does not know", plan->target);
 }
 
+/* Find the weights: a checkpoint that does not fit is told before time goes into compiling for it. */
 static llmc_status
-load_weights(Runtime *rt, const RuntimeOptions *o, llmc_error *err)
+open_weights(Runtime *rt, const RuntimeOptions *o, WeightsOptions *w, llmc_error *err)
 {
-	WeightsOptions w = { .path = o->weights, .random_weights = o->random_weights, .cache_packed = o->cache_packed,
-		.log = o->log, .log_user = o->log_user };
 	Strbuf path = { 0 };
-	llmc_status status;
 
-	if (!w.path && rt->plan->weights) {
+	if (!w->path && rt->plan->weights) {
 		file_join(&path, o->artifact, rt->plan->weights);
-		w.path = strbuf_str(&path);
+		w->path = strbuf_str(&path);
 	}
-	TRY_GOTO(threads_open(rt->n_threads, &w.threads, err));
-	TRY_GOTO(weights_load(rt->plan, &w, &rt->weights, err));
-fail:
-	threads_close(w.threads);
+	llmc_status status = weights_open(rt->plan, w, &rt->weights, err);
+	w->path = NULL; /* not needed any more */
 	strbuf_release(&path);
+	return status;
+}
+
+static llmc_status
+pack_weights(Runtime *rt, WeightsOptions *w, llmc_error *err)
+{
+	TRY(threads_open(rt->n_threads, &w->threads, err));
+	llmc_status status = weights_pack(rt->weights, w, err);
+	threads_close(w->threads);
 	return status;
 }
 
@@ -87,13 +92,16 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	rt->plan = plan;
 	rt->n_threads = opt->n_threads > 0 ? opt->n_threads : topology_threads();
+	WeightsOptions w = { .path = opt->weights, .random_weights = opt->random_weights, .cache_packed = opt->cache_packed,
+		.log = opt->log, .log_user = opt->log_user };
+	TRY_GOTO(open_weights(rt, opt, &w, err));
 	double start = now();
 	if (plan->n_kernel) {
 		KernelOptions k = { .artifact = opt->artifact, .n_jobs = rt->n_threads, .log = opt->log, .log_user = opt->log_user };
 		TRY_GOTO(kernels_open(plan, &k, &rt->kernels, err));
 	}
 	double built = now();
-	TRY_GOTO(load_weights(rt, opt, err));
+	TRY_GOTO(pack_weights(rt, &w, err));
 	TRY_GOTO(load_factors(rt, err));
 	rt->times = (RuntimeTimes){ .compile_s = built - start, .pack_s = now() - built, .load_s = now() - start };
 	*out = rt;

@@ -60,7 +60,7 @@ aot_use(Kernels *k)
 		file_join(&u->object, strbuf_str(&dir), name);
 		if (!source || strcmp(source, u->source_key))
 			snprintf(why.text, sizeof why.text, "%s was built from another source or with other flags", name);
-		else if (object_check(strbuf_str(&u->object), &why) == LLMC_OK)
+		else if (object_check(strbuf_str(&u->object), u->source_key, &why) == LLMC_OK)
 			u->ready = true;
 		fit += u->ready;
 	}

@@ -30,6 +30,16 @@ kernels_say(const Kernels *k, int level, const char *fmt, ...)
 	k->opt.log(k->opt.log_user, level, line);
 }
 
+/* The text without the comment that a generated file begins with: it names the model and lines of its description, and
+ * models that differ only there share their kernels. */
+static const char *
+behind_head(const char *text)
+{
+	const char *end = strncmp(text, "/* generated from ", 18) ? NULL : strstr(text, "*/");
+
+	return end ? end + 2 : text;
+}
+
 static llmc_status
 add_file(Sha256 *sum, const char *path, const char *name, llmc_error *err)
 {
@@ -39,7 +49,8 @@ add_file(Sha256 *sum, const char *path, const char *name, llmc_error *err)
 	TRY_GOTO(file_check_trusted(path, err));
 	TRY_GOTO(file_read(path, MAX_SOURCE, &text, err));
 	sha256_add(sum, name, strlen(name) + 1);
-	sha256_add(sum, strbuf_str(&text), text.len + 1);
+	const char *body = behind_head(strbuf_str(&text));
+	sha256_add(sum, body, text.len - (size_t)(body - strbuf_str(&text)));
 fail:
 	strbuf_release(&text);
 	return status;
@@ -182,7 +193,7 @@ look_into_cache(Kernels *k, llmc_error *err)
 		sha256_hex(&sum, key);
 		snprintf(name, sizeof name, "%s.so", key);
 		file_join(&u->object, strbuf_str(&dir), name);
-		switch (object_check(strbuf_str(&u->object), &why)) {
+		switch (object_check(strbuf_str(&u->object), u->source_key, &why)) {
 		case LLMC_OK:
 			u->ready = true;
 			break;

@@ -42,10 +42,11 @@ llmc_status cc_run(char *const argv[], size_t cap, Strbuf *out, int *code, llmc_
 llmc_status cc_flags(const char *target, char ***flags, char **text, llmc_error *err);
 
 /* --- compile.c --- */
-/* Compile the units that are not ready to their `object`, several at once. Each object ends with its own checksum. */
+/* Compile the units that are not ready to their `object`, several at once. Each object ends with its source's key and a checksum. */
 llmc_status kernels_compile(Kernels *k, llmc_error *err);
-/* Is the file there, ours, and whole? LLMC_OK, or E_IO (not there), or another code with the reason. */
-llmc_status object_check(const char *path, llmc_error *err);
+/* Is the file there, ours, whole, and built from this source? LLMC_OK, E_IO (not there), E_CHECK (to be built again), or
+ * E_INPUT (others may have written it). */
+llmc_status object_check(const char *path, const char *source_key, llmc_error *err);
 
 /* --- build.c --- */
 llmc_status kernels_prepare(const Plan *plan, const KernelOptions *opt, Kernels **out, llmc_error *err);

@@ -19,7 +19,8 @@
 #include "runtime/cpu/build.h"
 
 enum { MAX_FLAGS = 256, STALE_S = 600 };
-static const char mark[8] = "llmc so1";
+static const char mark[8] = "llmc so2"; /* format of the seal */
+enum { SEAL_BYTES = 64 + 64 + sizeof mark }; /* key of the source, checksum of all before it, mark */
 
 typedef struct Crew {
 	Kernels        *k;
@@ -40,7 +41,7 @@ checksum(const void *data, size_t n, char hex[65])
 }
 
 llmc_status
-object_check(const char *path, llmc_error *err)
+object_check(const char *path, const char *source_key, llmc_error *err)
 {
 	FileMap m;
 	char hex[65];
@@ -50,29 +51,36 @@ object_check(const char *path, llmc_error *err)
 	if (file_check_trusted(path, err) != LLMC_OK)
 		return LLMC_E_INPUT;
 	TRY(file_map(path, &m, err));
-	size_t tail = 64 + sizeof mark;
-	bool whole = m.size > tail && !memcmp(m.data + m.size - sizeof mark, mark, sizeof mark);
+	const unsigned char *end = m.data + m.size;
+	bool whole = m.size > SEAL_BYTES && !memcmp(end - sizeof mark, mark, sizeof mark);
 	if (whole) {
-		checksum(m.data, m.size - tail, hex);
-		whole = !memcmp(m.data + m.size - tail, hex, 64);
+		checksum(m.data, m.size - SEAL_BYTES + 64, hex);
+		whole = !memcmp(end - SEAL_BYTES + 64, hex, 64);
 	}
+	bool ours = whole && !memcmp(end - SEAL_BYTES, source_key, 64);
 	file_unmap(&m);
-	return whole ? LLMC_OK : error_set(err, LLMC_E_CHECK, "%s: damaged or cut off", path);
+	if (!whole)
+		return error_set(err, LLMC_E_CHECK, "%s: damaged or cut off", path);
+	return ours ? LLMC_OK : error_set(err, LLMC_E_CHECK, "%s: built from another source", path);
 }
 
-/* Append the checksum. */
+/* Append the key and the checksum of everything up to it. */
 static llmc_status
-seal(const char *path, llmc_error *err)
+seal(const char *path, const char *source_key, llmc_error *err)
 {
 	FileMap m;
+	Sha256 sum;
 	char hex[65];
 
 	TRY(file_map(path, &m, err));
-	checksum(m.data, m.size, hex);
+	sha256_init(&sum);
+	sha256_add(&sum, m.data, m.size);
+	sha256_add(&sum, source_key, 64);
+	sha256_hex(&sum, hex);
 	file_unmap(&m);
 	FILE *f = fopen(path, "abe");
-	bool ok = f && fwrite(hex, 1, 64, f) == 64 && fwrite(mark, 1, sizeof mark, f) == sizeof mark && fflush(f) == 0 &&
-	          (fsync(fileno(f)) == 0 || errno == EINVAL);
+	bool ok = f && fwrite(source_key, 1, 64, f) == 64 && fwrite(hex, 1, 64, f) == 64 &&
+	          fwrite(mark, 1, sizeof mark, f) == sizeof mark && fflush(f) == 0 && (fsync(fileno(f)) == 0 || errno == EINVAL);
 	int code = errno;
 	if (f && fclose(f) != 0 && ok) {
 		ok = false;
@@ -130,7 +138,7 @@ compile(const Kernels *k, Unit *u, int number)
 		                   strbuf_str(&text));
 		goto fail;
 	}
-	TRY_GOTO(seal(tmp, &u->error));
+	TRY_GOTO(seal(tmp, u->source_key, &u->error));
 	if (chmod(tmp, 0755) < 0 || rename(tmp, object) < 0)
 		status = error_set(&u->error, LLMC_E_IO, "%s: cannot write: %s", object, strerror(errno));
 fail:

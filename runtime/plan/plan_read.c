@@ -249,8 +249,8 @@ read_step(Reader *r, json_t *j, PlanStep *s)
 		rd_leave(r, was);
 	}
 	s->yaml_line = (int)rd_get_int(r, j, "yaml_line", 0, INT32_MAX);
-	s->weight_bytes = rd_get_int(r, j, "weight_bytes", 0, INT64_MAX);
-	s->flops_per_row = rd_get_int(r, j, "flops_per_row", 0, INT64_MAX);
+	s->weight_bytes = rd_get_int(r, j, "weight_bytes", 0, MAX_STEP);
+	s->flops_per_row = rd_get_int(r, j, "flops_per_row", 0, MAX_STEP);
 }
 
 /* p->field = array of j's member `field`, each element read by fn */

@@ -12,7 +12,9 @@
 enum { HUGE_FROM = 32 << 20 };
 
 struct Weights {
+	const Plan  *plan;
 	Checkpoint  *checkpoint;
+	CheckpointTensor *src; /* of all sources of all tensors, until they are packed; NULL: noise */
 	const void **data;    /* [n_tensor] */
 	void        *region;  /* packed tensors: memory, or the cache's mapping */
 	size_t       region_bytes;
@@ -141,10 +143,8 @@ load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src,
 }
 
 llmc_status
-weights_load(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_error *err)
+weights_open(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_error *err)
 {
-	CheckpointTensor *src = NULL;
-	PackMap map = { 0 };
 	llmc_status status = LLMC_OK;
 	Weights *w = calloc(1, sizeof *w);
 
@@ -153,6 +153,7 @@ weights_load(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_er
 		status = error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors", plan->n_tensor);
 		goto fail;
 	}
+	w->plan = plan;
 	if (!opt->random_weights) {
 		if (!opt->path) {
 			status = error_set(err, LLMC_E_INPUT,
@@ -161,18 +162,39 @@ weights_load(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_er
 			goto fail;
 		}
 		TRY_GOTO(checkpoint_open(opt->path, &w->checkpoint, err));
-		TRY_GOTO(find_sources(plan, w->checkpoint, &src, err));
+		TRY_GOTO(find_sources(plan, w->checkpoint, &w->src, err));
 	}
-	TRY_GOTO(lay_out(plan, src, &map, w, err));
-	TRY_GOTO(load_packed(plan, opt, src, &map, w, err));
-	free(src);
-	free(map.offset);
 	*out = w;
 	return LLMC_OK;
 fail:
-	free(src);
-	free(map.offset);
 	weights_close(w);
+	return status;
+}
+
+llmc_status
+weights_pack(Weights *w, const WeightsOptions *opt, llmc_error *err)
+{
+	PackMap map = { 0 };
+	llmc_status status;
+
+	TRY_GOTO(lay_out(w->plan, w->src, &map, w, err));
+	TRY_GOTO(load_packed(w->plan, opt, w->src, &map, w, err));
+fail:
+	free(w->src);
+	w->src = NULL;
+	free(map.offset);
+	return status;
+}
+
+llmc_status
+weights_load(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_error *err)
+{
+	TRY(weights_open(plan, opt, out, err));
+	llmc_status status = weights_pack(*out, opt, err);
+	if (status != LLMC_OK) {
+		weights_close(*out);
+		*out = NULL;
+	}
 	return status;
 }
 
@@ -184,6 +206,7 @@ weights_close(Weights *w)
 	if (w->region)
 		munmap(w->region, w->region_bytes);
 	checkpoint_close(w->checkpoint);
+	free(w->src);
 	free(w->data);
 	free(w);
 }

@@ -15,7 +15,10 @@ typedef struct WeightsOptions {
 	void       *log_user;
 } WeightsOptions;
 
-/* The plan has passed plan_check. */
+/* The plan has passed plan_check and outlives the weights. weights_load is weights_open, which finds every tensor in the
+ * checkpoint, and weights_pack, which takes the time. */
+llmc_status       weights_open(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_error *err);
+llmc_status       weights_pack(Weights *w, const WeightsOptions *opt, llmc_error *err);
 llmc_status       weights_load(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_error *err);
 void              weights_close(Weights *w);
 const void       *weights_data(const Weights *w, int tensor);
