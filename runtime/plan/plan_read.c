@@ -6,6 +6,9 @@
 
 #include <string.h>
 
+/* Of a step's bytes and operations: the sum over the 2^20 steps that a phase may have stays within 63 bits. */
+#define MAX_STEP ((int64_t)1 << 42)
+
 static void
 read_tensor(Reader *r, json_t *j, PlanTensor *t)
 {
