@@ -1,0 +1,70 @@
+"""GGUF files made by llama.cpp's tools, of every packed type and the families llmc is tuned for, against transformers'
+logits of the same weights (tests/golden/make_gguf.py).
+
+The reference dequantises and computes in fp32: it must agree with every file as closely as with plain weights. Kernels
+meet packed weights with rounded activations, within a bound for each kind; building them takes seconds for each file and
+instruction set, so they run a choice of the files that has every type.
+"""
+import glob
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+from golden_run import LLMC, ROOT
+from test_goldens import RUNS
+
+FOLDER = os.path.join(ROOT, "tests", "golden", "gguf")
+CASES = sorted(os.path.basename(p)[:-5] for p in glob.glob(os.path.join(FOLDER, "*.gguf")))
+# Largest difference as a share of the range of the logits. Measured: 1.5e-6, 2e-4, 3.5e-2.
+PLAIN, I16, I8 = 1e-5, 5e-4, 6e-2
+CPU = [(name, arch) for name, archs in {
+    "llama-q4_k_m": "generic v3 v4", "llama-q4_0": "v4", "llama-q4_1-mixed": "generic", "llama-q5_1": "v3", "llama-q5_k_m": "v4",
+    "llama-f16": "v3", "mistral-q8_0": "v4", "qwen2-q4_k_m-fallback": "v3", "qwen3-q4_k_m": "v3"}.items() for arch in archs.split()]
+CPU_I8 = [("llama-q4_1", "v3"), ("mistral-q4_k_m", "v4"), ("qwen2-q8_0", "generic")]
+
+
+def run(name, folder, *args):
+    """(error of the logits, [tokens, expected tokens])"""
+    g = np.load(os.path.join(FOLDER, name + ".npz"))
+    out = os.path.join(str(folder), "out.npy")
+    p = subprocess.run([LLMC, "run", os.path.join(FOLDER, name + ".gguf"), "--tokens", ",".join(map(str, g["prompt"])),
+                        "--logits", out, "--json", "--ignore-eos", "-n", str(len(g["greedy"])), "--threads", "2",
+                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=120)
+    assert p.returncode == 0, p.stderr
+    got, want = np.load(out), g["logits"]
+    assert got.shape == want.shape and np.isfinite(got).all()
+    return float(np.abs(got - want).max() / np.ptp(want)), [json.loads(p.stdout)["tokens"], g["greedy"].tolist()]
+
+
+def test_every_type_and_family_is_there():
+    assert {c.split("-")[0] for c in CASES} == {"llama", "mistral", "qwen2", "qwen3"}
+    types = "f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k q4_k_m q5_k_m"
+    assert {f"llama-{t}" for t in types.split()} <= set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference(name, tmp_path):
+    error, (got, want) = run(name, tmp_path, "--device", "ref")
+    assert error <= PLAIN
+    assert got == want
+
+
+@pytest.mark.parametrize("name,arch", CPU)
+def test_cpu(name, arch, tmp_path):
+    if not RUNS[arch]:
+        pytest.skip(f"this processor does not run {arch}")
+    error, (got, want) = run(name, tmp_path, "--device", "cpu", "--arch", arch)
+    assert error <= (PLAIN if name.endswith("f16") else I16)
+    assert got == want
+
+
+@pytest.mark.parametrize("name,arch", CPU_I8)
+def test_cpu_int8(name, arch, tmp_path):
+    """Coarser, as it says: an error that small would mean that the setting had been ignored."""
+    if not RUNS[arch]:
+        pytest.skip(f"this processor does not run {arch}")
+    error, _ = run(name, tmp_path, "--device", "cpu", "--arch", arch, "--set", "activations=i8")
+    assert I16 < error <= I8
