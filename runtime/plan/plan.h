@@ -53,7 +53,7 @@ typedef struct PlanSource {
 	bool    unit_rows;
 } PlanSource;
 
-/* layout: "row": file order, dtype as stored; "f32": dequantised rows (norms, biases, transposed block formats): the file may
+/* layout: "row": file order, dtype as stored; "f32": dequantised rows (norms, biases): the file may
  * then hold any dtype we read, whatever `dtype` says; others are the packed
  * orders of runtime/weights/layout.h, which say how rows and columns are interleaved for a target. */
 typedef struct PlanTensor {
