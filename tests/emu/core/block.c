@@ -1,0 +1,515 @@
+/* One block: its threads are fibers, a warp runs lane by lane until all its lanes wait, warps come in a random order that
+ * changes at barriers. A block's fibers switch among each other and return to the host fiber when none is ready, when one spins,
+ * or, now and then, after a barrier. */
+#include "emu.h"
+#include "../cuda_api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SPIN_LIMIT = 4000000 };
+
+/* Read by the device header. */
+_Static_assert(offsetof(Thread, bid) == 12 && offsetof(Thread, bdim) == 24 && offsetof(Thread, gdim) == 36 && offsetof(Thread, lane) == 48
+               && offsetof(Thread, warp) == 56 && offsetof(Thread, cluster_rank) == 60, "layout of Thread");
+
+Thread *emu_cur;
+Thread emu_host;
+bool emu_check;
+int emu_arch;
+uint64_t emu_progress;
+static uint64_t spins, spin_progress;
+static bool failed;
+
+static void
+go(Thread *n)
+{
+	Thread *o = emu_cur;
+
+	if (o == n)
+		return;
+	emu_cur = n;
+	fiber_switch(&o->sp, n->sp);
+}
+
+/* Warps get a random priority, lanes run up or down: one warp runs far ahead of the others. */
+static void
+shuffle(Block *b)
+{
+	for (int i = 0; i < b->nw; i++)
+		b->warp_at[i] = (uint8_t)i;
+	for (int i = b->nw - 1; i > 0; i--) {
+		int j = (int)emu_random_below((uint64_t)i + 1);
+		uint8_t x = b->warp_at[i];
+		b->warp_at[i] = b->warp_at[j];
+		b->warp_at[j] = x;
+	}
+	uint64_t down = emu_random();
+	b->any_ready = 0;
+	for (int i = 0; i < b->nw; i++) {
+		int w = b->warp_at[i];
+		b->rank_of[w] = (uint8_t)i;
+		b->down[w] = down >> w & 1;
+		if (b->ready[w])
+			b->any_ready |= 1u << i;
+	}
+}
+
+static Thread *
+pick(Block *b)
+{
+	if (!b->any_ready)
+		return &emu_host;
+	int w = b->warp_at[__builtin_ctz(b->any_ready)];
+	uint32_t m = b->ready[w];
+	int lane = b->down[w] ? 31 - __builtin_clz(m) : __builtin_ctz(m);
+	m &= ~(1u << lane);
+	b->ready[w] = m;
+	if (!m)
+		b->any_ready &= b->any_ready - 1;
+	return &b->t[w * 32 + lane];
+}
+
+/* Any ready thread but this one: spinning lanes must not keep the ones between them from running. */
+static Thread *
+pick_other(Block *b, const Thread *self)
+{
+	int start = (int)emu_random_below((uint64_t)b->nw);
+
+	for (int i = 0; i < b->nw; i++) {
+		int w = (start + i) % b->nw;
+		uint32_t m = b->ready[w] & ~(w == (int)self->warp ? 1u << self->lane : 0);
+		if (!m)
+			continue;
+		for (int skip = (int)emu_random_below((uint64_t)__builtin_popcount(m)); skip; skip--)
+			m &= m - 1;
+		int lane = __builtin_ctz(m);
+		b->ready[w] &= ~(1u << lane);
+		if (!b->ready[w])
+			b->any_ready &= ~(1u << b->rank_of[w]);
+		return &b->t[w * 32 + lane];
+	}
+	return &emu_host;
+}
+
+void
+block_wake(Block *b, int warp, uint32_t lanes)
+{
+	if (!lanes)
+		return;
+	for (uint32_t m = lanes; m; m &= m - 1)
+		b->t[warp * 32 + __builtin_ctz(m)].state = T_READY;
+	b->ready[warp] |= lanes;
+	b->any_ready |= 1u << b->rank_of[warp];
+}
+
+void
+block_wait(ThreadState why, Site at)
+{
+	Thread *t = emu_cur;
+
+	t->state = why;
+	t->at = at;
+	go(pick(t->blk));
+	t->state = T_RUN;
+}
+
+/* A spinning thread lets others run, of this block and of others; when all only spin, nothing will ever come. */
+void
+block_yield(Site at)
+{
+	Thread *t = emu_cur;
+	Block *b = t->blk;
+
+	if (spin_progress != emu_progress) {
+		spin_progress = emu_progress;
+		spins = 0;
+	} else if (++spins > SPIN_LIMIT) {
+		emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at, "spins for ever: what it waits for is never written");
+	}
+	t->state = T_READY;
+	t->at = at;
+	Thread *n = emu_random_below(4) ? pick_other(b, t) : &emu_host;
+	b->ready[t->warp] |= 1u << t->lane;
+	b->any_ready |= 1u << b->rank_of[t->warp];
+	if (n == &emu_host)
+		shuffle(b);
+	go(n);
+	t->state = T_RUN;
+}
+
+void
+block_abandon(void)
+{
+	failed = true;
+	go(&emu_host);
+	abort();
+}
+
+static void
+entry(void)
+{
+	Thread *t = emu_cur;
+	Block *b = t->blk;
+
+	t->state = T_RUN;
+	b->op->fn->invoke(b->op->param);
+	Site none = { "end of the kernel", 0 };
+	Warp *w = &b->warp[t->warp];
+	for (int i = 0; i < w->n_meet; i++)
+		if (w->meet[i].mask >> t->lane & 1)
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, w->meet[i].at, "a lane left the kernel while others wait for it in a warp collective");
+	if (b->arrived)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, b->bar_at, "divergent barrier: a thread left the kernel while others wait at __syncthreads");
+	(void)none;
+	emu_progress++;
+	b->live--;
+	w->alive &= ~(1u << t->lane);
+	if (!b->live && b->op->n_unit && !b->triggered)
+		b->triggered = true;
+	t->state = T_DONE;
+	go(pick(b));
+	abort();
+}
+
+Block *
+block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank)
+{
+	Block *b = emu_alloc(sizeof *b);
+	Dim d = op->block, g = op->grid;
+
+	b->op = op;
+	b->index = index;
+	b->buid = op->buid0 + index;
+	b->nt = (int)(d.x * d.y * d.z);
+	b->nw = (b->nt + 31) / 32;
+	b->live = b->nt;
+	b->cluster = cluster;
+	b->cluster_rank = rank;
+	b->t = emu_alloc(sizeof(Thread) * (size_t)b->nt);
+	for (int i = 0; i < b->nt; i++) {
+		Thread *t = &b->t[i];
+		unsigned u = (unsigned)i;
+		t->tid[0] = u % d.x, t->tid[1] = u / d.x % d.y, t->tid[2] = u / (d.x * d.y);
+		t->bid[0] = index % g.x, t->bid[1] = index / g.x % g.y, t->bid[2] = index / (g.x * g.y);
+		t->bdim[0] = d.x, t->bdim[1] = d.y, t->bdim[2] = d.z;
+		t->gdim[0] = g.x, t->gdim[1] = g.y, t->gdim[2] = g.z;
+		t->lin = u, t->lane = u & 31, t->warp = u >> 5;
+		t->cluster_rank = rank;
+		t->blk = b;
+		t->stack = fiber_stack();
+		t->sp = fiber_prepare(t->stack, u, entry);
+	}
+	shuffle(b);
+	for (int w = 0; w < b->nw; w++) {
+		int n = b->nt - w * 32;
+		b->warp[w].alive = n >= 32 ? ~0u : (1u << n) - 1;
+		block_wake(b, w, b->warp[w].alive);
+	}
+	/* The arena: dynamic part first, then the static objects, whose places all blocks of a kernel share. */
+	b->arena = region_new(R_SHARED, (size_t)op->dyn);
+	b->arena->blk = b;
+	b->arena->dyn = op->dyn;
+	memset(b->arena->lo, 0xff, op->dyn);
+	if (emu_check) {
+		shadow_clear(b->arena, 0, op->dyn);
+		for (int i = 0; i < b->nt; i++)
+			clock_start(&b->t[i]);
+	}
+	return b;
+}
+
+void
+block_free(Block *b)
+{
+	for (int i = 0; i < b->nt; i++) {
+		if (emu_check)
+			clock_stop(&b->t[i]);
+		copy_forget(&b->t[i]);
+		fiber_stack_free(b->t[i].stack);
+	}
+	for (int i = 0; i < 16; i++)
+		known_drop(b->named[i].known);
+	mbar_forget(b);
+	region_drop(b->arena);
+	free(b->t);
+	free(b);
+}
+
+bool
+block_has_ready(const Block *b)
+{
+	return b->any_ready;
+}
+
+bool
+block_done(const Block *b)
+{
+	return !b->live;
+}
+
+bool
+block_slice(Block *b)
+{
+	failed = false;
+	emu_cur = &emu_host;
+	go(pick(b));
+	emu_cur = NULL;
+	return !failed;
+}
+
+/* ---- what kernels call ---- */
+
+EXPORT void
+emu_syncthreads(const char *file, int line)
+{
+	Thread *t = emu_cur;
+	Block *b = t->blk;
+	Site at = { file, line };
+
+	if (b->live != b->nt)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "divergent barrier: __syncthreads after a thread of the block has left the kernel");
+	if (b->arrived && (b->bar_at.line != line || strcmp(b->bar_at.file, file)))
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "divergent barrier: other threads of the block wait at another __syncthreads, in line %d",
+		        b->bar_at.line);
+	b->bar_at = at;
+	if (++b->arrived < b->nt) {
+		block_wait(T_BARRIER, at);
+		return;
+	}
+	b->arrived = 0;
+	b->bar_epoch++;
+	emu_progress++;
+	if (emu_check)
+		clock_block_barrier(b);
+	for (int w = 0; w < b->nw; w++)
+		block_wake(b, w, b->warp[w].alive & ~(w == (int)t->warp ? 1u << t->lane : 0));
+	uint64_t dice = emu_random();
+	if (!(dice & 3))
+		shuffle(b);
+	/* The last to arrive must not run ahead each time; and other blocks get a turn. */
+	if (b->op->n_res > 1 && !(dice >> 8 & 15)) {
+		block_wake(b, (int)t->warp, 1u << t->lane);
+		go(&emu_host);
+		t->state = T_RUN;
+	} else if (dice >> 16 & 1) {
+		block_wake(b, (int)t->warp, 1u << t->lane);
+		go(pick(b));
+		t->state = T_RUN;
+	}
+}
+
+/* __syncthreads that also counts: a reduction over the block's predicate. */
+EXPORT unsigned
+emu_syncthreads_count(int p, const char *file, int line)
+{
+	Block *b = emu_cur->blk;
+	unsigned n = 0;
+
+	emu_cur->arg = !!p;
+	emu_syncthreads(file, line);
+	for (int i = 0; i < b->nt; i++)
+		n += (unsigned)b->t[i].arg;
+	emu_syncthreads(file, line);
+	return n;
+}
+
+static void
+named(int id, int n, bool wait, Site at)
+{
+	Thread *t = emu_cur;
+	Block *b = t->blk;
+
+	if (id < 0 || id > 15)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d: there are 16", id);
+	if (n <= 0 || n % 32 || n > (b->nt + 31) / 32 * 32)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d for %d threads: must be a multiple of 32 within the block's %d", id, n, b->nt);
+	NamedBar *bar = &b->named[id];
+	if (bar->arrived && bar->want != n)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d for %d threads, others wait in it for %d (line %d)", id, n, bar->want, bar->at.line);
+	bar->want = n;
+	bar->at = at;
+	Known *mine = NULL;
+	if (emu_check) {
+		mine = clock_publish(t);
+		bar->known = known_join(bar->known, mine);
+		known_drop(mine);
+	}
+	if (++bar->arrived < n) {
+		if (!wait)
+			return;
+		bar->waiting[t->warp] |= 1u << t->lane;
+		block_wait(T_NAMED, at);
+		return;
+	}
+	emu_progress++;
+	if (wait)
+		bar->waiting[t->warp] |= 1u << t->lane;
+	for (int w = 0; w < b->nw; w++) {
+		for (uint32_t m = bar->waiting[w]; m; m &= m - 1)
+			if (emu_check)
+				clock_acquire(&b->t[w * 32 + __builtin_ctz(m)], bar->known);
+		block_wake(b, w, bar->waiting[w] & ~(w == (int)t->warp ? 1u << t->lane : 0));
+	}
+	memset(bar->waiting, 0, sizeof bar->waiting);
+	bar->arrived = 0;
+	known_drop(bar->known);
+	bar->known = NULL;
+	t->state = T_RUN;
+}
+
+EXPORT void
+emu_named_sync(int id, int n, const char *file, int line)
+{
+	named(id, n, true, (Site){ file, line });
+}
+
+EXPORT void
+emu_named_arrive(int id, int n, const char *file, int line)
+{
+	named(id, n, false, (Site){ file, line });
+}
+
+/* All blocks of a set meet: cluster or grid. Arriving and waiting are separate for a cluster. */
+static void
+release_all(Block **b, int n, ThreadState why)
+{
+	emu_progress++;
+	if (emu_check)
+		clock_blocks(b, n);
+	for (int i = 0; i < n; i++)
+		for (int w = 0; w < b[i]->nw; w++) {
+			uint32_t m = 0;
+			for (int l = 0; l < 32 && w * 32 + l < b[i]->nt; l++)
+				if (b[i]->t[w * 32 + l].state == why)
+					m |= 1u << l;
+			block_wake(b[i], w, m);
+		}
+}
+
+EXPORT void
+emu_grid_sync(const char *file, int line)
+{
+	Site at = { file, line };
+	Thread *t = emu_cur;
+	Op *op = t->blk->op;
+
+	if (!op->cooperative)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "grid barrier in a launch that is not cooperative");
+	uint64_t all = (uint64_t)op->n_block * (uint64_t)t->blk->nt;
+	if (t->blk->live != t->blk->nt)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "grid barrier after a thread of the block has left the kernel");
+	if (++op->grid_arrived < all) {
+		block_wait(T_GRID, at);
+		return;
+	}
+	op->grid_arrived = 0;
+	op->grid_epoch++;
+	t->state = T_GRID;
+	release_all(op->res, op->n_res, T_GRID);
+	go(&emu_host);
+	t->state = T_RUN;
+}
+
+EXPORT void
+emu_cluster_arrive(const char *file, int line)
+{
+	Thread *t = emu_cur;
+	Block *b = t->blk;
+	Site at = { file, line };
+
+	if (t->in_cluster)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "second cluster arrive without a wait between");
+	t->in_cluster = true;
+	b->cluster->arrived++;
+}
+
+EXPORT void
+emu_cluster_wait(const char *file, int line)
+{
+	Thread *t = emu_cur;
+	Cluster *c = t->blk->cluster;
+	Site at = { file, line };
+
+	if (!t->in_cluster)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "cluster wait without an arrive before");
+	t->in_cluster = false;
+	int all = 0, waiting = 1;
+	for (int i = 0; i < c->n; i++) {
+		all += c->b[i]->nt;
+		for (int k = 0; k < c->b[i]->nt; k++)
+			waiting += c->b[i]->t[k].state == T_CLUSTER;
+		if (c->b[i]->live != c->b[i]->nt)
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "cluster barrier after a thread of the cluster has left the kernel");
+	}
+	/* Simplified: all have arrived only when all wait too. Work between arrive and wait still overlaps. */
+	if (waiting < all) {
+		block_wait(T_CLUSTER, at);
+		return;
+	}
+	c->arrived = 0;
+	t->state = T_CLUSTER;
+	release_all(c->b, c->n, T_CLUSTER);
+	go(&emu_host);
+	t->state = T_RUN;
+}
+
+EXPORT unsigned
+emu_cluster_size(void)
+{
+	return (unsigned)emu_cur->blk->cluster->n;
+}
+
+/* Address in another block's shared memory that corresponds to one in ours. */
+EXPORT void *
+emu_cluster_map(const void *p, unsigned rank, const char *file, int line)
+{
+	Site at = { file, line };
+	Block *b = emu_cur->blk;
+
+	if (rank >= (unsigned)b->cluster->n)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "cluster rank %u of a cluster of %d", rank, b->cluster->n);
+	if ((const char *)p < b->arena->lo || (const char *)p >= b->arena->hi)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "address is not in this block's shared memory");
+	return b->cluster->b[rank]->arena->lo + ((const char *)p - b->arena->lo);
+}
+
+/* Programmatic dependent launch. */
+EXPORT void
+emu_gdc_wait(const char *file, int line)
+{
+	Thread *t = emu_cur;
+	Op *op = t->blk->op;
+
+	for (;;) {
+		bool all = true;
+		for (int i = 0; i < op->n_prog; i++)
+			all = all && op_done(op->prog[i]);
+		if (all)
+			break;
+		block_wait(T_GRIDDEP, (Site){ file, line });
+	}
+	t->gdc_waited = true;
+	op->any_waited = true;
+}
+
+EXPORT void
+emu_gdc_launch(void)
+{
+	Block *b = emu_cur->blk;
+
+	if (++b->n_trigger >= b->live)
+		b->triggered = true;
+}
+
+EXPORT void
+emu_spin(const char *file, int line)
+{
+	block_yield((Site){ file, line });
+}
+
+EXPORT void
+emu_trap(const char *file, int line)
+{
+	emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, (Site){ file, line }, "the kernel called its trap");
+}

@@ -1,0 +1,115 @@
+/* cp.async: the target is destroyed when the copy is issued and filled when its group is waited for by the thread that issued it.
+ * Loads and stores of vectors, whose alignment the hardware insists on. */
+#include "emu.h"
+#include "../cuda_api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void
+emu_cp_async(void *dst, const void *src, unsigned n, unsigned src_n, const char *file, int line)
+{
+	CpQueue *q = &emu_cur->cp;
+	Site at = { file, line };
+	Region *r = region_of(dst);
+
+	if (n != 4 && n != 8 && n != 16)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "cp.async of %u bytes: 4, 8 or 16", n);
+	if (((uintptr_t)dst | (uintptr_t)src) & (n - 1))
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned cp.async: both addresses must be multiples of %u", n);
+	if (!r || r->kind != R_SHARED || r->blk != emu_cur->blk)
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "cp.async: the target is not this block's shared memory");
+	if (emu_check) {
+		if (src_n)
+			shadow_access(src, src_n < n ? src_n : n, false, false, NULL, at);
+		shadow_access(dst, n, true, false, NULL, at);
+	}
+	memset(dst, 0xff, n);
+	if (emu_check)
+		shadow_inflight(dst, n);
+	if (q->n_copy == q->cap) {
+		q->cap = q->cap ? 2 * q->cap : 16;
+		q->copy = realloc(q->copy, sizeof *q->copy * (size_t)q->cap);
+	}
+	q->copy[q->n_copy++] = (CpCopy){ dst, src, n, src_n < n ? src_n : n, at };
+}
+
+void
+emu_cp_commit(void)
+{
+	CpQueue *q = &emu_cur->cp;
+
+	if (q->n_group == q->cap_group) {
+		q->cap_group = q->cap_group ? 2 * q->cap_group : 8;
+		q->group = realloc(q->group, sizeof *q->group * (size_t)q->cap_group);
+	}
+	q->group[q->n_group++] = q->n_copy;
+}
+
+static void
+finish(CpQueue *q, int n)
+{
+	for (int i = 0; i < n; i++) {
+		CpCopy *c = &q->copy[i];
+		if (emu_check)
+			shadow_access(c->dst, c->n, true, false, NULL, c->at);
+		memcpy(c->dst, c->src, c->src_n);
+		memset((char *)c->dst + c->src_n, 0, c->n - c->src_n);
+	}
+	memmove(q->copy, q->copy + n, sizeof *q->copy * (size_t)(q->n_copy - n));
+	q->n_copy -= n;
+}
+
+void
+emu_cp_wait(int left)
+{
+	CpQueue *q = &emu_cur->cp;
+	int done = q->n_group - left;
+
+	if (done <= 0)
+		return;
+	int upto = q->group[done - 1];
+	finish(q, upto);
+	for (int i = done; i < q->n_group; i++)
+		q->group[i - done] = q->group[i] - upto;
+	q->n_group -= done;
+}
+
+void
+emu_cp_wait_all(void)
+{
+	finish(&emu_cur->cp, emu_cur->cp.n_copy);
+	emu_cur->cp.n_group = 0;
+}
+
+void
+copy_forget(Thread *t)
+{
+	free(t->cp.copy);
+	free(t->cp.group);
+	t->cp = (CpQueue){ 0 };
+}
+
+void
+emu_load(void *dst, const void *src, unsigned n, const char *file, int line)
+{
+	Site at = { file, line };
+
+	if ((uintptr_t)src & (n - 1))
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned vector load: %u bytes at an address that is no multiple of %u", n, n);
+	if (emu_check)
+		shadow_access(src, n, false, false, NULL, at);
+	memcpy(dst, src, n);
+}
+
+void
+emu_store(void *dst, const void *src, unsigned n, const char *file, int line)
+{
+	Site at = { file, line };
+
+	if ((uintptr_t)dst & (n - 1))
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned vector store: %u bytes at an address that is no multiple of %u", n, n);
+	if (emu_check)
+		shadow_access(dst, n, true, false, NULL, at);
+	memcpy(dst, src, n);
+}

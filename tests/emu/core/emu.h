@@ -1,0 +1,275 @@
+/* Inside of the emulator: what the engine (fibers, blocks, collectives), the checker (shadow cells, clocks) and the driver
+ * stand-in share. One lock, taken by every driver call, guards all of it; kernels run on the calling thread as fibers. */
+#ifndef TESTS_EMU_CORE_EMU_H
+#define TESTS_EMU_CORE_EMU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../device/emu_abi.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define NORETURN __attribute__((noreturn))
+#define COLD __attribute__((cold, noinline))
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+typedef struct { unsigned x, y, z; } Dim;
+typedef struct Thread Thread;
+typedef struct Block Block;
+typedef struct Op Op;
+typedef struct Func Func;
+typedef struct Region Region;
+
+/* Where in the kernel's source a wrapper was called. */
+typedef struct { const char *file; int line; } Site;
+
+/* ---- clock.c: who knows of whose writes ---- */
+typedef struct VC { int ref, n; uint32_t c[]; } VC;              /* per thread of one block: the last clock known */
+typedef struct Known { int ref, n; struct { uint32_t buid; VC *vc; } e[]; } Known; /* other blocks, sorted by buid */
+
+typedef enum { T_READY, T_RUN, T_BARRIER, T_WARP, T_NAMED, T_GRID, T_CLUSTER, T_GRIDDEP, T_YIELD, T_DONE } ThreadState;
+
+typedef struct CpGroup { int first, n; } CpGroup;
+typedef struct CpCopy { void *dst; const void *src; unsigned n, src_n; Site at; } CpCopy;
+typedef struct CpQueue { CpCopy *copy; int n_copy, cap, *group, n_group, cap_group; } CpQueue;
+
+/* The first fields are read by the device header through inline assembly: EMU_OFF_* there. */
+struct Thread {
+	uint32_t tid[3], bid[3], bdim[3], gdim[3], lane, lin, warp, cluster_rank;
+	void *sp;
+	Block *blk;
+	char *stack;
+	ThreadState state;
+	Site at;            /* the collective it waits in */
+	uint64_t slot[16];  /* operands and results of a warp collective */
+	uint64_t arg;
+	CpQueue cp;
+	/* checking mode */
+	uint32_t clk;
+	bool gdc_waited, in_cluster;
+	VC *vc;
+	Known *kn, *fence, *pending;
+	bool fence_cta;
+};
+
+typedef struct { uint32_t mask, arrived; int op; Site at; } Meeting; /* lanes on their way into one warp collective */
+typedef struct { int n_meet; Meeting meet[8]; uint32_t alive; } Warp;
+typedef struct { int want, arrived; uint32_t waiting[32]; Known *known; Site at; } NamedBar;
+
+struct Block {
+	Op *op;
+	uint32_t index, buid;
+	int nt, nw, live, arrived;
+	Site bar_at;
+	Thread *t;
+	Warp warp[32];
+	uint32_t ready[32], any_ready;   /* by rank: any_ready; by warp: ready */
+	uint8_t rank_of[32], warp_at[32], down[32];
+	Region *arena;
+	struct Cluster *cluster;
+	unsigned cluster_rank;
+	int n_obj;              /* static objects met so far */
+	bool triggered, counted;
+	int n_trigger;
+	struct Mbar *mbar;
+	int n_mbar;
+	NamedBar named[16];
+	uint32_t bar_epoch;
+	uint32_t async_clk;
+};
+
+typedef struct Cluster { int n, arrived, live_blocks; Block *b[16]; } Cluster;
+
+/* One shared object of a kernel: the same place in every block, so that a cluster may map it. */
+typedef struct { const void *site; uint32_t off, n; Site at; } SharedObj;
+
+struct Func {
+	char *name;
+	struct CUmod_st *mod;
+	void (*invoke)(void **params);
+	const uint32_t *param_size; /* n, then sizes */
+	int n_param;
+	int max_threads, min_blocks;
+	int max_dyn;
+	int nonportable;
+	SharedObj *obj;
+	int n_obj;
+	uint32_t static_bytes;
+};
+
+/* ---- timeline.c: operations of all streams as one graph ---- */
+typedef enum { OP_KERNEL, OP_COPY, OP_SET, OP_HOST, OP_EMPTY } OpKind;
+typedef enum { OP_QUEUED, OP_RUNNING, OP_DONE } OpState;
+enum { TIMELINE = 2048 };
+typedef struct { uint64_t w[TIMELINE / 64]; } OpSet;
+
+struct Op {
+	uint64_t seq;
+	OpKind kind;
+	OpState state;
+	int n_dep, n_prog;
+	uint64_t *dep, *prog;       /* sequence numbers: full and programmatic edges */
+	uint32_t buid0, n_block;
+	const char *name;
+	OpSet before, after;        /* checking mode: what it knows at start; what its end implies */
+	/* kernel */
+	Func *fn;
+	Dim grid, block, cluster;
+	uint32_t dyn;
+	bool cooperative;
+	void **param;               /* pointers into param_mem */
+	char *param_mem;
+	uint32_t *order;            /* order in which blocks (or clusters) start */
+	uint32_t next, n_done, n_unit;
+	Block **res;                /* resident blocks */
+	int n_res, max_res;
+	uint32_t grid_arrived;
+	uint32_t grid_epoch;
+	bool any_waited;
+	/* copy, set */
+	char *dst, *src, *stage;    /* stage: copy of pageable source memory */
+	size_t bytes;
+	uint64_t value;
+	int value_size;
+	bool host_dst;
+	void (*host_fn)(void *);
+	void *host_arg;
+	int depth;                  /* how many unfinished programmatic predecessors */
+};
+
+/* ---- engine state ---- */
+extern Thread *emu_cur EXPORT;
+extern bool emu_check;             /* checking mode */
+extern int emu_arch;               /* 80, 90, ... of the device in force */
+
+/* util.c */
+void *emu_alloc(size_t n);         /* zeroed; ends the process when there is none */
+void emu_seed(uint64_t seed);
+uint64_t emu_random(void);
+uint64_t emu_random_below(uint64_t n);
+char *emu_format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+long emu_env(const char *name, long otherwise);
+
+/* report.c: findings. emu_die ends the running kernel and never returns. */
+extern int emu_error;              /* driver code of the finding that ended the context, 0 for none */
+NORETURN void emu_die(int code, Site at, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+NORETURN void emu_die_pc(int code, const void *pc, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+NORETURN void emu_die_at(int code, const void *pc, Site at, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+void emu_finding(Thread *t, int code, Site at, const char *text);
+void emu_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+char *emu_who(const Thread *t);
+char *emu_who_uid(uint32_t buid, unsigned thread);
+char *emu_place(const void *pc);
+void emu_signals(void);
+void emu_report_clear(void);
+
+/* fiber.c */
+extern size_t emu_stack_bytes;
+char *fiber_stack(void);
+void fiber_stack_free(char *stack);
+bool fiber_owns(const void *p);   /* the address lies in some fiber's stack */
+void *fiber_prepare(char *stack, unsigned color, void (*entry)(void));
+void fiber_switch(void **save, void *load);
+
+/* block.c */
+extern Thread emu_host;
+Block *block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank);
+void block_free(Block *b);
+bool block_slice(Block *b);            /* run until nothing in it is ready, it yields, or it ends; false after a finding */
+bool block_has_ready(const Block *b);
+bool block_done(const Block *b);
+void block_wake(Block *b, int warp, uint32_t lanes);
+void block_wait(ThreadState why, Site at); /* current thread waits; returns when woken */
+void block_yield(Site at);
+NORETURN void block_abandon(void);     /* after a finding: back to the host */
+void grid_meet(Op *op);
+extern uint64_t emu_progress;          /* counts all that is not a spin */
+
+/* region.c: regions of device, pinned and shared memory */
+typedef enum { R_DEVICE, R_PINNED, R_SHARED, R_MODULE } RegionKind;
+typedef struct { uint64_t w, r; } Cell;
+struct Region {
+	char *lo, *hi;
+	RegionKind kind;
+	Block *blk;             /* shared memory: whose */
+	uint32_t dyn;           /* shared memory: bytes of the dynamic part */
+	Cell *cell;             /* per two bytes, lazily backed */
+	char *base;             /* mapping, guards included */
+	size_t map_bytes, bytes;
+	bool lazy;              /* large: readers are not recorded in pages that no kernel wrote */
+	uint64_t *page_w;       /* lazy regions: who wrote a whole page that has no cells; 0 none */
+	uint8_t *page_cells;
+	int ro;
+};
+Region *region_new(RegionKind kind, size_t bytes);
+Region *region_adopt(RegionKind kind, void *lo, size_t bytes); /* memory of someone else */
+void region_drop(Region *r);
+Region *region_of(const void *p);
+char *region_describe(const void *p);
+Region *region_damage(const char **where);                /* the first damaged one; its zones are repaired */
+
+/* shadow.c */
+void shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, Site at);
+void shadow_clear(Region *r, size_t off, size_t n);      /* as if nothing had been written */
+void shadow_inflight(void *p, size_t n);                 /* target of an asynchronous copy: nothing to read */
+void shadow_host_write(Op *op, void *p, size_t n);
+void shadow_host_read(Op *op, const void *p, size_t n);
+bool shadow_written(const void *p, size_t n, size_t *off);
+void shadow_copy_written(void *dst, const void *src, size_t n);
+void shadow_async_write(Block *b, void *p, size_t n, Site at);
+
+/* shared.c */
+uint32_t shared_static_base(uint32_t dyn);
+bool shared_within(const Region *r, const char *p, size_t n);
+
+/* clock.c */
+VC *vc_new(int n);
+VC *vc_ref(VC *v);
+void vc_drop(VC *v);
+Known *known_ref(Known *k);
+void known_drop(Known *k);
+Known *known_join(Known *a, const Known *b);      /* consumes a; b may be NULL */
+Known *clock_publish(Thread *t);                  /* all t knows, t's own writes included; t's clock ticks */
+void clock_acquire(Thread *t, const Known *k);
+void clock_block_barrier(Block *b);
+void clock_warp(Block *b, int warp, uint32_t lanes);
+void clock_blocks(Block **b, int n);              /* cluster or grid barrier */
+bool clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk);
+void clock_start(Thread *t);
+void clock_stop(Thread *t);
+Known *clock_async(Block *b);                        /* what the block's asynchronous copies have done so far */
+
+/* sync.c, mbar.c */
+void sync_reset(void);
+void mbar_forget(Block *b);
+
+/* mma.c */
+void mma_run(int op, Thread *lane0);
+void mma_ldmatrix(int op, uint32_t mask, Thread *lane0, Site at);
+
+/* what tests look at, by dlsym */
+const char *emu_last_report(void);
+int emu_report_count(void);
+
+/* copy.c */
+void copy_forget(Thread *t);
+
+/* timeline.c */
+extern uint64_t timeline_base;
+Op *op_new(OpKind kind, const char *name);
+void op_add(Op *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog);
+Op *op_at(uint64_t seq);           /* NULL: long done and known to the host */
+bool op_done(uint64_t seq);
+void timeline_run(const uint64_t *seq, int n);    /* until these are done */
+void timeline_run_all(void);
+void timeline_some(void);          /* now and then, some work goes on by itself */
+void timeline_known(const uint64_t *seq, int n);  /* the host has waited for these */
+void timeline_known_all(void);
+void timeline_drop(void);          /* after an error: everything queued is gone */
+bool op_before(uint64_t a, const Op *b, bool waited);
+Op *op_of_buid(uint32_t buid);
+int func_residency(const Func *f, int threads, uint32_t dyn);
+
+#endif

@@ -1,0 +1,80 @@
+/* Stacks and the switch between them. A stack has a guard page below it as long as the number of mappings allows, and a
+ * pattern at its low end for when it has not. */
+#include "emu.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { CHUNK = 256, MAX_GUARDS = 16384, PATTERN = 64 };
+
+size_t emu_stack_bytes = 65536;
+
+static char **free_stack, **chunk_lo;
+static int n_free, n_chunk, n_guard;
+
+__asm__(".text\n"
+        ".globl fiber_switch\n.hidden fiber_switch\n.type fiber_switch,@function\n"
+        "fiber_switch:\n"
+        "	pushq %rbp\n	pushq %rbx\n	pushq %r12\n	pushq %r13\n	pushq %r14\n	pushq %r15\n"
+        "	movq %rsp,(%rdi)\n	movq %rsi,%rsp\n"
+        "	popq %r15\n	popq %r14\n	popq %r13\n	popq %r12\n	popq %rbx\n	popq %rbp\n"
+        "	ret\n"
+        ".size fiber_switch,.-fiber_switch\n");
+
+static void
+grow(void)
+{
+	size_t bytes = emu_stack_bytes * CHUNK;
+	char *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (m == MAP_FAILED)
+		abort();
+	chunk_lo = realloc(chunk_lo, sizeof *chunk_lo * (size_t)(n_chunk + 1));
+	chunk_lo[n_chunk++] = m;
+	free_stack = realloc(free_stack, sizeof *free_stack * (size_t)(n_chunk * CHUNK)); /* room for all to come back */
+	for (int i = CHUNK - 1; i >= 0; i--) {
+		char *s = m + emu_stack_bytes * (size_t)i;
+		if (n_guard < MAX_GUARDS && !mprotect(s, 4096, PROT_NONE))
+			n_guard++;
+		else
+			memset(s, 0x5a, PATTERN);
+		free_stack[n_free++] = s;
+	}
+}
+
+char *
+fiber_stack(void)
+{
+	if (!n_free)
+		grow();
+	return free_stack[--n_free];
+}
+
+void
+fiber_stack_free(char *stack)
+{
+	free_stack[n_free++] = stack;
+}
+
+bool
+fiber_owns(const void *p)
+{
+	for (int i = 0; i < n_chunk; i++)
+		if ((const char *)p >= chunk_lo[i] && (const char *)p < chunk_lo[i] + emu_stack_bytes * CHUNK)
+			return true;
+	return false;
+}
+
+/* The colour spreads the stacks' hot ends over cache sets. */
+void *
+fiber_prepare(char *stack, unsigned color, void (*entry)(void))
+{
+	uint64_t *s = (uint64_t *)(stack + emu_stack_bytes - 64 - color * 64 % 4096);
+
+	*--s = 0;
+	*--s = (uint64_t)(uintptr_t)entry;
+	for (int k = 0; k < 6; k++)
+		*--s = 0;
+	return s;
+}

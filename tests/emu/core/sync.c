@@ -1,0 +1,131 @@
+/* Atomics and fences. Fibers are sequentially consistent, so a forgotten order never shows in values: it shows in checking mode,
+ * where only release and acquire (or fences around relaxed atomics) hand on what a thread knows. */
+#include "emu.h"
+#include "../cuda_api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What was released at an address: to everyone, and to the block of `buid` only. */
+typedef struct { const void *p; Known *all, *block; uint32_t buid; } Place;
+
+static Place *place;
+static int n_place, cap_place;
+
+static Place *
+place_of(const void *p, bool make)
+{
+	for (int i = 0; i < n_place; i++)
+		if (place[i].p == p)
+			return &place[i];
+	if (!make)
+		return NULL;
+	if (n_place == cap_place) {
+		cap_place = cap_place ? 2 * cap_place : 64;
+		place = realloc(place, sizeof *place * (size_t)cap_place);
+	}
+	place[n_place] = (Place){ .p = p };
+	return &place[n_place++];
+}
+
+void
+sync_reset(void)
+{
+	for (int i = 0; i < n_place; i++) {
+		known_drop(place[i].all);
+		known_drop(place[i].block);
+	}
+	n_place = 0;
+}
+
+static void
+publish(Place *s, Thread *t, Known *k, bool block_only)
+{
+	if (!block_only) {
+		s->all = known_join(s->all, k);
+		return;
+	}
+	if (s->buid != t->blk->buid) {
+		known_drop(s->block);
+		s->block = NULL;
+		s->buid = t->blk->buid;
+	}
+	s->block = known_join(s->block, k);
+}
+
+static void
+order_memory(Thread *t, const void *p, int kind, int order, int scope)
+{
+	bool block_only = scope == EMU_CTA;
+
+	if (kind != EMU_STORE) {
+		Place *s = place_of(p, false);
+		if (s) {
+			bool now = order == EMU_ACQUIRE || order == EMU_ACQ_REL;
+			Known *got = NULL;
+			/* A reader with block scope learns only what its own block released, whatever scope that had. */
+			if (!block_only || region_of(p) == t->blk->arena)
+				got = known_join(got, s->all);
+			if (s->buid == t->blk->buid)
+				got = known_join(got, s->block);
+			if (now)
+				clock_acquire(t, got);
+			else
+				t->pending = known_join(t->pending, got);
+			known_drop(got);
+		}
+	}
+	if (kind == EMU_LOAD)
+		return;
+	Place *s = place_of(p, true);
+	if (kind == EMU_STORE) { /* a plain store ends the release sequence */
+		known_drop(s->all);
+		known_drop(s->block);
+		s->all = s->block = NULL;
+	}
+	if (order == EMU_RELEASE || order == EMU_ACQ_REL) {
+		Known *k = clock_publish(t);
+		publish(s, t, k, block_only);
+		known_drop(k);
+	} else if (t->fence) {
+		publish(s, t, t->fence, block_only || t->fence_cta);
+	}
+}
+
+/* Called before the operation itself, which follows without anyone coming between. */
+void
+emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file, int line)
+{
+	Thread *t = emu_cur;
+	Site at = { file, line };
+
+	if ((uintptr_t)p & (n - 1))
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned atomic: %u bytes at an address that is no multiple of %u", n, n);
+	/* Whoever polls must let others go on; before a change others may get in between. */
+	if (kind == EMU_LOAD || kind == EMU_CAS)
+		block_yield(at);
+	else
+		emu_progress++;
+	if (kind == EMU_RMW && !(emu_random() & 7))
+		block_yield(at);
+	if (!emu_check)
+		return;
+	shadow_access(p, n, kind != EMU_LOAD, true, NULL, at);
+	order_memory(t, p, kind, order, scope);
+}
+
+void
+emu_fence(int scope, const char *file, int line)
+{
+	Thread *t = emu_cur;
+
+	t->at = (Site){ file, line };
+	if (!emu_check)
+		return;
+	clock_acquire(t, t->pending);
+	known_drop(t->pending);
+	t->pending = NULL;
+	known_drop(t->fence);
+	t->fence = clock_publish(t);
+	t->fence_cta = scope == EMU_CTA;
+}

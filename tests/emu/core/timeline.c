@@ -1,0 +1,565 @@
+/* All work of all streams as one graph of operations. Nothing runs when it is queued, except now and then; the host's waits make
+ * it run, in a random order that the edges allow. A kernel with a programmatic edge may start as soon as its predecessor has, and
+ * mostly does: what it does before its wait happens before the predecessor has written anything.
+ *
+ * Checking mode keeps for each operation the set of operations that are ordered before it: `before` at its start, `after` once
+ * it has waited for its programmatic predecessors. Operations that the host has waited for leave the window. */
+#include "emu.h"
+#include "../cuda_api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_DEPTH = 3 };
+
+uint64_t timeline_base = 1;
+static uint64_t next_seq = 1;
+static uint32_t next_buid = 1;
+static Op *ring[TIMELINE];
+static OpSet host_known;
+static uint64_t *running;          /* kernels in flight */
+static int n_running, cap_running;
+static uint64_t first_open = 1;    /* all before are done */
+
+static bool
+set_has(const OpSet *s, uint64_t seq)
+{
+	return s->w[seq % TIMELINE / 64] >> (seq % 64) & 1;
+}
+
+static void
+set_put(OpSet *s, uint64_t seq)
+{
+	s->w[seq % TIMELINE / 64] |= 1ull << (seq % 64);
+}
+
+static void
+set_join(OpSet *a, const OpSet *b)
+{
+	for (int i = 0; i < TIMELINE / 64; i++)
+		a->w[i] |= b->w[i];
+}
+
+Op *
+op_at(uint64_t seq)
+{
+	return seq >= timeline_base && seq < next_seq ? ring[seq % TIMELINE] : NULL;
+}
+
+bool
+op_done(uint64_t seq)
+{
+	Op *op = op_at(seq);
+	return !op || op->state == OP_DONE;
+}
+
+Op *
+op_of_buid(uint32_t buid)
+{
+	uint64_t lo = timeline_base, hi = next_seq;
+
+	while (lo < hi) { /* last operation that starts at or below */
+		uint64_t mid = (lo + hi) / 2;
+		if (ring[mid % TIMELINE]->buid0 <= buid)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	return lo > timeline_base ? ring[(lo - 1) % TIMELINE] : NULL;
+}
+
+bool
+op_before(uint64_t a, const Op *b, bool waited)
+{
+	return a < timeline_base || (a < b->seq && set_has(waited ? &b->after : &b->before, a));
+}
+
+Op *
+op_new(OpKind kind, const char *name)
+{
+	Op *op = emu_alloc(sizeof *op);
+
+	op->kind = kind;
+	op->name = name;
+	op->n_block = 1;
+	return op;
+}
+
+static void
+op_free(Op *op)
+{
+	free(op->dep);
+	free(op->prog);
+	free(op->param);
+	free(op->param_mem);
+	free(op->order);
+	free(op->res);
+	free(op->stage);
+	free(op);
+}
+
+static void
+advance_base(void)
+{
+	while (timeline_base < next_seq) {
+		Op *op = ring[timeline_base % TIMELINE];
+		if (op->state != OP_DONE || (emu_check && !set_has(&host_known, timeline_base)))
+			break;
+		ring[timeline_base % TIMELINE] = NULL;
+		timeline_base++;
+		op_free(op);
+	}
+	if (first_open < timeline_base)
+		first_open = timeline_base;
+}
+
+static uint64_t *
+copy_seqs(const uint64_t *s, int *n)
+{
+	uint64_t *c = emu_alloc(sizeof *c * (size_t)(*n + 1));
+	int k = 0;
+
+	for (int i = 0; i < *n; i++)
+		if (op_at(s[i]))
+			c[k++] = s[i];
+	*n = k;
+	return c;
+}
+
+void
+op_add(Op *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
+{
+	if (next_seq - timeline_base >= TIMELINE - 1) { /* more in flight than we keep apart: as if the host waited */
+		timeline_run_all();
+		timeline_known_all();
+		if (emu_error) {
+			op_free(op);
+			return;
+		}
+	}
+	op->seq = next_seq++;
+	op->buid0 = next_buid;
+	next_buid += op->n_block;
+	if (emu_check) { /* the number's place in the sets was another's */
+		host_known.w[op->seq % TIMELINE / 64] &= ~(1ull << (op->seq % 64));
+		for (uint64_t s = timeline_base; s < op->seq; s++) {
+			ring[s % TIMELINE]->before.w[op->seq % TIMELINE / 64] &= ~(1ull << (op->seq % 64));
+			ring[s % TIMELINE]->after.w[op->seq % TIMELINE / 64] &= ~(1ull << (op->seq % 64));
+		}
+		op->before = host_known;
+	}
+	op->n_dep = n_dep;
+	op->dep = copy_seqs(dep, &op->n_dep);
+	op->n_prog = n_prog;
+	op->prog = copy_seqs(prog, &op->n_prog);
+	ring[op->seq % TIMELINE] = op;
+}
+
+int
+func_residency(const Func *f, int threads, uint32_t dyn)
+{
+	int arch = emu_arch, max_threads = arch == 75 ? 1024 : arch == 86 || arch == 89 || arch == 120 ? 1536 : 2048;
+	int blocks = arch == 75 || arch == 86 ? 16 : arch == 89 || arch == 120 ? 24 : 32;
+	uint32_t smem = arch == 75 ? 64u << 10 : arch == 86 || arch == 89 || arch == 120 ? 100u << 10 : arch == 80 ? 164u << 10 : 228u << 10;
+	uint32_t need = f->static_bytes + dyn + (arch >= 80 ? 1024 : 0);
+	int warps = (threads + 31) / 32 * 32;
+
+	if (threads <= 0)
+		return 0;
+	int n = max_threads / warps;
+	if (n > blocks)
+		n = blocks;
+	if (need && (uint32_t)n > smem / need)
+		n = (int)(smem / need);
+	/* As if every kernel took 64 registers a thread. */
+	if (n > 65536 / (64 * warps))
+		n = 65536 / (64 * warps);
+	return n;
+}
+
+/* ---- starting and ending ---- */
+
+static bool
+startable(Op *op)
+{
+	for (int i = 0; i < op->n_dep; i++)
+		if (!op_done(op->dep[i]))
+			return false;
+	op->depth = 0;
+	for (int i = 0; i < op->n_prog; i++) {
+		Op *p = op_at(op->prog[i]);
+		if (!p || p->state == OP_DONE)
+			continue;
+		if (p->state != OP_RUNNING || p->depth + 1 >= MAX_DEPTH)
+			return false;
+		op->depth = p->depth + 1 > op->depth ? p->depth + 1 : op->depth;
+	}
+	return true;
+}
+
+/* At its start an operation knows what its predecessors' ends imply; of programmatic ones only what they knew at theirs. */
+static void
+sets_at_start(Op *op)
+{
+	if (!emu_check)
+		return;
+	for (int i = 0; i < op->n_dep; i++) {
+		Op *d = op_at(op->dep[i]);
+		if (d) {
+			set_join(&op->before, d->any_waited ? &d->after : &d->before);
+			set_put(&op->before, d->seq);
+		}
+	}
+	for (int i = 0; i < op->n_prog; i++) {
+		Op *d = op_at(op->prog[i]);
+		if (d)
+			set_join(&op->before, &d->before);
+	}
+	op->after = op->before;
+}
+
+static void
+sets_at_wait(Op *op)
+{
+	op->after = op->before;
+	for (int i = 0; i < op->n_prog; i++) {
+		Op *d = op_at(op->prog[i]);
+		if (d) {
+			set_join(&op->after, d->any_waited ? &d->after : &d->before);
+			set_put(&op->after, d->seq);
+		}
+	}
+}
+
+static void
+finish(Op *op)
+{
+	const char *where;
+	Region *r;
+
+	op->state = OP_DONE;
+	if (op->kind == OP_KERNEL) {
+		for (int i = 0; i < n_running; i++)
+			if (running[i] == op->seq)
+				running[i--] = running[--n_running];
+		if (!n_running)
+			sync_reset();
+		r = region_damage(&where);
+		if (r) {
+			emu_note("kernel '%s': out-of-bounds write found after it ran, %s of a device allocation of %zu bytes%s", op->name, where,
+			         r->bytes, n_running ? " (other kernels run at the same time)" : "");
+			emu_error = CUDA_ERROR_ILLEGAL_ADDRESS;
+		}
+	}
+	/* Those that wait for it by griddepcontrol go on when all of theirs are done. */
+	for (int i = 0; i < n_running; i++) {
+		Op *o = op_at(running[i]);
+		bool all = o->n_prog > 0, mine = false;
+		for (int k = 0; k < o->n_prog; k++) {
+			all = all && op_done(o->prog[k]);
+			mine = mine || o->prog[k] == op->seq;
+		}
+		if (!all || !mine)
+			continue;
+		if (emu_check)
+			sets_at_wait(o);
+		o->depth = 0;
+		for (int k = 0; k < o->n_res; k++)
+			for (int t = 0; t < o->res[k]->nt; t++)
+				if (o->res[k]->t[t].state == T_GRIDDEP)
+					block_wake(o->res[k], t / 32, 1u << (t & 31));
+	}
+	emu_progress++;
+	while (first_open < next_seq && ring[first_open % TIMELINE]->state == OP_DONE)
+		first_open++;
+	if (!emu_check)
+		advance_base();
+}
+
+static void
+start_kernel(Op *op)
+{
+	unsigned per = op->cluster.x * op->cluster.y * op->cluster.z;
+	int residency = func_residency(op->fn, (int)(op->block.x * op->block.y * op->block.z), op->dyn), most;
+
+	op->state = OP_RUNNING;
+	op->n_unit = op->n_block / per;
+	op->order = emu_alloc(sizeof *op->order * op->n_unit);
+	for (uint32_t i = 0; i < op->n_unit; i++)
+		op->order[i] = i;
+	if (emu_random() & 1)
+		for (uint32_t i = op->n_unit - 1; i > 0; i--) {
+			uint32_t j = (uint32_t)emu_random_below(i + 1u), x = op->order[i];
+			op->order[i] = op->order[j];
+			op->order[j] = x;
+		}
+	residency = residency < 1 ? 1 : residency;
+	most = (int)emu_random_below(4) + 1;
+	most = most < residency ? most : residency;
+	op->max_res = op->cooperative ? (int)op->n_block : most * (int)per;
+	op->res = emu_alloc(sizeof *op->res * (size_t)op->max_res);
+	if (n_running == cap_running) {
+		cap_running = cap_running ? 2 * cap_running : 16;
+		running = realloc(running, sizeof *running * (size_t)cap_running);
+	}
+	running[n_running++] = op->seq;
+	sets_at_start(op);
+	if (op->n_prog) {
+		bool all = true;
+		for (int i = 0; i < op->n_prog; i++)
+			all = all && op_done(op->prog[i]);
+		if (all && emu_check)
+			sets_at_wait(op);
+	}
+}
+
+static void
+start_other(Op *op)
+{
+	sets_at_start(op);
+	size_t n = op->bytes;
+	switch (op->kind) {
+	case OP_COPY:
+		if (emu_check) {
+			Region *s = region_of(op->src), *d = region_of(op->dst);
+			size_t at;
+			if (!op->stage)
+				shadow_host_read(op, op->src, n);
+			if (!emu_error && s && s->cell && !(d && d->cell) && !shadow_written(op->src, n, &at)) {
+				char *where = region_describe(op->src + at);
+				emu_note("%s to the host: unwritten output: byte %zu of %zu was never written (%s)", op->name, at, n, where);
+				free(where);
+				emu_error = CUDA_ERROR_LAUNCH_FAILED;
+			}
+			if (!emu_error)
+				shadow_host_write(op, op->dst, n);
+		}
+		memmove(op->dst, op->stage ? op->stage : op->src, n);
+		if (emu_check && !op->stage)
+			shadow_copy_written(op->dst, op->src, n);
+		break;
+	case OP_SET:
+		if (emu_check)
+			shadow_host_write(op, op->dst, n);
+		for (size_t i = 0; i < n; i += (size_t)op->value_size)
+			memcpy(op->dst + i, &op->value, (size_t)op->value_size);
+		break;
+	case OP_HOST:
+		op->host_fn(op->host_arg);
+		break;
+	case OP_KERNEL: case OP_EMPTY:
+		break;
+	}
+	finish(op);
+}
+
+static void
+admit(Op *op)
+{
+	unsigned per = op->cluster.x * op->cluster.y * op->cluster.z;
+	Dim g = op->grid, c = op->cluster;
+
+	while (op->next < op->n_unit && op->n_res + (int)per <= op->max_res) {
+		uint32_t u = op->order[op->next++], gx = g.x / c.x, gy = g.y / c.y;
+		uint32_t ux = u % gx * c.x, uy = u / gx % gy * c.y, uz = u / (gx * gy) * c.z;
+		Cluster *cl = emu_alloc(sizeof *cl);
+		cl->n = (int)per;
+		cl->live_blocks = (int)per;
+		for (unsigned i = 0; i < per; i++) {
+			uint32_t x = ux + i % c.x, y = uy + i / c.x % c.y, z = uz + i / (c.x * c.y);
+			cl->b[i] = block_start(op, x + g.x * (y + g.y * z), cl, i);
+			op->res[op->n_res++] = cl->b[i];
+		}
+	}
+}
+
+static void
+release_blocks(Op *op)
+{
+	for (int i = 0; i < op->n_res; i++) {
+		Block *b = op->res[i];
+		if (!block_done(b) || b->counted)
+			continue;
+		b->counted = true;
+		if (--b->cluster->live_blocks)
+			continue;
+		/* The whole cluster goes at once: others may still have been reading its shared memory. */
+		Cluster *c = b->cluster;
+		for (int k = 0; k < c->n; k++) {
+			for (int j = 0; j < op->n_res; j++)
+				if (op->res[j] == c->b[k]) {
+					op->res[j] = op->res[--op->n_res];
+					break;
+				}
+			block_free(c->b[k]);
+		}
+		free(c);
+		op->n_done++;
+		i = -1;
+	}
+}
+
+void
+timeline_drop(void)
+{
+	for (int i = 0; i < n_running; i++) {
+		Op *op = op_at(running[i]);
+		for (int k = 0; k < op->n_res; k++) {
+			Cluster *c = op->res[k]->cluster;
+			if (!--c->n)
+				free(c);
+			block_free(op->res[k]);
+		}
+		op->n_res = 0;
+	}
+	n_running = 0;
+	sync_reset();
+	while (timeline_base < next_seq) {
+		Op *op = ring[timeline_base % TIMELINE];
+		ring[timeline_base++ % TIMELINE] = NULL;
+		op_free(op);
+	}
+	first_open = timeline_base;
+	memset(&host_known, 0, sizeof host_known);
+}
+
+static void
+deadlock(void)
+{
+	static const char *const waits[] = { [T_BARRIER] = "waits at __syncthreads for threads that never come",
+		[T_WARP] = "waits in a warp collective for lanes that never come", [T_NAMED] = "waits at a named barrier for threads that never come",
+		[T_GRID] = "waits at a grid barrier for threads that never come", [T_CLUSTER] = "waits at a cluster barrier for threads that never come",
+		[T_GRIDDEP] = "waits for a kernel that never ends" };
+
+	for (int pass = 0; pass < 2; pass++)
+		for (int i = 0; i < n_running; i++) {
+			Op *op = op_at(running[i]);
+			for (int k = 0; k < op->n_res; k++)
+				for (int t = 0; t < op->res[k]->nt; t++) {
+					Thread *x = &op->res[k]->t[t];
+					if (x->state == T_DONE || x->state == T_READY || (pass == 0 && x->state == T_GRIDDEP))
+						continue;
+					char *text = emu_format("deadlock: %s", waits[x->state]);
+					emu_finding(x, CUDA_ERROR_LAUNCH_TIMEOUT, x->at, text);
+					free(text);
+					return;
+				}
+		}
+	emu_note("nothing queued can run");
+	emu_error = CUDA_ERROR_LAUNCH_FAILED;
+}
+
+/* One step of the schedule; false when nothing is left or a finding ended it. */
+static bool
+step(void)
+{
+	Op *cand[TIMELINE], *early = NULL;
+	int n = 0;
+
+	if (emu_error)
+		return false;
+	emu_signals();
+	bool open = false;
+	for (uint64_t s = first_open; s < next_seq; s++) {
+		Op *op = ring[s % TIMELINE];
+		open = open || op->state != OP_DONE;
+		if (op->state == OP_QUEUED && startable(op)) {
+			if (op->depth)
+				early = op;
+			cand[n++] = op;
+		}
+		if (n >= 32)
+			break;
+	}
+	if (!open)
+		return false;
+	if (early && emu_random_below(8)) {
+		start_kernel(early);
+		admit(early);
+		return true;
+	}
+	for (int i = 0; i < n_running; i++) {
+		Op *op = op_at(running[i]);
+		admit(op);
+		bool ready = false;
+		for (int k = 0; k < op->n_res && !ready; k++)
+			ready = block_has_ready(op->res[k]);
+		/* What runs before its wait does so while its predecessor stands still. */
+		if (ready && op->depth && emu_random_below(4)) {
+			cand[0] = op;
+			n = 1;
+			break;
+		}
+		if (ready)
+			cand[n++] = op;
+	}
+	if (!n) {
+		deadlock();
+		return false;
+	}
+	Op *op = cand[emu_random_below((uint64_t)n)];
+	if (op->state == OP_QUEUED) {
+		if (op->kind == OP_KERNEL)
+			start_kernel(op);
+		else
+			start_other(op);
+		return !emu_error;
+	}
+	int k = (int)emu_random_below((uint64_t)op->n_res);
+	while (!block_has_ready(op->res[k]))
+		k = (k + 1) % op->n_res;
+	if (!block_slice(op->res[k]))
+		return false;
+	release_blocks(op);
+	if (op->n_done == op->n_unit)
+		finish(op);
+	return !emu_error;
+}
+
+void
+timeline_run(const uint64_t *seq, int n)
+{
+	for (int i = 0; i < n && !emu_error; i++)
+		while (!op_done(seq[i]) && step())
+			;
+}
+
+void
+timeline_run_all(void)
+{
+	while (step())
+		;
+}
+
+void
+timeline_some(void)
+{
+	if (emu_random_below(3))
+		return;
+	for (uint64_t n = emu_random_below(40); n && step(); n--)
+		;
+}
+
+void
+timeline_known(const uint64_t *seq, int n)
+{
+	if (emu_check)
+		for (int i = 0; i < n; i++) {
+			Op *op = op_at(seq[i]);
+			if (!op || op->state != OP_DONE)
+				continue;
+			set_join(&host_known, op->any_waited ? &op->after : &op->before);
+			set_put(&host_known, op->seq);
+		}
+	advance_base();
+}
+
+void
+timeline_known_all(void)
+{
+	if (emu_check)
+		for (uint64_t s = timeline_base; s < next_seq; s++)
+			if (ring[s % TIMELINE]->state == OP_DONE)
+				set_put(&host_known, s);
+	advance_base();
+}

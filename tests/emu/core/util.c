@@ -1,0 +1,68 @@
+#include "emu.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint64_t state = 88172645463325252ull;
+
+void
+emu_seed(uint64_t seed)
+{
+	state = (seed + 1) * 0x9e3779b97f4a7c15ull;
+	if (!state)
+		state = 1;
+	for (int i = 0; i < 8; i++)
+		emu_random();
+}
+
+uint64_t
+emu_random(void)
+{
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return state * 0x2545f4914f6cdd1dull >> 8;
+}
+
+uint64_t
+emu_random_below(uint64_t n)
+{
+	return emu_random() % n;
+}
+
+void *
+emu_alloc(size_t n)
+{
+	void *p = calloc(1, n ? n : 1);
+	if (!p) {
+		fprintf(stderr, "emu: no memory for %zu bytes of its own\n", n);
+		abort();
+	}
+	return p;
+}
+
+char *
+emu_format(const char *fmt, ...)
+{
+	va_list ap;
+	char *s = NULL;
+
+	va_start(ap, fmt);
+	if (vasprintf(&s, fmt, ap) < 0)
+		abort();
+	va_end(ap);
+	return s;
+}
+
+long
+emu_env(const char *name, long otherwise)
+{
+	const char *s = getenv(name);
+	char *end;
+
+	if (!s || !*s)
+		return otherwise;
+	long v = strtol(s, &end, 10);
+	return *end ? otherwise : v;
+}

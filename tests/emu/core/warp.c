@@ -1,0 +1,216 @@
+/* Collectives of a warp: the lanes of a mask meet, the last one to arrive computes for all. Only EMU_W_SYNC orders memory. */
+#include "emu.h"
+#include "../cuda_api.h"
+#include "../device/warp_ops.h"
+
+#include <math.h>
+#include <string.h>
+
+static float
+f32(uint64_t bits)
+{
+	float f;
+	uint32_t u = (uint32_t)bits;
+
+	memcpy(&f, &u, 4);
+	return f;
+}
+
+static uint64_t
+bits32(float f)
+{
+	uint32_t u;
+
+	memcpy(&u, &f, 4);
+	return u;
+}
+
+/* Butterflies over all 32 lanes, the order of __shfl_xor_sync(16, 8, 4, 2, 1). */
+static void
+butterfly(int op, Thread *t, uint32_t mask, Site at)
+{
+	float v[32], u[32];
+
+	if (mask != ~0u)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "a warp's sum, max or min needs all 32 lanes (mask 0x%08x)", mask);
+	for (int l = 0; l < 32; l++)
+		v[l] = f32(t[l].slot[0]);
+	for (int o = 16; o; o >>= 1) {
+		for (int l = 0; l < 32; l++)
+			u[l] = op == EMU_W_SUM_F32 ? v[l] + v[l ^ o] : op == EMU_W_MAX_F32 ? fmaxf(v[l], v[l ^ o]) : fminf(v[l], v[l ^ o]);
+		memcpy(v, u, sizeof v);
+	}
+	for (int l = 0; l < 32; l++)
+		t[l].slot[0] = bits32(v[l]);
+}
+
+static void
+reduce(int op, Thread *t, uint32_t mask)
+{
+	uint32_t acc = 0;
+	bool first = true;
+
+	for (uint32_t m = mask; m; m &= m - 1) {
+		uint32_t v = (uint32_t)t[__builtin_ctz(m)].slot[0];
+		if (first)
+			acc = v;
+		else if (op == EMU_W_RED_ADD)
+			acc += v;
+		else if (op == EMU_W_RED_MIN)
+			acc = v < acc ? v : acc;
+		else if (op == EMU_W_RED_MAX)
+			acc = v > acc ? v : acc;
+		else if (op == EMU_W_RED_MIN_S)
+			acc = (int32_t)v < (int32_t)acc ? v : acc;
+		else if (op == EMU_W_RED_MAX_S)
+			acc = (int32_t)v > (int32_t)acc ? v : acc;
+		else if (op == EMU_W_RED_AND)
+			acc &= v;
+		else if (op == EMU_W_RED_OR)
+			acc |= v;
+		else
+			acc ^= v;
+		first = false;
+	}
+	for (uint32_t m = mask; m; m &= m - 1)
+		t[__builtin_ctz(m)].slot[0] = acc;
+}
+
+static void
+shuffle_lanes(int op, Thread *t, uint32_t mask, Site at)
+{
+	uint64_t in[32];
+
+	for (int l = 0; l < 32; l++)
+		in[l] = (mask >> l & 1) ? t[l].slot[0] : ~0ull;
+	for (uint32_t m = mask; m; m &= m - 1) {
+		int l = __builtin_ctz(m), w = (int)(t[l].arg >> 32), a = (int)(uint32_t)t[l].arg, base = l & ~(w - 1), s;
+		if (w <= 0 || w > 32 || (w & (w - 1)))
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "shuffle width %d: a power of two up to 32 is needed", w);
+		switch (op) {
+		case EMU_W_SHFL_XOR: s = l ^ a; s = s < base + w ? s : l; break;
+		case EMU_W_SHFL_UP: s = l - a; s = s >= base ? s : l; break;
+		case EMU_W_SHFL_DOWN: s = l + a; s = s < base + w ? s : l; break;
+		default: s = base + (a & (w - 1)); break;
+		}
+		if (s < 0 || s > 31 || !(mask >> s & 1))
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "shuffle from an inactive lane: lane %d reads lane %d, which is not in the mask 0x%08x",
+			        l, s, mask);
+		t[l].slot[0] = in[s];
+	}
+}
+
+static void
+vote(int op, Thread *t, uint32_t mask)
+{
+	uint32_t ballot = 0, match[32] = { 0 };
+	bool all = true;
+
+	for (uint32_t m = mask; m; m &= m - 1) {
+		int l = __builtin_ctz(m);
+		ballot |= (uint32_t)(t[l].slot[0] != 0) << l;
+		for (uint32_t k = mask; k; k &= k - 1)
+			match[l] |= (uint32_t)(t[l].slot[0] == t[__builtin_ctz(k)].slot[0]) << __builtin_ctz(k);
+		all = all && match[l] == mask;
+	}
+	for (uint32_t m = mask; m; m &= m - 1) {
+		int l = __builtin_ctz(m);
+		t[l].slot[0] = op == EMU_W_BALLOT ? ballot : op == EMU_W_MATCH_ANY ? match[l] : all ? mask : 0;
+	}
+}
+
+static void
+complete(int op, Block *b, int warp, uint32_t mask, Site at)
+{
+	Thread *t = &b->t[warp * 32];
+
+	switch (op) {
+	case EMU_W_SYNC:
+		if (emu_check)
+			clock_warp(b, warp, mask);
+		return;
+	case EMU_W_SHFL: case EMU_W_SHFL_XOR: case EMU_W_SHFL_UP: case EMU_W_SHFL_DOWN:
+		shuffle_lanes(op, t, mask, at);
+		return;
+	case EMU_W_BALLOT: case EMU_W_MATCH_ANY: case EMU_W_MATCH_ALL:
+		vote(op, t, mask);
+		return;
+	case EMU_W_SUM_F32: case EMU_W_MAX_F32: case EMU_W_MIN_F32:
+		butterfly(op, t, mask, at);
+		return;
+	case EMU_W_LDMATRIX: case EMU_W_LDMATRIX_T: case EMU_W_STMATRIX:
+		mma_ldmatrix(op, mask, t, at);
+		return;
+	default:
+		break;
+	}
+	if (op >= EMU_W_RED_ADD && op <= EMU_W_RED_XOR) {
+		reduce(op, t, mask);
+		return;
+	}
+	if (mask != ~0u)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mma needs all 32 lanes (mask 0x%08x)", mask);
+	mma_run(op, t);
+}
+
+/* io: n 8-byte words given and taken back. */
+static void
+meet(int op, uint32_t mask, uint64_t *io, int n, uint64_t arg, Site at)
+{
+	Thread *t = emu_cur;
+	Block *b = t->blk;
+	Warp *w = &b->warp[t->warp];
+	uint32_t bit = 1u << t->lane;
+	Meeting *m = NULL;
+
+	if (!(mask & bit))
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "the calling lane %u is not in the mask 0x%08x", t->lane, mask);
+	if (mask & ~w->alive)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "warp collective with an inactive lane: the mask 0x%08x names lanes 0x%08x that have left or never were",
+		        mask, mask & ~w->alive);
+	for (int i = 0; i < w->n_meet && !m; i++)
+		if (w->meet[i].mask == mask) /* other masks may overlap: their lanes come here later, or the block is stuck */
+			m = &w->meet[i];
+	if (m && (m->op != op || m->at.line != at.line || strcmp(m->at.file, at.file)))
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "lanes of a warp disagree about the collective: others wait in the one of line %d with the same mask 0x%08x", m->at.line, mask);
+	if (!m) {
+		if (w->n_meet == 8)
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "more than 8 groups of one warp in collectives");
+		m = &w->meet[w->n_meet++];
+		*m = (Meeting){ mask, 0, op, at };
+	}
+	memcpy(t->slot, io, (size_t)n * 8);
+	t->arg = arg;
+	m->arrived |= bit;
+	if (m->arrived != mask) {
+		block_wait(T_WARP, at);
+	} else {
+		*m = w->meet[--w->n_meet];
+		emu_progress++;
+		complete(op, b, (int)t->warp, mask, at);
+		block_wake(b, (int)t->warp, mask & ~bit);
+		t->state = T_RUN;
+	}
+	memcpy(io, t->slot, (size_t)n * 8);
+}
+
+EXPORT emu_u64
+emu_warp(int op, unsigned mask, emu_u64 value, emu_u64 arg, const char *file, int line)
+{
+	meet(op, mask, &value, 1, arg, (Site){ file, line });
+	return value;
+}
+
+EXPORT void
+emu_warp_n(int op, unsigned mask, void *io, int words, emu_u64 arg, const char *file, int line)
+{
+	meet(op, mask, io, words, arg, (Site){ file, line });
+}
+
+/* No lane meets another: which lanes happen to be together is not the kernel's to know. */
+EXPORT unsigned
+emu_activemask(const char *file, int line)
+{
+	emu_die(CUDA_ERROR_LAUNCH_FAILED, (Site){ file, line }, "__activemask means nothing that a kernel may rely on; pass the mask down");
+}

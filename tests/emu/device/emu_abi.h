@@ -1,0 +1,59 @@
+/* What compiled kernels call in the engine. Every call carries the place in the source that made it. C and C++, no headers. */
+#ifndef TESTS_EMU_DEVICE_EMU_ABI_H
+#define TESTS_EMU_DEVICE_EMU_ABI_H
+
+#pragma GCC visibility push(default)
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef unsigned long emu_u64;
+typedef unsigned long emu_size;
+
+enum { EMU_RELAXED, EMU_ACQUIRE, EMU_RELEASE, EMU_ACQ_REL };
+enum { EMU_CTA, EMU_CLUSTER, EMU_GPU, EMU_SYS };
+enum { EMU_LOAD, EMU_STORE, EMU_RMW, EMU_CAS };
+
+void emu_syncthreads(const char *file, int line);
+unsigned emu_syncthreads_count(int p, const char *file, int line);
+void emu_named_sync(int id, int n, const char *file, int line);
+void emu_named_arrive(int id, int n, const char *file, int line);
+void emu_grid_sync(const char *file, int line);
+void emu_cluster_arrive(const char *file, int line);
+void emu_cluster_wait(const char *file, int line);
+unsigned emu_cluster_size(void);
+void *emu_cluster_map(const void *p, unsigned rank, const char *file, int line);
+void emu_gdc_wait(const char *file, int line);
+void emu_gdc_launch(void);
+void emu_spin(const char *file, int line);
+void emu_trap(const char *file, int line);
+
+void *emu_shared_static(const void *site, emu_size n, emu_size align, const char *file, int line);
+void *emu_shared_arena(emu_size n, const char *file, int line);
+
+emu_u64 emu_warp(int op, unsigned mask, emu_u64 value, emu_u64 arg, const char *file, int line);
+void emu_warp_n(int op, unsigned mask, void *io, int words, emu_u64 arg, const char *file, int line);
+unsigned emu_activemask(const char *file, int line);
+
+void emu_load(void *dst, const void *src, unsigned n, const char *file, int line);
+void emu_store(void *dst, const void *src, unsigned n, const char *file, int line);
+void emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file, int line);
+void emu_fence(int scope, const char *file, int line);
+
+void emu_cp_async(void *dst, const void *src, unsigned n, unsigned src_n, const char *file, int line);
+void emu_cp_commit(void);
+void emu_cp_wait(int left);
+void emu_cp_wait_all(void);
+
+void emu_mbar_init(void *bar, unsigned count, const char *file, int line);
+void emu_mbar_inval(void *bar, const char *file, int line);
+emu_u64 emu_mbar_arrive(void *bar, unsigned count, unsigned tx_bytes, const char *file, int line);
+int emu_mbar_test(void *bar, unsigned parity, const char *file, int line);
+void emu_bulk_load(void *dst, const void *src, unsigned n, void *bar, const char *file, int line);
+
+#ifdef __cplusplus
+}
+#endif
+#pragma GCC visibility pop
+
+#endif

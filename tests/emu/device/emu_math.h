@@ -1,0 +1,116 @@
+/* Arithmetic that NVRTC knows without a header. Single precision throughout; the fast variants are the exact ones here. */
+#ifndef TESTS_EMU_DEVICE_EMU_MATH_H
+#define TESTS_EMU_DEVICE_EMU_MATH_H
+
+extern "C" {
+float expf(float), exp2f(float), logf(float), log2f(float), powf(float, float), sinf(float), cosf(float), tanhf(float), erff(float), log1pf(float),
+	expm1f(float), rintf(float), roundf(float), fmodf(float, float), ldexpf(float, int), tanf(float), atanf(float);
+float sqrtf(float) noexcept, fabsf(float) noexcept, floorf(float) noexcept, ceilf(float) noexcept, truncf(float) noexcept, copysignf(float, float) noexcept;
+double sqrt(double) noexcept, fabs(double) noexcept, exp(double), log(double), pow(double, double), sin(double), cos(double), floor(double) noexcept;
+}
+EMU_FN float emu_fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#define fmaf(a, b, c) emu_fmaf(a, b, c)
+EMU_FN float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
+EMU_FN float fminf(float a, float b) { return __builtin_fminf(a, b); }
+EMU_FN float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+EMU_FN float emu_expf(float x) { return expf(x); }
+EMU_FN float emu_logf(float x) { return logf(x); }
+#define __expf(x) emu_expf(x)
+#define __logf(x) emu_logf(x)
+#define __log2f(x) log2f(x)
+#define __exp2f(x) exp2f(x)
+#define __sinf(x) sinf(x)
+#define __cosf(x) cosf(x)
+#define __powf(x, y) powf(x, y)
+EMU_FN float __fdividef(float a, float b) { return a / b; }
+EMU_FN float __frcp_rn(float a) { return 1.0f / a; }
+EMU_FN float __fadd_rn(float a, float b) { return a + b; }
+EMU_FN float __fmul_rn(float a, float b) { return a * b; }
+EMU_FN float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+EMU_FN int isnan(float x) { return __builtin_isnan(x); }
+EMU_FN int isinf(float x) { return __builtin_isinf(x); }
+
+#define EMU_MINMAX(T) \
+	EMU_FN T min(T a, T b) { return a < b ? a : b; } \
+	EMU_FN T max(T a, T b) { return a > b ? a : b; }
+EMU_MINMAX(int)
+EMU_MINMAX(unsigned)
+EMU_MINMAX(long)
+EMU_MINMAX(unsigned long)
+EMU_MINMAX(long long)
+EMU_MINMAX(unsigned long long)
+EMU_FN float min(float a, float b) { return fminf(a, b); }
+EMU_FN float max(float a, float b) { return fmaxf(a, b); }
+
+EMU_FN unsigned __float_as_uint(float f) { unsigned u; __builtin_memcpy(&u, &f, 4); return u; }
+EMU_FN float __uint_as_float(unsigned u) { float f; __builtin_memcpy(&f, &u, 4); return f; }
+EMU_FN int __float_as_int(float f) { return (int)__float_as_uint(f); }
+EMU_FN float __int_as_float(int i) { return __uint_as_float((unsigned)i); }
+EMU_FN int __popc(unsigned x) { return __builtin_popcount(x); }
+EMU_FN int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+EMU_FN int __ffs(int x) { return __builtin_ffs(x); }
+EMU_FN unsigned __brev(unsigned x) { return __builtin_bitreverse32(x); }
+EMU_FN unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long)a * b >> 32); }
+EMU_FN unsigned
+__byte_perm(unsigned a, unsigned b, unsigned s)
+{
+	unsigned long v = (unsigned long)b << 32 | a;
+	unsigned r = 0;
+	for (int i = 0; i < 4; i++) {
+		unsigned byte = (unsigned)(v >> 8 * (s >> 4 * i & 7)) & 255;
+		if (s >> 4 * i & 8)
+			byte = byte & 128 ? 255 : 0;
+		r |= byte << 8 * i;
+	}
+	return r;
+}
+EMU_FN int
+__dp4a(int a, int b, int c)
+{
+	for (int i = 0; i < 4; i++)
+		c += (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i);
+	return c;
+}
+EMU_FN unsigned
+__funnelshift_r(unsigned lo, unsigned hi, unsigned s)
+{
+	return (unsigned)(((unsigned long)hi << 32 | lo) >> (s & 31));
+}
+
+/* Conversions: bit patterns of 16-bit types, round to nearest even. */
+EMU_FN float bf16_to_f32(unsigned short h) { return __uint_as_float((unsigned)h << 16); }
+EMU_FN unsigned short
+f32_to_bf16(float f)
+{
+	unsigned u = __float_as_uint(f);
+	if ((u & 0x7fffffffu) > 0x7f800000u)
+		return 0x7fff;
+	return (unsigned short)((u + 0x7fffu + (u >> 16 & 1)) >> 16);
+}
+EMU_FN float
+f16_to_f32(unsigned short h)
+{
+	unsigned s = (h & 0x8000u) << 16, e = h >> 10 & 31u, m = h & 1023u;
+	if (e == 31)
+		return __uint_as_float(s | 0x7f800000u | m << 13);
+	if (e)
+		return __uint_as_float(s | (e + 112) << 23 | m << 13);
+	float f = (float)m * 0x1p-24f;
+	return s ? -f : f;
+}
+EMU_FN unsigned short
+f32_to_f16(float f)
+{
+	unsigned u = __float_as_uint(f), s = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
+	if (a > 0x7f800000u)
+		return 0x7fff;
+	if (a >= 0x47800000u)
+		return (unsigned short)(s | 0x7c00u);
+	if (a < 0x38800000u) { /* subnormal: the addition rounds */
+		float r = __uint_as_float(a) + 0.5f;
+		return (unsigned short)(s | (__float_as_uint(r) - 0x3f000000u));
+	}
+	return (unsigned short)(s | ((a - 0x38000000u + 0xfffu + (a >> 13 & 1)) >> 13));
+}
+
+#endif

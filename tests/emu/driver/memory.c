@@ -1,0 +1,330 @@
+#include "driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct Block_ { struct Block_ *next; Region *r; void *host; bool registered; } Piece;
+static Piece *device_pieces, *host_pieces;
+static size_t used_bytes;
+
+static bool
+within(const void *p, size_t n, RegionKind kind)
+{
+	Region *r = region_of(p);
+	return r && r->kind == kind && n <= (size_t)(r->hi - (const char *)p);
+}
+
+bool
+memory_is_device(CUdeviceptr p, size_t n)
+{
+	const void *q = (const void *)(uintptr_t)p;
+	return within(q, n ? n : 1, R_DEVICE) || within(q, n ? n : 1, R_MODULE);
+}
+
+bool
+memory_is_pinned(const void *p, size_t n)
+{
+	return within(p, n ? n : 1, R_PINNED);
+}
+
+static size_t
+total(void)
+{
+	return (size_t)emu_env("LLMC_EMU_MEM_MB", 16384) << 20;
+}
+
+API(cuMemGetInfo_v2, (size_t *left, size_t *all))
+{
+	ENTER(cuMemGetInfo_v2, NEEDS_CONTEXT);
+	*all = total();
+	*left = *all - used_bytes;
+	return CUDA_SUCCESS;
+}
+
+API(cuMemAlloc_v2, (CUdeviceptr *p, size_t n))
+{
+	ENTER(cuMemAlloc_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	if (!p || !n)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (n > total() - used_bytes)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	Region *r = region_new(R_DEVICE, n);
+	if (!r)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	Piece *x = emu_alloc(sizeof *x);
+	*x = (Piece){ device_pieces, r, NULL, false };
+	device_pieces = x;
+	used_bytes += n;
+	*p = (uintptr_t)r->lo;
+	return CUDA_SUCCESS;
+}
+
+static void
+damage_check(void)
+{
+	const char *where;
+	Region *r = region_damage(&where);
+
+	if (r) {
+		emu_note("out-of-bounds write, %s of a device allocation of %zu bytes, found when memory was freed", where, r->bytes);
+		emu_error = CUDA_ERROR_ILLEGAL_ADDRESS;
+	}
+}
+
+API(cuMemFree_v2, (CUdeviceptr p))
+{
+	ENTER(cuMemFree_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	if (!p)
+		return CUDA_SUCCESS;
+	for (Piece **x = &device_pieces; *x; x = &(*x)->next)
+		if ((uintptr_t)(*x)->r->lo == p) {
+			Piece *dead = *x;
+			timeline_run_all(); /* as CUDA does: freeing waits */
+			timeline_known_all();
+			if (!emu_error)
+				damage_check();
+			used_bytes -= dead->r->bytes;
+			region_drop(dead->r);
+			*x = dead->next;
+			free(dead);
+			return driver_sticky();
+		}
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+API(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *n, CUdeviceptr p))
+{
+	ENTER(cuMemGetAddressRange_v2, NEEDS_CONTEXT);
+	Region *r = region_of((void *)(uintptr_t)p);
+	if (!r || r->kind != R_DEVICE)
+		return CUDA_ERROR_NOT_FOUND;
+	if (base)
+		*base = (uintptr_t)r->lo;
+	if (n)
+		*n = r->bytes;
+	return CUDA_SUCCESS;
+}
+
+static CUresult
+host_alloc(void **p, size_t n)
+{
+	if (!p || !n)
+		return CUDA_ERROR_INVALID_VALUE;
+	Piece *x = emu_alloc(sizeof *x);
+	x->host = aligned_alloc(4096, (n + 4095) / 4096 * 4096);
+	if (!x->host) {
+		free(x);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	memset(x->host, 0xfb, n);
+	x->r = region_adopt(R_PINNED, x->host, n);
+	x->next = host_pieces;
+	host_pieces = x;
+	*p = x->host;
+	return CUDA_SUCCESS;
+}
+
+API(cuMemHostAlloc, (void **p, size_t n, unsigned flags))
+{
+	ENTER(cuMemHostAlloc, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	return flags & ~7u ? CUDA_ERROR_INVALID_VALUE : host_alloc(p, n);
+}
+
+API(cuMemAllocHost_v2, (void **p, size_t n))
+{
+	ENTER(cuMemAllocHost_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	return host_alloc(p, n);
+}
+
+static CUresult
+host_drop(void *p, bool registered)
+{
+	for (Piece **x = &host_pieces; *x; x = &(*x)->next)
+		if ((*x)->host == p && (*x)->registered == registered) {
+			Piece *dead = *x;
+			timeline_run_all();
+			timeline_known_all();
+			region_drop(dead->r);
+			if (!registered)
+				free(dead->host);
+			*x = dead->next;
+			free(dead);
+			return driver_sticky();
+		}
+	return registered ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : CUDA_ERROR_INVALID_VALUE;
+}
+
+API(cuMemFreeHost, (void *p))
+{
+	ENTER(cuMemFreeHost, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	return p ? host_drop(p, false) : CUDA_ERROR_INVALID_VALUE;
+}
+
+API(cuMemHostRegister_v2, (void *p, size_t n, unsigned flags))
+{
+	ENTER(cuMemHostRegister_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	(void)flags;
+	if (!p || !n)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (region_of(p) || region_of((char *)p + n - 1))
+		return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+	Piece *x = emu_alloc(sizeof *x);
+	*x = (Piece){ host_pieces, region_adopt(R_PINNED, p, n), p, true };
+	host_pieces = x;
+	return CUDA_SUCCESS;
+}
+
+API(cuMemHostUnregister, (void *p))
+{
+	ENTER(cuMemHostUnregister, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	return host_drop(p, true);
+}
+
+API(cuMemHostGetDevicePointer_v2, (CUdeviceptr *d, void *p, unsigned flags))
+{
+	ENTER(cuMemHostGetDevicePointer_v2, NEEDS_CONTEXT);
+	if (flags || !memory_is_pinned(p, 1))
+		return CUDA_ERROR_INVALID_VALUE;
+	*d = (uintptr_t)p;
+	return CUDA_SUCCESS;
+}
+
+void
+memory_release_all(void)
+{
+	while (device_pieces) {
+		Piece *x = device_pieces;
+		device_pieces = x->next;
+		region_drop(x->r);
+		free(x);
+	}
+	while (host_pieces) {
+		Piece *x = host_pieces;
+		host_pieces = x->next;
+		region_drop(x->r);
+		if (!x->registered)
+			free(x->host);
+		free(x);
+	}
+	used_bytes = 0;
+}
+
+/* ---- copies and fills ---- */
+
+static CUresult
+copy(CUstream handle, void *dst, const void *src, size_t n, bool dst_device, bool src_device, bool wait, const char *name)
+{
+	CUstream s;
+	CUresult r = stream_get(handle, &s);
+
+	if (r)
+		return r;
+	if (!n)
+		return CUDA_SUCCESS;
+	if ((dst_device && !memory_is_device((uintptr_t)dst, n) && !memory_is_pinned(dst, n))
+	    || (src_device && !memory_is_device((uintptr_t)src, n) && !memory_is_pinned(src, n)) || !dst || !src)
+		return CUDA_ERROR_INVALID_VALUE;
+	Op *op = op_new(OP_COPY, name);
+	op->dst = dst;
+	op->src = (char *)(uintptr_t)src;
+	op->bytes = n;
+	bool dst_pageable = !dst_device && !memory_is_pinned(dst, n), src_pageable = !src_device && !memory_is_pinned(src, n);
+	if (wait && s->cap)
+		return op_template_free(op), capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+	if (!s->cap && src_pageable) { /* the driver takes its own copy before it returns */
+		op->stage = emu_alloc(n);
+		memcpy(op->stage, src, n);
+	}
+	if (!s->cap && !dst_device && !dst_pageable && !wait)
+		memset(dst, 0xfb, n); /* nothing there until somebody has waited */
+	r = stream_add(s, op, false);
+	if (!r && !s->cap && (wait || dst_pageable))
+		r = stream_wait(s);
+	return r;
+}
+
+API(cuMemcpyHtoD_v2, (CUdeviceptr d, const void *s, size_t n))
+{
+	ENTER(cuMemcpyHtoD_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	return copy(NULL, (void *)(uintptr_t)d, s, n, true, false, true, "cuMemcpyHtoD");
+}
+
+API(cuMemcpyDtoH_v2, (void *d, CUdeviceptr s, size_t n))
+{
+	ENTER(cuMemcpyDtoH_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	return copy(NULL, d, (void *)(uintptr_t)s, n, false, true, true, "cuMemcpyDtoH");
+}
+
+API(cuMemcpyDtoD_v2, (CUdeviceptr d, CUdeviceptr s, size_t n))
+{
+	ENTER(cuMemcpyDtoD_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	return copy(NULL, (void *)(uintptr_t)d, (void *)(uintptr_t)s, n, true, true, false, "cuMemcpyDtoD");
+}
+
+API(cuMemcpyHtoDAsync_v2, (CUdeviceptr d, const void *s, size_t n, CUstream stream))
+{
+	ENTER(cuMemcpyHtoDAsync_v2, NEEDS_CONTEXT);
+	return copy(stream, (void *)(uintptr_t)d, s, n, true, false, false, "cuMemcpyHtoDAsync");
+}
+
+API(cuMemcpyDtoHAsync_v2, (void *d, CUdeviceptr s, size_t n, CUstream stream))
+{
+	ENTER(cuMemcpyDtoHAsync_v2, NEEDS_CONTEXT);
+	return copy(stream, d, (void *)(uintptr_t)s, n, false, true, false, "cuMemcpyDtoHAsync");
+}
+
+API(cuMemcpyDtoDAsync_v2, (CUdeviceptr d, CUdeviceptr s, size_t n, CUstream stream))
+{
+	ENTER(cuMemcpyDtoDAsync_v2, NEEDS_CONTEXT);
+	return copy(stream, (void *)(uintptr_t)d, (void *)(uintptr_t)s, n, true, true, false, "cuMemcpyDtoDAsync");
+}
+
+static CUresult
+fill(CUstream handle, CUdeviceptr d, uint64_t value, int size, size_t n, const char *name)
+{
+	CUstream s;
+	CUresult r = stream_get(handle, &s);
+
+	if (r)
+		return r;
+	if (!n)
+		return CUDA_SUCCESS;
+	if (n > SIZE_MAX / 4 || d % (unsigned)size || !memory_is_device(d, n * (size_t)size))
+		return CUDA_ERROR_INVALID_VALUE;
+	Op *op = op_new(OP_SET, name);
+	op->dst = (char *)(uintptr_t)d;
+	op->bytes = n * (size_t)size;
+	op->value = value;
+	op->value_size = size;
+	return stream_add(s, op, false);
+}
+
+API(cuMemsetD8_v2, (CUdeviceptr d, unsigned char v, size_t n))
+{
+	ENTER(cuMemsetD8_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	return fill(NULL, d, v, 1, n, "cuMemsetD8");
+}
+
+API(cuMemsetD32_v2, (CUdeviceptr d, unsigned v, size_t n))
+{
+	ENTER(cuMemsetD32_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
+	return fill(NULL, d, v, 4, n, "cuMemsetD32");
+}
+
+API(cuMemsetD8Async, (CUdeviceptr d, unsigned char v, size_t n, CUstream s))
+{
+	ENTER(cuMemsetD8Async, NEEDS_CONTEXT);
+	return fill(s, d, v, 1, n, "cuMemsetD8Async");
+}
+
+API(cuMemsetD16Async, (CUdeviceptr d, unsigned short v, size_t n, CUstream s))
+{
+	ENTER(cuMemsetD16Async, NEEDS_CONTEXT);
+	return fill(s, d, v, 2, n, "cuMemsetD16Async");
+}
+
+API(cuMemsetD32Async, (CUdeviceptr d, unsigned v, size_t n, CUstream s))
+{
+	ENTER(cuMemsetD32Async, NEEDS_CONTEXT);
+	return fill(s, d, v, 4, n, "cuMemsetD32Async");
+}

@@ -1,0 +1,273 @@
+/* Stand-in for NVRTC: the same calls, options and kinds of answers; what it compiles to is an image that only the emulator's driver
+ * loads. Compile errors land in the log with the program's name and line. */
+#include "build.h"
+#include "../cuda_api.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define API(ret, name, args) EXPORT ret name args; EXPORT ret name args
+
+struct nvrtc_program {
+	char *name, *source, **header_name, **header;
+	int n_header;
+	char *log, *image, *ptx;
+	size_t image_bytes, ptx_bytes;
+	bool compiled;
+};
+
+static const int archs[] = { 75, 80, 86, 87, 89, 90, 100, 103, 120 };
+
+API(const char *, nvrtcGetErrorString, (nvrtcResult r))
+{
+	static const char *const text[] = { "NVRTC_SUCCESS", "NVRTC_ERROR_OUT_OF_MEMORY", "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+		"NVRTC_ERROR_INVALID_INPUT", "NVRTC_ERROR_INVALID_PROGRAM", "NVRTC_ERROR_INVALID_OPTION", "NVRTC_ERROR_COMPILATION",
+		"NVRTC_ERROR_BUILTIN_OPERATION_FAILURE" };
+	return r >= 0 && r <= 7 ? text[r] : r == 11 ? "NVRTC_ERROR_INTERNAL_ERROR" : "NVRTC_ERROR unknown";
+}
+
+API(nvrtcResult, nvrtcVersion, (int *major, int *minor))
+{
+	if (!major || !minor)
+		return NVRTC_ERROR_INVALID_INPUT;
+	*major = 13;
+	*minor = 0;
+	return NVRTC_SUCCESS;
+}
+
+API(nvrtcResult, nvrtcGetNumSupportedArchs, (int *n))
+{
+	if (!n)
+		return NVRTC_ERROR_INVALID_INPUT;
+	*n = (int)(sizeof archs / sizeof *archs);
+	return NVRTC_SUCCESS;
+}
+
+API(nvrtcResult, nvrtcGetSupportedArchs, (int *list))
+{
+	if (!list)
+		return NVRTC_ERROR_INVALID_INPUT;
+	memcpy(list, archs, sizeof archs);
+	return NVRTC_SUCCESS;
+}
+
+API(nvrtcResult, nvrtcCreateProgram, (nvrtcProgram *out, const char *src, const char *name, int n, const char *const *headers,
+                                      const char *const *names))
+{
+	if (!out || !src || n < 0 || (n && (!headers || !names)))
+		return NVRTC_ERROR_INVALID_INPUT;
+	struct nvrtc_program *p = calloc(1, sizeof *p);
+	if (!p)
+		return NVRTC_ERROR_OUT_OF_MEMORY;
+	p->source = strdup(src);
+	p->name = strdup(name && *name ? name : "default_program");
+	p->header_name = calloc((size_t)n + 1, sizeof *p->header_name);
+	p->header = calloc((size_t)n + 1, sizeof *p->header);
+	p->n_header = n;
+	for (int i = 0; i < n; i++) {
+		p->header_name[i] = strdup(names[i]);
+		p->header[i] = strdup(headers[i]);
+	}
+	p->log = strdup("");
+	*out = p;
+	return NVRTC_SUCCESS;
+}
+
+API(nvrtcResult, nvrtcDestroyProgram, (nvrtcProgram *prog))
+{
+	if (!prog || !*prog)
+		return NVRTC_ERROR_INVALID_PROGRAM;
+	struct nvrtc_program *p = *prog;
+	for (int i = 0; i < p->n_header; i++) {
+		free(p->header_name[i]);
+		free(p->header[i]);
+	}
+	free(p->header_name);
+	free(p->header);
+	free(p->name);
+	free(p->source);
+	free(p->log);
+	free(p->image);
+	free(p->ptx);
+	free(p);
+	*prog = NULL;
+	return NVRTC_SUCCESS;
+}
+
+static bool
+starts(const char *s, const char *with, const char **rest)
+{
+	size_t n = strlen(with);
+
+	if (strncmp(s, with, n))
+		return false;
+	*rest = s + n;
+	return true;
+}
+
+static nvrtcResult
+refuse(struct nvrtc_program *p, const char *what, const char *opt)
+{
+	char text[512];
+
+	snprintf(text, sizeof text, "nvrtc: error: %s: %s\n", what, opt);
+	free(p->log);
+	p->log = strdup(text);
+	return NVRTC_ERROR_INVALID_OPTION;
+}
+
+API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const *opt))
+{
+	/* Options that change nothing here; a trailing = takes any value. */
+	static const char *const ignored[] = { "--use_fast_math", "-use_fast_math", "--fmad=", "-fmad=", "--ftz=", "-ftz=", "--prec-div=", "-prec-div=",
+		"--prec-sqrt=", "-prec-sqrt=", "-lineinfo", "--generate-line-info", "-G", "--device-debug", "-default-device", "--device-as-default-execution-space",
+		"--maxrregcount=", "-maxrregcount=", "--ptxas-options=", "-Xptxas=", "-dopt", "--dopt=", "-dlto", "--extra-device-vectorization", "-w", "--disable-warnings",
+		"--restrict", "--extensible-whole-program", "--diag-suppress=", "-diag-suppress=", "-diag-error=", "--no-source-include", "-no-cache", "-Ofast-compile=", "--Ofast-compile=",
+		"--split-compile=", "-split-compile=", "--minimal", "-minimal", "--display-error-number", "--no-display-error-number", "-err-no", "--gen-opt-lto", "-time=", "--time=",
+		"--builtin-move-forward=", "--builtin-initializer-list=", "--pch", "--relocatable-device-code=", "-rdc=" };
+	const char *keep[64], *rest;
+	char *made[64];
+	int n_keep = 0;
+	Source s = { .arch = 75, .ptx = true };
+	nvrtcResult result;
+
+	if (!p)
+		return NVRTC_ERROR_INVALID_PROGRAM;
+	if (n < 0 || (n && !opt))
+		return NVRTC_ERROR_INVALID_INPUT;
+	for (int i = 0; i < n; i++) {
+		const char *o = opt[i];
+		char text[4096];
+		if (n_keep == 64)
+			return refuse(p, "too many options", o);
+		if (starts(o, "--gpu-architecture=", &rest) || starts(o, "-arch=", &rest) || starts(o, "--gpu-architecture", &rest)) {
+			int arch = 0, used = 0;
+			if (!*rest && i + 1 < n)
+				rest = opt[++i];
+			s.ptx = !strncmp(rest, "compute_", 8);
+			if ((s.ptx || !strncmp(rest, "sm_", 3)) && sscanf(rest + (s.ptx ? 8 : 3), "%d%n", &arch, &used) == 1) {
+				const char *tail = rest + (s.ptx ? 8 : 3) + used;
+				s.exact = !strcmp(tail, "a") || !strcmp(tail, "f");
+				if (*tail && !s.exact)
+					arch = 0;
+			}
+			bool known = false;
+			for (size_t k = 0; k < sizeof archs / sizeof *archs; k++)
+				known = known || archs[k] == arch;
+			if (!known)
+				return refuse(p, "invalid value for --gpu-architecture (-arch)", rest);
+			s.arch = arch;
+			continue;
+		}
+		text[0] = 0;
+		if (!strcmp(o, "-D") || !strcmp(o, "-I") || !strcmp(o, "-U")) {
+			if (i + 1 == n)
+				return refuse(p, "option needs a value", o);
+			snprintf(text, sizeof text, "%s%s", o, opt[++i]);
+		} else if (starts(o, "--define-macro=", &rest)) {
+			snprintf(text, sizeof text, "-D%s", rest);
+		} else if (starts(o, "--undefine-macro=", &rest)) {
+			snprintf(text, sizeof text, "-U%s", rest);
+		} else if (starts(o, "--include-path=", &rest)) {
+			snprintf(text, sizeof text, "-I%s", rest);
+		} else if (starts(o, "--std=", &rest) || starts(o, "-std=", &rest)) {
+			snprintf(text, sizeof text, "-std=%s", rest);
+		} else if (starts(o, "-D", &rest) || starts(o, "-I", &rest) || starts(o, "-U", &rest)) {
+			snprintf(text, sizeof text, "%s", o);
+		}
+		bool ok = text[0];
+		for (size_t k = 0; !ok && k < sizeof ignored / sizeof *ignored; k++)
+			ok = ignored[k][strlen(ignored[k]) - 1] == '=' ? starts(o, ignored[k], &rest) : !strcmp(o, ignored[k]);
+		if (!ok)
+			return refuse(p, "unrecognized option", o);
+		if (text[0]) {
+			made[n_keep] = strdup(text);
+			keep[n_keep] = made[n_keep];
+			n_keep++;
+		}
+	}
+	s.name = p->name;
+	s.source = p->source;
+	s.opt = keep;
+	s.n_opt = n_keep;
+	s.header_name = (const char *const *)p->header_name;
+	s.header = (const char *const *)p->header;
+	s.n_header = p->n_header;
+	const char *mode = getenv("LLMC_EMU_MODE");
+	char *log, *path = build_object(&s, mode && !strcmp(mode, "check"), &log);
+	free(p->log);
+	p->log = log;
+	result = path ? NVRTC_SUCCESS : NVRTC_ERROR_COMPILATION;
+	if (path) {
+		bool only_ptx = s.ptx;
+		free(p->image);
+		free(p->ptx);
+		p->image = NULL;
+		if (!only_ptx)
+			p->image = image_write(&s, &p->image_bytes);
+		s.ptx = true;
+		p->ptx = image_write(&s, &p->ptx_bytes);
+		p->compiled = true;
+	}
+	free(path);
+	for (int i = 0; i < n_keep; i++)
+		free(made[i]);
+	return result;
+}
+
+API(nvrtcResult, nvrtcGetProgramLogSize, (nvrtcProgram p, size_t *n))
+{
+	if (!p || !n)
+		return p ? NVRTC_ERROR_INVALID_INPUT : NVRTC_ERROR_INVALID_PROGRAM;
+	*n = strlen(p->log) + 1;
+	return NVRTC_SUCCESS;
+}
+
+API(nvrtcResult, nvrtcGetProgramLog, (nvrtcProgram p, char *log))
+{
+	if (!p || !log)
+		return p ? NVRTC_ERROR_INVALID_INPUT : NVRTC_ERROR_INVALID_PROGRAM;
+	strcpy(log, p->log);
+	return NVRTC_SUCCESS;
+}
+
+static nvrtcResult
+give(const char *from, size_t bytes, size_t *n, char *to)
+{
+	if (n)
+		*n = from ? bytes : 0;
+	if (to) {
+		if (!from)
+			return NVRTC_ERROR_INVALID_PROGRAM;
+		memcpy(to, from, bytes);
+	}
+	return NVRTC_SUCCESS;
+}
+
+API(nvrtcResult, nvrtcGetCUBINSize, (nvrtcProgram p, size_t *n))
+{
+	return p && n && p->compiled ? give(p->image, p->image_bytes, n, NULL) : NVRTC_ERROR_INVALID_PROGRAM;
+}
+
+API(nvrtcResult, nvrtcGetCUBIN, (nvrtcProgram p, char *to))
+{
+	return p && to && p->compiled ? give(p->image, p->image_bytes, NULL, to) : NVRTC_ERROR_INVALID_PROGRAM;
+}
+
+API(nvrtcResult, nvrtcGetPTXSize, (nvrtcProgram p, size_t *n))
+{
+	return p && n && p->compiled ? give(p->ptx, p->ptx_bytes, n, NULL) : NVRTC_ERROR_INVALID_PROGRAM;
+}
+
+API(nvrtcResult, nvrtcGetPTX, (nvrtcProgram p, char *to))
+{
+	return p && to && p->compiled ? give(p->ptx, p->ptx_bytes, NULL, to) : NVRTC_ERROR_INVALID_PROGRAM;
+}
+
+API(nvrtcResult, nvrtcAddNameExpression, (nvrtcProgram p, const char *name))
+{
+	(void)p, (void)name;
+	return NVRTC_ERROR_BUILTIN_OPERATION_FAILURE; /* kernels are extern "C" */
+}
