@@ -19,11 +19,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 LLMC = os.path.join(ROOT, "build", "llmc")
 
 
-def first_token(model, cache, extra=()):
+# a context that the memory run fills to the brim, so that every planned page is touched
+LIMITS = ["--context", "1024", "--chunk", "32"]
+
+
+def first_token(model, cache, extra=("-n", "2")):
     """Seconds from starting the process to its first byte of text, and its peak resident bytes."""
     env = dict(os.environ, LLMC_CACHE=cache)
     t0 = time.monotonic()
-    p = subprocess.Popen([LLMC, "run", model, "--prompt", "Hello", "-n", "2", "--ignore-eos", "--quiet", *extra], stdout=subprocess.PIPE, env=env)
+    p = subprocess.Popen([LLMC, "run", model, "--prompt", "Hello", "--ignore-eos", "--quiet", *extra], stdout=subprocess.PIPE, env=env)
     p.stdout.read(1)
     took = time.monotonic() - t0
     p.stdout.read()
@@ -42,14 +46,13 @@ def main():
         try:
             cold.append(first_token(model, cache)[0])
             for _ in range(3):
-                took, rss = first_token(model, cache)
-                warm.append(took)
-                peak.append(rss)
-            first_token(model, cache, ["--cache-packed"])
-            packed.append(first_token(model, cache, ["--cache-packed"])[0])
+                warm.append(first_token(model, cache)[0])
+            peak.append(first_token(model, cache, ["-n", "-1", *LIMITS])[1])
+            first_token(model, cache, ["-n", "2", "--cache-packed"])
+            packed.append(first_token(model, cache, ["-n", "2", "--cache-packed"])[0])
         finally:
             shutil.rmtree(cache)
-    plan = json.loads(subprocess.run([LLMC, "plan", model, "--json", "-t", str(os.cpu_count())], check=True, text=True, stdout=subprocess.PIPE).stdout)
+    plan = json.loads(subprocess.run([LLMC, "plan", model, "--json", "-t", str(os.cpu_count()), *LIMITS], check=True, text=True, stdout=subprocess.PIPE).stdout)
     tokenizer = subprocess.Popen([LLMC, "tokenize", model, "--text", "Hello"], stdout=subprocess.DEVNULL)
     _, _, usage = os.wait4(tokenizer.pid, 0)
     process = usage.ru_maxrss * 1024
