@@ -68,6 +68,8 @@ kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, ll
 			return error_set(err, LLMC_E_MEMORY,
 			                 "out of memory: the KV cache needs %lld MB; smaller limits (--context, --seqs) need less",
 			                 (long long)(kv_bytes(p, n_page) >> 20));
+		if (bytes)
+			madvise(m, (size_t)bytes, MADV_HUGEPAGE); /* a hint: attention hops between pages of a few KiB */
 		kv->base[i] = m;
 		kv->pool_bytes[i] = (size_t)bytes;
 	}
