@@ -211,6 +211,7 @@ block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank)
 	b->arena->blk = b;
 	b->arena->dyn = op->dyn;
 	memset(b->arena->lo, 0xff, op->dyn);
+	shared_start(b);
 	if (emu_check) {
 		shadow_clear(b->arena, 0, op->dyn);
 		for (int i = 0; i < b->nt; i++)

@@ -217,11 +217,13 @@ void shadow_inflight(void *p, size_t n);                 /* target of an asynchr
 void shadow_host_write(Op *op, void *p, size_t n);
 void shadow_host_read(Op *op, const void *p, size_t n);
 bool shadow_written(const void *p, size_t n, size_t *off);
+char *shadow_neighbour(const void *p);
 void shadow_copy_written(void *dst, const void *src, size_t n);
 void shadow_async_write(Block *b, void *p, size_t n, Site at);
 
 /* shared.c */
 uint32_t shared_static_base(uint32_t dyn);
+void shared_start(Block *b);                    /* poison in the static objects known so far */
 bool shared_within(const Region *r, const char *p, size_t n);
 
 /* clock.c */

@@ -209,8 +209,8 @@ emu_finding(Thread *t, int code, Site at, const char *text)
 
 /* ---- faults in fast mode: the guard pages around memory, stacks and unmapped addresses speak up here ---- */
 
-static struct sigaction before[3];
-static const int which[3] = { SIGSEGV, SIGBUS, SIGFPE };
+static struct sigaction before[4];
+static const int which[4] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
 static bool installed;
 
 static void
@@ -220,7 +220,7 @@ on_fault(int sig, siginfo_t *info, void *context)
 
 	static bool inside;
 	if (!emu_cur || !emu_cur->blk || inside) { /* not a kernel's fault, or our own while reporting one */
-		for (int i = 0; i < 3; i++)
+		for (int i = 0; i < 4; i++)
 			if (which[i] == sig)
 				sigaction(sig, &before[i], NULL);
 		return; /* the instruction faults again, under the owner's handler */
@@ -242,6 +242,8 @@ on_fault(int sig, siginfo_t *info, void *context)
 	/* The alternate stack stays in use until block_abandon switches away; it is reused by the next fault only. */
 	if (fault_sig == SIGFPE)
 		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc, "integer division by zero or overflow");
+	if (fault_sig == SIGILL)
+		emu_die_pc(CUDA_ERROR_ILLEGAL_INSTRUCTION, fault_pc, "undefined behaviour, which the compiler made a trap");
 	if (fault_addr >= emu_cur->stack && fault_addr < emu_cur->stack + 4096)
 		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc, "the thread's stack of %zu bytes is too small (LLMC_EMU_STACK)",
 		           emu_stack_bytes);
@@ -264,6 +266,6 @@ emu_signals(void)
 		return;
 	installed = true;
 	sa.sa_sigaction = on_fault;
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < 4; i++)
 		sigaction(which[i], &sa, &before[i]);
 }

@@ -378,3 +378,18 @@ shadow_copy_written(void *dst, const void *src, size_t n)
 		done += at + 1;
 	}
 }
+
+/* Who wrote the nearest bytes before a place that nobody wrote: most likely the one who forgot it. To be freed; NULL: nobody near. */
+char *
+shadow_neighbour(const void *p)
+{
+	Region *r = region_of(p);
+
+	if (!r || !r->cell || r->lazy)
+		return NULL;
+	size_t c = (size_t)((const char *)p - r->lo) / 2;
+	for (int i = 0; i < 2048 && c > 0; i++, c--)
+		if (r->cell[c].w & 3)
+			return emu_who_uid(BUID(r->cell[c].w), THREAD(r->cell[c].w));
+	return NULL;
+}

@@ -8,6 +8,21 @@
 
 enum { GAP = 64 };
 
+/* Poison in all static objects that the block does not have yet. */
+void
+shared_start(Block *b)
+{
+	const Func *f = b->op->fn;
+
+	for (int k = b->n_obj; k < f->n_obj; k++) {
+		char *q = b->arena->lo + shared_static_base(b->op->dyn) + f->obj[k].off;
+		memset(q, 0xff, f->obj[k].n);
+		if (emu_check)
+			shadow_clear(b->arena, (size_t)(q - b->arena->lo), f->obj[k].n);
+	}
+	b->n_obj = f->n_obj;
+}
+
 EXPORT void *
 emu_shared_static(const void *site, size_t n, size_t align, const char *file, int line)
 {
@@ -30,17 +45,12 @@ emu_shared_static(const void *site, size_t n, size_t align, const char *file, in
 		if (f->static_bytes > 48u << 10)
 			emu_die(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, at, "static shared memory of %u bytes: 49152 is the most", f->static_bytes);
 	}
-	char *p = b->arena->lo + shared_static_base(b->op->dyn) + f->obj[i].off;
-	if (b->n_obj <= i) { /* first use by this block */
-		for (int k = b->n_obj; k <= i; k++) {
-			char *q = b->arena->lo + shared_static_base(b->op->dyn) + f->obj[k].off;
-			memset(q, 0xff, f->obj[k].n);
-			if (emu_check)
-				shadow_clear(b->arena, (size_t)(q - b->arena->lo), f->obj[k].n);
-		}
-		b->n_obj = i + 1;
+	if (b->n_obj <= i) { /* just found: all blocks of the launch get it, since a neighbour may look before its owner does */
+		for (int k = 0; k < b->op->n_res; k++)
+			shared_start(b->op->res[k]);
+		shared_start(b);
 	}
-	return p;
+	return b->arena->lo + shared_static_base(b->op->dyn) + f->obj[i].off;
 }
 
 EXPORT void *

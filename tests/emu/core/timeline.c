@@ -326,9 +326,11 @@ start_other(Op *op)
 			if (!op->stage)
 				shadow_host_read(op, op->src, n);
 			if (!emu_error && s && s->cell && !(d && d->cell) && !shadow_written(op->src, n, &at)) {
-				char *where = region_describe(op->src + at);
-				emu_note("%s to the host: unwritten output: byte %zu of %zu was never written (%s)", op->name, at, n, where);
+				char *where = region_describe(op->src + at), *who = shadow_neighbour(op->src + at);
+				emu_note("%s to the host: unwritten output: byte %zu of %zu was never written (%s); the bytes before it wrote %s", op->name, at, n,
+				         where, who ? who : "nobody");
 				free(where);
+				free(who);
 				emu_error = CUDA_ERROR_LAUNCH_FAILED;
 			}
 			if (!emu_error)

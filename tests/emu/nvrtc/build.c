@@ -74,7 +74,7 @@ read_file(const char *path)
 static const char *
 home(void)
 {
-	static char dir[4096];
+	static __thread char dir[4096];
 	Dl_info info;
 
 	if (!dir[0] && dladdr((void *)(uintptr_t)home, &info) && info.dli_fname) {
@@ -262,16 +262,15 @@ wide_vectors(void)
 enum { MAX_ARGS = 256 };
 
 static void
-arguments(const Source *s, bool check, const char **a, int *n, const char *cxx)
+arguments(const Source *s, bool check, const char **a, int *n, const char *cxx, char arch[32], char include[4200])
 {
 	static const char *const common[] = { "-x", "c++", "-std=c++17", "-fdeclspec", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti",
 		"-fno-threadsafe-statics", "-fno-stack-protector", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-w",
-		"-fno-color-diagnostics", "-fno-caret-diagnostics", "-fno-math-errno", "-DLLMC_EMU=1", "-D__CUDACC_RTC__=1", "-include", "emu_device.h" };
+		"-fno-color-diagnostics", "-fno-caret-diagnostics", "-fno-math-errno", "-fno-delete-null-pointer-checks", "-DLLMC_EMU=1", "-D__CUDACC_RTC__=1", "-include", "emu_device.h" };
 	static const char *const checking[] = { "-DLLMC_EMU_CHECK=1", "-fsanitize=thread,alignment,bounds,integer-divide-by-zero",
 		"-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops",
 		"-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-memintrinsics=0",
 		"-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-read-before-write=1" };
-	static char arch[32], include[4200], level[8];
 
 	a[(*n)++] = cxx;
 	for (size_t i = 0; i < sizeof common / sizeof *common; i++)
@@ -283,9 +282,8 @@ arguments(const Source *s, bool check, const char **a, int *n, const char *cxx)
 		a[(*n)++] = "-mfma";
 		a[(*n)++] = "-mf16c";
 	}
-	(void)level;
-	snprintf(arch, sizeof arch, "-D__CUDA_ARCH__=%d0", s->arch);
-	snprintf(include, sizeof include, "-I%s/include", home());
+	snprintf(arch, 32, "-D__CUDA_ARCH__=%d0", s->arch);
+	snprintf(include, 4200, "-I%s/include", home());
 	a[(*n)++] = arch;
 	a[(*n)++] = include;
 	for (int i = 0; i < s->n_opt && *n < MAX_ARGS - 16; i++)
@@ -343,7 +341,7 @@ build_object(const Source *s, bool check, char **log)
 {
 	static int counter;
 	const char *cxx = getenv("LLMC_EMU_CXX"), *cache = getenv("LLMC_EMU_CACHE");
-	char dir[4200], tmp[4300], path[4400], src[4400], obj[4400], out[4400], logs[4400], mem[4400], cuda[4400], dirs[4310];
+	char dir[4200], tmp[4300], path[4400], src[4400], obj[4400], out[4400], logs[4400], mem[4400], cuda[4400], dirs[4310], arch[32], include[4200];
 	const char *a[MAX_ARGS];
 	char *result = NULL;
 	int n = 0, rc;
@@ -355,7 +353,9 @@ build_object(const Source *s, bool check, char **log)
 		snprintf(dir, sizeof dir, "%s/cache", home());
 	mkdir(dir, 0700);
 	Hash h = key_of(s, check);
-	hash_text(&h, cxx);
+	arguments(s, check, a, &n, cxx, arch, include);
+	for (int i = 0; i < n; i++)
+		hash_text(&h, a[i]);
 	snprintf(path, sizeof path, "%s/%016llx%016llx.so", dir, (unsigned long long)h.a, (unsigned long long)h.b);
 	*log = strdup("");
 	if (!access(path, R_OK))
@@ -381,7 +381,6 @@ build_object(const Source *s, bool check, char **log)
 	for (int i = 0; i < s->n_header; i++)
 		if (!strchr(s->header_name[i], '/'))
 			rc |= write_file(tmp, s->header_name[i], s->header[i]);
-	arguments(s, check, a, &n, cxx);
 	a[n++] = dirs;
 	a[n++] = "-c";
 	a[n++] = src;

@@ -1,0 +1,320 @@
+/* The proof that the emulator can fail: every planted bug is found in checking mode, with a message that names kernel, block,
+ * thread and source line; every right twin passes in both modes with several seeds. Each run is a process of its own. */
+#include "host.h"
+
+typedef struct { CUdeviceptr a, b, c; int n; CUdeviceptr u; } Args;
+typedef struct Case Case;
+typedef CUresult (*Run)(const Case *c, CUmodule m, Args *a, bool bug);
+struct Case { const char *file, *name; Run run; unsigned grid, block, dyn; int flags; };
+enum { N = 4096 };
+
+static CUresult
+finish(Args *a)
+{
+	float out[512];
+	CUresult r = sync_all();
+	return r ? r : down(out, a->c, sizeof out);
+}
+
+static CUresult
+one(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	(void)bug;
+	CUresult r = launch(function(m, c->name), c->grid ? c->grid : 1, c->block ? c->block : 128, c->dyn, NULL, c->flags, a);
+	return r ? r : finish(a);
+}
+
+/* produce, then the kernel of the case, both with programmatic edges. */
+static CUresult
+pair(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	CUstream s = stream();
+	CUresult r = launch(function(m, "produce"), 1, 128, 0, s, PDL, a);
+	(void)bug;
+	if (!r)
+		r = launch(function(m, c->name), 1, 128, 0, s, PDL, a);
+	return r ? r : finish(a);
+}
+
+static CUresult
+triple(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	CUstream s = stream();
+	CUresult r = launch(function(m, "produce"), 1, 128, 0, s, PDL, a);
+	(void)bug;
+	if (!r)
+		r = launch(function(m, "between"), 1, 128, 0, s, PDL, a);
+	if (!r)
+		r = launch(function(m, c->name), 1, 128, 0, s, PDL, a);
+	return r ? r : finish(a);
+}
+
+static CUresult
+streams(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	CUstream s = stream(), t = stream();
+	CUevent e;
+	CUresult r;
+
+	OK(CU(cuEventCreate, CUevent *, unsigned)(&e, 2));
+	r = launch(function(m, "produce"), 1, 128, 0, s, 0, a);
+	if (!r)
+		r = CU(cuEventRecord, CUevent, CUstream)(e, s);
+	if (!r && !bug)
+		r = CU(cuStreamWaitEvent, CUstream, CUevent, unsigned)(t, e, 0);
+	if (!r)
+		r = launch(function(m, c->name), 1, 128, 0, t, 0, a);
+	return r ? r : finish(a);
+}
+
+/* Two users of one scratch buffer, in one stream or in two. */
+static CUresult
+shared_scratch(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	CUstream s = stream(), t = stream();
+	Args second = *a;
+	CUresult r = launch(function(m, c->name), 1, 128, 0, s, 0, a);
+
+	second.n = a->n + 128;
+	if (!r)
+		r = launch(function(m, c->name), 1, 128, 0, bug ? t : s, 0, &second);
+	return r ? r : finish(a);
+}
+
+static CUresult
+output(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	float out[128];
+	CUresult r = launch(function(m, c->name), 1, 128, 0, NULL, 0, a);
+	(void)bug;
+	return r ? r : down(out, a->b, sizeof out);
+}
+
+static CUresult
+freed(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	if (bug)
+		OK(CU(cuMemFree_v2, CUdeviceptr)(a->c));
+	CUresult r = launch(function(m, c->name), 1, 128, 0, NULL, 0, a);
+	return r ? r : sync_all();
+}
+
+static CUresult
+capture(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	CUstream s = stream();
+	CUgraph g = NULL;
+	CUdeviceptr p;
+	CUresult r, end;
+
+	(void)c;
+	OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
+	r = launch(function(m, "produce"), 1, 128, 0, s, 0, a);
+	if (!r && bug)
+		r = CU(cuMemAlloc_v2, CUdeviceptr *, size_t)(&p, 64);
+	end = CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g);
+	CHECK(end == (bug ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS));
+	if (bug)
+		CHECK(r == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	return r;
+}
+
+static CUresult
+synchronise(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	CUstream s = stream(), t = stream();
+	CUevent e;
+	CUgraph g = NULL;
+	CUresult r;
+
+	(void)c;
+	OK(CU(cuEventCreate, CUevent *, unsigned)(&e, 2));
+	OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
+	r = launch(function(m, "produce"), 1, 128, 0, s, 0, a);
+	if (bug) {
+		CHECK(CU(cuStreamSynchronize, CUstream)(s) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		CHECK(CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+		/* Work forked to another stream and never joined. */
+		OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
+		OK(CU(cuEventRecord, CUevent, CUstream)(e, s));
+		OK(CU(cuStreamWaitEvent, CUstream, CUevent, unsigned)(t, e, 0));
+		OK(launch(function(m, "produce"), 1, 128, 0, t, 0, a));
+		CHECK(CU(cuCtxSynchronize, void)() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g);
+		OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
+		OK(CU(cuEventRecord, CUevent, CUstream)(e, s));
+		OK(CU(cuStreamWaitEvent, CUstream, CUevent, unsigned)(t, e, 0));
+		OK(launch(function(m, "produce"), 1, 128, 0, t, 0, a));
+		return CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g);
+	}
+	return r ? r : CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g);
+}
+
+static CUresult
+cooperative(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	(void)c;
+	CUresult r = launch(function(m, "produce"), bug ? 1000 : 4, 128, 0, NULL, COOPERATIVE, a);
+	if (bug)
+		CHECK(r == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+	return r;
+}
+
+static CUresult
+architecture(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	char *log, *image = compile("extern \"C\" __global__ void k() {}", "k.cu", bug ? "sm_80" : "sm_90a", NULL, &log);
+	CUresult r = CU(cuModuleLoadData, CUmodule *, const void *)(&m, image);
+
+	(void)c, (void)a;
+	if (bug)
+		CHECK(r == CUDA_ERROR_NO_BINARY_FOR_GPU);
+	return r;
+}
+
+static CUresult
+damaged(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	char *log, *image = compile("extern \"C\" __global__ void k() {}", "k.cu", "sm_90a", NULL, &log);
+
+	(void)c, (void)a;
+	image[100] ^= (char)bug;
+	return CU(cuModuleLoadData, CUmodule *, const void *)(&m, image);
+}
+
+#define B "block.cu"
+#define M "memory.cu"
+#define O "order.cu"
+static const Case cases[] = {
+	{ B, "missing_barrier", one }, { B, "divergent_barrier", one }, { B, "divergent_places", one }, { B, "reuse_barrier", one },
+	{ B, "missing_syncwarp", one }, { B, "inactive_lane", one, 1, 32 }, { B, "full_mask", one, 1, 32 }, { B, "named_count", one },
+	{ B, "mbarrier_race", one }, { B, "empty_wait", one },
+	{ M, "read_beyond", one, 4 }, { M, "write_beyond", one, 4 }, { M, "far_write", one }, { M, "shared_beyond", one, 1, 127 },
+	{ M, "arena_beyond", one, 1, 128, 512 }, { M, "array_overrun", one }, { M, "misaligned", one },
+	{ M, "reads_unwritten", one }, { M, "null_pointer", one }, { M, "other_stack", one }, { M, "division", one },
+	{ M, "unwritten", output }, { M, "after_free", freed },
+	{ O, "copy_wait", one }, { O, "one_warp_waits", one }, { O, "ring_tail", one }, { O, "no_wait", pair }, { O, "warp_wait", pair },
+	{ O, "early_write", pair }, { O, "overlap", triple }, { O, "two_streams", streams }, { O, "scratch", shared_scratch },
+	{ O, "flag", one, 2, 32, 0, COOPERATIVE }, { O, "flag_scope", one, 2, 32, 0, COOPERATIVE }, { O, "last_block", one, 4 },
+	{ O, "grid_race", one, 4, 128, 0, COOPERATIVE }, { O, "cluster_exit", one, 2, 128, 0, CLUSTER2 },
+	{ O, "capture", capture }, { O, "synchronise", synchronise }, { O, "cooperative", cooperative }, { O, "architecture", architecture },
+	{ O, "damaged", damaged },
+};
+enum { N_CASES = sizeof cases / sizeof *cases };
+
+/* A kernel's finding names kernel, block, thread and one of the lines that are marked with its name. */
+static bool
+names_all(const Case *c, const char *text, const char *source)
+{
+	char mark[128], want[128];
+	const char *p = source;
+	int line = 1;
+
+	if (!strstr(text, "kernel '") || !strstr(text, "block (") || !strstr(text, "thread ("))
+		return false;
+	for (; *p; line++) {
+		const char *end = strchr(p, '\n');
+		const char *comment = strstr(p, "// ");
+		size_t n = end ? (size_t)(end - p) : strlen(p);
+		if (comment && comment < p + n && line > 1) {
+			snprintf(mark, sizeof mark, "%.*s ", (int)(p + n - comment - 3), comment + 3);
+			char name[64];
+			snprintf(name, sizeof name, "%s ", c->name);
+			snprintf(want, sizeof want, "%s:%d:", c->file, line);
+			if (strstr(mark, name) && strstr(text, want))
+				return true;
+		}
+		if (!end)
+			break;
+		p = end + 1;
+	}
+	return false;
+}
+
+static int
+child(const Case *c, bool bug, bool check, int seed)
+{
+	char path[256], number[16];
+	Args a;
+	static float data[N];
+
+	snprintf(number, sizeof number, "%d", seed);
+	setenv("LLMC_EMU_MODE", check ? "check" : "fast", 1);
+	setenv("LLMC_EMU_SEED", number, 1);
+	if (!getenv("EMU_VERBOSE"))
+		setenv("LLMC_EMU_QUIET", "1", 1);
+	libs_open();
+	device_open();
+	snprintf(path, sizeof path, "tests/emu/bugs/%s", c->file);
+	char *source = read_text(path), *log, *image = compile(source, c->file, "sm_90a", bug ? "-DBUG=1" : "-DBUG=0", &log);
+	CUmodule m = NULL;
+	if (!image) {
+		fprintf(stderr, "%s", log);
+		return 2;
+	}
+	OK(CU(cuModuleLoadData, CUmodule *, const void *)(&m, image));
+	a = (Args){ device(N * 4), device(N * 4), device(N * 4), 512, device(4096) };
+	if (c->run != output) /* everything is written before, so that only the planted bug is one */
+		OK(up(a.b, data, sizeof data));
+	OK(up(a.a, data, sizeof data));
+	OK(up(a.c, data, sizeof data));
+	OK(up(a.u, data, 4096));
+	CUresult r = c->run(c, m, &a, bug);
+	if (!bug && (r || failures)) {
+		fprintf(stderr, "%s: the right twin failed in %s mode with seed %d: %d, %s\n", c->name, check ? "checking" : "fast", seed, r, report());
+		return 1;
+	}
+	if (bug && !check)
+		return r ? 10 : 0; /* found without shadow memory, too? */
+	if (bug) {
+		bool kernel = c->run == one || c->run == pair || c->run == triple || c->run == streams || c->run == shared_scratch || c->run == freed;
+		if (!r || failures || (!*report() && c->run != synchronise) || (kernel && !names_all(c, report(), source))) {
+			fprintf(stderr, "%s: planted bug not found as it should be: %d, \"%s\"\n", c->name, r, report());
+			return 1;
+		}
+		if (getenv("EMU_SHOW"))
+			printf("%s: %s\n", c->name, report());
+	}
+	return 0;
+}
+
+static int
+spawn(const Case *c, bool bug, bool check, int seed)
+{
+	int status;
+	fflush(NULL);
+	pid_t pid = fork();
+	if (pid == 0) {
+		int rc = child(c, bug, check, seed);
+		fflush(NULL);
+		_exit(rc);
+	}
+	waitpid(pid, &status, 0);
+	if (WIFSIGNALED(status))
+		fprintf(stderr, "%s: signal %d\n", c->name, WTERMSIG(status));
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 3;
+}
+
+int
+main(int argc, char **argv)
+{
+	int bad = 0, found = 0, fast = 0, seeds = argc > 2 ? atoi(argv[2]) : 4;
+
+	for (int i = 0; i < N_CASES; i++) {
+		const Case *c = &cases[i];
+		if (argc > 1 && *argv[1] && strcmp(argv[1], c->name))
+			continue;
+		int rc = spawn(c, true, true, 0);
+		bad += rc != 0;
+		found += rc == 0;
+		int seen = 0;
+		for (int s = 0; s < seeds; s++) {
+			bad += spawn(c, false, true, s) != 0;
+			bad += spawn(c, false, false, s) != 0;
+			seen |= spawn(c, true, false, s) == 10;
+		}
+		fast += seen;
+	}
+	printf("planted bugs: %d found of %d in checking mode, %d by fast mode's return codes alone\n", found, N_CASES, fast);
+	return bad != 0;
+}
