@@ -24,7 +24,7 @@ EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.c.in' -o -nam
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile tests/emu/emu.mk | expand -t 24
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
@@ -118,3 +118,5 @@ clean: ## remove what was built
 	rm -rf $(BUILD) generated
 
 -include $(OBJ:.o=.d) $(CLIO:.o=.d)
+
+include tests/emu/emu.mk

@@ -4,10 +4,11 @@
 #   unit    C unit tests                          pytest  text, kernel, golden and end-to-end tests
 #   san     unit tests and models under ASan and UBSan, kernels included
 #   tsan    threads under TSan                    fuzz    short deterministic fuzz runs
+#   emu     the GPU emulator's own tests
 # Prints a line for each step with its time, the output of what failed, and exits 1 when any step did.
 set -u
 cd "$(dirname "$0")/.."
-steps=${*:-"deps build clang unit pytest san tsan fuzz"}
+steps=${*:-"deps build clang unit pytest emu san tsan fuzz"}
 jobs=$(nproc)
 export LLMC_CACHE=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}
 log=build/check
@@ -53,6 +54,10 @@ step_tsan() {
 	local san="-fsanitize=thread"
 	make -s -j"$jobs" BUILD=build/tsan CFLAGS="-O1 -g" SAN="$san" build/tsan/llmc || return 1
 	TSAN_OPTIONS=halt_on_error=1 tests/e2e/threads.sh build/tsan/llmc
+}
+
+step_emu() {
+	tests/emu/run.sh
 }
 
 step_fuzz() {

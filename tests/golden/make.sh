@@ -1,0 +1,12 @@
+#!/bin/sh
+# Make the goldens again. Needs torch, transformers, safetensors, gguf, numpy, tokenizers in the Python that PYTHON names,
+# and for the packed files llama.cpp's tools (make bench-peer builds them). See README.md in this folder.
+set -eu
+cd "$(dirname "$0")/../.."
+python=${PYTHON:-python3}
+"$python" tests/golden/make_dequant.py
+"$python" tests/golden/make_ops.py
+"$python" tests/golden/make_models.py
+"$python" tests/golden/make_gguf.py
+LLMC_GOLDEN=1 make unit-test_graph
+"$python" tests/golden/smollm2/make.py "$(tools/smollm2.sh)"
