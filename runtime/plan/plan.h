@@ -12,10 +12,10 @@
 #include "base/strbuf.h"
 #include "formats/dtype.h"
 
-enum { PLAN_FORMAT = 1, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_MAX_ATTRS = 24, PLAN_KV_PAGE = 32 };
+enum { PLAN_FORMAT = 1, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_MAX_ATTRS = 24, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 4 };
 
-/* Symbols of extents. n_part: threads of the session. */
-#define PLAN_SYM_LIST(X) X(one) X(n_tok) X(n_dec) X(n_pre) X(n_seq) X(n_out) X(n_part)
+/* Symbols of extents. n_part: threads of the session; n_sm: multiprocessors of the GPU, in grids only. */
+#define PLAN_SYM_LIST(X) X(one) X(n_tok) X(n_dec) X(n_pre) X(n_seq) X(n_out) X(n_part) X(n_sm)
 typedef enum PlanSym {
 #define X(name) SYM_##name,
 	PLAN_SYM_LIST(X)
@@ -97,8 +97,19 @@ typedef struct PlanBuffer { const char *id; Dtype dtype; PlanExtent extent; int 
 
 typedef enum PlanDir { DIR_IN, DIR_OUT, DIR_INOUT, DIR_POOL, DIR_ROPE, DIR_SCRATCH, DIR_NONE } PlanDir;
 typedef struct PlanKernelArg { const char *name; PlanDir dir; const char *type; PlanExtent extent; } PlanKernelArg;
+/* CUDA targets: one launch of a function of the kernel's file. A kernel is all its launches, in order, with the same arguments. */
+typedef struct PlanLaunch {
+	const char *fn;           /* name of the function in the file */
+	int         block;        /* threads (x) */
+	int         cluster;      /* blocks of a cluster (x); 1: none */
+	bool        pdl;          /* may start before what was launched before it has ended */
+	PlanExtent  grid[3];      /* blocks; all >= 1 */
+	int64_t     shared;       /* bytes of dynamic shared memory */
+} PlanLaunch;
 typedef struct PlanKernel {
 	const char *id, *file, *symbol; /* file relative to the artifact */
+	int         n_launch;     /* 0: a CPU kernel */
+	PlanLaunch  launch[PLAN_MAX_LAUNCH];
 	int         n_arg;
 	PlanKernelArg arg[PLAN_MAX_ARGS];
 } PlanKernel;
@@ -127,7 +138,7 @@ typedef struct PlanPhase { const char *id; int n_step; PlanStep *step; } PlanPha
 
 typedef struct Plan {
 	int         format, step_abi;
-	const char *name, *family, *spec_sha256, *target;   /* target: ref, cpu-generic, cpu-v3, cpu-v4 */
+	const char *name, *family, *spec_sha256, *target;   /* target: ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_75 ... */
 	int64_t     vocab, vocab_used, hidden, max_positions;
 	int         n_layers;
 	bool        hard_limit, prompt_whole;               /* prompt_whole: the prompt runs in one chunk (prefix mask) */

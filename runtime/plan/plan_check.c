@@ -30,6 +30,7 @@ sym_below(PlanSym a, PlanSym b)
 	case SYM_n_pre:
 	case SYM_n_out:
 	case SYM_n_part:
+	case SYM_n_sm:
 	case SYM_COUNT:
 		break;
 	}
