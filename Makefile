@@ -12,13 +12,13 @@ LIBS      := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl
 SAN       ?=
 VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' api/llmc.h)
 
-ROOMS := base formats compiler compiler/import runtime runtime/plan runtime/weights runtime/cpu runtime/text ref api
+ROOMS := base formats compiler compiler/import runtime runtime/engine runtime/plan runtime/weights runtime/cpu runtime/text ref api
 SRC   := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.c)))
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
 CLI   := $(sort $(wildcard cli/*.c))
 CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
-EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.c.in' -o -name '*.h' 2>/dev/null)
+EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.h' 2>/dev/null)
 
 .PHONY: all lib help deps demo check san tsan fuzz bench bench-peer bench-startup golden format install clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a

@@ -38,6 +38,8 @@ llmc_status source_kind(const char *path, SourceKind *kind, llmc_error *err);
 const Spec *source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights,
                         Arena *arena, llmc_log_fn log, void *log_user, llmc_error *err);
 /* "cpu" and an arch (NULL: this processor's), or "ref" -> "cpu-v3"; E_INPUT for unknown words */
+/* "cuda:2" -> 2; -1: not a GPU */
+llmc_status device_gpu(const char *device, int *gpu, llmc_error *err);
 llmc_status target_name(const char *device, const char *arch, bool must_run, char out[32], llmc_error *err);
 
 void log_line(llmc_log_fn log, void *user, int level, const char *fmt, ...) __attribute__((format(printf, 4, 5)));

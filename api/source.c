@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api/api.h"
+#include "runtime/plan/target.h"
 #include "base/file.h"
 
 static bool
@@ -122,16 +123,60 @@ source_spec(const char *path, SourceKind kind, const char *const *set, const cha
 }
 
 llmc_status
+device_gpu(const char *device, int *gpu, llmc_error *err)
+{
+	*gpu = -1;
+	if (!device || strncmp(device, "cuda", 4) != 0)
+		return LLMC_OK;
+	*gpu = 0;
+	if (!device[4])
+		return LLMC_OK;
+	const char *p = device + 5;
+	for (; device[4] == ':' && *p >= '0' && *p <= '9' && *gpu < 1000; p++)
+		*gpu = *gpu * 10 + (*p - '0');
+	if (device[4] != ':' || p == device + 5 || *p)
+		return error_set(err, LLMC_E_INPUT, "device %s: expected cuda or cuda:N, N counted from 0", device);
+	return LLMC_OK;
+}
+
+/* The plan's target for a GPU: what was asked for, or what the GPU at hand runs. */
+static llmc_status
+cuda_target_name(int gpu, const char *arch, bool must_run, char out[32], llmc_error *err)
+{
+	const Target *t = NULL;
+	char list[128] = "";
+
+	(void)gpu, (void)must_run;
+	if (!arch)
+		arch = "sm_90a";
+	for (int i = 0; target_at(i); i++) {
+		const Target *k = target_at(i);
+		if (k->kind != TARGET_CUDA)
+			continue;
+		snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "", k->isa);
+		if (strcmp(k->isa, arch) == 0)
+			t = k;
+	}
+	if (!t)
+		return error_set(err, LLMC_E_INPUT, "arch %s: expected one of %s", arch, list);
+	snprintf(out, 32, "%s", t->name);
+	return LLMC_OK;
+}
+
+llmc_status
 target_name(const char *device, const char *arch, bool must_run, char out[32], llmc_error *err)
 {
 	if (device && strcmp(device, "ref") == 0) {
 		snprintf(out, 32, "ref");
 		return LLMC_OK;
 	}
-	if (device && strncmp(device, "cuda", 4) == 0)
-		return error_set(err, LLMC_E_MISSING, "device %s: this llmc has no CUDA target; use --device cpu", device);
+	int gpu;
+	if (device && strncmp(device, "cuda", 4) == 0) {
+		TRY(device_gpu(device, &gpu, err));
+		return cuda_target_name(gpu, arch, must_run, out, err);
+	}
 	if (device && strcmp(device, "cpu") != 0)
-		return error_set(err, LLMC_E_INPUT, "device %s: expected cpu or ref", device);
+		return error_set(err, LLMC_E_INPUT, "device %s: expected cpu, cuda, cuda:0, ... or ref", device);
 	if (!arch) {
 		snprintf(out, 32, "%s", isa_best());
 		return LLMC_OK;

@@ -15,12 +15,7 @@ typedef struct Work {
 static bool
 target_known(const char *target)
 {
-	static const char *const known[] = { "ref", "cpu-generic", "cpu-v3", "cpu-v4" };
-
-	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-		if (strcmp(known[i], target) == 0)
-			return true;
-	return false;
+	return target_find(target) != NULL;
 }
 
 static bool
@@ -149,7 +144,7 @@ compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_o
 	if (!known)
 		err_at(d, (Loc){ 0 }, "--dump=%s: expected spec, graph, fuse, order or plan", dump);
 	if (!target_known(target))
-		err_at(d, (Loc){ 0 }, "unknown target %s: expected ref, cpu-generic, cpu-v3 or cpu-v4", target);
+		err_at(d, (Loc){ 0 }, "unknown target %s: expected ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_80, ...", target);
 	if (!known || !target_known(target))
 		return NULL;
 	/* memory running out and a fault of ours both leave by a jump: let go of the heap, then jump on */

@@ -100,10 +100,12 @@ kernel_for(Select *s, int i, int phase)
 	for (int m = s->n_memo[phase]; m-- > 0;)
 		if (same_use(g, s->memo[phase][m].op, op))
 			return s->memo[phase][m].kernel;
-	const Template *t = templates_find(s->ts, g, op, phase);
+	/* where results must not depend on the batch, decode rows run as any other rows */
+	int             as = templates_one_phase(s->ts) ? PHASE_MIXED : phase;
+	const Template *t = templates_find(s->ts, g, op, as);
 	int             k = -1;
 	if (t) {
-		const Kernel *kernel = template_expand(s->ts, t, g, op, phase);
+		const Kernel *kernel = template_expand(s->ts, t, g, op, as);
 		k = kernel ? kernel_index(s, kernel, i) : -1;
 	}
 	s->memo[phase][s->n_memo[phase]++] = (Memo){ op, k };
@@ -116,7 +118,10 @@ warn_slow(Select *s, const Op *op, const char *target)
 	if (s->warned[op->kind])
 		return;
 	s->warned[op->kind] = true;
-	warn_at(s->d, op->loc, "no tuned kernel for %s on %s: the reference runs it, slowly", op_info[op->kind].name, target);
+	if (target_is_cuda(target))
+		err_at(s->d, op->loc, "no kernel for %s on %s", op_info[op->kind].name, target);
+	else
+		warn_at(s->d, op->loc, "no tuned kernel for %s on %s: the reference runs it, slowly", op_info[op->kind].name, target);
 }
 
 /* A matrix that only the reference reads needs no packing. Embeddings keep what their kernel was made for. */

@@ -113,6 +113,7 @@ typedef struct Spec {
 
 	Dtype   dtype;                 /* of activations, as the description says; CPU computes in f32 */
 	Dtype   kv_dtype;              /* f16 or f32 */
+	bool    deterministic;         /* CUDA: rows do not depend on the batch around them */
 	bool    activations_i8;        /* block formats meet int8 activations instead of int16 */
 	Dtype   storage_default;
 	int     n_storage;

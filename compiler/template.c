@@ -60,6 +60,7 @@ parse_directive(Templates *ts, Template *t, const char *word, const Line *l)
 		{ "param", t->param, &t->n_param, MAX_LINES },
 		{ "arg", t->arg, &t->n_arg, PLAN_MAX_ARGS },
 		{ "scratch", t->scratch, &t->n_scratch, 4 },
+		{ "launch", t->launch, &t->n_launch, PLAN_MAX_LAUNCH },
 	};
 
 	for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
@@ -117,8 +118,8 @@ templates_none(const char *target, const Spec *s, Diag *d, Arena *perm)
 	Templates *ts = NEW(perm, Templates, 1);
 
 	*ts = (Templates){
-		.arena = perm, .diag = d, .target = target, .act_bits = s->activations_i8 ? 8 : 16,
-		.isa = strncmp(target, "cpu-", 4) == 0 ? target + 4 : target,
+		.arena = perm, .diag = d, .target = target_find(target), .act_bits = s->activations_i8 ? 8 : 16,
+		.deterministic = s->deterministic,
 	};
 	return ts;
 }
@@ -127,15 +128,19 @@ Templates *
 templates_load(const char *target, const Spec *s, Diag *d, Arena *perm)
 {
 	static const char *const tail[] = { "_decode", "_mixed", "" }; /* a phase's own file comes first */
+	static const char *const variant[] = { "_sm90", "_sm80", "" }; /* the newest instructions come first */
 	Templates *ts = templates_none(target, s, d, perm);
+	bool       cuda = ts->target->kind == TARGET_CUDA;
 
 	for (int op = 1; op < OP_COUNT; op++)
-		for (int k = 0; k < 3; k++) {
-			const char *path = arena_printf(perm, "templates/cpu/%s%s.c.in", op_info[op].name, tail[k]);
-			const char *text = embed_find(path, NULL);
-			if (text)
-				templates_add(ts, (OpKind)op, path, text);
-		}
+		for (int k = 0; k < 3; k++)
+			for (int v = cuda ? 0 : 2; v < 3; v++) {
+				const char *path = arena_printf(perm, "templates/%s/%s%s%s.%s.in", cuda ? "cuda" : "cpu", op_info[op].name,
+				                                tail[k], variant[v], cuda ? "cu" : "c");
+				const char *text = embed_find(path, NULL);
+				if (text)
+					templates_add(ts, (OpKind)op, path, text);
+			}
 	return ts;
 }
 
@@ -223,7 +228,11 @@ template_name(void *user, const char *name, HeadValue *out)
 	size_t          n = strlen(name);
 
 	if (strcmp(name, "TARGET") == 0)
-		return set_word(out, b->ts->isa), true;
+		return set_word(out, b->ts->target->isa), true;
+	if (strcmp(name, "ARCH") == 0)
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->target->arch }, true;
+	if (strcmp(name, "DETERMINISTIC") == 0)
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->deterministic }, true;
 	if (strcmp(name, "SYMBOL") == 0)
 		return set_word(out, b->symbol), true;
 	if (strcmp(name, "PHASE") == 0)
@@ -252,8 +261,8 @@ template_name(void *user, const char *name, HeadValue *out)
 	return name_of_arg(b, name, out);
 }
 
-static bool
-eval(const Bind *b, const Template *t, const Line *l, const char *text, size_t size, HeadValue *out)
+bool
+template_eval(const Bind *b, const Template *t, const Line *l, const char *text, size_t size, HeadValue *out)
 {
 	const char *why;
 	size_t      at;
@@ -319,11 +328,11 @@ parse_extent(const Bind *b, const Template *t, const Line *l, const char *p, con
 			out->sym = (PlanSym)s;
 			while (q < stop && *q == ' ')
 				q++;
-			if (q < stop && (*q++ != '/' || !eval(b, t, l, q, (size_t)(stop - q), &v) || v.kind != HEAD_INT || v.i < 1))
+			if (q < stop && (*q++ != '/' || !template_eval(b, t, l, q, (size_t)(stop - q), &v) || v.kind != HEAD_INT || v.i < 1))
 				return template_error(b, t, l, "after a symbol only / and a positive integer may follow");
 			out->div = q < stop ? v.i : 1;
 		} else {
-			if (!eval(b, t, l, p, n, &v))
+			if (!template_eval(b, t, l, p, n, &v))
 				return false;
 			if (v.kind != HEAD_INT || v.i < 0 || __builtin_mul_overflow(out->mul, v.i, &out->mul))
 				return template_error(b, t, l, "an extent is made of integers, not too large");
@@ -458,7 +467,7 @@ takes(const Bind *b, const Template *t)
 
 	for (int i = 0; i < t->n_require; i++) {
 		HeadValue v;
-		if (!eval(b, t, &t->require[i], t->require[i].text, t->require[i].size, &v))
+		if (!template_eval(b, t, &t->require[i], t->require[i].text, t->require[i].size, &v))
 			return false;
 		if (v.kind != HEAD_INT)
 			return template_error(b, t, &t->require[i], "@require wants a comparison or a name that is 0 or 1");
@@ -500,7 +509,7 @@ templates_layout(const Templates *ts, PlanTensor *t, int64_t pieces)
 		t->layout = "f32"; /* blocks do not survive a transposition */
 		return;
 	}
-	t->layout = layout_for(ts->target, t->dtype, t->rows, t->cols);
+	t->layout = layout_for(ts->target->name, t->dtype, t->rows, t->cols);
 	const Layout *l = layout_find(t->layout);
 	if (!l || (pieces > 1 && t->rows / pieces % l->group != 0))
 		t->layout = "row";
@@ -509,5 +518,11 @@ templates_layout(const Templates *ts, PlanTensor *t, int64_t pieces)
 const char *
 templates_target(const Templates *ts)
 {
-	return ts->target;
+	return ts->target->name;
+}
+
+bool
+templates_one_phase(const Templates *ts)
+{
+	return ts->deterministic && ts->target->kind == TARGET_CUDA;
 }

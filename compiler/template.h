@@ -4,6 +4,7 @@
 #define LLMC_COMPILER_TEMPLATE_H
 
 #include "compiler/graph.h"
+#include "runtime/plan/target.h"
 
 enum { PHASE_DECODE, PHASE_MIXED, PHASES };
 extern const char *const phase_name[PHASES];
@@ -21,7 +22,8 @@ typedef struct Kernel {
 	Dtype       scratch_dtype[4]; /* DT_NONE: bytes */
 } Kernel;
 
-/* The templates of a CPU target: every embedded templates/cpu/<op>[_decode|_mixed].c.in. Errors in heads go to d. */
+/* The templates of a target: every embedded templates/cpu/<op>[_decode|_mixed].c.in, or for a GPU
+ * templates/cuda/<op>[_decode|_mixed][_sm90|_sm80].cu.in. Errors in heads go to d. */
 Templates      *templates_load(const char *target, const Spec *s, Diag *d, Arena *perm);
 /* Tests: no embedded files, then texts one by one. */
 Templates      *templates_none(const char *target, const Spec *s, Diag *d, Arena *perm);
@@ -35,5 +37,6 @@ void            templates_layout(const Templates *ts, PlanTensor *t, int64_t pie
 const Kernel   *template_expand(const Templates *ts, const Template *t, const Graph *g, const Op *op, int phase);
 const char     *template_path(const Template *t);
 const char     *templates_target(const Templates *ts);
+bool            templates_one_phase(const Templates *ts); /* mixed templates run decode steps too */
 
 #endif

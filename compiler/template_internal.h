@@ -15,16 +15,16 @@ struct Template {
 	OpKind      op;
 	bool        phase[PHASES];
 	bool        both;       /* one text for all phases */
-	int         n_require, n_param, n_arg, n_scratch;
-	Line        require[MAX_LINES], param[MAX_LINES], arg[PLAN_MAX_ARGS], scratch[4];
+	int         n_require, n_param, n_arg, n_scratch, n_launch;
+	Line        require[MAX_LINES], param[MAX_LINES], arg[PLAN_MAX_ARGS], scratch[4], launch[PLAN_MAX_LAUNCH];
 };
 
 struct Templates {
 	Arena      *arena;
 	Diag       *diag;
-	const char *target;     /* cpu-v3 */
-	const char *isa;        /* v3 */
+	const Target *target;
 	int         act_bits;
+	bool        deterministic;
 	size_t      n, cap;
 	Template  **t;
 };
@@ -45,9 +45,12 @@ Loc    template_loc(const Template *t, int line, int col);
 /* "//@word rest": false for any other line */
 bool   template_directive(const char *p, size_t n, char word[16], Line *rest, int line);
 size_t template_word(const char **p, const char *end, char *out, size_t cap);
+bool   template_eval(const Bind *b, const Template *t, const Line *l, const char *text, size_t size, HeadValue *out);
 bool   template_error(const Bind *b, const Template *t, const Line *l, const char *what);   /* false */
 bool   template_name(void *bind, const char *name, HeadValue *out);
 bool   template_arg(const Bind *b, const Template *t, const Line *l, bool scratch, ArgDecl *out);
+/* The i-th @launch line; symbol: of the kernel */
+bool   template_launch(const Bind *b, const Template *t, int i, const char *symbol, PlanLaunch *out);
 /* All @arg lines against the op; fits false without an error: only the kind of rows differs. */
 bool   template_args(const Bind *b, const Template *t, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
 

@@ -173,6 +173,19 @@ scratch_args(const Bind *b, const Template *t, Kernel *k)
 	return true;
 }
 
+static bool
+launches(const Bind *b, const Template *t, Kernel *k)
+{
+	if (b->ts->target->kind == TARGET_CUDA && t->n_launch == 0) {
+		err_at(b->ts->diag, template_loc(t, 1, 1), "a CUDA template needs its @launch lines");
+		return false;
+	}
+	for (k->row.n_launch = 0; k->row.n_launch < t->n_launch; k->row.n_launch++)
+		if (!template_launch(b, t, k->row.n_launch, b->symbol, &k->row.launch[k->row.n_launch]))
+			return false;
+	return true;
+}
+
 /* Hash of all that decides what the kernel is, before its name is known. */
 static const char *
 kernel_key(const Templates *ts, const Kernel *k, const char *text)
@@ -193,6 +206,15 @@ kernel_key(const Templates *ts, const Kernel *k, const char *text)
 		const char *line = arena_printf(ts->arena, "%s %d %s %d %lld %lld", a->name, a->dir, a->type, a->extent.sym,
 		                                (long long)a->extent.mul, (long long)a->extent.div);
 		sha256_add(&sum, line, strlen(line) + 1);
+	}
+	for (int i = 0; i < k->row.n_launch; i++) {
+		const PlanLaunch *u = &k->row.launch[i];
+		const char *line = arena_printf(ts->arena, "%s %d %d %d %lld", u->fn, u->block, u->cluster, u->pdl, (long long)u->shared);
+		sha256_add(&sum, line, strlen(line) + 1);
+		for (int d = 0; d < 3; d++) {
+			line = arena_printf(ts->arena, "%d %lld %lld", u->grid[d].sym, (long long)u->grid[d].mul, (long long)u->grid[d].div);
+			sha256_add(&sum, line, strlen(line) + 1);
+		}
 	}
 	sha256_hex(&sum, hex);
 	return arena_strndup(ts->arena, hex, 12);
@@ -221,7 +243,7 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 		return NULL;
 	for (int i = 0; i < t->n_arg; i++)
 		k->row.arg[k->row.n_arg++] = (PlanKernelArg){ arena_strdup(a, arg[i].name), arg[i].dir, arg[i].type, arg[i].extent };
-	if (!scratch_args(&b, t, k))
+	if (!scratch_args(&b, t, k) || !launches(&b, t, k))
 		return NULL;
 	text.len = 0;
 	if (!expand_text(&b, t, &text) || !headers_of(ts, t, text.data, &h))
@@ -234,9 +256,9 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 	k->key = kernel_key(ts, k, text.data);
 	k->row.symbol = b.symbol = arena_printf(a, "%s_%s", stem, k->key);
 	k->row.id = arena_printf(a, "%s.%s", stem, k->key);
-	k->row.file = arena_printf(a, "kernels/%s.c", k->row.id);
+	k->row.file = arena_printf(a, "kernels/%s.%s", k->row.id, t->n_launch ? "cu" : "c");
 	text.len = 0;
-	if (!expand_text(&b, t, &text))
+	if (!expand_text(&b, t, &text) || !launches(&b, t, k))
 		return NULL;
 	k->text = arena_strndup(a, text.data, text.len);
 	return k;

@@ -9,7 +9,7 @@ def files():
         for folder, dirs, names in os.walk(top):
             dirs.sort()
             for name in sorted(names):
-                if name.endswith((".yaml", ".c.in", ".h")):
+                if name.endswith((".yaml", ".c.in", ".cu.in", ".cu", ".h")):
                     yield os.path.join(folder, name)
 
 

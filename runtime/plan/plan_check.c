@@ -259,18 +259,27 @@ path_inside(const char *s)
 	return true;
 }
 
+static bool
+is_name(const char *name)
+{
+	const char *s = name;
+
+	while ((*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') || *s == '_' || (s > name && *s >= '0' && *s <= '9'))
+		s++;
+	return !*s && s > name && s - name <= 200;
+}
+
 static llmc_status
 check_kernel(const PlanKernel *k, llmc_error *err)
 {
-	const char *s = k->symbol;
 
 	if (!path_inside(k->file) || strlen(k->file) > 200)
 		return BAD("kernel %s: file \"%s\" is no path inside the artifact", k->id, k->file);
-	while (*s && ((*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') || *s == '_' ||
-	              (s > k->symbol && *s >= '0' && *s <= '9')))
-		s++;
-	if (*s || s == k->symbol || s - k->symbol > 200)
+	if (!is_name(k->symbol))
 		return BAD("kernel %s: symbol \"%s\" is no name of a C function", k->id, k->symbol);
+	for (int i = 0; i < k->n_launch; i++)
+		if (!is_name(k->launch[i].fn))
+			return BAD("kernel %s: launch \"%s\" is no name of a C function", k->id, k->launch[i].fn);
 	for (int i = 0; i < k->n_arg; i++) {
 		const PlanKernelArg *a = &k->arg[i];
 		bool sized = a->dir == DIR_IN || a->dir == DIR_OUT || a->dir == DIR_INOUT || a->dir == DIR_SCRATCH;

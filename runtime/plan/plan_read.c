@@ -2,6 +2,7 @@
  * range; any other key is an error. Errors name the place ("phase[0].step[12].arg[3]").
  *
  * A fault ends the read with a jump to plan_read, which releases the JSON tree; what was allocated stays in the arena. */
+#include "runtime/plan/target.h"
 #include "runtime/plan/plan_read.h"
 
 #include <string.h>
@@ -108,14 +109,44 @@ read_buffer(Reader *r, json_t *j, PlanBuffer *b)
 }
 
 static void
+read_launches(Reader *r, json_t *j, PlanKernel *k)
+{
+	json_t *a = rd_get_array(r, j, "launch", 1, PLAN_MAX_LAUNCH, &k->n_launch);
+
+	for (int i = 0; i < k->n_launch; i++) {
+		json_t *v = json_array_get(a, (size_t)i);
+		PlanLaunch *u = &k->launch[i];
+		size_t was = rd_enter(r, "launch", i);
+		int n;
+		rd_keys(r, v, "fn block grid shared cluster pdl");
+		*u = (PlanLaunch){
+			.fn = rd_get_str(r, v, "fn"), .block = (int)rd_get_int(r, v, "block", 1, 1024),
+			.shared = rd_get_int(r, v, "shared", 0, 256 << 10), .cluster = (int)rd_get_int(r, v, "cluster", 1, 16),
+			.pdl = rd_get_bool(r, v, "pdl"),
+		};
+		json_t *g = rd_get_array(r, v, "grid", 3, 3, &n);
+		for (int d = 0; d < 3; d++) {
+			u->grid[d] = rd_extent(r, json_array_get(g, (size_t)d), "grid");
+			if (u->grid[d].mul < 1 || u->grid[d].mul > INT32_MAX)
+				rd_bad(r, "grid", "a dimension of 0 or of more than %d blocks", INT32_MAX);
+		}
+		rd_leave(r, was);
+	}
+}
+
+static void
 read_kernel(Reader *r, json_t *j, PlanKernel *k)
 {
 	static const char *const dir[] = { "in", "out", "inout", "pool", "rope", "scratch", "none" };
 
-	rd_keys(r, j, "id file symbol arg");
+	bool cuda = target_is_cuda(r->p->target);
+
+	rd_keys(r, j, cuda ? "id file symbol launch arg" : "id file symbol arg");
 	k->id = rd_get_id(r, j, "id");
 	k->file = rd_get_str(r, j, "file");
 	k->symbol = rd_get_str(r, j, "symbol");
+	if (cuda)
+		read_launches(r, j, k);
 	json_t *a = rd_get_array(r, j, "arg", 0, PLAN_MAX_ARGS, &k->n_arg);
 	for (int i = 0; i < k->n_arg; i++) {
 		json_t *v = json_array_get(a, (size_t)i);

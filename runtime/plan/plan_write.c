@@ -233,6 +233,27 @@ put_kernel(Strbuf *out, const PlanKernel *k)
 	key_str(out, "id", k->id);
 	key_str(out, "file", k->file);
 	key_str(out, "symbol", k->symbol);
+	if (k->n_launch) {
+		strbuf_puts(out, "\"launch\":[");
+		for (int i = 0; i < k->n_launch; i++) {
+			const PlanLaunch *u = &k->launch[i];
+			strbuf_putc(out, '{');
+			key_str(out, "fn", u->fn);
+			key_int(out, "block", u->block);
+			strbuf_puts(out, "\"grid\":[");
+			for (int d = 0; d < 3; d++) {
+				put_extent(out, &u->grid[d]);
+				strbuf_putc(out, ',');
+			}
+			end(out, ']');
+			strbuf_putc(out, ',');
+			key_int(out, "shared", u->shared);
+			key_int(out, "cluster", u->cluster);
+			strbuf_printf(out, "\"pdl\":%s},", u->pdl ? "true" : "false");
+		}
+		end(out, ']');
+		strbuf_putc(out, ',');
+	}
 	strbuf_puts(out, "\"arg\":[");
 	for (int i = 0; i < k->n_arg; i++) {
 		strbuf_putc(out, '{');

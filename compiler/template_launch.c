@@ -1,0 +1,142 @@
+/* `//@launch` lines: the functions of a CUDA template that make up a kernel, and their grids. */
+#include <ctype.h>
+#include <string.h>
+
+#include "compiler/template_internal.h"
+
+static void
+trim(const char **p, const char **end)
+{
+	while (*p < *end && isspace((unsigned char)**p))
+		++*p;
+	while (*end > *p && isspace((unsigned char)(*end)[-1]))
+		--*end;
+}
+
+static bool
+int_value(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, int64_t min, int64_t max, int64_t *out)
+{
+	HeadValue v;
+
+	trim(&p, &end);
+	if (!template_eval(b, t, l, p, (size_t)(end - p), &v))
+		return false;
+	if (v.kind != HEAD_INT || v.i < min || v.i > max)
+		return template_error(b, t, l, "a number of this launch is no integer or out of range");
+	*out = v.i;
+	return true;
+}
+
+/* Where the word of a symbol stands in [p, end); NULL: nowhere. */
+static const char *
+find_symbol(const char *p, const char *end, PlanSym *sym, size_t *len)
+{
+	static const char *const text[SYM_COUNT] = {
+#define X(name) #name,
+		PLAN_SYM_LIST(X)
+#undef X
+	};
+
+	while (p < end) {
+		size_t n = 0;
+		while (p + n < end && (isalnum((unsigned char)p[n]) || p[n] == '_'))
+			n++;
+		for (int s = SYM_one + 1; n && s < SYM_COUNT; s++)
+			if (strlen(text[s]) == n && memcmp(text[s], p, n) == 0) {
+				*sym = (PlanSym)s;
+				*len = n;
+				return p;
+			}
+		p += n ? n : 1;
+	}
+	return NULL;
+}
+
+/* INT | [INT *] sym [/ INT] */
+static bool
+parse_dim(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, PlanExtent *out)
+{
+	size_t      len;
+	const char *at = find_symbol(p, end, &out->sym, &len);
+	const char *before = at, *after = at + (at ? len : 0);
+
+	out->mul = out->div = 1;
+	if (!at) {
+		out->sym = SYM_one;
+		return int_value(b, t, l, p, end, 1, INT32_MAX, &out->mul);
+	}
+	trim(&p, &before);
+	trim(&after, &end);
+	if (p < before && (before[-1] != '*' || !int_value(b, t, l, p, before - 1, 1, INT32_MAX, &out->mul)))
+		return template_error(b, t, l, "before a symbol of a grid only an integer and * may stand");
+	if (after < end && (*after != '/' || !int_value(b, t, l, after + 1, end, 1, 1 << 30, &out->div)))
+		return template_error(b, t, l, "after a symbol of a grid only / and a positive integer may follow");
+	return true;
+}
+
+static bool
+parse_grid(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, PlanExtent grid[3])
+{
+	for (int d = 0; p < end; d++) {
+		int         depth = 0;
+		const char *q = p;
+		while (q < end && (*q != ',' || depth)) {
+			depth += *q == '(' ? 1 : *q == ')' ? -1 : 0;
+			q++;
+		}
+		if (d == 3)
+			return template_error(b, t, l, "a grid has at most three dimensions");
+		if (!parse_dim(b, t, l, p, q, &grid[d]))
+			return false;
+		p = q + (q < end);
+	}
+	return true;
+}
+
+static bool
+parse_item(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, PlanLaunch *out)
+{
+	char    word[16];
+	int64_t v;
+
+	template_word(&p, end, word, sizeof word);
+	if (strcmp(word, "pdl") == 0) {
+		out->pdl = true;
+		return true;
+	}
+	if (strcmp(word, "grid") == 0)
+		return parse_grid(b, t, l, p, end, out->grid);
+	if (strcmp(word, "shared") == 0)
+		return int_value(b, t, l, p, end, 0, 256 << 10, &out->shared);
+	if (strcmp(word, "block") == 0 && int_value(b, t, l, p, end, 1, 1024, &v)) {
+		out->block = (int)v;
+		return true;
+	}
+	if (strcmp(word, "cluster") == 0 && int_value(b, t, l, p, end, 1, 16, &v)) {
+		out->cluster = (int)v;
+		return true;
+	}
+	return template_error(b, t, l, "expected block, grid, shared, cluster or pdl");
+}
+
+bool
+template_launch(const Bind *b, const Template *t, int i, const char *symbol, PlanLaunch *out)
+{
+	const Line *l = &t->launch[i];
+	const char *p = l->text, *end = p + l->size;
+	char        name[32];
+
+	*out = (PlanLaunch){ .block = 0, .cluster = 1, .grid = { { SYM_one, 1, 1 }, { SYM_one, 1, 1 }, { SYM_one, 1, 1 } } };
+	if (template_word(&p, end, name, sizeof name) == 0)
+		return template_error(b, t, l, "expected the name of a function, or main");
+	out->fn = strcmp(name, "main") == 0 ? symbol : arena_printf(b->ts->arena, "%s_%s", symbol, name);
+	while (p < end) {
+		const char *q = memchr(p, ';', (size_t)(end - p));
+		const char *stop = q ? q : end, *item = p;
+		trim(&item, &stop);
+		if (item < stop && !parse_item(b, t, l, item, stop, out))
+			return false;
+		p = q ? q + 1 : end;
+	}
+	return out->block > 0 || template_error(b, t, l, "a launch needs its block");
+}
