@@ -10,6 +10,7 @@
  *   model      immutable after open, reference counted, usable from any thread
  *   session    KV cache, scratch and worker threads of one user of a model; one thread at a time;
  *              sessions of one model may run in different threads
+ *   engine     a session with a thread of its own that serves many requests at once; any thread may call
  *   tokenizer  immutable, any thread
  *   stream, sampler: one thread at a time
  *
@@ -66,6 +67,7 @@ typedef struct llmc_session   llmc_session;
 typedef struct llmc_tokenizer llmc_tokenizer;
 typedef struct llmc_stream    llmc_stream;
 typedef struct llmc_sampler   llmc_sampler;
+typedef struct llmc_engine    llmc_engine;
 typedef int32_t               llmc_seq; /* number of a sequence within its session, >= 0 */
 
 /* Set `size`, zero the rest:  llmc_options o = LLMC_INIT(llmc_options); */
@@ -128,6 +130,9 @@ LLMC_API llmc_status llmc_session_open(llmc_model *m, const llmc_limits *lim, ll
                                        llmc_error *err);
 LLMC_API void        llmc_session_close(llmc_session *s);
 
+typedef struct llmc_bias { int32_t id; float value; } llmc_bias;
+typedef struct llmc_sequence { const int32_t *tok; size_t n; } llmc_sequence;
+
 typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new tokens */
 	size_t   size;
 	float    temperature;       /* 0: greedy */
@@ -140,9 +145,24 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	int32_t  max_tokens;        /* new tokens; 0: 256; -1: as many as the context holds */
 	bool     ignore_eos;
 	const char *const *stop;    /* stop strings, NULL-terminated, or NULL; cut from the text */
+	float    typical_p;         /* 0 or 1: off */
+	int32_t  min_tokens;        /* no eos, no stop token before as many new tokens */
+	int32_t  n_stop_tokens, n_logit_bias, n_bad_words;
+	const int32_t       *stop_tokens; /* ids that end the text; not part of it */
+	const llmc_bias     *logit_bias;  /* added to the logits; -INFINITY forbids */
+	const llmc_sequence *bad_words;   /* sequences of tokens that never appear */
+	bool     watermark;         /* as TGI and transformers: half of the tokens, chosen by the last one, gain 2 */
 } llmc_params;
 
-typedef enum llmc_finish { LLMC_FINISH_LENGTH, LLMC_FINISH_EOS, LLMC_FINISH_STOP, LLMC_FINISH_CANCEL } llmc_finish;
+typedef enum llmc_finish {
+	LLMC_FINISH_LENGTH,   /* max_tokens, or the context is full */
+	LLMC_FINISH_EOS,
+	LLMC_FINISH_STOP,     /* a stop string */
+	LLMC_FINISH_CANCEL,
+	LLMC_FINISH_TOKEN,    /* a stop token */
+	LLMC_FINISH_DEADLINE, /* engine only */
+	LLMC_FINISH_COUNT,
+} llmc_finish;
 
 typedef struct llmc_result {
 	size_t      size;
@@ -240,6 +260,10 @@ LLMC_API llmc_status llmc_seq_fork(llmc_session *s, llmc_seq from, llmc_seq *out
 LLMC_API llmc_status llmc_seq_trim(llmc_session *s, llmc_seq q, int32_t len, llmc_error *err);      /* forget from len on */
 LLMC_API int32_t     llmc_seq_len(const llmc_session *s, llmc_seq q); /* -1: no such sequence */
 LLMC_API void        llmc_seq_free(llmc_session *s, llmc_seq q);
+/* The KV of a sequence as bytes, and a new sequence from them, in any session of the same model on the same target.
+ * E_INPUT: the bytes are damaged or of another model; E_FULL: no place. */
+LLMC_API llmc_status llmc_seq_save(llmc_session *s, llmc_seq q, void *buf, size_t cap, size_t *need, llmc_error *err);
+LLMC_API llmc_status llmc_seq_load(llmc_session *s, const void *buf, size_t n, llmc_seq *out, llmc_error *err);
 
 typedef struct llmc_chunk {
 	llmc_seq       seq;
@@ -273,6 +297,148 @@ LLMC_API void        llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_pr
  * NaN logits: E_CHECK. */
 LLMC_API llmc_status llmc_sampler_pick(llmc_sampler *s, const float *logits, int32_t *id, float *logprob,
                                        llmc_error *err);
+
+/* -------------------------------------------------------------------- engine: many requests ---- */
+
+/* An engine is a session with a thread of its own. Requests go in, events come out:
+ *
+ *     llmc_engine_open(m, NULL, &e, &err);
+ *     llmc_request r = LLMC_INIT(llmc_request);   r.tok = ids;   r.n_tok = n;
+ *     llmc_submit(e, &r, &id, &err);                               launch it ...
+ *     llmc_event ev = LLMC_INIT(llmc_event);
+ *     do                                                           ... and fetch tokens, now or later
+ *         llmc_next(e, id, -1, &ev, &err);
+ *     while (!ev.last);
+ *     llmc_event_release(&ev);   llmc_engine_close(e, 0);
+ *
+ * All running requests advance together, a token each per step; prompts run in pieces beside them, within the budgets
+ * below. First come, first served: when KV pages run out the youngest request is set aside (its pages moved to host
+ * memory or computed again later, whichever is cheaper) and goes on before any newer one starts. Prompts that begin
+ * alike share pages while these last. A request's tokens are what it would get alone: on the CPU always, on a GPU with
+ * `deterministic: true`; random draws depend on the seed, the choice and the position only.
+ *
+ * Any thread may call. Events of one request come in order; two threads that wait for the same request share them. */
+typedef struct llmc_engine_options { /* 0 or NULL takes the default in brackets */
+	size_t  size;
+	const llmc_limits *limits;          /* of the session; seqs [16] is the largest batch, kv_tokens [context * seqs] */
+	int32_t max_concurrent_requests;    /* waiting and running, more are refused [128] */
+	int32_t max_batch_prefill_tokens;   /* of prompts in one step [limits.chunk] */
+	int64_t max_batch_total_tokens;     /* a request starts when prompts + max_tokens of all fit [0: when its prompt fits] */
+	float   waiting_served_ratio;       /* while others decode, requests start when this share of the batch waits [0: at once] */
+	int32_t max_waiting_tokens;         /* ... or after this many steps without a start [20] */
+	bool    no_prefix_cache;
+	int64_t swap_bytes;                 /* host memory for KV of requests set aside [0: they are computed again] */
+	llmc_log_fn log;                    /* on the engine's thread */
+	void   *log_user;
+} llmc_engine_options;
+
+LLMC_API llmc_status llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **out, llmc_error *err);
+/* No more requests (submit says E_CANCELLED); wait until all are served, at most drain_ms (< 0: as long as it takes),
+ * then end the rest with LLMC_FINISH_CANCEL. Events stay readable. E_CANCELLED: some were cut short. */
+LLMC_API llmc_status llmc_engine_drain(llmc_engine *e, int drain_ms, llmc_error *err);
+/* Drain, then free. No other call may be running or follow. NULL is fine. */
+LLMC_API void        llmc_engine_close(llmc_engine *e, int drain_ms);
+LLMC_API const llmc_limits *llmc_engine_limits(const llmc_engine *e); /* in force; lives as long as the engine */
+
+typedef struct llmc_request {
+	size_t         size;
+	const int32_t *tok;          /* [n_tok] the prompt */
+	size_t         n_tok;
+	const llmc_params *params;   /* NULL: greedy, 256 tokens */
+	int32_t        n;            /* choices [1]; the i-th samples with seed + i */
+	int32_t        best_of;      /* choices made, of which the n with the best mean logprob are told at the end [n] */
+	bool           logprobs;     /* of each new token, in the unchanged distribution */
+	bool           prompt_logprobs; /* and of each token of the prompt, as LLMC_EVENT_PROMPT */
+	int32_t        n_top;        /* and of as many likeliest tokens of each place, 0 .. 20 */
+	bool           keep_stop;    /* text is not held back nor cut for stop strings: it ends with the token that completes one */
+	bool           show_special; /* special tokens appear in the text */
+	double         deadline_s;   /* ends with LLMC_FINISH_DEADLINE as many seconds after llmc_submit [none] */
+	void          *user;         /* comes back in every event */
+} llmc_request;
+
+/* Copies all that the request points to. *id > 0 is never used twice by an engine.
+ * E_BUSY, at once: max_concurrent_requests are in work. E_INPUT: no tokens. E_RANGE: an id is no token, the prompt does
+ * not fit the context, a parameter is out of range, or the request could not run even alone. E_CANCELLED: the engine
+ * is being drained. E_DEVICE: it has failed. */
+LLMC_API llmc_status llmc_submit(llmc_engine *e, const llmc_request *r, int64_t *id, llmc_error *err);
+
+typedef enum llmc_event_kind {
+	LLMC_EVENT_NONE,   /* nothing came within the time */
+	LLMC_EVENT_PROMPT, /* a token of the prompt (prompt_logprobs): token, logprob (NaN: the first), top, text; index 0 */
+	LLMC_EVENT_TOKEN,  /* a new token: token, text, logprob, top */
+	LLMC_EVENT_FINISH, /* a choice is complete: finish and counts; text is what was held back */
+	LLMC_EVENT_ERROR,  /* the request failed: status, text is the sentence */
+} llmc_event_kind;
+
+typedef struct llmc_logprob { int32_t id; float logprob; } llmc_logprob;
+
+typedef struct llmc_event {
+	size_t      size;
+	llmc_event_kind kind;
+	bool        last;         /* of this request: all choices are complete, or it failed; its id is forgotten */
+	int64_t     request;
+	void       *user;
+	int32_t     index;        /* choice, 0 .. n-1 */
+	int32_t     token;        /* FINISH: the eos or stop token that ended it, with logprob and top, else -1 */
+	float       logprob;      /* when asked for, else 0 */
+	int32_t     n_top;
+	const llmc_logprob *top;  /* [n_top] likeliest first */
+	const char *text;         /* became certain with this token: never half a character; may be empty; NUL-terminated */
+	size_t      n_bytes;
+	double      time_s;       /* CLOCK_MONOTONIC when the event was made */
+	/* FINISH and ERROR */
+	llmc_status status;       /* ERROR */
+	llmc_finish finish;
+	int32_t     stop;         /* FINISH_STOP: which string, else -1 */
+	int32_t     n_prompt, n_new; /* n_new counts TOKEN events: not the token that ended it */
+	int32_t     n_cached;     /* of the prompt, found in the prefix cache */
+	int32_t     n_preempted;  /* times set aside */
+	double      sum_logprob;  /* of the new tokens (logprobs or best_of) */
+	double      queue_s, prefill_s, decode_s; /* waiting; until the first new token; from there on */
+	void       *memory_;      /* what top and text point to */
+} llmc_event;
+
+#define LLMC_ANY 0 /* of any request */
+/* The next event of a request, within timeout_ms (< 0: as long as it takes). ev, set up with LLMC_INIT, is reused from
+ * call to call: what it points to lasts until then. E_RANGE: no such request, or its last event has been taken. */
+LLMC_API llmc_status llmc_next(llmc_engine *e, int64_t id, int timeout_ms, llmc_event *ev, llmc_error *err);
+LLMC_API void        llmc_event_release(llmc_event *ev);
+/* Stop a request: its pages are free within a step, its open choices finish with LLMC_FINISH_CANCEL. Any number of
+ * times, also for requests that are gone. */
+LLMC_API void        llmc_cancel(llmc_engine *e, int64_t id);
+/* As llmc_cancel, and nobody will ask for its events any more: they are dropped. */
+LLMC_API void        llmc_forget(llmc_engine *e, int64_t id);
+/* A descriptor for poll(): readable while llmc_next(e, LLMC_ANY, 0, ...) has something. Do not read or close it. */
+LLMC_API int         llmc_engine_fd(const llmc_engine *e);
+
+enum { LLMC_BUCKETS = 36 };
+/* Counts of values per bucket, not cumulative. Bucket k holds what is <= 0.0001 * 1.5^(k+1) seconds, or <= 2^k things,
+ * and above the bucket before; the last holds the rest. */
+typedef struct llmc_histogram { uint64_t bucket[LLMC_BUCKETS], n; double sum; } llmc_histogram;
+
+typedef struct llmc_counts {
+	size_t  size;
+	/* now */
+	int32_t running, waiting, preempted; /* choices in the batch; requests not started; choices set aside */
+	int32_t batch_size;                  /* choices of the last step */
+	int64_t batch_max_tokens;            /* prompts + max_tokens of all that have started */
+	int64_t kv_pages_total, kv_pages_used, kv_pages_cached; /* cached: kept for later prompts, free when needed; not in used */
+	int64_t swap_bytes_used;
+	double  last_step_s;
+	/* since open */
+	uint64_t steps, prefill_steps;       /* all; those with a piece of a prompt */
+	uint64_t requests;                   /* taken in */
+	uint64_t finished[LLMC_FINISH_COUNT]; /* choices, by reason */
+	uint64_t failed, refused;            /* requests; by a full queue */
+	uint64_t prompt_tokens, new_tokens;
+	uint64_t prefix_queries, prefix_hits; /* tokens of prompts looked up, found */
+	uint64_t preemptions, swaps_out, swaps_in;
+	llmc_histogram prefill_step_s, decode_step_s;  /* seconds */
+	llmc_histogram queue_s, first_token_s, inter_token_s, prefill_s, decode_s, request_s;
+	llmc_histogram step_tokens, start_size;        /* things; start_size: requests that started together */
+	llmc_histogram request_prompt, request_new, request_max_new, request_n;
+} llmc_counts;
+LLMC_API void llmc_engine_stats(llmc_engine *e, llmc_counts *out); /* out->size set by the caller */
 
 /* ------------------------------------------------------------- compiling, checking, measuring ---- */
 

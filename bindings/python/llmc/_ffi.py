@@ -47,11 +47,22 @@ class Limits(Sized):
                 ("n_out", C.c_int32), ("kv_tokens", C.c_int64), ("n_threads", C.c_int)]
 
 
+class Bias(C.Structure):
+    _fields_ = [("id", C.c_int32), ("value", C.c_float)]
+
+
+class Sequence(C.Structure):
+    _fields_ = [("tok", C.POINTER(C.c_int32)), ("n", C.c_size_t)]
+
+
 class Params(Sized):
     _fields_ = [("size", C.c_size_t), ("temperature", C.c_float), ("top_k", C.c_int32), ("top_p", C.c_float),
                 ("min_p", C.c_float), ("repetition_penalty", C.c_float), ("presence_penalty", C.c_float),
                 ("frequency_penalty", C.c_float), ("seed", C.c_uint64), ("max_tokens", C.c_int32),
-                ("ignore_eos", C.c_bool), ("stop", C.POINTER(C.c_char_p))]
+                ("ignore_eos", C.c_bool), ("stop", C.POINTER(C.c_char_p)), ("typical_p", C.c_float),
+                ("min_tokens", C.c_int32), ("n_stop_tokens", C.c_int32), ("n_logit_bias", C.c_int32),
+                ("n_bad_words", C.c_int32), ("stop_tokens", C.POINTER(C.c_int32)), ("logit_bias", C.POINTER(Bias)),
+                ("bad_words", C.POINTER(Sequence)), ("watermark", C.c_bool)]
 
 
 class Result(Sized):
