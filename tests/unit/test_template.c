@@ -100,18 +100,24 @@ expressions_that_make_no_sense(void **state)
 #define ARGS "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n"
 
 static const Kernel *
-expand(Bench *b, const char *text, int op_index)
+expand_for(Bench *b, const char *target, const char *text, int op_index)
 {
 	if (!b->spec)
 		bench_spec(b, "llama", TINY_GQA TINY_FFN);
 	Graph     *g = bench_graph(b);
-	Templates *ts = templates_none("cpu-v3", b->spec, &b->diag, &b->arena);
+	Templates *ts = templates_none(target, b->spec, &b->diag, &b->arena);
 
 	select_layouts(g, ts);
 	if (!templates_add(ts, g->op[op_index].kind, "templates/cpu/t.c.in", text))
 		return NULL;
 	const Template *t = templates_find(ts, g, &g->op[op_index], PHASE_MIXED);
 	return t ? template_expand(ts, t, g, &g->op[op_index], PHASE_MIXED) : NULL;
+}
+
+static const Kernel *
+expand(Bench *b, const char *text, int op_index)
+{
+	return expand_for(b, "cpu-v3", text, op_index);
 }
 
 BENCH_TEST(names_become_values)
@@ -185,6 +191,37 @@ BENCH_TEST(keys_tell_kernels_apart)
 	assert_string_not_equal(a->key, shape->key); /* the same text, but other extents to check against */
 }
 
+BENCH_TEST(launches_have_grids)
+{
+	const Kernel *k = expand_for(b, "cuda-sm_90a",
+	                             "//@op matmul\n//@launch prep; block 128; grid n_tok\n"
+	                             "//@launch main; block 32*8; grid (ROWS + 7) / 8, 2 * n_tok/64, n_sm; shared 4*COLS; cluster 2; pdl\n"
+	                             ARGS "${SYMBOL} ${ARCH} ${TARGET} ${DETERMINISTIC}\n", 2);
+	assert_non_null(k);
+	assert_string_equal(k->text, arena_printf(&b->arena, "%s 90 sm_90a 0\n", k->row.symbol));
+	assert_string_equal(k->row.file, arena_printf(&b->arena, "kernels/matmul.%s.cu", k->key));
+	assert_int_equal(k->row.n_launch, 2);
+	const PlanLaunch *p = &k->row.launch[0], *m = &k->row.launch[1];
+	assert_string_equal(p->fn, arena_printf(&b->arena, "%s_prep", k->row.symbol));
+	assert_string_equal(m->fn, k->row.symbol);
+	assert_int_equal(p->grid[0].sym, SYM_n_tok);
+	assert_int_equal(p->grid[1].mul, 1);
+	assert_false(p->pdl);
+	assert_int_equal(m->block, 256);
+	assert_int_equal(m->shared, 128);
+	assert_int_equal(m->cluster, 2);
+	assert_true(m->pdl);
+	assert_int_equal(m->grid[0].sym, SYM_one);
+	assert_int_equal(m->grid[0].mul, 4);
+	assert_int_equal(m->grid[1].mul, 2);
+	assert_int_equal(m->grid[1].div, 64);
+	assert_int_equal(m->grid[2].sym, SYM_n_sm);
+	/* another grid is another kernel, though the text is the same */
+	const Kernel *x = expand_for(b, "cuda-sm_80", "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS "a\n", 2);
+	const Kernel *y = expand_for(b, "cuda-sm_80", "//@op matmul\n//@launch main; block 32; grid 2\n" ARGS "a\n", 2);
+	assert_string_not_equal(x->key, y->key);
+}
+
 typedef struct Wrong { const char *text; int line; const char *says; } Wrong;
 
 static const Wrong wrong[] = {
@@ -225,6 +262,39 @@ check_wrong(Bench *b, int i)
 	snprintf(place, sizeof place, "templates/cpu/t.c.in:%d:", w->line);
 	if (!strstr(strbuf_str(&b->diag.text), place) || !strstr(strbuf_str(&b->diag.text), w->says))
 		fail_msg("case %d: expected %s %s, got: %s", i, place, w->says, strbuf_str(&b->diag.text));
+}
+
+static const Wrong wrong_launch[] = {
+	{ ARGS "x\n", 1, "needs its @launch lines" },
+	{ ARGS "//@launch main; grid 1\n", 5, "needs its block" },
+	{ ARGS "//@launch ; block 1\n", 5, "expected the name of a function" },
+	{ ARGS "//@launch main; block 2000\n", 5, "out of range" },
+	{ ARGS "//@launch main; block 32; grid 0\n", 5, "out of range" },
+	{ ARGS "//@launch main; block 32; grid 1, 1, 1, 1\n", 5, "three dimensions" },
+	{ ARGS "//@launch main; block 32; grid 2 + n_tok\n", 5, "before a symbol" },
+	{ ARGS "//@launch main; block 32; grid n_tok * 2\n", 5, "after a symbol" },
+	{ ARGS "//@launch main; block 32; color 2\n", 5, "expected block, grid" },
+	{ ARGS "//@launch a; block 1\n//@launch b; block 1\n//@launch c; block 1\n//@launch d; block 1\n//@launch e; block 1\n", 9, "more than 4 @launch lines" },
+};
+
+static void
+check_wrong_launch(Bench *b, int i)
+{
+	const Wrong *w = &wrong_launch[i];
+	char         place[80];
+
+	assert_null(expand_for(b, "cuda-sm_80", w->text, 2));
+	snprintf(place, sizeof place, "templates/cpu/t.c.in:%d:", w->line);
+	if (!strstr(strbuf_str(&b->diag.text), place) || !strstr(strbuf_str(&b->diag.text), w->says))
+		fail_msg("case %d: expected %s %s, got: %s", i, place, w->says, strbuf_str(&b->diag.text));
+}
+
+static void
+faulty_launches(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof wrong_launch / sizeof *wrong_launch; i++)
+		bench_run(check_wrong_launch, (int)i);
 }
 
 static void
@@ -271,7 +341,8 @@ main(void)
 		cmocka_unit_test(names_become_values),         cmocka_unit_test(numbers_become_float_constants),
 		cmocka_unit_test(scratch_follows_the_arguments), cmocka_unit_test(headers_are_followed),
 		cmocka_unit_test(keys_tell_kernels_apart),     cmocka_unit_test(faults_name_template_and_line),
-		cmocka_unit_test(every_template_fits_every_model),
+		cmocka_unit_test(every_template_fits_every_model), cmocka_unit_test(launches_have_grids),
+		cmocka_unit_test(faulty_launches),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
