@@ -1,0 +1,511 @@
+"""CUDA kernels on the emulator: expand a template, build it, launch it, get its outputs back.
+
+    import cuda_harness as H                # not "harness": tests/kernels has one, and test modules need names of their own too
+    k = H.build("matmul", "sm_90a", dict(ROWS=8, COLS=64, W_DTYPE="q8_0", HAS_B=0))       # a file of templates/cuda
+    step = H.make_step(pos=[0, 1, 2], rows=[3])
+    y, = k.run(step, [x, w, None, H.out((3, 8))], seed=1)                                 # mode="check" for the checking mode
+
+Arguments are those of the head, in order: a numpy array (input), None, `out(shape)`, `inout(array)` (pools), `alias(i)` (memory of argument
+i). out and inout come back, in order. Scratch is made from the head; i32 scratch starts as zeros, and kernels that have it run twice
+with the same scratch. Findings of the emulator are exceptions (Finding) with its sentence; so are unwritten outputs in checking
+mode, and writes around an output. `bucket=n`: the grid is made for n rows, sequences and outputs though the step has fewer.
+A kernel with pdl launches comes after one that writes its activations, pool and step, as in a model: a missing griddep_wait is found.
+W_LAYOUT, ARCH, TARGET, DETERMINISTIC and SYMBOL are filled in. `nvrtc(template, params)` compiles with the real NVRTC where there is one.
+
+Each (GPU, mode, seed, multiprocessors) has one forked process of its own, which stays; objects are cached in LLMC_EMU_BUILD/emu/cache."""
+import atexit
+import ctypes as C
+import multiprocessing as mp
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "templates"
+BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
+ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
+BLOCK = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
+DTYPES = ["f32", "f16", "bf16", *BLOCK]
+PAGE = 32
+GUARD = 256  # bytes before and after each output
+ITEM = {"f32": np.float32, "i32": np.int32, "u8": np.uint8, "f16": np.uint16, "bf16": np.uint16}
+
+
+class Finding(AssertionError):
+    """What the emulator found, or a launch that failed."""
+
+
+# ---- templates ----------------------------------------------------------------------------------------------------
+
+def word(v):
+    if isinstance(v, float):
+        return float(np.float32(v)).hex() + "f" if np.isfinite(v) else repr(v)
+    return str(v)
+
+
+def path_of(template):
+    p = Path(template)
+    return p if p.is_absolute() else TEMPLATES / "cuda" / f"{template}.cu.in"
+
+
+def head(template):
+    """The //@ lines as (key, rest)."""
+    lines = path_of(template).read_text().split("\n")
+    return [tuple((line[3:].split(None, 1) + [""])[:2]) for line in lines if line.startswith("//@") and not line.startswith("//@include")]
+
+
+def evaluate(text, params):
+    """An expression of a head: integers and names; words in lower case stand for themselves."""
+    def name(m):
+        w = m[0]
+        if w in ("and", "or", "not", "in"):
+            return w
+        if w in params:
+            v = params[w]
+            return repr(v) if isinstance(v, str) else str(v)
+        assert w[0].islower(), f"no value for {w} in '{text}'"
+        return repr(w)
+    return eval(re.sub(r"(?<![\w.])[A-Za-z_]\w*", name, text).replace("/", "//"), {"__builtins__": {}})
+
+
+def complete(template, arch, params):
+    name = re.sub(r"\W", "_", path_of(template).name.split(".")[0])
+    p = dict(DETERMINISTIC=0, SYMBOL=name, TARGET=arch, ARCH=int(re.match(r"sm_(\d+)", arch)[1]))
+    if "W_DTYPE" in params:
+        p["W_LAYOUT"] = "planes" if params["W_DTYPE"] in BLOCK else "row"
+    p.update(params)
+    return p
+
+
+def accepts(template, arch, params):
+    """Do the @require lines hold?"""
+    p = complete(template, arch, params)
+    return all(evaluate(rest, p) for key, rest in head(template) if key == "require")
+
+
+def expand(template, params):
+    """The CUDA text of a template; params may hold more than it asks for."""
+    text = path_of(template).read_text()
+    asked = {rest.split()[0] for key, rest in head(template) if key == "param"}
+    missing = asked - set(params)
+    assert not missing, f"{template}: no value for {sorted(missing)}"
+    body = re.sub(r"(?m)^//@include\s+(\S+)[ \t]*$", r'#include "common/\1"', text)
+    body = "\n".join("" if line.startswith("//@") else line for line in body.split("\n"))
+    used = set(re.findall(r"\$\{(\w+)\}", body))
+    assert used <= asked, f"{template}: not declared: {sorted(used - asked)}"
+    in_head = {m for key, r in head(template) if key != "param" for m in re.findall(r"\w+", r)}
+    assert asked <= used | in_head, f"{template}: unused: {sorted(asked - used - in_head)}"
+    return '#include "common/cuda_step.h"\n#line 1\n' + re.sub(r"\$\{(\w+)\}", lambda m: word(params[m[1]]), body)
+
+
+def launches(template, params):
+    """[(function, block, [grid], shared, cluster, pdl)]; a grid dimension is a function of the symbols."""
+    out = []
+    for key, rest in head(template):
+        if key != "launch":
+            continue
+        parts = [p.strip() for p in rest.split(";")]
+        fn = params["SYMBOL"] + ("" if parts[0] == "main" else "_" + parts[0])
+        item = dict(fn=fn, block=None, grid=None, shared=0, cluster=1, pdl=False)
+        for p in parts[1:]:
+            what, _, value = p.partition(" ")
+            if what == "pdl":
+                item["pdl"] = True
+            elif what == "grid":
+                item["grid"] = [v.strip() for v in split_commas(value)]
+            else:
+                assert what in ("block", "shared", "cluster"), f"{template}: {p}"
+                item[what] = int(evaluate(value, params))
+        assert item["block"] and item["grid"], f"{template}: a launch needs block and grid"
+        assert not (item["pdl"] and params["ARCH"] < 90) and (item["cluster"] == 1 or params["ARCH"] >= 90), f"{template}: pdl or cluster below sm_90"
+        out.append(item)
+    assert 1 <= len(out) <= 4, f"{template}: {len(out)} launches"
+    return out
+
+
+def split_commas(text):
+    out, depth = [""], 0
+    for c in text:
+        depth += (c == "(") - (c == ")")
+        if c == "," and depth == 0:
+            out.append("")
+        else:
+            out[-1] += c
+    return out
+
+
+SYMS = "n_tok|n_dec|n_pre|n_seq|n_out|n_sm|n_part"
+
+
+def extent(text, params, syms):
+    m = re.fullmatch(rf"(?:(.+)\*)?\s*\b({SYMS})\b\s*(?:/(.+))?", text)
+    if not m:
+        return int(evaluate(text, params))
+    n = (int(evaluate(m[1], params)) if m[1] else 1) * syms[m[2]]
+    d = int(evaluate(m[3], params)) if m[3] else 1
+    return max(1, -(-n // d))
+
+
+# ---- arguments ----------------------------------------------------------------------------------------------------
+
+class out:
+    """An output of this shape; `alloc`: elements of memory behind it when more than the shape's."""
+
+    def __init__(self, shape, dtype=np.float32, alloc=None):
+        self.shape, self.dtype = (shape if isinstance(shape, tuple) else (shape,)), np.dtype(dtype)
+        self.nbytes = int(np.prod(self.shape)) * self.dtype.itemsize
+        self.alloc = max(self.nbytes, (alloc or 0) * self.dtype.itemsize)
+
+
+class inout:
+    def __init__(self, array):
+        self.array = np.ascontiguousarray(array)
+
+
+class alias:
+    def __init__(self, index):
+        self.index = index
+
+
+class Step:
+    """Sizes and arrays of a step."""
+
+    def __init__(self, n, arrays, stride):
+        self.n, self.arrays, self.stride = n, arrays, stride
+
+
+def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, pos2=None, out_row=None, n_dec=0):
+    """pos: position of each row; rows: rows of each sequence (default: one row each). As tests/kernels/harness.py."""
+    n_tok = len(pos)
+    rows = [1] * n_tok if rows is None else list(rows)
+    start = np.concatenate([[0], np.cumsum(rows)])
+    assert start[-1] == n_tok
+    n_seq = len(rows)
+    if kv_len is None:
+        kv_len = [max((pos[t] for t in range(start[i], start[i + 1])), default=-1) + 1 for i in range(n_seq)]
+    table = np.zeros((n_seq, 1)) if table is None else np.asarray(table)
+    out_row = [] if out_row is None else out_row
+    arrays = dict(tok=np.zeros(n_tok) if tok is None else tok, pos=pos, pos2=np.zeros(n_tok) if pos2 is None else pos2,
+                  seq_of=np.repeat(np.arange(n_seq), rows), q_start=start, kv_len=kv_len,
+                  prefix_len=np.zeros(n_seq) if prefix is None else prefix, out_row=out_row, block_table=table)
+    n = dict(n_tok=n_tok, n_dec=n_dec, n_seq=n_seq, n_out=len(out_row))
+    return Step(n, {k: np.ascontiguousarray(v, dtype=np.int32) for k, v in arrays.items()}, table.shape[1])
+
+
+# ---- the process that runs kernels ----------------------------------------------------------------------------------
+
+FEED = """
+struct feed_args { unsigned char *dst[32]; const unsigned char *src[32]; unsigned n[32]; int count; };
+extern "C" __global__ void __launch_bounds__(64) feed(const feed_args p)
+{
+#if __CUDA_ARCH__ >= 900
+	griddep_wait();
+	griddep_launch();
+#endif
+	for (int i = 0; i < p.count; i++)
+		for (unsigned at = 4 * (blockIdx.x * 64 + threadIdx.x); at < p.n[i]; at += 4 * 64 * gridDim.x) {
+			if (at + 4 <= p.n[i])
+				st_v1(p.dst[i] + at, ld_v1(p.src[i] + at));
+			else
+				for (unsigned k = at; k < p.n[i]; k++)
+					p.dst[i][k] = p.src[i][k];
+		}
+}
+"""
+
+
+class FeedArgs(C.Structure):
+    _fields_ = [("dst", C.c_uint64 * 32), ("src", C.c_uint64 * 32), ("n", C.c_uint32 * 32), ("count", C.c_int)]
+
+
+class CallArgs(C.Structure):
+    _fields_ = [(n, C.c_uint64) for n in "n tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table".split()] + \
+        [("block_stride", C.c_int32), ("a", C.c_uint64 * 16)]
+
+
+class Attr(C.Structure):
+    _fields_ = [("id", C.c_int), ("pad", C.c_int), ("value", C.c_uint32 * 16)]
+
+
+class Config(C.Structure):
+    _fields_ = [(n, C.c_uint32) for n in "gx gy gz bx by bz dyn".split()] + \
+        [("stream", C.c_void_p), ("attrs", C.c_void_p), ("n_attrs", C.c_uint32)]
+
+
+class Device:
+    """The emulator, inside its own process."""
+
+    def __init__(self, arch, mode, seed, sms):
+        os.environ.update(LLMC_EMU_GPU=arch, LLMC_EMU_MODE=mode, LLMC_EMU_SEED=str(seed), LLMC_EMU_SMS=str(sms), LLMC_EMU_QUIET="1")
+        self.arch, self.modules, self.mem = arch, {}, []
+        d = BUILD / "emu"
+        self.cu = C.CDLL(str(d / "libcuda.so.1"))
+        self.rtc = C.CDLL(str(d / "libnvrtc.so.13"))
+        self.cu.emu_last_report.restype = C.c_char_p
+        for n in ("cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemFree_v2", "cuMemsetD8_v2"):
+            getattr(self.cu, n).argtypes = {"cuMemcpyHtoD_v2": [C.c_uint64, C.c_void_p, C.c_size_t], "cuMemcpyDtoH_v2": [C.c_void_p, C.c_uint64, C.c_size_t],
+                                            "cuMemFree_v2": [C.c_uint64], "cuMemsetD8_v2": [C.c_uint64, C.c_ubyte, C.c_size_t]}[n]
+        self.cu.cuMemAlloc_v2.argtypes = [C.c_void_p, C.c_size_t]
+        self.ok("cuInit", 0)
+        ctx = C.c_void_p()
+        self.ok("cuDevicePrimaryCtxRetain", C.byref(ctx), 0)
+        self.ok("cuCtxSetCurrent", ctx)
+        self.stream = C.c_void_p()
+        self.ok("cuStreamCreate", C.byref(self.stream), 1)
+
+    def ok(self, name, *args):
+        rc = getattr(self.cu, name)(*args)
+        if rc:
+            text = self.cu.emu_last_report().decode(errors="replace")
+            raise Finding(f"{name} gave {rc}" + (f": {text}" if text else ""))
+
+    def module(self, text, name):
+        if text in self.modules:
+            return self.modules[text]
+        prog, n = C.c_void_p(), C.c_size_t()
+        self.rtc.nvrtcCreateProgram(C.byref(prog), text.encode(), name.encode(), 0, None, None)
+        opts = [f"--gpu-architecture={self.arch}", "--std=c++17", f"-I{TEMPLATES}", f"-I{TEMPLATES}/common"]
+        rc = self.rtc.nvrtcCompileProgram(prog, len(opts), (C.c_char_p * len(opts))(*[o.encode() for o in opts]))
+        self.rtc.nvrtcGetProgramLogSize(prog, C.byref(n))
+        log = C.create_string_buffer(n.value)
+        self.rtc.nvrtcGetProgramLog(prog, log)
+        if rc:
+            raise Finding(f"{name} does not compile for {self.arch}:\n{log.value.decode(errors='replace')}")
+        self.rtc.nvrtcGetCUBINSize(prog, C.byref(n))
+        image = C.create_string_buffer(n.value)
+        self.rtc.nvrtcGetCUBIN(prog, image)
+        self.rtc.nvrtcDestroyProgram(C.byref(prog))
+        m = C.c_void_p()
+        self.ok("cuModuleLoadData", C.byref(m), image)
+        self.modules[text] = m
+        return m
+
+    def alloc(self, n):
+        p = C.c_uint64()
+        self.ok("cuMemAlloc_v2", C.byref(p), max(n, 4))
+        self.mem.append(p.value)
+        return p.value
+
+    def up(self, array):
+        p = self.alloc(array.nbytes)
+        if array.nbytes:
+            self.ok("cuMemcpyHtoD_v2", p, array.ctypes.data, array.nbytes)
+        return p
+
+    def down(self, p, shape, dtype):
+        a = np.empty(shape, dtype)
+        if a.nbytes:
+            self.ok("cuMemcpyDtoH_v2", a.ctypes.data, p, a.nbytes)
+        return a
+
+    def launch(self, m, fn, grid, block, shared, cluster, pdl, arg):
+        f = C.c_void_p()
+        self.ok("cuModuleGetFunction", C.byref(f), m, fn.encode())
+        if shared > 48 << 10:
+            self.ok("cuFuncSetAttribute", f, 8, shared)
+        attrs, n = (Attr * 2)(), 0
+        if cluster > 1:
+            attrs[n].id, attrs[n].value[0], attrs[n].value[1], attrs[n].value[2] = 4, cluster, 1, 1
+            n += 1
+        if pdl:
+            attrs[n].id, attrs[n].value[0] = 6, 1
+            n += 1
+        c = Config(*(grid + [1, 1])[:3], block, 1, 1, shared, self.stream, C.addressof(attrs), n)
+        self.ok("cuLaunchKernelEx", C.byref(c), f, (C.c_void_p * 1)(C.addressof(arg)), None)
+
+    def run(self, job):
+        """job: text, name, launches [(fn, grid, block, shared, cluster, pdl)], n, step arrays, stride, args, scratch, repeat"""
+        self.mem = []
+        m = self.module(job["text"], job["name"])
+        pdl = any(x[5] for x in job["launches"])
+        call, fed, ptr, guards = CallArgs(), [], [], []
+
+        def fresh(array, moving):
+            """In place at once, or by the kernel that runs before."""
+            if not (pdl and moving and array.nbytes):
+                return self.up(array)
+            p = self.alloc(array.nbytes)
+            fed.append((p, self.up(array), array.nbytes))
+            return p
+
+        call.n = fresh(np.array(job["n"], np.int32), True)
+        for k, v in job["step"].items():
+            setattr(call, k, fresh(v, True))
+        call.block_stride = job["stride"]
+        for kind, value, moving in job["args"]:
+            if kind == "none":
+                ptr.append(0)
+            elif kind == "alias":
+                ptr.append(ptr[value])
+            elif kind == "out":
+                base = self.alloc(value + 2 * GUARD)
+                self.ok("cuMemsetD8_v2", base, 0xa5, GUARD)
+                self.ok("cuMemsetD8_v2", base + GUARD + value, 0xa5, GUARD)
+                guards.append((base, base + GUARD + value))
+                ptr.append(base + GUARD)
+            else:
+                ptr.append(fresh(value, moving))
+        for dtype, n in job["scratch"]:
+            ptr.append(self.up(np.zeros(n, np.int32)) if dtype == "i32" else self.alloc(n * np.dtype(ITEM[dtype]).itemsize))
+        for i, v in enumerate(ptr):
+            call.a[i] = v
+        self.ok("cuCtxSynchronize")
+        for _ in range(job["repeat"]):
+            if fed:
+                f = FeedArgs(count=len(fed))
+                for i, (d, s, n) in enumerate(fed):
+                    f.dst[i], f.src[i], f.n[i] = d, s, n
+                self.launch(self.module(FEED, "feed.cu"), "feed", [3], 64, 0, 1, False, f)
+            for fn, grid, block, shared, cluster, is_pdl in job["launches"]:
+                self.launch(m, fn, grid, block, shared, cluster, is_pdl, call)
+        self.ok("cuCtxSynchronize")
+        for lo, hi in guards:
+            for p in (lo, hi):
+                if (self.down(p, GUARD, np.uint8) != 0xa5).any():
+                    raise Finding("wrote outside of an output")
+        res = [self.down(ptr[i], shape, dtype) for i, shape, dtype in job["fetch"]]
+        for p in self.mem:
+            self.ok("cuMemFree_v2", p)
+        return res
+
+
+def _serve(pipe, arch, mode, seed, sms):
+    device = None
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            device = device or Device(arch, mode, seed, sms)
+            answer = device.run(job)
+        except Finding as e:
+            pipe.send(e)
+            os._exit(0)
+        except Exception as e:  # a mistake of the harness or of its caller
+            pipe.send(RuntimeError(f"{type(e).__name__}: {e}"))
+            os._exit(0)
+        pipe.send(answer)
+
+
+_workers = {}
+_built = False
+
+
+def _emulator():
+    global _built
+    if not _built:
+        subprocess.run(["make", "--no-print-directory", "-s", "-f", "tests/emu/emu.mk", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT, check=True)
+        _built = True
+
+
+def submit(arch, mode, seed, sms, job, timeout=100):
+    key = (arch, mode, seed, sms)
+    if key not in _workers:
+        _emulator()
+        here, there = mp.Pipe()
+        p = mp.get_context("fork").Process(target=_serve, args=(there, *key), daemon=True)
+        p.start()
+        there.close()
+        _workers[key] = (p, here)
+    p, pipe = _workers[key]
+    answer = None
+    try:
+        pipe.send(job)
+        if pipe.poll(timeout):
+            answer = pipe.recv()
+    except (EOFError, OSError):
+        answer = Finding(f"the emulator's process ended (exit status {p.exitcode})")
+    if answer is None:
+        answer = Finding(f"no answer after {timeout} s: a kernel spins")
+    if isinstance(answer, Exception):
+        p.kill()
+        p.join()
+        pipe.close()
+        del _workers[key]
+        raise answer
+    return answer
+
+
+def stop():
+    for p, pipe in _workers.values():
+        p.kill()
+        p.join()
+    _workers.clear()
+
+
+atexit.register(stop)
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+class Kernel:
+    def __init__(self, template, arch, params):
+        self.template, self.arch = template, arch
+        self.params = complete(template, arch, params)
+        assert accepts(template, arch, params), f"{template} does not take {params} for {arch}"
+        self.text = expand(template, self.params)
+        self.launches = launches(template, self.params)
+        self.args = [rest.split() for key, rest in head(template) if key == "arg"]
+        self.scratch_decl = [rest for key, rest in head(template) if key == "scratch"]
+
+    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=100):
+        assert len(args) == len(self.args), f"{self.template} has {len(self.args)} arguments, {len(args)} given"
+        syms = {k: max(v, bucket) for k, v in step.n.items()}
+        syms.update(n_pre=syms["n_tok"], n_sm=sms, n_part=1)
+        scratch = []
+        for decl in self.scratch_decl:
+            m = re.match(r"(\w+)\s+(\w+)\[(.*)\]", decl)
+            scratch.append((m[2], int(np.prod([extent(f.strip(), self.params, syms) for f in split_commas(m[3])]))))
+        repeat = repeat or (2 if any(d == "i32" for d, _ in scratch) else 1)
+        passed, fetch = [], []
+        for i, (a, decl) in enumerate(zip(args, self.args)):
+            kind = decl[2] if len(decl) > 2 else ""
+            moving = decl[1] in ("pool", "rope", "inout") or re.search(rf"\b({SYMS})\b", kind) is not None
+            if a is None:
+                passed.append(("none", None, False))
+            elif isinstance(a, alias):
+                passed.append(("alias", a.index, False))
+            elif isinstance(a, out):
+                passed.append(("out", a.alloc, False))
+                fetch.append((i, a.shape, a.dtype))
+            elif isinstance(a, inout):
+                assert repeat == 1 or a.array.nbytes == 0 or any(x["pdl"] for x in self.launches) or decl[1] == "pool" or "repeat" in kind, \
+                    "an inout argument changes between the two runs: pass repeat=1"
+                passed.append(("in", a.array, moving))
+                fetch.append((i, a.array.shape, a.array.dtype))
+            else:
+                assert isinstance(a, np.ndarray), f"argument {i} of {self.template} is {type(a).__name__}"
+                passed.append(("in", np.ascontiguousarray(a), moving))
+        # an alias of an input is read back through a fetch of its own
+        todo = [(x["fn"], [extent(g, self.params, syms) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"]) for x in self.launches]
+        n = [step.n[k] for k in ("n_tok", "n_dec", "n_seq", "n_out")]
+        job = dict(text=self.text, name=f"{path_of(self.template).name}", launches=todo, n=n, step=step.arrays, stride=step.stride,
+                   args=passed, scratch=scratch, repeat=repeat, fetch=fetch)
+        return submit(self.arch, mode, seed, sms, job, timeout)
+
+
+def build(template, arch="sm_90a", params=None, **more):
+    return Kernel(template, arch, dict(params or {}, **more))
+
+
+# Modes of a test: two schedules, and one checking run.
+RUNS = [("fast", 0), ("fast", 1), ("check", 2)]
+
+
+def nvrtc(template, params, archs=None):
+    """Compile with the real NVRTC: the list of tools/nvrtc.py's results; None where there is no NVRTC."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    import nvrtc as tool
+    lib = tool.find()
+    if lib is None:
+        return None
+    todo = []
+    for arch in archs or ARCHS:
+        if accepts(template, arch, params):
+            todo.append((f"{path_of(template).name}", expand(template, complete(template, arch, params)), arch))
+    return tool.compile_all(lib, todo, [TEMPLATES])
