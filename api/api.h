@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "compiler/compile.h"
+#include "runtime/plan/target.h"
 #include "runtime/runtime.h"
 
 struct llmc_model {

@@ -473,6 +473,31 @@ typedef void (*llmc_verify_fn)(void *user, const llmc_verify_row *row);
 LLMC_API llmc_status llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_row, void *user,
                                  llmc_error *err);
 
+/* A GPU of the table behind predictions; figures of its data sheet. */
+typedef struct llmc_gpu {
+	size_t      size;
+	const char *name, *title, *arch, *source; /* "h100", "H100 SXM", "sm_90a"; where the figures are from */
+	int32_t     sms;
+	int64_t     memory;    /* bytes */
+	double      bandwidth; /* bytes/s */
+	double      peak;      /* flop/s of 16-bit matrix instructions with fp32 sums, dense */
+	double      launch_s;  /* what one more kernel in a graph costs */
+} llmc_gpu;
+LLMC_API bool        llmc_gpu_at(int i, llmc_gpu *out); /* the i-th of the table; false behind the last */
+LLMC_API llmc_status llmc_gpu_find(const char *name, llmc_gpu *out, llmc_error *err); /* E_INPUT names all */
+
+typedef struct llmc_prediction {
+	size_t      size;
+	int64_t     bytes, flops;  /* of one step: weights, KV and activations read; operations */
+	int32_t     launches;      /* kernels */
+	double      seconds, tokens_per_s;
+	const char *bound;         /* "bandwidth", "compute" or "launches": the largest part */
+} llmc_prediction;
+/* One step by arithmetic alone: decode of `rows` sequences of `context` positions, or a prefill of the last `rows` of
+ * `context` positions. The model must have been opened for device cuda (no_weights will do). */
+LLMC_API llmc_status llmc_predict(const llmc_model *m, const char *gpu, bool prefill, int32_t rows, int32_t context,
+                                  llmc_prediction *out, llmc_error *err);
+
 /* Read bandwidth of this machine in bytes/s with n_threads, measured for about `seconds`. */
 LLMC_API double llmc_bandwidth(int n_threads, double seconds);
 /* What this machine has, as a JSON document; release with llmc_free. */

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "api/api.h"
-#include "runtime/plan/target.h"
 #include "base/file.h"
 
 static bool

@@ -12,16 +12,56 @@ row(const char *name, int64_t bytes)
 	printf("  %-10s %14lld  %s\n", name, (long long)bytes, human_bytes((double)bytes, text));
 }
 
+/* Predictions at the points people compare: decode at batch 1, 8 and 64, prefill of 4096. */
+static llmc_status
+predictions(const llmc_model *m, const char *gpu, int32_t context, bool json, llmc_error *err)
+{
+	static const struct { bool prefill; int32_t rows; } point[] = { { false, 1 }, { false, 8 }, { false, 64 }, { true, 4096 } };
+	llmc_gpu g = LLMC_INIT(llmc_gpu);
+	char text[32];
+
+	llmc_status s = llmc_gpu_find(gpu, &g, err);
+	if (s != LLMC_OK)
+		return s;
+	if (json)
+		printf(",\"gpu\":{\"name\":\"%s\",\"title\":\"%s\",\"bandwidth\":%.0f,\"peak\":%.0f,\"memory\":%lld,\"source\":\"%s\",\"steps\":[", g.name,
+		       g.title, g.bandwidth, g.peak, (long long)g.memory, g.source);
+	else
+		printf("on %s (%.0f GB/s, %.0f TFLOP/s; %s), by arithmetic alone\n  %-22s %10s %10s %8s %10s %12s  bound\n", g.title,
+		       g.bandwidth * 1e-9, g.peak * 1e-12, g.source, "step", "bytes", "GFLOP", "kernels", "ms", "tokens/s");
+	for (size_t i = 0; i < sizeof point / sizeof *point; i++) {
+		llmc_prediction p = LLMC_INIT(llmc_prediction);
+		int32_t length = point[i].prefill ? point[i].rows : context;
+		char name[48];
+		s = llmc_predict(m, gpu, point[i].prefill, point[i].rows, length, &p, err);
+		if (s != LLMC_OK)
+			return s;
+		if (json) {
+			printf("%s{\"test\":\"%s\",\"rows\":%d,\"context\":%d,\"bytes\":%lld,\"flops\":%lld,\"launches\":%d,\"seconds\":%.9f,"
+			       "\"tps\":%.3f,\"bound\":\"%s\"}", i ? "," : "", point[i].prefill ? "prefill" : "decode", point[i].rows, length,
+			       (long long)p.bytes, (long long)p.flops, p.launches, p.seconds, p.tokens_per_s, p.bound);
+			continue;
+		}
+		snprintf(name, sizeof name, point[i].prefill ? "prefill %d" : "decode, batch %d", point[i].rows);
+		printf("  %-22s %10s %10.1f %8d %10.3f %12.1f  %s\n", name, human_bytes((double)p.bytes, text), (double)p.flops * 1e-9,
+		       p.launches, p.seconds * 1e3, p.tokens_per_s, p.bound);
+	}
+	if (json)
+		printf("]}");
+	return LLMC_OK;
+}
+
 static int
 plan(int argc, char **argv)
 {
 	Common c = { 0 };
 	int32_t batch = 0, length = 0;
-	const char *args[1] = { NULL };
+	const char *args[1] = { NULL }, *gpu = NULL;
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Plan", NULL, NULL, NULL },
 		{ OPT_INT, 'b', "batch", "B", &batch, "sequences (same as --seqs)" },
 		{ OPT_INT, 'l', "length", "L", &length, "positions of each (same as --context)" },
+		{ OPT_TEXT, 0, "gpu", "NAME", &gpu, "predict speed on a GPU: a100 a10 b200 h100 h200 l4 l40s rtx3090 rtx4090 rtx5090 t4" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -37,6 +77,13 @@ plan(int argc, char **argv)
 	if (length)
 		c.context = length;
 	c.quiet = true;
+	if (gpu) { /* the plan of that GPU */
+		llmc_gpu g = LLMC_INIT(llmc_gpu);
+		if (llmc_gpu_find(gpu, &g, &err) != LLMC_OK)
+			return fail_with(&err);
+		c.device = c.device ? c.device : "cuda";
+		c.arch = c.arch ? c.arch : g.arch;
+	}
 	if (open_model(&c, args[0], true, &m, &err) != LLMC_OK)
 		return fail_with(&err);
 	llmc_limits lim = limits_of(&c);
@@ -61,6 +108,8 @@ plan(int argc, char **argv)
 		       (long long)mem.scratch, (long long)mem.state, (long long)sum, (long long)mem.kv_per_token);
 		if (fit >= 0)
 			printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)c.memory, fit);
+		if (gpu)
+			s = predictions(m, gpu, c.context ? c.context : 1024, true, &err);
 		printf(",\"plan\":%s}\n", llmc_plan_json(m));
 	} else {
 		printf("%s\n", llmc_plan_text(m));
@@ -74,15 +123,18 @@ plan(int argc, char **argv)
 		printf("kv per position: %s\n", human_bytes((double)mem.kv_per_token, text));
 		if (fit >= 0)
 			printf("in %s fit %d such sequences\n", human_bytes((double)c.memory, text), fit);
+		if (gpu)
+			s = predictions(m, gpu, c.context ? c.context : 1024, false, &err);
 	}
 	llmc_close(m);
 	free(c.set.v);
-	return 0;
+	return s == LLMC_OK ? 0 : fail_with(&err);
 }
 
 const Command cmd_plan = {
-	"plan", "MODEL [--memory SIZE] [--batch B --length L] [--json]", "show the steps, kernels and bytes of a model",
+	"plan", "MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--json]", "show the steps, kernels and bytes of a model",
 	"  llmc plan configs/llama2-70b.yaml --memory 160G --length 4096\n"
-	"  llmc plan model.gguf --arch v3\n",
+	"  llmc plan model.gguf --arch v3\n"
+	"  llmc plan configs/llama3-8b.yaml --gpu h100\n",
 	plan,
 };

@@ -1,0 +1,106 @@
+#include "compiler/predict.h"
+
+#include <string.h>
+
+/* Shares that good kernels reach: single kernels read at 90-97 % of the data sheet's bandwidth, large GEMMs run at 70-80 %. */
+static const double READ_SHARE = 0.90, MMA_SHARE = 0.75;
+
+static const Gpu table[] = {
+#define GPU(name, title, target, sms, memory, bandwidth, peak, launch, source)                     \
+	{ #name, title, target, sms, memory, (bandwidth) * 1e9, (peak) * 1e12, (launch) * 1e-6, source },
+#include "compiler/gpu.def"
+#undef GPU
+};
+
+const Gpu *
+gpu_at(int i)
+{
+	return i >= 0 && i < (int)(sizeof table / sizeof *table) ? &table[i] : NULL;
+}
+
+const Gpu *
+gpu_find(const char *name)
+{
+	for (int i = 0; gpu_at(i); i++)
+		if (strcmp(table[i].name, name) == 0)
+			return &table[i];
+	return NULL;
+}
+
+static int64_t
+attr_int(const PlanStep *s, const char *key)
+{
+	for (int i = 0; i < s->n_attr; i++)
+		if (strcmp(s->attr[i].key, key) == 0)
+			return s->attr[i].i;
+	return 0;
+}
+
+/* Weight bytes that a step reads: of a mixture of experts only those that are chosen, at worst a different one each time. */
+static int64_t
+weight_bytes(const PlanStep *s, int64_t rows)
+{
+	int64_t experts = attr_int(s, "n_experts"), top_k = attr_int(s, "top_k");
+
+	if (strcmp(s->op, "moe_ffn") == 0 && experts > 0 && rows * top_k < experts)
+		return s->weight_bytes / experts * rows * top_k;
+	return s->weight_bytes;
+}
+
+/* Positions of the cache that a step reads, summed over sequences, and operations on them for all rows. */
+static void
+add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t context, int64_t *bytes, int64_t *flops)
+{
+	for (int i = 0; i < s->n_arg; i++) {
+		if (s->arg[i].kind != REF_POOL || !strstr(s->op, "attention"))
+			continue;
+		const PlanPool *pool = &p->pool[s->arg[i].index];
+		int64_t window = attr_int(s, "window"), heads = attr_int(s, "heads");
+		int64_t seen = window > 0 && window < context ? window : context;
+		int64_t dims = pool->mla ? 2 * pool->k_dim : pool->k_dim + pool->v_dim;
+		/* rows of a prompt see half of it on average */
+		int64_t pairs = phase == 0 ? rows * seen : rows * (window > 0 && window < context ? seen : context - rows / 2);
+		*bytes += plan_layer_page_bytes(pool) / PLAN_KV_PAGE * seen * (phase == 0 ? rows : 1);
+		*flops += 2 * heads * dims * pairs;
+	}
+}
+
+static int64_t
+activation_bytes(const Plan *p, const PlanStep *s, int64_t rows)
+{
+	int64_t n = 0;
+
+	for (int i = 0; i < s->n_arg; i++) {
+		if (s->arg[i].kind != REF_BUFFER)
+			continue;
+		const PlanBuffer *b = &p->buffer[s->arg[i].index];
+		if (b->extent.sym == SYM_n_tok)
+			n += b->extent.mul * dtype_info(b->dtype)->block_bytes * rows;
+	}
+	return n;
+}
+
+Prediction
+predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
+{
+	Prediction r = { .launches = phase == 0 ? 2 : 0 }; /* the step's begin and the pick of tokens */
+	const PlanPhase *ph = &p->phase[phase];
+
+	for (int i = 0; i < ph->n_step; i++) {
+		const PlanStep *s = &ph->step[i];
+		/* the head runs on the wanted rows only */
+		bool head = strcmp(s->op, "head") == 0;
+		int64_t n = head && phase == 1 ? 1 : rows;
+		int64_t bytes = weight_bytes(s, rows) + activation_bytes(p, s, rows), flops = s->flops_per_row * n;
+		add_attention(p, s, phase, rows, context, &bytes, &flops);
+		double by_bytes = (double)bytes / (gpu->bandwidth * READ_SHARE);
+		double by_flops = (double)flops / (gpu->peak * MMA_SHARE);
+		*(by_bytes >= by_flops ? &r.bytes_s : &r.flops_s) += by_bytes >= by_flops ? by_bytes : by_flops;
+		r.bytes += bytes;
+		r.flops += flops;
+		r.launches += s->kernel >= 0 && p->kernel[s->kernel].n_launch ? p->kernel[s->kernel].n_launch : 1;
+	}
+	r.launch_s = r.launches * gpu->launch_s;
+	r.seconds = r.bytes_s + r.flops_s + r.launch_s;
+	return r;
+}
