@@ -40,10 +40,54 @@ kv_bytes(const Plan *p, int64_t n_page)
 	return sum;
 }
 
+static llmc_status
+host_alloc(void *user, size_t bytes, void **out, llmc_error *err)
+{
+	void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	(void)user;
+	*out = NULL;
+	if (m == MAP_FAILED)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	madvise(m, bytes, MADV_HUGEPAGE); /* a hint: attention hops between pages of a few KiB */
+	*out = m;
+	return LLMC_OK;
+}
+
+static void
+host_free(void *user, void *mem, size_t bytes)
+{
+	(void)user;
+	munmap(mem, bytes);
+}
+
+static void
+host_copy(void *user, void *to, const void *from, size_t bytes)
+{
+	(void)user;
+	memcpy(to, from, bytes);
+}
+
+static void
+host_clear(void *user, void *at, size_t bytes)
+{
+	(void)user;
+	memset(at, 0, bytes);
+}
+
+static const KvMem host_memory = { .alloc = host_alloc, .free = host_free, .copy = host_copy, .clear = host_clear,
+	.read = host_copy, .write = host_copy };
+
 llmc_status
 kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
 {
-	*kv = (Kv){ .plan = p, .n_page = n_page, .n_free = n_page, .n_seq = seqs };
+	return kv_open_on(kv, &host_memory, p, n_page, context, seqs, err);
+}
+
+llmc_status
+kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
+{
+	*kv = (Kv){ .plan = p, .mem = *mem, .n_page = n_page, .n_free = n_page, .n_seq = seqs };
 	kv->max_page = context / PLAN_KV_PAGE + (context % PLAN_KV_PAGE != 0);
 	kv->free_page = calloc((size_t)n_page, sizeof *kv->free_page);
 	kv->refs = calloc((size_t)n_page, sizeof *kv->refs);
@@ -62,14 +106,11 @@ kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, ll
 		kv->seq[i].page = kv->tables + (size_t)i * (size_t)kv->max_page;
 	for (int i = 0; i < p->n_pool; i++) {
 		int64_t bytes = pool_bytes(&p->pool[i], n_page);
-		void *m = bytes < 0 ? MAP_FAILED
-		                    : mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		if (m == MAP_FAILED)
+		void *m = NULL;
+		if (bytes < 0 || (bytes && mem->alloc(mem->user, (size_t)bytes, &m, NULL) != LLMC_OK))
 			return error_set(err, LLMC_E_MEMORY,
 			                 "out of memory: the KV cache needs %lld MB; smaller limits (--context, --seqs) need less",
 			                 (long long)(kv_bytes(p, n_page) >> 20));
-		if (bytes)
-			madvise(m, (size_t)bytes, MADV_HUGEPAGE); /* a hint: attention hops between pages of a few KiB */
 		kv->base[i] = m;
 		kv->pool_bytes[i] = (size_t)bytes;
 	}
@@ -81,7 +122,7 @@ kv_release(Kv *kv)
 {
 	for (int i = 0; kv->base && i < kv->plan->n_pool; i++)
 		if (kv->base[i])
-			munmap(kv->base[i], kv->pool_bytes[i]);
+			kv->mem.free(kv->mem.user, kv->base[i], kv->pool_bytes[i]);
 	free(kv->free_page);
 	free(kv->refs);
 	free(kv->drops);
@@ -108,7 +149,7 @@ page_clear(Kv *kv, int32_t a)
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
 		for (int l = 0; l < kv->plan->pool[i].n_layers; l++)
-			memset((char *)kv_layer(kv, i, l) + (size_t)a * bytes, 0, bytes);
+			kv->mem.clear(kv->mem.user, (char *)kv_layer(kv, i, l) + (size_t)a * bytes, bytes);
 	}
 }
 
@@ -119,7 +160,7 @@ page_copy(Kv *kv, int32_t to, int32_t from)
 		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
 		for (int l = 0; l < kv->plan->pool[i].n_layers; l++) {
 			char *layer = kv_layer(kv, i, l);
-			memcpy(layer + (size_t)to * bytes, layer + (size_t)from * bytes, bytes);
+			kv->mem.copy(kv->mem.user, layer + (size_t)to * bytes, layer + (size_t)from * bytes, bytes);
 		}
 	}
 }

@@ -5,6 +5,18 @@
 
 #include "runtime/plan/plan.h"
 
+/* Where pages live. Addresses are only ever handed back to these functions and to kernels. Calls take effect in the order
+ * of the session's steps; what fails in one that returns nothing must make the next step fail. */
+typedef struct KvMem {
+	void *user;
+	llmc_status (*alloc)(void *user, size_t bytes, void **out, llmc_error *err); /* zeroed */
+	void (*free)(void *user, void *mem, size_t bytes);
+	void (*copy)(void *user, void *to, const void *from, size_t bytes);
+	void (*clear)(void *user, void *at, size_t bytes);
+	void (*read)(void *user, void *host, const void *at, size_t bytes);  /* returns when host is filled */
+	void (*write)(void *user, void *at, const void *host, size_t bytes); /* host may be reused on return */
+} KvMem;
+
 typedef struct KvSeq {
 	bool     used;
 	int32_t  len, n_page;
@@ -13,6 +25,7 @@ typedef struct KvSeq {
 
 typedef struct Kv {
 	const Plan *plan;
+	KvMem    mem;
 	int32_t  n_page, n_free, max_page, n_seq; /* max_page: of one sequence */
 	int32_t *free_page;   /* stack */
 	int32_t *refs;        /* [n_page] */
@@ -29,6 +42,9 @@ int64_t     kv_pages(int64_t kv_tokens, int64_t context, int64_t seqs, bool kv_t
 int64_t     kv_bytes(const Plan *p, int64_t n_page);
 
 llmc_status kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err);
+/* The same with pages elsewhere than in host memory. */
+llmc_status kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t context, int32_t seqs,
+                       llmc_error *err);
 void        kv_release(Kv *kv);
 /* First page of a layer of a pool. */
 void       *kv_layer(const Kv *kv, int pool, int layer_slot);
