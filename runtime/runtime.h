@@ -16,6 +16,7 @@ typedef struct RuntimeOptions {
 	const char *artifact;      /* folder with kernels/ (and aot/); NULL for target ref */
 	const char *weights;       /* checkpoint file or folder; NULL: plan->weights relative to artifact */
 	int         n_threads;     /* for packing and compiling; 0: topology's */
+	int         device;        /* number of the GPU, for targets cuda-... */
 	bool        random_weights;
 	bool        cache_packed;
 	llmc_log_fn log;
@@ -50,6 +51,41 @@ int32_t     session_seq_len(const Session *s, llmc_seq q);
 void        session_seq_free(Session *s, llmc_seq q);
 llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err);
 void        session_stats(const Session *s, llmc_stats *out);
+/* Do now what first steps would do later: decode graphs of every size (GPU). */
+llmc_status session_prepare(Session *s, llmc_error *err);
+
+/* Decoding without waiting for the host (GPU). A step is queued and the call returns; the tokens that it picks are read
+ * later, and the next step may take them before the host has seen them:
+ *
+ *     session_pick_params(s, q, params, prompt, n_prompt);
+ *     session_step(s, the prompt's chunk, n_out 1);
+ *     for (;;) {
+ *             session_step(s, a chunk of q with tok NULL, n_tok 1, n_out 1);   // takes what the step before picked
+ *             session_picked(s, &id, &logprob);                                // what that was
+ *     }
+ *
+ * Can this session pick tokens by these parameters on its device? */
+bool        session_can_pick(const Session *s, const llmc_params *p);
+/* How tokens of a sequence are picked from now on. Penalties count prompt and output; the first pick is number n_output of
+ * the seed's stream: a sequence that was put aside goes on where it was. */
+llmc_status session_pick_resume(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt,
+                                const int32_t *output, size_t n_output, llmc_error *err);
+llmc_status session_pick_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt,
+                                llmc_error *err);
+/* Queue a step. n_out of a chunk is 0, or 1: a token is picked from its last row. Two steps that pick may be under way; a
+ * third is E_BUSY. E_RANGE, E_FULL as session_forward. Sequences may be trimmed and freed while steps are under way. */
+llmc_status session_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
+/* Wait for the oldest step that picks: its tokens and (when not NULL) their logprobs, a chunk with n_out = 1 each, in the
+ * order of its chunks. E_RANGE: no step is under way. E_CHECK: logits were NaN or all minus infinity; ids are -1 there. */
+llmc_status session_picked(Session *s, int32_t *ids, float *logprobs, llmc_error *err);
+
+/* cuda/ */
+bool        cuda_is_target(const char *target);               /* "cuda-sm_80" ... */
+/* Best target for GPU number `device` of this machine; E_MISSING: no driver, no GPU; E_RANGE: no such number. */
+llmc_status cuda_target(int device, char out[32], llmc_error *err);
+/* What `llmc doctor` says of CUDA: a JSON object (free() it) with driver, NVRTC, devices, cuBLASLt, NCCL, each found or with
+ * how to get it. */
+llmc_status cuda_describe(char **json, llmc_error *err);
 
 /* cpu/ */
 int    topology_threads(void);                                /* real cores within affinity mask and cgroup quota, >= 1 */
