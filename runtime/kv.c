@@ -1,5 +1,6 @@
-/* See kv.h. Nothing here allocates after kv_open. */
+/* See kv.h. Nothing here allocates after kv_open and kv_prefix_open. The prefix cache is in kv_prefix.c. */
 #include "runtime/kv.h"
+#include "runtime/kv_prefix.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +88,8 @@ kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, ll
 llmc_status
 kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
 {
-	*kv = (Kv){ .plan = p, .mem = *mem, .n_page = n_page, .n_free = n_page, .n_seq = seqs };
+	*kv = (Kv){ .plan = p, .mem = *mem, .n_page = n_page, .n_free = n_page, .n_stack = n_page, .n_seq = seqs,
+		.oldest = -1, .newest = -1 };
 	kv->max_page = context / PLAN_KV_PAGE + (context % PLAN_KV_PAGE != 0);
 	kv->free_page = calloc((size_t)n_page, sizeof *kv->free_page);
 	kv->refs = calloc((size_t)n_page, sizeof *kv->refs);
@@ -131,6 +133,8 @@ kv_release(Kv *kv)
 	free(kv->tables);
 	free(kv->base);
 	free(kv->pool_bytes);
+	free(kv->cached);
+	free(kv->bucket);
 	*kv = (Kv){ 0 };
 }
 
@@ -168,8 +172,9 @@ page_copy(Kv *kv, int32_t to, int32_t from)
 static int32_t
 page_take(Kv *kv)
 {
-	int32_t page = kv->free_page[--kv->n_free];
+	int32_t page = kv->n_stack ? kv->free_page[--kv->n_stack] : prefix_evict(kv);
 
+	kv->n_free--;
 	kv->refs[page] = 1;
 	return page;
 }
@@ -177,8 +182,13 @@ page_take(Kv *kv)
 static void
 page_drop(Kv *kv, int32_t page)
 {
-	if (--kv->refs[page] == 0)
-		kv->free_page[kv->n_free++] = page;
+	if (--kv->refs[page])
+		return;
+	kv->n_free++;
+	if (kv->cached && kv->cached[page].serial)
+		prefix_idle(kv, page);
+	else
+		kv->free_page[kv->n_stack++] = page;
 }
 
 int32_t
@@ -187,7 +197,7 @@ kv_seq_new(Kv *kv)
 	for (int32_t q = 0; q < kv->n_seq; q++)
 		if (!kv->seq[q].used) {
 			kv->seq[q].used = true;
-			kv->seq[q].len = kv->seq[q].n_page = 0;
+			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_kept = 0;
 			return q;
 		}
 	return -1;
@@ -203,6 +213,8 @@ kv_seq_fork(Kv *kv, int32_t from)
 	KvSeq *to = &kv->seq[q], *s = &kv->seq[from];
 	to->len = s->len;
 	to->n_page = s->n_page;
+	to->n_kept = s->n_kept;
+	to->kept_as = s->kept_as;
 	for (int32_t i = 0; i < s->n_page; i++) {
 		to->page[i] = s->page[i];
 		kv->refs[s->page[i]]++;
@@ -219,6 +231,8 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 	while (s->n_page > keep)
 		page_drop(kv, s->page[--s->n_page]);
 	s->len = len;
+	if (s->n_kept > len / PLAN_KV_PAGE)
+		s->n_kept = 0; /* told again from the first page on */
 }
 
 void
@@ -269,6 +283,8 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 		kv->stale[own] = true;
 		page_drop(kv, *last);
 		*last = own;
+	} else if (s->len % PLAN_KV_PAGE != 0 && kv->cached) {
+		prefix_forget(kv, s->page[s->n_page - 1]); /* trimmed to its middle: its end will be another */
 	}
 	while (s->n_page < want) {
 		int32_t page = page_take(kv);
@@ -278,4 +294,59 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 		kv->stale[page] = true;
 		s->page[s->n_page++] = page;
 	}
+}
+
+/* Run fn over the pieces of the first pages of a sequence, as they follow each other in a saved one. */
+typedef void piece_fn(Kv *kv, char *at, char *host, size_t bytes);
+
+static void
+each_piece(Kv *kv, int32_t q, char *host, piece_fn *fn)
+{
+	const KvSeq *s = &kv->seq[q];
+
+	for (int i = 0; i < kv->plan->n_pool; i++) {
+		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
+		for (int l = 0; l < kv->plan->pool[i].n_layers; l++) {
+			char *layer = kv_layer(kv, i, l);
+			for (int32_t k = 0; k < s->n_page; k++, host += bytes)
+				fn(kv, layer + (size_t)s->page[k] * bytes, host, bytes);
+		}
+	}
+}
+
+static void
+piece_read(Kv *kv, char *at, char *host, size_t bytes)
+{
+	kv->mem.read(kv->mem.user, host, at, bytes);
+}
+
+static void
+piece_write(Kv *kv, char *at, char *host, size_t bytes)
+{
+	kv->mem.write(kv->mem.user, at, host, bytes);
+}
+
+int64_t
+kv_seq_bytes(const Kv *kv, int32_t len)
+{
+	return kv_bytes(kv->plan, len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0));
+}
+
+void
+kv_seq_save(Kv *kv, int32_t q, void *host)
+{
+	each_piece(kv, q, host, piece_read);
+}
+
+void
+kv_seq_load(Kv *kv, int32_t q, int32_t len, const void *host)
+{
+	KvSeq *s = &kv->seq[q];
+
+	while (s->n_page < len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0)) {
+		s->page[s->n_page] = page_take(kv);
+		kv->stale[s->page[s->n_page++]] = true;
+	}
+	s->len = len;
+	each_piece(kv, q, (char *)(uintptr_t)host, piece_write); /* only read */
 }

@@ -197,6 +197,102 @@ random_steps_keep_the_books(void **state)
 	kv_release(&kv);
 }
 
+static void
+write_tokens(Kv *kv, int32_t q, const int32_t *tok, int32_t n)
+{
+	int32_t at = kv->seq[q].len;
+
+	append(kv, q, n - at);
+	for (int32_t i = at; i < n; i++)
+		*cell(kv, q, i, 1) = (float)tok[i];
+	kv_prefix_keep(kv, q, -1, tok);
+	assert_null(kv_check(kv));
+}
+
+static void
+a_prefix_is_found_again(void **state)
+{
+	int32_t a[128], b[128];
+	Kv kv;
+
+	(void)state;
+	for (int32_t i = 0; i < 128; i++)
+		b[i] = (a[i] = 1000 + i) + (i >= 70);
+	assert_int_equal(kv_open(&kv, &plan, 8, 128, 3, NULL), LLMC_OK);
+	assert_int_equal(kv_prefix_open(&kv, NULL), LLMC_OK);
+	int32_t q = kv_seq_new(&kv);
+	assert_int_equal(kv_prefix_find(&kv, q, -1, a, 128), 0);
+	write_tokens(&kv, q, a, 100);
+	/* while it is held: shared; one token of the prompt is always left to run */
+	int32_t r = kv_seq_new(&kv);
+	assert_int_equal(kv_prefix_find(&kv, r, -1, b, 128), 64);
+	assert_int_equal(kv.seq[r].page[1], kv.seq[q].page[1]);
+	kv_seq_trim(&kv, r, 0);
+	assert_int_equal(kv_prefix_find(&kv, r, -1, a, 64), 32);
+	kv_seq_trim(&kv, r, 0);
+	assert_int_equal(kv_prefix_find(&kv, r, -2, a, 100), 0); /* under another root */
+	write_tokens(&kv, r, b, 100);
+	assert_int_not_equal(kv.seq[r].page[0], kv.seq[q].page[0]);
+	/* when nobody holds it: still there, and free to be taken */
+	kv_seq_free(&kv, q);
+	kv_seq_free(&kv, r);
+	assert_int_equal(kv.n_free, 8);
+	assert_int_equal(kv_prefix_idle(&kv), 4); /* three of a; of b only the third is another */
+	assert_null(kv_check(&kv));
+	q = kv_seq_new(&kv);
+	assert_int_equal(kv_prefix_find(&kv, q, -1, b, 128), 96);
+	for (int32_t i = 0; i < 96; i++)
+		assert_true(*cell(&kv, q, i, 1) == (float)b[i]);
+	assert_int_equal(kv.n_free, 5);
+	/* trimmed into a cached page that nobody else holds: what it will hold then is something else */
+	kv_seq_trim(&kv, q, 80);
+	append(&kv, q, 1);
+	*cell(&kv, q, 80, 1) = -1;
+	assert_null(kv_check(&kv));
+	kv_seq_free(&kv, q);
+	q = kv_seq_new(&kv);
+	assert_int_equal(kv_prefix_find(&kv, q, -1, b, 128), 64);
+	kv_seq_trim(&kv, q, 0);
+	/* under need the oldest goes first, the end of a chain before its beginning */
+	r = kv_seq_new(&kv);
+	append(&kv, r, 6 * 32);
+	assert_int_equal(kv.n_free, 2);
+	assert_int_equal(kv_prefix_find(&kv, q, -1, a, 128), 64);
+	kv_seq_trim(&kv, q, 0);
+	append(&kv, r, 1);
+	assert_int_equal(kv_prefix_find(&kv, q, -1, a, 128), 32);
+	assert_null(kv_check(&kv));
+	kv_release(&kv);
+}
+
+static void
+a_sequence_is_saved_and_restored(void **state)
+{
+	int32_t tok[70];
+	static char bytes[3 * (2 * 384 + 192)];
+	Kv kv;
+
+	(void)state;
+	for (int32_t i = 0; i < 70; i++)
+		tok[i] = i * i;
+	assert_int_equal(kv_open(&kv, &plan, 6, 128, 2, NULL), LLMC_OK);
+	assert_int_equal(kv_seq_bytes(&kv, 70), sizeof bytes);
+	assert_int_equal(kv_seq_bytes(&kv, 0), 0);
+	int32_t q = kv_seq_new(&kv);
+	append(&kv, q, 70);
+	for (int32_t i = 0; i < 70; i++)
+		*cell(&kv, q, i, 1) = (float)tok[i];
+	kv_seq_save(&kv, q, bytes);
+	int32_t r = kv_seq_new(&kv);
+	kv_seq_load(&kv, r, 70, bytes);
+	assert_int_equal(kv.seq[r].len, 70);
+	assert_int_equal(kv.n_free, 0);
+	for (int32_t i = 0; i < 70; i++)
+		assert_true(*cell(&kv, r, i, 1) == (float)tok[i]);
+	assert_null(kv_check(&kv));
+	kv_release(&kv);
+}
+
 int
 main(void)
 {
@@ -206,6 +302,8 @@ main(void)
 		cmocka_unit_test(a_fork_copies_before_it_writes),
 		cmocka_unit_test(a_page_is_clean_when_taken_again),
 		cmocka_unit_test(random_steps_keep_the_books),
+		cmocka_unit_test(a_prefix_is_found_again),
+		cmocka_unit_test(a_sequence_is_saved_and_restored),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
