@@ -76,6 +76,18 @@ llmc_seq_free(llmc_session *s, llmc_seq q)
 }
 
 llmc_status
+llmc_seq_save(llmc_session *s, llmc_seq q, void *buf, size_t cap, size_t *need, llmc_error *err)
+{
+	return session_seq_save(s->s, q, buf, cap, need, err);
+}
+
+llmc_status
+llmc_seq_load(llmc_session *s, const void *buf, size_t n, llmc_seq *out, llmc_error *err)
+{
+	return session_seq_load(s->s, buf, n, out, err);
+}
+
+llmc_status
 llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
 {
 	return session_forward(s->s, chunk, n, logits, err);

@@ -49,6 +49,12 @@ llmc_status session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_erro
 llmc_status session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err);
 int32_t     session_seq_len(const Session *s, llmc_seq q);
 void        session_seq_free(Session *s, llmc_seq q);
+/* session_kv.c: see llmc_seq_save; and for the engine: a new sequence begins with the pages that the prefix cache (once
+ * kv_prefix_open has made one) holds of the prompt, and all its tokens are told after each step. */
+llmc_status session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, llmc_error *err);
+llmc_status session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_error *err);
+int32_t     session_prefix_find(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok); /* positions found */
+void        session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok);
 llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err);
 void        session_stats(const Session *s, llmc_stats *out);
 /* Do now what first steps would do later: decode graphs of every size (GPU). */
