@@ -440,6 +440,49 @@ typedef struct llmc_counts {
 } llmc_counts;
 LLMC_API void llmc_engine_stats(llmc_engine *e, llmc_counts *out); /* out->size set by the caller */
 
+/* ------------------------------------------------------------------------------- HTTP server ---- */
+
+/* OpenAI's and TGI's routes over an engine; docs/serving.md lists them.
+ *
+ *     llmc_serve_options o = LLMC_INIT(llmc_serve_options);   o.port = 8000;
+ *     llmc_serve_open(m, e, &o, &server, &err);      answers from here on, on threads of its own
+ *     llmc_serve_stop(server);                       no new requests
+ *     llmc_serve_wait(server, 30000);                those in work are answered
+ *     llmc_serve_close(server);                      then llmc_engine_close and llmc_close
+ *
+ * The server takes all events of the engine (LLMC_ANY): nobody else may call llmc_next on it meanwhile. */
+typedef struct llmc_server llmc_server;
+typedef struct llmc_serve_options { /* 0 or NULL takes the default in brackets; texts are copied */
+	size_t      size;
+	const char *host;          /* address or name to listen on [127.0.0.1] */
+	int32_t     port;          /* [0: the kernel chooses, llmc_serve_port tells] */
+	bool        allow_remote;  /* listen beyond loopback without a key */
+	const char *api_key;       /* wanted as "Authorization: Bearer KEY" [none] */
+	const char *model_name;    /* as clients know it [the model's own] */
+	const char *allow_origin;  /* a web page's origin that may call, or "*" [none but the server's own] */
+	int32_t     max_input_length, max_total_tokens; /* [context - 1, context] */
+	int32_t     max_best_of, max_stop_sequences, max_top_n_tokens; /* of TGI's routes [2, 4, 5] */
+	int32_t     validation_workers; /* threads that check and tokenize requests [2] */
+	int64_t     max_body_bytes;     /* of one request [2 MB] */
+	int32_t     max_connections, max_connections_per_client; /* [1000, no limit] */
+	double      header_timeout_s, body_timeout_s; /* a whole head or body must come within [10, 60] */
+	double      idle_timeout_s;     /* a connection without traffic is closed after [75] */
+	double      request_timeout_s;  /* generation ends with an error after [none] */
+	bool        log_json;           /* request lines as JSON objects */
+	llmc_log_fn log;                /* a line per request, LLMC_LOG_INFO; on the server's threads, one at a time */
+	void       *log_user;
+} llmc_serve_options;
+
+/* E_INPUT: an option is out of range, or a host beyond loopback without api_key and allow_remote; E_IO: the address
+ * cannot be listened on. */
+LLMC_API llmc_status llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_serve_options *opt, llmc_server **out,
+                                     llmc_error *err);
+LLMC_API int         llmc_serve_port(const llmc_server *s);
+LLMC_API const char *llmc_serve_url(const llmc_server *s); /* "http://127.0.0.1:8000"; lives as long as the server */
+LLMC_API void        llmc_serve_stop(llmc_server *s);
+LLMC_API bool        llmc_serve_wait(llmc_server *s, int timeout_ms); /* true: nothing is in work any more */
+LLMC_API void        llmc_serve_close(llmc_server *s); /* ends what is in work; NULL is fine */
+
 /* ------------------------------------------------------------- compiling, checking, measuring ---- */
 
 /* HF folder or GGUF -> text of a YAML description; unknown keys are reported through opt->log. */
