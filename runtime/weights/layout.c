@@ -5,6 +5,7 @@
 
 #include "formats/dequant.h"
 #include "runtime/weights/layout_packed.h"
+#include "runtime/weights/layout_planes.h"
 
 static void
 row_pack(Dtype d, int64_t cols, const void *src, void *dst)
@@ -44,6 +45,7 @@ static const Layout table[] = {
 	{ "r4", 4, packed4_bytes, packed4_pack, packed4_row },
 	{ "r8", 8, packed8_bytes, packed8_pack, packed8_row },
 	{ "r16", 16, packed16_bytes, packed16_pack, packed16_row },
+	{ "planes", 1, planes_bytes, planes_pack, planes_row },
 };
 
 const Layout *
@@ -66,6 +68,8 @@ layout_for(const char *target, Dtype d, int64_t rows, int64_t cols)
 
 	if (rows < 1 || cols < 1)
 		return "row";
+	if (strncmp(target, "cuda-", 5) == 0)
+		return planes_bytes(d, cols) < 0 ? "row" : "planes";
 	for (size_t i = 0; i < sizeof want / sizeof *want; i++)
 		if (strcmp(want[i].target, target) == 0)
 			return layout_find(want[i].layout)->group_bytes(d, cols) < 0 ? "row" : want[i].layout;

@@ -71,6 +71,68 @@ a_packed_row_reads_back_as_the_file_row(void **state)
 		}
 }
 
+/* For every number of blocks: planes whose last 16 bytes are half empty too. */
+static void
+planes_read_back_as_the_file_row(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof weight_types / sizeof *weight_types; i++)
+		for (int64_t blocks = 1; blocks <= 9; blocks++) {
+			Dtype d = weight_types[i];
+			int64_t cols = blocks * dtype_info(d)->block_elems, rows = 3, file_row = dtype_row_bytes(d, cols);
+			PlanTensor t = { .id = "t", .dtype = d, .rows = rows, .cols = cols, .layout = layout_for("cuda-sm_90a", d, rows, cols) };
+			const Layout *l = layout_find(t.layout);
+			float want[9 * 256], got[9 * 256];
+
+			assert_string_equal(t.layout, dtype_info(d)->block_elems > 1 ? "planes" : "row");
+			assert_int_equal(l->group, 1);
+			int64_t one = l->group_bytes(d, cols);
+			assert_int_equal(layout_bytes(&t), rows * one);
+			if (dtype_info(d)->block_elems > 1) {
+				assert_int_equal(one % 16, 0);
+				assert_in_range(one, file_row, file_row + 4 * 15);
+			}
+			uint8_t *file = malloc((size_t)(rows * file_row)), *packed = malloc((size_t)(rows * one));
+			fill(d, file, rows, cols, 11 + (uint32_t)i);
+			memset(packed, 0xee, (size_t)(rows * one));
+			for (int64_t r = 0; r < rows; r++)
+				l->pack(d, cols, file + r * file_row, packed + r * one);
+			for (int64_t r = 0; r < rows; r++) {
+				dequant_row(d, file + r * file_row, want, cols);
+				memset(got, 0xff, sizeof got);
+				layout_row(&t, packed, r, got);
+				assert_memory_equal(want, got, (size_t)cols * sizeof *want);
+			}
+			free(file);
+			free(packed);
+		}
+}
+
+/* The order that kernels are written for, byte by byte: Q5_1 in three blocks. */
+static void
+planes_hold_one_field_after_the_other(void **state)
+{
+	uint8_t file[3 * 24], packed[112];
+
+	(void)state;
+	for (int i = 0; i < 72; i++)
+		file[i] = (uint8_t)(i + 1);
+	assert_int_equal(layout_find("planes")->group_bytes(DT_Q5_1, 96), 48 + 16 + 16);
+	memset(packed, 0xee, sizeof packed);
+	layout_find("planes")->pack(DT_Q5_1, 96, file, packed);
+	for (int b = 0; b < 3; b++) {
+		assert_memory_equal(packed + 16 * b, file + 24 * b + 8, 16);
+		assert_memory_equal(packed + 48 + 4 * b, file + 24 * b + 4, 4);
+		assert_memory_equal(packed + 64 + 4 * b, file + 24 * b, 4);
+	}
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(packed[60 + i] | packed[76 + i], 0);
+	assert_int_equal(packed[80], 0xee);
+	assert_int_equal(layout_find("planes")->group_bytes(DT_Q5_1, 40), -1);
+	assert_int_equal(layout_find("planes")->group_bytes(DT_BF16, 64), -1);
+	assert_int_equal(layout_find("planes")->group_bytes(DT_Q8_0, INT64_MAX - 31), -1);
+}
+
 static void
 sizes_are_whole_groups_and_close_to_the_file(void **state)
 {
@@ -125,6 +187,8 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_packed_row_reads_back_as_the_file_row),
+		cmocka_unit_test(planes_read_back_as_the_file_row),
+		cmocka_unit_test(planes_hold_one_field_after_the_other),
 		cmocka_unit_test(sizes_are_whole_groups_and_close_to_the_file),
 		cmocka_unit_test(a_vector_is_one_row),
 		cmocka_unit_test(targets_get_what_their_kernels_stream),
