@@ -468,6 +468,7 @@ typedef struct llmc_serve_options { /* 0 or NULL takes the default in brackets; 
 	double      header_timeout_s, body_timeout_s; /* a whole head or body must come within [10, 60] */
 	double      idle_timeout_s;     /* a connection without traffic is closed after [75] */
 	double      request_timeout_s;  /* generation ends with an error after [none] */
+	const llmc_engine_options *engine; /* as given to llmc_engine_open: /info tells of them [all defaults] */
 	bool        log_json;           /* request lines as JSON objects */
 	llmc_log_fn log;                /* a line per request, LLMC_LOG_INFO; on the server's threads, one at a time */
 	void       *log_user;
