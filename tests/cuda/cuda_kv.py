@@ -1,0 +1,46 @@
+"""Pages of the KV cache as tests fill them: scattered, and NaN wherever nothing was appended."""
+import numpy as np
+
+PAGE = 32
+
+
+def rounded(x, dtype):
+    """x as the cache keeps it: float16, float32, or bf16 as float32 with the lower half clear"""
+    if dtype == "f16":
+        return np.clip(x, -65504, 65504).astype(np.float16)
+    x = np.ascontiguousarray(x, np.float32)
+    if dtype == "f32":
+        return x
+    u = x.view(np.uint32)
+    return ((u + 0x7fff + (u >> 16 & 1)) & 0xffff0000).view(np.float32)
+
+
+class Pool:
+    """Pages of one layer for sequences of `lens` positions; k_width and v_width: elements of a position, over all heads."""
+
+    def __init__(self, lens, k_width, v_width, dtype, rng):
+        self.dtype, self.k_width, self.v_width = dtype, k_width, v_width
+        self.item = 4 if dtype == "f32" else 2
+        n_pages = [-(-n // PAGE) for n in lens]
+        total = sum(n_pages)
+        order = rng.permutation(total + 3)[:total]
+        self.table = np.full((len(lens), max(n_pages)), 1 << 29, np.int64)
+        at = 0
+        for i, n in enumerate(n_pages):
+            self.table[i, :n] = order[at:at + n]
+            at += n
+        self.page_bytes = PAGE * (k_width + v_width) * self.item
+        self.pages = np.full((total + 3, self.page_bytes), 0xff, np.uint8)
+
+    def fill(self, seq, k, v, first=0):
+        """k, v: [positions, heads, dim], rounded"""
+        for x, base, width in ((k, 0, self.k_width), (v, PAGE * self.k_width, self.v_width)):
+            n, heads, dim = x.shape
+            assert heads * dim == width
+            raw = np.ascontiguousarray(x)
+            if self.dtype == "bf16":
+                raw = (raw.view(np.uint32) >> 16).astype(np.uint16)
+            raw = raw.view(np.uint8).reshape(n, heads, dim * self.item)
+            for j in range(n):
+                page = self.pages[self.table[seq, (first + j) // PAGE], base * self.item:(base + PAGE * width) * self.item]
+                page.reshape(heads, PAGE, dim * self.item)[:, (first + j) % PAGE] = raw[j]

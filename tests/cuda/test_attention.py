@@ -1,0 +1,192 @@
+"""Attention, appends and rotations of the GPU target against float64, on the emulator."""
+import math
+
+import numpy as np
+import pytest
+
+import cuda_harness as H
+import cuda_kv as KV
+
+
+class Case:
+    """Sequences of given lengths in scattered pages; whatever is not a key or value is NaN."""
+
+    def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, mask="causal", alibi=0.0, kv="f16",
+                 prefix=None, seed=0, spread=1.0, same_pages=False):
+        v_dim = dim if v_dim is None else v_dim
+        self.heads, self.kv_heads, self.dim, self.v_dim = heads, kv_heads, dim, v_dim
+        self.lens, self.window, self.cap, self.alibi, self.mask = list(lens), window, cap, alibi, mask
+        self.scale = dim ** -0.5 if scale is None else scale
+        self.prefix = list(prefix) if prefix is not None else [0] * len(lens)
+        rng = np.random.default_rng(seed)
+        self.pool = KV.Pool(lens, kv_heads * dim, kv_heads * v_dim, kv, rng)
+        self.k = [KV.rounded(rng.standard_normal((n, kv_heads, dim)) * spread, kv) for n in lens]
+        self.v = [KV.rounded(rng.standard_normal((n, kv_heads, v_dim)), kv) for n in lens]
+        self.q = [(rng.standard_normal((n, heads, dim)) * spread).astype(np.float32) for n in lens]
+        for i in range(len(lens)):
+            self.pool.fill(i, self.k[i], self.v[i])
+        self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap), WINDOW=window,
+                           MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.pool.page_bytes)
+
+    def slopes(self):
+        # the rule that BLOOM's authors published, for any number of heads
+        n = self.heads
+        c = 2 ** math.floor(math.log2(n))
+        base = 2.0 ** -(2.0 ** -(math.log2(c) - math.log2(self.alibi)))
+        out = [base ** i for i in range(1, c + 1)]
+        if c != n:
+            extra = 2.0 ** -(2.0 ** -(math.log2(2 * c) - math.log2(self.alibi)))
+            out += [extra ** i for i in range(1, 2 * (n - c) + 1, 2)]
+        return np.array(out)
+
+    def want(self, seq, pos):
+        """float64, row by row: [rows, heads, v_dim]"""
+        out = np.empty((len(pos), self.heads, self.v_dim))
+        g = self.heads // self.kv_heads
+        k, v = self.k[seq].astype(np.float64), self.v[seq].astype(np.float64)
+        for r, p in enumerate(pos):
+            hi = max(p + 1, min(self.prefix[seq], self.lens[seq]) if self.mask == "prefix" else 0)
+            lo = max(0, p + 1 - self.window) if self.window else 0
+            q = self.q[seq][p].astype(np.float64).reshape(self.kv_heads, g, self.dim)
+            s = self.scale * np.einsum("kgd,jkd->kgj", q, k[lo:hi])
+            if self.cap:
+                s = self.cap * np.tanh(s / self.cap)
+            if self.alibi:
+                s = s + (self.slopes().reshape(self.kv_heads, g, 1) * (np.arange(lo, hi) - p))
+            e = np.exp(s - s.max(-1, keepdims=True))
+            e /= e.sum(-1, keepdims=True)
+            out[r] = np.einsum("kgj,jkd->kgd", e, v[lo:hi]).reshape(self.heads, self.v_dim)
+        return out
+
+    def run(self, kernel, rows, **kw):
+        """rows: list of (sequence, [positions]); returns the outputs stacked, [rows, heads, v_dim]"""
+        pos = [p for _, ps in rows for p in ps]
+        q = np.concatenate([self.q[i][ps] for i, ps in rows])
+        step = H.make_step(pos, [len(ps) for _, ps in rows], [self.lens[i] for i, _ in rows] if self.mask == "prefix" else None,
+                           [self.prefix[i] for i, _ in rows], self.pool.table[[i for i, _ in rows]])
+        return kernel.run(step, [q, self.pool.pages, None, H.out((len(pos), self.heads, self.v_dim))], **kw)[0]
+
+    def last(self):
+        return [(i, [n - 1]) for i, n in enumerate(self.lens)]
+
+
+LENS = [1, 31, 32, 33, 64, 255, 256, 257]
+CASES = {
+    "gqa":    dict(lens=LENS),
+    "bf16":   dict(lens=[5, 300], heads=8, kv_heads=2, dim=128, kv="bf16"),
+    "mqa":    dict(lens=[33, 129], heads=8, kv_heads=1, dim=80, kv="f32"),
+    "mha24":  dict(lens=[5, 257], heads=1, kv_heads=1, dim=24, window=40),
+    "d128":   dict(lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0),
+    "odd":    dict(lens=[7, 130], heads=5, kv_heads=1, dim=20, v_dim=12, window=129),
+    "none8":  dict(lens=[40], heads=2, kv_heads=2, dim=13, v_dim=7, kv="bf16"),
+    "alibi":  dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0),
+    "prefix": dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200]),
+    "falcon": dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),
+    "capwin": dict(lens=[400], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1, kv="f32"),
+}
+
+
+def close(got, want, tol=2e-5):
+    err = np.abs(got - want) / (1e-3 + np.abs(want).max(-1, keepdims=True))
+    assert np.isfinite(got).all() and err.max() < tol, err.max()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+def test_portable(name, mode, seed):
+    """Rows of every kind in one step: decode rows, and pieces of prompts."""
+    c = Case(**CASES[name])
+    k = H.build("attention", "sm_75", c.params)
+    rows = [(i, sorted({0, 1, 30, 31, 32, n // 2, n - 2, n - 1} & set(range(n)))) if i % 2 else (i, [n - 1]) for i, n in enumerate(c.lens)]
+    if mode == "check":
+        rows = [(i, ps[-2:]) for i, ps in rows[-2:]]
+    want = np.concatenate([c.want(i, ps) for i, ps in rows])
+    got = c.run(k, rows, mode=mode, seed=seed)
+    close(got, want)
+    if seed == 1: # a row alone
+        i, ps = rows[-1]
+        assert np.array_equal(got[-1:], c.run(k, [(i, ps[-1:])], bucket=3))
+
+
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+@pytest.mark.parametrize("kv,dim,v_dim", [("f16", 64, 64), ("bf16", 20, 12), ("f32", 7, 9)])
+def test_kv_append(kv, dim, v_dim, mode, seed):
+    rng = np.random.default_rng(1)
+    heads, lens = 3, [1, 32, 40]
+    pool = KV.Pool(lens, heads * dim, heads * v_dim, kv, rng)
+    k, v = (rng.standard_normal((sum(lens), heads, d)).astype(np.float32) * 3 for d in (dim, v_dim))
+    k[3, 1, 2] = 7e4 # beyond the largest half
+    kernel = H.build("kv_append", "sm_75", dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_DTYPE=kv, KV_PAGE_BYTES=pool.page_bytes))
+    step = H.make_step([p for n in lens for p in range(n)], lens, table=pool.table)
+    got, = kernel.run(step, [k, v, H.inout(pool.pages), None], mode=mode, seed=seed)
+    at = 0
+    for i, n in enumerate(lens):
+        pool.fill(i, KV.rounded(k[at:at + n], kv), KV.rounded(v[at:at + n], kv))
+        at += n
+    assert np.array_equal(got.view(np.uint8), pool.pages.view(np.uint8))
+
+
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+@pytest.mark.parametrize("kv", ["f16", "bf16"])
+def test_mla_append(kv, mode, seed):
+    rng = np.random.default_rng(1)
+    rank, rope, lens = 24, 8, [3, 33]
+    pool = KV.Pool(lens, rank + rope, 0, kv, rng)
+    c, r = (rng.standard_normal((sum(lens), d)).astype(np.float32) for d in (rank, rope))
+    kernel = H.build("mla_append", "sm_75", dict(KV_RANK=rank, ROPE_DIM=rope, KV_DTYPE=kv, KV_PAGE_BYTES=pool.page_bytes))
+    step = H.make_step([p for n in lens for p in range(n)], lens, table=pool.table)
+    got, = kernel.run(step, [c, r, H.inout(pool.pages), None], mode=mode, seed=seed)
+    row = KV.rounded(np.concatenate([c, r], 1), kv)[:, None]
+    pool.fill(0, row[:3], row[:3, :, :0])
+    pool.fill(1, row[3:], row[3:, :, :0])
+    assert np.array_equal(got.view(np.uint8), pool.pages.view(np.uint8))
+
+
+def rotate(x, table, style):
+    """x [rows, heads, R], table [rows, R]: complex multiplication of the pairs"""
+    r = x.shape[-1]
+    angle = (table[:, :r // 2] + 1j * table[:, r // 2:]).astype(np.complex128)[:, None]
+    z = x[..., 0::2] + 1j * x[..., 1::2] if style == "interleaved" else x[..., :r // 2] + 1j * x[..., r // 2:]
+    z = z * angle
+    out = np.empty(x.shape)
+    if style == "interleaved":
+        out[..., 0::2], out[..., 1::2] = z.real, z.imag
+    else:
+        out[..., :r // 2], out[..., r // 2:] = z.real, z.imag
+    return out
+
+
+def angles(rng, n, dims):
+    a = rng.standard_normal((n, dims // 2)) * 10
+    return np.concatenate([np.cos(a), np.sin(a)], 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+@pytest.mark.parametrize("style", ["half", "interleaved"])
+@pytest.mark.parametrize("heads,dim,first,dims", [(3, 64, 0, 64), (2, 80, 0, 32), (5, 24, 16, 8), (1, 7, 2, 4)])
+def test_rope(heads, dim, first, dims, style, mode, seed):
+    rng = np.random.default_rng(0)
+    x, table = rng.standard_normal((7, heads, dim)).astype(np.float32), angles(rng, 7, dims)
+    k = H.build("rope", "sm_75", dict(HEADS=heads, DIM=dim, FIRST=first, ROPE_DIMS=dims, STYLE=style))
+    want = x.astype(np.float64)
+    want[..., first:first + dims] = rotate(want[..., first:first + dims], table, style)
+    step = H.make_step(list(range(7)), [7])
+    for args in ([x, table, H.out(x.shape)], [H.inout(x), table, H.alias(0)]):
+        got, = k.run(step, args, mode=mode, seed=seed)
+        assert np.abs(got - want).max() < 1e-6
+
+
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+@pytest.mark.parametrize("style", ["half", "interleaved"])
+@pytest.mark.parametrize("heads,dim,dims", [(3, 64, 32), (2, 20, 6)])
+def test_rope_2d(heads, dim, dims, style, mode, seed):
+    rng = np.random.default_rng(0)
+    x, a, b = rng.standard_normal((5, heads, dim)).astype(np.float32), angles(rng, 5, dims), angles(rng, 5, dims)
+    k = H.build("rope_2d", "sm_75", dict(HEADS=heads, DIM=dim, ROPE_DIMS=dims, STYLE=style))
+    want = x.astype(np.float64)
+    want[..., :dims] = rotate(want[..., :dims], a, style)
+    want[..., dim // 2:dim // 2 + dims] = rotate(want[..., dim // 2:dim // 2 + dims], b, style)
+    step = H.make_step(list(range(5)), [5])
+    for args in ([x, a, b, H.out(x.shape)], [H.inout(x), a, b, H.alias(0)]):
+        got, = k.run(step, args, mode=mode, seed=seed)
+        assert np.abs(got - want).max() < 1e-6
