@@ -159,6 +159,10 @@ entry(void)
 	for (int i = 0; i < w->n_meet; i++)
 		if (w->meet[i].mask >> t->lane & 1)
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, w->meet[i].at, "a lane left the kernel while others wait for it in a warp collective");
+	wgmma_leave(t);
+	store_leave(t);
+	if (b->live == 1 && mbar_inflight(b))
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, t->at, "the block leaves the kernel while a bulk copy into its shared memory is on its way");
 	if (b->arrived)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, b->bar_at, "divergent barrier: a thread left the kernel while others wait at __syncthreads");
 	(void)none;
@@ -227,11 +231,13 @@ block_free(Block *b)
 		if (emu_check)
 			clock_stop(&b->t[i]);
 		copy_forget(&b->t[i]);
+		store_forget(&b->t[i]);
 		fiber_stack_free(b->t[i].stack);
 	}
 	for (int i = 0; i < 16; i++)
 		known_drop(b->named[i].known);
 	mbar_forget(b);
+	wgmma_forget(b);
 	region_drop(b->arena);
 	free(b->t);
 	free(b);

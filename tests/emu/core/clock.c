@@ -1,6 +1,7 @@
 /* Who knows of whose work. A thread's clock ticks whenever it publishes (barrier, release, fence); what it knows of its own block is
  * a vector of clocks, of other blocks a sorted list of such vectors. Both are shared between threads and copied on change, so a block
- * barrier costs one vector. The last entry of a vector stands for the block's asynchronous copies. */
+ * barrier costs one vector. The entries behind the threads' (CLOCK_ASYNC and on)
+ * stand for the block's asynchronous copies and matrix instructions. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -125,7 +126,7 @@ void
 clock_start(Thread *t)
 {
 	t->clk = 1;
-	t->vc = t->lin ? vc_ref(t->blk->t[0].vc) : vc_new(t->blk->nt + 1);
+	t->vc = t->lin ? vc_ref(t->blk->t[0].vc) : vc_new(CLOCK_N(t->blk));
 }
 
 void
@@ -185,13 +186,14 @@ join_kn(Block *b, int first, int end, uint32_t lanes)
 void
 clock_block_barrier(Block *b)
 {
-	VC *v = vc_new(b->nt + 1);
+	VC *v = vc_new(CLOCK_N(b));
 	Known *kn = join_kn(b, 0, b->nt, ~0u);
 
 	for (int i = 0; i < b->nt; i++) {
 		v->c[i] = b->t[i].clk;
-		if (b->t[i].vc->c[b->nt] > v->c[b->nt])
-			v->c[b->nt] = b->t[i].vc->c[b->nt];
+		for (int k = b->nt; k < CLOCK_N(b); k++)
+			if (b->t[i].vc->c[k] > v->c[k])
+				v->c[k] = b->t[i].vc->c[k];
 	}
 	for (int i = 0; i < b->nt; i++) {
 		Thread *t = &b->t[i];
@@ -284,7 +286,7 @@ clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk)
 Known *
 clock_async(Block *b)
 {
-	VC *v = vc_new(b->nt + 1);
+	VC *v = vc_new(CLOCK_N(b));
 	Known *one = emu_alloc(sizeof *one + sizeof one->e[0]);
 
 	v->c[b->nt] = b->async_clk;
@@ -292,4 +294,21 @@ clock_async(Block *b)
 	one->e[0].buid = b->buid;
 	one->e[0].vc = v;
 	return one;
+}
+
+void
+clock_learn(Thread *t, int slot, uint32_t clk)
+{
+	if (t->vc->c[slot] >= clk)
+		return;
+	t->vc = vc_own(t->vc);
+	t->vc->c[slot] = clk;
+}
+
+/* What the thread wrote so far may be read by asynchronous copies and matrix instructions once they are ordered after it. */
+void
+clock_proxy_fence(Thread *t)
+{
+	t->proxy_clk = t->clk;
+	tick(t);
 }

@@ -46,18 +46,48 @@ emu_cp_commit(void)
 	q->group[q->n_group++] = q->n_copy;
 }
 
+/* The first n copies land, and what waits for them arrives. */
 static void
-finish(CpQueue *q, int n)
+finish(Thread *t, int n)
 {
+	CpQueue *q = &t->cp;
+	Thread *self = emu_cur;
+	Site at = { 0 };
+	int k = 0;
+
+	emu_cur = t; /* whoever made them land, they are t's */
 	for (int i = 0; i < n; i++) {
 		CpCopy *c = &q->copy[i];
 		if (emu_check)
 			shadow_access(c->dst, c->n, true, false, NULL, c->at);
 		memcpy(c->dst, c->src, c->src_n);
 		memset((char *)c->dst + c->src_n, 0, c->n - c->src_n);
+		at = c->at;
 	}
 	memmove(q->copy, q->copy + n, sizeof *q->copy * (size_t)(q->n_copy - n));
 	q->n_copy -= n;
+	for (int i = 0; i < q->n_group; i++)
+		q->group[i] = q->group[i] > n ? q->group[i] - n : 0;
+	for (int i = 0; i < q->n_arr; i++) {
+		CpArrival a = q->arr[i];
+		a.upto = a.upto > n ? a.upto - n : 0;
+		if (a.upto)
+			q->arr[k++] = a;
+		else
+			mbar_late_arrive(t, a.bar, at);
+	}
+	q->n_arr = k;
+	emu_cur = self;
+}
+
+void
+copy_land(Thread *t, const void *bar)
+{
+	for (int i = 0; i < t->cp.n_arr; i++)
+		if (t->cp.arr[i].bar == bar) {
+			finish(t, t->cp.arr[i].upto);
+			return;
+		}
 }
 
 void
@@ -69,17 +99,37 @@ emu_cp_wait(int left)
 	if (done <= 0)
 		return;
 	int upto = q->group[done - 1];
-	finish(q, upto);
+	if (upto)
+		finish(emu_cur, upto);
 	for (int i = done; i < q->n_group; i++)
-		q->group[i - done] = q->group[i] - upto;
+		q->group[i - done] = q->group[i];
 	q->n_group -= done;
 }
 
 void
 emu_cp_wait_all(void)
 {
-	finish(&emu_cur->cp, emu_cur->cp.n_copy);
+	finish(emu_cur, emu_cur->cp.n_copy);
 	emu_cur->cp.n_group = 0;
+}
+
+/* cp.async.mbarrier.arrive.noinc: the barrier hears from this thread when its copies so far have landed. */
+void
+emu_cp_arrive(void *bar, const char *file, int line)
+{
+	CpQueue *q = &emu_cur->cp;
+	Site at = { file, line };
+
+	if (!q->n_copy) {
+		mbar_late_arrive(emu_cur, bar, at);
+		return;
+	}
+	if (q->n_arr == q->cap_arr) {
+		q->cap_arr = q->cap_arr ? 2 * q->cap_arr : 8;
+		q->arr = realloc(q->arr, sizeof *q->arr * (size_t)q->cap_arr);
+	}
+	q->arr[q->n_arr++] = (CpArrival){ q->n_copy, bar };
+	mbar_late_arrive(NULL, bar, at);
 }
 
 void
@@ -87,6 +137,7 @@ copy_forget(Thread *t)
 {
 	free(t->cp.copy);
 	free(t->cp.group);
+	free(t->cp.arr);
 	t->cp = (CpQueue){ 0 };
 }
 

@@ -29,11 +29,19 @@ typedef struct { const char *file; int line; } Site;
 typedef struct VC { int ref, n; uint32_t c[]; } VC;              /* per thread of one block: the last clock known */
 typedef struct Known { int ref, n; struct { uint32_t buid; VC *vc; } e[]; } Known; /* other blocks, sorted by buid */
 
-typedef enum { T_READY, T_RUN, T_BARRIER, T_WARP, T_NAMED, T_GRID, T_CLUSTER, T_GRIDDEP, T_YIELD, T_DONE } ThreadState;
+typedef enum { T_READY, T_RUN, T_BARRIER, T_WARP, T_NAMED, T_GRID, T_CLUSTER, T_GRIDDEP, T_WGMMA, T_YIELD, T_DONE } ThreadState;
 
 typedef struct CpGroup { int first, n; } CpGroup;
 typedef struct CpCopy { void *dst; const void *src; unsigned n, src_n; Site at; } CpCopy;
-typedef struct CpQueue { CpCopy *copy; int n_copy, cap, *group, n_group, cap_group; } CpQueue;
+typedef struct CpArrival { int upto; void *bar; } CpArrival; /* arrives once the first `upto` copies have landed */
+typedef struct CpQueue { CpCopy *copy; int n_copy, cap, *group, n_group, cap_group; CpArrival *arr; int n_arr, cap_arr; } CpQueue;
+
+/* A bulk copy from shared memory: read at its group's wait, landed at the full wait or when the thread leaves. */
+typedef struct StoreQueue { struct Store *s; int n, cap; } StoreQueue;
+
+/* What a thread has issued of warpgroup matrix instructions; the numbers count since the start of the kernel. */
+typedef struct Held { const char *lo, *hi; bool whole; } Held;  /* registers in flight: whole, or for reading only */
+typedef struct WgThread { uint32_t next, end[16]; int n_group; bool fenced; Held busy[24]; int n_busy; } WgThread;
 
 /* The first fields are read by the device header through inline assembly: EMU_OFF_* there. */
 struct Thread {
@@ -46,8 +54,11 @@ struct Thread {
 	uint64_t slot[16];  /* operands and results of a warp collective */
 	uint64_t arg;
 	CpQueue cp;
+	StoreQueue bulk;
+	WgThread wg;
+	int nreg;
 	/* checking mode */
-	uint32_t clk;
+	uint32_t clk, proxy_clk; /* writes up to proxy_clk are visible to asynchronous readers */
 	bool gdc_waited, in_cluster;
 	VC *vc;
 	Known *kn, *fence, *pending;
@@ -77,8 +88,17 @@ struct Block {
 	int n_mbar;
 	NamedBar named[16];
 	uint32_t bar_epoch;
-	uint32_t async_clk;
+	uint32_t async_clk, store_clk;
+	struct Wg *wg;
 };
+
+/* Entries of a block's vectors of clocks: its threads, its asynchronous writes, the reads of each warpgroup's matrix instructions,
+ * the reads of bulk stores. */
+#define CLOCK_ASYNC(b) ((b)->nt)
+#define CLOCK_WG(b, i) ((b)->nt + 1 + (i))
+#define CLOCK_STORE(b) ((b)->nt + 1 + (b)->nt / 128)
+#define CLOCK_N(b) ((b)->nt + 2 + (b)->nt / 128)
+
 
 typedef struct Cluster { int n, arrived, live_blocks; Block *b[16]; } Cluster;
 
@@ -220,6 +240,7 @@ bool shadow_written(const void *p, size_t n, size_t *off);
 char *shadow_neighbour(const void *p);
 void shadow_copy_written(void *dst, const void *src, size_t n);
 void shadow_async_write(Block *b, void *p, size_t n, Site at);
+void shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at); /* by the running thread, through the asynchronous proxy */
 
 /* shared.c */
 uint32_t shared_static_base(uint32_t dyn);
@@ -242,10 +263,28 @@ bool clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk);
 void clock_start(Thread *t);
 void clock_stop(Thread *t);
 Known *clock_async(Block *b);                        /* what the block's asynchronous copies have done so far */
+void clock_learn(Thread *t, int slot, uint32_t clk); /* an asynchronous reader is known to be done */
+void clock_proxy_fence(Thread *t);
 
 /* sync.c, mbar.c */
 void sync_reset(void);
 void mbar_forget(Block *b);
+bool mbar_inflight(const Block *b);
+void mbar_late_arrive(Thread *t, void *bar, Site at); /* of a thread whose copies have landed */
+
+/* tma.c: tiles of tensor maps; p is the dense image of a box in shared memory */
+typedef struct TensorMap TensorMap;
+const TensorMap *tensor_map_at(const void *p, int rank, Site at);
+size_t tensor_box_bytes(const TensorMap *m);
+void tensor_touch(const TensorMap *m, const int *c, bool write, Site at);
+void tensor_get(const TensorMap *m, const int *c, char *shared, const char *arena);
+void tensor_put(const TensorMap *m, const int *c, const char *shared, const char *arena);
+void store_leave(Thread *t);
+void store_forget(Thread *t);
+
+/* wgmma.c */
+void wgmma_leave(Thread *t);
+void wgmma_forget(Block *b);
 
 /* mma.c */
 void mma_run(int op, Thread *lane0);
@@ -257,6 +296,7 @@ int emu_report_count(void);
 
 /* copy.c */
 void copy_forget(Thread *t);
+void copy_land(Thread *t, const void *bar);               /* the copies that some arrival of t at this barrier waits for */
 
 /* timeline.c */
 extern uint64_t timeline_base;

@@ -9,11 +9,26 @@ static const Site nowhere;
 
 #define HOOK(ret, name, args) EXPORT ret name args; EXPORT ret name args
 
+/* Own locals: only those that a matrix instruction holds are of interest. */
+static COLD void
+busy(const char *p, size_t n, bool write, const void *pc)
+{
+	const WgThread *w = &emu_cur->wg;
+
+	for (int i = 0; i < w->n_busy; i++)
+		if (p < w->busy[i].hi && p + n > w->busy[i].lo && (write || w->busy[i].whole))
+			emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, pc, "%s of registers that a matrix instruction in flight %s: wait for it first",
+			           write ? "write" : "read", w->busy[i].whole ? "accumulates in" : "reads");
+}
+
 static inline void
 access(const void *p, size_t n, bool write, const void *pc)
 {
-	if (likely(emu_cur && (size_t)((const char *)p - emu_cur->stack) < emu_stack_bytes))
+	if (likely(emu_cur && (size_t)((const char *)p - emu_cur->stack) < emu_stack_bytes)) {
+		if (unlikely(emu_cur->wg.n_busy))
+			busy(p, n, write, pc);
 		return;
+	}
 	shadow_access(p, n, write, false, pc, nowhere);
 }
 

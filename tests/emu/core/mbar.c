@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { void *dst; const void *src; unsigned n; } Bulk;
+typedef struct { void *dst; const void *src; unsigned n; const TensorMap *map; int c[5]; } Bulk;
 
 typedef struct Mbar {
 	const void *p;
@@ -16,7 +16,7 @@ typedef struct Mbar {
 	int64_t tx;
 	Known *gather, *done;
 	Bulk *bulk;
-	int n_bulk;
+	int n_bulk, n_cp; /* copies on their way; arrivals that wait for copies by cp.async */
 } Mbar;
 
 static Block *
@@ -59,6 +59,16 @@ mbar_forget(Block *b)
 	free(b->mbar);
 	b->mbar = NULL;
 	b->n_mbar = 0;
+}
+
+/* A copy that the block leaves behind would write into the next block's memory. */
+bool
+mbar_inflight(const Block *b)
+{
+	for (int i = 0; i < b->n_mbar; i++)
+		if (b->mbar[i].n_bulk)
+			return true;
+	return false;
 }
 
 void
@@ -130,6 +140,46 @@ emu_mbar_arrive(void *p, unsigned count, unsigned tx_bytes, const char *file, in
 	return phase;
 }
 
+void
+mbar_late_arrive(Thread *t, void *bar, Site at)
+{
+	Mbar *m = mbar_of(bar, at);
+
+	if (!t) {
+		m->n_cp++;
+		return;
+	}
+	if (m->n_cp)
+		m->n_cp--;
+	if (!m->left)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier: more arrivals than the %u it was initialised for", m->count);
+	if (emu_check) {
+		Known *k = clock_publish(t);
+		m->gather = known_join(m->gather, k);
+		known_drop(k);
+	}
+	m->left--;
+	emu_progress++;
+	advance(m);
+}
+
+/* Somebody's copies by cp.async land. */
+static void
+land_cp(Mbar *m)
+{
+	Block *b = emu_cur->blk;
+	int start = (int)emu_random_below((uint64_t)b->nt);
+
+	for (int i = 0; i < b->nt; i++) {
+		Thread *t = &b->t[(start + i) % b->nt];
+		for (int k = 0; k < t->cp.n_arr; k++)
+			if (t->cp.arr[k].bar == m->p) {
+				copy_land(t, m->p);
+				return;
+			}
+	}
+}
+
 /* One outstanding copy of the barrier lands. */
 static void
 land(Mbar *m, Site at)
@@ -141,7 +191,10 @@ land(Mbar *m, Site at)
 	Block *b = r && r->blk ? r->blk : t->blk;
 
 	m->bulk[i] = m->bulk[--m->n_bulk];
-	memcpy(c.dst, c.src, c.n);
+	if (c.map)
+		tensor_get(c.map, c.c, c.dst, b->arena->lo);
+	else
+		memcpy(c.dst, c.src, c.n);
 	if (emu_check) {
 		b->async_clk++;
 		shadow_async_write(b, c.dst, c.n, at);
@@ -162,8 +215,11 @@ emu_mbar_test(void *p, unsigned parity, const char *file, int line)
 	Mbar *m = mbar_of(p, at);
 
 	if ((m->phase & 1) == (parity & 1)) {
-		if (m->n_bulk && (emu_random() & 1))
+		uint64_t dice = emu_random();
+		if (m->n_bulk && (dice & 1))
 			land(m, at);
+		else if (m->n_cp && (dice & 3))
+			land_cp(m);
 		else
 			block_yield(at);
 		m = mbar_of(p, at);
@@ -173,6 +229,18 @@ emu_mbar_test(void *p, unsigned parity, const char *file, int line)
 	if (emu_check)
 		clock_acquire(emu_cur, m->done);
 	return 1;
+}
+
+static void
+issue(Mbar *m, Bulk b, Site at)
+{
+	if (emu_check)
+		shadow_access(b.dst, b.n, true, false, NULL, at);
+	memset(b.dst, 0xff, b.n);
+	if (emu_check)
+		shadow_inflight(b.dst, b.n);
+	m->bulk = realloc(m->bulk, sizeof *m->bulk * (size_t)(m->n_bulk + 1));
+	m->bulk[m->n_bulk++] = b;
 }
 
 void
@@ -186,13 +254,28 @@ emu_bulk_load(void *dst, const void *src, unsigned n, void *bar, const char *fil
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk copy: addresses and size must be multiples of 16");
 	if (!r || r->kind != R_SHARED || (size_t)(r->hi - (char *)dst) < n)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk copy of %u bytes: the target is not shared memory", n);
-	if (emu_check) {
-		shadow_access(src, n, false, false, NULL, at);
-		shadow_access(dst, n, true, false, NULL, at);
-	}
-	memset(dst, 0xff, n);
 	if (emu_check)
-		shadow_inflight(dst, n);
-	m->bulk = realloc(m->bulk, sizeof *m->bulk * (size_t)(m->n_bulk + 1));
-	m->bulk[m->n_bulk++] = (Bulk){ dst, src, n };
+		shadow_access(src, n, false, false, NULL, at);
+	issue(m, (Bulk){ .dst = dst, .src = src, .n = n }, at);
+}
+
+/* cp.async.bulk.tensor: a box of the tensor at these coordinates (elements, innermost first); outside of it zeros. */
+void
+emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file, int line)
+{
+	Site at = { file, line };
+	Mbar *m = mbar_of(bar, at);
+	Region *r = region_of(dst);
+	const TensorMap *t = tensor_map_at(map, rank, at);
+	size_t n = tensor_box_bytes(t);
+
+	if ((uintptr_t)dst & 127)
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
+	if (!r || r->kind != R_SHARED || (size_t)(r->hi - (char *)dst) < n)
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "tensor copy of %zu bytes: the target is not shared memory", n);
+	if (emu_check)
+		tensor_touch(t, c, false, at);
+	Bulk b = { .dst = dst, .n = (unsigned)n, .map = t };
+	memcpy(b.c, c, sizeof *c * (size_t)rank);
+	issue(m, b, at);
 }

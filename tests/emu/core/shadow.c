@@ -123,9 +123,9 @@ launch_known(const Thread *t, uint64_t r)
 }
 
 static inline void
-read_cell(Cell *c, Thread *t, unsigned mask)
+read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 {
-	uint64_t me = WORD(t->blk->buid, t->lin, t->clk), r = c->r;
+	uint64_t r = c->r;
 	unsigned keep = (unsigned)r & R_INIT, both = ((unsigned)r & 3) | mask;
 
 	if (!(r >> 5) || (r | 31) == (me | 31)) {
@@ -140,7 +140,7 @@ read_cell(Cell *c, Thread *t, unsigned mask)
 				c->r = me | keep | mask;
 				return;
 			}
-		} else if (THREAD(r) == t->lin || clock_knows(t, BUID(r), THREAD(r), CLK(r))) {
+		} else if (THREAD(r) == THREAD(me) || clock_knows(t, BUID(r), THREAD(r), CLK(r))) {
 			c->r = me | keep | mask;
 			return;
 		}
@@ -210,12 +210,12 @@ shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, 
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
 			             w & 3 ? "read of the target of an asynchronous copy that has not been waited for" : "read of memory that nothing wrote", w);
 		if ((w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) && !(atomic && (w & W_ATOMIC))
-		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)t->blk->nt : THREAD(w), CLK(w)))
+		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w), CLK(w)))
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
 			             write ? "race: write with nothing that orders it after another write" : "race: read with nothing that orders it after the write", w);
 		if (!write) {
 			if (!atomic)
-				read_cell(c, t, mask);
+				read_cell(c, t, me, mask);
 			continue;
 		}
 		if ((rd & mask) && rd >> 5) {
@@ -262,6 +262,36 @@ shadow_async_write(Block *b, void *p, size_t n, Site at)
 	size_t off = (size_t)((char *)p - r->lo);
 	for (size_t c = off / 2; c < (off + n + 1) / 2; c++)
 		r->cell[c] = (Cell){ WORD(b->buid, 0, b->async_clk) | W_ASYNC | 3, R_INIT };
+}
+
+/* Shared memory that a matrix instruction or a bulk store reads some time from now on: what it needs must be there already, written by
+ * copies or fenced by its writers, and nobody may write before the reader is known to be done (entry `slot` at `clk`). */
+void
+shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
+{
+	Thread *t = emu_cur;
+	Block *b = t->blk;
+	Region *r = region_of(p);
+
+	if (!r || r->kind != R_SHARED || r->blk != b || !shared_within(r, p, n))
+		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, NULL, at, p, n, "asynchronous read outside of the block's shared memory", 0);
+	uint64_t me = WORD(b->buid, slot, clk);
+	size_t off = (size_t)((const char *)p - r->lo);
+	for (size_t c = off / 2; c < (off + n + 1) / 2; c++) {
+		Cell *x = r->cell + c;
+		uint64_t w = x->w;
+		if ((x->r & R_INIT) != R_INIT)
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			             w & 3 ? "asynchronous read of the target of a copy that has not been waited for" : "asynchronous read of memory that nothing wrote", w);
+		if ((w & 3) && ((w & W_ASYNC) || BUID(w) != b->buid || THREAD(w) != t->lin)
+		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(b) : THREAD(w), CLK(w)))
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n, "race: asynchronous read with nothing that orders it after the write", w);
+		if ((w & 3) && !(w & W_ASYNC) && BUID(w) == b->buid && CLK(w) > b->t[THREAD(w)].proxy_clk)
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			             "asynchronous read of what a thread wrote without fence_proxy_async behind it", w);
+		if ((x->r | 31) != (me | 31) || (x->r & 3) != 3)
+			read_cell(x, t, me, 3);
+	}
 }
 
 /* ---- copies, fills and the host ---- */

@@ -431,7 +431,8 @@ deadlock(void)
 	static const char *const waits[] = { [T_BARRIER] = "waits at __syncthreads for threads that never come",
 		[T_WARP] = "waits in a warp collective for lanes that never come", [T_NAMED] = "waits at a named barrier for threads that never come",
 		[T_GRID] = "waits at a grid barrier for threads that never come", [T_CLUSTER] = "waits at a cluster barrier for threads that never come",
-		[T_GRIDDEP] = "waits for a kernel that never ends" };
+		[T_GRIDDEP] = "waits for a kernel that never ends",
+		[T_WGMMA] = "waits for a matrix instruction that other threads of its warpgroup do not wait for" };
 
 	for (int pass = 0; pass < 2; pass++)
 		for (int i = 0; i < n_running; i++) {

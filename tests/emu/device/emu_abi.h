@@ -49,6 +49,20 @@ void emu_mbar_init(void *bar, unsigned count, const char *file, int line);
 void emu_mbar_inval(void *bar, const char *file, int line);
 emu_u64 emu_mbar_arrive(void *bar, unsigned count, unsigned tx_bytes, const char *file, int line);
 int emu_mbar_test(void *bar, unsigned parity, const char *file, int line);
+void emu_cp_arrive(void *bar, const char *file, int line);
+void emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file, int line);
+void emu_tensor_store(const void *map, int rank, const int *c, const void *src, const char *file, int line);
+void emu_bulk_store(void *dst, const void *src, unsigned n, const char *file, int line);
+void emu_bulk_commit(void);
+void emu_bulk_wait(int left, int read_only);
+void emu_proxy_fence(void);
+void emu_setmaxnreg(int n, int up, const char *file, int line);
+/* flags: EMU_WG_* of warp_ops.h; a: four registers, or NULL for the descriptor da */
+void emu_wgmma(int flags, int n, float *d, const unsigned *a, emu_u64 da, emu_u64 db, int accumulate, const char *file, int line);
+void emu_wgmma_fence(void);
+void emu_wgmma_commit(const char *file, int line);
+void emu_wgmma_wait(int left, const char *file, int line);
+emu_u64 emu_smem_offset(const void *p, const char *file, int line);
 void emu_bulk_load(void *dst, const void *src, unsigned n, void *bar, const char *file, int line);
 
 #ifdef __cplusplus

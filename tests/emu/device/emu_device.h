@@ -174,6 +174,7 @@ EMU_FN void __nanosleep(unsigned, EMU_AT) { emu_spin(EMU_HERE); }
 
 #include "emu_mma.h"
 #include "emu_sync.h"
+#include "emu_wgmma.h"
 
 /* ---- how the driver stand-in calls a kernel ---- */
 template <int... I> struct emu_ints {};

@@ -11,4 +11,7 @@ enum {
 	EMU_W_MMA_S8_16832, EMU_W_MMA_S8_16816, EMU_W_MMA_S8_8816
 };
 
+/* wgmma: element type, and which operands have M or N contiguous instead of K. */
+enum { EMU_WG_F16 = 1, EMU_WG_TA = 2, EMU_WG_TB = 4 };
+
 #endif

@@ -294,7 +294,7 @@ static Hash
 key_of(const Source *s, bool check)
 {
 	Hash h = { 0xcbf29ce484222325ull, 7 };
-	static const char *const parts[] = { "emu_device.h", "emu_abi.h", "emu_mma.h", "emu_math.h", "emu_sync.h", "warp_ops.h" };
+	static const char *const parts[] = { "emu_device.h", "emu_abi.h", "emu_mma.h", "emu_math.h", "emu_sync.h", "emu_wgmma.h", "warp_ops.h" };
 	char path[4400];
 
 	hash_text(&h, s->source);
