@@ -1,0 +1,62 @@
+"""Matrices for kernel tests: random values in every storage type, in the order that kernels read them."""
+import ctypes as C
+import functools
+import os
+import subprocess
+
+import numpy as np
+
+import cuda_harness as H
+
+SOURCES = ["formats/dtype.c", "formats/dequant.c", "formats/quant.c", "runtime/weights/layout_planes.c"]
+
+
+@functools.lru_cache
+def lib():
+    """Packing and dequantisation, which unit tests hold to other oracles."""
+    d = H.BUILD / "kernel-tests"
+    d.mkdir(parents=True, exist_ok=True)
+    tmp = d / f"planes.{os.getpid()}.so"
+    subprocess.run(["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{H.ROOT}", f"-I{H.ROOT}/api",
+                    *[str(H.ROOT / s) for s in SOURCES], "-o", str(tmp), "-lm"], check=True)
+    so = C.CDLL(str(tmp))
+    os.unlink(tmp)
+    so.dtype_text.restype = C.c_char_p
+    for n in ("dtype_row_bytes", "planes_bytes"):
+        getattr(so, n).restype = C.c_int64
+        getattr(so, n).argtypes = [C.c_int, C.c_int64]
+    for n in ("dequant_row", "quant_row"):
+        getattr(so, n).argtypes = [C.c_int, C.c_void_p, C.c_void_p, C.c_int64]
+    so.planes_pack.argtypes = [C.c_int, C.c_int64, C.c_void_p, C.c_void_p]
+    assert [so.dtype_text(i).decode() for i in range(len(H.DTYPES))] == H.DTYPES
+    return so
+
+
+class Weights:
+    """`packed`: uint8 [rows, bytes] in the layout of a GPU; `value`: the same weights as fp32. raw: any bytes in the fields (exponents
+    of block scales stay small) instead of quantised random numbers."""
+
+    def __init__(self, dtype, rows, cols, seed=1, scale=1.0, raw=False):
+        so, d, rng = lib(), H.DTYPES.index(dtype), np.random.default_rng(seed)
+        self.dtype, self.rows, self.cols = dtype, rows, cols
+        n = so.dtype_row_bytes(d, cols)
+        assert n > 0, f"{cols} columns do not fit {dtype}"
+        file = np.zeros((rows, n), np.uint8)
+        x = (rng.standard_normal((rows, cols)) * scale).astype(np.float32)
+        for r in range(rows):
+            so.quant_row(d, x[r].ctypes.data, file[r].ctypes.data, cols)
+        if raw and dtype in H.BLOCK:
+            block = n // (cols // (256 if dtype.endswith("k") else 32))
+            b = file.reshape(rows, -1, block)
+            skip = {"q4_0": 2, "q5_0": 2, "q8_0": 2, "q6_k": 0}.get(dtype, 4)
+            end = 208 if dtype == "q6_k" else block
+            b[:, :, skip:end] = rng.integers(0, 256, b[:, :, skip:end].shape)
+        self.value = np.zeros((rows, cols), np.float32)
+        for r in range(rows):
+            so.dequant_row(d, file[r].ctypes.data, self.value[r].ctypes.data, cols)
+        if dtype in H.BLOCK:
+            self.packed = np.zeros((rows, so.planes_bytes(d, cols)), np.uint8)
+            for r in range(rows):
+                so.planes_pack(d, cols, file[r].ctypes.data, self.packed[r].ctypes.data)
+        else:
+            self.packed = file

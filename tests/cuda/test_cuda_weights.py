@@ -1,0 +1,31 @@
+"""templates/common/cuda_weights.h against formats/dequant.c, every storage type, any bytes."""
+import numpy as np
+import pytest
+
+import cuda_harness as H
+from cuda_weights import Weights
+
+READER = H.ROOT / "tests" / "cuda" / "read_weights.cu.in"
+
+
+@pytest.mark.parametrize("dtype", H.DTYPES)
+def test_units_are_the_columns_they_say(dtype):
+    sizes = [768] if dtype.endswith("k") else [32, 608] if dtype in H.BLOCK else [64, 203]
+    for cols in sizes:
+        k = H.build(READER, "sm_90a", W_DTYPE=dtype, COLS=cols)
+        w = Weights(dtype, 5, cols, raw=True)
+        for mode, seed in H.RUNS[1:]:
+            y, = k.run(H.make_step([0] * 5), [w.packed, H.out((5, cols))], mode=mode, seed=seed)
+            # a contracted or uncontracted sum: one rounding of the product
+            assert np.abs(y - w.value).max() <= 2e-7 * np.abs(w.value).max()
+            assert (y == w.value).mean() > 0.9
+
+
+def test_all_wrappers_compile_without_spills():
+    tool = H.nvrtc_tool()
+    if tool is None:
+        pytest.skip("no libnvrtc")
+    lib, tool = tool
+    path = H.ROOT / "tests" / "cuda" / "wrappers.cu"
+    for r in tool.compile_all(lib, [(path.name, path.read_text(), a) for a in H.ARCHS], [H.TEMPLATES]):
+        assert tool.bad(r) is None, f"{r['arch']}: {r['log']}"

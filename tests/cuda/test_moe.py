@@ -1,0 +1,65 @@
+"""Mixture of experts on the GPU target: choosing the experts, and running them, against numpy, on the emulator."""
+import numpy as np
+import pytest
+
+import cuda_harness as H
+
+
+def route(x, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max"):
+    """As ops.def says, row by row; float32 scores so that ties are ties."""
+    ids, weights = [], []
+    for row in x.astype(np.float64):
+        s = 1 / (1 + np.exp(-row)) if score == "sigmoid" else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        s = s.astype(np.float32)
+        c = s + bias if bias is not None else s.copy()
+        if groups > 1 and keep < groups:
+            g = np.sort(c.reshape(groups, -1), 1)[:, ::-1]
+            g = g[:, :2].sum(1) if group_score == "top2" and g.shape[1] > 1 else g[:, 0]
+            stay = np.argsort(-g, kind="stable")[:keep]
+            c = np.where(np.isin(np.arange(len(c)) // (len(c) // groups), stay), c, -np.inf)
+        e = np.argsort(-c, kind="stable")[:top_k]
+        w = s[e].astype(np.float64)
+        if renorm:
+            w = w / (w.sum() + (1e-20 if score == "sigmoid" else 0))
+        ids.append(e), weights.append(w * scale)
+    return np.array(ids), np.array(weights)
+
+
+ROUTES = {
+    "qwen3":    dict(n=128, top_k=8, renorm=1),
+    "mixtral":  dict(n=8, top_k=2, renorm=1),
+    "deepseek": dict(n=64, top_k=6, score="sigmoid", renorm=1, scale=2.5, groups=8, keep=3, group_score="top2", bias=True),
+    "max":      dict(n=40, top_k=3, groups=5, keep=2, group_score="max", scale=16.0),
+    "one":      dict(n=5, top_k=5, score="sigmoid", bias=True),
+    "single":   dict(n=12, top_k=2, groups=12, keep=3, group_score="top2"),
+}
+
+
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+@pytest.mark.parametrize("name", ROUTES)
+def test_route(name, mode, seed):
+    c = dict(ROUTES[name])
+    n, top_k, has_bias = c.pop("n"), c.pop("top_k"), c.pop("bias", False)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((9, n)).astype(np.float32) * 2
+    x[1] = 0                                # all equal
+    x[2] = np.round(x[2])                   # many equal
+    bias = (np.round(rng.standard_normal(n) * 4) / 8).astype(np.float32) if has_bias else None
+    k = H.build("moe_route", "sm_75", dict(N_EXPERTS=n, TOP_K=top_k, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0),
+                SCALE=float(c.get("scale", 1.0)), GROUPS=c.get("groups", 1), KEEP_GROUPS=c.get("keep", 1),
+                GROUP_SCORE=c.get("group_score", "max"), HAS_BIAS=int(has_bias)))
+    ids, weights = route(x, top_k, bias, **c)
+    step = H.make_step(list(range(9)), [9])
+    got_id, got_w = k.run(step, [x, bias, H.out((9, top_k), np.int32), H.out((9, top_k))], mode=mode, seed=seed)
+    assert np.array_equal(got_id, ids)
+    assert np.abs(got_w - weights).max() < 1e-6 * max(1, c.get("scale", 1))
+
+
+def test_route_of_nothing():
+    """Logits that are no numbers give experts that exist, each once."""
+    x = np.full((3, 40), np.nan, np.float32)
+    x[1, 7], x[2] = 3, -np.inf
+    k = H.build("moe_route", "sm_75", dict(N_EXPERTS=40, TOP_K=4, SCORE="sigmoid", RENORM=1, SCALE=1.0, GROUPS=1, KEEP_GROUPS=1,
+                GROUP_SCORE="max", HAS_BIAS=0))
+    ids, _ = k.run(H.make_step([0, 1, 2], [3]), [x, None, H.out((3, 4), np.int32), H.out((3, 4))])
+    assert all(sorted(set(r)) == sorted(r) and 0 <= min(r) and max(r) < 40 for r in ids.tolist()) and 7 in ids[1]
