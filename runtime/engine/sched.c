@@ -1,0 +1,576 @@
+/* See sched.h. */
+#include "runtime/engine/sched.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/plan/plan.h"
+
+static int64_t
+pages_of(int64_t n_tok)
+{
+	return (n_tok + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE;
+}
+
+/* ---------------------------------------------------------------------------------------------- requests ---- */
+
+SchedReq *
+sched_req_new(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t n_seq)
+{
+	size_t room = (size_t)n_prompt + (size_t)max_new;
+	SchedReq *r = calloc(1, sizeof *r);
+
+	if (!r)
+		return NULL;
+	r->seq = calloc((size_t)n_seq, sizeof *r->seq);
+	int32_t *tok = calloc(room * (size_t)n_seq, sizeof *tok);
+	if (!r->seq || !tok) {
+		free(tok);
+		free(r->seq);
+		free(r);
+		return NULL;
+	}
+	r->n_prompt = n_prompt;
+	r->max_new = max_new;
+	r->n_seq = r->n_open = n_seq;
+	r->bound = n_prompt + max_new - 1; /* the last new token is never fed back */
+	for (int32_t i = 0; i < n_seq; i++) {
+		r->seq[i] = (SchedSeq){ .req = r, .index = i, .q = -1, .at = -1, .tok = tok + room * (size_t)i };
+		memcpy(r->seq[i].tok, prompt, (size_t)n_prompt * sizeof *prompt);
+		r->seq[i].n_tok = n_prompt;
+	}
+	return r;
+}
+
+void
+sched_req_free(SchedReq *r)
+{
+	if (!r)
+		return;
+	free(r->seq[0].tok);
+	free(r->seq);
+	free(r);
+}
+
+static int64_t
+cost_of(const SchedReq *r)
+{
+	return r->n_prompt + (int64_t)r->max_new * r->n_seq;
+}
+
+const char *
+sched_refuses(const SchedLimits *lim, const SchedReq *r)
+{
+	if (r->n_seq > lim->seqs)
+		return "it has more choices than sequences may run at once (seqs)";
+	if (pages_of(r->bound) > lim->pages)
+		return "prompt and new tokens do not fit the KV cache (kv_tokens)";
+	if (lim->total_tokens && cost_of(r) > lim->total_tokens)
+		return "prompt and new tokens are more than max_batch_total_tokens";
+	if (lim->prompt_whole && r->n_prompt > lim->chunk)
+		return "this model reads its prompt in one piece, and the prompt is longer than a step (chunk)";
+	if (lim->prompt_whole && r->prompt_rows && r->n_prompt > lim->n_out)
+		return "this model reads its prompt in one piece, and a step has fewer rows of logits (n_out)";
+	return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------ queues ---- */
+
+static bool
+older(const SchedSeq *a, const SchedSeq *b)
+{
+	return a->req->order != b->req->order ? a->req->order < b->req->order : a->index < b->index;
+}
+
+static void
+enqueue(SchedQueue *u, SchedSeq *c)
+{
+	SchedSeq *before = u->youngest;
+
+	while (before && older(c, before))
+		before = before->older;
+	c->older = before;
+	c->younger = before ? before->younger : u->oldest;
+	*(c->older ? &c->older->younger : &u->oldest) = c;
+	*(c->younger ? &c->younger->older : &u->youngest) = c;
+	u->n++;
+}
+
+static void
+dequeue(SchedQueue *u, SchedSeq *c)
+{
+	*(c->older ? &c->older->younger : &u->oldest) = c->younger;
+	*(c->younger ? &c->younger->older : &u->youngest) = c->older;
+	c->older = c->younger = NULL;
+	u->n--;
+}
+
+/* Sequences kept free for the choices of a request whose first choice runs and has not forked */
+static int32_t
+reserve_of(const SchedReq *r)
+{
+	return r->forked ? 0 : r->n_seq - 1;
+}
+
+llmc_status
+sched_open(const SchedLimits *lim, const SchedOps *ops, Sched **out, llmc_error *err)
+{
+	Sched *s = *out = calloc(1, sizeof *s);
+	size_t n = (size_t)lim->seqs + 1;
+
+	if (s) {
+		s->lim = *lim;
+		s->ops = *ops;
+		s->chunk = calloc(n, sizeof *s->chunk);
+		s->chunk_seq = calloc(n, sizeof *s->chunk_seq);
+		s->q = calloc(n, sizeof *s->q);
+		s->add = calloc(n, sizeof *s->add);
+	}
+	if (s && s->chunk && s->chunk_seq && s->q && s->add)
+		return LLMC_OK;
+	sched_close(s);
+	*out = NULL;
+	return error_set(err, LLMC_E_MEMORY, "out of memory for the scheduler");
+}
+
+void
+sched_close(Sched *s)
+{
+	if (!s)
+		return;
+	free(s->chunk);
+	free(s->chunk_seq);
+	free(s->q);
+	free(s->add);
+	free(s);
+}
+
+void
+sched_submit(Sched *s, SchedReq *r)
+{
+	r->order = ++s->n_order;
+	r->next = NULL;
+	*(s->last ? &s->last->next : &s->first) = r;
+	s->last = r;
+	s->n_waiting++;
+}
+
+static void
+unchunk(Sched *s, SchedSeq *c)
+{
+	if (c->at < 0)
+		return;
+	int32_t last = --s->n_chunk;
+	s->chunk[c->at] = s->chunk[last];
+	s->chunk_seq[c->at] = s->chunk_seq[last];
+	s->q[c->at] = s->q[last];
+	s->add[c->at] = s->add[last];
+	s->chunk_seq[c->at]->at = c->at;
+	c->at = -1;
+}
+
+/* Take a running choice out of its sequence. */
+static void
+stop_running(Sched *s, SchedSeq *c)
+{
+	unchunk(s, c);
+	dequeue(&s->running, c);
+	s->reserved -= reserve_of(c->req);
+	s->ops.seq_free(s->ops.user, c->q);
+	c->q = -1;
+}
+
+static void
+set_aside(Sched *s, SchedSeq *c)
+{
+	c->saved = c->n_done ? s->ops.save(s->ops.user, c->q, c->n_done) : NULL;
+	c->n_saved = c->saved ? c->n_done : 0;
+	stop_running(s, c);
+	c->n_done = 0;
+	c->n_aside++;
+	c->state = SCHED_ASIDE;
+	enqueue(&s->aside, c);
+	s->n_aside++;
+	s->n_saved += c->saved != NULL;
+}
+
+static void
+done(Sched *s, SchedSeq *c)
+{
+	if (c->state == SCHED_RUNNING) {
+		stop_running(s, c);
+	} else if (c->state == SCHED_ASIDE) {
+		dequeue(&s->aside, c);
+		if (c->saved)
+			s->ops.drop(s->ops.user, c->saved);
+		c->saved = NULL;
+	}
+	if (c->state != SCHED_DONE && --c->req->n_open == 0 && c->req->started)
+		s->total_tokens -= cost_of(c->req);
+	c->state = SCHED_DONE;
+}
+
+void
+sched_finish(Sched *s, SchedSeq *c)
+{
+	done(s, c);
+}
+
+void
+sched_cancel(Sched *s, SchedReq *r)
+{
+	if (!r->started) {
+		SchedReq **at = &s->first, *before = NULL;
+		while (*at && *at != r) {
+			before = *at;
+			at = &before->next;
+		}
+		if (*at) {
+			*at = r->next;
+			s->last = r->next ? s->last : before;
+			s->n_waiting--;
+		}
+	}
+	for (int32_t i = 0; i < r->n_seq; i++)
+		done(s, &r->seq[i]);
+}
+
+/* -------------------------------------------------------------------------------------------- the step ---- */
+
+typedef struct Budget { int32_t tokens, prefill, rows; } Budget;
+
+static int64_t
+pages_left(Sched *s)
+{
+	return s->ops.pages_free(s->ops.user) - (s->n_chunk ? s->ops.pages_need(s->ops.user, s->q, s->add, (size_t)s->n_chunk) : 0);
+}
+
+/* Rows of logits that a chunk of n tokens needs. */
+static int32_t
+rows_of(const SchedSeq *c, int32_t n)
+{
+	int32_t end = c->n_done + n, rows = end == c->n_tok;
+
+	/* a prompt that runs for the second time has been answered already */
+	if (c->req->prompt_rows && c->n_tok == c->req->n_prompt && !c->req->forked)
+		rows = n;
+	return rows;
+}
+
+static void
+add_chunk(Sched *s, SchedSeq *c, int32_t n)
+{
+	c->at = s->n_chunk;
+	s->chunk_seq[c->at] = c;
+	s->chunk[c->at] = (llmc_chunk){ .seq = c->q, .tok = c->tok + c->n_done, .n_tok = n, .n_out = rows_of(c, n) };
+	s->q[c->at] = c->q;
+	s->add[c->at] = n;
+	s->n_chunk++;
+}
+
+static void
+spend(Budget *b, const SchedSeq *c, int32_t n, bool prefill)
+{
+	b->tokens -= n;
+	b->rows -= rows_of(c, n);
+	b->prefill -= prefill ? n : 0;
+}
+
+/* Choices that wait for one token's turn, oldest first; younger ones make room. */
+static void
+plan_decode(Sched *s, Budget *b)
+{
+	for (SchedSeq *c = s->running.oldest, *next; c; c = next) {
+		if (c->n_tok - c->n_done == 1 && c->n_done && b->tokens > 0 && b->rows > 0) {
+			add_chunk(s, c, 1);
+			while (pages_left(s) < 0 && s->running.youngest != c)
+				set_aside(s, s->running.youngest);
+			if (pages_left(s) < 0)
+				set_aside(s, c); /* the youngest, and older ones have the pages */
+			else
+				spend(b, c, 1, false);
+		}
+		next = c->state == SCHED_RUNNING ? c->younger : NULL;
+	}
+}
+
+/* Tokens of the next piece of a prompt that the budgets and, if this is the youngest, the pages allow. */
+static int32_t
+piece(Sched *s, const SchedSeq *c, const Budget *b)
+{
+	int32_t n = c->n_tok - c->n_done, most = b->tokens < b->prefill ? b->tokens : b->prefill;
+
+	if (s->lim.prompt_whole && c->n_done == 0) {
+		/* in one piece; a budget below it must not keep it from ever running */
+		n = c->req->n_prompt;
+		bool alone = b->prefill == s->lim.prefill;
+		return n <= b->tokens && (n <= b->prefill || alone) && rows_of(c, n) <= b->rows ? n : 0;
+	}
+	n = n < most ? n : most;
+	if (n > 0 && rows_of(c, n) > b->rows)
+		n = rows_of(c, n) == n ? b->rows : n - 1; /* rows of the whole prompt, or only of its end */
+	return n > 0 ? n : 0;
+}
+
+/* Give a piece of a prompt its pages: younger ones make room, then it is cut to what there is. */
+static void
+plan_piece(Sched *s, SchedSeq *c, Budget *b)
+{
+	int32_t n = piece(s, c, b);
+
+	if (n == 0)
+		return;
+	while (pages_left(s) < pages_of(c->n_done + n) - pages_of(c->n_done)) {
+		if (s->running.youngest != c) {
+			SchedSeq *out = s->running.youngest;
+			if (out->at >= 0) { /* its budget comes back */
+				b->tokens += s->add[out->at];
+				b->rows += s->chunk[out->at].n_out;
+			}
+			set_aside(s, out);
+			continue;
+		}
+		int64_t room = (pages_of(c->n_done) + pages_left(s)) * PLAN_KV_PAGE - c->n_done;
+		if (room < 1 || s->lim.prompt_whole)
+			return;
+		n = room < n ? (int32_t)room : n;
+		break;
+	}
+	/* a cut piece may end where no logits are wanted: rows_of counts again */
+	add_chunk(s, c, n);
+	spend(b, c, n, true);
+}
+
+static void
+plan_prefill(Sched *s, Budget *b)
+{
+	for (SchedSeq *c = s->running.oldest, *next; c; c = next) {
+		if (c->at < 0 && c->n_tok > c->n_done && (c->n_tok - c->n_done > 1 || c->n_done == 0) && b->tokens > 0 && b->prefill > 0)
+			plan_piece(s, c, b);
+		next = c->younger;
+	}
+}
+
+/* Pages that running choices still need for the tokens they have, and one for each to go on. */
+static int64_t
+promised(const Sched *s)
+{
+	int64_t n = 0;
+
+	for (const SchedSeq *c = s->running.oldest; c; c = c->younger)
+		n += pages_of(c->n_tok) - pages_of(c->at >= 0 ? c->n_done + s->add[c->at] : c->n_done) + 1;
+	return n;
+}
+
+static bool
+has_place(const Sched *s, int32_t n_seq)
+{
+	return s->running.n + s->reserved + n_seq <= s->lim.seqs;
+}
+
+static void
+run(Sched *s, SchedSeq *c, llmc_seq q, int32_t n_done)
+{
+	c->q = q;
+	c->n_done = n_done;
+	c->state = SCHED_RUNNING;
+	s->reserved += reserve_of(c->req);
+	enqueue(&s->running, c);
+}
+
+/* A sequence for a choice, with what the prefix cache has of it, if all its tokens will find pages. */
+static bool
+enter(Sched *s, SchedSeq *c, bool prefix)
+{
+	int64_t room = pages_left(s) - (s->running.n ? promised(s) + 1 : 0);
+	int32_t found = 0;
+	llmc_seq q;
+
+	if (c->saved) {
+		if (room < pages_of(c->n_tok) || !s->ops.load(s->ops.user, c->saved, &q))
+			return false;
+		c->saved = NULL;
+		found = c->n_saved;
+		s->n_loaded++;
+	} else {
+		int64_t before = s->ops.pages_free(s->ops.user);
+		if (s->ops.seq_new(s->ops.user, c->req->bound, &q, NULL) != LLMC_OK)
+			return false;
+		if (prefix)
+			found = s->ops.prefix_find(s->ops.user, q, c->tok, c->n_tok);
+		room -= before - s->ops.pages_free(s->ops.user); /* found pages that nobody held are held now */
+		if (room < pages_of(c->n_tok) - found / PLAN_KV_PAGE) {
+			s->ops.seq_free(s->ops.user, q);
+			return false;
+		}
+	}
+	run(s, c, q, found);
+	return true;
+}
+
+static bool
+use_prefix(const Sched *s, const SchedSeq *c)
+{
+	return !s->lim.no_prefix && !s->lim.prompt_whole && rows_of(c, 2) < 2;
+}
+
+static bool
+may_start(const Sched *s)
+{
+	if (s->running.n == 0 || s->lim.waiting_ratio <= 0)
+		return true;
+	return (double)s->n_waiting >= floor((double)s->running.n * (double)s->lim.waiting_ratio) ||
+	       s->steps_since_start >= s->lim.max_waiting_steps;
+}
+
+static void
+start(Sched *s, Budget *b)
+{
+	while (s->first && b->tokens > 0 && b->prefill > 0) {
+		SchedReq *r = s->first;
+		SchedSeq *c = &r->seq[0];
+		if (!has_place(s, r->n_seq) || (s->lim.total_tokens && s->total_tokens + cost_of(r) > s->lim.total_tokens))
+			return;
+		if (!enter(s, c, use_prefix(s, c)))
+			return;
+		s->first = r->next;
+		s->last = s->first ? s->last : NULL;
+		s->n_waiting--;
+		r->started = true;
+		r->n_cached = c->n_done;
+		s->total_tokens += cost_of(r);
+		s->prefix_queries += use_prefix(s, c) ? (uint64_t)r->n_prompt : 0;
+		s->prefix_hits += (uint64_t)c->n_done;
+		s->n_started++;
+		plan_piece(s, c, b);
+	}
+}
+
+static void
+resume(Sched *s, Budget *b)
+{
+	while (s->aside.oldest && b->tokens > 0) {
+		SchedSeq *c = s->aside.oldest;
+		if (b->prefill < 1 && !c->saved)
+			return;
+		if (!has_place(s, 1 + reserve_of(c->req)))
+			return;
+		dequeue(&s->aside, c);
+		if (!enter(s, c, use_prefix(s, c))) {
+			enqueue(&s->aside, c);
+			return;
+		}
+		if (b->rows > 0 && b->prefill > 0) /* else in the next step */
+			plan_piece(s, c, b);
+	}
+}
+
+int32_t
+sched_plan(Sched *s)
+{
+	Budget b = { .tokens = s->lim.chunk, .prefill = s->lim.prefill, .rows = s->lim.n_out };
+	uint64_t aside = s->n_aside;
+
+	s->n_chunk = s->n_started = 0;
+	plan_decode(s, &b);
+	plan_prefill(s, &b);
+	/* who had to make room in this step cannot go on in it, and nobody else can start */
+	if (s->n_aside == aside)
+		resume(s, &b);
+	if (!s->aside.n && may_start(s))
+		start(s, &b);
+	s->steps_since_start = s->n_started ? 0 : s->steps_since_start + 1;
+	return s->n_chunk;
+}
+
+bool
+sched_ran(Sched *s, int32_t i)
+{
+	SchedSeq *c = s->chunk_seq[i];
+
+	c->at = -1;
+	c->n_done += s->chunk[i].n_tok;
+	if (!s->lim.no_prefix)
+		s->ops.prefix_keep(s->ops.user, c->q, c->tok);
+	return c->n_done == c->n_tok;
+}
+
+bool
+sched_must_fork(const SchedSeq *c)
+{
+	return !c->req->forked && c->req->n_seq > 1;
+}
+
+llmc_status
+sched_fork(Sched *s, SchedReq *r, llmc_error *err)
+{
+	const SchedSeq *from = &r->seq[0];
+
+	s->reserved -= reserve_of(r);
+	r->forked = true;
+	for (int32_t i = 1; i < r->n_seq; i++) {
+		llmc_seq q;
+		TRY(s->ops.seq_fork(s->ops.user, from->q, &q, err));
+		run(s, &r->seq[i], q, from->n_done);
+	}
+	return LLMC_OK;
+}
+
+void
+sched_push(Sched *s, SchedSeq *c, int32_t id)
+{
+	(void)s;
+	c->req->forked = true; /* the prompt has been answered */
+	c->tok[c->n_tok++] = id;
+}
+
+/* ------------------------------------------------------------------------------------------ invariants ---- */
+
+static const char *
+check_queue(const SchedQueue *u, SchedState state)
+{
+	int32_t n = 0;
+
+	for (const SchedSeq *c = u->oldest, *before = NULL; c; before = c, c = c->younger, n++) {
+		if (c->older != before || (before && !older(before, c)))
+			return "a queue is not in order of age";
+		if (c->state != state || (c->q >= 0) != (state == SCHED_RUNNING))
+			return "a choice is in the queue of another state";
+		if (!c->req->started || c->n_done > c->n_tok || c->n_tok > c->req->n_prompt + c->req->max_new)
+			return "a choice has impossible counts";
+		if (c->saved && state == SCHED_RUNNING)
+			return "a running choice has saved KV";
+		if (n > u->n)
+			break;
+	}
+	return n != u->n ? "a queue has lost count" : NULL;
+}
+
+const char *
+sched_check(const Sched *s)
+{
+	const char *wrong = check_queue(&s->running, SCHED_RUNNING);
+	int32_t n = 0, reserved = 0;
+
+	if (!wrong)
+		wrong = check_queue(&s->aside, SCHED_ASIDE);
+	if (wrong)
+		return wrong;
+	if (s->running.n && s->aside.n && older(s->aside.oldest, s->running.youngest))
+		return "a younger choice runs while an older one is set aside";
+	uint64_t order = 0;
+	for (const SchedReq *r = s->first; r; order = r->order, r = r->next, n++) {
+		if (r->started || r->order <= order)
+			return "the waiting requests are not in order";
+		if (n > s->n_waiting || (!r->next && r != s->last))
+			return "the waiting requests are not a list";
+	}
+	if (n != s->n_waiting || !s->first != !s->n_waiting)
+		return "the number of waiting requests is wrong";
+	for (const SchedSeq *c = s->running.oldest; c; c = c->younger)
+		reserved += reserve_of(c->req);
+	if (reserved != s->reserved || s->running.n + s->reserved > s->lim.seqs)
+		return "more sequences are promised than there are";
+	return NULL;
+}

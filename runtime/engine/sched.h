@@ -1,0 +1,122 @@
+/* The scheduler: which pieces of which requests run in the next step, who is set aside when pages run out, who comes next.
+ * It knows no threads, no clock and no model: sequences and pages are reached through SchedOps, so that a simulation can
+ * stand in for them.
+ *
+ *   request  a prompt and 1 .. n choices to continue it; waits in order of arrival, then has started
+ *   choice   its tokens so far; once started it is RUNNING (has a sequence), ASIDE (has none: its tokens run again, or
+ *            its saved KV is loaded) or DONE. Choices after the first begin as copies of it when the prompt has run.
+ *
+ * Age is (arrival, choice). Rules: a running choice gets pages by setting younger ones aside, never older ones, so the
+ * oldest always advances; what was set aside goes on before anything new starts; new requests start in order. One thread. */
+#ifndef LLMC_ENGINE_SCHED_H
+#define LLMC_ENGINE_SCHED_H
+
+#include "base/error.h"
+
+typedef struct Sched    Sched;
+typedef struct SchedReq SchedReq;
+
+typedef struct SchedOps {
+	void       *user;
+	llmc_status (*seq_new)(void *user, int32_t bound, llmc_seq *out, llmc_error *err);
+	llmc_status (*seq_fork)(void *user, llmc_seq from, llmc_seq *out, llmc_error *err);
+	void        (*seq_free)(void *user, llmc_seq q);
+	int64_t     (*pages_need)(void *user, const llmc_seq *q, const int32_t *add, size_t n);
+	int64_t     (*pages_free)(void *user);
+	int32_t     (*prefix_find)(void *user, llmc_seq q, const int32_t *tok, int32_t n); /* positions found, < n */
+	void        (*prefix_keep)(void *user, llmc_seq q, const int32_t *tok);
+	/* Save a sequence of n_tok positions if that is cheaper than to compute it again; NULL: it is not. */
+	void       *(*save)(void *user, llmc_seq q, int32_t n_tok);
+	bool        (*load)(void *user, void *saved, llmc_seq *out); /* releases saved when true */
+	void        (*drop)(void *user, void *saved);
+} SchedOps;
+
+typedef struct SchedLimits {
+	int32_t seqs, chunk, n_out;
+	int32_t prefill;            /* tokens of prompts in a step */
+	int64_t pages;              /* in all */
+	int64_t total_tokens;       /* prompts + new tokens of all that have started; 0: no bound */
+	float   waiting_ratio;      /* see llmc_engine_options */
+	int32_t max_waiting_steps;
+	bool    prompt_whole;
+	bool    no_prefix;
+} SchedLimits;
+
+typedef enum SchedState { SCHED_IDLE, SCHED_RUNNING, SCHED_ASIDE, SCHED_DONE } SchedState;
+
+typedef struct SchedSeq {
+	SchedReq  *req;
+	int32_t    index;
+	SchedState state;
+	llmc_seq   q;               /* RUNNING: its sequence, else -1 */
+	int32_t   *tok;             /* [n_prompt + max_new] */
+	int32_t    n_tok, n_done;   /* known; in the KV */
+	int32_t    n_aside;         /* times set aside */
+	int32_t    at;              /* its chunk of the step, or -1 */
+	void      *saved;           /* ASIDE: saved KV of n_saved positions, or NULL */
+	int32_t    n_saved;
+	struct SchedSeq *older, *younger; /* in the queue of its state */
+} SchedSeq;
+
+struct SchedReq {
+	uint64_t   order;
+	int32_t    n_prompt, max_new, n_seq;
+	int32_t    bound;           /* positions of a sequence at most */
+	bool       prompt_rows;     /* logits of every row of the prompt are wanted */
+	bool       started, forked;
+	int32_t    n_cached;        /* of the prompt, found when it started */
+	int32_t    n_open;          /* choices that are not DONE */
+	SchedSeq  *seq;             /* [n_seq] */
+	void      *user;
+	SchedReq  *next;            /* waiting */
+};
+
+typedef struct SchedQueue { SchedSeq *oldest, *youngest; int32_t n; } SchedQueue;
+
+struct Sched {
+	SchedLimits lim;
+	SchedOps    ops;
+	uint64_t    n_order;
+	SchedReq   *first, *last;   /* waiting */
+	int32_t     n_waiting;
+	SchedQueue  running, aside;
+	int32_t     reserved;       /* sequences promised to choices that are still to fork */
+	int64_t     total_tokens;   /* of started requests */
+	int32_t     steps_since_start;
+	int32_t     n_started;      /* requests that the last step started */
+	/* the step */
+	int32_t     n_chunk;
+	llmc_chunk *chunk;          /* [seqs] */
+	SchedSeq  **chunk_seq;      /* [seqs] whose it is */
+	llmc_seq   *q;              /* [seqs + 1] for pages_need */
+	int32_t    *add;
+	/* counts */
+	uint64_t    n_aside, n_saved, n_loaded, prefix_queries, prefix_hits;
+};
+
+llmc_status sched_open(const SchedLimits *lim, const SchedOps *ops, Sched **out, llmc_error *err);
+void        sched_close(Sched *s); /* no request may be left */
+
+/* A request on its own: any thread. NULL: out of memory. */
+SchedReq   *sched_req_new(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t n_seq);
+void        sched_req_free(SchedReq *r);
+/* NULL, or why it could never run. */
+const char *sched_refuses(const SchedLimits *lim, const SchedReq *r);
+void        sched_submit(Sched *s, SchedReq *r);
+/* Take a request out, wherever it is: its open choices are DONE, what they held is free. */
+void        sched_cancel(Sched *s, SchedReq *r);
+
+/* Decide about a step: fills chunk and chunk_seq; the number of chunks, 0 when there is nothing to do. */
+int32_t     sched_plan(Sched *s);
+/* Chunk i has run. True: its last row says how its choice goes on; sched_push or sched_finish must follow, for a request
+ * that was not forked and has more choices sched_fork first, then for each choice. */
+bool        sched_ran(Sched *s, int32_t i);
+bool        sched_must_fork(const SchedSeq *c);
+llmc_status sched_fork(Sched *s, SchedReq *r, llmc_error *err);
+void        sched_push(Sched *s, SchedSeq *c, int32_t id);
+void        sched_finish(Sched *s, SchedSeq *c);
+
+/* The invariants of queues and counts, in time linear in what is in work. NULL, or what is wrong. */
+const char *sched_check(const Sched *s);
+
+#endif
