@@ -1,0 +1,88 @@
+// The status page: /status.json once a second, the last two minutes as small plots.
+import { headers } from "./api.js";
+import { loadSettings } from "./store.js";
+
+const KEEP = 120, W = 240, H = 60;
+const count = (v) => Math.round(v).toLocaleString("en");
+const plots = [
+  { title: "New tokens a second", of: (s) => s.tokens.new_per_s, text: (v) => v.toFixed(1) },
+  { title: "Prompt tokens a second", of: (s) => s.tokens.prompt_per_s, text: (v) => v.toFixed(1) },
+  { title: "Running sequences", of: (s) => s.batch.running, text: count, most: (s) => s.batch.max },
+  { title: "Waiting requests", of: (s) => s.queue.waiting + s.queue.preempted, text: count },
+  { title: "KV pages in use", of: (s) => s.kv.pages_used, text: count, most: (s) => s.kv.pages_total },
+  { title: "Step, ms", of: (s) => s.batch.last_step_ms, text: (v) => v.toFixed(1) },
+];
+const facts = [
+  ["Target", (s) => s.target],
+  ["Up", (s) => duration(s.uptime_s)],
+  ["Connections", (s) => count(s.connections)],
+  ["Requests, active", (s) => count(s.requests.active)],
+  ["Requests, done", (s) => count(s.requests.success)],
+  ["Requests, failed", (s) => count(s.requests.failure)],
+  ["Tokens of prompts", (s) => count(s.tokens.prompt)],
+  ["New tokens", (s) => count(s.tokens.new)],
+  ["KV pages kept for reuse", (s) => count(s.kv.pages_cached)],
+  ["Prefix hits of look-ups, tokens", (s) => `${count(s.prefix_cache.hits)} of ${count(s.prefix_cache.queries)}`],
+  ["Preemptions", (s) => count(s.preemptions)],
+  ["First token, mean", (s) => s.latency.first_token_mean_s.toFixed(3) + " s"],
+  ["Between tokens, mean", (s) => (s.latency.inter_token_mean_s * 1e3).toFixed(1) + " ms"],
+];
+const history = [];
+
+function duration(s) {
+  const d = Math.floor(s / 86400), h = Math.floor(s / 3600) % 24, m = Math.floor(s / 60) % 60;
+  return (d ? d + " d " : "") + (d || h ? h + " h " : "") + m + " min " + (s % 60) + " s";
+}
+
+function svg(name, attributes) {
+  const e = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v);
+  return e;
+}
+
+for (const p of plots) {
+  const box = document.createElement("div"), h = document.createElement("h2");
+  box.className = "plot";
+  h.textContent = p.title;
+  p.now = document.createElement("div");
+  p.now.className = "now";
+  const pic = svg("svg", { viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", role: "img", "aria-label": p.title });
+  p.area = svg("path", { class: "area" });
+  p.line = svg("path", {});
+  pic.append(p.area, p.line);
+  box.append(h, p.now, pic);
+  document.getElementById("plots").append(box);
+}
+
+function draw(s) {
+  history.push(s);
+  if (history.length > KEEP) history.shift();
+  for (const p of plots) {
+    const v = history.map(p.of), most = p.most?.(s) || Math.max(1, ...v) * 1.1;
+    const at = v.map((y, i) => `${(W - (v.length - 1 - i) * (W / (KEEP - 1))).toFixed(1)},${(H - 1 - (H - 2) * Math.min(1, y / most)).toFixed(1)}`);
+    p.line.setAttribute("d", "M" + at.join("L"));
+    p.area.setAttribute("d", "M" + at.join("L") + `L${W},${H}L${at[0].split(",")[0]},${H}Z`);
+    p.now.textContent = p.text(v.at(-1)) + (p.most ? " of " + count(p.most(s)) : "");
+  }
+  document.querySelector("#facts tbody").replaceChildren(...facts.map(([name, of]) => {
+    const tr = document.createElement("tr"), a = document.createElement("td"), b = document.createElement("td");
+    a.textContent = name;
+    b.textContent = of(s);
+    tr.append(a, b);
+    return tr;
+  }));
+  document.getElementById("model").textContent = s.model;
+  document.getElementById("state").textContent = s.draining ? "draining: no new requests" : "running";
+}
+
+async function tick() {
+  try {
+    const r = await fetch("/status.json", { headers: headers(loadSettings().key) });
+    if (r.status === 401) throw new Error("the server wants an API key: give it in the chat's settings");
+    draw(await r.json());
+  } catch (e) {
+    document.getElementById("state").textContent = e.message || "the server does not answer";
+  }
+  setTimeout(tick, document.hidden ? 5000 : 1000);
+}
+tick();
