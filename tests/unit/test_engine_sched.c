@@ -13,7 +13,7 @@
 #include "runtime/engine/sched.h"
 #include "runtime/kv.h"
 
-enum { VOCAB = 400, EOS = 0, CONTEXT = 320 };
+enum { VOCAB = 400, EOS = 0, CONTEXT = 336 };
 
 static PlanPool pools[] = { { .id = "kv", .dtype = DT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 } };
 static const Plan plan = { .n_pool = 1, .pool = pools };
@@ -212,10 +212,14 @@ submit(Sim *m, int choices)
 	int32_t prompt[CONTEXT], n = 1 + (int32_t)roll(&m->f, roll(&m->f, 3) ? 60 : 180), same, max_new;
 	uint32_t family = roll(&m->f, 4);
 
-	/* prompts of a family begin alike, now and then to the end */
+	/* prompts of a family begin alike, now and then to the end, which may be that of a page; or all but the first token */
+	if (roll(&m->f, 3) == 0)
+		n = (n + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE;
 	same = roll(&m->f, 4) ? (int32_t)roll(&m->f, (uint32_t)n + 1) : n;
 	for (int32_t i = 0; i < n; i++)
 		prompt[i] = 1 + (int32_t)((i < same ? mix(family, (uint32_t)i) >> 4 : roll(&m->f, 1000)) % (VOCAB - 1));
+	if (roll(&m->f, 3) == 0)
+		prompt[0] = 1 + (int32_t)roll(&m->f, 3);
 	max_new = 1 + (int32_t)roll(&m->f, roll(&m->f, 2) ? 20 : 130);
 	SchedReq *r = sched_req_new(prompt, n, max_new, 1 + (int32_t)roll(&m->f, (uint32_t)choices));
 	assert_non_null(r);
