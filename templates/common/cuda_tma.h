@@ -1,0 +1,113 @@
+/* Copies between global and shared memory by the copy unit (sm_90): tiles of tensor maps, bulk stores, and the fences between what threads
+ * write and what the unit (and wgmma) reads.
+ *
+ * A tensor map is made by the host (cuTensorMapEncodeTiled). A load brings a box at coordinates, innermost first; what lies outside of
+ * the tensor becomes zero; its bytes count towards the barrier's phase as those of bulk_load do. Shared memory at a multiple of 128 bytes,
+ * of 1024 with a swizzle of 128. Stores go by groups: bulk_commit, then bulk_wait_read (the source may be written again) or bulk_wait. */
+#ifndef LLMC_CUDA_TMA_H
+#define LLMC_CUDA_TMA_H
+
+#include "common/cuda_ptx.h"
+
+#ifndef LLMC_EMU
+
+#if __CUDA_ARCH__ >= 800
+/* One of the barrier's arrivals, once this thread's copies by cp.async so far have landed. */
+DEV void
+cp_async_arrive(mbar_t *b)
+{
+	asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" : : "r"(shared_address(b)) : "memory");
+}
+#endif
+
+#if __CUDA_ARCH__ >= 900
+struct __align__(64) tensor_map { unsigned long long opaque[16]; };
+
+/* What this thread wrote to shared memory may be read by the copy unit and by wgmma after the next barrier. */
+DEV void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+DEV void fence_mbar_init() { asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory"); }
+
+DEV void tensor_prefetch(const tensor_map *m) { asm volatile("prefetch.tensormap [%0];" : : "l"(m) : "memory"); }
+/* A map in global memory, written by the host or another kernel, before its first use in a block. */
+DEV void fence_tensor_map(const tensor_map *m) { asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" : : "l"(m) : "memory"); }
+
+#define LLMC_TENSOR_LOAD(dim, coords) \
+	"cp.async.bulk.tensor." dim ".shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {" coords "}], [%2];"
+#define LLMC_TENSOR_STORE(dim, coords) "cp.async.bulk.tensor." dim ".global.shared::cta.tile.bulk_group [%0, {" coords "}], [%1];"
+#define LLMC_LOAD_TO "r"(shared_address(dst)), "l"(m), "r"(shared_address(b))
+
+DEV void
+tensor_load_1d(void *dst, const tensor_map *m, int x, mbar_t *b)
+{
+	asm volatile(LLMC_TENSOR_LOAD("1d", "%3") : : LLMC_LOAD_TO, "r"(x) : "memory");
+}
+
+DEV void
+tensor_load_2d(void *dst, const tensor_map *m, int x, int y, mbar_t *b)
+{
+	asm volatile(LLMC_TENSOR_LOAD("2d", "%3, %4") : : LLMC_LOAD_TO, "r"(x), "r"(y) : "memory");
+}
+
+DEV void
+tensor_load_3d(void *dst, const tensor_map *m, int x, int y, int z, mbar_t *b)
+{
+	asm volatile(LLMC_TENSOR_LOAD("3d", "%3, %4, %5") : : LLMC_LOAD_TO, "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+DEV void
+tensor_load_4d(void *dst, const tensor_map *m, int x, int y, int z, int u, mbar_t *b)
+{
+	asm volatile(LLMC_TENSOR_LOAD("4d", "%3, %4, %5, %6") : : LLMC_LOAD_TO, "r"(x), "r"(y), "r"(z), "r"(u) : "memory");
+}
+
+DEV void
+tensor_load_5d(void *dst, const tensor_map *m, int x, int y, int z, int u, int v, mbar_t *b)
+{
+	asm volatile(LLMC_TENSOR_LOAD("5d", "%3, %4, %5, %6, %7") : : LLMC_LOAD_TO, "r"(x), "r"(y), "r"(z), "r"(u), "r"(v) : "memory");
+}
+
+DEV void
+tensor_store_1d(const tensor_map *m, int x, const void *src)
+{
+	asm volatile(LLMC_TENSOR_STORE("1d", "%2") : : "l"(m), "r"(shared_address(src)), "r"(x) : "memory");
+}
+
+DEV void
+tensor_store_2d(const tensor_map *m, int x, int y, const void *src)
+{
+	asm volatile(LLMC_TENSOR_STORE("2d", "%2, %3") : : "l"(m), "r"(shared_address(src)), "r"(x), "r"(y) : "memory");
+}
+
+DEV void
+tensor_store_3d(const tensor_map *m, int x, int y, int z, const void *src)
+{
+	asm volatile(LLMC_TENSOR_STORE("3d", "%2, %3, %4") : : "l"(m), "r"(shared_address(src)), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
+DEV void
+tensor_store_4d(const tensor_map *m, int x, int y, int z, int u, const void *src)
+{
+	asm volatile(LLMC_TENSOR_STORE("4d", "%2, %3, %4, %5") : : "l"(m), "r"(shared_address(src)), "r"(x), "r"(y), "r"(z), "r"(u) : "memory");
+}
+
+DEV void
+tensor_store_5d(const tensor_map *m, int x, int y, int z, int u, int v, const void *src)
+{
+	asm volatile(LLMC_TENSOR_STORE("5d", "%2, %3, %4, %5, %6")
+	             : : "l"(m), "r"(shared_address(src)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v) : "memory");
+}
+
+/* A multiple of 16 bytes, both sides aligned to 16. */
+DEV void
+bulk_store(void *dst, const void *src, unsigned bytes)
+{
+	asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" : : "l"(dst), "r"(shared_address(src)), "r"(bytes) : "memory");
+}
+
+DEV void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
+template <int LEFT> DEV void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" : : "n"(LEFT) : "memory"); }
+template <int LEFT> DEV void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(LEFT) : "memory"); }
+#endif
+
+#endif
+#endif
