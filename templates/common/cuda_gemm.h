@@ -1,0 +1,168 @@
+/* y = a w^T for the rows of a mixed step, with an epilogue: the walk over tiles and the pipeline of copies.
+ *
+ *     act    [n, COLS] activations in 16 bits (cuda_gemm_prep.h)
+ *     scale  [n] what a row's results are multiplied by; NULL: 1
+ *     w      weights (cuda_gemm_weights.h)
+ *     e      epilogue (cuda_gemm_epilogue.h): e.take(m, n, v, u) gets two neighbouring results v of row m, columns n and n + 1;
+ *            with GEMM_PAIRED, u are those of the second half of the matrix
+ *
+ * Blocks stay and walk over tiles, so any n is covered by any grid. Three tiles: of 16, 64 and 128 rows; which one is used depends on
+ * n and on how many tiles keep the multiprocessors busy; results do not (cuda_gemm_tile.h).
+ *
+ * The includer defines GEMM_COLS, GEMM_ROWS (columns of y; the matrix has twice as many rows with GEMM_PAIRED), W_<dtype>, and
+ * GEMM_ARCH. Shared memory: GEMM_SHARED bytes, dynamic. */
+#ifndef LLMC_CUDA_GEMM_H
+#define LLMC_CUDA_GEMM_H
+
+#include "common/cuda_gemm_epilogue.h"
+#include "common/cuda_gemm_tile.h"
+#include "common/cuda_gemm_weights.h"
+
+/* 48 KB let two blocks share a multiprocessor of 100 KB; unpacked weights need whole groups of 64 columns, 64 KB. */
+#if W_PLANES
+#define GEMM_SHARED 65536
+typedef gemm_tile<16, 64, 128, 16, 16, 3>  gemm_small;
+typedef gemm_tile<64, 64, 64, 32, 16, 3>   gemm_middle;
+typedef gemm_tile<128, 128, 64, 64, 32, 2> gemm_large;
+#else
+#define GEMM_SHARED (GEMM_ARCH == 80 || GEMM_ARCH == 90 || GEMM_ARCH == 100 ? 65536 : 49152)
+typedef gemm_tile<16, (GEMM_ROWS >= 8192 ? 64 : 32), 64, 16, 16, (GEMM_ROWS >= 8192 ? GEMM_SHARED / 10240 : 8)> gemm_small;
+typedef gemm_tile<64, 64, 64, 32, 16, GEMM_SHARED / 16384> gemm_middle;
+typedef gemm_tile<128, 128, 32, 64, 32, GEMM_SHARED / 16384> gemm_large;
+#endif
+static_assert(gemm_small::BYTES <= GEMM_SHARED && gemm_middle::BYTES <= GEMM_SHARED && gemm_large::BYTES <= GEMM_SHARED, "shared memory");
+
+/* bf16 activations have no scale */
+#ifdef W_bf16
+#define GEMM_SCALE(p) ((const float *)0)
+#else
+#define GEMM_SCALE(p) ((const float *)(p))
+#endif
+
+#ifdef GEMM_PAIRED
+enum { GEMM_OUT_SHARE = 2 }; /* rows of the matrix for one column of y */
+#else
+enum { GEMM_OUT_SHARE = 1 };
+#endif
+
+/* The copy of activations: rows past n and columns past the matrix become zeros. */
+template <class T> DEV void
+gemm_load_act(unsigned char *stage, const unsigned short *act, int m0, int n, int k0)
+{
+#pragma unroll
+	for (int c = (int)threadIdx.x; c < T::BM * T::CHUNKS; c += GEMM_THREADS) {
+		const int r = c / T::CHUNKS, k = k0 + c % T::CHUNKS * 8, m = m0 + r;
+		const bool in = m < n && (GEMM_COLS % T::BK == 0 || k < GEMM_COLS);
+		cp_async_16_fill(stage + gemm_place<T>(r, c % T::CHUNKS), act + (in ? (long long)m * GEMM_COLS + k : 0), in ? 16 : 0);
+	}
+}
+
+/* The results of this warp go to the epilogue. */
+template <class T, class E> DEV void
+gemm_finish(const float (&acc)[T::MT][T::NT][4], const float *scale, int m0, int n0, int n, int wm, int wn, const E &e)
+{
+	const int lane = (int)lane_id();
+	constexpr int N_OUT_TILES = T::NT / GEMM_OUT_SHARE;
+
+#pragma unroll
+	for (int i = 0; i < T::MT; i++)
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			const int m = m0 + wm * T::WM + i * 16 + half * 8 + (lane >> 2);
+			if (m >= n)
+				continue;
+			const float s = scale ? scale[m] : 1.0f;
+			const int col = n0 + wn * (T::WN / GEMM_OUT_SHARE) + (lane & 3) * 2;
+			float v[N_OUT_TILES][2], u[N_OUT_TILES][2];
+#pragma unroll
+			for (int j = 0; j < N_OUT_TILES; j++)
+#pragma unroll
+				for (int c = 0; c < 2; c++) {
+					v[j][c] = acc[i][j][half * 2 + c] * s;
+					u[j][c] = acc[i][j + T::NT - N_OUT_TILES][half * 2 + c] * s;
+				}
+			e.take(m, col, v, u);
+		}
+}
+
+template <class T, class E> DEV void
+gemm_one(unsigned char *smem, const unsigned short *act, const float *scale, const void *w, int m0, int n0, int n, const E &e)
+{
+	constexpr int STEPS = (GEMM_COLS + T::BK - 1) / T::BK;
+	const int warp = (int)warp_id(), wm = warp / T::WARPS_N, wn = warp % T::WARPS_N;
+	gemm_weights<T> weights(w, n0);
+	float acc[T::MT][T::NT][4];
+
+#pragma unroll
+	for (int i = 0; i < T::MT; i++)
+#pragma unroll
+		for (int j = 0; j < T::NT; j++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				acc[i][j][c] = 0;
+	__syncthreads(); /* the last tile has been read */
+#pragma unroll
+	for (int s = 0; s < T::STAGES - 1; s++) {
+		if (s < STEPS) {
+			unsigned char *stage = smem + s * T::STAGE_BYTES;
+			gemm_load_act<T>(stage, act, m0, n, s * T::BK);
+			weights.fetch(stage + T::A_BYTES, s * T::BK);
+			weights.put(stage + T::A_BYTES);
+		}
+		cp_async_commit();
+	}
+	int at = 0, into = T::STAGES - 1;
+#pragma unroll 1
+	for (int step = 0; step < STEPS; step++) {
+		cp_async_wait<T::STAGES - 2>();
+		__syncthreads();
+		unsigned char *stage = smem + into * T::STAGE_BYTES;
+		const bool more = step + T::STAGES - 1 < STEPS;
+		if (more) {
+			gemm_load_act<T>(stage, act, m0, n, (step + T::STAGES - 1) * T::BK);
+			weights.fetch(stage + T::A_BYTES, (step + T::STAGES - 1) * T::BK);
+		}
+		cp_async_commit();
+		if (T::WARPS == GEMM_THREADS / 32 || warp < T::WARPS)
+			gemm_stage<T>(smem + at * T::STAGE_BYTES, wm, wn, acc);
+		if (more)
+			weights.put(stage + T::A_BYTES);
+		at = at + 1 == T::STAGES ? 0 : at + 1;
+		into = into + 1 == T::STAGES ? 0 : into + 1;
+	}
+	cp_async_wait_all();
+	if (T::WARPS == GEMM_THREADS / 32 || warp < T::WARPS)
+		gemm_finish<T>(acc, scale, m0, n0, n, wm, wn, e);
+}
+
+/* Tiles in bands of 8 tiles of rows, so that what runs at one time shares both matrices in L2. */
+template <class T, class E> DEV void
+gemm_walk(unsigned char *smem, const unsigned short *act, const float *scale, const void *w, int n, const E &e)
+{
+	constexpr int OUT = T::BN / GEMM_OUT_SHARE, TILES_N = (GEMM_ROWS + OUT - 1) / OUT;
+	const int tiles_m = (n + T::BM - 1) / T::BM;
+
+#pragma unroll 1
+	for (int t = (int)blockIdx.x; t < tiles_m * TILES_N; t += (int)gridDim.x) {
+		const int band = t / (8 * TILES_N), in = t - band * (8 * TILES_N);
+		const int height = min(tiles_m - band * 8, 8);
+		gemm_one<T>(smem, act, scale, w, (band * 8 + in % height) * T::BM, in / height * OUT, n, e);
+	}
+}
+
+template <class E> DEV void
+gemm_run(const unsigned short *act, const float *scale, const void *w, int n, const E &e)
+{
+	SHARED_BYTES(smem);
+	constexpr int OUT = gemm_large::BN / GEMM_OUT_SHARE;
+	const int large = (n + 127) / 128 * ((GEMM_ROWS + OUT - 1) / OUT);
+
+	if (n <= 16)
+		gemm_walk<gemm_small>(smem, act, scale, w, n, e);
+	else if (n <= 64 || 2 * large <= (int)gridDim.x) /* the grid is two blocks a multiprocessor */
+		gemm_walk<gemm_middle>(smem, act, scale, w, n, e);
+	else
+		gemm_walk<gemm_large>(smem, act, scale, w, n, e);
+}
+
+#endif

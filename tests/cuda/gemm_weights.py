@@ -1,0 +1,79 @@
+"""Matrices for the tests of products: bytes as the device has them (layouts row and planes), and their values. The definitions of the
+block formats are ggml's, written down anew."""
+import numpy as np
+
+
+def bf16(x):
+    u = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return ((u + 0x7fff + (u >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def half(r, shape, lo, hi):
+    return r.uniform(lo, hi, shape).astype(np.float16)
+
+
+def plane(a, rows):
+    """[rows, ..] as bytes, each row padded to 16."""
+    a = np.ascontiguousarray(a).reshape(rows, -1).view(np.uint8)
+    return np.pad(a, ((0, 0), (0, -a.shape[1] % 16)))
+
+
+def nibbles(q):
+    """[.., 32]: byte i holds values i and i + 16."""
+    return (q[..., :16] | q[..., 16:] << 4).astype(np.uint8)
+
+
+def fifth(q):
+    """[.., 32] of 0 and 1: a word, bit i for value i."""
+    return (q.astype(np.uint32) << np.arange(32, dtype=np.uint32)).sum(-1, dtype=np.uint32)
+
+
+def k_scales(sc, mn):
+    """[.., 8] and [.., 8] of 6 bits: 12 bytes."""
+    out = np.zeros(sc.shape[:-1] + (12,), np.uint8)
+    for j in range(4):
+        out[..., j] = sc[..., j] | (sc[..., j + 4] >> 4) << 6
+        out[..., j + 4] = mn[..., j] | (mn[..., j + 4] >> 4) << 6
+        out[..., j + 8] = (sc[..., j + 4] & 15) | (mn[..., j + 4] & 15) << 4
+    return out
+
+
+def make(r, rows, cols, dtype):
+    """(bytes, values [rows, cols])"""
+    if dtype in ("bf16", "f16"):
+        w = r.standard_normal((rows, cols)).astype(np.float32) * 0.1
+        if dtype == "f16":
+            h = w.astype(np.float16)
+            return h.view(np.uint16), h.astype(np.float64)
+        h = bf16(w)
+        return h, (h.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if dtype.endswith("_k"):
+        nb = cols // 256
+        d = half(r, (rows, nb), 1e-4, 3e-4)
+        if dtype == "q6_k":
+            q = r.integers(0, 64, (rows, nb, 2, 4, 32))  # halves, quarters
+            sc = r.integers(-128, 128, (rows, nb, 16)).astype(np.int8)
+            ql = np.concatenate([q[..., 0, :] & 15 | (q[..., 2, :] & 15) << 4, q[..., 1, :] & 15 | (q[..., 3, :] & 15) << 4], -1).astype(np.uint8)
+            qh = sum((q[..., i, :] >> 4) << 2 * i for i in range(4)).astype(np.uint8)
+            v = d[..., None, None].astype(np.float64) * sc[..., None] * (q.reshape(rows, nb, 16, 16) - 32)
+            return np.concatenate([plane(ql, rows), plane(qh, rows), plane(sc, rows), plane(d, rows)], 1), v.reshape(rows, cols)
+        bits = 5 if dtype == "q5_k" else 4
+        q = r.integers(0, 1 << bits, (rows, nb, 8, 32))
+        dm = half(r, (rows, nb), 1e-4, 3e-3)
+        sc, mn = r.integers(0, 64, (rows, nb, 8)), r.integers(0, 64, (rows, nb, 8))
+        qs = (q[:, :, 0::2] & 15 | (q[:, :, 1::2] & 15) << 4).astype(np.uint8)
+        head = np.concatenate([d[..., None].view(np.uint8), dm[..., None].view(np.uint8), k_scales(sc, mn)], -1)
+        qh = sum((q[:, :, i] >> 4) << i for i in range(8)).astype(np.uint8)
+        v = d[..., None, None].astype(np.float64) * sc[..., None] * q - dm[..., None, None].astype(np.float64) * mn[..., None]
+        return np.concatenate([plane(qs, rows)] + ([plane(qh, rows)] if bits == 5 else []) + [plane(head, rows)], 1), v.reshape(rows, cols)
+    nb = cols // 32
+    d, m = half(r, (rows, nb), 1e-3, 3e-2), half(r, (rows, nb), -0.2, 0.0)
+    df, mf = d[..., None].astype(np.float64), m[..., None].astype(np.float64)
+    if dtype == "q8_0":
+        q = r.integers(-128, 128, (rows, nb, 32)).astype(np.int8)
+        return np.concatenate([plane(q, rows), plane(d, rows)], 1), (q * df).reshape(rows, cols)
+    bits, signed = int(dtype[1]), dtype.endswith("0")
+    q = r.integers(0, 1 << bits, (rows, nb, 32))
+    parts = [plane(nibbles(q & 15), rows)] + ([plane(fifth(q >> 4), rows)] if bits == 5 else [])
+    parts.append(plane(d if signed else np.stack([d, m], -1), rows))
+    return np.concatenate(parts, 1), ((q - (1 << bits - 1)) * df if signed else q * df + mf).reshape(rows, cols)

@@ -1,0 +1,251 @@
+"""Matrix products of mixed steps on tensor cores (templates/cuda/*_mixed_sm80.cu.in) against numpy in double precision.
+
+The tolerance is that of activations and weights rounded to 16 bits before exact products, summed in float: expectations round too, so what
+is left is the order of sums."""
+import cuda_harness as H
+import numpy as np
+import pytest
+
+import gemm_weights as W
+
+EPS = 1e-5
+SHAPES = [(1, 64, 72), (5, 97, 64), (40, 160, 96), (70, 72, 160), (130, 300, 64)]  # rows, rows of w, columns
+
+
+def to_bf16(x):
+    u = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return ((u + 0x7fff + (u >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(h):
+    return (h.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(x, dtype):
+    """Activations as the product sees them."""
+    x = x.astype(np.float32)
+    if dtype == "bf16":
+        return from_bf16(to_bf16(x)).astype(np.float64)
+    top = np.abs(x).max(axis=-1, keepdims=True)
+    s = 2.0 ** (13 - np.floor(np.log2(np.where(top > 0, top, 1))))
+    return (x * s).astype(np.float16).astype(np.float64) / s
+
+
+def norm(x, kind, w, b, plus_one=0):
+    x = x.astype(np.float64)
+    if kind == "none":
+        return x
+    if kind == "layer":
+        x = x - x.mean(-1, keepdims=True)
+    y = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
+    y = y * ((1.0 if w is None else w.astype(np.float64)) + plus_one)
+    return y if b is None else y + b
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3)))
+
+
+def close(got, want, tol=2e-5):
+    """Relative to the row's size: a sum's error is that of its terms."""
+    assert np.isfinite(got).all()
+    err = np.abs(got - want).max() / max(1e-30, np.abs(want).max())
+    assert err < tol, f"relative error {err:g}"
+
+
+class Case:
+    def __init__(self, seed, n, rows, cols, dtype):
+        self.r = np.random.default_rng(seed)
+        self.n, self.rows, self.cols, self.dtype = n, rows, cols, dtype
+        self.x = self.f(n, cols)
+        self.step = H.make_step(pos=list(range(n)), rows=[n])
+
+    def f(self, *shape):
+        return self.r.standard_normal(shape).astype(np.float32)
+
+    def weights(self, rows=None):
+        packed, values = W.make(self.r, rows or self.rows, self.cols, self.dtype)
+        if self.dtype not in ("bf16", "f16"):
+            values = values.astype(np.float32).astype(np.float16)  # as the tensor cores get them
+        return packed, values.astype(np.float64)
+
+    def params(self, **more):
+        return dict(ROWS=self.rows, COLS=self.cols, W_DTYPE=self.dtype, **more)
+
+
+def matmul(arch, mode, seed, n, rows, cols, dtype, bias=True):
+    c = Case(n * rows + cols, n, rows, cols, dtype)
+    packed, w = c.weights()
+    b = c.f(rows) if bias else None
+    k = H.build("matmul_mixed_sm80", arch, c.params())
+    y, = k.run(c.step, [c.x, packed, b, H.out((n, rows))], mode=mode, seed=seed)
+    close(y, rounded(c.x, dtype) @ w.T + (0 if b is None else b))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_matmul(shape, dtype):
+    matmul("sm_80", "fast", 0, *shape, dtype)
+
+
+@pytest.mark.parametrize("n", [3, 33, 130])
+def test_matmul_checked(n):
+    matmul("sm_86", "check", 2, n, 200, 72, "bf16", False)
+    matmul("sm_80", "fast", 1, n, 200, 72, "bf16", False)
+
+
+@pytest.mark.parametrize("dtype", H.BLOCK)
+def test_matmul_of_blocks(dtype):
+    cols = 512 if dtype.endswith("k") else 224
+    for n, mode, seed in (5, "fast", 0), (20, "check", 2), (130, "fast", 1):
+        matmul("sm_80", mode, seed, n, 263, cols, dtype)
+
+
+def test_blocks_of_other_columns():
+    matmul("sm_89", "check", 1, 5, 33, 96, "q8_0")
+    matmul("sm_89", "check", 1, 130, 520, 256, "q6_k")
+    matmul("sm_89", "check", 1, 130, 520, 256, "q4_k")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "q8_0"])
+def test_add_in_place(dtype):
+    n, rows, cols = 19, 70, 96
+    c = Case(3, n, rows, cols, dtype)
+    packed, w = c.weights()
+    r = c.f(n, rows)
+    k = H.build("matmul_add_mixed_sm80", "sm_80", c.params(SCALE=0.5))
+    for mode, seed in H.RUNS:
+        y, = k.run(c.step, [c.x, packed, None, H.inout(r), H.alias(3)], mode=mode, seed=seed)
+        close(y, 0.5 * r.astype(np.float64) + rounded(c.x, dtype) @ w.T)
+
+
+@pytest.mark.parametrize("kind, plus_one, dtype", [("rms", 0, "bf16"), ("rms", 1, "f16"), ("layer", 0, "bf16"), ("none", 0, "q4_0")])
+def test_norm_matmul(kind, plus_one, dtype):
+    c = Case(4, 7, 50, 96, dtype)
+    packed, w = c.weights()
+    nw, nb, b = (c.f(96) if kind != "none" else None), (c.f(96) if kind == "layer" else None), c.f(50)
+    k = H.build("norm_matmul_mixed_sm80", "sm_80", c.params(NORM=kind, EPS=EPS, PLUS_ONE=plus_one))
+    for mode, seed in H.RUNS:
+        y, = k.run(c.step, [c.x, nw, nb, packed, b, H.out((7, 50))], mode=mode, seed=seed)
+        close(y, rounded(norm(c.x, kind, nw, nb, plus_one), dtype) @ w.T + b, 2e-3)
+
+
+@pytest.mark.parametrize("act, f", [("silu", silu), ("gelu_tanh", gelu_tanh)])
+@pytest.mark.parametrize("dtype", ["bf16", "q4_k"])
+def test_glu_and_act(act, f, dtype):
+    for n, rows in (6, 41), (50, 72), (130, 136):
+        c = Case(n, n, rows, 256, dtype)
+        nw = c.f(256)
+        packed, w = c.weights(2 * rows)
+        b = c.f(2 * rows)
+        k = H.build("norm_glu_mixed_sm80", "sm_80", c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT=act))
+        for mode, seed in H.RUNS if n == 6 else H.RUNS[:1]:
+            y, = k.run(c.step, [c.x, nw, None, packed, b, H.out((n, rows))], mode=mode, seed=seed)
+            z = rounded(norm(c.x, "rms", nw, None), dtype) @ w.T + b
+            close(y, f(z[:, :rows]) * z[:, rows:], 5e-3)
+        packed, w = c.weights()
+        k = H.build("norm_act_mixed_sm80", "sm_80", c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT=act))
+        y, = k.run(c.step, [c.x, nw, None, packed, b[:rows].copy(), H.out((n, rows))])
+        close(y, f(rounded(norm(c.x, "rms", nw, None), dtype) @ w.T + b[:rows]), 5e-3)
+
+
+@pytest.mark.parametrize("n_out, cap", [(0, 0.0), (3, 0.0), (20, 30.0)])
+def test_head(n_out, cap):
+    rows, cols, n = 211, 64, 24
+    c = Case(9, n, rows, cols, "bf16")
+    packed, w = c.weights()
+    nw = c.f(cols)
+    out_row = np.sort(np.random.default_rng(n_out).permutation(n)[:n_out])
+    step = H.make_step(pos=list(range(n)), rows=[n], out_row=out_row)
+    k = H.build("head_mixed_sm80", "sm_80", c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, CAP=cap))
+    for mode, seed in H.RUNS:
+        y, = k.run(step, [c.x, nw, None, packed, H.out((n_out, rows))], mode=mode, seed=seed)
+        if n_out:
+            want = rounded(norm(c.x, "rms", nw, None), "bf16")[out_row] @ w.T
+            close(y, cap * np.tanh(want / cap) if cap else want, 2e-3)
+
+
+@pytest.mark.parametrize("style, qn, kv_dtype", [("half", True, "bf16"), ("interleaved", False, "f16"), ("none", False, "f32")])
+def test_qkv(style, qn, kv_dtype):
+    heads, kv, d, cols, n = 4, 2, 16, 96, 9
+    r = 12
+    rows = (heads + 2 * kv) * d
+    c = Case(11, n, rows, cols, "bf16")
+    packed, w = c.weights()
+    nw, b = c.f(cols), c.f(rows)
+    qw, kw = (c.f(d), c.f(d)) if qn else (None, None)
+    angle = c.f(n, r // 2)
+    rope = None if style == "none" else np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(np.float32)
+    item = 4 if kv_dtype == "f32" else 2
+    page = kv * H.PAGE * d * 2
+    pool = np.zeros((3, page), {"f32": np.float32}.get(kv_dtype, np.uint16))
+    pos = [30, 31, 32, 33, 0, 1, 2, 3, 4]
+    step = H.make_step(pos=pos, rows=[4, 5], table=[[2, 0], [1, 1]])
+    k = H.build("norm_qkv_mixed_sm80", "sm_90a", dict(
+        HIDDEN=cols, HEADS=heads, KV_HEADS=kv, DIM=d, HAS_QN=int(qn), HAS_KN=int(qn), QK_EPS=1e-6, QK_PLUS_ONE=0, HAS_ROPE=int(rope is not None),
+        ROPE_DIMS=r if rope is not None else 0, STYLE="half" if style == "none" else style, KV_DTYPE=kv_dtype, KV_PAGE_BYTES=page * item,
+        W_DTYPE="bf16", W_ROWS=rows, NORM="rms", EPS=EPS, PLUS_ONE=0))
+    raw = (rounded(norm(c.x, "rms", nw, None), "bf16") @ w.T + b).reshape(n, heads + 2 * kv, d)
+    for i in range(heads + kv):
+        if qn:
+            raw[:, i] = raw[:, i] / np.sqrt((raw[:, i] ** 2).mean(-1, keepdims=True) + 1e-6) * (qw if i < heads else kw)
+        if rope is not None:
+            first, second = (slice(0, r // 2), slice(r // 2, r)) if style == "half" else (slice(0, r, 2), slice(1, r, 2))
+            x, y = raw[:, i, first].copy(), raw[:, i, second].copy()
+            raw[:, i, first], raw[:, i, second] = x * np.cos(angle) - y * np.sin(angle), y * np.cos(angle) + x * np.sin(angle)
+    for mode, seed in H.RUNS:
+        got = k.run(step, [c.x, nw, None, packed, b, qw, kw, rope, H.inout(pool), H.out((n, heads, d)), None], mode=mode, seed=seed)
+        got_pool, q = got
+        close(q, raw[:, :heads], 3e-3)
+        values = {"f32": lambda a: a, "f16": lambda a: a.view(np.float16), "bf16": from_bf16}[kv_dtype](got_pool).reshape(3, 2, kv, H.PAGE, d)
+        for t in range(n):
+            p = step.arrays["block_table"][step.arrays["seq_of"][t], pos[t] // H.PAGE]
+            for part in range(2):
+                close(values[p, part, :, pos[t] % H.PAGE].astype(np.float64), raw[t, heads + part * kv:heads + (part + 1) * kv], 1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "q5_0", "q6_k"])
+def test_rows_do_not_depend_on_company(dtype):
+    """The same bits alone, among 20, 70 and 140 rows: all tiles add in one order."""
+    cols, rows = 512, 260
+    c = Case(21, 140, rows, cols, dtype)
+    packed, _ = c.weights()
+    k = H.build("matmul_mixed_sm80", "sm_80", c.params())
+    all_rows, = k.run(c.step, [c.x, packed, None, H.out((140, rows))])
+    for pick in [137], list(range(100, 120)), list(range(3, 73)):
+        step = H.make_step(pos=list(range(len(pick))), rows=[len(pick)])
+        y, = k.run(step, [c.x[pick], packed, None, H.out((len(pick), rows))], seed=1)
+        assert (y.view(np.uint32) == all_rows[pick].view(np.uint32)).all()
+
+
+def test_large_activations_do_not_overflow():
+    c = Case(22, 5, 40, 64, "f16")
+    packed, w = c.weights()
+    c.x *= np.array([1e6, 1e-6, 3e30, 0, 1], np.float32)[:, None]
+    k = H.build("matmul_mixed_sm80", "sm_80", c.params())
+    y, = k.run(c.step, [c.x, packed, None, H.out((5, 40))])
+    for t in range(5):
+        if t == 3:
+            assert (y[t] == 0).all()
+        else:
+            close(y[t], (rounded(c.x, "f16") @ w.T)[t])
+
+
+TEMPLATES = {
+    "matmul": dict(), "matmul_add": dict(SCALE=1.0), "norm_matmul": dict(NORM="rms", EPS=EPS, PLUS_ONE=0),
+    "norm_act": dict(NORM="layer", EPS=EPS, PLUS_ONE=0, ACT="gelu"), "norm_glu": dict(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu"),
+    "head": dict(NORM="rms", EPS=EPS, PLUS_ONE=0, CAP=0.0),
+}
+
+
+def test_refuses():
+    """What is left to the portable kernels."""
+    p = dict(ROWS=64, COLS=64, W_DTYPE="bf16")
+    assert H.accepts("matmul_mixed_sm80", "sm_80", p)
+    assert not H.accepts("matmul_mixed_sm80", "sm_75", p)
+    assert not H.accepts("matmul_mixed_sm80", "sm_80", dict(p, W_DTYPE="f32"))
+    assert not H.accepts("matmul_mixed_sm80", "sm_80", dict(p, COLS=60))
