@@ -23,8 +23,7 @@ att_range(const llmc_step &s, int seq, int pos)
 	r.lo = ATT_WINDOW > 0 && pos - ATT_WINDOW + 1 > 0 ? pos - ATT_WINDOW + 1 : 0;
 	r.hi = pos + 1;
 #ifdef ATT_MASK_prefix
-	int prefix = s.prefix_len[seq], held = s.kv_len[seq];
-	r.hi = min(max(r.hi, prefix), max(r.hi, held));
+	r.hi = min(max(r.hi, s.prefix_len[seq]), s.kv_len[seq]);
 #endif
 	return r;
 }
@@ -34,14 +33,14 @@ att_range(const llmc_step &s, int seq, int pos)
 DEV float
 att_slope(int head)
 {
-	int n = 1;
-
-	if (ATT_ALIBI <= 0)
-		return 0;
-	while (n * 2 <= ATT_HEADS)
-		n *= 2;
-	return head < n ? exp2f(-ATT_ALIBI * (float)(head + 1) / (float)n)
-	                : exp2f(-ATT_ALIBI * (float)(2 * (head - n) + 1) / (float)(2 * n));
+	if constexpr (ATT_ALIBI > 0) {
+		int n = 1;
+		while (n * 2 <= ATT_HEADS)
+			n *= 2;
+		return head < n ? exp2f(-ATT_ALIBI * (float)(head + 1) / (float)n)
+		                : exp2f(-ATT_ALIBI * (float)(2 * (head - n) + 1) / (float)(2 * n));
+	}
+	return 0;
 }
 
 /* The score, times log2(e), of a product q.k; q as it came. distance: position of the key minus position of the row */

@@ -1,0 +1,223 @@
+/* Decode attention split over positions. A unit is a row, a kv head and up to ATT_HB of its query heads; the tiles (ATT_TILE positions)
+ * of all units in order are cut into one run of equal length for each block, so that every multiprocessor reads as much however many
+ * rows there are and however long they are. A run is read unit by unit: a segment. Warps of a block take a segment's tiles in turn
+ * and put their sums together; a unit that lies in several blocks is put together, in their order, by whichever of them comes last.
+ * Nobody waits for another block. The cut depends on lengths and the grid alone, so equal steps give equal results.
+ *
+ * Scratch: part_o [2 * ATT_BLOCKS][ATT_HB][ATT_V], part_ml [2 * ATT_BLOCKS][ATT_HB][2]: of each block, [0] the end of a unit that began
+ * in an earlier block, [1] the beginning of one that goes on in a later one; ticket [rows][units]: blocks that have left their
+ * part, zero between calls. */
+#ifndef LLMC_CUDA_ATTENTION_SPLIT_H
+#define LLMC_CUDA_ATTENTION_SPLIT_H
+
+#include "common/cuda_attention.h"
+
+/* ATT_TILE, ATT_HB, ATT_MIN_TILES are defined before inclusion. */
+enum {
+	ATT_BLOCKS = 512,                           /* that do something; more of them idle */
+	ATT_WARPS = 8,
+	ATT_NHB = (ATT_G + ATT_HB - 1) / ATT_HB,    /* blocks of heads in a group */
+	ATT_UNITS = ATT_KV_HEADS * ATT_NHB,         /* of a row */
+	ATT_VC_MAX = 1024 / ATT_HB / 64 * 64,       /* dimensions put together at a time */
+	ATT_VC = ATT_V < ATT_VC_MAX ? (ATT_V + 7) / 8 * 8 : ATT_VC_MAX < 64 ? 64 : ATT_VC_MAX,
+	ATT_VS = ATT_VC < 64 ? 64 : ATT_VC + 4      /* a row of them in shared memory, off the same banks; ATT_WARPS rows hold ATT_BLOCKS factors */
+};
+
+/* What a block is at: tiles [tile, end) of one unit, in tiles of absolute positions */
+typedef struct AttSegment {
+	int row, seq, pos, kv_head, head;   /* head: its first query head */
+	int n_head;                         /* ATT_HB, or fewer */
+	int tile, end;
+	AttRange range;
+	int unit;                           /* row * ATT_UNITS + unit of the row */
+	int first_block, last_block;        /* that have tiles of the unit; equal: it is whole here */
+	bool begins;                        /* the unit's first tile is here */
+} AttSegment;
+
+typedef struct AttShared {
+	float m[ATT_WARPS][ATT_HB], l[ATT_WARPS][ATT_HB];
+	float sum[ATT_HB], top[ATT_HB];
+	float o[ATT_WARPS][ATT_HB][ATT_VS];
+	int   last;
+} AttShared;
+
+DEV int
+att_tiles(const llmc_call &p, int row)
+{
+	AttRange r = att_range(p.s, p.s.seq_of[row], p.s.pos[row]);
+
+	return (r.hi - 1) / ATT_TILE - r.lo / ATT_TILE + 1;
+}
+
+DEV long long
+warp_sum_int(long long v)
+{
+#pragma unroll
+	for (int d = 16; d; d /= 2)
+		v += __shfl_xor_sync(~0u, v, d);
+	return v;
+}
+
+/* Tiles [at, end) of the list are this block's; blocks: that have some. Every warp finds out by itself. */
+typedef struct AttList { long long total, at, end; int blocks; } AttList;
+
+DEV AttList
+att_list(const llmc_call &p)
+{
+	const int n = N_TOK(p);
+	long long sum = 0;
+	AttList list;
+
+	for (int row = lane_id(); row < n; row += 32)
+		sum += att_tiles(p, row);
+	list.total = warp_sum_int(sum) * ATT_UNITS;
+	long long want = (list.total + ATT_MIN_TILES - 1) / ATT_MIN_TILES;
+	list.blocks = min((int)gridDim.x, (int)ATT_BLOCKS);
+	if (want < list.blocks)
+		list.blocks = (int)want;
+	list.at = list.end = 0;
+	if ((int)blockIdx.x < list.blocks) {
+		list.at = list.total * blockIdx.x / list.blocks;
+		list.end = list.total * (blockIdx.x + 1) / list.blocks;
+	}
+	return list;
+}
+
+/* block of a tile of the list: the last one that begins at it or before */
+DEV int
+att_block_of(const AttList &list, long long tile)
+{
+	return (int)(((tile + 1) * list.blocks - 1) / list.total);
+}
+
+/* The segment at list.at, which moves behind it */
+DEV AttSegment
+att_segment(const llmc_call &p, AttList &list)
+{
+	const int n = N_TOK(p), lane = lane_id();
+	long long base = 0;
+	AttSegment g;
+	int tiles = 0;
+
+	for (int first = 0;; first += 32) {
+		int mine = first + lane < n ? att_tiles(p, first + lane) : 0, upto = mine;
+#pragma unroll
+		for (int d = 1; d < 32; d *= 2) {
+			int below = __shfl_up_sync(~0u, upto, d);
+			upto += lane >= d ? below : 0;
+		}
+		int all = __shfl_sync(~0u, upto, 31);
+		if (list.at >= base + (long long)all * ATT_UNITS && first + 32 < n) {
+			base += (long long)all * ATT_UNITS;
+			continue;
+		}
+		unsigned before = __ballot_sync(~0u, list.at >= base + (long long)upto * ATT_UNITS);
+		int at = __popc(before & 0x7fffffffu);
+		tiles = __shfl_sync(~0u, mine, at);
+		base += (long long)(__shfl_sync(~0u, upto, at) - tiles) * ATT_UNITS;
+		g.row = first + at;
+		break;
+	}
+	g.seq = p.s.seq_of[g.row];
+	g.pos = p.s.pos[g.row];
+	g.range = att_range(p.s, g.seq, g.pos);
+	int u = (int)((list.at - base) / tiles), in = (int)((list.at - base) % tiles), first = g.range.lo / ATT_TILE;
+	long long from = base + (long long)u * tiles, left = list.end - from;
+	g.unit = g.row * ATT_UNITS + u;
+	g.kv_head = u / ATT_NHB;
+	g.head = g.kv_head * ATT_G + u % ATT_NHB * ATT_HB;
+	g.n_head = min((int)ATT_HB, (g.kv_head + 1) * ATT_G - g.head);
+	g.begins = in == 0;
+	g.tile = first + in;
+	g.end = first + (left < tiles ? (int)left : tiles);
+	g.first_block = att_block_of(list, from);
+	g.last_block = att_block_of(list, from + tiles - 1);
+	list.at = from + (g.end - first);
+	return g;
+}
+
+/* s.m and s.l are those of the warps; store(v0) leaves o[.][v0 .. v0 + ATT_VC) of this warp in s.o[warp], times
+ * exp2f(s.m[warp][head] - s.top[head]). What comes out goes to y, or to scratch and, from the last part, to y. */
+template <class Store> DEV void
+att_finish(const llmc_call &p, const AttSegment &g, AttShared &s, Store store)
+{
+	float *y = (float *)p.a[3] + ((long long)g.row * ATT_HEADS + g.head) * ATT_V;
+	float *part_o = (float *)p.a[4], *part_ml = (float *)p.a[5];
+	int *ticket = (int *)p.a[6] + g.unit;
+	const bool whole = g.first_block == g.last_block;
+	const int mine = 2 * (int)blockIdx.x + g.begins, n = g.last_block - g.first_block + 1;
+
+	__syncthreads();
+	if (threadIdx.x < ATT_HB) {
+		int h = threadIdx.x;
+		float m = s.m[0][h], l = 0;
+		for (int w = 1; w < ATT_WARPS; w++)
+			m = fmaxf(m, s.m[w][h]);
+		for (int w = 0; w < ATT_WARPS; w++)
+			l += s.l[w][h] * exp2f(s.m[w][h] - m);
+		s.top[h] = m;
+		s.sum[h] = l;
+	}
+	for (int v0 = 0; v0 < ATT_V; v0 += ATT_VC) {
+		__syncthreads();
+		store(v0);
+		__syncthreads();
+		for (int i = threadIdx.x; i < g.n_head * ATT_VC; i += blockDim.x) {
+			int h = i / ATT_VC, v = i % ATT_VC;
+			if (v0 + v >= ATT_V)
+				continue;
+			float o = 0;
+#pragma unroll
+			for (int w = 0; w < ATT_WARPS; w++)
+				o += s.o[w][h][v];
+			if (whole)
+				y[h * ATT_V + v0 + v] = o / s.sum[h];
+			else
+				part_o[((long long)mine * ATT_HB + h) * ATT_V + v0 + v] = o;
+		}
+	}
+	if (whole)
+		return;
+	if ((int)threadIdx.x < g.n_head) {
+		part_ml[(mine * ATT_HB + threadIdx.x) * 2] = s.top[threadIdx.x];
+		part_ml[(mine * ATT_HB + threadIdx.x) * 2 + 1] = s.sum[threadIdx.x];
+	}
+	__syncthreads();
+	if (threadIdx.x == 0) {
+		s.last = atom_add_acq_rel_gpu(ticket, 1) == n - 1;
+		if (s.last)
+			st_relaxed_gpu(ticket, 0);
+	}
+	__syncthreads();
+	if (!s.last)
+		return;
+	/* a warp a head: what each part counts, one after the other in s.o */
+	float *factor = &s.o[0][0][0];
+	for (int h = warp_id(); h < g.n_head; h += ATT_WARPS) {
+		float top = ATT_NONE, sum = 0;
+		for (int i = lane_id(); i < n; i += 32)
+			top = fmaxf(top, part_ml[((2 * (g.first_block + i) + (i == 0)) * ATT_HB + h) * 2]);
+		top = warp_max(top);
+		for (int i = lane_id(); i < n; i += 32) {
+			const float *ml = part_ml + ((2 * (g.first_block + i) + (i == 0)) * ATT_HB + h) * 2;
+			float f = exp2f(ml[0] - top);
+			factor[i * ATT_HB + h] = f;
+			sum += ml[1] * f;
+		}
+		sum = warp_sum(sum);
+		if (lane_id() == 0)
+			s.sum[h] = sum;
+	}
+	__syncthreads();
+	for (int i = threadIdx.x; i < g.n_head * ATT_V; i += blockDim.x) {
+		const int h = i / ATT_V;
+		const float *from = part_o + (long long)2 * g.first_block * ATT_HB * ATT_V + i;
+		float o = from[(long long)ATT_HB * ATT_V] * factor[h];
+#pragma unroll 8
+		for (int k = 1; k < n; k++)
+			o = fmaf(from[(long long)2 * k * ATT_HB * ATT_V], factor[k * ATT_HB + h], o);
+		y[i] = o / s.sum[h];
+	}
+}
+
+#endif
