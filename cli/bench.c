@@ -111,6 +111,8 @@ static int
 bench(int argc, char **argv)
 {
 	Common c = { 0 };
+	if (argc > 1 && strcmp(argv[1], "serve") == 0)
+		return cmd_bench_serve.run(argc - 1, argv + 1);
 	const char *p_text = "512", *n_text = "128", *b_text = "1", *d_text = "0", *args[1] = { NULL };
 	int32_t runs = 5, p[MAX_SIZES], n[MAX_SIZES], bt[MAX_SIZES], d[MAX_SIZES];
 	size_t np = 0, nn = 0, nb = 0, nd = 0;
