@@ -20,6 +20,7 @@ typedef struct llmc_step {
 	const int *out_row;      /* [n_out] rows whose logits are wanted, ascending */
 	const int *block_table;  /* [n_seq, block_stride] page numbers; position j is in page j / 32 */
 	int        block_stride;
+	int        rows;         /* rows that the launch was made for: the bucket of its graph, n_tok <= rows; 0: unknown */
 } llmc_step;
 
 enum { LLMC_CALL_ARGS = 16 };

@@ -224,7 +224,7 @@ class FeedArgs(C.Structure):
 
 class CallArgs(C.Structure):
     _fields_ = [(n, C.c_uint64) for n in "n tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table".split()] + \
-        [("block_stride", C.c_int32), ("a", C.c_uint64 * 16)]
+        [("block_stride", C.c_int32), ("rows", C.c_int32), ("a", C.c_uint64 * 16)]
 
 
 class Attr(C.Structure):
@@ -335,7 +335,7 @@ class Device:
         call.n = fresh(np.array(job["n"], np.int32), True)
         for k, v in job["step"].items():
             setattr(call, k, fresh(v, True))
-        call.block_stride = job["stride"]
+        call.block_stride, call.rows = job["stride"], job.get("rows", 0)
         for kind, value, moving in job["args"]:
             if kind == "none":
                 ptr.append(0)
@@ -490,7 +490,7 @@ class Kernel:
         todo = [(x["fn"], [extent(g, self.params, syms) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"]) for x in self.launches]
         n = [step.n[k] for k in ("n_tok", "n_dec", "n_seq", "n_out")]
         job = dict(text=self.text, name=f"{path_of(self.template).name}", launches=todo, n=n, step=step.arrays, stride=step.stride,
-                   args=passed, scratch=scratch, repeat=repeat, fetch=fetch)
+                   rows=syms["n_tok"], args=passed, scratch=scratch, repeat=repeat, fetch=fetch)
         return submit(self.arch, mode, seed, sms, job, timeout)
 
 
