@@ -1,27 +1,25 @@
-/* Picking a token: penalties, temperature, top-k, top-p, min-p, in the order and with the rules of transformers'
- * processors; presence and frequency penalties as OpenAI defines them, beside the repetition penalty.
- *
- * The n-th pick of a sampler uses the random number of (seed, n) and nothing else, so a pick can be repeated. Nothing is
- * sorted whole: top-k selects, top-p takes from a heap as much as it keeps. */
+/* Samplers: parameters, the history that penalties look at, and a pick. See sample.h for the order of things. */
+#include "runtime/sample.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/error.h"
-
-typedef struct Cand { float v; int32_t id; } Cand; /* value: logit, later weight */
-
 struct llmc_sampler {
 	int32_t     vocab;
-	llmc_params p;
-	bool        penalties;
-	float      *work;      /* [vocab] */
-	Cand       *cand;      /* [vocab] */
-	int32_t    *n_output;  /* [vocab] times in the output */
-	bool       *seen;      /* [vocab] in prompt or output */
-	int32_t    *touched;   /* [vocab] ids that were seen */
+	llmc_params p;            /* its arrays are our own */
+	int32_t    *ids;          /* memory of stop_tokens and of the tokens of bad_words */
+	int32_t     n_eos, eos[16];
+	bool        penalties, changes; /* counts tokens; changes logits in any way */
+	int32_t    *n_output;     /* [vocab] times in the output */
+	bool       *seen;         /* [vocab] in prompt or output */
+	int32_t    *touched;      /* [vocab] ids that were seen */
 	int32_t     n_touched;
+	int32_t    *tail;         /* [n_tail] the last tokens, newest last */
+	int32_t     n_tail, tail_cap;
+	int32_t     n_new;
 	uint64_t    n_pick;
+	SampleScratch own;        /* of llmc_sampler_pick */
 };
 
 static bool
@@ -31,7 +29,37 @@ within(float v, float min, float max)
 }
 
 static llmc_status
-check_params(const llmc_params *p, llmc_error *err)
+check_id(const char *what, int32_t id, int32_t vocab, llmc_error *err)
+{
+	if (id < 0 || id >= vocab)
+		return error_set(err, LLMC_E_RANGE, "%s holds %d, tokens are 0 .. %d", what, id, vocab - 1);
+	return LLMC_OK;
+}
+
+static llmc_status
+check_lists(const llmc_params *p, int32_t vocab, llmc_error *err)
+{
+	if (p->n_stop_tokens < 0 || p->n_logit_bias < 0 || p->n_bad_words < 0 || (p->n_stop_tokens && !p->stop_tokens) ||
+	    (p->n_logit_bias && !p->logit_bias) || (p->n_bad_words && !p->bad_words))
+		return error_set(err, LLMC_E_RANGE, "stop_tokens, logit_bias or bad_words has a count without a list");
+	for (int32_t i = 0; i < p->n_stop_tokens; i++)
+		TRY(check_id("stop_tokens", p->stop_tokens[i], vocab, err));
+	for (int32_t i = 0; i < p->n_logit_bias; i++) {
+		TRY(check_id("logit_bias", p->logit_bias[i].id, vocab, err));
+		if (!(p->logit_bias[i].value < INFINITY)) /* -INFINITY is fine */
+			return error_set(err, LLMC_E_RANGE, "logit_bias of token %d is no number", p->logit_bias[i].id);
+	}
+	for (int32_t i = 0; i < p->n_bad_words; i++) {
+		if (p->bad_words[i].n < 1 || p->bad_words[i].n > 4096 || !p->bad_words[i].tok)
+			return error_set(err, LLMC_E_RANGE, "bad_words %d has %zu tokens, possible are 1 .. 4096", i, p->bad_words[i].n);
+		for (size_t k = 0; k < p->bad_words[i].n; k++)
+			TRY(check_id("bad_words", p->bad_words[i].tok[k], vocab, err));
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err)
 {
 	if (!within(p->temperature, 0, 1e6f))
 		return error_set(err, LLMC_E_RANGE, "temperature is %g, it must be 0 (greedy) or above", (double)p->temperature);
@@ -41,41 +69,114 @@ check_params(const llmc_params *p, llmc_error *err)
 		return error_set(err, LLMC_E_RANGE, "top_p is %g, it must be within 0 .. 1", (double)p->top_p);
 	if (!within(p->min_p, 0, 1))
 		return error_set(err, LLMC_E_RANGE, "min_p is %g, it must be within 0 .. 1", (double)p->min_p);
+	if (!within(p->typical_p, 0, 1))
+		return error_set(err, LLMC_E_RANGE, "typical_p is %g, it must be within 0 .. 1", (double)p->typical_p);
 	if (!within(p->repetition_penalty, 0, 1e6f))
 		return error_set(err, LLMC_E_RANGE, "repetition_penalty is %g, it must be above 0", (double)p->repetition_penalty);
 	if (!within(p->presence_penalty, -1e6f, 1e6f) || !within(p->frequency_penalty, -1e6f, 1e6f))
 		return error_set(err, LLMC_E_RANGE, "presence_penalty and frequency_penalty must be finite numbers");
-	return LLMC_OK;
+	if (p->min_tokens < 0)
+		return error_set(err, LLMC_E_RANGE, "min_tokens is %d, it must be 0 or above", p->min_tokens);
+	return check_lists(p, vocab, err);
+}
+
+llmc_params
+sampler_params(const llmc_params *p)
+{
+	llmc_params own = LLMC_INIT(llmc_params);
+
+	if (p)
+		memcpy(&own, p, p->size < sizeof own ? p->size : sizeof own);
+	own.size = sizeof own;
+	return own;
 }
 
 llmc_status
-llmc_sampler_open(int32_t vocab, const llmc_params *p, llmc_sampler **out, llmc_error *err)
+sample_scratch_open(int32_t vocab, SampleScratch *out, llmc_error *err)
 {
-	llmc_params own = { 0 };
+	*out = (SampleScratch){ .vocab = vocab };
+	out->work = calloc((size_t)vocab, sizeof *out->work);
+	out->cand = calloc((size_t)vocab, sizeof *out->cand);
+	if (out->work && out->cand)
+		return LLMC_OK;
+	sample_scratch_release(out);
+	return error_set(err, LLMC_E_MEMORY, "out of memory for sampling from %d tokens", vocab);
+}
 
-	if (!out)
-		return error_set(err, LLMC_E_RANGE, "no place for the sampler was given");
+void
+sample_scratch_release(SampleScratch *s)
+{
+	free(s->work);
+	free(s->cand);
+	*s = (SampleScratch){ 0 };
+}
+
+/* Copies of the lists; false: out of memory. */
+static bool
+copy_lists(llmc_sampler *s, const llmc_params *p)
+{
+	size_t n = (size_t)p->n_stop_tokens, at = 0, longest = 1;
+
+	for (int32_t i = 0; i < p->n_bad_words; i++) {
+		n += p->bad_words[i].n;
+		longest = p->bad_words[i].n > longest ? p->bad_words[i].n : longest;
+	}
+	llmc_sequence *bad = calloc((size_t)p->n_bad_words + 1, sizeof *bad);
+	llmc_bias *bias = calloc((size_t)p->n_logit_bias + 1, sizeof *bias);
+	s->ids = calloc(n + 1, sizeof *s->ids);
+	s->p.bad_words = bad;
+	s->p.logit_bias = bias;
+	s->p.stop_tokens = s->ids;
+	s->tail_cap = (int32_t)longest;
+	s->tail = calloc(longest, sizeof *s->tail);
+	if (!bad || !bias || !s->ids || !s->tail)
+		return false;
+	if (p->n_stop_tokens)
+		memcpy(s->ids, p->stop_tokens, (size_t)p->n_stop_tokens * sizeof *s->ids);
+	at = (size_t)p->n_stop_tokens;
+	if (p->n_logit_bias)
+		memcpy(bias, p->logit_bias, (size_t)p->n_logit_bias * sizeof *bias);
+	for (int32_t i = 0; i < p->n_bad_words; i++) {
+		memcpy(s->ids + at, p->bad_words[i].tok, p->bad_words[i].n * sizeof *s->ids);
+		bad[i] = (llmc_sequence){ s->ids + at, p->bad_words[i].n };
+		at += p->bad_words[i].n;
+	}
+	return true;
+}
+
+llmc_status
+sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_eos, llmc_sampler **out, llmc_error *err)
+{
+	llmc_params own = sampler_params(p);
+
 	*out = NULL;
-	if (p)
-		memcpy(&own, p, p->size < sizeof own ? p->size : sizeof own);
 	if (vocab < 1)
 		return error_set(err, LLMC_E_RANGE, "a vocabulary of %d tokens cannot be sampled from", vocab);
-	TRY(check_params(&own, err));
+	TRY(sampler_check(&own, vocab, err));
 	llmc_sampler *s = calloc(1, sizeof *s);
+	bool ok = s != NULL;
 	if (s) {
 		s->vocab = vocab;
 		s->p = own;
 		s->p.stop = NULL; /* not ours to keep */
+		s->p.bad_words = NULL;
+		s->p.logit_bias = NULL;
+		s->n_eos = n_eos < 16 ? n_eos : 16;
+		if (s->n_eos)
+			memcpy(s->eos, eos, (size_t)s->n_eos * sizeof *eos);
 		if (s->p.repetition_penalty == 0)
 			s->p.repetition_penalty = 1;
 		s->penalties = s->p.repetition_penalty != 1 || own.presence_penalty != 0 || own.frequency_penalty != 0;
-		s->work = calloc((size_t)vocab, sizeof *s->work);
-		s->cand = calloc((size_t)vocab, sizeof *s->cand);
-		s->n_output = calloc((size_t)vocab, sizeof *s->n_output);
-		s->seen = calloc((size_t)vocab, sizeof *s->seen);
-		s->touched = calloc((size_t)vocab, sizeof *s->touched);
+		s->changes = s->penalties || own.n_logit_bias || own.n_bad_words || own.min_tokens || own.watermark;
+		ok = copy_lists(s, &own);
+		if (ok && s->penalties) {
+			s->n_output = calloc((size_t)vocab, sizeof *s->n_output);
+			s->seen = calloc((size_t)vocab, sizeof *s->seen);
+			s->touched = calloc((size_t)vocab, sizeof *s->touched);
+			ok = s->n_output && s->seen && s->touched;
+		}
 	}
-	if (!s || !s->work || !s->cand || !s->n_output || !s->seen || !s->touched) {
+	if (!ok) {
 		llmc_sampler_close(s);
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a sampler of %d tokens", vocab);
 	}
@@ -83,16 +184,53 @@ llmc_sampler_open(int32_t vocab, const llmc_params *p, llmc_sampler **out, llmc_
 	return LLMC_OK;
 }
 
+llmc_status
+sampler_copy(const llmc_sampler *s, uint64_t seed, llmc_sampler **out, llmc_error *err)
+{
+	llmc_params p = s->p;
+
+	p.seed = seed;
+	TRY(sampler_open(s->vocab, &p, s->eos, s->n_eos, out, err));
+	llmc_sampler *to = *out;
+	if (s->penalties) {
+		memcpy(to->n_output, s->n_output, (size_t)s->vocab * sizeof *s->n_output);
+		memcpy(to->seen, s->seen, (size_t)s->vocab * sizeof *s->seen);
+		memcpy(to->touched, s->touched, (size_t)s->n_touched * sizeof *s->touched);
+		to->n_touched = s->n_touched;
+	}
+	memcpy(to->tail, s->tail, (size_t)s->n_tail * sizeof *s->tail);
+	to->n_tail = s->n_tail;
+	to->n_new = s->n_new;
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_sampler_open(int32_t vocab, const llmc_params *p, llmc_sampler **out, llmc_error *err)
+{
+	if (!out)
+		return error_set(err, LLMC_E_RANGE, "no place for the sampler was given");
+	TRY(sampler_open(vocab, p, NULL, 0, out, err));
+	llmc_status status = sample_scratch_open(vocab, &(*out)->own, err);
+	if (status != LLMC_OK) {
+		llmc_sampler_close(*out);
+		*out = NULL;
+	}
+	return status;
+}
+
 void
 llmc_sampler_close(llmc_sampler *s)
 {
 	if (!s)
 		return;
-	free(s->work);
-	free(s->cand);
+	free((void *)(uintptr_t)s->p.bad_words);
+	free((void *)(uintptr_t)s->p.logit_bias);
+	free(s->ids);
+	free(s->tail);
 	free(s->n_output);
 	free(s->seen);
 	free(s->touched);
+	sample_scratch_release(&s->own);
 	free(s);
 }
 
@@ -103,7 +241,7 @@ llmc_sampler_reset(llmc_sampler *s)
 		s->seen[s->touched[i]] = false;
 		s->n_output[s->touched[i]] = 0;
 	}
-	s->n_touched = 0;
+	s->n_touched = s->n_tail = s->n_new = 0;
 	s->n_pick = 0;
 }
 
@@ -111,6 +249,12 @@ void
 llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt)
 {
 	if (id < 0 || id >= s->vocab)
+		return;
+	if (s->n_tail == s->tail_cap)
+		memmove(s->tail, s->tail + 1, (size_t)--s->n_tail * sizeof *s->tail);
+	s->tail[s->n_tail++] = id;
+	s->n_new += !is_prompt;
+	if (!s->penalties)
 		return;
 	if (!s->seen[id]) {
 		s->seen[id] = true;
@@ -136,219 +280,67 @@ random_at(uint64_t seed, uint64_t n)
 	return (double)(mix(start + (n + 1) * 0x9e3779b97f4a7c15u) >> 11) * 0x1p-53;
 }
 
-typedef float   Lanes __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int32_t Mask __attribute__((vector_size(32)));
-
-/* The largest, the first of equals; NaN: E_CHECK. Eight at a time: this runs for every token. */
-static llmc_status
-largest(const float *v, int32_t n, int32_t *at, llmc_error *err)
-{
-	Lanes   top = { -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY };
-	Mask    nan = { 0 };
-	float   most = -INFINITY;
-	int32_t i = 0, bad = 0;
-
-	for (; i + 8 <= n; i += 8) {
-		Lanes x = *(const Lanes *)(v + i);
-		Mask  more = x > top;
-		nan |= x != x;
-		top = (Lanes)(((Mask)x & more) | ((Mask)top & ~more));
-	}
-	for (int k = 0; k < 8; k++) {
-		bad |= nan[k];
-		most = top[k] > most ? top[k] : most;
-	}
-	for (; i < n; i++) {
-		bad |= v[i] != v[i];
-		most = v[i] > most ? v[i] : most;
-	}
-	if (bad) {
-		for (i = 0; v[i] == v[i]; i++)
-			;
-		return error_set(err, LLMC_E_CHECK,
-		                 "the logits hold NaN (token %d): weights or kernels are broken, try `llmc verify`", i);
-	}
-	if (most == -INFINITY)
-		return error_set(err, LLMC_E_CHECK, "all logits are minus infinity: no token can be picked");
-	for (i = 0; v[i] != most; i++)
-		;
-	*at = i;
-	return LLMC_OK;
-}
-
 static void
-penalise(llmc_sampler *s)
+penalise(llmc_sampler *s, float *work)
 {
 	const llmc_params *p = &s->p;
 
 	for (int32_t i = 0; i < s->n_touched; i++) {
 		int32_t id = s->touched[i];
-		float *v = &s->work[id];
+		float *v = &work[id];
 		*v = *v < 0 ? *v * p->repetition_penalty : *v / p->repetition_penalty;
 		if (s->n_output[id])
 			*v -= p->frequency_penalty * (float)s->n_output[id] + p->presence_penalty;
 	}
 }
 
-/* The k-th largest of v [n], which is reordered; 1 <= k <= n. Hoare's selection, median of three. */
-static float
-kth_largest(float *v, int32_t n, int32_t k)
-{
-	int32_t lo = 0, hi = n - 1, want = k - 1;
-
-	while (lo < hi) {
-		float a = v[lo], b = v[lo + (hi - lo) / 2], c = v[hi];
-		float pivot = a > b ? (b > c ? b : a > c ? c : a) : (a > c ? a : b > c ? c : b);
-		int32_t i = lo, j = hi;
-		while (i <= j) {
-			while (v[i] > pivot)
-				i++;
-			while (v[j] < pivot)
-				j--;
-			if (i <= j) {
-				float t = v[i];
-				v[i++] = v[j];
-				v[j--] = t;
-			}
-		}
-		if (want <= j)
-			hi = j;
-		else if (want >= i)
-			lo = i;
-		else
-			break;
-	}
-	return v[want];
-}
-
-/* a before b: the larger, of equals the lower id */
-static bool
-before(Cand a, Cand b)
-{
-	return a.v > b.v || (a.v == b.v && a.id < b.id);
-}
-
+/* The last token of a bad word is out when the others have just been said. */
 static void
-sift(Cand *heap, int32_t n, int32_t at)
+forbid(llmc_sampler *s, float *work)
 {
-	Cand c = heap[at];
-
-	for (;;) {
-		int32_t child = 2 * at + 1;
-		if (child >= n)
-			break;
-		if (child + 1 < n && before(heap[child + 1], heap[child]))
-			child++;
-		if (!before(heap[child], c))
-			break;
-		heap[at] = heap[child];
-		at = child;
+	for (int32_t i = 0; i < s->p.n_bad_words; i++) {
+		const llmc_sequence *w = &s->p.bad_words[i];
+		int32_t before = (int32_t)w->n - 1;
+		if (before <= s->n_tail && memcmp(s->tail + s->n_tail - before, w->tok, (size_t)before * sizeof *w->tok) == 0)
+			work[w->tok[before]] = -INFINITY;
 	}
-	heap[at] = c;
+	if (s->n_new >= s->p.min_tokens)
+		return;
+	for (int32_t i = 0; i < s->n_eos && !s->p.ignore_eos; i++)
+		if (s->eos[i] >= 0 && s->eos[i] < s->vocab)
+			work[s->eos[i]] = -INFINITY;
+	for (int32_t i = 0; i < s->p.n_stop_tokens; i++)
+		work[s->p.stop_tokens[i]] = -INFINITY;
 }
 
-/* Keep the largest candidates until their weights reach top_p of all; they end in cand[0 .. return), in order. */
-static int32_t
-keep_top_p(Cand *cand, int32_t n, double top_p)
+llmc_status
+sampler_pick(llmc_sampler *s, const SampleScratch *m, const float *logits, int32_t *id, llmc_error *err)
 {
-	double all = 0, sum = 0;
-	int32_t left = n, kept = 0;
+	int32_t best;
 
-	for (int32_t i = 0; i < n; i++)
-		all += cand[i].v;
-	for (int32_t i = n / 2; i-- > 0;)
-		sift(cand, n, i);
-	/* the root goes to the end of the heap's room, which shrinks; so the kept ones lie at the end, last first */
-	while (left && (kept == 0 || sum < top_p * all)) {
-		Cand top = cand[0];
-		cand[0] = cand[--left];
-		sift(cand, left, 0);
-		cand[left] = top;
-		sum += top.v;
-		kept++;
+	TRY(sample_largest(logits, s->vocab, &best, err));
+	if (s->p.temperature > 0 || s->changes)
+		memcpy(m->work, logits, (size_t)s->vocab * sizeof *m->work);
+	if (s->changes) {
+		for (int32_t i = 0; i < s->p.n_logit_bias; i++)
+			m->work[s->p.logit_bias[i].id] += s->p.logit_bias[i].value;
+		if (s->p.watermark && s->n_tail)
+			sample_watermark(m->work, s->vocab, s->tail[s->n_tail - 1], 2, (int32_t *)m->cand);
+		if (s->penalties)
+			penalise(s, m->work);
+		forbid(s, m->work);
+		TRY(sample_largest(m->work, s->vocab, &best, err));
 	}
-	for (int32_t i = 0, j = n - 1; i < kept && i < j; i++, j--) {
-		Cand t = cand[i];
-		cand[i] = cand[j];
-		cand[j] = t;
-	}
-	return kept;
-}
-
-static int32_t
-draw(llmc_sampler *s, int32_t best)
-{
-	const llmc_params *p = &s->p;
-	float max = s->work[best] / p->temperature, floor = -INFINITY;
-	int32_t n = 0;
-	double sum = 0;
-
-	if (s->work[best] == INFINITY || max == INFINITY)
-		return best;
-	if (p->top_k > 0 && p->top_k < s->vocab) {
-		float *copy = (float *)s->cand; /* free until the candidates are listed */
-		memcpy(copy, s->work, (size_t)s->vocab * sizeof *copy);
-		floor = kth_largest(copy, s->vocab, p->top_k);
-	}
-	for (int32_t i = 0; i < s->vocab; i++) {
-		if (s->work[i] < floor) /* ties of the last stay, as in transformers */
-			continue;
-		float d = s->work[i] / p->temperature - max;
-		s->cand[n++] = (Cand){ d < -100 ? 0 : expf(d), i };
-	}
-	if (p->top_p > 0 && p->top_p < 1)
-		n = keep_top_p(s->cand, n, p->top_p);
-	if (p->min_p > 0) { /* the largest weight is 1 */
-		int32_t kept = 0;
-		for (int32_t i = 0; i < n; i++)
-			if (s->cand[i].v >= p->min_p)
-				s->cand[kept++] = s->cand[i];
-		n = kept;
-	}
-	for (int32_t i = 0; i < n; i++)
-		sum += s->cand[i].v;
-	double at = random_at(p->seed, s->n_pick) * sum;
-	int32_t last = best;
-	for (int32_t i = 0; i < n; i++) {
-		if (s->cand[i].v <= 0)
-			continue;
-		last = s->cand[i].id;
-		if (at < s->cand[i].v)
-			return last;
-		at -= s->cand[i].v;
-	}
-	return last; /* rounding used up the sum */
-}
-
-static float
-log_probability(const float *v, int32_t n, int32_t max_at, int32_t id)
-{
-	double sum = 0, max = v[max_at];
-
-	if (v[max_at] == INFINITY)
-		return v[id] == INFINITY ? 0 : -INFINITY;
-	for (int32_t i = 0; i < n; i++)
-		sum += exp(v[i] - max);
-	return (float)(v[id] - max - log(sum));
+	*id = s->p.temperature > 0 ? sample_draw(m, &s->p, best, random_at(s->p.seed, s->n_pick)) : best;
+	s->n_pick++;
+	return LLMC_OK;
 }
 
 llmc_status
 llmc_sampler_pick(llmc_sampler *s, const float *logits, int32_t *id, float *logprob, llmc_error *err)
 {
-	int32_t raw_best, best;
-
-	TRY(largest(logits, s->vocab, &raw_best, err));
-	best = raw_best;
-	if (s->p.temperature > 0 || (s->penalties && s->n_touched)) {
-		memcpy(s->work, logits, (size_t)s->vocab * sizeof *s->work);
-		if (s->penalties) {
-			penalise(s);
-			TRY(largest(s->work, s->vocab, &best, err));
-		}
-	}
-	*id = s->p.temperature > 0 ? draw(s, best) : best;
-	s->n_pick++;
+	TRY(sampler_pick(s, &s->own, logits, id, err));
 	if (logprob)
-		*logprob = log_probability(logits, s->vocab, raw_best, *id);
+		*logprob = sample_logprobs(logits, s->vocab, *id, NULL, 0);
 	return LLMC_OK;
 }

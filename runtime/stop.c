@@ -11,6 +11,7 @@ struct Stop {
 	Strbuf held;    /* not shown yet */
 	size_t shown;   /* bytes at the front of held that the last call handed out */
 	bool   found;
+	int    which;
 };
 
 llmc_status
@@ -32,6 +33,7 @@ stop_open(const char *const *stops, Stop **out, llmc_error *err)
 	for (; s->n < n; s->n++)
 		if (!(s->word[s->n] = strdup(stops[s->n])))
 			goto memory;
+	s->which = -1;
 	*out = s;
 	return LLMC_OK;
 memory:
@@ -83,8 +85,10 @@ stop_feed(Stop *s, const char *text, size_t n, bool last, const char **safe, siz
 	const char *first = NULL;
 	for (size_t i = 0; !s->found && i < s->n; i++) {
 		const char *at = s->held.len ? memmem(s->held.data, s->held.len, s->word[i], strlen(s->word[i])) : NULL;
-		if (at && (!first || at < first))
+		if (at && (!first || at < first)) {
 			first = at;
+			s->which = (int)i;
+		}
 	}
 	*safe = strbuf_str(&s->held);
 	if (first) {
@@ -98,4 +102,10 @@ stop_feed(Stop *s, const char *text, size_t n, bool last, const char **safe, siz
 	}
 	*found = s->found;
 	return LLMC_OK;
+}
+
+int
+stop_which(const Stop *s)
+{
+	return s->which;
 }

@@ -13,5 +13,7 @@ void        stop_close(Stop *s);
  * before it is the last that is ever safe. `last` releases what was held back. */
 llmc_status stop_feed(Stop *s, const char *text, size_t n, bool last, const char **safe, size_t *n_safe, bool *found,
                       llmc_error *err);
+/* Which of the list has been seen; -1: none yet. */
+int         stop_which(const Stop *s);
 
 #endif
