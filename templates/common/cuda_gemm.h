@@ -18,17 +18,26 @@
 #include "common/cuda_gemm_tile.h"
 #include "common/cuda_gemm_weights.h"
 
-/* 48 KB let two blocks share a multiprocessor of 100 KB; unpacked weights need whole groups of 64 columns, 64 KB. */
-#if W_PLANES
+/* GEMM_BLOCKS share a multiprocessor: 48 KB let two fit where it has 100 KB. Unpacked weights need whole groups of 64 columns; those of the k
+ * formats so many registers that one block has a multiprocessor to itself. */
+#if defined(W_q4_k) || defined(W_q5_k) || defined(W_q6_k)
+#define GEMM_BLOCKS 1
+#define GEMM_SHARED 98304
+#elif W_PLANES
+#define GEMM_BLOCKS 2
 #define GEMM_SHARED 65536
-typedef gemm_tile<16, 64, 128, 16, 16, 3>  gemm_small;
-typedef gemm_tile<64, 64, 64, 32, 16, 3>   gemm_middle;
-typedef gemm_tile<128, 128, 64, 64, 32, 2> gemm_large;
 #else
+#define GEMM_BLOCKS 2
 #define GEMM_SHARED (GEMM_ARCH == 80 || GEMM_ARCH == 90 || GEMM_ARCH == 100 ? 65536 : 49152)
+#endif
+#if W_PLANES
+typedef gemm_tile<16, 64, 128, 16, 16, 3>                     gemm_small;
+typedef gemm_tile<64, 64, 64, 32, 16, 3>                      gemm_middle;
+typedef gemm_tile<128, 128, 64, 64, 32, GEMM_SHARED / 32768>  gemm_large;
+#else
 typedef gemm_tile<16, (GEMM_ROWS >= 8192 ? 64 : 32), 64, 16, 16, (GEMM_ROWS >= 8192 ? GEMM_SHARED / 10240 : 8)> gemm_small;
-typedef gemm_tile<64, 64, 64, 32, 16, GEMM_SHARED / 16384> gemm_middle;
-typedef gemm_tile<128, 128, 32, 64, 32, GEMM_SHARED / 16384> gemm_large;
+typedef gemm_tile<64, 64, 64, 32, 16, GEMM_SHARED / 16384>    gemm_middle;
+typedef gemm_tile<128, 128, 32, 64, 32, GEMM_SHARED / 16384>  gemm_large;
 #endif
 static_assert(gemm_small::BYTES <= GEMM_SHARED && gemm_middle::BYTES <= GEMM_SHARED && gemm_large::BYTES <= GEMM_SHARED, "shared memory");
 
@@ -39,23 +48,31 @@ static_assert(gemm_small::BYTES <= GEMM_SHARED && gemm_middle::BYTES <= GEMM_SHA
 #define GEMM_SCALE(p) ((const float *)(p))
 #endif
 
-#ifdef GEMM_PAIRED
-enum { GEMM_OUT_SHARE = 2 }; /* rows of the matrix for one column of y */
-#else
-enum { GEMM_OUT_SHARE = 1 };
-#endif
-
 /* The copy of activations: rows past n and columns past the matrix become zeros. */
-template <class T> DEV void
-gemm_load_act(unsigned char *stage, const unsigned short *act, int m0, int n, int k0)
-{
-#pragma unroll
-	for (int c = (int)threadIdx.x; c < T::BM * T::CHUNKS; c += GEMM_THREADS) {
-		const int r = c / T::CHUNKS, k = k0 + c % T::CHUNKS * 8, m = m0 + r;
-		const bool in = m < n && (GEMM_COLS % T::BK == 0 || k < GEMM_COLS);
-		cp_async_16_fill(stage + gemm_place<T>(r, c % T::CHUNKS), act + (in ? (long long)m * GEMM_COLS + k : 0), in ? 16 : 0);
+template <class T> struct gemm_act {
+	static constexpr int PASS = GEMM_THREADS / T::CHUNKS;
+	const unsigned short *from;
+	int                   r, c, left;
+
+	__device__ __forceinline__ gemm_act(const unsigned short *act, int m0, int n)
+		: r((int)threadIdx.x / T::CHUNKS), c((int)threadIdx.x % T::CHUNKS)
+	{
+		left = n - m0 - r;
+		from = act + (long long)(m0 + r) * GEMM_COLS + c * 8;
 	}
-}
+
+	__device__ __forceinline__ void
+	fetch(unsigned char *to, int k0)
+	{
+		to += gemm_place<T>(r, c);
+#pragma unroll
+		for (int i = 0; i < (T::BM + PASS - 1) / PASS; i++) {
+			const bool in = i * PASS < left && (GEMM_COLS % T::BK == 0 || k0 + c * 8 < GEMM_COLS);
+			if (T::BM % PASS == 0 || r + i * PASS < T::BM)
+				cp_async_16_fill(to + i * PASS * T::BK * 2, from + k0 + (long long)i * PASS * GEMM_COLS, in ? 16 : 0);
+		}
+	}
+};
 
 /* The results of this warp go to the epilogue. */
 template <class T, class E> DEV void
@@ -91,6 +108,7 @@ gemm_one(unsigned char *smem, const unsigned short *act, const float *scale, con
 	constexpr int STEPS = (GEMM_COLS + T::BK - 1) / T::BK;
 	const int warp = (int)warp_id(), wm = warp / T::WARPS_N, wn = warp % T::WARPS_N;
 	gemm_weights<T> weights(w, n0);
+	gemm_act<T> rows(act, m0, n);
 	float acc[T::MT][T::NT][4];
 
 #pragma unroll
@@ -105,7 +123,7 @@ gemm_one(unsigned char *smem, const unsigned short *act, const float *scale, con
 	for (int s = 0; s < T::STAGES - 1; s++) {
 		if (s < STEPS) {
 			unsigned char *stage = smem + s * T::STAGE_BYTES;
-			gemm_load_act<T>(stage, act, m0, n, s * T::BK);
+			rows.fetch(stage, s * T::BK);
 			weights.fetch(stage + T::A_BYTES, s * T::BK);
 			weights.put(stage + T::A_BYTES);
 		}
@@ -119,7 +137,7 @@ gemm_one(unsigned char *smem, const unsigned short *act, const float *scale, con
 		unsigned char *stage = smem + into * T::STAGE_BYTES;
 		const bool more = step + T::STAGES - 1 < STEPS;
 		if (more) {
-			gemm_load_act<T>(stage, act, m0, n, (step + T::STAGES - 1) * T::BK);
+			rows.fetch(stage, (step + T::STAGES - 1) * T::BK);
 			weights.fetch(stage + T::A_BYTES, (step + T::STAGES - 1) * T::BK);
 		}
 		cp_async_commit();
@@ -159,7 +177,7 @@ gemm_run(const unsigned short *act, const float *scale, const void *w, int n, co
 
 	if (n <= 16)
 		gemm_walk<gemm_small>(smem, act, scale, w, n, e);
-	else if (n <= 64 || 2 * large <= (int)gridDim.x) /* the grid is two blocks a multiprocessor */
+	else if (n <= 64 || GEMM_BLOCKS * large <= (int)gridDim.x) /* the grid is GEMM_BLOCKS for each multiprocessor */
 		gemm_walk<gemm_middle>(smem, act, scale, w, n, e);
 	else
 		gemm_walk<gemm_large>(smem, act, scale, w, n, e);

@@ -11,11 +11,14 @@ struct prep_shared {
 	float sum[8], square[8], top[8];
 };
 
-/* The block's row: x [PREP_COLS] to act [PREP_COLS]; scale: what results are multiplied by (half floats only). */
-DEV void
-prep_row(const float *x, const float *nw, const float *nb, unsigned short *act, float *scale)
+/* The block's row: x [PREP_COLS] to act [PREP_COLS]; scale: what results are multiplied by (half floats only). act is a pointer, or
+ * something else whose act + k is the place of value k (in steps of 4). */
+template <class A> DEV void
+prep_row(const float *x, const float *nw, const float *nb, A act, float *scale)
 {
+#if !defined(NORM_none) || !defined(W_bf16)
 	SHARED(prep_shared, s);
+#endif
 	constexpr int N = (PREP_COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS);
 	float v[N][4];
 

@@ -17,33 +17,57 @@
 #define W_PLANES 1
 #endif
 
-/* The matrix' row of row r of a tile that begins at column n0 of y. */
+#ifdef GEMM_PAIRED
+enum { GEMM_OUT_SHARE = 2 }; /* rows of the matrix for one column of y */
+#else
+enum { GEMM_OUT_SHARE = 1 };
+#endif
+
+/* The column of y that row r of a tile stands for, from the tile's first, and whether it is in the second half. */
 template <class T> DEV int
-gemm_weight_row(int n0, int r)
+gemm_column(int r)
 {
 #ifdef GEMM_PAIRED
-	const int i = r % T::WN, col = n0 + r / T::WN * (T::WN / 2) + i % (T::WN / 2);
-	return min(col, GEMM_ROWS - 1) + (i >= T::WN / 2 ? GEMM_ROWS : 0);
+	return r / T::WN * (T::WN / 2) + r % (T::WN / 2);
 #else
-	return min(n0 + r, GEMM_ROWS - 1);
+	return r;
+#endif
+}
+
+template <class T> DEV bool
+gemm_second(int r)
+{
+#ifdef GEMM_PAIRED
+	return r % T::WN >= T::WN / 2;
+#else
+	return false;
 #endif
 }
 
 #if !W_PLANES
 
 template <class T> struct gemm_weights {
-	const unsigned short *w;
-	int                   n0;
+	static constexpr int PASS = GEMM_THREADS / T::CHUNKS; /* rows that all threads copy at one time */
+	static_assert(PASS % T::WN == 0, "a thread's rows are equally far apart");
+	const unsigned short *from;
+	int                   r, c, left; /* first row and chunk; columns of y from the row's to the last */
 
-	__device__ __forceinline__ gemm_weights(const void *matrix, int first) : w((const unsigned short *)matrix), n0(first) {}
+	__device__ __forceinline__ gemm_weights(const void *matrix, int n0) : r((int)threadIdx.x / T::CHUNKS), c((int)threadIdx.x % T::CHUNKS)
+	{
+		const int n = n0 + gemm_column<T>(r);
+		left = GEMM_ROWS - n;
+		from = (const unsigned short *)matrix + (long long)(n + (gemm_second<T>(r) ? GEMM_ROWS : 0)) * GEMM_COLS + c * 8;
+	}
+
 	__device__ __forceinline__ void
 	fetch(unsigned char *to, int k0)
 	{
+		to += gemm_place<T>(r, c);
 #pragma unroll
-		for (int c = (int)threadIdx.x; c < T::BN * T::CHUNKS; c += GEMM_THREADS) {
-			const int r = c / T::CHUNKS, k = k0 + c % T::CHUNKS * 8;
-			const bool in = GEMM_COLS % T::BK == 0 || k < GEMM_COLS;
-			cp_async_16_fill(to + gemm_place<T>(r, c % T::CHUNKS), w + (long long)gemm_weight_row<T>(n0, r) * GEMM_COLS + (in ? k : 0), in ? 16 : 0);
+		for (int i = 0; i < (T::BN + PASS - 1) / PASS; i++) {
+			const bool in = i * (PASS / GEMM_OUT_SHARE) < left && (GEMM_COLS % T::BK == 0 || k0 + c * 8 < GEMM_COLS);
+			if (T::BN % PASS == 0 || r + i * PASS < T::BN)
+				cp_async_16_fill(to + i * PASS * T::BK * 2, from + k0 + (long long)i * (PASS / GEMM_OUT_SHARE) * GEMM_COLS, in ? 16 : 0);
 		}
 	}
 	__device__ __forceinline__ void put(unsigned char *) {}
@@ -119,162 +143,137 @@ gemm_k_scale(const uint4 &head, int j, float &d, float &m)
 	m = -(f16_hi(head.x) * (float)mn);
 }
 
-/* Units of 32 weights of a row; a thread has unit id, id + 256, .. of a tile. Of the 64 columns that two units hold, unit u has 32 in a row, but
- * for q4_k and q5_k 16 of the first and 16 of the second 32: those that share bytes. */
+/* Units of 32 weights of a row, one for each thread. Of the 64 columns that two units hold, unit u has 32 in a row, but for q4_k and q5_k 16
+ * of the first and 16 of the second 32: those that share bytes. */
 template <class T> struct gemm_weights {
-	static constexpr int IN_ROW = T::BK / 32, UNITS = T::BN * IN_ROW, MINE = (UNITS + GEMM_THREADS - 1) / GEMM_THREADS;
-	static_assert(T::BK % 64 == 0, "units come in pairs");
-	const unsigned char *w;
-	int                  n0, k;
-	uint4                qs[MINE][2], qh[MINE], head[MINE];
-	unsigned             more[MINE];
+	static constexpr int IN_ROW = T::BK / 32, UNITS = T::BN * IN_ROW;
+	static_assert(T::BK % 64 == 0 && UNITS <= GEMM_THREADS, "a unit a thread, and they come in pairs");
+	const unsigned char *row;
+	int                  r, u, col; /* row of the tile, unit in it, the unit's first column: of its block, or of the pair's second half */
+	uint4                qs[2], qh, head;
+	unsigned             more, scale;
 
-	__device__ __forceinline__ gemm_weights(const void *matrix, int first) : w((const unsigned char *)matrix), n0(first), k(0) {}
-
-	/* first column of unit u: of its block's, or of the pair's for formats of shared bytes */
-	__device__ __forceinline__ bool
-	where(int i, int &r, int &u, int &col) const
+	__device__ __forceinline__ gemm_weights(const void *matrix, int n0) : r((int)threadIdx.x / IN_ROW), u((int)threadIdx.x % IN_ROW), col(0)
 	{
-		const int id = (int)threadIdx.x + i * GEMM_THREADS;
+		const int n = min(n0 + gemm_column<T>(r), GEMM_ROWS - 1) + (gemm_second<T>(r) ? GEMM_ROWS : 0);
+		row = (const unsigned char *)matrix + (long long)n * W_STRIDE;
+	}
 
-		r = id / IN_ROW;
-		u = id % IN_ROW;
-		col = k + u * 32;
-		return UNITS % GEMM_THREADS == 0 || id < UNITS;
+	__device__ __forceinline__ bool
+	here() const
+	{
+		return (UNITS == GEMM_THREADS || (int)threadIdx.x < UNITS) && (GEMM_COLS % T::BK == 0 || col < GEMM_COLS);
 	}
 
 	__device__ __forceinline__ void
 	fetch(unsigned char *, int k0)
 	{
-		k = k0;
-#pragma unroll
-		for (int i = 0; i < MINE; i++) {
-			int r, u, col;
-			if (!where(i, r, u, col) || (GEMM_COLS % T::BK != 0 && col >= GEMM_COLS))
-				continue;
-			const unsigned char *row = w + (long long)gemm_weight_row<T>(n0, r) * W_STRIDE;
-			const int block = col / WB;
+		col = k0 + u * 32;
+		if (!here())
+			return;
+		const int block = col / WB;
 #if defined(W_q8_0)
-			qs[i][0] = ld_v4(row + block * 32);
-			qs[i][1] = ld_v4(row + block * 32 + 16);
+		qs[0] = ld_v4(row + block * 32);
+		qs[1] = ld_v4(row + block * 32 + 16);
 #elif defined(W_q4_k) || defined(W_q5_k)
-			qs[i][0] = ld_v4(row + block * 128 + col % 256 / 64 * 32 + u % 2 * 16);
-			head[i] = ld_v4(row + W_AT_HEAD + block * 16);
+		qs[0] = ld_v4(row + block * 128 + col % 256 / 64 * 32 + u % 2 * 16);
+		head = ld_v4(row + W_AT_HEAD + block * 16);
 #ifdef W_q5_k
-			qh[i] = ld_v4(row + W_AT_QH + block * 32 + u % 2 * 16);
+		qh = ld_v4(row + W_AT_QH + block * 32 + u % 2 * 16);
 #endif
 #elif defined(W_q6_k)
-			const int half = col % 256 / 128;
-			qs[i][0] = ld_v4(row + block * 128 + half * 64 + u % 2 * 32);
-			qs[i][1] = ld_v4(row + block * 128 + half * 64 + u % 2 * 32 + 16);
-			qh[i] = ld_v4(row + W_AT_QH + block * 64 + half * 32);
-			head[i] = ld_v4(row + W_AT_QH + block * 64 + half * 32 + 16);
-			more[i] = *(const unsigned short *)(row + W_AT_HEAD + block * 16 + col % 256 / 16) |
-			          (unsigned)*(const unsigned short *)(row + W_AT_D + block * 2) << 16;
+		const int half = col % 256 / 128;
+		qs[0] = ld_v4(row + block * 128 + half * 64 + u % 2 * 32);
+		qs[1] = ld_v4(row + block * 128 + half * 64 + u % 2 * 32 + 16);
+		qh = ld_v4(row + W_AT_QH + block * 64 + half * 32);
+		head = ld_v4(row + W_AT_QH + block * 64 + half * 32 + 16);
+		more = *(const unsigned short *)(row + W_AT_HEAD + block * 16 + col % 256 / 16);
+		scale = *(const unsigned short *)(row + W_AT_D + block * 2);
 #else
-			qs[i][0] = ld_v4(row + block * 16);
+		qs[0] = ld_v4(row + block * 16);
 #if defined(W_q5_0) || defined(W_q5_1)
-			qh[i].x = ld_v1(row + W_AT_QH + block * 4);
+		qh.x = ld_v1(row + W_AT_QH + block * 4);
 #endif
 #endif
 #if defined(W_q8_0) || defined(W_q4_0) || defined(W_q5_0)
-			more[i] = *(const unsigned short *)(row + W_AT_HEAD + block * 2);
+		more = *(const unsigned short *)(row + W_AT_HEAD + block * 2);
 #elif defined(W_q4_1) || defined(W_q5_1)
-			more[i] = ld_v1(row + W_AT_HEAD + block * 4);
+		more = ld_v1(row + W_AT_HEAD + block * 4);
 #endif
-		}
 	}
 
 	__device__ __forceinline__ void
 	put(unsigned char *to)
 	{
+		if (UNITS < GEMM_THREADS && (int)threadIdx.x >= UNITS)
+			return;
 #pragma unroll
-		for (int i = 0; i < MINE; i++) {
-			int r, u, col;
-			if (!where(i, r, u, col))
-				continue;
-			uint4 v[4];
-			if (GEMM_COLS % T::BK != 0 && col >= GEMM_COLS) {
-#pragma unroll
-				for (int c = 0; c < 4; c++)
-					v[c] = make_uint4(0, 0, 0, 0);
-			} else {
-				unpack(i, u, col, v);
-			}
-#pragma unroll
-			for (int c = 0; c < 4; c++) {
+		for (int c = 0; c < 4; c++) {
 #if defined(W_q4_k) || defined(W_q5_k)
-				const int chunk = u / 2 * 8 + u % 2 * 2 + c % 2 + c / 2 * 4;
+			const int chunk = u / 2 * 8 + u % 2 * 2 + c % 2 + c / 2 * 4;
 #else
-				const int chunk = u * 4 + c;
+			const int chunk = u * 4 + c;
 #endif
-				*(uint4 *)(to + gemm_place<T>(r, chunk)) = v[c];
-			}
+			st_v4(to + gemm_place<T>(r, chunk), here() ? unpack(c) : make_uint4(0, 0, 0, 0));
 		}
 	}
 
-	/* v: 8 weights each, in the order of columns */
-	__device__ __forceinline__ void
-	unpack(int i, int u, int col, uint4 (&v)[4]) const
+	/* 8 weights: chunk c of the unit's, in the order of columns; c is known to the compiler */
+	__device__ __forceinline__ uint4
+	unpack(int c) const
 	{
-		const unsigned q[8] = { qs[i][0].x, qs[i][0].y, qs[i][0].z, qs[i][0].w, qs[i][1].x, qs[i][1].y, qs[i][1].z, qs[i][1].w };
 		const float zero = 8388608.0f;
-#if defined(W_q8_0)
-		const float d = f16_lo(more[i]);
-#pragma unroll
-		for (int c = 0; c < 4; c++)
-			v[c] = gemm_unpack(q[2 * c] ^ 0x80808080u, q[2 * c + 1] ^ 0x80808080u, zero + 128, d, 0);
-#elif defined(W_q4_k) || defined(W_q5_k)
-		float d[2], m[2];
-		const int j = col % 256 / 64 * 2;
-		const unsigned h[4] = { qh[i].x, qh[i].y, qh[i].z, qh[i].w };
-		gemm_k_scale(head[i], j, d[0], m[0]);
-		gemm_k_scale(head[i], j + 1, d[1], m[1]);
-#pragma unroll
-		for (int c = 0; c < 4; c++) {
-			unsigned b[2];
-#pragma unroll
-			for (int e = 0; e < 2; e++) {
-				const int word = c % 2 * 2 + e;
-				b[e] = q[word] >> (c / 2 * 4) & 0x0f0f0f0fu;
-#ifdef W_q5_k
-				b[e] |= (h[word] >> (j + c / 2) & 0x01010101u) << 4;
+		unsigned    b[2];
+
+#if defined(W_q8_0) || defined(W_q6_k)
+		const unsigned q[8] = { qs[0].x, qs[0].y, qs[0].z, qs[0].w, qs[1].x, qs[1].y, qs[1].z, qs[1].w };
+#else
+		const unsigned q[4] = { qs[0].x, qs[0].y, qs[0].z, qs[0].w };
 #endif
-			}
-			v[c] = gemm_unpack(b[0], b[1], zero, d[c / 2], m[c / 2]);
+#if defined(W_q8_0)
+		b[0] = q[2 * c] ^ 0x80808080u;
+		b[1] = q[2 * c + 1] ^ 0x80808080u;
+		return gemm_unpack(b[0], b[1], zero + 128, f16_lo(more), 0);
+#elif defined(W_q4_k) || defined(W_q5_k)
+		float d, m;
+		const int j = col % 256 / 64 * 2 + c / 2;
+		gemm_k_scale(head, j, d, m);
+#ifdef W_q5_k
+		const unsigned h[4] = { qh.x, qh.y, qh.z, qh.w };
+#endif
+#pragma unroll
+		for (int e = 0; e < 2; e++) {
+			const int at = c % 2 * 2 + e;
+			b[e] = q[at] >> (c / 2 * 4) & 0x0f0f0f0fu;
+#ifdef W_q5_k
+			b[e] |= (h[at] >> j & 0x01010101u) << 4;
+#endif
 		}
+		return gemm_unpack(b[0], b[1], zero, d, m);
 #elif defined(W_q6_k)
-		const unsigned h[8] = { qh[i].x, qh[i].y, qh[i].z, qh[i].w, head[i].x, head[i].y, head[i].z, head[i].w };
+		const unsigned h[8] = { qh.x, qh.y, qh.z, qh.w, head.x, head.y, head.z, head.w };
 		const int part = col % 128 / 32;
-		const float all = f16_hi(more[i]), d[2] = { all * (float)(signed char)(more[i] & 255), all * (float)(signed char)(more[i] >> 8 & 255) };
+		const float d = f16_lo(scale) * (float)(signed char)(more >> (c / 2 * 8) & 255);
 #pragma unroll
-		for (int c = 0; c < 4; c++) {
-			unsigned b[2];
-#pragma unroll
-			for (int e = 0; e < 2; e++)
-				b[e] = (q[c * 2 + e] >> (part / 2 * 4) & 0x0f0f0f0fu) | (h[c * 2 + e] >> (part * 2) & 0x03030303u) << 4;
-			v[c] = gemm_unpack(b[0], b[1], zero + 32, d[c / 2], 0);
-		}
+		for (int e = 0; e < 2; e++)
+			b[e] = (q[c * 2 + e] >> (part / 2 * 4) & 0x0f0f0f0fu) | (h[c * 2 + e] >> (part * 2) & 0x03030303u) << 4;
+		return gemm_unpack(b[0], b[1], zero + 32, d, 0);
 #else
 #if defined(W_q4_1) || defined(W_q5_1)
-		const float d = f16_lo(more[i]), m = f16_hi(more[i]), base = zero;
+		const float d = f16_lo(more), m = f16_hi(more), base = zero;
 #elif defined(W_q5_0)
-		const float d = f16_lo(more[i]), m = 0, base = zero + 16;
+		const float d = f16_lo(more), m = 0, base = zero + 16;
 #else
-		const float d = f16_lo(more[i]), m = 0, base = zero + 8;
+		const float d = f16_lo(more), m = 0, base = zero + 8;
 #endif
 #pragma unroll
-		for (int c = 0; c < 4; c++) {
-			unsigned b[2];
-#pragma unroll
-			for (int e = 0; e < 2; e++) {
-				b[e] = q[c % 2 * 2 + e] >> (c / 2 * 4) & 0x0f0f0f0fu;
+		for (int e = 0; e < 2; e++) {
+			b[e] = q[c % 2 * 2 + e] >> (c / 2 * 4) & 0x0f0f0f0fu;
 #if defined(W_q5_0) || defined(W_q5_1)
-				b[e] |= gemm_fifth(qh[i].x >> (c * 8 + e * 4));
+			b[e] |= gemm_fifth(qh.x >> (c * 8 + e * 4));
 #endif
-			}
-			v[c] = gemm_unpack(b[0], b[1], base, d, m);
 		}
+		return gemm_unpack(b[0], b[1], base, d, m);
 #endif
 	}
 };
