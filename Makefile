@@ -5,20 +5,20 @@ PREFIX    ?= /usr/local
 DESTDIR   ?=
 CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
-PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc
+PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc libmicrohttpd
 CPPFLAGS_ := -I. -Iapi -D_GNU_SOURCE $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 CFLAGS_   := -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off $(WARN)
 LIBS      := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl
 SAN       ?=
 VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' api/llmc.h)
 
-ROOMS := base formats compiler compiler/import runtime runtime/engine runtime/plan runtime/weights runtime/cpu runtime/cuda runtime/text ref api
+ROOMS := base formats compiler compiler/import runtime runtime/engine runtime/plan runtime/weights runtime/cpu runtime/cuda runtime/text runtime/serve ref api
 SRC   := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.c)))
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
 CLI   := $(sort $(wildcard cli/*.c))
 CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
-EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.h' 2>/dev/null)
+EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.h' 2>/dev/null) $(wildcard runtime/serve/page/*)
 
 .PHONY: all lib help deps demo check san tsan fuzz bench bench-peer bench-startup golden format install clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Write a C file that holds configs/ and templates/ as byte arrays (base/embed.h). Usage: embed.py OUT.c"""
+"""Write a C file that holds configs/, templates/ and the server's pages as byte arrays (base/embed.h).
+
+Usage: embed.py OUT.c"""
 import os
 import sys
 

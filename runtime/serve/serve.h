@@ -36,6 +36,7 @@ typedef struct Backend {
 	void *self;
 	llmc_status (*submit)(void *self, const llmc_request *r, int64_t *id, llmc_error *err);
 	llmc_status (*next)(void *self, int timeout_ms, llmc_event *ev, llmc_error *err);
+	void        (*release)(llmc_event *ev);
 	void        (*cancel)(void *self, int64_t id);
 	void        (*stats)(void *self, llmc_counts *out);
 	const llmc_tokenizer *tok; /* NULL: ids only */

@@ -68,7 +68,7 @@ pump(void *arg)
 				break;
 		}
 	}
-	llmc_event_release(&ev);
+	s->back.release(&ev);
 	return NULL;
 }
 

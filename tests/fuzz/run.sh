@@ -39,7 +39,7 @@ if [ $# -eq 0 ]; then
 		set -- "$@" "${f%.c}"
 	done
 fi
-libs=$(pkg-config --libs yaml-0.1 jansson libpcre2-8 libutf8proc)
+libs=$(pkg-config --libs yaml-0.1 jansson libpcre2-8 libutf8proc libmicrohttpd)
 failed=
 for name; do
 	bin=$build/fuzz_$name

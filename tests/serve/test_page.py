@@ -1,0 +1,194 @@
+"""The chat page and the status page in Debian's Chromium. Screenshots go to build/screens."""
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+selenium = pytest.importorskip("selenium")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.chrome.options import Options  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SCREENS = os.path.join(ROOT, "build", "screens")
+pytestmark = pytest.mark.skipif(not shutil.which("chromedriver"), reason="no chromedriver")
+
+HOSTILE = r"""<script>window.pwned = 1</script><img src=x onerror="window.pwned = 2"><svg onload="window.pwned=3">
+
+# <b onmouseover=window.pwned=4>head</b>
+
+[click](javascript:window.pwned=5) [data](data:text/html,<script>window.pwned=6</script>) <javascript:alert(1)> [ok](https://example.org/a_(b))
+
+| a | <script>window.pwned=7</script> |
+|---|---|
+| `<i>` | **bold** |
+
+- one
+  - two <iframe src="javascript:window.pwned=8"></iframe>
+
+```html"><script>window.pwned=9</script>
+<script>window.pwned = 10</script>
+```
+> quote [x]( jav&#x09;ascript:window.pwned=11)
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    o = Options()
+    for a in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,800"):
+        o.add_argument(a)
+    o.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    b = webdriver.Chrome(options=o, service=Service(shutil.which("chromedriver")))
+    os.makedirs(SCREENS, exist_ok=True)
+    yield b
+    b.quit()
+
+
+@pytest.fixture
+def chat(browser, smol):
+    """The chat page of a server with SmolLM2, empty."""
+    browser.set_window_size(1100, 800)
+    browser.get(smol.url + "/chat")
+    browser.execute_script("localStorage.clear(); localStorage.setItem('llmc.settings.v1', JSON.stringify({temperature: '0', max_tokens: '24'}))")
+    browser.refresh()
+    wait(browser, lambda b: b.find_element(By.ID, "model").text)
+    return browser
+
+
+def wait(b, what, seconds=60):
+    return WebDriverWait(b, seconds, poll_frequency=0.05).until(what)
+
+
+def say(b, text):
+    b.find_element(By.ID, "prompt").send_keys(text, Keys.ENTER)
+
+
+def answers(b):
+    return [e.text for e in b.find_elements(By.CSS_SELECTOR, ".turn.assistant .body")]
+
+
+def idle(b):
+    return b.find_element(By.ID, "send").is_displayed() and bool(answers(b))
+
+
+def shot(b, name):
+    b.save_screenshot(os.path.join(SCREENS, name + ".png"))
+
+
+def no_errors(b):
+    bad = [e for e in b.get_log("browser") if e["level"] == "SEVERE"]
+    assert not bad, bad
+
+
+def test_send_stream_reload(chat):
+    say(chat, "What is the capital of France?")
+    wait(chat, lambda b: b.find_element(By.ID, "stop").is_displayed())
+    wait(chat, idle)
+    first = answers(chat)[-1]
+    assert "Paris" in first
+    assert "tokens/s" in chat.find_element(By.CSS_SELECTOR, ".turn.assistant .tools").text
+    shot(chat, "chat-light")
+    chat.refresh()
+    assert answers(chat) == [first]
+    say(chat, "And of Italy?")
+    wait(chat, lambda b: len(answers(b)) == 2 and idle(b))
+    chat.find_element(By.CSS_SELECTOR, ".again").click()
+    wait(chat, lambda b: len(answers(b)) == 2 and idle(b))
+    no_errors(chat)
+
+
+def test_stop(chat, smol):
+    chat.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({temperature: '0.9', max_tokens: '1500', seed: '3'}))")
+    chat.refresh()
+    say(chat, "Write a very long story about a lighthouse keeper, with many chapters.")
+    wait(chat, lambda b: answers(b) and answers(b)[-1])
+    chat.find_element(By.ID, "stop").click()
+    wait(chat, idle)
+    text = answers(chat)[-1]
+    assert "stopped" in chat.find_element(By.CSS_SELECTOR, ".turn.assistant .tools").text
+    deadline = time.time() + 10
+    while smol.status()["requests"]["active"] and time.time() < deadline:
+        time.sleep(0.05)
+    assert smol.status()["requests"]["active"] == 0
+    assert answers(chat)[-1] == text
+
+
+def test_several_conversations(chat):
+    say(chat, "Say hello.")
+    wait(chat, idle)
+    chat.find_element(By.TAG_NAME, "body").send_keys(Keys.ALT, "n")
+    assert answers(chat) == []
+    say(chat, "Say goodbye.")
+    wait(chat, idle)
+    titles = [e.text for e in chat.find_elements(By.CSS_SELECTOR, "#list .pick")]
+    assert titles == ["Say goodbye.", "Say hello."]
+    chat.find_elements(By.CSS_SELECTOR, "#list .pick")[1].click()
+    assert chat.find_element(By.CSS_SELECTOR, ".turn.user .body").text == "Say hello."
+    chat.find_elements(By.CSS_SELECTOR, "#list .drop")[1].click()
+    assert [e.text for e in chat.find_elements(By.CSS_SELECTOR, "#list .pick")] == ["Say goodbye."]
+
+
+def test_hostile_markdown_stays_inert(chat):
+    turns = [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE}]
+    chat.execute_script("localStorage.setItem('llmc.chat.v1', arguments[0])",
+                        json.dumps([{"id": "x", "title": "<img src=x onerror='window.pwned=12'>", "turns": turns}]))
+    chat.refresh()
+    body = chat.find_element(By.CSS_SELECTOR, ".turn.assistant .body")
+    for e in chat.find_elements(By.CSS_SELECTOR, ".turn a"):
+        assert e.get_attribute("href").startswith("https://example.org"), e.get_attribute("href")
+        assert "noopener" in e.get_attribute("rel")
+    for name in ("script", "img", "iframe", "svg", "b", "i"):
+        assert not chat.find_elements(By.CSS_SELECTOR, f"#log {name}, #list {name}"), name
+    assert body.find_elements(By.TAG_NAME, "table") and body.find_elements(By.TAG_NAME, "pre") and body.find_elements(By.TAG_NAME, "strong")
+    assert "window.pwned = 10" in body.find_element(By.TAG_NAME, "pre").text
+    time.sleep(0.2)
+    assert chat.execute_script("return window.pwned") is None
+    shot(chat, "chat-hostile")
+
+
+def test_phone_and_dark(chat):
+    chat.execute_script("localStorage.setItem('llmc.chat.v1', arguments[0])", json.dumps([{"id": "x", "title": "A table", "turns": [
+        {"role": "user", "content": "w" * 300}, {"role": "assistant", "content": "| a | b |\n|---|---|\n| " + "1" * 200 + " | 2 |\n\n```c\n" + "int x; " * 60 + "\n```"}]}]))
+    light = chat.execute_script("return getComputedStyle(document.body).backgroundColor")
+    chat.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 375, "height": 720, "deviceScaleFactor": 1, "mobile": True})
+    chat.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    try:
+        chat.refresh()
+        assert chat.execute_script("return document.scrollingElement.scrollWidth") <= 375
+        assert chat.execute_script("return getComputedStyle(document.body).backgroundColor") != light
+        shot(chat, "chat-phone-dark")
+        chat.find_element(By.ID, "side-open").click()
+        wait(chat, lambda b: b.find_element(By.ID, "new").is_displayed(), 5)
+        shot(chat, "chat-phone-list")
+        chat.find_element(By.ID, "side-close").click()
+    finally:
+        chat.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        chat.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_settings_by_keyboard(chat):
+    chat.find_element(By.ID, "settings-open").send_keys(Keys.ENTER)
+    box = chat.find_element(By.NAME, "max_tokens")
+    wait(chat, lambda b: box.is_displayed(), 5)
+    box.clear()
+    box.send_keys("3", Keys.ENTER)
+    wait(chat, lambda b: not b.find_element(By.ID, "settings").is_displayed(), 5)
+    say(chat, "Count to twenty.")
+    wait(chat, idle)
+    assert "3 tokens" in chat.find_element(By.CSS_SELECTOR, ".turn.assistant .tools").text
+
+
+def test_status_page(browser, smol):
+    browser.set_window_size(1100, 800)
+    browser.get(smol.url + "/status")
+    wait(browser, lambda b: b.find_element(By.ID, "state").text == "running", 10)
+    wait(browser, lambda b: all(p.get_attribute("d") for p in b.find_elements(By.CSS_SELECTOR, ".plot path")), 10)
+    assert len(browser.find_elements(By.CLASS_NAME, "plot")) == 6
+    shot(browser, "status")
+    no_errors(browser)
