@@ -1,0 +1,20 @@
+"""The GPU emulator for end-to-end tests: its environment, built when it is not there."""
+import os
+import subprocess
+
+import pytest
+
+from golden_run import ROOT
+
+BUILD = os.environ.get("LLMC_EMU_BUILD", os.path.join(ROOT, "build"))
+LIBS = os.path.join(BUILD, "emu")
+
+
+def environment(arch="sm_90a", mode="fast", seed=0, **more):
+    """Variables under which llmc finds an emulated GPU of this architecture."""
+    if not os.path.exists(os.path.join(LIBS, "libcuda.so.1")):
+        if subprocess.run(["make", "-s", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT).returncode:
+            pytest.fail("the emulator does not build")
+    env = {"LLMC_CUDA_LIBDIR": LIBS, "LLMC_EMU_GPU": arch.removeprefix("sm_"), "LLMC_EMU_MODE": mode, "LLMC_EMU_SEED": str(seed),
+           "LLMC_EMU_CACHE": os.path.join(LIBS, "cache")}
+    return env | {k: str(v) for k, v in more.items()}

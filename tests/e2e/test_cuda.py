@@ -1,0 +1,76 @@
+"""Whole models on emulated GPUs: every golden of tests/golden/models, deterministic mode, chunks, batches."""
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+from cuda_emu import environment
+from golden_run import LLMC, error, run, weights
+from test_goldens import CASES, ONE_EACH
+
+EXACT = 1e-5      # fp32 weights meet fp32 activations
+ROUNDED = 2e-2    # bf16 weights meet activations rounded to bf16 in steps of several rows
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    def use(*args, **kw):
+        for k, v in environment(*args, **kw).items():
+            monkeypatch.setenv(k, v)
+    return use
+
+
+def matches(g, logits, tokens):
+    bf16 = g.name.endswith("bf16") or "-bf16" in g.name
+    e = error(g, logits)
+    assert e <= (ROUNDED if bf16 else EXACT), f"off by {e:.2e} of the range"
+    if g.greedy and not bf16:
+        assert tokens == g.greedy
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name, gpu, tmp_path):
+    gpu("sm_90a", seed=len(name))
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    matches(g, *run(tmp_path, g, "--device", "cuda"))
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize("name", ["llama-bias-linear-bf16", "qwen3-bias-tied"])
+def test_architectures(name, arch, gpu, tmp_path):
+    gpu(arch)
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    matches(g, *run(tmp_path, g, "--device", "cuda:0"))
+
+
+@pytest.mark.parametrize("name", ["llama-smol", "llama-bias-linear-bf16", "gemma2-caps", "deepseek_v3-plain", "mixtral-plain"])
+def test_checked(name, gpu, tmp_path):
+    """In the emulator's checking mode: no race, no unwritten read, no address out of bounds."""
+    gpu("sm_90a", mode="check")
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    matches(g, *run(tmp_path, g, "--device", "cuda", n=2 if not g.greedy else None))
+
+
+@pytest.mark.parametrize("name", ["llama-bias-linear-bf16", "gemma3-layers-bf16", "mixtral-bf16"])
+def test_deterministic(name, gpu, tmp_path):
+    """Bit for bit the same, whole or in chunks of three."""
+    gpu("sm_90a")
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    whole, tokens = run(tmp_path, g, "--device", "cuda", set={"deterministic": "true"})
+    pieces, again = run(tmp_path, g, "--device", "cuda", "--chunk", "3", set={"deterministic": "true"})
+    assert np.array_equal(whole, pieces)
+    assert tokens == again
+
+
+def test_verify(gpu, tmp_path):
+    gpu("sm_90a")
+    g = weights.Golden("qwen3-plain")
+    g.build(tmp_path)
+    p = subprocess.run([LLMC, "verify", str(tmp_path), "--device", "cuda", "--tokens", ",".join(map(str, g.prompt)), "--set", "kv.dtype=f32"],
+                       capture_output=True, text=True, env=os.environ, timeout=240)
+    assert p.returncode == 0, p.stderr + p.stdout
