@@ -30,6 +30,7 @@ typedef gemm_tile<128, 128, 64, 64, 128, 6> gemm90_middle;
 struct alignas(1024) gemm90_arena {
 	unsigned char stage[196608];
 	mbar_t        full[8], empty[8];
+	int           n; /* copying warps have no register left for it */
 };
 static_assert(gemm90_large::BYTES <= 196608 && gemm90_middle::BYTES <= 196608 && sizeof(gemm90_arena) == GEMM90_SHARED, "shared memory");
 
@@ -128,18 +129,16 @@ struct gemm90_weights {
 
 /* The copying warps. */
 template <class T> DEV void
-gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w, int n)
+gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w)
 {
 	constexpr int STEPS = GEMM_COLS / 64, BEHIND = T::STAGES - 2;
-	const int tiles_m = (n + T::BM - 1) / T::BM, tiles = gemm90_tiles<T>(n);
 	int it = 0;
 
 #pragma unroll 1
-	for (int t = (int)blockIdx.x; t < tiles; t += (int)gridDim.x) {
+	for (int t = (int)blockIdx.x; t < gemm90_tiles<T>(s.n); t += (int)gridDim.x) {
 		int m0, n0;
-		gemm90_tile<T>(t, tiles_m, m0, n0);
+		gemm90_tile<T>(t, (s.n + T::BM - 1) / T::BM, m0, n0);
 		gemm90_weights weights(w, n0);
-		const unsigned bytes = (unsigned)min(T::BM, n - m0) * 128;
 #if W_PLANES
 		weights.fetch(0, 0);
 #endif
@@ -149,7 +148,8 @@ gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w, int n)
 			unsigned char *stage = s.stage + at * T::STAGE_BYTES;
 			mbar_wait(&s.empty[at], (it / T::STAGES & 1) ^ 1);
 			if (threadIdx.x == 0) {
-				mbar_arrive_expect(&s.full[at], bytes);
+				const int n = s.n;
+				mbar_arrive_expect(&s.full[at], (unsigned)min(T::BM, n - m0) * 128);
 #pragma unroll
 				for (int i = 0; i < T::BM / 64; i++) {
 					const int m = m0 + i * 64, rows = min(64, n - m);
@@ -241,6 +241,8 @@ gemm90_multiply(gemm90_arena &s, const float *scale, int n, const E &e)
 template <class T> DEV void
 gemm90_begin(gemm90_arena &s, int n)
 {
+	if (threadIdx.x == 0)
+		s.n = n;
 	if (threadIdx.x < T::STAGES) {
 		mbar_init(&s.full[threadIdx.x], 9);
 		mbar_init(&s.empty[threadIdx.x], 8);
@@ -276,13 +278,13 @@ gemm90_run(const unsigned short *act, const float *scale, const void *w, int n, 
 	else
 		gemm90_begin<gemm90_middle>(s, n);
 	if (threadIdx.x < GEMM90_COPIERS) {
-		reg_dec<(W_PLANES ? 80 : 40)>();
+		reg_dec<(W_PLANES ? 72 : 40)>();
 		if (large)
-			gemm90_copy<gemm90_large>(s, act, w, n);
+			gemm90_copy<gemm90_large>(s, act, w);
 		else
-			gemm90_copy<gemm90_middle>(s, act, w, n);
+			gemm90_copy<gemm90_middle>(s, act, w);
 	} else {
-		reg_inc<(W_PLANES ? 176 : 216)>();
+		reg_inc<(W_PLANES ? 184 : 216)>();
 		if (large)
 			gemm90_multiply<gemm90_large>(s, scale, n, e);
 		else

@@ -1,0 +1,106 @@
+"""Matrix products by wgmma (templates/cuda/*_mixed_sm90.cu.in): numbers as in test_gemm.py, on the emulator of sm_90a."""
+import cuda_harness as H
+import numpy as np
+import pytest
+
+from test_gemm import Case, close, norm, rounded, silu
+
+ARCH = "sm_90a"
+EPS = 1e-5
+
+
+def build(op, c, deterministic=0, **more):
+    return H.build(f"{op}_mixed_sm90", ARCH, c.params(DETERMINISTIC=deterministic, **more))
+
+
+def matmul(n, rows, cols, dtype, mode="fast", seed=0, deterministic=0, bias=True):
+    c = Case(n * rows + cols, n, rows, cols, dtype)
+    packed, w = c.weights()
+    b = c.f(rows) if bias else None
+    y, = build("matmul", c, deterministic).run(c.step, [c.x, packed, b, H.out((n, rows))], mode=mode, seed=seed)
+    close(y, rounded(c.x, dtype) @ w.T + (0 if b is None else b))
+
+
+# Tiles of 128 and of 256 rows, parts of tiles, more tiles than blocks, fewer stages than the ring has and more, and few rows.
+@pytest.mark.parametrize("n, rows, cols, dtype", [(70, 200, 64, "bf16"), (300, 72, 192, "f16"), (513, 520, 128, "bf16"), (700, 144, 704, "f16"),
+                                                  (20, 130, 128, "bf16")])
+def test_matmul(n, rows, cols, dtype):
+    matmul(n, rows, cols, dtype)
+    matmul(n, rows, cols, dtype, seed=1)
+
+
+@pytest.mark.parametrize("n, rows, cols, dtype", [(129, 136, 192, "bf16"), (300, 72, 128, "f16"), (90, 130, 256, "q4_k"), (66, 100, 64, "q8_0")])
+def test_matmul_checked(n, rows, cols, dtype):
+    matmul(n, rows, cols, dtype, mode="check", seed=2, bias=False)
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q5_1", "q4_k"])  # others: test_gemm.py, the same unpacking
+def test_matmul_of_blocks(dtype):
+    matmul(150, 200, 512 if dtype.endswith("k") else 320, dtype, seed=1)
+
+
+def test_few_rows_when_deterministic():
+    """One kernel for any number of rows; a row's result is the same alone and among others."""
+    c = Case(5, 300, 136, 192, "bf16")
+    packed, _ = c.weights()
+    k = build("matmul", c, 1)
+    y, = k.run(c.step, [c.x, packed, None, H.out((300, 136))])
+    for first, n in (0, 1), (3, 20), (100, 129), (299, 1):
+        step = H.make_step(pos=list(range(n)), rows=[n])
+        z, = k.run(step, [np.ascontiguousarray(c.x[first:first + n]), packed, None, H.out((n, 136))], seed=1)
+        assert np.array_equal(y[first:first + n], z)
+
+
+@pytest.mark.parametrize("bucket", [0, 400])
+def test_add_in_place(bucket):
+    n, rows, cols = 140, 70, 128
+    c = Case(3, n, rows, cols, "f16")
+    packed, w = c.weights()
+    r = c.f(n, rows)
+    k = build("matmul_add", c, SCALE=0.5)
+    for mode, seed in H.RUNS:
+        y, = k.run(c.step, [c.x, packed, None, H.inout(r), H.alias(3)], mode=mode, seed=seed, bucket=bucket)
+        close(y, 0.5 * r.astype(np.float64) + rounded(c.x, "f16") @ w.T)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "q6_k"])
+def test_glu(dtype):
+    n, rows = 130, 136
+    c = Case(n, n, rows, 256, dtype)
+    nw = c.f(256)
+    packed, w = c.weights(2 * rows)
+    b = c.f(2 * rows)
+    k = build("norm_glu", c, NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")
+    z = rounded(norm(c.x, "rms", nw, None), dtype) @ w.T + b
+    for mode, seed in H.RUNS:
+        y, = k.run(c.step, [c.x, nw, None, packed, b, H.out((n, rows))], mode=mode, seed=seed)
+        close(y, silu(z[:, :rows]) * z[:, rows:], 5e-3)
+
+
+@pytest.mark.parametrize("op", ["norm_matmul", "norm_act"])
+def test_norm_and_act(op):
+    c = Case(4, 70, 150, 128, "bf16")
+    packed, w = c.weights()
+    nw, nb, b = c.f(128), c.f(128), c.f(150)
+    more = dict(ACT="silu") if op == "norm_act" else {}
+    y, = build(op, c, NORM="layer", EPS=EPS, PLUS_ONE=0, **more).run(c.step, [c.x, nw, nb, packed, b, H.out((70, 150))])
+    z = rounded(norm(c.x, "layer", nw, nb), "bf16") @ w.T + b
+    close(y, silu(z) if op == "norm_act" else z, 5e-3)
+
+
+def test_head():
+    c = Case(6, 90, 300, 128, "bf16")
+    packed, w = c.weights()
+    nw = c.f(128)
+    rows = list(range(3, 88))
+    step = H.make_step(pos=list(range(90)), rows=[90], out_row=rows)
+    y, = build("head", c, NORM="rms", EPS=EPS, PLUS_ONE=0, CAP=30.0).run(step, [c.x, nw, None, packed, H.out((len(rows), 300))])
+    close(y, 30 * np.tanh(rounded(norm(c.x, "rms", nw, None), "bf16")[rows] @ w.T / 30), 5e-3)
+
+
+def test_real_compiler():
+    """No spill and no warning; wgmma, bulk copies and register moves are in the code that ptxas makes (its log has no word of serialising)."""
+    for op, dtype, more in [("matmul", "bf16", {}), ("norm_glu", "q6_k", dict(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu"))]:
+        found = H.nvrtc(f"{op}_mixed_sm90", dict(ROWS=4096, COLS=4096, W_DTYPE=dtype, DETERMINISTIC=0, **more), [ARCH])
+        if found is None:
+            pytest.skip("no NVRTC")
