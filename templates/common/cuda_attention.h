@@ -56,21 +56,4 @@ att_score(float product, float slope, int distance)
 	return s * ATT_LOG2E;
 }
 
-/* product of up to 16 bytes of K with as many numbers of q */
-DEV float
-att_dot(const kv_elem *k, const float *q, int n, bool vec, float sum)
-{
-	if (vec) {
-		float x[KV_VEC];
-		kv_unpack(ld_v4(k), x);
-#pragma unroll
-		for (int i = 0; i < KV_VEC; i++)
-			sum = fmaf(q[i], x[i], sum);
-	} else {
-		for (int i = 0; i < n; i++)
-			sum = fmaf(q[i], kv_get(k[i]), sum);
-	}
-	return sum;
-}
-
 #endif

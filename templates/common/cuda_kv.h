@@ -84,4 +84,21 @@ kv_v(kv_elem *page, int head, int kv_heads, int dim, int v_dim)
 	return page + kv_heads * KV_PAGE * dim + head * KV_PAGE * v_dim;
 }
 
+/* sum + product of n elements, at most 16 bytes, with as many numbers of x; vec: all 16 bytes, aligned */
+DEV float
+kv_dot(const kv_elem *k, const float *x, int n, bool vec, float sum)
+{
+	if (vec) {
+		float v[KV_VEC];
+		kv_unpack(ld_v4(k), v);
+#pragma unroll
+		for (int i = 0; i < KV_VEC; i++)
+			sum = fmaf(x[i], v[i], sum);
+	} else {
+		for (int i = 0; i < n; i++)
+			sum = fmaf(x[i], kv_get(k[i]), sum);
+	}
+	return sum;
+}
+
 #endif

@@ -44,3 +44,34 @@ class Pool:
             for j in range(n):
                 page = self.pages[self.table[seq, (first + j) // PAGE], base * self.item:(base + PAGE * width) * self.item]
                 page.reshape(heads, PAGE, dim * self.item)[:, (first + j) % PAGE] = raw[j]
+
+    def _parts(self, seq, pos):
+        """Byte ranges of K and of V of position pos, by head: views [heads, dim bytes]"""
+        for base, width in ((0, self.k_width), (PAGE * self.k_width, self.v_width)):
+            yield self.pages[self.table[seq, pos // PAGE], base * self.item:(base + PAGE * width) * self.item], pos % PAGE, width
+
+    def read(self, seq, pos, n, k_shape, v_shape):
+        """K and V of n positions as float64: [n, heads, dim]"""
+        out = []
+        for which, (heads, dim) in enumerate((k_shape, v_shape)):
+            rows = []
+            for j in range(n):
+                part, at, _ = list(self._parts(seq, pos + j))[which]
+                raw = np.ascontiguousarray(part.reshape(heads, PAGE, dim * self.item)[:, at])
+                if self.dtype == "bf16":
+                    rows.append((raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(heads, dim))
+                else:
+                    rows.append(raw.view(np.float16 if self.dtype == "f16" else np.float32).reshape(heads, dim))
+            out.append(np.array(rows, np.float64))
+        return out
+
+    def write(self, seq, pos, pages, n, heads):
+        """Positions [pos, pos + n) as they are in `pages`"""
+        for j in range(n):
+            page = self.table[seq, (pos + j) // PAGE]
+            for base, width in ((0, self.k_width), (PAGE * self.k_width, self.v_width)):
+                if width == 0:
+                    continue
+                part = slice(base * self.item, (base + PAGE * width) * self.item)
+                to, by = self.pages[page, part].reshape(heads, PAGE, -1), pages[page, part].reshape(heads, PAGE, -1)
+                to[:, (pos + j) % PAGE] = by[:, (pos + j) % PAGE]

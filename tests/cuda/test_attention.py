@@ -108,6 +108,51 @@ def test_portable(name, mode, seed):
         assert np.array_equal(got[-1:], c.run(k, [(i, ps[-1:])], bucket=3))
 
 
+DECODE = {
+    "gqa":     dict(lens=LENS),
+    "llama":   dict(lens=[700], heads=8, kv_heads=2, dim=128, kv="bf16"),
+    "d80":     dict(lens=[1, 129, 40], heads=4, kv_heads=2, dim=80, v_dim=72, kv="f16"),
+    "d256":    dict(lens=[300], heads=4, kv_heads=1, dim=256, cap=50.0, window=200, scale=0.1, kv="bf16"),
+    "falcon":  dict(lens=[9, 140], heads=71, kv_heads=1, dim=64, kv="bf16"),
+    "alibi":   dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0),
+    "window":  dict(lens=[5, 257, 31, 600], heads=6, kv_heads=2, dim=64, window=40),
+    "prefix":  dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200], kv="bf16"),
+    "v_dim":   dict(lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0),
+    "wide":    dict(lens=[70], heads=16, kv_heads=1, dim=192, v_dim=128, kv="f16"),
+    "many":    dict(lens=[(7 * i) % 90 + 1 for i in range(70)], heads=4, kv_heads=2, dim=16, kv="bf16"),
+}
+
+
+@pytest.mark.parametrize("name", DECODE)
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+@pytest.mark.parametrize("template,arch", [("attention_decode", "sm_75"), ("attention_decode_sm80", "sm_86"), ("attention_decode_sm90", "sm_90a")])
+def test_decode(template, arch, name, mode, seed):
+    """One row a sequence, on grids that cut them differently."""
+    c = Case(**DECODE[name])
+    k = H.build(template, arch, c.params)
+    rows = c.last() if mode == "fast" or len(c.lens) < 8 else c.last()[:5]
+    want = np.concatenate([c.want(i, ps) for i, ps in rows])
+    got = c.run(k, rows, mode=mode, seed=seed)
+    close(got, want)
+    if mode == "fast":
+        for sms in (1, 7) if seed else (23,):
+            other = c.run(k, rows, seed=seed, sms=sms, bucket=len(rows) + 2)
+            close(other, want)
+        assert np.array_equal(other, c.run(k, rows, seed=seed + 5, sms=sms))
+
+
+@pytest.mark.parametrize("template,arch", [("attention_decode", "sm_75"), ("attention_decode_sm80", "sm_86")])
+def test_decode_large(template, arch):
+    """Scores of hundreds do not overflow, large queries neither; equal scores give the mean."""
+    c = Case([300, 40], heads=2, kv_heads=1, dim=16, spread=20.0)
+    k = H.build(template, arch, c.params)
+    close(c.run(k, c.last()), np.concatenate([c.want(i, ps) for i, ps in c.last()]), 1e-3)
+    c.q[0][:] = 0
+    c.q[1][:] = 9e4
+    c.k[1][:] = c.k[1][:1]
+    c.pool.fill(1, c.k[1], c.v[1])
+    close(c.run(k, c.last()), np.concatenate([c.want(i, ps) for i, ps in c.last()]), 1e-4)
+
 @pytest.mark.parametrize("mode,seed", H.RUNS)
 @pytest.mark.parametrize("kv,dim,v_dim", [("f16", 64, 64), ("bf16", 20, 12), ("f32", 7, 9)])
 def test_kv_append(kv, dim, v_dim, mode, seed):

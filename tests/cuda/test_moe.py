@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import cuda_harness as H
+import cuda_weights as CW
 
 
 def route(x, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max"):
@@ -63,3 +64,61 @@ def test_route_of_nothing():
                 GROUP_SCORE="max", HAS_BIAS=0))
     ids, _ = k.run(H.make_step([0, 1, 2], [3]), [x, None, H.out((3, 4), np.int32), H.out((3, 4))])
     assert all(sorted(set(r)) == sorted(r) and 0 <= min(r) and max(r) < 40 for r in ids.tolist()) and 7 in ids[1]
+
+
+ACTS = {"silu": lambda x: x / (1 + np.exp(-x)),
+        "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x ** 3)))}
+
+
+class Ffn:
+    """Experts of one layer, rows that chose among them, and what comes out in float64."""
+
+    def __init__(self, n, top_k, hidden, width, rows, dtypes=("f32", "f32", "f32"), act="silu", seed=0, used=None):
+        rng = np.random.default_rng(seed)
+        self.shape = rows, hidden
+        self.gate = CW.Weights(dtypes[0], n * width, hidden, seed + 1, hidden ** -0.5)
+        self.up = CW.Weights(dtypes[1], n * width, hidden, seed + 2, hidden ** -0.5)
+        self.down = CW.Weights(dtypes[2], n * hidden, width, seed + 3, width ** -0.5)
+        self.x = rng.standard_normal((rows, hidden)).astype(np.float32)
+        self.id = np.array([rng.permutation(used or n)[:top_k] for _ in range(rows)], np.int32)
+        self.weight = rng.random((rows, top_k)).astype(np.float32)
+        self.params = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1],
+                           DOWN_DTYPE=dtypes[2])
+        g, u, d = (w.value.astype(np.float64).reshape(n, -1, w.cols) for w in (self.gate, self.up, self.down))
+        self.want = np.zeros(self.shape)
+        for t in range(rows):
+            for e, w in zip(self.id[t], self.weight[t]):
+                self.want[t] += w * (d[e] @ (ACTS[act](g[e] @ self.x[t]) * (u[e] @ self.x[t])))
+        # experts that nobody chose must not be read
+        for e in set(range(n)) - set(self.id.reshape(-1).tolist()):
+            for m in (self.gate, self.up, self.down):
+                m.packed.reshape(n, -1)[e] = 0xff
+
+    def run(self, kernel, rows=None, **kw):
+        rows = list(range(self.shape[0])) if rows is None else rows
+        step = H.make_step([5] * len(rows), [1] * len(rows))
+        return kernel.run(step, [self.x[rows], self.id[rows], self.weight[rows], self.gate.packed, self.up.packed, self.down.packed,
+                                 H.out((len(rows), self.shape[1]))], **kw)[0]
+
+
+FFNS = {
+    "f32":    dict(n=5, top_k=2, hidden=36, width=20, rows=9),
+    "bf16":   dict(n=16, top_k=4, hidden=64, width=48, rows=3, dtypes=("bf16",) * 3, act="gelu_tanh"),
+    "f16":    dict(n=4, top_k=1, hidden=40, width=24, rows=20, dtypes=("f16",) * 3, used=2),
+    "q4_0":   dict(n=6, top_k=3, hidden=96, width=64, rows=5, dtypes=("q4_0",) * 3),
+    "mixed":  dict(n=8, top_k=2, hidden=256, width=256, rows=2, dtypes=("q4_k", "q5_k", "q6_k")),
+    "q8_0":   dict(n=128, top_k=8, hidden=64, width=32, rows=1, dtypes=("q8_0", "q8_0", "q5_1")),
+}
+
+
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+@pytest.mark.parametrize("name", FFNS)
+def test_ffn(name, mode, seed):
+    c = Ffn(**FFNS[name])
+    k = H.build("moe_ffn", "sm_75", c.params)
+    rows = None if mode == "fast" else [0, c.shape[0] - 1][:c.shape[0]]
+    got = c.run(k, rows, mode=mode, seed=seed)
+    want = c.want if rows is None else c.want[rows]
+    assert np.abs(got - want).max() < 2e-6 * np.abs(want).max()
+    if seed == 1: # a row alone gives what it gives in company
+        assert np.array_equal(c.run(k, [c.shape[0] - 1], bucket=4)[0], got[-1])
