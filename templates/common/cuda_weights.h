@@ -9,9 +9,9 @@
  *           after the first. A thread thus reads both nibbles of a byte.
  *
  * So a dot product is   for (u = lane; u < W::UNITS; u += 32) { W::decode(W::load(row, u), v); sum += v[i] * x[W::column(u, i)]; }
- * Where rows of f32, f16, bf16 are no whole number of 16 bytes, loads are by element and the last unit has zeros after the end: x must be
- * read through WIDTH(u) then, the weights that are there. All addresses of x in a run of 4 are 16-byte aligned otherwise.
- * Values are formats/dequant.c's (sums of products may be contracted). No load is ld.global.nc: they may stand before griddep_wait. */
+ * Where rows of f32, f16, bf16 are no whole number of 16 bytes (not WHOLE), loads are by element, and only the first width(u) weights of the
+ * last unit are there: the others are zeros beyond the row.
+ * Values are formats/dequant.c's, but for one rounding less where a minimum is added. No load is ld.global.nc: they may stand before griddep_wait. */
 #ifndef LLMC_CUDA_WEIGHTS_H
 #define LLMC_CUDA_WEIGHTS_H
 
@@ -31,8 +31,8 @@ w_scale(const unsigned (&lo)[4], const unsigned (&hi)[4], float zero, float a0, 
 {
 #pragma unroll
 	for (int i = 0; i < 16; i++) {
-		v[i] = a0 * (W_BYTE(lo[i / 4], i % 4) - (W_2_23 + zero)) + b0;
-		v[16 + i] = a1 * (W_BYTE(hi[i / 4], i % 4) - (W_2_23 + zero)) + b1;
+		v[i] = fmaf(a0, W_BYTE(lo[i / 4], i % 4) - (W_2_23 + zero), b0);
+		v[16 + i] = fmaf(a1, W_BYTE(hi[i / 4], i % 4) - (W_2_23 + zero), b1);
 	}
 }
 
@@ -278,21 +278,5 @@ template <int COLS_> struct w_q6_k {
 		w_scale(lo, hi, 32, r.d * (float)r.lo, 0, r.d * (float)r.hi, 0, v);
 	}
 };
-
-/* ---- dot products ---------------------------------------------------------------------------------------------------- */
-/* Products of a decoded unit with the same columns of x (fp32, anywhere) */
-template <class W> DEV float
-w_dot(const float (&v)[W::UNIT], const float *x, int u, float sum)
-{
-	if (W::width(u) == W::UNIT) {
-#pragma unroll
-		for (int i = 0; i < W::UNIT; i++)
-			sum = fmaf(v[i], x[W::column(u, i)], sum);
-	} else {
-		for (int i = 0; i < W::width(u); i++)
-			sum = fmaf(v[i], x[W::column(u, i)], sum);
-	}
-	return sum;
-}
 
 #endif
