@@ -13,6 +13,10 @@ def files():
             for name in sorted(names):
                 if name.endswith((".yaml", ".c.in", ".cu.in", ".cu", ".h")):
                     yield os.path.join(folder, name)
+    page = "runtime/serve/page"
+    for name in sorted(os.listdir(page)):
+        if name.endswith((".html", ".js", ".css", ".svg", ".json")):
+            yield os.path.join(page, name)
 
 
 def main():
