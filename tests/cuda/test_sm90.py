@@ -29,12 +29,12 @@ def test_matmul(n, rows, cols, dtype):
     matmul(n, rows, cols, dtype, seed=1)
 
 
-@pytest.mark.parametrize("n, rows, cols, dtype", [(129, 136, 192, "bf16"), (300, 72, 128, "f16"), (90, 130, 256, "q4_k"), (66, 100, 64, "q8_0")])
+@pytest.mark.parametrize("n, rows, cols, dtype", [(129, 136, 192, "bf16"), (300, 72, 128, "f16"), (66, 100, 64, "q8_0")])
 def test_matmul_checked(n, rows, cols, dtype):
     matmul(n, rows, cols, dtype, mode="check", seed=2, bias=False)
 
 
-@pytest.mark.parametrize("dtype", ["q8_0", "q5_1", "q4_k"])  # others: test_gemm.py, the same unpacking
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_k"])  # others: test_gemm.py, the same unpacking
 def test_matmul_of_blocks(dtype):
     matmul(150, 200, 512 if dtype.endswith("k") else 320, dtype, seed=1)
 
@@ -72,7 +72,7 @@ def test_glu(dtype):
     b = c.f(2 * rows)
     k = build("norm_glu", c, NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")
     z = rounded(norm(c.x, "rms", nw, None), dtype) @ w.T + b
-    for mode, seed in H.RUNS:
+    for mode, seed in H.RUNS if dtype == "bf16" else H.RUNS[:1]:
         y, = k.run(c.step, [c.x, nw, None, packed, b, H.out((n, rows))], mode=mode, seed=seed)
         close(y, silu(z[:, :rows]) * z[:, rows:], 5e-3)
 

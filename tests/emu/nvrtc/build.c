@@ -290,6 +290,37 @@ arguments(const Source *s, bool check, const char **a, int *n, const char *cxx, 
 		a[(*n)++] = s->opt[i];
 }
 
+/* What the text includes by name from the -I folders, and what that includes; others' headers do not matter. */
+static void
+hash_included(Hash *h, const Source *s, const char *text, Text *seen)
+{
+	char name[512], mark[520], path[4700];
+
+	for (const char *p = text; (p = strstr(p, "#include")); p++) {
+		if (sscanf(p, "#include \"%500[^\"\n]\"", name) != 1)
+			continue;
+		snprintf(mark, sizeof mark, "\n%s\n", name);
+		if (strstr(seen->p, mark))
+			continue;
+		puts_(seen, mark + 1);
+		for (int i = 0; i < s->n_opt; i++) {
+			if (strncmp(s->opt[i], "-I", 2))
+				continue;
+			snprintf(path, sizeof path, "%.4096s/%s", s->opt[i] + 2, name);
+			char *found = read_file(path);
+			if (!found)
+				continue;
+			hash_text(h, name);
+			hash_text(h, found);
+			hash_included(h, s, found, seen);
+			free(found);
+		}
+	}
+	for (int i = 0; i < s->n_header; i++) /* given by the program, they may include too */
+		if (text == s->source)
+			hash_included(h, s, s->header[i], seen);
+}
+
 static Hash
 key_of(const Source *s, bool check)
 {
@@ -301,25 +332,12 @@ key_of(const Source *s, bool check)
 	hash_text(&h, s->name);
 	hash(&h, &s->arch, sizeof s->arch);
 	hash(&h, &check, sizeof check);
-	for (int i = 0; i < s->n_opt; i++) {
+	for (int i = 0; i < s->n_opt; i++)
 		hash_text(&h, s->opt[i]);
-		DIR *d = !strncmp(s->opt[i], "-I", 2) ? opendir(s->opt[i] + 2) : NULL;
-		Hash sum = { 0, 0 }; /* in any order */
-		for (struct dirent *e; d && (e = readdir(d));) {
-			Hash one = { 1, 1 };
-			snprintf(path, sizeof path, "%s/%s", s->opt[i] + 2, e->d_name);
-			char *text = e->d_name[0] == '.' ? NULL : read_file(path);
-			if (!text)
-				continue;
-			hash_text(&one, e->d_name);
-			hash_text(&one, text);
-			free(text);
-			sum.a += one.a, sum.b += one.b;
-		}
-		if (d)
-			closedir(d);
-		hash(&h, &sum, sizeof sum);
-	}
+	Text seen = { 0 };
+	put(&seen, "\n", 1);
+	hash_included(&h, s, s->source, &seen);
+	free(seen.p);
 	for (int i = 0; i < s->n_header; i++) {
 		hash_text(&h, s->header_name[i]);
 		hash_text(&h, s->header[i]);
