@@ -320,7 +320,7 @@ LLMC_API llmc_status llmc_sampler_pick(llmc_sampler *s, const float *logits, int
  * Any thread may call. Events of one request come in order; two threads that wait for the same request share them. */
 typedef struct llmc_engine_options { /* 0 or NULL takes the default in brackets */
 	size_t  size;
-	const llmc_limits *limits;          /* of the session; seqs [16] is the largest batch, kv_tokens [context * seqs] */
+	const llmc_limits *limits;          /* of the session; seqs [16]: the largest batch; kv_tokens [4 contexts] */
 	int32_t max_concurrent_requests;    /* waiting and running, more are refused [128] */
 	int32_t max_batch_prefill_tokens;   /* of prompts in one step [limits.chunk] */
 	int64_t max_batch_total_tokens;     /* a request starts when prompts + max_tokens of all fit [0: when its prompt fits] */

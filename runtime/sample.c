@@ -184,24 +184,13 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 	return LLMC_OK;
 }
 
-llmc_status
-sampler_copy(const llmc_sampler *s, uint64_t seed, llmc_sampler **out, llmc_error *err)
+bool
+sampler_stops_at(const llmc_sampler *s, int32_t id)
 {
-	llmc_params p = s->p;
-
-	p.seed = seed;
-	TRY(sampler_open(s->vocab, &p, s->eos, s->n_eos, out, err));
-	llmc_sampler *to = *out;
-	if (s->penalties) {
-		memcpy(to->n_output, s->n_output, (size_t)s->vocab * sizeof *s->n_output);
-		memcpy(to->seen, s->seen, (size_t)s->vocab * sizeof *s->seen);
-		memcpy(to->touched, s->touched, (size_t)s->n_touched * sizeof *s->touched);
-		to->n_touched = s->n_touched;
-	}
-	memcpy(to->tail, s->tail, (size_t)s->n_tail * sizeof *s->tail);
-	to->n_tail = s->n_tail;
-	to->n_new = s->n_new;
-	return LLMC_OK;
+	for (int32_t i = 0; i < s->p.n_stop_tokens; i++)
+		if (s->p.stop_tokens[i] == id)
+			return true;
+	return false;
 }
 
 llmc_status

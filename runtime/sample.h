@@ -26,8 +26,8 @@ llmc_status sampler_pick(llmc_sampler *s, const SampleScratch *m, const float *l
 llmc_status sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err);
 /* The caller's struct, of whatever size, in ours. */
 llmc_params sampler_params(const llmc_params *p);
-/* A copy for a choice of its own: same history, another seed. */
-llmc_status sampler_copy(const llmc_sampler *s, uint64_t seed, llmc_sampler **out, llmc_error *err);
+/* One of its stop_tokens? */
+bool        sampler_stops_at(const llmc_sampler *s, int32_t id);
 
 /* Logprob of id and the n_top likeliest of softmax(logits), likeliest first, of equals the lower id. */
 float       sample_logprobs(const float *logits, int32_t vocab, int32_t id, llmc_logprob *top, int32_t n_top);

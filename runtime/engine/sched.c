@@ -189,7 +189,7 @@ set_aside(Sched *s, SchedSeq *c)
 	stop_running(s, c);
 	c->n_done = 0;
 	c->n_aside++;
-	c->state = SCHED_ASIDE;
+	c->state = SEQ_ASIDE;
 	enqueue(&s->aside, c);
 	s->n_aside++;
 	s->n_saved += c->saved != NULL;
@@ -198,17 +198,17 @@ set_aside(Sched *s, SchedSeq *c)
 static void
 done(Sched *s, SchedSeq *c)
 {
-	if (c->state == SCHED_RUNNING) {
+	if (c->state == SEQ_RUNNING) {
 		stop_running(s, c);
-	} else if (c->state == SCHED_ASIDE) {
+	} else if (c->state == SEQ_ASIDE) {
 		dequeue(&s->aside, c);
 		if (c->saved)
 			s->ops.drop(s->ops.user, c->saved);
 		c->saved = NULL;
 	}
-	if (c->state != SCHED_DONE && --c->req->n_open == 0 && c->req->started)
+	if (c->state != SEQ_DONE && --c->req->n_open == 0 && c->req->started)
 		s->total_tokens -= cost_of(c->req);
-	c->state = SCHED_DONE;
+	c->state = SEQ_DONE;
 }
 
 void
@@ -291,7 +291,7 @@ plan_decode(Sched *s, Budget *b)
 			else
 				spend(b, c, 1, false);
 		}
-		next = c->state == SCHED_RUNNING ? c->younger : NULL;
+		next = c->state == SEQ_RUNNING ? c->younger : NULL;
 	}
 }
 
@@ -374,7 +374,7 @@ run(Sched *s, SchedSeq *c, llmc_seq q, int32_t n_done)
 {
 	c->q = q;
 	c->n_done = n_done;
-	c->state = SCHED_RUNNING;
+	c->state = SEQ_RUNNING;
 	s->reserved += reserve_of(c->req);
 	enqueue(&s->running, c);
 }
@@ -481,6 +481,8 @@ sched_plan(Sched *s)
 	if (!s->aside.n && may_start(s))
 		start(s, &b);
 	s->steps_since_start = s->n_started ? 0 : s->steps_since_start + 1;
+	for (int32_t i = 0; i < s->n_chunk; i++) /* what is cancelled from now on leaves the step as it is */
+		s->chunk_seq[i]->at = -1;
 	return s->n_chunk;
 }
 
@@ -489,7 +491,6 @@ sched_ran(Sched *s, int32_t i)
 {
 	SchedSeq *c = s->chunk_seq[i];
 
-	c->at = -1;
 	c->n_done += s->chunk[i].n_tok;
 	if (!s->lim.no_prefix)
 		s->ops.prefix_keep(s->ops.user, c->q, c->tok);
@@ -535,11 +536,11 @@ check_queue(const SchedQueue *u, SchedState state)
 	for (const SchedSeq *c = u->oldest, *before = NULL; c; before = c, c = c->younger, n++) {
 		if (c->older != before || (before && !older(before, c)))
 			return "a queue is not in order of age";
-		if (c->state != state || (c->q >= 0) != (state == SCHED_RUNNING))
+		if (c->state != state || (c->q >= 0) != (state == SEQ_RUNNING))
 			return "a choice is in the queue of another state";
 		if (!c->req->started || c->n_done > c->n_tok || c->n_tok > c->req->n_prompt + c->req->max_new)
 			return "a choice has impossible counts";
-		if (c->saved && state == SCHED_RUNNING)
+		if (c->saved && state == SEQ_RUNNING)
 			return "a running choice has saved KV";
 		if (n > u->n)
 			break;
@@ -550,11 +551,11 @@ check_queue(const SchedQueue *u, SchedState state)
 const char *
 sched_check(const Sched *s)
 {
-	const char *wrong = check_queue(&s->running, SCHED_RUNNING);
+	const char *wrong = check_queue(&s->running, SEQ_RUNNING);
 	int32_t n = 0, reserved = 0;
 
 	if (!wrong)
-		wrong = check_queue(&s->aside, SCHED_ASIDE);
+		wrong = check_queue(&s->aside, SEQ_ASIDE);
 	if (wrong)
 		return wrong;
 	if (s->running.n && s->aside.n && older(s->aside.oldest, s->running.youngest))

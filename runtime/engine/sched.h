@@ -42,7 +42,7 @@ typedef struct SchedLimits {
 	bool    no_prefix;
 } SchedLimits;
 
-typedef enum SchedState { SCHED_IDLE, SCHED_RUNNING, SCHED_ASIDE, SCHED_DONE } SchedState;
+typedef enum SchedState { SEQ_NEW, SEQ_RUNNING, SEQ_ASIDE, SEQ_DONE } SchedState;
 
 typedef struct SchedSeq {
 	SchedReq  *req;

@@ -268,7 +268,7 @@ answer(Sim *m, SchedSeq *c, uint32_t h)
 {
 	int32_t id = token(h, c->index);
 
-	assert_int_equal(c->state, SCHED_RUNNING);
+	assert_int_equal(c->state, SEQ_RUNNING);
 	sched_push(m->s, c, id);
 	if (id == EOS || c->n_tok == c->req->n_prompt + c->req->max_new)
 		sched_finish(m->s, c);

@@ -1,0 +1,31 @@
+/* The engine behind llmc_engine: one thread drives a session through the scheduler; callers put requests in and take events
+ * out from any thread.
+ *
+ *   sched.c    what runs in a step
+ *   job.c      a request as it is kept: its copy, its choices, the text they become
+ *   mail.c     events on their way to callers, and the callers' side of everything
+ *   engine.c   the thread: inbox, step, sampling, cancellation, deadlines
+ *   counts.c   counters and histograms */
+#ifndef LLMC_ENGINE_H
+#define LLMC_ENGINE_H
+
+#include "runtime/runtime.h"
+
+typedef struct Engine Engine;
+
+/* The limits that the engine's session needs: the caller's with the engine's defaults. */
+llmc_limits engine_limits(const Plan *plan, const llmc_engine_options *opt);
+/* session (opened with these limits) and tokenizer (may be NULL) must outlive the engine. */
+llmc_status engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, Engine **out,
+                        llmc_error *err);
+void        engine_close(Engine *e, int drain_ms);
+llmc_status engine_drain(Engine *e, int drain_ms, llmc_error *err);
+llmc_status engine_submit(Engine *e, const llmc_request *r, int64_t *id, llmc_error *err);
+llmc_status engine_next(Engine *e, int64_t id, int timeout_ms, llmc_event *ev, llmc_error *err);
+void        engine_cancel(Engine *e, int64_t id, bool forget);
+int         engine_fd(const Engine *e);
+void        engine_counts(Engine *e, llmc_counts *out);
+/* Check all invariants after each step from now on; a violation fails every request with E_BUG. */
+void        engine_set_check(Engine *e);
+
+#endif

@@ -1,0 +1,141 @@
+/* Inside of the engine. Who touches what: `lock` guards what is marked so; the rest belongs to the engine's thread, or to
+ * nobody once the job is in the inbox. */
+#ifndef LLMC_ENGINE_INSIDE_H
+#define LLMC_ENGINE_INSIDE_H
+
+#include <pthread.h>
+
+#include "runtime/engine/engine.h"
+#include "runtime/engine/sched.h"
+#include "runtime/sample.h"
+#include "runtime/session.h"
+#include "runtime/stop.h"
+
+enum { MAX_TOP = 20, MAX_CHOICES = 128, N_BUCKET = 1024 };
+
+typedef struct Event {
+	llmc_event    ev;
+	struct Event *next;
+	char          data[];   /* top, then text */
+} Event;
+typedef struct EventList { Event *first, *last; } EventList;
+
+typedef struct Choice {
+	SchedSeq     *seq;
+	llmc_sampler *sampler;
+	llmc_stream  *stream;    /* NULL: no tokenizer */
+	Stop         *stop;
+	int32_t       n_new;
+	double        sum_logprob;
+	bool          done;
+	double        latest;    /* time of its last token */
+	EventList     held;      /* best_of: until it is known which are told */
+} Choice;
+
+typedef struct Job {
+	int64_t     id;
+	void       *user;
+	llmc_params p;           /* its lists are the samplers', its stops gone */
+	int32_t     n, best_of, n_top;
+	bool        logprobs, prompt_logprobs, keep_stop;
+	double      submitted, deadline; /* 0: none */
+	SchedReq   *req;
+	Choice     *choice;      /* [best_of] */
+	llmc_stream *prompt_stream;
+	int32_t     n_told;      /* tokens of the prompt told with their logprobs */
+	int32_t     n_done;      /* choices */
+	double      started, first; /* times; 0: not yet */
+	bool        over;        /* all told */
+	EventList   out;         /* of this step */
+	Event      *spare;       /* for the failure when memory is out */
+	struct Job *next;        /* in the inbox, then in work */
+	/* lock */
+	int         refs;        /* the table, the engine's thread, waiting callers */
+	bool        in_table, cancel, gone; /* gone: nobody will ask */
+	EventList   mail;
+	int         n_waiting;
+	pthread_cond_t cond;
+	struct Job *chain;       /* in its bucket */
+	bool        is_ready;
+	struct Job *ready_next;  /* jobs with mail */
+} Job;
+
+typedef struct Pick {        /* one choice's token of the step */
+	Job         *job;
+	Choice      *c;
+	const float *logits;
+	int32_t      id, n_top;
+	float        logprob;
+	llmc_logprob top[MAX_TOP];
+	llmc_status  status;
+	llmc_error   err;
+} Pick;
+
+struct Engine {
+	Session *session;
+	const Plan *plan;
+	const llmc_tokenizer *tok;
+	llmc_limits lim;
+	SchedLimits sched_lim;
+	int32_t     max_jobs;
+	llmc_log_fn log;
+	void       *log_user;
+	int         fd;
+	pthread_t   thread;
+	bool        has_thread;
+	pthread_condattr_t monotonic;
+	/* the engine's thread */
+	Sched      *sched;
+	Job        *work;        /* taken in, not over; in order of arrival */
+	float      *logits;      /* [n_out, vocab] */
+	float     **row;        /* [seqs] logits of each chunk of the step */
+	Pick       *pick;        /* [seqs] */
+	int32_t     n_pick;
+	int         n_scratch;
+	SampleScratch *scratch;  /* [n_scratch] one for each thread that samples */
+	int64_t     swap_used, swap_max;
+	double      token_s, copy_bytes_s; /* measured: a token of a prompt; saving KV */
+	bool        check;
+	llmc_counts now;
+	/* lock */
+	pthread_mutex_t lock;
+	pthread_cond_t  wake;    /* the engine's thread has something to do */
+	pthread_cond_t  any;     /* mail for LLMC_ANY, or nothing left to wait for */
+	pthread_cond_t  idle;    /* a job is over */
+	Job        *inbox, *inbox_last;
+	Job        *bucket[N_BUCKET];
+	Job        *ready, *ready_last;
+	int64_t     last_id;
+	int32_t     n_jobs;      /* not over */
+	int32_t     n_table;     /* jobs that callers may ask for */
+	int32_t     n_cancel;    /* flags that the thread has not seen */
+	int64_t     n_mail;
+	bool        draining, cut, stop;
+	llmc_error  dead;        /* code != OK: the device has failed */
+	uint64_t    refused;
+	llmc_counts counts;
+};
+
+double engine_clock(void);
+
+/* job.c */
+llmc_status job_open(Engine *e, const llmc_request *r, Job **out, llmc_error *err);
+void        job_free(Job *j);
+/* Answers of a choice: events on j->out (or held). Each returns false when the request has failed on the way. */
+bool        job_prompt(Engine *e, Job *j, int32_t at, int32_t n, const float *logits);
+bool        job_token(Engine *e, Job *j, Choice *c, const Pick *p, llmc_finish *finish, bool *finished);
+void        job_finish(Engine *e, Job *j, Choice *c, llmc_finish finish, const Pick *p);
+void        job_fail(Engine *e, Job *j, llmc_status status, const char *text);
+
+/* mail.c */
+void        event_list_add(EventList *l, Event *ev);
+void        event_list_free(EventList *l);
+/* Hand the events of the step over and let go of jobs that are over. */
+void        mail_flush(Engine *e);
+void        mail_close(Engine *e);
+
+/* counts.c */
+void        count_seconds(llmc_histogram *h, double s);
+void        count_things(llmc_histogram *h, double n);
+
+#endif

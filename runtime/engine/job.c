@@ -1,0 +1,370 @@
+/* A request as the engine keeps it, and what its choices say. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/engine/inside.h"
+
+/* ---------------------------------------------------------------------------------------------- taking in ---- */
+
+static llmc_status
+check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc_error *err)
+{
+	if (r->n_tok == 0 || !r->tok)
+		return error_set(err, LLMC_E_INPUT, "the prompt is empty: a model needs at least one token to continue");
+	if (r->n_tok > (size_t)e->lim.context)
+		return error_set(err, LLMC_E_RANGE, "the prompt has %zu tokens, the context holds %d", r->n_tok, e->lim.context);
+	for (size_t i = 0; i < r->n_tok; i++)
+		if (r->tok[i] < 0 || r->tok[i] >= e->plan->vocab)
+			return error_set(err, LLMC_E_RANGE, "token %zu of the prompt is %d, ids are 0 .. %lld", i, r->tok[i],
+			                 (long long)e->plan->vocab - 1);
+	if (r->n < 0 || r->n > MAX_CHOICES)
+		return error_set(err, LLMC_E_RANGE, "n is %d, possible are 1 .. %d", r->n, MAX_CHOICES);
+	if (r->best_of && (r->best_of < (r->n ? r->n : 1) || r->best_of > MAX_CHOICES))
+		return error_set(err, LLMC_E_RANGE, "best_of is %d, possible are n (%d) .. %d", r->best_of, r->n ? r->n : 1, MAX_CHOICES);
+	if (r->n_top < 0 || r->n_top > MAX_TOP)
+		return error_set(err, LLMC_E_RANGE, "n_top is %d, possible are 0 .. %d", r->n_top, MAX_TOP);
+	if (!(r->deadline_s >= 0))
+		return error_set(err, LLMC_E_RANGE, "deadline_s is %g, it must be 0 (none) or above", r->deadline_s);
+	return sampler_check(p, (int32_t)e->plan->vocab, err);
+}
+
+/* New tokens at most; the last is never fed back: it needs no place. */
+static int32_t
+most_new(const Engine *e, const llmc_request *r, const llmc_params *p)
+{
+	int64_t room = e->lim.context - (int64_t)r->n_tok + 1, most = p->max_tokens == 0 ? 256 : p->max_tokens;
+
+	if (most > room)
+		return (int32_t)room;
+	if (most > 0)
+		return (int32_t)most;
+	/* as many as fit, whatever bounds it */
+	int64_t pages = e->sched_lim.pages * PLAN_KV_PAGE - (int64_t)r->n_tok + 1, n = r->best_of ? r->best_of : r->n ? r->n : 1;
+	room = pages < room ? pages : room;
+	if (e->sched_lim.total_tokens && (e->sched_lim.total_tokens - (int64_t)r->n_tok) / n < room)
+		room = (e->sched_lim.total_tokens - (int64_t)r->n_tok) / n;
+	return (int32_t)(room > 0 ? room : 1);
+}
+
+static llmc_status
+open_choice(Engine *e, Job *j, int32_t i, const llmc_request *r, llmc_params *p, llmc_error *err)
+{
+	Choice *c = &j->choice[i];
+
+	c->seq = &j->req->seq[i];
+	p->seed = j->p.seed + (uint64_t)i;
+	TRY(sampler_open((int32_t)e->plan->vocab, p, e->plan->eos, e->plan->n_eos, &c->sampler, err));
+	for (size_t k = 0; k < r->n_tok; k++)
+		llmc_sampler_accept(c->sampler, r->tok[k], true);
+	TRY(stop_open(p->stop, &c->stop, err));
+	if (e->tok)
+		TRY(llmc_stream_open(e->tok, !r->show_special, &c->stream, err));
+	return LLMC_OK;
+}
+
+llmc_status
+job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
+{
+	llmc_request r = LLMC_INIT(llmc_request);
+	llmc_status status;
+
+	*out = NULL;
+	memcpy(&r, request, request->size < sizeof r ? request->size : sizeof r);
+	llmc_params p = sampler_params(r.params);
+	TRY(check_request(e, &r, &p, err));
+	Job *j = calloc(1, sizeof *j);
+	if (!j)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a request");
+	pthread_cond_init(&j->cond, &e->monotonic);
+	j->user = r.user;
+	j->p = p;
+	j->n = r.n ? r.n : 1;
+	j->best_of = r.best_of ? r.best_of : j->n;
+	j->n_top = r.n_top;
+	j->logprobs = r.logprobs || r.n_top || j->best_of > j->n;
+	j->prompt_logprobs = r.prompt_logprobs;
+	j->keep_stop = r.keep_stop;
+	j->submitted = engine_clock();
+	j->deadline = r.deadline_s > 0 ? j->submitted + r.deadline_s : 0;
+	j->req = sched_req_new(r.tok, (int32_t)r.n_tok, most_new(e, &r, &p), j->best_of);
+	j->choice = calloc((size_t)j->best_of, sizeof *j->choice);
+	j->spare = calloc(1, sizeof *j->spare + 1);
+	if (!j->req || !j->choice || !j->spare) {
+		status = error_set(err, LLMC_E_MEMORY, "out of memory for a request");
+		goto fail;
+	}
+	j->req->user = j;
+	j->req->prompt_rows = r.prompt_logprobs;
+	const char *why = sched_refuses(&e->sched_lim, j->req);
+	if (why) {
+		status = error_set(err, LLMC_E_RANGE, "the request (%zu tokens, %d new ones, %d choices) cannot run here: %s", r.n_tok,
+		                   j->req->max_new, j->best_of, why);
+		goto fail;
+	}
+	for (int32_t i = 0; i < j->best_of; i++)
+		TRY_GOTO(open_choice(e, j, i, &r, &p, err));
+	if (r.prompt_logprobs && e->tok)
+		TRY_GOTO(llmc_stream_open(e->tok, false, &j->prompt_stream, err));
+	j->p.stop_tokens = NULL; /* the caller's lists: samplers and stops have their own */
+	j->p.stop = NULL;
+	j->p.logit_bias = NULL;
+	j->p.bad_words = NULL;
+	*out = j;
+	return LLMC_OK;
+fail:
+	job_free(j);
+	return status;
+}
+
+void
+job_free(Job *j)
+{
+	for (int32_t i = 0; j->choice && i < j->best_of; i++) {
+		llmc_sampler_close(j->choice[i].sampler);
+		llmc_stream_close(j->choice[i].stream);
+		stop_close(j->choice[i].stop);
+		event_list_free(&j->choice[i].held);
+	}
+	free(j->choice);
+	llmc_stream_close(j->prompt_stream);
+	event_list_free(&j->out);
+	event_list_free(&j->mail);
+	sched_req_free(j->req);
+	free(j->spare);
+	pthread_cond_destroy(&j->cond);
+	free(j);
+}
+
+/* ------------------------------------------------------------------------------------------------ telling ---- */
+
+static Event *
+event_new(const Job *j, llmc_event_kind kind, int32_t index, const llmc_logprob *top, int32_t n_top, const char *text,
+          size_t n_bytes)
+{
+	size_t top_bytes = (size_t)n_top * sizeof *top;
+	Event *v = malloc(sizeof *v + top_bytes + n_bytes + 1);
+
+	if (!v)
+		return NULL;
+	v->ev = (llmc_event){ .size = sizeof v->ev, .kind = kind, .request = j->id, .user = j->user, .index = index, .token = -1,
+		.n_top = n_top, .n_bytes = n_bytes, .stop = -1, .time_s = engine_clock(), .memory_ = v };
+	v->next = NULL;
+	if (n_top)
+		memcpy(v->data, top, top_bytes);
+	if (n_bytes)
+		memcpy(v->data + top_bytes, text, n_bytes);
+	v->data[top_bytes + n_bytes] = 0;
+	v->ev.top = n_top ? (const llmc_logprob *)(const void *)v->data : NULL;
+	v->ev.text = v->data + top_bytes;
+	return v;
+}
+
+/* A choice's event: told now, or held until the best are known. */
+static void
+tell(Job *j, Choice *c, Event *v)
+{
+	event_list_add(c && j->best_of > j->n ? &c->held : &j->out, v);
+}
+
+void
+job_fail(Engine *e, Job *j, llmc_status status, const char *text)
+{
+	if (j->over)
+		return;
+	Event *v = event_new(j, LLMC_EVENT_ERROR, 0, NULL, 0, text, strlen(text));
+	if (!v) { /* the one that was put by, without the sentence */
+		v = j->spare;
+		j->spare = NULL;
+		v->ev = (llmc_event){ .size = sizeof v->ev, .kind = LLMC_EVENT_ERROR, .request = j->id, .user = j->user, .token = -1,
+			.stop = -1, .text = v->data, .time_s = engine_clock(), .memory_ = v };
+	}
+	v->ev.status = status;
+	v->ev.last = true;
+	v->ev.n_prompt = j->req->n_prompt;
+	sched_cancel(e->sched, j->req);
+	j->over = true;
+	e->now.failed++;
+	event_list_add(&j->out, v);
+}
+
+static bool
+no_memory(Engine *e, Job *j)
+{
+	job_fail(e, j, LLMC_E_MEMORY, "out of memory");
+	return false;
+}
+
+/* Tokens of the prompt whose places the rows [at, at + n) foretell, in their order, each once. */
+bool
+job_prompt(Engine *e, Job *j, int32_t at, int32_t n, const float *logits)
+{
+	const int32_t *tok = j->req->seq[0].tok;
+	int32_t vocab = (int32_t)e->plan->vocab;
+
+	for (int32_t i = at; i <= at + n && i < j->req->n_prompt; i++) {
+		llmc_logprob top[MAX_TOP];
+		const char *text = "";
+		float logprob = NAN;
+		int32_t n_top = 0;
+		size_t n_bytes = 0;
+		llmc_error err;
+		if (i != j->n_told)
+			continue; /* of an earlier piece, or run again */
+		if (i > 0) {
+			n_top = j->n_top < vocab ? j->n_top : vocab;
+			logprob = sample_logprobs(logits + (size_t)(i - 1 - at) * (size_t)vocab, vocab, tok[i], top, n_top);
+		}
+		if (j->prompt_stream && llmc_stream_feed(j->prompt_stream, tok[i], &text, &n_bytes, &err) != LLMC_OK) {
+			job_fail(e, j, err.code, err.text);
+			return false;
+		}
+		Event *v = event_new(j, LLMC_EVENT_PROMPT, 0, top, n_top, text, n_bytes);
+		if (!v)
+			return no_memory(e, j);
+		v->ev.token = tok[i];
+		v->ev.logprob = logprob;
+		event_list_add(&j->out, v);
+		j->n_told++;
+	}
+	return true;
+}
+
+static bool
+is_among(const int32_t *ids, int32_t n, int32_t id)
+{
+	for (int32_t i = 0; i < n; i++)
+		if (ids[i] == id)
+			return true;
+	return false;
+}
+
+/* Text of a token (-1: what is left) through detokeniser and stop strings. */
+static llmc_status
+text_of(Job *j, Choice *c, int32_t id, const char **text, size_t *n, bool *stopped, llmc_error *err)
+{
+	const char *raw = "";
+	size_t n_raw = 0;
+
+	if (c->stream)
+		TRY(llmc_stream_feed(c->stream, id, &raw, &n_raw, err));
+	TRY(stop_feed(c->stop, raw, n_raw, id < 0, text, n, stopped, err));
+	if (j->keep_stop) {
+		*text = raw;
+		*n = n_raw;
+	}
+	return LLMC_OK;
+}
+
+bool
+job_token(Engine *e, Job *j, Choice *c, const Pick *p, llmc_finish *finish, bool *finished)
+{
+	const char *text;
+	bool stopped = false;
+	llmc_error err;
+	size_t n;
+
+	*finished = true;
+	if (!j->p.ignore_eos && is_among(e->plan->eos, e->plan->n_eos, p->id)) {
+		*finish = LLMC_FINISH_EOS;
+		return true;
+	}
+	if (sampler_stops_at(c->sampler, p->id)) {
+		*finish = LLMC_FINISH_TOKEN;
+		return true;
+	}
+	llmc_sampler_accept(c->sampler, p->id, false);
+	c->n_new++;
+	c->sum_logprob += j->logprobs ? p->logprob : 0;
+	if (text_of(j, c, p->id, &text, &n, &stopped, &err) != LLMC_OK) {
+		job_fail(e, j, err.code, err.text);
+		return false;
+	}
+	Event *v = event_new(j, LLMC_EVENT_TOKEN, c->seq->index, p->top, p->n_top, text, n);
+	if (!v)
+		return no_memory(e, j);
+	v->ev.token = p->id;
+	v->ev.logprob = j->logprobs ? p->logprob : 0;
+	tell(j, c, v);
+	e->now.new_tokens++;
+	*finish = stopped ? LLMC_FINISH_STOP : LLMC_FINISH_LENGTH;
+	*finished = stopped || c->n_new == j->req->max_new;
+	return true;
+}
+
+static double
+mean_logprob(const Choice *c)
+{
+	return c->n_new ? c->sum_logprob / c->n_new : -INFINITY;
+}
+
+/* The n best choices, best first, become choices 0 .. n-1; of equals the earlier. */
+static void
+tell_best(Job *j)
+{
+	for (int32_t k = 0; k < j->n; k++) {
+		Choice *best = NULL;
+		for (int32_t i = 0; i < j->best_of; i++)
+			if (j->choice[i].held.first && (!best || mean_logprob(&j->choice[i]) > mean_logprob(best)))
+				best = &j->choice[i];
+		while (best && best->held.first) {
+			Event *v = best->held.first;
+			best->held.first = v->next;
+			v->ev.index = k;
+			event_list_add(&j->out, v);
+		}
+	}
+}
+
+void
+job_finish(Engine *e, Job *j, Choice *c, llmc_finish finish, const Pick *p)
+{
+	double now = engine_clock();
+	const char *text = "";
+	bool stopped = false;
+	llmc_error err;
+	size_t n = 0;
+
+	sched_finish(e->sched, c->seq);
+	if (finish != LLMC_FINISH_STOP && text_of(j, c, -1, &text, &n, &stopped, &err) != LLMC_OK) {
+		job_fail(e, j, err.code, err.text);
+		return;
+	}
+	if (stopped && finish == LLMC_FINISH_LENGTH)
+		finish = LLMC_FINISH_STOP;
+	bool by_token = p && (finish == LLMC_FINISH_EOS || finish == LLMC_FINISH_TOKEN);
+	Event *v = event_new(j, LLMC_EVENT_FINISH, c->seq->index, by_token ? p->top : NULL, by_token ? p->n_top : 0, text, n);
+	if (!v) {
+		no_memory(e, j);
+		return;
+	}
+	llmc_event *ev = &v->ev;
+	if (by_token) {
+		ev->token = p->id;
+		ev->logprob = j->logprobs ? p->logprob : 0;
+	}
+	ev->finish = finish;
+	ev->stop = finish == LLMC_FINISH_STOP ? stop_which(c->stop) : -1;
+	ev->n_prompt = j->req->n_prompt;
+	ev->n_new = c->n_new;
+	ev->n_cached = j->req->n_cached;
+	ev->n_preempted = c->seq->n_aside;
+	ev->sum_logprob = c->sum_logprob;
+	ev->queue_s = (j->started > 0 ? j->started : now) - j->submitted;
+	ev->prefill_s = j->started > 0 ? (j->first > 0 ? j->first : now) - j->started : 0;
+	ev->decode_s = j->first > 0 ? now - j->first : 0;
+	c->done = true;
+	tell(j, c, v);
+	e->now.finished[finish]++;
+	count_things(&e->now.request_new, c->n_new);
+	if (++j->n_done < j->best_of)
+		return;
+	if (j->best_of > j->n)
+		tell_best(j);
+	j->out.last->ev.last = true;
+	j->over = true;
+	count_seconds(&e->now.request_s, now - j->submitted);
+	if (j->first > 0)
+		count_seconds(&e->now.decode_s, now - j->first);
+}
