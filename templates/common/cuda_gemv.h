@@ -1,0 +1,526 @@
+/* y = W x for few rows of x: the decode step's products, bound by the bytes of W.
+ *
+ * Rows of W go in groups of 8, columns in units (cuda_gemv_weights.h). A block of 8 warps has a range of groups; within a group each warp has
+ * its own columns, so that all 8 stream side by side and nobody waits for anybody but at the end of a tile of groups, where the 8 partial
+ * sums of each result meet in shared memory (in the order of the warps). The product is that of the tensor cores with the weights as
+ * B (8 of their rows) and x as A: up to 8 rows of x in its rows 0 .. 7, and in rows 8 .. 15 what rounding took from them, so x keeps 16
+ * (bf16) or 22 bits (f16), and 8 rows cost what one does.
+ *
+ * In flight: a lane holds GV_RING units, refilled as they are used: of 16-bit weights 12 loads of 16 bytes, 48 KB a multiprocessor; of block
+ * formats 24 to 48 KB. The ring is first filled before PDL_WAIT, from addresses that need nothing but the launch.
+ * One block a multiprocessor, at most 128 registers and 98 KB: the next kernel's blocks fit beside it and fill their rings meanwhile.
+ *
+ * The norm is no phase of its own: weights of the norm are multiplied into x on its way to shared memory, the sum of squares is taken there
+ * too, and its root divides the sums at the end. (Layer norms need the mean first: a pass over x more.)
+ *
+ * More rows of x than shared memory takes (4 at 4096 columns): the launch's `rows` decides, in GV_SLICES, to cut the columns in slices. Blocks
+ * of one range then write partial sums to scratch; the last one adds them, slice by slice. More than 8 rows: in turns.
+ *
+ * Balance: a range has G / blocks groups, rounded up or down. H200, 132 blocks, largest share over mean: 4096 rows 512 groups, 4 / 3.88;
+ * 6144 rows 6 / 5.82; 2 x 14336 rows 28 / 27.2; 128256 rows 122 / 121.5; 2048 rows 2 / 1.94; 3072 rows 3 / 2.91.
+ *
+ * Defined before inclusion: W_<dtype>, COLS, NORM_none | NORM_rms | NORM_layer, NORM_EPS, NORM_PLUS_ONE, GV_ARCH, GV_MAX_SLICES (8). OP, a struct of the template:
+ *     GROUPS, UNIT            groups of 8 weight rows; groups that are finished together by the last of their blocks, 0: as they come
+ *     FIRST                   1: the rows' places are read from n and out_row before x
+ *     row(group, n)           row of W, for n in 0 .. 7; n and n + 4 are a pair
+ *     count(p), x_row(p, t)   rows of x, and where row t is
+ *     place(p, t)             an address that put wants to have at hand
+ *     before(p, group, j, t)  what put wants of memory: loaded early
+ *     put(p, group, j, t, a, b, before, place)   results j and j + 4 of the group for row t
+ *     raw(p, i, v)            UNIT > 0: result i (8 a group, in order) as finish wants it
+ *     finish(p, t, unit, raw) a warp finishes a unit of row t: its results in order (UNIT > 0) */
+#ifndef LLMC_CUDA_GEMV_H
+#define LLMC_CUDA_GEMV_H
+
+#include "common/cuda_gemv_weights.h"
+#include "common/cuda_step.h"
+
+#ifndef GV_MAX_SLICES
+#define GV_MAX_SLICES 8
+#endif
+
+enum {
+	GV_WARPS = 8,
+	GV_THREADS = GV_WARPS * 32,
+	GV_X = 512,                      /* 16-byte pieces of x a warp */
+	GV_UNITS = COLS / GV_UNIT,       /* of a row */
+	GV_KWARPS = GV_UNITS < GV_WARPS ? GV_UNITS : GV_WARPS,
+	GV_MAX_COUNT = 1024,             /* units or ranges that are counted */
+	GV_FLAGS = 256
+};
+
+struct gv_arena {
+	uint4              x[GV_WARPS][GV_X];
+	float              sum[8192];        /* 4 tiles of (32 / R groups) x (8 warps) x (R rows of x) x 8 */
+	float              squares[GV_WARPS][8];
+	float              stat[8][2];       /* mean and 1 / deviation */
+	unsigned long long place[8];
+	int                done[GV_FLAGS];
+};
+static_assert(sizeof(gv_arena) == 99712, "the templates' @launch lines say so");
+
+/* ---- how many slices ---- */
+
+/* Rows of x (a power of two) that a block takes at once when columns are cut in `slices`; 0: none */
+static __device__ constexpr int
+gv_rows(int slices)
+{
+	const int parts = GV_KWARPS * slices, most = (GV_UNITS + parts - 1) / parts, least = GV_UNITS / parts;
+
+	if (least == 0)
+		return 0;
+	/* x fits; and what a warp begins ahead of the others stays within two tiles of 32 / r groups */
+	for (int r = 8; r; r /= 2)
+		if (most * GV_CHUNKS * r * 8 <= GV_X && 2 * (32 / r) * least >= GV_RING - 1)
+			return r;
+	return 0;
+}
+
+/* For so many rows: 1 if they fit, else among the least number and the three above it the one that leaves fewest blocks without work */
+static __device__ constexpr int
+gv_slices(int rows)
+{
+	const int sms = GV_ARCH == 80 ? 108 : GV_ARCH == 86 ? 84 : GV_ARCH == 89 ? 128 : GV_ARCH == 90 ? 132 : GV_ARCH == 100 ? 148 : 170;
+	int best = 1, idle = sms;
+
+	if (gv_rows(1) >= rows)
+		return 1;
+	for (int s = 2, tried = 0; s <= GV_MAX_SLICES && tried < 4; s++)
+		if (gv_rows(s) >= rows) {
+			if (sms % s < idle) {
+				best = s;
+				idle = sms % s;
+			}
+			tried++;
+		}
+	return best;
+}
+
+enum { GV_ROWS = gv_rows(1), GV_SLICES2 = gv_slices(2), GV_SLICES4 = gv_slices(4), GV_SLICES8 = gv_slices(8) };
+static_assert(GV_ROWS > 0, "too many columns");
+
+/* ---- x ---- */
+
+DEV void
+gv_floats(float (&v)[4], const float *p)
+{
+	const uint4 q = ld_v4(p);
+
+	v[0] = __uint_as_float(q.x), v[1] = __uint_as_float(q.y), v[2] = __uint_as_float(q.z), v[3] = __uint_as_float(q.w);
+}
+
+/* Four elements of a row at column k, normed but for the root; squares are added to ss. */
+DEV void
+gv_read(float (&v)[4], const float *x, const float *nw, const float *nb, int k, const float (&stat)[2], float &ss)
+{
+	gv_floats(v, x + k);
+#if defined(NORM_rms)
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		ss = fmaf(v[i], v[i], ss);
+#elif defined(NORM_layer)
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		v[i] = (v[i] - stat[0]) * stat[1];
+#endif
+	(void)stat, (void)ss;
+#if !defined(NORM_none)
+	if (nw) {
+		float g[4];
+		gv_floats(g, nw + k);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			v[i] *= g[i] + NORM_PLUS_ONE;
+	}
+	if (nb) {
+		float g[4];
+		gv_floats(g, nb + k);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			v[i] += g[i];
+	}
+#else
+	(void)nw, (void)nb;
+#endif
+}
+
+/* A pair as the mma takes it, and what rounding took */
+DEV void
+gv_split(unsigned &hi, unsigned &lo, float a, float b)
+{
+#ifdef W_bf16
+	hi = pack_bf16(a, b);
+	lo = pack_bf16(a - bf16_lo(hi), b - bf16_hi(hi));
+#else
+	hi = pack_f16(a, b);
+	lo = pack_f16(a - f16_lo(hi), b - f16_hi(hi));
+#endif
+}
+
+/* Two fours of a chunk as the registers of A for its two mma */
+DEV void
+gv_fragments(uint4 &p, uint4 &q, const float (&v)[4], const float (&w)[4], float scale)
+{
+	enum { B = GV_NIBBLES ? 2 : 1, C = GV_NIBBLES ? 1 : 2 };
+	gv_split(p.x, p.y, v[0] * scale, v[B] * scale);
+	gv_split(p.z, p.w, v[C] * scale, v[3] * scale);
+	gv_split(q.x, q.y, w[0] * scale, w[B] * scale);
+	gv_split(q.z, q.w, w[C] * scale, w[3] * scale);
+}
+
+/* This warp's columns of rows [t0, t0 + R): to x, chunk by chunk two planes of 4 R pieces, one for each lane that multiplies with them.
+ * Returns what the sums of the lane's row are to be multiplied by. */
+template <class OP> DEV float
+gv_stage(const llmc_call &p, gv_arena &sm, const float *x, const float *nw, const float *nb, int R, int t0, int n, int unit0, int units)
+{
+	const int warp = warp_id(), lane = lane_id(), slot = lane & (4 * R - 1), b = slot >> 2, t = slot & 3;
+	const bool valid = t0 + b < n;
+	const float *row = x + (valid ? (long long)OP::x_row(p, t0 + b) * COLS : 0);
+#ifdef NORM_layer
+	const float stat[2] = { sm.stat[b][0], sm.stat[b][1] };
+#else
+	const float stat[2] = { 0, 1 };
+#endif
+	uint4 *to = sm.x[warp] + slot;
+	float ss = 0, back = 1.0f / GV_GAIN;
+
+#if defined(W_bf16)
+#pragma unroll 4
+	for (int i = lane / (4 * R); i < units * GV_CHUNKS; i += 8 / R) {
+		const int unit = unit0 + i / GV_CHUNKS, c = i % GV_CHUNKS;
+		float v[4] = { 0, 0, 0, 0 }, w[4] = { 0, 0, 0, 0 };
+		if (valid) {
+			gv_read(v, row, nw, nb, gv_col(unit, c, t), stat, ss);
+			gv_read(w, row, nw, nb, gv_col2(unit, c, t), stat, ss);
+		}
+		gv_fragments(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, 1.0f);
+	}
+#else
+	/* once for the largest, which comes to 2^13 .. 2^14 by a power of two, so that nothing overflows and little is lost */
+	float most = 0;
+#pragma unroll 4
+	for (int i = lane / (4 * R); i < units * GV_CHUNKS; i += 8 / R) {
+		const int unit = unit0 + i / GV_CHUNKS, c = i % GV_CHUNKS;
+		float v[4] = { 0, 0, 0, 0 }, w[4] = { 0, 0, 0, 0 };
+		if (valid) {
+			gv_read(v, row, nw, nb, gv_col(unit, c, t), stat, ss);
+			gv_read(w, row, nw, nb, gv_col2(unit, c, t), stat, ss);
+		}
+#pragma unroll
+		for (int j = 0; j < 4; j++)
+			most = fmaxf(most, fmaxf(fabsf(v[j]), fabsf(w[j])));
+		to[i * 8 * R] = make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
+		to[i * 8 * R + 4 * R] = make_uint4(__float_as_uint(w[0]), __float_as_uint(w[1]), __float_as_uint(w[2]), __float_as_uint(w[3]));
+	}
+	for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
+		most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
+	int e = 267 - (int)(__float_as_uint(most) >> 23);
+	e = e < 1 ? 1 : e > 253 ? 253 : e;
+	const float scale = __uint_as_float((unsigned)e << 23);
+	back *= __uint_as_float((unsigned)(254 - e) << 23);
+	for (int i = lane / (4 * R); i < units * GV_CHUNKS; i += 8 / R) {
+		const uint4 f = to[i * 8 * R], h = to[i * 8 * R + 4 * R];
+		const float v[4] = { __uint_as_float(f.x), __uint_as_float(f.y), __uint_as_float(f.z), __uint_as_float(f.w) };
+		const float w[4] = { __uint_as_float(h.x), __uint_as_float(h.y), __uint_as_float(h.z), __uint_as_float(h.w) };
+		gv_fragments(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, scale);
+	}
+#endif
+#ifdef NORM_rms
+	for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
+		ss += __shfl_xor_sync(0xffffffffu, ss, d);
+	if (lane < 4 * R && t == 0)
+		sm.squares[warp][b] = ss;
+#endif
+	__syncwarp();
+	return back;
+}
+
+#ifdef NORM_layer
+/* Mean and deviation of row t0 + warp */
+template <class OP> DEV void
+gv_layer(const llmc_call &p, gv_arena &sm, const float *x, int R, int t0, int n)
+{
+	const int b = warp_id(), lane = lane_id();
+
+	if (b < R) {
+		float mean = 0, var = 0;
+		if (t0 + b < n) {
+			const float *row = x + (long long)OP::x_row(p, t0 + b) * COLS;
+			for (int i = lane; i < COLS / 4; i += 32) {
+				float v[4];
+				gv_floats(v, row + 4 * i);
+				mean += (v[0] + v[1]) + (v[2] + v[3]);
+			}
+			mean = warp_sum(mean) / COLS;
+			for (int i = lane; i < COLS / 4; i += 32) {
+				float v[4];
+				gv_floats(v, row + 4 * i);
+				for (int j = 0; j < 4; j++)
+					var = fmaf(v[j] - mean, v[j] - mean, var);
+			}
+			var = warp_sum(var) / COLS;
+		}
+		if (lane == 0) {
+			sm.stat[b][0] = mean;
+			sm.stat[b][1] = 1.0f / sqrtf(var + NORM_EPS);
+		}
+	}
+	__syncthreads();
+}
+#endif
+
+/* ---- weights ---- */
+
+/* A warp's way through its units: those of a group, then those of the next */
+template <class OP> struct gv_stream {
+	gv_unit              ring[GV_RING];
+	const unsigned char *w, *row;
+	int                  unit0, units, unit, group, end, left; /* left: units not yet asked for */
+
+	__device__ __forceinline__ void
+	next(int s)
+	{
+		const int lane = lane_id();
+		gv_load(ring[s], row, unit0 + unit, lane & 3);
+		left--;
+		if (++unit == units) {
+			unit = 0;
+			if (++group < end)
+				row = w + (long long)OP::row(group, lane >> 2) * GV_ROW_BYTES;
+		}
+	}
+
+	__device__ __forceinline__ void
+	begin(const void *matrix, int g0, int g1, int u0, int u1)
+	{
+		w = (const unsigned char *)matrix;
+		unit0 = u0, units = u1 - u0, unit = 0, group = g0, end = g1;
+		left = (g1 - g0) * units;
+		row = w;
+		if (left)
+			row += (long long)OP::row(g0, lane_id() >> 2) * GV_ROW_BYTES;
+#pragma unroll
+		for (int s = 0; s < GV_RING; s++)
+			if (left > 0)
+				next(s);
+	}
+};
+
+/* ---- what becomes of the sums ---- */
+
+/* 1 / the root of the mean square, of a sum of squares */
+DEV float
+gv_root(float squares)
+{
+#ifdef NORM_rms
+	return 1.0f / sqrtf(squares / COLS + NORM_EPS);
+#else
+	(void)squares;
+	return 1.0f;
+#endif
+}
+
+DEV float
+gv_squares(const gv_arena &sm, int b)
+{
+	float s = 0;
+#ifdef NORM_rms
+	for (int i = 0; i < GV_KWARPS; i++)
+		s += sm.squares[i][b];
+#else
+	(void)sm, (void)b;
+#endif
+	return s;
+}
+
+/* The slices' sums of result i of row b (of 8) */
+DEV float
+gv_partial(const float *part, int slices, int results, int b, int i)
+{
+	float v = 0;
+	for (int s = 0; s < slices; s++)
+		v += part[(long long)(s * 8 + b) * results + i];
+	return v;
+}
+
+/* part: [slices * 8, GROUPS * 8], all: [n_tok, GROUPS * 8] (UNIT > 0), squares: [blocks, 8 * 8], count: [GV_MAX_COUNT], or a multiple for turns */
+template <class OP> DEV void
+gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const void *matrix, float *part, float *all, float *squares, int *count)
+{
+	SHARED_ARENA(gv_arena, sm);
+	enum { RESULTS = OP::GROUPS * 8 };
+	const int tid = (int)threadIdx.x, warp = warp_id(), lane = lane_id(), rows = p.s.rows;
+	int       slices = rows <= 1 || rows > 8 ? 1 : rows <= 2 ? GV_SLICES2 : rows <= 4 ? GV_SLICES4 : GV_SLICES8;
+
+	if (slices > (int)gridDim.x)
+		slices = 1;
+	const int ranges = (int)gridDim.x / slices, range = (int)blockIdx.x / slices, slice = (int)blockIdx.x - range * slices;
+	const bool work = range < ranges;
+	const int g0 = work ? (int)((long long)OP::GROUPS * range / ranges) : 0, g1 = work ? (int)((long long)OP::GROUPS * (range + 1) / ranges) : 0;
+	const int parts = GV_KWARPS * slices, mine = slice * GV_KWARPS + warp;
+	const int u0 = warp < GV_KWARPS ? GV_UNITS * mine / parts : 0, u1 = warp < GV_KWARPS ? GV_UNITS * (mine + 1) / parts : 0;
+	const bool counted = slices > 1 || OP::UNIT > 0;
+	gv_stream<OP> in;
+
+	in.begin(matrix, g0, g1, u0, u1);
+	PDL_LAUNCH();
+	PDL_WAIT();
+	const int n = OP::count(p);
+	/* a launch for one row does not look at n before it reads x */
+	const bool blind = rows == 1 && !OP::FIRST;
+	if (g0 == g1 || (!blind && n <= 0))
+		return;
+
+	/* rows at once: all, if they fit */
+	int R = 1, fit = slices > 1 ? (rows <= 2 ? 2 : rows <= 4 ? 4 : 8) : GV_ROWS;
+	if (rows != 1)
+		while (R < n && R < fit)
+			R *= 2;
+
+	for (int t0 = 0, turn = 0;; turn++) {
+		if (tid < R)
+			sm.place[tid] = t0 + tid < n ? OP::place(p, t0 + tid) : 0;
+#ifdef NORM_layer
+		gv_layer<OP>(p, sm, x, R, t0, n);
+#endif
+		const float back = gv_stage<OP>(p, sm, x, nw, nb, R, t0, blind ? 1 : n, u0, in.units);
+
+		/* ---- stream ---- */
+		const int tile = 32 / R, ng = g1 - g0, total = ng * in.units;
+		const uint4 *const xs = sm.x[warp] + lane;
+		const uint4 *xq = xs;
+		float acc[4] = { 0, 0, 0, 0 };
+		int   unit = 0, done = 0, at = 0;
+
+		for (int first = 0; first < ng; first += tile) {
+			const int stop = min(first + tile, ng), items = (stop - first) * R * 4;
+			const int j = tid & 3, b = (tid >> 2) & (R - 1), group = g0 + first + tid / (4 * R);
+			float4 early = make_float4(0, 0, 0, 0);
+			if (!counted && tid < items && t0 + b < n)
+				early = OP::before(p, group, j, t0 + b);
+
+			while (done < stop && in.units > 0) {
+#pragma unroll
+				for (int s = 0; s < GV_RING; s++) {
+					if (at >= total)
+						break;
+					at++;
+					gv_scale scale;
+					gv_scales(scale, in.ring[s], u0 + unit, lane & 3);
+#pragma unroll
+					for (int c = 0; c < GV_CHUNKS; c++) {
+						unsigned w[4];
+						uint4 a = make_uint4(0, 0, 0, 0), d = a;
+						gv_chunk(w, in.ring[s], scale, u0 + unit, c, lane & 3);
+						if (lane < 4 * R) {
+							a = xq[0];
+							d = xq[4 * R];
+						}
+						xq += 8 * R;
+						const unsigned a0[4] = { a.x, a.y, a.z, a.w }, a1[4] = { d.x, d.y, d.z, d.w };
+						const unsigned b0[2] = { w[0], w[1] }, b1[2] = { w[2], w[3] };
+#ifdef W_bf16
+						mma_bf16_m16n8k16(acc, a0, b0, acc);
+						mma_bf16_m16n8k16(acc, a1, b1, acc);
+#else
+						mma_f16_m16n8k16(acc, a0, b0, acc);
+						mma_f16_m16n8k16(acc, a1, b1, acc);
+#endif
+					}
+					if (in.left > 0)
+						in.next(s);
+					if (++unit == in.units) {
+						/* a lane has weight rows 2 t and 2 t + 1 of row g of x */
+						if (lane < 4 * R) {
+							float *to = sm.sum + (((done & (4 * tile - 1)) * GV_WARPS + warp) * R) * 8 + lane * 2;
+							to[0] = (acc[0] + acc[2]) * back;
+							to[1] = (acc[1] + acc[3]) * back;
+						}
+						acc[0] = acc[1] = acc[2] = acc[3] = 0;
+						unit = 0;
+						xq = xs;
+						done++;
+					}
+				}
+			}
+			__syncthreads();
+
+			if (tid < items && t0 + b < n) {
+				const float *from = sm.sum + ((first + tid / (4 * R)) & (4 * tile - 1)) * GV_WARPS * R * 8 + b * 8 + j;
+				float v = 0, w = 0;
+#pragma unroll 4
+				for (int i = 0; i < GV_KWARPS; i++) {
+					v += from[i * R * 8];
+					w += from[i * R * 8 + 4];
+				}
+				if (counted) {
+					float *to = (slices > 1 ? part + (long long)(slice * 8 + b) * RESULTS : all + (long long)(t0 + b) * RESULTS) + group * 8 + j;
+					to[0] = v;
+					to[4] = w;
+				} else {
+					const float root = gv_root(gv_squares(sm, b));
+					OP::put(p, group, j, t0 + b, v * root, w * root, early, sm.place[b]);
+				}
+			}
+		}
+
+		/* ---- the last block of a range, or of each unit that it had a part in, finishes it ---- */
+		if (counted) {
+			enum { UNIT = OP::UNIT > 0 ? OP::UNIT : 1 };
+			const int first = OP::UNIT > 0 ? g0 / UNIT : range, units = OP::UNIT > 0 ? (g1 - 1) / UNIT + 1 - first : 1;
+			if (tid < R && t0 + tid < n)
+				squares[(range * 8 + slice) * 8 + tid] = gv_squares(sm, tid);
+			__syncthreads();
+			for (int i = tid; i < units; i += GV_THREADS) {
+				int *c = count + turn * (OP::GROUPS / UNIT) * (OP::UNIT > 0) + first + i;
+				const int add = OP::UNIT > 0 ? min(g1, (first + i + 1) * UNIT) - max(g0, (first + i) * UNIT) : 1;
+				const int full = OP::UNIT > 0 ? UNIT * slices : slices;
+				const bool last = atom_add_acq_rel_gpu(c, add) == full - add;
+				if (last)
+					st_relaxed_gpu(c, 0);
+				sm.done[i] = last;
+			}
+			__syncthreads();
+			for (int i = 0; i < units; i++) {
+				if (!sm.done[i])
+					continue;
+				if (OP::UNIT > 0) {
+					for (int k = tid; k < R * UNIT * 8; k += GV_THREADS) {
+						const int b = k / (UNIT * 8), at_unit = (first + i) * UNIT * 8 + k % (UNIT * 8);
+						if (t0 + b >= n)
+							break;
+						float ss = 0;
+						for (int s = 0; s < slices; s++)
+							ss += squares[(range * 8 + s) * 8 + b];
+						const float v = slices > 1 ? gv_partial(part, slices, RESULTS, b, at_unit) : all[(long long)(t0 + b) * RESULTS + at_unit];
+						sm.sum[k] = OP::raw(p, at_unit, v * gv_root(ss));
+					}
+					__syncthreads();
+					for (int b = warp; b < R && t0 + b < n; b += GV_WARPS)
+						OP::finish(p, t0 + b, first + i, sm.sum + b * UNIT * 8);
+					__syncthreads();
+				} else {
+					for (int k = tid; k < ng * R * 4; k += GV_THREADS) {
+						const int j = k & 3, b = (k >> 2) & (R - 1), group = g0 + k / (4 * R);
+						if (t0 + b >= n)
+							continue;
+						const float4 early = OP::before(p, group, j, t0 + b);
+						float ss = 0;
+						for (int s = 0; s < slices; s++)
+							ss += squares[(range * 8 + s) * 8 + b];
+						const float root = gv_root(ss);
+						OP::put(p, group, j, t0 + b, gv_partial(part, slices, RESULTS, b, group * 8 + j) * root,
+						        gv_partial(part, slices, RESULTS, b, group * 8 + j + 4) * root, early, sm.place[b]);
+					}
+				}
+			}
+		}
+		t0 += R;
+		if (t0 >= n)
+			return;
+		__syncthreads(); /* what the last turn left in shared memory has been read */
+		in.begin(matrix, g0, g1, u0, u1);
+	}
+}
+
+#endif

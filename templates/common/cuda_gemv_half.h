@@ -1,0 +1,46 @@
+/* Arithmetic on pairs of halves, each result rounded once to nearest even. */
+#ifndef LLMC_CUDA_GEMV_HALF_H
+#define LLMC_CUDA_GEMV_HALF_H
+
+#include "common/cuda_math.h"
+
+#ifndef LLMC_EMU
+DEV unsigned
+h2_add(unsigned a, unsigned b)
+{
+	unsigned d;
+	asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+	return d;
+}
+
+DEV unsigned
+h2_mul(unsigned a, unsigned b)
+{
+	unsigned d;
+	asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+	return d;
+}
+
+DEV unsigned
+h2_fma(unsigned a, unsigned b, unsigned c)
+{
+	unsigned d;
+	asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+	return d;
+}
+#else
+/* Products of halves are exact in f32, and so are the sums met here: small integers, or of a product and what is no larger */
+DEV unsigned h2_add(unsigned a, unsigned b) { return pack_f16(f16_lo(a) + f16_lo(b), f16_hi(a) + f16_hi(b)); }
+DEV unsigned h2_mul(unsigned a, unsigned b) { return pack_f16(f16_lo(a) * f16_lo(b), f16_hi(a) * f16_hi(b)); }
+DEV unsigned
+h2_fma(unsigned a, unsigned b, unsigned c)
+{
+	return pack_f16(fmaf(f16_lo(a), f16_lo(b), f16_lo(c)), fmaf(f16_hi(a), f16_hi(b), f16_hi(c)));
+}
+#endif
+
+/* v in both halves */
+DEV unsigned h2_twice(unsigned v) { return __byte_perm(v, 0, 0x1010); }
+DEV unsigned h2_twice_hi(unsigned v) { return __byte_perm(v, 0, 0x3232); }
+
+#endif

@@ -1,0 +1,110 @@
+/* GEMV of norm_qkv. Without a norm of heads a group has four pairs of the rotary embedding, so that a thread rotates what it has summed,
+ * and nothing waits: it goes to q or to its page. With such a norm, heads are finished whole by the last of their blocks.
+ *
+ * Defined before inclusion, besides what cuda_gemv.h asks for: what qkv_finish asks for (cuda_rope.h). Arguments as norm_qkv has them. */
+#ifndef LLMC_CUDA_GEMV_QKV_H
+#define LLMC_CUDA_GEMV_QKV_H
+
+#include "common/cuda_gemv.h"
+#include "common/cuda_rope.h"
+
+struct gv_op {
+	enum {
+		D = QKV_DIM,
+		R = QKV_HAS_ROPE ? QKV_ROPE_DIMS : 0,
+		NORMED = QKV_HAS_QN || QKV_HAS_KN,
+		PER_HEAD = D / 8,
+		GROUPS = (QKV_HEADS + 2 * QKV_KV_HEADS) * PER_HEAD,
+		UNIT = NORMED ? PER_HEAD : 0,
+		FIRST = 0
+	};
+
+	static __device__ __forceinline__ bool
+	turned(int head, int part)
+	{
+		return !NORMED && head < QKV_HEADS + QKV_KV_HEADS && part < R / 8;
+	}
+
+	/* dimension of result n of a group: the four first halves of pairs, then the second ones; otherwise in order */
+	static __device__ __forceinline__ int
+	dim(int head, int part, int n)
+	{
+		if (!turned(head, part))
+			return part * 8 + n;
+		return n < 4 ? rope_first(part * 4 + n) : rope_second(part * 4 + n - 4, R);
+	}
+
+	static __device__ __forceinline__ int
+	row(int group, int n)
+	{
+		const int head = group / PER_HEAD;
+
+		return head * D + dim(head, group % PER_HEAD, n);
+	}
+
+	static __device__ __forceinline__ int count(const llmc_call &p) { return N_TOK(p); }
+	static __device__ __forceinline__ int x_row(const llmc_call &, int t) { return t; }
+
+	/* the row's place in its page, at head 0 of K */
+	static __device__ __forceinline__ unsigned long long
+	place(const llmc_call &p, int t)
+	{
+		const int pos = p.s.pos[t];
+
+		return (unsigned long long)(kv_page(p.s, p.a[8], QKV_PAGE_BYTES, p.s.seq_of[t], pos) + pos % KV_PAGE * D);
+	}
+
+	/* x, y: cosine and sine; z, w: biases */
+	static __device__ __forceinline__ float4
+	before(const llmc_call &p, int group, int j, int t)
+	{
+		const int head = group / PER_HEAD, part = group % PER_HEAD;
+		const float *bias = (const float *)p.a[4];
+		float4 v = make_float4(1, 0, 0, 0);
+
+		if (turned(head, part)) {
+			const float *table = (const float *)p.a[7] + (long long)t * R + part * 4 + j;
+			v.x = table[0];
+			v.y = table[R / 2];
+		}
+		if (bias) {
+			v.z = bias[head * D + dim(head, part, j)];
+			v.w = bias[head * D + dim(head, part, j + 4)];
+		}
+		return v;
+	}
+
+	static __device__ __forceinline__ void
+	put(const llmc_call &p, int group, int j, int t, float a, float b, const float4 &early, unsigned long long place)
+	{
+		const int head = group / PER_HEAD, part = group % PER_HEAD, d = dim(head, part, j), e = dim(head, part, j + 4);
+		const float x = a + early.z, y = b + early.w, u = x * early.x - y * early.y, v = y * early.x + x * early.y;
+
+		if (head < QKV_HEADS) {
+			float *q = (float *)p.a[9] + ((long long)t * QKV_HEADS + head) * D;
+			q[d] = u;
+			q[e] = v;
+		} else {
+			/* heads of V follow those of K in the page, both of KV_PAGE x D */
+			kv_elem *kv = (kv_elem *)place + (long long)(head - QKV_HEADS) * KV_PAGE * D;
+			kv[d] = kv_put(u);
+			kv[e] = kv_put(v);
+		}
+	}
+
+	static __device__ __forceinline__ float
+	raw(const llmc_call &p, int i, float v)
+	{
+		const float *bias = (const float *)p.a[4];
+
+		return bias ? v + bias[i] : v;
+	}
+
+	static __device__ __forceinline__ void
+	finish(const llmc_call &p, int t, int head, const float *sums)
+	{
+		qkv_finish(p, t, head, sums);
+	}
+};
+
+#endif

@@ -1,0 +1,295 @@
+/* Weights of a GEMV on their way from memory to the tensor cores, without leaving registers.
+ *
+ * Eight rows go through a warp together: lane 4 g + t has a part of row g. A unit is GV_UNIT columns of these rows; a lane holds one unit
+ * in gv_unit, brought by loads of 16 bytes (scales: fewer). It is taken apart in GV_CHUNKS chunks of 8 weights a lane: 32 columns a row,
+ * two mma. Which columns a lane holds follows from the format alone: those of chunk c are at gv_col + 0..3 and at gv_col2 + 0..3, in the order
+ * of GV_NIBBLES: 0 2 1 3 in each four (nibbles are taken apart by one and), otherwise 0 1 2 3.
+ *
+ * W_<dtype> and COLS are defined before inclusion. bf16 goes to the bf16 mma; everything else is f16 there: block formats as weight times
+ * GV_GAIN, so that small scales do not meet f16's subnormals. q4_0 .. q8_0 and q6_k are rounded once, to 11 bits, the others twice. */
+#ifndef LLMC_CUDA_GEMV_WEIGHTS_H
+#define LLMC_CUDA_GEMV_WEIGHTS_H
+
+#include "common/cuda_gemv_half.h"
+
+/* A plane: `bytes` for each of the row's blocks, padded to 16 */
+#define GV_PLANE(block, bytes) ((COLS / (block) * (bytes) + 15) / 16 * 16)
+
+#if defined(W_bf16) || defined(W_f16)
+
+enum { GV_UNIT = 32, GV_CHUNKS = 1, GV_RING = 12, GV_NIBBLES = 0, GV_ROW_BYTES = COLS * 2 };
+#define GV_GAIN 1.0f
+struct gv_unit { uint4 q; };
+
+DEV void
+gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+{
+	u.q = ld_v4_stream(row + unit * 64 + t * 16);
+}
+
+DEV int gv_col(int unit, int, int t) { return unit * 32 + t * 8; }
+DEV int gv_col2(int unit, int, int t) { return unit * 32 + t * 8 + 4; }
+
+struct gv_scale {};
+DEV void gv_scales(gv_scale &, const gv_unit &, int, int) {}
+DEV void
+gv_chunk(unsigned (&b)[4], const gv_unit &u, const gv_scale &, int, int, int)
+{
+	b[0] = u.q.x, b[1] = u.q.y, b[2] = u.q.z, b[3] = u.q.w;
+}
+
+#else
+
+#define GV_GAIN 64.0f
+#define GV_GAIN_H 0x54005400u
+
+DEV unsigned gv_word(const uint4 &q, int i) { return i == 0 ? q.x : i == 1 ? q.y : i == 2 ? q.z : q.w; }
+
+#if defined(W_q8_0)
+
+enum { GV_UNIT = 128, GV_CHUNKS = 4, GV_RING = 6, GV_NIBBLES = 0, GV_AT_D = GV_PLANE(32, 32), GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 2) };
+struct gv_unit { uint4 q[2]; uint2 d; };
+
+/* Load a has 16 columns of block 2 a + t / 2 */
+DEV void
+gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+{
+	u.q[0] = ld_v4_stream(row + unit * 128 + t * 16);
+	u.q[1] = ld_v4_stream(row + unit * 128 + 64 + t * 16);
+	u.d = ld_v2(row + GV_AT_D + unit * 8);
+}
+
+DEV int gv_col(int unit, int c, int t) { return unit * 128 + (c >> 1) * 64 + t * 16 + (c & 1) * 8; }
+DEV int gv_col2(int unit, int c, int t) { return gv_col(unit, c, t) + 4; }
+
+struct gv_scale { unsigned d[2]; };
+DEV void
+gv_scales(gv_scale &s, const gv_unit &u, int, int t)
+{
+	s.d[0] = h2_mul(t & 2 ? h2_twice_hi(u.d.x) : h2_twice(u.d.x), GV_GAIN_H);
+	s.d[1] = h2_mul(t & 2 ? h2_twice_hi(u.d.y) : h2_twice(u.d.y), GV_GAIN_H);
+}
+
+DEV void
+gv_chunk(unsigned (&b)[4], const gv_unit &u, const gv_scale &s, int, int c, int)
+{
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		/* a byte, less its sign's weight, in the low bits of 1024 */
+		const unsigned v = gv_word(u.q[c >> 1], (c & 1) * 2 + i) ^ 0x80808080u;
+		b[2 * i] = h2_mul(h2_add(__byte_perm(v, 0x64646464u, 0x4140), 0xe480e480u), s.d[c >> 1]);
+		b[2 * i + 1] = h2_mul(h2_add(__byte_perm(v, 0x64646464u, 0x4342), 0xe480e480u), s.d[c >> 1]);
+	}
+}
+
+#else
+
+/* Nibbles: a lane's 16 bytes have 16 columns in the low halves (gv_col) and 16 in the high ones (gv_col2). */
+enum { GV_UNIT = 128, GV_CHUNKS = 4, GV_NIBBLES = 1 };
+
+#if defined(W_q4_0) || defined(W_q4_1) || defined(W_q5_0) || defined(W_q5_1)
+DEV int gv_col(int unit, int c, int t) { return unit * 128 + t * 32 + c * 4; }
+DEV int gv_col2(int unit, int c, int t) { return unit * 128 + t * 32 + 16 + c * 4; }
+#elif defined(W_q6_k)
+DEV int gv_col(int unit, int c, int t) { return unit * 128 + t * 16 + c * 4; }
+DEV int gv_col2(int unit, int c, int t) { return unit * 128 + 64 + t * 16 + c * 4; }
+#else
+DEV int gv_col(int unit, int c, int t) { return unit * 128 + (t >> 1) * 64 + (t & 1) * 16 + c * 4; }
+DEV int gv_col2(int unit, int c, int t) { return gv_col(unit, c, t) + 32; }
+#endif
+
+/* of the low halves and of the high ones; m: what is added */
+struct gv_scale { unsigned d[2], m[2]; };
+
+/* a, b: bits from 0 and from 4 of both halves hold the value; zero: of the format */
+template <int ZERO> DEV unsigned
+gv_low(unsigned v)
+{
+	return h2_add(v | 0x64006400u, (0xe400u + ZERO) * 0x10001u); /* 1024 + v - (1024 + zero) */
+}
+
+template <int ZERO> DEV unsigned
+gv_high(unsigned v)
+{
+	return h2_fma(v | 0x64006400u, 0x2c002c00u, (0xd400u + ZERO * 16) * 0x10001u); /* (1024 + 16 v) / 16 - (64 + zero) */
+}
+
+#if defined(W_q4_0) || defined(W_q5_0)
+
+enum { GV_AT_H = GV_PLANE(32, 16) };
+#ifdef W_q5_0
+enum { GV_RING = 8, GV_ZERO = 16, GV_AT_D = GV_AT_H + GV_PLANE(32, 4), GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 2) };
+struct gv_unit { uint4 q; unsigned h; uint2 d; };
+#else
+enum { GV_RING = 8, GV_ZERO = 8, GV_AT_D = GV_AT_H, GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 2) };
+struct gv_unit { uint4 q; uint2 d; };
+#endif
+
+DEV void
+gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+{
+	u.q = ld_v4_stream(row + unit * 64 + t * 16);
+#ifdef W_q5_0
+	u.h = ld_v1(row + GV_AT_H + unit * 16 + t * 4);
+#endif
+	u.d = ld_v2(row + GV_AT_D + unit * 8);
+}
+
+DEV void
+gv_scales(gv_scale &s, const gv_unit &u, int, int t)
+{
+	const unsigned v = t & 2 ? u.d.y : u.d.x;
+
+	s.d[0] = s.d[1] = h2_mul(t & 1 ? h2_twice_hi(v) : h2_twice(v), GV_GAIN_H);
+	s.m[0] = s.m[1] = 0;
+}
+
+#elif defined(W_q4_1) || defined(W_q5_1)
+
+enum { GV_AT_H = GV_PLANE(32, 16) };
+#ifdef W_q5_1
+enum { GV_RING = 8, GV_ZERO = 0, GV_AT_D = GV_AT_H + GV_PLANE(32, 4), GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 4) };
+struct gv_unit { uint4 q; unsigned h, d; };
+#else
+enum { GV_RING = 8, GV_ZERO = 0, GV_AT_D = GV_AT_H, GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 4) };
+struct gv_unit { uint4 q; unsigned d; };
+#endif
+
+DEV void
+gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+{
+	u.q = ld_v4_stream(row + unit * 64 + t * 16);
+#ifdef W_q5_1
+	u.h = ld_v1(row + GV_AT_H + unit * 16 + t * 4);
+#endif
+	u.d = ld_v1(row + GV_AT_D + unit * 16 + t * 4);
+}
+
+DEV void
+gv_scales(gv_scale &s, const gv_unit &u, int, int)
+{
+	s.d[0] = s.d[1] = h2_mul(h2_twice(u.d), GV_GAIN_H);
+	s.m[0] = s.m[1] = h2_mul(h2_twice_hi(u.d), GV_GAIN_H);
+}
+
+#elif defined(W_q4_k) || defined(W_q5_k)
+
+enum { GV_ZERO = 0, GV_AT_H = GV_PLANE(256, 128) };
+#ifdef W_q5_k
+enum { GV_RING = 5, GV_AT_D = GV_AT_H + GV_PLANE(256, 32), GV_ROW_BYTES = GV_AT_D + GV_PLANE(256, 16) };
+struct gv_unit { uint4 q, h, d; };
+#else
+enum { GV_RING = 7, GV_AT_D = GV_AT_H, GV_ROW_BYTES = GV_AT_D + GV_PLANE(256, 16) };
+struct gv_unit { uint4 q, d; };
+#endif
+
+DEV void
+gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+{
+	u.q = ld_v4_stream(row + unit * 64 + t * 16);
+#ifdef W_q5_k
+	u.h = ld_v4(row + GV_AT_H + (unit >> 1) * 32 + (t & 1) * 16);
+#endif
+	u.d = ld_v4(row + GV_AT_D + (unit >> 1) * 16);
+}
+
+/* Scales and minima of the two sub-blocks in hand: bytes 2 (t / 2) and the next of the 12. Those of the second four have 4 bits in one word, 2 in
+ * another. */
+DEV void
+gv_scales(gv_scale &s, const gv_unit &u, int unit, int t)
+{
+	const int at = (t & 2) * 8;
+	const unsigned y = u.d.y >> at, z = u.d.z >> at, w = u.d.w >> at;
+	const unsigned sc = unit & 1 ? (w & 0x0f0fu) | (y >> 2 & 0x3030u) : y & 0x3f3fu;
+	const unsigned mn = unit & 1 ? (w >> 4 & 0x0f0fu) | (z >> 2 & 0x3030u) : z & 0x3f3fu;
+	const float d = f16_lo(u.d.x) * GV_GAIN, m = f16_hi(u.d.x) * -GV_GAIN;
+
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		const float a = d * (float)(sc >> 8 * i & 255), b = m * (float)(mn >> 8 * i & 255);
+		s.d[i] = pack_f16(a, a);
+		s.m[i] = pack_f16(b, b);
+	}
+}
+
+#elif defined(W_q6_k)
+
+enum { GV_RING = 4, GV_ZERO = 32, GV_AT_H = GV_PLANE(256, 128), GV_AT_S = GV_AT_H + GV_PLANE(256, 64), GV_AT_D = GV_AT_S + GV_PLANE(256, 16),
+       GV_ROW_BYTES = GV_AT_D + GV_PLANE(256, 2) };
+struct gv_unit { uint4 q, h; uint2 s; unsigned d; };
+
+DEV void
+gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+{
+	u.q = ld_v4_stream(row + unit * 64 + t * 16);
+	u.h = ld_v4(row + GV_AT_H + unit * 32 + (t & 1) * 16);
+	u.s = ld_v2(row + GV_AT_S + unit * 8);
+	u.d = *(const unsigned short *)(row + GV_AT_D + (unit >> 1) * 2);
+}
+
+DEV void
+gv_scales(gv_scale &s, const gv_unit &u, int, int t)
+{
+	const float d = f16_lo(u.d) * GV_GAIN;
+	const float a = d * (float)(signed char)(u.s.x >> 8 * t), b = d * (float)(signed char)(u.s.y >> 8 * t);
+
+	s.d[0] = pack_f16(a, a);
+	s.d[1] = pack_f16(b, b);
+	s.m[0] = s.m[1] = 0;
+}
+
+#else
+#error "no GEMV for this type of weights"
+#endif
+
+/* The bits above the nibbles: bits 4.. of low[] and 8.. of high[]; index: bytes 0 and 2, bytes 1 and 3 */
+DEV void
+gv_more(unsigned (&low)[2], unsigned (&high)[2], const gv_unit &u, int unit, int c, int t)
+{
+	low[0] = low[1] = high[0] = high[1] = 0;
+	(void)u, (void)unit, (void)c, (void)t;
+#if defined(W_q5_0) || defined(W_q5_1)
+	const unsigned a = u.h >> 4 * c, b = u.h >> (16 + 4 * c);
+	low[0] = (a & 1) << 4 | (a & 4) << 18;
+	low[1] = (a & 2) << 3 | (a & 8) << 17;
+	high[0] = (b & 1) << 8 | (b & 4) << 22;
+	high[1] = (b & 2) << 7 | (b & 8) << 21;
+#elif defined(W_q5_k)
+	const unsigned z = gv_word(u.h, c) >> ((unit & 1) * 4 + (t & 2));
+	low[0] = (z & 0x00010001u) << 4;
+	low[1] = (z >> 4) & 0x00100010u;
+	high[0] = (z & 0x00020002u) << 7;
+	high[1] = (z & 0x02000200u) >> 1;
+#elif defined(W_q6_k)
+	const unsigned z = gv_word(u.h, c) >> (t & 2);
+	low[0] = (z & 0x00030003u) << 4;
+	low[1] = (z >> 4) & 0x00300030u;
+	high[0] = (z & 0x00300030u) << 4;
+	high[1] = (z >> 4) & 0x03000300u;
+#endif
+}
+
+DEV void
+gv_chunk(unsigned (&b)[4], const gv_unit &u, const gv_scale &s, int unit, int c, int t)
+{
+	unsigned low[2], high[2];
+
+	gv_more(low, high, u, unit, c, t);
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		const unsigned v = gv_word(u.q, c) >> 8 * i;
+		const unsigned a = gv_low<GV_ZERO>((v & 0x000f000fu) | low[i]), h = gv_high<GV_ZERO>((v & 0x00f000f0u) | high[i]);
+#if defined(W_q4_1) || defined(W_q5_1) || defined(W_q4_k) || defined(W_q5_k)
+		b[i] = h2_fma(a, s.d[0], s.m[0]);
+		b[2 + i] = h2_fma(h, s.d[1], s.m[1]);
+#else
+		b[i] = h2_mul(a, s.d[0]);
+		b[2 + i] = h2_mul(h, s.d[1]);
+#endif
+	}
+}
+
+#endif
+#endif
+
+#endif
