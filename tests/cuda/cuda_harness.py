@@ -99,7 +99,25 @@ def expand(template, params):
     assert used <= asked, f"{template}: not declared: {sorted(used - asked)}"
     in_head = {m for key, r in head(template) if key != "param" for m in re.findall(r"\w+", r)}
     assert asked <= used | in_head, f"{template}: unused: {sorted(asked - used - in_head)}"
-    return '#include "common/cuda_step.h"\n#line 1\n' + re.sub(r"\$\{(\w+)\}", lambda m: word(params[m[1]]), body)
+    body = re.sub(r"\$\{(\w+)\}", lambda m: word(params[m[1]]), body)
+    seen, name = set(), path_of(template).name
+    step = inline('#include "common/cuda_step.h"', name, seen)
+    return f'{step}\n#line 1 "{name}"\n' + inline(body, name, seen)
+
+
+def inline(text, name, seen):
+    """With the headers in place: what is compiled depends on those that it includes, and on no others."""
+    out = []
+    for i, line in enumerate(text.split("\n"), 1):
+        m = re.match(r'\s*#\s*include\s+"common/([\w.]+)"', line)
+        if not m:
+            out.append(line)
+        elif m[1] not in seen:
+            seen.add(m[1])
+            out += [f'#line 1 "{m[1]}"', inline((TEMPLATES / "common" / m[1]).read_text(), m[1], seen), f'#line {i + 1} "{name}"']
+        else:
+            out.append("")
+    return "\n".join(out)
 
 
 def launches(template, params):
@@ -268,7 +286,7 @@ class Device:
             return self.modules[text]
         prog, n = C.c_void_p(), C.c_size_t()
         self.rtc.nvrtcCreateProgram(C.byref(prog), text.encode(), name.encode(), 0, None, None)
-        opts = [f"--gpu-architecture={self.arch}", "--std=c++17", f"-I{TEMPLATES}", f"-I{TEMPLATES}/common"]
+        opts = [f"--gpu-architecture={self.arch}", "--std=c++17"]
         rc = self.rtc.nvrtcCompileProgram(prog, len(opts), (C.c_char_p * len(opts))(*[o.encode() for o in opts]))
         self.rtc.nvrtcGetProgramLogSize(prog, C.byref(n))
         log = C.create_string_buffer(n.value)
