@@ -127,13 +127,13 @@ templates_none(const char *target, const Spec *s, Diag *d, Arena *perm)
 Templates *
 templates_load(const char *target, const Spec *s, Diag *d, Arena *perm)
 {
-	static const char *const tail[] = { "_decode", "_mixed", "" }; /* a phase's own file comes first */
+	static const char *const tail[] = { "_decode", "_mixed", "", "_out" }; /* a phase's own file comes first; rows of n_out last */
 	static const char *const variant[] = { "_sm90", "_sm80", "" }; /* the newest instructions come first */
 	Templates *ts = templates_none(target, s, d, perm);
 	bool       cuda = ts->target->kind == TARGET_CUDA;
 
 	for (int op = 1; op < OP_COUNT; op++)
-		for (int k = 0; k < 3; k++)
+		for (int k = 0; k < 4; k++)
 			for (int v = cuda ? 0 : 2; v < 3; v++) {
 				const char *path = arena_printf(perm, "templates/%s/%s%s%s.%s.in", cuda ? "cuda" : "cpu", op_info[op].name,
 				                                tail[k], variant[v], cuda ? "cu" : "c");
