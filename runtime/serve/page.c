@@ -43,7 +43,10 @@ page_status(Req *r)
 void
 page_docs(Req *r)
 {
-	answer(r, "runtime/serve/page/docs.html", type_html);
+	if (r->wants_html)
+		answer(r, "runtime/serve/page/docs.html", type_html);
+	else
+		page_openapi(r);
 }
 
 void

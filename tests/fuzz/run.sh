@@ -57,6 +57,7 @@ for name; do
 	plan | spec) runs=1000 ;;
 	yaml) runs=2500 ;;
 	template | tokenizer) runs=10000 ;;
+	http) runs=20000 ;;
 	*) runs=50000 ;;
 	esac
 	limit="-seed=1 -runs=${FUZZ_RUNS:-$runs}"

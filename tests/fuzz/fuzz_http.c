@@ -1,0 +1,109 @@
+/* Any bytes as the body of any route that takes one: parsed, checked, run on a false engine. The first byte chooses the
+ * route. Whatever comes, there is one complete answer of well-formed JSON or frames, and nothing stays in the engine. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/text/text.h"
+#include "tests/serve/fake_engine.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const char *const paths[] = { "/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/",
+	                             "/v1/tokenize", "/v1/detokenize", "/tokenize", "/chat_tokenize" };
+static const char vocabulary[] =
+    "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,"
+    "\"b\":2,\"\\u0120\":3,\"\\u00c3\":4,\"\\u00a9\":5,\"h\":6,\"i\":7,\"hi\":8},\"merges\":[\"h i\"]},\"pre_tokenizer\":{\"type\":\"ByteLevel\","
+    "\"add_prefix_space\":false,\"use_regex\":false},\"decoder\":{\"type\":\"ByteLevel\"}}";
+static const char template[] = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}\n"
+                               "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}hi{% endif %}";
+
+static void
+wrong(const char *what, const Req *r)
+{
+	fprintf(stderr, "fuzz_http: %s; %s, status %d: %.*s\n", what, r->route->path, r->status, (int)r->out.len, strbuf_str(&r->out));
+	abort();
+}
+
+static void
+check_json(const char *s, size_t n, const Req *r)
+{
+	Problem p;
+	json_t *o = body_parse(s, n, &p); /* jansson, with seeds of 64 bits */
+
+	if (!o)
+		wrong("no JSON", r);
+	json_decref(o);
+}
+
+static void
+check(const Req *r)
+{
+	const char *s = strbuf_str(&r->out), *end = s + r->out.len;
+
+	if (!r->ready || !r->done)
+		wrong("not answered", r);
+	if (r->status < 200 || r->status > 599 || !utf8_valid(s, r->out.len))
+		wrong("a bad status or text", r);
+	if (!r->stream) {
+		if (r->type == type_json)
+			check_json(s, r->out.len, r);
+		return;
+	}
+	while (s < end) {
+		const char *stop = memmem(s, (size_t)(end - s), "\n\n", 2);
+		if (!stop || strncmp(s, "data:", 5) != 0)
+			wrong("no frame", r);
+		s += s[5] == ' ' ? 6 : 5;
+		if (strncmp(s, "[DONE]\n", 7) != 0)
+			check_json(s, (size_t)(stop - s), r);
+		s = stop + 2;
+	}
+}
+
+int
+LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	static llmc_tokenizer *t;
+	Fake f;
+	Server s = { 0 };
+	const char *tail;
+	bool wrong_method;
+	llmc_error err;
+
+	if (size == 0)
+		return 0;
+	if (!t) {
+		if (text_open_json(vocabulary, sizeof vocabulary - 1, "fuzz", &t, &err) != LLMC_OK)
+			abort();
+		t->chat = template;
+	}
+	fake_init(&f, t, 4);
+	s.back = fake_backend(&f, 64);
+	s.model_name = (char *)(uintptr_t)"m";
+	s.max_input = 63;
+	s.max_total = 64;
+	s.max_body = 1 << 16;
+	s.opt.max_best_of = 2;
+	s.opt.max_stop_sequences = 4;
+	s.opt.max_top_n_tokens = 5;
+	pthread_mutex_init(&s.lock, NULL);
+	metrics_init(&s.metrics, 63, 64);
+	Req *r = calloc(1, sizeof *r);
+	r->srv = &s;
+	atomic_init(&r->refs, 2);
+	r->route = route_find("POST", paths[data[0] % (sizeof paths / sizeof *paths)], false, &tail, &wrong_method);
+	strbuf_add(&r->body, data + 1, size - 1);
+	r->route->handle(r);
+	llmc_event ev;
+	for (int i = 0; s.n_gens && i < 100000; i++)
+		if (fake_next(&f, 0, &ev, &err) == LLMC_OK && ev.kind != LLMC_EVENT_NONE)
+			gen_event(&s, &ev);
+	if (s.n_gens || f.n_live || atomic_load(&r->refs) != 2)
+		wrong("something is left", r);
+	check(r);
+	atomic_store(&r->refs, 1);
+	req_unref(r);
+	free(f.held);
+	return 0;
+}
