@@ -3,7 +3,7 @@
 
 #include "cli/cli.h"
 
-static const Command *const command[] = { &cmd_run, &cmd_chat, &cmd_import, &cmd_compile, &cmd_plan, &cmd_bench,
+static const Command *const command[] = { &cmd_run, &cmd_chat, &cmd_serve, &cmd_import, &cmd_compile, &cmd_plan, &cmd_bench,
 	                                  &cmd_verify, &cmd_tokenize, &cmd_cache, &cmd_doctor };
 enum { N_COMMANDS = sizeof command / sizeof *command };
 

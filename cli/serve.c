@@ -1,0 +1,253 @@
+/* llmc serve: a model behind HTTP. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "cli/settings.h"
+
+static int stop_fd = -1; /* the signal handler's only way out */
+
+static void
+on_signal(int sig)
+{
+	uint64_t one = 1;
+	int was = errno;
+
+	(void)sig;
+	if (write(stop_fd, &one, sizeof one) < 0)
+		_exit(EXIT_INTERRUPTED);
+	errno = was;
+}
+
+typedef struct Log { int fd; bool complained, quiet; } Log;
+
+static void
+on_log(void *user, int level, const char *line)
+{
+	Log *l = user;
+	char text[1200];
+
+	if (level > LLMC_LOG_INFO || (l->quiet && level > LLMC_LOG_WARNING))
+		return;
+	int n = snprintf(text, sizeof text, "%s\n", line);
+	if (n >= (int)sizeof text) {
+		n = (int)sizeof text - 1;
+		text[n - 1] = '\n';
+	}
+	/* a full disk must not end the service */
+	if (write(l->fd, text, (size_t)n) != n && !l->complained) {
+		l->complained = true;
+		complain("the log cannot be written: %s; the server goes on", strerror(errno));
+	}
+}
+
+static void
+memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem, const char *url, bool json)
+{
+	char a[32], b[32], c[32], d[32], e[32], f[32];
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	int64_t total = mem->weights + mem->kv + mem->scratch + mem->state;
+
+	llmc_info(m, &info);
+	if (json) {
+		printf("{\"url\":\"%s\",\"model\":", url);
+		json_text(stdout, info.name, strlen(info.name));
+		printf(",\"target\":\"%s\",\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld},"
+		       "\"limits\":{\"context\":%d,\"seqs\":%d,\"chunk\":%d,\"kv_tokens\":%lld}}\n",
+		       info.target, (long long)mem->weights, (long long)mem->kv, (long long)mem->scratch, (long long)mem->state, (long long)total,
+		       (long long)mem->kv_per_token, lim->context, lim->seqs, lim->chunk, (long long)lim->kv_tokens);
+	} else {
+		printf("%s on %s\n  weights %12s\n  KV      %12s   %d sequences, %d positions each, %lld together; %s a position\n"
+		       "  scratch %12s   steps of up to %d tokens\n  state   %12s\n  total   %12s\nlistening on %s\n",
+		       info.name, info.target, human_bytes((double)mem->weights, a), human_bytes((double)mem->kv, b), lim->seqs, lim->context,
+		       (long long)lim->kv_tokens, human_bytes((double)mem->kv_per_token, c), human_bytes((double)mem->scratch, d), lim->chunk,
+		       human_bytes((double)mem->state, e), human_bytes((double)total, f), url);
+	}
+	fflush(stdout);
+}
+
+/* Wait for a signal, at most so long; true: one came. */
+static bool
+signalled(int timeout_ms)
+{
+	struct pollfd p = { .fd = stop_fd, .events = POLLIN };
+	uint64_t n;
+
+	return poll(&p, 1, timeout_ms) > 0 && read(stop_fd, &n, sizeof n) == (ssize_t)sizeof n;
+}
+
+static char *
+key_from_file(const char *path)
+{
+	size_t n;
+	char *key = read_all(path, &n);
+
+	if (key)
+		key[strcspn(key, "\r\n")] = 0;
+	return key;
+}
+
+static int
+serve(int argc, char **argv)
+{
+	Common c = { 0 };
+	llmc_serve_options so = LLMC_INIT(llmc_serve_options);
+	llmc_engine_options eo = LLMC_INIT(llmc_engine_options);
+	const char *config = NULL, *key_file = NULL, *log_file = NULL, *model = NULL, *args[1] = { NULL };
+	int64_t kv_tokens = 0;
+	float header_s = 0, body_s = 0, idle_s = 0, request_s = 0, drain_s = 30;
+	char *key = NULL;
+	so.port = 8000;
+	const Opt opt[] = {
+		{ OPT_GROUP, 0, "Address", NULL, NULL, NULL },
+		{ OPT_TEXT, 0, "host", "ADDRESS", &so.host, "listen on this address; beyond loopback a key is demanded [127.0.0.1]" },
+		{ OPT_INT, 'p', "port", "N", &so.port, "0: the kernel chooses [8000]" },
+		{ OPT_TEXT, 0, "api-key", "KEY", &so.api_key, "clients must send it as 'Authorization: Bearer KEY' [none]" },
+		{ OPT_TEXT, 0, "api-key-file", "FILE", &key_file, "the same, read from the first line of a file" },
+		{ OPT_FLAG, 0, "allow-remote", NULL, &so.allow_remote, "listen beyond loopback without a key" },
+		{ OPT_TEXT, 0, "allow-origin", "ORIGIN", &so.allow_origin, "let web pages of this origin call, * for all [none]" },
+		{ OPT_TEXT, 0, "model-name", "NAME", &so.model_name, "what clients call the model [its own name]" },
+		{ OPT_TEXT, 0, "config", "FILE", &config, "YAML file of these settings, as 'port: 8000'" },
+		{ OPT_GROUP, 0, "Requests", NULL, NULL, NULL },
+		{ OPT_INT, 0, "max-input-length", "N", &so.max_input_length, "tokens of a prompt [max-total-tokens - 1]" },
+		{ OPT_INT, 0, "max-total-tokens", "N", &so.max_total_tokens, "tokens of a prompt and its answer [the context]" },
+		{ OPT_INT, 0, "max-best-of", "N", &so.max_best_of, "best_of of TGI's routes [2]" },
+		{ OPT_INT, 0, "max-stop-sequences", "N", &so.max_stop_sequences, "stop of TGI's routes [4]" },
+		{ OPT_INT, 0, "max-top-n-tokens", "N", &so.max_top_n_tokens, "top_n_tokens of TGI's routes [5]" },
+		{ OPT_INT, 0, "validation-workers", "N", &so.validation_workers, "threads that check and tokenize requests [2]" },
+		{ OPT_BYTES, 0, "max-body-size", "SIZE", &so.max_body_bytes, "bytes of a request, larger ones get 413 [2M]" },
+		{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &request_s, "a generation that takes longer fails [no limit]" },
+		{ OPT_GROUP, 0, "Batching", NULL, NULL, NULL },
+		{ OPT_INT, 0, "max-concurrent-requests", "N", &eo.max_concurrent_requests, "waiting and running; more get 429 [128]" },
+		{ OPT_INT, 0, "max-batch-prefill-tokens", "N", &eo.max_batch_prefill_tokens, "tokens of prompts in one step [chunk]" },
+		{ OPT_INT64, 0, "max-batch-total-tokens", "N", &eo.max_batch_total_tokens, "a request starts when prompts and answers of all fit [its prompt fits]" },
+		{ OPT_FLOAT, 0, "waiting-served-ratio", "X", &eo.waiting_served_ratio, "requests join a running batch when this share of it waits [0: at once]" },
+		{ OPT_INT, 0, "max-waiting-tokens", "N", &eo.max_waiting_tokens, "or after this many steps [20]" },
+		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens, "positions of all sequences together [context * seqs]" },
+		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache, "do not reuse the KV of prompts that begin alike" },
+		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests set aside [they are computed again]" },
+		{ OPT_GROUP, 0, "Connections", NULL, NULL, NULL },
+		{ OPT_INT, 0, "max-connections", "N", &so.max_connections, "more wait to be accepted [1000]" },
+		{ OPT_INT, 0, "max-connections-per-client", "N", &so.max_connections_per_client, "of one address [no limit]" },
+		{ OPT_FLOAT, 0, "header-timeout", "SECONDS", &header_s, "a request's head must be complete within [10]" },
+		{ OPT_FLOAT, 0, "body-timeout", "SECONDS", &body_s, "and its body within [60]" },
+		{ OPT_FLOAT, 0, "idle-timeout", "SECONDS", &idle_s, "connections without traffic are closed after [75]" },
+		{ OPT_FLOAT, 0, "drain-timeout", "SECONDS", &drain_s, "on SIGTERM or SIGINT, running requests get this long [30]" },
+		{ OPT_GROUP, 0, "Log", NULL, NULL, NULL },
+		{ OPT_TEXT, 0, "log-file", "FILE", &log_file, "a line per request, appended [standard error]" },
+		{ OPT_FLAG, 0, "log-json", NULL, &so.log_json, "the lines are JSON objects" },
+		OPT_COMMON(c),
+	};
+	llmc_error err = { 0 };
+	llmc_model *m = NULL;
+	llmc_engine *e = NULL;
+	llmc_server *s = NULL;
+	llmc_memory mem = LLMC_INIT(llmc_memory);
+	Log log = { .fd = STDERR_FILENO };
+	struct rlimit files;
+	int code = 0;
+
+	argv = settings_merge("LLMC_SERVE_", opt, sizeof opt / sizeof *opt, argc, argv, &argc, &model);
+	size_t n_arg = OPT_PARSE(&cmd_serve, opt, argc, argv, args);
+	if (n_arg == 0)
+		args[0] = model;
+	if (!args[0])
+		return opt_usage_error(&cmd_serve, "name a model");
+	if (!(header_s >= 0 && body_s >= 0 && idle_s >= 0 && request_s >= 0 && drain_s >= 0))
+		return opt_usage_error(&cmd_serve, "a timeout is negative");
+	if (key_file) {
+		if (so.api_key)
+			return opt_usage_error(&cmd_serve, "--api-key and --api-key-file exclude each other");
+		so.api_key = key = key_from_file(key_file);
+		if (!key || !*key) {
+			if (key)
+				complain("%s: its first line is empty, a key is expected", key_file);
+			free(key);
+			return EXIT_INPUT;
+		}
+	}
+	if (log_file) {
+		log.fd = open(log_file, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+		if (log.fd < 0) {
+			complain("%s: %s", log_file, strerror(errno));
+			return EXIT_INPUT;
+		}
+	}
+	log.quiet = c.quiet && !log_file;
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+		files.rlim_cur = files.rlim_max > 65536 ? 65536 : files.rlim_max; /* a descriptor is a client */
+		setrlimit(RLIMIT_NOFILE, &files);
+	}
+	signal(SIGPIPE, SIG_IGN);
+	llmc_status status = open_model(&c, args[0], false, &m, &err);
+	if (status != LLMC_OK)
+		goto out;
+	llmc_limits lim = limits_of(&c);
+	lim.seqs = lim.seqs ? lim.seqs : 16;
+	lim.kv_tokens = kv_tokens;
+	status = check_memory(m, &c, &lim, &err);
+	if (status != LLMC_OK)
+		goto out;
+	stop_fd = eventfd(0, EFD_CLOEXEC);
+	struct sigaction sa = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
+	sigaction(SIGINT, &sa, NULL);
+	sigaction(SIGTERM, &sa, NULL);
+	eo.limits = &lim;
+	status = llmc_engine_open(m, &eo, &e, &err);
+	if (status != LLMC_OK)
+		goto out;
+	so.engine = &eo;
+	so.header_timeout_s = header_s;
+	so.body_timeout_s = body_s;
+	so.idle_timeout_s = idle_s;
+	so.request_timeout_s = request_s;
+	so.log = on_log;
+	so.log_user = &log;
+	status = llmc_serve_open(m, e, &so, &s, &err);
+	if (status == LLMC_OK)
+		status = llmc_memory_for(m, llmc_engine_limits(e), &mem, &err);
+	if (status != LLMC_OK)
+		goto out;
+	progress_end();
+	memory_table(m, llmc_engine_limits(e), &mem, llmc_serve_url(s), c.json);
+
+	while (!signalled(-1))
+		;
+	if (!c.quiet)
+		fprintf(stderr, "llmc: stopping: requests in work have %.0f s; again to stop at once\n", (double)drain_s);
+	llmc_serve_stop(s);
+	for (double left = drain_s; left > 0 && !llmc_serve_wait(s, 50); left -= 0.05)
+		if (signalled(0)) {
+			code = EXIT_INTERRUPTED;
+			break;
+		}
+out:
+	if (status != LLMC_OK)
+		code = fail_with(&err);
+	llmc_serve_close(s);
+	llmc_engine_close(e, 0);
+	llmc_close(m);
+	if (log_file && log.fd >= 0)
+		close(log.fd);
+	free(key);
+	free(c.set.v);
+	free(argv);
+	return code;
+}
+
+const Command cmd_serve = {
+	"serve", "MODEL [--port N] [options]", "answer HTTP requests: the OpenAI and TGI interfaces, metrics, a chat page",
+	"  llmc serve model.gguf\n"
+	"  llmc serve model.gguf --port 8080 --context 8192 --seqs 32 --api-key-file key.txt --host 0.0.0.0\n"
+	"  llmc serve --config serve.yaml               model: model.gguf, port: 8080, ...: a setting a line\n"
+	"  LLMC_SERVE_PORT=8080 llmc serve model.gguf   every option is also a variable\n"
+	"  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"
+	"       -d '{\"model\": \"NAME\", \"prompt\": \"Once upon a time\"}'\n",
+	serve,
+};
