@@ -91,8 +91,7 @@ def close(got, want, tol=2e-5):
     assert np.isfinite(got).all() and err.max() < tol, err.max()
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("mode,seed", H.RUNS)
+@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[0] == "fast" or n in ("gqa", "odd", "prefix", "alibi")])
 def test_portable(name, mode, seed):
     """Rows of every kind in one step: decode rows, and pieces of prompts."""
     c = Case(**CASES[name])
@@ -110,7 +109,7 @@ def test_portable(name, mode, seed):
 
 DECODE = {
     "gqa":     dict(lens=LENS),
-    "llama":   dict(lens=[700], heads=8, kv_heads=2, dim=128, kv="bf16"),
+    "llama":   dict(lens=[600], heads=8, kv_heads=2, dim=128, kv="bf16"),
     "d80":     dict(lens=[1, 129, 40], heads=4, kv_heads=2, dim=80, v_dim=72, kv="f16"),
     "d256":    dict(lens=[300], heads=4, kv_heads=1, dim=256, cap=50.0, window=200, scale=0.1, kv="bf16"),
     "falcon":  dict(lens=[9, 140], heads=71, kv_heads=1, dim=64, kv="bf16"),
@@ -119,26 +118,36 @@ DECODE = {
     "prefix":  dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200], kv="bf16"),
     "v_dim":   dict(lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0),
     "wide":    dict(lens=[70], heads=16, kv_heads=1, dim=192, v_dim=128, kv="f16"),
-    "many":    dict(lens=[(7 * i) % 90 + 1 for i in range(70)], heads=4, kv_heads=2, dim=16, kv="bf16"),
+    "many":    dict(lens=[(7 * i) % 90 + 1 for i in range(40)], heads=4, kv_heads=2, dim=16, kv="bf16"),
 }
 
 
-@pytest.mark.parametrize("name", DECODE)
-@pytest.mark.parametrize("mode,seed", H.RUNS)
-@pytest.mark.parametrize("template,arch", [("attention_decode", "sm_75"), ("attention_decode_sm80", "sm_86"), ("attention_decode_sm90", "sm_90a")])
+def decode_tests():
+    """Everything in the fast mode on one variant or the other, what differs in control flow in the checking mode too."""
+    for name in DECODE:
+        for template, arch in (("attention_decode", "sm_75"), ("attention_decode_sm80", "sm_86"), ("attention_decode_sm90", "sm_90a")):
+            if template.endswith("90") and name not in ("gqa", "window"):
+                continue
+            for mode, seed in H.RUNS:
+                if mode == "fast" or name in ("d80", "window", "prefix") or template.endswith("80") and name in ("gqa", "d256", "many"):
+                    yield template, arch, name, mode, seed
+
+
+@pytest.mark.parametrize("template,arch,name,mode,seed", list(decode_tests()))
 def test_decode(template, arch, name, mode, seed):
     """One row a sequence, on grids that cut them differently."""
     c = Case(**DECODE[name])
     k = H.build(template, arch, c.params)
-    rows = c.last() if mode == "fast" or len(c.lens) < 8 else c.last()[:5]
+    rows = c.last() if mode == "fast" else c.last()[-3:]
     want = np.concatenate([c.want(i, ps) for i, ps in rows])
     got = c.run(k, rows, mode=mode, seed=seed)
     close(got, want)
     if mode == "fast":
-        for sms in (1, 7) if seed else (23,):
-            other = c.run(k, rows, seed=seed, sms=sms, bucket=len(rows) + 2)
-            close(other, want)
-        assert np.array_equal(other, c.run(k, rows, seed=seed + 5, sms=sms))
+        sms = 23 if seed else 1
+        other = c.run(k, rows, seed=seed, sms=sms, bucket=len(rows) + 2)
+        close(other, want)
+        if name == "gqa":
+            assert np.array_equal(other, c.run(k, rows, seed=seed + 2, sms=sms))
 
 
 @pytest.mark.parametrize("template,arch", [("attention_decode", "sm_75"), ("attention_decode_sm80", "sm_86")])
@@ -235,3 +244,15 @@ def test_rope_2d(heads, dim, dims, style, mode, seed):
     for args in ([x, a, b, H.out(x.shape)], [H.inout(x), a, b, H.alias(0)]):
         got, = k.run(step, args, mode=mode, seed=seed)
         assert np.abs(got - want).max() < 1e-6
+
+
+def test_nvrtc():
+    """What real models ask for: no spill, no warning."""
+    for heads, kv_heads, dim, kv, archs in ((32, 8, 128, "bf16", H.ARCHS), (32, 32, 64, "f16", ["sm_75", "sm_90a"]), (71, 1, 64, "f16", ["sm_80"]),
+                                            (8, 4, 256, "bf16", ["sm_80", "sm_90a"]), (8, 1, 256, "f32", ["sm_75"])):
+        p = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.1, CAP=50.0 * (dim == 256), WINDOW=0, MASK="causal", ALIBI=0.0,
+                 KV_DTYPE=kv, KV_PAGE_BYTES=64 * dim * kv_heads * (4 if kv == "f32" else 2))
+        for template in ("attention", "attention_decode", "attention_decode_sm80", "attention_decode_sm90"):
+            pick = [a for a in archs if H.accepts(template, a, p)]
+            if pick and H.nvrtc(template, p, pick[-1:] if template == "attention" else pick) is None:
+                pytest.skip("no libnvrtc")
