@@ -139,7 +139,7 @@ take_in(Engine *e)
 	Job *fresh, **end = &e->work;
 
 	pthread_mutex_lock(&e->lock);
-	while (!e->inbox && !e->work && !e->stop)
+	while (e->paused || (!e->inbox && !e->work && !e->stop))
 		pthread_cond_wait(&e->wake, &e->lock);
 	bool stop = e->stop && !e->inbox && !e->work, cut = e->cut;
 	fresh = e->inbox;
@@ -562,6 +562,15 @@ void
 engine_set_check(Engine *e)
 {
 	e->check = true;
+}
+
+void
+engine_pause(Engine *e, bool paused)
+{
+	pthread_mutex_lock(&e->lock);
+	e->paused = paused;
+	pthread_cond_signal(&e->wake);
+	pthread_mutex_unlock(&e->lock);
 }
 
 void

@@ -25,7 +25,9 @@ llmc_status engine_next(Engine *e, int64_t id, int timeout_ms, llmc_event *ev, l
 void        engine_cancel(Engine *e, int64_t id, bool forget);
 int         engine_fd(const Engine *e);
 void        engine_counts(Engine *e, llmc_counts *out);
-/* Check all invariants after each step from now on; a violation fails every request with E_BUG. */
+/* For tests. Check all invariants after each step (call before the first request); a violation fails every request with
+ * E_BUG. Hold the thread before its next step, so that what is submitted meanwhile comes at once. */
 void        engine_set_check(Engine *e);
+void        engine_pause(Engine *e, bool paused);
 
 #endif

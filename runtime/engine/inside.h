@@ -110,7 +110,7 @@ struct Engine {
 	int32_t     n_table;     /* jobs that callers may ask for */
 	int32_t     n_cancel;    /* flags that the thread has not seen */
 	int64_t     n_mail;
-	bool        draining, cut, stop;
+	bool        draining, cut, stop, paused;
 	llmc_error  dead;        /* code != OK: the device has failed */
 	uint64_t    refused;
 	llmc_counts counts;

@@ -1,0 +1,847 @@
+/* The engine on a compiled tiny model: what requests say in a crowd, with cancels, preemption, prefix hits, choices and
+ * seeds, is what each says alone; what is refused, cancelled, late or broken harms nobody and leaves nothing behind. */
+#include <math.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "api/api.h"
+#include "runtime/engine/engine.h"
+
+enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
+
+static llmc_model *model;
+
+static int
+set_up(void **state)
+{
+	llmc_options o = LLMC_INIT(llmc_options);
+	llmc_error err;
+
+	(void)state;
+	o.random_weights = true;
+	o.n_threads = 2;
+	o.arch = getenv("LLMC_TEST_ARCH");
+	if (llmc_open("configs/tiny.yaml", &o, &model, &err) == LLMC_OK)
+		return 0;
+	print_error("%s\n", err.text);
+	return 1;
+}
+
+static int
+tear_down(void **state)
+{
+	(void)state;
+	llmc_close(model);
+	return 0;
+}
+
+typedef struct Box { llmc_session *s; Engine *e; } Box; /* an engine that checks its books */
+
+static Box
+open_engine(int32_t seqs, int32_t chunk, int64_t kv_tokens, const llmc_engine_options *more)
+{
+	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_error err;
+	Box b;
+
+	if (more)
+		o = *more;
+	o.limits = &l;
+	l.context = CONTEXT;
+	l.seqs = seqs;
+	l.chunk = chunk;
+	l.kv_tokens = kv_tokens;
+	l.n_threads = 2;
+	llmc_limits lim = engine_limits(model->plan, &o);
+	if (llmc_session_open(model, &lim, &b.s, &err) != LLMC_OK || engine_open(b.s->s, NULL, &o, &b.e, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	engine_set_check(b.e);
+	return b;
+}
+
+static llmc_counts
+counts(Box b)
+{
+	llmc_counts c = LLMC_INIT(llmc_counts);
+
+	engine_counts(b.e, &c);
+	return c;
+}
+
+/* Everything is given back. */
+static void
+close_engine(Box b)
+{
+	llmc_counts c;
+
+	assert_int_equal(engine_drain(b.e, -1, NULL), LLMC_OK);
+	c = counts(b);
+	assert_int_equal(c.running + c.waiting + c.preempted, 0);
+	assert_int_equal(c.kv_pages_used, 0);
+	assert_int_equal(c.swap_bytes_used, 0);
+	assert_int_equal(c.batch_max_tokens, 0);
+	engine_close(b.e, 0);
+	llmc_session_close(b.s);
+}
+
+typedef struct Ask {
+	int32_t      prompt[CONTEXT], n_prompt;
+	llmc_params  p;
+	int32_t      want[MOST], n_want;
+	llmc_finish  finish;
+} Ask;
+
+static uint32_t
+roll(uint64_t *r, uint32_t n)
+{
+	*r ^= *r << 13;
+	*r ^= *r >> 7;
+	*r ^= *r << 17;
+	return (uint32_t)(*r >> 20) % n;
+}
+
+typedef struct Heard { int32_t *out; int32_t n; } Heard;
+
+static bool
+hear(void *user, int32_t id, const char *text, size_t n)
+{
+	Heard *h = user;
+
+	(void)text;
+	(void)n;
+	if (id >= 0)
+		h->out[h->n++] = id;
+	return true;
+}
+
+static void
+ask_alone(Ask *a)
+{
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_result res = LLMC_INIT(llmc_result);
+	Heard h = { a->want, 0 };
+	llmc_session *s;
+	llmc_error err;
+
+	l.context = CONTEXT;
+	l.n_threads = 1;
+	assert_int_equal(llmc_session_open(model, &l, &s, NULL), LLMC_OK);
+	if (llmc_generate(s, a->prompt, (size_t)a->n_prompt, &a->p, hear, &h, &res, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	a->n_want = h.n;
+	a->finish = res.finish;
+	llmc_session_close(s);
+}
+
+static void
+make_ask(Ask *a, uint64_t *r)
+{
+	uint32_t family = roll(r, 3);
+
+	a->p = LLMC_INIT(llmc_params);
+	a->n_prompt = 1 + (int32_t)roll(r, roll(r, 3) ? 60 : 100);
+	int32_t same = roll(r, 2) ? a->n_prompt : (int32_t)roll(r, (uint32_t)a->n_prompt + 1);
+	for (int32_t i = 0; i < CONTEXT; i++) /* all of it: tests may lengthen the prompt */
+		a->prompt[i] = 3 + (i < same ? (int32_t)((family + 7) * (uint32_t)(i + 3) % 290) : (int32_t)roll(r, 290));
+	a->p.max_tokens = 1 + (int32_t)roll(r, 60) + (roll(r, 2) ? 0 : (int32_t)roll(r, 90));
+	a->p.ignore_eos = roll(r, 2);
+	a->p.seed = roll(r, 1000);
+	switch (roll(r, 4)) {
+	case 0:
+		a->p.temperature = 0.9f;
+		a->p.top_p = 0.95f;
+		break;
+	case 1:
+		a->p.repetition_penalty = 1.3f;
+		a->p.frequency_penalty = 0.2f;
+		break;
+	default: /* greedy */
+		break;
+	}
+}
+
+static llmc_request
+request(const Ask *a)
+{
+	llmc_request r = LLMC_INIT(llmc_request);
+
+	r.tok = a->prompt;
+	r.n_tok = (size_t)a->n_prompt;
+	r.params = &a->p;
+	return r;
+}
+
+static int64_t
+submit(Box b, const llmc_request *r)
+{
+	llmc_error err;
+	int64_t id;
+
+	if (engine_submit(b.e, r, &id, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	assert_true(id > 0);
+	return id;
+}
+
+static Ask crowd[CROWD];
+
+static void
+make_crowd(void)
+{
+	uint64_t r = 88172645463325252u;
+
+	if (crowd[0].n_prompt)
+		return;
+	for (int i = 0; i < CROWD; i++) {
+		make_ask(&crowd[i], &r);
+		ask_alone(&crowd[i]);
+	}
+}
+
+/* Take all events of a request and compare; cancel it after so many tokens (-1: never). */
+static bool
+follow(Box b, int64_t id, const Ask *a, int32_t cancel_after, char *why, size_t cap)
+{
+	llmc_event ev = LLMC_INIT(llmc_event);
+	llmc_error err;
+	int32_t n = 0;
+	bool ok = true;
+
+	if (cancel_after == 0)
+		engine_cancel(b.e, id, false);
+	do {
+		if (engine_next(b.e, id, -1, &ev, &err) != LLMC_OK || ev.kind == LLMC_EVENT_ERROR) {
+			snprintf(why, cap, "%.200s", ev.kind == LLMC_EVENT_ERROR ? ev.text : err.text);
+			ok = false;
+			break;
+		}
+		if (ev.kind == LLMC_EVENT_TOKEN) {
+			if (n >= a->n_want || ev.token != a->want[n]) {
+				snprintf(why, cap, "request %lld, token %d: %d, alone %d", (long long)id, n, ev.token, a->want[n]);
+				ok = false;
+			}
+			if (++n == cancel_after)
+				engine_cancel(b.e, id, false);
+		}
+	} while (!ev.last);
+	if (ok && (ev.kind != LLMC_EVENT_FINISH || ev.n_new != n ||
+	           (ev.finish == LLMC_FINISH_CANCEL ? cancel_after < 0 : ev.finish != a->finish || n != a->n_want))) {
+		snprintf(why, cap, "request %lld ended as %d after %d tokens, alone as %d after %d", (long long)id, (int)ev.finish, n,
+		         (int)a->finish, a->n_want);
+		ok = false;
+	}
+	llmc_event_release(&ev);
+	return ok;
+}
+
+typedef struct Client { Box b; int first, step; char why[256]; bool ok; pthread_t thread; } Client;
+
+static void *
+client(void *user)
+{
+	Client *c = user;
+	int64_t id[CROWD];
+	int n = 0;
+
+	c->ok = true;
+	for (int i = c->first; i < CROWD; i += c->step) {
+		llmc_request r = request(&crowd[i]);
+		if (engine_submit(c->b.e, &r, &id[n++], NULL) != LLMC_OK)
+			c->ok = false;
+	}
+	n = 0;
+	for (int i = c->first; i < CROWD && c->ok; i += c->step)
+		c->ok = follow(c->b, id[n++], &crowd[i], i % 5 == 3 ? i % 17 : -1, c->why, sizeof c->why);
+	return NULL;
+}
+
+/* From four threads, with every fifth cancelled somewhere; then all at once before the first step. */
+static void
+a_crowd_answers_as_each_alone(void **state)
+{
+	static const struct { int32_t seqs, chunk; int64_t kv, swap; bool no_prefix; } with[] = {
+		{ 16, 128, 4 * CONTEXT, 0, false }, { 8, 24, 192, 1 << 20, false }, { 12, 512, 224, 0, true },
+	};
+
+	(void)state;
+	make_crowd();
+	for (size_t w = 0; w < sizeof with / sizeof *with; w++) {
+		llmc_engine_options o = LLMC_INIT(llmc_engine_options);
+		o.swap_bytes = with[w].swap;
+		o.no_prefix_cache = with[w].no_prefix;
+		Client c[4];
+		Box b = open_engine(with[w].seqs, with[w].chunk, with[w].kv, &o);
+		for (int i = 0; i < 4; i++) {
+			c[i] = (Client){ .b = b, .first = i, .step = 4 };
+			assert_int_equal(pthread_create(&c[i].thread, NULL, client, &c[i]), 0);
+		}
+		for (int i = 0; i < 4; i++)
+			pthread_join(c[i].thread, NULL);
+		for (int i = 0; i < 4; i++)
+			if (!c[i].ok)
+				fail_msg("engine %zu: %s", w, c[i].why);
+		engine_pause(b.e, true);
+		int64_t id[CROWD];
+		char why[256];
+		for (int i = 0; i < CROWD; i++) {
+			llmc_request r = request(&crowd[i]);
+			id[i] = submit(b, &r);
+		}
+		engine_pause(b.e, false);
+		for (int i = CROWD; i-- > 0;)
+			if (!follow(b, id[i], &crowd[i], -1, why, sizeof why))
+				fail_msg("engine %zu: %s", w, why);
+		llmc_counts n = counts(b);
+		print_message("%llu steps, %llu preemptions, %llu swaps, %llu of %llu prompt tokens cached\n",
+		              (unsigned long long)n.steps, (unsigned long long)n.preemptions, (unsigned long long)n.swaps_in,
+		              (unsigned long long)n.prefix_hits, (unsigned long long)n.prefix_queries);
+		assert_true(w == 0 || n.preemptions > 0);
+		assert_true(with[w].no_prefix ? n.prefix_hits == 0 : n.prefix_hits > 0);
+		assert_int_equal(n.requests, 2 * CROWD);
+		assert_int_equal(n.request_s.n, 2 * CROWD);
+		close_engine(b);
+	}
+}
+
+/* Choice i draws with seed + i; of best_of the likeliest are told, best first. */
+static void
+choices_draw_with_their_own_seeds(void **state)
+{
+	enum { N = 5 };
+	static Ask each[N];
+	uint64_t r = 5;
+	Box b = open_engine(8, 64, 12 * 32, NULL);
+	llmc_event ev = LLMC_INIT(llmc_event);
+	int32_t n[N] = { 0 }, ended = 0;
+	double mean[N];
+
+	(void)state;
+	make_ask(&each[0], &r);
+	each[0].n_prompt = 45;
+	each[0].p = LLMC_INIT(llmc_params);
+	each[0].p.temperature = 1;
+	each[0].p.seed = 77;
+	each[0].p.max_tokens = 40;
+	for (int i = 0; i < N; i++) {
+		each[i] = each[0];
+		each[i].p.seed = 77 + (uint64_t)i;
+		ask_alone(&each[i]);
+	}
+	llmc_request q = request(&each[0]);
+	q.n = N;
+	q.logprobs = true;
+	int64_t id = submit(b, &q);
+	do {
+		assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
+		if (ev.kind == LLMC_EVENT_TOKEN) {
+			assert_int_equal(ev.token, each[ev.index].want[n[ev.index]++]);
+			assert_true(ev.logprob < 0);
+		} else {
+			assert_int_equal(ev.kind, LLMC_EVENT_FINISH);
+			assert_int_equal(ev.n_new, each[ev.index].n_want);
+			mean[ev.index] = ev.sum_logprob / ev.n_new;
+			ended++;
+		}
+	} while (!ev.last);
+	assert_int_equal(ended, N);
+	q.n = 2;
+	q.best_of = N;
+	q.logprobs = false;
+	id = submit(b, &q);
+	double best[2] = { 0 };
+	do {
+		assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
+		assert_in_range(ev.index, 0, 1);
+		if (ev.kind == LLMC_EVENT_FINISH)
+			best[ev.index] = ev.sum_logprob / ev.n_new;
+	} while (!ev.last);
+	int above[2] = { 0 };
+	for (int k = 0; k < 2; k++)
+		for (int i = 0; i < N; i++)
+			above[k] += mean[i] > best[k];
+	assert_int_equal(above[0], 0);
+	assert_int_equal(above[1], 1);
+	llmc_event_release(&ev);
+	close_engine(b);
+}
+
+static double
+logprob_of(const float *v, int32_t id)
+{
+	double sum = 0;
+
+	for (int i = 0; i < VOCAB; i++)
+		sum += exp((double)v[i] - v[id]);
+	return -log(sum);
+}
+
+static void
+logprobs_are_those_of_the_logits(void **state)
+{
+	static float logits[CONTEXT * VOCAB];
+	llmc_event ev = LLMC_INIT(llmc_event);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	uint64_t r = 9;
+	llmc_session *s;
+	llmc_seq seq;
+	Ask a;
+
+	(void)state;
+	make_ask(&a, &r);
+	a.n_prompt = 70;
+	a.p = LLMC_INIT(llmc_params);
+	a.p.max_tokens = 6;
+	a.p.ignore_eos = true;
+	ask_alone(&a);
+	memcpy(a.prompt + 70, a.want, 6 * sizeof *a.want);
+	l.n_out = l.context = l.chunk = CONTEXT;
+	assert_int_equal(llmc_session_open(model, &l, &s, NULL), LLMC_OK);
+	assert_int_equal(llmc_seq_new(s, 75, &seq, NULL), LLMC_OK);
+	const llmc_chunk c = { seq, a.prompt, 75, 75 };
+	assert_int_equal(llmc_forward(s, &c, 1, logits, NULL), LLMC_OK);
+	llmc_session_close(s);
+	for (int round = 0; round < 2; round++) { /* the second time the prompt is in the cache, and must run all the same */
+		Box b = open_engine(4, 48, 0, NULL);
+		llmc_request q = request(&a);
+		q.prompt_logprobs = q.logprobs = true;
+		q.n_top = 4;
+		for (int again = 0; again < 2; again++) {
+			int64_t id = submit(b, &q);
+			int32_t at = 0;
+			do {
+				assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
+				if (ev.kind == LLMC_EVENT_FINISH)
+					break;
+				assert_int_equal(ev.kind, at < 70 ? LLMC_EVENT_PROMPT : LLMC_EVENT_TOKEN);
+				assert_int_equal(ev.token, a.prompt[at]);
+				if (at == 0) {
+					assert_true(isnan(ev.logprob));
+					assert_int_equal(ev.n_top, 0);
+				} else {
+					const float *v = logits + (at - 1) * VOCAB;
+					assert_true(fabs(ev.logprob - logprob_of(v, ev.token)) < 1e-4);
+					assert_int_equal(ev.n_top, 4);
+					for (int k = 0; k < 4; k++) {
+						assert_true(fabs(ev.top[k].logprob - logprob_of(v, ev.top[k].id)) < 1e-4);
+						int above = 0, as_high = 0;
+						for (int i = 0; i < VOCAB; i++) {
+							above += v[i] > v[ev.top[k].id];
+							as_high += v[i] >= v[ev.top[k].id];
+						}
+						assert_in_range(k, above, as_high - 1);
+					}
+				}
+				at++;
+			} while (!ev.last);
+			assert_int_equal(at, 76);
+			assert_int_equal(ev.n_cached, 0);
+			assert_true(ev.last);
+		}
+		close_engine(b);
+	}
+	llmc_event_release(&ev);
+}
+
+static void
+the_queue_and_the_cache_have_bounds(void **state)
+{
+	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
+	llmc_event ev = LLMC_INIT(llmc_event);
+	llmc_error err;
+	uint64_t rnd = 3;
+	int64_t id, first;
+	Ask a;
+
+	(void)state;
+	make_ask(&a, &rnd);
+	a.n_prompt = 100;
+	a.p = LLMC_INIT(llmc_params);
+	a.p.max_tokens = 3;
+	o.max_concurrent_requests = 2;
+	Box b = open_engine(4, 64, 320, &o);
+	llmc_request q = request(&a);
+	engine_pause(b.e, true);
+	first = submit(b, &q);
+	id = submit(b, &q);
+	assert_int_equal(engine_submit(b.e, &q, &id, &err), LLMC_E_BUSY);
+	assert_string_equal(err.text, "overloaded: 2 requests are in work (max_concurrent_requests)");
+	assert_int_equal(id, 0);
+	assert_int_equal(counts(b).refused, 1);
+	assert_int_equal(counts(b).waiting, 2);
+	/* a request that is done with makes room, read or not */
+	engine_cancel(b.e, first, true);
+	engine_pause(b.e, false);
+	assert_int_equal(engine_next(b.e, first, 0, &ev, &err), LLMC_E_RANGE);
+	do
+		assert_int_equal(engine_next(b.e, LLMC_ANY, -1, &ev, NULL), LLMC_OK);
+	while (!ev.last);
+	assert_int_equal(ev.request, 2);
+	/* the same prompt again: three of its pages are found, the fourth holds the token to run */
+	id = submit(b, &q);
+	do
+		assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
+	while (!ev.last);
+	assert_int_equal(ev.n_cached, 96);
+	assert_int_equal(ev.n_prompt, 100);
+	assert_int_equal(counts(b).kv_pages_cached, 3);
+	assert_int_equal(engine_next(b.e, id, -1, &ev, &err), LLMC_E_RANGE);
+	assert_string_equal(err.text, "there is no request 3, or its last event has been taken");
+	assert_int_equal(engine_next(b.e, LLMC_ANY, 0, &ev, &err), LLMC_OK);
+	assert_int_equal(ev.kind, LLMC_EVENT_NONE);
+	close_engine(b);
+}
+
+static void
+no(Box b, const llmc_request *q, llmc_status want, const char *text)
+{
+	llmc_error err = { 0 };
+	int64_t id;
+
+	assert_int_equal(engine_submit(b.e, q, &id, &err), want);
+	assert_string_equal(err.text, text);
+}
+
+static void
+what_cannot_run_is_refused(void **state)
+{
+	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
+	uint64_t rnd = 4;
+	llmc_request q;
+	Ask a;
+
+	(void)state;
+	make_ask(&a, &rnd);
+	a.n_prompt = 100;
+	a.p = LLMC_INIT(llmc_params);
+	Box b = open_engine(4, 64, 128, &o);
+	q = request(&a);
+	q.n_tok = 0;
+	no(b, &q, LLMC_E_INPUT, "the prompt is empty: a model needs at least one token to continue");
+	q.n_tok = 161;
+	no(b, &q, LLMC_E_RANGE, "the prompt has 161 tokens, the context holds 160");
+	q.n_tok = 100;
+	no(b, &q, LLMC_E_RANGE,
+	   "the request (100 tokens, 61 new ones, 1 choices) cannot run here: prompt and new tokens do not fit the KV cache "
+	   "(kv_tokens)");
+	a.p.max_tokens = 29;
+	q.n = 5;
+	no(b, &q, LLMC_E_RANGE,
+	   "the request (100 tokens, 29 new ones, 5 choices) cannot run here: it has more choices than sequences may run at once "
+	   "(seqs)");
+	q.best_of = 2;
+	no(b, &q, LLMC_E_RANGE, "best_of is 2, possible are n (5) .. 128");
+	q.n = q.best_of = 0;
+	q.n_top = 21;
+	no(b, &q, LLMC_E_RANGE, "n_top is 21, possible are 0 .. 20");
+	q.n_top = 0;
+	a.prompt[7] = VOCAB;
+	no(b, &q, LLMC_E_RANGE, "token 7 of the prompt is 300, ids are 0 .. 299");
+	a.prompt[7] = 5;
+	a.p.temperature = -1;
+	no(b, &q, LLMC_E_RANGE, "temperature is -1, it must be 0 (greedy) or above");
+	a.p.temperature = 0;
+	q.deadline_s = NAN;
+	no(b, &q, LLMC_E_RANGE, "deadline_s is nan, it must be 0 (none) or above");
+	q.deadline_s = 0;
+	/* as many as fit */
+	llmc_event ev = LLMC_INIT(llmc_event);
+	a.p.max_tokens = -1;
+	a.p.ignore_eos = true;
+	int64_t id = submit(b, &q);
+	do
+		assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
+	while (!ev.last);
+	assert_int_equal(ev.finish, LLMC_FINISH_LENGTH);
+	assert_int_equal(ev.n_new, 29);
+	assert_int_equal(counts(b).requests, 1);
+	llmc_event_release(&ev);
+	close_engine(b);
+}
+
+/* One is cancelled, one is late, one has no token to pick; the one beside them says what it says alone. */
+static void
+the_unlucky_harm_nobody(void **state)
+{
+	static llmc_bias bias[VOCAB];
+	llmc_event ev = LLMC_INIT(llmc_event);
+	uint64_t rnd = 11;
+	int64_t id[4];
+	char why[256];
+	Ask a, bad;
+
+	(void)state;
+	make_ask(&a, &rnd);
+	a.n_prompt = 20;
+	a.p = LLMC_INIT(llmc_params);
+	a.p.max_tokens = 100;
+	a.p.ignore_eos = true;
+	ask_alone(&a);
+	bad = a;
+	for (int i = 0; i < VOCAB; i++)
+		bias[i] = (llmc_bias){ i, -INFINITY };
+	bad.p.logit_bias = bias;
+	bad.p.n_logit_bias = VOCAB;
+	Box b = open_engine(4, 64, 0, NULL);
+	llmc_request q = request(&a), late = q, broken = request(&bad);
+	late.deadline_s = 1e-9;
+	broken.user = &bad;
+	engine_pause(b.e, true);
+	id[0] = submit(b, &q);
+	id[1] = submit(b, &late);
+	id[2] = submit(b, &broken);
+	id[3] = submit(b, &q);
+	engine_cancel(b.e, id[0], false);
+	engine_cancel(b.e, id[0], false);
+	engine_cancel(b.e, 12345, false);
+	engine_pause(b.e, false);
+	assert_int_equal(engine_next(b.e, id[0], -1, &ev, NULL), LLMC_OK);
+	assert_int_equal(ev.finish, LLMC_FINISH_CANCEL);
+	assert_true(ev.last);
+	engine_cancel(b.e, id[0], false);
+	assert_int_equal(engine_next(b.e, id[1], -1, &ev, NULL), LLMC_OK);
+	assert_int_equal(ev.finish, LLMC_FINISH_DEADLINE);
+	assert_int_equal(engine_next(b.e, id[2], -1, &ev, NULL), LLMC_OK);
+	assert_int_equal(ev.kind, LLMC_EVENT_ERROR);
+	assert_int_equal(ev.status, LLMC_E_CHECK);
+	assert_string_equal(ev.text, "all logits are minus infinity: no token can be picked");
+	assert_ptr_equal(ev.user, &bad);
+	assert_true(ev.last);
+	if (!follow(b, id[3], &a, -1, why, sizeof why))
+		fail_msg("%s", why);
+	assert_int_equal(counts(b).failed, 1);
+	assert_int_equal(counts(b).finished[LLMC_FINISH_CANCEL], 1);
+	llmc_event_release(&ev);
+	close_engine(b);
+}
+
+static void
+stop_tokens_and_least_lengths(void **state)
+{
+	llmc_event ev = LLMC_INIT(llmc_event);
+	uint64_t rnd = 12;
+	Ask a;
+
+	(void)state;
+	make_ask(&a, &rnd);
+	a.n_prompt = 10;
+	a.p = LLMC_INIT(llmc_params);
+	a.p.max_tokens = 30;
+	a.p.ignore_eos = true;
+	ask_alone(&a);
+	int32_t stop = a.want[9], at = 0, n = 0;
+	while (a.want[at] != stop)
+		at++;
+	Box b = open_engine(4, 64, 0, NULL);
+	a.p.stop_tokens = &stop;
+	a.p.n_stop_tokens = 1;
+	for (int32_t least = 0; least <= 20; least += 20) {
+		a.p.min_tokens = least;
+		llmc_request q = request(&a);
+		int64_t id = submit(b, &q);
+		for (n = 0;; n++) {
+			assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
+			if (ev.kind == LLMC_EVENT_FINISH)
+				break;
+			assert_int_not_equal(ev.token, stop);
+		}
+		if (least) {
+			assert_true(n >= 20);
+		} else {
+			assert_int_equal(n, at);
+			assert_int_equal(ev.finish, LLMC_FINISH_TOKEN);
+			assert_int_equal(ev.token, stop);
+		}
+	}
+	llmc_event_release(&ev);
+	close_engine(b);
+}
+
+static void
+the_descriptor_tells_of_mail(void **state)
+{
+	llmc_event ev = LLMC_INIT(llmc_event);
+	uint64_t rnd = 13;
+	Ask a;
+
+	(void)state;
+	make_ask(&a, &rnd);
+	a.p = LLMC_INIT(llmc_params);
+	a.p.max_tokens = 5;
+	Box b = open_engine(4, 64, 0, NULL);
+	struct pollfd p = { .fd = engine_fd(b.e), .events = POLLIN };
+	assert_int_equal(poll(&p, 1, 0), 0);
+	llmc_request q = request(&a);
+	int left = 3;
+	for (int i = 0; i < left; i++)
+		submit(b, &q);
+	while (left) {
+		assert_int_equal(poll(&p, 1, 60000), 1);
+		assert_int_equal(engine_next(b.e, LLMC_ANY, 0, &ev, NULL), LLMC_OK);
+		assert_int_not_equal(ev.kind, LLMC_EVENT_NONE);
+		left -= ev.last;
+	}
+	assert_int_equal(poll(&p, 1, 0), 0);
+	llmc_event_release(&ev);
+	close_engine(b);
+}
+
+static void
+draining_serves_or_cuts(void **state)
+{
+	llmc_event ev = LLMC_INIT(llmc_event);
+	uint64_t rnd = 14;
+	llmc_error err;
+	int64_t id, late;
+	Ask a;
+
+	(void)state;
+	make_ask(&a, &rnd);
+	a.n_prompt = 5;
+	a.p = LLMC_INIT(llmc_params);
+	a.p.max_tokens = 10;
+	a.p.ignore_eos = true;
+	Box b = open_engine(4, 64, 0, NULL);
+	llmc_request q = request(&a);
+	id = submit(b, &q);
+	assert_int_equal(engine_drain(b.e, -1, &err), LLMC_OK);
+	assert_int_equal(engine_submit(b.e, &q, &late, &err), LLMC_E_CANCELLED);
+	int n = 0;
+	do {
+		assert_int_equal(engine_next(b.e, id, 0, &ev, &err), LLMC_OK);
+		n++;
+	} while (!ev.last);
+	assert_int_equal(n, 11);
+	assert_int_equal(engine_next(b.e, LLMC_ANY, -1, &ev, &err), LLMC_E_CANCELLED);
+	close_engine(b);
+	/* no time left: cut, nothing leaks though nobody reads */
+	b = open_engine(4, 64, 0, NULL);
+	engine_pause(b.e, true);
+	a.p.max_tokens = 150;
+	id = submit(b, &q);
+	submit(b, &q);
+	engine_pause(b.e, false);
+	engine_close(b.e, 0);
+	llmc_session_close(b.s);
+	llmc_event_release(&ev);
+}
+
+static void
+the_public_calls_work_together(void **state)
+{
+	llmc_event ev = LLMC_INIT(llmc_event);
+	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
+	llmc_counts c = LLMC_INIT(llmc_counts);
+	uint64_t rnd = 15;
+	llmc_engine *e;
+	llmc_error err;
+	int64_t id;
+	Ask a;
+
+	(void)state;
+	make_ask(&a, &rnd);
+	a.p = LLMC_INIT(llmc_params);
+	a.p.max_tokens = 20;
+	ask_alone(&a);
+	assert_int_equal(llmc_engine_open(model, NULL, &e, &err), LLMC_OK);
+	assert_int_equal(llmc_engine_limits(e)->seqs, 16);
+	assert_int_equal(llmc_engine_limits(e)->kv_tokens, 4 * 256);
+	llmc_request q = request(&a);
+	assert_int_equal(llmc_submit(e, &q, &id, &err), LLMC_OK);
+	for (int n = 0;; n++) {
+		assert_int_equal(llmc_next(e, id, -1, &ev, &err), LLMC_OK);
+		if (ev.last)
+			break;
+		assert_int_equal(ev.token, a.want[n]);
+	}
+	llmc_engine_stats(e, &c);
+	assert_int_equal(c.requests, 1);
+	assert_int_equal(c.kv_pages_used, 0);
+	llmc_cancel(e, id);
+	llmc_forget(e, id);
+	assert_true(llmc_engine_fd(e) >= 0);
+	assert_int_equal(llmc_engine_drain(e, 0, &err), LLMC_OK);
+	llmc_engine_close(e, 0);
+	llmc_engine_close(NULL, 0);
+	o.swap_bytes = -1;
+	assert_int_equal(llmc_engine_open(model, &o, &e, &err), LLMC_E_RANGE);
+	assert_null(e);
+	llmc_event_release(&ev);
+}
+
+/* A sequence saved in one session goes on in another as if nothing had been. */
+static void
+a_sequence_moves_to_another_session(void **state)
+{
+	static float want[VOCAB], got[VOCAB];
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_session *s, *t;
+	llmc_error err;
+	int32_t tok[50];
+	llmc_seq q, r;
+	size_t need;
+
+	(void)state;
+	for (int i = 0; i < 50; i++)
+		tok[i] = 3 + i * 5;
+	l.context = 96;
+	l.seqs = 2;
+	l.kv_tokens = 96;
+	assert_int_equal(llmc_session_open(model, &l, &s, NULL), LLMC_OK);
+	assert_int_equal(llmc_session_open(model, &l, &t, NULL), LLMC_OK);
+	assert_int_equal(llmc_seq_new(s, 0, &q, NULL), LLMC_OK);
+	llmc_chunk c = { q, tok, 49, 0 };
+	assert_int_equal(llmc_forward(s, &c, 1, NULL, NULL), LLMC_OK);
+	assert_int_equal(llmc_seq_save(s, q, NULL, 0, &need, &err), LLMC_E_RANGE);
+	char *bytes = malloc(need);
+	assert_int_equal(llmc_seq_save(s, q, bytes, need, &need, &err), LLMC_OK);
+	c = (llmc_chunk){ q, tok + 49, 1, 1 };
+	assert_int_equal(llmc_forward(s, &c, 1, want, NULL), LLMC_OK);
+	assert_int_equal(llmc_seq_load(t, bytes, need, &r, &err), LLMC_OK);
+	assert_int_equal(llmc_seq_len(t, r), 49);
+	c.seq = r;
+	assert_int_equal(llmc_forward(t, &c, 1, got, NULL), LLMC_OK);
+	assert_memory_equal(want, got, sizeof want);
+	assert_int_equal(llmc_seq_load(t, bytes, need, &r, &err), LLMC_E_FULL);
+	assert_string_equal(err.text, "the saved sequence needs 2 KV pages, 1 are free");
+	bytes[need - 5] ^= 1;
+	assert_int_equal(llmc_seq_load(t, bytes, need, &r, &err), LLMC_E_INPUT);
+	assert_string_equal(err.text, "the saved sequence is damaged or cut short");
+	assert_int_equal(llmc_seq_load(t, bytes, 3, &r, &err), LLMC_E_INPUT);
+	assert_int_equal(llmc_seq_load(t, bytes, need - 1, &r, &err), LLMC_E_INPUT);
+	bytes[10] ^= 1;
+	assert_int_equal(llmc_seq_load(t, bytes, need, &r, &err), LLMC_E_INPUT);
+	assert_int_equal(llmc_seq_save(t, 7, bytes, need, &need, &err), LLMC_E_RANGE);
+	free(bytes);
+	llmc_session_close(s);
+	llmc_session_close(t);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_crowd_answers_as_each_alone),
+		cmocka_unit_test(choices_draw_with_their_own_seeds),
+		cmocka_unit_test(logprobs_are_those_of_the_logits),
+		cmocka_unit_test(the_queue_and_the_cache_have_bounds),
+		cmocka_unit_test(what_cannot_run_is_refused),
+		cmocka_unit_test(the_unlucky_harm_nobody),
+		cmocka_unit_test(stop_tokens_and_least_lengths),
+		cmocka_unit_test(the_descriptor_tells_of_mail),
+		cmocka_unit_test(draining_serves_or_cuts),
+		cmocka_unit_test(the_public_calls_work_together),
+		cmocka_unit_test(a_sequence_moves_to_another_session),
+	};
+
+	return cmocka_run_group_tests(tests, set_up, tear_down);
+}
