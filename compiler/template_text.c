@@ -98,8 +98,11 @@ expand_line(const Bind *b, const Template *t, const char *p, size_t n, int line,
 static bool
 expand_text(const Bind *b, const Template *t, Text *out)
 {
+	static const char abi[] = "#include \"common/cuda_step.h\"\n"; /* every CUDA kernel takes an llmc_call */
 	int line = 1;
 
+	if (t->n_launch)
+		text_add(out, abi, sizeof abi - 1);
 	for (const char *p = t->source.text; *p; line++) {
 		size_t n = strcspn(p, "\n");
 		char   word[16];

@@ -198,7 +198,7 @@ BENCH_TEST(launches_have_grids)
 	                             "//@launch main; block 32*8; grid (ROWS + 7) / 8, 2 * n_tok/64, n_sm; shared 4*COLS; cluster 2; pdl\n"
 	                             ARGS "${SYMBOL} ${ARCH} ${TARGET} ${DETERMINISTIC}\n", 2);
 	assert_non_null(k);
-	assert_string_equal(k->text, arena_printf(&b->arena, "%s 90 sm_90a 0\n", k->row.symbol));
+	assert_string_equal(k->text, arena_printf(&b->arena, "#include \"common/cuda_step.h\"\n%s 90 sm_90a 0\n", k->row.symbol));
 	assert_string_equal(k->row.file, arena_printf(&b->arena, "kernels/matmul.%s.cu", k->key));
 	assert_int_equal(k->row.n_launch, 2);
 	const PlanLaunch *p = &k->row.launch[0], *m = &k->row.launch[1];
@@ -310,9 +310,9 @@ faults_name_template_and_line(void **state)
 static void
 compile_one(Bench *b, int n)
 {
-	static const char *const targets[] = { "cpu-generic", "cpu-v3", "cpu-v4" };
+	static const char *const targets[] = { "cpu-generic", "cpu-v3", "cpu-v4", "cuda-sm_75", "cuda-sm_80", "cuda-sm_90a", "cuda-sm_120a" };
 
-	for (size_t t = 0; t < 3; t++) {
+	for (size_t t = 0; t < sizeof targets / sizeof *targets; t++) {
 		bench_file(b, tiny_models[n]);
 		const Compiled *c = compile_spec(b->spec, targets[t], NULL, NULL, &b->diag, &b->arena);
 		if (!c || b->diag.n_error)
