@@ -1,7 +1,9 @@
 /* llmc bench serve: how a server behaves under load; any server with OpenAI's routes will do. */
+#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 #include "cli/load.h"
@@ -214,15 +216,20 @@ typedef struct Args {
 	float   rate, ttft, itl, timeout;
 	uint64_t seed;
 	bool    json, quiet, chat;
+	size_t  shown;
 } Args;
 
 static void
 show(void *user, size_t done, size_t running)
 {
-	static size_t last = (size_t)-1;
+	Args *a = user;
+	size_t tenths = done * 10 / (size_t)a->requests;
 
-	if (done != last && !((Args *)user)->quiet)
-		progress("%zu of %d answered, %zu under way", last = done, ((Args *)user)->requests, running);
+	/* on a terminal the line is written over, elsewhere ten lines will do */
+	if (a->quiet || (isatty(2) ? done == a->shown : tenths == a->shown))
+		return;
+	a->shown = isatty(2) ? done : tenths;
+	progress("%zu of %d answered, %zu under way", done, a->requests, running);
 }
 
 /* Bodies and times of all requests; the same seed gives the same load. */
@@ -253,6 +260,25 @@ make(const Args *a, const Lengths *in, const Lengths *out, LoadRequest *r)
 		at += a->rate > 0 ? -log(uniform(&state)) / a->rate : 0;
 	}
 	return true;
+}
+
+/* What /v1/models names first. */
+static char *
+first_model(const LoadTarget *t, const char *key, char why[200])
+{
+	char path[600];
+	size_t n = strstr(t->path, "/v1/") ? (size_t)(strstr(t->path, "/v1/") - t->path) : 0;
+
+	snprintf(path, sizeof path, "%.*s/v1/models", (int)n, t->path);
+	char *text = load_get(t, path, key, why);
+	json_t *j = text ? json_loads(text, 0, NULL) : NULL;
+	const char *id = json_string_value(json_object_get(json_array_get(json_object_get(j, "data"), 0), "id"));
+	char *name = id ? strdup(id) : NULL;
+	if (text && !name)
+		snprintf(why, 200, "the server names no model under %.100s: use --model", path);
+	json_decref(j);
+	free(text);
+	return name;
 }
 
 static int
@@ -295,14 +321,14 @@ measure(Args *a, const Lengths *in, const Lengths *out, const LoadTarget *target
 static int
 bench_serve(int argc, char **argv)
 {
-	Args a = { .url = "http://127.0.0.1:8080", .model = "default", .input = "128", .output = "64", .requests = 100, .clients = 16,
+	Args a = { .url = "http://127.0.0.1:8080", .input = "128", .output = "64", .requests = 100, .clients = 16,
 		   .prefixes = 1, .timeout = 600 };
 	const char *args[1] = { NULL };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Server", NULL, NULL, NULL },
 		{ OPT_TEXT, 'u', "url", "URL", &a.url, "where it listens [http://127.0.0.1:8080]" },
 		{ OPT_TEXT, 0, "api-key", "KEY", &a.key, "sent as a bearer token" },
-		{ OPT_TEXT, 'm', "model", "NAME", &a.model, "model's name in the requests" },
+		{ OPT_TEXT, 'm', "model", "NAME", &a.model, "model's name in the requests [the first that the server has]" },
 		{ OPT_FLAG, 0, "chat", NULL, &a.chat, "use /v1/chat/completions instead of /v1/completions" },
 		{ OPT_FLOAT, 0, "timeout", "S", &a.timeout, "seconds until a request counts as lost [600]" },
 		{ OPT_GROUP, 0, "Load", NULL, NULL, NULL },
@@ -332,9 +358,20 @@ bench_serve(int argc, char **argv)
 		return opt_usage_error(&cmd_bench_serve, "--input %s, --output %s: expected N, N..M or exp:N", a.input, a.output);
 	if (a.requests < 1 || a.requests > 1000000 || a.clients < 1 || a.rate < 0 || a.prefix < 0 || a.prefix > 1 << 20 || a.prefixes < 1)
 		return opt_usage_error(&cmd_bench_serve, "--requests, --clients, --prefixes must be at least 1, --rate and --prefix not negative");
+	char *first = NULL;
+	if (!a.model) {
+		char why[200];
+		a.model = first = first_model(&target, a.key, why);
+		if (!first) {
+			complain("%s", why);
+			return EXIT_MACHINE;
+		}
+	}
 	if (strpbrk(a.model, "\"\\\n"))
 		return opt_usage_error(&cmd_bench_serve, "--model: no quotes, backslashes or line ends in it, please");
-	return measure(&a, &in, &out, &target);
+	int code = measure(&a, &in, &out, &target);
+	free(first);
+	return code;
 }
 
 const Command cmd_bench_serve = {

@@ -381,6 +381,55 @@ expire(Load *l, bool all)
 	}
 }
 
+char *
+load_get(const LoadTarget *t, const char *path, const char *api_key, char why[200])
+{
+	struct addrinfo hint = { .ai_socktype = SOCK_STREAM }, *addr = NULL;
+	struct timeval limit = { .tv_sec = 20 };
+	char head[2048], *text = NULL;
+	size_t size = 0, cap = 0;
+
+	int e = getaddrinfo(t->host, t->port, &hint, &addr);
+	if (e) {
+		snprintf(why, 200, "%.100s: %s", t->host, gai_strerror(e));
+		return NULL;
+	}
+	int fd = socket(addr->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int n = snprintf(head, sizeof head, "GET %s HTTP/1.0\r\nHost: %s:%s\r\n%s%s%s\r\n", path, t->host, t->port,
+	                 api_key ? "Authorization: Bearer " : "", api_key ? api_key : "", api_key ? "\r\n" : "");
+	bool ok = fd >= 0 && n > 0 && (size_t)n < sizeof head && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0 &&
+	          connect(fd, addr->ai_addr, addr->ai_addrlen) == 0 && send(fd, head, (size_t)n, MSG_NOSIGNAL) == n;
+	while (ok && size < MAX_LINE) {
+		if (cap - size < 4096) {
+			char *grown = realloc(text, cap + 65536);
+			if (!grown)
+				break;
+			text = grown;
+			cap += 65536;
+		}
+		ssize_t k = read(fd, text + size, cap - size - 1);
+		if (k <= 0)
+			break;
+		size += (size_t)k;
+		text[size] = 0;
+	}
+	if (!size)
+		snprintf(why, 200, "%.80s:%s: %s", t->host, t->port, ok ? "no answer" : strerror(errno));
+	if (fd >= 0)
+		close(fd);
+	freeaddrinfo(addr);
+	char *body = size ? strstr(text, "\r\n\r\n") : NULL;
+	if (size && (!body || size < 12 || strncmp(text + 9, "200", 3) != 0)) {
+		snprintf(why, 200, "%.80s:%s answers GET %.60s with %.30s", t->host, t->port, path, text);
+		body = NULL;
+	}
+	if (body)
+		memmove(text, body + 4, size - (size_t)(body + 4 - text) + 1);
+	else
+		free(text);
+	return body ? text : NULL;
+}
+
 bool
 load_run(const LoadOptions *o, LoadRequest *r, size_t n, double *took, char why[200])
 {

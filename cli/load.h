@@ -13,6 +13,9 @@ typedef struct LoadTarget {
 /* "http://127.0.0.1:8080" or with a path before /v1; false: no such URL. */
 bool load_target(const char *url, const char *route, LoadTarget *out);
 
+/* Body of GET `route` as a NUL-terminated string (free() it); NULL with a sentence in why. */
+char *load_get(const LoadTarget *t, const char *path, const char *api_key, char why[200]);
+
 typedef struct LoadRequest {
 	double at;          /* seconds after the start when it is due; with `clients` only the order counts */
 	char  *body;        /* JSON */
