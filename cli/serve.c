@@ -129,7 +129,7 @@ serve(int argc, char **argv)
 		{ OPT_INT64, 0, "max-batch-total-tokens", "N", &eo.max_batch_total_tokens, "a request starts when prompts and answers of all fit [its prompt fits]" },
 		{ OPT_FLOAT, 0, "waiting-served-ratio", "X", &eo.waiting_served_ratio, "requests join a running batch when this share of it waits [0: at once]" },
 		{ OPT_INT, 0, "max-waiting-tokens", "N", &eo.max_waiting_tokens, "or after this many steps [20]" },
-		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens, "positions of all sequences together [context * seqs]" },
+		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens, "positions of all sequences together [max-batch-total-tokens, or context * 4]" },
 		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache, "do not reuse the KV of prompts that begin alike" },
 		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests set aside [they are computed again]" },
 		{ OPT_GROUP, 0, "Connections", NULL, NULL, NULL },
@@ -190,7 +190,13 @@ serve(int argc, char **argv)
 		goto out;
 	llmc_limits lim = limits_of(&c);
 	lim.seqs = lim.seqs ? lim.seqs : 16;
-	lim.kv_tokens = kv_tokens;
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	llmc_info(m, &info);
+	if (lim.context == 0)
+		lim.context = info.max_positions < 4096 ? info.max_positions : 4096;
+	/* said here, so that --memory is held to what the engine will take */
+	lim.kv_tokens = kv_tokens ? kv_tokens : eo.max_batch_total_tokens ? eo.max_batch_total_tokens
+	                : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
 	status = check_memory(m, &c, &lim, &err);
 	if (status != LLMC_OK)
 		goto out;

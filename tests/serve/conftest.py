@@ -1,0 +1,173 @@
+"""Servers for the tests of this folder: the real one on a tiny model and on SmolLM2, and the HTTP part alone over a
+false engine. Ports are chosen by the kernel."""
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+HERE = os.path.join(ROOT, "tests", "serve")
+BUILD = os.path.join(ROOT, os.environ.get("LLMC_TEST_BUILD", "build"))
+sys.path.insert(0, HERE)
+import tiny_model  # noqa: E402
+
+
+class Answer:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def text(self):
+        return self.body.decode()
+
+    def json(self):
+        return json.loads(self.body)
+
+    def frames(self):
+        """What the data: lines of an event stream hold."""
+        return [line[5:].strip() for line in self.text.split("\n") if line.startswith("data:")]
+
+
+class Server:
+    """A process that prints its URL."""
+
+    def __init__(self, command, env=None, log=None, limit=None):
+        self.log = log
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=open(log, "wb") if log else subprocess.DEVNULL, cwd=ROOT,
+                                        env={**os.environ, **(env or {})}, text=True, preexec_fn=limit)
+        self.head = ""
+        for line in self.process.stdout:
+            self.head += line
+            m = re.search(r"http://[0-9.]+:\d+|http://\[::1\]:\d+|http://localhost:\d+", line)
+            if m:
+                self.url = m.group(0)
+                self.port = int(self.url.rsplit(":", 1)[1])
+                return
+        self.process.wait()
+        raise RuntimeError(f"the server did not start: {command}\n{open(log).read() if log else ''}")
+
+    def connect(self, timeout=20):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+
+    def request(self, method, path, body=None, headers=None, timeout=30):
+        """One request over a connection of its own."""
+        import http.client
+        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            h = {"Content-Type": "application/json"} if data is not None else {}
+            c.request(method, path, data, {**h, **(headers or {})})
+            r = c.getresponse()
+            return Answer(r.status, {k.lower(): v for k, v in r.getheaders()}, r.read())
+        finally:
+            c.close()
+
+    def get(self, path, **kw):
+        return self.request("GET", path, **kw)
+
+    def post(self, path, body, **kw):
+        return self.request("POST", path, body, **kw)
+
+    def status(self):
+        return self.get("/status.json").json()
+
+    def until(self, condition, seconds=20):
+        """What becomes true sooner or later; the bound is only against hanging."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "it did not come true"
+            time.sleep(0.01)
+
+    def idle(self):
+        """Nothing runs, no page is held. The status request itself is active."""
+        def quiet():
+            s = self.status()
+            return s["requests"]["active"] == 1 and s["batch"]["running"] == 0 and s["queue"]["waiting"] == 0 and s["kv"]["pages_used"] == 0
+        self.until(quiet)
+
+    def stop(self, sig=signal.SIGTERM, timeout=30):
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        rest = self.process.stdout.read()
+        code = self.process.wait(timeout)
+        self.process.stdout.close()
+        return code, rest
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *a):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def llmc_binary():
+    path = os.path.join(BUILD, "llmc")
+    assert os.path.exists(path), "make all first"
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    return tiny_model.build(tmp_path_factory.mktemp("serve") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def serve(llmc_binary, tmp_path_factory):
+    """serve(model, *options): a running llmc serve; use with `with`."""
+    def start(model, *options, env=None, limit=None):
+        log = str(tmp_path_factory.mktemp("log") / "log")
+        return Server([llmc_binary, "serve", str(model), "--port", "0", *map(str, options)], env, log, limit)
+    return start
+
+
+@pytest.fixture(scope="session")
+def tiny(serve, tiny_folder):
+    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "8", "--model-name", "tiny") as s:
+        yield s
+        s.idle()
+        assert s.stop()[0] == 0
+
+
+@pytest.fixture(scope="session")
+def smol(serve):
+    path = os.environ.get("LLMC_SMOLLM2")
+    if not path or not os.path.exists(path):
+        pytest.skip("LLMC_SMOLLM2 names no file (make smollm2 fetches it)")
+    with serve(path, "--context", "1024", "--seqs", "4", "--model-name", "smollm2") as s:
+        yield s
+
+
+@pytest.fixture(scope="session")
+def fake_binary():
+    """The false engine's server, built against the library as it is."""
+    out = os.path.join(BUILD, "serve", "fake_server")
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+    packages = subprocess.run(["pkg-config", "--libs", "yaml-0.1", "jansson", "libpcre2-8", "libutf8proc", "libmicrohttpd"], check=True,
+                              capture_output=True, text=True).stdout.split()
+    flags = os.environ.get("LLMC_TEST_SAN", "").split()
+    subprocess.run([os.environ.get("CC", "cc"), "-I.", "-Iapi", "-D_GNU_SOURCE", "-std=gnu11", "-O1", "-g", *flags, "tests/serve/fake_server.c",
+                    "-o", out, os.path.join(BUILD, "libllmc.a"), *packages, "-lm", "-lpthread", "-ldl"], check=True, cwd=ROOT)
+    return out
+
+
+@pytest.fixture(scope="session")
+def fake(fake_binary, tiny_folder, tmp_path_factory):
+    """fake(step_ms=2, ...): a running server over a false engine that repeats its prompts."""
+    @contextlib.contextmanager
+    def start(limit=None, **options):
+        log = str(tmp_path_factory.mktemp("log") / "log")
+        options = {"tokenizer": tiny_folder, **options}
+        with Server([fake_binary, *(f"{k}={v}" for k, v in options.items())], log=log, limit=limit) as s:
+            yield s
+    return start
