@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "api/api.h"
+#include "runtime/sample.h"
 #include "runtime/stop.h"
 
 typedef struct Generate {
@@ -11,6 +12,7 @@ typedef struct Generate {
 	llmc_token_fn   on_token;
 	void           *user;
 	llmc_sampler   *sampler;
+	SampleScratch   scratch;
 	llmc_stream    *stream; /* NULL: the model has no tokenizer */
 	Stop           *stop;
 } Generate;
@@ -61,11 +63,15 @@ run(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, int32_t most, llm
 	res->finish = LLMC_FINISH_LENGTH;
 	while (res->n_new < most) {
 		int32_t id;
-		TRY(llmc_sampler_pick(g->sampler, g->s->logits, &id, NULL, err));
+		TRY(sampler_pick(g->sampler, &g->scratch, g->s->logits, &id, err));
 		if (res->n_new == 0)
 			t1 = clock_now(); /* decoding is timed from the first new token */
 		if (!g->p.ignore_eos && is_eos(plan, id)) {
 			res->finish = LLMC_FINISH_EOS;
+			break;
+		}
+		if (sampler_stops_at(g->sampler, id)) {
+			res->finish = LLMC_FINISH_TOKEN;
 			break;
 		}
 		llmc_sampler_accept(g->sampler, id, false);
@@ -81,7 +87,7 @@ run(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, int32_t most, llm
 		TRY(session_forward(g->s->s, &c, 1, g->s->logits, err));
 	}
 	res->decode_s = clock_now() - t1;
-	if (res->finish == LLMC_FINISH_LENGTH || res->finish == LLMC_FINISH_EOS) {
+	if (res->finish == LLMC_FINISH_LENGTH || res->finish == LLMC_FINISH_EOS || res->finish == LLMC_FINISH_TOKEN) {
 		TRY(emit(g, -1, &stopped, &cancelled, err));
 		if (stopped)
 			res->finish = LLMC_FINISH_STOP;
@@ -111,7 +117,8 @@ llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_para
 	int32_t room = lim->context - (int32_t)n_tok + 1, most = g.p.max_tokens == 0 ? 256 : g.p.max_tokens;
 	if (most < 0 || most > room)
 		most = room;
-	TRY_GOTO(llmc_sampler_open((int32_t)s->model->plan->vocab, &g.p, &g.sampler, err));
+	TRY_GOTO(sample_scratch_open((int32_t)s->model->plan->vocab, &g.scratch, err));
+	TRY_GOTO(sampler_open((int32_t)s->model->plan->vocab, &g.p, s->model->plan->eos, s->model->plan->n_eos, &g.sampler, err));
 	TRY_GOTO(stop_open(g.p.stop, &g.stop, err));
 	if (s->model->tokenizer)
 		TRY_GOTO(llmc_stream_open(s->model->tokenizer, true, &g.stream, err));
@@ -123,6 +130,7 @@ fail:
 	llmc_stream_close(g.stream);
 	stop_close(g.stop);
 	llmc_sampler_close(g.sampler);
+	sample_scratch_release(&g.scratch);
 	if (status == LLMC_OK && res) {
 		size_t size = res->size;
 		out.size = size;

@@ -22,6 +22,7 @@ for storage in q4_1 q4_0 q5_0 q5_1 q8_0 f16 bf16 f32; do
 done
 run run configs/tiny.yaml --random-weights --device ref --tokens $tokens -n 2 --ignore-eos --json
 run verify configs/tiny.yaml --random-weights --arch generic
+LLMC_TEST_ARCH=generic "$(dirname "$llmc")/unit/test_engine" >"$tmp/out" 2>&1 || { tail -n 60 "$tmp/out"; exit 1; }
 run compile configs/llama2-70b.yaml -o "$tmp/70b"
 run plan configs/qwen3-8b.yaml --json
 for wrong in /nonexistent README.md configs; do

@@ -12,4 +12,6 @@ for arch in generic; do
 			-n 8 --ignore-eos --json >/dev/null
 	done
 done
+# many callers of one engine
+LLMC_TEST_QUICK=1 LLMC_TEST_ARCH=generic "$(dirname "$llmc")/unit/test_engine" >"$tmp/out" 2>&1 || { tail -n 60 "$tmp/out"; exit 1; }
 echo "threads: clean"
