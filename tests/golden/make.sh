@@ -6,6 +6,7 @@ cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
 "$python" tests/golden/make_dequant.py
 "$python" tests/golden/make_ops.py
+"$python" tests/golden/make_sample.py
 "$python" tests/golden/make_models.py
 "$python" tests/golden/make_gguf.py
 LLMC_GOLDEN=1 make unit-test_graph

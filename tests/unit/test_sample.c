@@ -5,12 +5,13 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-#include "api/llmc.h"
+#include "runtime/sample.h"
 
 enum { V = 12, DRAWS = 20000 };
 
@@ -154,6 +155,155 @@ by_value(const void *a, const void *b)
 	return (x < y) - (x > y);
 }
 
+static float
+next_number(FILE *f)
+{
+	float v;
+
+	assert_int_equal(fscanf(f, "%f", &v), 1);
+	return v;
+}
+
+/* A case of tests/golden/make_sample.py; its lists live in the given arrays. */
+static llmc_params
+read_case(FILE *f, llmc_bias bias[8], llmc_sequence bad[8], int32_t ids[8][8])
+{
+	llmc_params p = LLMC_INIT(llmc_params);
+
+	p.temperature = next_number(f);
+	p.top_k = (int32_t)next_number(f);
+	p.top_p = next_number(f);
+	p.min_p = next_number(f);
+	p.typical_p = next_number(f);
+	p.repetition_penalty = next_number(f);
+	p.min_tokens = (int32_t)next_number(f);
+	p.watermark = next_number(f) > 0;
+	p.n_logit_bias = (int32_t)next_number(f);
+	for (int i = 0; i < p.n_logit_bias; i++) {
+		bias[i].id = (int32_t)next_number(f);
+		bias[i].value = next_number(f);
+	}
+	p.n_bad_words = (int32_t)next_number(f);
+	for (int i = 0; i < p.n_bad_words; i++) {
+		bad[i] = (llmc_sequence){ ids[i], (size_t)next_number(f) };
+		for (size_t k = 0; k < bad[i].n; k++)
+			ids[i][k] = (int32_t)next_number(f);
+	}
+	p.logit_bias = bias;
+	p.bad_words = bad;
+	return p;
+}
+
+/* The processors that came later: their distributions were written by transformers into a file. */
+static void
+draws_follow_the_goldens(void **state)
+{
+	enum { N = 48 };
+	static const int32_t eos[] = { 7, 9 };
+	FILE *f = fopen("tests/golden/sample.txt", "r");
+	float v[N], top = 0;
+	SampleScratch m;
+
+	(void)state;
+	assert_non_null(f);
+	assert_int_equal(sample_scratch_open(N, &m, NULL), LLMC_OK);
+	for (int i = 0; i < N; i++)
+		v[i] = next_number(f);
+	int n_case = (int)next_number(f);
+	assert_true(n_case >= 14);
+	for (int c = 0; c < n_case; c++) {
+		llmc_bias bias[8];
+		llmc_sequence bad[8];
+		int32_t ids[8][8], id;
+		int count[N] = { 0 };
+		llmc_sampler *s;
+		llmc_params p = read_case(f, bias, bad, ids);
+		p.seed = 3;
+		assert_int_equal(sampler_open(N, &p, eos, 2, &s, NULL), LLMC_OK);
+		memset(ids, 0x7f, sizeof ids); /* it has its own */
+		memset(bad, 0x7f, sizeof bad);
+		memset(bias, 0x7f, sizeof bias);
+		for (size_t i = 0; i < sizeof prompt / sizeof *prompt; i++)
+			llmc_sampler_accept(s, prompt[i], true);
+		for (size_t i = 0; i < sizeof output / sizeof *output; i++)
+			llmc_sampler_accept(s, output[i], false);
+		for (int i = 0; i < DRAWS; i++) {
+			assert_int_equal(sampler_pick(s, &m, v, &id, NULL), LLMC_OK);
+			count[id]++;
+		}
+		for (int i = 0; i < N; i++) {
+			double want = next_number(f), sigma = sqrt(want * (1 - want) * DRAWS);
+			top = want > top ? (float)want : top;
+			if (fabs(count[i] - want * DRAWS) > 4 * sigma + (want > 0 ? 1 : 0))
+				fail_msg("case %d: token %d was drawn %d times of %d, expected %.1f", c, i, count[i], DRAWS, want * DRAWS);
+		}
+		llmc_sampler_close(s);
+	}
+	assert_true(top > 0.2);
+	sample_scratch_release(&m);
+	/* the watermark's choice of tokens, in large vocabularies */
+	long vocab, last, n, sum;
+	int lines = 0;
+	for (; fscanf(f, "%ld %ld %ld %ld", &vocab, &last, &n, &sum) == 4; lines++) {
+		float *gain = calloc((size_t)vocab, sizeof *gain);
+		int32_t *order = calloc((size_t)vocab, sizeof *order);
+		assert_non_null(gain);
+		assert_non_null(order);
+		sample_watermark(gain, (int32_t)vocab, (int32_t)last, 2, order);
+		for (long i = 0; i < vocab; i++) {
+			n -= gain[i] == 2;
+			sum -= gain[i] == 2 ? i * i % 1000003 : 0;
+			assert_true(gain[i] == 0 || gain[i] == 2);
+		}
+		assert_int_equal(n, 0);
+		assert_int_equal(sum, 0);
+		free(gain);
+		free(order);
+	}
+	assert_int_equal(lines, 7);
+	fclose(f);
+}
+
+/* exp in pieces against the C library's; the likeliest against a sort. */
+static void
+logprobs_agree_with_the_library(void **state)
+{
+	enum { N = 1003 };
+	static float v[N], w[N];
+	llmc_logprob best[20];
+	uint64_t r = 5;
+
+	(void)state;
+	for (int scale = 1; scale < 1000; scale *= 9) {
+		double sum = 0;
+		for (int i = 0; i < N; i++) {
+			r = r * 6364136223846793005u + 1442695040888963407u;
+			v[i] = (float)scale * ((float)(r >> 40) / (1 << 24) - 0.5f);
+		}
+		v[scale % N] = v[scale % 7] = (float)scale; /* two that are equal */
+		memcpy(w, v, sizeof v);
+		double mine = sample_weights(w, N, 1, (float)scale);
+		for (int i = 0; i < N; i++) {
+			double e = exp((double)(v[i] - (float)scale));
+			sum += e;
+			if (fabs(w[i] - e) > 3e-7 * e + 2e-38)
+				fail_msg("exp(%g) is %g, not %g", v[i] - (float)scale, w[i], e);
+		}
+		assert_true(fabs(mine - sum) < 1e-6 * sum);
+		memcpy(w, v, sizeof v);
+		qsort(w, N, sizeof *w, by_value);
+		for (int32_t id = 0; id < N; id += 100) {
+			float lp = sample_logprobs(v, N, id, best, 20);
+			assert_true(fabs(lp - (v[id] - scale - log(sum))) < 1e-5 * (1 + fabs(lp)));
+		}
+		for (int k = 0; k < 20; k++) {
+			assert_true(v[best[k].id] == w[k]);
+			assert_true(fabs(best[k].logprob - (w[k] - scale - log(sum))) < 1e-5 * (1 + fabs(best[k].logprob)));
+			assert_true(k == 0 || best[k - 1].logprob > best[k].logprob || best[k - 1].id < best[k].id);
+		}
+	}
+}
+
 /* Selection and heap on a large vocabulary with many ties, against a full sort. */
 static void
 large_vocabularies_agree_with_a_sort(void **state)
@@ -226,6 +376,10 @@ settings_out_of_range_are_refused(void **state)
 		{ offsetof(llmc_params, top_p), 1.5f, 0, "top_p is 1.5, it must be within 0 .. 1" },
 		{ offsetof(llmc_params, min_p), -0.5f, 0, "min_p is -0.5, it must be within 0 .. 1" },
 		{ offsetof(llmc_params, repetition_penalty), -2, 0, "repetition_penalty is -2, it must be above 0" },
+		{ offsetof(llmc_params, typical_p), 1.5f, 0, "typical_p is 1.5, it must be within 0 .. 1" },
+		{ offsetof(llmc_params, min_tokens), 0, -1, "min_tokens is -1, it must be 0 or above" },
+		{ offsetof(llmc_params, n_bad_words), 0, 1,
+		  "stop_tokens, logit_bias or bad_words has a count without a list" },
 		{ offsetof(llmc_params, presence_penalty), INFINITY, 0,
 		  "presence_penalty and frequency_penalty must be finite numbers" },
 	};
@@ -257,6 +411,8 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(draws_follow_transformers),
 		cmocka_unit_test(greedy_is_the_largest_after_penalties),
+		cmocka_unit_test(draws_follow_the_goldens),
+		cmocka_unit_test(logprobs_agree_with_the_library),
 		cmocka_unit_test(the_seed_and_the_place_decide),
 		cmocka_unit_test(reset_forgets_the_history),
 		cmocka_unit_test(large_vocabularies_agree_with_a_sort),
