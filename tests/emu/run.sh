@@ -4,11 +4,13 @@ set -u
 cd "$(dirname "$0")/../.."
 BUILD=${BUILD:-build}
 export EMU_DIR=$BUILD/emu
-make --no-print-directory -s -f tests/emu/emu.mk BUILD="$BUILD" emu-lib "$EMU_DIR/t_basic" "$EMU_DIR/t_bugs" || exit 1
+make --no-print-directory -s -f tests/emu/emu.mk BUILD="$BUILD" emu-lib "$EMU_DIR/t_basic" "$EMU_DIR/t_sm90" "$EMU_DIR/t_bugs" || exit 1
 rc=0
 for mode in fast check; do
 	for seed in 0 1 2 3 4 5 6 7; do
-		LLMC_EMU_QUIET=1 LLMC_EMU_MODE=$mode LLMC_EMU_SEED=$seed "$EMU_DIR/t_basic" || { echo "t_basic failed: mode $mode, seed $seed"; rc=1; }
+		for t in t_basic t_sm90; do
+			LLMC_EMU_QUIET=1 LLMC_EMU_MODE=$mode LLMC_EMU_SEED=$seed "$EMU_DIR/$t" || { echo "$t failed: mode $mode, seed $seed"; rc=1; }
+		done
 	done
 done
 "$EMU_DIR/t_bugs" "" 4 || rc=1

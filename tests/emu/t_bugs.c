@@ -185,12 +185,13 @@ damaged(const Case *c, CUmodule m, Args *a, bool bug)
 #define B "block.cu"
 #define M "memory.cu"
 #define O "order.cu"
+#define S "sm90.cu"
 static const Case cases[] = {
 	{ B, "missing_barrier", one }, { B, "divergent_barrier", one }, { B, "divergent_places", one }, { B, "reuse_barrier", one },
 	{ B, "missing_syncwarp", one }, { B, "inactive_lane", one, 1, 32 }, { B, "full_mask", one, 1, 32 }, { B, "named_count", one },
 	{ B, "mbarrier_race", one }, { B, "empty_wait", one },
 	{ M, "read_beyond", one, 4 }, { M, "write_beyond", one, 4 }, { M, "far_write", one }, { M, "shared_beyond", one, 1, 127 },
-	{ M, "arena_beyond", one, 1, 128, 512 }, { M, "array_overrun", one }, { M, "misaligned", one },
+	{ M, "arena_beyond", one, 1, 128, 512 }, { M, "array_overrun", one }, { M, "misaligned", one }, { M, "misaligned_plain", one }, { M, "misaligned_store", one }, { M, "misaligned_array", one },
 	{ M, "reads_unwritten", one }, { M, "null_pointer", one }, { M, "other_stack", one }, { M, "division", one },
 	{ M, "unwritten", output }, { M, "after_free", freed },
 	{ O, "copy_wait", one }, { O, "one_warp_waits", one }, { O, "ring_tail", one }, { O, "no_wait", pair }, { O, "warp_wait", pair },
@@ -199,6 +200,24 @@ static const Case cases[] = {
 	{ O, "grid_race", one, 4, 128, 0, COOPERATIVE }, { O, "cluster_exit", one, 2, 128, 0, CLUSTER2 },
 	{ O, "capture", capture }, { O, "synchronise", synchronise }, { O, "cooperative", cooperative }, { O, "architecture", architecture },
 	{ O, "damaged", damaged },
+	{ S, "wgmma_no_wait", one, 1, 128, 16384 },
+	{ S, "wgmma_wait_one", one, 1, 128, 16384 },
+	{ S, "wgmma_no_fence", one, 1, 128, 16384 },
+	{ S, "wgmma_no_proxy_fence", one, 1, 128, 16384 },
+	{ S, "wgmma_reuse", one, 1, 128, 16384 },
+	{ S, "wgmma_registers", one, 1, 128, 16384 },
+	{ S, "wgmma_three_warps", one, 1, 128, 16384 },
+	{ S, "wgmma_disagree", one, 1, 128, 16384 },
+	{ S, "wgmma_swizzle", one, 1, 128, 16384 },
+	{ S, "wgmma_beyond", one, 1, 128, 16384 },
+	{ S, "wgmma_leave", one, 1, 128, 16384 },
+	{ S, "ring_refill", one, 1, 160, 16384 },
+	{ S, "bulk_not_waited", one },
+	{ S, "copy_arrive", one },
+	{ S, "store_no_proxy_fence", one },
+	{ S, "store_reuse", one },
+	{ S, "store_leave", one },
+	{ S, "too_many_registers", one, 1, 384 },
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 

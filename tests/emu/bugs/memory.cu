@@ -109,3 +109,30 @@ after_free(Args a)
 {
 	a.c[threadIdx.x] = 1; // after_free
 }
+
+/* A vector through a plain pointer: one instruction on a device, several on the host. */
+extern "C" __global__ void
+misaligned_plain(Args a)
+{
+	uint4 v = *(const uint4 *)(a.a + 4 * threadIdx.x + BUG); // misaligned_plain
+	*(uint4 *)(a.c + 4 * threadIdx.x) = v;
+}
+
+extern "C" __global__ void
+misaligned_store(Args a)
+{
+	float4 v = make_float4(1, 2, 3, 4);
+	*(float4 *)(a.c + 4 * threadIdx.x + 2 * BUG) = v; // misaligned_store
+	if (!BUG)
+		a.b[threadIdx.x] = ((const float2 *)a.a)[threadIdx.x].y;
+}
+
+extern "C" __global__ void
+misaligned_array(Args a)
+{
+	const float2 *p = (const float2 *)(a.a + BUG);
+	float s = 0;
+	for (int i = 0; i < 4; i++)
+		s += p[4 * threadIdx.x + i].x; // misaligned_array
+	a.c[threadIdx.x] = s;
+}

@@ -176,6 +176,38 @@ entry(void)
 	abort();
 }
 
+/* Arrays of threads are used again: a step starts thousands of blocks. */
+enum { KEPT = 16 };
+static struct { Thread *t; int n; } kept[KEPT];
+
+static Thread *
+threads_take(int n)
+{
+	for (int i = 0; i < KEPT; i++)
+		if (kept[i].t && kept[i].n == n) {
+			Thread *t = kept[i].t;
+			kept[i].t = NULL;
+			return t;
+		}
+	return emu_alloc(sizeof(Thread) * (size_t)n);
+}
+
+static void
+threads_give(Thread *t, int n)
+{
+	static unsigned at;
+	unsigned i = at++ % KEPT;
+
+	for (unsigned k = 0; k < KEPT; k++)
+		if (!kept[(i + k) % KEPT].t) {
+			i = (i + k) % KEPT;
+			break;
+		}
+	free(kept[i].t);
+	kept[i].t = t;
+	kept[i].n = n;
+}
+
 Block *
 block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank)
 {
@@ -190,9 +222,10 @@ block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank)
 	b->live = b->nt;
 	b->cluster = cluster;
 	b->cluster_rank = rank;
-	b->t = emu_alloc(sizeof(Thread) * (size_t)b->nt);
+	b->t = threads_take(b->nt);
 	for (int i = 0; i < b->nt; i++) {
 		Thread *t = &b->t[i];
+		memset(t, 0, sizeof *t);
 		unsigned u = (unsigned)i;
 		t->tid[0] = u % d.x, t->tid[1] = u / d.x % d.y, t->tid[2] = u / (d.x * d.y);
 		t->bid[0] = index % g.x, t->bid[1] = index / g.x % g.y, t->bid[2] = index / (g.x * g.y);
@@ -239,7 +272,7 @@ block_free(Block *b)
 	mbar_forget(b);
 	wgmma_forget(b);
 	region_drop(b->arena);
-	free(b->t);
+	threads_give(b->t, b->nt);
 	free(b);
 }
 

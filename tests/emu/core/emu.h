@@ -55,7 +55,7 @@ struct Thread {
 	uint64_t arg;
 	CpQueue cp;
 	StoreQueue bulk;
-	WgThread wg;
+	WgThread *wg;       /* NULL until it issues one */
 	int nreg;
 	/* checking mode */
 	uint32_t clk, proxy_clk; /* writes up to proxy_clk are visible to asynchronous readers */

@@ -229,9 +229,11 @@ on_fault(int sig, siginfo_t *info, void *context)
 	static const void *fault_pc;
 	static const char *fault_addr;
 	static int fault_sig;
+	static bool no_address;
 	fault_pc = (const char *)(uintptr_t)uc->uc_mcontext.gregs[REG_RIP] + 1;
 	fault_addr = info->si_addr;
 	fault_sig = sig;
+	no_address = sig == SIGSEGV && info->si_code == SI_KERNEL;
 	inside = true;
 	sigset_t set;
 	sigemptyset(&set);
@@ -244,6 +246,8 @@ on_fault(int sig, siginfo_t *info, void *context)
 		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc, "integer division by zero or overflow");
 	if (fault_sig == SIGILL)
 		emu_die_pc(CUDA_ERROR_ILLEGAL_INSTRUCTION, fault_pc, "undefined behaviour, which the compiler made a trap");
+	if (no_address) /* what the machine says of its own aligned vector instructions */
+		emu_die_pc(CUDA_ERROR_MISALIGNED_ADDRESS, fault_pc, "misaligned vector access, or an address that cannot be");
 	if (fault_addr >= emu_cur->stack && fault_addr < emu_cur->stack + 4096)
 		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc, "the thread's stack of %zu bytes is too small (LLMC_EMU_STACK)",
 		           emu_stack_bytes);

@@ -132,6 +132,8 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 		c->r = me | keep | both;
 		return;
 	}
+	if ((r & R_SET) && !SET(r) && BUID(r) == t->blk->op->buid0 && both == ((unsigned)r & 3)) /* several blocks of this launch already */
+		return;
 	if (BUID(r) == t->blk->buid) {
 		if (r & R_SET) {
 			const Readers *s = readers(SET(r));
@@ -200,7 +202,7 @@ shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, 
 				}
 			}
 	}
-	uint64_t me = WORD(t->blk->buid, t->lin, t->clk);
+	uint64_t me = WORD(t->blk->buid, t->lin, t->clk), known = 0, before = 1, after = 0; /* neighbours mostly have the same history */
 	for (size_t b = off; b < off + n;) {
 		unsigned mask = b & 1 ? 2 : off + n - b >= 2 ? 3 : 1;
 		Cell *c = r->cell + b / 2;
@@ -209,13 +211,21 @@ shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, 
 		if (!write && ((rd >> 2) & mask) != mask)
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
 			             w & 3 ? "read of the target of an asynchronous copy that has not been waited for" : "read of memory that nothing wrote", w);
-		if ((w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) && !(atomic && (w & W_ATOMIC))
+		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) && !(atomic && (w & W_ATOMIC))
 		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w), CLK(w)))
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
 			             write ? "race: write with nothing that orders it after another write" : "race: read with nothing that orders it after the write", w);
+		known = mask == 3 ? w : 0;
 		if (!write) {
-			if (!atomic)
+			if (atomic)
+				continue;
+			if (rd == before && mask == 3) {
+				c->r = after;
+			} else {
 				read_cell(c, t, me, mask);
+				before = mask == 3 ? rd : 1;
+				after = c->r;
+			}
 			continue;
 		}
 		if ((rd & mask) && rd >> 5) {

@@ -53,9 +53,13 @@ op_done(uint64_t seq)
 	return !op || op->state == OP_DONE;
 }
 
+static Op *recent; /* the last one that op_of_buid found */
+
 Op *
 op_of_buid(uint32_t buid)
 {
+	if (likely(recent && buid - recent->buid0 < recent->n_block))
+		return recent;
 	uint64_t lo = timeline_base, hi = next_seq;
 
 	while (lo < hi) { /* last operation that starts at or below */
@@ -65,7 +69,7 @@ op_of_buid(uint32_t buid)
 		else
 			hi = mid;
 	}
-	return lo > timeline_base ? ring[(lo - 1) % TIMELINE] : NULL;
+	return recent = lo > timeline_base ? ring[(lo - 1) % TIMELINE] : NULL;
 }
 
 bool
@@ -88,6 +92,8 @@ op_new(OpKind kind, const char *name)
 static void
 op_free(Op *op)
 {
+	if (recent == op)
+		recent = NULL;
 	free(op->dep);
 	free(op->prog);
 	free(op->param);

@@ -35,6 +35,14 @@ wg_of(Block *b, const Thread *t)
 	return &b->wg[t->warp / 4];
 }
 
+static WgThread *
+mine(Thread *t)
+{
+	if (!t->wg)
+		t->wg = emu_alloc(sizeof *t->wg);
+	return t->wg;
+}
+
 static float
 half_value(uint32_t h)
 {
@@ -156,7 +164,7 @@ cell(const Acc *a, unsigned thread, int r)
 static void
 hold(Thread *t, const void *p, size_t n, bool whole, Site at)
 {
-	WgThread *w = &t->wg;
+	WgThread *w = mine(t);
 
 	for (int i = 0; i < w->n_busy; i++)
 		if (w->busy[i].lo == p && w->busy[i].hi == (const char *)p + n)
@@ -195,10 +203,10 @@ emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db
 		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "wgmma with n = %d: a multiple of 8 up to 256", n);
 	if (t->warp / 4 * 128 + 128 > (unsigned)b->nt || b->nt > 896)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "wgmma outside of a whole warpgroup (128 threads from a multiple of 128; blocks of up to 896)");
-	if (!t->wg.fenced)
+	if (!mine(t)->fenced)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "wgmma without a wgmma_fence since the last group was committed");
 	Wg *g = wg_of(b, t);
-	uint32_t k = t->wg.next++;
+	uint32_t k = t->wg->next++;
 	if (k >= 1u << 17)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "more matrix instructions in one kernel than the emulator can count");
 	int i = (int)(k - g->base);
@@ -264,13 +272,13 @@ emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db
 void
 emu_wgmma_fence(void)
 {
-	emu_cur->wg.fenced = true;
+	mine(emu_cur)->fenced = true;
 }
 
 void
 emu_wgmma_commit(const char *file, int line)
 {
-	WgThread *w = &emu_cur->wg;
+	WgThread *w = mine(emu_cur);
 
 	if (w->n_group == 16)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, (Site){ file, line }, "more than 16 groups of matrix instructions in flight");
@@ -342,7 +350,7 @@ retire(Block *b, Wg *g, int first, uint32_t upto)
 		if (a->dead || a->pending)
 			continue;
 		for (unsigned u = 0; u < 128; u++) {
-			WgThread *w = &b->t[first + (int)u].wg;
+			WgThread *w = b->t[first + (int)u].wg;
 			int k = 0;
 			for (int r = 0; r < a->n / 2; r++)
 				a->d[u][r] = *cell(a, u, r);
@@ -357,10 +365,10 @@ retire(Block *b, Wg *g, int first, uint32_t upto)
 	for (int u = 0; u < 128; u++) {
 		Thread *t = &b->t[first + u];
 		int k = 0;
-		for (int x = 0; x < t->wg.n_busy; x++) /* A's registers are given free by the first wait behind them */
-			if (t->wg.busy[x].whole)
-				t->wg.busy[k++] = t->wg.busy[x];
-		t->wg.n_busy = k;
+		for (int x = 0; x < t->wg->n_busy; x++) /* A's registers are given free by the first wait behind them */
+			if (t->wg->busy[x].whole)
+				t->wg->busy[k++] = t->wg->busy[x];
+		t->wg->n_busy = k;
 		if (emu_check)
 			clock_learn(t, CLOCK_WG(b, first / 128), upto);
 	}
@@ -372,7 +380,7 @@ emu_wgmma_wait(int left, const char *file, int line)
 	Site at = { file, line };
 	Thread *t = emu_cur;
 	Block *b = t->blk;
-	WgThread *w = &t->wg;
+	WgThread *w = mine(t);
 	int done = w->n_group - left;
 
 	if (done <= 0)
@@ -409,16 +417,20 @@ emu_wgmma_wait(int left, const char *file, int line)
 void
 wgmma_leave(Thread *t)
 {
-	if (!t->blk->wg || !t->wg.next)
+	if (!t->blk->wg || !t->wg)
 		return;
 	Wg *g = wg_of(t->blk, t);
-	if (t->wg.next > g->base && g->n_inst)
+	if (t->wg->next > g->base && g->n_inst)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, g->inst[0].at, "a thread leaves the kernel while a matrix instruction is in flight (wgmma_wait)");
 }
 
 void
 wgmma_forget(Block *b)
 {
+	for (int i = 0; i < b->nt; i++) {
+		free(b->t[i].wg);
+		b->t[i].wg = NULL;
+	}
 	for (int i = 0; b->wg && i < 8; i++) {
 		Wg *g = &b->wg[i];
 		for (int k = 0; k < g->n_inst; k++)

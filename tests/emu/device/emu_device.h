@@ -50,13 +50,27 @@ EMU_FN unsigned warp_id() { return emu_field<56>(); }
 struct alignas(2) uchar2 { unsigned char x, y; };
 struct alignas(4) uchar4 { unsigned char x, y, z, w; };
 struct alignas(4) char4 { signed char x, y, z, w; };
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(16) double2 { double x, y; };
+#ifdef LLMC_EMU_CHECK
+/* Copied field by field: the sanitizers see the accesses, and the alignment that one instruction would need. */
+#define EMU_VECTOR2(T, E) \
+	struct alignas(2 * sizeof(E)) T { E x, y; T() = default; constexpr T(E a, E b = 0) : x(a), y(b) {} \
+		EMU_COPY constexpr T(const T &o) : x(o.x), y(o.y) {} EMU_COPY T &operator=(const T &o) { x = o.x; y = o.y; return *this; } };
+#define EMU_VECTOR4(T, E) \
+	struct alignas(4 * sizeof(E)) T { E x, y, z, w; T() = default; constexpr T(E a, E b = 0, E c = 0, E d = 0) : x(a), y(b), z(c), w(d) {} \
+		EMU_COPY constexpr T(const T &o) : x(o.x), y(o.y), z(o.z), w(o.w) {} \
+		EMU_COPY T &operator=(const T &o) { x = o.x; y = o.y; z = o.z; w = o.w; return *this; } };
+#define EMU_COPY inline __attribute__((always_inline))
+#else
+#define EMU_VECTOR2(T, E) struct alignas(2 * sizeof(E)) T { E x, y; };
+#define EMU_VECTOR4(T, E) struct alignas(4 * sizeof(E)) T { E x, y, z, w; };
+#endif
+EMU_VECTOR2(int2, int)
+EMU_VECTOR4(int4, int)
+EMU_VECTOR2(uint2, unsigned)
+EMU_VECTOR4(uint4, unsigned)
+EMU_VECTOR2(float2, float)
+EMU_VECTOR4(float4, float)
+EMU_VECTOR2(double2, double)
 struct uint3 { unsigned x, y, z; };
 EMU_FN float2 make_float2(float x, float y) { return float2{ x, y }; }
 EMU_FN float4 make_float4(float x, float y, float z, float w) { return float4{ x, y, z, w }; }

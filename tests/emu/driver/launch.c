@@ -118,7 +118,8 @@ API(cuLaunchKernelEx, (const CUlaunchConfig *c, CUfunction fn, void **params, vo
 		case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: cooperative = v->cooperative; break;
 		case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: cluster = (Dim){ v->clusterDim.x, v->clusterDim.y, v->clusterDim.z }; break;
 		case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: programmatic = v->programmaticStreamSerializationAllowed && emu_arch >= 90; break;
-		case CU_LAUNCH_ATTRIBUTE_IGNORE: case CU_LAUNCH_ATTRIBUTE_PRIORITY: break;
+		case CU_LAUNCH_ATTRIBUTE_IGNORE: case CU_LAUNCH_ATTRIBUTE_PRIORITY: case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+		case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: break;
 		default: return CUDA_ERROR_NOT_SUPPORTED;
 		}
 	}

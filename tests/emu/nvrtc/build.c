@@ -262,21 +262,27 @@ wide_vectors(void)
 enum { MAX_ARGS = 256 };
 
 static void
-arguments(const Source *s, bool check, const char **a, int *n, const char *cxx, char arch[32], char include[4200])
+arguments(const Source *s, bool check, bool wgmma, const char **a, int *n, const char *cxx, char arch[32], char include[4200])
 {
 	static const char *const common[] = { "-x", "c++", "-std=c++17", "-fdeclspec", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti",
 		"-fno-threadsafe-statics", "-fno-stack-protector", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-w",
 		"-fno-color-diagnostics", "-fno-caret-diagnostics", "-fno-math-errno", "-fno-delete-null-pointer-checks", "-DLLMC_EMU=1", "-D__CUDACC_RTC__=1", "-include", "emu_device.h" };
 	static const char *const checking[] = { "-DLLMC_EMU_CHECK=1", "-fsanitize=thread,alignment,bounds,integer-divide-by-zero",
 		"-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops",
-		"-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-memintrinsics=0",
+		"-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-memintrinsics=1",
 		"-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-read-before-write=1" };
+
+	/* Then locals are watched too: accumulators belong to the matrix instruction until it has been waited for. */
+	static const char *const locals[] = { "-Xclang", "-fsanitize-coverage-type=1", "-Xclang", "-fsanitize-coverage-trace-loads", "-Xclang",
+		"-fsanitize-coverage-trace-stores" };
 
 	a[(*n)++] = cxx;
 	for (size_t i = 0; i < sizeof common / sizeof *common; i++)
 		a[(*n)++] = common[i];
 	for (size_t i = 0; check && i < sizeof checking / sizeof *checking; i++)
 		a[(*n)++] = checking[i];
+	for (size_t i = 0; check && wgmma && i < sizeof locals / sizeof *locals; i++)
+		a[(*n)++] = locals[i];
 	if (wide_vectors()) {
 		a[(*n)++] = "-mavx2";
 		a[(*n)++] = "-mfma";
@@ -322,7 +328,7 @@ hash_included(Hash *h, const Source *s, const char *text, Text *seen)
 }
 
 static Hash
-key_of(const Source *s, bool check)
+key_of(const Source *s, bool check, bool *wgmma)
 {
 	Hash h = { 0xcbf29ce484222325ull, 7 };
 	static const char *const parts[] = { "emu_device.h", "emu_abi.h", "emu_mma.h", "emu_math.h", "emu_sync.h", "emu_wgmma.h", "warp_ops.h" };
@@ -337,6 +343,7 @@ key_of(const Source *s, bool check)
 	Text seen = { 0 };
 	put(&seen, "\n", 1);
 	hash_included(&h, s, s->source, &seen);
+	*wgmma = strstr(s->source, "wgmma") || strstr(seen.p, "wgmma");
 	free(seen.p);
 	for (int i = 0; i < s->n_header; i++) {
 		hash_text(&h, s->header_name[i]);
@@ -370,8 +377,9 @@ build_object(const Source *s, bool check, char **log)
 	else
 		snprintf(dir, sizeof dir, "%s/cache", home());
 	mkdir(dir, 0700);
-	Hash h = key_of(s, check);
-	arguments(s, check, a, &n, cxx, arch, include);
+	bool wgmma;
+	Hash h = key_of(s, check, &wgmma);
+	arguments(s, check, wgmma, a, &n, cxx, arch, include);
 	for (int i = 0; i < n; i++)
 		hash_text(&h, a[i]);
 	snprintf(path, sizeof path, "%s/%016llx%016llx.so", dir, (unsigned long long)h.a, (unsigned long long)h.b);
