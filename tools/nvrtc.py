@@ -70,7 +70,8 @@ def compile_one(lib, name, text, arch, include=(), extra=()):
             this = dict(name=m[1], registers=0, shared=0, spill=0, stack=0)
             kernels.append(this)
         elif this and (m := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)):
-            this["stack"], this["spill"] = int(m[1]), int(m[2]) + int(m[3])
+            # of the kernel and of functions that it calls
+            this["stack"], this["spill"] = max(this["stack"], int(m[1])), this["spill"] + int(m[2]) + int(m[3])
         elif this and (m := re.search(r"Used (\d+) registers", line)):
             this["registers"] = int(m[1])
             m = re.search(r"(\d+) bytes smem", line)

@@ -1,0 +1,337 @@
+/* Picking from one row of logits by a block of 512 threads, as runtime/sample.c does: the same weights bit for bit, sums of them as integers, so
+ * that no order of adding matters. Everything is found by counting what lies above a value or before an id; nothing is sorted. */
+#ifndef LLMC_CUDA_SAMPLE_H
+#define LLMC_CUDA_SAMPLE_H
+
+#include "common/cuda_ptx.h"
+#include "common/cuda_state.h"
+
+enum { PICK_THREADS = 512, PICK_WARPS = 16, PICK_STEPS = 7 };
+typedef unsigned long long u64;
+
+struct pick_shared {
+	u64    part[PICK_WARPS][PICK_STEPS];
+	u64    sum[PICK_STEPS];
+	float  top[PICK_THREADS], best[PICK_WARPS];
+	int    id[PICK_WARPS], bad[PICK_WARPS];
+	double add[PICK_WARPS];
+	int    last;
+};
+
+/* Called from several places, and long: not repeated at each. */
+#define FAR static __device__ __noinline__
+#define PICK_FN __device__ __forceinline__
+#define PICK_NONE __uint_as_float(0xff800000u) /* -inf */
+
+/* v before w: the larger, of equals the lower id */
+DEV bool pick_before(float v, int id, float w, int of) { return v > w || (v == w && id < of); }
+
+/* exp for x <= 0: 0 below -87. Step by step as runtime/sample_math.c, without contraction. */
+DEV float
+pick_exp(float x)
+{
+	const bool live = x > -87.0f;
+	if (!live)
+		x = 0;
+	float n = __fadd_rn(__fmul_rn(x, 1.44269504f), 12582912.0f);
+	const unsigned e = __float_as_uint(n);
+	n = __fadd_rn(n, -12582912.0f);
+	x = __fadd_rn(x, -__fmul_rn(n, 0.693359375f));
+	x = __fadd_rn(x, -__fmul_rn(n, -2.12194440e-4f));
+	float y = __fadd_rn(__fmul_rn(x, 1.9875691500e-4f), 1.3981999507e-3f);
+	y = __fadd_rn(__fmul_rn(y, x), 8.3334519073e-3f);
+	y = __fadd_rn(__fmul_rn(y, x), 4.1665795894e-2f);
+	y = __fadd_rn(__fmul_rn(y, x), 1.6666665459e-1f);
+	y = __fadd_rn(__fmul_rn(y, x), 5.0000001201e-1f);
+	y = __fadd_rn(__fadd_rn(__fmul_rn(y, __fmul_rn(x, x)), x), 1.0f);
+	return live ? __uint_as_float(__float_as_uint(y) + ((e - 0x4b400000u) << 23)) : 0.0f;
+}
+
+/* A weight of at most 1 in units of 2^-44; 2^18 of them fit a word with room */
+DEV u64 pick_mass(float w) { return (u64)(w * 17592186044416.0f + 0.5f); }
+
+/* Larger keys are larger values. */
+DEV unsigned
+pick_key(float v)
+{
+	const unsigned u = __float_as_uint(v == 0 ? 0.0f : v); /* -0 is 0 */
+	return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+DEV float pick_value(unsigned key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+
+DEV u64
+pick_add(u64 v)
+{
+#pragma unroll
+	for (int d = 16; d; d >>= 1)
+		v += __shfl_xor_sync(0xffffffffu, v, d);
+	return v;
+}
+
+/* Sums over the block of each thread's counters into s.sum */
+FAR void
+pick_total(pick_shared &s, const u64 (&v)[PICK_STEPS])
+{
+#pragma unroll
+	for (int k = 0; k < PICK_STEPS; k++) {
+		const u64 all = pick_add(v[k]);
+		if (lane_id() == 0)
+			s.part[warp_id()][k] = all;
+	}
+	__syncthreads();
+	if (threadIdx.x < PICK_STEPS) {
+		u64 all = 0;
+#pragma unroll 1
+		for (int w = 0; w < PICK_WARPS; w++)
+			all += s.part[w][threadIdx.x];
+		s.sum[threadIdx.x] = all;
+	}
+	__syncthreads();
+}
+
+/* Sum of one counter: to every thread. */
+DEV u64
+pick_sum(pick_shared &s, u64 v)
+{
+	v = pick_add(v);
+	if (lane_id() == 0)
+		s.part[warp_id()][0] = v;
+	__syncthreads();
+	v = 0;
+#pragma unroll 1
+	for (int w = 0; w < PICK_WARPS; w++)
+		v += s.part[w][0];
+	__syncthreads();
+	return v;
+}
+
+/* What is counted of element i of a row, and its key: 1 each, or masses; elements that are out have a key of 0. */
+struct pick_counts {
+	const float *v;
+	PICK_FN u64 amount(int) const { return 1; }
+	PICK_FN unsigned key(int i) const { return pick_key(v[i]); }
+};
+
+struct pick_masses {
+	const float *v;
+	PICK_FN u64 amount(int i) const { return pick_mass(v[i]); }
+	PICK_FN unsigned key(int i) const { return pick_key(v[i]); }
+};
+
+/* amount 1 for elements of one key, in walks */
+struct pick_equals {
+	const float *v;
+	unsigned at;
+	PICK_FN u64 amount(int i) const { return pick_key(v[i]) == at; }
+};
+
+/* Elements [0, n) of a row, or those that are listed, in ascending order of id */
+struct pick_list { const int *id; int n; };
+
+DEV int pick_at(const pick_list &l, int i) { return l.id ? l.id[i] : i; }
+
+/* The largest key with more than `target` at or above it, which must exist; *above: what is above it. Three bits a round. */
+template <class F> FAR unsigned
+pick_search(pick_shared &s, const F &f, const pick_list &l, u64 target, u64 *above)
+{
+	unsigned low = 0; /* more than target is at or above low */
+	u64 over = 0;     /* at or above the next key that was tried and had not more */
+
+#pragma unroll 1
+	for (int shift = 30; shift >= 0; shift -= 3) {
+		const int steps = shift == 30 ? 3 : PICK_STEPS; /* 32 bits: the first round has two */
+		u64 sum[PICK_STEPS] = {};
+#pragma unroll 1
+		for (int i = threadIdx.x; i < l.n; i += PICK_THREADS) {
+			const int id = pick_at(l, i);
+			const unsigned key = f.key(id);
+			if (key < low)
+				continue;
+			const u64 a = f.amount(id);
+			const unsigned digit = shift == 30 ? key >> 30 : min((key - low) >> shift, 8u);
+#pragma unroll
+			for (int k = 0; k < PICK_STEPS; k++)
+				if (digit > (unsigned)k)
+					sum[k] += a;
+		}
+		pick_total(s, sum);
+		int d = 0; /* s.sum falls */
+		while (d < steps && s.sum[d] > target)
+			d++;
+		if (d < steps)
+			over = s.sum[d];
+		low += (unsigned)d << shift;
+		__syncthreads();
+	}
+	*above = over;
+	return low;
+}
+
+/* The first place of the list where the running sum of amounts exceeds target; -1: nowhere. Each warp takes a piece, then
+ * the block the piece in which it happens. */
+template <class F> FAR int
+pick_walk(pick_shared &s, const F &f, const pick_list &l, u64 target)
+{
+	int first = 0, n = l.n;
+
+	for (;;) {
+		const int piece = (n + PICK_WARPS - 1) / PICK_WARPS;
+		const int lo = first + min(warp_id() * piece, (unsigned)n), hi = first + min((warp_id() + 1) * piece, (unsigned)n);
+		u64 sum = 0;
+		for (int i = lo + lane_id(); i < hi; i += 32)
+			sum += f.amount(pick_at(l, i));
+		sum = pick_add(sum);
+		if (lane_id() == 0)
+			s.part[warp_id()][0] = sum;
+		__syncthreads();
+		int w = 0;
+		while (w < PICK_WARPS && s.part[w][0] <= target) {
+			target -= s.part[w][0];
+			w++;
+		}
+		__syncthreads();
+		if (w == PICK_WARPS)
+			return -1;
+		first += w * piece;
+		n = min(piece, n - w * piece);
+		if (piece == 1)
+			return first;
+	}
+}
+
+/* Those of the row (or of the list) whose key is at least `least`, in their order, as a list in `to`, which is not l's memory. */
+FAR pick_list
+pick_keep(pick_shared &s, const float *v, const pick_list &l, unsigned least, int *to)
+{
+	const int piece = (l.n + PICK_WARPS - 1) / PICK_WARPS;
+	const int lo = min(warp_id() * piece, (unsigned)l.n), hi = min((warp_id() + 1) * piece, (unsigned)l.n);
+	u64 mine = 0;
+
+	for (int i = lo + lane_id(); i < hi; i += 32)
+		mine += pick_key(v[pick_at(l, i)]) >= least;
+	mine = pick_add(mine);
+	if (lane_id() == 0)
+		s.part[warp_id()][0] = mine;
+	__syncthreads();
+	int at = 0, n = 0;
+#pragma unroll 1
+	for (int w = 0; w < PICK_WARPS; w++) {
+		if (w == (int)warp_id())
+			at = n;
+		n += (int)s.part[w][0];
+	}
+	for (int i0 = lo; i0 < hi; i0 += 32) {
+		const int i = i0 + lane_id(), id = i < hi ? pick_at(l, i) : 0;
+		const bool in = i < hi && pick_key(v[id]) >= least;
+		const unsigned votes = __ballot_sync(0xffffffffu, in);
+		if (in)
+			to[at + __popc(votes & ((1u << lane_id()) - 1))] = id;
+		at += __popc(votes);
+	}
+	__syncthreads();
+	return pick_list{ to, n };
+}
+
+/* A short list that holds at least the k largest of a long one and all that equal them: each thread's largest is found, and what lies below the
+ * k-th largest of these falls out. */
+DEV pick_list
+pick_narrow(pick_shared &s, const float *v, const pick_list &l, int k, int *to)
+{
+	unsigned top = 0;
+	u64 above;
+
+	if (l.n <= 4 * PICK_THREADS || k > PICK_THREADS)
+		return l;
+#pragma unroll 4
+	for (int i = threadIdx.x; i < l.n; i += PICK_THREADS)
+		top = max(top, pick_key(v[pick_at(l, i)]));
+	s.top[threadIdx.x] = pick_value(top);
+	__syncthreads();
+	const pick_counts f = { s.top };
+	const unsigned least = pick_search(s, f, pick_list{ 0, PICK_THREADS }, k - 1, &above);
+	return pick_keep(s, v, l, least, to);
+}
+
+/* ---- the draw ---------------------------------------------------------------------------------------------------------- */
+DEV u64
+pick_mix(u64 x)
+{
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+	return x ^ x >> 31;
+}
+
+/* the n-th random number of a seed, in [0, 1) */
+DEV double
+pick_random(u64 seed, u64 n)
+{
+	const u64 start = pick_mix(seed + 0x9e3779b97f4a7c15u);
+	return (double)(pick_mix(start + (n + 1) * 0x9e3779b97f4a7c15u) >> 11) * (1.0 / 9007199254740992.0);
+}
+
+FAR u64
+pick_mass_of(pick_shared &s, const float *w, const pick_list &l, unsigned least)
+{
+	u64 sum = 0;
+#pragma unroll 4
+	for (int i = threadIdx.x; i < l.n; i += PICK_THREADS) {
+		const float v = w[pick_at(l, i)];
+		if (pick_key(v) >= least)
+			sum += pick_mass(v);
+	}
+	return pick_sum(s, sum);
+}
+
+/* An id by the logits `v` of a row, whose largest, `top`, belongs to `best`. w, ids: [vocab] of scratch; w may be v. */
+DEV int
+pick_draw(pick_shared &s, const llmc_slot &slot, const float *v, int vocab, float top, int best, float *w, int *ids)
+{
+	const float max_v = top / slot.temperature, temperature = slot.temperature;
+	const double at = pick_random(slot.seed, slot.n_pick);
+	const bool nucleus = slot.top_p > 0 && slot.top_p < 1;
+	pick_list l = { 0, vocab };
+	u64 above;
+
+	if (top == -PICK_NONE || max_v == -PICK_NONE)
+		return best;
+	if (slot.top_k > 0 && slot.top_k < vocab) {
+		const pick_counts f = { v };
+		const pick_list few = pick_narrow(s, v, l, slot.top_k, ids);
+		l = pick_keep(s, v, l, pick_search(s, f, few, slot.top_k - 1, &above), ids); /* ties of the last stay */
+	}
+#pragma unroll 4
+	for (int i = threadIdx.x; i < l.n; i += PICK_THREADS) {
+		const int id = pick_at(l, i);
+		const float e = pick_exp(__fadd_rn(v[id] / temperature, -max_v));
+		w[id] = !nucleus && e < slot.min_p ? 0.0f : e;
+	}
+	__syncthreads();
+	u64 all = pick_mass_of(s, w, l, 0), target;
+	const pick_masses f = { w };
+	if (!nucleus) { /* by ascending id */
+		target = (u64)(at * (double)all);
+		const int place = pick_walk(s, f, l, target < all ? target : all - 1);
+		return pick_at(l, place);
+	}
+	/* the largest, until their sum reaches top_p of all */
+	double want = ceil((double)slot.top_p * (double)all);
+	target = want < 1 ? 1 : want > (double)all ? all : (u64)want;
+	if (!l.id) {
+		const pick_list few = pick_narrow(s, w, l, PICK_THREADS / 2, ids);
+		if (pick_mass_of(s, w, few, 0) >= target)
+			l = few;
+	}
+	const unsigned cut = pick_search(s, f, l, target - 1, &above);
+	u64 one = pick_mass(pick_value(cut)), kept = above + (target - above + one - 1) / one * one;
+	if (pick_value(cut) < slot.min_p)
+		kept = pick_mass_of(s, w, l, pick_key(slot.min_p));
+	target = (u64)(at * (double)kept);
+	const unsigned key = pick_search(s, f, l, target < kept ? target : kept - 1, &above);
+	one = pick_mass(pick_value(key));
+	target = target < kept ? target : kept - 1;
+	const pick_equals same = { w, key };
+	return pick_at(l, pick_walk(s, same, l, (target - above) / one));
+}
+
+#endif

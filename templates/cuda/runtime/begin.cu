@@ -1,0 +1,104 @@
+/* First kernel of a step: makes the step's arrays out of the host's note, feeds the tokens that the last step picked, and computes rotary
+ * angles. templates/common/cuda_state.h says what is made of what. A block a row. */
+#include "common/cuda_ptx.h"
+#include "common/cuda_state.h"
+
+enum { WORDS = sizeof(llmc_note_row) / sizeof(int), PAGE = 32 };
+
+struct begin_row { int number, mixed, n_row, n_out, word[WORDS]; };
+
+/* Angles of a row, in double throughout: position 131071 keeps its digits. */
+static __device__ void
+angles(const llmc_state &p, int r, int slot, int rope_pos, int pos2)
+{
+	for (int i = 0; i < p.n_rope; i++) {
+		const llmc_rope_table t = p.rope[i];
+		const int half = t.dims / 2;
+		const float *freq = p.freq + (long long)slot * p.n_freq + t.freq_at;
+		const double pos = t.axis ? pos2 : rope_pos, factor = p.factor[(long long)slot * p.n_rope + i];
+		float *to = t.dst + (long long)r * t.dims;
+		for (int k = threadIdx.x; k < half; k += blockDim.x) {
+			const double angle = pos * (double)freq[k];
+			to[k] = (float)(cos(angle) * factor);
+			to[half + k] = (float)(sin(angle) * factor);
+		}
+	}
+}
+
+/* A decode row: row r of the note is row r and sequence r of the step. */
+static __device__ void
+decode_row(const llmc_state &p, const llmc_note_row &w, int r, int n)
+{
+	const int *table = p.tables + (long long)w.slot * p.block_stride;
+	int *to = p.s_block_table + (long long)r * p.block_stride;
+
+	for (int j = w.table_from + (int)threadIdx.x; j <= w.pos / PAGE; j += blockDim.x)
+		if (j != w.page_at)
+			to[j] = table[j];
+	if (threadIdx.x)
+		return;
+	if (w.page_at >= 0) {
+		to[w.page_at] = w.page;
+		p.tables[(long long)w.slot * p.block_stride + w.page_at] = w.page;
+	}
+	p.s_tok[r] = w.tok < 0 ? p.slot[w.slot].last : w.tok;
+	p.s_pos[r] = w.pos;
+	p.s_pos2[r] = w.pos2;
+	p.s_seq_of[r] = r;
+	p.s_q_start[r] = r;
+	if (r == n - 1)
+		p.s_q_start[n] = n;
+	p.s_kv_len[r] = w.pos + 1;
+	p.s_prefix_len[r] = w.prefix_len;
+	p.slot_of[r] = w.slot;
+	if (w.out_at >= 0)
+		p.s_out_row[w.out_at] = r;
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+llmc_begin(const llmc_state p)
+{
+	SHARED(begin_row, s);
+
+	PDL_WAIT();
+	if (threadIdx.x == 0)
+		s.number = (int)ld_acquire_sys(p.count);
+	__syncthreads();
+	const char *note = (const char *)p.note + (unsigned)s.number % LLMC_RING * (long long)p.note_stride;
+	if (threadIdx.x < 3) { /* pinned memory of the host: read as it stands */
+		const int v = ld_relaxed_sys((const int *)note + threadIdx.x);
+		if (threadIdx.x == 0)
+			s.mixed = v;
+		else if (threadIdx.x == 1)
+			s.n_row = v;
+		else
+			s.n_out = v;
+	}
+	__syncthreads();
+	const int n = s.mixed ? p.s_n[0] : s.n_row;
+	if (blockIdx.x == 0 && threadIdx.x == 0) {
+		*p.now = (unsigned)s.number;
+		if (!s.mixed) {
+			p.s_n[0] = p.s_n[1] = p.s_n[2] = n;
+			p.s_n[3] = s.n_out;
+			if (n == 0)
+				p.s_q_start[0] = 0;
+		}
+	}
+	for (int r = blockIdx.x; r < n; r += gridDim.x) {
+		if (!s.mixed) {
+			const int *from = (const int *)(note + sizeof(llmc_note)) + (long long)r * WORDS;
+			__syncthreads(); /* the row before has been read */
+			if (threadIdx.x < WORDS)
+				s.word[threadIdx.x] = ld_relaxed_sys(from + threadIdx.x);
+			__syncthreads();
+			const llmc_note_row w = { s.word[0], s.word[1], s.word[2], s.word[3], s.word[4], s.word[5], s.word[6], s.word[7], s.word[8], s.word[9] };
+			decode_row(p, w, r, n);
+			angles(p, r, w.slot, w.rope_pos, w.pos2);
+		} else {
+			if (threadIdx.x == 0 && p.s_tok[r] < 0)
+				p.s_tok[r] = p.slot[-1 - p.s_tok[r]].last;
+			angles(p, r, p.slot_of[p.s_seq_of[r]], p.rope_pos[r], p.s_pos2[r]);
+		}
+	}
+}

@@ -1,0 +1,186 @@
+/* Last kernel of a step: the next token of every row of logits, its logprob, and the state of its sequence. templates/common/cuda_state.h
+ * says what is picked. LLMC_PICK_PARTS blocks share a row: each looks through its part, the last one to finish does what remains. */
+#include "common/cuda_sample.h"
+
+/* What a part of a row found; in `part`, as doubles */
+enum { PART_MAX, PART_SUM, PART_BEST, PART_ID, PART_BAD, PART_WORDS = 8 };
+
+/* The logit after penalties, contracted nowhere: as runtime/sample.c */
+DEV float
+penalised(const llmc_slot &slot, float v, int count)
+{
+	if (count == 0)
+		return v;
+	v = v < 0 ? __fmul_rn(v, slot.repetition) : v / slot.repetition;
+	if (count & LLMC_COUNT)
+		v = __fadd_rn(v, -__fadd_rn(__fmul_rn(slot.frequency, (float)(count & LLMC_COUNT)), slot.presence));
+	return v;
+}
+
+/* The largest, the best (of equals the lower id) and whether any was bad, over the block; all threads get them. */
+DEV void
+best_of(pick_shared &s, float &most, float &v, int &id, int &bad)
+{
+#pragma unroll
+	for (int d = 16; d; d >>= 1) {
+		const float ov = __shfl_xor_sync(0xffffffffu, v, d);
+		const int oid = __shfl_xor_sync(0xffffffffu, id, d);
+		bad |= __shfl_xor_sync(0xffffffffu, bad, d);
+		if (pick_before(ov, oid, v, id)) {
+			v = ov;
+			id = oid;
+		}
+	}
+	most = warp_max(most);
+	if (lane_id() == 0) {
+		s.top[warp_id()] = most;
+		s.best[warp_id()] = v;
+		s.id[warp_id()] = id;
+		s.bad[warp_id()] = bad;
+	}
+	__syncthreads();
+#pragma unroll 1
+	for (int w = 0; w < PICK_WARPS; w++) {
+		most = fmaxf(most, s.top[w]);
+		bad |= s.bad[w];
+		if (pick_before(s.best[w], s.id[w], v, id)) {
+			v = s.best[w];
+			id = s.id[w];
+		}
+	}
+}
+
+/* One part of row o into p.part */
+DEV void
+look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, int o)
+{
+	const int piece = (p.vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS, part = blockIdx.x;
+	const int lo = min(part * piece, p.vocab), hi = min(lo + piece, p.vocab);
+	const float *v = p.logits + (long long)o * p.vocab;
+	const int *count = p.counts + (long long)slot_at * p.vocab;
+	float *w = (float *)(p.work + (long long)o * p.vocab), most = PICK_NONE, best = PICK_NONE;
+	int best_id = 0x7fffffff, bad = 0;
+	double sum = 0;
+
+#pragma unroll 4
+	for (int i = lo + threadIdx.x; i < hi; i += PICK_THREADS) {
+		const float raw = v[i];
+		float x = raw;
+		if (slot.penalties) {
+			x = penalised(slot, raw, count[i]);
+			w[i] = x;
+		}
+		bad |= raw != raw || x != x;
+		if (raw > most)
+			most = raw;
+		if (pick_before(x, i, best, best_id)) {
+			best = x;
+			best_id = i;
+		}
+	}
+	best_of(s, most, best, best_id, bad);
+	if (most > PICK_NONE) /* else none of them weighs anything */
+#pragma unroll 4
+		for (int i = lo + threadIdx.x; i < hi; i += PICK_THREADS)
+			sum += (double)pick_exp(__fadd_rn(v[i], -most));
+	for (int d = 16; d; d >>= 1)
+		sum += __shfl_xor_sync(0xffffffffu, sum, d);
+	if (lane_id() == 0)
+		s.add[warp_id()] = sum;
+	__syncthreads();
+	if (threadIdx.x == 0) {
+		double *to = p.part + ((long long)o * LLMC_PICK_PARTS + part) * PART_WORDS;
+		sum = 0;
+#pragma unroll 1
+		for (int k = 0; k < PICK_WARPS; k++)
+			sum += s.add[k];
+		to[PART_MAX] = most;
+		to[PART_SUM] = sum;
+		to[PART_BEST] = best;
+		to[PART_ID] = best_id;
+		to[PART_BAD] = bad;
+	}
+}
+
+/* All parts of row o are there: pick, and note it. */
+DEV void
+settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, int o, unsigned number)
+{
+	const double *part = p.part + (long long)o * LLMC_PICK_PARTS * PART_WORDS;
+	const float *v = p.logits + (long long)o * p.vocab;
+	float *w = (float *)(p.work + (long long)o * p.vocab), most = PICK_NONE, best = PICK_NONE;
+	int id = 0x7fffffff, bad = 0;
+
+#pragma unroll 1
+	for (int k = 0; k < LLMC_PICK_PARTS; k++, part += PART_WORDS) {
+		most = fmaxf(most, (float)part[PART_MAX]);
+		bad |= part[PART_BAD] != 0;
+		if (pick_before((float)part[PART_BEST], (int)part[PART_ID], best, id)) {
+			best = (float)part[PART_BEST];
+			id = (int)part[PART_ID];
+		}
+	}
+	const int status = bad ? 1 : most == PICK_NONE || best == PICK_NONE ? 2 : 0;
+	if (status == 0 && slot.temperature > 0)
+		id = pick_draw(s, slot, slot.penalties ? w : v, p.vocab, best, id, w, (int *)w + p.vocab);
+	if (threadIdx.x)
+		return;
+	double all = 0;
+	part -= LLMC_PICK_PARTS * PART_WORDS;
+#pragma unroll 1
+	for (int k = 0; k < LLMC_PICK_PARTS; k++, part += PART_WORDS)
+		if (part[PART_SUM] > 0)
+			all += part[PART_SUM] * exp(part[PART_MAX] - (double)most);
+	llmc_picked *to = p.picked + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
+	float logprob = 0;
+	if (status == 0 && most == -PICK_NONE) /* one token takes all */
+		logprob = v[id] == -PICK_NONE ? 0 : PICK_NONE;
+	else if (status == 0)
+		logprob = (float)((double)v[id] - ((double)most + log(all)));
+	to->id = status ? 0 : id;
+	to->logprob = logprob;
+	to->status = status;
+	if (status)
+		return;
+	llmc_slot *mine = p.slot + slot_at;
+	mine->last = id;
+	mine->n_pick = slot.n_pick + 1;
+	if (slot.penalties) {
+		int *count = p.counts + (long long)slot_at * p.vocab + id;
+		if ((*count & LLMC_COUNT) < LLMC_COUNT)
+			*count += 1;
+	}
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+llmc_sample(const llmc_state p)
+{
+	SHARED(pick_shared, s);
+
+	PDL_WAIT();
+	const int n = p.s_n[3];
+	const unsigned number = *p.now;
+	if (n == 0 && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+		st_release_sys(p.count, number + 1);
+	for (int o = blockIdx.y; o < n; o += gridDim.y) {
+		const int slot_at = p.slot_of[p.s_seq_of[p.s_out_row[o]]];
+		const llmc_slot slot = p.slot[slot_at];
+		__syncthreads(); /* the row before is done with s; its slot has been read by all */
+		look(s, p, slot, slot_at, o);
+		__syncthreads();
+		if (threadIdx.x == 0)
+			s.last = atom_add_acq_rel_gpu(p.row_done + o, 1u) == LLMC_PICK_PARTS - 1;
+		__syncthreads();
+		if (!s.last)
+			continue;
+		settle(s, p, slot, slot_at, o, number);
+		if (threadIdx.x == 0) {
+			p.row_done[o] = 0;
+			__threadfence_system();
+			if (atom_add_acq_rel_gpu(p.all_done, 1u) == (unsigned)n - 1) {
+				*p.all_done = 0;
+				st_release_sys(p.count, number + 1);
+			}
+		}
+	}
+}
