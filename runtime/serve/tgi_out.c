@@ -239,6 +239,8 @@ tgi_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 	llmc_event last = *ev;
 
 	(void)sub;
+	if (c->n_new >= g->ep.max_tokens)
+		c->finish = LLMC_FINISH_LENGTH; /* TGI looks at the length first */
 	strbuf_add(&c->text, ev->text ? ev->text : "", ev->n_bytes);
 	if (ev->token >= 0) {
 		last.text = NULL; /* what was held back belongs to earlier tokens */
