@@ -1,0 +1,166 @@
+/* One GPU: its driver, compiled kernels, weights and sessions. Private to runtime/. The driver and its compiler are opened
+ * at run time; nothing of CUDA is needed to build llmc.
+ *
+ *   libs.c     finding and opening the vendor's libraries       device.c   one device and its context; errors
+ *   target.c   which plans a device runs                        nvrtc.c    source text -> image of a kernel
+ *   source.c   a kernel's source as one text, and its key       cubin.c    images in the cache and in artifacts
+ *   build.c    the kernels of a plan, compiled side by side     describe.c what `llmc doctor` says
+ *   load.c     weights through pinned buffers                   model.c    what sessions of a model share
+ *   session.c  memory of a session                              step.c     one step: launches, graphs
+ *   pick.c     steps that pick their tokens on the device
+ *
+ * Every call makes the device's own context current and puts back what was: a host program that uses CUDA itself is not
+ * disturbed. */
+#ifndef LLMC_RUNTIME_CUDA_H
+#define LLMC_RUNTIME_CUDA_H
+
+#include <stdatomic.h>
+
+#include "base/strbuf.h"
+#include "runtime/cuda/abi.h"
+#include "runtime/kv.h"
+#include "runtime/runtime.h"
+#include "runtime/weights/weights.h"
+
+typedef struct CudaModel   CudaModel;
+typedef struct CudaSession CudaSession;
+
+/* --- libs.c ------------------------------------------------------------------------------------------------------- */
+
+enum { CUDA_MIN_DRIVER = 11080 }; /* 11.8: launches with attributes */
+
+/* Open the first of `name` (NULL-terminated) that is found: in $LLMC_CUDA_LIBDIR alone when that is set (and in the
+ * folders of the Python wheels below it), else where loaders and toolkits have it. path: where it was. NULL: none */
+void *cuda_lib_open(const char *const *name, char *path, size_t cap);
+/* libcuda.so.1, which belongs to the driver: not in wheels, so when LLMC_CUDA_LIBDIR has NVRTC and not it, it is the system's. */
+llmc_status cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *err);
+extern const char *const cuda_nvrtc_names[], *const cuda_blaslt_names[], *const cuda_nccl_names[];
+
+/* --- device.c ----------------------------------------------------------------------------------------------------- */
+
+typedef struct CudaDevice {
+	CudaApi     api;
+	void       *lib;
+	int         number, driver;     /* driver: CUDA version it supports, 12040 for 12.4 */
+	CUdevice    dev;
+	CUcontext   ctx;
+	char        name[128];
+	int         cc, n_sm, max_shared;
+	size_t      total_bytes;
+	atomic_bool lost;               /* a call has said that nothing works until all is closed */
+} CudaDevice;
+
+/* Open device `number`; with `context` its primary context is retained. */
+llmc_status cuda_device_open(CudaDevice *d, int number, bool context, llmc_error *err);
+void        cuda_device_close(CudaDevice *d);
+llmc_status cuda_enter(CudaDevice *d, llmc_error *err);
+void        cuda_leave(CudaDevice *d);
+/* The error that a result stands for; `what` was being done. */
+llmc_status cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...) __attribute__((format(printf, 4, 5)));
+/* The text of a result: "an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)" */
+void        cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap);
+
+/* return the status of a driver call that failed */
+#define CUDA_TRY(d, call, ...)                                                 \
+	do {                                                                       \
+		CUresult cuda_r_ = (call);                                             \
+		if (cuda_r_ != CU_OK)                                                  \
+			return cuda_error((d), cuda_r_, err, __VA_ARGS__);                 \
+	} while (0)
+/* Cleaning up: an error is told by whoever comes next; an attempt that failed by itself is made once more. */
+#define CUDA_RELEASE(call) do { if ((call) != CU_OK) (void)!(call); } while (0)
+
+/* --- target.c ----------------------------------------------------------------------------------------------------- */
+
+/* Plan target for a device of compute capability cc (86 for 8.6): "cuda-sm_86"; NULL: too old.
+ * 9.0, 10.0 and 12.0 have plans of their own, made for exactly them; every other device runs the plan of the highest of sm_75, 80,
+ * 86, 89 that is not above it. */
+const char *cuda_best_target(int cc);
+/* Does a device run plans of this target, compiled for it? The rule the other way round. */
+bool        cuda_runs(int cc, const char *target);
+/* Architecture that NVRTC is asked for: "sm_90a"; a plan of sm_80 on a device of 8.6 is compiled for sm_86. */
+void        cuda_arch(int cc, const char *target, char out[16]);
+/* Do images of this architecture ("sm_80") run on a device? The same major, no later minor; "a": exactly. */
+bool        cuda_image_fits(const char *arch, int cc);
+
+/* --- nvrtc.c ------------------------------------------------------------------------------------------------------ */
+
+typedef struct Nvrtc {
+	NvrtcApi api;
+	void    *lib;
+	char     path[1024];
+	int      major, minor;
+	int      n_arch, arch[64];
+} Nvrtc;
+
+/* E_MISSING: there is none, or none that this driver takes code from (driver 0: any will do). */
+llmc_status nvrtc_open(Nvrtc *n, int driver, llmc_error *err);
+void        nvrtc_close(Nvrtc *n);
+/* Compile; *log is what NVRTC said (may be NULL). E_CHECK: it does not compile, the log says why. Any thread. */
+llmc_status nvrtc_compile(const Nvrtc *n, const char *source, const char *name, const char *arch, Strbuf *image, Strbuf *log,
+                          llmc_error *err);
+extern const char nvrtc_options[]; /* as one text, for keys */
+
+/* --- source.c ----------------------------------------------------------------------------------------------------- */
+
+/* A kernel's file with the headers that it includes put in place (#line keeps their names): what is compiled is what is hashed. */
+llmc_status source_read(const char *artifact, const char *file, Strbuf *out, llmc_error *err);
+/* A kernel of the runtime itself, from what is built into llmc ("begin"). */
+llmc_status source_embedded(const char *name, Strbuf *out, llmc_error *err);
+/* What an image is known by: source without its opening comment, options, architecture. */
+void        source_key(const Strbuf *source, const char *arch, char hex[65]);
+
+/* --- cubin.c ------------------------------------------------------------------------------------------------------ */
+
+/* Image and seal (key and checksum). E_IO: no such file; E_CHECK: damaged or of another source; E_INPUT: others may write it */
+llmc_status cubin_read(const char *path, const char *key, Strbuf *image, llmc_error *err);
+llmc_status cubin_write(const char *path, const char *key, const Strbuf *image, llmc_error *err);
+
+/* --- build.c ------------------------------------------------------------------------------------------------------ */
+
+typedef struct CudaBuild CudaBuild;
+
+typedef struct CudaBuildOptions {
+	const char *artifact;
+	int         n_jobs;
+	int         cc, driver;     /* of the device; cc 0: for the plan's own architecture (ahead of time) */
+	const char *device_name;
+	llmc_log_fn log;
+	void       *log_user;
+} CudaBuildOptions;
+
+/* Find what is built already and start compiling the rest on threads of their own. The log is called by the caller's
+ * thread, from poll and wait. */
+llmc_status cuda_build_start(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_error *err);
+void        cuda_build_poll(CudaBuild *b);
+llmc_status cuda_build_wait(CudaBuild *b, llmc_error *err);
+void        cuda_build_close(CudaBuild *b);              /* stops and waits when it is not done */
+/* After wait. Units: files of the plan, each once, then the runtime's own kernels. */
+int         cuda_build_units(const CudaBuild *b);
+int         cuda_build_unit_of(const CudaBuild *b, int kernel);
+int         cuda_build_own(const CudaBuild *b, const char *name); /* unit of a kernel of the runtime */
+const Strbuf *cuda_build_image(const CudaBuild *b, int unit);
+const char *cuda_build_name(const CudaBuild *b, int unit);
+/* The image did not load: compile it here, whatever was shipped. */
+llmc_status cuda_build_again(CudaBuild *b, int unit, const char *why, llmc_error *err);
+/* Compile all kernels of the plan into artifact/aot/sm_XX/ with a manifest. */
+llmc_status cuda_build_ship(const Plan *plan, const CudaBuildOptions *opt, llmc_error *err);
+
+/* --- load.c ------------------------------------------------------------------------------------------------------- */
+
+/* The weights of a plan in one piece of device memory at `base`, offset[i] each. poll: called now and then. */
+llmc_status cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt, CUdeviceptr base, const int64_t *offset,
+                              int64_t bytes, void (*poll)(void *user), void *poll_user, llmc_error *err);
+
+/* --- model.c ------------------------------------------------------------------------------------------------------ */
+
+/* Kernels and weights on a device. `weights` has been opened; it is packed from here. */
+llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, int n_threads, Weights *weights, CudaModel **out,
+                            RuntimeTimes *times, llmc_error *err);
+void        cuda_model_close(CudaModel *m);
+
+/* --- session.c, step.c, pick.c ------------------------------------------------------------------------------------ */
+
+typedef struct PhaseRun PhaseRun; /* of runtime/session.h */
+
+#endif

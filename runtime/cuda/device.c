@@ -1,0 +1,142 @@
+/* One device: opened by number, its primary context shared with whoever else uses it in this process, and what its results
+ * mean in words. */
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/cuda/cuda.h"
+
+void
+cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap)
+{
+	const char *name = NULL, *text = NULL;
+
+	(void)!api->error_name(r, &name);
+	(void)!api->error_string(r, &text);
+	snprintf(buf, cap, "%s (%s, %d)", text ? text : "an error without a text", name ? name : "unknown", r);
+}
+
+/* After these nothing works any more in the context. */
+static bool
+is_lost(CUresult r)
+{
+	return r == CU_ECC || r == CU_ILLEGAL_ADDRESS || r == CU_LAUNCH_TIMEOUT || r == CU_ILLEGAL_INSTRUCTION ||
+	       r == CU_MISALIGNED || r == CU_LAUNCH_FAILED || r == CU_UNKNOWN;
+}
+
+llmc_status
+cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
+{
+	char text[256], doing[512];
+	va_list ap;
+
+	va_start(ap, what);
+	vsnprintf(doing, sizeof doing, what, ap);
+	va_end(ap);
+	cuda_result_text(&d->api, r, text, sizeof text);
+	if (is_lost(r))
+		atomic_store(&d->lost, true);
+	switch (r) {
+	case CU_OUT_OF_MEMORY:
+		return error_set(err, LLMC_E_MEMORY, "%s: GPU %d (%s): %s", doing, d->number, d->name, text);
+	case CU_STUB_LIBRARY:
+		return error_set(err, LLMC_E_MISSING,
+		                 "%s: libcuda.so.1 is the toolkit's stub and no driver: take its folder off LD_LIBRARY_PATH, or install "
+		                 "the NVIDIA driver", doing);
+	case CU_OLD_DRIVER:
+	case CU_DRIVER_MISMATCH:
+		return error_set(err, LLMC_E_MISSING, "%s: %s: update the NVIDIA driver, and load its kernel module (reboot)", doing,
+		                 text);
+	case CU_NO_DEVICE:
+	case CU_SYSTEM_NOT_READY:
+		return error_set(err, LLMC_E_MISSING,
+		                 "%s: %s: no GPU is visible (`nvidia-smi` lists them; CUDA_VISIBLE_DEVICES hides them); run with --device "
+		                 "cpu", doing, text);
+	default:
+		return error_set(err, LLMC_E_DEVICE, "%s: GPU %d (%s): %s%s", doing, d->number, d->name, text,
+		                 is_lost(r) ? "; close the model and open it again" : "");
+	}
+}
+
+static llmc_status
+open_number(CudaDevice *d, llmc_error *err)
+{
+	int n = 0, major = 0, minor = 0;
+	const CudaApi *a = &d->api;
+
+	CUDA_TRY(d, a->driver_version(&d->driver), "asking the driver for its version");
+	if (d->driver < CUDA_MIN_DRIVER)
+		return error_set(err, LLMC_E_MISSING,
+		                 "the NVIDIA driver is too old: it supports CUDA %d.%d, llmc needs CUDA %d.%d; update the driver to 520 or "
+		                 "newer", d->driver / 1000, d->driver % 1000 / 10, CUDA_MIN_DRIVER / 1000, CUDA_MIN_DRIVER % 1000 / 10);
+	CUDA_TRY(d, a->init(0), "starting the NVIDIA driver");
+	CUDA_TRY(d, a->device_count(&n), "counting GPUs");
+	if (n == 0)
+		return cuda_error(d, CU_NO_DEVICE, err, "looking for a GPU");
+	if (d->number < 0 || d->number >= n)
+		return error_set(err, LLMC_E_RANGE, "there is no GPU %d: this machine has %d (cuda:0%s)", d->number, n,
+		                 n > 1 ? " and on" : "");
+	CUDA_TRY(d, a->device_get(&d->dev, d->number), "opening GPU %d", d->number);
+	CUDA_TRY(d, a->device_name(d->name, sizeof d->name, d->dev), "asking GPU %d for its name", d->number);
+	CUDA_TRY(d, a->device_attr(&major, CU_ATTR_MAJOR, d->dev), "asking GPU %d for its architecture", d->number);
+	CUDA_TRY(d, a->device_attr(&minor, CU_ATTR_MINOR, d->dev), "asking GPU %d for its architecture", d->number);
+	CUDA_TRY(d, a->device_attr(&d->n_sm, CU_ATTR_SM_COUNT, d->dev), "asking GPU %d for its multiprocessors", d->number);
+	CUDA_TRY(d, a->device_attr(&d->max_shared, CU_ATTR_SHARED_OPTIN, d->dev), "asking GPU %d for its shared memory", d->number);
+	CUDA_TRY(d, a->device_total(&d->total_bytes, d->dev), "asking GPU %d for its memory", d->number);
+	d->cc = major * 10 + minor;
+	return LLMC_OK;
+}
+
+llmc_status
+cuda_device_open(CudaDevice *d, int number, bool context, llmc_error *err)
+{
+	char path[1024];
+	llmc_status status;
+
+	*d = (CudaDevice){ .number = number };
+	atomic_init(&d->lost, false);
+	TRY(cuda_driver_open(&d->lib, &d->api, path, sizeof path, err));
+	TRY_GOTO(open_number(d, err));
+	if (context) {
+		CUresult r = d->api.ctx_retain(&d->ctx, d->dev);
+		if (r != CU_OK) {
+			d->ctx = NULL;
+			status = cuda_error(d, r, err, "opening GPU %d", number);
+			goto fail;
+		}
+	}
+	return LLMC_OK;
+fail:
+	cuda_device_close(d);
+	return status;
+}
+
+void
+cuda_device_close(CudaDevice *d)
+{
+	if (d->ctx)
+		CUDA_RELEASE(d->api.ctx_release(d->dev));
+	d->ctx = NULL;
+	if (d->lib)
+		dlclose(d->lib);
+	d->lib = NULL;
+}
+
+llmc_status
+cuda_enter(CudaDevice *d, llmc_error *err)
+{
+	if (atomic_load_explicit(&d->lost, memory_order_relaxed))
+		return error_set(err, LLMC_E_DEVICE, "GPU %d (%s) has failed before: close the model and open it again", d->number,
+		                 d->name);
+	CUDA_TRY(d, d->api.ctx_push(d->ctx), "using GPU %d", d->number);
+	return LLMC_OK;
+}
+
+void
+cuda_leave(CudaDevice *d)
+{
+	CUcontext was;
+
+	CUDA_RELEASE(d->api.ctx_pop(&was));
+}
