@@ -199,6 +199,8 @@ done(Gen *g)
 	r->n_prompt = n_prompt;
 	r->n_new = n_new;
 	r->finish = g->failed ? "error" : g->n_sub ? finish_name[g->choice[0].finish] : NULL;
+	if (gone && !g->silent && g->dialect != DIA_HEALTH)
+		s->metrics.failure[ERR_DROPPED]++;
 	if (!gone && !told && g->dialect != DIA_HEALTH) {
 		Metrics *m = &s->metrics;
 		if (g->failed) {

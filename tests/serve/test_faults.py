@@ -1,0 +1,412 @@
+"""Clients and machines at their worst: each request gets the right status, the server stays well, nothing is left in
+the engine. Mostly over the false engine, whose speed is a parameter."""
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import threading
+
+import pytest
+
+COMPLETION = {"model": "fake", "prompt": "hello world", "max_tokens": 4}
+
+
+def raw(server, data, timeout=20):
+    """Send bytes, read to the end."""
+    with server.connect(timeout) as c:
+        c.sendall(data)
+        out = b""
+        while True:
+            try:
+                part = c.recv(65536)
+            except ConnectionResetError:
+                return out
+            if not part:
+                return out
+            out += part
+
+
+def head(path, n, extra=""):
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n{extra}\r\n".encode()
+
+
+def well(server, model="fake"):
+    r = server.post("/v1/completions", {**COMPLETION, "model": model})
+    assert r.status == 200 and r.json()["usage"]["completion_tokens"] == 4
+    assert server.get("/health").status == 200
+
+
+@pytest.fixture(scope="module")
+def quick(fake):
+    with fake(step_ms=0) as s:
+        yield s
+        s.idle()
+        code, rest = s.stop()
+        assert code == 0 and "left 0" in rest
+
+
+def leave(connection, reset=False):
+    if reset:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+def test_clients_that_leave_are_cancelled(fake, path, stream, reset):
+    """At one token in 20 ms the answers would take minutes."""
+    with fake(step_ms=20, context=20000) as s:
+        if path == "/generate":
+            path, body = ("/generate_stream" if stream else path), {"inputs": "hello", "parameters": {"max_new_tokens": 19000}}
+        else:
+            body = {"model": "fake", "prompt": ["hello", "a"], "max_tokens": 19000, "stream": stream}
+        data = json.dumps(body).encode()
+        connections = []
+        for _ in range(3):
+            c = s.connect()
+            c.sendall(head(path, len(data)) + data)
+            connections.append(c)
+        s.until(lambda: s.status()["batch"]["running"] == (3 if "inputs" in body else 6))
+        if stream:
+            assert b"200 OK" in connections[0].recv(1000)
+        for c in connections:
+            leave(c, reset)
+        s.idle()
+        well(s)
+        code, rest = s.stop()
+        assert code == 0 and "left 0" in rest and open(s.log).read().count("client-gone") == 3
+
+
+def test_leaving_while_waiting_in_the_queue(fake):
+    with fake(hold=1) as s:
+        data = json.dumps({**COMPLETION, "stream": True}).encode()
+        with s.connect() as c:
+            c.sendall(head("/v1/completions", len(data)) + data)
+            s.until(lambda: s.status()["batch"]["running"] == 1)
+        s.until(lambda: s.status()["batch"]["running"] == 0)
+        assert s.stop()[0] == 0
+
+
+def test_reading_a_byte_at_a_time(quick):
+    """The answer waits in memory; the engine and other clients do not."""
+    data = json.dumps({**COMPLETION, "max_tokens": 200, "stream": True}).encode()
+    c = socket.socket()
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    c.settimeout(20)
+    c.connect(("127.0.0.1", quick.port))
+    with c:
+        c.sendall(head("/v1/completions", len(data), "Connection: close\r\n") + data)
+        out = c.recv(1)
+        for _ in range(50):
+            well(quick)
+            out += c.recv(1)
+        assert quick.status()["batch"]["running"] == 0
+        while True:
+            part = c.recv(4096)
+            if not part:
+                break
+            out += part
+    assert out.startswith(b"HTTP/1.1 200 OK") and b"data: [DONE]" in out
+
+
+def test_heads_that_never_end(fake):
+    """Bytes keep coming, so that no timeout of idleness would help."""
+    with fake(header_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=1) as s:
+        def drip(first, more):
+            with s.connect() as c:
+                c.sendall(first)
+                try:
+                    while True:
+                        c.settimeout(0.02)
+                        try:
+                            if not c.recv(1000):
+                                return True
+                        except socket.timeout:
+                            c.sendall(more)
+                except (ConnectionResetError, BrokenPipeError):
+                    return True
+        results = []
+        cases = [(b"G", b"E"), (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n", b"X-A: b\r\n"), (head("/v1/completions", 100000), b" "),
+                 (head("/generate", 10, "Transfer-Encoding: chunked\r\n").replace(b"Content-Length: 10\r\n", b""), b"1\r\n{\r\n"), (b"", b"")]
+        threads = [threading.Thread(target=lambda a=a: results.append(drip(*a))) for a in cases]
+        for t in threads:
+            t.start()
+        for _ in range(5):
+            well(s)
+        for t in threads:
+            t.join(20)
+        assert results == [True] * len(cases)
+        s.idle()
+
+
+def test_as_many_connections_as_there_may_be(fake):
+    """Idle ones hold no thread; when the limit is reached the next waits until one goes."""
+    with fake(max_connections=30, header_timeout_s=0.2) as s:
+        idle = [s.connect() for _ in range(60)]
+        well(s)
+        for c in idle:
+            c.close()
+        well(s)
+        assert s.stop()[0] == 0
+
+
+def test_out_of_descriptors(fake):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+    with fake(limit=limit, header_timeout_s=0.2) as s:
+        idle = [s.connect() for _ in range(100)]
+        well(s)
+        for c in idle:
+            c.close()
+        well(s)
+        assert "limit of 48 open files" in open(s.log).read()
+        assert s.stop()[0] == 0
+
+
+@pytest.mark.parametrize("path,status", [("/v1/completions", b"413"), ("/generate", b"413")])
+def test_a_hundred_megabytes(quick, path, status):
+    n = 100 << 20
+    block = b'"' + b"a" * (1 << 20)
+    assert status in raw(quick, head(path, n, "Expect: 100-continue\r\n"))[:60], "said before it is sent"
+    with quick.connect() as c:
+        c.sendall(head(path, n, "Connection: close\r\n"))
+        sent = 0
+        try:
+            while sent < n:
+                sent += c.send(block[:min(len(block), n - sent)])
+        except (ConnectionResetError, BrokenPipeError):
+            pytest.fail("cut off while sending")
+        assert status in c.recv(100)
+    chunked = head(path, 0, "Transfer-Encoding: chunked\r\nConnection: close\r\n").replace(b"Content-Length: 0\r\n", b"")
+    assert status in raw(quick, chunked + b"".join(b"%x\r\n%s\r\n" % (len(block), block) for _ in range(5)) + b"0\r\n\r\n")[:60]
+    huge = raw(quick, head(path, 1 << 50))
+    assert status in huge[:60]
+    well(quick)
+
+
+BAD_BODIES = [
+    b"", b"{", b"null", b"[]", b"5", b'"text"', b"{]", b"{'a': 1}", b'{"model": "fake", "prompt": "a"', b'{"model": "fake", "prompt": "a"} x',
+    b'{"model": "fake", "prompt": "\xff\xfe"}', b'{"model": "fake", "prompt": "\xc3"}', b'{"model": "fake", "prompt": "\xed\xa0\x80"}',
+    b'{"model": "fake", "prompt": "\\ud800"}', b'{"model": "fake", "prompt": "\\x41"}', b"\x00" * 100, b"\xef\xbb\xbf{}",
+    b"[" * 100000, b'{"a":' * 50000, b'{"model": "fake", "prompt": ' + b"[" * 90 + b"]" * 90 + b"}",
+    b'{"model": "fake", "prompt": "a", "n": 1e400}', b'{"model": "fake", "prompt": "a", "n": 99999999999999999999999999}', b'{"prompt": NaN, "model": "fake"}',
+    b'{"model": "fake", "prompt": "a", "max_tokens": -9223372036854775808}', b'{"model": "fake", "prompt": "a", "seed": 18446744073709551616}',
+    b'{"model": "fake", "prompt": {"$u64": "5"}}', b'{"model": "fake", "prompt": [{"$u64": "5"}]}', b'{"model": "fake", "prompt": "a", "stop": "\\u0000"}',
+    b'{"model": "fake", "prompt": "a", "n": true}', b'{"model": "fake", "prompt": "a", "logit_bias": []}', b'{"model": "fake", "prompt": "a", "n": 1000000}',
+]
+
+
+@pytest.mark.parametrize("i", range(len(BAD_BODIES)))
+def test_bad_bodies(quick, i):
+    body = BAD_BODIES[i]
+    r = quick.post("/v1/completions", body)
+    assert r.status == 400 and set(r.json()["error"]) == {"message", "type", "param", "code"}, r.text
+    for path in ("/v1/chat/completions", "/v1/tokenize", "/v1/detokenize"):
+        assert quick.post(path, body).status in (200, 400), "fields of other routes are passed over"
+    for path in ("/generate", "/", "/tokenize", "/chat_tokenize", "/generate_stream"):
+        assert quick.post(path, body).status in (200, 400, 422), path
+
+
+def test_nul_in_a_prompt_is_a_character(quick):
+    r = quick.post("/v1/completions", b'{"model": "fake", "prompt": "a\\u0000b", "max_tokens": 3, "echo": true}')
+    assert r.json()["choices"][0]["text"] == "a\0ba\0b"
+
+
+def test_bad_requests_of_http(fake):
+    with fake(header_timeout_s=0.2, body_timeout_s=0.2) as s:
+        nonsense(s)
+
+
+def nonsense(quick):
+    for data in (b"\r\n\r\n\r\n", b"NONSENSE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20000 + b"\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: -5\r\n\r\n",
+                 os.urandom(1000)):
+        with quick.connect() as c:
+            try:
+                c.sendall(data)
+                c.shutdown(socket.SHUT_WR)
+                while c.recv(65536):
+                    pass
+            except (ConnectionResetError, BrokenPipeError):
+                pass
+    well(quick)
+
+
+def test_a_template_that_loops_is_stopped(quick):
+    r = quick.post("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "loop for ever"}]}, timeout=60)
+    assert r.status == 400 and "template" in r.json()["error"]["message"]
+    well(quick)
+
+
+def test_a_full_queue(fake):
+    with fake(hold=1, max_live=4) as s:
+        data = json.dumps({"inputs": "a"}).encode()
+        waiting = [s.connect() for _ in range(4)]
+        for c in waiting:
+            c.sendall(head("/generate", len(data)) + data)
+        s.until(lambda: s.status()["batch"]["running"] == 4)
+        r = s.post("/v1/completions", COMPLETION)
+        assert r.status == 429 and r.json()["error"]["type"] == "rate_limit_error" and r.headers["retry-after"] == "1"
+        r = s.post("/generate", {"inputs": "a"})
+        assert r.status == 429 and r.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
+        r = s.post("/generate_stream", {"inputs": "a"})
+        assert r.status == 200 and json.loads(r.frames()[0]) == {"error": "Model is overloaded", "error_type": "overloaded"}
+        assert s.get("/health").status == 200, "busy is not ill"
+        # of several prompts the last finds no place: none of them runs on
+        waiting.pop().close()
+        s.until(lambda: s.status()["batch"]["running"] == 3)
+        assert s.post("/v1/completions", {**COMPLETION, "prompt": ["a", "b"]}).status == 429
+        s.until(lambda: s.status()["batch"]["running"] == 3)
+        for c in waiting:
+            c.close()
+        s.until(lambda: s.status()["batch"]["running"] == 0)
+        text = s.get("/metrics").text
+        assert 'tgi_request_failure{err="overloaded"} 4' in text and 'tgi_request_failure{err="dropped"} 4' in text
+        assert s.stop()[0] == 0
+
+
+def test_the_model_fails_midway(fake):
+    with fake(step_ms=5, fail_at=4) as s:
+        r = s.post("/v1/completions", {**COMPLETION, "max_tokens": 50, "stream": True})
+        frames = r.frames()
+        assert r.status == 200 and "[DONE]" not in frames and json.loads(frames[-1])["error"]["message"] == "the model gave NaN"
+        assert json.loads(frames[0])["choices"][0]["text"] == "hello"
+        assert s.get("/health").status == 200
+        well(s)
+    with fake(step_ms=5, fail_at=4) as s:
+        r = s.post("/generate", {"inputs": "hello", "parameters": {"max_new_tokens": 50}})
+        assert r.status == 424 and r.json() == {"error": "Request failed during generation: the model gave NaN", "error_type": "generation"}
+        well(s)
+    with fake(step_ms=5, fail_at=1) as s:
+        r = s.post("/v1/completions", COMPLETION)
+        assert r.status == 500 and r.json()["error"]["type"] == "server_error"
+    with fake(step_ms=5, fail_at=1) as s:
+        r = s.get("/health")
+        assert r.status == 503 and r.json() == {"error": "unhealthy", "error_type": "healthcheck"}
+        assert s.get("/health").status == 200
+
+
+def test_sigterm_lets_requests_finish(fake):
+    with fake(step_ms=10) as s:
+        answers = []
+        body = {**COMPLETION, "max_tokens": 60}
+        threads = [threading.Thread(target=lambda x=x: answers.append(s.post("/v1/completions", {**body, "stream": x}))) for x in (True, False)]
+        for t in threads:
+            t.start()
+        s.until(lambda: s.status()["batch"]["running"] == 2)
+        keep = s.connect()
+        keep.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in keep.recv(1000)
+        s.process.send_signal(signal.SIGTERM)
+        s.until(lambda: not reachable(s))
+        # an open connection may still ask, and is told
+        data = json.dumps(COMPLETION).encode()
+        keep.sendall(head("/v1/completions", len(data)) + data)
+        assert b" 503 " in keep.recv(1000)
+        keep.close()
+        for t in threads:
+            t.join()
+        code, rest = s.stop()
+        assert code == 0 and "left 0" in rest
+        assert sorted(a.status for a in answers) == [200, 200] and any("[DONE]" in a.text for a in answers)
+        assert all("length" in a.text for a in answers)
+
+
+def reachable(server):
+    try:
+        server.connect(1).close()
+        return True
+    except OSError:
+        return False
+
+
+def test_what_is_not_done_in_time_is_cut_short(fake):
+    with fake(step_ms=20, drain_ms=200, context=20000) as s:
+        answers = []
+        body = {**COMPLETION, "max_tokens": 10000}
+        threads = [threading.Thread(target=lambda x=x: answers.append(s.post("/v1/completions", {**body, "stream": x}))) for x in (True, False)]
+        for t in threads:
+            t.start()
+        s.until(lambda: s.status()["batch"]["running"] == 2)
+        code, rest = s.stop()
+        for t in threads:
+            t.join()
+        assert code == 0 and "left 0" in rest
+        whole = [a for a in answers if a.status == 503]
+        streamed = [a for a in answers if a.status == 200]
+        assert len(whole) == 1 and "shutting down" in whole[0].text
+        assert len(streamed) == 1 and "shutting down" in json.loads(streamed[0].frames()[-1])["error"]["message"]
+
+
+def test_many_at_once(quick):
+    answers, lock = [], threading.Lock()
+
+    def client(i):
+        for k in range(5):
+            r = quick.post("/v1/completions", {**COMPLETION, "prompt": f"{i} {k}", "max_tokens": 9, "stream": bool(i % 2), "n": 1 + k % 3})
+            with lock:
+                answers.append(r.status)
+    threads = [threading.Thread(target=client, args=(i,)) for i in range(16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert answers == [200] * 80
+
+
+# the same on the real engine: whoever leaves, and a pool of pages that is too small for all
+
+
+def test_real_engine_clients_that_leave(tiny):
+    data = json.dumps({"model": "tiny", "prompt": "hello world", "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 4}).encode()
+    for i in range(12):
+        with tiny.connect() as c:
+            c.sendall(head("/v1/completions", len(data)) + data)
+            if i % 3 == 0:
+                c.recv(100)
+            if i % 3 == 1:
+                leave(c, reset=True)
+    tiny.idle()
+    well(tiny, "tiny")
+
+
+def test_real_engine_pages_run_out(serve, tiny_folder):
+    """Room for two of the requests at a time: the others wait or are set aside, all are answered, and alike."""
+    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "8", "--kv-tokens", "288", "--no-prefix-cache", "--model-name", "tiny") as s:
+        body = {"model": "tiny", "prompt": "hello world", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+        alone = s.post("/v1/completions", body).json()["choices"][0]["text"]
+        answers = []
+        threads = [threading.Thread(target=lambda: answers.append(s.post("/v1/completions", body, timeout=60).json()["choices"][0]["text"])) for _ in range(12)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert answers == [alone] * 12
+        s.idle()
+        assert s.stop()[0] == 0
+
+
+def test_real_engine_sigterm_under_load(serve, tiny_folder):
+    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "8", "--model-name", "tiny") as s:
+        answers = []
+        body = {"model": "tiny", "prompt": "hello world", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
+
+        def client(stream):
+            try:
+                answers.append(s.post("/v1/completions", {**body, "stream": stream}, timeout=60))
+            except (ConnectionRefusedError, ConnectionResetError):
+                answers.append(None)  # came too late
+        threads = [threading.Thread(target=client, args=(i % 2 == 0,)) for i in range(8)]
+        for t in threads:
+            t.start()
+        s.until(lambda: s.status()["batch"]["running"] > 0)
+        code, _ = s.stop()
+        for t in threads:
+            t.join()
+        assert code == 0
+        done = [a for a in answers if a]
+        assert done and all(a.status == 503 or "length" in a.text for a in done)
