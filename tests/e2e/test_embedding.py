@@ -58,7 +58,9 @@ def test_only_public_names_are_exported(prefix):
 def test_python_binding_structs_have_the_header_s_sizes(tmp_path):
     import llmc._ffi as f
     names = {"llmc_error": f.Error, "llmc_options": f.Options, "llmc_limits": f.Limits, "llmc_params": f.Params, "llmc_result": f.Result,
-             "llmc_model_info": f.Info, "llmc_memory": f.Memory, "llmc_chunk": f.Chunk, "llmc_stats": f.Stats}
+             "llmc_model_info": f.Info, "llmc_memory": f.Memory, "llmc_chunk": f.Chunk, "llmc_stats": f.Stats,
+             "llmc_engine_options": f.EngineOptions, "llmc_request": f.Request, "llmc_event": f.Event, "llmc_logprob": f.Logprob,
+             "llmc_histogram": f.Histogram, "llmc_counts": f.Counts, "llmc_bias": f.Bias, "llmc_sequence": f.Sequence}
     src = tmp_path / "s.c"
     src.write_text('#include <llmc.h>\n#include <stdio.h>\nint main(void){' +
                    "".join(f'printf("{n} %zu\\n", sizeof({n}));' for n in names) + "return 0;}\n")

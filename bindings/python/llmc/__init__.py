@@ -5,9 +5,16 @@
         for piece in session.generate("Hello", max_tokens=32):
             print(piece, end="", flush=True)
 
+    with llmc.open("model.gguf") as model, model.engine() as engine:     many requests at once, from any thread
+        request = engine.submit("Hello", max_tokens=32)                  launch it ...
+        for piece in request:                                            ... and fetch, now or later
+            print(piece, end="", flush=True)
+        async for piece in engine.stream("Hello", max_tokens=32): ...    the same in an event loop
+
 Errors raise llmc.Error with the library's sentence; .code is the status (negative).
 A model may be used from any thread, a session from one at a time.
 """
+import asyncio
 import ctypes as C
 import json
 import queue
@@ -16,9 +23,10 @@ import threading
 from . import _ffi
 from ._ffi import lib
 
-__all__ = ["Error", "Model", "Session", "Tokenizer", "open", "version"]
+__all__ = ["Engine", "Error", "Event", "Model", "Request", "Session", "Tokenizer", "open", "version"]
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
-FINISH = ("length", "eos", "stop", "cancel")
+FINISH = ("length", "eos", "stop", "cancel", "token", "deadline")
+KINDS = ("none", "prompt", "token", "finish", "error")
 _E_RANGE = -4
 
 
@@ -69,6 +77,24 @@ def version():
 def open(path, **options):
     """Open a YAML description, a generated folder, a Hugging Face folder or a GGUF file."""
     return Model(path, **options)
+
+
+def _params(stop=None, stop_tokens=None, logit_bias=None, bad_words=None, **params):
+    """llmc_params, and what must live as long as it: logit_bias {id: value}, bad_words [[id, ...], ...]"""
+    keep = []
+    p = _ffi.Params(stop=_strings(stop), **params)
+    if stop_tokens:
+        keep.append(_ids(stop_tokens))
+        p.stop_tokens, p.n_stop_tokens = C.cast(keep[-1], C.POINTER(C.c_int32)), len(stop_tokens)
+    if logit_bias:
+        keep.append((_ffi.Bias * len(logit_bias))(*[_ffi.Bias(int(k), v) for k, v in logit_bias.items()]))
+        p.logit_bias, p.n_logit_bias = C.cast(keep[-1], C.POINTER(_ffi.Bias)), len(logit_bias)
+    if bad_words:
+        words = [_ids(w) for w in bad_words]
+        keep += words
+        keep.append((_ffi.Sequence * len(words))(*[_ffi.Sequence(C.cast(w, C.POINTER(C.c_int32)), len(w)) for w in words]))
+        p.bad_words, p.n_bad_words = C.cast(keep[-1], C.POINTER(_ffi.Sequence)), len(words)
+    return p, keep
 
 
 class _Handle:
@@ -190,6 +216,10 @@ class Model(_Handle):
         _call(lib.llmc_memory_for, self._h, C.byref(_ffi.Limits(**_limits(limits))), C.byref(m))
         return {name: getattr(m, name) for name, _ in m._fields_ if name != "size"}
 
+    def engine(self, **options):
+        """An engine; options are those of Engine and the limits of a session."""
+        return Engine(self, **options)
+
     def session(self, **limits):
         """limits: context, seqs, chunk, n_out, kv_tokens, threads"""
         return Session(self, **limits)
@@ -232,6 +262,19 @@ class Session(_Handle):
     def free(self, seq):
         lib.llmc_seq_free(self._h, seq)
 
+    def save(self, seq):
+        """The sequence's KV as bytes, for load() in any session of the same model on the same target."""
+        need = C.c_size_t()
+        lib.llmc_seq_save(self._h, seq, None, 0, C.byref(need), None)
+        buf = C.create_string_buffer(max(1, need.value))
+        _call(lib.llmc_seq_save, self._h, seq, buf, need.value, C.byref(need))
+        return buf.raw[: need.value]
+
+    def load(self, data):
+        q = C.c_int32()
+        _call(lib.llmc_seq_load, self._h, data, len(data), C.byref(q))
+        return q.value
+
     def forward(self, chunks):
         """chunks: [(seq, tokens, n_out), ...]. The logits asked for: a memoryview of floats [sum of n_out, vocab]."""
         vocab = self.model.info["vocab"]
@@ -265,7 +308,7 @@ class Session(_Handle):
                 return False
 
         r = _ffi.Result()
-        p = _ffi.Params(stop=_strings(stop), **params)
+        p, keep = _params(stop=stop, **params)
         _call(lib.llmc_generate, self._h, _ids(tokens), len(tokens), C.byref(p), _ffi.TOKEN_FN(each), None, C.byref(r))
         if raised:
             raise raised[0]
@@ -298,3 +341,176 @@ class Session(_Handle):
         finally:
             stopped.set()
             t.join()
+
+
+class Event:
+    """What llmc_event says, as Python values. kind: prompt, token, finish, error."""
+
+    def __init__(self, e):
+        self.kind, self.last, self.request = KINDS[e.kind], e.last, e.request
+        self.index, self.token, self.logprob, self.time_s = e.index, e.token, e.logprob, e.time_s
+        self.top = [(e.top[i].id, e.top[i].logprob) for i in range(e.n_top)]
+        self.text = C.string_at(e.text, e.n_bytes).decode("utf-8", "replace") if e.n_bytes else ""
+        if self.kind == "finish":
+            self.finish, self.stop = FINISH[e.finish], e.stop
+            for name in ("n_prompt", "n_new", "n_cached", "n_preempted", "sum_logprob", "queue_s", "prefill_s", "decode_s"):
+                setattr(self, name, getattr(e, name))
+        elif self.kind == "error":
+            self.error = Error(e.status, self.text)
+
+    def __repr__(self):
+        return "Event(" + ", ".join(f"{k}={v!r}" for k, v in vars(self).items()) + ")"
+
+
+class Request:
+    """A request in work. Iterating gives pieces of the first choice's text; events() gives everything."""
+
+    def __init__(self, engine, id):
+        self.engine, self.id, self.done = engine, id, False
+        self.result = None  # when the first choice is complete: {"tokens", "text", "finish", ...}
+
+    def events(self, timeout=None):
+        while not self.done:
+            e = self.engine._next(self.id, -1 if timeout is None else int(timeout * 1000))
+            if e is None:
+                raise TimeoutError(f"no event of request {self.id} in {timeout} s")
+            self.done = e.last
+            if e.kind == "error":
+                raise e.error
+            yield e
+
+    def __iter__(self):
+        tokens, text = [], []
+        try:
+            for e in self.events():
+                if e.kind == "prompt" or e.index:
+                    continue
+                text.append(e.text)
+                if e.kind == "token":
+                    tokens.append(e.token)
+                else:
+                    self.result = {"tokens": tokens, "text": "".join(text), "finish": e.finish, "n_prompt": e.n_prompt,
+                                   "n_new": e.n_new, "n_cached": e.n_cached, "queue_s": e.queue_s,
+                                   "prefill_s": e.prefill_s, "decode_s": e.decode_s}
+                if e.text:
+                    yield e.text
+        finally:
+            self.forget()
+
+    def wait(self):
+        """The result when it is complete."""
+        for _ in self:
+            pass
+        return self.result
+
+    def cancel(self):
+        lib.llmc_cancel(self.engine._h, self.id)
+
+    def forget(self):
+        if not self.done and self.engine._h:
+            lib.llmc_forget(self.engine._h, self.id)
+        self.done = True
+
+
+class Engine(_Handle):
+    """Many requests at once, from any thread. options: max_concurrent_requests, max_batch_prefill_tokens,
+    max_batch_total_tokens, waiting_served_ratio, max_waiting_tokens, no_prefix_cache, swap_bytes; limits: context, seqs,
+    chunk, n_out, kv_tokens, threads. An engine serves either submit() and generate() or, in one event loop, stream()."""
+
+    def __init__(self, model, *, log=None, **options):
+        self._h = None
+        self.model = model
+        self._loop, self._waiting = None, {}
+        limits = {k: options.pop(k) for k in ("context", "seqs", "chunk", "n_out", "kv_tokens", "threads") if k in options}
+        keep = _ffi.Limits(**_limits(limits))
+        self._log = _ffi.LOG_FN(lambda user, level, line: log(level, line.decode("utf-8", "replace"))) if log else _ffi.LOG_FN()
+        o = _ffi.EngineOptions(limits=C.pointer(keep), log=self._log, **options)
+        h = C.c_void_p()
+        _call(lib.llmc_engine_open, model._h, C.byref(o), C.byref(h))
+        self._h = h
+
+    def close(self, drain=0):
+        """Wait `drain` seconds for requests to end (None: as long as it takes), cancel the rest."""
+        if self._h:
+            lib.llmc_engine_close(self._h, -1 if drain is None else int(drain * 1000))
+            self._h = None
+
+    def drain(self, seconds=None):
+        """No more requests; true when all were served in time."""
+        return lib.llmc_engine_drain(self._h, -1 if seconds is None else int(seconds * 1000), None) == 0
+
+    def submit(self, prompt, *, n=0, best_of=0, logprobs=False, prompt_logprobs=False, n_top=0, keep_stop=False,
+               show_special=False, deadline=0, **params):
+        """Put a request in; a Request. prompt: text or ids. llmc.Error with name LLMC_E_BUSY when the queue is full."""
+        tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        p, keep = _params(**params)
+        ids = _ids(tokens)
+        r = _ffi.Request(tok=C.cast(ids, C.POINTER(C.c_int32)), n_tok=len(tokens), params=C.pointer(p), n=n, best_of=best_of,
+                         logprobs=logprobs, prompt_logprobs=prompt_logprobs, n_top=n_top, keep_stop=keep_stop,
+                         show_special=show_special, deadline_s=deadline)
+        id = C.c_int64()
+        _call(lib.llmc_submit, self._h, C.byref(r), C.byref(id))
+        return Request(self, id.value)
+
+    def generate(self, prompt, **params):
+        """A generator of pieces of text; closing it early cancels the request."""
+        yield from self.submit(prompt, **params)
+
+    async def stream(self, prompt, **params):
+        """An asynchronous generator of pieces of text; closing it early cancels the request."""
+        async for e in self.events(prompt, **params):
+            if e.kind != "prompt" and e.index == 0 and e.text:
+                yield e.text
+
+    async def events(self, prompt, **params):
+        """An asynchronous generator of all events of a request."""
+        loop = asyncio.get_running_loop()
+        if self._waiting and loop is not self._loop:
+            raise RuntimeError("this engine is in use by another event loop")
+        request = self.submit(prompt, **params)
+        mail = self._waiting[request.id] = asyncio.Queue()
+        if len(self._waiting) == 1:
+            self._loop = loop
+            loop.add_reader(lib.llmc_engine_fd(self._h), self._route)
+        try:
+            while not request.done:
+                e = await mail.get()
+                request.done = e.last
+                if e.kind == "error":
+                    raise e.error
+                yield e
+        finally:
+            del self._waiting[request.id]
+            if not self._waiting:
+                loop.remove_reader(lib.llmc_engine_fd(self._h))
+            request.forget()
+
+    def _route(self):
+        while (e := self._next(0, 0)) is not None:
+            if e.request in self._waiting:
+                self._waiting[e.request].put_nowait(e)
+
+    def _next(self, id, timeout_ms):
+        ev = _ffi.Event()
+        _call(lib.llmc_next, self._h, id, timeout_ms, C.byref(ev))
+        if ev.kind == 0:
+            return None
+        try:
+            return Event(ev)
+        finally:
+            lib.llmc_event_release(C.byref(ev))
+
+    def stats(self):
+        """Counters and gauges of llmc_counts; histograms as {"n", "sum", "bucket"}."""
+        c = _ffi.Counts()
+        lib.llmc_engine_stats(self._h, C.byref(c))
+        d = {}
+        for name, kind in c._fields_:
+            v = getattr(c, name)
+            if kind is _ffi.Histogram:
+                v = {"n": v.n, "sum": v.sum, "bucket": list(v.bucket)}
+            elif name == "finished":
+                v = dict(zip(FINISH, v))
+            if name != "size":
+                d[name] = v
+        return d

@@ -94,6 +94,51 @@ class Stats(Sized):
                 ("kv_pages_total", C.c_int64)]
 
 
+class EngineOptions(Sized):
+    _fields_ = [("size", C.c_size_t), ("limits", C.POINTER(Limits)), ("max_concurrent_requests", C.c_int32),
+                ("max_batch_prefill_tokens", C.c_int32), ("max_batch_total_tokens", C.c_int64),
+                ("waiting_served_ratio", C.c_float), ("max_waiting_tokens", C.c_int32), ("no_prefix_cache", C.c_bool),
+                ("swap_bytes", C.c_int64), ("log", LOG_FN), ("log_user", C.c_void_p)]
+
+
+class Request(Sized):
+    _fields_ = [("size", C.c_size_t), ("tok", C.POINTER(C.c_int32)), ("n_tok", C.c_size_t), ("params", C.POINTER(Params)),
+                ("n", C.c_int32), ("best_of", C.c_int32), ("logprobs", C.c_bool), ("prompt_logprobs", C.c_bool),
+                ("n_top", C.c_int32), ("keep_stop", C.c_bool), ("show_special", C.c_bool), ("deadline_s", C.c_double),
+                ("user", C.c_void_p)]
+
+
+class Logprob(C.Structure):
+    _fields_ = [("id", C.c_int32), ("logprob", C.c_float)]
+
+
+class Event(Sized):
+    _fields_ = [("size", C.c_size_t), ("kind", C.c_int), ("last", C.c_bool), ("request", C.c_int64), ("user", C.c_void_p),
+                ("index", C.c_int32), ("token", C.c_int32), ("logprob", C.c_float), ("n_top", C.c_int32),
+                ("top", C.POINTER(Logprob)), ("text", C.POINTER(C.c_char)), ("n_bytes", C.c_size_t), ("time_s", C.c_double),
+                ("status", C.c_int), ("finish", C.c_int), ("stop", C.c_int32), ("n_prompt", C.c_int32), ("n_new", C.c_int32),
+                ("n_cached", C.c_int32), ("n_preempted", C.c_int32), ("sum_logprob", C.c_double), ("queue_s", C.c_double),
+                ("prefill_s", C.c_double), ("decode_s", C.c_double), ("memory_", C.c_void_p)]
+
+
+class Histogram(C.Structure):
+    _fields_ = [("bucket", C.c_uint64 * 36), ("n", C.c_uint64), ("sum", C.c_double)]
+
+
+class Counts(Sized):
+    _fields_ = [("size", C.c_size_t), ("running", C.c_int32), ("waiting", C.c_int32), ("preempted", C.c_int32),
+                ("batch_size", C.c_int32), ("batch_max_tokens", C.c_int64), ("kv_pages_total", C.c_int64),
+                ("kv_pages_used", C.c_int64), ("kv_pages_cached", C.c_int64), ("swap_bytes_used", C.c_int64),
+                ("last_step_s", C.c_double), ("steps", C.c_uint64), ("prefill_steps", C.c_uint64), ("requests", C.c_uint64),
+                ("finished", C.c_uint64 * 6), ("failed", C.c_uint64), ("refused", C.c_uint64), ("prompt_tokens", C.c_uint64),
+                ("new_tokens", C.c_uint64), ("prefix_queries", C.c_uint64), ("prefix_hits", C.c_uint64),
+                ("preemptions", C.c_uint64), ("swaps_out", C.c_uint64), ("swaps_in", C.c_uint64)] + [
+                    (name, Histogram) for name in (
+                        "prefill_step_s", "decode_step_s", "queue_s", "first_token_s", "inter_token_s", "prefill_s", "decode_s",
+                        "request_s", "step_tokens", "start_size", "request_prompt", "request_new", "request_max_new",
+                        "request_n")]
+
+
 P = C.POINTER
 _E = P(Error)
 _SIGNATURES = {
@@ -125,6 +170,18 @@ _SIGNATURES = {
     "llmc_seq_free": (None, [C.c_void_p, C.c_int32]),
     "llmc_forward": (C.c_int, [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), _E]),
     "llmc_session_stats": (None, [C.c_void_p, P(Stats)]),
+    "llmc_seq_save": (C.c_int, [C.c_void_p, C.c_int32, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
+    "llmc_seq_load": (C.c_int, [C.c_void_p, C.c_char_p, C.c_size_t, P(C.c_int32), _E]),
+    "llmc_engine_open": (C.c_int, [C.c_void_p, P(EngineOptions), P(C.c_void_p), _E]),
+    "llmc_engine_drain": (C.c_int, [C.c_void_p, C.c_int, _E]),
+    "llmc_engine_close": (None, [C.c_void_p, C.c_int]),
+    "llmc_submit": (C.c_int, [C.c_void_p, P(Request), P(C.c_int64), _E]),
+    "llmc_next": (C.c_int, [C.c_void_p, C.c_int64, C.c_int, P(Event), _E]),
+    "llmc_event_release": (None, [P(Event)]),
+    "llmc_cancel": (None, [C.c_void_p, C.c_int64]),
+    "llmc_forget": (None, [C.c_void_p, C.c_int64]),
+    "llmc_engine_fd": (C.c_int, [C.c_void_p]),
+    "llmc_engine_stats": (None, [C.c_void_p, P(Counts)]),
     "llmc_bandwidth": (C.c_double, [C.c_int, C.c_double]),
 }
 for _name, (_res, _args) in _SIGNATURES.items():
