@@ -12,12 +12,16 @@ mode, and writes around an output. `bucket=n`: the grid is made for n rows, sequ
 A kernel with pdl launches comes after one that writes its activations, pool and step, as in a model: a missing griddep_wait is found.
 W_LAYOUT, ARCH, TARGET, DETERMINISTIC and SYMBOL are filled in. `nvrtc(template, params)` compiles with the real NVRTC where there is one.
 
+LLMC_TEST_GPU=1 runs the same tests on the GPU of this machine, with its own driver and NVRTC: kernels of every architecture are
+compiled for it, modes and seeds mean nothing there.
+
 Each (GPU, mode, seed, multiprocessors) has one forked process of its own, which stays; objects are cached in LLMC_EMU_BUILD/emu/cache."""
 import atexit
 import ctypes as C
 import multiprocessing as mp
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
 BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
+REAL = os.environ.get("LLMC_TEST_GPU") == "1"
 BLOCK = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 DTYPES = ["f32", "f16", "bf16", *BLOCK]
 PAGE = 32
@@ -216,7 +221,8 @@ def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, po
 
 # ---- the process that runs kernels ----------------------------------------------------------------------------------
 
-FEED = """
+FEED = """#include "common/cuda_step.h"
+#include "common/cuda_ptx.h"
 struct feed_args { unsigned char *dst[32]; const unsigned char *src[32]; unsigned n[32]; int count; };
 extern "C" __global__ void __launch_bounds__(64) feed(const feed_args p)
 {
@@ -258,12 +264,33 @@ class Device:
     """The emulator, inside its own process."""
 
     def __init__(self, arch, mode, seed, sms):
+        self.modules, self.mem = {}, []
+        if REAL:
+            self.open_real()
+        else:
+            self.open_emulator(arch, mode, seed, sms)
+        self.declare()
+
+    def open_real(self):
+        self.cu = C.CDLL("libcuda.so.1")
+        self.cu.emu_last_report = lambda: b""
+        self.rtc, _ = nvrtc_tool()
+        self.ok("cuInit", 0)
+        major, minor = C.c_int(), C.c_int()
+        self.ok("cuDeviceGetAttribute", C.byref(major), 75, 0)
+        self.ok("cuDeviceGetAttribute", C.byref(minor), 76, 0)
+        cc = 10 * major.value + minor.value
+        self.arch = f"sm_{cc}a" if cc >= 90 else f"sm_{cc}"
+
+    def open_emulator(self, arch, mode, seed, sms):
         os.environ.update(LLMC_EMU_GPU=arch, LLMC_EMU_MODE=mode, LLMC_EMU_SEED=str(seed), LLMC_EMU_SMS=str(sms), LLMC_EMU_QUIET="1")
-        self.arch, self.modules, self.mem = arch, {}, []
+        self.arch = arch
         d = BUILD / "emu"
         self.cu = C.CDLL(str(d / "libcuda.so.1"))
         self.rtc = C.CDLL(str(d / "libnvrtc.so.13"))
         self.cu.emu_last_report.restype = C.c_char_p
+
+    def declare(self):
         for n in ("cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2", "cuMemFree_v2", "cuMemsetD8_v2"):
             getattr(self.cu, n).argtypes = {"cuMemcpyHtoD_v2": [C.c_uint64, C.c_void_p, C.c_size_t], "cuMemcpyDtoH_v2": [C.c_void_p, C.c_uint64, C.c_size_t],
                                             "cuMemFree_v2": [C.c_uint64], "cuMemsetD8_v2": [C.c_uint64, C.c_ubyte, C.c_size_t]}[n]
@@ -335,6 +362,23 @@ class Device:
         c = Config(*(grid + [1, 1])[:3], block, 1, 1, shared, self.stream, C.addressof(attrs), n)
         self.ok("cuLaunchKernelEx", C.byref(c), f, (C.c_void_p * 1)(C.addressof(arg)), None)
 
+    def raw(self, job):
+        """Kernels with one struct of any kind. job: arrays {name: array}, pack (struct format), fields (numbers, names of arrays), launches
+        [(text, file, function, grid, block, shared, {array: new content})], fetch (names): what they hold after each launch."""
+        self.mem = []
+        at = {k: self.up(v) for k, v in job["arrays"].items()}
+        arg = C.create_string_buffer(struct.pack(job["pack"], *[at[f] if isinstance(f, str) else f for f in job["fields"]]))
+        res = []
+        for text, name, fn, grid, block, shared, change in job["launches"]:
+            for k, v in change.items():
+                self.ok("cuMemcpyHtoD_v2", at[k], v.ctypes.data, v.nbytes)
+            self.launch(self.module(text, name), fn, list(grid), block, shared, 1, False, arg)
+            self.ok("cuCtxSynchronize")
+            res.append({k: self.down(at[k], job["arrays"][k].shape, job["arrays"][k].dtype) for k in job["fetch"]})
+        for p in self.mem:
+            self.ok("cuMemFree_v2", p)
+        return res
+
     def run(self, job):
         """job: text, name, launches [(fn, grid, block, shared, cluster, pdl)], n, step arrays, stride, args, scratch, repeat"""
         self.mem = []
@@ -400,7 +444,7 @@ def _serve(pipe, arch, mode, seed, sms):
             os._exit(0)
         try:
             device = device or Device(arch, mode, seed, sms)
-            answer = device.run(job)
+            answer = device.raw(job) if "pack" in job else device.run(job)
         except Finding as e:
             pipe.send(e)
             os._exit(0)
@@ -427,9 +471,10 @@ def _emulator():
 
 
 def submit(arch, mode, seed, sms, job, timeout=100):
-    key = (arch, mode, seed, sms)
+    key = ("gpu", "fast", 0, 0) if REAL else (arch, mode, seed, sms)
     if key not in _workers:
-        _emulator()
+        if not REAL:
+            _emulator()
         here, there = mp.Pipe()
         p = mp.get_context("fork").Process(target=_serve, args=(there, *key), daemon=True)
         p.start()
