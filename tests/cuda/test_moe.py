@@ -122,3 +122,37 @@ def test_ffn(name, mode, seed):
     assert np.abs(got - want).max() < 2e-6 * np.abs(want).max()
     if seed == 1: # a row alone gives what it gives in company
         assert np.array_equal(c.run(k, [c.shape[0] - 1], bucket=4)[0], got[-1])
+
+
+def decode_tests():
+    for name in FFNS:
+        for mode, seed in H.RUNS:
+            if mode == "fast" or name in ("f32", "bf16", "q4_0"):
+                yield "moe_ffn_decode", "sm_75", name, mode, seed
+                if name in ("bf16", "f16"):
+                    yield "moe_ffn_decode_sm90", "sm_90a", name, mode, seed
+
+
+@pytest.mark.parametrize("template,arch,name,mode,seed", list(decode_tests()))
+def test_ffn_decode(template, arch, name, mode, seed):
+    c = Ffn(**FFNS[name])
+    k = H.build(template, arch, c.params)
+    for rows in ([c.shape[0] - 1], [0, c.shape[0] - 1][:c.shape[0]], list(range(c.shape[0]))) if mode == "fast" else (list(range(min(c.shape[0], 5))),):
+        got, want = c.run(k, rows, mode=mode, seed=seed, sms=5 if seed else 2), c.want[rows]
+        assert np.abs(got - want).max() < 2e-6 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("mode,seed", H.RUNS[1:])
+def test_ffn_decode_many(mode, seed):
+    """More pairs than a warp has lanes, and an expert that more than 32 of them chose."""
+    c = Ffn(n=6, top_k=3, hidden=16, width=8, rows=40 if mode == "fast" else 13, used=4)
+    k = H.build("moe_ffn_decode", "sm_75", c.params)
+    assert np.abs(c.run(k, mode=mode, seed=seed) - c.want).max() < 2e-6 * np.abs(c.want).max()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "q8_0", "q4_k"])
+def test_nvrtc(dtype):
+    p = dict(N_EXPERTS=128, TOP_K=8, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
+    for template in ("moe_ffn", "moe_ffn_decode", "moe_ffn_decode_sm90"):
+        if H.nvrtc(template, p, H.ARCHS if dtype == "bf16" and template != "moe_ffn" else ["sm_75", "sm_90a"]) is None:
+            pytest.skip("no libnvrtc")
