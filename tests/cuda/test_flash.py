@@ -1,0 +1,105 @@
+"""Attention of mixed steps on tensor cores (attention_mixed_sm80) against float64, on the emulator.
+
+Queries are rounded to the pool's type before the reference, weights are not: what is left is the rounding of weights to 16 bits."""
+import numpy as np
+import pytest
+
+import cuda_harness as H
+import cuda_kv as KV
+from test_attention import Case
+
+TOL = {"bf16": 8e-3, "f16": 1e-3}
+
+CASES = {
+    "gqa":    dict(lens=[1, 31, 32, 33, 64, 100], heads=9, kv_heads=3, dim=64),
+    "llama":  dict(lens=[150], heads=4, kv_heads=1, dim=128, kv="bf16"),
+    "d80":    dict(lens=[40, 70], heads=2, kv_heads=2, dim=80, kv="bf16"),
+    "d96":    dict(lens=[70], heads=2, kv_heads=1, dim=96, window=40),
+    "d256":   dict(lens=[20, 90], heads=4, kv_heads=1, dim=256, cap=30.0, window=50, kv="bf16", scale=0.08),
+    "v_dim":  dict(lens=[70], heads=3, kv_heads=1, dim=96, v_dim=64),
+    "mqa":    dict(lens=[5, 40], heads=71, kv_heads=1, dim=64, kv="bf16"),
+    "alibi":  dict(lens=[64, 90], heads=6, kv_heads=6, dim=32, alibi=8.0),
+    "prefix": dict(lens=[40, 120], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 90]),
+}
+
+
+def case(**kw):
+    c = Case(**kw)
+    c.kv = kw.get("kv", "f16")
+    c.q = [KV.rounded(q, c.kv).astype(np.float32) for q in c.q]
+    return c
+
+
+def kernel(c, arch="sm_80"):
+    return H.build("attention_mixed_sm80", arch, c.params)
+
+
+def close(got, want, tol):
+    err = np.abs(got - want).max(-1) / (1e-3 + np.abs(want).max(-1))
+    assert np.isfinite(got).all() and err.max() < tol, err.max()
+
+
+def check(c, rows, arch="sm_80", **kw):
+    got = c.run(kernel(c, arch), rows, **kw)
+    close(got, np.concatenate([c.want(i, ps) for i, ps in rows]), TOL[c.kv])
+    return got
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whole_prompts(name):
+    c = case(**CASES[name])
+    rows = [(i, list(range(n))) for i, n in enumerate(c.lens)]
+    for seed in 0, 1:
+        check(c, rows, seed=seed, bucket=200 * seed)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pieces_checked(name):
+    """Decode rows, then pieces of prompts, in the checking mode."""
+    c = case(**CASES[name])
+    rows = [(i, [n - 1]) if i % 2 == 0 and len(c.lens) > 1 else (i, list(range(max(0, n - 20), n))) for i, n in enumerate(c.lens)]
+    check(c, rows[-3:], mode="check", seed=2, arch="sm_86")
+
+
+def test_segments():
+    """Beyond 512 positions: pieces go through y, single rows are cut over blocks."""
+    c = case(lens=[1100, 600, 513], heads=4, kv_heads=2, dim=32, kv="f16")
+    rows = [(0, [1099]), (1, [598, 599]), (2, list(range(470, 513)))]
+    check(c, rows)
+    check(c, rows, mode="check", seed=3, sms=2)
+    w = case(lens=[1100, 1300], heads=2, kv_heads=2, dim=16, window=600, kv="bf16")
+    check(w, [(0, list(range(1000, 1100))), (1, [1299])], seed=1)
+
+
+def bits(a):
+    return a.view(np.uint32)
+
+
+@pytest.mark.parametrize("kw", [dict(), dict(window=700), dict(alibi=8.0), dict(cap=20.0, kv="bf16")])
+def test_rows_do_not_depend_on_company(kw):
+    """The same bits alone (cut into parts), in a chunk, in a longer chunk, and with other sequences."""
+    c = case(**dict(dict(lens=[1200, 70], heads=4, kv_heads=2, dim=32), **kw))
+    k = kernel(c)
+    whole = c.run(k, [(1, list(range(70))), (0, list(range(1040, 1200)))])[70:]
+    for first, last in (1199, 1200), (1100, 1101), (1040, 1041), (1150, 1152), (1090, 1187):
+        rows = list(range(first, last))
+        alone = c.run(k, [(0, rows)], seed=1)
+        assert np.array_equal(bits(alone), bits(whole[first - 1040:last - 1040]))
+        both = c.run(k, [(0, rows), (1, [69])], sms=1)
+        assert np.array_equal(bits(both[:-1]), bits(alone))
+
+
+def test_many_sequences():
+    """More than 32, so that looking for work takes several rounds, and more parts than there is memory for."""
+    lens = [1030 if i % 3 == 0 else 5 + i % 7 for i in range(70)]
+    c = case(lens=lens, heads=4, kv_heads=4, dim=16)
+    rows = [(i, [n - 1]) for i, n in enumerate(lens)]
+    check(c, rows)
+
+
+def test_refuses():
+    p = case(lens=[4]).params
+    assert H.accepts("attention_mixed_sm80", "sm_80", p)
+    for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=20), dict(DIM=320):
+        assert not H.accepts("attention_mixed_sm80", "sm_80", dict(p, **bad))
+    assert not H.accepts("attention_mixed_sm80", "sm_75", p)
