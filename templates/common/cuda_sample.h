@@ -315,7 +315,7 @@ pick_draw(pick_shared &s, const llmc_slot &slot, const float *v, int vocab, floa
 		return pick_at(l, place);
 	}
 	/* the largest, until their sum reaches top_p of all */
-	double want = ceil((double)slot.top_p * (double)all);
+	double want = -floor(-((double)slot.top_p * (double)all));
 	target = want < 1 ? 1 : want > (double)all ? all : (u64)want;
 	if (!l.id) {
 		const pick_list few = pick_narrow(s, w, l, PICK_THREADS / 2, ids);

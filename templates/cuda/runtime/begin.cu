@@ -55,7 +55,7 @@ decode_row(const llmc_state &p, const llmc_note_row &w, int r, int n)
 		p.s_out_row[w.out_at] = r;
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 1)
 llmc_begin(const llmc_state p)
 {
 	SHARED(begin_row, s);

@@ -1,0 +1,243 @@
+"""The first and the last kernel of a step (templates/cuda/runtime): arrays and angles against numpy, picks against the CPU's sampler."""
+import ctypes as C
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+import cuda_harness as H
+
+RUNTIME = H.TEMPLATES / "cuda" / "runtime"
+RING, PARTS, SEEN = 4, 16, 1 << 30
+SLOT = np.dtype([("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"), ("frequency", "f4"),
+                 ("top_k", "i4"), ("penalties", "i4"), ("last", "i4"), ("pad", "i4"), ("seed", "u8"), ("n_pick", "u8")])
+PICKED = np.dtype([("id", "i4"), ("logprob", "f4"), ("status", "i4"), ("pad", "i4")])
+STEP = "s_n s_tok s_pos s_pos2 s_seq_of s_q_start s_kv_len s_prefix_len s_out_row s_block_table".split()
+POINTERS = STEP + "rope_pos slot_of slot tables counts freq factor logits work part row_done all_done note picked count now".split()
+
+
+def text(name):
+    path = RUNTIME / f"{name}.cu"
+    return H.inline(f'#line 1 "{name}.cu"\n' + path.read_text(), path.name, set())
+
+
+def job(arrays, ropes, sizes, launches, fetch):
+    """llmc_state of templates/common/cuda_state.h"""
+    a = {k: np.zeros(1, np.int32) for k in POINTERS}
+    a.update(arrays)
+    fields = list(POINTERS)
+    for i in range(8):
+        fields += [*ropes[i], 0] if i < len(ropes) else [0] * 5
+    return dict(arrays=a, pack="@" + "Q" * len(POINTERS) + "Qiiii" * 8 + "6i", fields=fields + list(sizes), launches=launches, fetch=fetch)
+
+
+# ---- begin ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+def test_begin_makes_a_decode_step(mode, seed):
+    stride, cap, n = 5, 6, 3
+    rng = np.random.default_rng(2)
+    rows = [  # slot tok pos rope_pos pos2 prefix_len out_at table_from page_at page
+        [2, 7, 70, 71, 3, 0, 0, 0, 2, 44],
+        [0, -1, 131071 % 160, 131071, 0, 9, -1, 3, -1, 0],
+        [3, -1, 31, 31, 1, 0, 1, 0, 0, 55],
+    ]
+    note = np.zeros((RING, 4 + 10 * cap), np.int32)
+    note[5 % RING, :4] = 0, n, 2, 0
+    note[5 % RING, 4:4 + 10 * n] = np.ravel(rows)
+    slots = np.zeros(4, SLOT)
+    slots["last"] = [100, 101, 102, 103]
+    tables = rng.integers(1, 90, (4, stride)).astype(np.int32)
+    freq = rng.random((4, 7)).astype(np.float32)
+    factor = np.array([[1, 1.5]] * 3 + [[1, 0.7]])
+    arrays = {k: np.full(cap + 1, -7, np.int32) for k in STEP}
+    arrays.update(s_n=np.full(4, -7, np.int32), s_block_table=np.full((cap, stride), -7, np.int32), slot_of=np.full(cap, -7, np.int32), slot=slots,
+                  tables=tables, freq=freq, factor=factor, note=note, count=np.array([5], np.uint32), rope_a=np.zeros((cap, 8), np.float32),
+                  rope_b=np.zeros((cap, 6), np.float32))
+    fetch = [*STEP, "slot_of", "tables", "now", "rope_a", "rope_b", "slot"]
+    ropes = [("rope_a", 8, 0, 0), ("rope_b", 6, 1, 4)]
+    got, = H.submit("sm_90a", mode, seed, 4, job(arrays, ropes, (2, 7, stride, 1, 1, note.strides[0]),
+                                                 [(text("begin"), "begin.cu", "llmc_begin", (2,), 128, 0, {})], fetch))
+    assert got["s_n"].tolist() == [3, 3, 3, 2] and got["now"][0] == 5
+    assert got["s_tok"][:3].tolist() == [7, 100, 103]
+    assert got["s_pos"][:3].tolist() == [70, 31, 31] and got["s_pos2"][:3].tolist() == [3, 0, 1]
+    assert got["s_seq_of"][:3].tolist() == [0, 1, 2] and got["s_q_start"][:4].tolist() == [0, 1, 2, 3]
+    assert got["s_kv_len"][:3].tolist() == [71, 32, 32] and got["s_prefix_len"][:3].tolist() == [0, 9, 0]
+    assert got["s_out_row"][:3].tolist() == [0, 2, -7] and got["slot_of"][:4].tolist() == [2, 0, 3, -7]
+    want = np.full((cap, stride), -7)
+    want[0, :3] = tables[2, 0], tables[2, 1], 44
+    want[2, 0] = 55
+    assert (got["s_block_table"] == want).all()
+    after = tables.copy()
+    after[2, 2], after[3, 0] = 44, 55
+    assert (got["tables"] == after).all()
+    for name, (_, dims, axis, at) in zip(("rope_a", "rope_b"), ropes):
+        for r, w in enumerate(rows):
+            a = (w[4] if axis else w[3]) * freq[w[0], at:at + dims // 2].astype(np.float64)
+            both = np.concatenate([np.cos(a), np.sin(a)]) * factor[w[0], axis]
+            assert np.abs(got[name][r] - both).max() < 1.3e-7
+        assert (got[name][3:] == 0).all()
+
+
+@pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[2]])
+def test_begin_of_a_mixed_step(mode, seed):
+    n, slots = 5, np.zeros(3, SLOT)
+    slots["last"] = [50, 51, 52]
+    note = np.zeros((RING, 4), np.int32)
+    note[1, 0] = 1
+    i32 = lambda *v: np.array(v, np.int32)
+    arrays = dict(s_n=i32(n, 1, 2, 2), s_tok=i32(-3, 8, 9, 10, -1), s_pos=i32(3, 0, 1, 2, 3), s_pos2=i32(0, 0, 1, 1, 2), s_seq_of=i32(0, 1, 1, 1, 1),
+                  rope_pos=i32(3, 5, 6, 7, 8), slot_of=i32(2, 0), slot=slots, freq=np.array([[.5, .25], [9, 9], [1, 2]], np.float32),
+                  factor=np.array([[2.0], [9], [1]]), note=note, count=np.array([9], np.uint32), rope=np.zeros((n, 4), np.float32))
+    got, = H.submit("sm_75", mode, seed, 4, job(arrays, [("rope", 4, 0, 0)], (1, 2, 1, 1, 1, note.strides[0]),
+                                                [(text("begin"), "begin.cu", "llmc_begin", (8,), 128, 0, {})], ["s_tok", "rope", "now", "s_n"]))
+    assert got["s_tok"].tolist() == [52, 8, 9, 10, 50] and got["now"][0] == 9 and got["s_n"].tolist() == [n, 1, 2, 2]
+    a = np.array([3, 5, 6, 7, 8])[:, None] * arrays["freq"][[2, 0, 0, 0, 0]].astype(np.float64)
+    want = np.concatenate([np.cos(a), np.sin(a)], 1) * np.array([1, 2, 2, 2, 2])[:, None]
+    assert np.abs(got["rope"] - want).max() < 2.5e-7
+
+
+# ---- sample ---------------------------------------------------------------------------------------------------------
+
+class Params(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("temperature", C.c_float), ("top_k", C.c_int32), ("top_p", C.c_float), ("min_p", C.c_float),
+                ("repetition_penalty", C.c_float), ("presence_penalty", C.c_float), ("frequency_penalty", C.c_float), ("seed", C.c_uint64),
+                ("max_tokens", C.c_int32), ("ignore_eos", C.c_bool), ("stop", C.c_void_p)]
+
+
+@pytest.fixture(scope="session")
+def cpu():
+    """The CPU's sampler, which tests/unit/test_sample.c holds to transformers."""
+    d = H.BUILD / "kernel-tests"
+    d.mkdir(parents=True, exist_ok=True)
+    out = d / f"sampler.{os.getpid()}.so"
+    src = [str(p) for p in sorted((H.ROOT / "runtime").glob("sample*.c"))] + [str(H.ROOT / "base/error.c")]
+    subprocess.run(["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-D_GNU_SOURCE", f"-I{H.ROOT}", f"-I{H.ROOT}/api", *src,
+                    "-o", str(out), "-lm"], check=True)
+    lib = C.CDLL(str(out))
+    os.unlink(out)
+    lib.llmc_sampler_accept.argtypes = [C.c_void_p, C.c_int32, C.c_bool]
+    lib.llmc_sampler_pick.argtypes = [C.c_void_p, C.c_void_p, C.POINTER(C.c_int32), C.POINTER(C.c_float), C.c_void_p]
+    lib.llmc_sampler_close.argtypes = [C.c_void_p]
+    return lib
+
+
+class Sampler:
+    def __init__(self, lib, vocab, prompt, **p):
+        self.lib, self.h = lib, C.c_void_p()
+        q = Params(size=Params.stop.offset + 8, **p)
+        assert lib.llmc_sampler_open(vocab, C.byref(q), C.byref(self.h), None) == 0
+        for id_ in prompt:
+            lib.llmc_sampler_accept(self.h, id_, True)
+
+    def pick(self, logits):
+        id_, logprob = C.c_int32(), C.c_float()
+        status = self.lib.llmc_sampler_pick(self.h, logits.ctypes.data, C.byref(id_), C.byref(logprob), None)
+        if status == 0:
+            self.lib.llmc_sampler_accept(self.h, id_.value, False)
+        return status, id_.value, logprob.value
+
+
+def sample(logits, slots, counts, mode, seed, steps=1, arch="sm_90a", grid=None, count=6):
+    """logits [steps, rows, vocab]: the state after each of the steps. Row o belongs to slot o."""
+    _, rows, vocab = logits.shape
+    ids = np.arange(rows, dtype=np.int32)
+    launches = []
+    for i in range(steps):
+        launches.append((text("sample"), "sample.cu", "llmc_sample", (PARTS, grid or rows), 512, 0,
+                         dict(logits=np.ascontiguousarray(logits[i]), now=np.array([count + i], np.uint32))))
+    arrays = dict(s_n=np.array([rows] * 4, np.int32), s_seq_of=ids, s_out_row=ids, slot_of=ids, slot=slots, counts=counts,
+                  logits=np.ascontiguousarray(logits[0]), work=np.zeros((rows, vocab, 2), np.float32), part=np.zeros((rows, PARTS, 8)),
+                  row_done=np.zeros(rows, np.uint32), all_done=np.zeros(1, np.uint32), picked=np.zeros((RING, rows), PICKED),
+                  count=np.array([count], np.uint32), now=np.array([count], np.uint32))
+    return H.submit(arch, mode, seed, 4, job(arrays, [], (0, 0, 1, vocab, rows, 16), launches, ["picked", "slot", "counts", "count", "row_done", "all_done"]))
+
+
+CASES = [
+    dict(), dict(temperature=1.0), dict(temperature=0.7, top_k=40), dict(temperature=1.3, top_k=5), dict(temperature=1.0, top_p=0.9),
+    dict(temperature=0.8, top_p=0.3), dict(temperature=1.0, top_k=300, top_p=0.95), dict(temperature=1.5, min_p=0.02),
+    dict(temperature=1.0, top_p=0.97, min_p=0.05), dict(temperature=1.0, top_k=700, top_p=0.8), dict(temperature=1.0, top_p=0.0001),
+    dict(repetition_penalty=1.3), dict(temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.4),
+    dict(temperature=1.1, top_k=20, top_p=0.8, min_p=0.1, presence_penalty=2.0), dict(temperature=30.0, top_p=0.9), dict(temperature=0.01, top_k=1),
+]
+
+
+# flat and peaked logits, with many ties; a vocabulary that fills the last block and one that does not
+@pytest.mark.parametrize("vocab,spread,ties", [(1000, 3.0, 0), (5003, 6.0, 0), (2500, 1.0, 1)])
+def test_picks_are_the_cpus(cpu, vocab, spread, ties):
+    rng, steps, rows = np.random.default_rng(vocab), 2, len(CASES)
+    logits = (rng.standard_normal((steps, rows, vocab)) * spread).astype(np.float32)
+    if ties:
+        logits = np.round(logits * 2) / np.float32(2)
+    slots, counts, samplers = np.zeros(rows, SLOT), np.zeros((rows, vocab), np.int32), []
+    for o, case in enumerate(CASES):
+        slots[o]["repetition"] = 1
+        for k, v in case.items():
+            slots[o][k.replace("_penalty", "")] = v
+        slots[o]["penalties"] = any("penalty" in k for k in case)
+        slots[o]["seed"] = 77 + o + vocab
+        prompt = rng.integers(0, vocab, 20)
+        counts[o, prompt] |= SEEN
+        samplers.append(Sampler(cpu, vocab, [int(i) for i in prompt], seed=77 + o + vocab, **case))
+        if o % 2:
+            logits[:, o, int(prompt[0])] = logits[:, o].max() + 1
+    want = [[s.pick(logits[i, o]) for o, s in enumerate(samplers)] for i in range(steps)]
+    for s in samplers:
+        cpu.llmc_sampler_close(s.h)
+    for mode, seed in H.RUNS if vocab == 1000 else H.RUNS[:1]:
+        got = sample(logits, slots, counts, mode, seed, steps, grid=5, arch="sm_90a" if mode == "check" else "sm_75")
+        for i in range(steps):
+            picked = got[i]["picked"][(6 + i) % RING]
+            for o, case in enumerate(CASES):
+                assert (picked[o]["status"], picked[o]["id"]) == want[i][o][:2], f"step {i}, {case}"
+                assert abs(picked[o]["logprob"] - want[i][o][2]) < 2e-5 * max(1, abs(want[i][o][2]))
+            assert (got[i]["slot"]["last"] == picked["id"]).all() and (got[i]["slot"]["n_pick"] == i + 1).all()
+            assert got[i]["count"][0] == 7 + i and not got[i]["row_done"].any() and not got[i]["all_done"].any()
+        out = np.zeros_like(counts)
+        for i in range(steps):
+            for o in range(rows):
+                out[o, want[i][o][1]] += slots[o]["penalties"]
+        assert (got[-1]["counts"] == counts + out).all()
+
+
+@pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[2]])
+def test_what_cannot_be_picked_is_reported(mode, seed):
+    vocab, rows = 700, 6
+    logits = np.random.default_rng(1).standard_normal((1, rows, vocab)).astype(np.float32)
+    logits[0, 0, 699] = np.nan
+    logits[0, 1] = -np.inf
+    logits[0, 2, 5] = np.inf
+    logits[0, 3, :] = -np.inf
+    logits[0, 3, 333] = -5
+    slots = np.zeros(rows, SLOT)
+    slots["temperature"] = [0, 1, 1, 1, 1, 0]
+    slots["repetition"], slots["last"], slots["seed"] = 1, 42, 3
+    slots["penalties"][4] = 1
+    slots["presence"][4] = np.nan  # a broken penalty is found like broken logits
+    counts = np.zeros((rows, vocab), np.int32)
+    counts[4, 9] = 1
+    got, = sample(logits, slots, counts, mode, seed, grid=2)
+    picked = got["picked"][6 % RING]
+    assert picked["status"].tolist() == [1, 2, 0, 0, 1, 0]
+    assert picked["id"][:4].tolist() == [0, 0, 5, 333] and picked["id"][5] == logits[0, 5].argmax()
+    assert picked["logprob"][2] == 0 and abs(picked["logprob"][3]) < 1e-6
+    assert got["slot"]["last"].tolist() == [42, 42, 5, 333, 42, picked["id"][5]] and got["slot"]["n_pick"].tolist() == [0, 0, 1, 1, 0, 1]
+    assert got["count"][0] == 7
+
+
+def test_a_step_without_outputs_ends_too():
+    arrays = dict(s_n=np.array([4, 0, 1, 0], np.int32), count=np.array([3], np.uint32), now=np.array([3], np.uint32))
+    for mode, seed in H.RUNS[1:]:
+        got, = H.submit("sm_90a", mode, seed, 4, job(arrays, [], (0, 0, 1, 100, 1, 16), [(text("sample"), "sample.cu", "llmc_sample", (PARTS, 2), 512, 0, {})], ["count"]))
+        assert got["count"][0] == 4
+
+
+def test_real_compiler():
+    found = H.nvrtc_tool()
+    if found is None:
+        pytest.skip("no libnvrtc")
+    lib, tool = found
+    todo = [(f"{n}.cu", text(n), a) for n in ("begin", "sample") for a in ("sm_75", "sm_90a")]
+    for r in tool.compile_all(lib, todo, [H.TEMPLATES]):
+        assert tool.bad(r) is None, f"{r['name']} {r['arch']}: {tool.bad(r)}\n{r['log']}"
