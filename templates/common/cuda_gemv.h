@@ -6,9 +6,9 @@
  * B (8 of their rows) and x as A: up to 8 rows of x in its rows 0 .. 7, and in rows 8 .. 15 what rounding took from them, so x keeps 16
  * (bf16) or 22 bits (f16), and 8 rows cost what one does.
  *
- * In flight: a lane holds GV_RING units, refilled as they are used: of 16-bit weights 12 loads of 16 bytes, 48 KB a multiprocessor; of block
- * formats 24 to 48 KB. The ring is first filled before PDL_WAIT, from addresses that need nothing but the launch.
- * One block a multiprocessor, at most 128 registers and 98 KB: the next kernel's blocks fit beside it and fill their rings meanwhile.
+ * In flight: each warp's ring of GV_RING units, asked for as slots are emptied: 40 KB a multiprocessor (sm_80, 90, 100) or 24 KB. The ring is
+ * first filled before PDL_WAIT, from addresses that need nothing but the launch. One block a multiprocessor, at most 128 registers and
+ * 113 KB: the next kernel's blocks fit beside it and fill their rings meanwhile.
  *
  * The norm is no phase of its own: weights of the norm are multiplied into x on its way to shared memory, the sum of squares is taken there
  * too, and its root divides the sums at the end. (Layer norms need the mean first: a pass over x more.)
@@ -38,26 +38,34 @@
 #ifndef GV_MAX_SLICES
 #define GV_MAX_SLICES 8
 #endif
+#ifdef NORM_none
+#define GV_NORMED 0
+#define NORM_PLUS_ONE 0
+#else
+#define GV_NORMED 1
+#endif
 
 enum {
 	GV_WARPS = 8,
 	GV_THREADS = GV_WARPS * 32,
-	GV_X = 512,                      /* 16-byte pieces of x a warp */
+	/* 64 KB for x, more where one row needs it; templates' @launch lines count the same */
+	GV_X = (COLS > 16384 ? (COLS + 1023) / 1024 * 4096 : 65536) / 16 / GV_WARPS,
+	GV_RING = (GV_ARCH == 80 || GV_ARCH == 90 || GV_ARCH == 100 ? 5120 : 3072) / (int)sizeof(gv_slot),
 	GV_UNITS = COLS / GV_UNIT,       /* of a row */
 	GV_KWARPS = GV_UNITS < GV_WARPS ? GV_UNITS : GV_WARPS,
-	GV_MAX_COUNT = 1024,             /* units or ranges that are counted */
 	GV_FLAGS = 256
 };
 
 struct gv_arena {
 	uint4              x[GV_WARPS][GV_X];
-	float              sum[8192];        /* 4 tiles of (32 / R groups) x (8 warps) x (R rows of x) x 8 */
+	gv_slot            ring[GV_WARPS][GV_RING];
+	float              sum[2048];           /* 2 tiles of (16 / R groups) x (8 warps) x (R rows of x) x 8 */
 	float              squares[GV_WARPS][8];
-	float              stat[8][2];       /* mean and 1 / deviation */
+	float              stat[8][2];          /* mean and 1 / deviation */
 	unsigned long long place[8];
-	int                done[GV_FLAGS];
+	unsigned char      done[GV_FLAGS];
 };
-static_assert(sizeof(gv_arena) == 99712, "the templates' @launch lines say so");
+static_assert(sizeof(gv_arena) <= 8832 + GV_WARPS * (GV_X * 16 + (GV_ARCH == 80 || GV_ARCH == 90 || GV_ARCH == 100 ? 5120 : 3072)), "@launch says so");
 
 /* ---- how many slices ---- */
 
@@ -65,13 +73,12 @@ static_assert(sizeof(gv_arena) == 99712, "the templates' @launch lines say so");
 static __device__ constexpr int
 gv_rows(int slices)
 {
-	const int parts = GV_KWARPS * slices, most = (GV_UNITS + parts - 1) / parts, least = GV_UNITS / parts;
+	const int parts = GV_KWARPS * slices, most = (GV_UNITS + parts - 1) / parts;
 
-	if (least == 0)
+	if (GV_UNITS < parts)
 		return 0;
-	/* x fits; and what a warp begins ahead of the others stays within two tiles of 32 / r groups */
 	for (int r = 8; r; r /= 2)
-		if (most * GV_CHUNKS * r * 8 <= GV_X && 2 * (32 / r) * least >= GV_RING - 1)
+		if (most * GV_CHUNKS * r * 8 <= GV_X)
 			return r;
 	return 0;
 }
@@ -109,41 +116,6 @@ gv_floats(float (&v)[4], const float *p)
 	v[0] = __uint_as_float(q.x), v[1] = __uint_as_float(q.y), v[2] = __uint_as_float(q.z), v[3] = __uint_as_float(q.w);
 }
 
-/* Four elements of a row at column k, normed but for the root; squares are added to ss. */
-DEV void
-gv_read(float (&v)[4], const float *x, const float *nw, const float *nb, int k, const float (&stat)[2], float &ss)
-{
-	gv_floats(v, x + k);
-#if defined(NORM_rms)
-#pragma unroll
-	for (int i = 0; i < 4; i++)
-		ss = fmaf(v[i], v[i], ss);
-#elif defined(NORM_layer)
-#pragma unroll
-	for (int i = 0; i < 4; i++)
-		v[i] = (v[i] - stat[0]) * stat[1];
-#endif
-	(void)stat, (void)ss;
-#if !defined(NORM_none)
-	if (nw) {
-		float g[4];
-		gv_floats(g, nw + k);
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			v[i] *= g[i] + NORM_PLUS_ONE;
-	}
-	if (nb) {
-		float g[4];
-		gv_floats(g, nb + k);
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			v[i] += g[i];
-	}
-#else
-	(void)nw, (void)nb;
-#endif
-}
-
 /* A pair as the mma takes it, and what rounding took */
 DEV void
 gv_split(unsigned &hi, unsigned &lo, float a, float b)
@@ -168,13 +140,42 @@ gv_fragments(uint4 &p, uint4 &q, const float (&v)[4], const float (&w)[4], float
 	gv_split(q.z, q.w, w[C] * scale, w[3] * scale);
 }
 
-/* This warp's columns of rows [t0, t0 + R): to x, chunk by chunk two planes of 4 R pieces, one for each lane that multiplies with them.
- * Returns what the sums of the lane's row are to be multiplied by. */
+/* Four elements of a row, normed but for the root; their squares are added to ss. g, h: weights and biases of the norm */
+DEV void
+gv_norm(float (&v)[4], const uint4 &q, bool weighted, const float (&g)[4], const float *nb, const float (&stat)[2], float &ss)
+{
+	v[0] = __uint_as_float(q.x), v[1] = __uint_as_float(q.y), v[2] = __uint_as_float(q.z), v[3] = __uint_as_float(q.w);
+#if defined(NORM_rms)
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		ss = fmaf(v[i], v[i], ss);
+#elif defined(NORM_layer)
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		v[i] = (v[i] - stat[0]) * stat[1];
+#endif
+	(void)stat, (void)ss;
+#pragma unroll
+	for (int i = 0; weighted && i < 4; i++)
+		v[i] *= g[i] + NORM_PLUS_ONE;
+	if (nb) {
+		float h[4];
+		gv_floats(h, nb);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			v[i] += h[i];
+	}
+}
+
+/* This warp's columns of rows [t0, t0 + R): to x, chunk by chunk two planes of 4 R pieces, one for each lane that multiplies with them. All of them
+ * are asked for at once, and lie where their fragments will; a lane makes what it asked for. Returns what the sums of the lane's row are
+ * to be multiplied by. */
 template <class OP> DEV float
 gv_stage(const llmc_call &p, gv_arena &sm, const float *x, const float *nw, const float *nb, int R, int t0, int n, int unit0, int units)
 {
 	const int warp = warp_id(), lane = lane_id(), slot = lane & (4 * R - 1), b = slot >> 2, t = slot & 3;
-	const bool valid = t0 + b < n;
+	const int begin = lane / (4 * R), step = 8 / R, end = units * GV_CHUNKS;
+	const bool valid = t0 + b < n, weighted = GV_NORMED && nw != 0;
 	const float *row = x + (valid ? (long long)OP::x_row(p, t0 + b) * COLS : 0);
 #ifdef NORM_layer
 	const float stat[2] = { sm.stat[b][0], sm.stat[b][1] };
@@ -182,43 +183,55 @@ gv_stage(const llmc_call &p, gv_arena &sm, const float *x, const float *nw, cons
 	const float stat[2] = { 0, 1 };
 #endif
 	uint4 *to = sm.x[warp] + slot;
-	float ss = 0, back = 1.0f / GV_GAIN;
+	float ss = 0, back = 1.0f / GV_GAIN, most = 0;
 
-#if defined(W_bf16)
-#pragma unroll 4
-	for (int i = lane / (4 * R); i < units * GV_CHUNKS; i += 8 / R) {
+	for (int i = begin; i < end; i += step) {
 		const int unit = unit0 + i / GV_CHUNKS, c = i % GV_CHUNKS;
-		float v[4] = { 0, 0, 0, 0 }, w[4] = { 0, 0, 0, 0 };
-		if (valid) {
-			gv_read(v, row, nw, nb, gv_col(unit, c, t), stat, ss);
-			gv_read(w, row, nw, nb, gv_col2(unit, c, t), stat, ss);
-		}
-		gv_fragments(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, 1.0f);
+		cp_async_16_fill(&to[i * 8 * R], row + gv_col(unit, c, t), valid ? 16 : 0);
+		cp_async_16_fill(&to[i * 8 * R + 4 * R], row + gv_col2(unit, c, t), valid ? 16 : 0);
 	}
-#else
-	/* once for the largest, which comes to 2^13 .. 2^14 by a power of two, so that nothing overflows and little is lost */
-	float most = 0;
-#pragma unroll 4
-	for (int i = lane / (4 * R); i < units * GV_CHUNKS; i += 8 / R) {
-		const int unit = unit0 + i / GV_CHUNKS, c = i % GV_CHUNKS;
-		float v[4] = { 0, 0, 0, 0 }, w[4] = { 0, 0, 0, 0 };
-		if (valid) {
-			gv_read(v, row, nw, nb, gv_col(unit, c, t), stat, ss);
-			gv_read(w, row, nw, nb, gv_col2(unit, c, t), stat, ss);
-		}
+	cp_async_commit();
+	for (int first = begin; first < end; first += 4 * step) {
+		float g[4][2][4];
 #pragma unroll
-		for (int j = 0; j < 4; j++)
-			most = fmaxf(most, fmaxf(fabsf(v[j]), fabsf(w[j])));
-		to[i * 8 * R] = make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
-		to[i * 8 * R + 4 * R] = make_uint4(__float_as_uint(w[0]), __float_as_uint(w[1]), __float_as_uint(w[2]), __float_as_uint(w[3]));
+		for (int k = 0; k < 4; k++) {
+			const int i = min(first + k * step, end - 1), unit = unit0 + i / GV_CHUNKS, c = i % GV_CHUNKS;
+			if (weighted) {
+				gv_floats(g[k][0], nw + gv_col(unit, c, t));
+				gv_floats(g[k][1], nw + gv_col2(unit, c, t));
+			}
+		}
+		cp_async_wait_all();
+#pragma unroll
+		for (int k = 0; k < 4; k++) {
+			const int i = first + k * step, unit = unit0 + i / GV_CHUNKS, c = i % GV_CHUNKS;
+			float v[4], w[4];
+			if (i >= end)
+				break;
+			gv_norm(v, to[i * 8 * R], weighted, g[k][0], nb ? nb + gv_col(unit, c, t) : 0, stat, ss);
+			gv_norm(w, to[i * 8 * R + 4 * R], weighted, g[k][1], nb ? nb + gv_col2(unit, c, t) : 0, stat, ss);
+#ifdef W_bf16
+			gv_fragments(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, 1.0f);
+#else
+#pragma unroll
+			for (int j = 0; j < 4; j++)
+				most = fmaxf(most, fmaxf(fabsf(v[j]), fabsf(w[j])));
+			to[i * 8 * R] = make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
+			to[i * 8 * R + 4 * R] = make_uint4(__float_as_uint(w[0]), __float_as_uint(w[1]), __float_as_uint(w[2]), __float_as_uint(w[3]));
+#endif
+		}
 	}
+#ifdef W_bf16
+	(void)most;
+#else
+	/* The row's largest comes to 2^13 .. 2^14 by a power of two, so that nothing overflows and little is lost. */
 	for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
 		most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
 	int e = 267 - (int)(__float_as_uint(most) >> 23);
 	e = e < 1 ? 1 : e > 253 ? 253 : e;
 	const float scale = __uint_as_float((unsigned)e << 23);
 	back *= __uint_as_float((unsigned)(254 - e) << 23);
-	for (int i = lane / (4 * R); i < units * GV_CHUNKS; i += 8 / R) {
+	for (int i = begin; i < end; i += step) {
 		const uint4 f = to[i * 8 * R], h = to[i * 8 * R + 4 * R];
 		const float v[4] = { __uint_as_float(f.x), __uint_as_float(f.y), __uint_as_float(f.z), __uint_as_float(f.w) };
 		const float w[4] = { __uint_as_float(h.x), __uint_as_float(h.y), __uint_as_float(h.z), __uint_as_float(h.w) };
@@ -246,12 +259,14 @@ gv_layer(const llmc_call &p, gv_arena &sm, const float *x, int R, int t0, int n)
 		float mean = 0, var = 0;
 		if (t0 + b < n) {
 			const float *row = x + (long long)OP::x_row(p, t0 + b) * COLS;
+#pragma unroll 4
 			for (int i = lane; i < COLS / 4; i += 32) {
 				float v[4];
 				gv_floats(v, row + 4 * i);
 				mean += (v[0] + v[1]) + (v[2] + v[3]);
 			}
 			mean = warp_sum(mean) / COLS;
+#pragma unroll 4
 			for (int i = lane; i < COLS / 4; i += 32) {
 				float v[4];
 				gv_floats(v, row + 4 * i);
@@ -273,25 +288,29 @@ gv_layer(const llmc_call &p, gv_arena &sm, const float *x, int R, int t0, int n)
 
 /* A warp's way through its units: those of a group, then those of the next */
 template <class OP> struct gv_stream {
-	gv_unit              ring[GV_RING];
 	const unsigned char *w, *row;
 	int                  unit0, units, unit, group, end, left; /* left: units not yet asked for */
 
+	/* Ask for the next unit, if there is one; a group of copies in any case, so that they can be counted. */
 	__device__ __forceinline__ void
-	next(int s)
+	next(gv_slot &to)
 	{
 		const int lane = lane_id();
-		gv_load(ring[s], row, unit0 + unit, lane & 3);
-		left--;
-		if (++unit == units) {
-			unit = 0;
-			if (++group < end)
-				row = w + (long long)OP::row(group, lane >> 2) * GV_ROW_BYTES;
+
+		if (left > 0) {
+			gv_ask(to, row, unit0 + unit, lane);
+			left--;
+			if (++unit == units) {
+				unit = 0;
+				if (++group < end)
+					row = w + (long long)OP::row(group, lane >> 2) * GV_ROW_BYTES;
+			}
 		}
+		cp_async_commit();
 	}
 
 	__device__ __forceinline__ void
-	begin(const void *matrix, int g0, int g1, int u0, int u1)
+	begin(gv_slot (&ring)[GV_RING], const void *matrix, int g0, int g1, int u0, int u1)
 	{
 		w = (const unsigned char *)matrix;
 		unit0 = u0, units = u1 - u0, unit = 0, group = g0, end = g1;
@@ -299,10 +318,8 @@ template <class OP> struct gv_stream {
 		row = w;
 		if (left)
 			row += (long long)OP::row(g0, lane_id() >> 2) * GV_ROW_BYTES;
-#pragma unroll
 		for (int s = 0; s < GV_RING; s++)
-			if (left > 0)
-				next(s);
+			next(ring[s]);
 	}
 };
 
@@ -362,7 +379,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 	const bool counted = slices > 1 || OP::UNIT > 0;
 	gv_stream<OP> in;
 
-	in.begin(matrix, g0, g1, u0, u1);
+	in.begin(sm.ring[warp], matrix, g0, g1, u0, u1);
 	PDL_LAUNCH();
 	PDL_WAIT();
 	const int n = OP::count(p);
@@ -386,11 +403,9 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 		const float back = gv_stage<OP>(p, sm, x, nw, nb, R, t0, blind ? 1 : n, u0, in.units);
 
 		/* ---- stream ---- */
-		const int tile = 32 / R, ng = g1 - g0, total = ng * in.units;
+		const int tile = 16 / R, ng = g1 - g0;
 		const uint4 *const xs = sm.x[warp] + lane;
-		const uint4 *xq = xs;
-		float acc[4] = { 0, 0, 0, 0 };
-		int   unit = 0, done = 0, at = 0;
+		int   done = 0, slot = 0;
 
 		for (int first = 0; first < ng; first += tile) {
 			const int stop = min(first + tile, ng), items = (stop - first) * R * 4;
@@ -399,19 +414,27 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 			if (!counted && tid < items && t0 + b < n)
 				early = OP::before(p, group, j, t0 + b);
 
-			while (done < stop && in.units > 0) {
-#pragma unroll
-				for (int s = 0; s < GV_RING; s++) {
-					if (at >= total)
-						break;
-					at++;
+			for (; done < stop && in.units > 0; done++) {
+				float acc[2][4] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
+				const uint4 *xq = xs;
+				for (int unit = u0; unit < u1; unit++) {
+					gv_slot &from = sm.ring[warp][slot];
+					gv_unit  q;
 					gv_scale scale;
-					gv_scales(scale, in.ring[s], u0 + unit, lane & 3);
+					cp_async_wait<GV_RING - 1>();
+					if (GV_QUADS)
+						__syncwarp();
+					gv_take(q, from, unit, lane);
+					if (GV_QUADS)
+						__syncwarp();
+					in.next(from);
+					slot = slot + 1 < GV_RING ? slot + 1 : 0;
+					gv_scales(scale, q, unit, lane & 3);
 #pragma unroll
 					for (int c = 0; c < GV_CHUNKS; c++) {
 						unsigned w[4];
 						uint4 a = make_uint4(0, 0, 0, 0), d = a;
-						gv_chunk(w, in.ring[s], scale, u0 + unit, c, lane & 3);
+						gv_chunk(w, q, scale, unit, c, lane & 3);
 						if (lane < 4 * R) {
 							a = xq[0];
 							d = xq[4 * R];
@@ -420,33 +443,25 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 						const unsigned a0[4] = { a.x, a.y, a.z, a.w }, a1[4] = { d.x, d.y, d.z, d.w };
 						const unsigned b0[2] = { w[0], w[1] }, b1[2] = { w[2], w[3] };
 #ifdef W_bf16
-						mma_bf16_m16n8k16(acc, a0, b0, acc);
-						mma_bf16_m16n8k16(acc, a1, b1, acc);
+						mma_bf16_m16n8k16(acc[0], a0, b0, acc[0]);
+						mma_bf16_m16n8k16(acc[1], a1, b1, acc[1]);
 #else
-						mma_f16_m16n8k16(acc, a0, b0, acc);
-						mma_f16_m16n8k16(acc, a1, b1, acc);
+						mma_f16_m16n8k16(acc[0], a0, b0, acc[0]);
+						mma_f16_m16n8k16(acc[1], a1, b1, acc[1]);
 #endif
 					}
-					if (in.left > 0)
-						in.next(s);
-					if (++unit == in.units) {
-						/* a lane has weight rows 2 t and 2 t + 1 of row g of x */
-						if (lane < 4 * R) {
-							float *to = sm.sum + (((done & (4 * tile - 1)) * GV_WARPS + warp) * R) * 8 + lane * 2;
-							to[0] = (acc[0] + acc[2]) * back;
-							to[1] = (acc[1] + acc[3]) * back;
-						}
-						acc[0] = acc[1] = acc[2] = acc[3] = 0;
-						unit = 0;
-						xq = xs;
-						done++;
-					}
+				}
+				/* a lane has weight rows 2 t and 2 t + 1 of row g of x */
+				if (lane < 4 * R) {
+					float *to = sm.sum + (((done & (2 * tile - 1)) * GV_WARPS + warp) * R) * 8 + lane * 2;
+					to[0] = ((acc[0][0] + acc[1][0]) + (acc[0][2] + acc[1][2])) * back;
+					to[1] = ((acc[0][1] + acc[1][1]) + (acc[0][3] + acc[1][3])) * back;
 				}
 			}
 			__syncthreads();
 
 			if (tid < items && t0 + b < n) {
-				const float *from = sm.sum + ((first + tid / (4 * R)) & (4 * tile - 1)) * GV_WARPS * R * 8 + b * 8 + j;
+				const float *from = sm.sum + ((first + tid / (4 * R)) & (2 * tile - 1)) * GV_WARPS * R * 8 + b * 8 + j;
 				float v = 0, w = 0;
 #pragma unroll 4
 				for (int i = 0; i < GV_KWARPS; i++) {
@@ -467,6 +482,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 		/* ---- the last block of a range, or of each unit that it had a part in, finishes it ---- */
 		if (counted) {
 			enum { UNIT = OP::UNIT > 0 ? OP::UNIT : 1 };
+			float *raw = (float *)sm.x; /* free by now */
 			const int first = OP::UNIT > 0 ? g0 / UNIT : range, units = OP::UNIT > 0 ? (g1 - 1) / UNIT + 1 - first : 1;
 			if (tid < R && t0 + tid < n)
 				squares[(range * 8 + slice) * 8 + tid] = gv_squares(sm, tid);
@@ -493,11 +509,11 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 						for (int s = 0; s < slices; s++)
 							ss += squares[(range * 8 + s) * 8 + b];
 						const float v = slices > 1 ? gv_partial(part, slices, RESULTS, b, at_unit) : all[(long long)(t0 + b) * RESULTS + at_unit];
-						sm.sum[k] = OP::raw(p, at_unit, v * gv_root(ss));
+						raw[k] = OP::raw(p, at_unit, v * gv_root(ss));
 					}
 					__syncthreads();
 					for (int b = warp; b < R && t0 + b < n; b += GV_WARPS)
-						OP::finish(p, t0 + b, first + i, sm.sum + b * UNIT * 8);
+						OP::finish(p, t0 + b, first + i, raw + b * UNIT * 8);
 					__syncthreads();
 				} else {
 					for (int k = tid; k < ng * R * 4; k += GV_THREADS) {
@@ -519,7 +535,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 		if (t0 >= n)
 			return;
 		__syncthreads(); /* what the last turn left in shared memory has been read */
-		in.begin(matrix, g0, g1, u0, u1);
+		in.begin(sm.ring[warp], matrix, g0, g1, u0, u1);
 	}
 }
 

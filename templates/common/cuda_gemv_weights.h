@@ -1,9 +1,12 @@
-/* Weights of a GEMV on their way from memory to the tensor cores, without leaving registers.
+/* Weights of a GEMV on their way from memory to the tensor cores.
  *
- * Eight rows go through a warp together: lane 4 g + t has a part of row g. A unit is GV_UNIT columns of these rows; a lane holds one unit
- * in gv_unit, brought by loads of 16 bytes (scales: fewer). It is taken apart in GV_CHUNKS chunks of 8 weights a lane: 32 columns a row,
- * two mma. Which columns a lane holds follows from the format alone: those of chunk c are at gv_col + 0..3 and at gv_col2 + 0..3, in the order
- * of GV_NIBBLES: 0 2 1 3 in each four (nibbles are taken apart by one and), otherwise 0 1 2 3.
+ * Eight rows go through a warp together: lane 4 g + t has a part of row g. A unit is GV_UNIT columns of these rows. It is asked for by
+ * cp.async, 16 bytes a lane and less for scales, into one slot of the warp's ring (gv_ask), and taken to registers when it has come (gv_take). A lane takes
+ * what it asked for itself, but for fields that its quad shares (GV_QUADS: the warp meets before and after). A unit comes apart in GV_CHUNKS
+ * chunks of 8 weights a lane: 32 columns a row, two mma. Which columns these are follows from the format alone: those of chunk c are at gv_col + 0..3 and
+ * at gv_col2 + 0..3; where GV_NIBBLES, each four in the order 0 2 1 3 (nibbles are taken apart by one and).
+ *
+ * Why not registers: a warp has six scoreboards, so a register ring deeper than that waits for its newest load when it wants the oldest.
  *
  * W_<dtype> and COLS are defined before inclusion. bf16 goes to the bf16 mma; everything else is f16 there: block formats as weight times
  * GV_GAIN, so that small scales do not meet f16's subnormals. q4_0 .. q8_0 and q6_k are rounded once, to 11 bits, the others twice. */
@@ -17,25 +20,34 @@
 
 #if defined(W_bf16) || defined(W_f16)
 
-enum { GV_UNIT = 32, GV_CHUNKS = 1, GV_RING = 12, GV_NIBBLES = 0, GV_ROW_BYTES = COLS * 2 };
+enum { GV_UNIT = 64, GV_CHUNKS = 2, GV_QUADS = 0, GV_NIBBLES = 0, GV_ROW_BYTES = COLS * 2 };
 #define GV_GAIN 1.0f
-struct gv_unit { uint4 q; };
+struct gv_slot { uint4 q[2][32]; };
+struct gv_unit { uint4 q[2]; };
 
 DEV void
-gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+gv_ask(gv_slot &s, const unsigned char *row, int unit, int lane)
 {
-	u.q = ld_v4_stream(row + unit * 64 + t * 16);
+	cp_async_16(&s.q[0][lane], row + unit * 128 + (lane & 3) * 16);
+	cp_async_16(&s.q[1][lane], row + unit * 128 + 64 + (lane & 3) * 16);
 }
 
-DEV int gv_col(int unit, int, int t) { return unit * 32 + t * 8; }
-DEV int gv_col2(int unit, int, int t) { return unit * 32 + t * 8 + 4; }
+DEV void
+gv_take(gv_unit &u, const gv_slot &s, int, int lane)
+{
+	u.q[0] = s.q[0][lane];
+	u.q[1] = s.q[1][lane];
+}
+
+DEV int gv_col(int unit, int c, int t) { return unit * 64 + c * 32 + t * 8; }
+DEV int gv_col2(int unit, int c, int t) { return gv_col(unit, c, t) + 4; }
 
 struct gv_scale {};
 DEV void gv_scales(gv_scale &, const gv_unit &, int, int) {}
 DEV void
-gv_chunk(unsigned (&b)[4], const gv_unit &u, const gv_scale &, int, int, int)
+gv_chunk(unsigned (&b)[4], const gv_unit &u, const gv_scale &, int, int c, int)
 {
-	b[0] = u.q.x, b[1] = u.q.y, b[2] = u.q.z, b[3] = u.q.w;
+	b[0] = u.q[c].x, b[1] = u.q[c].y, b[2] = u.q[c].z, b[3] = u.q[c].w;
 }
 
 #else
@@ -47,16 +59,26 @@ DEV unsigned gv_word(const uint4 &q, int i) { return i == 0 ? q.x : i == 1 ? q.y
 
 #if defined(W_q8_0)
 
-enum { GV_UNIT = 128, GV_CHUNKS = 4, GV_RING = 6, GV_NIBBLES = 0, GV_AT_D = GV_PLANE(32, 32), GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 2) };
+enum { GV_UNIT = 128, GV_CHUNKS = 4, GV_QUADS = 1, GV_NIBBLES = 0, GV_AT_D = GV_PLANE(32, 32), GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 2) };
+struct gv_slot { uint4 q[2][32]; unsigned d[32]; };
 struct gv_unit { uint4 q[2]; uint2 d; };
 
 /* Load a has 16 columns of block 2 a + t / 2 */
 DEV void
-gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+gv_ask(gv_slot &s, const unsigned char *row, int unit, int lane)
 {
-	u.q[0] = ld_v4_stream(row + unit * 128 + t * 16);
-	u.q[1] = ld_v4_stream(row + unit * 128 + 64 + t * 16);
-	u.d = ld_v2(row + GV_AT_D + unit * 8);
+	cp_async_16(&s.q[0][lane], row + unit * 128 + (lane & 3) * 16);
+	cp_async_16(&s.q[1][lane], row + unit * 128 + 64 + (lane & 3) * 16);
+	if ((lane & 3) < 2)
+		cp_async_4(&s.d[lane], row + GV_AT_D + unit * 8 + (lane & 3) * 4);
+}
+
+DEV void
+gv_take(gv_unit &u, const gv_slot &s, int, int lane)
+{
+	u.q[0] = s.q[0][lane];
+	u.q[1] = s.q[1][lane];
+	u.d = *(const uint2 *)&s.d[lane & ~3];
 }
 
 DEV int gv_col(int unit, int c, int t) { return unit * 128 + (c >> 1) * 64 + t * 16 + (c & 1) * 8; }
@@ -118,29 +140,39 @@ gv_high(unsigned v)
 
 enum { GV_AT_H = GV_PLANE(32, 16) };
 #ifdef W_q5_0
-enum { GV_RING = 8, GV_ZERO = 16, GV_AT_D = GV_AT_H + GV_PLANE(32, 4), GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 2) };
-struct gv_unit { uint4 q; unsigned h; uint2 d; };
+enum { GV_QUADS = 0, GV_ZERO = 16, GV_AT_D = GV_AT_H + GV_PLANE(32, 4), GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 2) };
+struct gv_slot { uint4 q[32]; unsigned d[32], h[32]; };
 #else
-enum { GV_RING = 8, GV_ZERO = 8, GV_AT_D = GV_AT_H, GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 2) };
-struct gv_unit { uint4 q; uint2 d; };
+enum { GV_QUADS = 0, GV_ZERO = 8, GV_AT_D = GV_AT_H, GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 2) };
+struct gv_slot { uint4 q[32]; unsigned d[32]; };
 #endif
+struct gv_unit { uint4 q; unsigned d, h; };
+
+/* Lane t has block t of the four; its scale comes with its neighbour's */
+DEV void
+gv_ask(gv_slot &s, const unsigned char *row, int unit, int lane)
+{
+	cp_async_16(&s.q[lane], row + unit * 64 + (lane & 3) * 16);
+	cp_async_4(&s.d[lane], row + GV_AT_D + unit * 8 + (lane & 2) * 2);
+#ifdef W_q5_0
+	cp_async_4(&s.h[lane], row + GV_AT_H + unit * 16 + (lane & 3) * 4);
+#endif
+}
 
 DEV void
-gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+gv_take(gv_unit &u, const gv_slot &s, int, int lane)
 {
-	u.q = ld_v4_stream(row + unit * 64 + t * 16);
+	u.q = s.q[lane];
+	u.d = s.d[lane];
 #ifdef W_q5_0
-	u.h = ld_v1(row + GV_AT_H + unit * 16 + t * 4);
+	u.h = s.h[lane];
 #endif
-	u.d = ld_v2(row + GV_AT_D + unit * 8);
 }
 
 DEV void
 gv_scales(gv_scale &s, const gv_unit &u, int, int t)
 {
-	const unsigned v = t & 2 ? u.d.y : u.d.x;
-
-	s.d[0] = s.d[1] = h2_mul(t & 1 ? h2_twice_hi(v) : h2_twice(v), GV_GAIN_H);
+	s.d[0] = s.d[1] = h2_mul(t & 1 ? h2_twice_hi(u.d) : h2_twice(u.d), GV_GAIN_H);
 	s.m[0] = s.m[1] = 0;
 }
 
@@ -148,21 +180,32 @@ gv_scales(gv_scale &s, const gv_unit &u, int, int t)
 
 enum { GV_AT_H = GV_PLANE(32, 16) };
 #ifdef W_q5_1
-enum { GV_RING = 8, GV_ZERO = 0, GV_AT_D = GV_AT_H + GV_PLANE(32, 4), GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 4) };
-struct gv_unit { uint4 q; unsigned h, d; };
+enum { GV_QUADS = 0, GV_ZERO = 0, GV_AT_D = GV_AT_H + GV_PLANE(32, 4), GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 4) };
+struct gv_slot { uint4 q[32]; unsigned d[32], h[32]; };
 #else
-enum { GV_RING = 8, GV_ZERO = 0, GV_AT_D = GV_AT_H, GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 4) };
-struct gv_unit { uint4 q; unsigned d; };
+enum { GV_QUADS = 0, GV_ZERO = 0, GV_AT_D = GV_AT_H, GV_ROW_BYTES = GV_AT_D + GV_PLANE(32, 4) };
+struct gv_slot { uint4 q[32]; unsigned d[32]; };
 #endif
+struct gv_unit { uint4 q; unsigned d, h; };
 
 DEV void
-gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+gv_ask(gv_slot &s, const unsigned char *row, int unit, int lane)
 {
-	u.q = ld_v4_stream(row + unit * 64 + t * 16);
+	cp_async_16(&s.q[lane], row + unit * 64 + (lane & 3) * 16);
+	cp_async_4(&s.d[lane], row + GV_AT_D + unit * 16 + (lane & 3) * 4);
 #ifdef W_q5_1
-	u.h = ld_v1(row + GV_AT_H + unit * 16 + t * 4);
+	cp_async_4(&s.h[lane], row + GV_AT_H + unit * 16 + (lane & 3) * 4);
 #endif
-	u.d = ld_v1(row + GV_AT_D + unit * 16 + t * 4);
+}
+
+DEV void
+gv_take(gv_unit &u, const gv_slot &s, int, int lane)
+{
+	u.q = s.q[lane];
+	u.d = s.d[lane];
+#ifdef W_q5_1
+	u.h = s.h[lane];
+#endif
 }
 
 DEV void
@@ -174,23 +217,36 @@ gv_scales(gv_scale &s, const gv_unit &u, int, int)
 
 #elif defined(W_q4_k) || defined(W_q5_k)
 
-enum { GV_ZERO = 0, GV_AT_H = GV_PLANE(256, 128) };
+enum { GV_QUADS = 1, GV_ZERO = 0, GV_AT_H = GV_PLANE(256, 128) };
 #ifdef W_q5_k
-enum { GV_RING = 5, GV_AT_D = GV_AT_H + GV_PLANE(256, 32), GV_ROW_BYTES = GV_AT_D + GV_PLANE(256, 16) };
-struct gv_unit { uint4 q, h, d; };
+enum { GV_AT_D = GV_AT_H + GV_PLANE(256, 32), GV_ROW_BYTES = GV_AT_D + GV_PLANE(256, 16) };
+struct gv_slot { uint4 q[32], d[8], h[16]; };
+struct gv_unit { uint4 q, d, h; };
 #else
-enum { GV_RING = 7, GV_AT_D = GV_AT_H, GV_ROW_BYTES = GV_AT_D + GV_PLANE(256, 16) };
+enum { GV_AT_D = GV_AT_H, GV_ROW_BYTES = GV_AT_D + GV_PLANE(256, 16) };
+struct gv_slot { uint4 q[32], d[8]; };
 struct gv_unit { uint4 q, d; };
 #endif
 
+/* The block's head and its fifth bits, of which a lane wants most: a quarter each */
 DEV void
-gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+gv_ask(gv_slot &s, const unsigned char *row, int unit, int lane)
 {
-	u.q = ld_v4_stream(row + unit * 64 + t * 16);
+	cp_async_16(&s.q[lane], row + unit * 64 + (lane & 3) * 16);
+	cp_async_4((unsigned *)s.d + lane, row + GV_AT_D + (unit >> 1) * 16 + (lane & 3) * 4);
 #ifdef W_q5_k
-	u.h = ld_v4(row + GV_AT_H + (unit >> 1) * 32 + (t & 1) * 16);
+	cp_async_8((uint2 *)s.h + lane, row + GV_AT_H + (unit >> 1) * 32 + (lane & 3) * 8);
 #endif
-	u.d = ld_v4(row + GV_AT_D + (unit >> 1) * 16);
+}
+
+DEV void
+gv_take(gv_unit &u, const gv_slot &s, int, int lane)
+{
+	u.q = s.q[lane];
+	u.d = s.d[lane >> 2];
+#ifdef W_q5_k
+	u.h = s.h[(lane >> 2) * 2 + (lane & 1)];
+#endif
 }
 
 /* Scales and minima of the two sub-blocks in hand: bytes 2 (t / 2) and the next of the 12. Those of the second four have 4 bits in one word, 2 in
@@ -214,17 +270,30 @@ gv_scales(gv_scale &s, const gv_unit &u, int unit, int t)
 
 #elif defined(W_q6_k)
 
-enum { GV_RING = 4, GV_ZERO = 32, GV_AT_H = GV_PLANE(256, 128), GV_AT_S = GV_AT_H + GV_PLANE(256, 64), GV_AT_D = GV_AT_S + GV_PLANE(256, 16),
+enum { GV_QUADS = 1, GV_ZERO = 32, GV_AT_H = GV_PLANE(256, 128), GV_AT_S = GV_AT_H + GV_PLANE(256, 64), GV_AT_D = GV_AT_S + GV_PLANE(256, 16),
        GV_ROW_BYTES = GV_AT_D + GV_PLANE(256, 2) };
+struct gv_slot { uint4 q[32], h[16]; unsigned s[32]; };
 struct gv_unit { uint4 q, h; uint2 s; unsigned d; };
 
+/* s: two words of scales and the one that has the block's d */
 DEV void
-gv_load(gv_unit &u, const unsigned char *row, int unit, int t)
+gv_ask(gv_slot &s, const unsigned char *row, int unit, int lane)
 {
-	u.q = ld_v4_stream(row + unit * 64 + t * 16);
-	u.h = ld_v4(row + GV_AT_H + unit * 32 + (t & 1) * 16);
-	u.s = ld_v2(row + GV_AT_S + unit * 8);
-	u.d = *(const unsigned short *)(row + GV_AT_D + (unit >> 1) * 2);
+	const int t = lane & 3;
+
+	cp_async_16(&s.q[lane], row + unit * 64 + t * 16);
+	cp_async_8((uint2 *)s.h + lane, row + GV_AT_H + unit * 32 + t * 8);
+	if (t < 3)
+		cp_async_4(&s.s[lane], row + (t < 2 ? GV_AT_S + unit * 8 + t * 4 : GV_AT_D + (unit >> 2) * 4));
+}
+
+DEV void
+gv_take(gv_unit &u, const gv_slot &s, int unit, int lane)
+{
+	u.q = s.q[lane];
+	u.h = s.h[(lane >> 2) * 2 + (lane & 1)];
+	u.s = *(const uint2 *)&s.s[lane & ~3];
+	u.d = s.s[(lane & ~3) + 2] >> (unit & 2) * 8;
 }
 
 DEV void
