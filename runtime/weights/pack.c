@@ -13,8 +13,8 @@ typedef struct Job {
 	const PlanTensor       *t;
 	const CheckpointTensor *src; /* NULL: noise */
 	const Layout           *layout;
-	char                   *dst;
-	int64_t                 row_bytes, group_bytes, n_group;
+	char                   *dst;     /* of group `first` */
+	int64_t                 row_bytes, group_bytes, first, end; /* groups to be packed now */
 	atomic_llong            next;
 	char                   *scratch;
 	size_t                  scratch_bytes;
@@ -169,9 +169,9 @@ pack_groups(void *user, int part, int n_parts)
 	(void)n_parts;
 	for (;;) {
 		int64_t g = atomic_fetch_add(&j->next, GROUPS_AT_ONCE), end = g + GROUPS_AT_ONCE;
-		if (g >= j->n_group)
+		if (g >= j->end)
 			return;
-		for (; g < end && g < j->n_group; g++) {
+		for (; g < end && g < j->end; g++) {
 			int64_t first = g * group, n = t->rows - first < group ? t->rows - first : group;
 			const char *at = NULL;
 			bool whole = n == group;
@@ -191,7 +191,7 @@ pack_groups(void *user, int part, int n_parts)
 				memset(tmp + n * j->row_bytes, 0, (size_t)((group - n) * j->row_bytes));
 				at = tmp;
 			}
-			j->layout->pack(t->dtype, t->cols, at, j->dst + g * j->group_bytes);
+			j->layout->pack(t->dtype, t->cols, at, j->dst + (g - j->first) * j->group_bytes);
 		}
 	}
 }
@@ -233,36 +233,76 @@ fail:
 	return error_set(err, LLMC_E_MEMORY, "out of memory for tensor %s", t->id);
 }
 
+/* Noise for random_row: whole blocks, few for narrow tensors; a number that stacking rows does not change */
+static char *
+make_noise(const PlanTensor *t, int64_t *n_blocks)
+{
+	int64_t n = t->cols > NOISE_ELEMS / 64 ? NOISE_ELEMS : (64 * t->cols + 255) / 256 * 256;
+	float *f = malloc((size_t)n * sizeof *f);
+	char *noise = f ? calloc((size_t)n, 4) : NULL;
+
+	for (int64_t i = 0; noise && i < n; i++)
+		f[i] = 0.04f * noise_at((uint64_t)i);
+	if (noise)
+		quant_row(t->dtype, f, noise, n);
+	free(f);
+	*n_blocks = n / dtype_info(t->dtype)->block_elems;
+	return noise;
+}
+
+size_t
+pack_piece_bytes(const PlanTensor *t)
+{
+	return t->cols ? (size_t)layout_find(t->layout)->group_bytes(t->dtype, t->cols) : (size_t)layout_bytes(t);
+}
+
+llmc_status
+pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackRoom *room, Threads *threads, char *scratch,
+            size_t scratch_bytes, llmc_error *err)
+{
+	char *noise = NULL;
+	void *dst;
+	llmc_status status = LLMC_OK;
+
+	if (!t->cols) {
+		TRY(room->take(room->user, 0, (size_t)layout_bytes(t), &dst, err));
+		return pack_vector(t, src, dst, err);
+	}
+	Job j = { .t = t, .src = src, .layout = layout_find(t->layout), .row_bytes = dtype_row_bytes(t->dtype, t->cols),
+		.scratch = scratch, .scratch_bytes = scratch_bytes };
+	j.group_bytes = j.layout->group_bytes(t->dtype, t->cols);
+	int64_t n_group = (t->rows + j.layout->group - 1) / j.layout->group, most = (int64_t)room->cap / j.group_bytes;
+	if (!src) {
+		noise = make_noise(t, &j.noise_blocks);
+		if (!noise)
+			return error_set(err, LLMC_E_MEMORY, "out of memory for tensor %s", t->id);
+		j.noise = noise;
+	}
+	for (; j.first < n_group && status == LLMC_OK; j.first = j.end) {
+		j.end = n_group - j.first < most ? n_group : j.first + most;
+		status = room->take(room->user, j.first * j.group_bytes, (size_t)((j.end - j.first) * j.group_bytes), &dst, err);
+		j.dst = dst;
+		atomic_store(&j.next, j.first);
+		if (status == LLMC_OK)
+			threads_run(threads, pack_groups, &j);
+	}
+	free(noise);
+	return status;
+}
+
+static llmc_status
+take_whole(void *user, int64_t offset, size_t bytes, void **at, llmc_error *err)
+{
+	(void)bytes, (void)err;
+	*at = (char *)user + offset;
+	return LLMC_OK;
+}
+
 llmc_status
 pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads *threads, char *scratch,
             size_t scratch_bytes, llmc_error *err)
 {
-	char *noise = NULL;
+	PackRoom whole = { .user = dst, .cap = SIZE_MAX / 2, .take = take_whole };
 
-	if (!t->cols)
-		return pack_vector(t, src, dst, err);
-	Job j = { .t = t, .src = src, .layout = layout_find(t->layout), .dst = dst,
-		.row_bytes = dtype_row_bytes(t->dtype, t->cols), .scratch = scratch, .scratch_bytes = scratch_bytes };
-	j.group_bytes = j.layout->group_bytes(t->dtype, t->cols);
-	j.n_group = (t->rows + j.layout->group - 1) / j.layout->group;
-	if (!src) {
-		/* whole blocks, few for narrow tensors; a number that stacking rows does not change */
-		int64_t n = t->cols > NOISE_ELEMS / 64 ? NOISE_ELEMS : (64 * t->cols + 255) / 256 * 256;
-		float *f = malloc((size_t)n * sizeof *f);
-		noise = calloc((size_t)n, 4);
-		if (!f || !noise) {
-			free(f);
-			free(noise);
-			return error_set(err, LLMC_E_MEMORY, "out of memory for tensor %s", t->id);
-		}
-		for (int64_t i = 0; i < n; i++)
-			f[i] = 0.04f * noise_at((uint64_t)i);
-		quant_row(t->dtype, f, noise, n);
-		free(f);
-		j.noise = noise;
-		j.noise_blocks = n / dtype_info(t->dtype)->block_elems;
-	}
-	threads_run(threads, pack_groups, &j);
-	free(noise);
-	return LLMC_OK;
+	return pack_pieces(t, src, &whole, threads, scratch, scratch_bytes, err);
 }

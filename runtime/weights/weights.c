@@ -1,6 +1,6 @@
 /* Loading: every tensor of the plan found and checked before the first byte is packed; then each is packed once and its
  * file pages given back, so that both copies are held for one tensor at a time. Tensors kept as they are stay mapped. */
-#include "runtime/weights/weights.h"
+#include "runtime/weights/inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,16 +10,6 @@
 #include "runtime/weights/layout.h"
 
 enum { HUGE_FROM = 32 << 20 };
-
-struct Weights {
-	const Plan  *plan;
-	Checkpoint  *checkpoint;
-	CheckpointTensor *src; /* of all sources of all tensors, until they are packed; NULL: noise */
-	const void **data;    /* [n_tensor] */
-	void        *region;  /* packed tensors: memory, or the cache's mapping */
-	size_t       region_bytes;
-	bool         cached;
-};
 
 static void
 say(const WeightsOptions *o, int level, const char *line)

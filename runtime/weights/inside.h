@@ -1,0 +1,17 @@
+/* Inside of weights, for weights.c and stage.c. */
+#ifndef LLMC_RUNTIME_WEIGHTS_INSIDE_H
+#define LLMC_RUNTIME_WEIGHTS_INSIDE_H
+
+#include "runtime/weights/weights.h"
+
+struct Weights {
+	const Plan  *plan;
+	Checkpoint  *checkpoint;
+	CheckpointTensor *src; /* of all sources of all tensors, until they are packed; NULL: noise */
+	const void **data;    /* [n_tensor] */
+	void        *region;  /* packed tensors: memory, or the cache's mapping */
+	size_t       region_bytes;
+	bool         cached;
+};
+
+#endif
