@@ -43,7 +43,7 @@ on_log(void *user, int level, const char *line)
 	/* a full disk must not end the service */
 	if (write(l->fd, text, (size_t)n) != n && !l->complained) {
 		l->complained = true;
-		complain("the log cannot be written: %s; the server goes on", strerror(errno));
+		fprintf(stderr, "llmc: the log cannot be written: %s; the server goes on\n", strerror(errno));
 	}
 }
 

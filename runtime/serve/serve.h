@@ -98,8 +98,8 @@ struct llmc_server {
 	pthread_t worker[MAX_WORKERS], pump;
 	int      n_workers;
 	bool     has_pump;
-	bool     draining;         /* no new requests */
-	bool     closing;          /* threads end, nothing is suspended any more */
+	atomic_bool draining;      /* no new requests */
+	atomic_bool closing;       /* threads end, nothing is suspended any more */
 	bool     healthy;          /* a generation has worked since the last failure */
 	bool     failed;           /* the engine's device is gone */
 
