@@ -1,0 +1,209 @@
+/* A model on a device: kernels as loaded modules, weights in one piece of memory. Kernels are compiled while weights load. */
+#include "runtime/cuda/model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double
+now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+const char *
+cuda_bytes_text(int64_t bytes, char buf[32])
+{
+	static const char *const unit[] = { "B", "KB", "MB", "GB", "TB" };
+	double v = (double)bytes;
+	int u = 0;
+
+	while (v >= 1000 && u < 4)
+		v /= 1000, u++;
+	snprintf(buf, 32, u && v < 100 ? "%.1f %s" : "%.0f %s", v, unit[u]);
+	return buf;
+}
+
+static llmc_status
+check_device(CudaModel *m, llmc_error *err)
+{
+	const char *target = m->plan->target;
+
+	if (cuda_runs(m->dev.cc, target))
+		return LLMC_OK;
+	const char *best = cuda_best_target(m->dev.cc);
+	if (!best)
+		return error_set(err, LLMC_E_MISSING,
+		                 "GPU %d (%s) is of architecture sm_%d, llmc needs sm_75 (Turing, 2018) or newer; run with --device cpu",
+		                 m->dev.number, m->dev.name, m->dev.cc);
+	return error_set(err, LLMC_E_MISSING, "the plan is for %s, GPU %d (%s) is of architecture sm_%d: compile the model for it "
+	                 "(--target cuda --arch %s)", target + 5, m->dev.number, m->dev.name, m->dev.cc, best + 5);
+}
+
+static llmc_status
+alloc_weights(CudaModel *m, const Weights *w, llmc_error *err)
+{
+	CudaDevice *d = &m->dev;
+	char a[32], b[32], c[32];
+	size_t left = 0, total = 0;
+
+	m->offset = calloc((size_t)m->plan->n_tensor + 1, sizeof *m->offset);
+	if (!m->offset)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors", m->plan->n_tensor);
+	TRY(weights_layout(w, m->offset, &m->weight_bytes, err));
+	CUDA_TRY(d, d->api.mem_info(&left, &total), "asking GPU %d for free memory", d->number);
+	CUresult r = (size_t)m->weight_bytes > left ? CU_OUT_OF_MEMORY
+	                                            : d->api.mem_alloc(&m->weights, (size_t)m->weight_bytes + 256);
+	if (r == CU_OUT_OF_MEMORY)
+		return error_set(err, LLMC_E_MEMORY,
+		                 "the model does not fit GPU %d (%s): its weights need %s, %s of %s are free. A smaller format of the "
+		                 "weights (GGUF Q8_0, Q4_K), another GPU (--device cuda:N) or --device cpu would do",
+		                 d->number, d->name, cuda_bytes_text(m->weight_bytes, a), cuda_bytes_text((int64_t)left, b),
+		                 cuda_bytes_text((int64_t)total, c));
+	if (r != CU_OK)
+		m->weights = 0;
+	CUDA_TRY(d, r, "allocating %s for weights", cuda_bytes_text(m->weight_bytes, a));
+	return LLMC_OK;
+}
+
+static llmc_status
+function(CudaModel *m, CUfunction *f, int unit, const char *name, const CudaBuild *b, llmc_error *err)
+{
+	CudaDevice *d = &m->dev;
+
+	CUDA_TRY(d, d->api.module_function(f, m->module[unit], name), "looking for %s in %s", name, cuda_build_name(b, unit));
+	return LLMC_OK;
+}
+
+static llmc_status
+functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
+{
+	CudaDevice *d = &m->dev;
+
+	for (int i = 0; i < m->plan->n_kernel; i++) {
+		const PlanKernel *k = &m->plan->kernel[i];
+		for (int l = 0; l < k->n_launch; l++) {
+			const PlanLaunch *p = &k->launch[l];
+			TRY(function(m, &m->fn[i][l], cuda_build_unit_of(b, i), p->fn, b, err));
+			if (p->shared <= 0)
+				continue;
+			if (p->shared > d->max_shared)
+				return error_set(err, LLMC_E_MISSING, "kernel %s needs %lld bytes of shared memory, a block of GPU %d (%s) has %d: "
+				                 "the plan is for larger devices, compile it for this one", k->id, (long long)p->shared, d->number,
+				                 d->name, d->max_shared);
+			CUDA_TRY(d, d->api.func_set(m->fn[i][l], CU_FUNC_DYNAMIC_SHARED, (int)p->shared),
+			         "granting %lld bytes of shared memory to %s", (long long)p->shared, p->fn);
+		}
+	}
+	TRY(function(m, &m->begin, cuda_build_own(b, "begin"), "llmc_begin", b, err));
+	return function(m, &m->sample, cuda_build_own(b, "sample"), "llmc_sample", b, err);
+}
+
+static llmc_status
+load_modules(CudaModel *m, CudaBuild *b, llmc_error *err)
+{
+	CudaDevice *d = &m->dev;
+
+	m->module = calloc((size_t)cuda_build_units(b) + 1, sizeof *m->module);
+	m->fn = calloc((size_t)m->plan->n_kernel + 1, sizeof *m->fn);
+	if (!m->module || !m->fn)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", m->plan->n_kernel);
+	m->n_module = cuda_build_units(b);
+	for (int u = 0; u < m->n_module; u++) {
+		CUresult r = d->api.module_load(&m->module[u], cuda_build_image(b, u)->data);
+		if (r == CU_INVALID_IMAGE || r == CU_NO_BINARY) { /* whole and of this source, and still not what the driver takes */
+			char why[256];
+			cuda_result_text(&d->api, r, why, sizeof why);
+			TRY(cuda_build_again(b, u, why, err));
+			r = d->api.module_load(&m->module[u], cuda_build_image(b, u)->data);
+		}
+		if (r != CU_OK)
+			m->module[u] = NULL;
+		CUDA_TRY(d, r, "loading the kernel %s", cuda_build_name(b, u));
+	}
+	return functions(m, b, err);
+}
+
+static void
+poll_build(void *user)
+{
+	cuda_build_poll(user);
+}
+
+/* With the context current. */
+static llmc_status
+fill(CudaModel *m, const RuntimeOptions *opt, int n_threads, Weights *weights, RuntimeTimes *times, llmc_error *err)
+{
+	CudaBuildOptions o = { .artifact = opt->artifact, .n_jobs = n_threads, .cc = m->dev.cc, .driver = m->dev.driver,
+		.device_name = m->dev.name, .log = opt->log, .log_user = opt->log_user };
+	WeightsOptions w = { .random_weights = opt->random_weights, .log = opt->log, .log_user = opt->log_user };
+	double start = now(), packed;
+	CudaBuild *b = NULL;
+	llmc_status status;
+
+	TRY_GOTO(cuda_build_start(m->plan, &o, &b, err));
+	TRY_GOTO(alloc_weights(m, weights, err));
+	TRY_GOTO(threads_open(n_threads, &w.threads, err));
+	TRY_GOTO(cuda_weights_load(&m->dev, weights, &w, m->weights, m->offset, m->weight_bytes, poll_build, b, err));
+	packed = now();
+	times->pack_s = packed - start;
+	TRY_GOTO(cuda_build_wait(b, err));
+	TRY_GOTO(load_modules(m, b, err));
+	times->compile_s = now() - packed; /* what compiling took beyond loading */
+	times->load_s = now() - start;
+fail:
+	threads_close(w.threads);
+	cuda_build_close(b);
+	return status;
+}
+
+llmc_status
+cuda_model_open(const Plan *plan, const RuntimeOptions *opt, int n_threads, Weights *weights, CudaModel **out,
+                RuntimeTimes *times, llmc_error *err)
+{
+	llmc_status status;
+	CudaModel *m = calloc(1, sizeof *m);
+
+	*out = NULL;
+	if (!m)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	m->plan = plan;
+	TRY_GOTO(cuda_device_open(&m->dev, opt->device, true, err));
+	TRY_GOTO(check_device(m, err));
+	m->pdl = m->dev.cc >= 90 && m->dev.driver >= 12030;
+	TRY_GOTO(cuda_enter(&m->dev, err));
+	status = fill(m, opt, n_threads, weights, times, err);
+	cuda_leave(&m->dev);
+	if (status == LLMC_OK) {
+		*out = m;
+		return LLMC_OK;
+	}
+fail:
+	cuda_model_close(m);
+	return status;
+}
+
+void
+cuda_model_close(CudaModel *m)
+{
+	if (!m)
+		return;
+	CudaDevice *d = &m->dev;
+	if (d->ctx && d->api.ctx_push(d->ctx) == CU_OK) { /* a lost device too: then these fail and the context goes */
+		for (int i = 0; i < m->n_module; i++)
+			if (m->module[i])
+				CUDA_RELEASE(d->api.module_unload(m->module[i]));
+		if (m->weights)
+			CUDA_RELEASE(d->api.mem_free(m->weights));
+		cuda_leave(d);
+	}
+	cuda_device_close(d);
+	free(m->module);
+	free(m->fn);
+	free(m->offset);
+	free(m);
+}

@@ -1,0 +1,23 @@
+/* Inside of runtime/cuda: what sessions know of their model. */
+#ifndef LLMC_RUNTIME_CUDA_MODEL_H
+#define LLMC_RUNTIME_CUDA_MODEL_H
+
+#include "runtime/cuda/cuda.h"
+
+struct CudaModel {
+	const Plan  *plan;
+	CudaDevice   dev;
+	int          n_module;
+	CUmodule    *module;
+	CUfunction (*fn)[PLAN_MAX_LAUNCH]; /* [n_kernel] */
+	CUfunction   begin, sample;
+	bool         pdl;                  /* programmatic launches also within graphs */
+	CUdeviceptr  weights;
+	int64_t     *offset;               /* [n_tensor] */
+	int64_t      weight_bytes;
+};
+
+/* "17.3 GB", "512 KB" */
+const char *cuda_bytes_text(int64_t bytes, char buf[32]);
+
+#endif
