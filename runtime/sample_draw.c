@@ -1,9 +1,29 @@
-/* A token drawn from the logits of scratch by temperature, top-k, top-p, min-p and typical-p. Nothing is sorted whole: top-k
- * selects, the others take from a heap as much as they keep. */
+/* A token drawn from the logits of scratch by temperature, top-k, top-p, min-p and typical-p. Nothing is sorted whole: a
+ * histogram by the leading bits finds where the cut is, and only what shares its bucket is put in order. */
 #include <math.h>
 #include <string.h>
 
 #include "runtime/sample.h"
+
+enum { N_BUCKET = 4096 };
+
+static uint32_t
+bits_of(float v)
+{
+	uint32_t u;
+
+	memcpy(&u, &v, sizeof u);
+	return u;
+}
+
+/* Larger for larger floats */
+static uint32_t
+bucket_of(float v)
+{
+	uint32_t u = bits_of(v + 0.0f); /* -0 and 0 are equal */
+
+	return (u ^ (u >> 31 ? 0xffffffffu : 0x80000000u)) >> 20;
+}
 
 /* The k-th largest of v [n], which is reordered; 1 <= k <= n. Hoare's selection, median of three. */
 static float
@@ -34,6 +54,22 @@ kth_largest(float *v, int32_t n, int32_t k)
 			break;
 	}
 	return v[want];
+}
+
+/* The same over a whole vocabulary, which stays as it is; some [n] is memory. */
+static float
+kth_of_many(const float *v, int32_t n, int32_t k, float *some)
+{
+	int32_t count[N_BUCKET] = { 0 }, m = 0, b = N_BUCKET - 1;
+
+	for (int32_t i = 0; i < n; i++)
+		count[bucket_of(v[i])]++;
+	for (; count[b] < k; b--)
+		k -= count[b];
+	for (int32_t i = 0; i < n; i++)
+		if (bucket_of(v[i]) == (uint32_t)b)
+			some[m++] = v[i];
+	return kth_largest(some, m, k);
 }
 
 /* a before b: the larger, of equals the lower id */
@@ -92,20 +128,54 @@ bring_forward(Cand *cand, int32_t n, int32_t kept)
 	}
 }
 
+static void
+swap(Cand *cand, int32_t a, int32_t b)
+{
+	Cand t = cand[a];
+
+	cand[a] = cand[b];
+	cand[b] = t;
+}
+
+/* Weights are within (0, 1]. */
+static int32_t
+weight_bucket(float v)
+{
+	uint32_t b = bits_of(v) >> 19;
+
+	return b < N_BUCKET / 2 ? (int32_t)b : N_BUCKET / 2 - 1;
+}
+
 /* Keep the largest candidates until their weights reach top_p of all. */
 static int32_t
 keep_top_p(Cand *cand, int32_t n, double top_p)
 {
-	double all = 0, sum = 0;
-	int32_t left = n, kept = 0;
+	double in[N_BUCKET / 2] = { 0 }, all = 0, sum = 0;
+	int32_t b = N_BUCKET / 2 - 1, larger = 0, at = 0, end = n, kept = 0;
 
 	for (int32_t i = 0; i < n; i++)
-		all += cand[i].v;
-	heapify(cand, n);
-	for (; left && (kept == 0 || sum < top_p * all); kept++)
-		sum += take(cand, &left).v;
-	bring_forward(cand, n, kept);
-	return kept;
+		in[weight_bucket(cand[i].v)] += cand[i].v;
+	for (int32_t i = 0; i <= b; i++)
+		all += in[i];
+	/* the bucket where the mass is reached; rounding must not lead past the last */
+	while (b > 0 && sum + in[b] < top_p * all)
+		sum += in[b--];
+	while (at < end) { /* larger ones to the front, the bucket behind them, the rest behind that */
+		int32_t k = weight_bucket(cand[at].v);
+		if (k > b)
+			swap(cand, larger++, at++);
+		else if (k == b)
+			at++;
+		else
+			swap(cand, at, --end);
+	}
+	Cand *few = cand + larger;
+	int32_t left = at - larger, n_few = left;
+	heapify(few, left);
+	for (; left && (larger + kept == 0 || sum < top_p * all); kept++)
+		sum += take(few, &left).v;
+	bring_forward(few, n_few, kept);
+	return larger + kept;
 }
 
 /* Keep those whose information is nearest to the entropy until they weigh typical_p of all; weight [] by id. */
@@ -148,17 +218,20 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 	if (m->work[best] == INFINITY || max == INFINITY)
 		return best;
 	if (p->top_k > 0 && p->top_k < m->vocab) {
-		float *copy = (float *)cand; /* free until the candidates are listed */
-		memcpy(copy, m->work, (size_t)m->vocab * sizeof *copy);
-		floor = kth_largest(copy, m->vocab, p->top_k);
-		for (int32_t i = 0; i < m->vocab; i++)
+		floor = kth_of_many(m->work, m->vocab, p->top_k, (float *)cand); /* free until the candidates are listed */
+		for (int32_t i = 0; i < m->vocab; i++) {
 			if (m->work[i] < floor) /* ties of the last stay, as in transformers */
-				m->work[i] = -INFINITY;
+				continue;
+			sample_weights(&m->work[i], 1, p->temperature, max);
+			if (m->work[i] > 0)
+				cand[n++] = (Cand){ m->work[i], i };
+		}
+	} else {
+		sample_weights(m->work, m->vocab, p->temperature, max);
+		for (int32_t i = 0; i < m->vocab; i++)
+			if (m->work[i] > 0)
+				cand[n++] = (Cand){ m->work[i], i };
 	}
-	sample_weights(m->work, m->vocab, p->temperature, max);
-	for (int32_t i = 0; i < m->vocab; i++)
-		if (m->work[i] > 0)
-			cand[n++] = (Cand){ m->work[i], i };
 	if (p->top_p > 0 && p->top_p < 1)
 		n = keep_top_p(cand, n, p->top_p);
 	if (p->min_p > 0) { /* the largest weight is 1 */
