@@ -369,13 +369,25 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 	const int tid = (int)threadIdx.x, warp = warp_id(), lane = lane_id(), rows = p.s.rows;
 	int       slices = rows <= 1 || rows > 8 ? 1 : rows <= 2 ? GV_SLICES2 : rows <= 4 ? GV_SLICES4 : GV_SLICES8;
 
+	/* Few instructions stand before the first load: one division, of 32 bits. Ranges with a group more come first. */
+	unsigned ranges = gridDim.x, range = blockIdx.x, slice = 0, mine = warp, parts = GV_KWARPS;
 	if (slices > (int)gridDim.x)
 		slices = 1;
-	const int ranges = (int)gridDim.x / slices, range = (int)blockIdx.x / slices, slice = (int)blockIdx.x - range * slices;
+	if (slices > 1) {
+		ranges = gridDim.x / slices;
+		range = blockIdx.x / slices;
+		slice = blockIdx.x - range * slices;
+		mine += slice * GV_KWARPS;
+		parts *= slices;
+	}
+	const unsigned each = OP::GROUPS / ranges, more = OP::GROUPS - each * ranges;
 	const bool work = range < ranges;
-	const int g0 = work ? (int)((long long)OP::GROUPS * range / ranges) : 0, g1 = work ? (int)((long long)OP::GROUPS * (range + 1) / ranges) : 0;
-	const int parts = GV_KWARPS * slices, mine = slice * GV_KWARPS + warp;
-	const int u0 = warp < GV_KWARPS ? GV_UNITS * mine / parts : 0, u1 = warp < GV_KWARPS ? GV_UNITS * (mine + 1) / parts : 0;
+	const int g0 = work ? (int)(each * range + min(range, more)) : 0, g1 = work ? (int)(g0 + each + (range < more)) : 0;
+	int u0 = 0, u1 = 0;
+	if (warp < GV_KWARPS) {
+		u0 = slices > 1 ? GV_UNITS * mine / parts : GV_UNITS * mine / GV_KWARPS;
+		u1 = slices > 1 ? GV_UNITS * (mine + 1) / parts : GV_UNITS * (mine + 1) / GV_KWARPS;
+	}
 	const bool counted = slices > 1 || OP::UNIT > 0;
 	gv_stream<OP> in;
 
@@ -469,7 +481,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 					w += from[i * R * 8 + 4];
 				}
 				if (counted) {
-					float *to = (slices > 1 ? part + (long long)(slice * 8 + b) * RESULTS : all + (long long)(t0 + b) * RESULTS) + group * 8 + j;
+					float *to = (slices > 1 ? part + (long long)((int)slice * 8 + b) * RESULTS : all + (long long)(t0 + b) * RESULTS) + group * 8 + j;
 					to[0] = v;
 					to[4] = w;
 				} else {
@@ -483,7 +495,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 		if (counted) {
 			enum { UNIT = OP::UNIT > 0 ? OP::UNIT : 1 };
 			float *raw = (float *)sm.x; /* free by now */
-			const int first = OP::UNIT > 0 ? g0 / UNIT : range, units = OP::UNIT > 0 ? (g1 - 1) / UNIT + 1 - first : 1;
+			const int first = OP::UNIT > 0 ? g0 / UNIT : (int)range, units = OP::UNIT > 0 ? (g1 - 1) / UNIT + 1 - first : 1;
 			if (tid < R && t0 + tid < n)
 				squares[(range * 8 + slice) * 8 + tid] = gv_squares(sm, tid);
 			__syncthreads();
