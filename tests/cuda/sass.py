@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""What ptxas made of a kernel: instructions in order, from a cubin, and the facts that tests hold them to.
+
+    tests/cuda/sass.py FILE.cubin ...        one line a function: counts, order, widths
+
+    s = sass.functions(cubin)["norm_glu_decode"]     # a list of instructions as text
+    s.first("LDGSTS", "LDG") < s.first("ACQBULK")    # weights before the wait of a dependent launch
+
+ACQBULK is griddepcontrol.wait, PREEXIT launch_dependents, LDGSTS cp.async, UBLKCP a bulk copy, HMMA and HGMMA the tensor cores, LDL and STL
+spills. The disassembler is a toolkit's or the one in the triton wheel: LLMC_NVDISASM, PATH, /usr/local/cuda, Python's packages; without
+one functions() is None."""
+import functools
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+
+@functools.lru_cache
+def disassembler():
+    named = os.environ.get("LLMC_NVDISASM")
+    if named:
+        return named
+    found = shutil.which("nvdisasm")
+    if found:
+        return found
+    places = ["/usr/local/cuda*/bin/nvdisasm"]
+    for p in sys.path:
+        places += [f"{p}/triton/backends/nvidia/bin/nvdisasm", f"{p}/nvidia/cu13/bin/nvdisasm"]
+    for p in places:
+        for path in sorted(glob.glob(p), reverse=True):
+            if os.access(path, os.X_OK):
+                return path
+    return None
+
+
+class Sass(list):
+    """Instructions in the order of the file, `@P0 LDG.E.128 R4, ...`."""
+
+    def where(self, *ops):
+        """Places of the instructions whose name begins with one of ops (a name ends at a dot)."""
+        want = tuple(ops)
+        out = []
+        for i, text in enumerate(self):
+            name = re.sub(r"^@\S+\s+", "", text).split(" ")[0]
+            if any(name == o or name.startswith(o + ".") for o in want):
+                out.append(i)
+        return out
+
+    def first(self, *ops):
+        """Place of the first, or the length where there is none."""
+        return next(iter(self.where(*ops)), len(self))
+
+    def count(self, *ops):
+        return len(self.where(*ops))
+
+
+def functions(cubin):
+    """{name: Sass} of a cubin's bytes; None without a disassembler."""
+    tool = disassembler()
+    if tool is None:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(cubin)
+        f.flush()
+        text = subprocess.run([tool, "-c", f.name], capture_output=True, text=True, check=True).stdout
+    out, name = {}, None
+    for line in text.split("\n"):
+        m = re.match(r"\s*\.section\s+\.text\.(\w+)", line)
+        if m:
+            name = m[1]
+            out[name] = Sass()
+        m = re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;", line)
+        if m and name:
+            out[name].append(m[1].strip("{ "))
+    return out
+
+
+def faults(s, bytes_=16, tensor=True):
+    """What a kernel that streams weights may not do, as sentences; empty: nothing. bytes_: width of the first load of weights."""
+    out = []
+    load, wait = s.first("LDGSTS", "UBLKCP"), s.first("ACQBULK")
+    if load == len(s):
+        load = s.first("LDG")
+    if s.where("ACQBULK") and load > wait:
+        out.append("weights are asked for after griddepcontrol.wait")
+    if s.where("ACQBULK") and s.first("STG", "ATOMG", "RED", "ST") < wait:
+        out.append("a store stands before griddepcontrol.wait")
+    if not s.where("UBLKCP") and (load == len(s) or f".{bytes_ * 8}" not in s[load].split(" ")[0 if s[load][0] != "@" else 1]):
+        out.append(f"the first load of weights is not {bytes_} bytes wide: {s[load] if load < len(s) else 'none'}")
+    if s.where("LDG") and any(".CONSTANT" in s[i].split(" ")[0 if s[i][0] != "@" else 1] for i in s.where("LDG")):
+        out.append("a load is ld.global.nc: ptxas may move it across a wait")
+    if s.where("LDL", "STL"):
+        out.append("registers are spilled")
+    if tensor and not s.where("HMMA", "HGMMA", "UTCHMMA"):
+        out.append("no tensor cores")
+    return out
+
+
+def main():
+    for path in sys.argv[1:]:
+        with open(path, "rb") as f:
+            found = functions(f.read())
+        if found is None:
+            print("no nvdisasm (LLMC_NVDISASM, PATH, /usr/local/cuda, the triton wheel)", file=sys.stderr)
+            return 77
+        for name, s in found.items():
+            print(f"{name}: {len(s)} instructions, {s.count('LDGSTS')} LDGSTS, {s.count('LDG')} LDG, {s.count('HMMA')} HMMA, "
+                  f"{min(s.first('LDGSTS'), s.first('LDG'))} first load, {s.first('ACQBULK')} wait; {'; '.join(faults(s)) or 'as wanted'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
