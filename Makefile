@@ -20,7 +20,7 @@ CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
 EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.h' 2>/dev/null) $(wildcard runtime/serve/page/*)
 
-.PHONY: all lib help deps demo check san tsan fuzz bench bench-peer bench-startup golden format install clean unit smollm2
+.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check san tsan fuzz bench bench-peer bench-startup golden format install clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a
 
 help: ## this list
@@ -88,6 +88,15 @@ bench-peer: all ## llmc and llama.cpp on the same file, interleaved; PEER_ARGS="
 
 bench-startup: all ## time to the first token, cold and warm, and peak memory
 	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py
+
+gpu-pack: all ## what a check on a machine with a GPU needs, into build/gpu
+	@tests/gpu/pack.sh
+
+gpu-check: all ## tests and figures on the GPU of this machine, ten minutes; result file under tests/gpu/results
+	@tests/gpu/check.sh
+
+nvrtc: all ## every kernel of every description through the real NVRTC, for every architecture; writes docs/cuda-resources.md
+	@"$$(tools/venv.sh)/bin/python" tools/cuda_resources.py --markdown docs/cuda-resources.md $(filter-out %pretokenizers.yaml,$(wildcard configs/*.yaml))
 
 golden: ## make the goldens again (needs torch and transformers; see tests/golden/README.md)
 	@tests/golden/make.sh
