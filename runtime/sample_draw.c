@@ -169,8 +169,15 @@ keep_top_p(Cand *cand, int32_t n, double top_p)
 		else
 			swap(cand, at, --end);
 	}
+	/* in order, the largest first: it is part of what a seed means, on every target */
+	int32_t left = larger;
+	heapify(cand, left);
+	while (left)
+		take(cand, &left);
+	bring_forward(cand, larger, larger);
 	Cand *few = cand + larger;
-	int32_t left = at - larger, n_few = left;
+	left = at - larger;
+	int32_t n_few = left;
 	heapify(few, left);
 	for (; left && (larger + kept == 0 || sum < top_p * all); kept++)
 		sum += take(few, &left).v;
