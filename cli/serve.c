@@ -104,7 +104,7 @@ serve(int argc, char **argv)
 	float header_s = 0, body_s = 0, idle_s = 0, request_s = 0, drain_s = 30;
 	char *key = NULL;
 	so.port = 8000;
-	const Opt opt[] = {
+	Opt opt[] = {
 		{ OPT_GROUP, 0, "Address", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "host", "ADDRESS", &so.host, "listen on this address; beyond loopback a key is demanded [127.0.0.1]" },
 		{ OPT_INT, 'p', "port", "N", &so.port, "0: the kernel chooses [8000]" },
@@ -153,6 +153,9 @@ serve(int argc, char **argv)
 	struct rlimit files;
 	int code = 0;
 
+	for (size_t i = 0; i < sizeof opt / sizeof *opt; i++)
+		if (opt[i].to == &c.seqs)
+			opt[i].help = "sequences at once, the largest batch [16]";
 	argv = settings_merge("LLMC_SERVE_", opt, sizeof opt / sizeof *opt, argc, argv, &argc, &model);
 	size_t n_arg = OPT_PARSE(&cmd_serve, opt, argc, argv, args);
 	if (n_arg == 0)
