@@ -1,12 +1,13 @@
 /* Picking from one row of logits by a block of 512 threads, as runtime/sample.c does: the same weights bit for bit, sums of them as integers, so
- * that no order of adding matters. Everything is found by counting what lies above a value or before an id; nothing is sorted. */
+ * that no order of adding matters. Everything is found by counting what lies above a value or before an id; nothing is sorted. The blocks that
+ * share a row each list a few of the largest of their part, among which top-k, and mostly top-p, find theirs. */
 #ifndef LLMC_CUDA_SAMPLE_H
 #define LLMC_CUDA_SAMPLE_H
 
 #include "common/cuda_ptx.h"
 #include "common/cuda_state.h"
 
-enum { PICK_THREADS = 512, PICK_WARPS = 16, PICK_STEPS = 7 };
+enum { PICK_THREADS = 512, PICK_WARPS = 16, PICK_STEPS = 7, PICK_FEW = 8192, PICK_MOST_K = 256, PICK_NUCLEUS = 128 };
 typedef unsigned long long u64;
 
 struct pick_shared {
@@ -15,7 +16,7 @@ struct pick_shared {
 	float  top[PICK_THREADS], best[PICK_WARPS];
 	int    id[PICK_WARPS], bad[PICK_WARPS];
 	double add[PICK_WARPS];
-	int    last;
+	int    last, few[PICK_FEW];
 };
 
 /* Called from several places, and long: not repeated at each. */
@@ -126,10 +127,10 @@ struct pick_equals {
 	PICK_FN u64 amount(int i) const { return pick_key(v[i]) == at; }
 };
 
-/* Elements [0, n) of a row, or those that are listed, in ascending order of id */
-struct pick_list { const int *id; int n; };
+/* Elements [first, first + n) of a row, or those that are listed, in ascending order of id */
+struct pick_list { const int *id; int n, first; };
 
-DEV int pick_at(const pick_list &l, int i) { return l.id ? l.id[i] : i; }
+DEV int pick_at(const pick_list &l, int i) { return l.id ? l.id[i] : l.first + i; }
 
 /* The largest key with more than `target` at or above it, which must exist; *above: what is above it. Three bits a round. */
 template <class F> FAR unsigned
@@ -230,27 +231,33 @@ pick_keep(pick_shared &s, const float *v, const pick_list &l, unsigned least, in
 		at += __popc(votes);
 	}
 	__syncthreads();
-	return pick_list{ to, n };
+	return pick_list{ to, n, 0 };
 }
 
-/* A short list that holds at least the k largest of a long one and all that equal them: each thread's largest is found, and what lies below the
- * k-th largest of these falls out. */
-DEV pick_list
-pick_narrow(pick_shared &s, const float *v, const pick_list &l, int k, int *to)
+/* How many of the largest each part of a row lists at least; 0: none are listed. */
+DEV int
+pick_wants(const llmc_slot &slot, int vocab)
 {
-	unsigned top = 0;
+	if (!(slot.temperature > 0))
+		return 0;
+	if (slot.top_k > 0 && slot.top_k < vocab)
+		return slot.top_k <= PICK_MOST_K ? slot.top_k : 0;
+	return slot.top_p > 0 && slot.top_p < 1 ? PICK_NUCLEUS : 0;
+}
+
+/* Lists, in `to`, at least the k largest of part l of a row and all that equal them: what lies below the k-th largest of the
+ * threads' own largest, `mine`, falls out; that is *least. */
+DEV int
+pick_shortlist(pick_shared &s, const float *v, float mine, const pick_list &l, int k, int *to, unsigned *least)
+{
 	u64 above;
 
-	if (l.n <= 4 * PICK_THREADS || k > PICK_THREADS)
-		return l;
-#pragma unroll 4
-	for (int i = threadIdx.x; i < l.n; i += PICK_THREADS)
-		top = max(top, pick_key(v[pick_at(l, i)]));
-	s.top[threadIdx.x] = pick_value(top);
+	__syncthreads();
+	s.top[threadIdx.x] = mine;
 	__syncthreads();
 	const pick_counts f = { s.top };
-	const unsigned least = pick_search(s, f, pick_list{ 0, PICK_THREADS }, k - 1, &above);
-	return pick_keep(s, v, l, least, to);
+	*least = pick_search(s, f, pick_list{ 0, PICK_THREADS, 0 }, k - 1, &above);
+	return pick_keep(s, v, l, *least, to).n;
 }
 
 /* ---- the draw ---------------------------------------------------------------------------------------------------------- */
@@ -283,43 +290,45 @@ pick_mass_of(pick_shared &s, const float *w, const pick_list &l, unsigned least)
 	return pick_sum(s, sum);
 }
 
-/* An id by the logits `v` of a row, whose largest, `top`, belongs to `best`. w, ids: [vocab] of scratch; w may be v. */
+/* An id by the logits `v` of a row, whose largest, `top`, belongs to `best`. few: the parts' lists, if they made any:
+ * all logits from the key `whole` up are there, and the k largest. w, ids: [vocab] of scratch; w may be v. */
 DEV int
-pick_draw(pick_shared &s, const llmc_slot &slot, const float *v, int vocab, float top, int best, float *w, int *ids)
+pick_draw(pick_shared &s, const llmc_slot &slot, const float *v, int vocab, float top, int best, const pick_list &few, unsigned whole,
+          float *w, int *ids)
 {
 	const float max_v = top / slot.temperature, temperature = slot.temperature;
 	const double at = pick_random(slot.seed, slot.n_pick);
 	const bool nucleus = slot.top_p > 0 && slot.top_p < 1;
-	pick_list l = { 0, vocab };
-	u64 above;
+	pick_list l = { 0, vocab, 0 };
+	u64 above, all = 0, target;
 
 	if (top == -PICK_NONE || max_v == -PICK_NONE)
 		return best;
 	if (slot.top_k > 0 && slot.top_k < vocab) {
 		const pick_counts f = { v };
-		const pick_list few = pick_narrow(s, v, l, slot.top_k, ids);
-		l = pick_keep(s, v, l, pick_search(s, f, few, slot.top_k - 1, &above), ids); /* ties of the last stay */
+		const pick_list &from = few.id ? few : l;
+		l = pick_keep(s, v, from, pick_search(s, f, from, slot.top_k - 1, &above), ids); /* ties of the last stay */
 	}
-#pragma unroll 4
+#pragma unroll 8
 	for (int i = threadIdx.x; i < l.n; i += PICK_THREADS) {
 		const int id = pick_at(l, i);
-		const float e = pick_exp(__fadd_rn(v[id] / temperature, -max_v));
-		w[id] = !nucleus && e < slot.min_p ? 0.0f : e;
+		float e = pick_exp(__fadd_rn(v[id] / temperature, -max_v));
+		e = !nucleus && e < slot.min_p ? 0.0f : e;
+		all += pick_mass(e);
+		w[id] = e;
 	}
-	__syncthreads();
-	u64 all = pick_mass_of(s, w, l, 0), target;
+	all = pick_sum(s, all);
 	const pick_masses f = { w };
 	if (!nucleus) { /* by ascending id */
 		target = (u64)(at * (double)all);
-		const int place = pick_walk(s, f, l, target < all ? target : all - 1);
-		return pick_at(l, place);
+		return pick_at(l, pick_walk(s, f, l, target < all ? target : all - 1));
 	}
 	/* the largest, until their sum reaches top_p of all */
-	double want = -floor(-((double)slot.top_p * (double)all));
+	const double want = -floor(-((double)slot.top_p * (double)all));
 	target = want < 1 ? 1 : want > (double)all ? all : (u64)want;
-	if (!l.id) {
-		const pick_list few = pick_narrow(s, w, l, PICK_THREADS / 2, ids);
-		if (pick_mass_of(s, w, few, 0) >= target)
+	if (!l.id && few.id) { /* the weight at `whole`, and a little for exp, which need not rise with every bit */
+		const float edge = pick_exp(__fadd_rn(pick_value(whole) / temperature, -max_v));
+		if (pick_mass_of(s, w, few, pick_key(edge) + 8) >= target)
 			l = few;
 	}
 	const unsigned cut = pick_search(s, f, l, target - 1, &above);
@@ -327,9 +336,9 @@ pick_draw(pick_shared &s, const llmc_slot &slot, const float *v, int vocab, floa
 	if (pick_value(cut) < slot.min_p)
 		kept = pick_mass_of(s, w, l, pick_key(slot.min_p));
 	target = (u64)(at * (double)kept);
-	const unsigned key = pick_search(s, f, l, target < kept ? target : kept - 1, &above);
-	one = pick_mass(pick_value(key));
 	target = target < kept ? target : kept - 1;
+	const unsigned key = pick_search(s, f, l, target, &above);
+	one = pick_mass(pick_value(key));
 	const pick_equals same = { w, key };
 	return pick_at(l, pick_walk(s, same, l, (target - above) / one));
 }

@@ -3,7 +3,7 @@
 #include "common/cuda_sample.h"
 
 /* What a part of a row found; in `part`, as doubles */
-enum { PART_MAX, PART_SUM, PART_BEST, PART_ID, PART_BAD, PART_WORDS = 8 };
+enum { PART_MAX, PART_SUM, PART_BEST, PART_ID, PART_BAD, PART_FEW, PART_LEAST, PART_WORDS = 8 };
 
 /* The logit after penalties, contracted nowhere: as runtime/sample.c */
 DEV float
@@ -59,7 +59,9 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, in
 	const float *v = p.logits + (long long)o * p.vocab;
 	const int *count = p.counts + (long long)slot_at * p.vocab;
 	float *w = (float *)(p.work + (long long)o * p.vocab), most = PICK_NONE, best = PICK_NONE;
-	int best_id = 0x7fffffff, bad = 0;
+	int *ids = (int *)w + p.vocab, best_id = 0x7fffffff, bad = 0, few = 0;
+	unsigned least = 0;
+	const int wanted = pick_wants(slot, p.vocab);
 	double sum = 0;
 
 #pragma unroll 4
@@ -78,11 +80,14 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, in
 			best_id = i;
 		}
 	}
+	const float mine = best;
 	best_of(s, most, best, best_id, bad);
 	if (most > PICK_NONE) /* else none of them weighs anything */
 #pragma unroll 4
 		for (int i = lo + threadIdx.x; i < hi; i += PICK_THREADS)
 			sum += (double)pick_exp(__fadd_rn(v[i], -most));
+	if (wanted && !bad) /* this block's part of w is behind best_of's barrier */
+		few = pick_shortlist(s, slot.penalties ? w : v, mine, pick_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
 	for (int d = 16; d; d >>= 1)
 		sum += __shfl_xor_sync(0xffffffffu, sum, d);
 	if (lane_id() == 0)
@@ -99,7 +104,31 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, in
 		to[PART_BEST] = best;
 		to[PART_ID] = best_id;
 		to[PART_BAD] = bad;
+		to[PART_FEW] = few;
+		to[PART_LEAST] = least;
 	}
+}
+
+/* The lists of a row's parts in one, in shared memory; none where they are too long or were not made. *whole: the highest of the keys that
+ * the parts listed down to. */
+DEV pick_list
+gather(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const double *part, const int *ids, unsigned *whole)
+{
+	const int piece = (p.vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS;
+	int n = 0;
+
+	if (!pick_wants(slot, p.vocab))
+		return pick_list{ 0, 0, 0 };
+#pragma unroll 1
+	for (int k = 0; k < LLMC_PICK_PARTS; k++, part += PART_WORDS) {
+		const int more = (int)part[PART_FEW];
+		*whole = max(*whole, (unsigned)part[PART_LEAST]);
+		for (int i = threadIdx.x; i < more && n + i < PICK_FEW; i += PICK_THREADS)
+			s.few[n + i] = ids[k * piece + i];
+		n += more;
+	}
+	__syncthreads();
+	return n <= PICK_FEW ? pick_list{ s.few, n, 0 } : pick_list{ 0, 0, 0 };
 }
 
 /* All parts of row o are there: pick, and note it. */
@@ -121,8 +150,12 @@ settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, 
 		}
 	}
 	const int status = bad ? 1 : most == PICK_NONE || best == PICK_NONE ? 2 : 0;
-	if (status == 0 && slot.temperature > 0)
-		id = pick_draw(s, slot, slot.penalties ? w : v, p.vocab, best, id, w, (int *)w + p.vocab);
+	if (status == 0 && slot.temperature > 0) {
+		int *ids = (int *)w + p.vocab;
+		unsigned whole = 0;
+		const pick_list few = gather(s, p, slot, part - LLMC_PICK_PARTS * PART_WORDS, ids, &whole);
+		id = pick_draw(s, slot, slot.penalties ? w : v, p.vocab, best, id, few, whole, w, ids);
+	}
 	if (threadIdx.x)
 		return;
 	double all = 0;
