@@ -157,6 +157,16 @@ def test_threads_share_an_engine():
         assert got == [want] * 8
 
 
+def test_the_session_s_own_generation_takes_the_same_settings(model, alone):
+    p = CASES[0][0]
+    with model.session(context=256) as s:
+        ids = alone[p]["tokens"]
+        r = s.run(p, max_tokens=24, stop_tokens=[ids[2]])
+        assert r["finish"] == "token" and r["tokens"] == ids[: ids.index(ids[2])]
+        assert s.run(p, max_tokens=24, stop_tokens=[ids[2]], min_tokens=10)["n_new"] >= 10
+        assert s.run(p, max_tokens=3, bad_words=[[ids[0]]])["tokens"][0] != ids[0]
+
+
 def test_a_sequence_is_saved_and_loaded():
     with llmc.open(TINY, random_weights=True, arch="generic") as m, m.session(context=64, seqs=2, threads=1) as s:
         q = s.seq()
