@@ -89,6 +89,11 @@ size_t opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, cha
                  size_t max_args);
 #define OPT_PARSE(cmd, opt, argc, argv, args)                                                      \
 	opt_parse(cmd, opt, sizeof(opt) / sizeof *(opt), argc, argv, args, sizeof(args) / sizeof *(args))
+/* Settings from a YAML file (--config), environment variables and the command line; the last wins: the arguments with
+ * those of the file and the environment in front. A variable is prefix + NAME of the option in capitals, as
+ * LLMC_SERVE_PORT. *model: what the file or the environment names, or NULL. Prints and exits on mistakes. */
+char **settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char **argv, int *n_out,
+                      const char **model);
 int  opt_usage_error(const Command *cmd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* "llmc: text" in red on a terminal; returns the exit code that goes with the status */

@@ -9,7 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "cli/settings.h"
+#include "cli/cli.h"
 
 static int stop_fd = -1; /* the signal handler's only way out */
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <yaml.h>
 
-#include "cli/settings.h"
+#include "cli/cli.h"
 
 typedef struct Args { char **v; int n, cap; } Args;
 
