@@ -50,7 +50,8 @@ enum {
 	GV_THREADS = GV_WARPS * 32,
 	/* 64 KB for x, more where one row needs it; templates' @launch lines count the same */
 	GV_X = (COLS > 16384 ? (COLS + 1023) / 1024 * 4096 : 65536) / 16 / GV_WARPS,
-	GV_RING = (GV_ARCH == 80 || GV_ARCH == 90 || GV_ARCH == 100 ? 5120 : 3072) / (int)sizeof(gv_slot),
+	GV_SUMS = GV_MINS ? GV_X / 8 : 0, /* of x, where weights have minima: two pairs a unit and lane that has x */
+	GV_RING = ((GV_ARCH == 80 || GV_ARCH == 90 || GV_ARCH == 100 ? 5120 : 3072) - GV_SUMS * 8) / (int)sizeof(gv_slot),
 	GV_UNITS = COLS / GV_UNIT,       /* of a row */
 	GV_KWARPS = GV_UNITS < GV_WARPS ? GV_UNITS : GV_WARPS,
 	GV_FLAGS = 256
@@ -58,6 +59,9 @@ enum {
 
 struct gv_arena {
 	uint4              x[GV_WARPS][GV_X];
+#if GV_MINS
+	uint2              sums[GV_WARPS][GV_SUMS];
+#endif
 	gv_slot            ring[GV_WARPS][GV_RING];
 	float              sum[2048];           /* 2 tiles of (16 / R groups) x (8 warps) x (R rows of x) x 8 */
 	float              squares[GV_WARPS][8];
@@ -236,6 +240,22 @@ gv_stage(const llmc_call &p, gv_arena &sm, const float *x, const float *nw, cons
 		const float v[4] = { __uint_as_float(f.x), __uint_as_float(f.y), __uint_as_float(f.z), __uint_as_float(f.w) };
 		const float w[4] = { __uint_as_float(h.x), __uint_as_float(h.y), __uint_as_float(h.z), __uint_as_float(h.w) };
 		gv_fragments(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, scale);
+	}
+#endif
+#if GV_MINS
+	/* Sums of a unit's low columns and of its high ones, for the lane that has them, split as x is; 1/16 of them: sums may be 16 times x. */
+	__syncwarp();
+	for (int i = lane; i < units * 4 * R; i += 32) {
+		const uint4 *from = sm.x[warp] + i / (4 * R) * GV_CHUNKS * 8 * R + i % (4 * R);
+		float s[2] = { 0, 0 };
+#pragma unroll
+		for (int c = 0; c < 2 * GV_CHUNKS; c++) {
+			const uint4 v = from[c * 4 * R];
+			s[c & 1] += ((f16_lo(v.x) + f16_hi(v.x)) + (f16_lo(v.z) + f16_hi(v.z))) + ((f16_lo(v.y) + f16_hi(v.y)) + (f16_lo(v.w) + f16_hi(v.w)));
+		}
+		unsigned hi, lo;
+		gv_split(hi, lo, s[0] * 0.0625f, s[1] * 0.0625f);
+		sm.sums[warp][i] = make_uint2(hi, lo);
 	}
 #endif
 #ifdef NORM_rms
@@ -428,6 +448,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 
 			for (; done < stop && in.units > 0; done++) {
 				float acc[2][4] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
+				float total[2] = { 0, 0 };
 				const uint4 *xq = xs;
 				for (int unit = u0; unit < u1; unit++) {
 					gv_slot &from = sm.ring[warp][slot];
@@ -462,12 +483,27 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 						mma_f16_m16n8k16(acc[1], a1, b1, acc[1]);
 #endif
 					}
+#if GV_MINS
+					uint2 m = make_uint2(0, 0);
+					if (lane < 4 * R)
+						m = sm.sums[warp][(unit - u0) * 4 * R + lane];
+					const unsigned am[4] = { m.x, m.y, 0, 0 }, bm[2] = { scale.m[0], 0 };
+					float mins[4] = { 0, 0, 0, 0 };
+					mma_f16_m16n8k16(mins, am, bm, mins);
+#pragma unroll
+					for (int i = 0; i < 2; i++) {
+						const float sum = (acc[0][i] + acc[1][i]) + (acc[0][i + 2] + acc[1][i + 2]);
+						total[i] = fmaf(f16_lo(q.e[i]), sum, total[i]);
+						total[i] = fmaf(f16_hi(q.e[i]), (mins[i] + mins[i + 2]) * -16.0f, total[i]);
+						acc[0][i] = acc[1][i] = acc[0][i + 2] = acc[1][i + 2] = 0;
+					}
+#endif
 				}
 				/* a lane has weight rows 2 t and 2 t + 1 of row g of x */
 				if (lane < 4 * R) {
 					float *to = sm.sum + (((done & (2 * tile - 1)) * GV_WARPS + warp) * R) * 8 + lane * 2;
-					to[0] = ((acc[0][0] + acc[1][0]) + (acc[0][2] + acc[1][2])) * back;
-					to[1] = ((acc[0][1] + acc[1][1]) + (acc[0][3] + acc[1][3])) * back;
+					to[0] = (total[0] + ((acc[0][0] + acc[1][0]) + (acc[0][2] + acc[1][2]))) * back;
+					to[1] = (total[1] + ((acc[0][1] + acc[1][1]) + (acc[0][3] + acc[1][3]))) * back;
 				}
 			}
 			__syncthreads();

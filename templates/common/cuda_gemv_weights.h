@@ -9,7 +9,8 @@
  * Why not registers: a warp has six scoreboards, so a register ring deeper than that waits for its newest load when it wants the oldest.
  *
  * W_<dtype> and COLS are defined before inclusion. bf16 goes to the bf16 mma; everything else is f16 there: block formats as weight times
- * GV_GAIN, so that small scales do not meet f16's subnormals. q4_0 .. q8_0 and q6_k are rounded once, to 11 bits, the others twice. */
+ * GV_GAIN, so that small scales do not meet f16's subnormals, rounded to 11 bits. Of q4_k and q5_k (GV_MINS) the mma sees whole numbers: nibbles times
+ * their sub-block's scale, and in one mma more the sub-blocks' minima times sums of x; the block's two factors come after, in f32. */
 #ifndef LLMC_CUDA_GEMV_WEIGHTS_H
 #define LLMC_CUDA_GEMV_WEIGHTS_H
 
@@ -52,7 +53,12 @@ gv_chunk(unsigned (&b)[4], const gv_unit &u, const gv_scale &, int, int c, int)
 
 #else
 
+#if defined(W_q4_k) || defined(W_q5_k)
+#define GV_MINS 1
+#define GV_GAIN 1.0f
+#else
 #define GV_GAIN 64.0f
+#endif
 #define GV_GAIN_H 0x54005400u
 
 DEV unsigned gv_word(const uint4 &q, int i) { return i == 0 ? q.x : i == 1 ? q.y : i == 2 ? q.z : q.w; }
@@ -120,7 +126,7 @@ DEV int gv_col(int unit, int c, int t) { return unit * 128 + (t >> 1) * 64 + (t 
 DEV int gv_col2(int unit, int c, int t) { return gv_col(unit, c, t) + 32; }
 #endif
 
-/* of the low halves and of the high ones; m: what is added */
+/* of the low halves and of the high ones; m: what is added, with GV_MINS the two minima */
 struct gv_scale { unsigned d[2], m[2]; };
 
 /* a, b: bits from 0 and from 4 of both halves hold the value; zero: of the format */
@@ -221,11 +227,11 @@ enum { GV_QUADS = 1, GV_ZERO = 0, GV_AT_H = GV_PLANE(256, 128) };
 #ifdef W_q5_k
 enum { GV_AT_D = GV_AT_H + GV_PLANE(256, 32), GV_ROW_BYTES = GV_AT_D + GV_PLANE(256, 16) };
 struct gv_slot { uint4 q[32], d[8], h[16]; };
-struct gv_unit { uint4 q, d, h; };
+struct gv_unit { uint4 q, d, h; unsigned e[2]; };
 #else
 enum { GV_AT_D = GV_AT_H, GV_ROW_BYTES = GV_AT_D + GV_PLANE(256, 16) };
 struct gv_slot { uint4 q[32], d[8]; };
-struct gv_unit { uint4 q, d; };
+struct gv_unit { uint4 q, d; unsigned e[2]; };
 #endif
 
 /* The block's head and its fifth bits, of which a lane wants most: a quarter each */
@@ -244,6 +250,9 @@ gv_take(gv_unit &u, const gv_slot &s, int, int lane)
 {
 	u.q = s.q[lane];
 	u.d = s.d[lane >> 2];
+	/* factors of the rows whose sums the lane gets */
+	u.e[0] = s.d[(lane & 3) * 2].x;
+	u.e[1] = s.d[(lane & 3) * 2 + 1].x;
 #ifdef W_q5_k
 	u.h = s.h[(lane >> 2) * 2 + (lane & 1)];
 #endif
@@ -258,14 +267,12 @@ gv_scales(gv_scale &s, const gv_unit &u, int unit, int t)
 	const unsigned y = u.d.y >> at, z = u.d.z >> at, w = u.d.w >> at;
 	const unsigned sc = unit & 1 ? (w & 0x0f0fu) | (y >> 2 & 0x3030u) : y & 0x3f3fu;
 	const unsigned mn = unit & 1 ? (w >> 4 & 0x0f0fu) | (z >> 2 & 0x3030u) : z & 0x3f3fu;
-	const float d = f16_lo(u.d.x) * GV_GAIN, m = f16_hi(u.d.x) * -GV_GAIN;
 
-#pragma unroll
-	for (int i = 0; i < 2; i++) {
-		const float a = d * (float)(sc >> 8 * i & 255), b = m * (float)(mn >> 8 * i & 255);
-		s.d[i] = pack_f16(a, a);
-		s.m[i] = pack_f16(b, b);
-	}
+	/* a byte in the low bits of 1024, less that */
+	s.d[0] = h2_add(__byte_perm(sc, 0x64646464u, 0x4040), 0xe400e400u);
+	s.d[1] = h2_add(__byte_perm(sc, 0x64646464u, 0x4141), 0xe400e400u);
+	s.m[0] = h2_add(__byte_perm(mn, 0x64646464u, 0x4140), 0xe400e400u);
+	s.m[1] = 0;
 }
 
 #elif defined(W_q6_k)
@@ -348,7 +355,7 @@ gv_chunk(unsigned (&b)[4], const gv_unit &u, const gv_scale &s, int unit, int c,
 	for (int i = 0; i < 2; i++) {
 		const unsigned v = gv_word(u.q, c) >> 8 * i;
 		const unsigned a = gv_low<GV_ZERO>((v & 0x000f000fu) | low[i]), h = gv_high<GV_ZERO>((v & 0x00f000f0u) | high[i]);
-#if defined(W_q4_1) || defined(W_q5_1) || defined(W_q4_k) || defined(W_q5_k)
+#if defined(W_q4_1) || defined(W_q5_1)
 		b[i] = h2_fma(a, s.d[0], s.m[0]);
 		b[2 + i] = h2_fma(h, s.d[1], s.m[1]);
 #else
@@ -359,6 +366,10 @@ gv_chunk(unsigned (&b)[4], const gv_unit &u, const gv_scale &s, int unit, int c,
 }
 
 #endif
+#endif
+
+#ifndef GV_MINS
+#define GV_MINS 0
 #endif
 
 #endif

@@ -12,7 +12,7 @@ TYPES = ["bf16", "f16", *H.BLOCK]
 
 def tolerance(dtype):
     """Of |x| |w|: bf16 and f16 are exact, x has 16 or 22 bits; of block formats the mma sees weights rounded to 11 bits."""
-    return 2e-5 if dtype == "bf16" else 3e-6 if dtype == "f16" else 1e-3 if dtype in ("q4_k", "q5_k") else 5e-4
+    return 2e-5 if dtype == "bf16" else 3e-6 if dtype in ("f16", "q4_k", "q5_k") else 5e-4
 
 
 def template(op, arch):
