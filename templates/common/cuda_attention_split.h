@@ -14,7 +14,11 @@
 
 /* ATT_TILE, ATT_HB, ATT_MIN_TILES are defined before inclusion. */
 enum {
+#ifdef ATT_MAX_BLOCKS
+	ATT_BLOCKS = ATT_MAX_BLOCKS,
+#else
 	ATT_BLOCKS = 512,                           /* that do something; more of them idle */
+#endif
 	ATT_WARPS = 8,
 	ATT_NHB = (ATT_G + ATT_HB - 1) / ATT_HB,    /* blocks of heads in a group */
 	ATT_UNITS = ATT_KV_HEADS * ATT_NHB,         /* of a row */
@@ -136,16 +140,66 @@ att_segment(const llmc_call &p, AttList &list)
 	return g;
 }
 
+/* Where results go: y of the row's first head in the segment, and scratch */
+typedef struct AttOut { float *y; int y_step; float *part_o, *part_ml; int *ticket; } AttOut;
+
+/* part_o of this block is written; top and sum (shared) are its heads' maxima and sums. The block whose part is the last makes y.
+ * last: shared; factor: shared, [ATT_BLOCKS][ATT_HB], free from the next barrier on */
+DEV void
+att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum, int *last, float *factor)
+{
+	const int mine = 2 * (int)blockIdx.x + g.begins, n = g.last_block - g.first_block + 1;
+
+	if ((int)threadIdx.x < g.n_head) {
+		out.part_ml[(mine * ATT_HB + threadIdx.x) * 2] = top[threadIdx.x];
+		out.part_ml[(mine * ATT_HB + threadIdx.x) * 2 + 1] = sum[threadIdx.x];
+	}
+	__syncthreads();
+	if (threadIdx.x == 0) {
+		*last = atom_add_acq_rel_gpu(out.ticket, 1) == n - 1;
+		if (*last)
+			st_relaxed_gpu(out.ticket, 0);
+	}
+	__syncthreads();
+	if (!*last)
+		return;
+	/* a warp a head: what each part counts */
+	for (int h = warp_id(); h < g.n_head; h += ATT_WARPS) {
+		float most = ATT_NONE, all = 0;
+		for (int i = lane_id(); i < n; i += 32)
+			most = fmaxf(most, out.part_ml[((2 * (g.first_block + i) + (i == 0)) * ATT_HB + h) * 2]);
+		most = warp_max(most);
+		for (int i = lane_id(); i < n; i += 32) {
+			const float *ml = out.part_ml + ((2 * (g.first_block + i) + (i == 0)) * ATT_HB + h) * 2;
+			float f = exp2f(ml[0] - most);
+			factor[i * ATT_HB + h] = f;
+			all += ml[1] * f;
+		}
+		all = warp_sum(all);
+		if (lane_id() == 0)
+			sum[h] = all;
+	}
+	__syncthreads();
+	for (int i = threadIdx.x; i < g.n_head * ATT_V; i += blockDim.x) {
+		const int h = i / ATT_V;
+		const float *from = out.part_o + (long long)2 * g.first_block * ATT_HB * ATT_V + i;
+		float o = from[(long long)ATT_HB * ATT_V] * factor[h];
+#pragma unroll 8
+		for (int k = 1; k < n; k++)
+			o = fmaf(from[(long long)2 * k * ATT_HB * ATT_V], factor[k * ATT_HB + h], o);
+		out.y[h * out.y_step + i % ATT_V] = o / sum[h];
+	}
+}
+
 /* s.m and s.l are those of the warps; store(v0) leaves o[.][v0 .. v0 + ATT_VC) of this warp in s.o[warp], times
  * exp2f(s.m[warp][head] - s.top[head]). What comes out goes to y, or to scratch and, from the last part, to y. */
 template <class Store> DEV void
 att_finish(const llmc_call &p, const AttSegment &g, AttShared &s, Store store)
 {
-	float *y = (float *)p.a[3] + ((long long)g.row * ATT_HEADS + g.head) * ATT_V;
-	float *part_o = (float *)p.a[4], *part_ml = (float *)p.a[5];
-	int *ticket = (int *)p.a[6] + g.unit;
+	const AttOut out = { (float *)p.a[3] + ((long long)g.row * ATT_HEADS + g.head) * ATT_V, ATT_V, (float *)p.a[4], (float *)p.a[5],
+	                     (int *)p.a[6] + g.unit };
 	const bool whole = g.first_block == g.last_block;
-	const int mine = 2 * (int)blockIdx.x + g.begins, n = g.last_block - g.first_block + 1;
+	const int mine = 2 * (int)blockIdx.x + g.begins;
 
 	__syncthreads();
 	if (threadIdx.x < ATT_HB) {
@@ -171,53 +225,13 @@ att_finish(const llmc_call &p, const AttSegment &g, AttShared &s, Store store)
 			for (int w = 0; w < ATT_WARPS; w++)
 				o += s.o[w][h][v];
 			if (whole)
-				y[h * ATT_V + v0 + v] = o / s.sum[h];
+				out.y[h * ATT_V + v0 + v] = o / s.sum[h];
 			else
-				part_o[((long long)mine * ATT_HB + h) * ATT_V + v0 + v] = o;
+				out.part_o[((long long)mine * ATT_HB + h) * ATT_V + v0 + v] = o;
 		}
 	}
-	if (whole)
-		return;
-	if ((int)threadIdx.x < g.n_head) {
-		part_ml[(mine * ATT_HB + threadIdx.x) * 2] = s.top[threadIdx.x];
-		part_ml[(mine * ATT_HB + threadIdx.x) * 2 + 1] = s.sum[threadIdx.x];
-	}
-	__syncthreads();
-	if (threadIdx.x == 0) {
-		s.last = atom_add_acq_rel_gpu(ticket, 1) == n - 1;
-		if (s.last)
-			st_relaxed_gpu(ticket, 0);
-	}
-	__syncthreads();
-	if (!s.last)
-		return;
-	/* a warp a head: what each part counts, one after the other in s.o */
-	float *factor = &s.o[0][0][0];
-	for (int h = warp_id(); h < g.n_head; h += ATT_WARPS) {
-		float top = ATT_NONE, sum = 0;
-		for (int i = lane_id(); i < n; i += 32)
-			top = fmaxf(top, part_ml[((2 * (g.first_block + i) + (i == 0)) * ATT_HB + h) * 2]);
-		top = warp_max(top);
-		for (int i = lane_id(); i < n; i += 32) {
-			const float *ml = part_ml + ((2 * (g.first_block + i) + (i == 0)) * ATT_HB + h) * 2;
-			float f = exp2f(ml[0] - top);
-			factor[i * ATT_HB + h] = f;
-			sum += ml[1] * f;
-		}
-		sum = warp_sum(sum);
-		if (lane_id() == 0)
-			s.sum[h] = sum;
-	}
-	__syncthreads();
-	for (int i = threadIdx.x; i < g.n_head * ATT_V; i += blockDim.x) {
-		const int h = i / ATT_V;
-		const float *from = part_o + (long long)2 * g.first_block * ATT_HB * ATT_V + i;
-		float o = from[(long long)ATT_HB * ATT_V] * factor[h];
-#pragma unroll 8
-		for (int k = 1; k < n; k++)
-			o = fmaf(from[(long long)2 * k * ATT_HB * ATT_V], factor[k * ATT_HB + h], o);
-		y[i] = o / s.sum[h];
-	}
+	if (!whole)
+		att_combine(g, out, s.top, s.sum, &s.last, &s.o[0][0][0]);
 }
 
 #endif

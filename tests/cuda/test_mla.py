@@ -70,3 +70,42 @@ def test_portable(name, mode, seed):
     if seed == 1: # a row alone
         i, ps = rows[-1]
         assert np.array_equal(got[-1:], c.run(k, [(i, ps[-1:])], bucket=2))
+
+
+DECODE = {
+    "lite":     dict(lens=[300, 70], heads=16, rank=128, nope=32, rope=16, v_dim=32, kv="bf16", dtypes=("bf16", "bf16")),
+    "deepseek": dict(lens=[129], heads=20, rank=512, nope=128, rope=64, v_dim=128, kv="bf16", dtypes=("bf16", "q8_0")),
+    "f16":      dict(lens=[1, 31, 32, 33, 64, 257], heads=5, rank=48, nope=24, rope=16, v_dim=20, dtypes=("f32", "f16")),
+    "q4":       dict(lens=[90, 5, 40], heads=2, rank=256, nope=16, rope=32, v_dim=16, dtypes=("q4_k", "q4_0"), spread=3.0),
+}
+
+
+def decode_tests():
+    for name in DECODE:
+        for mode, seed in H.RUNS:
+            if mode == "fast" or name in ("lite", "f16"):
+                yield "mla_attention_decode_sm80", "sm_86", name, mode, seed
+                if name in ("lite", "f16"):
+                    yield "mla_attention_decode_sm90", "sm_90a", name, mode, seed
+
+
+@pytest.mark.parametrize("template,arch,name,mode,seed", list(decode_tests()))
+def test_decode(template, arch, name, mode, seed):
+    c = Case(**DECODE[name])
+    k = H.build(template, arch, c.params)
+    rows = [(i, [n - 1]) for i, n in enumerate(c.lens)]
+    tol = 1e-4 if name == "q4" else 2e-5
+    if mode == "check":
+        c.compare(k, rows[-2:], tol, mode=mode, seed=seed)
+        return
+    c.compare(k, rows, tol, seed=seed, sms=3 if seed else 1, bucket=len(rows) + 1)
+    c.compare(k, rows, tol, seed=seed, sms=11)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "q4_k"])
+def test_nvrtc(dtype):
+    p = dict(HEADS=16, KV_RANK=512, NOPE_DIM=128, ROPE_DIM=64, V_DIM=128, SCALE=0.1, K_B_DTYPE=dtype, V_B_DTYPE=dtype, KV_DTYPE="bf16",
+             KV_PAGE_BYTES=36864)
+    for template in ("mla_attention", "mla_attention_decode_sm80", "mla_attention_decode_sm90"):
+        if H.nvrtc(template, p, H.ARCHS if dtype == "bf16" else ["sm_75", "sm_80", "sm_90a", "sm_120a"]) is None:
+            pytest.skip("no libnvrtc")

@@ -1,0 +1,392 @@
+/* Latent attention of a decode step on tensor cores, in three launches: mla_query takes the queries into the space of latents, mla_attend
+ * attends there, mla_value takes the sums out of it.
+ *
+ * mla_attend: a unit is a row and 16 of its heads, all of which share one read of the latents; units are cut into runs of pages, a run a
+ * block (cuda_attention_split.h). A page comes to shared memory by cp.async while the one before is worked on. The block's 8 warps:
+ *   scores    warp (half, quarter): 8 heads, all 32 positions, a quarter of the dimensions. m16n8k16: rows 0-7 are the heads' queries
+ *             rounded, rows 8-15 what rounding left; they stay in registers for the unit.
+ *   weights   16 threads a head
+ *   sum       a warp an eighth of the latent, all heads and positions: rows are dimensions, columns heads, weights rounded and rest.
+ *
+ * Before inclusion: MLA_HEADS, MLA_RANK, MLA_NOPE, MLA_ROPE, MLA_V, MLA_SCALE, MLA_PAGE_BYTES, MLA_KB, MLA_VB (types, as in w_TYPE), and
+ * what cuda_kv.h asks for. Arguments are those of mla_attention, then space f32[n_tok, MLA_HEADS, rank + rope], part_o f32[512, 16, rank],
+ * part_ml f32[512, 16, 2], ticket i32[n_tok, MLA_HEADS]. space holds the queries, scaled, and later the sums. */
+#ifndef LLMC_CUDA_MLA_DECODE_H
+#define LLMC_CUDA_MLA_DECODE_H
+
+#define ATT_HEADS      MLA_HEADS
+#define ATT_KV_HEADS   1
+#define ATT_D          (MLA_RANK + MLA_ROPE)
+#define ATT_V          MLA_RANK
+#define ATT_SCALE      1.0f
+#define ATT_CAP        0.0f
+#define ATT_WINDOW     0
+#define ATT_ALIBI      0.0f
+#define ATT_PAGE_BYTES MLA_PAGE_BYTES
+#define ATT_TILE       32
+#define ATT_HB         16
+#define ATT_MIN_TILES  1
+#define ATT_MAX_BLOCKS 256
+#include "common/cuda_attention_split.h"
+#include "common/cuda_mla.h"
+#include "common/cuda_moe.h"
+
+#define MLA_TYPE_(name) w_##name
+#define MLA_TYPE(name) MLA_TYPE_(name)
+typedef MLA_TYPE(MLA_KB)<MLA_RANK> mla_kb;
+typedef MLA_TYPE(MLA_VB)<MLA_RANK> mla_vb;
+
+/* ---- queries ---- */
+
+enum {
+	MLA_WIDTH = MLA_RANK + MLA_ROPE,
+	MLA_SUB = 8,                                             /* units of columns of a block */
+	MLA_CHUNKS = (mla_kb::UNITS + MLA_SUB - 1) / MLA_SUB,    /* blocks of a head */
+	MLA_DEEP = (MLA_NOPE + 31) / 32                          /* rows of k_b a lane */
+};
+
+struct mla_query_shared { float part[MLA_WARPS][4][MLA_SUB * mla_kb::UNIT]; };
+
+/* A block is a head and MLA_SUB units of the latent's columns: a warp 4 rows of k_b at a time, a lane a unit of one of them. The rows are on
+ * their way before the launch before has ended. */
+DEV void
+mla_query(const llmc_call &p)
+{
+	typedef mla_kb W;
+	SHARED(mla_query_shared, s);
+	const int h = blockIdx.x / MLA_CHUNKS, chunk = blockIdx.x % MLA_CHUNKS, lane = lane_id(), warp = warp_id();
+	const int sub = lane % MLA_SUB, u = chunk * MLA_SUB + sub, row = warp * 4 + lane / MLA_SUB;
+	const bool mine = h < MLA_HEADS && u < W::UNITS;
+	typename W::raw raw[MLA_DEEP];
+
+#pragma unroll
+	for (int i = 0; i < MLA_DEEP; i++)
+		if (mine && row + 32 * i < MLA_NOPE)
+			raw[i] = W::load((const unsigned char *)p.a[1] + ((long long)h * MLA_NOPE + row + 32 * i) * W::ROW, u);
+	PDL_LAUNCH();
+	PDL_WAIT();
+	if (h >= MLA_HEADS) /* the grid is made for the smallest units */
+		return;
+	for (int t = 0; t < N_TOK(p); t++) {
+		const float *q = (const float *)p.a[0] + ((long long)t * MLA_HEADS + h) * (MLA_NOPE + MLA_ROPE);
+		float *out = (float *)p.a[6] + ((long long)t * MLA_HEADS + h) * MLA_WIDTH, sum[W::UNIT] = {};
+		if (mine) {
+#pragma unroll
+			for (int i = 0; i < MLA_DEEP; i++)
+				if (row + 32 * i < MLA_NOPE) {
+					float v[W::UNIT], x = q[row + 32 * i];
+					W::decode(raw[i], v);
+#pragma unroll
+					for (int j = 0; j < W::UNIT; j++)
+						sum[j] = fmaf(x, v[j], sum[j]);
+				}
+		}
+#pragma unroll
+		for (int j = 0; j < W::UNIT; j++) {
+			sum[j] += __shfl_xor_sync(~0u, sum[j], 8);
+			sum[j] += __shfl_xor_sync(~0u, sum[j], 16);
+		}
+		if (lane < MLA_SUB)
+#pragma unroll
+			for (int j = 0; j < W::UNIT; j++)
+				s.part[warp][t % 4][sub * W::UNIT + j] = sum[j];
+		if (t % 4 < 3 && t + 1 < N_TOK(p))
+			continue;
+		/* up to 4 rows together */
+		__syncthreads();
+		for (int i = threadIdx.x; i < (t % 4 + 1) * MLA_SUB * W::UNIT; i += blockDim.x) {
+			const int back = t % 4 - i / (MLA_SUB * W::UNIT), at = i % (MLA_SUB * W::UNIT), unit = chunk * MLA_SUB + at / W::UNIT;
+			if (unit >= W::UNITS || at % W::UNIT >= W::width(unit))
+				continue;
+			float v = 0;
+#pragma unroll
+			for (int w = 0; w < MLA_WARPS; w++)
+				v += s.part[w][t % 4 - back][at];
+			out[(long long)-back * MLA_HEADS * MLA_WIDTH + W::column(unit, at % W::UNIT)] = v * (MLA_SCALE * MLA_LOG2E);
+		}
+		__syncthreads();
+	}
+	for (int i = chunk * (int)blockDim.x + threadIdx.x; i < N_TOK(p) * MLA_ROPE; i += MLA_CHUNKS * blockDim.x) {
+		const long long at = (long long)(i / MLA_ROPE) * MLA_HEADS + h;
+		((float *)p.a[6])[at * MLA_WIDTH + MLA_RANK + i % MLA_ROPE] =
+		    ((const float *)p.a[0])[at * (MLA_NOPE + MLA_ROPE) + MLA_NOPE + i % MLA_ROPE] * (MLA_SCALE * MLA_LOG2E);
+	}
+}
+
+/* ---- attention ---- */
+
+#ifdef LLMC_KV_bf16
+#define MLA_Q_FACTOR 1.0f
+DEV unsigned mla_pack(float lo, float hi) { return pack_bf16(lo, hi); }
+DEV float mla_lo(unsigned pair) { return bf16_lo(pair); }
+DEV float mla_hi(unsigned pair) { return bf16_hi(pair); }
+DEV void mla_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { mma_bf16_m16n8k16(d, a, b, d); }
+#else
+#define MLA_Q_FACTOR 0.0625f /* room for large queries */
+DEV unsigned mla_pack(float lo, float hi) { return pack_f16(lo, hi); }
+DEV float mla_lo(unsigned pair) { return f16_lo(pair); }
+DEV float mla_hi(unsigned pair) { return f16_hi(pair); }
+DEV void mla_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { mma_f16_m16n8k16(d, a, b, d); }
+#endif
+
+enum {
+	MLA_STEPS = MLA_WIDTH / 16,                  /* of 16 dimensions */
+	MLA_QUARTER = (MLA_STEPS + 3) / 4,
+	MLA_STRIDE = MLA_WIDTH + 8,                  /* of a position in shared memory: ldmatrix meets no bank twice */
+	MLA_TILES = MLA_RANK / 16,                   /* of the latent's dimensions */
+	MLA_MINE = (MLA_TILES + MLA_WARPS - 1) / MLA_WARPS
+};
+
+struct alignas(16) mla_arena {
+	unsigned short page[2][KV_PAGE][MLA_STRIDE];
+	union {
+		float scores[MLA_WARPS][16][36];         /* parts: of 8 heads rounded, and of the rest, by position */
+		float factor[ATT_MAX_BLOCKS][ATT_HB];    /* when parts of blocks are put together */
+	};
+	unsigned short weight[2][16][40];            /* rounded, and rest */
+	float keep[16], top[16], sum[16];
+	int   last;
+};
+
+DEV void
+mla_split(float a, float b, unsigned *whole, unsigned *rest)
+{
+	*whole = mla_pack(a, b);
+	*rest = mla_pack(a - mla_lo(*whole), b - mla_hi(*whole));
+}
+
+/* A page on its way to shared memory; positions that nobody wrote become zeros */
+DEV void
+mla_fetch(const llmc_call &p, const AttSegment &g, int tile, unsigned short (&to)[KV_PAGE][MLA_STRIDE])
+{
+	enum { PIECES = MLA_WIDTH / 8 };
+	const kv_elem *page = kv_page(p.s, p.a[3], MLA_PAGE_BYTES, g.seq, tile * KV_PAGE);
+	const int n = min(g.range.hi - tile * KV_PAGE, (int)KV_PAGE);
+
+	for (int i = threadIdx.x; i < KV_PAGE * PIECES; i += blockDim.x) {
+		const int row = i / PIECES, at = i % PIECES * 8;
+		cp_async_16_fill(&to[row][at], page + (row < n ? row : 0) * MLA_WIDTH + at, row < n ? 16 : 0);
+	}
+	cp_async_commit();
+}
+
+/* This warp's queries: 8 heads, its quarter of the dimensions */
+DEV void
+mla_load_q(const llmc_call &p, const AttSegment &g, unsigned (&q)[MLA_QUARTER][4])
+{
+	const int lane = lane_id(), head = warp_id() / 4 * 8 + lane / 4, first = (int)warp_id() % 4 * MLA_QUARTER;
+	const float *from = (const float *)p.a[6] + ((long long)g.row * MLA_HEADS + g.head + head) * MLA_WIDTH + lane % 4 * 2;
+
+#pragma unroll
+	for (int i = 0; i < MLA_QUARTER; i++) {
+		uint2 a = {}, b = {};
+		if (head < g.n_head && first + i < MLA_STEPS) {
+			a = ld_v2(from + (first + i) * 16);
+			b = ld_v2(from + (first + i) * 16 + 8);
+		}
+		mla_split(__uint_as_float(a.x) * MLA_Q_FACTOR, __uint_as_float(a.y) * MLA_Q_FACTOR, &q[i][0], &q[i][1]);
+		mla_split(__uint_as_float(b.x) * MLA_Q_FACTOR, __uint_as_float(b.y) * MLA_Q_FACTOR, &q[i][2], &q[i][3]);
+	}
+}
+
+DEV void
+mla_scores(mla_arena &s, const unsigned short (&page)[KV_PAGE][MLA_STRIDE], const unsigned (&q)[MLA_QUARTER][4])
+{
+	const int lane = lane_id(), warp = warp_id(), first = warp % 4 * MLA_QUARTER;
+	float x[4][4] = {};
+
+#pragma unroll
+	for (int i = 0; i < MLA_QUARTER; i++) {
+		const int step = first + i < MLA_STEPS ? first + i : 0; /* beyond: q is zero */
+#pragma unroll
+		for (int n = 0; n < 2; n++) {
+			unsigned k[4];
+			ldmatrix_x4(k, &page[16 * n + lane / 16 * 8 + lane % 8][step * 16 + lane / 8 % 2 * 8]);
+			const unsigned a[2] = { k[0], k[1] }, b[2] = { k[2], k[3] };
+			mla_mma(x[2 * n], q[i], a);
+			mla_mma(x[2 * n + 1], q[i], b);
+		}
+	}
+#pragma unroll
+	for (int n = 0; n < 4; n++)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			s.scores[warp][lane / 4 + i / 2 * 8][8 * n + lane % 4 * 2 + i % 2] = x[n][i];
+}
+
+/* Thread i: head i / 16, positions 2 (i % 16) and the next. m and l are of its head; l its own part. */
+DEV void
+mla_weights(mla_arena &s, int visible, float &m, float &l)
+{
+	const int head = threadIdx.x / 16, at = threadIdx.x % 16 * 2;
+	float x[2] = {};
+
+	for (int w = head / 8 * 4; w < head / 8 * 4 + 4; w++)
+#pragma unroll
+		for (int i = 0; i < 2; i++)
+			x[i] += s.scores[w][head % 8][at + i] + s.scores[w][head % 8 + 8][at + i];
+#pragma unroll
+	for (int i = 0; i < 2; i++)
+		x[i] = at + i < visible ? x[i] * (1 / MLA_Q_FACTOR) : ATT_NONE;
+	float top = fmaxf(m, fmaxf(x[0], x[1]));
+#pragma unroll
+	for (int d = 1; d < 16; d *= 2)
+		top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+	const float keep = exp2f(m - top);
+#pragma unroll
+	for (int i = 0; i < 2; i++)
+		x[i] = at + i < visible ? exp2f(x[i] - top) : 0;
+	m = top;
+	l = l * keep + x[0] + x[1];
+	unsigned whole, rest;
+	mla_split(x[0], x[1], &whole, &rest);
+	st_v1(&s.weight[0][head][at], whole);
+	st_v1(&s.weight[1][head][at], rest);
+	if (at == 0)
+		s.keep[head] = keep;
+}
+
+/* o[tile][half of the heads] of this warp */
+DEV void
+mla_sum(const mla_arena &s, const unsigned short (&page)[KV_PAGE][MLA_STRIDE], float (&o)[MLA_MINE][2][4])
+{
+	const int lane = lane_id(), warp = warp_id(), pair = lane % 4 * 2;
+
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		const float a = s.keep[half * 8 + pair], b = s.keep[half * 8 + pair + 1];
+#pragma unroll
+		for (int i = 0; i < MLA_MINE; i++) {
+			o[i][half][0] *= a;
+			o[i][half][1] *= b;
+			o[i][half][2] *= a;
+			o[i][half][3] *= b;
+		}
+	}
+#pragma unroll
+	for (int k = 0; k < KV_PAGE; k += 16) {
+		unsigned w[2][2][2]; /* half of the heads; rounded, rest */
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			const unsigned short *from = &s.weight[i % 2][i / 2 * 8 + lane / 4][k + pair];
+			w[i / 2][i % 2][0] = ld_v1(from);
+			w[i / 2][i % 2][1] = ld_v1(from + 8);
+		}
+#pragma unroll
+		for (int i = 0; i < MLA_MINE; i++) {
+			const int tile = warp * MLA_MINE + i;
+			unsigned v[4];
+			if (tile >= MLA_TILES)
+				break;
+			ldmatrix_x4_trans(v, &page[k + lane / 16 * 8 + lane % 8][tile * 16 + lane / 8 % 2 * 8]);
+#pragma unroll
+			for (int half = 0; half < 2; half++) {
+				mla_mma(o[i][half], v, w[half][0]);
+				mla_mma(o[i][half], v, w[half][1]);
+			}
+		}
+	}
+}
+
+DEV void
+mla_attend(const llmc_call &p)
+{
+	SHARED_ARENA(mla_arena, s);
+
+	PDL_LAUNCH();
+	PDL_WAIT();
+	const int lane = lane_id(), warp = warp_id();
+	AttList list = att_list(p);
+	while (list.at < list.end) {
+		const AttSegment g = att_segment(p, list);
+		unsigned q[MLA_QUARTER][4];
+		float o[MLA_MINE][2][4] = {}, m = ATT_NONE, l = 0;
+
+		__syncthreads(); /* the segment before is done with s */
+		mla_fetch(p, g, g.tile, s.page[0]);
+		mla_load_q(p, g, q);
+		for (int tile = g.tile; tile < g.end; tile++) {
+			const int stage = (tile - g.tile) % 2;
+			cp_async_wait_all();
+			__syncthreads();
+			if (tile + 1 < g.end)
+				mla_fetch(p, g, tile + 1, s.page[1 - stage]);
+			mla_scores(s, s.page[stage], q);
+			__syncthreads();
+			mla_weights(s, g.range.hi - tile * KV_PAGE, m, l);
+			__syncthreads();
+			mla_sum(s, s.page[stage], o);
+		}
+#pragma unroll
+		for (int d = 1; d < 16; d *= 2)
+			l += __shfl_xor_sync(~0u, l, d);
+		if (threadIdx.x % 16 == 0) {
+			s.top[threadIdx.x / 16] = m;
+			s.sum[threadIdx.x / 16] = l;
+		}
+		__syncthreads();
+		const bool whole = g.first_block == g.last_block;
+		const AttOut out = { (float *)p.a[6] + ((long long)g.row * MLA_HEADS + g.head) * MLA_WIDTH, MLA_WIDTH, (float *)p.a[7], (float *)p.a[8],
+		                     (int *)p.a[9] + g.unit };
+		float *part = out.part_o + (long long)(2 * (int)blockIdx.x + g.begins) * ATT_HB * MLA_RANK;
+#pragma unroll
+		for (int i = 0; i < MLA_MINE; i++)
+#pragma unroll
+			for (int e = 0; e < 8; e++) {
+				const int head = e / 4 * 8 + lane % 4 * 2 + e % 2, d = (warp * MLA_MINE + i) * 16 + lane / 4 + e / 2 % 2 * 8;
+				if (head >= g.n_head || d >= MLA_RANK)
+					continue;
+				if (whole)
+					out.y[head * out.y_step + d] = o[i][e / 4][e % 4] / s.sum[head];
+				else
+					part[head * MLA_RANK + d] = o[i][e / 4][e % 4];
+			}
+		if (!whole)
+			att_combine(g, out, s.top, s.sum, &s.last, &s.factor[0][0]);
+	}
+}
+
+/* ---- values ---- */
+
+/* An element of y a warp, for some rows together */
+DEV void
+mla_value(const llmc_call &p)
+{
+	typedef mla_vb W;
+	enum { T = W::UNIT > 8 ? 2 : 4 }; /* what registers hold */
+
+	PDL_LAUNCH();
+	PDL_WAIT();
+	const int n = N_TOK(p), lane = lane_id();
+
+	for (int r = (int)blockIdx.x * MLA_WARPS + warp_id(); r < MLA_HEADS * MLA_V; r += (int)gridDim.x * MLA_WARPS) {
+		const unsigned char *const w[1] = { (const unsigned char *)p.a[2] + r * W::ROW };
+		const float *from = (const float *)p.a[6] + r / MLA_V * MLA_WIDTH;
+		float *y = (float *)p.a[5] + r;
+
+		for (int t0 = 0; t0 < n; t0 += T)
+			if (n - t0 == 1) {
+				const float *const x[1] = { from + (long long)t0 * MLA_HEADS * MLA_WIDTH };
+				float sum[1][1] = {};
+				moe_rows<W, 1, 1>(w, x, sum);
+				sum[0][0] = warp_sum(sum[0][0]);
+				if (lane == 0)
+					y[(long long)t0 * MLA_HEADS * MLA_V] = sum[0][0];
+			} else {
+				const float *x[T];
+				float sum[1][T] = {};
+#pragma unroll
+				for (int t = 0; t < T; t++)
+					x[t] = from + (long long)min(t0 + t, n - 1) * MLA_HEADS * MLA_WIDTH;
+				moe_rows<W, 1, T>(w, x, sum);
+#pragma unroll
+				for (int t = 0; t < T; t++) {
+					float v = warp_sum(sum[0][t]);
+					if (lane == t && t0 + t < n)
+						y[(long long)(t0 + t) * MLA_HEADS * MLA_V] = v;
+				}
+			}
+	}
+}
+
+#endif
