@@ -8,7 +8,7 @@ EMU_SRC := $(wildcard $(EMU_DIR)/core/*.c $(EMU_DIR)/driver/*.c) $(EMU_DIR)/nvrt
 EMU_OBJ := $(patsubst $(EMU_DIR)/%.c,$(EMU)/obj/%.o,$(filter-out %/kernel_mem.c,$(EMU_SRC)))
 EMU_INC := $(patsubst $(EMU_DIR)/device/%,$(EMU)/include/%,$(wildcard $(EMU_DIR)/device/*.h))
 EMU_HDR := $(wildcard $(EMU_DIR)/*.h $(EMU_DIR)/*/*.h)
-EMU_LIB := $(EMU)/libcuda.so.1 $(EMU)/libnvrtc.so.13 $(EMU)/libnvrtc.so $(EMU)/kernel_mem.o $(EMU_INC)
+EMU_LIB := $(EMU)/libcuda.so.1 $(EMU)/libnvrtc.so.13 $(EMU)/libnvrtc.so $(EMU)/libcublasLt.so.13 $(EMU)/libnccl.so.2 $(EMU)/kernel_mem.o $(EMU_INC)
 
 .PHONY: emu emu-lib
 emu-lib: $(EMU_LIB)
@@ -32,6 +32,13 @@ $(EMU)/libcuda.so.1: $(EMU_OBJ)
 
 $(EMU)/libnvrtc.so.13: $(EMU)/obj/nvrtc/nvrtc.o $(EMU)/obj/nvrtc/build.o
 	$(CC) -shared -Wl,-soname,libnvrtc.so.13 -Wl,-z,defs $^ -o $@ -ldl
+
+# They work inside of the driver's timeline, so they find it beside themselves.
+$(EMU)/libcublasLt.so.13: $(EMU)/obj/libs/cublaslt.o $(EMU)/libcuda.so.1
+	$(CC) -shared -Wl,-soname,libcublasLt.so.13 -Wl,-z,defs -Wl,-rpath,'$$ORIGIN' $^ -o $@ -lm
+
+$(EMU)/libnccl.so.2: $(EMU)/obj/libs/nccl.o $(EMU)/libcuda.so.1
+	$(CC) -shared -Wl,-soname,libnccl.so.2 -Wl,-z,defs -Wl,-rpath,'$$ORIGIN' $^ -o $@ -lpthread
 
 $(EMU)/libnvrtc.so: $(EMU)/libnvrtc.so.13
 	ln -sf libnvrtc.so.13 $@

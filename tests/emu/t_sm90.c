@@ -1,6 +1,8 @@
 /* Tiles of tensor maps, warpgroup matrix instructions, bulk stores (t_sm90.cu), and the libraries that stand in for NVIDIA's. */
 #include "host.h"
 
+#include <pthread.h>
+
 typedef struct { _Alignas(64) unsigned char map[4][128]; CUdeviceptr c, a, u; int n; } Args;
 static unsigned short h[64 * 64 + 128 * 64];
 static float c[64 * 128];
@@ -98,6 +100,161 @@ boxes(CUmodule m, Args *p)
 			}
 }
 
+static void *
+library(const char *name)
+{
+	const char *dir = getenv("EMU_DIR");
+	char path[4096];
+	snprintf(path, sizeof path, "%s/%s", dir ? dir : "build/emu", name);
+	void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!lib)
+		fprintf(stderr, "%s\n", dlerror());
+	return lib;
+}
+#define LIB(lib, name, ...) (((int (*)(__VA_ARGS__))sym(lib, #name)))
+
+/* y [n][rows] = x [n][cols] w [rows][cols]^T + bias + y, as row-major memory, directly and by a graph. */
+static void
+matmul(Args *p)
+{
+	enum { ROWS = 24, COLS = 40, COUNT = 5 };
+	void *lib = library("libcublasLt.so.13"), *lt, *op, *lw, *lx, *ly, *pref;
+	static float y[COUNT * ROWS], bias[ROWS];
+	struct { uint64_t algo[8]; size_t workspace; int state; float waves; int reserved[4]; } best;
+	float one = 1;
+	int found, t = 1, epilogue = 4, f32 = 0;
+	CUdeviceptr b = device(sizeof bias);
+	CUstream s = stream();
+	CUgraph g = NULL;
+	CUgraphExec e = NULL;
+
+	for (int i = 0; i < ROWS * COLS + COUNT * COLS; i++)
+		((unsigned short *)c)[i] = (unsigned short)(0x3f80 + (i * 29 % 50) - (i % 4 ? 0 : 0x8000));
+	unsigned short *v = (unsigned short *)c;
+	OK(up(p->a, v, (ROWS + COUNT) * COLS * 2));
+	for (int i = 0; i < ROWS; i++)
+		bias[i] = (float)i;
+	for (int i = 0; i < COUNT * ROWS; i++)
+		y[i] = 100;
+	OK(up(b, bias, sizeof bias));
+	OK(up(p->c, y, sizeof y));
+	OK(LIB(lib, cublasLtCreate, void **)(&lt));
+	OK(LIB(lib, cublasLtMatmulDescCreate, void **, int, int)(&op, 68, 0));
+	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 3, &t, 4));
+	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 7, &epilogue, 4));
+	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 8, &b, 8));
+	OK(LIB(lib, cublasLtMatmulDescSetAttribute, void *, int, const void *, size_t)(op, 26, &f32, 4));
+	OK(LIB(lib, cublasLtMatrixLayoutCreate, void **, int, uint64_t, uint64_t, int64_t)(&lw, 14, COLS, ROWS, COLS));
+	OK(LIB(lib, cublasLtMatrixLayoutCreate, void **, int, uint64_t, uint64_t, int64_t)(&lx, 14, COLS, COUNT, COLS));
+	OK(LIB(lib, cublasLtMatrixLayoutCreate, void **, int, uint64_t, uint64_t, int64_t)(&ly, 0, ROWS, COUNT, ROWS));
+	OK(LIB(lib, cublasLtMatmulPreferenceCreate, void **)(&pref));
+	OK(LIB(lib, cublasLtMatmulAlgoGetHeuristic, void *, void *, void *, void *, void *, void *, void *, int, void *, int *)(lt, op, lw, lx, ly, ly, pref, 1, &best, &found));
+	CHECK(found == 1 && best.workspace == 0);
+	OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
+	OK(LIB(lib, cublasLtMatmul, void *, void *, const float *, CUdeviceptr, void *, CUdeviceptr, void *, const float *, CUdeviceptr, void *, CUdeviceptr, void *, void *,
+	       void *, size_t, CUstream)(lt, op, &one, p->a, lw, p->a + ROWS * COLS * 2, lx, &one, p->c, ly, p->c, ly, &best, NULL, 0, s));
+	OK(CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g));
+	OK(CU(cuGraphInstantiateWithFlags, CUgraphExec *, CUgraph, unsigned long long)(&e, g, 0));
+	OK(CU(cuGraphLaunch, CUgraphExec, CUstream)(e, s));
+	OK(CU(cuGraphLaunch, CUgraphExec, CUstream)(e, s));
+	OK(CU(cuStreamSynchronize, CUstream)(s));
+	OK(down(y, p->c, sizeof y));
+	for (int i = 0; i < COUNT; i++)
+		for (int j = 0; j < ROWS; j++) {
+			float sum = 0;
+			for (int k = 0; k < COLS; k++)
+				sum += bf(v[j * COLS + k]) * bf(v[(ROWS + i) * COLS + k]);
+			CHECK(y[i * ROWS + j] == sum + (sum + 100 + (float)j) + (float)j);
+		}
+	OK(LIB(lib, cublasLtDestroy, void *)(lt));
+}
+
+/* Three ranks in one thread; work before and after in each stream. */
+static void
+ranks(void)
+{
+	enum { RANKS = 3, COUNT = 100 };
+	void *lib = library("libnccl.so.2"), *comm[RANKS];
+	struct { char c[128]; } id;
+	CUdeviceptr in[RANKS], out[RANKS];
+	CUstream s[RANKS];
+	float v[COUNT], got[RANKS * COUNT];
+
+	OK(LIB(lib, ncclGetUniqueId, void *)(&id));
+	OK(LIB(lib, ncclGroupStart, void)());
+	for (int r = 0; r < RANKS; r++) {
+		int rc = ((int (*)(void **, int, __typeof__(id), int))sym(lib, "ncclCommInitRank"))(&comm[r], RANKS, id, r);
+		OK(rc);
+		in[r] = device(COUNT * 4);
+		out[r] = device(RANKS * COUNT * 4);
+		s[r] = stream();
+	}
+	OK(LIB(lib, ncclGroupEnd, void)());
+	for (int r = 0; r < RANKS; r++) {
+		for (int i = 0; i < COUNT; i++)
+			v[i] = (float)(r * 1000 + i);
+		OK(CU(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t, CUstream)(in[r], v, sizeof v, s[r]));
+		OK(LIB(lib, ncclAllGather, CUdeviceptr, CUdeviceptr, size_t, int, void *, CUstream)(in[r], out[r], COUNT, 7, comm[r], s[r]));
+		OK(LIB(lib, ncclAllReduce, CUdeviceptr, CUdeviceptr, size_t, int, int, void *, CUstream)(in[r], in[r], COUNT, 7, 0, comm[r], s[r]));
+	}
+	for (int r = 0; r < RANKS; r++) {
+		OK(CU(cuStreamSynchronize, CUstream)(s[r]));
+		OK(down(v, in[r], sizeof v));
+		OK(down(got, out[r], sizeof got));
+		for (int i = 0; i < COUNT; i++)
+			CHECK(v[i] == (float)(3000 + 3 * i));
+		for (int i = 0; i < RANKS * COUNT; i++)
+			CHECK(got[i] == (float)(i / COUNT * 1000 + i % COUNT));
+		OK(LIB(lib, ncclCommDestroy, void *)(comm[r]));
+	}
+}
+
+typedef struct { void *lib; CUcontext context; int rank; char id[128]; float got; } Rank;
+
+/* A rank with a thread of its own, which waits for its stream while the other has not called yet. */
+static void *
+rank_thread(void *arg)
+{
+	struct { char c[128]; } id;
+	Rank *r = arg;
+	void *comm;
+	float v = (float)r->rank + 1;
+
+	memcpy(&id, r->id, sizeof id);
+	OK(CU(cuCtxSetCurrent, CUcontext)(r->context));
+	OK(((int (*)(void **, int, __typeof__(id), int))sym(r->lib, "ncclCommInitRank"))(&comm, 2, id, r->rank));
+	CUstream s = stream();
+	CUdeviceptr p = device(4);
+	OK(up(p, &v, 4));
+	for (int i = 0; i < 5; i++)
+		OK(LIB(r->lib, ncclAllReduce, CUdeviceptr, CUdeviceptr, size_t, int, int, void *, CUstream)(p, p, 1, 7, 0, comm, s));
+	OK(CU(cuStreamSynchronize, CUstream)(s));
+	OK(down(&r->got, p, 4));
+	OK(LIB(r->lib, ncclCommDestroy, void *)(comm));
+	return NULL;
+}
+
+static void
+threads(void)
+{
+	Rank r[2] = { { .rank = 0 }, { .rank = 1 } };
+	pthread_t t[2];
+
+	for (int i = 0; i < 2; i++) {
+		r[i].lib = library("libnccl.so.2");
+		OK(CU(cuCtxGetCurrent, CUcontext *)(&r[i].context));
+		if (!i)
+			OK(LIB(r[0].lib, ncclGetUniqueId, void *)(r[0].id));
+		memcpy(r[i].id, r[0].id, sizeof r[i].id);
+	}
+	for (int i = 0; i < 2; i++)
+		pthread_create(&t[i], NULL, rank_thread, &r[i]);
+	for (int i = 0; i < 2; i++) {
+		pthread_join(t[i], NULL);
+		CHECK(r[i].got == 48);
+	}
+}
+
 int
 main(void)
 {
@@ -107,5 +264,8 @@ main(void)
 	Args p = { .c = device(sizeof c), .a = device(sizeof h), .u = device(4096) };
 	products(m, &p);
 	boxes(m, &p);
+	matmul(&p);
+	ranks();
+	threads();
 	return failures != 0;
 }

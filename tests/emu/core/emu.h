@@ -156,6 +156,8 @@ struct Op {
 	bool host_dst;
 	void (*host_fn)(void *);
 	void *host_arg;
+	struct Work *work;          /* a library's (library.h), its data behind it */
+	size_t work_bytes;
 	int depth;                  /* how many unfinished programmatic predecessors */
 };
 
@@ -297,6 +299,8 @@ int emu_report_count(void);
 /* copy.c */
 void copy_forget(Thread *t);
 void copy_land(Thread *t, const void *bar);               /* the copies that some arrival of t at this barrier waits for */
+
+void emu_breathe(void);            /* device.c: other threads may call the driver for a moment */
 
 /* timeline.c */
 extern uint64_t timeline_base;

@@ -6,11 +6,12 @@
  * it has waited for its programmatic predecessors. Operations that the host has waited for leave the window. */
 #include "emu.h"
 #include "../cuda_api.h"
+#include "library.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_DEPTH = 3 };
+enum { MAX_DEPTH = 3, PATIENCE = 2000 /* ms */ };
 
 uint64_t timeline_base = 1;
 static uint64_t next_seq = 1;
@@ -101,6 +102,7 @@ op_free(Op *op)
 	free(op->order);
 	free(op->res);
 	free(op->stage);
+	free(op->work);
 	free(op);
 }
 
@@ -159,6 +161,8 @@ op_add(Op *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
 	op->n_prog = n_prog;
 	op->prog = copy_seqs(prog, &op->n_prog);
 	ring[op->seq % TIMELINE] = op;
+	if (op->work && op->work->queued)
+		op->work->queued(op->work + 1, op->seq);
 }
 
 int
@@ -191,6 +195,8 @@ startable(Op *op)
 	for (int i = 0; i < op->n_dep; i++)
 		if (!op_done(op->dep[i]))
 			return false;
+	if (op->work && op->work->ready && !op->work->ready(op->work + 1))
+		return false;
 	op->depth = 0;
 	for (int i = 0; i < op->n_prog; i++) {
 		Op *p = op_at(op->prog[i]);
@@ -320,6 +326,30 @@ start_kernel(Op *op)
 }
 
 static void
+library(Op *op)
+{
+	Work *w = op->work;
+
+	for (int i = 0; emu_check && i < w->n_touch && !emu_error; i++) {
+		size_t at;
+		if (w->touch[i].write)
+			continue;
+		shadow_host_read(op, w->touch[i].p, w->touch[i].n);
+		if (!emu_error && !shadow_written(w->touch[i].p, w->touch[i].n, &at)) {
+			char *where = region_describe((char *)w->touch[i].p + at);
+			emu_note("%s: read of memory that nothing wrote: %s", op->name, where);
+			free(where);
+			emu_error = CUDA_ERROR_LAUNCH_FAILED;
+		}
+	}
+	for (int i = 0; emu_check && i < w->n_touch && !emu_error; i++)
+		if (w->touch[i].write)
+			shadow_host_write(op, w->touch[i].p, w->touch[i].n);
+	if (!emu_error)
+		w->run(w + 1);
+}
+
+static void
 start_other(Op *op)
 {
 	sets_at_start(op);
@@ -353,7 +383,10 @@ start_other(Op *op)
 			memcpy(op->dst + i, &op->value, (size_t)op->value_size);
 		break;
 	case OP_HOST:
-		op->host_fn(op->host_arg);
+		if (op->work)
+			library(op);
+		else
+			op->host_fn(op->host_arg);
 		break;
 	case OP_KERNEL: case OP_EMPTY:
 		break;
@@ -458,6 +491,33 @@ deadlock(void)
 	emu_error = CUDA_ERROR_LAUNCH_FAILED;
 }
 
+/* Does a library's operation wait for others that the host has not queued yet? */
+static bool
+gated(void)
+{
+	for (uint64_t s = first_open; s < next_seq; s++) {
+		const Op *op = ring[s % TIMELINE];
+		if (op->state == OP_QUEUED && op->work && op->work->ready && !op->work->ready(op->work + 1))
+			return true;
+	}
+	return false;
+}
+
+/* Another thread of the program may bring what is waited for. */
+static bool
+patience(int *left)
+{
+	if (emu_error || !gated())
+		return false;
+	if (!(*left)--) {
+		emu_note("a collective waits for ranks that never call it, or that call another one");
+		emu_error = CUDA_ERROR_LAUNCH_TIMEOUT;
+		return false;
+	}
+	emu_breathe();
+	return true;
+}
+
 /* One step of the schedule; false when nothing is left or a finding ended it. */
 static bool
 step(void)
@@ -503,7 +563,8 @@ step(void)
 			cand[n++] = op;
 	}
 	if (!n) {
-		deadlock();
+		if (n_running || !gated())
+			deadlock();
 		return false;
 	}
 	Op *op = cand[emu_random_below((uint64_t)n)];
@@ -528,15 +589,19 @@ step(void)
 void
 timeline_run(const uint64_t *seq, int n)
 {
+	int left = PATIENCE;
+
 	for (int i = 0; i < n && !emu_error; i++)
-		while (!op_done(seq[i]) && step())
+		while (!op_done(seq[i]) && (step() || (!op_done(seq[i]) && patience(&left))))
 			;
 }
 
 void
 timeline_run_all(void)
 {
-	while (step())
+	int left = PATIENCE;
+
+	while (step() || patience(&left))
 		;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 __thread CUcontext driver_context;
 static pthread_mutex_t lock;
@@ -123,6 +124,14 @@ driver_leave(Guard *g)
 {
 	(void)g;
 	pthread_mutex_unlock(&lock);
+}
+
+void
+emu_breathe(void)
+{
+	pthread_mutex_unlock(&lock);
+	usleep(1000);
+	pthread_mutex_lock(&lock);
 }
 
 /* After a finding nothing that was queued will ever run. */

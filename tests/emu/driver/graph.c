@@ -16,6 +16,7 @@ op_template_free(Op *op)
 	free(op->param);
 	free(op->param_mem);
 	free(op->stage);
+	free(op->work);
 	free(op);
 }
 
@@ -25,6 +26,10 @@ op_clone(const Op *op)
 	Op *c = op_new(op->kind, op->name);
 
 	*c = *op;
+	if (op->work) {
+		c->work = emu_alloc(op->work_bytes);
+		memcpy(c->work, op->work, op->work_bytes);
+	}
 	if (op->kind == OP_KERNEL) {
 		c->param = emu_alloc(sizeof *c->param * (size_t)(op->fn->n_param + 1));
 		c->param_mem = aligned_alloc(64, op->bytes);

@@ -1,0 +1,289 @@
+/* Stand-in for NCCL within one process: ranks are communicators of the same id, in one thread or several. A collective has one operation in each
+ * rank's stream; all start when all are there and what came before each is done. */
+#include "../core/library.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define API(ret, name, args) __attribute__((visibility("default"))) ret name args; __attribute__((visibility("default"))) ret name args
+enum { OK_, UNHANDLED_CUDA, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE };
+enum { I32 = 2, F16 = 6, F32 = 7, BF16 = 9 };
+enum { SUM, PROD, MAX, MIN, AVG };
+enum { MAX_RANKS = 8, IN_FLIGHT = 64 };
+
+typedef struct { char internal[128]; } Id;
+typedef enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST } Kind;
+typedef struct { Kind kind; int type, op, root; size_t count; } What;
+typedef struct { What what; int n_queued, n_done; uint64_t number, seq[MAX_RANKS]; const void *send[MAX_RANKS]; char *result; } Meeting;
+typedef struct Group { struct Group *next; Id id; int n, n_joined, n_left; uint64_t next_of[MAX_RANKS]; Meeting meet[IN_FLIGHT]; bool bad; } Group;
+typedef struct { Group *group; int rank, device; } Comm;
+typedef struct { Comm comm; What what; const void *send; void *recv; uint64_t number; } Call;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static Group *groups;
+static __thread int depth;   /* of ncclGroupStart: then joining does not wait for the others */
+
+static const char *const texts[] = { "no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument", "invalid usage" };
+API(const char *, ncclGetErrorString, (int r)) { return r >= 0 && r <= 5 ? texts[r] : "unknown result code"; }
+API(const char *, ncclGetLastError, (Comm *c)) { (void)c; return ""; }
+API(int, ncclGetVersion, (int *v))
+{
+	if (!v)
+		return INVALID_ARGUMENT;
+	*v = 22703;
+	return OK_;
+}
+
+API(int, ncclGetUniqueId, (Id *id))
+{
+	static unsigned counter;
+
+	if (!id)
+		return INVALID_ARGUMENT;
+	if (emu_library_call("ncclGetUniqueId"))
+		return SYSTEM_ERROR;
+	memset(id, 0, sizeof *id);
+	snprintf(id->internal, sizeof id->internal, "emu %u", __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
+	return OK_;
+}
+
+API(int, ncclGroupStart, (void)) { depth++; return OK_; }
+API(int, ncclGroupEnd, (void)) { return depth-- > 0 ? OK_ : (depth = 0, INVALID_USAGE); }
+
+API(int, ncclCommInitRank, (Comm **out, int n, Id id, int rank))
+{
+	Group *g;
+
+	if (!out || n < 1 || n > MAX_RANKS || rank < 0 || rank >= n)
+		return INVALID_ARGUMENT;
+	if (emu_library_call("ncclCommInitRank") || emu_library_device() < 0)
+		return UNHANDLED_CUDA;
+	pthread_mutex_lock(&lock);
+	for (g = groups; g && memcmp(&g->id, &id, sizeof id); g = g->next)
+		;
+	if (!g) {
+		g = calloc(1, sizeof *g);
+		g->id = id;
+		g->n = n;
+		g->next = groups;
+		groups = g;
+	}
+	if (g->n != n || g->n_joined == n) {
+		pthread_mutex_unlock(&lock);
+		return INVALID_ARGUMENT;
+	}
+	g->n_joined++;
+	pthread_cond_broadcast(&changed);
+	while (!depth && g->n_joined < n)
+		pthread_cond_wait(&changed, &lock);
+	pthread_mutex_unlock(&lock);
+	*out = calloc(1, sizeof **out);
+	**out = (Comm){ g, rank, emu_library_device() };
+	return OK_;
+}
+
+API(int, ncclCommDestroy, (Comm *c))
+{
+	if (!c)
+		return INVALID_ARGUMENT;
+	pthread_mutex_lock(&lock);
+	if (++c->group->n_left == c->group->n)
+		for (Group **g = &groups; *g; g = &(*g)->next)
+			if (*g == c->group) {
+				*g = c->group->next; /* its memory stays: operations may still name it */
+				break;
+			}
+	pthread_mutex_unlock(&lock);
+	free(c);
+	return OK_;
+}
+API(int, ncclCommAbort, (Comm *c)) { return ncclCommDestroy(c); }
+API(int, ncclCommCount, (const Comm *c, int *n)) { return c && n ? (*n = c->group->n, OK_) : INVALID_ARGUMENT; }
+API(int, ncclCommUserRank, (const Comm *c, int *n)) { return c && n ? (*n = c->rank, OK_) : INVALID_ARGUMENT; }
+API(int, ncclCommCuDevice, (const Comm *c, int *n)) { return c && n ? (*n = c->device, OK_) : INVALID_ARGUMENT; }
+API(int, ncclCommGetAsyncError, (Comm *c, int *r)) { return c && r ? (*r = c->group->bad ? INVALID_USAGE : OK_, OK_) : INVALID_ARGUMENT; }
+
+static size_t
+elem(int type)
+{
+	return type == F16 || type == BF16 ? 2 : type == F32 || type == I32 ? 4 : 0;
+}
+
+/* The calls of all ranks with the same number are one collective; the driver's lock is held. */
+static void
+queued(void *blob, uint64_t seq)
+{
+	Call *c = blob;
+	Group *g = c->comm.group;
+
+	c->number = g->next_of[c->comm.rank]++;
+	Meeting *m = &g->meet[c->number % IN_FLIGHT];
+	if (!m->n_queued || m->number != c->number) {
+		free(m->result);
+		*m = (Meeting){ .what = c->what, .number = c->number };
+	}
+	if (memcmp(&m->what, &c->what, sizeof m->what))
+		g->bad = true; /* ranks disagree: it never starts, as on a GPU */
+	m->seq[c->comm.rank] = seq;
+	m->send[c->comm.rank] = c->send;
+	m->n_queued++;
+}
+
+static bool
+ready(void *blob)
+{
+	const Call *c = blob;
+	const Meeting *m = &c->comm.group->meet[c->number % IN_FLIGHT];
+
+	if (c->comm.group->bad || m->n_queued != c->comm.group->n)
+		return false;
+	for (int i = 0; !m->result && i < c->comm.group->n; i++)
+		if (!emu_library_came_first(m->seq[i]))
+			return false;
+	return true;
+}
+
+static float
+as_float(const void *p, int type, size_t i)
+{
+	uint32_t u;
+	float f;
+
+	if (type == F32)
+		return ((const float *)p)[i];
+	if (type == I32)
+		return (float)((const int *)p)[i];
+	uint16_t h = ((const uint16_t *)p)[i];
+	if (type == BF16) {
+		u = (uint32_t)h << 16;
+	} else { /* f16: the exponent is moved by a product, which is exact */
+		u = (uint32_t)(h & 0x7fff) << 13;
+		memcpy(&f, &u, 4);
+		f *= (h >> 10 & 31) == 31 ? __builtin_inff() : 0x1p112f;
+		return h >> 15 ? -f : f;
+	}
+	memcpy(&f, &u, 4);
+	return f;
+}
+
+static void
+put_float(void *p, int type, size_t i, float v)
+{
+	uint32_t u, s;
+
+	if (type == F32) {
+		((float *)p)[i] = v;
+	} else if (type == I32) {
+		((int *)p)[i] = (int)v;
+	} else if (type == BF16) {
+		memcpy(&u, &v, 4);
+		((uint16_t *)p)[i] = (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+	} else {
+		memcpy(&u, &v, 4);
+		s = u >> 16 & 0x8000;
+		u &= 0x7fffffff;
+		if (u >= 0x47800000) {
+			u = 0x7c00;
+		} else if (u < 0x38800000) { /* subnormal: the addition rounds */
+			float f;
+			memcpy(&f, &u, 4);
+			f += 0.5f;
+			memcpy(&u, &f, 4);
+			u -= 0x3f000000;
+		} else {
+			u = (u - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13;
+		}
+		((uint16_t *)p)[i] = (uint16_t)(s | u);
+	}
+}
+
+/* What all ranks get, one behind the other for a gather; sums in the order of the ranks, in fp32. */
+static void
+compute(Meeting *m, int n)
+{
+	size_t size = elem(m->what.type), count = m->what.count;
+
+	if (m->what.kind == BROADCAST) {
+		m->result = malloc(size * count + 1);
+		memcpy(m->result, m->send[m->what.root], size * count);
+	} else if (m->what.kind == ALL_GATHER) {
+		m->result = malloc(size * count * (size_t)n + 1);
+		for (int i = 0; i < n; i++)
+			memcpy(m->result + size * count * (size_t)i, m->send[i], size * count);
+	} else {
+		size_t all = m->what.kind == REDUCE_SCATTER ? count * (size_t)n : count;
+		m->result = malloc(size * all + 1);
+		for (size_t i = 0; i < all; i++) {
+			float v = as_float(m->send[0], m->what.type, i);
+			for (int r = 1; r < n; r++) {
+				float x = as_float(m->send[r], m->what.type, i);
+				v = m->what.op == MAX ? (x > v ? x : v) : m->what.op == MIN ? (x < v ? x : v) : m->what.op == PROD ? v * x : v + x;
+			}
+			put_float(m->result, m->what.type, i, m->what.op == AVG ? v / (float)n : v);
+		}
+	}
+}
+
+static void
+run(void *blob)
+{
+	Call *c = blob;
+	Group *g = c->comm.group;
+	Meeting *m = &g->meet[c->number % IN_FLIGHT];
+	size_t bytes = elem(m->what.type) * m->what.count;
+
+	if (!m->result)
+		compute(m, g->n);
+	if (m->what.kind == ALL_GATHER)
+		memcpy(c->recv, m->result, bytes * (size_t)g->n);
+	else
+		memcpy(c->recv, m->result + (m->what.kind == REDUCE_SCATTER ? bytes * (size_t)c->comm.rank : 0), bytes);
+	if (++m->n_done == g->n)
+		m->n_queued = 0;
+}
+
+static int
+collective(const char *name, What what, const void *send, void *recv, Comm *c, void *stream)
+{
+	Call call = { .what = what, .send = send, .recv = recv };
+	Work w = { .name = name, .run = run, .queued = queued, .ready = ready, .n_touch = 2 };
+
+	if (!c || !elem(what.type) || what.op < 0 || what.op > AVG || !what.count || what.root < 0 || what.root >= c->group->n)
+		return INVALID_ARGUMENT;
+	if (emu_library_call(name))
+		return UNHANDLED_CUDA;
+	size_t n = elem(what.type) * what.count, in = what.kind == REDUCE_SCATTER ? n * (size_t)c->group->n : n,
+	       out = what.kind == ALL_GATHER ? n * (size_t)c->group->n : n;
+	if (!emu_library_memory(send, in) || !emu_library_memory(recv, out))
+		return INVALID_ARGUMENT;
+	call.comm = *c;
+	w.touch[0].p = (void *)(uintptr_t)send;
+	w.touch[0].n = in;
+	w.touch[1].p = recv;
+	w.touch[1].n = out;
+	w.touch[1].write = true;
+	return emu_library_queue(stream, &w, &call, sizeof call) ? UNHANDLED_CUDA : OK_;
+}
+
+API(int, ncclAllReduce, (const void *send, void *recv, size_t count, int type, int op, Comm *c, void *stream))
+{
+	return collective("ncclAllReduce", (What){ .kind = ALL_REDUCE, .type = type, .op = op, .count = count }, send, recv, c, stream);
+}
+
+API(int, ncclAllGather, (const void *send, void *recv, size_t count, int type, Comm *c, void *stream))
+{
+	return collective("ncclAllGather", (What){ .kind = ALL_GATHER, .type = type, .count = count }, send, recv, c, stream);
+}
+
+API(int, ncclReduceScatter, (const void *send, void *recv, size_t count, int type, int op, Comm *c, void *stream))
+{
+	return collective("ncclReduceScatter", (What){ .kind = REDUCE_SCATTER, .type = type, .op = op, .count = count }, send, recv, c, stream);
+}
+
+API(int, ncclBroadcast, (const void *send, void *recv, size_t count, int type, int root, Comm *c, void *stream))
+{
+	return collective("ncclBroadcast", (What){ .kind = BROADCAST, .type = type, .root = root, .count = count }, send, recv, c, stream);
+}
