@@ -372,7 +372,7 @@ class Device:
         for text, name, fn, grid, block, shared, change in job["launches"]:
             for k, v in change.items():
                 self.ok("cuMemcpyHtoD_v2", at[k], v.ctypes.data, v.nbytes)
-            self.launch(self.module(text, name), fn, list(grid), block, shared, 1, False, arg)
+            self.launch(self.module(text, name), fn, list(grid), block, shared, job.get("cluster", 1), False, arg)
             self.ok("cuCtxSynchronize")
             res.append({k: self.down(at[k], job["arrays"][k].shape, job["arrays"][k].dtype) for k in job["fetch"]})
         for p in self.mem:
