@@ -15,7 +15,7 @@
  * before in y. A tile of few pairs is cut: a block a segment, the last one to end puts them together. Blocks fetch their next piece
  * of work from a counter; long ones come first.
  *
- * Before inclusion: what cuda_attention.h asks for, FLASH_STAGES. */
+ * Before inclusion: what cuda_attention.h asks for, FLASH_ARCH. */
 #ifndef LLMC_CUDA_FLASH_H
 #define LLMC_CUDA_FLASH_H
 
@@ -32,6 +32,8 @@ enum {
 	FLASH_WARPS = FLASH_THREADS / 32,
 	FLASH_C = KV_PAGE,                                  /* positions of a chunk */
 	FLASH_SEGMENT = 512,                                /* of a segment */
+	/* chunks on their way, as far as two blocks fit on a multiprocessor; the template's launch knows it, too */
+	FLASH_STAGES = ATT_D <= 64 && ATT_V <= 64 || (FLASH_ARCH == 90 || FLASH_ARCH == 100) && ATT_D <= 128 && ATT_V <= 128 ? 3 : 2,
 	FLASH_MT = ATT_D <= 128 && ATT_V <= 128 ? 2 : 1,
 	FLASH_ROWS = FLASH_WARPS * FLASH_MT * 16,
 	FLASH_KK = ATT_D / 16, FLASH_VN = ATT_V / 8,
@@ -358,6 +360,8 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const Fl
 			}
 	}
 	unsigned p[FLASH_MT][FLASH_C / 16][4];
+	float    keep[FLASH_MT][2];
+	bool     same = true;
 #pragma unroll
 	for (int i = 0; i < FLASH_MT; i++)
 #pragma unroll
@@ -368,7 +372,9 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const Fl
 				top = fmaxf(top, fmaxf(t[i][n][2 * h], t[i][n][2 * h + 1]));
 			top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
 			top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-			const float m = fmaxf(r.m[i][h], __fmul_rn(top, UNIT)), keep = flash_exp2(r.m[i][h] - m);
+			const float m = fmaxf(r.m[i][h], __fmul_rn(top, UNIT));
+			same = same && m == r.m[i][h];
+			keep[i][h] = flash_exp2(r.m[i][h] - m);
 			r.m[i][h] = m;
 #pragma unroll
 			for (int n = 0; n < FLASH_C / 8; n++) {
@@ -376,13 +382,17 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const Fl
 				sum += a + b;
 				p[i][n / 2][n % 2 * 2 + h] = flash_pack_weights(a, b);
 			}
-			r.l[i][h] = fmaf(r.l[i][h], keep, sum);
-#pragma unroll
-			for (int n = 0; n < FLASH_VN; n++) {
-				r.o[i][n][2 * h] *= keep;
-				r.o[i][n][2 * h + 1] *= keep;
-			}
+			r.l[i][h] = fmaf(r.l[i][h], keep[i][h], sum);
 		}
+	if (!__all_sync(~0u, same)) { /* else all factors are 1 */
+#pragma unroll
+		for (int i = 0; i < FLASH_MT; i++)
+#pragma unroll
+			for (int n = 0; n < FLASH_VN; n++)
+#pragma unroll
+				for (int c = 0; c < 4; c++)
+					r.o[i][n][c] *= keep[i][c / 2];
+	}
 	const unsigned char *v = stage + FLASH_C * FLASH_K_ROW;
 #pragma unroll
 	for (int kk = 0; kk < FLASH_C / 16; kk++)

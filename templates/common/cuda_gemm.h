@@ -177,7 +177,7 @@ gemm_run(const unsigned short *act, const float *scale, const void *w, int n, co
 
 	if (n <= 16)
 		gemm_walk<gemm_small>(smem, act, scale, w, n, e);
-	else if (n <= 64 || GEMM_BLOCKS * large <= (int)gridDim.x) /* the grid is GEMM_BLOCKS for each multiprocessor */
+	else if (n <= 64 || 2 * GEMM_BLOCKS * large <= (int)gridDim.x) /* large tiles for less than half of the multiprocessors */
 		gemm_walk<gemm_middle>(smem, act, scale, w, n, e);
 	else
 		gemm_walk<gemm_large>(smem, act, scale, w, n, e);
