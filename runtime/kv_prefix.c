@@ -9,6 +9,10 @@
 llmc_status
 kv_prefix_open(Kv *kv, llmc_error *err)
 {
+	if (kv->cached && kv->bucket)
+		return LLMC_OK;
+	free(kv->cached);
+	free(kv->bucket);
 	kv->n_bucket = 16;
 	while (kv->n_bucket < kv->n_page)
 		kv->n_bucket *= 2;
