@@ -11,6 +11,8 @@
 
 #include "runtime/serve/serve.h"
 
+enum { MAX_UNREAD = 64 << 20 }; /* bytes of a stream that its client has not taken */
+
 const char type_json[] = "application/json", type_text[] = "text/plain; charset=utf-8",
            type_sse[] = "text/event-stream", type_html[] = "text/html; charset=utf-8";
 
@@ -227,6 +229,10 @@ req_push(Req *r, const char *data, size_t n)
 		}
 		strbuf_add(&r->out, data, n);
 		r->t_out = serve_now();
+		if (r->out.len - r->out_at > MAX_UNREAD) { /* who does not read for so long will not */
+			r->gone = true;
+			gen_abort(r);
+		}
 	}
 	pthread_mutex_unlock(&r->srv->lock);
 	http_wake(r);

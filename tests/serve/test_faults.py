@@ -410,3 +410,25 @@ def test_real_engine_sigterm_under_load(serve, tiny_folder):
         assert code == 0
         done = [a for a in answers if a]
         assert done and all(a.status == 503 or "length" in a.text for a in done)
+
+
+def test_a_deadline(serve, tiny_folder):
+    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--request-timeout", "0.000001", "--model-name", "tiny") as s:
+        r = s.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 200, "ignore_eos": True})
+        assert r.status == 503 and "--request-timeout" in r.json()["error"]["message"]
+        r = s.post("/generate_stream", {"inputs": "hello", "parameters": {"max_new_tokens": 200}})
+        assert "--request-timeout" in json.loads(r.frames()[-1])["error"]
+        s.idle()
+        assert s.stop()[0] == 0
+
+
+def test_the_second_signal_ends_at_once(serve, tiny_folder):
+    """The first waits for a request whose body never comes."""
+    with serve(tiny_folder, "--arch", "generic", "--body-timeout", "600", "--drain-timeout", "600") as s:
+        with s.connect() as c:
+            c.sendall(head("/v1/completions", 100))
+            s.until(lambda: s.status()["requests"]["active"] == 2)
+            s.process.send_signal(signal.SIGTERM)
+            s.until(lambda: not reachable(s))
+            assert s.process.poll() is None
+            assert s.stop(signal.SIGINT, timeout=20)[0] == 130
