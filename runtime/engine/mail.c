@@ -237,7 +237,7 @@ llmc_event_release(llmc_event *ev)
 {
 	size_t size = ev->size;
 
-	if (size >= sizeof *ev)
+	if (size >= offsetof(llmc_event, memory_) + sizeof ev->memory_)
 		free(ev->memory_);
 	memset(ev, 0, size < sizeof *ev ? size : sizeof *ev);
 	ev->size = size;
