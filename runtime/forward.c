@@ -4,8 +4,9 @@
 
 #include "runtime/session.h"
 
+/* fed: a chunk without tokens takes the one that its sequence has picked on the device */
 static llmc_status
-check_chunk(const Session *s, const llmc_chunk *c, size_t i, llmc_error *err)
+check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_error *err)
 {
 	const llmc_limits *l = &s->lim;
 
@@ -13,7 +14,8 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, llmc_error *err)
 		return error_set(err, LLMC_E_RANGE, "chunk %zu: there is no sequence %d in this session", i, c->seq);
 	if (s->seq[c->seq].in_step)
 		return error_set(err, LLMC_E_RANGE, "chunk %zu: sequence %d has another chunk in this call already", i, c->seq);
-	if (c->n_tok < 1 || !c->tok)
+	fed = fed && !c->tok && c->n_tok == 1 && s->kv.seq[c->seq].len > 0;
+	if (c->n_tok < 1 || (!c->tok && !fed))
 		return error_set(err, LLMC_E_RANGE, "chunk %zu: %d tokens, at least one is needed", i, c->n_tok);
 	if (c->n_out < 0 || c->n_out > c->n_tok)
 		return error_set(err, LLMC_E_RANGE, "chunk %zu: logits of %d rows are wanted, the chunk has %d", i, c->n_out,
@@ -23,7 +25,7 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, llmc_error *err)
 		return error_set(err, LLMC_E_RANGE,
 		                 "chunk %zu: sequence %d holds %d positions, %d more do not fit the context of %d (context)", i,
 		                 c->seq, len, c->n_tok, l->context);
-	for (int32_t t = 0; t < c->n_tok; t++)
+	for (int32_t t = 0; !fed && t < c->n_tok; t++)
 		if (c->tok[t] < 0 || c->tok[t] >= s->plan->vocab)
 			return error_set(err, LLMC_E_RANGE, "chunk %zu: token %d is %d, ids are 0 .. %lld", i, t, c->tok[t],
 			                 (long long)s->plan->vocab - 1);
@@ -32,7 +34,7 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, llmc_error *err)
 
 /* Checks all; fills order, step_seq and add: sequences with one row first. */
 static llmc_status
-admit(Session *s, const llmc_chunk *chunk, size_t n, int32_t *n_dec, llmc_error *err)
+admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, llmc_error *err)
 {
 	int64_t n_tok = 0, n_out = 0;
 	llmc_status status = LLMC_OK;
@@ -41,7 +43,7 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, int32_t *n_dec, llmc_error 
 	if (n < 1 || !chunk)
 		return error_set(err, LLMC_E_RANGE, "no chunk to run");
 	for (; seen < n && status == LLMC_OK; seen++) {
-		status = check_chunk(s, &chunk[seen], seen, err);
+		status = check_chunk(s, &chunk[seen], seen, fed, err);
 		if (status != LLMC_OK)
 			break;
 		s->seq[chunk[seen].seq].in_step = true;
@@ -115,7 +117,7 @@ fill_rows(Session *s, const SeqState *st, int32_t row, int32_t n, int32_t pos, i
 }
 
 static void
-fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec)
+fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 {
 	int32_t row = 0, out = 0;
 
@@ -127,11 +129,15 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec)
 		if (s->plan->prompt_whole && kv->len == 0)
 			set_prefix(s->plan, st, c);
 		fill_rows(s, st, row, c->n_tok, kv->len, i);
-		memcpy(s->tok + row, c->tok, (size_t)c->n_tok * sizeof *s->tok);
+		if (c->tok)
+			memcpy(s->tok + row, c->tok, (size_t)c->n_tok * sizeof *s->tok);
+		else
+			s->tok[row] = -1 - c->seq;
 		s->q_start[i] = row;
 		s->kv_len[i] = kv->len + c->n_tok;
 		s->prefix_len[i] = st->prefix_len;
-		memcpy(s->block_table + (size_t)i * (size_t)s->kv.max_page, kv->page, (size_t)kv->n_page * sizeof *kv->page);
+		if (tables)
+			memcpy(s->block_table + (size_t)i * (size_t)s->kv.max_page, kv->page, (size_t)kv->n_page * sizeof *kv->page);
 		row += c->n_tok;
 		s->out_base[s->order[i]] = out;
 		for (int32_t k = c->n_out; k > 0; k--)
@@ -145,28 +151,67 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec)
 	};
 }
 
+/* The step is done, or on its way. */
+static void
+count(Session *s, const llmc_chunk *chunk, size_t n, const PhaseRun *ph)
+{
+	for (size_t i = 0; i < n; i++)
+		s->kv.seq[chunk[i].seq].len += chunk[i].n_tok;
+	s->stats.forwards++;
+	s->stats.tokens += s->step.n_tok;
+	s->stats.weight_bytes = ph->weight_bytes;
+	if (s->cuda)
+		s->stats.steps_run += ph->n_step;
+}
+
 llmc_status
 session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
 {
 	const PlanBuffer *b = &s->plan->buffer[s->plan->logits];
-	const float *made = (const float *)(s->slot[b->slot] + b->offset);
+	const float *made = (const float *)(const void *)(s->slot[b->slot] + b->offset);
 	size_t vocab = (size_t)s->plan->vocab;
 	int32_t n_dec = 0;
 
-	TRY(admit(s, chunk, n, &n_dec, err));
-	fill(s, chunk, (int32_t)n, n_dec);
-	const PhaseRun *ph = &s->phase[(size_t)n_dec == n ? 0 : 1];
-	session_walk(s, ph);
-	for (size_t i = 0; i < n; i++) {
-		s->kv.seq[chunk[i].seq].len += chunk[i].n_tok;
-		if (logits && chunk[i].n_out) {
-			size_t count = (size_t)chunk[i].n_out * vocab;
-			memcpy(logits, made + (size_t)s->out_base[i] * vocab, count * sizeof *logits);
-			logits += count;
-		}
+	TRY(admit(s, chunk, n, false, &n_dec, err));
+	int phase = (size_t)n_dec == n ? 0 : 1;
+	if (s->cuda) {
+		TRY(cuda_session_enter(s->cuda, err));
+		fill(s, chunk, (int32_t)n, n_dec, true);
+		llmc_status status = cuda_forward(s->cuda, phase, logits ? &made : NULL, err);
+		cuda_session_leave(s->cuda);
+		TRY(status);
+	} else {
+		fill(s, chunk, (int32_t)n, n_dec, true);
+		session_walk(s, &s->phase[phase]);
 	}
-	s->stats.forwards++;
-	s->stats.tokens += s->step.n_tok;
-	s->stats.weight_bytes = ph->weight_bytes;
+	count(s, chunk, n, &s->phase[phase]);
+	for (size_t i = 0; logits && i < n; i++)
+		if (chunk[i].n_out) {
+			size_t floats = (size_t)chunk[i].n_out * vocab;
+			memcpy(logits, made + (size_t)s->out_base[i] * vocab, floats * sizeof *logits);
+			logits += floats;
+		}
+	return LLMC_OK;
+}
+
+llmc_status
+session_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
+{
+	int32_t n_dec = 0;
+
+	if (!s->cuda)
+		return error_set(err, LLMC_E_RANGE, "this session picks no tokens on its device");
+	TRY(admit(s, chunk, n, true, &n_dec, err));
+	TRY(cuda_pick_room(s->cuda, chunk, n, err));
+	TRY(cuda_session_enter(s->cuda, err));
+	bool decode = (size_t)n_dec == n;
+	llmc_status status = cuda_ring_take(s->cuda, err);
+	if (status == LLMC_OK) {
+		fill(s, chunk, (int32_t)n, n_dec, !decode);
+		status = cuda_pick_step(s->cuda, chunk, n, decode, err);
+	}
+	cuda_session_leave(s->cuda);
+	TRY(status);
+	count(s, chunk, n, &s->phase[decode ? 0 : 1]);
 	return LLMC_OK;
 }

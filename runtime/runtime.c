@@ -20,7 +20,7 @@ now(void)
 static llmc_status
 check_target(const Plan *plan, llmc_error *err)
 {
-	if (!strcmp(plan->target, "ref") || isa_runs(plan->target))
+	if (!strcmp(plan->target, "ref") || isa_runs(plan->target) || cuda_is_target(plan->target))
 		return LLMC_OK;
 	if (!strcmp(plan->target, "cpu-v4") || !strcmp(plan->target, "cpu-v3"))
 		return error_set(err, LLMC_E_MISSING,
@@ -95,6 +95,12 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	WeightsOptions w = { .path = opt->weights, .random_weights = opt->random_weights, .cache_packed = opt->cache_packed,
 		.log = opt->log, .log_user = opt->log_user };
 	TRY_GOTO(open_weights(rt, opt, &w, err));
+	if (cuda_is_target(plan->target)) {
+		TRY_GOTO(cuda_model_open(plan, opt, rt->n_threads, rt->weights, &rt->cuda, &rt->times, err));
+		TRY_GOTO(load_factors(rt, err));
+		*out = rt;
+		return LLMC_OK;
+	}
 	double start = now();
 	if (plan->n_kernel) {
 		KernelOptions k = { .artifact = opt->artifact, .n_jobs = rt->n_threads, .log = opt->log, .log_user = opt->log_user };
@@ -121,6 +127,7 @@ runtime_close(Runtime *rt)
 		free(rt->factors[i][1]);
 	}
 	free(rt->factors);
+	cuda_model_close(rt->cuda);
 	kernels_close(rt->kernels);
 	weights_close(rt->weights);
 	free(rt);
@@ -149,5 +156,9 @@ runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void 
 {
 	KernelOptions k = { .artifact = artifact, .log = log, .log_user = log_user };
 
+	if (cuda_is_target(plan->target)) {
+		CudaBuildOptions o = { .artifact = artifact, .log = log, .log_user = log_user };
+		return cuda_build_ship(plan, &o, err);
+	}
 	return kernels_ship(plan, &k, err);
 }

@@ -78,10 +78,16 @@ set_limits(Session *s, const Plan *p, const llmc_limits *lim)
 		s->two_axes |= p->rope[i].axis == 1;
 }
 
-static int64_t
+int64_t
 session_pages(const llmc_limits *l)
 {
 	return kv_pages(l->kv_tokens, l->context, l->seqs, l->kv_tokens != (int64_t)l->context * l->seqs);
+}
+
+int64_t
+session_max_page(const Session *s)
+{
+	return (s->lim.context + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE;
 }
 
 /* Hands out pieces of the state; with base NULL it only counts. */
@@ -116,19 +122,41 @@ scratch_floats(const Session *s, Bump *b)
 	return most;
 }
 
+/* The step's arrays. What a step of few rows needs lies close together: on its way to a GPU only that is copied. */
+static void
+lay_out_block(Session *s, Bump *b)
+{
+	int64_t n_tok = s->sym[SYM_n_tok], n_seq = s->sym[SYM_n_seq], start = b->at;
+
+	s->block = b->base ? b->base + b->at : NULL;
+	BUMP(b, s->n, 4);
+	BUMP(b, s->q_start, n_seq + 1);
+	BUMP(b, s->kv_len, n_seq);
+	BUMP(b, s->prefix_len, n_seq);
+	BUMP(b, s->out_row, s->sym[SYM_n_out]);
+	BUMP(b, s->step_seq, n_seq);
+	BUMP(b, s->tok, n_tok);
+	BUMP(b, s->pos, n_tok);
+	BUMP(b, s->pos2, n_tok);
+	BUMP(b, s->rope_pos, n_tok);
+	BUMP(b, s->seq_of, n_tok);
+	BUMP(b, s->block_table, n_seq * session_max_page(s));
+	s->block_bytes = b->at - start;
+}
+
 static void
 lay_out_state(Session *s, Bump *b)
 {
 	const Plan *p = s->plan;
 	int64_t n_tok = s->sym[SYM_n_tok], n_seq = s->sym[SYM_n_seq], freqs = 0;
-	int64_t max_page = (s->lim.context + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE;
+	bool cuda = cuda_is_target(p->target);
 	double *freq, *factor;
 
 	BUMP(b, s->slot, p->n_slot);
 	BUMP(b, s->seq, s->lim.seqs);
 	BUMP(b, s->rope, p->n_rope);
 	for (int i = 0; i < p->n_rope; i++) {
-		float *r = bump(b, n_tok, (size_t)p->rope[i].dims * sizeof *r);
+		float *r = cuda ? NULL : bump(b, n_tok, (size_t)p->rope[i].dims * sizeof *r); /* a GPU makes its own */
 		if (s->rope)
 			s->rope[i] = r;
 		freqs += p->rope[i].dims / 2;
@@ -139,21 +167,11 @@ lay_out_state(Session *s, Bump *b)
 		s->seq[q].freq = freq + q * freqs;
 		s->seq[q].factor = factor + (int64_t)q * p->n_rope;
 	}
-	BUMP(b, s->scratch, scratch_floats(s, b));
+	BUMP(b, s->scratch, cuda ? 1 : scratch_floats(s, b));
 	for (int ph = 0; ph < 2; ph++)
 		BUMP(b, s->phase[ph].step, p->phase[ph].n_step);
-	BUMP(b, s->tok, n_tok);
-	BUMP(b, s->pos, n_tok);
-	BUMP(b, s->pos2, n_tok);
-	BUMP(b, s->rope_pos, n_tok);
-	BUMP(b, s->seq_of, n_tok);
-	BUMP(b, s->q_start, n_seq + 1);
-	BUMP(b, s->kv_len, n_seq);
-	BUMP(b, s->prefix_len, n_seq);
-	BUMP(b, s->out_row, s->sym[SYM_n_out]);
-	BUMP(b, s->block_table, n_seq * max_page);
+	lay_out_block(s, b);
 	BUMP(b, s->order, n_seq);
-	BUMP(b, s->step_seq, n_seq);
 	BUMP(b, s->add, n_seq);
 	BUMP(b, s->out_base, n_seq);
 }
@@ -175,25 +193,41 @@ lay_out_slots(Session *s)
 	return sum;
 }
 
+void
+session_place_slots(Session *s)
+{
+	(void)lay_out_slots(s);
+}
+
+/* Bytes that a session keeps in host memory beside its slots; -1: overflow */
+static int64_t
+host_state(Session *s)
+{
+	Bump b = { 0 };
+
+	lay_out_state(s, &b);
+	return b.over ? -1 : b.at;
+}
+
 llmc_status
 session_memory(const Plan *plan, const llmc_limits *lim, llmc_memory *out, llmc_error *err)
 {
 	llmc_limits l;
 	Session s;
-	Bump b = { 0 };
 	size_t size = out->size ? out->size : sizeof *out;
 	llmc_memory m = { .size = size };
 
 	TRY(session_limits(plan, lim, &l, err));
 	set_limits(&s, plan, &l);
-	lay_out_state(&s, &b);
-	m.state = b.at;
+	m.state = host_state(&s);
+	if (m.state >= 0 && cuda_is_target(plan->target)) /* what counts is the device's memory */
+		m.state = cuda_session_state_bytes(&s);
 	m.scratch = lay_out_slots(&s);
 	m.kv = kv_bytes(plan, session_pages(&l));
 	m.kv_per_token = kv_bytes(plan, 1) / PLAN_KV_PAGE;
 	for (int i = 0; i < plan->n_tensor; i++)
 		m.weights += plan_tensor_bytes(&plan->tensor[i]);
-	if (b.over || m.scratch < 0 || m.kv < 0)
+	if (m.state < 0 || m.scratch < 0 || m.kv < 0)
 		return error_set(err, LLMC_E_RANGE, "these limits need more memory than can be counted");
 	memcpy(out, &m, size < sizeof m ? size : sizeof m);
 	return LLMC_OK;
@@ -227,20 +261,28 @@ session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
 	set_limits(s, rt->plan, &l);
 	s->rt = rt;
-	TRY_GOTO(kv_open(&s->kv, rt->plan, (int32_t)session_pages(&l), l.context, l.seqs, err));
+	if (rt->cuda)
+		TRY_GOTO(cuda_session_open(s, rt->cuda, &need, err));
+	else
+		TRY_GOTO(kv_open(&s->kv, rt->plan, (int32_t)session_pages(&l), l.context, l.seqs, err));
 	s->slots_bytes = (size_t)need.scratch;
-	s->state_bytes = (size_t)need.state;
-	s->slots = map_memory(need.scratch);
-	s->state = b.base = map_memory(need.state);
-	if (!s->slots || !s->state) {
+	s->state_bytes = (size_t)host_state(s);
+	if (!rt->cuda)
+		s->slots = map_memory(need.scratch);
+	s->state = b.base = map_memory((int64_t)s->state_bytes);
+	if ((!rt->cuda && !s->slots) || !s->state) {
 		status = error_set(err, LLMC_E_MEMORY, "out of memory: these limits need %lld MB beside the KV cache",
 		                   (long long)((need.scratch + need.state) >> 20));
 		goto fail;
 	}
 	lay_out_state(s, &b);
-	lay_out_slots(s);
-	TRY_GOTO(session_bind(s, err));
-	TRY_GOTO(threads_open(l.n_threads, &s->threads, err));
+	if (rt->cuda) {
+		TRY_GOTO(cuda_session_bind(s, err));
+	} else {
+		lay_out_slots(s);
+		TRY_GOTO(session_bind(s, err));
+		TRY_GOTO(threads_open(l.n_threads, &s->threads, err));
+	}
 	s->stats.size = sizeof s->stats;
 	s->stats.kv_pages_total = s->kv.n_page;
 	*out = s;
@@ -256,8 +298,10 @@ session_close(Session *s)
 	if (!s)
 		return;
 	threads_close(s->threads);
+	bool cuda = s->cuda != NULL;
+	cuda_session_close(s->cuda);
 	kv_release(&s->kv);
-	if (s->slots)
+	if (s->slots && !cuda)
 		munmap(s->slots, s->slots_bytes ? s->slots_bytes : 1);
 	if (s->state)
 		munmap(s->state, s->state_bytes ? s->state_bytes : 1);
@@ -307,6 +351,7 @@ session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err
 	if (q < 0)
 		return all_taken(s, err);
 	SeqState *st = &s->seq[q];
+	st->fresh = true;
 	st->length_bound = length_bound ? length_bound : s->lim.context;
 	st->prefix_len = st->mark = 0;
 	double *freq = st->freq;
@@ -329,6 +374,7 @@ session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err)
 	if (q < 0)
 		return all_taken(s, err);
 	SeqState *to = &s->seq[q], *st = &s->seq[from];
+	to->fresh = true;
 	to->length_bound = st->length_bound;
 	to->prefix_len = st->prefix_len;
 	to->mark = st->mark;

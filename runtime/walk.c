@@ -12,14 +12,15 @@ typedef struct Walk {
 	const PhaseRun *phase;
 } Walk;
 
-static void *
-argument(const Session *s, const PlanRef *r)
+void *
+session_argument(const Session *s, const PlanRef *r)
 {
 	switch (r->kind) {
 	case REF_NONE:
 		return NULL;
 	case REF_TENSOR:
-		return (void *)weights_data(s->rt->weights, r->index); /* kernels only read it */
+		return (void *)(s->cuda ? cuda_tensor(s->rt->cuda, r->index) /* kernels only read it */
+		                        : weights_data(s->rt->weights, r->index));
 	case REF_BUFFER:
 		return s->slot[s->plan->buffer[r->index].slot] + s->plan->buffer[r->index].offset;
 	case REF_POOL:
@@ -48,7 +49,7 @@ session_bind(Session *s, llmc_error *err)
 			}
 			for (int k = 0; k < st->n_arg; k++) {
 				const PlanRef *a = &st->arg[k];
-				r->a[k] = argument(s, a);
+				r->a[k] = session_argument(s, a);
 				r->arg[k] = (RefArg){ .kind = a->kind, .data = r->a[k] };
 				if (a->kind == REF_TENSOR)
 					r->arg[k].tensor = &p->tensor[a->index];

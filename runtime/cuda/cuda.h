@@ -159,8 +159,24 @@ llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, int n_t
                             RuntimeTimes *times, llmc_error *err);
 void        cuda_model_close(CudaModel *m);
 
-/* --- session.c, step.c, pick.c ------------------------------------------------------------------------------------ */
+/* --- session.c, step.c, pick.c: what runtime/session.c and forward.c call ------------------------------------------- */
 
-typedef struct PhaseRun PhaseRun; /* of runtime/session.h */
+/* Bytes of a session's state on the device, from its limits and symbols; -1: overflow. */
+int64_t     cuda_session_state_bytes(const Session *s);
+/* Before the host's own state is laid out: memory checked, stream, pages. `need`: what the limits take. */
+llmc_status cuda_session_open(Session *s, CudaModel *m, const llmc_memory *need, llmc_error *err);
+/* After it: slots, state, kernels bound, the first graph. */
+llmc_status cuda_session_bind(Session *s, llmc_error *err);
+void        cuda_session_close(CudaSession *c);
+/* Around anything that may touch pages: the device is this session's, and has not failed. */
+llmc_status cuda_session_enter(CudaSession *c, llmc_error *err);
+void        cuda_session_leave(CudaSession *c);
+/* Run the step that the session's arrays describe; *logits: rows made (NULL: not wanted). */
+llmc_status cuda_forward(CudaSession *c, int phase, const float **logits, llmc_error *err);
+const void *cuda_tensor(const CudaModel *m, int tensor);   /* address on the device */
+/* Wait until the ring's entry of the next step is free. */
+llmc_status cuda_ring_take(CudaSession *c, llmc_error *err);
+llmc_status cuda_pick_step(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, llmc_error *err);
+llmc_status cuda_pick_room(const CudaSession *c, const llmc_chunk *chunk, size_t n, llmc_error *err);
 
 #endif

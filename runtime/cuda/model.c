@@ -57,7 +57,7 @@ alloc_weights(CudaModel *m, const Weights *w, llmc_error *err)
 	TRY(weights_layout(w, m->offset, &m->weight_bytes, err));
 	CUDA_TRY(d, d->api.mem_info(&left, &total), "asking GPU %d for free memory", d->number);
 	CUresult r = (size_t)m->weight_bytes > left ? CU_OUT_OF_MEMORY
-	                                            : d->api.mem_alloc(&m->weights, (size_t)m->weight_bytes + 256);
+	                                            : d->api.mem_alloc(&m->weights, m->weight_bytes ? (size_t)m->weight_bytes : 256);
 	if (r == CU_OUT_OF_MEMORY)
 		return error_set(err, LLMC_E_MEMORY,
 		                 "the model does not fit GPU %d (%s): its weights need %s, %s of %s are free. A smaller format of the "

@@ -1,0 +1,463 @@
+/* Memory of a session on the device: pages, slots, state. All of it is taken at open; nothing afterwards. */
+#include "runtime/cuda/session.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 256 };
+
+/* --- pages ------------------------------------------------------------------------------------------------------- */
+
+static CUdeviceptr
+address(const void *p)
+{
+	return (CUdeviceptr)(uintptr_t)p;
+}
+
+/* For calls that return nothing: the next step says it. */
+static void
+note_failure(CudaSession *c, CUresult r, const char *what)
+{
+	if (r != CU_OK && c->failed == LLMC_OK)
+		c->failed = cuda_error(&c->m->dev, r, &c->why, "%s", what);
+}
+
+static bool
+enter_quietly(CudaSession *c)
+{
+	CUresult r = c->m->dev.api.ctx_push(c->m->dev.ctx);
+
+	note_failure(c, r, "using the GPU");
+	return r == CU_OK;
+}
+
+static llmc_status
+page_alloc(void *user, size_t bytes, void **out, llmc_error *err)
+{
+	CudaSession *c = user;
+	CudaDevice *d = &c->m->dev;
+	CUdeviceptr p = 0;
+
+	*out = NULL;
+	CUresult r = d->api.mem_alloc(&p, bytes);
+	if (r != CU_OK) {
+		c->failed = cuda_error(d, r, &c->why, "allocating %zu MB for the KV cache", bytes >> 20);
+		if (err)
+			*err = c->why;
+		return c->failed;
+	}
+	note_failure(c, d->api.set8(p, 0, bytes, c->stream), "clearing the KV cache");
+	*out = (void *)(uintptr_t)p;
+	return LLMC_OK;
+}
+
+static void
+page_free(void *user, void *mem, size_t bytes)
+{
+	CudaSession *c = user;
+
+	(void)bytes;
+	if (mem && enter_quietly(c)) {
+		CUDA_RELEASE(c->m->dev.api.mem_free(address(mem)));
+		cuda_leave(&c->m->dev);
+	}
+}
+
+static void
+page_copy(void *user, void *to, const void *from, size_t bytes)
+{
+	CudaSession *c = user;
+
+	if (enter_quietly(c)) {
+		note_failure(c, c->m->dev.api.copy_on(address(to), address(from), bytes, c->stream), "copying KV pages");
+		cuda_leave(&c->m->dev);
+	}
+}
+
+static void
+page_clear(void *user, void *at, size_t bytes)
+{
+	CudaSession *c = user;
+
+	if (enter_quietly(c)) {
+		note_failure(c, c->m->dev.api.set8(address(at), 0, bytes, c->stream), "clearing KV pages");
+		cuda_leave(&c->m->dev);
+	}
+}
+
+static void
+page_read(void *user, void *host, const void *at, size_t bytes)
+{
+	CudaSession *c = user;
+
+	memset(host, 0, bytes);
+	if (enter_quietly(c)) {
+		note_failure(c, c->m->dev.api.copy_down(host, address(at), bytes, c->stream), "saving KV pages");
+		note_failure(c, c->m->dev.api.stream_sync(c->stream), "saving KV pages");
+		cuda_leave(&c->m->dev);
+	}
+}
+
+/* From memory that is not pinned: the driver has read it when the call returns. */
+static void
+page_write(void *user, void *at, const void *host, size_t bytes)
+{
+	CudaSession *c = user;
+
+	if (enter_quietly(c)) {
+		note_failure(c, c->m->dev.api.copy_up(address(at), host, bytes, c->stream), "restoring KV pages");
+		cuda_leave(&c->m->dev);
+	}
+}
+
+llmc_status
+cuda_session_check(CudaSession *c, llmc_error *err)
+{
+	if (c->failed != LLMC_OK && err)
+		*err = c->why;
+	return c->failed;
+}
+
+llmc_status
+cuda_session_enter(CudaSession *c, llmc_error *err)
+{
+	TRY(cuda_session_check(c, err));
+	return cuda_enter(&c->m->dev, err);
+}
+
+void
+cuda_session_leave(CudaSession *c)
+{
+	cuda_leave(&c->m->dev);
+}
+
+const void *
+cuda_tensor(const CudaModel *m, int tensor)
+{
+	return (const void *)(uintptr_t)(m->weights + (CUdeviceptr)m->offset[tensor]);
+}
+
+/* --- state ------------------------------------------------------------------------------------------------------- */
+
+typedef struct Cut { CUdeviceptr base; int64_t at; bool over; } Cut;
+
+static CUdeviceptr
+cut(Cut *b, int64_t n, int64_t elem_bytes)
+{
+	int64_t bytes, at = b->at;
+
+	if (n < 0 || __builtin_mul_overflow(n, elem_bytes, &bytes) || bytes > INT64_MAX / 4 - at) {
+		b->over = true;
+		return 0;
+	}
+	b->at = (at + bytes + ALIGN - 1) & ~(int64_t)(ALIGN - 1);
+	return b->base + (CUdeviceptr)at;
+}
+#define CUT(b, p, n) ((p) = (void *)(uintptr_t)cut((b), (n), (int64_t)sizeof *(p)))
+
+int64_t
+cuda_state_layout(CudaSession *c, const Session *s, CUdeviceptr base)
+{
+	const Plan *p = s->plan;
+	Cut b = { .base = base };
+	llmc_state *st = &c->st;
+	int64_t seqs = s->lim.seqs, max_page = session_max_page(s);
+
+	c->n_freq = 0;
+	c->max_out = (int32_t)(s->sym[SYM_n_out] < s->sym[SYM_n_seq] ? s->sym[SYM_n_out] : s->sym[SYM_n_seq]);
+	*st = (llmc_state){ .n_rope = p->n_rope, .block_stride = (int)max_page, .vocab = (int)p->vocab, .max_out = c->max_out };
+	st->note_stride = (int)((sizeof(llmc_note) + (size_t)s->sym[SYM_n_seq] * sizeof(llmc_note_row) + 63) & ~(size_t)63);
+	c->block_to = cut(&b, s->block_bytes, 1);
+	for (int i = 0; i < p->n_rope && i < LLMC_MAX_ROPE; i++) {
+		st->rope[i] = (llmc_rope_table){ .dims = p->rope[i].dims, .axis = p->rope[i].axis, .freq_at = c->n_freq };
+		st->rope[i].dst = (float *)(uintptr_t)cut(&b, s->sym[SYM_n_tok], (int64_t)p->rope[i].dims * 4);
+		c->n_freq += p->rope[i].dims / 2;
+	}
+	st->n_freq = c->n_freq;
+	CUT(&b, st->slot, seqs);
+	CUT(&b, st->tables, seqs * max_page);
+	CUT(&b, st->counts, seqs * p->vocab);
+	CUT(&b, st->freq, seqs * c->n_freq);
+	CUT(&b, st->factor, seqs * p->n_rope);
+	CUT(&b, st->work, (int64_t)c->max_out * p->vocab);
+	CUT(&b, st->part, (int64_t)c->max_out * LLMC_PICK_PARTS * 8);
+	CUT(&b, st->row_done, c->max_out);
+	CUT(&b, st->all_done, 1);
+	CUT(&b, st->count, 1);
+	CUT(&b, st->now, 1);
+	return b.over ? -1 : b.at;
+}
+
+int64_t
+cuda_session_state_bytes(const Session *s)
+{
+	CudaSession c = { 0 };
+
+	return cuda_state_layout(&c, s, 0);
+}
+
+/* --- opening ----------------------------------------------------------------------------------------------------- */
+
+static int64_t
+need_for(const Session *s, int32_t context, int32_t seqs)
+{
+	llmc_limits l = s->lim;
+	llmc_memory m = LLMC_INIT(llmc_memory);
+
+	if (l.kv_tokens == (int64_t)l.context * l.seqs)
+		l.kv_tokens = 0;
+	if (l.n_out == l.seqs)
+		l.n_out = 0;
+	l.context = context;
+	l.seqs = seqs;
+	return session_memory(s->plan, &l, &m, NULL) == LLMC_OK ? m.kv + m.scratch + m.state : INT64_MAX;
+}
+
+/* The plan's table, and what would fit. */
+static llmc_status
+does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t total, llmc_error *err)
+{
+	const Session *s = c->s;
+	const CudaDevice *d = &c->m->dev;
+	char w[32], k[32], sc[32], st[32], l[32], t[32], fits[160] = "not even one position of one sequence would fit";
+	int64_t room = (int64_t)left - (8 << 20); /* of the driver's own */
+	int32_t lo = 0, hi = s->lim.context, seqs = 0;
+
+	while (lo < hi) { /* the longest context for as many sequences */
+		int32_t mid = lo + (hi - lo + 1) / 2;
+		if (need_for(s, mid, s->lim.seqs) <= room)
+			lo = mid;
+		else
+			hi = mid - 1;
+	}
+	for (int32_t n = s->lim.seqs; n > 0 && !seqs; n = n > 1 ? n / 2 : 0)
+		if (need_for(s, s->lim.context, n) <= room)
+			seqs = n;
+	if (lo >= PLAN_KV_PAGE)
+		lo -= lo % PLAN_KV_PAGE;
+	if (lo && seqs)
+		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit, or --context %d with --seqs %d", lo, s->lim.seqs,
+		         s->lim.context, seqs);
+	else if (lo)
+		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", lo, s->lim.seqs);
+	return error_set(err, LLMC_E_MEMORY,
+	                 "this session does not fit GPU %d (%s):\n"
+	                 "  weights  %s (loaded)\n"
+	                 "  kv       %s (context %d, %d sequence%s)\n"
+	                 "  scratch  %s (chunk %d)\n"
+	                 "  state    %s\n"
+	                 "  free     %s of %s\n"
+	                 "%s",
+	                 d->number, d->name, cuda_bytes_text(need->weights, w), cuda_bytes_text(need->kv, k), s->lim.context,
+	                 s->lim.seqs, s->lim.seqs == 1 ? "" : "s", cuda_bytes_text(need->scratch, sc), s->lim.chunk,
+	                 cuda_bytes_text(need->state, st), cuda_bytes_text((int64_t)left, l), cuda_bytes_text((int64_t)total, t), fits);
+}
+
+static llmc_status
+take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	Session *s = c->s;
+	size_t left = 0, total = 0;
+	KvMem mem = { c, page_alloc, page_free, page_copy, page_clear, page_read, page_write };
+
+	CUDA_TRY(d, d->api.mem_info(&left, &total), "asking GPU %d for free memory", d->number);
+	if (need->kv + need->scratch + need->state > (int64_t)left)
+		return does_not_fit(c, need, left, total, err);
+	CUDA_TRY(d, d->api.stream_create(&c->stream, CU_STREAM_NON_BLOCKING), "making a stream");
+	llmc_status status = kv_open_on(&s->kv, &mem, s->plan, (int32_t)session_pages(&s->lim), s->lim.context, s->lim.seqs, err);
+	if (c->failed == LLMC_E_MEMORY)
+		return does_not_fit(c, need, left, total, err);
+	TRY(cuda_session_check(c, err));
+	TRY(status);
+	CUresult r = d->api.mem_alloc(&c->slots, need->scratch ? (size_t)need->scratch : ALIGN);
+	if (r == CU_OK)
+		r = d->api.mem_alloc(&c->state, (size_t)need->state);
+	if (r == CU_OUT_OF_MEMORY)
+		return does_not_fit(c, need, left, total, err);
+	CUDA_TRY(d, r, "allocating memory of a session");
+	return LLMC_OK;
+}
+
+llmc_status
+cuda_session_open(Session *s, CudaModel *m, const llmc_memory *need, llmc_error *err)
+{
+	CudaSession *c = calloc(1, sizeof *c);
+
+	if (!c)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
+	s->cuda = c;
+	c->m = m;
+	c->s = s;
+	if (s->plan->n_rope > LLMC_MAX_ROPE)
+		return error_set(err, LLMC_E_INPUT, "the plan has %d rotary tables, sessions on a GPU take %d", s->plan->n_rope,
+		                 LLMC_MAX_ROPE);
+	TRY(cuda_enter(&m->dev, err));
+	llmc_status status = take_memory(c, need, err);
+	cuda_leave(&m->dev);
+	return status;
+}
+
+/* Pinned memory: blocks, notes, picks, logits. */
+static llmc_status
+take_pinned(CudaSession *c, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	const Session *s = c->s;
+	size_t block = (size_t)s->block_bytes * LLMC_RING, note = (size_t)c->st.note_stride * LLMC_RING;
+	size_t picks = ((size_t)c->max_out * LLMC_RING * sizeof(llmc_picked) + 255) & ~(size_t)255;
+	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)s->plan->vocab * sizeof(float);
+	CUdeviceptr at;
+	void *p = NULL;
+
+	note = (note + 255) & ~(size_t)255;
+	block = (block + 255) & ~(size_t)255;
+	CUDA_TRY(d, d->api.host_alloc(&p, block + note + picks + logits, CU_HOST_PORTABLE | CU_HOST_MAPPED),
+	         "pinning %zu MB for steps", (block + note + picks + logits) >> 20);
+	c->pinned = p;
+	memset(p, 0, block + note + picks);
+	CUDA_TRY(d, d->api.host_device_ptr(&at, p, 0), "mapping pinned memory");
+	c->block = c->pinned;
+	c->note = c->block + block;
+	c->picked = (llmc_picked *)(void *)(c->note + note);
+	c->logits = (float *)(void *)(c->note + note + picks);
+	c->st.note = (const llmc_note *)(uintptr_t)(at + block);
+	c->st.picked = (llmc_picked *)(uintptr_t)(at + block + note);
+	for (int i = 0; i < LLMC_RING; i++)
+		CUDA_TRY(d, d->api.event_create(&c->event[i], CU_EVENT_NO_TIMING), "making an event");
+	return LLMC_OK;
+}
+
+static llmc_status
+take_tables(CudaSession *c, llmc_error *err)
+{
+	const Session *s = c->s;
+	size_t n_seq = (size_t)s->sym[SYM_n_seq];
+	bool ok = true;
+
+	c->table = calloc((size_t)s->lim.seqs * (size_t)s->kv.max_page, sizeof *c->table);
+	c->row_seq = calloc(n_seq, sizeof *c->row_seq);
+	c->row_pages = calloc(n_seq, sizeof *c->row_pages);
+	c->counts = calloc((size_t)s->plan->vocab, sizeof *c->counts);
+	c->freq = calloc((size_t)c->n_freq + 1, sizeof *c->freq);
+	for (int i = 0; i < CUDA_FLIGHT; i++) {
+		c->flight[i].at = calloc((size_t)c->max_out, sizeof *c->flight[i].at);
+		c->flight[i].pick = calloc((size_t)c->max_out, sizeof *c->flight[i].pick);
+		ok = ok && c->flight[i].at && c->flight[i].pick;
+	}
+	if (!ok || !c->table || !c->row_seq || !c->row_pages || !c->counts || !c->freq)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
+	memset(c->row_seq, 0xff, n_seq * sizeof *c->row_seq);
+	memset(c->table, 0xff, (size_t)s->lim.seqs * (size_t)s->kv.max_page * sizeof *c->table);
+	return LLMC_OK;
+}
+
+/* What kernels count with starts at zero: i32 buffers, and the counters of begin and sample. The rest is left as it is. */
+static llmc_status
+clear(CudaSession *c, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	const Session *s = c->s;
+	const llmc_state *st = &c->st;
+
+	for (int i = 0; i < s->plan->n_buffer; i++) {
+		const PlanBuffer *b = &s->plan->buffer[i];
+		int64_t n = b->dtype == DT_I32 ? plan_extent_elems(&b->extent, s->sym) : 0;
+		if (n > 0)
+			CUDA_TRY(d, d->api.set8(address(s->slot[b->slot] + b->offset), 0, (size_t)n * 4, c->stream), "clearing counters");
+	}
+	/* row_done, all_done, count follow each other */
+	CUDA_TRY(d, d->api.set8(address(st->row_done), 0, (size_t)(address(st->now) - address(st->row_done)) + 4, c->stream),
+	         "clearing counters");
+	CUDA_TRY(d, d->api.set8(c->block_to, 0, (size_t)s->block_bytes, c->stream), "clearing the step");
+	CUDA_TRY(d, d->api.set8(address(st->slot), 0, (size_t)s->lim.seqs * sizeof *st->slot, c->stream), "clearing the step");
+	return LLMC_OK;
+}
+
+static llmc_status
+bind(CudaSession *c, llmc_error *err)
+{
+	Session *s = c->s;
+	const PlanBuffer *logits = &s->plan->buffer[s->plan->logits];
+	llmc_state *st = &c->st;
+
+	cuda_state_layout(c, s, c->state);
+	TRY(take_pinned(c, err));
+	TRY(take_tables(c, err));
+#define IN_BLOCK(host) ((int *)(uintptr_t)(c->block_to + (CUdeviceptr)((char *)(host) - s->block)))
+	st->s_n = IN_BLOCK(s->n);
+	st->s_tok = IN_BLOCK(s->tok);
+	st->s_pos = IN_BLOCK(s->pos);
+	st->s_pos2 = IN_BLOCK(s->pos2);
+	st->s_seq_of = IN_BLOCK(s->seq_of);
+	st->s_q_start = IN_BLOCK(s->q_start);
+	st->s_kv_len = IN_BLOCK(s->kv_len);
+	st->s_prefix_len = IN_BLOCK(s->prefix_len);
+	st->s_out_row = IN_BLOCK(s->out_row);
+	st->s_block_table = IN_BLOCK(s->block_table);
+	st->rope_pos = IN_BLOCK(s->rope_pos);
+	st->slot_of = IN_BLOCK(s->step_seq);
+#undef IN_BLOCK
+	st->logits = (const float *)(const void *)(s->slot[logits->slot] + logits->offset);
+	TRY(clear(c, err));
+	TRY(cuda_bind(c, err));
+	for (int pick = 0; pick < 2; pick++)
+		TRY(cuda_graph(c, 0, pick, err));
+	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream), "clearing the memory of a session");
+	return cuda_session_check(c, err);
+}
+
+llmc_status
+cuda_session_bind(Session *s, llmc_error *err)
+{
+	CudaSession *c = s->cuda;
+
+	s->slots = (char *)(uintptr_t)c->slots; /* the host only adds to it */
+	session_place_slots(s);
+	TRY(cuda_enter(&c->m->dev, err));
+	llmc_status status = bind(c, err);
+	cuda_leave(&c->m->dev);
+	return status;
+}
+
+void
+cuda_session_close(CudaSession *c)
+{
+	if (!c)
+		return;
+	CudaDevice *d = &c->m->dev;
+	if (d->api.ctx_push(d->ctx) == CU_OK || d->api.ctx_push(d->ctx) == CU_OK) {
+		if (c->stream) /* steps under way end before their memory goes */
+			CUDA_RELEASE(d->api.stream_sync(c->stream));
+		for (int k = 0; k < 2; k++)
+			for (int i = 0; i < CUDA_BUCKETS; i++)
+				if (c->graph[k][i])
+					CUDA_RELEASE(d->api.graph_exec_destroy(c->graph[k][i]));
+		for (int i = 0; i < LLMC_RING; i++)
+			if (c->event[i])
+				CUDA_RELEASE(d->api.event_destroy(c->event[i]));
+		kv_release(&c->s->kv);
+		if (c->slots)
+			CUDA_RELEASE(d->api.mem_free(c->slots));
+		if (c->state)
+			CUDA_RELEASE(d->api.mem_free(c->state));
+		if (c->pinned)
+			CUDA_RELEASE(d->api.host_free(c->pinned));
+		if (c->stream)
+			CUDA_RELEASE(d->api.stream_destroy(c->stream));
+		cuda_leave(d);
+	}
+	for (int i = 0; i < CUDA_FLIGHT; i++) {
+		free(c->flight[i].at);
+		free(c->flight[i].pick);
+	}
+	free(c->step[0]);
+	free(c->step[1]);
+	free(c->table);
+	free(c->row_seq);
+	free(c->row_pages);
+	free(c->counts);
+	free(c->freq);
+	free(c);
+}

@@ -1,0 +1,82 @@
+/* Inside of runtime/cuda: a session's memory on the device and its steps. */
+#ifndef LLMC_RUNTIME_CUDA_SESSION_H
+#define LLMC_RUNTIME_CUDA_SESSION_H
+
+#include "runtime/cuda/model.h"
+#include "runtime/session.h"
+#include "templates/common/cuda_state.h"
+
+/* The kernels' argument has the name of the CPU's step in its own header. */
+#define llmc_step cuda_step
+#include "templates/common/cuda_step.h"
+#undef llmc_step
+
+enum { CUDA_BUCKETS = 18, CUDA_FLIGHT = 2 }; /* 1, 2, 4, ... 65536 and the session's own number of sequences */
+
+/* A step of the plan, ready to be launched. */
+typedef struct CudaStep {
+	const PlanStep   *step;
+	const PlanKernel *kernel;
+	const CUfunction *fn;      /* [n_launch] */
+	llmc_call         call;
+} CudaStep;
+
+/* A step under way that picks. */
+typedef struct CudaFlight {
+	unsigned     number;       /* of the step */
+	int32_t      n;            /* picks */
+	bool         kept;         /* picks are in `pick` already */
+	int32_t     *at;           /* [max_out] row of logits of each pick, in the order of the chunks */
+	llmc_picked *pick;         /* [max_out] */
+} CudaFlight;
+
+struct CudaSession {
+	CudaModel   *m;
+	Session     *s;
+	CUstream     stream;
+	CUdeviceptr  slots, state;
+	CudaStep    *step[2];
+	llmc_state   st;           /* the argument of begin and sample */
+	int32_t      max_out, n_freq, n_bucket, bucket[CUDA_BUCKETS];
+	CUgraphExec  graph[2][CUDA_BUCKETS]; /* [picks][bucket] */
+	/* pinned: a ring of LLMC_RING each */
+	char        *pinned;       /* blocks, notes, picks, logits */
+	char        *block;        /* the step's arrays, block_bytes each */
+	char        *note;
+	llmc_picked *picked;
+	float       *logits;       /* [n_out, vocab] */
+	CUdeviceptr  block_to;     /* where the arrays lie on the device */
+	CUevent      event[LLMC_RING];
+	bool         busy[LLMC_RING];
+	unsigned     number;       /* steps that pick or could have, so far */
+	CudaFlight   flight[CUDA_FLIGHT];
+	int32_t      n_flight;
+	/* what the device's tables hold */
+	int32_t     *table;        /* [seqs, max_page] */
+	int32_t     *row_seq, *row_pages; /* [n_seq] sequence whose first row_pages pages row i of the step's table holds; -1 */
+	int32_t     *counts;       /* [vocab] for uploading */
+	float       *freq;         /* [n_freq] for uploading */
+	/* of calls that return nothing */
+	llmc_status  failed;
+	llmc_error   why;
+};
+
+/* session.c: lay out all of it; with base 0 only the bytes are counted. -1: overflow */
+int64_t     cuda_state_layout(CudaSession *c, const Session *s, CUdeviceptr base);
+/* The failure of an earlier call that returned nothing, or LLMC_OK. */
+llmc_status cuda_session_check(CudaSession *c, llmc_error *err);
+
+/* step.c */
+llmc_status cuda_bind(CudaSession *c, llmc_error *err);
+/* Sequences of the step that have new rotary frequencies */
+llmc_status cuda_upload_freq(CudaSession *c, llmc_error *err);
+/* The step's arrays, whole; a note that says so. */
+llmc_status cuda_upload_step(CudaSession *c, llmc_error *err);
+llmc_status cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err);
+llmc_status cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err);
+llmc_status cuda_graph(CudaSession *c, int bucket, bool pick, llmc_error *err); /* captured when it is not there yet */
+
+/* pick.c: what the step that goes into the ring's next entry would overwrite */
+llmc_status cuda_flight_keep(CudaSession *c, unsigned number, llmc_error *err);
+
+#endif

@@ -1,0 +1,337 @@
+/* One step: arrays to the device, then kernels, launched one by one (mixed steps) or as a graph (decode steps, a graph for
+ * each number of rows 1, 2, 4, ...). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/cuda/session.h"
+
+llmc_status
+cuda_bind(CudaSession *c, llmc_error *err)
+{
+	const Session *s = c->s;
+	const Plan *p = s->plan;
+	const llmc_state *st = &c->st;
+	cuda_step k = { .n = st->s_n, .tok = st->s_tok, .pos = st->s_pos, .pos2 = st->s_pos2, .seq_of = st->s_seq_of,
+		.q_start = st->s_q_start, .kv_len = st->s_kv_len, .prefix_len = st->s_prefix_len, .out_row = st->s_out_row,
+		.block_table = st->s_block_table, .block_stride = st->block_stride };
+	int64_t max = s->sym[SYM_n_seq];
+
+	for (int i = 0; i < p->n_rope; i++)
+		s->rope[i] = st->rope[i].dst;
+	for (int ph = 0; ph < 2; ph++) {
+		PhaseRun *run = &c->s->phase[ph];
+		run->n_step = p->phase[ph].n_step;
+		c->step[ph] = calloc((size_t)run->n_step + 1, sizeof *c->step[ph]);
+		if (!c->step[ph])
+			return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
+		for (int i = 0; i < run->n_step; i++) {
+			const PlanStep *ps = &p->phase[ph].step[i];
+			CudaStep *to = &c->step[ph][i];
+			if (ps->kernel < 0)
+				return error_set(err, LLMC_E_INPUT, "the plan has no kernel for op %s (layer %d): a GPU runs nothing else",
+				                 ps->op, ps->layer);
+			*to = (CudaStep){ .step = ps, .kernel = &p->kernel[ps->kernel], .fn = c->m->fn[ps->kernel], .call = { .s = k } };
+			for (int a = 0; a < ps->n_arg && a < LLMC_CALL_ARGS; a++)
+				to->call.a[a] = session_argument(s, &ps->arg[a]);
+			run->weight_bytes += ps->weight_bytes;
+		}
+	}
+	for (int64_t b = 1; c->n_bucket < CUDA_BUCKETS && (b < 2 * max || b == 1); b *= 2)
+		c->bucket[c->n_bucket++] = (int32_t)(b < max ? b : max);
+	return LLMC_OK;
+}
+
+/* --- arrays ------------------------------------------------------------------------------------------------------ */
+
+llmc_status
+cuda_ring_take(CudaSession *c, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	int e = (int)(c->number % LLMC_RING);
+
+	if (!c->busy[e])
+		return LLMC_OK;
+	CUDA_TRY(d, d->api.event_sync(c->event[e]), "waiting for an earlier step");
+	c->busy[e] = false;
+	return cuda_flight_keep(c, c->number - LLMC_RING, err);
+}
+
+llmc_status
+cuda_upload_freq(CudaSession *c, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	Session *s = c->s;
+
+	for (int32_t i = 0; i < s->step.n_seq; i++) {
+		int32_t q = s->step_seq[i];
+		SeqState *st = &s->seq[q];
+		if (!st->fresh)
+			continue;
+		for (int32_t k = 0; k < c->n_freq; k++)
+			c->freq[k] = (float)st->freq[k];
+		/* from memory that is not pinned: read when the call returns */
+		if (c->n_freq)
+			CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.freq + (int64_t)q * c->n_freq), c->freq,
+			                           (size_t)c->n_freq * sizeof *c->freq, c->stream), "copying rotary frequencies to the GPU");
+		if (s->plan->n_rope)
+			CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.factor + (int64_t)q * s->plan->n_rope), st->factor,
+			                           (size_t)s->plan->n_rope * sizeof *st->factor, c->stream),
+			         "copying rotary frequencies to the GPU");
+		st->fresh = false;
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+cuda_upload_step(CudaSession *c, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	Session *s = c->s;
+	int e = (int)(c->number % LLMC_RING);
+	char *block = c->block + (size_t)e * (size_t)s->block_bytes;
+	llmc_note *note = (llmc_note *)(void *)(c->note + (size_t)e * (size_t)c->st.note_stride);
+	const char *end = (const char *)(s->block_table + (size_t)s->step.n_seq * (size_t)s->step.block_stride);
+	size_t bytes = (size_t)(end - s->block);
+
+	s->n[0] = s->step.n_tok;
+	s->n[1] = s->step.n_dec;
+	s->n[2] = s->step.n_seq;
+	s->n[3] = s->step.n_out;
+	memcpy(block, s->block, bytes);
+	*note = (llmc_note){ .mixed = 1, .n_row = s->step.n_tok, .n_out = s->step.n_out };
+	CUDA_TRY(d, d->api.copy_up(c->block_to, block, bytes, c->stream), "copying a step to the GPU");
+	/* rows of the table have been written over */
+	for (int32_t i = 0; i < s->step.n_seq; i++)
+		c->row_seq[i] = -1;
+	return LLMC_OK;
+}
+
+/* --- launches ---------------------------------------------------------------------------------------------------- */
+
+static llmc_status
+launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], int block, int cluster, int64_t shared, bool pdl,
+       void *arg, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	CudaLaunchAttr attr[2];
+	CudaLaunchConfig k = { .grid_x = (unsigned)grid[0], .grid_y = (unsigned)grid[1], .grid_z = (unsigned)grid[2],
+		.block_x = (unsigned)block, .block_y = 1, .block_z = 1, .shared_bytes = (unsigned)shared, .stream = c->stream,
+		.attr = attr };
+	void *params[] = { arg };
+
+	if (grid[0] < 0 || grid[0] > INT32_MAX || grid[1] < 0 || grid[1] > 65535 || grid[2] < 0 || grid[2] > 65535)
+		return error_set(err, LLMC_E_RANGE, "%s would be launched as %lld x %lld x %lld blocks, which no GPU takes; smaller limits "
+		                 "(--chunk, --seqs) would do", name, (long long)grid[0], (long long)grid[1], (long long)grid[2]);
+	memset(attr, 0, sizeof attr);
+	if (cluster > 1) {
+		attr[k.n_attr].id = CU_LAUNCH_CLUSTER;
+		attr[k.n_attr].value.cluster.x = (unsigned)cluster;
+		attr[k.n_attr].value.cluster.y = attr[k.n_attr].value.cluster.z = 1;
+		k.n_attr++;
+	}
+	if (pdl && c->m->pdl) {
+		attr[k.n_attr].id = CU_LAUNCH_PDL;
+		attr[k.n_attr++].value.pdl = 1;
+	}
+	CUDA_TRY(d, d->api.launch(&k, f, params, NULL), "launching %s", name);
+	return LLMC_OK;
+}
+
+static llmc_status
+launch_begin(CudaSession *c, int64_t rows, llmc_error *err)
+{
+	return launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, false, &c->st, err);
+}
+
+static llmc_status
+launch_sample(CudaSession *c, int64_t n_out, llmc_error *err)
+{
+	return launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ LLMC_PICK_PARTS, n_out > 0 ? n_out : 1, 1 }, 512, 1, 0,
+	              true, &c->st, err);
+}
+
+static llmc_status
+launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err)
+{
+	k->call.s.rows = (int)sym[SYM_n_tok];
+	for (int l = 0; l < k->kernel->n_launch; l++) {
+		const PlanLaunch *p = &k->kernel->launch[l];
+		int64_t grid[3];
+		for (int i = 0; i < 3; i++)
+			grid[i] = plan_extent_elems(&p->grid[i], sym);
+		if (!grid[0] || !grid[1] || !grid[2])
+			continue; /* nothing of its kind in this step */
+		TRY(launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, p->shared, p->pdl, &k->call, err));
+	}
+	return LLMC_OK;
+}
+
+static void
+symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_t n_dec, int64_t n_seq, int64_t n_out)
+{
+	memset(sym, 0, SYM_COUNT * sizeof *sym);
+	sym[SYM_one] = 1;
+	sym[SYM_n_tok] = n_tok;
+	sym[SYM_n_dec] = n_dec;
+	sym[SYM_n_pre] = n_tok - n_dec;
+	sym[SYM_n_seq] = n_seq;
+	sym[SYM_n_out] = n_out;
+	sym[SYM_n_part] = 1;
+	sym[SYM_n_sm] = c->m->dev.n_sm;
+}
+
+/* --- verify ------------------------------------------------------------------------------------------------------ */
+
+/* Values that a step makes, brought back to the host. */
+static llmc_status
+probe(CudaSession *c, const CudaStep *k, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	Session *s = c->s;
+
+	CUDA_TRY(d, d->api.stream_sync(c->stream), "running %s (op %s, layer %d)", k->kernel->file, k->step->op, k->step->layer);
+	for (int i = 0; i < k->step->n_make; i++) {
+		const PlanMake *m = &k->step->make[i];
+		if (m->arg < 0 || k->step->arg[m->arg].kind != REF_BUFFER)
+			continue;
+		const PlanBuffer *b = &s->plan->buffer[k->step->arg[m->arg].index];
+		if (b->dtype != DT_F32 || b->extent.div > 1)
+			continue;
+		int64_t rows = b->extent.sym == SYM_n_out ? s->step.n_out : b->extent.sym == SYM_n_tok ? s->step.n_tok : 1;
+		size_t bytes = (size_t)(rows * b->extent.mul) * sizeof(float);
+		float *host = bytes ? malloc(bytes) : NULL; /* a check, not serving */
+		if (!host)
+			continue;
+		CUresult r = d->api.copy_down(host, (CUdeviceptr)(uintptr_t)k->call.a[m->arg], bytes, c->stream);
+		if (r == CU_OK)
+			r = d->api.stream_sync(c->stream);
+		if (r == CU_OK)
+			s->probe(s->probe_user, k->step, m->value, host, rows, b->extent.mul);
+		free(host);
+		CUDA_TRY(d, r, "reading what %s made", k->kernel->file);
+	}
+	return LLMC_OK;
+}
+
+/* Everything of a phase, in order; with sym the extents of the grids. */
+static llmc_status
+launch_phase(CudaSession *c, int phase, const int64_t sym[SYM_COUNT], bool look, llmc_error *err)
+{
+	for (int i = 0; i < c->s->phase[phase].n_step; i++) {
+		CudaStep *k = &c->step[phase][i];
+		llmc_status status = launch_kernel(c, k, sym, err);
+		if (status != LLMC_OK) {
+			error_prefix(err, "op %s of layer %d", k->step->op, k->step->layer);
+			return status;
+		}
+		if (look)
+			TRY(probe(c, k, err));
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
+{
+	const llmc_step *st = &c->s->step;
+	int64_t sym[SYM_COUNT];
+
+	symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
+	TRY(launch_begin(c, st->n_tok, err));
+	TRY(launch_phase(c, phase, sym, c->s->probe != NULL, err));
+	return pick ? launch_sample(c, st->n_out, err) : LLMC_OK;
+}
+
+/* --- graphs ------------------------------------------------------------------------------------------------------ */
+
+static llmc_status
+capture(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
+{
+	int64_t sym[SYM_COUNT], n_out = rows < c->s->sym[SYM_n_out] ? rows : c->s->sym[SYM_n_out];
+
+	symbols(c, sym, rows, rows, rows, n_out);
+	TRY(launch_begin(c, rows, err));
+	TRY(launch_phase(c, 0, sym, false, err));
+	return pick ? launch_sample(c, n_out, err) : LLMC_OK;
+}
+
+llmc_status
+cuda_graph(CudaSession *c, int bucket, bool pick, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	CUgraph g = NULL;
+
+	if (c->graph[pick][bucket])
+		return LLMC_OK;
+	CUDA_TRY(d, d->api.capture_begin(c->stream, CU_CAPTURE_THREAD_LOCAL), "capturing the decode step of %d rows",
+	         c->bucket[bucket]);
+	llmc_status status = capture(c, c->bucket[bucket], pick, err);
+	CUresult r = d->api.capture_end(c->stream, &g);
+	if (r != CU_OK && status == LLMC_OK) {
+		status = cuda_error(d, r, err, "capturing the decode step of %d rows", c->bucket[bucket]);
+		(void)!d->api.capture_end(c->stream, &g);
+	}
+	if (status == LLMC_OK && (r = d->api.graph_make(&c->graph[pick][bucket], g, 0)) != CU_OK) {
+		c->graph[pick][bucket] = NULL;
+		status = cuda_error(d, r, err, "making the decode graph of %d rows", c->bucket[bucket]);
+	}
+	if (g)
+		CUDA_RELEASE(d->api.graph_destroy(g));
+	return status;
+}
+
+llmc_status
+cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	int b = 0;
+
+	while (b + 1 < c->n_bucket && c->bucket[b] < rows)
+		b++;
+	TRY(cuda_graph(c, b, pick, err));
+	CUDA_TRY(d, d->api.graph_launch(c->graph[pick][b], c->stream), "launching the decode graph of %d rows", c->bucket[b]);
+	return LLMC_OK;
+}
+
+llmc_status
+session_prepare(Session *s, llmc_error *err)
+{
+	CudaSession *c = s->cuda;
+	llmc_status status = LLMC_OK;
+
+	if (!c)
+		return LLMC_OK;
+	TRY(cuda_session_enter(c, err));
+	for (int pick = 0; pick < 2; pick++)
+		for (int b = 0; b < c->n_bucket && status == LLMC_OK; b++)
+			status = cuda_graph(c, b, pick, err);
+	cuda_session_leave(c);
+	return status;
+}
+
+/* --- host-fed steps ---------------------------------------------------------------------------------------------- */
+
+llmc_status
+cuda_forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	const Session *s = c->s;
+
+	TRY(cuda_session_check(c, err)); /* pages */
+	TRY(cuda_ring_take(c, err));
+	TRY(cuda_upload_freq(c, err));
+	TRY(cuda_upload_step(c, err));
+	if (phase == 0 && !s->probe)
+		TRY(cuda_launch_decode(c, s->step.n_tok, false, err));
+	else
+		TRY(cuda_launch_mixed(c, phase, false, err));
+	if (logits && s->step.n_out)
+		CUDA_TRY(d, d->api.copy_down(c->logits, (CUdeviceptr)(uintptr_t)c->st.logits,
+		                             (size_t)s->step.n_out * (size_t)s->plan->vocab * sizeof *c->logits, c->stream),
+		         "copying logits from the GPU");
+	CUDA_TRY(d, d->api.stream_sync(c->stream), "running a step of %d tokens", s->step.n_tok);
+	if (logits)
+		*logits = c->logits;
+	return LLMC_OK;
+}
