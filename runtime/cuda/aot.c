@@ -61,7 +61,7 @@ cuda_aot_use(CudaBuild *b)
 	for (int i = 0; usable && i < b->n_unit; i++) {
 		CudaUnit *u = &b->unit[i];
 		const char *source = json_string_value(json_object_get(json_object_get(m, "source"), u->name));
-		source_key(&u->source, b->plan_arch, key);
+		cuda_source_key(&u->source, b->plan_arch, key);
 		image_name(u, name, sizeof name);
 		file_join(&path, strbuf_str(&dir), name);
 		if (!source || strcmp(source, key))

@@ -49,12 +49,12 @@ list_units(CudaBuild *b, llmc_error *err)
 		b->unit_of[i] = u;
 	}
 	for (int i = 0; i < b->n_unit; i++)
-		TRY(source_read(b->opt.artifact, b->unit[i].name, &b->unit[i].source, err));
+		TRY(cuda_source_read(b->opt.artifact, b->unit[i].name, &b->unit[i].source, err));
 	for (int i = 0; i < own; i++) {
 		CudaUnit *u = &b->unit[b->n_unit++];
 		u->own = own_kernels[i];
 		snprintf(u->name, sizeof u->name, "runtime/%s.cu", u->own);
-		TRY(source_embedded(u->own, &u->source, err));
+		TRY(cuda_source_embedded(u->own, &u->source, err));
 	}
 	return LLMC_OK;
 }
@@ -85,7 +85,7 @@ cuda_build_prepare(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **ou
 	TRY_GOTO(file_check_trusted(strbuf_str(&dir), err));
 	TRY_GOTO(list_units(b, err));
 	for (int i = 0; i < b->n_unit; i++)
-		source_key(&b->unit[i].source, b->arch, b->unit[i].key);
+		cuda_source_key(&b->unit[i].source, b->arch, b->unit[i].key);
 	*out = b;
 fail:
 	strbuf_release(&dir);

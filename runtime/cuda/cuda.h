@@ -104,11 +104,11 @@ extern const char nvrtc_options[]; /* as one text, for keys */
 /* --- source.c ----------------------------------------------------------------------------------------------------- */
 
 /* A kernel's file with the headers that it includes put in place (#line keeps their names): what is compiled is what is hashed. */
-llmc_status source_read(const char *artifact, const char *file, Strbuf *out, llmc_error *err);
+llmc_status cuda_source_read(const char *artifact, const char *file, Strbuf *out, llmc_error *err);
 /* A kernel of the runtime itself, from what is built into llmc ("begin"). */
-llmc_status source_embedded(const char *name, Strbuf *out, llmc_error *err);
+llmc_status cuda_source_embedded(const char *name, Strbuf *out, llmc_error *err);
 /* What an image is known by: source without its opening comment, options, architecture. */
-void        source_key(const Strbuf *source, const char *arch, char hex[65]);
+void        cuda_source_key(const Strbuf *source, const char *arch, char hex[65]);
 
 /* --- cubin.c ------------------------------------------------------------------------------------------------------ */
 

@@ -106,7 +106,7 @@ expand(Expand *e, const char *text, const char *name, int depth, llmc_error *err
 }
 
 llmc_status
-source_read(const char *artifact, const char *file, Strbuf *out, llmc_error *err)
+cuda_source_read(const char *artifact, const char *file, Strbuf *out, llmc_error *err)
 {
 	Strbuf path = { 0 }, text = { 0 };
 	Expand *e = calloc(1, sizeof *e);
@@ -128,7 +128,7 @@ fail:
 }
 
 llmc_status
-source_embedded(const char *name, Strbuf *out, llmc_error *err)
+cuda_source_embedded(const char *name, Strbuf *out, llmc_error *err)
 {
 	char path[128];
 	Expand *e = calloc(1, sizeof *e);
@@ -145,7 +145,7 @@ source_embedded(const char *name, Strbuf *out, llmc_error *err)
 }
 
 void
-source_key(const Strbuf *source, const char *arch, char hex[65])
+cuda_source_key(const Strbuf *source, const char *arch, char hex[65])
 {
 	const char *text = strbuf_str(source);
 	/* the comment that a generated file begins with names the model and lines of its description: models that differ only
