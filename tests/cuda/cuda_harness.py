@@ -421,7 +421,7 @@ class Device:
                 f = FeedArgs(count=len(fed))
                 for i, (d, s, n) in enumerate(fed):
                     f.dst[i], f.src[i], f.n[i] = d, s, n
-                self.launch(self.module(FEED, "feed.cu"), "feed", [3], 64, 0, 1, False, f)
+                self.launch(self.module(inline(FEED, "feed.cu", set()), "feed.cu"), "feed", [3], 64, 0, 1, False, f)
             for fn, grid, block, shared, cluster, is_pdl in job["launches"]:
                 self.launch(m, fn, grid, block, shared, cluster, is_pdl, call)
         self.ok("cuCtxSynchronize")
