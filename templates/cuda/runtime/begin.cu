@@ -60,6 +60,7 @@ llmc_begin(const llmc_state p)
 {
 	SHARED(begin_row, s);
 
+	PDL_LAUNCH();
 	PDL_WAIT();
 	if (threadIdx.x == 0)
 		s.number = (int)ld_acquire_sys(p.count);
