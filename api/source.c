@@ -145,9 +145,14 @@ cuda_target_name(int gpu, const char *arch, bool must_run, char out[32], llmc_er
 	const Target *t = NULL;
 	char list[128] = "";
 
-	(void)gpu, (void)must_run;
-	if (!arch)
-		arch = "sm_90a";
+	if (!arch) {
+		llmc_status s = cuda_target(gpu, out, err);
+		if (s == LLMC_OK || must_run)
+			return s;
+		arch = "sm_90a"; /* compiling needs no GPU */
+		if (err)
+			*err = (llmc_error){ 0 };
+	}
 	for (int i = 0; target_at(i); i++) {
 		const Target *k = target_at(i);
 		if (k->kind != TARGET_CUDA)

@@ -40,17 +40,3 @@ target_is_cuda(const char *name)
 
 	return t && t->kind == TARGET_CUDA;
 }
-
-const Target *
-target_for_gpu(int cc)
-{
-	const Target *best = NULL;
-
-	for (int i = 0; i < N_TARGET; i++) {
-		const Target *t = &table[i];
-		bool only_here = t->kind == TARGET_CUDA && t->name[strlen(t->name) - 1] == 'a';
-		if (t->kind == TARGET_CUDA && (only_here ? t->arch == cc : t->arch <= cc))
-			best = t;
-	}
-	return best;
-}

@@ -17,8 +17,4 @@ const Target *target_find(const char *name);      /* NULL: unknown */
 /* The i-th target; NULL behind the last. */
 const Target *target_at(int i);
 bool          target_is_cuda(const char *name);
-/* The target whose plans a GPU of this compute capability runs (x 10: 87 -> sm_86); NULL: none does. Plans with an `a` at
- * the end hold instructions of just that one generation, the others run on everything that came after. */
-const Target *target_for_gpu(int cc);
-
 #endif
