@@ -184,6 +184,12 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 	return LLMC_OK;
 }
 
+void
+sampler_skip(llmc_sampler *s)
+{
+	s->n_pick++;
+}
+
 bool
 sampler_stops_at(const llmc_sampler *s, int32_t id)
 {

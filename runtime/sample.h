@@ -26,6 +26,8 @@ llmc_status sampler_pick(llmc_sampler *s, const SampleScratch *m, const float *l
 llmc_status sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err);
 /* The caller's struct, of whatever size, in ours. */
 llmc_params sampler_params(const llmc_params *p);
+/* Somebody else has made this pick: the next is one further. */
+void        sampler_skip(llmc_sampler *s);
 /* One of its stop_tokens? */
 bool        sampler_stops_at(const llmc_sampler *s, int32_t id);
 

@@ -203,6 +203,62 @@ pick_all(Engine *e)
 		pick_part(e, 0, 1);
 }
 
+/* Can the device pick all that this step says? What it must know of the sequences is told it on the way. */
+static bool
+picks_on_device(Engine *e, int32_t n)
+{
+	bool says = false;
+
+	for (int32_t i = 0; i < n; i++) {
+		const Job *j = e->sched->chunk_seq[i]->req->user;
+		if (e->sched->chunk[i].n_out && !j->on_device)
+			return false;
+		says |= e->sched->chunk[i].n_out > 0;
+	}
+	for (int32_t i = 0; i < n && says; i++) {
+		const SchedSeq *q = e->sched->chunk_seq[i];
+		Job *j = q->req->user;
+		Choice *c = &j->choice[q->index];
+		if (!e->sched->chunk[i].n_out || (c->device_n == c->n_new && c->device_stay == q->n_aside))
+			continue;
+		if (session_pick_resume(e->session, q->q, &j->p, q->tok, (size_t)q->req->n_prompt, q->tok + q->req->n_prompt,
+		                        (size_t)c->n_new, NULL) != LLMC_OK)
+			return false;
+	}
+	return says;
+}
+
+/* The step with its picks, in one. E_RANGE: nothing ran, it can run the other way. */
+static llmc_status
+step_on_device(Engine *e, int32_t n, llmc_error *err)
+{
+	int32_t at = 0;
+
+	TRY(session_step(e->session, e->sched->chunk, (size_t)n, err));
+	llmc_status status = session_picked(e->session, e->ids, e->logprobs, err);
+	if (status != LLMC_OK && status != LLMC_E_CHECK)
+		return LLMC_E_DEVICE;
+	e->n_pick = 0;
+	for (int32_t i = 0; i < n; i++) {
+		SchedSeq *q = e->sched->chunk_seq[i];
+		Job *j = q->req->user;
+		bool says = sched_ran(e->sched, i);
+		if (!e->sched->chunk[i].n_out)
+			continue;
+		Pick *p = &e->pick[e->n_pick];
+		*p = (Pick){ .job = j, .c = &j->choice[q->index], .id = e->ids[at], .logprob = j->logprobs ? e->logprobs[at] : 0 };
+		at++;
+		if (p->id < 0)
+			p->status = error_set(&p->err, LLMC_E_CHECK, "%s",
+			                      status == LLMC_E_CHECK && err->text[0] ? err->text : "the logits hold no token that can be picked");
+		sampler_skip(p->c->sampler);
+		p->c->device_n = p->c->n_new + 1;
+		p->c->device_stay = q->n_aside;
+		e->n_pick += says;
+	}
+	return LLMC_OK;
+}
+
 static void
 add_pick(Engine *e, Job *j, SchedSeq *c, const float *logits)
 {
@@ -316,25 +372,30 @@ note_starts(Engine *e)
 		}
 }
 
+/* Of the step that is about to run */
 static void
-note_step(Engine *e, int32_t n, double took)
+note_step(Engine *e, int32_t n)
 {
-	int64_t n_tok = 0;
-	bool prefill = false;
-
+	e->step_tokens = 0;
+	e->is_prefill = false;
 	for (int32_t i = 0; i < n; i++) {
 		const SchedSeq *c = e->sched->chunk_seq[i];
-		n_tok += e->sched->chunk[i].n_tok;
-		prefill |= c->n_done < c->req->n_prompt;
+		e->step_tokens += e->sched->chunk[i].n_tok;
+		e->is_prefill |= c->n_done < c->req->n_prompt;
 	}
-	e->now.steps++;
-	e->now.prefill_steps += prefill;
-	count_seconds(prefill ? &e->now.prefill_step_s : &e->now.decode_step_s, took);
-	count_things(&e->now.step_tokens, (double)n_tok);
 	e->now.batch_size = n;
+}
+
+static void
+note_time(Engine *e, double took)
+{
+	e->now.steps++;
+	e->now.prefill_steps += e->is_prefill;
+	count_seconds(e->is_prefill ? &e->now.prefill_step_s : &e->now.decode_step_s, took);
+	count_things(&e->now.step_tokens, e->step_tokens);
 	e->now.last_step_s = took;
-	if (n_tok >= 16)
-		e->token_s += 0.25 * (took / (double)n_tok - e->token_s);
+	if (e->step_tokens >= 16)
+		e->token_s += 0.25 * (took / e->step_tokens - e->token_s);
 }
 
 static void
@@ -386,15 +447,22 @@ step(Engine *e)
 	note_starts(e);
 	if (n == 0)
 		return;
-	if (forward(e, n, &err) != LLMC_OK) {
+	note_step(e, n);
+	llmc_status status = picks_on_device(e, n) ? step_on_device(e, n, &err) : LLMC_E_RANGE;
+	bool picked = status == LLMC_OK;
+	if (!picked && status != LLMC_E_DEVICE)
+		status = forward(e, n, &err);
+	if (status != LLMC_OK) {
 		die(e, &err);
 		return;
 	}
-	note_step(e, n, engine_clock() - start);
-	e->n_pick = 0;
-	for (int32_t i = 0; i < n; i++)
-		chunk_ran(e, i);
-	pick_all(e);
+	note_time(e, engine_clock() - start);
+	if (!picked) {
+		e->n_pick = 0;
+		for (int32_t i = 0; i < n; i++)
+			chunk_ran(e, i);
+		pick_all(e);
+	}
 	for (int32_t i = 0; i < e->n_pick; i++)
 		say(e, &e->pick[i]);
 }
@@ -482,10 +550,12 @@ open_memory(Engine *e, llmc_error *err)
 	if (!e->sched_lim.no_prefix)
 		TRY(kv_prefix_open(&e->session->kv, err));
 	e->logits = calloc((size_t)e->lim.n_out * (size_t)e->plan->vocab, sizeof *e->logits);
+	e->ids = calloc((size_t)e->lim.seqs + 1, sizeof *e->ids);
+	e->logprobs = calloc((size_t)e->lim.seqs + 1, sizeof *e->logprobs);
 	e->row = calloc((size_t)e->lim.seqs + 1, sizeof *e->row);
 	e->pick = calloc((size_t)e->lim.seqs + 1, sizeof *e->pick);
 	e->scratch = calloc((size_t)n, sizeof *e->scratch);
-	if (!e->logits || !e->row || !e->pick || !e->scratch)
+	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->pick || !e->scratch)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine of %d sequences", e->lim.seqs);
 	for (; e->n_scratch < n; e->n_scratch++)
 		TRY(sample_scratch_open((int32_t)e->plan->vocab, &e->scratch[e->n_scratch], err));
@@ -595,6 +665,8 @@ engine_close(Engine *e, int drain_ms)
 	free(e->scratch);
 	free(e->pick);
 	free(e->row);
+	free(e->ids);
+	free(e->logprobs);
 	free(e->logits);
 	pthread_cond_destroy(&e->wake);
 	pthread_cond_destroy(&e->any);

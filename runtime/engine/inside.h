@@ -29,6 +29,8 @@ typedef struct Choice {
 	double        sum_logprob;
 	bool          done;
 	double        latest;    /* time of its last token */
+	int32_t       device_n;  /* the device knows how to pick after as many tokens (-1: not at all) ... */
+	int32_t       device_stay; /* ... since it was set aside for so many times */
 	EventList     held;      /* best_of: until it is known which are told */
 } Choice;
 
@@ -38,6 +40,7 @@ typedef struct Job {
 	llmc_params p;           /* its lists are the samplers', its stops gone */
 	int32_t     n, best_of, n_top;
 	bool        logprobs, prompt_logprobs, keep_stop;
+	bool        on_device;   /* the session can pick its tokens */
 	double      submitted, deadline; /* 0: none */
 	SchedReq   *req;
 	Choice     *choice;      /* [best_of] */
@@ -91,10 +94,14 @@ struct Engine {
 	float     **row;        /* [seqs] logits of each chunk of the step */
 	Pick       *pick;        /* [seqs] */
 	int32_t     n_pick;
+	int32_t    *ids;         /* [seqs] picked by the device, and their logprobs */
+	float      *logprobs;
 	int         n_scratch;
 	SampleScratch *scratch;  /* [n_scratch] one for each thread that samples */
 	int64_t     swap_used, swap_max;
 	double      token_s, copy_bytes_s; /* measured: a token of a prompt; saving KV */
+	int32_t     step_tokens; /* of the step under way */
+	bool        is_prefill;
 	bool        check;
 	llmc_counts now;
 	/* lock */

@@ -54,6 +54,7 @@ open_choice(Engine *e, Job *j, int32_t i, const llmc_request *r, llmc_params *p,
 	Choice *c = &j->choice[i];
 
 	c->seq = &j->req->seq[i];
+	c->device_n = -1;
 	p->seed = j->p.seed + (uint64_t)i;
 	TRY(sampler_open((int32_t)e->plan->vocab, p, e->plan->eos, e->plan->n_eos, &c->sampler, err));
 	for (size_t k = 0; k < r->n_tok; k++)
@@ -107,10 +108,12 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 		TRY_GOTO(open_choice(e, j, i, &r, &p, err));
 	if (r.prompt_logprobs && e->tok)
 		TRY_GOTO(llmc_stream_open(e->tok, false, &j->prompt_stream, err));
+	j->on_device = j->best_of == 1 && !r.prompt_logprobs && !r.n_top && session_can_pick(e->session, &p);
 	j->p.stop_tokens = NULL; /* the caller's lists: samplers and stops have their own */
 	j->p.stop = NULL;
 	j->p.logit_bias = NULL;
 	j->p.bad_words = NULL;
+	j->p.n_stop_tokens = j->p.n_logit_bias = j->p.n_bad_words = 0;
 	*out = j;
 	return LLMC_OK;
 fail:
