@@ -45,7 +45,7 @@ enum {
 	FLASH_UNROLL = FLASH_Q_SHARED ? (ATT_D % 64 ? 2 : 4) : FLASH_KK, /* else they all come early, and registers overflow */
 	FLASH_Q_BYTES = FLASH_Q_SHARED * FLASH_ROWS * ATT_D * 2,
 	FLASH_PART_ROWS = (ATT_G + 15) / 16 * 16,           /* pairs of a tile that may be cut */
-	FLASH_PARTS = FLASH_PART_ROWS <= FLASH_ROWS ? 256 : 0,
+	FLASH_PARTS = FLASH_PART_ROWS <= FLASH_ROWS ? 1024 : 0, /* in memory */
 	FLASH_PART = FLASH_PART_ROWS * (ATT_V + 2),         /* floats of a part: o, then m and l of each pair */
 };
 static_assert(ATT_D % 16 == 0 && ATT_V % 16 == 0 && FLASH_SEGMENT % FLASH_C == 0, "shapes");

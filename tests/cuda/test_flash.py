@@ -6,6 +6,7 @@ import pytest
 
 import cuda_harness as H
 import cuda_kv as KV
+import sass
 from test_attention import Case
 
 TOL = {"bf16": 8e-3, "f16": 1e-3}
@@ -92,9 +93,22 @@ def test_rows_do_not_depend_on_company(kw):
 def test_many_sequences():
     """More than 32, so that looking for work takes several rounds, and more parts than there is memory for."""
     lens = [1030 if i % 3 == 0 else 5 + i % 7 for i in range(70)]
-    c = case(lens=lens, heads=4, kv_heads=4, dim=16)
+    c = case(lens=lens, heads=16, kv_heads=16, dim=16)
     rows = [(i, [n - 1]) for i, n in enumerate(lens)]
     check(c, rows)
+
+
+def test_nvrtc():
+    """The real compiler: no spill, no warning; tensor cores, their loads, and copies that leave the threads free."""
+    p = case(lens=[1], heads=32, kv_heads=8, dim=128, kv="bf16").params
+    for arch in "sm_86", "sm_100a":
+        done = H.nvrtc("attention_mixed_sm80", p, [arch])
+        if done is None:
+            pytest.skip("no NVRTC here")
+        f = sass.functions(done[0]["cubin"])
+        if f:
+            s, = f.values()
+            assert s.count("HMMA") > 90 and s.count("LDSM") >= 24 and s.count("LDGSTS") >= 16 and not s.count("LDL", "STL")
 
 
 def test_refuses():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gemm_weights as W
+import sass
 
 EPS = 1e-5
 
@@ -239,9 +240,15 @@ def test_large_activations_do_not_overflow():
 def test_nvrtc():
     """The real compiler on formats that no committed description has: no spill, no warning (the tool says so)."""
     p = dict(ROWS=14336, COLS=4096, NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")
-    for dtype, arch in ("q6_k", "sm_80"), ("q5_1", "sm_120a"), ("q4_k", "sm_100a"):
-        if H.nvrtc("norm_glu_mixed_sm80", dict(p, W_DTYPE=dtype), [arch]) is None:
+    for dtype, arch in ("bf16", "sm_86"), ("q6_k", "sm_80"), ("q5_1", "sm_120a"), ("q4_k", "sm_100a"):
+        done = H.nvrtc("norm_glu_mixed_sm80", dict(p, W_DTYPE=dtype), [arch])
+        if done is None:
             pytest.skip("no NVRTC here")
+        f = sass.functions(done[0]["cubin"])
+        if f:
+            s = f["norm_glu_mixed_sm80"]
+            # of the three tiles the largest has 16 mma for 6 ldmatrix
+            assert s.count("HMMA") >= 40 and s.count("LDSM") >= 20 and s.count("LDGSTS") >= 8 and not s.count("LDL", "STL")
 
 
 def test_refuses():
