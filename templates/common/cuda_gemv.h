@@ -343,6 +343,70 @@ template <class OP> struct gv_stream {
 	}
 };
 
+/* This warp's sums of groups [done, stop). FIXED: R, if it is known when this is compiled. Lanes that have no row of x multiply another's: nobody
+ * looks at what they get. */
+template <class OP, int FIXED> DEV void
+gv_groups(gv_arena &sm, gv_stream<OP> &in, int rows, float back, int &done, int stop, int &slot)
+{
+	const int warp = warp_id(), lane = lane_id(), R = FIXED ? FIXED : rows, tile = 16 / R;
+	const uint4 *const xs = sm.x[warp] + (lane & (4 * R - 1));
+
+	for (; done < stop && in.units > 0; done++) {
+		float acc[2][4] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
+		float total[2] = { 0, 0 };
+		const uint4 *xq = xs;
+		for (int unit = in.unit0, left = in.units; left > 0; unit++, left--) {
+			gv_slot &from = sm.ring[warp][slot];
+			gv_unit  q;
+			gv_scale scale;
+			cp_async_wait<GV_RING - 1>();
+			if (GV_QUADS)
+				__syncwarp();
+			gv_take(q, from, unit, lane);
+			if (GV_QUADS)
+				__syncwarp();
+			in.next(from);
+			slot = slot + 1 < GV_RING ? slot + 1 : 0;
+			gv_scales(scale, q, unit, lane & 3);
+#pragma unroll
+			for (int c = 0; c < GV_CHUNKS; c++) {
+				unsigned w[4];
+				const uint4 a = xq[c * 8 * R], d = xq[c * 8 * R + 4 * R];
+				gv_chunk(w, q, scale, unit, c, lane & 3);
+				const unsigned a0[4] = { a.x, a.y, a.z, a.w }, a1[4] = { d.x, d.y, d.z, d.w };
+				const unsigned b0[2] = { w[0], w[1] }, b1[2] = { w[2], w[3] };
+#ifdef W_bf16
+				mma_bf16_m16n8k16(acc[0], a0, b0, acc[0]);
+				mma_bf16_m16n8k16(acc[1], a1, b1, acc[1]);
+#else
+				mma_f16_m16n8k16(acc[0], a0, b0, acc[0]);
+				mma_f16_m16n8k16(acc[1], a1, b1, acc[1]);
+#endif
+			}
+			xq += GV_CHUNKS * 8 * R;
+#if GV_MINS
+			const uint2 m = sm.sums[warp][(unit - in.unit0) * 4 * R + (lane & (4 * R - 1))];
+			const unsigned am[4] = { m.x, m.y, 0, 0 }, bm[2] = { scale.mins, 0 };
+			float mins[4] = { 0, 0, 0, 0 };
+			mma_f16_m16n8k16(mins, am, bm, mins);
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				const float sum = (acc[0][i] + acc[1][i]) + (acc[0][i + 2] + acc[1][i + 2]);
+				total[i] = fmaf(f16_lo(q.e[i]), sum, total[i]);
+				total[i] = fmaf(f16_hi(q.e[i]), (mins[i] + mins[i + 2]) * -16.0f, total[i]);
+				acc[0][i] = acc[1][i] = acc[0][i + 2] = acc[1][i + 2] = 0;
+			}
+#endif
+		}
+		/* a lane has weight rows 2 t and 2 t + 1 of row g of x */
+		if (lane < 4 * R) {
+			float *to = sm.sum + (((done & (2 * tile - 1)) * GV_WARPS + warp) * R) * 8 + lane * 2;
+			to[0] = (total[0] + ((acc[0][0] + acc[1][0]) + (acc[0][2] + acc[1][2]))) * back;
+			to[1] = (total[1] + ((acc[0][1] + acc[1][1]) + (acc[0][3] + acc[1][3]))) * back;
+		}
+	}
+}
+
 /* ---- what becomes of the sums ---- */
 
 /* 1 / the root of the mean square, of a sum of squares */
@@ -436,8 +500,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 
 		/* ---- stream ---- */
 		const int tile = 16 / R, ng = g1 - g0;
-		const uint4 *const xs = sm.x[warp] + lane;
-		int   done = 0, slot = 0;
+		int       done = 0, slot = 0;
 
 		for (int first = 0; first < ng; first += tile) {
 			const int stop = min(first + tile, ng), items = (stop - first) * R * 4;
@@ -446,66 +509,10 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 			if (!counted && tid < items && t0 + b < n)
 				early = OP::before(p, group, j, t0 + b);
 
-			for (; done < stop && in.units > 0; done++) {
-				float acc[2][4] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
-				float total[2] = { 0, 0 };
-				const uint4 *xq = xs;
-				for (int unit = u0; unit < u1; unit++) {
-					gv_slot &from = sm.ring[warp][slot];
-					gv_unit  q;
-					gv_scale scale;
-					cp_async_wait<GV_RING - 1>();
-					if (GV_QUADS)
-						__syncwarp();
-					gv_take(q, from, unit, lane);
-					if (GV_QUADS)
-						__syncwarp();
-					in.next(from);
-					slot = slot + 1 < GV_RING ? slot + 1 : 0;
-					gv_scales(scale, q, unit, lane & 3);
-#pragma unroll
-					for (int c = 0; c < GV_CHUNKS; c++) {
-						unsigned w[4];
-						uint4 a = make_uint4(0, 0, 0, 0), d = a;
-						gv_chunk(w, q, scale, unit, c, lane & 3);
-						if (lane < 4 * R) {
-							a = xq[0];
-							d = xq[4 * R];
-						}
-						xq += 8 * R;
-						const unsigned a0[4] = { a.x, a.y, a.z, a.w }, a1[4] = { d.x, d.y, d.z, d.w };
-						const unsigned b0[2] = { w[0], w[1] }, b1[2] = { w[2], w[3] };
-#ifdef W_bf16
-						mma_bf16_m16n8k16(acc[0], a0, b0, acc[0]);
-						mma_bf16_m16n8k16(acc[1], a1, b1, acc[1]);
-#else
-						mma_f16_m16n8k16(acc[0], a0, b0, acc[0]);
-						mma_f16_m16n8k16(acc[1], a1, b1, acc[1]);
-#endif
-					}
-#if GV_MINS
-					uint2 m = make_uint2(0, 0);
-					if (lane < 4 * R)
-						m = sm.sums[warp][(unit - u0) * 4 * R + lane];
-					const unsigned am[4] = { m.x, m.y, 0, 0 }, bm[2] = { scale.m[0], 0 };
-					float mins[4] = { 0, 0, 0, 0 };
-					mma_f16_m16n8k16(mins, am, bm, mins);
-#pragma unroll
-					for (int i = 0; i < 2; i++) {
-						const float sum = (acc[0][i] + acc[1][i]) + (acc[0][i + 2] + acc[1][i + 2]);
-						total[i] = fmaf(f16_lo(q.e[i]), sum, total[i]);
-						total[i] = fmaf(f16_hi(q.e[i]), (mins[i] + mins[i + 2]) * -16.0f, total[i]);
-						acc[0][i] = acc[1][i] = acc[0][i + 2] = acc[1][i + 2] = 0;
-					}
-#endif
-				}
-				/* a lane has weight rows 2 t and 2 t + 1 of row g of x */
-				if (lane < 4 * R) {
-					float *to = sm.sum + (((done & (2 * tile - 1)) * GV_WARPS + warp) * R) * 8 + lane * 2;
-					to[0] = (total[0] + ((acc[0][0] + acc[1][0]) + (acc[0][2] + acc[1][2]))) * back;
-					to[1] = (total[1] + ((acc[0][1] + acc[1][1]) + (acc[0][3] + acc[1][3]))) * back;
-				}
-			}
+			if (R == 1)
+				gv_groups<OP, 1>(sm, in, 1, back, done, stop, slot);
+			else
+				gv_groups<OP, 0>(sm, in, R, back, done, stop, slot);
 			__syncthreads();
 
 			if (tid < items && t0 + b < n) {

@@ -57,6 +57,7 @@ gv_chunk(unsigned (&b)[4], const gv_unit &u, const gv_scale &, int, int c, int)
 #define GV_MINS 1
 #define GV_GAIN 1.0f
 #else
+#define GV_MINS 0
 #define GV_GAIN 64.0f
 #endif
 #define GV_GAIN_H 0x54005400u
@@ -126,20 +127,20 @@ DEV int gv_col(int unit, int c, int t) { return unit * 128 + (t >> 1) * 64 + (t 
 DEV int gv_col2(int unit, int c, int t) { return gv_col(unit, c, t) + 32; }
 #endif
 
-/* of the low halves and of the high ones; m: what is added, with GV_MINS the two minima */
-struct gv_scale { unsigned d[2], m[2]; };
+/* of the low halves and of the high ones; m: what is added; mins: of the two sub-blocks */
+struct gv_scale { unsigned d[2], m[2], mins; };
 
-/* a, b: bits from 0 and from 4 of both halves hold the value; zero: of the format */
+/* A value in the low bits of 1024, or times 16, as what it is: less the format's zero */
 template <int ZERO> DEV unsigned
 gv_low(unsigned v)
 {
-	return h2_add(v | 0x64006400u, (0xe400u + ZERO) * 0x10001u); /* 1024 + v - (1024 + zero) */
+	return h2_add(v, (0xe400u + ZERO) * 0x10001u); /* 1024 + v - (1024 + zero) */
 }
 
 template <int ZERO> DEV unsigned
 gv_high(unsigned v)
 {
-	return h2_fma(v | 0x64006400u, 0x2c002c00u, (0xd400u + ZERO * 16) * 0x10001u); /* (1024 + 16 v) / 16 - (64 + zero) */
+	return h2_fma(v, 0x2c002c00u, (0xd400u + ZERO * 16) * 0x10001u); /* (1024 + 16 v) / 16 - (64 + zero) */
 }
 
 #if defined(W_q4_0) || defined(W_q5_0)
@@ -269,10 +270,13 @@ gv_scales(gv_scale &s, const gv_unit &u, int unit, int t)
 	const unsigned mn = unit & 1 ? (w >> 4 & 0x0f0fu) | (z >> 2 & 0x3030u) : z & 0x3f3fu;
 
 	/* a byte in the low bits of 1024, less that */
-	s.d[0] = h2_add(__byte_perm(sc, 0x64646464u, 0x4040), 0xe400e400u);
-	s.d[1] = h2_add(__byte_perm(sc, 0x64646464u, 0x4141), 0xe400e400u);
-	s.m[0] = h2_add(__byte_perm(mn, 0x64646464u, 0x4140), 0xe400e400u);
-	s.m[1] = 0;
+	const unsigned a = h2_add(__byte_perm(sc, 0x64646464u, 0x4040), 0xe400e400u), b = h2_add(__byte_perm(sc, 0x64646464u, 0x4141), 0xe400e400u);
+	s.mins = h2_add(__byte_perm(mn, 0x64646464u, 0x4140), 0xe400e400u);
+	/* (1024 + v) a - 1024 a, (1024 + 16 v) b / 16 - 64 b: nothing is rounded, not even 63 x 1024 */
+	s.d[0] = a;
+	s.m[0] = h2_mul(a, 0xe400e400u);
+	s.d[1] = h2_mul(b, 0x2c002c00u);
+	s.m[1] = h2_mul(b, 0xd400d400u);
 }
 
 #elif defined(W_q6_k)
@@ -318,30 +322,30 @@ gv_scales(gv_scale &s, const gv_unit &u, int, int t)
 #error "no GEMV for this type of weights"
 #endif
 
-/* The bits above the nibbles: bits 4.. of low[] and 8.. of high[]; index: bytes 0 and 2, bytes 1 and 3 */
+/* What stands above the nibbles, 1024 and bits 4.. of low[], 8.. of high[]; index: bytes 0 and 2, bytes 1 and 3 */
 DEV void
 gv_more(unsigned (&low)[2], unsigned (&high)[2], const gv_unit &u, int unit, int c, int t)
 {
-	low[0] = low[1] = high[0] = high[1] = 0;
+	low[0] = low[1] = high[0] = high[1] = 0x64006400u;
 	(void)u, (void)unit, (void)c, (void)t;
 #if defined(W_q5_0) || defined(W_q5_1)
 	const unsigned a = u.h >> 4 * c, b = u.h >> (16 + 4 * c);
-	low[0] = (a & 1) << 4 | (a & 4) << 18;
-	low[1] = (a & 2) << 3 | (a & 8) << 17;
-	high[0] = (b & 1) << 8 | (b & 4) << 22;
-	high[1] = (b & 2) << 7 | (b & 8) << 21;
+	low[0] |= (a & 1) << 4 | (a & 4) << 18;
+	low[1] |= (a & 2) << 3 | (a & 8) << 17;
+	high[0] |= (b & 1) << 8 | (b & 4) << 22;
+	high[1] |= (b & 2) << 7 | (b & 8) << 21;
 #elif defined(W_q5_k)
 	const unsigned z = gv_word(u.h, c) >> ((unit & 1) * 4 + (t & 2));
-	low[0] = (z & 0x00010001u) << 4;
-	low[1] = (z >> 4) & 0x00100010u;
-	high[0] = (z & 0x00020002u) << 7;
-	high[1] = (z & 0x02000200u) >> 1;
+	low[0] |= (z & 0x00010001u) << 4;
+	low[1] |= (z >> 4) & 0x00100010u;
+	high[0] |= (z & 0x00020002u) << 7;
+	high[1] |= (z & 0x02000200u) >> 1;
 #elif defined(W_q6_k)
 	const unsigned z = gv_word(u.h, c) >> (t & 2);
-	low[0] = (z & 0x00030003u) << 4;
-	low[1] = (z >> 4) & 0x00300030u;
-	high[0] = (z & 0x00300030u) << 4;
-	high[1] = (z >> 4) & 0x03000300u;
+	low[0] |= (z & 0x00030003u) << 4;
+	low[1] |= (z >> 4) & 0x00300030u;
+	high[0] |= (z & 0x00300030u) << 4;
+	high[1] |= (z >> 4) & 0x03000300u;
 #endif
 }
 
@@ -354,13 +358,16 @@ gv_chunk(unsigned (&b)[4], const gv_unit &u, const gv_scale &s, int unit, int c,
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
 		const unsigned v = gv_word(u.q, c) >> 8 * i;
-		const unsigned a = gv_low<GV_ZERO>((v & 0x000f000fu) | low[i]), h = gv_high<GV_ZERO>((v & 0x00f000f0u) | high[i]);
-#if defined(W_q4_1) || defined(W_q5_1)
+		const unsigned a = h2_pick(v, 0x000f000fu, low[i]), h = h2_pick(v, 0x00f000f0u, high[i]);
+#if GV_MINS
 		b[i] = h2_fma(a, s.d[0], s.m[0]);
 		b[2 + i] = h2_fma(h, s.d[1], s.m[1]);
+#elif defined(W_q4_1) || defined(W_q5_1)
+		b[i] = h2_fma(gv_low<GV_ZERO>(a), s.d[0], s.m[0]);
+		b[2 + i] = h2_fma(gv_high<GV_ZERO>(h), s.d[1], s.m[1]);
 #else
-		b[i] = h2_mul(a, s.d[0]);
-		b[2 + i] = h2_mul(h, s.d[1]);
+		b[i] = h2_mul(gv_low<GV_ZERO>(a), s.d[0]);
+		b[2 + i] = h2_mul(gv_high<GV_ZERO>(h), s.d[1]);
 #endif
 	}
 }
