@@ -15,6 +15,6 @@ def environment(arch="sm_90a", mode="fast", seed=0, **more):
     if not os.path.exists(os.path.join(LIBS, "libcuda.so.1")):
         if subprocess.run(["make", "-s", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT).returncode:
             pytest.fail("the emulator does not build")
-    env = {"LLMC_CUDA_LIBDIR": LIBS, "LLMC_EMU_GPU": arch.removeprefix("sm_"), "LLMC_EMU_MODE": mode, "LLMC_EMU_SEED": str(seed),
+    env = {"LLMC_CUDA_LIBDIR": LIBS, "LLMC_EMU_GPU": arch, "LLMC_EMU_MODE": mode, "LLMC_EMU_SEED": str(seed),
            "LLMC_EMU_CACHE": os.path.join(LIBS, "cache")}
     return env | {k: str(v) for k, v in more.items()}

@@ -22,7 +22,7 @@ def gpu(monkeypatch):
 
 
 def matches(g, logits, tokens):
-    bf16 = g.name.endswith("bf16") or "-bf16" in g.name
+    bf16 = g.dtype == "bf16"
     e = error(g, logits)
     assert e <= (ROUNDED if bf16 else EXACT), f"off by {e:.2e} of the range"
     if g.greedy and not bf16:
