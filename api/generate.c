@@ -41,52 +41,107 @@ emit(Generate *g, int32_t id, bool *stopped, bool *cancelled, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* A new token: *done when it is the last, for the reason in res->finish. */
 static llmc_status
-run(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, int32_t most, llmc_result *res, llmc_error *err)
+take(Generate *g, int32_t id, int32_t most, llmc_result *res, bool *done, llmc_error *err)
 {
-	const Plan *plan = g->s->model->plan;
-	int32_t chunk = session_limits_of(g->s->s)->chunk;
 	bool stopped = false, cancelled = false;
-	double t0 = clock_now();
+
+	*done = true;
+	if (!g->p.ignore_eos && is_eos(g->s->model->plan, id)) {
+		res->finish = LLMC_FINISH_EOS;
+		return LLMC_OK;
+	}
+	if (sampler_stops_at(g->sampler, id)) {
+		res->finish = LLMC_FINISH_TOKEN;
+		return LLMC_OK;
+	}
+	llmc_sampler_accept(g->sampler, id, false);
+	res->n_new++;
+	TRY(emit(g, id, &stopped, &cancelled, err));
+	if (stopped || cancelled)
+		res->finish = cancelled ? LLMC_FINISH_CANCEL : LLMC_FINISH_STOP;
+	else
+		*done = res->n_new == most;
+	return LLMC_OK;
+}
+
+/* The prompt, chunk by chunk; the last row's logits, or with `ahead` its pick, are what follows. */
+static llmc_status
+prefill(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, bool ahead, llmc_error *err)
+{
+	int32_t chunk = session_limits_of(g->s->s)->chunk;
 
 	for (size_t at = 0; at < n_tok;) {
 		int32_t n = n_tok - at < (size_t)chunk ? (int32_t)(n_tok - at) : chunk;
 		llmc_chunk c = { .seq = q, .tok = tok + at, .n_tok = n, .n_out = at + (size_t)n == n_tok };
-		TRY(session_forward(g->s->s, &c, 1, c.n_out ? g->s->logits : NULL, err));
+		if (ahead)
+			TRY(session_step(g->s->s, &c, 1, err));
+		else
+			TRY(session_forward(g->s->s, &c, 1, c.n_out ? g->s->logits : NULL, err));
 		at += (size_t)n;
 	}
-	for (size_t i = 0; i < n_tok; i++)
-		llmc_sampler_accept(g->sampler, tok[i], true);
-	double t1 = clock_now();
-	res->prefill_s = t1 - t0;
-	res->n_prompt = (int32_t)n_tok;
-	res->finish = LLMC_FINISH_LENGTH;
-	while (res->n_new < most) {
+	return LLMC_OK;
+}
+
+/* The host picks. */
+static llmc_status
+decode(Generate *g, llmc_seq q, int32_t most, llmc_result *res, double *first, llmc_error *err)
+{
+	for (bool done = false; !done;) {
 		int32_t id;
 		TRY(sampler_pick(g->sampler, &g->scratch, g->s->logits, &id, err));
 		if (res->n_new == 0)
-			t1 = clock_now(); /* decoding is timed from the first new token */
-		if (!g->p.ignore_eos && is_eos(plan, id)) {
-			res->finish = LLMC_FINISH_EOS;
-			break;
-		}
-		if (sampler_stops_at(g->sampler, id)) {
-			res->finish = LLMC_FINISH_TOKEN;
-			break;
-		}
-		llmc_sampler_accept(g->sampler, id, false);
-		res->n_new++;
-		TRY(emit(g, id, &stopped, &cancelled, err));
-		if (stopped || cancelled) {
-			res->finish = cancelled ? LLMC_FINISH_CANCEL : LLMC_FINISH_STOP;
-			break;
-		}
-		if (res->n_new == most)
-			break;
+			*first = clock_now();
+		TRY(take(g, id, most, res, &done, err));
 		llmc_chunk c = { .seq = q, .tok = &id, .n_tok = 1, .n_out = 1 };
-		TRY(session_forward(g->s->s, &c, 1, g->s->logits, err));
+		if (!done)
+			TRY(session_forward(g->s->s, &c, 1, g->s->logits, err));
 	}
-	res->decode_s = clock_now() - t1;
+	return LLMC_OK;
+}
+
+/* The device picks: the next step is on its way before the token of this one is looked at. */
+static llmc_status
+decode_ahead(Generate *g, llmc_seq q, int32_t most, llmc_result *res, double *first, llmc_error *err)
+{
+	int32_t queued = 1; /* the prompt's own */
+
+	for (bool done = false; !done;) {
+		llmc_chunk c = { .seq = q, .n_tok = 1, .n_out = 1 };
+		int32_t id;
+		if (queued < most) {
+			TRY(session_step(g->s->s, &c, 1, err));
+			queued++;
+		}
+		TRY(session_picked(g->s->s, &id, NULL, err));
+		if (res->n_new == 0)
+			*first = clock_now();
+		TRY(take(g, id, most, res, &done, err));
+	}
+	return LLMC_OK;
+}
+
+static llmc_status
+run(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, int32_t most, llmc_result *res, llmc_error *err)
+{
+	bool ahead = session_can_pick(g->s->s, &g->p), stopped = false, cancelled = false;
+	double t0 = clock_now();
+
+	if (ahead)
+		TRY(session_pick_params(g->s->s, q, &g->p, tok, n_tok, err));
+	TRY(prefill(g, q, tok, n_tok, ahead, err));
+	for (size_t i = 0; i < n_tok; i++)
+		llmc_sampler_accept(g->sampler, tok[i], true);
+	double t1 = clock_now(), first = t1; /* decoding is timed from the first new token */
+	res->n_prompt = (int32_t)n_tok;
+	res->finish = LLMC_FINISH_LENGTH;
+	if (ahead)
+		TRY(decode_ahead(g, q, most, res, &first, err));
+	else
+		TRY(decode(g, q, most, res, &first, err));
+	res->prefill_s = (ahead ? first : t1) - t0;
+	res->decode_s = clock_now() - first;
 	if (res->finish == LLMC_FINISH_LENGTH || res->finish == LLMC_FINISH_EOS || res->finish == LLMC_FINISH_TOKEN) {
 		TRY(emit(g, -1, &stopped, &cancelled, err));
 		if (stopped)
@@ -125,6 +180,7 @@ llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_para
 	TRY_GOTO(session_seq_new(s->s, (int32_t)n_tok + most - 1, &q, err));
 	TRY_GOTO(run(&g, q, tok, n_tok, most, &out, err));
 fail:
+	session_step_drop(s->s);
 	if (q >= 0)
 		session_seq_free(s->s, q);
 	llmc_stream_close(g.stream);

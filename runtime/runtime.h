@@ -84,6 +84,8 @@ llmc_status session_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_err
 /* Wait for the oldest step that picks: its tokens and (when not NULL) their logprobs, a chunk with n_out = 1 each, in the
  * order of its chunks. E_RANGE: no step is under way. E_CHECK: logits were NaN or all minus infinity; ids are -1 there. */
 llmc_status session_picked(Session *s, int32_t *ids, float *logprobs, llmc_error *err);
+/* Forget the picks of steps under way. */
+void        session_step_drop(Session *s);
 
 /* cuda/ */
 bool        cuda_is_target(const char *target);               /* "cuda-sm_80" ... */

@@ -268,3 +268,10 @@ session_picked(Session *s, int32_t *ids, float *logprobs, llmc_error *err)
 	c->n_flight--;
 	return status;
 }
+
+void
+session_step_drop(Session *s)
+{
+	if (s->cuda)
+		s->cuda->n_flight = 0;
+}
