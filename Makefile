@@ -20,7 +20,7 @@ CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
 EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.h' 2>/dev/null) $(wildcard runtime/serve/page/*)
 
-.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check san tsan fuzz bench bench-peer bench-startup golden format install clean unit smollm2
+.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check san tsan fuzz bench bench-peer bench-startup soak golden format install clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a
 
 help: ## this list
@@ -97,6 +97,9 @@ gpu-check: all ## tests and figures on the GPU of this machine, ten minutes; res
 
 nvrtc: all ## every kernel of every description through the real NVRTC, for every architecture; writes docs/cuda-resources.md
 	@"$$(tools/venv.sh)/bin/python" tools/cuda_resources.py --markdown docs/cuda-resources.md $(filter-out %pretokenizers.yaml,$(wildcard configs/*.yaml))
+
+soak: all ## ten minutes of every kind of client against a server; SOAK_SECONDS=60
+	@"$$(tools/venv.sh)/bin/python" tests/serve/soak.py $(or $(SOAK_SECONDS),600)
 
 golden: ## make the goldens again (needs torch and transformers; see tests/golden/README.md)
 	@tests/golden/make.sh

@@ -88,7 +88,11 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 			return error_set(err, LLMC_E_INPUT, #field " is negative");                \
 	} while (0)
 	int32_t context = s->back.limits.context;
-	DEFAULT(max_total_tokens, context);
+	/* what a request may have even when it runs alone */
+	int64_t room = s->back.limits.kv_tokens;
+	if (s->back.max_batch_total > 0 && s->back.max_batch_total < room)
+		room = s->back.max_batch_total;
+	DEFAULT(max_total_tokens, room < context ? (int32_t)room : context);
 	DEFAULT(max_input_length, o->max_total_tokens - 1);
 	DEFAULT(max_best_of, 2);
 	DEFAULT(max_stop_sequences, 4);

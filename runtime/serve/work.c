@@ -47,9 +47,11 @@ pump(void *arg)
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_error err = { 0 };
 	double watched = 0;
+	int dead = 0; /* calls in a row that failed */
 
 	for (;;) {
 		llmc_status status = s->back.next(s->back.self, 100, &ev, &err);
+		dead = status == LLMC_OK ? 0 : dead + 1;
 		if (status == LLMC_OK && ev.kind != LLMC_EVENT_NONE) {
 			gen_event(s, &ev);
 		} else if (status != LLMC_OK) {
@@ -62,7 +64,7 @@ pump(void *arg)
 			watch_clients(s, now);
 			status_tick(s, now);
 			pthread_mutex_lock(&s->lock);
-			bool end = s->closing && s->n_gens == 0;
+			bool end = s->closing && (s->n_gens == 0 || dead > 20);
 			pthread_mutex_unlock(&s->lock);
 			if (end)
 				break;
