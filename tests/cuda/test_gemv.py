@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import cuda_harness as H
+import sass
 from cuda_weights import Weights
 from test_cuda_matmul import act, norm, rows
 from test_qkv import Case
@@ -42,7 +43,8 @@ def test_types(dtype):
     w, x, want, size = product(9, n_rows, cols, dtype, raw=True)
     b = np.random.default_rng(3).standard_normal(n_rows).astype(np.float32)
     p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype)
-    for n, bucket, mode, seed, arch in [(1, 0, "fast", 1, "sm_90a"), (3, 4, "fast", 2, "sm_80"), (8, 0, "check", 3, "sm_90a"), (9, 16, "fast", 4, "sm_90a")]:
+    for n, bucket, mode, seed, arch in [(1, 0, "fast", 1, "sm_90a"), (3, 4, "check", 2, "sm_90a"), (8, 0, "check", 3, "sm_90a"), (9, 16, "fast", 4, "sm_90a"),
+                                        (2, 0, "fast", 5, "sm_86")][:None if dtype in ("f16", "q6_k") else 4]:
         y = run("matmul", arch, p, n, [x[:n], w.packed, b, H.out((n, n_rows))], bucket, mode=mode, seed=seed)
         close(y, want[:n] + b, size[:n], dtype)
 
@@ -59,7 +61,7 @@ def test_slices(dtype, cols, n, sms, seeds):
     p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype, NORM="rms", EPS=1e-5, PLUS_ONE=0, CAP=0.0)
     for seed in seeds:
         close(run("matmul", "sm_90a", p, n, [x, w.packed, b, H.out((n, n_rows))], 8, sms, seed=seed), want + b, size, dtype)
-        close(run("norm_matmul", "sm_80", p, n, [x, nw, None, w.packed, None, H.out((n, n_rows))], 8, sms, seed=seed), wide, size_n, dtype)
+        close(run("norm_matmul", "sm_90a", p, n, [x, nw, None, w.packed, None, H.out((n, n_rows))], 8, sms, seed=seed), wide, size_n, dtype)
     y = run("norm_matmul", "sm_90a", p, n, [x, nw, None, w.packed, None, H.out((n, n_rows))], 8, sms, mode="check")
     close(y, wide, size_n, dtype)
 
@@ -76,7 +78,7 @@ def test_ops(kind, plus, dtype, cols):
     xn = norm(x, kind, nw, nb, plus=plus)
     v, size = xn @ w.value.T.astype(np.float64), np.sqrt((xn * xn) @ (w.value * w.value).T.astype(np.float64)) * 4
     p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype, NORM=kind, EPS=1e-5, PLUS_ONE=plus, SCALE=0.5, ACT="gelu_tanh", CAP=3.0)
-    for arch, mode, seed in [("sm_90a", "fast", 1), ("sm_80", "fast", 2), ("sm_90a", "check", 3)]:
+    for arch, mode, seed in [("sm_90a", "fast", 1), ("sm_90a", "fast", 2), ("sm_90a", "check", 3)] + [("sm_80", "fast", 4)] * (dtype == "bf16"):
         def check(op, args, want, size_, m=n, **kw):
             close(run(op, arch, p, n, args + [H.out((m, n_rows))], 4, mode=mode, seed=seed, **kw), want, size_, dtype)
         check("norm_glu", [x, nw, nb, w.packed, b], act(v[:, :n_rows] + b[:n_rows], "gelu_tanh") * (v[:, n_rows:] + b[n_rows:]),
@@ -118,5 +120,25 @@ QKV = {
 def test_qkv(name):
     c = Case(**QKV[name])
     tol = 1e-4 if QKV[name]["dtype"] in ("bf16", "f16") else 2e-3
-    for arch, mode, seed in [("sm_90a", "fast", 1), ("sm_80", "fast", 2), ("sm_90a", "check", 3)]:
+    for arch, mode, seed in [("sm_90a", "fast", 1), ("sm_90a", "fast", 2), ("sm_90a", "check", 3)] + [("sm_80", "fast", 4)] * (name in ("one", "slices")):
         c.check(H.build(template("norm_qkv", arch), arch, c.params), tol, mode=mode, seed=seed)
+
+
+SHAPES = dict(ROWS=4096, COLS=4096, SCALE=1.0, NORM="rms", EPS=1e-5, PLUS_ONE=0, ACT="silu", CAP=0.0, HIDDEN=4096, HEADS=32, KV_HEADS=8, DIM=128, HAS_QN=0,
+              HAS_KN=0, QK_EPS=1e-6, QK_PLUS_ONE=0, HAS_ROPE=1, ROPE_DIMS=128, STYLE="half", KV_DTYPE="bf16", KV_PAGE_BYTES=131072, W_ROWS=6144)
+SASS = [(op, "bf16", "sm_90a", {}) for op in ("norm_qkv", "matmul_add", "norm_glu", "head")] + \
+    [("matmul_add", d, "sm_90a", {}) for d in H.BLOCK] + [("norm_qkv", "bf16", "sm_90a", dict(HAS_QN=1, HAS_KN=1)), ("norm_qkv", "bf16", "sm_100a", {})] + \
+    [("norm_glu", "f16", a, {}) for a in ("sm_80", "sm_89", "sm_120a")]
+
+
+@pytest.mark.skipif(sass.disassembler() is None, reason="no nvdisasm")
+@pytest.mark.parametrize("op,dtype,arch,more", SASS)
+def test_sass(op, dtype, arch, more):
+    """Weights are asked for 16 bytes at a time, before the wait where there is one; nothing spills; two kernels fit a multiprocessor."""
+    found = H.nvrtc(template(op, arch), dict(SHAPES, W_DTYPE=dtype, **more), [arch])
+    if found is None:
+        pytest.skip("no libnvrtc")
+    for name, s in sass.functions(found[0]["cubin"]).items():
+        assert not sass.faults(s), f"{name}: {sass.faults(s)}"
+        assert s.where("LDGSTS") and (not arch.startswith(("sm_9", "sm_1")) or s.where("ACQBULK"))
+    assert all(k["registers"] <= 128 for k in found[0]["kernels"])
