@@ -1,5 +1,5 @@
-"""The engine on an emulated GPU, under deterministic: true: tokens picked on the device and on the host, preemption with KV
-copied to the host and back, prefix hits, a cancel; each request says what it says alone."""
+"""The engine on an emulated GPU. Under deterministic: true: tokens picked on the device and on the host, preemption with KV
+copied to the host and back, prefix hits, a cancel: each request says what it says alone. A GPU that fails."""
 import json
 import os
 import subprocess
@@ -40,3 +40,27 @@ def test_a_crowd_on_a_gpu_answers_as_each_alone():
     assert first == alone[0] and crowd == alone[:1:-1] + [alone[1], alone[1]]
     assert stats["preemptions"] > 0 and stats["swaps_in"] == stats["swaps_out"] > 0 and stats["prefix_hits"] > 0
     assert stats["kv_pages_used"] == stats["failed"] == stats["running"] == 0
+
+
+FAILING = """
+import json, llmc
+with llmc.open("configs/tiny.yaml", random_weights=True, device="cuda", arch="sm_75") as m, m.engine(context=96, seqs=3) as e:
+    said = []
+    requests = [e.submit([3, 4, 5, 6], max_tokens=20, ignore_eos=True) for _ in range(4)]
+    for work in [r.wait for r in requests] + [lambda: e.submit([1])]:
+        try:
+            work()
+            said.append("LLMC_OK")
+        except llmc.Error as x:
+            said.append(x.name)
+    stats = e.stats()
+print(json.dumps([said, stats["failed"], stats["running"], stats["waiting"], stats["kv_pages_used"]]))
+"""
+
+
+def test_a_failing_gpu_fails_the_requests_and_nothing_hangs():
+    build = os.environ.get("LLMC_EMU_BUILD", "build")
+    p = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True,
+                       env={**os.environ, "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu"), "LLMC_EMU_FAIL": "cuGraphLaunch@4:719"})
+    assert p.returncode == 0, p.stderr
+    assert json.loads(p.stdout.splitlines()[-1]) == [["LLMC_E_DEVICE"] * 5, 4, 0, 0, 0]
