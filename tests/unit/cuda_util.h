@@ -1,0 +1,72 @@
+/* The emulated GPU for tests: found beside the test's own program, opened through the library's own path. */
+#ifndef TESTS_UNIT_CUDA_UTIL_H
+#define TESTS_UNIT_CUDA_UTIL_H
+
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "api/api.h"
+
+static long (*emu_count)(const char *name);
+static void (*emu_count_reset)(void);
+static void (*emu_fail)(const char *name, long n, int code);
+
+/* BUILD/emu from BUILD/unit/test_x; false: the emulator has not been built */
+static inline bool
+emulator(char dir[4096])
+{
+	char self[3800] = "", path[4200];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+
+	for (int i = 0; n > 0 && i < 2; i++) {
+		char *slash = strrchr(self, '/');
+		if (slash)
+			*slash = 0;
+	}
+	snprintf(dir, 4096, "%s/emu", self);
+	snprintf(path, sizeof path, "%s/libcuda.so.1", dir);
+	void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!lib)
+		return false;
+	*(void **)&emu_count = dlsym(lib, "emu_count");
+	*(void **)&emu_count_reset = dlsym(lib, "emu_count_reset");
+	*(void **)&emu_fail = dlsym(lib, "emu_fail");
+	setenv("LLMC_CUDA_LIBDIR", dir, 1);
+	setenv("LLMC_EMU_QUIET", "1", 1);
+	return emu_count && emu_count_reset && emu_fail;
+}
+
+static char last_log[1 << 16];
+
+static inline void
+keep_log(void *user, int level, const char *line)
+{
+	(void)user, (void)level;
+	size_t n = strlen(last_log);
+	snprintf(last_log + n, sizeof last_log - n, "%s\n", line);
+}
+
+static inline llmc_status
+open_tiny(const char *device, const char *arch, llmc_model **m, llmc_error *err)
+{
+	llmc_options o = LLMC_INIT(llmc_options);
+
+	o.device = device;
+	o.arch = arch;
+	o.random_weights = true;
+	o.n_threads = 2;
+	o.log = keep_log;
+	last_log[0] = 0;
+	return llmc_open("configs/tiny.yaml", &o, m, err);
+}
+
+#endif

@@ -1,0 +1,277 @@
+/* The CUDA runtime on the emulated GPU: what a token costs in driver calls, every driver call failing once, and what is wrong with
+ * machines: old drivers, missing libraries, damaged images, too little memory. */
+#include "tests/unit/cuda_util.h"
+
+#include <glob.h>
+#include <sys/wait.h>
+
+#include "runtime/cuda/cuda.h"
+#include "tests/unit/tempdir.h"
+
+enum { PROMPT = 5, NEW = 6 };
+static const int32_t prompt[PROMPT] = { 1, 2, 3, 4, 5 };
+static int32_t reference[40];
+
+static bool
+keep_id(void *user, int32_t id, const char *text, size_t n)
+{
+	int32_t **at = user;
+
+	(void)text, (void)n;
+	*(*at)++ = id;
+	return true;
+}
+
+/* Open, generate, close; the ids in out. */
+static llmc_status
+whole(const char *device, int n_new, int32_t *out, llmc_error *err)
+{
+	llmc_model *m = NULL;
+	llmc_session *s = NULL;
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_params p = LLMC_INIT(llmc_params);
+	llmc_status status;
+
+	l.context = 128;
+	l.chunk = 16;
+	p.max_tokens = n_new;
+	p.ignore_eos = true;
+	status = open_tiny(device, NULL, &m, err);
+	if (status == LLMC_OK)
+		status = llmc_session_open(m, &l, &s, err);
+	if (status == LLMC_OK)
+		status = llmc_generate(s, prompt, PROMPT, &p, keep_id, &out, NULL, err);
+	llmc_session_close(s);
+	llmc_close(m);
+	return status;
+}
+
+static void
+targets(void **state)
+{
+	static const struct { int cc; const char *best; } want[] = {
+		{ 70, NULL }, { 75, "cuda-sm_75" }, { 80, "cuda-sm_80" }, { 86, "cuda-sm_86" }, { 87, "cuda-sm_86" }, { 89, "cuda-sm_89" },
+		{ 90, "cuda-sm_90a" }, { 100, "cuda-sm_100a" }, { 103, "cuda-sm_89" }, { 110, "cuda-sm_89" }, { 120, "cuda-sm_120a" },
+		{ 121, "cuda-sm_89" },
+	};
+	char arch[16];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+		const char *best = cuda_best_target(want[i].cc);
+		if (!want[i].best) {
+			assert_null(best);
+			continue;
+		}
+		assert_string_equal(best, want[i].best);
+		assert_true(cuda_runs(want[i].cc, best));
+	}
+	assert_false(cuda_runs(86, "cuda-sm_90a"));
+	assert_false(cuda_runs(103, "cuda-sm_100a"));
+	assert_true(cuda_runs(90, "cuda-sm_80"));
+	assert_false(cuda_runs(75, "cuda-sm_80"));
+	assert_false(cuda_runs(80, "cpu-v3"));
+	cuda_arch(87, "cuda-sm_86", arch);
+	assert_string_equal(arch, "sm_87");
+	cuda_arch(90, "cuda-sm_90a", arch);
+	assert_string_equal(arch, "sm_90a");
+	cuda_arch(0, "cuda-sm_80", arch);
+	assert_string_equal(arch, "sm_80");
+	assert_true(cuda_image_fits("sm_80", 86));
+	assert_false(cuda_image_fits("sm_86", 80));
+	assert_false(cuda_image_fits("sm_80", 90));
+	assert_false(cuda_image_fits("sm_90a", 91));
+}
+
+/* Greedy tokens are the reference interpreter's, whichever way they are fed. */
+static void
+same_tokens(void **state)
+{
+	int32_t got[40] = { 0 };
+	llmc_error err;
+
+	(void)state;
+	assert_int_equal(whole("ref", 36, reference, &err), LLMC_OK);
+	if (whole("cuda", 36, got, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	for (int i = 0; i < 36; i++)
+		assert_int_equal(got[i], reference[i]);
+}
+
+/* A token: one launch, one event, no allocation, no waiting but for the token; around them the context is put in place. */
+static void
+calls_of_a_token(void **state)
+{
+	llmc_model *m;
+	llmc_session *s;
+	llmc_error err;
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_params p = LLMC_INIT(llmc_params);
+	llmc_seq q;
+	int32_t id;
+	enum { N = 70 }; /* more than two pages */
+
+	(void)state;
+	l.context = 128;
+	assert_int_equal(open_tiny("cuda", NULL, &m, &err), LLMC_OK);
+	assert_int_equal(llmc_session_open(m, &l, &s, &err), LLMC_OK);
+	assert_int_equal(session_seq_new(s->s, 0, &q, &err), LLMC_OK);
+	assert_true(session_can_pick(s->s, &p));
+	assert_int_equal(session_pick_params(s->s, q, &p, prompt, PROMPT, &err), LLMC_OK);
+	llmc_chunk c = { .seq = q, .tok = prompt, .n_tok = PROMPT, .n_out = 1 };
+	assert_int_equal(session_step(s->s, &c, 1, &err), LLMC_OK);
+	c.tok = NULL;
+	c.n_tok = 1;
+	emu_count_reset();
+	for (int i = 0; i < N; i++) {
+		assert_int_equal(session_step(s->s, &c, 1, &err), LLMC_OK);
+		if (i == 0) /* two are under way */
+			assert_int_equal(session_step(s->s, &c, 1, &err), LLMC_E_BUSY);
+		assert_int_equal(session_picked(s->s, &id, NULL, &err), LLMC_OK);
+		if (i < 36)
+			assert_int_equal(id, reference[i]);
+	}
+	assert_int_equal(emu_count("cuGraphLaunch"), N);
+	assert_int_equal(emu_count("cuEventRecord"), N);
+	long waits = emu_count("cuEventSynchronize"), context = emu_count("cuCtxPushCurrent_v2") + emu_count("cuCtxPopCurrent_v2");
+	assert_true(waits <= 2 * N);
+	assert_int_equal(emu_count(NULL), 2 * N + waits + context);
+	assert_int_equal(session_picked(s->s, &id, NULL, &err), LLMC_OK);
+	assert_int_equal(session_picked(s->s, &id, NULL, &err), LLMC_E_RANGE);
+	llmc_session_close(s);
+	llmc_close(m);
+}
+
+/* The nth driver call fails, for every n: an error with a sentence or, where only cleaning up failed, none; and the next open works. */
+static void
+every_call_fails(void **state)
+{
+	static const int code[] = { 2, 719 };
+	int32_t got[40];
+	llmc_error err;
+
+	(void)state;
+	for (size_t k = 0; k < sizeof code / sizeof *code; k++) {
+		long total, failed = 0;
+		emu_count_reset();
+		assert_int_equal(whole("cuda", NEW, got, &err), LLMC_OK);
+		total = emu_count(NULL);
+		assert_int_equal(emu_count("cuMemAlloc_v2"), emu_count("cuMemFree_v2"));
+		assert_int_equal(emu_count("cuMemHostAlloc"), emu_count("cuMemFreeHost"));
+		assert_int_equal(emu_count("cuModuleLoadData"), emu_count("cuModuleUnload"));
+		assert_int_equal(emu_count("cuStreamCreate"), emu_count("cuStreamDestroy_v2"));
+		assert_int_equal(emu_count("cuEventCreate"), emu_count("cuEventDestroy_v2"));
+		assert_int_equal(emu_count("cuGraphInstantiateWithFlags"), emu_count("cuGraphExecDestroy"));
+		assert_int_equal(emu_count("cuStreamEndCapture"), emu_count("cuGraphDestroy"));
+		/* 719 is said by calls within a context only: there is one from the 22nd call on */
+		for (long n = k ? 22 : 1; n <= total; n += k ? 7 : 3) {
+			err = (llmc_error){ 0 };
+			emu_fail(NULL, n, code[k]);
+			llmc_status status = whole("cuda", NEW, got, &err);
+			emu_fail(NULL, 0, 0);
+			if (status != LLMC_OK) {
+				failed++;
+				if (!err.text[0] || (status != LLMC_E_DEVICE && status != LLMC_E_MEMORY && status != LLMC_E_MISSING))
+					fail_msg("call %ld, code %d: status %d, %s", n, code[k], status, err.text);
+			}
+			if (n % 10 == 0 && (status = whole("cuda", NEW, got, &err)) != LLMC_OK)
+				fail_msg("after call %ld failed with %d: %s", n, code[k], err.text);
+		}
+		assert_true(failed * (k ? 7 : 3) > total / 3);
+	}
+	assert_int_equal(whole("cuda", NEW, got, &err), LLMC_OK);
+	assert_int_equal(got[NEW - 1], reference[NEW - 1]);
+}
+
+/* The device is lost while a request runs: the session and the model close, a fresh open works. */
+static void
+lost_in_a_request(void **state)
+{
+	llmc_model *m;
+	llmc_session *s;
+	llmc_error err;
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_params p = LLMC_INIT(llmc_params);
+	int32_t got[40], *at = got;
+
+	(void)state;
+	l.context = 128;
+	assert_int_equal(open_tiny("cuda", NULL, &m, &err), LLMC_OK);
+	assert_int_equal(llmc_session_open(m, &l, &s, &err), LLMC_OK);
+	emu_fail("cuEventSynchronize", 4, 700);
+	assert_int_equal(llmc_generate(s, prompt, PROMPT, &p, keep_id, &at, NULL, &err), LLMC_E_DEVICE);
+	assert_non_null(strstr(err.text, "waiting for a step"));
+	assert_non_null(strstr(err.text, "ILLEGAL_ADDRESS"));
+	assert_int_equal(llmc_generate(s, prompt, PROMPT, &p, keep_id, &at, NULL, &err), LLMC_E_DEVICE);
+	llmc_session_close(s);
+	llmc_close(m);
+	at = got;
+	assert_int_equal(whole("cuda", NEW, got, &err), LLMC_OK);
+	assert_int_equal(got[NEW - 1], reference[NEW - 1]);
+}
+
+/* In a process of its own: settings of the emulator are read once. */
+static int
+apart(const char *name, const char *value, llmc_status want, const char *const *words)
+{
+	pid_t pid = fork();
+	int code = 0;
+
+	if (pid == 0) {
+		int32_t got[40];
+		llmc_error err = { 0 };
+		setenv(name, value, 1);
+		llmc_status status = whole("cuda", NEW, got, &err);
+		bool ok = status == want;
+		for (; ok && *words; words++)
+			ok = strstr(err.text, *words) != NULL;
+		if (!ok)
+			fprintf(stderr, "%s=%s: status %d: %s\n", name, value, status, err.text);
+		_exit(!ok);
+	}
+	waitpid(pid, &code, 0);
+	return code;
+}
+
+static void
+machines(void **state)
+{
+	Tempdir t;
+
+	(void)state;
+	assert_int_equal(tempdir_open(&t), 0);
+	const char *dir = t.path;
+	assert_int_equal(apart("LLMC_EMU_DRIVER", "11040", LLMC_E_MISSING, (const char *[]){ "11.4", "11.8", "update", NULL }), 0);
+	assert_int_equal(apart("LLMC_CUDA_LIBDIR", dir, LLMC_E_MISSING, (const char *[]){ "libcuda.so.1", dir, NULL }), 0);
+	assert_int_equal(apart("LLMC_EMU_GPU", "sm_60", LLMC_E_MISSING, (const char *[]){ "GPU", NULL }), 0);
+	assert_int_equal(apart("LLMC_EMU_DRIVER", "12040", LLMC_E_MISSING, (const char *[]){ "13.0", "CUDA 12", "NVRTC", NULL }), 0);
+	assert_int_equal(apart("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY, (const char *[]){ "weights", "free", NULL }), 0);
+	assert_int_equal(apart("LLMC_EMU_MEM_MB", "2", LLMC_E_MEMORY, (const char *[]){ "kv", "scratch", "state", "free", NULL }), 0);
+	tempdir_close(&t);
+}
+
+int
+main(void)
+{
+	char dir[4096];
+	Tempdir cache;
+
+	if (!emulator(dir)) {
+		printf("1..0 # skipped: the emulator is not built (make emu-lib)\n");
+		return 0;
+	}
+	if (tempdir_open(&cache) != 0)
+		return 1;
+	setenv("LLMC_CACHE", cache.path, 1);
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(targets),
+		cmocka_unit_test(machines),
+		cmocka_unit_test(same_tokens),
+		cmocka_unit_test(calls_of_a_token),
+		cmocka_unit_test(lost_in_a_request),
+		cmocka_unit_test(every_call_fails),
+	};
+	int rc = cmocka_run_group_tests(tests, NULL, NULL);
+	tempdir_close(&cache);
+	return rc;
+}
