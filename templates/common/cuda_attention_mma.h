@@ -1,6 +1,5 @@
-/* Decode attention by tensor cores, straight from memory to registers: no shared memory between K or V and mma, no shuffle in the
- * products. The 16-byte pieces in which lanes load K and V are mma fragments already, once the dimensions of q (and the rows
- * of the sum) are numbered to suit:
+/* Decode attention by tensor cores, without a shuffle in the products. The 16-byte pieces in which lanes load K and V are mma fragments
+ * already, once the dimensions of q (and the rows of the sum) are numbered to suit:
  *
  *   S = Q K^T   m16n8k16: rows are heads, columns positions. Lane (g, t) = (lane / 4, lane % 4) holds dimensions 32c + 8t .. + 7 of
  *               position g as words; they count as columns 2t, 2t+1, 2t+8, 2t+9 of two products. Rows 0-7 are 8 heads of q rounded,
@@ -8,8 +7,10 @@
  *   O = V^T P^T m16n8k16: rows are dimensions of V, columns heads. Lane (g, t) holds dimensions 64c + 8g .. + 7 of positions 2t, 2t+1,
  *               2t+8, 2t+9; a byte permutation pairs positions. P comes as S leaves it, rounded and rest, in two products.
  *
- * A warp takes 16 positions at a time: 8 KB of K and V in flight for 128 dimensions of 16 bits. Places beyond the range or the
- * dimensions read a valid neighbour and count 0. */
+ * A warp takes 16 positions at a time. Each lane's pieces wait in places of its own in shared memory, brought by cp.async: K of the
+ * next tile comes once K has been used, and so does V, so that 64 KB are on their way for 128 dimensions of 16 bits, and no register
+ * waits with them. (Loads to registers are moved behind the products of K by ptxas.) Places beyond the range or the dimensions
+ * read a valid neighbour and count 0. More than 128 dimensions of V are loaded to registers after all: shared memory ends. */
 #ifndef LLMC_CUDA_ATTENTION_MMA_H
 #define LLMC_CUDA_ATTENTION_MMA_H
 
@@ -18,7 +19,8 @@
 #define ATT_MIN_TILES 4
 #include "common/cuda_attention_split.h"
 
-enum { ATT_KC = (ATT_D + 31) / 32, ATT_VCN = (ATT_V + 63) / 64 };
+enum { ATT_KC = (ATT_D + 31) / 32, ATT_VCN = (ATT_V + 63) / 64, ATT_V_SHARED = ATT_V <= 128,
+       ATT_MMA_BLOCKS = ATT_V_SHARED ? 2 : 1 /* a multiprocessor: a block leaves room for the next kernel */ };
 
 #ifdef LLMC_KV_bf16
 #define ATT_Q_FACTOR 1.0f
@@ -34,10 +36,19 @@ DEV float att_hi(unsigned pair) { return f16_hi(pair); }
 DEV void att_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { mma_f16_m16n8k16(d, a, b, d); }
 #endif
 
-typedef struct AttMma {
-	uint4 q[ATT_KC][2][32]; /* fragments by lane */
-	AttShared s;
-} AttMma;
+struct alignas(16) AttMma {
+	uint4      q[ATT_KC][2][32]; /* fragments by lane */
+	AttSegment at;               /* for what comes after the tiles: registers are few */
+	union {
+		struct {
+			uint4 k[ATT_WARPS][2][ATT_KC][32];
+			uint4 v[ATT_WARPS][ATT_V_SHARED ? ATT_VCN : 1][ATT_V_SHARED ? 4 : 1][ATT_V_SHARED ? 32 : 1];
+		};
+		AttShared s;    /* after the last tile of a segment */
+	};
+};
+
+static_assert(sizeof(AttMma) <= 9216 * ATT_KC + 16384 * ATT_V_SHARED * ATT_VCN + 36864 * (ATT_V > 128) * (ATT_D <= 128) + 256, "the @launch lines say so");
 
 /* two numbers as a rounded pair and the pair of what is left */
 DEV void
@@ -62,36 +73,47 @@ att_load_q(const llmc_call &p, const AttSegment &g, AttMma &s)
 	}
 }
 
-/* K of 16 positions; base: K of the head in the page */
-DEV void
-att_load_k(const kv_elem *base, int tile, const AttRange &r, uint4 (&k)[2][ATT_KC])
+/* Place in its page of position `at` of a tile, or of a neighbour that the row sees */
+DEV int
+att_place(int tile, const AttRange &r, int at)
 {
-	const int lane = lane_id(), in_page = tile * ATT_TILE % KV_PAGE, lo = max(r.lo - tile * ATT_TILE, 0),
-	          hi = min(r.hi - tile * ATT_TILE, ATT_TILE) - 1;
+	return tile * ATT_TILE % KV_PAGE + min(max(at, r.lo - tile * ATT_TILE), r.hi - tile * ATT_TILE - 1);
+}
+
+/* 0, but the compiler does not know: addresses made with it are made when they are wanted, not kept in registers throughout */
+DEV int
+att_zero()
+{
+	int zero = 0;
+
+	asm volatile("" : "+r"(zero));
+	return zero;
+}
+
+/* K of a tile on its way; base: K of the head in the page */
+DEV void
+att_fetch_k(const kv_elem *base, int tile, const AttRange &r, uint4 (&k)[2][ATT_KC][32])
+{
+	const int lane = lane_id(), to = lane + att_zero();
 
 #pragma unroll
 	for (int n = 0; n < 2; n++) {
-		const kv_elem *row = base + (in_page + min(max(8 * n + lane / 4, lo), hi)) * ATT_D;
+		const kv_elem *row = base + att_place(tile, r, 8 * n + lane / 4) * ATT_D;
 #pragma unroll
 		for (int c = 0; c < ATT_KC; c++) {
 			int d = 32 * c + 8 * (lane % 4);
-			k[n][c] = ld_v4_stream(row + (32 * c + 32 <= ATT_D || d < ATT_D ? d : 0));
+			cp_async_16(&k[n][c][to], row + (32 * c + 32 <= ATT_D || d < ATT_D ? d : 0));
 		}
 	}
 }
 
-/* 64 dimensions of V of 16 positions */
-DEV void
-att_load_v(const kv_elem *base, int tile, const AttRange &r, int c, uint4 (&v)[4])
+/* The piece of V for position i of a lane's four, dimensions from 64 c on */
+DEV const kv_elem *
+att_piece_v(const kv_elem *base, int tile, const AttRange &r, int c, int i)
 {
-	const int lane = lane_id(), in_page = tile * ATT_TILE % KV_PAGE, lo = max(r.lo - tile * ATT_TILE, 0),
-	          hi = min(r.hi - tile * ATT_TILE, ATT_TILE) - 1, d = 64 * c + 8 * (lane / 4);
+	const int lane = lane_id(), d = 64 * c + 8 * (lane / 4);
 
-#pragma unroll
-	for (int i = 0; i < 4; i++) {
-		int at = lane % 4 * 2 + i % 2 + i / 2 * 8;
-		v[i] = ld_v4_stream(base + (in_page + min(max(at, lo), hi)) * ATT_V + (64 * c + 64 <= ATT_V || d < ATT_V ? d : 0));
-	}
+	return base + att_place(tile, r, lane % 4 * 2 + i % 2 + i / 2 * 8) * ATT_V + (64 * c + 64 <= ATT_V || d < ATT_V ? d : 0);
 }
 
 DEV unsigned
@@ -113,35 +135,56 @@ att_weigh(const uint4 (&v)[4], const unsigned (&whole)[2], const unsigned (&rest
 	}
 }
 
+/* V of a tile on its way */
+template <class Place> DEV void
+att_fetch_v(const kv_elem *base, int tile, const AttRange &r, Place &v)
+{
+	if constexpr (ATT_V_SHARED) {
+		const int to = lane_id() + att_zero();
+#pragma unroll
+		for (int c = 0; c < ATT_VCN; c++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				cp_async_16(&v[c][i][to], att_piece_v(base, tile, r, c, i));
+	}
+}
+
+/* The same 64 dimensions' pieces in registers */
+template <class Place> DEV void
+att_load_v(const kv_elem *base, int tile, const AttRange &r, int c, const Place &v, uint4 (&to)[4])
+{
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		if constexpr (ATT_V_SHARED)
+			to[i] = ld_v4(&v[c][i][lane_id()]);
+		else
+			to[i] = ld_v4_stream(att_piece_v(base, tile, r, c, i));
+	}
+}
+
 DEV void
 att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 {
 	const int lane = lane_id(), warp = warp_id(), head = lane / 4, quad = lane % 4;
 	const float slope = att_slope(g.head + min(head, g.n_head - 1));
 	float o[ATT_VCN][4][4] = {}, m = ATT_NONE, l = 0;
-	uint4 k[2][ATT_KC];
 	int pages = 0;
-	kv_elem *page = 0;
+	kv_elem *page = 0, *next = 0;
 
 	/* this warp's tiles are tile, tile + 8, ...; lane i holds the page of the i-th of 32 */
 	for (int tile = g.tile + warp, n = 0; tile < g.end; tile += ATT_WARPS, n++) {
-		const bool more = tile + ATT_WARPS < g.end;
-		if (n % 32 == 0) {
-			int at = tile + lane * ATT_WARPS;
-			if (at < g.end)
-				pages = p.s.block_table[(long long)g.seq * p.s.block_stride + at * ATT_TILE / KV_PAGE];
-		}
+		const int after = tile + ATT_WARPS;
 		if (n == 0) {
-			page = (kv_elem *)((char *)p.a[1] + __shfl_sync(~0u, pages, 0) * (long long)(ATT_PAGE_BYTES));
-			att_load_k(kv_k(page, g.kv_head, ATT_D), tile, g.range, k);
+			if (tile + lane * ATT_WARPS < g.end)
+				pages = p.s.block_table[(long long)g.seq * p.s.block_stride + (tile + lane * ATT_WARPS) * ATT_TILE / KV_PAGE];
+			next = (kv_elem *)((char *)p.a[1] + __shfl_sync(~0u, pages, 0) * (long long)(ATT_PAGE_BYTES));
+			att_fetch_k(kv_k(next, g.kv_head, ATT_D), tile, g.range, s.k[warp]);
+			cp_async_commit();
+			att_fetch_v(kv_v(next, g.kv_head, ATT_KV_HEADS, ATT_D, ATT_V), tile, g.range, s.v[warp]);
+			cp_async_commit();
 		}
-		const kv_elem *v_base = kv_v(page, g.kv_head, ATT_KV_HEADS, ATT_D, ATT_V);
-		uint4 v[ATT_VCN][4];
-		if (ATT_V <= 128) {
-#pragma unroll
-			for (int c = 0; c < ATT_VCN; c++)
-				att_load_v(v_base, tile, g.range, c, v[c]);
-		}
+		page = next;
+		cp_async_wait<1>(); /* K: a lane waits for its own pieces, and reads no others */
 		float x[2][4] = {};
 #pragma unroll
 		for (int c = 0; c < ATT_KC; c++) {
@@ -149,25 +192,19 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 			const unsigned qa[4] = { a.x, a.y, a.z, a.w }, qb[4] = { b.x, b.y, b.z, b.w };
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				const unsigned ka[2] = { k[i][c].x, k[i][c].y }, kb[2] = { k[i][c].z, k[i][c].w };
+				const uint4 k = ld_v4(&s.k[warp][i][c][lane]);
+				const unsigned ka[2] = { k.x, k.y }, kb[2] = { k.z, k.w };
 				att_mma(x[i], qa, ka);
 				att_mma(x[i], qb, kb);
 			}
 		}
-		if (ATT_V > 128) {
-#pragma unroll
-			for (int c = 0; c < ATT_VCN; c++)
-				att_load_v(v_base, tile, g.range, c, v[c]);
+		if (after < g.end) { /* all lanes take the same way */
+			if ((n + 1) % 32 == 0 && after + lane * ATT_WARPS < g.end)
+				pages = p.s.block_table[(long long)g.seq * p.s.block_stride + (after + lane * ATT_WARPS) * ATT_TILE / KV_PAGE];
+			next = (kv_elem *)((char *)p.a[1] + __shfl_sync(~0u, pages, (n + 1) % 32) * (long long)(ATT_PAGE_BYTES));
+			att_fetch_k(kv_k(next, g.kv_head, ATT_D), after, g.range, s.k[warp]);
 		}
-		if (more) { /* all lanes take the same way */
-			if (n % 32 == 31) {
-				int at = tile + ATT_WARPS;
-				page = kv_page(p.s, p.a[1], ATT_PAGE_BYTES, g.seq, at * ATT_TILE);
-			} else {
-				page = (kv_elem *)((char *)p.a[1] + __shfl_sync(~0u, pages, (n + 1) % 32) * (long long)(ATT_PAGE_BYTES));
-			}
-			att_load_k(kv_k(page, g.kv_head, ATT_D), tile + ATT_WARPS, g.range, k);
-		}
+		cp_async_commit();
 		/* weights of the positions 2t, 2t+1, 8+2t, 9+2t of head g */
 		float w[4], top = m;
 #pragma unroll
@@ -192,8 +229,11 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 		att_split(w[2], w[3], &whole[1], &rest[1]);
 		/* o's columns are heads 2t and 2t+1 */
 		float keep0 = __shfl_sync(~0u, keep, quad * 8), keep1 = __shfl_sync(~0u, keep, quad * 8 + 4);
+		cp_async_wait<1>(); /* V */
 #pragma unroll
 		for (int c = 0; c < ATT_VCN; c++) {
+			uint4 v[4];
+			att_load_v(kv_v(page, g.kv_head, ATT_KV_HEADS, ATT_D, ATT_V), tile, g.range, c, s.v[warp], v);
 #pragma unroll
 			for (int j = 0; j < 4; j++) {
 				o[c][j][0] *= keep0;
@@ -201,16 +241,21 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 				o[c][j][2] *= keep0;
 				o[c][j][3] *= keep1;
 			}
-			att_weigh(v[c], whole, rest, o[c]);
+			att_weigh(v, whole, rest, o[c]);
 		}
+		if (after < g.end)
+			att_fetch_v(kv_v(next, g.kv_head, ATT_KV_HEADS, ATT_D, ATT_V), after, g.range, s.v[warp]);
+		cp_async_commit();
 	}
+	cp_async_wait_all();
+	__syncthreads(); /* the pieces make room for the sums */
 	l += __shfl_xor_sync(~0u, l, 1);
 	l += __shfl_xor_sync(~0u, l, 2);
 	if (quad == 0) {
 		s.s.m[warp][head] = m;
 		s.s.l[warp][head] = l;
 	}
-	att_finish(p, g, s.s, [&](int v0) {
+	att_finish(p, s.at, s.s, [&](int v0) {
 #pragma unroll
 		for (int c = 0; c < ATT_VCN; c++) {
 			int v = 64 * c + 8 * head - v0;
@@ -233,7 +278,7 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 DEV void
 att_decode_mma(const llmc_call &p)
 {
-	SHARED(AttMma, s);
+	SHARED_ARENA(AttMma, s);
 
 	PDL_LAUNCH();
 	PDL_WAIT();
@@ -242,6 +287,8 @@ att_decode_mma(const llmc_call &p)
 		AttSegment g = att_segment(p, list);
 		__syncthreads();
 		att_load_q(p, g, s);
+		if (threadIdx.x == 0)
+			s.at = g;
 		__syncthreads();
 		att_decode_segment(p, g, s);
 	}

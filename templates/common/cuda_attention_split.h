@@ -46,15 +46,13 @@ typedef struct AttShared {
 } AttShared;
 
 DEV int
-att_tiles(const llmc_call &p, int row)
+att_tiles(const AttRange &r)
 {
-	AttRange r = att_range(p.s, p.s.seq_of[row], p.s.pos[row]);
-
 	return (r.hi - 1) / ATT_TILE - r.lo / ATT_TILE + 1;
 }
 
-DEV long long
-warp_sum_int(long long v)
+DEV int
+warp_sum_int(int v)
 {
 #pragma unroll
 	for (int d = 16; d; d /= 2)
@@ -62,78 +60,92 @@ warp_sum_int(long long v)
 	return v;
 }
 
-/* Tiles [at, end) of the list are this block's; blocks: that have some. Every warp finds out by itself. */
-typedef struct AttList { long long total, at, end; int blocks; } AttList;
+/* Tiles [at, end) of the list are this block's. The first `longer` of the blocks that have some have each + 1 of them. Decode rows: row i
+ * is sequence i. */
+typedef struct AttList { int at, end, blocks, each, longer; AttRange only; } AttList;
 
+/* Every warp finds out by itself. A launch for one row does not wait for n before it reads the position. */
 DEV AttList
 att_list(const llmc_call &p)
 {
-	const int n = N_TOK(p);
-	long long sum = 0;
+	const bool one = p.s.rows == 1;
 	AttList list;
+	int total = 0;
 
-	for (int row = lane_id(); row < n; row += 32)
-		sum += att_tiles(p, row);
-	list.total = warp_sum_int(sum) * ATT_UNITS;
-	long long want = (list.total + ATT_MIN_TILES - 1) / ATT_MIN_TILES;
-	list.blocks = min((int)gridDim.x, (int)ATT_BLOCKS);
-	if (want < list.blocks)
-		list.blocks = (int)want;
+	list.only = att_range(p.s, 0, one ? p.s.pos[0] : 0);
+	const int n = N_TOK(p);
+	if (one) {
+		total = n > 0 ? att_tiles(list.only) : 0;
+	} else {
+#pragma unroll 1
+		for (int row = lane_id(); row < n; row += 32)
+			total += att_tiles(att_range(p.s, row, p.s.pos[row]));
+		total = warp_sum_int(total);
+	}
+	total *= ATT_UNITS;
+	list.blocks = max(1, min(min((int)gridDim.x, (int)ATT_BLOCKS), (total + ATT_MIN_TILES - 1) / ATT_MIN_TILES));
+	list.each = (unsigned)total / (unsigned)list.blocks;
+	list.longer = total - list.each * list.blocks;
 	list.at = list.end = 0;
 	if ((int)blockIdx.x < list.blocks) {
-		list.at = list.total * blockIdx.x / list.blocks;
-		list.end = list.total * (blockIdx.x + 1) / list.blocks;
+		list.at = list.each * (int)blockIdx.x + min((int)blockIdx.x, list.longer);
+		list.end = list.at + list.each + ((int)blockIdx.x < list.longer);
 	}
 	return list;
 }
 
-/* block of a tile of the list: the last one that begins at it or before */
+/* block of a tile of the list */
 DEV int
-att_block_of(const AttList &list, long long tile)
+att_block_of(const AttList &list, int tile)
 {
-	return (int)(((tile + 1) * list.blocks - 1) / list.total);
+	const int rest = tile - list.longer * (list.each + 1);
+
+	return rest < 0 ? (int)((unsigned)tile / (unsigned)(list.each + 1)) : list.longer + (int)((unsigned)rest / (unsigned)list.each);
 }
 
 /* The segment at list.at, which moves behind it */
 DEV AttSegment
 att_segment(const llmc_call &p, AttList &list)
 {
-	const int n = N_TOK(p), lane = lane_id();
-	long long base = 0;
 	AttSegment g;
-	int tiles = 0;
+	int base = 0;
 
-	for (int first = 0;; first += 32) {
-		int mine = first + lane < n ? att_tiles(p, first + lane) : 0, upto = mine;
+	g.row = 0;
+	g.range = list.only;
+	if (p.s.rows != 1) {
+		const int n = N_TOK(p), lane = lane_id();
+#pragma unroll 1
+		for (int first = 0;; first += 32) {
+			int mine = first + lane < n ? att_tiles(att_range(p.s, first + lane, p.s.pos[first + lane])) : 0, upto = mine;
 #pragma unroll
-		for (int d = 1; d < 32; d *= 2) {
-			int below = __shfl_up_sync(~0u, upto, d);
-			upto += lane >= d ? below : 0;
+			for (int d = 1; d < 32; d *= 2) {
+				int below = __shfl_up_sync(~0u, upto, d);
+				upto += lane >= d ? below : 0;
+			}
+			int all = __shfl_sync(~0u, upto, 31);
+			if (list.at >= base + all * ATT_UNITS && first + 32 < n) {
+				base += all * ATT_UNITS;
+				continue;
+			}
+			unsigned before = __ballot_sync(~0u, list.at >= base + upto * ATT_UNITS);
+			int at = __popc(before & 0x7fffffffu);
+			base += __shfl_sync(~0u, upto - mine, at) * ATT_UNITS;
+			g.row = first + at;
+			break;
 		}
-		int all = __shfl_sync(~0u, upto, 31);
-		if (list.at >= base + (long long)all * ATT_UNITS && first + 32 < n) {
-			base += (long long)all * ATT_UNITS;
-			continue;
-		}
-		unsigned before = __ballot_sync(~0u, list.at >= base + (long long)upto * ATT_UNITS);
-		int at = __popc(before & 0x7fffffffu);
-		tiles = __shfl_sync(~0u, mine, at);
-		base += (long long)(__shfl_sync(~0u, upto, at) - tiles) * ATT_UNITS;
-		g.row = first + at;
-		break;
+		g.range = att_range(p.s, g.row, p.s.pos[g.row]);
 	}
-	g.seq = p.s.seq_of[g.row];
+	g.seq = g.row;
 	g.pos = p.s.pos[g.row];
-	g.range = att_range(p.s, g.seq, g.pos);
-	int u = (int)((list.at - base) / tiles), in = (int)((list.at - base) % tiles), first = g.range.lo / ATT_TILE;
-	long long from = base + (long long)u * tiles, left = list.end - from;
+	const int tiles = att_tiles(g.range), first = g.range.lo / ATT_TILE;
+	const int u = (int)((unsigned)(list.at - base) / (unsigned)tiles), from = base + u * tiles, in = list.at - from;
 	g.unit = g.row * ATT_UNITS + u;
 	g.kv_head = u / ATT_NHB;
 	g.head = g.kv_head * ATT_G + u % ATT_NHB * ATT_HB;
 	g.n_head = min((int)ATT_HB, (g.kv_head + 1) * ATT_G - g.head);
 	g.begins = in == 0;
 	g.tile = first + in;
-	g.end = first + (left < tiles ? (int)left : tiles);
+	g.end = first + min(list.end - from, tiles);
 	g.first_block = att_block_of(list, from);
 	g.last_block = att_block_of(list, from + tiles - 1);
 	list.at = from + (g.end - first);

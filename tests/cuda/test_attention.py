@@ -248,11 +248,11 @@ def test_rope_2d(heads, dim, dims, style, mode, seed):
 
 def test_nvrtc():
     """What real models ask for: no spill, no warning."""
-    for heads, kv_heads, dim, kv, archs in ((32, 8, 128, "bf16", H.ARCHS), (32, 32, 64, "f16", ["sm_75", "sm_90a"]), (71, 1, 64, "f16", ["sm_80"]),
-                                            (8, 4, 256, "bf16", ["sm_80", "sm_90a"]), (8, 1, 256, "f32", ["sm_75"])):
+    for template, heads, kv_heads, dim, kv, archs in (
+            ("attention_decode_sm90", 32, 8, 128, "bf16", ["sm_90a", "sm_100a"]), ("attention_decode_sm80", 32, 8, 128, "f16", ["sm_80", "sm_89"]),
+            ("attention_decode_sm80", 8, 4, 256, "bf16", ["sm_86"]), ("attention_decode", 32, 8, 128, "bf16", ["sm_75"]),
+            ("attention_decode", 8, 1, 256, "f32", ["sm_120a"]), ("attention", 32, 8, 128, "f32", ["sm_80"])):
         p = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.1, CAP=50.0 * (dim == 256), WINDOW=0, MASK="causal", ALIBI=0.0,
                  KV_DTYPE=kv, KV_PAGE_BYTES=64 * dim * kv_heads * (4 if kv == "f32" else 2))
-        for template in ("attention", "attention_decode", "attention_decode_sm80", "attention_decode_sm90"):
-            pick = [a for a in archs if H.accepts(template, a, p)]
-            if pick and H.nvrtc(template, p, pick[-1:] if template == "attention" else pick) is None:
-                pytest.skip("no libnvrtc")
+        if H.nvrtc(template, p, archs) is None:
+            pytest.skip("no libnvrtc")
