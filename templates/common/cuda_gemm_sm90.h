@@ -21,6 +21,7 @@
 #include "common/cuda_gemm.h"
 #include "common/cuda_wgmma.h"
 
+enum { GEMM90_BEHIND = 2 /* stages of cp.async on their way while the next is asked for */ };
 enum { GEMM90_THREADS = 512, GEMM90_COPIERS = 256, GEMM90_SHARED = 197632, GEMM90_FEW = 64 };
 static_assert(GEMM_COLS % 64 == 0, "whole stages");
 
@@ -131,7 +132,7 @@ struct gemm90_weights {
 template <class T> DEV void
 gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w)
 {
-	constexpr int STEPS = GEMM_COLS / 64, BEHIND = T::STAGES - 2;
+	constexpr int STEPS = GEMM_COLS / 64;
 	int it = 0;
 
 #pragma unroll 1
@@ -166,16 +167,16 @@ gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w)
 #else
 			weights.fetch(stage + T::A_BYTES, step * 64);
 			cp_async_commit();
-			if (it >= BEHIND) {
-				cp_async_wait<BEHIND>();
-				gemm90_filled(&s.full[(it - BEHIND) % T::STAGES]);
+			if (it >= GEMM90_BEHIND) {
+				cp_async_wait<GEMM90_BEHIND>();
+				gemm90_filled(&s.full[(it - GEMM90_BEHIND) % T::STAGES]);
 			}
 #endif
 		}
 	}
 #if !W_PLANES
 	cp_async_wait_all();
-	for (int i = max(it - BEHIND, 0); i < it; i++)
+	for (int i = max(it - GEMM90_BEHIND, 0); i < it; i++)
 		gemm90_filled(&s.full[i % T::STAGES]);
 #endif
 }

@@ -40,10 +40,11 @@ libs_open(void)
 	const char *dir = getenv("EMU_DIR");
 	char path[4096];
 
+	const char *cuda = getenv("EMU_CUDA"), *nvrtc = getenv("EMU_NVRTC"); /* the real libraries, to run what needs no emulator on a GPU */
 	snprintf(path, sizeof path, "%s/libcuda.so.1", dir ? dir : "build/emu");
-	cuda_lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	cuda_lib = dlopen(cuda ? cuda : path, RTLD_NOW | RTLD_LOCAL);
 	snprintf(path, sizeof path, "%s/libnvrtc.so.13", dir ? dir : "build/emu");
-	nvrtc_lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	nvrtc_lib = dlopen(nvrtc ? nvrtc : path, RTLD_NOW | RTLD_LOCAL);
 	if (!cuda_lib || !nvrtc_lib) {
 		fprintf(stderr, "%s\n", dlerror());
 		exit(2);
@@ -78,13 +79,13 @@ compile(const char *source, const char *name, const char *arch, const char *defi
 {
 	nvrtcProgram p;
 	char option[64], *image = NULL;
-	const char *opt[] = { option, "--std=c++17", define };
+	const char *opt[] = { option, "--std=c++17", "-Itemplates", define };
 	size_t n;
 
 	snprintf(option, sizeof option, "--gpu-architecture=%s", arch);
 	if (RTC(nvrtcCreateProgram, nvrtcProgram *, const char *, const char *, int, const char *const *, const char *const *)(&p, source, name, 0, NULL, NULL))
 		exit(2);
-	int r = RTC(nvrtcCompileProgram, nvrtcProgram, int, const char *const *)(p, define ? 3 : 2, opt);
+	int r = RTC(nvrtcCompileProgram, nvrtcProgram, int, const char *const *)(p, define ? 4 : 3, opt);
 	RTC(nvrtcGetProgramLogSize, nvrtcProgram, size_t *)(p, &n);
 	*log = malloc(n);
 	RTC(nvrtcGetProgramLog, nvrtcProgram, char *)(p, *log);
