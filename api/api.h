@@ -20,6 +20,7 @@ struct llmc_model {
 	const char *const *set;      /* overrides in force, NULL-terminated */
 	bool            random_weights;
 	int             n_threads;
+	int             gpu;         /* number of the GPU; -1: none */
 	llmc_tokenizer *tokenizer;   /* NULL: none */
 	Runtime        *rt;          /* NULL when opened with no_weights */
 	double          compile_s, load_s;

@@ -15,6 +15,12 @@ llmc_bandwidth(int n_threads, double seconds)
 	return cpu_bandwidth(n_threads, seconds);
 }
 
+double
+llmc_bandwidth_of(const llmc_model *m, int n_threads, double seconds)
+{
+	return m->gpu >= 0 ? cuda_bandwidth(m->gpu) : cpu_bandwidth(n_threads, seconds);
+}
+
 static void
 processor_name(char *out, size_t cap)
 {

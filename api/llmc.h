@@ -278,6 +278,24 @@ typedef struct llmc_chunk {
  * Blocks; allocates nothing. */
 LLMC_API llmc_status llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err);
 
+/* Decoding without waiting for the host: tokens are picked on the device, and the next step takes them before the host has
+ * seen them. Sessions on a GPU can, for parameters without stop rules that need the host; CPU sessions cannot.
+ *
+ *     llmc_pick_params(s, q, &params, prompt, n_prompt, &err);
+ *     llmc_queue_step(s, the prompt's chunk with n_out 1, 1, &err);
+ *     for (;;) {
+ *             llmc_queue_step(s, a chunk of q with tok NULL, n_tok 1, n_out 1, 1, &err);   takes what the step before picked
+ *             llmc_picked(s, &id, NULL, &err);                                      what that was
+ *     }
+ *
+ * llmc_queue_step queues a step and returns; a token is picked from the last row of each chunk with n_out 1. Two steps may be under way, a
+ * third is E_BUSY. llmc_picked waits for the oldest: ids (and logprobs, when not NULL) of its chunks with n_out 1, in order. */
+LLMC_API bool        llmc_can_pick(const llmc_session *s, const llmc_params *p);
+LLMC_API llmc_status llmc_pick_params(llmc_session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt,
+                                      llmc_error *err);
+LLMC_API llmc_status llmc_queue_step(llmc_session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
+LLMC_API llmc_status llmc_picked(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err);
+
 typedef struct llmc_stats {
 	size_t  size;
 	int64_t steps_run;      /* kernels and reference ops run by this session */
@@ -544,6 +562,8 @@ LLMC_API llmc_status llmc_predict(const llmc_model *m, const char *gpu, bool pre
 
 /* Read bandwidth of this machine in bytes/s with n_threads, measured for about `seconds`. */
 LLMC_API double llmc_bandwidth(int n_threads, double seconds);
+/* The same for what the model runs on: a GPU's own memory where it runs on one. 0: could not be measured. */
+LLMC_API double llmc_bandwidth_of(const llmc_model *m, int n_threads, double seconds);
 /* What this machine has, as a JSON document; release with llmc_free. */
 LLMC_API llmc_status llmc_doctor(char **json_out, llmc_error *err);
 

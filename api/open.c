@@ -206,9 +206,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	char target[32];
 	double t0 = clock_now();
 
-	int gpu;
 	TRY(source_kind(path, &kind, err));
-	TRY(device_gpu(opt->device, &gpu, err));
+	TRY(device_gpu(opt->device, &m->gpu, err));
 	TRY(target_name(opt->device, opt->arch, !opt->no_weights, target, err));
 	m->source = absolute(&m->arena, path);
 	m->set = set_for_target(opt->set, target, &m->arena);
@@ -235,7 +234,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	if (!m->weights && !opt->random_weights)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: no weights: say where with --weights PATH, write `weights: PATH` into the YAML, or measure with --random-weights", path);
-	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .n_threads = opt->n_threads, .device = gpu > 0 ? gpu : 0,
+	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .n_threads = opt->n_threads, .device = m->gpu > 0 ? m->gpu : 0,
 		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed,
 		              .log = opt->log, .log_user = opt->log_user };
 	TRY(runtime_open(m->plan, &ro, &m->rt, err));

@@ -103,3 +103,45 @@ llmc_session_stats(const llmc_session *s, llmc_stats *out)
 	all.size = size;
 	memcpy(out, &all, size < sizeof all ? size : sizeof all);
 }
+
+/* The caller's parameters, however old its header is. */
+static llmc_params
+params_now(const llmc_params *p)
+{
+	llmc_params all = LLMC_INIT(llmc_params);
+
+	if (p)
+		memcpy(&all, p, p->size < sizeof all ? p->size : sizeof all);
+	all.size = sizeof all;
+	return all;
+}
+
+bool
+llmc_can_pick(const llmc_session *s, const llmc_params *p)
+{
+	llmc_params all = params_now(p);
+
+	return session_can_pick(s->s, &all);
+}
+
+llmc_status
+llmc_pick_params(llmc_session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt, llmc_error *err)
+{
+	llmc_params all = params_now(p);
+
+	if (!session_can_pick(s->s, &all))
+		return error_set(err, LLMC_E_RANGE, "this session cannot pick tokens by these parameters on its device: use llmc_forward and a sampler");
+	return session_pick_params(s->s, q, &all, prompt, n_prompt, err);
+}
+
+llmc_status
+llmc_queue_step(llmc_session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
+{
+	return session_step(s->s, chunk, n, err);
+}
+
+llmc_status
+llmc_picked(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err)
+{
+	return session_picked(s->s, ids, logprobs, err);
+}

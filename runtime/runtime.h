@@ -95,6 +95,9 @@ llmc_status cuda_target(int device, char out[32], llmc_error *err);
  * how to get it. */
 llmc_status cuda_describe(char **json, llmc_error *err);
 
+/* Read bytes/s of a GPU's memory; 0: it could not be measured. */
+double      cuda_bandwidth(int device);
+
 /* cpu/ */
 int    topology_threads(void);                                /* real cores within affinity mask and cgroup quota, >= 1 */
 int    topology_describe(char *buf, size_t cap);              /* a sentence for doctor; as snprintf */

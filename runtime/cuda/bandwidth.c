@@ -1,0 +1,99 @@
+/* Read bandwidth of a device, by a kernel of our own: what shares of bandwidth are measured against. */
+#include <string.h>
+#include <time.h>
+
+#include "runtime/cuda/cuda.h"
+
+/* Bytes read by one launch: few where they take long (an emulator), else far more than a cache holds. */
+enum { FEW = 4 << 20, RUNS = 9 };
+static const size_t MANY = (size_t)2 << 30;
+
+typedef struct Arg { CUdeviceptr p; unsigned long long n; CUdeviceptr out; } Arg;
+
+static double
+seconds_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Seconds of the fastest of several launches over n bytes; 0: it does not work. */
+static double
+measure(CudaDevice *d, CUfunction f, CUstream stream, size_t n, int runs)
+{
+	const CudaApi *a = &d->api;
+	CUdeviceptr mem = 0;
+	double best = 0;
+
+	if (a->mem_alloc(&mem, n + 256) != CU_OK)
+		return 0;
+	Arg arg = { mem, n / 16, mem + n };
+	void *params[] = { &arg };
+	CudaLaunchConfig c = { .grid_x = (unsigned)d->n_sm * 2, .grid_y = 1, .grid_z = 1, .block_x = 512, .block_y = 1, .block_z = 1, .stream = stream };
+	bool ok = a->set8(mem, 0x5b, n + 256, stream) == CU_OK;
+	for (int i = 0; ok && i < runs; i++) {
+		ok = a->stream_sync(stream) == CU_OK;
+		double t = seconds_now();
+		ok = ok && a->launch(&c, f, params, NULL) == CU_OK && a->stream_sync(stream) == CU_OK;
+		t = seconds_now() - t;
+		best = best == 0 || t < best ? t : best;
+	}
+	CUDA_RELEASE(a->mem_free(mem));
+	return ok ? best : 0;
+}
+
+static double
+measure_with(CudaDevice *d, const Strbuf *image)
+{
+	const CudaApi *a = &d->api;
+	CUmodule m = NULL;
+	CUfunction f = NULL;
+	CUstream stream = NULL;
+	size_t left = 0, total = 0;
+	double t = 0, few, rate = 0;
+
+	if (a->module_load(&m, image->data) == CU_OK && a->module_function(&f, m, "llmc_read_all") == CU_OK &&
+	    a->stream_create(&stream, CU_STREAM_NON_BLOCKING) == CU_OK && (few = measure(d, f, stream, FEW, 2)) > 0) {
+		rate = FEW / few;
+		if (few < 1e-3 && a->mem_info(&left, &total) == CU_OK) {
+			size_t n = left / 2 < MANY ? left / 2 & ~(size_t)0xffff : MANY;
+			t = n > FEW ? measure(d, f, stream, n, RUNS) : 0;
+			rate = t > 0 ? (double)n / t : rate;
+		}
+	}
+	if (stream)
+		CUDA_RELEASE(a->stream_destroy(stream));
+	if (m)
+		CUDA_RELEASE(a->module_unload(m));
+	return rate;
+}
+
+double
+cuda_bandwidth(int device)
+{
+	CudaDevice d;
+	Nvrtc n = { 0 };
+	Strbuf source = { 0 }, image = { 0 };
+	char arch[16];
+	double rate = 0;
+
+	if (cuda_device_open(&d, device, true, NULL) != LLMC_OK)
+		return 0;
+	if (cuda_enter(&d, NULL) == LLMC_OK) {
+		const char *target = cuda_best_target(d.cc);
+		if (target && nvrtc_open(&n, d.driver, NULL) == LLMC_OK) {
+			cuda_arch(d.cc, target, arch);
+			if (cuda_source_embedded("read", &source, NULL) == LLMC_OK &&
+			    nvrtc_compile(&n, strbuf_str(&source), "read.cu", arch, &image, NULL, NULL) == LLMC_OK)
+				rate = measure_with(&d, &image);
+			nvrtc_close(&n);
+		}
+		cuda_leave(&d);
+	}
+	cuda_device_close(&d);
+	strbuf_release(&source);
+	strbuf_release(&image);
+	return rate;
+}
