@@ -285,16 +285,16 @@ LLMC_API llmc_status llmc_forward(llmc_session *s, const llmc_chunk *chunk, size
  *     llmc_queue_step(s, the prompt's chunk with n_out 1, 1, &err);
  *     for (;;) {
  *             llmc_queue_step(s, a chunk of q with tok NULL, n_tok 1, n_out 1, 1, &err);   takes what the step before picked
- *             llmc_picked(s, &id, NULL, &err);                                      what that was
+ *             llmc_take_picked(s, &id, NULL, &err);                                      what that was
  *     }
  *
  * llmc_queue_step queues a step and returns; a token is picked from the last row of each chunk with n_out 1. Two steps may be under way, a
- * third is E_BUSY. llmc_picked waits for the oldest: ids (and logprobs, when not NULL) of its chunks with n_out 1, in order. */
+ * third is E_BUSY. llmc_take_picked waits for the oldest: ids (and logprobs, when not NULL) of its chunks with n_out 1, in order. */
 LLMC_API bool        llmc_can_pick(const llmc_session *s, const llmc_params *p);
 LLMC_API llmc_status llmc_pick_params(llmc_session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt,
                                       llmc_error *err);
 LLMC_API llmc_status llmc_queue_step(llmc_session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
-LLMC_API llmc_status llmc_picked(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err);
+LLMC_API llmc_status llmc_take_picked(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err);
 
 typedef struct llmc_stats {
 	size_t  size;

@@ -141,7 +141,7 @@ llmc_queue_step(llmc_session *s, const llmc_chunk *chunk, size_t n, llmc_error *
 }
 
 llmc_status
-llmc_picked(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err)
+llmc_take_picked(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err)
 {
 	return session_picked(s->s, ids, logprobs, err);
 }

@@ -60,9 +60,9 @@ decode_ahead(Bench *b, int32_t batch, int32_t n, double *took, llmc_error *err)
 	for (int32_t i = 0; s == LLMC_OK && i <= n; i++) {
 		s = llmc_queue_step(b->s, c, (size_t)batch, err);
 		if (s == LLMC_OK && i > 1)
-			s = llmc_picked(b->s, id, NULL, err);
+			s = llmc_take_picked(b->s, id, NULL, err);
 		if (s == LLMC_OK && i == 0) {
-			s = llmc_picked(b->s, id, NULL, err);
+			s = llmc_take_picked(b->s, id, NULL, err);
 			for (int32_t k = 0; k < batch; k++)
 				c[k].tok = NULL;
 			t0 = now();
@@ -71,7 +71,7 @@ decode_ahead(Bench *b, int32_t batch, int32_t n, double *took, llmc_error *err)
 			s = LLMC_E_CANCELLED;
 	}
 	if (s == LLMC_OK)
-		s = llmc_picked(b->s, id, NULL, err);
+		s = llmc_take_picked(b->s, id, NULL, err);
 	*took = now() - t0;
 	return s;
 }
