@@ -1,0 +1,215 @@
+/* A session on the emulated GPU beside one of the reference interpreter: the same calls in random order, the same logits and
+ * picks. Forks (copy on write), trims, save and load, mixed steps, several decode buckets, host-fed and device-fed steps. */
+#include "tests/unit/cuda_util.h"
+
+#include <math.h>
+
+#include "tests/unit/tempdir.h"
+
+enum { SEQS = 5, CHUNK = 24, CONTEXT = 120, VOCAB = 300 };
+
+typedef struct Pair {
+	llmc_model   *m[2];
+	llmc_session *s[2];
+	llmc_seq      q[SEQS][2];  /* -1: none */
+	bool          fed[SEQS];   /* the device has picked its next token */
+	int32_t       next[SEQS];  /* by the reference: greedy */
+} Pair;
+
+static uint32_t seed = 1;
+
+static int32_t
+pick(int32_t n)
+{
+	seed = seed * 1664525u + 1013904223u;
+	return (int32_t)((seed >> 8) % (uint32_t)n);
+}
+
+static int32_t
+best(const float *v)
+{
+	int32_t at = 0;
+
+	for (int32_t i = 1; i < VOCAB; i++)
+		at = v[i] > v[at] ? i : at;
+	return at;
+}
+
+#define OK(call)                                                                  \
+	do {                                                                          \
+		llmc_error e_ = { 0 };                                                    \
+		llmc_error *err = &e_;                                                    \
+		if ((call) != LLMC_OK)                                                    \
+			fail_msg("%s: %s", #call, e_.text);                                   \
+	} while (0)
+
+/* One step of some sequences on both; device-fed when `ahead`. */
+static void
+step(Pair *p, bool ahead)
+{
+	static float want[SEQS * VOCAB], got[SEQS * VOCAB];
+	static int32_t tok[SEQS][CHUNK];
+	llmc_chunk c[2][SEQS];
+	int32_t who[SEQS], ids[SEQS], room = CHUNK, n = 0;
+	bool decode = pick(3) > 0;
+
+	for (int32_t i = 0; i < SEQS; i++) {
+		int32_t len = p->q[i][0] < 0 ? 0 : session_seq_len(p->s[0]->s, p->q[i][0]), most = CONTEXT - len;
+		if (p->q[i][0] < 0 || most < 1 || room < 1 || pick(4) == 0)
+			continue;
+		int32_t k = decode || most < 2 || room < 2 ? 1 : 1 + pick((most < room ? most : room) < 9 ? 2 : 9);
+		for (int32_t t = 0; t < k; t++)
+			tok[i][t] = pick(VOCAB);
+		bool feed = ahead && p->fed[i] && len > 0 && k == 1;
+		if (feed)
+			tok[i][0] = p->next[i];
+		c[0][n] = (llmc_chunk){ .seq = p->q[i][0], .tok = tok[i], .n_tok = k, .n_out = 1 };
+		c[1][n] = c[0][n];
+		c[1][n].seq = p->q[i][1];
+		if (feed)
+			c[1][n].tok = NULL;
+		who[n++] = i;
+		room -= k;
+	}
+	if (!n)
+		return;
+	OK(llmc_forward(p->s[0], c[0], (size_t)n, want, err));
+	if (ahead) {
+		OK(session_step(p->s[1]->s, c[1], (size_t)n, err));
+		OK(session_picked(p->s[1]->s, ids, NULL, err));
+	} else {
+		OK(llmc_forward(p->s[1], c[1], (size_t)n, got, err));
+		for (int32_t i = 0; i < n * VOCAB; i++)
+			if (!(fabsf(got[i] - want[i]) < 2e-4f))
+				fail_msg("logit %d of chunk %d: %g, the reference has %g", i % VOCAB, i / VOCAB, (double)got[i], (double)want[i]);
+	}
+	for (int32_t i = 0; i < n; i++) {
+		p->next[who[i]] = best(want + i * VOCAB);
+		if (ahead)
+			assert_int_equal(ids[i], p->next[who[i]]);
+		p->fed[who[i]] = ahead;
+	}
+}
+
+static void
+new_seq(Pair *p, int32_t i)
+{
+	llmc_params greedy = LLMC_INIT(llmc_params);
+
+	for (int k = 0; k < 2; k++)
+		OK(llmc_seq_new(p->s[k], 0, &p->q[i][k], err));
+	OK(session_pick_params(p->s[1]->s, p->q[i][1], &greedy, NULL, 0, err));
+	p->fed[i] = false;
+}
+
+static void
+free_seq(Pair *p, int32_t i)
+{
+	for (int k = 0; k < 2; k++) {
+		llmc_seq_free(p->s[k], p->q[i][k]);
+		p->q[i][k] = -1;
+	}
+}
+
+static void
+save_and_load(Pair *p, int32_t i)
+{
+	for (int k = 0; k < 2; k++) {
+		size_t need = 0;
+		llmc_error e;
+		session_seq_save(p->s[k]->s, p->q[i][k], NULL, 0, &need, &e);
+		char *buf = malloc(need);
+		assert_non_null(buf);
+		OK(session_seq_save(p->s[k]->s, p->q[i][k], buf, need, &need, err));
+		llmc_seq_free(p->s[k], p->q[i][k]);
+		OK(session_seq_load(p->s[k]->s, buf, need, &p->q[i][k], err));
+		free(buf);
+	}
+	p->fed[i] = false;
+	llmc_params greedy = LLMC_INIT(llmc_params);
+	OK(session_pick_params(p->s[1]->s, p->q[i][1], &greedy, NULL, 0, err));
+}
+
+static void
+fork_seq(Pair *p, int32_t from, int32_t to)
+{
+	llmc_params greedy = LLMC_INIT(llmc_params);
+
+	for (int k = 0; k < 2; k++)
+		OK(llmc_seq_fork(p->s[k], p->q[from][k], &p->q[to][k], err));
+	OK(session_pick_params(p->s[1]->s, p->q[to][1], &greedy, NULL, 0, err));
+	p->fed[to] = false;
+}
+
+static void
+many_steps(void **state)
+{
+	Pair p;
+	llmc_limits l = LLMC_INIT(llmc_limits);
+
+	(void)state;
+	l.context = CONTEXT;
+	l.seqs = SEQS;
+	l.chunk = CHUNK;
+	for (int i = 0; i < SEQS; i++)
+		p.q[i][0] = p.q[i][1] = -1;
+	for (int k = 0; k < 2; k++) {
+		OK(open_tiny(k ? "cuda" : "ref", NULL, &p.m[k], err));
+		OK(llmc_session_open(p.m[k], &l, &p.s[k], err));
+	}
+	for (int i = 0; i < 90; i++) {
+		int32_t a = pick(SEQS), b = pick(SEQS);
+		if (p.q[a][0] < 0) {
+			new_seq(&p, a);
+			continue;
+		}
+		switch (pick(12)) {
+		case 0:
+			free_seq(&p, a);
+			break;
+		case 1:
+			if (p.q[b][0] < 0)
+				fork_seq(&p, a, b);
+			break;
+		case 2: {
+			int32_t len = session_seq_len(p.s[0]->s, p.q[a][0]);
+			for (int k = 0; k < 2; k++)
+				OK(llmc_seq_trim(p.s[k], p.q[a][k], len / 2, err));
+			break;
+		}
+		case 3:
+			if (session_seq_len(p.s[0]->s, p.q[a][0]) > 0)
+				save_and_load(&p, a);
+			break;
+		default:
+			step(&p, pick(3) > 0);
+		}
+	}
+	OK(session_prepare(p.s[1]->s, err));
+	step(&p, true);
+	for (int k = 0; k < 2; k++) {
+		llmc_session_close(p.s[k]);
+		llmc_close(p.m[k]);
+	}
+}
+
+int
+main(void)
+{
+	char dir[4096];
+	Tempdir cache;
+
+	if (!emulator(dir)) {
+		printf("1..0 # skipped: the emulator is not built (make emu-lib)\n");
+		return 0;
+	}
+	if (getenv("TEST_SEED"))
+		seed = (uint32_t)atoi(getenv("TEST_SEED"));
+	if (tempdir_open(&cache) != 0)
+		return 1;
+	setenv("LLMC_CACHE", cache.path, 1);
+	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps) };
+	int rc = cmocka_run_group_tests(tests, NULL, NULL);
+	tempdir_close(&cache);
+	return rc;
+}
