@@ -1,5 +1,4 @@
 /* llmc_doctor and llmc_bandwidth: what this machine has. */
-#include <dlfcn.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,18 +51,16 @@ llmc_doctor(char **json_out, llmc_error *err)
 	topology_describe(threads, sizeof threads);
 	llmc_status have_cc = cc_find(cc, sizeof cc, cc_version, sizeof cc_version, &why);
 	bool have_dir = file_cache_dir(&dir, NULL) == LLMC_OK;
-	/* only asked whether they are there: nothing is opened on a device */
-	void *cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-	json_t *j = json_pack("{s:s, s:{s:s, s:s, s:i, s:s, s:b, s:b}, s:{s:b, s:s, s:s}, s:{s:s, s:b}, s:{s:b, s:s}}",
+	char *gpus = NULL;
+	json_t *cuda = cuda_describe(&gpus, NULL) == LLMC_OK ? json_loads(gpus, 0, NULL) : NULL;
+	free(gpus);
+	json_t *j = json_pack("{s:s, s:{s:s, s:s, s:i, s:s, s:b, s:b}, s:{s:b, s:s, s:s}, s:{s:s, s:b}, s:o*}",
 	                      "version", LLMC_VERSION,
 	                      "processor", "name", name, "best_target", isa_best(), "threads", topology_threads(), "topology", threads,
 	                      "runs_v3", isa_runs("cpu-v3"), "runs_v4", isa_runs("cpu-v4"),
 	                      "compiler", "found", have_cc == LLMC_OK, "path", cc, "text", have_cc == LLMC_OK ? cc_version : why.text,
 	                      "cache", "path", strbuf_str(&dir), "known", have_dir,
-	                      "cuda", "driver", cuda != NULL, "text",
-	                      cuda ? "a driver is here; this llmc has no CUDA target yet" : "no NVIDIA driver (libcuda.so.1): models run on the CPU");
-	if (cuda)
-		dlclose(cuda);
+	                      "cuda", cuda);
 	strbuf_release(&dir);
 	if (j) {
 		*json_out = json_dumps(j, JSON_INDENT(2));
