@@ -5,7 +5,7 @@
 
 Stages, in this order; each is skipped when the time left is short, and says so:
   machine   GPU, driver, NVRTC; read and copy bandwidth by our own kernels; cuBLASLt's rate through torch where there is one
-  conform   every wrapper's PTX against the values that the emulator recorded, bit for bit
+  conform   every wrapper's PTX against what the PTX manual says it does, bit for bit
   kernels   tests/cuda on this GPU (needs pytest)
   models    golden models and the head of SmolLM2, end to end; the same token for token as on the CPU
   sanitize  compute-sanitizer (memcheck, racecheck) over a tiny model
@@ -63,22 +63,34 @@ def stage_machine(r):
     return info
 
 
-def stage_conform(r):
-    import conform
-    return conform.compare(HERE / "conform.json")
-
-
-def stage_kernels(r):
+def pytest_on_gpu(r, tests, most):
     path = os.pathsep.join([*([str(PACK / "site")] if (PACK / "site").exists() else []), os.environ.get("PYTHONPATH", "")])
-    if subprocess.run([sys.executable, "-c", "import pytest"], capture_output=True, env={**os.environ, "PYTHONPATH": path}).returncode:
+    env = {**os.environ, "LLMC_TEST_GPU": "1", "PYTHONPATH": path}
+    if subprocess.run([sys.executable, "-c", "import pytest"], capture_output=True, env=env).returncode:
         return dict(skipped="no pytest")
-    tests = [str(p) for p in sorted((ROOT / "tests" / "cuda").glob("test_*.py")) if p.name not in ("test_nvrtc.py", "test_runtime.py")]
-    p = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], capture_output=True, text=True, cwd=ROOT,
-                       timeout=max(20, min(r.left() - 20, 240)), env={**os.environ, "LLMC_TEST_GPU": "1", "PYTHONPATH": path})
+    p = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests)], capture_output=True, text=True, cwd=ROOT,
+                       timeout=max(20, min(r.left() - 20, most)), env=env)
     tail = p.stdout.strip().split("\n")[-25:]
     if p.returncode not in (0, 5):
         raise RuntimeError("\n".join(tail))
     return dict(result=tail[-1])
+
+
+def stage_conform(r):
+    done = pytest_on_gpu(r, [ROOT / "tests" / "cuda" / "test_conformance.py"], 120)
+    if r.out["machine"]["cc"] == 90 and (PACK / "t_sm90").exists():  # wgmma, tensor maps
+        import nvrtc
+        p = subprocess.run([str(PACK / "t_sm90")], capture_output=True, text=True, cwd=ROOT, timeout=120,
+                           env={**os.environ, "EMU_CUDA": "libcuda.so.1", "EMU_NVRTC": nvrtc.find()._name})
+        if p.returncode:
+            raise RuntimeError((p.stdout + p.stderr)[-2000:])
+        done["sm90"] = p.stdout.strip().split("\n")[-1]
+    return done
+
+
+def stage_kernels(r):
+    others = ("test_nvrtc.py", "test_conformance.py", "test_runtime.py")
+    return pytest_on_gpu(r, [p for p in sorted((ROOT / "tests" / "cuda").glob("test_*.py")) if p.name not in others], 240)
 
 
 def stage_models(r):

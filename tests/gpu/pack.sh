@@ -19,6 +19,8 @@ here=$(dirname "$(readlink -f "$0")")
 LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/llmc.bin" "$@"
 SH
 chmod +x "$out/llmc"
+make --no-print-directory -s -f tests/emu/emu.mk BUILD="$build" "$build/emu/t_sm90"
+cp "$build/emu/t_sm90" "$out/"
 venv=$(tools/venv.sh)
 "$venv/bin/python" tests/gpu/head_gguf.py "$(tools/smollm2.sh)" "$out/smollm2-head.gguf" 6
 "$venv/bin/pip" install --quiet --disable-pip-version-check --target "$out/site" pytest==8.3.4
