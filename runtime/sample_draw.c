@@ -146,9 +146,10 @@ weight_bucket(float v)
 	return b < N_BUCKET / 2 ? (int32_t)b : N_BUCKET / 2 - 1;
 }
 
-/* Keep the largest candidates until their weights reach top_p of all. */
-static int32_t
-keep_top_p(Cand *cand, int32_t n, double top_p)
+/* The largest candidates until their weights reach top_p of all: `larger` of them to the front, in no order, then `few` of the
+ * bucket where the mass is reached, in order, then the rest. */
+static void
+cut_top_p(Cand *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *n_few)
 {
 	double in[N_BUCKET / 2] = { 0 }, all = 0, sum = 0;
 	int32_t b = N_BUCKET / 2 - 1, larger = 0, at = 0, end = n, kept = 0;
@@ -157,7 +158,7 @@ keep_top_p(Cand *cand, int32_t n, double top_p)
 		in[weight_bucket(cand[i].v)] += cand[i].v;
 	for (int32_t i = 0; i <= b; i++)
 		all += in[i];
-	/* the bucket where the mass is reached; rounding must not lead past the last */
+	/* rounding must not lead past the last bucket */
 	while (b > 0 && sum + in[b] < top_p * all)
 		sum += in[b--];
 	while (at < end) { /* larger ones to the front, the bucket behind them, the rest behind that */
@@ -169,20 +170,73 @@ keep_top_p(Cand *cand, int32_t n, double top_p)
 		else
 			swap(cand, at, --end);
 	}
-	/* in order, the largest first: it is part of what a seed means, on every target */
-	int32_t left = larger;
-	heapify(cand, left);
+	int32_t left = at - larger, bucket = left;
+	heapify(cand + larger, left);
+	for (; left && (larger + kept == 0 || sum < top_p * all); kept++)
+		sum += take(cand + larger, &left).v;
+	bring_forward(cand + larger, bucket, kept);
+	*n_larger = larger;
+	*n_few = kept;
+}
+
+static void
+put_in_order(Cand *cand, int32_t n)
+{
+	int32_t left = n;
+
+	heapify(cand, n);
 	while (left)
 		take(cand, &left);
-	bring_forward(cand, larger, larger);
-	Cand *few = cand + larger;
-	left = at - larger;
-	int32_t n_few = left;
-	heapify(few, left);
-	for (; left && (larger + kept == 0 || sum < top_p * all); kept++)
-		sum += take(few, &left).v;
-	bring_forward(few, n_few, kept);
-	return larger + kept;
+	bring_forward(cand, n, n);
+}
+
+/* The candidate at which the running sum of weights passes `at`; rounding may use up the sum. */
+static int32_t
+walk(const Cand *cand, int32_t n, double at)
+{
+	for (int32_t i = 0; i < n - 1; i++) {
+		if (at < cand[i].v)
+			return cand[i].id;
+		at -= cand[i].v;
+	}
+	return cand[n - 1].id;
+}
+
+/* Those with at least min_p of the largest weight, which is 1. */
+static int32_t
+keep_min_p(Cand *cand, int32_t n, float min_p)
+{
+	int32_t kept = 0;
+
+	for (int32_t i = 0; i < n; i++)
+		if (cand[i].v >= min_p)
+			cand[kept++] = cand[i];
+	return kept;
+}
+
+/* As if the candidates were put in order, the largest first, and walked along: only the bucket where the walk ends is. The
+ * order is part of what a seed means, on every target. */
+static int32_t
+walk_in_order(Cand *cand, int32_t n, double at)
+{
+	double in[N_BUCKET / 2] = { 0 }, all = 0;
+	int32_t b = N_BUCKET / 2 - 1, m = 0, lowest = b;
+
+	for (int32_t i = 0; i < n; i++) {
+		int32_t k = weight_bucket(cand[i].v);
+		in[k] += cand[i].v;
+		lowest = k < lowest ? k : lowest;
+	}
+	for (int32_t i = b; i >= lowest; i--)
+		all += in[i];
+	at *= all;
+	for (; b > lowest && at >= in[b]; b--)
+		at -= in[b];
+	for (int32_t i = 0; i < n; i++)
+		if (weight_bucket(cand[i].v) == b)
+			swap(cand, m++, i);
+	put_in_order(cand, m);
+	return walk(cand, m, at);
 }
 
 /* Keep those whose information is nearest to the entropy until they weigh typical_p of all; weight [] by id. */
@@ -219,6 +273,7 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 {
 	float max = m->work[best] / p->temperature, floor = -INFINITY;
 	Cand *cand = m->cand;
+	bool nucleus = p->top_p > 0 && p->top_p < 1, typical = p->typical_p > 0 && p->typical_p < 1;
 	int32_t n = 0;
 	double sum = 0;
 
@@ -234,29 +289,37 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 				cand[n++] = (Cand){ m->work[i], i };
 		}
 	} else {
-		sample_weights(m->work, m->vocab, p->temperature, max);
+		sum = sample_weights(m->work, m->vocab, p->temperature, max);
+		if (!nucleus && !typical && p->min_p <= 0) { /* nobody is left out: no list is needed */
+			at *= sum;
+			for (int32_t i = 0; i < m->vocab; i++) {
+				if (at < m->work[i])
+					return i;
+				at -= m->work[i];
+			}
+			return best;
+		}
 		for (int32_t i = 0; i < m->vocab; i++)
 			if (m->work[i] > 0)
 				cand[n++] = (Cand){ m->work[i], i };
 	}
-	if (p->top_p > 0 && p->top_p < 1)
-		n = keep_top_p(cand, n, p->top_p);
-	if (p->min_p > 0) { /* the largest weight is 1 */
-		int32_t kept = 0;
-		for (int32_t i = 0; i < n; i++)
-			if (cand[i].v >= p->min_p)
-				cand[kept++] = cand[i];
-		n = kept;
+	if (nucleus) {
+		int32_t larger, few;
+		cut_top_p(cand, n, p->top_p, &larger, &few);
+		n = larger + few;
+		if (typical)
+			put_in_order(cand, larger);
 	}
-	if (p->typical_p > 0 && p->typical_p < 1)
+	if (p->min_p > 0)
+		n = keep_min_p(cand, n, p->min_p);
+	if (typical)
 		n = keep_typical(cand, n, m->work, p->typical_p);
+	if (n == 0)
+		return best;
+	if (nucleus && !typical)
+		return walk_in_order(cand, n, at);
+	sum = 0;
 	for (int32_t i = 0; i < n; i++)
 		sum += cand[i].v;
-	at *= sum;
-	for (int32_t i = 0; i < n; i++) {
-		if (at < cand[i].v)
-			return cand[i].id;
-		at -= cand[i].v;
-	}
-	return n ? cand[n - 1].id : best; /* rounding used up the sum */
+	return walk(cand, n, at * sum);
 }

@@ -1,30 +1,57 @@
 /* What sampling runs over the whole vocabulary, eight at a time. */
 #include <math.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "runtime/sample.h"
 
 typedef float   Lanes __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t Mask __attribute__((vector_size(32)));
 
+#if defined(__SSE2__)
+/* The largest of v [n], n a multiple of 8; *nan: whether one is no number, then it means nothing. */
+static float
+largest_of(const float *v, int32_t n, bool *nan)
+{
+	__m128 a = _mm_set1_ps(-INFINITY), b = a, bad = _mm_setzero_ps();
+	float lane[4];
+
+	for (int32_t i = 0; i < n; i += 8) {
+		__m128 x = _mm_loadu_ps(v + i), y = _mm_loadu_ps(v + i + 4);
+		bad = _mm_or_ps(bad, _mm_cmpunord_ps(x, y));
+		a = _mm_max_ps(a, x);
+		b = _mm_max_ps(b, y);
+	}
+	*nan = _mm_movemask_ps(bad) != 0;
+	_mm_storeu_ps(lane, _mm_max_ps(a, b));
+	a = _mm_max_ps(_mm_set1_ps(lane[0]), _mm_set1_ps(lane[1]));
+	b = _mm_max_ps(_mm_set1_ps(lane[2]), _mm_set1_ps(lane[3]));
+	return _mm_cvtss_f32(_mm_max_ps(a, b));
+}
+#else
+static float
+largest_of(const float *v, int32_t n, bool *nan)
+{
+	float most = -INFINITY;
+
+	*nan = false;
+	for (int32_t i = 0; i < n; i++) {
+		*nan |= v[i] != v[i];
+		most = v[i] > most ? v[i] : most;
+	}
+	return most;
+}
+#endif
+
 llmc_status
 sample_largest(const float *v, int32_t n, int32_t *at, llmc_error *err)
 {
-	Lanes   top = { -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY };
-	Mask    nan = { 0 };
-	float   most = -INFINITY;
-	int32_t i = 0, bad = 0;
+	bool bad;
+	int32_t i = n & ~7;
+	float most = largest_of(v, i, &bad);
 
-	for (; i + 8 <= n; i += 8) {
-		Lanes x = *(const Lanes *)(v + i);
-		Mask  more = x > top;
-		nan |= x != x;
-		top = (Lanes)(((Mask)x & more) | ((Mask)top & ~more));
-	}
-	for (int k = 0; k < 8; k++) {
-		bad |= nan[k];
-		most = top[k] > most ? top[k] : most;
-	}
 	for (; i < n; i++) {
 		bad |= v[i] != v[i];
 		most = v[i] > most ? v[i] : most;
