@@ -309,7 +309,7 @@ emu_syncthreads(const char *file, int line)
 
 	if (b->live != b->nt)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "divergent barrier: __syncthreads after a thread of the block has left the kernel");
-	if (b->arrived && (b->bar_at.line != line || strcmp(b->bar_at.file, file)))
+	if (b->arrived && (b->bar_at.line != line || (b->bar_at.file != file && strcmp(b->bar_at.file, file))))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "divergent barrier: other threads of the block wait at another __syncthreads, in line %d",
 		        b->bar_at.line);
 	b->bar_at = at;

@@ -19,19 +19,6 @@ from_bits(uint32_t u)
 	return f;
 }
 
-static float
-half_to_f32(uint32_t h)
-{
-	uint32_t sign = (h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023;
-
-	if (e == 31)
-		return from_bits(sign | 0x7f800000 | m << 13);
-	if (e)
-		return from_bits(sign | (e + 112) << 23 | m << 13);
-	float f = (float)m * 0x1p-24f;
-	return sign ? -f : f;
-}
-
 static void
 read_words(const Thread *t, uint32_t w[10])
 {
@@ -42,6 +29,38 @@ static void
 write_c(Thread *t, const void *c, size_t n)
 {
 	memcpy((char *)t->slot + 24, c, n);
+}
+
+static inline __attribute__((always_inline)) void
+multiply(float (*c)[8], float (*a)[16], float (*b)[8], int kn)
+{
+	for (int m = 0; m < 16; m += 4) { /* four rows at a time: their sums do not wait for each other */
+		V8 s0 = *(V8 *)c[m], s1 = *(V8 *)c[m + 1], s2 = *(V8 *)c[m + 2], s3 = *(V8 *)c[m + 3];
+		for (int k = 0; k < kn; k++) {
+			const V8 row = *(const V8 *)b[k];
+			s0 += a[m][k] * row;
+			s1 += a[m + 1][k] * row;
+			s2 += a[m + 2][k] * row;
+			s3 += a[m + 3][k] * row;
+		}
+		*(V8 *)c[m] = s0, *(V8 *)c[m + 1] = s1, *(V8 *)c[m + 2] = s2, *(V8 *)c[m + 3] = s3;
+	}
+}
+
+__attribute__((target("avx2"))) static void
+multiply_avx2(float (*c)[8], float (*a)[16], float (*b)[8], int kn)
+{
+	multiply(c, a, b, kn);
+}
+
+static bool
+wide(void)
+{
+	static int known;
+
+	if (!known)
+		known = __builtin_cpu_supports("avx2") ? 2 : 1;
+	return known == 2;
 }
 
 static void
@@ -64,21 +83,21 @@ mma_float(int op, Thread *t)
 			for (int h = 0; h < 2; h++) {
 				for (int i = 0; i < kn / 4; i++) {
 					uint32_t v = w[i] >> 16 * h & 0xffff;
-					a[g + 8 * (i & 1)][2 * q + h + 8 * (i >> 1)] = bf ? from_bits(v << 16) : half_to_f32(v);
+					a[g + 8 * (i & 1)][2 * q + h + 8 * (i >> 1)] = bf ? from_bits(v << 16) : emu_half((uint16_t)v);
 				}
 				for (int i = 0; i < kn / 8; i++) {
 					uint32_t v = w[4 + i] >> 16 * h & 0xffff;
-					b[2 * q + h + 8 * i][g] = bf ? from_bits(v << 16) : half_to_f32(v);
+					b[2 * q + h + 8 * i][g] = bf ? from_bits(v << 16) : emu_half((uint16_t)v);
 				}
 			}
 		}
 		for (int i = 0; i < 4; i++)
 			c[g + 8 * (i >> 1)][2 * q + (i & 1)] = from_bits(w[6 + i]);
 	}
-	for (int m = 0; m < 16; m++)
-		for (int k = 0; k < kn; k++)
-			for (int n = 0; n < 8; n++)
-				c[m][n] += a[m][k] * b[k][n];
+	if (wide())
+		multiply_avx2(c, a, b, kn);
+	else
+		multiply(c, a, b, kn);
 	for (int l = 0; l < 32; l++) {
 		int g = l >> 2, q = l & 3;
 		float out[4] = { c[g][2 * q], c[g][2 * q + 1], c[g + 8][2 * q], c[g + 8][2 * q + 1] };

@@ -1,5 +1,6 @@
 #include "emu.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,4 +66,22 @@ emu_env(const char *name, long otherwise)
 		return otherwise;
 	long v = strtol(s, &end, 10);
 	return *end ? otherwise : v;
+}
+
+/* A table: matrix instructions ask for millions. */
+float
+emu_half(uint16_t h)
+{
+	static float table[65536];
+	static bool made;
+
+	if (unlikely(!made)) {
+		for (uint32_t i = 0; i < 65536; i++) {
+			int e = (int)(i >> 10 & 31);
+			float m = (float)(i & 1023), v = e == 31 ? (i & 1023 ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);
+			table[i] = i >> 15 ? -v : v;
+		}
+		made = true;
+	}
+	return table[h];
 }

@@ -171,7 +171,7 @@ meet(int op, uint32_t mask, uint64_t *io, int n, uint64_t arg, Site at)
 	for (int i = 0; i < w->n_meet && !m; i++)
 		if (w->meet[i].mask == mask) /* other masks may overlap: their lanes come here later, or the block is stuck */
 			m = &w->meet[i];
-	if (m && (m->op != op || m->at.line != at.line || strcmp(m->at.file, at.file)))
+	if (m && (m->op != op || m->at.line != at.line || (m->at.file != at.file && strcmp(m->at.file, at.file))))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
 		        "lanes of a warp disagree about the collective: others wait in the one of line %d with the same mask 0x%08x", m->at.line, mask);
 	if (!m) {
@@ -180,7 +180,8 @@ meet(int op, uint32_t mask, uint64_t *io, int n, uint64_t arg, Site at)
 		m = &w->meet[w->n_meet++];
 		*m = (Meeting){ mask, 0, op, at };
 	}
-	memcpy(t->slot, io, (size_t)n * 8);
+	for (int i = 0; i < n; i++)
+		t->slot[i] = io[i];
 	t->arg = arg;
 	m->arrived |= bit;
 	if (m->arrived != mask) {
@@ -192,7 +193,8 @@ meet(int op, uint32_t mask, uint64_t *io, int n, uint64_t arg, Site at)
 		block_wake(b, (int)t->warp, mask & ~bit);
 		t->state = T_RUN;
 	}
-	memcpy(io, t->slot, (size_t)n * 8);
+	for (int i = 0; i < n; i++)
+		io[i] = t->slot[i];
 }
 
 EXPORT emu_u64

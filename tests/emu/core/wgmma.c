@@ -11,7 +11,6 @@
 #include "../cuda_api.h"
 #include "../device/warp_ops.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,28 +42,11 @@ mine(Thread *t)
 	return t->wg;
 }
 
-static float
-half_value(uint32_t h)
-{
-	static float table[65536];
-	static bool made;
-
-	if (!made) {
-		for (uint32_t i = 0; i < 65536; i++) {
-			int e = (int)(i >> 10 & 31);
-			float m = (float)(i & 1023), v = e == 31 ? (m != 0 ? NAN : INFINITY) : e ? ldexpf(1024 + m, e - 25) : ldexpf(m, -24);
-			table[i] = i >> 15 ? -v : v;
-		}
-		made = true;
-	}
-	return table[h];
-}
-
 static inline float
 value(uint16_t h, bool f16)
 {
 	if (f16)
-		return half_value(h);
+		return emu_half(h);
 	uint32_t u = (uint32_t)h << 16;
 	float f;
 	memcpy(&f, &u, 4);
@@ -287,8 +269,6 @@ emu_wgmma_commit(const char *file, int line)
 }
 
 /* ---- results ---- */
-
-typedef float V8 __attribute__((vector_size(32), aligned(4), may_alias));
 
 static inline __attribute__((always_inline)) void
 multiply(float *restrict c, const float *restrict a, const float *restrict b, int n)
