@@ -1,6 +1,7 @@
 """Servers for the tests of this folder: the real one on a tiny model and on SmolLM2, and the HTTP part alone over a
 false engine. Ports are chosen by the kernel."""
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -45,21 +46,21 @@ class Server:
         self.head = ""
         for line in self.process.stdout:
             self.head += line
-            m = re.search(r"http://[0-9.]+:\d+|http://\[::1\]:\d+|http://localhost:\d+", line)
+            m = re.search(r"http://(?:[0-9.]+|localhost):\d+", line)
             if m:
                 self.url = m.group(0)
-                self.port = int(self.url.rsplit(":", 1)[1])
+                self.host, port = self.url[len("http://"):].rsplit(":", 1)
+                self.port = int(port)
                 return
         self.process.wait()
         raise RuntimeError(f"the server did not start: {command}\n{open(log).read() if log else ''}")
 
     def connect(self, timeout=20):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+        return socket.create_connection((self.host, self.port), timeout=timeout)
 
     def request(self, method, path, body=None, headers=None, timeout=30):
         """One request over a connection of its own."""
-        import http.client
-        c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        c = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             h = {"Content-Type": "application/json"} if data is not None else {}

@@ -1,5 +1,7 @@
 """OpenAI's interface through OpenAI's own client, on a tiny model."""
 import asyncio
+import json
+import subprocess
 
 import openai
 import pytest
@@ -28,6 +30,12 @@ def test_completion(client):
     assert r.choices[0].finish_reason == "length" and r.choices[0].logprobs is None and r.choices[0].text
     assert (r.usage.prompt_tokens, r.usage.completion_tokens, r.usage.total_tokens) == (2, 7, 9)
     assert client.completions.create(model="tiny", prompt="hello world", temperature=0).usage.completion_tokens == 16
+
+
+def test_greedy_is_what_the_command_line_says(client, llmc_binary, tiny_folder):
+    p = subprocess.run([llmc_binary, "run", tiny_folder, "--arch", "generic", "-t", "1", "--tokens", "264,269", "-n", "24", "--json"], capture_output=True, check=True)
+    r = client.completions.create(model="tiny", prompt=[264, 269], max_tokens=24, temperature=0)
+    assert r.choices[0].text == json.loads(p.stdout)["text"]
 
 
 def test_a_prompt_has_four_forms(client):

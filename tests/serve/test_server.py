@@ -205,7 +205,6 @@ def test_file_environment_and_flags_say_the_same(serve, tiny_folder, tmp_path):
     def told(s):
         i = s.get("/info").json()
         return i["model_id"], i["max_best_of"], i["max_total_tokens"]
-    from conftest import Server  # noqa: F401
     with serve(tiny_folder, *config) as s:
         assert told(s) == ("from-file", 7, 100)
     with serve(tiny_folder, *config, env={"LLMC_SERVE_MODEL_NAME": "from-env", "LLMC_SERVE_MAX_TOTAL_TOKENS": "90"}) as s:

@@ -1,0 +1,66 @@
+"""A model folder small enough to be made for each run: golden weights, a byte-level tokenizer, a chat template.
+
+Every byte is a token, so any text has one; half of the ids are single bytes beyond ASCII, so that answers are full of
+broken UTF-8.
+"""
+import json
+import os
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
+import weights  # noqa: E402
+
+SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld"]
+TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'forbidden' or m.content == 'refuse me' %}{{ raise_exception('not this message') }}{% endif %}"
+    "{% if m.content == 'loop for ever' %}{% for i in range(1000000) %}{% for j in range(1000000) %}{{ j }}{% endfor %}{% endfor %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.tool_calls %}{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments.x }}]{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood %}({{ mood }}){% endif %}{% endif %}"
+)
+
+
+def byte_chars():
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in plain]
+    return [chr(c) for _, c in sorted([(b, b) for b in plain] + [(b, 256 + i) for i, b in enumerate(rest)])]
+
+
+def vocabulary():
+    return [*SPECIAL, *byte_chars(), *("".join(m.split()) for m in MERGES)]
+
+
+def tokenizer():
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [{"id": i, "content": t, "special": True, "lstrip": False, "rstrip": False, "normalized": False,
+                          "single_word": False} for i, t in enumerate(SPECIAL)],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                  "fuse_unk": False, "byte_fallback": False, "vocab": {t: i for i, t in enumerate(vocabulary())}, "merges": MERGES},
+    }
+
+
+def build(folder, context=256, base="llama-smol"):
+    g = weights.Golden(base)
+    n = len(vocabulary())
+    g.config.update(vocab_size=n, max_position_embeddings=context, rope_theta=10000.0)
+    for name in g.tensors:
+        if "embed" in name or "lm_head" in name:
+            g.tensors[name] = [n, g.tensors[name][1]]
+    g.build(folder)
+    for name, content in (("tokenizer.json", tokenizer()),
+                          ("tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE})):
+        with open(os.path.join(folder, name), "w") as f:
+            json.dump(content, f)
+    return str(folder)
+
+
+if __name__ == "__main__":
+    print(build(sys.argv[1]))
