@@ -434,14 +434,19 @@ gv_squares(const gv_arena &sm, int b)
 	return s;
 }
 
-/* The slices' sums of result i of row b (of 8) */
+/* Sum of `slices` numbers that are `stride` apart, all asked for at once, added in order. */
 DEV float
-gv_partial(const float *part, int slices, int results, int b, int i)
+gv_partial(const float *from, int slices, long long stride)
 {
-	float v = 0;
-	for (int s = 0; s < slices; s++)
-		v += part[(long long)(s * 8 + b) * results + i];
-	return v;
+	float v[GV_MAX_SLICES], sum = 0;
+
+#pragma unroll
+	for (int s = 0; s < GV_MAX_SLICES; s++)
+		v[s] = s < slices ? from[s * stride] : 0;
+#pragma unroll
+	for (int s = 0; s < GV_MAX_SLICES; s++)
+		sum += v[s];
+	return sum;
 }
 
 /* part: [slices * 8, GROUPS * 8], all: [n_tok, GROUPS * 8] (UNIT > 0), squares: [blocks, 8 * 8], count: [GV_MAX_COUNT], or a multiple for turns */
@@ -552,36 +557,41 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 				sm.done[i] = last;
 			}
 			__syncthreads();
-			for (int i = 0; i < units; i++) {
-				if (!sm.done[i])
-					continue;
-				if (OP::UNIT > 0) {
-					for (int k = tid; k < R * UNIT * 8; k += GV_THREADS) {
-						const int b = k / (UNIT * 8), at_unit = (first + i) * UNIT * 8 + k % (UNIT * 8);
-						if (t0 + b >= n)
-							break;
-						float ss = 0;
-						for (int s = 0; s < slices; s++)
-							ss += squares[(range * 8 + s) * 8 + b];
-						const float v = slices > 1 ? gv_partial(part, slices, RESULTS, b, at_unit) : all[(long long)(t0 + b) * RESULTS + at_unit];
-						raw[k] = OP::raw(p, at_unit, v * gv_root(ss));
-					}
-					__syncthreads();
-					for (int b = warp; b < R && t0 + b < n; b += GV_WARPS)
-						OP::finish(p, t0 + b, first + i, raw + b * UNIT * 8);
-					__syncthreads();
-				} else {
-					for (int k = tid; k < ng * R * 4; k += GV_THREADS) {
-						const int j = k & 3, b = (k >> 2) & (R - 1), group = g0 + k / (4 * R);
-						if (t0 + b >= n)
-							continue;
-						const float4 early = OP::before(p, group, j, t0 + b);
-						float ss = 0;
-						for (int s = 0; s < slices; s++)
-							ss += squares[(range * 8 + s) * 8 + b];
-						const float root = gv_root(ss);
-						OP::put(p, group, j, t0 + b, gv_partial(part, slices, RESULTS, b, group * 8 + j) * root,
-						        gv_partial(part, slices, RESULTS, b, group * 8 + j + 4) * root, early, sm.place[b]);
+			bool any = false;
+			for (int i = 0; i < units; i++)
+				any = any || sm.done[i];
+			if (any) {
+				const long long apart = (long long)8 * RESULTS;
+				if (tid < R && t0 + tid < n)
+					sm.stat[tid][1] = gv_root(gv_partial(squares + range * 64 + tid, slices, 8));
+				__syncthreads();
+				for (int i = 0; i < units; i++) {
+					if (!sm.done[i])
+						continue;
+					if constexpr (OP::UNIT > 0) {
+						const int base = (first + i) * UNIT * 8;
+						for (int k = tid; k < R * UNIT * 8; k += GV_THREADS) {
+							const int b = k / (UNIT * 8), at = base + k % (UNIT * 8);
+							if (t0 + b >= n)
+								break;
+							const float v = slices > 1 ? gv_partial(part + (long long)b * RESULTS + at, slices, apart) : all[(long long)(t0 + b) * RESULTS + at];
+							raw[k] = OP::raw(p, at, v * sm.stat[b][1]);
+						}
+						__syncthreads();
+						for (int b = warp; b < R && t0 + b < n; b += GV_WARPS)
+							OP::finish(p, t0 + b, first + i, raw + b * UNIT * 8);
+						__syncthreads();
+					} else {
+#pragma unroll 1
+						for (int k = tid; k < (g1 - g0) * R * 4; k += GV_THREADS) {
+							const int j = k & 3, b = (k >> 2) & (R - 1), group = g0 + k / (4 * R);
+							if (t0 + b >= n)
+								continue;
+							const float4 early = OP::before(p, group, j, t0 + b);
+							const float *from = part + (long long)b * RESULTS + group * 8 + j;
+							const float v = gv_partial(from, slices, apart), w = gv_partial(from + 4, slices, apart);
+							OP::put(p, group, j, t0 + b, v * sm.stat[b][1], w * sm.stat[b][1], early, sm.place[b]);
+						}
 					}
 				}
 			}
