@@ -386,11 +386,177 @@ random_requests_answer_as_alone(void **state)
 	assert_true(aside > 500 && saved > 200 && hits > 10000);
 }
 
+/* ------------------------------------------------------------------------------------------ one by one ---- */
+
+static Sim *
+open_sim(SchedLimits lim)
+{
+	static Sim m;
+	SchedOps o = ops;
+
+	m = (Sim){ .f.random = 1 };
+	o.user = &m.f;
+	assert_int_equal(kv_open(&m.f.kv, &plan, (int32_t)lim.pages, CONTEXT, lim.seqs, NULL), LLMC_OK);
+	assert_int_equal(sched_open(&lim, &o, &m.s, NULL), LLMC_OK);
+	return &m;
+}
+
+static SchedReq *
+put(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq)
+{
+	int32_t prompt[CONTEXT];
+
+	for (int32_t i = 0; i < n_prompt; i++)
+		prompt[i] = 1 + (i + m->n_live) % 90;
+	SchedReq *r = sched_req_new(prompt, n_prompt, max_new, n_seq);
+	assert_non_null(r);
+	assert_null(sched_refuses(&m->s->lim, r));
+	m->live[m->n_live++] = r;
+	sched_submit(m->s, r);
+	return r;
+}
+
+/* A step in which nobody comes to an end before max_new. */
+static int32_t
+quiet_step(Sim *m)
+{
+	int32_t n = sched_plan(m->s), n_tok = 0;
+	SchedSeq *who[16];
+
+	for (int32_t i = 0; i < n; i++) {
+		n_tok += m->s->chunk[i].n_tok;
+		who[i] = m->s->chunk_seq[i];
+		fake_forward(&m->f, &m->s->chunk[i]);
+		if (!sched_ran(m->s, i))
+			who[i] = NULL;
+	}
+	for (int32_t i = 0; i < n; i++) {
+		if (!who[i])
+			continue;
+		sched_push(m->s, who[i], 9);
+		if (who[i]->n_tok == who[i]->req->n_prompt + who[i]->req->max_new)
+			sched_finish(m->s, who[i]);
+	}
+	check(m);
+	return n_tok;
+}
+
+static void
+close_sim(Sim *m)
+{
+	while (m->n_live) {
+		sched_cancel(m->s, m->live[m->n_live - 1]);
+		sched_req_free(m->live[--m->n_live]);
+	}
+	assert_int_equal(m->f.kv.n_free, m->f.kv.n_page);
+	assert_int_equal(m->s->total_tokens, 0);
+	sched_close(m->s);
+	kv_release(&m->f.kv);
+}
+
+static void
+the_token_budget_stops_at_the_first_that_does_not_fit(void **state)
+{
+	Sim *m = open_sim((SchedLimits){ .seqs = 8, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60, .total_tokens = 100 });
+
+	(void)state;
+	SchedReq *a = put(m, 10, 40, 1), *b = put(m, 20, 40, 1), *c = put(m, 5, 5, 1);
+	quiet_step(m);
+	assert_true(a->started && !b->started && !c->started); /* c would fit, but it came later */
+	assert_int_equal(m->s->total_tokens, 50);
+	sched_cancel(m->s, a);
+	quiet_step(m);
+	assert_true(b->started && c->started);
+	assert_int_equal(m->s->total_tokens, 70);
+	/* cost of choices: the prompt once */
+	SchedReq *d = sched_req_new((const int32_t[]){ 1, 2 }, 2, 25, 4);
+	assert_string_equal(sched_refuses(&m->s->lim, d), "prompt and new tokens are more than max_batch_total_tokens");
+	sched_req_free(d);
+	close_sim(m);
+}
+
+static void
+who_decodes_is_not_disturbed_until_enough_wait(void **state)
+{
+	Sim *m = open_sim((SchedLimits){ .seqs = 12, .chunk = 64, .n_out = 12, .prefill = 64, .pages = 90, .waiting_ratio = 1.2f,
+		.max_waiting_steps = 6 });
+	SchedReq *r[8];
+
+	(void)state;
+	r[0] = put(m, 5, 100, 1);
+	r[1] = put(m, 5, 100, 1);
+	quiet_step(m);
+	assert_true(r[0]->started && r[1]->started); /* nobody was running */
+	r[2] = put(m, 5, 100, 1);
+	quiet_step(m);
+	assert_false(r[2]->started); /* one waits, floor(2 * 1.2) are needed */
+	r[3] = put(m, 5, 100, 1);
+	quiet_step(m);
+	assert_true(r[2]->started && r[3]->started);
+	r[4] = put(m, 5, 100, 1);
+	for (int i = 0; i < 6; i++) {
+		quiet_step(m);
+		assert_false(r[4]->started);
+	}
+	quiet_step(m);
+	assert_true(r[4]->started); /* it has waited long enough */
+	close_sim(m);
+}
+
+static void
+prompts_run_in_pieces_beside_decoding(void **state)
+{
+	Sim *m = open_sim((SchedLimits){ .seqs = 4, .chunk = 64, .n_out = 4, .prefill = 20, .pages = 40 });
+
+	(void)state;
+	put(m, 5, 100, 1);
+	assert_int_equal(quiet_step(m), 5);
+	SchedReq *r = put(m, 50, 10, 1);
+	assert_int_equal(quiet_step(m), 21);
+	assert_int_equal(quiet_step(m), 21);
+	assert_int_equal(r->seq[0].n_tok, 50);
+	assert_int_equal(quiet_step(m), 11);
+	assert_int_equal(r->seq[0].n_tok, 51); /* has spoken */
+	assert_int_equal(quiet_step(m), 2);
+	close_sim(m);
+}
+
+static void
+the_youngest_makes_room_and_goes_on_first(void **state)
+{
+	Sim *m = open_sim((SchedLimits){ .seqs = 4, .chunk = 128, .n_out = 4, .prefill = 128, .pages = 6 });
+
+	(void)state;
+	SchedReq *a = put(m, 30, 100, 1), *b = put(m, 30, 100, 1);
+	quiet_step(m);
+	assert_true(a->started && b->started);
+	while (!b->seq[0].n_aside)
+		quiet_step(m);
+	assert_int_equal(a->seq[0].n_aside, 0); /* both had three pages, a needs a fourth */
+	assert_int_equal(a->seq[0].n_tok, b->seq[0].n_tok + 1);
+	assert_int_equal(b->seq[0].state, SEQ_ASIDE);
+	SchedReq *c = put(m, 5, 5, 1);
+	quiet_step(m);
+	assert_false(c->started); /* although it would fit */
+	sched_cancel(m->s, a);
+	assert_int_equal(a->n_open, 0);
+	quiet_step(m);
+	assert_int_equal(b->seq[0].state, SEQ_RUNNING);
+	sched_cancel(m->s, b);
+	quiet_step(m);
+	assert_true(c->started);
+	close_sim(m);
+}
+
 int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(random_requests_answer_as_alone),
+		cmocka_unit_test(the_token_budget_stops_at_the_first_that_does_not_fit),
+		cmocka_unit_test(who_decodes_is_not_disturbed_until_enough_wait),
+		cmocka_unit_test(prompts_run_in_pieces_beside_decoding),
+		cmocka_unit_test(the_youngest_makes_room_and_goes_on_first),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
