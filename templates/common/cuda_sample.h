@@ -107,7 +107,7 @@ pick_sum(pick_shared &s, u64 v)
 	return v;
 }
 
-/* What is counted of element i of a row, and its key: 1 each, or masses; elements that are out have a key of 0. */
+/* What is counted of element i of a row, and its key: 1 each, or masses. */
 struct pick_counts {
 	const float *v;
 	PICK_FN u64 amount(int) const { return 1; }
