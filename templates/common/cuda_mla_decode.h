@@ -146,7 +146,9 @@ struct alignas(16) mla_arena {
 	unsigned short weight[2][16][40];            /* rounded, and rest */
 	float keep[16], top[16], sum[16];
 	int   last;
+	AttSegment at; /* for what comes after the pages: registers are few */
 };
+static_assert(sizeof(mla_arena) <= 128 * (MLA_WIDTH + 8) + 21376, "the @launch lines say so");
 
 DEV void
 mla_split(float a, float b, unsigned *whole, unsigned *rest)
@@ -303,6 +305,8 @@ mla_attend(const llmc_call &p)
 		float o[MLA_MINE][2][4] = {}, m = ATT_NONE, l = 0;
 
 		__syncthreads(); /* the segment before is done with s */
+		if (threadIdx.x == 0)
+			s.at = g;
 		mla_fetch(p, g, g.tile, s.page[0]);
 		mla_load_q(p, g, q);
 		for (int tile = g.tile; tile < g.end; tile++) {
@@ -325,16 +329,17 @@ mla_attend(const llmc_call &p)
 			s.sum[threadIdx.x / 16] = l;
 		}
 		__syncthreads();
-		const bool whole = g.first_block == g.last_block;
-		const AttOut out = { (float *)p.a[6] + ((long long)g.row * MLA_HEADS + g.head) * MLA_WIDTH, MLA_WIDTH, (float *)p.a[7], (float *)p.a[8],
-		                     (int *)p.a[9] + g.unit };
-		float *part = out.part_o + (long long)(2 * (int)blockIdx.x + g.begins) * ATT_HB * MLA_RANK;
+		const AttSegment &f = s.at;
+		const bool whole = f.first_block == f.last_block;
+		const AttOut out = { (float *)p.a[6] + ((long long)f.row * MLA_HEADS + f.head) * MLA_WIDTH, MLA_WIDTH, (float *)p.a[7], (float *)p.a[8],
+		                     (int *)p.a[9] + f.unit };
+		float *part = out.part_o + (long long)(2 * (int)blockIdx.x + f.begins) * ATT_HB * MLA_RANK;
 #pragma unroll
 		for (int i = 0; i < MLA_MINE; i++)
 #pragma unroll
 			for (int e = 0; e < 8; e++) {
 				const int head = e / 4 * 8 + lane % 4 * 2 + e % 2, d = (warp * MLA_MINE + i) * 16 + lane / 4 + e / 2 % 2 * 8;
-				if (head >= g.n_head || d >= MLA_RANK)
+				if (head >= f.n_head || d >= MLA_RANK)
 					continue;
 				if (whole)
 					out.y[head * out.y_step + d] = o[i][e / 4][e % 4] / s.sum[head];
@@ -342,7 +347,7 @@ mla_attend(const llmc_call &p)
 					part[head * MLA_RANK + d] = o[i][e / 4][e % 4];
 			}
 		if (!whole)
-			att_combine(g, out, s.top, s.sum, &s.last, &s.factor[0][0]);
+			att_combine(f, out, s.top, s.sum, &s.last, &s.factor[0][0]);
 	}
 }
 
