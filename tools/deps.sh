@@ -3,7 +3,7 @@
 # Without root it tries sudo; without that it says which packages an administrator must install.
 set -eu
 packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev python3 ca-certificates"
-tests="clang libcmocka-dev python3-venv python3-pip unzip"
+tests="clang libcmocka-dev python3-venv python3-pip unzip curl chromium chromium-driver"
 [ "${1:-}" = build ] || packages="$packages $tests"
 
 missing=""
