@@ -276,6 +276,8 @@ cuda_graph(CudaSession *c, int bucket, bool pick, llmc_error *err)
 		c->graph[pick][bucket] = NULL;
 		status = cuda_error(d, r, err, "making the decode graph of %d rows", c->bucket[bucket]);
 	}
+	if (status == LLMC_OK) /* what its first launch would do */
+		(void)!d->api.graph_upload(c->graph[pick][bucket], c->stream);
 	if (g)
 		CUDA_RELEASE(d->api.graph_destroy(g));
 	return status;

@@ -1,0 +1,136 @@
+"""Artifacts on the emulated GPU: kernels shipped ahead of time, what does not fit, what is damaged, what does not compile, and two
+processes at once."""
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
+RUN = ["--tokens", "1,2,3,4,5", "-n", "6", "--random-weights", "--device", "cuda", "--json"]
+
+
+def start(args, lib=BUILD / "emu", **env):
+    e = dict(os.environ, LLMC_CUDA_LIBDIR=str(lib), LLMC_EMU_QUIET="1", LLMC_EMU_CACHE=str(BUILD / "emu" / "cache"), **env)
+    return subprocess.Popen([str(BUILD / "llmc"), *map(str, args)], env=e, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(args, code=0, **kw):
+    p = start(args, **kw)
+    out, err = p.communicate(timeout=200)
+    assert p.returncode == code, f"{args}: exit {p.returncode}\n{out}\n{err}"
+    return out, err
+
+
+def tokens(out):
+    return json.loads(out)["tokens"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def emulator():
+    subprocess.run(["make", "--no-print-directory", "-s", "-f", "tests/emu/emu.mk", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT, check=True)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory, cache):
+    """Compiled with its kernels for two architectures."""
+    d = tmp_path_factory.mktemp("shipped") / "tiny"
+    run(["compile", "configs/tiny.yaml", "-o", d, "--target", "cuda", "--arch", "sm_80,sm_90a", "--aot"], LLMC_CACHE=cache)
+    return d
+
+
+@pytest.fixture(scope="module")
+def driver_only(tmp_path_factory):
+    d = tmp_path_factory.mktemp("driver")
+    os.symlink((BUILD / "emu" / "libcuda.so.1").resolve(), d / "libcuda.so.1")
+    return d
+
+
+@pytest.fixture(scope="module")
+def want(shipped, driver_only, tmp_path_factory):
+    """Tokens of the shipped kernels: a machine without NVRTC, nothing cached."""
+    out, err = run(["run", shipped, *RUN], lib=driver_only, LLMC_CACHE=str(tmp_path_factory.mktemp("none")))
+    assert "compiling" not in err
+    return tokens(out)
+
+
+def test_shipped_on_each_architecture(shipped, driver_only, want, tmp_path):
+    out, err = run(["run", shipped, *RUN], lib=driver_only, LLMC_EMU_GPU="sm_80", LLMC_CACHE=str(tmp_path))
+    assert tokens(out) == want and "compiling" not in err
+
+
+def test_no_image_and_no_compiler(shipped, driver_only, tmp_path):
+    _, err = run(["run", shipped, *RUN], code=2, lib=driver_only, LLMC_EMU_GPU="sm_75", LLMC_CACHE=str(tmp_path))
+    for word in ("sm_75", "sm_80", "sm_90a", "libnvrtc", "--aot --arch sm_75"):
+        assert word in err
+
+
+def damaged(shipped, tmp_path, how):
+    d = tmp_path / "damaged"
+    shutil.copytree(shipped, d)
+    image = sorted((d / "aot" / "sm_90a").glob("norm_qkv*.cubin"))[0]
+    data = bytearray(image.read_bytes())
+    image.write_bytes(how(data))
+    return d
+
+
+@pytest.mark.parametrize("how", [lambda b: b[:len(b) // 2], lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:], lambda b: b""])
+def test_damaged_image_heals(shipped, driver_only, cache, want, tmp_path, how):
+    d = damaged(shipped, tmp_path, how)
+    out, err = run(["run", d, *RUN], LLMC_CACHE=cache)
+    assert tokens(out) == want
+    assert len(re.findall(r"built ahead of time cannot be used .*damaged or cut off.*compiled here", err)) == 1
+    _, err = run(["run", d, *RUN], code=2, lib=driver_only, LLMC_CACHE=str(tmp_path / "none"))
+    assert "libnvrtc" in err
+
+
+def test_damaged_cache_heals(shipped, want, tmp_path):
+    d = tmp_path / "plain"
+    shutil.copytree(shipped, d)
+    shutil.rmtree(d / "aot")
+    env = {"LLMC_CACHE": str(tmp_path / "cache")}
+    assert tokens(run(["run", d, *RUN], **env)[0]) == want
+    out, err = run(["run", d, *RUN], **env)
+    assert tokens(out) == want and "compiling" not in err
+    for image in (tmp_path / "cache" / "kernels").glob("*.cubin"):
+        image.write_bytes(image.read_bytes()[:-10])
+    out, err = run(["run", d, *RUN], **env)
+    assert tokens(out) == want and "it is built again" in err
+
+
+def test_changed_source_is_compiled(shipped, cache, want, tmp_path):
+    d = tmp_path / "changed"
+    shutil.copytree(shipped, d)
+    source = sorted((d / "kernels").glob("embed*.cu"))[0]
+    source.write_text(source.read_text() + "\n// changed\n")
+    out, err = run(["run", d, *RUN], LLMC_CACHE=cache)
+    assert tokens(out) == want and "another source" in err and "compiling 1 kernel" in err
+
+
+def test_kernel_that_does_not_compile(shipped, cache, tmp_path):
+    d = tmp_path / "broken"
+    shutil.copytree(shipped, d)
+    shutil.rmtree(d / "aot")
+    source = sorted((d / "kernels").glob("norm_glu*.cu"))[0]
+    source.write_text(source.read_text() + "\nint oops = nothing_of_the_kind;\n")
+    line = len(source.read_text().splitlines())
+    _, err = run(["run", d, *RUN], code=2, LLMC_CACHE=cache)
+    assert f"kernels/{source.name}" in err and "op norm_glu" in err and "of model.yaml" in err
+    assert "nothing_of_the_kind" in err and re.search(rf"{re.escape(source.name)}:{line}\b", err)
+
+
+def test_two_processes(shipped, want, cache):
+    both = [start(["run", shipped, *RUN], LLMC_CACHE=cache) for _ in range(2)]
+    for p in both:
+        out, err = p.communicate(timeout=200)
+        assert p.returncode == 0, err
+        assert tokens(out) == want
