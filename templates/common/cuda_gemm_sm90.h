@@ -185,7 +185,8 @@ gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w)
 template <class T, class E> DEV void
 gemm90_multiply(gemm90_arena &s, const float *scale, int n, const E &e)
 {
-	constexpr int STEPS = GEMM_COLS / 64, MT = T::BM / 128, N_OUT = 16 / GEMM_OUT_SHARE;
+	constexpr int STEPS = GEMM_COLS / 64, MT = T::BM / 128;
+	constexpr int PARTS = W_PLANES ? 2 : 1, N_OUT = 16 / GEMM_OUT_SHARE / PARTS; /* unpacking leaves fewer registers here */
 	const int tiles_m = (n + T::BM - 1) / T::BM, tiles = gemm90_tiles<T>(n);
 	const int lane = (int)lane_id(), warp = (int)warp_id() - GEMM90_COPIERS / 32, group = warp / 4;
 	int it = 0;
@@ -226,15 +227,19 @@ gemm90_multiply(gemm90_arena &s, const float *scale, int n, const E &e)
 				if (m >= n)
 					continue;
 				const float f = scale ? scale[m] : 1.0f;
-				float v[N_OUT][2], u[N_OUT][2];
 #pragma unroll
-				for (int j = 0; j < N_OUT; j++)
+				for (int part = 0; part < PARTS; part++) {
+					float v[N_OUT][2], u[N_OUT][2];
 #pragma unroll
-					for (int c = 0; c < 2; c++) {
-						v[j][c] = acc[i][4 * j + 2 * half + c] * f;
-						u[j][c] = acc[i][4 * (j + 16 - N_OUT) + 2 * half + c] * f;
-					}
-				e.take(m, n0 + (lane & 3) * 2, v, u);
+					for (int j = 0; j < N_OUT; j++)
+#pragma unroll
+						for (int c = 0; c < 2; c++) {
+							const int at = 4 * (part * N_OUT + j) + 2 * half + c;
+							v[j][c] = acc[i][at] * f;
+							u[j][c] = acc[i][at + 64 - 64 / GEMM_OUT_SHARE] * f;
+						}
+					e.take(m, n0 + part * N_OUT * 8 + (lane & 3) * 2, v, u);
+				}
 			}
 	}
 }

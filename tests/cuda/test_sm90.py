@@ -101,7 +101,8 @@ def test_head():
 
 def test_real_compiler():
     """No spill and no warning, so no word of serialised products; nothing but the wait for the stage before stands between two stages' products."""
-    for op, dtype, more in [("matmul", "bf16", {}), ("norm_glu", "q6_k", dict(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu"))]:
+    for op, dtype, more in [("matmul", "bf16", {}), ("norm_glu", "q6_k", dict(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")),
+                            ("matmul_add", "q5_k", dict(SCALE=1.0))]:
         done = H.nvrtc(f"{op}_mixed_sm90", dict(ROWS=4096, COLS=4096, W_DTYPE=dtype, DETERMINISTIC=0, **more), [ARCH])
         if done is None:
             pytest.skip("no NVRTC")
