@@ -449,7 +449,8 @@ gv_partial(const float *from, int slices, long long stride)
 	return sum;
 }
 
-/* part: [slices * 8, GROUPS * 8], all: [n_tok, GROUPS * 8] (UNIT > 0), squares: [blocks, 8 * 8], count: [GV_MAX_COUNT], or a multiple for turns */
+/* The kernel. x and the norm's vectors (or NULL), the matrix, and scratch: part [8 * GV_MAX_SLICES, GROUPS * 8] sums of slices; all
+ * [n_tok, GROUPS * 8] sums of rows, for UNIT > 0; squares [blocks, 64]; count, of zeros: blocks, or units for each turn. */
 template <class OP> DEV void
 gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const void *matrix, float *part, float *all, float *squares, int *count)
 {
