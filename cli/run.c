@@ -109,7 +109,7 @@ print_ids(const char *key, const int32_t *id, size_t n)
 static void
 print_json(const Run *r, const int32_t *tok, size_t n_tok, const llmc_result *res, double load_s)
 {
-	static const char *const finish[] = { "length", "eos", "stop", "cancel" };
+	static const char *const finish[] = { "length", "eos", "stop", "cancel", "token", "deadline" };
 	int decoded = res->n_new > 1 ? res->n_new - 1 : 0; /* the first comes out of the prefill */
 
 	putchar('{');
