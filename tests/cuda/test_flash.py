@@ -54,7 +54,7 @@ def test_whole_prompts(name):
         check(c, rows, seed=seed, bucket=200 * seed)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["gqa", "d80", "d256", "mqa", "prefix"])
 def test_pieces_checked(name):
     """Decode rows, then pieces of prompts, in the checking mode."""
     c = case(**CASES[name])
@@ -76,7 +76,7 @@ def bits(a):
     return a.view(np.uint32)
 
 
-@pytest.mark.parametrize("kw", [dict(), dict(window=700), dict(alibi=8.0), dict(cap=20.0, kv="bf16")])
+@pytest.mark.parametrize("kw", [dict(), dict(window=700, alibi=8.0), dict(cap=20.0, kv="bf16")])
 def test_rows_do_not_depend_on_company(kw):
     """The same bits alone (cut into parts), in a chunk, in a longer chunk, and with other sequences."""
     c = case(**dict(dict(lens=[1200, 70], heads=4, kv_heads=2, dim=32), **kw))

@@ -116,7 +116,7 @@ def test_add_in_place(dtype):
     packed, w = c.weights()
     r = c.f(n, rows)
     k = H.build("matmul_add_mixed_sm80", "sm_80", c.params(SCALE=0.5))
-    for mode, seed in H.RUNS:
+    for mode, seed in H.RUNS if dtype == "bf16" else H.RUNS[:2]:
         y, = k.run(c.step, [c.x, packed, None, H.inout(r), H.alias(3)], mode=mode, seed=seed)
         close(y, 0.5 * r.astype(np.float64) + rounded(c.x, dtype) @ w.T)
 
@@ -132,7 +132,7 @@ def test_norm_matmul(kind, plus_one, dtype):
         close(y, rounded(norm(c.x, kind, nw, nb, plus_one), dtype) @ w.T + b, 2e-3)
 
 
-@pytest.mark.parametrize("dtype, rows, ns", [("bf16", 41, (6, 50)), ("bf16", 264, (6, 130)), ("q4_k", 520, (6, 40, 130))])
+@pytest.mark.parametrize("dtype, rows, ns", [("bf16", 263, (6, 50, 130)), ("q4_k", 520, (6, 40, 130))])
 def test_glu(dtype, rows, ns):
     cols = 256 if dtype == "q4_k" else 96
     c = Case(rows, max(ns), rows, cols, dtype)
@@ -141,7 +141,7 @@ def test_glu(dtype, rows, ns):
     z = rounded(norm(c.x, "rms", nw, None), dtype) @ w.T + b
     k = H.build("norm_glu_mixed_sm80", "sm_80", c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu"))
     for n in ns:
-        for mode, seed in H.RUNS if n == 6 and rows == 41 else H.RUNS[:1]:
+        for mode, seed in H.RUNS if n == 6 and dtype == "bf16" else H.RUNS[:1]:
             y, = k.run(H.make_step(pos=list(range(n)), rows=[n]), [c.x[:n], nw, None, packed, b, H.out((n, rows))], mode=mode, seed=seed)
             close(y, silu(z[:n, :rows]) * z[:n, rows:], 5e-3)
 
@@ -210,10 +210,10 @@ def test_qkv(style, qn, kv_dtype):
                 close(values[p, part, :, pos[t] % H.PAGE].astype(np.float64), raw[t, heads + part * kv:heads + (part + 1) * kv], 1e-2)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "q5_0", "q6_k"])
-def test_rows_do_not_depend_on_company(dtype):
+@pytest.mark.parametrize("dtype, rows, cols", [("bf16", 300, 160), ("q5_0", 520, 224), ("q6_k", 1030, 512)])  # built by other tests, too
+def test_rows_do_not_depend_on_company(dtype, rows, cols):
     """The same bits alone, among 20, 70 and 140 rows: all tiles add in one order."""
-    cols, rows, n = 256, 1030 if dtype == "q6_k" else 520, 140
+    n = 140
     c = Case(21, n, rows, cols, dtype)
     packed, _ = c.weights()
     k = H.build("matmul_mixed_sm80", "sm_80", c.params())
