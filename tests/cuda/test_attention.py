@@ -6,6 +6,7 @@ import pytest
 
 import cuda_harness as H
 import cuda_kv as KV
+import sass
 
 ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
 
@@ -258,3 +259,16 @@ def test_nvrtc():
                  KV_DTYPE=kv, KV_PAGE_BYTES=64 * dim * kv_heads * (4 if kv == "f32" else 2))
         if H.nvrtc(template, p, archs) is None:
             pytest.skip("no libnvrtc")
+
+
+def test_sass():
+    """K and V of a tile are asked for before anything is multiplied, and nothing is read before the launch before has ended."""
+    p = dict(HEADS=32, KV_HEADS=8, DIM=128, V_DIM=128, SCALE=0.1, CAP=0.0, WINDOW=0, MASK="causal", ALIBI=0.0, KV_DTYPE="bf16", KV_PAGE_BYTES=131072)
+    made = H.nvrtc("attention_decode_sm80", p, ["sm_90a"])
+    found = sass.functions(made[0]["cubin"]) if made else None
+    if found is None:
+        pytest.skip("no libnvrtc or no disassembler")
+    s, = found.values()
+    first = s.first("HMMA")
+    assert len([i for i in s.where("LDGSTS") if i < first]) == 16 and s.count("LDL", "STL") == 0
+    assert s.first("PREEXIT") < s.first("ACQBULK") < s.first("LDG", "LDGSTS", "STG")
