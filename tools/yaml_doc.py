@@ -124,7 +124,7 @@ the layer, which the role `layer` gives with `{l}` for its number; `{e}` is the 
 `resolved: true` marks a description in which everything is written out, as `model.yaml` of a compiled model: no family file is read, so
 it means the same wherever it is taken.
 
-On CPU targets `dtype` says what the model was made for (activations are fp32), and `kv.dtype: bf16` is kept as f16."""
+`dtype` says what the model was made for (activations between steps are fp32), and `kv.dtype: bf16` is kept as f16, which is more exact."""
 
 
 def main():
