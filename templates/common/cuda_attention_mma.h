@@ -20,7 +20,8 @@
 #include "common/cuda_attention_split.h"
 
 enum { ATT_KC = (ATT_D + 31) / 32, ATT_VCN = (ATT_V + 63) / 64, ATT_V_SHARED = ATT_V <= 128,
-       ATT_MMA_BLOCKS = ATT_V_SHARED ? 2 : 1 /* a multiprocessor: a block leaves room for the next kernel */ };
+       /* a multiprocessor: a block leaves room for the next kernel; where 128 registers do not do, it has more */
+       ATT_MMA_BLOCKS = !ATT_V_SHARED || (__CUDA_ARCH__ >= 1000 && ATT_D + ATT_V > 128) ? 1 : 2 };
 
 #ifdef LLMC_KV_bf16
 #define ATT_Q_FACTOR 1.0f
