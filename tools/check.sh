@@ -2,13 +2,14 @@
 # The test suite. Usage: tools/check.sh [STEP ...]; without steps, all of them in order:
 #   build   gcc, warnings are errors              clang   the same with clang, objects only
 #   unit    C unit tests                          pytest  text, kernel, golden and end-to-end tests
+#   serve   the HTTP server with real clients     cuda    kernels and models on emulated GPUs, NVRTC
 #   san     unit tests and models under ASan and UBSan, kernels included
 #   tsan    threads under TSan                    fuzz    short deterministic fuzz runs
 #   emu     the GPU emulator's own tests
 # Prints a line for each step with its time, the output of what failed, and exits 1 when any step did.
 set -u
 cd "$(dirname "$0")/.."
-steps=${*:-"deps build clang unit pytest emu san tsan fuzz"}
+steps=${*:-"deps build clang unit pytest serve emu cuda san tsan fuzz"}
 jobs=$(nproc)
 export LLMC_CACHE=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}
 log=build/check
@@ -32,13 +33,26 @@ step_unit() {
 	make -s -j"$jobs" unit
 }
 
-step_pytest() {
+# pytest in the tests' own environment
+run_pytest() {
 	local venv
 	venv=$(tools/venv.sh) || return 1
 	LLMC_SMOLLM2=$(tools/smollm2.sh) || return 1
 	export LLMC_SMOLLM2
-	PYTHONPATH=bindings/python "$venv/bin/python" -m pytest -q -x --maxfail=10 -p no:cacheprovider \
-		--durations=15 tests
+	PYTHONPATH=bindings/python "$venv/bin/python" -m pytest -q --maxfail=10 -p no:cacheprovider --durations=15 "$@"
+}
+
+step_pytest() {
+	run_pytest tests --ignore=tests/cuda --ignore=tests/serve --ignore=tests/e2e/test_cuda.py
+}
+
+step_serve() {
+	run_pytest tests/serve
+}
+
+step_cuda() {
+	make -s -j"$jobs" emu-lib || return 1
+	run_pytest -n "$jobs" tests/cuda tests/e2e/test_cuda.py
 }
 
 # Everything of the library, the emitted kernels too, under AddressSanitizer and UndefinedBehaviorSanitizer.

@@ -74,3 +74,20 @@ def test_verify(gpu, tmp_path):
     p = subprocess.run([LLMC, "verify", str(tmp_path), "--device", "cuda", "--tokens", ",".join(map(str, g.prompt)), "--set", "kv.dtype=f32"],
                        capture_output=True, text=True, env=os.environ, timeout=240)
     assert p.returncode == 0, p.stderr + p.stdout
+
+
+def test_smollm2(gpu):
+    """Eight tokens of a real model, those of transformers."""
+    import json
+    from test_smollm2 import CACHE, GOLDEN, compare
+    path = os.environ.get("LLMC_SMOLLM2") or os.path.join(CACHE, "downloads", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    if not os.path.exists(path):
+        pytest.skip("no SmolLM2: LLMC_SMOLLM2 is not set and tools/smollm2.sh has not run")
+    gpu("sm_90a")
+    case = next(c for c in GOLDEN["cases"] if c["name"] == "fact")
+    p = subprocess.run([LLMC, "run", path, "--device", "cuda", "--tokens", ",".join(map(str, case["prompt"])), "-n", "8", "-c", "256", "--ignore-eos", "--json"],
+                       capture_output=True, text=True, timeout=600)
+    assert p.returncode == 0, p.stderr
+    tokens = json.loads(p.stdout)["tokens"]
+    assert len(tokens) == 8
+    compare(case, tokens)
