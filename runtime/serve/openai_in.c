@@ -362,7 +362,7 @@ handle(Req *r, Dialect d)
 		problem(&p, 400, NULL, "The body must be a JSON object, but is %s.", json_type_name(o));
 	else if (o && !(g = gen_new(r, d)))
 		problem(&p, 500, NULL, "out of memory");
-	if (p.status == 0 && (d == DIA_CHAT ? read_chat : read_completion)(g, o, &p)) {
+	if (g && p.status == 0 && (d == DIA_CHAT ? read_chat : read_completion)(g, o, &p)) {
 		snprintf(g->model, sizeof g->model, "%s", r->srv->model_name);
 		json_decref(o);
 		bool stream = g->stream; /* g may be gone once it has started */

@@ -53,7 +53,7 @@ listen_on(Server *s, llmc_error *err)
 		if (fd >= 0)
 			close(fd);
 	} else {
-		struct sockaddr_storage a;
+		struct sockaddr_storage a = { 0 };
 		socklen_t n = sizeof a;
 		s->listen_fd = fd;
 		if (getsockname(fd, (struct sockaddr *)&a, &n) == 0)

