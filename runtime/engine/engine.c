@@ -1,13 +1,7 @@
 /* The engine's thread: take requests in, decide on a step, run it, let each choice say its token, hand the events over. */
-#include "runtime/engine/engine.h"
-
-#include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "runtime/engine/inside.h"
 
@@ -19,100 +13,6 @@ engine_clock(void)
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
-
-/* ------------------------------------------------------------------- the scheduler's hold on the session ---- */
-
-static llmc_status
-op_new(void *user, int32_t bound, llmc_seq *out, llmc_error *err)
-{
-	return session_seq_new(((Engine *)user)->session, bound, out, err);
-}
-
-static llmc_status
-op_fork(void *user, llmc_seq from, llmc_seq *out, llmc_error *err)
-{
-	return session_seq_fork(((Engine *)user)->session, from, out, err);
-}
-
-static void
-op_free(void *user, llmc_seq q)
-{
-	session_seq_free(((Engine *)user)->session, q);
-}
-
-static int64_t
-op_need(void *user, const llmc_seq *q, const int32_t *add, size_t n)
-{
-	return kv_need(&((Engine *)user)->session->kv, q, add, n);
-}
-
-static int64_t
-op_pages(void *user)
-{
-	return ((Engine *)user)->session->kv.n_free;
-}
-
-static int32_t
-op_find(void *user, llmc_seq q, const int32_t *tok, int32_t n)
-{
-	return session_prefix_find(((Engine *)user)->session, q, tok, n);
-}
-
-static void
-op_keep(void *user, llmc_seq q, const int32_t *tok)
-{
-	session_prefix_keep(((Engine *)user)->session, q, tok);
-}
-
-typedef struct Saved { size_t bytes; char data[]; } Saved;
-
-/* Out and in again against computing it again, by what both have taken so far. */
-static void *
-op_save(void *user, llmc_seq q, int32_t n_tok)
-{
-	Engine *e = user;
-	double start = engine_clock();
-	size_t need = 0;
-
-	int64_t bytes = kv_seq_bytes(&e->session->kv, n_tok);
-	if (bytes > e->swap_max - e->swap_used || 2 * (double)bytes / e->copy_bytes_s > n_tok * e->token_s)
-		return NULL;
-	session_seq_save(e->session, q, NULL, 0, &need, NULL);
-	Saved *s = malloc(sizeof *s + need);
-	if (!s || session_seq_save(e->session, q, s->data, need, &need, NULL) != LLMC_OK) {
-		free(s);
-		return NULL;
-	}
-	s->bytes = need;
-	e->swap_used += (int64_t)need;
-	double took = engine_clock() - start;
-	if (took > 0)
-		e->copy_bytes_s += 0.25 * ((double)need / took - e->copy_bytes_s);
-	return s;
-}
-
-static void
-op_drop(void *user, void *saved)
-{
-	Saved *s = saved;
-
-	((Engine *)user)->swap_used -= (int64_t)s->bytes;
-	free(s);
-}
-
-static bool
-op_load(void *user, void *saved, llmc_seq *out)
-{
-	Engine *e = user;
-	Saved *s = saved;
-
-	if (session_seq_load(e->session, s->data, s->bytes, out, NULL) != LLMC_OK)
-		return false;
-	op_drop(e, s);
-	return true;
-}
-
-/* ----------------------------------------------------------------------------------------------- the step ---- */
 
 static void
 fail_all(Engine *e, llmc_status status, const char *text)
@@ -398,8 +298,8 @@ note_time(Engine *e, double took)
 		e->token_s += 0.25 * (took / e->step_tokens - e->token_s);
 }
 
-static void
-note_state(Engine *e)
+void
+engine_note(Engine *e)
 {
 	const Sched *s = e->sched;
 	const Kv *kv = &e->session->kv;
@@ -489,8 +389,8 @@ check(Engine *e)
 	}
 }
 
-static void *
-run(void *user)
+void *
+engine_run(void *user)
 {
 	Engine *e = user;
 
@@ -498,180 +398,8 @@ run(void *user)
 		step(e);
 		if (e->check)
 			check(e);
-		note_state(e);
+		engine_note(e);
 		mail_flush(e);
 	}
 	return NULL;
-}
-
-/* ------------------------------------------------------------------------------------- open and close ---- */
-
-llmc_limits
-engine_limits(const Plan *plan, const llmc_engine_options *opt)
-{
-	llmc_limits l = LLMC_INIT(llmc_limits);
-
-	if (opt->limits)
-		memcpy(&l, opt->limits, opt->limits->size < sizeof l ? opt->limits->size : sizeof l);
-	l.size = sizeof l;
-	if (l.context == 0)
-		l.context = (int32_t)(plan->max_positions < 4096 ? plan->max_positions : 4096);
-	if (l.seqs == 0)
-		l.seqs = 16;
-	if (l.n_out == 0) /* room for pieces of prompts whose logits are wanted */
-		l.n_out = l.seqs + 32;
-	if (l.kv_tokens == 0)
-		l.kv_tokens = opt->max_batch_total_tokens > 0 ? opt->max_batch_total_tokens
-		                                              : (int64_t)l.context * (l.seqs < 4 ? l.seqs : 4);
-	return l;
-}
-
-static llmc_status
-check_options(const llmc_engine_options *o, llmc_error *err)
-{
-	if (o->max_concurrent_requests < 0 || o->max_batch_prefill_tokens < 0 || o->max_batch_total_tokens < 0 ||
-	    o->max_waiting_tokens < 0 || o->swap_bytes < 0)
-		return error_set(err, LLMC_E_RANGE, "an option of the engine is below 0; 0 takes its default");
-	if (!(o->waiting_served_ratio >= 0))
-		return error_set(err, LLMC_E_RANGE, "waiting_served_ratio is %g, it must be 0 or above",
-		                 (double)o->waiting_served_ratio);
-	return LLMC_OK;
-}
-
-static llmc_status
-open_memory(Engine *e, llmc_error *err)
-{
-	const SchedOps ops = { .user = e, .seq_new = op_new, .seq_fork = op_fork, .seq_free = op_free, .pages_need = op_need,
-		.pages_free = op_pages, .prefix_find = op_find, .prefix_keep = op_keep, .save = op_save, .load = op_load,
-		.drop = op_drop };
-	int n = e->session->threads ? threads_count(e->session->threads) : 1;
-
-	TRY(sched_open(&e->sched_lim, &ops, &e->sched, err));
-	if (!e->sched_lim.no_prefix)
-		TRY(kv_prefix_open(&e->session->kv, err));
-	e->logits = calloc((size_t)e->lim.n_out * (size_t)e->plan->vocab, sizeof *e->logits);
-	e->ids = calloc((size_t)e->lim.seqs + 1, sizeof *e->ids);
-	e->logprobs = calloc((size_t)e->lim.seqs + 1, sizeof *e->logprobs);
-	e->row = calloc((size_t)e->lim.seqs + 1, sizeof *e->row);
-	e->pick = calloc((size_t)e->lim.seqs + 1, sizeof *e->pick);
-	e->scratch = calloc((size_t)n, sizeof *e->scratch);
-	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->pick || !e->scratch)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine of %d sequences", e->lim.seqs);
-	for (; e->n_scratch < n; e->n_scratch++)
-		TRY(sample_scratch_open((int32_t)e->plan->vocab, &e->scratch[e->n_scratch], err));
-	e->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (e->fd < 0)
-		return error_set(err, LLMC_E_IO, "no descriptor for events: %s", strerror(errno));
-	return LLMC_OK;
-}
-
-/* Signals are the program's, not this thread's. */
-static llmc_status
-start_thread(Engine *e, llmc_error *err)
-{
-	sigset_t all, was;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &was);
-	int failed = pthread_create(&e->thread, NULL, run, e);
-	pthread_sigmask(SIG_SETMASK, &was, NULL);
-	if (failed)
-		return error_set(err, LLMC_E_MEMORY, "no thread for the engine: %s", strerror(failed));
-	e->has_thread = true;
-	return LLMC_OK;
-}
-
-llmc_status
-engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_options *opt, Engine **out, llmc_error *err)
-{
-	llmc_status status;
-
-	*out = NULL;
-	TRY(check_options(opt, err));
-	Engine *e = calloc(1, sizeof *e);
-	if (!e)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
-	pthread_condattr_init(&e->monotonic);
-	pthread_condattr_setclock(&e->monotonic, CLOCK_MONOTONIC);
-	pthread_mutex_init(&e->lock, NULL);
-	pthread_cond_init(&e->wake, &e->monotonic);
-	pthread_cond_init(&e->any, &e->monotonic);
-	pthread_cond_init(&e->idle, &e->monotonic);
-	e->session = session;
-	e->plan = session->plan;
-	e->tok = tok;
-	e->lim = *session_limits_of(session);
-	e->log = opt->log;
-	e->log_user = opt->log_user;
-	e->fd = -1;
-	e->max_jobs = opt->max_concurrent_requests ? opt->max_concurrent_requests : 128;
-	e->swap_max = opt->swap_bytes;
-	e->token_s = 1e-3;
-	e->copy_bytes_s = 2e9;
-	e->sched_lim = (SchedLimits){ .seqs = e->lim.seqs, .chunk = e->lim.chunk, .n_out = e->lim.n_out, .prefill = e->lim.chunk,
-		.pages = session->kv.n_page, .total_tokens = opt->max_batch_total_tokens, .waiting_ratio = opt->waiting_served_ratio,
-		.max_waiting_steps = opt->max_waiting_tokens ? opt->max_waiting_tokens : 20, .prompt_whole = e->plan->prompt_whole,
-		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole };
-	if (opt->max_batch_prefill_tokens && opt->max_batch_prefill_tokens < e->lim.chunk)
-		e->sched_lim.prefill = opt->max_batch_prefill_tokens;
-#ifdef LLMC_ENGINE_CHECK
-	e->check = true;
-#endif
-	TRY_GOTO(open_memory(e, err));
-	note_state(e);
-	e->counts = e->now;
-	TRY_GOTO(start_thread(e, err));
-	*out = e;
-	return LLMC_OK;
-fail:
-	engine_close(e, 0);
-	return status;
-}
-
-void
-engine_set_check(Engine *e)
-{
-	e->check = true;
-}
-
-void
-engine_pause(Engine *e, bool paused)
-{
-	pthread_mutex_lock(&e->lock);
-	e->paused = paused;
-	pthread_cond_signal(&e->wake);
-	pthread_mutex_unlock(&e->lock);
-}
-
-void
-engine_close(Engine *e, int drain_ms)
-{
-	if (!e)
-		return;
-	if (e->has_thread) {
-		engine_drain(e, drain_ms, NULL);
-		pthread_mutex_lock(&e->lock);
-		e->stop = true;
-		pthread_cond_signal(&e->wake);
-		pthread_mutex_unlock(&e->lock);
-		pthread_join(e->thread, NULL);
-	}
-	mail_close(e);
-	if (e->fd >= 0)
-		close(e->fd);
-	sched_close(e->sched);
-	for (int i = 0; i < e->n_scratch; i++)
-		sample_scratch_release(&e->scratch[i]);
-	free(e->scratch);
-	free(e->pick);
-	free(e->row);
-	free(e->ids);
-	free(e->logprobs);
-	free(e->logits);
-	pthread_cond_destroy(&e->wake);
-	pthread_cond_destroy(&e->any);
-	pthread_cond_destroy(&e->idle);
-	pthread_mutex_destroy(&e->lock);
-	pthread_condattr_destroy(&e->monotonic);
-	free(e);
 }

@@ -123,7 +123,10 @@ struct Engine {
 	llmc_counts counts;
 };
 
+/* engine.c */
 double engine_clock(void);
+void  *engine_run(void *e);      /* the thread */
+void   engine_note(Engine *e);   /* gauges and the scheduler's counts */
 
 /* job.c */
 llmc_status job_open(Engine *e, const llmc_request *r, Job **out, llmc_error *err);
