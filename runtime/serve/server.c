@@ -206,6 +206,24 @@ server_wait(Server *s, int timeout_ms)
 	return none;
 }
 
+/* Answers that are ready are also sent, to clients that take them: at most two seconds. */
+static void
+flush(Server *s)
+{
+	struct timespec rest = { 0, 2000000 };
+	double end = serve_now() + 2;
+
+	for (bool some = true; some && serve_now() < end;) {
+		some = false;
+		pthread_mutex_lock(&s->lock);
+		for (const Conn *c = s->conns; c && !some; c = c->next)
+			some = c->req && c->req->ready && !c->req->gone;
+		pthread_mutex_unlock(&s->lock);
+		if (some)
+			nanosleep(&rest, NULL);
+	}
+}
+
 void
 server_close(Server *s)
 {
@@ -234,6 +252,7 @@ server_close(Server *s)
 		http_wake(r);
 		req_unref(r);
 	}
+	flush(s);
 	if (s->mhd)
 		MHD_stop_daemon(s->mhd);
 	if (s->listen_fd >= 0)
