@@ -265,7 +265,7 @@ read_stream(void *cls, uint64_t pos, char *buf, size_t max)
 		r->out_at += (size_t)n;
 	} else if (r->done) {
 		n = MHD_CONTENT_READER_END_OF_STREAM;
-	} else if (r->srv->closing) {
+	} else if (r->srv->ended) {
 		n = MHD_CONTENT_READER_END_WITH_ERROR;
 	} else {
 		r->suspended = true;
@@ -468,7 +468,7 @@ on_request(void *cls, struct MHD_Connection *mhd, const char *url, const char *m
 			dispatch(r);
 	}
 	pthread_mutex_lock(&s->lock);
-	bool ready = r->ready, gone = r->gone || s->closing;
+	bool ready = r->ready, gone = r->gone || s->ended;
 	if (!ready && !gone) {
 		r->suspended = true;
 		MHD_suspend_connection(mhd);

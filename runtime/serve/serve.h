@@ -99,7 +99,8 @@ struct llmc_server {
 	int      n_workers;
 	bool     has_pump;
 	atomic_bool draining;      /* no new requests */
-	atomic_bool closing;       /* threads end, nothing is suspended any more */
+	atomic_bool closing;       /* what runs is cancelled, workers and pump end */
+	atomic_bool ended;         /* they have: nothing is suspended any more */
 	bool     healthy;          /* a generation has worked since the last failure */
 	bool     failed;           /* the engine's device is gone */
 

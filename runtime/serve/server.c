@@ -237,6 +237,9 @@ server_close(Server *s)
 			gen_abort(c->req);
 	pthread_mutex_unlock(&s->lock);
 	work_close(s); /* the pump has taken the last events: no request is with the engine */
+	pthread_mutex_lock(&s->lock);
+	s->ended = true;
+	pthread_mutex_unlock(&s->lock);
 	for (;;) {
 		Req *r = NULL;
 		pthread_mutex_lock(&s->lock);
