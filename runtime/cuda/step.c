@@ -214,12 +214,25 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Kernels of decode steps stream weights past at most this many rows at a time: with more, the mixed step's read them once. */
+enum { DECODE_ROWS = 8 };
+
+/* A step of a phase. Values lie in the same places in both phases, and scratch lives within a step: they may be mixed. */
+static CudaStep *
+step_for(CudaSession *c, int phase, int i, int64_t rows)
+{
+	const PlanStep *p = c->step[0][i].step;
+	bool streams = p->weight_bytes > 0 && !strstr(p->op, "attention");
+
+	return &c->step[phase == 0 && streams && rows > DECODE_ROWS ? 1 : phase][i];
+}
+
 /* Everything of a phase, in order; with sym the extents of the grids. */
 static llmc_status
 launch_phase(CudaSession *c, int phase, const int64_t sym[SYM_COUNT], bool look, llmc_error *err)
 {
 	for (int i = 0; i < c->s->phase[phase].n_step; i++) {
-		CudaStep *k = &c->step[phase][i];
+		CudaStep *k = step_for(c, phase, i, sym[SYM_n_tok]);
 		llmc_status status = launch_kernel(c, k, sym, err);
 		if (status != LLMC_OK) {
 			error_prefix(err, "op %s of layer %d", k->step->op, k->step->layer);
