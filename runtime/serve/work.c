@@ -64,7 +64,7 @@ pump(void *arg)
 			watch_clients(s, now);
 			status_tick(s, now);
 			pthread_mutex_lock(&s->lock);
-			bool end = s->closing && (s->n_gens == 0 || dead > 20);
+			bool end = s->closing && s->n_workers == 0 && (s->n_gens == 0 || dead > 20);
 			pthread_mutex_unlock(&s->lock);
 			if (end)
 				break;
@@ -97,7 +97,9 @@ work_close(Server *s) /* s->closing is set */
 	pthread_mutex_unlock(&s->lock);
 	for (int i = 0; i < s->n_workers; i++)
 		pthread_join(s->worker[i], NULL);
-	s->n_workers = 0;
+	pthread_mutex_lock(&s->lock);
+	s->n_workers = 0; /* nobody submits any more: the pump may end when nothing is left */
+	pthread_mutex_unlock(&s->lock);
 	if (s->has_pump)
 		pthread_join(s->pump, NULL);
 	s->has_pump = false;
