@@ -98,6 +98,61 @@ same_tokens(void **state)
 		assert_int_equal(got[i], reference[i]);
 }
 
+/* The reference's sampler and the device's pick alike, also when a sequence is put aside and goes on elsewhere. */
+static void
+samples(void **state)
+{
+	enum { N = 24, CUT = 9 };
+	static const llmc_params set[] = {
+		{ .size = sizeof(llmc_params), .temperature = 0.8f, .top_k = 40, .top_p = 0.9f, .seed = 7 },
+		{ .size = sizeof(llmc_params), .temperature = 1.3f, .min_p = 0.05f, .seed = 9, .presence_penalty = 0.5f, .frequency_penalty = 0.25f },
+		{ .size = sizeof(llmc_params), .repetition_penalty = 1.3f },
+	};
+	llmc_model *m[2];
+	llmc_session *s[2];
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_error err;
+
+	(void)state;
+	l.context = 128;
+	for (int k = 0; k < 2; k++) {
+		assert_int_equal(open_tiny(k ? "cuda" : "ref", NULL, &m[k], &err), LLMC_OK);
+		assert_int_equal(llmc_session_open(m[k], &l, &s[k], &err), LLMC_OK);
+	}
+	for (size_t i = 0; i < sizeof set / sizeof *set; i++) {
+		int32_t id[2][N], all[PROMPT + CUT];
+		llmc_params p = set[i];
+		p.max_tokens = N;
+		p.ignore_eos = true;
+		for (int k = 0; k < 2; k++) {
+			int32_t *at = id[k];
+			assert_int_equal(llmc_generate(s[k], prompt, PROMPT, &p, keep_id, &at, NULL, &err), LLMC_OK);
+		}
+		for (int k = 0; k < N; k++)
+			assert_int_equal(id[1][k], id[0][k]);
+		/* all but the last of the tokens so far are read again, then the last is taken from the resumed state */
+		llmc_seq q;
+		int32_t got;
+		memcpy(all, prompt, sizeof prompt);
+		memcpy(all + PROMPT, id[0], CUT * sizeof *all);
+		assert_int_equal(session_seq_new(s[1]->s, 0, &q, &err), LLMC_OK);
+		assert_int_equal(session_pick_resume(s[1]->s, q, &p, prompt, PROMPT, id[0], CUT, &err), LLMC_OK);
+		llmc_chunk c = { .seq = q, .tok = all, .n_tok = PROMPT + CUT - 1 };
+		assert_int_equal(session_step(s[1]->s, &c, 1, &err), LLMC_OK);
+		c = (llmc_chunk){ .seq = q, .n_tok = 1, .n_out = 1 };
+		for (int k = CUT; k < N; k++) {
+			assert_int_equal(session_step(s[1]->s, &c, 1, &err), LLMC_OK);
+			assert_int_equal(session_picked(s[1]->s, &got, NULL, &err), LLMC_OK);
+			assert_int_equal(got, id[0][k]);
+		}
+		llmc_seq_free(s[1], q);
+	}
+	for (int k = 0; k < 2; k++) {
+		llmc_session_close(s[k]);
+		llmc_close(m[k]);
+	}
+}
+
 /* A token: one launch, one event, no allocation, no waiting but for the token; around them the context is put in place. */
 static void
 calls_of_a_token(void **state)
@@ -159,6 +214,8 @@ every_call_fails(void **state)
 		assert_int_equal(emu_count("cuMemAlloc_v2"), emu_count("cuMemFree_v2"));
 		assert_int_equal(emu_count("cuMemHostAlloc"), emu_count("cuMemFreeHost"));
 		assert_int_equal(emu_count("cuModuleLoadData"), emu_count("cuModuleUnload"));
+		assert_int_equal(emu_count("cuCtxPushCurrent_v2"), emu_count("cuCtxPopCurrent_v2"));
+		assert_int_equal(emu_count("cuDevicePrimaryCtxRetain"), emu_count("cuDevicePrimaryCtxRelease_v2"));
 		assert_int_equal(emu_count("cuStreamCreate"), emu_count("cuStreamDestroy_v2"));
 		assert_int_equal(emu_count("cuEventCreate"), emu_count("cuEventDestroy_v2"));
 		assert_int_equal(emu_count("cuGraphInstantiateWithFlags"), emu_count("cuGraphExecDestroy"));
@@ -181,6 +238,21 @@ every_call_fails(void **state)
 	}
 	assert_int_equal(whole("cuda", NEW, got, &err), LLMC_OK);
 	assert_int_equal(got[NEW - 1], reference[NEW - 1]);
+}
+
+static void
+doctor(void **state)
+{
+	char *json;
+	llmc_error err;
+
+	(void)state;
+	assert_int_equal(cuda_describe(&json, &err), LLMC_OK);
+	assert_non_null(strstr(json, "Emulated"));
+	assert_non_null(strstr(json, "cuda-sm_"));
+	assert_non_null(strstr(json, "NVRTC 13.0"));
+	assert_non_null(strstr(json, "supports CUDA 13.0"));
+	free(json);
 }
 
 /* The device is lost while a request runs: the session and the model close, a fresh open works. */
@@ -267,7 +339,9 @@ main(void)
 		cmocka_unit_test(targets),
 		cmocka_unit_test(machines),
 		cmocka_unit_test(same_tokens),
+		cmocka_unit_test(samples),
 		cmocka_unit_test(calls_of_a_token),
+		cmocka_unit_test(doctor),
 		cmocka_unit_test(lost_in_a_request),
 		cmocka_unit_test(every_call_fails),
 	};
