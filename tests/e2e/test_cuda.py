@@ -10,7 +10,9 @@ from golden_run import LLMC, error, run, weights
 from test_goldens import CASES, ONE_EACH
 
 EXACT = 1e-5      # fp32 weights meet fp32 activations
-ROUNDED = 2e-2    # bf16 weights meet activations rounded to bf16 in steps of several rows
+NEARLY = 2e-4     # steps of one row: bf16 weights meet activations of 16 bits
+ROUNDED = 5e-2    # steps of several rows: bf16 weights meet activations rounded to bf16
+CHOSEN = 2e-1     # and the rounding may choose another expert
 
 
 @pytest.fixture
@@ -21,11 +23,11 @@ def gpu(monkeypatch):
     return use
 
 
-def matches(g, logits, tokens):
-    bf16 = g.dtype == "bf16"
+def matches(g, logits, tokens, one_row=False):
     e = error(g, logits)
-    assert e <= (ROUNDED if bf16 else EXACT), f"off by {e:.2e} of the range"
-    if g.greedy and not bf16:
+    most = EXACT if g.dtype == "f32" else NEARLY if one_row else CHOSEN if "moe" in g.name or "mixtral" in g.name or "deepseek" in g.name else ROUNDED
+    assert e <= most, f"off by {e:.2e} of the range"
+    if g.greedy and (g.dtype == "f32" or one_row):
         assert tokens == g.greedy
 
 
@@ -35,6 +37,8 @@ def test_golden(name, gpu, tmp_path):
     g = weights.Golden(name)
     g.build(tmp_path)
     matches(g, *run(tmp_path, g, "--device", "cuda"))
+    if g.dtype == "bf16" and not g.name.startswith("chatglm1"):
+        matches(g, *run(tmp_path, g, "--device", "cuda", "--chunk", "1"), one_row=True)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_100a", "sm_120a"])
