@@ -22,7 +22,7 @@ import tarfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CACHE = os.environ.get("LLMC_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
-LLMC = os.path.join(ROOT, "build", "llmc")
+LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
 PACKAGE = "llama_cpp_python"
 VERSION = "0.3.16"
 V3 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON", "-DGGML_AVX512=OFF",
@@ -194,4 +194,5 @@ def main():
     say(f"wrote {out}")
 
 
-main()
+if __name__ == "__main__":
+    main()
