@@ -173,8 +173,22 @@ cuda_pick_room(const CudaSession *c, const llmc_chunk *chunk, size_t n, llmc_err
 	return LLMC_OK;
 }
 
-llmc_status
-cuda_pick_step(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, llmc_error *err)
+/* The step has not been queued: the note with its news of tables is read by nobody, and the ring's entry is used again, so
+ * nothing may be read from it any more. */
+static void
+take_back(CudaSession *c)
+{
+	const Session *s = c->s;
+
+	(void)!c->m->dev.api.stream_sync(c->stream);
+	for (int32_t i = 0; i < s->step.n_seq; i++)
+		memset(c->table + (size_t)s->step_seq[i] * (size_t)s->kv.max_page, 0xff, (size_t)s->kv.max_page * sizeof *c->table);
+	for (int64_t i = 0; i < s->sym[SYM_n_seq]; i++)
+		c->row_seq[i] = -1;
+}
+
+static llmc_status
+queue(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	const Session *s = c->s;
@@ -202,6 +216,16 @@ cuda_pick_step(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, l
 	}
 	c->number++;
 	return LLMC_OK;
+}
+
+llmc_status
+cuda_pick_step(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, llmc_error *err)
+{
+	llmc_status status = queue(c, chunk, n, decode, err);
+
+	if (status != LLMC_OK)
+		take_back(c);
+	return status;
 }
 
 static void

@@ -193,6 +193,70 @@ many_steps(void **state)
 	}
 }
 
+/* A decode step of two rows that cannot be queued, because there is no memory for its graph, at a place where both sequences
+ * begin a page: it can be tried again, and what follows is the reference's. */
+static void
+queued_again(void **state)
+{
+	enum { PROMPT = 32, NEW = 12 };
+	static int32_t got[2][2][NEW];
+	llmc_params greedy = LLMC_INIT(llmc_params);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_model *m[2];
+	llmc_session *s[2];
+	int32_t tok[2][PROMPT];
+	float logits[VOCAB];
+
+	(void)state;
+	l.context = CONTEXT;
+	l.seqs = 2;
+	l.chunk = CHUNK;
+	for (int k = 0; k < 2; k++) {
+		OK(open_tiny(k ? "cuda" : "ref", NULL, &m[k], err));
+		OK(llmc_session_open(m[k], &l, &s[k], err));
+	}
+	for (int k = 0; k < 2; k++)
+		for (int i = 0; i < 2; i++) {
+			llmc_seq q;
+			OK(llmc_seq_new(s[k], 0, &q, err));
+			for (int at = 0; at < PROMPT; at += 16) {
+				for (int t = at; t < at + 16; t++)
+					tok[i][t] = (7 * t + 31 * i) % VOCAB;
+				const llmc_chunk c = { .seq = q, .tok = tok[i] + at, .n_tok = 16, .n_out = at + 16 == PROMPT };
+				if (k == 0) {
+					OK(llmc_forward(s[k], &c, 1, logits, err));
+				} else {
+					if (at == 0)
+						OK(session_pick_params(s[k]->s, q, &greedy, NULL, 0, err));
+					OK(session_step(s[k]->s, &c, 1, err));
+				}
+			}
+			if (k)
+				OK(session_picked(s[k]->s, &got[1][i][0], NULL, err));
+			for (int n = 0; k == 0 && n < NEW; n++) {
+				const llmc_chunk c = { .seq = q, .tok = &got[0][i][n], .n_tok = 1, .n_out = 1 };
+				got[0][i][n] = best(logits);
+				OK(llmc_forward(s[k], &c, 1, logits, err));
+			}
+		}
+	const llmc_chunk both[2] = { { .seq = 0, .n_tok = 1, .n_out = 1 }, { .seq = 1, .n_tok = 1, .n_out = 1 } };
+	emu_fail("cuGraphInstantiateWithFlags", 1, 2);
+	assert_int_equal(session_step(s[1]->s, both, 2, NULL), LLMC_E_MEMORY);
+	emu_fail(NULL, 0, 0);
+	for (int n = 1; n < NEW; n++) {
+		int32_t id[2];
+		OK(session_step(s[1]->s, both, 2, err));
+		OK(session_picked(s[1]->s, id, NULL, err));
+		got[1][0][n] = id[0];
+		got[1][1][n] = id[1];
+	}
+	assert_memory_equal(got[0], got[1], sizeof got[0]);
+	for (int k = 0; k < 2; k++) {
+		llmc_session_close(s[k]);
+		llmc_close(m[k]);
+	}
+}
+
 int
 main(void)
 {
@@ -208,7 +272,7 @@ main(void)
 	if (tempdir_open(&cache) != 0)
 		return 1;
 	setenv("LLMC_CACHE", cache.path, 1);
-	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps), cmocka_unit_test(queued_again) };
 	int rc = cmocka_run_group_tests(tests, NULL, NULL);
 	tempdir_close(&cache);
 	return rc;
