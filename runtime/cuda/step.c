@@ -221,10 +221,13 @@ enum { DECODE_ROWS = 8 };
 static CudaStep *
 step_for(CudaSession *c, int phase, int i, int64_t rows)
 {
-	const PlanStep *p = c->step[0][i].step;
-	bool streams = p->weight_bytes > 0 && !strstr(p->op, "attention");
+	const PlanStep *p = c->step[phase][i].step;
 
-	return &c->step[phase == 0 && streams && rows > DECODE_ROWS ? 1 : phase][i];
+	if (phase != 0 || rows <= DECODE_ROWS || p->weight_bytes <= 0 || strstr(p->op, "attention") || i >= c->s->phase[1].n_step)
+		return &c->step[phase][i];
+	/* a plan is a file: only the same op of the same layer stands in */
+	const PlanStep *mixed = c->step[1][i].step;
+	return &c->step[!strcmp(mixed->op, p->op) && mixed->layer == p->layer ? 1 : 0][i];
 }
 
 /* Everything of a phase, in order; with sym the extents of the grids. */
@@ -327,8 +330,8 @@ session_prepare(Session *s, llmc_error *err)
 
 /* --- host-fed steps ---------------------------------------------------------------------------------------------- */
 
-llmc_status
-cuda_forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
+static llmc_status
+forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	const Session *s = c->s;
@@ -349,4 +352,14 @@ cuda_forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 	if (logits)
 		*logits = c->logits;
 	return LLMC_OK;
+}
+
+llmc_status
+cuda_forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
+{
+	llmc_status status = forward(c, phase, logits, err);
+
+	if (status != LLMC_OK) /* copies out of the ring's entry end before it is filled again */
+		(void)!c->m->dev.api.stream_sync(c->stream);
+	return status;
 }
