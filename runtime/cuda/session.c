@@ -427,9 +427,11 @@ cuda_session_close(CudaSession *c)
 	if (!c)
 		return;
 	CudaDevice *d = &c->m->dev;
-	if (d->api.ctx_push(d->ctx) == CU_OK || d->api.ctx_push(d->ctx) == CU_OK) {
-		if (c->stream) /* steps under way end before their memory goes */
-			CUDA_RELEASE(d->api.stream_sync(c->stream));
+	bool current = d->api.ctx_push(d->ctx) == CU_OK || d->api.ctx_push(d->ctx) == CU_OK;
+	if (current && c->stream) /* steps under way end before their memory goes */
+		CUDA_RELEASE(d->api.stream_sync(c->stream));
+	kv_release(&c->s->kv); /* in any case: its pages are freed through this session */
+	if (current) {
 		for (int k = 0; k < 2; k++)
 			for (int i = 0; i < CUDA_BUCKETS; i++)
 				if (c->graph[k][i])
@@ -437,7 +439,6 @@ cuda_session_close(CudaSession *c)
 		for (int i = 0; i < LLMC_RING; i++)
 			if (c->event[i])
 				CUDA_RELEASE(d->api.event_destroy(c->event[i]));
-		kv_release(&c->s->kv);
 		if (c->slots)
 			CUDA_RELEASE(d->api.mem_free(c->slots));
 		if (c->state)
