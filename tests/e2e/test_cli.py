@@ -9,7 +9,7 @@ import pytest
 
 TINY = "configs/tiny.yaml"
 RUN = ["run", TINY, "--random-weights", "--arch", "generic", "--tokens", "1,2,3", "-n", "4", "--ignore-eos"]
-COMMANDS = ["run", "chat", "import", "compile", "plan", "bench", "verify", "tokenize", "cache", "doctor"]
+COMMANDS = ["run", "chat", "import", "compile", "plan", "bench", "verify", "tokenize", "cache", "doctor", "serve"]
 
 
 def test_help_of_every_command_shows_options_and_examples(llmc):
@@ -18,7 +18,7 @@ def test_help_of_every_command_shows_options_and_examples(llmc):
         assert re.search(rf"^  {c} ", llmc.out, re.M)
     for c in COMMANDS:
         llmc(c, "--help")
-        assert f"usage: llmc {c}" in llmc.out and "examples:\n  llmc" in llmc.out.replace('  echo "Who', "  llmc") and "--json" in llmc.out or c == "chat"
+        assert f"usage: llmc {c}" in llmc.out and "examples:\n  llmc" in llmc.out.replace('  echo "Who', "  llmc") and "--json" in llmc.out or c in ("chat", "serve")
     llmc("--version")
     assert re.fullmatch(r"llmc \d+\.\d+\.\d+\n", llmc.out)
 
