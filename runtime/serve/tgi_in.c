@@ -177,7 +177,7 @@ validate(Gen *g, Fields *f, Problem *p)
 	g->seed = f->has_seed ? f->seed : random_seed();
 	g->ep.seed = g->seed;
 	g->ep.temperature = sample ? (float)f->temperature : 0;
-	g->ep.top_k = (int32_t)f->top_k;
+	g->ep.top_k = (int32_t)(f->top_k > INT32_MAX ? INT32_MAX : f->top_k);
 	g->ep.top_p = (float)f->top_p;
 	g->ep.typical_p = (float)f->typical;
 	g->ep.repetition_penalty = (float)f->repetition;
@@ -256,7 +256,7 @@ refuse(Req *r, bool stream, const Problem *p)
 		req_problem(r, p);
 		return;
 	}
-	int kind = p->status == 429 ? ERR_OVERLOADED : p->status == 422 ? ERR_VALIDATION : ERR_GENERATION;
+	int kind = p->status == 429 ? ERR_OVERLOADED : p->status == 422 || p->status == 400 ? ERR_VALIDATION : ERR_GENERATION;
 	pthread_mutex_lock(&r->srv->lock);
 	r->srv->metrics.failure[kind]++;
 	r->finish = "error";

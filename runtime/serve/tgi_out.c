@@ -66,6 +66,8 @@ tgi_frame_problem(Req *r, const Problem *p)
 
 	if (p->status == 500)
 		problem(&q, 424, NULL, "Request failed during generation: %.900s", p->text);
+	else if (p->status == 400) /* a refusal of the engine, as in tgi_problem */
+		problem(&q, 422, NULL, "Input validation error: %.900s", p->text);
 	strbuf_puts(&b, "data:");
 	error_object(&b, &q);
 	strbuf_puts(&b, "\n\n");

@@ -185,6 +185,18 @@ def test_what_streams_refuse(tiny, parameters, sentence):
     assert json.loads(r.frames()[0])["error"] == "Input validation error: " + sentence
 
 
+def test_refusals_of_the_engine(tiny):
+    parameters = dict(do_sample=True, repetition_penalty=1e7)
+    a = generate(tiny, **parameters)
+    assert a.status == 422 and a.json()["error_type"] == "validation" and a.json()["error"].startswith("Input validation error: repetition_penalty")
+    s = tiny.post("/generate_stream", {"inputs": PROMPT, "parameters": parameters})
+    assert s.status == 200 and [json.loads(f) for f in s.frames()] == [a.json()]
+
+
+def test_top_k_beyond_31_bits_is_off(tiny):
+    assert generate(tiny, top_k=4294967295, max_new_tokens=2, seed=1).status == 200
+
+
 def test_inputs(tiny):
     def post(inputs, **p):
         return tiny.post("/generate", {"inputs": inputs, "parameters": p})
