@@ -351,7 +351,7 @@ admit(Req *r)
 		problem(&p, 401, NULL, "Incorrect API key provided: send the server's key as 'Authorization: Bearer KEY'.");
 		p.code = "invalid_api_key";
 		req_head(r, "WWW-Authenticate", "Bearer");
-	} else if (s->draining && r->route->work) {
+	} else if (s->draining && r->route->work && r->route->handle != info_health) {
 		problem(&p, 503, NULL, "The server is shutting down.");
 		p.type = r->route->tgi ? "overloaded" : NULL;
 	} else {
@@ -381,6 +381,9 @@ take_body(Req *r, const char *data, size_t n)
 			strbuf_add(&r->body, data, n);
 			if (!r->body.failed)
 				return;
+			pthread_mutex_lock(&s->lock);
+			s->held -= n;
+			pthread_mutex_unlock(&s->lock);
 		}
 		r->no_memory = true;
 	}
@@ -460,9 +463,11 @@ on_request(void *cls, struct MHD_Connection *mhd, const char *url, const char *m
 		*n_data = 0;
 		return MHD_YES;
 	}
-	if (r->conn && r->conn->state == CONN_BODY) {
+	if (!r->whole) {
+		r->whole = true;
 		pthread_mutex_lock(&s->lock);
-		r->conn->state = CONN_WORK;
+		if (r->conn) /* there is none when memory ran out */
+			r->conn->state = CONN_WORK;
 		pthread_mutex_unlock(&s->lock);
 		if (!r->ready)
 			dispatch(r);

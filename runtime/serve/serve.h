@@ -138,6 +138,7 @@ struct Req {
 	double  t_start;
 	Strbuf  body;
 	bool    too_large, no_memory, wants_html, early, content_json, auth_ok;
+	bool    whole;         /* all of it has come */
 	char    allow_origin[256];
 	const char *tail;      /* of the path, below a prefix route; points into path */
 

@@ -258,6 +258,10 @@ server_close(Server *s)
 	flush(s);
 	if (s->mhd)
 		MHD_stop_daemon(s->mhd);
+	for (Req *r = s->queue, *next; r; r = next) { /* they came when the workers had ended */
+		next = r->next;
+		req_unref(r);
+	}
 	if (s->listen_fd >= 0)
 		close(s->listen_fd);
 	pthread_cond_destroy(&s->work);

@@ -310,9 +310,10 @@ def test_sigterm_lets_requests_finish(fake):
         for t in threads:
             t.start()
         s.until(lambda: s.status()["batch"]["running"] == 2)
-        keep = s.connect()
-        keep.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"200 OK" in keep.recv(1000)
+        keep, probe = s.connect(), s.connect()
+        for c in (keep, probe):
+            c.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200 OK" in c.recv(1000)
         s.process.send_signal(signal.SIGTERM)
         s.until(lambda: not reachable(s))
         # an open connection may still ask, and is told
@@ -320,6 +321,10 @@ def test_sigterm_lets_requests_finish(fake):
         keep.sendall(head("/v1/completions", len(data)) + data)
         assert b" 503 " in keep.recv(1000)
         keep.close()
+        probe.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        said = probe.makefile("rb").read()  # until the server closes
+        assert b" 503 " in said and b'{"error":"unhealthy","error_type":"healthcheck"}' in said
+        probe.close()
         for t in threads:
             t.join()
         code, rest = s.stop()
