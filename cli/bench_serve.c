@@ -321,12 +321,12 @@ measure(Args *a, const Lengths *in, const Lengths *out, const LoadTarget *target
 static int
 bench_serve(int argc, char **argv)
 {
-	Args a = { .url = "http://127.0.0.1:8080", .input = "128", .output = "64", .requests = 100, .clients = 16,
+	Args a = { .url = "http://127.0.0.1:8000", .input = "128", .output = "64", .requests = 100, .clients = 16,
 		   .prefixes = 1, .timeout = 600 };
 	const char *args[1] = { NULL };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Server", NULL, NULL, NULL },
-		{ OPT_TEXT, 'u', "url", "URL", &a.url, "where it listens [http://127.0.0.1:8080]" },
+		{ OPT_TEXT, 'u', "url", "URL", &a.url, "where it listens [http://127.0.0.1:8000]" },
 		{ OPT_TEXT, 0, "api-key", "KEY", &a.key, "sent as a bearer token" },
 		{ OPT_TEXT, 'm', "model", "NAME", &a.model, "model's name in the requests [the first that the server has]" },
 		{ OPT_FLAG, 0, "chat", NULL, &a.chat, "use /v1/chat/completions instead of /v1/completions" },

@@ -30,6 +30,7 @@ typedef struct Conn {
 	size_t    out_size, out_at;
 	ReadState state;
 	bool      stream;
+	bool      extension;   /* behind a chunk's size */
 	int64_t   left;        /* of the chunk, or of the body; -1: until the end */
 	char     *line;        /* head line, chunk size or line of the body so far */
 	size_t    line_len, line_cap;
@@ -277,6 +278,17 @@ body_byte(Load *l, Conn *c, char ch)
 }
 
 static bool
+chunk_digit(Conn *c, int digit)
+{
+	int64_t left = c->left < 0 ? 0 : c->left;
+
+	if (left > INT32_MAX)
+		return false;
+	c->left = left * 16 + digit;
+	return true;
+}
+
+static bool
 take(Load *l, Conn *c, const char *p, size_t n)
 {
 	bool ok = true;
@@ -294,12 +306,16 @@ take(Load *l, Conn *c, const char *p, size_t n)
 				c->state = READ_DONE;
 			break;
 		case READ_CHUNK_SIZE:
-			if (p[i] >= '0' && p[i] <= '9')
-				c->left = (c->left < 0 ? 0 : c->left) * 16 + (p[i] - '0');
-			else if ((p[i] | 32) >= 'a' && (p[i] | 32) <= 'f')
-				c->left = (c->left < 0 ? 0 : c->left) * 16 + ((p[i] | 32) - 'a' + 10);
-			else if (p[i] == '\n')
+			if (p[i] == '\n')
 				c->state = c->left > 0 ? READ_CHUNK : READ_DONE;
+			else if (p[i] == ';')
+				c->extension = true;
+			else if (c->extension)
+				break;
+			else if (p[i] >= '0' && p[i] <= '9')
+				ok = chunk_digit(c, p[i] - '0');
+			else if ((p[i] | 32) >= 'a' && (p[i] | 32) <= 'f')
+				ok = chunk_digit(c, (p[i] | 32) - 'a' + 10);
 			break;
 		case READ_CHUNK:
 			ok = body_byte(l, c, p[i]);
@@ -309,6 +325,7 @@ take(Load *l, Conn *c, const char *p, size_t n)
 		case READ_CHUNK_END:
 			if (p[i] == '\n') {
 				c->state = READ_CHUNK_SIZE;
+				c->extension = false;
 				c->left = -1;
 			}
 			break;

@@ -54,6 +54,7 @@ GOOD = {
     "length": HEAD + b"Content-Length: %d\r\n\r\n" % len(PIECE * 2 + USAGE) + PIECE * 2 + USAGE,
     "chunks of 1": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(PIECE * 2 + USAGE, 1),
     "chunks of 50": HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(PIECE * 2 + USAGE, 50),
+    "chunks with extensions": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"%x;name=abc\r\n%s\r\n0\r\n\r\n" % (len(PIECE * 2 + USAGE), PIECE * 2 + USAGE),
     "after 100": b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"\r\n" + PIECE * 2 + USAGE,
     "not streamed": b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{"choices":[{"text":"aa"}],"usage":{"completion_tokens":2}}',
 }
