@@ -9,6 +9,9 @@
 #include "../device/warp_ops.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 static float
 from_bits(uint32_t u)
@@ -63,9 +66,64 @@ wide(void)
 	return known == 2;
 }
 
+#if defined(__x86_64__)
+static bool
+has_f16c(void)
+{
+	static int known;
+
+	if (!known)
+		known = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? 2 : 1;
+	return known == 2;
+}
+
+/* The same for 16-bit factors: pairs of them are stored as they come, then widened eight at a time. */
+__attribute__((target("avx2,f16c"))) static void
+mma_half_avx2(int op, Thread *t)
+{
+	_Alignas(32) uint16_t ah[16][16], bh[8][16]; /* b transposed */
+	_Alignas(32) float a[16][16], bt[8][16], b[16][8], c[16][8];
+	bool bf = op == EMU_W_MMA_BF16_16816 || op == EMU_W_MMA_BF16_1688;
+	int kn = op == EMU_W_MMA_BF16_16816 || op == EMU_W_MMA_F16_16816 ? 16 : 8;
+
+	for (int l = 0; l < 32; l++) {
+		int g = l >> 2, q = l & 3;
+		uint32_t w[10];
+		read_words(&t[l], w);
+		for (int i = 0; i < kn / 4; i++)
+			memcpy(&ah[g + 8 * (i & 1)][2 * q + 8 * (i >> 1)], &w[i], 4);
+		for (int i = 0; i < kn / 8; i++)
+			memcpy(&bh[g][2 * q + 8 * i], &w[4 + i], 4);
+		memcpy(&c[g][2 * q], &w[6], 8);
+		memcpy(&c[g + 8][2 * q], &w[8], 8);
+	}
+	for (int r = 0; r < 24; r++)
+		for (int k = 0; k < kn; k += 8) {
+			__m128i h = _mm_load_si128((const __m128i *)(r < 16 ? &ah[r][k] : &bh[r - 16][k]));
+			__m256 f = bf ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)) : _mm256_cvtph_ps(h);
+			_mm256_store_ps(r < 16 ? &a[r][k] : &bt[r - 16][k], f);
+		}
+	for (int k = 0; k < kn; k++)
+		for (int n = 0; n < 8; n++)
+			b[k][n] = bt[n][k];
+	multiply(c, a, b, kn);
+	for (int l = 0; l < 32; l++) {
+		int g = l >> 2, q = l & 3;
+		float out[4] = { c[g][2 * q], c[g][2 * q + 1], c[g + 8][2 * q], c[g + 8][2 * q + 1] };
+		write_c(&t[l], out, 16);
+	}
+}
+#endif
+
 static void
 mma_float(int op, Thread *t)
 {
+#if defined(__x86_64__)
+	if (op != EMU_W_MMA_TF32_1688 && has_f16c()) {
+		mma_half_avx2(op, t);
+		return;
+	}
+#endif
 	float a[16][16], b[16][8], c[16][8];
 	int kn = op == EMU_W_MMA_BF16_16816 || op == EMU_W_MMA_F16_16816 ? 16 : 8;
 	uint32_t w[10];
