@@ -7,7 +7,7 @@ import pytest
 import cuda_harness as H
 import cuda_kv as KV
 import sass
-from test_attention import Case
+from test_cuda_attention import Case
 
 TOL = {"bf16": 8e-3, "f16": 1e-3}
 

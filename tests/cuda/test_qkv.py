@@ -5,7 +5,7 @@ import pytest
 import cuda_harness as H
 import cuda_kv as KV
 import cuda_weights as CW
-from test_attention import angles, rotate
+from test_cuda_attention import angles, rotate
 
 ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
 
