@@ -33,7 +33,7 @@ emit(Generate *g, int32_t id, bool *stopped, bool *cancelled, llmc_error *err)
 	const char *text = "";
 	size_t n = 0;
 
-	if (g->stream)
+	if (g->stream && id < llmc_tokenizer_size(g->s->model->tokenizer)) /* vocabularies are often padded beyond the tokenizer's */
 		TRY(llmc_stream_feed(g->stream, id, &text, &n, err));
 	TRY(stop_feed(g->stop, text, n, id < 0, &text, &n, stopped, err));
 	if ((id >= 0 || n) && g->on_token && !g->on_token(g->user, id, text, n))

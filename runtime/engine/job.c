@@ -199,6 +199,13 @@ no_memory(Engine *e, Job *j)
 	return false;
 }
 
+/* A model's vocabulary is often padded beyond its tokenizer's: such tokens are without text. */
+static bool
+has_text(const Engine *e, int32_t id)
+{
+	return id < llmc_tokenizer_size(e->tok);
+}
+
 /* Tokens of the prompt whose places the rows [at, at + n) foretell, in their order, each once. */
 bool
 job_prompt(Engine *e, Job *j, int32_t at, int32_t n, const float *logits)
@@ -219,7 +226,8 @@ job_prompt(Engine *e, Job *j, int32_t at, int32_t n, const float *logits)
 			n_top = j->n_top < vocab ? j->n_top : vocab;
 			logprob = sample_logprobs(logits + (size_t)(i - 1 - at) * (size_t)vocab, vocab, tok[i], top, n_top);
 		}
-		if (j->prompt_stream && llmc_stream_feed(j->prompt_stream, tok[i], &text, &n_bytes, &err) != LLMC_OK) {
+		if (j->prompt_stream && has_text(e, tok[i]) &&
+		    llmc_stream_feed(j->prompt_stream, tok[i], &text, &n_bytes, &err) != LLMC_OK) {
 			job_fail(e, j, err.code, err.text);
 			return false;
 		}
@@ -245,12 +253,12 @@ is_among(const int32_t *ids, int32_t n, int32_t id)
 
 /* Text of a token (-1: what is left) through detokeniser and stop strings. */
 static llmc_status
-text_of(Job *j, Choice *c, int32_t id, const char **text, size_t *n, bool *stopped, llmc_error *err)
+text_of(const Engine *e, Job *j, Choice *c, int32_t id, const char **text, size_t *n, bool *stopped, llmc_error *err)
 {
 	const char *raw = "";
 	size_t n_raw = 0;
 
-	if (c->stream)
+	if (c->stream && has_text(e, id))
 		TRY(llmc_stream_feed(c->stream, id, &raw, &n_raw, err));
 	TRY(stop_feed(c->stop, raw, n_raw, id < 0, text, n, stopped, err));
 	if (j->keep_stop) {
@@ -280,7 +288,7 @@ job_token(Engine *e, Job *j, Choice *c, const Pick *p, llmc_finish *finish, bool
 	llmc_sampler_accept(c->sampler, p->id, false);
 	c->n_new++;
 	c->sum_logprob += j->logprobs ? p->logprob : 0;
-	if (text_of(j, c, p->id, &text, &n, &stopped, &err) != LLMC_OK) {
+	if (text_of(e, j, c, p->id, &text, &n, &stopped, &err) != LLMC_OK) {
 		job_fail(e, j, err.code, err.text);
 		return false;
 	}
@@ -330,7 +338,7 @@ job_finish(Engine *e, Job *j, Choice *c, llmc_finish finish, const Pick *p)
 	size_t n = 0;
 
 	sched_finish(e->sched, c->seq);
-	if (finish != LLMC_FINISH_STOP && text_of(j, c, -1, &text, &n, &stopped, &err) != LLMC_OK) {
+	if (finish != LLMC_FINISH_STOP && text_of(e, j, c, -1, &text, &n, &stopped, &err) != LLMC_OK) {
 		job_fail(e, j, err.code, err.text);
 		return;
 	}

@@ -5,6 +5,7 @@ import subprocess
 
 import openai
 import pytest
+import tiny_model
 
 CHAT = [{"role": "user", "content": "hello world"}]
 
@@ -13,6 +14,21 @@ CHAT = [{"role": "user", "content": "hello world"}]
 def client(tiny):
     with openai.OpenAI(base_url=tiny.url + "/v1", api_key="none", max_retries=0) as c:
         yield c
+
+
+def test_tokens_beyond_the_tokenizer_are_without_text(serve, tmp_path, llmc_binary):
+    n = len(tiny_model.vocabulary())
+    folder = tiny_model.build(tmp_path, padding=8)
+    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny") as s:
+        body = {"model": "tiny", "prompt": [264, n + 1, 269], "max_tokens": 3, "temperature": 0, "logit_bias": {str(n + 2): 100}}
+        a = s.post("/v1/completions", body)
+        assert a.status == 200 and a.json()["choices"][0]["text"] == "" and a.json()["usage"]["completion_tokens"] == 3, a.text
+        a = s.post("/v1/completions", {**body, "logprobs": 2})
+        assert a.status == 200 and a.json()["choices"][0]["logprobs"]["tokens"] == [""] * 3, a.text
+        a = s.post("/generate", {"inputs": "hello", "parameters": {"max_new_tokens": 4, "details": True}})
+        assert a.status == 200 and len(a.json()["details"]["tokens"]) == 4, a.text
+    p = subprocess.run([llmc_binary, "run", folder, "--arch", "generic", "-t", "1", "--tokens", f"264,{n + 1}", "-n", "5", "--json"], capture_output=True)
+    assert p.returncode == 0, p.stderr
 
 
 def test_models(client):
