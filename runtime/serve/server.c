@@ -58,8 +58,8 @@ listen_on(Server *s, llmc_error *err)
 		s->listen_fd = fd;
 		if (getsockname(fd, (struct sockaddr *)&a, &n) == 0)
 			s->port = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
-		bool v6 = list->ai_family == AF_INET6, any = !strcmp(host, "0.0.0.0") || !strcmp(host, "::");
-		snprintf(s->url, sizeof s->url, v6 && strchr(host, ':') ? "http://[%s]:%d" : "http://%s:%d", any ? "127.0.0.1" : host, s->port);
+		const char *own = !strcmp(host, "0.0.0.0") ? "127.0.0.1" : !strcmp(host, "::") ? "::1" : host; /* not where to connect to */
+		snprintf(s->url, sizeof s->url, strchr(own, ':') ? "http://[%s]:%d" : "http://%s:%d", own, s->port);
 	}
 	freeaddrinfo(list);
 	return status;
