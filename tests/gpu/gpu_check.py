@@ -89,7 +89,7 @@ def stage_conform(r):
 
 
 def stage_kernels(r):
-    others = ("test_nvrtc.py", "test_conformance.py", "test_runtime.py")
+    others = ("test_nvrtc.py", "test_conformance.py", "test_runtime_artifacts.py", "test_gpu_check.py")
     return pytest_on_gpu(r, [p for p in sorted((ROOT / "tests" / "cuda").glob("test_*.py")) if p.name not in others], 240)
 
 
@@ -145,14 +145,16 @@ def stage_figures(r):
     rows = []
     for model in MODELS:
         config = ROOT / "configs" / f"{model}.yaml"
-        for extra in ([], ["--set", "storage.default=q8_0"], ["--set", "storage.default=q4_k"]) if model == "llama3-8b" else ([],):
+        shapes = [([], ["-p", "512,4096", "-b", "1,8,64", "-d", "0"]), ([], ["-p", "0", "-b", "1", "-d", "4000"])]
+        if model == "llama3-8b":
+            shapes += [(["--set", f"storage.default={t}"], ["-p", "0", "-b", "1", "-d", "0"]) for t in ("q8_0", "q4_k")]
+        for extra, what in shapes:
             if r.left() < 60:
-                rows.append(dict(model=model, skipped="no time left"))
+                rows.append(dict(model=model, args=what, skipped="no time left"))
                 continue
-            p = r.llmc("bench", config, "--device", "cuda", "--random-weights", "--json", "-p", "512,4096", "-n", "64", "-b", "1,8,64", "-d", "0,4000",
-                       "-r", "3", "-c", "4224", "--chunk", "4096", *extra, timeout=min(r.left(), 150))
-            doc = json.loads(p.stdout)
-            for x in doc["results"]:
+            p = r.llmc("bench", config, "--device", "cuda", "--random-weights", "--json", "-n", "64", "-r", "3", "-c", "4224", "--chunk", "4096", *what, *extra,
+                       timeout=min(r.left(), 120))
+            for x in json.loads(p.stdout)["results"]:
                 row = dict(model=model, storage=extra[-1].split("=")[1] if extra else "bf16", test=x["test"], tps=x["tps"], stddev=x["tps_stddev"], gbps=x["gbps"])
                 if x["test"].startswith("tg"):
                     row["share_of_read"] = x["gbps"] * 1e9 / read
