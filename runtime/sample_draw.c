@@ -277,7 +277,7 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 	int32_t n = 0;
 	double sum = 0;
 
-	if (m->work[best] == INFINITY || max == INFINITY)
+	if (m->work[best] == INFINITY || max == INFINITY || max == -INFINITY) /* a temperature that is all but 0 */
 		return best;
 	if (p->top_k > 0 && p->top_k < m->vocab) {
 		floor = kth_of_many(m->work, m->vocab, p->top_k, (float *)cand); /* free until the candidates are listed */

@@ -302,7 +302,7 @@ pick_draw(pick_shared &s, const llmc_slot &slot, const float *v, int vocab, floa
 	pick_list l = { 0, vocab, 0 };
 	u64 above, all = 0, target;
 
-	if (top == -PICK_NONE || max_v == -PICK_NONE)
+	if (top == -PICK_NONE || max_v == -PICK_NONE || max_v == PICK_NONE) /* a temperature that is all but 0 */
 		return best;
 	if (slot.top_k > 0 && slot.top_k < vocab) {
 		const pick_counts f = { v };

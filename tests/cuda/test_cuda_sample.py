@@ -225,6 +225,22 @@ def test_what_cannot_be_picked_is_reported(mode, seed):
     assert got["count"][0] == 7
 
 
+def test_a_temperature_that_is_all_but_zero_is_greedy(cpu):
+    """The largest logit, negative, divided by it is beyond a float."""
+    cases = [dict(), dict(top_k=5), dict(top_p=0.5), dict(min_p=0.1)]
+    rows, vocab = len(cases), 300
+    logits = (np.random.default_rng(4).standard_normal((1, rows, vocab)) - 50).astype(np.float32)
+    slots = np.zeros(rows, SLOT)
+    for o, case in enumerate(cases):
+        for k, v in {"temperature": 1e-40, "repetition": 1, **case}.items():
+            slots[o][k] = v
+        sampler = Sampler(cpu, vocab, [], temperature=1e-40, **case)
+        assert sampler.pick(logits[0, o])[:2] == (0, logits[0, o].argmax())
+        cpu.llmc_sampler_close(sampler.h)
+    got, = sample(logits, slots, np.zeros((rows, vocab), np.int32), *H.RUNS[0])
+    assert (got["picked"][6 % RING]["id"] == logits[0].argmax(axis=1)).all()
+
+
 def test_a_step_without_outputs_ends_too():
     arrays = dict(s_n=np.array([4, 0, 1, 0], np.int32), count=np.array([3], np.uint32), now=np.array([3], np.uint32))
     for mode, seed in H.RUNS[1:]:
