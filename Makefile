@@ -124,7 +124,7 @@ install: all $(BUILD)/install/libllmc.a ## header, libraries, pkg-config file, m
 	ln -sf libllmc.so.0 $(DESTDIR)$(PREFIX)/lib/libllmc.so
 	install -m 644 $(BUILD)/install/libllmc.a $(DESTDIR)$(PREFIX)/lib/libllmc.a
 	install -m 644 cli/llmc.1 $(DESTDIR)$(PREFIX)/share/man/man1/llmc.1
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(PKGS)|' tools/llmc.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/llmc.pc
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(filter-out libmicrohttpd,$(PKGS))|' tools/llmc.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/llmc.pc
 
 clean: ## remove what was built
 	rm -rf $(BUILD) generated

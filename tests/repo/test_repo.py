@@ -49,7 +49,7 @@ def test_the_library_never_prints_or_exits():
 def test_links_in_documents_lead_somewhere():
     for path in files("*.md", "docs/*.md"):
         if path.endswith(".md"):
-            for link in re.findall(r"\]\(([^)#:]+)\)", open(path).read()):
+            for link in re.findall(r"\]\(([^)#:\s]+)\)", open(path).read()):
                 assert os.path.exists(os.path.join(os.path.dirname(path), link)), (path, link)
 
 
