@@ -25,6 +25,7 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
 	llmc_limits lim = engine_limits(m->plan, &o);
 	TRY_GOTO(llmc_session_open(m, &lim, &e->session, err));
+	TRY_GOTO(session_prepare(e->session->s, err)); /* nothing is made while serving */
 	TRY_GOTO(engine_open(e->session->s, m->tokenizer, &o, &e->e, err));
 	*out = e;
 	return LLMC_OK;
