@@ -29,7 +29,7 @@
 #define GEMM_BLOCKS 1
 #define GEMM_SHARED 98304
 #elif W_PLANES
-#define GEMM_BLOCKS 2
+#define GEMM_BLOCKS (GEMM_ARCH == 80 || GEMM_ARCH == 90 ? 2 : 1) /* elsewhere memory is for one, or ptxas spills at 128 registers */
 #define GEMM_SHARED 65536
 #else
 #define GEMM_BLOCKS 2
