@@ -61,6 +61,7 @@ parse_directive(Templates *ts, Template *t, const char *word, const Line *l)
 		{ "arg", t->arg, &t->n_arg, PLAN_MAX_ARGS },
 		{ "scratch", t->scratch, &t->n_scratch, 4 },
 		{ "launch", t->launch, &t->n_launch, PLAN_MAX_LAUNCH },
+		{ "map", t->map, &t->n_map, PLAN_MAX_MAP },
 	};
 
 	for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {

@@ -15,8 +15,8 @@ struct Template {
 	OpKind      op;
 	bool        phase[PHASES];
 	bool        both;       /* one text for all phases */
-	int         n_require, n_param, n_arg, n_scratch, n_launch;
-	Line        require[MAX_LINES], param[MAX_LINES], arg[PLAN_MAX_ARGS], scratch[4], launch[PLAN_MAX_LAUNCH];
+	int         n_require, n_param, n_arg, n_scratch, n_launch, n_map;
+	Line        require[MAX_LINES], param[MAX_LINES], arg[PLAN_MAX_ARGS], scratch[4], launch[PLAN_MAX_LAUNCH], map[PLAN_MAX_MAP];
 };
 
 struct Templates {
@@ -51,6 +51,8 @@ bool   template_name(void *bind, const char *name, HeadValue *out);
 bool   template_arg(const Bind *b, const Template *t, const Line *l, bool scratch, ArgDecl *out);
 /* The i-th @launch line; symbol: of the kernel */
 bool   template_launch(const Bind *b, const Template *t, int i, const char *symbol, PlanLaunch *out);
+/* The i-th @map line; k: with all its arguments */
+bool   template_map(const Bind *b, const Template *t, int i, const PlanKernel *k, PlanMap *out);
 /* All @arg lines against the op; fits false without an error: only the kind of rows differs. */
 bool   template_args(const Bind *b, const Template *t, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
 

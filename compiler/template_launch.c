@@ -1,4 +1,4 @@
-/* `//@launch` lines: the functions of a CUDA template that make up a kernel, and their grids. */
+/* `//@launch` lines: the functions of a CUDA template that make up a kernel, and their grids. `//@map` lines: its tensor maps. */
 #include <ctype.h>
 #include <string.h>
 
@@ -139,4 +139,54 @@ template_launch(const Bind *b, const Template *t, int i, const char *symbol, Pla
 		p = q ? q + 1 : end;
 	}
 	return out->block > 0 || template_error(b, t, l, "a launch needs its block");
+}
+
+static bool
+parse_map_item(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, PlanMap *out)
+{
+	char    word[16];
+	int64_t v[2];
+
+	template_word(&p, end, word, sizeof word);
+	if (strcmp(word, "cols") == 0)
+		return int_value(b, t, l, p, end, 8, INT32_MAX, &out->cols);
+	if (strcmp(word, "swizzle") == 0 && int_value(b, t, l, p, end, 0, 128, &v[0])) {
+		out->swizzle = (int)v[0];
+		return true;
+	}
+	const char *comma = memchr(p, ',', (size_t)(end - p));
+	if (strcmp(word, "box") == 0 && comma && int_value(b, t, l, p, comma, 1, 256, &v[0]) &&
+	    int_value(b, t, l, comma + 1, end, 1, 256, &v[1])) {
+		out->box[0] = (int)v[0];
+		out->box[1] = (int)v[1];
+		return true;
+	}
+	return template_error(b, t, l, "expected cols N, box N, N or swizzle N");
+}
+
+bool
+template_map(const Bind *b, const Template *t, int i, const PlanKernel *k, PlanMap *out)
+{
+	const Line *l = &t->map[i];
+	const char *p = l->text, *end = p + l->size;
+	char        name[32];
+
+	*out = (PlanMap){ .arg = -1 };
+	template_word(&p, end, name, sizeof name);
+	for (int a = 0; a < k->n_arg; a++)
+		if (strcmp(k->arg[a].name, name) == 0)
+			out->arg = a;
+	if (out->arg < 0)
+		return template_error(b, t, l, "a map is of an argument of this kernel");
+	while (p < end) {
+		const char *q = memchr(p, ';', (size_t)(end - p));
+		const char *stop = q ? q : end, *item = p;
+		trim(&item, &stop);
+		if (item < stop && !parse_map_item(b, t, l, item, stop, out))
+			return false;
+		p = q ? q + 1 : end;
+	}
+	return plan_map_fits(out, k) ||
+	       template_error(b, t, l, "no tensor map that a GPU has: cols and box in whole 16 bytes, a swizzle of 0, 32, 64 or 128 bytes "
+	                               "with a box no wider");
 }

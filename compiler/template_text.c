@@ -186,6 +186,11 @@ launches(const Bind *b, const Template *t, Kernel *k)
 	for (k->row.n_launch = 0; k->row.n_launch < t->n_launch; k->row.n_launch++)
 		if (!template_launch(b, t, k->row.n_launch, b->symbol, &k->row.launch[k->row.n_launch]))
 			return false;
+	if (t->n_map && (b->ts->target->kind != TARGET_CUDA || b->ts->target->arch < 90))
+		return template_error(b, t, &t->map[0], "GPUs have tensor maps from sm_90 on");
+	for (k->row.n_map = 0; k->row.n_map < t->n_map; k->row.n_map++)
+		if (!template_map(b, t, k->row.n_map, &k->row, &k->row.map[k->row.n_map]))
+			return false;
 	return true;
 }
 
@@ -218,6 +223,11 @@ kernel_key(const Templates *ts, const Kernel *k, const char *text)
 			line = arena_printf(ts->arena, "%d %lld %lld", u->grid[d].sym, (long long)u->grid[d].mul, (long long)u->grid[d].div);
 			sha256_add(&sum, line, strlen(line) + 1);
 		}
+	}
+	for (int i = 0; i < k->row.n_map; i++) {
+		const PlanMap *m = &k->row.map[i];
+		const char *line = arena_printf(ts->arena, "%d %lld %d %d %d", m->arg, (long long)m->cols, m->box[0], m->box[1], m->swizzle);
+		sha256_add(&sum, line, strlen(line) + 1);
 	}
 	sha256_hex(&sum, hex);
 	return arena_strndup(ts->arena, hex, 12);

@@ -95,9 +95,15 @@ _Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56, "
 	X(graph_destroy, cuGraphDestroy, (CUgraph)) \
 	X(graph_exec_destroy, cuGraphExecDestroy, (CUgraphExec))
 
+/* What only newer drivers have; NULL: this one does not */
+#define CUDA_NEWER_CALLS(X) \
+	X(tensor_map, cuTensorMapEncodeTiled, (void *map, int type, unsigned rank, void *at, const uint64_t *dim, const uint64_t *stride, \
+	                                       const unsigned *box, const unsigned *step, int interleave, int swizzle, int l2, int fill))
+
 typedef struct CudaApi {
 #define X(member, symbol, args) CUresult (*member) args;
 	CUDA_CALLS(X)
+	CUDA_NEWER_CALLS(X)
 #undef X
 } CudaApi;
 

@@ -7,7 +7,7 @@
  *   build.c    the kernels of a plan, compiled side by side     describe.c what `llmc doctor` says
  *   load.c     weights through pinned buffers                   model.c    what sessions of a model share
  *   session.c  memory of a session                              step.c     one step: launches, graphs
- *   pick.c     steps that pick their tokens on the device
+ *   map.c      tensor maps of steps                             pick.c     steps that pick their tokens on the device
  *
  * Every call makes the device's own context current and puts back what was: a host program that uses CUDA itself is not
  * disturbed. */

@@ -146,6 +146,13 @@ cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *e
 	} while (0);
 	CUDA_CALLS(X)
 #undef X
+#define X(member, symbol, args)                              \
+	do {                                                     \
+		void *at_ = dlsym(*lib, #symbol);                    \
+		memcpy(&api->member, &at_, sizeof at_);              \
+	} while (0);
+	CUDA_NEWER_CALLS(X)
+#undef X
 	if (!lacks)
 		return LLMC_OK;
 	int version = 0;

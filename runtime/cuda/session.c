@@ -455,6 +455,7 @@ cuda_session_close(CudaSession *c)
 	}
 	free(c->step[0]);
 	free(c->step[1]);
+	free(c->maps);
 	free(c->table);
 	free(c->row_seq);
 	free(c->row_pages);

@@ -13,12 +13,16 @@
 
 enum { CUDA_BUCKETS = 18, CUDA_FLIGHT = 2 }; /* 1, 2, 4, ... 65536 and the session's own number of sequences */
 
+/* The second parameter of kernels with tensor maps */
+typedef struct CudaMaps { _Alignas(64) unsigned char map[PLAN_MAX_MAP][128]; } CudaMaps;
+
 /* A step of the plan, ready to be launched. */
 typedef struct CudaStep {
 	const PlanStep   *step;
 	const PlanKernel *kernel;
 	const CUfunction *fn;      /* [n_launch] */
 	llmc_call         call;
+	CudaMaps         *maps;    /* NULL: none */
 } CudaStep;
 
 /* A step under way that picks. */
@@ -36,6 +40,7 @@ struct CudaSession {
 	CUstream     stream;
 	CUdeviceptr  slots, state;
 	CudaStep    *step[2];
+	CudaMaps    *maps;           /* of all steps that have some */
 	llmc_state   st;           /* the argument of begin and sample */
 	int32_t      max_out, n_freq, n_bucket, bucket[CUDA_BUCKETS];
 	CUgraphExec  graph[2][CUDA_BUCKETS]; /* [picks][bucket] */
@@ -65,6 +70,9 @@ struct CudaSession {
 int64_t     cuda_state_layout(CudaSession *c, const Session *s, CUdeviceptr base);
 /* The failure of an earlier call that returned nothing, or LLMC_OK. */
 llmc_status cuda_session_check(CudaSession *c, llmc_error *err);
+
+/* map.c: fills the maps of steps whose arguments are bound */
+llmc_status cuda_bind_maps(CudaSession *c, llmc_error *err);
 
 /* step.c */
 llmc_status cuda_bind(CudaSession *c, llmc_error *err);

@@ -37,6 +37,7 @@ cuda_bind(CudaSession *c, llmc_error *err)
 			run->weight_bytes += ps->weight_bytes;
 		}
 	}
+	TRY(cuda_bind_maps(c, err));
 	for (int64_t b = 1; c->n_bucket < CUDA_BUCKETS && (b < 2 * max || b == 1); b *= 2)
 		c->bucket[c->n_bucket++] = (int32_t)(b < max ? b : max);
 	return LLMC_OK;
@@ -111,14 +112,14 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 
 static llmc_status
 launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], int block, int cluster, int64_t shared, bool pdl,
-       void *arg, llmc_error *err)
+       void *arg, void *maps, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	CudaLaunchAttr attr[2];
 	CudaLaunchConfig k = { .grid_x = (unsigned)grid[0], .grid_y = (unsigned)grid[1], .grid_z = (unsigned)grid[2],
 		.block_x = (unsigned)block, .block_y = 1, .block_z = 1, .shared_bytes = (unsigned)shared, .stream = c->stream,
 		.attr = attr };
-	void *params[] = { arg };
+	void *params[] = { arg, maps };
 
 	if (grid[0] < 0 || grid[0] > INT32_MAX || grid[1] < 0 || grid[1] > 65535 || grid[2] < 0 || grid[2] > 65535)
 		return error_set(err, LLMC_E_RANGE, "%s would be launched as %lld x %lld x %lld blocks, which no GPU takes; smaller limits "
@@ -141,14 +142,14 @@ launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], in
 static llmc_status
 launch_begin(CudaSession *c, int64_t rows, llmc_error *err)
 {
-	return launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, false, &c->st, err);
+	return launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, false, &c->st, NULL, err);
 }
 
 static llmc_status
 launch_sample(CudaSession *c, int64_t n_out, llmc_error *err)
 {
 	return launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ LLMC_PICK_PARTS, n_out > 0 ? n_out : 1, 1 }, 512, 1, 0,
-	              true, &c->st, err);
+	              true, &c->st, NULL, err);
 }
 
 static llmc_status
@@ -162,7 +163,7 @@ launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], llmc_er
 			grid[i] = plan_extent_elems(&p->grid[i], sym);
 		if (!grid[0] || !grid[1] || !grid[2])
 			continue; /* nothing of its kind in this step */
-		TRY(launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, p->shared, p->pdl, &k->call, err));
+		TRY(launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, p->shared, p->pdl, &k->call, k->maps, err));
 	}
 	return LLMC_OK;
 }

@@ -12,7 +12,7 @@
 #include "base/strbuf.h"
 #include "formats/dtype.h"
 
-enum { PLAN_FORMAT = 1, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_MAX_ATTRS = 24, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 4 };
+enum { PLAN_FORMAT = 1, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_MAX_ATTRS = 24, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 4, PLAN_MAX_MAP = 4 };
 
 /* Symbols of extents. n_part: threads of the session; n_sm: multiprocessors of the GPU, in grids only. */
 #define PLAN_SYM_LIST(X) X(one) X(n_tok) X(n_dec) X(n_pre) X(n_seq) X(n_out) X(n_part) X(n_sm)
@@ -106,8 +106,18 @@ typedef struct PlanLaunch {
 	PlanExtent  grid[3];      /* blocks; all >= 1 */
 	int64_t     shared;       /* bytes of dynamic shared memory */
 } PlanLaunch;
+/* CUDA targets from sm_90 on: a tensor map over the memory of an argument, seen as rows of `cols` 16-bit elements, as many as it has.
+ * Maps are the second parameter of the kernel's functions. */
+typedef struct PlanMap {
+	int         arg;
+	int64_t     cols;
+	int         box[2];       /* columns, rows */
+	int         swizzle;      /* bytes: 0, 32, 64, 128 */
+} PlanMap;
 typedef struct PlanKernel {
 	const char *id, *file, *symbol; /* file relative to the artifact */
+	int         n_map;
+	PlanMap     map[PLAN_MAX_MAP];
 	int         n_launch;     /* 0: a CPU kernel */
 	PlanLaunch  launch[PLAN_MAX_LAUNCH];
 	int         n_arg;
@@ -162,6 +172,8 @@ typedef struct Plan {
 int64_t plan_layer_page_bytes(const PlanPool *p);
 int64_t plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT]); /* -1: overflow */
 int64_t plan_slot_bytes(const Plan *p, int slot, const int64_t sym[SYM_COUNT]); /* -1: overflow */
+/* Is this a tensor map of an argument of k that hardware has? */
+bool plan_map_fits(const PlanMap *m, const PlanKernel *k);
 /* Bytes of a tensor in memory in its layout (runtime/weights/layout.h decides); -1: bad shape for the layout. */
 int64_t plan_tensor_bytes(const PlanTensor *t);
 

@@ -269,6 +269,17 @@ is_name(const char *name)
 	return !*s && s > name && s - name <= 200;
 }
 
+bool
+plan_map_fits(const PlanMap *m, const PlanKernel *k)
+{
+	bool swizzle = m->swizzle == 0 || m->swizzle == 32 || m->swizzle == 64 || m->swizzle == 128;
+
+	if (m->arg < 0 || m->arg >= k->n_arg || k->arg[m->arg].dir == DIR_ROPE || k->arg[m->arg].dir == DIR_NONE)
+		return false;
+	return swizzle && m->cols >= 8 && m->cols % 8 == 0 && m->box[0] % 8 == 0 && m->box[0] >= 8 && m->box[0] <= 256 && m->box[1] >= 1 &&
+	       m->box[1] <= 256 && (m->swizzle == 0 || m->box[0] * 2 <= m->swizzle);
+}
+
 static llmc_status
 check_kernel(const PlanKernel *k, llmc_error *err)
 {
@@ -280,6 +291,10 @@ check_kernel(const PlanKernel *k, llmc_error *err)
 	for (int i = 0; i < k->n_launch; i++)
 		if (!is_name(k->launch[i].fn))
 			return BAD("kernel %s: launch \"%s\" is no name of a C function", k->id, k->launch[i].fn);
+	for (int i = 0; i < k->n_map; i++)
+		if (!plan_map_fits(&k->map[i], k))
+			return BAD("kernel %s: map[%d] is none that a GPU has: an argument in memory, columns and boxes in whole 16 bytes, a "
+			           "swizzle of 0, 32, 64 or 128 bytes with a box no wider", k->id, i);
 	for (int i = 0; i < k->n_arg; i++) {
 		const PlanKernelArg *a = &k->arg[i];
 		bool sized = a->dir == DIR_IN || a->dir == DIR_OUT || a->dir == DIR_INOUT || a->dir == DIR_SCRATCH;

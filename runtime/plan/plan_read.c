@@ -135,18 +135,41 @@ read_launches(Reader *r, json_t *j, PlanKernel *k)
 }
 
 static void
+read_maps(Reader *r, json_t *j, PlanKernel *k)
+{
+	json_t *a = rd_get_array(r, j, "map", 0, PLAN_MAX_MAP, &k->n_map);
+
+	for (int i = 0; i < k->n_map; i++) {
+		json_t *v = json_array_get(a, (size_t)i);
+		PlanMap *m = &k->map[i];
+		size_t was = rd_enter(r, "map", i);
+		int n;
+		rd_keys(r, v, "arg cols box swizzle");
+		m->arg = (int)rd_get_int(r, v, "arg", 0, PLAN_MAX_ARGS - 1);
+		m->cols = rd_get_int(r, v, "cols", 8, INT32_MAX);
+		m->swizzle = (int)rd_get_int(r, v, "swizzle", 0, 128);
+		json_t *b = rd_get_array(r, v, "box", 2, 2, &n);
+		for (int d = 0; d < 2; d++)
+			m->box[d] = (int)rd_int_value(r, json_array_get(b, (size_t)d), "box", 1, 256);
+		rd_leave(r, was);
+	}
+}
+
+static void
 read_kernel(Reader *r, json_t *j, PlanKernel *k)
 {
 	static const char *const dir[] = { "in", "out", "inout", "pool", "rope", "scratch", "none" };
 
 	bool cuda = target_is_cuda(r->p->target);
 
-	rd_keys(r, j, cuda ? "id file symbol launch arg" : "id file symbol arg");
+	rd_keys(r, j, cuda ? "id file symbol launch map arg" : "id file symbol arg");
 	k->id = rd_get_id(r, j, "id");
 	k->file = rd_get_str(r, j, "file");
 	k->symbol = rd_get_str(r, j, "symbol");
-	if (cuda)
+	if (cuda) {
 		read_launches(r, j, k);
+		read_maps(r, j, k);
+	}
 	json_t *a = rd_get_array(r, j, "arg", 0, PLAN_MAX_ARGS, &k->n_arg);
 	for (int i = 0; i < k->n_arg; i++) {
 		json_t *v = json_array_get(a, (size_t)i);

@@ -252,6 +252,13 @@ put_kernel(Strbuf *out, const PlanKernel *k)
 			strbuf_printf(out, "\"pdl\":%s},", u->pdl ? "true" : "false");
 		}
 		end(out, ']');
+		strbuf_puts(out, ",\"map\":[");
+		for (int i = 0; i < k->n_map; i++) {
+			const PlanMap *m = &k->map[i];
+			strbuf_printf(out, "{\"arg\":%d,\"cols\":%lld,\"box\":[%d,%d],\"swizzle\":%d},", m->arg, (long long)m->cols, m->box[0],
+			              m->box[1], m->swizzle);
+		}
+		end(out, ']');
 		strbuf_putc(out, ',');
 	}
 	strbuf_puts(out, "\"arg\":[");

@@ -110,4 +110,9 @@ template <int LEFT> DEV void bulk_wait_read() { asm volatile("cp.async.bulk.wait
 #endif
 
 #endif
+
+#if __CUDA_ARCH__ >= 900
+/* The second parameter of functions of a kernel with `//@map` lines: const __grid_constant__ llmc_maps m */
+struct llmc_maps { tensor_map map[4]; };
+#endif
 #endif

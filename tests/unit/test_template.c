@@ -222,6 +222,28 @@ BENCH_TEST(launches_have_grids)
 	assert_string_not_equal(x->key, y->key);
 }
 
+BENCH_TEST(tensor_maps_are_of_arguments)
+{
+	static const char text[] = "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS "//@scratch act f16[n_tok, COLS]\n%sx\n";
+	const Kernel *k = expand_for(b, "cuda-sm_90a", arena_printf(&b->arena, text, "//@map act; cols COLS; box 8*2, 64; swizzle 128\n//@map w; cols 64; box 64, 8\n"), 2);
+
+	assert_non_null(k);
+	assert_int_equal(k->row.n_map, 2);
+	assert_int_equal(k->row.map[0].arg, 4);
+	assert_int_equal(k->row.map[0].cols, 32);
+	assert_int_equal(k->row.map[0].box[0], 16);
+	assert_int_equal(k->row.map[0].box[1], 64);
+	assert_int_equal(k->row.map[0].swizzle, 128);
+	assert_int_equal(k->row.map[1].arg, 1);
+	assert_int_equal(k->row.map[1].swizzle, 0);
+	/* another box is another kernel, though the text is the same */
+	const Kernel *x = expand_for(b, "cuda-sm_90a", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 8\n"), 2);
+	const Kernel *y = expand_for(b, "cuda-sm_90a", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 16\n"), 2);
+	assert_string_not_equal(x->key, y->key);
+	assert_null(expand_for(b, "cuda-sm_80", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 8\n"), 2));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "from sm_90 on"));
+}
+
 typedef struct Wrong { const char *text; int line; const char *says; } Wrong;
 
 static const Wrong wrong[] = {
@@ -274,6 +296,11 @@ static const Wrong wrong_launch[] = {
 	{ ARGS "//@launch main; block 32; grid 2 + n_tok\n", 5, "before a symbol" },
 	{ ARGS "//@launch main; block 32; grid n_tok * 2\n", 5, "after a symbol" },
 	{ ARGS "//@launch main; block 32; color 2\n", 5, "expected block, grid" },
+	{ ARGS "//@launch main; block 32\n//@map v; cols 8; box 8, 8\n", 6, "of an argument of this kernel" },
+	{ ARGS "//@launch main; block 32\n//@map w; cols 12; box 8, 8\n", 6, "no tensor map that a GPU has" },
+	{ ARGS "//@launch main; block 32\n//@map w; cols 64; box 64, 8; swizzle 64\n", 6, "no tensor map that a GPU has" },
+	{ ARGS "//@launch main; block 32\n//@map w; cols 64; box 8, 300\n", 6, "out of range" },
+	{ ARGS "//@launch main; block 32\n//@map w; cols 64; square 8, 8\n", 6, "expected cols N" },
 	{ ARGS "//@launch a; block 1\n//@launch b; block 1\n//@launch c; block 1\n//@launch d; block 1\n//@launch e; block 1\n", 9, "more than 4 @launch lines" },
 };
 
@@ -283,7 +310,7 @@ check_wrong_launch(Bench *b, int i)
 	const Wrong *w = &wrong_launch[i];
 	char         place[80];
 
-	assert_null(expand_for(b, "cuda-sm_80", w->text, 2));
+	assert_null(expand_for(b, "cuda-sm_90a", w->text, 2));
 	snprintf(place, sizeof place, "templates/cpu/t.c.in:%d:", w->line);
 	if (!strstr(strbuf_str(&b->diag.text), place) || !strstr(strbuf_str(&b->diag.text), w->says))
 		fail_msg("case %d: expected %s %s, got: %s", i, place, w->says, strbuf_str(&b->diag.text));
@@ -342,7 +369,7 @@ main(void)
 		cmocka_unit_test(scratch_follows_the_arguments), cmocka_unit_test(headers_are_followed),
 		cmocka_unit_test(keys_tell_kernels_apart),     cmocka_unit_test(faults_name_template_and_line),
 		cmocka_unit_test(every_template_fits_every_model), cmocka_unit_test(launches_have_grids),
-		cmocka_unit_test(faulty_launches),
+		cmocka_unit_test(faulty_launches),             cmocka_unit_test(tensor_maps_are_of_arguments),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
