@@ -150,6 +150,23 @@ def launches(template, params):
     return out
 
 
+def maps(template, params):
+    """[(argument, cols, (box columns, box rows), swizzle)] of the @map lines; arguments count scratch too."""
+    names = [rest.split()[0].rstrip("?") for want in ("arg", "scratch") for key, rest in head(template) if key == want]
+    out = []
+    for key, rest in head(template):
+        if key != "map":
+            continue
+        parts = [p.strip() for p in rest.split(";")]
+        item = dict(swizzle=0)
+        for p in parts[1:]:
+            what, _, value = p.partition(" ")
+            assert what in ("cols", "box", "swizzle"), f"{template}: {p}"
+            item[what] = [int(evaluate(v, params)) for v in split_commas(value)] if what == "box" else int(evaluate(value, params))
+        out.append((names.index(parts[0]), item["cols"], tuple(item["box"]), item["swizzle"]))
+    return out
+
+
 def split_commas(text):
     out, depth = [""], 0
     for c in text:
@@ -347,7 +364,18 @@ class Device:
             self.ok("cuMemcpyDtoH_v2", a.ctypes.data, p, a.nbytes)
         return a
 
-    def launch(self, m, fn, grid, block, shared, cluster, pdl, arg):
+    def tensor_maps(self, maps, ptr, size):
+        """The second parameter: four maps of 128 bytes, at a multiple of 64."""
+        room = C.create_string_buffer(4 * 128 + 64)
+        at = -(-C.addressof(room) // 64) * 64
+        for i, (arg, cols, box, swizzle) in enumerate(maps):
+            dim, stride = (C.c_uint64 * 2)(cols, size[arg] // (2 * cols)), (C.c_uint64 * 1)(2 * cols)
+            self.ok("cuTensorMapEncodeTiled", C.c_void_p(at + 128 * i), 1, 2, C.c_void_p(ptr[arg]), dim, stride, (C.c_uint32 * 2)(*box), (C.c_uint32 * 2)(1, 1), 0,
+                    {0: 0, 32: 1, 64: 2, 128: 3}[swizzle], 2, 0)
+        self.room = room
+        return at
+
+    def launch(self, m, fn, grid, block, shared, cluster, pdl, arg, maps=0):
         f = C.c_void_p()
         self.ok("cuModuleGetFunction", C.byref(f), m, fn.encode())
         if shared > 48 << 10:
@@ -360,7 +388,7 @@ class Device:
             attrs[n].id, attrs[n].value[0] = 6, 1
             n += 1
         c = Config(*(grid + [1, 1])[:3], block, 1, 1, shared, self.stream, C.addressof(attrs), n)
-        self.ok("cuLaunchKernelEx", C.byref(c), f, (C.c_void_p * 1)(C.addressof(arg)), None)
+        self.ok("cuLaunchKernelEx", C.byref(c), f, (C.c_void_p * 2)(C.addressof(arg), maps), None)
 
     def raw(self, job):
         """Kernels with one struct of any kind. job: arrays {name: array}, pack (struct format), fields (numbers, names of arrays), launches
@@ -380,11 +408,11 @@ class Device:
         return res
 
     def run(self, job):
-        """job: text, name, launches [(fn, grid, block, shared, cluster, pdl)], n, step arrays, stride, args, scratch, repeat"""
+        """job: text, name, launches [(fn, grid, block, shared, cluster, pdl)], n, step arrays, stride, args, scratch, repeat, maps"""
         self.mem = []
         m = self.module(job["text"], job["name"])
         pdl = any(x[5] for x in job["launches"])
-        call, fed, ptr, guards = CallArgs(), [], [], []
+        call, fed, ptr, size, guards = CallArgs(), [], [], [], []
 
         def fresh(array, moving):
             """In place at once, or by the kernel that runs before."""
@@ -399,6 +427,7 @@ class Device:
             setattr(call, k, fresh(v, True))
         call.block_stride, call.rows = job["stride"], job.get("rows", 0)
         for kind, value, moving in job["args"]:
+            size.append(0 if kind == "none" else size[value] if kind == "alias" else value if kind == "out" else value.nbytes)
             if kind == "none":
                 ptr.append(0)
             elif kind == "alias":
@@ -412,9 +441,11 @@ class Device:
             else:
                 ptr.append(fresh(value, moving))
         for dtype, n in job["scratch"]:
+            size.append(n * np.dtype(ITEM[dtype]).itemsize)
             ptr.append(self.up(np.zeros(n, np.int32)) if dtype == "i32" else self.alloc(n * np.dtype(ITEM[dtype]).itemsize))
         for i, v in enumerate(ptr):
             call.a[i] = v
+        maps = self.tensor_maps(job["maps"], ptr, size)
         self.ok("cuCtxSynchronize")
         for _ in range(job["repeat"]):
             if fed:
@@ -423,7 +454,7 @@ class Device:
                     f.dst[i], f.src[i], f.n[i] = d, s, n
                 self.launch(self.module(inline(FEED, "feed.cu", set()), "feed.cu"), "feed", [3], 64, 0, 1, False, f)
             for fn, grid, block, shared, cluster, is_pdl in job["launches"]:
-                self.launch(m, fn, grid, block, shared, cluster, is_pdl, call)
+                self.launch(m, fn, grid, block, shared, cluster, is_pdl, call, maps)
         self.ok("cuCtxSynchronize")
         for lo, hi in guards:
             for p in (lo, hi):
@@ -517,7 +548,7 @@ class Kernel:
         self.params = complete(template, arch, params)
         assert accepts(template, arch, params), f"{template} does not take {params} for {arch}"
         self.text = expand(template, self.params)
-        self.launches = launches(template, self.params)
+        self.launches, self.maps = launches(template, self.params), maps(template, self.params)
         self.args = [rest.split() for key, rest in head(template) if key == "arg"]
         self.scratch_decl = [rest for key, rest in head(template) if key == "scratch"]
 
@@ -553,7 +584,7 @@ class Kernel:
         todo = [(x["fn"], [extent(g, self.params, syms) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"]) for x in self.launches]
         n = [step.n[k] for k in ("n_tok", "n_dec", "n_seq", "n_out")]
         job = dict(text=self.text, name=f"{path_of(self.template).name}", launches=todo, n=n, step=step.arrays, stride=step.stride,
-                   rows=syms["n_tok"], args=passed, scratch=scratch, repeat=repeat, fetch=fetch)
+                   rows=syms["n_tok"], args=passed, scratch=scratch, repeat=repeat, fetch=fetch, maps=self.maps)
         return submit(self.arch, mode, seed, sms, job, timeout)
 
 

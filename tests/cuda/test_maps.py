@@ -1,0 +1,18 @@
+"""Tensor maps of a kernel's arguments (//@map): rows as many as the memory has, zeros beyond it, the swizzle of 128 bytes as the PTX manual has it
+(16-byte chunk c of row r lies at chunk c ^ r % 8)."""
+import numpy as np
+import pytest
+
+import cuda_harness as H
+
+
+@pytest.mark.parametrize("mode", ["fast", "check"])
+def test_a_tile_of_an_argument(mode):
+    x = np.random.default_rng(0).integers(1, 1 << 16, (19, 40), dtype=np.uint16)
+    y = H.build(H.ROOT / "tests" / "cuda" / "map_copy.cu.in", "sm_90a", COLS=40).run(H.make_step([0] * 19), [x, H.out((19, 8, 8), np.uint16)], mode=mode)[0]
+    tile = np.zeros((24, 64), np.uint16)
+    tile[:19, :32] = x[:, 8:]
+    chunks = tile.reshape(24, 8, 8)
+    for r in range(19):
+        for c in range(8):
+            assert (y[r, c ^ r % 8] == chunks[r, c]).all()
