@@ -96,7 +96,7 @@ gpu-check: all ## tests and figures on the GPU of this machine, ten minutes; res
 	@tests/gpu/check.sh
 
 nvrtc: all ## every kernel of every description through the real NVRTC, for every architecture; writes docs/cuda-resources.md
-	@"$$(tools/venv.sh)/bin/python" tools/cuda_resources.py --markdown docs/cuda-resources.md $(filter-out %pretokenizers.yaml,$(wildcard configs/*.yaml))
+	@LLMC="$(abspath $(BUILD))/llmc" "$$(tools/venv.sh)/bin/python" tools/cuda_resources.py --markdown docs/cuda-resources.md $(filter-out %pretokenizers.yaml,$(wildcard configs/*.yaml))
 
 soak: all ## ten minutes of every kind of client against a server; SOAK_SECONDS=60
 	@"$$(tools/venv.sh)/bin/python" tests/serve/soak.py $(or $(SOAK_SECONDS),600)

@@ -5,7 +5,8 @@
 
 Cold: all kernels of llama3-8b for sm_90a through the real NVRTC (wanted: 6 s on two cores). Warm: from `llmc run` to loaded, on the emulator, SmolLM2,
 nothing left to compile (1 s). Description: `llmc compile configs/llama2-70b.yaml --target cuda` (0.5 s). Tokens of SmolLM2 on the emulator: 1.5 s in
-fast mode, 4 s in checking mode. Medians with the spread, into tests/bench/results/."""
+fast mode, 4 s in checking mode. The host's own share of a decode step (20 us), with a driver that does nothing (null_cuda.c). Medians with the spread,
+into tests/bench/results/."""
 import argparse
 import json
 import os
@@ -46,6 +47,20 @@ def llmc(*args, **env):
     return p
 
 
+def host(smol, tmp, runs):
+    """Microseconds of the host for a decode step of 1 and of 64 sequences."""
+    null = tmp / "null"
+    null.mkdir()
+    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", f"-I{ROOT}", ROOT / "tests/bench/null_cuda.c", "-o", null / "libcuda.so.1"], check=True)
+    (null / "libnvrtc.so.13").symlink_to("libcuda.so.1")
+    env = {"LLMC_CUDA_LIBDIR": str(null), "LLMC_CACHE": str(tmp / "null-cache")}
+
+    def step(batch):
+        cmd = ["bench", smol, "--device", "cuda", "-p", "0", "-n", "1024", "-b", batch, "--seqs", batch, "-c", "2048", "--json", "-q"]
+        return 1e6 * batch / json.loads(llmc(*cmd, **env).stdout)["results"][0]["tps"]
+    return {f"{b}_sequences": timed(runs, lambda i: step(b)) for b in (1, 64)}
+
+
 def main():
     a = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     a.add_argument("--runs", type=int, default=5)
@@ -64,6 +79,7 @@ def main():
         run = ["run", smol, "--device", "cuda", "--tokens", "1,2,3", "-n", "2", "--ignore-eos", "--json", "-c", "64"]
         llmc(*run, **emu)
         out["warm_start_s"] = timed(a.runs, lambda i: json.loads(llmc(*run, **emu).stdout)["timing"]["load_s"])
+        out["host_us_per_step"] = host(smol, tmp, a.runs)
         for mode in ("fast", "check"):
             def token(i):
                 t = json.loads(llmc(*[x if x != "2" else "5" for x in run], LLMC_EMU_MODE=mode, **emu).stdout)["timing"]
