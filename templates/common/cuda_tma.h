@@ -3,7 +3,12 @@
  *
  * A tensor map is made by the host (cuTensorMapEncodeTiled). A load brings a box at coordinates, innermost first; what lies outside of
  * the tensor becomes zero; its bytes count towards the barrier's phase as those of bulk_load do. Shared memory at a multiple of 128 bytes,
- * of 1024 with a swizzle of 128. Stores go by groups: bulk_commit, then bulk_wait_read (the source may be written again) or bulk_wait. */
+ * of 1024 with a swizzle of 128. Stores go by groups: bulk_commit, then bulk_wait_read (the source may be written again) or bulk_wait.
+ *
+ * A multicast brings the same bytes to every block of the cluster whose bit is in the mask: to the same place in its shared memory, counted by the
+ * barrier in the same place there. Barriers must be known to be there (cluster_sync behind their initialisation), whoever reads the
+ * target must have said so across the cluster (mbar_arrive_cluster, mbar_wait_cluster), and no block may leave before all that others do
+ * to it has been (cluster_sync at the end). */
 #ifndef LLMC_CUDA_TMA_H
 #define LLMC_CUDA_TMA_H
 
@@ -95,6 +100,39 @@ tensor_store_5d(const tensor_map *m, int x, int y, int z, int u, int v, const vo
 {
 	asm volatile(LLMC_TENSOR_STORE("5d", "%2, %3, %4, %5, %6")
 	             : : "l"(m), "r"(shared_address(src)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v) : "memory");
+}
+
+DEV void
+tensor_load_2d_multicast(void *dst, const tensor_map *m, int x, int y, mbar_t *b, unsigned short mask)
+{
+	asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
+	             : : LLMC_LOAD_TO, "r"(x), "r"(y), "h"(mask) : "memory");
+}
+
+DEV void
+bulk_load_multicast(void *dst, const void *src, unsigned bytes, mbar_t *b, unsigned short mask)
+{
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+	             : : "r"(shared_address(dst)), "l"(src), "r"(bytes), "r"(shared_address(b)), "h"(mask) : "memory");
+}
+
+/* One arrival at the barrier in the place of b in block `rank` of the cluster, this one's own too. */
+DEV void
+mbar_arrive_cluster(mbar_t *b, unsigned rank)
+{
+	asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }"
+	             : : "r"(shared_address(b)), "r"(rank) : "memory");
+}
+
+/* mbar_wait that also acquires what arrivals of other blocks released. */
+DEV void
+mbar_wait_cluster(mbar_t *b, unsigned parity)
+{
+	unsigned done;
+	do
+		asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+		             : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
+	while (!done);
 }
 
 /* A multiple of 16 bytes, both sides aligned to 16. */

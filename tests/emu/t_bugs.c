@@ -186,6 +186,7 @@ damaged(const Case *c, CUmodule m, Args *a, bool bug)
 #define M "memory.cu"
 #define O "order.cu"
 #define S "sm90.cu"
+#define C "cluster.cu"
 static const Case cases[] = {
 	{ B, "missing_barrier", one }, { B, "divergent_barrier", one }, { B, "divergent_places", one }, { B, "reuse_barrier", one },
 	{ B, "missing_syncwarp", one }, { B, "inactive_lane", one, 1, 32 }, { B, "full_mask", one, 1, 32 }, { B, "named_count", one },
@@ -218,6 +219,9 @@ static const Case cases[] = {
 	{ S, "store_reuse", one },
 	{ S, "store_leave", one },
 	{ S, "too_many_registers", one, 1, 384 },
+	{ C, "cluster_init", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_leave", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_own", one, 4, 64, 0, CLUSTER2 },
+	{ C, "cluster_mask", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_beyond", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_bytes", one, 4, 64, 0, CLUSTER2 },
+	{ C, "cluster_scope", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_late", one, 4, 64, 0, CLUSTER2 },
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 

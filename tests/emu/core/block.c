@@ -163,6 +163,8 @@ entry(void)
 	store_leave(t);
 	if (b->live == 1 && mbar_inflight(b))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, t->at, "the block leaves the kernel while a bulk copy into its shared memory is on its way");
+	if (b->live == 1 && emu_check)
+		mbar_leave(b, t->at);
 	if (b->arrived)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, b->bar_at, "divergent barrier: a thread left the kernel while others wait at __syncthreads");
 	(void)none;

@@ -86,6 +86,7 @@ struct Block {
 	int n_trigger;
 	struct Mbar *mbar;
 	int n_mbar;
+	uint32_t *far_clk[16];           /* checking mode, by rank in the cluster: the last clock of each thread there that arrived at an mbarrier here */
 	NamedBar named[16];
 	uint32_t bar_epoch;
 	uint32_t async_clk, store_clk;
@@ -274,6 +275,7 @@ void clock_proxy_fence(Thread *t);
 void sync_reset(void);
 void mbar_forget(Block *b);
 bool mbar_inflight(const Block *b);
+void mbar_leave(Block *b, Site at);                   /* its last thread is leaving */
 void mbar_late_arrive(Thread *t, void *bar, Site at); /* of a thread whose copies have landed */
 
 /* tma.c: tiles of tensor maps; p is the dense image of a box in shared memory */

@@ -1,6 +1,6 @@
 /* mbarriers: phases with a count of arrivals and of bytes that bulk copies still have to bring. The state is kept here, by address;
  * the eight bytes in shared memory stay what they are. A bulk copy destroys its target when issued and lands when somebody has
- * asked the barrier for it. */
+ * asked the barrier for it. A multicast is one copy for each block of its mask, at the same offsets there. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -14,7 +14,7 @@ typedef struct Mbar {
 	uint32_t count, left, thread, clk;
 	uint64_t phase;
 	int64_t tx;
-	Known *gather, *done;
+	Known *gather, *done, *far, *far_done; /* far: what other blocks' arrivals hand on, to waits of the cluster's scope */
 	Bulk *bulk;
 	int n_bulk, n_cp; /* copies on their way; arrivals that wait for copies by cp.async */
 } Mbar;
@@ -37,6 +37,10 @@ mbar_of(const void *p, Site at)
 	Thread *t = emu_cur;
 	Block *b = owner(p, at);
 
+	if (b != t->blk && (b->cluster != t->blk->cluster || !b->live))
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, b->live ? "mbarrier of a block outside of the cluster"
+		                                                : "mbarrier of a block of the cluster that has left the kernel");
+
 	for (int i = 0; i < b->n_mbar; i++) {
 		Mbar *m = &b->mbar[i];
 		if (m->p != p)
@@ -48,14 +52,23 @@ mbar_of(const void *p, Site at)
 	emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier used before it was initialised");
 }
 
+static void
+release(Mbar *m)
+{
+	known_drop(m->gather);
+	known_drop(m->done);
+	known_drop(m->far);
+	known_drop(m->far_done);
+	free(m->bulk);
+}
+
 void
 mbar_forget(Block *b)
 {
-	for (int i = 0; i < b->n_mbar; i++) {
-		known_drop(b->mbar[i].gather);
-		known_drop(b->mbar[i].done);
-		free(b->mbar[i].bulk);
-	}
+	for (int i = 0; i < b->n_mbar; i++)
+		release(&b->mbar[i]);
+	for (int i = 0; i < 16; i++)
+		free(b->far_clk[i]);
 	free(b->mbar);
 	b->mbar = NULL;
 	b->n_mbar = 0;
@@ -71,6 +84,21 @@ mbar_inflight(const Block *b)
 	return false;
 }
 
+/* A block may leave only behind what others do to its barriers: the last thread asks, in checking mode, whether anything orders that. */
+void
+mbar_leave(Block *b, Site at)
+{
+	for (int r = 0; r < b->cluster->n; r++)
+		for (int i = 0; b->far_clk[r] && i < b->nt; i++) {
+			bool known = !b->far_clk[r][i];
+			for (int k = 0; k < b->nt && !known; k++)
+				known = clock_knows(&b->t[k], b->cluster->b[r]->buid, (unsigned)i, b->far_clk[r][i]);
+			if (!known)
+				emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "the block leaves the kernel with nothing that orders this after arrivals of block %d of its "
+				        "cluster at its mbarriers (cluster_sync)", r);
+		}
+}
+
 void
 emu_mbar_init(void *p, unsigned count, const char *file, int line)
 {
@@ -84,9 +112,7 @@ emu_mbar_init(void *p, unsigned count, const char *file, int line)
 		if (b->mbar[i].p == p)
 			m = &b->mbar[i];
 	if (m) {
-		known_drop(m->gather);
-		known_drop(m->done);
-		free(m->bulk);
+		release(m);
 	} else {
 		b->mbar = realloc(b->mbar, sizeof *m * (size_t)(b->n_mbar + 1));
 		m = &b->mbar[b->n_mbar++];
@@ -101,22 +127,26 @@ emu_mbar_inval(void *p, const char *file, int line)
 	Mbar *m = mbar_of(p, at);
 	Block *b = owner(p, at);
 
-	known_drop(m->gather);
-	known_drop(m->done);
-	free(m->bulk);
+	release(m);
 	*m = b->mbar[--b->n_mbar];
 }
 
 static void
-advance(Mbar *m)
+advance(Mbar *m, Site at)
 {
 	if (m->left || m->tx)
 		return;
+	if (m->n_bulk)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "a phase of the mbarrier is over while %u bytes of a bulk copy are on their way: its bytes were not expected",
+		        m->bulk[0].n);
 	m->phase++;
 	m->left = m->count;
 	known_drop(m->done);
 	m->done = m->gather;
 	m->gather = NULL;
+	known_drop(m->far_done);
+	m->far_done = m->far;
+	m->far = NULL;
 	emu_progress++;
 }
 
@@ -136,8 +166,37 @@ emu_mbar_arrive(void *p, unsigned count, unsigned tx_bytes, const char *file, in
 		known_drop(k);
 	}
 	m->left -= count;
-	advance(m);
+	advance(m, at);
 	return phase;
+}
+
+/* One arrival at the barrier in the same place of block `rank` of the cluster. */
+void
+emu_mbar_arrive_cluster(void *p, unsigned rank, const char *file, int line)
+{
+	Site at = { file, line };
+	Thread *t = emu_cur;
+	Block *b = t->blk;
+	Mbar *m = mbar_of(emu_cluster_map(p, rank, file, line), at);
+
+	if (rank == b->cluster_rank) {
+		emu_mbar_arrive(p, 1, 0, file, line);
+		return;
+	}
+	if (!m->left)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier: more arrivals than the %u it was initialised for", m->count);
+	if (emu_check) {
+		Block *o = b->cluster->b[rank];
+		if (!o->far_clk[b->cluster_rank])
+			o->far_clk[b->cluster_rank] = emu_alloc(sizeof(uint32_t) * (size_t)b->nt);
+		o->far_clk[b->cluster_rank][t->lin] = t->clk;
+		Known *k = clock_publish(t);
+		m->far = known_join(m->far, k);
+		known_drop(k);
+	}
+	m->left--;
+	emu_progress++;
+	advance(m, at);
 }
 
 void
@@ -160,7 +219,7 @@ mbar_late_arrive(Thread *t, void *bar, Site at)
 	}
 	m->left--;
 	emu_progress++;
-	advance(m);
+	advance(m, at);
 }
 
 /* Somebody's copies by cp.async land. */
@@ -204,15 +263,16 @@ land(Mbar *m, Site at)
 	}
 	m->tx -= c.n;
 	emu_progress++;
-	advance(m);
+	advance(m, at);
 }
 
-/* Whether the phase of this parity is over. */
-int
-emu_mbar_test(void *p, unsigned parity, const char *file, int line)
+static int
+test(void *p, unsigned parity, bool cluster, Site at)
 {
-	Site at = { file, line };
 	Mbar *m = mbar_of(p, at);
+
+	if (owner(p, at) != emu_cur->blk)
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "a thread may wait at mbarriers of its own block only");
 
 	if ((m->phase & 1) == (parity & 1)) {
 		uint64_t dice = emu_random();
@@ -228,12 +288,33 @@ emu_mbar_test(void *p, unsigned parity, const char *file, int line)
 	}
 	if (emu_check)
 		clock_acquire(emu_cur, m->done);
+	if (emu_check && cluster)
+		clock_acquire(emu_cur, m->far_done);
 	return 1;
+}
+
+/* Whether the phase of this parity is over; the second one learns from arrivals of other blocks, too. */
+int
+emu_mbar_test(void *p, unsigned parity, const char *file, int line)
+{
+	return test(p, parity, false, (Site){ file, line });
+}
+
+int
+emu_mbar_test_cluster(void *p, unsigned parity, const char *file, int line)
+{
+	return test(p, parity, true, (Site){ file, line });
 }
 
 static void
 issue(Mbar *m, Bulk b, Site at)
 {
+	Region *r = region_of(b.dst);
+
+	if (!r || r->kind != R_SHARED || (size_t)(r->hi - (char *)b.dst) < b.n)
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "%s copy of %u bytes: the target is not shared memory", b.map ? "tensor" : "bulk", b.n);
+	if (r->blk != owner(m->p, at))
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk copy into the memory of one block that counts at the mbarrier of another one");
 	if (emu_check)
 		shadow_access(b.dst, b.n, true, false, NULL, at);
 	memset(b.dst, 0xff, b.n);
@@ -243,39 +324,80 @@ issue(Mbar *m, Bulk b, Site at)
 	m->bulk[m->n_bulk++] = b;
 }
 
+/* mask 0: dst and bar as they are. */
+static void
+issue_all(void *bar, Bulk b, int mask, Site at)
+{
+	Cluster *c = emu_cur->blk->cluster;
+	void *dst = b.dst;
+
+	if (!mask) {
+		issue(mbar_of(bar, at), b, at);
+		return;
+	}
+	if (mask >> c->n)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "multicast to the blocks of mask 0x%x of a cluster of %d", (unsigned)mask, c->n);
+	for (int r = 0; r < c->n; r++)
+		if (mask >> r & 1) {
+			Mbar *m = mbar_of(emu_cluster_map(bar, (unsigned)r, at.file, at.line), at);
+			b.dst = emu_cluster_map(dst, (unsigned)r, at.file, at.line);
+			issue(m, b, at);
+		}
+}
+
+static void
+bulk_load(void *dst, const void *src, unsigned n, void *bar, int mask, Site at)
+{
+	if (((uintptr_t)dst | (uintptr_t)src | n) & 15)
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk copy: addresses and size must be multiples of 16");
+	if (emu_check)
+		shadow_access(src, n, false, false, NULL, at);
+	issue_all(bar, (Bulk){ .dst = dst, .src = src, .n = n }, mask, at);
+}
+
 void
 emu_bulk_load(void *dst, const void *src, unsigned n, void *bar, const char *file, int line)
 {
-	Site at = { file, line };
-	Mbar *m = mbar_of(bar, at);
-	Region *r = region_of(dst);
+	bulk_load(dst, src, n, bar, 0, (Site){ file, line });
+}
 
-	if (((uintptr_t)dst | (uintptr_t)src | n) & 15)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk copy: addresses and size must be multiples of 16");
-	if (!r || r->kind != R_SHARED || (size_t)(r->hi - (char *)dst) < n)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk copy of %u bytes: the target is not shared memory", n);
+void
+emu_bulk_load_multicast(void *dst, const void *src, unsigned n, void *bar, unsigned mask, const char *file, int line)
+{
+	Site at = { file, line };
+
+	if (!mask)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "multicast to no block: its mask is 0");
+	bulk_load(dst, src, n, bar, (int)mask, at);
+}
+
+static void
+tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, int mask, Site at)
+{
+	const TensorMap *t = tensor_map_at(map, rank, at);
+	Bulk b = { .dst = dst, .n = (unsigned)tensor_box_bytes(t), .map = t };
+
+	if ((uintptr_t)dst & 127)
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
 	if (emu_check)
-		shadow_access(src, n, false, false, NULL, at);
-	issue(m, (Bulk){ .dst = dst, .src = src, .n = n }, at);
+		tensor_touch(t, c, false, at);
+	memcpy(b.c, c, sizeof *c * (size_t)rank);
+	issue_all(bar, b, mask, at);
 }
 
 /* cp.async.bulk.tensor: a box of the tensor at these coordinates (elements, innermost first); outside of it zeros. */
 void
 emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file, int line)
 {
-	Site at = { file, line };
-	Mbar *m = mbar_of(bar, at);
-	Region *r = region_of(dst);
-	const TensorMap *t = tensor_map_at(map, rank, at);
-	size_t n = tensor_box_bytes(t);
+	tensor_load(dst, map, rank, c, bar, 0, (Site){ file, line });
+}
 
-	if ((uintptr_t)dst & 127)
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
-	if (!r || r->kind != R_SHARED || (size_t)(r->hi - (char *)dst) < n)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "tensor copy of %zu bytes: the target is not shared memory", n);
-	if (emu_check)
-		tensor_touch(t, c, false, at);
-	Bulk b = { .dst = dst, .n = (unsigned)n, .map = t };
-	memcpy(b.c, c, sizeof *c * (size_t)rank);
-	issue(m, b, at);
+void
+emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, void *bar, unsigned mask, const char *file, int line)
+{
+	Site at = { file, line };
+
+	if (!mask)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "multicast to no block: its mask is 0");
+	tensor_load(dst, map, rank, c, bar, (int)mask, at);
 }
