@@ -12,7 +12,7 @@ LIBS      := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl
 SAN       ?=
 VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' api/llmc.h)
 
-ROOMS := base formats compiler compiler/import runtime runtime/engine runtime/plan runtime/weights runtime/cpu runtime/cuda runtime/text runtime/serve ref api
+ROOMS := base formats compiler compiler/import runtime runtime/build runtime/engine runtime/plan runtime/weights runtime/cpu runtime/cuda runtime/text runtime/serve ref api
 SRC   := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.c)))
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
 CLI   := $(sort $(wildcard cli/*.c))

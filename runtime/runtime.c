@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/file.h"
+#include "runtime/plan/target.h"
 #include "runtime/session.h"
 
 static double
@@ -20,7 +21,7 @@ now(void)
 static llmc_status
 check_target(const Plan *plan, llmc_error *err)
 {
-	if (!strcmp(plan->target, "ref") || isa_runs(plan->target) || cuda_is_target(plan->target))
+	if (!strcmp(plan->target, "ref") || isa_runs(plan->target) || target_is_cuda(plan->target))
 		return LLMC_OK;
 	if (!strcmp(plan->target, "cpu-v4") || !strcmp(plan->target, "cpu-v3"))
 		return error_set(err, LLMC_E_MISSING,
@@ -95,7 +96,7 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	WeightsOptions w = { .path = opt->weights, .random_weights = opt->random_weights, .cache_packed = opt->cache_packed,
 		.log = opt->log, .log_user = opt->log_user };
 	TRY_GOTO(open_weights(rt, opt, &w, err));
-	if (cuda_is_target(plan->target)) {
+	if (target_is_cuda(plan->target)) {
 		TRY_GOTO(cuda_model_open(plan, opt, rt->n_threads, rt->weights, &rt->cuda, &rt->times, err));
 		TRY_GOTO(load_factors(rt, err));
 		*out = rt;
@@ -103,7 +104,7 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	}
 	double start = now();
 	if (plan->n_kernel) {
-		KernelOptions k = { .artifact = opt->artifact, .n_jobs = rt->n_threads, .log = opt->log, .log_user = opt->log_user };
+		BuildOptions k = { .artifact = opt->artifact, .n_jobs = rt->n_threads, .log = opt->log, .log_user = opt->log_user };
 		TRY_GOTO(kernels_open(plan, &k, &rt->kernels, err));
 	}
 	double built = now();
@@ -154,9 +155,9 @@ runtime_tensor(const Runtime *rt, int tensor)
 llmc_status
 runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err)
 {
-	KernelOptions k = { .artifact = artifact, .log = log, .log_user = log_user };
+	BuildOptions k = { .artifact = artifact, .log = log, .log_user = log_user };
 
-	if (cuda_is_target(plan->target)) {
+	if (target_is_cuda(plan->target)) {
 		CudaBuildOptions o = { .artifact = artifact, .log = log, .log_user = log_user };
 		return cuda_build_ship(plan, &o, err);
 	}

@@ -88,7 +88,6 @@ llmc_status session_picked(Session *s, int32_t *ids, float *logprobs, llmc_error
 void        session_step_drop(Session *s);
 
 /* cuda/ */
-bool        cuda_is_target(const char *target);               /* "cuda-sm_80" ... */
 /* Best target for GPU number `device` of this machine; E_MISSING: no driver, no GPU; E_RANGE: no such number. */
 llmc_status cuda_target(int device, char out[32], llmc_error *err);
 /* What `llmc doctor` says of CUDA: a JSON object (free() it) with driver, NVRTC, devices, cuBLASLt, NCCL, each found or with

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "runtime/plan/target.h"
 #include "runtime/rope.h"
 
 enum { MAX_CONTEXT = 1 << 28, MAX_SEQS = 1 << 16 };
@@ -149,7 +150,7 @@ lay_out_state(Session *s, Bump *b)
 {
 	const Plan *p = s->plan;
 	int64_t n_tok = s->sym[SYM_n_tok], n_seq = s->sym[SYM_n_seq], freqs = 0;
-	bool cuda = cuda_is_target(p->target);
+	bool cuda = target_is_cuda(p->target);
 	double *freq, *factor;
 
 	BUMP(b, s->slot, p->n_slot);
@@ -220,7 +221,7 @@ session_memory(const Plan *plan, const llmc_limits *lim, llmc_memory *out, llmc_
 	TRY(session_limits(plan, lim, &l, err));
 	set_limits(&s, plan, &l);
 	m.state = host_state(&s);
-	if (m.state >= 0 && cuda_is_target(plan->target)) /* what counts is the device's memory */
+	if (m.state >= 0 && target_is_cuda(plan->target)) /* what counts is the device's memory */
 		m.state = cuda_session_state_bytes(&s);
 	m.scratch = lay_out_slots(&s);
 	m.kv = kv_bytes(plan, session_pages(&l));

@@ -1,9 +1,5 @@
-/* Kernels of a plan: which shared objects they need, where those are (shipped with the artifact, in the cache, or yet to
- * be compiled), and loading them.
- *
- * A cached object is known by what it was made from: source, the headers beside it, flags, compiler and its version, the
- * ABI of kernels. Opening an artifact runs its code, so sources and objects must be ours or root's, and nobody else's to
- * write. */
+/* Kernels of a plan as shared objects: what each is made from (source, the headers beside it, flags, the ABI of kernels), and
+ * loading them. */
 #include "runtime/cpu/build.h"
 
 #include <dirent.h>
@@ -16,30 +12,6 @@
 
 enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 256 };
 
-void
-kernels_say(const Kernels *k, int level, const char *fmt, ...)
-{
-	char line[1600];
-	va_list ap;
-
-	if (!k->opt.log)
-		return;
-	va_start(ap, fmt);
-	vsnprintf(line, sizeof line, fmt, ap);
-	va_end(ap);
-	k->opt.log(k->opt.log_user, level, line);
-}
-
-/* The text without the comment that a generated file begins with: it names the model and lines of its description, and
- * models that differ only there share their kernels. */
-static const char *
-behind_head(const char *text)
-{
-	const char *end = strncmp(text, "/* generated from ", 18) ? NULL : strstr(text, "*/");
-
-	return end ? end + 2 : text;
-}
-
 static llmc_status
 add_file(Sha256 *sum, const char *path, const char *name, llmc_error *err)
 {
@@ -49,7 +21,7 @@ add_file(Sha256 *sum, const char *path, const char *name, llmc_error *err)
 	TRY_GOTO(file_check_trusted(path, err));
 	TRY_GOTO(file_read(path, MAX_SOURCE, &text, err));
 	sha256_add(sum, name, strlen(name) + 1);
-	const char *body = behind_head(strbuf_str(&text));
+	const char *body = build_source_body(strbuf_str(&text));
 	sha256_add(sum, body, text.len - (size_t)(body - strbuf_str(&text)));
 fail:
 	strbuf_release(&text);
@@ -98,37 +70,23 @@ add_flags(Sha256 *sum, const Kernels *k)
 	int abi = PLAN_STEP_ABI;
 
 	sha256_add(sum, &abi, sizeof abi);
-	sha256_add(sum, k->plan->target, strlen(k->plan->target) + 1);
+	sha256_add(sum, k->build.plan->target, strlen(k->build.plan->target) + 1);
 	for (int i = 0; k->flag[i]; i++)
 		sha256_add(sum, k->flag[i], strlen(k->flag[i]) + 1);
 }
 
-/* Units: each file of the plan once. */
 static llmc_status
-list_units(Kernels *k, llmc_error *err)
+take(void *kernels, int unit, llmc_error *err)
 {
-	const Plan *p = k->plan;
+	const BuildUnit *u = &((Kernels *)kernels)->build.unit[unit];
 
-	k->unit = calloc((size_t)p->n_kernel + 1, sizeof *k->unit);
-	k->unit_of = calloc((size_t)p->n_kernel + 1, sizeof *k->unit_of);
-	k->fn = calloc((size_t)p->n_kernel + 1, sizeof *k->fn);
-	if (!k->unit || !k->unit_of || !k->fn)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", p->n_kernel);
-	for (int i = 0; i < p->n_kernel; i++) {
-		int u = 0;
-		while (u < k->n_unit && strcmp(k->unit[u].file, p->kernel[i].file))
-			u++;
-		if (u == k->n_unit) {
-			k->unit[k->n_unit++].file = p->kernel[i].file;
-			file_join(&k->unit[u].source, k->opt.artifact, p->kernel[i].file);
-		}
-		k->unit_of[i] = u;
-	}
-	return LLMC_OK;
+	return sealed_read(strbuf_str(&u->path), object_mark, u->key, NULL, err);
 }
 
-llmc_status
-kernels_prepare(const Plan *plan, const KernelOptions *opt, Kernels **out, llmc_error *err)
+static const BuildKind kind = { .suffix = ".so", .with = "flags", .take = take, .compile = object_compile };
+
+static llmc_status
+prepare(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_error *err)
 {
 	llmc_status status;
 	Sha256 common;
@@ -137,24 +95,24 @@ kernels_prepare(const Plan *plan, const KernelOptions *opt, Kernels **out, llmc_
 	*out = NULL;
 	if (!k)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	k->plan = plan;
-	k->opt = *opt;
-	if (!opt->artifact) {
-		status = error_set(err, LLMC_E_INPUT, "the plan has kernels, but no folder to find their sources in");
+	Build *b = &k->build;
+	TRY_GOTO(build_init(b, plan, opt, &kind, k, NULL, err));
+	k->object = calloc((size_t)b->n_unit + 1, sizeof *k->object);
+	k->fn = calloc((size_t)plan->n_kernel + 1, sizeof *k->fn);
+	if (!k->object || !k->fn) {
+		status = error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
 		goto fail;
 	}
 	file_join(&k->root, opt->artifact, "kernels");
-	TRY_GOTO(list_units(k, err));
 	TRY_GOTO(cc_flags(plan->target, &k->flag, &k->flag_text, err));
-	TRY_GOTO(file_check_trusted(opt->artifact, err));
-	TRY_GOTO(file_check_trusted(strbuf_str(&k->root), err));
 	sha256_init(&common);
 	add_flags(&common, k);
 	TRY_GOTO(add_headers(&common, strbuf_str(&k->root), err));
-	for (int i = 0; i < k->n_unit; i++) {
+	for (int i = 0; i < b->n_unit; i++) {
 		Sha256 sum = common;
-		TRY_GOTO(add_file(&sum, strbuf_str(&k->unit[i].source), k->unit[i].file, err));
-		sha256_hex(&sum, k->unit[i].source_key);
+		file_join(&k->object[i].source, opt->artifact, b->unit[i].file);
+		TRY_GOTO(add_file(&sum, strbuf_str(&k->object[i].source), b->unit[i].file, err));
+		sha256_hex(&sum, b->unit[i].key);
 	}
 	*out = k;
 	return LLMC_OK;
@@ -163,68 +121,29 @@ fail:
 	return status;
 }
 
-/* Where the cache has, or will have, each object that is not ready. */
-static llmc_status
-look_into_cache(Kernels *k, llmc_error *err)
+static void
+tell_warnings(const Kernels *k)
 {
-	Strbuf dir = { 0 };
-	llmc_status status;
-	llmc_error why;
-	char key[65], name[80];
-	int damaged = 0;
+	const Build *b = &k->build;
 
-	TRY_GOTO(cc_find(k->cc, sizeof k->cc, k->cc_version, sizeof k->cc_version, err));
-	TRY_GOTO(file_cache_dir(&dir, err));
-	strbuf_puts(&dir, "/kernels");
-	if (dir.failed) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory");
-		goto fail;
-	}
-	TRY_GOTO(file_mkdirs_private(strbuf_str(&dir), err));
-	TRY_GOTO(file_check_trusted(strbuf_str(&dir), err));
-	for (int i = 0; i < k->n_unit; i++) {
-		Unit *u = &k->unit[i];
-		if (u->ready)
-			continue;
-		Sha256 sum;
-		sha256_init(&sum);
-		sha256_add(&sum, u->source_key, 64);
-		sha256_add(&sum, k->cc_version, strlen(k->cc_version));
-		sha256_hex(&sum, key);
-		snprintf(name, sizeof name, "%s.so", key);
-		file_join(&u->object, strbuf_str(&dir), name);
-		switch (object_check(strbuf_str(&u->object), u->source_key, &why)) {
-		case LLMC_OK:
-			u->ready = true;
-			break;
-		case LLMC_E_CHECK:
-			if (damaged++ == 0)
-				kernels_say(k, LLMC_LOG_WARNING, "%s: it is built again", why.text);
-			break;
-		case LLMC_E_INPUT: /* somebody else's file */
-			status = error_set(err, LLMC_E_IO, "%s", why.text);
-			goto fail;
-		default:
-			break;
-		}
-	}
-fail:
-	strbuf_release(&dir);
-	return status;
+	for (int i = 0; i < b->n_unit; i++)
+		if (k->object[i].warned)
+			log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING, "%s: %s warns about it", b->unit[i].file, k->cc);
 }
 
 static llmc_status
 load(Kernels *k, llmc_error *err)
 {
-	for (int i = 0; i < k->n_unit; i++) {
-		Unit *u = &k->unit[i];
-		u->handle = dlopen(strbuf_str(&u->object), RTLD_NOW | RTLD_LOCAL);
-		if (!u->handle)
-			return error_set(err, LLMC_E_MISSING, "cannot load the kernel %s: %s", u->file, dlerror());
+	const Build *b = &k->build;
+
+	for (int i = 0; i < b->n_unit; i++) {
+		k->object[i].handle = dlopen(strbuf_str(&b->unit[i].path), RTLD_NOW | RTLD_LOCAL);
+		if (!k->object[i].handle)
+			return error_set(err, LLMC_E_MISSING, "cannot load the kernel %s: %s", b->unit[i].file, dlerror());
 	}
-	for (int i = 0; i < k->plan->n_kernel; i++) {
-		const PlanKernel *p = &k->plan->kernel[i];
-		void *at = dlsym(k->unit[k->unit_of[i]].handle, p->symbol);
+	for (int i = 0; i < b->plan->n_kernel; i++) {
+		const PlanKernel *p = &b->plan->kernel[i];
+		void *at = dlsym(k->object[b->unit_of[i]].handle, p->symbol);
 		if (!at)
 			return error_set(err, LLMC_E_INPUT, "%s: has no function %s: compile the model again", p->file, p->symbol);
 		memcpy(&k->fn[i], &at, sizeof at);
@@ -233,24 +152,40 @@ load(Kernels *k, llmc_error *err)
 }
 
 llmc_status
-kernels_open(const Plan *plan, const KernelOptions *opt, Kernels **out, llmc_error *err)
+kernels_open(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_error *err)
 {
 	Kernels *k;
 	llmc_status status;
-	bool all = true;
 
 	*out = NULL;
-	TRY(kernels_prepare(plan, opt, &k, err));
-	aot_use(k);
-	for (int i = 0; i < k->n_unit; i++)
-		all = all && k->unit[i].ready;
-	if (!all) {
-		TRY_GOTO(look_into_cache(k, err));
-		TRY_GOTO(kernels_compile(k, err));
+	TRY(prepare(plan, opt, &k, err));
+	build_shipped(&k->build, plan->target, NULL);
+	if (!build_all_ready(&k->build)) {
+		TRY_GOTO(cc_find(k->cc, sizeof k->cc, k->cc_version, sizeof k->cc_version, err));
+		TRY_GOTO(build_cached(&k->build, k->cc_version, strlen(k->cc_version), err));
+		objects_sweep(&k->build);
+		build_start(&k->build, plan->target, k->cc);
+		TRY_GOTO(build_wait(&k->build, err));
+		tell_warnings(k);
 	}
 	TRY_GOTO(load(k, err));
 	*out = k;
 	return LLMC_OK;
+fail:
+	kernels_close(k);
+	return status;
+}
+
+llmc_status
+kernels_ship(const Plan *plan, const BuildOptions *opt, llmc_error *err)
+{
+	Kernels *k;
+	llmc_status status;
+
+	TRY(prepare(plan, opt, &k, err));
+	TRY_GOTO(cc_find(k->cc, sizeof k->cc, k->cc_version, sizeof k->cc_version, err));
+	TRY_GOTO(build_ship(&k->build, plan->target, k->cc_version, NULL, err));
+	tell_warnings(k);
 fail:
 	kernels_close(k);
 	return status;
@@ -261,17 +196,16 @@ kernels_close(Kernels *k)
 {
 	if (!k)
 		return;
-	for (int i = 0; i < k->n_unit; i++) {
-		if (k->unit[i].handle)
-			dlclose(k->unit[i].handle);
-		strbuf_release(&k->unit[i].source);
-		strbuf_release(&k->unit[i].object);
+	for (int i = 0; k->object && i < k->build.n_unit; i++) {
+		if (k->object[i].handle)
+			dlclose(k->object[i].handle);
+		strbuf_release(&k->object[i].source);
 	}
+	build_release(&k->build);
 	strbuf_release(&k->root);
 	free(k->flag);
 	free(k->flag_text);
-	free(k->unit);
-	free(k->unit_of);
+	free(k->object);
 	free(k->fn);
 	free(k);
 }

@@ -4,6 +4,7 @@
 
 #include <sched.h>
 
+#include "runtime/build/build.h"
 #include "runtime/runtime.h"
 #include "templates/common/llmc_step.h"
 
@@ -40,17 +41,10 @@ int  topology_count(const Topology *t); /* threads worth running: cores within t
 
 typedef struct Kernels Kernels;
 
-typedef struct KernelOptions {
-	const char *artifact;
-	int         n_jobs;     /* compilers at once; 0: as topology_threads */
-	llmc_log_fn log;
-	void       *log_user;
-} KernelOptions;
-
-llmc_status  kernels_open(const Plan *plan, const KernelOptions *opt, Kernels **out, llmc_error *err);
+llmc_status  kernels_open(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_error *err);
 void         kernels_close(Kernels *k);
 llmc_kernel *kernels_find(const Kernels *k, int kernel); /* by index in the plan */
 /* Compile all kernels of the plan into artifact/aot/<target>/ with a manifest. */
-llmc_status  kernels_ship(const Plan *plan, const KernelOptions *opt, llmc_error *err);
+llmc_status  kernels_ship(const Plan *plan, const BuildOptions *opt, llmc_error *err);
 
 #endif

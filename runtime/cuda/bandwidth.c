@@ -85,7 +85,7 @@ cuda_bandwidth(int device)
 		const char *target = cuda_best_target(d.cc);
 		if (target && nvrtc_open(&n, d.driver, NULL) == LLMC_OK) {
 			cuda_arch(d.cc, target, arch);
-			if (cuda_source_embedded("read", &source, NULL) == LLMC_OK &&
+			if (cuda_source_embedded("runtime/read.cu", &source, NULL) == LLMC_OK &&
 			    nvrtc_compile(&n, strbuf_str(&source), "read.cu", arch, &image, NULL, NULL) == LLMC_OK)
 				rate = measure_with(&d, &image);
 			nvrtc_close(&n);

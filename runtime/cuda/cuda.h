@@ -2,12 +2,12 @@
  * at run time; nothing of CUDA is needed to build llmc.
  *
  *   libs.c     finding and opening the vendor's libraries       device.c   one device and its context; errors
- *   target.c   which plans a device runs                        nvrtc.c    source text -> image of a kernel
- *   source.c   a kernel's source as one text, and its key       cubin.c    images in the cache and in artifacts
- *   build.c    the kernels of a plan, compiled side by side     describe.c what `llmc doctor` says
- *   load.c     weights through pinned buffers                   model.c    what sessions of a model share
- *   session.c  memory of a session                              step.c     one step: launches, graphs
- *   map.c      tensor maps of steps                             pick.c     steps that pick their tokens on the device
+ *   target.c   which plans and images a device runs             nvrtc.c    source text -> image of a kernel
+ *   source.c   a kernel's source as one text, and its key       build.c    the kernels of a plan as images
+ *   describe.c what `llmc doctor` says                          load.c     weights through pinned buffers
+ *   model.c    what sessions of a model share                   session.c  memory of a session
+ *   step.c     one step: launches, graphs                       map.c      tensor maps of steps
+ *   pick.c     steps that pick their tokens on the device
  *
  * Every call makes the device's own context current and puts back what was: a host program that uses CUDA itself is not
  * disturbed. */
@@ -72,16 +72,17 @@ void        cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t c
 
 /* --- target.c ----------------------------------------------------------------------------------------------------- */
 
-/* Plan target for a device of compute capability cc (86 for 8.6): "cuda-sm_86"; NULL: too old.
- * 9.0, 10.0 and 12.0 have plans of their own, made for exactly them; every other device runs the plan of the highest of sm_75, 80,
- * 86, 89 that is not above it. */
+/* Plan target for a device of compute capability cc (86 for 8.6): the last of the table that it runs; NULL: too old */
 const char *cuda_best_target(int cc);
-/* Does a device run plans of this target, compiled for it? The rule the other way round. */
+/* Does a device run plans of this target, compiled for it? */
 bool        cuda_runs(int cc, const char *target);
-/* Architecture that NVRTC is asked for: "sm_90a"; a plan of sm_80 on a device of 8.6 is compiled for sm_86. */
+/* Architecture that a plan is compiled for on a device: "sm_90a"; a plan of sm_80 on a device of 8.6 is compiled for sm_86. cc 0:
+ * ahead of time, for the plan's own */
 void        cuda_arch(int cc, const char *target, char out[16]);
-/* Do images of this architecture ("sm_80") run on a device? The same major, no later minor; "a": exactly. */
-bool        cuda_image_fits(const char *arch, int cc);
+/* Do images for sm_<arch> run on a device? */
+bool        cuda_arch_fits(int arch, int cc);
+/* Do images of a plan that were built ahead of time run on a device? */
+bool        cuda_image_fits(const char *target, int cc);
 
 /* --- nvrtc.c ------------------------------------------------------------------------------------------------------ */
 
@@ -105,16 +106,10 @@ extern const char nvrtc_options[]; /* as one text, for keys */
 
 /* A kernel's file with the headers that it includes put in place (#line keeps their names): what is compiled is what is hashed. */
 llmc_status cuda_source_read(const char *artifact, const char *file, Strbuf *out, llmc_error *err);
-/* A kernel of the runtime itself, from what is built into llmc ("begin"). */
-llmc_status cuda_source_embedded(const char *name, Strbuf *out, llmc_error *err);
+/* A kernel of the runtime itself, from what is built into llmc ("runtime/begin.cu"). */
+llmc_status cuda_source_embedded(const char *file, Strbuf *out, llmc_error *err);
 /* What an image is known by: source without its opening comment, options, architecture. */
 void        cuda_source_key(const Strbuf *source, const char *arch, char hex[65]);
-
-/* --- cubin.c ------------------------------------------------------------------------------------------------------ */
-
-/* Image and seal (key and checksum). E_IO: no such file; E_CHECK: damaged or of another source; E_INPUT: others may write it */
-llmc_status cubin_read(const char *path, const char *key, Strbuf *image, llmc_error *err);
-llmc_status cubin_write(const char *path, const char *key, const Strbuf *image, llmc_error *err);
 
 /* --- build.c ------------------------------------------------------------------------------------------------------ */
 

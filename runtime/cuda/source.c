@@ -7,6 +7,7 @@
 #include "base/embed.h"
 #include "base/file.h"
 #include "base/sha256.h"
+#include "runtime/build/build.h"
 #include "runtime/cuda/cuda.h"
 
 enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 64, MAX_DEPTH = 16 };
@@ -128,18 +129,17 @@ fail:
 }
 
 llmc_status
-cuda_source_embedded(const char *name, Strbuf *out, llmc_error *err)
+cuda_source_embedded(const char *file, Strbuf *out, llmc_error *err)
 {
 	char path[128];
 	Expand *e = calloc(1, sizeof *e);
 
 	if (!e)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	snprintf(path, sizeof path, "templates/cuda/runtime/%s.cu", name);
+	snprintf(path, sizeof path, "templates/cuda/%s", file);
 	const char *text = embed_find(path, NULL);
 	e->out = out;
-	llmc_status status = text ? expand(e, text, path + strlen("templates/cuda/"), 0, err)
-	                          : error_set(err, LLMC_E_MISSING, "%s is not built into this llmc", path);
+	llmc_status status = text ? expand(e, text, file, 0, err) : error_set(err, LLMC_E_MISSING, "%s is not built into this llmc", path);
 	free(e);
 	return status;
 }
@@ -147,11 +147,7 @@ cuda_source_embedded(const char *name, Strbuf *out, llmc_error *err)
 void
 cuda_source_key(const Strbuf *source, const char *arch, char hex[65])
 {
-	const char *text = strbuf_str(source);
-	/* the comment that a generated file begins with names the model and lines of its description: models that differ only
-	 * there share their kernels */
-	const char *end = strncmp(text, "/* generated from ", 18) ? NULL : strstr(text, "*/");
-	const char *body = end ? end + 2 : text;
+	const char *text = strbuf_str(source), *body = build_source_body(text);
 	int abi = PLAN_STEP_ABI;
 	Sha256 sum;
 

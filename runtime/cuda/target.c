@@ -1,71 +1,63 @@
-/* Which plan a device runs. Plans of sm_90a, sm_100a and sm_120a use instructions of exactly these devices; the others use
- * what every later device has, and are compiled for the device at hand. So 8.7 runs the plan of sm_86, and 10.3 or 12.1
- * that of sm_89. */
+/* Which plan a device runs, and which images.
+ *
+ * Plans of sm_90a, sm_100a and sm_120a are for exactly these devices; the others use what every later device has, and are
+ * compiled for the device at hand. So 8.7 runs the plan of sm_86, and 10.3 or 12.1 that of sm_89.
+ *
+ * Images are narrower, by the rule of the vendor: one for sm_86 runs on 8.6 and on later devices of the same major (8.9), one
+ * for sm_90a on 9.0 alone, and devices of the Tegra line share images with no other. */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "runtime/cuda/cuda.h"
+#include "runtime/plan/target.h"
 
-static const char prefix[] = "cuda-sm_";
-
-bool
-cuda_is_target(const char *target)
+static bool
+is_tegra(int cc)
 {
-	return !strncmp(target, prefix, sizeof prefix - 1);
+	return cc == 87 || cc == 101 || cc == 110; /* Orin; Thor, which was 10.1 before CUDA 13 */
 }
 
 const char *
 cuda_best_target(int cc)
 {
-	switch (cc) {
-	case 90:  return "cuda-sm_90a";
-	case 100: return "cuda-sm_100a";
-	case 120: return "cuda-sm_120a";
-	}
-	return cc >= 89 ? "cuda-sm_89" : cc >= 86 ? "cuda-sm_86" : cc >= 80 ? "cuda-sm_80" : cc >= 75 ? "cuda-sm_75" : NULL;
-}
+	const char *best = NULL;
 
-/* "sm_90a" or "cuda-sm_90a": 90 and exact */
-static int
-parse(const char *arch, bool *exact)
-{
-	const char *at = strstr(arch, "sm_");
-	char *end = NULL;
-	long n = at ? strtol(at + 3, &end, 10) : 0;
-
-	*exact = n > 0 && *end == 'a';
-	return n > 0 && n < 1000 && (!*end || (*exact && !end[1])) ? (int)n : 0;
+	for (int i = 0; target_at(i); i++)
+		if (cuda_runs(cc, target_at(i)->name))
+			best = target_at(i)->name;
+	return best;
 }
 
 bool
 cuda_runs(int cc, const char *target)
 {
-	bool exact;
-	int arch = cuda_is_target(target) ? parse(target, &exact) : 0;
+	const Target *t = target_find(target);
 
-	return arch && (exact ? arch == cc : arch <= cc);
+	return t && t->kind == TARGET_CUDA && (t->exact ? t->arch == cc : t->arch <= cc);
 }
 
 void
 cuda_arch(int cc, const char *target, char out[16])
 {
-	bool exact;
-	int arch = parse(target, &exact);
+	const Target *t = target_find(target);
 
-	if (exact || cc == 0)
-		snprintf(out, 16, "sm_%d%s", arch, exact ? "a" : "");
+	if (t->exact || cc == 0)
+		snprintf(out, 16, "%s", t->isa);
 	else
 		snprintf(out, 16, "sm_%d", cc);
 }
 
 bool
-cuda_image_fits(const char *arch, int cc)
+cuda_arch_fits(int arch, int cc)
 {
-	bool exact;
-	int n = parse(arch, &exact);
+	return arch == cc || (arch / 10 == cc / 10 && arch < cc && !is_tegra(arch) && !is_tegra(cc));
+}
 
-	return exact ? n == cc : n > 0 && n / 10 == cc / 10 && n <= cc;
+bool
+cuda_image_fits(const char *target, int cc)
+{
+	const Target *t = target_find(target);
+
+	return t && t->kind == TARGET_CUDA && (t->exact ? t->arch == cc : cuda_arch_fits(t->arch, cc));
 }
 
 llmc_status

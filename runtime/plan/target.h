@@ -11,10 +11,11 @@ typedef struct Target {
 	TargetKind  kind;
 	const char *isa;    /* "v3", "sm_90a": TARGET of templates, --arch of the command line */
 	int         arch;   /* compute capability x 10: 75 .. 120; 0: not a GPU */
+	bool        exact;  /* for this GPU architecture and no later one */
 } Target;
 
 const Target *target_find(const char *name);      /* NULL: unknown */
-/* The i-th target; NULL behind the last. */
+/* The i-th target, each kind from the least to the most demanding; NULL behind the last. */
 const Target *target_at(int i);
 bool          target_is_cuda(const char *name);
 #endif

@@ -2,21 +2,14 @@
  * file pages given back, so that both copies are held for one tensor at a time. Tensors kept as they are stay mapped. */
 #include "runtime/weights/inside.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/log.h"
 #include "runtime/weights/layout.h"
 
 enum { HUGE_FROM = 32 << 20 };
-
-static void
-say(const WeightsOptions *o, int level, const char *line)
-{
-	if (o->log)
-		o->log(o->log_user, level, line);
-}
 
 /* All sources of all tensors, in order; *first[i] is tensor i's. */
 static llmc_status
@@ -104,7 +97,7 @@ static llmc_status
 load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map, Weights *w,
             llmc_error *err)
 {
-	char key[65], line[sizeof(llmc_error) + 64];
+	char key[65];
 	const char *data = NULL;
 	llmc_error why = { 0 };
 	bool cache = o->cache_packed && src && map->bytes;
@@ -112,19 +105,15 @@ load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src,
 
 	if (cache && pack_cache_key(p, map, w->checkpoint, key, &why) != LLMC_OK)
 		cache = false;
-	if (cache && pack_cache_map(key, map->bytes, &w->region, &w->region_bytes, &data, &why) != LLMC_OK) {
-		snprintf(line, sizeof line, "packed weights in the cache are not used: %s", why.text);
-		say(o, LLMC_LOG_WARNING, line);
-	}
+	if (cache && pack_cache_map(key, map->bytes, &w->region, &w->region_bytes, &data, &why) != LLMC_OK)
+		log_line(o->log, o->log_user, LLMC_LOG_WARNING, "packed weights in the cache are not used: %s", why.text);
 	w->cached = data != NULL;
 	base = data;
 	if (!data) {
 		TRY(pack_all(p, o, src, map, w, err));
 		base = w->region;
-		if (cache && pack_cache_write(key, w->region, map->bytes, &why) != LLMC_OK) {
-			snprintf(line, sizeof line, "packed weights are not kept for the next time: %s", why.text);
-			say(o, LLMC_LOG_WARNING, line);
-		}
+		if (cache && pack_cache_write(key, w->region, map->bytes, &why) != LLMC_OK)
+			log_line(o->log, o->log_user, LLMC_LOG_WARNING, "packed weights are not kept for the next time: %s", why.text);
 	}
 	for (int i = 0; i < p->n_tensor; i++)
 		if (map->offset[i] >= 0)

@@ -80,7 +80,7 @@ fresh(void)
 static llmc_status
 open_kernels(Kernels **k, llmc_error *err)
 {
-	const KernelOptions o = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	const BuildOptions o = { .artifact = artifact, .n_jobs = 2, .log = hear };
 
 	said[0] = 0;
 	n_compiled = 0;
@@ -288,8 +288,8 @@ failures_are_sentences(void **state)
 static void
 shipped_kernels_are_used_when_they_fit(void **state)
 {
-	const KernelOptions o = { .artifact = NULL };
-	KernelOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	const BuildOptions o = { .artifact = NULL };
+	BuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
 	char path[600];
 	Kernels *k;
 	llmc_error err;

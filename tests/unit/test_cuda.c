@@ -77,10 +77,19 @@ targets(void **state)
 	assert_string_equal(arch, "sm_90a");
 	cuda_arch(0, "cuda-sm_80", arch);
 	assert_string_equal(arch, "sm_80");
-	assert_true(cuda_image_fits("sm_80", 86));
-	assert_false(cuda_image_fits("sm_86", 80));
-	assert_false(cuda_image_fits("sm_80", 90));
-	assert_false(cuda_image_fits("sm_90a", 91));
+	/* images: the same major and no earlier minor, "a" exactly, Tegra (8.7, 11.0) with nobody */
+	assert_true(cuda_image_fits("cuda-sm_80", 86));
+	assert_true(cuda_image_fits("cuda-sm_86", 89));
+	assert_false(cuda_image_fits("cuda-sm_86", 80));
+	assert_false(cuda_image_fits("cuda-sm_80", 90));
+	assert_false(cuda_image_fits("cuda-sm_89", 121));
+	assert_true(cuda_image_fits("cuda-sm_90a", 90));
+	assert_false(cuda_image_fits("cuda-sm_90a", 91));
+	assert_false(cuda_image_fits("cuda-sm_120a", 121));
+	assert_false(cuda_image_fits("cuda-sm_86", 87));
+	assert_false(cuda_arch_fits(87, 89));
+	assert_true(cuda_arch_fits(87, 87));
+	assert_true(cuda_arch_fits(120, 121));
 }
 
 /* Greedy tokens are the reference interpreter's, whichever way they are fed. */

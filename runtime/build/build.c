@@ -1,0 +1,131 @@
+/* Units of a plan, and what the cache has of them. */
+#include "runtime/build/build.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/sha256.h"
+
+const char *
+build_source_body(const char *text)
+{
+	const char *end = strncmp(text, "/* generated from ", 18) ? NULL : strstr(text, "*/");
+
+	return end ? end + 2 : text;
+}
+
+/* Several kernels of the plan may lie in one file. */
+static int
+add_unit(Build *b, const char *file)
+{
+	int u = 0;
+
+	while (u < b->n_unit && strcmp(b->unit[u].file, file))
+		u++;
+	if (u == b->n_unit)
+		b->unit[b->n_unit++].file = file;
+	return u;
+}
+
+llmc_status
+build_init(Build *b, const Plan *plan, const BuildOptions *opt, const BuildKind *kind, void *target, const char *const *own,
+           llmc_error *err)
+{
+	Strbuf dir = { 0 };
+	size_t n_own = 0;
+
+	while (own && own[n_own])
+		n_own++;
+	*b = (Build){ .plan = plan, .opt = *opt, .kind = kind, .target = target };
+	atomic_init(&b->next, 0);
+	pthread_mutex_init(&b->lock, NULL);
+	pthread_cond_init(&b->news, NULL);
+	if (!opt->artifact)
+		return error_set(err, LLMC_E_INPUT, "the plan has kernels, but no folder to find their sources in");
+	TRY(file_check_trusted(opt->artifact, err));
+	file_join(&dir, opt->artifact, "kernels");
+	llmc_status status = file_check_trusted(strbuf_str(&dir), err);
+	strbuf_release(&dir);
+	TRY(status);
+	b->unit = calloc((size_t)plan->n_kernel + n_own + 1, sizeof *b->unit);
+	b->unit_of = calloc((size_t)plan->n_kernel + 1, sizeof *b->unit_of);
+	if (!b->unit || !b->unit_of)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
+	for (int i = 0; i < plan->n_kernel; i++)
+		b->unit_of[i] = add_unit(b, plan->kernel[i].file);
+	for (size_t i = 0; i < n_own; i++)
+		b->unit[b->n_unit++].file = own[i];
+	return LLMC_OK;
+}
+
+void
+build_release(Build *b)
+{
+	build_stop(b);
+	for (int i = 0; i < b->n_unit; i++)
+		strbuf_release(&b->unit[i].path);
+	pthread_mutex_destroy(&b->lock);
+	pthread_cond_destroy(&b->news);
+	free(b->unit);
+	free(b->unit_of);
+}
+
+bool
+build_all_ready(const Build *b)
+{
+	for (int i = 0; i < b->n_unit; i++)
+		if (!b->unit[i].ready)
+			return false;
+	return true;
+}
+
+llmc_status
+build_cached(Build *b, const void *compiler, size_t n, llmc_error *err)
+{
+	Strbuf dir = { 0 };
+	llmc_status status;
+	llmc_error why;
+	char key[65], name[80];
+	int damaged = 0;
+
+	TRY_GOTO(file_cache_dir(&dir, err));
+	strbuf_puts(&dir, "/kernels");
+	if (dir.failed) {
+		status = error_set(err, LLMC_E_MEMORY, "out of memory");
+		goto fail;
+	}
+	TRY_GOTO(file_mkdirs_private(strbuf_str(&dir), err));
+	TRY_GOTO(file_check_trusted(strbuf_str(&dir), err));
+	for (int i = 0; i < b->n_unit; i++) {
+		BuildUnit *u = &b->unit[i];
+		Sha256 sum;
+		if (u->ready)
+			continue;
+		sha256_init(&sum);
+		sha256_add(&sum, u->key, 64);
+		sha256_add(&sum, compiler, n);
+		sha256_hex(&sum, key);
+		snprintf(name, sizeof name, "%s%s", key, b->kind->suffix);
+		file_join(&u->path, strbuf_str(&dir), name);
+		switch (b->kind->take(b->target, i, &why)) {
+		case LLMC_OK:
+			u->ready = true;
+			break;
+		case LLMC_E_CHECK:
+			if (damaged++ == 0)
+				log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING, "%s: it is built again", why.text);
+			break;
+		case LLMC_E_INPUT: /* somebody else's file */
+			status = error_set(err, LLMC_E_IO, "%s", why.text);
+			goto fail;
+		default:
+			break;
+		}
+	}
+fail:
+	strbuf_release(&dir);
+	return status;
+}
