@@ -141,19 +141,16 @@ compile_model(llmc_model *m, const char *target, bool write, const llmc_options 
 	return read_plan(m, json->text, json->size, name, err);
 }
 
-/* A generated folder: its own plan, when there is one for this target that this llmc reads. */
+/* The plan that a generated folder has for a target; *fits: it is there, this llmc reads it, and it was made from this
+ * description. */
 static llmc_status
-open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
 {
 	Strbuf text = { 0 };
 	llmc_error why = { 0 };
 	const char *name = arena_printf(&m->arena, "%s/plan-%s.json", m->artifact, target);
 
 	*fits = false;
-	if (!file_exists(name)) {
-		log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: no plan for %s: compiling it from model.yaml", m->artifact, target);
-		return LLMC_OK;
-	}
 	TRY(file_check_trusted(name, err));
 	llmc_status s = file_read(name, (size_t)1 << 30, &text, err);
 	if (s == LLMC_OK) {
@@ -173,6 +170,42 @@ open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *
 	}
 	strbuf_release(&text);
 	return s;
+}
+
+static bool
+has_plan(llmc_model *m, const char *target)
+{
+	return file_exists(arena_printf(&m->arena, "%s/plan-%s.json", m->artifact, target));
+}
+
+/* A generated folder. Its plan for this device; without one, the best of those that it ships with built kernels which run here:
+ * what was shipped starts at once and needs no compiler. An --arch is meant as it is said. */
+static llmc_status
+open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+{
+	const Target *own = target_find(target);
+	int n = 0;
+
+	*fits = false;
+	if (has_plan(m, target))
+		return open_plan(m, target, opt, fits, err);
+	while (target_at(n))
+		n++;
+	while (!opt->arch && n-- > 0) {
+		const Target *t = target_at(n);
+		if (t->kind != own->kind || t->kind == TARGET_REF || !has_plan(m, t->name) ||
+		    !runtime_ships(m->artifact, t->name, m->gpu))
+			continue;
+		TRY(open_plan(m, t->name, opt, fits, err));
+		if (*fits)
+			log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
+			         "%s: no plan for %s: the kernels for %s are used as they were shipped; faster ones come of `llmc compile %s -o %s "
+			         "--target %s --arch %s --aot`", m->artifact, target, t->name, m->artifact, m->artifact,
+			         own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
+		return LLMC_OK;
+	}
+	log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: no plan for %s: compiling it from model.yaml", m->artifact, target);
+	return LLMC_OK;
 }
 
 static llmc_status

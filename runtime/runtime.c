@@ -152,6 +152,16 @@ runtime_tensor(const Runtime *rt, int tensor)
 	return weights_data(rt->weights, tensor);
 }
 
+bool
+runtime_ships(const char *artifact, const char *target, int device)
+{
+	const Target *t = target_find(target);
+
+	if (t->kind == TARGET_CUDA)
+		return build_ships(artifact, t->isa) && cuda_target_built_runs(device, target);
+	return isa_runs(target) && build_ships(artifact, target);
+}
+
 llmc_status
 runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err)
 {

@@ -31,6 +31,8 @@ void        runtime_close(Runtime *rt);
 const Plan *runtime_plan(const Runtime *rt);
 RuntimeTimes runtime_times(const Runtime *rt);
 const void *runtime_tensor(const Runtime *rt, int tensor);   /* data in its layout */
+/* Does the artifact ship built kernels of this target that run here as they are? device: number of the GPU */
+bool        runtime_ships(const char *artifact, const char *target, int device);
 /* Build the kernels of an artifact into its aot/<target>/ folder with a manifest (`llmc compile --aot`). */
 llmc_status runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err);
 
@@ -90,6 +92,8 @@ void        session_step_drop(Session *s);
 /* cuda/ */
 /* Best target for GPU number `device` of this machine; E_MISSING: no driver, no GPU; E_RANGE: no such number. */
 llmc_status cuda_target(int device, char out[32], llmc_error *err);
+/* Do images of a target that were built ahead of time run on that GPU? false also when there is none. */
+bool        cuda_target_built_runs(int device, const char *target);
 /* What `llmc doctor` says of CUDA: a JSON object (free() it) with driver, NVRTC, devices, cuBLASLt, NCCL, each found or with
  * how to get it. */
 llmc_status cuda_describe(char **json, llmc_error *err);

@@ -77,6 +77,8 @@ const char *build_source_body(const char *text);
 /* --- shipped.c --- */
 /* Take what ships in artifact/aot/<name>/ and fits; what does not is told in one line. unfit (may be NULL): why nothing will */
 void        build_shipped(Build *b, const char *name, const char *unfit);
+/* Is there anything of the name in artifact/aot/? */
+bool        build_ships(const char *artifact, const char *name);
 /* Compile all units into artifact/aot/<name>/, with a manifest. arch: NULL, or what else the manifest says */
 llmc_status build_ship(Build *b, const char *name, const char *compiler, const char *arch, llmc_error *err);
 

@@ -13,9 +13,9 @@
 enum { MANIFEST = 1 };
 
 static void
-shipped_dir(const Build *b, const char *name, Strbuf *dir)
+shipped_dir(const char *artifact, const char *name, Strbuf *dir)
 {
-	file_join(dir, b->opt.artifact, "aot/");
+	file_join(dir, artifact, "aot/");
 	strbuf_puts(dir, name);
 }
 
@@ -72,7 +72,7 @@ build_shipped(Build *b, const char *name, const char *unfit)
 	json_t *m = NULL;
 	int fit = 0;
 
-	shipped_dir(b, name, &dir);
+	shipped_dir(b->opt.artifact, name, &dir);
 	if (dir.failed || !file_is_dir(strbuf_str(&dir)))
 		goto done; /* nothing was shipped */
 	if (unfit)
@@ -97,6 +97,18 @@ build_shipped(Build *b, const char *name, const char *unfit)
 done:
 	json_decref(m);
 	strbuf_release(&dir);
+}
+
+bool
+build_ships(const char *artifact, const char *name)
+{
+	Strbuf dir = { 0 };
+
+	shipped_dir(artifact, name, &dir);
+	strbuf_puts(&dir, "/manifest.json");
+	bool there = !dir.failed && file_exists(strbuf_str(&dir));
+	strbuf_release(&dir);
+	return there;
 }
 
 static llmc_status
@@ -130,7 +142,7 @@ build_ship(Build *b, const char *name, const char *compiler, const char *arch, l
 	Strbuf dir = { 0 };
 	llmc_status status;
 
-	shipped_dir(b, name, &dir);
+	shipped_dir(b->opt.artifact, name, &dir);
 	TRY_GOTO(file_mkdirs(strbuf_str(&dir), err));
 	for (int i = 0; i < b->n_unit; i++)
 		set_path(b, i, strbuf_str(&dir));

@@ -1,11 +1,9 @@
 /* The kernels of a plan as images: compiled by NVRTC on threads of their own, while the caller loads weights. An image is
  * known by its source with all headers, NVRTC's options and the architecture. */
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/log.h"
 #include "runtime/build/build.h"
 #include "runtime/cuda/cuda.h"
@@ -153,15 +151,11 @@ static llmc_status
 lacks(const CudaBuild *b, const llmc_error *why, llmc_error *err)
 {
 	const char *best = cuda_best_target(b->opt.cc);
-	Strbuf dir = { 0 }, have = { 0 }, cure = { 0 };
+	Strbuf have = { 0 }, cure = { 0 };
 
-	file_join(&dir, b->opt.artifact, "aot");
-	DIR *d = opendir(strbuf_str(&dir));
-	for (struct dirent *e; d && (e = readdir(d)) != NULL;)
-		if (!strncmp(e->d_name, "sm_", 3))
-			strbuf_printf(&have, "%s%s", have.len ? ", " : "", e->d_name);
-	if (d)
-		closedir(d);
+	for (int i = 0; target_at(i); i++)
+		if (target_at(i)->kind == TARGET_CUDA && build_ships(b->opt.artifact, target_at(i)->isa))
+			strbuf_printf(&have, "%s%s", have.len ? ", " : "", target_at(i)->isa);
 	if (best && cuda_image_fits(best, b->opt.cc))
 		strbuf_printf(&cure, "Or ship kernels that fit, where NVRTC is: llmc compile MODEL.yaml --target cuda --aot --arch %s",
 		              target_find(best)->isa);
@@ -170,7 +164,6 @@ lacks(const CudaBuild *b, const llmc_error *why, llmc_error *err)
 	error_set(err, LLMC_E_MISSING, "kernels for sm_%d (%s) have to be compiled: %s ships %s%s. %s. %s", b->opt.cc,
 	          b->opt.device_name ? b->opt.device_name : "the GPU", b->opt.artifact, have.len ? "kernels for " : "none",
 	          strbuf_str(&have), why->text, strbuf_str(&cure));
-	strbuf_release(&dir);
 	strbuf_release(&have);
 	strbuf_release(&cure);
 	return LLMC_E_MISSING;

@@ -77,3 +77,15 @@ cuda_target(int device, char out[32], llmc_error *err)
 	cuda_device_close(&d);
 	return status;
 }
+
+bool
+cuda_target_built_runs(int device, const char *target)
+{
+	CudaDevice d;
+
+	if (cuda_device_open(&d, device, false, NULL) != LLMC_OK)
+		return false;
+	bool runs = cuda_image_fits(target, d.cc);
+	cuda_device_close(&d);
+	return runs;
+}

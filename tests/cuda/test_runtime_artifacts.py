@@ -68,6 +68,52 @@ def test_shipped_on_each_architecture(shipped, driver_only, want, tmp_path):
     assert tokens(out) == want and "compiling" not in err
 
 
+@pytest.mark.parametrize("gpu", ["sm_86", "sm_89"])
+def test_shipped_for_an_earlier_minor(shipped, driver_only, want, tmp_path, gpu):
+    """8.6 and 8.9 run images of sm_80: they are used, whether or not there is a compiler, and one line names what is faster."""
+    files = sorted(p.name for p in shipped.iterdir())
+    for lib in (driver_only, BUILD / "emu"):
+        out, err = run(["run", shipped, *RUN], lib=lib, LLMC_EMU_GPU=gpu, LLMC_CACHE=str(tmp_path))
+        assert tokens(out) == want and "compiling" not in err
+        said = [x for x in err.splitlines() if "no plan for" in x]
+        assert len(said) == 1 and f"cuda-{gpu}" in said[0] and "cuda-sm_80" in said[0] and f"--target cuda --arch {gpu} --aot" in said[0]
+    assert sorted(p.name for p in shipped.iterdir()) == files
+
+
+def test_arch_is_meant_as_it_is_said(shipped, cache, want, tmp_path):
+    d = tmp_path / "a"
+    shutil.copytree(shipped, d)
+    out, err = run(["run", d, *RUN, "--arch", "sm_86"], LLMC_EMU_GPU="sm_86", LLMC_CACHE=cache)
+    assert tokens(out) == want and "no plan for cuda-sm_86: compiling" in err and re.search(r"compiling \d+ kernels for sm_86 ", err)
+
+
+def test_tegra_shares_no_images(shipped, driver_only, tmp_path):
+    """8.7 is of the major of 8.0, and no image of 8.0 runs on it."""
+    d = tmp_path / "a"
+    shutil.copytree(shipped, d)
+    _, err = run(["run", d, *RUN], code=2, lib=driver_only, LLMC_EMU_GPU="sm_87", LLMC_CACHE=str(tmp_path / "none"))
+    assert "No kernels built ahead of time run on sm_87" in err and "--arch" not in err
+
+
+@pytest.mark.parametrize("nvrtc, arch", [("13000", "sm_121"), ("12080", "sm_120")])
+def test_a_device_without_a_plan_of_its_own(want, cache, nvrtc, arch):
+    """12.1 runs the plan of sm_89, compiled for it; by an NVRTC that does not know it, for 12.0."""
+    out, err = run(["run", "configs/tiny.yaml", *RUN], LLMC_EMU_GPU="sm_121", LLMC_EMU_NVRTC=nvrtc, LLMC_CACHE=cache)
+    assert tokens(out) == want and re.search(rf"compiling \d+ kernels for {arch} with NVRTC {int(nvrtc) // 1000}", err)
+
+
+def test_nothing_can_be_shipped_for_it(tmp_path, cache, driver_only, want):
+    """Images of sm_89 and sm_120a do not run on 12.1: the error asks for NVRTC there and names no command that would not help."""
+    d = tmp_path / "a"
+    run(["compile", "configs/tiny.yaml", "-o", d, "--target", "cuda", "--arch", "sm_89,sm_120a", "--aot"], LLMC_CACHE=cache)
+    _, err = run(["run", d, *RUN], code=2, lib=driver_only, LLMC_EMU_GPU="sm_121", LLMC_CACHE=str(tmp_path / "none"))
+    for word in ("sm_121", "ships kernels for sm_89, sm_120a", "libnvrtc", "No kernels built ahead of time run on sm_121: it takes NVRTC"):
+        assert word in err
+    assert "--arch" not in err
+    out, err = run(["run", d, *RUN], LLMC_EMU_GPU="sm_121", LLMC_CACHE=cache)
+    assert tokens(out) == want and "they are for sm_89, this GPU is sm_121" in err
+
+
 def test_no_image_and_no_compiler(shipped, driver_only, tmp_path):
     _, err = run(["run", shipped, *RUN], code=2, lib=driver_only, LLMC_EMU_GPU="sm_75", LLMC_CACHE=str(tmp_path))
     for word in ("sm_75", "sm_80", "sm_90a", "libnvrtc", "--aot --arch sm_75"):

@@ -111,6 +111,24 @@ def test_a_moved_artifact_runs_without_compiler_or_cache(llmc, shipped, tokens, 
     assert tree(moved) == tree(shipped), "running wrote into the artifact"
 
 
+def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, tmp_path):
+    """No plan for this processor, but one that it runs was shipped with its kernels: no compiler, nothing written, one line."""
+    best, folder = llmc.json("doctor")["processor"]["best_target"].removeprefix("cpu-"), copy(shipped, tmp_path / "a")
+    if best == "generic":
+        pytest.skip("this processor runs generic code only")
+    run = [x for x in RUN if x not in ("--arch", "generic")]
+    before = tree(folder)
+    assert llmc.json("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")))["tokens"] == tokens
+    said = notices(llmc.err)
+    assert len(said) == 1 and f"no plan for cpu-{best}" in said[0] and "cpu-generic" in said[0] and f"--arch {best} --aot" in said[0], llmc.err
+    assert tree(folder) == before
+    assert llmc.json("plan", folder)["target"] == "cpu-generic"
+    # another description, or a folder without built kernels: compiled for this processor as ever
+    shutil.rmtree(folder / "aot")
+    llmc("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")), code=2)
+    assert f"no plan for cpu-{best}: compiling it from model.yaml" in llmc.err
+
+
 def damage(kind, folder):
     so = [p for p in objects(folder) if "embed" in p.name or folder.name == "kernels"][0]
     data = so.read_bytes()

@@ -166,6 +166,8 @@ struct Op {
 extern Thread *emu_cur EXPORT;
 extern bool emu_check;             /* checking mode */
 extern int emu_arch;               /* 80, 90, ... of the device in force */
+typedef struct EmuSm { int arch, threads, blocks, shared_kb; } EmuSm;
+const EmuSm *emu_sm(void);         /* what its multiprocessors hold at the most */
 
 /* util.c */
 void *emu_alloc(size_t n);         /* zeroed; ends the process when there is none */

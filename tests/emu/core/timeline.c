@@ -165,13 +165,27 @@ op_add(Op *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
 		op->work->queued(op->work + 1, op->seq);
 }
 
+/* The CUDA programming guide's table of compute capabilities. */
+const EmuSm *
+emu_sm(void)
+{
+	static const EmuSm table[] = {
+		{ 75, 1024, 16, 64 }, { 80, 2048, 32, 164 }, { 86, 1536, 16, 100 }, { 87, 1536, 16, 164 }, { 89, 1536, 24, 100 },
+		{ 90, 2048, 32, 228 }, { 100, 2048, 32, 228 }, { 103, 2048, 32, 228 }, { 120, 1536, 24, 100 }, { 121, 1536, 24, 100 },
+	};
+	size_t i = 0;
+
+	while (i + 1 < sizeof table / sizeof *table && table[i].arch != emu_arch)
+		i++;
+	return &table[i];
+}
+
 int
 func_residency(const Func *f, int threads, uint32_t dyn)
 {
-	int arch = emu_arch, max_threads = arch == 75 ? 1024 : arch == 86 || arch == 89 || arch == 120 ? 1536 : 2048;
-	int blocks = arch == 75 || arch == 86 ? 16 : arch == 89 || arch == 120 ? 24 : 32;
-	uint32_t smem = arch == 75 ? 64u << 10 : arch == 86 || arch == 89 || arch == 120 ? 100u << 10 : arch == 80 ? 164u << 10 : 228u << 10;
-	uint32_t need = f->static_bytes + dyn + (arch >= 80 ? 1024 : 0);
+	int max_threads = emu_sm()->threads, blocks = emu_sm()->blocks;
+	uint32_t smem = (uint32_t)emu_sm()->shared_kb << 10;
+	uint32_t need = f->static_bytes + dyn + (emu_arch >= 80 ? 1024 : 0);
 	int warps = (threads + 31) / 32 * 32;
 
 	if (threads <= 0)

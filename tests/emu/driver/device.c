@@ -14,7 +14,6 @@ static bool ready;
 static struct CUctx_st primary[8];
 static int n_device = 1, n_sm = 4;
 static size_t total_bytes;
-static bool arch_exact;
 
 /* ---- counting and failing ---- */
 enum { MAX_NAMES = 256 };
@@ -176,11 +175,11 @@ API(cuDriverGetVersion, (int *v))
 
 /* ---- devices ---- */
 
-static const struct { const char *name; int arch; bool exact; const char *title; } gpus[] = {
-	{ "sm_75", 75, false, "Emulated T4" }, { "sm_80", 80, false, "Emulated A100" }, { "sm_86", 86, false, "Emulated A10" },
-	{ "sm_89", 89, false, "Emulated L4" }, { "sm_90", 90, true, "Emulated H100" }, { "sm_90a", 90, true, "Emulated H100" },
-	{ "sm_100", 100, true, "Emulated B200" }, { "sm_100a", 100, true, "Emulated B200" }, { "sm_120", 120, true, "Emulated RTX 5090" },
-	{ "sm_120a", 120, true, "Emulated RTX 5090" },
+static const struct { const char *name; int arch; const char *title; } gpus[] = {
+	{ "sm_75", 75, "Emulated T4" }, { "sm_80", 80, "Emulated A100" }, { "sm_86", 86, "Emulated A10" }, { "sm_87", 87, "Emulated Orin" },
+	{ "sm_89", 89, "Emulated L4" }, { "sm_90", 90, "Emulated H100" }, { "sm_90a", 90, "Emulated H100" }, { "sm_100", 100, "Emulated B200" },
+	{ "sm_100a", 100, "Emulated B200" }, { "sm_103", 103, "Emulated B300" }, { "sm_120", 120, "Emulated RTX 5090" },
+	{ "sm_120a", 120, "Emulated RTX 5090" }, { "sm_121", 121, "Emulated GB10" },
 };
 static const char *title;
 
@@ -196,7 +195,6 @@ API(cuInit, (unsigned flags))
 	for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
 		if (!strcasecmp(gpu, gpus[i].name)) {
 			emu_arch = gpus[i].arch;
-			arch_exact = gpus[i].exact;
 			title = gpus[i].title;
 		}
 	n_device = (int)emu_env("LLMC_EMU_DEVICES", 1);
@@ -270,13 +268,12 @@ API(cuDeviceTotalMem_v2, (size_t *n, CUdevice d))
 int
 device_shared_optin(void)
 {
-	return emu_arch == 75 ? 64 << 10 : emu_arch == 86 || emu_arch == 89 || emu_arch == 120 ? 99 << 10 : emu_arch == 80 ? 163 << 10 : 227 << 10;
+	return (emu_sm()->shared_kb - (emu_arch >= 80)) << 10;
 }
 
 API(cuDeviceGetAttribute, (int *v, int attribute, CUdevice d))
 {
 	ENTER(cuDeviceGetAttribute, NEEDS_INIT);
-	bool small = emu_arch == 86 || emu_arch == 89 || emu_arch == 120;
 	if (!v)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (d < 0 || d >= n_device)
@@ -300,14 +297,14 @@ API(cuDeviceGetAttribute, (int *v, int attribute, CUdevice d))
 	case 36: *v = 1500000; break;
 	case 37: *v = 4096; break;
 	case 38: *v = 40 << 20; break;
-	case 39: *v = emu_arch == 75 ? 1024 : small ? 1536 : 2048; break;
+	case 39: *v = emu_sm()->threads; break;
 	case 40: *v = 2; break;
 	case 75: *v = emu_arch / 10; break;
 	case 76: *v = emu_arch % 10; break;
-	case 81: *v = emu_arch == 75 ? 64 << 10 : small ? 100 << 10 : emu_arch == 80 ? 164 << 10 : 228 << 10; break;
+	case 81: *v = emu_sm()->shared_kb << 10; break;
 	case 88: case 115: *v = 0; break;
 	case 97: *v = device_shared_optin(); break;
-	case 106: *v = emu_arch == 75 || emu_arch == 86 ? 16 : emu_arch == 89 || emu_arch == 120 ? 24 : 32; break;
+	case 106: *v = emu_sm()->blocks; break;
 	case 108: *v = 0; break;
 	case 111: *v = emu_arch >= 80 ? 1024 : 0; break;
 	case 120: case 127: *v = emu_arch >= 90; break;

@@ -33,7 +33,8 @@ find_span(struct dl_phdr_info *info, size_t n, void *data)
 	return 1;
 }
 
-/* What the hardware would accept: the same major and no later minor; `a` variants exactly; PTX of any earlier device. */
+/* What the hardware would accept: the same major and no later minor; `a` variants exactly; nothing across the border of the Tegra
+ * line; PTX of any earlier device. */
 static bool
 fits(const Source *s)
 {
@@ -41,6 +42,8 @@ fits(const Source *s)
 		return false;
 	if (s->ptx)
 		return s->arch <= emu_arch;
+	if (s->arch == 87 || emu_arch == 87)
+		return s->arch == emu_arch;
 	return s->arch / 10 == emu_arch / 10 && s->arch <= emu_arch;
 }
 

@@ -18,7 +18,23 @@ struct nvrtc_program {
 	bool compiled;
 };
 
-static const int archs[] = { 75, 80, 86, 87, 89, 90, 100, 103, 120 };
+enum { N_ARCH = 10 };
+static const int archs[N_ARCH] = { 75, 80, 86, 87, 89, 90, 100, 120, 103, 121 }; /* the last two since 12.9 */
+
+/* As the driver: 13000 for 13.0. */
+static int
+version(void)
+{
+	const char *v = getenv("LLMC_EMU_NVRTC");
+
+	return v && *v ? atoi(v) : 13000;
+}
+
+static int
+n_archs(void)
+{
+	return version() < 12090 ? N_ARCH - 2 : N_ARCH;
+}
 
 API(const char *, nvrtcGetErrorString, (nvrtcResult r))
 {
@@ -32,8 +48,8 @@ API(nvrtcResult, nvrtcVersion, (int *major, int *minor))
 {
 	if (!major || !minor)
 		return NVRTC_ERROR_INVALID_INPUT;
-	*major = 13;
-	*minor = 0;
+	*major = version() / 1000;
+	*minor = version() % 1000 / 10;
 	return NVRTC_SUCCESS;
 }
 
@@ -41,7 +57,7 @@ API(nvrtcResult, nvrtcGetNumSupportedArchs, (int *n))
 {
 	if (!n)
 		return NVRTC_ERROR_INVALID_INPUT;
-	*n = (int)(sizeof archs / sizeof *archs);
+	*n = n_archs();
 	return NVRTC_SUCCESS;
 }
 
@@ -49,7 +65,7 @@ API(nvrtcResult, nvrtcGetSupportedArchs, (int *list))
 {
 	if (!list)
 		return NVRTC_ERROR_INVALID_INPUT;
-	memcpy(list, archs, sizeof archs);
+	memcpy(list, archs, (size_t)n_archs() * sizeof *archs);
 	return NVRTC_SUCCESS;
 }
 
@@ -154,7 +170,7 @@ API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const 
 					arch = 0;
 			}
 			bool known = false;
-			for (size_t k = 0; k < sizeof archs / sizeof *archs; k++)
+			for (int k = 0; k < n_archs(); k++)
 				known = known || archs[k] == arch;
 			if (!known)
 				return refuse(p, "invalid value for --gpu-architecture (-arch)", rest);
