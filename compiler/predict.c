@@ -65,6 +65,15 @@ add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t
 	}
 }
 
+/* Scratch of 16 bits that a library leaves its product in: our own kernels have no such step. */
+static bool
+library_only(const Plan *p, const PlanStep *s, int arg)
+{
+	const PlanProduct *m = s->kernel >= 0 ? plan_product(&p->kernel[s->kernel]) : NULL;
+
+	return m && m->y == arg && strcmp(p->kernel[s->kernel].arg[arg].type, "f32") != 0;
+}
+
 static int64_t
 activation_bytes(const Plan *p, const PlanStep *s, int64_t rows)
 {
@@ -74,10 +83,21 @@ activation_bytes(const Plan *p, const PlanStep *s, int64_t rows)
 		if (s->arg[i].kind != REF_BUFFER)
 			continue;
 		const PlanBuffer *b = &p->buffer[s->arg[i].index];
-		if (b->extent.sym == SYM_n_tok)
+		if (b->extent.sym == SYM_n_tok && !library_only(p, s, i))
 			n += b->extent.mul * dtype_info(b->dtype)->block_bytes * rows;
 	}
 	return n;
+}
+
+/* By our own kernels: whether a library is there, and faster, only the machine knows. */
+static int
+own_launches(const PlanKernel *k)
+{
+	int n = 0;
+
+	for (int i = 0; i < k->n_launch; i++)
+		n += k->launch[i].path != PATH_LIBRARY;
+	return n ? n : 1;
 }
 
 Prediction
@@ -98,7 +118,7 @@ predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
 		*(by_bytes >= by_flops ? &r.bytes_s : &r.flops_s) += by_bytes >= by_flops ? by_bytes : by_flops;
 		r.bytes += bytes;
 		r.flops += flops;
-		r.launches += s->kernel >= 0 && p->kernel[s->kernel].n_launch ? p->kernel[s->kernel].n_launch : 1;
+		r.launches += s->kernel >= 0 ? own_launches(&p->kernel[s->kernel]) : 1;
 	}
 	r.launch_s = r.launches * gpu->launch_s;
 	r.seconds = r.bytes_s + r.flops_s + r.launch_s;

@@ -221,6 +221,18 @@ name_of_arg(const Bind *b, const char *name, HeadValue *out)
 	return false;
 }
 
+/* May a library do the product with w? It reads 16-bit matrices in file order only, and adds up a row differently from one number of rows
+ * to another: not where results must not depend on it. */
+static bool
+library_may(const Bind *b)
+{
+	HeadValue d, l;
+
+	if (b->ts->target->kind != TARGET_CUDA || b->ts->deterministic || !name_of_arg(b, "W_DTYPE", &d) || !name_of_arg(b, "W_LAYOUT", &l))
+		return false;
+	return (strcmp(d.s, "bf16") == 0 || strcmp(d.s, "f16") == 0) && strcmp(l.s, "row") == 0;
+}
+
 bool
 template_name(void *user, const char *name, HeadValue *out)
 {
@@ -244,6 +256,8 @@ template_name(void *user, const char *name, HeadValue *out)
 		return set_word(out, dtype_text(pool->dtype)), true;
 	if (strcmp(name, "KV_PAGE_BYTES") == 0 && pool)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = plan_layer_page_bytes(pool) }, true;
+	if (strcmp(name, "LIBRARY") == 0)
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = library_may(b) }, true;
 	for (int i = 0; i < b->op->n_attr; i++) {
 		const Attr *a = &b->op->attr[i];
 		if (!same_letters(name, n, a->key))
@@ -275,6 +289,17 @@ template_eval(const Bind *b, const Template *t, const Line *l, const char *text,
 		start--;
 	err_at(b->ts->diag, template_loc(t, l->line, (int)(text - start + (long)at) + 1), "%s", why);
 	return false;
+}
+
+bool
+template_holds(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, bool *out)
+{
+	HeadValue v;
+
+	if (!template_eval(b, t, l, p, (size_t)(end - p), &v))
+		return false;
+	*out = v.kind == HEAD_INT && v.i;
+	return v.kind == HEAD_INT || template_error(b, t, l, "a condition is a comparison or a name that is 0 or 1");
 }
 
 /* ---------------------------------------------------------------- arguments ---- */
@@ -382,6 +407,21 @@ template_arg(const Bind *b, const Template *t, const Line *l, bool scratch, ArgD
 	return true;
 }
 
+bool
+template_scratch(const Bind *b, const Template *t, const Line *l, ArgDecl *out, bool *take)
+{
+	const char *p = memchr(l->text, ';', l->size), *end = l->text + l->size;
+	char        word[4];
+
+	*take = true;
+	if (!template_arg(b, t, l, true, out))
+		return false;
+	if (!p++)
+		return true;
+	template_word(&p, end, word, sizeof word);
+	return strcmp(word, "if") == 0 ? template_holds(b, t, l, p, end, take) : template_error(b, t, l, "expected if EXPR after ;");
+}
+
 /* Whether the declared argument is what the op has there. `fits` is false, without an error, when only the kind of rows
  * differs: then the template is for another use of the op. */
 static bool
@@ -467,12 +507,9 @@ takes(const Bind *b, const Template *t)
 	bool    fits;
 
 	for (int i = 0; i < t->n_require; i++) {
-		HeadValue v;
-		if (!template_eval(b, t, &t->require[i], t->require[i].text, t->require[i].size, &v))
-			return false;
-		if (v.kind != HEAD_INT)
-			return template_error(b, t, &t->require[i], "@require wants a comparison or a name that is 0 or 1");
-		if (!v.i)
+		const Line *l = &t->require[i];
+		bool        holds;
+		if (!template_holds(b, t, l, l->text, l->text + l->size, &holds) || !holds)
 			return false;
 	}
 	return template_args(b, t, arg, &fits) && fits;

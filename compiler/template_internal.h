@@ -49,8 +49,12 @@ bool   template_eval(const Bind *b, const Template *t, const Line *l, const char
 bool   template_error(const Bind *b, const Template *t, const Line *l, const char *what);   /* false */
 bool   template_name(void *bind, const char *name, HeadValue *out);
 bool   template_arg(const Bind *b, const Template *t, const Line *l, bool scratch, ArgDecl *out);
-/* The i-th @launch line; symbol: of the kernel */
-bool   template_launch(const Bind *b, const Template *t, int i, const char *symbol, PlanLaunch *out);
+/* A @scratch line. *take: it is part of this kernel */
+bool   template_scratch(const Bind *b, const Template *t, const Line *l, ArgDecl *out, bool *take);
+/* A condition (`if EXPR`, @require) */
+bool   template_holds(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, bool *out);
+/* The i-th @launch line; symbol: of the kernel; k: with all its arguments. *take: it is part of this kernel */
+bool   template_launch(const Bind *b, const Template *t, int i, const char *symbol, const PlanKernel *k, PlanLaunch *out, bool *take);
 /* The i-th @map line; k: with all its arguments */
 bool   template_map(const Bind *b, const Template *t, int i, const PlanKernel *k, PlanMap *out);
 /* All @arg lines against the op; fits false without an error: only the kind of rows differs. */

@@ -1,4 +1,5 @@
-/* `//@launch` lines: the functions of a CUDA template that make up a kernel, and their grids. `//@map` lines: its tensor maps. */
+/* `//@launch` lines: the functions of a CUDA template that make up a kernel, and their grids, and products that a library may do instead.
+ * `//@map` lines: its tensor maps. */
 #include <ctype.h>
 #include <string.h>
 
@@ -93,8 +94,50 @@ parse_grid(const Bind *b, const Template *t, const Line *l, const char *p, const
 	return true;
 }
 
+/* The argument that is named at *p, which goes past it and a comma; -1: there is none of this kernel. */
+static int
+take_arg(const PlanKernel *k, const char **p, const char *end)
+{
+	char name[32];
+
+	template_word(p, end, name, sizeof name);
+	trim(p, &end);
+	if (*p < end && *(*p)++ != ',')
+		return -1;
+	for (int a = 0; a < k->n_arg; a++)
+		if (strcmp(k->arg[a].name, name) == 0)
+			return a;
+	return -1;
+}
+
+/* gemm ACT, W, Y | add R, BETA */
 static bool
-parse_item(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, PlanLaunch *out)
+parse_product(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, const PlanKernel *k, PlanProduct *out)
+{
+	char      word[16];
+	HeadValue v;
+
+	template_word(&p, end, word, sizeof word);
+	if (strcmp(word, "gemm") == 0) {
+		out->act = take_arg(k, &p, end);
+		out->w = take_arg(k, &p, end);
+		out->y = take_arg(k, &p, end);
+		return (out->act >= 0 && out->w >= 0 && out->y >= 0 && p == end) ||
+		       template_error(b, t, l, "gemm takes three arguments of this kernel: ACT, W, Y");
+	}
+	if (strcmp(word, "add") != 0)
+		return template_error(b, t, l, "expected path library, if EXPR, gemm ACT, W, Y or add R, BETA");
+	out->add = take_arg(k, &p, end);
+	if (out->add < 0)
+		return template_error(b, t, l, "add takes an argument of this kernel and a factor: R, BETA");
+	if (!template_eval(b, t, l, p, (size_t)(end - p), &v))
+		return false;
+	out->beta = v.kind == HEAD_INT ? (double)v.i : v.f;
+	return v.kind != HEAD_WORD || template_error(b, t, l, "a factor is a number");
+}
+
+static bool
+parse_function(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, PlanLaunch *out)
 {
 	char    word[16];
 	int64_t v;
@@ -116,29 +159,62 @@ parse_item(const Bind *b, const Template *t, const Line *l, const char *p, const
 		out->cluster = (int)v;
 		return true;
 	}
-	return template_error(b, t, l, "expected block, grid, shared, cluster or pdl");
+	return template_error(b, t, l, "expected block, grid, shared, cluster, pdl, path or if");
+}
+
+/* What every launch may have. *mine: it was one of these. */
+static bool
+parse_common(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, PlanPath *path, bool *take, bool *mine)
+{
+	char word[16];
+
+	template_word(&p, end, word, sizeof word);
+	*mine = true;
+	if (strcmp(word, "if") == 0)
+		return template_holds(b, t, l, p, end, take);
+	if (strcmp(word, "path") == 0) {
+		template_word(&p, end, word, sizeof word);
+		*path = strcmp(word, "own") == 0 ? PATH_OWN : PATH_LIBRARY;
+		return *path == PATH_OWN || strcmp(word, "library") == 0 || template_error(b, t, l, "a path is own or library");
+	}
+	*mine = false;
+	return true;
 }
 
 bool
-template_launch(const Bind *b, const Template *t, int i, const char *symbol, PlanLaunch *out)
+template_launch(const Bind *b, const Template *t, int i, const char *symbol, const PlanKernel *k, PlanLaunch *out, bool *take)
 {
 	const Line *l = &t->launch[i];
 	const char *p = l->text, *end = p + l->size;
 	char        name[32];
 
-	*out = (PlanLaunch){ .block = 0, .cluster = 1, .grid = { { SYM_one, 1, 1 }, { SYM_one, 1, 1 }, { SYM_one, 1, 1 } } };
+	*take = true;
+	*out = (PlanLaunch){
+		.cluster = 1, .grid = { { SYM_one, 1, 1 }, { SYM_one, 1, 1 }, { SYM_one, 1, 1 } },
+		.product = { .act = -1, .w = -1, .y = -1, .add = -1 },
+	};
 	if (template_word(&p, end, name, sizeof name) == 0)
-		return template_error(b, t, l, "expected the name of a function, or main");
-	out->fn = strcmp(name, "main") == 0 ? symbol : arena_printf(b->ts->arena, "%s_%s", symbol, name);
-	while (p < end) {
+		return template_error(b, t, l, "expected the name of a function, main or product");
+	bool product = strcmp(name, "product") == 0;
+	if (product)
+		out->path = PATH_LIBRARY;
+	else
+		out->fn = strcmp(name, "main") == 0 ? symbol : arena_printf(b->ts->arena, "%s_%s", symbol, name);
+	while (p < end && *take) {
 		const char *q = memchr(p, ';', (size_t)(end - p));
 		const char *stop = q ? q : end, *item = p;
+		bool        mine = false;
 		trim(&item, &stop);
-		if (item < stop && !parse_item(b, t, l, item, stop, out))
+		if (item < stop && !parse_common(b, t, l, item, stop, &out->path, take, &mine))
+			return false;
+		if (item < stop && !mine &&
+		    !(product ? parse_product(b, t, l, item, stop, k, &out->product) : parse_function(b, t, l, item, stop, out)))
 			return false;
 		p = q ? q + 1 : end;
 	}
-	return out->block > 0 || template_error(b, t, l, "a launch needs its block");
+	if (product)
+		return !*take || out->product.act >= 0 || template_error(b, t, l, "a product needs its gemm");
+	return !*take || out->block > 0 || template_error(b, t, l, "a launch needs its block");
 }
 
 static bool

@@ -162,10 +162,18 @@ sort_names(Headers *h)
 static bool
 scratch_args(const Bind *b, const Template *t, Kernel *k)
 {
+	bool gone = false;
+
 	for (int i = 0; i < t->n_scratch; i++) {
 		ArgDecl a;
-		if (!template_arg(b, t, &t->scratch[i], true, &a))
+		bool    take;
+		if (!template_scratch(b, t, &t->scratch[i], &a, &take))
 			return false;
+		if (take && gone)
+			return template_error(b, t, &t->scratch[i], "scratch with a condition comes last: what follows would have another number");
+		gone = !take;
+		if (gone)
+			continue;
 		if (!a.sized || a.extent.mul < 1 || strcmp(a.type, "packed") == 0)
 			return template_error(b, t, &t->scratch[i], "scratch needs an element type and an extent of at least one element");
 		if (k->row.n_arg == PLAN_MAX_ARGS)
@@ -176,6 +184,21 @@ scratch_args(const Bind *b, const Template *t, Kernel *k)
 	return true;
 }
 
+/* Without a product the way of its own is the only one. */
+static void
+one_path(PlanKernel *k)
+{
+	int n = 0;
+
+	for (int i = 0; i < k->n_launch; i++) {
+		if (k->launch[i].path == PATH_LIBRARY)
+			continue;
+		k->launch[n] = k->launch[i];
+		k->launch[n++].path = PATH_ANY;
+	}
+	k->n_launch = n;
+}
+
 static bool
 launches(const Bind *b, const Template *t, Kernel *k)
 {
@@ -183,9 +206,18 @@ launches(const Bind *b, const Template *t, Kernel *k)
 		err_at(b->ts->diag, template_loc(t, 1, 1), "a CUDA template needs its @launch lines");
 		return false;
 	}
-	for (k->row.n_launch = 0; k->row.n_launch < t->n_launch; k->row.n_launch++)
-		if (!template_launch(b, t, k->row.n_launch, b->symbol, &k->row.launch[k->row.n_launch]))
+	k->row.n_launch = 0;
+	for (int i = 0; i < t->n_launch; i++) {
+		bool take;
+		if (!template_launch(b, t, i, b->symbol, &k->row, &k->row.launch[k->row.n_launch], &take))
 			return false;
+		k->row.n_launch += take;
+	}
+	if (!plan_product(&k->row))
+		one_path(&k->row);
+	const char *why;
+	if (!plan_paths_fit(&k->row, &why))
+		return template_error(b, t, &t->launch[0], why);
 	if (t->n_map && (b->ts->target->kind != TARGET_CUDA || b->ts->target->arch < 90))
 		return template_error(b, t, &t->map[0], "GPUs have tensor maps from sm_90 on");
 	for (k->row.n_map = 0; k->row.n_map < t->n_map; k->row.n_map++)
@@ -217,7 +249,10 @@ kernel_key(const Templates *ts, const Kernel *k, const char *text)
 	}
 	for (int i = 0; i < k->row.n_launch; i++) {
 		const PlanLaunch *u = &k->row.launch[i];
-		const char *line = arena_printf(ts->arena, "%s %d %d %d %lld", u->fn, u->block, u->cluster, u->pdl, (long long)u->shared);
+		const char *line = !u->fn ? arena_printf(ts->arena, "product %d %d %d %d %a", u->product.act, u->product.w, u->product.y,
+		                                         u->product.add, u->product.beta)
+		                          : arena_printf(ts->arena, "%s %d %d %d %lld %d", u->fn, u->block, u->cluster, u->pdl,
+		                                         (long long)u->shared, u->path);
 		sha256_add(&sum, line, strlen(line) + 1);
 		for (int d = 0; d < 3; d++) {
 			line = arena_printf(ts->arena, "%d %lld %lld", u->grid[d].sym, (long long)u->grid[d].mul, (long long)u->grid[d].div);

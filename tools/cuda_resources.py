@@ -89,7 +89,7 @@ def survey(configs, archs, sets=(), jobs=None):
                 done = list(pool.map(lambda k: compile_cached(lib, version, folder / k["file"], arch), plan["kernel"]))
                 for k, r in zip(plan["kernel"], done):
                     by_name = {x["name"]: x for x in r["kernels"]}
-                    for u in k["launch"]:
+                    for u in (u for u in k["launch"] if "fn" in u):  # a product is the library's
                         x = by_name.get(u["fn"])
                         wrong = nvrtc.bad(r) or (None if x else "no such function")
                         row = dict(config=Path(config).stem, arch=arch, kernel=k["id"], fn=u["fn"], block=u["block"], wrong=wrong, log=r["log"])

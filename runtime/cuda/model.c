@@ -88,6 +88,8 @@ functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
 		const PlanKernel *k = &m->plan->kernel[i];
 		for (int l = 0; l < k->n_launch; l++) {
 			const PlanLaunch *p = &k->launch[l];
+			if (!p->fn)
+				continue;
 			TRY(function(m, &m->fn[i][l], cuda_build_unit_of(b, i), p->fn, b, err));
 			if (p->shared <= 0)
 				continue;

@@ -159,6 +159,8 @@ launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], llmc_er
 	for (int l = 0; l < k->kernel->n_launch; l++) {
 		const PlanLaunch *p = &k->kernel->launch[l];
 		int64_t grid[3];
+		if (p->path == PATH_LIBRARY)
+			continue;
 		for (int i = 0; i < 3; i++)
 			grid[i] = plan_extent_elems(&p->grid[i], sym);
 		if (!grid[0] || !grid[1] || !grid[2])

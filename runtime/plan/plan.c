@@ -50,3 +50,12 @@ plan_tensor_bytes(const PlanTensor *t)
 {
 	return layout_bytes(t);
 }
+
+const PlanProduct *
+plan_product(const PlanKernel *k)
+{
+	for (int i = 0; i < k->n_launch; i++)
+		if (!k->launch[i].fn)
+			return &k->launch[i].product;
+	return NULL;
+}

@@ -12,7 +12,7 @@
 #include "base/strbuf.h"
 #include "formats/dtype.h"
 
-enum { PLAN_FORMAT = 1, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_MAX_ATTRS = 24, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 4, PLAN_MAX_MAP = 4 };
+enum { PLAN_FORMAT = 1, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_MAX_ATTRS = 24, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4 };
 
 /* Symbols of extents. n_part: threads of the session; n_sm: multiprocessors of the GPU, in grids only. */
 #define PLAN_SYM_LIST(X) X(one) X(n_tok) X(n_dec) X(n_pre) X(n_seq) X(n_out) X(n_part) X(n_sm)
@@ -97,9 +97,19 @@ typedef struct PlanBuffer { const char *id; Dtype dtype; PlanExtent extent; int 
 
 typedef enum PlanDir { DIR_IN, DIR_OUT, DIR_INOUT, DIR_POOL, DIR_ROPE, DIR_SCRATCH, DIR_NONE } PlanDir;
 typedef struct PlanKernelArg { const char *name; PlanDir dir; const char *type; PlanExtent extent; } PlanKernelArg;
+/* A matrix product that a library does: y = beta * add + act w^T. Rows are those of y's extent, widths those of y's and act's; act and w
+ * are of w's 16-bit type, w in layout "row". */
+typedef struct PlanProduct {
+	int         act, w, y, add; /* arguments; add -1: none. add may be y's memory */
+	double      beta;
+} PlanProduct;
+/* A kernel with a product can be run in two ways: its own one skips launches of PATH_LIBRARY, the library's those of PATH_OWN. */
+typedef enum PlanPath { PATH_ANY, PATH_OWN, PATH_LIBRARY } PlanPath;
 /* CUDA targets: one launch of a function of the kernel's file. A kernel is all its launches, in order, with the same arguments. */
 typedef struct PlanLaunch {
-	const char *fn;           /* name of the function in the file */
+	PlanPath    path;
+	const char *fn;           /* name of the function in the file; NULL: the product, and nothing below it */
+	PlanProduct product;
 	int         block;        /* threads (x) */
 	int         cluster;      /* blocks of a cluster (x); 1: none */
 	bool        pdl;          /* may start before what was launched before it has ended */
@@ -174,6 +184,10 @@ int64_t plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT]); /*
 int64_t plan_slot_bytes(const Plan *p, int slot, const int64_t sym[SYM_COUNT]); /* -1: overflow */
 /* Is this a tensor map of an argument of k that hardware has? */
 bool plan_map_fits(const PlanMap *m, const PlanKernel *k);
+/* The kernel's product; NULL: it has none. */
+const PlanProduct *plan_product(const PlanKernel *k);
+/* Are the launches of k one way to run it, or two with one product of its arguments? Otherwise why not. */
+bool plan_paths_fit(const PlanKernel *k, const char **why);
 /* Bytes of a tensor in memory in its layout (runtime/weights/layout.h decides); -1: bad shape for the layout. */
 int64_t plan_tensor_bytes(const PlanTensor *t);
 

@@ -280,17 +280,74 @@ plan_map_fits(const PlanMap *m, const PlanKernel *k)
 	       m->box[1] <= 256 && (m->swizzle == 0 || m->box[0] * 2 <= m->swizzle);
 }
 
+/* Rows of the step, one after the other, of so many elements */
+static bool
+is_rows(const PlanKernelArg *a)
+{
+	return a->extent.sym == SYM_n_tok && divisor(&a->extent) == 1 && a->extent.mul >= 1 && a->extent.mul <= INT32_MAX;
+}
+
+static bool
+is_16_bit(const char *type)
+{
+	return !strcmp(type, "f16") || !strcmp(type, "bf16");
+}
+
+static bool
+product_fits(const PlanProduct *p, const PlanKernel *k, const char **why)
+{
+	int n = k->n_arg;
+
+	if (p->act < 0 || p->act >= n || p->w < 0 || p->w >= n || p->y < 0 || p->y >= n || p->add < -1 || p->add >= n)
+		return *why = "a product is of arguments of this kernel", false;
+	const PlanKernelArg *act = &k->arg[p->act], *w = &k->arg[p->w], *y = &k->arg[p->y], *add = p->add < 0 ? NULL : &k->arg[p->add];
+	if (act->dir != DIR_SCRATCH || !is_16_bit(act->type) || !is_rows(act) || act->extent.mul % 8)
+		return *why = "a product takes scratch: rows of f16 or bf16, in whole 16 bytes", false;
+	if (w->dir != DIR_IN || strcmp(w->type, "packed"))
+		return *why = "a product takes a matrix of weights", false;
+	if ((y->dir != DIR_OUT && y->dir != DIR_SCRATCH) || p->y == p->act || (strcmp(y->type, "f32") && !is_16_bit(y->type)) || !is_rows(y))
+		return *why = "a product leaves rows of f32, f16 or bf16 in an output or in scratch", false;
+	if (add && (add->dir != DIR_IN || strcmp(add->type, "f32") || strcmp(y->type, "f32") || !is_rows(add) || add->extent.mul != y->extent.mul))
+		return *why = "what a product adds to is an input of f32, as wide as what it leaves", false;
+	return true;
+}
+
+bool
+plan_paths_fit(const PlanKernel *k, const char **why)
+{
+	const PlanProduct *p = plan_product(k);
+	int products = 0, own = 0, library = 0;
+
+	for (int i = 0; i < k->n_launch; i++) {
+		products += !k->launch[i].fn;
+		own += k->launch[i].path == PATH_OWN;
+		library += k->launch[i].path == PATH_LIBRARY;
+		if (!k->launch[i].fn && k->launch[i].path != PATH_LIBRARY)
+			return *why = "a product is on the library's path", false;
+	}
+	if (products > 1)
+		return *why = "a kernel has at most one product", false;
+	if (!p)
+		return own + library == 0 || (*why = "a kernel without a product has one path", false);
+	if (!own)
+		return *why = "a kernel with a product also has a way of its own", false;
+	return product_fits(p, k, why);
+}
+
 static llmc_status
 check_kernel(const PlanKernel *k, llmc_error *err)
 {
+	const char *why;
 
 	if (!path_inside(k->file) || strlen(k->file) > 200)
 		return BAD("kernel %s: file \"%s\" is no path inside the artifact", k->id, k->file);
 	if (!is_name(k->symbol))
 		return BAD("kernel %s: symbol \"%s\" is no name of a C function", k->id, k->symbol);
 	for (int i = 0; i < k->n_launch; i++)
-		if (!is_name(k->launch[i].fn))
+		if (k->launch[i].fn && !is_name(k->launch[i].fn))
 			return BAD("kernel %s: launch \"%s\" is no name of a C function", k->id, k->launch[i].fn);
+	if (!plan_paths_fit(k, &why))
+		return BAD("kernel %s: %s", k->id, why);
 	for (int i = 0; i < k->n_map; i++)
 		if (!plan_map_fits(&k->map[i], k))
 			return BAD("kernel %s: map[%d] is none that a GPU has: an argument in memory, columns and boxes in whole 16 bytes, a "

@@ -120,6 +120,27 @@ check_kernel_arg(const Check *c, int i)
 	return LLMC_OK;
 }
 
+/* What a library reads of the weights: all of y's columns by all of act's. Its other arguments have been checked as the kernel's. */
+static llmc_status
+check_product(const Check *c, const PlanKernel *k, const PlanProduct *p)
+{
+	const PlanRef *r = &c->step->arg[p->w];
+	int64_t rows = k->arg[p->y].extent.mul, cols = k->arg[p->act].extent.mul;
+
+	if (r->kind != REF_TENSOR)
+		return BAD(c, "argument %s must be a tensor: a library multiplies by it", k->arg[p->w].name);
+	const PlanTensor *t = &c->p->tensor[r->index];
+	if ((t->dtype != DT_F16 && t->dtype != DT_BF16) || strcmp(t->layout, "row"))
+		return BAD(c, "tensor %s is %s in layout %s, a library multiplies by f16 or bf16 in layout row", t->id, dtype_text(t->dtype), t->layout);
+	if (t->rows != rows || t->cols != cols)
+		return BAD(c, "tensor %s is [%lld, %lld], the product of the library is with [%lld, %lld]", t->id, (long long)t->rows,
+		           (long long)t->cols, (long long)rows, (long long)cols);
+	if (strcmp(k->arg[p->y].type, "f32") && strcmp(k->arg[p->y].type, dtype_text(t->dtype)))
+		return BAD(c, "argument %s is %s: a library leaves f32 or the type of the weights, %s", k->arg[p->y].name, k->arg[p->y].type,
+		           dtype_text(t->dtype));
+	return LLMC_OK;
+}
+
 static PlanDir
 direction(const Check *c, int i)
 {
@@ -239,6 +260,8 @@ check_step(Check *c)
 			return BAD(c, "%d arguments, kernel %s takes %d", s->n_arg, k->id, k->n_arg);
 		for (int i = 0; i < s->n_arg; i++)
 			TRY(check_kernel_arg(c, i));
+		if (plan_product(k))
+			TRY(check_product(c, k, plan_product(k)));
 	}
 	TRY(check_aliases(c));
 	TRY(check_reads(c));

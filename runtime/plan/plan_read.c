@@ -109,6 +109,36 @@ read_buffer(Reader *r, json_t *j, PlanBuffer *b)
 }
 
 static void
+read_product(Reader *r, json_t *j, PlanLaunch *u)
+{
+	json_t *v = json_object_get(j, "product");
+	PlanProduct *p = &u->product;
+
+	rd_keys(r, j, "product");
+	size_t was = rd_enter(r, "product", -1);
+	rd_keys(r, v, "act w y add beta");
+	*p = (PlanProduct){
+		.act = (int)rd_get_int(r, v, "act", 0, PLAN_MAX_ARGS - 1), .w = (int)rd_get_int(r, v, "w", 0, PLAN_MAX_ARGS - 1),
+		.y = (int)rd_get_int(r, v, "y", 0, PLAN_MAX_ARGS - 1), .add = (int)rd_get_int(r, v, "add", -1, PLAN_MAX_ARGS - 1),
+		.beta = rd_get_num(r, v, "beta"),
+	};
+	u->path = PATH_LIBRARY;
+	rd_leave(r, was);
+}
+
+static PlanPath
+get_path(Reader *r, json_t *j)
+{
+	static const char *const text[] = { [PATH_ANY] = "any", [PATH_OWN] = "own", [PATH_LIBRARY] = "library" };
+	const char *s = rd_get_str(r, j, "path");
+
+	for (int i = 0; i <= PATH_LIBRARY; i++)
+		if (!strcmp(s, text[i]))
+			return (PlanPath)i;
+	rd_bad(r, "path", "\"%s\" is none of any, own, library", name_text(s, strlen(s)).s);
+}
+
+static void
 read_launches(Reader *r, json_t *j, PlanKernel *k)
 {
 	json_t *a = rd_get_array(r, j, "launch", 1, PLAN_MAX_LAUNCH, &k->n_launch);
@@ -118,9 +148,14 @@ read_launches(Reader *r, json_t *j, PlanKernel *k)
 		PlanLaunch *u = &k->launch[i];
 		size_t was = rd_enter(r, "launch", i);
 		int n;
-		rd_keys(r, v, "fn block grid shared cluster pdl");
+		if (json_object_get(v, "product")) {
+			read_product(r, v, u);
+			rd_leave(r, was);
+			continue;
+		}
+		rd_keys(r, v, "fn block grid shared cluster pdl path");
 		*u = (PlanLaunch){
-			.fn = rd_get_str(r, v, "fn"), .block = (int)rd_get_int(r, v, "block", 1, 1024),
+			.path = get_path(r, v), .fn = rd_get_str(r, v, "fn"), .block = (int)rd_get_int(r, v, "block", 1, 1024),
 			.shared = rd_get_int(r, v, "shared", 0, 256 << 10), .cluster = (int)rd_get_int(r, v, "cluster", 1, 16),
 			.pdl = rd_get_bool(r, v, "pdl"),
 		};

@@ -238,6 +238,14 @@ put_kernel(Strbuf *out, const PlanKernel *k)
 		for (int i = 0; i < k->n_launch; i++) {
 			const PlanLaunch *u = &k->launch[i];
 			strbuf_putc(out, '{');
+			if (!u->fn) {
+				strbuf_printf(out, "\"product\":{\"act\":%d,\"w\":%d,\"y\":%d,\"add\":%d,", u->product.act, u->product.w,
+				              u->product.y, u->product.add);
+				key_num(out, "beta", u->product.beta);
+				end(out, '}');
+				strbuf_puts(out, "},");
+				continue;
+			}
 			key_str(out, "fn", u->fn);
 			key_int(out, "block", u->block);
 			strbuf_puts(out, "\"grid\":[");
@@ -249,7 +257,10 @@ put_kernel(Strbuf *out, const PlanKernel *k)
 			strbuf_putc(out, ',');
 			key_int(out, "shared", u->shared);
 			key_int(out, "cluster", u->cluster);
-			strbuf_printf(out, "\"pdl\":%s},", u->pdl ? "true" : "false");
+			key_bool(out, "pdl", u->pdl);
+			key_str(out, "path", u->path == PATH_ANY ? "any" : u->path == PATH_OWN ? "own" : "library");
+			end(out, '}');
+			strbuf_putc(out, ',');
 		}
 		end(out, ']');
 		strbuf_puts(out, ",\"map\":[");

@@ -106,4 +106,52 @@ template <int WIDTH, float (*F)(float)> struct gemm_glu {
 	}
 };
 
+/* Columns n, n + 1 of a row that a library has left */
+template <int WIDTH> DEV void
+gemm_left2(const float *p, int n, float (&v)[2])
+{
+	gemm_load2<WIDTH>(p, n, v);
+}
+
+template <int WIDTH> DEV void
+gemm_left2(const unsigned short *p, int n, float (&v)[2]) /* bf16 */
+{
+	if (WIDTH % 2 == 0) {
+		const unsigned q = n < WIDTH ? ld_v1(p + n) : 0;
+		v[0] = bf16_to_f32((unsigned short)q);
+		v[1] = bf16_to_f32((unsigned short)(q >> 16));
+	} else {
+		v[0] = n < WIDTH ? bf16_to_f32(p[n]) : 0;
+		v[1] = n + 1 < WIDTH ? bf16_to_f32(p[n + 1]) : 0;
+	}
+}
+
+/* What follows a product that a library has left in memory, raw [n, PARTS, WIDTH]: blocks of 256 threads, blockIdx.x the row, blockIdx.y
+ * GEMM_LEFT of its columns. scale, e: as in cuda_gemm.h; e may write over raw, each thread over what it has read. */
+enum { GEMM_LEFT = 2048 };
+
+template <int WIDTH, int PARTS, class T, class E> DEV void
+gemm_after(const T *raw, const float *scale, int n, const E &e)
+{
+	const int m = (int)blockIdx.x, c = (int)blockIdx.y * GEMM_LEFT + (int)threadIdx.x / 4 * 32 + (int)threadIdx.x % 4 * 2;
+	float v[4][2] = {}, u[4][2] = {};
+
+	if (m >= n || c >= WIDTH)
+		return;
+	const float s = scale ? scale[m] : 1.0f;
+	raw += (long long)m * PARTS * WIDTH;
+#pragma unroll
+	for (int j = 0; j < 4; j++) {
+		gemm_left2<WIDTH>(raw, c + 8 * j, v[j]);
+		if (PARTS == 2)
+			gemm_left2<WIDTH>(raw + WIDTH, c + 8 * j, u[j]);
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			v[j][i] *= s;
+			u[j][i] *= s;
+		}
+	}
+	e.take(m, c, v, u);
+}
+
 #endif

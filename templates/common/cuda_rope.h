@@ -42,11 +42,18 @@ rope_turn(float *a, float *b, const float *table, int i, int rope_dims)
 #ifdef QKV_DIM
 #include "common/cuda_kv.h"
 
+/* Sums of a product that know neither their row's scale nor their bias (NULL: none) yet */
+struct qkv_scaled {
+	const float *sum, *b;
+	float        scale;
+	__device__ __forceinline__ float operator[](int i) const { return sum[i] * scale + (b ? b[i] : 0.0f); }
+};
+
 /* One warp: head `head` of row t, counted over q heads, then k heads, then v heads. raw: its QKV_DIM sums with bias, in shared or
- * global memory, ordered before the call; it stays as it is. Norm of the head, rope, and the way to q or to the page. The
+ * global memory, ordered before the call (or a qkv_scaled of such); it stays as it is. Norm of the head, rope, and the way to q or to the page. The
  * arguments are those of norm_qkv. All 32 lanes call. */
-DEV void
-qkv_finish(const llmc_call &p, int t, int head, const float *raw)
+template <class Raw> DEV void
+qkv_finish(const llmc_call &p, int t, int head, const Raw &raw)
 {
 	enum { D = QKV_DIM, R = QKV_HAS_ROPE ? QKV_ROPE_DIMS : 0, PAIRS = R / 2, ITEMS = D - PAIRS, N = (ITEMS + 31) / 32 };
 	const int lane = lane_id(), kind = head < QKV_HEADS ? 0 : head < QKV_HEADS + QKV_KV_HEADS ? 1 : 2;

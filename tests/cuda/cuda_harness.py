@@ -82,7 +82,9 @@ def complete(template, arch, params):
     p = dict(DETERMINISTIC=0, SYMBOL=name, TARGET=arch, ARCH=int(re.match(r"sm_(\d+)", arch)[1]))
     if "W_DTYPE" in params:
         p["W_LAYOUT"] = "planes" if params["W_DTYPE"] in BLOCK else "row"
+    p["HAS_B"] = 1
     p.update(params)
+    p["LIBRARY"] = int(p.get("W_DTYPE") in ("f16", "bf16") and not p["DETERMINISTIC"])
     return p
 
 
@@ -125,28 +127,47 @@ def inline(text, name, seen):
     return "\n".join(out)
 
 
+def condition(text, params):
+    """What stands before `; if EXPR`, or None when that does not hold."""
+    parts = [p.strip() for p in text.split(";")]
+    wanted = [p[3:] for p in parts if p.startswith("if ")]
+    return [p for p in parts if not p.startswith("if ")] if all(evaluate(w, params) for w in wanted) else None
+
+
 def launches(template, params):
-    """[(function, block, [grid], shared, cluster, pdl)]; a grid dimension is a function of the symbols."""
+    """[{fn, block, [grid], shared, cluster, pdl, path}]; a grid dimension is a function of the symbols. A product of the library:
+    {fn: None, gemm: names of act, w, y, add: (name, factor) or None, path: library}."""
     out = []
     for key, rest in head(template):
-        if key != "launch":
+        parts = condition(rest, params) if key == "launch" else None
+        if parts is None:
             continue
-        parts = [p.strip() for p in rest.split(";")]
+        if parts[0] == "product":
+            items = dict(p.split(None, 1) for p in parts[1:])
+            gemm = [a.strip() for a in items["gemm"].split(",")]
+            add = [a.strip() for a in items["add"].split(",")] if "add" in items else None
+            out.append(dict(fn=None, path="library", gemm=gemm, add=add and (add[0], float(evaluate(add[1], params))), pdl=False))
+            continue
         fn = params["SYMBOL"] + ("" if parts[0] == "main" else "_" + parts[0])
-        item = dict(fn=fn, block=None, grid=None, shared=0, cluster=1, pdl=False)
+        item = dict(fn=fn, block=None, grid=None, shared=0, cluster=1, pdl=False, path=None)
         for p in parts[1:]:
             what, _, value = p.partition(" ")
             if what == "pdl":
                 item["pdl"] = params["ARCH"] >= 90 # older ones do without
             elif what == "grid":
                 item["grid"] = [v.strip() for v in split_commas(value)]
+            elif what == "path":
+                assert value in ("own", "library")
+                item["path"] = value
             else:
                 assert what in ("block", "shared", "cluster"), f"{template}: {p}"
                 item[what] = int(evaluate(value, params))
         assert item["block"] and item["grid"], f"{template}: a launch needs block and grid"
         assert item["cluster"] == 1 or params["ARCH"] >= 90, f"{template}: a cluster below sm_90"
         out.append(item)
-    assert 1 <= len(out) <= 4, f"{template}: {len(out)} launches"
+    if all(x["fn"] for x in out):  # no product: one path
+        out = [dict(x, path=None) for x in out if x["path"] != "library"]
+    assert 1 <= len(out) <= 8 and sum(x["fn"] is None for x in out) <= 1, f"{template}: {len(out)} launches"
     return out
 
 
@@ -281,7 +302,7 @@ class Device:
     """The emulator, inside its own process."""
 
     def __init__(self, arch, mode, seed, sms):
-        self.modules, self.mem = {}, []
+        self.modules, self.mem, self.lt = {}, [], None
         if REAL:
             self.open_real()
         else:
@@ -390,6 +411,33 @@ class Device:
         c = Config(*(grid + [1, 1])[:3], block, 1, 1, shared, self.stream, C.addressof(attrs), n)
         self.ok("cuLaunchKernelEx", C.byref(c), f, (C.c_void_p * 2)(C.addressof(arg), maps), None)
 
+    def product(self, ptr, n, rows, cols, args, w_type, y_type, beta):
+        """y = beta * add + act w^T by cuBLASLt: column by column y^T = (w^T)^T act^T."""
+        lt = self.lt = self.lt or C.CDLL("libcublasLt.so.13" if REAL else str(BUILD / "emu" / "libcublasLt.so.13"))
+        kind = {"f32": 0, "f16": 2, "bf16": 14}
+        handle, desc, pref = C.c_void_p(), C.c_void_p(), C.c_void_p()
+        wl, xl, yl = C.c_void_p(), C.c_void_p(), C.c_void_p()
+        found, algo, yes = C.c_int(), (C.c_uint64 * 12)(), C.c_int(1)
+
+        def do(name, *a):
+            rc = getattr(lt, name)(*a)
+            if rc:
+                raise Finding(f"{name} gave {rc}")
+        for layout, t, r, c in (wl, w_type, cols, rows), (xl, w_type, cols, n), (yl, y_type, rows, n):
+            do("cublasLtMatrixLayoutCreate", C.byref(layout), kind[t], C.c_uint64(r), C.c_uint64(c), C.c_int64(r))
+        do("cublasLtCreate", C.byref(handle))
+        do("cublasLtMatmulDescCreate", C.byref(desc), 68, 0)
+        do("cublasLtMatmulDescSetAttribute", desc, 3, C.byref(yes), C.c_size_t(4))
+        do("cublasLtMatmulPreferenceCreate", C.byref(pref))
+        do("cublasLtMatmulAlgoGetHeuristic", handle, desc, wl, xl, yl, yl, pref, 1, algo, C.byref(found))
+        act, w, y, add = (C.c_void_p(ptr[i]) if i is not None else None for i in args)
+        do("cublasLtMatmul", handle, desc, C.byref(C.c_float(1)), w, wl, act, xl, C.byref(C.c_float(beta)), add or y, yl, y, yl, algo, None,
+           C.c_size_t(0), self.stream)
+        for name, x in ("MatmulPreference", pref), ("MatmulDesc", desc), ("MatrixLayout", wl), ("MatrixLayout", xl), ("MatrixLayout", yl):
+            do(f"cublasLt{name}Destroy", x)
+        self.ok("cuStreamSynchronize", self.stream)
+        do("cublasLtDestroy", handle)
+
     def raw(self, job):
         """Kernels with one struct of any kind. job: arrays {name: array}, pack (struct format), fields (numbers, names of arrays), launches
         [(text, file, function, grid, block, shared, {array: new content})], fetch (names): what they hold after each launch."""
@@ -408,10 +456,11 @@ class Device:
         return res
 
     def run(self, job):
-        """job: text, name, launches [(fn, grid, block, shared, cluster, pdl)], n, step arrays, stride, args, scratch, repeat, maps"""
+        """job: text, name, launches [(fn, grid, block, shared, cluster, pdl) or (None, what product takes)], n, step arrays,
+        stride, args, scratch, repeat, maps"""
         self.mem = []
         m = self.module(job["text"], job["name"])
-        pdl = any(x[5] for x in job["launches"])
+        pdl = any(x[0] and x[5] for x in job["launches"])
         call, fed, ptr, size, guards = CallArgs(), [], [], [], []
 
         def fresh(array, moving):
@@ -453,8 +502,11 @@ class Device:
                 for i, (d, s, n) in enumerate(fed):
                     f.dst[i], f.src[i], f.n[i] = d, s, n
                 self.launch(self.module(inline(FEED, "feed.cu", set()), "feed.cu"), "feed", [3], 64, 0, 1, False, f)
-            for fn, grid, block, shared, cluster, is_pdl in job["launches"]:
-                self.launch(m, fn, grid, block, shared, cluster, is_pdl, call, maps)
+            for fn, *rest in job["launches"]:
+                if fn:
+                    self.launch(m, fn, *rest, call, maps)
+                else:
+                    self.product(ptr, *rest)
         self.ok("cuCtxSynchronize")
         for lo, hi in guards:
             for p in (lo, hi):
@@ -552,13 +604,18 @@ class Kernel:
         self.args = [rest.split() for key, rest in head(template) if key == "arg"]
         self.scratch_decl = [rest for key, rest in head(template) if key == "scratch"]
 
-    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=100):
+    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=100, path="own"):
         assert len(args) == len(self.args), f"{self.template} has {len(self.args)} arguments, {len(args)} given"
         syms = {k: max(v, bucket) for k, v in step.n.items()}
         syms.update(n_pre=syms["n_tok"], n_sm=sms, n_part=1)
         scratch = []
+        names = [a[0].rstrip("?") for a in self.args]
         for decl in self.scratch_decl:
-            m = re.match(r"(\w+)\s+(\w+)\[(.*)\]", decl)
+            parts = condition(decl, self.params)
+            if parts is None:
+                continue
+            m = re.match(r"(\w+)\s+(\w+)\[(.*)\]", parts[0])
+            names.append(m[1])
             scratch.append((m[2], int(np.prod([extent(f.strip(), self.params, syms) for f in split_commas(m[3])]))))
         repeat = repeat or (2 if any(d == "i32" for d, _ in scratch) else 1)
         passed, fetch = [], []
@@ -581,7 +638,18 @@ class Kernel:
                 assert isinstance(a, np.ndarray), f"argument {i} of {self.template} is {type(a).__name__}"
                 passed.append(("in", np.ascontiguousarray(a), moving))
         # an alias of an input is read back through a fetch of its own
-        todo = [(x["fn"], [extent(g, self.params, syms) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"]) for x in self.launches]
+        todo = []
+        for x in self.launches:
+            if x["path"] not in (None, path):
+                continue
+            if x["fn"]:
+                todo.append((x["fn"], [extent(g, self.params, syms) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"]))
+                continue
+            at = [names.index(a) for a in x["gemm"]] + [names.index(x["add"][0]) if x["add"] else None]
+            w = args[at[1]]
+            y_type = "f32" if at[2] < len(args) else scratch[at[2] - len(args)][0]
+            todo.append((None, step.n["n_tok"], *w.shape[-2:], at, self.params["W_DTYPE"], y_type, x["add"][1] if x["add"] else 0.0))
+        assert path == "own" or any(x[0] is None for x in todo), f"{self.template} leaves nothing to a library"
         n = [step.n[k] for k in ("n_tok", "n_dec", "n_seq", "n_out")]
         job = dict(text=self.text, name=f"{path_of(self.template).name}", launches=todo, n=n, step=step.arrays, stride=step.stride,
                    rows=syms["n_tok"], args=passed, scratch=scratch, repeat=repeat, fetch=fetch, maps=self.maps)

@@ -244,6 +244,55 @@ BENCH_TEST(tensor_maps_are_of_arguments)
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "from sm_90 on"));
 }
 
+#define SCRATCH "//@scratch act f16[n_tok, COLS]\n//@scratch raw f32[n_tok, ROWS]; if LIBRARY and HAS_B == 0\n"
+#define PATHS                                                                     \
+	"//@launch prep; block 32; grid n_tok\n//@launch main; path own; block 32\n"  \
+	"//@launch product; if LIBRARY; gemm act, w, raw; add x, 2*ROWS\n"             \
+	"//@launch finish; path library; block 32\n"
+
+/* This model's weights are bf16, COLS and ROWS 32. */
+BENCH_TEST(a_library_may_do_the_product)
+{
+	const Kernel *k = expand_for(b, "cuda-sm_80", "//@op matmul\n//@param LIBRARY int x\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
+
+	assert_non_null(k);
+	assert_string_equal(k->text, "#include \"common/cuda_step.h\"\n1\n");
+	assert_int_equal(k->row.n_launch, 4);
+	assert_int_equal(k->row.launch[0].path, PATH_ANY);
+	assert_int_equal(k->row.launch[1].path, PATH_OWN);
+	assert_int_equal(k->row.launch[3].path, PATH_LIBRARY);
+	const PlanProduct *p = plan_product(&k->row);
+	assert_ptr_equal(p, &k->row.launch[2].product);
+	assert_int_equal(k->row.launch[2].path, PATH_LIBRARY);
+	assert_int_equal(p->act, 4);
+	assert_int_equal(p->w, 1);
+	assert_int_equal(p->y, 5);
+	assert_int_equal(p->add, 0);
+	assert_true(p->beta == 64);
+	assert_int_equal(k->n_scratch, 2);
+	/* another factor is another kernel, though the text is the same */
+	const Kernel *x = expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "x\n", 2);
+	const Kernel *y = expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH "//@launch prep; block 32; grid n_tok\n"
+	                             "//@launch main; path own; block 32\n//@launch product; gemm act, w, raw; add x, 1\n"
+	                             "//@launch finish; path library; block 32\nx\n", 2);
+	assert_string_not_equal(x->key, y->key);
+}
+
+/* Its sums depend on how many rows there are. */
+BENCH_TEST(no_library_where_rows_must_not_depend)
+{
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	b->spec->deterministic = true;
+	const Kernel *k = expand_for(b, "cuda-sm_80", "//@op matmul\n//@param LIBRARY int x\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
+
+	assert_non_null(k);
+	assert_null(plan_product(&k->row));
+	assert_int_equal(k->row.n_launch, 2);
+	assert_string_equal(k->row.launch[1].fn, k->row.symbol);
+	assert_int_equal(k->row.launch[1].path, PATH_ANY);
+	assert_int_equal(k->n_scratch, 1);
+}
+
 typedef struct Wrong { const char *text; int line; const char *says; } Wrong;
 
 static const Wrong wrong[] = {
@@ -301,7 +350,28 @@ static const Wrong wrong_launch[] = {
 	{ ARGS "//@launch main; block 32\n//@map w; cols 64; box 64, 8; swizzle 64\n", 6, "no tensor map that a GPU has" },
 	{ ARGS "//@launch main; block 32\n//@map w; cols 64; box 8, 300\n", 6, "out of range" },
 	{ ARGS "//@launch main; block 32\n//@map w; cols 64; square 8, 8\n", 6, "expected cols N" },
-	{ ARGS "//@launch a; block 1\n//@launch b; block 1\n//@launch c; block 1\n//@launch d; block 1\n//@launch e; block 1\n", 9, "more than 4 @launch lines" },
+#define LAUNCH_4 "//@launch a; block 1\n//@launch b; block 1\n//@launch c; block 1\n//@launch d; block 1\n"
+	{ ARGS LAUNCH_4 LAUNCH_4 "//@launch e; block 1\n", 13, "more than 8 @launch lines" },
+#define OWN "//@scratch act f16[n_tok, COLS]\n//@launch main; path own; block 1\n"
+	{ ARGS "//@launch main; path else; block 1\n", 5, "a path is own or library" },
+	{ ARGS "//@launch main; if W_DTYPE; block 1\n", 5, "a condition is" },
+	{ ARGS OWN "//@launch product; block 3\n", 7, "expected path library, if EXPR, gemm" },
+	{ ARGS OWN "//@launch product\n", 7, "needs its gemm" },
+	{ ARGS OWN "//@launch product; gemm act, w\n", 7, "three arguments" },
+	{ ARGS OWN "//@launch product; gemm act, w, y, y\n", 7, "three arguments" },
+	{ ARGS OWN "//@launch product; gemm act, w, z\n", 7, "three arguments" },
+	{ ARGS OWN "//@launch product; gemm act, w, y; add z, 1\n", 7, "an argument of this kernel and a factor" },
+	{ ARGS OWN "//@launch product; gemm act, w, y; add x, W_DTYPE\n", 7, "a factor is a number" },
+	{ ARGS OWN "//@launch product; gemm act, w, y; add w, 1\n", 6, "what a product adds to" },
+	{ ARGS OWN "//@launch product; gemm x, w, y\n", 6, "takes scratch" },
+	{ ARGS OWN "//@launch product; gemm act, x, y\n", 6, "a matrix of weights" },
+	{ ARGS OWN "//@launch product; gemm act, w, x\n", 6, "in an output or in scratch" },
+	{ ARGS OWN "//@launch product; gemm act, w, act\n", 6, "in an output or in scratch" },
+	{ ARGS OWN "//@launch product; gemm act, w, y\n//@launch product; gemm act, w, y\n", 6, "at most one product" },
+	{ ARGS "//@scratch act f16[n_tok, COLS]\n//@launch main; block 1\n//@launch product; gemm act, w, y\n", 6, "a way of its own" },
+	{ ARGS "//@scratch act f16[n_tok, COLS + 4]\n//@launch main; path own; block 1\n//@launch product; gemm act, w, y\n", 6, "whole 16 bytes" },
+	{ ARGS "//@scratch s u8[1]; when 1\n//@launch main; block 1\n", 5, "expected if EXPR" },
+	{ ARGS "//@scratch s u8[1]; if HAS_B\n//@scratch r u8[1]\n//@launch main; block 1\n", 6, "comes last" },
 };
 
 static void
@@ -369,6 +439,7 @@ main(void)
 		cmocka_unit_test(scratch_follows_the_arguments), cmocka_unit_test(headers_are_followed),
 		cmocka_unit_test(keys_tell_kernels_apart),     cmocka_unit_test(faults_name_template_and_line),
 		cmocka_unit_test(every_template_fits_every_model), cmocka_unit_test(launches_have_grids),
+		cmocka_unit_test(a_library_may_do_the_product), cmocka_unit_test(no_library_where_rows_must_not_depend),
 		cmocka_unit_test(faulty_launches),             cmocka_unit_test(tensor_maps_are_of_arguments),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

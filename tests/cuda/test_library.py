@@ -1,0 +1,114 @@
+"""Mixed products whose middle is cuBLASLt's (templates/cuda/*_mixed_sm80.cu.in, path library): numbers as in test_gemm.py."""
+import cuda_harness as H
+import numpy as np
+import pytest
+
+from test_gemm import EPS, Case, close, gelu_tanh, norm, rounded, silu, to_bf16, from_bf16
+
+ARCH = {"sm80": "sm_80"}
+NORM = dict(EPS=EPS, PLUS_ONE=0)
+
+
+def build(op, gen, c, **more):
+    return H.build(f"{op}_mixed_{gen}", ARCH[gen], c.params(**more))
+
+
+def runs(k, step, args):
+    """The library's way in two orders of the schedule and in the checking mode."""
+    for mode, seed in H.RUNS:
+        yield k.run(step, args, mode=mode, seed=seed, path="library")
+
+
+def through_bf16(x):
+    """Sums that the library leaves in 16 bits."""
+    return from_bf16(to_bf16(x)).astype(np.float64)
+
+
+@pytest.mark.parametrize("gen", ARCH)
+@pytest.mark.parametrize("dtype, bias, n, rows, cols", [("bf16", 0, 70, 97, 64), ("bf16", 1, 5, 2080, 64), ("f16", 0, 130, 72, 192), ("f16", 1, 1, 40, 128)])
+def test_matmul(gen, dtype, bias, n, rows, cols):
+    c = Case(n + rows, n, rows, cols, dtype)
+    packed, w = c.weights()
+    b = c.f(rows) if bias else None
+    for y, in runs(build("matmul", gen, c, HAS_B=bias), c.step, [c.x, packed, b, H.out((n, rows))]):
+        close(y, rounded(c.x, dtype) @ w.T + (b if bias else 0))
+
+
+@pytest.mark.parametrize("gen", ARCH)
+@pytest.mark.parametrize("dtype, bias", [("bf16", 0), ("bf16", 1), ("f16", 0), ("f16", 1)])
+def test_add(gen, dtype, bias):
+    """In place and not."""
+    n, rows, cols = 67, 71, 64
+    c = Case(3, n, rows, cols, dtype)
+    packed, w = c.weights()
+    r, b = c.f(n, rows), c.f(rows) if bias else None
+    want = 0.5 * r.astype(np.float64) + rounded(c.x, dtype) @ w.T + (b if bias else 0)
+    k = build("matmul_add", gen, c, SCALE=0.5, HAS_B=bias)
+    for y, in runs(k, c.step, [c.x, packed, b, H.inout(r), H.alias(3)]):
+        close(y, want)
+    y, = k.run(c.step, [c.x, packed, b, r, H.out((n, rows))], path="library")
+    close(y, want)
+
+
+@pytest.mark.parametrize("gen", ARCH)
+@pytest.mark.parametrize("dtype, kind", [("bf16", "rms"), ("f16", "layer")])
+def test_norm_matmul(gen, dtype, kind):
+    c = Case(4, 66, 50, 64, dtype)
+    packed, w = c.weights()
+    nw, nb, b = c.f(64), c.f(64) if kind == "layer" else None, c.f(50)
+    for y, in runs(build("norm_matmul", gen, c, NORM=kind, **NORM), c.step, [c.x, nw, nb, packed, b, H.out((66, 50))]):
+        close(y, rounded(norm(c.x, kind, nw, nb), dtype) @ w.T + b, 2e-3)
+
+
+@pytest.mark.parametrize("gen", ARCH)
+@pytest.mark.parametrize("rows, bias", [(70, 0), (33, 1)])
+def test_glu(gen, rows, bias):
+    c = Case(rows, 68, rows, 64, "bf16")
+    packed, w = c.weights(2 * rows)
+    nw, b = c.f(64), c.f(2 * rows) if bias else None
+    z = through_bf16(rounded(norm(c.x, "rms", nw, None), "bf16") @ w.T) + (b if bias else 0)
+    for y, in runs(build("norm_glu", gen, c, NORM="rms", ACT="silu", HAS_B=bias, **NORM), c.step, [c.x, nw, None, packed, b, H.out((68, rows))]):
+        close(y, silu(z[:, :rows]) * z[:, rows:], 1e-2)
+
+
+@pytest.mark.parametrize("gen", ARCH)
+def test_act(gen):
+    c = Case(5, 68, 2056, 64, "bf16")
+    packed, w = c.weights()
+    nw, nb, b = c.f(64), c.f(64), c.f(2056)
+    z = through_bf16(rounded(norm(c.x, "layer", nw, nb), "bf16") @ w.T) + b
+    for y, in runs(build("norm_act", gen, c, NORM="layer", ACT="gelu_tanh", **NORM), c.step, [c.x, nw, nb, packed, b, H.out((68, 2056))]):
+        close(y, gelu_tanh(z), 1e-2)
+
+
+@pytest.mark.parametrize("gen", ARCH)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_qkv(gen, dtype):
+    """Scale and bias come after the product on both paths."""
+    heads, kv, d, cols, n = 2, 1, 16, 64, 66
+    rows = (heads + 2 * kv) * d
+    c = Case(11, n, rows, cols, dtype)
+    packed, w = c.weights()
+    nw, b = c.f(cols), c.f(rows)
+    page = kv * H.PAGE * d * 2
+    step = H.make_step(pos=list(range(n)), rows=[n], table=[[2, 0, 1]])
+    k = H.build(f"norm_qkv_mixed_{gen}", ARCH[gen], dict(
+        HIDDEN=cols, HEADS=heads, KV_HEADS=kv, DIM=d, HAS_QN=0, HAS_KN=0, QK_EPS=1e-6, QK_PLUS_ONE=0, HAS_ROPE=0, ROPE_DIMS=0, STYLE="half",
+        KV_DTYPE="f32", KV_PAGE_BYTES=4 * page, W_DTYPE=dtype, W_ROWS=rows, NORM="rms", **NORM))
+    want = (rounded(norm(c.x, "rms", nw, None), dtype) @ w.T + b).reshape(n, heads + 2 * kv, d)
+    args = [c.x, nw, None, packed, b, None, None, None, H.inout(np.zeros((3, page), np.float32)), H.out((n, heads, d)), None]
+    for pool, q in [k.run(step, args), *runs(k, step, args)]:
+        close(q, want[:, :heads], 3e-3)
+        held = pool.reshape(3, 2, kv, H.PAGE, d)
+        for t in range(n):
+            close(held[[2, 0, 1][t // H.PAGE], :, 0, t % H.PAGE], want[t, heads:], 1e-2)
+
+
+def test_only_where_it_can():
+    """Deterministic, or weights that no library reads: one path, and no scratch for another."""
+    p = dict(ROWS=64, COLS=64)
+    for op, more in ("matmul", {}), ("matmul_add", dict(SCALE=1.0)), ("norm_glu", dict(NORM="rms", ACT="silu", **NORM)):
+        for w in dict(W_DTYPE="q8_0"), dict(W_DTYPE="bf16", DETERMINISTIC=1):
+            k = H.build(f"{op}_mixed_sm80", "sm_80", p | more | w)
+            assert [x["path"] for x in k.launches] == [None, None]
+            assert not [d for d in k.scratch_decl if d.startswith("raw") and H.condition(d, k.params)]

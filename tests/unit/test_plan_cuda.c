@@ -1,0 +1,142 @@
+/* Plans for GPUs: one comes through the reader whole, and what a library is to read and write is proved like a kernel's. Edits replace
+ * the first occurrence of a text. */
+#include "compiler_util.h"
+
+static llmc_status
+read_text(const char *text, Arena *a, Plan **out, llmc_error *err)
+{
+	arena_init(a);
+	*err = (llmc_error){ 0 };
+	if (setjmp(a->oom))
+		return LLMC_E_MEMORY;
+	return plan_read(text, strlen(text), "p.json", a, out, err);
+}
+
+static const char *
+plan_text(Bench *b)
+{
+	Strbuf out = { 0 };
+
+	bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	const Compiled *c = compile_spec(b->spec, "cuda-sm_80", NULL, NULL, &b->diag, &b->arena);
+	assert_non_null(c);
+	plan_write(c->plan, &out);
+	assert_false(out.failed);
+	const char *text = arena_strdup(&b->arena, out.data);
+	strbuf_release(&out);
+	return text;
+}
+
+static int
+products(const Plan *p)
+{
+	int n = 0;
+
+	for (int i = 0; i < p->n_kernel; i++)
+		n += plan_product(&p->kernel[i]) != NULL;
+	return n;
+}
+
+BENCH_TEST(a_plan_comes_through_whole)
+{
+	const char *text = plan_text(b);
+	Strbuf again = { 0 };
+	llmc_error err;
+	Arena a;
+	Plan *p;
+
+	if (read_text(text, &a, &p, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	assert_int_equal(products(p), 4); /* of mixed steps: q/k/v, o, gate and up, down */
+	plan_write(p, &again);
+	assert_string_equal(again.data, text);
+	strbuf_release(&again);
+	arena_release(&a);
+}
+
+#define FIRST "\"product\":{\"act\":11,\"w\":3,\"y\":13,\"add\":-1,\"beta\":0.0}" /* of q, k, v: 64 rows of 32, raw f32 */
+
+static const struct { const char *from, *to, *text; } bad[] = {
+	{ "\"act\":11", "\"act\":16", "launch[2].product.act: is 16, expected 0 .. 15" },
+	{ "\"act\":11", "\"act\":15", "a product is of arguments of this kernel" },
+	{ "\"act\":11", "\"act\":0", "a product takes scratch: rows of f16 or bf16" },
+	{ "\"act\":11", "\"act\":13", "a product takes scratch: rows of f16 or bf16" },
+	{ "\"act\":11,\"w\":3", "\"act\":11,\"w\":0", "a product takes a matrix of weights" },
+	{ "\"y\":13,", "\"y\":11,", "a product leaves rows" },
+	{ "\"y\":13,", "\"y\":0,", "a product leaves rows" },
+	{ "\"y\":13,", "\"y\":9,", "the product of the library is with [32, 32]" }, /* q: narrower */
+	{ "\"add\":-1", "\"add\":-2", "is -2, expected -1 .. 15" },
+	{ "\"add\":-1", "\"add\":0", "as wide as what it leaves" },
+	{ "\"beta\":0.0", "\"beta\":0", "expected a number with a point" },
+	{ FIRST, FIRST ",\"fn\":\"x\"", "unknown key \"fn\"" },
+	{ FIRST, "\"product\":{\"act\":11,\"w\":3,\"y\":13,\"add\":-1}", "product.beta: is missing" },
+	{ FIRST, "\"product\":3", "launch[2].product: is an integer" },
+	{ "\"path\":\"own\"", "\"path\":\"both\"", "\"both\" is none of any, own, library" },
+	{ "\"path\":\"own\"", "\"path\":\"any\"", "a way of its own" },
+	{ "{" FIRST "},", "", "a kernel without a product has one path" },
+	{ "{" FIRST "},", "{" FIRST "},{" FIRST "},", "at most one product" },
+	{ "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":64}",
+	  "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":56}", "the product of the library is with [56, 32]" },
+	{ "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":64}",
+	  "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":[64,2]}", "a product leaves rows" },
+};
+
+BENCH_TEST(each_break_is_named)
+{
+	const char *text = plan_text(b);
+
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		const char *at = strstr(text, bad[i].from);
+		llmc_error err;
+		Arena a;
+		Plan *p;
+		if (!at)
+			fail_msg("the plan does not hold %s", bad[i].from);
+		const char *other = arena_printf(&b->arena, "%.*s%s%s", (int)(at - text), text, bad[i].to, at + strlen(bad[i].from));
+		llmc_status s = read_text(other, &a, &p, &err);
+		if (s != LLMC_E_INPUT || !strstr(err.text, bad[i].text))
+			fail_msg("%s -> %s: expected %s, got: %s", bad[i].from, bad[i].to, bad[i].text, s == LLMC_OK ? "(taken)" : err.text);
+		arena_release(&a);
+	}
+}
+
+/* A library reads 16-bit weights in file order, and leaves f32 or their type. */
+BENCH_TEST(weights_of_a_product)
+{
+	const char *text = plan_text(b);
+	static const char *const want[] = { "is bf16 in layout f32, a library multiplies by", "is f32 in layout row, a library multiplies by",
+		"a library leaves f32 or the type of the weights" };
+	llmc_error err;
+	Arena a;
+	Plan *p;
+
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(read_text(text, &a, &p, &err), LLMC_OK);
+		for (int k = 0; k < p->phase[1].n_step; k++) {
+			const PlanStep *s = &p->phase[1].step[k];
+			if (strcmp(s->op, i == 2 ? "norm_glu" : "norm_qkv") != 0)
+				continue;
+			PlanTensor *t = &p->tensor[s->arg[3].index];
+			if (i == 0)
+				t->layout = "f32";
+			else
+				t->dtype = i == 1 ? DT_F32 : DT_F16;
+		}
+		assert_int_equal(plan_check(p, &err), LLMC_E_INPUT);
+		if (!strstr(err.text, want[i]))
+			fail_msg("expected %s, got: %s", want[i], err.text);
+		arena_release(&a);
+	}
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_plan_comes_through_whole),
+		cmocka_unit_test(each_break_is_named),
+		cmocka_unit_test(weights_of_a_product),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
