@@ -104,15 +104,26 @@ def survey(configs, archs, sets=(), jobs=None):
     return rows
 
 
+def cells(rows):
+    """{(function, which of that name): {architecture: text}} of one description, in the order of the plans"""
+    out, seen = {}, {}
+    for r in (r for r in rows if "registers" in r):
+        name = re.sub(r"_[0-9a-f]{12}", "", r["fn"])
+        n = seen[r["arch"], name] = seen.get((r["arch"], name), 0) + 1
+        out.setdefault((name, n), {})[r["arch"]] = f"{r['block']}, {r['registers']}, {r['shared'] / 1024:.4g}K, {r['blocks']}"
+    return out
+
+
 def markdown(rows, version_note):
-    out = ["# What CUDA kernels take", "", f"Made by `tools/cuda_resources.py` ({version_note}). Registers of a thread, shared memory of a block (static and dynamic, bytes),",
-           "blocks that fit one multiprocessor. No kernel spills.", ""]
+    out = ["# What CUDA kernels take", "", f"Made by `make nvrtc` ({version_note}): threads of a block, registers of a thread, shared memory of a block (static and dynamic),",
+           "blocks that fit one multiprocessor. No kernel spills. Functions of the same name are kernels of different shapes.", ""]
     for config in dict.fromkeys(r["config"] for r in rows):
-        for arch in dict.fromkeys(r["arch"] for r in rows if r["config"] == config):
-            out += [f"## {config}, {arch}", "", "| function | threads | registers | shared | blocks |", "|---|---|---|---|---|"]
-            out += [f"| {re.sub(r'_[0-9a-f]{12}', '', r['fn'])} | {r['block']} | {r['registers']} | {r['shared']} | {r['blocks']} |"
-                    for r in rows if r["config"] == config and r["arch"] == arch and "registers" in r]
-            out.append("")
+        mine = [r for r in rows if r["config"] == config]
+        archs = list(dict.fromkeys(r["arch"] for r in mine))
+        out += [f"## {config}", "", f"| function | {' | '.join(archs)} |", "|---" * (len(archs) + 1) + "|"]
+        for (name, n), by_arch in cells(mine).items():
+            out.append(f"| {name}{f' ({n})' if n > 1 else ''} | " + " | ".join(by_arch.get(a, "") for a in archs) + " |")
+        out.append("")
     return "\n".join(out)
 
 
