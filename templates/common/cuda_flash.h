@@ -10,10 +10,8 @@
  *
  * Chunks and segments in which a row sees nothing change nothing, to the bit, so rows with different ranges share a tile.
  *
- * A tile is FLASH_ROWS pairs of a row of one sequence and a query head of one group, the head running faster: K and V are
- * read once for all of them. A warp holds FLASH_MT times 16 such pairs. Long tiles go through their segments in order and keep what came
- * before in y. A tile of few pairs is cut: a block a segment, the last one to end puts them together. Blocks fetch their next piece
- * of work from a counter; long ones come first.
+ * Work is handed out by cuda_flash_work.h. A warp holds FLASH_MT times 16 pairs. Long tiles go through their segments in order and keep what
+ * came before in y.
  *
  * Resources (ptxas 13.0, no spills): heads of 128 take 237-255 registers, so two blocks (8 warps) share a multiprocessor; a chunk is 128 mma, 48
  * loads from shared memory and about 250 other instructions a warp, and 24 KB of shared memory for 32 x 32 scores. Not measured on a
@@ -48,59 +46,13 @@ enum {
 	FLASH_Q_SHARED = ATT_D > 64 || ATT_V > 64,          /* 1: no registers are left for the queries */
 	FLASH_UNROLL = FLASH_Q_SHARED ? (ATT_D % 64 ? 2 : 4) : FLASH_KK, /* else they all come early, and registers overflow */
 	FLASH_Q_BYTES = FLASH_Q_SHARED * FLASH_ROWS * ATT_D * 2,
-	FLASH_PART_ROWS = (ATT_G + 15) / 16 * 16,           /* pairs of a tile that may be cut */
-	FLASH_PARTS = FLASH_PART_ROWS <= FLASH_ROWS ? 1024 : 0, /* in memory */
-	FLASH_PART = FLASH_PART_ROWS * (ATT_V + 2),         /* floats of a part: o, then m and l of each pair */
 };
 static_assert(ATT_D % 16 == 0 && ATT_V % 16 == 0 && FLASH_SEGMENT % FLASH_C == 0, "shapes");
 
-DEV float
-flash_exp2(float x)
-{
-#ifdef LLMC_EMU
-	return exp2f(x);
-#else
-	float y;
-	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-	return y;
-#endif
-}
+#include "common/cuda_flash_work.h"
 
 /* Where chunk c of row r of V stands. */
 DEV int flash_place(int r, int c) { return r * FLASH_V_ROW + (FLASH_V_TURNED ? c ^ (r & 7) : c) * 16; }
-
-DEV unsigned flash_pack(float lo, float hi) { return kv_put(lo) | (unsigned)kv_put(hi) << 16; }
-
-/* weights are at most 1 */
-DEV unsigned
-flash_pack_weights(float lo, float hi)
-{
-#ifdef LLMC_KV_bf16
-	return pack_bf16(lo, hi);
-#else
-	return pack_f16(lo, hi);
-#endif
-}
-
-/* What a block works on. */
-typedef struct FlashWork {
-	int seq, row0, rows;    /* sequence; its first row and how many */
-	int first, pairs;       /* first pair of the tile among the sequence's, and how many the tile has */
-	int kv_head;
-	int lo, hi;             /* positions read: all that the pairs see, or the part of it in one segment */
-	int parts, part, slot;  /* parts: 0, or of how many segments this is number `part`; slot: of the tile's first part in memory */
-} FlashWork;
-
-/* Positions that the tile of pairs [first, first + pairs) sees. */
-DEV void
-flash_range(const llmc_step &s, FlashWork &w)
-{
-	const AttRange a = att_range(s, w.seq, s.pos[w.row0 + w.first / ATT_G]);
-	const AttRange b = att_range(s, w.seq, s.pos[w.row0 + (w.first + w.pairs - 1) / ATT_G]);
-
-	w.lo = a.lo;
-	w.hi = b.hi;
-}
 
 /* A chunk of K and V on its way to shared memory; what the tile does not see is zeros. */
 DEV void
@@ -144,71 +96,6 @@ typedef struct FlashBlock {
 } FlashBlock;
 /* as much as the template's launch has */
 static_assert(sizeof(FlashBlock) <= 1664 * FLASH_MT, "shared memory");
-
-/* v of this lane and of those before it */
-DEV int
-flash_upto(int v)
-{
-#pragma unroll
-	for (int d = 1; d < 32; d *= 2) {
-		const int other = __shfl_up_sync(~0u, v, d);
-		v += (int)lane_id() >= d ? other : 0;
-	}
-	return v;
-}
-
-/* Work number `item` of the step, of all kv heads, to b.w; b.found: 0 when there are no more. All lanes of one warp call. */
-DEV void
-flash_find(const llmc_step &s, int item, FlashBlock &b)
-{
-	const int lane = (int)lane_id(), n_seq = s.n[2];
-	int       slots = 0; /* of the sequences before */
-
-	if (lane == 0)
-		b.found = 0;
-	__syncwarp();
-	for (int base = 0; base < n_seq; base += 32) {
-		FlashWork w = {};
-		int       tiles = 0, need = 0;
-		w.seq = base + lane;
-		if (w.seq < n_seq) {
-			w.row0 = s.q_start[w.seq];
-			w.rows = s.q_start[w.seq + 1] - w.row0;
-			tiles = (w.rows * ATT_G + FLASH_ROWS - 1) / FLASH_ROWS;
-			if (FLASH_PARTS > 0 && w.rows > 0 && w.rows * ATT_G <= FLASH_PART_ROWS) {
-				w.pairs = w.rows * ATT_G;
-				flash_range(s, w);
-				need = (w.hi + FLASH_SEGMENT - 1) / FLASH_SEGMENT - w.lo / FLASH_SEGMENT;
-				need = need > 1 ? need : 0;
-			}
-		}
-		/* slots in the order of sequences, as long as there are some */
-		const int slots_upto = slots + flash_upto(need * ATT_KV_HEADS);
-		w.parts = need > 0 && slots_upto <= FLASH_PARTS ? need : 0;
-		const int mine = (w.parts ? w.parts : tiles) * ATT_KV_HEADS, upto = flash_upto(mine);
-		int       at = item - (upto - mine); /* number within this sequence */
-		if (at >= 0 && at < mine) {
-			w.kv_head = at % ATT_KV_HEADS;
-			at /= ATT_KV_HEADS;
-			w.part = at;
-			w.slot = slots_upto - (need * ATT_KV_HEADS - w.kv_head * need);
-			w.first = w.parts ? 0 : (tiles - 1 - at) * FLASH_ROWS; /* the last ones see most */
-			w.pairs = min((int)FLASH_ROWS, w.rows * ATT_G - w.first);
-			flash_range(s, w);
-			if (w.parts) {
-				const int segment = (w.lo / FLASH_SEGMENT + at) * FLASH_SEGMENT;
-				w.lo = max(w.lo, segment);
-				w.hi = min(w.hi, segment + FLASH_SEGMENT);
-			}
-			b.w = w;
-			b.found = 1;
-		}
-		item -= __shfl_sync(~0u, upto, 31);
-		slots = __shfl_sync(~0u, slots_upto, 31);
-		if (item < 0)
-			break;
-	}
-}
 
 /* A thread's share of its warp's pairs: rows g and g + 8 of each of FLASH_MT times 16, in the fragments of mma. */
 typedef struct FlashRows {
@@ -413,18 +300,6 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const Fl
 		}
 }
 
-/* m, l with m2, l2 put to them; what goes before is to be multiplied by a, what comes by b */
-DEV void
-flash_merge(float &m, float &l, float m2, float l2, float &a, float &b)
-{
-	const float top = fmaxf(m, m2);
-
-	a = flash_exp2(m - top);
-	b = flash_exp2(m2 - top);
-	m = top;
-	l = fmaf(l, a, __fmul_rn(l2, b));
-}
-
 /* A segment ends: into y, or to memory for the block that will put the parts together. */
 DEV void
 flash_segment(const FlashWork &w, FlashPair *pairs, FlashRows &r, float *y, float *parts, bool first, bool last)
@@ -471,24 +346,6 @@ flash_segment(const FlashWork &w, FlashPair *pairs, FlashRows &r, float *y, floa
 				st_v2(o + n * 8, make_uint2(__float_as_uint(x), __float_as_uint(z)));
 			}
 		}
-}
-
-/* The block that ended last: all parts of the tile, in order. */
-DEV void
-flash_gather(const FlashWork &w, float *y, const float *parts)
-{
-	const float *part = parts + (long long)w.slot * FLASH_PART;
-
-	for (int at = (int)threadIdx.x; at < w.pairs * ATT_V; at += FLASH_THREADS) {
-		const int pair = at / ATT_V, d = at % ATT_V;
-		float     m = ATT_NONE, l = 0, o = 0, a, b;
-		for (int i = 0; i < w.parts; i++) {
-			const float *ml = part + (long long)i * FLASH_PART + FLASH_PART_ROWS * ATT_V + pair * 2;
-			flash_merge(m, l, ml[0], ml[1], a, b);
-			o = fmaf(o, a, __fmul_rn(part[(long long)i * FLASH_PART + at], b));
-		}
-		y[((long long)(w.row0 + pair / ATT_G) * ATT_HEADS + w.kv_head * ATT_G + pair % ATT_G) * ATT_V + d] = __fmul_rn(o, 1.0f / l);
-	}
 }
 
 DEV int
@@ -546,7 +403,7 @@ flash_tile(unsigned char *smem, FlashBlock &b, const llmc_step &s, const float *
 		}
 		__syncthreads();
 		if (b.last)
-			flash_gather(w, y, parts);
+			flash_gather(w, y, parts, (int)threadIdx.x, FLASH_THREADS);
 	}
 }
 
@@ -560,9 +417,11 @@ flash_run(const llmc_step &s, const float *q, const void *pool, float *y, float 
 	for (int item = (int)blockIdx.x;; item = b.item) {
 		__syncthreads();
 		if (warp_id() == 0) {
-			flash_find(s, item, b);
-			if (lane_id() == 0)
+			const bool found = flash_find(s, item, b.w);
+			if (lane_id() == 0) {
+				b.found = found;
 				b.item = (int)gridDim.x + atomicAdd(count, 1);
+			}
 		}
 		__syncthreads();
 		if (!b.found)

@@ -1,4 +1,4 @@
-"""Attention of mixed steps on tensor cores (attention_mixed_sm80) against float64, on the emulator.
+"""Attention of mixed steps on tensor cores (attention_mixed_sm80, attention_mixed_sm90) against float64, on the emulator.
 
 Queries are rounded to the pool's type before the reference, weights are not: what is left is the rounding of weights to 16 bits."""
 import numpy as np
@@ -22,6 +22,15 @@ CASES = {
     "alibi":  dict(lens=[64, 90], heads=6, kv_heads=6, dim=32, alibi=8.0),
     "prefix": dict(lens=[40, 120], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 90]),
 }
+# wgmma: chunks of 128 positions (64 for wide heads), tiles of 128 pairs; one of its warpgroups without work, rings that come round
+SM90 = {
+    **{k: CASES[k] for k in ("gqa", "llama", "d80", "d96", "d256", "mqa", "alibi", "prefix")},
+    "alone":  dict(lens=[128, 130, 257], heads=2, kv_heads=2, dim=128),
+    "eight":  dict(lens=[7, 40], heads=16, kv_heads=2, dim=48, scale=0.2),
+    "d192":   dict(lens=[20, 200], heads=4, kv_heads=1, dim=192),
+    "window": dict(lens=[300, 129], heads=4, kv_heads=2, dim=64, window=70),
+    "ring":   dict(lens=[640], heads=1, kv_heads=1, dim=16, cap=20.0, kv="bf16"),
+}
 
 
 def case(**kw):
@@ -31,8 +40,8 @@ def case(**kw):
     return c
 
 
-def kernel(c, arch="sm_80"):
-    return H.build("attention_mixed_sm80", arch, c.params)
+def kernel(c, arch="sm_80", **more):
+    return H.build(f"attention_mixed_{'sm90' if arch == 'sm_90a' else 'sm80'}", arch, c.params, **more)
 
 
 def close(got, want, tol):
@@ -46,41 +55,60 @@ def check(c, rows, arch="sm_80", **kw):
     return got
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_whole_prompts(name):
-    c = case(**CASES[name])
+BOTH = [("sm_80", n) for n in CASES] + [("sm_90a", n) for n in SM90]
+
+
+@pytest.mark.parametrize("arch,name", BOTH)
+def test_whole_prompts(arch, name):
+    c = case(**(SM90 if arch == "sm_90a" else CASES)[name])
     rows = [(i, list(range(n))) for i, n in enumerate(c.lens)]
     for seed in 0, 1:
-        check(c, rows, seed=seed, bucket=200 * seed)
+        check(c, rows, arch, seed=seed, bucket=200 * seed)
 
 
-@pytest.mark.parametrize("name", ["gqa", "d80", "d256", "mqa", "prefix"])
-def test_pieces_checked(name):
+@pytest.mark.parametrize("arch,name", [x for x in BOTH if x[1] in ("gqa", "d80", "d256", "mqa", "prefix", "alone", "window")])
+def test_pieces_checked(arch, name):
     """Decode rows, then pieces of prompts, in the checking mode."""
-    c = case(**CASES[name])
+    c = case(**(SM90 if arch == "sm_90a" else CASES)[name])
     rows = [(i, [n - 1]) if i % 2 == 0 and len(c.lens) > 1 else (i, list(range(max(0, n - 20), n))) for i, n in enumerate(c.lens)]
-    check(c, rows[-3:], mode="check", seed=2, arch="sm_86")
+    check(c, rows[-3:], mode="check", seed=2, arch="sm_86" if arch == "sm_80" else arch)
 
 
-def test_segments():
-    """Beyond 512 positions: pieces go through y, single rows are cut over blocks."""
-    c = case(lens=[1100, 600, 513], heads=4, kv_heads=2, dim=32, kv="f16")
-    rows = [(0, [1099]), (1, [598, 599]), (2, list(range(470, 513)))]
-    check(c, rows)
-    check(c, rows, mode="check", seed=3, sms=2)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_pages_out_of_sight(arch):
+    """Pages before the window have no number, and what they held may be gone."""
+    c = case(lens=[300], heads=2, kv_heads=1, dim=64, window=70)
+    rows = [(0, list(range(290, 300)))]
+    gone = (291 - 70) // 32
+    c.pool.pages[c.pool.table[0, :gone]] = 0xff
+    c.pool.table[0, :gone] = 1 << 29
+    check(c, rows, arch)
+
+
+@pytest.mark.parametrize("arch,more", [("sm_80", {}), ("sm_90a", dict(DETERMINISTIC=0)), ("sm_90a", dict(DETERMINISTIC=1))])
+def test_segments(arch, more):
+    """Beyond a segment (512 positions; 1024): pieces go through y, single rows are cut over blocks."""
+    far = 512 if arch == "sm_90a" else 0
+    c = case(lens=[1100 + far, 600 + far, 513 + far], heads=4, kv_heads=2, dim=32, kv="f16")
+    rows = [(0, [1099 + far]), (1, [598 + far, 599 + far]), (2, list(range(470 + far, 513 + far)))]
+    k, want = kernel(c, arch, **more), np.concatenate([c.want(i, ps) for i, ps in rows])
+    close(c.run(k, rows), want, TOL["f16"])
+    close(c.run(k, rows, mode="check", seed=3, sms=2), want, TOL["f16"])
     w = case(lens=[1100, 1300], heads=2, kv_heads=2, dim=16, window=600, kv="bf16")
-    check(w, [(0, list(range(1000, 1100))), (1, [1299])], seed=1)
+    rows = [(0, list(range(1000, 1100))), (1, [1299])]
+    close(w.run(kernel(w, arch, **more), rows, seed=1), np.concatenate([w.want(i, ps) for i, ps in rows]), TOL["bf16"])
 
 
 def bits(a):
     return a.view(np.uint32)
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("kw", [dict(), dict(window=700, alibi=8.0), dict(cap=20.0, kv="bf16")])
-def test_rows_do_not_depend_on_company(kw):
+def test_rows_do_not_depend_on_company(kw, arch):
     """The same bits alone (cut into parts), in a chunk, in a longer chunk, and with other sequences."""
     c = case(**dict(dict(lens=[1200, 70], heads=4, kv_heads=2, dim=32), **kw))
-    k = kernel(c)
+    k = kernel(c, arch, DETERMINISTIC=1)
     whole = c.run(k, [(1, list(range(70))), (0, list(range(1040, 1200)))])[70:]
     for first, last in (1199, 1200), (1100, 1101), (1040, 1041), (1150, 1152), (1090, 1187):
         rows = list(range(first, last))
@@ -90,12 +118,13 @@ def test_rows_do_not_depend_on_company(kw):
         assert np.array_equal(bits(both[:-1]), bits(alone))
 
 
-def test_many_sequences():
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_many_sequences(arch):
     """More than 32, so that looking for work takes several rounds, and more parts than there is memory for."""
-    lens = [1030 if i % 3 == 0 else 5 + i % 7 for i in range(70)]
+    lens = [(2060 if arch == "sm_90a" else 1030) if i % 3 == 0 else 5 + i % 7 for i in range(70)]
     c = case(lens=lens, heads=16, kv_heads=16, dim=16)
     rows = [(i, [n - 1]) for i, n in enumerate(lens)]
-    check(c, rows)
+    check(c, rows, arch)
 
 
 def test_nvrtc():
@@ -111,8 +140,33 @@ def test_nvrtc():
             assert s.count("HMMA") > 90 and s.count("LDSM") >= 24 and s.count("LDGSTS") >= 16 and not s.count("LDL", "STL")
 
 
+@pytest.mark.parametrize("kw", [dict(heads=32, kv_heads=8, dim=128), dict(heads=9, kv_heads=3, dim=64, kv="bf16", det=1),
+                                dict(heads=8, kv_heads=4, dim=256, cap=50.0, window=4096, det=1)])
+def test_nvrtc_wgmma(kw):
+    """The real compiler for sm_90a: no spill, products not made to wait for each other, and the exponentials of a chunk beside the P V of the
+    chunk before: between the wait for Q K^T and the one for P V."""
+    kw = dict(kw)
+    det, dim = kw.pop("det", 0), kw["dim"]
+    done = H.nvrtc("attention_mixed_sm90", dict(case(lens=[1], **kw).params, DETERMINISTIC=det), ["sm_90a"])
+    if done is None:
+        pytest.skip("no NVRTC here")
+    f = sass.functions(done[0]["cubin"])
+    if not f:
+        return
+    s, = f.values()
+    n = 128 if dim <= 128 else 64
+    assert s.count("HGMMA") == 2 * (dim // 16 + n // 16) and not s.count("LDL", "STL") # the first chunk, the loop, the last chunk
+    assert s.count("UTMALDG") == 2 * n // 32 * (dim // 64)
+    loop = s.where("HGMMA")[2 * (dim // 16) + n // 16 - 1] # the last one in the loop
+    waits = [i for i in s.where("WARPGROUP") if "DEPBAR" in s[i] and i > loop]
+    assert sum(waits[0] < i < waits[1] for i in s.where("MUFU")) >= n // 2
+
+
 def test_refuses():
     p = case(lens=[4]).params
+    assert H.accepts("attention_mixed_sm90", "sm_90a", p) and not H.accepts("attention_mixed_sm90", "sm_100a", p)
+    for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=48), dict(DIM=320, V_DIM=320), dict(KV_PAGE_BYTES=p["KV_PAGE_BYTES"] + 256):
+        assert not H.accepts("attention_mixed_sm90", "sm_90a", dict(p, **bad))
     assert H.accepts("attention_mixed_sm80", "sm_80", p)
     for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=20), dict(DIM=320):
         assert not H.accepts("attention_mixed_sm80", "sm_80", dict(p, **bad))

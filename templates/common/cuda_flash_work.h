@@ -1,0 +1,159 @@
+/* What the kernels of attention for mixed steps share: pieces of work, how they are found, how parts of a row are put together.
+ *
+ * A tile is FLASH_ROWS pairs of a row of one sequence and a query head of one group, the head running faster: K and V are
+ * read once for all of them. A tile of few pairs is cut into segments of FLASH_SEGMENT positions: a block a segment, the last one to end
+ * puts them together. Blocks fetch their next piece of work from a counter; long ones come first: sequences from the last one, since
+ * decode rows stand before prompts, and of a sequence the tiles that see most.
+ *
+ * Before inclusion: FLASH_ROWS, FLASH_SEGMENT, what cuda_attention.h asks for. */
+#ifndef LLMC_CUDA_FLASH_WORK_H
+#define LLMC_CUDA_FLASH_WORK_H
+
+#include "common/cuda_attention.h"
+
+enum {
+	FLASH_PART_ROWS = (ATT_G + 15) / 16 * 16,           /* pairs of a tile that may be cut */
+	FLASH_PARTS = FLASH_PART_ROWS <= FLASH_ROWS ? 1024 : 0, /* in memory */
+	FLASH_PART = FLASH_PART_ROWS * (ATT_V + 2),         /* floats of a part: o, then m and l of each pair */
+};
+
+DEV float
+flash_exp2(float x)
+{
+#ifdef LLMC_EMU
+	return exp2f(x);
+#else
+	float y;
+	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+#endif
+}
+
+DEV unsigned flash_pack(float lo, float hi) { return kv_put(lo) | (unsigned)kv_put(hi) << 16; }
+
+/* weights are at most 1 */
+DEV unsigned
+flash_pack_weights(float lo, float hi)
+{
+#ifdef LLMC_KV_bf16
+	return pack_bf16(lo, hi);
+#else
+	return pack_f16(lo, hi);
+#endif
+}
+
+/* What a block works on. */
+typedef struct FlashWork {
+	int seq, row0, rows;    /* sequence; its first row and how many */
+	int first, pairs;       /* first pair of the tile among the sequence's, and how many the tile has */
+	int kv_head;
+	int lo, hi;             /* positions read: all that the pairs see, or the part of it in one segment */
+	int parts, part, slot;  /* parts: 0, or of how many segments this is number `part`; slot: of the tile's first part in memory */
+} FlashWork;
+
+/* Positions that the tile of pairs [first, first + pairs) sees. */
+DEV void
+flash_range(const llmc_step &s, FlashWork &w)
+{
+	const AttRange a = att_range(s, w.seq, s.pos[w.row0 + w.first / ATT_G]);
+	const AttRange b = att_range(s, w.seq, s.pos[w.row0 + (w.first + w.pairs - 1) / ATT_G]);
+
+	w.lo = a.lo;
+	w.hi = b.hi;
+}
+
+/* v of this lane and of those before it */
+DEV int
+flash_upto(int v)
+{
+#pragma unroll
+	for (int d = 1; d < 32; d *= 2) {
+		const int other = __shfl_up_sync(~0u, v, d);
+		v += (int)lane_id() >= d ? other : 0;
+	}
+	return v;
+}
+
+/* Work number `item` of the step, of all kv heads, to `to`; false: there are no more. All lanes of one warp call. */
+DEV bool
+flash_find(const llmc_step &s, int item, FlashWork &to)
+{
+	const int lane = (int)lane_id(), n_seq = s.n[2];
+	int       slots = 0; /* of the sequences before */
+	bool      found = false;
+
+	for (int base = 0; base < n_seq; base += 32) {
+		FlashWork w = {};
+		int       tiles = 0, need = 0;
+		w.seq = n_seq - 1 - (base + lane);
+		if (w.seq >= 0) {
+			w.row0 = s.q_start[w.seq];
+			w.rows = s.q_start[w.seq + 1] - w.row0;
+			tiles = (w.rows * ATT_G + FLASH_ROWS - 1) / FLASH_ROWS;
+			if (FLASH_PARTS > 0 && w.rows > 0 && w.rows * ATT_G <= FLASH_PART_ROWS) {
+				w.pairs = w.rows * ATT_G;
+				flash_range(s, w);
+				need = (w.hi + FLASH_SEGMENT - 1) / FLASH_SEGMENT - w.lo / FLASH_SEGMENT;
+				need = need > 1 ? need : 0;
+			}
+		}
+		/* slots in the order of sequences, as long as there are some */
+		const int slots_upto = slots + flash_upto(need * ATT_KV_HEADS);
+		w.parts = need > 0 && slots_upto <= FLASH_PARTS ? need : 0;
+		const int mine = (w.parts ? w.parts : tiles) * ATT_KV_HEADS, upto = flash_upto(mine);
+		int       at = item - (upto - mine); /* number within this sequence */
+		if (at >= 0 && at < mine) {
+			w.kv_head = at % ATT_KV_HEADS;
+			at /= ATT_KV_HEADS;
+			w.part = at;
+			w.slot = slots_upto - (need * ATT_KV_HEADS - w.kv_head * need);
+			w.first = w.parts ? 0 : (tiles - 1 - at) * FLASH_ROWS; /* the last ones see most */
+			w.pairs = min((int)FLASH_ROWS, w.rows * ATT_G - w.first);
+			flash_range(s, w);
+			if (w.parts) {
+				const int segment = (w.lo / FLASH_SEGMENT + at) * FLASH_SEGMENT;
+				w.lo = max(w.lo, segment);
+				w.hi = min(w.hi, segment + FLASH_SEGMENT);
+			}
+			to = w;
+			found = true;
+		}
+		item -= __shfl_sync(~0u, upto, 31);
+		slots = __shfl_sync(~0u, slots_upto, 31);
+		if (item < 0)
+			break;
+	}
+	return __any_sync(~0u, found);
+}
+
+/* m, l with m2, l2 put to them; what goes before is to be multiplied by a, what comes by b */
+DEV void
+flash_merge(float &m, float &l, float m2, float l2, float &a, float &b)
+{
+	const float top = fmaxf(m, m2);
+
+	a = flash_exp2(m - top);
+	b = flash_exp2(m2 - top);
+	m = top;
+	l = fmaf(l, a, __fmul_rn(l2, b));
+}
+
+/* The block that ended last: all parts of the tile, in order, by `threads` threads of which this is number `thread`. */
+DEV void
+flash_gather(const FlashWork &w, float *y, const float *parts, int thread, int threads)
+{
+	const float *part = parts + (long long)w.slot * FLASH_PART;
+
+	for (int at = thread; at < w.pairs * ATT_V; at += threads) {
+		const int pair = at / ATT_V, d = at % ATT_V;
+		float     m = ATT_NONE, l = 0, o = 0, a, b;
+		for (int i = 0; i < w.parts; i++) {
+			const float *ml = part + (long long)i * FLASH_PART + FLASH_PART_ROWS * ATT_V + pair * 2;
+			flash_merge(m, l, ml[0], ml[1], a, b);
+			o = fmaf(o, a, __fmul_rn(part[(long long)i * FLASH_PART + at], b));
+		}
+		y[((long long)(w.row0 + pair / ATT_G) * ATT_HEADS + w.kv_head * ATT_G + pair % ATT_G) * ATT_V + d] = __fmul_rn(o, 1.0f / l);
+	}
+}
+
+#endif
