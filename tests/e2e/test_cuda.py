@@ -50,7 +50,7 @@ def test_architectures(name, arch, gpu, tmp_path):
     matches(g, *run(tmp_path, g, "--device", "cuda:0"))
 
 
-@pytest.mark.parametrize("name", ["llama-smol", "llama-bias-linear-bf16", "gemma2-caps", "deepseek_v3-plain", "mixtral-plain"])
+@pytest.mark.parametrize("name", ["llama-smol", "llama-bias-linear-bf16", "glm4-modern-bf16", "gemma2-caps", "deepseek_v3-plain", "mixtral-plain"])
 def test_checked(name, gpu, tmp_path):
     """In the emulator's checking mode: no race, no unwritten read, no address out of bounds."""
     gpu("sm_90a", mode="check")
@@ -59,7 +59,7 @@ def test_checked(name, gpu, tmp_path):
     matches(g, *run(tmp_path, g, "--device", "cuda", n=2 if not g.greedy else None))
 
 
-@pytest.mark.parametrize("name", ["llama-bias-linear-bf16", "gemma3-layers-bf16", "mixtral-bf16"])
+@pytest.mark.parametrize("name", ["llama-bias-linear-bf16", "glm4-modern-bf16", "gemma3-layers-bf16", "mixtral-bf16"])
 def test_deterministic(name, gpu, tmp_path):
     """Bit for bit the same, whole or in chunks of three."""
     gpu("sm_90a")
