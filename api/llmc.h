@@ -296,6 +296,17 @@ LLMC_API llmc_status llmc_pick_params(llmc_session *s, llmc_seq q, const llmc_pa
 LLMC_API llmc_status llmc_queue_step(llmc_session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
 LLMC_API llmc_status llmc_take_picked(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err);
 
+/* What each op of a step takes: its kernel in all layers, by itself, run again and again on what the last llmc_forward left. The values of that
+ * step's sequences are worth nothing afterwards: free them. Sessions on a GPU; E_MISSING elsewhere, E_RANGE before a step. */
+typedef struct llmc_op_time {
+	const char *op;           /* as in llmc plan */
+	int32_t     n;            /* launches in one step */
+	double      seconds;      /* of all of them */
+	int64_t     weight_bytes; /* that they read */
+} llmc_op_time;
+typedef void (*llmc_op_time_fn)(void *user, const llmc_op_time *t);
+LLMC_API llmc_status llmc_op_times(llmc_session *s, llmc_op_time_fn fn, void *user, llmc_error *err);
+
 typedef struct llmc_stats {
 	size_t  size;
 	int64_t steps_run;      /* kernels and reference ops run by this session */

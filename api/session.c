@@ -93,6 +93,12 @@ llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits, 
 	return session_forward(s->s, chunk, n, logits, err);
 }
 
+llmc_status
+llmc_op_times(llmc_session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
+{
+	return session_op_times(s->s, fn, user, err);
+}
+
 void
 llmc_session_stats(const llmc_session *s, llmc_stats *out)
 {

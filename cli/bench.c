@@ -6,7 +6,7 @@
 
 #include "cli/cli.h"
 
-enum { MAX_SIZES = 16, MAX_RUNS = 1000 };
+enum { MAX_SIZES = 16, MAX_RUNS = 1000, MAX_OPS = 64 };
 
 static double
 now(void)
@@ -23,7 +23,19 @@ typedef struct Bench {
 	int32_t       chunk, vocab;
 	float        *logits;
 	llmc_seq      seq[256];
+	bool          ops;      /* what single ops take */
+	int32_t       n_op;
+	llmc_op_time  op[MAX_OPS];
 } Bench;
+
+static void
+keep_op(void *user, const llmc_op_time *t)
+{
+	Bench *b = user;
+
+	if (b->n_op < MAX_OPS)
+		b->op[b->n_op++] = *t;
+}
 
 /* Push n tokens of one sequence through, in chunks. */
 static llmc_status
@@ -76,21 +88,36 @@ decode_ahead(Bench *b, int32_t batch, int32_t n, double *took, llmc_error *err)
 	return s;
 }
 
+/* One more step, and then its ops one by one. */
+static llmc_status
+decode_ops(Bench *b, int32_t batch, llmc_error *err)
+{
+	llmc_chunk c[256];
+
+	for (int32_t k = 0; k < batch; k++)
+		c[k] = (llmc_chunk){ .seq = b->seq[k], .tok = b->tok, .n_tok = 1, .n_out = 1 };
+	llmc_status s = llmc_forward(b->s, c, (size_t)batch, b->logits, err);
+	b->n_op = 0;
+	return s == LLMC_OK ? llmc_op_times(b->s, keep_op, b, err) : s;
+}
+
 /* n steps of one token for each of `batch` sequences, starting behind `depth` positions; seconds in *took. */
 static llmc_status
-decode(Bench *b, int32_t batch, int32_t depth, int32_t n, double *took, llmc_error *err)
+decode(Bench *b, int32_t batch, int32_t depth, int32_t n, bool last, double *took, llmc_error *err)
 {
 	llmc_chunk c[256];
 	llmc_status s = LLMC_OK;
 	int32_t opened = 0;
 
 	for (; s == LLMC_OK && opened < batch; opened++) {
-		s = llmc_seq_new(b->s, depth + n + 1, &b->seq[opened], err);
+		s = llmc_seq_new(b->s, depth + n + 2, &b->seq[opened], err);
 		if (s == LLMC_OK && depth)
 			s = prefill(b, b->seq[opened], depth, err);
 	}
 	if (s == LLMC_OK && llmc_can_pick(b->s, NULL)) {
 		s = decode_ahead(b, batch, n, took, err);
+		if (s == LLMC_OK && b->ops && last)
+			s = decode_ops(b, batch, err);
 		while (opened--)
 			llmc_seq_free(b->s, b->seq[opened]);
 		return s;
@@ -104,13 +131,15 @@ decode(Bench *b, int32_t batch, int32_t depth, int32_t n, double *took, llmc_err
 			s = LLMC_E_CANCELLED;
 	}
 	*took = now() - t0;
+	if (s == LLMC_OK && b->ops && last)
+		s = decode_ops(b, batch, err);
 	while (opened--)
 		llmc_seq_free(b->s, b->seq[opened]);
 	return s;
 }
 
 static llmc_status
-one_prefill(Bench *b, int32_t n, double *took, llmc_error *err)
+one_prefill(Bench *b, int32_t n, bool last, double *took, llmc_error *err)
 {
 	llmc_seq q;
 	llmc_status s = llmc_seq_new(b->s, n, &q, err);
@@ -120,31 +149,73 @@ one_prefill(Bench *b, int32_t n, double *took, llmc_error *err)
 	double t0 = now();
 	s = prefill(b, q, n, err);
 	*took = now() - t0;
+	b->n_op = 0;
+	if (s == LLMC_OK && b->ops && last)
+		s = llmc_op_times(b->s, keep_op, b, err);
 	llmc_seq_free(b->s, q);
 	return s;
 }
 
+static int
+by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+typedef struct Row {
+	char    test[64];
+	int32_t batch, depth, tokens, steps; /* tokens of all sequences; steps that they took */
+	int64_t bytes;                       /* weights and KV that a step reads */
+} Row;
+
 static void
-report(bool json, bool first, const char *test, int32_t tokens, int32_t steps, const double *took, int32_t runs,
-       int64_t bytes, double bandwidth)
+report_ops(const Bench *b, bool json, double bandwidth)
+{
+	for (int32_t i = 0; i < b->n_op; i++) {
+		const llmc_op_time *t = &b->op[i];
+		double gbps = t->seconds > 0 ? (double)t->weight_bytes / t->seconds / 1e9 : 0;
+		if (json) {
+			printf("%s{\"op\":\"%s\",\"n\":%d,\"s\":%.9f,\"weight_bytes\":%lld}", i ? "," : "", t->op, t->n, t->seconds, (long long)t->weight_bytes);
+			continue;
+		}
+		printf("  %-24s %5d x %9.2f us = %9.3f ms", t->op, t->n, 1e6 * t->seconds / t->n, 1e3 * t->seconds);
+		if (t->weight_bytes && bandwidth > 0)
+			printf(" %8.1f GB/s %7.0f %%", gbps, 100 * gbps * 1e9 / bandwidth);
+		printf("\n");
+	}
+}
+
+static void
+report(const Bench *b, bool json, bool first, const Row *r, double *took, int32_t runs, double bandwidth)
 {
 	double mean = 0, var = 0, seconds = 0;
 
 	for (int32_t i = 0; i < runs; i++) {
-		mean += tokens / took[i] / runs;
+		mean += r->tokens / took[i] / runs;
 		seconds += took[i] / runs;
 	}
 	for (int32_t i = 0; i < runs; i++)
-		var += pow(tokens / took[i] - mean, 2) / (runs > 1 ? runs - 1 : 1);
-	double gbps = (double)bytes * steps / seconds / 1e9;
+		var += pow(r->tokens / took[i] - mean, 2) / (runs > 1 ? runs - 1 : 1);
+	double gbps = (double)r->bytes * r->steps / seconds / 1e9;
+	qsort(took, (size_t)runs, sizeof *took, by_value);
 	if (json) {
-		printf("%s{\"test\":\"%s\",\"tps\":%.3f,\"tps_stddev\":%.3f,\"gbps\":%.3f,\"bw_fraction\":%.4f}", first ? "" : ",", test, mean,
-		       sqrt(var), gbps, bandwidth > 0 ? gbps * 1e9 / bandwidth : 0);
+		printf("%s{\"test\":\"%s\",\"tps\":%.3f,\"tps_stddev\":%.3f,\"gbps\":%.3f,\"bw_fraction\":%.4f,\"batch\":%d,\"depth\":%d,\"tokens\":%d,"
+		       "\"steps\":%d,\"step_s\":%.9f,\"bytes\":%lld", first ? "" : ",", r->test, mean, sqrt(var), gbps,
+		       bandwidth > 0 ? gbps * 1e9 / bandwidth : 0, r->batch, r->depth, r->tokens, r->steps, took[runs / 2] / r->steps, (long long)r->bytes);
+		if (b->n_op) {
+			printf(",\"ops\":[");
+			report_ops(b, true, bandwidth);
+			printf("]");
+		}
+		printf("}");
 	} else {
 		progress_end();
-		printf("%-14s %10.1f ± %-8.1f %8.1f GB/s %7.0f %%\n", test, mean, sqrt(var), gbps, bandwidth > 0 ? 100 * gbps * 1e9 / bandwidth : 0);
-		fflush(stdout);
+		printf("%-14s %10.1f ± %-8.1f %8.1f GB/s %7.0f %%\n", r->test, mean, sqrt(var), gbps, bandwidth > 0 ? 100 * gbps * 1e9 / bandwidth : 0);
+		report_ops(b, false, bandwidth);
 	}
+	fflush(stdout);
 }
 
 static int
@@ -156,6 +227,7 @@ bench(int argc, char **argv)
 	const char *p_text = "512", *n_text = "128", *b_text = "1", *d_text = "0", *args[1] = { NULL };
 	int32_t runs = 5, p[MAX_SIZES], n[MAX_SIZES], bt[MAX_SIZES], d[MAX_SIZES];
 	size_t np = 0, nn = 0, nb = 0, nd = 0;
+	Bench b = { 0 };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Bench", NULL, NULL, NULL },
 		{ OPT_TEXT, 'p', "prefill", "N,..", &p_text, "prompt lengths to prefill; 0: none [512]" },
@@ -163,11 +235,11 @@ bench(int argc, char **argv)
 		{ OPT_TEXT, 'b', "batch", "B,..", &b_text, "sequences decoded at once [1]" },
 		{ OPT_TEXT, 'd', "depth", "N,..", &d_text, "positions in the cache before decoding [0]" },
 		{ OPT_INT, 'r', "runs", "N", &runs, "repetitions [5]" },
+		{ OPT_FLAG, 0, "ops", NULL, &b.ops, "on a GPU: after each row, what its ops take by themselves" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
 	llmc_model *m = NULL;
-	Bench b = { 0 };
 	double took[MAX_RUNS];
 	llmc_memory mem = LLMC_INIT(llmc_memory);
 
@@ -198,9 +270,12 @@ bench(int argc, char **argv)
 	llmc_info(m, &info);
 	llmc_limits lim = limits_of(&c);
 	int32_t longest = most_p > most_d + most_n ? most_p : most_d + most_n;
-	lim.context = lim.context ? lim.context : longest + 1;
+	lim.context = lim.context ? lim.context : longest + 2;
 	lim.seqs = lim.seqs ? lim.seqs : most_b;
 	lim.chunk = lim.chunk ? lim.chunk : 512;
+	/* the KV of what is run, not of as many sequences of the longest kind */
+	int64_t page = 64, together = (int64_t)most_b * ((most_d + most_n + 2 + page) / page * page);
+	lim.kv_tokens = together > (most_p + page) / page * page ? together : (most_p + page) / page * page;
 	b.chunk = lim.chunk;
 	b.vocab = info.vocab;
 	s = check_memory(m, &c, &lim, &err);
@@ -219,7 +294,7 @@ bench(int argc, char **argv)
 		b.tok[i] = (int32_t)((int64_t)(i * 7919 + 13) % info.vocab);
 	double bandwidth = s == LLMC_OK ? llmc_bandwidth_of(m, c.threads, 0.5) : 0, first = 0;
 	if (s == LLMC_OK)
-		s = one_prefill(&b, 1, &first, &err); /* touches everything once; open + this is the time to a first token */
+		s = one_prefill(&b, 1, false, &first, &err); /* touches everything once; open + this is the time to a first token */
 	if (c.json)
 		printf("{\"model\":\"%s\",\"target\":\"%s\",\"bandwidth_gbps\":%.3f,\"open_s\":%.4f,\"first_token_s\":%.4f,\"results\":[", info.name,
 		       info.target, bandwidth / 1e9, open_s, open_s + first);
@@ -228,38 +303,38 @@ bench(int argc, char **argv)
 		       bandwidth / 1e9, open_s + first, "test", "tokens/s", "", "streamed", "of reads");
 	bool first_row = true;
 	for (size_t i = 0; s == LLMC_OK && i < np; i++) {
-		char test[64];
+		Row row = { .batch = 1, .tokens = p[i], .steps = (p[i] + b.chunk - 1) / b.chunk, .bytes = info.token_bytes };
 		if (p[i] == 0)
 			continue;
-		snprintf(test, sizeof test, "pp%d", p[i]);
+		snprintf(row.test, sizeof row.test, "pp%d", p[i]);
 		for (int32_t r = -1; s == LLMC_OK && r < runs; r++) { /* one to warm up */
 			if (!c.json && !c.quiet)
-				progress("%s %d/%d", test, r + 1, runs);
-			s = one_prefill(&b, p[i], &took[r < 0 ? 0 : r], &err);
+				progress("%s %d/%d", row.test, r + 1, runs);
+			s = one_prefill(&b, p[i], r == runs - 1, &took[r < 0 ? 0 : r], &err);
 		}
 		if (s == LLMC_OK)
-			report(c.json, first_row, test, p[i], (p[i] + b.chunk - 1) / b.chunk, took, runs, info.token_bytes, bandwidth);
+			report(&b, c.json, first_row, &row, took, runs, bandwidth);
 		first_row = false;
 	}
 	for (size_t k = 0; s == LLMC_OK && k < nd; k++)
 		for (size_t j = 0; s == LLMC_OK && j < nb; j++)
 			for (size_t i = 0; s == LLMC_OK && i < nn; i++) {
-				char test[64];
+				Row row = { .batch = bt[j], .depth = d[k], .tokens = n[i] * bt[j], .steps = n[i],
+					.bytes = info.token_bytes + (int64_t)bt[j] * (d[k] + n[i] / 2) * mem.kv_per_token };
 				if (n[i] == 0)
 					continue;
-				int at = snprintf(test, sizeof test, "tg%d", n[i]);
+				int at = snprintf(row.test, sizeof row.test, "tg%d", n[i]);
 				if (bt[j] > 1)
-					at += snprintf(test + at, sizeof test - (size_t)at, " b%d", bt[j]);
+					at += snprintf(row.test + at, sizeof row.test - (size_t)at, " b%d", bt[j]);
 				if (d[k])
-					snprintf(test + at, sizeof test - (size_t)at, " @ d%d", d[k]);
+					snprintf(row.test + at, sizeof row.test - (size_t)at, " @ d%d", d[k]);
 				for (int32_t r = -1; s == LLMC_OK && r < runs; r++) {
 					if (!c.json && !c.quiet)
-						progress("%s %d/%d", test, r + 1, runs);
-					s = decode(&b, bt[j], d[k], n[i], &took[r < 0 ? 0 : r], &err);
+						progress("%s %d/%d", row.test, r + 1, runs);
+					s = decode(&b, bt[j], d[k], n[i], r == runs - 1, &took[r < 0 ? 0 : r], &err);
 				}
 				if (s == LLMC_OK)
-					report(c.json, first_row, test, n[i] * bt[j], n[i], took, runs,
-					       info.token_bytes + (int64_t)bt[j] * (d[k] + n[i] / 2) * mem.kv_per_token, bandwidth);
+					report(&b, c.json, first_row, &row, took, runs, bandwidth);
 				first_row = false;
 			}
 	if (c.json)
@@ -276,9 +351,10 @@ bench(int argc, char **argv)
 }
 
 const Command cmd_bench = {
-	"bench", "MODEL [-p 512] [-n 128] [-b 1,8] [-d 2048] [-r 5]", "measure tokens/s, bytes/s and the share of the machine's bandwidth",
+	"bench", "MODEL [-p 512] [-n 128] [-b 1,8] [-d 2048] [-r 5] [--ops]", "measure tokens/s, bytes/s and the share of the machine's bandwidth",
 	"  llmc bench model.gguf\n"
 	"  llmc bench model.gguf -p 0 -n 64 -b 1,4,8 --json\n"
-	"  llmc bench configs/llama3-8b.yaml --random-weights -p 128 -n 16 -r 1\n",
+	"  llmc bench configs/llama3-8b.yaml --random-weights -p 128 -n 16 -r 1\n"
+	"  llmc bench configs/llama3-8b.yaml --random-weights --device cuda --ops\n",
 	bench,
 };

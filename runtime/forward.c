@@ -195,6 +195,19 @@ session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, ll
 }
 
 llmc_status
+session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
+{
+	if (!s->cuda)
+		return error_set(err, LLMC_E_MISSING, "the times of single ops are measured on a GPU only (--device cuda)");
+	if (s->step.n_seq < 1)
+		return error_set(err, LLMC_E_RANGE, "the ops of a step are measured after a step (llmc_forward)");
+	TRY(cuda_session_enter(s->cuda, err));
+	llmc_status status = cuda_op_times(s->cuda, s->step.n_dec == s->step.n_seq ? 0 : 1, fn, user, err);
+	cuda_session_leave(s->cuda);
+	return status;
+}
+
+llmc_status
 session_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
 {
 	int32_t n_dec = 0;

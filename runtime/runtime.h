@@ -61,6 +61,8 @@ llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float
 void        session_stats(const Session *s, llmc_stats *out);
 /* Do now what first steps would do later: decode graphs of every size (GPU). */
 llmc_status session_prepare(Session *s, llmc_error *err);
+/* As llmc_op_times. */
+llmc_status session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err);
 
 /* Decoding without waiting for the host (GPU). A step is queued and the call returns; the tokens that it picks are read
  * later, and the next step may take them before the host has seen them:

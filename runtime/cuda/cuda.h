@@ -168,6 +168,8 @@ llmc_status cuda_session_enter(CudaSession *c, llmc_error *err);
 void        cuda_session_leave(CudaSession *c);
 /* Run the step that the session's arrays describe; *logits: rows made (NULL: not wanted). */
 llmc_status cuda_forward(CudaSession *c, int phase, const float **logits, llmc_error *err);
+/* profile.c: see llmc_op_times */
+llmc_status cuda_op_times(CudaSession *c, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
 const void *cuda_tensor(const CudaModel *m, int tensor);   /* address on the device */
 /* Wait until the ring's entry of the next step is free. */
 llmc_status cuda_ring_take(CudaSession *c, llmc_error *err);

@@ -83,6 +83,9 @@ llmc_status cuda_upload_step(CudaSession *c, llmc_error *err);
 llmc_status cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err);
 llmc_status cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err);
 llmc_status cuda_graph(CudaSession *c, int bucket, bool pick, llmc_error *err); /* captured when it is not there yet */
+/* For profile.c: the step of op i as it is launched for so many rows, and the launches of one kernel of the step that ran last */
+CudaStep   *cuda_step_for(CudaSession *c, int phase, int i, int64_t rows);
+llmc_status cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error *err);
 
 /* pick.c: what the step that goes into the ring's next entry would overwrite */
 llmc_status cuda_flight_keep(CudaSession *c, unsigned number, llmc_error *err);

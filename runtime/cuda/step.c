@@ -221,8 +221,8 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 enum { DECODE_ROWS = 8 };
 
 /* A step of a phase. Values lie in the same places in both phases, and scratch lives within a step: they may be mixed. */
-static CudaStep *
-step_for(CudaSession *c, int phase, int i, int64_t rows)
+CudaStep *
+cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 {
 	const PlanStep *p = c->step[phase][i].step;
 
@@ -233,12 +233,14 @@ step_for(CudaSession *c, int phase, int i, int64_t rows)
 	return &c->step[!strcmp(mixed->op, p->op) && mixed->layer == p->layer ? 1 : 0][i];
 }
 
-/* Everything of a phase, in order; with sym the extents of the grids. */
+/* Everything of a phase, in order, or `only` one kernel of it; with sym the extents of the grids. */
 static llmc_status
-launch_phase(CudaSession *c, int phase, const int64_t sym[SYM_COUNT], bool look, llmc_error *err)
+launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sym[SYM_COUNT], bool look, llmc_error *err)
 {
 	for (int i = 0; i < c->s->phase[phase].n_step; i++) {
-		CudaStep *k = step_for(c, phase, i, sym[SYM_n_tok]);
+		CudaStep *k = cuda_step_for(c, phase, i, sym[SYM_n_tok]);
+		if (only && k->kernel != only)
+			continue;
 		llmc_status status = launch_kernel(c, k, sym, err);
 		if (status != LLMC_OK) {
 			error_prefix(err, "op %s of layer %d", k->step->op, k->step->layer);
@@ -258,8 +260,18 @@ cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 
 	symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
 	TRY(launch_begin(c, st->n_tok, err));
-	TRY(launch_phase(c, phase, sym, c->s->probe != NULL, err));
+	TRY(launch_phase(c, phase, NULL, sym, c->s->probe != NULL, err));
 	return pick ? launch_sample(c, st->n_out, err) : LLMC_OK;
+}
+
+llmc_status
+cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error *err)
+{
+	const llmc_step *st = &c->s->step;
+	int64_t sym[SYM_COUNT];
+
+	symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
+	return launch_phase(c, phase, only, sym, false, err);
 }
 
 /* --- graphs ------------------------------------------------------------------------------------------------------ */
@@ -271,7 +283,7 @@ capture(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
 
 	symbols(c, sym, rows, rows, rows, n_out);
 	TRY(launch_begin(c, rows, err));
-	TRY(launch_phase(c, 0, sym, false, err));
+	TRY(launch_phase(c, 0, NULL, sym, false, err));
 	return pick ? launch_sample(c, n_out, err) : LLMC_OK;
 }
 

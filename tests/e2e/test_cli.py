@@ -60,7 +60,11 @@ def test_bench_json(llmc):
     r = llmc.json("bench", TINY, "--random-weights", "--arch", "generic", "-p", "8", "-n", "4", "-b", "1,2", "-d", "0,40", "-r", "2")
     assert [x["test"] for x in r["results"]] == ["pp8", "tg4", "tg4 b2", "tg4 @ d40", "tg4 b2 @ d40"]
     for x in r["results"]:
-        assert set(x) == {"test", "tps", "tps_stddev", "gbps", "bw_fraction"} and x["tps"] > 0 and x["gbps"] > 0
+        assert set(x) == {"test", "tps", "tps_stddev", "gbps", "bw_fraction", "batch", "depth", "tokens", "steps", "step_s", "bytes"}
+        assert x["tps"] > 0 and x["gbps"] > 0 and x["step_s"] > 0
+    # of a step: K and V of 40 positions more, 3 layers of one head of 32 in f16
+    assert [(x["batch"], x["depth"], x["tokens"], x["steps"]) for x in r["results"]] == [(1, 0, 8, 1), (1, 0, 4, 4), (2, 0, 8, 4), (1, 40, 4, 4), (2, 40, 8, 4)]
+    assert r["results"][4]["bytes"] - r["results"][2]["bytes"] == 2 * (r["results"][3]["bytes"] - r["results"][1]["bytes"]) == 2 * 40 * 2 * 3 * 32 * 2
 
 
 def test_plan_shows_steps_memory_and_what_fits(llmc):
@@ -153,6 +157,7 @@ def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
     (["compile", TINY, "--arch", "v9"], 1, "expected generic, v3 or v4"),
     (["compile", TINY, "--dump", "soup"], 1, "expected spec, graph"),
     (["import", TINY], 1, "is a description already"),
+    (["bench", TINY, "--random-weights", "-p", "4", "-n", "0", "-r", "1", "--ops"], 2, "on a GPU only"),
     (["bench", TINY, "-p", "x"], 1, "take lists"),
     (["cache", "--days", "-1", "--prune"], 1, "expected 0 or more"),
     (["tokenize", TINY, "--text", "x"], 1, ""),

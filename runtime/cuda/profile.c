@@ -1,0 +1,87 @@
+/* What the ops of a step take. The launches of one kernel in all layers go into a graph, over and over, which is replayed: each launch
+ * reads its own layer's weights, so caches help no more than in a whole step, and nothing of the host is in between. */
+#include <time.h>
+
+#include "runtime/cuda/session.h"
+
+enum { LAUNCHES = 64, REPLAYS = 4 };
+static const double SHORT = 10e-3; /* longer ones need no repetition for the cost of a launch to vanish */
+
+static double
+seconds_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static llmc_status
+replay(CudaSession *c, CUgraphExec exec, int n, double *seconds, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	double t = seconds_now();
+
+	for (int i = 0; i < n; i++)
+		CUDA_TRY(d, d->api.graph_launch(exec, c->stream), "launching one op again");
+	CUDA_TRY(d, d->api.stream_sync(c->stream), "running one op again");
+	*seconds = (seconds_now() - t) / n;
+	return LLMC_OK;
+}
+
+/* Seconds of all launches of a kernel in one step, of `times` rounds in one graph. */
+static llmc_status
+measure(CudaSession *c, int phase, const PlanKernel *kernel, int times, int replays, double *seconds, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	CUgraph g = NULL;
+	CUgraphExec exec = NULL;
+	llmc_status status = LLMC_OK;
+
+	CUDA_TRY(d, d->api.capture_begin(c->stream, CU_CAPTURE_THREAD_LOCAL), "capturing one op");
+	for (int i = 0; i < times && status == LLMC_OK; i++)
+		status = cuda_launch_again(c, phase, kernel, err);
+	CUresult r = d->api.capture_end(c->stream, &g);
+	if (status == LLMC_OK && r == CU_OK)
+		r = d->api.graph_make(&exec, g, 0);
+	if (g)
+		CUDA_RELEASE(d->api.graph_destroy(g));
+	if (status == LLMC_OK && r != CU_OK)
+		status = cuda_error(d, r, err, "capturing one op");
+	if (status == LLMC_OK && replays > 1)
+		status = replay(c, exec, 1, seconds, err); /* the first one uploads it */
+	if (status == LLMC_OK)
+		status = replay(c, exec, replays, seconds, err);
+	*seconds /= times;
+	if (exec)
+		CUDA_RELEASE(d->api.graph_exec_destroy(exec));
+	return status;
+}
+
+llmc_status
+cuda_op_times(CudaSession *c, int phase, llmc_op_time_fn fn, void *user, llmc_error *err)
+{
+	int n_step = c->s->phase[phase].n_step;
+	int64_t rows = c->s->step.n_tok;
+
+	for (int i = 0; i < n_step; i++) {
+		const CudaStep *k = cuda_step_for(c, phase, i, rows);
+		llmc_op_time t = { .op = k->step->op };
+		bool seen = false;
+		for (int j = 0; j < n_step; j++) {
+			const CudaStep *other = cuda_step_for(c, phase, j, rows);
+			if (other->kernel != k->kernel)
+				continue;
+			seen = seen || j < i;
+			t.n++;
+			t.weight_bytes += other->step->weight_bytes;
+		}
+		if (seen)
+			continue;
+		TRY(measure(c, phase, k->kernel, 1, 1, &t.seconds, err));
+		if (t.seconds < SHORT)
+			TRY(measure(c, phase, k->kernel, (LAUNCHES + t.n - 1) / t.n, REPLAYS, &t.seconds, err));
+		fn(user, &t);
+	}
+	return LLMC_OK;
+}
