@@ -89,11 +89,15 @@ bench-peer: all ## llmc and llama.cpp on the same file, interleaved; PEER_ARGS="
 bench-startup: all ## time to the first token, cold and warm, and peak memory
 	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py
 
-gpu-pack: all ## what a check on a machine with a GPU needs, into build/gpu
-	@tests/gpu/pack.sh
+# With everything but the C library linked in, and without the web server: for machines that have neither our libraries nor a compiler.
+$(BUILD)/gpu-llmc: $(filter-out %/serve.o,$(CLIO)) $(BUILD)/tests/gpu/no_server.o $(BUILD)/libllmc.a
+	$(CC) $^ -o $@ -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc -Wl,-Bdynamic -lm -lpthread -ldl
 
-gpu-check: all ## tests and figures on the GPU of this machine, ten minutes; result file under tests/gpu/results
-	@tests/gpu/check.sh
+gpu-pack: all $(BUILD)/gpu-llmc $(BUILD)/emu/t_sm90 ## all that gpu-check needs on a machine where nothing can be built, into build/gpu
+	@BUILD=$(BUILD) tests/gpu/pack.sh
+
+gpu-check: all ## tests and figures on the GPU of this machine, ten minutes; result file under tests/gpu/results; GPU_ARGS="--only figures"
+	@BUILD=$(BUILD) tests/gpu/check.sh $(GPU_ARGS)
 
 nvrtc: all ## every kernel of every description through the real NVRTC, for every architecture; writes docs/cuda-resources.md
 	@LLMC="$(abspath $(BUILD))/llmc" "$$(tools/venv.sh)/bin/python" tools/cuda_resources.py --markdown docs/cuda-resources.md $(filter-out %pretokenizers.yaml,$(wildcard configs/*.yaml))

@@ -1,8 +1,6 @@
 """Matrices for kernel tests: random values in every storage type, in the order that kernels read them."""
 import ctypes as C
 import functools
-import os
-import subprocess
 
 import numpy as np
 
@@ -14,13 +12,7 @@ SOURCES = ["formats/dtype.c", "formats/dequant.c", "formats/quant.c", "runtime/w
 @functools.lru_cache
 def lib():
     """Packing and dequantisation, which unit tests hold to other oracles."""
-    d = H.BUILD / "kernel-tests"
-    d.mkdir(parents=True, exist_ok=True)
-    tmp = d / f"planes.{os.getpid()}.so"
-    subprocess.run(["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{H.ROOT}", f"-I{H.ROOT}/api",
-                    *[str(H.ROOT / s) for s in SOURCES], "-o", str(tmp), "-lm"], check=True)
-    so = C.CDLL(str(tmp))
-    os.unlink(tmp)
+    so = H.host_library("planes", SOURCES)
     so.dtype_text.restype = C.c_char_p
     for n in ("dtype_row_bytes", "planes_bytes"):
         getattr(so, n).restype = C.c_int64

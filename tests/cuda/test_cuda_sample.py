@@ -1,7 +1,5 @@
 """The first and the last kernel of a step (templates/cuda/runtime): arrays and angles against numpy, picks against the CPU's sampler."""
 import ctypes as C
-import os
-import subprocess
 
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import pytest
 import cuda_harness as H
 
 RUNTIME = H.TEMPLATES / "cuda" / "runtime"
+SOURCES = ["runtime/sample.c", "runtime/sample_draw.c", "runtime/sample_math.c", "runtime/sample_watermark.c", "base/error.c"]
 RING, PARTS, SEEN = 4, 16, 1 << 30
 SLOT = np.dtype([("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"), ("frequency", "f4"),
                  ("top_k", "i4"), ("penalties", "i4"), ("last", "i4"), ("pad", "i4"), ("seed", "u8"), ("n_pick", "u8")])
@@ -109,14 +108,7 @@ class Params(C.Structure):
 @pytest.fixture(scope="session")
 def cpu():
     """The CPU's sampler, which tests/unit/test_sample.c holds to transformers."""
-    d = H.BUILD / "kernel-tests"
-    d.mkdir(parents=True, exist_ok=True)
-    out = d / f"sampler.{os.getpid()}.so"
-    src = [str(p) for p in sorted((H.ROOT / "runtime").glob("sample*.c"))] + [str(H.ROOT / "base/error.c")]
-    subprocess.run(["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-D_GNU_SOURCE", f"-I{H.ROOT}", f"-I{H.ROOT}/api", *src,
-                    "-o", str(out), "-lm"], check=True)
-    lib = C.CDLL(str(out))
-    os.unlink(out)
+    lib = H.host_library("sampler", SOURCES)
     lib.llmc_sampler_accept.argtypes = [C.c_void_p, C.c_int32, C.c_bool]
     lib.llmc_sampler_pick.argtypes = [C.c_void_p, C.c_void_p, C.POINTER(C.c_int32), C.POINTER(C.c_float), C.c_void_p]
     lib.llmc_sampler_close.argtypes = [C.c_void_p]

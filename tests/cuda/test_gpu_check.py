@@ -1,18 +1,50 @@
-"""The check for machines with a GPU runs as far as the emulator takes it."""
+"""The check for machines with a GPU, rehearsed on the emulator: every stage with tiny shapes, and what becomes of it when one fails or time runs out."""
 import json
 import os
 import subprocess
 import sys
 
+import pytest
+
 import cuda_harness as H
 
 
-def test_machine_stage(tmp_path):
+@pytest.fixture(scope="module")
+def check():
     H._emulator()
-    libs = H.BUILD / "emu"
-    out = tmp_path / "r.json"
-    p = subprocess.run([sys.executable, str(H.ROOT / "tests/gpu/gpu_check.py"), "--only", "machine,sanitize", "--seconds", "50", "--out", str(out)], capture_output=True,
-                       text=True, timeout=120, env={**os.environ, "LLMC_CUDA_LIBDIR": str(libs), "LLMC_EMU_GPU": "sm_90a", "LLMC_EMU_CACHE": str(libs / "cache")})
-    assert p.returncode == 0, p.stdout + p.stderr
-    r = json.loads(out.read_text())
-    assert r["failed"] == [] and r["machine"]["cc"] == 90 and r["machine"]["read_gbps"] > 0
+    H.subprocess.run(["make", "--no-print-directory", "-s", "-f", "tests/emu/emu.mk", f"BUILD={H.BUILD}", f"{H.BUILD}/emu/t_sm90"], cwd=H.ROOT, check=True)
+
+    def run(out, *args, code=0, timeout=150):
+        p = subprocess.run([sys.executable, str(H.ROOT / "tests/gpu/gpu_check.py"), "--rehearse", "--out", str(out), *map(str, args)], capture_output=True, text=True,
+                           timeout=timeout, env={**os.environ, "BUILD": str(H.BUILD), "LLMC_CUDA_LIBDIR": str(H.BUILD / "emu"), "LLMC_EMU_CACHE": str(H.BUILD / "emu/cache")})
+        assert p.returncode == code, p.stdout + p.stderr
+        return p.stdout, json.loads(out.read_text())
+    return run
+
+
+def test_every_stage(check, tmp_path):
+    text, r = check(tmp_path / "r.json")
+    assert {k: v["status"] for k, v in r["stages"].items()} == dict.fromkeys(("machine", "conform", "models", "figures", "kernels", "sanitize"), "passed")
+    assert r["stages"]["conform"]["sm90"] == "passed" and r["machine"]["read_gbps"] > 0
+    rows = {(x["test"], x["batch"], x["depth"]): x for x in r["figures"]["llmc"]}
+    assert set(rows) == {("pp", 1, 0), ("tg", 1, 0), ("tg", 2, 0), ("tg", 1, 40)}
+    ops = rows["tg", 1, 0]["ops"]
+    assert [(o["op"], o["n"]) for o in ops] == [("embed", 1), ("norm_qkv", 2), ("attention", 2), ("matmul_add", 4), ("norm_glu", 2), ("head", 1)]
+    assert all(o["s"] > 0 for o in ops) and 0 < sum(o["weight_bytes"] for o in ops) <= rows["tg", 1, 0]["bytes"]
+    # K and V of 40 positions more: 2 layers, 2 heads of 64, two bytes an element
+    assert rows["tg", 1, 40]["bytes"] - rows["tg", 1, 0]["bytes"] == 40 * 2 * 2 * 2 * 64 * 2
+    for x in rows.values():
+        assert x["test"] == "pp" or abs(x["share"] - x["bytes"] / (x["seconds"] * x["read_gbps"] * 1e9)) < 1e-9
+    bars = {b["bar"]: b for b in r["bars"]}
+    ratio = bars["rehearsal: step of batch 2 / of batch 1"]
+    assert abs(ratio["value"] - rows["tg", 2, 0]["seconds"] / rows["tg", 1, 0]["seconds"]) < 1e-9 and ratio["reached"] == (ratio["value"] <= 1.1)
+    assert bars["rehearsal: prefill 16: PyTorch's time / ours"]["value"] is None and "not measured" in text
+    # a second run keeps what it does not run again
+    again, r2 = check(tmp_path / "r.json", "--only", "conform", "--minutes", "0.0001")
+    assert "no time left" in again and r2["figures"] == r["figures"] and r2["stages"]["models"] == r["stages"]["models"]
+
+
+def test_a_failed_stage_loses_nothing_else(check, tmp_path):
+    text, r = check(tmp_path / "r.json", "--llmc", "/bin/false", "--only", "models,figures,kernels", code=3)
+    assert [r["stages"][n]["status"] for n in ("models", "figures", "kernels")] == ["FAILED", "FAILED", "passed"]
+    assert "exit status 1" in r["stages"]["models"]["llama-smol"] and text.rstrip().split("\n")[-1].startswith("failed: models figures")

@@ -1,12 +1,10 @@
 #!/bin/sh
-# Tests and figures on the GPU of this machine (tests/gpu/gpu_check.py says what), written to tests/gpu/results/.
-# Works from a checkout with build/ or, where nothing can be built, with what tests/gpu/pack.sh made.
+# Tests and figures on the GPU of this machine, written to tests/gpu/results/: tests/gpu/gpu_check.py --help says what, and with which options.
+# Works from a checkout that is built, and from what tests/gpu/pack.sh made, where nothing can be built.
 set -eu
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
-if ! "$python" -c 'import numpy' 2>/dev/null; then
-	python=$(tools/venv.sh)/bin/python
+if [ -x tools/venv.sh ] && ! "$python" -c 'import numpy' 2>/dev/null; then
+	venv=$(tools/venv.sh) && python=$venv/bin/python
 fi
-name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1 | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9-')
-out=${OUT:-tests/gpu/results}/${name:-no-gpu}.json
-exec "$python" tests/gpu/gpu_check.py --out "$out" "$@"
+exec "$python" tests/gpu/gpu_check.py "$@"

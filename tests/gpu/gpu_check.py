@@ -1,202 +1,369 @@
 #!/usr/bin/env python3
 """Tests and figures on a real GPU, in one run of at most ten minutes.
 
-    tests/gpu/gpu_check.py [--llmc BINARY] [--out FILE.json] [--seconds 560] [--only STAGE,...]
-
-Stages, in this order; each is skipped when the time left is short, and says so:
-  machine   GPU, driver, NVRTC; read and copy bandwidth by our own kernels; cuBLASLt's rate through torch where there is one
+Stages, the most valuable first; each has a limit of its own and is a process of its own, so that what fails, hangs or crashes loses nothing else:
+  machine   GPU, driver, NVRTC; read and copy bandwidth by our own kernel and the driver's
   conform   every wrapper's PTX against what the PTX manual says it does, bit for bit
-  kernels   tests/cuda on this GPU (needs pytest)
-  models    golden models and the head of SmolLM2, end to end; the same token for token as on the CPU
-  sanitize  compute-sanitizer (memcheck, racecheck) over a tiny model
-  figures   decode and prefill of random-weight models against the floor, and against PyTorch
-The result file names the machine. It is written anew after every stage, so nothing is lost when time runs out. Exit status 3: a check failed."""
+  models    golden models and the head of SmolLM2 end to end: as transformers and the plain interpreter have them
+  figures   decode and prefill of random weights: shares of the read bandwidth, of the GEMMs alone, against PyTorch, op by op
+  kernels   the kernel tests of this architecture (tests/cuda)
+  sanitize  compute-sanitizer over a tiny model
+The result file is written anew after every stage; stages that it has from an earlier run and that are not run again stay. The last lines are a table of
+the bars. Exit status 3: a check failed (a bar that is not reached is no failure).
+
+Needs python3. numpy is needed for conform, models and kernels, PyTorch for the peer; what is missing is said and left out."""
 import argparse
 import datetime
 import json
 import os
 import platform
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PACK = ROOT / os.environ.get("BUILD", "build") / "gpu"   # tests/gpu/pack.sh
-sys.path[:0] = [str(HERE), str(ROOT / "tools"), str(ROOT / "tests" / "cuda"), str(ROOT / "tests" / "golden")]
+sys.path[:0] = [str(HERE), str(ROOT / "tools"), str(ROOT / "tests" / "golden")]
+import figures  # noqa: E402
+
+LIMIT = dict(machine=60, conform=90, models=100, figures=320, kernels=120, sanitize=120)
+LEAST = dict(machine=5, conform=15, models=15, figures=30, kernels=25, sanitize=20)
+GOLDEN = ("llama-smol", "llama-bias-linear-bf16", "qwen3-bias-tied", "gemma2-caps", "mixtral-bf16", "deepseek_v3-plain", "gpt2-plain")
+# the kernels that the measured models run on first
+KERNELS = ("test_gemv.py", "test_sm90.py", "test_flash.py", "test_cuda_attention.py", "test_cuda_sample.py", "test_gemm.py", "test_cuda_weights.py", "test_moe.py",
+           "test_mla.py", "test_cuda_ops.py", "test_qkv.py", "test_cuda_matmul.py")
+
+
+class Failed(Exception):
+    pass
 
 
 class Run:
     def __init__(self, args):
-        self.args, self.start = args, time.time()
-        self.out = dict(date=datetime.date.today().isoformat(), host=platform.machine(), stages={})
-        self.failed = []
+        self.args, self.start, self.stage, self.stage_end = args, time.time(), None, 0
+        self.small = args.rehearse
+        self.out = dict(date=datetime.date.today().isoformat(), host=platform.machine(), stages={}, figures={})
+        self.pack = ROOT if (ROOT / "llmc").is_file() else Path(os.environ.get("BUILD") or ROOT / "build") / "gpu"
+        self.bin = args.llmc or next((str(p) for p in (ROOT / "llmc", self.pack.parent / "llmc") if p.is_file()), str(self.pack / "llmc"))
+        self.tmp = tempfile.mkdtemp(prefix="gpu-check.")  # 0700: what llmc loads from there is trusted
+        self.env = {**os.environ, "LLMC_CACHE": self.tmp + "/cache"}
 
     def left(self):
-        return self.args.seconds - (time.time() - self.start)
+        """Seconds of this stage. Without the first one nothing can be said, so it always has its time."""
+        if self.stage == "machine":
+            return self.stage_end - time.time()
+        return min(self.args.minutes * 60 - (time.time() - self.start), self.stage_end - time.time() if self.stage_end else 1e9)
 
     def save(self):
         self.out["seconds"] = round(time.time() - self.start, 1)
-        self.out["failed"] = self.failed
         if self.args.out:
             Path(self.args.out).parent.mkdir(parents=True, exist_ok=True)
-            Path(self.args.out).write_text(json.dumps(self.out, indent=1) + "\n")
+            Path(self.args.out + ".new").write_text(json.dumps(self.out, indent=1) + "\n")
+            os.replace(self.args.out + ".new", self.args.out)
 
-    def llmc(self, *cmd, timeout=None, check=True, **env):
-        p = subprocess.run([self.args.llmc, *map(str, cmd)], capture_output=True, text=True, timeout=timeout or max(20, self.left()),
-                           env={**os.environ, **env})
+    def adopt(self):
+        """The result file's name, and what is in it of earlier runs on this GPU."""
+        name = self.out["machine"]["name"]
+        if not self.args.out:
+            self.args.out = str(HERE / "results" / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".json"))
+        if Path(self.args.out).exists():
+            old = json.loads(Path(self.args.out).read_text())
+            if old.get("machine", {}).get("name") == name:
+                self.out["stages"] = {**old["stages"], **self.out["stages"]}
+                self.out["figures"] = old["figures"]
+
+    def note(self, text):
+        print(f"  {time.time() - self.start:5.0f} s  {text}", flush=True)
+
+    def call(self, cmd, most=1e9, env=None, check=True, cwd=None):
+        """(exit status, stdout, stderr); Failed with what it said last when it ran too long, or (check) failed."""
+        cmd, limit = [str(c) for c in cmd], max(1, min(most, self.left()))
+        p = subprocess.Popen(cmd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", cwd=cwd,
+                             env={**self.env, **(env or {})}, start_new_session=True)
+        try:
+            out, err = p.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(p.pid, signal.SIGKILL)
+            out, err = p.communicate()
+            raise Failed(f"no end after {limit:.0f} s: {' '.join(cmd)[-200:]}\n{(out[-1500:] + err[-500:]).strip()}")
         if check and p.returncode:
-            raise RuntimeError(f"llmc {' '.join(map(str, cmd))}: {p.stderr.strip()[-800:]}")
-        return p
+            raise Failed(f"exit status {p.returncode}: {' '.join(cmd)[-300:]}\n{(out[-1500:] + err[-1500:]).strip()}")
+        return p.returncode, out, err
+
+    def llmc(self, *cmd, **more):
+        return self.call([self.bin, *cmd], **more)[1]
+
+    def keep(self, **more):
+        """Part of a stage's result, before its end."""
+        self.out["stages"][self.stage] = {**self.out["stages"].get(self.stage, {}), **more}
+        self.save()
 
 
 def stage_machine(r):
-    import gpu
-    g = gpu.Gpu()
-    info = dict(name=g.name, cc=g.cc, sms=g.sms, memory=g.memory, driver=g.driver, nvrtc=g.nvrtc_version)
-    info["read_gbps"], info["read_spread"] = g.read_bandwidth()
-    info["copy_gbps"], info["copy_spread"] = g.copy_bandwidth()
-    g.close()
-    r.out["machine"] = info
-    return info
+    rc, out, err = r.call([sys.executable, HERE / "gpu.py"], check=False)
+    lines = [json.loads(line) for line in out.split("\n") if line.startswith("{")]
+    if lines:
+        r.out["machine"] = lines[-1]
+        torch = ("", "") if r.small and not r.args.all else r.call([sys.executable, "-c", "import torch; print(torch.__version__)"], most=60, check=False)
+        r.out["machine"].update(torch=torch[1].strip() if torch[0] == 0 else None, llmc=r.llmc("--version", check=False).strip())
+    if rc:
+        raise Failed(err.strip()[-1500:])
+    m = r.out["machine"]
+    return dict(result=f"{m['name']} {m['arch']}, driver {m['driver']}, NVRTC {m['nvrtc']}, torch {m['torch']}: reads {m['read_gbps']:.0f} GB/s, copies "
+                       f"{m['copy_gbps']:.0f} GB/s")
 
 
-def pytest_on_gpu(r, tests, most):
-    path = os.pathsep.join([*([str(PACK / "site")] if (PACK / "site").exists() else []), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "LLMC_TEST_GPU": "1", "PYTHONPATH": path}
-    if subprocess.run([sys.executable, "-c", "import pytest"], capture_output=True, env=env).returncode:
-        return dict(skipped="no pytest")
-    p = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests)], capture_output=True, text=True, cwd=ROOT,
-                       timeout=max(20, min(r.left() - 20, most)), env=env)
-    tail = p.stdout.strip().split("\n")[-25:]
-    if p.returncode not in (0, 5):
-        raise RuntimeError("\n".join(tail))
-    return dict(result=tail[-1])
+# ---- tests --------------------------------------------------------------------------------------------------------
+
+def missing(*modules):
+    import importlib.util
+    return [m for m in modules if importlib.util.find_spec(m) is None]
+
+
+def pytest(r, name, what, most=1e9):
+    """One file of tests on the GPU, as the processes that there are cores for: its last line; Failed with those that failed."""
+    site = r.pack / "site"
+    env = dict(LLMC_TEST_GPU="1", PYTHONPATH=os.pathsep.join([*([str(site)] if site.exists() else []), os.environ.get("PYTHONPATH", "")]))
+    jobs = [] if r.small else ["-n", str(max(1, min(8, (os.cpu_count() or 1) - 1)))]
+    if jobs and r.call([sys.executable, "-c", "import xdist"], env=env, check=False)[0]:
+        jobs = []
+    xml = f"{r.tmp}/{name}.xml"
+    rc, out, err = r.call([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", f"--junitxml={xml}", *jobs, *what, f"tests/cuda/{name}"],
+                          most, env, check=False, cwd=ROOT)
+    last = (out.strip().split("\n") or [""])[-1]
+    if rc not in (0, 5):
+        bad = [line for line in out.split("\n") if line.startswith(("FAILED", "ERROR", "E  "))]
+        raise Failed("\n".join([last, *(line[:300] for line in bad[:30]), err.strip()[-300:]]))
+    return last
 
 
 def stage_conform(r):
-    done = pytest_on_gpu(r, [ROOT / "tests" / "cuda" / "test_conformance.py"], 120)
-    if r.out["machine"]["cc"] == 90 and (PACK / "t_sm90").exists():  # wgmma, tensor maps
-        import nvrtc
-        p = subprocess.run([str(PACK / "t_sm90")], capture_output=True, text=True, cwd=ROOT, timeout=120,
-                           env={**os.environ, "EMU_CUDA": "libcuda.so.1", "EMU_NVRTC": nvrtc.find()._name})
-        if p.returncode:
-            raise RuntimeError((p.stdout + p.stderr)[-2000:])
-        done["sm90"] = p.stdout.strip().split("\n")[-1]
+    lack = missing("numpy")
+    if lack:
+        return dict(skipped=f"no {' '.join(lack)}")
+    done = dict(wrappers=pytest(r, "test_conformance.py", ["-k", "access or mma_bf16_m16n8k16 or mbarriers"] if r.small else []))
+    r.keep(**done)
+    if r.out["machine"]["cc"] == 90:  # layouts of wgmma and of tensor maps
+        t = next((p for p in (r.pack / "t_sm90", r.pack.parent / "emu" / "t_sm90") if p.exists()), None)
+        if not t:
+            return dict(done, sm90="no t_sm90 was brought along")
+        d = os.environ.get("LLMC_CUDA_LIBDIR", "")
+        cuda = f"{d}/libcuda.so.1" if os.path.exists(f"{d}/libcuda.so.1") else "libcuda.so.1"
+        r.call([t], env=dict(EMU_CUDA=cuda, EMU_NVRTC=r.out["machine"]["nvrtc_path"] or "libnvrtc.so"), cwd=ROOT)
+        done["sm90"] = "passed"
     return done
 
 
 def stage_kernels(r):
-    others = ("test_nvrtc.py", "test_conformance.py", "test_runtime_artifacts.py", "test_gpu_check.py")
-    return pytest_on_gpu(r, [p for p in sorted((ROOT / "tests" / "cuda").glob("test_*.py")) if p.name not in others], 240)
+    lack = missing("numpy")
+    if lack:
+        return dict(skipped=f"no {' '.join(lack)}")
+    others = [a for a in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a") if a != r.out["machine"]["arch"]]
+    what = ["-k", "not (real_compiler or sass or checked or all_wrappers or " + " or ".join(others) + ")"]
+    files, done, bad = (["test_cuda_ops.py"] if r.small else KERNELS), {}, []
+    for name in files:
+        if r.left() < 8:
+            done[name] = "no time left"
+            continue
+        try:
+            done[name] = pytest(r, name, ["-k", "test_cap_slice_pick"] if r.small else what)
+        except Failed as e:
+            done[name] = str(e)
+            bad.append(name)
+        r.keep(**done)
+        r.note(f"{name}: {done[name][:400]}")
+    if bad:
+        raise Failed("failed: " + " ".join(bad))
+    return done
+
+
+# ---- models -------------------------------------------------------------------------------------------------------
+
+def golden(r, name):
+    import numpy as np
+    import weights
+    g = weights.Golden(name)
+    with tempfile.TemporaryDirectory(dir=r.tmp) as d:
+        g.build(d)
+        out = os.path.join(d, "logits.npy")
+        text = r.llmc("run", d, "--device", "cuda", "--tokens", ",".join(map(str, g.prompt)), "--logits", out, "--json", "--ignore-eos",
+                      "-n", len(g.greedy) or 1, "--artifact", os.path.join(d, "artifact"), "--set", "kv.dtype=f32", *g.args,
+                      *[x for k, v in g.set.items() for x in ("--set", f"{k}={v}")], most=60)
+        logits = np.load(out)
+    error = float(np.abs(logits - g.logits).max() / np.ptp(g.logits))
+    if not error < (2e-2 if "bf16" in name else 1e-4):
+        raise Failed(f"off by {error:.2e} of the range")
+    if g.greedy and "bf16" not in name and json.loads(text)["tokens"] != g.greedy:
+        raise Failed("other tokens than transformers'")
+    return f"{error:.1e}"
+
+
+def smollm2(r):
+    """Its first layers, against what the plain interpreter made of them (tests/gpu/pack.sh)."""
+    import numpy as np
+    d = r.pack / "smollm2"
+    want = json.loads((d / "want.json").read_text())
+    out = os.path.join(r.tmp, "smollm2.npy")
+    text = r.llmc("run", d / "head.gguf", "--device", "cuda", "--prompt", want["prompt"], "-n", len(want["tokens"]), "--ignore-eos", "--json", "--logits", out, most=90)
+    got, logits = json.loads(text)["tokens"], np.load(d / "logits.npy")
+    error = float(np.abs(np.load(out) - logits).max() / np.ptp(logits))
+    if not error < 2e-2:
+        raise Failed(f"off by {error:.2e} of the range")
+    return f"{error:.1e}, {sum(a == b for a, b in zip(got, want['tokens']))} of {len(got)} tokens the same"
 
 
 def stage_models(r):
-    import tempfile
-    import numpy as np
-    import weights
-    done = {}
-    for name in ("llama-smol", "llama-bias-linear-bf16", "qwen3-bias-tied", "gemma2-caps", "mixtral-bf16", "deepseek_v3-plain", "gpt2-plain"):
-        g = weights.Golden(name)
-        with tempfile.TemporaryDirectory() as d:
-            g.build(d)
-            out = os.path.join(d, "logits.npy")
-            p = r.llmc("run", d, "--device", "cuda", "--tokens", ",".join(map(str, g.prompt)), "--logits", out, "--json", "--ignore-eos",
-                       "-n", len(g.greedy) or 1, "--artifact", os.path.join(d, "artifact"), "--set", "kv.dtype=f32", *g.args,
-                       *[x for k, v in g.set.items() for x in ("--set", f"{k}={v}")])
-            logits = np.load(out)
-        error = float(np.abs(logits - g.logits).max() / np.ptp(g.logits))
-        done[name] = error
-        if not error < (2e-2 if "bf16" in name else 1e-4):
-            raise RuntimeError(f"{name}: off by {error:.2e} of the range")
-        if g.greedy and "bf16" not in name and json.loads(p.stdout)["tokens"] != g.greedy:
-            raise RuntimeError(f"{name}: other tokens than transformers'")
-    smol = PACK / "smollm2-head.gguf"
-    if smol.exists():
-        prompt = "The capital of France is"
-        t = [json.loads(r.llmc("run", smol, "--device", d, "--prompt", prompt, "-n", 32, "--ignore-eos", "--json").stdout)["tokens"]
-             for d in ("cpu", "cuda")]
-        done["smollm2-head"] = sum(a == b for a, b in zip(*t)) / len(t[0])
+    lack = missing("numpy")
+    if lack:
+        return dict(skipped=f"no {' '.join(lack)}")
+    done, bad = {}, []
+    todo = [(n, lambda n=n: golden(r, n)) for n in (GOLDEN[:1] if r.small else GOLDEN)]
+    if (r.pack / "smollm2").exists() and not (r.small and not r.args.all):
+        todo.insert(1, ("smollm2", lambda: smollm2(r)))
+    for name, run in todo:
+        try:
+            done[name] = run()
+        except Exception as e:
+            done[name] = f"{type(e).__name__}: {e}"[:1500]
+            bad.append(name)
+            r.note(f"{name}: {done[name][:600]}")
+        r.keep(**done)
+    if bad:
+        raise Failed("failed: " + " ".join(bad))
     return done
 
 
 def stage_sanitize(r):
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if not os.path.exists(tool):
+    tool = shutil.which("compute-sanitizer") or next((str(p) for p in sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))), None)
+    if r.small:  # stands in for it: its options end before the program
+        tool = os.path.join(r.tmp, "sanitizer")
+        Path(tool).write_text('#!/bin/sh\nshift 6\n"$@" >/dev/null && echo "========= ERROR SUMMARY: 0 errors"\n')
+        os.chmod(tool, 0o700)
+    if not tool:
         return dict(skipped="no compute-sanitizer")
-    done = {}
-    for check in ("memcheck", "racecheck"):
-        p = subprocess.run([tool, "--tool", check, "--error-exitcode", "9", r.args.llmc, "run", str(ROOT / "configs" / "tiny.yaml"), "--device", "cuda",
-                            "--random-weights", "--tokens", "1,2,3,4,5", "-n", "4", "--ignore-eos", "--quiet"], capture_output=True, text=True,
-                           timeout=max(20, min(120, r.left() - 20)))
-        done[check] = (p.stdout + p.stderr).strip().split("\n")[-1]
-        if p.returncode == 9:
-            raise RuntimeError(f"{check}: {done[check]}")
+    model = figures.model_path(r, "tiny", None)
+    args = [r.bin, "run", *model, "--device", "cuda", "--random-weights", "--tokens", "1,2,3,4,5", "-n", "4", "--ignore-eos", "--quiet"]
+    r.call(args)  # kernels are built
+    done, bad = {}, []
+    for check in ("memcheck", "racecheck", "initcheck", "synccheck"):
+        if r.left() < 5:
+            done[check] = "no time left"
+            continue
+        try:
+            rc, out, err = r.call([tool, "--tool", check, "--error-exitcode", "9", "--print-limit", "10"] + args, 60, check=False)
+            lines = [line for line in (out + err).split("\n") if line.startswith("=========")]
+            done[check] = lines[-1].strip("= ") if lines else f"exit status {rc}: {(out + err).strip()[-300:]}"
+            if rc == 9:
+                done[check + "_log"] = "\n".join(lines)[:3000]
+            if rc:
+                bad.append(check)
+        except Failed as e:
+            done[check] = str(e)[:600]
+        r.keep(**done)
+    if bad:
+        raise Failed("failed: " + " ".join(bad))
     return done
 
 
-MODELS = ["llama3.2-1b", "llama3-8b", "qwen3-8b"]
+STAGES = dict(machine=stage_machine, conform=stage_conform, models=stage_models, figures=figures.stage, kernels=stage_kernels, sanitize=stage_sanitize)
 
 
-def stage_figures(r):
-    read = r.out["machine"]["read_gbps"] * 1e9
-    rows = []
-    for model in MODELS:
-        config = ROOT / "configs" / f"{model}.yaml"
-        shapes = [([], ["-p", "512,4096", "-b", "1,8,64", "-d", "0"]), ([], ["-p", "0", "-b", "1", "-d", "4000"])]
-        if model == "llama3-8b":
-            shapes += [(["--set", f"storage.default={t}"], ["-p", "0", "-b", "1", "-d", "0"]) for t in ("q8_0", "q4_k")]
-        for extra, what in shapes:
-            if r.left() < 60:
-                rows.append(dict(model=model, args=what, skipped="no time left"))
-                continue
-            p = r.llmc("bench", config, "--device", "cuda", "--random-weights", "--json", "-n", "64", "-r", "3", "-c", "4224", "--chunk", "4096", *what, *extra,
-                       timeout=min(r.left(), 120))
-            for x in json.loads(p.stdout)["results"]:
-                row = dict(model=model, storage=extra[-1].split("=")[1] if extra else "bf16", test=x["test"], tps=x["tps"], stddev=x["tps_stddev"], gbps=x["gbps"])
-                if x["test"].startswith("tg"):
-                    row["share_of_read"] = x["gbps"] * 1e9 / read
-                rows.append(row)
-            r.out["stages"]["figures"] = dict(partial=rows)
-            r.save()
-    peer = []
-    if r.left() > 45 and subprocess.run([sys.executable, "-c", "import torch; assert torch.cuda.is_available()"], capture_output=True).returncode == 0:
-        p = subprocess.run([sys.executable, str(HERE / "torch_peer.py"), "--seconds", str(int(r.left() - 20))], capture_output=True, text=True,
-                           timeout=max(30, r.left()))
-        peer = [json.loads(line) for line in p.stdout.split("\n") if line.startswith("{")]
-        if p.returncode:
-            peer.append(dict(error=p.stderr.strip()[-400:]))
-    return dict(llmc=rows, torch=peer)
+def libraries(r):
+    """NVRTC as Python finds it (a wheel beside PyTorch) is told to llmc, which may not look there; a toolkit's it finds itself."""
+    if os.environ.get("LLMC_CUDA_LIBDIR"):
+        return
+    import nvrtc
+    lib = nvrtc.find()
+    m = re.match(r"(.*)/nvidia/[^/]+/lib/", lib._name) if lib else None
+    if m:
+        r.env["LLMC_CUDA_LIBDIR"] = m[1]
 
 
-STAGES = dict(machine=stage_machine, conform=stage_conform, kernels=stage_kernels, models=stage_models, sanitize=stage_sanitize, figures=stage_figures)
-NEEDS = dict(machine=5, conform=5, kernels=30, models=30, sanitize=30, figures=60)
+def unpack(r):
+    """Kernels that were compiled ahead (tests/gpu/pack.sh), as files that nobody else may write."""
+    tar = r.pack / "aot.tar.xz"
+    if tar.exists() and not r.small:
+        os.umask(0o077)
+        with tarfile.open(tar) as t:
+            for member in t:
+                if member.isfile():
+                    path = Path(r.tmp) / "aot" / member.name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(t.extractfile(member).read())
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    a.add_argument("--llmc", default=str(PACK / "llmc") if (PACK / "llmc").exists() else str(ROOT / "build" / "llmc"))
-    a.add_argument("--out")
-    a.add_argument("--seconds", type=float, default=560)
-    a.add_argument("--only")
-    r = Run(a.parse_args())
-    for name in (r.args.only.split(",") if r.args.only else STAGES):
-        if r.left() < NEEDS[name]:
-            r.out["stages"][name] = dict(skipped="no time left")
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--llmc", metavar="BINARY", help="what is tested [the pack's, or build/llmc]")
+    a.add_argument("--out", metavar="FILE.json", help="result file [tests/gpu/results/<GPU>.json]")
+    a.add_argument("--minutes", type=float, default=9.5, help="what does not fit is left out and said [9.5]")
+    a.add_argument("--only", metavar="STAGE,...", help="these stages: " + ", ".join(STAGES))
+    a.add_argument("--models", metavar="NAME,...", help="figures of these models only")
+    a.add_argument("--rehearse", action="store_true", help="every stage with tiny shapes on the emulator (LLMC_CUDA_LIBDIR, or build/emu); PyTorch on the CPU")
+    a.add_argument("--all", action="store_true", help="rehearse the larger models and PyTorch as well")
+    a.add_argument("--list-golden", action="store_true", help=argparse.SUPPRESS)
+    args = a.parse_args()
+    if args.list_golden:
+        print(*GOLDEN)
+        return 0
+    if args.rehearse:
+        os.environ.setdefault("LLMC_CUDA_LIBDIR", str(Path(os.environ.get("BUILD") or ROOT / "build") / "emu"))
+        os.environ.setdefault("LLMC_EMU_CACHE", os.environ["LLMC_CUDA_LIBDIR"] + "/cache")
+        os.environ.update(LLMC_EMU_QUIET="1", LLMC_EMU_GPU="sm_90a")
+    r = Run(args)
+    try:
+        return run(r)
+    finally:
+        shutil.rmtree(r.tmp, ignore_errors=True)
+
+
+def run(r):
+    libraries(r)
+    unpack(r)
+    todo = r.args.only.split(",") if r.args.only else list(STAGES)
+    unknown = set(todo) - set(STAGES)
+    if unknown:
+        print(f"gpu_check: no stage {', '.join(sorted(unknown))}; there are {', '.join(STAGES)}", file=sys.stderr)
+        return 1
+    if "machine" not in todo:  # the rates are this run's
+        todo.insert(0, "machine")
+    failed = []
+    for name in todo:
+        r.stage, r.stage_end = name, 0
+        if name != "machine" and r.left() < (1 if r.small else LEAST[name]):
+            r.out["stages"].setdefault(name, dict(skipped="no time left"))
+            print(f"{name:9} SKIPPED  no time left", flush=True)
             continue
-        t = time.time()
+        r.stage_end = time.time() + LIMIT[name]
+        t, was = time.time(), r.out["stages"].pop(name, {})
         try:
-            r.out["stages"][name] = STAGES[name](r)
-            word = "passed"
+            result, word = STAGES[name](r), "passed"
         except Exception as e:  # the next stages still tell something
-            r.out["stages"][name] = dict(r.out["stages"].get(name, {}), error=f"{type(e).__name__}: {e}"[:4000])
-            r.failed.append(name)
-            word = "FAILED"
-        print(f"{name:9} {word}  {time.time() - t:6.1f} s  {json.dumps(r.out['stages'][name])[:2500]}", flush=True)
+            result, word = dict(r.out["stages"].get(name, {}), error=(str(e) if isinstance(e, Failed) else f"{type(e).__name__}: {e}")[:6000]), "FAILED"
+            failed.append(name)
+        if "skipped" in result:
+            word = "SKIPPED"
+        r.out["stages"][name] = dict(result, status=word, took=round(time.time() - t, 1))
+        text = result.get("error") or json.dumps(result)
+        print(f"{name:9} {word}  {time.time() - t:6.1f} s  {text[:1500]}", flush=True)
+        if name == "machine" and word == "FAILED" and "machine" not in r.out:
+            r.save()
+            return 3
+        if name == "machine":
+            r.adopt()
         r.save()
-    return 3 if r.failed else 0
+    r.stage_end = 0
+    r.out["bars"] = figures.bars(r.out)
+    r.save()
+    figures.table(r.out)
+    print(f"{'failed: ' + ' '.join(failed) if failed else 'nothing failed'}; {time.time() - r.start:.0f} s; {r.args.out}", flush=True)
+    return 3 if failed else 0
 
 
 if __name__ == "__main__":

@@ -1,31 +1,56 @@
 #!/bin/sh
-# What a check on a GPU needs beside the checkout, into build/gpu: llmc with the libraries that it links, a small model, pytest.
-# Under 60 MB, for a machine with a GPU, a driver, NVRTC and python3 with numpy, and no compiler.
+# All that tests/gpu/check.sh needs, into build/gpu: a folder for a machine with a GPU, its driver and python3, and no compiler. Under 60 MB:
+# llmc with its libraries linked in, scripts and tests, templates, kernels of the measured models compiled ahead (GPU_ARCHS, default sm_90a; NVRTC
+# is then needed for the tests only), the first layers of SmolLM2 and what the plain interpreter makes of them, pytest.
 set -eu
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build}
+archs=${GPU_ARCHS:-sm_90a}
 out=$build/gpu
+python=$(tools/venv.sh)/bin/python
+llmc=$build/gpu-llmc
 rm -rf "$out"
-mkdir -p "$out/lib"
-cp "$build/llmc" "$out/llmc.bin"
-strip "$out/llmc.bin"
-# all but the C library itself, which belongs to the machine
-ldd "$build/llmc" | awk '$3 ~ /^\// { print $3 }' | grep -v -E '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*)\.so' | while read -r lib; do
-	cp -L "$lib" "$out/lib/"
-done
-cat >"$out/llmc" <<'SH'
-#!/bin/sh
-here=$(dirname "$(readlink -f "$0")")
-LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/llmc.bin" "$@"
-SH
-chmod +x "$out/llmc"
-make --no-print-directory -s -f tests/emu/emu.mk BUILD="$build" "$build/emu/t_sm90"
+mkdir -p "$out/lib" "$out/smollm2"
+cp "$llmc" "$out/llmc"
+strip "$out/llmc"
 cp "$build/emu/t_sm90" "$out/"
-venv=$(tools/venv.sh)
-"$venv/bin/python" tests/gpu/head_gguf.py "$(tools/smollm2.sh)" "$out/smollm2-head.gguf" 6
-"$venv/bin/pip" install --quiet --disable-pip-version-check --target "$out/site" pytest==8.3.4
+cp --parents tests/gpu/*.py tests/gpu/*.sh tests/gpu/*.yaml tests/cuda/*.py tests/cuda/*.cu tests/cuda/*.cu.in tests/emu/t_sm90.cu \
+	tests/golden/weights.py tools/nvrtc.py configs/*.yaml configs/families/*.yaml templates/common/cuda_*.h "$out"
+cp --parents -r templates/cuda "$out"
+for name in $("$python" tests/gpu/gpu_check.py --list-golden); do
+	cp --parents -r "tests/golden/models/$name" "$out"
+done
+# what the tests of kernels compare with
+PYTHONPATH=tests/cuda "$python" - "$out/lib" <<'PY'
+import sys
+import cuda_harness, cuda_weights, test_cuda_sample
+cuda_harness.build_host_library(sys.argv[1] + "/planes.so", cuda_weights.SOURCES)
+cuda_harness.build_host_library(sys.argv[1] + "/sampler.so", test_cuda_sample.SOURCES)
+PY
+strip "$out"/lib/*.so
+# kernels compiled ahead
+aot=$build/gpu-aot
+rm -rf "$aot"
+mkdir -p "$aot"
+for model in tiny llama3.2-1b llama3-8b qwen3-8b llama3-8b-q8_0 llama3-8b-q4_k; do
+	storage=$(expr "$model" : '.*-\(q[48]_[0k]\)$' || true)
+	"$llmc" compile "configs/${model%"-$storage"}.yaml" --target cuda --aot --arch "$archs" -o "$aot/$model" -q ${storage:+--set storage.default="$storage"}
+done
+tar -C "$aot" --sort=name --owner=0 --group=0 --mtime=@0 -cJf "$out/aot.tar.xz" .
+for arch in $(echo "$archs" | tr , ' '); do
+	"$python" tools/nvrtc.py --arch "$arch" -I templates --cubin "$aot" templates/cuda/runtime/read.cu >/dev/null
+	mv "$aot/read.cu.$arch.cubin" "$out/lib/read.$arch.cubin"
+done
+rm -rf "$aot"
+# a real model's first layers
+prompt="The capital of France is"
+"$python" tests/gpu/head_gguf.py "$(tools/smollm2.sh)" "$out/smollm2/head.gguf" 3
+"$llmc" run "$out/smollm2/head.gguf" --device ref --prompt "$prompt" -n 16 --ignore-eos --json -q --logits "$out/smollm2/logits.npy" |
+	"$python" -c 'import json, sys; print(json.dumps(dict(prompt=sys.argv[1], tokens=json.load(sys.stdin)["tokens"])))' "$prompt" >"$out/smollm2/want.json"
+"$python" -m pip install --quiet --disable-pip-version-check --no-compile --target "$out/site" pytest==8.3.4 pytest-xdist==3.6.1
 rm -rf "$out/site/bin"
-du -sh "$out" >&2
-size=$(du -sm "$out" | cut -f1)
-[ "$size" -le 60 ] || { echo "gpu-pack: $size MB, more than 60" >&2; exit 1; }
-echo "$out"
+find "$out" -name __pycache__ -prune -exec rm -rf {} +
+needs=$(objdump -T "$out/llmc" "$out/t_sm90" "$out"/lib/*.so | sed -n 's/.*(GLIBC_\([0-9.]*\)).*/\1/p' | sort -V | tail -1)
+size=$(du -sm --apparent-size "$out" | cut -f1)
+echo "$out: $size MB; needs glibc $needs, python3, the driver; numpy for the tests of kernels, PyTorch for the comparison"
+[ "$size" -le 60 ] || { echo "gpu-pack: more than 60 MB" >&2; exit 1; }
