@@ -3,7 +3,7 @@ BUILD   ?= build
 EMU     := $(BUILD)/emu
 EMU_DIR := tests/emu
 EMU_CC  := $(CC) -std=gnu11 -O2 -g -fPIC -fvisibility=hidden -D_GNU_SOURCE -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
-	-Wpointer-arith -Werror -fno-omit-frame-pointer
+	-Wpointer-arith -Werror -fomit-frame-pointer -mno-red-zone
 EMU_SRC := $(wildcard $(EMU_DIR)/core/*.c $(EMU_DIR)/driver/*.c) $(EMU_DIR)/nvrtc/build.c
 EMU_OBJ := $(patsubst $(EMU_DIR)/%.c,$(EMU)/obj/%.o,$(filter-out %/kernel_mem.c,$(EMU_SRC)))
 EMU_INC := $(patsubst $(EMU_DIR)/device/%,$(EMU)/include/%,$(wildcard $(EMU_DIR)/device/*.h))

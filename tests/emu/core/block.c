@@ -1,7 +1,7 @@
 /* One block: its threads are fibers, a warp runs lane by lane until all its lanes wait, warps come in a random order that
  * changes at barriers. A block's fibers switch among each other and return to the host fiber when none is ready, when one spins,
  * or, now and then, after a barrier. */
-#include "emu.h"
+#include "switch.h"
 #include "../cuda_api.h"
 
 #include <stdlib.h>
@@ -12,6 +12,7 @@ enum { SPIN_LIMIT = 4000000 };
 /* Read by the device header. */
 _Static_assert(offsetof(Thread, bid) == 12 && offsetof(Thread, bdim) == 24 && offsetof(Thread, gdim) == 36 && offsetof(Thread, lane) == 48
                && offsetof(Thread, warp) == 56 && offsetof(Thread, cluster_rank) == 60, "layout of Thread");
+_Static_assert(offsetof(Thread, sp) == 64 && offsetof(Thread, vc) == 128 && offsetof(Thread, cp) == 192 && sizeof(Thread) == 256, "lines of Thread");
 
 Thread *emu_cur;
 Thread emu_host;
@@ -28,8 +29,7 @@ go(Thread *n)
 
 	if (o == n)
 		return;
-	emu_cur = n;
-	fiber_switch(&o->sp, n->sp);
+	fiber_go(o, n);
 }
 
 /* Warps get a random priority, lanes run up or down: one warp runs far ahead of the others. */
@@ -47,27 +47,27 @@ shuffle(Block *b)
 	uint64_t down = emu_random();
 	b->any_ready = 0;
 	for (int i = 0; i < b->nw; i++) {
-		int w = b->warp_at[i];
-		b->rank_of[w] = (uint8_t)i;
-		b->down[w] = down >> w & 1;
-		if (b->ready[w])
-			b->any_ready |= 1u << i;
+		Warp *w = &b->warp[b->warp_at[i]];
+		w->rank_bit = 1u << i;
+		w->before = w->rank_bit - 1;
+		w->down = (int)(down >> b->warp_at[i] & 1);
+		if (w->ready)
+			b->any_ready |= w->rank_bit;
 	}
 }
 
-static Thread *
-pick(Block *b)
+Thread *
+block_pick(Block *b)
 {
 	if (!b->any_ready)
 		return &emu_host;
-	int w = b->warp_at[__builtin_ctz(b->any_ready)];
-	uint32_t m = b->ready[w];
-	int lane = b->down[w] ? 31 - __builtin_clz(m) : __builtin_ctz(m);
-	m &= ~(1u << lane);
-	b->ready[w] = m;
-	if (!m)
+	int i = b->warp_at[__builtin_ctz(b->any_ready)];
+	Warp *w = &b->warp[i];
+	int lane = warp_first(w, w->ready);
+	w->ready &= ~(1u << lane);
+	if (!w->ready)
 		b->any_ready &= b->any_ready - 1;
-	return &b->t[w * 32 + lane];
+	return &b->t[i * 32 + lane];
 }
 
 /* Any ready thread but this one: spinning lanes must not keep the ones between them from running. */
@@ -78,15 +78,15 @@ pick_other(Block *b, const Thread *self)
 
 	for (int i = 0; i < b->nw; i++) {
 		int w = (start + i) % b->nw;
-		uint32_t m = b->ready[w] & ~(w == (int)self->warp ? 1u << self->lane : 0);
+		uint32_t m = b->warp[w].ready & ~(w == (int)self->warp ? 1u << self->lane : 0);
 		if (!m)
 			continue;
 		for (int skip = (int)emu_random_below((uint64_t)__builtin_popcount(m)); skip; skip--)
 			m &= m - 1;
 		int lane = __builtin_ctz(m);
-		b->ready[w] &= ~(1u << lane);
-		if (!b->ready[w])
-			b->any_ready &= ~(1u << b->rank_of[w]);
+		b->warp[w].ready &= ~(1u << lane);
+		if (!b->warp[w].ready)
+			b->any_ready &= ~b->warp[w].rank_bit;
 		return &b->t[w * 32 + lane];
 	}
 	return &emu_host;
@@ -99,8 +99,8 @@ block_wake(Block *b, int warp, uint32_t lanes)
 		return;
 	for (uint32_t m = lanes; m; m &= m - 1)
 		b->t[warp * 32 + __builtin_ctz(m)].state = T_READY;
-	b->ready[warp] |= lanes;
-	b->any_ready |= 1u << b->rank_of[warp];
+	b->warp[warp].ready |= lanes;
+	b->any_ready |= b->warp[warp].rank_bit;
 }
 
 void
@@ -108,10 +108,8 @@ block_wait(ThreadState why, Site at)
 {
 	Thread *t = emu_cur;
 
-	t->state = why;
 	t->at = at;
-	go(pick(t->blk));
-	t->state = T_RUN;
+	fiber_wait(t, why);
 }
 
 /* A spinning thread lets others run, of this block and of others; when all only spin, nothing will ever come. */
@@ -130,8 +128,8 @@ block_yield(Site at)
 	t->state = T_READY;
 	t->at = at;
 	Thread *n = emu_random_below(4) ? pick_other(b, t) : &emu_host;
-	b->ready[t->warp] |= 1u << t->lane;
-	b->any_ready |= 1u << b->rank_of[t->warp];
+	t->w->ready |= 1u << t->lane;
+	b->any_ready |= t->w->rank_bit;
 	if (n == &emu_host)
 		shuffle(b);
 	go(n);
@@ -154,48 +152,56 @@ entry(void)
 
 	t->state = T_RUN;
 	b->op->fn->invoke(b->op->param);
-	Site none = { "end of the kernel", 0 };
-	Warp *w = &b->warp[t->warp];
+	Warp *w = t->w;
 	for (int i = 0; i < w->n_meet; i++)
 		if (w->meet[i].mask >> t->lane & 1)
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, w->meet[i].at, "a lane left the kernel while others wait for it in a warp collective");
-	wgmma_leave(t);
-	store_leave(t);
+	if (t->wg)
+		wgmma_leave(t);
+	if (t->bulk.n)
+		store_leave(t);
 	if (b->live == 1 && mbar_inflight(b))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, t->at, "the block leaves the kernel while a bulk copy into its shared memory is on its way");
 	if (b->live == 1 && emu_check)
 		mbar_leave(b, t->at);
 	if (b->arrived)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, b->bar_at, "divergent barrier: a thread left the kernel while others wait at __syncthreads");
-	(void)none;
 	emu_progress++;
 	b->live--;
 	w->alive &= ~(1u << t->lane);
 	if (!b->live && b->op->n_unit && !b->triggered)
 		b->triggered = true;
 	t->state = T_DONE;
-	go(pick(b));
+	go(block_pick(b));
 	abort();
 }
 
-/* Arrays of threads are used again: a step starts thousands of blocks. */
+/* Arrays of threads are used again, with their stacks and queues: a step starts thousands of blocks. */
 enum { KEPT = 16 };
-static struct { Thread *t; int n; } kept[KEPT];
+static struct { Thread *t; Dim d; } kept[KEPT];
 
 static Thread *
-threads_take(int n)
+threads_take(Dim d)
 {
 	for (int i = 0; i < KEPT; i++)
-		if (kept[i].t && kept[i].n == n) {
+		if (kept[i].t && !memcmp(&kept[i].d, &d, sizeof d)) {
 			Thread *t = kept[i].t;
 			kept[i].t = NULL;
 			return t;
 		}
-	return emu_alloc(sizeof(Thread) * (size_t)n);
+	unsigned n = d.x * d.y * d.z;
+	Thread *t = emu_alloc_lines(sizeof *t * n + sizeof(Fragments) * ((n + 31) / 32));
+	for (unsigned i = 0; i < n; i++) {
+		t[i].tid[0] = i % d.x, t[i].tid[1] = i / d.x % d.y, t[i].tid[2] = i / (d.x * d.y);
+		t[i].bdim[0] = d.x, t[i].bdim[1] = d.y, t[i].bdim[2] = d.z;
+		t[i].lin = i, t[i].lane = i & 31, t[i].warp = i >> 5;
+		t[i].stack = fiber_stack();
+	}
+	return t;
 }
 
 static void
-threads_give(Thread *t, int n)
+threads_give(Thread *t, Dim d)
 {
 	static unsigned at;
 	unsigned i = at++ % KEPT;
@@ -205,46 +211,52 @@ threads_give(Thread *t, int n)
 			i = (i + k) % KEPT;
 			break;
 		}
-	free(kept[i].t);
+	if (kept[i].t) {
+		Dim o = kept[i].d;
+		for (unsigned k = 0; k < o.x * o.y * o.z; k++) {
+			fiber_stack_free(kept[i].t[k].stack);
+			copy_free(&kept[i].t[k]);
+		}
+		free(kept[i].t);
+	}
 	kept[i].t = t;
-	kept[i].n = n;
+	kept[i].d = d;
 }
 
 Block *
 block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank)
 {
-	Block *b = emu_alloc(sizeof *b);
 	Dim d = op->block, g = op->grid;
+	int nt = (int)(d.x * d.y * d.z), nw = (nt + 31) / 32;
+	Block *b = emu_alloc_lines(offsetof(Block, warp) + sizeof b->warp[0] * (size_t)nw);
+	const uint32_t x = index % g.x, y = index / g.x % g.y, z = index / (g.x * g.y);
 
 	b->op = op;
 	b->index = index;
 	b->buid = op->buid0 + index;
-	b->nt = (int)(d.x * d.y * d.z);
-	b->nw = (b->nt + 31) / 32;
-	b->live = b->nt;
+	b->nt = nt;
+	b->nw = nw;
+	b->live = nt;
 	b->cluster = cluster;
 	b->cluster_rank = rank;
-	b->t = threads_take(b->nt);
-	for (int i = 0; i < b->nt; i++) {
+	b->t = threads_take(d);
+	for (int i = 0; i < nt; i++) {
 		Thread *t = &b->t[i];
-		memset(t, 0, sizeof *t);
-		unsigned u = (unsigned)i;
-		t->tid[0] = u % d.x, t->tid[1] = u / d.x % d.y, t->tid[2] = u / (d.x * d.y);
-		t->bid[0] = index % g.x, t->bid[1] = index / g.x % g.y, t->bid[2] = index / (g.x * g.y);
-		t->bdim[0] = d.x, t->bdim[1] = d.y, t->bdim[2] = d.z;
+		t->bid[0] = x, t->bid[1] = y, t->bid[2] = z;
 		t->gdim[0] = g.x, t->gdim[1] = g.y, t->gdim[2] = g.z;
-		t->lin = u, t->lane = u & 31, t->warp = u >> 5;
 		t->cluster_rank = rank;
 		t->blk = b;
-		t->stack = fiber_stack();
-		t->sp = fiber_prepare(t->stack, u, entry);
+		t->w = &b->warp[i / 32];
+		t->state = T_READY;
+		memset(&t->vc, 0, offsetof(Thread, cp) - offsetof(Thread, vc));
+		t->sp = fiber_prepare(t->stack, (unsigned)i, entry);
+	}
+	for (int w = 0; w < nw; w++) {
+		int n = nt - w * 32;
+		b->warp[w].ready = b->warp[w].alive = n >= 32 ? ~0u : (1u << n) - 1;
+		b->warp[w].frag = (Fragments *)(b->t + nt) + w;
 	}
 	shuffle(b);
-	for (int w = 0; w < b->nw; w++) {
-		int n = b->nt - w * 32;
-		b->warp[w].alive = n >= 32 ? ~0u : (1u << n) - 1;
-		block_wake(b, w, b->warp[w].alive);
-	}
 	/* The arena: dynamic part first, then the static objects, whose places all blocks of a kernel share. */
 	b->arena = region_new(R_SHARED, (size_t)op->dyn);
 	b->arena->blk = b;
@@ -253,7 +265,7 @@ block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank)
 	shared_start(b);
 	if (emu_check) {
 		shadow_clear(b->arena, 0, op->dyn);
-		for (int i = 0; i < b->nt; i++)
+		for (int i = 0; i < nt; i++)
 			clock_start(&b->t[i]);
 	}
 	return b;
@@ -262,19 +274,24 @@ block_start(Op *op, uint32_t index, Cluster *cluster, unsigned rank)
 void
 block_free(Block *b)
 {
+	bool wg = b->wg != NULL;
+
 	for (int i = 0; i < b->nt; i++) {
+		Thread *t = &b->t[i];
 		if (emu_check)
-			clock_stop(&b->t[i]);
-		copy_forget(&b->t[i]);
-		store_forget(&b->t[i]);
-		fiber_stack_free(b->t[i].stack);
+			clock_stop(t);
+		copy_forget(t);
+		if (t->bulk.s)
+			store_forget(t);
+		wg = wg || t->wg;
 	}
 	for (int i = 0; i < 16; i++)
 		known_drop(b->named[i].known);
 	mbar_forget(b);
-	wgmma_forget(b);
+	if (wg)
+		wgmma_forget(b);
 	region_drop(b->arena);
-	threads_give(b->t, b->nt);
+	threads_give(b->t, b->op->block);
 	free(b);
 }
 
@@ -295,7 +312,7 @@ block_slice(Block *b)
 {
 	failed = false;
 	emu_cur = &emu_host;
-	go(pick(b));
+	go(block_pick(b));
 	emu_cur = NULL;
 	return !failed;
 }
@@ -316,7 +333,8 @@ emu_syncthreads(const char *file, int line)
 		        b->bar_at.line);
 	b->bar_at = at;
 	if (++b->arrived < b->nt) {
-		block_wait(T_BARRIER, at);
+		t->at = at;
+		fiber_wait(t, T_BARRIER);
 		return;
 	}
 	b->arrived = 0;
@@ -324,8 +342,13 @@ emu_syncthreads(const char *file, int line)
 	emu_progress++;
 	if (emu_check)
 		clock_block_barrier(b);
-	for (int w = 0; w < b->nw; w++)
-		block_wake(b, w, b->warp[w].alive & ~(w == (int)t->warp ? 1u << t->lane : 0));
+	for (int w = 0; w < b->nw; w++) { /* all of them: their states need no visit, they run before anyone looks */
+		b->warp[w].ready = b->warp[w].alive;
+		b->any_ready |= b->warp[w].rank_bit;
+	}
+	t->w->ready &= ~(1u << t->lane);
+	if (!t->w->ready)
+		b->any_ready &= ~t->w->rank_bit;
 	uint64_t dice = emu_random();
 	if (!(dice & 3))
 		shuffle(b);
@@ -336,7 +359,7 @@ emu_syncthreads(const char *file, int line)
 		t->state = T_RUN;
 	} else if (dice >> 16 & 1) {
 		block_wake(b, (int)t->warp, 1u << t->lane);
-		go(pick(b));
+		go(block_pick(b));
 		t->state = T_RUN;
 	}
 }

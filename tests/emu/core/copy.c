@@ -132,35 +132,50 @@ emu_cp_arrive(void *bar, const char *file, int line)
 	mbar_late_arrive(NULL, bar, at);
 }
 
+/* What a block left behind is forgotten, the room for it kept. */
 void
 copy_forget(Thread *t)
+{
+	t->cp.n_copy = t->cp.n_group = t->cp.n_arr = 0;
+}
+
+void
+copy_free(Thread *t)
 {
 	free(t->cp.copy);
 	free(t->cp.group);
 	free(t->cp.arr);
-	t->cp = (CpQueue){ 0 };
 }
 
 void
-emu_load(void *dst, const void *src, unsigned n, const char *file, int line)
+emu_misaligned(unsigned n, int write, const char *file, int line)
 {
-	Site at = { file, line };
+	emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, (Site){ file, line }, "misaligned vector %s: %u bytes at an address that is no multiple of %u",
+	        write ? "store" : "load", n, n);
+}
 
-	if ((uintptr_t)src & (n - 1))
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned vector load: %u bytes at an address that is no multiple of %u", n, n);
+emu_words
+emu_load(const void *p, unsigned n, const char *file, int line)
+{
+	emu_words v = { 0, 0 };
+
+	if (unlikely((uintptr_t)p & (n - 1)))
+		emu_misaligned(n, 0, file, line);
 	if (emu_check)
-		shadow_access(src, n, false, false, NULL, at);
-	memcpy(dst, src, n);
+		shadow_access(p, n, false, false, NULL, (Site){ file, line });
+	if (likely(n == 16))
+		memcpy(&v, p, 16);
+	else
+		memcpy(&v, p, n);
+	return v;
 }
 
 void
-emu_store(void *dst, const void *src, unsigned n, const char *file, int line)
+emu_store(void *p, emu_words v, unsigned n, const char *file, int line)
 {
-	Site at = { file, line };
-
-	if ((uintptr_t)dst & (n - 1))
-		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned vector store: %u bytes at an address that is no multiple of %u", n, n);
+	if (unlikely((uintptr_t)p & (n - 1)))
+		emu_misaligned(n, 1, file, line);
 	if (emu_check)
-		shadow_access(dst, n, true, false, NULL, at);
-	memcpy(dst, src, n);
+		shadow_access(p, n, true, false, NULL, (Site){ file, line });
+	memcpy(p, &v, n);
 }

@@ -43,30 +43,42 @@ typedef struct StoreQueue { struct Store *s; int n, cap; } StoreQueue;
 typedef struct Held { const char *lo, *hi; bool whole; } Held;  /* registers in flight: whole, or for reading only */
 typedef struct WgThread { uint32_t next, end[16]; int n_group; bool fenced; Held busy[24]; int n_busy; } WgThread;
 
-/* The first fields are read by the device header through inline assembly: EMU_OFF_* there. */
+/* The first fields are read by the device header through inline assembly. A line of 64 bytes for what every collective touches, one for what
+ * the checking mode does, one for what few kernels use. */
 struct Thread {
 	uint32_t tid[3], bid[3], bdim[3], gdim[3], lane, lin, warp, cluster_rank;
 	void *sp;
 	Block *blk;
-	char *stack;
-	ThreadState state;
+	struct Warp *w;
+	uint64_t *io;       /* operands and results of other collectives of a warp: in the thread's stack */
 	Site at;            /* the collective it waits in */
-	uint64_t slot[16];  /* operands and results of a warp collective */
-	uint64_t arg;
-	CpQueue cp;
-	StoreQueue bulk;
-	WgThread *wg;       /* NULL until it issues one */
-	int nreg;
+	ThreadState state;
+	uint32_t clk;
+	char *stack;
 	/* checking mode */
-	uint32_t clk, proxy_clk; /* writes up to proxy_clk are visible to asynchronous readers */
-	bool gdc_waited, in_cluster;
 	VC *vc;
 	Known *kn, *fence, *pending;
-	bool fence_cta;
-};
+	WgThread *wg;       /* NULL until it issues one */
+	uint64_t arg;
+	uint32_t proxy_clk; /* writes up to it are visible to asynchronous readers */
+	int nreg;
+	bool gdc_waited, in_cluster, fence_cta;
+	/* what is behind here outlives the block */
+	CpQueue cp;
+	StoreQueue bulk;
+} __attribute__((aligned(64)));
+
+/* What a warp's lanes bring to a matrix instruction; the result replaces c. */
+typedef struct Fragments { emu_words a[32]; emu_u64 b[32]; emu_four c[32]; } __attribute__((aligned(64))) Fragments;
 
 typedef struct { uint32_t mask, arrived; int op; Site at; } Meeting; /* lanes on their way into one warp collective */
-typedef struct { int n_meet; Meeting meet[8]; uint32_t alive; } Warp;
+typedef struct Warp {
+	uint32_t ready, alive;
+	uint32_t rank_bit, before;  /* its place in the order of warps, as a bit of any_ready; those that go first */
+	int down, n_meet;           /* down: lanes run from the last to the first */
+	struct Fragments *frag;
+	Meeting meet[8];
+} __attribute__((aligned(64))) Warp;
 typedef struct { int want, arrived; uint32_t waiting[32]; Known *known; Site at; } NamedBar;
 
 struct Block {
@@ -75,9 +87,8 @@ struct Block {
 	int nt, nw, live, arrived;
 	Site bar_at;
 	Thread *t;
-	Warp warp[32];
-	uint32_t ready[32], any_ready;   /* by rank: any_ready; by warp: ready */
-	uint8_t rank_of[32], warp_at[32], down[32];
+	uint32_t any_ready;     /* by rank */
+	uint8_t warp_at[32];    /* by rank */
 	Region *arena;
 	struct Cluster *cluster;
 	unsigned cluster_rank;
@@ -91,6 +102,7 @@ struct Block {
 	uint32_t bar_epoch;
 	uint32_t async_clk, store_clk;
 	struct Wg *wg;
+	Warp warp[32];          /* last: those that the block has */
 };
 
 /* Entries of a block's vectors of clocks: its threads, its asynchronous writes, the reads of each warpgroup's matrix instructions,
@@ -171,6 +183,7 @@ const EmuSm *emu_sm(void);         /* what its multiprocessors hold at the most 
 
 /* util.c */
 void *emu_alloc(size_t n);         /* zeroed; ends the process when there is none */
+void *emu_alloc_lines(size_t n);   /* the same, at the start of a line of the cache */
 void emu_seed(uint64_t seed);
 uint64_t emu_random(void);
 uint64_t emu_random_below(uint64_t n);
@@ -198,7 +211,6 @@ char *fiber_stack(void);
 void fiber_stack_free(char *stack);
 bool fiber_owns(const void *p);   /* the address lies in some fiber's stack */
 void *fiber_prepare(char *stack, unsigned color, void (*entry)(void));
-void fiber_switch(void **save, void *load);
 
 /* block.c */
 extern Thread emu_host;
@@ -295,8 +307,8 @@ void wgmma_leave(Thread *t);
 void wgmma_forget(Block *b);
 
 /* mma.c */
-void mma_run(int op, Thread *lane0);
-void mma_ldmatrix(int op, uint32_t mask, Thread *lane0, Site at);
+void mma_run(int op, Fragments *f);
+void mma_ldmatrix(int op, int n, uint32_t mask, Thread *lane0, Site at);
 
 /* what tests look at, by dlsym */
 const char *emu_last_report(void);
@@ -304,6 +316,7 @@ int emu_report_count(void);
 
 /* copy.c */
 void copy_forget(Thread *t);
+void copy_free(Thread *t);
 void copy_land(Thread *t, const void *bar);               /* the copies that some arrival of t at this barrier waits for */
 
 void emu_breathe(void);            /* device.c: other threads may call the driver for a moment */

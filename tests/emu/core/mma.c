@@ -3,13 +3,14 @@
  *   16-bit B (16 x 8):  b0 (k 2q.., n g) b1 (k 2q+8.., n g)
  *   8-bit  A (16 x 32): a0 (g, 4q..) a1 (g+8, 4q..) a2 (g, 4q+16..) a3 (g+8, 4q+16..), four values a register
  *   C (16 x 8): c0, c1 (g, 2q..) c2, c3 (g+8, 2q..)
- * Slots: words 0-3 a, 4-5 b, 6-9 c; the result replaces c. Products are added in the order of k, in fp32. */
+ * Products are added in the order of k, in fp32. */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "../device/warp_ops.h"
 
 #include <string.h>
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -23,15 +24,11 @@ from_bits(uint32_t u)
 }
 
 static void
-read_words(const Thread *t, uint32_t w[10])
+read_words(const Fragments *f, int l, uint32_t w[10])
 {
-	memcpy(w, t->slot, 40);
-}
-
-static void
-write_c(Thread *t, const void *c, size_t n)
-{
-	memcpy((char *)t->slot + 24, c, n);
+	memcpy(w, &f->a[l], 16);
+	memcpy(w + 4, &f->b[l], 8);
+	memcpy(w + 6, &f->c[l], 16);
 }
 
 static inline __attribute__((always_inline)) void
@@ -71,56 +68,87 @@ static bool
 has_f16c(void)
 {
 	static int known;
+	unsigned a, b, c = 0, d;
 
 	if (!known)
-		known = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? 2 : 1;
+		known = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C ? 2 : 1;
 	return known == 2;
 }
 
-/* The same for 16-bit factors: pairs of them are stored as they come, then widened eight at a time. */
-__attribute__((target("avx2,f16c"))) static void
-mma_half_avx2(int op, Thread *t)
+/* The same for 16-bit factors, whose products are exact: four lanes at a time have eight columns of two rows of A and one of B's. */
+__attribute__((target("avx2,f16c,fma"))) static void
+mma_half_avx2(int op, Fragments *f)
 {
-	_Alignas(32) uint16_t ah[16][16], bh[8][16]; /* b transposed */
-	_Alignas(32) float a[16][16], bt[8][16], b[16][8], c[16][8];
+	_Alignas(32) float a[16][16], b[16][8];
+	__m128i bt[16];
 	bool bf = op == EMU_W_MMA_BF16_16816 || op == EMU_W_MMA_BF16_1688;
-	int kn = op == EMU_W_MMA_BF16_16816 || op == EMU_W_MMA_F16_16816 ? 16 : 8;
+	int halves = op == EMU_W_MMA_BF16_16816 || op == EMU_W_MMA_F16_16816 ? 2 : 1;
+#define WIDEN(h) (bf ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)) : _mm256_cvtph_ps(h))
 
-	for (int l = 0; l < 32; l++) {
-		int g = l >> 2, q = l & 3;
-		uint32_t w[10];
-		read_words(&t[l], w);
-		for (int i = 0; i < kn / 4; i++)
-			memcpy(&ah[g + 8 * (i & 1)][2 * q + 8 * (i >> 1)], &w[i], 4);
-		for (int i = 0; i < kn / 8; i++)
-			memcpy(&bh[g][2 * q + 8 * i], &w[4 + i], 4);
-		memcpy(&c[g][2 * q], &w[6], 8);
-		memcpy(&c[g + 8][2 * q], &w[8], 8);
-	}
-	for (int r = 0; r < 24; r++)
-		for (int k = 0; k < kn; k += 8) {
-			__m128i h = _mm_load_si128((const __m128i *)(r < 16 ? &ah[r][k] : &bh[r - 16][k]));
-			__m256 f = bf ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)) : _mm256_cvtph_ps(h);
-			_mm256_store_ps(r < 16 ? &a[r][k] : &bt[r - 16][k], f);
+	for (int g = 0; g < 8; g++) {
+		const __m128i *p = (const __m128i *)&f->a[4 * g], *q = (const __m128i *)&f->b[4 * g];
+		__m128i l0 = _mm_unpacklo_epi32(p[0], p[1]), l1 = _mm_unpacklo_epi32(p[2], p[3]);
+		_mm256_store_ps(a[g], WIDEN(_mm_unpacklo_epi64(l0, l1)));
+		_mm256_store_ps(a[g + 8], WIDEN(_mm_unpackhi_epi64(l0, l1)));
+		__m128 b0 = _mm_castsi128_ps(q[0]), b1 = _mm_castsi128_ps(q[1]);
+		bt[g] = _mm_castps_si128(_mm_shuffle_ps(b0, b1, 0x88));
+		if (halves == 2) {
+			__m128i h0 = _mm_unpackhi_epi32(p[0], p[1]), h1 = _mm_unpackhi_epi32(p[2], p[3]);
+			_mm256_store_ps(a[g] + 8, WIDEN(_mm_unpacklo_epi64(h0, h1)));
+			_mm256_store_ps(a[g + 8] + 8, WIDEN(_mm_unpackhi_epi64(h0, h1)));
+			bt[8 + g] = _mm_castps_si128(_mm_shuffle_ps(b0, b1, 0xdd));
 		}
-	for (int k = 0; k < kn; k++)
-		for (int n = 0; n < 8; n++)
-			b[k][n] = bt[n][k];
-	multiply(c, a, b, kn);
-	for (int l = 0; l < 32; l++) {
-		int g = l >> 2, q = l & 3;
-		float out[4] = { c[g][2 * q], c[g][2 * q + 1], c[g + 8][2 * q], c[g + 8][2 * q + 1] };
-		write_c(&t[l], out, 16);
 	}
+	for (int h = 0; h < halves; h++) { /* 8 x 8 values: columns become rows */
+		__m128i *x = bt + 8 * h, u[8], v[8];
+		for (int i = 0; i < 4; i++) {
+			u[2 * i] = _mm_unpacklo_epi16(x[2 * i], x[2 * i + 1]);
+			u[2 * i + 1] = _mm_unpackhi_epi16(x[2 * i], x[2 * i + 1]);
+		}
+		for (int i = 0; i < 8; i += 4) {
+			v[i] = _mm_unpacklo_epi32(u[i], u[i + 2]);
+			v[i + 1] = _mm_unpackhi_epi32(u[i], u[i + 2]);
+			v[i + 2] = _mm_unpacklo_epi32(u[i + 1], u[i + 3]);
+			v[i + 3] = _mm_unpackhi_epi32(u[i + 1], u[i + 3]);
+		}
+		for (int i = 0; i < 4; i++) {
+			_mm256_store_ps(b[8 * h + 2 * i], WIDEN(_mm_unpacklo_epi64(v[i], v[i + 4])));
+			_mm256_store_ps(b[8 * h + 2 * i + 1], WIDEN(_mm_unpackhi_epi64(v[i], v[i + 4])));
+		}
+	}
+	for (int g = 0; g < 8; g += 2) { /* two lanes' c are two pairs of rows g and g + 8 */
+		__m256 c[4];
+		for (int i = 0; i < 2; i++) {
+			__m256 x = _mm256_loadu_ps((const float *)&f->c[4 * g + 4 * i]), y = _mm256_loadu_ps((const float *)&f->c[4 * g + 4 * i + 2]);
+			/* lanes 0 and 1: p0 p1 r0 r1 | p2 p3 r2 r3 */
+			__m256d lo = _mm256_castps_pd(_mm256_permute2f128_ps(x, y, 0x20)), hi = _mm256_castps_pd(_mm256_permute2f128_ps(x, y, 0x31));
+			c[2 * i] = _mm256_castpd_ps(_mm256_unpacklo_pd(lo, hi));
+			c[2 * i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(lo, hi));
+		}
+		for (int k = 0; k < 8 * halves; k++) {
+			const __m256 row = _mm256_load_ps(b[k]);
+			c[0] = _mm256_fmadd_ps(_mm256_broadcast_ss(&a[g][k]), row, c[0]);
+			c[1] = _mm256_fmadd_ps(_mm256_broadcast_ss(&a[g + 8][k]), row, c[1]);
+			c[2] = _mm256_fmadd_ps(_mm256_broadcast_ss(&a[g + 1][k]), row, c[2]);
+			c[3] = _mm256_fmadd_ps(_mm256_broadcast_ss(&a[g + 9][k]), row, c[3]);
+		}
+		for (int i = 0; i < 2; i++) {
+			__m256d lo = _mm256_unpacklo_pd(_mm256_castps_pd(c[2 * i]), _mm256_castps_pd(c[2 * i + 1]));
+			__m256d hi = _mm256_unpackhi_pd(_mm256_castps_pd(c[2 * i]), _mm256_castps_pd(c[2 * i + 1]));
+			_mm256_storeu_ps((float *)&f->c[4 * g + 4 * i], _mm256_permute2f128_ps(_mm256_castpd_ps(lo), _mm256_castpd_ps(hi), 0x20));
+			_mm256_storeu_ps((float *)&f->c[4 * g + 4 * i + 2], _mm256_permute2f128_ps(_mm256_castpd_ps(lo), _mm256_castpd_ps(hi), 0x31));
+		}
+	}
+#undef WIDEN
 }
 #endif
 
 static void
-mma_float(int op, Thread *t)
+mma_float(int op, Fragments *f)
 {
 #if defined(__x86_64__)
 	if (op != EMU_W_MMA_TF32_1688 && has_f16c()) {
-		mma_half_avx2(op, t);
+		mma_half_avx2(op, f);
 		return;
 	}
 #endif
@@ -130,7 +158,7 @@ mma_float(int op, Thread *t)
 
 	for (int l = 0; l < 32; l++) {
 		int g = l >> 2, q = l & 3;
-		read_words(&t[l], w);
+		read_words(f, l, w);
 		if (op == EMU_W_MMA_TF32_1688) { /* a0 (g,q) a1 (g+8,q) a2 (g,q+4) a3 (g+8,q+4); b0 (q,g) b1 (q+4,g); low 13 bits unused */
 			for (int i = 0; i < 4; i++)
 				a[g + 8 * (i & 1)][q + 4 * (i >> 1)] = from_bits(w[i] & ~0x1fffu);
@@ -159,13 +187,13 @@ mma_float(int op, Thread *t)
 	for (int l = 0; l < 32; l++) {
 		int g = l >> 2, q = l & 3;
 		float out[4] = { c[g][2 * q], c[g][2 * q + 1], c[g + 8][2 * q], c[g + 8][2 * q + 1] };
-		write_c(&t[l], out, 16);
+		memcpy(&f->c[l], out, 16);
 	}
 }
 
 /* m16n8k32, m16n8k16 (A and B half as many registers) and m8n8k16 (one register each of A and B, two of C). */
 static void
-mma_int8(int op, Thread *t)
+mma_int8(int op, Fragments *f)
 {
 	int8_t a[16][32], b[32][8];
 	int32_t c[16][8];
@@ -174,7 +202,7 @@ mma_int8(int op, Thread *t)
 
 	for (int l = 0; l < 32; l++) {
 		int g = l >> 2, q = l & 3;
-		read_words(&t[l], w);
+		read_words(f, l, w);
 		for (int h = 0; h < 4; h++) {
 			for (int i = 0; i < n_a; i++) {
 				int row = rows == 8 ? g : g + 8 * (i & 1), col = 4 * q + h + (rows == 8 ? 0 : 16 * (i >> 1));
@@ -198,32 +226,31 @@ mma_int8(int op, Thread *t)
 		int32_t out[4] = { c[g][2 * q], c[g][2 * q + 1], 0, 0 };
 		if (rows == 16)
 			out[2] = c[g + 8][2 * q], out[3] = c[g + 8][2 * q + 1];
-		write_c(&t[l], out, rows == 16 ? 16 : 8);
+		memcpy(&f->c[l], out, 16);
 	}
 }
 
 void
-mma_run(int op, Thread *lane0)
+mma_run(int op, Fragments *f)
 {
 	if (op >= EMU_W_MMA_S8_16832)
-		mma_int8(op, lane0);
+		mma_int8(op, f);
 	else
-		mma_float(op, lane0);
+		mma_float(op, f);
 }
 
 /* ldmatrix .x1 .x2 .x4: matrix m's eight row addresses come from lanes 8m..8m+7; lane l gets row l/4, columns 2(l%4).. of each.
- * arg holds the count; slot 0 the row address; results are words 0-3 (stmatrix: words 2-5 in). */
+ * The first 8 bytes are the row address; results are words 0-3 (stmatrix: words 2-5 in). */
 void
-mma_ldmatrix(int op, uint32_t mask, Thread *t, Site at)
+mma_ldmatrix(int op, int n, uint32_t mask, Thread *t, Site at)
 {
-	int n = (int)t[0].arg;
 	uint16_t mat[4][8][8];
 	char *row[32];
 
 	if (mask != ~0u)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "ldmatrix needs all 32 lanes (mask 0x%08x)", mask);
 	for (int l = 0; l < 8 * n; l++) {
-		row[l] = (char *)(uintptr_t)t[l].slot[0];
+		row[l] = (char *)(uintptr_t)t[l].io[0];
 		Thread *self = emu_cur;
 		emu_cur = &t[l]; /* a finding names the lane that gave the address */
 		if ((uintptr_t)row[l] & 15)
@@ -238,7 +265,7 @@ mma_ldmatrix(int op, uint32_t mask, Thread *t, Site at)
 	if (op == EMU_W_STMATRIX) {
 		for (int m = 0; m < n; m++) {
 			for (int l = 0; l < 32; l++)
-				memcpy(&mat[m][l / 4][l % 4 * 2], (char *)t[l].slot + 8 + 4 * m, 4);
+				memcpy(&mat[m][l / 4][l % 4 * 2], (char *)t[l].io + 8 + 4 * m, 4);
 			for (int i = 0; i < 8; i++)
 				memcpy(row[8 * m + i], mat[m][i], 16);
 		}
@@ -252,6 +279,6 @@ mma_ldmatrix(int op, uint32_t mask, Thread *t, Site at)
 			for (int h = 0; h < 2; h++) {
 				int i = l / 4, j = l % 4 * 2 + h;
 				uint16_t v = op == EMU_W_LDMATRIX_T ? mat[m][j][i] : mat[m][i][j];
-				memcpy((char *)t[l].slot + 4 * m + 2 * h, &v, 2);
+				memcpy((char *)t[l].io + 4 * m + 2 * h, &v, 2);
 			}
 }

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static uint64_t state = 88172645463325252ull;
 
@@ -41,6 +42,17 @@ emu_alloc(size_t n)
 		abort();
 	}
 	return p;
+}
+
+void *
+emu_alloc_lines(size_t n)
+{
+	void *p = aligned_alloc(64, (n + 63) / 64 * 64);
+	if (!p) {
+		fprintf(stderr, "emu: no memory for %zu bytes of its own\n", n);
+		abort();
+	}
+	return memset(p, 0, n);
 }
 
 char *

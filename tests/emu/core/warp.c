@@ -1,5 +1,5 @@
 /* Collectives of a warp: the lanes of a mask meet, the last one to arrive computes for all. Only EMU_W_SYNC orders memory. */
-#include "emu.h"
+#include "switch.h"
 #include "../cuda_api.h"
 #include "../device/warp_ops.h"
 
@@ -34,14 +34,14 @@ butterfly(int op, Thread *t, uint32_t mask, Site at)
 	if (mask != ~0u)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "a warp's sum, max or min needs all 32 lanes (mask 0x%08x)", mask);
 	for (int l = 0; l < 32; l++)
-		v[l] = f32(t[l].slot[0]);
+		v[l] = f32(t[l].io[0]);
 	for (int o = 16; o; o >>= 1) {
 		for (int l = 0; l < 32; l++)
 			u[l] = op == EMU_W_SUM_F32 ? v[l] + v[l ^ o] : op == EMU_W_MAX_F32 ? fmaxf(v[l], v[l ^ o]) : fminf(v[l], v[l ^ o]);
 		memcpy(v, u, sizeof v);
 	}
 	for (int l = 0; l < 32; l++)
-		t[l].slot[0] = bits32(v[l]);
+		t[l].io[0] = bits32(v[l]);
 }
 
 static void
@@ -51,7 +51,7 @@ reduce(int op, Thread *t, uint32_t mask)
 	bool first = true;
 
 	for (uint32_t m = mask; m; m &= m - 1) {
-		uint32_t v = (uint32_t)t[__builtin_ctz(m)].slot[0];
+		uint32_t v = (uint32_t)t[__builtin_ctz(m)].io[0];
 		if (first)
 			acc = v;
 		else if (op == EMU_W_RED_ADD)
@@ -73,7 +73,7 @@ reduce(int op, Thread *t, uint32_t mask)
 		first = false;
 	}
 	for (uint32_t m = mask; m; m &= m - 1)
-		t[__builtin_ctz(m)].slot[0] = acc;
+		t[__builtin_ctz(m)].io[0] = acc;
 }
 
 static void
@@ -82,9 +82,9 @@ shuffle_lanes(int op, Thread *t, uint32_t mask, Site at)
 	uint64_t in[32];
 
 	for (int l = 0; l < 32; l++)
-		in[l] = (mask >> l & 1) ? t[l].slot[0] : ~0ull;
+		in[l] = (mask >> l & 1) ? t[l].io[0] : ~0ull;
 	for (uint32_t m = mask; m; m &= m - 1) {
-		int l = __builtin_ctz(m), w = (int)(t[l].arg >> 32), a = (int)(uint32_t)t[l].arg, base = l & ~(w - 1), s;
+		int l = __builtin_ctz(m), w = (int)(t[l].io[1] >> 32), a = (int)(uint32_t)t[l].io[1], base = l & ~(w - 1), s;
 		if (w <= 0 || w > 32 || (w & (w - 1)))
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "shuffle width %d: a power of two up to 32 is needed", w);
 		switch (op) {
@@ -96,7 +96,7 @@ shuffle_lanes(int op, Thread *t, uint32_t mask, Site at)
 		if (s < 0 || s > 31 || !(mask >> s & 1))
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "shuffle from an inactive lane: lane %d reads lane %d, which is not in the mask 0x%08x",
 			        l, s, mask);
-		t[l].slot[0] = in[s];
+		t[l].io[0] = in[s];
 	}
 }
 
@@ -108,22 +108,28 @@ vote(int op, Thread *t, uint32_t mask)
 
 	for (uint32_t m = mask; m; m &= m - 1) {
 		int l = __builtin_ctz(m);
-		ballot |= (uint32_t)(t[l].slot[0] != 0) << l;
+		ballot |= (uint32_t)(t[l].io[0] != 0) << l;
 		for (uint32_t k = mask; k; k &= k - 1)
-			match[l] |= (uint32_t)(t[l].slot[0] == t[__builtin_ctz(k)].slot[0]) << __builtin_ctz(k);
+			match[l] |= (uint32_t)(t[l].io[0] == t[__builtin_ctz(k)].io[0]) << __builtin_ctz(k);
 		all = all && match[l] == mask;
 	}
 	for (uint32_t m = mask; m; m &= m - 1) {
 		int l = __builtin_ctz(m);
-		t[l].slot[0] = op == EMU_W_BALLOT ? ballot : op == EMU_W_MATCH_ANY ? match[l] : all ? mask : 0;
+		t[l].io[0] = op == EMU_W_BALLOT ? ballot : op == EMU_W_MATCH_ANY ? match[l] : all ? mask : 0;
 	}
 }
 
 static void
-complete(int op, Block *b, int warp, uint32_t mask, Site at)
+complete(int op, Block *b, int warp, uint32_t mask, uint64_t arg, Site at)
 {
 	Thread *t = &b->t[warp * 32];
 
+	if (op >= EMU_W_MMA_BF16_16816) {
+		if (mask != ~0u)
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mma needs all 32 lanes (mask 0x%08x)", mask);
+		mma_run(op, b->warp[warp].frag);
+		return;
+	}
 	switch (op) {
 	case EMU_W_SYNC:
 		if (emu_check)
@@ -139,31 +145,27 @@ complete(int op, Block *b, int warp, uint32_t mask, Site at)
 		butterfly(op, t, mask, at);
 		return;
 	case EMU_W_LDMATRIX: case EMU_W_LDMATRIX_T: case EMU_W_STMATRIX:
-		mma_ldmatrix(op, mask, t, at);
+		mma_ldmatrix(op, (int)arg, mask, t, at);
 		return;
 	default:
-		break;
-	}
-	if (op >= EMU_W_RED_ADD && op <= EMU_W_RED_XOR) {
 		reduce(op, t, mask);
-		return;
 	}
-	if (mask != ~0u)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mma needs all 32 lanes (mask 0x%08x)", mask);
-	mma_run(op, t);
 }
 
-/* io: n 8-byte words given and taken back. */
-static void
-meet(int op, uint32_t mask, uint64_t *io, int n, uint64_t arg, Site at)
+static bool
+same(const Meeting *m, int op, uint32_t mask, Site at)
 {
-	Thread *t = emu_cur;
-	Block *b = t->blk;
-	Warp *w = &b->warp[t->warp];
-	uint32_t bit = 1u << t->lane;
+	return m->mask == mask && m->op == op && m->at.line == at.line && m->at.file == at.file;
+}
+
+/* The meeting that a lane comes to: the one with its mask, or a new one. */
+static __attribute__((noinline)) Meeting *
+meeting(Thread *t, int op, uint32_t mask, Site at)
+{
+	Warp *w = t->w;
 	Meeting *m = NULL;
 
-	if (!(mask & bit))
+	if (!(mask >> t->lane & 1))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "the calling lane %u is not in the mask 0x%08x", t->lane, mask);
 	if (mask & ~w->alive)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "warp collective with an inactive lane: the mask 0x%08x names lanes 0x%08x that have left or never were",
@@ -171,7 +173,7 @@ meet(int op, uint32_t mask, uint64_t *io, int n, uint64_t arg, Site at)
 	for (int i = 0; i < w->n_meet && !m; i++)
 		if (w->meet[i].mask == mask) /* other masks may overlap: their lanes come here later, or the block is stuck */
 			m = &w->meet[i];
-	if (m && (m->op != op || m->at.line != at.line || (m->at.file != at.file && strcmp(m->at.file, at.file))))
+	if (m && !same(m, op, mask, at) && (m->op != op || m->at.line != at.line || strcmp(m->at.file, at.file)))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
 		        "lanes of a warp disagree about the collective: others wait in the one of line %d with the same mask 0x%08x", m->at.line, mask);
 	if (!m) {
@@ -180,34 +182,73 @@ meet(int op, uint32_t mask, uint64_t *io, int n, uint64_t arg, Site at)
 		m = &w->meet[w->n_meet++];
 		*m = (Meeting){ mask, 0, op, at };
 	}
-	for (int i = 0; i < n; i++)
-		t->slot[i] = io[i];
-	t->arg = arg;
+	return m;
+}
+
+/* io: operands, and results when it returns. The last lane to come reads and writes those of all. */
+static inline __attribute__((always_inline)) void
+meet(int op, uint32_t mask, uint64_t *io, uint64_t arg, Site at)
+{
+	Thread *t = emu_cur;
+	Warp *w = t->w;
+	const uint32_t bit = 1u << t->lane;
+	Meeting *m = w->meet;
+
+	t->io = io;
+	t->at = at;
+	if (unlikely(w->n_meet != 1 || !same(m, op, mask, at) || !(mask & bit)))
+		m = meeting(t, op, mask, at);
 	m->arrived |= bit;
 	if (m->arrived != mask) {
-		block_wait(T_WARP, at);
-	} else {
-		*m = w->meet[--w->n_meet];
-		emu_progress++;
-		complete(op, b, (int)t->warp, mask, at);
-		block_wake(b, (int)t->warp, mask & ~bit);
-		t->state = T_RUN;
+		fiber_wait(t, T_WARP);
+		return;
 	}
-	for (int i = 0; i < n; i++)
-		io[i] = t->slot[i];
+	*m = w->meet[--w->n_meet];
+	emu_progress++;
+	complete(op, t->blk, (int)t->warp, mask, arg, at);
+	if (mask & ~bit) { /* their states need no visit: they run before anyone looks */
+		w->ready |= mask & ~bit;
+		t->blk->any_ready |= w->rank_bit;
+	}
 }
 
 EXPORT emu_u64
 emu_warp(int op, unsigned mask, emu_u64 value, emu_u64 arg, const char *file, int line)
 {
-	meet(op, mask, &value, 1, arg, (Site){ file, line });
-	return value;
+	emu_u64 io[2] = { value, arg };
+
+	meet(op, mask, io, arg, (Site){ file, line });
+	return io[0];
+}
+
+EXPORT emu_four
+emu_mma(int op, emu_words a, emu_u64 b, emu_four c, const char *file, int line)
+{
+	Fragments *f = emu_cur->w->frag;
+	unsigned lane = emu_cur->lane;
+
+	f->a[lane] = a;
+	f->b[lane] = b;
+	f->c[lane] = c;
+	meet(op, ~0u, NULL, 0, (Site){ file, line });
+	return f->c[lane];
+}
+
+EXPORT emu_words
+emu_ldmatrix(int op, int n, const void *row, const char *file, int line)
+{
+	emu_u64 io[2] = { (uintptr_t)row, 0 };
+
+	meet(op, ~0u, io, (emu_u64)n, (Site){ file, line });
+	return (emu_words){ io[0], io[1] };
 }
 
 EXPORT void
-emu_warp_n(int op, unsigned mask, void *io, int words, emu_u64 arg, const char *file, int line)
+emu_stmatrix(void *row, emu_words v, const char *file, int line)
 {
-	meet(op, mask, io, words, arg, (Site){ file, line });
+	emu_u64 io[3] = { (uintptr_t)row, v.a, v.b };
+
+	meet(EMU_W_STMATRIX, ~0u, io, 4, (Site){ file, line });
 }
 
 /* No lane meets another: which lanes happen to be together is not the kernel's to know. */

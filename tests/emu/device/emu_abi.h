@@ -9,6 +9,8 @@ extern "C" {
 
 typedef unsigned long emu_u64;
 typedef unsigned long emu_size;
+typedef struct { emu_u64 a, b; } emu_words;    /* up to 16 bytes: values travel in registers, so that kernels' arrays stay in theirs */
+typedef struct { float a, b, c, d; } emu_four;
 
 enum { EMU_RELAXED, EMU_ACQUIRE, EMU_RELEASE, EMU_ACQ_REL };
 enum { EMU_CTA, EMU_CLUSTER, EMU_GPU, EMU_SYS };
@@ -32,11 +34,14 @@ void *emu_shared_static(const void *site, emu_size n, emu_size align, const char
 void *emu_shared_arena(emu_size n, const char *file, int line);
 
 emu_u64 emu_warp(int op, unsigned mask, emu_u64 value, emu_u64 arg, const char *file, int line);
-void emu_warp_n(int op, unsigned mask, void *io, int words, emu_u64 arg, const char *file, int line);
+emu_four emu_mma(int op, emu_words a, emu_u64 b, emu_four c, const char *file, int line);
+emu_words emu_ldmatrix(int op, int n, const void *row, const char *file, int line);
+void emu_stmatrix(void *row, emu_words v, const char *file, int line);
 unsigned emu_activemask(const char *file, int line);
 
-void emu_load(void *dst, const void *src, unsigned n, const char *file, int line);
-void emu_store(void *dst, const void *src, unsigned n, const char *file, int line);
+emu_words emu_load(const void *p, unsigned n, const char *file, int line);
+void emu_store(void *p, emu_words v, unsigned n, const char *file, int line);
+__attribute__((noreturn, cold)) void emu_misaligned(unsigned n, int write, const char *file, int line);
 void emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file, int line);
 void emu_fence(int scope, const char *file, int line);
 

@@ -94,10 +94,11 @@ emu_ld(const void *p, EMU_AT)
 {
 	T v;
 #ifdef LLMC_EMU_CHECK
-	emu_load(&v, p, sizeof(T), EMU_HERE);
+	emu_words w = emu_load(p, sizeof(T), EMU_HERE);
+	__builtin_memcpy(&v, &w, sizeof(T));
 #else
 	if (__builtin_expect((emu_word)p & (sizeof(T) - 1), 0))
-		emu_load(&v, p, sizeof(T), EMU_HERE);
+		emu_misaligned(sizeof(T), 0, EMU_HERE);
 	__builtin_memcpy(&v, p, sizeof(T));
 #endif
 	return v;
@@ -107,10 +108,12 @@ template <class T> EMU_FN void
 emu_st(void *p, T v, EMU_AT)
 {
 #ifdef LLMC_EMU_CHECK
-	emu_store(p, &v, sizeof(T), EMU_HERE);
+	emu_words w = { 0, 0 };
+	__builtin_memcpy(&w, &v, sizeof(T));
+	emu_store(p, w, sizeof(T), EMU_HERE);
 #else
 	if (__builtin_expect((emu_word)p & (sizeof(T) - 1), 0))
-		emu_store(p, &v, sizeof(T), EMU_HERE);
+		emu_misaligned(sizeof(T), 1, EMU_HERE);
 	__builtin_memcpy(p, &v, sizeof(T));
 #endif
 }

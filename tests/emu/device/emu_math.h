@@ -51,26 +51,21 @@ EMU_FN int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 EMU_FN int __ffs(int x) { return __builtin_ffs(x); }
 EMU_FN unsigned __brev(unsigned x) { return __builtin_bitreverse32(x); }
 EMU_FN unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long)a * b >> 32); }
+/* Without loops: the compiler sees through them where the selector is known. */
+EMU_FN unsigned
+emu_byte(unsigned long v, unsigned s)
+{
+	unsigned byte = (unsigned)(v >> 8 * (s & 7)) & 255;
+	return s & 8 ? (byte & 128 ? 255 : 0) : byte;
+}
 EMU_FN unsigned
 __byte_perm(unsigned a, unsigned b, unsigned s)
 {
 	unsigned long v = (unsigned long)b << 32 | a;
-	unsigned r = 0;
-	for (int i = 0; i < 4; i++) {
-		unsigned byte = (unsigned)(v >> 8 * (s >> 4 * i & 7)) & 255;
-		if (s >> 4 * i & 8)
-			byte = byte & 128 ? 255 : 0;
-		r |= byte << 8 * i;
-	}
-	return r;
+	return emu_byte(v, s) | emu_byte(v, s >> 4) << 8 | emu_byte(v, s >> 8) << 16 | emu_byte(v, s >> 12) << 24;
 }
-EMU_FN int
-__dp4a(int a, int b, int c)
-{
-	for (int i = 0; i < 4; i++)
-		c += (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i);
-	return c;
-}
+EMU_FN int emu_product(int a, int b, int i) { return (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i); }
+EMU_FN int __dp4a(int a, int b, int c) { return c + emu_product(a, b, 0) + emu_product(a, b, 1) + emu_product(a, b, 2) + emu_product(a, b, 3); }
 EMU_FN unsigned
 __funnelshift_r(unsigned lo, unsigned hi, unsigned s)
 {
@@ -90,6 +85,11 @@ f32_to_bf16(float f)
 EMU_FN float
 f16_to_f32(unsigned short h)
 {
+#ifdef __F16C__
+	typedef short lanes __attribute__((vector_size(16)));
+	if ((h & 0x7c00u) != 0x7c00u) /* NaNs keep their bits */
+		return __builtin_ia32_vcvtph2ps((lanes){ (short)h })[0];
+#endif
 	unsigned s = (h & 0x8000u) << 16, e = h >> 10 & 31u, m = h & 1023u;
 	if (e == 31)
 		return __uint_as_float(s | 0x7f800000u | m << 13);
@@ -104,6 +104,10 @@ f32_to_f16(float f)
 	unsigned u = __float_as_uint(f), s = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
 	if (a > 0x7f800000u)
 		return 0x7fff;
+#ifdef __F16C__
+	typedef float lanes __attribute__((vector_size(16)));
+	return (unsigned short)__builtin_ia32_vcvtps2ph((lanes){ f }, 0)[0];
+#endif
 	if (a >= 0x47800000u)
 		return (unsigned short)(s | 0x7c00u);
 	if (a < 0x38800000u) { /* subnormal: the addition rounds */

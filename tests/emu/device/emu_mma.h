@@ -2,29 +2,22 @@
 #ifndef TESTS_EMU_DEVICE_EMU_MMA_H
 #define TESTS_EMU_DEVICE_EMU_MMA_H
 
-struct emu_fragments { unsigned a[4], b[2], c[4], pad[2]; };
-
 template <int OP, int NA, int NB, int NC, class C> EMU_FN void
-emu_mma(C *d, const unsigned *a, const unsigned *b, const C *c, EMU_AT)
+emu_multiply(C *d, const unsigned *a, const unsigned *b, const C *c, EMU_AT)
 {
-	emu_fragments f = {};
-	for (int i = 0; i < NA; i++)
-		f.a[i] = a[i];
-	for (int i = 0; i < NB; i++)
-		f.b[i] = b[i];
-	for (int i = 0; i < NC; i++)
-		__builtin_memcpy(&f.c[i], &c[i], 4);
-	emu_warp_n(OP, ~0u, &f, 6, 0, EMU_HERE);
-	for (int i = 0; i < NC; i++)
-		__builtin_memcpy(&d[i], &f.c[i], 4);
+	emu_words wa = { a[0] | (emu_word)(NA > 1 ? a[NA > 1] : 0) << 32, NA > 2 ? a[2 * (NA > 2)] | (emu_word)a[3 * (NA > 2)] << 32 : 0 };
+	emu_four  f = { 0, 0, 0, 0 };
+	__builtin_memcpy(&f, c, NC * 4);
+	f = emu_mma(OP, wa, b[0] | (emu_word)(NB > 1 ? b[NB > 1] : 0) << 32, f, EMU_HERE);
+	__builtin_memcpy(d, &f, NC * 4);
 }
 #define EMU_MMA(name, op, na, nb, nc, T) \
 	EMU_FN void name(T (&d)[nc], const unsigned (&a)[na], const unsigned (&b)[nb], const T (&c)[nc], EMU_AT) \
-	{ emu_mma<op, na, nb, nc, T>(d, a, b, c, EMU_HERE); }
+	{ emu_multiply<op, na, nb, nc, T>(d, a, b, c, EMU_HERE); }
 
 #define EMU_LDMATRIX(name, op, n) \
 	EMU_FN void name(unsigned (&r)[n], const void *row, EMU_AT) \
-	{ emu_word io[2] = { (emu_word)row, 0 }; emu_warp_n(op, ~0u, io, 2, n, EMU_HERE); __builtin_memcpy(r, io, 4 * n); }
+	{ emu_words w = emu_ldmatrix(op, n, row, EMU_HERE); __builtin_memcpy(r, &w, 4 * n); }
 EMU_LDMATRIX(ldmatrix_x1, EMU_W_LDMATRIX, 1)
 EMU_LDMATRIX(ldmatrix_x2, EMU_W_LDMATRIX, 2)
 EMU_LDMATRIX(ldmatrix_x4, EMU_W_LDMATRIX, 4)
@@ -56,9 +49,9 @@ EMU_FN void cp_async_wait_all() { emu_cp_wait_all(); }
 EMU_FN void
 stmatrix_x4(void *row, const unsigned (&r)[4], EMU_AT)
 {
-	emu_word io[3] = { (emu_word)row, 0, 0 };
-	__builtin_memcpy(io + 1, r, 16);
-	emu_warp_n(EMU_W_STMATRIX, ~0u, io, 3, 4, EMU_HERE);
+	emu_words w;
+	__builtin_memcpy(&w, r, 16);
+	emu_stmatrix(row, w, EMU_HERE);
 }
 #endif
 
