@@ -44,6 +44,11 @@ enum {
 	FLASH90_TILE = FLASH90_BOXES * FLASH90_HALF,        /* of a chunk of K, or V */
 	FLASH90_STAGES = ATT_D <= 64 ? 4 : ATT_D <= 192 ? 3 : 2,
 	FLASH90_TURN = 1, FLASH90_OWN = FLASH90_TURN + FLASH90_GROUPS, FLASH90_ALL = FLASH90_OWN + FLASH90_GROUPS, /* named barriers */
+#ifdef FLASH90_SEGMENTS
+	FLASH90_SEGMENTED = 1,
+#else
+	FLASH90_SEGMENTED = 0,
+#endif
 	FLASH_ROWS = 64 * FLASH90_GROUPS,
 	FLASH_SEGMENT = 1024,
 };
@@ -162,12 +167,12 @@ flash90_copy(flash90_arena &a, const llmc_step &s, const float *q, const void *p
 	for (int item = (int)blockIdx.x;; work.next()) {
 		FlashWork &w = a.work[work.at];
 		mbar_wait(&a.work_empty[work.at], work.round ^ 1);
-		const bool found = flash_find(s, item, w);
+		const bool found = flash_find(s, __shfl_sync(~0u, item, 0), w);
 		if (lane_id() == 0) {
 			a.found[work.at] = found;
-			item = (int)gridDim.x + atomicAdd(count, 1);
+			if (found) /* lane 0 will know, the others hear of it when it is needed: before this block counts itself out */
+				item = (int)gridDim.x + atomicAdd(count, 1);
 		}
-		item = __shfl_sync(~0u, item, 0);
 		__syncwarp();
 		if (lane_id() == 0)
 			mbar_arrive(&a.work_full[work.at]);
@@ -382,14 +387,16 @@ flash90_end(const FlashWork &w, flash90_rows &r, float *y, float *parts, bool fi
 		}
 		float *o = y + flash90_head(w, pair) * ATT_V + q;
 		flash_merge(r.m_all[h], r.l_all[h], r.m[h], l, a, b);
-		const float scale = last ? 1.0f / r.l_all[h] : 1.0f;
+		const float scale = !FLASH90_SEGMENTED || last ? 1.0f / r.l_all[h] : 1.0f;
+		uint2 old[ATT_V / 8] = {};
+		if (FLASH90_SEGMENTED && !first)
+#pragma unroll
+			for (int n = 0; n < ATT_V / 8; n++)
+				old[n] = ld_v2(o + n * 8);
 #pragma unroll
 		for (int n = 0; n < ATT_V / 8; n++) {
-			uint2 old = make_uint2(0, 0);
-			if (!first)
-				old = ld_v2(o + n * 8);
-			const float x = __fmul_rn(fmaf(__uint_as_float(old.x), a, __fmul_rn(r.o[4 * n + 2 * h], b)), scale);
-			const float z = __fmul_rn(fmaf(__uint_as_float(old.y), a, __fmul_rn(r.o[4 * n + 2 * h + 1], b)), scale);
+			const float x = __fmul_rn(fmaf(__uint_as_float(old[n].x), a, __fmul_rn(r.o[4 * n + 2 * h], b)), scale);
+			const float z = __fmul_rn(fmaf(__uint_as_float(old[n].y), a, __fmul_rn(r.o[4 * n + 2 * h + 1], b)), scale);
 			st_v2(o + n * 8, make_uint2(__float_as_uint(x), __float_as_uint(z)));
 		}
 	}
@@ -407,11 +414,7 @@ flash90_tile(flash90_arena &a, const llmc_step &s, const float *q, float *y, flo
 
 	flash90_begin(a, s, q, w, r);
 	for (int c = first; c < end;) {
-#ifdef FLASH90_SEGMENTS
-		const int stop = min(end, (c * FLASH90_N / FLASH_SEGMENT + 1) * (FLASH_SEGMENT / FLASH90_N)), start = c;
-#else
-		const int stop = end, start = c;
-#endif
+		const int start = c, stop = FLASH90_SEGMENTED ? min(end, (c * FLASH90_N / FLASH_SEGMENT + 1) * (FLASH_SEGMENT / FLASH90_N)) : end;
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
 			r.m[h] = ATT_NONE;
