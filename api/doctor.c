@@ -7,6 +7,7 @@
 
 #include "api/api.h"
 #include "base/file.h"
+#include "compiler/predict.h"
 
 double
 llmc_bandwidth(int n_threads, double seconds)
@@ -39,6 +40,21 @@ processor_name(char *out, size_t cap)
 		fclose(f);
 }
 
+/* Each GPU with the name that `llmc plan --gpu` has for it. */
+static void
+name_gpus(json_t *cuda)
+{
+	size_t i;
+	json_t *d;
+
+	json_array_foreach(json_object_get(cuda, "devices"), i, d) {
+		const char *name = json_string_value(json_object_get(d, "name"));
+		const Gpu *g = name ? gpu_find(name) : NULL;
+		if (g)
+			json_object_set_new(d, "gpu", json_string(g->name));
+	}
+}
+
 llmc_status
 llmc_doctor(char **json_out, llmc_error *err)
 {
@@ -54,6 +70,7 @@ llmc_doctor(char **json_out, llmc_error *err)
 	char *gpus = NULL;
 	json_t *cuda = cuda_describe(&gpus, NULL) == LLMC_OK ? json_loads(gpus, 0, NULL) : NULL;
 	free(gpus);
+	name_gpus(cuda);
 	json_t *j = json_pack("{s:s, s:{s:s, s:s, s:i, s:s, s:b, s:b}, s:{s:b, s:s, s:s}, s:{s:s, s:b}, s:o*}",
 	                      "version", LLMC_VERSION,
 	                      "processor", "name", name, "best_target", isa_best(), "threads", topology_threads(), "topology", threads,

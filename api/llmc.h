@@ -557,7 +557,8 @@ typedef struct llmc_gpu {
 	double      launch_s;  /* what one more kernel in a graph costs */
 } llmc_gpu;
 LLMC_API bool        llmc_gpu_at(int i, llmc_gpu *out); /* the i-th of the table; false behind the last */
-LLMC_API llmc_status llmc_gpu_find(const char *name, llmc_gpu *out, llmc_error *err); /* E_INPUT names all */
+/* By its name here, or the one that its driver tells ("NVIDIA H100 80GB HBM3"). E_INPUT names all */
+LLMC_API llmc_status llmc_gpu_find(const char *name, llmc_gpu *out, llmc_error *err);
 
 typedef struct llmc_prediction {
 	size_t      size;

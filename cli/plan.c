@@ -57,11 +57,15 @@ plan(int argc, char **argv)
 	Common c = { 0 };
 	int32_t batch = 0, length = 0;
 	const char *args[1] = { NULL }, *gpu = NULL;
+	char gpu_text[256] = "predict speed on a GPU:";
+	llmc_gpu g = LLMC_INIT(llmc_gpu);
+	for (int i = 0; llmc_gpu_at(i, &g); i++)
+		snprintf(gpu_text + strlen(gpu_text), sizeof gpu_text - strlen(gpu_text), " %s", g.name);
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Plan", NULL, NULL, NULL },
 		{ OPT_INT, 'b', "batch", "B", &batch, "sequences (same as --seqs)" },
 		{ OPT_INT, 'l', "length", "L", &length, "positions of each (same as --context)" },
-		{ OPT_TEXT, 0, "gpu", "NAME", &gpu, "predict speed on a GPU: a100 a10 b200 h100 h200 l4 l40s rtx3090 rtx4090 rtx5090 t4" },
+		{ OPT_TEXT, 0, "gpu", "NAME", &gpu, gpu_text },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -78,7 +82,6 @@ plan(int argc, char **argv)
 		c.context = length;
 	c.quiet = true;
 	if (gpu) { /* the plan of that GPU */
-		llmc_gpu g = LLMC_INIT(llmc_gpu);
 		if (llmc_gpu_find(gpu, &g, &err) != LLMC_OK)
 			return fail_with(&err);
 		c.device = c.device ? c.device : "cuda";

@@ -1,5 +1,6 @@
 #include "compiler/predict.h"
 
+#include <ctype.h>
 #include <string.h>
 
 /* Shares that good kernels reach: single kernels read at 90-97 % of the data sheet's bandwidth, large GEMMs run at 70-80 %. */
@@ -18,11 +19,57 @@ gpu_at(int i)
 	return i >= 0 && i < (int)(sizeof table / sizeof *table) ? &table[i] : NULL;
 }
 
+/* The next word of a name, in small letters; false: there is none. */
+static bool
+next_word(const char **at, char word[16])
+{
+	size_t n = 0;
+
+	while (**at && !isalnum((unsigned char)**at))
+		(*at)++;
+	while (isalnum((unsigned char)**at)) {
+		if (n + 1 < 16)
+			word[n++] = (char)tolower((unsigned char)**at);
+		(*at)++;
+	}
+	word[n] = 0;
+	return n > 0;
+}
+
+static bool
+is_one_of(const char *word, const char *const *list)
+{
+	while (*list && strcmp(*list, word))
+		list++;
+	return *list != NULL;
+}
+
+/* Is the device that a driver calls `name` this one? "NVIDIA H100 80GB HBM3" is h100, "NVIDIA GeForce RTX 4090" is rtx4090. A word
+ * that we do not know tells of another device: 4090 Laptop GPU, 3090 Ti, H100 PCIe, A100-SXM4-40GB. */
+static bool
+is_called(const Gpu *g, const char *name)
+{
+	static const char *const maker[] = { "nvidia", "geforce", "tesla", "rtx", NULL };
+	static const char *const variant[] = { "sxm", "sxm4", "sxm5", "80gb", "141gb", "180gb", "hbm3", "hbm3e", NULL };
+	const char *model = strncmp(g->name, "rtx", 3) ? g->name : g->name + 3;
+	char word[16];
+	bool found = false, rtx = false;
+
+	while (next_word(&name, word)) {
+		rtx |= !strcmp(word, "rtx");
+		if (!found && (!strcmp(word, g->name) || (rtx && !strcmp(word, model))))
+			found = true;
+		else if (!is_one_of(word, found ? variant : maker))
+			return false;
+	}
+	return found;
+}
+
 const Gpu *
 gpu_find(const char *name)
 {
 	for (int i = 0; gpu_at(i); i++)
-		if (strcmp(table[i].name, name) == 0)
+		if (is_called(&table[i], name))
 			return &table[i];
 	return NULL;
 }

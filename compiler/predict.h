@@ -12,7 +12,8 @@ typedef struct Gpu {
 	const char *source;
 } Gpu;
 
-const Gpu *gpu_find(const char *name);  /* NULL: unknown */
+/* By its name here ("h100") or the one that its driver tells ("NVIDIA H100 80GB HBM3"); NULL: unknown */
+const Gpu *gpu_find(const char *name);
 const Gpu *gpu_at(int i);               /* NULL behind the last */
 
 typedef struct Prediction {
