@@ -18,24 +18,11 @@
 #define ATT_HB 8
 #define ATT_MIN_TILES 4
 #include "common/cuda_attention_split.h"
+#include "common/cuda_kv_mma.h"
 
 enum { ATT_KC = (ATT_D + 31) / 32, ATT_VCN = (ATT_V + 63) / 64, ATT_V_SHARED = ATT_V <= 128,
        /* a multiprocessor: a block leaves room for the next kernel; where 128 registers do not do, it has more */
        ATT_MMA_BLOCKS = !ATT_V_SHARED || (__CUDA_ARCH__ >= 1000 && ATT_D + ATT_V > 128) ? 1 : 2 };
-
-#ifdef LLMC_KV_bf16
-#define ATT_Q_FACTOR 1.0f
-DEV unsigned att_pack(float lo, float hi) { return pack_bf16(lo, hi); }
-DEV float att_lo(unsigned pair) { return bf16_lo(pair); }
-DEV float att_hi(unsigned pair) { return bf16_hi(pair); }
-DEV void att_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { mma_bf16_m16n8k16(d, a, b, d); }
-#else
-#define ATT_Q_FACTOR 0.0625f /* room for large queries */
-DEV unsigned att_pack(float lo, float hi) { return pack_f16(lo, hi); }
-DEV float att_lo(unsigned pair) { return f16_lo(pair); }
-DEV float att_hi(unsigned pair) { return f16_hi(pair); }
-DEV void att_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { mma_f16_m16n8k16(d, a, b, d); }
-#endif
 
 struct alignas(16) AttMma {
 	uint4      q[ATT_KC][2][32]; /* fragments by lane */
@@ -51,14 +38,6 @@ struct alignas(16) AttMma {
 
 static_assert(sizeof(AttMma) <= 9216 * ATT_KC + 16384 * ATT_V_SHARED * ATT_VCN + 36864 * (ATT_V > 128) * (ATT_D <= 128) + 256, "the @launch lines say so");
 
-/* two numbers as a rounded pair and the pair of what is left */
-DEV void
-att_split(float a, float b, unsigned *whole, unsigned *rest)
-{
-	*whole = att_pack(a, b);
-	*rest = att_pack(a - att_lo(*whole), b - att_hi(*whole));
-}
-
 DEV void
 att_load_q(const llmc_call &p, const AttSegment &g, AttMma &s)
 {
@@ -67,8 +46,8 @@ att_load_q(const llmc_call &p, const AttSegment &g, AttMma &s)
 		uint4 f = {};
 		if (head < g.n_head && d < ATT_D) {
 			uint4 x = ld_v4((const float *)p.a[0] + ((long long)g.row * ATT_HEADS + g.head + head) * ATT_D + d);
-			att_split(__uint_as_float(x.x) * ATT_Q_FACTOR, __uint_as_float(x.y) * ATT_Q_FACTOR, &f.x, &f.y);
-			att_split(__uint_as_float(x.z) * ATT_Q_FACTOR, __uint_as_float(x.w) * ATT_Q_FACTOR, &f.z, &f.w);
+			kv_pair_split(__uint_as_float(x.x) * KV_Q_FACTOR, __uint_as_float(x.y) * KV_Q_FACTOR, &f.x, &f.y);
+			kv_pair_split(__uint_as_float(x.z) * KV_Q_FACTOR, __uint_as_float(x.w) * KV_Q_FACTOR, &f.z, &f.w);
 		}
 		st_v4(&s.q[c][part][lane], f);
 	}
@@ -131,8 +110,8 @@ att_weigh(const uint4 (&v)[4], const unsigned (&whole)[2], const unsigned (&rest
 	for (int j = 0; j < 4; j++) {
 		unsigned a = att_word(v[0], j), b = att_word(v[1], j), c = att_word(v[2], j), d = att_word(v[3], j);
 		const unsigned frag[4] = { __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x5410), __byte_perm(c, d, 0x7632) };
-		att_mma(o[j], frag, whole);
-		att_mma(o[j], frag, rest);
+		kv_mma(o[j], frag, whole);
+		kv_mma(o[j], frag, rest);
 	}
 }
 
@@ -195,8 +174,8 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 			for (int i = 0; i < 2; i++) {
 				const uint4 k = ld_v4(&s.k[warp][i][c][lane]);
 				const unsigned ka[2] = { k.x, k.y }, kb[2] = { k.z, k.w };
-				att_mma(x[i], qa, ka);
-				att_mma(x[i], qb, kb);
+				kv_mma(x[i], qa, ka);
+				kv_mma(x[i], qb, kb);
 			}
 		}
 		if (after < g.end) { /* all lanes take the same way */
@@ -211,7 +190,7 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			int at = tile * ATT_TILE + quad * 2 + i % 2 + i / 2 * 8;
-			float product = (x[i / 2][i % 2] + x[i / 2][i % 2 + 2]) * (1 / ATT_Q_FACTOR);
+			float product = (x[i / 2][i % 2] + x[i / 2][i % 2 + 2]) * (1 / KV_Q_FACTOR);
 			w[i] = at >= g.range.lo && at < g.range.hi ? att_score(product, slope, at - g.pos) : ATT_NONE;
 			top = fmaxf(top, w[i]);
 		}
@@ -226,8 +205,8 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 			l += w[i];
 		}
 		unsigned whole[2], rest[2];
-		att_split(w[0], w[1], &whole[0], &rest[0]);
-		att_split(w[2], w[3], &whole[1], &rest[1]);
+		kv_pair_split(w[0], w[1], &whole[0], &rest[0]);
+		kv_pair_split(w[2], w[3], &whole[1], &rest[1]);
 		/* o's columns are heads 2t and 2t+1 */
 		float keep0 = __shfl_sync(~0u, keep, quad * 8), keep1 = __shfl_sync(~0u, keep, quad * 8 + 4);
 		cp_async_wait<1>(); /* V */

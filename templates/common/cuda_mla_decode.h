@@ -28,6 +28,7 @@
 #define ATT_MIN_TILES  1
 #define ATT_MAX_BLOCKS 256
 #include "common/cuda_attention_split.h"
+#include "common/cuda_kv_mma.h"
 #include "common/cuda_mla.h"
 #include "common/cuda_moe.h"
 
@@ -115,20 +116,6 @@ mla_query(const llmc_call &p)
 
 /* ---- attention ---- */
 
-#ifdef LLMC_KV_bf16
-#define MLA_Q_FACTOR 1.0f
-DEV unsigned mla_pack(float lo, float hi) { return pack_bf16(lo, hi); }
-DEV float mla_lo(unsigned pair) { return bf16_lo(pair); }
-DEV float mla_hi(unsigned pair) { return bf16_hi(pair); }
-DEV void mla_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { mma_bf16_m16n8k16(d, a, b, d); }
-#else
-#define MLA_Q_FACTOR 0.0625f /* room for large queries */
-DEV unsigned mla_pack(float lo, float hi) { return pack_f16(lo, hi); }
-DEV float mla_lo(unsigned pair) { return f16_lo(pair); }
-DEV float mla_hi(unsigned pair) { return f16_hi(pair); }
-DEV void mla_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { mma_f16_m16n8k16(d, a, b, d); }
-#endif
-
 enum {
 	MLA_STEPS = MLA_WIDTH / 16,                  /* of 16 dimensions */
 	MLA_QUARTER = (MLA_STEPS + 3) / 4,
@@ -149,13 +136,6 @@ struct alignas(16) mla_arena {
 	AttSegment at; /* for what comes after the pages: registers are few */
 };
 static_assert(sizeof(mla_arena) <= 128 * (MLA_WIDTH + 8) + 21376, "the @launch lines say so");
-
-DEV void
-mla_split(float a, float b, unsigned *whole, unsigned *rest)
-{
-	*whole = mla_pack(a, b);
-	*rest = mla_pack(a - mla_lo(*whole), b - mla_hi(*whole));
-}
 
 /* A page on its way to shared memory; positions that nobody wrote become zeros */
 DEV void
@@ -186,8 +166,8 @@ mla_load_q(const llmc_call &p, const AttSegment &g, unsigned (&q)[MLA_QUARTER][4
 			a = ld_v2(from + (first + i) * 16);
 			b = ld_v2(from + (first + i) * 16 + 8);
 		}
-		mla_split(__uint_as_float(a.x) * MLA_Q_FACTOR, __uint_as_float(a.y) * MLA_Q_FACTOR, &q[i][0], &q[i][1]);
-		mla_split(__uint_as_float(b.x) * MLA_Q_FACTOR, __uint_as_float(b.y) * MLA_Q_FACTOR, &q[i][2], &q[i][3]);
+		kv_pair_split(__uint_as_float(a.x) * KV_Q_FACTOR, __uint_as_float(a.y) * KV_Q_FACTOR, &q[i][0], &q[i][1]);
+		kv_pair_split(__uint_as_float(b.x) * KV_Q_FACTOR, __uint_as_float(b.y) * KV_Q_FACTOR, &q[i][2], &q[i][3]);
 	}
 }
 
@@ -205,8 +185,8 @@ mla_scores(mla_arena &s, const unsigned short (&page)[KV_PAGE][MLA_STRIDE], cons
 			unsigned k[4];
 			ldmatrix_x4(k, &page[16 * n + lane / 16 * 8 + lane % 8][step * 16 + lane / 8 % 2 * 8]);
 			const unsigned a[2] = { k[0], k[1] }, b[2] = { k[2], k[3] };
-			mla_mma(x[2 * n], q[i], a);
-			mla_mma(x[2 * n + 1], q[i], b);
+			kv_mma(x[2 * n], q[i], a);
+			kv_mma(x[2 * n + 1], q[i], b);
 		}
 	}
 #pragma unroll
@@ -229,7 +209,7 @@ mla_weights(mla_arena &s, int visible, float &m, float &l)
 			x[i] += s.scores[w][head % 8][at + i] + s.scores[w][head % 8 + 8][at + i];
 #pragma unroll
 	for (int i = 0; i < 2; i++)
-		x[i] = at + i < visible ? x[i] * (1 / MLA_Q_FACTOR) : ATT_NONE;
+		x[i] = at + i < visible ? x[i] * (1 / KV_Q_FACTOR) : ATT_NONE;
 	float top = fmaxf(m, fmaxf(x[0], x[1]));
 #pragma unroll
 	for (int d = 1; d < 16; d *= 2)
@@ -241,7 +221,7 @@ mla_weights(mla_arena &s, int visible, float &m, float &l)
 	m = top;
 	l = l * keep + x[0] + x[1];
 	unsigned whole, rest;
-	mla_split(x[0], x[1], &whole, &rest);
+	kv_pair_split(x[0], x[1], &whole, &rest);
 	st_v1(&s.weight[0][head][at], whole);
 	st_v1(&s.weight[1][head][at], rest);
 	if (at == 0)
@@ -283,8 +263,8 @@ mla_sum(const mla_arena &s, const unsigned short (&page)[KV_PAGE][MLA_STRIDE], f
 			ldmatrix_x4_trans(v, &page[k + lane / 16 * 8 + lane % 8][tile * 16 + lane / 8 % 2 * 8]);
 #pragma unroll
 			for (int half = 0; half < 2; half++) {
-				mla_mma(o[i][half], v, w[half][0]);
-				mla_mma(o[i][half], v, w[half][1]);
+				kv_mma(o[i][half], v, w[half][0]);
+				kv_mma(o[i][half], v, w[half][1]);
 			}
 		}
 	}
