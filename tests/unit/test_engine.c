@@ -170,6 +170,20 @@ make_ask(Ask *a, uint64_t *r)
 	}
 }
 
+/* Greedy, with a prompt of so many tokens (0: as many as come). */
+static Ask
+greedy_ask(uint64_t seed, int32_t n_prompt, int32_t max_tokens, bool ignore_eos)
+{
+	Ask a;
+
+	make_ask(&a, &seed);
+	a.n_prompt = n_prompt ? n_prompt : a.n_prompt;
+	a.p = LLMC_INIT(llmc_params);
+	a.p.max_tokens = max_tokens;
+	a.p.ignore_eos = ignore_eos;
+	return a;
+}
+
 static llmc_request
 request(const Ask *a)
 {
@@ -191,6 +205,21 @@ submit(Box b, const llmc_request *r)
 		fail_msg("%s", err.text);
 	assert_true(id > 0);
 	return id;
+}
+
+/* The next event of a request, and its last one. */
+static void
+next(Box b, int64_t id, llmc_event *ev)
+{
+	assert_int_equal(engine_next(b.e, id, -1, ev, NULL), LLMC_OK);
+}
+
+static void
+last(Box b, int64_t id, llmc_event *ev)
+{
+	do
+		next(b, id, ev);
+	while (!ev->last);
 }
 
 static Ask crowd[CROWD];
@@ -322,21 +351,15 @@ choices_draw_with_their_own_seeds(void **state)
 {
 	enum { N = 5 };
 	static Ask each[N];
-	uint64_t r = 5;
 	Box b = open_engine(8, 64, 12 * 32, NULL);
 	llmc_event ev = LLMC_INIT(llmc_event);
 	int32_t n[N] = { 0 }, ended = 0;
 	double mean[N];
 
 	(void)state;
-	make_ask(&each[0], &r);
-	each[0].n_prompt = 45;
-	each[0].p = LLMC_INIT(llmc_params);
-	each[0].p.temperature = 1;
-	each[0].p.seed = 77;
-	each[0].p.max_tokens = 40;
 	for (int i = 0; i < N; i++) {
-		each[i] = each[0];
+		each[i] = greedy_ask(5, 45, 40, false);
+		each[i].p.temperature = 1;
 		each[i].p.seed = 77 + (uint64_t)i;
 		ask_alone(&each[i]);
 	}
@@ -345,7 +368,7 @@ choices_draw_with_their_own_seeds(void **state)
 	q.logprobs = true;
 	int64_t id = submit(b, &q);
 	do {
-		assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
+		next(b, id, &ev);
 		if (ev.kind == LLMC_EVENT_TOKEN) {
 			assert_int_equal(ev.token, each[ev.index].want[n[ev.index]++]);
 			assert_true(ev.logprob < 0);
@@ -363,7 +386,7 @@ choices_draw_with_their_own_seeds(void **state)
 	id = submit(b, &q);
 	double best[2] = { 0 };
 	do {
-		assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
+		next(b, id, &ev);
 		assert_in_range(ev.index, 0, 1);
 		if (ev.kind == LLMC_EVENT_FINISH)
 			best[ev.index] = ev.sum_logprob / ev.n_new;
@@ -394,17 +417,11 @@ logprobs_are_those_of_the_logits(void **state)
 	static float logits[CONTEXT * VOCAB];
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_limits l = LLMC_INIT(llmc_limits);
-	uint64_t r = 9;
 	llmc_session *s;
 	llmc_seq seq;
-	Ask a;
+	Ask a = greedy_ask(9, 70, 6, true);
 
 	(void)state;
-	make_ask(&a, &r);
-	a.n_prompt = 70;
-	a.p = LLMC_INIT(llmc_params);
-	a.p.max_tokens = 6;
-	a.p.ignore_eos = true;
 	ask_alone(&a);
 	memcpy(a.prompt + 70, a.want, 6 * sizeof *a.want);
 	l.n_out = l.context = l.chunk = CONTEXT;
@@ -422,7 +439,7 @@ logprobs_are_those_of_the_logits(void **state)
 			int64_t id = submit(b, &q);
 			int32_t at = 0;
 			do {
-				assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
+				next(b, id, &ev);
 				if (ev.kind == LLMC_EVENT_FINISH)
 					break;
 				assert_int_equal(ev.kind, at < 70 ? LLMC_EVENT_PROMPT : LLMC_EVENT_TOKEN);
@@ -461,15 +478,10 @@ the_queue_and_the_cache_have_bounds(void **state)
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_error err;
-	uint64_t rnd = 3;
 	int64_t id, first;
-	Ask a;
+	Ask a = greedy_ask(3, 100, 3, false);
 
 	(void)state;
-	make_ask(&a, &rnd);
-	a.n_prompt = 100;
-	a.p = LLMC_INIT(llmc_params);
-	a.p.max_tokens = 3;
 	o.max_concurrent_requests = 2;
 	Box b = open_engine(4, 64, 320, &o);
 	llmc_request q = request(&a);
@@ -485,15 +497,11 @@ the_queue_and_the_cache_have_bounds(void **state)
 	engine_cancel(b.e, first, true);
 	engine_pause(b.e, false);
 	assert_int_equal(engine_next(b.e, first, 0, &ev, &err), LLMC_E_RANGE);
-	do
-		assert_int_equal(engine_next(b.e, LLMC_ANY, -1, &ev, NULL), LLMC_OK);
-	while (!ev.last);
+	last(b, LLMC_ANY, &ev);
 	assert_int_equal(ev.request, 2);
 	/* the same prompt again: three of its pages are found, the fourth holds the token to run */
 	id = submit(b, &q);
-	do
-		assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
-	while (!ev.last);
+	last(b, id, &ev);
 	assert_int_equal(ev.n_cached, 96);
 	assert_int_equal(ev.n_prompt, 100);
 	assert_int_equal(counts(b).kv_pages_cached, 3);
@@ -518,14 +526,10 @@ static void
 what_cannot_run_is_refused(void **state)
 {
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
-	uint64_t rnd = 4;
+	Ask a = greedy_ask(4, 100, LLMC_INIT(llmc_params).max_tokens, false);
 	llmc_request q;
-	Ask a;
 
 	(void)state;
-	make_ask(&a, &rnd);
-	a.n_prompt = 100;
-	a.p = LLMC_INIT(llmc_params);
 	Box b = open_engine(4, 64, 128, &o);
 	q = request(&a);
 	q.n_tok = 0;
@@ -561,9 +565,7 @@ what_cannot_run_is_refused(void **state)
 	a.p.max_tokens = -1;
 	a.p.ignore_eos = true;
 	int64_t id = submit(b, &q);
-	do
-		assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
-	while (!ev.last);
+	last(b, id, &ev);
 	assert_int_equal(ev.finish, LLMC_FINISH_LENGTH);
 	assert_int_equal(ev.n_new, 29);
 	assert_int_equal(counts(b).requests, 1);
@@ -577,19 +579,12 @@ the_unlucky_harm_nobody(void **state)
 {
 	static llmc_bias bias[VOCAB];
 	llmc_event ev = LLMC_INIT(llmc_event);
-	uint64_t rnd = 11;
 	int64_t id[4];
 	char why[256];
-	Ask a, bad;
+	Ask a = greedy_ask(11, 20, 100, true), bad = a;
 
 	(void)state;
-	make_ask(&a, &rnd);
-	a.n_prompt = 20;
-	a.p = LLMC_INIT(llmc_params);
-	a.p.max_tokens = 100;
-	a.p.ignore_eos = true;
 	ask_alone(&a);
-	bad = a;
 	for (int i = 0; i < VOCAB; i++)
 		bias[i] = (llmc_bias){ i, -INFINITY };
 	bad.p.logit_bias = bias;
@@ -607,13 +602,13 @@ the_unlucky_harm_nobody(void **state)
 	engine_cancel(b.e, id[0], false);
 	engine_cancel(b.e, 12345, false);
 	engine_pause(b.e, false);
-	assert_int_equal(engine_next(b.e, id[0], -1, &ev, NULL), LLMC_OK);
+	next(b, id[0], &ev);
 	assert_int_equal(ev.finish, LLMC_FINISH_CANCEL);
 	assert_true(ev.last);
 	engine_cancel(b.e, id[0], false);
-	assert_int_equal(engine_next(b.e, id[1], -1, &ev, NULL), LLMC_OK);
+	next(b, id[1], &ev);
 	assert_int_equal(ev.finish, LLMC_FINISH_DEADLINE);
-	assert_int_equal(engine_next(b.e, id[2], -1, &ev, NULL), LLMC_OK);
+	next(b, id[2], &ev);
 	assert_int_equal(ev.kind, LLMC_EVENT_ERROR);
 	assert_int_equal(ev.status, LLMC_E_CHECK);
 	assert_string_equal(ev.text, "all logits are minus infinity: no token can be picked");
@@ -631,15 +626,9 @@ static void
 stop_tokens_and_least_lengths(void **state)
 {
 	llmc_event ev = LLMC_INIT(llmc_event);
-	uint64_t rnd = 12;
-	Ask a;
+	Ask a = greedy_ask(12, 10, 30, true);
 
 	(void)state;
-	make_ask(&a, &rnd);
-	a.n_prompt = 10;
-	a.p = LLMC_INIT(llmc_params);
-	a.p.max_tokens = 30;
-	a.p.ignore_eos = true;
 	ask_alone(&a);
 	int32_t stop = a.want[9], at = 0, n = 0;
 	while (a.want[at] != stop)
@@ -652,7 +641,7 @@ stop_tokens_and_least_lengths(void **state)
 		llmc_request q = request(&a);
 		int64_t id = submit(b, &q);
 		for (n = 0;; n++) {
-			assert_int_equal(engine_next(b.e, id, -1, &ev, NULL), LLMC_OK);
+			next(b, id, &ev);
 			if (ev.kind == LLMC_EVENT_FINISH)
 				break;
 			assert_int_not_equal(ev.token, stop);
@@ -673,13 +662,9 @@ static void
 the_descriptor_tells_of_mail(void **state)
 {
 	llmc_event ev = LLMC_INIT(llmc_event);
-	uint64_t rnd = 13;
-	Ask a;
+	Ask a = greedy_ask(13, 0, 5, false);
 
 	(void)state;
-	make_ask(&a, &rnd);
-	a.p = LLMC_INIT(llmc_params);
-	a.p.max_tokens = 5;
 	Box b = open_engine(4, 64, 0, NULL);
 	struct pollfd p = { .fd = engine_fd(b.e), .events = POLLIN };
 	assert_int_equal(poll(&p, 1, 0), 0);
@@ -702,17 +687,11 @@ static void
 draining_serves_or_cuts(void **state)
 {
 	llmc_event ev = LLMC_INIT(llmc_event);
-	uint64_t rnd = 14;
 	llmc_error err;
 	int64_t id, late;
-	Ask a;
+	Ask a = greedy_ask(14, 5, 10, true);
 
 	(void)state;
-	make_ask(&a, &rnd);
-	a.n_prompt = 5;
-	a.p = LLMC_INIT(llmc_params);
-	a.p.max_tokens = 10;
-	a.p.ignore_eos = true;
 	Box b = open_engine(4, 64, 0, NULL);
 	llmc_request q = request(&a);
 	id = submit(b, &q);
@@ -803,16 +782,12 @@ the_public_calls_work_together(void **state)
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 	llmc_counts c = LLMC_INIT(llmc_counts);
-	uint64_t rnd = 15;
 	llmc_engine *e;
 	llmc_error err;
 	int64_t id;
-	Ask a;
+	Ask a = greedy_ask(15, 0, 20, false);
 
 	(void)state;
-	make_ask(&a, &rnd);
-	a.p = LLMC_INIT(llmc_params);
-	a.p.max_tokens = 20;
 	ask_alone(&a);
 	assert_int_equal(llmc_engine_open(model, NULL, &e, &err), LLMC_OK);
 	assert_int_equal(llmc_engine_limits(e)->seqs, 16);
