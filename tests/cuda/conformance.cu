@@ -1,6 +1,8 @@
 /* Every wrapper as a kernel of its own whose result is known: test_conformance.py runs them on the emulator, and on a GPU where there is one,
  * so that the PTX and the emulator's definition are held to the same expectation. It cuts the kernels that an architecture lacks. */
+#include "common/cuda_gemv_half.h"
 #include "common/cuda_math.h"
+#include "common/cuda_tma.h"
 
 struct args { unsigned *x, *y; int n; };
 struct tile { unsigned u[1024]; };
@@ -99,6 +101,61 @@ orders(const args p)
 	}
 }
 
+/* Values of every type and scope: loads, stores and sums as one thread sees them. x: a word of 8 bytes each; y: six of 8 bytes each */
+#define ONE(s, T, k) { \
+	T *q = (T *)(p.x + 2 * (k)); \
+	T *o = (T *)(p.y + 12 * (k)); \
+	o[0] = ld_relaxed_##s(q); \
+	st_relaxed_##s(q, (T)5); \
+	o[1] = ld_acquire_##s(q); \
+	st_release_##s(q, (T)7); \
+	o[2] = atom_add_relaxed_##s(q, (T)1); \
+	o[3] = atom_add_release_##s(q, (T)2); \
+	o[4] = atom_add_acq_rel_##s(q, (T)3); \
+	o[5] = ld_relaxed_##s(q); \
+}
+#define FOUR(s, k) ONE(s, int, k) ONE(s, unsigned, k + 1) ONE(s, float, k + 2) ONE(s, unsigned long long, k + 3)
+extern "C" __global__ void __launch_bounds__(32)
+scopes(const args p)
+{
+	if (threadIdx.x)
+		return;
+	FOUR(cta, 0)
+	FOUR(gpu, 4)
+	FOUR(sys, 8)
+#if __CUDA_ARCH__ >= 900
+	FOUR(cluster, 12)
+#endif
+}
+
+/* Every block reads what another one wrote, twice; a cooperative launch. */
+extern "C" __global__ void __launch_bounds__(64)
+grids(const args p)
+{
+	const unsigned n = gridDim.x, b = blockIdx.x, t = threadIdx.x;
+	p.y[64 * b + t] = p.x[64 * b + t] + 1;
+	grid_sync();
+	const unsigned v = p.y[64 * ((b + 1) % n) + (t ^ 1)];
+	grid_sync();
+	p.y[64 * b + t] = v + 1;
+}
+
+/* x: pairs of halves a, b, c; y: sums, products, both, bits */
+extern "C" __global__ void __launch_bounds__(256)
+halves(const args p)
+{
+	for (int i = blockIdx.x * 256 + threadIdx.x; i < p.n; i += gridDim.x * 256) {
+		const unsigned a = p.x[3 * i], b = p.x[3 * i + 1], c = p.x[3 * i + 2];
+		unsigned *y = p.y + 6 * i;
+		y[0] = h2_add(a, b);
+		y[1] = h2_mul(a, b);
+		y[2] = h2_fma(a, b, c);
+		y[3] = h2_pick(a, b, c);
+		y[4] = h2_twice(a);
+		y[5] = h2_twice_hi(a);
+	}
+}
+
 /* x: rows of 16 bytes; y: registers of x1, x2, x4, then transposed */
 extern "C" __global__ void __launch_bounds__(32)
 matrices(const args p)
@@ -169,6 +226,23 @@ copies(const args p)
 	cp_async_wait_all();
 	__syncthreads();
 	p.y[352 + t] = s.u[t ^ 1];
+}
+
+/* The landing of copies is an arrival. */
+extern "C" __global__ void __launch_bounds__(64)
+landings(const args p)
+{
+	SHARED(tile, s);
+	SHARED(bars, b);
+	if (threadIdx.x == 0)
+		mbar_init(&b.b[0], 64);
+	__syncthreads();
+	cp_async_16(s.u + 4 * threadIdx.x, p.x + 4 * threadIdx.x);
+	cp_async_arrive(&b.b[0]);
+	mbar_wait(&b.b[0], 0);
+	for (int i = 0; i < 4; i++)
+		p.y[64 * i + threadIdx.x] = s.u[255 - (64 * i + threadIdx.x)];
+	cp_async_wait_all();
 }
 
 /* Two phases of a barrier that all threads arrive at */

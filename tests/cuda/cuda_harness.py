@@ -299,6 +299,16 @@ class Config(C.Structure):
         [("stream", C.c_void_p), ("attrs", C.c_void_p), ("n_attrs", C.c_uint32)]
 
 
+def cublaslt():
+    """The stand-in, or on a GPU the library where NVRTC might be too."""
+    tool = nvrtc_tool()
+    d = os.environ.get("LLMC_CUDA_LIBDIR", "")
+    places = [str(BUILD / "emu")] if not REAL else [d] if os.path.exists(f"{d}/libcuda.so.1") else [*tool[1].candidates()] if tool else []
+    for path in [f"{p}/libcublasLt.so.13" for p in places] + ["libcublasLt.so.13"]:
+        if os.path.exists(path) or "/" not in path:
+            return C.CDLL(path)
+
+
 class Device:
     """The emulator, inside its own process."""
 
@@ -401,12 +411,15 @@ class Device:
         self.room = room
         return at
 
-    def launch(self, m, fn, grid, block, shared, cluster, pdl, arg, maps=0):
+    def launch(self, m, fn, grid, block, shared, cluster, pdl, arg, maps=0, cooperative=False):
         f = C.c_void_p()
         self.ok("cuModuleGetFunction", C.byref(f), m, fn.encode())
         if shared > 48 << 10:
             self.ok("cuFuncSetAttribute", f, 8, shared)
-        attrs, n = (Attr * 2)(), 0
+        attrs, n = (Attr * 3)(), 0
+        if cooperative:
+            attrs[n].id, attrs[n].value[0] = 2, 1
+            n += 1
         if cluster > 1:
             attrs[n].id, attrs[n].value[0], attrs[n].value[1], attrs[n].value[2] = 4, cluster, 1, 1
             n += 1
@@ -418,7 +431,7 @@ class Device:
 
     def product(self, ptr, n, rows, cols, args, w_type, y_type, beta):
         """y = beta * add + act w^T by cuBLASLt: column by column y^T = (w^T)^T act^T."""
-        lt = self.lt = self.lt or C.CDLL("libcublasLt.so.13" if REAL else str(BUILD / "emu" / "libcublasLt.so.13"))
+        lt = self.lt = self.lt or cublaslt()
         kind = {"f32": 0, "f16": 2, "bf16": 14}
         handle, desc, pref = C.c_void_p(), C.c_void_p(), C.c_void_p()
         wl, xl, yl = C.c_void_p(), C.c_void_p(), C.c_void_p()
@@ -445,16 +458,30 @@ class Device:
 
     def raw(self, job):
         """Kernels with one struct of any kind. job: arrays {name: array}, pack (struct format), fields (numbers, names of arrays), launches
-        [(text, file, function, grid, block, shared, {array: new content})], fetch (names): what they hold after each launch."""
+        [(text, file, function, grid, block, shared, {array: new content})], fetch (names): what they hold after each launch; maps [(array that it is of,
+        type, dims, strides, box, array that it goes to)]: tensor maps, at the start of the struct when they go nowhere else; cluster, cooperative."""
         self.mem = []
         at = {k: self.up(v) for k, v in job["arrays"].items()}
-        arg = C.create_string_buffer(struct.pack(job["pack"], *[at[f] if isinstance(f, str) else f for f in job["fields"]]))
+        packed = struct.pack(job["pack"], *[at[f] if isinstance(f, str) else f for f in job["fields"]])
+        room = C.create_string_buffer(1024 + len(packed))
+        base = to = -(-C.addressof(room) // 64) * 64
+        for of, kind, dims, strides, box, into in job.get("maps", []):
+            n, space = len(dims), C.create_string_buffer(192)
+            made = to if into is None else -(-C.addressof(space) // 64) * 64
+            self.ok("cuTensorMapEncodeTiled", C.c_void_p(made), kind, n, C.c_void_p(at[of]), (C.c_uint64 * n)(*dims), (C.c_uint64 * n)(*strides), (C.c_uint32 * n)(*box),
+                    (C.c_uint32 * n)(*[1] * n), 0, 0, 0, 0)
+            if into is None:
+                to += 128
+            else:
+                self.ok("cuMemcpyHtoD_v2", at[into], made, 128)
+        C.memmove(to, packed, len(packed))
+        arg = C.c_char.from_address(base)
         res = []
         for text, name, fn, grid, block, shared, change in job["launches"]:
             for k, v in change.items():
                 self.ok("cuMemcpyHtoD_v2", at[k], v.ctypes.data, v.nbytes)
             self.ok("cuCtxSynchronize")  # the copies may still be on their way, and the stream does not wait for them
-            self.launch(self.module(text, name), fn, list(grid), block, shared, job.get("cluster", 1), False, arg)
+            self.launch(self.module(text, name), fn, list(grid), block, shared, job.get("cluster", 1), False, arg, cooperative=job.get("cooperative", False))
             self.ok("cuCtxSynchronize")
             res.append({k: self.down(at[k], job["arrays"][k].shape, job["arrays"][k].dtype) for k in job["fetch"]})
         for p in self.mem:
@@ -559,9 +586,18 @@ def _emulator():
         _built = True
 
 
+def not_here(arch):
+    """Kernels of other GPUs than this one (LLMC_TEST_ARCH, which tests/gpu/gpu_check.py sets) are left out."""
+    own = os.environ.get("LLMC_TEST_ARCH")
+    if own and own != arch and (arch.endswith("a") or int(arch[3:]) > int(own[3:].rstrip("a"))):
+        import pytest
+        pytest.skip(f"for {arch}")
+
+
 def submit(arch, mode, seed, sms, job, timeout=100):
     if REAL:
         timeout = min(timeout, 30)  # most of it is compiling
+        not_here(arch)
     key = ("gpu", "fast", 0, 0) if REAL else (arch, mode, seed, sms)
     if key not in _workers:
         if not REAL:

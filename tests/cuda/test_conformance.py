@@ -1,6 +1,7 @@
 """Every wrapper against what PTX says it does: conversions, accesses, order, fragments of ldmatrix and mma, asynchronous copies, clusters.
 The expectations are numpy's and the PTX manual's fragment tables, not the emulator's. With LLMC_TEST_GPU=1 the PTX itself runs."""
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -34,22 +35,18 @@ def source(arch):
     return H.inline('#line 1 "conformance.cu"\n' + text, "conformance.cu", set())
 
 
-def launch(fn, x, n_out, grid=1, block=32, shared=0, cluster=1, arch="sm_90a", n=0, fill=0, runs=None):
+def launch(fn, x, n_out, grid=1, block=32, shared=0, cluster=1, arch="sm_90a", n=0, fill=0, runs=None, text=None, **more):
     """y after the kernel, in every mode; the runs must agree."""
-    src = source(arch)
+    src = text or source(arch)
     x = np.ascontiguousarray(x).view(np.uint32).ravel()
     got = None
     for mode, seed in runs or H.RUNS[1:]:
-        job = dict(arrays=dict(x=x, y=np.full(n_out, fill, np.uint32)), pack="@QQi", fields=["x", "y", n], cluster=cluster,
-                   launches=[(src, "conformance.cu", fn, (grid,), block, shared, {})], fetch=["y"])
+        job = dict(dict(arrays=dict(x=x, y=np.full(n_out, fill, np.uint32)), pack="@QQi", fields=["x", "y", n], cluster=cluster,
+                        launches=[(src, "conformance.cu", fn, (grid,), block, shared, {})], fetch=["y"]), **more)
         y = H.submit(arch, mode, seed, 4, job)[0]["y"]
         assert got is None or (y == got).all()
         got = y
     return got
-
-
-def halves(v):
-    return np.stack([v & 0xffff, v >> 16], -1)
 
 
 def test_conversions():
@@ -197,3 +194,202 @@ def test_clusters():
     y = launch("clusters", x, 128, grid=4, cluster=2)
     want = x.reshape(4, 32)[[1, 0, 3, 2]][:, LANE ^ 1].ravel() + 2000
     assert (y == want).all()
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+def test_scopes(arch):
+    """Each type: what was there, stores, and sums one after the other."""
+    types = [np.int32, np.uint32, np.float32, np.uint64]
+    n = 16 if arch == "sm_90a" else 12
+    x = np.zeros((n, 8), np.uint8)
+    for k in range(n):
+        x[k].view(types[k % 4])[0] = 3
+    y = launch("scopes", x, 12 * n, arch=arch).reshape(n, 12)
+    for k in range(n):
+        assert y[k].view(types[k % 4])[:6].tolist() == [3, 5, 7, 8, 10, 13]
+
+
+def test_grid_barrier():
+    x = RNG.integers(0, 1000, 256).astype(np.uint32)
+    for arch in ("sm_75", "sm_90a"):
+        y = launch("grids", x, 256, grid=4, block=64, arch=arch, cooperative=True)
+        assert (y.reshape(4, 64) == np.roll(x.reshape(4, 64), -1, 0)[:, np.arange(64) ^ 1] + 2).all()
+
+
+def test_pairs_of_halves():
+    """Sums, products and both, rounded once: numpy's of doubles, which hold them exactly. The emulator goes by way of fp32, so what it is asked is
+    exact there before the one rounding, as what kernels ask is."""
+    n = 4096
+    rng = np.random.default_rng(5)
+    a, b = rng.integers(0, 1 << 16, (2, n, 2)).astype(np.uint16)
+    a, b = a & 0xbfff, b & 0xbfff                                          # below 2: no NaN, no overflow in sums
+    c = (rng.integers(-2047, 2048, (n, 2)) / 1024).astype(np.float16).view(np.uint16)
+    a[: n // 2], b[: n // 2] = (rng.integers(-63, 64, (2, n // 2, 2)) / 32).astype(np.float16).view(np.uint16)
+    f = [v.view(np.float16).astype(np.float64) for v in (a, b, c)]
+    a[n - 8:], b[n - 8:] = np.array([0x7bff, 0xfbff, 0x0001, 0x8001, 0x0400, 0x3c00, 0x7c00, 0xfc00], np.uint16)[:, None], np.uint16(0x3c01)
+    f = [v.view(np.float16).astype(np.float64) for v in (a, b, c)]
+    with np.errstate(all="ignore"):
+        add, mul, fma = (v.astype(np.float16).view(np.uint16) for v in (f[0] + f[1], f[0] * f[1], f[0] * f[1] + f[2]))
+    words = [np.ascontiguousarray(v).view(np.uint32).ravel() for v in (a, b, c)]
+    y = launch("halves", np.stack(words, 1), 6 * n, grid=2, block=256, arch="sm_75", n=n).reshape(n, 6)
+    got = np.ascontiguousarray(y).view(np.uint16).reshape(n, 6, 2)
+    big = np.abs(f[0]) + np.abs(f[1]) < 2 ** 12 * np.minimum(np.where(f[0] == 0, 9, np.abs(f[0])), np.where(f[1] == 0, 9, np.abs(f[1])))
+    finite = np.isfinite(f[0])
+    assert (got[:, 0] == add)[big & finite].all() and (big & finite).mean() > 0.7
+    assert (got[:, 1] == mul).all() and (got[: n // 2, 2] == fma[: n // 2]).all()
+    assert (y[:, 3] == (words[0] & words[1] | words[2])).all()
+    assert (y[:, 4] == (words[0] & 0xffff) * 0x10001).all() and (y[:, 5] == (words[0] >> 16) * 0x10001).all()
+
+
+def exp2_text():
+    header = (H.TEMPLATES / "common" / "cuda_flash_work.h").read_text()
+    fn = re.search(r"DEV float\nflash_exp2\(.*?\n}\n", header, re.S)[0]
+    return H.inline('#include "common/cuda_ptx.h"\n' + fn + """struct args { unsigned *x, *y; int n; };
+extern "C" __global__ void __launch_bounds__(256) exp2s(const args p)
+{
+	for (int i = threadIdx.x; i < p.n; i += 256)
+		p.y[i] = __float_as_uint(flash_exp2(__uint_as_float(p.x[i])));
+}
+""", "exp2.cu", set())
+
+
+def test_exp2():
+    """ex2.approx: 2 units in the last place and a flush of what is denormal."""
+    x = np.concatenate([RNG.uniform(-126, 20, 4000), [0, -1, 5, -126, -200, -np.inf]]).astype(np.float32)
+    y = launch("exp2s", x, len(x), block=256, n=len(x), text=exp2_text()).view(np.float32)
+    want = np.exp2(x.astype(np.float64))
+    assert (np.abs(y - want) <= 2 ** -21.5 * want + 2e-38).all() and (y[x == -np.inf] == 0).all() and y[4000] == 1
+
+
+def test_landing_copies_arrive():
+    x = RNG.integers(0, 1 << 32, 256, dtype=np.uint64).astype(np.uint32)
+    for arch in ("sm_80", "sm_90a"):
+        assert (launch("landings", x, 256, block=64, arch=arch) == x[::-1]).all()
+
+
+# ---- sm_90 ----------------------------------------------------------------------------------------------------------
+
+DIMS, BOX, AT, PUT = (6, 5, 4, 3, 2), (4, 2, 2, 2, 2), (-1, 4, 3, -1, 1), (3, -1, 1, 2, 0)
+WGMMA = [(t, n, form) for n in (32, 64, 96, 128, 192, 256) for t in ("bf16", "f16") for form in ("", "_bt", "_ra", "_ra_bt")]
+
+
+def source90(wgmma=(), arch="sm_90a"):
+    text = (H.ROOT / "tests" / "cuda" / "conformance_sm90.cu").read_text()
+    if arch != "sm_90a":
+        text = text[:text.index("/* Each block of a" if arch == "sm_120a" else "/* A warpgroup gives")] + text[text.index("/* y [64][N]"):]
+    a, b = text.index("/* A box of N dim"), text.index("/* A map in global")
+    box, text = text[a:b], text[:a] + "BOXES" + text[b:]
+    boxes = ""
+    for n in range(1, 6):
+        at, put = (", ".join(f"p.{v}[{i}]" for i in range(n)) for v in ("at", "put"))
+        boxes += box.replace("Nd", f"{n}d").replace("AT,", at + ",").replace("PUT", put).replace("BYTES", str(4 * int(np.prod(BOX[:n]))))
+    a = text.index("/* y [64][N]")
+    one, text = text[a:], text[:a]
+    for t, n, form in wgmma:
+        name = f"wgmma_{t}_m64n{n}k16{form}"
+        text += one.replace("k_WGMMA", "k_" + name).replace("WGMMA", name).replace("NUMBER", str(n)).replace("TURNED", "true" if "_bt" in form else "false").replace(
+            "OPERAND_A", "ra" if "_ra" in form else "smem_desc(s.a, 128, 256, 0)")
+    return H.inline('#line 1 "conformance_sm90.cu"\n' + text.replace("BOXES", boxes), "conformance_sm90.cu", set())
+
+
+def with_maps(fn, arrays, maps, at=(), put=(), **more):
+    """The struct begins with two maps; those that go to memory leave none there."""
+    fields = ["x", "y", *(list(at) + [0] * 5)[:5], *(list(put) + [0] * 5)[:5]]
+    space = "256x" if all(m[5] for m in maps) else "128x" if len(maps) == 1 else ""
+    return launch(fn, arrays["x"], len(arrays["y"]), text=source90(), pack="@" + space + "QQ10i", fields=fields, arrays=arrays, maps=maps, **more)
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_boxes_of_tensors(n):
+    shape = (1, 1, 1, 1, 1, *DIMS[:n][::-1])[-n:]
+    full = (*shape[:-1], 8)                               # rows of 32 bytes
+    x = np.zeros(full, np.float32)
+    x[..., :6] = RNG.integers(1, 1000, shape)
+    strides = [32 * int(np.prod(DIMS[1:i])) for i in range(1, n)] + [0]
+    arrays = dict(x=x.ravel().view(np.uint32), y=np.zeros(x.size, np.uint32))
+    maps = [(k, 7, DIMS[:n], strides, BOX[:n], None) for k in "xy"]
+    y = with_maps(f"box_{n}d", arrays, maps, AT[:n], PUT[:n], shared=256).view(np.float32).reshape(full)
+    want = np.zeros(full, np.float32)
+    for i in np.ndindex(*BOX[:n]):                        # innermost first
+        src, dst = (tuple(v[k] + i[k] for k in range(n)) for v in (AT, PUT))
+        if all(0 <= d < m for d, m in zip(dst, DIMS)):
+            want[dst[::-1]] = x[src[::-1]] if all(0 <= d < m for d, m in zip(src, DIMS)) else 0
+    assert (y == want).all()
+
+
+def test_map_in_memory_and_bulk_stores():
+    data = RNG.integers(0, 1 << 31, 64).astype(np.uint32)
+    arrays = dict(x=np.zeros(64, np.uint32), y=np.zeros(32, np.uint32), data=data)
+    y = with_maps("far_map", arrays, [("data", 7, (32, 2), (128, 0), (32, 1), "x")], shared=256)
+    assert (y == data[32:]).all()
+    y = launch("bulk_out", data[:32], 64, shared=256, text=source90())
+    assert (y == np.concatenate([data[:32] + 1, data[:32] + 2])).all()
+    x = np.arange(256, dtype=np.uint32)
+    assert (launch("registers", x, 256, block=256, text=source90()) == x + 1 + (x >= 128)).all()
+
+
+def test_multicast():
+    x, z = RNG.integers(0, 1 << 31, (2, 64)).astype(np.uint32)
+    arrays = dict(x=x, y=np.zeros(320, np.uint32), z=z)
+    y = with_maps("multicast", arrays, [("z", 7, (32, 2), (128, 0), (32, 1), None)], grid=2, shared=1024, cluster=2).reshape(2, 160)
+    for b in range(2):
+        assert (y[b, :64] == x).all() and (y[b, 64:128] == z).all() and (y[b, 128:] == 1000 * (1 - b) + (LANE ^ 1)).all()
+
+
+@pytest.mark.parametrize("n", (32, 64, 96, 128, 192, 256) if H.REAL else (32, 256))
+def test_wgmma(n):
+    kinds = [k for k in WGMMA if k[1] == n]
+    text, rng = source90(kinds), np.random.default_rng(n)
+    for t, _, form in kinds:
+        a, b = rng.integers(-15, 16, (64, 16)), rng.integers(-15, 16, (16, n))
+        v = np.concatenate([a.ravel(), (b if "_bt" in form else b.T).ravel()]).astype(np.float32)
+        v = (v.view(np.uint32) >> 16).astype(np.uint16) if t == "bf16" else v.astype(np.float16).view(np.uint16)
+        for acc in (1, 0):
+            y = launch(f"k_wgmma_{t}_m64n{n}k16{form}", v, 64 * n, block=128, shared=64 * 32 + 256 * 32, text=text, n=acc).view(np.float32).reshape(64, n)
+            assert (y == a @ b + acc * (np.arange(64)[:, None] + 2 * np.arange(n))).all(), (t, form, acc)
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------
+
+def preprocessed(text):
+    """Macros expanded, for sm_90; a header that lacks its template's names still comes out."""
+    return subprocess.run(["gcc", "-E", "-P", "-x", "c++", "-D__CUDA_ARCH__=900", "-I", str(H.TEMPLATES), "-"], input=text, capture_output=True, text=True).stdout
+
+
+def functions_with_ptx(text, mark):
+    for part in re.split(mark, text)[1:]:
+        part = re.split(r"__global__|#define", part)[0]
+        if re.search(r'\basm\s*(volatile)?\s*\(\s*("[^"]|LLMC_)', part):
+            yield re.search(r"(\w+)\s*\(", part)[1]
+
+
+@pytest.mark.skipif(H.REAL, reason="compiled for the GPU at hand by every other test")
+def test_real_compiler():
+    """For every architecture, without spills and warnings."""
+    found = H.nvrtc_tool()
+    if found is None:
+        pytest.skip("no libnvrtc")
+    lib, tool = found
+    todo = [("conformance.cu", source(a), a) for a in H.ARCHS] + [("conformance_sm90.cu", source90(arch=a), a) for a in ("sm_100a", "sm_120a")]
+    todo += [("conformance_sm90.cu", source90([k for k in WGMMA if k[1] in (32, 96)]), "sm_90a")]
+    for r in tool.compile_all(lib, todo):
+        assert tool.bad(r) is None, f"{r['name']}, {r['arch']}: {r['log']}"
+
+
+@pytest.mark.skipif(H.REAL, reason="the templates are the same on a GPU")
+def test_every_wrapper_has_a_case():
+    """A function of templates/common that holds PTX is called by a kernel whose result is known: one of these, or one of tests/emu/t_sm90.cu, which the
+    check of a GPU runs as well."""
+    wrappers = set()
+    for path in sorted((H.TEMPLATES / "common").glob("cuda_*.h")):
+        wrappers |= set(functions_with_ptx(path.read_text(), r"\bDEV\b")) - {"name"}  # also what the preprocessor leaves out
+        wrappers |= set(functions_with_ptx(preprocessed(f'#include "common/{path.name}"\n'), "static __device__ __forceinline__"))
+    assert len(wrappers) > 150 and {"ld_v4_stream", "h2_fma", "flash_exp2", "wgmma_f16_m64n96k16_ra_bt", "atom_add_release_cluster", "tensor_load_4d"} <= wrappers
+    kernels = ""
+    for text in (source("sm_90a"), source90(WGMMA), exp2_text(), (H.ROOT / "tests/emu/t_sm90.cu").read_text()):
+        text = preprocessed(text)
+        assert "__global__" in text
+        kernels += text
+    kernels = "".join(re.findall(r"__global__.*?\n}", kernels, re.S) + re.findall(r"template <int \w+> __device__.*?\n}", kernels, re.S))
+    called = set(re.findall(r"\b(\w+)\s*(?:<\d+>)?\(", kernels))
+    assert not wrappers - called, f"no case for {sorted(wrappers - called)}: add one to tests/cuda/conformance.cu"
