@@ -1,65 +1,27 @@
 """Attention, appends and rotations of the GPU target against float64, on the emulator."""
-import math
-
 import numpy as np
 import pytest
 
 import cuda_harness as H
 import cuda_kv as KV
 import sass
+from attention_oracle import Attention, close
 
 ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
 
 
-class Case:
-    """Sequences of given lengths in scattered pages; whatever is not a key or value is NaN."""
+class Case(Attention):
+    """In scattered pages; whatever is not a key or value is NaN."""
 
-    def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, mask="causal", alibi=0.0, kv="f16",
-                 prefix=None, seed=0, spread=1.0, same_pages=False):
-        v_dim = dim if v_dim is None else v_dim
-        self.heads, self.kv_heads, self.dim, self.v_dim = heads, kv_heads, dim, v_dim
-        self.lens, self.window, self.cap, self.alibi, self.mask = list(lens), window, cap, alibi, mask
-        self.scale = dim ** -0.5 if scale is None else scale
-        self.prefix = list(prefix) if prefix is not None else [0] * len(lens)
-        rng = np.random.default_rng(seed)
-        self.pool = KV.Pool(lens, kv_heads * dim, kv_heads * v_dim, kv, rng)
-        self.k = [KV.rounded(rng.standard_normal((n, kv_heads, dim)) * spread, kv) for n in lens]
-        self.v = [KV.rounded(rng.standard_normal((n, kv_heads, v_dim)), kv) for n in lens]
-        self.q = [(rng.standard_normal((n, heads, dim)) * spread).astype(np.float32) for n in lens]
-        for i in range(len(lens)):
-            self.pool.fill(i, self.k[i], self.v[i])
-        self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap), WINDOW=window,
-                           MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.pool.page_bytes)
+    def make_pool(self, rng):
+        self.pool = KV.Pool(self.lens, self.kv_heads * self.dim, self.kv_heads * self.v_dim, self.kv, rng)
+        self.page_bytes = self.pool.page_bytes
 
-    def slopes(self):
-        # the rule that BLOOM's authors published, for any number of heads
-        n = self.heads
-        c = 2 ** math.floor(math.log2(n))
-        base = 2.0 ** -(2.0 ** -(math.log2(c) - math.log2(self.alibi)))
-        out = [base ** i for i in range(1, c + 1)]
-        if c != n:
-            extra = 2.0 ** -(2.0 ** -(math.log2(2 * c) - math.log2(self.alibi)))
-            out += [extra ** i for i in range(1, 2 * (n - c) + 1, 2)]
-        return np.array(out)
+    def rounded(self, x):
+        return KV.rounded(x, self.kv)
 
-    def want(self, seq, pos):
-        """float64, row by row: [rows, heads, v_dim]"""
-        out = np.empty((len(pos), self.heads, self.v_dim))
-        g = self.heads // self.kv_heads
-        k, v = self.k[seq].astype(np.float64), self.v[seq].astype(np.float64)
-        for r, p in enumerate(pos):
-            hi = max(p + 1, min(self.prefix[seq], self.lens[seq]) if self.mask == "prefix" else 0)
-            lo = max(0, p + 1 - self.window) if self.window else 0
-            q = self.q[seq][p].astype(np.float64).reshape(self.kv_heads, g, self.dim)
-            s = self.scale * np.einsum("kgd,jkd->kgj", q, k[lo:hi])
-            if self.cap:
-                s = self.cap * np.tanh(s / self.cap)
-            if self.alibi:
-                s = s + (self.slopes().reshape(self.kv_heads, g, 1) * (np.arange(lo, hi) - p))
-            e = np.exp(s - s.max(-1, keepdims=True))
-            e /= e.sum(-1, keepdims=True)
-            out[r] = np.einsum("kgj,jkd->kgd", e, v[lo:hi]).reshape(self.heads, self.v_dim)
-        return out
+    def fill(self, seq):
+        self.pool.fill(seq, self.k[seq], self.v[seq])
 
     def run(self, kernel, rows, **kw):
         """rows: list of (sequence, [positions]); returns the outputs stacked, [rows, heads, v_dim]"""
@@ -68,9 +30,6 @@ class Case:
         step = H.make_step(pos, [len(ps) for _, ps in rows], [self.lens[i] for i, _ in rows] if self.mask == "prefix" else None,
                            [self.prefix[i] for i, _ in rows], self.pool.table[[i for i, _ in rows]])
         return kernel.run(step, [q, self.pool.pages, None, H.out((len(pos), self.heads, self.v_dim))], **kw)[0]
-
-    def last(self):
-        return [(i, [n - 1]) for i, n in enumerate(self.lens)]
 
 
 LENS = [1, 31, 32, 33, 64, 255, 256, 257]
@@ -87,11 +46,6 @@ CASES = {
     "falcon": dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),
     "capwin": dict(lens=[400], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1, kv="f32"),
 }
-
-
-def close(got, want, tol=2e-5):
-    err = np.abs(got - want) / (1e-3 + np.abs(want).max(-1, keepdims=True))
-    assert np.isfinite(got).all() and err.max() < tol, err.max()
 
 
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("gqa", "odd", "prefix", "bf16")])

@@ -1,79 +1,41 @@
 """Attention kernels against float64, and against each other bit for bit: phases, parts, batches, chunks of the prompt."""
-import math
+import os
+import sys
 
 import numpy as np
 import pytest
 
 import harness as H
 
+sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "cuda"))
+from attention_oracle import Attention, close
 
-class Case:
-    """Sequences of given lengths in scattered pages; whatever is not a key or value is NaN."""
 
-    def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, mask="causal",
-                 alibi=0.0, kv="f16", prefix=None, seed=0, spread=1.0):
-        v_dim = dim if v_dim is None else v_dim
-        self.heads, self.kv_heads, self.dim, self.v_dim = heads, kv_heads, dim, v_dim
-        self.lens, self.window, self.cap, self.alibi, self.mask = list(lens), window, cap, alibi, mask
-        self.scale = dim ** -0.5 if scale is None else scale
-        self.prefix = list(prefix) if prefix is not None else [0] * len(lens)
-        rng = np.random.default_rng(seed)
-        self.dtype = np.float16 if kv == "f16" else np.float32
-        per_page = kv_heads * (dim + v_dim) * H.PAGE
-        n_pages = [-(-n // H.PAGE) for n in lens]
-        total, stride = sum(n_pages), max(n_pages)
-        order = rng.permutation(total + 3)[:total]
-        self.table = np.full((len(lens), stride), 1 << 29, np.int64)
-        self.pool = H.aligned((total + 3, per_page), self.dtype)
-        self.k, self.v, self.q = [], [], []
-        at = 0
-        for i, n in enumerate(lens):
-            k = (rng.standard_normal((n, kv_heads, dim)) * spread).astype(self.dtype)
-            v = rng.standard_normal((n, kv_heads, v_dim)).astype(self.dtype)
-            self.k.append(k), self.v.append(v)
-            self.q.append((rng.standard_normal((n, heads, dim)) * spread).astype(np.float32))
-            for p in range(n_pages[i]):
-                page = int(order[at])
-                at += 1
-                self.table[i, p] = page
-                kk = self.pool[page, :kv_heads * dim * H.PAGE].reshape(kv_heads, dim, H.PAGE)
-                vv = self.pool[page, kv_heads * dim * H.PAGE:].reshape(kv_heads, H.PAGE, v_dim)
-                part = slice(p * H.PAGE, min(n, (p + 1) * H.PAGE))
-                kk[:, :, :part.stop - part.start] = k[part].transpose(1, 2, 0)
-                vv[:, :part.stop - part.start] = v[part].transpose(1, 0, 2)
-        self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap),
-                           WINDOW=window, MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv,
-                           KV_PAGE_BYTES=per_page * self.dtype().itemsize)
+class Case(Attention):
+    """In scattered pages; whatever is not a key or value is NaN."""
 
-    def slopes(self):
-        # the rule that BLOOM's authors published, for any number of heads
-        n, out = self.heads, []
-        c = 2 ** math.floor(math.log2(n))
-        base = 2.0 ** -(2.0 ** -(math.log2(c) - math.log2(self.alibi)))
-        out = [base ** i for i in range(1, c + 1)]
-        if c != n:
-            extra = 2.0 ** -(2.0 ** -(math.log2(2 * c) - math.log2(self.alibi)))
-            out += [extra ** i for i in range(1, 2 * (n - c) + 1, 2)]
-        return np.array(out)
+    def make_pool(self, rng):
+        self.dtype = np.float16 if self.kv == "f16" else np.float32
+        per_page = self.kv_heads * (self.dim + self.v_dim) * H.PAGE
+        n_pages = [-(-n // H.PAGE) for n in self.lens]
+        order = iter(rng.permutation(sum(n_pages) + 3))
+        self.table = np.full((len(n_pages), max(n_pages)), 1 << 29, np.int64)
+        for i, n in enumerate(n_pages):
+            self.table[i, :n] = [next(order) for _ in range(n)]
+        self.pool = H.aligned((sum(n_pages) + 3, per_page), self.dtype)
+        self.page_bytes = per_page * self.dtype().itemsize
 
-    def want(self, seq, pos):
-        """float64, row by row: [rows, heads, v_dim]"""
-        out = np.empty((len(pos), self.heads, self.v_dim))
-        g = self.heads // self.kv_heads
-        k, v = self.k[seq].astype(np.float64), self.v[seq].astype(np.float64)
-        for r, p in enumerate(pos):
-            hi = max(p + 1, min(self.prefix[seq], self.lens[seq]) if self.mask == "prefix" else 0)
-            lo = max(0, p + 1 - self.window) if self.window else 0
-            q = self.q[seq][p].astype(np.float64).reshape(self.kv_heads, g, self.dim)
-            s = self.scale * np.einsum("kgd,jkd->kgj", q, k[lo:hi])
-            if self.cap:
-                s = self.cap * np.tanh(s / self.cap)
-            if self.alibi:
-                s = s + (self.slopes().reshape(self.kv_heads, g, 1) * (np.arange(lo, hi) - p))
-            e = np.exp(s - s.max(-1, keepdims=True))
-            e /= e.sum(-1, keepdims=True)
-            out[r] = np.einsum("kgj,jkd->kgd", e, v[lo:hi]).reshape(self.heads, self.v_dim)
-        return out
+    def rounded(self, x):
+        return x.astype(self.dtype)
+
+    def fill(self, seq):
+        k_elems = self.kv_heads * self.dim * H.PAGE
+        for p in range(-(-self.lens[seq] // H.PAGE)):
+            page = self.pool[self.table[seq, p]]
+            kk, vv = page[:k_elems].reshape(self.kv_heads, self.dim, H.PAGE), page[k_elems:].reshape(self.kv_heads, H.PAGE, self.v_dim)
+            part = slice(p * H.PAGE, min(self.lens[seq], (p + 1) * H.PAGE))
+            kk[:, :, :part.stop - part.start] = self.k[seq][part].transpose(1, 2, 0)
+            vv[:, :part.stop - part.start] = self.v[seq][part].transpose(1, 0, 2)
 
     def run(self, kernel, rows, n_parts=1, **kw):
         """rows: list of (sequence, [positions]); returns the outputs stacked, [rows, heads, v_dim]"""
@@ -110,16 +72,11 @@ def variants():
                 yield name, target
 
 
-def close(got, want, tol=2e-5):
-    err = np.abs(got - want) / (1e-3 + np.abs(want).max(-1, keepdims=True))
-    assert np.isfinite(got).all() and err.max() < tol, err.max()
-
-
 @pytest.mark.parametrize("name,target", list(variants()))
 def test_attention(name, target):
     c = Case(**CASES[name])
     dec, mix = (H.build(f"attention_{phase}", target, c.params) for phase in ("decode", "mixed"))
-    last = [(i, [n - 1]) for i, n in enumerate(c.lens)]
+    last = c.last()
     want = np.concatenate([c.want(i, ps) for i, ps in last])
     one = c.run(dec, last)
     close(one, want)
@@ -165,7 +122,7 @@ def test_threads_and_tickets():
     """Parts as threads, many times over the same scratch: tickets come back to zero, results stay."""
     c = Case([700, 300, 9], seed=3)
     k = H.build("attention_decode", H.TARGETS[-1], c.params)
-    rows = [(i, [n - 1]) for i, n in enumerate(c.lens)]
+    rows = c.last()
     want = c.run(k, rows)
     step = H.make_step([0, 0, 0], None, None, None, c.table)
     scratch = k.scratch(step, 4)

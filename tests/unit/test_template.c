@@ -324,15 +324,20 @@ static const Wrong wrong[] = {
 };
 
 static void
-check_wrong(Bench *b, int i)
+says(Bench *b, const char *target, const Wrong *w)
 {
-	const Wrong *w = &wrong[i];
-	char         place[80];
+	char place[80];
 
-	assert_null(expand(b, w->text, 2));
+	assert_null(expand_for(b, target, w->text, 2));
 	snprintf(place, sizeof place, "templates/cpu/t.c.in:%d:", w->line);
 	if (!strstr(strbuf_str(&b->diag.text), place) || !strstr(strbuf_str(&b->diag.text), w->says))
-		fail_msg("case %d: expected %s %s, got: %s", i, place, w->says, strbuf_str(&b->diag.text));
+		fail_msg("\"%s\": expected %s %s, got: %s", w->text, place, w->says, strbuf_str(&b->diag.text));
+}
+
+static void
+check_wrong(Bench *b, int i)
+{
+	says(b, "cpu-v3", &wrong[i]);
 }
 
 static const Wrong wrong_launch[] = {
@@ -377,13 +382,7 @@ static const Wrong wrong_launch[] = {
 static void
 check_wrong_launch(Bench *b, int i)
 {
-	const Wrong *w = &wrong_launch[i];
-	char         place[80];
-
-	assert_null(expand_for(b, "cuda-sm_90a", w->text, 2));
-	snprintf(place, sizeof place, "templates/cpu/t.c.in:%d:", w->line);
-	if (!strstr(strbuf_str(&b->diag.text), place) || !strstr(strbuf_str(&b->diag.text), w->says))
-		fail_msg("case %d: expected %s %s, got: %s", i, place, w->says, strbuf_str(&b->diag.text));
+	says(b, "cuda-sm_90a", &wrong_launch[i]);
 }
 
 static void

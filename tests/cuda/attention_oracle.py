@@ -1,0 +1,64 @@
+"""Attention in float64, row by row: what the kernels of processors and of GPUs are held to."""
+import math
+
+import numpy as np
+
+
+class Attention:
+    """Sequences of given lengths with random K, V and queries. A target's own class says what its pages are: make_pool, rounded,
+    fill, page_bytes."""
+
+    def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, mask="causal", alibi=0.0, kv="f16",
+                 prefix=None, seed=0, spread=1.0):
+        v_dim = dim if v_dim is None else v_dim
+        self.heads, self.kv_heads, self.dim, self.v_dim, self.kv = heads, kv_heads, dim, v_dim, kv
+        self.lens, self.window, self.cap, self.alibi, self.mask = list(lens), window, cap, alibi, mask
+        self.scale = dim ** -0.5 if scale is None else scale
+        self.prefix = list(prefix) if prefix is not None else [0] * len(lens)
+        rng = np.random.default_rng(seed)
+        self.make_pool(rng)
+        self.k = [self.rounded(rng.standard_normal((n, kv_heads, dim)) * spread) for n in lens]
+        self.v = [self.rounded(rng.standard_normal((n, kv_heads, v_dim))) for n in lens]
+        self.q = [(rng.standard_normal((n, heads, dim)) * spread).astype(np.float32) for n in lens]
+        for i in range(len(lens)):
+            self.fill(i)
+        self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap), WINDOW=window,
+                           MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.page_bytes)
+
+    def slopes(self):
+        # the rule that BLOOM's authors published, for any number of heads
+        n = self.heads
+        c = 2 ** math.floor(math.log2(n))
+        base = 2.0 ** -(2.0 ** -(math.log2(c) - math.log2(self.alibi)))
+        out = [base ** i for i in range(1, c + 1)]
+        if c != n:
+            extra = 2.0 ** -(2.0 ** -(math.log2(2 * c) - math.log2(self.alibi)))
+            out += [extra ** i for i in range(1, 2 * (n - c) + 1, 2)]
+        return np.array(out)
+
+    def want(self, seq, pos):
+        """float64, row by row: [rows, heads, v_dim]"""
+        out = np.empty((len(pos), self.heads, self.v_dim))
+        g = self.heads // self.kv_heads
+        k, v = self.k[seq].astype(np.float64), self.v[seq].astype(np.float64)
+        for r, p in enumerate(pos):
+            hi = max(p + 1, min(self.prefix[seq], self.lens[seq]) if self.mask == "prefix" else 0)
+            lo = max(0, p + 1 - self.window) if self.window else 0
+            q = self.q[seq][p].astype(np.float64).reshape(self.kv_heads, g, self.dim)
+            s = self.scale * np.einsum("kgd,jkd->kgj", q, k[lo:hi])
+            if self.cap:
+                s = self.cap * np.tanh(s / self.cap)
+            if self.alibi:
+                s = s + (self.slopes().reshape(self.kv_heads, g, 1) * (np.arange(lo, hi) - p))
+            e = np.exp(s - s.max(-1, keepdims=True))
+            e /= e.sum(-1, keepdims=True)
+            out[r] = np.einsum("kgj,jkd->kgd", e, v[lo:hi]).reshape(self.heads, self.v_dim)
+        return out
+
+    def last(self):
+        return [(i, [n - 1]) for i, n in enumerate(self.lens)]
+
+
+def close(got, want, tol=2e-5):
+    err = np.abs(got - want) / (1e-3 + np.abs(want).max(-1, keepdims=True))
+    assert np.isfinite(got).all() and err.max() < tol, err.max()
