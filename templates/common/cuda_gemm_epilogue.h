@@ -1,67 +1,91 @@
-/* What becomes of the results of a matrix product: two neighbouring columns at a time, by the thread that holds them. */
+/* What becomes of the results of a matrix product: C neighbouring columns at a time (2, or 4 where threads have exchanged theirs), by the
+ * thread that holds them. take(m, n, v, u): v[j] are the columns of row m from n + 4 C j on.
+ * soon<OUT>(m, n): OUT columns of row m will end in a while. */
 #ifndef LLMC_CUDA_GEMM_EPILOGUE_H
 #define LLMC_CUDA_GEMM_EPILOGUE_H
 
 #include "common/cuda_math.h"
 
-/* Columns n, n + 1 of a row at p; n is even, so the pair is aligned when rows are of even length. */
-template <int WIDTH> DEV void
-gemm_load2(const float *p, int n, float (&v)[2])
+/* C columns of a row at p from column n, a multiple of C: in one access where rows are whole ones. */
+template <int WIDTH, int C> DEV void
+gemm_read(const float *p, int n, float (&v)[C])
 {
-	if (WIDTH % 2 == 0) {
+	if constexpr (C == 4 && WIDTH % 4 == 0) {
 		if (n < WIDTH) {
-			uint2 q = ld_v2(p + n);
+			uint4 q = ld_v4(p + n);
 			v[0] = __uint_as_float(q.x);
 			v[1] = __uint_as_float(q.y);
+			v[2] = __uint_as_float(q.z);
+			v[3] = __uint_as_float(q.w);
 		}
+	} else if constexpr (WIDTH % 2 == 0) {
+#pragma unroll
+		for (int c = 0; c < C; c += 2)
+			if (n + c < WIDTH) {
+				uint2 q = ld_v2(p + n + c);
+				v[c] = __uint_as_float(q.x);
+				v[c + 1] = __uint_as_float(q.y);
+			}
 	} else {
-		if (n < WIDTH)
-			v[0] = p[n];
-		if (n + 1 < WIDTH)
-			v[1] = p[n + 1];
+#pragma unroll
+		for (int c = 0; c < C; c++)
+			if (n + c < WIDTH)
+				v[c] = p[n + c];
 	}
 }
 
-template <int WIDTH> DEV void
-gemm_store2(float *p, int n, const float (&v)[2])
+template <int WIDTH, int C> DEV void
+gemm_write(float *p, int n, const float (&v)[C])
 {
-	if (WIDTH % 2 == 0) {
+	if constexpr (C == 4 && WIDTH % 4 == 0) {
 		if (n < WIDTH)
-			st_v2(p + n, make_uint2(__float_as_uint(v[0]), __float_as_uint(v[1])));
+			st_v4(p + n, make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])));
+	} else if constexpr (WIDTH % 2 == 0) {
+#pragma unroll
+		for (int c = 0; c < C; c += 2)
+			if (n + c < WIDTH)
+				st_v2(p + n + c, make_uint2(__float_as_uint(v[c]), __float_as_uint(v[c + 1])));
 	} else {
-		if (n < WIDTH)
-			p[n] = v[0];
-		if (n + 1 < WIDTH)
-			p[n + 1] = v[1];
+#pragma unroll
+		for (int c = 0; c < C; c++)
+			if (n + c < WIDTH)
+				p[n + c] = v[c];
 	}
 }
 
 /* v += b */
-template <int WIDTH> DEV void
-gemm_bias(const float *b, int n, float (&v)[2])
+template <int WIDTH, int N, int C> DEV void
+gemm_bias(const float *b, int n, float (&v)[N][C])
 {
-	float t[2] = { 0, 0 };
+	float t[N][C] = {};
 
 	if (b == 0)
 		return;
-	gemm_load2<WIDTH>(b, n, t);
-	v[0] += t[0];
-	v[1] += t[1];
+#pragma unroll
+	for (int j = 0; j < N; j++)
+		gemm_read<WIDTH>(b, n + 4 * C * j, t[j]);
+#pragma unroll
+	for (int j = 0; j < N; j++)
+#pragma unroll
+		for (int c = 0; c < C; c++)
+			v[j][c] += t[j][c];
 }
 
 /* y = F(v + b) */
 template <int WIDTH, float (*F)(float)> struct gemm_store {
 	float       *y;
 	const float *b;
-	template <int N> __device__ __forceinline__ void
-	take(int m, int n, float (&v)[N][2], float (&)[N][2]) const
+	template <int OUT> __device__ __forceinline__ void soon(int, int) const {}
+	template <int N, int C> __device__ __forceinline__ void
+	take(int m, int n, float (&v)[N][C], float (&)[N][C]) const
 	{
+		gemm_bias<WIDTH>(b, n, v);
 #pragma unroll
 		for (int j = 0; j < N; j++) {
-			gemm_bias<WIDTH>(b, n + 8 * j, v[j]);
-			v[j][0] = F(v[j][0]);
-			v[j][1] = F(v[j][1]);
-			gemm_store2<WIDTH>(y + (long long)m * WIDTH, n + 8 * j, v[j]);
+#pragma unroll
+			for (int c = 0; c < C; c++)
+				v[j][c] = F(v[j][c]);
+			gemm_write<WIDTH>(y + (long long)m * WIDTH, n + 4 * C * j, v[j]);
 		}
 	}
 };
@@ -71,19 +95,29 @@ template <int WIDTH> struct gemm_add {
 	float       *y;
 	const float *b, *r;
 	float        scale;
-	template <int N> __device__ __forceinline__ void
-	take(int m, int n, float (&v)[N][2], float (&)[N][2]) const
+	/* begins to bring OUT columns of a row near */
+	template <int OUT> __device__ __forceinline__ void
+	soon(int m, int n) const
 	{
-		float t[N][2] = {};
+#if __CUDA_ARCH__ >= 900
+		if (WIDTH % 4 == 0 && n < WIDTH)
+			bulk_prefetch_l2(r + (long long)m * WIDTH + n, (unsigned)min(OUT, WIDTH - n) * 4);
+#endif
+	}
+	template <int N, int C> __device__ __forceinline__ void
+	take(int m, int n, float (&v)[N][C], float (&)[N][C]) const
+	{
+		float t[N][C] = {};
+		gemm_bias<WIDTH>(b, n, v);
 #pragma unroll
 		for (int j = 0; j < N; j++)
-			gemm_load2<WIDTH>(r + (long long)m * WIDTH, n + 8 * j, t[j]);
+			gemm_read<WIDTH>(r + (long long)m * WIDTH, n + 4 * C * j, t[j]);
 #pragma unroll
 		for (int j = 0; j < N; j++) {
-			gemm_bias<WIDTH>(b, n + 8 * j, v[j]);
-			v[j][0] += scale * t[j][0];
-			v[j][1] += scale * t[j][1];
-			gemm_store2<WIDTH>(y + (long long)m * WIDTH, n + 8 * j, v[j]);
+#pragma unroll
+			for (int c = 0; c < C; c++)
+				v[j][c] += scale * t[j][c];
+			gemm_write<WIDTH>(y + (long long)m * WIDTH, n + 4 * C * j, v[j]);
 		}
 	}
 };
@@ -92,16 +126,18 @@ template <int WIDTH> struct gemm_add {
 template <int WIDTH, float (*F)(float)> struct gemm_glu {
 	float       *y;
 	const float *b;
-	template <int N> __device__ __forceinline__ void
-	take(int m, int n, float (&v)[N][2], float (&u)[N][2]) const
+	template <int OUT> __device__ __forceinline__ void soon(int, int) const {}
+	template <int N, int C> __device__ __forceinline__ void
+	take(int m, int n, float (&v)[N][C], float (&u)[N][C]) const
 	{
+		gemm_bias<WIDTH>(b, n, v);
+		gemm_bias<WIDTH>(b ? b + WIDTH : b, n, u);
 #pragma unroll
 		for (int j = 0; j < N; j++) {
-			gemm_bias<WIDTH>(b, n + 8 * j, v[j]);
-			gemm_bias<WIDTH>(b ? b + WIDTH : b, n + 8 * j, u[j]);
-			v[j][0] = F(v[j][0]) * u[j][0];
-			v[j][1] = F(v[j][1]) * u[j][1];
-			gemm_store2<WIDTH>(y + (long long)m * WIDTH, n + 8 * j, v[j]);
+#pragma unroll
+			for (int c = 0; c < C; c++)
+				v[j][c] = F(v[j][c]) * u[j][c];
+			gemm_write<WIDTH>(y + (long long)m * WIDTH, n + 4 * C * j, v[j]);
 		}
 	}
 };
@@ -110,7 +146,7 @@ template <int WIDTH, float (*F)(float)> struct gemm_glu {
 template <int WIDTH> DEV void
 gemm_left2(const float *p, int n, float (&v)[2])
 {
-	gemm_load2<WIDTH>(p, n, v);
+	gemm_read<WIDTH>(p, n, v);
 }
 
 template <int WIDTH> DEV void

@@ -1,32 +1,61 @@
 /* y = a w^T for the rows of a mixed step on sm_90a: wgmma, fed by a ring of stages in shared memory. What is in cuda_gemm.h (weights,
  * epilogues, includer's names) holds here too; columns are a multiple of 64.
  *
- * A block has 16 warps and stays: 8 copy, 8 multiply; tiles of BM = 256 or 128 rows by 128 rows of the matrix, 64 columns a stage.
+ * Two blocks on neighbouring multiprocessors (a cluster) work on neighbouring tiles and bring what both need once: each asks for its half,
+ * and the copy unit puts it into both (multicast). Blocks stay; in each
  *   activations  one thread's bulk copies: prep stores them in the order in which they stand in a stage (gemm90_act)
- *   weights      by all 256 copying threads: cp.async, or unpacked from registers
- *   products     two warpgroups, BM / 2 rows each, m64n128k16 from shared memory both sides; one stage's instructions run while the
- *                next stage's are issued
- * full[s] has 8 arrivals of the copying warps and one with the bytes of the bulk copies; empty[s] has 8 of the multiplying warps.
+ *   weights      16 bits: by the same thread, through a tensor map; others: unpacked from registers by all 8 copying warps
+ *   products     two warpgroups, half of the tile's rows each, both operands from shared memory, 64 columns a stage; one stage's instructions run
+ *                while the next stage's are issued
+ * full[s] has an arrival with the bytes of the copies, whichever block they come from, and 8 of the warps that unpack. empty[s] has 8 of the
+ * multiplying warps of each block, since the copies of one block write into the other.
+ *
+ * Arithmetic, by stages; a multiprocessor multiplies 128 x 256 x 64 in 1024 cycles, reads 128 bytes a cycle of shared memory and gets 25 to 32
+ * out of L2 when all ask (measured):
+ *   tile          blocks share   bytes out of L2          a cycle   shared memory, read + filled, a cycle
+ *   256 x 128     nothing        32 K + 16 K              48        96 + 48
+ *   128 x 256     weights        16 K + 32 K / 2          32        80 + 48   16-bit weights, large
+ *   256 x 128     activations    32 K / 2 + 4.6 to 8.7 K  20 - 24   96 + 48   others, large
+ *   128 x 128     activations    16 K / 2 + 16 K          48        96 + 64   middle (512 cycles)
+ * A warpgroup's m64n256k16 reads 2 + 8 KB in 128 cycles, two m64n128k16 4 + 8 KB: so 16-bit weights have the wide tile. Unpacking is 6 to 7
+ * instructions a weight, 380 to 450 of 1024 issue slots that nobody else wants (of 512 in the middle tile). Halves of unpacked weights could go to
+ * the other block through distributed shared memory, but then both need the same columns and all of their activations: 36 KB out of L2.
+ *
+ * Results leave by the threads that hold them, 4096 x 4096 of them (64 MB) beside 64 x 1024 cycles of products a tile. Pairs of columns would be 64
+ * stores a thread, 8 lines each: 4096 cycles. Lanes exchange first (gemm90_fours): 32 stores and 64 shuffles, 2560 cycles, 4 %; the ring fills
+ * meanwhile. Through shared memory it is 2 x 1024 cycles of what the products want, 32 KB at a time beside the ring, so no sooner over.
+ * Warpgroups in turns on tiles of their own (64 x 256) would hide all of it but want 48 bytes a cycle out of L2. What is added to the
+ * results (64 MB more) is asked for while the products run (soon).
  *
  * Every result is one chain of sums over k, whatever the tile, so that a row depends neither on others nor on how many there are. Tiles
- * are walked in bands of 8 tiles of rows: what runs at one time shares both matrices in L2.
+ * are walked in bands of 8 tiles of rows: what runs at one time shares both matrices in L2. A block without rows or columns of its own (an odd
+ * number of tiles) does its part of the copies all the same.
  *
  * Steps of at most GEMM90_FEW rows are left to a second kernel with the tiles of sm_80, which has more and smaller ones: their time is
- * that of the weights. With GEMM90_ALWAYS (deterministic) that one does nothing.
- *
- * H200, 4096 x 4096 x 4096: 48 KB a stage for 1024 cycles of products, so 48 bytes a cycle and multiprocessor out of L2. */
+ * that of the weights. With GEMM90_ALWAYS (deterministic) that one does nothing. Not measured on a GPU yet. */
 #ifndef LLMC_CUDA_GEMM_SM90_H
 #define LLMC_CUDA_GEMM_SM90_H
 
 #include "common/cuda_gemm.h"
 #include "common/cuda_wgmma.h"
 
-enum { GEMM90_BEHIND = 2 /* stages of cp.async on their way while the next is asked for */ };
-enum { GEMM90_THREADS = 512, GEMM90_COPIERS = 256, GEMM90_SHARED = 197632, GEMM90_FEW = 64 };
+/* 16-bit weights: one thread copies, and a warpgroup goes with it. Others are unpacked by two. */
+enum { GEMM90_COPIERS = W_PLANES ? 256 : 128, GEMM90_THREADS = GEMM90_COPIERS + 256, GEMM90_SHARED = 197632, GEMM90_FEW = 64 };
 static_assert(GEMM_COLS % 64 == 0, "whole stages");
 
-typedef gemm_tile<256, 128, 64, 64, 128, 4> gemm90_large;
-typedef gemm_tile<128, 128, 64, 64, 128, 6> gemm90_middle;
+/* The tile of each of two blocks. SHARE_A: they have the same rows and neighbouring columns; otherwise the same columns and neighbouring rows. */
+template <int BM, int BN, int STAGES, bool SHARE_A_> struct gemm90_tile : gemm_tile<BM, BN, 64, 64, BN, STAGES> {
+	static constexpr bool SHARE_A = SHARE_A_;
+	static constexpr int  OUT = BN / GEMM_OUT_SHARE;                                       /* columns of y */
+	static constexpr int  BOTH_M = SHARE_A ? BM : 2 * BM, BOTH_N = SHARE_A ? 2 * OUT : OUT; /* of the two blocks together */
+	static constexpr int  TILES_N = (GEMM_ROWS + BOTH_N - 1) / BOTH_N;
+};
+#if W_PLANES
+typedef gemm90_tile<256, 128, 4, true>  gemm90_large;
+#else
+typedef gemm90_tile<128, 256, 4, false> gemm90_large;
+#endif
+typedef gemm90_tile<128, 128, 6, true>  gemm90_middle;
 
 struct alignas(1024) gemm90_arena {
 	unsigned char stage[196608];
@@ -36,10 +65,12 @@ struct alignas(1024) gemm90_arena {
 static_assert(gemm90_large::BYTES <= 196608 && gemm90_middle::BYTES <= 196608 && sizeof(gemm90_arena) == GEMM90_SHARED, "shared memory");
 
 #ifdef W_bf16
-#define gemm90_mma wgmma_bf16_m64n128k16
+#define GEMM90_MMA(n) wgmma_bf16_m64n##n##k16
 #else
-#define gemm90_mma wgmma_f16_m64n128k16
+#define GEMM90_MMA(n) wgmma_f16_m64n##n##k16
 #endif
+DEV void gemm90_mma(float (&d)[64], unsigned long long a, unsigned long long b, int acc) { GEMM90_MMA(128)(d, a, b, acc); }
+DEV void gemm90_mma(float (&d)[128], unsigned long long a, unsigned long long b, int acc) { GEMM90_MMA(256)(d, a, b, acc); }
 
 /* is this step too small for the big tiles? */
 DEV bool
@@ -73,23 +104,18 @@ struct gemm90_act {
 	}
 };
 
-/* tile t of the walk */
+/* pairs of tiles */
+template <class T> DEV int gemm90_pairs(int n) { return (n + T::BOTH_M - 1) / T::BOTH_M * T::TILES_N; }
+
+/* this block's tile of pair t of the walk */
 template <class T> DEV void
-gemm90_tile(int t, int tiles_m, int &m0, int &n0)
+gemm90_at(int t, int n, int rank, int &m0, int &n0)
 {
-	constexpr int OUT = T::BN / GEMM_OUT_SHARE, TILES_N = (GEMM_ROWS + OUT - 1) / OUT;
-	const int band = t / (8 * TILES_N), in = t - band * (8 * TILES_N), height = min(tiles_m - band * 8, 8);
+	const int pairs_m = (n + T::BOTH_M - 1) / T::BOTH_M;
+	const int band = t / (8 * T::TILES_N), in = t - band * (8 * T::TILES_N), height = min(pairs_m - band * 8, 8);
 
-	m0 = (band * 8 + in % height) * T::BM;
-	n0 = in / height * OUT;
-}
-
-template <class T> DEV int
-gemm90_tiles(int n)
-{
-	constexpr int OUT = T::BN / GEMM_OUT_SHARE;
-
-	return (n + T::BM - 1) / T::BM * ((GEMM_ROWS + OUT - 1) / OUT);
+	m0 = (band * 8 + in % height) * T::BOTH_M + (T::SHARE_A ? 0 : rank * T::BM);
+	n0 = in / height * T::BOTH_N + (T::SHARE_A ? rank * T::OUT : 0);
 }
 
 DEV void
@@ -101,46 +127,53 @@ gemm90_filled(mbar_t *full)
 		mbar_arrive(full);
 }
 
-#if !W_PLANES
-/* A thread's part of the 16-bit weights of a tile: chunk c of rows r, r + 32, r + 64, r + 96. Paired, the last two are rows of the second half
- * of the matrix. Rows past the matrix are zeros. */
-struct gemm90_weights {
-	const unsigned short *from;
-	int                   r, left;
-
-	__device__ __forceinline__ gemm90_weights(const void *w, int n0) : r((int)threadIdx.x / 8), left(GEMM_ROWS - n0 - r)
-	{
-		from = (const unsigned short *)w + (long long)(n0 + r) * GEMM_COLS + threadIdx.x % 8 * 8;
-	}
-	__device__ __forceinline__ void
-	fetch(unsigned char *to, int k0) const
-	{
-		to += r * 128 + ((threadIdx.x ^ r) & 7) * 16;
-#pragma unroll
-		for (int i = 0; i < 4; i++) {
-			constexpr int N = 4 / GEMM_OUT_SHARE;
-			const bool in = i % N * 32 < left;
-			cp_async_16_fill(to + i * 4096, from + (in ? (long long)(i % N * 32 + i / N * GEMM_ROWS) * GEMM_COLS + k0 : (long long)-r * GEMM_COLS), in ? 16 : 0);
-		}
-	}
-};
-#else
-#define gemm90_weights gemm_weights<T>
-#endif
-
-/* The copying warps. */
+/* One thread's part of a stage: this block's half of what both share goes to both. */
 template <class T> DEV void
-gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w)
+gemm90_load(unsigned char *stage, mbar_t *full, const unsigned short *act, const tensor_map *w, int m0, int n0, int n, int rank, int step)
+{
+	constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1), B = T::BN / 64 / (T::SHARE_A ? 1 : 2);
+	const int rows = max(min(T::BM, n - m0), 0);
+
+	mbar_arrive_expect(full, (unsigned)(rows + (W_PLANES ? 0 : T::BN)) * 128);
+#pragma unroll
+	for (int i = 0; i < A; i++) {
+		const int r = (T::SHARE_A ? rank * A + i : i) * 64, left = min(64, rows - r);
+		const unsigned char *from = (const unsigned char *)act + (long long)(m0 + r) * GEMM_COLS * 2 + (long long)step * left * 128;
+		if (left <= 0)
+			continue;
+		if (T::SHARE_A)
+			bulk_load_multicast(stage + r * 128, from, left * 128, full, 3);
+		else
+			bulk_load(stage + r * 128, from, left * 128, full);
+	}
+#if !W_PLANES
+#pragma unroll
+	for (int i = 0; i < B; i++) {
+		const int r = (T::SHARE_A ? i : rank * B + i) * 64, from = n0 + (r < T::OUT ? r : r - T::OUT + GEMM_ROWS);
+		if (T::SHARE_A)
+			tensor_load_2d(stage + T::A_BYTES + r * 128, w, step * 64, from, full);
+		else
+			tensor_load_2d_multicast(stage + T::A_BYTES + r * 128, w, step * 64, from, full, 3);
+	}
+#endif
+}
+
+/* The copying warps; of 16-bit weights, one thread. */
+template <class T, class E> DEV void
+gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w, const tensor_map *map, const E &e)
 {
 	constexpr int STEPS = GEMM_COLS / 64;
+	const int rank = (int)cluster_rank();
 	int it = 0;
 
+	if (!W_PLANES && threadIdx.x)
+		return;
 #pragma unroll 1
-	for (int t = (int)blockIdx.x; t < gemm90_tiles<T>(s.n); t += (int)gridDim.x) {
+	for (int t = (int)blockIdx.x / 2; t < gemm90_pairs<T>(s.n); t += (int)gridDim.x / 2) {
 		int m0, n0;
-		gemm90_tile<T>(t, (s.n + T::BM - 1) / T::BM, m0, n0);
-		gemm90_weights weights(w, n0);
+		gemm90_at<T>(t, s.n, rank, m0, n0);
 #if W_PLANES
+		gemm_weights<T> weights(w, n0);
 		weights.fetch(0, 0);
 #endif
 #pragma unroll 1
@@ -149,36 +182,37 @@ gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w)
 			unsigned char *stage = s.stage + at * T::STAGE_BYTES;
 			mbar_wait(&s.empty[at], (it / T::STAGES & 1) ^ 1);
 			if (threadIdx.x == 0) {
-				const int n = s.n;
-				mbar_arrive_expect(&s.full[at], (unsigned)min(T::BM, n - m0) * 128);
-#pragma unroll
-				for (int i = 0; i < T::BM / 64; i++) {
-					const int m = m0 + i * 64, rows = min(64, n - m);
-					if (rows > 0)
-						bulk_load(stage + i * 8192, (const unsigned char *)act + (long long)m * GEMM_COLS * 2 + (long long)step * rows * 128, rows * 128, &s.full[at]);
-				}
+				gemm90_load<T>(stage, &s.full[at], act, map, m0, n0, s.n, rank, step);
+				for (int r = step; r < min(T::BM, s.n - m0); r += STEPS)
+					e.template soon<T::OUT>(m0 + r, n0);
 			}
 #if W_PLANES
-			gemm90_weights now = weights;
+			gemm_weights<T> now = weights;
 			if (step + 1 < STEPS)
 				weights.fetch(0, (step + 1) * 64);
 			now.put(stage + T::A_BYTES);
 			gemm90_filled(&s.full[at]);
-#else
-			weights.fetch(stage + T::A_BYTES, step * 64);
-			cp_async_commit();
-			if (it >= GEMM90_BEHIND) {
-				cp_async_wait<GEMM90_BEHIND>();
-				gemm90_filled(&s.full[(it - GEMM90_BEHIND) % T::STAGES]);
-			}
 #endif
 		}
 	}
-#if !W_PLANES
-	cp_async_wait_all();
-	for (int i = max(it - GEMM90_BEHIND, 0); i < it; i++)
-		gemm90_filled(&s.full[i % T::STAGES]);
-#endif
+}
+
+/* Lanes of four hold columns 2 q and 2 q + 1 of every eight. Of two eights, even lanes get four neighbouring columns of the first and odd ones
+ * of the second: stores of 64 bytes in a row instead of 32. */
+template <int N> DEV void
+gemm90_fours(const float (&v)[2 * N][2], float (&to)[N][4])
+{
+	const bool odd = threadIdx.x & 1;
+
+#pragma unroll
+	for (int j = 0; j < N; j++)
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			const float keep = odd ? v[2 * j + 1][c] : v[2 * j][c];
+			const float got = __shfl_xor_sync(0xffffffffu, odd ? v[2 * j][c] : v[2 * j + 1][c], 1);
+			to[j][c] = odd ? got : keep;
+			to[j][2 + c] = odd ? keep : got;
+		}
 }
 
 /* The multiplying warps. */
@@ -186,16 +220,15 @@ template <class T, class E> DEV void
 gemm90_multiply(gemm90_arena &s, const float *scale, int n, const E &e)
 {
 	constexpr int STEPS = GEMM_COLS / 64, MT = T::BM / 128;
-	constexpr int PARTS = W_PLANES ? 2 : 1, N_OUT = 16 / GEMM_OUT_SHARE / PARTS; /* unpacking leaves fewer registers here */
-	const int tiles_m = (n + T::BM - 1) / T::BM, tiles = gemm90_tiles<T>(n);
-	const int lane = (int)lane_id(), warp = (int)warp_id() - GEMM90_COPIERS / 32, group = warp / 4;
+	constexpr int EIGHTS = 8 / GEMM_OUT_SHARE; /* that end at one time: registers */
+	const int lane = (int)lane_id(), warp = (int)warp_id() - GEMM90_COPIERS / 32, group = warp / 4, rank = (int)cluster_rank();
 	int it = 0;
 
 #pragma unroll 1
-	for (int t = (int)blockIdx.x; t < tiles; t += (int)gridDim.x) {
-		float acc[MT][64];
+	for (int t = (int)blockIdx.x / 2; t < gemm90_pairs<T>(n); t += (int)gridDim.x / 2) {
+		float acc[MT][T::BN / 2];
 		int m0, n0;
-		gemm90_tile<T>(t, tiles_m, m0, n0);
+		gemm90_at<T>(t, n, rank, m0, n0);
 #pragma unroll 1
 		for (int step = 0; step < STEPS; step++, it++) {
 			const int at = it % T::STAGES;
@@ -210,35 +243,37 @@ gemm90_multiply(gemm90_arena &s, const float *scale, int n, const E &e)
 					gemm90_mma(acc[i], a + i * 512 + k * 2, b + k * 2, step > 0 || k > 0);
 			wgmma_commit();
 			wgmma_wait<1>();
-			if (step > 0 && lane == 0)
-				mbar_arrive(&s.empty[(it - 1) % T::STAGES]);
+			if (step > 0 && lane < 2)
+				mbar_arrive_cluster(&s.empty[(it - 1) % T::STAGES], lane);
 		}
 		wgmma_wait<0>();
 #pragma unroll
 		for (int i = 0; i < MT; i++)
 			wgmma_pin(acc[i]);
-		if (lane == 0)
-			mbar_arrive(&s.empty[(it - 1) % T::STAGES]);
+		if (lane < 2)
+			mbar_arrive_cluster(&s.empty[(it - 1) % T::STAGES], lane);
 #pragma unroll
 		for (int i = 0; i < MT; i++)
 #pragma unroll
 			for (int half = 0; half < 2; half++) {
 				const int m = m0 + (group * MT + i) * 64 + warp % 4 * 16 + half * 8 + (lane >> 2);
-				if (m >= n)
-					continue;
-				const float f = scale ? scale[m] : 1.0f;
+				const float f = scale && m < n ? scale[m] : 1.0f;
 #pragma unroll
-				for (int part = 0; part < PARTS; part++) {
-					float v[N_OUT][2], u[N_OUT][2];
+				for (int first = 0; first < T::OUT / 8; first += EIGHTS) {
+					float v[EIGHTS][2], u[EIGHTS][2], v4[EIGHTS / 2][4], u4[EIGHTS / 2][4];
 #pragma unroll
-					for (int j = 0; j < N_OUT; j++)
+					for (int j = 0; j < EIGHTS; j++)
 #pragma unroll
 						for (int c = 0; c < 2; c++) {
-							const int at = 4 * (part * N_OUT + j) + 2 * half + c;
+							const int at = 4 * (first + j) + 2 * half + c;
 							v[j][c] = acc[i][at] * f;
-							u[j][c] = acc[i][at + 64 - 64 / GEMM_OUT_SHARE] * f;
+							u[j][c] = acc[i][at + (T::BN - T::OUT) / 2] * f;
 						}
-					e.take(m, n0 + part * N_OUT * 8 + (lane & 3) * 2, v, u);
+					gemm90_fours(v, v4);
+					if (GEMM_OUT_SHARE == 2)
+						gemm90_fours(u, u4);
+					if (m < n)
+						e.take(m, n0 + (first + (lane & 1)) * 8 + (lane & 2) * 2, v4, u4);
 				}
 			}
 	}
@@ -250,34 +285,36 @@ gemm90_begin(gemm90_arena &s, int n)
 	if (threadIdx.x == 0)
 		s.n = n;
 	if (threadIdx.x < T::STAGES) {
-		mbar_init(&s.full[threadIdx.x], 9);
-		mbar_init(&s.empty[threadIdx.x], 8);
+		mbar_init(&s.full[threadIdx.x], W_PLANES ? 9 : 1);
+		mbar_init(&s.empty[threadIdx.x], 16);
 	}
-	if (n % T::BM) /* rows that no copy brings are multiplied too */
+	if (n % T::BOTH_M) /* rows that no copy brings are multiplied too */
 		for (int i = (int)threadIdx.x; i < T::BYTES / 16; i += GEMM90_THREADS)
 			if (i * 16 % T::STAGE_BYTES < T::A_BYTES)
 				st_v4(s.stage + i * 16, make_uint4(0, 0, 0, 0));
 	fence_proxy_async();
-	__syncthreads();
+	cluster_sync();
 }
 
-/* Larger tiles need fewer bytes for the same products (by a sixth of the time, as measured elsewhere), smaller ones leave fewer
- * multiprocessors idle in the last round. */
+/* Rounds of large tiles and of smaller ones, which leave fewer multiprocessors idle in the last one, weighed by the time of a stage at 28 bytes a
+ * cycle out of L2: 1170 and 860; with weights to unpack 1024 and 590. */
 DEV bool
 gemm90_is_large(int n)
 {
-	const int g = (int)gridDim.x, large = (gemm90_tiles<gemm90_large>(n) + g - 1) / g, middle = (gemm90_tiles<gemm90_middle>(n) + g - 1) / g;
+	const int g = (int)gridDim.x / 2, large = (gemm90_pairs<gemm90_large>(n) + g - 1) / g, middle = (gemm90_pairs<gemm90_middle>(n) + g - 1) / g;
 
-	return 12 * large <= 7 * middle;
+	return W_PLANES ? 12 * large <= 7 * middle : 11 * large <= 8 * middle;
 }
 
 template <class E> DEV void
-gemm90_run(const unsigned short *act, const float *scale, const void *w, int n, const E &e)
+gemm90_run(const unsigned short *act, const float *scale, const void *w, const tensor_map *map, int n, const E &e)
 {
 	SHARED_ARENA(gemm90_arena, s);
 
 	if (gemm90_few(n))
 		return;
+	if (!W_PLANES && threadIdx.x == 0)
+		tensor_prefetch(map);
 	const bool large = gemm90_is_large(n);
 	if (large)
 		gemm90_begin<gemm90_large>(s, n);
@@ -286,16 +323,18 @@ gemm90_run(const unsigned short *act, const float *scale, const void *w, int n, 
 	if (threadIdx.x < GEMM90_COPIERS) {
 		reg_dec<(W_PLANES ? 72 : 40)>();
 		if (large)
-			gemm90_copy<gemm90_large>(s, act, w);
+			gemm90_copy<gemm90_large>(s, act, w, map, e);
 		else
-			gemm90_copy<gemm90_middle>(s, act, w);
+			gemm90_copy<gemm90_middle>(s, act, w, map, e);
 	} else {
-		reg_inc<(W_PLANES ? 184 : 216)>();
+		reg_inc<(W_PLANES ? 184 : 232)>();
 		if (large)
 			gemm90_multiply<gemm90_large>(s, scale, n, e);
 		else
 			gemm90_multiply<gemm90_middle>(s, scale, n, e);
 	}
+	__syncwarp();
+	cluster_sync(); /* the other block still arrives at barriers of this one */
 }
 
 /* The other kernel: two blocks of 256 threads a multiprocessor. */

@@ -345,6 +345,9 @@ bulk_load(void *dst, const void *src, unsigned bytes, mbar_t *b)
 	             : : "r"(shared_address(dst)), "l"(src), "r"(bytes), "r"(shared_address(b)) : "memory");
 }
 
+/* Asks for a multiple of 16 bytes at a multiple of 16. */
+DEV void bulk_prefetch_l2(const void *p, unsigned bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(p), "r"(bytes)); }
+
 DEV void
 stmatrix_x4(void *row, const unsigned (&r)[4])
 {

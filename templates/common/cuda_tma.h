@@ -7,7 +7,7 @@
  *
  * A multicast brings the same bytes to every block of the cluster whose bit is in the mask: to the same place in its shared memory, counted by the
  * barrier in the same place there. Barriers must be known to be there (cluster_sync behind their initialisation), whoever reads the
- * target must have said so across the cluster (mbar_arrive_cluster, mbar_wait_cluster), and no block may leave before all that others do
+ * target must have said so across the cluster (mbar_arrive_cluster), and no block may leave before all that others do
  * to it has been (cluster_sync at the end). */
 #ifndef LLMC_CUDA_TMA_H
 #define LLMC_CUDA_TMA_H
@@ -116,23 +116,14 @@ bulk_load_multicast(void *dst, const void *src, unsigned bytes, mbar_t *b, unsig
 	             : : "r"(shared_address(dst)), "l"(src), "r"(bytes), "r"(shared_address(b)), "h"(mask) : "memory");
 }
 
-/* One arrival at the barrier in the place of b in block `rank` of the cluster, this one's own too. */
+/* One arrival at the barrier in the place of b in block `rank` of the cluster, this one's own too. It says that this thread's reads are over, all
+ * that copies into shared memory need; what the thread wrote itself it does not hand to another block (cluster_sync does). Release and acquire of
+ * the cluster's scope would cost MEMBAR.GPU at each arrival and CCTL.IVALL at each wait. */
 DEV void
 mbar_arrive_cluster(mbar_t *b, unsigned rank)
 {
-	asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }"
+	asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [a]; }"
 	             : : "r"(shared_address(b)), "r"(rank) : "memory");
-}
-
-/* mbar_wait that also acquires what arrivals of other blocks released. */
-DEV void
-mbar_wait_cluster(mbar_t *b, unsigned parity)
-{
-	unsigned done;
-	do
-		asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-		             : "=r"(done) : "r"(shared_address(b)), "r"(parity) : "memory");
-	while (!done);
 }
 
 /* A multiple of 16 bytes, both sides aligned to 16. */

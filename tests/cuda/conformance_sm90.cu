@@ -50,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(32)
 bulk_out(const args p)
 {
 	SHARED_ARENA(box, s);
+	bulk_prefetch_l2(p.x, 128);
 	s.x[threadIdx.x] = p.x[threadIdx.x] + 1;
 	s.x[32 + threadIdx.x] = p.x[threadIdx.x] + 2;
 	fence_proxy_async();
@@ -65,7 +66,7 @@ bulk_out(const args p)
 	}
 }
 
-/* Each block of a cluster of two brings half of x and of a tensor to both, then reads the other's memory once that has said so. */
+/* Each block of a cluster of two brings half of x and of a tensor to both; arrivals of both at both; each reads what the other wrote. */
 extern "C" __global__ void __launch_bounds__(32)
 multicast(const __grid_constant__ map_args p)
 {
@@ -95,7 +96,8 @@ multicast(const __grid_constant__ map_args p)
 		y[i] = s.x[i];
 		y[64 + i] = s.z[i];
 	}
-	mbar_wait_cluster(&b.b[1], 0);
+	mbar_wait(&b.b[1], 0);
+	cluster_sync();
 	y[128 + t] = *cluster_map(&s.w[t ^ 1], me ^ 1);
 	cluster_sync();
 }

@@ -221,7 +221,7 @@ static const Case cases[] = {
 	{ S, "too_many_registers", one, 1, 384 },
 	{ C, "cluster_init", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_leave", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_own", one, 4, 64, 0, CLUSTER2 },
 	{ C, "cluster_mask", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_beyond", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_bytes", one, 4, 64, 0, CLUSTER2 },
-	{ C, "cluster_scope", one, 4, 64, 0, CLUSTER2 }, { C, "cluster_late", one, 4, 64, 0, CLUSTER2 },
+	{ C, "cluster_late", one, 4, 64, 0, CLUSTER2 },
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 

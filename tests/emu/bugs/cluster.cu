@@ -1,7 +1,7 @@
 // Planted bugs of two blocks that feed each other: a ring of two stages, each block brings half of a stage and multicasts it to both.
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 struct alignas(128) Ring { float x[2][128]; mbar_t full[2], empty[2]; };
-enum { STEPS = 6, INIT = 1, LEAVE, OWN, MASK, BEYOND, BYTES, SCOPE, LATE };
+enum { STEPS = 6, INIT = 1, LEAVE, OWN, MASK, BEYOND, BYTES, LATE };
 
 template <int WRONG> static __device__ void
 ring(Args p)
@@ -21,12 +21,9 @@ ring(Args p)
 	if (threadIdx.x == 0) {
 		for (int k = 0; k < STEPS; k++) {
 			const int at = k % 2;
-			if (WRONG == SCOPE)
-				mbar_wait(&s.empty[at], (k / 2 & 1) ^ 1);
-			else
-				mbar_wait_cluster(&s.empty[at], (k / 2 & 1) ^ 1); // cluster_leave cluster_mask cluster_late
+			mbar_wait(&s.empty[at], (k / 2 & 1) ^ 1); // cluster_leave cluster_mask cluster_late
 			mbar_arrive_expect(&s.full[at], WRONG == BYTES ? 256 : 512);
-			bulk_load_multicast(s.x[at] + 64 * rank, p.a + 128 * k + 64 * rank, 256, &s.full[at], WRONG == MASK ? 1 << rank : WRONG == BEYOND ? 7 : 3); // cluster_init cluster_own cluster_beyond cluster_scope
+			bulk_load_multicast(s.x[at] + 64 * rank, p.a + 128 * k + 64 * rank, 256, &s.full[at], WRONG == MASK ? 1 << rank : WRONG == BEYOND ? 7 : 3); // cluster_init cluster_own cluster_beyond
 		}
 	} else if (threadIdx.x >= 32) {
 		float sum = 0;
@@ -34,7 +31,7 @@ ring(Args p)
 			const int at = k % 2;
 			mbar_wait(&s.full[at], k / 2 & 1); // cluster_leave cluster_mask cluster_bytes cluster_late
 			for (int i = 0; i < 4; i++)
-				sum += s.x[at][lane_id() + 32 * i]; // cluster_own cluster_bytes cluster_scope
+				sum += s.x[at][lane_id() + 32 * i]; // cluster_own cluster_bytes
 			__syncwarp();
 			if (WRONG == OWN ? lane_id() == 0 : lane_id() < 2)
 				mbar_arrive_cluster(&s.empty[at], WRONG == OWN ? rank : lane_id()); // cluster_leave
@@ -51,5 +48,4 @@ extern "C" __global__ void cluster_own(Args p) { ring<BUG ? OWN : 0>(p); }
 extern "C" __global__ void cluster_mask(Args p) { ring<BUG ? MASK : 0>(p); }
 extern "C" __global__ void cluster_beyond(Args p) { ring<BUG ? BEYOND : 0>(p); }
 extern "C" __global__ void cluster_bytes(Args p) { ring<BUG ? BYTES : 0>(p); }
-extern "C" __global__ void cluster_scope(Args p) { ring<BUG ? SCOPE : 0>(p); }
 extern "C" __global__ void cluster_late(Args p) { ring<BUG ? LATE : 0>(p); }

@@ -14,7 +14,7 @@ typedef struct Mbar {
 	uint32_t count, left, thread, clk;
 	uint64_t phase;
 	int64_t tx;
-	Known *gather, *done, *far, *far_done; /* far: what other blocks' arrivals hand on, to waits of the cluster's scope */
+	Known *gather, *done;
 	Bulk *bulk;
 	int n_bulk, n_cp; /* copies on their way; arrivals that wait for copies by cp.async */
 } Mbar;
@@ -57,8 +57,6 @@ release(Mbar *m)
 {
 	known_drop(m->gather);
 	known_drop(m->done);
-	known_drop(m->far);
-	known_drop(m->far_done);
 	free(m->bulk);
 }
 
@@ -144,9 +142,6 @@ advance(Mbar *m, Site at)
 	known_drop(m->done);
 	m->done = m->gather;
 	m->gather = NULL;
-	known_drop(m->far_done);
-	m->far_done = m->far;
-	m->far = NULL;
 	emu_progress++;
 }
 
@@ -191,7 +186,7 @@ emu_mbar_arrive_cluster(void *p, unsigned rank, const char *file, int line)
 			o->far_clk[b->cluster_rank] = emu_alloc(sizeof(uint32_t) * (size_t)b->nt);
 		o->far_clk[b->cluster_rank][t->lin] = t->clk;
 		Known *k = clock_publish(t);
-		m->far = known_join(m->far, k);
+		m->gather = known_join(m->gather, k);
 		known_drop(k);
 	}
 	m->left--;
@@ -266,9 +261,11 @@ land(Mbar *m, Site at)
 	advance(m, at);
 }
 
-static int
-test(void *p, unsigned parity, bool cluster, Site at)
+/* Whether the phase of this parity is over. */
+int
+emu_mbar_test(void *p, unsigned parity, const char *file, int line)
 {
+	Site at = { file, line };
 	Mbar *m = mbar_of(p, at);
 
 	if (owner(p, at) != emu_cur->blk)
@@ -288,22 +285,7 @@ test(void *p, unsigned parity, bool cluster, Site at)
 	}
 	if (emu_check)
 		clock_acquire(emu_cur, m->done);
-	if (emu_check && cluster)
-		clock_acquire(emu_cur, m->far_done);
 	return 1;
-}
-
-/* Whether the phase of this parity is over; the second one learns from arrivals of other blocks, too. */
-int
-emu_mbar_test(void *p, unsigned parity, const char *file, int line)
-{
-	return test(p, parity, false, (Site){ file, line });
-}
-
-int
-emu_mbar_test_cluster(void *p, unsigned parity, const char *file, int line)
-{
-	return test(p, parity, true, (Site){ file, line });
 }
 
 static void
@@ -400,4 +382,17 @@ emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, vo
 	if (!mask)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "multicast to no block: its mask is 0");
 	tensor_load(dst, map, rank, c, bar, (int)mask, at);
+}
+
+/* Brings nothing; what it names must be there. */
+void
+emu_bulk_prefetch(const void *p, unsigned n, const char *file, int line)
+{
+	Site at = { file, line };
+	Region *r = region_of(p);
+
+	if (((uintptr_t)p | n) & 15)
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk prefetch: address and size must be multiples of 16");
+	if (!r || r->kind == R_SHARED || (size_t)(r->hi - (const char *)p) < n)
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk prefetch of %u bytes that are no memory of the device", n);
 }

@@ -54,7 +54,6 @@ void emu_mbar_init(void *bar, unsigned count, const char *file, int line);
 void emu_mbar_inval(void *bar, const char *file, int line);
 emu_u64 emu_mbar_arrive(void *bar, unsigned count, unsigned tx_bytes, const char *file, int line);
 int emu_mbar_test(void *bar, unsigned parity, const char *file, int line);
-int emu_mbar_test_cluster(void *bar, unsigned parity, const char *file, int line);
 void emu_mbar_arrive_cluster(void *bar, unsigned rank, const char *file, int line);
 void emu_cp_arrive(void *bar, const char *file, int line);
 void emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file, int line);
@@ -72,6 +71,7 @@ void emu_wgmma_commit(const char *file, int line);
 void emu_wgmma_wait(int left, const char *file, int line);
 emu_u64 emu_smem_offset(const void *p, const char *file, int line);
 void emu_bulk_load(void *dst, const void *src, unsigned n, void *bar, const char *file, int line);
+void emu_bulk_prefetch(const void *p, unsigned n, const char *file, int line);
 void emu_bulk_load_multicast(void *dst, const void *src, unsigned n, void *bar, unsigned mask, const char *file, int line);
 
 #ifdef __cplusplus

@@ -60,8 +60,8 @@ EMU_FN void mbar_arrive_expect(mbar_t *b, unsigned bytes, EMU_AT) { emu_mbar_arr
 EMU_FN void bulk_load(void *dst, const void *src, unsigned n, mbar_t *b, EMU_AT) { emu_bulk_load(dst, src, n, b, EMU_HERE); }
 EMU_FN void bulk_load_multicast(void *dst, const void *src, unsigned n, mbar_t *b, unsigned short mask, EMU_AT)
 { emu_bulk_load_multicast(dst, src, n, b, mask, EMU_HERE); }
+EMU_FN void bulk_prefetch_l2(const void *p, unsigned n, EMU_AT) { emu_bulk_prefetch(p, n, EMU_HERE); }
 EMU_FN void mbar_arrive_cluster(mbar_t *b, unsigned rank, EMU_AT) { emu_mbar_arrive_cluster(b, rank, EMU_HERE); }
-EMU_FN void mbar_wait_cluster(mbar_t *b, unsigned parity, EMU_AT) { while (!emu_mbar_test_cluster(b, parity, EMU_HERE)) {} }
 EMU_FN void griddep_wait(EMU_AT) { emu_gdc_wait(EMU_HERE); }
 EMU_FN void griddep_launch() { emu_gdc_launch(); }
 EMU_FN void cluster_arrive(EMU_AT) { emu_cluster_arrive(EMU_HERE); }
