@@ -2,7 +2,7 @@
  *
  * Definition of a row's result; nothing else may decide on it:
  *
- *     score    s_j = att_score(q . k_j), q rounded to the type of the pool, products added 16 at a time in the order of d
+ *     score    s_j = flash_score(q . k_j), q rounded to the type of the pool, products added 16 at a time in the order of d
  *     chunk    positions [32 c, 32 c + 32), a page: m' = max(m, max s_j), o = o 2^(m - m') + sum 2^(s_j - m') v_j, weights rounded to the
  *              pool's type; l likewise, unrounded
  *     segment  16 chunks, from m = none, l = 0, o = 0
@@ -231,7 +231,7 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const Fl
 				for (int n = 0; n < FLASH_C / 8; n++)
 #pragma unroll
 					for (int c = 0; c < 2; c++)
-						t[i][n][2 * h + c] = att_score(t[i][n][2 * h + c], x.slope, c0 + n * 8 + (lane & 3) * 2 + c - x.pos);
+						t[i][n][2 * h + c] = flash_score(t[i][n][2 * h + c], x.slope, c0 + n * 8 + (lane & 3) * 2 + c - x.pos);
 			}
 	}
 	if (c0 < b.warp[warp_id()].all_lo || c0 + FLASH_C > b.warp[warp_id()].all_hi) {

@@ -3,7 +3,7 @@
  *
  * Definition of a row's result:
  *
- *     score    s_j = att_score(q . k_j), q rounded to the type of the pool, products added 16 at a time in the order of d
+ *     score    s_j = flash_score(q . k_j), q rounded to the type of the pool, products added 16 at a time in the order of d
  *     chunk    positions [N c, N c + N), N = FLASH90_N: m' = max(m, max s_j), o = o 2^(m - m') + sum 2^(s_j - m') v_j, weights rounded
  *              to the pool's type; l likewise, unrounded
  *     segment  FLASH_SEGMENT positions, from m = none, l = 0, o = 0
@@ -20,10 +20,11 @@
  *   a chunk     S = Q K^T from shared memory; P V with P from registers; the softmax of chunk c runs beside the P V of chunk c - 1.
  *               Warpgroups take turns to hand in their products, so that one computes weights while the other multiplies.
  *
- * Floor, heads of 128: 64 rows by 128 positions are 1024 cycles of products and 512 of exponentials (16 a cycle and multiprocessor), and
- * two warpgroups share both: the products decide, 4 rows positions D / (4096 operations a cycle). A prompt of 4096 of an 8B (32 layers, 32
- * heads of 128, causal): 4.4 tera-operations, 4.5 ms at the peak of an H100/H200 (989 TFLOP/s), 8 expected at 550; mma.sync: 14 at 300.
- * K and V: 64 KB of L2 a chunk and block, 31 bytes a cycle and multiprocessor. Not measured on a GPU yet.
+ * Floor: 64 rows by 128 positions are 16 D / 2 cycles of products (4096 operations a cycle and multiprocessor) and 512 of exponentials (16 a
+ * cycle). Heads of 128: 1024 and 512, the products decide, two warpgroups of 232 registers keep both busy; heads of 64: 512 and 512, three of
+ * 160. A prompt of 4096 of an 8B (32 layers, 32 heads of 128, causal): 4.4 tera-operations, 4.5 ms at the peak of an H200 (989 TFLOP/s), 8
+ * expected at 550; with mma.sync 14 at 300. K and V out of L2: 64 KB a chunk and block, 31 bytes a cycle and multiprocessor. Not measured
+ * on a GPU yet.
  *
  * Before inclusion: what cuda_attention.h asks for, FLASH90_SEGMENTS or not. */
 #ifndef LLMC_CUDA_FLASH_SM90_H
@@ -33,9 +34,9 @@
 #include "common/cuda_wgmma.h"
 
 enum {
-	FLASH90_GROUPS = 2,                                 /* warpgroups that multiply */
+	FLASH90_GROUPS = ATT_D == 64 ? 3 : 2,               /* warpgroups that multiply; the template's launch knows it, too */
 	FLASH90_THREADS = 128 * (1 + FLASH90_GROUPS),
-	FLASH90_N = ATT_D <= 128 ? 128 : 64,                /* positions of a chunk; as with STAGES, the template's launch knows it, too */
+	FLASH90_N = ATT_D <= 128 ? 128 : 64,                /* positions of a chunk; so it does this and STAGES */
 	FLASH90_PAGES = FLASH90_N / KV_PAGE,
 	FLASH90_BOXES = (ATT_D + 63) / 64,                  /* of 64 columns */
 	FLASH90_V = ATT_D <= 32 ? 32 : ATT_D <= 64 ? 64 : ATT_D <= 96 ? 96 : ATT_D <= 128 ? 128 : ATT_D <= 192 ? 192 : 256, /* columns that P V has */
@@ -320,7 +321,7 @@ flash90_weights(flash90_rows &r, int c0)
 	if (!PLAIN) {
 #pragma unroll
 		for (int i = 0; i < FLASH90_N / 2; i++)
-			r.t[i] = att_score(r.t[i], r.slope[i / 2 % 2], j0 + i / 4 * 8 + i % 2 - r.pos[i / 2 % 2]);
+			r.t[i] = flash_score(r.t[i], r.slope[i / 2 % 2], j0 + i / 4 * 8 + i % 2 - r.pos[i / 2 % 2]);
 	}
 	if (c0 < r.all_lo || c0 + FLASH90_N > r.all_hi) {
 #pragma unroll
@@ -536,11 +537,11 @@ flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_m
 	}
 	__syncthreads();
 	if (threadIdx.x < 128) {
-		reg_dec<40>();
+		reg_dec<(FLASH90_GROUPS == 3 ? 32 : 40)>(); /* of what there is: 504 or 512 by fours of warps */
 		if (threadIdx.x < 32)
 			flash90_copy(a, s, q, pool, map, count);
 	} else {
-		reg_inc<232>();
+		reg_inc<(FLASH90_GROUPS == 3 ? 160 : 232)>();
 		flash90_multiply(a, s, q, y, parts, count + 2);
 	}
 }

@@ -27,9 +27,9 @@ SM90 = {
     **{k: CASES[k] for k in ("gqa", "llama", "d80", "d96", "d256", "mqa", "alibi", "prefix")},
     "alone":  dict(lens=[128, 130, 257], heads=2, kv_heads=2, dim=128),
     "eight":  dict(lens=[7, 40], heads=16, kv_heads=2, dim=48, scale=0.2),
-    "d192":   dict(lens=[20, 200], heads=4, kv_heads=1, dim=192),
+    "d192":   dict(lens=[20, 200], heads=4, kv_heads=1, dim=192, cap=20.0),
     "window": dict(lens=[300, 129], heads=4, kv_heads=2, dim=64, window=70),
-    "ring":   dict(lens=[640], heads=1, kv_heads=1, dim=16, cap=20.0, kv="bf16"),
+    "ring":   dict(lens=[640], heads=1, kv_heads=1, dim=64, kv="bf16"),
 }
 
 
@@ -169,7 +169,7 @@ def test_nvrtc_wgmma(kw):
 def test_refuses():
     p = case(lens=[4]).params
     assert H.accepts("attention_mixed_sm90", "sm_90a", p) and not H.accepts("attention_mixed_sm90", "sm_100a", p)
-    for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=48), dict(DIM=320, V_DIM=320), dict(KV_PAGE_BYTES=p["KV_PAGE_BYTES"] + 256):
+    for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=48), dict(CAP=30.0), dict(DIM=320, V_DIM=320), dict(KV_PAGE_BYTES=p["KV_PAGE_BYTES"] + 256):
         assert not H.accepts("attention_mixed_sm90", "sm_90a", dict(p, **bad))
     assert H.accepts("attention_mixed_sm80", "sm_80", p)
     for bad in dict(KV_DTYPE="f32"), dict(DIM=24), dict(V_DIM=20), dict(DIM=320):
