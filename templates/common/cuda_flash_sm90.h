@@ -39,7 +39,7 @@ enum {
 	FLASH90_N = ATT_D <= 128 ? 128 : 64,                /* positions of a chunk; so it does this and STAGES */
 	FLASH90_PAGES = FLASH90_N / KV_PAGE,
 	FLASH90_BOXES = (ATT_D + 63) / 64,                  /* of 64 columns */
-	FLASH90_V = ATT_D <= 32 ? 32 : ATT_D <= 64 ? 64 : ATT_D <= 96 ? 96 : ATT_D <= 128 ? 128 : ATT_D <= 192 ? 192 : 256, /* columns that P V has */
+	FLASH90_V = FLASH90_BOXES * 64,                     /* columns that P V has: whole patterns of 128 bytes */
 	FLASH90_BOX = KV_PAGE * 128,                        /* bytes */
 	FLASH90_HALF = FLASH90_N * 128,                     /* of a chunk's 64 columns */
 	FLASH90_TILE = FLASH90_BOXES * FLASH90_HALF,        /* of a chunk of K, or V */
@@ -89,9 +89,7 @@ typedef flash90_ring<FLASH90_STAGES> flash90_stage;
 #define FLASH90_WIDTH(n) \
 	DEV void flash90_qk(float (&d)[n / 2], unsigned long long a, unsigned long long b, int acc) { FLASH90_MMA(n, )(d, a, b, acc); } \
 	DEV void flash90_pv(float (&d)[n / 2], const unsigned (&a)[4], unsigned long long b) { FLASH90_MMA(n, _ra_bt)(d, a, b, 1); }
-FLASH90_WIDTH(32)
 FLASH90_WIDTH(64)
-FLASH90_WIDTH(96)
 FLASH90_WIDTH(128)
 FLASH90_WIDTH(192)
 FLASH90_WIDTH(256)
