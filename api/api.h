@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "compiler/compile.h"
 #include "runtime/plan/target.h"
@@ -45,7 +46,6 @@ const Spec *source_spec(const char *path, SourceKind kind, const char *const *se
 llmc_status device_gpu(const char *device, int *gpu, llmc_error *err);
 llmc_status target_name(const char *device, const char *arch, bool must_run, char out[32], llmc_error *err);
 
-double clock_now(void); /* seconds, monotonic */
 /* Copy a string into (buf, cap, *need) as llmc.h promises. */
 llmc_status copy_out(const char *s, size_t n, char *buf, size_t cap, size_t *need, llmc_error *err);
 

@@ -1,7 +1,6 @@
 /* Status names, and the small helpers of this room. */
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "api/api.h"
 
@@ -35,15 +34,6 @@ llmc_status_text(llmc_status s)
 #undef X
 	}
 	return "unknown status";
-}
-
-double
-clock_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 llmc_status

@@ -123,6 +123,7 @@ llmc_status tokenize_alloc(const llmc_tokenizer *t, const char *text, size_t n_b
 llmc_status chat_alloc(const llmc_tokenizer *t, const char *messages, const char *options, char **text,
                        size_t *n, llmc_error *err);
 const char *human_bytes(double bytes, char buf[32]);
+double now(void); /* seconds, monotonic */
 void json_text(FILE *f, const char *s, size_t n); /* quoted and escaped; invalid UTF-8 as U+FFFD */
 
 /* Ctrl-C: sets a flag the first time, ends the process the second time. */

@@ -1,7 +1,6 @@
 /* llmc compile: YAML -> artifact folder. */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "cli/cli.h"
 
@@ -16,15 +15,6 @@ log_to_stderr(void *user, int level, const char *line)
 	} else if (level == LLMC_LOG_INFO && !*quiet) {
 		progress("%s", line);
 	}
-}
-
-static double
-now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* generated/<name of the file or folder without its ending> */

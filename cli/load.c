@@ -16,8 +16,9 @@
 #include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "cli/cli.h"
 
 enum { MAX_LINE = 1 << 20 };
 
@@ -45,15 +46,6 @@ typedef struct Load {
 	Conn    *live;
 	size_t   running, done;
 } Load;
-
-static double
-now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 bool
 load_target(const char *url, const char *route, LoadTarget *out)

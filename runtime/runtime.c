@@ -3,20 +3,11 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "runtime/plan/target.h"
 #include "runtime/session.h"
-
-static double
-now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static llmc_status
 check_target(const Plan *plan, llmc_error *err)
@@ -102,15 +93,15 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 		*out = rt;
 		return LLMC_OK;
 	}
-	double start = now();
+	double start = clock_now();
 	if (plan->n_kernel) {
 		BuildOptions k = { .artifact = opt->artifact, .n_jobs = rt->n_threads, .log = opt->log, .log_user = opt->log_user };
 		TRY_GOTO(kernels_open(plan, &k, &rt->kernels, err));
 	}
-	double built = now();
+	double built = clock_now();
 	TRY_GOTO(pack_weights(rt, &w, err));
 	TRY_GOTO(load_factors(rt, err));
-	rt->times = (RuntimeTimes){ .compile_s = built - start, .pack_s = now() - built, .load_s = now() - start };
+	rt->times = (RuntimeTimes){ .compile_s = built - start, .pack_s = clock_now() - built, .load_s = clock_now() - start };
 	*out = rt;
 	return LLMC_OK;
 fail:

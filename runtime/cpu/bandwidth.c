@@ -3,8 +3,8 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "runtime/cpu/cpu.h"
 
 typedef uint64_t Wide __attribute__((vector_size(64)));
@@ -15,15 +15,6 @@ typedef struct Read {
 	uint64_t    sum[TOPOLOGY_MAX][8]; /* a line a thread */
 	bool        fill;
 } Read;
-
-static double
-now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void
 read_part(void *user, int part, int n_parts)
@@ -75,13 +66,13 @@ cpu_bandwidth(int n_threads, double seconds)
 	r->fill = true;
 	threads_run(t, read_part, r);
 	r->fill = false;
-	double end = now() + seconds;
+	double end = clock_now() + seconds;
 	do {
-		double start = now();
+		double start = clock_now();
 		threads_run(t, read_part, r);
-		double rate = (double)bytes / (now() - start);
+		double rate = (double)bytes / (clock_now() - start);
 		best = rate > best ? rate : best;
-	} while (now() < end);
+	} while (clock_now() < end);
 	munmap(m, bytes + sizeof *r);
 	threads_close(t);
 	return best;

@@ -1,7 +1,7 @@
 /* Read bandwidth of a device, by a kernel of our own: what shares of bandwidth are measured against. */
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "runtime/cuda/cuda.h"
 
 /* Bytes read by one launch: few where they take long (an emulator), else far more than a cache holds. */
@@ -9,15 +9,6 @@ enum { FEW = 4 << 20, RUNS = 9 };
 static const size_t MANY = (size_t)2 << 30;
 
 typedef struct Arg { CUdeviceptr p; unsigned long long n; CUdeviceptr out; } Arg;
-
-static double
-seconds_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Seconds of the fastest of several launches over n bytes; 0: it does not work. */
 static double
@@ -35,9 +26,9 @@ measure(CudaDevice *d, CUfunction f, CUstream stream, size_t n, int runs)
 	bool ok = a->set8(mem, 0x5b, n + 256, stream) == CU_OK;
 	for (int i = 0; ok && i < runs; i++) {
 		ok = a->stream_sync(stream) == CU_OK;
-		double t = seconds_now();
+		double t = clock_now();
 		ok = ok && a->launch(&c, f, params, NULL) == CU_OK && a->stream_sync(stream) == CU_OK;
-		t = seconds_now() - t;
+		t = clock_now() - t;
 		best = best == 0 || t < best ? t : best;
 	}
 	CUDA_RELEASE(a->mem_free(mem));

@@ -1,31 +1,22 @@
 /* What the ops of a step take. The launches of one kernel in all layers go into a graph, over and over, which is replayed: each launch
  * reads its own layer's weights, so caches help no more than in a whole step, and nothing of the host is in between. */
-#include <time.h>
 
+#include "base/clock.h"
 #include "runtime/cuda/session.h"
 
 enum { LAUNCHES = 64, REPLAYS = 4 };
 static const double SHORT = 10e-3; /* longer ones need no repetition for the cost of a launch to vanish */
 
-static double
-seconds_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static llmc_status
 replay(CudaSession *c, CUgraphExec exec, int n, double *seconds, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
-	double t = seconds_now();
+	double t = clock_now();
 
 	for (int i = 0; i < n; i++)
 		CUDA_TRY(d, d->api.graph_launch(exec, c->stream), "launching one op again");
 	CUDA_TRY(d, d->api.stream_sync(c->stream), "running one op again");
-	*seconds = (seconds_now() - t) / n;
+	*seconds = (clock_now() - t) / n;
 	return LLMC_OK;
 }
 

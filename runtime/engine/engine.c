@@ -5,15 +5,6 @@
 
 #include "runtime/engine/inside.h"
 
-double
-engine_clock(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void
 fail_all(Engine *e, llmc_status status, const char *text)
 {
@@ -61,7 +52,7 @@ take_in(Engine *e)
 		count_things(&e->now.request_n, j->best_of);
 		sched_submit(e->sched, j->req);
 	}
-	double now = engine_clock();
+	double now = clock_now();
 	for (Job *j = e->work; j; j = j->next) {
 		if (j->over) {
 			j->over = false;
@@ -212,7 +203,7 @@ say(Engine *e, const Pick *p)
 		job_fail(e, j, p->status, p->err.text);
 		return;
 	}
-	double now = engine_clock();
+	double now = clock_now();
 	if (j->first <= 0) {
 		j->first = now;
 		count_seconds(&e->now.first_token_s, now - j->submitted);
@@ -260,7 +251,7 @@ forward(Engine *e, int32_t n, llmc_error *err)
 static void
 note_starts(Engine *e)
 {
-	double now = engine_clock();
+	double now = clock_now();
 
 	if (e->sched->n_started)
 		count_things(&e->now.start_size, e->sched->n_started);
@@ -336,7 +327,7 @@ die(Engine *e, const llmc_error *err)
 static void
 step(Engine *e)
 {
-	double start = engine_clock();
+	double start = clock_now();
 	llmc_error err = { 0 };
 
 	if (e->dead.code != LLMC_OK) { /* only this thread writes it */
@@ -356,7 +347,7 @@ step(Engine *e)
 		die(e, &err);
 		return;
 	}
-	note_time(e, engine_clock() - start);
+	note_time(e, clock_now() - start);
 	if (!picked) {
 		e->n_pick = 0;
 		for (int32_t i = 0; i < n; i++)

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include "base/clock.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/sched.h"
 #include "runtime/sample.h"
@@ -124,7 +125,6 @@ struct Engine {
 };
 
 /* engine.c */
-double engine_clock(void);
 void  *engine_run(void *e);      /* the thread */
 void   engine_note(Engine *e);   /* gauges and the scheduler's counts */
 

@@ -87,7 +87,7 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 	j->logprobs = r.logprobs || r.n_top || j->best_of > j->n;
 	j->prompt_logprobs = r.prompt_logprobs;
 	j->keep_stop = r.keep_stop;
-	j->submitted = engine_clock();
+	j->submitted = clock_now();
 	j->deadline = r.deadline_s > 0 ? j->submitted + r.deadline_s : 0;
 	j->req = sched_req_new(r.tok, (int32_t)r.n_tok, most_new(e, &r, &p), j->best_of);
 	j->choice = calloc((size_t)j->best_of, sizeof *j->choice);
@@ -152,7 +152,7 @@ event_new(const Job *j, llmc_event_kind kind, int32_t index, const llmc_logprob 
 	if (!v)
 		return NULL;
 	v->ev = (llmc_event){ .size = sizeof v->ev, .kind = kind, .request = j->id, .user = j->user, .index = index, .token = -1,
-		.n_top = n_top, .n_bytes = n_bytes, .stop = -1, .time_s = engine_clock(), .memory_ = v };
+		.n_top = n_top, .n_bytes = n_bytes, .stop = -1, .time_s = clock_now(), .memory_ = v };
 	v->next = NULL;
 	if (n_top)
 		memcpy(v->data, top, top_bytes);
@@ -181,7 +181,7 @@ job_fail(Engine *e, Job *j, llmc_status status, const char *text)
 		v = j->spare;
 		j->spare = NULL;
 		v->ev = (llmc_event){ .size = sizeof v->ev, .kind = LLMC_EVENT_ERROR, .request = j->id, .user = j->user, .token = -1,
-			.stop = -1, .text = v->data, .time_s = engine_clock(), .memory_ = v };
+			.stop = -1, .text = v->data, .time_s = clock_now(), .memory_ = v };
 	}
 	v->ev.status = status;
 	v->ev.last = true;
@@ -331,7 +331,7 @@ tell_best(Job *j)
 void
 job_finish(Engine *e, Job *j, Choice *c, llmc_finish finish, const Pick *p)
 {
-	double now = engine_clock();
+	double now = clock_now();
 	const char *text = "";
 	bool stopped = false;
 	llmc_error err;

@@ -153,18 +153,6 @@ engine_submit(Engine *e, const llmc_request *r, int64_t *id, llmc_error *err)
 	return status;
 }
 
-static void
-deadline_in(struct timespec *t, int ms)
-{
-	clock_gettime(CLOCK_MONOTONIC, t);
-	t->tv_sec += ms / 1000;
-	t->tv_nsec += ms % 1000 * 1000000L;
-	if (t->tv_nsec >= 1000000000L) {
-		t->tv_sec++;
-		t->tv_nsec -= 1000000000L;
-	}
-}
-
 /* false: the time is up */
 static bool
 wait_for(Engine *e, pthread_cond_t *cond, int timeout_ms, const struct timespec *until)
@@ -202,7 +190,7 @@ engine_next(Engine *e, int64_t id, int timeout_ms, llmc_event *ev, llmc_error *e
 
 	llmc_event_release(ev);
 	if (timeout_ms > 0)
-		deadline_in(&until, timeout_ms);
+		clock_after(&until, timeout_ms);
 	pthread_mutex_lock(&e->lock);
 	if (id == LLMC_ANY) {
 		while (!e->ready && time && !(e->draining && !e->n_table))
@@ -298,7 +286,7 @@ engine_drain(Engine *e, int drain_ms, llmc_error *err)
 	bool time = true;
 
 	if (drain_ms > 0)
-		deadline_in(&until, drain_ms);
+		clock_after(&until, drain_ms);
 	pthread_mutex_lock(&e->lock);
 	e->draining = true;
 	pthread_cond_broadcast(&e->any);

@@ -59,7 +59,7 @@ static void *
 op_save(void *user, llmc_seq q, int32_t n_tok)
 {
 	Engine *e = user;
-	double start = engine_clock();
+	double start = clock_now();
 	size_t need = 0;
 
 	int64_t bytes = kv_seq_bytes(&e->session->kv, n_tok);
@@ -73,7 +73,7 @@ op_save(void *user, llmc_seq q, int32_t n_tok)
 	}
 	s->bytes = need;
 	e->swap_used += (int64_t)need;
-	double took = engine_clock() - start;
+	double took = clock_now() - start;
 	if (took > 0)
 		e->copy_bytes_s += 0.25 * ((double)need / took - e->copy_bytes_s);
 	return s;

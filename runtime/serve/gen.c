@@ -12,7 +12,7 @@ random_seed(void)
 	uint64_t x = 0;
 
 	if (getrandom(&x, sizeof x, 0) != (ssize_t)sizeof x)
-		x = (uint64_t)(serve_now() * 1e9);
+		x = (uint64_t)(clock_now() * 1e9);
 	return x;
 }
 
@@ -189,7 +189,7 @@ done(Gen *g)
 {
 	Server *s = g->srv;
 	Req *r = g->req;
-	double now = serve_now();
+	double now = clock_now();
 	int32_t n_prompt, n_new, n_cached;
 	Problem p;
 
@@ -272,7 +272,7 @@ gen_start(Gen *g, Problem *p)
 	g->er.n = g->n;
 	g->er.best_of = g->best_of;
 	g->er.deadline_s = s->opt.request_timeout_s;
-	g->t_valid = serve_now();
+	g->t_valid = clock_now();
 	pthread_mutex_lock(&s->lock);
 	g->submitting = true;
 	r->gen = g;

@@ -82,7 +82,7 @@ req_new(Server *s, struct MHD_Connection *mhd, const char *method, const char *u
 	r->srv = s;
 	r->mhd = mhd;
 	atomic_init(&r->refs, 1);
-	r->t_start = serve_now();
+	r->t_start = clock_now();
 	snprintf(r->method, sizeof r->method, "%s", method);
 	snprintf(r->path, sizeof r->path, "%s", url);
 	const union MHD_ConnectionInfo *ci = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
@@ -213,7 +213,7 @@ req_stream(Req *r)
 	r->status = 200;
 	r->type = type_sse;
 	r->stream = r->ready = true;
-	r->t_out = serve_now();
+	r->t_out = clock_now();
 	pthread_mutex_unlock(&r->srv->lock);
 	http_wake(r);
 }
@@ -228,7 +228,7 @@ req_push(Req *r, const char *data, size_t n)
 			r->out_at = 0;
 		}
 		strbuf_add(&r->out, data, n);
-		r->t_out = serve_now();
+		r->t_out = clock_now();
 		if (r->out.len - r->out_at > MAX_UNREAD) { /* who does not read for so long will not */
 			r->gone = true;
 			gen_abort(r);
@@ -502,7 +502,7 @@ on_completed(void *cls, struct MHD_Connection *mhd, void **req_cls, enum MHD_Req
 	s->held -= r->body.len;
 	if (r->conn) {
 		r->conn->state = CONN_IDLE;
-		r->conn->since = serve_now();
+		r->conn->since = clock_now();
 		r->conn->req = NULL;
 		r->conn = NULL;
 	}
@@ -526,7 +526,7 @@ on_connection(void *cls, struct MHD_Connection *mhd, void **socket_context, enum
 			return;
 		}
 		c->fd = ci->connect_fd;
-		c->since = serve_now();
+		c->since = clock_now();
 		pthread_mutex_lock(&s->lock);
 		c->next = s->conns;
 		if (c->next)
@@ -560,7 +560,7 @@ on_line(void *cls, const char *uri, struct MHD_Connection *mhd)
 	if (c) {
 		pthread_mutex_lock(&s->lock);
 		c->state = CONN_HEADERS;
-		c->since = serve_now();
+		c->since = clock_now();
 		pthread_mutex_unlock(&s->lock);
 	}
 	return NULL;

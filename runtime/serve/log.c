@@ -48,7 +48,7 @@ log_request(Req *r)
 	int status = r->status;
 	const char *finish = r->finish;
 	pthread_mutex_unlock(&s->lock);
-	double ms = 1000 * (serve_now() - r->t_start);
+	double ms = 1000 * (clock_now() - r->t_start);
 	json_str(&path, r->path, strlen(r->path)); /* no newline of a request reaches the log */
 	if (s->opt.log_json) {
 		json_printf(&b, "{\"time\":%s,\"id\":%s,\"client\":%s,\"method\":%s,\"path\":", when, r->id, r->client, r->method);

@@ -21,6 +21,7 @@
 #include <time.h>
 
 #include "api/llmc.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/strbuf.h"
 
@@ -196,7 +197,6 @@ const Route *route_find(const char *method, const char *path, bool html, const c
 /* log.c */
 void   log_request(Req *r);
 void   serve_log(Server *s, int level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-double serve_now(void);
 
 /* ---- JSON (json.c) ---- */
 

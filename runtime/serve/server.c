@@ -11,15 +11,6 @@
 
 #include "runtime/serve/serve.h"
 
-double
-serve_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static bool
 is_loopback(const struct sockaddr *a)
 {
@@ -191,13 +182,7 @@ server_wait(Server *s, int timeout_ms)
 {
 	struct timespec t;
 
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	t.tv_sec += timeout_ms / 1000;
-	t.tv_nsec += timeout_ms % 1000 * 1000000L;
-	if (t.tv_nsec >= 1000000000) {
-		t.tv_sec++;
-		t.tv_nsec -= 1000000000;
-	}
+	clock_after(&t, timeout_ms);
 	pthread_mutex_lock(&s->lock);
 	while (s->n_active && (timeout_ms < 0 ? pthread_cond_wait(&s->idle, &s->lock) : pthread_cond_timedwait(&s->idle, &s->lock, &t)) == 0)
 		;
@@ -211,9 +196,9 @@ static void
 flush(Server *s)
 {
 	struct timespec rest = { 0, 2000000 };
-	double end = serve_now() + 2;
+	double end = clock_now() + 2;
 
-	for (bool some = true; some && serve_now() < end;) {
+	for (bool some = true; some && clock_now() < end;) {
 		some = false;
 		pthread_mutex_lock(&s->lock);
 		for (const Conn *c = s->conns; c && !some; c = c->next)

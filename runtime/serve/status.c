@@ -26,7 +26,7 @@ info_status(Req *r)
 	Server *s = r->srv;
 	llmc_counts c = LLMC_INIT(llmc_counts);
 	Strbuf b = { 0 };
-	double now = serve_now();
+	double now = clock_now();
 
 	s->back.stats(s->back.self, &c);
 	pthread_mutex_lock(&s->lock);

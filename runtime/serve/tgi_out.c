@@ -287,7 +287,7 @@ tgi_done(Gen *g)
 	Strbuf b = { 0 };
 	Problem p;
 	int32_t best = 0;
-	double now = serve_now();
+	double now = clock_now();
 
 	if (g->failed) {
 		gen_failure(g, &p);

@@ -58,7 +58,7 @@ pump(void *arg)
 			struct timespec rest = { 0, 50000000 }; /* an engine that cannot wait must not make us spin */
 			nanosleep(&rest, NULL);
 		}
-		double now = serve_now();
+		double now = clock_now();
 		if (now - watched >= 0.1) {
 			watched = now;
 			watch_clients(s, now);

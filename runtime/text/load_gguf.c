@@ -142,31 +142,14 @@ load_pieces(Load *l, bool unigram)
 	GgufType type, elem;
 	Charsmap map = { 0 };
 	size_t n = 0;
-	bool first = true;
 
 	t->model = unigram ? MODEL_UNIGRAM : MODEL_SCORES;
 	t->spm = true;
 	t->byte_fallback = !unigram;
 	TRY(read_tokens(l, true));
-	trie_init(&t->pieces, &t->arena);
-	for (int32_t i = 0; i < t->n_ids; i++) {
-		const Token *k = &t->tok[i];
-		Span s = { k->s, k->n };
-		if (k->type == TT_UNKNOWN && t->unk_id < 0)
-			t->unk_id = i;
-		if (k->type == TT_BYTE)
-			t->byte_fallback = true;
-		if (!k->n || (k->type != TT_NORMAL && k->type != TT_USER && k->type != TT_UNUSED))
-			continue;
-		strmap_put(&t->vocab, &t->arena, s, i);
-		if (k->type != TT_UNUSED)
-			trie_put(&t->pieces, &t->arena, s, i);
-		if (k->type == TT_NORMAL) {
-			t->min_score = first || k->score < t->min_score ? k->score : t->min_score;
-			t->max_score = first || k->score > t->max_score ? k->score : t->max_score;
-			first = false;
-		}
-	}
+	unigram_pieces(t);
+	for (int32_t i = 0; i < t->n_ids; i++)
+		t->byte_fallback |= t->tok[i].type == TT_BYTE;
 	TRY(read_added(l));
 	if (get_id(l, KEY "unknown_token_id") >= 0)
 		t->unk_id = get_id(l, KEY "unknown_token_id");

@@ -198,15 +198,11 @@ static llmc_status
 fill_models(Spm *m)
 {
 	llmc_tokenizer *t = m->t;
-	bool first = true;
 
-	trie_init(&t->pieces, &t->arena);
 	trie_init(&t->user, &t->arena);
 	for (int32_t i = 0; i < t->n_ids; i++) {
 		Token *k = &t->tok[i];
 		Span s = { k->s, k->n };
-		if (k->type == TT_UNKNOWN && t->unk_id < 0)
-			t->unk_id = i;
 		if (k->type == TT_CONTROL) {
 			k->special = true;
 			TRY(added_add(t, (Added){ .id = i, .text = s, .special = true }, m->err));
@@ -215,17 +211,8 @@ fill_models(Spm *m)
 			trie_put(&t->user, &t->arena, s, i);
 			t->has_user = true;
 		}
-		if (!k->n || (k->type != TT_NORMAL && k->type != TT_USER && k->type != TT_UNUSED))
-			continue;
-		strmap_put(&t->vocab, &t->arena, s, i);
-		if (k->type != TT_UNUSED)
-			trie_put(&t->pieces, &t->arena, s, i);
-		if (k->type == TT_NORMAL) {
-			t->min_score = first || k->score < t->min_score ? k->score : t->min_score;
-			t->max_score = first || k->score > t->max_score ? k->score : t->max_score;
-			first = false;
-		}
 	}
+	unigram_pieces(t);
 	return LLMC_OK;
 }
 

@@ -282,6 +282,8 @@ llmc_status model_encode(Enc *e, Span text);
 llmc_status bpe_encode(Enc *e, Span text);
 llmc_status scores_encode(Enc *e, Span text);
 llmc_status unigram_encode(Enc *e, Span text);
+/* Pieces, the range of their scores and the unknown token, from the types of all tokens as sentencepiece has them. */
+void        unigram_pieces(llmc_tokenizer *t);
 llmc_status encode(Enc *e, Span text);
 uint32_t    bytelevel_char(unsigned char byte);
 int         bytelevel_byte(uint32_t cp); /* -1: none */

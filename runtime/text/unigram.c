@@ -10,6 +10,30 @@ typedef struct Node {
 	int64_t from; /* -1: not reached */
 } Node;
 
+void
+unigram_pieces(llmc_tokenizer *t)
+{
+	bool first = true;
+
+	trie_init(&t->pieces, &t->arena);
+	for (int32_t i = 0; i < t->n_ids; i++) {
+		const Token *k = &t->tok[i];
+		Span s = { k->s, k->n };
+		if (k->type == TT_UNKNOWN && t->unk_id < 0)
+			t->unk_id = i;
+		if (!k->n || (k->type != TT_NORMAL && k->type != TT_USER && k->type != TT_UNUSED))
+			continue;
+		strmap_put(&t->vocab, &t->arena, s, i);
+		if (k->type != TT_UNUSED)
+			trie_put(&t->pieces, &t->arena, s, i);
+		if (k->type == TT_NORMAL) {
+			t->min_score = first || k->score < t->min_score ? k->score : t->min_score;
+			t->max_score = first || k->score > t->max_score ? k->score : t->max_score;
+			first = false;
+		}
+	}
+}
+
 static double
 add(const llmc_tokenizer *t, double a, double b)
 {

@@ -60,4 +60,21 @@ tempdir_close(Tempdir *t)
 	tempdir_remove(t->path);
 }
 
+/* the same for a test's or a group's fixture: *state is the folder */
+static inline int
+tempdir_setup(void **state)
+{
+	static Tempdir dir;
+
+	*state = &dir;
+	return tempdir_open(&dir);
+}
+
+static inline int
+tempdir_teardown(void **state)
+{
+	tempdir_close(*state);
+	return 0;
+}
+
 #endif

@@ -17,21 +17,6 @@
 #include "tests/unit/tempdir.h"
 
 static int
-setup(void **state)
-{
-	static Tempdir dir;
-	*state = &dir;
-	return tempdir_open(&dir);
-}
-
-static int
-teardown(void **state)
-{
-	tempdir_close(*state);
-	return 0;
-}
-
-static int
 n_files(const char *path)
 {
 	DIR *d = opendir(path);
@@ -231,7 +216,7 @@ cache_folder_follows_the_environment(void **state)
 int
 main(void)
 {
-#define T(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define T(test) cmocka_unit_test_setup_teardown(test, tempdir_setup, tempdir_teardown)
 	const struct CMUnitTest tests[] = {
 		T(written_bytes_come_back),
 		T(unchanged_files_are_left_alone),

@@ -6,13 +6,13 @@
 #include <cmocka.h>
 
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/strbuf.h"
 #include "formats/gguf.h"
 #include "tests/unit/tempdir.h"
+#include "tests/unit/tight.h"
 
 static void
 u32(Strbuf *b, uint32_t v)
@@ -82,25 +82,13 @@ zeros(Strbuf *b, size_t n)
 		strbuf_putc(b, 0);
 }
 
-/* Opens a copy whose last byte is the last of a page, so that a read beyond the end is a crash. */
 static Gguf *
 open_tight(const Strbuf *b, llmc_error *err)
 {
-	static unsigned char *page;
-	static size_t size;
 	Gguf *g = NULL;
 
-	if (page)
-		munmap(page, size);
-	size_t p = (size_t)sysconf(_SC_PAGESIZE), body = (b->len + p - 1) / p * p;
-	size = body + p;
-	page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	assert_true(page != MAP_FAILED);
-	mprotect(page + body, p, PROT_NONE);
-	if (b->len)
-		memcpy(page + body - b->len, b->data, b->len);
 	err->text[0] = 0;
-	llmc_status s = gguf_open_memory(page + body - b->len, b->len, "made.gguf", &g, err);
+	llmc_status s = gguf_open_memory(tight_copy(b), b->len, "made.gguf", &g, err);
 	assert_true((s == LLMC_OK) == (g != NULL));
 	if (s != LLMC_OK)
 		assert_int_equal(s, err->code);

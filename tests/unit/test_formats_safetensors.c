@@ -5,13 +5,13 @@
 #include <cmocka.h>
 
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/strbuf.h"
 #include "formats/safetensors.h"
 #include "tests/unit/tempdir.h"
+#include "tests/unit/tight.h"
 
 /* length, header, then data_bytes bytes 0, 1, 2, ... */
 static void
@@ -26,25 +26,13 @@ make(Strbuf *b, const char *header, size_t data_bytes)
 		strbuf_putc(b, (char)i);
 }
 
-/* Opens a copy whose last byte is the last of a page, so that a read beyond the end is a crash. */
 static Safetensors *
 open_tight(const Strbuf *b, llmc_error *err)
 {
-	static unsigned char *page;
-	static size_t size;
 	Safetensors *s = NULL;
 
-	if (page)
-		munmap(page, size);
-	size_t p = (size_t)sysconf(_SC_PAGESIZE), body = (b->len + p - 1) / p * p;
-	size = body + p;
-	page = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	assert_true(page != MAP_FAILED);
-	mprotect(page + body, p, PROT_NONE);
-	if (b->len)
-		memcpy(page + body - b->len, b->data, b->len);
 	err->text[0] = 0;
-	llmc_status status = safetensors_open_memory(page + body - b->len, b->len, "made.st", &s, err);
+	llmc_status status = safetensors_open_memory(tight_copy(b), b->len, "made.st", &s, err);
 	assert_true((status == LLMC_OK) == (s != NULL));
 	if (status != LLMC_OK)
 		assert_int_equal(status, err->code);

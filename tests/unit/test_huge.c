@@ -56,21 +56,6 @@ put_tensor(Strbuf *b, const char *name, uint64_t cols, uint64_t rows, uint32_t t
 	u64(b, offset);
 }
 
-static int
-setup(void **state)
-{
-	static Tempdir dir;
-	*state = &dir;
-	return tempdir_open(&dir);
-}
-
-static int
-teardown(void **state)
-{
-	tempdir_close(*state);
-	return 0;
-}
-
 static void
 gguf_beyond_4_gib(void **state)
 {
@@ -154,8 +139,8 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(gguf_beyond_4_gib, setup, teardown),
-		cmocka_unit_test_setup_teardown(safetensors_beyond_4_gib, setup, teardown),
+		cmocka_unit_test_setup_teardown(gguf_beyond_4_gib, tempdir_setup, tempdir_teardown),
+		cmocka_unit_test_setup_teardown(safetensors_beyond_4_gib, tempdir_setup, tempdir_teardown),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
