@@ -303,6 +303,7 @@ typedef struct llmc_op_time {
 	int32_t     n;            /* launches in one step */
 	double      seconds;      /* of all of them */
 	int64_t     weight_bytes; /* that they read */
+	bool        library;      /* cuBLASLt does its product */
 } llmc_op_time;
 typedef void (*llmc_op_time_fn)(void *user, const llmc_op_time *t);
 LLMC_API llmc_status llmc_op_times(llmc_session *s, llmc_op_time_fn fn, void *user, llmc_error *err);

@@ -167,10 +167,13 @@ report_ops(const Bench *b, bool json, double bandwidth)
 		const llmc_op_time *t = &b->op[i];
 		double gbps = t->seconds > 0 ? (double)t->weight_bytes / t->seconds / 1e9 : 0;
 		if (json) {
-			printf("%s{\"op\":\"%s\",\"n\":%d,\"s\":%.9f,\"weight_bytes\":%lld}", i ? "," : "", t->op, t->n, t->seconds, (long long)t->weight_bytes);
+			printf("%s{\"op\":\"%s\",\"n\":%d,\"s\":%.9f,\"weight_bytes\":%lld,\"cublaslt\":%s}", i ? "," : "", t->op, t->n, t->seconds,
+			       (long long)t->weight_bytes, t->library ? "true" : "false");
 			continue;
 		}
-		printf("  %-24s %5d x %9.2f us = %9.3f ms", t->op, t->n, 1e6 * t->seconds / t->n, 1e3 * t->seconds);
+		char name[64];
+		snprintf(name, sizeof name, "%s%s", t->op, t->library ? " (cuBLASLt)" : "");
+		printf("  %-24s %5d x %9.2f us = %9.3f ms", name, t->n, 1e6 * t->seconds / t->n, 1e3 * t->seconds);
 		if (t->weight_bytes && bandwidth > 0)
 			printf(" %8.1f GB/s %7.0f %%", gbps, 100 * gbps * 1e9 / bandwidth);
 		printf("\n");

@@ -87,6 +87,7 @@ _Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56, "
 	X(event_destroy, cuEventDestroy_v2, (CUevent)) \
 	X(event_record, cuEventRecord, (CUevent, CUstream)) \
 	X(event_sync, cuEventSynchronize, (CUevent)) \
+	X(event_ms, cuEventElapsedTime, (float *ms, CUevent from, CUevent to)) \
 	X(capture_begin, cuStreamBeginCapture_v2, (CUstream, int mode)) \
 	X(capture_end, cuStreamEndCapture, (CUstream, CUgraph *)) \
 	X(graph_make, cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long flags)) \

@@ -7,7 +7,7 @@
  *   describe.c what `llmc doctor` says                          load.c     weights through pinned buffers
  *   model.c    what sessions of a model share                   session.c  memory of a session
  *   step.c     one step: launches, graphs                       map.c      tensor maps of steps
- *   pick.c     steps that pick their tokens on the device
+ *   pick.c     steps that pick their tokens on the device       lt*.c      cuBLASLt for products of mixed steps
  *
  * Every call makes the device's own context current and puts back what was: a host program that uses CUDA itself is not
  * disturbed. */

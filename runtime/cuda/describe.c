@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "runtime/cuda/cuda.h"
+#include "runtime/cuda/lt.h"
 
 static json_t *
 devices(CudaDevice *first, const CudaApi *api)
@@ -63,6 +63,22 @@ nvrtc(int driver)
 	return j;
 }
 
+static json_t *
+cublaslt(int driver)
+{
+	LtLibrary l;
+	llmc_error why = { 0 };
+	char text[160];
+
+	if (lt_library_open(&l, driver, &why) != LLMC_OK)
+		return json_pack("{s:b, s:s, s:s}", "found", 0, "path", "", "text", why.text);
+	snprintf(text, sizeof text, "cuBLASLt %zu.%zu.%zu: does matrix products of prompts where it measures faster (LLMC_CUBLASLT=auto)",
+	         l.version / 10000, l.version % 10000 / 100, l.version % 100);
+	json_t *j = json_pack("{s:b, s:s, s:s}", "found", 1, "path", l.path, "text", text);
+	lt_library_close(&l);
+	return j;
+}
+
 llmc_status
 cuda_describe(char **json, llmc_error *err)
 {
@@ -80,8 +96,7 @@ cuda_describe(char **json, llmc_error *err)
 	}
 	json_object_set_new(j, "devices", usable ? devices(&d, &d.api) : json_array());
 	json_object_set_new(j, "nvrtc", nvrtc(usable ? d.driver : 0));
-	json_object_set_new(j, "cublaslt", library(cuda_blaslt_names, "not found, and not needed: llmc's own matrix kernels are used "
-	                                           "(`pip install nvidia-cublas` brings it)"));
+	json_object_set_new(j, "cublaslt", cublaslt(usable ? d.driver : 0));
 	json_object_set_new(j, "nccl", library(cuda_nccl_names, "not found: only several GPUs at once need it (`pip install "
 	                                       "nvidia-nccl-cu13`)"));
 	if (usable)

@@ -57,7 +57,7 @@ cuda_op_times(CudaSession *c, int phase, llmc_op_time_fn fn, void *user, llmc_er
 
 	for (int i = 0; i < n_step; i++) {
 		const CudaStep *k = cuda_step_for(c, phase, i, rows);
-		llmc_op_time t = { .op = k->step->op };
+		llmc_op_time t = { .op = k->step->op, .library = phase == 1 && cuda_lt_choice(c, k, rows) };
 		bool seen = false;
 		for (int j = 0; j < n_step; j++) {
 			const CudaStep *other = cuda_step_for(c, phase, j, rows);

@@ -193,8 +193,9 @@ int64_t
 cuda_session_state_bytes(const Session *s)
 {
 	CudaSession c = { 0 };
+	int64_t bytes = cuda_state_layout(&c, s, 0);
 
-	return cuda_state_layout(&c, s, 0);
+	return bytes < 0 ? bytes : bytes + cuda_lt_bytes(s);
 }
 
 /* --- opening ----------------------------------------------------------------------------------------------------- */
@@ -273,7 +274,7 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	TRY(status);
 	CUresult r = d->api.mem_alloc(&c->slots, need->scratch ? (size_t)need->scratch : ALIGN);
 	if (r == CU_OK)
-		r = d->api.mem_alloc(&c->state, (size_t)need->state);
+		r = d->api.mem_alloc(&c->state, (size_t)(need->state - cuda_lt_bytes(s)));
 	if (r == CU_OUT_OF_MEMORY)
 		return does_not_fit(c, need, left, total, err);
 	CUDA_TRY(d, r, "allocating memory of a session");
@@ -402,6 +403,7 @@ bind(CudaSession *c, llmc_error *err)
 	st->logits = (const float *)(const void *)(s->slot[logits->slot] + logits->offset);
 	TRY(clear(c, err));
 	TRY(cuda_bind(c, err));
+	TRY(cuda_lt_open(c, err));
 	for (int pick = 0; pick < 2; pick++)
 		TRY(cuda_graph(c, 0, pick, err));
 	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream), "clearing the memory of a session");
@@ -430,6 +432,7 @@ cuda_session_close(CudaSession *c)
 	bool current = d->api.ctx_push(d->ctx) == CU_OK || d->api.ctx_push(d->ctx) == CU_OK;
 	if (current && c->stream) /* steps under way end before their memory goes */
 		CUDA_RELEASE(d->api.stream_sync(c->stream));
+	cuda_lt_close(c);
 	kv_release(&c->s->kv); /* in any case: its pages are freed through this session */
 	if (current) {
 		for (int k = 0; k < 2; k++)

@@ -25,6 +25,9 @@ typedef struct CudaStep {
 	CudaMaps         *maps;    /* NULL: none */
 } CudaStep;
 
+typedef struct CudaLt CudaLt;       /* lt.h */
+typedef struct LtChoice LtChoice;
+
 /* A step under way that picks. */
 typedef struct CudaFlight {
 	unsigned     number;       /* of the step */
@@ -41,6 +44,7 @@ struct CudaSession {
 	CUdeviceptr  slots, state;
 	CudaStep    *step[2];
 	CudaMaps    *maps;           /* of all steps that have some */
+	CudaLt      *lt;           /* NULL: all products are our own */
 	llmc_state   st;           /* the argument of begin and sample */
 	int32_t      max_out, n_freq, n_bucket, bucket[CUDA_BUCKETS];
 	CUgraphExec  graph[2][CUDA_BUCKETS]; /* [picks][bucket] */
@@ -74,7 +78,21 @@ llmc_status cuda_session_check(CudaSession *c, llmc_error *err);
 /* map.c: fills the maps of steps whose arguments are bound */
 llmc_status cuda_bind_maps(CudaSession *c, llmc_error *err);
 
+/* lt.c: cuBLASLt for the products of mixed steps. Bytes of its workspace on the device, at most */
+int64_t     cuda_lt_bytes(const Session *s);
+/* Once steps are bound, before the first one runs: choices made, by measuring where the cache has none. */
+llmc_status cuda_lt_open(CudaSession *c, llmc_error *err);
+void        cuda_lt_close(CudaSession *c);
+/* How the library does the product of this step of n rows; NULL: our own kernels do it. */
+LtChoice   *cuda_lt_choice(CudaSession *c, const CudaStep *k, int64_t n);
+/* Queue it. Refused by the library: by->library is 0 then, and nothing has been queued. */
+llmc_status cuda_lt_product(CudaSession *c, const CudaStep *k, LtChoice *by, int64_t n, llmc_error *err);
+
 /* step.c */
+/* Values of the symbols in a step */
+void        cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_t n_dec, int64_t n_seq, int64_t n_out);
+/* The launches of one kernel, the product as `by` says (NULL: our own way); `only`: those alone that the other way has not. */
+llmc_status cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], LtChoice *by, bool only, llmc_error *err);
 llmc_status cuda_bind(CudaSession *c, llmc_error *err);
 /* Sequences of the step that have new rotary frequencies */
 llmc_status cuda_upload_freq(CudaSession *c, llmc_error *err);

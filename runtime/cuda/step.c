@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/cuda/session.h"
+#include "runtime/cuda/lt.h"
 
 llmc_status
 cuda_bind(CudaSession *c, llmc_error *err)
@@ -152,15 +152,23 @@ launch_sample(CudaSession *c, int64_t n_out, llmc_error *err)
 	              true, &c->st, NULL, err);
 }
 
-static llmc_status
-launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err)
+llmc_status
+cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], LtChoice *by, bool only, llmc_error *err)
 {
+	PlanPath other = by ? PATH_OWN : PATH_LIBRARY;
+
 	k->call.s.rows = (int)sym[SYM_n_tok];
 	for (int l = 0; l < k->kernel->n_launch; l++) {
 		const PlanLaunch *p = &k->kernel->launch[l];
 		int64_t grid[3];
-		if (p->path == PATH_LIBRARY)
+		if (p->path == other || (only && p->path == PATH_ANY))
 			continue;
+		if (!p->fn) {
+			TRY(cuda_lt_product(c, k, by, sym[SYM_n_tok], err));
+			if (!by->library) /* refused: all of it our own way */
+				return cuda_launch_kernel(c, k, sym, NULL, only, err);
+			continue;
+		}
 		for (int i = 0; i < 3; i++)
 			grid[i] = plan_extent_elems(&p->grid[i], sym);
 		if (!grid[0] || !grid[1] || !grid[2])
@@ -170,8 +178,8 @@ launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], llmc_er
 	return LLMC_OK;
 }
 
-static void
-symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_t n_dec, int64_t n_seq, int64_t n_out)
+void
+cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_t n_dec, int64_t n_seq, int64_t n_out)
 {
 	memset(sym, 0, SYM_COUNT * sizeof *sym);
 	sym[SYM_one] = 1;
@@ -233,7 +241,8 @@ cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 	return &c->step[!strcmp(mixed->op, p->op) && mixed->layer == p->layer ? 1 : 0][i];
 }
 
-/* Everything of a phase, in order, or `only` one kernel of it; with sym the extents of the grids. */
+/* Everything of a phase, in order, or `only` one kernel of it; with sym the extents of the grids. Products of decode steps are our own: how
+ * many rows a graph has is known on the device alone. */
 static llmc_status
 launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sym[SYM_COUNT], bool look, llmc_error *err)
 {
@@ -241,7 +250,7 @@ launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sy
 		CudaStep *k = cuda_step_for(c, phase, i, sym[SYM_n_tok]);
 		if (only && k->kernel != only)
 			continue;
-		llmc_status status = launch_kernel(c, k, sym, err);
+		llmc_status status = cuda_launch_kernel(c, k, sym, phase == 0 ? NULL : cuda_lt_choice(c, k, sym[SYM_n_tok]), false, err);
 		if (status != LLMC_OK) {
 			error_prefix(err, "op %s of layer %d", k->step->op, k->step->layer);
 			return status;
@@ -258,7 +267,7 @@ cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 	const llmc_step *st = &c->s->step;
 	int64_t sym[SYM_COUNT];
 
-	symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
+	cuda_symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
 	TRY(launch_begin(c, st->n_tok, err));
 	TRY(launch_phase(c, phase, NULL, sym, c->s->probe != NULL, err));
 	return pick ? launch_sample(c, st->n_out, err) : LLMC_OK;
@@ -270,7 +279,7 @@ cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error 
 	const llmc_step *st = &c->s->step;
 	int64_t sym[SYM_COUNT];
 
-	symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
+	cuda_symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
 	return launch_phase(c, phase, only, sym, false, err);
 }
 
@@ -281,7 +290,7 @@ capture(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
 {
 	int64_t sym[SYM_COUNT], n_out = rows < c->s->sym[SYM_n_out] ? rows : c->s->sym[SYM_n_out];
 
-	symbols(c, sym, rows, rows, rows, n_out);
+	cuda_symbols(c, sym, rows, rows, rows, n_out);
 	TRY(launch_begin(c, rows, err));
 	TRY(launch_phase(c, 0, NULL, sym, false, err));
 	return pick ? launch_sample(c, n_out, err) : LLMC_OK;

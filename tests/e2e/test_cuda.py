@@ -59,6 +59,16 @@ def test_checked(name, gpu, tmp_path):
     matches(g, *run(tmp_path, g, "--device", "cuda", n=2 if not g.greedy else None))
 
 
+@pytest.mark.parametrize("name, mode", [("llama-bias-linear-bf16", "fast"), ("gpt2-gelu-bf16", "fast"), ("llama-bias-linear-bf16", "check")])
+def test_cublaslt(name, mode, gpu, monkeypatch, tmp_path):
+    """Every product of the prompt that has one by the library's stand-in: norm_qkv, matmul_add with and without bias, norm_glu, norm_act."""
+    gpu("sm_80", mode=mode)
+    monkeypatch.setenv("LLMC_CUBLASLT", "always")
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    matches(g, *run(tmp_path, g, "--device", "cuda", n=1 if mode == "check" else None))
+
+
 @pytest.mark.parametrize("name", ["llama-bias-linear-bf16", "glm4-modern-bf16", "gemma3-layers-bf16", "mixtral-bf16"])
 def test_deterministic(name, gpu, tmp_path):
     """Bit for bit the same, whole or in chunks of three."""

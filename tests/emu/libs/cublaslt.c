@@ -38,11 +38,22 @@ API(const char *, cublasLtGetStatusName, (int s))
 }
 API(const char *, cublasLtGetStatusString, (int s)) { return cublasLtGetStatusName(s); }
 
+/* The status that a call is made to fail with: the library's own when the number is one of a refusal, otherwise `status`. */
+static int
+fails(const char *name, int status)
+{
+	int code = emu_library_call(name);
+
+	return !code ? OK_ : code == ALLOC_FAILED || code == INVALID_VALUE || code == ARCH_MISMATCH || code == NOT_SUPPORTED ? code : status;
+}
+#define FAILS(name, status) do { int r_ = fails(#name, status); if (r_) return r_; } while (0)
+
 API(int, cublasLtCreate, (Handle **h))
 {
 	if (!h)
 		return INVALID_VALUE;
-	if (emu_library_call("cublasLtCreate") || emu_library_device() < 0)
+	FAILS(cublasLtCreate, NOT_INITIALIZED);
+	if (emu_library_device() < 0)
 		return NOT_INITIALIZED;
 	*h = calloc(1, sizeof **h);
 	(*h)->magic = 0x6c74;
@@ -53,6 +64,7 @@ API(int, cublasLtDestroy, (Handle *h))
 {
 	if (!h)
 		return NOT_INITIALIZED;
+	(void)emu_library_call("cublasLtDestroy");
 	free(h);
 	return OK_;
 }
@@ -61,13 +73,14 @@ API(int, cublasLtMatmulDescCreate, (Desc **d, int compute, int scale))
 {
 	if (!d)
 		return INVALID_VALUE;
+	FAILS(cublasLtMatmulDescCreate, ALLOC_FAILED);
 	if (compute < 64 || compute > 78 || scale != R_32F)
 		return NOT_SUPPORTED;
 	*d = calloc(1, sizeof **d);
 	**d = (Desc){ .compute = compute, .scale = scale, .epilogue = 1, .bias_type = -1 };
 	return OK_;
 }
-API(int, cublasLtMatmulDescDestroy, (Desc *d)) { free(d); return OK_; }
+API(int, cublasLtMatmulDescDestroy, (Desc *d)) { (void)emu_library_call("cublasLtMatmulDescDestroy"); free(d); return OK_; }
 
 static int
 set(void *to, size_t size, const void *from, size_t n)
@@ -82,6 +95,7 @@ API(int, cublasLtMatmulDescSetAttribute, (Desc *d, int attr, const void *v, size
 {
 	if (!d)
 		return INVALID_VALUE;
+	FAILS(cublasLtMatmulDescSetAttribute, INVALID_VALUE);
 	switch (attr) {
 	case 0: return set(&d->compute, 4, v, n);
 	case 1: return set(&d->scale, 4, v, n);
@@ -99,16 +113,18 @@ API(int, cublasLtMatrixLayoutCreate, (Layout **l, int type, uint64_t rows, uint6
 {
 	if (!l || !rows || !cols)
 		return INVALID_VALUE;
+	FAILS(cublasLtMatrixLayoutCreate, ALLOC_FAILED);
 	*l = calloc(1, sizeof **l);
 	**l = (Layout){ .type = type, .rows = rows, .cols = cols, .ld = ld, .batch = 1 };
 	return OK_;
 }
-API(int, cublasLtMatrixLayoutDestroy, (Layout *l)) { free(l); return OK_; }
+API(int, cublasLtMatrixLayoutDestroy, (Layout *l)) { (void)emu_library_call("cublasLtMatrixLayoutDestroy"); free(l); return OK_; }
 
 API(int, cublasLtMatrixLayoutSetAttribute, (Layout *l, int attr, const void *v, size_t n))
 {
 	if (!l)
 		return INVALID_VALUE;
+	FAILS(cublasLtMatrixLayoutSetAttribute, INVALID_VALUE);
 	switch (attr) {
 	case 0: return set(&l->type, 4, v, n);
 	case 1: return set(&l->order, 4, v, n);
@@ -125,14 +141,16 @@ API(int, cublasLtMatmulPreferenceCreate, (Preference **p))
 {
 	if (!p)
 		return INVALID_VALUE;
+	FAILS(cublasLtMatmulPreferenceCreate, ALLOC_FAILED);
 	*p = calloc(1, sizeof **p);
 	return OK_;
 }
-API(int, cublasLtMatmulPreferenceDestroy, (Preference *p)) { free(p); return OK_; }
+API(int, cublasLtMatmulPreferenceDestroy, (Preference *p)) { (void)emu_library_call("cublasLtMatmulPreferenceDestroy"); free(p); return OK_; }
 API(int, cublasLtMatmulPreferenceSetAttribute, (Preference *p, int attr, const void *v, size_t n))
 {
 	if (!p)
 		return INVALID_VALUE;
+	FAILS(cublasLtMatmulPreferenceSetAttribute, INVALID_VALUE);
 	return attr == 1 ? set(&p->workspace, 8, v, n) : OK_;
 }
 
@@ -174,7 +192,8 @@ API(int, cublasLtMatmulAlgoGetHeuristic, (Handle *h, const Desc *op, const Layou
 	if (!h || !p || !out || !n || want < 1)
 		return INVALID_VALUE;
 	*n = 0;
-	int r = emu_library_call("cublasLtMatmulAlgoGetHeuristic") ? INTERNAL_ERROR : refuse(op, a, b, c, d);
+	FAILS(cublasLtMatmulAlgoGetHeuristic, INTERNAL_ERROR);
+	int r = refuse(op, a, b, c, d);
 	if (r)
 		return r;
 	memset(out, 0, sizeof *out);
@@ -290,8 +309,7 @@ API(int, cublasLtMatmul, (Handle *h, const Desc *op, const float *alpha, const v
 	(void)workspace, (void)workspace_bytes;
 	if (!h)
 		return NOT_INITIALIZED;
-	if (emu_library_call("cublasLtMatmul"))
-		return EXECUTION_FAILED;
+	FAILS(cublasLtMatmul, EXECUTION_FAILED);
 	int r = refuse(op, a, b, c, d);
 	if (r)
 		return r;
