@@ -17,6 +17,7 @@
  *   128 x 256     weights        16 K + 32 K / 2          32        80 + 48   16-bit weights, large
  *   256 x 128     activations    32 K / 2 + 4.6 to 8.7 K  20 - 24   96 + 48   others, large
  *   128 x 128     activations    16 K / 2 + 16 K          48        96 + 64   middle (512 cycles)
+ *   128 x 32      activations    16 K / 2 + 4 K           96        192 + 160 small (128 cycles; 440 for L2), 16-bit weights
  * A warpgroup's m64n256k16 reads 2 + 8 KB in 128 cycles, two m64n128k16 4 + 8 KB: so 16-bit weights have the wide tile. Unpacking is 6 to 7
  * instructions a weight, 380 to 450 of 1024 issue slots that nobody else wants (of 512 in the middle tile). Halves of unpacked weights could go to
  * the other block through distributed shared memory, but then both need the same columns and all of their activations: 36 KB out of L2.
@@ -31,8 +32,7 @@
  * are walked in bands of 8 tiles of rows: what runs at one time shares both matrices in L2. A block without rows or columns of its own (an odd
  * number of tiles) does its part of the copies all the same.
  *
- * Steps of at most GEMM90_FEW rows are left to a second kernel with the tiles of sm_80, which has more and smaller ones: their time is
- * that of the weights. With GEMM90_ALWAYS (deterministic) that one does nothing. Not measured on a GPU yet. */
+ * Steps of at most GEMM90_FEW rows are left to a second kernel with the tiles of sm_80: their time is that of the weights. With GEMM90_ALWAYS (deterministic) that one does nothing. Not measured on a GPU yet. */
 #ifndef LLMC_CUDA_GEMM_SM90_H
 #define LLMC_CUDA_GEMM_SM90_H
 
@@ -40,7 +40,8 @@
 #include "common/cuda_wgmma.h"
 
 /* 16-bit weights: one thread copies, and a warpgroup goes with it. Others are unpacked by two. */
-enum { GEMM90_COPIERS = W_PLANES ? 256 : 128, GEMM90_THREADS = GEMM90_COPIERS + 256, GEMM90_SHARED = 197632, GEMM90_FEW = 64 };
+enum { GEMM90_COPIERS = W_PLANES ? 256 : 128, GEMM90_THREADS = GEMM90_COPIERS + 256, GEMM90_SHARED = 197632 };
+enum { GEMM90_FEW = W_PLANES ? 64 : 16 };
 static_assert(GEMM_COLS % 64 == 0, "whole stages");
 
 /* The tile of each of two blocks. SHARE_A: they have the same rows and neighbouring columns; otherwise the same columns and neighbouring rows. */
@@ -49,6 +50,7 @@ template <int BM, int BN, int STAGES, bool SHARE_A_> struct gemm90_tile : gemm_t
 	static constexpr int  OUT = BN / GEMM_OUT_SHARE;                                       /* columns of y */
 	static constexpr int  BOTH_M = SHARE_A ? BM : 2 * BM, BOTH_N = SHARE_A ? 2 * OUT : OUT; /* of the two blocks together */
 	static constexpr int  TILES_N = (GEMM_ROWS + BOTH_N - 1) / BOTH_N;
+	static constexpr int  MAP = BN < 128, BOX = MAP ? 16 : 64; /* which tensor map, rows of its box */
 };
 #if W_PLANES
 typedef gemm90_tile<256, 128, 4, true>  gemm90_large;
@@ -56,19 +58,21 @@ typedef gemm90_tile<256, 128, 4, true>  gemm90_large;
 typedef gemm90_tile<128, 256, 4, false> gemm90_large;
 #endif
 typedef gemm90_tile<128, 128, 6, true>  gemm90_middle;
+typedef gemm90_tile<128, 32, 8, true>   gemm90_small;
 
 struct alignas(1024) gemm90_arena {
 	unsigned char stage[196608];
 	mbar_t        full[8], empty[8];
 	int           n; /* copying warps have no register left for it */
 };
-static_assert(gemm90_large::BYTES <= 196608 && gemm90_middle::BYTES <= 196608 && sizeof(gemm90_arena) == GEMM90_SHARED, "shared memory");
+static_assert(gemm90_large::BYTES <= 196608 && gemm90_middle::BYTES <= 196608 && gemm90_small::BYTES <= 196608 && sizeof(gemm90_arena) == GEMM90_SHARED, "shared memory");
 
 #ifdef W_bf16
 #define GEMM90_MMA(n) wgmma_bf16_m64n##n##k16
 #else
 #define GEMM90_MMA(n) wgmma_f16_m64n##n##k16
 #endif
+DEV void gemm90_mma(float (&d)[16], unsigned long long a, unsigned long long b, int acc) { GEMM90_MMA(32)(d, a, b, acc); }
 DEV void gemm90_mma(float (&d)[64], unsigned long long a, unsigned long long b, int acc) { GEMM90_MMA(128)(d, a, b, acc); }
 DEV void gemm90_mma(float (&d)[128], unsigned long long a, unsigned long long b, int acc) { GEMM90_MMA(256)(d, a, b, acc); }
 
@@ -131,7 +135,7 @@ gemm90_filled(mbar_t *full)
 template <class T> DEV void
 gemm90_load(unsigned char *stage, mbar_t *full, const unsigned short *act, const tensor_map *w, int m0, int n0, int n, int rank, int step)
 {
-	constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1), B = T::BN / 64 / (T::SHARE_A ? 1 : 2);
+	constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1), B = T::BN / T::BOX / (T::SHARE_A ? 1 : 2);
 	const int rows = max(min(T::BM, n - m0), 0);
 
 	mbar_arrive_expect(full, (unsigned)(rows + (W_PLANES ? 0 : T::BN)) * 128);
@@ -149,11 +153,11 @@ gemm90_load(unsigned char *stage, mbar_t *full, const unsigned short *act, const
 #if !W_PLANES
 #pragma unroll
 	for (int i = 0; i < B; i++) {
-		const int r = (T::SHARE_A ? i : rank * B + i) * 64, from = n0 + (r < T::OUT ? r : r - T::OUT + GEMM_ROWS);
+		const int r = (T::SHARE_A ? i : rank * B + i) * T::BOX, from = n0 + (r < T::OUT ? r : r - T::OUT + GEMM_ROWS);
 		if (T::SHARE_A)
-			tensor_load_2d(stage + T::A_BYTES + r * 128, w, step * 64, from, full);
+			tensor_load_2d(stage + T::A_BYTES + r * 128, w + T::MAP, step * 64, from, full);
 		else
-			tensor_load_2d_multicast(stage + T::A_BYTES + r * 128, w, step * 64, from, full, 3);
+			tensor_load_2d_multicast(stage + T::A_BYTES + r * 128, w + T::MAP, step * 64, from, full, 3);
 	}
 #endif
 }
@@ -220,7 +224,7 @@ template <class T, class E> DEV void
 gemm90_multiply(gemm90_arena &s, const float *scale, int n, const E &e)
 {
 	constexpr int STEPS = GEMM_COLS / 64, MT = T::BM / 128;
-	constexpr int EIGHTS = 8 / GEMM_OUT_SHARE; /* that end at one time: registers */
+	constexpr int EIGHTS = T::OUT / 8 < 8 / GEMM_OUT_SHARE ? T::OUT / 8 : 8 / GEMM_OUT_SHARE; /* that end at one time: registers */
 	const int lane = (int)lane_id(), warp = (int)warp_id() - GEMM90_COPIERS / 32, group = warp / 4, rank = (int)cluster_rank();
 	int it = 0;
 
@@ -296,16 +300,24 @@ gemm90_begin(gemm90_arena &s, int n)
 	cluster_sync();
 }
 
-/* Rounds of large tiles and of smaller ones, which leave fewer multiprocessors idle in the last one, weighed by the time of a stage at 28 bytes a
- * cycle out of L2: 1170 and 860; with weights to unpack 1024 and 590. */
-DEV bool
-gemm90_is_large(int n)
-{
-	const int g = (int)gridDim.x / 2, large = (gemm90_pairs<gemm90_large>(n) + g - 1) / g, middle = (gemm90_pairs<gemm90_middle>(n) + g - 1) / g;
+/* Which tiles: rounds, times a stage at 28 bytes a cycle out of L2 (1170, 860, 440 cycles; with weights to unpack 1024 and 590). Small ones are
+ * for what would leave most multiprocessors idle: 128 rows, 4096 columns are 32 middle tiles and 128 small ones. */
+enum { GEMM90_LARGE, GEMM90_MIDDLE, GEMM90_SMALL };
 
-	return W_PLANES ? 12 * large <= 7 * middle : 11 * large <= 8 * middle;
+DEV int
+gemm90_kind(int n)
+{
+	const int g = (int)gridDim.x / 2;
+	const int large = (gemm90_pairs<gemm90_large>(n) + g - 1) / g * (W_PLANES ? 102 : 117);
+	const int middle = (gemm90_pairs<gemm90_middle>(n) + g - 1) / g * (W_PLANES ? 59 : 86);
+	const int small = (gemm90_pairs<gemm90_small>(n) + g - 1) / g * 44;
+
+	if (!W_PLANES && small < min(large, middle))
+		return GEMM90_SMALL;
+	return large <= middle ? GEMM90_LARGE : GEMM90_MIDDLE;
 }
 
+/* map: of the weights, by boxes of 64 columns and 64 rows, then 16 */
 template <class E> DEV void
 gemm90_run(const unsigned short *act, const float *scale, const void *w, const tensor_map *map, int n, const E &e)
 {
@@ -313,25 +325,31 @@ gemm90_run(const unsigned short *act, const float *scale, const void *w, const t
 
 	if (gemm90_few(n))
 		return;
+	const int kind = gemm90_kind(n);
 	if (!W_PLANES && threadIdx.x == 0)
-		tensor_prefetch(map);
-	const bool large = gemm90_is_large(n);
-	if (large)
+		tensor_prefetch(map + (kind == GEMM90_SMALL));
+	if (kind == GEMM90_LARGE)
 		gemm90_begin<gemm90_large>(s, n);
-	else
+	else if (W_PLANES || kind == GEMM90_MIDDLE)
 		gemm90_begin<gemm90_middle>(s, n);
+	else
+		gemm90_begin<gemm90_small>(s, n);
 	if (threadIdx.x < GEMM90_COPIERS) {
 		reg_dec<(W_PLANES ? 72 : 40)>();
-		if (large)
+		if (kind == GEMM90_LARGE)
 			gemm90_copy<gemm90_large>(s, act, w, map, e);
-		else
+		else if (W_PLANES || kind == GEMM90_MIDDLE)
 			gemm90_copy<gemm90_middle>(s, act, w, map, e);
+		else
+			gemm90_copy<gemm90_small>(s, act, w, map, e);
 	} else {
 		reg_inc<(W_PLANES ? 184 : 232)>();
-		if (large)
+		if (kind == GEMM90_LARGE)
 			gemm90_multiply<gemm90_large>(s, scale, n, e);
-		else
+		else if (W_PLANES || kind == GEMM90_MIDDLE)
 			gemm90_multiply<gemm90_middle>(s, scale, n, e);
+		else
+			gemm90_multiply<gemm90_small>(s, scale, n, e);
 	}
 	__syncwarp();
 	cluster_sync(); /* the other block still arrives at barriers of this one */
@@ -345,7 +363,7 @@ gemm90_run_few(const unsigned short *act, const float *scale, const void *w, int
 
 	if (!gemm90_few(n))
 		return;
-	if (n <= 16)
+	if (!W_PLANES || n <= 16)
 		gemm_walk<gemm_small>(smem, act, scale, w, n, e);
 	else
 		gemm_walk<gemm_middle>(smem, act, scale, w, n, e);
