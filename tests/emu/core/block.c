@@ -311,6 +311,8 @@ bool
 block_slice(Block *b)
 {
 	failed = false;
+	if (emu_check)
+		shadow_forget();
 	emu_cur = &emu_host;
 	go(block_pick(b));
 	emu_cur = NULL;
@@ -556,6 +558,8 @@ emu_gdc_wait(const char *file, int line)
 	}
 	t->gdc_waited = true;
 	op->any_waited = true;
+	if (emu_check)
+		shadow_learnt();
 }
 
 EXPORT void

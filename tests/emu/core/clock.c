@@ -167,6 +167,7 @@ clock_acquire(Thread *t, const Known *k)
 			other = true;
 	if (other)
 		t->kn = known_join(t->kn, k); /* an entry of the own block in there is harmless */
+	shadow_learnt();
 }
 
 static Known *

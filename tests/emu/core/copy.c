@@ -21,8 +21,8 @@ emu_cp_async(void *dst, const void *src, unsigned n, unsigned src_n, const char 
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "cp.async: the target is not this block's shared memory");
 	if (emu_check) {
 		if (src_n)
-			shadow_access(src, src_n < n ? src_n : n, false, false, NULL, at);
-		shadow_access(dst, n, true, false, NULL, at);
+			shadow_read(src, src_n < n ? src_n : n, NULL, at);
+		shadow_write(dst, n, NULL, at);
 	}
 	memset(dst, 0xff, n);
 	if (emu_check)
@@ -59,7 +59,7 @@ finish(Thread *t, int n)
 	for (int i = 0; i < n; i++) {
 		CpCopy *c = &q->copy[i];
 		if (emu_check)
-			shadow_access(c->dst, c->n, true, false, NULL, c->at);
+			shadow_write(c->dst, c->n, NULL, c->at);
 		memcpy(c->dst, c->src, c->src_n);
 		memset((char *)c->dst + c->src_n, 0, c->n - c->src_n);
 		at = c->at;
@@ -162,7 +162,7 @@ emu_load(const void *p, unsigned n, const char *file, int line)
 	if (unlikely((uintptr_t)p & (n - 1)))
 		emu_misaligned(n, 0, file, line);
 	if (emu_check)
-		shadow_access(p, n, false, false, NULL, (Site){ file, line });
+		shadow_read(p, n, NULL, (Site){ file, line });
 	if (likely(n == 16))
 		memcpy(&v, p, 16);
 	else
@@ -176,6 +176,6 @@ emu_store(void *p, emu_words v, unsigned n, const char *file, int line)
 	if (unlikely((uintptr_t)p & (n - 1)))
 		emu_misaligned(n, 1, file, line);
 	if (emu_check)
-		shadow_access(p, n, true, false, NULL, (Site){ file, line });
+		shadow_write(p, n, NULL, (Site){ file, line });
 	memcpy(p, &v, n);
 }

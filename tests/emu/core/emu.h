@@ -90,6 +90,7 @@ struct Block {
 	uint32_t any_ready;     /* by rank */
 	uint8_t warp_at[32];    /* by rank */
 	Region *arena;
+	uint32_t span_lo, span_n; /* the object of the arena that was accessed last */
 	struct Cluster *cluster;
 	unsigned cluster_rank;
 	int n_obj;              /* static objects met so far */
@@ -249,8 +250,17 @@ Region *region_of(const void *p);
 char *region_describe(const void *p);
 Region *region_damage(const char **where);                /* the first damaged one; its zones are repaired */
 
+/* readers.c: a run of lanes that read at one clock; at: warp << 17 | clock; n: runs of the set */
+typedef struct { uint32_t parent, lanes, buid, at, n; } Run;
+const Run *readers_run(uint32_t buid, uint32_t id);      /* the newest run of a set; NULL when it is forgotten, or 0 */
+uint32_t readers_add(uint32_t buid, uint32_t from, bool single, uint32_t e); /* e, or a single reader: thread << 17 | clock */
+
 /* shadow.c */
 void shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, Site at);
+void shadow_read(const void *p, size_t n, const void *pc, Site at);  /* the same, soon done with what is in order */
+void shadow_write(const void *p, size_t n, const void *pc, Site at);
+void shadow_forget(void);                                /* before another block runs */
+void shadow_learnt(void);                                /* the thread is ordered after more than before */
 void shadow_clear(Region *r, size_t off, size_t n);      /* as if nothing had been written */
 void shadow_inflight(void *p, size_t n);                 /* target of an asynchronous copy: nothing to read */
 void shadow_host_write(Op *op, void *p, size_t n);
@@ -265,6 +275,7 @@ void shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 uint32_t shared_static_base(uint32_t dyn);
 void shared_start(Block *b);                    /* poison in the static objects known so far */
 bool shared_within(const Region *r, const char *p, size_t n);
+void shared_span(Block *b, const char *p);      /* span_lo and span_n become those of the object at p */
 
 /* clock.c */
 VC *vc_new(int n);

@@ -29,7 +29,10 @@ access(const void *p, size_t n, bool write, const void *pc)
 			busy(p, n, write, pc);
 		return;
 	}
-	shadow_access(p, n, write, false, pc, nowhere);
+	if (write)
+		shadow_write(p, n, pc, nowhere);
+	else
+		shadow_read(p, n, pc, nowhere);
 }
 
 static inline void

@@ -258,8 +258,10 @@ mma_ldmatrix(int op, int n, uint32_t mask, Thread *t, Site at)
 		Region *r = region_of(row[l]);
 		if (!r || r->kind != R_SHARED)
 			emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "ldmatrix row is not in shared memory");
-		if (emu_check)
-			shadow_access(row[l], 16, op == EMU_W_STMATRIX, false, NULL, at);
+		if (emu_check && op == EMU_W_STMATRIX)
+			shadow_write(row[l], 16, NULL, at);
+		else if (emu_check)
+			shadow_read(row[l], 16, NULL, at);
 		emu_cur = self;
 	}
 	if (op == EMU_W_STMATRIX) {

@@ -4,7 +4,7 @@
  * A word of a cell: block instance (32 bits) | thread (10) | clock (17) | 5 flag bits.
  *   w flags: 1, 2 bytes written; 4 by an atomic; 8 by an asynchronous copy
  *   r flags: 1, 2 bytes read; 4, 8 bytes ever written; 16 the thread and clock fields are the number of a set of readers
- * Reader sets are interned, since many cells have the same readers. Set 0 stands for readers in several blocks of one launch. */
+ * Sets of readers have numbers (readers.c), since many cells have the same. Set 0 stands for readers in several blocks of one launch. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -17,53 +17,6 @@
 #define CLK(x) ((uint32_t)((x) >> 5) & 0x1ffff)
 #define SET(x) ((uint32_t)((x) >> 5) & 0x7ffffff)
 enum { W_ATOMIC = 4, W_ASYNC = 8, R_SET = 16, R_INIT = 12 };
-enum { MAX_SETS = 1 << 17, MEMO = 1 << 18 };
-
-/* ---- interned sets of readers of one block: entries thread << 17 | clock, oldest first ---- */
-typedef struct { int n; uint32_t e[]; } Readers;
-static Readers *set[MAX_SETS];
-static uint32_t set_base = 1, n_set;
-static struct { uint64_t key; uint32_t id; } memo[MEMO];
-
-static Readers *
-readers(uint32_t id)
-{
-	return id >= set_base && id < set_base + n_set ? set[id - set_base] : NULL;
-}
-
-/* from: the cell's r word, a single reader or a set; e: one more. */
-static uint32_t
-readers_add(uint64_t from, uint32_t e)
-{
-	uint64_t key = (from >> 5 & 0x7ffffff) << 28 | (uint64_t)e << 1 | (from & R_SET ? 1 : 0);
-	uint32_t h = (uint32_t)(key * 0x9e3779b97f4a7c15ull >> 46);
-
-	key |= 1ull << 63;
-	if (memo[h].key == key && readers(memo[h].id))
-		return memo[h].id;
-	if (n_set == MAX_SETS - 1) { /* forget all: cells that still name old sets lose their readers */
-		for (uint32_t i = 0; i < n_set; i++)
-			free(set[i]);
-		set_base += n_set;
-		n_set = 0;
-	}
-	Readers *old = from & R_SET ? readers(SET(from)) : NULL;
-	uint32_t single = SET(from);
-	int n = old ? old->n : from & R_SET ? 0 : 1;
-	const uint32_t *src = old ? old->e : &single;
-	for (int i = 0; i < n; i++)
-		if (src[i] == e && old)
-			return memo[h].key = key, memo[h].id = SET(from);
-	Readers *s = emu_alloc(sizeof *s + sizeof s->e[0] * (size_t)(n + 1));
-	for (int i = 0; i < n; i++)
-		if (src[i] >> 17 != e >> 17)
-			s->e[s->n++] = src[i];
-	s->e[s->n++] = e;
-	set[n_set] = s;
-	memo[h].key = key;
-	memo[h].id = set_base + n_set++;
-	return memo[h].id;
-}
 
 /* ---- pages of large regions that have no cells yet ---- */
 static void
@@ -94,15 +47,16 @@ text_and_die(int code, const void *pc, Site at, const void *p, size_t n, const c
 static bool
 set_known(const Thread *t, uint64_t r, uint64_t *culprit)
 {
-	const Readers *s = readers(SET(r));
+	const uint32_t buid = BUID(r);
+	const uint32_t *own = buid == t->blk->buid ? t->vc->c : NULL;
 
-	if (!s)
-		return true;
-	for (int i = 0; i < s->n; i++) {
-		unsigned thread = s->e[i] >> 17;
-		uint32_t clk = s->e[i] & 0x1ffff;
-		if ((BUID(r) != t->blk->buid || thread != t->lin) && !clock_knows(t, BUID(r), thread, clk)) {
-			*culprit = WORD(BUID(r), thread, clk);
+	for (const Run *x = readers_run(buid, SET(r)); x; x = readers_run(buid, x->parent)) {
+		const uint32_t first = (x->at >> 17) * 32, clk = x->at & 0x1ffff;
+		for (uint32_t m = x->lanes; m; m &= m - 1) {
+			uint32_t thread = first + (uint32_t)__builtin_ctz(m);
+			if (own ? thread == t->lin || own[thread] >= clk : clock_knows(t, buid, thread, clk))
+				continue;
+			*culprit = WORD(buid, thread, clk);
 			return false;
 		}
 	}
@@ -136,9 +90,8 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 		return;
 	if (BUID(r) == t->blk->buid) {
 		if (r & R_SET) {
-			const Readers *s = readers(SET(r));
-			uint64_t dummy;
-			if (!s || (clock_knows(t, BUID(r), s->e[0] >> 17, s->e[0] & 0x1ffff) && set_known(t, r, &dummy))) {
+			uint64_t unknown;
+			if (set_known(t, r, &unknown)) {
 				c->r = me | keep | mask;
 				return;
 			}
@@ -146,7 +99,7 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 			c->r = me | keep | mask;
 			return;
 		}
-		c->r = (uint64_t)t->blk->buid << 32 | (uint64_t)readers_add(r, (uint32_t)(me >> 5) & 0x7ffffff) << 5 | R_SET | keep | both;
+		c->r = (uint64_t)t->blk->buid << 32 | (uint64_t)readers_add(BUID(r), SET(r), !(r & R_SET), SET(me)) << 5 | R_SET | keep | both;
 		return;
 	}
 	const Op *op = t->blk->op;
@@ -155,6 +108,22 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 	else if (!op_of_buid(BUID(r)) || op_before(op_of_buid(BUID(r))->seq, op, t->gdc_waited))
 		c->r = me | keep | mask;
 	/* else: a concurrent launch reads too; the older reader stays */
+}
+
+/* What shadow_read and shadow_write, below, know of the running thread from the slow way through shadow_access. */
+typedef struct { uint64_t me, before, after; } Step; /* how a read changes a cell's readers */
+static struct {
+	Step step[16];
+	struct { const Op *op; bool waited; uint32_t buid, n; } over[4]; /* blocks, all of whose writes those of a launch are ordered after */
+	unsigned n_over;
+	uint64_t free_me, free;  /* readers that the thread is ordered after */
+	Region *region;
+} seen;
+
+static inline Step *
+step_of(uint64_t r)
+{
+	return &seen.step[r * 0x9e3779b97f4a7c15ull >> 60];
 }
 
 void
@@ -225,6 +194,8 @@ shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, 
 				read_cell(c, t, me, mask);
 				before = mask == 3 ? rd : 1;
 				after = c->r;
+				if (mask == 3)
+					*step_of(rd) = (Step){ me, rd, after };
 			}
 			continue;
 		}
@@ -239,6 +210,182 @@ shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, 
 		c->w = me | mask | (atomic ? W_ATOMIC : 0);
 		c->r = (rd & 3 & ~mask ? rd & ~(uint64_t)mask : rd & R_INIT) | (uint64_t)mask << 2;
 	}
+}
+
+/* ---- the short way: most accesses find a cell like the one before; whatever is not plainly in order goes the long one ---- */
+
+void
+shadow_forget(void)
+{
+	memset(&seen, 0, sizeof seen);
+}
+
+void
+shadow_learnt(void)
+{
+	memset(seen.step, 0, sizeof seen.step);
+}
+
+static inline bool
+is_over(const Thread *t, uint32_t buid)
+{
+	for (int i = 0; i < 4; i++)
+		if (buid - seen.over[i].buid < seen.over[i].n && seen.over[i].op == t->blk->op && seen.over[i].waited == t->gdc_waited)
+			return true;
+	return false;
+}
+
+static inline bool
+write_is_known(const Thread *t, uint64_t w, uint64_t me)
+{
+	if (!(w & 3) || ((w ^ me) >> 22 == 0 && !(w & W_ASYNC)))
+		return true;
+	if (BUID(w) == t->blk->buid)
+		return t->vc->c[w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w)] >= CLK(w);
+	return !(w & W_ASYNC) && is_over(t, BUID(w));
+}
+
+static inline bool
+readers_are_known(const Thread *t, uint64_t r, uint64_t me)
+{
+	if (!(r & 3) || !(r >> 5) || (seen.free == r && seen.free_me == me))
+		return true;
+	if (BUID(r) != t->blk->buid)
+		return (!(r & R_SET) || !SET(r)) && is_over(t, BUID(r));
+	return !(r & R_SET) && ((r ^ me) >> 22 == 0 || t->vc->c[THREAD(r)] >= CLK(r));
+}
+
+/* The cells of an access that lies in the object, or the region, of the one before; *lazy: a page without cells. */
+static inline Cell *
+cells_of(const Thread *t, const char *p, size_t n, uint64_t *lazy)
+{
+	const Block *b = t->blk;
+	size_t off = (size_t)(p - b->arena->lo);
+
+	if (((uintptr_t)p | n) & 1)
+		return NULL;
+	if (off - b->span_lo < b->span_n && off - b->span_lo + n <= b->span_n)
+		return b->arena->cell + off / 2;
+	const Region *r = seen.region;
+	if (!r || p < r->lo || p + n > r->hi)
+		return NULL;
+	off = (size_t)(p - r->lo);
+	if (unlikely(r->lazy)) {
+		if (off / 4096 != (off + n - 1) / 4096)
+			return NULL;
+		if (!r->page_cells[off / 4096] && !(*lazy = r->page_w[off / 4096]))
+			return NULL;
+	}
+	return r->cell + off / 2;
+}
+
+/* After the long way: what the next access may be spared. w, r: a cell's words before. */
+static COLD void
+remember(Thread *t, const void *p, uint64_t w, uint64_t r, bool write)
+{
+	Region *g = region_of(p);
+	const Op *mine = t->blk->op;
+	uint64_t other[2] = { w & 3 ? w : 0, write && r & 3 && (!(r & R_SET) || !SET(r)) ? r & ~31ull : 0 };
+
+	if (g && g->kind == R_SHARED && g->blk == t->blk)
+		shared_span(t->blk, p);
+	else if (g && g->cell && g->kind == R_DEVICE)
+		seen.region = g;
+	for (int i = 0; i < 2; i++) {
+		const uint32_t buid = BUID(other[i]);
+		if (!other[i] || buid - mine->buid0 < mine->n_block || is_over(t, buid))
+			continue;
+		const Op *o = op_of_buid(buid);
+		if (o && !op_before(o->seq, mine, t->gdc_waited))
+			continue;
+		unsigned k = seen.n_over++ % 4;
+		seen.over[k].op = mine;
+		seen.over[k].waited = t->gdc_waited;
+		seen.over[k].buid = o ? o->buid0 : 0; /* forgotten: so are those before it */
+		seen.over[k].n = o ? o->n_block : buid + 1;
+	}
+	if (write && r & R_SET && SET(r)) {
+		seen.free = r;
+		seen.free_me = WORD(t->blk->buid, t->lin, t->clk);
+	}
+}
+
+static __attribute__((noinline)) void
+long_way(Thread *t, const void *p, size_t n, bool write, const void *pc, Site at)
+{
+	uint64_t w = 0, r = 0;
+
+	if (t && t->blk) {
+		Region *g = region_of(p);
+		if (g && g->cell && (const char *)p + n <= g->hi) {
+			size_t off = (size_t)((const char *)p - g->lo);
+			if (g->lazy && !g->page_cells[off / 4096]) {
+				w = g->page_w[off / 4096] | 3;
+			} else {
+				w = g->cell[off / 2].w;
+				r = g->cell[off / 2].r;
+			}
+		}
+	}
+	shadow_access(p, n, write, false, pc, at);
+	if (t && t->blk)
+		remember(t, p, w, r, write);
+}
+
+void
+shadow_read(const void *p, size_t n, const void *pc, Site at)
+{
+	Thread *t = emu_cur;
+	uint64_t lazy = 0;
+
+	if (unlikely(!t || !t->blk)) {
+		long_way(t, p, n, false, pc, at);
+		return;
+	}
+	const uint64_t me = WORD(t->blk->buid, t->lin, t->clk);
+	Cell *c = cells_of(t, p, n, &lazy);
+	if (lazy && is_over(t, BUID(lazy)))
+		return;
+	if (unlikely(!c || lazy))
+		goto slow;
+	for (size_t i = 0; i < n / 2; i++) {
+		uint64_t w = c[i].w, r = c[i].r;
+		if ((r & R_INIT) != R_INIT || !write_is_known(t, w, me))
+			goto slow;
+		const Step *s = step_of(r);
+		if (s->before == r && s->me == me)
+			c[i].r = s->after;
+		else if (!(r >> 5) || ((r ^ me) >> 5 == 0 && !(r & R_SET)))
+			c[i].r = me | R_INIT | 3;
+		else if (!((r & R_SET) && !SET(r) && (r & 3) == 3 && BUID(r) == t->blk->op->buid0)) /* several blocks of this launch already */
+			goto slow;
+	}
+	return;
+slow:
+	long_way(t, p, n, false, pc, at);
+}
+
+void
+shadow_write(const void *p, size_t n, const void *pc, Site at)
+{
+	Thread *t = emu_cur;
+	uint64_t lazy = 0;
+
+	if (unlikely(!t || !t->blk)) {
+		long_way(t, p, n, true, pc, at);
+		return;
+	}
+	const uint64_t me = WORD(t->blk->buid, t->lin, t->clk);
+	Cell *c = cells_of(t, p, n, &lazy);
+	bool ok = c && !lazy;
+	for (size_t i = 0; ok && i < n / 2; i++)
+		ok = write_is_known(t, c[i].w, me) && readers_are_known(t, c[i].r, me);
+	if (unlikely(!ok)) {
+		long_way(t, p, n, true, pc, at);
+		return;
+	}
+	for (size_t i = 0; i < n / 2; i++)
+		c[i] = (Cell){ me | 3, R_INIT };
 }
 
 void

@@ -84,3 +84,18 @@ shared_within(const Region *r, const char *p, size_t n)
 			return true;
 	return false;
 }
+
+void
+shared_span(Block *b, const char *p)
+{
+	const uint32_t off = (uint32_t)(p - b->arena->lo), base = shared_static_base(b->op->dyn);
+	const Func *f = b->op->fn;
+
+	b->span_lo = 0;
+	b->span_n = off < b->op->dyn ? b->op->dyn : 0;
+	for (int i = 0; !b->span_n && i < f->n_obj; i++)
+		if (off - base - f->obj[i].off < f->obj[i].n) {
+			b->span_lo = base + f->obj[i].off;
+			b->span_n = f->obj[i].n;
+		}
+}
