@@ -178,33 +178,41 @@ has_plan(llmc_model *m, const char *target)
 	return file_exists(arena_printf(&m->arena, "%s/plan-%s.json", m->artifact, target));
 }
 
-/* A generated folder. Its plan for this device; without one, the best of those that it ships with built kernels which run here:
- * what was shipped starts at once and needs no compiler. An --arch is meant as it is said. */
+/* The best of the plans for other targets that a generated folder ships with built kernels which run here: it starts at once and
+ * needs no compiler. An --arch is meant as it is said. */
 static llmc_status
-open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
 {
 	const Target *own = target_find(target);
 	int n = 0;
 
 	*fits = false;
-	if (has_plan(m, target))
-		return open_plan(m, target, opt, fits, err);
 	while (target_at(n))
 		n++;
-	while (!opt->arch && n-- > 0) {
+	while (!opt->arch && !*fits && n-- > 0) {
 		const Target *t = target_at(n);
-		if (t->kind != own->kind || t->kind == TARGET_REF || !has_plan(m, t->name) ||
+		if (t == own || t->kind != own->kind || t->kind == TARGET_REF || !has_plan(m, t->name) ||
 		    !runtime_ships(m->artifact, t->name, m->gpu))
 			continue;
 		TRY(open_plan(m, t->name, opt, fits, err));
 		if (*fits)
 			log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
-			         "%s: no plan for %s: the kernels for %s are used as they were shipped; faster ones come of `llmc compile %s -o %s "
-			         "--target %s --arch %s --aot`", m->artifact, target, t->name, m->artifact, m->artifact,
-			         own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
-		return LLMC_OK;
+			         "%s: no plan for %s%s: the kernels for %s are used as they were shipped; faster ones come of `llmc compile %s -o %s "
+			         "--target %s --arch %s --aot`", m->artifact, target, has_plan(m, target) ? " with built kernels" : "", t->name,
+			         m->artifact, m->artifact, own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
 	}
-	log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: no plan for %s: compiling it from model.yaml", m->artifact, target);
+	return LLMC_OK;
+}
+
+/* A generated folder: its plan for this device, or what it ships. */
+static llmc_status
+open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+{
+	if (has_plan(m, target))
+		return open_plan(m, target, opt, fits, err);
+	TRY(open_shipped(m, target, opt, fits, err));
+	if (!*fits)
+		log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: no plan for %s: compiling it from model.yaml", m->artifact, target);
 	return LLMC_OK;
 }
 
@@ -270,7 +278,12 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .n_threads = opt->n_threads, .device = m->gpu > 0 ? m->gpu : 0,
 		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed,
 		              .log = opt->log, .log_user = opt->log_user };
-	TRY(runtime_open(m->plan, &ro, &m->rt, err));
+	llmc_status status = runtime_open(m->plan, &ro, &m->rt, err);
+	/* nothing to compile with: better what was shipped for less than nothing */
+	if (status == LLMC_E_MISSING && kind == SOURCE_ARTIFACT && !opt->out_dir && strcmp(m->plan->target, target) == 0 &&
+	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits)
+		status = runtime_open(m->plan, &ro, &m->rt, err);
+	TRY(status);
 	m->load_s = clock_now() - t0;
 	return LLMC_OK;
 }

@@ -123,6 +123,12 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
     assert len(said) == 1 and f"no plan for cpu-{best}" in said[0] and "cpu-generic" in said[0] and f"--arch {best} --aot" in said[0], llmc.err
     assert tree(folder) == before
     assert llmc.json("plan", folder)["target"] == "cpu-generic"
+    # a plan for this processor whose kernels nobody built, and nothing to build them with
+    llmc("compile", folder / "model.yaml", "-o", folder, "--arch", best, "-q")
+    assert llmc.json("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")))["tokens"] == tokens
+    said = notices(llmc.err)
+    assert len(said) == 1 and f"no plan for cpu-{best} with built kernels" in said[0] and "cpu-generic" in said[0], llmc.err
+    (folder / f"plan-cpu-{best}.json").unlink()
     # another description, or a folder without built kernels: compiled for this processor as ever
     shutil.rmtree(folder / "aot")
     llmc("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")), code=2)
