@@ -325,9 +325,12 @@ class Device:
         stand_in = os.path.exists(f"{d}/libcuda.so.1")
         self.cu = C.CDLL(f"{d}/libcuda.so.1" if stand_in else "libcuda.so.1")
         self.cu.emu_last_report = lambda: b""
-        found = (C.CDLL(f"{d}/libnvrtc.so.13"), None) if stand_in else nvrtc_tool()
-        assert found, "no NVRTC: set LLMC_CUDA_LIBDIR, or pip install nvidia-cuda-nvrtc"
-        self.rtc = found[0]
+        if hasattr(self.cu, "emu_count"):
+            self.rtc = C.CDLL(f"{d}/libnvrtc.so.13")
+        else:
+            found = nvrtc_tool()
+            assert found, "no NVRTC: set LLMC_CUDA_LIBDIR, or pip install nvidia-cuda-nvrtc"
+            self.rtc = found[0]
         self.ok("cuInit", 0)
         major, minor = C.c_int(), C.c_int()
         self.ok("cuDeviceGetAttribute", C.byref(major), 75, 0)

@@ -81,7 +81,7 @@ def ours(r, s, model, storage, tests, ops):
         text = r.llmc("bench", *where, "--device", "cuda", "--random-weights", "--json", "-q", "-r", s["runs"], "--chunk", s["chunk"],
                       "-p", ",".join(map(str, prompts)) or "0", "-n", s["n"], "-b", ",".join(map(str, batches)), "-d", depth, *(["--ops"] if ops else []), most=100)
         got = json.loads(text)
-        read = max(got["bandwidth_gbps"], r.out["machine"]["read_gbps"])
+        read = max(got["bandwidth_gbps"], r.out["machine"].get("read_gbps", 0), 1e-3)
         for x in got["results"]:
             row = dict(model=model, storage=storage or "bf16", test=x["test"][:2], batch=x["batch"], depth=x["depth"], tokens=x["tokens"], seconds=x["step_s"] *
                        (x["steps"] if x["test"].startswith("pp") else 1), tps=x["tps"], tps_stddev=x["tps_stddev"], bytes=x["bytes"], read_gbps=read,
@@ -118,7 +118,7 @@ def stage(r):
     request = dict(decode=[[b, 0] for b in s["batches"]] + [[1, s["depth"]]], prefill=s["prompts"])
     mine, theirs, skipped = {}, {}, []
     with_torch = r.out["machine"].get("torch") and (not r.small or r.args.all)
-    peer = Peer(r, r.small) if with_torch else None
+    peer = Peer(r, r.small) if with_torch else None  # it imports PyTorch while ours has its first turn
 
     def keep():
         fresh = merge([x for v in mine.values() for x in v]), merge([x for v in theirs.values() for x in v])
@@ -146,7 +146,9 @@ def stage(r):
     try:
         for m in models:
             attempt(f"{m}", lambda: our_turn(m, ops=True))
-            if peer and peer.alive():
+            if peer and not peer.alive():
+                peer = Peer(r, r.small)
+            if peer:
                 attempt(f"{m}, PyTorch", lambda: theirs.setdefault(m, []).extend(peer.ask(dict(request, model=m), 90)))
                 attempt(f"{m} again", lambda: our_turn(m), 20)
             for name, storage in s["quantised"] if not r.small or r.args.all else []:

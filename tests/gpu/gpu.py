@@ -14,17 +14,16 @@ import nvrtc as tool  # noqa: E402
 
 
 def libraries():
-    """(path of the driver, NVRTC or None, is it the emulator?)"""
+    """The driver, NVRTC or None, and whether the driver is the emulator."""
     d = os.environ.get("LLMC_CUDA_LIBDIR", "")
-    if os.path.exists(f"{d}/libcuda.so.1"):
-        return f"{d}/libcuda.so.1", C.CDLL(f"{d}/libnvrtc.so.13"), True
-    return "libcuda.so.1", tool.find(), False
+    cu = C.CDLL(f"{d}/libcuda.so.1" if os.path.exists(f"{d}/libcuda.so.1") else "libcuda.so.1")
+    emulator = hasattr(cu, "emu_count")
+    return cu, C.CDLL(f"{d}/libnvrtc.so.13") if emulator else tool.find(), emulator
 
 
 class Gpu:
     def __init__(self):
-        driver, self.rtc, self.small = libraries()
-        self.cu = C.CDLL(driver)
+        self.cu, self.rtc, self.small = libraries()
         n = C.c_int()
         self.ok("cuInit", 0)
         self.ok("cuDriverGetVersion", C.byref(n))
@@ -128,7 +127,7 @@ class Gpu:
 def main():
     g = Gpu()
     info = dict(name=g.name, arch=g.arch, cc=g.cc, sms=g.sms, l2=g.l2, memory=g.memory, driver=g.driver, nvrtc=g.nvrtc(),
-                nvrtc_path=getattr(g.rtc, "_name", None), emulator=g.small)
+                driver_path=g.cu._name, nvrtc_path=getattr(g.rtc, "_name", None), emulator=g.small)
     info["copy_gbps"], info["copy_spread"] = g.copy_bandwidth()
     print(json.dumps(info), flush=True)  # what is known, should the kernel not work
     info["read_gbps"], info["read_spread"] = g.read_bandwidth()

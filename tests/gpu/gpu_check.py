@@ -14,6 +14,9 @@ the bars. Exit status 3: a check failed (a bar that is not reached is no failure
 Needs python3. numpy is needed for conform, models and kernels, PyTorch for the peer; what is missing is said and left out."""
 import argparse
 import datetime
+import glob
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -32,7 +35,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tools"), str(ROOT / "tests" / "golden")]
 import figures  # noqa: E402
 
-LIMIT = dict(machine=60, conform=90, models=100, figures=320, kernels=120, sanitize=120)
+LIMIT = dict(machine=120, conform=90, models=100, figures=320, kernels=120, sanitize=120)
 LEAST = dict(machine=5, conform=15, models=15, figures=30, kernels=25, sanitize=20)
 GOLDEN = ("llama-smol", "llama-bias-linear-bf16", "qwen3-bias-tied", "gemma2-caps", "mixtral-bf16", "deepseek_v3-plain", "gpt2-plain")
 # the kernels that the measured models run on first
@@ -42,6 +45,16 @@ KERNELS = ("test_gemv.py", "test_sm90.py", "test_flash.py", "test_cuda_attention
 
 class Failed(Exception):
     pass
+
+
+def missing(*modules):
+    return " ".join(m for m in modules if importlib.util.find_spec(m) is None)
+
+
+def lacks(r):
+    """What tests need and this machine has not: the result that says so."""
+    what = " ".join(filter(None, [missing("numpy"), "" if r.out["machine"]["nvrtc"] else "NVRTC"]))
+    return dict(skipped=f"no {what}") if what else None
 
 
 class Run:
@@ -85,7 +98,7 @@ class Run:
         """(exit status, stdout, stderr); Failed with what it said last when it ran too long, or (check) failed."""
         cmd, limit = [str(c) for c in cmd], max(1, min(most, self.left()))
         p = subprocess.Popen(cmd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", cwd=cwd,
-                             env={**self.env, **(env or {})}, start_new_session=True)
+                             env={**self.env, **(env or {})}, preexec_fn=os.setpgrp)
         try:
             out, err = p.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -110,8 +123,7 @@ def stage_machine(r):
     lines = [json.loads(line) for line in out.split("\n") if line.startswith("{")]
     if lines:
         r.out["machine"] = lines[-1]
-        torch = ("", "") if r.small and not r.args.all else r.call([sys.executable, "-c", "import torch; print(torch.__version__)"], most=60, check=False)
-        r.out["machine"].update(torch=torch[1].strip() if torch[0] == 0 else None, llmc=r.llmc("--version", check=False).strip())
+        r.out["machine"].update(torch=None if missing("torch") else importlib.metadata.version("torch"), llmc=r.llmc("--version", check=False).strip())
     if rc:
         raise Failed(err.strip()[-1500:])
     m = r.out["machine"]
@@ -121,16 +133,11 @@ def stage_machine(r):
 
 # ---- tests --------------------------------------------------------------------------------------------------------
 
-def missing(*modules):
-    import importlib.util
-    return [m for m in modules if importlib.util.find_spec(m) is None]
-
-
 def pytest(r, name, what, most=1e9):
     """One file of tests on the GPU, as the processes that there are cores for: its last line; Failed with those that failed."""
     site = r.pack / "site"
     env = dict(LLMC_TEST_GPU="1", LLMC_TEST_ARCH=r.out["machine"]["arch"], PYTHONPATH=os.pathsep.join([*([str(site)] if site.exists() else []), os.environ.get("PYTHONPATH", "")]))
-    jobs = [] if r.small else ["-n", str(max(1, min(8, (os.cpu_count() or 1) - 1)))]
+    jobs = [] if r.small else ["-n", str(max(1, min(12, (os.cpu_count() or 1) - 2)))]
     if jobs and r.call([sys.executable, "-c", "import xdist"], env=env, check=False)[0]:
         jobs = []
     xml = f"{r.tmp}/{name}.xml"
@@ -144,28 +151,24 @@ def pytest(r, name, what, most=1e9):
 
 
 def stage_conform(r):
-    lack = missing("numpy")
-    if lack:
-        return dict(skipped=f"no {' '.join(lack)}")
+    if lacks(r):
+        return lacks(r)
     done = dict(wrappers=pytest(r, "test_conformance.py", ["-k", "access or mma_bf16_m16n8k16 or mbarriers"] if r.small else []))
     r.keep(**done)
     if r.out["machine"]["cc"] == 90:  # layouts of wgmma and of tensor maps
         t = next((p for p in (r.pack / "t_sm90", r.pack.parent / "emu" / "t_sm90") if p.exists()), None)
         if not t:
             return dict(done, sm90="no t_sm90 was brought along")
-        d = os.environ.get("LLMC_CUDA_LIBDIR", "")
-        cuda = f"{d}/libcuda.so.1" if os.path.exists(f"{d}/libcuda.so.1") else "libcuda.so.1"
-        r.call([t], env=dict(EMU_CUDA=cuda, EMU_NVRTC=r.out["machine"]["nvrtc_path"] or "libnvrtc.so"), cwd=ROOT)
+        r.call([t], env=dict(EMU_CUDA=r.out["machine"]["driver_path"], EMU_NVRTC=r.out["machine"]["nvrtc_path"]), cwd=ROOT)
         done["sm90"] = "passed"
     return done
 
 
 def stage_kernels(r):
-    lack = missing("numpy")
-    if lack:
-        return dict(skipped=f"no {' '.join(lack)}")
+    if lacks(r):
+        return lacks(r)
     others = [a for a in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a") if a != r.out["machine"]["arch"]]
-    what = ["-k", "not (real_compiler or sass or checked or " + " or ".join(others) + ")"]
+    what = ["-k", "not (real_compiler or nvrtc or sass or checked or " + " or ".join(others) + ")"]
     files, done, bad = (["test_cuda_ops.py"] if r.small else KERNELS), {}, []
     for name in files:
         if r.left() < 8:
@@ -219,9 +222,8 @@ def smollm2(r):
 
 
 def stage_models(r):
-    lack = missing("numpy")
-    if lack:
-        return dict(skipped=f"no {' '.join(lack)}")
+    if lacks(r):
+        return lacks(r)
     done, bad = {}, []
     todo = [(n, lambda n=n: golden(r, n)) for n in (GOLDEN[:1] if r.small else GOLDEN)]
     if (r.pack / "smollm2").exists() and not (r.small and not r.args.all):
@@ -240,7 +242,7 @@ def stage_models(r):
 
 
 def stage_sanitize(r):
-    tool = shutil.which("compute-sanitizer") or next((str(p) for p in sorted(Path("/usr/local").glob("cuda*/bin/compute-sanitizer"))), None)
+    tool = shutil.which("compute-sanitizer") or next(iter(sorted(glob.glob("/usr/local/cuda*/bin/compute-sanitizer") + glob.glob("/opt/nvidia/*/compute-sanitizer"))), None)
     if r.small:  # stands in for it: its options end before the program
         tool = os.path.join(r.tmp, "sanitizer")
         Path(tool).write_text('#!/bin/sh\nshift 6\n"$@" >/dev/null && echo "========= ERROR SUMMARY: 0 errors"\n')
@@ -287,7 +289,7 @@ def libraries(r):
 
 def unpack(r):
     """Kernels that were compiled ahead (tests/gpu/pack.sh), as files that nobody else may write."""
-    tar = r.pack / "aot.tar.xz"
+    tar = r.pack / "aot.tar.gz"
     if tar.exists() and not r.small:
         os.umask(0o077)
         with tarfile.open(tar) as t:
@@ -316,6 +318,7 @@ def main():
         os.environ.setdefault("LLMC_CUDA_LIBDIR", str(Path(os.environ.get("BUILD") or ROOT / "build") / "emu"))
         os.environ.setdefault("LLMC_EMU_CACHE", os.environ["LLMC_CUDA_LIBDIR"] + "/cache")
         os.environ.update(LLMC_EMU_QUIET="1", LLMC_EMU_GPU="sm_90a")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     r = Run(args)
     try:
         return run(r)

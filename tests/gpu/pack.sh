@@ -36,7 +36,7 @@ for model in tiny llama3.2-1b llama3-8b qwen3-8b llama3-8b-q8_0 llama3-8b-q4_k; 
 	storage=$(expr "$model" : '.*-\(q[48]_[0k]\)$' || true)
 	"$llmc" compile "configs/${model%"-$storage"}.yaml" --target cuda --aot --arch "$archs" -o "$aot/$model" -q ${storage:+--set storage.default="$storage"}
 done
-tar -C "$aot" --sort=name --owner=0 --group=0 --mtime=@0 -cJf "$out/aot.tar.xz" .
+tar -C "$aot" --sort=name --owner=0 --group=0 --mtime=@0 -czf "$out/aot.tar.gz" .
 for arch in $(echo "$archs" | tr , ' '); do
 	"$python" tools/nvrtc.py --arch "$arch" -I templates --cubin "$aot" templates/cuda/runtime/read.cu >/dev/null
 	mv "$aot/read.cu.$arch.cubin" "$out/lib/read.$arch.cubin"
