@@ -26,7 +26,8 @@ def test_every_stage(check, tmp_path):
     text, r = check(tmp_path / "r.json")
     assert {k: v["status"] for k, v in r["stages"].items()} == dict.fromkeys(("machine", "conform", "models", "figures", "kernels", "sanitize"), "passed")
     assert r["stages"]["conform"]["sm90"] == "passed" and r["machine"]["read_gbps"] > 0
-    rows = {(x["test"], x["batch"], x["depth"]): x for x in r["figures"]["llmc"]}
+    assert [x["test"] for x in r["figures"]["llmc"] if x.get("way")] == ["pp"]  # without cuBLASLt
+    rows = {(x["test"], x["batch"], x["depth"]): x for x in r["figures"]["llmc"] if not x.get("way")}
     assert set(rows) == {("pp", 1, 0), ("tg", 1, 0), ("tg", 2, 0), ("tg", 1, 40)}
     ops = rows["tg", 1, 0]["ops"]
     assert [(o["op"], o["n"]) for o in ops] == [("embed", 1), ("norm_qkv", 2), ("attention", 2), ("matmul_add", 4), ("norm_glu", 2), ("head", 1)]

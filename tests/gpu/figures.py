@@ -74,18 +74,21 @@ class Peer:
         self.p.wait()
 
 
-def ours(r, s, model, storage, tests, ops):
-    """Rows of llmc bench; tests: (prompts, batches, depth)"""
+def ours(r, s, model, storage, tests, ops, way=None):
+    """Rows of llmc bench; tests: (prompts, batches, depth); way "own": without cuBLASLt"""
     rows, where = [], model_path(r, model, storage)
     for prompts, batches, depth in tests:
         text = r.llmc("bench", *where, "--device", "cuda", "--random-weights", "--json", "-q", "-r", s["runs"], "--chunk", s["chunk"],
-                      "-p", ",".join(map(str, prompts)) or "0", "-n", s["n"], "-b", ",".join(map(str, batches)), "-d", depth, *(["--ops"] if ops else []), most=100)
+                      "-p", ",".join(map(str, prompts)) or "0", "-n", s["n"] if batches else 0, "-b", ",".join(map(str, batches)) or "1", "-d", depth, *(["--ops"] if ops else []), most=100,
+                      env=dict(LLMC_CUBLASLT="never") if way else {})
         got = json.loads(text)
         read = max(got["bandwidth_gbps"], r.out["machine"].get("read_gbps", 0), 1e-3)
         for x in got["results"]:
             row = dict(model=model, storage=storage or "bf16", test=x["test"][:2], batch=x["batch"], depth=x["depth"], tokens=x["tokens"], seconds=x["step_s"] *
                        (x["steps"] if x["test"].startswith("pp") else 1), tps=x["tps"], tps_stddev=x["tps_stddev"], bytes=x["bytes"], read_gbps=read,
                        open_s=got["open_s"])
+            if way:
+                row["way"] = way
             if row["test"] == "tg":
                 row["share"] = x["bytes"] / (row["seconds"] * read * 1e9)
             if "ops" in x:
@@ -98,7 +101,7 @@ def merge(rows):
     """Rows of the same test in several passes as one: the mean of their times, and all of them."""
     out = {}
     for row in rows:
-        key = tuple(row.get(k) for k in ("model", "storage", "test", "batch", "depth", "tokens", "m", "n", "k"))
+        key = tuple(row.get(k) for k in ("model", "storage", "way", "test", "batch", "depth", "tokens", "m", "n", "k"))
         if key not in out:
             out[key] = dict(row, passes=[row["seconds"]]) if "seconds" in row else row
         elif "seconds" in row:
@@ -140,8 +143,8 @@ def stage(r):
         r.note(f"{name}: {time.time() - t:.0f} s" + (f"; {skipped[-1][:600]}" if skipped and skipped[-1].startswith(name + ":") else ""))
         keep()
 
-    def our_turn(m, storage=None, tests=all_tests, ops=False):
-        mine.setdefault((m, storage), []).extend(ours(r, s, m, storage, tests, ops))
+    def our_turn(m, storage=None, tests=all_tests, ops=False, way=None):
+        mine.setdefault((m, storage), []).extend(ours(r, s, m, storage, tests, ops, way))
 
     try:
         for m in models:
@@ -151,6 +154,8 @@ def stage(r):
             if peer:
                 attempt(f"{m}, PyTorch", lambda: theirs.setdefault(m, []).extend(peer.ask(dict(request, model=m), 90)))
                 attempt(f"{m} again", lambda: our_turn(m), 20)
+            if ((r.out["machine"].get("doctor") or {}).get("cublaslt") or {}).get("found"):
+                attempt(f"{m} without cuBLASLt", lambda: our_turn(m, tests=[(s["prompts"], [], 0)], ops=True, way="own"))
             for name, storage in s["quantised"] if not r.small or r.args.all else []:
                 if name == m:
                     attempt(f"{m} {storage}", lambda: our_turn(m, storage, [([], [1], 0)], ops=True))
@@ -186,7 +191,7 @@ def bars(out):
     rows, peer = out["figures"].get("llmc", []), out["figures"].get("torch", [])
 
     def row(test, m, storage="bf16", **more):
-        return next((x for x in rows if x["test"] == test and x["model"] == m and x["storage"] == storage and all(x[k] == v for k, v in more.items())), None)
+        return next((x for x in rows if x["test"] == test and x["model"] == m and x["storage"] == storage and not x.get("way") and all(x[k] == v for k, v in more.items())), None)
 
     def other(test, m, **more):
         return next((x for x in peer if x["test"] == test and x["model"] == m and "seconds" in x and all(x.get(k) == v for k, v in more.items())), None)
@@ -222,13 +227,13 @@ def table(out):
     f, m = out["figures"], out.get("machine", {})
     print(f"\n{m.get('name')}: reads {m.get('read_gbps', 0):.0f} GB/s, copies {m.get('copy_gbps', 0):.0f} GB/s")
     for x in f.get("llmc", []):
-        what = f"pp {x['tokens']}" if x["test"] == "pp" else f"tg b{x['batch']} @{x['depth']}"
+        what = f"pp {x['tokens']} {x.get('way', '')}" if x["test"] == "pp" else f"tg b{x['batch']} @{x['depth']}"
         print(f"{x['model']:12} {x['storage']:5} {what:12} {1e3 * x['seconds']:9.3f} ms {x['tps']:10.1f} tokens/s" + (f"  {100 * x['share']:5.1f} % of reads" if "share" in x else ""))
         if "ops" in x and (x["test"] == "pp" and x["tokens"] == max(y["tokens"] for y in f["llmc"] if y["test"] == "pp") or x["test"] == "tg" and x["batch"] == 1):
             for o in x["ops"]:
                 rate = o["weight_bytes"] / o["s"] / 1e9 if o["s"] and x["test"] == "tg" else 0
-                print(f"    {o['op']:14} {o['n']:3} x {1e6 * o['s'] / o['n']:8.1f} us = {1e3 * o['s']:8.3f} ms" + (f" {rate:7.0f} GB/s {100 * rate / x['read_gbps']:5.1f} %" if rate else ""))
-            print(f"    {'all of them':14} {'':22} {1e3 * sum(o['s'] for o in x['ops']):8.3f} ms")
+                print(f"    {o['op'] + (' (Lt)' if o.get('cublaslt') else ''):16} {o['n']:3} x {1e6 * o['s'] / o['n']:8.1f} us = {1e3 * o['s']:8.3f} ms" + (f" {rate:7.0f} GB/s {100 * rate / x['read_gbps']:5.1f} %" if rate else ""))
+            print(f"    {'all of them':16} {'':22} {1e3 * sum(o['s'] for o in x['ops']):8.3f} ms")
     most = max((x["m"] for x in f.get("torch", []) if "m" in x), default=0)
     for x in f.get("torch", []):
         if "seconds" in x and x.get("m", most) == most:

@@ -124,10 +124,12 @@ def stage_machine(r):
     if lines:
         r.out["machine"] = lines[-1]
         r.out["machine"].update(torch=None if missing("torch") else importlib.metadata.version("torch"), llmc=r.llmc("--version", check=False).strip())
+        found = r.call([r.bin, "doctor", "--json"], check=False)[1]
+        r.out["machine"]["doctor"] = json.loads(found)["cuda"] if found.startswith("{") else None
     if rc:
         raise Failed(err.strip()[-1500:])
     m = r.out["machine"]
-    return dict(result=f"{m['name']} {m['arch']}, driver {m['driver']}, NVRTC {m['nvrtc']}, torch {m['torch']}: reads {m['read_gbps']:.0f} GB/s, copies "
+    return dict(result=f"{m['name']} {m['arch']}, driver {m['driver']}, NVRTC {m['nvrtc']}, cuBLASLt {'yes' if ((m['doctor'] or {}).get('cublaslt') or {}).get('found') else 'no'}, torch {m['torch']}: reads {m['read_gbps']:.0f} GB/s, copies "
                        f"{m['copy_gbps']:.0f} GB/s")
 
 
@@ -277,14 +279,17 @@ STAGES = dict(machine=stage_machine, conform=stage_conform, models=stage_models,
 
 
 def libraries(r):
-    """NVRTC as Python finds it (a wheel beside PyTorch) is told to llmc, which may not look there; a toolkit's it finds itself."""
+    """Where llmc finds no NVRTC or no cuBLASLt by itself and Python's packages have both, it is told of these."""
     if os.environ.get("LLMC_CUDA_LIBDIR"):
         return
-    import nvrtc
-    lib = nvrtc.find()
-    m = re.match(r"(.*)/nvidia/[^/]+/lib/", lib._name) if lib else None
-    if m:
-        r.env["LLMC_CUDA_LIBDIR"] = m[1]
+    found = r.call([r.bin, "doctor", "--json"], most=60, check=False)[1]
+    cuda = json.loads(found)["cuda"] if found.startswith("{") else {}
+    if all(cuda.get(k, {}).get("found") for k in ("nvrtc", "cublaslt")):
+        return
+    for p in sys.path:
+        if all(glob.glob(f"{p}/nvidia/*/lib/lib{name}.so.1*") for name in ("nvrtc", "cublasLt")):
+            r.env["LLMC_CUDA_LIBDIR"] = p
+            return
 
 
 def unpack(r):
