@@ -32,7 +32,8 @@
  * are walked in bands of 8 tiles of rows: what runs at one time shares both matrices in L2. A block without rows or columns of its own (an odd
  * number of tiles) does its part of the copies all the same.
  *
- * Steps of at most GEMM90_FEW rows are left to a second kernel with the tiles of sm_80: their time is that of the weights. With GEMM90_ALWAYS (deterministic) that one does nothing. Not measured on a GPU yet. */
+ * With weights to unpack, steps of at most GEMM90_FEW rows are left to a second kernel with the tiles of sm_80, which has more warps to unpack them;
+ * not with GEMM90_ALWAYS (deterministic). Not measured on a GPU yet. */
 #ifndef LLMC_CUDA_GEMM_SM90_H
 #define LLMC_CUDA_GEMM_SM90_H
 
@@ -41,8 +42,10 @@
 
 /* 16-bit weights: one thread copies, and a warpgroup goes with it. Others are unpacked by two. */
 enum { GEMM90_COPIERS = W_PLANES ? 256 : 128, GEMM90_THREADS = GEMM90_COPIERS + 256, GEMM90_SHARED = 197632 };
-enum { GEMM90_FEW = W_PLANES ? 64 : 16 };
 static_assert(GEMM_COLS % 64 == 0, "whole stages");
+#if W_PLANES && !defined(GEMM90_ALWAYS)
+#define GEMM90_FEW 64
+#endif
 
 /* The tile of each of two blocks. SHARE_A: they have the same rows and neighbouring columns; otherwise the same columns and neighbouring rows. */
 template <int BM, int BN, int STAGES, bool SHARE_A_> struct gemm90_tile : gemm_tile<BM, BN, 64, 64, BN, STAGES> {
@@ -65,7 +68,8 @@ struct alignas(1024) gemm90_arena {
 	mbar_t        full[8], empty[8];
 	int           n; /* copying warps have no register left for it */
 };
-static_assert(gemm90_large::BYTES <= 196608 && gemm90_middle::BYTES <= 196608 && gemm90_small::BYTES <= 196608 && sizeof(gemm90_arena) == GEMM90_SHARED, "shared memory");
+static_assert(gemm90_large::BYTES <= 196608 && gemm90_middle::BYTES <= 196608 && gemm90_small::BYTES <= 196608, "stages");
+static_assert(sizeof(gemm90_arena) == GEMM90_SHARED, "shared memory");
 
 #ifdef W_bf16
 #define GEMM90_MMA(n) wgmma_bf16_m64n##n##k16
@@ -80,10 +84,10 @@ DEV void gemm90_mma(float (&d)[128], unsigned long long a, unsigned long long b,
 DEV bool
 gemm90_few(int n)
 {
-#ifdef GEMM90_ALWAYS
-	return false;
-#else
+#ifdef GEMM90_FEW
 	return n <= GEMM90_FEW;
+#else
+	return false;
 #endif
 }
 
@@ -355,18 +359,18 @@ gemm90_run(const unsigned short *act, const float *scale, const void *w, const t
 	cluster_sync(); /* the other block still arrives at barriers of this one */
 }
 
-/* The other kernel: two blocks of 256 threads a multiprocessor. */
+/* The other kernel, where there is one: two blocks of 256 threads a multiprocessor. */
 template <class E> DEV void
 gemm90_run_few(const unsigned short *act, const float *scale, const void *w, int n, const E &e)
 {
+#ifdef GEMM90_FEW
 	SHARED_BYTES(smem);
 
-	if (!gemm90_few(n))
-		return;
-	if (!W_PLANES || n <= 16)
+	if (n <= 16)
 		gemm_walk<gemm_small>(smem, act, scale, w, n, e);
-	else
+	else if (n <= GEMM90_FEW)
 		gemm_walk<gemm_middle>(smem, act, scale, w, n, e);
+#endif
 }
 
 #endif
