@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/sha256.h"
 #include "runtime/build/build.h"
@@ -115,15 +115,6 @@ typedef struct Measure {
 	int64_t      sym[SYM_COUNT];
 	double       end;           /* of the budget */
 } Measure;
-
-static double
-now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Weights as activations: of 16 bits they are what products take, and read as f32 they are numbers, too. Zeros, or what lies in memory that
  * nobody has written, would be multiplied at another clock. */
@@ -243,7 +234,7 @@ measure(Measure *m, llmc_error *err)
 		if (c->step[1][i].kernel == m->p->kernel)
 			m->step[m->n_step++] = &c->step[1][i];
 	while (n-- > 0) {
-		if (is_covered(m->p, rows[n]) || now() > m->end)
+		if (is_covered(m->p, rows[n]) || clock_now() > m->end)
 			continue;
 		for (int i = 0; i < m->n_step && !filled; i++)
 			TRY(fill_step(m, m->step[i], err));
@@ -259,7 +250,7 @@ static llmc_status
 measure_all(CudaSession *c, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
-	Measure m = { .c = c, .end = now() + BUDGET_S };
+	Measure m = { .c = c, .end = clock_now() + BUDGET_S };
 	llmc_status status = LLMC_OK;
 
 	CUDA_TRY(d, d->api.event_create(&m.from, 0), "making an event");
