@@ -27,6 +27,7 @@ typedef size_t (*CUoccupancyB2DSize)(int block_size);
 	X(ERROR_OUT_OF_MEMORY, 2, "out of memory") \
 	X(ERROR_NOT_INITIALIZED, 3, "initialization error") \
 	X(ERROR_DEINITIALIZED, 4, "driver shutting down") \
+	X(ERROR_DEVICE_UNAVAILABLE, 46, "CUDA-capable device(s) is/are busy or unavailable") \
 	X(ERROR_NO_DEVICE, 100, "no CUDA-capable device is detected") \
 	X(ERROR_INVALID_DEVICE, 101, "invalid device ordinal") \
 	X(ERROR_INVALID_IMAGE, 200, "device kernel image is invalid") \
@@ -34,6 +35,8 @@ typedef size_t (*CUoccupancyB2DSize)(int block_size);
 	X(ERROR_NO_BINARY_FOR_GPU, 209, "no kernel image is available for execution on the device") \
 	X(ERROR_ECC_UNCORRECTABLE, 214, "uncorrectable ECC error encountered") \
 	X(ERROR_INVALID_PTX, 218, "a PTX JIT compilation failed") \
+	X(ERROR_NVLINK_UNCORRECTABLE, 220, "uncorrectable NVLink error detected during the execution") \
+	X(ERROR_CONTAINED, 226, "Invalid access of peer GPU memory over nvlink or a hardware error") \
 	X(ERROR_INVALID_SOURCE, 300, "device kernel image is invalid") \
 	X(ERROR_FILE_NOT_FOUND, 301, "file not found") \
 	X(ERROR_INVALID_HANDLE, 400, "invalid resource handle") \
@@ -43,15 +46,23 @@ typedef size_t (*CUoccupancyB2DSize)(int block_size);
 	X(ERROR_ILLEGAL_ADDRESS, 700, "an illegal memory access was encountered") \
 	X(ERROR_LAUNCH_OUT_OF_RESOURCES, 701, "too many resources requested for launch") \
 	X(ERROR_LAUNCH_TIMEOUT, 702, "the launch timed out and was terminated") \
+	X(ERROR_CONTEXT_IS_DESTROYED, 709, "context is destroyed") \
+	X(ERROR_ASSERT, 710, "device-side assert triggered") \
 	X(ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712, "part or all of the requested memory range is already mapped") \
 	X(ERROR_HOST_MEMORY_NOT_REGISTERED, 713, "pointer does not correspond to a registered memory region") \
+	X(ERROR_HARDWARE_STACK_ERROR, 714, "hardware stack error") \
 	X(ERROR_ILLEGAL_INSTRUCTION, 715, "an illegal instruction was encountered") \
 	X(ERROR_MISALIGNED_ADDRESS, 716, "misaligned address") \
+	X(ERROR_INVALID_ADDRESS_SPACE, 717, "operation not supported on global/shared address space") \
+	X(ERROR_INVALID_PC, 718, "invalid program counter") \
 	X(ERROR_LAUNCH_FAILED, 719, "unspecified launch failure") \
 	X(ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, 720, "too many blocks in cooperative launch") \
+	X(ERROR_TENSOR_MEMORY_LEAK, 721, "tensor memory not completely freed") \
 	X(ERROR_NOT_PERMITTED, 800, "operation not permitted") \
 	X(ERROR_NOT_SUPPORTED, 801, "operation not supported") \
 	X(ERROR_SYSTEM_DRIVER_MISMATCH, 803, "system has unsupported display driver / cuda driver combination") \
+	X(ERROR_MPS_RPC_FAILURE, 806, "MPS server is not available") \
+	X(ERROR_MPS_CLIENT_TERMINATED, 810, "the MPS client has been terminated by the server") \
 	X(ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing") \
 	X(ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture") \
 	X(ERROR_STREAM_CAPTURE_MERGE, 902, "operation would result in a merge of separate capture sequences") \
@@ -62,6 +73,7 @@ typedef size_t (*CUoccupancyB2DSize)(int block_size);
 	X(ERROR_CAPTURED_EVENT, 907, "operation not permitted on an event last recorded in a capturing stream") \
 	X(ERROR_STREAM_CAPTURE_WRONG_THREAD, 908, "attempt to terminate a thread-local capture sequence from another thread") \
 	X(ERROR_GRAPH_EXEC_UPDATE_FAILURE, 910, "the graph update was not performed because it included changes which violated constraints") \
+	X(ERROR_EXTERNAL_DEVICE, 911, "an async error has occurred in external entity outside of CUDA") \
 	X(ERROR_INVALID_CLUSTER_SIZE, 912, "a kernel launch error has occurred due to cluster misconfiguration") \
 	X(ERROR_UNKNOWN, 999, "unknown error")
 

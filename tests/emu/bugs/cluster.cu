@@ -23,7 +23,7 @@ ring(Args p)
 			const int at = k % 2;
 			mbar_wait(&s.empty[at], (k / 2 & 1) ^ 1); // cluster_leave cluster_mask cluster_late
 			mbar_arrive_expect(&s.full[at], WRONG == BYTES ? 256 : 512);
-			bulk_load_multicast(s.x[at] + 64 * rank, p.a + 128 * k + 64 * rank, 256, &s.full[at], WRONG == MASK ? 1 << rank : WRONG == BEYOND ? 7 : 3); // cluster_init cluster_own cluster_beyond
+			bulk_load_multicast(s.x[at] + 64 * rank, p.a + 128 * k + 64 * rank, 256, &s.full[at], WRONG == MASK ? 1 << rank : WRONG == BEYOND ? 7 : 3); // cluster_init cluster_own cluster_beyond cluster_bytes
 		}
 	} else if (threadIdx.x >= 32) {
 		float sum = 0;

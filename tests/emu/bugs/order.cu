@@ -149,7 +149,7 @@ flag_scope(Args a)
 		else
 			st_release_gpu(a.u, 1u);
 	} else {
-		while (ld_acquire_gpu(a.u) != 1)
+		while (ld_acquire_gpu(a.u) != 1) // flag_scope
 			;
 		a.c[0] = a.b[0]; // flag_scope
 	}

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SPIN_LIMIT = 4000000 };
+enum { SPIN_LIMIT = 400000 };
 
 /* Read by the device header. */
 _Static_assert(offsetof(Thread, bid) == 12 && offsetof(Thread, bdim) == 24 && offsetof(Thread, gdim) == 36 && offsetof(Thread, lane) == 48
@@ -333,6 +333,8 @@ emu_syncthreads(const char *file, int line)
 	if (b->arrived && (b->bar_at.line != line || (b->bar_at.file != file && strcmp(b->bar_at.file, file))))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "divergent barrier: other threads of the block wait at another __syncthreads, in line %d",
 		        b->bar_at.line);
+	if (unlikely(b->zero_at.line))
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "__syncthreads is named barrier 0, which line %d uses for a part of the block", b->zero_at.line);
 	b->bar_at = at;
 	if (++b->arrived < b->nt) {
 		t->at = at;
@@ -391,6 +393,11 @@ named(int id, int n, bool wait, Site at)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d: there are 16", id);
 	if (n <= 0 || n % 32 || n > (b->nt + 31) / 32 * 32)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d for %d threads: must be a multiple of 32 within the block's %d", id, n, b->nt);
+	if (!id && n < b->nt) {
+		if (b->bar_at.line)
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier 0 for %d threads: it is __syncthreads (line %d), take another number", n, b->bar_at.line);
+		b->zero_at = at;
+	}
 	NamedBar *bar = &b->named[id];
 	if (bar->arrived && bar->want != n)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "named barrier %d for %d threads, others wait in it for %d (line %d)", id, n, bar->want, bar->at.line);

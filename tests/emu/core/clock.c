@@ -284,6 +284,15 @@ clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk)
 	return !w || op_before(w->seq, op, t->gdc_waited);
 }
 
+bool
+clock_met(const Thread *t, uint32_t buid)
+{
+	for (int i = 0; t->kn && i < t->kn->n; i++)
+		if (t->kn->e[i].buid == buid)
+			return true;
+	return false;
+}
+
 Known *
 clock_async(Block *b)
 {

@@ -31,7 +31,9 @@ emu_cp_async(void *dst, const void *src, unsigned n, unsigned src_n, const char 
 		q->cap = q->cap ? 2 * q->cap : 16;
 		q->copy = realloc(q->copy, sizeof *q->copy * (size_t)q->cap);
 	}
-	q->copy[q->n_copy++] = (CpCopy){ dst, src, n, src_n < n ? src_n : n, at };
+	CpCopy *c = &q->copy[q->n_copy++];
+	*c = (CpCopy){ .dst = dst, .src = src, .n = n, .src_n = src_n < n ? src_n : n, .at = at };
+	memcpy(c->was, src, c->src_n);
 }
 
 void
@@ -60,6 +62,8 @@ finish(Thread *t, int n)
 		CpCopy *c = &q->copy[i];
 		if (emu_check)
 			shadow_write(c->dst, c->n, NULL, c->at);
+		if (memcmp(c->was, c->src, c->src_n))
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, c->at, "what cp.async reads was written while the copy was on its way");
 		memcpy(c->dst, c->src, c->src_n);
 		memset((char *)c->dst + c->src_n, 0, c->n - c->src_n);
 		at = c->at;
@@ -167,6 +171,17 @@ emu_load(const void *p, unsigned n, const char *file, int line)
 		memcpy(&v, p, 16);
 	else
 		memcpy(&v, p, n);
+	return v;
+}
+
+/* ld.global.nc: of what nobody writes as long as the kernel runs. */
+emu_words
+emu_load_const(const void *p, unsigned n, const char *file, int line)
+{
+	emu_words v = emu_load(p, n, file, line);
+
+	if (emu_check)
+		shadow_read_only(p, n, (Site){ file, line });
 	return v;
 }
 

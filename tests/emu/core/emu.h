@@ -32,7 +32,7 @@ typedef struct Known { int ref, n; struct { uint32_t buid; VC *vc; } e[]; } Know
 typedef enum { T_READY, T_RUN, T_BARRIER, T_WARP, T_NAMED, T_GRID, T_CLUSTER, T_GRIDDEP, T_WGMMA, T_YIELD, T_DONE } ThreadState;
 
 typedef struct CpGroup { int first, n; } CpGroup;
-typedef struct CpCopy { void *dst; const void *src; unsigned n, src_n; Site at; } CpCopy;
+typedef struct CpCopy { void *dst; const void *src; unsigned n, src_n; Site at; char was[16]; } CpCopy;
 typedef struct CpArrival { int upto; void *bar; } CpArrival; /* arrives once the first `upto` copies have landed */
 typedef struct CpQueue { CpCopy *copy; int n_copy, cap, *group, n_group, cap_group; CpArrival *arr; int n_arr, cap_arr; } CpQueue;
 
@@ -85,7 +85,7 @@ struct Block {
 	Op *op;
 	uint32_t index, buid;
 	int nt, nw, live, arrived;
-	Site bar_at;
+	Site bar_at, zero_at;   /* the last __syncthreads; a use of barrier 0 by a part of the block */
 	Thread *t;
 	uint32_t any_ready;     /* by rank */
 	uint8_t warp_at[32];    /* by rank */
@@ -98,7 +98,9 @@ struct Block {
 	int n_trigger;
 	struct Mbar *mbar;
 	int n_mbar;
-	uint32_t *far_clk[16];           /* checking mode, by rank in the cluster: the last clock of each thread there that arrived at an mbarrier here */
+	uint32_t *far_clk[16];           /* checking mode, by rank in the cluster: the last clock of each thread there that arrived at an mbarrier or was in shared memory here */
+	Site far_at;                     /* the last such access, and its place */
+	const void *far_pc;
 	NamedBar named[16];
 	uint32_t bar_epoch;
 	uint32_t async_clk, store_clk;
@@ -167,7 +169,9 @@ struct Op {
 	size_t bytes;
 	uint64_t value;
 	int value_size;
-	bool host_dst;
+	bool host_dst, watched;     /* pinned.c: the source's sum when it was queued; what the host may not see yet */
+	uint64_t sum;
+	char *held;
 	void (*host_fn)(void *);
 	void *host_arg;
 	struct Work *work;          /* a library's (library.h), its data behind it */
@@ -185,6 +189,7 @@ const EmuSm *emu_sm(void);         /* what its multiprocessors hold at the most 
 /* util.c */
 void *emu_alloc(size_t n);         /* zeroed; ends the process when there is none */
 void *emu_alloc_lines(size_t n);   /* the same, at the start of a line of the cache */
+uint64_t emu_sum(uint64_t sum, const void *p, size_t n);
 void emu_seed(uint64_t seed);
 uint64_t emu_random(void);
 uint64_t emu_random_below(uint64_t n);
@@ -254,13 +259,17 @@ Region *region_damage(const char **where);                /* the first damaged o
 typedef struct { uint32_t parent, lanes, buid, at, n; } Run;
 const Run *readers_run(uint32_t buid, uint32_t id);      /* the newest run of a set; NULL when it is forgotten, or 0 */
 uint32_t readers_add(uint32_t buid, uint32_t from, bool single, uint32_t e); /* e, or a single reader: thread << 17 | clock */
+uint32_t launches_with(uint32_t set, uint64_t seq);      /* sets of launches: 0 is the empty one */
+uint64_t launches_next(uint32_t *set);                   /* one of a set, which becomes the rest; 0: forgotten */
 
 /* shadow.c */
-void shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, Site at);
+enum { ACCESS_PLAIN, ACCESS_DEVICE, ACCESS_CLUSTER, ACCESS_BLOCK, ACCESS_COPY }; /* atomics by scope; by a copy engine */
+void shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, Site at);
 void shadow_read(const void *p, size_t n, const void *pc, Site at);  /* the same, soon done with what is in order */
 void shadow_write(const void *p, size_t n, const void *pc, Site at);
 void shadow_forget(void);                                /* before another block runs */
 void shadow_learnt(void);                                /* the thread is ordered after more than before */
+void shadow_read_only(const void *p, size_t n, Site at); /* through the path for what the kernel never writes */
 void shadow_clear(Region *r, size_t off, size_t n);      /* as if nothing had been written */
 void shadow_inflight(void *p, size_t n);                 /* target of an asynchronous copy: nothing to read */
 void shadow_host_write(Op *op, void *p, size_t n);
@@ -290,6 +299,7 @@ void clock_block_barrier(Block *b);
 void clock_warp(Block *b, int warp, uint32_t lanes);
 void clock_blocks(Block **b, int n);              /* cluster or grid barrier */
 bool clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk);
+bool clock_met(const Thread *t, uint32_t buid);   /* anything at all that the other block did */
 void clock_start(Thread *t);
 void clock_stop(Thread *t);
 Known *clock_async(Block *b);                        /* what the block's asynchronous copies have done so far */
@@ -308,6 +318,7 @@ typedef struct TensorMap TensorMap;
 const TensorMap *tensor_map_at(const void *p, int rank, Site at);
 size_t tensor_box_bytes(const TensorMap *m);
 void tensor_touch(const TensorMap *m, const int *c, bool write, Site at);
+uint64_t tensor_sum(const TensorMap *m, const int *c);    /* of what a load would bring */
 void tensor_get(const TensorMap *m, const int *c, char *shared, const char *arena);
 void tensor_put(const TensorMap *m, const int *c, const char *shared, const char *arena);
 void store_leave(Thread *t);
@@ -325,11 +336,21 @@ void mma_ldmatrix(int op, int n, uint32_t mask, Thread *lane0, Site at);
 const char *emu_last_report(void);
 int emu_report_count(void);
 
+/* pinned.c */
+bool emu_host_read(void *dst, const void *src, size_t n);
+void pinned_queued(Op *op);
+void pinned_copy(Op *op);
+void pinned_used(const void *p, size_t n, bool write);
+void pinned_show(void);
+void pinned_settle(void);
+void pinned_drop(Op *op);
+
 /* copy.c */
 void copy_forget(Thread *t);
 void copy_free(Thread *t);
 void copy_land(Thread *t, const void *bar);               /* the copies that some arrival of t at this barrier waits for */
 
+extern __thread bool emu_in_host_fn; /* of cuLaunchHostFunc */
 void emu_breathe(void);            /* device.c: other threads may call the driver for a moment */
 
 /* timeline.c */
@@ -346,6 +367,8 @@ void timeline_known_all(void);
 void timeline_drop(void);          /* after an error: everything queued is gone */
 bool op_before(uint64_t a, const Op *b, bool waited);
 Op *op_of_buid(uint32_t buid);
+bool op_known(uint64_t seq);       /* the host has waited for it; in fast mode: it is done */
+const Op *timeline_uses(bool (*uses)(const Op *op, const void *what), const void *what); /* one that is queued and that the host has not waited for */
 int func_residency(const Func *f, int threads, uint32_t dyn);
 
 #endif

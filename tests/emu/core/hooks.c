@@ -128,3 +128,11 @@ HOOK(void, __ubsan_handle_shift_out_of_bounds, (const void *data, uintptr_t a, u
 	(void)a;
 	emu_die(CUDA_ERROR_LAUNCH_FAILED, site(data), "shift by %lu bits is wider than the value", (unsigned long)b);
 }
+
+#define OVERFLOW(name) \
+	HOOK(void, __ubsan_handle_##name##_overflow, (const void *data, uintptr_t a, uintptr_t b)) \
+	{ (void)a, (void)b; emu_die(CUDA_ERROR_LAUNCH_FAILED, site(data), "integer overflow: the result does not fit its signed type"); }
+OVERFLOW(add)
+OVERFLOW(sub)
+OVERFLOW(mul)
+OVERFLOW(negate)

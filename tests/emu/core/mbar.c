@@ -1,5 +1,5 @@
 /* mbarriers: phases with a count of arrivals and of bytes that bulk copies still have to bring. The state is kept here, by address;
- * the eight bytes in shared memory stay what they are. A bulk copy destroys its target when issued and lands when somebody has
+ * the eight bytes in shared memory hold a mark, so that it shows when something else is written there. A bulk copy destroys its target when issued and lands when somebody has
  * asked the barrier for it. A multicast is one copy for each block of its mask, at the same offsets there. */
 #include "emu.h"
 #include "../cuda_api.h"
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { void *dst; const void *src; unsigned n; const TensorMap *map; int c[5]; } Bulk;
+typedef struct { void *dst; const void *src; unsigned n; const TensorMap *map; int c[5]; uint64_t sum; Site at; } Bulk;
 
 typedef struct Mbar {
 	const void *p;
@@ -31,6 +31,12 @@ owner(const void *p, Site at)
 	return r->blk;
 }
 
+static uint64_t
+mark_of(const void *p)
+{
+	return (uintptr_t)p * 0x9e3779b97f4a7c15ull ^ 0x6d62617272696572ull;
+}
+
 static Mbar *
 mbar_of(const void *p, Site at)
 {
@@ -47,6 +53,8 @@ mbar_of(const void *p, Site at)
 			continue;
 		if (emu_check && (b != t->blk || m->thread != t->lin) && !clock_knows(t, b->buid, m->thread, m->clk))
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "race: mbarrier used with nothing that orders it after its initialisation");
+		if (*(const uint64_t *)p != mark_of(p))
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "something was written over the mbarrier since its initialisation");
 		return m;
 	}
 	emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier used before it was initialised");
@@ -92,8 +100,8 @@ mbar_leave(Block *b, Site at)
 			for (int k = 0; k < b->nt && !known; k++)
 				known = clock_knows(&b->t[k], b->cluster->b[r]->buid, (unsigned)i, b->far_clk[r][i]);
 			if (!known)
-				emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "the block leaves the kernel with nothing that orders this after arrivals of block %d of its "
-				        "cluster at its mbarriers (cluster_sync)", r);
+				emu_die_at(CUDA_ERROR_LAUNCH_FAILED, b->far_pc, b->far_at.line ? b->far_at : at, "the block leaves the kernel with nothing that orders "
+				           "this after what block %d of its cluster does in its shared memory (cluster_sync)", r);
 		}
 }
 
@@ -108,13 +116,10 @@ emu_mbar_init(void *p, unsigned count, const char *file, int line)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier for %u arrivals", count);
 	for (int i = 0; i < b->n_mbar; i++)
 		if (b->mbar[i].p == p)
-			m = &b->mbar[i];
-	if (m) {
-		release(m);
-	} else {
-		b->mbar = realloc(b->mbar, sizeof *m * (size_t)(b->n_mbar + 1));
-		m = &b->mbar[b->n_mbar++];
-	}
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier initialised again: mbar_inval must end the first one");
+	b->mbar = realloc(b->mbar, sizeof *m * (size_t)(b->n_mbar + 1));
+	m = &b->mbar[b->n_mbar++];
+	*(uint64_t *)p = mark_of(p);
 	*m = (Mbar){ .p = p, .count = count, .left = count, .thread = emu_cur->lin, .clk = emu_cur->clk };
 }
 
@@ -125,17 +130,20 @@ emu_mbar_inval(void *p, const char *file, int line)
 	Mbar *m = mbar_of(p, at);
 	Block *b = owner(p, at);
 
+	if (m->n_bulk || m->n_cp)
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier invalidated while copies that arrive at it are on their way");
 	release(m);
 	*m = b->mbar[--b->n_mbar];
+	memset(p, 0xff, 8);
 }
 
 static void
-advance(Mbar *m, Site at)
+advance(Mbar *m)
 {
 	if (m->left || m->tx)
 		return;
 	if (m->n_bulk)
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "a phase of the mbarrier is over while %u bytes of a bulk copy are on their way: its bytes were not expected",
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, m->bulk[0].at, "a phase of the mbarrier is over while %u bytes of a bulk copy are on their way: its bytes were not expected",
 		        m->bulk[0].n);
 	m->phase++;
 	m->left = m->count;
@@ -161,7 +169,7 @@ emu_mbar_arrive(void *p, unsigned count, unsigned tx_bytes, const char *file, in
 		known_drop(k);
 	}
 	m->left -= count;
-	advance(m, at);
+	advance(m);
 	return phase;
 }
 
@@ -185,13 +193,15 @@ emu_mbar_arrive_cluster(void *p, unsigned rank, const char *file, int line)
 		if (!o->far_clk[b->cluster_rank])
 			o->far_clk[b->cluster_rank] = emu_alloc(sizeof(uint32_t) * (size_t)b->nt);
 		o->far_clk[b->cluster_rank][t->lin] = t->clk;
+		o->far_at = at;
+		o->far_pc = NULL;
 		Known *k = clock_publish(t);
 		m->gather = known_join(m->gather, k);
 		known_drop(k);
 	}
 	m->left--;
 	emu_progress++;
-	advance(m, at);
+	advance(m);
 }
 
 void
@@ -214,7 +224,7 @@ mbar_late_arrive(Thread *t, void *bar, Site at)
 	}
 	m->left--;
 	emu_progress++;
-	advance(m, at);
+	advance(m);
 }
 
 /* Somebody's copies by cp.async land. */
@@ -244,6 +254,8 @@ land(Mbar *m, Site at)
 	Region *r = region_of(c.dst);
 	Block *b = r && r->blk ? r->blk : t->blk;
 
+	if (emu_check && c.sum != (c.map ? tensor_sum(c.map, c.c) : emu_sum(0, c.src, c.n)))
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, c.at, "what a bulk copy reads was written while the copy was on its way");
 	m->bulk[i] = m->bulk[--m->n_bulk];
 	if (c.map)
 		tensor_get(c.map, c.c, c.dst, b->arena->lo);
@@ -258,7 +270,7 @@ land(Mbar *m, Site at)
 	}
 	m->tx -= c.n;
 	emu_progress++;
-	advance(m, at);
+	advance(m);
 }
 
 /* Whether the phase of this parity is over. */
@@ -298,7 +310,7 @@ issue(Mbar *m, Bulk b, Site at)
 	if (r->blk != owner(m->p, at))
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk copy into the memory of one block that counts at the mbarrier of another one");
 	if (emu_check)
-		shadow_access(b.dst, b.n, true, false, NULL, at);
+		shadow_access(b.dst, b.n, true, ACCESS_COPY, NULL, at);
 	memset(b.dst, 0xff, b.n);
 	if (emu_check)
 		shadow_inflight(b.dst, b.n);
@@ -334,7 +346,7 @@ bulk_load(void *dst, const void *src, unsigned n, void *bar, int mask, Site at)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk copy: addresses and size must be multiples of 16");
 	if (emu_check)
 		shadow_access(src, n, false, false, NULL, at);
-	issue_all(bar, (Bulk){ .dst = dst, .src = src, .n = n }, mask, at);
+	issue_all(bar, (Bulk){ .dst = dst, .src = src, .n = n, .at = at, .sum = emu_check ? emu_sum(0, src, n) : 0 }, mask, at);
 }
 
 void
@@ -363,6 +375,8 @@ tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, int m
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
 	if (emu_check)
 		tensor_touch(t, c, false, at);
+	b.at = at;
+	b.sum = emu_check ? tensor_sum(t, c) : 0;
 	memcpy(b.c, c, sizeof *c * (size_t)rank);
 	issue_all(bar, b, mask, at);
 }

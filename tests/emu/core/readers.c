@@ -70,3 +70,42 @@ readers_add(uint32_t buid, uint32_t from, bool single, uint32_t e)
 		from = shorten(buid, from);
 	return add(buid, from, lane, at, readers_run(buid, from)->n + 1);
 }
+
+/* ---- sets of launches ---- */
+enum { LAUNCH_SETS = 1 << 14, LAUNCH_MEMO = 1 << 10 };
+static struct { uint32_t rest; uint64_t seq; } launches[LAUNCH_SETS];
+static uint32_t launches_base = 1, n_launches;
+static uint32_t launches_memo[LAUNCH_MEMO];
+
+static bool
+launches_there(uint32_t id)
+{
+	return id - launches_base < n_launches;
+}
+
+uint32_t
+launches_with(uint32_t set, uint64_t seq)
+{
+	uint32_t *m = &launches_memo[(seq * 0x9e3779b97f4a7c15ull ^ set * 0xc2b2ae3d27d4eb4full) >> 54], k = *m - launches_base;
+
+	if (launches_there(*m) && launches[k].seq == seq && launches[k].rest == set)
+		return *m;
+	if (n_launches == LAUNCH_SETS) { /* cells that still name old ones lose their readers */
+		launches_base += n_launches;
+		n_launches = 0;
+		set = 0;
+	}
+	launches[n_launches].rest = set;
+	launches[n_launches].seq = seq;
+	return *m = launches_base + n_launches++;
+}
+
+uint64_t
+launches_next(uint32_t *set)
+{
+	uint32_t k = *set - launches_base;
+	bool there = launches_there(*set);
+
+	*set = there ? launches[k].rest : 0;
+	return there ? launches[k].seq : 0;
+}

@@ -2,7 +2,7 @@
  * another thread, or a write not ordered after all reads, is a race, whatever the order in which the fibers happened to run.
  *
  * A word of a cell: block instance (32 bits) | thread (10) | clock (17) | 5 flag bits.
- *   w flags: 1, 2 bytes written; 4 by an atomic; 8 by an asynchronous copy
+ *   w flags: 1, 2 bytes written; 4 by an atomic; 8 by an asynchronous copy; 16 by an atomic of less than the device's scope
  *   r flags: 1, 2 bytes read; 4, 8 bytes ever written; 16 the thread and clock fields are the number of a set of readers
  * Sets of readers have numbers (readers.c), since many cells have the same. Set 0 stands for readers in several blocks of one launch. */
 #include "emu.h"
@@ -16,7 +16,7 @@
 #define THREAD(x) ((unsigned)((x) >> 22) & 1023)
 #define CLK(x) ((uint32_t)((x) >> 5) & 0x1ffff)
 #define SET(x) ((uint32_t)((x) >> 5) & 0x7ffffff)
-enum { W_ATOMIC = 4, W_ASYNC = 8, R_SET = 16, R_INIT = 12 };
+enum { W_ATOMIC = 4, W_ASYNC = 8, W_NARROW = 16, R_SET = 16, R_INIT = 12 };
 
 /* ---- pages of large regions that have no cells yet ---- */
 static void
@@ -76,6 +76,42 @@ launch_known(const Thread *t, uint64_t r)
 	return op_before(op->seq, t->blk->op, t->gdc_waited);
 }
 
+/* Readers in launches that run at the same time: a set of launches, as if of block 0, which no launch has. */
+static uint64_t
+launches_add(uint64_t r, uint64_t seq)
+{
+	uint32_t from = SET(r);
+
+	if (BUID(r)) {
+		const Op *old = op_of_buid(BUID(r));
+		from = old ? launches_with(0, old->seq) : 0;
+	}
+	return (uint64_t)launches_with(from, seq) << 5 | R_SET;
+}
+
+/* Whether some of them are not over for this one; *first: one of those. */
+static bool
+launches_open(uint64_t r, const Op *op, bool waited, const Op **first)
+{
+	for (uint32_t id = SET(r); id;) {
+		const Op *o = op_at(launches_next(&id));
+		if (o && o != op && !op_before(o->seq, op, waited)) {
+			*first = o;
+			return true;
+		}
+	}
+	return false;
+}
+
+static bool
+launches_has(uint64_t r, const Op *op)
+{
+	for (uint32_t id = SET(r); id;)
+		if (launches_next(&id) == op->seq)
+			return true;
+	return false;
+}
+
 static inline void
 read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 {
@@ -102,12 +138,44 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 		c->r = (uint64_t)t->blk->buid << 32 | (uint64_t)readers_add(BUID(r), SET(r), !(r & R_SET), SET(me)) << 5 | R_SET | keep | both;
 		return;
 	}
-	const Op *op = t->blk->op;
-	if (BUID(r) - op->buid0 < op->n_block) /* another block of this launch */
+	const Op *op = t->blk->op, *open;
+	if (!BUID(r)) {
+		if (!launches_has(r, op))
+			c->r = (launches_open(r, op, t->gdc_waited, &open) ? launches_add(r, op->seq) | both : me | mask) | keep;
+	} else if (BUID(r) - op->buid0 < op->n_block) /* another block of this launch */
 		c->r = (uint64_t)op->buid0 << 32 | R_SET | keep | both;
 	else if (!op_of_buid(BUID(r)) || op_before(op_of_buid(BUID(r))->seq, op, t->gdc_waited))
 		c->r = me | keep | mask;
-	/* else: a concurrent launch reads too; the older reader stays */
+	else
+		c->r = launches_add(r, op->seq) | keep | both;
+}
+
+/* Two atomics race all the same when the scope of one of them leaves the other out. */
+static bool
+in_scope(const Thread *t, uint64_t w, int scope)
+{
+	const Cluster *c = t->blk->cluster;
+
+	if ((scope == 1 && !(w & W_NARROW)) || BUID(w) == t->blk->buid)
+		return true;
+	for (int i = 0; scope < 3 && i < c->n; i++)
+		if (c->b[i]->buid == BUID(w))
+			return true;
+	return false;
+}
+
+/* Shared memory of another block of the cluster: it must have started, and must not leave before this is over (mbar_leave asks). */
+static COLD void
+shadow_peer(Thread *t, Block *o, const void *p, size_t n, const void *pc, Site at)
+{
+	if (!clock_met(t, o->buid))
+		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+		             "access to another block's shared memory with nothing that says that the block has started (cluster_sync)", 0);
+	if (!o->far_clk[t->cluster_rank])
+		o->far_clk[t->cluster_rank] = emu_alloc(sizeof(uint32_t) * (size_t)t->blk->nt);
+	o->far_clk[t->cluster_rank][t->lin] = t->clk;
+	o->far_at = at;
+	o->far_pc = pc;
 }
 
 /* What shadow_read and shadow_write, below, know of the running thread from the slow way through shadow_access. */
@@ -127,11 +195,14 @@ step_of(uint64_t r)
 }
 
 void
-shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, Site at)
+shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, Site at)
 {
 	Thread *t = emu_cur;
 	const char *a = p;
+	bool by_copy = atomic == ACCESS_COPY;
 
+	if (by_copy)
+		atomic = 0;
 	if (!t || !t->blk || (size_t)(a - t->stack) < emu_stack_bytes)
 		return;
 	Region *r = region_of(p);
@@ -149,11 +220,16 @@ shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, 
 			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, "access to shared memory of a block outside of the cluster", 0);
 		if (!o->live)
 			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, "access to shared memory of a block that has left the kernel", 0);
+		if (unlikely(o != t->blk && !by_copy))
+			shadow_peer(t, o, p, n, pc, at);
 		if (!shared_within(r, a, n))
 			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, write ? "out-of-bounds write to shared memory" : "out-of-bounds read of shared memory", 0);
 	}
-	if (!r->cell)
+	if (!r->cell) {
+		if (r->kind == R_PINNED)
+			pinned_used(p, n, write);
 		return;
+	}
 	size_t off = (size_t)(a - r->lo);
 	if (r->lazy) {
 		size_t page = off / 4096, last = (off + n - 1) / 4096;
@@ -180,10 +256,11 @@ shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, 
 		if (!write && ((rd >> 2) & mask) != mask)
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
 			             w & 3 ? "read of the target of an asynchronous copy that has not been waited for" : "read of memory that nothing wrote", w);
-		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) && !(atomic && (w & W_ATOMIC))
+		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) && !(atomic && (w & W_ATOMIC) && in_scope(t, w, atomic))
 		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w), CLK(w)))
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-			             write ? "race: write with nothing that orders it after another write" : "race: read with nothing that orders it after the write", w);
+			             atomic && (w & W_ATOMIC) ? "race: an atomic and another one, of which one has a scope without the other's thread"
+			             : write ? "race: write with nothing that orders it after another write" : "race: read with nothing that orders it after the write", w);
 		known = mask == 3 ? w : 0;
 		if (!write) {
 			if (atomic)
@@ -201,13 +278,16 @@ shadow_access(const void *p, size_t n, bool write, bool atomic, const void *pc, 
 		}
 		if ((rd & mask) && rd >> 5) {
 			culprit = rd & ~31ull;
+			const Op *open = NULL;
 			bool ok = !(rd & R_SET) ? (rd ^ me) >> 22 == 0 || clock_knows(t, BUID(rd), THREAD(rd), CLK(rd))
-			        : SET(rd) ? set_known(t, rd, &culprit) : launch_known(t, rd);
+			        : !SET(rd) ? launch_known(t, rd) : BUID(rd) ? set_known(t, rd, &culprit) : !launches_open(rd, t->blk->op, t->gdc_waited, &open);
+			if (open)
+				culprit = WORD(open->buid0, 0, 1) | W_ASYNC;
 			if (!ok)
 				text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "race: write with nothing that orders it after the read",
 				             rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit);
 		}
-		c->w = me | mask | (atomic ? W_ATOMIC : 0);
+		c->w = me | mask | (atomic ? atomic > 1 ? W_ATOMIC | W_NARROW : W_ATOMIC : 0);
 		c->r = (rd & 3 & ~mask ? rd & ~(uint64_t)mask : rd & R_INIT) | (uint64_t)mask << 2;
 	}
 }
@@ -389,6 +469,19 @@ shadow_write(const void *p, size_t n, const void *pc, Site at)
 }
 
 void
+shadow_read_only(const void *p, size_t n, Site at)
+{
+	Region *r = region_of(p);
+	const Op *op = emu_cur->blk->op;
+
+	if (!r || !r->cell || r->kind != R_DEVICE)
+		return;
+	for (size_t off = (size_t)((const char *)p - r->lo), c = off / 2; c < (off + n + 1) / 2; c++)
+		if ((r->cell[c].w & 3) && BUID(r->cell[c].w) - op->buid0 < op->n_block)
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n, "read through the read-only path of what this kernel writes", r->cell[c].w);
+}
+
+void
 shadow_clear(Region *r, size_t off, size_t n)
 {
 	if (r->cell && n)
@@ -502,8 +595,10 @@ shadow_host_write(Op *op, void *p, size_t n)
 			host_race(op, r->lo + c * 2, n, x->w, "race: writes with nothing that orders it after another write");
 			return;
 		}
-		if ((x->r & 3) && x->r >> 5 && !host_knows(op, x->r)) {
-			host_race(op, r->lo + c * 2, n, x->r & R_SET ? x->r | 0xffc00000u : x->r, "race: writes with nothing that orders it after the read");
+		const Op *open = NULL;
+		if ((x->r & 3) && x->r >> 5 && (BUID(x->r) ? !host_knows(op, x->r) : launches_open(x->r, op, true, &open))) {
+			uint64_t other = open ? (uint64_t)open->buid0 << 32 | 0xffc00000u : x->r & R_SET ? x->r | 0xffc00000u : x->r;
+			host_race(op, r->lo + c * 2, n, other, "race: writes with nothing that orders it after the read");
 			return;
 		}
 		x->w = me | mask;
@@ -528,8 +623,12 @@ shadow_host_read(Op *op, const void *p, size_t n)
 			host_race(op, r->lo + c * 2, n, w, "race: reads with nothing that orders it after the write");
 			return;
 		}
-		if (!r->lazy)
-			r->cell[c].r = (r->cell[c].r & R_INIT) | WORD(op->buid0, 0, 1) | 3;
+		if (!r->lazy) {
+			uint64_t rd = r->cell[c].r;
+			const Op *open;
+			bool others = (rd & 3) && rd >> 5 && (BUID(rd) ? !host_knows(op, rd) : launches_open(rd, op, true, &open));
+			r->cell[c].r = (rd & R_INIT) | (others ? launches_add(rd, op->seq) : WORD(op->buid0, 0, 1)) | 3;
+		}
 	}
 }
 

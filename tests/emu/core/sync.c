@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What was released at an address: to everyone, and to the block of `buid` only. */
-typedef struct { const void *p; Known *all, *block; uint32_t buid; } Place;
+/* What was released at an address: to everyone, to one cluster (of that first block), and to one block only. */
+typedef struct { const void *p; Known *all, *cluster, *block; uint32_t cuid, buid; } Place;
 
 static Place *place;
 static int n_place, cap_place;
@@ -33,15 +33,27 @@ sync_reset(void)
 {
 	for (int i = 0; i < n_place; i++) {
 		known_drop(place[i].all);
+		known_drop(place[i].cluster);
 		known_drop(place[i].block);
 	}
 	n_place = 0;
 }
 
 static void
-publish(Place *s, Thread *t, Known *k, bool block_only)
+publish(Place *s, Thread *t, Known *k, int scope)
 {
-	if (!block_only) {
+	uint32_t cuid = t->blk->cluster->b[0]->buid;
+
+	if (scope == EMU_CLUSTER) {
+		if (s->cuid != cuid) {
+			known_drop(s->cluster);
+			s->cluster = NULL;
+			s->cuid = cuid;
+		}
+		s->cluster = known_join(s->cluster, k);
+		return;
+	}
+	if (scope != EMU_CTA) {
 		s->all = known_join(s->all, k);
 		return;
 	}
@@ -66,6 +78,8 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 			/* A reader with block scope learns only what its own block released, whatever scope that had. */
 			if (!block_only || region_of(p) == t->blk->arena)
 				got = known_join(got, s->all);
+			if (s->cuid == t->blk->cluster->b[0]->buid && (!block_only || region_of(p) == t->blk->arena))
+				got = known_join(got, s->cluster);
 			if (s->buid == t->blk->buid)
 				got = known_join(got, s->block);
 			if (now)
@@ -80,15 +94,16 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 	Place *s = place_of(p, true);
 	if (kind == EMU_STORE) { /* a plain store ends the release sequence */
 		known_drop(s->all);
+		known_drop(s->cluster);
 		known_drop(s->block);
-		s->all = s->block = NULL;
+		s->all = s->cluster = s->block = NULL;
 	}
 	if (order == EMU_RELEASE || order == EMU_ACQ_REL) {
 		Known *k = clock_publish(t);
-		publish(s, t, k, block_only);
+		publish(s, t, k, scope);
 		known_drop(k);
 	} else if (t->fence) {
-		publish(s, t, t->fence, block_only || t->fence_cta);
+		publish(s, t, t->fence, t->fence_cta ? EMU_CTA : scope);
 	}
 }
 
@@ -110,7 +125,7 @@ emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file
 		block_yield(at);
 	if (!emu_check)
 		return;
-	shadow_access(p, n, kind != EMU_LOAD, true, NULL, at);
+	shadow_access(p, n, kind != EMU_LOAD, scope == EMU_CTA ? ACCESS_BLOCK : scope == EMU_CLUSTER ? ACCESS_CLUSTER : ACCESS_DEVICE, NULL, at);
 	order_memory(t, p, kind, order, scope);
 }
 

@@ -21,6 +21,7 @@ static OpSet host_known;
 static uint64_t *running;          /* kernels in flight */
 static int n_running, cap_running;
 static uint64_t first_open = 1;    /* all before are done */
+__thread bool emu_in_host_fn;
 
 static bool
 set_has(const OpSet *s, uint64_t seq)
@@ -90,9 +91,25 @@ op_new(OpKind kind, const char *name)
 	return op;
 }
 
+bool
+op_known(uint64_t seq)
+{
+	return emu_check ? set_has(&host_known, seq) : op_done(seq);
+}
+
+const Op *
+timeline_uses(bool (*uses)(const Op *op, const void *what), const void *what)
+{
+	for (uint64_t s = timeline_base; s < next_seq; s++)
+		if (!op_known(s) && uses(ring[s % TIMELINE], what))
+			return ring[s % TIMELINE];
+	return NULL;
+}
+
 static void
 op_free(Op *op)
 {
+	pinned_drop(op);
 	if (recent == op)
 		recent = NULL;
 	free(op->dep);
@@ -161,6 +178,7 @@ op_add(Op *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
 	op->n_prog = n_prog;
 	op->prog = copy_seqs(prog, &op->n_prog);
 	ring[op->seq % TIMELINE] = op;
+	pinned_queued(op);
 	if (op->work && op->work->queued)
 		op->work->queued(op->work + 1, op->seq);
 }
@@ -386,7 +404,7 @@ start_other(Op *op)
 			if (!emu_error)
 				shadow_host_write(op, op->dst, n);
 		}
-		memmove(op->dst, op->stage ? op->stage : op->src, n);
+		pinned_copy(op);
 		if (emu_check && !op->stage)
 			shadow_copy_written(op->dst, op->src, n);
 		break;
@@ -399,8 +417,12 @@ start_other(Op *op)
 	case OP_HOST:
 		if (op->work)
 			library(op);
-		else
+		else {
+			pinned_show();
+			emu_in_host_fn = true;
 			op->host_fn(op->host_arg);
+			emu_in_host_fn = false;
+		}
 		break;
 	case OP_KERNEL: case OP_EMPTY:
 		break;
@@ -639,6 +661,7 @@ timeline_known(const uint64_t *seq, int n)
 			set_join(&host_known, op->any_waited ? &op->after : &op->before);
 			set_put(&host_known, op->seq);
 		}
+	pinned_settle();
 	advance_base();
 }
 
@@ -649,5 +672,6 @@ timeline_known_all(void)
 		for (uint64_t s = timeline_base; s < next_seq; s++)
 			if (ring[s % TIMELINE]->state == OP_DONE)
 				set_put(&host_known, s);
+	pinned_settle();
 	advance_base();
 }

@@ -102,6 +102,25 @@ tensor_touch(const TensorMap *m, const int *c, bool write, Site at)
 	rows(m, c, touch_row, &t);
 }
 
+static void
+sum_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg)
+{
+	uint64_t *sum = arg;
+
+	(void)k;
+	for (size_t i = lo; g && i < hi; i += m->step[0] == 1 ? hi - lo : 1)
+		*sum = emu_sum(*sum, g + i * m->step[0] * m->elem, m->step[0] == 1 ? (hi - lo) * m->elem : m->elem);
+}
+
+uint64_t
+tensor_sum(const TensorMap *m, const int *c)
+{
+	uint64_t sum = 0;
+
+	rows(m, c, sum_row, &sum);
+	return sum;
+}
+
 typedef struct { char *shared; const char *arena; bool put; } Move;
 
 static void

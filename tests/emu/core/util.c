@@ -97,3 +97,20 @@ emu_half(uint16_t h)
 	}
 	return table[h];
 }
+
+/* To see whether memory has changed. */
+uint64_t
+emu_sum(uint64_t sum, const void *p, size_t n)
+{
+	const char *c = p;
+
+	for (; n >= 8; n -= 8, c += 8) {
+		uint64_t w;
+		memcpy(&w, c, 8);
+		sum = (sum ^ w) * 0x9e3779b97f4a7c15ull;
+		sum ^= sum >> 29;
+	}
+	for (; n; n--, c++)
+		sum = (sum ^ (unsigned char)*c) * 0x100000001b3ull;
+	return sum;
+}

@@ -40,6 +40,7 @@ void emu_stmatrix(void *row, emu_words v, const char *file, int line);
 unsigned emu_activemask(const char *file, int line);
 
 emu_words emu_load(const void *p, unsigned n, const char *file, int line);
+emu_words emu_load_const(const void *p, unsigned n, const char *file, int line);
 void emu_store(void *p, emu_words v, unsigned n, const char *file, int line);
 __attribute__((noreturn, cold)) void emu_misaligned(unsigned n, int write, const char *file, int line);
 void emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file, int line);

@@ -104,6 +104,19 @@ emu_ld(const void *p, EMU_AT)
 	return v;
 }
 
+template <class T> EMU_FN T
+emu_ld_const(const void *p, EMU_AT)
+{
+#ifdef LLMC_EMU_CHECK
+	T v;
+	emu_words w = emu_load_const(p, sizeof(T), EMU_HERE);
+	__builtin_memcpy(&v, &w, sizeof(T));
+	return v;
+#else
+	return emu_ld<T>(p, EMU_HERE);
+#endif
+}
+
 template <class T> EMU_FN void
 emu_st(void *p, T v, EMU_AT)
 {
@@ -121,11 +134,11 @@ EMU_FN unsigned ld_v1(const void *p, EMU_AT) { return emu_ld<unsigned>(p, EMU_HE
 EMU_FN uint2 ld_v2(const void *p, EMU_AT) { return emu_ld<uint2>(p, EMU_HERE); }
 EMU_FN uint4 ld_v4(const void *p, EMU_AT) { return emu_ld<uint4>(p, EMU_HERE); }
 EMU_FN uint4 ld_v4_stream(const void *p, EMU_AT) { return emu_ld<uint4>(p, EMU_HERE); }
-EMU_FN uint4 ld_v4_const(const void *p, EMU_AT) { return emu_ld<uint4>(p, EMU_HERE); }
+EMU_FN uint4 ld_v4_const(const void *p, EMU_AT) { return emu_ld_const<uint4>(p, EMU_HERE); }
 EMU_FN void st_v1(void *p, unsigned v, EMU_AT) { emu_st(p, v, EMU_HERE); }
 EMU_FN void st_v2(void *p, uint2 v, EMU_AT) { emu_st(p, v, EMU_HERE); }
 EMU_FN void st_v4(void *p, uint4 v, EMU_AT) { emu_st(p, v, EMU_HERE); }
-template <class T> EMU_FN T __ldg(const T *p, EMU_AT) { return emu_ld<T>(p, EMU_HERE); }
+template <class T> EMU_FN T __ldg(const T *p, EMU_AT) { return emu_ld_const<T>(p, EMU_HERE); }
 EMU_FN void prefetch_l2(const void *) {}
 
 /* ---- block ---- */

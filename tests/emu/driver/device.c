@@ -22,6 +22,8 @@ static int n_names;
 static long n_calls, fail_at;
 static int fail_code;
 static char fail_name[64];
+static const char *failed;
+static long n_leak;
 
 static void
 make_lock(void)
@@ -78,14 +80,44 @@ emu_fail(const char *name, long n, int code)
 	n_calls = 0;
 	fail_at = n;
 	fail_code = code;
+	if (n)
+		failed = NULL;
 	pthread_mutex_unlock(&lock);
 }
 
+/* The call that was made to fail last; NULL: none was. */
+EXPORT const char *emu_failed(void);
+EXPORT const char *
+emu_failed(void)
+{
+	return failed;
+}
+
+/* Memory, streams, modules, graphs that were still there when a context ended that worked; and contexts that have not ended. */
+EXPORT long emu_leaks(void);
+EXPORT long
+emu_leaks(void)
+{
+	long n = n_leak;
+
+	for (int i = 0; i < n_device; i++)
+		n += primary[i].ref;
+	return n;
+}
+
+/* What ends the context: as cuda.h says, or as hardware does that is gone. */
 static bool
 is_sticky(int code)
 {
-	return code == CUDA_ERROR_ECC_UNCORRECTABLE || code == CUDA_ERROR_ILLEGAL_ADDRESS || code == CUDA_ERROR_LAUNCH_TIMEOUT || code == CUDA_ERROR_ILLEGAL_INSTRUCTION
-	    || code == CUDA_ERROR_MISALIGNED_ADDRESS || code == CUDA_ERROR_LAUNCH_FAILED || code == CUDA_ERROR_UNKNOWN;
+	static const int codes[] = { 4, 46, 100, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 911, 999 };
+	bool open = false;
+
+	for (int i = 0; i < n_device; i++)
+		open = open || primary[i].ref;
+	for (size_t i = 0; open && i < sizeof codes / sizeof *codes; i++)
+		if (codes[i] == code)
+			return true;
+	return false;
 }
 
 Guard
@@ -101,11 +133,15 @@ driver_enter(int *counter, const char *name, int needs, CUresult *refused)
 		calls[*counter].n++;
 	if (fail_at && (!fail_name[0] || !strcmp(fail_name, name)) && ++n_calls == fail_at) {
 		fail_at = 0;
+		failed = name;
 		if (is_sticky(fail_code)) {
 			timeline_drop();
 			emu_error = fail_code;
 		}
 		*refused = fail_code;
+	} else if (emu_in_host_fn) {
+		emu_note("%s: a host function in a stream must not call the driver", name);
+		*refused = CUDA_ERROR_NOT_PERMITTED;
 	} else if ((needs & (NEEDS_INIT | NEEDS_CONTEXT)) && !ready) {
 		*refused = CUDA_ERROR_NOT_INITIALIZED;
 	} else if ((needs & NEEDS_CONTEXT) && (!driver_context || !driver_context->ref)) {
@@ -336,14 +372,17 @@ end_context(void)
 	for (int i = 0; i < n_device; i++)
 		if (primary[i].ref)
 			return;
-	if (!emu_error)
+	bool well = !emu_error; /* else nothing could be given back */
+	if (well)
 		timeline_run_all();
 	timeline_drop();
 	emu_error = 0;
-	graph_release_all();
-	stream_release_all();
-	module_release_all();
-	memory_release_all();
+	int n = graph_release_all();
+	n += stream_release_all();
+	n += module_release_all();
+	n += memory_release_all();
+	if (well)
+		n_leak += n;
 }
 
 API(cuDevicePrimaryCtxRelease_v2, (CUdevice d))

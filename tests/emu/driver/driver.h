@@ -41,6 +41,7 @@ struct CUfunc_st { int unused; }; /* handles are Func */
 struct CUstream_st {
 	struct CUstream_st *next;
 	bool blocking;
+	int device;
 	Seqs tail;
 	uint64_t last_kernel;       /* the tail is this kernel, so that a programmatic edge may start at it */
 	Capture *cap;
@@ -51,6 +52,7 @@ struct CUstream_st {
 struct CUevent_st {
 	struct CUevent_st *next;
 	bool timing, recorded;
+	int device;
 	double time;
 	Seqs ops;
 	Capture *cap;               /* recorded in a capturing stream */
@@ -103,10 +105,10 @@ int device_shared_optin(void);
 /* memory.c */
 bool memory_is_pinned(const void *p, size_t n);
 bool memory_is_device(CUdeviceptr p, size_t n);
-void memory_release_all(void);
+int memory_release_all(void);                                  /* these say how much was still there */
 
 /* module.c */
-void module_release_all(void);
+int module_release_all(void);
 bool module_has_function(const Func *f);
 
 /* stream.c */
@@ -114,7 +116,7 @@ CUresult stream_get(CUstream handle, CUstream *s);
 CUresult stream_add(CUstream s, Op *op, bool programmatic);    /* consumes op: queues it, or makes it a node of the capture */
 CUresult stream_wait(CUstream s);
 CUresult driver_sticky(void);
-void stream_release_all(void);
+int stream_release_all(void);
 void seqs_add(Seqs *s, uint64_t seq);
 void seqs_join(Seqs *a, const Seqs *b);
 void seqs_set(Seqs *s, uint64_t seq);
@@ -123,7 +125,7 @@ void seqs_set(Seqs *s, uint64_t seq);
 CUresult capture_refuse(CUstream s, CUresult code);            /* a forbidden call: the capture is invalid from now on */
 CUresult capture_refuse_global(const char *name);
 Node *graph_node(struct CUgraph_st *g, int type, Op *op, Node **dep, int n_dep, Node **prog, int n_prog);
-void graph_release_all(void);
+int graph_release_all(void);
 void op_template_free(Op *op);
 Op *op_clone(const Op *op);
 struct CUgraph_st *graph_new(void);

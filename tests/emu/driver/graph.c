@@ -451,23 +451,26 @@ API(cuGraphExecDestroy, (CUgraphExec e))
 	return CUDA_ERROR_INVALID_HANDLE;
 }
 
-void
+int
 graph_release_all(void)
 {
-	while (driver_captures) {
+	int n = 0;
+
+	for (; driver_captures; n++) {
 		Capture *c = driver_captures;
 		driver_captures = c->next;
 		graph_free(c->graph);
 		free(c);
 	}
-	while (execs) {
+	for (; execs; n++) {
 		CUgraphExec e = execs;
 		execs = e->next;
 		exec_free(e);
 	}
-	while (graphs) {
+	for (; graphs; n++) {
 		CUgraph g = graphs;
 		graphs = g->next;
 		graph_free(g);
 	}
+	return n;
 }

@@ -71,7 +71,13 @@ launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooper
 			op_template_free(op);
 			return CUDA_ERROR_INVALID_VALUE;
 		}
-		memcpy(op->param[i], params ? params[i] : from + at, n);
+		if (params && !emu_host_read(op->param[i], params[i], n)) {
+			emu_note("kernel '%s': parameter %d of %d (%zu bytes) cannot be read at %p", f->name, i + 1, f->n_param, n, params[i]);
+			op_template_free(op);
+			return CUDA_ERROR_INVALID_VALUE;
+		}
+		if (!params)
+			memcpy(op->param[i], from + at, n);
 		at += n;
 		to += n;
 	}

@@ -136,12 +136,23 @@ API(cuMemAllocHost_v2, (void **p, size_t n))
 	return host_alloc(p, n);
 }
 
+static bool
+copy_uses(const Op *op, const void *region)
+{
+	return op->kind == OP_COPY && !op->stage && (region_of(op->src) == region || region_of(op->dst) == region);
+}
+
 static CUresult
 host_drop(void *p, bool registered)
 {
 	for (Piece **x = &host_pieces; *x; x = &(*x)->next)
 		if ((*x)->host == p && (*x)->registered == registered) {
 			Piece *dead = *x;
+			const Op *op = timeline_uses(copy_uses, dead->r);
+			if (op) { /* a device would still write there, or read */
+				emu_note("%s: nobody has waited for a %s that uses this memory", registered ? "cuMemHostUnregister" : "cuMemFreeHost", op->name);
+				emu_error = CUDA_ERROR_LAUNCH_FAILED;
+			}
 			timeline_run_all();
 			timeline_known_all();
 			region_drop(dead->r);
@@ -189,24 +200,29 @@ API(cuMemHostGetDevicePointer_v2, (CUdeviceptr *d, void *p, unsigned flags))
 	return CUDA_SUCCESS;
 }
 
-void
+int
 memory_release_all(void)
 {
+	int n = 0;
+
 	while (device_pieces) {
 		Piece *x = device_pieces;
 		device_pieces = x->next;
+		n++;
 		region_drop(x->r);
 		free(x);
 	}
 	while (host_pieces) {
 		Piece *x = host_pieces;
 		host_pieces = x->next;
+		n++;
 		region_drop(x->r);
 		if (!x->registered)
 			free(x->host);
 		free(x);
 	}
 	used_bytes = 0;
+	return n;
 }
 
 /* ---- copies and fills ---- */
@@ -224,10 +240,19 @@ copy(CUstream handle, void *dst, const void *src, size_t n, bool dst_device, boo
 	if ((dst_device && !memory_is_device((uintptr_t)dst, n) && !memory_is_pinned(dst, n))
 	    || (src_device && !memory_is_device((uintptr_t)src, n) && !memory_is_pinned(src, n)) || !dst || !src)
 		return CUDA_ERROR_INVALID_VALUE;
+	if ((!dst_device && memory_is_device((uintptr_t)dst, 1)) || (!src_device && memory_is_device((uintptr_t)src, 1))) {
+		emu_note("%s: %p is memory of the device, a host's address is expected", name, dst_device ? src : dst);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if ((const char *)dst < (const char *)src + n && (const char *)src < (const char *)dst + n) {
+		emu_note("%s: source and target overlap", name);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 	Op *op = op_new(OP_COPY, name);
 	op->dst = dst;
 	op->src = (char *)(uintptr_t)src;
 	op->bytes = n;
+	op->host_dst = !dst_device;
 	bool dst_pageable = !dst_device && !memory_is_pinned(dst, n), src_pageable = !src_device && !memory_is_pinned(src, n);
 	if (wait && s->cap)
 		return op_template_free(op), capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
@@ -235,8 +260,6 @@ copy(CUstream handle, void *dst, const void *src, size_t n, bool dst_device, boo
 		op->stage = emu_alloc(n);
 		memcpy(op->stage, src, n);
 	}
-	if (!s->cap && !dst_device && !dst_pageable && !wait)
-		memset(dst, 0xfb, n); /* nothing there until somebody has waited */
 	r = stream_add(s, op, false);
 	if (!r && !s->cap && (wait || dst_pageable))
 		r = stream_wait(s);

@@ -138,11 +138,22 @@ module_free(CUmodule m)
 	free(m);
 }
 
+static bool
+kernel_uses(const Op *op, const void *m)
+{
+	return op->kind == OP_KERNEL && op->fn->mod == m;
+}
+
 API(cuModuleUnload, (CUmodule m))
 {
 	ENTER(cuModuleUnload, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
 	if (!module_known(m))
 		return CUDA_ERROR_INVALID_HANDLE;
+	const Op *op = m->refs > 1 ? NULL : timeline_uses(kernel_uses, m);
+	if (op) {
+		emu_note("cuModuleUnload: nobody has waited for kernel '%s' of this module", op->name);
+		emu_error = CUDA_ERROR_LAUNCH_FAILED;
+	}
 	timeline_run_all();
 	timeline_known_all();
 	if (m->refs > 1) {
@@ -159,14 +170,17 @@ API(cuModuleUnload, (CUmodule m))
 	return driver_sticky();
 }
 
-void
+int
 module_release_all(void)
 {
-	while (modules) {
+	int n = 0;
+
+	for (; modules; n++) {
 		CUmodule m = modules;
 		modules = m->next;
 		module_free(m);
 	}
+	return n;
 }
 
 bool

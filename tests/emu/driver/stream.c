@@ -52,7 +52,10 @@ stream_get(CUstream handle, CUstream *s)
 		return CUDA_SUCCESS;
 	}
 	for (CUstream x = driver_streams; x; x = x->next)
-		if (x == handle) {
+		if (x == handle && driver_context && x->device != driver_context->device) {
+			emu_note("a stream of device %d is used while the context of device %d is current", x->device, driver_context->device);
+			return CUDA_ERROR_INVALID_HANDLE;
+		} else if (x == handle) {
 			*s = x;
 			return CUDA_SUCCESS;
 		}
@@ -137,6 +140,7 @@ create(CUstream *out, unsigned flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	CUstream s = emu_alloc(sizeof *s);
 	s->blocking = !(flags & CU_STREAM_NON_BLOCKING);
+	s->device = driver_context->device;
 	s->next = driver_streams;
 	driver_streams = s;
 	*out = s;
@@ -233,6 +237,7 @@ API(cuEventCreate, (CUevent *out, unsigned flags))
 		return CUDA_ERROR_INVALID_VALUE;
 	CUevent e = emu_alloc(sizeof *e);
 	e->timing = !(flags & CU_EVENT_DISABLE_TIMING);
+	e->device = driver_context->device;
 	e->next = driver_events;
 	driver_events = e;
 	*out = e;
@@ -267,7 +272,7 @@ API(cuEventRecord, (CUevent e, CUstream handle))
 	CUresult r = stream_get(handle, &s);
 	if (r)
 		return r;
-	if (!event_known(e))
+	if (!event_known(e) || e->device != driver_context->device)
 		return CUDA_ERROR_INVALID_HANDLE;
 	e->ops.n = 0;
 	free(e->node);
@@ -359,19 +364,22 @@ API(cuEventElapsedTime, (float *ms, CUevent a, CUevent b))
 	return CUDA_SUCCESS;
 }
 
-void
+int
 stream_release_all(void)
 {
-	while (driver_events) {
+	int n = 0;
+
+	for (; driver_events; n++) {
 		CUevent e = driver_events;
 		driver_events = e->next;
 		event_free(e);
 	}
-	while (driver_streams) {
+	for (; driver_streams; n++) {
 		CUstream s = driver_streams;
 		driver_streams = s->next;
 		stream_free(s);
 	}
 	free(driver_null.tail.seq);
 	driver_null = (struct CUstream_st){ .blocking = true };
+	return n;
 }

@@ -265,10 +265,10 @@ static void
 arguments(const Source *s, bool check, bool wgmma, const char **a, int *n, const char *cxx, char arch[32], char include[4200])
 {
 	static const char *const common[] = { "-x", "c++", "-std=c++17", "-fdeclspec", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti",
-		"-fno-threadsafe-statics", "-fno-stack-protector", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-w",
+		"-fno-threadsafe-statics", "-fno-stack-protector", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-everything", "-Werror=uninitialized",
 		"-fno-color-diagnostics", "-fno-caret-diagnostics", "-fno-math-errno", "-fno-delete-null-pointer-checks", "-DLLMC_EMU=1", "-D__CUDACC_RTC__=1", "-include", "emu_device.h" };
-	static const char *const checking[] = { "-DLLMC_EMU_CHECK=1", "-fsanitize=thread,alignment,bounds,integer-divide-by-zero",
-		"-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops",
+	static const char *const checking[] = { "-DLLMC_EMU_CHECK=1", "-fsanitize=thread,alignment,bounds,integer-divide-by-zero,shift-exponent,signed-integer-overflow",
+		"-fno-wrapv", "-ftrivial-auto-var-init=pattern", "-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops",
 		"-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-memintrinsics=1",
 		"-mllvm", "-tsan-distinguish-volatile=1", "-mllvm", "-tsan-instrument-read-before-write=1" };
 

@@ -1,0 +1,167 @@
+/* Pinned memory and the host, in checking mode: no hook sees what the host does, but its mistakes show. The target of a copy keeps its
+ * poison until the host has waited for the copy, and the source of one must still hold then what it held when the copy was queued. */
+#include "emu.h"
+#include "../cuda_api.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { POISON = 0xfb };
+static int n_open; /* operations that are yet to be settled */
+
+static bool
+pinned(const void *p)
+{
+	const Region *r = region_of(p);
+	return r && r->kind == R_PINNED;
+}
+
+static bool
+overlap(const char *a, size_t n, const char *b, size_t m)
+{
+	return a < b + m && b < a + n;
+}
+
+/* The operation goes into the queue. */
+void
+pinned_queued(Op *op)
+{
+	if (op->kind != OP_COPY || op->stage)
+		return;
+	if (op->host_dst && pinned(op->dst))
+		memset(op->dst, POISON, op->bytes);
+	if (!emu_check || !pinned(op->src))
+		return;
+	op->watched = true;
+	op->sum = emu_sum(0, op->src, op->bytes);
+	n_open++;
+}
+
+/* Something on the device writes pinned memory: what was queued from there may change. */
+static void
+unwatch(const char *p, size_t n)
+{
+	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
+		Op *op = op_at(s);
+		if (op->watched && overlap(op->src, op->bytes, p, n)) {
+			op->watched = false;
+			n_open--;
+		}
+	}
+}
+
+static void
+deliver(Op *op)
+{
+	memcpy(op->dst, op->held, op->bytes);
+	free(op->held);
+	op->held = NULL;
+	n_open--;
+	unwatch(op->dst, op->bytes);
+}
+
+/* The device uses these bytes: copies that have ended are there for it. */
+void
+pinned_used(const void *p, size_t n, bool write)
+{
+	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
+		Op *op = op_at(s);
+		if (op->held && overlap(op->dst, op->bytes, p, n))
+			deliver(op);
+	}
+	if (write)
+		unwatch(p, n);
+}
+
+/* All of them: a host function may look at anything. */
+void
+pinned_show(void)
+{
+	for (uint64_t s = timeline_base; n_open && op_at(s); s++)
+		if (op_at(s)->held)
+			deliver(op_at(s));
+}
+
+/* The host's own memory, which may not be there; false then. */
+bool
+emu_host_read(void *dst, const void *src, size_t n)
+{
+	struct iovec to = { dst, n }, from = { (void *)(uintptr_t)src, n };
+
+	return (size_t)process_vm_readv(getpid(), &to, 1, &from, 1, 0) == n;
+}
+
+static bool
+move(char *dst, const char *src, size_t n)
+{
+	struct iovec to = { dst, n }, from = { (void *)(uintptr_t)src, n };
+
+	if (!region_of(src))
+		return emu_host_read(dst, src, n);
+	if (!region_of(dst))
+		return (size_t)process_vm_writev(getpid(), &from, 1, &to, 1, 0) == n;
+	memmove(dst, src, n);
+	return true;
+}
+
+void
+pinned_copy(Op *op)
+{
+	if (op->stage) {
+		memcpy(op->dst, op->stage, op->bytes);
+		return;
+	}
+	if (emu_check && pinned(op->src))
+		pinned_used(op->src, op->bytes, false);
+	if (emu_check && pinned(op->dst)) {
+		pinned_used(op->dst, op->bytes, true);
+		op->held = malloc(op->bytes);
+		if (op->held) {
+			n_open++;
+			memcpy(op->held, op->src, op->bytes);
+			return;
+		}
+	}
+	if (!move(op->dst, op->src, op->bytes)) {
+		emu_note("%s: the host memory at %p is not there any more when the copy runs", op->name, region_of(op->src) ? (void *)op->dst : (void *)op->src);
+		emu_error = CUDA_ERROR_ILLEGAL_ADDRESS;
+	}
+}
+
+/* The host knows that the operation is over. */
+static void
+settle(Op *op)
+{
+	if (op->held)
+		deliver(op);
+	if (!op->watched)
+		return;
+	op->watched = false;
+	n_open--;
+	if (emu_error || op->sum == emu_sum(0, op->src, op->bytes))
+		return;
+	char *where = region_describe(op->src);
+	emu_note("%s: the host wrote to its source while the copy was queued: %zu bytes %s", op->name, op->bytes, where);
+	free(where);
+	emu_error = CUDA_ERROR_LAUNCH_FAILED;
+}
+
+void
+pinned_settle(void)
+{
+	for (uint64_t s = timeline_base; n_open && op_at(s); s++)
+		if (op_at(s)->state == OP_DONE && op_known(s))
+			settle(op_at(s));
+}
+
+/* Dropped after an error. */
+void
+pinned_drop(Op *op)
+{
+	n_open -= (op->held != NULL) + op->watched;
+	free(op->held);
+	op->held = NULL;
+	op->watched = false;
+}
