@@ -17,25 +17,39 @@ cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap)
 	snprintf(buf, cap, "%s (%s, %d)", text ? text : "an error without a text", name ? name : "unknown", r);
 }
 
-/* After these nothing works any more in the context. */
+/* After these nothing works any more in the context. cuda.h of CUDA 13.0 says so at 226, 700, 702, 710, 714 to 719, 721, 810 and 911 (the
+ * process, or the context, "must be" ended); 214 and 220 are hardware that failed, 709 a context that somebody else destroyed, 806 an
+ * MPS server that is gone, 4 a driver that is shutting down. A GPU that falls off the bus shows as 999, or as no device although its
+ * context is open. */
 static bool
-is_lost(CUresult r)
+is_lost(const CudaDevice *d, CUresult r)
 {
-	return r == CU_ECC || r == CU_ILLEGAL_ADDRESS || r == CU_LAUNCH_TIMEOUT || r == CU_ILLEGAL_INSTRUCTION ||
-	       r == CU_MISALIGNED || r == CU_LAUNCH_FAILED || r == CU_UNKNOWN;
+	switch (r) {
+	case CU_DEINITIALIZED: case CU_ECC: case CU_NVLINK: case CU_CONTAINED: case CU_ILLEGAL_ADDRESS: case CU_LAUNCH_TIMEOUT:
+	case CU_CONTEXT_IS_DESTROYED: case CU_ASSERT: case CU_HARDWARE_STACK: case CU_ILLEGAL_INSTRUCTION: case CU_MISALIGNED:
+	case CU_ADDRESS_SPACE: case CU_INVALID_PC: case CU_LAUNCH_FAILED: case CU_TENSOR_MEMORY_LEAK: case CU_MPS_RPC:
+	case CU_MPS_TERMINATED: case CU_EXTERNAL_DEVICE: case CU_UNKNOWN:
+		return true;
+	case CU_DEVICE_UNAVAILABLE: case CU_NO_DEVICE:
+		return d->ctx != NULL;
+	default:
+		return false;
+	}
 }
 
 llmc_status
 cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
 {
 	char text[256], doing[512];
+	bool lost;
 	va_list ap;
 
 	va_start(ap, what);
 	vsnprintf(doing, sizeof doing, what, ap);
 	va_end(ap);
 	cuda_result_text(&d->api, r, text, sizeof text);
-	if (is_lost(r))
+	lost = is_lost(d, r);
+	if (lost)
 		atomic_store(&d->lost, true);
 	switch (r) {
 	case CU_OUT_OF_MEMORY:
@@ -50,13 +64,16 @@ cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
 		                 text);
 	case CU_NO_DEVICE:
 	case CU_SYSTEM_NOT_READY:
+		if (lost)
+			break;
 		return error_set(err, LLMC_E_MISSING,
 		                 "%s: %s: no GPU is visible (`nvidia-smi` lists them; CUDA_VISIBLE_DEVICES hides them); run with --device "
 		                 "cpu", doing, text);
 	default:
-		return error_set(err, LLMC_E_DEVICE, "%s: GPU %d (%s): %s%s", doing, d->number, d->name, text,
-		                 is_lost(r) ? "; close the model and open it again" : "");
+		break;
 	}
+	return error_set(err, LLMC_E_DEVICE, "%s: GPU %d (%s): %s%s", doing, d->number, d->name, text,
+	                 lost ? "; close the model and open it again" : "");
 }
 
 static llmc_status

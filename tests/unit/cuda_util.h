@@ -19,6 +19,8 @@
 static long (*emu_count)(const char *name);
 static void (*emu_count_reset)(void);
 static void (*emu_fail)(const char *name, long n, int code);
+static const char *(*emu_failed)(void);
+static long (*emu_leaks)(void);
 
 /* BUILD/emu from BUILD/unit/test_x; false: the emulator has not been built */
 static inline bool
@@ -40,9 +42,11 @@ emulator(char dir[4096])
 	*(void **)&emu_count = dlsym(lib, "emu_count");
 	*(void **)&emu_count_reset = dlsym(lib, "emu_count_reset");
 	*(void **)&emu_fail = dlsym(lib, "emu_fail");
+	*(void **)&emu_failed = dlsym(lib, "emu_failed");
+	*(void **)&emu_leaks = dlsym(lib, "emu_leaks");
 	setenv("LLMC_CUDA_LIBDIR", dir, 1);
 	setenv("LLMC_EMU_QUIET", "1", 1);
-	return emu_count && emu_count_reset && emu_fail;
+	return emu_count && emu_count_reset && emu_fail && emu_failed && emu_leaks;
 }
 
 static char last_log[1 << 16];

@@ -206,44 +206,55 @@ calls_of_a_token(void **state)
 	llmc_close(m);
 }
 
-/* The nth driver call fails, for every n: an error with a sentence or, where only cleaning up failed, none; and the next open works. */
+static bool
+gives_back(const char *call)
+{
+	static const char *const words[] = { "Free", "Destroy", "Unload", "Release", "Pop", NULL };
+	bool found = false;
+
+	for (const char *const *w = words; *w; w++)
+		found = found || strstr(call, *w);
+	return found;
+}
+
+/* The nth driver call fails: an error with a sentence or, where only cleaning up failed, none; nothing is left behind; and the next open
+ * works. 46 is a device that is gone, the ones from 700 on end the context. LLMC_TEST_FAULTS=1: every n. */
 static void
 every_call_fails(void **state)
 {
-	static const int code[] = { 2, 719 };
+	static const struct { int code, stride; } with[] = { { 2, 3 }, { 719, 9 }, { 46, 41 }, { 214, 43 }, { 700, 47 }, { 999, 37 } };
+	bool all = getenv("LLMC_TEST_FAULTS") != NULL;
 	int32_t got[40];
 	llmc_error err;
+	long total;
 
 	(void)state;
-	for (size_t k = 0; k < sizeof code / sizeof *code; k++) {
-		long total, failed = 0;
-		emu_count_reset();
-		assert_int_equal(whole("cuda", NEW, got, &err), LLMC_OK);
-		total = emu_count(NULL);
-		assert_int_equal(emu_count("cuMemAlloc_v2"), emu_count("cuMemFree_v2"));
-		assert_int_equal(emu_count("cuMemHostAlloc"), emu_count("cuMemFreeHost"));
-		assert_int_equal(emu_count("cuModuleLoadData"), emu_count("cuModuleUnload"));
-		assert_int_equal(emu_count("cuCtxPushCurrent_v2"), emu_count("cuCtxPopCurrent_v2"));
-		assert_int_equal(emu_count("cuDevicePrimaryCtxRetain"), emu_count("cuDevicePrimaryCtxRelease_v2"));
-		assert_int_equal(emu_count("cuStreamCreate"), emu_count("cuStreamDestroy_v2"));
-		assert_int_equal(emu_count("cuEventCreate"), emu_count("cuEventDestroy_v2"));
-		assert_int_equal(emu_count("cuGraphInstantiateWithFlags"), emu_count("cuGraphExecDestroy"));
-		assert_int_equal(emu_count("cuStreamEndCapture"), emu_count("cuGraphDestroy"));
-		/* 719 is said by calls within a context only: there is one from the 22nd call on */
-		for (long n = k ? 22 : 1; n <= total; n += k ? 7 : 3) {
+	emu_count_reset();
+	assert_int_equal(whole("cuda", NEW, got, &err), LLMC_OK);
+	total = emu_count(NULL);
+	assert_int_equal(emu_count("cuCtxPushCurrent_v2"), emu_count("cuCtxPopCurrent_v2"));
+	assert_int_equal(emu_leaks(), 0);
+	for (size_t k = 0; k < sizeof with / sizeof *with; k++) {
+		int code = with[k].code, stride = all ? 1 : with[k].stride;
+		long failed = 0;
+		for (long n = 1 + (long)k; n <= total; n += stride) {
+			long leaks = emu_leaks();
 			err = (llmc_error){ 0 };
-			emu_fail(NULL, n, code[k]);
+			emu_fail(NULL, n, code);
 			llmc_status status = whole("cuda", NEW, got, &err);
 			emu_fail(NULL, 0, 0);
+			const char *call = emu_failed();
 			if (status != LLMC_OK) {
 				failed++;
-				if (!err.text[0] || (status != LLMC_E_DEVICE && status != LLMC_E_MEMORY && status != LLMC_E_MISSING))
-					fail_msg("call %ld, code %d: status %d, %s", n, code[k], status, err.text);
+				if (strlen(err.text) < 20 || (status != LLMC_E_DEVICE && status != LLMC_E_MEMORY && status != LLMC_E_MISSING))
+					fail_msg("call %ld (%s), code %d: status %d, %s", n, call, code, status, err.text);
 			}
-			if (n % 10 == 0 && (status = whole("cuda", NEW, got, &err)) != LLMC_OK)
-				fail_msg("after call %ld failed with %d: %s", n, code[k], err.text);
+			if (status != LLMC_OK && call && !gives_back(call) && emu_leaks() != leaks)
+				fail_msg("call %ld (%s), code %d: %ld things were not given back; %s", n, call, code, emu_leaks() - leaks, err.text);
+			if ((all || n % 10 == 0) && (status = whole("cuda", NEW, got, &err)) != LLMC_OK)
+				fail_msg("after call %ld (%s) failed with %d: %s", n, call, code, err.text);
 		}
-		assert_true(failed * (k ? 7 : 3) > total / 3);
+		assert_true(failed * stride > total / 3);
 	}
 	assert_int_equal(whole("cuda", NEW, got, &err), LLMC_OK);
 	assert_int_equal(got[NEW - 1], reference[NEW - 1]);
@@ -268,24 +279,34 @@ doctor(void **state)
 static void
 lost_in_a_request(void **state)
 {
+	static const struct { int code; const char *name; } with[] = { { 700, "ILLEGAL_ADDRESS" }, { 4, "DEINITIALIZED" }, { 46, "DEVICE_UNAVAILABLE" },
+		{ 100, "NO_DEVICE" }, { 214, "ECC_UNCORRECTABLE" }, { 220, "NVLINK_UNCORRECTABLE" }, { 226, "CONTAINED" }, { 702, "LAUNCH_TIMEOUT" },
+		{ 709, "CONTEXT_IS_DESTROYED" }, { 710, "ASSERT" }, { 714, "HARDWARE_STACK" }, { 715, "ILLEGAL_INSTRUCTION" }, { 716, "MISALIGNED" },
+		{ 717, "ADDRESS_SPACE" }, { 718, "INVALID_PC" }, { 719, "LAUNCH_FAILED" }, { 721, "TENSOR_MEMORY_LEAK" }, { 806, "MPS_RPC" },
+		{ 810, "MPS_CLIENT" }, { 911, "EXTERNAL_DEVICE" }, { 999, "UNKNOWN" } };
 	llmc_model *m;
 	llmc_session *s;
 	llmc_error err;
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_params p = LLMC_INIT(llmc_params);
-	int32_t got[40], *at = got;
+	int32_t got[40], *at;
 
 	(void)state;
 	l.context = 128;
-	assert_int_equal(open_tiny("cuda", NULL, &m, &err), LLMC_OK);
-	assert_int_equal(llmc_session_open(m, &l, &s, &err), LLMC_OK);
-	emu_fail("cuEventSynchronize", 4, 700);
-	assert_int_equal(llmc_generate(s, prompt, PROMPT, &p, keep_id, &at, NULL, &err), LLMC_E_DEVICE);
-	assert_non_null(strstr(err.text, "waiting for a step"));
-	assert_non_null(strstr(err.text, "ILLEGAL_ADDRESS"));
-	assert_int_equal(llmc_generate(s, prompt, PROMPT, &p, keep_id, &at, NULL, &err), LLMC_E_DEVICE);
-	llmc_session_close(s);
-	llmc_close(m);
+	for (size_t k = 0; k < sizeof with / sizeof *with; k++) {
+		at = got;
+		assert_int_equal(open_tiny("cuda", NULL, &m, &err), LLMC_OK);
+		assert_int_equal(llmc_session_open(m, &l, &s, &err), LLMC_OK);
+		emu_fail("cuEventSynchronize", 4, with[k].code);
+		assert_int_equal(llmc_generate(s, prompt, PROMPT, &p, keep_id, &at, NULL, &err), LLMC_E_DEVICE);
+		assert_non_null(strstr(err.text, "waiting for a step"));
+		assert_non_null(strstr(err.text, with[k].name));
+		assert_non_null(strstr(err.text, "open it again"));
+		assert_int_equal(llmc_generate(s, prompt, PROMPT, &p, keep_id, &at, NULL, &err), LLMC_E_DEVICE);
+		assert_non_null(strstr(err.text, "has failed before"));
+		llmc_session_close(s);
+		llmc_close(m);
+	}
 	at = got;
 	assert_int_equal(whole("cuda", NEW, got, &err), LLMC_OK);
 	assert_int_equal(got[NEW - 1], reference[NEW - 1]);
