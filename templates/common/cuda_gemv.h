@@ -1,23 +1,25 @@
 /* y = W x for few rows of x: the decode step's products, bound by the bytes of W.
  *
- * Rows of W go in groups of 8, columns in units (cuda_gemv_weights.h). A block of 8 warps has a range of groups; within a group each warp has
- * its own columns, so that all 8 stream side by side and nobody waits for anybody but at the end of a tile of groups, where the 8 partial
- * sums of each result meet in shared memory (in the order of the warps). The product is that of the tensor cores with the weights as
- * B (8 of their rows) and x as A: up to 8 rows of x in its rows 0 .. 7, and in rows 8 .. 15 what rounding took from them, so x keeps 16
- * (bf16) or 22 bits (f16), and 8 rows cost what one does.
+ * Rows of W go in groups of 8, two groups at a time, columns in units (cuda_gemv_weights.h). A block of 8 warps has a range of groups; a row's
+ * units go round the warps, so that the block reads its 16 rows as 16 wide streams and nobody waits for anybody but at the end of a tile of
+ * groups, where the 8 partial sums of each result meet in shared memory (in the order of the warps). The product is that of the tensor
+ * cores with the weights as A (16 of their rows) and x as B: of one row of x, what 16 bits hold in column 0 and what rounding took in
+ * column 4; of up to 8 rows, one product for each of the two. So x keeps 16 (bf16) or 22 bits (f16), and 8 rows cost little more than one.
+ * Where a range has an odd number of groups its last one goes alone.
  *
- * In flight: each warp's ring of GV_RING units, asked for as slots are emptied: 40 KB a multiprocessor (sm_80, 90, 100) or 24 KB. The ring is
- * first filled before PDL_WAIT, from addresses that need nothing but the launch. One block a multiprocessor, at most 128 registers and
- * 113 KB: the next kernel's blocks fit beside it and fill their rings meanwhile.
+ * In flight: each warp's ring of units, asked for as slots are emptied: 40 KB a multiprocessor (sm_80, 90, 100) or 24 KB; for one row
+ * (GV_RING1) also all the room that x does not take, 88 KB at 4096 columns. The ring is first filled before PDL_WAIT, from addresses that
+ * need nothing but the launch: what comes meanwhile covers the end of the kernel before, docs/cuda-decode.md has the sums. One block a
+ * multiprocessor, at most 128 registers and 113 KB: the next kernel's blocks fit beside it and fill their rings meanwhile.
  *
  * The norm is no phase of its own: weights of the norm are multiplied into x on its way to shared memory, the sum of squares is taken there
  * too, and its root divides the sums at the end. (Layer norms need the mean first: a pass over x more.)
  *
- * More rows of x than shared memory takes (4 at 4096 columns): the launch's `rows` decides, in GV_SLICES, to cut the columns in slices. Blocks
- * of one range then write partial sums to scratch; the last one adds them, slice by slice. More than 8 rows: in turns.
- *
- * Balance: a range has G / blocks groups, rounded up or down. H200, 132 blocks, largest share over mean: 4096 rows 512 groups, 4 / 3.88;
- * 6144 rows 6 / 5.82; 2 x 14336 rows 28 / 27.2; 128256 rows 122 / 121.5; 2048 rows 2 / 1.94; 3072 rows 3 / 2.91.
+ * Slices: the columns may be cut, blocks of one range then write partial sums to scratch, and the last one adds them, slice by slice. The launch's
+ * `rows` decides, in gv_slices: because more rows of x than shared memory takes (4 at 4096 columns) are wanted, or because groups do not
+ * come out even: a range has G / blocks of them, rounded up or down. H200, 132 blocks, largest share over mean: 4096 rows 512 groups,
+ * 4 / 3.88; 6144 rows 6 / 5.82; 2 x 14336 rows 28 / 27.2; 128256 rows 122 / 121.5; 2048 rows 2 / 1.94; but 3584 rows 4 / 3.39, in two
+ * slices 7 / 6.79. More than 8 rows: in turns.
  *
  * Defined before inclusion: W_<dtype>, COLS, NORM_none | NORM_rms | NORM_layer, NORM_EPS, NORM_PLUS_ONE, GV_ARCH, GV_MAX_SLICES (8). OP, a struct of the template:
  *     GROUPS, UNIT            groups of 8 weight rows; groups that are finished together by the last of their blocks, 0: as they come
@@ -48,28 +50,46 @@
 enum {
 	GV_WARPS = 8,
 	GV_THREADS = GV_WARPS * 32,
-	/* 64 KB for x, more where one row needs it; templates' @launch lines count the same */
-	GV_X = (COLS > 16384 ? (COLS + 1023) / 1024 * 4096 : 65536) / 16 / GV_WARPS,
-	GV_SUMS = GV_MINS ? GV_X / 8 : 0, /* of x, where weights have minima: two pairs a unit and lane that has x */
-	GV_RING = ((GV_ARCH == 80 || GV_ARCH == 90 || GV_ARCH == 100 ? 5120 : 3072) - GV_SUMS * 8) / (int)sizeof(gv_slot),
-	GV_UNITS = COLS / GV_UNIT,       /* of a row */
+	GV_SMS = GV_ARCH == 80 ? 108 : GV_ARCH == 86 ? 84 : GV_ARCH == 89 ? 128 : GV_ARCH == 90 ? 132 : GV_ARCH == 100 ? 148 : 170,
+	GV_UNITS = (COLS + GV_UNIT - 1) / GV_UNIT, /* of a row */
+	GV_MOST = (GV_UNITS + GV_WARPS - 1) / GV_WARPS,
 	GV_KWARPS = GV_UNITS < GV_WARPS ? GV_UNITS : GV_WARPS,
+	/* 64 KB for x, more where one row needs it; templates' @launch lines count the same. Then sums of x, where weights have minima (two pairs
+	 * a unit and lane that has x), and the ring. */
+	GV_X = (COLS > 16384 ? (COLS + 1023) / 1024 * 4096 : 65536) / 16 / GV_WARPS,
+	GV_SUMS = GV_MINS ? GV_X / 8 : 0,
+	GV_ROOM = GV_X * 16 + (GV_ARCH == 80 || GV_ARCH == 90 || GV_ARCH == 100 ? 5120 : 3072),
+	GV_RING = (GV_ROOM - GV_X * 16 - GV_SUMS * 8) / (int)sizeof(gv_slot),
+	/* of a launch for one row */
+	GV_X1 = GV_MOST * GV_CHUNKS * 8,
+	GV_SUMS1 = GV_MINS ? GV_MOST * 4 : 0,
+	GV_RING1 = (GV_ROOM - GV_X1 * 16 - GV_SUMS1 * 8) / (int)sizeof(gv_slot),
 	GV_FLAGS = 256
 };
 
-struct gv_arena {
-	uint4              x[GV_WARPS][GV_X];
+/* What a warp has for itself: either way x comes first */
+template <int X, int SUMS, int RING> struct gv_share {
+	uint4   x[X];
 #if GV_MINS
-	uint2              sums[GV_WARPS][GV_SUMS];
+	uint2   sums[SUMS];
 #endif
-	gv_slot            ring[GV_WARPS][GV_RING];
+	gv_slot ring[RING];
+};
+union gv_room {
+	gv_share<GV_X, GV_SUMS, GV_RING>    many;
+	gv_share<GV_X1, GV_SUMS1, GV_RING1> one;
+};
+
+struct gv_arena {
+	gv_room            room[GV_WARPS];
 	float              sum[2048];           /* 2 tiles of (16 / R groups) x (8 warps) x (R rows of x) x 8 */
 	float              squares[GV_WARPS][8];
 	float              stat[8][2];          /* mean and 1 / deviation */
-	unsigned long long place[8];
+	int2               place[8];            /* page and position of a row */
+	int                range, slice, g0, n; /* of the block: for when its registers are free again */
 	unsigned char      done[GV_FLAGS];
 };
-static_assert(sizeof(gv_arena) <= 8832 + GV_WARPS * (GV_X * 16 + (GV_ARCH == 80 || GV_ARCH == 90 || GV_ARCH == 100 ? 5120 : 3072)), "@launch says so");
+static_assert(sizeof(gv_arena) <= 8848 + GV_WARPS * GV_ROOM, "@launch says so");
 
 /* ---- how many slices ---- */
 
@@ -87,30 +107,39 @@ gv_rows(int slices)
 	return 0;
 }
 
-/* For so many rows: 1 if they fit, else among the least number and the three above it the one that leaves fewest blocks without work */
+/* For so many rows of x and groups of W: the number of slices with which the block that has most to read is soonest done. More than one costs what
+ * a multiprocessor reads in the 1.5 us that sums take through memory. 1 where rows do not fit whatever is done: they go in turns. */
 static __device__ constexpr int
-gv_slices(int rows)
+gv_slices(int rows, int groups)
 {
-	const int sms = GV_ARCH == 80 ? 108 : GV_ARCH == 86 ? 84 : GV_ARCH == 89 ? 128 : GV_ARCH == 90 ? 132 : GV_ARCH == 100 ? 148 : 170;
-	int best = 1, idle = sms;
+	const long long joined = 1024 * (GV_ARCH == 90 ? 48 : GV_ARCH == 100 ? 80 : GV_ARCH == 80 ? 28 : 14);
+	long long least = 0;
+	int best = 1;
 
-	if (gv_rows(1) >= rows)
-		return 1;
-	for (int s = 2, tried = 0; s <= GV_MAX_SLICES && tried < 4; s++)
-		if (gv_rows(s) >= rows) {
-			if (sms % s < idle) {
-				best = s;
-				idle = sms % s;
-			}
-			tried++;
+	for (int s = 1; s <= GV_MAX_SLICES; s++) {
+		const int ranges = GV_SMS / s;
+		const long long cost = (long long)((groups + ranges - 1) / ranges) * 8 * GV_ROW_BYTES / s + (s > 1 ? joined : 0);
+		if (gv_rows(s) >= rows && (least == 0 || cost < least)) {
+			best = s;
+			least = cost;
 		}
+	}
 	return best;
 }
 
-enum { GV_ROWS = gv_rows(1), GV_SLICES2 = gv_slices(2), GV_SLICES4 = gv_slices(4), GV_SLICES8 = gv_slices(8) };
+enum { GV_ROWS = gv_rows(1) };
 static_assert(GV_ROWS > 0, "too many columns");
 
 /* ---- x ---- */
+
+/* Chunks of the norm's weights that a lane asks for at once, as registers allow: with one row of 4096 it has two */
+#if defined(W_q5_k)
+enum { GV_BATCH = 1 };
+#elif defined(W_q4_k)
+enum { GV_BATCH = 2 };
+#else
+enum { GV_BATCH = 4 };
+#endif
 
 DEV void
 gv_floats(float (&v)[4], const float *p)
@@ -133,16 +162,19 @@ gv_split(unsigned &hi, unsigned &lo, float a, float b)
 #endif
 }
 
-/* Two fours of a chunk as the registers of A for its two mma */
+/* Two fours of a chunk as the registers of B for its two mma, and those of what rounding took */
 DEV void
-gv_fragments(uint4 &p, uint4 &q, const float (&v)[4], const float (&w)[4], float scale)
+gv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4], float scale)
 {
 	enum { B = GV_NIBBLES ? 2 : 1, C = GV_NIBBLES ? 1 : 2 };
-	gv_split(p.x, p.y, v[0] * scale, v[B] * scale);
-	gv_split(p.z, p.w, v[C] * scale, v[3] * scale);
-	gv_split(q.x, q.y, w[0] * scale, w[B] * scale);
-	gv_split(q.z, q.w, w[C] * scale, w[3] * scale);
+	gv_split(hi.x, lo.x, v[0] * scale, v[B] * scale);
+	gv_split(hi.y, lo.y, v[C] * scale, v[3] * scale);
+	gv_split(hi.z, lo.z, w[0] * scale, w[B] * scale);
+	gv_split(hi.w, lo.w, w[C] * scale, w[3] * scale);
 }
+
+/* Are the columns of a lane's chunk within the row? */
+DEV bool gv_in(int unit, int c, int t) { return GV_TAIL == 0 || gv_col(unit, c, t) < COLS; }
 
 /* Four elements of a row, normed but for the root; their squares are added to ss. g, h: weights and biases of the norm */
 DEV void
@@ -171,14 +203,14 @@ gv_norm(float (&v)[4], const uint4 &q, bool weighted, const float (&g)[4], const
 	}
 }
 
-/* This warp's columns of rows [t0, t0 + R): to x, chunk by chunk two planes of 4 R pieces, one for each lane that multiplies with them. All of them
- * are asked for at once, and lie where their fragments will; a lane makes what it asked for. Returns what the sums of the lane's row are
- * to be multiplied by. */
-template <class OP> DEV float
-gv_stage(const llmc_call &p, gv_arena &sm, const float *x, const float *nw, const float *nb, int R, int t0, int n, int unit0, int units)
+/* This warp's columns of rows [t0, t0 + R): to x, chunk by chunk two planes of 4 R pieces: a piece for each row and lane of a quad, and what
+ * rounding took from it. All of them are asked for at once, and lie where their fragments will; a lane makes what it asked for. back: what the sums of rows 2 t and 2 t + 1 are to be multiplied by. */
+template <class OP> DEV void
+gv_stage(const llmc_call &p, gv_arena &sm, bool one, float (&back)[2], const float *x, const float *nw, const float *nb, int log_r, int t0, int n,
+         int unit0, int units)
 {
-	const int warp = warp_id(), lane = lane_id(), slot = lane & (4 * R - 1), b = slot >> 2, t = slot & 3;
-	const int begin = lane / (4 * R), step = 8 / R, end = units * GV_CHUNKS;
+	const int R = 1 << log_r, warp = warp_id(), lane = lane_id(), slot = lane & (4 * R - 1), b = slot >> 2, t = slot & 3;
+	const int begin = lane >> (2 + log_r), step = 8 >> log_r, end = units * GV_CHUNKS;
 	const bool valid = t0 + b < n, weighted = GV_NORMED && nw != 0;
 	const float *row = x + (valid ? (long long)OP::x_row(p, t0 + b) * COLS : 0);
 #ifdef NORM_layer
@@ -186,34 +218,42 @@ gv_stage(const llmc_call &p, gv_arena &sm, const float *x, const float *nw, cons
 #else
 	const float stat[2] = { 0, 1 };
 #endif
-	uint4 *to = sm.x[warp] + slot;
-	float ss = 0, back = 1.0f / GV_GAIN, most = 0;
+	uint4 *to = sm.room[warp].many.x + slot;
+	float ss = 0, most = 0;
 
 	for (int i = begin; i < end; i += step) {
-		const int unit = unit0 + i / GV_CHUNKS, c = i % GV_CHUNKS;
-		cp_async_16_fill(&to[i * 8 * R], row + gv_col(unit, c, t), valid ? 16 : 0);
-		cp_async_16_fill(&to[i * 8 * R + 4 * R], row + gv_col2(unit, c, t), valid ? 16 : 0);
+		const int unit = unit0 + i / GV_CHUNKS * GV_WARPS, c = i % GV_CHUNKS;
+		const bool in = gv_in(unit, c, t), some = valid && in;
+		cp_async_16_fill(&to[i * 8 * R], row + (in ? gv_col(unit, c, t) : 0), some ? 16 : 0);
+		cp_async_16_fill(&to[i * 8 * R + 4 * R], row + (in ? gv_col2(unit, c, t) : 0), some ? 16 : 0);
 	}
 	cp_async_commit();
-	for (int first = begin; first < end; first += 4 * step) {
-		float g[4][2][4];
+	for (int first = begin; first < end; first += GV_BATCH * step) {
+		float g[GV_BATCH][2][4];
 #pragma unroll
-		for (int k = 0; k < 4; k++) {
-			const int i = min(first + k * step, end - 1), unit = unit0 + i / GV_CHUNKS, c = i % GV_CHUNKS;
+		for (int k = 0; k < GV_BATCH; k++) {
+			const int i = min(first + k * step, end - 1), unit = unit0 + i / GV_CHUNKS * GV_WARPS, c = i % GV_CHUNKS;
+			const bool in = gv_in(unit, c, t);
 			if (weighted) {
-				gv_floats(g[k][0], nw + gv_col(unit, c, t));
-				gv_floats(g[k][1], nw + gv_col2(unit, c, t));
+				gv_floats(g[k][0], nw + (in ? gv_col(unit, c, t) : 0));
+				gv_floats(g[k][1], nw + (in ? gv_col2(unit, c, t) : 0));
 			}
 		}
 		cp_async_wait_all();
 #pragma unroll
-		for (int k = 0; k < 4; k++) {
-			const int i = first + k * step, unit = unit0 + i / GV_CHUNKS, c = i % GV_CHUNKS;
+		for (int k = 0; k < GV_BATCH; k++) {
+			const int i = first + k * step, unit = unit0 + i / GV_CHUNKS * GV_WARPS, c = i % GV_CHUNKS;
 			float v[4], w[4];
 			if (i >= end)
 				break;
-			gv_norm(v, to[i * 8 * R], weighted, g[k][0], nb ? nb + gv_col(unit, c, t) : 0, stat, ss);
-			gv_norm(w, to[i * 8 * R + 4 * R], weighted, g[k][1], nb ? nb + gv_col2(unit, c, t) : 0, stat, ss);
+			const bool in = gv_in(unit, c, t);
+			gv_norm(v, to[i * 8 * R], weighted, g[k][0], nb ? nb + (in ? gv_col(unit, c, t) : 0) : 0, stat, ss);
+			gv_norm(w, to[i * 8 * R + 4 * R], weighted, g[k][1], nb ? nb + (in ? gv_col2(unit, c, t) : 0) : 0, stat, ss);
+#pragma unroll
+			for (int j = 0; GV_TAIL && j < 4; j++) {
+				v[j] = in ? v[j] : 0;
+				w[j] = in ? w[j] : 0;
+			}
 #ifdef W_bf16
 			gv_fragments(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, 1.0f);
 #else
@@ -227,14 +267,16 @@ gv_stage(const llmc_call &p, gv_arena &sm, const float *x, const float *nw, cons
 	}
 #ifdef W_bf16
 	(void)most;
+	back[0] = back[1] = 1.0f;
 #else
 	/* The row's largest comes to 2^13 .. 2^14 by a power of two, so that nothing overflows and little is lost. */
 	for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
 		most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
 	int e = 267 - (int)(__float_as_uint(most) >> 23);
 	e = e < 1 ? 1 : e > 253 ? 253 : e;
-	const float scale = __uint_as_float((unsigned)e << 23);
-	back *= __uint_as_float((unsigned)(254 - e) << 23);
+	const float scale = __uint_as_float((unsigned)e << 23), undo = __uint_as_float((unsigned)(254 - e) << 23) * (1.0f / GV_GAIN);
+	back[0] = __shfl_sync(0xffffffffu, undo, 8 * (lane & 3));
+	back[1] = __shfl_sync(0xffffffffu, undo, 8 * (lane & 3) + 4);
 	for (int i = begin; i < end; i += step) {
 		const uint4 f = to[i * 8 * R], h = to[i * 8 * R + 4 * R];
 		const float v[4] = { __uint_as_float(f.x), __uint_as_float(f.y), __uint_as_float(f.z), __uint_as_float(f.w) };
@@ -243,20 +285,26 @@ gv_stage(const llmc_call &p, gv_arena &sm, const float *x, const float *nw, cons
 	}
 #endif
 #if GV_MINS
-	/* Sums of a unit's low columns and of its high ones, for the lane that has them, split as x is; 1/16 of them: sums may be 16 times x. */
+	/* Sums of a unit's low columns and of its high ones, for the lane that has them, split as x is; -1/16 of them: sums may be 16 times x, and
+	 * minima are taken away. */
+	uint2 *const sums = one ? sm.room[warp].one.sums : sm.room[warp].many.sums;
 	__syncwarp();
+#pragma unroll 1
 	for (int i = lane; i < units * 4 * R; i += 32) {
-		const uint4 *from = sm.x[warp] + i / (4 * R) * GV_CHUNKS * 8 * R + i % (4 * R);
-		float s[2] = { 0, 0 };
+		const uint4 *from = sm.room[warp].many.x + (i >> (2 + log_r)) * GV_CHUNKS * 8 * R + (i & (4 * R - 1));
+		float low = 0, high = 0;
 #pragma unroll
 		for (int c = 0; c < 2 * GV_CHUNKS; c++) {
 			const uint4 v = from[c * 4 * R];
-			s[c & 1] += ((f16_lo(v.x) + f16_hi(v.x)) + (f16_lo(v.z) + f16_hi(v.z))) + ((f16_lo(v.y) + f16_hi(v.y)) + (f16_lo(v.w) + f16_hi(v.w)));
+			low += (f16_lo(v.x) + f16_hi(v.x)) + (f16_lo(v.y) + f16_hi(v.y));
+			high += (f16_lo(v.z) + f16_hi(v.z)) + (f16_lo(v.w) + f16_hi(v.w));
 		}
 		unsigned hi, lo;
-		gv_split(hi, lo, s[0] * 0.0625f, s[1] * 0.0625f);
-		sm.sums[warp][i] = make_uint2(hi, lo);
+		gv_split(hi, lo, low * -0.0625f, high * -0.0625f);
+		sums[i] = make_uint2(hi, lo);
 	}
+#else
+	(void)one;
 #endif
 #ifdef NORM_rms
 	for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
@@ -265,7 +313,6 @@ gv_stage(const llmc_call &p, gv_arena &sm, const float *x, const float *nw, cons
 		sm.squares[warp][b] = ss;
 #endif
 	__syncwarp();
-	return back;
 }
 
 #ifdef NORM_layer
@@ -306,10 +353,24 @@ gv_layer(const llmc_call &p, gv_arena &sm, const float *x, int R, int t0, int n)
 
 /* ---- weights ---- */
 
-/* A warp's way through its units: those of a group, then those of the next */
+/* A warp's way through its units: those of a pair of groups (the last may be alone), then those of the next. Units of a row go round the warps, so
+ * that a block reads its rows as few wide streams. */
 template <class OP> struct gv_stream {
-	const unsigned char *w, *row;
-	int                  unit0, units, unit, group, end, left; /* left: units not yet asked for */
+	const unsigned char *w, *row; /* of the pair's first group */
+	int                  apart;   /* bytes from there to the second one's */
+	int                  unit0, stop, unit, group, end;
+
+	/* To the rows of the pair at hand */
+	__device__ __forceinline__ void
+	aim()
+	{
+		const int n = lane_id() >> 2, first = OP::row(group, n);
+
+		row = w + (long long)first * GV_ROW_BYTES;
+		apart = group + 1 < end ? (OP::row(group + 1, n) - first) * GV_ROW_BYTES : 0;
+	}
+
+	__device__ __forceinline__ int units() const { return stop > unit0 ? (unsigned)(stop - unit0 + GV_WARPS - 1) / GV_WARPS : 0; }
 
 	/* Ask for the next unit, if there is one; a group of copies in any case, so that they can be counted. */
 	__device__ __forceinline__ void
@@ -317,92 +378,117 @@ template <class OP> struct gv_stream {
 	{
 		const int lane = lane_id();
 
-		if (left > 0) {
-			gv_ask(to, row, unit0 + unit, lane);
-			left--;
-			if (++unit == units) {
-				unit = 0;
-				if (++group < end)
-					row = w + (long long)OP::row(group, lane >> 2) * GV_ROW_BYTES;
+		if (group < end) {
+			gv_ask(to.half[0], row, unit, lane, 16);
+			gv_ask(to.half[1], row + apart, unit, lane, group + 1 < end ? 16 : 0);
+			unit += GV_WARPS;
+			if (unit >= stop) {
+				unit = unit0;
+				group += 2;
+				aim();
 			}
 		}
 		cp_async_commit();
 	}
 
+	/* Groups [g0, g1), and of units [unit0, stop) every eighth: from the start, as far as the ring goes */
 	__device__ __forceinline__ void
-	begin(gv_slot (&ring)[GV_RING], const void *matrix, int g0, int g1, int u0, int u1)
+	begin(gv_room &room, bool one, int g0, int g1)
 	{
-		w = (const unsigned char *)matrix;
-		unit0 = u0, units = u1 - u0, unit = 0, group = g0, end = g1;
-		left = (g1 - g0) * units;
-		row = w;
-		if (left)
-			row += (long long)OP::row(g0, lane_id() >> 2) * GV_ROW_BYTES;
-		for (int s = 0; s < GV_RING; s++)
+		gv_slot *const ring = one ? room.one.ring : room.many.ring;
+		const int slots = one ? GV_RING1 : GV_RING;
+
+		unit = unit0;
+		group = unit0 < stop ? g0 : g1;
+		end = g1;
+		aim();
+#pragma unroll 1
+		for (int s = 0; s < slots; s++)
 			next(ring[s]);
 	}
 };
 
-/* This warp's sums of groups [done, stop). FIXED: R, if it is known when this is compiled. Lanes that have no row of x multiply another's: nobody
- * looks at what they get. */
-template <class OP, int FIXED> DEV void
-gv_groups(gv_arena &sm, gv_stream<OP> &in, int rows, float back, int &done, int stop, int &slot)
+/* This warp's sums of groups [first, stop) ONE: for one row of x, whose high and low parts are columns of one product;
+ * otherwise its columns are rows of x, and lanes that have none multiply another's: nobody looks at what they get. */
+template <class OP, bool ONE> DEV void
+gv_groups(gv_arena &sm, gv_stream<OP> &in, int log_r, const float (&back)[2], int first, int stop, int &slot)
 {
-	const int warp = warp_id(), lane = lane_id(), R = FIXED ? FIXED : rows, tile = 16 / R;
-	const uint4 *const xs = sm.x[warp] + (lane & (4 * R - 1));
+	enum { RING = ONE ? GV_RING1 : GV_RING };
+	const int warp = warp_id(), lane = lane_id(), n = lane >> 2, t = lane & 3, R = ONE ? 1 : 1 << log_r, tile = 16 >> (ONE ? 0 : log_r);
+	gv_room &room = sm.room[warp];
+	gv_slot *const ring = ONE ? room.one.ring : room.many.ring;
+	const int mine = ONE ? (n & 4) + t : (n & (R - 1)) * 4 + t;
+	const uint4 *const xs = room.many.x + mine;
 
-	for (; done < stop && in.units > 0; done++) {
+	for (int done = first; done < stop; done += 2) {
 		float acc[2][4] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
-		float total[2] = { 0, 0 };
+		float total[4] = { 0, 0, 0, 0 };
 		const uint4 *xq = xs;
-		for (int unit = in.unit0, left = in.units; left > 0; unit++, left--) {
-			gv_slot &from = sm.ring[warp][slot];
-			gv_unit  q;
-			gv_scale scale;
-			cp_async_wait<GV_RING - 1>();
+#if GV_MINS
+		const uint2 *xm = (ONE ? room.one.sums : room.many.sums) + (ONE ? t : mine);
+#endif
+		for (int left = in.units(); left > 0; left--) {
+			gv_slot &from = ring[slot];
+			gv_unit  q, r;
+			gv_scale s, u;
+			cp_async_wait<RING - 1>();
 			if (GV_QUADS)
 				__syncwarp();
-			gv_take(q, from, unit, lane);
+			gv_take(q, from.half[0], in.unit0, lane);
+			gv_take(r, from.half[1], in.unit0, lane);
 			if (GV_QUADS)
 				__syncwarp();
 			in.next(from);
-			slot = slot + 1 < GV_RING ? slot + 1 : 0;
-			gv_scales(scale, q, unit, lane & 3);
+			slot = slot + 1 < RING ? slot + 1 : 0;
+			gv_scales(s, q, in.unit0, t);
+			gv_scales(u, r, in.unit0, t);
 #pragma unroll
 			for (int c = 0; c < GV_CHUNKS; c++) {
-				unsigned w[4];
-				const uint4 a = xq[c * 8 * R], d = xq[c * 8 * R + 4 * R];
-				gv_chunk(w, q, scale, unit, c, lane & 3);
-				const unsigned a0[4] = { a.x, a.y, a.z, a.w }, a1[4] = { d.x, d.y, d.z, d.w };
-				const unsigned b0[2] = { w[0], w[1] }, b1[2] = { w[2], w[3] };
+				unsigned w[4], v[4];
+				gv_chunk(w, q, s, in.unit0, c, t);
+				gv_chunk(v, r, u, in.unit0, c, t);
+				const unsigned a0[4] = { w[0], v[0], w[1], v[1] }, a1[4] = { w[2], v[2], w[3], v[3] };
+#pragma unroll
+				for (int part = 0; part < (ONE ? 1 : 2); part++) {
+					const uint4 x = xq[c * 8 * R + part * 4 * R];
+					const unsigned b0[2] = { x.x, x.y }, b1[2] = { x.z, x.w };
 #ifdef W_bf16
-				mma_bf16_m16n8k16(acc[0], a0, b0, acc[0]);
-				mma_bf16_m16n8k16(acc[1], a1, b1, acc[1]);
+					mma_bf16_m16n8k16(acc[0], a0, b0, acc[0]);
+					mma_bf16_m16n8k16(acc[1], a1, b1, acc[1]);
 #else
-				mma_f16_m16n8k16(acc[0], a0, b0, acc[0]);
-				mma_f16_m16n8k16(acc[1], a1, b1, acc[1]);
+					mma_f16_m16n8k16(acc[0], a0, b0, acc[0]);
+					mma_f16_m16n8k16(acc[1], a1, b1, acc[1]);
 #endif
+				}
 			}
 			xq += GV_CHUNKS * 8 * R;
 #if GV_MINS
-			const uint2 m = sm.sums[warp][(unit - in.unit0) * 4 * R + (lane & (4 * R - 1))];
-			const unsigned am[4] = { m.x, m.y, 0, 0 }, bm[2] = { scale.mins, 0 };
+			const unsigned am[2] = { s.mins, u.mins }, bm[1] = { ONE && n >= 4 ? xm->y : xm->x };
 			float mins[4] = { 0, 0, 0, 0 };
-			mma_f16_m16n8k16(mins, am, bm, mins);
-#pragma unroll
-			for (int i = 0; i < 2; i++) {
-				const float sum = (acc[0][i] + acc[1][i]) + (acc[0][i + 2] + acc[1][i + 2]);
-				total[i] = fmaf(f16_lo(q.e[i]), sum, total[i]);
-				total[i] = fmaf(f16_hi(q.e[i]), (mins[i] + mins[i + 2]) * -16.0f, total[i]);
-				acc[0][i] = acc[1][i] = acc[0][i + 2] = acc[1][i + 2] = 0;
+			mma_f16_m16n8k8(mins, am, bm, mins);
+			if (!ONE) {
+				const unsigned bl[1] = { xm->y };
+				mma_f16_m16n8k8(mins, am, bl, mins);
 			}
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				const unsigned d = i < 2 ? q.d.x : r.d.x;
+				total[i] = fmaf(f16_lo(d), acc[0][i] + acc[1][i], total[i]);
+				total[i] = fmaf(f16_hi(d) * 16.0f, mins[i], total[i]);
+				acc[0][i] = acc[1][i] = 0;
+			}
+			xm += 4 * R;
 #endif
 		}
-		/* a lane has weight rows 2 t and 2 t + 1 of row g of x */
-		if (lane < 4 * R) {
-			float *to = sm.sum + (((done & (2 * tile - 1)) * GV_WARPS + warp) * R) * 8 + lane * 2;
-			to[0] = (total[0] + ((acc[0][0] + acc[1][0]) + (acc[0][2] + acc[1][2]))) * back;
-			to[1] = (total[1] + ((acc[0][1] + acc[1][1]) + (acc[0][3] + acc[1][3]))) * back;
+		/* a lane has row n of both groups, for rows 2 t and 2 t + 1 of x */
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			total[i] += acc[0][i] + acc[1][i];
+			if (ONE)
+				total[i] += __shfl_xor_sync(0xffffffffu, total[i], 2);
+			const int b = 2 * t + (i & 1);
+			if (b < R)
+				sm.sum[((((done + (i >> 1)) & (2 * tile - 1)) * GV_WARPS + warp) * R + b) * 8 + n] = total[i] * back[i & 1];
 		}
 	}
 }
@@ -455,74 +541,99 @@ template <class OP> DEV void
 gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const void *matrix, float *part, float *all, float *squares, int *count)
 {
 	SHARED_ARENA(gv_arena, sm);
-	enum { RESULTS = OP::GROUPS * 8 };
+	enum {
+		RESULTS = OP::GROUPS * 8,
+		SLICES1 = gv_slices(1, OP::GROUPS),
+		SLICES2 = gv_slices(2, OP::GROUPS),
+		SLICES4 = gv_slices(4, OP::GROUPS),
+		SLICES8 = gv_slices(8, OP::GROUPS)
+	};
 	const int tid = (int)threadIdx.x, warp = warp_id(), lane = lane_id(), rows = p.s.rows;
-	int       slices = rows <= 1 || rows > 8 ? 1 : rows <= 2 ? GV_SLICES2 : rows <= 4 ? GV_SLICES4 : GV_SLICES8;
+	int       slices = rows < 1 || rows > 8 ? 1 : rows == 1 ? SLICES1 : rows == 2 ? SLICES2 : rows <= 4 ? SLICES4 : SLICES8;
 
 	/* Few instructions stand before the first load: one division, of 32 bits. Ranges with a group more come first. */
-	unsigned ranges = gridDim.x, range = blockIdx.x, slice = 0, mine = warp, parts = GV_KWARPS;
+	unsigned ranges = gridDim.x, range = blockIdx.x, slice = 0;
 	if (slices > (int)gridDim.x)
 		slices = 1;
 	if (slices > 1) {
 		ranges = gridDim.x / slices;
 		range = blockIdx.x / slices;
 		slice = blockIdx.x - range * slices;
-		mine += slice * GV_KWARPS;
-		parts *= slices;
 	}
 	const unsigned each = OP::GROUPS / ranges, more = OP::GROUPS - each * ranges;
 	const bool work = range < ranges;
 	const int g0 = work ? (int)(each * range + min(range, more)) : 0, g1 = work ? (int)(g0 + each + (range < more)) : 0;
-	int u0 = 0, u1 = 0;
-	if (warp < GV_KWARPS) {
-		u0 = slices > 1 ? GV_UNITS * mine / parts : GV_UNITS * mine / GV_KWARPS;
-		u1 = slices > 1 ? GV_UNITS * (mine + 1) / parts : GV_UNITS * (mine + 1) / GV_KWARPS;
+	if (tid == 0) {
+		sm.range = range;
+		sm.slice = slice;
+		sm.g0 = g0;
 	}
-	const bool counted = slices > 1 || OP::UNIT > 0;
+	const bool one = rows == 1, counted = slices > 1 || OP::UNIT > 0;
 	gv_stream<OP> in;
 
-	in.begin(sm.ring[warp], matrix, g0, g1, u0, u1);
+	in.w = (const unsigned char *)matrix;
+	in.unit0 = (slices > 1 ? GV_UNITS * slice / slices : 0) + warp;
+	in.stop = slices > 1 ? GV_UNITS * (slice + 1) / slices : GV_UNITS;
+
+	/* The norm's weights are in nobody's cache, and are wanted at once after the wait. */
+	if (GV_NORMED && nw)
+		for (int i = tid * 32; i < COLS; i += GV_THREADS * 32)
+			prefetch_l2(nw + i);
+	in.begin(sm.room[warp], one, g0, g1);
 	PDL_LAUNCH();
 	PDL_WAIT();
 	const int n = OP::count(p);
 	/* a launch for one row does not look at n before it reads x */
-	const bool blind = rows == 1 && !OP::FIRST;
+	const bool blind = one && !OP::FIRST;
 	if (g0 == g1 || (!blind && n <= 0))
 		return;
 
-	/* rows at once: all, if they fit */
-	int R = 1, fit = slices > 1 ? (rows <= 2 ? 2 : rows <= 4 ? 4 : 8) : GV_ROWS;
-	if (rows != 1)
-		while (R < n && R < fit)
-			R *= 2;
+	if (tid == 0)
+		sm.n = n;
 
-	for (int t0 = 0, turn = 0;; turn++) {
-		if (tid < R)
-			sm.place[tid] = t0 + tid < n ? OP::place(p, t0 + tid) : 0;
+	/* rows at once: all, if they fit */
+	int log_r = 0;
+	const int fit = slices > 1 ? (rows <= 2 ? 2 : rows <= 4 ? 4 : 8) : GV_ROWS;
+	if (!one)
+		while (1 << log_r < n && 1 << log_r < fit)
+			log_r++;
+	const int R = 1 << log_r, tile = 16 >> log_r;
+
+	for (int t0 = 0;;) {
+		/* places are found by loads that need each other's results: one before x, one while it is made, none waited for */
+		const bool places = OP::PLACED && tid < R && t0 + tid < n;
+		const int2 spot = places ? OP::spot(p, t0 + tid) : make_int2(0, 0);
 #ifdef NORM_layer
 		gv_layer<OP>(p, sm, x, R, t0, n);
 #endif
-		const float back = gv_stage<OP>(p, sm, x, nw, nb, R, t0, blind ? 1 : n, u0, in.units);
+		float back[2];
+		gv_stage<OP>(p, sm, one, back, x, nw, nb, log_r, t0, blind ? 1 : n, in.unit0, in.units());
+		const int page = places ? OP::page(p, spot) : 0;
+		if (places)
+			sm.place[tid].y = spot.x;
 
 		/* ---- stream ---- */
-		const int tile = 16 / R, ng = g1 - g0;
-		int       done = 0, slot = 0;
+		const int ng = in.end - g0;
+		int       slot = 0;
 
 		for (int first = 0; first < ng; first += tile) {
 			const int stop = min(first + tile, ng), items = (stop - first) * R * 4;
-			const int j = tid & 3, b = (tid >> 2) & (R - 1), group = g0 + first + tid / (4 * R);
+			const int j = tid & 3, b = (tid >> 2) & (R - 1), at = first + (tid >> (2 + log_r));
 			float4 early = make_float4(0, 0, 0, 0);
 			if (!counted && tid < items && t0 + b < n)
-				early = OP::before(p, group, j, t0 + b);
+				early = OP::before(p, g0 + at, j, t0 + b);
 
-			if (R == 1)
-				gv_groups<OP, 1>(sm, in, 1, back, done, stop, slot);
+			if (one)
+				gv_groups<OP, true>(sm, in, 0, back, first, stop, slot);
 			else
-				gv_groups<OP, 0>(sm, in, R, back, done, stop, slot);
+				gv_groups<OP, false>(sm, in, log_r, back, first, stop, slot);
+			if (OP::PLACED && first == 0 && tid < R)
+				sm.place[tid].x = page;
 			__syncthreads();
 
-			if (tid < items && t0 + b < n) {
-				const float *from = sm.sum + ((first + tid / (4 * R)) & (2 * tile - 1)) * GV_WARPS * R * 8 + b * 8 + j;
+			if (tid < items && t0 + b < sm.n) {
+				const int group = sm.g0 + at;
+				const float *from = sm.sum + (at & (2 * tile - 1)) * GV_WARPS * R * 8 + b * 8 + j;
 				float v = 0, w = 0;
 #pragma unroll 4
 				for (int i = 0; i < GV_KWARPS; i++) {
@@ -530,7 +641,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 					w += from[i * R * 8 + 4];
 				}
 				if (counted) {
-					float *to = (slices > 1 ? part + (long long)((int)slice * 8 + b) * RESULTS : all + (long long)(t0 + b) * RESULTS) + group * 8 + j;
+					float *to = (slices > 1 ? part + (long long)(sm.slice * 8 + b) * RESULTS : all + (long long)(t0 + b) * RESULTS) + group * 8 + j;
 					to[0] = v;
 					to[4] = w;
 				} else {
@@ -543,13 +654,14 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 		/* ---- the last block of a range, or of each unit that it had a part in, finishes it ---- */
 		if (counted) {
 			enum { UNIT = OP::UNIT > 0 ? OP::UNIT : 1 };
-			float *raw = (float *)sm.x; /* free by now */
-			const int first = OP::UNIT > 0 ? g0 / UNIT : (int)range, units = OP::UNIT > 0 ? (g1 - 1) / UNIT + 1 - first : 1;
+			float *raw = (float *)sm.room; /* free by now */
+			const int range = sm.range, slice = sm.slice, g0 = sm.g0, g1 = in.end, n = sm.n;
+			const int first = OP::UNIT > 0 ? g0 / UNIT : range, units = OP::UNIT > 0 ? (g1 - 1) / UNIT + 1 - first : 1;
 			if (tid < R && t0 + tid < n)
 				squares[(range * 8 + slice) * 8 + tid] = gv_squares(sm, tid);
 			__syncthreads();
 			for (int i = tid; i < units; i += GV_THREADS) {
-				int *c = count + turn * (OP::GROUPS / UNIT) * (OP::UNIT > 0) + first + i;
+				int *c = count + (t0 >> log_r) * (OP::GROUPS / UNIT) * (OP::UNIT > 0) + first + i;
 				const int add = OP::UNIT > 0 ? min(g1, (first + i + 1) * UNIT) - max(g0, (first + i) * UNIT) : 1;
 				const int full = OP::UNIT > 0 ? UNIT * slices : slices;
 				const bool last = atom_add_acq_rel_gpu(c, add) == full - add;
@@ -585,7 +697,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 					} else {
 #pragma unroll 1
 						for (int k = tid; k < (g1 - g0) * R * 4; k += GV_THREADS) {
-							const int j = k & 3, b = (k >> 2) & (R - 1), group = g0 + k / (4 * R);
+							const int j = k & 3, b = (k >> 2) & (R - 1), group = g0 + (k >> (2 + log_r));
 							if (t0 + b >= n)
 								continue;
 							const float4 early = OP::before(p, group, j, t0 + b);
@@ -598,10 +710,10 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 			}
 		}
 		t0 += R;
-		if (t0 >= n)
+		if (t0 >= sm.n)
 			return;
 		__syncthreads(); /* what the last turn left in shared memory has been read */
-		in.begin(sm.ring[warp], matrix, g0, g1, u0, u1);
+		in.begin(sm.room[warp], one, sm.g0, in.end);
 	}
 }
 

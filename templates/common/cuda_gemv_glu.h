@@ -7,12 +7,13 @@
 #include "common/cuda_gemv.h"
 
 struct gv_op {
-	enum { GROUPS = (ROWS + 3) / 4, UNIT = 0, FIRST = 0 };
+	enum { GROUPS = (ROWS + 3) / 4, UNIT = 0, PLACED = 0, FIRST = 0 };
 
 	static __device__ __forceinline__ int row(int group, int n) { return min(group * 4 + (n & 3), ROWS - 1) + (n >> 2) * ROWS; }
 	static __device__ __forceinline__ int count(const llmc_call &p) { return N_TOK(p); }
 	static __device__ __forceinline__ int x_row(const llmc_call &, int t) { return t; }
-	static __device__ __forceinline__ unsigned long long place(const llmc_call &, int) { return 0; }
+	static __device__ __forceinline__ int2 spot(const llmc_call &, int) { return make_int2(0, 0); }
+	static __device__ __forceinline__ int page(const llmc_call &, const int2 &) { return 0; }
 
 	static __device__ __forceinline__ float4
 	before(const llmc_call &p, int group, int j, int)
@@ -24,7 +25,7 @@ struct gv_op {
 	}
 
 	static __device__ __forceinline__ void
-	put(const llmc_call &p, int group, int j, int t, float a, float b, const float4 &early, unsigned long long)
+	put(const llmc_call &p, int group, int j, int t, float a, float b, const float4 &early, const int2 &)
 	{
 		const int r = group * 4 + j;
 

@@ -16,6 +16,7 @@ struct gv_op {
 		PER_HEAD = D / 8,
 		GROUPS = (QKV_HEADS + 2 * QKV_KV_HEADS) * PER_HEAD,
 		UNIT = NORMED ? PER_HEAD : 0,
+		PLACED = !NORMED,
 		FIRST = 0
 	};
 
@@ -45,14 +46,10 @@ struct gv_op {
 	static __device__ __forceinline__ int count(const llmc_call &p) { return N_TOK(p); }
 	static __device__ __forceinline__ int x_row(const llmc_call &, int t) { return t; }
 
-	/* the row's place in its page, at head 0 of K */
-	static __device__ __forceinline__ unsigned long long
-	place(const llmc_call &p, int t)
-	{
-		const int pos = p.s.pos[t];
+	/* the row's position and sequence */
+	static __device__ __forceinline__ int2 spot(const llmc_call &p, int t) { return make_int2(p.s.pos[t], p.s.seq_of[t]); }
 
-		return (unsigned long long)(kv_page(p.s, p.a[8], QKV_PAGE_BYTES, p.s.seq_of[t], pos) + pos % KV_PAGE * D);
-	}
+	static __device__ __forceinline__ int page(const llmc_call &p, const int2 &spot) { return kv_page_of(p.s, spot.y, spot.x); }
 
 	/* x, y: cosine and sine; z, w: biases */
 	static __device__ __forceinline__ float4
@@ -75,7 +72,7 @@ struct gv_op {
 	}
 
 	static __device__ __forceinline__ void
-	put(const llmc_call &p, int group, int j, int t, float a, float b, const float4 &early, unsigned long long place)
+	put(const llmc_call &p, int group, int j, int t, float a, float b, const float4 &early, const int2 &place)
 	{
 		const int head = group / PER_HEAD, part = group % PER_HEAD, d = dim(head, part, j), e = dim(head, part, j + 4);
 		const float x = a + early.z, y = b + early.w, u = x * early.x - y * early.y, v = y * early.x + x * early.y;
@@ -86,7 +83,7 @@ struct gv_op {
 			q[e] = v;
 		} else {
 			/* heads of V follow those of K in the page, both of KV_PAGE x D */
-			kv_elem *kv = (kv_elem *)place + (long long)(head - QKV_HEADS) * KV_PAGE * D;
+			kv_elem *kv = kv_page_at(p.a[8], QKV_PAGE_BYTES, place.x) + (long long)(head - QKV_HEADS) * KV_PAGE * D + place.y % KV_PAGE * D;
 			kv[d] = kv_put(u);
 			kv[e] = kv_put(v);
 		}

@@ -11,6 +11,7 @@ struct gv_op {
 	enum {
 		GROUPS = (ROWS + 7) / 8,
 		UNIT = 0,
+		PLACED = 0,
 #ifdef GV_HEAD
 		FIRST = 1
 #else
@@ -26,7 +27,8 @@ struct gv_op {
 	static __device__ __forceinline__ int count(const llmc_call &p) { return N_TOK(p); }
 	static __device__ __forceinline__ int x_row(const llmc_call &, int t) { return t; }
 #endif
-	static __device__ __forceinline__ unsigned long long place(const llmc_call &, int) { return 0; }
+	static __device__ __forceinline__ int2 spot(const llmc_call &, int) { return make_int2(0, 0); }
+	static __device__ __forceinline__ int page(const llmc_call &, const int2 &) { return 0; }
 
 	/* x, y: what is added to rows j and j + 4; z, w: their biases */
 	static __device__ __forceinline__ float4
@@ -55,7 +57,7 @@ struct gv_op {
 	}
 
 	static __device__ __forceinline__ void
-	put(const llmc_call &p, int group, int j, int t, float a, float b, const float4 &early, unsigned long long)
+	put(const llmc_call &p, int group, int j, int t, float a, float b, const float4 &early, const int2 &)
 	{
 		float *y = (float *)p.a[GV_Y] + (long long)t * ROWS;
 		const int r = group * 8 + j;

@@ -62,13 +62,24 @@ kv_unpack(uint4 v, float (&x)[KV_VEC])
 	}
 }
 
-/* The page of position `pos` of sequence `seq` of the step. pool: the layer's first page; page_bytes: from page to page */
+/* Number of the page of position `pos` of sequence `seq` of the step, and where a page is. pool: the layer's first page; page_bytes: from page
+ * to page */
+DEV int
+kv_page_of(const llmc_step &s, int seq, int pos)
+{
+	return s.block_table[(long long)seq * s.block_stride + pos / KV_PAGE];
+}
+
+DEV kv_elem *
+kv_page_at(const void *pool, long long page_bytes, int page)
+{
+	return (kv_elem *)((char *)pool + page * page_bytes);
+}
+
 DEV kv_elem *
 kv_page(const llmc_step &s, const void *pool, long long page_bytes, int seq, int pos)
 {
-	long long page = s.block_table[(long long)seq * s.block_stride + pos / KV_PAGE];
-
-	return (kv_elem *)((char *)pool + page * page_bytes);
+	return kv_page_at(pool, page_bytes, kv_page_of(s, seq, pos));
 }
 
 /* K and V of one head in a page: [32][dim] */
