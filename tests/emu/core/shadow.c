@@ -185,7 +185,7 @@ static struct {
 	struct { const Op *op; bool waited; uint32_t buid, n; } over[4]; /* blocks, all of whose writes those of a launch are ordered after */
 	unsigned n_over;
 	uint64_t free_me, free;  /* readers that the thread is ordered after */
-	Region *region;
+	Region *region[4];       /* the last one first */
 } seen;
 
 static inline Step *
@@ -346,9 +346,18 @@ cells_of(const Thread *t, const char *p, size_t n, uint64_t *lazy)
 		return NULL;
 	if (off - b->span_lo < b->span_n && off - b->span_lo + n <= b->span_n)
 		return b->arena->cell + off / 2;
-	const Region *r = seen.region;
-	if (!r || p < r->lo || p + n > r->hi)
+	Region *r = seen.region[0];
+	if (!r)
 		return NULL;
+	if (unlikely(p < r->lo || p + n > r->hi)) {
+		int i = 1;
+		while (i < 4 && (r = seen.region[i]) && (p < r->lo || p + n > r->hi))
+			i++;
+		if (i == 4 || !r)
+			return NULL;
+		seen.region[i] = seen.region[0];
+		seen.region[0] = r;
+	}
 	off = (size_t)(p - r->lo);
 	if (unlikely(r->lazy)) {
 		if (off / 4096 != (off + n - 1) / 4096)
@@ -367,10 +376,16 @@ remember(Thread *t, const void *p, uint64_t w, uint64_t r, bool write)
 	const Op *mine = t->blk->op;
 	uint64_t other[2] = { w & 3 ? w : 0, write && r & 3 && (!(r & R_SET) || !SET(r)) ? r & ~31ull : 0 };
 
-	if (g && g->kind == R_SHARED && g->blk == t->blk)
+	if (g && g->kind == R_SHARED && g->blk == t->blk) {
 		shared_span(t->blk, p);
-	else if (g && g->cell && g->kind == R_DEVICE)
-		seen.region = g;
+	} else if (g && g->cell && g->kind == R_DEVICE && g != seen.region[0]) {
+		int i = 1;
+		while (i < 3 && seen.region[i] && seen.region[i] != g)
+			i++;
+		for (; i > 0; i--)
+			seen.region[i] = seen.region[i - 1];
+		seen.region[0] = g;
+	}
 	for (int i = 0; i < 2; i++) {
 		const uint32_t buid = BUID(other[i]);
 		if (!other[i] || buid - mine->buid0 < mine->n_block || is_over(t, buid))
@@ -432,13 +447,15 @@ shadow_read(const void *p, size_t n, const void *pc, Site at)
 		uint64_t w = c[i].w, r = c[i].r;
 		if ((r & R_INIT) != R_INIT || !write_is_known(t, w, me))
 			goto slow;
-		const Step *s = step_of(r);
-		if (s->before == r && s->me == me)
+		Step *s = step_of(r);
+		if (s->before == r && s->me == me) {
 			c[i].r = s->after;
-		else if (!(r >> 5) || ((r ^ me) >> 5 == 0 && !(r & R_SET)))
+		} else if (!(r >> 5) || ((r ^ me) >> 5 == 0 && !(r & R_SET))) {
 			c[i].r = me | R_INIT | 3;
-		else if (!((r & R_SET) && !SET(r) && (r & 3) == 3 && BUID(r) == t->blk->op->buid0)) /* several blocks of this launch already */
-			goto slow;
+		} else {
+			read_cell(&c[i], t, me, 3);
+			*s = (Step){ me, r, c[i].r };
+		}
 	}
 	return;
 slow:

@@ -48,10 +48,13 @@ fiber_wait(Thread *t, ThreadState why)
 		m &= ~(1u << lane);
 		w->ready = m;
 		if (m) {
-			const char *sp = lane0[warp_first(w, m)].sp;
+			const Thread *after = lane0 + warp_first(w, m);
+			const char *sp = after->sp;
 			__builtin_prefetch(sp);
 			__builtin_prefetch(sp + 64);
 			__builtin_prefetch(sp + 128);
+			__builtin_prefetch(&after->vc);
+			__builtin_prefetch(w->down ? &after[-1].sp : &after[1].sp);
 		} else {
 			b->any_ready &= ~w->rank_bit;
 		}
