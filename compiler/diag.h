@@ -15,6 +15,7 @@ typedef struct SourceText { /* one file of YAML, kept for carets */
 typedef struct Loc {
 	const SourceText *src; /* NULL: a place without text (a default, an override of the command line) */
 	int               line, col; /* from 1; 0: unknown */
+	int               resolved;  /* the key's line in the resolved description, an artifact's model.yaml; 0: not of a key */
 } Loc;
 
 typedef struct Diag {

@@ -154,7 +154,7 @@ plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from,
 
 	*st = (PlanStep){
 		.op = op_info[op->kind].name, .layer = op->layer, .kernel = from->kernel, .n_attr = op->n_attr,
-		.yaml_line = op->loc.line, .weight_bytes = step_weight_bytes(g, op), .flops_per_row = step_flops(g, op),
+		.yaml_line = op->loc.resolved, .weight_bytes = step_weight_bytes(g, op), .flops_per_row = step_flops(g, op),
 	};
 	for (int k = 0; k < op_n_arg(op->kind); k++)
 		st->arg[st->n_arg++] = value_ref(g, sel, to, op_arg_value(op, k));

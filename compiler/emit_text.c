@@ -296,6 +296,27 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 
 /* ---------------------------------------------------------------- kernels ---- */
 
+/* What a step reads of the cache, which no weights tell: K and V of a position, and the operations of a row on it. */
+static void
+put_cache_cost(const Plan *p, const PlanStep *s, Strbuf *out)
+{
+	int64_t heads = 0;
+
+	for (int i = 0; i < s->n_attr; i++)
+		if (strcmp(s->attr[i].key, "heads") == 0)
+			heads = s->attr[i].i;
+	for (int i = 0; i < s->n_arg; i++) {
+		if (s->arg[i].kind != REF_POOL || !strstr(s->op, "attention"))
+			continue;
+		const PlanPool *k = &p->pool[s->arg[i].index];
+		strbuf_puts(out, " cache ");
+		put_bytes(out, plan_layer_page_bytes(k) / PLAN_KV_PAGE);
+		strbuf_puts(out, " a position, ");
+		put_count(out, 2 * heads * (k->mla ? 2 * k->k_dim : k->k_dim + k->v_dim), flop_unit);
+		strbuf_puts(out, " a position that a row sees;");
+	}
+}
+
 void
 emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, Strbuf *out)
 {
@@ -326,12 +347,19 @@ emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, St
 	strbuf_puts(out, "\n * weights ");
 	put_bytes(out, s->weight_bytes);
 	strbuf_puts(out, " a call, ");
+	if (op->kind == OP_embed || op->kind == OP_embed_pos) {
+		const PlanTensor *t = &p->tensor[s->arg[op->kind == OP_embed ? 0 : 1].index];
+		put_bytes(out, dtype_row_bytes(t->dtype, t->cols));
+		strbuf_puts(out, " of a table a row, ");
+	}
 	put_count(out, s->flops_per_row, flop_unit);
-	strbuf_puts(out, " a row; lines of the description:");
+	strbuf_puts(out, " a row;");
+	put_cache_cost(p, s, out);
+	strbuf_puts(out, " lines of model.yaml:");
 	for (int ph = 0; ph < PHASES; ph++)
 		for (int i = 0; i < sel->n_step && n < 8; i++)
-			if (sel->step[ph][i].kernel == kernel && g->op[i].loc.line > 0 && g->op[i].loc.line != line) {
-				line = g->op[i].loc.line;
+			if (sel->step[ph][i].kernel == kernel && g->op[i].loc.resolved > 0 && g->op[i].loc.resolved != line) {
+				line = g->op[i].loc.resolved;
 				strbuf_printf(out, " %d", line);
 				n++;
 			}

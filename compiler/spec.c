@@ -50,7 +50,7 @@ read_override(const char *text, Diag *d, Arena *a)
 		chars += ((unsigned char)*p & 0xc0) != 0x80;
 	relocate(v, src, chars);
 	Node *map = NEW(a, Node, 1), *key = NEW(a, Node, 1);
-	*key = (Node){ .kind = NODE_SCALAR, .loc = { src, 1, 1 }, .text = arena_strndup(a, text, (size_t)(eq - text)) };
+	*key = (Node){ .kind = NODE_SCALAR, .loc = { .src = src, .line = 1, .col = 1 }, .text = arena_strndup(a, text, (size_t)(eq - text)) };
 	*map = (Node){ .kind = NODE_MAP, .loc = key->loc, .n = 1, .cap = 1, .key = NEW(a, Node *, 1), .item = NEW(a, Node *, 1) };
 	map->key[0] = key;
 	map->item[0] = v;

@@ -66,7 +66,7 @@ const char *spec_quote(Arena *a, const char *text);
 
 /* spec_check.c: rules that tie keys together */
 void spec_check(SpecTable *t);
-/* spec_text.c: the resolved description */
-char *spec_resolved_text(const SpecTable *t, const TensorRule *rule, int n_rule);
+/* spec_text.c: the resolved description; the keys learn their lines in it */
+char *spec_resolved_text(SpecTable *t, const TensorRule *rule, int n_rule);
 
 #endif

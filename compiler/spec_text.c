@@ -27,10 +27,12 @@ open_maps(Strbuf *out, const char *path, char open[64])
 }
 
 char *
-spec_resolved_text(const SpecTable *t, const TensorRule *rule, int n_rule)
+spec_resolved_text(SpecTable *t, const TensorRule *rule, int n_rule)
 {
 	Strbuf out = { 0 };
 	char open[64] = "";
+	size_t counted = 0;
+	int line = 1;
 
 	/* lives on the heap, and nothing below allocates from the arena until it is copied: text first, append after */
 	const char *val[K_COUNT];
@@ -50,6 +52,9 @@ spec_resolved_text(const SpecTable *t, const TensorRule *rule, int n_rule)
 		if (k == K_tensors)
 			continue;
 		open_maps(&out, spec_key[k].path, open);
+		for (; counted < out.len; counted++)
+			line += out.data[counted] == '\n';
+		t->val[k].loc.resolved = line;
 		strbuf_puts(&out, k == K_resolved ? "true" : k == K_names_prefix || k == K_names_replace ? "null" : val[k]);
 		strbuf_putc(&out, '\n');
 	}

@@ -95,9 +95,35 @@ expand_line(const Bind *b, const Template *t, const char *p, size_t n, int line,
 	return true;
 }
 
+/* `#if ${NAME}` is decided here, so that an emitted file holds what applies to it. Such a condition ends at the next #endif. */
+typedef enum Branch { BRANCH_NONE, BRANCH_TAKEN, BRANCH_LEFT_OUT } Branch;
+
+static bool
+branch(const Bind *b, const Template *t, const char *p, size_t n, int line, Branch *at, bool *is_one, Text *out)
+{
+	static const char open[] = "#if ${", close[] = "#endif";
+
+	*is_one = true;
+	if (n > sizeof open && memcmp(p, open, sizeof open - 1) == 0 && p[n - 1] == '}') {
+		size_t start = out->len;
+		if (!expand_line(b, t, p + 4, n - 4, line, out))
+			return false;
+		*at = out->data[start] == '0' ? BRANCH_LEFT_OUT : BRANCH_TAKEN;
+		out->len = start;
+		out->data[start] = 0;
+	} else if (*at != BRANCH_NONE && n == sizeof close - 1 && memcmp(p, close, n) == 0) {
+		*at = BRANCH_NONE;
+	} else {
+		*is_one = *at == BRANCH_LEFT_OUT;
+	}
+	return true;
+}
+
 static bool
 expand_text(const Bind *b, const Template *t, Text *out)
 {
+	Branch at = BRANCH_NONE;
+	bool gone;
 	static const char abi[] = "#include \"common/cuda_step.h\"\n"; /* every CUDA kernel takes an llmc_call */
 	int line = 1;
 
@@ -108,7 +134,7 @@ expand_text(const Bind *b, const Template *t, Text *out)
 		char   word[16];
 		Line   rest;
 		if (!template_directive(p, n, word, &rest, line)) {
-			if (!expand_line(b, t, p, n, line, out))
+			if (!branch(b, t, p, n, line, &at, &gone, out) || (!gone && !expand_line(b, t, p, n, line, out)))
 				return false;
 		} else if (strcmp(word, "include") == 0) {
 			text_add(out, "#include \"common/", 17);

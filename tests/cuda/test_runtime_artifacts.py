@@ -170,7 +170,9 @@ def test_kernel_that_does_not_compile(shipped, cache, tmp_path):
     source.write_text(source.read_text() + "\nint oops = nothing_of_the_kind;\n")
     line = len(source.read_text().splitlines())
     _, err = run(["run", d, *RUN], code=2, LLMC_CACHE=cache)
-    assert f"kernels/{source.name}" in err and "op norm_glu" in err and "of model.yaml" in err
+    assert f"kernels/{source.name}" in err
+    at = re.search(r"op norm_glu of layer 0, line (\d+) of model.yaml", err)
+    assert at and (d / "model.yaml").read_text().splitlines()[int(at[1]) - 1].startswith("  width:")
     assert "nothing_of_the_kind" in err and re.search(rf"{re.escape(source.name)}:{line}\b", err)
 
 

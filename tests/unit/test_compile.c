@@ -199,6 +199,42 @@ BENCH_TEST(a_name_cannot_end_a_comment)
 			assert_null(strstr(c->file[i].text, "int y;"));
 }
 
+/* ------------------------------------------------- lines ---- */
+
+/* Steps and kernels name lines of the resolved description, which the artifact holds, not of what it was made from: each is the
+ * line of the key that the step comes from, defaults included. */
+BENCH_TEST(lines_are_those_of_the_artifacts_description)
+{
+	static const struct { const char *op, *line; } want[] = {
+		{ "embed", "vocab_size: 96" }, { "norm_qkv", "  n_heads: 4" }, { "attention", "  n_heads: 4" }, { "norm_glu", "  width: 48" },
+		{ "head", "  tied: false" },
+	};
+	size_t found = 0;
+
+	bench_file(b, "llama");
+	const Compiled *c = compile_ok(b, "cpu-v3");
+	const char *yaml = file_of(c, "model.yaml")->text;
+	for (int i = 0; i < c->plan->phase[0].n_step; i++) {
+		const PlanStep *s = &c->plan->phase[0].step[i];
+		const char *at = yaml;
+		assert_true(s->yaml_line > 0);
+		for (int n = 1; n < s->yaml_line; n++) {
+			at = strchr(at, '\n');
+			assert_non_null(at++);
+		}
+		for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
+			if (strcmp(s->op, want[k].op) != 0)
+				continue;
+			if (strncmp(at, want[k].line, strlen(want[k].line)) != 0)
+				fail_msg("%s: line %d is \"%.20s\"", s->op, s->yaml_line, at);
+			const ArtifactFile *f = file_of(c, c->plan->kernel[s->kernel].file);
+			assert_non_null(strstr(f->text, arena_printf(&b->arena, "lines of model.yaml: %d", s->yaml_line)));
+			found |= (size_t)1 << k;
+		}
+	}
+	assert_int_equal(found, ((size_t)1 << sizeof want / sizeof *want) - 1);
+}
+
 /* ------------------------------------------------- figures ---- */
 
 BENCH_TEST(figures_are_those_of_the_model)
@@ -275,6 +311,7 @@ main(void)
 		cmocka_unit_test(every_stage_can_be_dumped),
 		cmocka_unit_test(the_plan_text_folds_equal_layers),
 		cmocka_unit_test(a_name_cannot_end_a_comment),
+		cmocka_unit_test(lines_are_those_of_the_artifacts_description),
 		cmocka_unit_test(figures_are_those_of_the_model),
 		cmocka_unit_test(the_nth_allocation_fails),
 	};

@@ -173,8 +173,8 @@ BENCH_TEST(carets)
 {
 	const SourceText *src = yaml_source(&b->arena, "f", "a\n\tb: \xc3\xa4 c\n", 11);
 
-	err_at(&b->diag, (Loc){ src, 2, 7 }, "found");
-	note_at(&b->diag, (Loc){ src, 1, 1 }, "there");
+	err_at(&b->diag, (Loc){ .src = src, .line = 2, .col = 7 }, "found");
+	note_at(&b->diag, (Loc){ .src = src, .line = 1, .col = 1 }, "there");
 	warn_at(&b->diag, (Loc){ 0 }, "no place");
 	assert_string_equal(strbuf_str(&b->diag.text), "f:2:7: error: found\n    2 | \tb: \xc3\xa4 c\n      | \t     ^\nf:1:1: note: there\nwarning: no place\n");
 	strbuf_clear(&b->diag.text);

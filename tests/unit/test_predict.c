@@ -1,13 +1,10 @@
-/* Names of GPUs: those of `llmc plan --gpu`, and those that drivers tell (nvidia-smi's lists) are the same devices; a device that
- * is not in the table is not taken for a relative. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+/* What `llmc plan --gpu` says: bytes, operations and kernels of a step counted by hand, times between the roofline and what is little
+ * above it. Names of GPUs: those of the table, and those that drivers tell (nvidia-smi's lists) are the same devices; a device that is
+ * not in the table is not taken for a relative. */
+#include "compiler_util.h"
 
 #include "compiler/predict.h"
+#include "runtime/plan/target.h"
 
 static void
 names(void **state)
@@ -36,10 +33,117 @@ names(void **state)
 		assert_ptr_equal(gpu_find(gpu_at(i)->name), gpu_at(i));
 }
 
+/* Every row says where it is from, and is of a target that plans are made for; launches cost less with programmatic edges. */
+static void
+rows_of_the_table(void **state)
+{
+	(void)state;
+	for (int i = 0; gpu_at(i); i++) {
+		const Gpu *g = gpu_at(i);
+		bool edges = strcmp(g->target, "cuda-sm_90a") == 0 || strncmp(g->target, "cuda-sm_1", 9) == 0;
+		assert_true(target_is_cuda(g->target) && g->sms > 0 && g->memory_gib > 0 && g->bandwidth > 1e11 && g->peak > 1e13);
+		assert_true(strlen(g->source) > 8);
+		assert_true(g->launch_s == (edges ? 0.8e-6 : 1.3e-6));
+	}
+}
+
+/* Llama 3 8B, as its card has it. */
+static const double LAYERS = 32, HIDDEN = 4096, WIDTH = 14336, QKV = 4096 + 2 * 1024, VOCAB = 128256, KV = 2 * 8 * 128 * 2;
+
+static void
+near(const char *what, double got, double least, double most)
+{
+	if (!(got >= least && got <= most))
+		fail_msg("%s: %g, expected %g .. %g", what, got, least, most);
+}
+
+static const Plan *
+plan_8b(Bench *b, const char *target)
+{
+	b->spec = spec_from_file("configs/llama3-8b.yaml", NULL, &b->diag, &b->arena);
+	const Compiled *c = b->spec ? compile_spec(b->spec, target, NULL, NULL, &b->diag, &b->arena) : NULL;
+
+	if (!c)
+		fail_msg("%s", strbuf_str(&b->diag.text));
+	return c->plan;
+}
+
+BENCH_TEST(figures_of_a_step)
+{
+	static const char *const gpu[] = { "a100", "h100", "rtx4090", "t4" };
+	const double layers = LAYERS * (HIDDEN * QKV + HIDDEN * HIDDEN + 3 * HIDDEN * WIDTH), head = VOCAB * HIDDEN;
+
+	for (size_t i = 0; i < sizeof gpu / sizeof *gpu; i++) {
+		const Gpu *g = gpu_find(gpu[i]);
+		const Plan *p = plan_8b(b, g->target);
+		for (int rows = 1; rows <= 64; rows *= 8) {
+			const double context = 1000, bytes = 2 * (layers + head) + rows * context * LAYERS * KV;
+			const double flops = rows * (2 * (layers + head) + context * LAYERS * 4 * HIDDEN);
+			Prediction r = predict(p, g, 0, rows, (int64_t)context);
+			near("bytes of a decode step", (double)r.bytes, bytes, 1.01 * bytes + rows * 40e6); /* and rows in between */
+			near("operations of a decode step", (double)r.flops, flops, 1.001 * flops);
+			double read = bytes / g->bandwidth, multiply = flops / g->peak;
+			near("a decode step", r.seconds, read > multiply ? read : multiply, 1.2 * (read + multiply) + 164 * g->launch_s);
+			assert_true(r.launches == 164);
+			assert_true(r.seconds == r.bytes_s + r.flops_s + r.launch_s);
+		}
+		/* a row sees half of the prompt on average; the head has one row */
+		const double n = 4096, flops = n * 2 * layers + 2 * head + n * n / 2 * LAYERS * 4 * HIDDEN;
+		Prediction r = predict(p, g, 1, (int64_t)n, (int64_t)n);
+		near("operations of a prompt", (double)r.flops, flops, 1.001 * flops);
+		near("bytes of a prompt", (double)r.bytes, 2 * (layers + head) + n * LAYERS * KV, 1e12);
+		near("a prompt", r.seconds, flops / g->peak, 2 * flops / g->peak);
+		assert_true(r.flops_s > r.bytes_s);
+	}
+	/* twice the memory's speed, half the time */
+	Gpu slow = *gpu_find("h100"), fast = slow;
+	fast.bandwidth *= 2;
+	const Plan *p = plan_8b(b, slow.target);
+	near("half the time", predict(p, &fast, 0, 1, 1000).bytes_s / predict(p, &slow, 0, 1, 1000).bytes_s, 0.499, 0.501);
+}
+
+/* A decode step has at most five kernels a layer and four outside (with the step's begin and the pick of tokens), one launch each; from
+ * sm_90 on each may start before the one before it has ended. */
+BENCH_TEST(kernels_of_a_decode_step)
+{
+	static const char *const target[] = { "cuda-sm_75", "cuda-sm_80", "cuda-sm_86", "cuda-sm_89", "cuda-sm_90a", "cuda-sm_100a", "cuda-sm_120a" };
+	static const char *const more[] = { "q8_0", "q4_k", "bf16" };
+
+	for (size_t t = 0; t < sizeof target / sizeof *target; t++)
+		for (size_t m = 0; m < sizeof more / sizeof *more; m++) {
+			const char *set[] = { arena_printf(&b->arena, "storage.default=%s", more[m]), NULL };
+			b->spec = spec_from_file("configs/llama3-8b.yaml", set, &b->diag, &b->arena);
+			const Compiled *c = b->spec ? compile_spec(b->spec, target[t], NULL, NULL, &b->diag, &b->arena) : NULL;
+			if (!c)
+				fail_msg("%s", strbuf_str(&b->diag.text));
+			const PlanPhase *ph = &c->plan->phase[0];
+			int of_layer[33] = { 0 };
+			for (int i = 0; i < ph->n_step; i++) {
+				assert_true(ph->step[i].kernel >= 0);
+				const PlanKernel *k = &c->plan->kernel[ph->step[i].kernel];
+				int own = 0;
+				for (int l = 0; l < k->n_launch; l++) {
+					own += k->launch[l].path != PATH_LIBRARY;
+					if (t >= 4 && !k->launch[l].pdl)
+						fail_msg("%s: %s has no programmatic edge", target[t], k->launch[l].fn);
+				}
+				if (own != 1)
+					fail_msg("%s, %s: %s has %d launches", target[t], more[m], k->id, own);
+				of_layer[ph->step[i].layer + 1]++;
+			}
+			assert_true(of_layer[0] + 2 <= 4);
+			for (int l = 1; l <= 32; l++)
+				assert_true(of_layer[l] <= 5);
+		}
+}
+
 int
 main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(names) };
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(names), cmocka_unit_test(rows_of_the_table), cmocka_unit_test(figures_of_a_step),
+		cmocka_unit_test(kernels_of_a_decode_step),
+	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

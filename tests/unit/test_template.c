@@ -222,6 +222,17 @@ BENCH_TEST(launches_have_grids)
 	assert_string_not_equal(x->key, y->key);
 }
 
+/* Conditions on a value of the template are gone from the file; the compiler's own stay. */
+BENCH_TEST(conditions_on_values_are_decided)
+{
+	const Kernel *k = expand_for(b, "cuda-sm_90a",
+	                             "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS
+	                             "#if ${DETERMINISTIC}\n#define NO ${ROWS}\n#endif\n#if ${HAS_B} == 0\nas it is\n#endif\n"
+	                             "#if ${COLS}\nyes ${COLS}\n#endif\n#if 0\nx\n#endif\n", 2);
+	assert_non_null(k);
+	assert_string_equal(k->text, "#include \"common/cuda_step.h\"\n#if 0 == 0\nas it is\n#endif\nyes 32\n#if 0\nx\n#endif\n");
+}
+
 BENCH_TEST(tensor_maps_are_of_arguments)
 {
 	static const char text[] = "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS "//@scratch act f16[n_tok, COLS]\n%sx\n";
@@ -438,6 +449,7 @@ main(void)
 		cmocka_unit_test(scratch_follows_the_arguments), cmocka_unit_test(headers_are_followed),
 		cmocka_unit_test(keys_tell_kernels_apart),     cmocka_unit_test(faults_name_template_and_line),
 		cmocka_unit_test(every_template_fits_every_model), cmocka_unit_test(launches_have_grids),
+		cmocka_unit_test(conditions_on_values_are_decided),
 		cmocka_unit_test(a_library_may_do_the_product), cmocka_unit_test(no_library_where_rows_must_not_depend),
 		cmocka_unit_test(faulty_launches),             cmocka_unit_test(tensor_maps_are_of_arguments),
 	};
