@@ -123,6 +123,7 @@ block_yield(Site at)
 		spin_progress = emu_progress;
 		spins = 0;
 	} else if (++spins > SPIN_LIMIT) {
+		mbar_stuck(t, at);
 		emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at, "spins for ever: what it waits for is never written");
 	}
 	t->state = T_READY;

@@ -310,6 +310,7 @@ void clock_proxy_fence(Thread *t);
 void sync_reset(void);
 void mbar_forget(Block *b);
 bool mbar_inflight(const Block *b);
+void mbar_stuck(const Thread *t, Site at);            /* ends the kernel if it is an mbarrier that the thread polls for ever */
 void mbar_leave(Block *b, Site at);                   /* its last thread is leaving */
 void mbar_late_arrive(Thread *t, void *bar, Site at); /* of a thread whose copies have landed */
 

@@ -273,6 +273,18 @@ land(Mbar *m, Site at)
 	advance(m);
 }
 
+static struct { const Thread *t; const void *p; Site at; } polled;
+
+void
+mbar_stuck(const Thread *t, Site at)
+{
+	if (polled.t != t || polled.at.line != at.line)
+		return;
+	const Mbar *m = mbar_of(polled.p, at);
+	emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at, "waits for ever at an mbarrier for %u arrivals: its phase (parity %u) lacks %u of them and %ld bytes",
+	        m->count, (unsigned)(m->phase & 1), m->left, (long)m->tx);
+}
+
 /* Whether the phase of this parity is over. */
 int
 emu_mbar_test(void *p, unsigned parity, const char *file, int line)
@@ -289,8 +301,12 @@ emu_mbar_test(void *p, unsigned parity, const char *file, int line)
 			land(m, at);
 		else if (m->n_cp && (dice & 3))
 			land_cp(m);
-		else
+		else {
+			polled.t = emu_cur;
+			polled.p = p;
+			polled.at = at;
 			block_yield(at);
+		}
 		m = mbar_of(p, at);
 		if ((m->phase & 1) == (parity & 1))
 			return 0;

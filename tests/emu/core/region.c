@@ -190,7 +190,7 @@ region_describe(const void *p)
 		                  r->kind == R_PINNED ? "pinned host memory" : r->kind == R_MODULE ? "the module's data" : "a device allocation", r->bytes);
 	for (unsigned i = 0; i < HOLES; i++)
 		if (hole[i].p && c >= hole[i].p && c < hole[i].p + hole[i].n)
-			return emu_format("%p in a device allocation that was freed", p);
+			return emu_format("at %p in a device allocation that was freed", p);
 	for (int i = 0; i < n_all; i++)
 		if (all[i]->base && c >= all[i]->base && c < all[i]->base + all[i]->map_bytes)
 			near = all[i];
@@ -198,7 +198,7 @@ region_describe(const void *p)
 		return emu_format("%zu bytes %s %s of %zu bytes", c >= near->hi ? (size_t)(c - near->hi) : (size_t)(near->lo - c),
 		                  c >= near->hi ? "behind the end of" : "before", near->kind == R_SHARED ? "shared memory" : "a device allocation",
 		                  near->bytes);
-	return emu_format("%p, which is no memory of the device", p);
+	return emu_format("at %p, which is no memory of the device", p);
 }
 
 Region *

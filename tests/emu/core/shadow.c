@@ -41,7 +41,7 @@ text_and_die(int code, const void *pc, Site at, const void *p, size_t n, const c
 	unsigned nt = op && op->kind == OP_KERNEL ? op->block.x * op->block.y * op->block.z : 0;
 	char *who = other ? emu_who_uid(BUID(other), (other & W_ASYNC) ? nt : THREAD(other)) : NULL;
 
-	emu_die_at(code, pc, at, "%s: %zu bytes %s%s%s", fmt, n, where, who ? "; the other: " : "", who ? who : "");
+	emu_die_at(code, pc, at, "%s: %zu bytes, %s%s%s", fmt, n, where, who ? "; the other: " : "", who ? who : "");
 }
 
 static bool
