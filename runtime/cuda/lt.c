@@ -213,15 +213,15 @@ cuda_lt_open(CudaSession *c, llmc_error *err)
 		cuda_lt_close(c);
 		return mode == LT_ALWAYS ? error_set(err, LLMC_E_MISSING, "LLMC_CUBLASLT is \"always\", but cuBLASLt: %s", why.text) : LLMC_OK;
 	}
+	lt->workspace_bytes = (int64_t)bytes;
+	TRY(gather(c, lt, err));
 	/* what fails in the library is no reason to fail */
-	if (f->create(&lt->handle) != LT_OK || f->pref_create(&lt->pref) != LT_OK ||
+	if (!lt_recall(c) || f->create(&lt->handle) != LT_OK || f->pref_create(&lt->pref) != LT_OK ||
 	    f->pref_set(lt->pref, LT_PREF_WORKSPACE, &bytes, sizeof bytes) != LT_OK) {
 		cuda_lt_close(c);
 		return LLMC_OK;
 	}
-	lt->workspace_bytes = (int64_t)bytes;
 	CUDA_TRY(d, d->api.mem_alloc(&lt->workspace, bytes), "allocating the workspace of cuBLASLt");
-	TRY(gather(c, lt, err));
 	return lt_choose(c, err);
 }
 

@@ -99,7 +99,9 @@ struct CudaLt {
 
 /* lt.c: the library's algorithm for n rows. False: it has none. */
 bool        lt_heuristic(const CudaLt *lt, LtProduct *p, int32_t n, LtAlgo *out);
-/* lt_choose.c: fills the choices. An error is one of the driver. */
+/* lt_choose.c: choices that the cache holds. False: they are all, and all our own. */
+bool        lt_recall(CudaSession *c);
+/* Fills in the others. An error is one of the driver. */
 llmc_status lt_choose(CudaSession *c, llmc_error *err);
 /* The choice for a step of n rows; NULL: our own. */
 LtChoice   *lt_find(LtProduct *p, int64_t n);

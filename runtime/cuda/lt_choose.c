@@ -104,6 +104,34 @@ remember(const CudaSession *c, const LtProduct *p)
 	strbuf_release(&dir);
 }
 
+static bool
+is_covered(const LtProduct *p, int32_t rows)
+{
+	for (int i = 0; i < p->n_choice; i++)
+		if (p->choice[i].rows >= rows && p->choice[i].rows < 2 * (int64_t)rows)
+			return true;
+	return false;
+}
+
+bool
+lt_recall(CudaSession *c)
+{
+	int32_t rows[LT_MAX_CHOICES];
+	bool needed = false;
+
+	for (int i = 0, n = list_rows(c, LT_MIN_ROWS, rows); i < c->lt->n_product && !c->lt->always; i++) {
+		LtProduct *p = &c->lt->product[i];
+		if (!p->desc)
+			continue;
+		recall(c, p);
+		for (int k = 0; k < n; k++)
+			needed = needed || !is_covered(p, rows[k]);
+		for (int k = 0; k < p->n_choice; k++)
+			needed = needed || p->choice[k].library;
+	}
+	return needed || c->lt->always;
+}
+
 /* --- measuring --------------------------------------------------------------------------------------------------- */
 
 typedef struct Measure {
@@ -211,15 +239,6 @@ measure_rows(Measure *m, int32_t rows, llmc_error *err)
 	return LLMC_OK;
 }
 
-static bool
-is_covered(const LtProduct *p, int32_t rows)
-{
-	for (int i = 0; i < p->n_choice; i++)
-		if (p->choice[i].rows >= rows && p->choice[i].rows < 2 * (int64_t)rows)
-			return true;
-	return false;
-}
-
 /* The largest steps first: most of a prompt is done by them. */
 static llmc_status
 measure(Measure *m, llmc_error *err)
@@ -259,10 +278,8 @@ measure_all(CudaSession *c, llmc_error *err)
 		status = cuda_error(d, r, err, "making an event");
 	for (int i = 0; i < c->lt->n_product && status == LLMC_OK; i++) {
 		m.p = &c->lt->product[i];
-		if (!m.p->desc)
-			continue;
-		recall(c, m.p);
-		status = measure(&m, err);
+		if (m.p->desc)
+			status = measure(&m, err);
 	}
 	if (status == LLMC_OK && (r = d->api.set8((CUdeviceptr)(uintptr_t)c->st.s_n, 0, 4 * sizeof(int), c->stream)) != CU_OK)
 		status = cuda_error(d, r, err, "clearing the step");
