@@ -135,36 +135,49 @@ gemm90_filled(mbar_t *full)
 		mbar_arrive(full);
 }
 
-/* One thread's part of a stage: this block's half of what both share goes to both. */
-template <class T> DEV void
-gemm90_load(unsigned char *stage, mbar_t *full, const unsigned short *act, const tensor_map *w, int m0, int n0, int n, int rank, int step)
-{
-	constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1), B = T::BN / T::BOX / (T::SHARE_A ? 1 : 2);
-	const int rows = max(min(T::BM, n - m0), 0);
+/* One thread's part of the stages of a tile: this block's half of what both share goes to both. */
+template <class T> struct gemm90_copies {
+	static constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1), B = T::BN / T::BOX / (T::SHARE_A ? 1 : 2);
+	const unsigned char *from[A]; /* pieces of 64 rows, or of what is left: the next one follows */
+	int                  bytes[A], all, n0, rank;
 
-	mbar_arrive_expect(full, (unsigned)(rows + (W_PLANES ? 0 : T::BN)) * 128);
+	__device__ __forceinline__ gemm90_copies(const unsigned short *act, int m0, int n0, int n, int rank) : n0(n0), rank(rank)
+	{
+		const int rows = max(min(T::BM, n - m0), 0);
+
+		all = (rows + (W_PLANES ? 0 : T::BN)) * 128;
 #pragma unroll
-	for (int i = 0; i < A; i++) {
-		const int r = (T::SHARE_A ? rank * A + i : i) * 64, left = min(64, rows - r);
-		const unsigned char *from = (const unsigned char *)act + (long long)(m0 + r) * GEMM_COLS * 2 + (long long)step * left * 128;
-		if (left <= 0)
-			continue;
-		if (T::SHARE_A)
-			bulk_load_multicast(stage + r * 128, from, left * 128, full, 3);
-		else
-			bulk_load(stage + r * 128, from, left * 128, full);
+		for (int i = 0; i < A; i++) {
+			const int r = (T::SHARE_A ? rank * A + i : i) * 64;
+			from[i] = (const unsigned char *)act + (long long)(m0 + r) * GEMM_COLS * 2;
+			bytes[i] = max(min(64, rows - r), 0) * 128;
+		}
 	}
+	__device__ __forceinline__ void
+	bring(unsigned char *stage, mbar_t *full, const tensor_map *w, int step)
+	{
+		mbar_arrive_expect(full, (unsigned)all);
+#pragma unroll
+		for (int i = 0; i < A; i++) {
+			unsigned char *to = stage + (T::SHARE_A ? rank * A + i : i) * 8192;
+			if (bytes[i] && T::SHARE_A)
+				bulk_load_multicast(to, from[i], (unsigned)bytes[i], full, 3);
+			if (bytes[i] && !T::SHARE_A)
+				bulk_load(to, from[i], (unsigned)bytes[i], full);
+			from[i] += bytes[i];
+		}
 #if !W_PLANES
 #pragma unroll
-	for (int i = 0; i < B; i++) {
-		const int r = (T::SHARE_A ? i : rank * B + i) * T::BOX, from = n0 + (r < T::OUT ? r : r - T::OUT + GEMM_ROWS);
-		if (T::SHARE_A)
-			tensor_load_2d(stage + T::A_BYTES + r * 128, w + T::MAP, step * 64, from, full);
-		else
-			tensor_load_2d_multicast(stage + T::A_BYTES + r * 128, w + T::MAP, step * 64, from, full, 3);
-	}
+		for (int i = 0; i < B; i++) {
+			const int r = (T::SHARE_A ? i : rank * B + i) * T::BOX, row = n0 + (r < T::OUT ? r : r - T::OUT + GEMM_ROWS);
+			if (T::SHARE_A)
+				tensor_load_2d(stage + T::A_BYTES + r * 128, w + T::MAP, step * 64, row, full);
+			else
+				tensor_load_2d_multicast(stage + T::A_BYTES + r * 128, w + T::MAP, step * 64, row, full, 3);
+		}
 #endif
-}
+	}
+};
 
 /* The copying warps; of 16-bit weights, one thread. */
 template <class T, class E> DEV void
@@ -180,6 +193,8 @@ gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w, const ten
 	for (int t = (int)blockIdx.x / 2; t < gemm90_pairs<T>(s.n); t += (int)gridDim.x / 2) {
 		int m0, n0;
 		gemm90_at<T>(t, s.n, rank, m0, n0);
+		gemm90_copies<T> copies(act, m0, n0, s.n, rank);
+		const int rows = min(T::BM, s.n - m0);
 #if W_PLANES
 		gemm_weights<T> weights(w, n0);
 		weights.fetch(0, 0);
@@ -190,8 +205,8 @@ gemm90_copy(gemm90_arena &s, const unsigned short *act, const void *w, const ten
 			unsigned char *stage = s.stage + at * T::STAGE_BYTES;
 			mbar_wait(&s.empty[at], (it / T::STAGES & 1) ^ 1);
 			if (threadIdx.x == 0) {
-				gemm90_load<T>(stage, &s.full[at], act, map, m0, n0, s.n, rank, step);
-				for (int r = step; r < min(T::BM, s.n - m0); r += STEPS)
+				copies.bring(stage, &s.full[at], map, step);
+				for (int r = step; r < rows; r += STEPS)
 					e.template soon<T::OUT>(m0 + r, n0);
 			}
 #if W_PLANES
