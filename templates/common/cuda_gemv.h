@@ -19,9 +19,9 @@
  * `rows` decides, in gv_slices: because more rows of x than shared memory takes (4 at 4096 columns) are wanted, or because groups do not
  * come out even: a range has G / blocks of them, rounded up or down. H200, 132 blocks, largest share over mean: 4096 rows 512 groups,
  * 4 / 3.88; 6144 rows 6 / 5.82; 2 x 14336 rows 28 / 27.2; 128256 rows 122 / 121.5; 2048 rows 2 / 1.94; but 3584 rows 4 / 3.39, in two
- * slices 7 / 6.79. More than 8 rows: in turns.
+ * slices 7 / 6.79 (taken for block formats of many columns). More than 8 rows: in turns.
  *
- * Defined before inclusion: W_<dtype>, COLS, NORM_none | NORM_rms | NORM_layer, NORM_EPS, NORM_PLUS_ONE, GV_ARCH, GV_MAX_SLICES (8). OP, a struct of the template:
+ * Defined before inclusion: W_<dtype>, COLS, NORM_none | NORM_rms | NORM_layer, NORM_EPS, NORM_PLUS_ONE, GV_ARCH, GV_MAX_SLICES. OP, a struct of the template:
  *     GROUPS, UNIT            groups of 8 weight rows; groups that are finished together by the last of their blocks, 0: as they come
  *     FIRST                   1: the rows' places are read from n and out_row before x
  *     row(group, n)           row of W, for n in 0 .. 7; n and n + 4 are a pair
@@ -38,7 +38,7 @@
 #include "common/cuda_step.h"
 
 #ifndef GV_MAX_SLICES
-#define GV_MAX_SLICES 8
+#define GV_MAX_SLICES (COLS > 16384 ? 16 : 8) /* so that 8 rows of x fit */
 #endif
 #ifdef NORM_none
 #define GV_NORMED 0
@@ -107,18 +107,21 @@ gv_rows(int slices)
 	return 0;
 }
 
-/* For so many rows of x and groups of W: the number of slices with which the block that has most to read is soonest done. More than one costs what
- * a multiprocessor reads in the 1.5 us that sums take through memory. 1 where rows do not fit whatever is done: they go in turns. */
+/* For so many rows of x and groups of W: the number of slices with which all is soonest read. Ranges with a group more are alone at the end, and then
+ * each reads at twice its share of the bandwidth (block formats, which cost instructions, hardly faster than before). More than one slice costs
+ * what a multiprocessor reads in the 1.5 us that sums take through memory. 1 where rows do not fit whatever is done: they go in turns. */
 static __device__ constexpr int
 gv_slices(int rows, int groups)
 {
 	const long long joined = 1024 * (GV_ARCH == 90 ? 48 : GV_ARCH == 100 ? 80 : GV_ARCH == 80 ? 28 : 14);
+	const int alone = GV_CHUNKS == 1 ? 50 : 85;
 	long long least = 0;
 	int best = 1;
 
 	for (int s = 1; s <= GV_MAX_SLICES; s++) {
-		const int ranges = GV_SMS / s;
-		const long long cost = (long long)((groups + ranges - 1) / ranges) * 8 * GV_ROW_BYTES / s + (s > 1 ? joined : 0);
+		const int ranges = GV_SMS / s, more = groups % ranges * 100 / ranges; /* percent */
+		const int percent = groups / ranges * 100 + (groups % ranges == 0 ? 0 : more > alone ? more : alone);
+		const long long cost = (long long)percent * 8 * GV_ROW_BYTES / 100 / s + (s > 1 ? joined : 0);
 		if (gv_rows(s) >= rows && (least == 0 || cost < least)) {
 			best = s;
 			least = cost;
@@ -536,7 +539,7 @@ gv_partial(const float *from, int slices, long long stride)
 }
 
 /* The kernel. x and the norm's vectors (or NULL), the matrix, and scratch: part [8 * GV_MAX_SLICES, GROUPS * 8] sums of slices; all
- * [n_tok, GROUPS * 8] sums of rows, for UNIT > 0; squares [blocks, 64]; count, of zeros: blocks, or units for each turn. */
+ * [n_tok, GROUPS * 8] sums of rows, for UNIT > 0; squares [blocks, 8]; count, of zeros: blocks, or units for each turn. */
 template <class OP> DEV void
 gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const void *matrix, float *part, float *all, float *squares, int *count)
 {
@@ -658,7 +661,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 			const int range = sm.range, slice = sm.slice, g0 = sm.g0, g1 = in.end, n = sm.n;
 			const int first = OP::UNIT > 0 ? g0 / UNIT : range, units = OP::UNIT > 0 ? (g1 - 1) / UNIT + 1 - first : 1;
 			if (tid < R && t0 + tid < n)
-				squares[(range * 8 + slice) * 8 + tid] = gv_squares(sm, tid);
+				squares[(range * slices + slice) * 8 + tid] = gv_squares(sm, tid);
 			__syncthreads();
 			for (int i = tid; i < units; i += GV_THREADS) {
 				int *c = count + (t0 >> log_r) * (OP::GROUPS / UNIT) * (OP::UNIT > 0) + first + i;
@@ -676,7 +679,7 @@ gemv(const llmc_call &p, const float *x, const float *nw, const float *nb, const
 			if (any) {
 				const long long apart = (long long)8 * RESULTS;
 				if (tid < R && t0 + tid < n)
-					sm.stat[tid][1] = gv_root(gv_partial(squares + range * 64 + tid, slices, 8));
+					sm.stat[tid][1] = gv_root(gv_partial(squares + range * slices * 8 + tid, slices, 8));
 				__syncthreads();
 				for (int i = 0; i < units; i++) {
 					if (!sm.done[i])
