@@ -97,6 +97,98 @@ graphs(CUmodule m, Args a)
 	OK(CU(cuStreamDestroy_v2, CUstream)(s));
 }
 
+static CUresult
+note(CUfunction f, Args a, int n, CUstream s)
+{
+	a.n = n;
+	return launch(f, 1, 32, 0, s, 0, &a);
+}
+
+/* Two kernels in each of two streams: within a stream they keep their order, between the streams every order that the edges allow comes. */
+static void
+orders(CUfunction f, Args a)
+{
+	CUstream s = stream(), t = stream();
+	CUevent e;
+	unsigned u[5], seen[2] = { 0 };
+	const unsigned none[5] = { 0 };
+
+	OK(CU(cuEventCreate, CUevent *, unsigned)(&e, 2));
+	for (int round = 0; round < 64; round++) {
+		bool edge = round & 1;
+		OK(up(a.u, none, sizeof none)); /* which waits; a memset would be a third stream's */
+		OK(note(f, a, 0, s));
+		OK(CU(cuEventRecord, CUevent, CUstream)(e, s));
+		OK(note(f, a, 1, s));
+		if (edge)
+			OK(CU(cuStreamWaitEvent, CUstream, CUevent, unsigned)(t, e, 0));
+		OK(note(f, a, 2, t));
+		OK(note(f, a, 3, t));
+		OK(sync_all());
+		OK(down(u, a.u, sizeof u));
+		CHECK(u[0] == 4 && u[1] < u[2] && u[3] < u[4] && (!edge || u[1] < u[3]));
+		unsigned last = u[2] < u[4]; /* which stream ended first */
+		seen[edge] |= 1u << (4 * last + 2 * (u[1] < u[3]) + (u[2] < u[3] || u[4] < u[1]));
+	}
+	/* of six orders: with the edge three are left */
+	CHECK(__builtin_popcount(seen[0]) >= 4);
+	CHECK(__builtin_popcount(seen[1]) >= 2);
+	OK(CU(cuStreamDestroy_v2, CUstream)(s));
+	OK(CU(cuStreamDestroy_v2, CUstream)(t));
+	OK(CU(cuEventDestroy_v2, CUevent)(e));
+}
+
+/* An update changes what the executable graph does; one that is refused leaves it as it was. */
+static void
+updates(CUfunction f, Args a)
+{
+	CUstream s = stream();
+	CUgraph g[3];
+	CUgraphExec e;
+	CUgraphNode node;
+	CUgraphExecUpdateResultInfo info;
+	CUDA_KERNEL_NODE_PARAMS p;
+	unsigned u[8] = { 0, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u };
+	size_t one = 1;
+	Args other = a;
+	void *params[] = { &other };
+
+	other.n = 2;
+	for (int i = 0; i < 3; i++) {
+		OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
+		OK(note(f, a, i, s));
+		if (i == 2)
+			OK(note(f, a, 6, s));
+		OK(CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g[i]));
+	}
+	OK(CU(cuGraphInstantiateWithFlags, CUgraphExec *, CUgraph, unsigned long long)(&e, g[0], 0));
+	OK(up(a.u, u, sizeof u));
+	for (int i = 0; i < 4; i++) {
+		if (i == 1) {
+			OK(CU(cuGraphGetNodes, CUgraph, CUgraphNode *, size_t *)(g[0], &node, &one));
+			OK(CU(cuGraphKernelNodeGetParams_v2, CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)(node, &p));
+			CHECK(p.gridDimX == 1 && p.blockDimX == 32);
+			p.kernelParams = params;
+			OK(CU(cuGraphExecKernelNodeSetParams_v2, CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *)(e, node, &p));
+		} else if (i == 2) {
+			OK(CU(cuGraphExecUpdate_v2, CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *)(e, g[1], &info));
+			CHECK(info.result == 0);
+		} else if (i == 3) {
+			CHECK(CU(cuGraphExecUpdate_v2, CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *)(e, g[2], &info) == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+			CHECK(info.result == 2);
+		}
+		OK(CU(cuGraphLaunch, CUgraphExec, CUstream)(e, s));
+		OK(CU(cuStreamSynchronize, CUstream)(s));
+	}
+	OK(down(u, a.u, sizeof u));
+	/* the graph as it was, by parameters, by an update, and the same once more */
+	CHECK(u[0] == 4 && u[1] == 0 && u[3] == 1 && u[2] == 3 && u[7] == ~0u);
+	for (int i = 0; i < 3; i++)
+		OK(CU(cuGraphDestroy, CUgraph)(g[i]));
+	OK(CU(cuGraphExecDestroy, CUgraphExec)(e));
+	OK(CU(cuStreamDestroy_v2, CUstream)(s));
+}
+
 static void
 faults(Args a)
 {
@@ -189,6 +281,8 @@ main(void)
 	OK(down(z, a.c, 16));
 	CHECK(z[3] == 4);
 	graphs(m, a);
+	orders(function(m, "note"), a);
+	updates(function(m, "note"), a);
 	faults(a);
 	return failures != 0;
 }

@@ -209,3 +209,11 @@ step(Args a)
 	griddep_wait();
 	a.c[threadIdx.x] += w;
 }
+
+/* u[1 + n] = how many came before. */
+extern "C" __global__ void
+note(Args a)
+{
+	if (threadIdx.x == 0)
+		a.u[1 + a.n] = atomicAdd(a.u, 1u);
+}
