@@ -75,6 +75,7 @@ set_limits(Session *s, const Plan *p, const llmc_limits *lim)
 	s->sym[SYM_n_dec] = s->sym[SYM_n_seq] = least(lim->seqs, lim->chunk);
 	s->sym[SYM_n_out] = lim->n_out;
 	s->sym[SYM_n_part] = lim->n_threads;
+	s->sym[SYM_n_sm] = target_is_cuda(p->target) ? PLAN_MAX_SM : 0; /* before a device is known */
 	for (int i = 0; i < p->n_rope; i++)
 		s->two_axes |= p->rope[i].axis == 1;
 }

@@ -13,8 +13,9 @@
 #include "formats/dtype.h"
 
 enum { PLAN_FORMAT = 1, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_MAX_ATTRS = 24, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4 };
+enum { PLAN_MAX_SM = 512 }; /* multiprocessors that scratch is laid out for: a larger GPU is used as if it had these */
 
-/* Symbols of extents. n_part: threads of the session; n_sm: multiprocessors of the GPU, in grids only. */
+/* Symbols of extents. n_part: threads of the session; n_sm: multiprocessors of the GPU, in grids and in scratch. */
 #define PLAN_SYM_LIST(X) X(one) X(n_tok) X(n_dec) X(n_pre) X(n_seq) X(n_out) X(n_part) X(n_sm)
 typedef enum PlanSym {
 #define X(name) SYM_##name,

@@ -1,6 +1,7 @@
 /* Plans for GPUs: one comes through the reader whole, and what a library is to read and write is proved like a kernel's. Edits replace
  * the first occurrence of a text. */
 #include "compiler_util.h"
+#include "runtime/runtime.h"
 
 static llmc_status
 read_text(const char *text, Arena *a, Plan **out, llmc_error *err)
@@ -129,6 +130,31 @@ BENCH_TEST(weights_of_a_product)
 	}
 }
 
+/* Kernels of decode steps leave something for each multiprocessor: the memory of a session has room for those of any GPU. */
+BENCH_TEST(memory_for_each_multiprocessor)
+{
+	static const char yaml[] = "llmc: 1\nname: tiny\nfamily: llama\nvocab_size: 96\nmax_positions: 64\nn_layers: 1\nhidden: 64\n"
+	                           "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 16}\nffn: {width: 128}\n";
+	llmc_memory with = LLMC_INIT(llmc_memory), without = LLMC_INIT(llmc_memory);
+	int64_t each = 0;
+
+	b->spec = spec_from_text("tiny.yaml", yaml, sizeof yaml - 1, NULL, &b->diag, &b->arena);
+	const Compiled *c = compile_spec(b->spec, "cuda-sm_80", NULL, NULL, &b->diag, &b->arena);
+	assert_non_null(c);
+	assert_int_equal(session_memory(c->plan, NULL, &with, NULL), LLMC_OK);
+	for (int i = 0; i < c->plan->n_slot; i++)
+		for (int k = 0; k < c->plan->slot[i].n_part; k++) {
+			PlanExtent *e = &c->plan->slot[i].part[k];
+			if (e->sym != SYM_n_sm)
+				continue;
+			each += e->mul;
+			*e = (PlanExtent){ SYM_one, 0, 1 };
+		}
+	assert_true(each > 0);
+	assert_int_equal(session_memory(c->plan, NULL, &without, NULL), LLMC_OK);
+	assert_true(with.scratch - without.scratch >= each * 224); /* the largest that there are */
+}
+
 int
 main(void)
 {
@@ -136,6 +162,7 @@ main(void)
 		cmocka_unit_test(a_plan_comes_through_whole),
 		cmocka_unit_test(each_break_is_named),
 		cmocka_unit_test(weights_of_a_product),
+		cmocka_unit_test(memory_for_each_multiprocessor),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
