@@ -53,7 +53,7 @@ template <int BM, int BN, int STAGES, bool SHARE_A_> struct gemm90_tile : gemm_t
 	static constexpr int  OUT = BN / GEMM_OUT_SHARE;                                       /* columns of y */
 	static constexpr int  BOTH_M = SHARE_A ? BM : 2 * BM, BOTH_N = SHARE_A ? 2 * OUT : OUT; /* of the two blocks together */
 	static constexpr int  TILES_N = (GEMM_ROWS + BOTH_N - 1) / BOTH_N;
-	static constexpr int  MAP = BN < 128, BOX = MAP ? 16 : 64; /* which tensor map, rows of its box */
+	static constexpr int  MAP = BN < 128, BOX = MAP ? 32 / GEMM_OUT_SHARE : 64; /* which tensor map, rows of its box */
 };
 #if W_PLANES
 typedef gemm90_tile<256, 128, 4, true>  gemm90_large;
@@ -336,7 +336,7 @@ gemm90_kind(int n)
 	return large <= middle ? GEMM90_LARGE : GEMM90_MIDDLE;
 }
 
-/* map: of the weights, by boxes of 64 columns and 64 rows, then 16 */
+/* map: of the weights, by boxes of 64 columns and 64 rows, then 32, or 16 of paired halves */
 template <class E> DEV void
 gemm90_run(const unsigned short *act, const float *scale, const void *w, const tensor_map *map, int n, const E &e)
 {
