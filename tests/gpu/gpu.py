@@ -125,7 +125,10 @@ class Gpu:
 
 
 def main():
-    g = Gpu()
+    try:
+        g = Gpu()
+    except OSError as e:
+        sys.exit(f"no NVIDIA driver: {e}")
     info = dict(name=g.name, arch=g.arch, cc=g.cc, sms=g.sms, l2=g.l2, memory=g.memory, driver=g.driver, nvrtc=g.nvrtc(),
                 driver_path=g.cu._name, nvrtc_path=getattr(g.rtc, "_name", None), emulator=g.small)
     info["copy_gbps"], info["copy_spread"] = g.copy_bandwidth()

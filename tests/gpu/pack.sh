@@ -9,6 +9,10 @@ archs=${GPU_ARCHS:-sm_90a}
 out=$build/gpu
 python=$(tools/venv.sh)/bin/python
 llmc=$build/gpu-llmc
+# the compiler of the tests' own environment, the same everywhere; not an emulator's
+[ -n "${LLMC_CUDA_LIBDIR:-}" ] && [ ! -e "$LLMC_CUDA_LIBDIR/libcuda.so.1" ] ||
+	LLMC_CUDA_LIBDIR=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+export LLMC_CUDA_LIBDIR
 rm -rf "$out"
 mkdir -p "$out/lib" "$out/smollm2"
 cp "$llmc" "$out/llmc"
