@@ -56,7 +56,7 @@ class Peer:
             while True:
                 line = self.lines.get(timeout=max(0.1, end - time.time()))
                 if line is None:
-                    raise RuntimeError("".join(x for x in self.error if x)[-500:] or "it ended")
+                    raise RuntimeError("".join(x for x in self.error if x).strip()[-500:] or "it ended")
                 row = json.loads(line) if line.startswith("{") else {}
                 if row.get("done"):
                     return rows
@@ -240,7 +240,7 @@ def table(out):
             what = {"tg": f"tg b{x.get('batch')} @{x.get('depth')}", "gemm": f"{x.get('m')}x{x.get('n')}x{x.get('k')}"}.get(x["test"], f"{x['test']} {x.get('tokens')}")
             print(f"{x['model']:12} torch {what:18} {1e3 * x['seconds']:9.3f} ms" + (f" {x['tflops']:6.0f} TFLOP/s" if "tflops" in x else ""))
         elif "error" in x:
-            print(f"{x['model']:12} torch {x['test']}: {x['error'][:200]}")
+            print(f"{x['model']:12} torch {x['test']}: {x['error'].strip().split(chr(10))[-1][:200]}")
     if "open_s" in f:
         print("opening " + ", ".join(f"{k} {v:.2f} s" if k != "model" else v for k, v in f["open_s"].items()))
     print(f"\n{'bar':78} wanted  measured")

@@ -294,7 +294,10 @@ def libraries(r):
 
 
 def unpack(r):
-    """Kernels that were compiled ahead (tests/gpu/pack.sh), as files that nobody else may write."""
+    """Kernels that were compiled ahead (tests/gpu/pack.sh), as files that nobody else may write; programs that lost their mode on the way."""
+    for path in (Path(r.bin), r.pack / "t_sm90"):
+        if path.exists() and not os.access(path, os.X_OK):
+            os.chmod(path, 0o755)
     tar = r.pack / "aot.tar.gz"
     if tar.exists() and not r.small:
         os.umask(0o077)
