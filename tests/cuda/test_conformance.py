@@ -241,24 +241,31 @@ def test_pairs_of_halves():
     assert (y[:, 4] == (words[0] & 0xffff) * 0x10001).all() and (y[:, 5] == (words[0] >> 16) * 0x10001).all()
 
 
-def exp2_text():
+def approximations():
+    """Those of a header that wants a template around it, by themselves."""
     header = (H.TEMPLATES / "common" / "cuda_flash_work.h").read_text()
-    fn = re.search(r"DEV float\nflash_exp2\(.*?\n}\n", header, re.S)[0]
+    fn = "".join(re.search(rf"DEV float\n{f}\(.*?\n}}\n", header, re.S)[0] for f in ("flash_exp2", "flash_reciprocal"))
     return H.inline('#include "common/cuda_ptx.h"\n' + fn + """struct args { unsigned *x, *y; int n; };
-extern "C" __global__ void __launch_bounds__(256) exp2s(const args p)
+extern "C" __global__ void __launch_bounds__(256) approximate(const args p)
 {
-	for (int i = threadIdx.x; i < p.n; i += 256)
-		p.y[i] = __float_as_uint(flash_exp2(__uint_as_float(p.x[i])));
+	for (int i = threadIdx.x; i < p.n; i += 256) {
+		p.y[2 * i] = __float_as_uint(flash_exp2(__uint_as_float(p.x[i])));
+		p.y[2 * i + 1] = __float_as_uint(flash_reciprocal(__uint_as_float(p.x[i])));
+	}
 }
-""", "exp2.cu", set())
+""", "approximate.cu", set())
 
 
-def test_exp2():
-    """ex2.approx: 2 units in the last place and a flush of what is denormal."""
+def test_approximations():
+    """ex2.approx: 2 units in the last place, rcp.approx one; both flush what is denormal."""
     x = np.concatenate([RNG.uniform(-126, 20, 4000), [0, -1, 5, -126, -200, -np.inf]]).astype(np.float32)
-    y = launch("exp2s", x, len(x), block=256, n=len(x), text=exp2_text()).view(np.float32)
+    y = launch("approximate", x, 2 * len(x), block=256, n=len(x), text=approximations()).view(np.float32).reshape(-1, 2)
     want = np.exp2(x.astype(np.float64))
-    assert (np.abs(y - want) <= 2 ** -21.5 * want + 2e-38).all() and (y[x == -np.inf] == 0).all() and y[4000] == 1
+    assert (np.abs(y[:, 0] - want) <= 2 ** -21.5 * want + 2e-38).all() and (y[x == -np.inf, 0] == 0).all() and y[4000, 0] == 1
+    with np.errstate(divide="ignore"):
+        want = 1 / x.astype(np.float64)
+    some = x != 0
+    assert (np.abs(y[some, 1] - want[some]) <= 2 ** -22.5 * np.abs(want[some])).all() and (y[~some, 1] == np.inf).all()
 
 
 def test_landing_copies_arrive():
@@ -386,7 +393,7 @@ def test_every_wrapper_has_a_case():
         wrappers |= set(functions_with_ptx(preprocessed(f'#include "common/{path.name}"\n'), "static __device__ __forceinline__"))
     assert len(wrappers) > 150 and {"ld_v4_stream", "h2_fma", "flash_exp2", "wgmma_f16_m64n96k16_ra_bt", "atom_add_release_cluster", "tensor_load_4d"} <= wrappers
     kernels = ""
-    for text in (source("sm_90a"), source90(WGMMA), exp2_text(), (H.ROOT / "tests/emu/t_sm90.cu").read_text()):
+    for text in (source("sm_90a"), source90(WGMMA), approximations(), (H.ROOT / "tests/emu/t_sm90.cu").read_text()):
         text = preprocessed(text)
         assert "__global__" in text
         kernels += text

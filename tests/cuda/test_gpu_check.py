@@ -14,7 +14,7 @@ def check():
     H._emulator()
     H.subprocess.run(["make", "--no-print-directory", "-s", "-f", "tests/emu/emu.mk", f"BUILD={H.BUILD}", f"{H.BUILD}/emu/t_sm90"], cwd=H.ROOT, check=True)
 
-    def run(out, *args, code=0, timeout=150):
+    def run(out, *args, code=0, timeout=560):
         p = subprocess.run([sys.executable, str(H.ROOT / "tests/gpu/gpu_check.py"), "--rehearse", "--out", str(out), *map(str, args)], capture_output=True, text=True,
                            timeout=timeout, env={**os.environ, "BUILD": str(H.BUILD), "LLMC_CUDA_LIBDIR": str(H.BUILD / "emu"), "LLMC_EMU_CACHE": str(H.BUILD / "emu/cache")})
         assert p.returncode == code, p.stdout + p.stderr

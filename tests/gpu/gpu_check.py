@@ -60,7 +60,7 @@ def lacks(r):
 class Run:
     def __init__(self, args):
         self.args, self.start, self.stage, self.stage_end = args, time.time(), None, 0
-        self.small = args.rehearse
+        self.small, self.patience = args.rehearse, 5 if args.rehearse else 1  # an emulator may share its processors
         self.out = dict(date=datetime.date.today().isoformat(), host=platform.machine(), stages={}, figures={})
         self.pack = ROOT if (ROOT / "llmc").is_file() else Path(os.environ.get("BUILD") or ROOT / "build") / "gpu"
         self.bin = args.llmc or next((str(p) for p in (ROOT / "llmc", self.pack.parent / "llmc") if p.is_file()), str(self.pack / "llmc"))
@@ -96,7 +96,7 @@ class Run:
 
     def call(self, cmd, most=1e9, env=None, check=True, cwd=None):
         """(exit status, stdout, stderr); Failed with what it said last when it ran too long, or (check) failed."""
-        cmd, limit = [str(c) for c in cmd], max(1, min(most, self.left()))
+        cmd, limit = [str(c) for c in cmd], max(1, min(most * self.patience, self.left()))
         p = subprocess.Popen(cmd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", cwd=cwd,
                              env={**self.env, **(env or {})}, preexec_fn=os.setpgrp)
         try:
@@ -352,7 +352,7 @@ def run(r):
             r.out["stages"].setdefault(name, dict(skipped="no time left"))
             print(f"{name:9} SKIPPED  no time left", flush=True)
             continue
-        r.stage_end = time.time() + LIMIT[name]
+        r.stage_end = time.time() + LIMIT[name] * r.patience
         t, was = time.time(), r.out["stages"].pop(name, {})
         try:
             result, word = STAGES[name](r), "passed"
