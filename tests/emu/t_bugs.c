@@ -162,7 +162,7 @@ static CUresult
 cooperative(const Case *c, CUmodule m, Args *a, bool bug)
 {
 	(void)c;
-	CUresult r = launch(function(m, "produce"), bug ? 1000 : 4, 128, 0, NULL, COOPERATIVE, a);
+	CUresult r = launch(function(m, "produce"), bug ? 1000 : 1, 128, 0, NULL, COOPERATIVE, a);
 	if (bug)
 		CHECK(r == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
 	return r;
@@ -269,6 +269,7 @@ static const Case cases[] = {
 	{ T, "named_overrun", one },
 	{ T, "counter_zero", one },
 	{ T, "counter_read", one },
+	{ T, "counter_never", one },
 	{ T, "plain_sum", one },
 	{ T, "volatile_flag", one },
 	{ T, "bytes", one },
@@ -316,6 +317,9 @@ static const Case cases[] = {
 	{ P, "bulk_short", one },
 	{ P, "bulk_source", one },
 	{ P, "store_read_back", one },
+	{ P, "store_no_commit", one },
+	{ P, "ring_again", one },
+	{ P, "fence_before", one },
 	{ K, "combine_early", one, 4 },
 	{ K, "count_early", one, 4 },
 	{ K, "count_scope", one, 4 },
@@ -326,6 +330,8 @@ static const Case cases[] = {
 	{ K, "unlock", one, 2, 32, 0, COOPERATIVE },
 	{ K, "tiles_overlap", one, 4 },
 	{ K, "in_place", one, 4 },
+	{ K, "norm_for_all", one, 4 },
+	{ K, "append_and_read", one, 4, 32 },
 	{ K, "grid_one_thread", one, 2, 128, 0, COOPERATIVE },
 	{ K, "grid_plain", one, 2 },
 	{ K, "shared_pointer", one, 2, 128, 0, COOPERATIVE },

@@ -142,6 +142,21 @@ HOW(exec_gone)
 	CUresult r = REPLAY(e, s);
 	return r ? r : SYNC(s);
 }
+HOW(graph_module)
+{
+	char *log, *image = compile("extern \"C\" __global__ void k(float *p) { p[threadIdx.x] = 1; }", "k.cu", "sm_90a", NULL, &log);
+	CUmodule m = NULL;
+	CUgraph g = NULL;
+	OK(CU(cuModuleLoadData, CUmodule *, const void *)(&m, image));
+	BEGIN(s);
+	OK(launch(function(m, "k"), 1, 128, 0, s, 0, &A.b));
+	OK(END(s, g));
+	CUgraphExec e = instantiate(g);
+	if (bug)
+		OK(CU(cuModuleUnload, CUmodule)(m));
+	CUresult r = REPLAY(e, s);
+	return r ? r : SYNC(s);
+}
 HOW(no_such_kernel) { CUfunction f; return CU(cuModuleGetFunction, CUfunction *, CUmodule, const char *)(&f, mod, bug ? "makes" : "make"); }
 
 /* ---- memory ---- */
@@ -580,7 +595,7 @@ static const struct { const char *name; CUresult (*run)(bool bug); CUresult code
 	X(grid_zero, 1, NULL, true), X(block_large, 1, NULL, true), X(bounds, 701, "launch bounds", true), X(shared_large, 1, NULL, true),
 	X(shared_attribute, 1, NULL, true), X(cluster_grid, 912, NULL, true), X(few_parameters, 1, "parameter 2 of 2", true), X(buffer_size, 1, NULL, true),
 	X(parameters_copied, 1, NULL, true), X(stream_gone, 400, NULL, true), X(event_gone, 400, NULL, true), X(module_gone, 400, NULL, true),
-	X(module_queued, 719, "cuModuleUnload: nobody has waited for kernel 'k'"), X(exec_gone, 400, NULL, true), X(no_such_kernel, 500, NULL, true),
+	X(module_queued, 719, "cuModuleUnload: nobody has waited for kernel 'k'"), X(exec_gone, 400, NULL, true), X(graph_module, 400, "module of node 0, a kernel, was unloaded", true), X(no_such_kernel, 500, NULL, true),
 	X(free_twice, 1, NULL, true), X(free_inside, 1, NULL, true), X(free_other, 1, NULL, true), X(copy_beyond, 1, NULL, true),
 	X(copy_from_device, 1, "memory of the device", true), X(copy_to_device, 1, "memory of the device", true), X(copy_overlap, 1, "overlap", true),
 	X(fill_unaligned, 1, NULL, true), X(fill_beyond, 1, NULL, true), X(register_twice, 712, NULL, true), X(never_written, 719, "never written"),

@@ -342,3 +342,26 @@ depend_store(Args a)
 	if (!BUG)
 		a.b[threadIdx.x] = v;
 }
+
+/* A row's owner writes its norm for the others, in one launch: the blocks behind read it at once. */
+extern "C" __global__ void
+norm_for_all(Args a)
+{
+	if (blockIdx.x == 0 && threadIdx.x == 0)
+		a.b[0] = a.a[0] * a.a[0]; // norm_for_all
+	if (BUG || blockIdx.x == 0)
+		a.c[blockIdx.x * 128 + threadIdx.x] = BUG || threadIdx.x == 0 ? a.b[0] : 0; // norm_for_all
+}
+
+/* The cache's new row is appended by one block and read by all of them. */
+extern "C" __global__ void
+append_and_read(Args a)
+{
+	int pos = 40;
+	float v = 0;
+	if (blockIdx.x == 0)
+		a.b[pos * 32 + lane_id()] = a.a[lane_id()]; // append_and_read
+	for (int j = 0; j < pos + (BUG || blockIdx.x == 0); j++)
+		v += a.b[j * 32 + lane_id()]; // append_and_read
+	a.c[blockIdx.x * 32 + lane_id()] = v;
+}

@@ -673,3 +673,61 @@ store_read_back(Args a)
 	__syncthreads();
 	a.c[threadIdx.x] = a.b[threadIdx.x]; // store_read_back
 }
+
+/* Waited for, but never put into a group. */
+extern "C" __global__ void
+store_no_commit(Args a)
+{
+	struct S { Tile x; };
+	SHARED(S, s);
+	s.x.x[threadIdx.x] = 1;
+	fence_proxy_async();
+	__syncthreads();
+	if (threadIdx.x == 0) {
+		bulk_store(a.c, &s.x, sizeof s.x); // store_no_commit
+		if (!BUG)
+			bulk_commit();
+		bulk_wait<0>();
+	}
+	__syncthreads();
+	s.x.x[threadIdx.x] = 2; // store_no_commit
+}
+
+/* The parity belongs to the ring's round, not to the tile: a kernel that goes through the ring again goes on counting. */
+extern "C" __global__ void
+ring_again(Args a)
+{
+	struct S { Tile x; mbar_t full; };
+	SHARED(S, s);
+	if (threadIdx.x == 0)
+		mbar_init(&s.full, 1);
+	__syncthreads();
+	for (int row = 0; row < 2; row++) {
+		if (threadIdx.x == 0) {
+			mbar_arrive_expect(&s.full, sizeof s.x);
+			bulk_load(&s.x, a.a + 128 * row, sizeof s.x, &s.full); // ring_again
+		}
+		mbar_wait(&s.full, BUG ? 0 : row);
+		a.c[128 * row + threadIdx.x] = s.x.x[127 - threadIdx.x]; // ring_again
+		__syncthreads();
+	}
+}
+
+/* The tile is normed in place by the threads, then stored by a bulk copy whose thread fenced before the others had written. */
+extern "C" __global__ void
+fence_before(Args a)
+{
+	struct S { Tile x; };
+	SHARED(S, s);
+	s.x.x[threadIdx.x] = a.a[threadIdx.x];
+	if (!BUG)
+		fence_proxy_async();
+	__syncthreads();
+	if (threadIdx.x == 0) {
+		if (BUG)
+			fence_proxy_async();
+		bulk_store(a.c, &s.x, sizeof s.x); // fence_before
+		bulk_commit();
+		bulk_wait<0>();
+	}
+}

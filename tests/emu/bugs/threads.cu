@@ -479,3 +479,17 @@ mma_in_branch(Args a)
 		mma_bf16_m16n8k16(d, fa, fb, d); // mma_in_branch
 	a.c[threadIdx.x] = d[0];
 }
+
+/* A counter that nobody sets to zero. */
+extern "C" __global__ void
+counter_never(Args a)
+{
+	struct S { unsigned n; };
+	SHARED(S, s);
+	if (!BUG && threadIdx.x == 0)
+		s.n = 0;
+	__syncthreads();
+	atomicAdd(&s.n, 1u); // counter_never
+	__syncthreads();
+	a.c[threadIdx.x] = s.n;
+}

@@ -125,6 +125,11 @@ emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file
 		block_yield(at);
 	if (!emu_check)
 		return;
+	size_t gap;
+	if ((kind == EMU_RMW || kind == EMU_CAS) && !shadow_written(p, n, &gap)) {
+		char *where = region_describe(p);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "atomic on memory that nothing wrote: %u bytes, %s", n, where);
+	}
 	shadow_access(p, n, kind != EMU_LOAD, scope == EMU_CTA ? ACCESS_BLOCK : scope == EMU_CLUSTER ? ACCESS_CLUSTER : ACCESS_DEVICE, NULL, at);
 	order_memory(t, p, kind, order, scope);
 }

@@ -288,6 +288,11 @@ API(cuGraphLaunch, (CUgraphExec e, CUstream handle))
 	CUgraph g = e->graph;
 	if (g->n_node >= TIMELINE / 2)
 		return CUDA_ERROR_NOT_SUPPORTED;
+	for (int i = 0; i < g->n_node; i++)
+		if (g->node[i]->type == CU_GRAPH_NODE_TYPE_KERNEL && !module_has_function(g->node[i]->op->fn)) {
+			emu_note("cuGraphLaunch: the module of node %d, a kernel, was unloaded", i);
+			return CUDA_ERROR_INVALID_HANDLE;
+		}
 	Seqs root = { 0 }, all = { 0 };
 	seqs_join(&root, &s->tail);
 	if (s == &driver_null)
