@@ -15,7 +15,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { MAX_BASES = 2 * MAX_DESCRIPTIONS, MAX_EDITS = 2000 };
+enum { MAX_BASES = 3 * MAX_DESCRIPTIONS, MAX_EDITS = 2000 };
 
 typedef struct Span { size_t off, len, key; } Span; /* key: where its name begins in the text; an array's are its array's */
 typedef struct Array { Span whole, *elem; size_t n; } Array;
@@ -292,6 +292,9 @@ make_bases(void)
 	for (int i = 0; i < n; i++) {
 		add_base(path[i], "ref");
 		add_base(path[i], "cpu-v3");
+	}
+	for (int i = 0; i < n; i++) { /* launches, tensor maps, products; behind the others, which kept inputs were made for */
+		add_base(path[i], "cuda-sm_90a");
 		free(path[i]);
 	}
 }
