@@ -103,14 +103,16 @@ file_write(const char *path, const void *data, size_t size, llmc_error *err)
 	char tmp[4096];
 	const char *p = data;
 	size_t left = size;
+	int fd;
 
 	if (same_content(path, data, size))
 		return LLMC_OK;
-	int len = snprintf(tmp, sizeof tmp, "%s.tmp.%ld.%u", path, (long)getpid(),
-	                   atomic_fetch_add(&serial, 1));
-	if (len < 0 || (size_t)len >= sizeof tmp)
-		return error_set(err, LLMC_E_IO, "%s: name too long", path);
-	int fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+	do { /* a name may be there already: of a process that died, or of one in another container, where numbers are given anew */
+		int len = snprintf(tmp, sizeof tmp, "%s.tmp.%ld.%u", path, (long)getpid(), atomic_fetch_add(&serial, 1));
+		if (len < 0 || (size_t)len >= sizeof tmp)
+			return error_set(err, LLMC_E_IO, "%s: name too long", path);
+		fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	} while (fd < 0 && errno == EEXIST);
 	if (fd < 0)
 		return io_error(err, "cannot create", tmp);
 	while (left) {
@@ -170,7 +172,7 @@ mkdirs(const char *path, unsigned mode, llmc_error *err)
 llmc_status
 file_mkdirs(const char *path, llmc_error *err)
 {
-	return mkdirs(path, 0777, err);
+	return mkdirs(path, 0755, err);
 }
 
 llmc_status

@@ -17,9 +17,9 @@ llmc_status file_map(const char *path, FileMap *out, llmc_error *err);   /* read
 void        file_unmap(FileMap *m);
 llmc_status file_read(const char *path, size_t max_bytes, Strbuf *out, llmc_error *err);
 /* Write to `path`.tmp.<pid>.<n> in the same folder, fsync, rename. A file that already holds these bytes is left
- * alone (its mtime stays). */
+ * alone (its mtime stays). Only we may write to what is made, whatever the umask: file_check_trusted takes it. */
 llmc_status file_write(const char *path, const void *data, size_t size, llmc_error *err);
-llmc_status file_mkdirs(const char *path, llmc_error *err);              /* mkdir -p; mode 0777 & ~umask */
+llmc_status file_mkdirs(const char *path, llmc_error *err);              /* mkdir -p; mode 0755 & ~umask */
 llmc_status file_mkdirs_private(const char *path, llmc_error *err);      /* mkdir -p; new folders 0700 */
 bool        file_exists(const char *path);
 bool        file_is_dir(const char *path);

@@ -1,13 +1,19 @@
 /* Units of a plan, and what the cache has of them. */
 #include "runtime/build/build.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/log.h"
 #include "base/sha256.h"
+
+enum { STALE_S = 3600 };
 
 const char *
 build_source_body(const char *text)
@@ -15,6 +21,44 @@ build_source_body(const char *text)
 	const char *end = strncmp(text, "/* generated from ", 18) ? NULL : strstr(text, "*/");
 
 	return end ? end + 2 : text;
+}
+
+llmc_status
+build_check_folders(const char *artifact, const char *file, llmc_error *err)
+{
+	Strbuf path = { 0 };
+	llmc_status status = LLMC_OK;
+
+	for (const char *at = file; status == LLMC_OK && (at = strchr(at, '/')) != NULL; at++) {
+		strbuf_clear(&path);
+		strbuf_printf(&path, "%s/%.*s", artifact, (int)(at - file), file);
+		if (path.failed)
+			status = error_set(err, LLMC_E_MEMORY, "out of memory");
+		else if (file_exists(strbuf_str(&path))) /* else reading will tell */
+			status = file_check_trusted(strbuf_str(&path), err);
+	}
+	strbuf_release(&path);
+	return status;
+}
+
+/* By age: in another container a number is another process. */
+void
+build_sweep(const char *dir)
+{
+	DIR *d = opendir(dir);
+	Strbuf path = { 0 };
+	struct stat st;
+
+	for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+		if (strncmp(e->d_name, "tmp.", 4) && !strstr(e->d_name, ".tmp."))
+			continue;
+		file_join(&path, dir, e->d_name);
+		if (!path.failed && lstat(strbuf_str(&path), &st) == 0 && S_ISREG(st.st_mode) && time(NULL) - st.st_mtime > STALE_S)
+			unlink(strbuf_str(&path));
+	}
+	if (d)
+		closedir(d);
+	strbuf_release(&path);
 }
 
 /* Several kernels of the plan may lie in one file. */
@@ -34,7 +78,6 @@ llmc_status
 build_init(Build *b, const Plan *plan, const BuildOptions *opt, const BuildKind *kind, void *target, const char *const *own,
            llmc_error *err)
 {
-	Strbuf dir = { 0 };
 	size_t n_own = 0;
 
 	while (own && own[n_own])
@@ -46,16 +89,15 @@ build_init(Build *b, const Plan *plan, const BuildOptions *opt, const BuildKind 
 	if (!opt->artifact)
 		return error_set(err, LLMC_E_INPUT, "the plan has kernels, but no folder to find their sources in");
 	TRY(file_check_trusted(opt->artifact, err));
-	file_join(&dir, opt->artifact, "kernels");
-	llmc_status status = file_check_trusted(strbuf_str(&dir), err);
-	strbuf_release(&dir);
-	TRY(status);
+	TRY(build_check_folders(opt->artifact, "kernels/common/", err));
 	b->unit = calloc((size_t)plan->n_kernel + n_own + 1, sizeof *b->unit);
 	b->unit_of = calloc((size_t)plan->n_kernel + 1, sizeof *b->unit_of);
 	if (!b->unit || !b->unit_of)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
 	for (int i = 0; i < plan->n_kernel; i++)
 		b->unit_of[i] = add_unit(b, plan->kernel[i].file);
+	for (int i = 0; i < b->n_unit; i++)
+		TRY(build_check_folders(opt->artifact, b->unit[i].file, err));
 	for (size_t i = 0; i < n_own; i++)
 		b->unit[b->n_unit++].file = own[i];
 	return LLMC_OK;
@@ -99,6 +141,8 @@ build_cached(Build *b, const void *compiler, size_t n, llmc_error *err)
 	}
 	TRY_GOTO(file_mkdirs_private(strbuf_str(&dir), err));
 	TRY_GOTO(file_check_trusted(strbuf_str(&dir), err));
+	if (!build_all_ready(b))
+		build_sweep(strbuf_str(&dir));
 	for (int i = 0; i < b->n_unit; i++) {
 		BuildUnit *u = &b->unit[i];
 		Sha256 sum;

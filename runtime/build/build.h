@@ -70,6 +70,10 @@ bool        build_all_ready(const Build *b);
 /* Paths in the cache for units that are not ready; those that are there already are taken. compiler: bytes that tell compilers
  * and their versions apart. */
 llmc_status build_cached(Build *b, const void *compiler, size_t n, llmc_error *err);
+/* Temporary files of processes that died while they wrote into a folder of built files go. */
+void        build_sweep(const char *dir);
+/* Nobody else may rename anything in a folder of the artifact that a file lies in. */
+llmc_status build_check_folders(const char *artifact, const char *file, llmc_error *err);
 /* The text without the comment that a generated file begins with: it names the model and lines of its description, and models
  * that differ only there share their kernels. */
 const char *build_source_body(const char *text);

@@ -33,6 +33,15 @@ set_path(Build *b, int unit, const char *dir)
 	file_join(&b->unit[unit].path, dir, name);
 }
 
+static llmc_status
+check_dir(const char *artifact, const char *name, llmc_error *err)
+{
+	char file[64];
+
+	snprintf(file, sizeof file, "aot/%s/", name);
+	return build_check_folders(artifact, file, err);
+}
+
 /* NULL, with the reason in *why: nothing in the folder can be used. */
 static json_t *
 read_manifest(const char *dir, llmc_error *why)
@@ -77,13 +86,15 @@ build_shipped(Build *b, const char *name, const char *unfit)
 		goto done; /* nothing was shipped */
 	if (unfit)
 		error_set(&why, LLMC_E_CHECK, "%s", unfit);
-	else
+	else if (check_dir(b->opt.artifact, name, &why) == LLMC_OK)
 		m = read_manifest(strbuf_str(&dir), &why);
 	for (int i = 0; m && i < b->n_unit; i++) {
 		BuildUnit *u = &b->unit[i];
 		const char *source = json_string_value(json_object_get(json_object_get(m, "source"), u->file));
 		set_path(b, i, strbuf_str(&dir));
-		if (!source || strcmp(source, u->key))
+		if (u->path.failed)
+			error_set(&why, LLMC_E_MEMORY, "out of memory");
+		else if (!source || strcmp(source, u->key))
 			error_set(&why, LLMC_E_CHECK, "%s was built from another source or with other %s", strrchr(strbuf_str(&u->path), '/') + 1,
 			          b->kind->with);
 		else
@@ -144,6 +155,7 @@ build_ship(Build *b, const char *name, const char *compiler, const char *arch, l
 
 	shipped_dir(b->opt.artifact, name, &dir);
 	TRY_GOTO(file_mkdirs(strbuf_str(&dir), err));
+	build_sweep(strbuf_str(&dir));
 	for (int i = 0; i < b->n_unit; i++)
 		set_path(b, i, strbuf_str(&dir));
 	build_start(b, arch ? arch : name, compiler);

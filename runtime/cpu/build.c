@@ -163,7 +163,6 @@ kernels_open(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_erro
 	if (!build_all_ready(&k->build)) {
 		TRY_GOTO(cc_find(k->cc, sizeof k->cc, k->cc_version, sizeof k->cc_version, err));
 		TRY_GOTO(build_cached(&k->build, k->cc_version, strlen(k->cc_version), err));
-		objects_sweep(&k->build);
 		build_start(&k->build, plan->target, k->cc);
 		TRY_GOTO(build_wait(&k->build, err));
 		tell_warnings(k);

@@ -30,9 +30,8 @@ llmc_status cc_run(char *const argv[], size_t cap, Strbuf *out, int *code, llmc_
 /* Flags for a target and those of $LLMC_KERNEL_CFLAGS: NULL-terminated, over one allocation in *text */
 llmc_status cc_flags(const char *target, char ***flags, char **text, llmc_error *err);
 
-/* --- compile.c: BuildKind.compile, and what processes that died have left beside built files --- */
+/* --- compile.c: BuildKind.compile --- */
 llmc_status object_compile(void *kernels, int unit, llmc_error *err);
-void        objects_sweep(const Build *b);
 
 extern const char object_mark[8]; /* format of a shared object and its seal */
 

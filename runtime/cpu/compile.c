@@ -1,17 +1,15 @@
 /* A shared object from a kernel's source, by the system's compiler: made under a temporary name, sealed, renamed. */
-#include <dirent.h>
 #include <errno.h>
-#include <signal.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "runtime/cpu/build.h"
 
-enum { MAX_FLAGS = 256, MAX_OBJECT = 1 << 28, STALE_S = 600 };
+enum { MAX_FLAGS = 256, MAX_OBJECT = 1 << 28 };
 const char object_mark[8] = "llmc so2";
 
 static llmc_status
@@ -25,7 +23,8 @@ run_compiler(const Kernels *k, const Object *o, const char *tmp, bool lenient, S
 		argv[n++] = k->flag[i];
 	if (lenient)
 		argv[n++] = (char *)"-Wno-error";
-	snprintf(include, sizeof include, "-I%s", strbuf_str(&k->root));
+	if (snprintf(include, sizeof include, "-I%s", strbuf_str(&k->root)) >= (int)sizeof include)
+		return error_set(err, LLMC_E_IO, "%s: name too long", strbuf_str(&k->root));
 	argv[n++] = include;
 	argv[n++] = (char *)"-pipe"; /* no files of its own to be left in /tmp */
 	argv[n++] = (char *)"-o";
@@ -46,10 +45,15 @@ object_compile(void *kernels, int unit, llmc_error *err)
 	const char *path = strbuf_str(&u->path), *slash = strrchr(path, '/');
 	Strbuf text = { 0 }, again = { 0 }, made = { 0 };
 	llmc_status status;
-	int code = 0;
+	struct stat st;
+	int code = 0, fd;
 
-	if (snprintf(tmp, sizeof tmp, "%.*s/tmp.%ld.%d.so", (int)(slash - path), path, (long)getpid(), unit) >= (int)sizeof tmp)
+	if (!slash || snprintf(tmp, sizeof tmp, "%.*s/tmp.XXXXXX.so", (int)(slash - path), path) >= (int)sizeof tmp)
 		return error_set(err, LLMC_E_IO, "%s: name too long", path);
+	/* a name of its own: other threads and containers have the same numbers of processes and of units */
+	if ((fd = mkostemps(tmp, 3, O_CLOEXEC)) < 0)
+		return error_set(err, LLMC_E_IO, "%s: cannot create: %s", tmp, strerror(errno));
+	close(fd);
 	TRY_GOTO(run_compiler(k, o, tmp, false, &text, &code, err));
 	if (code != 0 && code < 128) { /* a compiler may know warnings that ours do not: they are no reason to stop */
 		TRY_GOTO(run_compiler(k, o, tmp, true, &again, &code, err));
@@ -59,7 +63,7 @@ object_compile(void *kernels, int unit, llmc_error *err)
 		status = error_set(err, LLMC_E_CANCELLED, "%s: the compiler %s was stopped by signal %d", u->file, k->cc, code - 128);
 		goto fail;
 	}
-	if (code != 0 || !file_exists(tmp)) {
+	if (code != 0 || stat(tmp, &st) < 0 || !st.st_size) {
 		status = error_set(err, LLMC_E_MISSING, "%s: %s cannot compile it:\n%s", strbuf_str(&o->source), k->cc, strbuf_str(&text));
 		goto fail;
 	}
@@ -71,32 +75,4 @@ fail:
 	strbuf_release(&again);
 	strbuf_release(&made);
 	return status;
-}
-
-/* Temporary files of processes that died while they compiled. */
-void
-objects_sweep(const Build *b)
-{
-	char dir[1024], path[2048];
-	struct stat st;
-	int todo = 0;
-
-	while (todo < b->n_unit && b->unit[todo].ready)
-		todo++;
-	if (todo == b->n_unit)
-		return;
-	const char *object = strbuf_str(&b->unit[todo].path), *slash = strrchr(object, '/');
-	snprintf(dir, sizeof dir, "%.*s", (int)(slash - object), object);
-	DIR *d = opendir(dir);
-	if (!d)
-		return;
-	for (struct dirent *e; (e = readdir(d)) != NULL;) {
-		long pid = !strncmp(e->d_name, "tmp.", 4) ? strtol(e->d_name + 4, NULL, 10) : 0;
-		if (pid <= 0 || (kill((pid_t)pid, 0) == 0 || errno != ESRCH))
-			continue;
-		snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-		if (stat(path, &st) == 0 && time(NULL) - st.st_mtime > STALE_S)
-			unlink(path);
-	}
-	closedir(d);
 }

@@ -2,6 +2,7 @@
  * every way it can fail said in a sentence. The artifact here has two small kernels in one header's company. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -248,6 +249,123 @@ what_others_may_write_is_not_run(void **state)
 	refused(LLMC_E_IO, "kernels: others may write to it (mode 777)");
 }
 
+/* Who may rename in a folder on the way to a file decides what is loaded, whoever owns the file. */
+static void
+folders_that_others_may_write_to(void **state)
+{
+	BuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	static const char *const shipped[] = { "aot", "aot/cpu-generic" };
+	char path[600];
+
+	(void)state;
+	fresh();
+	snprintf(path, sizeof path, "%s/kernels/common", artifact);
+	chmod(path, 0777);
+	refused(LLMC_E_IO, "kernels/common: others may write to it (mode 777)");
+	chmod(path, 0755);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(kernels_ship(&plan, &ship, NULL), LLMC_OK);
+		snprintf(path, sizeof path, "%s/%s", artifact, shipped[i]);
+		chmod(path, 0777);
+		assert_int_equal(works(42), i ? 0 : 2); /* compiled, then in the cache */
+		assert_non_null(strstr(said, "2 of 2 kernels built ahead of time cannot be used"));
+		assert_non_null(strstr(said, "others may write to it (mode 777)"));
+		chmod(path, 0755);
+	}
+}
+
+/* What we make ourselves we take, also where new files are open to the user's group. */
+static void
+any_umask_will_do(void **state)
+{
+	BuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	mode_t was;
+
+	(void)state;
+	fresh();
+	was = umask(0);
+	int first = works(42), again = works(42);
+	llmc_status status = kernels_ship(&plan, &ship, NULL);
+	umask(was);
+	assert_int_equal(first, 2);
+	assert_int_equal(again, 0);
+	assert_int_equal(status, LLMC_OK);
+	tempdir_remove(tempdir_file(&dir, "cache"));
+	assert_int_equal(works(42), 0);
+	assert_string_equal(said, "");
+}
+
+/* Threads that open two models at once are one process, and containers that share a cache have the same numbers: no two compilations
+ * ever write to one name. */
+static void
+temporary_names_are_never_used_twice(void **state)
+{
+	char line[600], *name[8];
+	int n = 0;
+
+	(void)state;
+	fresh();
+	put("cc", "");
+	snprintf(line, sizeof line, "#!/bin/sh\nfor x in \"$@\"; do case \"$x\" in *tmp.*) echo \"$x\" >> %s/names;; esac; done\nexec cc \"$@\"\n",
+	         artifact);
+	put("cc", line);
+	snprintf(line, sizeof line, "%s/cc", artifact);
+	chmod(line, 0755);
+	setenv("LLMC_CC", line, 1);
+	assert_int_equal(works(42), 2);
+	put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 43\n");
+	assert_int_equal(works(43), 2);
+	unsetenv("LLMC_CC");
+	snprintf(line, sizeof line, "%s/names", artifact);
+	FILE *f = fopen(line, "r");
+	assert_non_null(f);
+	while (n < 8 && fgets(line, sizeof line, f))
+		name[n++] = strdup(line);
+	fclose(f);
+	assert_int_equal(n, 4);
+	for (int i = 0; i < n; i++)
+		for (int k = 0; k < i; k++)
+			assert_string_not_equal(name[i], name[k]);
+	while (n)
+		free(name[--n]);
+}
+
+/* A process that was killed leaves a file: neither in the way of the next one of its number, nor there for ever. */
+static void
+what_dead_processes_leave(void **state)
+{
+	static const char *const left[] = { "tmp.1.0.so", "tmp.abcdef.so", "0123.so.tmp.1.0", "0123.cubin.tmp.99.7" };
+	const struct timespec old[2] = { { .tv_sec = 1000000 }, { .tv_sec = 1000000 } };
+	char path[900];
+	llmc_error err;
+
+	(void)state;
+	fresh();
+	for (int i = 0; i < 400; i++) {
+		snprintf(path, sizeof path, "file.tmp.%ld.%d", (long)getpid(), i);
+		put(path, "left");
+	}
+	snprintf(path, sizeof path, "%s/file", artifact);
+	if (file_write(path, "new", 3, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	fresh();
+	assert_int_equal(works(42), 2);
+	put("kernels/one.c", "/* new */\n#include \"one2.h\"\n");
+	put("kernels/one2.h", good);
+	for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
+		snprintf(path, sizeof path, "../cache/kernels/%s", left[i]);
+		put(path, "left");
+		snprintf(path, sizeof path, "%s/../cache/kernels/%s", artifact, left[i]);
+		if (i != 1) /* this one is new: somebody may be writing it */
+			assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
+	}
+	assert_int_equal(works(42), 1);
+	for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
+		snprintf(path, sizeof path, "%s/../cache/kernels/%s", artifact, left[i]);
+		assert_int_equal(file_exists(path), i == 1);
+	}
+}
+
 static void
 failures_are_sentences(void **state)
 {
@@ -368,6 +486,10 @@ main(void)
 		cmocka_unit_test(compiled_once),
 		cmocka_unit_test(damaged_objects_are_rebuilt),
 		cmocka_unit_test(what_others_may_write_is_not_run),
+		cmocka_unit_test(folders_that_others_may_write_to),
+		cmocka_unit_test(any_umask_will_do),
+		cmocka_unit_test(temporary_names_are_never_used_twice),
+		cmocka_unit_test(what_dead_processes_leave),
 		cmocka_unit_test(failures_are_sentences),
 		cmocka_unit_test(shipped_kernels_are_used_when_they_fit),
 		cmocka_unit_test(processes_may_build_the_same),
