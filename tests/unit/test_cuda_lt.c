@@ -119,6 +119,39 @@ not_asked(void **state)
 	assert_int_equal(calls("Create"), 0);
 }
 
+/* What the library works in is counted, and not where it is not used. */
+static void
+memory_is_counted(void **state)
+{
+	static const struct { const char *mode, *arch; int32_t chunk; int64_t bytes; } by[] = {
+		{ "never", "sm_80", 128, 0 }, { "auto", "sm_80", 128, 4 << 20 }, { "auto", "sm_90a", 128, 32 << 20 }, { "auto", "sm_80", 127, 0 },
+		{ "always", "sm_80", 127, 4 << 20 }, { "auto", "sm_75", 128, 0 },
+	};
+	static const char *const set[] = { "dtype=bf16", NULL };
+	llmc_error err;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof by / sizeof *by; i++) {
+		llmc_memory with = LLMC_INIT(llmc_memory), without = LLMC_INIT(llmc_memory);
+		llmc_options o = LLMC_INIT(llmc_options);
+		llmc_limits l = LLMC_INIT(llmc_limits);
+		llmc_model *m;
+		o.device = "cuda";
+		o.arch = by[i].arch;
+		o.set = set;
+		o.no_weights = true;
+		l.context = 160;
+		l.chunk = by[i].chunk;
+		assert_int_equal(llmc_open("configs/tiny.yaml", &o, &m, &err), LLMC_OK);
+		setenv("LLMC_CUBLASLT", "never", 1);
+		assert_int_equal(llmc_memory_for(m, &l, &without, &err), LLMC_OK);
+		setenv("LLMC_CUBLASLT", by[i].mode, 1);
+		assert_int_equal(llmc_memory_for(m, &l, &with, &err), LLMC_OK);
+		assert_int_equal(with.state - without.state, by[i].bytes);
+		llmc_close(m);
+	}
+}
+
 /* Files of the cache's folder for choices; the last one's path in `path`. */
 static int
 files(char path[4300])
@@ -370,6 +403,7 @@ main(void)
 		cmocka_unit_test(machines),
 		cmocka_unit_test(same_numbers),
 		cmocka_unit_test(not_asked),
+		cmocka_unit_test(memory_is_counted),
 		cmocka_unit_test(choices_are_kept),
 		cmocka_unit_test(refusals_before_a_step),
 		cmocka_unit_test(failures_in_a_step),
