@@ -76,14 +76,13 @@ compile(void *cuda_build, int unit, llmc_error *err)
 
 static const BuildKind kind = { .suffix = ".cubin", .with = "options", .take = take, .compile = compile };
 
-/* Keys of what is not ready, for an architecture. */
+/* Keys of what is not ready, for the architecture. */
 static void
-set_arch(CudaBuild *b, const char *arch)
+set_keys(CudaBuild *b)
 {
-	snprintf(b->arch, sizeof b->arch, "%s", arch);
 	for (int i = 0; i < b->build.n_unit; i++)
 		if (!b->build.unit[i].ready)
-			cuda_source_key(&b->image[i].source, arch, b->build.unit[i].key);
+			cuda_source_key(&b->image[i].source, b->arch, b->build.unit[i].key);
 }
 
 /* Units with their sources and with the keys that images built ahead of time have. */
@@ -109,7 +108,8 @@ prepare(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_err
 		TRY_GOTO(i >= b->build.n_unit - N_OWN ? cuda_source_embedded(file, &b->image[i].source, err)
 		                                      : cuda_source_read(opt->artifact, file, &b->image[i].source, err));
 	}
-	set_arch(b, target_find(plan->target)->isa);
+	snprintf(b->arch, sizeof b->arch, "%s", target_find(plan->target)->isa);
+	set_keys(b);
 	*out = b;
 	return LLMC_OK;
 fail:
@@ -141,8 +141,10 @@ open_compiler(CudaBuild *b, llmc_error *err)
 		                 n->path, n->major, n->minor, arch, b->opt.device_name ? ", which is " : "",
 		                 b->opt.device_name ? b->opt.device_name : "", last, want < last ? "; this one has dropped that architecture" : "");
 	if (best && best != want)
-		snprintf(arch, sizeof arch, "sm_%d", best);
-	set_arch(b, arch);
+		snprintf(b->arch, sizeof b->arch, "sm_%d", best);
+	else
+		memcpy(b->arch, arch, sizeof arch);
+	set_keys(b);
 	return LLMC_OK;
 }
 
@@ -247,7 +249,7 @@ cuda_build_again(CudaBuild *b, int unit, const char *why, llmc_error *err)
 	}
 	if (b->image[unit].shipped) { /* the cache may have one that was compiled here */
 		b->image[unit].shipped = false;
-		set_arch(b, b->arch);
+		set_keys(b);
 		TRY(look_into_cache(b, err));
 		if (u->ready)
 			return LLMC_OK;

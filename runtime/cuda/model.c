@@ -117,7 +117,8 @@ load_modules(CudaModel *m, CudaBuild *b, llmc_error *err)
 	m->n_module = cuda_build_units(b);
 	for (int u = 0; u < m->n_module; u++) {
 		CUresult r = d->api.module_load(&m->module[u], cuda_build_image(b, u)->data);
-		if (r == CU_INVALID_IMAGE || r == CU_NO_BINARY) { /* whole and of this source, and still not what the driver takes */
+		/* whole and of this source, and still not what the driver takes: first what was shipped, then what was in the cache */
+		for (int tries = 0; tries < 2 && (r == CU_INVALID_IMAGE || r == CU_NO_BINARY); tries++) {
 			char why[256];
 			cuda_result_text(&d->api, r, why, sizeof why);
 			TRY(cuda_build_again(b, u, why, err));

@@ -1,5 +1,6 @@
 """Artifacts on the emulated GPU: kernels shipped ahead of time, what does not fit, what is damaged, what does not compile, and two
 processes at once."""
+import hashlib
 import json
 import os
 import re
@@ -151,6 +152,28 @@ def test_damaged_cache_heals(shipped, want, tmp_path):
         image.write_bytes(image.read_bytes()[:-10])
     out, err = run(["run", d, *RUN], **env)
     assert tokens(out) == want and "it is built again" in err
+
+
+def test_image_that_the_driver_refuses(shipped, want, tmp_path):
+    """Whole, of its source, and nothing that the driver takes: compiled here and kept, as often as the artifact is opened. The same
+    in the cache: compiled once more, and then kept."""
+    def spoil(image):
+        key = image.read_bytes()[-136:-72]
+        image.write_bytes(b"no image" * 40 + key + hashlib.sha256(b"no image" * 40 + key).hexdigest().encode() + b"llmc cu1")
+
+    d, env = tmp_path / "a", {"LLMC_CACHE": str(tmp_path / "cache")}
+    shutil.copytree(shipped, d)
+    spoil(sorted((d / "aot" / "sm_90a").glob("norm_qkv*.cubin"))[0])
+    before = {p: p.read_bytes() for p in d.rglob("*") if p.is_file()}
+    for turn, refused in enumerate((1, 1, 2, 1)):
+        out, err = run(["run", d, *RUN], **env)
+        assert tokens(out) == want
+        assert len(re.findall(r"norm_qkv.* does not load .*compiled again", err)) == refused, err
+        kept = list((tmp_path / "cache" / "kernels").iterdir())
+        assert len(kept) == 1 and kept[0].suffix == ".cubin"
+        if turn == 1: # until now it was as good as new
+            spoil(kept[0])
+    assert {p: p.read_bytes() for p in d.rglob("*") if p.is_file()} == before
 
 
 def test_changed_source_is_compiled(shipped, cache, want, tmp_path):
