@@ -6,34 +6,51 @@
 #include <stdlib.h>
 #include <string.h>
 
+static COLD void
+grow(CpQueue *q)
+{
+	uint32_t cap = q->cap ? 2 * q->cap : 16;
+	CpCopy *c = emu_alloc(sizeof *c * cap);
+
+	for (uint32_t i = q->landed; i != q->issued; i++)
+		c[i & (cap - 1)] = q->copy[i & (q->cap - 1)];
+	free(q->copy);
+	q->copy = c;
+	q->cap = cap;
+}
+
 void
 emu_cp_async(void *dst, const void *src, unsigned n, unsigned src_n, const char *file, int line)
 {
-	CpQueue *q = &emu_cur->cp;
+	Thread *t = emu_cur;
+	CpQueue *q = &t->cp;
 	Site at = { file, line };
-	Region *r = region_of(dst);
+	const Region *arena = t->blk->arena;
 
 	if (n != 4 && n != 8 && n != 16)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "cp.async of %u bytes: 4, 8 or 16", n);
 	if (((uintptr_t)dst | (uintptr_t)src) & (n - 1))
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned cp.async: both addresses must be multiples of %u", n);
-	if (!r || r->kind != R_SHARED || r->blk != emu_cur->blk)
+	if ((size_t)((char *)dst - arena->lo) >= (size_t)(arena->hi - arena->lo))
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "cp.async: the target is not this block's shared memory");
 	if (emu_check) {
 		if (src_n)
 			shadow_read(src, src_n < n ? src_n : n, NULL, at);
 		shadow_write(dst, n, NULL, at);
 	}
-	memset(dst, 0xff, n);
+	if (q->issued - q->landed == q->cap)
+		grow(q);
+	CpCopy *c = &q->copy[q->issued++ & (q->cap - 1)];
+	c->dst = dst, c->src = src, c->n = n, c->src_n = src_n < n ? src_n : n, c->at = at;
+	if (likely(c->src_n == 16)) {
+		memcpy(c->was, src, 16);
+		memset(dst, 0xff, 16);
+	} else {
+		memcpy(c->was, src, c->src_n);
+		memset(dst, 0xff, n);
+	}
 	if (emu_check)
 		shadow_inflight(dst, n);
-	if (q->n_copy == q->cap) {
-		q->cap = q->cap ? 2 * q->cap : 16;
-		q->copy = realloc(q->copy, sizeof *q->copy * (size_t)q->cap);
-	}
-	CpCopy *c = &q->copy[q->n_copy++];
-	*c = (CpCopy){ .dst = dst, .src = src, .n = n, .src_n = src_n < n ? src_n : n, .at = at };
-	memcpy(c->was, src, c->src_n);
 }
 
 void
@@ -42,15 +59,15 @@ emu_cp_commit(void)
 	CpQueue *q = &emu_cur->cp;
 
 	if (q->n_group == q->cap_group) {
-		q->cap_group = q->cap_group ? 2 * q->cap_group : 8;
+		q->cap_group = (short)(q->cap_group ? 2 * q->cap_group : 16);
 		q->group = realloc(q->group, sizeof *q->group * (size_t)q->cap_group);
 	}
-	q->group[q->n_group++] = q->n_copy;
+	q->group[q->n_group++] = q->issued;
 }
 
-/* The first n copies land, and what waits for them arrives. */
+/* The copies before `upto` land, and what waits for them arrives. */
 static void
-finish(Thread *t, int n)
+finish(Thread *t, uint32_t upto)
 {
 	CpQueue *q = &t->cp;
 	Thread *self = emu_cur;
@@ -58,24 +75,23 @@ finish(Thread *t, int n)
 	int k = 0;
 
 	emu_cur = t; /* whoever made them land, they are t's */
-	for (int i = 0; i < n; i++) {
-		CpCopy *c = &q->copy[i];
+	for (; (int32_t)(upto - q->landed) > 0; q->landed++) {
+		CpCopy *c = &q->copy[q->landed & (q->cap - 1)];
 		if (emu_check)
 			shadow_write(c->dst, c->n, NULL, c->at);
-		if (memcmp(c->was, c->src, c->src_n))
+		if (c->src_n == 16 ? memcmp(c->was, c->src, 16) : memcmp(c->was, c->src, c->src_n))
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, c->at, "what cp.async reads was written while the copy was on its way");
-		memcpy(c->dst, c->src, c->src_n);
-		memset((char *)c->dst + c->src_n, 0, c->n - c->src_n);
+		if (likely(c->src_n == 16)) {
+			memcpy(c->dst, c->was, 16);
+		} else {
+			memcpy(c->dst, c->was, c->src_n);
+			memset((char *)c->dst + c->src_n, 0, c->n - c->src_n);
+		}
 		at = c->at;
 	}
-	memmove(q->copy, q->copy + n, sizeof *q->copy * (size_t)(q->n_copy - n));
-	q->n_copy -= n;
-	for (int i = 0; i < q->n_group; i++)
-		q->group[i] = q->group[i] > n ? q->group[i] - n : 0;
 	for (int i = 0; i < q->n_arr; i++) {
 		CpArrival a = q->arr[i];
-		a.upto = a.upto > n ? a.upto - n : 0;
-		if (a.upto)
+		if ((int32_t)(a.upto - q->landed) > 0)
 			q->arr[k++] = a;
 		else
 			mbar_late_arrive(t, a.bar, at);
@@ -102,8 +118,8 @@ emu_cp_wait(int left)
 
 	if (done <= 0)
 		return;
-	int upto = q->group[done - 1];
-	if (upto)
+	uint32_t upto = q->group[done - 1];
+	if ((int32_t)(upto - q->landed) > 0)
 		finish(emu_cur, upto);
 	for (int i = done; i < q->n_group; i++)
 		q->group[i - done] = q->group[i];
@@ -113,7 +129,7 @@ emu_cp_wait(int left)
 void
 emu_cp_wait_all(void)
 {
-	finish(emu_cur, emu_cur->cp.n_copy);
+	finish(emu_cur, emu_cur->cp.issued);
 	emu_cur->cp.n_group = 0;
 }
 
@@ -124,15 +140,15 @@ emu_cp_arrive(void *bar, const char *file, int line)
 	CpQueue *q = &emu_cur->cp;
 	Site at = { file, line };
 
-	if (!q->n_copy) {
+	if (q->issued == q->landed) {
 		mbar_late_arrive(emu_cur, bar, at);
 		return;
 	}
 	if (q->n_arr == q->cap_arr) {
-		q->cap_arr = q->cap_arr ? 2 * q->cap_arr : 8;
+		q->cap_arr = (short)(q->cap_arr ? 2 * q->cap_arr : 8);
 		q->arr = realloc(q->arr, sizeof *q->arr * (size_t)q->cap_arr);
 	}
-	q->arr[q->n_arr++] = (CpArrival){ q->n_copy, bar };
+	q->arr[q->n_arr++] = (CpArrival){ q->issued, bar };
 	mbar_late_arrive(NULL, bar, at);
 }
 
@@ -140,7 +156,8 @@ emu_cp_arrive(void *bar, const char *file, int line)
 void
 copy_forget(Thread *t)
 {
-	t->cp.n_copy = t->cp.n_group = t->cp.n_arr = 0;
+	t->cp.issued = t->cp.landed = 0;
+	t->cp.n_group = t->cp.n_arr = 0;
 }
 
 void

@@ -31,10 +31,10 @@ typedef struct Known { int ref, n; struct { uint32_t buid; VC *vc; } e[]; } Know
 
 typedef enum { T_READY, T_RUN, T_BARRIER, T_WARP, T_NAMED, T_GRID, T_CLUSTER, T_GRIDDEP, T_WGMMA, T_YIELD, T_DONE } ThreadState;
 
-typedef struct CpGroup { int first, n; } CpGroup;
 typedef struct CpCopy { void *dst; const void *src; unsigned n, src_n; Site at; char was[16]; } CpCopy;
-typedef struct CpArrival { int upto; void *bar; } CpArrival; /* arrives once the first `upto` copies have landed */
-typedef struct CpQueue { CpCopy *copy; int n_copy, cap, *group, n_group, cap_group; CpArrival *arr; int n_arr, cap_arr; } CpQueue;
+typedef struct CpArrival { uint32_t upto; void *bar; } CpArrival; /* arrives once the first `upto` copies have landed */
+/* Copies are counted from the thread's start; those from `landed` on lie in a ring of cap (a power of two). */
+typedef struct CpQueue { CpCopy *copy; uint32_t *group; CpArrival *arr; uint32_t issued, landed, cap; int n_group, n_arr; short cap_group, cap_arr; } CpQueue;
 
 /* A bulk copy from shared memory: read at its group's wait, landed at the full wait or when the thread leaves. */
 typedef struct StoreQueue { struct Store *s; int n, cap; } StoreQueue;
