@@ -79,10 +79,13 @@ finish(Thread *t, uint32_t upto)
 		CpCopy *c = &q->copy[q->landed & (q->cap - 1)];
 		if (emu_check)
 			shadow_write(c->dst, c->n, NULL, c->at);
-		if (c->src_n == 16 ? memcmp(c->was, c->src, 16) : memcmp(c->was, c->src, c->src_n))
+		emu_words was, is;
+		memcpy(&was, c->was, 16);
+		memcpy(&is, c->src_n == 16 ? c->src : c->was, 16);
+		if (was.a != is.a || was.b != is.b || (c->src_n != 16 && memcmp(c->was, c->src, c->src_n)))
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, c->at, "what cp.async reads was written while the copy was on its way");
 		if (likely(c->src_n == 16)) {
-			memcpy(c->dst, c->was, 16);
+			memcpy(c->dst, &was, 16);
 		} else {
 			memcpy(c->dst, c->was, c->src_n);
 			memset((char *)c->dst + c->src_n, 0, c->n - c->src_n);
