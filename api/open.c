@@ -278,12 +278,19 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .n_threads = opt->n_threads, .device = m->gpu > 0 ? m->gpu : 0,
 		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed,
 		              .log = opt->log, .log_user = opt->log_user };
-	llmc_status status = runtime_open(m->plan, &ro, &m->rt, err);
-	/* nothing to compile with: better what was shipped for less than nothing */
+	llmc_error why = { 0 };
+	llmc_status status = runtime_open(m->plan, &ro, &m->rt, &why);
+	/* nothing to compile with, or it does not compile: better what was shipped for less than nothing, and why */
 	if (status == LLMC_E_MISSING && kind == SOURCE_ARTIFACT && !opt->out_dir && strcmp(m->plan->target, target) == 0 &&
-	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits)
-		status = runtime_open(m->plan, &ro, &m->rt, err);
-	TRY(status);
+	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits) {
+		log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, why.text);
+		status = runtime_open(m->plan, &ro, &m->rt, &why);
+	}
+	if (status != LLMC_OK) {
+		if (err)
+			*err = why;
+		return status;
+	}
 	m->load_s = clock_now() - t0;
 	return LLMC_OK;
 }
