@@ -44,12 +44,53 @@ check_device(CudaModel *m, llmc_error *err)
 	                 "(--target cuda --arch %s)", target + 5, m->dev.number, m->dev.name, m->dev.cc, best + 5);
 }
 
+/* Bytes of the weights, were matrices stored as `as` where that is smaller. */
+static int64_t
+weights_as(const Plan *p, Dtype as)
+{
+	int64_t sum = 0;
+
+	for (int i = 0; i < p->n_tensor; i++) {
+		const PlanTensor *t = &p->tensor[i];
+		int64_t now = dtype_row_bytes(t->dtype, t->cols ? t->cols : 1), then = t->cols ? dtype_row_bytes(as, t->cols) : -1;
+		sum += t->rows * (then > 0 && then < now ? then : now);
+	}
+	return sum;
+}
+
+/* The plan's table, and formats of the weights that would fit. */
+static llmc_status
+does_not_fit(const CudaModel *m, size_t left, size_t total, llmc_error *err)
+{
+	static const struct { Dtype as; const char *name; } smaller[] = { { DT_Q8_0, "Q8_0" }, { DT_Q6_K, "Q6_K" }, { DT_Q4_K, "Q4_K" } };
+	const CudaDevice *d = &m->dev;
+	char a[32], b[32], c[32], fits[160] = "";
+	int64_t position = 0;
+
+	for (int i = 0; i < m->plan->n_pool; i++)
+		position += plan_layer_page_bytes(&m->plan->pool[i]) * m->plan->pool[i].n_layers / PLAN_KV_PAGE;
+	for (size_t i = 0; i < sizeof smaller / sizeof *smaller; i++) {
+		int64_t bytes = weights_as(m->plan, smaller[i].as);
+		size_t n = strlen(fits);
+		if (bytes < (int64_t)left && bytes < m->weight_bytes)
+			snprintf(fits + n, sizeof fits - n, "%s%s (%s)", n ? ", " : "", smaller[i].name, cuda_bytes_text(bytes, a));
+	}
+	return error_set(err, LLMC_E_MEMORY,
+	                 "the model does not fit GPU %d (%s):\n"
+	                 "  weights  %s\n"
+	                 "  kv       %lld bytes a position\n"
+	                 "  free     %s of %s\n"
+	                 "%s%s, another GPU (--device cuda:N) or --device cpu would do",
+	                 d->number, d->name, cuda_bytes_text(m->weight_bytes, a), (long long)position, cuda_bytes_text((int64_t)left, b),
+	                 cuda_bytes_text((int64_t)total, c), *fits ? "weights stored as " : "no smaller format of the weights fits either", fits);
+}
+
 static llmc_status
 alloc_weights(CudaModel *m, const Weights *w, llmc_error *err)
 {
 	CudaDevice *d = &m->dev;
-	char a[32], b[32], c[32];
 	size_t left = 0, total = 0;
+	char a[32];
 
 	m->offset = calloc((size_t)m->plan->n_tensor + 1, sizeof *m->offset);
 	if (!m->offset)
@@ -59,11 +100,7 @@ alloc_weights(CudaModel *m, const Weights *w, llmc_error *err)
 	CUresult r = (size_t)m->weight_bytes > left ? CU_OUT_OF_MEMORY
 	                                            : d->api.mem_alloc(&m->weights, m->weight_bytes ? (size_t)m->weight_bytes : 256);
 	if (r == CU_OUT_OF_MEMORY)
-		return error_set(err, LLMC_E_MEMORY,
-		                 "the model does not fit GPU %d (%s): its weights need %s, %s of %s are free. A smaller format of the "
-		                 "weights (GGUF Q8_0, Q4_K), another GPU (--device cuda:N) or --device cpu would do",
-		                 d->number, d->name, cuda_bytes_text(m->weight_bytes, a), cuda_bytes_text((int64_t)left, b),
-		                 cuda_bytes_text((int64_t)total, c));
+		return does_not_fit(m, left, total, err);
 	if (r != CU_OK)
 		m->weights = 0;
 	CUDA_TRY(d, r, "allocating %s for weights", cuda_bytes_text(m->weight_bytes, a));

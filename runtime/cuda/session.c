@@ -201,7 +201,7 @@ cuda_session_state_bytes(const Session *s)
 /* --- opening ----------------------------------------------------------------------------------------------------- */
 
 static int64_t
-need_for(const Session *s, int32_t context, int32_t seqs)
+need_for(const Session *s, int32_t context, int32_t seqs, int32_t chunk)
 {
 	llmc_limits l = s->lim;
 	llmc_memory m = LLMC_INIT(llmc_memory);
@@ -212,7 +212,24 @@ need_for(const Session *s, int32_t context, int32_t seqs)
 		l.n_out = 0;
 	l.context = context;
 	l.seqs = seqs;
+	l.chunk = chunk;
 	return session_memory(s->plan, &l, &m, NULL) == LLMC_OK ? m.kv + m.scratch + m.state : INT64_MAX;
+}
+
+/* The longest context, 0: none. */
+static int32_t
+longest_in(const Session *s, int64_t room, int32_t chunk)
+{
+	int32_t lo = 0, hi = s->lim.context;
+
+	while (lo < hi) {
+		int32_t mid = lo + (hi - lo + 1) / 2;
+		if (need_for(s, mid, s->lim.seqs, chunk) <= room)
+			lo = mid;
+		else
+			hi = mid - 1;
+	}
+	return lo >= PLAN_KV_PAGE ? lo - lo % PLAN_KV_PAGE : lo;
 }
 
 /* The plan's table, and what would fit. */
@@ -223,25 +240,22 @@ does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t 
 	const CudaDevice *d = &c->m->dev;
 	char w[32], k[32], sc[32], st[32], l[32], t[32], fits[160] = "not even one position of one sequence would fit";
 	int64_t room = (int64_t)left - (8 << 20); /* of the driver's own */
-	int32_t lo = 0, hi = s->lim.context, seqs = 0;
+	int32_t chunk = s->lim.chunk, lo = longest_in(s, room, chunk), seqs = 0;
 
-	while (lo < hi) { /* the longest context for as many sequences */
-		int32_t mid = lo + (hi - lo + 1) / 2;
-		if (need_for(s, mid, s->lim.seqs) <= room)
-			lo = mid;
-		else
-			hi = mid - 1;
-	}
 	for (int32_t n = s->lim.seqs; n > 0 && !seqs; n = n > 1 ? n / 2 : 0)
-		if (need_for(s, s->lim.context, n) <= room)
+		if (need_for(s, s->lim.context, n, chunk) <= room)
 			seqs = n;
-	if (lo >= PLAN_KV_PAGE)
-		lo -= lo % PLAN_KV_PAGE;
-	if (lo && seqs)
+	while (!lo && !seqs && chunk >= 2 * PLAN_KV_PAGE)
+		lo = longest_in(s, room, chunk /= 2);
+	if (lo && chunk < s->lim.chunk)
+		snprintf(fits, sizeof fits, "--context %d with --seqs %d and --chunk %d would fit", lo, s->lim.seqs, chunk);
+	else if (lo && seqs)
 		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit, or --context %d with --seqs %d", lo, s->lim.seqs,
 		         s->lim.context, seqs);
 	else if (lo)
 		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", lo, s->lim.seqs);
+	else if (seqs)
+		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", s->lim.context, seqs);
 	return error_set(err, LLMC_E_MEMORY,
 	                 "this session does not fit GPU %d (%s):\n"
 	                 "  weights  %s (loaded)\n"

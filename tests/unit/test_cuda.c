@@ -347,9 +347,54 @@ machines(void **state)
 	assert_int_equal(apart("LLMC_CUDA_LIBDIR", dir, LLMC_E_MISSING, (const char *[]){ "libcuda.so.1", dir, NULL }), 0);
 	assert_int_equal(apart("LLMC_EMU_GPU", "sm_60", LLMC_E_MISSING, (const char *[]){ "GPU", NULL }), 0);
 	assert_int_equal(apart("LLMC_EMU_DRIVER", "12040", LLMC_E_MISSING, (const char *[]){ "13.0", "CUDA 12", "NVRTC", NULL }), 0);
-	assert_int_equal(apart("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY, (const char *[]){ "weights", "free", NULL }), 0);
+	assert_int_equal(apart("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY, (const char *[]){ "weights  1.1 MB", "kv       384 bytes a position",
+	                 "free     1.0 MB", "weights stored as Q8_0 (", "another GPU", NULL }), 0);
 	assert_int_equal(apart("LLMC_EMU_MEM_MB", "2", LLMC_E_MEMORY, (const char *[]){ "kv", "scratch", "state", "free", NULL }), 0);
 	tempdir_close(&t);
+}
+
+/* What a session that is too large is told would fit does fit, twice as much does not. */
+static int
+told_limits_fit(void)
+{
+	llmc_model *m;
+	llmc_session *s;
+	llmc_error err = { 0 };
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	const char *told;
+
+	setenv("LLMC_EMU_MEM_MB", "64", 1);
+	l.context = l.seqs = l.chunk = 512; /* 101 MB of KV */
+	if (open_tiny("cuda", NULL, &m, &err) != LLMC_OK || llmc_session_open(m, &l, &s, &err) != LLMC_E_MEMORY || !strstr(err.text, "would fit") ||
+	    !(told = strstr(err.text, "--context ")) || sscanf(told, "--context %d with --seqs %d", &l.context, &l.seqs) != 2) {
+		fprintf(stderr, "not told: %s\n", err.text);
+		return 1;
+	}
+	if (llmc_session_open(m, &l, &s, &err) != LLMC_OK) {
+		fprintf(stderr, "told, but: %s\n", err.text);
+		return 1;
+	}
+	llmc_session_close(s);
+	*(l.context < 512 ? &l.context : &l.seqs) *= 2;
+	if (llmc_session_open(m, &l, &s, &err) == LLMC_OK) {
+		fprintf(stderr, "context %d with %d sequences would have fit as well\n", l.context, l.seqs);
+		return 1;
+	}
+	llmc_close(m);
+	return 0;
+}
+
+static void
+what_is_told_fits(void **state)
+{
+	int code = 1;
+	pid_t pid = fork();
+
+	(void)state;
+	if (pid == 0)
+		_exit(told_limits_fit());
+	waitpid(pid, &code, 0);
+	assert_int_equal(code, 0);
 }
 
 int
@@ -368,6 +413,7 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(targets),
 		cmocka_unit_test(machines),
+		cmocka_unit_test(what_is_told_fits),
 		cmocka_unit_test(same_tokens),
 		cmocka_unit_test(samples),
 		cmocka_unit_test(calls_of_a_token),
