@@ -18,14 +18,16 @@ pieces_of(const Op *op)
 
 /* requires: weights built; keeps: everything else
  * effect:   a weight that some op multiplies by gets the layout that kernels of the target stream; one that is only gathered
- *           stays in file order, so that it need not be read at load. */
+ *           stays in file order on a CPU, so that it need not be read at load. */
 void
 select_layouts(Graph *g, const Templates *ts)
 {
+	bool device = ts && target_is_cuda(templates_target(ts));
+
 	for (size_t i = 0; ts && i < g->n_op; i++)
 		for (int k = 0; k < op_info[g->op[i].kind].n_in; k++) {
 			int v = g->op[i].in[k];
-			if (v >= 0 && g->val[v].kind == VAL_WEIGHT && !gathers(g->op[i].kind))
+			if (v >= 0 && g->val[v].kind == VAL_WEIGHT && (device || !gathers(g->op[i].kind)))
 				templates_layout(ts, &g->tensor[g->val[v].tensor], pieces_of(&g->op[i]));
 		}
 }

@@ -90,6 +90,16 @@ def test_verify(gpu, tmp_path):
     assert p.returncode == 0, p.stderr + p.stdout
 
 
+@pytest.mark.parametrize("storage", ["q8_0", "q5_1"])
+def test_quantised_embedding_of_its_own(storage, gpu):
+    """A table that is gathered from and not multiplied by, in blocks."""
+    gpu("sm_90a")
+    tiny = os.path.join(os.path.dirname(__file__), "..", "..", "configs", "tiny.yaml")
+    p = subprocess.run([LLMC, "verify", tiny, "--random-weights", "--device", "cuda", "--tokens", "1,200,3", "--set", f"storage.default={storage}"],
+                       capture_output=True, text=True, env=os.environ, timeout=240)
+    assert p.returncode == 0, p.stderr + p.stdout
+
+
 def test_smollm2(gpu):
     """Eight tokens of a real model, those of transformers."""
     import json
