@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/sha256.h"
-
 enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 256 };
 
 static llmc_status
@@ -75,6 +73,24 @@ add_flags(Sha256 *sum, const Kernels *k)
 		sha256_add(sum, k->flag[i], strlen(k->flag[i]) + 1);
 }
 
+llmc_status
+objects_common(const Kernels *k, Sha256 *common, llmc_error *err)
+{
+	sha256_init(common);
+	add_flags(common, k);
+	return add_headers(common, strbuf_str(&k->root), err);
+}
+
+llmc_status
+object_key(const Kernels *k, const Sha256 *common, int unit, char hex[65], llmc_error *err)
+{
+	Sha256 sum = *common;
+
+	TRY(add_file(&sum, strbuf_str(&k->object[unit].source), k->build.unit[unit].file, err));
+	sha256_hex(&sum, hex);
+	return LLMC_OK;
+}
+
 static llmc_status
 take(void *kernels, int unit, llmc_error *err)
 {
@@ -105,14 +121,10 @@ prepare(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_error *er
 	}
 	file_join(&k->root, opt->artifact, "kernels");
 	TRY_GOTO(cc_flags(plan->target, &k->flag, &k->flag_text, err));
-	sha256_init(&common);
-	add_flags(&common, k);
-	TRY_GOTO(add_headers(&common, strbuf_str(&k->root), err));
+	TRY_GOTO(objects_common(k, &common, err));
 	for (int i = 0; i < b->n_unit; i++) {
-		Sha256 sum = common;
 		file_join(&k->object[i].source, opt->artifact, b->unit[i].file);
-		TRY_GOTO(add_file(&sum, strbuf_str(&k->object[i].source), b->unit[i].file, err));
-		sha256_hex(&sum, b->unit[i].key);
+		TRY_GOTO(object_key(k, &common, i, b->unit[i].key, err));
 	}
 	*out = k;
 	return LLMC_OK;

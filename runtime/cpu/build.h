@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/sha256.h"
 #include "runtime/cpu/cpu.h"
 
 /* What a shared object has beside its unit. */
@@ -29,6 +30,11 @@ struct Kernels {
 llmc_status cc_run(char *const argv[], size_t cap, Strbuf *out, int *code, llmc_error *err);
 /* Flags for a target and those of $LLMC_KERNEL_CFLAGS: NULL-terminated, over one allocation in *text */
 llmc_status cc_flags(const char *target, char ***flags, char **text, llmc_error *err);
+
+/* --- build.c --- */
+/* What all keys begin with (flags, headers), and the key of a unit: from what the files hold now. */
+llmc_status objects_common(const Kernels *k, Sha256 *common, llmc_error *err);
+llmc_status object_key(const Kernels *k, const Sha256 *common, int unit, char hex[65], llmc_error *err);
 
 /* --- compile.c: BuildKind.compile --- */
 llmc_status object_compile(void *kernels, int unit, llmc_error *err);

@@ -35,6 +35,20 @@ run_compiler(const Kernels *k, const Object *o, const char *tmp, bool lenient, S
 	return cc_run(argv, 1200, text, code, err);
 }
 
+/* Did the compiler see what the key was made from? Somebody may have compiled the model again meanwhile. */
+static llmc_status
+check_unchanged(const Kernels *k, int unit, llmc_error *err)
+{
+	const BuildUnit *u = &k->build.unit[unit];
+	Sha256 common;
+	char key[65];
+
+	TRY(objects_common(k, &common, err));
+	TRY(object_key(k, &common, unit, key, err));
+	return strcmp(key, u->key) ? error_set(err, LLMC_E_IO, "%s, or a header of it, changed while it was compiled: open the model again", u->file)
+	                           : LLMC_OK;
+}
+
 llmc_status
 object_compile(void *kernels, int unit, llmc_error *err)
 {
@@ -67,6 +81,7 @@ object_compile(void *kernels, int unit, llmc_error *err)
 		status = error_set(err, LLMC_E_MISSING, "%s: %s cannot compile it:\n%s", strbuf_str(&o->source), k->cc, strbuf_str(&text));
 		goto fail;
 	}
+	TRY_GOTO(check_unchanged(k, unit, err));
 	TRY_GOTO(file_read(tmp, MAX_OBJECT, &made, err));
 	TRY_GOTO(sealed_write(path, object_mark, u->key, made.data, made.len, err));
 fail:

@@ -330,6 +330,28 @@ temporary_names_are_never_used_twice(void **state)
 		free(name[--n]);
 }
 
+/* A model that is compiled into the folder while its kernels are built: nothing is kept under the key of another source. */
+static void
+sources_that_change_meanwhile(void **state)
+{
+	char script[900], path[600];
+
+	(void)state;
+	fresh();
+	snprintf(path, sizeof path, "%s/cc", artifact);
+	snprintf(script, sizeof script, "#!/bin/sh\ncase \"$*\" in *one.c*) sed -i 's/ANSWER/7/' %s/kernels/one.c;; esac\nexec cc \"$@\"\n", artifact);
+	put("cc", script);
+	chmod(path, 0755);
+	setenv("LLMC_CC", path, 1);
+	refused(LLMC_E_IO, "kernels/one.c, or a header of it, changed while it was compiled: open the model again");
+	assert_true(works(7) >= 1);
+	put("kernels/one.c", good);
+	put("cc", "#!/bin/sh\nexec cc \"$@\"\n");
+	chmod(path, 0755);
+	assert_int_equal(works(42), 1);
+	unsetenv("LLMC_CC");
+}
+
 /* A process that was killed leaves a file: neither in the way of the next one of its number, nor there for ever. */
 static void
 what_dead_processes_leave(void **state)
@@ -489,6 +511,7 @@ main(void)
 		cmocka_unit_test(folders_that_others_may_write_to),
 		cmocka_unit_test(any_umask_will_do),
 		cmocka_unit_test(temporary_names_are_never_used_twice),
+		cmocka_unit_test(sources_that_change_meanwhile),
 		cmocka_unit_test(what_dead_processes_leave),
 		cmocka_unit_test(failures_are_sentences),
 		cmocka_unit_test(shipped_kernels_are_used_when_they_fit),
