@@ -402,9 +402,13 @@ template_arg(const Bind *b, const Template *t, const Line *l, bool scratch, ArgD
 		if (!close)
 			return template_error(b, t, l, "expected ]");
 		out->sized = true;
-		return parse_extent(b, t, l, p + 1, close, &out->extent);
+		if (!parse_extent(b, t, l, p + 1, close, &out->extent))
+			return false;
+		p = close + 1;
 	}
-	return true;
+	while (p < end && isspace((unsigned char)*p))
+		p++;
+	return p == end || (scratch && *p == ';') || template_error(b, t, l, scratch ? "only ; if EXPR may follow" : "nothing more may follow");
 }
 
 bool

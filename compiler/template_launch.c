@@ -145,7 +145,7 @@ parse_function(const Bind *b, const Template *t, const Line *l, const char *p, c
 	template_word(&p, end, word, sizeof word);
 	if (strcmp(word, "pdl") == 0) {
 		out->pdl = true;
-		return true;
+		return p == end || template_error(b, t, l, "nothing may follow pdl");
 	}
 	if (strcmp(word, "grid") == 0)
 		return parse_grid(b, t, l, p, end, out->grid);
@@ -175,7 +175,7 @@ parse_common(const Bind *b, const Template *t, const Line *l, const char *p, con
 	if (strcmp(word, "path") == 0) {
 		template_word(&p, end, word, sizeof word);
 		*path = strcmp(word, "own") == 0 ? PATH_OWN : PATH_LIBRARY;
-		return *path == PATH_OWN || strcmp(word, "library") == 0 || template_error(b, t, l, "a path is own or library");
+		return (p == end && (*path == PATH_OWN || strcmp(word, "library") == 0)) || template_error(b, t, l, "a path is own or library");
 	}
 	*mine = false;
 	return true;

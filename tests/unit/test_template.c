@@ -370,6 +370,11 @@ static const Wrong wrong_launch[] = {
 	{ ARGS LAUNCH_4 LAUNCH_4 "//@launch e; block 1\n", 13, "more than 8 @launch lines" },
 #define OWN "//@scratch act f16[n_tok, COLS]\n//@launch main; path own; block 1\n"
 	{ ARGS "//@launch main; path else; block 1\n", 5, "a path is own or library" },
+	{ ARGS "//@launch main; path own library; block 1\n", 5, "a path is own or library" },
+	{ ARGS "//@launch main; pdl if HAS_B; block 1\n", 5, "nothing may follow pdl" },
+	{ ARGS "//@scratch raw f32[n_tok] if LIBRARY\n//@launch main; block 1\n", 5, "only ; if EXPR may follow" },
+	{ ARGS "//@scratch raw f32[n_tok]; LIBRARY\n//@launch main; block 1\n", 5, "expected if EXPR" },
+	{ "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]; if HAS_B\n//@arg y out f32[n_tok, ROWS]\n//@launch main; block 1\n", 3, "nothing more may follow" },
 	{ ARGS "//@launch main; if W_DTYPE; block 1\n", 5, "a condition is" },
 	{ ARGS OWN "//@launch product; block 3\n", 7, "expected path library, if EXPR, gemm" },
 	{ ARGS OWN "//@launch product\n", 7, "needs its gemm" },
