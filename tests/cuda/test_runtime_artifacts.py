@@ -205,3 +205,15 @@ def test_two_processes(shipped, want, cache):
         out, err = p.communicate(timeout=200)
         assert p.returncode == 0, err
         assert tokens(out) == want
+
+
+def test_devices_by_number_and_bench(shipped, want, driver_only, tmp_path):
+    """Two devices: the second is taken by its number, a third is not there; bench needs no checkpoint."""
+    env = dict(lib=driver_only, LLMC_EMU_DEVICES="2", LLMC_CACHE=str(tmp_path))
+    here = [x if x != "cuda" else "cuda:1" for x in RUN]
+    out, _ = run(["run", shipped, *here], **env)
+    assert tokens(out) == want
+    _, err = run(["run", shipped, *[x if x != "cuda" else "cuda:2" for x in RUN]], code=1, **env)
+    assert "there is no GPU 2: this machine has 2" in err
+    out, _ = run(["bench", shipped, "--random-weights", "--device", "cuda:1", "-p", "20", "-n", "3", "-c", "64", "--json"], **env)
+    assert {r["test"]: r["tps"] > 0 for r in json.loads(out)["results"]} == {"pp20": True, "tg3": True}

@@ -185,8 +185,16 @@ many_steps(void **state)
 			step(&p, pick(3) > 0);
 		}
 	}
+	/* then graphs of every size are there: no step makes one */
 	OK(session_prepare(p.s[1]->s, err));
-	step(&p, true);
+	long made = emu_count("cuGraphInstantiateWithFlags");
+	for (int32_t i = 0; i < SEQS; i++)
+		if (p.q[i][0] < 0)
+			new_seq(&p, i);
+	for (int i = 0; i < 12; i++)
+		step(&p, true);
+	assert_true(made >= 4); /* of 1, 2, 4 and 8 sequences */
+	assert_int_equal(emu_count("cuGraphInstantiateWithFlags"), made);
 	for (int k = 0; k < 2; k++) {
 		llmc_session_close(p.s[k]);
 		llmc_close(p.m[k]);
