@@ -40,7 +40,9 @@ open_first(Nvrtc *n, const char *const *names, llmc_error *err)
 	if (!n->lib) {
 		const char *own = getenv("LLMC_CUDA_LIBDIR");
 		if (own && *own)
-			return error_set(err, LLMC_E_MISSING, "there is no libnvrtc.so (12 or 13) in %s (LLMC_CUDA_LIBDIR)", own);
+			return error_set(err, LLMC_E_MISSING,
+			                 "there is no libnvrtc.so (12 or 13) in %s (LLMC_CUDA_LIBDIR): `pip install nvidia-cuda-nvrtc` and set it "
+			                 "to the wheel's lib folder, or unset it to look in the usual places", own);
 		return error_set(err, LLMC_E_MISSING,
 		                 "NVRTC (libnvrtc.so.13 or .12) is not on this machine: `pip install nvidia-cuda-nvrtc` and set "
 		                 "LLMC_CUDA_LIBDIR to its lib folder, or install the package libnvrtc of the CUDA toolkit");
