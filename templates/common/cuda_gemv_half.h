@@ -36,16 +36,6 @@ h2_pick(unsigned v, unsigned mask, unsigned bits)
 	asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(v), "r"(mask), "r"(bits));
 	return d;
 }
-#else
-DEV unsigned h2_pick(unsigned v, unsigned mask, unsigned bits) { return (v & mask) | bits; }
-/* Products of halves are exact in f32, and so are the sums met here: small integers, or of a product and what is no larger */
-DEV unsigned h2_add(unsigned a, unsigned b) { return pack_f16(f16_lo(a) + f16_lo(b), f16_hi(a) + f16_hi(b)); }
-DEV unsigned h2_mul(unsigned a, unsigned b) { return pack_f16(f16_lo(a) * f16_lo(b), f16_hi(a) * f16_hi(b)); }
-DEV unsigned
-h2_fma(unsigned a, unsigned b, unsigned c)
-{
-	return pack_f16(fmaf(f16_lo(a), f16_lo(b), f16_lo(c)), fmaf(f16_hi(a), f16_hi(b), f16_hi(c)));
-}
 #endif
 
 /* v in both halves */

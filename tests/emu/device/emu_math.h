@@ -117,4 +117,34 @@ f32_to_f16(float f)
 	return (unsigned short)(s | ((a - 0x38000000u + 0xfffu + (a >> 13 & 1)) >> 13));
 }
 
+/* Pairs of halves (cuda_gemv_half.h). Products of halves are exact in f32, and so are the sums met there: small integers, or of a product and
+ * what is no larger. */
+#ifdef __F16C__
+typedef float emu_f4 __attribute__((vector_size(16)));
+typedef short emu_h8 __attribute__((vector_size(16)));
+typedef unsigned emu_u4 __attribute__((vector_size(16)));
+EMU_FN emu_f4 emu_h2(unsigned v) { return __builtin_ia32_vcvtph2ps((emu_h8)(emu_u4){ v }); }
+EMU_FN unsigned
+emu_h2_back(emu_f4 f)
+{
+	unsigned v = ((emu_u4)__builtin_ia32_vcvtps2ph(f, 0))[0];
+	if ((v & 0x7fffu) > 0x7c00u) /* the one NaN that a GPU makes */
+		v = (v & 0xffff0000u) | 0x7fffu;
+	if ((v & 0x7fff0000u) > 0x7c000000u)
+		v = (v & 0xffffu) | 0x7fff0000u;
+	return v;
+}
+EMU_FN unsigned h2_add(unsigned a, unsigned b) { return emu_h2_back(emu_h2(a) + emu_h2(b)); }
+EMU_FN unsigned h2_mul(unsigned a, unsigned b) { return emu_h2_back(emu_h2(a) * emu_h2(b)); }
+EMU_FN unsigned h2_fma(unsigned a, unsigned b, unsigned c) { return emu_h2_back(emu_h2(a) * emu_h2(b) + emu_h2(c)); }
+#else
+EMU_FN float emu_lo(unsigned v) { return f16_to_f32((unsigned short)v); }
+EMU_FN float emu_hi(unsigned v) { return f16_to_f32((unsigned short)(v >> 16)); }
+EMU_FN unsigned emu_h2_back(float lo, float hi) { return f32_to_f16(lo) | (unsigned)f32_to_f16(hi) << 16; }
+EMU_FN unsigned h2_add(unsigned a, unsigned b) { return emu_h2_back(emu_lo(a) + emu_lo(b), emu_hi(a) + emu_hi(b)); }
+EMU_FN unsigned h2_mul(unsigned a, unsigned b) { return emu_h2_back(emu_lo(a) * emu_lo(b), emu_hi(a) * emu_hi(b)); }
+EMU_FN unsigned h2_fma(unsigned a, unsigned b, unsigned c) { return emu_h2_back(emu_lo(a) * emu_lo(b) + emu_lo(c), emu_hi(a) * emu_hi(b) + emu_hi(c)); }
+#endif
+EMU_FN unsigned h2_pick(unsigned v, unsigned mask, unsigned bits) { return (v & mask) | bits; }
+
 #endif
