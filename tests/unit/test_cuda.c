@@ -11,6 +11,7 @@
 enum { PROMPT = 5, NEW = 6 };
 static const int32_t prompt[PROMPT] = { 1, 2, 3, 4, 5 };
 static int32_t reference[40];
+static const char *plan_arch; /* that models are compiled for; NULL: the device's own */
 
 static bool
 keep_id(void *user, int32_t id, const char *text, size_t n)
@@ -36,7 +37,7 @@ whole(const char *device, int n_new, int32_t *out, llmc_error *err)
 	l.chunk = 16;
 	p.max_tokens = n_new;
 	p.ignore_eos = true;
-	status = open_tiny(device, NULL, &m, err);
+	status = open_tiny(device, plan_arch, &m, err);
 	if (status == LLMC_OK)
 		status = llmc_session_open(m, &l, &s, err);
 	if (status == LLMC_OK)
@@ -345,7 +346,15 @@ machines(void **state)
 	const char *dir = t.path;
 	assert_int_equal(apart("LLMC_EMU_DRIVER", "11040", LLMC_E_MISSING, (const char *[]){ "11.4", "11.8", "update", NULL }), 0);
 	assert_int_equal(apart("LLMC_CUDA_LIBDIR", dir, LLMC_E_MISSING, (const char *[]){ "libcuda.so.1", dir, NULL }), 0);
-	assert_int_equal(apart("LLMC_EMU_GPU", "sm_60", LLMC_E_MISSING, (const char *[]){ "GPU", NULL }), 0);
+	assert_int_equal(apart("LLMC_EMU_GPU", "none", LLMC_E_MISSING, (const char *[]){ "no GPU is visible", "--device cpu", NULL }), 0);
+	const char *const too_old[] = { "GPU 0 (Emulated V100) is of architecture sm_70", "needs sm_75 (Turing", "--device cpu", NULL };
+	assert_int_equal(apart("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
+	plan_arch = "sm_75"; /* also when the plan is for another one */
+	assert_int_equal(apart("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
+	plan_arch = "sm_80";
+	assert_int_equal(apart("LLMC_EMU_GPU", "sm_75", LLMC_E_MISSING, (const char *[]){ "the plan is for sm_80", "Emulated T4", "sm_75",
+	                 "--arch sm_75", NULL }), 0);
+	plan_arch = NULL;
 	assert_int_equal(apart("LLMC_EMU_DRIVER", "12040", LLMC_E_MISSING, (const char *[]){ "13.0", "CUDA 12", "NVRTC", NULL }), 0);
 	assert_int_equal(apart("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY, (const char *[]){ "weights  1.1 MB", "kv       384 bytes a position",
 	                 "free     1.0 MB", "weights stored as Q8_0 (", "another GPU", NULL }), 0);
