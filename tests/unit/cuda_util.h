@@ -21,6 +21,7 @@ static void (*emu_count_reset)(void);
 static void (*emu_fail)(const char *name, long n, int code);
 static const char *(*emu_failed)(void);
 static long (*emu_leaks)(void);
+static void (*emu_graph)(long *kernels, long *asked, long *edges);
 
 /* BUILD/emu from BUILD/unit/test_x; false: the emulator has not been built */
 static inline bool
@@ -44,9 +45,10 @@ emulator(char dir[4096])
 	*(void **)&emu_fail = dlsym(lib, "emu_fail");
 	*(void **)&emu_failed = dlsym(lib, "emu_failed");
 	*(void **)&emu_leaks = dlsym(lib, "emu_leaks");
+	*(void **)&emu_graph = dlsym(lib, "emu_graph");
 	setenv("LLMC_CUDA_LIBDIR", dir, 1);
 	setenv("LLMC_EMU_QUIET", "1", 1);
-	return emu_count && emu_count_reset && emu_fail && emu_failed && emu_leaks;
+	return emu_count && emu_count_reset && emu_fail && emu_failed && emu_leaks && emu_graph;
 }
 
 static char last_log[1 << 16];

@@ -406,6 +406,48 @@ what_is_told_fits(void **state)
 	assert_int_equal(code, 0);
 }
 
+/* Each kernel of a decode step but the first starts before the one in front of it has ended, from sm_90 on; before that, and in graphs of
+ * drivers before CUDA 12.3, nothing asks for it. */
+static void
+overlaps(const char *gpu, const char *driver, bool all)
+{
+	llmc_model *m;
+	llmc_session *s;
+	llmc_error err = { 0 };
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	long kernels, asked, edges;
+	pid_t pid = fork();
+	int code = 1;
+
+	if (pid == 0) {
+		setenv("LLMC_EMU_GPU", gpu, 1);
+		setenv("LLMC_EMU_DRIVER", driver, 1);
+		setenv("LLMC_EMU_NVRTC", driver, 1);
+		l.context = 128;
+		if (open_tiny("cuda", NULL, &m, &err) != LLMC_OK || llmc_session_open(m, &l, &s, &err) != LLMC_OK) {
+			fprintf(stderr, "%s, driver %s: %s\n", gpu, driver, err.text);
+			_exit(1);
+		}
+		emu_graph(&kernels, &asked, &edges);
+		bool right = kernels > 10 && asked == (all ? kernels - 1 : 0) && edges == asked;
+		if (!right)
+			fprintf(stderr, "%s, driver %s: of %ld kernels %ld ask for a programmatic edge, %ld have one\n", gpu, driver, kernels, asked, edges);
+		_exit(!right);
+	}
+	waitpid(pid, &code, 0);
+	assert_int_equal(code, 0);
+}
+
+static void
+edges_of_graphs(void **state)
+{
+	(void)state;
+	overlaps("sm_90a", "13000", true);
+	overlaps("sm_120a", "13000", true);
+	overlaps("sm_90a", "12020", false);
+	overlaps("sm_80", "13000", false);
+}
+
 int
 main(void)
 {
@@ -423,6 +465,7 @@ main(void)
 		cmocka_unit_test(targets),
 		cmocka_unit_test(machines),
 		cmocka_unit_test(what_is_told_fits),
+		cmocka_unit_test(edges_of_graphs),
 		cmocka_unit_test(same_tokens),
 		cmocka_unit_test(samples),
 		cmocka_unit_test(calls_of_a_token),

@@ -154,7 +154,7 @@ struct Op {
 	Func *fn;
 	Dim grid, block, cluster;
 	uint32_t dyn;
-	bool cooperative;
+	bool cooperative, asked;    /* asked: for a programmatic edge */
 	void **param;               /* pointers into param_mem */
 	char *param_mem;
 	uint32_t *order;            /* order in which blocks (or clusters) start */

@@ -234,6 +234,29 @@ exec_known(CUgraphExec g)
 	return false;
 }
 
+/* The graph that was instantiated last: its kernels, those that asked for a programmatic edge, those that have one. */
+static long last_kernels, last_asked, last_edges;
+
+EXPORT void emu_graph(long *kernels, long *asked, long *edges);
+EXPORT void
+emu_graph(long *kernels, long *asked, long *edges)
+{
+	*kernels = last_kernels;
+	*asked = last_asked;
+	*edges = last_edges;
+}
+
+static void
+count_edges(const struct CUgraph_st *g)
+{
+	last_kernels = last_asked = last_edges = 0;
+	for (int i = 0; i < g->n_node; i++) {
+		last_kernels += g->node[i]->op->kind == OP_KERNEL;
+		last_asked += g->node[i]->op->asked;
+		last_edges += g->node[i]->n_prog > 0;
+	}
+}
+
 static CUresult
 instantiate(CUgraphExec *out, CUgraph g)
 {
@@ -246,6 +269,7 @@ instantiate(CUgraphExec *out, CUgraph g)
 	e->origin = g;
 	e->next = execs;
 	execs = e;
+	count_edges(e->graph);
 	*out = e;
 	return CUDA_SUCCESS;
 }

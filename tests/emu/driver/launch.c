@@ -94,7 +94,10 @@ launch(CUfunction fn, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool coope
 
 	if (!r)
 		r = launch_make((Func *)(void *)fn, grid, block, cluster, dyn, cooperative, params, extra, &op);
-	return r ? r : stream_add(s, op, programmatic);
+	if (r)
+		return r;
+	op->asked = programmatic;
+	return stream_add(s, op, programmatic && emu_arch >= 90);
 }
 
 API(cuLaunchKernel, (CUfunction fn, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned dyn, CUstream s,
@@ -123,7 +126,7 @@ API(cuLaunchKernelEx, (const CUlaunchConfig *c, CUfunction fn, void **params, vo
 		switch (c->attrs[i].id) {
 		case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: cooperative = v->cooperative; break;
 		case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: cluster = (Dim){ v->clusterDim.x, v->clusterDim.y, v->clusterDim.z }; break;
-		case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: programmatic = v->programmaticStreamSerializationAllowed && emu_arch >= 90; break;
+		case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: programmatic = v->programmaticStreamSerializationAllowed; break;
 		case CU_LAUNCH_ATTRIBUTE_IGNORE: case CU_LAUNCH_ATTRIBUTE_PRIORITY: case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
 		case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: break;
 		default: return CUDA_ERROR_NOT_SUPPORTED;
