@@ -1,9 +1,15 @@
 """The engine on an emulated GPU. Under deterministic: true: tokens picked on the device and on the host, preemption with KV
-copied to the host and back, prefix hits, a cancel: each request says what it says alone. A GPU that fails."""
+copied to the host and back, prefix hits, a cancel: each request says what it says alone; and so it does, with the same bits of
+every logprob, where products and attention go to tensor cores. A GPU that fails."""
 import json
 import os
 import subprocess
 import sys
+
+import pytest
+
+from cuda_emu import environment
+from golden_run import weights
 
 SCRIPT = """
 import json, llmc
@@ -40,6 +46,51 @@ def test_a_crowd_on_a_gpu_answers_as_each_alone():
     assert first == alone[0] and crowd == alone[:1:-1] + [alone[1], alone[1]]
     assert stats["preemptions"] > 0 and stats["swaps_in"] == stats["swaps_out"] > 0 and stats["prefix_hits"] > 0
     assert stats["kv_pages_used"] == stats["failed"] == stats["running"] == 0
+
+
+TENSOR_CORES = """
+import glob, json, os, sys, llmc
+folder, model, storage = sys.argv[1:]
+if storage:  # widths that wgmma takes
+    make = dict(random_weights=True, set={"hidden": "128", "ffn.width": "192", "attention.n_heads": "4", "attention.n_kv_heads": "2",
+                                          "attention.head_dim": "32", "storage.default": storage})
+else:
+    make = dict(set={})
+make["set"]["deterministic"] = "true"
+with llmc.open(model, device="cuda", arch="sm_90a", out_dir=folder, **make) as m:
+    ids = [3 + (i * 37) % 110 for i in range(37)]
+    prompts = [ids, ids[5:25], ids[:3], ids[20:] + ids[:11]]
+    params = [dict(max_tokens=4, ignore_eos=True, logprobs=True, prompt_logprobs=True, n_top=3) for _ in prompts]
+    params[3].update(temperature=0.9, seed=4, top_p=0.9)
+    def heard(r):
+        return [(v.kind, v.token, repr(v.logprob), v.top) for v in r.events() if v.kind != "finish"]
+    with m.engine(context=64, seqs=4, chunk=24, no_prefix_cache=True) as e:
+        alone = [heard(e.submit(p, **k)) for p, k in zip(prompts, params)]
+        steps = [e.stats()["steps"]]
+        together = [heard(r) for r in [e.submit(p, **k) for p, k in zip(prompts, params)]]
+        steps.append(e.stats()["steps"] - steps[0])
+    with m.session(context=64) as s:  # and the whole prompt in one step
+        whole = s.run(prompts[0], max_tokens=4, ignore_eos=True)["tokens"]
+kernels = {os.path.basename(f).split(".")[0]: open(f).read() for f in glob.glob(folder + "/kernels/*.cu")}
+print(json.dumps([alone, together, whole, steps, sorted(k for k, text in kernels.items() if "wgmma" in text), sorted(kernels)]))
+"""
+
+
+@pytest.mark.parametrize("model, storage", [("llama-bias-linear-bf16", ""), ("configs/tiny.yaml", "bf16"), ("configs/tiny.yaml", "q4_0")])
+def test_batches_on_tensor_cores_answer_as_each_alone(model, storage, tmp_path):
+    if not storage:
+        model = weights.Golden(model).build(str(tmp_path / "model"))
+    p = subprocess.run([sys.executable, "-c", TENSOR_CORES, str(tmp_path / "artifact"), model, storage], capture_output=True, text=True,
+                       env={**os.environ, **environment("sm_90a", seed=5)})
+    assert p.returncode == 0, p.stderr
+    alone, together, whole, (one_by_one, steps), wgmma, kernels = json.loads(p.stdout.splitlines()[-1])
+    mixed = {"head_mixed", "matmul_add_mixed", "norm_glu_mixed", "norm_qkv_mixed"}
+    assert mixed <= set(kernels)
+    if storage:
+        assert mixed | {"attention_mixed"} <= set(wgmma)
+    assert steps < one_by_one  # there were batches
+    assert together == alone
+    assert [v[1] for v in alone[0] if v[0] == "token"] == whole
 
 
 FAILING = """
