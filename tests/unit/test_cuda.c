@@ -5,6 +5,7 @@
 #include <glob.h>
 #include <sys/wait.h>
 
+#include "base/file.h"
 #include "runtime/cuda/cuda.h"
 #include "tests/unit/tempdir.h"
 
@@ -406,6 +407,66 @@ what_is_told_fits(void **state)
 	assert_int_equal(code, 0);
 }
 
+/* A process of its own, as `test_cuda wheel FILE`, since the loader reads its path once. FILE is the NVRTC to be found, the driver the loader's. */
+static int
+with_wheel(const char *file)
+{
+	int32_t got[40];
+	llmc_error err = { 0 };
+	char driver[1024];
+	CudaApi api;
+	Nvrtc n;
+	void *lib;
+
+	if (nvrtc_open(&n, 0, &err) != LLMC_OK || cuda_driver_open(&lib, &api, driver, sizeof driver, &err) != LLMC_OK) {
+		fprintf(stderr, "%s\n", err.text);
+		return 1;
+	}
+	bool right = strcmp(n.path, file) == 0 && strcmp(driver, "libcuda.so.1") == 0;
+	if (!right)
+		fprintf(stderr, "NVRTC is %s instead of %s, the driver %s\n", n.path, file, driver);
+	nvrtc_close(&n);
+	dlclose(lib);
+	if (right && whole("cuda", NEW, got, &err) != LLMC_OK) {
+		fprintf(stderr, "%s\n", err.text);
+		return 1;
+	}
+	return !right;
+}
+
+/* LLMC_CUDA_LIBDIR names a folder of NVRTC alone, or one below which it lies as in Python's site-packages: the driver is the system's. */
+static void
+nvrtc_alone(void **state)
+{
+	static const char *const below[] = { "", "/nvidia/cuda_nvrtc/lib", "/nvidia/cu13/lib" };
+	const char *emu = getenv("LLMC_CUDA_LIBDIR"), *path = getenv("LD_LIBRARY_PATH");
+	char self[4096] = "", search[8400], from[4200], file[1024];
+
+	(void)state;
+	assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+	snprintf(search, sizeof search, "%s%s%.4000s", emu, path ? ":" : "", path ? path : "");
+	snprintf(from, sizeof from, "%s/libnvrtc.so.13", emu);
+	for (size_t i = 0; i < sizeof below / sizeof *below; i++) {
+		Tempdir t;
+		int code = 1;
+		assert_int_equal(tempdir_open(&t), 0);
+		snprintf(file, sizeof file, "%s%s", t.path, below[i]);
+		assert_int_equal(file_mkdirs(file, NULL), LLMC_OK);
+		strcat(file, "/libnvrtc.so.13");
+		assert_int_equal(symlink(from, file), 0);
+		pid_t pid = fork();
+		if (pid == 0) {
+			setenv("LLMC_CUDA_LIBDIR", t.path, 1);
+			setenv("LD_LIBRARY_PATH", search, 1);
+			execl(self, self, "wheel", file, (char *)NULL);
+			_exit(127);
+		}
+		waitpid(pid, &code, 0);
+		tempdir_close(&t);
+		assert_int_equal(code, 0);
+	}
+}
+
 /* Each kernel of a decode step but the first starts before the one in front of it has ended, from sm_90 on; before that, and in graphs of
  * drivers before CUDA 12.3, nothing asks for it. */
 static void
@@ -449,11 +510,13 @@ edges_of_graphs(void **state)
 }
 
 int
-main(void)
+main(int argc, char **argv)
 {
 	char dir[4096];
 	Tempdir cache;
 
+	if (argc == 3 && strcmp(argv[1], "wheel") == 0)
+		return with_wheel(argv[2]);
 	if (!emulator(dir)) {
 		printf("1..0 # skipped: the emulator is not built (make emu-lib)\n");
 		return 0;
@@ -466,6 +529,7 @@ main(void)
 		cmocka_unit_test(machines),
 		cmocka_unit_test(what_is_told_fits),
 		cmocka_unit_test(edges_of_graphs),
+		cmocka_unit_test(nvrtc_alone),
 		cmocka_unit_test(same_tokens),
 		cmocka_unit_test(samples),
 		cmocka_unit_test(calls_of_a_token),
