@@ -296,10 +296,12 @@ LLMC_API llmc_status llmc_pick_params(llmc_session *s, llmc_seq q, const llmc_pa
 LLMC_API llmc_status llmc_queue_step(llmc_session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
 LLMC_API llmc_status llmc_take_picked(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err);
 
-/* What each op of a step takes: its kernel in all layers, by itself, run again and again on what the last llmc_forward left. The values of that
- * step's sequences are worth nothing afterwards: free them. Sessions on a GPU; E_MISSING elsewhere, E_RANGE before a step. */
+/* What each op of a step takes: its kernel in all layers, by itself, run again and again on what the last llmc_forward left. Blocks, and calls fn
+ * (in this thread; it must not use the session) once a kernel, in the step's order. The values of that step's sequences, and of their forks, are
+ * worth nothing afterwards: free them. Sessions on a GPU; E_MISSING elsewhere, E_RANGE before a step, or when one of its sequences has been freed
+ * or trimmed since. */
 typedef struct llmc_op_time {
-	const char *op;           /* as in llmc plan */
+	const char *op;           /* as in llmc plan; lives as long as the model */
 	int32_t     n;            /* launches in one step */
 	double      seconds;      /* of all of them */
 	int64_t     weight_bytes; /* that they read */

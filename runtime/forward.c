@@ -201,6 +201,13 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 		return error_set(err, LLMC_E_MISSING, "the times of single ops are measured on a GPU only (--device cuda)");
 	if (s->step.n_seq < 1)
 		return error_set(err, LLMC_E_RANGE, "the ops of a step are measured after a step (llmc_forward)");
+	for (int32_t i = 0; i < s->step.n_seq; i++) {
+		const KvSeq *q = &s->kv.seq[s->step_seq[i]];
+		/* they write its rows of KV again, where by now another sequence's may lie */
+		if (!q->used || q->len != s->kv_len[i])
+			return error_set(err, LLMC_E_RANGE, "sequence %d is not as the last step left it: the ops of a step are measured right behind it",
+			                 s->step_seq[i]);
+	}
 	TRY(cuda_session_enter(s->cuda, err));
 	llmc_status status = cuda_op_times(s->cuda, s->step.n_dec == s->step.n_seq ? 0 : 1, fn, user, err);
 	cuda_session_leave(s->cuda);
