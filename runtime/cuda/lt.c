@@ -221,7 +221,13 @@ cuda_lt_open(CudaSession *c, llmc_error *err)
 		cuda_lt_close(c);
 		return LLMC_OK;
 	}
-	CUDA_TRY(d, d->api.mem_alloc(&lt->workspace, bytes), "allocating the workspace of cuBLASLt");
+	CUresult r = d->api.mem_alloc(&lt->workspace, bytes);
+	if (r == CU_OUT_OF_MEMORY) { /* the library and its kernels take memory that nobody counts */
+		lt->workspace = 0;
+		cuda_lt_close(c);
+		return LLMC_OK;
+	}
+	CUDA_TRY(d, r, "allocating the workspace of cuBLASLt");
 	return lt_choose(c, err);
 }
 

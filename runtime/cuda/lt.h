@@ -103,7 +103,7 @@ bool        lt_heuristic(const CudaLt *lt, LtProduct *p, int32_t n, LtAlgo *out)
 bool        lt_recall(CudaSession *c);
 /* Fills in the others. An error is one of the driver. */
 llmc_status lt_choose(CudaSession *c, llmc_error *err);
-/* The choice for a step of n rows; NULL: our own. */
+/* The choice for a step of n rows; NULL: none has been made (yet), so our own. */
 LtChoice   *lt_find(LtProduct *p, int64_t n);
 
 #endif

@@ -1,5 +1,5 @@
 /* cuBLASLt in the runtime, by its stand-in on the emulated GPU: the numbers of a model that it does the products of, which way is chosen and
- * kept, every one of its calls failing, and what a machine may lack. */
+ * kept, every one of its calls failing, what a machine may lack, and the times of ops. */
 #include "tests/unit/cuda_util.h"
 
 #include <dirent.h>
@@ -271,6 +271,115 @@ refusals_before_a_step(void **state)
 	assert_int_equal(calls("MatrixLayoutCreate"), 3 * PRODUCTS);
 }
 
+/* Nor is memory that the library would work in, where none is left. */
+static void
+no_workspace(void **state)
+{
+	float own[VOCAB], got[VOCAB];
+
+	(void)state;
+	OK("never", "bf16", NULL, "sm_80", FEW, 16, own);
+	emu_fail("cuMemAlloc_v2", emu_count("cuMemAlloc_v2") + 1, 2);
+	OK("always", "bf16", NULL, "sm_80", FEW, 16, got);
+	assert_string_equal(emu_failed(), "cuMemAlloc_v2");
+	emu_fail(NULL, 0, 0);
+	assert_int_equal(calls("Matmul"), 0);
+	assert_int_equal(calls("Create"), 1);
+	assert_int_equal(calls("Destroy"), 1);
+	assert_memory_equal(got, own, sizeof own);
+}
+
+/* A start that ran out of time has measured the largest steps alone: small ones stay our own. */
+static void
+choices_reach_so_far(void **state)
+{
+	LtProduct *p = calloc(1, sizeof *p);
+
+	(void)state;
+	assert_non_null(p);
+	p->n_choice = 1;
+	p->choice[0] = (LtChoice){ .rows = 4096, .library = 1 };
+	assert_null(lt_find(p, 128));
+	assert_null(lt_find(p, 1024));
+	assert_ptr_equal(lt_find(p, 2049), &p->choice[0]);
+	assert_ptr_equal(lt_find(p, 4096), &p->choice[0]);
+	assert_null(lt_find(p, 4097));
+	free(p);
+}
+
+/* --- llmc_op_times ------------------------------------------------------------------------------------------------ */
+
+typedef struct Told { int n, library, launches; bool sane; } Told;
+
+static void
+tell(void *user, const llmc_op_time *t)
+{
+	Told *all = user;
+
+	all->n++;
+	all->library += t->library;
+	all->launches += t->n;
+	all->sane = all->sane && t->op && *t->op && t->n > 0 && t->seconds > 0 && t->weight_bytes >= 0;
+}
+
+static void
+step_of(llmc_session *s, llmc_seq *q, int32_t n, float *out)
+{
+	llmc_error err = { 0 };
+
+	assert_int_equal(llmc_seq_new(s, 32, q, &err), LLMC_OK);
+	llmc_chunk c = { .seq = *q, .tok = tok, .n_tok = n, .n_out = 1 };
+	assert_int_equal(llmc_forward(s, &c, 1, out, &err), LLMC_OK);
+}
+
+/* Products of the library are in the graphs that are measured; a later step is what it would have been. */
+static void
+times_of_ops(void **state)
+{
+	static const char *const set[] = { "dtype=bf16", "n_layers=1", NULL };
+	llmc_options o = LLMC_INIT(llmc_options);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	float before[VOCAB], after[VOCAB];
+	llmc_error err = { 0 };
+	llmc_session *s;
+	llmc_model *m;
+	llmc_seq q;
+
+	(void)state;
+	o.device = "cuda";
+	o.arch = "sm_80";
+	o.set = set;
+	o.random_weights = true;
+	l.context = 32;
+	l.chunk = 16;
+	setenv("LLMC_CUBLASLT", "always", 1);
+	assert_int_equal(llmc_open("configs/tiny.yaml", &o, &m, &err), LLMC_OK);
+	assert_int_equal(llmc_session_open(m, &l, &s, &err), LLMC_OK);
+	Told told = { .sane = true };
+	assert_int_equal(llmc_op_times(s, tell, &told, &err), LLMC_E_RANGE);
+	for (int32_t n = 1; n <= FEW; n += FEW - 1) {
+		told = (Told){ .sane = true };
+		step_of(s, &q, n, before);
+		if (llmc_op_times(s, tell, &told, &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+		assert_true(told.sane && told.n > PRODUCTS && told.launches >= told.n);
+		assert_int_equal(told.library, n == 1 ? 0 : PRODUCTS);
+		llmc_seq_free(s, q);
+		step_of(s, &q, n, after);
+		assert_memory_equal(after, before, sizeof before);
+		/* its pages may be another's by now */
+		llmc_seq_free(s, q);
+		assert_int_equal(llmc_op_times(s, tell, &told, &err), LLMC_E_RANGE);
+		assert_non_null(strstr(err.text, "is not as the last step left it"));
+		step_of(s, &q, n, after);
+		assert_int_equal(llmc_seq_trim(s, q, 0, &err), LLMC_OK);
+		assert_int_equal(llmc_op_times(s, tell, &told, &err), LLMC_E_RANGE);
+		llmc_seq_free(s, q);
+	}
+	llmc_session_close(s);
+	llmc_close(m);
+}
+
 /* In a step: a refusal is our own kernels' turn, anything else an error that says where. */
 static void
 failures_in_a_step(void **state)
@@ -406,6 +515,9 @@ main(void)
 		cmocka_unit_test(memory_is_counted),
 		cmocka_unit_test(choices_are_kept),
 		cmocka_unit_test(refusals_before_a_step),
+		cmocka_unit_test(no_workspace),
+		cmocka_unit_test(choices_reach_so_far),
+		cmocka_unit_test(times_of_ops),
 		cmocka_unit_test(failures_in_a_step),
 		cmocka_unit_test(failures_while_measuring),
 	};
