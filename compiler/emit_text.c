@@ -317,6 +317,22 @@ put_cache_cost(const Plan *p, const PlanStep *s, Strbuf *out)
 	}
 }
 
+/* Words on lines of a comment, the first of which has `col` columns already. */
+static void
+put_wrapped(const char *text, size_t col, Strbuf *out)
+{
+	while (*text) {
+		size_t n = strcspn(text + 1, " ") + 1; /* a word with the space before it */
+		if (col + n > 110) {
+			strbuf_puts(out, "\n *  ");
+			col = 4;
+		}
+		strbuf_printf(out, "%.*s", (int)n, text);
+		col += n;
+		text += n;
+	}
+}
+
 void
 emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, Strbuf *out)
 {
@@ -327,8 +343,9 @@ emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, St
 	strbuf_puts(out, "/* generated from ");
 	for (const char *c = p->name; *c; c++) /* a name must not end the comment */
 		strbuf_putc(out, isalnum((unsigned char)*c) || strchr("._-+ ", *c) ? *c : '_');
-	strbuf_printf(out, ", description %s: do not edit\n *\n * %s: %s\n *\n *", p->spec_sha256, op_info[op->kind].name,
-	              op_info[op->kind].meaning);
+	strbuf_printf(out, ", description %s: do not edit\n *\n * %s: ", p->spec_sha256, op_info[op->kind].name);
+	put_wrapped(op_info[op->kind].meaning, 5 + strlen(op_info[op->kind].name), out);
+	strbuf_puts(out, "\n *\n *");
 	for (int k = 0; k < op_n_arg(op->kind); k++) {
 		char name[16];
 		op_arg_name(op->kind, k, name, NULL);
