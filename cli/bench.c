@@ -100,7 +100,7 @@ decode(Bench *b, int32_t batch, int32_t depth, int32_t n, bool last, double *too
 	int32_t opened = 0;
 
 	for (; s == LLMC_OK && opened < batch; opened++) {
-		s = llmc_seq_new(b->s, depth + n + 2, &b->seq[opened], err);
+		s = llmc_seq_new(b->s, depth + n + 1 + b->ops, &b->seq[opened], err);
 		if (s == LLMC_OK && depth)
 			s = prefill(b, b->seq[opened], depth, err);
 	}
@@ -263,7 +263,7 @@ bench(int argc, char **argv)
 	llmc_info(m, &info);
 	llmc_limits lim = limits_of(&c);
 	int32_t longest = most_p > most_d + most_n ? most_p : most_d + most_n;
-	lim.context = lim.context ? lim.context : longest + 2;
+	lim.context = lim.context ? lim.context : longest + 1 + b.ops;
 	lim.seqs = lim.seqs ? lim.seqs : most_b;
 	lim.chunk = lim.chunk ? lim.chunk : 512;
 	/* the KV of what is run, not of as many sequences of the longest kind */

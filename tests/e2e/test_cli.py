@@ -65,6 +65,8 @@ def test_bench_json(llmc):
     # of a step: K and V of 40 positions more, 3 layers of one head of 32 in f16
     assert [(x["batch"], x["depth"], x["tokens"], x["steps"]) for x in r["results"]] == [(1, 0, 8, 1), (1, 0, 4, 4), (2, 0, 8, 4), (1, 40, 4, 4), (2, 40, 8, 4)]
     assert r["results"][4]["bytes"] - r["results"][2]["bytes"] == 2 * (r["results"][3]["bytes"] - r["results"][1]["bytes"]) == 2 * 40 * 2 * 3 * 32 * 2
+    # behind what is timed lies one position more, and no other unless ops are asked for
+    llmc("bench", TINY, "--random-weights", "--arch", "generic", "-p", "0", "-n", "7", "-r", "1", "--context", "8")
 
 
 def test_plan_shows_steps_memory_and_what_fits(llmc):
