@@ -40,7 +40,7 @@ is_lost(const CudaDevice *d, CUresult r)
 llmc_status
 cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
 {
-	char text[256], doing[512];
+	char text[256], doing[512], gpu[sizeof d->name + 16];
 	bool lost;
 	va_list ap;
 
@@ -48,12 +48,13 @@ cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
 	vsnprintf(doing, sizeof doing, what, ap);
 	va_end(ap);
 	cuda_result_text(&d->api, r, text, sizeof text);
+	snprintf(gpu, sizeof gpu, "GPU %d%s%s%s", d->number, d->name[0] ? " (" : "", d->name, d->name[0] ? ")" : "");
 	lost = is_lost(d, r);
 	if (lost)
 		atomic_store(&d->lost, true);
 	switch (r) {
 	case CU_OUT_OF_MEMORY:
-		return error_set(err, LLMC_E_MEMORY, "%s: GPU %d (%s): %s", doing, d->number, d->name, text);
+		return error_set(err, LLMC_E_MEMORY, "%s: %s: %s", doing, gpu, text);
 	case CU_STUB_LIBRARY:
 		return error_set(err, LLMC_E_MISSING,
 		                 "%s: libcuda.so.1 is the toolkit's stub and no driver: take its folder off LD_LIBRARY_PATH, or install "
@@ -72,7 +73,7 @@ cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
 	default:
 		break;
 	}
-	return error_set(err, LLMC_E_DEVICE, "%s: GPU %d (%s): %s%s", doing, d->number, d->name, text,
+	return error_set(err, LLMC_E_DEVICE, "%s: %s: %s%s", doing, gpu, text,
 	                 lost ? "; close the model and open it again" : "");
 }
 

@@ -252,7 +252,10 @@ launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sy
 			continue;
 		llmc_status status = cuda_launch_kernel(c, k, sym, phase == 0 ? NULL : cuda_lt_choice(c, k, sym[SYM_n_tok]), false, err);
 		if (status != LLMC_OK) {
-			error_prefix(err, "op %s of layer %d", k->step->op, k->step->layer);
+			if (k->step->layer >= 0)
+				error_prefix(err, "op %s of layer %d", k->step->op, k->step->layer);
+			else
+				error_prefix(err, "op %s", k->step->op);
 			return status;
 		}
 		if (look)

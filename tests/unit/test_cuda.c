@@ -219,6 +219,63 @@ gives_back(const char *call)
 	return found;
 }
 
+static void
+driver_words(int code, char *buf, size_t cap)
+{
+	CudaApi api;
+	void *lib;
+	char path[1024];
+
+	assert_int_equal(cuda_driver_open(&lib, &api, path, sizeof path, NULL), LLMC_OK);
+	cuda_result_text(&api, code, buf, cap);
+	dlclose(lib);
+}
+
+/* The driver's own words stand behind a sentence of ours, "copying weights to the GPU: GPU 0 (H100): ..."; without them: a table of memory. */
+static bool
+says_what(const llmc_error *err, const char *words)
+{
+	const char *own = strstr(err->text, words), *end = strstr(err->text, ": ");
+
+	if (!own)
+		return err->code == LLMC_E_MEMORY && strstr(err->text, " does not fit GPU 0 (") && strstr(err->text, "free");
+	return end && end < own && memchr(err->text, ' ', (size_t)(end - err->text)) && strncmp(err->text, "GPU ", 4) != 0;
+}
+
+/* Each part of opening and running says its own: the call fails for the nth time, and the sentence begins like this. */
+static void
+steps_are_named(void **state)
+{
+	static const struct { const char *call; int n; const char *says; } part[] = {
+		{ "cuDriverGetVersion", 1, "asking the driver for its version: GPU 0: " }, { "cuInit", 1, "starting the NVIDIA driver: GPU 0: " },
+		{ "cuDeviceGetCount", 1, "counting GPUs: " }, { "cuDevicePrimaryCtxRetain", 1, "opening GPU 0: GPU 0 (Emulated H100): " },
+		{ "cuMemGetInfo_v2", 1, "asking GPU 0 for free memory: " }, { "cuMemAlloc_v2", 1, "allocating 1.1 MB for weights: " },
+		{ "cuMemHostAlloc", 1, "pinning 1 MB to load weights: " }, { "cuMemcpyHtoDAsync_v2", 1, "copying weights to the GPU: " },
+		{ "cuModuleLoadData", 1, "loading the kernel kernels/embed." }, { "cuModuleGetFunction", 1, "looking for embed_" },
+		{ "cuFuncSetAttribute", 1, "granting " }, { "cuMemAlloc_v2", 2, "allocating 0 MB for the KV cache: " },
+		{ "cuMemHostAlloc", 4, "pinning 0 MB for steps: " }, { "cuTensorMapEncodeTiled", 1, "mapping argument kv of op attention (layer 0): " },
+		{ "cuStreamBeginCapture_v2", 1, "capturing the decode step of 1 rows: " }, { "cuLaunchKernelEx", 2, "op embed: launching embed_" },
+		{ "cuLaunchKernelEx", 3, "op norm_qkv of layer 0: launching norm_qkv_" },
+		{ "cuGraphInstantiateWithFlags", 1, "making the decode graph of 1 rows: " }, { "cuGraphLaunch", 1, "launching the decode graph of 1 rows: " },
+		{ "cuEventSynchronize", 1, "waiting for a step: " },
+	};
+	enum { INVALID_VALUE = 1 };
+	char words[256];
+	int32_t got[40];
+
+	(void)state;
+	driver_words(INVALID_VALUE, words, sizeof words);
+	for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+		llmc_error err = { 0 };
+		emu_fail(part[i].call, part[i].n, INVALID_VALUE);
+		llmc_status status = whole("cuda", NEW, got, &err);
+		emu_fail(NULL, 0, 0);
+		if (status != LLMC_E_DEVICE || strncmp(err.text, part[i].says, strlen(part[i].says)) != 0 || !strstr(err.text, words))
+			fail_msg("%s: status %d, expected \"%s... %s\", got: %s", part[i].call, status, part[i].says, words, err.text);
+	}
+	assert_int_equal(whole("cuda", NEW, got, &(llmc_error){ 0 }), LLMC_OK);
+}
+
 /* The nth driver call fails: an error with a sentence or, where only cleaning up failed, none; nothing is left behind; and the next open
  * works. 46 is a device that is gone, the ones from 700 on end the context. LLMC_TEST_FAULTS=1: every n. */
 static void
@@ -239,6 +296,8 @@ every_call_fails(void **state)
 	for (size_t k = 0; k < sizeof with / sizeof *with; k++) {
 		int code = with[k].code, stride = all ? 1 : with[k].stride;
 		long failed = 0;
+		char words[256];
+		driver_words(code, words, sizeof words);
 		for (long n = 1 + (long)k; n <= total; n += stride) {
 			long leaks = emu_leaks();
 			err = (llmc_error){ 0 };
@@ -248,6 +307,8 @@ every_call_fails(void **state)
 			const char *call = emu_failed();
 			if (status != LLMC_OK) {
 				failed++;
+				if (!says_what(&err, words))
+					fail_msg("call %ld (%s), code %d: what was being done is not said: %s", n, call, code, err.text);
 				if (strlen(err.text) < 20 || (status != LLMC_E_DEVICE && status != LLMC_E_MEMORY && status != LLMC_E_MISSING))
 					fail_msg("call %ld (%s), code %d: status %d, %s", n, call, code, status, err.text);
 			}
@@ -534,6 +595,7 @@ main(int argc, char **argv)
 		cmocka_unit_test(samples),
 		cmocka_unit_test(calls_of_a_token),
 		cmocka_unit_test(doctor),
+		cmocka_unit_test(steps_are_named),
 		cmocka_unit_test(lost_in_a_request),
 		cmocka_unit_test(every_call_fails),
 	};
