@@ -58,7 +58,7 @@ walk(const char *dir, double older_than, Tally *held, Tally *gone)
 static int
 cache(int argc, char **argv)
 {
-	static const char *const part[] = { "models", "kernels", "weights", "downloads" };
+	static const char *const part[] = { "models", "kernels", "weights", "cublaslt", "downloads" };
 	bool json = false, prune = false, all = false;
 	int32_t days = 30;
 	char dir[PATH_MAX / 2], text[32];

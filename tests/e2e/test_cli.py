@@ -182,9 +182,13 @@ def test_prompt_full_to_the_brim(llmc):
 def test_cache_lists_and_prunes(llmc, tmp_path):
     env = {"LLMC_CACHE": str(tmp_path / "c")}
     llmc(*RUN, env=env)
+    choices = tmp_path / "c" / "cublaslt"  # kept where a GPU is
+    choices.mkdir()
+    (choices / "0123").write_bytes(b"x" * 80)
     r = llmc.json("cache", env=env)
     parts = {p["name"]: p for p in r["parts"]}
     assert parts["kernels"]["files"] > 0 and parts["models"]["files"] > 0
+    assert parts["cublaslt"] == {"name": "cublaslt", "files": 1, "bytes": 80}
     llmc("cache", "--prune", env=env)  # nothing is 30 days old
     assert llmc.json("cache", env=env)["parts"] == r["parts"]
     llmc("cache", "--prune", "--all", env=env)
