@@ -27,8 +27,9 @@ def matches(g, logits, tokens, one_row=False):
     e = error(g, logits)
     most = EXACT if g.dtype == "f32" else NEARLY if one_row else CHOSEN if "moe" in g.name or "mixtral" in g.name or "deepseek" in g.name else ROUNDED
     assert e <= most, f"off by {e:.2e} of the range"
-    if g.greedy and (g.dtype == "f32" or one_row):
-        assert tokens == g.greedy
+    # rounding by e changes no order of two logits that are more than 2 e apart; g.gap: the closest best two of all new tokens
+    if g.greedy and (most < ROUNDED or most == ROUNDED and g.gap > 2 * e):
+        assert tokens == g.greedy[:len(tokens)]
 
 
 @pytest.mark.parametrize("name", CASES)
