@@ -1,11 +1,18 @@
 """The command line: forms of output, exit codes, and the sentences of bad input."""
 import json
 import os
+import pty
 import re
 import subprocess
+import sys
 
 import numpy as np
 import pytest
+
+from cuda_emu import environment
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "serve"))
+import tiny_model  # noqa: E402
 
 TINY = "configs/tiny.yaml"
 RUN = ["run", TINY, "--random-weights", "--arch", "generic", "--tokens", "1,2,3", "-n", "4", "--ignore-eos"]
@@ -213,3 +220,43 @@ def test_no_compiler_is_said_and_ref_still_runs(llmc, tmp_path):
 def test_results_alone_on_stdout(llmc):
     p = subprocess.run([llmc.path, *RUN, "--json", "--verbose"], capture_output=True, text=True)
     assert p.returncode == 0 and json.loads(p.stdout) and p.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_chat_answers_as_run_does(llmc, device, tmp_path_factory):
+    """Two questions in a pipe, an empty line, the end; the second answer knows the first question."""
+    folder = tiny_model.build(tmp_path_factory.mktemp("chat"))
+    env = environment("sm_75") if device == "cuda" else {}
+    options = ["--device", device, "--temperature", "0", "-n", "2", "--system", "be brief", "--quiet"]
+    llmc("chat", folder, *options, stdin="hi\n\nhello\r\n/quit\nnot said\n", env=env)
+    assert llmc.err == ""
+    answers = llmc.out.split("\n")
+    assert len(answers) == 3 and answers[2] == ""
+    llmc("run", folder, "--chat", "--prompt", "hi", *options, env=env)
+    assert answers[0] == llmc.out.rstrip("\n")
+    turns = [("system", "be brief"), ("user", "hi"), ("assistant", answers[0]), ("user", "hello")]
+    prompt = "".join(f"<|im_start|>{r}\n{t}<|im_end|>\n" for r, t in turns) + "<|im_start|>assistant\n"
+    llmc("run", folder, "--prompt", prompt, *options[:6], "--quiet", env=env)
+    assert answers[1] == llmc.out.rstrip("\n")
+
+
+def test_chat_on_a_terminal(llmc, smollm2):
+    """A prompt for each line, the answer, its speed, and the end of the input."""
+    at, side = pty.openpty()
+    os.write(at, b"What is the capital of France?\n")
+    p = subprocess.Popen([llmc.path, "chat", smollm2, "--temperature", "0", "-n", "12"], stdin=side, stdout=side, stderr=side,
+                         env={**os.environ, "TERM": "dumb"})
+    os.close(side)
+    said = b""
+    while b"tokens, " not in said:
+        said += os.read(at, 4096)
+    os.write(at, b"\x04")
+    try:
+        while piece := os.read(at, 4096):
+            said += piece
+    except OSError:  # the other side is closed
+        pass
+    os.close(at)
+    assert p.wait(60) == 0
+    text = said.decode()
+    assert "Ctrl-D or /quit ends" in text and "> " in text and "Paris" in text and re.search(r"\(\d+ tokens, [\d.]+/s\)", text)
