@@ -468,6 +468,99 @@ what_is_told_fits(void **state)
 	assert_int_equal(code, 0);
 }
 
+/* Holds a session on the device until the other end of `go` is closed. */
+static int
+holds_memory(llmc_limits l, int ready, int go)
+{
+	llmc_model *m;
+	llmc_session *s;
+	llmc_error err = { 0 };
+	char byte = 0;
+
+	if (open_tiny("cuda", NULL, &m, &err) != LLMC_OK || llmc_session_open(m, &l, &s, &err) != LLMC_OK) {
+		fprintf(stderr, "the first process: %s\n", err.text);
+		return 1;
+	}
+	if (write(ready, &byte, 1) != 1 || read(go, &byte, 1) != 0)
+		return 1;
+	llmc_session_close(s);
+	llmc_close(m);
+	return 0;
+}
+
+/* With half of the GPU in another process's hands: what does not fit is refused with what is left, what is told fits, and once the other has
+ * gone all fits. */
+static int
+beside_another(void)
+{
+	int ready[2], go[2], code = 1;
+	llmc_model *m;
+	llmc_session *s;
+	llmc_error err = { 0 };
+	llmc_limits l = LLMC_INIT(llmc_limits), told = LLMC_INIT(llmc_limits);
+	double left = 0, total = 0;
+	char byte;
+
+	l.context = 512;
+	l.chunk = 64;
+	l.seqs = 160; /* 32 MB of KV of 64 MB */
+	if (pipe(ready) != 0 || pipe(go) != 0)
+		return 1;
+	pid_t pid = fork();
+	if (pid == 0) {
+		close(ready[0]);
+		close(go[1]);
+		_exit(holds_memory(l, ready[1], go[0]));
+	}
+	close(ready[1]);
+	close(go[0]);
+	told.chunk = l.chunk;
+	if (read(ready[0], &byte, 1) != 1 || open_tiny("cuda", NULL, &m, &err) != LLMC_OK ||
+	    llmc_session_open(m, &l, &s, &err) != LLMC_E_MEMORY) {
+		fprintf(stderr, "not refused: %s\n", err.text);
+		return 1;
+	}
+	const char *free_of = strstr(err.text, "  free     "), *fits = strstr(err.text, "--context ");
+	if (!free_of || sscanf(free_of, "  free %lf MB of %lf MB", &left, &total) != 2 || left < 16 || left > 34 || total < 67 || !fits ||
+	    sscanf(fits, "--context %d with --seqs %d would fit", &told.context, &told.seqs) != 2) {
+		fprintf(stderr, "not told: %s\n", err.text);
+		return 1;
+	}
+	if (llmc_session_open(m, &told, &s, &err) != LLMC_OK) {
+		fprintf(stderr, "told, but: %s\n", err.text);
+		return 1;
+	}
+	llmc_session_close(s);
+	close(go[1]);
+	waitpid(pid, &code, 0);
+	if (code != 0 || llmc_session_open(m, &l, &s, &err) != LLMC_OK) {
+		fprintf(stderr, "alone again: %d, %s\n", code, err.text);
+		return 1;
+	}
+	llmc_session_close(s);
+	llmc_close(m);
+	return 0;
+}
+
+static void
+two_processes(void **state)
+{
+	int code = 1;
+	Tempdir t;
+
+	(void)state;
+	assert_int_equal(tempdir_open(&t), 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		setenv("LLMC_EMU_SHARED", tempdir_file(&t, "used"), 1);
+		setenv("LLMC_EMU_MEM_MB", "64", 1);
+		_exit(beside_another());
+	}
+	waitpid(pid, &code, 0);
+	tempdir_close(&t);
+	assert_int_equal(code, 0);
+}
+
 /* A process of its own, as `test_cuda wheel FILE`, since the loader reads its path once. FILE is the NVRTC to be found, the driver the loader's. */
 static int
 with_wheel(const char *file)
@@ -589,6 +682,7 @@ main(int argc, char **argv)
 		cmocka_unit_test(targets),
 		cmocka_unit_test(machines),
 		cmocka_unit_test(what_is_told_fits),
+		cmocka_unit_test(two_processes),
 		cmocka_unit_test(edges_of_graphs),
 		cmocka_unit_test(nvrtc_alone),
 		cmocka_unit_test(same_tokens),

@@ -1,11 +1,15 @@
 #include "driver.h"
 
+#include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 typedef struct Block_ { struct Block_ *next; Region *r; void *host; bool registered; } Piece;
 static Piece *device_pieces, *host_pieces;
-static size_t used_bytes;
+static size_t used_bytes;                      /* by this process */
 
 static bool
 within(const void *p, size_t n, RegionKind kind)
@@ -33,11 +37,55 @@ total(void)
 	return (size_t)emu_env("LLMC_EMU_MEM_MB", 16384) << 20;
 }
 
+/* Bytes in use on the device: of all processes that name one file, else of this one. */
+static _Atomic size_t *
+in_use(void)
+{
+	static _Atomic size_t alone, *at;
+	const char *file = getenv("LLMC_EMU_SHARED");
+
+	if (at)
+		return at;
+	at = &alone;
+	int fd = file && *file ? open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
+	if (fd >= 0 && ftruncate(fd, sizeof *at) == 0) {
+		void *p = mmap(NULL, sizeof *at, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		if (p != MAP_FAILED)
+			at = p;
+	}
+	if (file && *file && at == &alone)
+		emu_note("LLMC_EMU_SHARED: %s cannot be used", file);
+	if (fd >= 0)
+		close(fd);
+	return at;
+}
+
+static bool
+take(size_t n)
+{
+	size_t now = atomic_load(in_use()), all = total();
+
+	do
+		if (now > all || n > all - now)
+			return false;
+	while (!atomic_compare_exchange_weak(in_use(), &now, now + n));
+	used_bytes += n;
+	return true;
+}
+
+static void
+give(size_t n)
+{
+	atomic_fetch_sub(in_use(), n);
+	used_bytes -= n;
+}
+
 API(cuMemGetInfo_v2, (size_t *left, size_t *all))
 {
 	ENTER(cuMemGetInfo_v2, NEEDS_CONTEXT);
+	size_t now = atomic_load(in_use());
 	*all = total();
-	*left = *all - used_bytes;
+	*left = now < *all ? *all - now : 0;
 	return CUDA_SUCCESS;
 }
 
@@ -46,15 +94,16 @@ API(cuMemAlloc_v2, (CUdeviceptr *p, size_t n))
 	ENTER(cuMemAlloc_v2, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
 	if (!p || !n)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (n > total() - used_bytes)
+	if (!take(n))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	Region *r = region_new(R_DEVICE, n);
-	if (!r)
+	if (!r) {
+		give(n);
 		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	Piece *x = emu_alloc(sizeof *x);
 	*x = (Piece){ device_pieces, r, NULL, false };
 	device_pieces = x;
-	used_bytes += n;
 	*p = (uintptr_t)r->lo;
 	return CUDA_SUCCESS;
 }
@@ -83,7 +132,7 @@ API(cuMemFree_v2, (CUdeviceptr p))
 			timeline_known_all();
 			if (!emu_error)
 				damage_check();
-			used_bytes -= dead->r->bytes;
+			give(dead->r->bytes);
 			region_drop(dead->r);
 			*x = dead->next;
 			free(dead);
@@ -221,7 +270,7 @@ memory_release_all(void)
 			free(x->host);
 		free(x);
 	}
-	used_bytes = 0;
+	give(used_bytes);
 	return n;
 }
 
