@@ -19,6 +19,7 @@ typedef struct RuntimeOptions {
 	int         device;        /* number of the GPU, for targets cuda-... */
 	bool        random_weights;
 	bool        cache_packed;
+	size_t      stage_bytes;   /* as in WeightsOptions */
 	llmc_log_fn log;
 	void       *log_user;
 } RuntimeOptions;

@@ -1,6 +1,5 @@
 /* Weights to the device: packed into pinned buffers by turns, each copied while the next is filled. */
-#include <stdio.h>
-
+#include "base/log.h"
 #include "runtime/cuda/cuda.h"
 
 enum { N_STAGE = 3, STAGE_BYTES = 16 << 20 };
@@ -16,18 +15,29 @@ typedef struct Load {
 	int         at;              /* buffer being filled */
 	int64_t     first, end;      /* bytes of the region that it holds */
 	int64_t     total;
+	bool        tell;            /* progress: there is enough for it to take time */
 	int         shown;           /* tenths */
 	const WeightsOptions *opt;
 	void      (*poll)(void *user);
 	void       *poll_user;
 } Load;
 
+static void
+tell(Load *l, int64_t done)
+{
+	int tenth = (int)(done * 10 / (l->total ? l->total : 1));
+
+	if (!l->tell || tenth <= l->shown)
+		return;
+	l->shown = tenth;
+	log_line(l->opt->log, l->opt->log_user, LLMC_LOG_INFO, "weights: %d of %d MB on the GPU", (int)(done >> 20), (int)(l->total >> 20));
+}
+
 /* Copy what the buffer holds, and go on to the next. */
 static llmc_status
 flush(Load *l, llmc_error *err)
 {
 	CudaDevice *d = l->d;
-	char line[64];
 
 	if (l->end == l->first)
 		return LLMC_OK;
@@ -39,12 +49,7 @@ flush(Load *l, llmc_error *err)
 	if (l->busy[l->at])
 		CUDA_TRY(d, d->api.event_sync(l->event[l->at]), "copying weights to the GPU");
 	l->busy[l->at] = false;
-	int tenth = (int)(l->end * 10 / (l->total ? l->total : 1));
-	if (l->opt->log && tenth > l->shown && l->total > 256 << 20) {
-		l->shown = tenth;
-		snprintf(line, sizeof line, "weights: %d of %d MB on the GPU", (int)(l->end >> 20), (int)(l->total >> 20));
-		l->opt->log(l->opt->log_user, LLMC_LOG_INFO, line);
-	}
+	tell(l, l->end);
 	l->first = l->end;
 	if (l->poll)
 		l->poll(l->poll_user);
@@ -76,7 +81,10 @@ load(Load *l, Weights *w, const int64_t *offset, llmc_error *err)
 	CudaDevice *d = l->d;
 	PackRoom room = { .user = l, .take = take };
 
-	l->cap = weights_piece_bytes(w) > STAGE_BYTES ? weights_piece_bytes(w) : STAGE_BYTES;
+	l->cap = l->opt->stage_bytes ? l->opt->stage_bytes : STAGE_BYTES;
+	l->tell = l->total > 16 * (int64_t)l->cap;
+	if (l->cap < weights_piece_bytes(w))
+		l->cap = weights_piece_bytes(w);
 	if ((int64_t)l->cap > l->total && l->total)
 		l->cap = (size_t)l->total;
 	room.cap = l->cap;
@@ -89,6 +97,7 @@ load(Load *l, Weights *w, const int64_t *offset, llmc_error *err)
 	TRY(weights_stage(w, l->opt, offset, &room, err));
 	TRY(flush(l, err));
 	CUDA_TRY(d, d->api.stream_sync(l->stream), "copying weights to the GPU");
+	tell(l, l->total); /* the last tensor may end before the region does */
 	return LLMC_OK;
 }
 

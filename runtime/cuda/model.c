@@ -180,7 +180,8 @@ fill(CudaModel *m, const RuntimeOptions *opt, int n_threads, Weights *weights, R
 {
 	CudaBuildOptions o = { .artifact = opt->artifact, .n_jobs = n_threads, .cc = m->dev.cc, .driver = m->dev.driver,
 		.device_name = m->dev.name, .log = opt->log, .log_user = opt->log_user };
-	WeightsOptions w = { .random_weights = opt->random_weights, .log = opt->log, .log_user = opt->log_user };
+	WeightsOptions w = { .random_weights = opt->random_weights, .stage_bytes = opt->stage_bytes, .log = opt->log,
+		.log_user = opt->log_user };
 	double start = now(), packed;
 	CudaBuild *b = NULL;
 	llmc_status status;
