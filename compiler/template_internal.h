@@ -56,7 +56,7 @@ bool   template_holds(const Bind *b, const Template *t, const Line *l, const cha
 /* The i-th @launch line; symbol: of the kernel; k: with all its arguments. *take: it is part of this kernel */
 bool   template_launch(const Bind *b, const Template *t, int i, const char *symbol, const PlanKernel *k, PlanLaunch *out, bool *take);
 /* The i-th @map line; k: with all its arguments */
-bool   template_map(const Bind *b, const Template *t, int i, const PlanKernel *k, PlanMap *out);
+bool   template_map(const Bind *b, const Template *t, int i, const PlanKernel *k, PlanMap *out, bool *take);
 /* All @arg lines against the op; fits false without an error: only the kind of rows differs. */
 bool   template_args(const Bind *b, const Template *t, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
 

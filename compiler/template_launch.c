@@ -218,12 +218,14 @@ template_launch(const Bind *b, const Template *t, int i, const char *symbol, con
 }
 
 static bool
-parse_map_item(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, PlanMap *out)
+parse_map_item(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, PlanMap *out, bool *take)
 {
 	char    word[16];
 	int64_t v[2];
 
 	template_word(&p, end, word, sizeof word);
+	if (strcmp(word, "if") == 0)
+		return template_holds(b, t, l, p, end, take);
 	if (strcmp(word, "cols") == 0)
 		return int_value(b, t, l, p, end, 8, INT32_MAX, &out->cols);
 	if (strcmp(word, "swizzle") == 0 && int_value(b, t, l, p, end, 0, 128, &v[0])) {
@@ -237,16 +239,17 @@ parse_map_item(const Bind *b, const Template *t, const Line *l, const char *p, c
 		out->box[1] = (int)v[1];
 		return true;
 	}
-	return template_error(b, t, l, "expected cols N, box N, N or swizzle N");
+	return template_error(b, t, l, "expected cols N, box N, N, swizzle N or if EXPR");
 }
 
 bool
-template_map(const Bind *b, const Template *t, int i, const PlanKernel *k, PlanMap *out)
+template_map(const Bind *b, const Template *t, int i, const PlanKernel *k, PlanMap *out, bool *take)
 {
 	const Line *l = &t->map[i];
 	const char *p = l->text, *end = p + l->size;
 	char        name[32];
 
+	*take = true;
 	*out = (PlanMap){ .arg = -1 };
 	template_word(&p, end, name, sizeof name);
 	for (int a = 0; a < k->n_arg; a++)
@@ -254,15 +257,15 @@ template_map(const Bind *b, const Template *t, int i, const PlanKernel *k, PlanM
 			out->arg = a;
 	if (out->arg < 0)
 		return template_error(b, t, l, "a map is of an argument of this kernel");
-	while (p < end) {
+	while (p < end && *take) {
 		const char *q = memchr(p, ';', (size_t)(end - p));
 		const char *stop = q ? q : end, *item = p;
 		trim(&item, &stop);
-		if (item < stop && !parse_map_item(b, t, l, item, stop, out))
+		if (item < stop && !parse_map_item(b, t, l, item, stop, out, take))
 			return false;
 		p = q ? q + 1 : end;
 	}
-	return plan_map_fits(out, k) ||
+	return !*take || plan_map_fits(out, k) ||
 	       template_error(b, t, l, "no tensor map that a GPU has: cols and box in whole 16 bytes, a swizzle of 0, 32, 64 or 128 bytes "
 	                               "with a box no wider");
 }

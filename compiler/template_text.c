@@ -244,11 +244,15 @@ launches(const Bind *b, const Template *t, Kernel *k)
 	const char *why;
 	if (!plan_paths_fit(&k->row, &why))
 		return template_error(b, t, &t->launch[0], why);
-	if (t->n_map && (b->ts->target->kind != TARGET_CUDA || b->ts->target->arch < 90))
-		return template_error(b, t, &t->map[0], "GPUs have tensor maps from sm_90 on");
-	for (k->row.n_map = 0; k->row.n_map < t->n_map; k->row.n_map++)
-		if (!template_map(b, t, k->row.n_map, &k->row, &k->row.map[k->row.n_map]))
+	k->row.n_map = 0;
+	for (int i = 0; i < t->n_map; i++) {
+		bool take;
+		if (!template_map(b, t, i, &k->row, &k->row.map[k->row.n_map], &take))
 			return false;
+		k->row.n_map += take;
+	}
+	if (k->row.n_map && (b->ts->target->kind != TARGET_CUDA || b->ts->target->arch < 90))
+		return template_error(b, t, &t->map[0], "GPUs have tensor maps from sm_90 on");
 	return true;
 }
 

@@ -1,8 +1,8 @@
-/* y = a w^T for the rows of a mixed step, with an epilogue: the walk over tiles and the pipeline of copies.
+/* y = a w^T for the rows of a mixed step, with an epilogue: the walk over tiles. Copies: cuda_gemm_async.h, cuda_gemm_tma.h.
  *
  *     act    [n, COLS] activations in 16 bits (cuda_gemm_prep.h)
  *     scale  [n] what a row's results are multiplied by; NULL: 1
- *     w      weights (cuda_gemm_weights.h)
+ *     w      weights (cuda_gemm_weights.h), as GEMM_SOURCE(matrix) says it
  *     e      epilogue (cuda_gemm_epilogue.h): e.take(m, n, v, u) gets two neighbouring results v of row m, columns n and n + 1;
  *            with GEMM_PAIRED, u are those of the second half of the matrix
  *
@@ -14,8 +14,11 @@
  * the large tile is 99 instructions for 32 mma with 16-bit weights; a warp reads 3 KB of shared memory for 16 mma, three quarters of what
  * an A100 can feed. Not measured on a GPU yet.
  *
- * The includer defines GEMM_COLS, GEMM_ROWS (columns of y; the matrix has twice as many rows with GEMM_PAIRED), W_<dtype>, and
- * GEMM_ARCH. Shared memory: GEMM_SHARED bytes, dynamic. */
+ * From sm_100a on 16-bit weights and the activations beside them come by tensor maps: 119-123 registers, 6 stages of 32 columns of the large tile
+ * in the 227 KB of an sm_100a, 3 in the 99 KB of an sm_120a, and no instruction for an address but the copying thread's.
+ *
+ * The functions that call gemm_run take GEMM_PARAMS. The includer defines GEMM_COLS, GEMM_ROWS (columns of y; the matrix has twice as many rows with GEMM_PAIRED), W_<dtype>, and
+ * GEMM_ARCH. Shared memory: GEMM_SHARED bytes, dynamic, and 256 for the barriers of GEMM_TMA. */
 #ifndef LLMC_CUDA_GEMM_H
 #define LLMC_CUDA_GEMM_H
 
@@ -33,8 +36,9 @@
 #define GEMM_SHARED 65536
 #else
 #define GEMM_BLOCKS 2
-#define GEMM_SHARED (GEMM_ARCH == 80 || GEMM_ARCH == 90 || GEMM_ARCH == 100 ? 65536 : 49152)
+#define GEMM_SHARED (GEMM_ARCH == 100 ? 98304 : GEMM_ARCH == 80 || GEMM_ARCH == 90 ? 65536 : 49152)
 #endif
+#define GEMM_TMA (GEMM_ARCH >= 100 && !W_PLANES)
 #if W_PLANES
 typedef gemm_tile<16, 64, 128, 16, 16, 3>                     gemm_small;
 typedef gemm_tile<64, 64, 64, 32, 16, 3>                      gemm_middle;
@@ -53,31 +57,8 @@ static_assert(gemm_small::BYTES <= GEMM_SHARED && gemm_middle::BYTES <= GEMM_SHA
 #define GEMM_SCALE(p) ((const float *)(p))
 #endif
 
-/* The copy of activations: rows past n and columns past the matrix become zeros. */
-template <class T> struct gemm_act {
-	static constexpr int PASS = GEMM_THREADS / T::CHUNKS;
-	const unsigned short *from;
-	int                   r, c, left;
-
-	__device__ __forceinline__ gemm_act(const unsigned short *act, int m0, int n)
-		: r((int)threadIdx.x / T::CHUNKS), c((int)threadIdx.x % T::CHUNKS)
-	{
-		left = n - m0 - r;
-		from = act + (long long)(m0 + r) * GEMM_COLS + c * 8;
-	}
-
-	__device__ __forceinline__ void
-	fetch(unsigned char *to, int k0)
-	{
-		to += gemm_place<T>(r, c);
-#pragma unroll
-		for (int i = 0; i < (T::BM + PASS - 1) / PASS; i++) {
-			const bool in = i * PASS < left && (GEMM_COLS % T::BK == 0 || k0 + c * 8 < GEMM_COLS);
-			if (T::BM % PASS == 0 || r + i * PASS < T::BM)
-				cp_async_16_fill(to + i * PASS * T::BK * 2, from + k0 + (long long)i * PASS * GEMM_COLS, in ? 16 : 0);
-		}
-	}
-};
+#include "common/cuda_gemm_async.h" /* one of the two is what GEMM_TMA asks for, the other is empty */
+#include "common/cuda_gemm_tma.h"
 
 /* The results of this warp go to the epilogue. */
 template <class T, class E> DEV void
@@ -108,12 +89,9 @@ gemm_finish(const float (&acc)[T::MT][T::NT][4], const float *scale, int m0, int
 }
 
 template <class T, class E> DEV void
-gemm_one(unsigned char *smem, const unsigned short *act, const float *scale, const void *w, int m0, int n0, int n, const E &e)
+gemm_one(gemm_stages<T> &stages, const float *scale, int m0, int n0, int n, const E &e)
 {
-	constexpr int STEPS = (GEMM_COLS + T::BK - 1) / T::BK;
 	const int warp = (int)warp_id(), wm = warp / T::WARPS_N, wn = warp % T::WARPS_N;
-	gemm_weights<T> weights(w, n0);
-	gemm_act<T> rows(act, m0, n);
 	float acc[T::MT][T::NT][4];
 
 #pragma unroll
@@ -123,45 +101,16 @@ gemm_one(unsigned char *smem, const unsigned short *act, const float *scale, con
 #pragma unroll
 			for (int c = 0; c < 4; c++)
 				acc[i][j][c] = 0;
-	__syncthreads(); /* the last tile has been read */
-#pragma unroll
-	for (int s = 0; s < T::STAGES - 1; s++) {
-		if (s < STEPS) {
-			unsigned char *stage = smem + s * T::STAGE_BYTES;
-			rows.fetch(stage, s * T::BK);
-			weights.fetch(stage + T::A_BYTES, s * T::BK);
-			weights.put(stage + T::A_BYTES);
-		}
-		cp_async_commit();
-	}
-	int at = 0, into = T::STAGES - 1;
-#pragma unroll 1
-	for (int step = 0; step < STEPS; step++) {
-		cp_async_wait<T::STAGES - 2>();
-		__syncthreads();
-		unsigned char *stage = smem + into * T::STAGE_BYTES;
-		const bool more = step + T::STAGES - 1 < STEPS;
-		if (more) {
-			rows.fetch(stage, (step + T::STAGES - 1) * T::BK);
-			weights.fetch(stage + T::A_BYTES, (step + T::STAGES - 1) * T::BK);
-		}
-		cp_async_commit();
-		if (T::WARPS == GEMM_THREADS / 32 || warp < T::WARPS)
-			gemm_stage<T>(smem + at * T::STAGE_BYTES, wm, wn, acc);
-		if (more)
-			weights.put(stage + T::A_BYTES);
-		at = at + 1 == T::STAGES ? 0 : at + 1;
-		into = into + 1 == T::STAGES ? 0 : into + 1;
-	}
-	cp_async_wait_all();
+	stages.product(m0, n0, n, wm, wn, acc);
 	if (T::WARPS == GEMM_THREADS / 32 || warp < T::WARPS)
 		gemm_finish<T>(acc, scale, m0, n0, n, wm, wn, e);
 }
 
 /* Tiles in bands of 8 tiles of rows, so that what runs at one time shares both matrices in L2. */
 template <class T, class E> DEV void
-gemm_walk(unsigned char *smem, const unsigned short *act, const float *scale, const void *w, int n, const E &e)
+gemm_walk(unsigned char *smem, const unsigned short *act, const float *scale, const gemm_source *w, int n, const E &e)
 {
+	gemm_stages<T> stages(smem, act, w);
 	constexpr int OUT = T::BN / GEMM_OUT_SHARE, TILES_N = (GEMM_ROWS + OUT - 1) / OUT;
 	const int tiles_m = (n + T::BM - 1) / T::BM;
 
@@ -169,12 +118,12 @@ gemm_walk(unsigned char *smem, const unsigned short *act, const float *scale, co
 	for (int t = (int)blockIdx.x; t < tiles_m * TILES_N; t += (int)gridDim.x) {
 		const int band = t / (8 * TILES_N), in = t - band * (8 * TILES_N);
 		const int height = min(tiles_m - band * 8, 8);
-		gemm_one<T>(smem, act, scale, w, (band * 8 + in % height) * T::BM, in / height * OUT, n, e);
+		gemm_one<T>(stages, scale, (band * 8 + in % height) * T::BM, in / height * OUT, n, e);
 	}
 }
 
 template <class E> DEV void
-gemm_run(const unsigned short *act, const float *scale, const void *w, int n, const E &e)
+gemm_run(const unsigned short *act, const float *scale, const gemm_source *w, int n, const E &e)
 {
 	SHARED_BYTES(smem);
 	constexpr int OUT = gemm_large::BN / GEMM_OUT_SHARE;

@@ -1,4 +1,4 @@
-/* Weights of a tile on their way to shared memory: 16-bit ones by asynchronous copies as they are; block formats by registers, as
+/* Weights of a tile on their way to shared memory: 16-bit ones by cp.async as they are; block formats by registers, as
  * f16 (layout planes: a row is one plane of each field of all its blocks, each padded to 16 bytes).
  *
  *     fetch(to, k0)   begins to bring columns [k0, k0 + BK)

@@ -177,9 +177,9 @@ def maps(template, params):
     names = [rest.split()[0].rstrip("?") for want in ("arg", "scratch") for key, rest in head(template) if key == want]
     out = []
     for key, rest in head(template):
-        if key != "map":
+        parts = key == "map" and condition(rest, params)
+        if not parts:
             continue
-        parts = [p.strip() for p in rest.split(";")]
         item = dict(swizzle=0)
         for p in parts[1:]:
             what, _, value = p.partition(" ")

@@ -89,13 +89,16 @@ def matmul(arch, runs, rows, cols, dtype, bias=True):
         close(y, want[:n])
 
 
-@pytest.mark.parametrize("rows, cols, ns, dtype", [(97, 72, (1, 16, 17, 65), "bf16"), (300, 160, (3, 130, 257), "bf16"), (1030, 64, (40, 129), "f16")])
-def test_matmul(rows, cols, ns, dtype):
-    matmul("sm_80", [(n, "fast", i) for i, n in enumerate(ns)], rows, cols, dtype)
+@pytest.mark.parametrize("arch, rows, cols, ns, dtype", [
+    ("sm_80", 97, 72, (1, 16, 17, 65), "bf16"), ("sm_80", 300, 160, (3, 130, 257), "bf16"), ("sm_80", 1030, 64, (40, 129), "f16"),
+    ("sm_100a", 300, 168, (1, 17, 130, 257), "bf16"), ("sm_120a", 1030, 232, (5, 65, 129), "f16")])
+def test_matmul(arch, rows, cols, ns, dtype):
+    matmul(arch, [(n, "fast", i) for i, n in enumerate(ns)], rows, cols, dtype)
 
 
-def test_matmul_checked():
-    matmul("sm_86", [(n, "check", 2) for n in (3, 33, 130)], 520, 72, "bf16", False)
+@pytest.mark.parametrize("arch, dtype", [("sm_86", "bf16"), ("sm_100a", "f16"), ("sm_120a", "bf16")])
+def test_matmul_checked(arch, dtype):
+    matmul(arch, [(n, "check", 2) for n in (3, 33, 130)], 520, 72, dtype, False)
 
 
 @pytest.mark.parametrize("dtype", H.BLOCK)
@@ -109,61 +112,64 @@ def test_blocks_checked():
     matmul("sm_89", [(5, "check", 1), (129, "check", 1)], 1030, 256, "q6_k")
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "q8_0"])
-def test_add_in_place(dtype):
+@pytest.mark.parametrize("dtype, arch", [("bf16", "sm_80"), ("q8_0", "sm_80"), ("f16", "sm_120a")])
+def test_add_in_place(dtype, arch):
     n, rows, cols = 19, 70, 96
     c = Case(3, n, rows, cols, dtype)
     packed, w = c.weights()
     r = c.f(n, rows)
-    k = H.build("matmul_add_mixed_sm80", "sm_80", c.params(SCALE=0.5))
+    k = H.build("matmul_add_mixed_sm80", arch, c.params(SCALE=0.5))
     for mode, seed in H.RUNS if dtype == "bf16" else H.RUNS[:2]:
         y, = k.run(c.step, [c.x, packed, None, H.inout(r), H.alias(3)], mode=mode, seed=seed)
         close(y, 0.5 * r.astype(np.float64) + rounded(c.x, dtype) @ w.T)
 
 
-@pytest.mark.parametrize("kind, plus_one, dtype", [("rms", 1, "f16"), ("layer", 0, "bf16"), ("none", 0, "q4_0")])
-def test_norm_matmul(kind, plus_one, dtype):
+@pytest.mark.parametrize("kind, plus_one, dtype, arch", [("rms", 1, "f16", "sm_100a"), ("layer", 0, "bf16", "sm_80"), ("none", 0, "q4_0", "sm_80")])
+def test_norm_matmul(kind, plus_one, dtype, arch):
     c = Case(4, 7, 50, 96, dtype)
     packed, w = c.weights()
     nw, nb, b = (c.f(96) if kind != "none" else None), (c.f(96) if kind == "layer" else None), c.f(50)
-    k = H.build("norm_matmul_mixed_sm80", "sm_80", c.params(NORM=kind, EPS=EPS, PLUS_ONE=plus_one))
+    k = H.build("norm_matmul_mixed_sm80", arch, c.params(NORM=kind, EPS=EPS, PLUS_ONE=plus_one))
     for mode, seed in H.RUNS if kind == "layer" else H.RUNS[:2]:
         y, = k.run(c.step, [c.x, nw, nb, packed, b, H.out((7, 50))], mode=mode, seed=seed)
         close(y, rounded(norm(c.x, kind, nw, nb, plus_one), dtype) @ w.T + b, 2e-3)
 
 
-@pytest.mark.parametrize("dtype, rows, ns", [("bf16", 263, (6, 50, 130)), ("q4_k", 520, (6, 40, 130))])
-def test_glu(dtype, rows, ns):
+@pytest.mark.parametrize("dtype, rows, ns, arch", [
+    ("bf16", 263, (6, 50, 130), "sm_80"), ("q4_k", 520, (6, 40, 130), "sm_80"), ("bf16", 263, (6, 50, 130), "sm_100a"),
+    ("f16", 263, (6, 50, 130), "sm_120a")])
+def test_glu(dtype, rows, ns, arch):
     cols = 256 if dtype == "q4_k" else 96
     c = Case(rows, max(ns), rows, cols, dtype)
     nw, b = c.f(cols), c.f(2 * rows)
     packed, w = c.weights(2 * rows)
     z = rounded(norm(c.x, "rms", nw, None), dtype) @ w.T + b
-    k = H.build("norm_glu_mixed_sm80", "sm_80", c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu"))
+    k = H.build("norm_glu_mixed_sm80", arch, c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu"))
     for n in ns:
         for mode, seed in H.RUNS if n == 6 and dtype == "bf16" else H.RUNS[:1]:
             y, = k.run(H.make_step(pos=list(range(n)), rows=[n]), [c.x[:n], nw, None, packed, b, H.out((n, rows))], mode=mode, seed=seed)
             close(y, silu(z[:n, :rows]) * z[:n, rows:], 5e-3)
 
 
-def test_act():
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+def test_act(arch):
     c = Case(5, 20, 72, 64, "bf16")
     nw, nb, b = c.f(64), c.f(64), c.f(72)
     packed, w = c.weights()
-    k = H.build("norm_act_mixed_sm80", "sm_80", c.params(NORM="layer", EPS=EPS, PLUS_ONE=0, ACT="gelu_tanh"))
+    k = H.build("norm_act_mixed_sm80", arch, c.params(NORM="layer", EPS=EPS, PLUS_ONE=0, ACT="gelu_tanh"))
     y, = k.run(c.step, [c.x, nw, nb, packed, b, H.out((20, 72))])
     close(y, gelu_tanh(rounded(norm(c.x, "layer", nw, nb), "bf16") @ w.T + b), 5e-3)
 
 
-@pytest.mark.parametrize("n_out, cap", [(0, 0.0), (3, 0.0), (20, 30.0)])
-def test_head(n_out, cap):
+@pytest.mark.parametrize("n_out, cap, arch", [(0, 0.0, "sm_80"), (3, 0.0, "sm_80"), (20, 30.0, "sm_80"), (3, 0.0, "sm_120a"), (0, 0.0, "sm_120a")])
+def test_head(n_out, cap, arch):
     rows, cols, n = 211, 64, 24
     c = Case(9, n, rows, cols, "bf16")
     packed, w = c.weights()
     nw = c.f(cols)
     out_row = np.sort(np.random.default_rng(n_out).permutation(n)[:n_out])
     step = H.make_step(pos=list(range(n)), rows=[n], out_row=out_row)
-    k = H.build("head_mixed_sm80", "sm_80", c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, CAP=cap))
+    k = H.build("head_mixed_sm80", arch, c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, CAP=cap))
     for mode, seed in H.RUNS if n_out == 3 else H.RUNS[:2]:
         y, = k.run(step, [c.x, nw, None, packed, H.out((n_out, rows))], mode=mode, seed=seed)
         if n_out:
@@ -173,6 +179,7 @@ def test_head(n_out, cap):
 
 @pytest.mark.parametrize("style, qn, kv_dtype", [("half", True, "bf16"), ("interleaved", False, "f16"), ("none", False, "f32")])
 def test_qkv(style, qn, kv_dtype):
+    arch = "sm_100a" if style == "interleaved" else "sm_90a"
     heads, kv, d, cols, n = 4, 2, 16, 96, 9
     r = 12
     rows = (heads + 2 * kv) * d
@@ -187,7 +194,7 @@ def test_qkv(style, qn, kv_dtype):
     pool = np.zeros((3, page), {"f32": np.float32}.get(kv_dtype, np.uint16))
     pos = [30, 31, 32, 33, 0, 1, 2, 3, 4]
     step = H.make_step(pos=pos, rows=[4, 5], table=[[2, 0], [1, 1]])
-    k = H.build("norm_qkv_mixed_sm80", "sm_90a", dict(
+    k = H.build("norm_qkv_mixed_sm80", arch, dict(
         HIDDEN=cols, HEADS=heads, KV_HEADS=kv, DIM=d, HAS_QN=int(qn), HAS_KN=int(qn), QK_EPS=1e-6, QK_PLUS_ONE=0, HAS_ROPE=int(rope is not None),
         ROPE_DIMS=r if rope is not None else 0, STYLE="half" if style == "none" else style, KV_DTYPE=kv_dtype, KV_PAGE_BYTES=page * item,
         W_DTYPE="bf16", W_ROWS=rows, NORM="rms", EPS=EPS, PLUS_ONE=0))
@@ -210,13 +217,14 @@ def test_qkv(style, qn, kv_dtype):
                 close(values[p, part, :, pos[t] % H.PAGE].astype(np.float64), raw[t, heads + part * kv:heads + (part + 1) * kv], 1e-2)
 
 
-@pytest.mark.parametrize("dtype, rows, cols", [("bf16", 300, 160), ("q5_0", 520, 224), ("q6_k", 1030, 512)])  # built by other tests, too
-def test_rows_do_not_depend_on_company(dtype, rows, cols):
+@pytest.mark.parametrize("dtype, rows, cols, arch", [
+    ("bf16", 300, 160, "sm_80"), ("q5_0", 520, 224, "sm_80"), ("q6_k", 1030, 512, "sm_80"), ("bf16", 300, 168, "sm_100a")])  # built by other tests, too
+def test_rows_do_not_depend_on_company(dtype, rows, cols, arch):
     """The same bits alone, among 20, 70 and 140 rows: all tiles add in one order."""
     n = 140
     c = Case(21, n, rows, cols, dtype)
     packed, _ = c.weights()
-    k = H.build("matmul_mixed_sm80", "sm_80", c.params())
+    k = H.build("matmul_mixed_sm80", arch, c.params())
     all_rows, = k.run(c.step, [c.x, packed, None, H.out((n, rows))])
     for pick in [137], list(range(100, 120)), list(range(3, 63)), list(range(2, 140)):
         step = H.make_step(pos=list(range(len(pick))), rows=[len(pick)])
@@ -240,7 +248,7 @@ def test_large_activations_do_not_overflow():
 def test_nvrtc():
     """The real compiler on formats that no committed description has: no spill, no warning (the tool says so)."""
     p = dict(ROWS=14336, COLS=4096, NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")
-    for dtype, arch in ("bf16", "sm_86"), ("q6_k", "sm_80"), ("q5_1", "sm_120a"), ("q4_k", "sm_100a"):
+    for dtype, arch in ("bf16", "sm_86"), ("q6_k", "sm_80"), ("q5_1", "sm_120a"), ("q4_k", "sm_100a"), ("bf16", "sm_100a"), ("f16", "sm_120a"):
         done = H.nvrtc("norm_glu_mixed_sm80", dict(p, W_DTYPE=dtype), [arch])
         if done is None:
             pytest.skip("no NVRTC here")
@@ -248,7 +256,11 @@ def test_nvrtc():
         if f:
             s = f["norm_glu_mixed_sm80"]
             # of the three tiles the largest has 16 mma for 6 ldmatrix
-            assert s.count("HMMA") >= 40 and s.count("LDSM") >= 20 and s.count("LDGSTS") >= 8 and not s.count("LDL", "STL")
+            assert s.count("HMMA") >= 40 and s.count("LDSM") >= 20 and not s.count("LDL", "STL")
+            if dtype in ("bf16", "f16") and arch in ("sm_100a", "sm_120a"):  # by the copy unit alone, without asking the driver
+                assert s.count("UTMALDG") >= 20 and not s.count("LDGSTS") and not any("CALL.ABS" in i for i in s)
+            else:
+                assert s.count("LDGSTS") >= 8 and not s.count("UTMALDG")
 
 
 def test_refuses():

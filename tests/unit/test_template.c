@@ -252,6 +252,13 @@ BENCH_TEST(tensor_maps_are_of_arguments)
 	const Kernel *y = expand_for(b, "cuda-sm_90a", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 16\n"), 2);
 	assert_string_not_equal(x->key, y->key);
 	assert_null(expand_for(b, "cuda-sm_80", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 8\n"), 2));
+	/* one that does not hold is not there, also where there could be none */
+	static const char some[] = "//@map act; if ARCH >= 100; cols 64; box 8, 8\n//@map w; cols 64; box 8, 16; if ARCH >= 90\n";
+	const Kernel *hopper = expand_for(b, "cuda-sm_90a", arena_printf(&b->arena, text, some), 2);
+	assert_int_equal(hopper->row.n_map, 1);
+	assert_int_equal(hopper->row.map[0].arg, 1);
+	assert_int_equal(expand_for(b, "cuda-sm_100a", arena_printf(&b->arena, text, some), 2)->row.n_map, 2);
+	assert_int_equal(expand_for(b, "cuda-sm_80", arena_printf(&b->arena, text, some), 2)->row.n_map, 0);
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "from sm_90 on"));
 }
 

@@ -3,7 +3,9 @@
  * asked the barrier for it. A multicast is one copy for each block of its mask, at the same offsets there. */
 #include "emu.h"
 #include "../cuda_api.h"
+#include "tensor_map.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -381,16 +383,21 @@ emu_bulk_load_multicast(void *dst, const void *src, unsigned n, void *bar, unsig
 	bulk_load(dst, src, n, bar, (int)mask, at);
 }
 
+/* rows: of the box, that somebody must have written */
 static void
-tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, int mask, Site at)
+tensor_load(void *dst, const void *map, int rank, const int *c, int rows, void *bar, int mask, Site at)
 {
 	const TensorMap *t = tensor_map_at(map, rank, at);
 	Bulk b = { .dst = dst, .n = (unsigned)tensor_box_bytes(t), .map = t };
 
 	if ((uintptr_t)dst & 127)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
-	if (emu_check)
-		tensor_touch(t, c, false, at);
+	if (emu_check && rows > 0) {
+		TensorMap first = *t;
+		if (rank > 1 && first.box[1] > (unsigned)rows)
+			first.box[1] = (unsigned)rows;
+		tensor_touch(&first, c, false, at);
+	}
 	b.at = at;
 	b.sum = emu_check ? tensor_sum(t, c) : 0;
 	memcpy(b.c, c, sizeof *c * (size_t)rank);
@@ -401,7 +408,14 @@ tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, int m
 void
 emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file, int line)
 {
-	tensor_load(dst, map, rank, c, bar, 0, (Site){ file, line });
+	tensor_load(dst, map, rank, c, INT_MAX, bar, 0, (Site){ file, line });
+}
+
+/* The same, of which the kernel uses only the first rows: the others may be memory that nobody wrote. */
+void
+emu_tensor_load_rows(void *dst, const void *map, const int *c, int rows, void *bar, const char *file, int line)
+{
+	tensor_load(dst, map, 2, c, rows, bar, 0, (Site){ file, line });
 }
 
 void
@@ -411,7 +425,7 @@ emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, vo
 
 	if (!mask)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "multicast to no block: its mask is 0");
-	tensor_load(dst, map, rank, c, bar, (int)mask, at);
+	tensor_load(dst, map, rank, c, INT_MAX, bar, (int)mask, at);
 }
 
 /* Brings nothing; what it names must be there. */
