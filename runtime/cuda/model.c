@@ -116,6 +116,19 @@ function(CudaModel *m, CUfunction *f, int unit, const char *name, const CudaBuil
 	return LLMC_OK;
 }
 
+/* Kernels that follow each other by programmatic edges are on a multiprocessor at the same time only if it is divided into shared memory and L1
+ * alike for both, and leaves room for both. The driver is free to divide it for each kernel as that one alone would have it, and then one
+ * waits for the end of the other. */
+static llmc_status
+all_shared(CudaModel *m, CUfunction f, const char *name, llmc_error *err)
+{
+	CudaDevice *d = &m->dev;
+
+	if (m->pdl)
+		CUDA_TRY(d, d->api.func_set(f, CU_FUNC_CARVEOUT, 100), "preferring shared memory for %s", name);
+	return LLMC_OK;
+}
+
 static llmc_status
 functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
 {
@@ -128,6 +141,8 @@ functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
 			if (!p->fn)
 				continue;
 			TRY(function(m, &m->fn[i][l], cuda_build_unit_of(b, i), p->fn, b, err));
+			if (p->pdl)
+				TRY(all_shared(m, m->fn[i][l], p->fn, err));
 			if (p->shared <= 0)
 				continue;
 			if (p->shared > d->max_shared)
@@ -139,7 +154,9 @@ functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
 		}
 	}
 	TRY(function(m, &m->begin, cuda_build_own(b, "begin"), "llmc_begin", b, err));
-	return function(m, &m->sample, cuda_build_own(b, "sample"), "llmc_sample", b, err);
+	TRY(function(m, &m->sample, cuda_build_own(b, "sample"), "llmc_sample", b, err));
+	TRY(all_shared(m, m->begin, "llmc_begin", err));
+	return all_shared(m, m->sample, "llmc_sample", err);
 }
 
 static llmc_status

@@ -45,14 +45,15 @@ def test_matmul_of_blocks(dtype):
 
 @pytest.mark.parametrize("dtype", ["bf16", "q5_0"])
 def test_few_rows_when_deterministic(dtype):
-    """One kernel for any number of rows; a row's result is the same alone and among others."""
-    c = Case(5, 300, 136, 192, dtype)
+    """One kernel for any number of rows; a row's result is the same alone and among others. With two clusters (also on a GPU) 16-bit weights take the small
+    tile, the middle one (129 rows) and the large one (300): instructions of 32, 128 and 256 columns, of which no manual says that they add alike."""
+    c = Case(5, 300, 120, 192, dtype)
     packed, _ = c.weights()
     k = build("matmul", c, 1)
-    y, = k.run(c.step, [c.x, packed, None, H.out((300, 136))])
+    y, = k.run(c.step, [c.x, packed, None, H.out((300, 120))])
     for first, n in (0, 1), (3, 20), (100, 129), (299, 1):
         step = H.make_step(pos=list(range(n)), rows=[n])
-        z, = k.run(step, [np.ascontiguousarray(c.x[first:first + n]), packed, None, H.out((n, 136))], seed=1)
+        z, = k.run(step, [np.ascontiguousarray(c.x[first:first + n]), packed, None, H.out((n, 120))], seed=1)
         assert np.array_equal(y[first:first + n], z)
 
 

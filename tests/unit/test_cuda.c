@@ -209,7 +209,7 @@ steps_are_named(void **state)
 		{ "cuMemGetInfo_v2", 1, "asking GPU 0 for free memory: " }, { "cuMemAlloc_v2", 1, "allocating 1.1 MB for weights: " },
 		{ "cuMemHostAlloc", 1, "pinning 1 MB to load weights: " }, { "cuMemcpyHtoDAsync_v2", 1, "copying weights to the GPU: " },
 		{ "cuModuleLoadData", 1, "loading the kernel kernels/embed." }, { "cuModuleGetFunction", 1, "looking for embed_" },
-		{ "cuFuncSetAttribute", 1, "granting " }, { "cuMemAlloc_v2", 2, "allocating 0 MB for the KV cache: " },
+		{ "cuFuncSetAttribute", 1, "preferring shared memory for embed_" }, { "cuFuncSetAttribute", 4, "granting " }, { "cuMemAlloc_v2", 2, "allocating 0 MB for the KV cache: " },
 		{ "cuMemHostAlloc", 4, "pinning 0 MB for steps: " }, { "cuTensorMapEncodeTiled", 1, "mapping argument kv of op attention (layer 0): " },
 		{ "cuStreamBeginCapture_v2", 1, "capturing the decode step of 1 rows: " }, { "cuLaunchKernelEx", 2, "op embed: launching embed_" },
 		{ "cuLaunchKernelEx", 3, "op norm_qkv of layer 0: launching norm_qkv_" },

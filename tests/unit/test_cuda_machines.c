@@ -255,7 +255,7 @@ nvrtc_alone(void **state)
 	}
 }
 
-/* Each kernel of a decode step but the first starts before the one in front of it has ended, from sm_90 on; before that, and in graphs of
+/* Each kernel of a decode step but the first starts before the one in front of it has ended, beside it on a multiprocessor, from sm_90 on; before that, and in graphs of
  * drivers before CUDA 12.3, nothing asks for it. */
 static void
 overlaps(const char *gpu, const char *driver, bool all)

@@ -129,7 +129,7 @@ struct Func {
 	int n_param;
 	int max_threads, min_blocks;
 	int max_dyn;
-	int nonportable;
+	int nonportable, carveout;  /* carveout: percent of shared memory preferred; 0: nothing said */
 	SharedObj *obj;
 	int n_obj;
 	uint32_t static_bytes;

@@ -234,7 +234,8 @@ exec_known(CUgraphExec g)
 	return false;
 }
 
-/* The graph that was instantiated last: its kernels, those that asked for a programmatic edge, those that have one. */
+/* The graph that was instantiated last: its kernels, those that asked for a programmatic edge, those that have one between kernels that ask for
+ * the same division of a multiprocessor into shared memory and L1. */
 static long last_kernels, last_asked, last_edges;
 
 EXPORT void emu_graph(long *kernels, long *asked, long *edges);
@@ -253,7 +254,8 @@ count_edges(const struct CUgraph_st *g)
 	for (int i = 0; i < g->n_node; i++) {
 		last_kernels += g->node[i]->op->kind == OP_KERNEL;
 		last_asked += g->node[i]->op->asked;
-		last_edges += g->node[i]->n_prog > 0;
+		const int mine = g->node[i]->op->kind == OP_KERNEL ? g->node[i]->op->fn->carveout : 0;
+		last_edges += g->node[i]->n_prog > 0 && mine > 0 && g->node[i]->prog[0]->op->fn->carveout == mine;
 	}
 }
 

@@ -289,6 +289,9 @@ API(cuFuncSetAttribute, (CUfunction fn, int attribute, int v))
 		f->nonportable = v;
 		return CUDA_SUCCESS;
 	case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+		if (v < -1 || v > 100)
+			return CUDA_ERROR_INVALID_VALUE;
+		f->carveout = v;
 		return CUDA_SUCCESS;
 	default:
 		return CUDA_ERROR_INVALID_VALUE;
