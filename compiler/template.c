@@ -420,8 +420,9 @@ template_scratch(const Bind *b, const Template *t, const Line *l, ArgDecl *out, 
 	*take = true;
 	if (!template_arg(b, t, l, true, out))
 		return false;
-	if (!p++)
+	if (!p)
 		return true;
+	p++;
 	template_word(&p, end, word, sizeof word);
 	return strcmp(word, "if") == 0 ? template_holds(b, t, l, p, end, take) : template_error(b, t, l, "expected if EXPR after ;");
 }
