@@ -59,7 +59,7 @@ parse_dim(const Bind *b, const Template *t, const Line *l, const char *p, const 
 {
 	size_t      len;
 	const char *at = find_symbol(p, end, &out->sym, &len);
-	const char *before = at, *after = at + (at ? len : 0);
+	const char *before = at, *after = at ? at + len : end;
 
 	out->mul = out->div = 1;
 	if (!at) {
