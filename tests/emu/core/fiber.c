@@ -8,7 +8,7 @@
 
 enum { CHUNK = 256, MAX_GUARDS = 16384, PATTERN = 64 };
 
-size_t emu_stack_bytes = 65536;
+size_t emu_stack_bytes = 77824; /* an odd number of pages: stacks do not compete for the same sets of a cache */
 
 static char **free_stack, **chunk_lo;
 static int n_free, n_chunk, n_guard;

@@ -117,6 +117,8 @@ f32_to_f16(float f)
 	return (unsigned short)(s | ((a - 0x38000000u + 0xfffu + (a >> 13 & 1)) >> 13));
 }
 
+EMU_FN unsigned pack_bf16(float lo, float hi) { return f32_to_bf16(lo) | (unsigned)f32_to_bf16(hi) << 16; }
+
 /* Pairs of halves (cuda_gemv_half.h). Products of halves are exact in f32, and so are the sums met there: small integers, or of a product and
  * what is no larger. */
 #ifdef __F16C__
@@ -134,16 +136,17 @@ emu_h2_back(emu_f4 f)
 		v = (v & 0xffffu) | 0x7fff0000u;
 	return v;
 }
+EMU_FN unsigned pack_f16(float lo, float hi) { return emu_h2_back((emu_f4){ lo, hi }); }
 EMU_FN unsigned h2_add(unsigned a, unsigned b) { return emu_h2_back(emu_h2(a) + emu_h2(b)); }
 EMU_FN unsigned h2_mul(unsigned a, unsigned b) { return emu_h2_back(emu_h2(a) * emu_h2(b)); }
 EMU_FN unsigned h2_fma(unsigned a, unsigned b, unsigned c) { return emu_h2_back(emu_h2(a) * emu_h2(b) + emu_h2(c)); }
 #else
 EMU_FN float emu_lo(unsigned v) { return f16_to_f32((unsigned short)v); }
 EMU_FN float emu_hi(unsigned v) { return f16_to_f32((unsigned short)(v >> 16)); }
-EMU_FN unsigned emu_h2_back(float lo, float hi) { return f32_to_f16(lo) | (unsigned)f32_to_f16(hi) << 16; }
-EMU_FN unsigned h2_add(unsigned a, unsigned b) { return emu_h2_back(emu_lo(a) + emu_lo(b), emu_hi(a) + emu_hi(b)); }
-EMU_FN unsigned h2_mul(unsigned a, unsigned b) { return emu_h2_back(emu_lo(a) * emu_lo(b), emu_hi(a) * emu_hi(b)); }
-EMU_FN unsigned h2_fma(unsigned a, unsigned b, unsigned c) { return emu_h2_back(emu_lo(a) * emu_lo(b) + emu_lo(c), emu_hi(a) * emu_hi(b) + emu_hi(c)); }
+EMU_FN unsigned pack_f16(float lo, float hi) { return f32_to_f16(lo) | (unsigned)f32_to_f16(hi) << 16; }
+EMU_FN unsigned h2_add(unsigned a, unsigned b) { return pack_f16(emu_lo(a) + emu_lo(b), emu_hi(a) + emu_hi(b)); }
+EMU_FN unsigned h2_mul(unsigned a, unsigned b) { return pack_f16(emu_lo(a) * emu_lo(b), emu_hi(a) * emu_hi(b)); }
+EMU_FN unsigned h2_fma(unsigned a, unsigned b, unsigned c) { return pack_f16(emu_lo(a) * emu_lo(b) + emu_lo(c), emu_hi(a) * emu_hi(b) + emu_hi(c)); }
 #endif
 EMU_FN unsigned h2_pick(unsigned v, unsigned mask, unsigned bits) { return (v & mask) | bits; }
 

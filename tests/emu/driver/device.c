@@ -236,7 +236,7 @@ API(cuInit, (unsigned flags))
 	n_device = (int)emu_env("LLMC_EMU_DEVICES", 1);
 	n_sm = (int)emu_env("LLMC_EMU_SMS", 4);
 	total_bytes = (size_t)emu_env("LLMC_EMU_MEM_MB", 16384) << 20;
-	emu_stack_bytes = (size_t)emu_env("LLMC_EMU_STACK", 65536) / 4096 * 4096;
+	emu_stack_bytes = (size_t)emu_env("LLMC_EMU_STACK", 77824) / 4096 * 4096;
 	if (!title || n_device < 1 || n_device > 8)
 		return CUDA_ERROR_NO_DEVICE;
 	if (emu_stack_bytes < 16384)
