@@ -37,6 +37,9 @@ pack_f16(float lo, float hi)
 	asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
 	return pair;
 }
+#elif !defined(LLMC_EMU)
+DEV unsigned pack_bf16(float lo, float hi) { return f32_to_bf16(lo) | (unsigned)f32_to_bf16(hi) << 16; }
+DEV unsigned pack_f16(float lo, float hi) { return f32_to_f16(lo) | (unsigned)f32_to_f16(hi) << 16; }
 #endif
 
 /* Sums and maxima over a block of NW warps, for every thread; the order is fixed. `part` is shared and free again after the next
