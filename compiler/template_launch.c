@@ -14,6 +14,22 @@ trim(const char **p, const char **end)
 		--*end;
 }
 
+/* The next item of a list with ; between them, trimmed; false: there is none. */
+static bool
+next_item(const char **p, const char *end, const char **item, const char **stop)
+{
+	while (*p < end) {
+		const char *q = memchr(*p, ';', (size_t)(end - *p));
+		*item = *p;
+		*stop = q ? q : end;
+		*p = q ? q + 1 : end;
+		trim(item, stop);
+		if (*item < *stop)
+			return true;
+	}
+	return false;
+}
+
 static bool
 int_value(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, int64_t min, int64_t max, int64_t *out)
 {
@@ -94,6 +110,15 @@ parse_grid(const Bind *b, const Template *t, const Line *l, const char *p, const
 	return true;
 }
 
+static int
+arg_named(const PlanKernel *k, const char *name)
+{
+	for (int a = 0; a < k->n_arg; a++)
+		if (strcmp(k->arg[a].name, name) == 0)
+			return a;
+	return -1;
+}
+
 /* The argument that is named at *p, which goes past it and a comma; -1: there is none of this kernel. */
 static int
 take_arg(const PlanKernel *k, const char **p, const char *end)
@@ -104,10 +129,7 @@ take_arg(const PlanKernel *k, const char **p, const char *end)
 	trim(p, &end);
 	if (*p < end && *(*p)++ != ',')
 		return -1;
-	for (int a = 0; a < k->n_arg; a++)
-		if (strcmp(k->arg[a].name, name) == 0)
-			return a;
-	return -1;
+	return arg_named(k, name);
 }
 
 /* gemm ACT, W, Y | add R, BETA */
@@ -185,7 +207,7 @@ bool
 template_launch(const Bind *b, const Template *t, int i, const char *symbol, const PlanKernel *k, PlanLaunch *out, bool *take)
 {
 	const Line *l = &t->launch[i];
-	const char *p = l->text, *end = p + l->size;
+	const char *p = l->text, *end = p + l->size, *item, *stop;
 	char        name[32];
 
 	*take = true;
@@ -200,17 +222,12 @@ template_launch(const Bind *b, const Template *t, int i, const char *symbol, con
 		out->path = PATH_LIBRARY;
 	else
 		out->fn = strcmp(name, "main") == 0 ? symbol : arena_printf(b->ts->arena, "%s_%s", symbol, name);
-	while (p < end && *take) {
-		const char *q = memchr(p, ';', (size_t)(end - p));
-		const char *stop = q ? q : end, *item = p;
-		bool        mine = false;
-		trim(&item, &stop);
-		if (item < stop && !parse_common(b, t, l, item, stop, &out->path, take, &mine))
+	while (*take && next_item(&p, end, &item, &stop)) {
+		bool mine;
+		if (!parse_common(b, t, l, item, stop, &out->path, take, &mine))
 			return false;
-		if (item < stop && !mine &&
-		    !(product ? parse_product(b, t, l, item, stop, k, &out->product) : parse_function(b, t, l, item, stop, out)))
+		if (!mine && !(product ? parse_product(b, t, l, item, stop, k, &out->product) : parse_function(b, t, l, item, stop, out)))
 			return false;
-		p = q ? q + 1 : end;
 	}
 	if (product)
 		return !*take || out->product.act >= 0 || template_error(b, t, l, "a product needs its gemm");
@@ -246,25 +263,17 @@ bool
 template_map(const Bind *b, const Template *t, int i, const PlanKernel *k, PlanMap *out, bool *take)
 {
 	const Line *l = &t->map[i];
-	const char *p = l->text, *end = p + l->size;
+	const char *p = l->text, *end = p + l->size, *item, *stop;
 	char        name[32];
 
 	*take = true;
-	*out = (PlanMap){ .arg = -1 };
 	template_word(&p, end, name, sizeof name);
-	for (int a = 0; a < k->n_arg; a++)
-		if (strcmp(k->arg[a].name, name) == 0)
-			out->arg = a;
+	*out = (PlanMap){ .arg = arg_named(k, name) };
 	if (out->arg < 0)
 		return template_error(b, t, l, "a map is of an argument of this kernel");
-	while (p < end && *take) {
-		const char *q = memchr(p, ';', (size_t)(end - p));
-		const char *stop = q ? q : end, *item = p;
-		trim(&item, &stop);
-		if (item < stop && !parse_map_item(b, t, l, item, stop, out, take))
+	while (*take && next_item(&p, end, &item, &stop))
+		if (!parse_map_item(b, t, l, item, stop, out, take))
 			return false;
-		p = q ? q + 1 : end;
-	}
 	return !*take || plan_map_fits(out, k) ||
 	       template_error(b, t, l, "no tensor map that a GPU has: cols and box in whole 16 bytes, a swizzle of 0, 32, 64 or 128 bytes "
 	                               "with a box no wider");

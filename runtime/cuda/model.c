@@ -4,16 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-static double
-now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+#include "base/clock.h"
 
 const char *
 cuda_bytes_text(int64_t bytes, char buf[32])
@@ -199,7 +191,7 @@ fill(CudaModel *m, const RuntimeOptions *opt, int n_threads, Weights *weights, R
 		.device_name = m->dev.name, .log = opt->log, .log_user = opt->log_user };
 	WeightsOptions w = { .random_weights = opt->random_weights, .stage_bytes = opt->stage_bytes, .log = opt->log,
 		.log_user = opt->log_user };
-	double start = now(), packed;
+	double start = clock_now(), packed;
 	CudaBuild *b = NULL;
 	llmc_status status;
 
@@ -207,12 +199,12 @@ fill(CudaModel *m, const RuntimeOptions *opt, int n_threads, Weights *weights, R
 	TRY_GOTO(alloc_weights(m, weights, err));
 	TRY_GOTO(threads_open(n_threads, &w.threads, err));
 	TRY_GOTO(cuda_weights_load(&m->dev, weights, &w, m->weights, m->offset, m->weight_bytes, poll_build, b, err));
-	packed = now();
+	packed = clock_now();
 	times->pack_s = packed - start;
 	TRY_GOTO(cuda_build_wait(b, err));
 	TRY_GOTO(load_modules(m, b, err));
-	times->compile_s = now() - packed; /* what compiling took beyond loading */
-	times->load_s = now() - start;
+	times->compile_s = clock_now() - packed; /* what compiling took beyond loading */
+	times->load_s = clock_now() - start;
 fail:
 	threads_close(w.threads);
 	cuda_build_close(b);
