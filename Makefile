@@ -5,26 +5,28 @@ PREFIX    ?= /usr/local
 DESTDIR   ?=
 CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
-PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc libmicrohttpd
-CPPFLAGS_ := -I. -Iapi -D_GNU_SOURCE $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc
+CPPFLAGS_ := -I. -Iinclude -D_GNU_SOURCE $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 CFLAGS_   := -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off $(WARN)
 LIBS      := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl
 SAN       ?=
-VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' api/llmc.h)
+COMMA     := ,
+VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' include/llmc.h)
 
-ROOMS := base formats compiler compiler/import runtime runtime/build runtime/engine runtime/plan runtime/weights runtime/cpu runtime/cuda runtime/text runtime/serve ref api
+ROOMS := base formats ops plan ref text text/jinja compiler compiler/import runtime runtime/kv runtime/sample runtime/weights runtime/build runtime/threads runtime/state runtime/cpu runtime/cuda \
+	runtime/engine api serve
 SRC   := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.c)))
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
 CLI   := $(sort $(wildcard cli/*.c))
 CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
-EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.h' 2>/dev/null) $(wildcard runtime/serve/page/*)
+EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/page/*)
 
-.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check san tsan fuzz bench bench-peer bench-startup soak golden format install clean unit smollm2
-all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a
+.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all san tsan fuzz bench bench-peer bench-startup soak golden format install clean unit smollm2
+all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile tests/emu/emu.mk | expand -t 24
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile emu/emu.mk | expand -t 24
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
@@ -52,6 +54,14 @@ $(BUILD)/unit/%: tests/unit/%.c $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(CFLAGS) $(SAN) $< -o $@ $(BUILD)/libllmc.a -lcmocka $(LIBS)
 
+# What the tests of kernels get their kernels from.
+$(BUILD)/expand $(BUILD)/reference: $(BUILD)/%: $(BUILD)/tests/kernels/%.o $(BUILD)/libllmc.a
+	$(CC) $(SAN) $^ -o $@ $(LIBS)
+
+# The allocations of the library and of those below it are the test's.
+$(BUILD)/unit/test_memory: LIBS := -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc -Wl,-Bdynamic -lm -lpthread -ldl \
+	$(patsubst %,-Wl$(COMMA)--wrap=%,malloc calloc realloc free strdup strndup aligned_alloc posix_memalign json_loadb)
+
 lib: $(BUILD)/libllmc.a
 unit-%: $(BUILD)/unit/%
 	$<
@@ -70,6 +80,9 @@ demo: ## install, build, fetch SmolLM2, compile it and let it answer
 
 check: ## the whole test suite
 	@tools/check.sh
+
+check-all: ## the same, with memory failing at every allocation, not at a sample of them
+	@LLMC_EVERY_ALLOCATION=1 tools/check.sh
 
 san: ## unit and end-to-end tests under ASan and UBSan
 	@tools/check.sh build san
@@ -91,9 +104,11 @@ bench-startup: all ## time to the first token, cold and warm, and peak memory
 
 # With everything but the C library linked in, and without the web server: for machines that have neither our libraries nor a compiler.
 $(BUILD)/gpu-llmc: $(filter-out %/serve.o,$(CLIO)) $(BUILD)/tests/gpu/no_server.o $(BUILD)/libllmc.a
+$(BUILD)/gpu-expand: $(BUILD)/tests/kernels/expand.o $(BUILD)/libllmc.a
+$(BUILD)/gpu-llmc $(BUILD)/gpu-expand:
 	$(CC) $^ -o $@ -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc -Wl,-Bdynamic -lm -lpthread -ldl
 
-gpu-pack: all $(BUILD)/gpu-llmc $(BUILD)/emu/t_sm90 ## all that gpu-check needs on a machine where nothing can be built, into build/gpu
+gpu-pack: all $(BUILD)/gpu-llmc $(BUILD)/gpu-expand $(BUILD)/emu/t_sm90 ## all that gpu-check needs on a machine where nothing can be built, into build/gpu
 	@BUILD=$(BUILD) tests/gpu/pack.sh
 
 gpu-check: all ## tests and figures on the GPU of this machine, ten minutes; result file under tests/gpu/results; GPU_ARGS="--only figures"
@@ -122,17 +137,17 @@ $(BUILD)/install/libllmc.a: $(OBJ)
 install: all $(BUILD)/install/libllmc.a ## header, libraries, pkg-config file, man page and llmc under PREFIX
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 755 $(BUILD)/llmc $(DESTDIR)$(PREFIX)/bin/llmc
-	install -m 644 api/llmc.h $(DESTDIR)$(PREFIX)/include/llmc.h
+	install -m 644 include/llmc.h $(DESTDIR)$(PREFIX)/include/llmc.h
 	install -m 755 $(BUILD)/libllmc.so $(DESTDIR)$(PREFIX)/lib/libllmc.so.$(VERSION)
 	ln -sf libllmc.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libllmc.so.0
 	ln -sf libllmc.so.0 $(DESTDIR)$(PREFIX)/lib/libllmc.so
 	install -m 644 $(BUILD)/install/libllmc.a $(DESTDIR)$(PREFIX)/lib/libllmc.a
 	install -m 644 cli/llmc.1 $(DESTDIR)$(PREFIX)/share/man/man1/llmc.1
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(filter-out libmicrohttpd,$(PKGS))|' tools/llmc.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/llmc.pc
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(PKGS)|' tools/llmc.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/llmc.pc
 
 clean: ## remove what was built
 	rm -rf $(BUILD) generated
 
--include $(OBJ:.o=.d) $(CLIO:.o=.d)
+-include $(OBJ:.o=.d) $(CLIO:.o=.d) $(BUILD)/tests/kernels/expand.d $(BUILD)/tests/kernels/reference.d
 
-include tests/emu/emu.mk
+include emu/emu.mk

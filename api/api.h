@@ -1,14 +1,14 @@
 /* What api/ shares between its files: the structs behind the opaque handles. */
-#ifndef LLMC_API_API_H
-#define LLMC_API_API_H
+#ifndef LLMC_API_H
+#define LLMC_API_H
 
 #include <stdatomic.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "compiler/compile.h"
-#include "runtime/plan/target.h"
-#include "runtime/runtime.h"
+#include "plan/target.h"
+#include "runtime/device.h"
 
 struct llmc_model {
 	atomic_int      refs;
@@ -17,7 +17,8 @@ struct llmc_model {
 	const Plan     *plan;
 	const char     *plan_text, *plan_json;
 	char           *source;      /* the path that was opened, absolute: verify opens it again */
-	char           *artifact;    /* folder with the generated files */
+	char           *artifact;    /* folder with the generated files; NULL: none have been written */
+	char           *temporary;   /* the same when it goes once the model is open */
 	char           *weights;     /* absolute path of the checkpoint, or NULL */
 	const char *const *set;      /* overrides in force, NULL-terminated */
 	bool            random_weights;
@@ -38,12 +39,12 @@ struct llmc_session {
 typedef enum SourceKind { SOURCE_YAML, SOURCE_ARTIFACT, SOURCE_HF, SOURCE_GGUF } SourceKind;
 llmc_status source_kind(const char *path, SourceKind *kind, llmc_error *err);
 
-/* Spec of any source; NULL with *err filled. Warnings go to log. */
-const Spec *source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights,
-                        Arena *arena, llmc_log_fn log, void *log_user, llmc_error *err);
-/* "cpu" and an arch (NULL: this processor's), or "ref" -> "cpu-v3"; E_INPUT for unknown words */
+/* Spec of any source. Warnings go to log. */
+llmc_status source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights, Arena *arena,
+                        llmc_log_fn log, void *log_user, const Spec **out, llmc_error *err);
 /* "cuda:2" -> 2; -1: not a GPU */
 llmc_status device_gpu(const char *device, int *gpu, llmc_error *err);
+/* "cpu" or "cuda" and an arch (NULL: what is at hand) -> "cpu-v3", "cuda-sm_90a"; "ref" -> "ref"; E_INPUT for unknown words */
 llmc_status target_name(const char *device, const char *arch, bool must_run, char out[32], llmc_error *err);
 
 /* Copy a string into (buf, cap, *need) as llmc.h promises. */

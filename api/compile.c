@@ -4,16 +4,15 @@
 #include <string.h>
 
 #include "api/api.h"
+#include "base/sized.h"
 
 llmc_status
 llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_error *err)
 {
 	Arena arena;
-	Diag d;
 	SourceKind kind;
 	llmc_error own = { 0 };
 	char *volatile yaml = NULL;
-	volatile bool bug = false;
 
 	*yaml_out = NULL;
 	TRY(source_kind(src, &kind, err));
@@ -24,25 +23,20 @@ llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_erro
 		arena_release(&arena);
 		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while importing it", src);
 	}
-	diag_init(&d, &arena);
-	if (setjmp(d.bug))
-		bug = true;
-	else
-		yaml = import_yaml(src, &d, &arena, &own);
+	Diag *const d = NEW(&arena, Diag, 1);
+	diag_init(d, &arena);
+	if (!setjmp(d->bug))
+		yaml = import_yaml(src, d, &arena, &own);
 	llmc_status s = LLMC_OK;
-	if (!yaml || bug) {
-		if (d.text.len)
-			s = error_set(err, bug ? LLMC_E_BUG : LLMC_E_INPUT, "%s", strbuf_str(&d.text));
-		else
-			s = error_set(err, own.code ? own.code : LLMC_E_BUG, "%s", own.code ? own.text : "no description came of it");
+	if (!yaml) {
+		s = own.code ? error_set(err, own.code, "%s", own.text) : diag_error(d, err);
 	} else {
 		if (opt)
-			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d.text));
+			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
 		*yaml_out = strdup(yaml);
 		if (!*yaml_out)
 			s = error_set(err, LLMC_E_MEMORY, "out of memory");
 	}
-	diag_release(&d);
 	arena_release(&arena);
 	return s;
 }
@@ -78,40 +72,30 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 	const Compiled *done[MAX_TARGETS];
 	size_t n;
 	SourceKind kind;
-	Strbuf dump = { 0 };
+	Strbuf *dump = arena_strbuf(arena);
 
 	TRY(targets(o, name, &n, err));
 	TRY(source_kind(yaml, &kind, err));
-	const Spec *spec = source_spec(yaml, kind, o->set, NULL, arena, o->log, o->log_user, err);
-	if (!spec)
-		return err && err->code ? err->code : LLMC_E_INPUT;
+	const Spec *spec;
+	TRY(source_spec(yaml, kind, o->set, NULL, arena, o->log, o->log_user, &spec, err));
 	for (size_t i = 0; i < n; i++) {
-		Diag d;
 		Compiled *volatile c = NULL;
-		diag_init(&d, arena);
-		if (!setjmp(d.bug))
-			c = compile_spec(spec, name[i], i == 0 ? o->dump : NULL, &dump, &d, arena);
-		if (!c) {
-			llmc_status s = error_set(err, d.n_error ? LLMC_E_INPUT : LLMC_E_BUG, "%s", strbuf_str(&d.text));
-			diag_release(&d);
-			strbuf_release(&dump);
-			return s;
-		}
-		log_text(o->log, o->log_user, LLMC_LOG_WARNING, strbuf_str(&d.text));
-		diag_release(&d);
+		Diag *const d = NEW(arena, Diag, 1);
+		diag_init(d, arena);
+		if (!setjmp(d->bug))
+			c = compile_spec(spec, name[i], i == 0 ? o->dump : NULL, dump, d, arena);
+		if (!c)
+			return diag_error(d, err);
+		log_text(o->log, o->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
 		done[i] = c;
 	}
 	if (o->dump) {
-		if (dump.failed) {
-			strbuf_release(&dump);
-			return error_set(err, LLMC_E_MEMORY, "out of memory");
-		}
-		*o->dump_out = dump.data ? dump.data : strdup("");
-		return LLMC_OK;
+		*o->dump_out = dump->failed ? NULL : strdup(strbuf_str(dump));
+		return *o->dump_out ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
 	}
 	TRY(artifact_write(done, n, dir, err));
 	for (size_t i = 0; o->aot && i < n; i++)
-		if (strcmp(name[i], "ref") != 0)
+		if (target_find(name[i])->kind != TARGET_REF)
 			TRY(runtime_build_aot(done[i]->plan, dir, o->log, o->log_user, err));
 	return LLMC_OK;
 }
@@ -124,8 +108,7 @@ llmc_compile(const char *yaml_path, const char *out_dir, const llmc_compile_opti
 	Arena arena;
 	llmc_status s;
 
-	if (opt)
-		memcpy(&o, opt, opt->size < sizeof o ? opt->size : sizeof o);
+	SIZED_TAKE(o, opt);
 	if (o.dump && !o.dump_out)
 		return error_set(err, LLMC_E_RANGE, "dump without dump_out");
 	if (!o.dump && (!out_dir || !*out_dir))

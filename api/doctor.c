@@ -8,17 +8,20 @@
 #include "api/api.h"
 #include "base/file.h"
 #include "compiler/predict.h"
+#include "runtime/cpu/cpu.h"
 
 double
 llmc_bandwidth(int n_threads, double seconds)
 {
-	return cpu_bandwidth(n_threads, seconds);
+	return device_of(TARGET_CPU)->bandwidth(0, n_threads, seconds);
 }
 
 double
 llmc_bandwidth_of(const llmc_model *m, int n_threads, double seconds)
 {
-	return m->gpu >= 0 ? cuda_bandwidth(m->gpu) : cpu_bandwidth(n_threads, seconds);
+	const Device *d = device_of(m->gpu >= 0 ? TARGET_CUDA : TARGET_CPU);
+
+	return d->bandwidth(m->gpu, n_threads, seconds);
 }
 
 static void
@@ -68,7 +71,7 @@ llmc_doctor(char **json_out, llmc_error *err)
 	llmc_status have_cc = cc_find(cc, sizeof cc, cc_version, sizeof cc_version, &why);
 	bool have_dir = file_cache_dir(&dir, NULL) == LLMC_OK;
 	char *gpus = NULL;
-	json_t *cuda = cuda_describe(&gpus, NULL) == LLMC_OK ? json_loads(gpus, 0, NULL) : NULL;
+	json_t *cuda = device_of(TARGET_CUDA)->describe(&gpus, NULL) == LLMC_OK ? json_loads(gpus, 0, NULL) : NULL;
 	free(gpus);
 	name_gpus(cuda);
 	json_t *j = json_pack("{s:s, s:{s:s, s:s, s:i, s:s, s:b, s:b}, s:{s:b, s:s, s:s}, s:{s:s, s:b}, s:o*}",

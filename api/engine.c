@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api/api.h"
+#include "base/sized.h"
 
 struct llmc_engine {
 	llmc_session *session;
@@ -18,8 +19,7 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 	llmc_status status;
 
 	*out = NULL;
-	if (opt)
-		memcpy(&o, opt, opt->size < sizeof o ? opt->size : sizeof o);
+	SIZED_TAKE(o, opt);
 	llmc_engine *e = calloc(1, sizeof *e);
 	if (!e)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine");

@@ -3,8 +3,9 @@
 #include <string.h>
 
 #include "api/api.h"
-#include "runtime/sample.h"
+#include "runtime/sample/sample.h"
 #include "runtime/stop.h"
+#include "base/sized.h"
 
 typedef struct Generate {
 	llmc_session   *s;
@@ -76,7 +77,7 @@ prefill(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, bool ahead, l
 		int32_t n = n_tok - at < (size_t)chunk ? (int32_t)(n_tok - at) : chunk;
 		llmc_chunk c = { .seq = q, .tok = tok + at, .n_tok = n, .n_out = at + (size_t)n == n_tok };
 		if (ahead)
-			TRY(session_step(g->s->s, &c, 1, err));
+			TRY(session_queue_step(g->s->s, &c, 1, err));
 		else
 			TRY(session_forward(g->s->s, &c, 1, c.n_out ? g->s->logits : NULL, err));
 		at += (size_t)n;
@@ -90,7 +91,7 @@ decode(Generate *g, llmc_seq q, int32_t most, llmc_result *res, double *first, l
 {
 	for (bool done = false; !done;) {
 		int32_t id;
-		TRY(sampler_pick(g->sampler, &g->scratch, g->s->logits, &id, err));
+		TRY(sampler_sample(g->sampler, &g->scratch, g->s->logits, &id, err));
 		if (res->n_new == 0)
 			*first = clock_now();
 		TRY(take(g, id, most, res, &done, err));
@@ -111,10 +112,10 @@ decode_ahead(Generate *g, llmc_seq q, int32_t most, llmc_result *res, double *fi
 		llmc_chunk c = { .seq = q, .n_tok = 1, .n_out = 1 };
 		int32_t id;
 		if (queued < most) {
-			TRY(session_step(g->s->s, &c, 1, err));
+			TRY(session_queue_step(g->s->s, &c, 1, err));
 			queued++;
 		}
-		TRY(session_picked(g->s->s, &id, NULL, err));
+		TRY(session_take_sampled(g->s->s, &id, NULL, err));
 		if (res->n_new == 0)
 			*first = clock_now();
 		TRY(take(g, id, most, res, &done, err));
@@ -125,11 +126,11 @@ decode_ahead(Generate *g, llmc_seq q, int32_t most, llmc_result *res, double *fi
 static llmc_status
 run(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, int32_t most, llmc_result *res, llmc_error *err)
 {
-	bool ahead = session_can_pick(g->s->s, &g->p), stopped = false, cancelled = false;
+	bool ahead = session_can_sample(g->s->s, &g->p), stopped = false, cancelled = false;
 	double t0 = clock_now();
 
 	if (ahead)
-		TRY(session_pick_params(g->s->s, q, &g->p, tok, n_tok, err));
+		TRY(session_sample_params(g->s->s, q, &g->p, tok, n_tok, NULL, 0, err));
 	TRY(prefill(g, q, tok, n_tok, ahead, err));
 	for (size_t i = 0; i < n_tok; i++)
 		llmc_sampler_accept(g->sampler, tok[i], true);
@@ -160,8 +161,7 @@ llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_para
 	llmc_status status;
 	llmc_seq q = -1;
 
-	if (p)
-		memcpy(&g.p, p, p->size < sizeof g.p ? p->size : sizeof g.p);
+	SIZED_TAKE(g.p, p);
 	if (n_tok == 0)
 		return error_set(err, LLMC_E_INPUT, "the prompt is empty: a model needs at least one token to continue");
 	if (n_tok > (size_t)lim->context)
@@ -180,18 +180,15 @@ llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_para
 	TRY_GOTO(session_seq_new(s->s, (int32_t)n_tok + most - 1, &q, err));
 	TRY_GOTO(run(&g, q, tok, n_tok, most, &out, err));
 fail:
-	session_step_drop(s->s);
+	session_drop_sampled(s->s);
 	if (q >= 0)
 		session_seq_free(s->s, q);
 	llmc_stream_close(g.stream);
 	stop_close(g.stop);
 	llmc_sampler_close(g.sampler);
 	sample_scratch_release(&g.scratch);
-	if (status == LLMC_OK && res) {
-		size_t size = res->size;
-		out.size = size;
-		memcpy(res, &out, size < sizeof out ? size : sizeof out);
-	}
+	if (status == LLMC_OK && res)
+		SIZED_GIVE(res, out);
 	return status;
 }
 

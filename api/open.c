@@ -1,4 +1,6 @@
 /* llmc_open: import, compile, write the artifact, map and pack the weights, load the kernels. */
+#include <errno.h>
+#include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +9,7 @@
 
 #include "api/api.h"
 #include "base/file.h"
+#include "base/sized.h"
 
 static void
 model_free(llmc_model *m)
@@ -39,7 +42,7 @@ set_for_target(const char *const *set, const char *target, Arena *arena)
 	while (set && set[n])
 		n++;
 	const char **all = NEW(arena, const char *, n + 2);
-	if (strcmp(target, "ref") == 0)
+	if (target_find(target)->kind == TARGET_REF)
 		all[k++] = "kv.dtype=f32";
 	for (size_t i = 0; i < n; i++)
 		all[k++] = arena_strdup(arena, set[i]);
@@ -72,24 +75,48 @@ weights_path(const char *source, SourceKind kind, const Spec *spec, const char *
 	return absolute(arena, arena_printf(arena, "%s/%s", dir, spec->weights));
 }
 
-/* The folder for generated files: the caller's, the artifact itself, or one in the cache named by the content. */
+/* Into a folder of the cache that is named by the content. */
 static llmc_status
-artifact_folder(llmc_model *m, const char *source, SourceKind kind, const llmc_options *opt, llmc_error *err)
+write_to_cache(llmc_model *m, const Compiled *made, llmc_error *err)
 {
-	if (opt->out_dir) {
-		m->artifact = arena_strdup(&m->arena, opt->out_dir);
-		return LLMC_OK;
+	Strbuf *dir = arena_strbuf(&m->arena);
+
+	TRY(file_cache_dir(dir, err));
+	m->artifact = arena_printf(&m->arena, "%s/models/%s-%.16s", strbuf_str(dir), m->spec->name, m->spec->sha256 + (strncmp(m->spec->sha256, "sha256:", 7) ? 0 : 7));
+	TRY(file_mkdirs_private(m->artifact, err));
+	return artifact_write(&made, 1, m->artifact, err);
+}
+
+static int
+remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+	(void)st, (void)type, (void)at, (void)!remove(path);
+	return 0;
+}
+
+/* The folder for generated files: the caller's, the artifact itself, one in the cache, or where that takes no files one that goes when
+ * the model is open. */
+static llmc_status
+write_generated(llmc_model *m, const Compiled *made, const llmc_options *opt, llmc_error *err)
+{
+	const char *tmp = getenv("TMPDIR");
+	llmc_error why = { 0 };
+
+	if (m->artifact)
+		return artifact_write(&made, 1, m->artifact, err);
+	llmc_status s = write_to_cache(m, made, &why);
+	if (s != LLMC_E_IO) {
+		if (s != LLMC_OK && err)
+			*err = why;
+		return s;
 	}
-	if (kind == SOURCE_ARTIFACT) {
-		m->artifact = absolute(&m->arena, source);
-		return LLMC_OK;
-	}
-	Strbuf dir = { 0 };
-	llmc_status s = file_cache_dir(&dir, err);
-	if (s == LLMC_OK)
-		m->artifact = arena_printf(&m->arena, "%s/models/%s-%.16s", strbuf_str(&dir), m->spec->name, m->spec->sha256 + (strncmp(m->spec->sha256, "sha256:", 7) ? 0 : 7));
-	strbuf_release(&dir);
-	return s == LLMC_OK ? file_mkdirs_private(m->artifact, err) : s;
+	char *dir = arena_printf(&m->arena, "%s/llmc.XXXXXX", tmp && *tmp ? tmp : "/tmp");
+	if (!mkdtemp(dir))
+		return error_set(err, LLMC_E_IO, "%s; and %s: cannot create: %s", why.text, dir, strerror(errno));
+	log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
+	         "what is compiled is not kept for the next time: %s (LLMC_CACHE names another folder)", why.text);
+	m->artifact = m->temporary = dir;
+	return artifact_write(&made, 1, dir, err);
 }
 
 /* The plan as the runtime reads it: through the strict reader, whoever wrote it. */
@@ -115,22 +142,17 @@ compiled_file(const Compiled *c, const char *path)
 static llmc_status
 compile_model(llmc_model *m, const char *target, bool write, const llmc_options *opt, llmc_error *err)
 {
-	Diag d;
+	Diag *const d = NEW(&m->arena, Diag, 1);
 	Compiled *volatile c = NULL;
 
-	diag_init(&d, &m->arena);
-	if (!setjmp(d.bug))
-		c = compile_spec(m->spec, target, NULL, NULL, &d, &m->arena);
-	if (!c) {
-		llmc_status s = error_set(err, d.n_error ? LLMC_E_INPUT : LLMC_E_BUG, "%s", strbuf_str(&d.text));
-		diag_release(&d);
-		return s;
-	}
-	log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d.text));
-	diag_release(&d);
-	const Compiled *one = c;
+	diag_init(d, &m->arena);
+	if (!setjmp(d->bug))
+		c = compile_spec(m->spec, target, NULL, NULL, d, &m->arena);
+	if (!c)
+		return diag_error(d, err);
+	log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
 	if (write)
-		TRY(artifact_write(&one, 1, m->artifact, err));
+		TRY(write_generated(m, c, opt, err));
 	char name[64];
 	snprintf(name, sizeof name, "plan-%s.json", target);
 	const ArtifactFile *json = compiled_file(c, name);
@@ -146,21 +168,21 @@ compile_model(llmc_model *m, const char *target, bool write, const llmc_options 
 static llmc_status
 open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
 {
-	Strbuf text = { 0 };
+	Strbuf *text = arena_strbuf(&m->arena);
 	llmc_error why = { 0 };
 	const char *name = arena_printf(&m->arena, "%s/plan-%s.json", m->artifact, target);
 
 	*fits = false;
 	TRY(file_check_trusted(name, err));
-	llmc_status s = file_read(name, (size_t)1 << 30, &text, err);
+	llmc_status s = file_read(name, (size_t)1 << 30, text, err);
 	if (s == LLMC_OK) {
-		if (read_plan(m, strbuf_str(&text), text.len, name, &why) == LLMC_OK && strcmp(m->plan->target, target) == 0 &&
+		if (read_plan(m, strbuf_str(text), text->len, name, &why) == LLMC_OK && strcmp(m->plan->target, target) == 0 &&
 		    strcmp(m->plan->spec_sha256, m->spec->sha256) == 0) {
 			*fits = true;
-			m->plan_json = arena_strndup(&m->arena, strbuf_str(&text), text.len);
+			m->plan_json = arena_strndup(&m->arena, strbuf_str(text), text->len);
 			char *txt = arena_printf(&m->arena, "%s/plan-%s.txt", m->artifact, target);
-			if (file_read(txt, (size_t)1 << 30, &text, NULL) == LLMC_OK)
-				m->plan_text = arena_strndup(&m->arena, strbuf_str(&text), text.len);
+			if (file_read(txt, (size_t)1 << 30, text, NULL) == LLMC_OK)
+				m->plan_text = arena_strndup(&m->arena, strbuf_str(text), text->len);
 			else
 				m->plan_text = "";
 		} else {
@@ -168,7 +190,7 @@ open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits
 			         why.code ? why.text : "made from another description or for another target");
 		}
 	}
-	strbuf_release(&text);
+	strbuf_release(text);
 	return s;
 }
 
@@ -256,18 +278,18 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	m->n_threads = opt->n_threads;
 	if (opt->random_weights && opt->weights)
 		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one", opt->weights);
-	m->spec = source_spec(path, kind, m->set, opt->weights, &m->arena, opt->log, opt->log_user, err);
-	if (!m->spec)
-		return err && err->code ? err->code : LLMC_E_INPUT;
+	TRY(source_spec(path, kind, m->set, opt->weights, &m->arena, opt->log, opt->log_user, &m->spec, err));
 	if (!opt->random_weights)
 		m->weights = (char *)weights_path(path, kind, m->spec, opt->weights, &m->arena);
 	bool fits = false;
-	if (!opt->no_weights || opt->out_dir || kind == SOURCE_ARTIFACT)
-		TRY(artifact_folder(m, path, kind, opt, err));
+	if (opt->out_dir)
+		m->artifact = arena_strdup(&m->arena, opt->out_dir);
+	else if (kind == SOURCE_ARTIFACT)
+		m->artifact = absolute(&m->arena, path);
 	if (kind == SOURCE_ARTIFACT && !opt->out_dir)
 		TRY(open_artifact(m, target, opt, &fits, err));
 	if (!fits)
-		TRY(compile_model(m, target, m->artifact && (!opt->no_weights || opt->out_dir), opt, err));
+		TRY(compile_model(m, target, !opt->no_weights || opt->out_dir, opt, err));
 	m->compile_s = clock_now() - t0;
 	TRY(open_tokenizer(m, kind, path, opt, err));
 	if (opt->no_weights)
@@ -276,7 +298,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: no weights: say where with --weights PATH, write `weights: PATH` into the YAML, or measure with --random-weights", path);
 	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .n_threads = opt->n_threads, .device = m->gpu > 0 ? m->gpu : 0,
-		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed,
+		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed, .cache_told = m->temporary != NULL,
 		              .log = opt->log, .log_user = opt->log_user };
 	llmc_error why = { 0 };
 	llmc_status status = runtime_open(m->plan, &ro, &m->rt, &why);
@@ -303,8 +325,7 @@ llmc_open(const char *path, const llmc_options *opt, llmc_model **out, llmc_erro
 	*out = NULL;
 	if (err)
 		*err = (llmc_error){ 0 };
-	if (opt)
-		memcpy(&o, opt, opt->size < sizeof o ? opt->size : sizeof o);
+	SIZED_TAKE(o, opt);
 	llmc_model *m = calloc(1, sizeof *m);
 	if (!m)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
@@ -316,6 +337,8 @@ llmc_open(const char *path, const llmc_options *opt, llmc_model **out, llmc_erro
 		s = error_set(&own, LLMC_E_MEMORY, "%s: out of memory while opening it", path);
 	else
 		s = open_into(m, path, &o, &own);
+	if (m->temporary)
+		nftw(m->temporary, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 	if (s != LLMC_OK) {
 		if (err)
 			*err = own;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api/api.h"
+#include "base/sized.h"
 
 static void
 copy_gpu(const Gpu *g, llmc_gpu *out)
@@ -13,10 +14,8 @@ copy_gpu(const Gpu *g, llmc_gpu *out)
 		.name = g->name, .title = g->title, .arch = strchr(g->target, '-') + 1, .source = g->source, .sms = g->sms,
 		.memory = (int64_t)g->memory_gib << 30, .bandwidth = g->bandwidth, .peak = g->peak, .launch_s = g->launch_s,
 	};
-	size_t n = out->size < sizeof all ? out->size : sizeof all;
 
-	all.size = out->size;
-	memcpy(out, &all, n);
+	SIZED_GIVE(out, all);
 }
 
 bool
@@ -60,8 +59,6 @@ llmc_predict(const llmc_model *m, const char *gpu, bool prefill, int32_t rows, i
 	                    : p.launch_s > p.bytes_s                        ? "launches" : "bandwidth";
 	llmc_prediction all = { .bytes = p.bytes, .flops = p.flops, .launches = p.launches, .seconds = p.seconds,
 		.tokens_per_s = rows / p.seconds, .bound = bound };
-	size_t n = out->size < sizeof all ? out->size : sizeof all;
-	all.size = out->size;
-	memcpy(out, &all, n);
+	SIZED_GIVE(out, all);
 	return LLMC_OK;
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "api/api.h"
+#include "base/sized.h"
 
 static void
 put_text(char *dst, size_t cap, const char *src)
@@ -34,19 +35,17 @@ llmc_info(const llmc_model *m, llmc_model_info *info)
 	memcpy(all.eos, p->eos, sizeof all.eos);
 	all.bos = p->bos;
 	all.has_tokenizer = m->tokenizer != NULL;
-	all.has_chat_template = m->tokenizer && llmc_chat(m->tokenizer, "[]", NULL, NULL, 0, NULL, NULL) != LLMC_E_MISSING;
+	all.has_chat_template = llmc_has_chat_template(m->tokenizer);
 	all.n_params = p->n_params;
 	for (int i = 0; i < p->n_tensor; i++)
 		all.weight_bytes += plan_tensor_bytes(&p->tensor[i]);
 	for (int i = 0; i < decode->n_step; i++)
-		all.token_bytes += decode->step[i].weight_bytes;
+		all.token_bytes += plan_step_weights(p, &decode->step[i], 1);
 	RuntimeTimes t = m->rt ? runtime_times(m->rt) : (RuntimeTimes){ 0 };
 	all.load_s = m->load_s;
 	all.compile_s = m->compile_s + t.compile_s;
 	all.pack_s = t.pack_s;
-	size_t n = info->size < sizeof all ? info->size : sizeof all;
-	all.size = info->size;
-	memcpy(info, &all, n);
+	SIZED_GIVE(info, all);
 }
 
 llmc_status
@@ -78,9 +77,7 @@ llmc_fit(const llmc_model *m, int64_t bytes, const llmc_limits *lim, int32_t *se
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	int32_t fits = 0, too_many = 1 << 20;
 
-	if (lim)
-		memcpy(&l, lim, lim->size < sizeof l ? lim->size : sizeof l);
-	l.size = sizeof l;
+	SIZED_TAKE(l, lim);
 	l.kv_tokens = 0; /* context x seqs */
 	while (too_many - fits > 1) {
 		llmc_memory mem = LLMC_INIT(llmc_memory);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "api/api.h"
+#include "base/sized.h"
 
 llmc_status
 llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llmc_error *err)
@@ -12,9 +13,7 @@ llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llm
 	*out = NULL;
 	if (!m->rt)
 		return error_set(err, LLMC_E_INPUT, "the model was opened without weights");
-	if (lim)
-		memcpy(&l, lim, lim->size < sizeof l ? lim->size : sizeof l);
-	l.size = sizeof l;
+	SIZED_TAKE(l, lim);
 	if (l.n_threads == 0)
 		l.n_threads = m->n_threads;
 	llmc_session *s = calloc(1, sizeof *s);
@@ -103,11 +102,9 @@ void
 llmc_session_stats(const llmc_session *s, llmc_stats *out)
 {
 	llmc_stats all = LLMC_INIT(llmc_stats);
-	size_t size = out->size;
 
 	session_stats(s->s, &all);
-	all.size = size;
-	memcpy(out, &all, size < sizeof all ? size : sizeof all);
+	SIZED_GIVE(out, all);
 }
 
 /* The caller's parameters, however old its header is. */
@@ -116,38 +113,36 @@ params_now(const llmc_params *p)
 {
 	llmc_params all = LLMC_INIT(llmc_params);
 
-	if (p)
-		memcpy(&all, p, p->size < sizeof all ? p->size : sizeof all);
-	all.size = sizeof all;
+	SIZED_TAKE(all, p);
 	return all;
 }
 
 bool
-llmc_can_pick(const llmc_session *s, const llmc_params *p)
+llmc_can_sample(const llmc_session *s, const llmc_params *p)
 {
 	llmc_params all = params_now(p);
 
-	return session_can_pick(s->s, &all);
+	return session_can_sample(s->s, &all);
 }
 
 llmc_status
-llmc_pick_params(llmc_session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt, llmc_error *err)
+llmc_sample_params(llmc_session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt, llmc_error *err)
 {
 	llmc_params all = params_now(p);
 
-	if (!session_can_pick(s->s, &all))
+	if (!session_can_sample(s->s, &all))
 		return error_set(err, LLMC_E_RANGE, "this session cannot pick tokens by these parameters on its device: use llmc_forward and a sampler");
-	return session_pick_params(s->s, q, &all, prompt, n_prompt, err);
+	return session_sample_params(s->s, q, &all, prompt, n_prompt, NULL, 0, err);
 }
 
 llmc_status
 llmc_queue_step(llmc_session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
 {
-	return session_step(s->s, chunk, n, err);
+	return session_queue_step(s->s, chunk, n, err);
 }
 
 llmc_status
-llmc_take_picked(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err)
+llmc_take_sampled(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err)
 {
-	return session_picked(s->s, ids, logprobs, err);
+	return session_take_sampled(s->s, ids, logprobs, err);
 }

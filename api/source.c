@@ -6,6 +6,7 @@
 
 #include "api/api.h"
 #include "base/file.h"
+#include "runtime/cpu/cpu.h"
 
 static bool
 has_file(const char *dir, const char *name)
@@ -30,7 +31,7 @@ source_kind(const char *path, SourceKind *kind, llmc_error *err)
 	if (!path || !*path)
 		return error_set(err, LLMC_E_INPUT, "no model given: name a YAML file, a generated folder, a Hugging Face folder or a GGUF file");
 	if (!file_exists(path))
-		return error_set(err, LLMC_E_IO, "%s: no such file or folder", path);
+		return error_set(err, LLMC_E_INPUT, "%s: no such file or folder", path);
 	if (file_is_dir(path)) {
 		if (has_file(path, "config.json"))
 			*kind = SOURCE_HF;
@@ -80,45 +81,39 @@ set_with_checkpoint(const char *const *set, const char *weights, Arena *arena)
 	return all;
 }
 
-const Spec *
-source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights, Arena *arena,
-            llmc_log_fn log, void *log_user, llmc_error *err)
+static const Spec *
+read_spec(const char *path, SourceKind kind, const char *const *set, const char *weights, Diag *d, llmc_error *err)
 {
-	Diag d;
-	const Spec *volatile spec = NULL;
-	volatile int bug = 0;
-	llmc_error import_error = { 0 };
+	Arena *a = d->perm;
 
-	diag_init(&d, arena);
-	if (setjmp(d.bug)) {
-		bug = 1;
-	} else if (kind == SOURCE_YAML || kind == SOURCE_ARTIFACT) {
-		const char *file = kind == SOURCE_YAML ? path : arena_printf(arena, "%s/model.yaml", path);
+	if (kind == SOURCE_YAML || kind == SOURCE_ARTIFACT) {
+		const char *file = kind == SOURCE_YAML ? path : arena_printf(a, "%s/model.yaml", path);
 		char real[PATH_MAX];
 		if (weights && !realpath(weights, real)) {
-			error_set(err, LLMC_E_IO, "%s: no such file or folder", weights);
-			diag_release(&d);
+			error_set(err, LLMC_E_INPUT, "%s: no such file or folder", weights);
 			return NULL;
 		}
-		spec = spec_from_file(file, set_with_checkpoint(set, weights ? real : NULL, arena), &d, arena);
-	} else {
-		char *yaml = import_yaml(path, &d, arena, &import_error);
-		if (yaml)
-			spec = spec_from_text(arena_printf(arena, "%s (imported)", path), yaml, strlen(yaml), set, &d, arena);
+		return spec_from_file(file, set_with_checkpoint(set, weights ? real : NULL, a), d, a);
 	}
-	if (!spec || bug) {
-		if (d.text.len)
-			error_set(err, bug ? LLMC_E_BUG : LLMC_E_INPUT, "%s", strbuf_str(&d.text));
-		else if (import_error.code)
-			*(err ? err : &import_error) = import_error;
-		else
-			error_set(err, LLMC_E_BUG, "%s: no description came of it", path);
-		spec = NULL;
-	} else {
-		log_text(log, log_user, LLMC_LOG_WARNING, strbuf_str(&d.text));
-	}
-	diag_release(&d);
-	return spec;
+	char *yaml = import_yaml(path, d, a, err);
+	return yaml ? spec_from_text(arena_printf(a, "%s (imported)", path), yaml, strlen(yaml), set, d, a) : NULL;
+}
+
+llmc_status
+source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights, Arena *arena,
+            llmc_log_fn log, void *log_user, const Spec **out, llmc_error *err)
+{
+	Diag *const d = NEW(arena, Diag, 1);
+	llmc_error why = { 0 };
+
+	*out = NULL;
+	diag_init(d, arena);
+	if (!setjmp(d->bug))
+		*out = read_spec(path, kind, set, weights, d, &why);
+	if (!*out)
+		return why.code ? error_set(err, why.code, "%s", why.text) : diag_error(d, err);
+	log_text(log, log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
+	return LLMC_OK;
 }
 
 llmc_status
@@ -138,31 +133,40 @@ device_gpu(const char *device, int *gpu, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* The target that --arch means; NULL: none */
+static const Target *
+target_of_arch(TargetKind kind, const char *arch, llmc_error *err)
+{
+	char list[128] = "";
+
+	for (int i = 0; target_at(i); i++) {
+		const Target *t = target_at(i);
+		if (t->kind != kind)
+			continue;
+		const Target *next = target_at(i + 1);
+		snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", !*list ? "" : next && next->kind == kind ? ", " : " or ", t->isa);
+		if (strcmp(t->isa, arch) == 0)
+			return t;
+	}
+	error_set(err, LLMC_E_INPUT, "arch %s: expected %s", arch, list);
+	return NULL;
+}
+
 /* The plan's target for a GPU: what was asked for, or what the GPU at hand runs. */
 static llmc_status
 cuda_target_name(int gpu, const char *arch, bool must_run, char out[32], llmc_error *err)
 {
-	const Target *t = NULL;
-	char list[128] = "";
-
 	if (!arch) {
-		llmc_status s = cuda_target(gpu, out, err);
+		llmc_status s = device_of(TARGET_CUDA)->best_target(gpu, out, err);
 		if (s == LLMC_OK || must_run)
 			return s;
 		arch = "sm_90a"; /* compiling needs no GPU */
 		if (err)
 			*err = (llmc_error){ 0 };
 	}
-	for (int i = 0; target_at(i); i++) {
-		const Target *k = target_at(i);
-		if (k->kind != TARGET_CUDA)
-			continue;
-		snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "", k->isa);
-		if (strcmp(k->isa, arch) == 0)
-			t = k;
-	}
+	const Target *t = target_of_arch(TARGET_CUDA, arch, err);
 	if (!t)
-		return error_set(err, LLMC_E_INPUT, "arch %s: expected one of %s", arch, list);
+		return LLMC_E_INPUT;
 	snprintf(out, 32, "%s", t->name);
 	return LLMC_OK;
 }
@@ -185,10 +189,11 @@ target_name(const char *device, const char *arch, bool must_run, char out[32], l
 		snprintf(out, 32, "%s", isa_best());
 		return LLMC_OK;
 	}
-	if (strcmp(arch, "generic") && strcmp(arch, "v3") && strcmp(arch, "v4"))
-		return error_set(err, LLMC_E_INPUT, "arch %s: expected generic, v3 or v4", arch);
-	snprintf(out, 32, "cpu-%s", arch);
+	const Target *t = target_of_arch(TARGET_CPU, arch, err);
+	if (!t)
+		return LLMC_E_INPUT;
+	snprintf(out, 32, "%s", t->name);
 	if (must_run && !isa_runs(out))
-		return error_set(err, LLMC_E_MISSING, "arch %s: this processor does not run x86-64-%s code; its best is %s", arch, arch, isa_best() + 4);
+		return error_set(err, LLMC_E_MISSING, "arch %s: this processor does not run x86-64-%s code; its best is %s", arch, arch, target_find(isa_best())->isa);
 	return LLMC_OK;
 }

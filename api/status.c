@@ -36,14 +36,21 @@ llmc_status_text(llmc_status s)
 	return "unknown status";
 }
 
+const char *
+llmc_finish_name(llmc_finish f)
+{
+	static const char *const name[LLMC_FINISH_COUNT] = { "length", "eos", "stop", "cancel", "token", "deadline" };
+
+	return (unsigned)f < LLMC_FINISH_COUNT ? name[f] : "?";
+}
+
 llmc_status
 copy_out(const char *s, size_t n, char *buf, size_t cap, size_t *need, llmc_error *err)
 {
 	if (need)
 		*need = n;
 	if (cap <= n)
-		return buf || cap ? error_set(err, LLMC_E_RANGE, "buffer of %zu bytes is too small: %zu are needed", cap, n + 1)
-		                  : LLMC_OK; /* only the size was asked for */
+		return error_set(err, LLMC_E_RANGE, "buffer of %zu bytes is too small: %zu are needed", cap, n + 1);
 	memcpy(buf, s, n);
 	buf[n] = 0;
 	return LLMC_OK;

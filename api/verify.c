@@ -81,12 +81,12 @@ compare(void *user, const PlanStep *step, const char *value, const float *data, 
 	}
 	/* errors of all layers before add up like independent ones */
 	double tolerance = c->tolerance * sqrt(2.0 + (step->layer < 0 ? 0 : step->layer));
-	llmc_verify_row row = { .layer = step->layer, .value = value, .op = step->op, .max_err = worst, .range = range,
+	llmc_verify_row row = { .layer = step->layer, .value = value, .op = op_info[step->op].name, .max_err = worst, .range = range,
 		                .tolerance = tolerance, .ok = worst <= tolerance * (range > 0 ? range : 1) };
 	c->n_row++;
 	if (!row.ok && c->n_bad++ == 0)
 		snprintf(c->first_bad, sizeof c->first_bad,
-		         "%s of layer %d makes %s off by %.3g, %.2g of its range; %.2g is allowed", step->op, step->layer, value, worst,
+		         "%s of layer %d makes %s off by %.3g, %.2g of its range; %.2g is allowed", op_info[step->op].name, step->layer, value, worst,
 		         range > 0 ? worst / range : worst, tolerance);
 	if (c->on_row)
 		c->on_row(c->user, &row);
@@ -120,7 +120,7 @@ plan_tolerance(const llmc_model *m)
 
 	for (int i = 0; i < m->plan->n_tensor; i++) {
 		Dtype d = m->plan->tensor[i].dtype;
-		if (dtype_info(d)->block_elems > 1 && strcmp(m->plan->target, "ref") != 0)
+		if (dtype_info(d)->block_elems > 1 && target_find(m->plan->target)->kind != TARGET_REF)
 			t = m->spec->activations_i8 ? 6e-2 : 5e-3;
 	}
 	for (int i = 0; i < m->plan->n_pool; i++)

@@ -26,6 +26,12 @@ struct ArenaBlock {
 	_Alignas(16) unsigned char data[];
 };
 
+struct ArenaDefer {
+	ArenaDefer *next;
+	void      (*fn)(void *);
+	void       *p;
+};
+
 void
 arena_init(Arena *a)
 {
@@ -35,6 +41,9 @@ arena_init(Arena *a)
 void
 arena_release(Arena *a)
 {
+	for (ArenaDefer *d = a->defer; d; d = d->next)
+		d->fn(d->p);
+	a->defer = NULL;
 	for (ArenaBlock *b = a->head, *next; b; b = next) {
 		next = b->next;
 		ASAN_UNPOISON_MEMORY_REGION(b->data, b->cap);
@@ -44,22 +53,29 @@ arena_release(Arena *a)
 	a->total_bytes = 0;
 }
 
-void *
-arena_alloc(Arena *a, size_t n, size_t elem_bytes)
+void
+arena_out(Arena *a)
+{
+	longjmp(a->oom, 1);
+}
+
+/* NULL: memory is out */
+static void *
+alloc(Arena *a, size_t n, size_t elem_bytes)
 {
 	size_t bytes;
 
 	if (__builtin_mul_overflow(n, elem_bytes, &bytes) || bytes > SIZE_MAX / 2)
-		longjmp(a->oom, 1);
+		return NULL;
 	bytes = (bytes + GAP + 15) & ~(size_t)15;
 	if (++a->n_alloc == a->fail_after)
-		longjmp(a->oom, 1);
+		return NULL;
 	ArenaBlock *b = a->head;
 	if (!b || b->cap - b->used < bytes) {
 		size_t cap = bytes > (1 << 15) ? bytes : (size_t)1 << 16;
 		b = malloc(sizeof *b + cap);
 		if (!b)
-			longjmp(a->oom, 1);
+			return NULL;
 		*b = (ArenaBlock){ .cap = cap };
 		ASAN_POISON_MEMORY_REGION(b->data, cap);
 		/* a piece that fills a block of its own goes behind the head, which still has room */
@@ -76,6 +92,56 @@ arena_alloc(Arena *a, size_t n, size_t elem_bytes)
 	b->used += bytes;
 	ASAN_UNPOISON_MEMORY_REGION(p, n * elem_bytes);
 	return memset(p, 0, n * elem_bytes);
+}
+
+void *
+arena_alloc(Arena *a, size_t n, size_t elem_bytes)
+{
+	void *p = alloc(a, n, elem_bytes);
+
+	if (!p)
+		arena_out(a);
+	return p;
+}
+
+void
+arena_defer(Arena *a, void (*fn)(void *), void *p)
+{
+	ArenaDefer *d = alloc(a, 1, sizeof *d);
+
+	if (!d) {
+		fn(p);
+		arena_out(a);
+	}
+	*d = (ArenaDefer){ .next = a->defer, .fn = fn, .p = p };
+	a->defer = d;
+}
+
+void
+arena_done(Arena *a, void *p)
+{
+	for (ArenaDefer **at = &a->defer; *at; at = &(*at)->next)
+		if ((*at)->p == p) {
+			ArenaDefer *d = *at;
+			*at = d->next;
+			d->fn(p);
+			return;
+		}
+}
+
+static void
+release_strbuf(void *p)
+{
+	strbuf_release(p);
+}
+
+Strbuf *
+arena_strbuf(Arena *a)
+{
+	Strbuf *b = NEW(a, Strbuf, 1);
+
+	arena_defer(a, release_strbuf, b);
+	return b;
 }
 
 char *

@@ -2,7 +2,7 @@
 #ifndef LLMC_BASE_ERROR_H
 #define LLMC_BASE_ERROR_H
 
-#include "api/llmc.h"
+#include "llmc.h"
 
 /* Set *err (may be NULL) to the formatted sentence and return `code`, so that `return error_set(...)` reads well. */
 llmc_status error_set(llmc_error *err, llmc_status code, const char *fmt, ...)

@@ -52,6 +52,23 @@ file_unmap(FileMap *m)
 	*m = (FileMap){ 0 };
 }
 
+static void
+unmap(void *m)
+{
+	file_unmap(m);
+}
+
+FileMap *
+file_hold(Arena *a, const char *path, llmc_error *err)
+{
+	FileMap *m = NEW(a, FileMap, 1);
+
+	if (file_map(path, m, err) != LLMC_OK)
+		return NULL;
+	arena_defer(a, unmap, m);
+	return m;
+}
+
 llmc_status
 file_read(const char *path, size_t max_bytes, Strbuf *out, llmc_error *err)
 {

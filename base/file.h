@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/arena.h"
 #include "base/error.h"
-#include "base/strbuf.h"
 
 typedef struct FileMap {
 	const unsigned char *data; /* NULL for an empty file */
@@ -15,6 +15,8 @@ typedef struct FileMap {
 
 llmc_status file_map(const char *path, FileMap *out, llmc_error *err);   /* read-only, private */
 void        file_unmap(FileMap *m);
+/* The same, unmapped with the arena or by arena_done. NULL: *err says why. */
+FileMap    *file_hold(Arena *a, const char *path, llmc_error *err);
 llmc_status file_read(const char *path, size_t max_bytes, Strbuf *out, llmc_error *err);
 /* Write to `path`.tmp.<pid>.<n> in the same folder, fsync, rename. A file that already holds these bytes is left
  * alone (its mtime stays). Only we may write to what is made, whatever the umask: file_check_trusted takes it. */

@@ -2,7 +2,7 @@
 #ifndef LLMC_BASE_LOG_H
 #define LLMC_BASE_LOG_H
 
-#include "api/llmc.h"
+#include "llmc.h"
 
 void log_line(llmc_log_fn log, void *user, int level, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 /* Each line of a text by itself. */

@@ -1,4 +1,4 @@
-/* The llmc command: one thin file a subcommand, over llmc.h and nothing else of the library.
+/* The llmc command: one thin file a subcommand, over llmc.h; of the library's inside only base/ (JSON text, numbers).
  *
  * Exit codes: 0 done, 1 the user's input is wrong, 2 the machine lacks something, 3 a check failed, 130 interrupted.
  * Results go to stdout, progress and complaints to stderr. */
@@ -48,7 +48,7 @@ typedef struct Common {
 	{ OPT_INT, 't', "threads", "N", &(c).threads, "threads [real cores within quota and affinity]" }, \
 	{ OPT_TEXT, 'w', "weights", "PATH", &(c).weights, "checkpoint, when the model does not say" }, \
 	{ OPT_FLAG, 0, "random-weights", NULL, &(c).random_weights, "no checkpoint: seeded noise" }, \
-	{ OPT_FLAG, 0, "cache-packed", NULL, &(c).cache_packed, "keep packed weights in the cache and map them next time" }, \
+	{ OPT_FLAG, 0, "cache-packed", NULL, &(c).cache_packed, "keep packed weights in the cache and read them next time" }, \
 	{ OPT_LIST, 0, "set", "KEY=VALUE", &(c).set, "override a key of the description; may be repeated" }, \
 	{ OPT_TEXT, 0, "kv", "f16|f32", &(c).kv, "type of the KV cache (same as --set kv.dtype=)" }, \
 	{ OPT_INT, 0, "tp", "N", &(c).tp, "tensor parallel degree (same as --set parallel.tp=)" }, \

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "cli/cli.h"
 
 static bool progress_shown; /* a line without newline stands on the terminal */
@@ -88,8 +89,7 @@ fail_with(const llmc_error *err)
 	size_t n = strlen(err->text);
 
 	complain("%.*s", (int)(n && err->text[n - 1] == '\n' ? n - 1 : n), err->text);
-	/* a file that the user named and that is not there is the user's input */
-	return err->code == LLMC_E_IO && strstr(err->text, "no such file") ? EXIT_INPUT : exit_code(err->code);
+	return exit_code(err->code);
 }
 
 static void
@@ -338,49 +338,14 @@ human_bytes(double bytes, char buf[32])
 	return buf;
 }
 
-/* Length of a valid UTF-8 character at s, 0 when invalid. */
-static size_t
-utf8_len(const unsigned char *s, size_t n)
-{
-	size_t k = *s < 0x80 ? 1 : *s >= 0xc2 && *s < 0xe0 ? 2 : *s >= 0xe0 && *s < 0xf0 ? 3 : *s >= 0xf0 && *s < 0xf5 ? 4 : 0;
-
-	if (k > n)
-		return 0;
-	for (size_t i = 1; i < k; i++)
-		if ((s[i] & 0xc0) != 0x80)
-			return 0;
-	if ((*s == 0xe0 && s[1] < 0xa0) || (*s == 0xed && s[1] > 0x9f) || (*s == 0xf0 && s[1] < 0x90) || (*s == 0xf4 && s[1] > 0x8f))
-		return 0;
-	return k;
-}
-
 void
 json_text(FILE *f, const char *s, size_t n)
 {
-	const unsigned char *p = (const unsigned char *)s, *end = p + n;
+	Strbuf b = { 0 };
 
-	fputc('"', f);
-	while (p < end) {
-		size_t k = utf8_len(p, (size_t)(end - p));
-		if (k == 0) {
-			fputs("\\ufffd", f);
-			p++;
-		} else if (k > 1) {
-			fwrite(p, 1, k, f);
-			p += k;
-		} else {
-			if (*p == '"' || *p == '\\')
-				fprintf(f, "\\%c", *p);
-			else if (*p == '\n')
-				fputs("\\n", f);
-			else if (*p < 0x20 || *p == 0x7f)
-				fprintf(f, "\\u%04x", *p);
-			else
-				fputc(*p, f);
-			p++;
-		}
-	}
-	fputc('"', f);
+	json_str(&b, s, n);
+	fwrite(strbuf_str(&b), 1, b.len, f);
+	strbuf_release(&b);
 }
 
 static volatile sig_atomic_t n_interrupts;

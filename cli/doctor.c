@@ -1,46 +1,109 @@
-/* llmc doctor: what this machine has, and what to install. */
+/* llmc doctor: what this machine has, what it lacks, and what to do about it. */
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
+
+#define NO_COMPILER "install one (apt-get install gcc), or use artifacts made with --aot"
+
+/* One line. What is missing and needed is red, what is missing and may be is yellow. */
+static void
+row(bool found, bool needed, const char *name, const char *fmt, ...)
+{
+	static const char *const colour[] = { "\033[32m", "\033[33m", "\033[31m" };
+	bool colours = colour_on(stdout);
+	char text[1024];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	printf("%s%-8s%s %-11s %.*s\n", colours ? colour[found ? 0 : 1 + needed] : "", found ? "found" : "missing", colours ? "\033[0m" : "", name,
+	       (int)strcspn(text, "\n"), text);
+}
+
+static const char *
+text_of(const json_t *o, const char *key)
+{
+	const char *s = json_string_value(json_object_get(o, key));
+
+	return s ? s : "";
+}
+
+static bool
+found(const json_t *o)
+{
+	return json_is_true(json_object_get(o, "found"));
+}
+
+/* A library of CUDA: where it is, or the sentence that says how to get it. */
+static void
+library(const json_t *cuda, const char *key, const char *name)
+{
+	const json_t *o = json_object_get(cuda, key);
+	const char *path = text_of(o, "path"), *text = text_of(o, "text");
+
+	row(found(o), false, name, found(o) && strcmp(path, text) ? "%s (%s)" : "%s", text, path);
+}
+
+static void
+table(const json_t *all)
+{
+	const json_t *cpu = json_object_get(all, "processor"), *cc = json_object_get(all, "compiler"), *cache = json_object_get(all, "cache");
+	const json_t *cuda = json_object_get(all, "cuda"), *driver = json_object_get(cuda, "driver"), *gpu;
+	size_t i;
+	char name[32];
+
+	printf("llmc %s\n", text_of(all, "version"));
+	row(true, true, "processor", "%s: %s; kernels for %s", text_of(cpu, "name"), text_of(cpu, "topology"), text_of(cpu, "best_target"));
+	row(true, true, "memory", "reads %.1f GB/s with all threads, %.1f GB/s with one", llmc_bandwidth(0, 0.3) / 1e9, llmc_bandwidth(1, 0.3) / 1e9);
+	if (found(cc))
+		row(true, true, "compiler", "%s: %s", text_of(cc, "path"), text_of(cc, "text"));
+	else
+		row(false, true, "compiler", NO_COMPILER);
+	bool known = json_is_true(json_object_get(cache, "known"));
+	row(known, true, "cache", "%s", known ? text_of(cache, "path") : "set LLMC_CACHE or HOME: a folder for kernels and packed weights");
+	if (!cuda)
+		return;
+	row(found(driver), false, "GPU driver", "%s", text_of(driver, "text"));
+	json_array_foreach(json_object_get(cuda, "devices"), i, gpu) {
+		bool runs = json_is_true(json_object_get(gpu, "supported"));
+		snprintf(name, sizeof name, "GPU %zu", i);
+		if (runs)
+			row(true, false, name, "%s, %.0f GB; kernels for %s", text_of(gpu, "name"),
+			    (double)json_integer_value(json_object_get(gpu, "memory_bytes")) / 1e9, text_of(gpu, "target"));
+		else
+			row(false, false, name, "%s %s", text_of(gpu, "name"), json_object_get(gpu, "text") ? text_of(gpu, "text") : "is too old: no kernels for it");
+	}
+	library(cuda, "nvrtc", "NVRTC");
+	library(cuda, "cublaslt", "cuBLASLt");
+	library(cuda, "nccl", "NCCL");
+}
 
 static int
 doctor(int argc, char **argv)
 {
 	bool json = false;
 	const char *args[1];
-	const Opt opt[] = { { OPT_FLAG, 0, "json", NULL, &json, "the same as one JSON document" } };
+	const Opt opt[] = { { OPT_FLAG, 0, "json", NULL, &json, "all of it, as one JSON document" } };
 	llmc_error err = { 0 };
 	char *text;
 
 	OPT_PARSE(&cmd_doctor, opt, argc, argv, args);
 	if (llmc_doctor(&text, &err) != LLMC_OK)
 		return fail_with(&err);
-	if (json) {
+	json_t *all = json_loads(text, 0, NULL);
+	if (json)
 		printf("%s\n", text);
-	} else {
-		/* the document's lines without its punctuation: one source for both forms */
-		for (const char *p = text; *p;) {
-			size_t n = strcspn(p, "\n");
-			char line[1024];
-			size_t k = 0;
-			for (size_t i = 0; i < n && k + 1 < sizeof line; i++)
-				if (!strchr("{}\"", p[i]) && !(p[i] == ',' && i + 1 == n))
-					line[k++] = p[i];
-			line[k] = 0;
-			if (strspn(line, " ") < k)
-				printf("%s\n", line + (k > 2 && line[0] == ' ' ? 2 : 0));
-			p += n + (p[n] == '\n');
-		}
-		printf("read bandwidth: %.1f GB/s with all threads, %.1f GB/s with one\n", llmc_bandwidth(0, 0.3) / 1e9, llmc_bandwidth(1, 0.3) / 1e9);
-	}
-	bool cc = strstr(text, "\"compiler\": {\n    \"found\": true") != NULL;
+	else
+		table(all);
+	bool cc = found(json_object_get(all, "compiler"));
+	json_decref(all);
 	llmc_free(text);
-	if (!cc) {
-		complain("no C compiler: install one (apt-get install gcc), or use artifacts made with --aot");
-		return EXIT_MACHINE;
-	}
-	return 0;
+	if (!cc && json)
+		complain("no C compiler: " NO_COMPILER);
+	return cc ? 0 : EXIT_MACHINE;
 }
 
 const Command cmd_doctor = {

@@ -1,8 +1,10 @@
 /* Command line options from a table, and the help made from the same table. */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "cli/cli.h"
 
 static void
@@ -58,9 +60,12 @@ static int64_t
 bytes(const Command *cmd, const Opt *o, const char *value)
 {
 	static const char unit[] = "KMGT";
-	char *end;
-	double x = strtod(value, &end), scale = 1;
-	const char *u = *end ? strchr(unit, *end & ~0x20) : NULL;
+	char head[NUMBER_SIZE] = "";
+	const char *end = value + strspn(value, "0123456789.eE+-"), *u = *end ? strchr(unit, *end & ~0x20) : NULL;
+	double x = 0, scale = 1;
+
+	if ((size_t)(end - value) < sizeof head)
+		memcpy(head, value, (size_t)(end - value));
 
 	if (u) {
 		for (const char *p = unit; p <= u; p++)
@@ -71,7 +76,7 @@ bytes(const Command *cmd, const Opt *o, const char *value)
 		if (*end == 'B' || *end == 'b')
 			end++;
 	}
-	if (end == value || *end || !(x > 0) || x * scale > 9e18)
+	if (!number_parse(head, &x) || *end || !(x > 0) || x * scale > 9e18)
 		wrong(cmd, o, value, "a size such as 512M or 8G");
 	return (int64_t)(x * scale);
 }
@@ -80,6 +85,7 @@ static void
 store(const Command *cmd, const Opt *o, const char *value)
 {
 	char *end;
+	double x;
 
 	switch (o->kind) {
 	case OPT_FLAG:
@@ -98,9 +104,9 @@ store(const Command *cmd, const Opt *o, const char *value)
 			wrong(cmd, o, value, "a whole number");
 		break;
 	case OPT_FLOAT:
-		*(float *)o->to = strtof(value, &end);
-		if (end == value || *end || !(*(float *)o->to > -1e30f && *(float *)o->to < 1e30f))
+		if (!number_parse(value, &x) || fabs(x) > 1e30)
 			wrong(cmd, o, value, "a number");
+		*(float *)o->to = (float)x;
 		break;
 	case OPT_BYTES:
 		*(int64_t *)o->to = bytes(cmd, o, value);

@@ -117,7 +117,7 @@ plan(int argc, char **argv)
 	} else {
 		printf("%s\n", llmc_plan_text(m));
 		printf("memory for %d sequence%s of %d positions\n", lim.seqs ? lim.seqs : 1, lim.seqs > 1 ? "s" : "",
-		       lim.context ? lim.context : info.max_positions < 4096 ? info.max_positions : 4096);
+		       lim.context ? lim.context : info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions : LLMC_DEFAULT_CONTEXT);
 		row("weights", mem.weights);
 		row("kv", mem.kv);
 		row("scratch", mem.scratch);

@@ -109,7 +109,6 @@ print_ids(const char *key, const int32_t *id, size_t n)
 static void
 print_json(const Run *r, const int32_t *tok, size_t n_tok, const llmc_result *res, double load_s)
 {
-	static const char *const finish[] = { "length", "eos", "stop", "cancel", "token", "deadline" };
 	int decoded = res->n_new > 1 ? res->n_new - 1 : 0; /* the first comes out of the prefill */
 
 	putchar('{');
@@ -118,7 +117,7 @@ print_json(const Run *r, const int32_t *tok, size_t n_tok, const llmc_result *re
 	printf("\"text\":");
 	json_text(stdout, r->text ? r->text : "", r->n_text);
 	printf(",\"finish_reason\":\"%s\",\"timing\":{\"load_s\":%.6f,\"prefill_s\":%.6f,\"decode_s\":%.6f,\"prefill_tps\":%.3f,\"decode_tps\":%.3f}}\n",
-	       finish[res->finish], load_s, res->prefill_s, res->decode_s,
+	       llmc_finish_name(res->finish), load_s, res->prefill_s, res->decode_s,
 	       res->prefill_s > 0 ? res->n_prompt / res->prefill_s : 0, res->decode_s > 0 ? decoded / res->decode_s : 0);
 }
 
@@ -214,7 +213,7 @@ run(int argc, char **argv)
 	}
 	llmc_limits lim = limits_of(&c);
 	int32_t chunk = lim.chunk ? lim.chunk : 512;
-	if (lim.context == 0 && n_tok + 256 > 4096 && (int64_t)n_tok + 256 <= info.max_positions)
+	if (lim.context == 0 && n_tok + 256 > LLMC_DEFAULT_CONTEXT && (int64_t)n_tok + 256 <= info.max_positions)
 		lim.context = (int32_t)n_tok + 256; /* a long prompt asks for its room */
 	if (logits) {
 		if (lim.context && chunk > lim.context)

@@ -1,6 +1,7 @@
 /* llmc serve: a model behind HTTP. */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -11,21 +12,26 @@
 
 #include "cli/cli.h"
 
-static int stop_fd = -1; /* the signal handler's only way out */
+static int stop_fd = -1; /* the signal handler's only way out: a count of signals to stop, and HANGUP for each SIGHUP */
+#define HANGUP ((uint64_t)1 << 32)
 
 static void
 on_signal(int sig)
 {
-	uint64_t one = 1;
+	uint64_t one = sig == SIGHUP ? HANGUP : 1;
 	int was = errno;
 
-	(void)sig;
 	if (write(stop_fd, &one, sizeof one) < 0)
 		_exit(EXIT_INTERRUPTED);
 	errno = was;
 }
 
-typedef struct Log { int fd; bool complained, quiet; } Log;
+typedef struct Log {
+	const char *path; /* NULL: standard error */
+	int         fd;
+	bool        quiet;
+	long        lost; /* lines in a row that could not be written */
+} Log;
 
 static void
 on_log(void *user, int level, const char *line)
@@ -40,10 +46,36 @@ on_log(void *user, int level, const char *line)
 		n = (int)sizeof text - 1;
 		text[n - 1] = '\n';
 	}
-	/* a full disk must not end the service */
-	if (write(l->fd, text, (size_t)n) != n && !l->complained) {
-		l->complained = true;
-		fprintf(stderr, "llmc: the log cannot be written: %s; the server goes on\n", strerror(errno));
+	/* a full disk must not end the service; that lines are lost is said once, and how many when it is over */
+	errno = ENOSPC; /* what a part of a line means */
+	if (write(l->fd, text, (size_t)n) != n) {
+		if (l->lost++ == 0)
+			fprintf(stderr, "llmc: %s: the log cannot be written: %s; the server goes on\n", l->path ? l->path : "standard error", strerror(errno));
+	} else if (l->lost) {
+		fprintf(stderr, "llmc: %s: the log is written again, %ld lines are lost\n", l->path ? l->path : "standard error", l->lost);
+		l->lost = 0;
+	}
+}
+
+static int
+log_open(const char *path)
+{
+	int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+
+	if (fd < 0)
+		complain("%s: %s", path, strerror(errno));
+	return fd;
+}
+
+/* The file may have been moved away: a new one under the same descriptor, which other threads are writing to. */
+static void
+log_reopen(const Log *l)
+{
+	int fd = l->path ? log_open(l->path) : -1;
+
+	if (fd >= 0) {
+		dup3(fd, l->fd, O_CLOEXEC);
+		close(fd);
 	}
 }
 
@@ -72,14 +104,18 @@ memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem
 	fflush(stdout);
 }
 
-/* Wait for a signal, at most so long; true: one came. */
+/* Wait for a signal to stop, at most so long; true: one came. */
 static bool
-signalled(int timeout_ms)
+stopped(const Log *l, int timeout_ms)
 {
 	struct pollfd p = { .fd = stop_fd, .events = POLLIN };
 	uint64_t n;
 
-	return poll(&p, 1, timeout_ms) > 0 && read(stop_fd, &n, sizeof n) == (ssize_t)sizeof n;
+	if (poll(&p, 1, timeout_ms) <= 0 || read(stop_fd, &n, sizeof n) != (ssize_t)sizeof n)
+		return false;
+	if (n >= HANGUP)
+		log_reopen(l);
+	return n % HANGUP != 0;
 }
 
 static char *
@@ -112,6 +148,7 @@ serve(int argc, char **argv)
 		{ OPT_TEXT, 0, "api-key-file", "FILE", &key_file, "the same, read from the first line of a file" },
 		{ OPT_FLAG, 0, "allow-remote", NULL, &so.allow_remote, "listen beyond loopback without a key" },
 		{ OPT_TEXT, 0, "allow-origin", "ORIGIN", &so.allow_origin, "let web pages of this origin call, * for all [none]" },
+		{ OPT_TEXT, 0, "allow-host", "NAMES", &so.allow_host, "without a key, answer also to these names of this machine, a.b,c.d or * [addresses, localhost]" },
 		{ OPT_TEXT, 0, "model-name", "NAME", &so.model_name, "what clients call the model [its own name]" },
 		{ OPT_TEXT, 0, "config", "FILE", &config, "YAML file of these settings, as 'port: 8000'" },
 		{ OPT_GROUP, 0, "Requests", NULL, NULL, NULL },
@@ -120,7 +157,7 @@ serve(int argc, char **argv)
 		{ OPT_INT, 0, "max-best-of", "N", &so.max_best_of, "best_of of TGI's routes [2]" },
 		{ OPT_INT, 0, "max-stop-sequences", "N", &so.max_stop_sequences, "stop of TGI's routes [4]" },
 		{ OPT_INT, 0, "max-top-n-tokens", "N", &so.max_top_n_tokens, "top_n_tokens of TGI's routes [5]" },
-		{ OPT_INT, 0, "validation-workers", "N", &so.validation_workers, "threads that check and tokenize requests [2]" },
+		{ OPT_INT, 0, "validation-workers", "N", &so.validation_workers, "threads that check and tokenize large requests, beside the one for small ones [2]" },
 		{ OPT_BYTES, 0, "max-body-size", "SIZE", &so.max_body_bytes, "bytes of a request, larger ones get 413 [2M]" },
 		{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &request_s, "a generation that takes longer fails [no limit]" },
 		{ OPT_GROUP, 0, "Batching", NULL, NULL, NULL },
@@ -131,16 +168,16 @@ serve(int argc, char **argv)
 		{ OPT_INT, 0, "max-waiting-tokens", "N", &eo.max_waiting_tokens, "or after this many steps [20]" },
 		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens, "positions of all sequences together [max-batch-total-tokens, or context * 4]" },
 		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache, "do not reuse the KV of prompts that begin alike" },
-		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests set aside [they are computed again]" },
+		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests preempted [they are computed again]" },
 		{ OPT_GROUP, 0, "Connections", NULL, NULL, NULL },
-		{ OPT_INT, 0, "max-connections", "N", &so.max_connections, "more wait to be accepted [1000]" },
+		{ OPT_INT, 0, "max-connections", "N", &so.max_connections, "for one more the oldest idle one is closed [1000]" },
 		{ OPT_INT, 0, "max-connections-per-client", "N", &so.max_connections_per_client, "of one address [no limit]" },
 		{ OPT_FLOAT, 0, "header-timeout", "SECONDS", &header_s, "a request's head must be complete within [10]" },
 		{ OPT_FLOAT, 0, "body-timeout", "SECONDS", &body_s, "and its body within [60]" },
 		{ OPT_FLOAT, 0, "idle-timeout", "SECONDS", &idle_s, "connections without traffic are closed after [75]" },
 		{ OPT_FLOAT, 0, "drain-timeout", "SECONDS", &drain_s, "on SIGTERM or SIGINT, running requests get this long [30]" },
 		{ OPT_GROUP, 0, "Log", NULL, NULL, NULL },
-		{ OPT_TEXT, 0, "log-file", "FILE", &log_file, "a line per request, appended [standard error]" },
+		{ OPT_TEXT, 0, "log-file", "FILE", &log_file, "a line per request, appended; SIGHUP opens it again [standard error]" },
 		{ OPT_FLAG, 0, "log-json", NULL, &so.log_json, "the lines are JSON objects" },
 		OPT_COMMON(c),
 	};
@@ -153,6 +190,7 @@ serve(int argc, char **argv)
 	struct rlimit files;
 	int code = 0;
 
+	c.seqs = 16;
 	for (size_t i = 0; i < sizeof opt / sizeof *opt; i++)
 		if (opt[i].to == &c.seqs)
 			opt[i].help = "sequences at once, the largest batch [16]";
@@ -162,6 +200,8 @@ serve(int argc, char **argv)
 		args[0] = model;
 	if (!args[0])
 		return opt_usage_error(&cmd_serve, "name a model");
+	if (c.seqs < 1)
+		return opt_usage_error(&cmd_serve, "--seqs: at least 1, got %d", c.seqs);
 	if (!(header_s >= 0 && body_s >= 0 && idle_s >= 0 && request_s >= 0 && drain_s >= 0))
 		return opt_usage_error(&cmd_serve, "a timeout is negative");
 	if (key_file) {
@@ -176,27 +216,30 @@ serve(int argc, char **argv)
 		}
 	}
 	if (log_file) {
-		log.fd = open(log_file, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
-		if (log.fd < 0) {
-			complain("%s: %s", log_file, strerror(errno));
+		log.path = log_file;
+		log.fd = log_open(log_file);
+		if (log.fd < 0)
 			return EXIT_INPUT;
-		}
 	}
 	log.quiet = c.quiet && !log_file;
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
 		files.rlim_cur = files.rlim_max > 65536 ? 65536 : files.rlim_max; /* a descriptor is a client */
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
+#ifdef M_MMAP_THRESHOLD
+	/* what a large request took goes back when it is freed: left to itself, the heap of each thread learns to keep 64 MB */
+	mallopt(M_MMAP_THRESHOLD, 1 << 20);
+	mallopt(M_TRIM_THRESHOLD, 2 << 20);
+#endif
 	signal(SIGPIPE, SIG_IGN);
 	llmc_status status = open_model(&c, args[0], false, &m, &err);
 	if (status != LLMC_OK)
 		goto out;
 	llmc_limits lim = limits_of(&c);
-	lim.seqs = lim.seqs ? lim.seqs : 16;
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	llmc_info(m, &info);
 	if (lim.context == 0)
-		lim.context = info.max_positions < 4096 ? info.max_positions : 4096;
+		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions : LLMC_DEFAULT_CONTEXT;
 	/* said here, so that --memory is held to what the engine will take */
 	lim.kv_tokens = kv_tokens ? kv_tokens : eo.max_batch_total_tokens ? eo.max_batch_total_tokens
 	                : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
@@ -207,6 +250,8 @@ serve(int argc, char **argv)
 	struct sigaction sa = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGTERM, &sa, NULL);
+	if (log_file)
+		sigaction(SIGHUP, &sa, NULL);
 	eo.limits = &lim;
 	status = llmc_engine_open(m, &eo, &e, &err);
 	if (status != LLMC_OK)
@@ -226,13 +271,13 @@ serve(int argc, char **argv)
 	progress_end();
 	memory_table(m, llmc_engine_limits(e), &mem, llmc_serve_url(s), c.json);
 
-	while (!signalled(-1))
+	while (!stopped(&log, -1))
 		;
 	if (!c.quiet)
 		fprintf(stderr, "llmc: stopping: requests in work have %.0f s; again to stop at once\n", (double)drain_s);
 	llmc_serve_stop(s);
 	for (double left = drain_s; left > 0 && !llmc_serve_wait(s, 50); left -= 0.05)
-		if (signalled(0)) {
+		if (stopped(&log, 0)) {
 			code = EXIT_INTERRUPTED;
 			break;
 		}

@@ -2,7 +2,6 @@
  * else: no family is named here. Values are named for what they are ("L3.q"), which is what verify compares. */
 #include "compiler/graph.h"
 
-#include <stdarg.h>
 #include <string.h>
 
 #include "formats/dequant.h"
@@ -37,21 +36,19 @@ bias(Build *b, bool wanted, const char *role, int64_t rows)
 	return wanted ? build_weight(b->g, role, b->layer, ".bias", rows, 0, b->loc) : -1;
 }
 
-/* An op with its inputs and its first output; attributes are set by the caller. */
+/* An op with its arguments; attributes are set by the caller. */
 static Op *
-op(Build *b, OpKind kind, int out, int n_in, ...)
+op_make(Build *b, OpKind kind, const int *arg)
 {
-	Op     *o = graph_op(b->g, kind, b->layer, b->loc);
-	va_list ap;
+	Op           *o = graph_op(b->g, kind, b->layer, b->loc);
+	const OpInfo *info = &op_info[kind];
 
-	va_start(ap, n_in);
-	for (int i = 0; i < n_in; i++)
-		o->in[i] = va_arg(ap, int);
-	va_end(ap);
-	o->out[0] = out;
-	b->g->val[out].def = (int)b->g->n_op - 1;
+	op_args(o, arg);
+	for (int k = info->n_in; k < info->n_arg; k++)
+		b->g->val[arg[k]].def = (int)b->g->n_op - 1;
 	return o;
 }
+#define OP(b, kind, ...) op_make(b, OP_##kind, OP_ARGS(kind, __VA_ARGS__))
 
 static void
 at(Build *b, const char *key)
@@ -66,7 +63,7 @@ static int
 matmul(Build *b, int x, const char *role, bool with_bias, int64_t rows, int64_t cols, const char *name)
 {
 	int w = weight(b, role, rows, cols), wb = bias(b, with_bias, role, rows), y = value(b, name);
-	Op *o = op(b, OP_matmul, y, 3, x, w, wb);
+	Op *o = OP(b, matmul, .x = x, .w = w, .b = wb, .y = y);
 
 	op_set_int(b->g, o, "rows", rows);
 	op_set_int(b->g, o, "cols", cols);
@@ -77,7 +74,7 @@ static int
 rmsnorm(Build *b, int x, const char *role, int64_t dim, int64_t groups, double eps, bool plus_one, const char *name)
 {
 	int w = weight(b, role, dim, 0), y = value(b, name);
-	Op *o = op(b, OP_rmsnorm, y, 2, x, w);
+	Op *o = OP(b, rmsnorm, .x = x, .w = w, .y = y);
 
 	op_set_int(b->g, o, "dim", dim);
 	op_set_int(b->g, o, "groups", groups);
@@ -97,7 +94,7 @@ norm(Build *b, bool wanted, int x, const char *role, const char *name)
 	if (s->norm.kind == NORM_RMS)
 		return rmsnorm(b, x, role, s->hidden, 1, s->norm.eps, s->norm.plus_one, name);
 	int w = weight(b, role, s->hidden, 0), wb = bias(b, s->norm.bias, role, s->hidden), y = value(b, name);
-	Op *o = op(b, OP_layernorm, y, 3, x, w, wb);
+	Op *o = OP(b, layernorm, .x = x, .w = w, .b = wb, .y = y);
 	op_set_int(b->g, o, "dim", s->hidden);
 	op_set_num(b->g, o, "eps", s->norm.eps);
 	return y;
@@ -108,7 +105,7 @@ static int
 add(Build *b, int x, int r, double scale, const char *name)
 {
 	int y = value(b, name);
-	Op *o = op(b, OP_add, y, 2, x, r);
+	Op *o = OP(b, add, .x = x, .r = r, .y = y);
 
 	op_set_int(b->g, o, "width", b->s->hidden);
 	op_set_num(b->g, o, "scale", scale);
@@ -119,7 +116,7 @@ static int
 slice(Build *b, int x, int64_t width, int64_t first, int64_t count, const char *name)
 {
 	int y = value(b, name);
-	Op *o = op(b, OP_slice, y, 1, x);
+	Op *o = OP(b, slice, .x = x, .y = y);
 
 	op_set_int(b->g, o, "width", width);
 	op_set_int(b->g, o, "first", first);
@@ -159,14 +156,14 @@ rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *n
 		return x;
 	int y = value(b, name);
 	if (s->rope_axes == 2) {
-		Op *o = op(b, OP_rope_2d, y, 3, x, b->rope[0], b->rope2);
+		Op *o = OP(b, rope_2d, .x = x, .rope = b->rope[0], .rope2 = b->rope2, .y = y);
 		op_set_int(b->g, o, "heads", heads);
 		op_set_int(b->g, o, "dim", dim);
 		op_set_int(b->g, o, "rope_dims", s->rope[0].dims);
 		op_set_word(b->g, o, "style", style);
 		return y;
 	}
-	Op *o = op(b, OP_rope, y, 2, x, b->rope[table]);
+	Op *o = OP(b, rope, .x = x, .rope = b->rope[table], .y = y);
 	op_set_int(b->g, o, "heads", heads);
 	op_set_int(b->g, o, "dim", dim);
 	op_set_int(b->g, o, "first", first);
@@ -200,13 +197,13 @@ gqa(Build *b, int h)
 
 	at(b, "attention.n_heads");
 	int done = value(b, "kv");
-	Op *o = op(b, OP_kv_append, done, 3, k, v, kv);
+	Op *o = OP(b, kv_append, .k = k, .v = v, .kv = kv, .done = done);
 	op_set_int(b->g, o, "kv_heads", kv_heads);
 	op_set_int(b->g, o, "dim", dim);
 	op_set_int(b->g, o, "v_dim", v_dim);
 
 	int y = value(b, "attn");
-	o = op(b, OP_attention, y, 3, q, kv, done);
+	o = OP(b, attention, .q = q, .kv = kv, .done = done, .y = y);
 	op_set_int(b->g, o, "heads", heads);
 	op_set_int(b->g, o, "kv_heads", kv_heads);
 	op_set_int(b->g, o, "dim", dim);
@@ -244,13 +241,13 @@ mla(Build *b, int h)
 	key = rotate(b, key, 1, rope, 0, "k_rope");
 
 	int done = value(b, "kv");
-	Op *o = op(b, OP_mla_append, done, 3, latent, key, kv);
+	Op *o = OP(b, mla_append, .latent = latent, .rope_k = key, .kv = kv, .done = done);
 	op_set_int(b->g, o, "kv_rank", rank);
 	op_set_int(b->g, o, "rope_dim", rope);
 
 	int k_b = weight(b, "k_b", heads * nope, rank), v_b = weight(b, "v_b", heads * v_dim, rank);
 	int y = value(b, "attn");
-	o = op(b, OP_mla_attention, y, 5, q, k_b, v_b, kv, done);
+	o = OP(b, mla_attention, .q = q, .k_b = k_b, .v_b = v_b, .kv = kv, .done = done, .y = y);
 	op_set_int(b->g, o, "heads", heads);
 	op_set_int(b->g, o, "kv_rank", rank);
 	op_set_int(b->g, o, "nope_dim", nope);
@@ -277,9 +274,9 @@ ffn(Build *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bia
 	int u = matmul(b, h, r->up, with_bias, width, hidden, r->up);
 	y = value(b, r->act);
 	if (gated)
-		o = op(b, OP_glu, y, 2, g, u);
+		o = OP(b, glu, .g = g, .u = u, .y = y);
 	else
-		o = op(b, OP_act, y, 1, u);
+		o = OP(b, act, .x = u, .y = y);
 	op_set_int(b->g, o, "width", width);
 	op_set_word(b->g, o, "act", act_word(act));
 	return matmul(b, y, r->down, with_bias, hidden, width, r->out);
@@ -306,9 +303,7 @@ moe(Build *b, int h)
 	if (s->moe.choice_bias)
 		shared_bias = bias(b, true, "router_bias", n);
 	int id = value(b, "expert_id"), weights = value(b, "expert_weight");
-	Op *o = op(b, OP_moe_route, id, 2, logits, shared_bias);
-	o->out[1] = weights;
-	b->g->val[weights].def = (int)b->g->n_op - 1;
+	Op *o = OP(b, moe_route, .logits = logits, .bias = shared_bias, .id = id, .weight = weights);
 	op_set_int(b->g, o, "n_experts", n);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
 	op_set_word(b->g, o, "score", s->moe.sigmoid ? "sigmoid" : "softmax");
@@ -322,7 +317,7 @@ moe(Build *b, int h)
 	int up = build_experts(b->g, "e_up", b->layer, n, width, hidden, b->loc);
 	int down = build_experts(b->g, "e_down", b->layer, n, hidden, width, b->loc);
 	int y = value(b, shared > 0 ? "routed" : "ffn_out");
-	o = op(b, OP_moe_ffn, y, 6, h, id, weights, gate, up, down);
+	o = OP(b, moe_ffn, .x = h, .id = id, .weight = weights, .gate = gate, .up = up, .down = down, .y = y);
 	op_set_int(b->g, o, "n_experts", n);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
 	op_set_int(b->g, o, "hidden", hidden);
@@ -335,7 +330,7 @@ moe(Build *b, int h)
 	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, true, s->ffn.bias, s->moe.act);
 	if (s->moe.shared_gate) {
 		int mix = matmul(b, h, "s_mix", false, 1, hidden, "s_mix"), gated = value(b, "shared_gated");
-		o = op(b, OP_gate_mul, gated, 2, z, mix);
+		o = OP(b, gate_mul, .x = z, .s = mix, .y = gated);
 		op_set_int(b->g, o, "width", hidden);
 		z = gated;
 	}
@@ -416,13 +411,13 @@ embed(Build *b, int *table)
 	at(b, "vocab_size");
 	*table = weight(b, "embed", s->vocab_size, s->hidden);
 	int x = value(b, "x0");
-	Op *o = op(b, OP_embed, x, 1, *table);
+	Op *o = OP(b, embed, .w = *table, .y = x);
 	op_set_int(b->g, o, "hidden", s->hidden);
 	op_set_num(b->g, o, "scale", embed_scale(s));
 	if (s->position == POS_LEARNED) {
 		at(b, "position");
 		int w = weight(b, "pos_embed", s->max_positions + s->pos_offset, s->hidden), y = value(b, "x0_pos");
-		o = op(b, OP_embed_pos, y, 2, x, w);
+		o = OP(b, embed_pos, .x = x, .w = w, .y = y);
 		op_set_int(b->g, o, "hidden", s->hidden);
 		op_set_int(b->g, o, "offset", s->pos_offset);
 		x = y;
@@ -440,21 +435,21 @@ head(Build *b, int x, int table)
 	b->layer = -1;
 	at(b, "vocab_size");
 	int last = value(b, "last");
-	Op *o = op(b, OP_pick, last, 1, x);
+	Op *o = OP(b, pick, .x = x, .y = last);
 	op_set_int(b->g, o, "width", s->hidden);
 	at(b, "norm.kind");
 	last = norm(b, s->norm.final, last, "final_norm", "final_norm");
 	at(b, "head.tied");
 	int w = s->head.tied && !s->head.row_norm ? table : weight(b, "head", s->vocab_size, s->hidden);
 	int wb = bias(b, s->head.bias, "head", s->vocab_size), y = value(b, capped ? "logits_raw" : "logits");
-	o = op(b, OP_matmul, y, 3, last, w, wb);
+	o = OP(b, matmul, .x = last, .w = w, .b = wb, .y = y);
 	op_set_int(b->g, o, "rows", s->vocab_size);
 	op_set_int(b->g, o, "cols", s->hidden);
 	if (!capped)
 		return;
 	at(b, "head.cap");
 	int z = value(b, "logits");
-	o = op(b, OP_cap, z, 1, y);
+	o = OP(b, cap, .x = y, .y = z);
 	op_set_int(b->g, o, "width", s->vocab_size);
 	op_set_num(b->g, o, "cap", s->head.cap);
 }
@@ -537,6 +532,14 @@ check_size(const Graph *g, Diag *d)
 		const PlanTensor *t = &g->tensor[i];
 		if (__builtin_mul_overflow(t->rows, t->cols ? t->cols : 1, &n) || n > MAX_WEIGHTS || (total += n) > MAX_WEIGHTS) {
 			err_at(d, spec_loc(g->spec, "hidden"), "this description adds up to more than 2^50 weights");
+			return;
+		}
+	}
+	for (size_t i = 0; i < g->n_op; i++) {
+		ArgShape   shape[OP_MAX_ARGS];
+		llmc_error err;
+		if (op_fits(g, &g->op[i], shape, &err) != LLMC_OK) {
+			err_at(d, g->op[i].loc, "%s", err.text);
 			return;
 		}
 	}

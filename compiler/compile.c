@@ -7,16 +7,9 @@
 #include "base/embed.h"
 #include "compiler/select.h"
 
-/* Heap text of one compile: kept where a jump out of it can still release it. */
 typedef struct Work {
-	Strbuf log, text;
+	Strbuf *log, *text;
 } Work;
-
-static bool
-target_known(const char *target)
-{
-	return target_find(target) != NULL;
-}
 
 static bool
 dump_is(const char *dump, const char *stage)
@@ -39,7 +32,7 @@ static const char *
 take_text(Arena *a, Strbuf *b, size_t *size)
 {
 	if (b->failed)
-		longjmp(a->oom, 1);
+		arena_out(a);
 	const char *s = arena_strndup(a, strbuf_str(b), b->len);
 	*size = b->len;
 	strbuf_clear(b);
@@ -60,14 +53,14 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, Work *w)
 
 	file_add(c, &cap, a, "model.yaml", g->spec->yaml, strlen(g->spec->yaml));
 	file_add(c, &cap, a, arena_printf(a, "plan-%s.txt", c->plan->target), c->plan_text, strlen(c->plan_text));
-	plan_write(c->plan, &w->text);
-	const char *json = take_text(a, &w->text, &size);
+	plan_write(c->plan, w->text);
+	const char *json = take_text(a, w->text, &size);
 	file_add(c, &cap, a, arena_printf(a, "plan-%s.json", c->plan->target), json, size);
 	for (int i = 0; i < sel->n_kernel; i++) {
 		const Kernel *k = sel->kernel[i];
-		emit_comment(g, sel, c->plan, i, &w->text);
-		strbuf_puts(&w->text, k->text);
-		const char *text = take_text(a, &w->text, &size);
+		emit_comment(g, sel, c->plan, i, w->text);
+		strbuf_puts(w->text, k->text);
+		const char *text = take_text(a, w->text, &size);
 		file_add(c, &cap, a, k->row.file, text, size);
 		for (int h = 0; h < k->n_header; h++) {
 			const char *body = embed_find(arena_printf(a, "templates/%s", k->header[h]), &size);
@@ -95,10 +88,10 @@ compile(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, D
 	if (dump_is(dump, "graph"))
 		graph_dump(g, dump_out);
 
-	if (strcmp(target, "ref") != 0) {
+	if (target_find(target)->kind != TARGET_REF) {
 		ts = templates_load(target, s, d, perm);
 		select_layouts(g, ts);
-		graph_fuse(g, ts, &w->log);
+		graph_fuse(g, ts, w->log);
 	}
 	if (dump_is(dump, "fuse"))
 		graph_dump(g, dump_out);
@@ -112,8 +105,8 @@ compile(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, D
 	Compiled *c = NEW(perm, Compiled, 1);
 	size_t    size;
 	c->plan = emit_plan(g, sel, target);
-	emit_text(g, sel, c->plan, strbuf_str(&w->log), n_op, &w->text);
-	c->plan_text = take_text(perm, &w->text, &size);
+	emit_text(g, sel, c->plan, strbuf_str(w->log), n_op, w->text);
+	c->plan_text = take_text(perm, w->text, &size);
 	if (dump_is(dump, "order"))
 		dump_order(c->plan, dump_out);
 	if (dump_is(dump, "plan"))
@@ -122,44 +115,23 @@ compile(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, D
 	return c;
 }
 
-static void
-work_release(Work *w, Arena *perm, const jmp_buf *oom, Diag *d, const jmp_buf *bug)
-{
-	strbuf_release(&w->log);
-	strbuf_release(&w->text);
-	memcpy(&perm->oom, oom, sizeof *oom);
-	memcpy(&d->bug, bug, sizeof *bug);
-}
-
 Compiled *
 compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm)
 {
 	static const char *const stages[] = { "spec", "graph", "fuse", "order", "plan" };
-	Work    *w;
-	jmp_buf  oom, bug;
-	bool     known = !dump;
+	bool known = !dump;
 
 	for (size_t i = 0; dump && i < sizeof stages / sizeof *stages; i++)
 		known |= strcmp(stages[i], dump) == 0;
 	if (!known)
 		err_at(d, (Loc){ 0 }, "--dump=%s: expected spec, graph, fuse, order or plan", dump);
-	if (!target_known(target))
+	if (!target_find(target))
 		err_at(d, (Loc){ 0 }, "unknown target %s: expected ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_80, ...", target);
-	if (!known || !target_known(target))
+	if (!known || !target_find(target))
 		return NULL;
-	/* memory running out and a fault of ours both leave by a jump: let go of the heap, then jump on */
-	w = NEW(perm, Work, 1);
-	memcpy(&oom, &perm->oom, sizeof oom);
-	memcpy(&bug, &d->bug, sizeof bug);
-	if (setjmp(perm->oom)) {
-		work_release(w, perm, &oom, d, &bug);
-		longjmp(perm->oom, 1);
-	}
-	if (setjmp(d->bug)) {
-		work_release(w, perm, &oom, d, &bug);
-		longjmp(d->bug, 1);
-	}
-	Compiled *c = compile(s, target, dump, dump_out, d, perm, w);
-	work_release(w, perm, &oom, d, &bug);
+	Work w = { .log = arena_strbuf(perm), .text = arena_strbuf(perm) };
+	Compiled *c = compile(s, target, dump, dump_out, d, perm, &w);
+	strbuf_release(w.log);
+	strbuf_release(w.text);
 	return c;
 }

@@ -17,7 +17,7 @@ typedef struct Compiled {
 	const char   *plan_text; /* plan.txt */
 } Compiled;
 
-/* target: ref, cpu-generic, cpu-v3, cpu-v4. dump (may be NULL): spec graph fuse order plan -> dump_out.
+/* target: a name of plan/target.h. dump (may be NULL): spec graph fuse order plan -> dump_out.
  * NULL when d has errors. Warnings (an op without a tuned kernel) go to d. */
 Compiled   *compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm);
 /* Write all files of several targets' Compiled into dir; nothing is left half-written. */

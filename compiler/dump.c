@@ -3,6 +3,9 @@
 
 #include <inttypes.h>
 
+#include "base/json.h"
+#include "base/number.h"
+
 static void
 dump_value(const Graph *g, int v, Strbuf *out)
 {
@@ -39,14 +42,10 @@ dump_attrs(const Op *op, Strbuf *out)
 			strbuf_printf(out, "%" PRId64, a->i);
 			break;
 		case ATTR_NUM:
-			plan_write_num(out, a->f);
+			json_num(out, a->f, NUMBER_EXACT);
 			break;
 		case ATTR_WORD:
 			strbuf_puts(out, a->s);
-			break;
-		case ATTR_LIST:
-			for (int k = 0; k < a->n; k++)
-				strbuf_printf(out, "%s%" PRId64, k ? "," : "", a->v[k]);
 			break;
 		}
 	}
@@ -91,14 +90,14 @@ graph_dump(const Graph *g, Strbuf *out)
 		const OpInfo *info = &op_info[op->kind];
 		if (op->kind == OP_nop)
 			continue;
-		for (int k = 0; k < info->n_out; k++) {
-			strbuf_puts(out, k ? ", " : "");
-			dump_value(g, op->out[k], out);
+		for (int k = info->n_in; k < info->n_arg; k++) {
+			strbuf_puts(out, k > info->n_in ? ", " : "");
+			dump_value(g, op->arg[k], out);
 		}
 		strbuf_printf(out, " = %s", info->name);
 		for (int k = 0; k < info->n_in; k++) {
 			strbuf_puts(out, k ? ", " : " ");
-			dump_value(g, op->in[k], out);
+			dump_value(g, op->arg[k], out);
 		}
 		dump_attrs(op, out);
 		strbuf_putc(out, '\n');
@@ -137,7 +136,7 @@ dump_order(const Plan *p, Strbuf *out)
 		strbuf_printf(out, "%s\n", p->phase[ph].id);
 		for (int i = 0; i < p->phase[ph].n_step; i++) {
 			const PlanStep *s = &p->phase[ph].step[i];
-			strbuf_printf(out, "%4d %s", i, s->op);
+			strbuf_printf(out, "%4d %s", i, op_info[s->op].name);
 			for (int k = 0; k < s->n_arg; k++) {
 				strbuf_puts(out, k ? ", " : " ");
 				dump_ref(p, &s->arg[k], out);

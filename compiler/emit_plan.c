@@ -4,18 +4,21 @@
 #include <string.h>
 
 #include "compiler/select.h"
-#include "runtime/weights/layout.h"
 
 /* ---------------------------------------------------------------- buffers ---- */
 
-/* "L3.attn_in" -> "attn_in", "x17" -> "x": layers take turns in the same memory */
+const char *
+without_layer(const char *id)
+{
+	const char *dot = id[0] == 'L' && isdigit((unsigned char)id[1]) ? strchr(id, '.') : NULL;
+	return dot ? dot + 1 : id;
+}
+
+/* Layers take turns in the same memory: its name is without their number, also that of the stream, "x17". */
 static const char *
 short_name(const char *id)
 {
-	if (id[0] == 'L' && isdigit((unsigned char)id[1])) {
-		const char *dot = strchr(id, '.');
-		return dot ? dot + 1 : id;
-	}
+	id = without_layer(id);
 	return id[0] == 'x' && isdigit((unsigned char)id[1]) && strspn(id + 1, "0123456789") == strlen(id + 1) ? "x" : id;
 }
 
@@ -45,7 +48,8 @@ free_id(const Plan *p, Arena *a, const char *want)
 static void
 plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 {
-	int logits = sel->buf_of[g->op[g->n_op - 1].out[0]];
+	const Op *last = &g->op[g->n_op - 1];
+	int       logits = sel->buf_of[last->arg[op_info[last->kind].n_in]];
 
 	p->buffer = NEW(g->arena, PlanBuffer, sel->n_buf + 1);
 	for (int i = 0; i < sel->n_buf; i++) {
@@ -95,50 +99,31 @@ value_ref(const Graph *g, const Selection *sel, const int *to, int v)
 	return (PlanRef){ .kind = REF_NONE };
 }
 
-static int64_t
-step_weight_bytes(const Graph *g, const Op *op)
+/* What a step streams of its weights, whole, and the multiplications and additions of the products with them for one row. A gather
+ * reads a row, not the table, and multiplies nothing; what attention adds depends on lengths. */
+static void
+step_cost(const Graph *g, const Op *op, PlanStep *st)
 {
-	int64_t bytes = 0;
+	ArgShape shape[OP_MAX_ARGS];
 
+	graph_shapes(g, op, shape);
 	for (int k = 0; k < op_info[op->kind].n_in; k++) {
-		if (op->in[k] < 0 || g->val[op->in[k]].kind != VAL_WEIGHT)
+		if (op->arg[k] < 0 || shape[k].kind != VAL_WEIGHT || op_info[op->kind].arg[k].role == ROLE_TABLE)
 			continue;
-		const PlanTensor *t = &g->tensor[g->val[op->in[k]].tensor];
-		int64_t           n = layout_bytes(t);
-		/* a gather reads a row, not the table */
-		if (n > 0 && op->kind != OP_embed && (op->kind != OP_embed_pos || k != 1))
-			bytes += n;
+		const PlanTensor *t = &g->tensor[g->val[op->arg[k]].tensor];
+		int64_t           bytes = plan_tensor_bytes(t);
+		st->weight_bytes += bytes > 0 ? bytes : 0;
+		st->flops_per_row += 2 * t->rows * t->cols / shape[k].pieces * shape[k].used;
 	}
-	return bytes;
-}
-
-/* Multiplications and additions of the products with weights, for one row. What attention adds depends on lengths. */
-static int64_t
-step_flops(const Graph *g, const Op *op)
-{
-	int64_t flops = 0;
-
-	for (int k = 0; k < op_info[op->kind].n_in; k++) {
-		if (op->in[k] < 0 || g->val[op->in[k]].kind != VAL_WEIGHT || op->kind == OP_embed || op->kind == OP_embed_pos)
-			continue;
-		const PlanTensor *t = &g->tensor[g->val[op->in[k]].tensor];
-		int64_t           n = 2 * t->rows * t->cols;
-		if (op->kind == OP_moe_ffn)
-			n = n / op_int(op, "n_experts") * op_int(op, "top_k");
-		flops += n;
-	}
-	return flops;
 }
 
 static void
 step_makes(const Graph *g, const Op *op, PlanStep *st)
 {
-	int n_in = op_info[op->kind].n_in;
-
-	for (int k = 0; k < op_info[op->kind].n_out; k++)
-		if (op->out[k] >= 0 && g->val[op->out[k]].kind == VAL_ACT)
-			st->make[st->n_make++] = (PlanMake){ g->val[op->out[k]].name, n_in + k };
-	for (int i = 0; i < op->n_makes && st->n_make < 8; i++) {
+	for (int k = op_info[op->kind].n_in; k < op_info[op->kind].n_arg; k++)
+		if (op->arg[k] >= 0 && g->val[op->arg[k]].kind == VAL_ACT)
+			st->make[st->n_make++] = (PlanMake){ g->val[op->arg[k]].name, k };
+	for (int i = 0; i < op->n_makes && st->n_make < PLAN_MAX_MAKES; i++) {
 		bool held = false;
 		for (int k = 0; k < st->n_make; k++)
 			held |= strcmp(st->make[k].value, op->makes[i]) == 0;
@@ -153,11 +138,12 @@ plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from,
 	const Op *op = &g->op[from->op];
 
 	*st = (PlanStep){
-		.op = op_info[op->kind].name, .layer = op->layer, .kernel = from->kernel, .n_attr = op->n_attr,
-		.yaml_line = op->loc.resolved, .weight_bytes = step_weight_bytes(g, op), .flops_per_row = step_flops(g, op),
+		.op = op->kind, .layer = op->layer, .kernel = from->kernel, .n_attr = op->n_attr,
+		.yaml_line = op->loc.resolved,
 	};
-	for (int k = 0; k < op_n_arg(op->kind); k++)
-		st->arg[st->n_arg++] = value_ref(g, sel, to, op_arg_value(op, k));
+	step_cost(g, op, st);
+	for (int k = 0; k < op_info[op->kind].n_arg; k++)
+		st->arg[st->n_arg++] = value_ref(g, sel, to, op->arg[k]);
 	for (int k = 0; k < from->n_scratch; k++)
 		st->arg[st->n_arg++] = (PlanRef){ .kind = REF_BUFFER, .index = to[from->scratch[k]] };
 	memcpy(st->attr, op->attr, (size_t)op->n_attr * sizeof *st->attr);

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "compiler/select.h"
-#include "runtime/weights/layout.h"
 
 /* ---------------------------------------------------------------- small text ---- */
 
@@ -41,34 +40,15 @@ put_count(Strbuf *out, int64_t v, const char *const unit[5])
 static const char *const flop_unit[5] = { "flop", "Kflop", "Mflop", "Gflop", "Tflop" };
 static const char *const count_unit[5] = { "", "thousand", "million", "billion", "trillion" };
 
-static const char *
-sym_text(PlanSym s)
-{
-	static const char *const text[SYM_COUNT] = {
-#define X(name) #name,
-		PLAN_SYM_LIST(X)
-#undef X
-	};
-	return text[s];
-}
-
 static void
 put_extent(Strbuf *out, const PlanExtent *e)
 {
 	if (e->sym == SYM_one)
 		strbuf_printf(out, "%" PRId64, e->mul);
 	else if (e->div > 1)
-		strbuf_printf(out, "%" PRId64 " x ceil(%s / %" PRId64 ")", e->mul, sym_text(e->sym), e->div);
+		strbuf_printf(out, "%" PRId64 " x ceil(%s / %" PRId64 ")", e->mul, plan_sym_text[e->sym], e->div);
 	else
-		strbuf_printf(out, "%" PRId64 " x %s", e->mul, sym_text(e->sym));
-}
-
-/* "L3.attn_in" -> "attn_in", so that equal layers read the same */
-static const char *
-without_layer(const char *id)
-{
-	const char *dot = id[0] == 'L' && isdigit((unsigned char)id[1]) ? strchr(id, '.') : NULL;
-	return dot ? dot + 1 : id;
+		strbuf_printf(out, "%" PRId64 " x %s", e->mul, plan_sym_text[e->sym]);
 }
 
 /* ---------------------------------------------------------------- head ---- */
@@ -79,7 +59,7 @@ put_weights(const Plan *p, Strbuf *out)
 	int64_t total = 0, by[DT_COUNT] = { 0 };
 
 	for (int i = 0; i < p->n_tensor; i++) {
-		int64_t n = layout_bytes(&p->tensor[i]);
+		int64_t n = plan_tensor_bytes(&p->tensor[i]);
 		total += n > 0 ? n : 0;
 		by[p->tensor[i].dtype] += n > 0 ? n : 0;
 	}
@@ -119,7 +99,7 @@ static void
 put_slots(const Selection *sel, const Plan *p, Strbuf *out)
 {
 	for (int i = 0; i < p->n_slot; i++) {
-		const PlanExtent *e = &p->slot[i].part[0];
+		const PlanExtent *e = &p->slot[i];
 		strbuf_printf(out, "  slot %-5d ", i);
 		put_extent(out, e);
 		strbuf_puts(out, " bytes:");
@@ -137,7 +117,7 @@ put_slots(const Selection *sel, const Plan *p, Strbuf *out)
 		if (!used)
 			continue;
 		strbuf_printf(out, "  %s %s: %" PRId64 " bytes used, no plan needs fewer than %" PRId64 "\n",
-		              s == SYM_one ? "at any size" : "for each unit of", s == SYM_one ? "" : sym_text((PlanSym)s), used, bound);
+		              s == SYM_one ? "at any size" : "for each unit of", s == SYM_one ? "" : plan_sym_text[s], used, bound);
 	}
 }
 
@@ -160,7 +140,7 @@ put_arg(const Plan *p, const PlanRef *r, bool with_shape, Strbuf *out)
 		const PlanBuffer *b = &p->buffer[r->index];
 		strbuf_printf(out, " %s", b->id);
 		if (with_shape)
-			strbuf_printf(out, "[%s %" PRId64 " @%d+%" PRId64 "]", sym_text(b->extent.sym), b->extent.mul, b->slot, b->offset);
+			strbuf_printf(out, "[%s %" PRId64 " @%d]", plan_sym_text[b->extent.sym], b->extent.mul, b->slot);
 		return;
 	}
 	case REF_POOL:
@@ -172,23 +152,13 @@ put_arg(const Plan *p, const PlanRef *r, bool with_shape, Strbuf *out)
 	}
 }
 
-static OpKind
-kind_of(const char *op)
-{
-	for (int k = 1; k < OP_COUNT; k++)
-		if (strcmp(op_info[k].name, op) == 0)
-			return (OpKind)k;
-	return OP_nop;
-}
-
 static void
 put_step(const Plan *p, int i, Strbuf *out)
 {
 	const PlanStep *s = &p->phase[0].step[i], *m = &p->phase[1].step[i];
-	OpKind          kind = kind_of(s->op);
-	int             n_in = op_info[kind].n_in, n_op = op_n_arg(kind);
+	int             n_in = op_info[s->op].n_in, n_op = op_info[s->op].n_arg;
 
-	strbuf_printf(out, "    %-13s", s->op);
+	strbuf_printf(out, "    %-13s", op_info[s->op].name);
 	for (int k = 0; k < n_in; k++)
 		put_arg(p, &s->arg[k], true, out);
 	strbuf_puts(out, " ->");
@@ -203,6 +173,11 @@ put_step(const Plan *p, int i, Strbuf *out)
 	if (s->weight_bytes) {
 		strbuf_puts(out, "; ");
 		put_bytes(out, s->weight_bytes);
+		if (plan_step_weights(p, s, 1) < s->weight_bytes) {
+			strbuf_puts(out, " (of one row ");
+			put_bytes(out, plan_step_weights(p, s, 1));
+			strbuf_puts(out, ")");
+		}
 	}
 	if (s->flops_per_row) {
 		strbuf_puts(out, "; ");
@@ -300,13 +275,10 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 static void
 put_cache_cost(const Plan *p, const PlanStep *s, Strbuf *out)
 {
-	int64_t heads = 0;
+	int64_t heads = step_int(s, "heads");
 
-	for (int i = 0; i < s->n_attr; i++)
-		if (strcmp(s->attr[i].key, "heads") == 0)
-			heads = s->attr[i].i;
 	for (int i = 0; i < s->n_arg; i++) {
-		if (s->arg[i].kind != REF_POOL || !strstr(s->op, "attention"))
+		if (s->arg[i].kind != REF_POOL || !(op_info[s->op].flags & OPF_ATT))
 			continue;
 		const PlanPool *k = &p->pool[s->arg[i].index];
 		strbuf_puts(out, " cache ");
@@ -346,9 +318,8 @@ emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, St
 	strbuf_printf(out, ", description %s: do not edit\n *\n * %s: ", p->spec_sha256, op_info[op->kind].name);
 	put_wrapped(op_info[op->kind].meaning, 5 + strlen(op_info[op->kind].name), out);
 	strbuf_puts(out, "\n *\n *");
-	for (int k = 0; k < op_n_arg(op->kind); k++) {
-		char name[16];
-		op_arg_name(op->kind, k, name, NULL);
+	for (int k = 0; k < op_info[op->kind].n_arg; k++) {
+		const char    *name = op_info[op->kind].arg[k].name;
 		const PlanRef *r = &s->arg[k];
 		if (r->kind == REF_TENSOR) {
 			const PlanTensor *t = &p->tensor[r->index];
@@ -358,14 +329,16 @@ emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, St
 			strbuf_printf(out, "] %s %s;", dtype_text(t->dtype), t->layout);
 		} else if (r->kind == REF_BUFFER) {
 			const PlanExtent *e = &p->buffer[r->index].extent;
-			strbuf_printf(out, " %s[%s, %" PRId64 "];", name, sym_text(e->sym), e->mul);
+			strbuf_printf(out, " %s[%s, %" PRId64 "];", name, plan_sym_text[e->sym], e->mul);
 		}
 	}
 	strbuf_puts(out, "\n * weights ");
 	put_bytes(out, s->weight_bytes);
 	strbuf_puts(out, " a call, ");
-	if (op->kind == OP_embed || op->kind == OP_embed_pos) {
-		const PlanTensor *t = &p->tensor[s->arg[op->kind == OP_embed ? 0 : 1].index];
+	for (int k = 0; k < op_info[op->kind].n_in; k++) {
+		if (op_info[op->kind].arg[k].role != ROLE_TABLE)
+			continue;
+		const PlanTensor *t = &p->tensor[s->arg[k].index];
 		put_bytes(out, dtype_row_bytes(t->dtype, t->cols));
 		strbuf_puts(out, " of a table a row, ");
 	}

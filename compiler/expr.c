@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "compiler/yaml.h"
+#include "formats/yaml.h"
 
 enum { MAX_DEPTH = 32, MAX_NAME = 128 };
 

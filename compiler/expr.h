@@ -7,7 +7,7 @@
 #ifndef LLMC_COMPILER_EXPR_H
 #define LLMC_COMPILER_EXPR_H
 
-#include "compiler/diag.h"
+#include "formats/diag.h"
 
 typedef enum ExprKind { EXPR_NULL, EXPR_NUM, EXPR_BOOL, EXPR_STR, EXPR_LIST } ExprKind;
 

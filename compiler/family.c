@@ -28,15 +28,16 @@ family_file(const char *path, const char *dir, Diag *d, Arena *a)
 	if (dir) {
 		const char *full = arena_printf(a, "%s/%s", *dir ? dir : ".", path);
 		if (file_exists(full)) {
-			Strbuf text = { 0 };
+			Strbuf *text = arena_strbuf(a);
 			llmc_error err = { 0 };
-			if (file_read(full, YAML_MAX_BYTES, &text, &err) != LLMC_OK) {
-				strbuf_release(&text);
+			if (file_read(full, YAML_MAX_BYTES, text, &err) != LLMC_OK) {
+				if (text->failed)
+					arena_out(a);
 				err_at(d, (Loc){ 0 }, "%s", err.text);
 				return NULL;
 			}
-			const SourceText *src = yaml_source(a, full, strbuf_str(&text), text.len);
-			strbuf_release(&text);
+			const SourceText *src = yaml_source(a, full, strbuf_str(text), text->len);
+			strbuf_release(text);
 			return yaml_parse(src, d, a);
 		}
 	}

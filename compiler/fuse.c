@@ -21,9 +21,9 @@ static void
 count(Fuse *f, const Op *op, int by)
 {
 	for (int k = 0; k < op_info[op->kind].n_in; k++)
-		if (op->in[k] >= 0) {
-			f->uses[op->in[k]] += by;
-			f->mat_uses[op->in[k]] += op->kind == OP_matmul && k == 0 ? by : 0;
+		if (op->arg[k] >= 0) {
+			f->uses[op->arg[k]] += by;
+			f->mat_uses[op->arg[k]] += op->kind == OP_matmul && k == ARG(matmul, x) ? by : 0;
 		}
 }
 
@@ -60,14 +60,17 @@ drop(Fuse *f, Op *op)
 static void
 place(Fuse *f, Op *slot, const Op *fused)
 {
+	const OpInfo *info = &op_info[fused->kind];
+
 	count(f, slot, -1);
 	*slot = *fused;
-	for (int k = 0; k < op_info[slot->kind].n_out; k++)
-		if (slot->out[k] >= 0)
-			f->g->val[slot->out[k]].def = (int)(slot - f->g->op);
-	for (int k = 0; k < op_info[slot->kind].n_in; k++)
-		if (slot->in[k] >= 0 && (size_t)slot->in[k] < f->cap_uses)
-			f->uses[slot->in[k]]++;
+	for (int k = 0; k < info->n_arg; k++) {
+		int v = slot->arg[k];
+		if (v >= 0 && k >= info->n_in)
+			f->g->val[v].def = (int)(slot - f->g->op);
+		else if (v >= 0 && (size_t)v < f->cap_uses)
+			f->uses[v]++;
+	}
 }
 
 static Op *
@@ -86,14 +89,11 @@ only_def(const Fuse *f, int v, OpKind kind)
 }
 
 static Op
-fused_op(OpKind kind, const Op *like)
+fused_op(OpKind kind, const Op *like, const int *arg)
 {
 	Op op = { .kind = kind, .layer = like->layer, .loc = like->loc };
 
-	for (int i = 0; i < OP_MAX_IN; i++)
-		op.in[i] = -1;
-	for (int i = 0; i < OP_MAX_OUT; i++)
-		op.out[i] = -1;
+	op_args(&op, arg);
 	return op;
 }
 
@@ -124,6 +124,7 @@ stack(Fuse *f, int layer, const char *role, const int *val, int n)
 
 /* --- the norm in front --- */
 
+/* What the fused op reads instead of the normed row, and the attributes of its norm */
 typedef struct Front { int x, nw, nb; const char *kind; double eps; int plus_one; int norm; /* value; -1: not taken in */ } Front;
 
 static Front
@@ -141,18 +142,15 @@ front_norm(const Fuse *f, int h)
 	if (!o || uses_of(f, h) != f->mat_uses[h])
 		return front_plain(h);
 	if (o->kind == OP_rmsnorm && op_int(o, "groups") == 1)
-		return (Front){ o->in[0], o->in[1], -1, "rms", op_num(o, "eps"), (int)op_int(o, "plus_one"), h };
+		return (Front){ o->arg[ARG(rmsnorm, x)], o->arg[ARG(rmsnorm, w)], -1, "rms", op_num(o, "eps"), (int)op_int(o, "plus_one"), h };
 	if (o->kind == OP_layernorm)
-		return (Front){ o->in[0], o->in[1], o->in[2], "layer", op_num(o, "eps"), 0, h };
+		return (Front){ o->arg[ARG(layernorm, x)], o->arg[ARG(layernorm, w)], o->arg[ARG(layernorm, b)], "layer", op_num(o, "eps"), 0, h };
 	return front_plain(h);
 }
 
 static void
 set_front(Fuse *f, Op *op, const Front *n)
 {
-	op->in[0] = n->x;
-	op->in[1] = n->nw;
-	op->in[2] = n->nb;
 	op_set_word(f->g, op, "norm", n->kind);
 	op_set_num(f->g, op, "eps", n->eps);
 	op_set_int(f->g, op, "plus_one", n->plus_one);
@@ -172,12 +170,12 @@ chain_match(const Fuse *f, int v, int64_t heads, int64_t dim, Chain *c)
 	if ((c->rope = only_def(f, v, OP_rope))) {
 		if (op_int(c->rope, "first") != 0)
 			return false;
-		v = c->rope->in[0];
+		v = c->rope->arg[ARG(rope, x)];
 	}
 	if ((c->norm = only_def(f, v, OP_rmsnorm))) {
 		if (op_int(c->norm, "groups") != heads || op_int(c->norm, "dim") != dim)
 			return false;
-		v = c->norm->in[0];
+		v = c->norm->arg[ARG(rmsnorm, x)];
 	}
 	c->mat = only_def(f, v, OP_matmul);
 	return c->mat != NULL;
@@ -189,27 +187,55 @@ same_num(const Op *a, const Op *b, const char *key)
 	return op_num(a, key) == op_num(b, key) && op_int(a, key) == op_int(b, key);
 }
 
+/* Do a and b read the same, or both nothing, as this argument? */
+static bool
+same_arg(const Op *a, const Op *b, int arg)
+{
+	return a->arg[arg] == b->arg[arg];
+}
+
+static bool
+both_have(const Op *a, const Op *b, int arg)
+{
+	return (a->arg[arg] < 0) == (b->arg[arg] < 0);
+}
+
 static bool
 chains_agree(const Chain *q, const Chain *k, const Op *v)
 {
-	if (!q->rope != !k->rope || !q->norm != !k->norm || q->mat->in[0] != k->mat->in[0] || q->mat->in[0] != v->in[0])
+	if (!q->rope != !k->rope || !q->norm != !k->norm || !same_arg(q->mat, k->mat, ARG(matmul, x)) || !same_arg(q->mat, v, ARG(matmul, x)))
 		return false;
-	if (q->rope && (q->rope->in[1] != k->rope->in[1] || !same_num(q->rope, k->rope, "rope_dims") ||
+	if (q->rope && (!same_arg(q->rope, k->rope, ARG(rope, rope)) || !same_num(q->rope, k->rope, "rope_dims") ||
 	                strcmp(op_word(q->rope, "style"), op_word(k->rope, "style")) != 0))
 		return false;
 	if (q->norm && (!same_num(q->norm, k->norm, "eps") || !same_num(q->norm, k->norm, "plus_one")))
 		return false;
-	return (q->mat->in[2] < 0) == (k->mat->in[2] < 0) && (k->mat->in[2] < 0) == (v->in[2] < 0);
+	return both_have(q->mat, k->mat, ARG(matmul, b)) && both_have(k->mat, v, ARG(matmul, b));
 }
 
 static void
 chain_makes(const Fuse *f, Op *op, const Chain *c)
 {
-	op_makes(op, name_of(f, c->mat->out[0]));
+	op_makes(op, name_of(f, c->mat->arg[ARG(matmul, y)]));
 	if (c->norm)
-		op_makes(op, name_of(f, c->norm->out[0]));
+		op_makes(op, name_of(f, c->norm->arg[ARG(rmsnorm, y)]));
 	if (c->rope)
-		op_makes(op, name_of(f, c->rope->out[0]));
+		op_makes(op, name_of(f, c->rope->arg[ARG(rope, y)]));
+}
+
+/* The matmuls' weights as one, and their biases; false: they do not fit together. bias -1: they have none. */
+static bool
+stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, int n, int *weight, int *bias)
+{
+	int w[3], b[3];
+
+	for (int i = 0; i < n; i++) {
+		w[i] = mat[i]->arg[ARG(matmul, w)];
+		b[i] = mat[i]->arg[ARG(matmul, b)];
+	}
+	*weight = stack(f, layer, role, w, n);
+	*bias = b[0] < 0 ? -1 : stack(f, layer, arena_printf(f->g->arena, "%s.bias", role), b, n);
+	return *weight >= 0 && (b[0] < 0 || *bias >= 0);
 }
 
 /* q, k, v = matmuls of one h; per-head norms; rope; kv_append  ->  q, done = norm_qkv(x, ...)
@@ -229,46 +255,40 @@ fuse_norm_qkv(Fuse *f)
 			continue;
 		Op *att = NULL;
 		for (size_t j = i + 1; j < g->n_op && !att; j++)
-			if (g->op[j].kind == OP_attention && g->op[j].in[2] == append->out[0])
+			if (g->op[j].kind == OP_attention && g->op[j].arg[ARG(attention, done)] == append->arg[ARG(kv_append, done)])
 				att = &g->op[j];
 		int64_t kv_heads = op_int(append, "kv_heads"), dim = op_int(append, "dim");
+		int     w, b, rotated = att ? att->arg[ARG(attention, q)] : -1;
 		Chain   q, k;
-		Op     *v = only_def(f, append->in[1], OP_matmul);
-		if (!att || !v || dim != op_int(append, "v_dim") || !chain_match(f, att->in[0], op_int(att, "heads"), dim, &q) ||
-		    !chain_match(f, append->in[0], kv_heads, dim, &k) || !chains_agree(&q, &k, v))
+		Op     *v = only_def(f, append->arg[ARG(kv_append, v)], OP_matmul);
+		if (!att || !v || dim != op_int(append, "v_dim") || !chain_match(f, rotated, op_int(att, "heads"), dim, &q) ||
+		    !chain_match(f, append->arg[ARG(kv_append, k)], kv_heads, dim, &k) || !chains_agree(&q, &k, v) ||
+		    !stack_matmuls(f, append->layer, "qkv", (Op *[]){ q.mat, k.mat, v }, 3, &w, &b))
 			continue;
-		int h = v->in[0], layer = append->layer;
-		int w = stack(f, layer, "qkv", (int[]){ q.mat->in[1], k.mat->in[1], v->in[1] }, 3), wb = -1;
-		if (q.mat->in[2] >= 0)
-			wb = stack(f, layer, "qkv.bias", (int[]){ q.mat->in[2], k.mat->in[2], v->in[2] }, 3);
-		if (w < 0 || (q.mat->in[2] >= 0 && wb < 0))
-			continue;
+		int   h = v->arg[ARG(matmul, x)];
 		Front front[2] = { front_norm(f, h), front_plain(h) };
 		for (int t = front[0].norm < 0 ? 1 : 0; t < 2; t++) {
-			Op op = fused_op(OP_norm_qkv, q.mat);
+			Op op = fused_op(OP_norm_qkv, q.mat, OP_ARGS(norm_qkv, .x = front[t].x, .nw = front[t].nw, .nb = front[t].nb, .w = w, .b = b,
+			                                          .qn = q.norm ? q.norm->arg[ARG(rmsnorm, w)] : -1,
+			                                          .kn = k.norm ? k.norm->arg[ARG(rmsnorm, w)] : -1,
+			                                          .rope = q.rope ? q.rope->arg[ARG(rope, rope)] : -1,
+			                                          .kv = append->arg[ARG(kv_append, kv)], .q = rotated,
+			                                          .done = append->arg[ARG(kv_append, done)]));
 			op_set_int(g, &op, "hidden", op_int(v, "cols"));
 			op_set_int(g, &op, "heads", op_int(att, "heads"));
 			op_set_int(g, &op, "kv_heads", kv_heads);
 			op_set_int(g, &op, "dim", dim);
-			op_makes(&op, name_of(f, att->in[0]));
+			op_makes(&op, name_of(f, rotated));
 			set_front(f, &op, &front[t]);
 			op_set_num(g, &op, "qk_eps", q.norm ? op_num(q.norm, "eps") : 0);
 			op_set_int(g, &op, "qk_plus_one", q.norm ? op_int(q.norm, "plus_one") : 0);
 			op_set_int(g, &op, "rope_dims", q.rope ? op_int(q.rope, "rope_dims") : 0);
 			op_set_word(g, &op, "style", q.rope ? op_word(q.rope, "style") : "half");
-			op.in[3] = w;
-			op.in[4] = wb;
-			op.in[5] = q.norm ? q.norm->in[1] : -1;
-			op.in[6] = k.norm ? k.norm->in[1] : -1;
-			op.in[7] = q.rope ? q.rope->in[1] : -1;
-			op.in[8] = append->in[2];
-			op.out[0] = att->in[0];
-			op.out[1] = append->out[0];
 			if (!accepted(f, &op))
 				continue;
 			chain_makes(f, &op, &q);
 			chain_makes(f, &op, &k);
-			op_makes(&op, name_of(f, v->out[0]));
+			op_makes(&op, name_of(f, v->arg[ARG(matmul, y)]));
 			Op *gone[] = { q.rope, q.norm, q.mat, k.rope, k.norm, k.mat, v };
 			for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
 				if (gone[d])
@@ -296,32 +316,29 @@ fuse_norm_glu(Fuse *f)
 		Op *glu = &g->op[i];
 		if (glu->kind != OP_glu)
 			continue;
-		Op *a = only_def(f, glu->in[0], OP_matmul), *b = only_def(f, glu->in[1], OP_matmul);
-		if (!a || !b || a->in[0] != b->in[0] || (a->in[2] < 0) != (b->in[2] < 0))
+		int w, b, y = glu->arg[ARG(glu, y)];
+		Op *gate = only_def(f, glu->arg[ARG(glu, g)], OP_matmul), *up = only_def(f, glu->arg[ARG(glu, u)], OP_matmul);
+		if (!gate || !up || !same_arg(gate, up, ARG(matmul, x)) || !both_have(gate, up, ARG(matmul, b)))
 			continue;
-		bool shared = strstr(name_of(f, a->in[1]), "s_gate") != NULL;
-		int  w = stack(f, glu->layer, shared ? "s_gate_up" : "gate_up", (int[]){ a->in[1], b->in[1] }, 2), wb = -1;
-		if (a->in[2] >= 0)
-			wb = stack(f, glu->layer, shared ? "s_gate_up.bias" : "gate_up.bias", (int[]){ a->in[2], b->in[2] }, 2);
-		if (w < 0 || (a->in[2] >= 0 && wb < 0))
+		bool shared = strstr(name_of(f, gate->arg[ARG(matmul, w)]), "s_gate") != NULL;
+		if (!stack_matmuls(f, glu->layer, shared ? "s_gate_up" : "gate_up", (Op *[]){ gate, up }, 2, &w, &b))
 			continue;
-		Front front[2] = { front_norm(f, a->in[0]), front_plain(a->in[0]) };
+		int   h = gate->arg[ARG(matmul, x)];
+		Front front[2] = { front_norm(f, h), front_plain(h) };
 		for (int t = front[0].norm < 0 ? 1 : 0; t < 2; t++) {
-			Op op = fused_op(OP_norm_glu, a);
-			op_set_int(g, &op, "rows", op_int(a, "rows"));
-			op_set_int(g, &op, "cols", op_int(a, "cols"));
-			op_makes(&op, name_of(f, glu->out[0]));
+			Op op = fused_op(OP_norm_glu, gate,
+			                 OP_ARGS(norm_glu, .x = front[t].x, .nw = front[t].nw, .nb = front[t].nb, .w = w, .b = b, .y = y));
+			op_set_int(g, &op, "rows", op_int(gate, "rows"));
+			op_set_int(g, &op, "cols", op_int(gate, "cols"));
+			op_makes(&op, name_of(f, y));
 			set_front(f, &op, &front[t]);
 			op_set_word(g, &op, "act", op_word(glu, "act"));
-			op.in[3] = w;
-			op.in[4] = wb;
-			op.out[0] = glu->out[0];
 			if (!accepted(f, &op))
 				continue;
-			op_makes(&op, name_of(f, a->out[0]));
-			op_makes(&op, name_of(f, b->out[0]));
-			drop(f, a);
-			drop(f, b);
+			op_makes(&op, name_of(f, gate->arg[ARG(matmul, y)]));
+			op_makes(&op, name_of(f, up->arg[ARG(matmul, y)]));
+			drop(f, gate);
+			drop(f, up);
 			place(f, glu, &op);
 			n++;
 			break;
@@ -345,24 +362,25 @@ fuse_norm_matmul(Fuse *f, bool with_act)
 		Op *last = &g->op[i], *mat = last;
 		if (last->kind != (with_act ? OP_act : OP_matmul))
 			continue;
-		if (with_act && !(mat = only_def(f, last->in[0], OP_matmul)))
+		if (with_act && !(mat = only_def(f, last->arg[ARG(act, x)], OP_matmul)))
 			continue;
-		Front front[2] = { front_norm(f, mat->in[0]), front_plain(mat->in[0]) };
+		int   h = mat->arg[ARG(matmul, x)], w = mat->arg[ARG(matmul, w)], b = mat->arg[ARG(matmul, b)];
+		int   y = last->arg[with_act ? ARG(act, y) : ARG(matmul, y)];
+		Front front[2] = { front_norm(f, h), front_plain(h) };
 		for (int t = front[0].norm < 0 ? 1 : 0; t < (with_act ? 2 : 1); t++) {
-			Op op = fused_op(with_act ? OP_norm_act : OP_norm_matmul, mat);
+			int x = front[t].x, nw = front[t].nw, nb = front[t].nb;
+			Op  op = with_act ? fused_op(OP_norm_act, mat, OP_ARGS(norm_act, .x = x, .nw = nw, .nb = nb, .w = w, .b = b, .y = y))
+			                  : fused_op(OP_norm_matmul, mat, OP_ARGS(norm_matmul, .x = x, .nw = nw, .nb = nb, .w = w, .b = b, .y = y));
 			op_set_int(g, &op, "rows", op_int(mat, "rows"));
 			op_set_int(g, &op, "cols", op_int(mat, "cols"));
-			op_makes(&op, name_of(f, last->out[0]));
+			op_makes(&op, name_of(f, y));
 			set_front(f, &op, &front[t]);
 			if (with_act)
 				op_set_word(g, &op, "act", op_word(last, "act"));
-			op.in[3] = mat->in[1];
-			op.in[4] = mat->in[2];
-			op.out[0] = last->out[0];
 			if (!accepted(f, &op))
 				continue;
 			if (with_act) {
-				op_makes(&op, name_of(f, mat->out[0]));
+				op_makes(&op, name_of(f, mat->arg[ARG(matmul, y)]));
 				drop(f, mat);
 			}
 			place(f, last, &op);
@@ -388,18 +406,17 @@ fuse_matmul_add(Fuse *f)
 		Op *add = &g->op[i];
 		if (add->kind != OP_add)
 			continue;
-		Op *mat = only_def(f, add->in[1], OP_matmul);
-		if (!mat || add->in[0] == add->in[1])
+		Op *mat = only_def(f, add->arg[ARG(add, r)], OP_matmul);
+		if (!mat || add->arg[ARG(add, x)] == add->arg[ARG(add, r)])
 			continue;
-		Op op = fused_op(OP_matmul_add, mat);
+		Op op = fused_op(OP_matmul_add, mat,
+		                 OP_ARGS(matmul_add, .x = mat->arg[ARG(matmul, x)], .w = mat->arg[ARG(matmul, w)], .b = mat->arg[ARG(matmul, b)],
+		                      .r = add->arg[ARG(add, x)], .y = add->arg[ARG(add, y)]));
 		op_set_int(g, &op, "rows", op_int(mat, "rows"));
 		op_set_int(g, &op, "cols", op_int(mat, "cols"));
 		op_set_num(g, &op, "scale", op_num(add, "scale"));
-		memcpy(op.in, mat->in, 3 * sizeof *op.in);
-		op.in[3] = add->in[0];
-		op.out[0] = add->out[0];
-		op_makes(&op, name_of(f, add->out[0]));
-		op_makes(&op, name_of(f, mat->out[0]));
+		op_makes(&op, name_of(f, add->arg[ARG(add, y)]));
+		op_makes(&op, name_of(f, mat->arg[ARG(matmul, y)]));
 		if (!accepted(f, &op))
 			continue;
 		drop(f, mat);
@@ -422,29 +439,29 @@ fuse_head(Fuse *f)
 
 	for (size_t i = 0; i < g->n_op; i++) {
 		Op *mat = &g->op[i];
-		if (mat->kind != OP_matmul || mat->in[2] >= 0 || g->val[mat->out[0]].rows != SYM_n_out)
+		int h = mat->arg[ARG(matmul, x)], y = mat->arg[ARG(matmul, y)];
+		if (mat->kind != OP_matmul || mat->arg[ARG(matmul, b)] >= 0 || g->val[y].rows != SYM_n_out)
 			continue;
 		Op   *last = mat, *pick;
-		Front front = front_norm(f, mat->in[0]);
-		Op   *norm = front.norm >= 0 ? only_def(f, mat->in[0], def(f, mat->in[0])->kind) : NULL;
+		Front front = front_norm(f, h);
+		Op   *norm = front.norm >= 0 ? only_def(f, h, def(f, h)->kind) : NULL;
 		if (front.norm >= 0 && !norm)
-			front = front_plain(mat->in[0]);
+			front = front_plain(h);
 		if (!(pick = only_def(f, front.x, OP_pick)))
 			continue;
 		for (size_t j = i + 1; j < g->n_op; j++)
-			if (g->op[j].kind == OP_cap && g->op[j].in[0] == mat->out[0] && uses_of(f, mat->out[0]) == 1)
+			if (g->op[j].kind == OP_cap && g->op[j].arg[ARG(cap, x)] == y && uses_of(f, y) == 1)
 				last = &g->op[j];
-		Op op = fused_op(OP_head, mat);
+		int logits = last->kind == OP_cap ? last->arg[ARG(cap, y)] : y;
+		Op  op = fused_op(OP_head, mat, OP_ARGS(head, .x = pick->arg[ARG(pick, x)], .nw = front.nw, .nb = front.nb,
+		                                     .w = mat->arg[ARG(matmul, w)], .logits = logits));
 		op_set_int(g, &op, "rows", op_int(mat, "rows"));
 		op_set_int(g, &op, "cols", op_int(mat, "cols"));
-		op_makes(&op, name_of(f, last->out[0]));
+		op_makes(&op, name_of(f, logits));
 		set_front(f, &op, &front);
 		op_set_num(g, &op, "cap", last->kind == OP_cap ? op_num(last, "cap") : 0);
-		op.in[0] = pick->in[0];
-		op.in[3] = mat->in[1];
-		op.out[0] = last->out[0];
-		op_makes(&op, name_of(f, mat->out[0]));
-		op_makes(&op, name_of(f, pick->out[0]));
+		op_makes(&op, name_of(f, y));
+		op_makes(&op, name_of(f, pick->arg[ARG(pick, y)]));
 		if (!accepted(f, &op))
 			continue;
 		drop(f, pick);
@@ -469,8 +486,8 @@ drop_dead(Fuse *f)
 	for (size_t i = g->n_op; i-- > 1;) { /* all but the last, which makes the logits */
 		Op  *op = &g->op[i - 1];
 		bool dead = op->kind != OP_nop;
-		for (int k = 0; k < op_info[op->kind].n_out; k++)
-			dead = dead && (op->out[k] < 0 || uses_of(f, op->out[k]) == 0);
+		for (int k = op_info[op->kind].n_in; k < op_info[op->kind].n_arg; k++)
+			dead = dead && (op->arg[k] < 0 || uses_of(f, op->arg[k]) == 0);
 		if (dead) {
 			drop(f, op);
 			n++;

@@ -3,18 +3,6 @@
 
 #include <string.h>
 
-const OpInfo op_info[OP_COUNT] = {
-	[OP_nop] = { "nop", 0, 0, 0, "", "", "" },
-#define OP(name, in, out, flags, args, attrs, meaning) [OP_##name] = { #name, in, out, flags, args, attrs, meaning },
-#include "compiler/ops.def"
-#undef OP
-};
-
-#define OP(name, in, out, flags, args, attrs, meaning) \
-	_Static_assert((in) <= OP_MAX_IN && (out) <= OP_MAX_OUT && (in) + (out) <= PLAN_MAX_ARGS, #name);
-#include "compiler/ops.def"
-#undef OP
-
 Graph *
 graph_new(const Spec *s, Diag *d, Arena *perm)
 {
@@ -42,34 +30,19 @@ graph_op(Graph *g, OpKind kind, int layer, Loc loc)
 	g->op = arena_grow(g->arena, g->op, &g->cap_op, g->n_op + 1, sizeof *g->op);
 	Op *op = &g->op[g->n_op++];
 	*op = (Op){ .kind = kind, .layer = layer, .loc = loc };
-	for (int i = 0; i < OP_MAX_IN; i++)
-		op->in[i] = -1;
-	for (int i = 0; i < OP_MAX_OUT; i++)
-		op->out[i] = -1;
+	memset(op->arg, -1, sizeof op->arg);
 	return op;
 }
 
-/* --- attributes: a row's text is "rows:i cols:i norm:s" --- */
-
-static const char *
-word_at(const char *text, int n)
-{
-	for (; n > 0; n--) {
-		text = strchr(text, ' ');
-		if (!text)
-			return NULL;
-		text++;
-	}
-	return *text ? text : NULL;
-}
+/* --- attributes --- */
 
 static Attr *
-attr_next(Graph *g, Op *op, const char *key, PlanAttrKind kind)
+attr_next(Graph *g, Op *op, const char *key, AttrKind kind)
 {
-	const char *want = word_at(op_info[op->kind].attrs, op->n_attr);
-	size_t      n = strlen(key);
+	AttrKind    want;
+	const char *next = op_attr(op->kind, op->n_attr, &want);
 
-	if (!want || strncmp(want, key, n) != 0 || want[n] != ':' || want[n + 1] != "ifsv"[kind])
+	if (!next || strcmp(next, key) != 0 || want != kind)
 		BUG(g->diag, op->loc, "%s: attribute %s is not number %d of its row", op_info[op->kind].name, key, op->n_attr);
 	Attr *a = &op->attr[op->n_attr++];
 	*a = (Attr){ .key = key, .kind = kind };
@@ -94,63 +67,50 @@ op_set_word(Graph *g, Op *op, const char *key, const char *v)
 	attr_next(g, op, key, ATTR_WORD)->s = v;
 }
 
-const Attr *
-op_attr(const Op *op, const char *name)
-{
-	for (int i = 0; i < op->n_attr; i++)
-		if (strcmp(op->attr[i].key, name) == 0)
-			return &op->attr[i];
-	return NULL;
-}
-
 int64_t
 op_int(const Op *op, const char *name)
 {
-	const Attr *a = op_attr(op, name);
-	return a ? a->i : 0;
+	return attr_int(op->attr, op->n_attr, name);
 }
 
 double
 op_num(const Op *op, const char *name)
 {
-	const Attr *a = op_attr(op, name);
-	return a ? a->f : 0;
+	return attr_num(op->attr, op->n_attr, name);
 }
 
 const char *
 op_word(const Op *op, const char *name)
 {
-	const Attr *a = op_attr(op, name);
-	return a && a->s ? a->s : "";
+	return attr_word(op->attr, op->n_attr, name);
 }
 
 /* --- arguments --- */
 
-int
-op_n_arg(OpKind kind)
+void
+op_args(Op *op, const int *arg)
 {
-	return op_info[kind].n_in + op_info[kind].n_out;
+	memcpy(op->arg, arg, (size_t)op_info[op->kind].n_arg * sizeof *arg);
 }
 
-int
-op_arg_name(OpKind kind, int arg, char name[16], bool *opt)
+llmc_status
+op_fits(const Graph *g, const Op *op, ArgShape out[OP_MAX_ARGS], llmc_error *err)
 {
-	const char *at = word_at(op_info[kind].args, arg);
-	int         n = 0;
+	const OpModel model = { g->spec->vocab_size, g->spec->max_positions };
+	const char   *broken;
 
-	for (; at && at[n] && at[n] != ' ' && at[n] != '?' && n < 15; n++)
-		name[n] = at[n];
-	name[n] = 0;
-	if (opt)
-		*opt = at && at[n] == '?';
-	return n;
+	TRY(attr_check(op->kind, op->attr, op->n_attr, err));
+	broken = op_shapes(op->kind, op->attr, op->n_attr, &model, out);
+	return broken ? error_set(err, LLMC_E_INPUT, "%s: attributes break the rule %s", op_info[op->kind].name, broken) : LLMC_OK;
 }
 
-int
-op_arg_value(const Op *op, int arg)
+void
+graph_shapes(const Graph *g, const Op *op, ArgShape out[OP_MAX_ARGS])
 {
-	int n_in = op_info[op->kind].n_in;
-	return arg < n_in ? op->in[arg] : op->out[arg - n_in];
+	llmc_error err;
+
+	if (op_fits(g, op, out, &err) != LLMC_OK)
+		BUG(g->diag, op->loc, "layer %d: %s", op->layer, err.text);
 }
 
 void
@@ -159,19 +119,8 @@ op_makes(Op *op, const char *value)
 	for (int i = 0; i < op->n_makes; i++)
 		if (strcmp(op->makes[i], value) == 0)
 			return;
-	if (op->n_makes < (int)(sizeof op->makes / sizeof *op->makes))
+	if (op->n_makes < PLAN_MAX_MAKES)
 		op->makes[op->n_makes++] = value;
-}
-
-int
-graph_uses(const Graph *g, int val)
-{
-	int n = 0;
-
-	for (size_t i = 0; i < g->n_op; i++)
-		for (int k = 0; k < op_info[g->op[i].kind].n_in; k++)
-			n += g->op[i].in[k] == val;
-	return n;
 }
 
 void
@@ -186,8 +135,8 @@ graph_sweep(Graph *g)
 		if (g->op[i].kind == OP_nop)
 			continue;
 		g->op[n_op] = g->op[i];
-		for (int k = 0; k < op_n_arg(g->op[n_op].kind); k++) {
-			int v = op_arg_value(&g->op[n_op], k);
+		for (int k = 0; k < op_info[g->op[n_op].kind].n_arg; k++) {
+			int v = g->op[n_op].arg[k];
 			if (v >= 0)
 				val_to[v] = 0;
 			if (v >= 0 && g->val[v].kind == VAL_WEIGHT)
@@ -212,13 +161,12 @@ graph_sweep(Graph *g)
 		}
 	g->n_val = n_val;
 	for (size_t i = 0; i < n_op; i++) {
-		Op *op = &g->op[i];
-		for (int k = 0; k < op_info[op->kind].n_in; k++)
-			op->in[k] = op->in[k] < 0 ? -1 : val_to[op->in[k]];
-		for (int k = 0; k < op_info[op->kind].n_out; k++)
-			if (op->out[k] >= 0) {
-				op->out[k] = val_to[op->out[k]];
-				g->val[op->out[k]].def = (int)i;
-			}
+		Op           *op = &g->op[i];
+		const OpInfo *info = &op_info[op->kind];
+		for (int k = 0; k < info->n_arg; k++) {
+			op->arg[k] = op->arg[k] < 0 ? -1 : val_to[op->arg[k]];
+			if (op->arg[k] >= 0 && k >= info->n_in)
+				g->val[op->arg[k]].def = (int)i;
+		}
 	}
 }

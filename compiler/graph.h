@@ -3,29 +3,8 @@
 #define LLMC_COMPILER_GRAPH_H
 
 #include "compiler/spec.h"
-#include "runtime/plan/plan.h"
+#include "plan/plan.h"
 
-enum { OPF_ROW = 1, OPF_ELEM = 2, OPF_ATT = 4, OPF_FUSED = 8 };
-
-typedef enum OpKind {
-	OP_nop,
-#define OP(name, in, out, flags, args, attrs, meaning) OP_##name,
-#include "compiler/ops.def"
-#undef OP
-	OP_COUNT
-} OpKind;
-
-typedef struct OpInfo {
-	const char *name;
-	int         n_in, n_out;
-	unsigned    flags;
-	const char *args, *attrs, *meaning;
-} OpInfo;
-extern const OpInfo op_info[OP_COUNT];
-
-enum { OP_MAX_IN = 10, OP_MAX_OUT = 2, OP_MAX_ATTR = 14 };
-
-typedef enum ValueKind { VAL_ACT, VAL_WEIGHT, VAL_ROPE, VAL_POOL, VAL_ORDER } ValueKind;
 typedef struct Value {
 	const char *name;      /* "L3.q"; weights: the role with its layer, "L3.qkv" */
 	ValueKind   kind;
@@ -37,17 +16,14 @@ typedef struct Value {
 	Loc         loc;
 } Value;
 
-typedef PlanAttr Attr;
-
 typedef struct Op {
 	OpKind  kind;
 	int     layer;         /* -1: outside the layers */
-	int     in[OP_MAX_IN]; /* -1: absent optional */
-	int     out[OP_MAX_OUT];
+	int     arg[OP_MAX_ARGS]; /* values by ARG(op, name), inputs first; -1: absent */
 	int     n_attr;
-	Attr    attr[OP_MAX_ATTR]; /* in the order of the row */
+	Attr    attr[OP_MAX_ATTRS]; /* in the order of the row */
 	int     n_makes;       /* values of the unfused graph that this op makes, for verify */
-	const char *makes[8];
+	const char *makes[PLAN_MAX_MAKES];
 	Loc     loc;
 } Op;
 
@@ -79,14 +55,16 @@ void   graph_dump(const Graph *g, Strbuf *out);
 /* graph.c: making and changing graphs */
 Graph *graph_new(const Spec *s, Diag *d, Arena *perm);
 int    graph_value(Graph *g, ValueKind kind, const char *name, Loc loc);      /* index */
-/* An op at the end, all inputs -1. Pointers to ops and values last until the next is made. */
+/* An op at the end, all arguments -1. Pointers to ops and values last until the next is made. */
 Op    *graph_op(Graph *g, OpKind kind, int layer, Loc loc);
+/* All arguments of an op by their names: op_args(op, OP_ARGS(matmul, .x = x, .w = w, .b = -1, .y = y)). */
+#define OP_ARGS(kind, ...) (const int *)&(struct args_##kind){ __VA_ARGS__ }
+void   op_args(Op *op, const int *arg);
 /* Attributes are given in the order of the op's row; anything else is a BUG. */
 void   op_set_int(Graph *g, Op *op, const char *key, int64_t v);
 void   op_set_num(Graph *g, Op *op, const char *key, double v);
 void   op_set_word(Graph *g, Op *op, const char *key, const char *v);
 void   op_makes(Op *op, const char *value);               /* once; dropped when there is no more room */
-int    graph_uses(const Graph *g, int val);               /* inputs of ops that read it */
 void   graph_sweep(Graph *g);                             /* nops and values and tensors without use go; indices change */
 
 /* build_tensor.c: the value of a weight; cols 0: a vector. suffix ".weight" or ".bias". A missing name is an error in d. */
@@ -96,20 +74,10 @@ int    build_experts(Graph *g, const char *role, int layer, int n_experts, int64
 /* n tensors of one dtype and width (or vectors) as one, row under row; -1: they do not fit together. */
 int    graph_stack(Graph *g, const char *name, const int *val, int n);
 
-/* What an argument of an op must be, from the op's attributes: the one place that knows shapes (infer.c). */
-typedef struct ArgShape {
-	ValueKind kind;
-	Dtype     dtype;       /* VAL_ACT: f32 or i32 */
-	int64_t   rows, cols;  /* VAL_WEIGHT: rows -1: any; cols 0: a vector. VAL_ACT, VAL_ROPE: cols is the width */
-} ArgShape;
-void   op_shapes(const Op *op, ArgShape out[PLAN_MAX_ARGS]);
+/* Shapes of all arguments; E_INPUT where attributes are out of range or break a rule: then they are none. graph_shapes BUGs instead. */
+llmc_status op_fits(const Graph *g, const Op *op, ArgShape out[OP_MAX_ARGS], llmc_error *err);
+void   graph_shapes(const Graph *g, const Op *op, ArgShape out[OP_MAX_ARGS]);
 
-/* The names of an op's arguments: "x?" style row text walked one at a time. opt says whether it may be absent. */
-int    op_n_arg(OpKind kind);
-int    op_arg_name(OpKind kind, int arg, char name[16], bool *opt);  /* length */
-int    op_arg_value(const Op *op, int arg);               /* inputs, then outputs */
-
-const Attr *op_attr(const Op *op, const char *name);      /* NULL: none */
 int64_t     op_int(const Op *op, const char *name);
 double      op_num(const Op *op, const char *name);
 const char *op_word(const Op *op, const char *name);

@@ -13,13 +13,16 @@ unit_bytes(const MemBuf *b)
 
 /* ---------------------------------------------------------------- liveness ---- */
 
-/* The input whose memory the output may be: elementwise ops, and the residual stream of matmul_add. */
+/* May the output be in the memory of this input? Not where the op reads the same value in another way as well. */
 static bool
 may_share(const Op *op, int arg)
 {
-	if (op->kind == OP_matmul_add)
-		return arg == 3 && op->in[3] != op->in[0];
-	return (op_info[op->kind].flags & OPF_ELEM) != 0;
+	const OpInfo *info = &op_info[op->kind];
+
+	for (int k = 0; k < info->n_in; k++)
+		if (op->arg[k] == op->arg[arg] && info->arg[k].role != ROLE_SAME)
+			return false;
+	return true;
 }
 
 static int
@@ -88,8 +91,8 @@ mem_buffers(const Graph *g, Selection *sel)
 	memset(sel->buf_of, -1, (g->n_val + 1) * sizeof *sel->buf_of);
 	for (int i = 0; i < sel->n_step; i++) {
 		const Op *op = &g->op[i];
-		for (int k = 0; k < op_n_arg(op->kind); k++) {
-			int v = op_arg_value(op, k);
+		for (int k = 0; k < op_info[op->kind].n_arg; k++) {
+			int v = op->arg[k];
 			if (v < 0 || g->val[v].kind != VAL_ACT)
 				continue;
 			const Value *val = &g->val[v];
@@ -105,11 +108,12 @@ mem_buffers(const Graph *g, Selection *sel)
 	}
 	for (int i = 0; i < sel->n_step; i++) {
 		const Op *op = &g->op[i];
-		if (op->out[0] < 0 || sel->buf_of[op->out[0]] < 0)
+		int       n_in = op_info[op->kind].n_in, out = op->arg[n_in];
+		if (out < 0 || sel->buf_of[out] < 0)
 			continue;
-		MemBuf *y = &sel->buf[sel->buf_of[op->out[0]]];
-		for (int k = 0; k < op_info[op->kind].n_in && y->same < 0; k++) {
-			int b = op->in[k] < 0 ? -1 : sel->buf_of[op->in[k]];
+		MemBuf *y = &sel->buf[sel->buf_of[out]];
+		for (int k = 0; k < n_in && y->same < 0; k++) {
+			int b = op->arg[k] < 0 ? -1 : sel->buf_of[op->arg[k]];
 			if (b < 0 || !may_share(op, k))
 				continue;
 			const MemBuf *x = &sel->buf[b];
@@ -154,7 +158,7 @@ by_size(const void *a, const void *b)
  * effect:   slots, the largest buffers first, each into the first slot of its kind where nothing lives beside it
  *           (the first is then also the tightest: slots come in falling size). */
 void
-mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanSlot **slot, int *n_slot)
+mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanExtent **slot, int *n_slot)
 {
 	MemBuf *whole = NEW(a, MemBuf, n_buf + 1); /* roots with the lives of all that share their memory */
 	Order  *order = NEW(a, Order, n_buf + 1);
@@ -175,13 +179,13 @@ mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanSlot **slot, int *n_slot)
 		}
 	}
 	qsort(order, (size_t)n, sizeof *order, by_size);
-	*slot = NEW(a, PlanSlot, n + 1);
+	*slot = NEW(a, PlanExtent, n + 1);
 	*n_slot = 0;
 	for (int i = 0; i < n; i++) {
 		MemBuf *b = &whole[order[i].at];
 		int     s = 0;
 		for (; s < *n_slot; s++) {
-			const PlanExtent *e = &(*slot)[s].part[0];
+			const PlanExtent *e = &(*slot)[s];
 			bool free_here = e->sym == b->extent.sym && e->div == b->extent.div;
 			for (int o = head[s]; free_here && o >= 0; o = next[o])
 				free_here = !overlaps(&whole[o], b);
@@ -189,7 +193,7 @@ mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanSlot **slot, int *n_slot)
 				break;
 		}
 		if (s == *n_slot) {
-			(*slot)[s] = (PlanSlot){ .part = { { b->extent.sym, order[i].bytes, b->extent.div } }, .n_part = 1 };
+			(*slot)[s] = (PlanExtent){ b->extent.sym, order[i].bytes, b->extent.div };
 			head[s] = -1;
 			++*n_slot;
 		}
@@ -206,8 +210,8 @@ mem_peak(const Selection *sel, PlanSym sym, int64_t div, int64_t *used, int64_t 
 {
 	*used = *bound = 0;
 	for (int s = 0; s < sel->n_slot; s++)
-		if (sel->slot[s].part[0].sym == sym && sel->slot[s].part[0].div == div)
-			*used += sel->slot[s].part[0].mul;
+		if (sel->slot[s].sym == sym && sel->slot[s].div == div)
+			*used += sel->slot[s].mul;
 	for (int ph = 0; ph < PHASES; ph++)
 		for (int i = 0; i < sel->n_step; i++) {
 			int64_t live = 0;

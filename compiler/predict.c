@@ -74,35 +74,15 @@ gpu_find(const char *name)
 	return NULL;
 }
 
-static int64_t
-attr_int(const PlanStep *s, const char *key)
-{
-	for (int i = 0; i < s->n_attr; i++)
-		if (strcmp(s->attr[i].key, key) == 0)
-			return s->attr[i].i;
-	return 0;
-}
-
-/* Weight bytes that a step reads: of a mixture of experts only those that are chosen, at worst a different one each time. */
-static int64_t
-weight_bytes(const PlanStep *s, int64_t rows)
-{
-	int64_t experts = attr_int(s, "n_experts"), top_k = attr_int(s, "top_k");
-
-	if (strcmp(s->op, "moe_ffn") == 0 && experts > 0 && rows * top_k < experts)
-		return s->weight_bytes / experts * rows * top_k;
-	return s->weight_bytes;
-}
-
 /* Positions of the cache that a step reads, summed over sequences, and operations on them for all rows. */
 static void
 add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t context, int64_t *bytes, int64_t *flops)
 {
 	for (int i = 0; i < s->n_arg; i++) {
-		if (s->arg[i].kind != REF_POOL || !strstr(s->op, "attention"))
+		if (s->arg[i].kind != REF_POOL || !(op_info[s->op].flags & OPF_ATT))
 			continue;
 		const PlanPool *pool = &p->pool[s->arg[i].index];
-		int64_t window = attr_int(s, "window"), heads = attr_int(s, "heads");
+		int64_t window = step_int(s, "window"), heads = step_int(s, "heads");
 		int64_t seen = window > 0 && window < context ? window : context;
 		int64_t dims = pool->mla ? 2 * pool->k_dim : pool->k_dim + pool->v_dim;
 		/* rows of a prompt see half of it on average */
@@ -155,10 +135,9 @@ predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
 
 	for (int i = 0; i < ph->n_step; i++) {
 		const PlanStep *s = &ph->step[i];
-		/* the head runs on the wanted rows only */
-		bool head = strcmp(s->op, "head") == 0;
-		int64_t n = head && phase == 1 ? 1 : rows;
-		int64_t bytes = weight_bytes(s, rows) + activation_bytes(p, s, rows), flops = s->flops_per_row * n;
+		/* wanted rows only: of a prompt the last */
+		int64_t n = op_info[s->op].flags & OPF_PICK && phase == 1 ? 1 : rows;
+		int64_t bytes = plan_step_weights(p, s, rows) + activation_bytes(p, s, rows), flops = s->flops_per_row * n;
 		add_attention(p, s, phase, rows, context, &bytes, &flops);
 		double by_bytes = (double)bytes / (gpu->bandwidth * READ_SHARE);
 		double by_flops = (double)flops / (gpu->peak * MMA_SHARE);

@@ -2,7 +2,7 @@
 #ifndef LLMC_COMPILER_PREDICT_H
 #define LLMC_COMPILER_PREDICT_H
 
-#include "runtime/plan/plan.h"
+#include "plan/plan.h"
 
 typedef struct Gpu {
 	const char *name, *title, *target;

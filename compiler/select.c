@@ -3,33 +3,22 @@
 
 #include <string.h>
 
-static bool
-gathers(OpKind kind)
-{
-	return kind == OP_embed || kind == OP_embed_pos;
-}
-
-/* Equal parts of a weight's rows that kernels read on their own. */
-static int64_t
-pieces_of(const Op *op)
-{
-	return op->kind == OP_moe_ffn ? op_int(op, "n_experts") : op->kind == OP_mla_attention ? op_int(op, "heads") : 1;
-}
-
 /* requires: weights built; keeps: everything else
  * effect:   a weight that some op multiplies by gets the layout that kernels of the target stream; one that is only gathered
  *           stays in file order on a CPU, so that it need not be read at load. */
 void
 select_layouts(Graph *g, const Templates *ts)
 {
-	bool device = ts && target_is_cuda(templates_target(ts));
+	bool device = ts && templates_target(ts)->kind == TARGET_CUDA;
 
-	for (size_t i = 0; ts && i < g->n_op; i++)
-		for (int k = 0; k < op_info[g->op[i].kind].n_in; k++) {
-			int v = g->op[i].in[k];
-			if (v >= 0 && g->val[v].kind == VAL_WEIGHT && (device || !gathers(g->op[i].kind)))
-				templates_layout(ts, &g->tensor[g->val[v].tensor], pieces_of(&g->op[i]));
-		}
+	for (size_t i = 0; ts && i < g->n_op; i++) {
+		const Op *op = &g->op[i];
+		ArgShape  shape[OP_MAX_ARGS];
+		graph_shapes(g, op, shape);
+		for (int k = 0; k < op_info[op->kind].n_in; k++)
+			if (op->arg[k] >= 0 && shape[k].kind == VAL_WEIGHT && (device || op_info[op->kind].arg[k].role != ROLE_TABLE))
+				templates_layout(ts, &g->tensor[g->val[op->arg[k]].tensor], shape[k].pieces);
+	}
 }
 
 /* Two ops that a template cannot tell apart: same attributes, same weights but for their names, same rows. */
@@ -40,12 +29,11 @@ same_use(const Graph *g, const Op *a, const Op *b)
 		return false;
 	for (int i = 0; i < a->n_attr; i++) {
 		const Attr *x = &a->attr[i], *y = &b->attr[i];
-		if (x->i != y->i || x->f != y->f || x->n != y->n || strcmp(x->s ? x->s : "", y->s ? y->s : "") != 0 ||
-		    (x->n && memcmp(x->v, y->v, (size_t)x->n * sizeof *x->v) != 0))
+		if (x->i != y->i || x->f != y->f || strcmp(x->s ? x->s : "", y->s ? y->s : "") != 0)
 			return false;
 	}
-	for (int k = 0; k < op_n_arg(a->kind); k++) {
-		int va = op_arg_value(a, k), vb = op_arg_value(b, k);
+	for (int k = 0; k < op_info[a->kind].n_arg; k++) {
+		int va = a->arg[k], vb = b->arg[k];
 		if ((va < 0) != (vb < 0))
 			return false;
 		if (va < 0)
@@ -115,15 +103,15 @@ kernel_for(Select *s, int i, int phase)
 }
 
 static void
-warn_slow(Select *s, const Op *op, const char *target)
+warn_slow(Select *s, const Op *op, const Target *target)
 {
 	if (s->warned[op->kind])
 		return;
 	s->warned[op->kind] = true;
-	if (target_is_cuda(target))
-		err_at(s->d, op->loc, "no kernel for %s on %s", op_info[op->kind].name, target);
+	if (target->kind == TARGET_CUDA)
+		err_at(s->d, op->loc, "no kernel for %s on %s", op_info[op->kind].name, target->name);
 	else
-		warn_at(s->d, op->loc, "no tuned kernel for %s on %s: the reference runs it, slowly", op_info[op->kind].name, target);
+		warn_at(s->d, op->loc, "no tuned kernel for %s on %s: the reference runs it, slowly", op_info[op->kind].name, target->name);
 }
 
 /* A matrix that only the reference reads needs no packing. Embeddings keep what their kernel was made for. */
@@ -135,7 +123,7 @@ unpack_unused(Graph *g, const Selection *sel)
 	for (int ph = 0; ph < PHASES; ph++)
 		for (int i = 0; i < sel->n_step; i++)
 			for (int k = 0; sel->step[ph][i].kernel >= 0 && k < op_info[g->op[i].kind].n_in; k++) {
-				int v = g->op[i].in[k];
+				int v = g->op[i].arg[k];
 				if (v >= 0 && g->val[v].kind == VAL_WEIGHT)
 					used[g->val[v].tensor] = true;
 			}

@@ -8,7 +8,7 @@ typedef struct Step {
 	int op;                   /* index in the graph */
 	int kernel;               /* index in Selection.kernel; -1: the reference */
 	int n_scratch;
-	int scratch[4];           /* buffers */
+	int scratch[PLAN_MAX_SCRATCH];          /* buffers */
 } Step;
 
 /* A piece of memory that steps share. first, last: steps of each phase between which it must keep its content; -1: the
@@ -34,7 +34,7 @@ typedef struct Selection {
 	MemBuf  *buf;
 	int     *buf_of;          /* [n_val]: of an activation; -1: none */
 	int      n_slot;
-	PlanSlot *slot;
+	PlanExtent *slot;
 } Selection;
 
 /* Layouts of all weights for ts's target; NULL: file order. */
@@ -44,11 +44,12 @@ Selection *select_steps(Graph *g, const Templates *ts, Diag *d);
 
 /* mem.c */
 void       mem_buffers(const Graph *g, Selection *sel);  /* liveness, in-place */
-void       mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanSlot **slot, int *n_slot);
+void       mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanExtent **slot, int *n_slot);
 /* Bytes of all slots of one kind of extent for one unit of its symbol, and the least that any plan needs. */
 void       mem_peak(const Selection *sel, PlanSym sym, int64_t div, int64_t *used, int64_t *bound);
 
 /* emit_plan.c, emit_text.c */
+const char *without_layer(const char *id);                /* "L3.attn_in" -> "attn_in", so that equal layers read the same */
 Plan      *emit_plan(const Graph *g, const Selection *sel, const char *target);
 /* Text for people. fusions: graph_fuse's log, "" when nothing was fused; n_op_before: ops of the unfused graph. */
 void       emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusions, int n_op_before, Strbuf *out);

@@ -2,7 +2,7 @@
 #ifndef LLMC_COMPILER_SELECTOR_H
 #define LLMC_COMPILER_SELECTOR_H
 
-#include "compiler/yaml.h"
+#include "formats/yaml.h"
 
 /* out [n_layers]: 1 for each selected layer. false: errors in d, with `what` as the key's name. */
 bool  selector_read(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d);

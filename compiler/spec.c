@@ -270,7 +270,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->checkpoint = STR(checkpoint);
 	s->bos = (int32_t)INT(bos);
 	s->n_eos = t->val[K_eos].n;
-	for (int i = 0; i < s->n_eos && i < 8; i++)
+	for (int i = 0; i < s->n_eos && i < PLAN_MAX_EOS; i++)
 		s->eos[i] = (int32_t)t->val[K_eos].list[i];
 	s->prompt_prefix = STR(prompt);
 }
@@ -362,28 +362,19 @@ spec_from_text(const char *name, const char *text, size_t size, const char *cons
 Spec *
 spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *perm)
 {
-	FileMap m;
 	llmc_error err = { 0 };
+	FileMap *m = file_hold(perm, yaml_path, &err);
 
-	if (file_map(yaml_path, &m, &err) != LLMC_OK) {
+	if (!m) {
 		err_at(d, (Loc){ 0 }, "%s", err.text);
 		return NULL;
 	}
-	if (m.size > YAML_MAX_BYTES) {
-		file_unmap(&m);
+	if (m->size > YAML_MAX_BYTES) {
 		err_at(d, (Loc){ 0 }, "%s: larger than %d MiB: not a description", yaml_path, YAML_MAX_BYTES >> 20);
 		return NULL;
 	}
-	jmp_buf outer; /* the mapping is not the arena's */
-	memcpy(&outer, &perm->oom, sizeof outer);
-	if (setjmp(perm->oom)) {
-		file_unmap(&m);
-		memcpy(&perm->oom, &outer, sizeof outer);
-		longjmp(perm->oom, 1);
-	}
-	const SourceText *src = yaml_source(perm, yaml_path, m.size ? (const char *)m.data : "", m.size);
-	memcpy(&perm->oom, &outer, sizeof outer);
-	file_unmap(&m);
+	const SourceText *src = yaml_source(perm, yaml_path, m->size ? (const char *)m->data : "", m->size);
+	arena_done(perm, m);
 	const char *slash = strrchr(yaml_path, '/');
 	const char *dir = slash ? arena_strndup(perm, yaml_path, (size_t)(slash - yaml_path)) : ".";
 	return from_source(src, slash == yaml_path ? "/" : dir, set, d, perm);

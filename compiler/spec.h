@@ -5,8 +5,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "compiler/diag.h"
+#include "formats/diag.h"
 #include "formats/dtype.h"
+#include "plan/plan.h"
 
 typedef enum NormKind { NORM_NONE, NORM_RMS, NORM_LAYER } NormKind;
 typedef enum PositionKind { POS_NONE, POS_ROPE, POS_ALIBI, POS_LEARNED } PositionKind;
@@ -126,7 +127,7 @@ typedef struct Spec {
 	const TensorRule *tensor_rule; /* a later rule of the same role has been merged already */
 
 	int     n_eos;
-	int32_t eos[8], bos;
+	int32_t eos[PLAN_MAX_EOS], bos;
 	const char *prompt_prefix;     /* text.prompt, or NULL */
 	const struct SpecTable *table; /* for spec_loc and spec_get; NULL in a Spec made by hand */
 } Spec;

@@ -226,8 +226,8 @@ check_tokens(SpecTable *t)
 		err_at(t->d, LOC(vocab_used), "vocab_used = %lld is more than vocab_size = %lld", (long long)INT(vocab_used), (long long)v);
 		note(t, K_vocab_size);
 	}
-	if (eos->n > 8)
-		err_at(t->d, eos->loc, "text.eos has %d tokens: at most 8 are used", eos->n);
+	if (eos->n > PLAN_MAX_EOS)
+		err_at(t->d, eos->loc, "text.eos has %d tokens: at most %d are used", eos->n, PLAN_MAX_EOS);
 	for (int i = 0; i < eos->n; i++)
 		if (eos->list[i] >= (double)v) {
 			err_at(t->d, eos->loc, "text.eos = %.0f is no token: vocab_size = %lld", eos->list[i], (long long)v);

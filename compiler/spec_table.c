@@ -68,11 +68,11 @@ nearest_word(SpecTable *t, const char *words, const char *word)
 static const char *
 range_text(SpecTable *t, const SpecKeyInfo *k)
 {
-	char lo[40], hi[40];
+	char lo[NUMBER_SIZE], hi[NUMBER_SIZE];
 	bool named = k->type != TYPE_WORD && *k->unit;
 
-	number_text(lo, k->lo);
-	number_text(hi, k->hi);
+	yaml_number(lo, k->lo);
+	yaml_number(hi, k->hi);
 	if (k->lo == k->hi)
 		return arena_printf(t->a, "%s is the only value", lo);
 	return arena_printf(t->a, "%s to %s%s%s", lo, hi, named ? " " : "", named ? k->unit : "");
@@ -471,12 +471,12 @@ const char *
 spec_val_text(const SpecTable *t, SpecKey key, Arena *a)
 {
 	const SpecVal *v = &t->val[key];
-	char num[40];
+	char num[NUMBER_SIZE];
 
 	switch (spec_key[key].type) {
 	case TYPE_INT:
 	case TYPE_NUM:
-		number_text(num, v->num);
+		yaml_number(num, v->num);
 		return arena_strdup(a, num);
 	case TYPE_BOOL:
 		return v->num != 0 ? "true" : "false";
@@ -491,7 +491,7 @@ spec_val_text(const SpecTable *t, SpecKey key, Arena *a)
 		char *out = NEW(a, char, (size_t)v->n * 42 + 3), *p = out;
 		*p++ = '[';
 		for (int i = 0; i < v->n; i++) {
-			number_text(num, v->list[i]);
+			yaml_number(num, v->list[i]);
 			p += sprintf(p, "%s%s", i ? ", " : "", num);
 		}
 		*p++ = ']';

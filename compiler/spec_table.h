@@ -4,7 +4,7 @@
 
 #include "compiler/expr.h"
 #include "compiler/spec.h"
-#include "compiler/yaml.h"
+#include "formats/yaml.h"
 
 typedef enum SpecKey {
 #define KEY(id, path, type, def, lo, hi, unit, text) K_##id,

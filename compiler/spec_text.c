@@ -29,12 +29,11 @@ open_maps(Strbuf *out, const char *path, char open[64])
 char *
 spec_resolved_text(SpecTable *t, const TensorRule *rule, int n_rule)
 {
-	Strbuf out = { 0 };
+	Strbuf *out = arena_strbuf(t->a);
 	char open[64] = "";
 	size_t counted = 0;
 	int line = 1;
 
-	/* lives on the heap, and nothing below allocates from the arena until it is copied: text first, append after */
 	const char *val[K_COUNT];
 	for (int k = 0; k < K_COUNT; k++)
 		val[k] = spec_val_text(t, (SpecKey)k, t->a);
@@ -47,46 +46,34 @@ spec_resolved_text(SpecTable *t, const TensorRule *rule, int n_rule)
 		                                        r->transpose ? " transpose" : "", r->stacked ? " stacked" : "",
 		                                        r->rope_pairs ? " rope_pairs" : "", r->whole ? " whole" : ""));
 	}
-	strbuf_puts(&out, "# resolved by llmc: every key with its value, defaults and family included\n");
+	strbuf_puts(out, "# resolved by llmc: every key with its value, defaults and family included\n");
 	for (int k = 0; k < K_COUNT; k++) {
 		if (k == K_tensors)
 			continue;
-		open_maps(&out, spec_key[k].path, open);
-		for (; counted < out.len; counted++)
-			line += out.data[counted] == '\n';
+		open_maps(out, spec_key[k].path, open);
+		for (; counted < out->len; counted++)
+			line += out->data[counted] == '\n';
 		t->val[k].loc.resolved = line;
-		strbuf_puts(&out, k == K_resolved ? "true" : k == K_names_prefix || k == K_names_replace ? "null" : val[k]);
-		strbuf_putc(&out, '\n');
+		strbuf_puts(out, k == K_resolved ? "true" : k == K_names_prefix || k == K_names_replace ? "null" : val[k]);
+		strbuf_putc(out, '\n');
 	}
-	strbuf_puts(&out, "tensors:\n");
+	strbuf_puts(out, "tensors:\n");
 	int n_drop = 0;
 	for (int i = 0; i < n_rule; i++) {
 		if (strcmp(role[i], "drop") == 0)
 			n_drop++;
 		else
-			strbuf_printf(&out, "  %s: %s\n", role[i], name[i]);
+			strbuf_printf(out, "  %s: %s\n", role[i], name[i]);
 	}
 	if (n_drop) {
-		strbuf_puts(&out, "  drop:\n");
+		strbuf_puts(out, "  drop:\n");
 		for (int i = 0; i < n_rule; i++)
 			if (strcmp(role[i], "drop") == 0)
-				strbuf_printf(&out, "    - %s\n", name[i]);
+				strbuf_printf(out, "    - %s\n", name[i]);
 	}
-	if (out.failed) {
-		strbuf_release(&out);
-		longjmp(t->a->oom, 1);
-	}
-	/* the arena's way out would leak the heap: reserve first */
-	char *copy = NULL;
-	jmp_buf outer;
-	memcpy(&outer, &t->a->oom, sizeof outer);
-	if (setjmp(t->a->oom)) {
-		strbuf_release(&out);
-		memcpy(&t->a->oom, &outer, sizeof outer);
-		longjmp(t->a->oom, 1);
-	}
-	copy = arena_strndup(t->a, strbuf_str(&out), out.len);
-	memcpy(&t->a->oom, &outer, sizeof outer);
-	strbuf_release(&out);
+	if (out->failed)
+		arena_out(t->a);
+	char *copy = arena_strndup(t->a, out->data, out->len);
+	strbuf_release(out);
 	return copy;
 }

@@ -4,7 +4,7 @@
 #define LLMC_COMPILER_TEMPLATE_H
 
 #include "compiler/graph.h"
-#include "runtime/plan/target.h"
+#include "plan/target.h"
 
 enum { PHASE_DECODE, PHASE_MIXED, PHASES };
 extern const char *const phase_name[PHASES];
@@ -19,7 +19,7 @@ typedef struct Kernel {
 	const char *const *header; /* "common/llmc_step.h", ... under templates/ */
 	PlanKernel  row;
 	int         n_scratch;    /* its last arguments */
-	Dtype       scratch_dtype[4]; /* DT_NONE: bytes */
+	Dtype       scratch_dtype[PLAN_MAX_SCRATCH]; /* DT_NONE: bytes */
 } Kernel;
 
 /* The templates of a target: every embedded templates/cpu/<op>[_decode|_mixed].c.in, or for a GPU
@@ -35,8 +35,7 @@ bool            templates_accept(const Templates *ts, const Graph *g, const Op *
 void            templates_layout(const Templates *ts, PlanTensor *t, int64_t pieces);
 /* NULL with an error in d: a missing or mistyped binding, arguments that are not the op's. */
 const Kernel   *template_expand(const Templates *ts, const Template *t, const Graph *g, const Op *op, int phase);
-const char     *template_path(const Template *t);
-const char     *templates_target(const Templates *ts);
+const Target   *templates_target(const Templates *ts);
 bool            templates_one_phase(const Templates *ts); /* mixed templates run decode steps too */
 
 #endif

@@ -1,22 +1,45 @@
-/* What template.c (heads, names, choice) and template_text.c (expansion) share. */
+/* What template_head.c (texts into lines), template.c (names, arguments, choice), template_launch.c and template_text.c (expansion) share. */
 #ifndef LLMC_COMPILER_TEMPLATE_INTERNAL_H
 #define LLMC_COMPILER_TEMPLATE_INTERNAL_H
 
 #include "compiler/template.h"
 #include "compiler/template_expr.h"
 
-enum { MAX_LINES = 64 };
+enum { MAX_NESTED = 8, MAX_CONDITIONS = 64 };
 
-typedef struct Line { const char *text; size_t size; int line; } Line; /* what follows "//@word " */
+/* A file: the template, or what it includes. */
+typedef struct Piece {
+	SourceText          source;
+	const struct Piece *from; /* that includes it, there; NULL: the template itself */
+	int                 line;
+} Piece;
+
+/* What follows "//@word ", or a line of the body. */
+typedef struct Line {
+	const char  *text;
+	size_t       size;
+	const Piece *piece;
+	int          line;
+	int          when; /* index of the condition that it stands under; -1: none */
+} Line;
+
+typedef struct Lines { Line *line; size_t n, cap; } Lines;
+
+/* Holds where its expression does (negate: does not), and the one that expr stands under. */
+typedef struct Condition { Line expr; bool negate; } Condition;
+
+typedef enum Directive { D_REQUIRE, D_LET, D_ARG, D_SCRATCH, D_LAUNCH, D_MAP, DIRECTIVES } Directive;
 
 struct Template {
 	const char *path;
-	SourceText  source;
+	Piece      *piece;
 	OpKind      op;
 	bool        phase[PHASES];
 	bool        both;       /* one text for all phases */
-	int         n_require, n_param, n_arg, n_scratch, n_launch, n_map;
-	Line        require[MAX_LINES], param[MAX_LINES], arg[PLAN_MAX_ARGS], scratch[4], launch[PLAN_MAX_LAUNCH], map[PLAN_MAX_MAP];
+	bool        any_rows;   /* its head speaks of n_row */
+	Lines       head[DIRECTIVES], body;
+	int         n_condition;
+	Condition   condition[MAX_CONDITIONS];
 };
 
 struct Templates {
@@ -25,39 +48,47 @@ struct Templates {
 	const Target *target;
 	int         act_bits;
 	bool        deterministic;
+	const char *(*included)(const char *path, size_t *size); /* the text of a fragment; NULL: there is none */
 	size_t      n, cap;
 	Template  **t;
 };
 
+typedef enum Held { HELD_UNKNOWN, HELD_YES, HELD_NO } Held;
+
 /* What names mean while one template meets one op. */
 typedef struct Bind {
 	const Templates *ts;
+	const Template  *t;
 	const Graph     *g;
 	const Op        *op;
 	int              phase;
 	const char      *symbol;
+	int              depth;  /* of @let within @let */
+	unsigned char    held[MAX_CONDITIONS];
 } Bind;
 
 /* One argument as the head declares it, extents evaluated. */
 typedef struct ArgDecl { char name[32]; PlanDir dir; const char *type; PlanExtent extent; bool sized; } ArgDecl;
 
-Loc    template_loc(const Template *t, int line, int col);
-/* "//@word rest": false for any other line */
-bool   template_directive(const char *p, size_t n, char word[16], Line *rest, int line);
+/* template_head.c. false: errors are in ts->diag */
+bool   template_parse(const Templates *ts, Template *t, const char *text);
+
+/* template.c. All that return bool: false with an error in the diag, at the line and where its file is included. */
+bool   template_error(const Bind *b, const Line *l, const char *what);   /* false */
+void   template_error_at(const Templates *ts, const Line *l, int col, const char *what);
 size_t template_word(const char **p, const char *end, char *out, size_t cap);
-bool   template_eval(const Bind *b, const Template *t, const Line *l, const char *text, size_t size, HeadValue *out);
-bool   template_error(const Bind *b, const Template *t, const Line *l, const char *what);   /* false */
-bool   template_name(void *bind, const char *name, HeadValue *out);
-bool   template_arg(const Bind *b, const Template *t, const Line *l, bool scratch, ArgDecl *out);
-/* A @scratch line. *take: it is part of this kernel */
-bool   template_scratch(const Bind *b, const Template *t, const Line *l, ArgDecl *out, bool *take);
-/* A condition (`if EXPR`, @require) */
-bool   template_holds(const Bind *b, const Template *t, const Line *l, const char *p, const char *end, bool *out);
-/* The i-th @launch line; symbol: of the kernel; k: with all its arguments. *take: it is part of this kernel */
-bool   template_launch(const Bind *b, const Template *t, int i, const char *symbol, const PlanKernel *k, PlanLaunch *out, bool *take);
-/* The i-th @map line; k: with all its arguments */
-bool   template_map(const Bind *b, const Template *t, int i, const PlanKernel *k, PlanMap *out, bool *take);
+bool   template_name(void *bind, const char *name, HeadValue *out); /* false without an error: there is none */
+bool   template_eval(Bind *b, const Line *l, const char *text, size_t size, HeadValue *out);
+/* Do the conditions hold that the line stands under? */
+bool   template_taken(Bind *b, const Line *l, bool *out);
+/* The symbol of that name, n_row among them: the op's; false without an error: none. */
+bool   template_symbol(const Bind *b, const char *word, size_t n, PlanSym *out);
+bool   template_scratch(Bind *b, const Line *l, ArgDecl *out);
 /* All @arg lines against the op; fits false without an error: only the kind of rows differs. */
-bool   template_args(const Bind *b, const Template *t, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
+bool   template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
+
+/* template_launch.c. k: with all its arguments */
+bool   template_launch(Bind *b, const Line *l, const PlanKernel *k, PlanLaunch *out);
+bool   template_map(Bind *b, const Line *l, const PlanKernel *k, PlanMap *out);
 
 #endif

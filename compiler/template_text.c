@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/embed.h"
+#include "base/number.h"
 #include "base/sha256.h"
 
 /* Text that grows in the arena, so that nothing is left behind when the arena's way out is taken. */
@@ -23,38 +24,18 @@ text_add(Text *t, const char *s, size_t n)
 	t->data[t->len] = 0;
 }
 
-static const Line *
-param_find(const Template *t, const char *name, size_t n, char type[8])
-{
-	for (int i = 0; i < t->n_param; i++) {
-		const Line *l = &t->param[i];
-		const char *p = l->text;
-		char        word[48];
-		template_word(&p, l->text + l->size, word, sizeof word);
-		if (strlen(word) != n || memcmp(word, name, n) != 0)
-			continue;
-		template_word(&p, l->text + l->size, type, 8);
-		return l;
-	}
-	return NULL;
-}
-
 /* ${NAME} as C: integers and words as they are, numbers as float constants */
 static bool
-put_value(const Bind *b, const Template *t, const char *name, size_t n, int line, int col, Text *out)
+put_value(Bind *b, const Line *l, const char *name, size_t n, int col, Text *out)
 {
-	static const char *const type_text[] = { [HEAD_INT] = "int", [HEAD_NUM] = "f32", [HEAD_WORD] = "word" };
-	char        word[64], type[8];
-	HeadValue   v;
+	char      word[64];
+	HeadValue v;
+	int       before = b->ts->diag->n_error;
 
 	snprintf(word, sizeof word, "%.*s", (int)(n < 63 ? n : 63), name);
-	if (!template_name((void *)b, word, &v)) {
-		err_at(b->ts->diag, template_loc(t, line, col), "%s: the op %s gives no such value", word, op_info[t->op].name);
-		return false;
-	}
-	const Line *decl = param_find(t, name, n, type);
-	if (decl && strcmp(type, type_text[v.kind]) != 0) {
-		err_at(b->ts->diag, template_loc(t, decl->line, 1), "%s is declared as %s, its value is %s", word, type, type_text[v.kind]);
+	if (!template_name(b, word, &v)) {
+		if (b->ts->diag->n_error == before)
+			template_error_at(b->ts, l, col, arena_printf(b->ts->arena, "%s: the op %s gives no such value", word, op_info[b->op->kind].name));
 		return false;
 	}
 	if (v.kind == HEAD_INT) {
@@ -62,18 +43,20 @@ put_value(const Bind *b, const Template *t, const char *name, size_t n, int line
 	} else if (v.kind == HEAD_WORD) {
 		memcpy(word, v.s, sizeof word);
 	} else {
-		Strbuf number = { 0 };
-		plan_write_num(&number, v.f);
-		snprintf(word, sizeof word, "%sf", strbuf_str(&number));
-		strbuf_release(&number);
+		char number[NUMBER_SIZE];
+		number_text(number, v.f, NUMBER_EXACT);
+		snprintf(word, sizeof word, "%sf", number);
 	}
 	text_add(out, word, strlen(word));
 	return true;
 }
 
 static bool
-expand_line(const Bind *b, const Template *t, const char *p, size_t n, int line, Text *out)
+expand_line(Bind *b, const Line *l, Text *out)
 {
+	const char *p = l->text;
+	size_t      n = l->size;
+
 	for (size_t i = 0; i < n;) {
 		if (i + 1 >= n || p[i] != '$' || p[i + 1] != '{') {
 			size_t k = i++;
@@ -84,10 +67,10 @@ expand_line(const Bind *b, const Template *t, const char *p, size_t n, int line,
 		}
 		const char *close = memchr(p + i, '}', n - i);
 		if (!close) {
-			err_at(b->ts->diag, template_loc(t, line, (int)i + 1), "${ without }");
+			template_error_at(b->ts, l, (int)i + 1, "${ without }");
 			return false;
 		}
-		if (!put_value(b, t, p + i + 2, (size_t)(close - p) - i - 2, line, (int)i + 1, out))
+		if (!put_value(b, l, p + i + 2, (size_t)(close - p) - i - 2, (int)i + 1, out))
 			return false;
 		i = (size_t)(close - p) + 1;
 	}
@@ -95,53 +78,56 @@ expand_line(const Bind *b, const Template *t, const char *p, size_t n, int line,
 	return true;
 }
 
-/* `#if ${NAME}` is decided here, so that an emitted file holds what applies to it. Such a condition ends at the next #endif. */
-typedef enum Branch { BRANCH_NONE, BRANCH_TAKEN, BRANCH_LEFT_OUT } Branch;
+/* A kernel while it is made. */
+typedef struct Making {
+	Bind    b;
+	Kernel *k;
+} Making;
 
-static bool
-branch(const Bind *b, const Template *t, const char *p, size_t n, int line, Branch *at, bool *is_one, Text *out)
+/* ARG_<name>: the pointer of an argument or of scratch, of its type. */
+static void
+put_arg(const Bind *b, const PlanKernelArg *a, int i, Text *out)
 {
-	static const char open[] = "#if ${", close[] = "#endif";
+	static const struct { const char *type, *c; } types[] = {
+		{ "f32", "float" },         { "i32", "int" },          { "f16", "unsigned short" },
+		{ "bf16", "unsigned short" }, { "u8", "unsigned char" }, { "packed", "void" },
+	};
+	const char *c = "void", *line;
+	bool        reads = a->dir == DIR_IN || a->dir == DIR_ROPE || a->dir == DIR_NONE;
 
-	*is_one = true;
-	if (n > sizeof open && memcmp(p, open, sizeof open - 1) == 0 && p[n - 1] == '}') {
-		size_t start = out->len;
-		if (!expand_line(b, t, p + 4, n - 4, line, out))
-			return false;
-		*at = out->data[start] == '0' ? BRANCH_LEFT_OUT : BRANCH_TAKEN;
-		out->len = start;
-		out->data[start] = 0;
-	} else if (*at != BRANCH_NONE && n == sizeof close - 1 && memcmp(p, close, n) == 0) {
-		*at = BRANCH_NONE;
-	} else {
-		*is_one = *at == BRANCH_LEFT_OUT;
-	}
-	return true;
+	for (size_t k = 0; k < sizeof types / sizeof *types; k++)
+		if (strcmp(types[k].type, a->type) == 0)
+			c = types[k].c;
+	line = arena_printf(b->ts->arena, "#define ARG_%s ((%s%s *)%s[%d])\n", a->name, reads ? "const " : "", c,
+	                    b->ts->target->kind == TARGET_CUDA ? "p.a" : "a", i);
+	text_add(out, line, strlen(line));
+}
+
+static void
+put_text(Text *out, const char *s)
+{
+	text_add(out, s, strlen(s));
 }
 
 static bool
-expand_text(const Bind *b, const Template *t, Text *out)
+expand_text(Making *m, Text *out)
 {
-	Branch at = BRANCH_NONE;
-	bool gone;
-	static const char abi[] = "#include \"common/cuda_step.h\"\n"; /* every CUDA kernel takes an llmc_call */
-	int line = 1;
+	Bind   *b = &m->b;
+	bool    cuda = b->ts->target->kind == TARGET_CUDA, take;
+	PlanSym rows;
 
-	if (t->n_launch)
-		text_add(out, abi, sizeof abi - 1);
-	for (const char *p = t->source.text; *p; line++) {
-		size_t n = strcspn(p, "\n");
-		char   word[16];
-		Line   rest;
-		if (!template_directive(p, n, word, &rest, line)) {
-			if (!branch(b, t, p, n, line, &at, &gone, out) || (!gone && !expand_line(b, t, p, n, line, out)))
-				return false;
-		} else if (strcmp(word, "include") == 0) {
-			text_add(out, "#include \"common/", 17);
-			text_add(out, rest.text, rest.size);
-			text_add(out, "\"\n", 2);
-		}
-		p += n + (p[n] == '\n');
+	if (cuda)
+		put_text(out, "#include \"common/cuda_step.h\"\n"); /* every CUDA kernel takes an llmc_call */
+	if (b->t->any_rows && template_symbol(b, "n_row", 5, &rows))
+		put_text(out, cuda ? rows == SYM_n_out ? "#define N_ROW(p) N_OUT(p)\n" : "#define N_ROW(p) N_TOK(p)\n"
+		                   : rows == SYM_n_out ? "#define N_ROW(s) ((s)->n_out)\n" : "#define N_ROW(s) ((s)->n_tok)\n");
+	for (int i = 0; i < m->k->row.n_arg; i++)
+		if (m->k->row.arg[i].dir != DIR_NONE || *m->k->row.arg[i].type)
+			put_arg(b, &m->k->row.arg[i], i, out);
+	for (size_t i = 0; i < b->t->body.n; i++) {
+		const Line *l = &b->t->body.line[i];
+		if (!template_taken(b, l, &take) || (take && !expand_line(b, l, out)))
+			return false;
 	}
 	return true;
 }
@@ -150,25 +136,25 @@ typedef struct Headers { const char *name[32]; int n; } Headers;
 
 /* All "common/x.h" that a text includes, and what these include. */
 static bool
-headers_of(const Templates *ts, const Template *t, const char *text, Headers *h)
+headers_of(const Bind *b, const char *text, Headers *h)
 {
 	for (const char *p = text; (p = strstr(p, "#include \"")); ) {
 		p += 10;
 		size_t      n = strcspn(p, "\"\n");
 		bool        with = strncmp(p, "common/", 7) == 0;
-		const char *name = arena_printf(ts->arena, "%s%.*s", with ? "" : "common/", (int)n, p);
+		const char *name = arena_printf(b->ts->arena, "%s%.*s", with ? "" : "common/", (int)n, p);
 		int         k = 0;
 		while (k < h->n && strcmp(h->name[k], name) != 0)
 			k++;
 		if (k < h->n)
 			continue;
-		const char *body = embed_find(arena_printf(ts->arena, "templates/%s", name), NULL);
+		const char *body = embed_find(arena_printf(b->ts->arena, "templates/%s", name), NULL);
 		if (!body || h->n == 32) {
-			err_at(ts->diag, template_loc(t, 1, 1), "%s: no such header in templates/, or more than 32", name);
-			return false;
+			const Line first = { .text = b->t->piece->source.text, .piece = b->t->piece, .line = 1, .when = -1 };
+			return template_error(b, &first, arena_printf(b->ts->arena, "%s: no such header in templates/, or more than 32", name));
 		}
 		h->name[h->n++] = name;
-		if (!headers_of(ts, t, body, h))
+		if (!headers_of(b, body, h))
 			return false;
 	}
 	return true;
@@ -186,25 +172,24 @@ sort_names(Headers *h)
 }
 
 static bool
-scratch_args(const Bind *b, const Template *t, Kernel *k)
+scratch_args(Making *m)
 {
-	bool gone = false;
+	const Lines *head = &m->b.t->head[D_SCRATCH];
+	Kernel      *k = m->k;
 
-	for (int i = 0; i < t->n_scratch; i++) {
+	for (size_t i = 0; i < head->n; i++) {
+		const Line *l = &head->line[i];
 		ArgDecl a;
 		bool    take;
-		if (!template_scratch(b, t, &t->scratch[i], &a, &take))
+		if (!template_taken(&m->b, l, &take))
 			return false;
-		if (take && gone)
-			return template_error(b, t, &t->scratch[i], "scratch with a condition comes last: what follows would have another number");
-		gone = !take;
-		if (gone)
+		if (!take)
 			continue;
-		if (!a.sized || a.extent.mul < 1 || strcmp(a.type, "packed") == 0)
-			return template_error(b, t, &t->scratch[i], "scratch needs an element type and an extent of at least one element");
-		if (k->row.n_arg == PLAN_MAX_ARGS)
-			return template_error(b, t, &t->scratch[i], "too many arguments");
-		k->row.arg[k->row.n_arg++] = (PlanKernelArg){ arena_strdup(b->ts->arena, a.name), DIR_SCRATCH, a.type, a.extent };
+		if (!template_scratch(&m->b, l, &a))
+			return false;
+		if (k->n_scratch == 4 || k->row.n_arg == PLAN_MAX_ARGS)
+			return template_error(&m->b, l, "more than 4 @scratch lines, or too many arguments");
+		k->row.arg[k->row.n_arg++] = (PlanKernelArg){ arena_strdup(m->b.ts->arena, a.name), DIR_SCRATCH, a.type, a.extent };
 		k->scratch_dtype[k->n_scratch++] = dtype_from_text(a.type);
 	}
 	return true;
@@ -226,33 +211,43 @@ one_path(PlanKernel *k)
 }
 
 static bool
-launches(const Bind *b, const Template *t, Kernel *k)
+launches(Making *m)
 {
-	if (b->ts->target->kind == TARGET_CUDA && t->n_launch == 0) {
-		err_at(b->ts->diag, template_loc(t, 1, 1), "a CUDA template needs its @launch lines");
-		return false;
-	}
-	k->row.n_launch = 0;
-	for (int i = 0; i < t->n_launch; i++) {
-		bool take;
-		if (!template_launch(b, t, i, b->symbol, &k->row, &k->row.launch[k->row.n_launch], &take))
+	const Lines *launch = &m->b.t->head[D_LAUNCH], *map = &m->b.t->head[D_MAP];
+	const Line   first = { .text = m->b.t->piece->source.text, .piece = m->b.t->piece, .line = 1, .when = -1 };
+	PlanKernel  *k = &m->k->row;
+	const char  *why;
+	bool         take;
+
+	if (m->b.ts->target->kind == TARGET_CUDA && launch->n == 0)
+		return template_error(&m->b, &first, "a CUDA template needs its @launch lines");
+	k->n_launch = k->n_map = 0;
+	for (size_t i = 0; i < launch->n; i++) {
+		const Line *l = &launch->line[i];
+		if (!template_taken(&m->b, l, &take))
 			return false;
-		k->row.n_launch += take;
-	}
-	if (!plan_product(&k->row))
-		one_path(&k->row);
-	const char *why;
-	if (!plan_paths_fit(&k->row, &why))
-		return template_error(b, t, &t->launch[0], why);
-	k->row.n_map = 0;
-	for (int i = 0; i < t->n_map; i++) {
-		bool take;
-		if (!template_map(b, t, i, &k->row, &k->row.map[k->row.n_map], &take))
+		if (!take)
+			continue;
+		if (k->n_launch == PLAN_MAX_LAUNCH)
+			return template_error(&m->b, l, "more than 8 @launch lines");
+		if (!template_launch(&m->b, l, k, &k->launch[k->n_launch++]))
 			return false;
-		k->row.n_map += take;
 	}
-	if (k->row.n_map && (b->ts->target->kind != TARGET_CUDA || b->ts->target->arch < 90))
-		return template_error(b, t, &t->map[0], "GPUs have tensor maps from sm_90 on");
+	if (!plan_product(k))
+		one_path(k);
+	if (!plan_paths_fit(k, &why))
+		return template_error(&m->b, &launch->line[0], why);
+	for (size_t i = 0; i < map->n; i++) {
+		const Line *l = &map->line[i];
+		if (!template_taken(&m->b, l, &take))
+			return false;
+		if (!take)
+			continue;
+		if (k->n_map == PLAN_MAX_MAP)
+			return template_error(&m->b, l, "more than 4 @map lines");
+		if (!template_map(&m->b, l, k, &k->map[k->n_map++]))
+			return false;
+	}
 	return true;
 }
 
@@ -304,27 +299,17 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 	Arena      *a = ts->arena;
 	Kernel     *k = NEW(a, Kernel, 1);
 	const char *stem = t->both ? op_info[t->op].name : arena_printf(a, "%s_%s", op_info[t->op].name, phase_name[phase]);
-	Bind        b = { ts, g, op, phase, stem };
+	Making      m = { .b = { .ts = ts, .t = t, .g = g, .op = op, .phase = phase, .symbol = stem }, .k = k };
 	Text        text = { .arena = a };
 	ArgDecl     arg[PLAN_MAX_ARGS];
 	Headers     h = { .n = 0 };
 	bool        fits;
 
-	for (int i = 0; i < t->n_param; i++) { /* names that no line uses are bound and checked as well */
-		const char *p = t->param[i].text;
-		char        name[48];
-		size_t      n = template_word(&p, p + t->param[i].size, name, sizeof name);
-		if (!put_value(&b, t, name, n, t->param[i].line, 1, &text))
-			return NULL;
-	}
-	if (!template_args(&b, t, arg, &fits))
+	if (!template_args(&m.b, arg, &fits))
 		return NULL;
-	for (int i = 0; i < t->n_arg; i++)
+	for (int i = 0; i < op_info[op->kind].n_arg; i++)
 		k->row.arg[k->row.n_arg++] = (PlanKernelArg){ arena_strdup(a, arg[i].name), arg[i].dir, arg[i].type, arg[i].extent };
-	if (!scratch_args(&b, t, k) || !launches(&b, t, k))
-		return NULL;
-	text.len = 0;
-	if (!expand_text(&b, t, &text) || !headers_of(ts, t, text.data, &h))
+	if (!scratch_args(&m) || !launches(&m) || !expand_text(&m, &text) || !headers_of(&m.b, text.data, &h))
 		return NULL;
 	sort_names(&h);
 	const char **names = NEW(a, const char *, h.n + 1);
@@ -332,11 +317,11 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 	k->header = names;
 	k->n_header = h.n;
 	k->key = kernel_key(ts, k, text.data);
-	k->row.symbol = b.symbol = arena_printf(a, "%s_%s", stem, k->key);
+	k->row.symbol = m.b.symbol = arena_printf(a, "%s_%s", stem, k->key);
 	k->row.id = arena_printf(a, "%s.%s", stem, k->key);
-	k->row.file = arena_printf(a, "kernels/%s.%s", k->row.id, t->n_launch ? "cu" : "c");
-	text.len = 0;
-	if (!expand_text(&b, t, &text) || !launches(&b, t, k))
+	k->row.file = arena_printf(a, "kernels/%s.%s", k->row.id, ts->target->kind == TARGET_CUDA ? "cu" : "c");
+	text.len = 0; /* the same once more, now that the name is known */
+	if (!launches(&m) || !expand_text(&m, &text))
 		return NULL;
 	k->text = arena_strndup(a, text.data, text.len);
 	return k;

@@ -5,28 +5,13 @@
 #include <string.h>
 
 static void
-verify_attrs(const Graph *g, const Op *op, const char *after)
-{
-	const char *row = op_info[op->kind].attrs;
-	int         n = *row ? 1 : 0;
-
-	for (const char *p = row; *p; p++)
-		n += *p == ' ';
-	if (op->n_attr != n)
-		BUG(g->diag, op->loc, "after %s: %s (layer %d) has %d attributes, its row has %d", after,
-		    op_info[op->kind].name, op->layer, op->n_attr, n);
-}
-
-static void
 verify_arg(const Graph *g, const Op *op, int arg, const ArgShape *want, const char *after)
 {
-	char name[16];
-	bool opt;
-	int  v = op_arg_value(op, arg);
+	const char *name = op_info[op->kind].arg[arg].name;
+	int         v = op->arg[arg];
 
-	op_arg_name(op->kind, arg, name, &opt);
 	if (v < 0) {
-		if (!opt)
+		if (op_info[op->kind].arg[arg].role != ROLE_OPT)
 			BUG(g->diag, op->loc, "after %s: %s (layer %d) lacks its argument %s", after, op_info[op->kind].name,
 			    op->layer, name);
 		return;
@@ -37,7 +22,7 @@ verify_arg(const Graph *g, const Op *op, int arg, const ArgShape *want, const ch
 	bool         ok = val->kind == want->kind;
 	int64_t      rows = val->dim[0], cols = val->dim[1];
 	if (val->kind == VAL_WEIGHT)
-		ok = ok && (want->rows < 0 || rows == want->rows) && cols == want->cols;
+		ok = ok && rows == want->rows && cols == want->cols;
 	else if (val->kind == VAL_ACT)
 		ok = ok && cols == want->cols && val->dtype == want->dtype;
 	else if (val->kind == VAL_ROPE)
@@ -60,20 +45,19 @@ graph_verify(const Graph *g, const char *after)
 	for (size_t i = 0; i < g->n_op; i++) {
 		const Op     *op = &g->op[i];
 		const OpInfo *info = &op_info[op->kind];
-		ArgShape      shape[PLAN_MAX_ARGS];
+		ArgShape      shape[OP_MAX_ARGS];
 		PlanSym       rows = SYM_one;
 
 		if (op->kind == OP_nop)
 			continue;
-		verify_attrs(g, op, after);
-		op_shapes(op, shape);
-		for (int k = 0; k < info->n_in + info->n_out; k++)
+		graph_shapes(g, op, shape);
+		for (int k = 0; k < info->n_arg; k++)
 			verify_arg(g, op, k, &shape[k], after);
 		for (int k = 0; k < info->n_in; k++) {
-			const Value *v = op->in[k] < 0 ? NULL : &g->val[op->in[k]];
+			const Value *v = op->arg[k] < 0 ? NULL : &g->val[op->arg[k]];
 			if (!v || (v->kind != VAL_ACT && v->kind != VAL_ORDER))
 				continue;
-			if (!made[op->in[k]])
+			if (!made[op->arg[k]])
 				BUG(g->diag, op->loc, "after %s: %s (layer %d) reads %s before it is made", after, info->name,
 				    op->layer, v->name);
 			if (v->kind != VAL_ACT)
@@ -82,15 +66,14 @@ graph_verify(const Graph *g, const char *after)
 				BUG(g->diag, op->loc, "after %s: %s mixes rows of two kinds", after, info->name);
 			rows = v->rows;
 		}
-		for (int k = 0; k < info->n_out; k++) {
-			const Value *v = op->out[k] < 0 ? NULL : &g->val[op->out[k]];
+		for (int k = info->n_in; k < info->n_arg; k++) {
+			const Value *v = op->arg[k] < 0 ? NULL : &g->val[op->arg[k]];
 			if (!v)
 				continue;
-			if (made[op->out[k]] || v->def != (int)i)
+			if (made[op->arg[k]] || v->def != (int)i)
 				BUG(g->diag, op->loc, "after %s: %s is made twice or not by %s", after, v->name, info->name);
-			made[op->out[k]] = 1;
-			bool picks = op->kind == OP_pick || op->kind == OP_head;
-			if (v->kind == VAL_ACT && v->rows != (picks ? SYM_n_out : rows == SYM_one ? SYM_n_tok : rows))
+			made[op->arg[k]] = 1;
+			if (v->kind == VAL_ACT && v->rows != (info->flags & OPF_PICK ? SYM_n_out : rows == SYM_one ? SYM_n_tok : rows))
 				BUG(g->diag, op->loc, "after %s: %s has rows of the wrong kind", after, v->name);
 		}
 	}

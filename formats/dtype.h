@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /*        NAME  text    elems bytes ggml safetensors */
-#define DTYPE_LIST(X)                                                                              \
+#define WEIGHT_DTYPES(X)                                                                           \
 	X(F32, "f32", 1, 4, 0, "F32")                                                              \
 	X(F16, "f16", 1, 2, 1, "F16")                                                              \
 	X(BF16, "bf16", 1, 2, 30, "BF16")                                                          \
@@ -18,9 +18,15 @@
 	X(Q8_0, "q8_0", 32, 34, 8, "")                                                             \
 	X(Q4_K, "q4_k", 256, 144, 12, "")                                                          \
 	X(Q5_K, "q5_k", 256, 176, 13, "")                                                          \
-	X(Q6_K, "q6_k", 256, 210, 14, "")                                                          \
+	X(Q6_K, "q6_k", 256, 210, 14, "")
+#define DTYPE_LIST(X)                                                                              \
+	WEIGHT_DTYPES(X)                                                                           \
 	X(I32, "i32", 1, 4, 26, "I32")                                                             \
 	X(I64, "i64", 1, 8, 27, "I64")
+
+/* "f32 f16 ...": what a description may ask weights to be stored as */
+#define WEIGHT_WORD(name, text, elems, bytes, ggml, st) " " text
+#define WEIGHT_WORDS (&(WEIGHT_DTYPES(WEIGHT_WORD))[1])
 
 typedef enum Dtype {
 	DT_NONE = -1,

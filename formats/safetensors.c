@@ -9,15 +9,13 @@
 
 #include "base/arena.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "formats/names.h"
 
 enum { MAX_HEADER_BYTES = 100 * 1000 * 1000 }; /* as the format's own library sets it */
 
 struct Safetensors {
 	Arena      arena;
-	json_t    *json, *index; /* held here so that running out of memory cannot leak them */
-	FileMap   *map;
-	size_t     n_map, cap_map;
 	StTensor  *tensor;
 	NameEntry *name;
 	size_t     n, cap;
@@ -171,8 +169,6 @@ check_coverage(const char *file, Place *place, size_t n, size_t data_bytes, llmc
 static llmc_status
 json_failed(const char *file, const char *what, const json_error_t *e, llmc_error *err)
 {
-	if (json_error_code(e) == json_error_out_of_memory)
-		return error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading %s", file, what);
 	return error_set(err, LLMC_E_INPUT, "%s: %s is not valid JSON (line %d, column %d: %s)", file, what, e->line,
 	                 e->column, name_text(e->text, strlen(e->text)).s);
 }
@@ -219,14 +215,13 @@ read_file(Safetensors *s, const unsigned char *data, size_t size, const char *pa
 	const unsigned char *start = data + 8 + header;
 	const size_t data_bytes = size - 8 - (size_t)header;
 
-	json_decref(s->json);
-	s->json = json_loadb((const char *)data + 8, (size_t)header, JSON_REJECT_DUPLICATES, &e);
-	if (!s->json)
+	json_t *head = json_read(&s->arena, (const char *)data + 8, (size_t)header, JSON_REJECT_DUPLICATES, &e);
+	if (!head)
 		return json_failed(file, "the header", &e, err);
-	const size_t n_entry = json_object_size(s->json);
+	const size_t n_entry = json_object_size(head);
 	Place *place = NEW(&s->arena, Place, n_entry);
 	s->tensor = arena_grow(&s->arena, s->tensor, &s->cap, s->n + n_entry, sizeof *s->tensor);
-	json_object_foreach(s->json, key, entry) {
+	json_object_foreach(head, key, entry) {
 		if (strcmp(key, "__metadata__") == 0) {
 			TRY(check_metadata(file, entry, err));
 			continue;
@@ -240,17 +235,17 @@ read_file(Safetensors *s, const unsigned char *data, size_t size, const char *pa
 		place[n++].name = t->name;
 		s->n++;
 	}
+	arena_done(&s->arena, head);
 	return check_coverage(file, place, n, data_bytes, err);
 }
 
 static llmc_status
 map_file(Safetensors *s, const char *path, llmc_error *err)
 {
-	s->map = arena_grow(&s->arena, s->map, &s->cap_map, s->n_map + 1, sizeof *s->map);
-	FileMap *m = &s->map[s->n_map];
-	TRY(file_map(path, m, err));
-	s->n_map++;
-	return read_file(s, m->data, m->size, path, err);
+	llmc_error why;
+	const FileMap *m = file_hold(&s->arena, path, &why);
+
+	return m ? read_file(s, m->data, m->size, path, err) : error_set(err, why.code, "%s", why.text);
 }
 
 /* Sort the names; a name in two shards is refused. */
@@ -318,15 +313,17 @@ open_index(Safetensors *s, const char *path, llmc_error *err)
 	const char *folder = folder_of(s, path), **file = NULL, *key;
 	json_error_t e;
 	json_t *value;
-	FileMap m;
+	llmc_error why;
 	size_t n = 0;
 
-	TRY(file_map(path, &m, err));
-	s->index = json_loadb(m.data ? (const char *)m.data : "", m.size, JSON_REJECT_DUPLICATES, &e);
-	file_unmap(&m);
-	if (!s->index)
+	FileMap *m = file_hold(&s->arena, path, &why);
+	if (!m)
+		return error_set(err, why.code, "%s", why.text);
+	json_t *index = json_read(&s->arena, m->data ? (const char *)m->data : "", m->size, JSON_REJECT_DUPLICATES, &e);
+	arena_done(&s->arena, m);
+	if (!index)
 		return json_failed(path, "the index", &e, err);
-	const json_t *weight_map = json_object_get(s->index, "weight_map");
+	const json_t *weight_map = json_object_get(index, "weight_map");
 	if (!json_is_object(weight_map))
 		return error_set(err, LLMC_E_INPUT, "%s: expected an object with an object weight_map", path);
 	TRY(index_files(s, path, weight_map, &file, &n, err));
@@ -347,6 +344,7 @@ open_index(Safetensors *s, const char *path, llmc_error *err)
 			return error_set(err, LLMC_E_INPUT, "%s: tensor %s is not in %s%s, where the index says it is", path,
 			                 name_text(key, strlen(key)).s, folder, want);
 	}
+	arena_done(&s->arena, index);
 	return LLMC_OK;
 }
 
@@ -426,9 +424,6 @@ open_any(const void *data, size_t size, const char *name, Safetensors **out, llm
 		return error_set(err, LLMC_E_MEMORY, "%s: out of memory", name);
 	arena_init(&s->arena);
 	llmc_status status = read_any(s, data, size, name, err);
-	json_decref(s->json);
-	json_decref(s->index);
-	s->json = s->index = NULL;
 	if (status != LLMC_OK) {
 		safetensors_close(s);
 		return status;
@@ -454,8 +449,6 @@ safetensors_close(Safetensors *s)
 {
 	if (!s)
 		return;
-	for (size_t i = 0; i < s->n_map; i++)
-		file_unmap(&s->map[i]);
 	arena_release(&s->arena);
 	free(s);
 }

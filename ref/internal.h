@@ -1,4 +1,4 @@
-/* Shared by the files of ref/: reading a call's attributes and arguments, and the few loops several ops are made of. */
+/* Shared by the files of ref/: reading a call's arguments, and the few loops several ops are made of. */
 #ifndef LLMC_REF_INTERNAL_H
 #define LLMC_REF_INTERNAL_H
 
@@ -8,17 +8,9 @@
 
 #include "formats/dequant.h"
 #include "ref/ref.h"
-#include "runtime/weights/layout.h"
 
-#define OP(name, in, out, flags, args, attrs, meaning) ref_fn ref_##name;
-#include "compiler/ops.def"
-#undef OP
-
-/* An attribute that the op does not carry reads as 0 or "": ref_check_step has seen to it that none is missing. */
-const PlanAttr *ref_attr(const PlanStep *step, const char *key);
-int64_t     ref_int(const PlanStep *step, const char *key);
-double      ref_num(const PlanStep *step, const char *key);
-const char *ref_word(const PlanStep *step, const char *key);
+#define OP(name, ...) ref_fn ref_##name;
+#include "ops/ops.def"
 
 static inline bool
 ref_has(const RefCall *c, int arg)

@@ -19,17 +19,16 @@ ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interlea
 static bool
 interleaved(const RefCall *c)
 {
-	return !strcmp(ref_word(c->step, "style"), "interleaved");
+	return !strcmp(step_word(c->step, "style"), "interleaved");
 }
 
-/* x, rope, y */
 void
 ref_rope(const RefCall *c)
 {
-	int64_t      heads = ref_int(c->step, "heads"), dim = ref_int(c->step, "dim");
-	int64_t      first = ref_int(c->step, "first"), rope_dims = ref_int(c->step, "rope_dims");
-	const float *x = ref_f32(c, 0), *angles = ref_f32(c, 1);
-	float       *y = ref_f32(c, 2);
+	int64_t      heads = step_int(c->step, "heads"), dim = step_int(c->step, "dim");
+	int64_t      first = step_int(c->step, "first"), rope_dims = step_int(c->step, "rope_dims");
+	const float *x = ref_f32(c, ARG(rope, x)), *angles = ref_f32(c, ARG(rope, rope));
+	float       *y = ref_f32(c, ARG(rope, y));
 
 	for (int64_t t = 0; t < c->s->n_tok; t++, angles += rope_dims)
 		for (int64_t h = 0; h < heads; h++, x += dim, y += dim) {
@@ -39,14 +38,13 @@ ref_rope(const RefCall *c)
 		}
 }
 
-/* x, rope, rope2, y */
 void
 ref_rope_2d(const RefCall *c)
 {
-	int64_t      heads = ref_int(c->step, "heads"), dim = ref_int(c->step, "dim");
-	int64_t      rope_dims = ref_int(c->step, "rope_dims");
-	const float *x = ref_f32(c, 0), *angles = ref_f32(c, 1), *angles2 = ref_f32(c, 2);
-	float       *y = ref_f32(c, 3);
+	int64_t      heads = step_int(c->step, "heads"), dim = step_int(c->step, "dim");
+	int64_t      rope_dims = step_int(c->step, "rope_dims");
+	const float *x = ref_f32(c, ARG(rope_2d, x)), *angles = ref_f32(c, ARG(rope_2d, rope)), *angles2 = ref_f32(c, ARG(rope_2d, rope2));
+	float       *y = ref_f32(c, ARG(rope_2d, y));
 
 	for (int64_t t = 0; t < c->s->n_tok; t++, angles += rope_dims, angles2 += rope_dims)
 		for (int64_t h = 0; h < heads; h++, x += dim, y += dim) {
@@ -74,15 +72,14 @@ ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const fl
 	}
 }
 
-/* k, v, kv, done */
 void
 ref_kv_append(const RefCall *c)
 {
-	int64_t kv_heads = ref_int(c->step, "kv_heads"), dim = ref_int(c->step, "dim"), v_dim = ref_int(c->step, "v_dim");
+	int64_t kv_heads = step_int(c->step, "kv_heads"), dim = step_int(c->step, "dim"), v_dim = step_int(c->step, "v_dim");
 
 	for (int64_t t = 0; t < c->s->n_tok; t++)
-		ref_append_row(c, 2, t, ref_f32(c, 0) + t * kv_heads * dim, ref_f32(c, 1) + t * kv_heads * v_dim, kv_heads, dim,
-		               v_dim);
+		ref_append_row(c, ARG(kv_append, kv), t, ref_f32(c, ARG(kv_append, k)) + t * kv_heads * dim,
+		               ref_f32(c, ARG(kv_append, v)) + t * kv_heads * v_dim, kv_heads, dim, v_dim);
 }
 
 /* ALiBi: powers of 2^(-bias / n) for the first n heads, n the largest power of two within `heads`; the others take the
@@ -131,16 +128,15 @@ visible(const RefCall *c, int64_t t, int64_t window, bool prefix, int64_t *first
 	return end;
 }
 
-/* q, kv, done, y */
 void
 ref_attention(const RefCall *c)
 {
-	int64_t         heads = ref_int(c->step, "heads"), kv_heads = ref_int(c->step, "kv_heads");
-	int64_t         dim = ref_int(c->step, "dim"), v_dim = ref_int(c->step, "v_dim");
-	double          scale = ref_num(c->step, "scale"), cap = ref_num(c->step, "cap"), alibi = ref_num(c->step, "alibi");
-	int64_t         window = ref_int(c->step, "window");
-	bool            prefix = !strcmp(ref_word(c->step, "mask"), "prefix");
-	const PlanPool *pool = c->arg[1].pool;
+	int64_t         heads = step_int(c->step, "heads"), kv_heads = step_int(c->step, "kv_heads");
+	int64_t         dim = step_int(c->step, "dim"), v_dim = step_int(c->step, "v_dim");
+	double          scale = step_num(c->step, "scale"), cap = step_num(c->step, "cap"), alibi = step_num(c->step, "alibi");
+	int64_t         window = step_int(c->step, "window");
+	bool            prefix = !strcmp(step_word(c->step, "mask"), "prefix");
+	const PlanPool *pool = c->arg[ARG(attention, kv)].pool;
 	int64_t         v_base = kv_heads * dim * PLAN_KV_PAGE;
 	float          *p = c->scratch;
 
@@ -150,12 +146,12 @@ ref_attention(const RefCall *c)
 
 		for (int64_t h = 0; h < heads; h++) {
 			int64_t      kh = h / (heads / kv_heads);
-			const float *q = ref_f32(c, 0) + (t * heads + h) * dim;
-			float       *y = ref_f32(c, 3) + (t * heads + h) * v_dim;
+			const float *q = ref_f32(c, ARG(attention, q)) + (t * heads + h) * dim;
+			float       *y = ref_f32(c, ARG(attention, y)) + (t * heads + h) * v_dim;
 			double       slope = alibi > 0 ? alibi_slope(heads, h, alibi) : 0;
 
 			for (int64_t j = first; j < end; j++) {
-				const char *page = ref_page(c, 1, seq, j);
+				const char *page = ref_page(c, ARG(attention, kv), seq, j);
 				int64_t     at = kh * dim * PLAN_KV_PAGE + j % PLAN_KV_PAGE;
 				double      s = 0;
 
@@ -172,7 +168,7 @@ ref_attention(const RefCall *c)
 
 				for (int64_t j = first; j < end; j++)
 					s += (double)p[j - first] *
-					     (double)ref_kv_get(pool->dtype, ref_page(c, 1, seq, j),
+					     (double)ref_kv_get(pool->dtype, ref_page(c, ARG(attention, kv), seq, j),
 					                        v_base + (kh * PLAN_KV_PAGE + j % PLAN_KV_PAGE) * v_dim + i);
 				y[i] = (float)s;
 			}
@@ -180,55 +176,54 @@ ref_attention(const RefCall *c)
 	}
 }
 
-/* latent, rope_k, kv, done */
 void
 ref_mla_append(const RefCall *c)
 {
-	int64_t rank = ref_int(c->step, "kv_rank"), rope = ref_int(c->step, "rope_dim");
+	int64_t rank = step_int(c->step, "kv_rank"), rope = step_int(c->step, "rope_dim");
 
 	for (int64_t t = 0; t < c->s->n_tok; t++) {
-		const PlanPool *pool = c->arg[2].pool;
+		const PlanPool *pool = c->arg[ARG(mla_append, kv)].pool;
 		int64_t         pos = c->s->pos[t], at = pos % PLAN_KV_PAGE * (rank + rope);
-		char           *page = ref_page(c, 2, c->s->seq_of[t], pos);
+		char           *page = ref_page(c, ARG(mla_append, kv), c->s->seq_of[t], pos);
 
 		for (int64_t i = 0; i < rank; i++)
-			ref_kv_put(pool->dtype, page, at + i, ref_f32(c, 0)[t * rank + i]);
+			ref_kv_put(pool->dtype, page, at + i, ref_f32(c, ARG(mla_append, latent))[t * rank + i]);
 		for (int64_t i = 0; i < rope; i++)
-			ref_kv_put(pool->dtype, page, at + rank + i, ref_f32(c, 1)[t * rope + i]);
+			ref_kv_put(pool->dtype, page, at + rank + i, ref_f32(c, ARG(mla_append, rope_k))[t * rope + i]);
 	}
 }
 
-/* q, k_b, v_b, kv, done, y. Heads outside, so that rows of k_b and v_b are dequantised once.
+/* Heads outside, so that rows of k_b and v_b are dequantised once.
  * scratch: query and context in the latent space [n_tok][rank] each, a weight row [rank], scores [kv_len] */
 void
 ref_mla_attention(const RefCall *c)
 {
-	int64_t         heads = ref_int(c->step, "heads"), rank = ref_int(c->step, "kv_rank");
-	int64_t         nope = ref_int(c->step, "nope_dim"), rope = ref_int(c->step, "rope_dim");
-	int64_t         v_dim = ref_int(c->step, "v_dim"), n_tok = c->s->n_tok;
-	double          scale = ref_num(c->step, "scale");
-	const PlanPool *pool = c->arg[3].pool;
+	int64_t         heads = step_int(c->step, "heads"), rank = step_int(c->step, "kv_rank");
+	int64_t         nope = step_int(c->step, "nope_dim"), rope = step_int(c->step, "rope_dim");
+	int64_t         v_dim = step_int(c->step, "v_dim"), n_tok = c->s->n_tok;
+	double          scale = step_num(c->step, "scale");
+	const PlanPool *pool = c->arg[ARG(mla_attention, kv)].pool;
 	float          *latent_q = c->scratch, *context = latent_q + n_tok * rank, *row = context + n_tok * rank;
 	float          *p = row + rank;
 
 	for (int64_t h = 0; h < heads; h++) {
 		memset(latent_q, 0, (size_t)(n_tok * rank) * sizeof *latent_q);
 		for (int64_t i = 0; i < nope; i++) {
-			layout_row(c->arg[1].tensor, c->arg[1].data, h * nope + i, row);
+			plan_tensor_row(c->arg[ARG(mla_attention, k_b)].tensor, c->arg[ARG(mla_attention, k_b)].data, h * nope + i, row);
 			for (int64_t t = 0; t < n_tok; t++) {
-				float q = ref_f32(c, 0)[(t * heads + h) * (nope + rope) + i];
+				float q = ref_f32(c, ARG(mla_attention, q))[(t * heads + h) * (nope + rope) + i];
 
 				for (int64_t r = 0; r < rank; r++)
 					latent_q[t * rank + r] += q * row[r];
 			}
 		}
 		for (int64_t t = 0; t < n_tok; t++) {
-			const float *q_rope = ref_f32(c, 0) + (t * heads + h) * (nope + rope) + nope;
+			const float *q_rope = ref_f32(c, ARG(mla_attention, q)) + (t * heads + h) * (nope + rope) + nope;
 			int64_t      first, end = visible(c, t, 0, false, &first);
 			int32_t      seq = c->s->seq_of[t];
 
 			for (int64_t j = 0; j < end; j++) {
-				const char *page = ref_page(c, 3, seq, j);
+				const char *page = ref_page(c, ARG(mla_attention, kv), seq, j);
 				int64_t     at = j % PLAN_KV_PAGE * (rank + rope);
 				double      s = 0;
 
@@ -243,12 +238,12 @@ ref_mla_attention(const RefCall *c)
 				double s = 0;
 
 				for (int64_t j = 0; j < end; j++)
-					s += (double)p[j] * (double)ref_kv_get(pool->dtype, ref_page(c, 3, seq, j),
+					s += (double)p[j] * (double)ref_kv_get(pool->dtype, ref_page(c, ARG(mla_attention, kv), seq, j),
 					                                      j % PLAN_KV_PAGE * (rank + rope) + r);
 				context[t * rank + r] = (float)s;
 			}
 		}
-		ref_matmul_rows(&c->arg[2], h * v_dim, v_dim, rank, context, rank, n_tok, ref_f32(c, 5) + h * v_dim,
-		                heads * v_dim, row);
+		ref_matmul_rows(&c->arg[ARG(mla_attention, v_b)], h * v_dim, v_dim, rank, context, rank, n_tok,
+		                ref_f32(c, ARG(mla_attention, y)) + h * v_dim, heads * v_dim, row);
 	}
 }

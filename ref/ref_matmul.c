@@ -20,7 +20,7 @@ ref_vector(const RefArg *a, float *dst)
 {
 	if (a->kind == REF_NONE)
 		return NULL;
-	layout_row(a->tensor, a->data, 0, dst);
+	plan_tensor_row(a->tensor, a->data, 0, dst);
 	return dst;
 }
 
@@ -29,7 +29,7 @@ ref_matmul_rows(const RefArg *w, int64_t first, int64_t n, int64_t cols, const f
                 float *y, int64_t y_stride, float *row)
 {
 	for (int64_t o = 0; o < n; o++) {
-		layout_row(w->tensor, w->data, first + o, row);
+		plan_tensor_row(w->tensor, w->data, first + o, row);
 		for (int64_t t = 0; t < n_row; t++)
 			y[t * y_stride + o] = (float)ref_dot(x + t * x_stride, row, cols);
 	}
@@ -56,43 +56,40 @@ table_row(const RefArg *w, int64_t row, int64_t n, float *dst)
 	if (row < 0 || row >= w->tensor->rows)
 		memset(dst, 0, (size_t)n * sizeof *dst);
 	else
-		layout_row(w->tensor, w->data, row, dst);
+		plan_tensor_row(w->tensor, w->data, row, dst);
 }
 
-/* w, y */
 void
 ref_embed(const RefCall *c)
 {
-	int64_t hidden = ref_int(c->step, "hidden");
-	float   scale = (float)ref_num(c->step, "scale");
-	float  *y = ref_f32(c, 1);
+	int64_t hidden = step_int(c->step, "hidden");
+	float   scale = (float)step_num(c->step, "scale");
+	float  *y = ref_f32(c, ARG(embed, y));
 
 	for (int64_t t = 0; t < c->s->n_tok; t++, y += hidden) {
-		table_row(&c->arg[0], c->s->tok[t], hidden, y);
+		table_row(&c->arg[ARG(embed, w)], c->s->tok[t], hidden, y);
 		for (int64_t i = 0; i < hidden; i++)
 			y[i] *= scale;
 	}
 }
 
-/* x, w, y */
 void
 ref_embed_pos(const RefCall *c)
 {
-	int64_t      hidden = ref_int(c->step, "hidden"), offset = ref_int(c->step, "offset");
-	const float *x = ref_f32(c, 0);
-	float       *y = ref_f32(c, 2);
+	int64_t      hidden = step_int(c->step, "hidden"), offset = step_int(c->step, "offset");
+	const float *x = ref_f32(c, ARG(embed_pos, x));
+	float       *y = ref_f32(c, ARG(embed_pos, y));
 
 	for (int64_t t = 0; t < c->s->n_tok; t++, x += hidden, y += hidden) {
-		table_row(&c->arg[1], c->s->pos[t] + offset, hidden, c->scratch);
+		table_row(&c->arg[ARG(embed_pos, w)], c->s->pos[t] + offset, hidden, c->scratch);
 		for (int64_t i = 0; i < hidden; i++)
 			y[i] = x[i] + c->scratch[i];
 	}
 }
 
-/* x, w, b?, y */
 void
 ref_matmul(const RefCall *c)
 {
-	ref_linear(&c->arg[1], &c->arg[2], ref_int(c->step, "rows"), ref_int(c->step, "cols"), ref_f32(c, 0), ref_rows(c, 3),
-	           ref_f32(c, 3), c->scratch);
+	ref_linear(&c->arg[ARG(matmul, w)], &c->arg[ARG(matmul, b)], step_int(c->step, "rows"), step_int(c->step, "cols"),
+	           ref_f32(c, ARG(matmul, x)), ref_rows(c, ARG(matmul, y)), ref_f32(c, ARG(matmul, y)), c->scratch);
 }

@@ -1,24 +1,24 @@
 /* Mixture of experts: choosing them, and running the chosen ones. */
 #include "ref/internal.h"
 
-/* logits, bias?, id, weight. scratch: scores, choice scores, bias [E] each, group scores [groups] */
+/* scratch: scores, choice scores, bias [E] each, group scores [groups] */
 void
 ref_moe_route(const RefCall *c)
 {
-	int64_t      n_experts = ref_int(c->step, "n_experts"), top_k = ref_int(c->step, "top_k");
-	int64_t      groups = ref_int(c->step, "groups"), keep_groups = ref_int(c->step, "keep_groups");
-	bool         sigmoid = !strcmp(ref_word(c->step, "score"), "sigmoid");
-	bool         top2 = !strcmp(ref_word(c->step, "group_score"), "top2");
-	bool         renorm = ref_int(c->step, "renorm") != 0;
-	double       scale = ref_num(c->step, "scale");
+	int64_t      n_experts = step_int(c->step, "n_experts"), top_k = step_int(c->step, "top_k");
+	int64_t      groups = step_int(c->step, "groups"), keep_groups = step_int(c->step, "keep_groups");
+	bool         sigmoid = !strcmp(step_word(c->step, "score"), "sigmoid");
+	bool         top2 = !strcmp(step_word(c->step, "group_score"), "top2");
+	bool         renorm = step_int(c->step, "renorm") != 0;
+	double       scale = step_num(c->step, "scale");
 	float       *score = c->scratch, *choice = score + n_experts, *group = choice + 2 * n_experts;
-	const float *bias = ref_vector(&c->arg[1], choice + n_experts);
-	int64_t      n = ref_rows(c, 3);
+	const float *bias = ref_vector(&c->arg[ARG(moe_route, bias)], choice + n_experts);
+	int64_t      n = ref_rows(c, ARG(moe_route, weight));
 
 	for (int64_t t = 0; t < n; t++) {
-		const float *x = ref_f32(c, 0) + t * n_experts;
-		int32_t     *id = (int32_t *)c->arg[2].data + t * top_k;
-		float       *weight = ref_f32(c, 3) + t * top_k;
+		const float *x = ref_f32(c, ARG(moe_route, logits)) + t * n_experts;
+		int32_t     *id = (int32_t *)c->arg[ARG(moe_route, id)].data + t * top_k;
+		float       *weight = ref_f32(c, ARG(moe_route, weight)) + t * top_k;
 		double       max = x[0], sum = 0;
 
 		for (int64_t e = 1; e < n_experts; e++)
@@ -81,19 +81,19 @@ ref_moe_route(const RefCall *c)
 	}
 }
 
-/* x, id, weight, gate, up, down, y. Experts outside, so that each row is dequantised once; a row's sum runs in the order
+/* Experts outside, so that each row is dequantised once; a row's sum runs in the order
  * of expert numbers. scratch: activations [n_tok][top_k][width], a weight row */
 void
 ref_moe_ffn(const RefCall *c)
 {
-	int64_t        n_experts = ref_int(c->step, "n_experts"), top_k = ref_int(c->step, "top_k");
-	int64_t        hidden = ref_int(c->step, "hidden"), width = ref_int(c->step, "width");
-	const char    *act = ref_word(c->step, "act");
-	const float   *x = ref_f32(c, 0), *weight = ref_f32(c, 2);
-	const int32_t *id = c->arg[1].data;
-	const RefArg  *gate = &c->arg[3], *up = &c->arg[4], *down = &c->arg[5];
-	float         *y = ref_f32(c, 6);
-	int64_t        n = ref_rows(c, 6);
+	int64_t        n_experts = step_int(c->step, "n_experts"), top_k = step_int(c->step, "top_k");
+	int64_t        hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
+	const char    *act = step_word(c->step, "act");
+	const float   *x = ref_f32(c, ARG(moe_ffn, x)), *weight = ref_f32(c, ARG(moe_ffn, weight));
+	const int32_t *id = c->arg[ARG(moe_ffn, id)].data;
+	const RefArg  *gate = &c->arg[ARG(moe_ffn, gate)], *up = &c->arg[ARG(moe_ffn, up)], *down = &c->arg[ARG(moe_ffn, down)];
+	float         *y = ref_f32(c, ARG(moe_ffn, y));
+	int64_t        n = ref_rows(c, ARG(moe_ffn, y));
 	float         *h = c->scratch, *row = h + n * top_k * width;
 
 	memset(y, 0, (size_t)(n * hidden) * sizeof *y);
@@ -105,17 +105,17 @@ ref_moe_ffn(const RefCall *c)
 		if (!used)
 			continue;
 		for (int64_t o = 0; o < width; o++) {
-			layout_row(gate->tensor, gate->data, e * width + o, row);
+			plan_tensor_row(gate->tensor, gate->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
 					h[i * width + o] = (float)ref_activate(act, ref_dot(x + i / top_k * hidden, row, hidden));
-			layout_row(up->tensor, up->data, e * width + o, row);
+			plan_tensor_row(up->tensor, up->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
 					h[i * width + o] *= (float)ref_dot(x + i / top_k * hidden, row, hidden);
 		}
 		for (int64_t o = 0; o < hidden; o++) {
-			layout_row(down->tensor, down->data, e * hidden + o, row);
+			plan_tensor_row(down->tensor, down->data, e * hidden + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
 					y[i / top_k * hidden + o] += (float)(weight[i] * ref_dot(h + i * width, row, width));

@@ -29,9 +29,9 @@ void
 ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t dim, const float *x, int64_t n_row, float *y,
               float *scratch)
 {
-	const char  *kind = ref_word(step, "norm");
-	double       eps = ref_num(step, "eps");
-	bool         plus_one = ref_int(step, "plus_one") != 0;
+	const char  *kind = step_word(step, "norm");
+	double       eps = step_num(step, "eps");
+	bool         plus_one = step_int(step, "plus_one") != 0;
 	const float *wv = ref_vector(w, scratch), *bv = ref_vector(b, scratch + dim);
 
 	for (int64_t t = 0; t < n_row; t++, x += dim, y += dim) {
@@ -44,29 +44,27 @@ ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t di
 	}
 }
 
-/* x, w, y */
 void
 ref_rmsnorm(const RefCall *c)
 {
-	int64_t      dim = ref_int(c->step, "dim"), n = ref_rows(c, 2) * ref_int(c->step, "groups");
-	const float *x = ref_f32(c, 0), *w = ref_vector(&c->arg[1], c->scratch);
-	float       *y = ref_f32(c, 2);
+	int64_t      dim = step_int(c->step, "dim"), n = ref_rows(c, ARG(rmsnorm, y)) * step_int(c->step, "groups");
+	const float *x = ref_f32(c, ARG(rmsnorm, x)), *w = ref_vector(&c->arg[ARG(rmsnorm, w)], c->scratch);
+	float       *y = ref_f32(c, ARG(rmsnorm, y));
 
 	for (int64_t i = 0; i < n; i++, x += dim, y += dim)
-		ref_rms_row(x, w, dim, ref_num(c->step, "eps"), ref_int(c->step, "plus_one") != 0, y);
+		ref_rms_row(x, w, dim, step_num(c->step, "eps"), step_int(c->step, "plus_one") != 0, y);
 }
 
-/* x, w, b?, y */
 void
 ref_layernorm(const RefCall *c)
 {
-	int64_t      dim = ref_int(c->step, "dim"), n = ref_rows(c, 3);
-	const float *x = ref_f32(c, 0), *w = ref_vector(&c->arg[1], c->scratch);
-	const float *b = ref_vector(&c->arg[2], c->scratch + dim);
-	float       *y = ref_f32(c, 3);
+	int64_t      dim = step_int(c->step, "dim"), n = ref_rows(c, ARG(layernorm, y));
+	const float *x = ref_f32(c, ARG(layernorm, x)), *w = ref_vector(&c->arg[ARG(layernorm, w)], c->scratch);
+	const float *b = ref_vector(&c->arg[ARG(layernorm, b)], c->scratch + dim);
+	float       *y = ref_f32(c, ARG(layernorm, y));
 
 	for (int64_t i = 0; i < n; i++, x += dim, y += dim)
-		ref_layer_row(x, w, b, dim, ref_num(c->step, "eps"), y);
+		ref_layer_row(x, w, b, dim, step_num(c->step, "eps"), y);
 }
 
 double
@@ -80,52 +78,48 @@ ref_activate(const char *act, double x)
 	return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
 }
 
-/* x, y */
 void
 ref_act(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, 1) * ref_int(c->step, "width");
-	const char  *act = ref_word(c->step, "act");
-	const float *x = ref_f32(c, 0);
-	float       *y = ref_f32(c, 1);
+	int64_t      n = ref_rows(c, ARG(act, y)) * step_int(c->step, "width");
+	const char  *act = step_word(c->step, "act");
+	const float *x = ref_f32(c, ARG(act, x));
+	float       *y = ref_f32(c, ARG(act, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = (float)ref_activate(act, x[i]);
 }
 
-/* g, u, y */
 void
 ref_glu(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, 2) * ref_int(c->step, "width");
-	const char  *act = ref_word(c->step, "act");
-	const float *g = ref_f32(c, 0), *u = ref_f32(c, 1);
-	float       *y = ref_f32(c, 2);
+	int64_t      n = ref_rows(c, ARG(glu, y)) * step_int(c->step, "width");
+	const char  *act = step_word(c->step, "act");
+	const float *g = ref_f32(c, ARG(glu, g)), *u = ref_f32(c, ARG(glu, u));
+	float       *y = ref_f32(c, ARG(glu, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = (float)(ref_activate(act, g[i]) * u[i]);
 }
 
-/* x, r, y */
 void
 ref_add(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, 2) * ref_int(c->step, "width");
-	float        scale = (float)ref_num(c->step, "scale");
-	const float *x = ref_f32(c, 0), *r = ref_f32(c, 1);
-	float       *y = ref_f32(c, 2);
+	int64_t      n = ref_rows(c, ARG(add, y)) * step_int(c->step, "width");
+	float        scale = (float)step_num(c->step, "scale");
+	const float *x = ref_f32(c, ARG(add, x)), *r = ref_f32(c, ARG(add, r));
+	float       *y = ref_f32(c, ARG(add, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = scale * x[i] + r[i];
 }
 
-/* x, s, y */
 void
 ref_gate_mul(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, 2), width = ref_int(c->step, "width");
-	const float *x = ref_f32(c, 0), *s = ref_f32(c, 1);
-	float       *y = ref_f32(c, 2);
+	int64_t      n = ref_rows(c, ARG(gate_mul, y)), width = step_int(c->step, "width");
+	const float *x = ref_f32(c, ARG(gate_mul, x)), *s = ref_f32(c, ARG(gate_mul, s));
+	float       *y = ref_f32(c, ARG(gate_mul, y));
 
 	for (int64_t t = 0; t < n; t++) {
 		float gate = (float)(1.0 / (1.0 + exp(-(double)s[t])));
@@ -135,38 +129,35 @@ ref_gate_mul(const RefCall *c)
 	}
 }
 
-/* x, y */
 void
 ref_cap(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, 1) * ref_int(c->step, "width");
-	double       cap = ref_num(c->step, "cap");
-	const float *x = ref_f32(c, 0);
-	float       *y = ref_f32(c, 1);
+	int64_t      n = ref_rows(c, ARG(cap, y)) * step_int(c->step, "width");
+	double       cap = step_num(c->step, "cap");
+	const float *x = ref_f32(c, ARG(cap, x));
+	float       *y = ref_f32(c, ARG(cap, y));
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = (float)(cap * tanh(x[i] / cap));
 }
 
-/* x, y */
 void
 ref_slice(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, 1), width = ref_int(c->step, "width"), count = ref_int(c->step, "count");
-	const float *x = ref_f32(c, 0) + ref_int(c->step, "first");
-	float       *y = ref_f32(c, 1);
+	int64_t      n = ref_rows(c, ARG(slice, y)), width = step_int(c->step, "width"), count = step_int(c->step, "count");
+	const float *x = ref_f32(c, ARG(slice, x)) + step_int(c->step, "first");
+	float       *y = ref_f32(c, ARG(slice, y));
 
 	for (int64_t t = 0; t < n; t++)
 		memmove(y + t * count, x + t * width, (size_t)count * sizeof *y);
 }
 
-/* x, y */
 void
 ref_pick(const RefCall *c)
 {
-	int64_t      width = ref_int(c->step, "width");
-	const float *x = ref_f32(c, 0);
-	float       *y = ref_f32(c, 1);
+	int64_t      width = step_int(c->step, "width");
+	const float *x = ref_f32(c, ARG(pick, x));
+	float       *y = ref_f32(c, ARG(pick, y));
 
 	/* out_row ascends, so y may be x's memory */
 	for (int64_t o = 0; o < c->s->n_out; o++)

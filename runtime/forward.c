@@ -2,7 +2,9 @@
  * are found nothing has changed, so a refusal leaves every sequence as it was. */
 #include <string.h>
 
-#include "runtime/session.h"
+#include "base/sized.h"
+#include "runtime/sample/sample.h"
+#include "runtime/state/state.h"
 
 /* fed: a chunk without tokens takes the one that its sequence has picked on the device */
 static llmc_status
@@ -144,47 +146,51 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 			s->out_row[out++] = row - k;
 	}
 	s->q_start[n] = row;
-	s->step = (llmc_step){
-		.n_tok = row, .n_dec = n_dec, .n_seq = n, .n_out = out, .tok = s->tok, .pos = s->pos, .pos2 = s->pos2,
-		.seq_of = s->seq_of, .q_start = s->q_start, .kv_len = s->kv_len, .prefix_len = s->prefix_len,
-		.out_row = s->out_row, .block_table = s->block_table, .block_stride = s->kv.max_page,
-	};
+	*s->size = (StepSize){ .n_tok = row, .n_dec = n_dec, .n_seq = n, .n_out = out };
+}
+
+/* As many as the step before: a decode step's rows seldom change, and it is not for counting to take time. */
+static int64_t
+weight_bytes(Session *s, int phase)
+{
+	const PlanPhase *p = &s->plan->phase[phase];
+
+	if (s->weighed[phase] != s->size->n_tok) {
+		s->weighed[phase] = s->size->n_tok;
+		s->weight_bytes[phase] = 0;
+		for (int i = 0; i < p->n_step; i++)
+			s->weight_bytes[phase] += plan_step_weights(s->plan, &p->step[i], s->size->n_tok);
+	}
+	return s->weight_bytes[phase];
 }
 
 /* The step is done, or on its way. */
 static void
-count(Session *s, const llmc_chunk *chunk, size_t n, const PhaseRun *ph)
+count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 {
 	for (size_t i = 0; i < n; i++)
 		s->kv.seq[chunk[i].seq].len += chunk[i].n_tok;
 	s->stats.forwards++;
-	s->stats.tokens += s->step.n_tok;
-	s->stats.weight_bytes = ph->weight_bytes;
-	if (s->cuda)
-		s->stats.steps_run += ph->n_step;
+	s->stats.tokens += s->size->n_tok;
+	s->stats.weight_bytes = weight_bytes(s, phase);
+	s->stats.steps_run += s->plan->phase[phase].n_step;
 }
 
 llmc_status
 session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
 {
-	const PlanBuffer *b = &s->plan->buffer[s->plan->logits];
-	const float *made = (const float *)(const void *)(s->slot[b->slot] + b->offset);
+	const float *made = NULL;
 	size_t vocab = (size_t)s->plan->vocab;
 	int32_t n_dec = 0;
 
 	TRY(admit(s, chunk, n, false, &n_dec, err));
 	int phase = (size_t)n_dec == n ? 0 : 1;
-	if (s->cuda) {
-		TRY(cuda_session_enter(s->cuda, err));
-		fill(s, chunk, (int32_t)n, n_dec, true);
-		llmc_status status = cuda_forward(s->cuda, phase, logits ? &made : NULL, err);
-		cuda_session_leave(s->cuda);
-		TRY(status);
-	} else {
-		fill(s, chunk, (int32_t)n, n_dec, true);
-		session_walk(s, &s->phase[phase]);
-	}
-	count(s, chunk, n, &s->phase[phase]);
+	TRY(s->device->enter(s, err));
+	fill(s, chunk, (int32_t)n, n_dec, true);
+	llmc_status status = s->device->forward(s, phase, logits ? &made : NULL, err);
+	s->device->leave(s);
+	TRY(status);
+	count(s, chunk, n, phase);
 	for (size_t i = 0; logits && i < n; i++)
 		if (chunk[i].n_out) {
 			size_t floats = (size_t)chunk[i].n_out * vocab;
@@ -195,43 +201,105 @@ session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, ll
 }
 
 llmc_status
+session_prepare(Session *s, llmc_error *err)
+{
+	if (!s->device->prepare)
+		return LLMC_OK;
+	TRY(s->device->enter(s, err));
+	llmc_status status = s->device->prepare(s, err);
+	s->device->leave(s);
+	return status;
+}
+
+llmc_status
 session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 {
-	if (!s->cuda)
+	if (!s->device->op_times)
 		return error_set(err, LLMC_E_MISSING, "the times of single ops are measured on a GPU only (--device cuda)");
-	if (s->step.n_seq < 1)
+	if (s->size->n_seq < 1)
 		return error_set(err, LLMC_E_RANGE, "the ops of a step are measured after a step (llmc_forward)");
-	for (int32_t i = 0; i < s->step.n_seq; i++) {
+	for (int32_t i = 0; i < s->size->n_seq; i++) {
 		const KvSeq *q = &s->kv.seq[s->step_seq[i]];
 		/* they write its rows of KV again, where by now another sequence's may lie */
 		if (!q->used || q->len != s->kv_len[i])
 			return error_set(err, LLMC_E_RANGE, "sequence %d is not as the last step left it: the ops of a step are measured right behind it",
 			                 s->step_seq[i]);
 	}
-	TRY(cuda_session_enter(s->cuda, err));
-	llmc_status status = cuda_op_times(s->cuda, s->step.n_dec == s->step.n_seq ? 0 : 1, fn, user, err);
-	cuda_session_leave(s->cuda);
+	TRY(s->device->enter(s, err));
+	llmc_status status = s->device->op_times(s, s->size->n_dec == s->size->n_seq ? 0 : 1, fn, user, err);
+	s->device->leave(s);
+	return status;
+}
+
+/* --- tokens sampled on the device -------------------------------------------------------------------------------- */
+
+static llmc_status
+not_here(llmc_error *err)
+{
+	return error_set(err, LLMC_E_RANGE, "this session samples no tokens on its device");
+}
+
+static llmc_params
+whole(const llmc_params *p)
+{
+	llmc_params own = { 0 };
+
+	SIZED_TAKE(own, p);
+	return own;
+}
+
+bool
+session_can_sample(const Session *s, const llmc_params *p)
+{
+	llmc_params own = whole(p);
+
+	return s->device->sampler && !s->probe && s->device->sampler->can(s, &own);
+}
+
+llmc_status
+session_sample_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt,
+                      const int32_t *output, size_t n_output, llmc_error *err)
+{
+	llmc_params own = whole(p);
+
+	if (!session_can_sample(s, p))
+		return not_here(err);
+	if (session_seq_len(s, q) < 0)
+		return error_set(err, LLMC_E_RANGE, "there is no sequence %d in this session", q);
+	TRY(sampler_check(&own, (int32_t)s->plan->vocab, err));
+	TRY(s->device->enter(s, err));
+	llmc_status status = s->device->sampler->params(s, q, &own, prompt, n_prompt, output, n_output, err);
+	s->device->leave(s);
 	return status;
 }
 
 llmc_status
-session_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
+session_queue_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
 {
 	int32_t n_dec = 0;
 
-	if (!s->cuda)
-		return error_set(err, LLMC_E_RANGE, "this session picks no tokens on its device");
+	if (!s->device->sampler)
+		return not_here(err);
 	TRY(admit(s, chunk, n, true, &n_dec, err));
-	TRY(cuda_pick_room(s->cuda, chunk, n, err));
-	TRY(cuda_session_enter(s->cuda, err));
 	bool decode = (size_t)n_dec == n;
-	llmc_status status = cuda_ring_take(s->cuda, err);
-	if (status == LLMC_OK) {
-		fill(s, chunk, (int32_t)n, n_dec, !decode);
-		status = cuda_pick_step(s->cuda, chunk, n, decode, err);
-	}
-	cuda_session_leave(s->cuda);
+	TRY(s->device->sampler->begin(s, chunk, n, err));
+	fill(s, chunk, (int32_t)n, n_dec, !decode);
+	llmc_status status = s->device->sampler->step(s, chunk, n, decode, err);
+	s->device->leave(s);
 	TRY(status);
-	count(s, chunk, n, &s->phase[decode ? 0 : 1]);
+	count(s, chunk, n, decode ? 0 : 1);
 	return LLMC_OK;
+}
+
+llmc_status
+session_take_sampled(Session *s, int32_t *ids, float *logprobs, llmc_error *err)
+{
+	return s->device->sampler ? s->device->sampler->take(s, ids, logprobs, err) : not_here(err);
+}
+
+void
+session_drop_sampled(Session *s)
+{
+	if (s->device->sampler)
+		s->device->sampler->drop(s);
 }

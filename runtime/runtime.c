@@ -1,48 +1,42 @@
 /* Plan + weights + kernels, ready to be shared by sessions. */
-#include "runtime/runtime.h"
+#include "runtime/state/state.h"
 
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/clock.h"
 #include "base/file.h"
-#include "runtime/plan/target.h"
-#include "runtime/session.h"
 
-static llmc_status
-check_target(const Plan *plan, llmc_error *err)
+/* The devices there are. */
+const Device *
+device_of(TargetKind kind)
 {
-	if (!strcmp(plan->target, "ref") || isa_runs(plan->target) || target_is_cuda(plan->target))
-		return LLMC_OK;
-	if (!strcmp(plan->target, "cpu-v4") || !strcmp(plan->target, "cpu-v3"))
-		return error_set(err, LLMC_E_MISSING,
-		                 "the plan is for %s, this processor runs %s: compile the model for it (--arch %s)", plan->target,
-		                 isa_best(), isa_best() + strlen("cpu-"));
-	return error_set(err, LLMC_E_INPUT, "the plan is for target \"%s\", which this llmc does not know", plan->target);
+	extern const Device cpu_device, cuda_device;
+	static const Device *const of[] = { [TARGET_REF] = &cpu_device, [TARGET_CPU] = &cpu_device, [TARGET_CUDA] = &cuda_device };
+
+	return of[kind];
+}
+
+llmc_status
+device_find(const char *target, const Device **out, llmc_error *err)
+{
+	const Target *t = target_find(target);
+
+	*out = t ? device_of(t->kind) : NULL;
+	return t ? LLMC_OK : error_set(err, LLMC_E_INPUT, "the plan is for target \"%s\", which this llmc does not know", target);
 }
 
 /* Find the weights: a checkpoint that does not fit is told before time goes into compiling for it. */
 static llmc_status
-open_weights(Runtime *rt, const RuntimeOptions *o, WeightsOptions *w, llmc_error *err)
+open_weights(Runtime *rt, const RuntimeOptions *o, llmc_error *err)
 {
+	WeightsOptions w = { .path = o->weights, .random_weights = o->random_weights, .log = o->log, .log_user = o->log_user };
 	Strbuf path = { 0 };
 
-	if (!w->path && rt->plan->weights) {
+	if (!w.path && rt->plan->weights) {
 		file_join(&path, o->artifact, rt->plan->weights);
-		w->path = strbuf_str(&path);
+		w.path = strbuf_str(&path);
 	}
-	llmc_status status = weights_open(rt->plan, w, &rt->weights, err);
-	w->path = NULL; /* not needed any more */
+	llmc_status status = weights_open(rt->plan, &w, &rt->weights, err);
 	strbuf_release(&path);
-	return status;
-}
-
-static llmc_status
-pack_weights(Runtime *rt, WeightsOptions *w, llmc_error *err)
-{
-	TRY(threads_open(rt->n_threads, &w->threads, err));
-	llmc_status status = weights_pack(rt->weights, w, err);
-	threads_close(w->threads);
 	return status;
 }
 
@@ -75,33 +69,22 @@ load_factors(Runtime *rt, llmc_error *err)
 llmc_status
 runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_error *err)
 {
+	RuntimeOptions o = *opt;
+	const Device *device;
 	llmc_status status;
 
 	*out = NULL;
-	TRY(check_target(plan, err));
+	TRY(device_find(plan->target, &device, err));
+	TRY(device->check_target(plan->target, err));
 	Runtime *rt = calloc(1, sizeof *rt);
 	if (!rt)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	rt->plan = plan;
-	rt->n_threads = opt->n_threads > 0 ? opt->n_threads : topology_threads();
-	WeightsOptions w = { .path = opt->weights, .random_weights = opt->random_weights, .cache_packed = opt->cache_packed,
-		.log = opt->log, .log_user = opt->log_user };
-	TRY_GOTO(open_weights(rt, opt, &w, err));
-	if (target_is_cuda(plan->target)) {
-		TRY_GOTO(cuda_model_open(plan, opt, rt->n_threads, rt->weights, &rt->cuda, &rt->times, err));
-		TRY_GOTO(load_factors(rt, err));
-		*out = rt;
-		return LLMC_OK;
-	}
-	double start = clock_now();
-	if (plan->n_kernel) {
-		BuildOptions k = { .artifact = opt->artifact, .n_jobs = rt->n_threads, .log = opt->log, .log_user = opt->log_user };
-		TRY_GOTO(kernels_open(plan, &k, &rt->kernels, err));
-	}
-	double built = clock_now();
-	TRY_GOTO(pack_weights(rt, &w, err));
+	rt->device = device;
+	rt->n_threads = o.n_threads = o.n_threads > 0 ? o.n_threads : topology_threads();
+	TRY_GOTO(open_weights(rt, &o, err));
+	TRY_GOTO(device->model_open(plan, &o, rt->weights, &rt->model, &rt->times, err));
 	TRY_GOTO(load_factors(rt, err));
-	rt->times = (RuntimeTimes){ .compile_s = built - start, .pack_s = clock_now() - built, .load_s = clock_now() - start };
 	*out = rt;
 	return LLMC_OK;
 fail:
@@ -119,16 +102,9 @@ runtime_close(Runtime *rt)
 		free(rt->factors[i][1]);
 	}
 	free(rt->factors);
-	cuda_model_close(rt->cuda);
-	kernels_close(rt->kernels);
+	rt->device->model_close(rt->model);
 	weights_close(rt->weights);
 	free(rt);
-}
-
-const Plan *
-runtime_plan(const Runtime *rt)
-{
-	return rt->plan;
 }
 
 RuntimeTimes
@@ -137,30 +113,19 @@ runtime_times(const Runtime *rt)
 	return rt->times;
 }
 
-const void *
-runtime_tensor(const Runtime *rt, int tensor)
-{
-	return weights_data(rt->weights, tensor);
-}
-
 bool
-runtime_ships(const char *artifact, const char *target, int device)
+runtime_ships(const char *artifact, const char *target, int number)
 {
-	const Target *t = target_find(target);
+	const Device *device;
 
-	if (t->kind == TARGET_CUDA)
-		return build_ships(artifact, t->isa) && cuda_target_built_runs(device, target);
-	return isa_runs(target) && build_ships(artifact, target);
+	return device_find(target, &device, NULL) == LLMC_OK && device->ships(artifact, target, number);
 }
 
 llmc_status
 runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err)
 {
-	BuildOptions k = { .artifact = artifact, .log = log, .log_user = log_user };
+	const Device *device;
 
-	if (target_is_cuda(plan->target)) {
-		CudaBuildOptions o = { .artifact = artifact, .log = log, .log_user = log_user };
-		return cuda_build_ship(plan, &o, err);
-	}
-	return kernels_ship(plan, &k, err);
+	TRY(device_find(plan->target, &device, err));
+	return device->build_aot(plan, artifact, log, log_user, err);
 }

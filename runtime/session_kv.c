@@ -1,7 +1,8 @@
 /* What outlives a sequence: its KV as bytes, and its prompt's pages in the prefix cache. */
 #include <string.h>
 
-#include "runtime/session.h"
+#include "base/sum64.h"
+#include "runtime/state/state.h"
 
 /* A saved sequence: this head, then its pages as kv_seq_save writes them. */
 typedef struct SavedHead {
@@ -14,22 +15,6 @@ typedef struct SavedHead {
 } SavedHead;
 
 static const char magic[8] = "llmckv1";
-
-static uint64_t
-sum_of(const void *data, size_t n, uint64_t h)
-{
-	const unsigned char *p = data;
-
-	for (; n >= 8; n -= 8, p += 8) {
-		uint64_t w;
-		memcpy(&w, p, 8);
-		h = (h ^ w) * 0xff51afd7ed558ccdu;
-		h ^= h >> 29;
-	}
-	for (; n; n--, p++)
-		h = (h ^ *p) * 0xff51afd7ed558ccdu;
-	return h ^ h >> 32;
-}
 
 static void
 head_for(const Session *s, SavedHead *h)
@@ -59,7 +44,7 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	if (cap < *need)
 		return error_set(err, LLMC_E_RANGE, "the sequence needs %zu bytes, the buffer has %zu", *need, cap);
 	kv_seq_save(&s->kv, q, (char *)buf + sizeof h);
-	h.sum = sum_of((char *)buf + sizeof h, (size_t)h.bytes, 1);
+	h.sum = sum64((char *)buf + sizeof h, (size_t)h.bytes, 1);
 	memcpy(buf, &h, sizeof h);
 	return LLMC_OK;
 }
@@ -80,7 +65,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		                 s->plan->target ? s->plan->target : "ref");
 	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len || h.mark < 0 ||
 	    h.bytes != kv_seq_bytes(&s->kv, h.len) || (size_t)h.bytes != n - sizeof h ||
-	    h.sum != sum_of((const char *)buf + sizeof h, (size_t)h.bytes, 1))
+	    h.sum != sum64((const char *)buf + sizeof h, (size_t)h.bytes, 1))
 		return error_set(err, LLMC_E_INPUT, "the saved sequence is damaged or cut short");
 	TRY(session_seq_new(s, h.length_bound, out, err));
 	int64_t pages = kv_need(&s->kv, out, &h.len, 1);
@@ -105,8 +90,8 @@ root_of(const Session *s, llmc_seq q)
 
 	for (int i = 0; i < s->plan->n_rope; i++)
 		freqs += (size_t)s->plan->rope[i].dims / 2;
-	uint64_t h = sum_of(s->seq[q].freq, freqs * sizeof *s->seq[q].freq, 2);
-	h = sum_of(s->seq[q].factor, (size_t)s->plan->n_rope * sizeof *s->seq[q].factor, h);
+	uint64_t h = sum64(s->seq[q].freq, freqs * sizeof *s->seq[q].freq, 2);
+	h = sum64(s->seq[q].factor, (size_t)s->plan->n_rope * sizeof *s->seq[q].factor, h);
 	return -(int64_t)(h >> 1) - 1;
 }
 

@@ -1,8 +1,10 @@
 """What all Python tests share: the built command, one cache for the run, the demo model."""
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -12,6 +14,30 @@ sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
 os.environ["LLMC_CACHE"] = os.path.join(ROOT, "build", "test-cache")
 # emitted kernels are tested for what they compute: -O1 builds them in half the time
 os.environ.setdefault("LLMC_KERNEL_CFLAGS", "-O1")
+
+
+# what the emulated GPU of any process finds wrong comes here, and fails the test that ran it
+FINDINGS = os.path.join(tempfile.mkdtemp(prefix="llmc-findings-"), "emu.txt")
+os.environ["LLMC_EMU_REPORT"] = FINDINGS
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "findings: the emulator is expected to find something")
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(os.path.dirname(FINDINGS), ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_findings(request):
+    before = os.path.getsize(FINDINGS) if os.path.exists(FINDINGS) else 0
+    yield
+    if os.path.exists(FINDINGS) and not request.node.get_closest_marker("findings"):
+        with open(FINDINGS) as f:
+            f.seek(before)
+            found = f.read()
+        assert not found, found
 
 
 def cpu_archs():

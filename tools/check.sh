@@ -30,7 +30,9 @@ step_clang() {
 }
 
 step_unit() {
-	make -s -j"$jobs" unit
+	make -s -j"$jobs" emu-lib unit || return 1
+	# a GPU's driver and a session, with every access of every kernel looked at
+	LLMC_EMU_MODE=check tools/unit.sh build/unit/test_cuda_load build/unit/test_cuda_session
 }
 
 # pytest in the tests' own environment
@@ -43,7 +45,7 @@ run_pytest() {
 }
 
 step_pytest() {
-	run_pytest tests --ignore=tests/cuda --ignore=tests/serve --ignore=tests/e2e/test_cuda.py
+	run_pytest -n "$jobs" tests --ignore=tests/cuda --ignore=tests/serve --ignore=tests/e2e/test_cuda.py
 }
 
 step_serve() {

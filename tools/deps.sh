@@ -2,8 +2,8 @@
 # Install what llmc needs to build and to test, where it is missing (Debian and its children).
 # Without root it tries sudo; without that it says which packages an administrator must install.
 set -eu
-packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev python3 ca-certificates"
-tests="clang libcmocka-dev python3-venv python3-pip unzip curl chromium chromium-driver"
+packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev python3 ca-certificates"
+tests="clang llvm libcmocka-dev python3-venv python3-pip unzip curl chromium chromium-driver"
 [ "${1:-}" = build ] || packages="$packages $tests"
 
 missing=""
@@ -23,7 +23,7 @@ if [ "$(id -u)" != 0 ]; then
 	else
 		echo "deps: not root and no sudo; an administrator must run: apt-get install$missing" >&2
 		# all may be there under other names: let the build decide
-		pkg-config --exists yaml-0.1 jansson libpcre2-8 libutf8proc libmicrohttpd 2>/dev/null && exit 0
+		pkg-config --exists yaml-0.1 jansson libpcre2-8 libutf8proc 2>/dev/null && exit 0
 		exit 2
 	fi
 fi

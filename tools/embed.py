@@ -11,9 +11,9 @@ def files():
         for folder, dirs, names in os.walk(top):
             dirs.sort()
             for name in sorted(names):
-                if name.endswith((".yaml", ".c.in", ".cu.in", ".cu", ".h")):
+                if name.endswith((".yaml", ".c.in", ".cu.in", ".head", ".cu", ".h")):
                     yield os.path.join(folder, name)
-    page = "runtime/serve/page"
+    page = "serve/page"
     for name in sorted(os.listdir(page)):
         if name.endswith((".html", ".js", ".css", ".svg", ".json")):
             yield os.path.join(page, name)

@@ -1,13 +1,19 @@
 #!/bin/sh
-# Run unit test programs given as arguments; say which failed; exit 1 when any did.
+# Run unit test programs given as arguments, as many side by side as there are processors; say which failed; exit 1 when any did.
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+export out
+# shellcheck disable=SC2016
+printf '%s\n' "$@" | xargs -P "$(nproc)" -I{} sh -c '"$1" >"$out/$(basename "$1")" 2>&1 || touch "$out/$(basename "$1").failed"' sh {}
 failed=""
-n=0
 for t in "$@"; do
-	n=$((n + 1))
-	out=$("$t" 2>&1) || { failed="$failed $t"; printf '%s\n' "$out"; }
+	if [ -e "$out/$(basename "$t").failed" ]; then
+		failed="$failed $t"
+		cat "$out/$(basename "$t")"
+	fi
 done
 if [ -n "$failed" ]; then
 	echo "unit: failed:$failed" >&2
 	exit 1
 fi
-echo "unit: $n programs passed"
+echo "unit: $# programs passed"

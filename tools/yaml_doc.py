@@ -39,16 +39,16 @@ def value(text):
     """A C expression of the table: strings side by side, a number, a shift, NULL."""
     strings = re.findall(r'"((?:[^"\\]|\\.)*)"', text)
     if strings:
-        return "".join(strings).replace('\\"', '"')
-    if text == "NULL":
+        return "".join(strings).replace('\\"', '"').strip()
+    if text == "((void *)0)":  # NULL
         return None
     shift = re.fullmatch(r"(\d+) << (\d+)", text)
     return int(shift[1]) << int(shift[2]) if shift else float(text)
 
 
 def rows():
-    source = subprocess.run(["gcc", "-E", "-P", "-x", "c", os.path.join(ROOT, "compiler/spec.def")], check=True,
-                            capture_output=True, text=True).stdout
+    source = subprocess.run(["gcc", "-E", "-P", "-imacros", os.path.join(ROOT, "formats/dtype.h"), "-x", "c",
+                             os.path.join(ROOT, "compiler/spec.def")], check=True, capture_output=True, text=True).stdout
     at = 0
     while (at := source.find("KEY(", at)) >= 0:
         depth, end, quoted = 0, at + 3, False

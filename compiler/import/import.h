@@ -1,8 +1,7 @@
 /* Import: a checkpoint's own description (config.json, or the header of a GGUF file) -> YAML, driven by the family files.
  *
  * import_hf.c and import_gguf.c read a checkpoint into a Source: flat keys and a list of tensors, all in the arena.
- * import_map.c finds the family and turns keys into values. import_names.c and import_check.c hold the result
- * against the tensors. Nothing here names a family. */
+ * import_map.c finds the family and turns keys into values. import_check.c holds the result against the tensors. Nothing here names a family. */
 #ifndef LLMC_COMPILER_IMPORT_H
 #define LLMC_COMPILER_IMPORT_H
 

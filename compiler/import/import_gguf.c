@@ -14,14 +14,11 @@ enum { MAX_LIST = 4096 };
 static double
 tidy_f32(double v)
 {
-	char text[40];
+	char text[NUMBER_SIZE];
 	double back;
 
 	for (int digits = 1; digits <= 9; digits++) {
-		snprintf(text, sizeof text, "%.*g", digits, v);
-		for (char *p = text; *p; p++)
-			if (*p == ',')
-				*p = '.';
+		number_text(text, v, digits);
 		if (number_parse(text, &back) && (float)back == (float)v)
 			return back;
 	}
@@ -68,24 +65,23 @@ take_tensor(Source *s, const GgufTensor *t, SourceTensor *to)
 		to->dim[i] = t->dim[t->n_dims - 1 - i];
 }
 
+static void
+close_gguf(void *g)
+{
+	gguf_close(g);
+}
+
 bool
 source_read_gguf(Source *s, llmc_error *err)
 {
 	Gguf *g = NULL;
-	jmp_buf outer;
 	double parts;
 
 	s->format = "gguf";
 	s->file = s->path;
 	if (gguf_open(s->path, &g, err) != LLMC_OK)
 		return false;
-	Gguf *volatile open = g;
-	memcpy(&outer, &s->a->oom, sizeof outer);
-	if (setjmp(s->a->oom)) {
-		gguf_close(open);
-		memcpy(&s->a->oom, &outer, sizeof outer);
-		longjmp(s->a->oom, 1);
-	}
+	arena_defer(s->a, close_gguf, g);
 	for (size_t i = 0; i < gguf_n_keys(g); i++)
 		take_key(s, g, gguf_key_at(g, i));
 	s->have_tensors = true;
@@ -94,8 +90,7 @@ source_read_gguf(Source *s, llmc_error *err)
 	for (size_t i = 0; i < s->n_tensor; i++)
 		take_tensor(s, gguf_tensor_at(g, i), &s->tensor[i]);
 	source_sort(s);
-	memcpy(&s->a->oom, &outer, sizeof outer);
-	gguf_close(g);
+	arena_done(s->a, g);
 
 	if (source_num(s, "split.count", &parts) && parts > 1) {
 		err_at(s->d, (Loc){ 0 }, "%s: is one of %.0f parts: join them first with `llama-gguf-split --merge FIRST-PART OUT.gguf`", s->path, parts);

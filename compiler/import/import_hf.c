@@ -2,13 +2,13 @@
  * families are undone here: text_config, rope_scaling or rope_parameters, dtype, eos, quantization_config. */
 #include "compiler/import/import.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "formats/safetensors.h"
 
 enum { MAX_JSON_BYTES = 8 << 20, MAX_JSON_DEPTH = 6, MAX_JSON_LIST = 65536 };
@@ -62,24 +62,30 @@ flatten(Source *s, const json_t *object, const char *prefix, bool used, int dept
 	}
 }
 
-static json_t *
-load_json(const char *path, llmc_error *err)
+static void
+close_safetensors(void *st)
 {
-	Strbuf text = { 0 };
+	safetensors_close(st);
+}
+
+/* The object that a file holds, the arena's; NULL: *err says why not. */
+static json_t *
+load_json(Source *s, const char *path, llmc_error *err)
+{
+	Strbuf *text = arena_strbuf(s->a);
 	json_error_t je;
 
-	if (file_read(path, MAX_JSON_BYTES, &text, err) != LLMC_OK) {
-		strbuf_release(&text);
+	if (file_read(path, MAX_JSON_BYTES, text, err) != LLMC_OK)
+		return NULL;
+	json_t *root = json_read(s->a, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &je);
+	strbuf_release(text);
+	if (!root) {
+		error_set(err, LLMC_E_INPUT, "%s:%d:%d: error: not JSON: %s", path, je.line, je.column, je.text);
 		return NULL;
 	}
-	json_t *root = json_loadb(strbuf_str(&text), text.len, JSON_REJECT_DUPLICATES, &je);
-	strbuf_release(&text);
-	if (!root)
-		error_set(err, LLMC_E_INPUT, "%s:%d:%d: error: not JSON: %s", path, je.line, je.column, je.text);
-	else if (!json_is_object(root)) {
-		json_decref(root);
-		root = NULL;
+	if (!json_is_object(root)) {
 		error_set(err, LLMC_E_INPUT, "%s: a JSON object is expected", path);
+		return NULL;
 	}
 	return root;
 }
@@ -147,62 +153,36 @@ has_weights(const char *dir, Arena *a)
 bool
 source_read_hf(Source *s, llmc_error *err)
 {
-	json_t *volatile config = NULL, *volatile generation = NULL;
-	Safetensors *volatile weights = NULL;
-	volatile bool ok = false;
-	jmp_buf outer;
+	json_t *generation = NULL;
+	Safetensors *weights = NULL;
 
 	s->format = "hf";
 	s->file = arena_printf(s->a, "%s/config.json", s->path);
 	const char *more = arena_printf(s->a, "%s/generation_config.json", s->path);
 	bool look = has_weights(s->path, s->a);
-	memcpy(&outer, &s->a->oom, sizeof outer);
-	if (setjmp(s->a->oom)) {
-		json_decref(config);
-		json_decref(generation);
-		if (weights)
-			safetensors_close(weights);
-		memcpy(&s->a->oom, &outer, sizeof outer);
-		longjmp(s->a->oom, 1);
+	json_t *config = load_json(s, s->file, err);
+	if (!config || (file_exists(more) && !(generation = load_json(s, more, err))))
+		return false;
+	llmc_error none = { 0 };
+	if (look && safetensors_open(s->path, &weights, err) != LLMC_OK)
+		return false;
+	/* without the usual names: a single .safetensors of another one, or nothing */
+	if (!look && json_object_get(config, "model_type") && safetensors_open(s->path, &weights, &none) != LLMC_OK && strstr(none.text, ".bin")) {
+		if (err)
+			*err = none;
+		return false;
 	}
-	config = load_json(s->file, err);
-	if (!config)
-		goto done;
-	if (file_exists(more)) {
-		generation = load_json(more, err);
-		if (!generation)
-			goto done;
-	}
-	if (look || !json_object_get(config, "model_type")) {
-		Safetensors *st = NULL;
-		if (look && safetensors_open(s->path, &st, err) != LLMC_OK)
-			goto done;
-		weights = st;
-	} else {
-		/* a single .safetensors of another name, or nothing */
-		Safetensors *st = NULL;
-		llmc_error none = { 0 };
-		if (safetensors_open(s->path, &st, &none) == LLMC_OK)
-			weights = st;
-		else if (strstr(none.text, ".bin")) {
-			if (err)
-				*err = none;
-			goto done;
-		}
-	}
+	if (weights)
+		arena_defer(s->a, close_safetensors, weights);
 	take_config(s, config);
 	if (generation)
 		take_generation(s, generation);
 	if (weights)
 		take_tensors(s, weights);
-	ok = true;
-done:
-	json_decref(config);
-	json_decref(generation);
-	if (weights)
-		safetensors_close(weights);
-	memcpy(&s->a->oom, &outer, sizeof outer);
-	return ok;
+	arena_done(s->a, weights);
+	arena_done(s->a, generation);
+	arena_done(s->a, config);
+	return true;
 }
 
 /* ------------------------------------------------------------------------------------------- conversions */
@@ -219,7 +199,7 @@ static void
 list_numbers(Source *s, SpecKey k, ExprVal v)
 {
 	const char *out = "";
-	char num[40];
+	char num[NUMBER_SIZE];
 
 	if (v.kind != EXPR_LIST)
 		return;
@@ -228,7 +208,7 @@ list_numbers(Source *s, SpecKey k, ExprVal v)
 			err_at(s->d, (Loc){ 0 }, "%s: the list for %s holds something that is no number", s->file, spec_key[k].path);
 			return;
 		}
-		number_text(num, v.item[i].num);
+		yaml_number(num, v.item[i].num);
 		out = arena_printf(s->a, "%s%s%s", out, i ? ", " : "", num);
 	}
 	source_set(s, k, arena_printf(s->a, "[%s]", out));
@@ -344,7 +324,7 @@ static void
 ids(Source *s, SpecKey k, ExprVal v)
 {
 	const char *out = "";
-	char num[40];
+	char num[NUMBER_SIZE];
 	const ExprVal one = v;
 
 	if (v.kind == EXPR_NUM)
@@ -352,7 +332,7 @@ ids(Source *s, SpecKey k, ExprVal v)
 	for (size_t i = 0; v.kind == EXPR_LIST && i < v.n; i++) {
 		if (v.item[i].kind != EXPR_NUM || v.item[i].num < 0)
 			continue; /* -1 stands for none here and there */
-		number_text(num, v.item[i].num);
+		yaml_number(num, v.item[i].num);
 		out = arena_printf(s->a, "%s%s%s", out, *out ? ", " : "", num);
 		if (spec_key[k].type == TYPE_INT)
 			break;

@@ -115,7 +115,7 @@ fill_template(Source *s, const Node *n)
 	bool complete = true; /* every key is looked up all the same: the family knows them */
 	for (size_t i = 0; i < t->n; i++) {
 		ExprVal v;
-		char num[40];
+		char num[NUMBER_SIZE];
 		const char *text;
 		if (t->item[i]->kind != NODE_SCALAR)
 			return NULL;
@@ -123,12 +123,12 @@ fill_template(Source *s, const Node *n)
 		if (!eval(s, t->item[i], &v))
 			return NULL;
 		if (v.kind == EXPR_NUM || v.kind == EXPR_BOOL) {
-			number_text(num, v.num);
+			yaml_number(num, v.num);
 			text = num;
 		} else if (v.kind == EXPR_LIST) {
 			text = "[";
 			for (size_t j = 0; j < v.n; j++) {
-				number_text(num, v.item[j].num);
+				yaml_number(num, v.item[j].num);
 				text = arena_printf(s->a, "%s%s%s", text, j ? ", " : "", num);
 			}
 			text = arena_printf(s->a, "%s]", text);
@@ -170,7 +170,7 @@ word_value(Source *s, SpecKey k, const char *word, const Node *expr)
 static const char *
 value_text(Source *s, SpecKey k, ExprVal v, const Node *expr)
 {
-	char num[40];
+	char num[NUMBER_SIZE];
 
 	switch (v.kind) {
 	case EXPR_NULL:
@@ -179,7 +179,7 @@ value_text(Source *s, SpecKey k, ExprVal v, const Node *expr)
 	case EXPR_BOOL:
 		if (spec_key[k].type == TYPE_BOOL)
 			return v.num != 0 ? "true" : "false";
-		number_text(num, v.num);
+		yaml_number(num, v.num);
 		return arena_strdup(s->a, num);
 	case EXPR_STR:
 		return spec_key[k].type == TYPE_WORD ? word_value(s, k, v.str, expr) : spec_quote(s->a, v.str);
@@ -197,7 +197,7 @@ value_text(Source *s, SpecKey k, ExprVal v, const Node *expr)
 	for (size_t i = 0; i < v.n; i++) {
 		if (v.item[i].kind != EXPR_NUM)
 			return NULL;
-		number_text(num, v.item[i].num);
+		yaml_number(num, v.item[i].num);
 		out = arena_printf(s->a, "%s%s%s", out, i ? ", " : "", num);
 	}
 	return arena_printf(s->a, "[%s]", out);
@@ -295,7 +295,7 @@ apply_when(Source *s)
 static const char *
 show(Source *s, ExprVal v)
 {
-	char num[40];
+	char num[NUMBER_SIZE];
 
 	switch (v.kind) {
 	case EXPR_NULL:
@@ -303,7 +303,7 @@ show(Source *s, ExprVal v)
 	case EXPR_BOOL:
 		return v.num != 0 ? "true" : "false";
 	case EXPR_NUM:
-		number_text(num, v.num);
+		yaml_number(num, v.num);
 		return arena_strdup(s->a, num);
 	case EXPR_STR:
 		return arena_printf(s->a, "%.60s", v.str);

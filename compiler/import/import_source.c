@@ -103,9 +103,9 @@ source_set(Source *s, SpecKey k, const char *text)
 void
 source_set_num(Source *s, SpecKey k, double v)
 {
-	char text[40];
+	char text[NUMBER_SIZE];
 
-	number_text(text, v);
+	yaml_number(text, v);
 	s->value[k] = spec_key[k].type == TYPE_BOOL ? (v != 0 ? "true" : "false") : arena_strdup(s->a, text);
 }
 

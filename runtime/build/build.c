@@ -125,21 +125,47 @@ build_all_ready(const Build *b)
 }
 
 llmc_status
+build_keep(Build *b, int unit, const char mark[8], const void *data, size_t n, bool *kept, llmc_error *err)
+{
+	const BuildUnit *u = &b->unit[unit];
+	llmc_error why = { 0 };
+
+	*kept = u->path.len && sealed_write(strbuf_str(&u->path), mark, u->key, data, n, &why) == LLMC_OK;
+	if (*kept)
+		return LLMC_OK;
+	if (b->shipping) {
+		if (err)
+			*err = why;
+		return why.code;
+	}
+	pthread_mutex_lock(&b->lock);
+	if (b->unkept.code == LLMC_OK)
+		b->unkept = why;
+	pthread_mutex_unlock(&b->lock);
+	return LLMC_OK;
+}
+
+llmc_status
 build_cached(Build *b, const void *compiler, size_t n, llmc_error *err)
 {
 	Strbuf dir = { 0 };
-	llmc_status status;
+	llmc_status status = LLMC_OK;
 	llmc_error why;
 	char key[65], name[80];
 	int damaged = 0;
 
-	TRY_GOTO(file_cache_dir(&dir, err));
+	for (int i = 0; i < b->n_unit; i++) /* of files that were shipped, and do not fit */
+		if (!b->unit[i].ready)
+			strbuf_clear(&b->unit[i].path);
+	if (file_cache_dir(&dir, &b->unkept) != LLMC_OK)
+		return LLMC_OK;
 	strbuf_puts(&dir, "/kernels");
 	if (dir.failed) {
 		status = error_set(err, LLMC_E_MEMORY, "out of memory");
 		goto fail;
 	}
-	TRY_GOTO(file_mkdirs_private(strbuf_str(&dir), err));
+	if (file_mkdirs_private(strbuf_str(&dir), &b->unkept) != LLMC_OK)
+		goto fail; /* nothing to find, and nothing will be kept */
 	TRY_GOTO(file_check_trusted(strbuf_str(&dir), err));
 	if (!build_all_ready(b))
 		build_sweep(strbuf_str(&dir));

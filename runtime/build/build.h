@@ -14,13 +14,14 @@
 #include <stdatomic.h>
 
 #include "base/strbuf.h"
-#include "runtime/plan/plan.h"
+#include "plan/plan.h"
 
 enum { BUILD_MAX_JOBS = 64 };
 
 typedef struct BuildOptions {
 	const char *artifact;
 	int         n_jobs;     /* compilers at once; 0: as topology_threads */
+	bool        cache_told; /* that the cache takes no files has been said already */
 	llmc_log_fn log;
 	void       *log_user;
 } BuildOptions;
@@ -28,7 +29,7 @@ typedef struct BuildOptions {
 typedef struct BuildUnit {
 	const char *file;       /* relative to the artifact, as the plan says, or one of the target's own */
 	char        key[65];    /* set by the target */
-	Strbuf      path;       /* of the built file */
+	Strbuf      path;       /* of the built file; "": the cache has no place for it */
 	bool        ready;
 	llmc_status status;     /* of compiling it */
 	llmc_error  error;
@@ -57,6 +58,8 @@ typedef struct Build {
 	pthread_mutex_t  lock;
 	pthread_cond_t   news;
 	int              done, left; /* under lock: units compiled, threads that have gone */
+	llmc_error       unkept;     /* under lock: why what was built is not in the cache; code LLMC_OK: it is */
+	bool             shipping;   /* what cannot be written is an error */
 	int              todo, shown, n_thread;
 	pthread_t        thread[BUILD_MAX_JOBS];
 } Build;
@@ -68,8 +71,11 @@ llmc_status build_init(Build *b, const Plan *plan, const BuildOptions *opt, cons
 void        build_release(Build *b);           /* stops and waits when threads still compile */
 bool        build_all_ready(const Build *b);
 /* Paths in the cache for units that are not ready; those that are there already are taken. compiler: bytes that tell compilers
- * and their versions apart. */
+ * and their versions apart. A cache that takes no files is no failure: units are built for this process alone, and build_wait
+ * says so. */
 llmc_status build_cached(Build *b, const void *compiler, size_t n, llmc_error *err);
+/* Seal what was compiled at the unit's path; *kept false: the cache does not take it, and the target has to hold it in memory. */
+llmc_status build_keep(Build *b, int unit, const char mark[8], const void *data, size_t n, bool *kept, llmc_error *err);
 /* Temporary files of processes that died while they wrote into a folder of built files go. */
 void        build_sweep(const char *dir);
 /* Nobody else may rename anything in a folder of the artifact that a file lies in. */

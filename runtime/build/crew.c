@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "runtime/build/build.h"
-#include "runtime/runtime.h"
+#include "runtime/threads/threads.h"
 
 static void *
 crew_main(void *arg)
@@ -96,6 +96,9 @@ build_wait(Build *b, llmc_error *err)
 				*err = b->unit[i].error;
 			return b->unit[i].status;
 		}
+	if (b->unkept.code != LLMC_OK && !b->opt.cache_told)
+		log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING,
+		         "compiled kernels are not kept for the next time: %s (LLMC_CACHE names another folder)", b->unkept.text);
 	return LLMC_OK;
 }
 

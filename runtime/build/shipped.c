@@ -153,6 +153,7 @@ build_ship(Build *b, const char *name, const char *compiler, const char *arch, l
 	Strbuf dir = { 0 };
 	llmc_status status;
 
+	b->shipping = true;
 	shipped_dir(b->opt.artifact, name, &dir);
 	TRY_GOTO(file_mkdirs(strbuf_str(&dir), err));
 	build_sweep(strbuf_str(&dir));

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 256 };
 
@@ -210,6 +211,8 @@ kernels_close(Kernels *k)
 	for (int i = 0; k->object && i < k->build.n_unit; i++) {
 		if (k->object[i].handle)
 			dlclose(k->object[i].handle);
+		if (k->object[i].fd > 0) /* until here: an object is known to the loader by its name, which no other may have */
+			close(k->object[i].fd);
 		strbuf_release(&k->object[i].source);
 	}
 	build_release(&k->build);

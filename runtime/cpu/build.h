@@ -11,6 +11,7 @@
 /* What a shared object has beside its unit. */
 typedef struct Object {
 	Strbuf source;           /* path */
+	int    fd;               /* of an object that lies in memory; 0: in a file */
 	void  *handle;
 	bool   warned;           /* it compiles, but not without warnings */
 } Object;

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "plan/target.h"
 #include "runtime/cpu/build.h"
 
 extern char **environ;
@@ -132,18 +133,6 @@ cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_err
 	                 "install gcc libc6-dev`), name one in LLMC_CC, or run without it, slowly, with --device ref");
 }
 
-static const char *
-target_flags(const char *target)
-{
-	if (!strcmp(target, "cpu-v3"))
-		return "-O3 -mavx2 -mfma -mf16c -mbmi2";
-	if (!strcmp(target, "cpu-v4"))
-		return "-O3 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512 -mavx2 -mfma "
-		       "-mf16c -mbmi2";
-	/* "cpu-v4-amx" would add -mamx-tile -mamx-int8 -mamx-bf16 */
-	return "-O3";
-}
-
 llmc_status
 cc_flags(const char *target, char ***flags, char **text, llmc_error *err)
 {
@@ -153,7 +142,7 @@ cc_flags(const char *target, char ***flags, char **text, llmc_error *err)
 	char *save = NULL;
 
 	strbuf_printf(&b, "-std=gnu11 -fPIC -shared -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror %s %s",
-	              target_flags(target), extra ? extra : "");
+	              target_find(target)->cflags, extra ? extra : "");
 	*flags = b.failed ? NULL : calloc(b.len / 2 + 2, sizeof **flags);
 	if (!*flags) {
 		strbuf_release(&b);

@@ -1,9 +1,11 @@
-/* A shared object from a kernel's source, by the system's compiler: made under a temporary name, sealed, renamed. */
+/* A shared object from a kernel's source, by the system's compiler: made under a temporary name, sealed, renamed; where the
+ * cache takes no files, held in memory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -49,6 +51,47 @@ check_unchanged(const Kernels *k, int unit, llmc_error *err)
 	                           : LLMC_OK;
 }
 
+/* An object that no file holds: dlopen takes it by the name of its descriptor. */
+static llmc_status
+hold(Kernels *k, int unit, const Strbuf *made, llmc_error *err)
+{
+	Object *o = &k->object[unit];
+	Strbuf *path = &k->build.unit[unit].path;
+	ssize_t n;
+
+	o->fd = memfd_create("llmc-kernel", MFD_CLOEXEC);
+	for (size_t done = 0; o->fd >= 0 && done < made->len; done += (size_t)n)
+		if ((n = write(o->fd, made->data + done, made->len - done)) <= 0)
+			break;
+	struct stat st;
+	if (o->fd < 0 || fstat(o->fd, &st) < 0 || (size_t)st.st_size < made->len)
+		return error_set(err, LLMC_E_IO, "%s: no memory for the compiled kernel: %s", k->build.unit[unit].file, strerror(errno));
+	strbuf_clear(path);
+	strbuf_printf(path, "/proc/self/fd/%d", o->fd);
+	return path->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
+}
+
+/* A file for the compiler to write: beside the unit's own, else in a folder of nobody else's. name: its path, of a name of its own,
+ * since other threads and containers have the same numbers of processes and of units. */
+static llmc_status
+temporary(const char *path, char name[2048], bool *folder, llmc_error *err)
+{
+	const char *slash = strrchr(path, '/'), *tmp = getenv("TMPDIR");
+	int fd = -1, n;
+
+	*folder = false;
+	if (slash && snprintf(name, 2048, "%.*s/tmp.XXXXXX.so", (int)(slash - path), path) < 2048 && (fd = mkostemps(name, 3, O_CLOEXEC)) >= 0) {
+		close(fd);
+		return LLMC_OK;
+	}
+	n = snprintf(name, 2000, "%s/llmc.XXXXXX", tmp && *tmp ? tmp : "/tmp");
+	if (n >= 2000 || !mkdtemp(name))
+		return error_set(err, LLMC_E_IO, "%s: cannot create: %s", name, n >= 2000 ? "name too long" : strerror(errno));
+	memcpy(name + n, "/kernel.so", sizeof "/kernel.so");
+	*folder = true;
+	return LLMC_OK;
+}
+
 llmc_status
 object_compile(void *kernels, int unit, llmc_error *err)
 {
@@ -56,18 +99,13 @@ object_compile(void *kernels, int unit, llmc_error *err)
 	const BuildUnit *u = &k->build.unit[unit];
 	Object *o = &k->object[unit];
 	char tmp[2048];
-	const char *path = strbuf_str(&u->path), *slash = strrchr(path, '/');
 	Strbuf text = { 0 }, again = { 0 }, made = { 0 };
 	llmc_status status;
 	struct stat st;
-	int code = 0, fd;
+	bool folder, kept;
+	int code = 0;
 
-	if (!slash || snprintf(tmp, sizeof tmp, "%.*s/tmp.XXXXXX.so", (int)(slash - path), path) >= (int)sizeof tmp)
-		return error_set(err, LLMC_E_IO, "%s: name too long", path);
-	/* a name of its own: other threads and containers have the same numbers of processes and of units */
-	if ((fd = mkostemps(tmp, 3, O_CLOEXEC)) < 0)
-		return error_set(err, LLMC_E_IO, "%s: cannot create: %s", tmp, strerror(errno));
-	close(fd);
+	TRY(temporary(strbuf_str(&u->path), tmp, &folder, err));
 	TRY_GOTO(run_compiler(k, o, tmp, false, &text, &code, err));
 	if (code != 0 && code < 128) { /* a compiler may know warnings that ours do not: they are no reason to stop */
 		TRY_GOTO(run_compiler(k, o, tmp, true, &again, &code, err));
@@ -83,9 +121,15 @@ object_compile(void *kernels, int unit, llmc_error *err)
 	}
 	TRY_GOTO(check_unchanged(k, unit, err));
 	TRY_GOTO(file_read(tmp, MAX_OBJECT, &made, err));
-	TRY_GOTO(sealed_write(path, object_mark, u->key, made.data, made.len, err));
+	TRY_GOTO(build_keep(&k->build, unit, object_mark, made.data, made.len, &kept, err));
+	if (!kept)
+		TRY_GOTO(hold(k, unit, &made, err));
 fail:
 	unlink(tmp);
+	if (folder) {
+		*strrchr(tmp, '/') = 0;
+		rmdir(tmp);
+	}
 	strbuf_release(&text);
 	strbuf_release(&again);
 	strbuf_release(&made);

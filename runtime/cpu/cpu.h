@@ -1,41 +1,26 @@
-/* The processor: threads, kernels as shared objects. Private to runtime/; what others may ask is in runtime.h. */
+/* The processor as a device: kernels as shared objects, run by threads. Private to runtime/cpu/, and to who asks what the processor is.
+ *
+ *   table.c      the table that runtime/device.h asks for       isa.c        which plans the processor runs
+ *   walk.c       a session: memory, and its steps               bandwidth.c  what it reads in a second
+ *   cc.c, compile.c, build.c   kernels compiled and loaded (build.h) */
 #ifndef LLMC_RUNTIME_CPU_H
 #define LLMC_RUNTIME_CPU_H
 
-#include <sched.h>
-
 #include "runtime/build/build.h"
-#include "runtime/runtime.h"
+#include "runtime/device.h"
+#include "runtime/threads/threads.h"
 #include "templates/common/llmc_step.h"
 
-/* --- threads.c: n threads that run one function side by side; the caller is part 0 ---------------------------- */
+/* --- isa.c ------------------------------------------------------------------------------------------------------ */
 
-typedef struct Threads Threads;
-typedef void threads_fn(void *user, int part, int n_parts);
+/* best target of this processor: "cpu-v4", "cpu-v3", "cpu-generic" */
+const char *isa_best(void);
+bool        isa_runs(const char *target); /* by cpuid */
 
-llmc_status threads_open(int n, Threads **out, llmc_error *err);
-void        threads_close(Threads *t);
-int         threads_count(const Threads *t);
-/* Every part runs fn once; returns when all have. One caller at a time. Allocates nothing. */
-void        threads_run(Threads *t, threads_fn *fn, void *user);
-/* Within fn: wait until all parts are here. What they wrote before is seen by all after. */
-void        threads_barrier(Threads *t);
+/* --- cc.c ------------------------------------------------------------------------------------------------------- */
 
-/* --- topology.c ------------------------------------------------------------------------------------------------ */
-
-enum { TOPOLOGY_MAX = 1024 };
-
-typedef struct Topology {
-	int     n_allowed;          /* processors that the affinity mask allows */
-	int     n_core;             /* of distinct real cores */
-	int     core[TOPOLOGY_MAX]; /* one allowed processor of each core */
-	double  quota;              /* processors that the cgroup grants; 0: no limit */
-} Topology;
-
-/* root: "" or a folder with stand-ins for /sys and /proc (tests). allowed: processors of the mask. */
-void topology_read(const char *root, const bool allowed[TOPOLOGY_MAX], Topology *out);
-void topology_here(Topology *out);
-int  topology_count(const Topology *t); /* threads worth running: cores within the quota, >= 1 */
+/* The C compiler that kernels are built with ($LLMC_CC, cc, gcc, clang): path and version line; E_MISSING when there is none */
+llmc_status cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_error *err);
 
 /* --- build.c: kernels of a plan, compiled and loaded ---------------------------------------------------------- */
 
@@ -46,5 +31,27 @@ void         kernels_close(Kernels *k);
 llmc_kernel *kernels_find(const Kernels *k, int kernel); /* by index in the plan */
 /* Compile all kernels of the plan into artifact/aot/<target>/ with a manifest. */
 llmc_status  kernels_ship(const Plan *plan, const BuildOptions *opt, llmc_error *err);
+
+/* --- bandwidth.c ------------------------------------------------------------------------------------------------ */
+
+double  cpu_bandwidth(int n_threads, double seconds); /* read bytes/s */
+/* Of the memory that it reads: four times what the last-level caches hold, and no more than a quarter of what is available. */
+int64_t cpu_bandwidth_bytes(int64_t cache, int64_t available);
+
+extern const Device cpu_device;
+
+/* --- table.c ---------------------------------------------------------------------------------------------------- */
+
+typedef struct CpuModel {
+	Kernels *kernels;     /* NULL: the reference runs every step */
+	Weights *weights;     /* the runtime's */
+} CpuModel;
+
+/* --- walk.c: as the members of Device ---------------------------------------------------------------------------- */
+
+int64_t     cpu_state_bytes(const Session *s, int64_t host_bytes);
+llmc_status cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err);
+void        cpu_session_close(Session *s);
+llmc_status cpu_forward(Session *s, int phase, const float **logits, llmc_error *err);
 
 #endif

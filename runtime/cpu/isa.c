@@ -1,7 +1,8 @@
 /* What this processor runs, by cpuid and by what the system saves on a switch. Never by what a compiler guesses, which
  * is wrong on virtual machines. */
-#include <string.h>
+#include <stddef.h>
 
+#include "plan/target.h"
 #include "runtime/cpu/cpu.h"
 
 #if defined(__x86_64__)
@@ -49,14 +50,18 @@ level(void)
 const char *
 isa_best(void)
 {
-	int l = level();
+	const char *best = NULL;
 
-	return l >= 4 ? "cpu-v4" : l >= 3 ? "cpu-v3" : "cpu-generic";
+	for (int i = 0; target_at(i); i++)
+		if (isa_runs(target_at(i)->name))
+			best = target_at(i)->name;
+	return best;
 }
 
 bool
 isa_runs(const char *target)
 {
-	return !strcmp(target, "cpu-generic") || (!strcmp(target, "cpu-v3") && level() >= 3) ||
-	       (!strcmp(target, "cpu-v4") && level() >= 4);
+	const Target *t = target_find(target);
+
+	return t && t->kind == TARGET_CPU && t->level <= level();
 }

@@ -62,7 +62,7 @@ measure_with(CudaDevice *d, const Strbuf *image)
 }
 
 double
-cuda_bandwidth(int device)
+cuda_bandwidth(int number)
 {
 	CudaDevice d;
 	Nvrtc n = { 0 };
@@ -70,7 +70,7 @@ cuda_bandwidth(int device)
 	char arch[16];
 	double rate = 0;
 
-	if (cuda_device_open(&d, device, true, NULL) != LLMC_OK)
+	if (cuda_device_open(&d, number, true, NULL) != LLMC_OK)
 		return 0;
 	if (cuda_enter(&d, NULL) == LLMC_OK) {
 		const char *target = cuda_best_target(d.cc);

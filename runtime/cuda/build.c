@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "runtime/build/build.h"
 #include "runtime/cuda/cuda.h"
-#include "runtime/plan/target.h"
+#include "plan/target.h"
 
 enum { N_OWN = 2 };
 static const char *const own_kernels[N_OWN + 1] = { "runtime/begin.cu", "runtime/sample.cu", NULL };
@@ -51,7 +51,7 @@ does_not_compile(const CudaBuild *b, int unit, const char *why, const Strbuf *lo
 				step = st;
 		}
 	if (step)
-		snprintf(where, sizeof where, "op %s of layer %d, line %d of model.yaml", step->op, step->layer, step->yaml_line);
+		snprintf(where, sizeof where, "op %s of layer %d, line %d of model.yaml", op_info[step->op].name, step->layer, step->yaml_line);
 	return error_set(err, LLMC_E_MISSING, "%s (%s) does not compile for %s: %s\n%.1400s", b->build.unit[unit].file, where, b->arch,
 	                 why, strbuf_str(log));
 }
@@ -71,7 +71,8 @@ compile(void *cuda_build, int unit, llmc_error *err)
 	else if (status != LLMC_OK)
 		*err = why;
 	strbuf_release(&log);
-	return status == LLMC_OK ? sealed_write(strbuf_str(&u->path), mark, u->key, m->image.data, m->image.len, err) : status;
+	bool kept; /* it is in memory in any case */
+	return status == LLMC_OK ? build_keep(&b->build, unit, mark, m->image.data, m->image.len, &kept, err) : status;
 }
 
 static const BuildKind kind = { .suffix = ".cubin", .with = "options", .take = take, .compile = compile };
@@ -89,7 +90,7 @@ set_keys(CudaBuild *b)
 static llmc_status
 prepare(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_error *err)
 {
-	const BuildOptions o = { .artifact = opt->artifact, .n_jobs = opt->n_jobs, .log = opt->log, .log_user = opt->log_user };
+	const BuildOptions o = { .artifact = opt->artifact, .n_jobs = opt->n_jobs, .cache_told = opt->cache_told, .log = opt->log, .log_user = opt->log_user };
 	llmc_status status;
 	CudaBuild *b = calloc(1, sizeof *b);
 

@@ -7,7 +7,8 @@
  *   describe.c what `llmc doctor` says                          load.c     weights through pinned buffers
  *   model.c    what sessions of a model share                   session.c  memory of a session
  *   step.c     one step: launches, graphs                       map.c      tensor maps of steps
- *   pick.c     steps that pick their tokens on the device       lt*.c      cuBLASLt for products of mixed steps
+ *   sample.c   steps that sample on the device                  lt*.c      cuBLASLt for products of mixed steps
+ *   table.c    the table that runtime/device.h asks for         profile.c  what single ops take
  *
  * Every call makes the device's own context current and puts back what was: a host program that uses CUDA itself is not
  * disturbed. */
@@ -18,12 +19,9 @@
 
 #include "base/strbuf.h"
 #include "runtime/cuda/abi.h"
-#include "runtime/kv.h"
-#include "runtime/runtime.h"
-#include "runtime/weights/weights.h"
+#include "runtime/device.h"
 
-typedef struct CudaModel   CudaModel;
-typedef struct CudaSession CudaSession;
+extern const Device cuda_device; /* table.c */
 
 /* --- libs.c ------------------------------------------------------------------------------------------------------- */
 
@@ -81,6 +79,8 @@ bool        cuda_runs(int cc, const char *target);
 void        cuda_arch(int cc, const char *target, char out[16]);
 /* Do images for sm_<arch> run on a device? */
 bool        cuda_arch_fits(int arch, int cc);
+/* Best target for GPU number `number` of this machine; E_MISSING: no driver, no GPU; E_RANGE: no such number. */
+llmc_status cuda_target(int number, char out[32], llmc_error *err);
 /* Do images of a plan that were built ahead of time run on a device? */
 bool        cuda_image_fits(const char *target, int cc);
 
@@ -120,6 +120,7 @@ typedef struct CudaBuildOptions {
 	int         n_jobs;
 	int         cc, driver;     /* of the device; cc 0: for the plan's own architecture (ahead of time) */
 	const char *device_name;
+	bool        cache_told;     /* as in BuildOptions */
 	llmc_log_fn log;
 	void       *log_user;
 } CudaBuildOptions;
@@ -147,33 +148,12 @@ llmc_status cuda_build_ship(const Plan *plan, const CudaBuildOptions *opt, llmc_
 llmc_status cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt, CUdeviceptr base, const int64_t *offset,
                               int64_t bytes, void (*poll)(void *user), void *poll_user, llmc_error *err);
 
-/* --- model.c ------------------------------------------------------------------------------------------------------ */
+/* --- what a machine has ------------------------------------------------------------------------------------------- */
 
-/* Kernels and weights on a device. `weights` has been opened; it is packed from here. */
-llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, int n_threads, Weights *weights, CudaModel **out,
-                            RuntimeTimes *times, llmc_error *err);
-void        cuda_model_close(CudaModel *m);
-
-/* --- session.c, step.c, pick.c: what runtime/session.c and forward.c call ------------------------------------------- */
-
-/* Bytes of a session's state on the device, from its limits and symbols; -1: overflow. */
-int64_t     cuda_session_state_bytes(const Session *s);
-/* Before the host's own state is laid out: memory checked, stream, pages. `need`: what the limits take. */
-llmc_status cuda_session_open(Session *s, CudaModel *m, const llmc_memory *need, llmc_error *err);
-/* After it: slots, state, kernels bound, the first graph. */
-llmc_status cuda_session_bind(Session *s, llmc_error *err);
-void        cuda_session_close(CudaSession *c);
-/* Around anything that may touch pages: the device is this session's, and has not failed. */
-llmc_status cuda_session_enter(CudaSession *c, llmc_error *err);
-void        cuda_session_leave(CudaSession *c);
-/* Run the step that the session's arrays describe; *logits: rows made (NULL: not wanted). */
-llmc_status cuda_forward(CudaSession *c, int phase, const float **logits, llmc_error *err);
-/* profile.c: see llmc_op_times */
-llmc_status cuda_op_times(CudaSession *c, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
-const void *cuda_tensor(const CudaModel *m, int tensor);   /* address on the device */
-/* Wait until the ring's entry of the next step is free. */
-llmc_status cuda_ring_take(CudaSession *c, llmc_error *err);
-llmc_status cuda_pick_step(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, llmc_error *err);
-llmc_status cuda_pick_room(const CudaSession *c, const llmc_chunk *chunk, size_t n, llmc_error *err);
+/* What `llmc doctor` says of CUDA: a JSON object (free() it) with driver, NVRTC, devices, cuBLASLt, NCCL, each found or with
+ * how to get it. */
+llmc_status cuda_describe(char **json, llmc_error *err);
+/* Read bytes/s of a GPU's memory; 0: it could not be measured. */
+double      cuda_bandwidth(int number);
 
 #endif

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/cuda/lt.h"
-#include "runtime/plan/target.h"
+#include "plan/target.h"
 
 /* --- the library ------------------------------------------------------------------------------------------------- */
 
@@ -192,12 +192,10 @@ gather(CudaSession *c, CudaLt *lt, llmc_error *err)
 }
 
 llmc_status
-cuda_lt_open(CudaSession *c, llmc_error *err)
+lt_start(CudaSession *c, llmc_error *err)
 {
-	CudaDevice *d = &c->m->dev;
 	const char *text;
 	int mode = get_mode(&text);
-	uint64_t bytes = (uint64_t)cuda_lt_bytes(c->s);
 	llmc_error why = { 0 };
 
 	if (mode < 0)
@@ -208,27 +206,35 @@ cuda_lt_open(CudaSession *c, llmc_error *err)
 	if (!lt)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
 	lt->always = mode == LT_ALWAYS;
-	const LtApi *f = &lt->l.api;
-	if (lt_library_open(&lt->l, d->driver, &why) != LLMC_OK) {
+	if (lt_library_open(&lt->l, c->m->dev.driver, &why) != LLMC_OK) {
 		cuda_lt_close(c);
 		return mode == LT_ALWAYS ? error_set(err, LLMC_E_MISSING, "LLMC_CUBLASLT is \"always\", but cuBLASLt: %s", why.text) : LLMC_OK;
 	}
-	lt->workspace_bytes = (int64_t)bytes;
-	TRY(gather(c, lt, err));
-	/* what fails in the library is no reason to fail */
-	if (!lt_recall(c) || f->create(&lt->handle) != LT_OK || f->pref_create(&lt->pref) != LT_OK ||
-	    f->pref_set(lt->pref, LT_PREF_WORKSPACE, &bytes, sizeof bytes) != LT_OK) {
-		cuda_lt_close(c);
+	lt->workspace_bytes = cuda_lt_bytes(c->s);
+	return gather(c, lt, err);
+}
+
+/* What fails in the library, or memory that nobody counts and its kernels take, is no reason to fail. */
+llmc_status
+lt_connect(CudaSession *c, bool *done, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	CudaLt *lt = c->lt;
+	const LtApi *f = &lt->l.api;
+	uint64_t bytes = (uint64_t)lt->workspace_bytes;
+
+	*done = false;
+	if (f->create(&lt->handle) != LT_OK || f->pref_create(&lt->pref) != LT_OK ||
+	    f->pref_set(lt->pref, LT_PREF_WORKSPACE, &bytes, sizeof bytes) != LT_OK)
 		return LLMC_OK;
-	}
 	CUresult r = d->api.mem_alloc(&lt->workspace, bytes);
-	if (r == CU_OUT_OF_MEMORY) { /* the library and its kernels take memory that nobody counts */
+	if (r == CU_OUT_OF_MEMORY) {
 		lt->workspace = 0;
-		cuda_lt_close(c);
 		return LLMC_OK;
 	}
 	CUDA_TRY(d, r, "allocating the workspace of cuBLASLt");
-	return lt_choose(c, err);
+	*done = true;
+	return LLMC_OK;
 }
 
 void
@@ -281,6 +287,16 @@ lt_heuristic(const CudaLt *lt, LtProduct *p, int32_t n, LtAlgo *out)
 		return false;
 	*out = h.algo;
 	return true;
+}
+
+LtChoice *
+lt_find(LtProduct *p, int64_t n)
+{
+	/* what was measured for many more rows says nothing of these: between two choices made there is at most a factor of 4 */
+	for (int i = 0; i < p->n_choice; i++)
+		if (p->choice[i].rows >= n)
+			return p->choice[i].rows < 4 * n ? &p->choice[i] : NULL;
+	return NULL;
 }
 
 LtChoice *

@@ -1,8 +1,8 @@
 /* cuBLASLt: products of mixed steps by the vendor's library, where it is there, takes them, and measures faster than our own kernels.
  * Nothing needs it: what it lacks or refuses is done by our own.
  *
- *   lt.c         the library, what it is told of a plan's products, and doing one
- *   lt_choose.c  which way is faster: measured when a session opens, kept in the cache
+ *   lt.c         the library, what it is told of a plan's products, and doing one as it was chosen
+ *   lt_choose.c  choosing: which way is faster, measured when a session opens, kept in the cache
  *
  * LLMC_CUBLASLT: auto (also when unset), always (every product that it takes: to try it), never. */
 #ifndef LLMC_RUNTIME_CUDA_LT_H
@@ -99,11 +99,11 @@ struct CudaLt {
 
 /* lt.c: the library's algorithm for n rows. False: it has none. */
 bool        lt_heuristic(const CudaLt *lt, LtProduct *p, int32_t n, LtAlgo *out);
-/* lt_choose.c: choices that the cache holds. False: they are all, and all our own. */
-bool        lt_recall(CudaSession *c);
-/* Fills in the others. An error is one of the driver. */
-llmc_status lt_choose(CudaSession *c, llmc_error *err);
-/* The choice for a step of n rows; NULL: none has been made (yet), so our own. */
+/* lt.c: the choice for a step of n rows; NULL: none has been made (yet), so our own. */
 LtChoice   *lt_find(LtProduct *p, int64_t n);
+/* lt.c: c->lt with the plan's products, without choices; NULL when they are not wanted, or there is no library. */
+llmc_status lt_start(CudaSession *c, llmc_error *err);
+/* lt.c: a handle and its workspace. Not done: without them; an error is one of the driver. */
+llmc_status lt_connect(CudaSession *c, bool *done, llmc_error *err);
 
 #endif

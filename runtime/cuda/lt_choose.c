@@ -15,16 +15,6 @@
 enum { ROUNDS = 3, STEPS = 4 /* layers in turn, so that weights come from memory as in a model */ };
 static const char mark[8] = "llmc lt1";
 
-LtChoice *
-lt_find(LtProduct *p, int64_t n)
-{
-	/* what was measured for many more rows says nothing of these: between two choices made there is at most a factor of 4 */
-	for (int i = 0; i < p->n_choice; i++)
-		if (p->choice[i].rows >= n)
-			return p->choice[i].rows < 4 * n ? &p->choice[i] : NULL;
-	return NULL;
-}
-
 static void
 keep(LtProduct *p, const LtChoice *c)
 {
@@ -114,8 +104,9 @@ is_covered(const LtProduct *p, int32_t rows)
 	return false;
 }
 
-bool
-lt_recall(CudaSession *c)
+/* False: choices that the cache holds are all, and all our own. */
+static bool
+recall_all(CudaSession *c)
 {
 	int32_t rows[LT_MAX_CHOICES];
 	bool needed = false;
@@ -290,8 +281,8 @@ measure_all(CudaSession *c, llmc_error *err)
 	return status;
 }
 
-llmc_status
-lt_choose(CudaSession *c, llmc_error *err)
+static llmc_status
+choose(CudaSession *c, llmc_error *err)
 {
 	int32_t rows[LT_MAX_CHOICES];
 
@@ -304,4 +295,21 @@ lt_choose(CudaSession *c, llmc_error *err)
 			keep(&c->lt->product[i], &one);
 		}
 	return LLMC_OK;
+}
+
+llmc_status
+cuda_lt_open(CudaSession *c, llmc_error *err)
+{
+	bool done = false;
+
+	TRY(lt_start(c, err));
+	if (!c->lt)
+		return LLMC_OK;
+	if (recall_all(c))
+		TRY(lt_connect(c, &done, err));
+	if (!done) {
+		cuda_lt_close(c);
+		return LLMC_OK;
+	}
+	return choose(c, err);
 }

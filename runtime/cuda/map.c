@@ -41,12 +41,12 @@ make_map(CudaSession *c, const CudaStep *k, int i, llmc_error *err)
 
 	if (!dim[1])
 		return error_set(err, LLMC_E_INPUT, "op %s (layer %d): the plan maps argument %s, which has no memory for a row of %lld elements",
-		                 k->step->op, k->step->layer, k->kernel->arg[m->arg].name, (long long)m->cols);
+		                 op_info[k->step->op].name, k->step->layer, k->kernel->arg[m->arg].name, (long long)m->cols);
 	if (!d->api.tensor_map)
 		return error_set(err, LLMC_E_MISSING, "the NVIDIA driver is too old for this plan: it has no tensor maps "
 		                 "(cuTensorMapEncodeTiled); update the driver to 525 or newer");
 	CUDA_TRY(d, d->api.tensor_map(k->maps->map[i], MAP_U16, 2, k->call.a[m->arg], dim, stride, box, step, 0, swizzle, MAP_L2_128, 0),
-	         "mapping argument %s of op %s (layer %d)", k->kernel->arg[m->arg].name, k->step->op, k->step->layer);
+	         "mapping argument %s of op %s (layer %d)", k->kernel->arg[m->arg].name, op_info[k->step->op].name, k->step->layer);
 	return LLMC_OK;
 }
 

@@ -108,9 +108,9 @@ function(CudaModel *m, CUfunction *f, int unit, const char *name, const CudaBuil
 	return LLMC_OK;
 }
 
-/* Kernels that follow each other by programmatic edges are on a multiprocessor at the same time only if it is divided into shared memory and L1
- * alike for both, and leaves room for both. The driver is free to divide it for each kernel as that one alone would have it, and then one
- * waits for the end of the other. */
+/* Kernels are on a multiprocessor at the same time only if it is divided into shared memory and L1 alike for both, and leaves room for both.
+ * The driver is free to divide it for each kernel as that one alone would have it; then one waits for the end of the other, and so does,
+ * behind a kernel without a programmatic edge, the next one that has one. So all are divided alike where kernels may overlap. */
 static llmc_status
 all_shared(CudaModel *m, CUfunction f, const char *name, llmc_error *err)
 {
@@ -133,8 +133,7 @@ functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
 			if (!p->fn)
 				continue;
 			TRY(function(m, &m->fn[i][l], cuda_build_unit_of(b, i), p->fn, b, err));
-			if (p->pdl)
-				TRY(all_shared(m, m->fn[i][l], p->fn, err));
+			TRY(all_shared(m, m->fn[i][l], p->fn, err));
 			if (p->shared <= 0)
 				continue;
 			if (p->shared > d->max_shared)
@@ -185,10 +184,10 @@ poll_build(void *user)
 
 /* With the context current. */
 static llmc_status
-fill(CudaModel *m, const RuntimeOptions *opt, int n_threads, Weights *weights, RuntimeTimes *times, llmc_error *err)
+fill(CudaModel *m, const RuntimeOptions *opt, Weights *weights, RuntimeTimes *times, llmc_error *err)
 {
-	CudaBuildOptions o = { .artifact = opt->artifact, .n_jobs = n_threads, .cc = m->dev.cc, .driver = m->dev.driver,
-		.device_name = m->dev.name, .log = opt->log, .log_user = opt->log_user };
+	CudaBuildOptions o = { .artifact = opt->artifact, .n_jobs = opt->n_threads, .cc = m->dev.cc, .driver = m->dev.driver,
+		.device_name = m->dev.name, .cache_told = opt->cache_told, .log = opt->log, .log_user = opt->log_user };
 	WeightsOptions w = { .random_weights = opt->random_weights, .stage_bytes = opt->stage_bytes, .log = opt->log,
 		.log_user = opt->log_user };
 	double start = clock_now(), packed;
@@ -197,7 +196,7 @@ fill(CudaModel *m, const RuntimeOptions *opt, int n_threads, Weights *weights, R
 
 	TRY_GOTO(cuda_build_start(m->plan, &o, &b, err));
 	TRY_GOTO(alloc_weights(m, weights, err));
-	TRY_GOTO(threads_open(n_threads, &w.threads, err));
+	TRY_GOTO(threads_open(opt->n_threads, &w.threads, err));
 	TRY_GOTO(cuda_weights_load(&m->dev, weights, &w, m->weights, m->offset, m->weight_bytes, poll_build, b, err));
 	packed = clock_now();
 	times->pack_s = packed - start;
@@ -212,8 +211,7 @@ fail:
 }
 
 llmc_status
-cuda_model_open(const Plan *plan, const RuntimeOptions *opt, int n_threads, Weights *weights, CudaModel **out,
-                RuntimeTimes *times, llmc_error *err)
+cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void **out, RuntimeTimes *times, llmc_error *err)
 {
 	llmc_status status;
 	CudaModel *m = calloc(1, sizeof *m);
@@ -226,7 +224,7 @@ cuda_model_open(const Plan *plan, const RuntimeOptions *opt, int n_threads, Weig
 	TRY_GOTO(check_device(m, err));
 	m->pdl = m->dev.cc >= 90 && m->dev.driver >= 12030;
 	TRY_GOTO(cuda_enter(&m->dev, err));
-	status = fill(m, opt, n_threads, weights, times, err);
+	status = fill(m, opt, weights, times, err);
 	cuda_leave(&m->dev);
 	if (status == LLMC_OK) {
 		*out = m;
@@ -238,8 +236,10 @@ fail:
 }
 
 void
-cuda_model_close(CudaModel *m)
+cuda_model_close(void *model)
 {
+	CudaModel *m = model;
+
 	if (!m)
 		return;
 	CudaDevice *d = &m->dev;

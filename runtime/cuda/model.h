@@ -4,7 +4,7 @@
 
 #include "runtime/cuda/cuda.h"
 
-struct CudaModel {
+typedef struct CudaModel {
 	const Plan  *plan;
 	CudaDevice   dev;
 	int          n_module;
@@ -15,7 +15,12 @@ struct CudaModel {
 	CUdeviceptr  weights;
 	int64_t     *offset;               /* [n_tensor] */
 	int64_t      weight_bytes;
-};
+} CudaModel;
+
+/* model.c: as the members of Device */
+llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void **out, RuntimeTimes *times,
+                            llmc_error *err);
+void        cuda_model_close(void *model);
 
 /* "17.3 GB", "512 KB" */
 const char *cuda_bytes_text(int64_t bytes, char buf[32]);

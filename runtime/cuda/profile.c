@@ -50,14 +50,15 @@ measure(CudaSession *c, int phase, const PlanKernel *kernel, int times, int repl
 }
 
 llmc_status
-cuda_op_times(CudaSession *c, int phase, llmc_op_time_fn fn, void *user, llmc_error *err)
+cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err)
 {
-	int n_step = c->s->phase[phase].n_step;
-	int64_t rows = c->s->step.n_tok;
+	CudaSession *c = s->on;
+	int n_step = c->s->plan->phase[phase].n_step;
+	int64_t rows = c->s->size->n_tok;
 
 	for (int i = 0; i < n_step; i++) {
 		const CudaStep *k = cuda_step_for(c, phase, i, rows);
-		llmc_op_time t = { .op = k->step->op, .library = phase == 1 && cuda_lt_choice(c, k, rows) };
+		llmc_op_time t = { .op = op_info[k->step->op].name, .library = phase == 1 && cuda_lt_choice(c, k, rows) };
 		bool seen = false;
 		for (int j = 0; j < n_step; j++) {
 			const CudaStep *other = cuda_step_for(c, phase, j, rows);
@@ -65,7 +66,7 @@ cuda_op_times(CudaSession *c, int phase, llmc_op_time_fn fn, void *user, llmc_er
 				continue;
 			seen = seen || j < i;
 			t.n++;
-			t.weight_bytes += other->step->weight_bytes;
+			t.weight_bytes += plan_step_weights(c->s->plan, other->step, rows);
 		}
 		if (seen)
 			continue;

@@ -112,55 +112,35 @@ page_write(void *user, void *at, const void *host, size_t bytes)
 }
 
 llmc_status
-cuda_session_check(CudaSession *c, llmc_error *err)
+cuda_session_enter(Session *s, llmc_error *err)
 {
-	if (c->failed != LLMC_OK && err)
-		*err = c->why;
-	return c->failed;
-}
+	CudaSession *c = s->on;
 
-llmc_status
-cuda_session_enter(CudaSession *c, llmc_error *err)
-{
 	TRY(cuda_session_check(c, err));
 	return cuda_enter(&c->m->dev, err);
 }
 
 void
-cuda_session_leave(CudaSession *c)
+cuda_session_leave(Session *s)
 {
-	cuda_leave(&c->m->dev);
-}
-
-const void *
-cuda_tensor(const CudaModel *m, int tensor)
-{
-	return (const void *)(uintptr_t)(m->weights + (CUdeviceptr)m->offset[tensor]);
+	cuda_leave(&((CudaSession *)s->on)->m->dev);
 }
 
 /* --- state ------------------------------------------------------------------------------------------------------- */
 
-typedef struct Cut { CUdeviceptr base; int64_t at; bool over; } Cut;
-
-static CUdeviceptr
-cut(Cut *b, int64_t n, int64_t elem_bytes)
+/* The host only adds to addresses of the device. */
+static void *
+pointer(CUdeviceptr p)
 {
-	int64_t bytes, at = b->at;
-
-	if (n < 0 || __builtin_mul_overflow(n, elem_bytes, &bytes) || bytes > INT64_MAX / 4 - at) {
-		b->over = true;
-		return 0;
-	}
-	b->at = (at + bytes + ALIGN - 1) & ~(int64_t)(ALIGN - 1);
-	return b->base + (CUdeviceptr)at;
+	return (void *)(uintptr_t)p;
 }
-#define CUT(b, p, n) ((p) = (void *)(uintptr_t)cut((b), (n), (int64_t)sizeof *(p)))
 
-int64_t
-cuda_state_layout(CudaSession *c, const Session *s, CUdeviceptr base)
+/* All of it; with base 0 only the bytes are counted. -1: overflow */
+static int64_t
+lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 {
 	const Plan *p = s->plan;
-	Cut b = { .base = base };
+	Bump b = { .base = pointer(base), .align = ALIGN };
 	llmc_state *st = &c->st;
 	int64_t seqs = s->lim.seqs, max_page = session_max_page(s);
 
@@ -168,32 +148,34 @@ cuda_state_layout(CudaSession *c, const Session *s, CUdeviceptr base)
 	c->max_out = (int32_t)(s->sym[SYM_n_out] < s->sym[SYM_n_seq] ? s->sym[SYM_n_out] : s->sym[SYM_n_seq]);
 	*st = (llmc_state){ .n_rope = p->n_rope, .block_stride = (int)max_page, .vocab = (int)p->vocab, .max_out = c->max_out };
 	st->note_stride = (int)((sizeof(llmc_note) + (size_t)s->sym[SYM_n_seq] * sizeof(llmc_note_row) + 63) & ~(size_t)63);
-	c->block_to = cut(&b, s->block_bytes, 1);
+	c->block_to = address(bump(&b, s->block_bytes, 1));
 	for (int i = 0; i < p->n_rope && i < LLMC_MAX_ROPE; i++) {
 		st->rope[i] = (llmc_rope_table){ .dims = p->rope[i].dims, .axis = p->rope[i].axis, .freq_at = c->n_freq };
-		st->rope[i].dst = (float *)(uintptr_t)cut(&b, s->sym[SYM_n_tok], (int64_t)p->rope[i].dims * 4);
+		st->rope[i].dst = bump(&b, s->sym[SYM_n_tok], (size_t)p->rope[i].dims * sizeof(float));
 		c->n_freq += p->rope[i].dims / 2;
 	}
 	st->n_freq = c->n_freq;
-	CUT(&b, st->slot, seqs);
-	CUT(&b, st->tables, seqs * max_page);
-	CUT(&b, st->counts, seqs * p->vocab);
-	CUT(&b, st->freq, seqs * c->n_freq);
-	CUT(&b, st->factor, seqs * p->n_rope);
-	CUT(&b, st->work, (int64_t)c->max_out * p->vocab);
-	CUT(&b, st->part, (int64_t)c->max_out * LLMC_PICK_PARTS * 8);
-	CUT(&b, st->row_done, c->max_out);
-	CUT(&b, st->all_done, 1);
-	CUT(&b, st->count, 1);
-	CUT(&b, st->now, 1);
+	BUMP(&b, st->slot, seqs);
+	BUMP(&b, st->tables, seqs * max_page);
+	BUMP(&b, st->counts, seqs * p->vocab);
+	BUMP(&b, st->freq, seqs * c->n_freq);
+	BUMP(&b, st->factor, seqs * p->n_rope);
+	BUMP(&b, st->work, (int64_t)c->max_out * p->vocab);
+	BUMP(&b, st->part, (int64_t)c->max_out * LLMC_PICK_PARTS * 8);
+	BUMP(&b, st->row_done, c->max_out);
+	BUMP(&b, st->all_done, 1);
+	BUMP(&b, st->count, 1);
+	BUMP(&b, st->now, 1);
 	return b.over ? -1 : b.at;
 }
 
 int64_t
-cuda_session_state_bytes(const Session *s)
+cuda_state_bytes(const Session *s, int64_t host_bytes)
 {
 	CudaSession c = { 0 };
-	int64_t bytes = cuda_state_layout(&c, s, 0);
+
+	(void)host_bytes; /* what counts is the device's memory */
+	int64_t bytes = lay_out_state(&c, s, 0);
 
 	return bytes < 0 ? bytes : bytes + cuda_lt_bytes(s);
 }
@@ -204,16 +186,18 @@ static int64_t
 need_for(const Session *s, int32_t context, int32_t seqs, int32_t chunk)
 {
 	llmc_limits l = s->lim;
-	llmc_memory m = LLMC_INIT(llmc_memory);
+	llmc_memory m;
 
-	if (l.kv_tokens == (int64_t)l.context * l.seqs)
-		l.kv_tokens = 0;
-	if (l.n_out == l.seqs)
-		l.n_out = 0;
+	bool all_kv = l.kv_tokens == (int64_t)l.context * l.seqs, all_out = l.n_out == l.seqs;
 	l.context = context;
 	l.seqs = seqs;
 	l.chunk = chunk;
-	return session_memory(s->plan, &l, &m, NULL) == LLMC_OK ? m.kv + m.scratch + m.state : INT64_MAX;
+	if (all_kv)
+		l.kv_tokens = (int64_t)context * seqs;
+	if (all_out)
+		l.n_out = seqs;
+	l.n_out = l.n_out < chunk ? l.n_out : chunk;
+	return session_need(s->device, s->plan, &l, &m, NULL) == LLMC_OK ? m.kv + m.scratch + m.state : INT64_MAX;
 }
 
 /* The longest context, 0: none. */
@@ -295,25 +279,6 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	return LLMC_OK;
 }
 
-llmc_status
-cuda_session_open(Session *s, CudaModel *m, const llmc_memory *need, llmc_error *err)
-{
-	CudaSession *c = calloc(1, sizeof *c);
-
-	if (!c)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
-	s->cuda = c;
-	c->m = m;
-	c->s = s;
-	if (s->plan->n_rope > LLMC_MAX_ROPE)
-		return error_set(err, LLMC_E_INPUT, "the plan has %d rotary tables, sessions on a GPU take %d", s->plan->n_rope,
-		                 LLMC_MAX_ROPE);
-	TRY(cuda_enter(&m->dev, err));
-	llmc_status status = take_memory(c, need, err);
-	cuda_leave(&m->dev);
-	return status;
-}
-
 /* Pinned memory: blocks, notes, picks, logits. */
 static llmc_status
 take_pinned(CudaSession *c, llmc_error *err)
@@ -380,7 +345,7 @@ clear(CudaSession *c, llmc_error *err)
 		const PlanBuffer *b = &s->plan->buffer[i];
 		int64_t n = b->dtype == DT_I32 ? plan_extent_elems(&b->extent, s->sym) : 0;
 		if (n > 0)
-			CUDA_TRY(d, d->api.set8(address(s->slot[b->slot] + b->offset), 0, (size_t)n * 4, c->stream), "clearing counters");
+			CUDA_TRY(d, d->api.set8(address(s->slot[b->slot]), 0, (size_t)n * 4, c->stream), "clearing counters");
 	}
 	/* row_done, all_done, count follow each other */
 	CUDA_TRY(d, d->api.set8(address(st->row_done), 0, (size_t)(address(st->now) - address(st->row_done)) + 4, c->stream),
@@ -397,11 +362,13 @@ bind(CudaSession *c, llmc_error *err)
 	const PlanBuffer *logits = &s->plan->buffer[s->plan->logits];
 	llmc_state *st = &c->st;
 
-	cuda_state_layout(c, s, c->state);
+	s->slots = pointer(c->slots);
+	session_lay_out_slots(s);
+	lay_out_state(c, s, c->state);
 	TRY(take_pinned(c, err));
 	TRY(take_tables(c, err));
 #define IN_BLOCK(host) ((int *)(uintptr_t)(c->block_to + (CUdeviceptr)((char *)(host) - s->block)))
-	st->s_n = IN_BLOCK(s->n);
+	st->s_n = IN_BLOCK(s->size);
 	st->s_tok = IN_BLOCK(s->tok);
 	st->s_pos = IN_BLOCK(s->pos);
 	st->s_pos2 = IN_BLOCK(s->pos2);
@@ -414,7 +381,7 @@ bind(CudaSession *c, llmc_error *err)
 	st->rope_pos = IN_BLOCK(s->rope_pos);
 	st->slot_of = IN_BLOCK(s->step_seq);
 #undef IN_BLOCK
-	st->logits = (const float *)(const void *)(s->slot[logits->slot] + logits->offset);
+	st->logits = (const float *)(const void *)s->slot[logits->slot];
 	TRY(clear(c, err));
 	TRY(cuda_bind(c, err));
 	TRY(cuda_lt_open(c, err));
@@ -425,21 +392,30 @@ bind(CudaSession *c, llmc_error *err)
 }
 
 llmc_status
-cuda_session_bind(Session *s, llmc_error *err)
+cuda_session_open(Session *s, const llmc_memory *need, llmc_error *err)
 {
-	CudaSession *c = s->cuda;
+	CudaSession *c = s->on = calloc(1, sizeof *c);
 
-	s->slots = (char *)(uintptr_t)c->slots; /* the host only adds to it */
-	session_place_slots(s);
+	if (!c)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
+	c->m = s->rt->model;
+	c->s = s;
+	if (s->plan->n_rope > LLMC_MAX_ROPE)
+		return error_set(err, LLMC_E_INPUT, "the plan has %d rotary tables, sessions on a GPU take %d", s->plan->n_rope,
+		                 LLMC_MAX_ROPE);
 	TRY(cuda_enter(&c->m->dev, err));
-	llmc_status status = bind(c, err);
+	llmc_status status = take_memory(c, need, err);
+	if (status == LLMC_OK)
+		status = bind(c, err);
 	cuda_leave(&c->m->dev);
 	return status;
 }
 
 void
-cuda_session_close(CudaSession *c)
+cuda_session_close(Session *s)
 {
+	CudaSession *c = s->on;
+
 	if (!c)
 		return;
 	CudaDevice *d = &c->m->dev;
@@ -447,7 +423,7 @@ cuda_session_close(CudaSession *c)
 	if (current && c->stream) /* steps under way end before their memory goes */
 		CUDA_RELEASE(d->api.stream_sync(c->stream));
 	cuda_lt_close(c);
-	kv_release(&c->s->kv); /* in any case: its pages are freed through this session */
+	kv_release(&s->kv); /* its pages are freed through this session */
 	if (current) {
 		for (int k = 0; k < 2; k++)
 			for (int i = 0; i < CUDA_BUCKETS; i++)

@@ -3,18 +3,14 @@
 #define LLMC_RUNTIME_CUDA_SESSION_H
 
 #include "runtime/cuda/model.h"
-#include "runtime/session.h"
+#include "runtime/state/state.h"
 #include "templates/common/cuda_state.h"
-
-/* The kernels' argument has the name of the CPU's step in its own header. */
-#define llmc_step cuda_step
 #include "templates/common/cuda_step.h"
-#undef llmc_step
 
 enum { CUDA_BUCKETS = 18, CUDA_FLIGHT = 2 }; /* 1, 2, 4, ... 65536 and the session's own number of sequences */
 
 /* The second parameter of kernels with tensor maps */
-typedef struct CudaMaps { _Alignas(64) unsigned char map[PLAN_MAX_MAP][128]; } CudaMaps;
+typedef struct CudaMaps { _Alignas(128) unsigned char map[PLAN_MAX_MAP][128]; } CudaMaps;
 
 /* A step of the plan, ready to be launched. */
 typedef struct CudaStep {
@@ -37,7 +33,7 @@ typedef struct CudaFlight {
 	llmc_picked *pick;         /* [max_out] */
 } CudaFlight;
 
-struct CudaSession {
+typedef struct CudaSession {
 	CudaModel   *m;
 	Session     *s;
 	CUstream     stream;
@@ -68,17 +64,19 @@ struct CudaSession {
 	/* of calls that return nothing */
 	llmc_status  failed;
 	llmc_error   why;
-};
+} CudaSession;
 
-/* session.c: lay out all of it; with base 0 only the bytes are counted. -1: overflow */
-int64_t     cuda_state_layout(CudaSession *c, const Session *s, CUdeviceptr base);
-/* The failure of an earlier call that returned nothing, or LLMC_OK. */
-llmc_status cuda_session_check(CudaSession *c, llmc_error *err);
+/* session.c: as the members of Device */
+int64_t     cuda_state_bytes(const Session *s, int64_t host_bytes);
+llmc_status cuda_session_open(Session *s, const llmc_memory *need, llmc_error *err);
+void        cuda_session_close(Session *s);
+llmc_status cuda_session_enter(Session *s, llmc_error *err);
+void        cuda_session_leave(Session *s);
 
 /* map.c: fills the maps of steps whose arguments are bound */
 llmc_status cuda_bind_maps(CudaSession *c, llmc_error *err);
 
-/* lt.c: cuBLASLt for the products of mixed steps. Bytes of its workspace on the device, at most */
+/* lt.c, and lt_choose.c to open: cuBLASLt for the products of mixed steps. Bytes of its workspace on the device, at most */
 int64_t     cuda_lt_bytes(const Session *s);
 /* Once steps are bound, before the first one runs: choices made, by measuring where the cache has none. */
 llmc_status cuda_lt_open(CudaSession *c, llmc_error *err);
@@ -88,7 +86,15 @@ LtChoice   *cuda_lt_choice(CudaSession *c, const CudaStep *k, int64_t n);
 /* Queue it. Refused by the library: by->library is 0 then, and nothing has been queued. */
 llmc_status cuda_lt_product(CudaSession *c, const CudaStep *k, LtChoice *by, int64_t n, llmc_error *err);
 
-/* step.c */
+/* step.c: as the members of Device, and inside */
+llmc_status cuda_forward(Session *s, int phase, const float **logits, llmc_error *err);
+llmc_status cuda_prepare(Session *s, llmc_error *err);
+/* The failure of an earlier call that returned nothing, or LLMC_OK. */
+llmc_status cuda_session_check(CudaSession *c, llmc_error *err);
+/* A step's samples, which the ring's next entry would overwrite, go with its flight. */
+void        cuda_flight_keep(CudaSession *c, CudaFlight *f);
+/* Wait until the ring's entry of the next step is free. */
+llmc_status cuda_ring_take(CudaSession *c, llmc_error *err);
 /* Values of the symbols in a step */
 void        cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_t n_dec, int64_t n_seq, int64_t n_out);
 /* The launches of one kernel, the product as `by` says (NULL: our own way); `only`: those alone that the other way has not. */
@@ -101,11 +107,13 @@ llmc_status cuda_upload_step(CudaSession *c, llmc_error *err);
 llmc_status cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err);
 llmc_status cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err);
 llmc_status cuda_graph(CudaSession *c, int bucket, bool pick, llmc_error *err); /* captured when it is not there yet */
-/* For profile.c: the step of op i as it is launched for so many rows, and the launches of one kernel of the step that ran last */
+/* profile.c: as the member of Device */
+llmc_status cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
+/* For it: the step of op i as it is launched for so many rows, and the launches of one kernel of the step that ran last */
 CudaStep   *cuda_step_for(CudaSession *c, int phase, int i, int64_t rows);
 llmc_status cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error *err);
 
-/* pick.c: what the step that goes into the ring's next entry would overwrite */
-llmc_status cuda_flight_keep(CudaSession *c, unsigned number, llmc_error *err);
+/* sample.c: as the member of Device */
+extern const DeviceSampler cuda_sampler;
 
 #endif

@@ -12,7 +12,7 @@ cuda_bind(CudaSession *c, llmc_error *err)
 	const Session *s = c->s;
 	const Plan *p = s->plan;
 	const llmc_state *st = &c->st;
-	cuda_step k = { .n = st->s_n, .tok = st->s_tok, .pos = st->s_pos, .pos2 = st->s_pos2, .seq_of = st->s_seq_of,
+	llmc_step k = { .n = st->s_n, .tok = st->s_tok, .pos = st->s_pos, .pos2 = st->s_pos2, .seq_of = st->s_seq_of,
 		.q_start = st->s_q_start, .kv_len = st->s_kv_len, .prefix_len = st->s_prefix_len, .out_row = st->s_out_row,
 		.block_table = st->s_block_table, .block_stride = st->block_stride };
 	int64_t max = s->sym[SYM_n_seq];
@@ -20,21 +20,19 @@ cuda_bind(CudaSession *c, llmc_error *err)
 	for (int i = 0; i < p->n_rope; i++)
 		s->rope[i] = st->rope[i].dst;
 	for (int ph = 0; ph < 2; ph++) {
-		PhaseRun *run = &c->s->phase[ph];
-		run->n_step = p->phase[ph].n_step;
-		c->step[ph] = calloc((size_t)run->n_step + 1, sizeof *c->step[ph]);
+		int n_step = p->phase[ph].n_step;
+		c->step[ph] = calloc((size_t)n_step + 1, sizeof *c->step[ph]);
 		if (!c->step[ph])
 			return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
-		for (int i = 0; i < run->n_step; i++) {
+		for (int i = 0; i < n_step; i++) {
 			const PlanStep *ps = &p->phase[ph].step[i];
 			CudaStep *to = &c->step[ph][i];
 			if (ps->kernel < 0)
 				return error_set(err, LLMC_E_INPUT, "the plan has no kernel for op %s (layer %d): a GPU runs nothing else",
-				                 ps->op, ps->layer);
+				                 op_info[ps->op].name, ps->layer);
 			*to = (CudaStep){ .step = ps, .kernel = &p->kernel[ps->kernel], .fn = c->m->fn[ps->kernel], .call = { .s = k } };
 			for (int a = 0; a < ps->n_arg && a < LLMC_CALL_ARGS; a++)
 				to->call.a[a] = session_argument(s, &ps->arg[a]);
-			run->weight_bytes += ps->weight_bytes;
 		}
 	}
 	TRY(cuda_bind_maps(c, err));
@@ -43,7 +41,25 @@ cuda_bind(CudaSession *c, llmc_error *err)
 	return LLMC_OK;
 }
 
+llmc_status
+cuda_session_check(CudaSession *c, llmc_error *err)
+{
+	if (c->failed != LLMC_OK && err)
+		*err = c->why;
+	return c->failed;
+}
+
 /* --- arrays ------------------------------------------------------------------------------------------------------ */
+
+void
+cuda_flight_keep(CudaSession *c, CudaFlight *f)
+{
+	const llmc_picked *p = c->picked + (size_t)(f->number % LLMC_RING) * (size_t)c->max_out;
+
+	for (int32_t i = 0; i < f->n; i++)
+		f->pick[i] = p[f->at[i]];
+	f->kept = true;
+}
 
 llmc_status
 cuda_ring_take(CudaSession *c, llmc_error *err)
@@ -55,7 +71,10 @@ cuda_ring_take(CudaSession *c, llmc_error *err)
 		return LLMC_OK;
 	CUDA_TRY(d, d->api.event_sync(c->event[e]), "waiting for an earlier step");
 	c->busy[e] = false;
-	return cuda_flight_keep(c, c->number - LLMC_RING, err);
+	for (int32_t i = 0; i < c->n_flight; i++)
+		if (c->flight[i].number == c->number - LLMC_RING && !c->flight[i].kept)
+			cuda_flight_keep(c, &c->flight[i]);
+	return LLMC_OK;
 }
 
 llmc_status
@@ -64,7 +83,7 @@ cuda_upload_freq(CudaSession *c, llmc_error *err)
 	CudaDevice *d = &c->m->dev;
 	Session *s = c->s;
 
-	for (int32_t i = 0; i < s->step.n_seq; i++) {
+	for (int32_t i = 0; i < s->size->n_seq; i++) {
 		int32_t q = s->step_seq[i];
 		SeqState *st = &s->seq[q];
 		if (!st->fresh)
@@ -92,18 +111,14 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 	int e = (int)(c->number % LLMC_RING);
 	char *block = c->block + (size_t)e * (size_t)s->block_bytes;
 	llmc_note *note = (llmc_note *)(void *)(c->note + (size_t)e * (size_t)c->st.note_stride);
-	const char *end = (const char *)(s->block_table + (size_t)s->step.n_seq * (size_t)s->step.block_stride);
+	const char *end = (const char *)(s->block_table + (size_t)s->size->n_seq * (size_t)s->kv.max_page);
 	size_t bytes = (size_t)(end - s->block);
 
-	s->n[0] = s->step.n_tok;
-	s->n[1] = s->step.n_dec;
-	s->n[2] = s->step.n_seq;
-	s->n[3] = s->step.n_out;
 	memcpy(block, s->block, bytes);
-	*note = (llmc_note){ .mixed = 1, .n_row = s->step.n_tok, .n_out = s->step.n_out };
+	*note = (llmc_note){ .mixed = 1, .n_row = s->size->n_tok, .n_out = s->size->n_out };
 	CUDA_TRY(d, d->api.copy_up(c->block_to, block, bytes, c->stream), "copying a step to the GPU");
 	/* rows of the table have been written over */
-	for (int32_t i = 0; i < s->step.n_seq; i++)
+	for (int32_t i = 0; i < s->size->n_seq; i++)
 		c->row_seq[i] = -1;
 	return LLMC_OK;
 }
@@ -201,16 +216,11 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 	CudaDevice *d = &c->m->dev;
 	Session *s = c->s;
 
-	CUDA_TRY(d, d->api.stream_sync(c->stream), "running %s (op %s, layer %d)", k->kernel->file, k->step->op, k->step->layer);
+	CUDA_TRY(d, d->api.stream_sync(c->stream), "running %s (op %s, layer %d)", k->kernel->file, op_info[k->step->op].name, k->step->layer);
 	for (int i = 0; i < k->step->n_make; i++) {
 		const PlanMake *m = &k->step->make[i];
-		if (m->arg < 0 || k->step->arg[m->arg].kind != REF_BUFFER)
-			continue;
-		const PlanBuffer *b = &s->plan->buffer[k->step->arg[m->arg].index];
-		if (b->dtype != DT_F32 || b->extent.div > 1)
-			continue;
-		int64_t rows = b->extent.sym == SYM_n_out ? s->step.n_out : b->extent.sym == SYM_n_tok ? s->step.n_tok : 1;
-		size_t bytes = (size_t)(rows * b->extent.mul) * sizeof(float);
+		int64_t rows = session_probe_rows(s, k->step, m), width = rows < 0 ? 0 : s->plan->buffer[k->step->arg[m->arg].index].extent.mul;
+		size_t bytes = rows > 0 ? (size_t)(rows * width) * sizeof(float) : 0;
 		float *host = bytes ? malloc(bytes) : NULL; /* a check, not serving */
 		if (!host)
 			continue;
@@ -218,7 +228,7 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 		if (r == CU_OK)
 			r = d->api.stream_sync(c->stream);
 		if (r == CU_OK)
-			s->probe(s->probe_user, k->step, m->value, host, rows, b->extent.mul);
+			s->probe(s->probe_user, k->step, m->value, host, rows, width);
 		free(host);
 		CUDA_TRY(d, r, "reading what %s made", k->kernel->file);
 	}
@@ -234,11 +244,11 @@ cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 {
 	const PlanStep *p = c->step[phase][i].step;
 
-	if (phase != 0 || rows <= DECODE_ROWS || p->weight_bytes <= 0 || strstr(p->op, "attention") || i >= c->s->phase[1].n_step)
+	if (phase != 0 || rows <= DECODE_ROWS || p->weight_bytes <= 0 || (op_info[p->op].flags & OPF_ATT) || i >= c->s->plan->phase[1].n_step)
 		return &c->step[phase][i];
 	/* a plan is a file: only the same op of the same layer stands in */
 	const PlanStep *mixed = c->step[1][i].step;
-	return &c->step[!strcmp(mixed->op, p->op) && mixed->layer == p->layer ? 1 : 0][i];
+	return &c->step[mixed->op == p->op && mixed->layer == p->layer ? 1 : 0][i];
 }
 
 /* Everything of a phase, in order, or `only` one kernel of it; with sym the extents of the grids. Products of decode steps are our own: how
@@ -246,16 +256,16 @@ cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 static llmc_status
 launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sym[SYM_COUNT], bool look, llmc_error *err)
 {
-	for (int i = 0; i < c->s->phase[phase].n_step; i++) {
+	for (int i = 0; i < c->s->plan->phase[phase].n_step; i++) {
 		CudaStep *k = cuda_step_for(c, phase, i, sym[SYM_n_tok]);
 		if (only && k->kernel != only)
 			continue;
 		llmc_status status = cuda_launch_kernel(c, k, sym, phase == 0 ? NULL : cuda_lt_choice(c, k, sym[SYM_n_tok]), false, err);
 		if (status != LLMC_OK) {
 			if (k->step->layer >= 0)
-				error_prefix(err, "op %s of layer %d", k->step->op, k->step->layer);
+				error_prefix(err, "op %s of layer %d", op_info[k->step->op].name, k->step->layer);
 			else
-				error_prefix(err, "op %s", k->step->op);
+				error_prefix(err, "op %s", op_info[k->step->op].name);
 			return status;
 		}
 		if (look)
@@ -267,7 +277,7 @@ launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sy
 llmc_status
 cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 {
-	const llmc_step *st = &c->s->step;
+	const StepSize *st = c->s->size;
 	int64_t sym[SYM_COUNT];
 
 	cuda_symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
@@ -279,7 +289,7 @@ cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 llmc_status
 cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error *err)
 {
-	const llmc_step *st = &c->s->step;
+	const StepSize *st = c->s->size;
 	int64_t sym[SYM_COUNT];
 
 	cuda_symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
@@ -340,19 +350,14 @@ cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
 }
 
 llmc_status
-session_prepare(Session *s, llmc_error *err)
+cuda_prepare(Session *s, llmc_error *err)
 {
-	CudaSession *c = s->cuda;
-	llmc_status status = LLMC_OK;
+	CudaSession *c = s->on;
 
-	if (!c)
-		return LLMC_OK;
-	TRY(cuda_session_enter(c, err));
-	for (int pick = 0; pick < 2; pick++)
-		for (int b = 0; b < c->n_bucket && status == LLMC_OK; b++)
-			status = cuda_graph(c, b, pick, err);
-	cuda_session_leave(c);
-	return status;
+	for (int sample = 0; sample < 2; sample++)
+		for (int b = 0; b < c->n_bucket; b++)
+			TRY(cuda_graph(c, b, sample, err));
+	return LLMC_OK;
 }
 
 /* --- host-fed steps ---------------------------------------------------------------------------------------------- */
@@ -368,22 +373,23 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 	TRY(cuda_upload_freq(c, err));
 	TRY(cuda_upload_step(c, err));
 	if (phase == 0 && !s->probe)
-		TRY(cuda_launch_decode(c, s->step.n_tok, false, err));
+		TRY(cuda_launch_decode(c, s->size->n_tok, false, err));
 	else
 		TRY(cuda_launch_mixed(c, phase, false, err));
-	if (logits && s->step.n_out)
+	if (logits && s->size->n_out)
 		CUDA_TRY(d, d->api.copy_down(c->logits, (CUdeviceptr)(uintptr_t)c->st.logits,
-		                             (size_t)s->step.n_out * (size_t)s->plan->vocab * sizeof *c->logits, c->stream),
+		                             (size_t)s->size->n_out * (size_t)s->plan->vocab * sizeof *c->logits, c->stream),
 		         "copying logits from the GPU");
-	CUDA_TRY(d, d->api.stream_sync(c->stream), "running a step of %d tokens", s->step.n_tok);
+	CUDA_TRY(d, d->api.stream_sync(c->stream), "running a step of %d tokens", s->size->n_tok);
 	if (logits)
 		*logits = c->logits;
 	return LLMC_OK;
 }
 
 llmc_status
-cuda_forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
+cuda_forward(Session *s, int phase, const float **logits, llmc_error *err)
 {
+	CudaSession *c = s->on;
 	llmc_status status = forward(c, phase, logits, err);
 
 	if (status != LLMC_OK) /* copies out of the ring's entry end before it is filled again */

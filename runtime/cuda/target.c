@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #include "runtime/cuda/cuda.h"
-#include "runtime/plan/target.h"
+#include "plan/target.h"
 
 static bool
 is_tegra(int cc)
@@ -61,11 +61,11 @@ cuda_image_fits(const char *target, int cc)
 }
 
 llmc_status
-cuda_target(int device, char out[32], llmc_error *err)
+cuda_target(int number, char out[32], llmc_error *err)
 {
 	CudaDevice d;
 
-	TRY(cuda_device_open(&d, device, false, err));
+	TRY(cuda_device_open(&d, number, false, err));
 	const char *best = cuda_best_target(d.cc);
 	llmc_status status = LLMC_OK;
 	if (best)
@@ -73,19 +73,7 @@ cuda_target(int device, char out[32], llmc_error *err)
 	else
 		status = error_set(err, LLMC_E_MISSING,
 		                   "GPU %d (%s) is of architecture sm_%d, llmc needs sm_75 (Turing, 2018) or newer; run with --device cpu",
-		                   device, d.name, d.cc);
+		                   number, d.name, d.cc);
 	cuda_device_close(&d);
 	return status;
-}
-
-bool
-cuda_target_built_runs(int device, const char *target)
-{
-	CudaDevice d;
-
-	if (cuda_device_open(&d, device, false, NULL) != LLMC_OK)
-		return false;
-	bool runs = cuda_image_fits(target, d.cc);
-	cuda_device_close(&d);
-	return runs;
 }

@@ -64,18 +64,18 @@ take_in(Engine *e)
 	return true;
 }
 
-/* Each thread of the session picks for every n-th choice. */
+/* Each thread of the session samples for every n-th choice. */
 static void
-pick_part(void *user, int part, int n_parts)
+sample_part(void *user, int part, int n_parts)
 {
 	Engine *e = user;
 
 	if (part >= e->n_scratch)
 		return;
 	n_parts = n_parts < e->n_scratch ? n_parts : e->n_scratch;
-	for (int32_t i = part; i < e->n_pick; i += n_parts) {
-		Pick *p = &e->pick[i];
-		p->status = sampler_pick(p->c->sampler, &e->scratch[part], p->logits, &p->id, &p->err);
+	for (int32_t i = part; i < e->n_sampled; i += n_parts) {
+		Sampled *p = &e->sampled[i];
+		p->status = sampler_sample(p->c->sampler, &e->scratch[part], p->logits, &p->id, &p->err);
 		p->logprob = 0;
 		p->n_top = 0;
 		if (p->status != LLMC_OK || !p->job->logprobs)
@@ -86,17 +86,17 @@ pick_part(void *user, int part, int n_parts)
 }
 
 static void
-pick_all(Engine *e)
+sample_all(Engine *e)
 {
-	if (e->n_pick > 1 && e->session->threads)
-		threads_run(e->session->threads, pick_part, e);
+	if (e->n_sampled > 1 && e->session->threads)
+		threads_run(e->session->threads, sample_part, e);
 	else
-		pick_part(e, 0, 1);
+		sample_part(e, 0, 1);
 }
 
-/* Can the device pick all that this step says? What it must know of the sequences is told it on the way. */
+/* Can the device sample all that this step says? What it must know of the sequences is told it on the way. */
 static bool
-picks_on_device(Engine *e, int32_t n)
+samples_on_device(Engine *e, int32_t n)
 {
 	bool says = false;
 
@@ -109,51 +109,51 @@ picks_on_device(Engine *e, int32_t n)
 	for (int32_t i = 0; i < n && says; i++) {
 		const SchedSeq *q = e->sched->chunk_seq[i];
 		Job *j = q->req->user;
-		Choice *c = &j->choice[q->index];
-		if (!e->sched->chunk[i].n_out || (c->device_n == c->n_new && c->device_stay == q->n_aside))
+		JobChoice *c = &j->choice[q->index];
+		if (!e->sched->chunk[i].n_out || (c->device_n == c->n_new && c->device_stay == q->n_preempted))
 			continue;
-		if (session_pick_resume(e->session, q->q, &j->p, q->tok, (size_t)q->req->n_prompt, q->tok + q->req->n_prompt,
+		if (session_sample_params(e->session, q->q, &j->p, q->tok, (size_t)q->req->n_prompt, q->tok + q->req->n_prompt,
 		                        (size_t)c->n_new, NULL) != LLMC_OK)
 			return false;
 	}
 	return says;
 }
 
-/* The step with its picks, in one. E_RANGE: nothing ran, it can run the other way. */
+/* The step with its samples, in one. E_RANGE: nothing ran, it can run the other way. */
 static llmc_status
 step_on_device(Engine *e, int32_t n, llmc_error *err)
 {
 	int32_t at = 0;
 
-	TRY(session_step(e->session, e->sched->chunk, (size_t)n, err));
-	llmc_status status = session_picked(e->session, e->ids, e->logprobs, err);
+	TRY(session_queue_step(e->session, e->sched->chunk, (size_t)n, err));
+	llmc_status status = session_take_sampled(e->session, e->ids, e->logprobs, err);
 	if (status != LLMC_OK && status != LLMC_E_CHECK)
 		return LLMC_E_DEVICE;
-	e->n_pick = 0;
+	e->n_sampled = 0;
 	for (int32_t i = 0; i < n; i++) {
 		SchedSeq *q = e->sched->chunk_seq[i];
 		Job *j = q->req->user;
 		bool says = sched_ran(e->sched, i);
 		if (!e->sched->chunk[i].n_out)
 			continue;
-		Pick *p = &e->pick[e->n_pick];
-		*p = (Pick){ .job = j, .c = &j->choice[q->index], .id = e->ids[at], .logprob = j->logprobs ? e->logprobs[at] : 0 };
+		Sampled *p = &e->sampled[e->n_sampled];
+		*p = (Sampled){ .job = j, .c = &j->choice[q->index], .id = e->ids[at], .logprob = j->logprobs ? e->logprobs[at] : 0 };
 		at++;
 		if (p->id < 0)
 			p->status = error_set(&p->err, LLMC_E_CHECK, "%s",
 			                      status == LLMC_E_CHECK && err->text[0] ? err->text : "the logits hold no token that can be picked");
 		sampler_skip(p->c->sampler);
 		p->c->device_n = p->c->n_new + 1;
-		p->c->device_stay = q->n_aside;
-		e->n_pick += says;
+		p->c->device_stay = q->n_preempted;
+		e->n_sampled += says;
 	}
 	return LLMC_OK;
 }
 
 static void
-add_pick(Engine *e, Job *j, SchedSeq *c, const float *logits)
+add_sample(Engine *e, Job *j, SchedSeq *c, const float *logits)
 {
-	Pick *p = &e->pick[e->n_pick++];
+	Sampled *p = &e->sampled[e->n_sampled++];
 
 	p->job = j;
 	p->c = &j->choice[c->index];
@@ -179,7 +179,7 @@ chunk_ran(Engine *e, int32_t i)
 	if (!says)
 		return;
 	const float *last = logits + (size_t)(k->n_out - 1) * (size_t)e->plan->vocab;
-	add_pick(e, j, c, last);
+	add_sample(e, j, c, last);
 	if (!sched_must_fork(c))
 		return;
 	if (sched_fork(e->sched, c->req, &err) != LLMC_OK) {
@@ -187,11 +187,11 @@ chunk_ran(Engine *e, int32_t i)
 		return;
 	}
 	for (int32_t n = 1; n < c->req->n_seq; n++)
-		add_pick(e, j, &c->req->seq[n], last);
+		add_sample(e, j, &c->req->seq[n], last);
 }
 
 static void
-say(Engine *e, const Pick *p)
+say(Engine *e, const Sampled *p)
 {
 	Job *j = p->job;
 	llmc_finish finish;
@@ -298,7 +298,7 @@ engine_note(Engine *e)
 
 	c->running = s->running.n;
 	c->waiting = s->n_waiting;
-	c->preempted = s->aside.n;
+	c->preempted = s->preempted.n;
 	c->batch_max_tokens = s->total_tokens;
 	c->kv_pages_total = kv->n_page;
 	c->kv_pages_used = kv->n_page - kv->n_free;
@@ -306,7 +306,7 @@ engine_note(Engine *e)
 	c->swap_bytes_used = e->swap_used;
 	c->prefix_queries = s->prefix_queries;
 	c->prefix_hits = s->prefix_hits;
-	c->preemptions = s->n_aside;
+	c->preemptions = s->n_preempted;
 	c->swaps_out = s->n_saved;
 	c->swaps_in = s->n_loaded;
 	if (!e->work)
@@ -339,23 +339,23 @@ step(Engine *e)
 	if (n == 0)
 		return;
 	note_step(e, n);
-	llmc_status status = picks_on_device(e, n) ? step_on_device(e, n, &err) : LLMC_E_RANGE;
-	bool picked = status == LLMC_OK;
-	if (!picked && status != LLMC_E_DEVICE)
+	llmc_status status = samples_on_device(e, n) ? step_on_device(e, n, &err) : LLMC_E_RANGE;
+	bool sampled = status == LLMC_OK;
+	if (!sampled && status != LLMC_E_DEVICE)
 		status = forward(e, n, &err);
 	if (status != LLMC_OK) {
 		die(e, &err);
 		return;
 	}
 	note_time(e, clock_now() - start);
-	if (!picked) {
-		e->n_pick = 0;
+	if (!sampled) {
+		e->n_sampled = 0;
 		for (int32_t i = 0; i < n; i++)
 			chunk_ran(e, i);
-		pick_all(e);
+		sample_all(e);
 	}
-	for (int32_t i = 0; i < e->n_pick; i++)
-		say(e, &e->pick[i]);
+	for (int32_t i = 0; i < e->n_sampled; i++)
+		say(e, &e->sampled[i]);
 }
 
 static void

@@ -3,12 +3,13 @@
  *
  *   sched.c    what runs in a step
  *   job.c      a request as it is kept: its copy, its choices, the text they become
+ *   event.c    lists of events
  *   mail.c     events on their way to callers, and the callers' side of everything
  *   engine.c   the thread: inbox, step, sampling, cancellation, deadlines
  *   open.c     opening and closing; the scheduler's hold on the session
  *   counts.c   counters and histograms */
-#ifndef LLMC_ENGINE_H
-#define LLMC_ENGINE_H
+#ifndef LLMC_RUNTIME_ENGINE_H
+#define LLMC_RUNTIME_ENGINE_H
 
 #include "runtime/runtime.h"
 

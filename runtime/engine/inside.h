@@ -1,18 +1,18 @@
 /* Inside of the engine. Who touches what: `lock` guards what is marked so; the rest belongs to the engine's thread, or to
  * nobody once the job is in the inbox. */
-#ifndef LLMC_ENGINE_INSIDE_H
-#define LLMC_ENGINE_INSIDE_H
+#ifndef LLMC_RUNTIME_ENGINE_INSIDE_H
+#define LLMC_RUNTIME_ENGINE_INSIDE_H
 
 #include <pthread.h>
 
 #include "base/clock.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/sched.h"
-#include "runtime/sample.h"
-#include "runtime/session.h"
+#include "runtime/sample/sample.h"
+#include "runtime/state/state.h"
 #include "runtime/stop.h"
 
-enum { MAX_TOP = 20, MAX_CHOICES = 128, N_BUCKET = 1024 };
+enum { N_BUCKET = 1024 };
 
 typedef struct Event {
 	llmc_event    ev;
@@ -21,7 +21,7 @@ typedef struct Event {
 } Event;
 typedef struct EventList { Event *first, *last; } EventList;
 
-typedef struct Choice {
+typedef struct JobChoice {
 	SchedSeq     *seq;
 	llmc_sampler *sampler;
 	llmc_stream  *stream;    /* NULL: no tokenizer */
@@ -30,10 +30,10 @@ typedef struct Choice {
 	double        sum_logprob;
 	bool          done;
 	double        latest;    /* time of its last token */
-	int32_t       device_n;  /* the device knows how to pick after as many tokens (-1: not at all) ... */
-	int32_t       device_stay; /* ... since it was set aside for so many times */
+	int32_t       device_n;  /* the device knows how to sample after as many tokens (-1: not at all) ... */
+	int32_t       device_stay; /* ... since it was preempted for so many times */
 	EventList     held;      /* best_of: until it is known which are told */
-} Choice;
+} JobChoice;
 
 typedef struct Job {
 	int64_t     id;
@@ -41,10 +41,10 @@ typedef struct Job {
 	llmc_params p;           /* its lists are the samplers', its stops gone */
 	int32_t     n, best_of, n_top;
 	bool        logprobs, prompt_logprobs, keep_stop;
-	bool        on_device;   /* the session can pick its tokens */
+	bool        on_device;   /* the session can sample its tokens */
 	double      submitted, deadline; /* 0: none */
 	SchedReq   *req;
-	Choice     *choice;      /* [best_of] */
+	JobChoice     *choice;      /* [best_of] */
 	llmc_stream *prompt_stream;
 	int32_t     n_told;      /* tokens of the prompt told with their logprobs */
 	int32_t     n_done;      /* choices */
@@ -64,16 +64,16 @@ typedef struct Job {
 	struct Job *ready_next;  /* jobs with mail */
 } Job;
 
-typedef struct Pick {        /* one choice's token of the step */
+typedef struct Sampled {     /* one choice's token of the step */
 	Job         *job;
-	Choice      *c;
+	JobChoice      *c;
 	const float *logits;
 	int32_t      id, n_top;
 	float        logprob;
-	llmc_logprob top[MAX_TOP];
+	llmc_logprob top[LLMC_MAX_TOP];
 	llmc_status  status;
 	llmc_error   err;
-} Pick;
+} Sampled;
 
 struct Engine {
 	Session *session;
@@ -93,9 +93,9 @@ struct Engine {
 	Job        *work;        /* taken in, not over; in order of arrival */
 	float      *logits;      /* [n_out, vocab] */
 	float     **row;        /* [seqs] logits of each chunk of the step */
-	Pick       *pick;        /* [seqs] */
-	int32_t     n_pick;
-	int32_t    *ids;         /* [seqs] picked by the device, and their logprobs */
+	Sampled    *sampled;     /* [seqs] */
+	int32_t     n_sampled;
+	int32_t    *ids;         /* [seqs] sampled by the device, and their logprobs */
 	float      *logprobs;
 	int         n_scratch;
 	SampleScratch *scratch;  /* [n_scratch] one for each thread that samples */
@@ -133,13 +133,15 @@ llmc_status job_open(Engine *e, const llmc_request *r, Job **out, llmc_error *er
 void        job_free(Job *j);
 /* Answers of a choice: events on j->out (or held). Each returns false when the request has failed on the way. */
 bool        job_prompt(Engine *e, Job *j, int32_t at, int32_t n, const float *logits);
-bool        job_token(Engine *e, Job *j, Choice *c, const Pick *p, llmc_finish *finish, bool *finished);
-void        job_finish(Engine *e, Job *j, Choice *c, llmc_finish finish, const Pick *p);
+bool        job_token(Engine *e, Job *j, JobChoice *c, const Sampled *p, llmc_finish *finish, bool *finished);
+void        job_finish(Engine *e, Job *j, JobChoice *c, llmc_finish finish, const Sampled *p);
 void        job_fail(Engine *e, Job *j, llmc_status status, const char *text);
 
-/* mail.c */
+/* event.c */
 void        event_list_add(EventList *l, Event *ev);
 void        event_list_free(EventList *l);
+
+/* mail.c */
 /* Hand the events of the step over and let go of jobs that are over. */
 void        mail_flush(Engine *e);
 void        mail_close(Engine *e);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/engine/inside.h"
+#include "base/sized.h"
 
 /* ---------------------------------------------------------------------------------------------- taking in ---- */
 
@@ -19,12 +20,12 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 		if (r->tok[i] < 0 || r->tok[i] >= e->plan->vocab)
 			return error_set(err, LLMC_E_RANGE, "token %zu of the prompt is %d, ids are 0 .. %lld", i, r->tok[i],
 			                 (long long)e->plan->vocab - 1);
-	if (r->n < 0 || r->n > MAX_CHOICES)
-		return error_set(err, LLMC_E_RANGE, "n is %d, possible are 1 .. %d", r->n, MAX_CHOICES);
-	if (r->best_of && (r->best_of < (r->n ? r->n : 1) || r->best_of > MAX_CHOICES))
-		return error_set(err, LLMC_E_RANGE, "best_of is %d, possible are n (%d) .. %d", r->best_of, r->n ? r->n : 1, MAX_CHOICES);
-	if (r->n_top < 0 || r->n_top > MAX_TOP)
-		return error_set(err, LLMC_E_RANGE, "n_top is %d, possible are 0 .. %d", r->n_top, MAX_TOP);
+	if (r->n < 0 || r->n > LLMC_MAX_CHOICES)
+		return error_set(err, LLMC_E_RANGE, "n is %d, possible are 1 .. %d", r->n, LLMC_MAX_CHOICES);
+	if (r->best_of && (r->best_of < (r->n ? r->n : 1) || r->best_of > LLMC_MAX_CHOICES))
+		return error_set(err, LLMC_E_RANGE, "best_of is %d, possible are n (%d) .. %d", r->best_of, r->n ? r->n : 1, LLMC_MAX_CHOICES);
+	if (r->n_top < 0 || r->n_top > LLMC_MAX_TOP)
+		return error_set(err, LLMC_E_RANGE, "n_top is %d, possible are 0 .. %d", r->n_top, LLMC_MAX_TOP);
 	if (!(r->deadline_s >= 0))
 		return error_set(err, LLMC_E_RANGE, "deadline_s is %g, it must be 0 (none) or above", r->deadline_s);
 	return sampler_check(p, (int32_t)e->plan->vocab, err);
@@ -51,7 +52,7 @@ most_new(const Engine *e, const llmc_request *r, const llmc_params *p)
 static llmc_status
 open_choice(Engine *e, Job *j, int32_t i, const llmc_request *r, llmc_params *p, llmc_error *err)
 {
-	Choice *c = &j->choice[i];
+	JobChoice *c = &j->choice[i];
 
 	c->seq = &j->req->seq[i];
 	c->device_n = -1;
@@ -72,7 +73,7 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 	llmc_status status;
 
 	*out = NULL;
-	memcpy(&r, request, request->size < sizeof r ? request->size : sizeof r);
+	SIZED_TAKE(r, request);
 	llmc_params p = sampler_params(r.params);
 	TRY(check_request(e, &r, &p, err));
 	Job *j = calloc(1, sizeof *j);
@@ -108,7 +109,7 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 		TRY_GOTO(open_choice(e, j, i, &r, &p, err));
 	if (r.prompt_logprobs && e->tok)
 		TRY_GOTO(llmc_stream_open(e->tok, false, &j->prompt_stream, err));
-	j->on_device = j->best_of == 1 && !r.prompt_logprobs && !r.n_top && session_can_pick(e->session, &p);
+	j->on_device = j->best_of == 1 && !r.prompt_logprobs && !r.n_top && session_can_sample(e->session, &p);
 	j->p.stop_tokens = NULL; /* the caller's lists: samplers and stops have their own */
 	j->p.stop = NULL;
 	j->p.logit_bias = NULL;
@@ -166,7 +167,7 @@ event_new(const Job *j, llmc_event_kind kind, int32_t index, const llmc_logprob 
 
 /* A choice's event: told now, or held until the best are known. */
 static void
-tell(Job *j, Choice *c, Event *v)
+tell(Job *j, JobChoice *c, Event *v)
 {
 	event_list_add(c && j->best_of > j->n ? &c->held : &j->out, v);
 }
@@ -177,11 +178,12 @@ job_fail(Engine *e, Job *j, llmc_status status, const char *text)
 	if (j->over)
 		return;
 	Event *v = event_new(j, LLMC_EVENT_ERROR, 0, NULL, 0, text, strlen(text));
-	if (!v) { /* the one that was put by, without the sentence */
+	if (!v) { /* the one that was put by, with a sentence that needs no room */
+		static const char out[] = "out of memory";
 		v = j->spare;
 		j->spare = NULL;
 		v->ev = (llmc_event){ .size = sizeof v->ev, .kind = LLMC_EVENT_ERROR, .request = j->id, .user = j->user, .token = -1,
-			.stop = -1, .text = v->data, .time_s = clock_now(), .memory_ = v };
+			.stop = -1, .text = out, .n_bytes = sizeof out - 1, .time_s = clock_now(), .memory_ = v };
 	}
 	v->ev.status = status;
 	v->ev.last = true;
@@ -214,7 +216,7 @@ job_prompt(Engine *e, Job *j, int32_t at, int32_t n, const float *logits)
 	int32_t vocab = (int32_t)e->plan->vocab;
 
 	for (int32_t i = at; i <= at + n && i < j->req->n_prompt; i++) {
-		llmc_logprob top[MAX_TOP];
+		llmc_logprob top[LLMC_MAX_TOP];
 		const char *text = "";
 		float logprob = NAN;
 		int32_t n_top = 0;
@@ -253,7 +255,7 @@ is_among(const int32_t *ids, int32_t n, int32_t id)
 
 /* Text of a token (-1: what is left) through detokeniser and stop strings. */
 static llmc_status
-text_of(const Engine *e, Job *j, Choice *c, int32_t id, const char **text, size_t *n, bool *stopped, llmc_error *err)
+text_of(const Engine *e, Job *j, JobChoice *c, int32_t id, const char **text, size_t *n, bool *stopped, llmc_error *err)
 {
 	const char *raw = "";
 	size_t n_raw = 0;
@@ -269,7 +271,7 @@ text_of(const Engine *e, Job *j, Choice *c, int32_t id, const char **text, size_
 }
 
 bool
-job_token(Engine *e, Job *j, Choice *c, const Pick *p, llmc_finish *finish, bool *finished)
+job_token(Engine *e, Job *j, JobChoice *c, const Sampled *p, llmc_finish *finish, bool *finished)
 {
 	const char *text;
 	bool stopped = false;
@@ -305,7 +307,7 @@ job_token(Engine *e, Job *j, Choice *c, const Pick *p, llmc_finish *finish, bool
 }
 
 static double
-mean_logprob(const Choice *c)
+mean_logprob(const JobChoice *c)
 {
 	return c->n_new ? c->sum_logprob / c->n_new : -INFINITY;
 }
@@ -315,7 +317,7 @@ static void
 tell_best(Job *j)
 {
 	for (int32_t k = 0; k < j->n; k++) {
-		Choice *best = NULL;
+		JobChoice *best = NULL;
 		for (int32_t i = 0; i < j->best_of; i++)
 			if (j->choice[i].held.first && (!best || mean_logprob(&j->choice[i]) > mean_logprob(best)))
 				best = &j->choice[i];
@@ -329,7 +331,7 @@ tell_best(Job *j)
 }
 
 void
-job_finish(Engine *e, Job *j, Choice *c, llmc_finish finish, const Pick *p)
+job_finish(Engine *e, Job *j, JobChoice *c, llmc_finish finish, const Sampled *p)
 {
 	double now = clock_now();
 	const char *text = "";
@@ -360,7 +362,7 @@ job_finish(Engine *e, Job *j, Choice *c, llmc_finish finish, const Pick *p)
 	ev->n_prompt = j->req->n_prompt;
 	ev->n_new = c->n_new;
 	ev->n_cached = j->req->n_cached;
-	ev->n_preempted = c->seq->n_aside;
+	ev->n_preempted = c->seq->n_preempted;
 	ev->sum_logprob = c->sum_logprob;
 	ev->queue_s = (j->started > 0 ? j->started : now) - j->submitted;
 	ev->prefill_s = j->started > 0 ? (j->first > 0 ? j->first : now) - j->started : 0;

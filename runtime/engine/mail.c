@@ -6,24 +6,7 @@
 #include <unistd.h>
 
 #include "runtime/engine/inside.h"
-
-void
-event_list_add(EventList *l, Event *ev)
-{
-	ev->next = NULL;
-	*(l->last && l->first ? &l->last->next : &l->first) = ev;
-	l->last = ev;
-}
-
-void
-event_list_free(EventList *l)
-{
-	for (Event *v = l->first, *next; v; v = next) {
-		next = v->next;
-		free(v);
-	}
-	*l = (EventList){ 0 };
-}
+#include "base/sized.h"
 
 /* The descriptor is readable exactly while there is mail. */
 static void
@@ -167,7 +150,6 @@ static void
 pop(Engine *e, Job *j, llmc_event *ev)
 {
 	Event *v = j->mail.first;
-	size_t size = ev->size;
 
 	j->mail.first = v->next;
 	count_mail(e, -1);
@@ -175,8 +157,7 @@ pop(Engine *e, Job *j, llmc_event *ev)
 	if (j->mail.first)
 		make_ready(e, j); /* behind the others */
 	bool last = v->ev.last;
-	memcpy(ev, &v->ev, size < sizeof *ev ? size : sizeof *ev);
-	ev->size = size;
+	SIZED_GIVE(ev, v->ev);
 	if (last)
 		untable(e, j);
 }
@@ -321,8 +302,6 @@ engine_fd(const Engine *e)
 void
 engine_counts(Engine *e, llmc_counts *out)
 {
-	size_t size = out->size;
-
 	pthread_mutex_lock(&e->lock);
 	llmc_counts c = e->counts;
 	c.refused = e->refused;
@@ -331,6 +310,5 @@ engine_counts(Engine *e, llmc_counts *out)
 		c.requests++;
 	}
 	pthread_mutex_unlock(&e->lock);
-	c.size = size;
-	memcpy(out, &c, size < sizeof c ? size : sizeof c);
+	SIZED_GIVE(out, c);
 }

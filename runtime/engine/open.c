@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/engine/inside.h"
+#include "base/sized.h"
 
 /* ------------------------------------------------------------------- the scheduler's hold on the session ---- */
 
@@ -107,11 +108,9 @@ engine_limits(const Plan *plan, const llmc_engine_options *opt)
 {
 	llmc_limits l = LLMC_INIT(llmc_limits);
 
-	if (opt->limits)
-		memcpy(&l, opt->limits, opt->limits->size < sizeof l ? opt->limits->size : sizeof l);
-	l.size = sizeof l;
+	SIZED_TAKE(l, opt->limits);
 	if (l.context == 0)
-		l.context = (int32_t)(plan->max_positions < 4096 ? plan->max_positions : 4096);
+		l.context = (int32_t)(plan->max_positions < LLMC_DEFAULT_CONTEXT ? plan->max_positions : LLMC_DEFAULT_CONTEXT);
 	if (l.seqs == 0)
 		l.seqs = 16;
 	if (l.n_out == 0) /* room for pieces of prompts whose logits are wanted */
@@ -149,9 +148,9 @@ open_memory(Engine *e, llmc_error *err)
 	e->ids = calloc((size_t)e->lim.seqs + 1, sizeof *e->ids);
 	e->logprobs = calloc((size_t)e->lim.seqs + 1, sizeof *e->logprobs);
 	e->row = calloc((size_t)e->lim.seqs + 1, sizeof *e->row);
-	e->pick = calloc((size_t)e->lim.seqs + 1, sizeof *e->pick);
+	e->sampled = calloc((size_t)e->lim.seqs + 1, sizeof *e->sampled);
 	e->scratch = calloc((size_t)n, sizeof *e->scratch);
-	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->pick || !e->scratch)
+	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->sampled || !e->scratch)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine of %d sequences", e->lim.seqs);
 	for (; e->n_scratch < n; e->n_scratch++)
 		TRY(sample_scratch_open((int32_t)e->plan->vocab, &e->scratch[e->n_scratch], err));
@@ -200,13 +199,13 @@ engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	e->log = opt->log;
 	e->log_user = opt->log_user;
 	e->fd = -1;
-	e->max_jobs = opt->max_concurrent_requests ? opt->max_concurrent_requests : 128;
+	e->max_jobs = opt->max_concurrent_requests ? opt->max_concurrent_requests : LLMC_DEFAULT_CONCURRENT_REQUESTS;
 	e->swap_max = opt->swap_bytes;
 	e->token_s = 1e-3;
 	e->copy_bytes_s = 2e9;
 	e->sched_lim = (SchedLimits){ .seqs = e->lim.seqs, .chunk = e->lim.chunk, .n_out = e->lim.n_out, .prefill = e->lim.chunk,
 		.pages = session->kv.n_page, .total_tokens = opt->max_batch_total_tokens, .waiting_ratio = opt->waiting_served_ratio,
-		.max_waiting_steps = opt->max_waiting_tokens ? opt->max_waiting_tokens : 20, .prompt_whole = e->plan->prompt_whole,
+		.max_waiting_steps = opt->max_waiting_tokens ? opt->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS, .prompt_whole = e->plan->prompt_whole,
 		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole };
 	if (opt->max_batch_prefill_tokens && opt->max_batch_prefill_tokens < e->lim.chunk)
 		e->sched_lim.prefill = opt->max_batch_prefill_tokens;
@@ -259,7 +258,7 @@ engine_close(Engine *e, int drain_ms)
 	for (int i = 0; i < e->n_scratch; i++)
 		sample_scratch_release(&e->scratch[i]);
 	free(e->scratch);
-	free(e->pick);
+	free(e->sampled);
 	free(e->row);
 	free(e->ids);
 	free(e->logprobs);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/plan/plan.h"
+#include "plan/plan.h"
 
 static int64_t
 pages_of(int64_t n_tok)
@@ -182,16 +182,16 @@ stop_running(Sched *s, SchedSeq *c)
 }
 
 static void
-set_aside(Sched *s, SchedSeq *c)
+preempt(Sched *s, SchedSeq *c)
 {
 	c->saved = c->n_done ? s->ops.save(s->ops.user, c->q, c->n_done) : NULL;
 	c->n_saved = c->saved ? c->n_done : 0;
 	stop_running(s, c);
 	c->n_done = 0;
-	c->n_aside++;
-	c->state = SEQ_ASIDE;
-	enqueue(&s->aside, c);
-	s->n_aside++;
+	c->n_preempted++;
+	c->state = SEQ_PREEMPTED;
+	enqueue(&s->preempted, c);
+	s->n_preempted++;
 	s->n_saved += c->saved != NULL;
 }
 
@@ -200,8 +200,8 @@ done(Sched *s, SchedSeq *c)
 {
 	if (c->state == SEQ_RUNNING) {
 		stop_running(s, c);
-	} else if (c->state == SEQ_ASIDE) {
-		dequeue(&s->aside, c);
+	} else if (c->state == SEQ_PREEMPTED) {
+		dequeue(&s->preempted, c);
 		if (c->saved)
 			s->ops.drop(s->ops.user, c->saved);
 		c->saved = NULL;
@@ -285,9 +285,9 @@ plan_decode(Sched *s, Budget *b)
 		if (c->n_tok - c->n_done == 1 && c->n_done && b->tokens > 0 && b->rows > 0) {
 			add_chunk(s, c, 1);
 			while (pages_left(s) < 0 && s->running.youngest != c)
-				set_aside(s, s->running.youngest);
+				preempt(s, s->running.youngest);
 			if (pages_left(s) < 0)
-				set_aside(s, c); /* the youngest, and older ones have the pages */
+				preempt(s, c); /* the youngest, and older ones have the pages */
 			else
 				spend(b, c, 1, false);
 		}
@@ -328,7 +328,7 @@ plan_piece(Sched *s, SchedSeq *c, Budget *b)
 				b->tokens += s->add[out->at];
 				b->rows += s->chunk[out->at].n_out;
 			}
-			set_aside(s, out);
+			preempt(s, out);
 			continue;
 		}
 		int64_t room = (pages_of(c->n_done) + pages_left(s)) * PLAN_KV_PAGE - c->n_done;
@@ -450,15 +450,15 @@ start(Sched *s, Budget *b)
 static void
 resume(Sched *s, Budget *b)
 {
-	while (s->aside.oldest && b->tokens > 0) {
-		SchedSeq *c = s->aside.oldest;
+	while (s->preempted.oldest && b->tokens > 0) {
+		SchedSeq *c = s->preempted.oldest;
 		if (b->prefill < 1 && !c->saved)
 			return;
 		if (!has_place(s, 1 + reserve_of(c->req)))
 			return;
-		dequeue(&s->aside, c);
+		dequeue(&s->preempted, c);
 		if (!enter(s, c, use_prefix(s, c))) {
-			enqueue(&s->aside, c);
+			enqueue(&s->preempted, c);
 			return;
 		}
 		if (b->rows > 0 && b->prefill > 0) /* else in the next step */
@@ -470,15 +470,15 @@ int32_t
 sched_plan(Sched *s)
 {
 	Budget b = { .tokens = s->lim.chunk, .prefill = s->lim.prefill, .rows = s->lim.n_out };
-	uint64_t aside = s->n_aside;
+	uint64_t preempted = s->n_preempted;
 
 	s->n_chunk = s->n_started = 0;
 	plan_decode(s, &b);
 	plan_prefill(s, &b);
 	/* who had to make room in this step cannot go on in it, and nobody else can start */
-	if (s->n_aside == aside)
+	if (s->n_preempted == preempted)
 		resume(s, &b);
-	if (!s->aside.n && may_start(s))
+	if (!s->preempted.n && may_start(s))
 		start(s, &b);
 	s->steps_since_start = s->n_started ? 0 : s->steps_since_start + 1;
 	for (int32_t i = 0; i < s->n_chunk; i++) /* what is cancelled from now on leaves the step as it is */
@@ -555,11 +555,11 @@ sched_check(const Sched *s)
 	int32_t n = 0, reserved = 0;
 
 	if (!wrong)
-		wrong = check_queue(&s->aside, SEQ_ASIDE);
+		wrong = check_queue(&s->preempted, SEQ_PREEMPTED);
 	if (wrong)
 		return wrong;
-	if (s->running.n && s->aside.n && older(s->aside.oldest, s->running.youngest))
-		return "a younger choice runs while an older one is set aside";
+	if (s->running.n && s->preempted.n && older(s->preempted.oldest, s->running.youngest))
+		return "a younger choice runs while an older one is preempted";
 	uint64_t order = 0;
 	for (const SchedReq *r = s->first; r; order = r->order, r = r->next, n++) {
 		if (r->started || r->order <= order)

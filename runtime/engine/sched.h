@@ -1,4 +1,4 @@
-/* The scheduler: which pieces of which requests run in the next step, who is set aside when pages run out, who comes next.
+/* The scheduler: which pieces of which requests run in the next step, who is preempted when pages run out, who comes next.
  * It knows no threads, no clock and no model: sequences and pages are reached through SchedOps, so that a simulation can
  * stand in for them.
  *
@@ -6,10 +6,10 @@
  *   choice   its tokens so far; once started it is RUNNING (has a sequence), ASIDE (has none: its tokens run again, or
  *            its saved KV is loaded) or DONE. Choices after the first begin as copies of it when the prompt has run.
  *
- * Age is (arrival, choice). Rules: a running choice gets pages by setting younger ones aside, never older ones, so the
- * oldest always advances; what was set aside goes on before anything new starts; new requests start in order. One thread. */
-#ifndef LLMC_ENGINE_SCHED_H
-#define LLMC_ENGINE_SCHED_H
+ * Age is (arrival, choice). Rules: a running choice gets pages by preempting younger ones, never older ones, so the
+ * oldest always advances; what was preempted goes on before anything new starts; new requests start in order. One thread. */
+#ifndef LLMC_RUNTIME_ENGINE_SCHED_H
+#define LLMC_RUNTIME_ENGINE_SCHED_H
 
 #include "base/error.h"
 
@@ -42,7 +42,7 @@ typedef struct SchedLimits {
 	bool    no_prefix;
 } SchedLimits;
 
-typedef enum SchedState { SEQ_NEW, SEQ_RUNNING, SEQ_ASIDE, SEQ_DONE } SchedState;
+typedef enum SchedState { SEQ_NEW, SEQ_RUNNING, SEQ_PREEMPTED, SEQ_DONE } SchedState;
 
 typedef struct SchedSeq {
 	SchedReq  *req;
@@ -51,7 +51,7 @@ typedef struct SchedSeq {
 	llmc_seq   q;               /* RUNNING: its sequence, else -1 */
 	int32_t   *tok;             /* [n_prompt + max_new] */
 	int32_t    n_tok, n_done;   /* known; in the KV */
-	int32_t    n_aside;         /* times set aside */
+	int32_t    n_preempted;         /* times preempted */
 	int32_t    at;              /* its chunk of the step, or -1 */
 	void      *saved;           /* ASIDE: saved KV of n_saved positions, or NULL */
 	int32_t    n_saved;
@@ -79,7 +79,7 @@ struct Sched {
 	uint64_t    n_order;
 	SchedReq   *first, *last;   /* waiting */
 	int32_t     n_waiting;
-	SchedQueue  running, aside;
+	SchedQueue  running, preempted;
 	int32_t     reserved;       /* sequences promised to choices that are still to fork */
 	int64_t     total_tokens;   /* of started requests */
 	int32_t     steps_since_start;
@@ -91,7 +91,7 @@ struct Sched {
 	llmc_seq   *q;              /* [seqs + 1] for pages_need */
 	int32_t    *add;
 	/* counts */
-	uint64_t    n_aside, n_saved, n_loaded, prefix_queries, prefix_hits;
+	uint64_t    n_preempted, n_saved, n_loaded, prefix_queries, prefix_hits;
 };
 
 llmc_status sched_open(const SchedLimits *lim, const SchedOps *ops, Sched **out, llmc_error *err);

@@ -64,7 +64,7 @@ checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
 
 	*out = NULL;
 	if (!file_exists(path))
-		return error_set(err, LLMC_E_IO,
+		return error_set(err, LLMC_E_INPUT,
 		                 "%s: no such file or folder; the weights are expected there (another place: --weights PATH)", path);
 	Checkpoint *c = calloc(1, sizeof *c);
 	if (!c || !(c->path = strdup(path))) {

@@ -1,9 +1,9 @@
 /* A checkpoint of either format behind one face: tensors by name, mapped, never copied here. */
-#ifndef LLMC_RUNTIME_CHECKPOINT_H
-#define LLMC_RUNTIME_CHECKPOINT_H
+#ifndef LLMC_RUNTIME_WEIGHTS_CHECKPOINT_H
+#define LLMC_RUNTIME_WEIGHTS_CHECKPOINT_H
 
 #include "base/sha256.h"
-#include "runtime/plan/plan.h"
+#include "plan/plan.h"
 
 typedef struct Checkpoint Checkpoint;
 

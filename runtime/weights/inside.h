@@ -9,7 +9,7 @@ struct Weights {
 	Checkpoint  *checkpoint;
 	CheckpointTensor *src; /* of all sources of all tensors, until they are packed; NULL: noise */
 	const void **data;    /* [n_tensor] */
-	void        *region;  /* packed tensors: memory, or the cache's mapping */
+	void        *region;  /* packed tensors */
 	size_t       region_bytes;
 	bool         cached;
 };

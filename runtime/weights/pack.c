@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "formats/dequant.h"
-#include "runtime/weights/layout.h"
+#include "formats/layout.h"
 #include "runtime/weights/weights.h"
 
 typedef struct Job {
@@ -253,7 +253,7 @@ make_noise(const PlanTensor *t, int64_t *n_blocks)
 size_t
 pack_piece_bytes(const PlanTensor *t)
 {
-	return t->cols ? (size_t)layout_find(t->layout)->group_bytes(t->dtype, t->cols) : (size_t)layout_bytes(t);
+	return t->cols ? (size_t)layout_find(t->layout)->group_bytes(t->dtype, t->cols) : (size_t)plan_tensor_bytes(t);
 }
 
 llmc_status
@@ -265,7 +265,7 @@ pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackRoom *ro
 	llmc_status status = LLMC_OK;
 
 	if (!t->cols) {
-		TRY(room->take(room->user, 0, (size_t)layout_bytes(t), &dst, err));
+		TRY(room->take(room->user, 0, (size_t)plan_tensor_bytes(t), &dst, err));
 		return pack_vector(t, src, dst, err);
 	}
 	Job j = { .t = t, .src = src, .layout = layout_find(t->layout), .row_bytes = dtype_row_bytes(t->dtype, t->cols),

@@ -1,26 +1,32 @@
 /* Packed weights in the cache: $LLMC_CACHE/weights/<key>/packed. Written under another name, synced, renamed; a file is
- * trusted only when it is ours, has the size its header says, and the header's checksum holds. */
+ * trusted only when it is ours, has the size its header says, and the checksums of header and data hold.
+ *
+ * It is read, not mapped: what happens to the file afterwards (cut off, written over, its disk gone) cannot reach a model that runs.
+ * The price is memory of each process's own instead of pages that processes share; the checksum comes with the reading. */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
-#include "runtime/weights/layout.h"
+#include "base/sum64.h"
+#include "formats/layout.h"
 #include "runtime/weights/weights.h"
 
 typedef struct Header {
 	char     magic[16];
 	char     key[64];
 	uint64_t bytes;     /* of data, which begins at DATA_AT */
+	uint64_t data_sum;
 	char     sum[64];   /* sha256 of the fields above */
 } Header;
 
-enum { DATA_AT = 4096 };
-static const char magic[16] = "llmc packed 1\n";
+enum { DATA_AT = 4096, SLICE = 1 << 20 };
+static const char magic[16] = "llmc packed 2\n";
 
 static void
 add_text(Sha256 *s, const char *text)
@@ -92,12 +98,12 @@ pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[
 }
 
 static void
-header_fill(Header *h, const char *hex, int64_t bytes)
+header_fill(Header *h, const char *hex, int64_t bytes, uint64_t data_sum)
 {
 	char sum[65];
 	Sha256 s;
 
-	*h = (Header){ .bytes = (uint64_t)bytes };
+	*h = (Header){ .bytes = (uint64_t)bytes, .data_sum = data_sum };
 	memcpy(h->magic, magic, sizeof magic);
 	memcpy(h->key, hex, sizeof h->key);
 	sha256_init(&s);
@@ -115,31 +121,79 @@ cache_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
 	return dir->failed || path->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
 }
 
+/* Data summed slice by slice, and read when it comes from a file: the slices are dealt out to threads, and their sums add up in any order. */
+typedef struct Sum {
+	int         fd;        /* -1: the data is there already */
+	char       *data;
+	int64_t     bytes;
+	atomic_ullong sum;
+	atomic_bool cut;       /* the file has ended early, or cannot be read */
+} Sum;
+
+static bool
+read_all(int fd, char *to, size_t n, int64_t at)
+{
+	while (n) {
+		ssize_t k = pread(fd, to, n, at);
+		if (k < 0 && errno == EINTR)
+			continue;
+		if (k <= 0)
+			return false;
+		to += k;
+		at += k;
+		n -= (size_t)k;
+	}
+	return true;
+}
+
+static void
+sum_part(void *user, int part, int n_parts)
+{
+	Sum *s = user;
+	unsigned long long sum = 0;
+
+	for (int64_t i = part; i * SLICE < s->bytes && !atomic_load_explicit(&s->cut, memory_order_relaxed); i += n_parts) {
+		int64_t at = i * SLICE;
+		size_t n = s->bytes - at < SLICE ? (size_t)(s->bytes - at) : SLICE;
+		if (s->fd >= 0 && !read_all(s->fd, s->data + at, n, DATA_AT + at))
+			atomic_store(&s->cut, true);
+		else
+			sum += sum64(s->data + at, n, (uint64_t)i + 1);
+	}
+	atomic_fetch_add(&s->sum, sum);
+}
+
 llmc_status
-pack_cache_map(const char *hex, int64_t bytes, void **base, size_t *mapped, const char **data, llmc_error *err)
+pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bool *found, llmc_error *err)
 {
 	Strbuf dir = { 0 }, path = { 0 };
-	FileMap m = { 0 };
-	Header want;
+	Header have, want;
+	struct stat st;
 	llmc_status status;
+	Sum s = { .fd = -1, .data = data, .bytes = bytes };
 
-	*base = NULL;
-	*data = NULL;
-	TRY_GOTO(cache_path(hex, &dir, &path, err));
-	if (!file_exists(strbuf_str(&path)))
-		goto fail; /* not a failure: nothing there yet */
+	*found = false;
+	status = LLMC_OK;
+	if (cache_path(hex, &dir, &path, NULL) != LLMC_OK || !file_exists(strbuf_str(&path)))
+		goto fail; /* not a failure: nothing there yet, or nowhere to be; writing will tell */
 	TRY_GOTO(file_check_trusted(strbuf_str(&path), err));
-	TRY_GOTO(file_map(strbuf_str(&path), &m, err));
-	header_fill(&want, hex, bytes);
-	if (m.size != (size_t)bytes + DATA_AT || memcmp(m.data, &want, sizeof want)) {
-		status = error_set(err, LLMC_E_INPUT, "%s: damaged or cut off; it is written again", strbuf_str(&path));
-		file_unmap(&m);
+	s.fd = open(strbuf_str(&path), O_RDONLY | O_CLOEXEC);
+	if (s.fd < 0) {
+		status = error_set(err, LLMC_E_IO, "%s: cannot open: %s", strbuf_str(&path), strerror(errno));
 		goto fail;
 	}
-	*base = (void *)m.data;
-	*mapped = m.size;
-	*data = (const char *)m.data + DATA_AT;
+	if (fstat(s.fd, &st) == 0 && st.st_size == bytes + DATA_AT && read_all(s.fd, (char *)&have, sizeof have, 0)) {
+		header_fill(&want, hex, bytes, have.data_sum);
+		if (!memcmp(&have, &want, sizeof want)) {
+			threads_run(threads, sum_part, &s);
+			*found = !s.cut && s.sum == have.data_sum;
+		}
+	}
+	if (!*found)
+		status = error_set(err, LLMC_E_CHECK, "%s: damaged or cut off; it is written again", strbuf_str(&path));
 fail:
+	if (s.fd >= 0)
+		close(s.fd);
 	strbuf_release(&dir);
 	strbuf_release(&path);
 	return status;
@@ -163,8 +217,9 @@ write_all(int fd, const char *p, size_t n)
 }
 
 llmc_status
-pack_cache_write(const char *hex, const void *data, int64_t bytes, llmc_error *err)
+pack_cache_write(const char *hex, void *data, int64_t bytes, Threads *threads, llmc_error *err)
 {
+	Sum s = { .fd = -1, .data = data, .bytes = bytes };
 	Strbuf dir = { 0 }, path = { 0 }, tmp = { 0 };
 	char head[DATA_AT] = { 0 };
 	llmc_status status;
@@ -177,8 +232,10 @@ pack_cache_write(const char *hex, const void *data, int64_t bytes, llmc_error *e
 		status = error_set(err, LLMC_E_MEMORY, "out of memory");
 		goto fail;
 	}
-	fd = mkostemp(tmp.data, O_CLOEXEC);
-	header_fill((Header *)head, hex, bytes);
+	if ((fd = mkostemp(tmp.data, O_CLOEXEC)) >= 0) {
+		threads_run(threads, sum_part, &s);
+		header_fill((Header *)head, hex, bytes, s.sum);
+	}
 	if (fd < 0 || !write_all(fd, head, sizeof head) || !write_all(fd, data, (size_t)bytes) || fdatasync(fd) < 0 ||
 	    rename(tmp.data, path.data) < 0) {
 		status = error_set(err, LLMC_E_IO, "%s: cannot write: %s", strbuf_str(&path), strerror(errno));

@@ -2,14 +2,14 @@
 #include <stdlib.h>
 
 #include "runtime/weights/inside.h"
-#include "runtime/weights/layout.h"
+#include "formats/layout.h"
 
 llmc_status
 weights_layout(const Weights *w, int64_t *offset, int64_t *bytes, llmc_error *err)
 {
 	*bytes = 0;
 	for (int i = 0; i < w->plan->n_tensor; i++) {
-		int64_t n = layout_bytes(&w->plan->tensor[i]);
+		int64_t n = plan_tensor_bytes(&w->plan->tensor[i]);
 		if (n < 0 || n > INT64_MAX / 2 - *bytes)
 			return error_set(err, LLMC_E_MEMORY, "tensor %s is too large", w->plan->tensor[i].id);
 		offset[i] = *bytes;

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #include "base/log.h"
-#include "runtime/weights/layout.h"
+#include "formats/layout.h"
 
 enum { HUGE_FROM = 32 << 20 };
 
@@ -40,7 +40,7 @@ lay_out(const Plan *p, const CheckpointTensor *src, PackMap *map, Weights *w, ll
 		if (src && pack_in_place(t, src, &w->data[i])) {
 			map->offset[i] = -1;
 		} else {
-			int64_t bytes = layout_bytes(t);
+			int64_t bytes = plan_tensor_bytes(t);
 			if (bytes < 0 || bytes > INT64_MAX / 2 - map->bytes)
 				return error_set(err, LLMC_E_MEMORY, "tensor %s is too large", t->id);
 			map->offset[i] = map->bytes;
@@ -53,12 +53,8 @@ lay_out(const Plan *p, const CheckpointTensor *src, PackMap *map, Weights *w, ll
 }
 
 static llmc_status
-pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map, Weights *w,
-         llmc_error *err)
+take_region(const PackMap *map, Weights *w, llmc_error *err)
 {
-	size_t scratch_bytes = 64;
-	llmc_status status = LLMC_OK;
-
 	w->region_bytes = (size_t)map->bytes + 4096;
 	w->region = mmap(NULL, w->region_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (w->region == MAP_FAILED) {
@@ -68,6 +64,16 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 	}
 	if (map->bytes > HUGE_FROM) /* fewer faults while packing; what is rounded up is below 2 MB */
 		(void)madvise(w->region, w->region_bytes, MADV_HUGEPAGE);
+	return LLMC_OK;
+}
+
+static llmc_status
+pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map, Weights *w,
+         llmc_error *err)
+{
+	size_t scratch_bytes = 64;
+	llmc_status status = LLMC_OK;
+
 	for (int i = 0; i < p->n_tensor; i++)
 		if (map->offset[i] >= 0 && pack_scratch_bytes(&p->tensor[i]) > scratch_bytes)
 			scratch_bytes = pack_scratch_bytes(&p->tensor[i]);
@@ -91,33 +97,30 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 	return status;
 }
 
-/* Packed before? Then map that. Otherwise pack, and keep the result for the next time. A cache that cannot be used costs
+/* Packed before? Then read that. Otherwise pack, and keep the result for the next time. A cache that cannot be used costs
  * a warning, never the load. */
 static llmc_status
 load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map, Weights *w,
             llmc_error *err)
 {
 	char key[65];
-	const char *data = NULL;
 	llmc_error why = { 0 };
 	bool cache = o->cache_packed && src && map->bytes;
-	const char *base;
 
+	TRY(take_region(map, w, err));
 	if (cache && pack_cache_key(p, map, w->checkpoint, key, &why) != LLMC_OK)
 		cache = false;
-	if (cache && pack_cache_map(key, map->bytes, &w->region, &w->region_bytes, &data, &why) != LLMC_OK)
+	if (cache && pack_cache_read(key, map->bytes, o->threads, w->region, &w->cached, &why) != LLMC_OK)
 		log_line(o->log, o->log_user, LLMC_LOG_WARNING, "packed weights in the cache are not used: %s", why.text);
-	w->cached = data != NULL;
-	base = data;
-	if (!data) {
+	if (!w->cached) {
 		TRY(pack_all(p, o, src, map, w, err));
-		base = w->region;
-		if (cache && pack_cache_write(key, w->region, map->bytes, &why) != LLMC_OK)
-			log_line(o->log, o->log_user, LLMC_LOG_WARNING, "packed weights are not kept for the next time: %s", why.text);
+		if (cache && pack_cache_write(key, w->region, map->bytes, o->threads, &why) != LLMC_OK)
+			log_line(o->log, o->log_user, LLMC_LOG_WARNING,
+			         "packed weights are not kept for the next time: %s (LLMC_CACHE names another folder)", why.text);
 	}
 	for (int i = 0; i < p->n_tensor; i++)
 		if (map->offset[i] >= 0)
-			w->data[i] = base + map->offset[i];
+			w->data[i] = (const char *)w->region + map->offset[i];
 	return LLMC_OK;
 }
 

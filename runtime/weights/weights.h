@@ -2,7 +2,7 @@
 #ifndef LLMC_RUNTIME_WEIGHTS_H
 #define LLMC_RUNTIME_WEIGHTS_H
 
-#include "runtime/cpu/cpu.h"
+#include "runtime/threads/threads.h"
 #include "runtime/weights/checkpoint.h"
 
 typedef struct Weights Weights;
@@ -61,9 +61,8 @@ size_t pack_piece_bytes(const PlanTensor *t);
 
 /* The cache file of these tensors from this checkpoint. hex: its key */
 llmc_status pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[65], llmc_error *err);
-/* LLMC_OK with *base NULL: there is none that can be trusted. */
-llmc_status pack_cache_map(const char *hex, int64_t bytes, void **base, size_t *mapped, const char **data,
-                           llmc_error *err);
-llmc_status pack_cache_write(const char *hex, const void *data, int64_t bytes, llmc_error *err);
+/* Read it into data [bytes]. Not found, and LLMC_OK: there is none. */
+llmc_status pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bool *found, llmc_error *err);
+llmc_status pack_cache_write(const char *hex, void *data, int64_t bytes, Threads *threads, llmc_error *err);
 
 #endif

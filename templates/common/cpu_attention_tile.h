@@ -1,5 +1,13 @@
 /* Attention of a tile: several rows of one sequence and the query heads of one group, so that each page of K and V is read and
- * converted once for all of them. Every row's sums are those of cpu_attention.h, bit for bit. */
+ * converted once for all of them. Every row's sums are those of cpu_attention.h, bit for bit.
+ *
+ *   for each chunk of 128 positions that a row of the tile sees:
+ *     K of a page --to fp32, once--> x [D][32] --blocks of ATT_TILE_MR rows--> s [rows][128]
+ *     s --cap, bias, mask, softmax of each row--> weights, m, l
+ *     V of a page --to fp32, once--> x [32][V] --blocks of ATT_TILE_MR rows--> oc [rows][V]
+ *     oc --at ends of spans--> os, o
+ *
+ * Bytes of a tile: K and V of the visible positions once, for ATT_TILE_T tokens; q, s and sums stay in the second cache. */
 #ifndef LLMC_CPU_ATTENTION_TILE_H
 #define LLMC_CPU_ATTENTION_TILE_H
 
@@ -7,97 +15,97 @@
 
 enum {
 #if VL == 16
-	TILE_MR = 12,                               /* rows of a register tile, of two vectors each */
+	ATT_TILE_MR = 12,                               /* rows of a register tile, of two vectors each */
 #elif VL == 8
-	TILE_MR = 6,
+	ATT_TILE_MR = 6,
 #else
-	TILE_MR = 4,
+	ATT_TILE_MR = 4,
 #endif
-	TILE_T  = ATT_HB >= 48 ? 1 : 48 / ATT_HB,   /* tokens */
-	TILE_NV = ATT_VS / VL % 2 ? 1 : 2,          /* vectors of values at once */
-	TILE_R  = (TILE_T * ATT_HB + TILE_MR - 1) / TILE_MR * TILE_MR,
+	ATT_TILE_T  = ATT_HB >= 48 ? 1 : 48 / ATT_HB,   /* tokens */
+	ATT_TILE_NV = ATT_VS / VL % 2 ? 1 : 2,          /* vectors of values at once */
+	ATT_TILE_R  = (ATT_TILE_T * ATT_HB + ATT_TILE_MR - 1) / ATT_TILE_MR * ATT_TILE_MR,
 };
 
 typedef struct {
-	_Alignas(64) float q[TILE_R / TILE_MR][ATT_D][TILE_MR]; /* scaled */
+	_Alignas(64) float q[ATT_TILE_R / ATT_TILE_MR][ATT_D][ATT_TILE_MR]; /* scaled */
 	_Alignas(64) float x[KV_PAGE * (ATT_D > ATT_VS ? ATT_D : ATT_VS)]; /* a page's K [D][32] or V [32][VS] as fp32 */
-	_Alignas(64) float s[TILE_R][ATT_CHUNK];
-	_Alignas(64) float oc[TILE_R][ATT_VS];      /* of a chunk */
-	_Alignas(64) float os[TILE_R][ATT_VS];      /* of a span */
-	_Alignas(64) float o[TILE_R][ATT_VS];       /* of the row */
-	float mc[TILE_R], lc[TILE_R], ms[TILE_R], ls[TILE_R], m[TILE_R], l[TILE_R], slope[ATT_HB];
-	AttRange range[TILE_T];
-	int shift[TILE_T], pos[TILE_T];
+	_Alignas(64) float s[ATT_TILE_R][ATT_CHUNK];
+	_Alignas(64) float oc[ATT_TILE_R][ATT_VS];      /* of a chunk */
+	_Alignas(64) float os[ATT_TILE_R][ATT_VS];      /* of a span */
+	_Alignas(64) float o[ATT_TILE_R][ATT_VS];       /* of the row */
+	float mc[ATT_TILE_R], lc[ATT_TILE_R], ms[ATT_TILE_R], ls[ATT_TILE_R], m[ATT_TILE_R], l[ATT_TILE_R], slope[ATT_HB];
+	AttRange range[ATT_TILE_T];
+	int shift[ATT_TILE_T], pos[ATT_TILE_T];
 } AttTile;
 
 LLMC_INLINE void
-tile_scores(AttTile *t, const float *k, int n_block, int at)
+att_tile_scores(AttTile *t, const float *k, int n_block, int at)
 {
 	for (int b = 0; b < n_block; b++)
 		for (int j = 0; j < KV_PAGE; j += 2 * VL) {
-			vf acc[TILE_MR][2];
+			vf acc[ATT_TILE_MR][2];
 
 			LLMC_UNROLL
-			for (int r = 0; r < TILE_MR; r++)
+			for (int r = 0; r < ATT_TILE_MR; r++)
 				acc[r][0] = acc[r][1] = vf_set1(0);
 			for (int d = 0; d < ATT_D; d++) {
 				vf x0 = vf_load(k + d * KV_PAGE + j), x1 = vf_load(k + d * KV_PAGE + j + VL);
 				LLMC_UNROLL
-				for (int r = 0; r < TILE_MR; r++) {
+				for (int r = 0; r < ATT_TILE_MR; r++) {
 					vf q = vf_set1(t->q[b][d][r]);
 					acc[r][0] = vf_fma(x0, q, acc[r][0]);
 					acc[r][1] = vf_fma(x1, q, acc[r][1]);
 				}
 			}
 			LLMC_UNROLL
-			for (int r = 0; r < TILE_MR; r++) {
-				vf_store(&t->s[b * TILE_MR + r][at + j], acc[r][0]);
-				vf_store(&t->s[b * TILE_MR + r][at + j + VL], acc[r][1]);
+			for (int r = 0; r < ATT_TILE_MR; r++) {
+				vf_store(&t->s[b * ATT_TILE_MR + r][at + j], acc[r][0]);
+				vf_store(&t->s[b * ATT_TILE_MR + r][at + j + VL], acc[r][1]);
 			}
 		}
 }
 
 /* oc += weights times values of keys [j0, j1) of the chunk, whose page starts at `at` */
 LLMC_INLINE void
-tile_values(AttTile *t, const float *v, int n_block, int at, int j0, int j1, int d, int first)
+att_tile_values(AttTile *t, const float *v, int n_block, int at, int j0, int j1, int d, int first)
 {
 	for (int b = 0; b < n_block; b++) {
-		vf acc[TILE_MR][TILE_NV];
+		vf acc[ATT_TILE_MR][ATT_TILE_NV];
 
 		LLMC_UNROLL
-		for (int r = 0; r < TILE_MR; r++)
+		for (int r = 0; r < ATT_TILE_MR; r++)
 			LLMC_UNROLL
-			for (int i = 0; i < TILE_NV; i++)
-				acc[r][i] = first ? vf_set1(0) : vf_load(&t->oc[b * TILE_MR + r][d + i * VL]);
+			for (int i = 0; i < ATT_TILE_NV; i++)
+				acc[r][i] = first ? vf_set1(0) : vf_load(&t->oc[b * ATT_TILE_MR + r][d + i * VL]);
 		for (int j = j0; j < j1; j++) {
 			const float *row = v + (j - at) * ATT_VS + d;
-			vf x[TILE_NV];
+			vf x[ATT_TILE_NV];
 			LLMC_UNROLL
-			for (int i = 0; i < TILE_NV; i++)
+			for (int i = 0; i < ATT_TILE_NV; i++)
 				x[i] = vf_load(row + i * VL);
 			LLMC_UNROLL
-			for (int r = 0; r < TILE_MR; r++) {
-				vf p = vf_set1(t->s[b * TILE_MR + r][j]);
+			for (int r = 0; r < ATT_TILE_MR; r++) {
+				vf p = vf_set1(t->s[b * ATT_TILE_MR + r][j]);
 				LLMC_UNROLL
-				for (int i = 0; i < TILE_NV; i++)
+				for (int i = 0; i < ATT_TILE_NV; i++)
 					acc[r][i] = vf_fma(x[i], p, acc[r][i]);
 			}
 		}
 		LLMC_UNROLL
-		for (int r = 0; r < TILE_MR; r++)
+		for (int r = 0; r < ATT_TILE_MR; r++)
 			LLMC_UNROLL
-			for (int i = 0; i < TILE_NV; i++)
-				vf_store(&t->oc[b * TILE_MR + r][d + i * VL], acc[r][i]);
+			for (int i = 0; i < ATT_TILE_NV; i++)
+				vf_store(&t->oc[b * ATT_TILE_MR + r][d + i * VL], acc[r][i]);
 	}
 }
 
-/* Rows [row0, row0 + n) of sequence seq, n <= TILE_T, unit 0 .. ATT_UNITS */
+/* Rows [row0, row0 + n) of sequence seq, n <= ATT_TILE_T, unit 0 .. ATT_UNITS */
 static void
 att_tile(AttTile *t, const llmc_step *s, const void *pool, const float *q, float *y, int seq, int row0, int n, int unit)
 {
 	int kv_head = unit / ATT_NHB, head = kv_head * ATT_G + unit % ATT_NHB * ATT_HB;
 	int nh = (kv_head + 1) * ATT_G - head < ATT_HB ? (kv_head + 1) * ATT_G - head : ATT_HB;
-	int n_row = n * nh, n_block = (n_row + TILE_MR - 1) / TILE_MR;
+	int n_row = n * nh, n_block = (n_row + ATT_TILE_MR - 1) / ATT_TILE_MR;
 	int lo = s->pos[row0], hi = 0;
 
 	for (int i = 0; i < n; i++) {
@@ -107,10 +115,10 @@ att_tile(AttTile *t, const llmc_step *s, const void *pool, const float *q, float
 		lo = t->range[i].lo < lo ? t->range[i].lo : lo;
 		hi = t->range[i].hi > hi ? t->range[i].hi : hi;
 	}
-	for (int r = 0; r < n_block * TILE_MR; r++) {
+	for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
 		const float *from = q + ((size_t)(row0 + r / nh) * ATT_HEADS + (size_t)(head + r % nh)) * ATT_D;
 		for (int d = 0; d < ATT_D; d++)
-			t->q[r / TILE_MR][d][r % TILE_MR] = r < n_row ? from[d] * (float)(ATT_SCALE) : 0;
+			t->q[r / ATT_TILE_MR][d][r % ATT_TILE_MR] = r < n_row ? from[d] * (float)(ATT_SCALE) : 0;
 		t->l[r] = t->ls[r] = 0;
 	}
 	for (int g = 0; g < nh; g++)
@@ -124,9 +132,9 @@ att_tile(AttTile *t, const llmc_step *s, const void *pool, const float *q, float
 			const kv_elem *k = kv_k(kv_page(s, pool, ATT_PAGE_BYTES, seq, chunk * ATT_PAGES + p), kv_head, ATT_D);
 			for (int i = 0; i < KV_PAGE * ATT_D; i += VL)
 				vf_store(t->x + i, kv_load(k + i));
-			tile_scores(t, t->x, n_block, p * KV_PAGE);
+			att_tile_scores(t, t->x, n_block, p * KV_PAGE);
 		}
-		for (int r = 0; r < n_block * TILE_MR; r++) {
+		for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
 			t->lc[r] = 0;
 			AttRange see = t->range[r < n_row ? r / nh : 0];
 			int a = see.lo > pos0 ? see.lo - pos0 : 0, b = see.hi < pos0 + ATT_CHUNK ? see.hi - pos0 : ATT_CHUNK;
@@ -146,8 +154,8 @@ att_tile(AttTile *t, const llmc_step *s, const void *pool, const float *q, float
 				if (i < ATT_V)
 					vf_store(t->x + j * ATT_VS + i, kv_load_n(v + (size_t)j * ATT_V + i, ATT_V % VL));
 			}
-			for (; d < ATT_VS; d += TILE_NV * VL)
-				tile_values(t, t->x, n_block, at, from, to, d, first);
+			for (; d < ATT_VS; d += ATT_TILE_NV * VL)
+				att_tile_values(t, t->x, n_block, at, from, to, d, first);
 		}
 		for (int r = 0; r < n_row; r++) {
 			int i = r / nh, mask = (1 << t->shift[i]) - 1;

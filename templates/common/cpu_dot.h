@@ -5,8 +5,15 @@
  *   bytes  u8 weights x s8 activations. With VNNI sums are 32 bits wide; on v3 they are pairs of 16 bits, which hold
  *          DOT_BYTES_ROOM / (largest weight) steps before dot_bytes_sum has to be called
  *
- * Each native instruction has a definition in plain vectors beside it: what tests run where the processor lacks it.
- * A matrix unit (AMX) would come in here as a third kind: tiles of 16 rows x 64 columns, its sums 32 bits wide. */
+ *           generic   v3                    v4          later: AVX-VNNI   later: AMX
+ *   VL      4         8                     16          8                 16 rows x 64 bytes of a tile register
+ *   words   pmaddwd   vpmaddwd, vpaddd      vpdpwssd    (no instruction: as v3)
+ *   bytes   plain     vpmaddubsw, vpaddw    vpdpbusd    vpdpbusd          tdpbusd
+ *
+ * AVX-VNNI is a branch in dot_bytes, in DOT_BYTES_ROOM and in tile_step (cpu_tile.h). AMX takes the place of tile_dot for products
+ * whose tile is of bytes (act_tile_bytes, cpu_quant.h), with tile_unpack in its order; decode stays with v4's.
+ *
+ * Each native instruction has a definition in plain vectors beside it: what tests run where the processor lacks it. */
 #ifndef LLMC_CPU_DOT_H
 #define LLMC_CPU_DOT_H
 

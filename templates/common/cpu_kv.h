@@ -67,18 +67,29 @@ kv_v(char *page, int head, int heads, int dim, int v_dim)
 	return (kv_elem *)(void *)page + ((size_t)heads * (size_t)dim + (size_t)head * (size_t)v_dim) * KV_PAGE;
 }
 
-/* Row t's key (dim) and value (v_dim) of one head to their place. */
-LLMC_INLINE void
-kv_store(const llmc_step *s, void *pool, size_t page_bytes, int t, int head, int heads, int dim, int v_dim,
-         const float *key, const float *value)
+/* The page that row t's key and value go to */
+LLMC_INLINE char *
+kv_page_of(const llmc_step *s, const void *pool, size_t page_bytes, int t)
 {
-	int pos = s->pos[t], at = pos % KV_PAGE;
-	char *page = kv_page(s, pool, page_bytes, s->seq_of[t], pos / KV_PAGE);
-	kv_elem *k = kv_k(page, head, dim) + at;
-	kv_elem *v = kv_v(page, head, heads, dim, v_dim) + (size_t)at * (size_t)v_dim;
+	return kv_page(s, pool, page_bytes, s->seq_of[t], s->pos[t] / KV_PAGE);
+}
+
+/* Key (dim) of one head at a position to its place in the page */
+LLMC_INLINE void
+kv_store_k(char *page, int pos, int head, int dim, const float *key)
+{
+	kv_elem *k = kv_k(page, head, dim) + pos % KV_PAGE;
 
 	for (int d = 0; d < dim; d++)
 		k[d * KV_PAGE] = kv_put(key[d]);
+}
+
+/* and value (v_dim) */
+LLMC_INLINE void
+kv_store_v(char *page, int pos, int head, int heads, int dim, int v_dim, const float *value)
+{
+	kv_elem *v = kv_v(page, head, heads, dim, v_dim) + (size_t)(pos % KV_PAGE) * (size_t)v_dim;
+
 	for (int d = 0; d < v_dim; d++)
 		v[d] = kv_put(value[d]);
 }

@@ -39,6 +39,12 @@
 #else
 #define LLMC_UNROLL _Pragma("GCC unroll 32")
 #endif
+/* i = 0 .. n - 1, unrolled. n is a constant in what a function is inlined into; `most` is one already in the function: clang
+ * optimises that first and unrolls no loop whose end it does not know. */
+#define LLMC_EACH(i, n, most)                  \
+	LLMC_UNROLL                            \
+	for (int i = 0; i < (most); i++)       \
+		if (i < (n))
 
 typedef float    vf __attribute__((vector_size(4 * VL), may_alias));
 typedef int32_t  vi __attribute__((vector_size(4 * VL), may_alias));

@@ -28,16 +28,17 @@ share_elems(int64_t n, int part, int n_parts)
 #define SHARE_EACH(s, i, n)                                                                                            \
 	for (int64_t i = (s).from, n = VL; n = (s).to - i < VL ? (s).to - i : VL, n > 0; i += VL)
 
+/* the first n lanes of a vector, all of them for n >= VL */
 LLMC_INLINE vf
 share_get(const float *p, int64_t n)
 {
-	return n == VL ? vf_load(p) : vf_load_n(p, (int)n);
+	return n >= VL ? vf_load(p) : vf_load_n(p, (int)n);
 }
 
 LLMC_INLINE void
 share_put(float *p, vf v, int64_t n)
 {
-	if (n == VL)
+	if (n >= VL)
 		vf_store(p, v);
 	else
 		vf_store_n(p, v, (int)n);

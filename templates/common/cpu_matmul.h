@@ -1,134 +1,180 @@
-/* x w^T for the ops that contain one: which thread does what, activations, rows. Before inclusion: COLS, ACT_BITS, W_<dtype>,
- * LLMC_TARGET_<target>, and of the norm (cpu_norm.h).
+/* Products x w^T for the ops that contain them: which thread does what, activations, rows.
+ *
+ *   x --norm, quantise: name_tokens--> activations of up to mm_most tokens in the thread's scratch
+ *                                               |
+ *   w --------------------------------> name_rows: up to STREAM_TOKENS tokens: GEMV, cpu_stream.h
+ *                                               |    more: GEMM, cpu_tile.h
+ *                                       out[t][r] of a unit, fp32, in the nearest cache --> the op's epilogue
  *
  * A kernel's work is tokens x units (a unit is whatever rows its epilogue needs together). Few tokens: each thread prepares all
  * of them, for itself, and takes its share of the units. Many: each takes its share of the tokens and all units. Neither
- * changes a result. Tokens are taken MM_TOKENS at a time:
+ * changes a result.
  *
- *	mm_work m = mm_begin(n_tok, units, part, n_parts, scratch);
- *	for (int t0 = m.tok; t0 < m.tok_end; t0 += MM_TOKENS) {
- *		mm_tokens(&m, t0, ...);                       norm and quantise rows t0 .. t0 + m.n
+ * PRODUCT(name, format, columns, bits of activations) makes the functions of one kind of matrix, any number of them in a file; which
+ * matrix of that kind is meant (a layer's, an expert's) is a pointer:
+ *
+ *	PRODUCT(down, W_q4_k, 1536, 16)
+ *	...
+ *	mm_work m = mm_begin(down, n_tok, units, part, n_parts, scratch);
+ *	for (int t0 = m.tok; t0 < m.tok_end; t0 += m.n) {
+ *		down_tokens(&m, t0, ...);                       norm and quantise rows t0 .. t0 + m.n
  *		for (int u = m.unit; u < m.unit_end; u++) {
- *			mm_rows(&m, w, row, rows, out, ld);   out[t][r], whole groups: row is a multiple of VL
+ *			down_rows(&m, w, row, rows, out, ld);   out[t][r], whole groups: row is a multiple of VL
  *			...
  *
- * Scratch: COLS * 512 bytes a thread. */
+ * Scratch: MM_SCRATCH bytes a column and thread (in use: at most 388 a column and 6144, and no less than 32 columns). Bytes of a call: w once, or once a thread when tokens are split. */
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
 
+#include "common/cpu_math_share.h"
 #include "common/cpu_norm.h"
 #include "common/cpu_tile.h"
-#include "common/llmc_step.h"
 
 enum {
-	MM_TOKENS = COLS > 4096 ? 48 : 96,
+	MM_TOKENS = TILE_TOKENS,         /* prepared at a time, at most */
 	MM_SPLIT_TOKENS = 32,            /* tokens a thread must have before tokens are split */
 	MM_UNIT = 32,                    /* rows of a unit where the epilogue has no wish */
+	MM_SCRATCH = 512,
 };
-#if W_FLOAT
-_Static_assert(MM_TOKENS * (int64_t)ACT_ROW_BYTES + 4 * COLS <= 512 * (int64_t)COLS, "scratch");
-#else
-_Static_assert(MM_TOKENS * (ACT_ROW_BYTES + W_BLOCKS * (8LL + 4 * W_HALVES)) + 4 * COLS <= 512LL * COLS, "scratch");
-#endif
 
 typedef struct mm_work {
 	int      tok, tok_end, unit, unit_end;
 	int      n;                      /* tokens in hand */
 	act_rows act;
-	float   *row;                    /* [COLS] a normed row */
+	float   *row;                    /* [cols] a normed row */
 } mm_work;
 
+/* tokens prepared at a time: their activations fit the second cache, and MM_SCRATCH */
 LLMC_INLINE int
-mm_share(int n, int part, int n_parts)
+mm_most(const Product p)
 {
-	return (int)((int64_t)n * part / n_parts);
+	return p.cols > 4096 ? MM_TOKENS / 2 : MM_TOKENS;
+}
+
+LLMC_INLINE int
+mm_units(int rows)
+{
+	return (rows + MM_UNIT - 1) / MM_UNIT;
+}
+
+LLMC_INLINE int
+mm_unit_rows(int rows, int unit)
+{
+	return rows - unit * MM_UNIT < MM_UNIT ? rows - unit * MM_UNIT : MM_UNIT;
 }
 
 LLMC_INLINE mm_work
-mm_begin(int n_tok, int units, int part, int n_parts, void *scratch)
+mm_begin(const Product p, int n_tok, int units, int part, int n_parts, void *scratch)
 {
-	uint8_t *p = (uint8_t *)scratch + (size_t)part * COLS * 512;
+	uint8_t *at = (uint8_t *)scratch + (size_t)part * (size_t)p.cols * MM_SCRATCH;
 	mm_work m = { .tok = 0, .tok_end = n_tok, .unit = 0, .unit_end = units };
 
 	if (n_tok >= n_parts * MM_SPLIT_TOKENS) {
-		m.tok = mm_share(n_tok, part, n_parts);
-		m.tok_end = mm_share(n_tok, part + 1, n_parts);
+		Share t = share_rows(n_tok, part, n_parts);
+		m.tok = (int)t.from;
+		m.tok_end = (int)t.to;
 	} else {
-		m.unit = mm_share(units, part, n_parts);
-		m.unit_end = mm_share(units, part + 1, n_parts);
+		Share u = share_rows(units, part, n_parts);
+		m.unit = (int)u.from;
+		m.unit_end = (int)u.to;
 	}
 	if (m.unit == m.unit_end)
 		m.tok_end = m.tok;
-	m.row = (float *)(void *)p;
-	p += COLS * sizeof(float);
-#if !W_FLOAT
-	const size_t n = MM_TOKENS * (size_t)W_BLOCKS;
-	m.act.d = (float *)(void *)p;
-	m.act.s = m.act.d + n;
-	m.act.z = (int32_t *)(void *)(m.act.s + n);
-	p += (2 + W_HALVES) * n * sizeof(float);
-#endif
-	m.act.q = p;
+	m.row = (float *)(void *)at;
+	at += (size_t)p.cols * sizeof(float);
+	if (!w_is_float(p.w)) {
+		const size_t n = (size_t)mm_most(p) * (size_t)p_blocks(p);
+		m.act.d = (float *)(void *)at;
+		m.act.s = m.act.d + n;
+		m.act.z = (int32_t *)(void *)(m.act.s + n);
+		at += (2 + (size_t)p.w.halves) * n * sizeof(float);
+	}
+	m.act.q = at;
 	return m;
 }
 
 /* The stream's first bytes, asked for before the norm, which takes about as long as they do. */
 LLMC_INLINE void
-mm_warm(const mm_work *m, const uint8_t *w, int64_t row)
+mm_warm(const Product p, const mm_work *m, const uint8_t *w, int64_t row)
 {
 	if (m->tok < m->tok_end)
 		for (int i = 0; i < STREAM_AHEAD; i += 64)
-			__builtin_prefetch(w + row / VL * W_GROUP_BYTES + i);
+			__builtin_prefetch(w + row / VL * w_group_bytes(p.w, p.cols) + i);
 }
 
 /* Take rows from t0 on, normed; index: of which rows of x (NULL: themselves) */
-static __attribute__((noinline)) void
-mm_tokens(mm_work *m, int t0, const float *x, const int32_t *index, const float *nw, const float *nb)
+LLMC_INLINE void
+mm_tokens(const Product p, mm_work *m, int t0, const float *x, const int32_t *index, const Norm norm)
 {
-	m->n = m->tok_end - t0 < MM_TOKENS ? m->tok_end - t0 : MM_TOKENS;
+	m->n = m->tok_end - t0 < mm_most(p) ? m->tok_end - t0 : mm_most(p);
 	for (int t = 0; t < m->n; t++) {
-		const float *in = x + (int64_t)(index ? index[t0 + t] : t0 + t) * COLS;
-#if W_FLOAT
-		float *to = (float *)(void *)(m->act.q + (size_t)t * ACT_ROW_BYTES);
-		const float *normed = norm_row(in, nw, nb, to);
-		if (normed != to)
-			memcpy(to, normed, COLS * sizeof *to);
-#else
-		act_quantise(&m->act, t, norm_row(in, nw, nb, m->row), m->n <= STREAM_TOKENS);
-#endif
+		const float *in = x + (int64_t)(index ? index[t0 + t] : t0 + t) * p.cols;
+		if (w_is_float(p.w)) {
+			float *to = (float *)(void *)(m->act.q + (size_t)t * (size_t)act_row_bytes(p));
+			const float *normed = norm_row(norm, in, p.cols, to);
+			if (normed != to)
+				memcpy(to, normed, (size_t)p.cols * sizeof *to);
+		} else {
+			act_quantise(p, &m->act, t, norm_row(norm, in, p.cols, m->row), m->n <= STREAM_TOKENS);
+		}
 	}
 }
 
-static __attribute__((noinline)) void
-mm_rows(const mm_work *m, const uint8_t *weights, int64_t row, int rows, float *out, int ld)
+LLMC_INLINE void
+mm_rows(const Product p, tile_fn *const *dot, const mm_work *m, const uint8_t *data, int64_t row, int rows, float *out, int ld)
 {
-	const uint8_t *w = weights + row / VL * W_GROUP_BYTES;
+	const int64_t group = w_group_bytes(p.w, p.cols);
+	const uint8_t *w = data + row / VL * group;
 	int groups = (rows + VL - 1) / VL;
 
 	if (m->n <= STREAM_TOKENS) {
-		stream_rows(w, groups, &m->act, m->n, out, ld);
+		stream_rows(p, w, groups, &m->act, m->n, out, ld);
 	} else {
-		tile_sum sum[MM_TOKENS];
+		tile_sums sum;
 		for (int g = 0; g < groups; g += TILE_H)
-			tile_rows(w + g * W_GROUP_BYTES, groups - g < TILE_H ? groups - g : TILE_H, &m->act, m->n, sum,
-			          out + g * VL, ld);
+			tile_rows(p, dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &m->act, m->n, &sum, out + g * VL, ld);
 	}
 }
 
-LLMC_INLINE vf
-mm_get(const float *x, int n)
-{
-	if (n >= VL)
-		return vf_load(x);
-	return vf_load_n(x, n);
-}
+/* X(name, tokens) for 2 .. TILE_T tokens */
+#if VL == 16
+#define TILE_EACH(X, name) X(name, 2) X(name, 3) X(name, 4) X(name, 5) X(name, 6) X(name, 7) X(name, 8)
+#elif VL == 8
+#define TILE_EACH(X, name) X(name, 2) X(name, 3) X(name, 4) X(name, 5) X(name, 6)
+#else
+#define TILE_EACH(X, name) X(name, 2) X(name, 3) X(name, 4)
+#endif
+#define TILE_DEFINE(name, T)                                                                                                    \
+	static __attribute__((noinline)) void name##_tile_##T(const tile_weights *w, int first, int n, const act_rows *a, int t0,   \
+	                                                      tile_sums *sum, tile_ahead *ahead)                                    \
+	{                                                                                                                           \
+		tile_dot(name(), T, w, first, n, a, t0, sum, ahead);                                                                \
+	}
+#define TILE_ENTRY(name, T) [T] = name##_tile_##T,
+
+#define PRODUCT(name, weight, columns, bits)                                                                                    \
+	LLMC_INLINE Product name(void)                                                                                              \
+	{                                                                                                                           \
+		return (Product){ .w = weight, .cols = (columns), .act_bits = (bits) };                                             \
+	}                                                                                                                           \
+	TILE_EACH(TILE_DEFINE, name)                                                                                                \
+	static __attribute__((noinline)) void name##_tokens(mm_work *m, int t0, const float *x, const int32_t *index, Norm norm)    \
+	{                                                                                                                           \
+		mm_tokens(name(), m, t0, x, index, norm);                                                                           \
+	}                                                                                                                           \
+	static __attribute__((noinline)) void name##_rows(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out,    \
+	                                                  int ld)                                                                   \
+	{                                                                                                                           \
+		static tile_fn *const dot[TILE_T + 1] = { TILE_EACH(TILE_ENTRY, name) };                                            \
+		mm_rows(name(), dot, m, w, row, rows, out, ld);                                                                     \
+	}
 
 /* v + bias of n rows from `row` on; bias may be NULL */
 LLMC_INLINE vf
 mm_bias(vf v, const float *bias, int64_t row, int n)
 {
 	if (bias)
-		v += mm_get(bias + row, n);
+		v += share_get(bias + row, n);
 	return v;
 }
 
@@ -136,14 +182,5 @@ mm_bias(vf v, const float *bias, int64_t row, int n)
 #define MM_EACH(t, r, n_tok, n)            \
 	for (int t = 0; t < (n_tok); t++)  \
 		for (int r = 0; r < (n); r += VL)
-
-LLMC_INLINE void
-mm_put(float *y, vf v, int n)
-{
-	if (n >= VL)
-		vf_store(y, v);
-	else
-		vf_store_n(y, v, n);
-}
 
 #endif

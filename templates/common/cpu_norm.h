@@ -1,5 +1,4 @@
-/* The norm that fused ops begin with: one row of COLS elements, the same order of summation wherever it runs.
- * NORM_none, NORM_rms or NORM_layer is defined before inclusion, with NORM_EPS, NORM_PLUS_ONE. Weight and bias may be NULL. */
+/* The norms, alone or in front of a product: one order of summation wherever they run. */
 #ifndef LLMC_CPU_NORM_H
 #define LLMC_CPU_NORM_H
 
@@ -73,25 +72,27 @@ norm_rms(const float *x, int n, const float *w, float plus, float eps, float *y)
 	norm_apply(x, n, 0, 1 / f32_sqrt(norm_squares(x, n, 0) / (float)n + eps), w, plus, NULL, y);
 }
 
-#ifdef NORM_EPS
-/* Where the row is normed: x itself when there is nothing to do. */
+typedef struct Norm {
+	enum { NORM_none, NORM_rms, NORM_layer } kind;
+	float        plus;     /* added to the weight of rms */
+	float        eps;
+	const float *w, *b;    /* may be NULL */
+} Norm;
+
+/* Where the row is normed: y, or x itself when there is nothing to do. */
 LLMC_INLINE const float *
-norm_row(const float *x, const float *w, const float *b, float *y)
+norm_row(const Norm n, const float *x, int cols, float *y)
 {
-#if defined(NORM_rms)
-	(void)b;
-	norm_rms(x, COLS, w, NORM_PLUS_ONE, NORM_EPS, y);
+	if (n.kind == NORM_none)
+		return x;
+	if (n.kind == NORM_rms) {
+		norm_rms(x, cols, n.w, n.plus, n.eps, y);
+	} else {
+		float mean = norm_sum(x, cols) / (float)cols;
+		float var = norm_squares(x, cols, mean) / (float)cols;
+		norm_apply(x, cols, mean, 1 / f32_sqrt(var + n.eps), n.w, 0, n.b, y);
+	}
 	return y;
-#elif defined(NORM_layer)
-	float mean = norm_sum(x, COLS) / (float)COLS;
-	float var = norm_squares(x, COLS, mean) / (float)COLS;
-	norm_apply(x, COLS, mean, 1 / f32_sqrt(var + NORM_EPS), w, 0, b, y);
-	return y;
-#else
-	(void)w, (void)b, (void)y;
-	return x;
-#endif
 }
-#endif
 
 #endif

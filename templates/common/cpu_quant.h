@@ -1,7 +1,7 @@
-/* Activations as the kernels want them: a row of COLS fp32 becomes integers with one scale per 32 (ACT_BITS 16 or 8), or
- * stays fp32 beside float weights. The integers are those of the row alone: not of its company, thread or chunk.
+/* A product x w^T as compilers see it, and its activations: a row of fp32 becomes integers with one scale per 32, or stays fp32 beside
+ * float weights. The integers are those of the row alone: not of its company, thread or chunk.
  *
- * Scale d = max|x| / ACT_TOP, q = round(x / d), for 16 bits q = 256 hi + lo with hi, lo in a signed byte. A block
+ * Scale d = max|x| / top, q = round(x / d), for 16 bits q = 256 hi + lo with hi, lo in a signed byte. A block
  * with an infinity or NaN becomes d = NaN, q = 0, which makes the results of this row NaN and touches no other.
  *
  * Orders of the integers of a block:
@@ -12,29 +12,54 @@
 
 #include "common/cpu_weights.h"
 
+/* Constant wherever functions are inlined, like the format in it. The matrix itself is a pointer to its first group. */
+typedef struct Product {
+	Weight w;
+	int    cols;
+	int    act_bits;   /* of activations beside integer weights: 8 or 16 */
+} Product;
+
+LLMC_INLINE int
+p_blocks(const Product p)
+{
+	return p.cols / 32;
+}
+
 /* Small weights meet bytes, where an instruction does twice the columns. 16-bit activations are two such passes, which
  * serves while weights stream; in a tile, whose weights are unpacked once for many tokens, words come out ahead. */
-#if !W_FLOAT
-#define ACT_STREAM_BYTES (VL > 4 && (W_BITS <= 6 || VL == 16))
-#define ACT_TILE_BYTES (ACT_STREAM_BYTES && ACT_BITS == 8 && (W_BITS < 6 || VL == 16))
-#define ACT_BLOCK_BYTES (ACT_TILE_BYTES ? 32 : 64)
-#define ACT_TOP (ACT_BITS == 16 ? 32512.0f : 127.0f)
-/* rows a power of two apart would share a few sets of the cache */
-#define ACT_ROW_BYTES (W_BLOCKS * ACT_BLOCK_BYTES + 64)
-#else
-#define ACT_ROW_BYTES (COLS * 4 + (COLS % 256 ? 0 : 64))
-#endif
+LLMC_INLINE int
+act_stream_bytes(const Product p)
+{
+	return VL > 4 && (p.w.bits <= 6 || VL == 16);
+}
 
-/* Rows of activations in a thread's scratch */
+LLMC_INLINE int
+act_tile_bytes(const Product p)
+{
+	return act_stream_bytes(p) && p.act_bits == 8 && (p.w.bits < 6 || VL == 16);
+}
+
+LLMC_INLINE int
+act_block_bytes(const Product p)
+{
+	return act_tile_bytes(p) ? 32 : 64;
+}
+
+/* Rows a power of two apart would share a few sets of the cache. */
+LLMC_INLINE int
+act_row_bytes(const Product p)
+{
+	if (w_is_float(p.w))
+		return p.cols * 4 + (p.cols % 256 ? 0 : 64);
+	return p_blocks(p) * act_block_bytes(p) + 64;
+}
+
+/* Rows of activations in a thread's scratch; q alone beside float weights */
 typedef struct act_rows {
-	uint8_t *q;      /* ACT_ROW_BYTES a row */
-#if !W_FLOAT
-	float   *d, *s;  /* [row][W_BLOCKS]: scale; scale times the sum of the integers */
-	int32_t *z;      /* [row][W_BLOCKS][W_HALVES]: W_OFFSET times that sum, of each half */
-#endif
+	uint8_t *q;      /* act_row_bytes a row */
+	float   *d, *s;  /* [row][blocks]: scale; scale times the sum of the integers */
+	int32_t *z;      /* [row][blocks][halves]: w_offset times that sum, of each half */
 } act_rows;
-
-#if !W_FLOAT
 
 typedef int8_t act_byte __attribute__((vector_size(VL), may_alias));
 typedef int8_t act_byte_mem __attribute__((vector_size(VL), aligned(1), may_alias));
@@ -145,15 +170,16 @@ act_put_words(uint8_t *o, const vi *q)
 
 /* One row x to row t; for the stream of weights or for the tile */
 LLMC_INLINE void
-act_quantise(const act_rows *a, int t, const float *x, int for_stream)
+act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_stream)
 {
 	enum { N = 32 / VL };
-	uint8_t *o = a->q + (size_t)t * ACT_ROW_BYTES;
-	const int bytes = for_stream ? ACT_STREAM_BYTES : ACT_TILE_BYTES;
+	uint8_t *o = a->q + (size_t)t * (size_t)act_row_bytes(p);
+	const int blocks = p_blocks(p), bytes = for_stream ? act_stream_bytes(p) : act_tile_bytes(p);
+	const float act_top = p.act_bits == 16 ? 32512.0f : 127.0f;
 	/* 1.5 * 2^23: its sum with a small number has that number, rounded to nearest even, in the low bits */
 	const vf magic = vf_set1(12582912.0f);
 
-	for (int b = 0; b < W_BLOCKS; b++, x += 32, o += ACT_BLOCK_BYTES) {
+	for (int b = 0; b < blocks; b++, x += 32, o += act_block_bytes(p)) {
 		vi top = vi_all(0), q[N], sum[2] = { { 0 } };
 		float d = 0, inverse = 0, peak;
 		LLMC_UNROLL
@@ -162,32 +188,33 @@ act_quantise(const act_rows *a, int t, const float *x, int for_stream)
 			top = act_max((vi)vf_abs(vf_load(x + i * VL)), top);
 		}
 		int32_t bits = act_hmax(top);
-		size_t at = (size_t)t * W_BLOCKS + (size_t)b;
+		size_t at = (size_t)t * (size_t)blocks + (size_t)b;
+		int32_t *z = a->z + at * (size_t)p.w.halves;
 		memcpy(&peak, &bits, 4);
 		if (bits >= 0x7f800000 || peak < 1e-30f) { /* not finite; so small that 1 / d would not be */
 			a->d[at] = a->s[at] = bits >= 0x7f800000 ? __builtin_nanf("") : 0.0f;
-			for (int h = 0; h < W_HALVES; h++)
-				a->z[at * W_HALVES + h] = 0;
-			memset(o, 0, ACT_BLOCK_BYTES);
+			for (int h = 0; h < p.w.halves; h++)
+				z[h] = 0;
+			memset(o, 0, (size_t)act_block_bytes(p));
 			continue;
 		}
-		d = peak * (1 / ACT_TOP);
-		inverse = ACT_TOP / peak;
+		d = peak * (1 / act_top);
+		inverse = act_top / peak;
 		LLMC_UNROLL
 		for (int i = 0; i < N; i++) {
 			q[i] = (vi)(vf_load(x + i * VL) * vf_set1(inverse) + magic) - (vi)magic;
 			sum[i * 2 / N] += q[i];
 		}
-#if W_HALVES == 2
-		a->z[2 * at] = W_OFFSET * act_hsum(sum[0]);
-		a->z[2 * at + 1] = W_OFFSET * act_hsum(sum[1]);
-#else
-		int32_t total = act_hsum(sum[0] + sum[1]);
-		a->s[at] = d * (float)total;
-		a->z[at] = W_OFFSET * total;
-#endif
+		if (p.w.halves == 2) {
+			z[0] = w_offset(p.w) * act_hsum(sum[0]);
+			z[1] = w_offset(p.w) * act_hsum(sum[1]);
+		} else {
+			int32_t total = act_hsum(sum[0] + sum[1]);
+			a->s[at] = d * (float)total;
+			z[0] = w_offset(p.w) * total;
+		}
 		a->d[at] = d;
-		if (bytes && ACT_BITS == 16) {
+		if (bytes && p.act_bits == 16) {
 			vi hi[N];
 			LLMC_UNROLL
 			for (int i = 0; i < N; i++) {
@@ -204,5 +231,4 @@ act_quantise(const act_rows *a, int t, const float *x, int for_stream)
 	}
 }
 
-#endif
 #endif

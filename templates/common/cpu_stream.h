@@ -1,4 +1,14 @@
-/* Few tokens (STREAM_TOKENS): weights go from memory through registers once, each block meeting every token's block.
+/* Few tokens (STREAM_TOKENS), a GEMV: weights go from memory through registers once, each block meeting every token's block.
+ *
+ *   memory --prefetch, STREAM_AHEAD bytes ahead--> cache --w_bytes / w_words--> registers
+ *                                                                          |
+ *   activations (cpu_quant.h) of each token --broadcast of 4 bytes--> dot_bytes / dot_words, exact integers
+ *                                                                          |
+ *                        per block and token: float(dot) * act.d, fma with w_scale, w_min --> sum[token], VL rows a register
+ *
+ * Bytes: a block of VL rows once (w_piece_bytes), 32 or 64 bytes of activations a token from the nearest cache.
+ * Instructions a block: 8 loads and masks for 4 to 6 bits, and a token 8 dot_bytes for 8 bits, 16 of them for 16 bits or
+ * dot_words instead, 4 in fp32.
  *
  * A row's sum, here and in cpu_tile.h, bit for bit:
  *   integers  over blocks b in order (halves in order), D = fma(float(dot) * act.d, w.d, D), M = fma(w.min, act.s, M); D + M
@@ -14,168 +24,133 @@ enum {
 };
 
 LLMC_INLINE void
-stream_prefetch(const uint8_t *p, int bytes)
+stream_prefetch(const uint8_t *w, int bytes)
 {
-	LLMC_UNROLL
-	for (int i = 0; i < bytes; i += 64)
-		__builtin_prefetch(p + STREAM_AHEAD + i);
+	LLMC_EACH(i, (bytes + 63) / 64, 9)
+		__builtin_prefetch(w + STREAM_AHEAD + 64 * i);
 }
-
-#if W_FLOAT
 
 /* Rows of `groups` groups side by side: independent sums hide the latency of the fused multiply-add. */
 LLMC_INLINE void
-stream_groups(const uint8_t *w, const act_rows *a, const int tokens, const int groups, float *out, int ld)
+stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int tokens, const int groups, float *out, int ld)
 {
+	const int64_t group = w_group_bytes(p.w, p.cols);
+	const int column = w_piece_bytes(p.w);
 	vf sum[STREAM_TOKENS][4] = { { { 0 } } };
 
-	for (int k = 0; k < COLS; k++) {
+	for (int k = 0; k < p.cols; k++) {
 		vf v[4];
-		if (k % (64 / W_COLUMN_BYTES) == 0)
-			LLMC_UNROLL
-			for (int g = 0; g < groups; g++)
-				__builtin_prefetch(w + g * W_GROUP_BYTES + (int64_t)k * W_COLUMN_BYTES + STREAM_AHEAD / 2);
-		LLMC_UNROLL
-		for (int g = 0; g < groups; g++)
-			v[g] = w_column(w + g * W_GROUP_BYTES, k);
-		LLMC_UNROLL
-		for (int t = 0; t < tokens; t++) {
-			vf x = vf_set1(((const float *)(const void *)(a->q + (size_t)t * ACT_ROW_BYTES))[k]);
-			LLMC_UNROLL
-			for (int g = 0; g < groups; g++)
+		if (k % (64 / column) == 0)
+			LLMC_EACH(g, groups, 4)
+				__builtin_prefetch(w + g * group + (int64_t)k * column + STREAM_AHEAD / 2);
+		LLMC_EACH(g, groups, 4)
+			v[g] = w_column(p.w, w + g * group, k);
+		LLMC_EACH(t, tokens, STREAM_TOKENS) {
+			vf x = vf_set1(((const float *)(const void *)(a->q + (size_t)t * (size_t)act_row_bytes(p)))[k]);
+			LLMC_EACH(g, groups, 4)
 				sum[t][g] = vf_fma(v[g], x, sum[t][g]);
 		}
 	}
-	LLMC_UNROLL
-	for (int t = 0; t < tokens; t++)
-		LLMC_UNROLL
-		for (int g = 0; g < groups; g++)
+	LLMC_EACH(t, tokens, STREAM_TOKENS)
+		LLMC_EACH(g, groups, 4)
 			vf_store(out + t * ld + g * VL, sum[t][g]);
 }
 
-LLMC_INLINE void
-stream_some(const uint8_t *w, int groups, const act_rows *a, const int tokens, float *out, int ld)
+/* float(dot) of half h (or of the whole block) with row x of integers; z: w_offset times their sum */
+LLMC_INLINE vf
+stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 {
-	for (; groups >= 4; groups -= 4, w += 4 * W_GROUP_BYTES, out += 4 * VL)
-		stream_groups(w, a, tokens, 4, out, ld);
-	for (; groups > 0; groups--, w += W_GROUP_BYTES, out += VL)
-		stream_groups(w, a, tokens, 1, out, ld);
+	const int N = 8 / p.w.halves;
+
+	if (act_stream_bytes(p)) {
+		const int PASSES = p.act_bits / 8, ROOM = DOT_BYTES_ROOM >> p.w.bits;
+		vi sum[2] = { { 0 } }, total = vi_all(0);
+		LLMC_EACH(n, N, 8) {
+			/* low and high nibbles of one load */
+			int i = p.w.halves == 2 ? 4 * half + n : n / 2 + n % 2 * 4;
+			vi v = w_bytes(p.w, k, i);
+			LLMC_EACH(pass, PASSES, 2)
+				sum[pass] = dot_bytes(sum[pass], v, vi_bcast4(x + 32 * pass + 4 * i));
+			if (n == N - 1 || (ROOM < N && n == N / 2 - 1))
+				LLMC_EACH(pass, PASSES, 2) {
+					total += dot_bytes_sum(sum[pass], PASSES == 2 && pass == 0 ? 256 : 1);
+					sum[pass] = vi_all(0);
+				}
+		}
+		if (!p.w.min)
+			total -= vi_all(z);
+		return vf_of_vi(total);
+	}
+	vi even = vi_all(0), odd = vi_all(0);
+	LLMC_EACH(n, N, 8) {
+		int i = p.w.halves == 2 ? 4 * half + n : n / 2 + n % 2 * 4;
+		even = dot_words(even, w_words(p.w, k, 2 * i), vi_bcast4(x + 8 * i));
+		odd = dot_words(odd, w_words(p.w, k, 2 * i + 1), vi_bcast4(x + 8 * i + 4));
+	}
+	return vf_of_vi(even + odd);
 }
 
-static void
-stream_rows(const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld)
+LLMC_INLINE void
+stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int tokens, float *out, int ld)
+{
+	const int blocks = p_blocks(p), together = w_together(p.w), piece = w_piece_bytes(p.w);
+	vf sum[STREAM_TOKENS] = { { 0 } }, mins[STREAM_TOKENS] = { { 0 } };
+
+	for (int first = 0; first < blocks; first += together) {
+		w_at k = w_shared(p.w, w, first);
+		for (int b = first; b < first + together; b++, k = w_next(p.w, k)) {
+			stream_prefetch(w + (int64_t)b * piece, piece);
+			LLMC_EACH(h, p.w.halves, 2) {
+				vf scale = w_scale(p.w, k, h);
+				LLMC_EACH(t, tokens, STREAM_TOKENS) {
+					const uint8_t *x = a->q + (size_t)t * (size_t)act_row_bytes(p) + (size_t)b * (size_t)act_block_bytes(p);
+					size_t at = (size_t)t * (size_t)blocks + (size_t)b;
+					vf dot = stream_dot(p, k, x, h, a->z[at * (size_t)p.w.halves + (size_t)h]);
+					sum[t] = vf_fma(dot * vf_set1(a->d[at]), scale, sum[t]);
+				}
+			}
+			if (p.w.min) {
+				vf m = w_min(p.w, k);
+				LLMC_EACH(t, tokens, STREAM_TOKENS)
+					mins[t] = vf_fma(m, vf_set1(a->s[(size_t)t * (size_t)blocks + (size_t)b]), mins[t]);
+			}
+		}
+	}
+	LLMC_EACH(t, tokens, STREAM_TOKENS) {
+		if (p.w.min)
+			sum[t] += mins[t];
+		vf_store(out + t * ld, sum[t]);
+	}
+}
+
+LLMC_INLINE void
+stream_some(const Product p, const uint8_t *w, int groups, const act_rows *a, const int tokens, float *out, int ld)
+{
+	const int64_t group = w_group_bytes(p.w, p.cols);
+
+	if (w_is_float(p.w))
+		for (; groups >= 4; groups -= 4, w += 4 * group, out += 4 * VL)
+			stream_floats(p, w, a, tokens, 4, out, ld);
+	for (; groups > 0; groups--, w += group, out += VL)
+		if (w_is_float(p.w))
+			stream_floats(p, w, a, tokens, 1, out, ld);
+		else
+			stream_blocks(p, w, a, tokens, out, ld);
+}
+
+/* out[t][row] of all rows of the groups from w on */
+LLMC_INLINE void
+stream_rows(const Product p, const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld)
 {
 	switch (tokens) {
-	case 1: stream_some(w, groups, a, 1, out, ld); break;
-	case 2: stream_some(w, groups, a, 2, out, ld); break;
+	case 1: stream_some(p, w, groups, a, 1, out, ld); break;
+	case 2: stream_some(p, w, groups, a, 2, out, ld); break;
 #if VL == 16
-	case 3: stream_some(w, groups, a, 3, out, ld); break;
-	case 4: stream_some(w, groups, a, 4, out, ld); break;
+	case 3: stream_some(p, w, groups, a, 3, out, ld); break;
+	case 4: stream_some(p, w, groups, a, 4, out, ld); break;
 #endif
 	default: break;
 	}
 }
 
-#else
-
-/* float(dot) of half h (or of the whole block) with row x of integers; z: W_OFFSET times their sum */
-LLMC_INLINE vf
-stream_dot(w_at k, const uint8_t *x, int half, int32_t z)
-{
-	const int N = 8 / W_HALVES;
-#if ACT_STREAM_BYTES
-	const int PASSES = ACT_BITS / 8, ROOM = DOT_BYTES_ROOM >> W_BITS;
-	vi sum[2] = { { 0 } }, total = vi_all(0);
-	LLMC_UNROLL
-	for (int n = 0; n < N; n++) {
-		/* low and high nibbles of one load */
-		int i = W_HALVES == 2 ? 4 * half + n : n / 2 + n % 2 * 4;
-		vi v = w_bytes(k, i);
-		LLMC_UNROLL
-		for (int p = 0; p < PASSES; p++)
-			sum[p] = dot_bytes(sum[p], v, vi_bcast4(x + 32 * p + 4 * i));
-		if (n == N - 1 || (ROOM < N && n == N / 2 - 1))
-			LLMC_UNROLL
-			for (int p = 0; p < PASSES; p++) {
-				total += dot_bytes_sum(sum[p], PASSES == 2 && p == 0 ? 256 : 1);
-				sum[p] = vi_all(0);
-			}
-	}
-#if W_OFFSET
-	total -= vi_all(z);
-#else
-	(void)z;
-#endif
-	return vf_of_vi(total);
-#else
-	vi even = vi_all(0), odd = vi_all(0);
-	(void)z;
-	LLMC_UNROLL
-	for (int n = 0; n < N; n++) {
-		int i = W_HALVES == 2 ? 4 * half + n : n / 2 + n % 2 * 4;
-		even = dot_words(even, w_words(k, 2 * i), vi_bcast4(x + 8 * i));
-		odd = dot_words(odd, w_words(k, 2 * i + 1), vi_bcast4(x + 8 * i + 4));
-	}
-	return vf_of_vi(even + odd);
-#endif
-}
-
-LLMC_INLINE void
-stream_group(const uint8_t *w, const act_rows *a, int tokens, float *out, int ld)
-{
-	vf sum[STREAM_TOKENS] = { { 0 } };
-#if W_MIN
-	vf mins[STREAM_TOKENS] = { { 0 } };
-#endif
-
-	for (int first = 0; first < W_BLOCKS; first += W_TOGETHER) {
-		w_at k = w_shared(w, first);
-		for (int b = first; b < first + W_TOGETHER; b++, k = w_next(k)) {
-			stream_prefetch(w + (int64_t)b * W_BLOCK_BYTES, W_BLOCK_BYTES);
-			LLMC_UNROLL
-			for (int h = 0; h < W_HALVES; h++) {
-				vf scale = w_scale(k, h);
-				LLMC_UNROLL
-				for (int t = 0; t < tokens; t++) {
-					const uint8_t *x = a->q + (size_t)t * ACT_ROW_BYTES + (size_t)b * ACT_BLOCK_BYTES;
-					size_t at = (size_t)t * W_BLOCKS + (size_t)b;
-					vf dot = stream_dot(k, x, h, a->z[at * W_HALVES + (size_t)h]);
-					sum[t] = vf_fma(dot * vf_set1(a->d[at]), scale, sum[t]);
-				}
-			}
-#if W_MIN
-			vf m = w_min(k);
-			LLMC_UNROLL
-			for (int t = 0; t < tokens; t++)
-				mins[t] = vf_fma(m, vf_set1(a->s[(size_t)t * W_BLOCKS + (size_t)b]), mins[t]);
-#endif
-		}
-	}
-	LLMC_UNROLL
-	for (int t = 0; t < tokens; t++) {
-#if W_MIN
-		vf_store(out + t * ld, sum[t] + mins[t]);
-#else
-		vf_store(out + t * ld, sum[t]);
-#endif
-	}
-}
-
-/* out[t][row] of all rows of the groups from w on */
-static void
-stream_rows(const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld)
-{
-	for (int g = 0; g < groups; g++, w += W_GROUP_BYTES, out += VL)
-		switch (tokens) {
-		case 1: stream_group(w, a, 1, out, ld); break;
-		case 2: stream_group(w, a, 2, out, ld); break;
-#if VL == 16
-		case 3: stream_group(w, a, 3, out, ld); break;
-		case 4: stream_group(w, a, 4, out, ld); break;
-#endif
-		default: break;
-		}
-}
-
-#endif
 #endif

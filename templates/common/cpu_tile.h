@@ -1,5 +1,15 @@
-/* Many tokens: weights of TILE_H groups are unpacked once per TILE_CHUNK blocks into the cache and meet up to TILE_T tokens
- * at a time in registers. Sums wait in memory between chunks. Order of summation: see cpu_stream.h. */
+/* Many tokens, a GEMM: weights of TILE_H groups are unpacked once per chunk of columns into the nearest cache and meet up to TILE_T
+ * tokens at a time in registers.
+ *
+ *   chunk of a row:  memory --tile_unpack: w_bytes / w_words, w_scale, w_min--> tile_weights, 18 KiB
+ *                       ^                                                          |
+ *   tile_ahead prefetches the next one                                             | tile_step: TILE_H vectors of rows x
+ *                                                                                  |   broadcasts of up to TILE_T tokens
+ *   sums of all tokens, waiting in memory between chunks  <--fp32, per block-- exact integers in registers
+ *
+ * Bytes of a tile: TILE_H groups of weights once for all tokens of a call; activations once for each TILE_H groups, from cache.
+ * Instructions a block and token: 8 (bytes) or 16 (words) broadcasts, TILE_H dots each, then 4 in fp32 for each of TILE_H.
+ * Order of summation: cpu_stream.h. */
 #ifndef LLMC_CPU_TILE_H
 #define LLMC_CPU_TILE_H
 
@@ -8,16 +18,25 @@
 enum {
 	TILE_H = 2,
 	TILE_T = VL == 16 ? 8 : VL == 8 ? 6 : 4,
-	TILE_ROWS = TILE_H * VL,
+	TILE_TOKENS = 96,                       /* of a call, at most */
+	TILE_VECTORS = 18 * 1024 / (4 * VL),    /* of weights in a chunk; activations need the cache beside them */
+	TILE_SCALES = TILE_VECTORS / 8 * 2,     /* blocks have at least 8 vectors, at most two scales */
 };
 
-/* A token's part of a tile's sums: D of each row, M of each row */
+typedef struct tile_weights {
+	_Alignas(64) vi q[TILE_VECTORS];        /* [block][step][TILE_H]; floats: [column][TILE_H] */
+	vf scale[TILE_SCALES];                  /* [block][half][TILE_H] */
+	vf min[TILE_SCALES];                    /* [block][TILE_H] */
+} tile_weights;
+
+/* of each token: D of each row, M of each row */
 typedef struct tile_sum {
-	_Alignas(64) vf d[TILE_H];
-#if !W_FLOAT && W_MIN
-	vf m[TILE_H];
-#endif
+	_Alignas(64) vf v[TILE_H];
 } tile_sum;
+
+typedef struct tile_sums {
+	tile_sum d[TILE_TOKENS], m[TILE_TOKENS];
+} tile_sums;
 
 /* What the next unpacking will read, fetched while this chunk computes: some lines after each block. Without it memory and
  * arithmetic take turns, which for a handful of tokens is half of the time. */
@@ -27,85 +46,70 @@ typedef struct tile_ahead {
 } tile_ahead;
 
 LLMC_INLINE void
-tile_fetch(tile_ahead *f)
+tile_fetch(const Product p, tile_ahead *f)
 {
 	for (int stop = f->at + f->step; f->at < stop && f->at < f->end; f->at += 64)
 		LLMC_UNROLL
 		for (int h = 0; h < TILE_H; h++)
-			__builtin_prefetch(f->p + h * W_GROUP_BYTES + f->at);
+			__builtin_prefetch(f->p + h * w_group_bytes(p.w, p.cols) + f->at);
 }
 
-#if W_FLOAT
-
-enum { TILE_CHUNK = COLS < 128 ? COLS : 128 };  /* columns */
-typedef struct tile_weights { _Alignas(64) vf w[TILE_CHUNK][TILE_H]; } tile_weights;
-
-/* groups that do not exist (past the last) are zeros */
-static void
-tile_unpack(const uint8_t *w, int groups, int first, int n, tile_weights *o)
+/* --- sizes: pieces are blocks, or columns of floats ------------------------------------------------------------------- */
+LLMC_INLINE int
+tile_pieces(const Product p)
 {
-	for (int h = 0; h < TILE_H; h++)
-		for (int k = 0; k < n; k++) {
-			const uint8_t *g = w + h * W_GROUP_BYTES;
-			o->w[k][h] = h < groups ? w_column(g, first + k) : vf_set1(0);
-		}
+	return w_is_float(p.w) ? p.cols : p_blocks(p);
 }
 
-#define TILE_ALL COLS
-#define TILE_PIECE_BYTES W_COLUMN_BYTES
-#define TILE_FETCHES(n) (((n) + 7) / 8)
-#else
+/* vectors of a piece in each group */
+LLMC_INLINE int
+tile_steps(const Product p)
+{
+	return w_is_float(p.w) ? 1 : act_tile_bytes(p) ? 8 : 16;
+}
 
-#define TILE_STEPS (ACT_TILE_BYTES ? 8 : 16)
-/* Blocks of a chunk: 18 KiB of weights beside the activations in the nearest cache. Chunks of a row are as equal as can be. */
-#define TILE_CHUNK_MOST (18 * 8 * 2 / (VL * TILE_H) * 16 / TILE_STEPS)
-#define TILE_CHUNKS ((W_BLOCKS + TILE_CHUNK_MOST - 1) / TILE_CHUNK_MOST)
-enum { TILE_CHUNK = (W_BLOCKS + TILE_CHUNKS - 1) / TILE_CHUNKS };
+/* Pieces of a chunk. Blocks are divided as equally as can be. */
+LLMC_INLINE int
+tile_chunk(const Product p)
+{
+	const int most = w_is_float(p.w) ? 128 : TILE_VECTORS / (TILE_H * tile_steps(p)), all = tile_pieces(p), chunks = (all + most - 1) / most;
+
+	return !w_is_float(p.w) ? (all + chunks - 1) / chunks : all < most ? all : most;
+}
+
 /* 16-bit sums of bytes that must be widened half way through a block */
-#define TILE_WIDEN (ACT_TILE_BYTES && (DOT_BYTES_ROOM >> W_BITS) < 8)
-#define TILE_ALL W_BLOCKS
-#define TILE_PIECE_BYTES W_BLOCK_BYTES
-#define TILE_FETCHES(n) (n)
-
-typedef struct tile_weights {
-	_Alignas(64) vi q[TILE_CHUNK][TILE_STEPS][TILE_H];
-	vf scale[TILE_CHUNK][W_HALVES][TILE_H];
-#if W_MIN
-	vf min[TILE_CHUNK][TILE_H];
-#endif
-} tile_weights;
-
-static void
-tile_unpack(const uint8_t *w, int groups, int first, int n, tile_weights *o)
+LLMC_INLINE int
+tile_widens(const Product p)
 {
+	return act_tile_bytes(p) && (DOT_BYTES_ROOM >> p.w.bits) < 8;
+}
+
+/* --- a chunk -------------------------------------------------------------------------------------------------------- */
+/* Groups that do not exist (past the last) are zeros, or the first once more: nobody reads their sums. */
+LLMC_INLINE void
+tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile_weights *o)
+{
+	const int64_t group = w_group_bytes(p.w, p.cols);
+	const int steps = tile_steps(p);
+
+	if (w_is_float(p.w)) {
+		for (int h = 0; h < TILE_H; h++)
+			for (int k = 0; k < n; k++)
+				o->q[k * TILE_H + h] = h < groups ? (vi)w_column(p.w, w + h * group, first + k) : vi_all(0);
+		return;
+	}
 	for (int b = 0; b < n; b++)
 		LLMC_UNROLL
 		for (int h = 0; h < TILE_H; h++) {
-			const uint8_t *g = w + (h < groups ? h : 0) * W_GROUP_BYTES;
-			w_at k = w_block(g, first + b);
-			LLMC_UNROLL
-			for (int i = 0; i < TILE_STEPS; i++)
-				o->q[b][i][h] = ACT_TILE_BYTES ? w_bytes(k, i) : w_words(k, i);
-			LLMC_UNROLL
-			for (int s = 0; s < W_HALVES; s++)
-				o->scale[b][s][h] = w_scale(k, s);
-#if W_MIN
-			o->min[b][h] = w_min(k);
-#endif
+			w_at k = w_block(p.w, w + (h < groups ? h : 0) * group, first + b);
+			LLMC_EACH(i, steps, 16)
+				o->q[(b * steps + i) * TILE_H + h] = act_tile_bytes(p) ? w_bytes(p.w, k, i) : w_words(p.w, k, i);
+			LLMC_EACH(s, p.w.halves, 2)
+				o->scale[(b * p.w.halves + s) * TILE_H + h] = w_scale(p.w, k, s);
+			if (p.w.min)
+				o->min[b * TILE_H + h] = w_min(p.w, k);
 		}
 }
-
-/* One step of a token: both groups' sums, in this order of instructions. Left alone, compilers move the broadcasts of a whole
- * block before it and spill the sums. */
-#if VL == 8 && defined(VF_HAVE_256)
-#if ACT_TILE_BYTES
-#define TILE_MUL "vpmaddubsw"
-#define TILE_ADD "vpaddw"
-#else
-#define TILE_MUL "vpmaddwd"
-#define TILE_ADD "vpaddd"
-#endif
-#endif
 
 LLMC_INLINE vi
 tile_load(const vi *p)
@@ -121,118 +125,204 @@ tile_load(const vi *p)
 	return v;
 }
 
+/* One step of a token: both groups' sums, in this order of instructions. Left alone, compilers move the broadcasts of a whole
+ * block before it and spill the sums. */
+#if defined(VF_NATIVE_512)
+#define TILE_STEP(dot)                                                                                                      \
+	__asm__ volatile("vpbroadcastd %[p], %[x]\n\t" dot " %[x], %[w0], %[a0]\n\t" dot " %[x], %[w1], %[a1]"              \
+	                 : [a0] "+v"(acc[0]), [a1] "+v"(acc[1]), [x] "=&v"(x)                                               \
+	                 : [w0] "v"(w[0]), [w1] "v"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
+#elif VL == 8 && defined(VF_HAVE_256)
+#define TILE_FIRST(mul)                                                                                                     \
+	__asm__ volatile("vpbroadcastd %[p], %[a1]\n\t" mul " %[a1], %[w0], %[a0]\n\t" mul " %[a1], %[w1], %[a1]"           \
+	                 : [a0] "=&x"(acc[0]), [a1] "=&x"(acc[1])                                                           \
+	                 : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
+#define TILE_STEP(mul, add)                                                                                                 \
+	__asm__ volatile("vpbroadcastd %[p], %[x]\n\t" mul " %[x], %[w0], %[t]\n\t" add " %[t], %[a0], %[a0]\n\t" mul       \
+	                 " %[x], %[w1], %[x]\n\t" add " %[x], %[a1], %[a1]"                                                 \
+	                 : [a0] "+x"(acc[0]), [a1] "+x"(acc[1]), [x] "=&x"(x), [t] "=&x"(t)                                 \
+	                 : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
+#endif
+
 LLMC_INLINE void
-tile_token(vi acc[TILE_H], const vi w[TILE_H], const uint8_t *p, int first)
+tile_step(const int bytes, vi acc[TILE_H], const vi w[TILE_H], const uint8_t *p, const int first)
 {
 #if defined(VF_NATIVE_512)
 	vi x;
 	if (first)
 		acc[0] = acc[1] = vi_all(0);
-#if ACT_TILE_BYTES
-	__asm__ volatile("vpbroadcastd %[p], %[x]\n\tvpdpbusd %[x], %[w0], %[a0]\n\tvpdpbusd %[x], %[w1], %[a1]"
-#else
-	__asm__ volatile("vpbroadcastd %[p], %[x]\n\tvpdpwssd %[x], %[w0], %[a0]\n\tvpdpwssd %[x], %[w1], %[a1]"
-#endif
-	                 : [a0] "+v"(acc[0]), [a1] "+v"(acc[1]), [x] "=&v"(x)
-	                 : [w0] "v"(w[0]), [w1] "v"(w[1]), [p] "m"(*(const int32_t *)(const void *)p));
+	if (bytes)
+		TILE_STEP("vpdpbusd");
+	else
+		TILE_STEP("vpdpwssd");
 #elif VL == 8 && defined(VF_HAVE_256)
 	vi x, t;
-	if (first) {
-		__asm__ volatile("vpbroadcastd %[p], %[a1]\n\t" TILE_MUL " %[a1], %[w0], %[a0]\n\t" TILE_MUL " %[a1], %[w1], %[a1]"
-		                 : [a0] "=&x"(acc[0]), [a1] "=&x"(acc[1])
-		                 : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p));
-		return;
-	}
-	__asm__ volatile("vpbroadcastd %[p], %[x]\n\t" TILE_MUL " %[x], %[w0], %[t]\n\t" TILE_ADD " %[t], %[a0], %[a0]\n\t" TILE_MUL
-	                 " %[x], %[w1], %[x]\n\t" TILE_ADD " %[x], %[a1], %[a1]"
-	                 : [a0] "+x"(acc[0]), [a1] "+x"(acc[1]), [x] "=&x"(x), [t] "=&x"(t)
-	                 : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p));
+	if (first && bytes)
+		TILE_FIRST("vpmaddubsw");
+	else if (first)
+		TILE_FIRST("vpmaddwd");
+	else if (bytes)
+		TILE_STEP("vpmaddubsw", "vpaddw");
+	else
+		TILE_STEP("vpmaddwd", "vpaddd");
 #else
 	vi x = vi_bcast4(p);
 	LLMC_UNROLL
 	for (int h = 0; h < TILE_H; h++) {
 		if (first)
 			acc[h] = vi_all(0);
-#if ACT_TILE_BYTES
-		acc[h] = dot_bytes(acc[h], w[h], x);
-#else
-		acc[h] = dot_words(acc[h], w[h], x);
-#endif
+		acc[h] = bytes ? dot_bytes(acc[h], w[h], x) : dot_words(acc[h], w[h], x);
 	}
 #endif
 }
 
-#endif
-
-/* A function for each number of tokens: the number must be a constant where compilers first see the loops. */
-#define T 2
-#define TILE_DOT tile_dot_2
-#include "common/cpu_tile_dot.h"
-#define T 3
-#define TILE_DOT tile_dot_3
-#include "common/cpu_tile_dot.h"
-#define T 4
-#define TILE_DOT tile_dot_4
-#include "common/cpu_tile_dot.h"
-#if VL >= 8
-#define T 5
-#define TILE_DOT tile_dot_5
-#include "common/cpu_tile_dot.h"
-#define T 6
-#define TILE_DOT tile_dot_6
-#include "common/cpu_tile_dot.h"
-#endif
-#if VL >= 16
-#define T 7
-#define TILE_DOT tile_dot_7
-#include "common/cpu_tile_dot.h"
-#define T 8
-#define TILE_DOT tile_dot_8
-#include "common/cpu_tile_dot.h"
-#endif
-
-/* out[t][row] for all rows of at most TILE_H groups and tokens >= 2; sum: `tokens` of them, to work in */
-static void
-tile_rows(const uint8_t *w, int groups, const act_rows *a, int tokens, tile_sum *sum, float *out, int ld)
+/* A chunk's products with tokens t0 .. t0 + T, added to their sums, which stay in registers within a block */
+LLMC_INLINE void
+tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
 {
-	tile_weights chunk;
+	vf d[TILE_T][TILE_H];
+	tile_sum *const sums = sum->d + t0;
+	const uint8_t *x = a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)first * 4;
+
+	LLMC_EACH(t, T, TILE_T)
+		LLMC_UNROLL
+		for (int h = 0; h < TILE_H; h++)
+			d[t][h] = sums[t].v[h];
+	for (int k = 0; k < n; k++, x += 4) {
+		vf v[TILE_H];
+		if (k % 8 == 0)
+			tile_fetch(p, ahead);
+		LLMC_UNROLL
+		for (int h = 0; h < TILE_H; h++)
+			v[h] = (vf)w->q[k * TILE_H + h];
+		LLMC_EACH(t, T, TILE_T) {
+			vf xv = vf_set1(*(const float *)(const void *)(x + t * act_row_bytes(p)));
+			LLMC_UNROLL
+			for (int h = 0; h < TILE_H; h++)
+				d[t][h] = vf_fma(v[h], xv, d[t][h]);
+		}
+	}
+	LLMC_EACH(t, T, TILE_T)
+		LLMC_UNROLL
+		for (int h = 0; h < TILE_H; h++)
+			sums[t].v[h] = d[t][h];
+}
+
+LLMC_INLINE void
+tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
+{
+	const int blocks = p_blocks(p), steps = tile_steps(p), halves = p.w.halves, bytes = act_tile_bytes(p), widens = tile_widens(p);
+	const int parts = widens ? 2 : halves, N = steps / parts;
+	const uint8_t *x = a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)first * (size_t)act_block_bytes(p);
+	const size_t at = (size_t)t0 * (size_t)blocks + (size_t)first;
+	const float *const scales = a->d + at, *const totals = a->s + at;
+	const int32_t *const offsets = a->z + at * (size_t)halves;
+	tile_sum *const d = sum->d + t0, *const mins = sum->m + t0;
+
+	for (int b = 0; b < n; b++, x += act_block_bytes(p)) {
+		vi first_half[TILE_T][TILE_H];
+		tile_fetch(p, ahead);
+		LLMC_EACH(part, parts, 2) {
+			vi acc[TILE_T][TILE_H];
+			LLMC_EACH(step, N, 16) {
+				const int i = part * N + step;
+				vi v[TILE_H];
+				LLMC_UNROLL
+				for (int h = 0; h < TILE_H; h++)
+					v[h] = tile_load(&w->q[(b * steps + i) * TILE_H + h]);
+				LLMC_EACH(t, T, TILE_T)
+					tile_step(bytes, acc[t], v, x + t * act_row_bytes(p) + 4 * i, step == 0);
+			}
+			if (bytes)
+				LLMC_EACH(t, T, TILE_T)
+					LLMC_UNROLL
+					for (int h = 0; h < TILE_H; h++)
+						acc[t][h] = dot_bytes_sum(acc[t][h], 1);
+			if (widens) {
+				LLMC_EACH(t, T, TILE_T)
+					LLMC_UNROLL
+					for (int h = 0; h < TILE_H; h++) {
+						if (part == 1)
+							acc[t][h] += first_half[t][h];
+						first_half[t][h] = acc[t][h];
+					}
+				if (part == 0)
+					continue;
+			}
+			const int half = halves == 2 ? part : 0;
+			LLMC_EACH(t, T, TILE_T) {
+				vf scale = vf_set1(scales[t * blocks + b]);
+				LLMC_UNROLL
+				for (int h = 0; h < TILE_H; h++) {
+					vi dot = acc[t][h];
+					if (bytes && !p.w.min)
+						dot -= vi_all(offsets[(t * blocks + b) * halves + half]);
+					d[t].v[h] = vf_fma(vf_of_vi(dot) * scale, w->scale[(b * halves + half) * TILE_H + h], d[t].v[h]);
+				}
+			}
+		}
+	}
+	if (!p.w.min)
+		return;
+	vf m[TILE_T][TILE_H];
+	LLMC_EACH(t, T, TILE_T)
+		LLMC_UNROLL
+		for (int h = 0; h < TILE_H; h++)
+			m[t][h] = mins[t].v[h];
+	for (int b = 0; b < n; b++)
+		LLMC_EACH(t, T, TILE_T)
+			LLMC_UNROLL
+			for (int h = 0; h < TILE_H; h++)
+				m[t][h] = vf_fma(w->min[b * TILE_H + h], vf_set1(totals[t * blocks + b]), m[t][h]);
+	LLMC_EACH(t, T, TILE_T)
+		LLMC_UNROLL
+		for (int h = 0; h < TILE_H; h++)
+			mins[t].v[h] = m[t][h];
+}
+
+/* A function of its own for each number of tokens (TILE_EACH, cpu_matmul.h): registers are counted one by one. */
+typedef void tile_fn(const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead);
+
+LLMC_INLINE void
+tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
+{
+	if (w_is_float(p.w))
+		tile_dot_floats(p, T, w, first, n, a, t0, sum, ahead);
+	else
+		tile_dot_blocks(p, T, w, first, n, a, t0, sum, ahead);
+}
+
+/* out[t][row] for all rows of at most TILE_H groups and tokens >= 2; dot[T]: tile_dot of T tokens; sum: to work in */
+LLMC_INLINE void
+tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, const act_rows *a, int tokens, tile_sums *sum, float *out, int ld)
+{
+	const int all = tile_pieces(p), chunk = tile_chunk(p), piece = w_piece_bytes(p.w);
+	tile_weights unpacked;
 	int tiles = (tokens + TILE_T - 1) / TILE_T;
 
-	memset(sum, 0, (size_t)tokens * sizeof *sum);
-	for (int first = 0; first < TILE_ALL; first += TILE_CHUNK) {
-		int n = TILE_ALL - first < TILE_CHUNK ? TILE_ALL - first : TILE_CHUNK;
-		int next = first + TILE_CHUNK < TILE_ALL ? first + TILE_CHUNK : 0;
+	memset(sum->d, 0, (size_t)tokens * sizeof *sum->d);
+	if (p.w.min)
+		memset(sum->m, 0, (size_t)tokens * sizeof *sum->m);
+	for (int first = 0; first < all; first += chunk) {
+		int n = all - first < chunk ? all - first : chunk;
+		int next = first + chunk < all ? first + chunk : 0;
 		tile_ahead ahead = {
-			.p = w + (next ? 0 : groups * W_GROUP_BYTES) + (int64_t)next * TILE_PIECE_BYTES,
-			.end = (TILE_ALL - next < TILE_CHUNK ? TILE_ALL - next : TILE_CHUNK) * TILE_PIECE_BYTES,
+			.p = w + (next ? 0 : groups * w_group_bytes(p.w, p.cols)) + (int64_t)next * piece,
+			.end = (all - next < chunk ? all - next : chunk) * piece,
 		};
-		ahead.step = (ahead.end / (tiles * TILE_FETCHES(n)) + 63) / 64 * 64;
-		tile_unpack(w, groups, first, n, &chunk);
+		ahead.step = (ahead.end / (tiles * (w_is_float(p.w) ? (n + 7) / 8 : n)) + 63) / 64 * 64;
+		tile_unpack(p, w, groups, first, n, &unpacked);
 		for (int i = 0, t = 0, size; i < tiles; i++, t += size) {
 			size = tokens / tiles + (i < tokens % tiles);
-			switch (size) {
-			case 2: tile_dot_2(&chunk, first, n, a, t, sum + t, &ahead); break;
-			case 3: tile_dot_3(&chunk, first, n, a, t, sum + t, &ahead); break;
-			case 4: tile_dot_4(&chunk, first, n, a, t, sum + t, &ahead); break;
-#if VL >= 8
-			case 5: tile_dot_5(&chunk, first, n, a, t, sum + t, &ahead); break;
-			case 6: tile_dot_6(&chunk, first, n, a, t, sum + t, &ahead); break;
-#endif
-#if VL >= 16
-			case 7: tile_dot_7(&chunk, first, n, a, t, sum + t, &ahead); break;
-			case 8: tile_dot_8(&chunk, first, n, a, t, sum + t, &ahead); break;
-#endif
-			default: break;
-			}
+			dot[size](&unpacked, first, n, a, t, sum, &ahead);
 		}
 	}
 	for (int t = 0; t < tokens; t++)
 		for (int h = 0; h < groups; h++) {
-#if !W_FLOAT && W_MIN
-			vf_store(out + (int64_t)t * ld + h * VL, sum[t].d[h] + sum[t].m[h]);
-#else
-			vf_store(out + (int64_t)t * ld + h * VL, sum[t].d[h]);
-#endif
+			vf v = sum->d[t].v[h];
+			if (p.w.min)
+				v += sum->m[t].v[h];
+			vf_store(out + (int64_t)t * ld + h * VL, v);
 		}
 }
 

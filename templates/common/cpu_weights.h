@@ -1,19 +1,106 @@
-/* Weights in the packed layouts (order of bytes: runtime/weights/layout_packed.h): W_<dtype> is defined before inclusion.
+/* Weights in the packed layouts (order of bytes: formats/layout_packed.h): one decoder a format, for decode, prefill and gather.
  *
- *   W_FLOAT           1: elements are read as fp32 (w_column); 0: integers with scales, in blocks of 32 columns
- *   W_GROUP_BYTES     a group of VL rows
- *   w_block(group,b)  what is needed of block b; then
- *     w_bytes(k,i)    columns 4i .. 4i+3 as unsigned bytes: the weight plus W_OFFSET
- *     w_words(k,i)    columns (2i, 2i+2) for even i, (2i-1, 2i+1) for odd i, as signed words, the weight itself
- *     w_scale(k,h)    fp32 scales of half h (W_HALVES = 2: of 16 columns each; 1: of the block)
- *     w_min(k)        W_MIN = 1: what is added to each element
- * W_TOGETHER blocks share what w_shared reads for them.
- * i is a constant wherever these are called, so shared loads and shifts are made once. */
+ *   group of VL rows   | block 0 | block 1 | ...   32 columns each; super-blocks: 8 of them behind shared scales
+ *                           |
+ *   w_shared, w_next, w_block   where a block is, and the scales it shares (w_at)
+ *                           |
+ *        +------------------+-------------------+--------------------+
+ *   w_bytes(k, i)      w_words(k, i)       w_scale(k, h)         w_min(k)
+ *   columns 4i..4i+3   columns 2i, 2i+2    fp32 of half h        fp32, added to each
+ *   as u8 + offset     (even i) as s16     (16 or 32 columns)    element
+ *        |                  |
+ *   cpu_stream.h       cpu_tile.h                      cpu_gather.h takes one lane of the bytes
+ *
+ * A format is a value of type Weight. It is passed, constant, to functions that are always inlined: compilers fold what depends on
+ * it, and a file may hold matrices of as many formats as it likes. i and h are constants wherever these are called, so loads and
+ * shifts that two of them share are made once. Float formats are read a column at a time (w_column).
+ *
+ * The file_ functions read the same formats in the order of a file, for gather.
+ *
+ * Bytes a block and row: 4 * bits of elements, 2 or 4 of scales (Q4_K and Q5_K 2.5, Q6_K 2.25). */
 #ifndef LLMC_CPU_WEIGHTS_H
 #define LLMC_CPU_WEIGHTS_H
 
 #include "common/cpu_dot.h"
 
+typedef struct Weight {
+	int bits;     /* of an element; 16 and 32: floats */
+	int brain;    /* 1: of 16 bits the upper half of an fp32 */
+	int min;      /* 1: a minimum is added to elements, which are unsigned */
+	int super;    /* 1: eight blocks share d and m, their own scales are bytes */
+	int halves;   /* scales of a block: of 32 columns, or of 16 each */
+} Weight;
+
+#define W_f32  ((Weight){ .bits = 32 })
+#define W_f16  ((Weight){ .bits = 16 })
+#define W_bf16 ((Weight){ .bits = 16, .brain = 1 })
+#define W_q4_0 ((Weight){ .bits = 4, .halves = 1 })
+#define W_q4_1 ((Weight){ .bits = 4, .halves = 1, .min = 1 })
+#define W_q5_0 ((Weight){ .bits = 5, .halves = 1 })
+#define W_q5_1 ((Weight){ .bits = 5, .halves = 1, .min = 1 })
+#define W_q8_0 ((Weight){ .bits = 8, .halves = 1 })
+#define W_q4_k ((Weight){ .bits = 4, .halves = 1, .min = 1, .super = 1 })
+#define W_q5_k ((Weight){ .bits = 5, .halves = 1, .min = 1, .super = 1 })
+#define W_q6_k ((Weight){ .bits = 6, .halves = 2, .super = 1 })
+
+LLMC_INLINE int
+w_is_float(const Weight w)
+{
+	return w.bits >= 16;
+}
+
+/* what w_bytes adds to an element */
+LLMC_INLINE int
+w_offset(const Weight w)
+{
+	return w.min ? 0 : 1 << (w.bits - 1);
+}
+
+/* --- sizes, in bytes of a group ------------------------------------------------------------------------------------- */
+LLMC_INLINE int
+w_quant_bytes(const Weight w)
+{
+	return (w.bits == 6 ? 24 : w.bits * 4) * VL;
+}
+
+/* scales in front of a block, or of a super-block */
+LLMC_INLINE int
+w_head_bytes(const Weight w)
+{
+	if (w.super)
+		return (w.min ? 4 + 8 * 2 : 2 + 8 * w.halves) * VL;
+	return (w.min ? 4 : 2) * VL;
+}
+
+/* of a column, of a block; a super-block's scales count an eighth in each of its blocks, rounded up */
+LLMC_INLINE int
+w_piece_bytes(const Weight w)
+{
+	if (w_is_float(w))
+		return w.bits / 8 * VL;
+	return w_quant_bytes(w) + (w.super ? (w_head_bytes(w) + 7) / 8 : w_head_bytes(w));
+}
+
+/* columns that share scales */
+LLMC_INLINE int
+w_columns(const Weight w)
+{
+	return w_is_float(w) ? 1 : w.super ? 256 : 32;
+}
+
+LLMC_INLINE int
+w_columns_bytes(const Weight w)
+{
+	return w.super ? w_head_bytes(w) + 8 * w_quant_bytes(w) : w_piece_bytes(w);
+}
+
+LLMC_INLINE int64_t
+w_group_bytes(const Weight w, int cols)
+{
+	return (int64_t)(cols / w_columns(w)) * w_columns_bytes(w);
+}
+
+/* --- scales and elements -------------------------------------------------------------------------------------------- */
 /* VL halves at p; where there is no instruction, without going through the lanes one by one */
 LLMC_INLINE vf
 w_halves(const uint8_t *p)
@@ -28,195 +115,203 @@ w_halves(const uint8_t *p)
 #endif
 }
 
-#if defined(W_f32) || defined(W_f16) || defined(W_bf16)
-
-#define W_FLOAT 1
-#ifdef W_f32
-#define W_COLUMN_BYTES (4 * VL)
-#else
-#define W_COLUMN_BYTES (2 * VL)
-#endif
-#define W_GROUP_BYTES ((int64_t)COLS * W_COLUMN_BYTES)
-
+/* a column of a float format */
 LLMC_INLINE vf
-w_column(const uint8_t *group, int64_t k)
+w_column(const Weight w, const uint8_t *group, int64_t col)
 {
-	const uint8_t *p = group + k * W_COLUMN_BYTES;
-#if defined(W_f32)
-	return vf_load((const float *)p);
-#elif defined(W_f16)
-	return w_halves(p);
-#else
-	return (vf)(vi_of_u16(p) << 16);
-#endif
+	const uint8_t *p = group + col * w_piece_bytes(w);
+
+	if (w.bits == 32)
+		return vf_load((const float *)p);
+	return w.brain ? (vf)(vi_of_u16(p) << 16) : w_halves(p);
 }
-
-#else
-
-#define W_FLOAT 0
-#define W_BLOCKS (COLS / 32)
-_Static_assert(COLS % 32 == 0, "rows are whole blocks");
-#if defined(W_q4_0) || defined(W_q4_1) || defined(W_q4_k)
-#define W_BITS 4
-#elif defined(W_q5_0) || defined(W_q5_1) || defined(W_q5_k)
-#define W_BITS 5
-#elif defined(W_q6_k)
-#define W_BITS 6
-#elif defined(W_q8_0)
-#define W_BITS 8
-#else
-#error "weights of a type that has no packed layout"
-#endif
-#if defined(W_q4_1) || defined(W_q5_1) || defined(W_q4_k) || defined(W_q5_k)
-#define W_MIN 1
-#define W_OFFSET 0
-#else
-#define W_MIN 0
-#define W_OFFSET (1 << (W_BITS - 1))
-#endif
-#if defined(W_q4_k) || defined(W_q5_k) || defined(W_q6_k)
-#define W_SUPER 1
-_Static_assert(COLS % 256 == 0, "rows are whole super-blocks");
-#else
-#define W_SUPER 0
-#endif
-#if W_BITS == 6
-#define W_HALVES 2
-#else
-#define W_HALVES 1
-#endif
-
-/* bytes: of scales before a block, of its elements */
-#define W_QUANT_BYTES ((W_BITS == 6 ? 24 : W_BITS * 4) * VL)
-#if W_SUPER
-#define W_HEAD_BYTES ((W_BITS == 6 ? 18 : 20) * VL)
-#define W_SUPER_BYTES (W_HEAD_BYTES + 8 * W_QUANT_BYTES)
-#define W_GROUP_BYTES ((int64_t)(COLS / 256) * W_SUPER_BYTES)
-#define W_BLOCK_BYTES ((W_SUPER_BYTES + 7) / 8)
-#else
-#define W_HEAD_BYTES ((W_MIN ? 4 : 2) * VL)
-#define W_BLOCK_BYTES (W_HEAD_BYTES + W_QUANT_BYTES)
-#define W_GROUP_BYTES ((int64_t)W_BLOCKS * W_BLOCK_BYTES)
-#endif
-
-#define W_TOGETHER (W_SUPER ? 8 : 1)
 
 typedef struct w_at {
 	const uint8_t *head, *quant;
 	int            sub;      /* which of the super-block */
-	vf             d;        /* of the super-block, or the block */
-#if W_MIN
-	vf             m;
-#endif
+	vf             d, m;     /* of the super-block, or the block */
 } w_at;
 
-/* the first block, b = 0, W_TOGETHER, ..., and the scales it shares */
-LLMC_INLINE w_at
-w_shared(const uint8_t *group, int b)
+/* blocks that share what w_shared reads */
+LLMC_INLINE int
+w_together(const Weight w)
 {
-	w_at k;
-#if W_SUPER
-	k.head = group + (int64_t)(b / 8) * W_SUPER_BYTES;
-#else
-	k.head = group + (int64_t)b * W_BLOCK_BYTES;
-#endif
-	k.quant = k.head + W_HEAD_BYTES;
-	k.sub = 0;
+	return w.super ? 8 : 1;
+}
+
+/* the first of them, b = 0, w_together, ... */
+LLMC_INLINE w_at
+w_shared(const Weight w, const uint8_t *group, int b)
+{
+	w_at k = { .head = group + (int64_t)(b / w_together(w)) * w_columns_bytes(w) };
+
+	k.quant = k.head + w_head_bytes(w);
 	k.d = w_halves(k.head);
-#if W_MIN
-	k.m = w_halves(k.head + 2 * VL);
-	if (W_SUPER)
+	if (w.min)
+		k.m = w_halves(k.head + 2 * VL);
+	if (w.min && w.super)
 		k.m = -k.m;
-#endif
 	return k;
 }
 
 LLMC_INLINE w_at
-w_next(w_at k)
+w_next(const Weight w, w_at k)
 {
-	k.quant += W_QUANT_BYTES;
+	k.quant += w_quant_bytes(w);
 	k.sub++;
 	return k;
 }
 
 LLMC_INLINE w_at
-w_block(const uint8_t *group, int b)
+w_block(const Weight w, const uint8_t *group, int b)
 {
-	w_at k = w_shared(group, b / W_TOGETHER * W_TOGETHER);
+	w_at k = w_shared(w, group, b / w_together(w) * w_together(w));
 
-	k.sub = b % W_TOGETHER;
-	k.quant += k.sub * W_QUANT_BYTES;
+	k.sub = b % w_together(w);
+	k.quant += k.sub * w_quant_bytes(w);
 	return k;
 }
 
 LLMC_INLINE vi
-w_bytes(w_at k, int i)
+w_bytes(const Weight w, w_at k, int i)
 {
-#if W_BITS == 8
-	return vi_load(k.quant + 4 * VL * i) ^ vi_all((int32_t)0x80808080);
-#elif W_BITS == 4
-	vi v = vi_load(k.quant + 4 * VL * (i & 3));
-	return (i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f);
-#elif W_BITS == 5
-	vi v = vi_load(k.quant + 4 * VL * (1 + (i & 3))), h = vi_load(k.quant);
-	vi top = i < 4 ? h << (4 - i) : h >> (i - 4);
-	return ((i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f)) | (top & vi_all(0x10101010));
-#else
-	vi v = vi_load(k.quant + 4 * VL * (i & 3)), h = vi_load(k.quant + 4 * VL * (4 + i / 4));
-	vi top = (i & 3) == 3 ? h >> 2 : h << (4 - 2 * (i & 3));
-	return ((i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f)) | (top & vi_all(0x30303030));
-#endif
+	if (w.bits == 8)
+		return vi_load(k.quant + 4 * VL * i) ^ vi_all((int32_t)0x80808080);
+	/* nibbles, behind the fifth bits or before the upper pairs */
+	vi v = vi_load(k.quant + 4 * VL * ((w.bits == 5) + (i & 3)));
+	v = (i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f);
+	if (w.bits == 5) {
+		vi high = vi_load(k.quant);
+		v |= (i < 4 ? high << (4 - i) : high >> (i - 4)) & vi_all(0x10101010);
+	}
+	if (w.bits == 6) {
+		vi high = vi_load(k.quant + 4 * VL * (4 + i / 4));
+		v |= ((i & 3) == 3 ? high >> 2 : high << (4 - 2 * (i & 3))) & vi_all(0x30303030);
+	}
+	return v;
 }
 
 LLMC_INLINE vi
-w_words(w_at k, int i)
+w_words(const Weight w, w_at k, int i)
 {
-#if W_BITS == 8
-	vw v = (vw)vi_load(k.quant + 4 * VL * (i / 2));
-	return (vi)(i & 1 ? v >> 8 : v << 8 >> 8);
-#else
-	vi v = w_bytes(k, i / 2);
-	vi u = i & 1 ? v >> 8 : v;
-	u &= vi_all(0x00ff00ff);
-#if W_MIN
-	return u;
-#else
-	return (vi)((vw)u - (vw)vi_all(W_OFFSET * 0x10001));
-#endif
-#endif
+	if (w.bits == 8) {
+		vw v = (vw)vi_load(k.quant + 4 * VL * (i / 2));
+		return (vi)(i & 1 ? v >> 8 : v << 8 >> 8);
+	}
+	vi v = w_bytes(w, k, i / 2);
+	v = (i & 1 ? v >> 8 : v) & vi_all(0x00ff00ff);
+	return w.min ? v : (vi)((vw)v - (vw)vi_all(w_offset(w) * 0x10001));
 }
 
 LLMC_INLINE vf
-w_small(const uint8_t *p, int is_signed)
+w_scale(const Weight w, w_at k, int half)
 {
-	return vf_of_vi(is_signed ? vi_of_s8(p) : vi_of_u8(p));
+	if (!w.super)
+		return k.d;
+	if (w.min)
+		return k.d * vf_of_vi(vi_of_u8(k.head + (4 + 2 * k.sub) * VL));
+	return k.d * vf_of_vi(vi_of_s8(k.head + (2 + w.halves * k.sub + half) * VL));
 }
 
 LLMC_INLINE vf
-w_scale(w_at k, int half)
+w_min(const Weight w, w_at k)
 {
-#if W_BITS == 6
-	return k.d * w_small(k.head + 2 * VL + (2 * k.sub + half) * VL, 1);
-#elif W_SUPER
-	(void)half;
-	return k.d * w_small(k.head + 4 * VL + 2 * k.sub * VL, 0);
-#else
-	(void)half;
-	return k.d;
-#endif
-}
-
-#if W_MIN
-LLMC_INLINE vf
-w_min(w_at k)
-{
-#if W_SUPER
-	return k.m * w_small(k.head + 4 * VL + (2 * k.sub + 1) * VL, 0);
-#else
+	if (w.super)
+		k.m *= vf_of_vi(vi_of_u8(k.head + (4 + 2 * k.sub + 1) * VL));
 	return k.m;
-#endif
 }
-#endif
 
-#endif
+/* --- a block in the order of a file, as formats/dequant.c reads it ------------------------------------------------------- */
+LLMC_INLINE float
+file_f16(const uint8_t *p)
+{
+	f16 h;
+
+	memcpy(&h, p, 2);
+	return f16_get(h);
+}
+
+LLMC_INLINE float
+file_float(const Weight w, const uint8_t *p)
+{
+	uint32_t u;
+	float x;
+
+	if (w.bits == 16 && !w.brain)
+		return file_f16(p);
+	if (w.brain)
+		u = (uint32_t)(p[0] | p[1] << 8) << 16;
+	else
+		memcpy(&u, p, 4);
+	memcpy(&x, &u, 4);
+	return x;
+}
+
+LLMC_INLINE int
+file_bytes(const Weight w)
+{
+	if (w_is_float(w))
+		return w.bits / 8;
+	if (w.super)
+		return w.bits == 6 ? 210 : w.bits == 5 ? 176 : 144;
+	return 2 + 2 * w.min + 4 * w.bits;
+}
+
+LLMC_INLINE void
+file_small(const Weight w, const uint8_t *p, float *y)
+{
+	float d = file_f16(p), m = w.min ? file_f16(p + 2) : 0;
+	const uint8_t *q = p + 2 + 2 * w.min;
+	uint32_t high = 0;
+
+	if (w.bits == 5) {
+		memcpy(&high, q, 4);
+		q += 4;
+	}
+	for (int i = 0; i < 32; i++) {
+		int v = w.bits == 8 ? (int8_t)q[i] : (q[i % 16] >> (i / 16 * 4) & 15) | (int)(high >> i & 1) << 4;
+		y[i] = w.min ? d * (float)v + m : d * (float)(w.bits == 8 ? v : v - w_offset(w));
+	}
+}
+
+LLMC_INLINE void
+file_q6_k(const uint8_t *p, float *y)
+{
+	float d = file_f16(p + 208);
+
+	for (int e = 0; e < 256; e++) {
+		int half = e / 128, group = e / 32 % 4, i = e % 32;
+		int v = (p[half * 64 + group % 2 * 32 + i] >> (group / 2 * 4) & 15) | (p[128 + half * 32 + i] >> (group * 2) & 3) << 4;
+		y[e] = d * (float)(int8_t)p[192 + e / 16] * (float)(v - 32);
+	}
+}
+
+LLMC_INLINE void
+file_q45_k(const Weight w, const uint8_t *p, float *y)
+{
+	float d = file_f16(p), dmin = file_f16(p + 2);
+	const uint8_t *s = p + 4;
+
+	for (int e = 0; e < 256; e++) {
+		int j = e / 32, i = e % 32;
+		int scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | s[j - 4] >> 6 << 4;
+		int min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | s[j] >> 6 << 4;
+		int v = p[(w.bits == 5 ? 48 : 16) + j / 2 * 32 + i] >> (j % 2 * 4) & 15;
+		if (w.bits == 5)
+			v |= (p[16 + i] >> j & 1) << 4;
+		y[e] = d * (float)scale * (float)v - dmin * (float)min;
+	}
+}
+
+LLMC_INLINE void
+file_block(const Weight w, const uint8_t *p, float *y)
+{
+	if (!w.super)
+		file_small(w, p, y);
+	else if (w.bits == 6)
+		file_q6_k(p, y);
+	else
+		file_q45_k(w, p, y);
+}
+
 #endif

@@ -45,7 +45,7 @@ att_load_q(const llmc_call &p, const AttSegment &g, AttMma &s)
 		const int lane = i % 32, part = i / 32 % 2, c = i / 64, head = lane / 4, d = 32 * c + 8 * (lane % 4) + 4 * part;
 		uint4 f = {};
 		if (head < g.n_head && d < ATT_D) {
-			uint4 x = ld_v4((const float *)p.a[0] + ((long long)g.row * ATT_HEADS + g.head + head) * ATT_D + d);
+			uint4 x = ld_v4(ARG_q + ((long long)g.row * ATT_HEADS + g.head + head) * ATT_D + d);
 			kv_pair_split(__uint_as_float(x.x) * KV_Q_FACTOR, __uint_as_float(x.y) * KV_Q_FACTOR, &f.x, &f.y);
 			kv_pair_split(__uint_as_float(x.z) * KV_Q_FACTOR, __uint_as_float(x.w) * KV_Q_FACTOR, &f.z, &f.w);
 		}
@@ -157,7 +157,7 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 		if (n == 0) {
 			if (tile + lane * ATT_WARPS < g.end)
 				pages = p.s.block_table[(long long)g.seq * p.s.block_stride + (tile + lane * ATT_WARPS) * ATT_TILE / KV_PAGE];
-			next = (kv_elem *)((char *)p.a[1] + __shfl_sync(~0u, pages, 0) * (long long)(ATT_PAGE_BYTES));
+			next = (kv_elem *)((char *)ARG_kv + __shfl_sync(~0u, pages, 0) * (long long)(ATT_PAGE_BYTES));
 			att_fetch_k(kv_k(next, g.kv_head, ATT_D), tile, g.range, s.k[warp]);
 			cp_async_commit();
 			att_fetch_v(kv_v(next, g.kv_head, ATT_KV_HEADS, ATT_D, ATT_V), tile, g.range, s.v[warp]);
@@ -181,7 +181,7 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 		if (after < g.end) { /* all lanes take the same way */
 			if ((n + 1) % 32 == 0 && after + lane * ATT_WARPS < g.end)
 				pages = p.s.block_table[(long long)g.seq * p.s.block_stride + (after + lane * ATT_WARPS) * ATT_TILE / KV_PAGE];
-			next = (kv_elem *)((char *)p.a[1] + __shfl_sync(~0u, pages, (n + 1) % 32) * (long long)(ATT_PAGE_BYTES));
+			next = (kv_elem *)((char *)ARG_kv + __shfl_sync(~0u, pages, (n + 1) % 32) * (long long)(ATT_PAGE_BYTES));
 			att_fetch_k(kv_k(next, g.kv_head, ATT_D), after, g.range, s.k[warp]);
 		}
 		cp_async_commit();

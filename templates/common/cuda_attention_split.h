@@ -208,8 +208,8 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 template <class Store> DEV void
 att_finish(const llmc_call &p, const AttSegment &g, AttShared &s, Store store)
 {
-	const AttOut out = { (float *)p.a[3] + ((long long)g.row * ATT_HEADS + g.head) * ATT_V, ATT_V, (float *)p.a[4], (float *)p.a[5],
-	                     (int *)p.a[6] + g.unit };
+	const AttOut out = { ARG_y + ((long long)g.row * ATT_HEADS + g.head) * ATT_V, ATT_V, ARG_part_o, ARG_part_ml,
+	                     ARG_ticket + g.unit };
 	const bool whole = g.first_block == g.last_block;
 	const int mine = 2 * (int)blockIdx.x + g.begins;
 

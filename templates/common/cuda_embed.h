@@ -13,7 +13,7 @@ embed_row(const void *w, long long id, int rows, float scale, const float *x, fl
 
 	for (int u = threadIdx.x; u < W::UNITS; u += blockDim.x) {
 		float v[W::UNIT];
-		W::decode(W::load(row, u), v);
+		W::decode(W::load(row, u), u, v);
 #pragma unroll
 		for (int i = 0; i < W::UNIT; i++)
 			if (i < W::width(u)) {

@@ -1,6 +1,6 @@
 /* What becomes of the results of a matrix product: C neighbouring columns at a time (2, or 4 where threads have exchanged theirs), by the
  * thread that holds them. take(m, n, v, u): v[j] are the columns of row m from n + 4 C j on.
- * soon<OUT>(m, n): OUT columns of row m will end in a while. */
+ * prefetch<OUT>(m, n): OUT columns of row m will end in a while. */
 #ifndef LLMC_CUDA_GEMM_EPILOGUE_H
 #define LLMC_CUDA_GEMM_EPILOGUE_H
 
@@ -75,7 +75,7 @@ gemm_bias(const float *b, int n, float (&v)[N][C])
 template <int WIDTH, float (*F)(float)> struct gemm_store {
 	float       *y;
 	const float *b;
-	template <int OUT> __device__ __forceinline__ void soon(int, int) const {}
+	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void
 	take(int m, int n, float (&v)[N][C], float (&)[N][C]) const
 	{
@@ -97,7 +97,7 @@ template <int WIDTH> struct gemm_add {
 	float        scale;
 	/* begins to bring OUT columns of a row near */
 	template <int OUT> __device__ __forceinline__ void
-	soon(int m, int n) const
+	prefetch(int m, int n) const
 	{
 #if __CUDA_ARCH__ >= 900
 		if (WIDTH % 4 == 0 && n < WIDTH)
@@ -126,7 +126,7 @@ template <int WIDTH> struct gemm_add {
 template <int WIDTH, float (*F)(float)> struct gemm_glu {
 	float       *y;
 	const float *b;
-	template <int OUT> __device__ __forceinline__ void soon(int, int) const {}
+	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void
 	take(int m, int n, float (&v)[N][C], float (&u)[N][C]) const
 	{
@@ -162,19 +162,20 @@ gemm_left2(const unsigned short *p, int n, float (&v)[2]) /* bf16 */
 	}
 }
 
-/* What follows a product that a library has left in memory, raw [n, PARTS, WIDTH]: blocks of 256 threads, blockIdx.x the row, blockIdx.y
+/* What follows a product that a library has left in memory, raw [n, SHARE, ROWS]: blocks of 256 threads, blockIdx.x the row, blockIdx.y
  * GEMM_LEFT of its columns. scale, e: as in cuda_gemm.h; e may write over raw, each thread over what it has read. */
 enum { GEMM_LEFT = 2048 };
 
-template <int WIDTH, int PARTS, class T, class E> DEV void
+template <class G, class T, class E> DEV void
 gemm_after(const T *raw, const float *scale, int n, const E &e)
 {
+	enum { WIDTH = G::ROWS, PARTS = G::SHARE };
 	const int m = (int)blockIdx.x, c = (int)blockIdx.y * GEMM_LEFT + (int)threadIdx.x / 4 * 32 + (int)threadIdx.x % 4 * 2;
 	float v[4][2] = {}, u[4][2] = {};
 
 	if (m >= n || c >= WIDTH)
 		return;
-	const float s = scale ? scale[m] : 1.0f;
+	const float s = G::W::BF16 || !scale ? 1.0f : scale[m];
 	raw += (long long)m * PARTS * WIDTH;
 #pragma unroll
 	for (int j = 0; j < 4; j++) {

@@ -1,102 +1,102 @@
-/* What a block of a GEMV has in shared memory, and in how many slices its columns are cut. Asks for what cuda_gemv.h asks for. */
+/* What a GEMV is made for, what a block of it has in shared memory, and in how many splits its columns are cut. */
 #ifndef LLMC_CUDA_GEMV_ARENA_H
 #define LLMC_CUDA_GEMV_ARENA_H
 
-#include "common/cuda_gemv_weights.h"
+#include "common/cuda_norm.h"
 #include "common/cuda_step.h"
+#include "common/cuda_weights.h"
 
-#ifndef GV_MAX_SLICES
-#define GV_MAX_SLICES (COLS > 16384 ? 16 : 8) /* so that 8 rows of x fit */
-#endif
-#ifdef NORM_none
-#define GV_NORMED 0
-#define NORM_PLUS_ONE 0
-#else
-#define GV_NORMED 1
-#endif
+enum { GEMV_WARPS = 8, GEMV_THREADS = GEMV_WARPS * 32, GEMV_FLAGS = 256 };
 
-enum {
-	GV_WARPS = 8,
-	GV_THREADS = GV_WARPS * 32,
-	GV_SMS = GV_ARCH == 80 ? 108 : GV_ARCH == 86 ? 84 : GV_ARCH == 89 ? 128 : GV_ARCH == 90 ? 132 : GV_ARCH == 100 ? 148 : 170,
-	GV_UNITS = (COLS + GV_UNIT - 1) / GV_UNIT, /* of a row */
-	GV_MOST = (GV_UNITS + GV_WARPS - 1) / GV_WARPS,
-	GV_KWARPS = GV_UNITS < GV_WARPS ? GV_UNITS : GV_WARPS,
-	/* 64 KB for x, more where one row needs it; templates' @launch lines count the same. Then sums of x, where weights have minima (two pairs
-	 * a unit and lane that has x), and the ring. */
-	GV_X = (COLS > 16384 ? (COLS + 1023) / 1024 * 4096 : 65536) / 16 / GV_WARPS,
-	GV_SUMS = GV_MINS ? GV_X / 8 : 0,
-	GV_ROOM = GV_X * 16 + (GV_ARCH == 80 || GV_ARCH == 90 || GV_ARCH == 100 ? 5120 : 3072),
-	GV_RING = (GV_ROOM - GV_X * 16 - GV_SUMS * 8) / (int)sizeof(gv_slot),
-	/* of a launch for one row */
-	GV_X1 = GV_MOST * GV_CHUNKS * 8,
-	GV_SUMS1 = GV_MINS ? GV_MOST * 4 : 0,
-	GV_RING1 = (GV_ROOM - GV_X1 * 16 - GV_SUMS1 * 8) / (int)sizeof(gv_slot),
-	GV_FLAGS = 256
+/* A ring's stage: a unit of both groups */
+template <class W> struct gemv_stage { typename W::stream::stage group[2]; };
+
+/* What a warp has for itself: x first, then sums of x, where weights have minima (two pairs a unit and lane that has x), and the ring */
+template <class W, int X, int SUMS, int RING> struct gemv_share {
+	uint4         x[X];
+	uint2         sums[SUMS];
+	gemv_stage<W> ring[RING];
+};
+template <class W, int X, int RING> struct gemv_share<W, X, 0, RING> {
+	uint4         x[X];
+	gemv_stage<W> ring[RING];
 };
 
-/* What a warp has for itself: either way x comes first */
-template <int X, int SUMS, int RING> struct gv_share {
-	uint4   x[X];
-#if GV_MINS
-	uint2   sums[SUMS];
-#endif
-	gv_slot ring[RING];
-};
-union gv_room {
-	gv_share<GV_X, GV_SUMS, GV_RING>    many;
-	gv_share<GV_X1, GV_SUMS1, GV_RING1> one;
+/* W of a matrix of COLS columns, the norm of x (norm_none, norm_rms, norm_layer), the GPU, the most splits: by default such that 8 rows of x fit. */
+template <class W_, class NORM_, int ARCH_, int MAX_SPLITS_ = (W_::COLS > 16384 ? 16 : 8)> struct gemv_config {
+	typedef W_                 W;
+	typedef typename W::stream S;
+	typedef NORM_              NORM;
+	enum {
+		ARCH = ARCH_,
+		MAX_SPLITS = MAX_SPLITS_,
+		COLS = W::COLS,
+		SMS = ARCH == 80 ? 108 : ARCH == 86 ? 84 : ARCH == 89 ? 128 : ARCH == 90 ? 132 : ARCH == 100 ? 148 : 170,
+		UNITS = (COLS + S::UNIT - 1) / S::UNIT, /* of a row */
+		MOST = (UNITS + GEMV_WARPS - 1) / GEMV_WARPS,
+		KWARPS = UNITS < GEMV_WARPS ? UNITS : GEMV_WARPS,
+		/* 64 KB for x, more where one row needs it; templates' @launch lines count the same */
+		X = (COLS > 16384 ? (COLS + 1023) / 1024 * 4096 : 65536) / 16 / GEMV_WARPS,
+		SUMS = S::MINS ? X / 8 : 0,
+		ROOM = X * 16 + (ARCH == 80 || ARCH == 90 || ARCH == 100 ? 5120 : 3072),
+		RING = (ROOM - X * 16 - SUMS * 8) / (int)sizeof(gemv_stage<W>),
+		/* of a launch for one row */
+		X1 = MOST * S::CHUNKS * 8,
+		SUMS1 = S::MINS ? MOST * 4 : 0,
+		RING1 = (ROOM - X1 * 16 - SUMS1 * 8) / (int)sizeof(gemv_stage<W>)
+	};
+
+	union room {
+		gemv_share<W, X, SUMS, RING>    many;
+		gemv_share<W, X1, SUMS1, RING1> one;
+	};
+	struct arena {
+		room          warp[GEMV_WARPS];
+		float         sum[2048];               /* 2 tiles of (16 / R groups) x (8 warps) x (R rows of x) x 8 */
+		float         squares[GEMV_WARPS][8];
+		float         stat[8][2];              /* mean and 1 / deviation */
+		int2          place[8];                /* page and position of a row */
+		int           range, split, g0, n;     /* of the block: for when its registers are free again */
+		unsigned char done[GEMV_FLAGS];
+	};
+	static_assert(sizeof(arena) <= 8848 + GEMV_WARPS * ROOM, "@launch says so");
 };
 
-struct gv_arena {
-	gv_room            room[GV_WARPS];
-	float              sum[2048];           /* 2 tiles of (16 / R groups) x (8 warps) x (R rows of x) x 8 */
-	float              squares[GV_WARPS][8];
-	float              stat[8][2];          /* mean and 1 / deviation */
-	int2               place[8];            /* page and position of a row */
-	int                range, slice, g0, n; /* of the block: for when its registers are free again */
-	unsigned char      done[GV_FLAGS];
-};
-static_assert(sizeof(gv_arena) <= 8848 + GV_WARPS * GV_ROOM, "@launch says so");
-
-/* Rows of x (a power of two) that a block takes at once when columns are cut in `slices`; 0: none */
-static __device__ constexpr int
-gv_rows(int slices)
+/* Rows of x (a power of two) that a block takes at once when columns are cut in `splits`; 0: none */
+template <class G> static __device__ constexpr int
+gemv_rows_at_once(int splits)
 {
-	const int parts = GV_KWARPS * slices, most = (GV_UNITS + parts - 1) / parts;
+	const int parts = G::KWARPS * splits, most = (G::UNITS + parts - 1) / parts;
 
-	if (GV_UNITS < parts)
+	if (G::UNITS < parts)
 		return 0;
 	for (int r = 8; r; r /= 2)
-		if (most * GV_CHUNKS * r * 8 <= GV_X)
+		if (most * G::S::CHUNKS * r * 8 <= G::X)
 			return r;
 	return 0;
 }
 
-/* For so many rows of x and groups of W: the number of slices with which all is soonest read. Ranges with a group more are alone at the end, and then
- * each reads at twice its share of the bandwidth (block formats, which cost instructions, hardly faster than before). More than one slice costs
+/* For so many rows of x and groups of W: the number of splits with which all is soonest read. Ranges with a group more are alone at the end, and then
+ * each reads at twice its share of the bandwidth (block formats, which cost instructions, hardly faster than before). More than one split costs
  * what a multiprocessor reads in the 1.5 us that sums take through memory. 1 where rows do not fit whatever is done: they go in turns. */
-static __device__ constexpr int
-gv_slices(int rows, int groups)
+template <class G> static __device__ constexpr int
+gemv_splits(int rows, int groups)
 {
-	const long long joined = 1024 * (GV_ARCH == 90 ? 48 : GV_ARCH == 100 ? 80 : GV_ARCH == 80 ? 28 : 14);
-	const int alone = GV_CHUNKS == 1 ? 50 : 85;
+	const long long joined = 1024 * (G::ARCH == 90 ? 48 : G::ARCH == 100 ? 80 : G::ARCH == 80 ? 28 : 14);
+	const int alone = G::S::CHUNKS == 1 ? 50 : 85;
 	long long least = 0;
 	int best = 1;
 
-	for (int s = 1; s <= GV_MAX_SLICES; s++) {
-		const int ranges = GV_SMS / s, more = groups % ranges * 100 / ranges; /* percent */
+	for (int s = 1; s <= G::MAX_SPLITS; s++) {
+		const int ranges = G::SMS / s, more = groups % ranges * 100 / ranges; /* percent */
 		const int percent = groups / ranges * 100 + (groups % ranges == 0 ? 0 : more > alone ? more : alone);
-		const long long cost = (long long)percent * 8 * GV_ROW_BYTES / 100 / s + (s > 1 ? joined : 0);
-		if (gv_rows(s) >= rows && (least == 0 || cost < least)) {
+		const long long cost = (long long)percent * 8 * G::W::ROW / 100 / s + (s > 1 ? joined : 0);
+		if (gemv_rows_at_once<G>(s) >= rows && (least == 0 || cost < least)) {
 			best = s;
 			least = cost;
 		}
 	}
 	return best;
 }
-
-enum { GV_ROWS = gv_rows(1) };
-static_assert(GV_ROWS > 0, "too many columns");
 
 #endif

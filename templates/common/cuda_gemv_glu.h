@@ -1,40 +1,41 @@
-/* GEMV of norm_glu: a group has 4 rows of gate and the same of up, so that both halves of a result meet in one thread.
- *
- * Defined before inclusion, besides what cuda_gemv.h asks for: ROWS (of gate), GV_ACT(v). Arguments as norm_glu has them. */
+/* GEMV of norm_glu: a group has 4 rows of gate and the same of up, so that both halves of a result meet in one thread. */
 #ifndef LLMC_CUDA_GEMV_GLU_H
 #define LLMC_CUDA_GEMV_GLU_H
 
 #include "common/cuda_gemv.h"
 
-struct gv_op {
-	enum { GROUPS = (ROWS + 3) / 4, UNIT = 0, PLACED = 0, FIRST = 0 };
+/* y = F(gate x + b) * (up x + b'), for W = [gate; up] of N rows each; b: NULL without */
+template <int N, float (*F)(float)> struct gemv_glu {
+	enum { GROUPS = (N + 3) / 4, UNIT = 0, PLACED = 0, FIRST = 0 };
+	const llmc_step &s;
+	float           *y;
+	const float     *b;
 
-	static __device__ __forceinline__ int row(int group, int n) { return min(group * 4 + (n & 3), ROWS - 1) + (n >> 2) * ROWS; }
-	static __device__ __forceinline__ int count(const llmc_call &p) { return N_TOK(p); }
-	static __device__ __forceinline__ int x_row(const llmc_call &, int t) { return t; }
-	static __device__ __forceinline__ int2 spot(const llmc_call &, int) { return make_int2(0, 0); }
-	static __device__ __forceinline__ int page(const llmc_call &, const int2 &) { return 0; }
+	DEV int row(int group, int n) { return min(group * 4 + (n & 3), N - 1) + (n >> 2) * N; }
+	__device__ __forceinline__ int count() const { return s.n[0]; }
+	__device__ __forceinline__ int x_row(int t) const { return t; }
+	__device__ __forceinline__ int2 spot(int) const { return make_int2(0, 0); }
+	__device__ __forceinline__ int page(const int2 &) const { return 0; }
 
-	static __device__ __forceinline__ float4
-	before(const llmc_call &p, int group, int j, int)
+	__device__ __forceinline__ float4
+	prefetch(int group, int j, int) const
 	{
-		const float *bias = (const float *)p.a[4];
-		const int r = min(group * 4 + j, ROWS - 1);
+		const int r = min(group * 4 + j, N - 1);
 
-		return make_float4(bias ? bias[r] : 0, bias ? bias[ROWS + r] : 0, 0, 0);
+		return make_float4(b ? b[r] : 0, b ? b[N + r] : 0, 0, 0);
 	}
 
-	static __device__ __forceinline__ void
-	put(const llmc_call &p, int group, int j, int t, float a, float b, const float4 &early, const int2 &)
+	__device__ __forceinline__ void
+	store(int group, int j, int t, float u, float v, const float4 &early, const int2 &) const
 	{
 		const int r = group * 4 + j;
 
-		if (r < ROWS)
-			((float *)p.a[5])[(long long)t * ROWS + r] = GV_ACT(a + early.x) * (b + early.y);
+		if (r < N)
+			y[(long long)t * N + r] = F(u + early.x) * (v + early.y);
 	}
 
-	static __device__ __forceinline__ float raw(const llmc_call &, int, float v) { return v; }
-	static __device__ __forceinline__ void finish(const llmc_call &, int, int, const float *) {}
+	__device__ __forceinline__ float raw(int, float v) const { return v; }
+	__device__ __forceinline__ void finish(int, int, const float *) const {}
 };
 
 #endif

@@ -8,7 +8,7 @@
 #include "common/cuda_gemv.h"
 #include "common/cuda_rope.h"
 
-struct gv_op {
+struct gemv_qkv {
 	enum {
 		D = QKV_DIM,
 		R = QKV_HAS_ROPE ? QKV_ROPE_DIMS : 0,
@@ -19,15 +19,16 @@ struct gv_op {
 		PLACED = !NORMED,
 		FIRST = 0
 	};
+	const llmc_call &p;
 
-	static __device__ __forceinline__ bool
+	DEV bool
 	turned(int head, int part)
 	{
 		return !NORMED && head < QKV_HEADS + QKV_KV_HEADS && part < R / 8;
 	}
 
 	/* dimension of result n of a group: the four first halves of pairs, then the second ones; otherwise in order */
-	static __device__ __forceinline__ int
+	DEV int
 	dim(int head, int part, int n)
 	{
 		if (!turned(head, part))
@@ -35,7 +36,7 @@ struct gv_op {
 		return n < 4 ? rope_first(part * 4 + n) : rope_second(part * 4 + n - 4, R);
 	}
 
-	static __device__ __forceinline__ int
+	DEV int
 	row(int group, int n)
 	{
 		const int head = group / PER_HEAD;
@@ -43,24 +44,23 @@ struct gv_op {
 		return head * D + dim(head, group % PER_HEAD, n);
 	}
 
-	static __device__ __forceinline__ int count(const llmc_call &p) { return N_TOK(p); }
-	static __device__ __forceinline__ int x_row(const llmc_call &, int t) { return t; }
+	__device__ __forceinline__ int count() const { return N_TOK(p); }
+	__device__ __forceinline__ int x_row(int t) const { return t; }
 
 	/* the row's position and sequence */
-	static __device__ __forceinline__ int2 spot(const llmc_call &p, int t) { return make_int2(p.s.pos[t], p.s.seq_of[t]); }
-
-	static __device__ __forceinline__ int page(const llmc_call &p, const int2 &spot) { return kv_page_of(p.s, spot.y, spot.x); }
+	__device__ __forceinline__ int2 spot(int t) const { return make_int2(p.s.pos[t], p.s.seq_of[t]); }
+	__device__ __forceinline__ int page(const int2 &spot) const { return kv_page_of(p.s, spot.y, spot.x); }
 
 	/* x, y: cosine and sine; z, w: biases */
-	static __device__ __forceinline__ float4
-	before(const llmc_call &p, int group, int j, int t)
+	__device__ __forceinline__ float4
+	prefetch(int group, int j, int t) const
 	{
 		const int head = group / PER_HEAD, part = group % PER_HEAD;
-		const float *bias = (const float *)p.a[4];
+		const float *bias = ARG_b;
 		float4 v = make_float4(1, 0, 0, 0);
 
 		if (turned(head, part)) {
-			const float *table = (const float *)p.a[7] + (long long)t * R + part * 4 + j;
+			const float *table = ARG_rope + (long long)t * R + part * 4 + j;
 			v.x = table[0];
 			v.y = table[R / 2];
 		}
@@ -71,34 +71,34 @@ struct gv_op {
 		return v;
 	}
 
-	static __device__ __forceinline__ void
-	put(const llmc_call &p, int group, int j, int t, float a, float b, const float4 &early, const int2 &place)
+	__device__ __forceinline__ void
+	store(int group, int j, int t, float a, float b, const float4 &early, const int2 &place) const
 	{
 		const int head = group / PER_HEAD, part = group % PER_HEAD, d = dim(head, part, j), e = dim(head, part, j + 4);
 		const float x = a + early.z, y = b + early.w, u = x * early.x - y * early.y, v = y * early.x + x * early.y;
 
 		if (head < QKV_HEADS) {
-			float *q = (float *)p.a[9] + ((long long)t * QKV_HEADS + head) * D;
+			float *q = ARG_q + ((long long)t * QKV_HEADS + head) * D;
 			q[d] = u;
 			q[e] = v;
 		} else {
 			/* heads of V follow those of K in the page, both of KV_PAGE x D */
-			kv_elem *kv = kv_page_at(p.a[8], QKV_PAGE_BYTES, place.x) + (long long)(head - QKV_HEADS) * KV_PAGE * D + place.y % KV_PAGE * D;
+			kv_elem *kv = kv_page_at(ARG_kv, QKV_PAGE_BYTES, place.x) + (long long)(head - QKV_HEADS) * KV_PAGE * D + place.y % KV_PAGE * D;
 			kv[d] = kv_put(u);
 			kv[e] = kv_put(v);
 		}
 	}
 
-	static __device__ __forceinline__ float
-	raw(const llmc_call &p, int i, float v)
+	__device__ __forceinline__ float
+	raw(int i, float v) const
 	{
-		const float *bias = (const float *)p.a[4];
+		const float *bias = ARG_b;
 
 		return bias ? v + bias[i] : v;
 	}
 
-	static __device__ __forceinline__ void
-	finish(const llmc_call &p, int t, int head, const float *sums)
+	__device__ __forceinline__ void
+	finish(int t, int head, const float *sums) const
 	{
 		qkv_finish(p, t, head, sums);
 	}

@@ -1,75 +1,60 @@
-/* GEMV whose results are the rows of W: matmul, matmul_add, norm_matmul, norm_act, head.
- *
- * Defined before inclusion, besides what cuda_gemv.h asks for: ROWS, GV_Y (number of the argument y), GV_RESULT(v) (what is made of a result
- * with its bias); where there are: GV_BIAS, GV_ADD (numbers of the arguments), GV_ADD_SCALE; GV_HEAD: x rows are the wanted ones. */
+/* GEMV whose results are the rows of W: matmul, matmul_add, norm_matmul, norm_act, head. */
 #ifndef LLMC_CUDA_GEMV_ROWS_H
 #define LLMC_CUDA_GEMV_ROWS_H
 
 #include "common/cuda_gemv.h"
 
-struct gv_op {
-	enum {
-		GROUPS = (ROWS + 7) / 8,
-		UNIT = 0,
-		PLACED = 0,
-#ifdef GV_HEAD
-		FIRST = 1
-#else
-		FIRST = 0
-#endif
-	};
+/* y = scale * add + cap(F(W x + b)) for N rows of W; b, add: NULL without; cap: bound by tanh, 0: none. WANTED: rows of x are the wanted ones. */
+template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_rows {
+	enum { GROUPS = (N + 7) / 8, UNIT = 0, PLACED = 0, FIRST = WANTED };
+	const llmc_step &s;
+	float           *y;
+	const float     *b, *add;
+	float            scale, cap;
 
-	static __device__ __forceinline__ int row(int group, int n) { return min(group * 8 + n, ROWS - 1); }
-#ifdef GV_HEAD
-	static __device__ __forceinline__ int count(const llmc_call &p) { return N_OUT(p); }
-	static __device__ __forceinline__ int x_row(const llmc_call &p, int t) { return p.s.out_row[t]; }
-#else
-	static __device__ __forceinline__ int count(const llmc_call &p) { return N_TOK(p); }
-	static __device__ __forceinline__ int x_row(const llmc_call &, int t) { return t; }
-#endif
-	static __device__ __forceinline__ int2 spot(const llmc_call &, int) { return make_int2(0, 0); }
-	static __device__ __forceinline__ int page(const llmc_call &, const int2 &) { return 0; }
+	DEV int row(int group, int n) { return min(group * 8 + n, N - 1); }
+	__device__ __forceinline__ int count() const { return s.n[WANTED ? 3 : 0]; }
+	__device__ __forceinline__ int x_row(int t) const { return WANTED ? s.out_row[t] : t; }
+	__device__ __forceinline__ int2 spot(int) const { return make_int2(0, 0); }
+	__device__ __forceinline__ int page(const int2 &) const { return 0; }
 
 	/* x, y: what is added to rows j and j + 4; z, w: their biases */
-	static __device__ __forceinline__ float4
-	before(const llmc_call &p, int group, int j, int t)
+	__device__ __forceinline__ float4
+	prefetch(int group, int j, int t) const
 	{
 		float4 v = make_float4(0, 0, 0, 0);
-		const int r = group * 8 + j, s = min(r + 4, ROWS - 1);
+		const int r = group * 8 + j, q = min(r + 4, N - 1);
 
-		(void)p, (void)t;
-		if (r >= ROWS)
+		if (r >= N)
 			return v;
-#ifdef GV_ADD
-		const float *add = (const float *)p.a[GV_ADD] + (long long)t * ROWS;
-		v.x = GV_ADD_SCALE * add[r];
-		v.y = GV_ADD_SCALE * add[s];
-#endif
-#ifdef GV_BIAS
-		const float *bias = (const float *)p.a[GV_BIAS];
-		if (bias) {
-			v.z = bias[r];
-			v.w = bias[s];
+		if (add) {
+			const float *from = add + (long long)t * N;
+			v.x = scale * from[r];
+			v.y = scale * from[q];
 		}
-#endif
-		(void)s;
+		if (b) {
+			v.z = b[r];
+			v.w = b[q];
+		}
 		return v;
 	}
 
-	static __device__ __forceinline__ void
-	put(const llmc_call &p, int group, int j, int t, float a, float b, const float4 &early, const int2 &)
+	__device__ __forceinline__ float result(float v) const { return cap > 0 ? soft_cap(F(v), cap) : F(v); }
+
+	__device__ __forceinline__ void
+	store(int group, int j, int t, float u, float v, const float4 &early, const int2 &) const
 	{
-		float *y = (float *)p.a[GV_Y] + (long long)t * ROWS;
+		float *to = y + (long long)t * N;
 		const int r = group * 8 + j;
 
-		if (r < ROWS)
-			y[r] = early.x + GV_RESULT(a + early.z);
-		if (r + 4 < ROWS)
-			y[r + 4] = early.y + GV_RESULT(b + early.w);
+		if (r < N)
+			to[r] = early.x + result(u + early.z);
+		if (r + 4 < N)
+			to[r + 4] = early.y + result(v + early.w);
 	}
 
-	static __device__ __forceinline__ float raw(const llmc_call &, int, float v) { return v; }
-	static __device__ __forceinline__ void finish(const llmc_call &, int, int, const float *) {}
+	__device__ __forceinline__ float raw(int, float v) const { return v; }
+	__device__ __forceinline__ void finish(int, int, const float *) const {}
 };
 
 #endif

@@ -11,8 +11,8 @@ enum { MLA_WARPS = 8 };
 #define MLA_LOG2E 1.4426950408889634f
 #define MLA_NONE  (-1e30f)
 
-/* One warp: out[rank] = sum of q[i] * row i over the rows first, first + step, ... below MLA_NOPE */
-template <class W> DEV void
+/* One warp: out[rank] = sum of q[i] * row i over the rows first, first + step, ... below NOPE */
+template <class W, int NOPE> DEV void
 mla_query_rows(const unsigned char *w, const float *q, int first, int step, float *out)
 {
 	for (int u0 = 0; u0 < W::UNITS; u0 += 32) {
@@ -20,9 +20,9 @@ mla_query_rows(const unsigned char *w, const float *q, int first, int step, floa
 		float sum[W::UNIT] = {};
 		if (u < W::UNITS) {
 #pragma unroll 4
-			for (int i = first; i < MLA_NOPE; i += step) {
+			for (int i = first; i < NOPE; i += step) {
 				float v[W::UNIT], x = q[i];
-				W::decode(W::load(w + i * W::ROW, u), v);
+				W::decode(W::load(w + i * W::ROW, u), u, v);
 #pragma unroll
 				for (int j = 0; j < W::UNIT; j++)
 					sum[j] = fmaf(x, v[j], sum[j]);
@@ -35,15 +35,15 @@ mla_query_rows(const unsigned char *w, const float *q, int first, int step, floa
 	}
 }
 
-/* One warp: y[r] = row r times x for the rows first, first + step, ... below MLA_V */
-template <class W> DEV void
+/* One warp: y[r] = row r times x for the rows first, first + step, ... below V */
+template <class W, int V> DEV void
 mla_value_rows(const unsigned char *w, const float *x, int first, int step, float *y)
 {
-	for (int r = first; r < MLA_V; r += step) {
+	for (int r = first; r < V; r += step) {
 		float sum = 0;
 		for (int u = lane_id(); u < W::UNITS; u += 32) {
 			float v[W::UNIT];
-			W::decode(W::load(w + r * W::ROW, u), v);
+			W::decode(W::load(w + r * W::ROW, u), u, v);
 #pragma unroll
 			for (int j = 0; j < W::UNIT; j++)
 				if (j < W::width(u))

@@ -8,9 +8,9 @@
  *   weights   16 threads a head
  *   sum       a warp an eighth of the latent, all heads and positions: rows are dimensions, columns heads, weights rounded and rest.
  *
- * Before inclusion: MLA_HEADS, MLA_RANK, MLA_NOPE, MLA_ROPE, MLA_V, MLA_SCALE, MLA_PAGE_BYTES, MLA_KB, MLA_VB (types, as in w_TYPE), and
- * what cuda_kv.h asks for. Arguments are those of mla_attention, then space f32[n_tok, MLA_HEADS, rank + rope], part_o f32[512, 16, rank],
- * part_ml f32[512, 16, 2], ticket i32[n_tok, MLA_HEADS]. space holds the queries, scaled, and later the sums. */
+ * Before inclusion: MLA_HEADS, MLA_RANK, MLA_NOPE, MLA_ROPE, MLA_V, MLA_SCALE, MLA_PAGE_BYTES, and what cuda_kv.h asks for; the formats of k_b and v_b
+ * are parameters. space f32[n_tok, MLA_HEADS, rank + rope] holds the queries, scaled, and later the sums; part_o f32[512, 16, rank],
+ * part_ml f32[512, 16, 2], ticket i32[n_tok, MLA_HEADS] are the split's. */
 #ifndef LLMC_CUDA_MLA_DECODE_H
 #define LLMC_CUDA_MLA_DECODE_H
 
@@ -32,51 +32,49 @@
 #include "common/cuda_mla.h"
 #include "common/cuda_moe.h"
 
-#define MLA_TYPE_(name) w_##name
-#define MLA_TYPE(name) MLA_TYPE_(name)
-typedef MLA_TYPE(MLA_KB)<MLA_RANK> mla_kb;
-typedef MLA_TYPE(MLA_VB)<MLA_RANK> mla_vb;
-
 /* ---- queries ---- */
 
 enum {
 	MLA_WIDTH = MLA_RANK + MLA_ROPE,
-	MLA_SUB = 8,                                             /* units of columns of a block */
-	MLA_CHUNKS = (mla_kb::UNITS + MLA_SUB - 1) / MLA_SUB,    /* blocks of a head */
-	MLA_DEEP = (MLA_NOPE + 31) / 32                          /* rows of k_b a lane */
+	MLA_SUB = 8                       /* units of columns of a block */
 };
 
-struct mla_query_shared { float part[MLA_WARPS][4][MLA_SUB * mla_kb::UNIT]; };
+template <class W> struct mla_query_shared { float part[MLA_WARPS][4][MLA_SUB * W::UNIT]; };
 
 /* A block is a head and MLA_SUB units of the latent's columns: a warp 4 rows of k_b at a time, a lane a unit of one of them. The rows are on
  * their way before the launch before has ended. */
-DEV void
-mla_query(const llmc_call &p)
+template <class W> DEV void
+mla_query(const llmc_call &p, const float *x, const w_matrix<W> &k_b, float *space)
 {
-	typedef mla_kb W;
-	SHARED(mla_query_shared, s);
-	const int h = blockIdx.x / MLA_CHUNKS, chunk = blockIdx.x % MLA_CHUNKS, lane = lane_id(), warp = warp_id();
+	enum {
+		CHUNKS = (W::UNITS + MLA_SUB - 1) / MLA_SUB, /* blocks of a head */
+		DEEP = (MLA_NOPE + 31) / 32                  /* rows of k_b a lane */
+	};
+	typedef mla_query_shared<W> shared;
+	SHARED(shared, s);
+	const int h = blockIdx.x / CHUNKS, chunk = blockIdx.x % CHUNKS, lane = lane_id(), warp = warp_id();
 	const int sub = lane % MLA_SUB, u = chunk * MLA_SUB + sub, row = warp * 4 + lane / MLA_SUB;
+	const float scale = MLA_SCALE * MLA_LOG2E * k_b.scale;
 	const bool mine = h < MLA_HEADS && u < W::UNITS;
-	typename W::raw raw[MLA_DEEP];
+	typename W::raw raw[DEEP];
 
 #pragma unroll
-	for (int i = 0; i < MLA_DEEP; i++)
+	for (int i = 0; i < DEEP; i++)
 		if (mine && row + 32 * i < MLA_NOPE)
-			raw[i] = W::load((const unsigned char *)p.a[1] + ((long long)h * MLA_NOPE + row + 32 * i) * W::ROW, u);
+			raw[i] = W::load(k_b.row((long long)h * MLA_NOPE + row + 32 * i), u);
 	PDL_LAUNCH();
 	PDL_WAIT();
 	if (h >= MLA_HEADS) /* the grid is made for the smallest units */
 		return;
 	for (int t = 0; t < N_TOK(p); t++) {
-		const float *q = (const float *)p.a[0] + ((long long)t * MLA_HEADS + h) * (MLA_NOPE + MLA_ROPE);
-		float *out = (float *)p.a[6] + ((long long)t * MLA_HEADS + h) * MLA_WIDTH, sum[W::UNIT] = {};
+		const float *q = x + ((long long)t * MLA_HEADS + h) * (MLA_NOPE + MLA_ROPE);
+		float *out = space + ((long long)t * MLA_HEADS + h) * MLA_WIDTH, sum[W::UNIT] = {};
 		if (mine) {
 #pragma unroll
-			for (int i = 0; i < MLA_DEEP; i++)
+			for (int i = 0; i < DEEP; i++)
 				if (row + 32 * i < MLA_NOPE) {
 					float v[W::UNIT], x = q[row + 32 * i];
-					W::decode(raw[i], v);
+					W::decode(raw[i], u, v);
 #pragma unroll
 					for (int j = 0; j < W::UNIT; j++)
 						sum[j] = fmaf(x, v[j], sum[j]);
@@ -103,14 +101,14 @@ mla_query(const llmc_call &p)
 #pragma unroll
 			for (int w = 0; w < MLA_WARPS; w++)
 				v += s.part[w][t % 4 - back][at];
-			out[(long long)-back * MLA_HEADS * MLA_WIDTH + W::column(unit, at % W::UNIT)] = v * (MLA_SCALE * MLA_LOG2E);
+			out[(long long)-back * MLA_HEADS * MLA_WIDTH + W::column(unit, at % W::UNIT)] = v * scale;
 		}
 		__syncthreads();
 	}
-	for (int i = chunk * (int)blockDim.x + threadIdx.x; i < N_TOK(p) * MLA_ROPE; i += MLA_CHUNKS * blockDim.x) {
+	for (int i = chunk * (int)blockDim.x + threadIdx.x; i < N_TOK(p) * MLA_ROPE; i += CHUNKS * blockDim.x) {
 		const long long at = (long long)(i / MLA_ROPE) * MLA_HEADS + h;
-		((float *)p.a[6])[at * MLA_WIDTH + MLA_RANK + i % MLA_ROPE] =
-		    ((const float *)p.a[0])[at * (MLA_NOPE + MLA_ROPE) + MLA_NOPE + i % MLA_ROPE] * (MLA_SCALE * MLA_LOG2E);
+		space[at * MLA_WIDTH + MLA_RANK + i % MLA_ROPE] =
+		    x[at * (MLA_NOPE + MLA_ROPE) + MLA_NOPE + i % MLA_ROPE] * (MLA_SCALE * MLA_LOG2E);
 	}
 }
 
@@ -142,7 +140,7 @@ DEV void
 mla_fetch(const llmc_call &p, const AttSegment &g, int tile, unsigned short (&to)[KV_PAGE][MLA_STRIDE])
 {
 	enum { PIECES = MLA_WIDTH / 8 };
-	const kv_elem *page = kv_page(p.s, p.a[3], MLA_PAGE_BYTES, g.seq, tile * KV_PAGE);
+	const kv_elem *page = kv_page(p.s, ARG_kv, MLA_PAGE_BYTES, g.seq, tile * KV_PAGE);
 	const int n = min(g.range.hi - tile * KV_PAGE, (int)KV_PAGE);
 
 	for (int i = threadIdx.x; i < KV_PAGE * PIECES; i += blockDim.x) {
@@ -157,7 +155,7 @@ DEV void
 mla_load_q(const llmc_call &p, const AttSegment &g, unsigned (&q)[MLA_QUARTER][4])
 {
 	const int lane = lane_id(), head = warp_id() / 4 * 8 + lane / 4, first = (int)warp_id() % 4 * MLA_QUARTER;
-	const float *from = (const float *)p.a[6] + ((long long)g.row * MLA_HEADS + g.head + head) * MLA_WIDTH + lane % 4 * 2;
+	const float *from = ARG_space + ((long long)g.row * MLA_HEADS + g.head + head) * MLA_WIDTH + lane % 4 * 2;
 
 #pragma unroll
 	for (int i = 0; i < MLA_QUARTER; i++) {
@@ -311,8 +309,8 @@ mla_attend(const llmc_call &p)
 		__syncthreads();
 		const AttSegment &f = s.at;
 		const bool whole = f.first_block == f.last_block;
-		const AttOut out = { (float *)p.a[6] + ((long long)f.row * MLA_HEADS + f.head) * MLA_WIDTH, MLA_WIDTH, (float *)p.a[7], (float *)p.a[8],
-		                     (int *)p.a[9] + f.unit };
+		const AttOut out = { ARG_space + ((long long)f.row * MLA_HEADS + f.head) * MLA_WIDTH, MLA_WIDTH, ARG_part_o, ARG_part_ml,
+		                     ARG_ticket + f.unit };
 		float *part = out.part_o + (long long)(2 * (int)blockIdx.x + f.begins) * ATT_HB * MLA_RANK;
 #pragma unroll
 		for (int i = 0; i < MLA_MINE; i++)
@@ -334,10 +332,9 @@ mla_attend(const llmc_call &p)
 /* ---- values ---- */
 
 /* An element of y a warp, for some rows together */
-DEV void
-mla_value(const llmc_call &p)
+template <class W> DEV void
+mla_value(const llmc_call &p, const float *space, const w_matrix<W> &v_b, float *out)
 {
-	typedef mla_vb W;
 	enum { T = W::UNIT > 8 ? 2 : 4 }; /* what registers hold */
 
 	PDL_LAUNCH();
@@ -345,9 +342,9 @@ mla_value(const llmc_call &p)
 	const int n = N_TOK(p), lane = lane_id();
 
 	for (int r = (int)blockIdx.x * MLA_WARPS + warp_id(); r < MLA_HEADS * MLA_V; r += (int)gridDim.x * MLA_WARPS) {
-		const unsigned char *const w[1] = { (const unsigned char *)p.a[2] + r * W::ROW };
-		const float *from = (const float *)p.a[6] + r / MLA_V * MLA_WIDTH;
-		float *y = (float *)p.a[5] + r;
+		const unsigned char *const w[1] = { v_b.row(r) };
+		const float *from = space + r / MLA_V * MLA_WIDTH;
+		float *y = out + r;
 
 		for (int t0 = 0; t0 < n; t0 += T)
 			if (n - t0 == 1) {
@@ -356,7 +353,7 @@ mla_value(const llmc_call &p)
 				moe_rows<W, 1, 1>(w, x, sum);
 				sum[0][0] = warp_sum(sum[0][0]);
 				if (lane == 0)
-					y[(long long)t0 * MLA_HEADS * MLA_V] = sum[0][0];
+					y[(long long)t0 * MLA_HEADS * MLA_V] = sum[0][0] * v_b.scale;
 			} else {
 				const float *x[T];
 				float sum[1][T] = {};
@@ -368,7 +365,7 @@ mla_value(const llmc_call &p)
 				for (int t = 0; t < T; t++) {
 					float v = warp_sum(sum[0][t]);
 					if (lane == t && t0 + t < n)
-						y[(long long)(t0 + t) * MLA_HEADS * MLA_V] = v;
+						y[(long long)(t0 + t) * MLA_HEADS * MLA_V] = v * v_b.scale;
 				}
 			}
 	}

@@ -73,7 +73,7 @@ moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (
 #pragma unroll
 				for (int r = 0; r < R; r++) {
 					float v[W::UNIT];
-					W::decode(raw[n][r], v);
+					W::decode(raw[n][r], u0 + 32 * n, v);
 					moe_unit<W, T>(v, x, u0 + 32 * n, sum[r]);
 				}
 	}

@@ -4,29 +4,57 @@
  * each warp; h = weight * act(gate x) * (up x) of each pair. moe_down: an element of y a warp; its experts' rows of down, in the order of
  * their numbers, are one long row, and their h one long x. Warps work alone: no barrier, and loads of 128 bytes a lane in flight.
  *
- * Before inclusion: MOE_E, MOE_K (experts, chosen), MOE_H, MOE_F (hidden, width), MOE_GATE, MOE_UP, MOE_DOWN (types, as in w_TYPE),
- * MOE_ACT(v). Arguments are those of moe_ffn, then h. */
+ *   moe_up, a warp:  list of chosen experts' rows --> for each of its rows: 128 bytes a lane of gate and up prefetched to registers,
+ *                    decoded, times x of 1, 2 or 4 pairs (from L1), sums over the warp --> act, h
+ *   moe_down, a warp: for each of its elements of y: units of the experts' rows of down, likewise, times h --> y
+ *
+ * Bytes: gate, up and down of the chosen experts; x and h lie in L1 and L2. A unit of 32 weights costs its decoding once and for each pair 8 loads
+ * and 32 FMA. */
 #ifndef LLMC_CUDA_MOE_DECODE_H
 #define LLMC_CUDA_MOE_DECODE_H
 
 #include "common/cuda_moe.h"
 
-#define MOE_TYPE_(name) w_##name
-#define MOE_TYPE(name) MOE_TYPE_(name)
-typedef MOE_TYPE(MOE_GATE)<MOE_H> moe_gate;
-typedef MOE_TYPE(MOE_UP)<MOE_H> moe_upper;
-typedef MOE_TYPE(MOE_DOWN)<MOE_F> moe_downer;
+enum { MOE_WARPS = 8 };
 
-enum { MOE_WARPS = 8, MOE_UP_BLOCKS = moe_gate::UNIT > 8 || moe_upper::UNIT > 8 ? 1 : 2 /* a multiprocessor: by registers */ };
+/* E experts, K chosen of them; weights of gate, up (both of the hidden size) and down (of an expert's width) */
+template <class GATE_, class UP_, class DOWN_, int E_, int K_, float (*ACT_)(float)> struct moe_config {
+	typedef GATE_ GATE;
+	typedef UP_   UP;
+	typedef DOWN_ DOWN;
+	enum {
+		E = E_,
+		K = K_,
+		H = GATE::COLS,
+		F = DOWN::COLS,
+		WIDE = (int)GATE::UNIT > 8 || (int)UP::UNIT > 8, /* registers are few */
+		UP_BLOCKS = WIDE ? 1 : 2,                        /* a multiprocessor */
+		PAIRS = WIDE ? 2 : 4                             /* that moe_up takes at once */
+	};
+	DEV float act(float v) { return ACT_(v); }
+};
 
-struct moe_shared { int count[MOE_E], used[MOE_E], n_used; };
+/* n rows of x [n, H], id and weight [n, K]; matrices of all experts, stacked; h [n, K, F]; y [n, H] */
+template <class M> struct moe_operands {
+	int                       n;
+	const float              *x;
+	const int                *id;
+	const float              *weight;
+	w_matrix<typename M::GATE> gate;
+	w_matrix<typename M::UP>   up;
+	w_matrix<typename M::DOWN> down;
+	float                    *h, *y;
+};
+
+template <int E> struct moe_shared { int count[E], used[E], n_used; };
 
 /* Row r of expert e for T pairs: `mine` of lane at + t is the pair. h of pairs [at, to) is written. */
-template <int T> DEV void
-moe_up_row(const llmc_call &p, int e, int r, int mine, int at, int to)
+template <class M, int T> DEV void
+moe_up_row(const moe_operands<M> &in, int e, int r, int mine, int at, int to)
 {
-	const unsigned char *gate = (const unsigned char *)p.a[3] + ((long long)e * MOE_F + r) * moe_gate::ROW;
-	const unsigned char *up = (const unsigned char *)p.a[4] + ((long long)e * MOE_F + r) * moe_upper::ROW;
+	typedef typename M::GATE GATE;
+	typedef typename M::UP UP;
+	const unsigned char *gate = in.gate.row((long long)e * M::F + r), *up = in.up.row((long long)e * M::F + r);
 	const float *x[T];
 	float sum[2][T] = {};
 	int pair[T];
@@ -34,16 +62,16 @@ moe_up_row(const llmc_call &p, int e, int r, int mine, int at, int to)
 #pragma unroll
 	for (int t = 0; t < T; t++) {
 		pair[t] = __shfl_sync(~0u, mine, min(at + t, to - 1));
-		x[t] = (const float *)p.a[0] + (long long)(pair[t] / MOE_K) * MOE_H;
+		x[t] = in.x + (long long)(pair[t] / M::K) * M::H;
 	}
-	if constexpr (same_type<moe_gate, moe_upper>::value) {
+	if constexpr (same_type<GATE, UP>::value) {
 		const unsigned char *const w[2] = { gate, up };
-		moe_rows<moe_gate, 2, T>(w, x, sum);
+		moe_rows<GATE, 2, T>(w, x, sum);
 	} else {
 		const unsigned char *const g[1] = { gate }, *const u[1] = { up };
 		float a[1][T] = {}, b[1][T] = {};
-		moe_rows<moe_gate, 1, T>(g, x, a);
-		moe_rows<moe_upper, 1, T>(u, x, b);
+		moe_rows<GATE, 1, T>(g, x, a);
+		moe_rows<UP, 1, T>(u, x, b);
 #pragma unroll
 		for (int t = 0; t < T; t++) {
 			sum[0][t] = a[0][t];
@@ -52,22 +80,20 @@ moe_up_row(const llmc_call &p, int e, int r, int mine, int at, int to)
 	}
 #pragma unroll
 	for (int t = 0; t < T; t++) {
-		float g = warp_sum(sum[0][t]), u = warp_sum(sum[1][t]);
+		float g = warp_sum(sum[0][t]) * in.gate.scale, u = warp_sum(sum[1][t]) * in.up.scale;
 		if ((int)lane_id() == t && at + t < to)
-			((float *)p.a[7])[(long long)pair[t] * MOE_F + r] = ((const float *)p.a[2])[pair[t]] * MOE_ACT(g) * u;
+			in.h[(long long)pair[t] * M::F + r] = in.weight[pair[t]] * M::act(g) * u;
 	}
 }
 
-DEV void
-moe_up_pairs(const llmc_call &p, int e, int r, int mine, int n)
+template <class M> DEV void
+moe_up_pairs(const moe_operands<M> &in, int e, int r, int mine, int n)
 {
-	enum { T = (int)moe_gate::UNIT > 8 || (int)moe_upper::UNIT > 8 ? 2 : 4 }; /* what registers hold */
-
-	for (int at = 0; at < n; at += T)
+	for (int at = 0; at < n; at += M::PAIRS)
 		if (n - at == 1)
-			moe_up_row<1>(p, e, r, mine, at, n);
+			moe_up_row<M, 1>(in, e, r, mine, at, n);
 		else
-			moe_up_row<T>(p, e, r, mine, at, min(n, at + T));
+			moe_up_row<M, M::PAIRS>(in, e, r, mine, at, min(n, at + (int)M::PAIRS));
 }
 
 /* The i-th bit that is set, from 0 */
@@ -97,12 +123,12 @@ moe_gather(const int *id, int pairs, int e, int &from, int &mine)
 }
 
 /* The experts that somebody chose, in order, to s.used */
-DEV void
-moe_used(const int *id, int pairs, moe_shared &s)
+template <int E> DEV void
+moe_used(const int *id, int pairs, moe_shared<E> &s)
 {
 	const int lane = lane_id();
 
-	for (int e = threadIdx.x; e < MOE_E; e += blockDim.x)
+	for (int e = threadIdx.x; e < E; e += blockDim.x)
 		s.count[e] = 0;
 	__syncthreads();
 	for (int i = threadIdx.x; i < pairs; i += blockDim.x)
@@ -110,8 +136,8 @@ moe_used(const int *id, int pairs, moe_shared &s)
 	__syncthreads();
 	if (threadIdx.x < 32) {
 		int n = 0;
-		for (int e0 = 0; e0 < MOE_E; e0 += 32) {
-			bool used = e0 + lane < MOE_E && s.count[e0 + lane] > 0;
+		for (int e0 = 0; e0 < E; e0 += 32) {
+			bool used = e0 + lane < E && s.count[e0 + lane] > 0;
 			unsigned votes = __ballot_sync(~0u, used);
 			if (used)
 				s.used[n + __popc(votes & ((1u << lane) - 1))] = e0 + lane;
@@ -123,14 +149,13 @@ moe_used(const int *id, int pairs, moe_shared &s)
 	__syncthreads();
 }
 
-DEV void
-moe_up(const llmc_call &p)
+template <class M> DEV void
+moe_up(const moe_operands<M> &in)
 {
-	SHARED(moe_shared, s);
+	typedef moe_shared<M::E> shared;
+	SHARED(shared, s);
 
-	PDL_LAUNCH();
-	PDL_WAIT();
-	const int lane = lane_id(), pairs = N_TOK(p) * MOE_K, *id = (const int *)p.a[1];
+	const int lane = lane_id(), pairs = in.n * M::K, *id = in.id;
 	const long long warp = (long long)blockIdx.x * MOE_WARPS + warp_id(), warps = (long long)gridDim.x * MOE_WARPS;
 	const bool few = pairs <= 32; /* then the lanes are the pairs, and the first of those that share an expert stands for it */
 	int own = -1 - lane, n = 0;
@@ -145,11 +170,11 @@ moe_up(const llmc_call &p)
 		moe_used(id, pairs, s);
 		n = s.n_used;
 	}
-	const long long total = (long long)n * MOE_F;
+	const long long total = (long long)n * M::F;
 	int at = -1, e = 0, have = 0, mine = 0, from = 0;
 	for (long long i = total * warp / warps; i < total * (warp + 1) / warps; i++) {
-		if (i / MOE_F != at) { /* another expert */
-			at = (int)(i / MOE_F);
+		if (i / M::F != at) { /* another expert */
+			at = (int)(i / M::F);
 			if (few) {
 				const int leader = moe_bit(first, at);
 				const unsigned group = __shfl_sync(~0u, same, leader);
@@ -164,7 +189,7 @@ moe_up(const llmc_call &p)
 			}
 		}
 		for (;;) {
-			moe_up_pairs(p, e, (int)(i % MOE_F), mine, have);
+			moe_up_pairs(in, e, (int)(i % M::F), mine, have);
 			if (from >= pairs)
 				break;
 			have = moe_gather(id, pairs, e, from, mine);
@@ -173,32 +198,30 @@ moe_up(const llmc_call &p)
 	}
 }
 
-DEV void
-moe_down(const llmc_call &p)
+template <class M> DEV void
+moe_down(const moe_operands<M> &in)
 {
-	typedef moe_downer W;
-	enum { UNITS = MOE_K * W::UNITS, N = moe_depth<W>::value };
+	typedef typename M::DOWN W;
+	enum { K = M::K, UNITS = K * W::UNITS, N = moe_depth<W>::value };
 
-	PDL_LAUNCH();
-	PDL_WAIT();
-	const int lane = lane_id(), n = N_TOK(p);
-	const long long warp = (long long)blockIdx.x * MOE_WARPS + warp_id(), warps = (long long)gridDim.x * MOE_WARPS, total = (long long)n * MOE_H;
+	const int lane = lane_id(), n = in.n;
+	const long long warp = (long long)blockIdx.x * MOE_WARPS + warp_id(), warps = (long long)gridDim.x * MOE_WARPS, total = (long long)n * M::H;
 	int at = -1, expert = 0, pair = 0;
 
 	for (long long i = total * warp / warps; i < total * (warp + 1) / warps; i++) {
 		const int t = (int)(i % n), o = (int)(i / n);
 		if (t != at) { /* lane k gets the expert with k lower ones */
-			const int e = lane < MOE_K ? ((const int *)p.a[1])[(long long)t * MOE_K + lane] : 0;
+			const int e = lane < K ? in.id[(long long)t * K + lane] : 0;
 			int before = 0, from = 0;
-			for (int k = 0; k < MOE_K; k++) {
+			for (int k = 0; k < K; k++) {
 				int other = __shfl_sync(~0u, e, k);
 				before += other < e || (other == e && k < lane);
 			}
-			for (int k = 0; k < MOE_K; k++)
+			for (int k = 0; k < K; k++)
 				if (__shfl_sync(~0u, before, k) == lane)
 					from = k;
 			expert = __shfl_sync(~0u, e, from);
-			pair = t * MOE_K + from;
+			pair = t * K + from;
 			at = t;
 		}
 		float sum[1] = {};
@@ -211,20 +234,20 @@ moe_down(const llmc_call &p)
 				const long long e = __shfl_sync(~0u, expert, u / W::UNITS);
 				place[k] = __shfl_sync(~0u, pair, u / W::UNITS);
 				if (UNITS % (32 * N) == 0 || u0 + 32 * k + lane < UNITS)
-					raw[k] = W::load((const unsigned char *)p.a[5] + (e * MOE_H + o) * W::ROW, u % W::UNITS);
+					raw[k] = W::load(in.down.row(e * M::H + o), u % W::UNITS);
 			}
 #pragma unroll
 			for (int k = 0; k < N; k++)
 				if (UNITS % (32 * N) == 0 || u0 + 32 * k + lane < UNITS) {
-					const float *const x[1] = { (const float *)p.a[7] + (long long)place[k] * MOE_F };
+					const float *const x[1] = { in.h + (long long)place[k] * M::F };
 					float v[W::UNIT];
-					W::decode(raw[k], v);
+					W::decode(raw[k], (u0 + 32 * k + lane) % W::UNITS, v);
 					moe_unit<W, 1>(v, x, (u0 + 32 * k + lane) % W::UNITS, sum);
 				}
 		}
-		float y = warp_sum(sum[0]);
+		float y = warp_sum(sum[0]) * in.down.scale;
 		if (lane == 0)
-			((float *)p.a[6])[(long long)t * MOE_H + o] = y;
+			in.y[(long long)t * M::H + o] = y;
 	}
 }
 

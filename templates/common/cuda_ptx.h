@@ -1,5 +1,5 @@
 /* The wrappers: everything that is PTX on a device. The emulator has host definitions of the same names
- * (tests/emu/README.md lists them); a name that an architecture lacks is not defined for it.
+ * (emu/README.md lists them); a name that an architecture lacks is not defined for it.
  *
  * Order: what must keep its place is volatile, what other threads may see, or be seen through, clobbers memory. Plain loads stay plain C++,
  * so that the compiler knows which memory they read; they never become ld.global.nc, which ptxas moves across griddep_wait. */
@@ -144,15 +144,15 @@ LLMC_SCOPES(sys)
 LLMC_SCOPES(cluster)
 #endif
 
-/* The barrier of a cooperative launch: a word that the driver provides. Block 0 adds what flips the top bit once all others have added
- * one; everyone waits for the flip. */
+/* The barrier of a cooperative launch: a word of the workspace that the driver provides, whose address is envreg1 (upper half) and envreg2.
+ * Block 0 adds what flips the top bit once all others have added one; everyone waits for the flip. */
 DEV void
 grid_sync()
 {
 	unsigned n = gridDim.x * gridDim.y * gridDim.z, lo, hi;
 
-	asm("mov.u32 %0, %%envreg1;" : "=r"(lo));
-	asm("mov.u32 %0, %%envreg2;" : "=r"(hi));
+	asm("mov.u32 %0, %%envreg1;" : "=r"(hi));
+	asm("mov.u32 %0, %%envreg2;" : "=r"(lo));
 	unsigned *word = (unsigned *)((unsigned long long)hi << 32 | lo) + 1;
 	__syncthreads();
 	if (threadIdx.x == 0) {

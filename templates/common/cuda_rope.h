@@ -58,10 +58,10 @@ qkv_finish(const llmc_call &p, int t, int head, const Raw &raw)
 	enum { D = QKV_DIM, R = QKV_HAS_ROPE ? QKV_ROPE_DIMS : 0, PAIRS = R / 2, ITEMS = D - PAIRS, N = (ITEMS + 31) / 32 };
 	const int lane = lane_id(), kind = head < QKV_HEADS ? 0 : head < QKV_HEADS + QKV_KV_HEADS ? 1 : 2;
 	const bool normed = kind == 0 ? QKV_HAS_QN : kind == 1 ? QKV_HAS_KN : false;
-	const float *table = (const float *)p.a[7] + (long long)t * R;
-	const float *w = (const float *)p.a[kind == 0 ? 5 : 6];
+	const float *table = ARG_rope + (long long)t * R;
+	const float *w = kind == 0 ? ARG_qn : ARG_kn;
 	float x[N], y[N], scale = 1;
-	float *q = (float *)p.a[9] + ((long long)t * QKV_HEADS + head) * D;
+	float *q = ARG_q + ((long long)t * QKV_HEADS + head) * D;
 	kv_elem *kv = 0;
 
 	/* item i < PAIRS is a pair, the others are single values behind the rotated ones */
@@ -80,7 +80,7 @@ qkv_finish(const llmc_call &p, int t, int head, const Raw &raw)
 	}
 	if (kind > 0) {
 		int pos = p.s.pos[t];
-		kv_elem *page = kv_page(p.s, p.a[8], QKV_PAGE_BYTES, p.s.seq_of[t], pos);
+		kv_elem *page = kv_page(p.s, ARG_kv, QKV_PAGE_BYTES, p.s.seq_of[t], pos);
 		kv = kind == 1 ? kv_k(page, head - QKV_HEADS, D) : kv_v(page, head - QKV_HEADS - QKV_KV_HEADS, QKV_KV_HEADS, D, D);
 		kv += pos % KV_PAGE * D;
 	}

@@ -32,8 +32,8 @@ rows_chunk(const rows_shared &s, const unsigned char *const (&w)[2], int first, 
 	for (int u = first + lane_id(); u < last; u += 32) {
 		const int at0 = rows_at(W::column(u, 0) - c0), at1 = rows_at(W::column(u, 0) + W::SPAN - c0);
 		float v[2][W::UNIT];
-		W::decode(W::load(w[0], u), v[0]);
-		W::decode(W::load(w[1], u), v[1]);
+		W::decode(W::load(w[0], u), u, v[0]);
+		W::decode(W::load(w[1], u), u, v[1]);
 #pragma unroll
 		for (int t = 0; t < NT; t++)
 #pragma unroll

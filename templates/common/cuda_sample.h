@@ -1,4 +1,4 @@
-/* Picking from one row of logits by a block of 512 threads, as runtime/sample.c does: the same weights bit for bit, sums of them as integers, so
+/* Picking from one row of logits by a block of 512 threads, as runtime/sample/sample.c does: the same weights bit for bit, sums of them as integers, so
  * that no order of adding matters. Everything is found by counting what lies above a value or before an id; nothing is sorted. The blocks that
  * share a row each list a few of the largest of their part, among which top-k, and mostly top-p, find theirs. */
 #ifndef LLMC_CUDA_SAMPLE_H
@@ -27,7 +27,7 @@ struct pick_shared {
 /* v before w: the larger, of equals the lower id */
 DEV bool pick_before(float v, int id, float w, int of) { return v > w || (v == w && id < of); }
 
-/* exp for x <= 0: 0 below -87. Step by step as runtime/sample_math.c, without contraction. */
+/* exp for x <= 0: 0 below -87. Step by step as runtime/sample/math.c, without contraction. */
 DEV float
 pick_exp(float x)
 {

@@ -34,7 +34,7 @@
  *
  * llmc_sample: 512 threads, grid (LLMC_PICK_PARTS, rows). Blocks of y stride over the rows o < s_n[3] of logits. The
  * sequence of row o is slot_of[s_seq_of[s_out_row[o]]]. The parts of a row share its work; the last to finish (row_done[o],
- * with release and acquire; left zero) does what remains. It picks as runtime/sample.c does, from logits[o * vocab ...]:
+ * with release and acquire; left zero) does what remains. It picks as runtime/sample/sample.c does, from logits[o * vocab ...]:
  *   NaN: status 1. All -inf: status 2. Otherwise status 0.
  *   penalties != 0: with c = counts[slot * vocab + id]: where c != 0 (seen in prompt or output) v = v < 0 ? v * repetition
  *     : v / repetition; where c & LLMC_COUNT, v -= frequency * (c & LLMC_COUNT) + presence

@@ -26,7 +26,7 @@ cp_async_arrive(mbar_t *b)
 #endif
 
 #if __CUDA_ARCH__ >= 900
-struct __align__(64) tensor_map { unsigned long long opaque[16]; };
+struct __align__(128) tensor_map { unsigned long long opaque[16]; };
 
 /* What this thread wrote to shared memory may be read by the copy unit and by wgmma after the next barrier. */
 DEV void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }

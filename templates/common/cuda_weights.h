@@ -1,282 +1,173 @@
-/* Reading rows of weights: one struct a dtype, `w_${W_DTYPE}<COLS>`, for the layouts of a GPU ("row" for f32, f16, bf16, "planes" for
- * block formats: runtime/weights/layout_planes.h).
+/* Weights: one struct a storage type, w_<dtype><COLS>, which alone knows the type's bytes, for the layouts of a GPU ("row" for f32, f16, bf16,
+ * "planes" for block formats: formats/layout_packed.h). A new block format is one more of them: docs/adding-a-block-type.md.
  *
- *   ROW     bytes of a row; row r is at base + r * ROW
- *   UNIT    weights of a unit: what one thread reads at a time, mostly by one 16-byte load (f32 4, f16 and bf16 8, block formats 32)
- *   UNITS   units of a row
- *   load    a unit's bytes into registers, without waiting for them: `raw`
- *   decode  raw to UNIT floats, in the order of column(u, i): i = 0..15 are neighbours, and so are 16..31, which begin SPAN columns
- *           after the first. A thread thus reads both nibbles of a byte.
+ *   COLS, ROW       columns; bytes of a row
+ *   BLOCK, PACKED   weights of a block, 1: elements; whether blocks are taken apart
+ *   BF16            1: products are those of bf16, otherwise of f16
  *
- * So a dot product is   for (u = lane; u < W::UNITS; u += 32) { W::decode(W::load(row, u), v); sum += v[i] * x[W::column(u, i)]; }
- * Where rows of f32, f16, bf16 are no whole number of 16 bytes (not WHOLE), loads are by element, and only the first width(u) weights of the
- * last unit are there: the others are zeros beyond the row.
- * Values are formats/dequant.c's, but for one rounding less where a minimum is added. No load is ld.global.nc: they may stand before griddep_wait. */
+ * A row is read in one of three ways. All values are formats/dequant.c's, but for one rounding less where a minimum is added.
+ *
+ * Units (products without tensor cores, gather, experts): what a thread reads at one time, mostly by one 16-byte load.
+ *   UNIT, UNITS     weights of a unit (f32 4, f16 and bf16 8, block formats 32); units of a row
+ *   load(row, u)    a unit's bytes into registers, without waiting for them: `raw`
+ *   decode(r, u, v) raw to UNIT floats, in the order of column(u, i): i = 0..15 are neighbours, and so are 16..31, which begin SPAN columns
+ *                   after the first. A thread thus reads both nibbles of a byte.
+ *   So a dot product is   for (u = lane; u < W::UNITS; u += 32) { W::decode(W::load(row, u), u, v); sum += v[i] * x[W::column(u, i)]; }
+ *   Where rows of f32, f16, bf16 are no whole number of 16 bytes (not WHOLE), loads are by element, and only the first width(u) weights of the
+ *   last unit are there: the others are zeros beyond the row. No load is ld.global.nc: they may stand before griddep_wait.
+ *
+ * Tiles (PACKED: prefill through shared memory): W::tile is a way through units of which a pair covers 64 neighbouring columns.
+ *   tile::load(row, u), tile::column(u, i)   as above
+ *   tile::eight(r, u, c)                     weights 8 c .. 8 c + 7 of the unit as f16: neighbours
+ *
+ * W::stream (decode, from sm_80 on): sixteen rows go through a warp together, two groups of eight; lane 4 g + t has a part of row g of each.
+ *   UNIT            columns of a unit of these rows
+ *   CHUNKS          a unit comes apart in so many chunks of 8 weights a lane: 32 columns a row, two mma
+ *   stage, fragment a group's unit in shared memory; a lane's part of it in registers
+ *   prefetch, load  cp.async of a unit to its stage, 16 bytes a lane and less for scales; the stage to registers, when it has come. A lane
+ *                   loads what it asked for itself, but for fields that its quad shares (QUADS: the warp meets before and after)
+ *   scales, chunk   what a unit's chunks share; a chunk as registers of an mma, as weight times GAIN, rounded to 11 bits
+ *   col, col2       columns of a lane's chunk: 0..3 from each of the two on; where NIBBLES, each four in the order 0 2 1 3 (nibbles are taken
+ *                   apart by one and)
+ *   MINS            1: the mma sees whole numbers, nibbles times their sub-block's scale, and in one mma more the sub-blocks' minima (s.mins)
+ *                   times sums of x; the block's two factors (factors) come after, in f32
+ *   TAIL            a row's last unit has so many columns, where not 0; lanes beyond them ask for its last bytes again. x is 0 there
+ *   BATCH           chunks of norm weights that registers leave room for
+ * GAIN keeps small scales out of f16's subnormals. `unit` of load, scales and chunk need only be right modulo 8, the warps of a block: a
+ * warp's units are that far apart, and so what they look at in it does not change. */
 #ifndef LLMC_CUDA_WEIGHTS_H
 #define LLMC_CUDA_WEIGHTS_H
 
-#include "common/cuda_math.h"
+#include "common/cuda_half.h"
 
-DEV constexpr long long w_plane(long long blocks, int bytes) { return (blocks * bytes + 15) / 16 * 16; }
+/* A matrix as a kernel takes it: `rows` rows of W, `apart` bytes from one to the next, all times `scale`. */
+template <class W> struct w_matrix {
+	const unsigned char *w;
+	int                  rows;
+	long long            apart;
+	float                scale;
+
+	__device__ __forceinline__ explicit w_matrix(const void *w, int rows, long long apart = W::ROW, float scale = 1.0f)
+		: w((const unsigned char *)w), rows(rows), apart(apart), scale(scale) {}
+	__device__ __forceinline__ const unsigned char *row(long long r) const { return w + r * apart; }
+};
+
+/* Bytes of a plane of `blocks` fields */
+DEV constexpr int w_plane(int blocks, int bytes) { return (blocks * bytes + 15) / 16 * 16; }
+
+DEV unsigned short w_u16(const unsigned char *p) { return *(const unsigned short *)p; }
+DEV unsigned w_word(const uint4 &q, int i) { return i == 0 ? q.x : i == 1 ? q.y : i == 2 ? q.z : q.w; }
+
+/* 16 bytes of weights. again: other threads will want them too, so L1 keeps them */
+DEV uint4 w_read(const unsigned char *p, bool again) { return again ? ld_v4(p) : ld_v4_stream(p); }
+
+/* ---- units and tiles: bytes as floats ---- */
 
 /* Byte k of a word as a float + 2^23: an integer conversion would take four times as long. */
 #define W_BYTE(word, k) __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + (k)))
 #define W_2_23 8388608.0f
 
-DEV unsigned short w_u16(const unsigned char *p) { return *(const unsigned short *)p; }
-
-/* v[0..15] = a[0] * byte + b[0], v[16..31] likewise with the second set of four words */
-DEV void
-w_scale(const unsigned (&lo)[4], const unsigned (&hi)[4], float zero, float a0, float b0, float a1, float b1, float (&v)[32])
-{
-#pragma unroll
-	for (int i = 0; i < 16; i++) {
-		v[i] = fmaf(a0, W_BYTE(lo[i / 4], i % 4) - (W_2_23 + zero), b0);
-		v[16 + i] = fmaf(a1, W_BYTE(hi[i / 4], i % 4) - (W_2_23 + zero), b1);
-	}
-}
-
-/* nibbles of 16 bytes: the low ones, the high ones */
-DEV void
-w_nibbles(uint4 q, unsigned (&lo)[4], unsigned (&hi)[4])
-{
-	const unsigned w[4] = { q.x, q.y, q.z, q.w };
-#pragma unroll
-	for (int j = 0; j < 4; j++) {
-		lo[j] = w[j] & 0x0f0f0f0fu;
-		hi[j] = w[j] >> 4 & 0x0f0f0f0fu;
-	}
-}
-
 /* bits 0..3 of `bits` to bit 4 of the four bytes */
 DEV unsigned w_fifth(unsigned bits) { return ((bits & 15) * 0x00204081u & 0x01010101u) << 4; }
 
-/* ---- element types -------------------------------------------------------------------------------------------------- */
-template <int COLS_, int SIZE> struct w_elements {
-	enum { COLS = COLS_, UNIT = 16 / SIZE, UNITS = (COLS_ + UNIT - 1) / UNIT, SPAN = 16 };
-	static constexpr long long ROW = (long long)COLS_ * SIZE;
-	static constexpr bool WHOLE = ROW % 16 == 0;
-	typedef uint4 raw;
+/* Low or high nibbles of four bytes */
+DEV unsigned w_nibbles(unsigned v, int high) { return v >> 4 * high & 0x0f0f0f0fu; }
 
-	DEV int column(int u, int i) { return u * UNIT + i; }
-	DEV int width(int u) { return WHOLE || u < UNITS - 1 ? (int)UNIT : COLS - u * UNIT; }
+/* Both views of a format of units of 32, from its `bytes`: F::bytes(r, u, c, b, d, m) are weights 8 c .. 8 c + 7 of unit u as (b - F::ZERO) * d + m. */
+template <class F> struct w_bytes : F {
+	typedef w_bytes tile;
 
-	DEV raw
-	load(const void *row, int u)
+	template <class R> DEV void
+	decode(const R &r, int u, float (&v)[32])
 	{
-		const unsigned char *p = (const unsigned char *)row + u * 16;
-		if (WHOLE)
-			return ld_v4_stream(p);
-		unsigned w[4] = { 0, 0, 0, 0 };
-		const int n = width(u);
 #pragma unroll
-		for (int i = 0; i < UNIT; i++)
-			if (i < n) {
-				if (SIZE == 4)
-					w[i % 4] = ld_v1(p + 4 * i);
-				else
-					w[i / 2] |= (unsigned)w_u16(p + 2 * i) << i % 2 * 16;
-			}
-		return make_uint4(w[0], w[1], w[2], w[3]);
-	}
-};
-
-template <int COLS_> struct w_f32 : w_elements<COLS_, 4> {
-	DEV void
-	decode(uint4 r, float (&v)[4])
-	{
-		v[0] = __uint_as_float(r.x), v[1] = __uint_as_float(r.y), v[2] = __uint_as_float(r.z), v[3] = __uint_as_float(r.w);
-	}
-};
-
-template <int COLS_> struct w_f16 : w_elements<COLS_, 2> {
-	DEV void
-	decode(uint4 r, float (&v)[8])
-	{
-		v[0] = f16_lo(r.x), v[1] = f16_hi(r.x), v[2] = f16_lo(r.y), v[3] = f16_hi(r.y);
-		v[4] = f16_lo(r.z), v[5] = f16_hi(r.z), v[6] = f16_lo(r.w), v[7] = f16_hi(r.w);
-	}
-};
-
-template <int COLS_> struct w_bf16 : w_elements<COLS_, 2> {
-	DEV void
-	decode(uint4 r, float (&v)[8])
-	{
-		v[0] = bf16_lo(r.x), v[1] = bf16_hi(r.x), v[2] = bf16_lo(r.y), v[3] = bf16_hi(r.y);
-		v[4] = bf16_lo(r.z), v[5] = bf16_hi(r.z), v[6] = bf16_lo(r.w), v[7] = bf16_hi(r.w);
-	}
-};
-
-/* ---- blocks of 32 --------------------------------------------------------------------------------------------------- */
-/* ONE: bytes of d (and m); FIFTH: bytes of upper bits */
-template <int COLS_, int FIFTH, int ONE> struct w_blocks {
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16 };
-	static constexpr long long QH = 16LL * UNITS, D = QH + w_plane(UNITS, FIFTH), ROW = D + w_plane(UNITS, ONE);
-	struct raw { uint4 q; unsigned qh, d; };
-
-	DEV int column(int u, int i) { return u * 32 + i; }
-	DEV int width(int) { return 32; }
-
-	DEV raw
-	load(const void *row, int u)
-	{
-		const unsigned char *p = (const unsigned char *)row;
-		raw r;
-		r.q = ld_v4_stream(p + 16 * u);
-		r.qh = FIFTH ? ld_v1(p + QH + 4 * u) : 0;
-		r.d = ONE == 4 ? ld_v1(p + D + 4 * u) : w_u16(p + D + 2 * u);
-		return r;
-	}
-
-	DEV void
-	decode(const raw &r, float (&v)[32])
-	{
-		unsigned lo[4], hi[4];
-		w_nibbles(r.q, lo, hi);
-		if (FIFTH) {
+		for (int c = 0; c < 4; c++) {
+			unsigned b[2];
+			float d, m;
+			F::bytes(r, u, c, b, d, m);
 #pragma unroll
-			for (int j = 0; j < 4; j++) {
-				lo[j] |= w_fifth(r.qh >> 4 * j);
-				hi[j] |= w_fifth(r.qh >> (16 + 4 * j));
-			}
+			for (int i = 0; i < 8; i++)
+				v[8 * c + i] = fmaf(d, W_BYTE(b[i / 4], i % 4) - (W_2_23 + F::ZERO), m);
 		}
-		const float d = f16_lo(r.d), m = ONE == 4 ? f16_hi(r.d) : 0;
-		w_scale(lo, hi, ONE == 4 ? 0 : FIFTH ? 16 : 8, d, m, d, m, v);
-	}
-};
-template <int COLS_> struct w_q4_0 : w_blocks<COLS_, 0, 2> {};
-template <int COLS_> struct w_q4_1 : w_blocks<COLS_, 0, 4> {};
-template <int COLS_> struct w_q5_0 : w_blocks<COLS_, 4, 2> {};
-template <int COLS_> struct w_q5_1 : w_blocks<COLS_, 4, 4> {};
-
-template <int COLS_> struct w_q8_0 {
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16 };
-	static constexpr long long D = 32LL * UNITS, ROW = D + w_plane(UNITS, 2);
-	struct raw { uint4 lo, hi; unsigned d; };
-
-	DEV int column(int u, int i) { return u * 32 + i; }
-	DEV int width(int) { return 32; }
-
-	DEV raw
-	load(const void *row, int u)
-	{
-		const unsigned char *p = (const unsigned char *)row;
-		raw r;
-		r.lo = ld_v4_stream(p + 32 * u);
-		r.hi = ld_v4_stream(p + 32 * u + 16);
-		r.d = w_u16(p + D + 2 * u);
-		return r;
 	}
 
-	DEV void
-	decode(const raw &r, float (&v)[32])
+	template <class R> DEV uint4
+	eight(const R &r, int u, int c)
 	{
-		/* offset by 128, so that bytes are unsigned */
-		const unsigned lo[4] = { r.lo.x ^ 0x80808080u, r.lo.y ^ 0x80808080u, r.lo.z ^ 0x80808080u, r.lo.w ^ 0x80808080u };
-		const unsigned hi[4] = { r.hi.x ^ 0x80808080u, r.hi.y ^ 0x80808080u, r.hi.z ^ 0x80808080u, r.hi.w ^ 0x80808080u };
-		const float d = f16_lo(r.d);
-		w_scale(lo, hi, 128, d, 0, d, 0, v);
+		unsigned b[2], p[4];
+		float d, m;
+
+		F::bytes(r, u, c, b, d, m);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			p[i] = pack_f16(fmaf(W_BYTE(b[i / 2], i % 2 * 2) - (W_2_23 + F::ZERO), d, m), fmaf(W_BYTE(b[i / 2], i % 2 * 2 + 1) - (W_2_23 + F::ZERO), d, m));
+		return make_uint4(p[0], p[1], p[2], p[3]);
 	}
 };
 
-/* ---- blocks of 256 -------------------------------------------------------------------------------------------------- */
-/* Scale and minimum j of the twelve bytes behind d and dmin */
-DEV void
-w_scale_min(uint4 head, int j, float &scale, float &min)
+/* A pair in the 16 bits of W's products */
+template <class W> DEV unsigned w_pack(float lo, float hi) { return W::BF16 ? pack_bf16(lo, hi) : pack_f16(lo, hi); }
+
+#if __CUDA_ARCH__ >= 800
+/* d += a b, in the 16 bits of W's products */
+template <class W> DEV void
+w_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2])
 {
-	const int s = j % 4 * 8;
-	unsigned a, b;
-	if (j < 4) {
-		a = head.y >> s & 63;
-		b = head.z >> s & 63;
-	} else {
-		a = (head.w >> s & 15) | (head.y >> (s + 6) & 3) << 4;
-		b = (head.w >> (s + 4) & 15) | (head.z >> (s + 6) & 3) << 4;
-	}
-	scale = f16_lo(head.x) * (float)a;
-	min = f16_hi(head.x) * (float)b;
+	if (W::BF16)
+		mma_bf16_m16n8k16(d, a, b, d);
+	else
+		mma_f16_m16n8k16(d, a, b, d);
 }
 
-/* Unit u: 16 bytes of nibbles, columns of sub-block 2k (low) and 2k + 1 (high) */
-template <int COLS_, bool FIFTH> struct w_super {
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 32, BLOCKS = COLS_ / 256 };
-	static constexpr long long QH = 128LL * BLOCKS, HEAD = QH + (FIFTH ? 32LL * BLOCKS : 0), ROW = HEAD + 16LL * BLOCKS;
-	struct raw { uint4 q, qh, head; int sub; };
+/* ---- streams: pairs of nibbles as halves ---- */
 
-	DEV int column(int u, int i) { return u / 2 * 64 + u % 2 * 16 + (i < 16 ? i : i + 16); }
-	DEV int width(int) { return 32; }
+/* Place of 16 bytes in a plane of that many; with a tail, its last ones at most */
+template <int TAIL> DEV unsigned w_within(int at, int plane) { return (unsigned)(TAIL ? min(at, plane - 16) : at); }
 
-	DEV raw
-	load(const void *row, int u)
-	{
-		const unsigned char *p = (const unsigned char *)row;
-		raw r;
-		r.q = ld_v4_stream(p + 16 * u);
-		r.qh = FIFTH ? ld_v4_stream(p + QH + u / 8 * 32 + u % 2 * 16) : make_uint4(0, 0, 0, 0);
-		r.head = ld_v4_stream(p + HEAD + u / 8 * 16);
-		r.sub = u % 8 / 2 * 2;
-		return r;
-	}
+/* A value in the low bits of 1024, or times 16, as what it is: less the format's zero */
+template <int ZERO> DEV unsigned
+w_low(unsigned v)
+{
+	return h2_add(v, (0xe400u + ZERO) * 0x10001u); /* 1024 + v - (1024 + zero) */
+}
 
-	DEV void
-	decode(const raw &r, float (&v)[32])
-	{
-		unsigned lo[4], hi[4];
-		float a0, b0, a1, b1;
-		w_nibbles(r.q, lo, hi);
-		if (FIFTH) {
-			const unsigned h[4] = { r.qh.x, r.qh.y, r.qh.z, r.qh.w };
+template <int ZERO> DEV unsigned
+w_high(unsigned v)
+{
+	return h2_fma(v, 0x2c002c00u, (0xd400u + ZERO * 16) * 0x10001u); /* (1024 + 16 v) / 16 - (64 + zero) */
+}
+
+/* of the low halves and of the high ones; m: what is added; mins: of the two sub-blocks */
+struct w_nibble_scale { unsigned d[2], m[2], mins; };
+
+#define W_GAIN   64.0f /* of block formats without sub-blocks' minima */
+#define W_GAIN_H 0x54005400u
+
+/* A chunk from a word of nibbles. low, high: what stands above them, 1024 and bits 4.. of low[], 8.. of high[]; index: bytes 0 and 2, bytes 1
+ * and 3. S: ADDS (something is added), MINS, ZERO */
+template <class S> DEV void
+w_nibble_chunk(unsigned (&b)[4], unsigned word, const unsigned (&low)[2], const unsigned (&high)[2], const w_nibble_scale &s)
+{
 #pragma unroll
-			for (int j = 0; j < 4; j++) {
-				lo[j] |= (h[j] >> r.sub & 0x01010101u) << 4;
-				hi[j] |= (h[j] >> (r.sub + 1) & 0x01010101u) << 4;
-			}
+	for (int i = 0; i < 2; i++) {
+		const unsigned v = word >> 8 * i;
+		const unsigned a = h2_pick(v, 0x000f000fu, low[i]), h = h2_pick(v, 0x00f000f0u, high[i]);
+		if (S::MINS) {
+			b[i] = h2_fma(a, s.d[0], s.m[0]);
+			b[2 + i] = h2_fma(h, s.d[1], s.m[1]);
+		} else if (S::ADDS) {
+			b[i] = h2_fma(w_low<S::ZERO>(a), s.d[0], s.m[0]);
+			b[2 + i] = h2_fma(w_high<S::ZERO>(h), s.d[1], s.m[1]);
+		} else {
+			b[i] = h2_mul(w_low<S::ZERO>(a), s.d[0]);
+			b[2 + i] = h2_mul(w_high<S::ZERO>(h), s.d[1]);
 		}
-		w_scale_min(r.head, r.sub, a0, b0);
-		w_scale_min(r.head, r.sub + 1, a1, b1);
-		w_scale(lo, hi, 0, a0, -b0, a1, -b1, v);
 	}
-};
-template <int COLS_> struct w_q4_k : w_super<COLS_, false> {};
-template <int COLS_> struct w_q5_k : w_super<COLS_, true> {};
+}
+#endif
 
-/* Unit u: 16 bytes of low nibbles, columns of group a (low) and a + 2 (high) of half a block */
-template <int COLS_> struct w_q6_k {
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 64, BLOCKS = COLS_ / 256 };
-	static constexpr long long QH = 128LL * BLOCKS, SCALES = QH + 64LL * BLOCKS, D = SCALES + 16LL * BLOCKS, ROW = D + w_plane(BLOCKS, 2);
-	struct raw { uint4 ql, qh; float d; int lo, hi, shift; };
-
-	DEV int column(int u, int i) { return u / 4 * 128 + u % 4 * 16 + (i < 16 ? i : i + 48); }
-	DEV int width(int) { return 32; }
-
-	DEV raw
-	load(const void *row, int u)
-	{
-		const unsigned char *p = (const unsigned char *)row;
-		const signed char *s = (const signed char *)p + SCALES + u / 4 * 8 + u % 4;
-		raw r;
-		r.ql = ld_v4_stream(p + 16 * u);
-		r.qh = ld_v4_stream(p + QH + u / 4 * 32 + u % 2 * 16);
-		r.d = f16_lo(w_u16(p + D + u / 8 * 2));
-		r.lo = s[0];
-		r.hi = s[4];
-		r.shift = u % 4 / 2 * 2;
-		return r;
-	}
-
-	DEV void
-	decode(const raw &r, float (&v)[32])
-	{
-		unsigned lo[4], hi[4];
-		const unsigned h[4] = { r.qh.x, r.qh.y, r.qh.z, r.qh.w };
-		w_nibbles(r.ql, lo, hi);
-#pragma unroll
-		for (int j = 0; j < 4; j++) {
-			lo[j] |= (h[j] >> r.shift & 0x03030303u) << 4;
-			hi[j] |= (h[j] >> (r.shift + 4) & 0x03030303u) << 4;
-		}
-		w_scale(lo, hi, 32, r.d * (float)r.lo, 0, r.d * (float)r.hi, 0, v);
-	}
-};
+#include "common/cuda_weights_elements.h"
+#include "common/cuda_weights_blocks.h"
+#include "common/cuda_weights_k.h"
 
 #endif

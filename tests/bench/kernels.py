@@ -3,15 +3,15 @@
 
 Not a test. Compare only figures of one run, better several in turn: memory speed drifts with what else a machine does."""
 import argparse
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "kernels"))
+import harness as H  # noqa: E402
+
 OUT = ROOT / "build" / "bench"
-ARCH = {"generic": [], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4", "-mavx512vnni"],
-        "v4p": ["-march=x86-64-v3", "-DLLMC_PORTABLE_V4"]}
 LANES = {"generic": 4, "v3": 8, "v4": 16, "v4p": 16}
 # elements of a block, bytes a row takes of it in a packed layout
 BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24),
@@ -19,14 +19,13 @@ BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q4_0": (32, 18), "q4_1":
 
 
 def build(target, dtype, bits, rows, cols, cc, flags):
-    text = (ROOT / "templates/cpu/matmul.c.in").read_text()
-    value = dict(SYMBOL="bench_kernel", TARGET=target.replace("v4p", "v4"), W_DTYPE=dtype, ACT_BITS=bits, ROWS=rows, COLS=cols)
-    text = re.sub(r"\$\{(\w+)\}", lambda m: str(value[m[1]]), re.sub(r"^//@.*\n", "", text, flags=re.M))
+    """The library of a kernel and its function's name."""
+    made = H.expand("matmul", target, dict(W_DTYPE=dtype, ACT_BITS=bits, ROWS=rows, COLS=cols))
     stem = OUT / f"matmul-{target}-{dtype}-{bits}-{rows}-{cols}"
-    stem.with_suffix(".c").write_text('#include "common/llmc_step.h"\n' + text)
-    subprocess.run([cc, "-std=gnu11", *flags.split(), "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", *ARCH[target],
+    stem.with_suffix(".c").write_text(made["text"])
+    subprocess.run([cc, "-std=gnu11", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", *H.ARCH[target], *flags.split(),
                     f"-I{ROOT}/templates", str(stem) + ".c", "-o", str(stem) + ".so"], check=True)
-    return str(stem) + ".so"
+    return str(stem) + ".so", made["symbol"]
 
 
 def main():
@@ -49,10 +48,10 @@ def main():
                 k, row = BLOCK[dtype]
                 lanes = LANES[target]
                 for bits in a.bits.split(","):
-                    so = build(target, dtype, bits, rows, cols, a.cc, a.flags)
+                    so, symbol = build(target, dtype, bits, rows, cols, a.cc, a.flags)
                     for tok in a.tok.split(","):
                         for th in a.threads.split(","):
-                            args = [str(OUT / "kernels"), so, "bench_kernel", rows, cols, cols // k * row * lanes,
+                            args = [str(OUT / "kernels"), so, symbol, rows, cols, cols // k * row * lanes,
                                     (rows + lanes - 1) // lanes, th, tok, 1, 0, 3, 4]
                             print(f"{target:7} {dtype:5} i{bits:2} {shape:10} {th} threads {tok:>4} tokens: ", end="", flush=True)
                             sys.stdout.flush()

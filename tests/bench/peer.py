@@ -3,8 +3,9 @@
 
     make bench-peer PEER_ARGS="--quick --isa v3"
 
-llama.cpp comes from the source package of llama-cpp-python (PyPI), built into the cache, with its native flags
-(--isa best) or held to AVX2 (--isa v3), as llmc is. In each round every test runs once on each side, llama.cpp
+llama.cpp comes from the newest source package of llama-cpp-python (PyPI), built into the cache, with its native flags
+(--isa best) or held to AVX2 (--isa v3), as llmc is. Where its native build dies, the best build that runs is taken; the result
+file says which, and how the others died. In each round every test runs once on each side, llama.cpp
 with flash attention off and on; the better of the two is the one compared with. The result file names the machine,
 the floor (bytes and operations of a token) and the share of it that was reached.
 """
@@ -15,6 +16,7 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,9 +26,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 CACHE = os.environ.get("LLMC_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
 LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
 PACKAGE = "llama_cpp_python"
-VERSION = "0.3.16"
+TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
 V3 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON", "-DGGML_AVX512=OFF",
       "-DGGML_AVX_VNNI=OFF", "-DGGML_AMX_INT8=OFF", "-DGGML_AMX_TILE=OFF", "-DGGML_AMX_BF16=OFF"]
+
+AVX512 = {"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
 
 
 def sh(*cmd, **kw):
@@ -37,33 +41,18 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def build_peer(isa):
-    """Folder with llama-bench and llama-batched-bench."""
-    top = os.path.join(CACHE, "peer")
-    out = os.path.join(top, f"{VERSION}-{isa}")
-    if all(os.path.exists(os.path.join(out, "bin", b)) for b in ("llama-bench", "llama-batched-bench", "llama-quantize")):
-        return os.path.join(out, "bin")
-    os.makedirs(top, exist_ok=True)
-    src = glob.glob(os.path.join(top, f"{PACKAGE}-{VERSION}*", "vendor", "llama.cpp"))
-    if not src:
-        say("bench-peer: fetching llama.cpp's source")
-        fetch_sdist(top)
-        with tarfile.open(glob.glob(os.path.join(top, f"{PACKAGE}-{VERSION}*.tar.gz"))[0]) as t:
-            t.extractall(top)
-        src = glob.glob(os.path.join(top, f"{PACKAGE}-{VERSION}*", "vendor", "llama.cpp"))
-    say(f"bench-peer: building llama.cpp ({isa}); several minutes")
-    flags = V3 if isa == "v3" else ["-DGGML_NATIVE=ON"]
-    with open(out + ".log", "w") as log:
-        for cmd in (["cmake", "-S", src[0], "-B", out, "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
-                     "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DBUILD_SHARED_LIBS=OFF", *flags],
-                    ["cmake", "--build", out, "-j", str(os.cpu_count()), "--target", "llama-bench", "llama-batched-bench", "llama-quantize"]):
-            if subprocess.run(cmd, stdout=log, stderr=subprocess.STDOUT).returncode:
-                sys.exit(f"bench-peer: llama.cpp did not build; see {out}.log (cmake and g++ are needed)")
-    return os.path.join(out, "bin")
+def builds(isa):
+    """Ways to build it, best first: (name, flags). A native build takes every unit of the processor, which may fault in one of them."""
+    if isa == "v3":
+        return [("avx2", V3)]
+    flags = open("/proc/cpuinfo").read().split()
+    avx512 = [f"-DGGML_{k}=ON" for k, f in AVX512.items() if f in flags]
+    return [("native", ["-DGGML_NATIVE=ON"])] + \
+        ([("avx512, no amx", [x for x in V3 if not x.startswith("-DGGML_AVX512")] + avx512)] if "avx512_vnni" in flags else []) + [("avx2", V3)]
 
 
-def fetch_sdist(top):
-    """pip would build the metadata to download a source package: ask the index itself."""
+def sdists():
+    """{version: address} of the index. pip would build the metadata to download a source package: ask the index itself."""
     import html
     import urllib.parse
     import urllib.request
@@ -71,14 +60,89 @@ def fetch_sdist(top):
         [sys.executable, "-m", "pip", "config", "get", "global.index-url"], text=True, capture_output=True).stdout.strip() or "https://pypi.org/simple"
     page_url = base.rstrip("/") + "/llama-cpp-python/"
     page = urllib.request.urlopen(page_url, timeout=60).read().decode()
+    found = {}
     for href in re.findall(r'href="([^"]+)"', page):
         href = html.unescape(href)
-        if f"{PACKAGE}-{VERSION}.tar.gz" in href:
-            name = os.path.join(top, f"{PACKAGE}-{VERSION}.tar.gz")
-            urllib.request.urlretrieve(urllib.parse.urljoin(page_url, href), name + ".part")
-            os.rename(name + ".part", name)
-            return
-    sys.exit(f"bench-peer: the package index has no {PACKAGE}-{VERSION}.tar.gz")
+        m = re.search(PACKAGE + r"-(\d+(?:\.\d+)+)\.tar\.gz", href)
+        if m:
+            found[m[1]] = urllib.parse.urljoin(page_url, href)
+    return found
+
+
+def order(version):
+    return tuple(map(int, version.split(".")))
+
+
+def source(top, version):
+    """(version, folder) of llama.cpp: the given version, else the index's newest, else without an index the newest one fetched before."""
+    import urllib.error
+    import urllib.request
+    have = {m[1]: d for d in glob.glob(os.path.join(top, f"{PACKAGE}-*", "vendor", "llama.cpp")) if (m := re.search(PACKAGE + r"-([\d.]+)/", d))}
+    if version in have:
+        return version, have[version]
+    try:
+        index = sdists()
+    except (urllib.error.URLError, OSError) as e:
+        if version or not have:
+            sys.exit(f"bench-peer: no package index to fetch llama.cpp's source from: {e}")
+        version = max(have, key=order)
+        say(f"bench-peer: no package index ({e}); {version} is the newest source here")
+        return version, have[version]
+    version = version or max(index, key=order)
+    if version not in index:
+        sys.exit(f"bench-peer: the package index has no {PACKAGE}-{version}.tar.gz")
+    if version not in have:
+        say(f"bench-peer: fetching llama.cpp's source, {version}")
+        name = os.path.join(top, f"{PACKAGE}-{version}.tar.gz")
+        urllib.request.urlretrieve(index[version], name + ".part")
+        os.rename(name + ".part", name)
+        with tarfile.open(name) as t:
+            t.extractall(top)
+        have[version] = os.path.join(top, f"{PACKAGE}-{version}", "vendor", "llama.cpp")
+    return version, have[version]
+
+
+def build_one(src, out, name, flags):
+    """None, or why there is no such build."""
+    if not all(os.path.exists(os.path.join(out, "bin", b)) for b in TOOLS):
+        say(f"bench-peer: building llama.cpp ({name}); several minutes")
+        with open(out + ".log", "w") as log:
+            for cmd in (["cmake", "-S", src, "-B", out, "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
+                         "-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DBUILD_SHARED_LIBS=OFF", *flags],
+                        ["cmake", "--build", out, "-j", str(os.cpu_count()), "--target", *TOOLS]):
+                if subprocess.run(cmd, stdout=log, stderr=subprocess.STDOUT).returncode:
+                    return f"does not build; see {out}.log (cmake and g++ are needed)"
+    return None
+
+
+def trial(bin, model, threads):
+    """None, or how the build dies: a prompt long enough for every unit of the processor, and decode."""
+    for cmd in (["llama-bench", "-m", model, "-t", str(threads), "-p", "512", "-n", "4", "-r", "1", "-fa", "0,1", "-ngl", "0", "-o", "json"],
+                ["llama-batched-bench", "-m", model, "-t", str(threads), "-c", "512", "-npp", "32", "-ntg", "4", "-npl", "8", "-ngl", "0"]):
+        try:
+            r = subprocess.run([os.path.join(bin, cmd[0]), *cmd[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=900)
+        except subprocess.TimeoutExpired:
+            return f"{cmd[0]} does not end"
+        if r.returncode:
+            return f"{cmd[0]} ends with " + (signal.Signals(-r.returncode).name if r.returncode < 0 else f"status {r.returncode}")
+    return None
+
+
+def build_peer(isa, model, threads, version=None):
+    """The best build that runs on this machine: (folder of its tools, what the result file says of it)."""
+    top = os.path.join(CACHE, "peer")
+    os.makedirs(top, exist_ok=True)
+    version, src = source(top, version)
+    died = {}
+    for name, flags in builds(isa):
+        out = os.path.join(top, f"{version}-{name.replace(', ', '-').replace(' ', '-')}")
+        bin = os.path.join(out, "bin")
+        why = build_one(src, out, name, flags) or trial(bin, model, threads)
+        if not why:
+            return bin, {"version": f"llama.cpp of llama-cpp-python {version}", "build": name, "builds_that_died": died}
+        say(f"bench-peer: the build {name} {why}")
+        died[name] = why
+    sys.exit(f"bench-peer: no build of llama.cpp {version} runs here: {died}")
 
 
 def peer_bench(bin, model, threads, p, n, depth):
@@ -145,21 +209,22 @@ def main():
     ap.add_argument("--rounds", type=int, default=5)
     ap.add_argument("--quick", action="store_true", help="three rounds, fewer tests")
     ap.add_argument("--formats", action="store_true", help="decode and prefill of the other weight formats")
+    ap.add_argument("--peer-version", help="of llama-cpp-python [the newest]")
     ap.add_argument("--build-only", action="store_true")
     ap.add_argument("--out", help="result file [tests/bench/results/peer-...json]")
     a = ap.parse_args()
     rounds = 3 if a.quick else a.rounds
-    bin = build_peer(a.isa)
+    model = a.model or sh(os.path.join(ROOT, "tools", "smollm2.sh")).strip()
+    bin, about = build_peer(a.isa, model, a.threads, a.peer_version)
     if a.build_only:
         return
-    model = a.model or sh(os.path.join(ROOT, "tools", "smollm2.sh")).strip()
     sides = {"i16": [], "i8": ["activations=i8"]}
     plan = [(model, "Q4_1", t) for t in tests(a.quick)]
     if a.formats:
         plan = [(quantised(bin, model, k), k, t) for k in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "F16", "BF16") for t in tests(True)[:2]]
     load = os.getloadavg()[0]
     result = {"date": datetime.date.today().isoformat(), "machine": machine(), "isa": a.isa, "threads": a.threads, "rounds": rounds,
-              "load_before": load, "quiet": load < 0.5, "peer": f"llama.cpp of llama-cpp-python {VERSION}", "tests": []}
+              "load_before": load, "quiet": load < 0.5, "peer": about, "tests": []}
     rows = {}
     for r in range(rounds):
         for path, kind, (name, p, n, batch, depth) in plan:

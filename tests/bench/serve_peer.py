@@ -22,9 +22,9 @@ import peer  # noqa: E402
 SLOTS, CONTEXT = 16, 512
 
 
-def build_server():
-    """llama-server out of the source that peer.py fetched."""
-    bin = peer.build_peer("best")
+def build_server(model):
+    """llama-server of the build that peer.py found to run, and what the result file says of it."""
+    bin, about = peer.build_peer("best", model, os.cpu_count())
     exe = os.path.join(bin, "llama-server")
     if not os.path.exists(exe):
         out = os.path.dirname(bin)
@@ -33,7 +33,7 @@ def build_server():
             for cmd in (["cmake", "-DLLAMA_BUILD_SERVER=ON", "."], ["cmake", "--build", ".", "-j", str(os.cpu_count()), "--target", "llama-server"]):
                 if subprocess.run(cmd, cwd=out, stdout=log, stderr=subprocess.STDOUT).returncode:
                     sys.exit(f"serve_peer: llama-server did not build; see {out}-server.log")
-    return exe
+    return exe, about
 
 
 class Server:
@@ -83,7 +83,7 @@ def main():
     a.add_argument("--port", type=int, default=18311)
     a = a.parse_args()
     model = peer.sh(os.path.join(peer.ROOT, "tools", "smollm2.sh")).strip()
-    exe, threads = build_server(), str(os.cpu_count())
+    (exe, about), threads = build_server(model), str(os.cpu_count())
     command = {
         "llmc": lambda port: [peer.LLMC, "serve", model, "--port", str(port), "-t", threads, "--seqs", str(SLOTS), "-c", str(CONTEXT), "--max-concurrent-requests", "256"],
         "llama.cpp": lambda port: [exe, "-m", model, "--host", "127.0.0.1", "--port", str(port), "-t", threads, "-np", str(SLOTS), "-c", str(SLOTS * CONTEXT),
@@ -106,7 +106,7 @@ def main():
                 s.stop()
     name = next((x.split(":", 1)[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), "unknown")
     out = dict(date=datetime.date.today().isoformat(), machine=dict(cpu=name, cores=os.cpu_count(), kernel=platform.release()),
-               model=os.path.basename(model), slots=SLOTS, context=CONTEXT, llama_cpp=f"llama-cpp-python {peer.VERSION}", clients={})
+               model=os.path.basename(model), slots=SLOTS, context=CONTEXT, llama_cpp=about, clients={})
     for n, by in runs.items():
         ratio = [x["output_tps"] / y["output_tps"] for x, y in zip(by["llmc"], by["llama.cpp"])]
         out["clients"][n] = {k: summary(v) for k, v in by.items()} | {"tps_ratio": dict(median=statistics.median(ratio), least=min(ratio), most=max(ratio))}

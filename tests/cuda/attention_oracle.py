@@ -9,7 +9,8 @@ class Attention:
     fill, page_bytes."""
 
     def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, mask="causal", alibi=0.0, kv="f16",
-                 prefix=None, seed=0, spread=1.0):
+                 prefix=None, seed=0, spread=1.0, low=0.0):
+        """low: all scores are lower by this much, through the first dimension: a maximum that starts at 0 would make all weights 0"""
         v_dim = dim if v_dim is None else v_dim
         self.heads, self.kv_heads, self.dim, self.v_dim, self.kv = heads, kv_heads, dim, v_dim, kv
         self.lens, self.window, self.cap, self.alibi, self.mask = list(lens), window, cap, alibi, mask
@@ -20,6 +21,8 @@ class Attention:
         self.k = [self.rounded(rng.standard_normal((n, kv_heads, dim)) * spread) for n in lens]
         self.v = [self.rounded(rng.standard_normal((n, kv_heads, v_dim))) for n in lens]
         self.q = [(rng.standard_normal((n, heads, dim)) * spread).astype(np.float32) for n in lens]
+        for k, q in zip(self.k, self.q) if low else ():
+            k[:, :, 0], q[:, :, 0] = -16, low / self.scale / 16
         for i in range(len(lens)):
             self.fill(i)
         self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap), WINDOW=window,

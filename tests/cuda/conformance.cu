@@ -1,6 +1,6 @@
 /* Every wrapper as a kernel of its own whose result is known: test_conformance.py runs them on the emulator, and on a GPU where there is one,
  * so that the PTX and the emulator's definition are held to the same expectation. It cuts the kernels that an architecture lacks. */
-#include "common/cuda_gemv_half.h"
+#include "common/cuda_half.h"
 #include "common/cuda_math.h"
 #include "common/cuda_tma.h"
 

@@ -3,7 +3,7 @@
 #include "common/cuda_wgmma.h"
 
 struct args { unsigned *x, *y; int n; };
-struct alignas(64) map_args { tensor_map from, to; unsigned *x, *y; int at[5], put[5]; };
+struct alignas(128) map_args { tensor_map from, to; unsigned *x, *y; int at[5], put[5]; };
 struct bars { mbar_t b[2]; };
 struct alignas(128) box { unsigned x[64]; };
 

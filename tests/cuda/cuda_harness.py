@@ -1,16 +1,17 @@
-"""CUDA kernels on the emulator: expand a template, build it, launch it, get its outputs back.
+"""CUDA kernels on the emulator: a template as the compiler expands it, built, launched, and its outputs.
 
     import cuda_harness as H                # not "harness": tests/kernels has one, and test modules need names of their own too
     k = H.build("matmul", "sm_90a", dict(ROWS=8, COLS=64, W_DTYPE="q8_0", HAS_B=0))       # a file of templates/cuda
     step = H.make_step(pos=[0, 1, 2], rows=[3])
     y, = k.run(step, [x, w, None, H.out((3, 8))], seed=1)                                 # mode="check" for the checking mode
 
-Arguments are those of the head, in order: a numpy array (input), None, `out(shape)`, `inout(array)` (pools), `alias(i)` (memory of argument
+Arguments are those of the op, in order: a numpy array (input), None, `out(shape)`, `inout(array)` (pools), `alias(i)` (memory of argument
 i). out and inout come back, in order. Scratch is made from the head; i32 scratch starts as zeros, and kernels that have it run twice
-with the same scratch. Findings of the emulator are exceptions (Finding) with its sentence; so are unwritten outputs in checking
-mode, and writes around an output. `bucket=n`: the grid is made for n rows, sequences and outputs though the step has fewer.
-A kernel with pdl launches comes after one that writes its activations, pool and step, as in a model: a missing griddep_wait is found.
-W_LAYOUT, ARCH, TARGET, DETERMINISTIC and SYMBOL are filled in. `nvrtc(template, params)` compiles with the real NVRTC where there is one.
+with the same scratch, outputs and other scratch being NaN again before the second time: what a counter that was not reset leaves out is seen.
+Findings of the emulator are exceptions (Finding) with its sentence; so are unwritten outputs in checking mode, and writes around an output. `bucket=n`: the grid is made for n rows, sequences and outputs though the step has fewer.
+A kernel with pdl launches comes after one that writes its activations, pool and step, as in a model, and that reads, in checking mode and the second
+time, its outputs and scratch: a missing griddep_wait is found, and a write before it.
+What a parameter may be, tests/kernels/expand.c says. `nvrtc(template, params)` compiles with the real NVRTC where there is one.
 
 LLMC_TEST_GPU=1 runs the same tests on the GPU of this machine, with its own driver and NVRTC: kernels of every architecture are
 compiled for it, modes and seeds mean nothing there. With LLMC_CUDA_LIBDIR=build/emu too, the emulator is taken for such a machine: what the
@@ -30,6 +31,9 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "kernels"))
+import expand as E  # noqa: E402
+
 TEMPLATES = ROOT / "templates"
 BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
@@ -47,70 +51,17 @@ class Finding(AssertionError):
 
 # ---- templates ----------------------------------------------------------------------------------------------------
 
-def word(v):
-    if isinstance(v, float):
-        return float(np.float32(v)).hex() + "f" if np.isfinite(v) else repr(v)
-    return str(v)
-
-
-def path_of(template):
-    p = Path(template)
-    return p if p.is_absolute() else TEMPLATES / "cuda" / f"{template}.cu.in"
-
-
-def head(template):
-    """The //@ lines as (key, rest)."""
-    lines = path_of(template).read_text().split("\n")
-    return [tuple((line[3:].split(None, 1) + [""])[:2]) for line in lines if line.startswith("//@") and not line.startswith("//@include")]
-
-
-def evaluate(text, params):
-    """An expression of a head: integers and names; words in lower case stand for themselves."""
-    def name(m):
-        w = m[0]
-        if w in ("and", "or", "not", "in"):
-            return w
-        if w in params:
-            v = params[w]
-            return repr(v) if isinstance(v, str) else str(v)
-        assert w[0].islower(), f"no value for {w} in '{text}'"
-        return repr(w)
-    return eval(re.sub(r"(?<![\w.])[A-Za-z_]\w*", name, text).replace("/", "//"), {"__builtins__": {}})
-
-
-def complete(template, arch, params):
-    name = re.sub(r"\W", "_", path_of(template).name.split(".")[0])
-    p = dict(DETERMINISTIC=0, SYMBOL=name, TARGET=arch, ARCH=int(re.match(r"sm_(\d+)", arch)[1]))
-    if "W_DTYPE" in params:
-        p["W_LAYOUT"] = "planes" if params["W_DTYPE"] in BLOCK else "row"
-    p["HAS_B"] = 1
-    p.update(params)
-    p["LIBRARY"] = int(p.get("W_DTYPE") in ("f16", "bf16") and not p["DETERMINISTIC"])
-    return p
+def expand(template, arch, params):
+    """The kernel that the compiler makes of a file of templates/cuda, or of this path, with its headers in place; None where the template
+    does not take it."""
+    path = template if isinstance(template, Path) else f"templates/cuda/{template}.cu.in"
+    k = E.expand(f"cuda-{arch}", path, params)
+    name = k and Path(k["file"]).name
+    return k and dict(k, name=name, text=inline(f'#line 1 "{name}"\n{k["text"]}', name, set()))
 
 
 def accepts(template, arch, params):
-    """Do the @require lines hold?"""
-    p = complete(template, arch, params)
-    return all(evaluate(rest, p) for key, rest in head(template) if key == "require")
-
-
-def expand(template, params):
-    """The CUDA text of a template; params may hold more than it asks for."""
-    text = path_of(template).read_text()
-    asked = {rest.split()[0] for key, rest in head(template) if key == "param"}
-    missing = asked - set(params)
-    assert not missing, f"{template}: no value for {sorted(missing)}"
-    body = re.sub(r"(?m)^//@include\s+(\S+)[ \t]*$", r'#include "common/\1"', text)
-    body = "\n".join("" if line.startswith("//@") else line for line in body.split("\n"))
-    used = set(re.findall(r"\$\{(\w+)\}", body))
-    assert used <= asked, f"{template}: not declared: {sorted(used - asked)}"
-    in_head = {m for key, r in head(template) if key != "param" for m in re.findall(r"\w+", r)}
-    assert asked <= used | in_head, f"{template}: unused: {sorted(asked - used - in_head)}"
-    body = re.sub(r"\$\{(\w+)\}", lambda m: word(params[m[1]]), body)
-    seen, name = set(), path_of(template).name
-    step = inline('#include "common/cuda_step.h"', name, seen)
-    return f'{step}\n#line 1 "{name}"\n' + inline(body, name, seen)
+    return expand(template, arch, params) is not None
 
 
 def inline(text, name, seen):
@@ -128,90 +79,6 @@ def inline(text, name, seen):
     return "\n".join(out)
 
 
-def condition(text, params):
-    """What stands before `; if EXPR`, or None when that does not hold."""
-    parts = [p.strip() for p in text.split(";")]
-    wanted = [p[3:] for p in parts if p.startswith("if ")]
-    return [p for p in parts if not p.startswith("if ")] if all(evaluate(w, params) for w in wanted) else None
-
-
-def launches(template, params):
-    """[{fn, block, [grid], shared, cluster, pdl, path}]; a grid dimension is a function of the symbols. A product of the library:
-    {fn: None, gemm: names of act, w, y, add: (name, factor) or None, path: library}."""
-    out = []
-    for key, rest in head(template):
-        parts = condition(rest, params) if key == "launch" else None
-        if parts is None:
-            continue
-        if parts[0] == "product":
-            items = dict(p.split(None, 1) for p in parts[1:])
-            gemm = [a.strip() for a in items["gemm"].split(",")]
-            add = [a.strip() for a in items["add"].split(",")] if "add" in items else None
-            out.append(dict(fn=None, path="library", gemm=gemm, add=add and (add[0], float(evaluate(add[1], params))), pdl=False))
-            continue
-        fn = params["SYMBOL"] + ("" if parts[0] == "main" else "_" + parts[0])
-        item = dict(fn=fn, block=None, grid=None, shared=0, cluster=1, pdl=False, path=None)
-        for p in parts[1:]:
-            what, _, value = p.partition(" ")
-            if what == "pdl":
-                item["pdl"] = params["ARCH"] >= 90 # older ones do without
-            elif what == "grid":
-                item["grid"] = [v.strip() for v in split_commas(value)]
-            elif what == "path":
-                assert value in ("own", "library")
-                item["path"] = value
-            else:
-                assert what in ("block", "shared", "cluster"), f"{template}: {p}"
-                item[what] = int(evaluate(value, params))
-        assert item["block"] and item["grid"], f"{template}: a launch needs block and grid"
-        assert item["cluster"] == 1 or params["ARCH"] >= 90, f"{template}: a cluster below sm_90"
-        out.append(item)
-    if all(x["fn"] for x in out):  # no product: one path
-        out = [dict(x, path=None) for x in out if x["path"] != "library"]
-    assert 1 <= len(out) <= 8 and sum(x["fn"] is None for x in out) <= 1, f"{template}: {len(out)} launches"
-    return out
-
-
-def maps(template, params):
-    """[(argument, cols, (box columns, box rows), swizzle)] of the @map lines; arguments count scratch too."""
-    names = [rest.split()[0].rstrip("?") for want in ("arg", "scratch") for key, rest in head(template) if key == want]
-    out = []
-    for key, rest in head(template):
-        parts = key == "map" and condition(rest, params)
-        if not parts:
-            continue
-        item = dict(swizzle=0)
-        for p in parts[1:]:
-            what, _, value = p.partition(" ")
-            assert what in ("cols", "box", "swizzle"), f"{template}: {p}"
-            item[what] = [int(evaluate(v, params)) for v in split_commas(value)] if what == "box" else int(evaluate(value, params))
-        out.append((names.index(parts[0]), item["cols"], tuple(item["box"]), item["swizzle"]))
-    return out
-
-
-def split_commas(text):
-    out, depth = [""], 0
-    for c in text:
-        depth += (c == "(") - (c == ")")
-        if c == "," and depth == 0:
-            out.append("")
-        else:
-            out[-1] += c
-    return out
-
-
-SYMS = "n_tok|n_dec|n_pre|n_seq|n_out|n_sm|n_part"
-
-
-def extent(text, params, syms):
-    m = re.fullmatch(rf"(?:(.+)\*)?\s*\b({SYMS})\b\s*(?:/(.+))?", text)
-    if not m:
-        return int(evaluate(text, params))
-    n = (int(evaluate(m[1], params)) if m[1] else 1) * syms[m[2]]
-    d = int(evaluate(m[3], params)) if m[3] else 1
-    return max(1, -(-n // d))
-
-
 # ---- arguments ----------------------------------------------------------------------------------------------------
 
 class out:
@@ -226,6 +93,14 @@ class out:
 class inout:
     def __init__(self, array):
         self.array = np.ascontiguousarray(array)
+
+
+class far(inout):
+    """An inout whose bytes begin `skip` bytes behind the argument; nothing of what lies before is touched, so it costs nothing."""
+
+    def __init__(self, array, skip):
+        super().__init__(array)
+        self.skip = skip
 
 
 class alias:
@@ -262,7 +137,7 @@ def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, po
 
 FEED = """#include "common/cuda_step.h"
 #include "common/cuda_ptx.h"
-struct feed_args { unsigned char *dst[32]; const unsigned char *src[32]; unsigned n[32]; int count; };
+struct feed_args { unsigned char *dst[48]; const unsigned char *src[48]; unsigned n[48]; int count; };
 extern "C" __global__ void __launch_bounds__(64) feed(const feed_args p)
 {
 #if __CUDA_ARCH__ >= 900
@@ -282,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(64) feed(const feed_args p)
 
 
 class FeedArgs(C.Structure):
-    _fields_ = [("dst", C.c_uint64 * 32), ("src", C.c_uint64 * 32), ("n", C.c_uint32 * 32), ("count", C.c_int)]
+    _fields_ = [("dst", C.c_uint64 * 48), ("src", C.c_uint64 * 48), ("n", C.c_uint32 * 48), ("count", C.c_int)]
 
 
 class CallArgs(C.Structure):
@@ -404,11 +279,11 @@ class Device:
         return a
 
     def tensor_maps(self, maps, ptr, size):
-        """The second parameter: four maps of 128 bytes, at a multiple of 64."""
-        room = C.create_string_buffer(4 * 128 + 64)
-        at = -(-C.addressof(room) // 64) * 64
+        """The second parameter: four maps of 128 bytes, at a multiple of 128."""
+        room = C.create_string_buffer(5 * 128)
+        at = -(-C.addressof(room) // 128) * 128
         for i, (arg, cols, box, swizzle) in enumerate(maps):
-            dim, stride = (C.c_uint64 * 2)(cols, size[arg] // (2 * cols)), (C.c_uint64 * 1)(2 * cols)
+            dim, stride = (C.c_uint64 * 2)(cols, max(1, size[arg] // (2 * cols))), (C.c_uint64 * 1)(2 * cols)
             self.ok("cuTensorMapEncodeTiled", C.c_void_p(at + 128 * i), 1, 2, C.c_void_p(ptr[arg]), dim, stride, (C.c_uint32 * 2)(*box), (C.c_uint32 * 2)(1, 1), 0,
                     {0: 0, 32: 1, 64: 2, 128: 3}[swizzle], 2, 0)
         self.room = room
@@ -467,10 +342,10 @@ class Device:
         at = {k: self.up(v) for k, v in job["arrays"].items()}
         packed = struct.pack(job["pack"], *[at[f] if isinstance(f, str) else f for f in job["fields"]])
         room = C.create_string_buffer(1024 + len(packed))
-        base = to = -(-C.addressof(room) // 64) * 64
+        base = to = -(-C.addressof(room) // 128) * 128
         for of, kind, dims, strides, box, into in job.get("maps", []):
-            n, space = len(dims), C.create_string_buffer(192)
-            made = to if into is None else -(-C.addressof(space) // 64) * 64
+            n, space = len(dims), C.create_string_buffer(256)
+            made = to if into is None else -(-C.addressof(space) // 128) * 128
             self.ok("cuTensorMapEncodeTiled", C.c_void_p(made), kind, n, C.c_void_p(at[of]), (C.c_uint64 * n)(*dims), (C.c_uint64 * n)(*strides), (C.c_uint32 * n)(*box),
                     (C.c_uint32 * n)(*[1] * n), 0, 0, 0, 0)
             if into is None:
@@ -493,11 +368,12 @@ class Device:
 
     def run(self, job):
         """job: text, name, launches [(fn, grid, block, shared, cluster, pdl) or (None, what product takes)], n, step arrays,
-        stride, args, scratch, repeat, maps"""
+        stride, args [(kind, value, moving; bytes before it where kind is far)], scratch, repeat, maps"""
         self.mem = []
         m = self.module(job["text"], job["name"])
         pdl = any(x[0] and x[5] for x in job["launches"])
         call, fed, ptr, size, guards = CallArgs(), [], [], [], []
+        made, scratch = [], []  # (address, bytes) of outputs; of scratch that no launch finds as the one before left it
 
         def fresh(array, moving):
             """In place at once, or by the kernel that runs before."""
@@ -512,30 +388,47 @@ class Device:
             setattr(call, k, fresh(v, True))
         call.block_stride, call.rows = job["stride"], job.get("rows", 0)
         for kind, value, moving in job["args"]:
-            size.append(0 if kind == "none" else size[value] if kind == "alias" else value if kind == "out" else value.nbytes)
+            size.append(0 if kind == "none" else size[value] if kind == "alias" else value if kind == "out" else value.nbytes + (moving if kind == "far" else 0))
             if kind == "none":
                 ptr.append(0)
             elif kind == "alias":
                 ptr.append(ptr[value])
+            elif kind == "far":
+                ptr.append(self.alloc(moving + value.nbytes))
+                self.ok("cuMemcpyHtoD_v2", ptr[-1] + moving, value.ctypes.data, value.nbytes)
             elif kind == "out":
                 base = self.alloc(value + 2 * GUARD)
                 self.ok("cuMemsetD8_v2", base, 0xa5, GUARD)
                 self.ok("cuMemsetD8_v2", base + GUARD + value, 0xa5, GUARD)
                 guards.append((base, base + GUARD + value))
                 ptr.append(base + GUARD)
+                made.append((base + GUARD, value))
             else:
                 ptr.append(fresh(value, moving))
         for dtype, n in job["scratch"]:
             size.append(n * np.dtype(ITEM[dtype]).itemsize)
-            ptr.append(self.up(np.zeros(n, np.int32)) if dtype == "i32" else self.alloc(n * np.dtype(ITEM[dtype]).itemsize))
+            ptr.append(self.up(np.zeros(n, np.int32)) if dtype == "i32" else self.alloc(size[-1]))
+            if dtype != "i32":
+                scratch.append((ptr[-1], size[-1]))
         for i, v in enumerate(ptr):
             call.a[i] = v
         maps = self.tensor_maps(job["maps"], ptr, size)
         self.ok("cuCtxSynchronize")
-        for _ in range(job["repeat"]):
-            if fed:
-                f = FeedArgs(count=len(fed))
-                for i, (d, s, n) in enumerate(fed):
+        for turn in range(job["repeat"]):
+            feed = fed
+            if turn:
+                self.ok("cuCtxSynchronize")
+                for i, skip, shape, dtype in job["fetch"]:
+                    self.down(ptr[i] + skip, shape, dtype)  # says what was not written the first time
+                for p, n in made + scratch:
+                    self.ok("cuMemsetD8_v2", p, 0xff, n)
+                self.ok("cuCtxSynchronize")
+                if fed and job["check"]:
+                    sink = self.alloc(max([n for _, n in made + scratch], default=4))
+                    feed = fed + [(sink, p, n) for p, n in made + scratch]
+            if feed:
+                f = FeedArgs(count=len(feed))
+                for i, (d, s, n) in enumerate(feed):
                     f.dst[i], f.src[i], f.n[i] = d, s, n
                 self.launch(self.module(inline(FEED, "feed.cu", set()), "feed.cu"), "feed", [3], 64, 0, 1, False, f)
             for fn, *rest in job["launches"]:
@@ -548,7 +441,7 @@ class Device:
             for p in (lo, hi):
                 if (self.down(p, GUARD, np.uint8) != 0xa5).any():
                     raise Finding("wrote outside of an output")
-        res = [self.down(ptr[i], shape, dtype) for i, shape, dtype in job["fetch"]]
+        res = [self.down(ptr[i] + skip, shape, dtype) for i, skip, shape, dtype in job["fetch"]]
         for p in self.mem:
             self.ok("cuMemFree_v2", p)
         return res
@@ -580,7 +473,7 @@ _built = False
 def _emulator():
     global _built
     if not _built:
-        r = subprocess.run(["make", "--no-print-directory", "-s", "-f", "tests/emu/emu.mk", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT,
+        r = subprocess.run(["make", "--no-print-directory", "-s", "-f", "emu/emu.mk", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT,
                            capture_output=True, text=True)
         if r.returncode:
             print(r.stderr, file=sys.stderr)
@@ -644,7 +537,7 @@ def host_library(name, sources):
 
 
 def build_host_library(path, sources):
-    subprocess.run(["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-D_GNU_SOURCE", f"-I{ROOT}", f"-I{ROOT}/api",
+    subprocess.run(["gcc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-D_GNU_SOURCE", f"-I{ROOT}", f"-I{ROOT}/include",
                     *[str(ROOT / s) for s in sources], "-o", str(path), "-lm"], check=True)
 
 
@@ -662,63 +555,57 @@ atexit.register(stop)
 
 class Kernel:
     def __init__(self, template, arch, params):
-        self.template, self.arch = template, arch
-        self.params = complete(template, arch, params)
-        assert accepts(template, arch, params), f"{template} does not take {params} for {arch}"
-        self.text = expand(template, self.params)
-        self.launches, self.maps = launches(template, self.params), maps(template, self.params)
-        self.args = [rest.split() for key, rest in head(template) if key == "arg"]
-        self.scratch_decl = [rest for key, rest in head(template) if key == "scratch"]
+        self.template, self.arch, self.params = template, arch, params
+        k = expand(template, arch, params)
+        assert k, f"{template} does not take {params} for {arch}"
+        self.text, self.name, self.launches = k["text"], k["name"], k["launch"]
+        self.maps = [(m["arg"], m["cols"], tuple(m["box"]), m["swizzle"]) for m in k["map"]]
+        self.args, self.scratch = ([a for a in k["arg"] if (a["dir"] == "scratch") == want] for want in (False, True))
 
     def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=100, path="own"):
         assert len(args) == len(self.args), f"{self.template} has {len(self.args)} arguments, {len(args)} given"
         syms = {k: max(v, bucket) for k, v in step.n.items()}
         syms.update(n_pre=syms["n_tok"], n_sm=sms, n_part=1)
-        scratch = []
-        names = [a[0].rstrip("?") for a in self.args]
-        for decl in self.scratch_decl:
-            parts = condition(decl, self.params)
-            if parts is None:
-                continue
-            m = re.match(r"(\w+)\s+(\w+)\[(.*)\]", parts[0])
-            names.append(m[1])
-            scratch.append((m[2], int(np.prod([extent(f.strip(), self.params, syms) for f in split_commas(m[3])]))))
-        repeat = repeat or (2 if any(d == "i32" for d, _ in scratch) else 1)
+        elems = lambda e: max(1, E.elems(e, syms))
+        scratch = [(a["type"], elems(a["extent"])) for a in self.scratch]
+        pdl = any(x.get("pdl") for x in self.launches)
+        changes = any(isinstance(a, inout) for a in args)
+        repeat = repeat or (2 if any(d == "i32" for d, _ in scratch) or (pdl and mode == "check" and not changes) else 1)
         passed, fetch = [], []
         for i, (a, decl) in enumerate(zip(args, self.args)):
-            kind = decl[2] if len(decl) > 2 else ""
-            moving = decl[1] in ("pool", "rope", "inout") or re.search(rf"\b({SYMS})\b", kind) is not None
+            moving = decl["dir"] in ("pool", "rope", "inout") or isinstance(decl["extent"], dict)
             if a is None:
                 passed.append(("none", None, False))
             elif isinstance(a, alias):
                 passed.append(("alias", a.index, False))
             elif isinstance(a, out):
                 passed.append(("out", a.alloc, False))
-                fetch.append((i, a.shape, a.dtype))
+                fetch.append((i, 0, a.shape, a.dtype))
+            elif isinstance(a, far):
+                passed.append(("far", a.array, a.skip))
+                fetch.append((i, a.skip, a.array.shape, a.array.dtype))
             elif isinstance(a, inout):
-                assert repeat == 1 or a.array.nbytes == 0 or any(x["pdl"] for x in self.launches) or decl[1] == "pool" or "repeat" in kind, \
-                    "an inout argument changes between the two runs: pass repeat=1"
+                assert repeat == 1 or a.array.nbytes == 0 or pdl or decl["dir"] == "pool", "an inout argument changes between the two runs: pass repeat=1"
                 passed.append(("in", a.array, moving))
-                fetch.append((i, a.array.shape, a.array.dtype))
+                fetch.append((i, 0, a.array.shape, a.array.dtype))
             else:
                 assert isinstance(a, np.ndarray), f"argument {i} of {self.template} is {type(a).__name__}"
                 passed.append(("in", np.ascontiguousarray(a), moving))
         # an alias of an input is read back through a fetch of its own
         todo = []
         for x in self.launches:
-            if x["path"] not in (None, path):
-                continue
-            if x["fn"]:
-                todo.append((x["fn"], [extent(g, self.params, syms) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"]))
-                continue
-            at = [names.index(a) for a in x["gemm"]] + [names.index(x["add"][0]) if x["add"] else None]
-            w = args[at[1]]
-            y_type = "f32" if at[2] < len(args) else scratch[at[2] - len(args)][0]
-            todo.append((None, step.n["n_tok"], *w.shape[-2:], at, self.params["W_DTYPE"], y_type, x["add"][1] if x["add"] else 0.0))
+            p = x.get("product")
+            if not p:
+                if x["path"] in ("any", path):
+                    todo.append((x["fn"], [elems(g) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"]))
+            elif path == "library":
+                y_type = "f32" if p["y"] < len(args) else scratch[p["y"] - len(args)][0]
+                at = [p["act"], p["w"], p["y"], p["add"] if p["add"] >= 0 else None]
+                todo.append((None, step.n["n_tok"], *args[p["w"]].shape[-2:], at, self.params["W_DTYPE"], y_type, p["beta"]))
         assert path == "own" or any(x[0] is None for x in todo), f"{self.template} leaves nothing to a library"
         n = [step.n[k] for k in ("n_tok", "n_dec", "n_seq", "n_out")]
-        job = dict(text=self.text, name=f"{path_of(self.template).name}", launches=todo, n=n, step=step.arrays, stride=step.stride,
-                   rows=syms["n_tok"], args=passed, scratch=scratch, repeat=repeat, fetch=fetch, maps=self.maps)
+        job = dict(text=self.text, name=self.name, launches=todo, n=n, step=step.arrays, stride=step.stride,
+                   rows=syms["n_tok"], args=passed, scratch=scratch, repeat=repeat, check=mode == "check", fetch=fetch, maps=self.maps)
         return submit(self.arch, mode, seed, sms, job, timeout)
 
 
@@ -746,9 +633,9 @@ def nvrtc(template, params, archs=None):
     if found is None:
         return None
     lib, tool = found
-    todo = [(path_of(template).name, expand(template, complete(template, arch, params)), arch) for arch in archs or ARCHS
-            if accepts(template, arch, params)]
-    results = tool.compile_all(lib, todo, [TEMPLATES])
-    for r in results:
+    made = [(k, arch) for k, arch in ((expand(template, arch, params), arch) for arch in archs or ARCHS) if k]
+    results = tool.compile_all(lib, [(k["name"], k["text"], arch) for k, arch in made], [TEMPLATES])
+    for r, (k, _) in zip(results, made):
+        r["symbol"] = k["symbol"]
         assert tool.bad(r) is None, f"{r['name']} for {r['arch']}: {tool.bad(r)}: {r['kernels']}\n{r['log']}"
     return results

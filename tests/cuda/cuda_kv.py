@@ -1,6 +1,8 @@
 """Pages of the KV cache as tests fill them: scattered, and NaN wherever nothing was appended."""
 import numpy as np
 
+import cuda_harness as H
+
 PAGE = 32
 
 
@@ -31,6 +33,11 @@ class Pool:
             at += n
         self.page_bytes = PAGE * (k_width + v_width) * self.item
         self.pages = np.full((total + 3, self.page_bytes), 0xff, np.uint8)
+
+    def beyond(self, n_bytes):
+        """The pages as an argument in which they begin behind so many bytes, and the table to them."""
+        first = -(-n_bytes // self.page_bytes)
+        return H.far(self.pages, first * self.page_bytes), np.where(self.table < 1 << 29, self.table + first, self.table)
 
     def fill(self, seq, k, v, first=0):
         """k, v: [positions, heads, dim], rounded"""

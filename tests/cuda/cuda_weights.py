@@ -6,7 +6,7 @@ import numpy as np
 
 import cuda_harness as H
 
-SOURCES = ["formats/dtype.c", "formats/dequant.c", "formats/quant.c", "runtime/weights/layout_planes.c"]
+SOURCES = ["formats/dtype.c", "formats/dequant.c", "formats/layout_packed.c"]
 
 
 @functools.lru_cache

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import cuda_harness as H
+import sass
 
 SOURCE = H.ROOT / "tests" / "cuda" / "conformance.cu"
 RNG = np.random.default_rng(12)
@@ -87,6 +88,27 @@ def test_accesses(arch):
         s = s + s[LANE ^ d]
     assert (y[:, 19] == s.view(np.uint32)).all()
     assert (y[:, 20].copy().view(np.float32) == f.max()).all() and (y[:, 21].copy().view(np.float32) == f.min()).all()
+
+
+def test_grid_workspace():
+    """The address behind grid_sync has envreg1 above envreg2, as driver_abi.h of cooperative groups has it: only a GPU would fault otherwise."""
+    tool = H.nvrtc_tool()
+    if tool is None or sass.disassembler() is None:
+        pytest.skip("no libnvrtc or no nvdisasm")
+
+    def compiled(body):
+        text = '#include "common/cuda_ptx.h"\nextern "C" __global__ void k(unsigned *y) { %s }' % body
+        return sass.functions(tool[1].compile_one(tool[0], "k.cu", text, "sm_80", [str(H.TEMPLATES)])["cubin"])["k"]
+
+    def constants(lines):
+        return set(re.findall(r"c\[0x0\]\[(0x\w+)\]", "\n".join(lines)))
+
+    one, two = (constants(compiled('asm("mov.u32 %%0, %%%%envreg%d;" : "=r"(*y));' % i)) for i in (1, 2))
+    code = compiled("grid_sync();")
+    at = code.where("ATOM", "ATOMG")[0]
+    low = int(re.search(r"\[R(\d+)[.\w]*\+0x4\]", code[at])[1])
+    written = [constants([next(i for i in reversed(code[:at]) if re.match(rf"(@\S+ )?\S+ R{r},", i))]) for r in (low, low + 1)]
+    assert written == [two - one, one - two]
 
 
 def test_named_barriers():

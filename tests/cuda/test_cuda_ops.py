@@ -1,10 +1,16 @@
-"""Portable kernels without a matrix product: against numpy, ragged sizes, in place, grids for more rows than there are."""
+"""Kernels without a matrix product, those of GPUs and of processors: against numpy, ragged sizes, in place, grids for more rows than there are."""
+import subprocess
+
 import numpy as np
 import pytest
 
 import cuda_harness as H
+import expand as E
 from cuda_weights import Weights
 from test_cuda_matmul import act, close, norm
+
+if not H.REAL:  # where a GPU is lent, there is no compiler for the kernels of processors
+    import harness as CPU
 
 N = 7
 ARCHS = {"fast": "sm_75", "check": "sm_90a"}
@@ -16,37 +22,95 @@ def each(op, params, step, args, check, **more):
         check(H.build(op, ARCHS[mode], params).run(step, args, mode=mode, seed=seed, **more))
 
 
+def on_processors(op, params, step, args, check):
+    """Every instruction set that runs here, split among threads in several ways that must agree to the bit."""
+    for target in CPU.TARGETS:
+        kernel, first = CPU.build(op, target, params), None
+        for parts in (1, 2, 5):
+            a = []
+            for x in args:
+                if isinstance(x, H.alias):
+                    a.append(a[x.index])
+                    continue
+                a.append(CPU.aligned(x.shape if isinstance(x, H.out) else (x.array if isinstance(x, H.inout) else x).shape))
+                if not isinstance(x, H.out):
+                    a[-1][...] = x.array if isinstance(x, H.inout) else x
+            kernel.call(CPU.make_step(**step), a, parts)
+            got = [y for y, x in zip(a, args) if isinstance(x, (H.out, H.inout))]
+            check(got)
+            assert first is None or all(np.array_equal(y, z) for y, z in zip(got, first)), f"{target}, {parts} parts"
+            first = first or got
+
+
+def on_the_reference(op, params, step, args, check):
+    """The fp32 interpreter, which also says what shapes the arguments have (tests/kernels/reference.c)."""
+    ints = lambda a: np.ascontiguousarray(a, np.int32).tobytes()
+    data = ints(step["pos"]) + ints(step["tok"]) + ints(step["out_row"])
+    for x in (x for x in args if not isinstance(x, H.out)):
+        data += np.int64(-1 if x is None else x.size).tobytes() + (b"" if x is None else np.ascontiguousarray(x, np.float32).tobytes())
+    values = [f"{k.lower()}={v}" for k, v in params.items()]
+    r = subprocess.run([str(E.tool("reference")), op, str(len(step["pos"])), str(len(step["out_row"])), *values], input=data, capture_output=True)
+    assert r.returncode == 0, r.stderr.decode()
+    check([np.frombuffer(r.stdout, np.float32).reshape(args[-1].shape)])
+
+
+def everywhere(op, params, step, args, want, exact=False, **more):
+    """By the reference, on GPUs and on processors, against the same values: of the first output, as many rows as are wanted."""
+    def compare(got, rel):
+        if exact:
+            np.testing.assert_array_equal(got[0][:len(want)], want)
+        else:
+            close(got[0][:len(want)], want, rel=rel)
+    each(op, params, H.make_step(**step), args, lambda got: compare(got, 1e-5), **more)
+    if not H.REAL:
+        on_processors(op, params, step, args, lambda got: compare(got, 2e-6))
+        if isinstance(args[-1], H.out):
+            on_the_reference(op, params, step, args, lambda got: compare(got, 2e-7))
+
+
 @pytest.fixture
 def x():
-    return np.random.default_rng(4).standard_normal((N, 70)).astype(np.float32) * 3
+    x = np.random.default_rng(4).standard_normal((N, 70)).astype(np.float32) * 3
+    x[0, :12] = [0, -0.0, 1e-20, -1e-20, 80, -80, 500, -500, 1, -1, 0.5, 30]
+    return x
 
 
-STEP = H.make_step([5, 0, 2, 9, 3, 4, 11], tok=[3, 0, 11, -1, 12, 5, 5], out_row=[1, 2, 6])
+ROWS = dict(pos=[5, 0, 2, 9, 3, 4, 11], tok=[3, 0, 11, -1, 12, 5, 5], out_row=[1, 2, 6])
+STEP = H.make_step(**ROWS)
 
 
-@pytest.mark.parametrize("op,args,want", [
-    ("add", 2, lambda x, r: 0.5 * x + r),
-    ("act", 1, lambda x: act(x, "gelu")),
-    ("glu", 2, lambda g, u: act(g, "silu") * u),
-    ("gate_mul", 2, lambda x, s: x / (1 + np.exp(-s))),
+def sigmoid(x):
+    return 1 / (1 + np.exp(-np.clip(x, -700, None)))
+
+
+@pytest.mark.parametrize("op,params,args,want", [
+    ("add", dict(SCALE=0.5), 2, lambda x, r: 0.5 * x + r),
+    ("act", dict(ACT="silu"), 1, lambda x: x * sigmoid(x)),
+    ("act", dict(ACT="gelu"), 1, lambda x: act(x, "gelu")),
+    ("act", dict(ACT="gelu_tanh"), 1, lambda x: act(x, "gelu_tanh")),
+    ("glu", dict(ACT="silu"), 2, lambda g, u: g * sigmoid(g) * u),
+    ("glu", dict(ACT="gelu_tanh"), 2, lambda g, u: act(g, "gelu_tanh") * u),
+    ("gate_mul", dict(), 2, lambda x, s: x * sigmoid(s)),
 ])
-def test_elementwise(x, op, args, want):
-    p = dict(WIDTH=70, SCALE=0.5, ACT="gelu" if op == "act" else "silu")
-    other = x[::-1].copy() if op != "gate_mul" else x[:, :1].copy()
+def test_elementwise(x, op, params, args, want):
+    p = dict(WIDTH=70, **params)
+    other = np.random.default_rng(5).standard_normal((N, 70 if op != "gate_mul" else 1)).astype(np.float32)
+    if op == "gate_mul":
+        other[:4, 0] = [80, -80, 500, -500]
     given = [x, other][:args]
     w = want(*[g.astype(np.float64) for g in given])
-    each(op, p, STEP, given + [H.out((N, 70))], lambda got: close(got[0], w, rel=1e-5), bucket=20)
-    each(op, p, STEP, [H.inout(x)] + given[1:] + [H.alias(0)], lambda got: close(got[0], w, rel=1e-5))
+    everywhere(op, p, ROWS, given + [H.out((N, 70))], w, bucket=20)
+    everywhere(op, p, ROWS, [H.inout(x)] + given[1:] + [H.alias(0)], w)
     if op in ("add", "glu"):
-        each(op, p, STEP, [x, H.inout(other), H.alias(1)], lambda got: close(got[0], w, rel=1e-5))
+        everywhere(op, p, ROWS, [x, H.inout(other), H.alias(1)], w)
 
 
 def test_cap_slice_pick(x):
-    x3 = x[:3]
-    each("cap", dict(WIDTH=70, CAP=2.5), STEP, [x3, H.out((3, 70))], lambda got: close(got[0], 2.5 * np.tanh(x3 / 2.5), rel=1e-5), bucket=9)
-    each("slice", dict(WIDTH=70, FIRST=3, COUNT=21), STEP, [x, H.out((N, 21))], lambda got: np.testing.assert_array_equal(got[0], x[:, 3:24]), bucket=9)
-    each("pick", dict(WIDTH=70), STEP, [x, H.out((3, 70))], lambda got: np.testing.assert_array_equal(got[0], x[[1, 2, 6]]))
-    each("pick", dict(WIDTH=70), STEP, [H.inout(x), H.alias(0)], lambda got: np.testing.assert_array_equal(got[0][:3], x[[1, 2, 6]]))
+    x3, picked = x[:3], x[[1, 2, 6]]
+    everywhere("cap", dict(WIDTH=70, CAP=2.5), ROWS, [x3, H.out((3, 70))], 2.5 * np.tanh(x3.astype(np.float64) / 2.5), bucket=9)
+    everywhere("slice", dict(WIDTH=70, FIRST=3, COUNT=21), ROWS, [x, H.out((N, 21))], x[:, 3:24], exact=True, bucket=9)
+    everywhere("pick", dict(WIDTH=70), ROWS, [x, H.out((3, 70))], picked, exact=True)
+    everywhere("pick", dict(WIDTH=70), ROWS, [H.inout(x), H.alias(0)], picked, exact=True)
 
 
 @pytest.mark.parametrize("dim,groups,plus", [(70, 1, 0), (14, 5, 1), (1025, 1, 0)])
@@ -55,21 +119,21 @@ def test_rmsnorm(dim, groups, plus):
     x, w = rng.standard_normal((N, groups * dim)).astype(np.float32), rng.standard_normal(dim).astype(np.float32)
     want = norm(x.reshape(N, groups, dim), "rms", w, eps=1e-6, plus=plus).reshape(N, -1)
     p = dict(DIM=dim, GROUPS=groups, EPS=1e-6, PLUS_ONE=plus)
-    each("rmsnorm", p, STEP, [x, w, H.out(x.shape)], lambda got: close(got[0], want, rel=1e-5), bucket=9)
+    everywhere("rmsnorm", p, ROWS, [x, w, H.out(x.shape)], want, bucket=9)
     if groups == 1:
-        each("rmsnorm_out", p, STEP, [x[:3], w, H.out((3, dim))], lambda got: close(got[0], want[:3], rel=1e-5), bucket=9)
+        each("rmsnorm", dict(p, ROWS_OF="n_out"), STEP, [x[:3], w, H.out((3, dim))], lambda got: close(got[0], want[:3], rel=1e-5), bucket=9)
     else:
-        each("rmsnorm", p, STEP, [H.inout(x), w, H.alias(0)], lambda got: close(got[0], want, rel=1e-5))
+        everywhere("rmsnorm", p, ROWS, [H.inout(x), w, H.alias(0)], want)
 
 
 @pytest.mark.parametrize("bias", [0, 1])
-def test_layernorm(x, bias):
+def test_layernorm(bias):
     rng = np.random.default_rng(8)
-    x = x + 20
+    x = rng.standard_normal((N, 70)).astype(np.float32) * 3 + 20
     w, b = rng.standard_normal(70).astype(np.float32), rng.standard_normal(70).astype(np.float32) if bias else None
     want = norm(x, "layer", w, b)
     each("layernorm", dict(DIM=70, EPS=1e-5), STEP, [x, w, b, H.out(x.shape)], lambda got: close(got[0], want, rel=2e-5), bucket=9)
-    each("layernorm_out", dict(DIM=70, EPS=1e-5), STEP, [x[:3], w, b, H.out((3, 70))], lambda got: close(got[0], want[:3], rel=2e-5))
+    each("layernorm", dict(DIM=70, EPS=1e-5, ROWS_OF="n_out"), STEP, [x[:3], w, b, H.out((3, 70))], lambda got: close(got[0], want[:3], rel=2e-5))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"])

@@ -12,7 +12,7 @@ READER = H.ROOT / "tests" / "cuda" / "read_weights.cu.in"
 def test_units_are_the_columns_they_say(dtype):
     sizes = [768] if dtype.endswith("k") else [32, 608] if dtype in H.BLOCK else [64, 203]
     for cols in sizes:
-        k = H.build(READER, "sm_90a", W_DTYPE=dtype, COLS=cols)
+        k = H.build(READER, "sm_90a", W_DTYPE=dtype, HIDDEN=cols, SCALE=1.0)
         w = Weights(dtype, 5, cols, raw=True)
         for mode, seed in H.RUNS[1:]:
             y, = k.run(H.make_step([0] * 5), [w.packed, H.out((5, cols))], mode=mode, seed=seed)

@@ -7,7 +7,7 @@ import pytest
 import cuda_harness as H
 import cuda_kv as KV
 import sass
-from test_cuda_attention import Case
+from test_cuda_attention import FAR, Case
 
 TOL = {"bf16": 8e-3, "f16": 1e-3}
 
@@ -20,11 +20,12 @@ CASES = {
     "v_dim":  dict(lens=[70], heads=3, kv_heads=1, dim=96, v_dim=64),
     "mqa":    dict(lens=[5, 40], heads=71, kv_heads=1, dim=64, kv="bf16"),
     "alibi":  dict(lens=[64, 90], heads=6, kv_heads=6, dim=32, alibi=8.0),
+    "low":    dict(lens=[40, 130], heads=4, kv_heads=2, dim=64, low=400.0, kv="bf16"),
     "prefix": dict(lens=[40, 120], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 90]),
 }
 # wgmma: chunks of 128 positions (64 for wide heads), tiles of 128 pairs; one of its warpgroups without work, rings that come round
 SM90 = {
-    **{k: CASES[k] for k in ("gqa", "llama", "d80", "d96", "d256", "mqa", "alibi", "prefix")},
+    **{k: CASES[k] for k in ("gqa", "llama", "d80", "d96", "d256", "mqa", "alibi", "low", "prefix")},
     "alone":  dict(lens=[128, 130, 257], heads=2, kv_heads=2, dim=128),
     "eight":  dict(lens=[7, 40], heads=16, kv_heads=2, dim=48, scale=0.2),
     "d192":   dict(lens=[20, 200], heads=4, kv_heads=1, dim=192, cap=20.0),
@@ -66,6 +67,11 @@ def test_whole_prompts(arch, name):
         check(c, rows, arch, seed=seed, bucket=200 * seed)
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_large_pool(arch):
+    check(case(lens=[40, 70], heads=4, kv_heads=2, dim=64), [(0, list(range(40))), (1, [68, 69])], arch, beyond=FAR)
+
+
 @pytest.mark.parametrize("arch,name", [x for x in BOTH if x[1] in ("gqa", "d80", "d256", "mqa", "prefix", "alone", "window")])
 def test_pieces_checked(arch, name):
     """Decode rows, then pieces of prompts, in the checking mode."""
@@ -98,6 +104,9 @@ def test_segments(arch, more):
     k, want = kernel(c, arch, **more), np.concatenate([c.want(i, ps) for i, ps in rows])
     close(c.run(k, rows), want, TOL["f16"])
     close(c.run(k, rows, mode="check", seed=3, sms=2), want, TOL["f16"])
+    for sms in 3, 4, 6: # parts of a tile in several blocks, and in blocks that have others' parts too
+        close(c.run(k, rows, seed=sms, sms=sms), want, TOL["f16"])
+    close(c.run(k, rows, mode="check", seed=5, sms=6), want, TOL["f16"])
     w = case(lens=[1100, 1300], heads=2, kv_heads=2, dim=16, window=600, kv="bf16")
     rows = [(0, list(range(1000, 1100))), (1, [1299])]
     close(w.run(kernel(w, arch, **more), rows, seed=1), np.concatenate([w.want(i, ps) for i, ps in rows]), TOL["bf16"])

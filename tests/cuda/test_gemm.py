@@ -1,4 +1,4 @@
-"""Matrix products of mixed steps on tensor cores (templates/cuda/*_mixed_sm80.cu.in) against numpy in double precision.
+"""Matrix products of mixed steps on tensor cores (templates/cuda/*_mixed.cu.in) against numpy in double precision.
 
 The tolerance is that of activations and weights rounded to 16 bits before exact products, summed in float: expectations round too, so what
 is left is the order of sums."""
@@ -82,7 +82,7 @@ def matmul(arch, runs, rows, cols, dtype, bias=True):
     c = Case(rows + cols, max(n for n, _, _ in runs), rows, cols, dtype)
     packed, w = c.weights()
     b = c.f(rows) if bias else None
-    k = H.build("matmul_mixed_sm80", arch, c.params())
+    k = H.build("matmul_mixed", arch, c.params())
     want = rounded(c.x, dtype) @ w.T + (0 if b is None else b)
     for n, mode, seed in runs:
         y, = k.run(H.make_step(pos=list(range(n)), rows=[n]), [c.x[:n], packed, b, H.out((n, rows))], mode=mode, seed=seed, bucket=n + seed)
@@ -118,7 +118,7 @@ def test_add_in_place(dtype, arch):
     c = Case(3, n, rows, cols, dtype)
     packed, w = c.weights()
     r = c.f(n, rows)
-    k = H.build("matmul_add_mixed_sm80", arch, c.params(SCALE=0.5))
+    k = H.build("matmul_add_mixed", arch, c.params(SCALE=0.5))
     for mode, seed in H.RUNS if dtype == "bf16" else H.RUNS[:2]:
         y, = k.run(c.step, [c.x, packed, None, H.inout(r), H.alias(3)], mode=mode, seed=seed)
         close(y, 0.5 * r.astype(np.float64) + rounded(c.x, dtype) @ w.T)
@@ -129,7 +129,7 @@ def test_norm_matmul(kind, plus_one, dtype, arch):
     c = Case(4, 7, 50, 96, dtype)
     packed, w = c.weights()
     nw, nb, b = (c.f(96) if kind != "none" else None), (c.f(96) if kind == "layer" else None), c.f(50)
-    k = H.build("norm_matmul_mixed_sm80", arch, c.params(NORM=kind, EPS=EPS, PLUS_ONE=plus_one))
+    k = H.build("norm_matmul_mixed", arch, c.params(NORM=kind, EPS=EPS, PLUS_ONE=plus_one))
     for mode, seed in H.RUNS if kind == "layer" else H.RUNS[:2]:
         y, = k.run(c.step, [c.x, nw, nb, packed, b, H.out((7, 50))], mode=mode, seed=seed)
         close(y, rounded(norm(c.x, kind, nw, nb, plus_one), dtype) @ w.T + b, 2e-3)
@@ -144,7 +144,7 @@ def test_glu(dtype, rows, ns, arch):
     nw, b = c.f(cols), c.f(2 * rows)
     packed, w = c.weights(2 * rows)
     z = rounded(norm(c.x, "rms", nw, None), dtype) @ w.T + b
-    k = H.build("norm_glu_mixed_sm80", arch, c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu"))
+    k = H.build("norm_glu_mixed", arch, c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu"))
     for n in ns:
         for mode, seed in H.RUNS if n == 6 and dtype == "bf16" else H.RUNS[:1]:
             y, = k.run(H.make_step(pos=list(range(n)), rows=[n]), [c.x[:n], nw, None, packed, b, H.out((n, rows))], mode=mode, seed=seed)
@@ -156,7 +156,7 @@ def test_act(arch):
     c = Case(5, 20, 72, 64, "bf16")
     nw, nb, b = c.f(64), c.f(64), c.f(72)
     packed, w = c.weights()
-    k = H.build("norm_act_mixed_sm80", arch, c.params(NORM="layer", EPS=EPS, PLUS_ONE=0, ACT="gelu_tanh"))
+    k = H.build("norm_act_mixed", arch, c.params(NORM="layer", EPS=EPS, PLUS_ONE=0, ACT="gelu_tanh"))
     y, = k.run(c.step, [c.x, nw, nb, packed, b, H.out((20, 72))])
     close(y, gelu_tanh(rounded(norm(c.x, "layer", nw, nb), "bf16") @ w.T + b), 5e-3)
 
@@ -169,7 +169,7 @@ def test_head(n_out, cap, arch):
     nw = c.f(cols)
     out_row = np.sort(np.random.default_rng(n_out).permutation(n)[:n_out])
     step = H.make_step(pos=list(range(n)), rows=[n], out_row=out_row)
-    k = H.build("head_mixed_sm80", arch, c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, CAP=cap))
+    k = H.build("head_mixed", arch, c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, CAP=cap))
     for mode, seed in H.RUNS if n_out == 3 else H.RUNS[:2]:
         y, = k.run(step, [c.x, nw, None, packed, H.out((n_out, rows))], mode=mode, seed=seed)
         if n_out:
@@ -194,7 +194,7 @@ def test_qkv(style, qn, kv_dtype):
     pool = np.zeros((3, page), {"f32": np.float32}.get(kv_dtype, np.uint16))
     pos = [30, 31, 32, 33, 0, 1, 2, 3, 4]
     step = H.make_step(pos=pos, rows=[4, 5], table=[[2, 0], [1, 1]])
-    k = H.build("norm_qkv_mixed_sm80", arch, dict(
+    k = H.build("norm_qkv_mixed", arch, dict(
         HIDDEN=cols, HEADS=heads, KV_HEADS=kv, DIM=d, HAS_QN=int(qn), HAS_KN=int(qn), QK_EPS=1e-6, QK_PLUS_ONE=0, HAS_ROPE=int(rope is not None),
         ROPE_DIMS=r if rope is not None else 0, STYLE="half" if style == "none" else style, KV_DTYPE=kv_dtype, KV_PAGE_BYTES=page * item,
         W_DTYPE="bf16", W_ROWS=rows, NORM="rms", EPS=EPS, PLUS_ONE=0))
@@ -224,7 +224,7 @@ def test_rows_do_not_depend_on_company(dtype, rows, cols, arch):
     n = 140
     c = Case(21, n, rows, cols, dtype)
     packed, _ = c.weights()
-    k = H.build("matmul_mixed_sm80", arch, c.params())
+    k = H.build("matmul_mixed", arch, c.params())
     all_rows, = k.run(c.step, [c.x, packed, None, H.out((n, rows))])
     for pick in [137], list(range(100, 120)), list(range(3, 63)), list(range(2, 140)):
         step = H.make_step(pos=list(range(len(pick))), rows=[len(pick)])
@@ -236,7 +236,7 @@ def test_large_activations_do_not_overflow():
     c = Case(22, 5, 40, 64, "f16")
     packed, w = c.weights()
     c.x *= np.array([1e6, 1e-6, 3e30, 0, 1], np.float32)[:, None]
-    k = H.build("matmul_mixed_sm80", "sm_80", c.params())
+    k = H.build("matmul_mixed", "sm_80", c.params())
     y, = k.run(c.step, [c.x, packed, None, H.out((5, 40))])
     for t in range(5):
         if t == 3:
@@ -249,12 +249,12 @@ def test_nvrtc():
     """The real compiler on formats that no committed description has: no spill, no warning (the tool says so)."""
     p = dict(ROWS=14336, COLS=4096, NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")
     for dtype, arch in ("bf16", "sm_86"), ("q6_k", "sm_80"), ("q5_1", "sm_120a"), ("q4_k", "sm_100a"), ("bf16", "sm_100a"), ("f16", "sm_120a"):
-        done = H.nvrtc("norm_glu_mixed_sm80", dict(p, W_DTYPE=dtype), [arch])
+        done = H.nvrtc("norm_glu_mixed", dict(p, W_DTYPE=dtype), [arch])
         if done is None:
             pytest.skip("no NVRTC here")
         f = sass.functions(done[0]["cubin"])
         if f:
-            s = f["norm_glu_mixed_sm80"]
+            s = f[done[0]["symbol"]]
             # of the three tiles the largest has 16 mma for 6 ldmatrix
             assert s.count("HMMA") >= 40 and s.count("LDSM") >= 20 and not s.count("LDL", "STL")
             if dtype in ("bf16", "f16") and arch in ("sm_100a", "sm_120a"):  # by the copy unit alone, without asking the driver
@@ -266,7 +266,7 @@ def test_nvrtc():
 def test_refuses():
     """What is left to the portable kernels."""
     p = dict(ROWS=64, COLS=64, W_DTYPE="bf16")
-    assert H.accepts("matmul_mixed_sm80", "sm_80", p)
-    assert not H.accepts("matmul_mixed_sm80", "sm_75", p)
-    assert not H.accepts("matmul_mixed_sm80", "sm_80", dict(p, W_DTYPE="f32"))
-    assert not H.accepts("matmul_mixed_sm80", "sm_80", dict(p, COLS=60))
+    assert H.accepts("matmul_mixed", "sm_80", p)
+    assert not H.accepts("matmul_mixed", "sm_75", p)
+    assert not H.accepts("matmul_mixed", "sm_80", dict(p, W_DTYPE="f32"))
+    assert not H.accepts("matmul_mixed", "sm_80", dict(p, COLS=60))

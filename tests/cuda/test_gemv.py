@@ -1,4 +1,4 @@
-"""Kernels of the decode step (templates/cuda/*_decode_sm80, _sm90) against float64, on the emulator and in real NVRTC's SASS."""
+"""Kernels of the decode step (templates/cuda/*_decode.cu.in) against float64, on the emulator and in real NVRTC's SASS."""
 import numpy as np
 import pytest
 
@@ -16,10 +16,6 @@ def tolerance(dtype):
     return 2e-5 if dtype == "bf16" else 3e-6 if dtype in ("f16", "q4_k", "q5_k") else 5e-4
 
 
-def template(op, arch):
-    return f"{op}_decode_sm{90 if int(arch[3:].rstrip('a')) >= 90 else 80}"
-
-
 def close(got, want, size, dtype):
     err = np.abs(got - want) / (size + 1e-30)
     assert np.isfinite(got).all() and err.max() <= tolerance(dtype), f"{err.max():.3g}"
@@ -32,7 +28,7 @@ def product(n, n_rows, cols, dtype, seed=1, raw=False):
 
 
 def run(op, arch, p, n, args, bucket=0, sms=4, mode="fast", seed=1, out_row=None):
-    k = H.build(template(op, arch), arch, p)
+    k = H.build(f"{op}_decode", arch, p)
     return k.run(H.make_step([0] * n, out_row=out_row), args, mode=mode, seed=seed, bucket=bucket, sms=sms)[0]
 
 
@@ -102,7 +98,9 @@ def test_slices_of_one_row():
         close(y, want, size, "bf16")
 
 
-@pytest.mark.parametrize("kind,plus,dtype,cols", [("rms", 0, "bf16", 584), ("rms", 1, "q8_0", 1568), ("layer", 0, "f16", 712), ("none", 0, "q4_k", 1024)])
+# 96, 160 and 192 columns: 3, 5 and 6 units of a type without blocks, fewer than warps
+@pytest.mark.parametrize("kind,plus,dtype,cols", [("rms", 0, "bf16", 96), ("rms", 0, "q8_0", 96), ("rms", 1, "bf16", 160), ("rms", 0, "q4_0", 160), ("rms", 0, "f16", 192),
+                                                  ("rms", 0, "q5_1", 192), ("rms", 0, "bf16", 584), ("rms", 1, "q8_0", 1568), ("layer", 0, "f16", 712), ("none", 0, "q4_k", 1024)])
 def test_ops(kind, plus, dtype, cols):
     n_rows, n = 101, 3
     rng = np.random.default_rng(7)
@@ -125,7 +123,7 @@ def test_ops(kind, plus, dtype, cols):
         if mode == "check":
             add = x.astype(np.float64) @ w.value[:n_rows].T.astype(np.float64) + 0.5 * r + b[:n_rows]
             size_add = np.sqrt((x * x) @ (w.value[:n_rows] * w.value[:n_rows]).T) * 4 + np.abs(r)
-            k = H.build(template("matmul_add", arch), arch, p)
+            k = H.build("matmul_add_decode", arch, p)
             y, = k.run(H.make_step([0] * n), [x, half, b[:n_rows], H.inout(r), H.alias(3)], mode=mode, seed=seed, bucket=4, repeat=1)
             close(y, add, size_add, dtype)
 
@@ -136,7 +134,7 @@ def test_rows_that_are_not_there():
     p = dict(ROWS=40, COLS=512, W_DTYPE="bf16", NORM="none", EPS=0.0, PLUS_ONE=0, CAP=0.0)
     y = run("matmul", "sm_90a", p, 2, [x[:2], w.packed, None, H.out((2, 40))], 8, mode="check")
     close(y, want[:2], size[:2], "bf16")
-    k = H.build("head_decode_sm90", "sm_90a", p)
+    k = H.build("head_decode", "sm_90a", p)
     k.run(H.make_step([0]), [x[:1], None, None, w.packed, H.out((0, 40))], mode="check", bucket=1)
 
 
@@ -157,7 +155,7 @@ def test_qkv(name):
     c = Case(**QKV[name])
     tol = 1e-4 if QKV[name]["dtype"] in ("bf16", "f16") else 2e-3
     for arch, mode, seed in [("sm_90a", "check", 3)] + [("sm_80", "fast", 1), ("sm_80", "fast", 2)] * (name in ("one", "slices")):
-        c.check(H.build(template("norm_qkv", arch), arch, c.params), tol, mode=mode, seed=seed, sms=9 if name == "slices" else 4)
+        c.check(H.build("norm_qkv_decode", arch, c.params), tol, mode=mode, seed=seed, sms=9 if name == "slices" else 4)
 
 
 SHAPES = dict(ROWS=4096, COLS=4096, SCALE=1.0, NORM="rms", EPS=1e-5, PLUS_ONE=0, ACT="silu", CAP=0.0, HIDDEN=4096, HEADS=32, KV_HEADS=8, DIM=128, HAS_QN=0,
@@ -172,7 +170,7 @@ SASS = [("norm_qkv", "bf16", "sm_90a", {}), ("norm_qkv", "bf16", "sm_90a", dict(
 @pytest.mark.parametrize("op,dtype,arch,more", SASS)
 def test_sass(op, dtype, arch, more):
     """Weights are asked for 16 bytes at a time, before the wait where there is one; nothing spills; two kernels fit a multiprocessor."""
-    found = H.nvrtc(template(op, arch), dict(SHAPES, W_DTYPE=dtype, **more), [arch])
+    found = H.nvrtc(f"{op}_decode", dict(SHAPES, W_DTYPE=dtype, **more), [arch])
     if found is None:
         pytest.skip("no libnvrtc")
     assert len(found) == 1

@@ -12,7 +12,7 @@ import cuda_harness as H
 @pytest.fixture(scope="module")
 def check():
     H._emulator()
-    H.subprocess.run(["make", "--no-print-directory", "-s", "-f", "tests/emu/emu.mk", f"BUILD={H.BUILD}", f"{H.BUILD}/emu/t_sm90"], cwd=H.ROOT, check=True)
+    H.subprocess.run(["make", "--no-print-directory", "-s", "-f", "emu/emu.mk", f"BUILD={H.BUILD}", f"{H.BUILD}/emu/t_sm90"], cwd=H.ROOT, check=True)
 
     def run(out, *args, code=0, timeout=560):
         p = subprocess.run([sys.executable, str(H.ROOT / "tests/gpu/gpu_check.py"), "--rehearse", "--out", str(out), *map(str, args)], capture_output=True, text=True,

@@ -8,10 +8,10 @@ import cuda_harness as H
 
 @pytest.mark.parametrize("mode", ["fast", "check"])
 def test_a_tile_of_an_argument(mode):
-    x = np.random.default_rng(0).integers(1, 1 << 16, (19, 40), dtype=np.uint16)
-    y = H.build(H.ROOT / "tests" / "cuda" / "map_copy.cu.in", "sm_90a", COLS=40).run(H.make_step([0] * 19), [x, H.out((19, 8, 8), np.uint16)], mode=mode)[0]
+    x = np.random.default_rng(0).integers(1, 1 << 16, (19, 64), dtype=np.uint16)
+    y = H.build(H.ROOT / "tests" / "cuda" / "map_copy.cu.in", "sm_90a", WIDTH=32, FIRST=0, COUNT=32).run(H.make_step([0] * 19), [x, H.out((19, 8, 8), np.uint16)], mode=mode)[0]
     tile = np.zeros((24, 64), np.uint16)
-    tile[:19, :32] = x[:, 8:]
+    tile[:19, :56] = x[:, 8:]
     chunks = tile.reshape(24, 8, 8)
     for r in range(19):
         for c in range(8):

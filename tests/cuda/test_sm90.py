@@ -1,4 +1,4 @@
-"""Matrix products by wgmma (templates/cuda/*_mixed_sm90.cu.in): numbers as in test_gemm.py, on the emulator of sm_90a."""
+"""Matrix products by wgmma (templates/cuda/*_mixed.cu.in): numbers as in test_gemm.py, on the emulator of sm_90a."""
 import cuda_harness as H
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ EPS = 1e-5
 
 
 def build(op, c, deterministic=0, **more):
-    return H.build(f"{op}_mixed_sm90", ARCH, c.params(DETERMINISTIC=deterministic, **more))
+    return H.build(f"{op}_mixed", ARCH, c.params(DETERMINISTIC=deterministic, **more))
 
 
 def matmul(n, rows, cols, dtype, mode="fast", seed=0, deterministic=0, bias=True):
@@ -106,7 +106,7 @@ def test_head():
 @pytest.mark.parametrize("dtype, mode, seed", [("q8_0", "fast", 0), ("bf16", "check", 1)])
 def test_qkv(dtype, mode, seed):
     c = QKV.Case(64, 4, 2, 48, [1, 1, 66, 5], dtype=dtype, kv="f16", bias=True, qk_norm=True, rope_dims=32)
-    c.check(H.build("norm_qkv_mixed_sm90", ARCH, c.params), 2e-2 if dtype == "bf16" else 5e-3, mode=mode, seed=seed)
+    c.check(H.build("norm_qkv_mixed", ARCH, c.params), 2e-2 if dtype == "bf16" else 5e-3, mode=mode, seed=seed)
 
 
 def test_real_compiler():
@@ -114,13 +114,13 @@ def test_real_compiler():
     the stage before stands between two stages' products, no fence of the whole GPU in particular; results leave 16 bytes at a time."""
     for op, dtype, more in [("matmul", "bf16", {}), ("norm_glu", "q6_k", dict(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")),
                             ("matmul_add", "q5_k", dict(SCALE=1.0))]:
-        done = H.nvrtc(f"{op}_mixed_sm90", dict(ROWS=4096, COLS=4096, W_DTYPE=dtype, DETERMINISTIC=0, **more), [ARCH])
+        done = H.nvrtc(f"{op}_mixed", dict(ROWS=4096, COLS=4096, W_DTYPE=dtype, DETERMINISTIC=0, **more), [ARCH])
         if done is None:
             pytest.skip("no NVRTC")
         f = sass.functions(done[0]["cubin"])
         if f is None:
             continue
-        main = f[f"{op}_mixed_sm90"]
+        main = f[done[0]["symbol"]]
         multicast = [sum("MULTICAST" in main[i] for i in main.where(name)) for name in ("UTMALDG", "UBLKCP")]
         if dtype == "bf16":
             assert main.count("HGMMA.64x256x16") == main.count("HGMMA.64x128x16") == main.count("HGMMA.64x32x16") == 4

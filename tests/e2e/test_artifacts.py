@@ -196,6 +196,17 @@ def test_a_damaged_cache_heals(llmc, model, home, tokens, tmp_path, kind):
     assert "compiling" not in llmc.err and notices(llmc.err) == []
 
 
+def test_a_cache_that_takes_no_files(llmc, model, tokens, tmp_path):
+    """The model runs from memory, with one line that says what to set, and leaves nothing behind."""
+    (tmp_path / "cache").write_text("a file")
+    (tmp_path / "tmp").mkdir()
+    env = {"LLMC_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
+    assert llmc.json("run", model, *RUN, "--cache-packed", env=env)["tokens"] == tokens
+    assert [line for line in llmc.err.splitlines() if "LLMC_CACHE" in line] == notices(llmc.err)[:1], llmc.err
+    assert len(notices(llmc.err)) == 1 and "not kept for the next time" in llmc.err
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_two_processes_may_build_the_same_kernels(llmc, model, tokens, tmp_path):
     env = dict(os.environ, LLMC_CACHE=str(tmp_path / "cache"))
     cmd = [llmc.path, "run", str(model), *RUN, "--show-tokens"]

@@ -76,6 +76,35 @@ def test_bench_json(llmc):
     llmc("bench", TINY, "--random-weights", "--arch", "generic", "-p", "0", "-n", "7", "-r", "1", "--context", "8")
 
 
+MIXTURE = """llmc: 1
+name: experts
+family: qwen3_moe
+vocab_size: 64
+max_positions: 64
+n_layers: 2
+hidden: 64
+attention: {n_heads: 4, n_kv_heads: 2, head_dim: 16}
+ffn: {width: 64}
+moe: {n_experts: 8, top_k: 2, width: 32}
+norm: {eps: 1.0e-6}
+text: {bos: 1, eos: [2]}
+dtype: f32
+"""
+
+
+def test_bench_counts_the_experts_that_are_read(llmc, tmp_path):
+    (tmp_path / "m.yaml").write_text(MIXTURE)
+    run = ["bench", tmp_path / "m.yaml", "--random-weights", "--arch", "generic", "-p", "0", "-n", "1", "-r", "1"]
+    one, two = [x["bytes"] for x in llmc.json(*run, "-b", "1,2")["results"]]
+    everything = llmc.json(*run, "--set", "moe.top_k=8")["results"][0]["bytes"]
+    expert = 2 * 3 * 32 * 64 * 4 # in both layers: gate, up and down in f32
+    assert everything - one == 6 * expert
+    assert two - one == (8 * (1 - 0.75**2) - 2) * expert # two rows that choose by chance
+    assert llmc.json("plan", tmp_path / "m.yaml", "--arch", "generic")["token_bytes"] == one
+    llmc("plan", tmp_path / "m.yaml", "--arch", "generic")
+    assert "; 192.0 KiB (of one row 48.0 KiB); " in llmc.out
+
+
 def test_plan_shows_steps_memory_and_what_fits(llmc):
     llmc("plan", "configs/llama2-70b.yaml", "--memory", "200G", "--length", "4096")
     assert "norm_qkv" in llmc.out and "attention" in llmc.out and "weights" in llmc.out
@@ -205,7 +234,10 @@ def test_cache_lists_and_prunes(llmc, tmp_path):
 
 def test_doctor(llmc):
     llmc("doctor")
-    assert "processor" in llmc.out and "GB/s" in llmc.out
+    head, *rows = llmc.out.splitlines()
+    assert head.startswith("llmc ") and "\033" not in llmc.out
+    assert all(re.match(r"(found|missing)  +\S", r) for r in rows), llmc.out
+    assert [r.split()[1] for r in rows[:4]] == ["processor", "memory", "compiler", "cache"] and "GB/s" in rows[1]
     r = llmc.json("doctor")
     assert r["compiler"]["found"] and r["processor"]["threads"] >= 1
 
@@ -215,6 +247,8 @@ def test_no_compiler_is_said_and_ref_still_runs(llmc, tmp_path):
     llmc(*RUN, code=2, env=env)
     assert "compiler" in llmc.err and "ref" in llmc.err
     llmc("run", TINY, "--random-weights", "--device", "ref", "--tokens", "1,2,3", "-n", "2", env=env)
+    llmc("doctor", code=2, env=env)
+    assert re.search(r"^missing +compiler +install one", llmc.out, re.M)
 
 
 def test_results_alone_on_stdout(llmc):

@@ -48,7 +48,7 @@ def test_only_public_names_are_exported(prefix):
         names = [line.split()[-1] for line in text.splitlines() if len(line.split()) == 3]
         assert "llmc_open" in names
         assert not [n for n in names if not n.startswith("llmc_")]
-    declared = set(re.findall(r"\b(llmc_\w+)\(", re.sub(r"/\*.*?\*/", "", open("api/llmc.h").read(), flags=re.S))) - {"llmc_init_"}
+    declared = set(re.findall(r"\b(llmc_\w+)\(", re.sub(r"/\*.*?\*/", "", open("include/llmc.h").read(), flags=re.S))) - {"llmc_init_"}
     exported = {line.split()[-1] for line in shared.splitlines() if len(line.split()) == 3}
     assert exported == declared
     man = run("man", "-l", prefix / "share" / "man" / "man1" / "llmc.1").stdout if os.path.exists("/usr/bin/man") else "llmc"
@@ -64,7 +64,7 @@ def test_python_binding_structs_have_the_header_s_sizes(tmp_path):
     src = tmp_path / "s.c"
     src.write_text('#include <llmc.h>\n#include <stdio.h>\nint main(void){' +
                    "".join(f'printf("{n} %zu\\n", sizeof({n}));' for n in names) + "return 0;}\n")
-    run("gcc", f"-I{ROOT}/api", src, "-o", tmp_path / "s")
+    run("gcc", f"-I{ROOT}/include", src, "-o", tmp_path / "s")
     for line in run(tmp_path / "s").stdout.splitlines():
         name, size = line.split()
         assert ctypes.sizeof(names[name]) == int(size), name

@@ -40,7 +40,7 @@ def test_the_example_streams(tmp_path, how, smollm2):
     out = tmp_path / "streams"
     cmd = ["g++", "-x", "c++", "-std=c++17"] if how == "c++" else ["gcc", "-std=c11"]
     lib = os.path.dirname(os.path.abspath(os.environ.get("LLMC_LIBRARY", "build/libllmc.so")))
-    subprocess.run([*cmd, "-Wall", "-Wextra", "-Werror", "-Iapi", "examples/streams.c", "-x", "none", f"-L{lib}", "-lllmc",
+    subprocess.run([*cmd, "-Wall", "-Wextra", "-Werror", "-Iinclude", "examples/streams.c", "-x", "none", f"-L{lib}", "-lllmc",
                     f"-Wl,-rpath,{lib}", "-o", out], check=True)
     if how == "c++":
         return

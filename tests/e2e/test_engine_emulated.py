@@ -38,7 +38,7 @@ print(json.dumps([alone, first, crowd, {k: stats[k] for k in (
 
 def test_a_crowd_on_a_gpu_answers_as_each_alone():
     build = os.environ.get("LLMC_EMU_BUILD", "build")
-    subprocess.run(["make", "-s", "-f", "tests/emu/emu.mk", f"BUILD={build}", "emu-lib"], check=True)
+    subprocess.run(["make", "-s", "-f", "emu/emu.mk", f"BUILD={build}", "emu-lib"], check=True)
     p = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True,
                        env={**os.environ, "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu")})
     assert p.returncode == 0, p.stderr
@@ -72,7 +72,7 @@ with llmc.open(model, device="cuda", arch="sm_90a", out_dir=folder, **make) as m
     with m.session(context=64) as s:  # and the whole prompt in one step
         whole = s.run(prompts[0], max_tokens=4, ignore_eos=True)["tokens"]
 kernels = {os.path.basename(f).split(".")[0]: open(f).read() for f in glob.glob(folder + "/kernels/*.cu")}
-print(json.dumps([alone, together, whole, steps, sorted(k for k, text in kernels.items() if "wgmma" in text), sorted(kernels)]))
+print(json.dumps([alone, together, whole, steps, sorted(k for k, text in kernels.items() if "_sm90.h" in text), sorted(kernels)]))
 """
 
 

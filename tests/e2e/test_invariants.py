@@ -272,7 +272,7 @@ def test_running_allocates_nothing(models, name, tmp_path):
     (tmp_path / "count.c").write_text(COUNTER)
     build = os.path.join(conftest.ROOT, "build")
     os.symlink(f"{build}/libllmc.so", tmp_path / "libllmc.so.0")
-    subprocess.run(["gcc", "-O1", f"-I{conftest.ROOT}/api", "count.c", "-o", "count", f"-L{build}", "-lllmc", "-lpthread"],
+    subprocess.run(["gcc", "-O1", f"-I{conftest.ROOT}/include", "count.c", "-o", "count", f"-L{build}", "-lllmc", "-lpthread"],
                    cwd=tmp_path, check=True)
     env = dict(os.environ, LD_LIBRARY_PATH=str(tmp_path))
     p = subprocess.run([tmp_path / "count", tmp_path / "m.yaml", BEST], capture_output=True, text=True, env=env)

@@ -2,7 +2,7 @@
 #ifndef TESTS_EMU_HOST_H
 #define TESTS_EMU_HOST_H
 
-#include "cuda_api.h"
+#include "emu/cuda_api.h"
 
 #include <dlfcn.h>
 #include <stdarg.h>

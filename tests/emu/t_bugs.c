@@ -282,6 +282,7 @@ static const Case cases[] = {
 	{ T, "arena_overlap", one, 1, 128, 1024 },
 	{ T, "arena_small", one, 1, 128, 512 },
 	{ T, "const_path", one },
+	{ T, "const_written", one },
 	{ T, "masked_rows", one },
 	{ T, "local_by_shuffle", one, 1, 32 },
 	{ T, "ldmatrix_half", one, 1, 32 },
@@ -378,6 +379,14 @@ names_all(const Case *c, const char *text, const char *source)
 	int line = 1;
 
 	if (!strstr(text, "kernel '") || !strstr(text, "block (") || !strstr(text, "thread ("))
+		return false;
+	/* who else, and in which line: kernels are of the same file */
+	const char *other = strstr(text, "; the other: ");
+	snprintf(mark, sizeof mark, "), %s:", c->file);
+	snprintf(want, sizeof want, "copy, %s:", c->file);
+	if (other && strstr(other, "block (") && !strstr(other, mark) && !strstr(other, want))
+		return false;
+	if (strstr(text, "of the shared arena") && !strstr(source, "SHARED_BYTES"))
 		return false;
 	for (; *p; line++) {
 		const char *end = strchr(p, '\n');

@@ -218,6 +218,27 @@ HOW(old_context)
 }
 
 /* ---- pinned memory and the host ---- */
+/* A step's result is read when its event has come; the next step, queued already, writes the same bytes. No hook sees the host read: what is queued
+ * behind runs now and then before a wait returns, so that the wrong value is there to be seen. */
+HOW(result_again)
+{
+	float *p = pinned(2 * 512);
+	EVENT(e);
+	Args first = A, second = A;
+	first.a = A.a, first.b = (CUdeviceptr)p;
+	second.a = A.c, second.b = bug ? first.b : first.b + 512;
+	OK(FILL_ASYNC(A.c, 0x40000000, 128, s));
+	for (int i = 0; i < 100; i++) {
+		OK(launch(function(mod, "make"), 1, 128, 0, s, 0, &first));
+		OK(RECORD(e, s));
+		OK(launch(function(mod, "make"), 1, 128, 0, s, 0, &second));
+		OK(CU(cuEventSynchronize, CUevent)(e));
+		if (*(volatile float *)p != 1)
+			return CUDA_ERROR_INVALID_VALUE;
+		OK(SYNC(s));
+	}
+	return 0;
+}
 /* The staging buffer of the weights is filled again before the copy from it is over. */
 HOW(staging)
 {
@@ -578,16 +599,17 @@ HOW(other_event)
 	return RECORD(e, bug ? stream() : s);
 }
 static CUresult
-tensor_map(size_t stride, unsigned box)
+tensor_map(size_t stride, unsigned box, size_t off)
 {
-	static unsigned char map[128] __attribute__((aligned(64)));
+	static unsigned char map[256] __attribute__((aligned(128)));
 	uint64_t dim[2] = { 60, 16 }, st[1] = { stride };
 	unsigned b[2] = { box, 16 }, step[2] = { 1, 1 };
 	return CU(cuTensorMapEncodeTiled, void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *, const unsigned *, int, int, int, int)(
-	        map, 7, 2, (void *)(uintptr_t)A.b, dim, st, b, step, 0, 0, 0, 0);
+	        map + off, 7, 2, (void *)(uintptr_t)A.b, dim, st, b, step, 0, 0, 0, 0);
 }
-HOW(map_stride) { return tensor_map(bug ? 60 * 4 + 8 : 60 * 4, 32); } /* rows of no multiple of 16 bytes */
-HOW(map_box) { return tensor_map(240, bug ? 257 : 256); }
+HOW(map_stride) { return tensor_map(bug ? 60 * 4 + 8 : 60 * 4, 32, 0); } /* rows of no multiple of 16 bytes */
+HOW(map_box) { return tensor_map(240, bug ? 257 : 256, 0); }
+HOW(map_place) { return tensor_map(240, 32, bug ? 64 : 0); } /* as newer headers declare it: multiples of 128 */
 
 /* A row: the mistake's code, and what its message says, NULL: the code is all that there is. */
 static const struct { const char *name; CUresult (*run)(bool bug); CUresult code; const char *words; bool fast; } cases[] = {
@@ -602,12 +624,12 @@ static const struct { const char *name; CUresult (*run)(bool bug); CUresult code
 	X(tail_unwritten, 719, "byte 512 of 516 was never written"), X(freed_in_graph, 700, "freed", true), X(free_waits, 1, NULL, true),
 	X(old_context, 201, NULL, true), X(staging, 719, "the host wrote to its source"), X(staging_two, 719, "the host wrote to its source"),
 	X(step_state, 719, "cuMemcpyHtoDAsync: the host wrote to its source"), X(pinned_freed, 719, "cuMemFreeHost: nobody has waited for a cuMemcpyHtoDAsync"),
-	X(read_early, 600, NULL), X(query_ignored, 600, NULL), X(pinned_chain, 999, NULL), X(mapped, 700, "out-of-bounds"),
+	X(result_again, 1, NULL, true), X(read_early, 600, NULL), X(query_ignored, 600, NULL), X(pinned_chain, 999, NULL), X(mapped, 700, "out-of-bounds"),
 	X(pageable_gone, 700, "is not there any more", true), X(event_never, 719, "race"), X(event_early, 719, "race"), X(readers_two, 719, "race"),
 	X(readers_copy, 719, "race"), X(wrong_stream, 719, "race"), X(null_copy, 719, "race"), X(graphs_share, 719, "race"), X(graph_twice, 719, "race"),
 	X(graph_and_upload, 719, "race"), X(capture_query, 907, NULL, true), X(capture_blocking, 901, NULL, true), X(capture_outside, 905, NULL, true),
 	X(capture_wait, 907, NULL, true), X(graph_update, 910, NULL, true), X(other_thread, 201, NULL, true), X(callback, 800, "host function", true),
-	X(other_device, 400, "stream of device 0", true), X(other_event, 400, NULL, true), X(map_stride, 1, NULL, true), X(map_box, 1, NULL, true),
+	X(other_device, 400, "stream of device 0", true), X(other_event, 400, NULL, true), X(map_stride, 1, NULL, true), X(map_box, 1, NULL, true), X(map_place, 1, NULL, true),
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 

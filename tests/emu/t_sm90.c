@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-typedef struct { _Alignas(64) unsigned char map[4][128]; CUdeviceptr c, a, u; int n; } Args;
+typedef struct { _Alignas(128) unsigned char map[4][128]; CUdeviceptr c, a, u; int n; } Args;
 static unsigned short h[64 * 64 + 128 * 64];
 static float c[64 * 128];
 static const unsigned ones[5] = { 1, 1, 1, 1, 1 };

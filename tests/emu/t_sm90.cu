@@ -1,7 +1,7 @@
 /* Right kernels with tiles of tensor maps, warpgroup matrix instructions, bulk stores and arrivals of copies. */
 #include "common/cuda_wgmma.h"
 
-struct alignas(64) Args { tensor_map m[4]; float *c; const unsigned short *a; unsigned *u; int n; };
+struct alignas(128) Args { tensor_map m[4]; float *c; const unsigned short *a; unsigned *u; int n; };
 
 /* c [64][128] = a [64][64 k] b [128][64 k]^T, both by tiles with a swizzle of S bytes, S/2 values of K each. */
 template <int S> __device__ void

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/text/text.h"
+#include "serve/gen.h"
+#include "text/text.h"
 #include "tests/serve/fake_engine.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -84,6 +85,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	s.max_input = 63;
 	s.max_total = 64;
 	s.max_body = 1 << 16;
+	s.max_held = 1 << 30;
 	s.opt.max_best_of = 2;
 	s.opt.max_stop_sequences = 4;
 	s.opt.max_top_n_tokens = 5;
@@ -92,7 +94,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	Req *r = calloc(1, sizeof *r);
 	r->srv = &s;
 	atomic_init(&r->refs, 2);
-	r->route = route_find("POST", paths[data[0] % (sizeof paths / sizeof *paths)], false, &tail, &wrong_method);
+	r->route = route_find(serve_routes, "POST", paths[data[0] % (sizeof paths / sizeof *paths)], false, &tail, &wrong_method);
 	strbuf_add(&r->body, data + 1, size - 1);
 	r->route->handle(r);
 	llmc_event ev;

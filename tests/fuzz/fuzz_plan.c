@@ -277,7 +277,6 @@ add_base(const char *path, const char *target)
 	if (!b->text || !b->span || !b->array)
 		exit(2);
 	scan_value(b, &at, 0);
-	diag_release(&d);
 	strbuf_release(&yaml);
 	strbuf_release(&text);
 	arena_release(&perm);

@@ -181,7 +181,6 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			fprintf(stderr, "--set %s\n", set[i]);
 	}
 	compile(&base[data[0] % n_base], set, data[0] < 192 ? "ref" : "cpu-v3", &d, &perm, &json);
-	diag_release(&d);
 	strbuf_release(&json);
 	arena_release(&perm);
 	return 0;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "formats/gguf.h"
-#include "runtime/text/text.h"
+#include "text/text.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "compiler/compile.h"
-#include "compiler/yaml.h"
+#include "formats/yaml.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -57,7 +57,6 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	compile((const char *)data, size, &d, &perm, &dump);
 	if (d.n_error > 0 && d.text.len == 0)
 		abort();
-	diag_release(&d);
 	strbuf_release(&dump);
 	arena_release(&perm);
 	return 0;

@@ -39,14 +39,14 @@ if [ $# -eq 0 ]; then
 		set -- "$@" "${f%.c}"
 	done
 fi
-libs=$(pkg-config --libs yaml-0.1 jansson libpcre2-8 libutf8proc libmicrohttpd)
+libs=$(pkg-config --libs yaml-0.1 jansson libpcre2-8 libutf8proc)
 failed=
 for name; do
 	bin=$build/fuzz_$name
 	src=tests/fuzz/fuzz_$name.c
 	if [ ! -e "$bin" ] || [ "$src" -nt "$bin" ] || [ "$build/libllmc.a" -nt "$bin" ] || [ tests/fuzz/driver.c -nt "$bin" ]; then
 		# shellcheck disable=SC2086
-		$cc -I. -Iapi -D_GNU_SOURCE -std=gnu11 -Wall -Wextra -Werror $flags $lib_san "$src" $link "$build/libllmc.a" \
+		$cc -I. -Iinclude -D_GNU_SOURCE -std=gnu11 -Wall -Wextra -Werror $flags $lib_san "$src" $link "$build/libllmc.a" \
 			-o "$bin" $libs -lm -lpthread -ldl
 	fi
 	# first folder: where libFuzzer puts what it finds worth keeping; empty, so that runs are alike
@@ -56,7 +56,7 @@ for name; do
 	case $name in
 	plan | spec) runs=1000 ;;
 	yaml) runs=2500 ;;
-	template | tokenizer) runs=10000 ;;
+	kernel | template | tokenizer) runs=10000 ;;
 	http) runs=20000 ;;
 	*) runs=50000 ;;
 	esac

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/ops.txt: inputs and expected outputs of every op of compiler/ops.def, for tests/unit/test_ref_ops.c.
+"""Writes tests/golden/ops.txt: inputs and expected outputs of every op of ops/ops.def, for tests/unit/test_ref_ops.c.
 
 The expectations come from torch in double precision (its own rms_norm, layer_norm, gelu, attention and so on), not
 from this project. Needs torch; run it again only when an op changes:  python tests/golden/make_ops.py

@@ -18,8 +18,10 @@ mkdir -p "$out/lib" "$out/smollm2"
 cp "$llmc" "$out/llmc"
 strip "$out/llmc"
 cp "$build/emu/t_sm90" "$out/"
+cp "$build/gpu-expand" "$out/lib/expand"
+strip "$out/lib/expand"
 cp --parents tests/gpu/*.py tests/gpu/*.sh tests/gpu/*.yaml tests/cuda/*.py tests/cuda/*.cu tests/cuda/*.cu.in tests/emu/t_sm90.cu \
-	tests/golden/weights.py tools/nvrtc.py configs/*.yaml configs/families/*.yaml templates/common/cuda_*.h "$out"
+	tests/kernels/expand.py tests/golden/weights.py tools/nvrtc.py configs/*.yaml configs/families/*.yaml templates/common/cuda_*.h "$out"
 cp --parents -r templates/cuda "$out"
 for name in $("$python" tests/gpu/gpu_check.py --list-golden); do
 	cp --parents -r "tests/golden/models/$name" "$out"
@@ -54,7 +56,7 @@ prompt="The capital of France is"
 "$python" -m pip install --quiet --disable-pip-version-check --no-compile --target "$out/site" pytest==8.3.4 pytest-xdist==3.6.1
 rm -rf "$out/site/bin"
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
-needs=$(objdump -T "$out/llmc" "$out/t_sm90" "$out"/lib/*.so | sed -n 's/.*(GLIBC_\([0-9.]*\)).*/\1/p' | sort -V | tail -1)
+needs=$(objdump -T "$out/llmc" "$out/lib/expand" "$out/t_sm90" "$out"/lib/*.so | sed -n 's/.*(GLIBC_\([0-9.]*\)).*/\1/p' | sort -V | tail -1)
 size=$(du -sm --apparent-size "$out" | cut -f1)
 echo "$out: $size MB; needs glibc $needs, python3, the driver; numpy for the tests of kernels, PyTorch for the comparison"
 [ "$size" -le 60 ] || { echo "gpu-pack: more than 60 MB" >&2; exit 1; }

@@ -1,6 +1,4 @@
-"""What kernel tests need: expand a template, compile it as the runtime would, call it through ctypes.
-
-The expander here knows only what tests need (`${NAME}` and the head lines); the compiler's own is tested elsewhere."""
+"""What kernel tests need: a template expanded by the compiler, compiled as the runtime would, called through ctypes."""
 import ctypes as C
 import hashlib
 import os
@@ -11,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+import expand as E
+
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
 CACHE = Path(os.environ.get("LLMC_KERNEL_TESTS", ROOT / "build" / "kernel-tests"))
@@ -20,6 +20,7 @@ FLAGS = "-std=gnu11 -O2 -fPIC -shared -ffp-contract=off -fno-math-errno -fvisibi
 # what is only right, not fast, is compiled quickly
 ARCH = {"generic": ["-O1"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4", "-mavx512vnni"],
         "v4p": ["-O1", "-march=x86-64-v3", "-DLLMC_PORTABLE_V4"]}
+LAYOUT = {"generic": "r4", "v3": "r8", "v4": "r16", "v4p": "r16"}
 PAGE = 32
 
 
@@ -67,76 +68,55 @@ def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, po
     return s
 
 
-def word(v):
-    if isinstance(v, float):
-        return float(np.float32(v)).hex() + "f" if np.isfinite(v) else repr(v)
-    return str(v)
-
-
-def head(template):
-    """The //@ lines as (key, rest)."""
-    text = (TEMPLATES / "cpu" / f"{template}.c.in").read_text()
-    return [tuple(line[3:].split(None, 1)) for line in text.split("\n") if line.startswith("//@")]
-
-
-def expand(template, params):
-    """The C text of a template; params may hold more than it asks for."""
-    text = (TEMPLATES / "cpu" / f"{template}.c.in").read_text()
-    asked = {rest.split()[0] for key, rest in head(template) if key == "param"}
-    missing = asked - set(params)
-    assert not missing, f"{template}: no value for {sorted(missing)}"
-    used = set(re.findall(r"\$\{(\w+)\}", text))
-    assert used <= asked, f"{template}: not declared: {sorted(used - asked)}"
-    assert asked <= used | {m for _, r in head(template) for m in re.findall(r"\w+", r)}, f"{template}: unused"
-    body = "\n".join(line for line in text.split("\n") if not line.startswith("//@"))
-    return '#include "common/llmc_step.h"\n' + re.sub(r"\$\{(\w+)\}", lambda m: word(params[m[1]]), body)
+def expand(template, target, params):
+    """The kernel that the compiler makes of a file of templates/cpu."""
+    isa = "v4" if target == "v4p" else target
+    k = E.expand(f"cpu-{isa}", f"templates/cpu/{template}.c.in", params)
+    assert k, f"{template} does not take {params} for {isa}"
+    return k
 
 
 _headers = None
 
 
 def build(template, target, params, extra=()):
-    """Compile (once: keyed by text, headers and flags) and load; returns Kernel."""
+    made = expand(template, target, params)
+    return Kernel(compiled(template, target, made["text"], extra), made)
+
+
+def compiled(name, target, text, extra=()):
+    """The library of a kernel's text, compiled once: keyed by text, headers and flags."""
     global _headers
-    params = dict(params, SYMBOL=template, TARGET="v4" if target == "v4p" else target)
-    text = expand(template, params)
     if _headers is None:
         _headers = b"".join(p.read_bytes() for p in sorted((TEMPLATES / "common").iterdir()))
     cmd = [CC, *FLAGS, *WARN, *ARCH[target], *extra, *os.environ.get("LLMC_KERNEL_TEST_CFLAGS", "").split(), f"-I{TEMPLATES}"]
     key = hashlib.sha256(text.encode() + _headers + " ".join(cmd).encode()).hexdigest()[:24]
     CACHE.mkdir(parents=True, exist_ok=True)
-    so = CACHE / f"{template}-{target}-{key}.so"
+    so = CACHE / f"{name}-{target}-{key}.so"
     if not so.exists():
-        src = CACHE / f"{template}-{target}-{key}.{os.getpid()}.c"
+        src = CACHE / f"{name}-{target}-{key}.{os.getpid()}.c"
         tmp = src.with_suffix(".so")
         src.write_text(text)
         r = subprocess.run([*cmd, str(src), "-o", str(tmp), "-lm"], capture_output=True, text=True)
         assert r.returncode == 0, f"{' '.join(cmd)} {src}\n{r.stderr}"
         os.replace(tmp, so)
         src.unlink()
-    return Kernel(C.CDLL(str(so)), template, params)
+    return C.CDLL(str(so))
 
 
 class Kernel:
-    def __init__(self, lib, template, params):
-        self.lib, self.template, self.params = lib, template, params
-        self.fn = getattr(lib, template)
+    def __init__(self, lib, made):
+        self.lib = lib
+        self.fn = getattr(lib, made["symbol"])
         self.fn.restype = None
         self.fn.argtypes = [C.POINTER(Step), C.POINTER(C.c_void_p), C.c_int, C.c_int]
-        self.scratch_decl = [rest for key, rest in head(template) if key == "scratch"]
+        self.scratch_decl = [a for a in made["arg"] if a["dir"] == "scratch"]
 
     def scratch(self, step, n_parts):
         """Zeroed, as the runtime hands it out the first time."""
-        out = []
-        for decl in self.scratch_decl:
-            m = re.match(r"(\w+)\s+(\w+)\[(.*)\]", decl)
-            sym = dict(self.params, n_part=n_parts, n_tok=step.n_tok, n_seq=step.n_seq, one=1)
-            n = 1
-            for f in m[3].split(","):
-                f = f.strip()
-                n *= int(f) if f.isdigit() else int(sym[f])
-            out.append(np.zeros(n, dtype={"f32": np.float32, "i32": np.int32, "u8": np.uint8}[m[2]]))
-        return out
+        syms = dict(n_part=n_parts, n_tok=step.n_tok, n_seq=step.n_seq, n_out=step.n_out)
+        types = {"f32": np.float32, "i32": np.int32, "u8": np.uint8}
+        return [np.zeros(E.elems(a["extent"], syms), dtype=types[a["type"]]) for a in self.scratch_decl]
 
     def call(self, step, args, n_parts=1, order=None, threads=False, scratch=None):
         """args: numpy arrays, None or addresses, as in the head; parts one after the other in `order`, or as threads."""

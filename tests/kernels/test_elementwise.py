@@ -1,7 +1,6 @@
-"""Kernels that work row by row or element by element, against float64."""
+"""Kernels of processors that work row by row, against float64; those that work element by element are in tests/cuda/test_cuda_ops.py."""
 import ctypes as C
 import functools
-import math
 import subprocess
 
 import gguf
@@ -44,46 +43,6 @@ def run(name, target, params, n_tok, ins, out_shape, in_place=None, step=None, p
 def close(got, want, rel=1e-6, absolute=1e-6):
     err = np.abs(got - want) / (absolute + rel * np.abs(want))
     assert err.max() < 1, f"{err.max()} at {np.argmax(err)}"
-
-
-def gelu(x):
-    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-
-
-ACT = {
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu": gelu,
-    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3))),
-}
-
-
-@pytest.mark.parametrize("target", H.TARGETS)
-@pytest.mark.parametrize("act", ACT)
-def test_act_and_glu(target, act):
-    n, w = 7, 131
-    x, u = rows(n, w, spread=4), rows(n, w, seed=1)
-    x[0, :12] = [0, -0.0, 1e-20, -1e-20, 80, -80, 1e4, -1e4, 1, -1, 0.5, 30]
-    want = ACT[act](np.clip(x.astype(np.float64), -700, None))
-    if target == V:
-        close(run("act", target, dict(WIDTH=w, ACT=act), n, [x], (n, w), in_place=0), want, 2e-6, 3e-7)
-    close(run("glu", target, dict(WIDTH=w, ACT=act), n, [x, u], (n, w), in_place=0), want * u, 2e-6, 1e-6)
-
-
-@pytest.mark.parametrize("target,scale", [(V, 1.0)] + [(t, 0.22) for t in H.TARGETS])
-def test_add(target, scale):
-    x, r = rows(5, 77), rows(5, 77, seed=1)
-    want = np.float64(F(scale)) * x + r
-    for place in (0, 1):
-        close(run("add", target, dict(WIDTH=77, SCALE=scale), 5, [x, r], (5, 77), in_place=place), want)
-
-
-@pytest.mark.parametrize("target", H.TARGETS)
-def test_cap(target):
-    x = rows(4, 101, spread=60)
-    x[0, :6] = [0, 1e-3, -1e-3, 500, -500, 18]
-    step = H.make_step([0, 1, 2, 3], out_row=[0, 1, 2, 3])
-    got = run("cap", target, dict(WIDTH=101, CAP=30.0), 4, [x], (4, 101), in_place=0, step=step)
-    close(got, 30 * np.tanh(x.astype(np.float64) / 30), 1e-6, 1e-9)
 
 
 @pytest.mark.parametrize("target,dim,groups,plus_one",
@@ -144,18 +103,6 @@ def test_rope_2d(style):
     close(got, turned(turned(x, a1, style, 0, 8), a2, style, 16, 8), 1e-6, 3e-7)
 
 
-def test_gate_slice_pick():
-    x, s = rows(6, 70), rows(6, 1, seed=4, spread=5)
-    want = x / (1 + np.exp(-s.astype(np.float64)))
-    for t in H.TARGETS:
-        close(run("gate_mul", t, dict(WIDTH=70), 6, [x, s], x.shape, in_place=0), want)
-    got = run("slice", V, dict(WIDTH=70, FIRST=9, COUNT=33), 6, [x], (6, 33))
-    assert np.array_equal(got, x[:, 9:42])
-    step = H.make_step(list(range(6)), out_row=[1, 2, 5])
-    got = run("pick", V, dict(WIDTH=70), 6, [x], (3, 70), in_place=0, step=step)
-    assert np.array_equal(got, x[[1, 2, 5]])
-
-
 @pytest.mark.parametrize("target,kv", sorted({(V, "f16"), (V, "f32"), ("generic", "f16")}))
 def test_kv_append(target, kv):
     heads, dim, v_dim, dtype = 3, 20, 12, np.float16 if kv == "f16" else np.float32
@@ -213,7 +160,7 @@ def table_of(dtype):
 @functools.cache
 def packer():
     so = H.CACHE / "packer.so"
-    src = [str(H.ROOT / p) for p in ("runtime/weights/layout_packed.c", "formats/dequant.c", "formats/dtype.c")]
+    src = [str(H.ROOT / p) for p in ("formats/layout_packed.c", "formats/dequant.c", "formats/dtype.c")]
     H.CACHE.mkdir(parents=True, exist_ok=True)
     subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", f"-I{H.ROOT}", *src, "-o", str(so), "-lm"], check=True)
     return C.CDLL(str(so))
@@ -236,11 +183,10 @@ def packed(dtype, raw, r):
 
 def embeddings():
     wide = H.TARGETS[-1] if H.V3 else "generic"
-    own = {"v3": "r8", "generic": "r4"}[V]
     for dtype in ENUM[:11]:
         yield dtype, "row", V
     for dtype in ("f32", "bf16", "q4_0", "q4_1", "q5_1", "q8_0", "q4_k", "q6_k"):
-        yield dtype, own, V
+        yield dtype, H.LAYOUT[V], V
     for dtype in ("q4_1", "q5_k", "q6_k"):
         yield dtype, "r4", "generic"
     for dtype in ("f16", "q5_0", "q8_0", "q5_k"):

@@ -11,7 +11,6 @@ import harness as H
 DTYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"]
 NUMBER = {n: i for i, n in enumerate(DTYPES)}  # formats/dtype.h, checked below
 SMALL = {"q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q8_0": 8, "q4_k": 4, "q5_k": 5, "q6_k": 6}
-LAYOUT = {"generic": "r4", "v3": "r8", "v4": "r16", "v4p": "r16"}
 # Compiling is what takes time: v4 as this machine has it, its portable definition elsewhere (and once more below)
 TARGETS = [t for t in H.TARGETS if t != "v4p" or "v4" not in H.TARGETS]
 WIDE = [t for t in TARGETS if t != "generic"]
@@ -26,8 +25,8 @@ def lib():
     out = H.CACHE / "layout.so"
     H.CACHE.mkdir(parents=True, exist_ok=True)
     src = [str(p) for d in ("formats", "runtime/weights") for p in sorted((H.ROOT / d).glob("*.c"))
-           if p.name in ("dtype.c", "dequant.c", "quant.c", "layout.c", "layout_packed.c", "layout_planes.c")]
-    subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{H.ROOT}", f"-I{H.ROOT}/api", *src,
+           if p.name in ("dtype.c", "dequant.c", "layout.c", "layout_packed.c")]
+    subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{H.ROOT}", f"-I{H.ROOT}/include", *src,
                     "-o", str(out), "-lm"], check=True)
     so = C.CDLL(str(out))
     so.dtype_text.restype = C.c_char_p
@@ -78,7 +77,7 @@ class Weights:
         b[0, :, skip:end], b[1, :, skip:end] = 0, 0xff
 
     def packed(self, target):
-        R = int(LAYOUT[target][1:])
+        R = int(H.LAYOUT[target][1:])
         name, d = f"packed{R}", NUMBER[self.dtype]
         one = getattr(self.lib, name + "_bytes")(d, self.cols)
         groups = -(-self.rows // R)
@@ -251,6 +250,29 @@ def test_portable_v4_has_the_bits_of_v4(lib, dtype, bits):
     a, b = (H.build("matmul", t, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST) for t in ("v4", "v4p"))
     for n in (1, 3, 12):
         same(run_rows(a, x[:n], packed, ROWS), run_rows(b, x[:n], packed, ROWS))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_products_of_two_formats_and_widths_in_one_kernel(lib, target):
+    text = (H.ROOT / "tests/kernels/two_products.c").read_text()
+    isa = target.replace("v4p", "v4")
+    both = H.Kernel(H.compiled("two_products", target, text, (*FAST, f"-DLLMC_TARGET_{isa}")), dict(symbol="two_products", arg=[]))
+    w = [Weights(lib, "q4_k", ROWS, 512, 1), Weights(lib, "q6_k", ROWS, 256, 2), Weights(lib, "q6_k", ROWS, 256, 3)]
+    bits = [16, 8, 8]
+    packed = [m.packed(target) for m in w]
+    rng = np.random.default_rng(20)
+    for n, parts in ((1, 1), (2, 3), (9, 2), (130, 3)):  # streamed, tiled, tokens split
+        x = [H.aligned((n, c)) for c in (512, 256)]
+        for v in x:
+            v[...] = rng.standard_normal(v.shape)
+        y = [H.aligned((n, ROWS)) for _ in w]
+        scratch = [H.aligned((parts * c * 512,), np.uint8) for c in (512, 256)]
+        both.call(H.make_step([0] * n), [x[0], packed[0], x[1], packed[1], packed[2], *y], parts, scratch=scratch)
+        for i, m in enumerate(w):
+            xs = seen(x[i > 0], m.dtype, bits[i])
+            close(y[i], xs @ m.value.astype(np.float64).T, 4 * np.abs(xs) @ np.abs(m.value).T, 3e-6)
+            k = H.build("matmul", target, dict(ROWS=ROWS, COLS=m.cols, W_DTYPE=m.dtype, ACT_BITS=bits[i]), FAST)
+            same(y[i], run_rows(k, x[i > 0], packed[i], ROWS, parts))
 
 
 def vectors(cols, seed=9):
@@ -475,8 +497,8 @@ def test_norm_qkv(lib, target, dtype, heads, kv_heads, dim, kind, qk, rope_dims,
 def test_the_compiled_kernel_has_the_instructions_it_is_for(target, wanted, tmp_path):
     import re
     for dtype, bits, pattern in wanted:
-        text = H.expand("matmul", dict(SYMBOL="k", TARGET=target, ROWS=64, COLS=64, W_DTYPE=dtype, ACT_BITS=bits))
-        (tmp_path / "k.c").write_text(text)
+        k = H.expand("matmul", target, dict(ROWS=64, COLS=64, W_DTYPE=dtype, ACT_BITS=bits))
+        (tmp_path / "k.c").write_text(k["text"])
         subprocess.run([H.CC, "-std=gnu11", "-O1", "-S", "-ffp-contract=off", *H.ARCH[target], f"-I{H.TEMPLATES}",
                         str(tmp_path / "k.c"), "-o", str(tmp_path / "k.s")], check=True)
         assert re.search(pattern, (tmp_path / "k.s").read_text())

@@ -1,4 +1,5 @@
 """Promises about the repository itself."""
+import glob
 import os
 import re
 import subprocess
@@ -11,14 +12,14 @@ ALLOWED = re.compile(r'"llama3"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"token
 def files(*patterns):
     out = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns], capture_output=True, text=True).stdout.split()
     if not out:  # an exported tree without its history
-        for top in ("api", "compiler", "runtime", "ref", "docs", "cli"):
+        for top in ("include", "serve", "api", "compiler", "runtime", "text", "ref", "plan", "ops", "formats", "base", "docs", "cli"):
             out += [os.path.join(d, f) for d, _, fs in os.walk(top) for f in fs]
     return [f for f in out if os.path.exists(f)]
 
 
 def test_no_c_code_names_a_family():
     bad = []
-    for path in files("api", "compiler", "runtime", "ref"):
+    for path in files("include", "serve", "api", "compiler", "runtime", "text", "ref", "plan", "ops"):
         if not path.endswith((".c", ".h", ".def")):
             continue
         for n, line in enumerate(open(path), 1):
@@ -27,17 +28,34 @@ def test_no_c_code_names_a_family():
     assert not bad, "\n".join(bad)
 
 
-def test_the_command_line_uses_the_public_header_only():
+def test_the_command_line_uses_the_public_header_and_base_only():
     for path in files("cli"):
         if path.endswith((".c", ".h")):
             for inc in re.findall(r'#include "([^"]+)"', open(path).read()):
-                assert inc == "llmc.h" or inc.startswith("cli/"), (path, inc)
+                assert inc == "llmc.h" or inc.startswith(("cli/", "base/")), (path, inc)
+
+
+def test_the_server_sits_on_the_public_header():
+    """serve/ includes llmc.h and base/ alone, and of the rooms between it is linked with public calls only."""
+    for path in files("serve"):
+        if path.endswith((".c", ".h")):
+            for inc in re.findall(r'#include "([^"]+)"', open(path).read()):
+                assert inc == "llmc.h" or inc.startswith(("base/", "serve/")), (path, inc)
+    build = os.environ.get("LLMC_TEST_BUILD", "build")
+
+    def symbols(kind, *rooms):
+        objects = [f"{build}/{f[:-2]}.o" for f in files(*rooms) if f.endswith(".c")]
+        out = subprocess.run(["nm", kind, *(f for f in objects if os.path.exists(f))], capture_output=True, text=True, check=True).stdout
+        return {line.split()[-1] for line in out.split("\n") if " " in line}
+    rooms = ("api", "compiler", "formats", "ops", "plan", "ref", "runtime", "text")
+    used = symbols("-u", "serve") & symbols("--defined-only", *rooms)
+    assert used and all(name.startswith("llmc_") for name in used), used
 
 
 def test_the_library_never_prints_or_exits():
     call = re.compile(r"\b(printf|puts|putchar|perror|exit|_exit|abort|assert|signal|setlocale|atexit)\s*\(")
     bad = []
-    for path in files("api", "base", "formats", "compiler", "runtime", "ref"):
+    for path in files("serve", "api", "base", "formats", "ops", "plan", "compiler", "runtime", "text", "ref"):
         if path.endswith(".c"):
             text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group().count("\n"), open(path).read(), flags=re.S)
             for n, line in enumerate(text.split("\n"), 1):
@@ -54,12 +72,15 @@ def test_links_in_documents_lead_somewhere():
 
 
 def test_every_op_has_its_reference_and_its_line():
-    ops = re.findall(r"^OP\((\w+),", open("compiler/ops.def").read(), re.M)
-    ref = "".join(open(f).read() for f in files("ref") if f.endswith((".c", ".h")))
-    tests = "".join(open(f).read() for f in files("tests") if f.endswith((".c", ".py")))
+    ops = re.findall(r"^OP\((\w+),", open("ops/ops.def").read(), re.M)
+    ref = "".join(open(f).read() for f in files("ref") if f.endswith(".c"))
+    golden, everywhere = open("tests/golden/ops.txt").read(), open("tests/cuda/test_cuda_ops.py").read()
     for op in ops:
-        assert re.search(rf"\bref_{op}\b|OP\(", ref), op
-        assert re.search(rf"\b{op}\b", tests), f"no test speaks of {op}"
-    for f in os.listdir("templates/cpu"):
-        name = re.sub(r"(_decode|_mixed)?\.c\.in$", "", f)
+        assert f"\nref_{op}(const RefCall" in ref, op
+        assert f"case {op} " in golden or f'("{op}"' in everywhere, f"nothing of other makers says what {op} computes"
+        kernel = [t for d in ("cpu", "cuda") for t in os.listdir(f"templates/{d}") if re.sub(r"(_decode|_mixed)?(_sm90|_sm80)?\.cu?\.in$", "", t) == op]
+        tests = "".join(open(f).read() for f in files("tests/kernels", "tests/cuda") if f.endswith(".py"))
+        assert not kernel or re.search(rf"[\"']{op}(_decode|_mixed)?[\"']", tests), f"no test runs the kernels of {op}"
+    for f in sorted(glob.glob("templates/cpu/*.c.in")):
+        name = re.sub(r"(_decode|_mixed)?\.c\.in$", "", os.path.basename(f))
         assert name in ops, f"{f} is no op's template"

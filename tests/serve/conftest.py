@@ -157,10 +157,10 @@ def fake_binary():
     """The false engine's server, built against the library as it is."""
     out = os.path.join(BUILD, "serve", "fake_server")
     os.makedirs(os.path.dirname(out), exist_ok=True)
-    packages = subprocess.run(["pkg-config", "--libs", "yaml-0.1", "jansson", "libpcre2-8", "libutf8proc", "libmicrohttpd"], check=True,
+    packages = subprocess.run(["pkg-config", "--libs", "yaml-0.1", "jansson", "libpcre2-8", "libutf8proc"], check=True,
                               capture_output=True, text=True).stdout.split()
     flags = os.environ.get("LLMC_TEST_SAN", "").split()
-    subprocess.run([os.environ.get("CC", "cc"), "-I.", "-Iapi", "-D_GNU_SOURCE", "-std=gnu11", "-O1", "-g", *flags, "tests/serve/fake_server.c",
+    subprocess.run([os.environ.get("CC", "cc"), "-I.", "-Iinclude", "-D_GNU_SOURCE", "-std=gnu11", "-O1", "-g", *flags, "tests/serve/fake_server.c",
                     "-o", f"{out}.{os.getpid()}", os.path.join(BUILD, "libllmc.a"), *packages, "-lm", "-lpthread", "-ldl"], check=True, cwd=ROOT)
     os.replace(f"{out}.{os.getpid()}", out)  # tests may run side by side
     return out

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/serve/serve.h"
+#include "serve/serve.h"
 
 enum { FAKE_LIVE = 256, FAKE_CHOICES = 128 };
 
@@ -249,7 +249,8 @@ fake_backend(Fake *f, int context)
 	snprintf(b.info.target, sizeof b.info.target, "fake");
 	b.info.vocab = f->vocab;
 	b.info.bos = -1;
-	b.info.has_tokenizer = b.info.has_chat_template = f->tok != NULL;
+	b.info.has_tokenizer = f->tok != NULL;
+	b.info.has_chat_template = llmc_has_chat_template(f->tok);
 	return b;
 }
 

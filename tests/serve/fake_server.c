@@ -58,6 +58,10 @@ main(int argc, char **argv)
 			o.host = v;
 		else if (IS("port"))
 			o.port = atoi(v);
+		else if (IS("allow_host"))
+			o.allow_host = v;
+		else if (IS("max_connections_per_client"))
+			o.max_connections_per_client = atoi(v);
 		else if (IS("allow_origin"))
 			o.allow_origin = v;
 		else if (IS("max_body_bytes"))

@@ -46,7 +46,7 @@ def client(server, seed, stop, counts):
             else:
                 data = json.dumps({**body, "max_tokens": 150, "stream": True}).encode()
                 with server.connect() as c:
-                    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data))
+                    c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data))
                     c.sendall(data[:r.randrange(len(data) + 1)] if r.random() < 0.3 else data)
                     if r.random() < 0.7:
                         c.settimeout(0.1)

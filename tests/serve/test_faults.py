@@ -31,11 +31,11 @@ def raw(server, data, timeout=20):
 
 
 def head(path, n, extra=""):
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n{extra}\r\n".encode()
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {n}\r\n{extra}\r\n".encode()
 
 
 def well(server, model="fake"):
-    r = server.post("/v1/completions", {**COMPLETION, "model": model})
+    r = server.post("/v1/completions", {**COMPLETION, "model": model, "ignore_eos": True})
     assert r.status == 200 and r.json()["usage"]["completion_tokens"] == 4
     assert server.get("/health").status == 200
 
@@ -142,7 +142,7 @@ def test_heads_that_never_end(fake):
                 except (ConnectionResetError, BrokenPipeError):
                     return True
         results = []
-        cases = [(b"G", b"E"), (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n", b"X-A: b\r\n"), (head("/v1/completions", 100000), b" "),
+        cases = [(b"G", b"E"), (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n", b"X-A: b\r\n"), (head("/v1/completions", 100000), b" "),
                  (head("/generate", 10, "Transfer-Encoding: chunked\r\n").replace(b"Content-Length: 10\r\n", b""), b"1\r\n{\r\n"), (b"", b"")]
         threads = [threading.Thread(target=lambda a=a: results.append(drip(*a))) for a in cases]
         for t in threads:
@@ -234,9 +234,9 @@ def test_bad_requests_of_http(fake):
 
 
 def nonsense(quick):
-    for data in (b"\r\n\r\n\r\n", b"NONSENSE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20000 + b"\r\n",
-                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: -5\r\n\r\n",
+    for data in (b"\r\n\r\n\r\n", b"NONSENSE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 20000 + b"\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: -5\r\n\r\n",
                  random.Random(5).randbytes(1000)):
         with quick.connect() as c:
             try:
@@ -315,7 +315,7 @@ def test_sigterm_lets_requests_finish(fake):
         s.until(lambda: s.status()["batch"]["running"] == 2)
         keep, probe = s.connect(), s.connect()
         for c in (keep, probe):
-            c.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+            c.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"200 OK" in c.recv(1000)
         s.process.send_signal(signal.SIGTERM)
         s.until(lambda: not reachable(s))
@@ -324,7 +324,7 @@ def test_sigterm_lets_requests_finish(fake):
         keep.sendall(head("/v1/completions", len(data)) + data)
         assert b" 503 " in keep.recv(1000)
         keep.close()
-        probe.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        probe.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         said = probe.makefile("rb").read()  # until the server closes
         assert b" 503 " in said and b'{"error":"unhealthy","error_type":"healthcheck"}' in said
         probe.close()
@@ -395,7 +395,7 @@ def test_real_engine_clients_that_leave(tiny):
 
 
 def test_real_engine_pages_run_out(serve, tiny_folder):
-    """Room for two of the requests at a time: the others wait or are set aside, all are answered, and alike."""
+    """Room for two of the requests at a time: the others wait or are preempted, all are answered, and alike."""
     with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "8", "--kv-tokens", "288", "--no-prefix-cache", "--model-name", "tiny") as s:
         body = {"model": "tiny", "prompt": "hello world", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
         alone = s.post("/v1/completions", body).json()["choices"][0]["text"]

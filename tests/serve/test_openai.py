@@ -31,6 +31,14 @@ def test_tokens_beyond_the_tokenizer_are_without_text(serve, tmp_path, llmc_bina
     assert p.returncode == 0, p.stderr
 
 
+def test_a_model_without_a_chat_template(serve, tmp_path, llmc_binary):
+    folder = tiny_model.build(tmp_path, template=None)
+    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny") as s:
+        a = s.post("/v1/chat/completions", {"model": "tiny", "messages": CHAT})
+        assert a.status == 400 and a.json()["error"]["message"] == "This model has no chat template: use /v1/completions."
+        assert s.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 1}).status == 200
+
+
 def test_models(client):
     models = client.models.list().data
     assert [m.id for m in models] == ["tiny"] and models[0].object == "model" and models[0].created > 1.7e9
@@ -192,6 +200,74 @@ def test_template_sees_tools_roles_and_variables(client, tiny):
     assert r.choices[0].message.tool_calls is None
 
 
+def test_the_model_may_be_left_out_and_the_answer_without_bound(tiny):
+    r = tiny.post("/v1/completions", {"prompt": ["hello world", "hello"], "max_tokens": -1, "temperature": 0, "ignore_eos": True}).json()
+    assert r["model"] == "tiny" and r["usage"]["total_tokens"] == 512 and r["usage"]["prompt_tokens"] == 3
+    for key in ("max_tokens", "max_completion_tokens"):
+        r = tiny.post("/v1/chat/completions", {"messages": CHAT, key: -1, "temperature": 0, "ignore_eos": True}).json()
+        assert r["usage"]["total_tokens"] == 256 and r["choices"][0]["finish_reason"] == "length"
+    assert tiny.post("/v1/completions", {"prompt": "hello", "max_tokens": -2}).status == 400
+
+
+UNSUPPORTED = [("guided_json", {"type": "object"}), ("guided_regex", "a+"), ("structured_outputs", {"regex": "a"}), ("grammar", "root ::= x"), ("prompt_logprobs", 1),
+               ("modalities", ["text", "audio"]), ("function_call", "auto"), ("functions", [{"name": "f"}])]
+
+
+@pytest.mark.parametrize("field,value", UNSUPPORTED)
+def test_what_would_change_the_answer_is_not_passed_over(tiny, field, value):
+    for path, body in (("/v1/chat/completions", {"messages": CHAT}), ("/v1/completions", {"prompt": "hello"})):
+        r = tiny.post(path, {**body, "max_tokens": 1, field: value})
+        e = r.json()["error"]
+        assert r.status == 400 and e["param"] == field and e["code"] == "unsupported_parameter", r.text
+        for nothing in (None, *{"modalities": [["text"]], "function_call": ["none"], "functions": [[]]}.get(field, [])):
+            assert tiny.post(path, {**body, "max_tokens": 1, field: nothing}).status == 200
+
+
+PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"  # no tools; adds content to a text
+ASKS = "{% for m in messages %}{{ m.role }}:{% if m.content is none %}calls {{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %} {% endfor %}"
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+def tool_loop(client, **args):
+    """What a program sends back after the model has called: the client's own objects, with the content that the protocol has there, null."""
+    from openai.types.chat import ChatCompletionMessage
+    said = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "refusal": None, "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}]})
+    messages = [{"role": "user", "content": "hi"}, said, {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}]
+    return client.chat.completions.create(model="tiny", messages=messages, max_tokens=1, **args)
+
+
+def test_a_template_without_tools(serve, tmp_path):
+    folder = tiny_model.build(tmp_path, template=PLAIN)
+    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny") as s, openai.OpenAI(base_url=s.url + "/v1", api_key="none", max_retries=0) as c:
+        with pytest.raises(openai.BadRequestError, match="no place for tools") as e:
+            tool_loop(c, tools=TOOLS)
+        assert e.value.param == "tools"
+        assert tool_loop(c, tools=TOOLS, tool_choice="none").choices and tool_loop(c).choices, "null is no text that could be added to"
+
+
+def test_the_tool_loop_of_a_client(serve, client, tmp_path):
+    assert tool_loop(client, tools=TOOLS).choices
+    folder = tiny_model.build(tmp_path, template=ASKS)
+    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny") as s:
+        call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+        r = s.post("/chat_tokenize", {"messages": [*CHAT, call]})
+        assert r.json()["templated_text"] == "user:hello world assistant:calls f ", "a template that asks for null gets it"
+
+
+def test_template_variables_replace_nothing(tiny):
+    for key in ("messages", "tools", "add_generation_prompt"):
+        r = tiny.post("/v1/chat/completions", {"messages": CHAT, "chat_template_kwargs": {key: []}})
+        assert r.status == 400 and r.json()["error"]["param"] == "chat_template_kwargs", r.text
+
+
+def test_large_integers_stay_numbers(tiny):
+    def prompt(mood):
+        return tiny.post("/chat_tokenize", b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"mood": %s}}' % mood).json()["templated_text"]
+    assert "(18446744073709551615" in prompt(b"18446744073709551615") or "(1.8446744073709552e+19)" in prompt(b"18446744073709551615")
+    assert "$u64" in prompt(b'{"$u64": "5"}') and "'5'" in prompt(b'{"$u64": "5"}')
+
+
 @pytest.mark.parametrize("body,param,words", [
     (dict(messages=[]), "messages", "at least one message"),
     (dict(messages="hi"), "messages", "a string"),
@@ -235,10 +311,10 @@ def test_chat_refusals(tiny, body, param, words):
     (dict(), "prompt"), (dict(prompt=[]), "prompt"), (dict(prompt=5), "prompt"), (dict(prompt=[1.5]), "prompt"), (dict(prompt=["a", 1]), "prompt"),
     (dict(prompt=[270]), "prompt"), (dict(prompt=[-1]), "prompt"), (dict(prompt=[[]]), "prompt"), (dict(prompt=[True]), "prompt"),
     (dict(prompt={"a": 1}), "prompt"), (dict(prompt=["a"] * 200), "prompt"), (dict(prompt="a", logprobs=6), "logprobs"),
-    (dict(prompt="a", suffix="b"), "suffix"), (dict(prompt="a", best_of=21), "best_of"), (dict(prompt="a", max_tokens=-1), "max_tokens"),
+    (dict(prompt="a", suffix="b"), "suffix"), (dict(prompt="a", best_of=21), "best_of"), (dict(prompt="a", max_tokens=-2), "max_tokens"),
     (dict(prompt="a", echo=1), "echo"), (dict(prompt="a", min_tokens=17), "min_tokens"), (dict(prompt="a", stop_token_ids=[999]), "stop_token_ids"),
     (dict(prompt="a", max_tokens=2 ** 40), "max_tokens"), (dict(prompt="a", max_tokens=2 ** 63), "max_tokens"), (dict(prompt="a", model=7), "model"),
-    (dict(prompt="a", model=None), "model"), (dict(prompt=""), "prompt"),
+    (dict(prompt=""), "prompt"),
 ])
 def test_completion_refusals(tiny, body, param):
     r = tiny.post("/v1/completions", {"model": "tiny", **body})

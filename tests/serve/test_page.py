@@ -8,6 +8,7 @@ import pytest
 
 selenium = pytest.importorskip("selenium")
 from selenium import webdriver  # noqa: E402
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
 from selenium.webdriver.chrome.options import Options  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -41,7 +42,8 @@ HOSTILE = r"""<script>window.pwned = 1</script><img src=x onerror="window.pwned 
 @pytest.fixture(scope="module")
 def browser():
     o = Options()
-    for a in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,800"):
+    for a in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,800",
+              "--host-resolver-rules=MAP plain.test 127.0.0.1"):
         o.add_argument(a)
     o.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     b = webdriver.Chrome(options=o, service=Service(shutil.which("chromedriver")))
@@ -62,7 +64,7 @@ def chat(browser, smol):
 
 
 def wait(b, what, seconds=60):
-    return WebDriverWait(b, seconds, poll_frequency=0.05).until(what)
+    return WebDriverWait(b, seconds, poll_frequency=0.05, ignored_exceptions=[StaleElementReferenceException]).until(what)
 
 
 def say(b, text):
@@ -131,6 +133,92 @@ def test_several_conversations(chat):
     assert [e.text for e in chat.find_elements(By.CSS_SELECTOR, "#list .pick")] == ["Say goodbye."]
 
 
+def keep(b, conversations):
+    b.execute_script("localStorage.setItem('llmc.chat.v1', arguments[0])", json.dumps(conversations))
+
+
+def titles(b):
+    return [e.text for e in b.find_elements(By.CSS_SELECTOR, "#list .pick")]
+
+
+def test_two_tabs_keep_each_other_s_conversations(chat, smol):
+    first = chat.current_window_handle
+    chat.switch_to.new_window("tab")
+    second = chat.current_window_handle
+    try:
+        chat.get(smol.url + "/chat")
+        wait(chat, lambda b: b.find_element(By.ID, "model").text)
+        chat.switch_to.window(first)
+        say(chat, "Say one.")
+        wait(chat, idle)
+        chat.switch_to.window(second)
+        wait(chat, lambda b: titles(b) == ["Say one."], 5)
+        say(chat, "Say two.")
+        wait(chat, idle)
+        chat.switch_to.window(first)
+        wait(chat, lambda b: titles(b) == ["Say two.", "Say one."], 5)
+        say(chat, "Say more.")
+        wait(chat, lambda b: len(answers(b)) == 2 and idle(b))
+        chat.refresh()
+        assert titles(chat) == ["Say two.", "Say one."]
+        chat.find_elements(By.CSS_SELECTOR, "#list .pick")[1].click()
+        assert len(answers(chat)) == 2
+        chat.find_elements(By.CSS_SELECTOR, "#list .drop")[0].click()
+        chat.switch_to.window(second)
+        wait(chat, lambda b: titles(b) == ["Say one."], 5)
+        no_errors(chat)
+    finally:
+        chat.switch_to.window(second)
+        chat.close()
+        chat.switch_to.window(first)
+
+
+def test_a_conversation_longer_than_the_context_goes_on(browser, tiny):
+    browser.set_window_size(1100, 800)
+    browser.get(tiny.url + "/chat")
+    turns = [{"role": r, "content": "z" * 60} for _ in range(6) for r in ("user", "assistant")]
+    keep(browser, [{"id": "x", "title": "Long", "turns": turns}])
+    browser.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({max_tokens: '8'}))")
+    browser.refresh()
+    wait(browser, lambda b: b.find_element(By.ID, "model").text)
+    for n in (7, 8):
+        say(browser, "hello")
+        wait(browser, lambda b: len(answers(b)) == n and idle(b))
+        assert not browser.find_elements(By.CSS_SELECTOR, ".error"), browser.find_element(By.CSS_SELECTOR, ".error").text
+    assert "no longer sent" in browser.find_element(By.ID, "note").text
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".turn")) == 16, "what is not sent is still shown"
+    say(browser, "z" * 400)  # does not fit alone
+    wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, ".error") and idle(b))
+    say(browser, "hello")
+    wait(browser, lambda b: len(answers(b)) == 10 and idle(b))
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".error")) == 1
+    shot(browser, "chat-context")
+    browser.get_log("browser")  # the refusals are there
+
+
+def test_copy_on_plain_http(browser, serve, tiny_folder):
+    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--allow-host", "plain.test") as s:
+        browser.get(f"http://plain.test:{s.port}/chat")
+        keep(browser, [{"id": "x", "title": "t", "turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "an answer\n\n```c\nint x;\n```"}]}])
+        browser.refresh()
+        assert not browser.execute_script("return window.isSecureContext")
+        prompt = browser.find_element(By.ID, "prompt")
+        for button, text in ((".code-head button", "int x;"), (".tools button", "an answer\n\n```c\nint x;\n```")):
+            browser.find_element(By.CSS_SELECTOR, button).click()
+            wait(browser, lambda b: b.find_element(By.CSS_SELECTOR, button).text == "Copied", 5)
+            prompt.clear()
+            prompt.send_keys(Keys.CONTROL, "v")
+            assert prompt.get_attribute("value") == text
+
+
+def test_a_table_after_a_line_of_text(chat):
+    keep(chat, [{"id": "x", "title": "t", "turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Some towns:\n| town | people |\n|:--|--:|\n| Ghent | 265 |\nNot a | row"}]}])
+    chat.refresh()
+    body = chat.find_element(By.CSS_SELECTOR, ".turn.assistant .body")
+    assert body.find_element(By.TAG_NAME, "p").text == "Some towns:"
+    assert [e.text for e in body.find_elements(By.CSS_SELECTOR, "th, td")][:4] == ["town", "people", "Ghent", "265"]
+
+
 def test_hostile_markdown_stays_inert(chat):
     turns = [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE}]
     chat.execute_script("localStorage.setItem('llmc.chat.v1', arguments[0])",
@@ -159,7 +247,25 @@ def test_phone_and_dark(chat):
         chat.refresh()
         assert chat.execute_script("return document.scrollingElement.scrollWidth") <= 375
         assert chat.execute_script("return getComputedStyle(document.body).backgroundColor") != light
+        # a word that fits is not broken: each stands on one line
+        chat.execute_script("localStorage.setItem('llmc.chat.v1', arguments[0])", json.dumps([{"id": "y", "title": "Words", "turns": [
+            {"role": "user", "content": "Compare them."}, {"role": "assistant", "note": "24 tokens, 31.4 tokens/s, first after 0.12 s", "content":
+             "| Characteristic | Description | Consequences |\n|---|---|---|\n| Responsiveness | Immediate acknowledgement | Satisfaction |\n\nIncomprehensibilities notwithstanding."}]}]))
         shot(chat, "chat-phone-dark")
+        chat.refresh()
+        assert chat.execute_script("return document.scrollingElement.scrollWidth") <= 375
+        broken = chat.execute_script("""
+            const out = [], walk = document.createTreeWalker(document.querySelector("#log"), NodeFilter.SHOW_TEXT);
+            for (let t; (t = walk.nextNode());)
+              for (const m of t.data.matchAll(/\\S+/g)) {
+                const r = document.createRange();
+                r.setStart(t, m.index);
+                r.setEnd(t, m.index + m[0].length);
+                if (new Set([...r.getClientRects()].map((b) => Math.round(b.top))).size > 1) out.push(m[0]);
+              }
+            return out;""")
+        assert broken == []
+        shot(chat, "chat-phone-words")
         chat.find_element(By.ID, "side-open").click()
         wait(chat, lambda b: b.find_element(By.ID, "new").is_displayed(), 5)
         shot(chat, "chat-phone-list")

@@ -74,9 +74,9 @@ def test_the_openapi_document_is_valid_and_complete(tiny):
     doc = tiny.get("/openapi.json").json()
     validate(doc)
     assert tiny.get("/docs").json() == doc and "text/html" in tiny.get("/docs", headers={"Accept": "text/html"}).headers["content-type"]
-    source = open("runtime/serve/route.c").read()
+    source = open("serve/routes.def").read()
     pages = {"/chat", "/status", "/docs", "/openapi.json", "/page/"}
-    routes = {(m, p) for m, p in re.findall(r'\{ "(GET|POST)", "([^"]+)"', source) if p not in pages}
+    routes = {(m, p) for m, p in re.findall(r'ROUTE\("(GET|POST)", +"([^"]+)"', source) if p not in pages}
     described = {(m.upper(), p.replace("{model}", "")) for p, ms in doc["paths"].items() for m in ms}
     assert routes == described
     assert doc["info"]["version"] == tiny.get("/version").json()["version"]
@@ -154,8 +154,12 @@ def test_web_pages_of_other_origins(fake):
         r = s.get("/version", headers={"Origin": "https://a.example"})
         assert r.headers["access-control-allow-origin"] == "https://a.example"
         assert "access-control-allow-origin" not in s.get("/version", headers={"Origin": "https://b.example"}).headers
-        r = s.request("OPTIONS", "/v1/chat/completions", headers={"Origin": "https://a.example", "Access-Control-Request-Method": "POST"})
-        assert r.status == 204 and "Authorization" in r.headers["access-control-allow-headers"]
+        asked = "authorization,content-type,openai-beta,x-api-key,x-stainless-arch,x-stainless-retry-count"  # by OpenAI's client in a browser
+        r = s.request("OPTIONS", "/v1/chat/completions", headers={"Origin": "https://a.example", "Access-Control-Request-Method": "POST",
+                                                                  "Access-Control-Request-Headers": asked})
+        assert r.status == 204 and set(asked.split(",")) <= {h.strip().lower() for h in r.headers["access-control-allow-headers"].split(",")}
+        exposed = s.get("/version", headers={"Origin": "https://a.example"}).headers["access-control-expose-headers"]
+        assert "x-request-id" in exposed.lower()
     with fake() as s:
         assert "access-control-allow-origin" not in s.get("/version", headers={"Origin": "https://a.example"}).headers
         # what a foreign page can send without asking is not JSON
@@ -178,6 +182,8 @@ def test_settings_that_do_not_fit(llmc_binary, tiny_folder, tmp_path):
     assert "max_total_tokens 999" in bad(tiny_folder, *small, "--port", 0, "--max-total-tokens", 999)
     assert "max_input_length" in bad(tiny_folder, *small, "--port", 0, "--max-total-tokens", 100, "--max-input-length", 100)
     assert "name a model" in bad()
+    assert "--seqs: at least 1" in bad(tiny_folder, *small, "--port", 0, "--seqs", 0)
+    assert "--seqs: at least 1" in bad(tiny_folder, *small, "--port", 0, env={"LLMC_SERVE_SEQS": "-1"})
     (tmp_path / "a.yaml").write_text("port: 8000\nprot: 1\n")
     assert f"{tmp_path}/a.yaml:2: prot: no such setting" in bad("--config", tmp_path / "a.yaml", tiny_folder)
     (tmp_path / "b.yaml").write_text("allow-remote: maybe\n")
@@ -240,6 +246,38 @@ def test_a_full_disk_for_the_log_does_not_matter(serve, tiny_folder):
             assert s.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 3}).status in (200, 404)
         code, _ = s.stop()
         assert code == 0 and open(s.log).read().count("the log cannot be written") == 1
+
+
+def test_sighup_opens_the_log_again(serve, tiny_folder, tmp_path):
+    """As logrotate does it: the file is moved away. And on a full disk: lines are lost until there is room, both is said."""
+    log, old = tmp_path / "log", tmp_path / "old"
+    with serve(tiny_folder, "--arch", "generic", "--log-file", log) as s:
+        def ask(name, written):
+            s.get("/version", headers={"X-Request-Id": name})
+            s.until(written)
+
+        def again():
+            was = os.readlink(fd)
+            s.process.send_signal(signal.SIGHUP)
+            s.until(lambda: os.readlink(fd) != was)
+        fd = next(f"/proc/{s.process.pid}/fd/{n}" for n in os.listdir(f"/proc/{s.process.pid}/fd") if os.path.realpath(f"/proc/{s.process.pid}/fd/{n}") == str(log))
+        ask("first", lambda: "first" in log.read_text())
+        log.rename(old)
+        ask("second", lambda: "second" in old.read_text())
+        again()
+        ask("third", lambda: "third" in log.read_text())
+        assert "third" not in old.read_text() and "first" not in log.read_text()
+        log.unlink()
+        log.symlink_to("/dev/full")
+        again()
+        ask("lost", lambda: "cannot be written" in open(s.log).read())
+        ask("lost too", lambda: True)
+        log.unlink()
+        again()
+        ask("found", lambda: "found" in log.read_text())
+        assert s.stop()[0] == 0
+        said = open(s.log).read()
+        assert said.count("cannot be written") == 1 and re.search("the log is written again, 2 lines are lost", said)
 
 
 def test_help_is_grouped(llmc_binary):

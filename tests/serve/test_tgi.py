@@ -193,6 +193,13 @@ def test_refusals_of_the_engine(tiny):
     assert s.status == 200 and [json.loads(f) for f in s.frames()] == [a.json()]
 
 
+@pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 1])
+def test_seeds_have_64_bits(tiny, seed):
+    assert generate(tiny, do_sample=True, seed=seed, max_new_tokens=1, details=True).json()["details"]["seed"] == seed
+    assert generate(tiny, do_sample=True, seed={"$u64": "5"}, max_new_tokens=1).status == 422
+    assert generate(tiny, do_sample=True, seed=2**64).status == 422 and generate(tiny, do_sample=True, seed=2.0**63).status == 422
+
+
 def test_top_k_beyond_31_bits_is_off(tiny):
     assert generate(tiny, top_k=4294967295, max_new_tokens=2, seed=1).status == 200
 

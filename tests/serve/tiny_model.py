@@ -47,7 +47,7 @@ def tokenizer():
     }
 
 
-def build(folder, context=256, base="llama-smol", padding=0):
+def build(folder, context=256, base="llama-smol", padding=0, template=TEMPLATE):
     g = weights.Golden(base)
     n = len(vocabulary()) + padding  # tokens that the tokenizer does not know
     g.config.update(vocab_size=n, max_position_embeddings=context, rope_theta=10000.0)
@@ -56,7 +56,7 @@ def build(folder, context=256, base="llama-smol", padding=0):
             g.tensors[name] = [n, g.tensors[name][1]]
     g.build(folder)
     for name, content in (("tokenizer.json", tokenizer()),
-                          ("tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE})):
+                          ("tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>", **({"chat_template": template} if template else {})})):
         with open(os.path.join(folder, name), "w") as f:
             json.dump(content, f)
     return str(folder)

@@ -86,12 +86,12 @@ def metaspace(scheme, split):
     return tok
 
 
-def words():
-    tok = Tokenizer(models.BPE(unk_token="<unk>", continuing_subword_prefix="##", end_of_word_suffix="</w>"))
+def words(byte_fallback=False):
+    tok = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=byte_fallback, continuing_subword_prefix="##", end_of_word_suffix="</w>"))
     tok.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Strip(), normalizers.Nmt()])
     tok.pre_tokenizer = pre_tokenizers.Whitespace()
     tok.decoder = decoders.BPEDecoder("</w>")
-    tok.train_from_iterator(texts.CORPUS, trainers.BpeTrainer(vocab_size=900, special_tokens=SPECIAL, limit_alphabet=200, show_progress=False, continuing_subword_prefix="##", end_of_word_suffix="</w>"))
+    tok.train_from_iterator(texts.CORPUS, trainers.BpeTrainer(vocab_size=900, special_tokens=SPECIAL + (BYTES if byte_fallback else []), limit_alphabet=200, show_progress=False, continuing_subword_prefix="##", end_of_word_suffix="</w>"))
     return tok
 
 
@@ -124,7 +124,7 @@ KINDS = {
     "gpt2": gpt2, "gpt2 with prefix space": gpt2_prefix, "llama3": llama3, "cased": cased, "digits": digits, "deepseek": deepseek,
     "llama2": llama2, "llama2 without bytes": lambda: llama2(True, False), "llama2 unfused": lambda: llama2(False, False),
     "metaspace always": lambda: metaspace("always", True), "metaspace first": lambda: metaspace("first", False),
-    "metaspace never": lambda: metaspace("never", True), "words": words, "unigram": unigram, "unigram with bytes": lambda: unigram(True), "plain": plain,
+    "metaspace never": lambda: metaspace("never", True), "words": words, "words with bytes": lambda: words(True), "unigram": unigram, "unigram with bytes": lambda: unigram(True), "plain": plain,
     **{f"split {b}{' inverted' * i}": (lambda b=b, i=i: splits(b, bool(i)))
        for b, i in itertools.product(["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"], [0, 1])},
 }

@@ -30,6 +30,8 @@ def load():
     lib.llmc_tokenizer_close.argtypes = [p]
     lib.llmc_tokenizer_size.argtypes = [p]
     lib.llmc_tokenize.argtypes = [p, ctypes.c_char_p, z, i, ctypes.POINTER(ctypes.c_int32), z, sizes, err]
+    lib.llmc_tokenize_least.argtypes = [p, ctypes.c_char_p, z]
+    lib.llmc_tokenize_least.restype = z
     lib.llmc_detokenize.argtypes = [p, ctypes.POINTER(ctypes.c_int32), z, ctypes.c_bool, ctypes.c_char_p, z, sizes, err]
     lib.llmc_token_text.argtypes = [p, ctypes.c_int32]
     lib.llmc_token_text.restype = ctypes.c_char_p
@@ -78,6 +80,8 @@ class Tokenizer:
         need = ctypes.c_size_t()
         err = Error()
         check(LIB.llmc_tokenize(self.handle, data, len(data), flags, ids, cap, ctypes.byref(need), ctypes.byref(err)), err)
+        least = LIB.llmc_tokenize_least(self.handle, data, len(data))
+        assert least <= need.value, f"{need.value} ids for {data[:80]}, said to be {least} at least"
         return ids[: need.value]
 
     def decode(self, ids, skip_special=True):

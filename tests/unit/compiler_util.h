@@ -34,7 +34,6 @@ bench_run(void (*fn)(Bench *, int), int n)
 	if (setjmp(b->diag.bug))
 		fail_msg("BUG: %s", strbuf_str(&b->diag.text));
 	fn(b, n);
-	diag_release(&b->diag);
 	arena_release(&b->arena);
 	free(b);
 }

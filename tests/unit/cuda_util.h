@@ -21,7 +21,9 @@ static void (*emu_count_reset)(void);
 static void (*emu_fail)(const char *name, long n, int code);
 static const char *(*emu_failed)(void);
 static long (*emu_leaks)(void);
-static void (*emu_graph)(long *kernels, long *asked, long *edges);
+static int (*emu_report_count)(void);
+static const char *(*emu_last_report)(void);
+static void (*emu_graph)(long *kernels, long *asked, long *edges, long *changes);
 
 /* BUILD/emu from BUILD/unit/test_x; false: the emulator has not been built */
 static inline bool
@@ -45,10 +47,22 @@ emulator(char dir[4096])
 	*(void **)&emu_fail = dlsym(lib, "emu_fail");
 	*(void **)&emu_failed = dlsym(lib, "emu_failed");
 	*(void **)&emu_leaks = dlsym(lib, "emu_leaks");
+	*(void **)&emu_report_count = dlsym(lib, "emu_report_count");
+	*(void **)&emu_last_report = dlsym(lib, "emu_last_report");
 	*(void **)&emu_graph = dlsym(lib, "emu_graph");
 	setenv("LLMC_CUDA_LIBDIR", dir, 1);
 	setenv("LLMC_EMU_QUIET", "1", 1);
-	return emu_count && emu_count_reset && emu_fail && emu_failed && emu_leaks && emu_graph;
+	return emu_count && emu_count_reset && emu_fail && emu_failed && emu_leaks && emu_graph && emu_report_count && emu_last_report;
+}
+
+/* For what main returns: a finding of the emulator fails a test whose assertions all hold. */
+static inline int
+no_findings(int rc)
+{
+	if (emu_report_count() == 0)
+		return rc;
+	printf("%d findings of the emulator, the last: %s\n", emu_report_count(), emu_last_report());
+	return rc ? rc : 1;
 }
 
 static char last_log[1 << 16];

@@ -8,10 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <jansson.h>
+#include <math.h>
+
 #include "base/arena.h"
 #include "base/error.h"
+#include "base/json.h"
+#include "base/number.h"
 #include "base/sha256.h"
 #include "base/strbuf.h"
+#include "base/utf8.h"
+#include "locale_comma.h"
 
 static void
 arena_pieces_are_zeroed_aligned_and_apart(void **state)
@@ -95,6 +102,48 @@ arena_jumps_when_memory_is_out(void **state)
 	assert_int_equal(done, 4);
 	assert_non_null(arena_alloc(&a, 1, 1));
 	arena_release(&a);
+}
+
+static char order[16];
+
+static void
+note(void *p)
+{
+	strcat(order, p);
+}
+
+/* Released once, the latest first; what cannot be remembered is released before the jump. */
+static void
+arenas_release_what_was_deferred(void **state)
+{
+	static char one[] = "1", two[] = "2", three[] = "3";
+	Arena a;
+
+	(void)state;
+	arena_init(&a);
+	if (setjmp(a.oom))
+		fail_msg("out of memory");
+	arena_defer(&a, note, one);
+	arena_defer(&a, note, two);
+	arena_defer(&a, note, three);
+	arena_done(&a, two);
+	arena_done(&a, two);
+	assert_string_equal(order, "2");
+	strbuf_puts(arena_strbuf(&a), "heap text that only the arena knows");
+	arena_release(&a);
+	assert_string_equal(order, "231");
+
+	order[0] = 0;
+	arena_init(&a);
+	a.fail_after = 2;
+	if (setjmp(a.oom) == 0) {
+		arena_defer(&a, note, one);
+		arena_defer(&a, note, two);
+		fail_msg("no jump");
+	}
+	assert_string_equal(order, "2");
+	arena_release(&a);
+	assert_string_equal(order, "21");
 }
 
 static void
@@ -230,15 +279,104 @@ sha256_matches_known_sums(void **state)
 	assert_string_equal(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
+/* What Python's repr says, and for any double a text that strtod reads back. */
+static void
+numbers_in_any_locale(void **state)
+{
+	static const struct { double v; const char *text, *plain, *nine; } row[] = {
+		{ 0, "0.0", "0", "0.0" }, { 1, "1.0", "1", "1.0" }, { -3, "-3.0", "-3", "-3.0" }, { 50, "50.0", "50", "50.0" },
+		{ 0.1, "0.1", "0.1", "0.1" }, { 1e-5, "1e-05", "1e-05", "1e-05" }, { 1e-4, "0.0001", "0.0001", "0.0001" },
+		{ 0.00012345, "0.00012345", "0.00012345", "0.00012345" }, { 1e300, "1e+300", "1e+300", "1e+300" },
+		{ 1.0 / 3, "0.3333333333333333", "0.3333333333333333", "0.333333333" }, { 2.0 / 3, "0.6666666666666666", "0.6666666666666666", "0.666666667" },
+		{ 1e15, "1000000000000000.0", "1000000000000000", "1000000000000000.0" }, { 1e16, "1e+16", "1e+16", "1e+16" },
+		{ 123456789012, "123456789012.0", "123456789012", "123456789000.0" }, { 5e-324, "5e-324", "5e-324", "5e-324" },
+		{ 1.7976931348623157e308, "1.7976931348623157e+308", "1.7976931348623157e+308", "1.79769313e+308" },
+		{ 0.08838834764831845, "0.08838834764831845", "0.08838834764831845", "0.0883883476" }, { (double)0.1f, "0.10000000149011612", "0.10000000149011612", "0.100000001" },
+	};
+	static const char *const wrong[] = { "0x10", "inf", "nan", "1e999", "", "1,5", "1 ", " 1", "-", "--1", "1e", "1.2.3", ".", "1.500,5" };
+	char out[NUMBER_SIZE];
+	double back;
+	uint64_t bits = 1;
+
+	(void)state;
+	for (int comma = 0; comma < 2; comma++) {
+		if (comma && !locale_comma())
+			continue;
+		for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+			number_text(out, row[i].v, NUMBER_EXACT);
+			assert_string_equal(out, row[i].text);
+			assert_true(number_parse(out, &back) && back == row[i].v);
+			number_text(out, row[i].v, 9);
+			assert_string_equal(out, row[i].nine);
+			number_plain(out, row[i].v, NUMBER_EXACT);
+			assert_string_equal(out, row[i].plain);
+		}
+		for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+			if (number_parse(wrong[i], &back))
+				fail_msg("\"%s\" is no number", wrong[i]);
+		for (int i = 0; i < 20000; i++) {
+			double v;
+			bits = bits * 6364136223846793005u + 1442695040888963407u;
+			uint64_t mixed = bits ^ bits >> 29;
+			memcpy(&v, &mixed, sizeof v);
+			number_text(out, v, NUMBER_EXACT);
+			assert_true(strlen(out) < NUMBER_SIZE);
+			if (isfinite(v))
+				assert_true(number_parse(out, &back) && back == v);
+			if (!comma && isfinite(v))
+				assert_true(strtod(out, NULL) == v);
+		}
+	}
+	setlocale(LC_ALL, "C");
+}
+
+/* jansson reads back what was written, whatever bytes it was. */
+static void
+json_reads_back(void **state)
+{
+	Strbuf b = { 0 }, fixed = { 0 };
+	static const char pieces[] = "\0\1\n\t\"\\/\x7f\x80\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\xed\xa0x\b\f\r\x1f";
+	char text[64];
+	const char *volatile none = NULL;
+	uint64_t bits = 7;
+
+	(void)state;
+	for (int i = 0; i < 5000; i++) {
+		size_t n = (size_t)i % sizeof text;
+		for (size_t k = 0; k < n; k++) {
+			bits = bits * 6364136223846793005u + 1442695040888963407u;
+			text[k] = pieces[(bits >> 40) % (sizeof pieces - 1)];
+		}
+		strbuf_clear(&b);
+		json_str(&b, text, n);
+		json_t *v = json_loadb(b.data, b.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+		if (!v)
+			fail_msg("not JSON: %s", b.data);
+		strbuf_clear(&fixed);
+		utf8_add_lossy(&fixed, text, n);
+		assert_int_equal(json_string_length(v), fixed.len);
+		assert_memory_equal(json_string_value(v), strbuf_str(&fixed), fixed.len);
+		json_decref(v);
+	}
+	strbuf_clear(&b);
+	json_printf(&b, "{\"a\":%s,\"b\":%s,\"c\":[%d,%lld,%g,%g]}", "x\"\n", none, -1, 1ll << 40, 0.5, 1.0 / 0.0);
+	assert_string_equal(strbuf_str(&b), "{\"a\":\"x\\\"\\n\",\"b\":null,\"c\":[-1,1099511627776,0.5,null]}");
+	strbuf_release(&b);
+	strbuf_release(&fixed);
+}
+
 int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(arena_pieces_are_zeroed_aligned_and_apart),
 		cmocka_unit_test(arena_jumps_when_memory_is_out),
+		cmocka_unit_test(arenas_release_what_was_deferred),
 		cmocka_unit_test(strbuf_appends),
 		cmocka_unit_test(errors_are_sentences_of_the_caller),
 		cmocka_unit_test(sha256_matches_known_sums),
+		cmocka_unit_test(numbers_in_any_locale),
+		cmocka_unit_test(json_reads_back),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

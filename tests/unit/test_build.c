@@ -412,9 +412,6 @@ failures_are_sentences(void **state)
 	fresh();
 	snprintf(artifact + strlen(artifact), 16, "/none");
 	refused(LLMC_E_IO, "none");
-	fresh();
-	put("../cache", "a file");
-	refused(LLMC_E_IO, "cache");
 	/* a warning that only this compiler has is no reason to stop */
 	fresh();
 	char with[1024];
@@ -423,6 +420,41 @@ failures_are_sentences(void **state)
 	assert_int_equal(works(42), 2);
 	assert_non_null(strstr(said, "kernels/one.c: "));
 	assert_non_null(strstr(said, " warns about it"));
+}
+
+/* Kernels are compiled for the process alone, in memory: two at once do not mix, nothing stays behind, and one line says so. */
+static void
+a_cache_that_takes_no_files(void **state)
+{
+	char tmp[600];
+	Kernels *k[2];
+	llmc_error err;
+	int got = 0;
+	void *args[] = { &got };
+
+	(void)state;
+	fresh();
+	put("../cache", "a file");
+	snprintf(tmp, sizeof tmp, "%s/tmp", dir.path);
+	mkdir(tmp, 0700);
+	setenv("TMPDIR", tmp, 1);
+	for (int i = 0; i < 2; i++) {
+		if (i)
+			put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 43\n");
+		if (open_kernels(&k[i], &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+		assert_int_equal(n_compiled, 2);
+		assert_ptr_equal(strstr(said, "compiled kernels are not kept for the next time: "), said);
+		assert_non_null(strstr(said, "LLMC_CACHE"));
+		assert_string_equal(strchr(said, '\n'), "\n");
+	}
+	for (int i = 0; i < 2; i++) {
+		kernels_find(k[i], 0)(NULL, args, 2, 3);
+		assert_int_equal(got, 42 + i + 6);
+		kernels_close(k[i]);
+	}
+	assert_int_equal(rmdir(tmp), 0);
+	unsetenv("TMPDIR");
 }
 
 static void
@@ -514,6 +546,7 @@ main(void)
 		cmocka_unit_test(sources_that_change_meanwhile),
 		cmocka_unit_test(what_dead_processes_leave),
 		cmocka_unit_test(failures_are_sentences),
+		cmocka_unit_test(a_cache_that_takes_no_files),
 		cmocka_unit_test(shipped_kernels_are_used_when_they_fit),
 		cmocka_unit_test(processes_may_build_the_same),
 	};

@@ -66,7 +66,7 @@ same_tokens(void **state)
 		assert_int_equal(got[i], reference[i]);
 }
 
-/* The reference's sampler and the device's pick alike, also when a sequence is put aside and goes on elsewhere. */
+/* The reference's sampler and the device's pick alike, also when a sequence is preempted and goes on elsewhere. */
 static void
 samples(void **state)
 {
@@ -104,13 +104,13 @@ samples(void **state)
 		memcpy(all, prompt, sizeof prompt);
 		memcpy(all + PROMPT, id[0], CUT * sizeof *all);
 		assert_int_equal(session_seq_new(s[1]->s, 0, &q, &err), LLMC_OK);
-		assert_int_equal(session_pick_resume(s[1]->s, q, &p, prompt, PROMPT, id[0], CUT, &err), LLMC_OK);
+		assert_int_equal(session_sample_params(s[1]->s, q, &p, prompt, PROMPT, id[0], CUT, &err), LLMC_OK);
 		llmc_chunk c = { .seq = q, .tok = all, .n_tok = PROMPT + CUT - 1 };
-		assert_int_equal(session_step(s[1]->s, &c, 1, &err), LLMC_OK);
+		assert_int_equal(session_queue_step(s[1]->s, &c, 1, &err), LLMC_OK);
 		c = (llmc_chunk){ .seq = q, .n_tok = 1, .n_out = 1 };
 		for (int k = CUT; k < N; k++) {
-			assert_int_equal(session_step(s[1]->s, &c, 1, &err), LLMC_OK);
-			assert_int_equal(session_picked(s[1]->s, &got, NULL, &err), LLMC_OK);
+			assert_int_equal(session_queue_step(s[1]->s, &c, 1, &err), LLMC_OK);
+			assert_int_equal(session_take_sampled(s[1]->s, &got, NULL, &err), LLMC_OK);
 			assert_int_equal(got, id[0][k]);
 		}
 		llmc_seq_free(s[1], q);
@@ -139,18 +139,18 @@ calls_of_a_token(void **state)
 	assert_int_equal(open_tiny("cuda", NULL, &m, &err), LLMC_OK);
 	assert_int_equal(llmc_session_open(m, &l, &s, &err), LLMC_OK);
 	assert_int_equal(session_seq_new(s->s, 0, &q, &err), LLMC_OK);
-	assert_true(session_can_pick(s->s, &p));
-	assert_int_equal(session_pick_params(s->s, q, &p, prompt, PROMPT, &err), LLMC_OK);
+	assert_true(session_can_sample(s->s, &p));
+	assert_int_equal(session_sample_params(s->s, q, &p, prompt, PROMPT, NULL, 0, &err), LLMC_OK);
 	llmc_chunk c = { .seq = q, .tok = prompt, .n_tok = PROMPT, .n_out = 1 };
-	assert_int_equal(session_step(s->s, &c, 1, &err), LLMC_OK);
+	assert_int_equal(session_queue_step(s->s, &c, 1, &err), LLMC_OK);
 	c.tok = NULL;
 	c.n_tok = 1;
 	emu_count_reset();
 	for (int i = 0; i < N; i++) {
-		assert_int_equal(session_step(s->s, &c, 1, &err), LLMC_OK);
+		assert_int_equal(session_queue_step(s->s, &c, 1, &err), LLMC_OK);
 		if (i == 0) /* two are under way */
-			assert_int_equal(session_step(s->s, &c, 1, &err), LLMC_E_BUSY);
-		assert_int_equal(session_picked(s->s, &id, NULL, &err), LLMC_OK);
+			assert_int_equal(session_queue_step(s->s, &c, 1, &err), LLMC_E_BUSY);
+		assert_int_equal(session_take_sampled(s->s, &id, NULL, &err), LLMC_OK);
 		if (i < 36)
 			assert_int_equal(id, reference[i]);
 	}
@@ -159,8 +159,8 @@ calls_of_a_token(void **state)
 	long waits = emu_count("cuEventSynchronize"), context = emu_count("cuCtxPushCurrent_v2") + emu_count("cuCtxPopCurrent_v2");
 	assert_true(waits <= 2 * N);
 	assert_int_equal(emu_count(NULL), 2 * N + waits + context);
-	assert_int_equal(session_picked(s->s, &id, NULL, &err), LLMC_OK);
-	assert_int_equal(session_picked(s->s, &id, NULL, &err), LLMC_E_RANGE);
+	assert_int_equal(session_take_sampled(s->s, &id, NULL, &err), LLMC_OK);
+	assert_int_equal(session_take_sampled(s->s, &id, NULL, &err), LLMC_E_RANGE);
 	llmc_session_close(s);
 	llmc_close(m);
 }
@@ -355,7 +355,7 @@ main(void)
 		cmocka_unit_test(lost_in_a_request),
 		cmocka_unit_test(every_call_fails),
 	};
-	int rc = cmocka_run_group_tests(tests, NULL, NULL);
+	int rc = no_findings(cmocka_run_group_tests(tests, NULL, NULL));
 	tempdir_close(&cache);
 	return rc;
 }

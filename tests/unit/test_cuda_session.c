@@ -75,8 +75,8 @@ step(Pair *p, bool ahead)
 		return;
 	OK(llmc_forward(p->s[0], c[0], (size_t)n, want, err));
 	if (ahead) {
-		OK(session_step(p->s[1]->s, c[1], (size_t)n, err));
-		OK(session_picked(p->s[1]->s, ids, NULL, err));
+		OK(session_queue_step(p->s[1]->s, c[1], (size_t)n, err));
+		OK(session_take_sampled(p->s[1]->s, ids, NULL, err));
 	} else {
 		OK(llmc_forward(p->s[1], c[1], (size_t)n, got, err));
 		for (int32_t i = 0; i < n * VOCAB; i++)
@@ -98,7 +98,7 @@ new_seq(Pair *p, int32_t i)
 
 	for (int k = 0; k < 2; k++)
 		OK(llmc_seq_new(p->s[k], 0, &p->q[i][k], err));
-	OK(session_pick_params(p->s[1]->s, p->q[i][1], &greedy, NULL, 0, err));
+	OK(session_sample_params(p->s[1]->s, p->q[i][1], &greedy, NULL, 0, NULL, 0, err));
 	p->fed[i] = false;
 }
 
@@ -127,7 +127,7 @@ save_and_load(Pair *p, int32_t i)
 	}
 	p->fed[i] = false;
 	llmc_params greedy = LLMC_INIT(llmc_params);
-	OK(session_pick_params(p->s[1]->s, p->q[i][1], &greedy, NULL, 0, err));
+	OK(session_sample_params(p->s[1]->s, p->q[i][1], &greedy, NULL, 0, NULL, 0, err));
 }
 
 static void
@@ -137,7 +137,7 @@ fork_seq(Pair *p, int32_t from, int32_t to)
 
 	for (int k = 0; k < 2; k++)
 		OK(llmc_seq_fork(p->s[k], p->q[from][k], &p->q[to][k], err));
-	OK(session_pick_params(p->s[1]->s, p->q[to][1], &greedy, NULL, 0, err));
+	OK(session_sample_params(p->s[1]->s, p->q[to][1], &greedy, NULL, 0, NULL, 0, err));
 	p->fed[to] = false;
 }
 
@@ -235,12 +235,12 @@ queued_again(void **state)
 					OK(llmc_forward(s[k], &c, 1, logits, err));
 				} else {
 					if (at == 0)
-						OK(session_pick_params(s[k]->s, q, &greedy, NULL, 0, err));
-					OK(session_step(s[k]->s, &c, 1, err));
+						OK(session_sample_params(s[k]->s, q, &greedy, NULL, 0, NULL, 0, err));
+					OK(session_queue_step(s[k]->s, &c, 1, err));
 				}
 			}
 			if (k)
-				OK(session_picked(s[k]->s, &got[1][i][0], NULL, err));
+				OK(session_take_sampled(s[k]->s, &got[1][i][0], NULL, err));
 			for (int n = 0; k == 0 && n < NEW; n++) {
 				const llmc_chunk c = { .seq = q, .tok = &got[0][i][n], .n_tok = 1, .n_out = 1 };
 				got[0][i][n] = best(logits);
@@ -249,12 +249,12 @@ queued_again(void **state)
 		}
 	const llmc_chunk both[2] = { { .seq = 0, .n_tok = 1, .n_out = 1 }, { .seq = 1, .n_tok = 1, .n_out = 1 } };
 	emu_fail("cuGraphInstantiateWithFlags", 1, 2);
-	assert_int_equal(session_step(s[1]->s, both, 2, NULL), LLMC_E_MEMORY);
+	assert_int_equal(session_queue_step(s[1]->s, both, 2, NULL), LLMC_E_MEMORY);
 	emu_fail(NULL, 0, 0);
 	for (int n = 1; n < NEW; n++) {
 		int32_t id[2];
-		OK(session_step(s[1]->s, both, 2, err));
-		OK(session_picked(s[1]->s, id, NULL, err));
+		OK(session_queue_step(s[1]->s, both, 2, err));
+		OK(session_take_sampled(s[1]->s, id, NULL, err));
 		got[1][0][n] = id[0];
 		got[1][1][n] = id[1];
 	}
@@ -262,6 +262,38 @@ queued_again(void **state)
 	for (int k = 0; k < 2; k++) {
 		llmc_session_close(s[k]);
 		llmc_close(m[k]);
+	}
+}
+
+/* Steps whose picks nobody has taken, one of them queued behind another: closing waits for them, and nothing stays. */
+static void
+closed_in_flight(void **state)
+{
+	llmc_params greedy = LLMC_INIT(llmc_params);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_chunk c = { .n_tok = 1, .n_out = 1 };
+	const int32_t prompt[4] = { 1, 2, 3, 4 };
+
+	(void)state;
+	l.context = CONTEXT;
+	l.seqs = 2;
+	for (int steps = 1; steps <= 2; steps++) {
+		llmc_model *m;
+		llmc_session *s;
+		OK(open_tiny("cuda", NULL, &m, err));
+		OK(llmc_session_open(m, &l, &s, err));
+		OK(llmc_seq_new(s, 0, &c.seq, err));
+		OK(session_sample_params(s->s, c.seq, &greedy, NULL, 0, NULL, 0, err));
+		c.tok = prompt;
+		c.n_tok = 4;
+		for (int i = 0; i < steps; i++) {
+			OK(session_queue_step(s->s, &c, 1, err));
+			c.tok = NULL; /* then what the step before picked */
+			c.n_tok = 1;
+		}
+		llmc_session_close(s);
+		llmc_close(m);
+		assert_int_equal(emu_leaks(), 0);
 	}
 }
 
@@ -280,8 +312,8 @@ main(void)
 	if (tempdir_open(&cache) != 0)
 		return 1;
 	setenv("LLMC_CACHE", cache.path, 1);
-	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps), cmocka_unit_test(queued_again) };
-	int rc = cmocka_run_group_tests(tests, NULL, NULL);
+	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps), cmocka_unit_test(queued_again), cmocka_unit_test(closed_in_flight) };
+	int rc = no_findings(cmocka_run_group_tests(tests, NULL, NULL));
 	tempdir_close(&cache);
 	return rc;
 }

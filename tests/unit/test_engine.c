@@ -44,6 +44,22 @@ tear_down(void **state)
 	return 0;
 }
 
+/* As llmc.h has it: the size is told, and no room is too little. */
+static void
+text_without_room(void **state)
+{
+	size_t need = 0;
+	llmc_error err;
+	char buf[8];
+
+	(void)state;
+	assert_int_equal(llmc_get(model, "name", NULL, 0, &need, &err), LLMC_E_RANGE);
+	assert_int_equal(need, strlen("tiny"));
+	assert_int_equal(llmc_get(model, "name", buf, need, &need, &err), LLMC_E_RANGE);
+	assert_int_equal(llmc_get(model, "name", buf, need + 1, &need, &err), LLMC_OK);
+	assert_string_equal(buf, "tiny");
+}
+
 typedef struct Box { llmc_session *s; Engine *e; } Box; /* an engine that checks its books */
 
 static Box
@@ -867,6 +883,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(text_without_room),
 		cmocka_unit_test(a_crowd_answers_as_each_alone),
 		cmocka_unit_test(choices_draw_with_their_own_seeds),
 		cmocka_unit_test(logprobs_are_those_of_the_logits),

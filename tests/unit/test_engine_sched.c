@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "runtime/engine/sched.h"
-#include "runtime/kv.h"
+#include "runtime/kv/kv.h"
 
 enum { VOCAB = 400, EOS = 0, CONTEXT = 336 };
 
@@ -365,25 +365,25 @@ random_requests_answer_as_alone(void **state)
 		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2 },
 	};
 	static Sim m;
-	uint64_t aside = 0, saved = 0, hits = 0;
+	uint64_t preempted = 0, saved = 0, hits = 0;
 	int steps = 13000;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
 		m = (Sim){ .f.random = 88172645463325252u + i };
 		simulate(&m, with[i].lim, steps, with[i].choices, with[i].busy, with[i].save);
-		aside += m.s->n_aside;
+		preempted += m.s->n_preempted;
 		saved += m.s->n_loaded;
 		hits += m.s->prefix_hits;
-		print_message("%zu: %llu answered, %llu cancelled, %llu set aside, %llu loaded, %llu cached, at most %llu steps\n", i,
-		              (unsigned long long)m.n_done, (unsigned long long)m.n_cancelled, (unsigned long long)m.s->n_aside,
+		print_message("%zu: %llu answered, %llu cancelled, %llu preempted, %llu loaded, %llu cached, at most %llu steps\n", i,
+		              (unsigned long long)m.n_done, (unsigned long long)m.n_cancelled, (unsigned long long)m.s->n_preempted,
 		              (unsigned long long)m.s->n_loaded, (unsigned long long)m.s->prefix_hits, (unsigned long long)m.slowest);
 		assert_true(m.n_done > 100);
 		sched_close(m.s);
 		kv_release(&m.f.kv);
 	}
 	/* the simulation has been where it matters */
-	assert_true(aside > 500 && saved > 200 && hits > 10000);
+	assert_true(preempted > 500 && saved > 200 && hits > 10000);
 }
 
 /* ------------------------------------------------------------------------------------------ one by one ---- */
@@ -530,11 +530,11 @@ the_youngest_makes_room_and_goes_on_first(void **state)
 	SchedReq *a = put(m, 30, 100, 1), *b = put(m, 30, 100, 1);
 	quiet_step(m);
 	assert_true(a->started && b->started);
-	while (!b->seq[0].n_aside)
+	while (!b->seq[0].n_preempted)
 		quiet_step(m);
-	assert_int_equal(a->seq[0].n_aside, 0); /* both had three pages, a needs a fourth */
+	assert_int_equal(a->seq[0].n_preempted, 0); /* both had three pages, a needs a fourth */
 	assert_int_equal(a->seq[0].n_tok, b->seq[0].n_tok + 1);
-	assert_int_equal(b->seq[0].state, SEQ_ASIDE);
+	assert_int_equal(b->seq[0].state, SEQ_PREEMPTED);
 	SchedReq *c = put(m, 5, 5, 1);
 	quiet_step(m);
 	assert_false(c->started); /* although it would fit */

@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "compiler/expr.h"
-#include "compiler/yaml.h"
+#include "formats/yaml.h"
 #include "tests/unit/compiler_util.h"
 
 static ExprVal
@@ -193,9 +193,9 @@ BENCH_TEST(numbers)
 	};
 
 	for (size_t i = 0; i < sizeof pair / sizeof *pair; i++) {
-		char out[40];
+		char out[NUMBER_SIZE];
 		double back;
-		number_text(out, pair[i].v);
+		yaml_number(out, pair[i].v);
 		assert_string_equal(out, pair[i].text);
 		assert_true(number_parse(out, &back) && back == pair[i].v);
 	}

@@ -26,12 +26,12 @@ BENCH_TEST(fuse_keeps_the_residual_stream)
 	assert_int_equal(g->n_op, 1 + 2 * 5 + 1);
 	const Op *o = &g->op[3], *down = &g->op[5], *next = &g->op[6];
 	assert_int_equal(o->kind, OP_matmul_add);
-	assert_string_equal(value_name(g, o->in[3]), "x0");
-	assert_string_equal(value_name(g, o->out[0]), "L0.mid");
+	assert_string_equal(value_name(g, o->arg[ARG(matmul_add, r)]), "x0");
+	assert_string_equal(value_name(g, o->arg[ARG(matmul_add, y)]), "L0.mid");
 	assert_int_equal(down->kind, OP_matmul_add);
-	assert_int_equal(down->in[3], o->out[0]);
-	assert_int_equal(next->in[0], down->out[0]);
-	assert_string_equal(value_name(g, next->in[0]), "x1");
+	assert_int_equal(down->arg[ARG(matmul_add, r)], o->arg[ARG(matmul_add, y)]);
+	assert_int_equal(next->arg[ARG(norm_qkv, x)], down->arg[ARG(matmul_add, y)]);
+	assert_string_equal(value_name(g, next->arg[ARG(norm_qkv, x)]), "x1");
 }
 
 BENCH_TEST(a_second_run_finds_nothing)
@@ -49,11 +49,11 @@ BENCH_TEST(qkv_takes_head_norms_and_rope)
 	const Graph *g = fused(b, "qwen3", TINY_GQA TINY_FFN);
 	const Op    *op = graph_first(g, OP_norm_qkv);
 
-	assert_string_equal(value_name(g, op->in[3]), "L0.qkv");
-	assert_string_equal(value_name(g, op->in[5]), "L0.q_norm");
-	assert_string_equal(value_name(g, op->in[6]), "L0.k_norm");
-	assert_string_equal(value_name(g, op->in[7]), "rope0");
-	assert_string_equal(value_name(g, op->out[0]), "L0.q_rope");
+	assert_string_equal(value_name(g, op->arg[ARG(norm_qkv, w)]), "L0.qkv");
+	assert_string_equal(value_name(g, op->arg[ARG(norm_qkv, qn)]), "L0.q_norm");
+	assert_string_equal(value_name(g, op->arg[ARG(norm_qkv, kn)]), "L0.k_norm");
+	assert_string_equal(value_name(g, op->arg[ARG(norm_qkv, rope)]), "rope0");
+	assert_string_equal(value_name(g, op->arg[ARG(norm_qkv, q)]), "L0.q_rope");
 	assert_int_equal(op_int(op, "rope_dims"), 8);
 	assert_int_equal(graph_count(g, OP_rope) + graph_count(g, OP_rmsnorm) + graph_count(g, OP_kv_append), 0);
 }
@@ -97,7 +97,7 @@ BENCH_TEST(a_shared_norm_is_repeated)
 
 	assert_string_equal(op_word(graph_first(g, OP_norm_qkv), "norm"), "rms");
 	assert_string_equal(op_word(graph_first(g, OP_norm_glu), "norm"), "rms");
-	assert_int_equal(graph_first(g, OP_norm_qkv)->in[1], graph_first(g, OP_norm_glu)->in[1]);
+	assert_int_equal(graph_first(g, OP_norm_qkv)->arg[ARG(norm_qkv, nw)], graph_first(g, OP_norm_glu)->arg[ARG(norm_glu, nw)]);
 	assert_int_equal(graph_count(g, OP_rmsnorm), 0);
 }
 
@@ -125,7 +125,7 @@ BENCH_TEST(experts_read_the_norm_from_memory)
 	for (size_t i = 0; i < g->n_op; i++)
 		if (g->op[i].kind == OP_norm_glu && g->op[i].layer == 1) {
 			assert_string_equal(op_word(&g->op[i], "norm"), "none");
-			assert_string_equal(value_name(g, g->op[i].in[0]), "L1.ffn_in");
+			assert_string_equal(value_name(g, g->op[i].arg[ARG(norm_glu, x)]), "L1.ffn_in");
 		}
 }
 
@@ -144,7 +144,7 @@ BENCH_TEST(head_with_a_bias_stays)
 
 	assert_int_equal(graph_count(g, OP_head), 0);
 	assert_int_equal(graph_count(g, OP_pick), 1);
-	assert_string_equal(value_name(g, g->op[g->n_op - 1].out[0]), "logits");
+	assert_string_equal(value_name(g, g->op[g->n_op - 1].arg[op_info[g->op[g->n_op - 1].kind].n_in]), "logits");
 }
 
 BENCH_TEST(head_takes_the_cap)
@@ -154,8 +154,8 @@ BENCH_TEST(head_takes_the_cap)
 
 	assert_int_equal(op->kind, OP_head);
 	assert_true(op_num(op, "cap") == 30);
-	assert_string_equal(value_name(g, op->in[3]), "embed");
-	assert_string_equal(value_name(g, op->out[0]), "logits");
+	assert_string_equal(value_name(g, op->arg[ARG(head, w)]), "embed");
+	assert_string_equal(value_name(g, op->arg[ARG(head, logits)]), "logits");
 }
 
 /* No template, no fusion: the reference would only get longer steps. */

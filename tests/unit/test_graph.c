@@ -50,12 +50,12 @@ BENCH_TEST(rows_change_at_pick_only)
 	bool         picked = false;
 	for (size_t i = 0; i < g->n_op; i++) {
 		picked |= g->op[i].kind == OP_pick;
-		const Value *v = &g->val[g->op[i].out[0]];
+		const Value *v = &g->val[g->op[i].arg[op_info[g->op[i].kind].n_in]];
 		if (v->kind == VAL_ACT)
 			assert_int_equal(v->rows, picked ? SYM_n_out : SYM_n_tok);
 	}
 	assert_true(picked);
-	assert_string_equal(g->val[g->op[g->n_op - 1].out[0]].name, "logits");
+	assert_string_equal(g->val[g->op[g->n_op - 1].arg[ARG(matmul, y)]].name, "logits");
 }
 
 BENCH_TEST(missing_tensor_name_is_an_error)
@@ -122,9 +122,9 @@ check_fault(Bench *b, int fault)
 	Op    *op = &g->op[2];
 
 	if (fault == 0) /* reads what is made later */
-		op->in[0] = g->op[9].out[0];
+		op->arg[ARG(matmul, x)] = g->op[9].arg[op_info[g->op[9].kind].n_in];
 	else if (fault == 1) /* lacks its weight */
-		op->in[1] = -1;
+		op->arg[ARG(matmul, w)] = -1;
 	else if (fault == 2) /* an attribute that contradicts the weight */
 		op->attr[0].i++;
 	else /* says nothing of its shape */

@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/file.h"
-#include "compiler/yaml.h"
+#include "formats/yaml.h"
 #include "tests/unit/compiler_util.h"
 
 #define TOP "tests/golden/config-fixtures"

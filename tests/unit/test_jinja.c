@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/text/text.h"
+#include "text/text.h"
 
 static llmc_status
 render(const char *source, const char *vars, char **out, llmc_error *err)
@@ -93,7 +93,6 @@ greedy(void **state)
 	refused("{{ [1] * 9999999999 }}", "");
 	refused("{% set ns = namespace(s='xxxxxxxxxxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "memory");
 	refused("{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('a', ns.s) %}{% endfor %}", "memory");
-	refused("{{ 'x'.center(99999999999) }}", "too much");
 	refused("{{ '%999999999d' | format(1) }}", "");
 	refused("{{ 'a' | indent(99999) | length ~ ('b' * 300000000) }}", "memory");
 }

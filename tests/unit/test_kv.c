@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/kv.h"
+#include "runtime/kv/kv.h"
 
 static PlanPool pools[] = {
 	{ .id = "kv", .dtype = DT_F32, .n_layers = 2, .kv_heads = 1, .k_dim = 2, .v_dim = 1 },

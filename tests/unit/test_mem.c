@@ -47,7 +47,7 @@ random_lives(Bench *b, int seed)
 {
 	uint32_t  r = 2463534242u + (uint32_t)seed * 7919u;
 	MemBuf   *buf = NEW(&b->arena, MemBuf, N_BUF);
-	PlanSlot *slot;
+	PlanExtent *slot;
 	int       n_slot, n = 0;
 
 	while (n < N_BUF) {
@@ -75,8 +75,7 @@ random_lives(Bench *b, int seed)
 	mem_assign(&b->arena, buf, n, &slot, &n_slot);
 	check_no_overlap(buf, n, n_slot);
 	for (int i = 0; i < n; i++) {
-		const PlanExtent *e = &slot[buf[i].slot].part[0];
-		assert_int_equal(slot[buf[i].slot].n_part, 1);
+		const PlanExtent *e = &slot[buf[i].slot];
 		assert_int_equal(e->sym, buf[i].extent.sym);
 		assert_int_equal(e->div, buf[i].extent.div);
 		assert_true(e->mul >= buf[i].extent.mul * 4);
@@ -102,36 +101,36 @@ play(const Graph *g, const Selection *sel)
 		for (int i = 0; i < sel->n_step; i++) {
 			const Op *op = &g->op[i];
 			for (int k = 0; k < op_info[op->kind].n_in; k++) {
-				int v = op->in[k];
+				int v = op->arg[k];
 				if (v >= 0 && sel->buf_of[v] >= 0 && holds[sel->buf[sel->buf_of[v]].slot] != v + 1)
 					fail_msg("step %d (%s): %s is gone", i, op_info[op->kind].name, g->val[v].name);
 			}
 			for (int k = 0; k < sel->step[ph][i].n_scratch; k++) {
 				const MemBuf *s = &sel->buf[sel->step[ph][i].scratch[k]];
-				for (int a = 0; a < op_n_arg(op->kind); a++) {
-					int v = op_arg_value(op, a);
+				for (int a = 0; a < op_info[op->kind].n_arg; a++) {
+					int v = op->arg[a];
 					if (v >= 0 && sel->buf_of[v] >= 0)
 						assert_int_not_equal(sel->buf[sel->buf_of[v]].slot, s->slot);
 				}
 				holds[s->slot] = 0;
 			}
-			for (int k = 0; k < op_info[op->kind].n_out; k++) {
-				int v = op->out[k];
+			for (int k = op_info[op->kind].n_in; k < op_info[op->kind].n_arg; k++) {
+				int v = op->arg[k];
 				if (v < 0 || sel->buf_of[v] < 0)
 					continue;
 				int slot = sel->buf[sel->buf_of[v]].slot;
 				/* written over an input only where the op allows it */
 				for (int a = 0; a < op_info[op->kind].n_in; a++) {
-					int x = op->in[a];
+					int x = op->arg[a];
 					if (x < 0 || sel->buf_of[x] < 0 || sel->buf[sel->buf_of[x]].slot != slot)
 						continue;
-					bool may = (op_info[op->kind].flags & OPF_ELEM) || (op->kind == OP_matmul_add && a == 3);
-					assert_true(may);
+					assert_int_equal(op_info[op->kind].arg[a].role, ROLE_SAME);
 				}
 				holds[slot] = v + 1;
 			}
 		}
-		int last = g->op[g->n_op - 1].out[0];
+		const Op *end = &g->op[g->n_op - 1];
+		int last = end->arg[op_info[end->kind].n_in];
 		assert_int_equal(holds[sel->buf[sel->buf_of[last]].slot], last + 1);
 		free(holds);
 	}
@@ -183,7 +182,7 @@ slot_bytes(Bench *b, const char *layers)
 	mem_buffers(g, sel);
 	mem_assign(&b->arena, sel->buf, sel->n_buf, &sel->slot, &sel->n_slot);
 	for (int i = 0; i < sel->n_slot; i++)
-		total += sel->slot[i].part[0].mul;
+		total += sel->slot[i].mul;
 	return total;
 }
 

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/plan/plan.h"
+#include "plan/plan.h"
 #include "tests/unit/tiny_plan.h"
 
 static llmc_status
@@ -59,8 +59,8 @@ a_plan_comes_through_whole(void **state)
 	assert_int_equal(s->attr[5].kind, ATTR_NUM);
 	assert_true(s->attr[5].f == 1e-5);
 	assert_string_equal(s->attr[10].s, "half");
-	assert_int_equal(p->slot[1].n_part, 2);
-	assert_int_equal(p->slot[1].part[1].sym, SYM_one);
+	assert_int_equal(p->slot[2].sym, SYM_n_tok);
+	assert_int_equal(p->slot[2].mul, 24);
 	plan_write(p, &first);
 	assert_int_equal(read_text(first.data, first.len, &err, &b, &q), LLMC_OK);
 	plan_write(q, &second);
@@ -73,15 +73,15 @@ a_plan_comes_through_whole(void **state)
 
 static const struct { const char *from, *to, *text; } bad[] = {
 	/* the reader */
-	{ "{\"format\":1", "{\"format\":1,", "not valid JSON: " },
-	{ "\"format\":1,", "", "p.json: format: is missing: this is no plan" },
-	{ "\"format\":1", "\"format\":2",
-	  "p.json: format: is 2, this llmc reads 1: compile the model again with this llmc" },
+	{ "{\"format\":2", "{\"format\":2,", "not valid JSON: " },
+	{ "\"format\":2,", "", "p.json: format: is missing: this is no plan" },
+	{ "\"format\":2", "\"format\":1",
+	  "p.json: format: is 1, this llmc reads 2: compile the model again with this llmc" },
 	{ "\"step_abi\":1", "\"step_abi\":7",
 	  "p.json: step_abi: is 7, this llmc calls kernels with 1: compile the model again with this llmc" },
 	{ "\"vocab\":6,", "\"vocab\":6,\"vocab\":6,", "not valid JSON: duplicate object key" },
 	{ "\"vocab\":6,", "", "p.json: vocab: is missing" },
-	{ "\"vocab\":6,", "\"vocab\":6,\"colour\":6,", "p.json: unknown key \"colour\"; this llmc reads plan format 1" },
+	{ "\"vocab\":6,", "\"vocab\":6,\"colour\":6,", "p.json: unknown key \"colour\"; this llmc reads plan format 2" },
 	{ "\"vocab\":6", "\"vocab\":6.0", "p.json: vocab: is a number with a point, expected an integer" },
 	{ "\"vocab\":6", "\"vocab\":0", "p.json: vocab: is 0, expected 1 .. 2147483647" },
 	{ "\"hard_limit\":false", "\"hard_limit\":0", "p.json: hard_limit: is an integer, expected true or false" },
@@ -104,7 +104,7 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	  "p.json: buffer[0].extent: an extent with a divisor is [mul, div]" },
 	{ "\"extent\":{\"n_tok\":4}", "\"extent\":\"big\"",
 	  "p.json: buffer[0].extent: is no extent: expected c, {\"n_tok\": mul} or {\"n_tok\": [mul, div]}" },
-	{ "\"slot\":0,", "\"slot\":3,", "p.json: buffer[0].slot: is 3, expected 0 .. 2" },
+	{ "\"slot\":0}", "\"slot\":3}", "p.json: buffer[0].slot: is 3, expected 0 .. 2" },
 	{ "\"id\":\"decode\"", "\"id\":\"encode\"",
 	  "p.json: phase: are \"encode\" and \"mixed\", expected \"decode\" and \"mixed\"" },
 	{ "\"arg\":[\"emb\",\"x\"]", "\"arg\":[\"emb\",\"y\"]",
@@ -117,7 +117,8 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	{ "\"kv:kv:0\"", "\"kv:vk:0\"", "p.json: phase[0].step[1].arg[8]: \"kv:vk:0\" is no pool and layer of this plan" },
 	{ "\"kernel\":null", "\"kernel\":\"k\"", "p.json: phase[0].step[0].kernel: \"k\" is no kernel of this plan" },
 	{ "\"scale\":1.0", "\"scale\":true",
-	  "p.json: phase[0].step[0].attr.scale: is true or false, expected an integer, a number, a word or a list of integers" },
+	  "p.json: phase[0].step[0].attr.scale: is true or false, expected an integer, a number or a word" },
+	{ "\"scale\":1.0", "\"scale\":[1]", "p.json: phase[0].step[0].attr.scale: is an array, expected an integer, a number or a word" },
 	{ "\"arg\":1}]", "\"arg\":2}]", "p.json: phase[0].step[0].make[0].arg: is 2, expected -1 .. 1" },
 	{ "\"layer\":0", "\"layer\":1", "p.json: phase[0].step[1].layer: is 1, expected -1 .. 0" },
 
@@ -161,15 +162,20 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	{ "{\"n_tok\":16}", "{\"n_tok\":15}", "p.json: buffer x does not fit slot 0 for all values of the symbols" },
 	{ "{\"n_tok\":16}", "{\"n_seq\":16}", "p.json: buffer x does not fit slot 0 for all values of the symbols" },
 	{ "{\"n_tok\":16}", "{\"n_tok\":[16,2]}", "p.json: buffer x does not fit slot 0 for all values of the symbols" },
-	{ "{\"n_tok\":16},256", "{\"n_tok\":16},128", "p.json: buffer q does not fit slot 1 for all values of the symbols" },
-	{ "\"offset\":256", "\"offset\":8", "p.json: buffer q: offset 8 is no multiple of 64" },
+	{ "{\"n_tok\":16}", "16384", "p.json: buffer x does not fit slot 0 for all values of the symbols" },
+	{ "{\"n_tok\":24}", "{\"n_tok\":23}", "p.json: buffer logits does not fit slot 2 for all values of the symbols" },
+	{ "{\"n_tok\":24}", "{\"n_out\":24}", "p.json: buffer att does not fit slot 2 for all values of the symbols" },
+	{ "\"slot\":1}", "\"slot\":1,\"offset\":64}", "p.json: buffer[1]: unknown key \"offset\"" },
 	{ "\"extent\":{\"n_out\":6}", "\"extent\":{\"n_out\":5}",
 	  "p.json: buffer logits cannot hold the logits: f32, n_out rows of 6, are expected" },
 	{ "\"id\":\"x\",\"dtype\":\"f32\"", "\"id\":\"x\",\"dtype\":\"q4_0\"",
 	  "p.json: buffer x: activations of type q4_0 are not supported" },
 
 	/* steps */
-	{ "\"op\":\"embed\"", "\"op\":\"embod\"", "p.json: phase decode, step[0] (embod): unknown op" },
+	{ "\"op\":\"embed\"", "\"op\":\"embod\"", "p.json: phase[0].step[0].op: \"embod\" is no op of this llmc" },
+	{ "\"op\":\"embed\"", "\"op\":\"nop\"", "p.json: phase[0].step[0].op: \"nop\" is no op of this llmc" },
+	{ "\"scale\":1.0", "\"scale\":1.0,\"tile\":8", "p.json: phase decode, step[0]: embed: 3 attributes, expected 2: hidden scale" },
+	{ "\"rope_dims\":2", "\"rope_dims\":4", "step[1]: norm_qkv: attributes break the rule rope_dims <= dim" },
 	{ "\"arg\":[\"emb\",\"x\"]", "\"arg\":[\"emb\",\"x\",null]", "phase decode, step[0]" },
 	{ "\"arg\":[\"emb\",\"x\"]", "\"arg\":[\"emb\",\"emb\"]", "phase decode, step[0]" },
 	{ "\"attr\":{\"hidden\":4,\"scale\"", "\"attr\":{\"hidden\":8,\"scale\"", "phase decode, step[0]" },
@@ -182,8 +188,8 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	  "\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":0",
 	  "p.json: phase decode, step[3] (matmul_add): buffer x is read, but no step has written it since its memory was used "
 	  "otherwise" },
-	{ "\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":2,\"offset\":0",
-	  "\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":1,\"offset\":0",
+	{ "\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":2}",
+	  "\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":1}",
 	  "p.json: phase decode, step[2] (attention): buffers att and q share memory" },
 };
 
@@ -274,6 +280,42 @@ kernel_arguments_are_bounded(void **state)
 	assert_int_equal(wrong, 0);
 }
 
+/* A kernel may take more arguments than any op has: what lies behind the op's own is never an input that the output may share. */
+static void
+arguments_beyond_the_op_share_nothing(void **state)
+{
+	static const char from[] = "\"kernel\":null,\"arg\":[\"att\",\"o\",null,\"x\",\"x\"]";
+	static const char none[] = "{\"name\":\"a\",\"dir\":\"none\",\"type\":\"f32\",\"extent\":0},";
+	static const char rows[] = "{\"name\":\"a\",\"dir\":\"%s\",\"type\":\"f32\",\"extent\":{\"n_tok\":4}}%s";
+	Strbuf kernel = { 0 }, arg = { 0 };
+	llmc_error err;
+	Arena a;
+	Plan *p;
+
+	(void)state;
+	strbuf_puts(&kernel, "\"kernel\":[{\"id\":\"k\",\"file\":\"kernels/k.c\",\"symbol\":\"k1\",\"arg\":[");
+	strbuf_puts(&arg, "\"kernel\":\"k\",\"arg\":[\"att\",\"o\",null,\"x\",\"x\"");
+	strbuf_printf(&kernel, rows, "in", ",");
+	strbuf_puts(&kernel, "{\"name\":\"a\",\"dir\":\"in\",\"type\":\"packed\",\"extent\":0},");
+	strbuf_puts(&kernel, none);
+	strbuf_printf(&kernel, rows, "in", ",");
+	strbuf_printf(&kernel, rows, "out", ",");
+	for (int i = 5; i + 1 < PLAN_MAX_ARGS; i++) {
+		strbuf_puts(&kernel, none);
+		strbuf_puts(&arg, ",null");
+	}
+	strbuf_printf(&kernel, rows, "in", "]}]");
+	strbuf_puts(&arg, ",\"x\"]");
+	char *with = edited(tiny_plan, "\"kernel\":[]", strbuf_str(&kernel)), *text = edited(with, from, strbuf_str(&arg));
+	assert_int_equal(read_text(text, strlen(text), &err, &a, &p), LLMC_E_INPUT);
+	assert_non_null(strstr(err.text, "step[3] (matmul_add): buffers x and x share memory"));
+	arena_release(&a);
+	free(text);
+	free(with);
+	strbuf_release(&kernel);
+	strbuf_release(&arg);
+}
+
 /* Cut anywhere, the text is refused and nothing leaks (the sanitizer build sees to that). */
 static void
 cut_texts_are_refused(void **state)
@@ -316,7 +358,7 @@ static void
 extents_are_counted_with_care(void **state)
 {
 	const int64_t sym[SYM_COUNT] = { 1, 10, 3, 7, 3, 2, 4 };
-	PlanSlot slot = { .part = { { SYM_n_tok, 10, 1 }, { SYM_one, 300, 1 } }, .n_part = 2 };
+	PlanExtent slot = { SYM_n_tok, 30, 1 };
 	Plan p = { .n_slot = 1, .slot = &slot };
 
 	(void)state;
@@ -324,8 +366,8 @@ extents_are_counted_with_care(void **state)
 	assert_int_equal(plan_extent_elems(&(PlanExtent){ SYM_n_tok, 5, 1 }, sym), 50);
 	assert_int_equal(plan_extent_elems(&(PlanExtent){ SYM_one, 5, 1 }, sym), 5);
 	assert_int_equal(plan_extent_elems(&(PlanExtent){ SYM_n_tok, INT64_MAX / 4, 1 }, sym), -1);
-	assert_int_equal(plan_slot_bytes(&p, 0, sym), 256 + 512);
-	slot.part[0].mul = INT64_MAX / 8;
+	assert_int_equal(plan_slot_bytes(&p, 0, sym), 512);
+	slot.mul = INT64_MAX / 8;
 	assert_int_equal(plan_slot_bytes(&p, 0, sym), -1);
 }
 
@@ -336,6 +378,7 @@ main(void)
 		cmocka_unit_test(a_plan_comes_through_whole),
 		cmocka_unit_test(each_break_is_named),
 		cmocka_unit_test(kernel_arguments_are_bounded),
+		cmocka_unit_test(arguments_beyond_the_op_share_nothing),
 		cmocka_unit_test(cut_texts_are_refused),
 		cmocka_unit_test(memory_may_run_out_anywhere),
 		cmocka_unit_test(extents_are_counted_with_care),

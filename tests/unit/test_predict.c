@@ -4,7 +4,7 @@
 #include "compiler_util.h"
 
 #include "compiler/predict.h"
-#include "runtime/plan/target.h"
+#include "plan/target.h"
 
 static void
 names(void **state)

@@ -9,7 +9,9 @@
 #include <cmocka.h>
 
 #include "formats/dequant.h"
-#include "runtime/weights/layout.h"
+#include "formats/layout.h"
+#include "plan/plan.h"
+#include "plan/target.h"
 
 static const Dtype weight_types[] = { DT_F32, DT_F16, DT_BF16, DT_Q4_0, DT_Q4_1, DT_Q5_0,
 	                              DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q5_K, DT_Q6_K };
@@ -53,17 +55,17 @@ a_packed_row_reads_back_as_the_file_row(void **state)
 			PlanTensor t = { .id = "t", .dtype = d, .rows = rows, .cols = cols, .layout = names[n] };
 			int64_t row_bytes = dtype_row_bytes(d, cols), one = l->group_bytes(d, cols);
 			uint8_t *file = malloc((size_t)(rows * row_bytes));
-			uint8_t *packed = malloc((size_t)layout_bytes(&t));
+			uint8_t *packed = malloc((size_t)plan_tensor_bytes(&t));
 			float want[256 * 3], got[256 * 3];
 
 			fill(d, file, rows, cols, 7 + (uint32_t)i);
-			assert_int_equal(layout_bytes(&t), rows / l->group * one);
+			assert_int_equal(plan_tensor_bytes(&t), rows / l->group * one);
 			for (int64_t r = 0; r < rows; r += l->group)
 				l->pack(d, cols, file + r * row_bytes, packed + r / l->group * one);
 			for (int64_t r = 0; r < rows; r++) {
 				dequant_row(d, file + r * row_bytes, want, cols);
 				memset(got, 0xff, sizeof got);
-				layout_row(&t, packed, r, got);
+				plan_tensor_row(&t, packed, r, got);
 				assert_memory_equal(want, got, sizeof want);
 			}
 			free(file);
@@ -80,14 +82,14 @@ planes_read_back_as_the_file_row(void **state)
 		for (int64_t blocks = 1; blocks <= 9; blocks++) {
 			Dtype d = weight_types[i];
 			int64_t cols = blocks * dtype_info(d)->block_elems, rows = 3, file_row = dtype_row_bytes(d, cols);
-			PlanTensor t = { .id = "t", .dtype = d, .rows = rows, .cols = cols, .layout = layout_for("cuda-sm_90a", d, rows, cols) };
+			PlanTensor t = { .id = "t", .dtype = d, .rows = rows, .cols = cols, .layout = target_layout(target_find("cuda-sm_90a"), d, rows, cols) };
 			const Layout *l = layout_find(t.layout);
 			float want[9 * 256], got[9 * 256];
 
 			assert_string_equal(t.layout, dtype_info(d)->block_elems > 1 ? "planes" : "row");
 			assert_int_equal(l->group, 1);
 			int64_t one = l->group_bytes(d, cols);
-			assert_int_equal(layout_bytes(&t), rows * one);
+			assert_int_equal(plan_tensor_bytes(&t), rows * one);
 			if (dtype_info(d)->block_elems > 1) {
 				assert_int_equal(one % 16, 0);
 				assert_in_range(one, file_row, file_row + 4 * 15);
@@ -100,7 +102,7 @@ planes_read_back_as_the_file_row(void **state)
 			for (int64_t r = 0; r < rows; r++) {
 				dequant_row(d, file + r * file_row, want, cols);
 				memset(got, 0xff, sizeof got);
-				layout_row(&t, packed, r, got);
+				plan_tensor_row(&t, packed, r, got);
 				assert_memory_equal(want, got, (size_t)cols * sizeof *want);
 			}
 			free(file);
@@ -138,15 +140,15 @@ sizes_are_whole_groups_and_close_to_the_file(void **state)
 {
 	(void)state;
 	PlanTensor t = { .id = "t", .dtype = DT_Q4_1, .rows = 9, .cols = 64, .layout = "r8" };
-	assert_int_equal(layout_bytes(&t), 16 * 40);
+	assert_int_equal(plan_tensor_bytes(&t), 16 * 40);
 	t.cols = 48; /* no whole number of blocks */
-	assert_int_equal(layout_bytes(&t), -1);
+	assert_int_equal(plan_tensor_bytes(&t), -1);
 	t.layout = "unheard of";
-	assert_int_equal(layout_bytes(&t), -1);
+	assert_int_equal(plan_tensor_bytes(&t), -1);
 	PlanTensor v = { .id = "v", .dtype = DT_F16, .rows = 10, .cols = 0, .layout = "f32" };
-	assert_int_equal(layout_bytes(&v), 40);
+	assert_int_equal(plan_tensor_bytes(&v), 40);
 	PlanTensor huge = { .id = "h", .dtype = DT_F32, .rows = INT64_MAX / 2, .cols = 64, .layout = "r16" };
-	assert_int_equal(layout_bytes(&huge), -1);
+	assert_int_equal(plan_tensor_bytes(&huge), -1);
 	for (size_t i = 0; i < sizeof weight_types / sizeof *weight_types; i++) {
 		Dtype d = weight_types[i];
 		int64_t file = 16 * dtype_row_bytes(d, 512), packed = layout_find("r16")->group_bytes(d, 512);
@@ -164,7 +166,7 @@ a_vector_is_one_row(void **state)
 	PlanTensor t = { .id = "v", .dtype = DT_F16, .rows = 3, .layout = "row" };
 
 	(void)state;
-	layout_row(&t, half, 0, got);
+	plan_tensor_row(&t, half, 0, got);
 	assert_memory_equal(want, got, sizeof want);
 }
 
@@ -172,13 +174,13 @@ static void
 targets_get_what_their_kernels_stream(void **state)
 {
 	(void)state;
-	assert_string_equal(layout_for("cpu-v3", DT_Q4_1, 576, 576), "r8");
-	assert_string_equal(layout_for("cpu-generic", DT_F16, 5, 7), "r4");
-	assert_string_equal(layout_for("cpu-v4", DT_Q6_K, 10, 256), "r16");
-	assert_string_equal(layout_for("ref", DT_Q4_1, 576, 576), "row");
-	assert_string_equal(layout_for("cpu-v3", DT_Q4_1, 576, 33), "row");
-	assert_string_equal(layout_for("cpu-v3", DT_I32, 576, 32), "row");
-	assert_string_equal(layout_for("cpu-v3", DT_F32, 576, 0), "row");
+	assert_string_equal(target_layout(target_find("cpu-v3"), DT_Q4_1, 576, 576), "r8");
+	assert_string_equal(target_layout(target_find("cpu-generic"), DT_F16, 5, 7), "r4");
+	assert_string_equal(target_layout(target_find("cpu-v4"), DT_Q6_K, 10, 256), "r16");
+	assert_string_equal(target_layout(target_find("ref"), DT_Q4_1, 576, 576), "row");
+	assert_string_equal(target_layout(target_find("cpu-v3"), DT_Q4_1, 576, 33), "row");
+	assert_string_equal(target_layout(target_find("cpu-v3"), DT_I32, 576, 32), "row");
+	assert_string_equal(target_layout(target_find("cpu-v3"), DT_F32, 576, 0), "row");
 	assert_null(layout_find("r9"));
 }
 

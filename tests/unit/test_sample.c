@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/sample.h"
+#include "runtime/sample/sample.h"
 
 enum { V = 12, DRAWS = 20000 };
 
@@ -71,7 +71,7 @@ draws_follow_transformers(void **state)
 		llmc_sampler *s = open_case(&cases[c], 7);
 		for (int i = 0; i < DRAWS; i++) {
 			int32_t id = -1;
-			assert_int_equal(llmc_sampler_pick(s, logits, &id, NULL, NULL), LLMC_OK);
+			assert_int_equal(llmc_sampler_sample(s, logits, &id, NULL, NULL), LLMC_OK);
 			count[id]++;
 		}
 		for (int i = 0; i < V; i++) {
@@ -96,7 +96,7 @@ greedy_is_the_largest_after_penalties(void **state)
 		int32_t id;
 		greedy.p.temperature = 0;
 		llmc_sampler *s = open_case(&greedy, 0);
-		assert_int_equal(llmc_sampler_pick(s, logits, &id, &logprob, NULL), LLMC_OK);
+		assert_int_equal(llmc_sampler_sample(s, logits, &id, &logprob, NULL), LLMC_OK);
 		assert_int_equal(id, want[c]);
 		/* of the unchanged distribution, the first case's */
 		assert_true(fabs(logprob - log(cases[0].want[id])) < 1e-5);
@@ -112,16 +112,16 @@ the_seed_and_the_place_decide(void **state)
 
 	(void)state;
 	for (int i = 0; i < 64; i++) {
-		assert_int_equal(llmc_sampler_pick(a, logits, &first[i], NULL, NULL), LLMC_OK);
-		assert_int_equal(llmc_sampler_pick(b, logits, &x, NULL, NULL), LLMC_OK);
+		assert_int_equal(llmc_sampler_sample(a, logits, &first[i], NULL, NULL), LLMC_OK);
+		assert_int_equal(llmc_sampler_sample(b, logits, &x, NULL, NULL), LLMC_OK);
 		assert_int_equal(x, first[i]);
-		assert_int_equal(llmc_sampler_pick(c, logits, &x, NULL, NULL), LLMC_OK);
+		assert_int_equal(llmc_sampler_sample(c, logits, &x, NULL, NULL), LLMC_OK);
 		differ += x != first[i];
 	}
 	assert_true(differ > 20);
 	llmc_sampler_reset(a);
 	for (int i = 0; i < 64; i++) { /* no penalties here: the history does not matter */
-		assert_int_equal(llmc_sampler_pick(a, logits, &x, NULL, NULL), LLMC_OK);
+		assert_int_equal(llmc_sampler_sample(a, logits, &x, NULL, NULL), LLMC_OK);
 		assert_int_equal(x, first[i]);
 	}
 	llmc_sampler_close(a);
@@ -140,10 +140,10 @@ reset_forgets_the_history(void **state)
 	llmc_sampler_accept(s, 6, true);
 	llmc_sampler_accept(s, -1, true); /* no tokens: ignored */
 	llmc_sampler_accept(s, V, false);
-	assert_int_equal(llmc_sampler_pick(s, logits, &id, NULL, NULL), LLMC_OK);
+	assert_int_equal(llmc_sampler_sample(s, logits, &id, NULL, NULL), LLMC_OK);
 	assert_int_equal(id, 0);
 	llmc_sampler_reset(s);
-	assert_int_equal(llmc_sampler_pick(s, logits, &id, NULL, NULL), LLMC_OK);
+	assert_int_equal(llmc_sampler_sample(s, logits, &id, NULL, NULL), LLMC_OK);
 	assert_int_equal(id, 2);
 	llmc_sampler_close(s);
 }
@@ -228,7 +228,7 @@ draws_follow_the_goldens(void **state)
 		for (size_t i = 0; i < sizeof output / sizeof *output; i++)
 			llmc_sampler_accept(s, output[i], false);
 		for (int i = 0; i < DRAWS; i++) {
-			assert_int_equal(sampler_pick(s, &m, v, &id, NULL), LLMC_OK);
+			assert_int_equal(sampler_sample(s, &m, v, &id, NULL), LLMC_OK);
 			count[id]++;
 		}
 		for (int i = 0; i < N; i++) {
@@ -331,7 +331,7 @@ large_vocabularies_agree_with_a_sort(void **state)
 			p.top_p = with_p ? 0.5f : 0;
 			assert_int_equal(llmc_sampler_open(N, &p, &s, NULL), LLMC_OK);
 			for (int i = 0; i < 20; i++) {
-				assert_int_equal(llmc_sampler_pick(s, v, &id, NULL, NULL), LLMC_OK);
+				assert_int_equal(llmc_sampler_sample(s, v, &id, NULL, NULL), LLMC_OK);
 				assert_true(v[id] >= sorted[k - 1]);
 			}
 			llmc_sampler_close(s);
@@ -351,17 +351,17 @@ broken_logits_are_refused(void **state)
 	(void)state;
 	memcpy(bad, logits, sizeof bad);
 	bad[3] = NAN;
-	assert_int_equal(llmc_sampler_pick(s, bad, &id, NULL, &err), LLMC_E_CHECK);
+	assert_int_equal(llmc_sampler_sample(s, bad, &id, NULL, &err), LLMC_E_CHECK);
 	assert_string_equal(err.text, "the logits hold NaN (token 3): weights or kernels are broken, try `llmc verify`");
 	bad[3] = INFINITY;
-	assert_int_equal(llmc_sampler_pick(s, bad, &id, NULL, &err), LLMC_OK);
+	assert_int_equal(llmc_sampler_sample(s, bad, &id, NULL, &err), LLMC_OK);
 	assert_int_equal(id, 3);
 	for (int i = 0; i < V; i++)
 		bad[i] = -INFINITY;
-	assert_int_equal(llmc_sampler_pick(s, bad, &id, NULL, &err), LLMC_E_CHECK);
+	assert_int_equal(llmc_sampler_sample(s, bad, &id, NULL, &err), LLMC_E_CHECK);
 	assert_string_equal(err.text, "all logits are minus infinity: no token can be picked");
 	bad[9] = 0;
-	assert_int_equal(llmc_sampler_pick(s, bad, &id, NULL, &err), LLMC_OK);
+	assert_int_equal(llmc_sampler_sample(s, bad, &id, NULL, &err), LLMC_OK);
 	assert_int_equal(id, 9);
 	llmc_sampler_close(s);
 }

@@ -2,7 +2,8 @@
 #include "compiler_util.h"
 
 #include "compiler/select.h"
-#include "runtime/weights/layout.h"
+#include "formats/layout.h"
+#include "plan/target.h"
 
 #define MATMUL_ARGS "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n"
 
@@ -103,10 +104,10 @@ BENCH_TEST(layouts_follow_the_use)
 	Templates *ts = matmul_only(b, "//@require ROWS == 16\n"); /* k and v alone */
 	select_layouts(g, ts);
 	assert_string_equal(tensor(g, "embed")->layout, "row");
-	assert_string_equal(tensor(g, "L0.q")->layout, layout_for("cpu-v3", DT_BF16, 32, 32));
+	assert_string_equal(tensor(g, "L0.q")->layout, target_layout(target_find("cpu-v3"), DT_BF16, 32, 32));
 	assert_string_equal(tensor(g, "L0.attn_norm")->layout, "f32");
 	select_steps(g, ts, &b->diag);
-	assert_string_equal(tensor(g, "L0.k")->layout, layout_for("cpu-v3", DT_BF16, 16, 32));
+	assert_string_equal(tensor(g, "L0.k")->layout, target_layout(target_find("cpu-v3"), DT_BF16, 16, 32));
 	assert_string_not_equal(tensor(g, "L0.k")->layout, "row");
 	assert_string_equal(tensor(g, "L0.q")->layout, "row");
 	assert_string_equal(tensor(g, "L0.attn_norm")->layout, "f32");
@@ -118,14 +119,14 @@ BENCH_TEST(a_tied_embedding_is_in_memory_once)
 	Graph *g = bench_graph(b);
 	select_layouts(g, templates_none("cpu-v3", b->spec, &b->diag, &b->arena));
 	assert_int_equal(g->op[0].kind, OP_embed);
-	assert_int_equal(g->op[0].in[0], g->op[g->n_op - 1].in[1]);
-	assert_string_equal(tensor(g, "embed")->layout, layout_for("cpu-v3", DT_BF16, 96, 32));
+	assert_int_equal(g->op[0].arg[ARG(embed, w)], g->op[g->n_op - 1].arg[ARG(matmul, w)]);
+	assert_string_equal(tensor(g, "embed")->layout, target_layout(target_find("cpu-v3"), DT_BF16, 96, 32));
 }
 
 /* Experts are read one at a time, so packed groups of rows must not reach from one into the next. */
 BENCH_TEST(groups_do_not_cross_experts)
 {
-	const Layout *packed = layout_find(layout_for("cpu-v4", DT_BF16, 1024, 32));
+	const Layout *packed = layout_find(target_layout(target_find("cpu-v4"), DT_BF16, 1024, 32));
 
 	assert_true(packed->group > 1);
 	for (int k = 0; k < 2; k++) {

@@ -2,7 +2,7 @@
 #include "compiler_util.h"
 
 #include "compiler/select.h"
-#include "compiler/template_expr.h"
+#include "compiler/template_internal.h"
 
 /* ------------------------------------------------- expressions ---- */
 
@@ -97,6 +97,11 @@ expressions_that_make_no_sense(void **state)
 
 /* ------------------------------------------------- heads ---- */
 
+/* What stands before the text of a matmul. */
+#define NAMES(of) \
+	"#define ARG_x ((const float *)" of "[0])\n#define ARG_w ((const void *)" of "[1])\n#define ARG_b ((const float *)" of "[2])\n" \
+	"#define ARG_y ((float *)" of "[3])\n"
+#define CUDA_NAMES "#include \"common/cuda_step.h\"\n" NAMES("p.a")
 #define ARGS "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n"
 
 static const Kernel *
@@ -123,11 +128,11 @@ expand(Bench *b, const char *text, int op_index)
 BENCH_TEST(names_become_values)
 {
 	const Kernel *k = expand(b,
-	                         "//@op matmul\n//@phase mixed\n//@param ROWS int rows\n//@param W_DTYPE word type\n" ARGS
+	                         "//@op matmul\n//@phase mixed\n" ARGS
 	                         "void ${SYMBOL}(void); /* ${ROWS}x${COLS} ${W_DTYPE} ${W_LAYOUT} ${HAS_B} ${TARGET} ${PHASE} ${ACT_BITS} ${W_ROWS} */\n",
 	                         2);
 	assert_non_null(k);
-	assert_string_equal(k->text, arena_printf(&b->arena, "void matmul_mixed_%s(void); /* 32x32 bf16 r8 0 v3 mixed 16 32 */\n", k->key));
+	assert_string_equal(k->text, arena_printf(&b->arena, NAMES("a") "void matmul_mixed_%s(void); /* 32x32 bf16 r8 0 v3 mixed 16 32 */\n", k->key));
 	assert_string_equal(k->row.symbol, arena_printf(&b->arena, "matmul_mixed_%s", k->key));
 	assert_string_equal(k->row.file, arena_printf(&b->arena, "kernels/matmul_mixed.%s.c", k->key));
 	assert_int_equal(k->row.n_arg, 4);
@@ -141,11 +146,11 @@ BENCH_TEST(names_become_values)
 BENCH_TEST(numbers_become_float_constants)
 {
 	const Kernel *k = expand(b,
-	                         "//@op rmsnorm\n//@param EPS f32 eps\n//@arg x in f32[n_tok, GROUPS, DIM]\n//@arg w in f32[DIM]\n"
+	                         "//@op rmsnorm\n//@arg x in f32[n_tok, GROUPS, DIM]\n//@arg w in f32[DIM]\n"
 	                         "//@arg y out f32[n_tok, GROUPS*DIM]\n${EPS}\n",
 	                         1);
 	assert_non_null(k);
-	assert_string_equal(k->text, "1e-05f\n");
+	assert_string_equal(k->text + strlen(k->text) - 7, "1e-05f\n");
 }
 
 BENCH_TEST(scratch_follows_the_arguments)
@@ -170,10 +175,9 @@ BENCH_TEST(scratch_follows_the_arguments)
 
 BENCH_TEST(headers_are_followed)
 {
-	const Kernel *k = expand(b, "//@op matmul\n" ARGS "//@include llmc_step.h\nint x;\n", 2);
+	const Kernel *k = expand(b, "//@op matmul\n" ARGS "#include \"common/llmc_step.h\"\nint x;\n", 2);
 
 	assert_non_null(k);
-	assert_string_equal(k->text, "#include \"common/llmc_step.h\"\nint x;\n");
 	assert_int_equal(k->n_header, 1);
 	assert_string_equal(k->header[0], "common/llmc_step.h");
 }
@@ -198,7 +202,7 @@ BENCH_TEST(launches_have_grids)
 	                             "//@launch main; block 32*8; grid (ROWS + 7) / 8, 2 * n_tok/64, n_sm; shared 4*COLS; cluster 2; pdl\n"
 	                             ARGS "${SYMBOL} ${ARCH} ${TARGET} ${DETERMINISTIC}\n", 2);
 	assert_non_null(k);
-	assert_string_equal(k->text, arena_printf(&b->arena, "#include \"common/cuda_step.h\"\n%s 90 sm_90a 0\n", k->row.symbol));
+	assert_string_equal(k->text, arena_printf(&b->arena, CUDA_NAMES "%s 90 sm_90a 0\n", k->row.symbol));
 	assert_string_equal(k->row.file, arena_printf(&b->arena, "kernels/matmul.%s.cu", k->key));
 	assert_int_equal(k->row.n_launch, 2);
 	const PlanLaunch *p = &k->row.launch[0], *m = &k->row.launch[1];
@@ -222,15 +226,119 @@ BENCH_TEST(launches_have_grids)
 	assert_string_not_equal(x->key, y->key);
 }
 
-/* Conditions on a value of the template are gone from the file; the compiler's own stay. */
-BENCH_TEST(conditions_on_values_are_decided)
+/* Conditions of the template are gone from the text; the C preprocessor's stay. */
+BENCH_TEST(conditions_are_decided)
 {
 	const Kernel *k = expand_for(b, "cuda-sm_90a",
 	                             "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS
-	                             "#if ${DETERMINISTIC}\n#define NO ${ROWS}\n#endif\n#if ${HAS_B} == 0\nas it is\n#endif\n"
-	                             "#if ${COLS}\nyes ${COLS}\n#endif\n#if 0\nx\n#endif\n", 2);
+	                             "//@if DETERMINISTIC\n//@if NO_NAME\nno\n//@end\n#define NO ${ROWS}\n//@else\nelse\n//@if COLS == 32\n"
+	                             "yes ${COLS}\n//@else\nno\n//@end\nafter\n//@end\n#if ${HAS_B}\nx\n#endif\n", 2);
 	assert_non_null(k);
-	assert_string_equal(k->text, "#include \"common/cuda_step.h\"\n#if 0 == 0\nas it is\n#endif\nyes 32\n#if 0\nx\n#endif\n");
+	assert_string_equal(k->text, CUDA_NAMES "else\nyes 32\nafter\n#if 0\nx\n#endif\n");
+	/* the head too; one launch of each branch */
+	static const char head[] = "//@op matmul\n" ARGS "//@if ARCH >= 90\n//@let N = 64\n//@launch main; block N; pdl\n//@else\n//@let N = 96\n"
+				   "//@scratch s f32[N]\n//@launch main; block N; pdl\n//@end\n${N}\n";
+	const Kernel *older = expand_for(b, "cuda-sm_80", head, 2), *newer = expand_for(b, "cuda-sm_90a", head, 2);
+	assert_int_equal(older->row.n_launch, 1);
+	assert_int_equal(older->row.launch[0].block, 96);
+	assert_int_equal(older->n_scratch, 1);
+	assert_false(older->row.launch[0].pdl); /* from sm_90 on */
+	assert_int_equal(newer->row.launch[0].block, 64);
+	assert_int_equal(newer->n_scratch, 0);
+	assert_true(newer->row.launch[0].pdl);
+	assert_string_equal(newer->text, CUDA_NAMES "64\n");
+}
+
+BENCH_TEST(lets_are_names)
+{
+	const Kernel *k = expand(b,
+	                         "//@op matmul\n//@ a remark\n//@let HALF = ROWS / 2\n//@let TILE = HALF * 3\n//@let KIND = W_DTYPE\n//@require TILE == 48\n" ARGS
+	                         "//@scratch s u8[TILE, 2]\n${TILE} ${KIND}\n", 2);
+
+	assert_non_null(k);
+	assert_string_equal(k->text, NAMES("a") "#define ARG_s ((unsigned char *)a[4])\n48 bf16\n");
+	assert_int_equal(k->row.arg[4].extent.mul, 96);
+}
+
+/* The same template for all rows and for the wanted ones. */
+BENCH_TEST(rows_are_those_of_the_op)
+{
+	static const char text[] = "//@op matmul\n//@arg x in f32[n_row, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out f32[n_row, ROWS]\n"
+				   "//@launch main; block 32; grid ROWS, n_row / 8\n//@scratch s f32[n_row]\nx\n";
+	const Kernel *k = expand_for(b, "cuda-sm_80", text, 2);
+
+	assert_int_equal(k->row.arg[0].extent.sym, SYM_n_tok);
+	assert_int_equal(k->row.launch[0].grid[1].sym, SYM_n_tok);
+	assert_non_null(strstr(k->text, "#define N_ROW(p) N_TOK(p)\n"));
+	Graph *g = bench_graph(b);
+	for (size_t i = 0; i < g->n_val; i++)
+		g->val[i].rows = g->val[i].kind == VAL_ACT ? SYM_n_out : g->val[i].rows;
+	Templates *ts = templates_none("cuda-sm_80", b->spec, &b->diag, &b->arena);
+	select_layouts(g, ts);
+	templates_add(ts, OP_matmul, "templates/cuda/t.cu.in", text);
+	k = template_expand(ts, templates_find(ts, g, &g->op[2], PHASE_MIXED), g, &g->op[2], PHASE_MIXED);
+	assert_int_equal(k->row.arg[3].extent.sym, SYM_n_out);
+	assert_int_equal(k->row.arg[4].extent.sym, SYM_n_out);
+	assert_int_equal(k->row.launch[0].grid[1].sym, SYM_n_out);
+	assert_non_null(strstr(k->text, "#define N_ROW(p) N_OUT(p)\n"));
+}
+
+static const char *
+fragment(const char *path, size_t *size)
+{
+	const char *text = strcmp(path, "templates/cpu/heads/good.head") == 0    ? "//@let N = ROWS * 2\n//@scratch s u8[N]\n#define FROM_GOOD ${N}\n"
+	                   : strcmp(path, "templates/cpu/heads/bad.head") == 0   ? "//@let N = 1\n\n//@require M == 3\n"
+	                   : strcmp(path, "templates/cpu/heads/open.head") == 0  ? "//@if ROWS\n"
+	                   : strcmp(path, "templates/cpu/heads/close.head") == 0 ? "//@end\n"
+	                   : strcmp(path, "templates/cpu/heads/outer.head") == 0 ? "\n//@include heads/bad.head\n"
+	                   : strcmp(path, "templates/cpu/heads/self.head") == 0  ? "//@include heads/self.head\n"
+	                                                                         : NULL;
+	*size = text ? strlen(text) : 0;
+	return text;
+}
+
+static const Kernel *
+expand_with(Bench *b, const char *text)
+{
+	if (!b->spec)
+		bench_spec(b, "llama", TINY_GQA TINY_FFN);
+	Graph     *g = bench_graph(b);
+	Templates *ts = templates_none("cpu-v3", b->spec, &b->diag, &b->arena);
+
+	ts->included = fragment;
+	if (!templates_add(ts, OP_matmul, "templates/cpu/t.c.in", text))
+		return NULL;
+	const Template *t = templates_find(ts, g, &g->op[2], PHASE_MIXED);
+	return t ? template_expand(ts, t, g, &g->op[2], PHASE_MIXED) : NULL;
+}
+
+BENCH_TEST(fragments_stand_in_place)
+{
+	const Kernel *k = expand_with(b, "//@op matmul\n" ARGS "//@if ROWS == 32\n//@include heads/good.head\n//@end\n${N}\n");
+
+	assert_non_null(k);
+	assert_string_equal(k->text, NAMES("a") "#define ARG_s ((unsigned char *)a[4])\n#define FROM_GOOD 64\n64\n");
+	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@if ROWS == 31\n//@include heads/good.head\n//@end\n${N}\n"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "N: the op matmul gives no such value"));
+}
+
+/* An error within a fragment is at its line, with the lines that include it. */
+BENCH_TEST(faults_of_fragments_name_both_files)
+{
+	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include heads/outer.head\nx\n"));
+	const char *at = strstr(strbuf_str(&b->diag.text), "templates/cpu/heads/bad.head:3:12: error: no such name");
+	assert_non_null(at);
+	at = strstr(at, "templates/cpu/heads/outer.head:2:1: note: included here");
+	assert_non_null(at);
+	assert_non_null(strstr(at, "templates/cpu/t.c.in:6:1: note: included here"));
+	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include heads/open.head\nx\n"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "heads/open.head:1:1: error: this condition has no @end"));
+	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@if ROWS\n//@include heads/close.head\nx\n//@end\n"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "heads/close.head:1:1: error: there is no @if"));
+	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include heads/none.head\nx\n"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "t.c.in:6:1: error: there is no templates/cpu/heads/none.head to include"));
+	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include heads/self.head\nx\n"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "without an end"));
 }
 
 BENCH_TEST(tensor_maps_are_of_arguments)
@@ -253,7 +361,7 @@ BENCH_TEST(tensor_maps_are_of_arguments)
 	assert_string_not_equal(x->key, y->key);
 	assert_null(expand_for(b, "cuda-sm_80", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 8\n"), 2));
 	/* one that does not hold is not there, also where there could be none */
-	static const char some[] = "//@map act; if ARCH >= 100; cols 64; box 8, 8\n//@map w; cols 64; box 8, 16; if ARCH >= 90\n";
+	static const char some[] = "//@if ARCH >= 100\n//@map act; cols 64; box 8, 8\n//@end\n//@if ARCH >= 90\n//@map w; cols 64; box 8, 16\n//@end\n";
 	const Kernel *hopper = expand_for(b, "cuda-sm_90a", arena_printf(&b->arena, text, some), 2);
 	assert_int_equal(hopper->row.n_map, 1);
 	assert_int_equal(hopper->row.map[0].arg, 1);
@@ -262,19 +370,19 @@ BENCH_TEST(tensor_maps_are_of_arguments)
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "from sm_90 on"));
 }
 
-#define SCRATCH "//@scratch act f16[n_tok, COLS]\n//@scratch raw f32[n_tok, ROWS]; if LIBRARY and HAS_B == 0\n"
+#define SCRATCH "//@scratch act f16[n_tok, COLS]\n//@if LIBRARY and HAS_B == 0\n//@scratch raw f32[n_tok, ROWS]\n//@end\n"
 #define PATHS                                                                     \
 	"//@launch prep; block 32; grid n_tok\n//@launch main; path own; block 32\n"  \
-	"//@launch product; if LIBRARY; gemm act, w, raw; add x, 2*ROWS\n"             \
+	"//@if LIBRARY\n//@launch product; gemm act, w, raw; add x, 2*ROWS\n//@end\n" \
 	"//@launch finish; path library; block 32\n"
 
 /* This model's weights are bf16, COLS and ROWS 32. */
 BENCH_TEST(a_library_may_do_the_product)
 {
-	const Kernel *k = expand_for(b, "cuda-sm_80", "//@op matmul\n//@param LIBRARY int x\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
+	const Kernel *k = expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
 
 	assert_non_null(k);
-	assert_string_equal(k->text, "#include \"common/cuda_step.h\"\n1\n");
+	assert_string_equal(k->text + strlen(k->text) - 2, "1\n");
 	assert_int_equal(k->row.n_launch, 4);
 	assert_int_equal(k->row.launch[0].path, PATH_ANY);
 	assert_int_equal(k->row.launch[1].path, PATH_OWN);
@@ -301,7 +409,7 @@ BENCH_TEST(no_library_where_rows_must_not_depend)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
 	b->spec->deterministic = true;
-	const Kernel *k = expand_for(b, "cuda-sm_80", "//@op matmul\n//@param LIBRARY int x\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
+	const Kernel *k = expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
 
 	assert_non_null(k);
 	assert_null(plan_product(&k->row));
@@ -320,8 +428,19 @@ static const Wrong wrong[] = {
 	{ "//@require WIDTH == 3\n" ARGS, 1, "no such name" },
 	{ "//@require NORM\n" ARGS, 1, "no such name" },
 	{ "//@require W_DTYPE\n" ARGS, 1, "comparison" },
-	{ "//@param WIDTH int x\n" ARGS "y\n", 1, "gives no such value" },
-	{ "//@param ROWS word x\n" ARGS "y\n", 1, "ROWS is declared as word, its value is int" },
+	{ "//@param ROWS int x\n" ARGS "y\n", 1, "unknown directive @param" },
+	{ "//@let half = 2\n" ARGS "y\n", 1, "the name in upper case" },
+	{ "//@let HALF 2\n" ARGS "y\n", 1, "expected NAME = EXPR" },
+	{ "//@let HALF = 2\n//@let HALF = 3\n" ARGS "y\n", 2, "has a value already" },
+	{ "//@let HALF = NONE / 2\n" ARGS "${HALF}\n", 1, "no such name" },
+	{ "//@let A = B\n//@let B = A + 1\n" ARGS "${A}\n", 1, "needs itself" },
+	{ "//@if A\n//@let A = 1\n//@end\n" ARGS "${A}\n", 2, "needs itself" },
+	{ "//@if\n//@end\n" ARGS "x\n", 1, "expected an expression" },
+	{ "//@if ROWS\n" ARGS "x\n", 1, "has no @end" },
+	{ "//@if ROWS\n//@else\n//@else\n//@end\n" ARGS "x\n", 3, "a second @else" },
+	{ ARGS "x\n//@end\n", 6, "there is no @if" },
+	{ ARGS "//@else\n", 5, "there is no @if" },
+	{ ARGS "//@if W_DTYPE\nx\n//@end\n", 5, "a condition is a comparison" },
 	{ ARGS "a\n  ${NOPE}\n", 6, "NOPE: the op matmul gives no such value" },
 	{ ARGS "${ROWS\n", 5, "without }" },
 	{ "//@arg x in f32[n_tok, COLS]\n", 1, "1 @arg lines, but matmul has 4 arguments" },
@@ -338,7 +457,8 @@ static const Wrong wrong[] = {
 	{ ARGS "//@scratch s u8[0]\nx\n", 5, "at least one element" },
 	{ ARGS "//@scratch s\nx\n", 5, "expected a type" },
 	{ ARGS "//@scratch a u8[1]\n//@scratch b u8[1]\n//@scratch c u8[1]\n//@scratch d u8[1]\n//@scratch e u8[1]\n", 9, "more than 4 @scratch lines" },
-	{ ARGS "//@include nothing.h\n", 1, "common/nothing.h: no such header" },
+	{ ARGS "#include \"common/nothing.h\"\n", 1, "common/nothing.h: no such header" },
+	{ ARGS "//@include nothing.head\n", 5, "there is no templates/cpu/nothing.head to include" },
 };
 
 static void
@@ -379,11 +499,9 @@ static const Wrong wrong_launch[] = {
 	{ ARGS "//@launch main; path else; block 1\n", 5, "a path is own or library" },
 	{ ARGS "//@launch main; path own library; block 1\n", 5, "a path is own or library" },
 	{ ARGS "//@launch main; pdl if HAS_B; block 1\n", 5, "nothing may follow pdl" },
-	{ ARGS "//@scratch raw f32[n_tok] if LIBRARY\n//@launch main; block 1\n", 5, "only ; if EXPR may follow" },
-	{ ARGS "//@scratch raw f32[n_tok]; LIBRARY\n//@launch main; block 1\n", 5, "expected if EXPR" },
-	{ "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]; if HAS_B\n//@arg y out f32[n_tok, ROWS]\n//@launch main; block 1\n", 3, "nothing more may follow" },
-	{ ARGS "//@launch main; if W_DTYPE; block 1\n", 5, "a condition is" },
-	{ ARGS OWN "//@launch product; block 3\n", 7, "expected path library, if EXPR, gemm" },
+	{ ARGS "//@scratch raw f32[n_tok] if LIBRARY\n//@launch main; block 1\n", 5, "nothing more may follow" },
+	{ "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]; HAS_B\n//@arg y out f32[n_tok, ROWS]\n//@launch main; block 1\n", 3, "nothing more may follow" },
+	{ ARGS OWN "//@launch product; block 3\n", 7, "expected path library, gemm" },
 	{ ARGS OWN "//@launch product\n", 7, "needs its gemm" },
 	{ ARGS OWN "//@launch product; gemm act, w\n", 7, "three arguments" },
 	{ ARGS OWN "//@launch product; gemm act, w, y, y\n", 7, "three arguments" },
@@ -398,8 +516,6 @@ static const Wrong wrong_launch[] = {
 	{ ARGS OWN "//@launch product; gemm act, w, y\n//@launch product; gemm act, w, y\n", 6, "at most one product" },
 	{ ARGS "//@scratch act f16[n_tok, COLS]\n//@launch main; block 1\n//@launch product; gemm act, w, y\n", 6, "a way of its own" },
 	{ ARGS "//@scratch act f16[n_tok, COLS + 4]\n//@launch main; path own; block 1\n//@launch product; gemm act, w, y\n", 6, "whole 16 bytes" },
-	{ ARGS "//@scratch s u8[1]; when 1\n//@launch main; block 1\n", 5, "expected if EXPR" },
-	{ ARGS "//@scratch s u8[1]; if HAS_B\n//@scratch r u8[1]\n//@launch main; block 1\n", 6, "comes last" },
 };
 
 static void
@@ -461,7 +577,9 @@ main(void)
 		cmocka_unit_test(scratch_follows_the_arguments), cmocka_unit_test(headers_are_followed),
 		cmocka_unit_test(keys_tell_kernels_apart),     cmocka_unit_test(faults_name_template_and_line),
 		cmocka_unit_test(every_template_fits_every_model), cmocka_unit_test(launches_have_grids),
-		cmocka_unit_test(conditions_on_values_are_decided),
+		cmocka_unit_test(conditions_are_decided),      cmocka_unit_test(lets_are_names),
+		cmocka_unit_test(rows_are_those_of_the_op),    cmocka_unit_test(fragments_stand_in_place),
+		cmocka_unit_test(faults_of_fragments_name_both_files),
 		cmocka_unit_test(a_library_may_do_the_product), cmocka_unit_test(no_library_where_rows_must_not_depend),
 		cmocka_unit_test(faulty_launches),             cmocka_unit_test(tensor_maps_are_of_arguments),
 	};

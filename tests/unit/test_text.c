@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "runtime/text/text.h"
+#include "text/text.h"
 
 static void
 json_refused(const char *text, const char *want)
@@ -296,6 +296,13 @@ arguments(void **state)
 	assert_null(llmc_token_text(t, -1));
 	assert_null(llmc_token_text(t, 6));
 	assert_string_equal(llmc_token_text(t, 4), "a");
+	assert_int_equal(llmc_token_bytes(t, 5, buf, sizeof buf, &n, &err), LLMC_OK);
+	assert_string_equal(buf, " a");
+	assert_int_equal(llmc_token_bytes(t, 5, buf, 2, &n, &err), LLMC_E_RANGE);
+	assert_int_equal(n, 2);
+	assert_int_equal(llmc_token_bytes(t, 6, buf, sizeof buf, &n, &err), LLMC_E_INPUT);
+	assert_true(llmc_token_is_special(t, 1) && !llmc_token_is_special(t, 5) && !llmc_token_is_special(t, 6));
+	assert_false(llmc_has_chat_template(t) || llmc_has_chat_template(NULL));
 	assert_int_equal(text_bos(t), 1);
 	assert_true(text_is_eos(t, 2));
 	assert_false(text_is_eos(t, 1));

@@ -1,6 +1,8 @@
 /* The pool: every part runs, barriers order memory, nothing hangs with more threads than processors, the caller keeps its
  * affinity. And which processors a pool would use, on stand-ins for /sys and /proc. */
 #include <pthread.h>
+#include <dlfcn.h>
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -240,6 +242,65 @@ quotas_of_both_versions(void **state)
 	assert_true(t.quota == 0);
 }
 
+/* Instead of the system's: the n-th fails when asked to, by its result as it does, with an errno of something else. */
+static int fail_at;
+
+int
+pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*fn)(void *), void *arg)
+{
+	int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+
+	*(void **)&next = dlsym(RTLD_NEXT, "pthread_create");
+	if (fail_at && --fail_at == 0) {
+		errno = ENOENT;
+		return EAGAIN;
+	}
+	return next(t, attr, fn, arg);
+}
+
+/* What the system says is why, and the threads that had started end. */
+static void
+a_thread_that_does_not_start(void **state)
+{
+	llmc_error err = { 0 };
+	Threads *t;
+
+	(void)state;
+	fail_at = 2;
+	assert_int_equal(threads_open(4, &t, &err), LLMC_E_MEMORY);
+	assert_null(t);
+	assert_string_equal(err.text, "cannot start thread 3 of 4: Resource temporarily unavailable");
+	assert_int_equal(threads_open(4, &t, &err), LLMC_OK);
+	threads_close(t);
+}
+
+/* Two caches, one of which is told of by a processor that it shares. */
+static void
+caches_count_once(void **state)
+{
+	(void)state;
+	put("/sys/devices/system/cpu/cpu0/cache/index3/size", "245760K\n");
+	put("/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list", "0-1\n");
+	put("/sys/devices/system/cpu/cpu1/cache/index3/size", "245760K\n");
+	put("/sys/devices/system/cpu/cpu1/cache/index3/shared_cpu_list", "0-1\n");
+	put("/sys/devices/system/cpu/cpu2/cache/index3/size", "240M\n");
+	put("/sys/devices/system/cpu/cpu2/cache/index3/shared_cpu_list", "2\n");
+	assert_int_equal(topology_cache_bytes(dir.path), (int64_t)480 << 20);
+	assert_int_equal(topology_cache_bytes("/nonexistent"), 0);
+}
+
+static void
+bandwidth_is_of_memory_and_not_of_caches(void **state)
+{
+	const int64_t mb = 1 << 20;
+
+	(void)state;
+	assert_int_equal(cpu_bandwidth_bytes(0, 0), 256 * mb);               /* nothing is known */
+	assert_int_equal(cpu_bandwidth_bytes(480 * mb, 0), 1920 * mb);       /* two sockets of 240 MB */
+	assert_int_equal(cpu_bandwidth_bytes(1152 * mb, 0), 2048 * mb);
+	assert_int_equal(cpu_bandwidth_bytes(480 * mb, 4096 * mb), 1024 * mb);
+}
+
 static void
 this_machine_has_something(void **state)
 {
@@ -263,8 +324,11 @@ main(void)
 		cmocka_unit_test(pools_run_side_by_side),
 		cmocka_unit_test(the_caller_keeps_its_affinity),
 		cmocka_unit_test(silly_counts_are_refused),
+		cmocka_unit_test(a_thread_that_does_not_start),
 		cmocka_unit_test(siblings_count_once),
 		cmocka_unit_test(quotas_of_both_versions),
+		cmocka_unit_test(caches_count_once),
+		cmocka_unit_test(bandwidth_is_of_memory_and_not_of_caches),
 		cmocka_unit_test(this_machine_has_something),
 	};
 

@@ -24,7 +24,7 @@
 	"\"yaml_line\":0,\"weight_bytes\":96,\"flops_per_row\":48}]"
 
 static const char tiny_plan[] =
-    "{\"format\":1,\"step_abi\":1,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":\"00\",\"target\":\"ref\",\n"
+    "{\"format\":2,\"step_abi\":1,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":\"00\",\"target\":\"ref\",\n"
     "\"vocab\":6,\"vocab_used\":6,\"hidden\":4,\"max_positions\":256,\"n_layers\":1,\"hard_limit\":false,"
     "\"prompt_whole\":false,\"prefix_mark\":-1,\"prefix_end\":-1,\"prompt_prefix\":null,\"checkpoint\":\"hf\","
     "\"weights\":null,\"bos\":1,\"eos\":[2,3],\"n_params\":76,\"logits\":\"logits\",\n"
@@ -38,11 +38,11 @@ static const char tiny_plan[] =
     "\"low_freq_factor\":0.0,\"high_freq_factor\":0.0,\"beta_fast\":0.0,\"beta_slow\":0.0,\"attention_factor\":0.0,"
     "\"mscale\":0.0,\"mscale_all_dim\":0.0,\"truncate\":true,\"short_factor\":[],\"long_factor\":[],"
     "\"factors_tensor\":[null,null],\"axis\":0}],\n"
-    "\"slot\":[{\"part\":[{\"n_tok\":16}]},{\"part\":[{\"n_tok\":16},256]},{\"part\":[{\"n_tok\":16},{\"n_out\":24}]}],\n"
-    "\"buffer\":[{\"id\":\"x\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":0,\"offset\":0},"
-    "{\"id\":\"q\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":1,\"offset\":256},"
-    "{\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":2,\"offset\":0},"
-    "{\"id\":\"logits\",\"dtype\":\"f32\",\"extent\":{\"n_out\":6},\"slot\":2,\"offset\":0}],\n"
+    "\"slot\":[{\"n_tok\":16},{\"n_tok\":16},{\"n_tok\":24}],\n"
+    "\"buffer\":[{\"id\":\"x\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":0},"
+    "{\"id\":\"q\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":1},"
+    "{\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":2},"
+    "{\"id\":\"logits\",\"dtype\":\"f32\",\"extent\":{\"n_out\":6},\"slot\":2}],\n"
     "\"kernel\":[],\n"
     "\"phase\":[{\"id\":\"decode\",\"step\":" TINY_STEPS "},\n{\"id\":\"mixed\",\"step\":" TINY_STEPS "}]}\n";
 

@@ -25,7 +25,7 @@ from ._ffi import lib
 
 __all__ = ["Engine", "Error", "Event", "Model", "Request", "Session", "Tokenizer", "open", "version"]
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
-FINISH = ("length", "eos", "stop", "cancel", "token", "deadline")
+FINISH = tuple(lib.llmc_finish_name(i).decode() for i in range(6))
 KINDS = ("none", "prompt", "token", "finish", "error")
 _E_RANGE = -4
 

@@ -5,7 +5,7 @@
 /* What a part of a row found; in `part`, as doubles */
 enum { PART_MAX, PART_SUM, PART_BEST, PART_ID, PART_BAD, PART_FEW, PART_LEAST, PART_WORDS = 8 };
 
-/* The logit after penalties, contracted nowhere: as runtime/sample.c */
+/* The logit after penalties, contracted nowhere: as runtime/sample/sample.c */
 DEV float
 penalised(const llmc_slot &slot, float v, int count)
 {

@@ -400,6 +400,16 @@ const_path(Args a)
 	a.c[threadIdx.x] = BUG ? __ldg(&a.b[127 - threadIdx.x]) : a.b[127 - threadIdx.x]; // const_path
 }
 
+/* The other way round: written, though in order, what the read-only path has read. Its cache may hold the old value for another block. */
+extern "C" __global__ void
+const_written(Args a)
+{
+	const float x = BUG ? __ldg(&a.b[127 - threadIdx.x]) : a.b[127 - threadIdx.x];
+	__syncthreads();
+	a.b[threadIdx.x] = x; // const_written
+	a.c[threadIdx.x] = x;
+}
+
 /* Rows beyond the sequence keep what shared memory had. */
 extern "C" __global__ void
 masked_rows(Args a)

@@ -1,0 +1,125 @@
+#include "base/json.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/number.h"
+#include "base/utf8.h"
+
+void
+json_escape(char out[16], int32_t cp, bool ascii)
+{
+	static const char letter[] = "\"\"\\\\\nn\rr\tt\bb\ff";
+
+	out[0] = 0;
+	for (const char *p = letter; *p && cp < 128; p += 2)
+		if (cp == *p) {
+			snprintf(out, 16, "\\%c", p[1]);
+			return;
+		}
+	if (cp > 0xffff && ascii)
+		snprintf(out, 16, "\\u%04x\\u%04x", (unsigned)(0xd800 + ((cp - 0x10000) >> 10)), (unsigned)(0xdc00 + ((cp - 0x10000) & 0x3ff)));
+	else if (cp < 32 || (ascii && cp > 126))
+		snprintf(out, 16, "\\u%04x", (unsigned)cp);
+}
+
+void
+json_str(Strbuf *b, const char *s, size_t n)
+{
+	char esc[16];
+	size_t from = 0, len;
+
+	strbuf_putc(b, '"');
+	for (size_t i = 0; i < n; i += len) {
+		int32_t cp = utf8_next(s + i, n - i, &len);
+		if (cp < 0)
+			strcpy(esc, "\xef\xbf\xbd");
+		else if (cp >= 128 || (cp >= 32 && cp != '"' && cp != '\\'))
+			continue;
+		else
+			json_escape(esc, cp, false);
+		strbuf_add(b, s + from, i - from);
+		strbuf_puts(b, esc);
+		from = i + len;
+	}
+	strbuf_add(b, s + from, n - from);
+	strbuf_putc(b, '"');
+}
+
+void
+json_num(Strbuf *b, double v, int digits)
+{
+	char text[NUMBER_SIZE];
+
+	number_text(text, v, digits);
+	strbuf_puts(b, isfinite(v) ? text : "null");
+}
+
+void
+json_printf(Strbuf *b, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	for (const char *c = fmt, *plain; *c; c++) {
+		for (plain = c; *c && *c != '%'; c++)
+			;
+		strbuf_add(b, plain, (size_t)(c - plain));
+		if (!*c || !*++c)
+			break;
+		if (*c == 's') {
+			const char *s = va_arg(ap, const char *);
+			if (s)
+				json_str(b, s, strlen(s));
+			else
+				strbuf_puts(b, "null");
+		} else if (*c == 'd') {
+			strbuf_printf(b, "%d", va_arg(ap, int));
+		} else if (strncmp(c, "lld", 3) == 0) {
+			strbuf_printf(b, "%lld", va_arg(ap, long long));
+			c += 2;
+		} else if (*c == 'g') {
+			json_num(b, va_arg(ap, double), 9);
+		} else {
+			strbuf_putc(b, *c);
+		}
+	}
+	va_end(ap);
+}
+
+json_t *
+json_parse(const char *text, size_t n, size_t flags, json_error_t *why, bool *no_memory)
+{
+	json_t *tree = json_loadb(text, n, flags, why);
+
+	*no_memory = false;
+	if (!tree) { /* a mistake is found again, and memory, when it is out, stays so */
+		void *probe = malloc(n + 4096);
+		*no_memory = !probe;
+		free(probe);
+		if (probe)
+			tree = json_loadb(text, n, flags, why);
+	}
+	return tree;
+}
+
+static void
+release(void *tree)
+{
+	json_decref(tree);
+}
+
+json_t *
+json_read(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why)
+{
+	bool no_memory;
+	json_t *tree = json_parse(text, n, flags, why, &no_memory);
+
+	if (tree)
+		arena_defer(a, release, tree);
+	else if (no_memory)
+		arena_out(a);
+	return tree;
+}

@@ -1,0 +1,90 @@
+#include "base/number.h"
+
+#include <float.h>
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool
+number_parse(const char *text, double *out)
+{
+	char *end;
+	const char *p = text + (*text == '-' || *text == '+');
+
+	/* no hexadecimal digits, no words, no space in front */
+	if (((*p < '0' || *p > '9') && *p != '.') || p[strspn(p, "0123456789.eE+-")])
+		return false;
+	locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+	if (!c)
+		return false;
+	double v = strtod_l(text, &end, c);
+	freelocale(c);
+	if (end == text || *end || !isfinite(v))
+		return false;
+	*out = v;
+	return true;
+}
+
+/* |v| rounded to n digits: digit[0].digit[1]... x 10^exp. True: that is v, exactly as a reader takes it. */
+static bool
+round_to(double v, int n, char digit[32], int *exp)
+{
+	char text[64];
+	int k = 0;
+
+	snprintf(text, sizeof text, "%.*e", n - 1, fabs(v));
+	char *e = strchr(text, 'e');
+	*exp = atoi(e + 1);
+	for (const char *p = text; p < e; p++)
+		if (*p >= '0' && *p <= '9')
+			digit[k++] = *p;
+	digit[k] = 0;
+	snprintf(text, sizeof text, "%se%d", digit, *exp - k + 1); /* no point, so that no locale matters */
+	return strtod(text, NULL) == fabs(v);
+}
+
+void
+number_text(char out[NUMBER_SIZE], double v, int digits)
+{
+	char digit[32];
+	int exp, n;
+
+	if (!isfinite(v)) {
+		strcpy(out, isnan(v) ? "nan" : v < 0 ? "-inf" : "inf");
+		return;
+	}
+	/* of a normal number 15 digits hold every shorter text that reads back, padded with zeros */
+	for (n = fabs(v) >= DBL_MIN && digits > 15 ? 15 : fabs(v) >= DBL_MIN ? digits : 1; !round_to(v, n, digit, &exp) && n < digits; n++)
+		;
+	while (n > 1 && digit[n - 1] == '0')
+		n--;
+	char *p = out;
+	if (signbit(v))
+		*p++ = '-';
+	if (exp < -4 || exp >= 16) {
+		*p++ = digit[0];
+		if (n > 1)
+			p += sprintf(p, ".%.*s", n - 1, digit + 1);
+		sprintf(p, "e%c%02d", exp < 0 ? '-' : '+', abs(exp));
+	} else if (exp < 0) {
+		sprintf(p, "0.%.*s%.*s", -exp - 1, "000", n, digit);
+	} else {
+		for (int i = 0; i <= exp || i < n; i++) {
+			if (i == exp + 1)
+				*p++ = '.';
+			*p++ = i < n ? digit[i] : '0';
+		}
+		strcpy(p, n <= exp + 1 ? ".0" : "");
+	}
+}
+
+void
+number_plain(char out[NUMBER_SIZE], double v, int digits)
+{
+	number_text(out, v, digits);
+	size_t n = strlen(out);
+	if (n > 2 && strcmp(out + n - 2, ".0") == 0)
+		out[n - 2] = 0;
+}

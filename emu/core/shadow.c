@@ -1,0 +1,752 @@
+/* Shadow cells: for every two bytes who wrote last and who read since. An access that nothing orders after the last write of
+ * another thread, or a write not ordered after all reads, is a race, whatever the order in which the fibers happened to run.
+ *
+ * A word of a cell: block instance (32 bits) | thread (10) | clock (17) | 5 flag bits.
+ *   w flags: 1, 2 bytes written; 4 by an atomic; 8 by an asynchronous copy; 16 by an atomic of less than the device's scope
+ *   r flags: 1, 2 bytes read; 4, 8 bytes ever written; 16 the thread and clock fields are the number of a set of readers
+ * Sets of readers have numbers (readers.c), since many cells have the same. Set 0 stands for readers in several blocks of one launch. */
+#include "emu.h"
+#include "../cuda_api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define WORD(buid, thread, clk) ((uint64_t)(buid) << 32 | (uint64_t)(thread) << 22 | (uint64_t)(clk) << 5)
+#define BUID(x) ((uint32_t)((x) >> 32))
+#define THREAD(x) ((unsigned)((x) >> 22) & 1023)
+#define CLK(x) ((uint32_t)((x) >> 5) & 0x1ffff)
+#define SET(x) ((uint32_t)((x) >> 5) & 0x7ffffff)
+enum { W_ATOMIC = 4, W_ASYNC = 8, W_NARROW = 16, R_SET = 16, R_INIT = 12 };
+
+/* ---- pages of large regions that have no cells yet ---- */
+static void
+materialise(Region *r, size_t page)
+{
+	size_t c0 = page * 2048, end = (r->bytes + 1) / 2;
+
+	if (!r->lazy || r->page_cells[page])
+		return;
+	r->page_cells[page] = 1;
+	if (!r->page_w[page])
+		return;
+	for (size_t c = c0; c < c0 + 2048 && c < end; c++)
+		r->cell[c] = (Cell){ r->page_w[page] | 3, R_INIT };
+}
+
+/* A place in the kernel's source: low 31 bits of an address in its object, or the number of a wrapper's call (emu_site). */
+enum { P_SITE = (int)(1u << 31) };
+
+static inline uint32_t
+place_of(const void *pc, Site at)
+{
+	return pc ? (uint32_t)(uintptr_t)pc & ~(uint32_t)P_SITE : at.file ? emu_site(at) | (uint32_t)P_SITE : 0;
+}
+
+/* Who did `other`, and where, if it was at `place` */
+static char *
+who_and_where(uint64_t other, uint32_t place)
+{
+	const Op *op = op_of_buid(BUID(other));
+	unsigned nt = op && op->kind == OP_KERNEL ? op->block.x * op->block.y * op->block.z : 0;
+	char *who = emu_who_uid(BUID(other), (other & W_ASYNC) ? nt : THREAD(other));
+	char *line = op && op->kind == OP_KERNEL && place ? emu_place_of(op, place) : NULL;
+	char *text = emu_format("; the other: %s%s%s", who, line ? ", " : "", line ? line : "");
+
+	free(who);
+	free(line);
+	return text;
+}
+
+/* place: of the other access; 0: not known */
+static void
+text_and_die(int code, const void *pc, Site at, const void *p, size_t n, const char *fmt, uint64_t other, uint32_t place)
+{
+	char *where = region_describe(p), *who = other ? who_and_where(other, place) : NULL;
+
+	emu_die_at(code, pc, at, "%s: %zu bytes, %s%s", fmt, n, where, who ? who : "");
+}
+
+static COLD void
+written_constant(const Region *r, const void *p, size_t n, const void *pc, Site at)
+{
+	const Op *op = emu_cur->blk->op;
+	size_t off = (size_t)((const char *)p - r->lo);
+
+	for (size_t c = off / 2; r->constant && c < (off + n + 1) / 2; c++)
+		if (r->constant[c] == (uint32_t)op->seq)
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "write of what this kernel has read through the read-only path",
+			             r->cell[c].r & R_SET ? 0 : r->cell[c].r, r->place[c].r);
+}
+
+static bool
+set_known(const Thread *t, uint64_t r, uint64_t *culprit)
+{
+	const uint32_t buid = BUID(r);
+	const uint32_t *own = buid == t->blk->buid ? t->vc->c : NULL;
+
+	for (const Run *x = readers_run(buid, SET(r)); x; x = readers_run(buid, x->parent)) {
+		const uint32_t first = (x->at >> 17) * 32, clk = x->at & 0x1ffff;
+		for (uint32_t m = x->lanes; m; m &= m - 1) {
+			uint32_t thread = first + (uint32_t)__builtin_ctz(m);
+			if (own ? thread == t->lin || own[thread] >= clk : clock_knows(t, buid, thread, clk))
+				continue;
+			*culprit = WORD(buid, thread, clk);
+			return false;
+		}
+	}
+	return true;
+}
+
+/* Readers in several blocks: another launch must be ordered before; within one only a grid barrier or an acquire is. */
+static bool
+launch_known(const Thread *t, uint64_t r)
+{
+	const Op *op = op_of_buid(BUID(r));
+
+	if (!op)
+		return true;
+	if (op == t->blk->op)
+		return t->kn != NULL;
+	return op_before(op->seq, t->blk->op, t->gdc_waited);
+}
+
+/* Readers in launches that run at the same time: a set of launches, as if of block 0, which no launch has. */
+static uint64_t
+launches_add(uint64_t r, uint64_t seq)
+{
+	uint32_t from = SET(r);
+
+	if (BUID(r)) {
+		const Op *old = op_of_buid(BUID(r));
+		from = old ? launches_with(0, old->seq) : 0;
+	}
+	return (uint64_t)launches_with(from, seq) << 5 | R_SET;
+}
+
+/* Whether some of them are not over for this one; *first: one of those. */
+static bool
+launches_open(uint64_t r, const Op *op, bool waited, const Op **first)
+{
+	for (uint32_t id = SET(r); id;) {
+		const Op *o = op_at(launches_next(&id));
+		if (o && o != op && !op_before(o->seq, op, waited)) {
+			*first = o;
+			return true;
+		}
+	}
+	return false;
+}
+
+static bool
+launches_has(uint64_t r, const Op *op)
+{
+	for (uint32_t id = SET(r); id;)
+		if (launches_next(&id) == op->seq)
+			return true;
+	return false;
+}
+
+static inline void
+read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
+{
+	uint64_t r = c->r;
+	unsigned keep = (unsigned)r & R_INIT, both = ((unsigned)r & 3) | mask;
+
+	if (!(r >> 5) || (r | 31) == (me | 31)) {
+		c->r = me | keep | both;
+		return;
+	}
+	if ((r & R_SET) && !SET(r) && BUID(r) == t->blk->op->buid0 && both == ((unsigned)r & 3)) /* several blocks of this launch already */
+		return;
+	if (BUID(r) == t->blk->buid) {
+		if (r & R_SET) {
+			uint64_t unknown;
+			if (set_known(t, r, &unknown)) {
+				c->r = me | keep | mask;
+				return;
+			}
+		} else if (THREAD(r) == THREAD(me) || clock_knows(t, BUID(r), THREAD(r), CLK(r))) {
+			c->r = me | keep | mask;
+			return;
+		}
+		c->r = (uint64_t)t->blk->buid << 32 | (uint64_t)readers_add(BUID(r), SET(r), !(r & R_SET), SET(me)) << 5 | R_SET | keep | both;
+		return;
+	}
+	const Op *op = t->blk->op, *open;
+	if (!BUID(r)) {
+		if (!launches_has(r, op))
+			c->r = (launches_open(r, op, t->gdc_waited, &open) ? launches_add(r, op->seq) | both : me | mask) | keep;
+	} else if (BUID(r) - op->buid0 < op->n_block) /* another block of this launch */
+		c->r = (uint64_t)op->buid0 << 32 | R_SET | keep | both;
+	else if (!op_of_buid(BUID(r)) || op_before(op_of_buid(BUID(r))->seq, op, t->gdc_waited))
+		c->r = me | keep | mask;
+	else
+		c->r = launches_add(r, op->seq) | keep | both;
+}
+
+/* Two atomics race all the same when the scope of one of them leaves the other out. */
+static bool
+in_scope(const Thread *t, uint64_t w, int scope)
+{
+	const Cluster *c = t->blk->cluster;
+
+	if ((scope == 1 && !(w & W_NARROW)) || BUID(w) == t->blk->buid)
+		return true;
+	for (int i = 0; scope < 3 && i < c->n; i++)
+		if (c->b[i]->buid == BUID(w))
+			return true;
+	return false;
+}
+
+/* Shared memory of another block of the cluster: it must have started, and must not leave before this is over (mbar_leave asks). */
+static COLD void
+shadow_peer(Thread *t, Block *o, const void *p, size_t n, const void *pc, Site at)
+{
+	if (!clock_met(t, o->buid))
+		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+		             "access to another block's shared memory with nothing that says that the block has started (cluster_sync)", 0, 0);
+	if (!o->far_clk[t->cluster_rank])
+		o->far_clk[t->cluster_rank] = emu_alloc(sizeof(uint32_t) * (size_t)t->blk->nt);
+	o->far_clk[t->cluster_rank][t->lin] = t->clk;
+	o->far_at = at;
+	o->far_pc = pc;
+}
+
+/* What shadow_read and shadow_write, below, know of the running thread from the slow way through shadow_access. */
+typedef struct { uint64_t me, before, after; } Step; /* how a read changes a cell's readers */
+static struct {
+	Step step[16];
+	struct { const Op *op; bool waited; uint32_t buid, n; } over[4]; /* blocks, all of whose writes those of a launch are ordered after */
+	unsigned n_over;
+	uint64_t free_me, free;  /* readers that the thread is ordered after */
+	Region *region[4];       /* the last one first */
+} seen;
+
+static inline Step *
+step_of(uint64_t r)
+{
+	return &seen.step[r * 0x9e3779b97f4a7c15ull >> 60];
+}
+
+void
+shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, Site at)
+{
+	Thread *t = emu_cur;
+	const char *a = p;
+	bool by_copy = atomic == ACCESS_COPY;
+
+	if (by_copy)
+		atomic = 0;
+	if (!t || !t->blk || (size_t)(a - t->stack) < emu_stack_bytes)
+		return;
+	Region *r = region_of(p);
+	if (unlikely(!r)) {
+		if (fiber_owns(p))
+			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, "access to another thread's local memory", 0, 0);
+		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
+		return;
+	}
+	if (unlikely(a + n > r->hi))
+		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
+	if (r->kind == R_SHARED) {
+		Block *o = r->blk;
+		if (o != t->blk && (!o || o->cluster != t->blk->cluster))
+			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, "access to shared memory of a block outside of the cluster", 0, 0);
+		if (!o->live)
+			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, "access to shared memory of a block that has left the kernel", 0, 0);
+		if (unlikely(o != t->blk && !by_copy))
+			shadow_peer(t, o, p, n, pc, at);
+		if (!shared_within(r, a, n))
+			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n, write ? "out-of-bounds write to shared memory" : "out-of-bounds read of shared memory", 0, 0);
+	}
+	if (!r->cell) {
+		if (r->kind == R_PINNED)
+			pinned_used(p, n, write);
+		return;
+	}
+	size_t off = (size_t)(a - r->lo);
+	if (r->lazy) {
+		size_t page = off / 4096, last = (off + n - 1) / 4096;
+		for (; page <= last; page++)
+			if (!r->page_cells[page]) {
+				if (write) {
+					materialise(r, page);
+				} else if (!r->page_w[page]) {
+					text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "read of memory that nothing wrote", 0, 0);
+				} else if (!clock_knows(t, BUID(r->page_w[page]), 0, 1)) {
+					text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "race: read with nothing that orders it after the write",
+					             r->page_w[page], 0);
+				} else {
+					return; /* readers of such pages are not kept */
+				}
+			}
+	}
+	uint64_t me = WORD(t->blk->buid, t->lin, t->clk), known = 0, before = 1, after = 0; /* neighbours mostly have the same history */
+	const uint32_t place = place_of(pc, at);
+	if (write && unlikely(t->blk->op->any_constant))
+		written_constant(r, p, n, pc, at);
+	for (size_t b = off; b < off + n;) {
+		unsigned mask = b & 1 ? 2 : off + n - b >= 2 ? 3 : 1;
+		Cell *c = r->cell + b / 2;
+		Lines *here = r->place + b / 2;
+		uint64_t w = c->w, rd = c->r, culprit;
+		b += b & 1 ? 1 : 2;
+		if (!write && ((rd >> 2) & mask) != mask)
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+			             w & 3 ? "read of the target of an asynchronous copy that has not been waited for" : "read of memory that nothing wrote", w, here->w);
+		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) && !(atomic && (w & W_ATOMIC) && in_scope(t, w, atomic))
+		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w), CLK(w)))
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+			             atomic && (w & W_ATOMIC) ? "race: an atomic and another one, of which one has a scope without the other's thread"
+			             : write ? "race: write with nothing that orders it after another write" : "race: read with nothing that orders it after the write", w, here->w);
+		known = mask == 3 ? w : 0;
+		if (!write) {
+			if (atomic)
+				continue;
+			here->r = place;
+			if (rd == before && mask == 3) {
+				c->r = after;
+			} else {
+				read_cell(c, t, me, mask);
+				before = mask == 3 ? rd : 1;
+				after = c->r;
+				if (mask == 3)
+					*step_of(rd) = (Step){ me, rd, after };
+			}
+			continue;
+		}
+		if ((rd & mask) && rd >> 5) {
+			culprit = rd & ~31ull;
+			const Op *open = NULL;
+			bool ok = !(rd & R_SET) ? (rd ^ me) >> 22 == 0 || clock_knows(t, BUID(rd), THREAD(rd), CLK(rd))
+			        : !SET(rd) ? launch_known(t, rd) : BUID(rd) ? set_known(t, rd, &culprit) : !launches_open(rd, t->blk->op, t->gdc_waited, &open);
+			if (open)
+				culprit = WORD(open->buid0, 0, 1) | W_ASYNC;
+			if (!ok)
+				text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "race: write with nothing that orders it after the read",
+				             rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit, here->r);
+		}
+		here->w = place;
+		c->w = me | mask | (atomic ? atomic > 1 ? W_ATOMIC | W_NARROW : W_ATOMIC : 0);
+		c->r = (rd & 3 & ~mask ? rd & ~(uint64_t)mask : rd & R_INIT) | (uint64_t)mask << 2;
+	}
+}
+
+/* ---- the short way: most accesses find a cell like the one before; whatever is not plainly in order goes the long one ---- */
+
+void
+shadow_forget(void)
+{
+	memset(&seen, 0, sizeof seen);
+}
+
+void
+shadow_learnt(void)
+{
+	memset(seen.step, 0, sizeof seen.step);
+}
+
+static inline bool
+is_over(const Thread *t, uint32_t buid)
+{
+	for (int i = 0; i < 4; i++)
+		if (buid - seen.over[i].buid < seen.over[i].n && seen.over[i].op == t->blk->op && seen.over[i].waited == t->gdc_waited)
+			return true;
+	return false;
+}
+
+static inline bool
+write_is_known(const Thread *t, uint64_t w, uint64_t me)
+{
+	if (!(w & 3) || ((w ^ me) >> 22 == 0 && !(w & W_ASYNC)))
+		return true;
+	if (BUID(w) == t->blk->buid)
+		return t->vc->c[w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w)] >= CLK(w);
+	return !(w & W_ASYNC) && is_over(t, BUID(w));
+}
+
+static inline bool
+readers_are_known(const Thread *t, uint64_t r, uint64_t me)
+{
+	if (!(r & 3) || !(r >> 5) || (seen.free == r && seen.free_me == me))
+		return true;
+	if (BUID(r) != t->blk->buid)
+		return (!(r & R_SET) || !SET(r)) && is_over(t, BUID(r));
+	return !(r & R_SET) && ((r ^ me) >> 22 == 0 || t->vc->c[THREAD(r)] >= CLK(r));
+}
+
+/* The cells of an access that lies in the object, or the region, of the one before, and their places; *lazy: a page without cells. */
+static inline Cell *
+cells_of(const Thread *t, const char *p, size_t n, Lines **place, uint64_t *lazy)
+{
+	const Block *b = t->blk;
+	size_t off = (size_t)(p - b->arena->lo);
+
+	if (((uintptr_t)p | n) & 1)
+		return NULL;
+	if (off - b->span_lo < b->span_n && off - b->span_lo + n <= b->span_n) {
+		*place = b->arena->place + off / 2;
+		return b->arena->cell + off / 2;
+	}
+	Region *r = seen.region[0];
+	if (!r)
+		return NULL;
+	if (unlikely(p < r->lo || p + n > r->hi)) {
+		int i = 1;
+		while (i < 4 && (r = seen.region[i]) && (p < r->lo || p + n > r->hi))
+			i++;
+		if (i == 4 || !r)
+			return NULL;
+		seen.region[i] = seen.region[0];
+		seen.region[0] = r;
+	}
+	off = (size_t)(p - r->lo);
+	if (unlikely(r->lazy)) {
+		if (off / 4096 != (off + n - 1) / 4096)
+			return NULL;
+		if (!r->page_cells[off / 4096] && !(*lazy = r->page_w[off / 4096]))
+			return NULL;
+	}
+	*place = r->place + off / 2;
+	return r->cell + off / 2;
+}
+
+/* After the long way: what the next access may be spared. w, r: a cell's words before. */
+static COLD void
+remember(Thread *t, const void *p, uint64_t w, uint64_t r, bool write)
+{
+	Region *g = region_of(p);
+	const Op *mine = t->blk->op;
+	uint64_t other[2] = { w & 3 ? w : 0, write && r & 3 && (!(r & R_SET) || !SET(r)) ? r & ~31ull : 0 };
+
+	if (g && g->kind == R_SHARED && g->blk == t->blk) {
+		shared_span(t->blk, p);
+	} else if (g && g->cell && g->kind == R_DEVICE && g != seen.region[0]) {
+		int i = 1;
+		while (i < 3 && seen.region[i] && seen.region[i] != g)
+			i++;
+		for (; i > 0; i--)
+			seen.region[i] = seen.region[i - 1];
+		seen.region[0] = g;
+	}
+	for (int i = 0; i < 2; i++) {
+		const uint32_t buid = BUID(other[i]);
+		if (!other[i] || buid - mine->buid0 < mine->n_block || is_over(t, buid))
+			continue;
+		const Op *o = op_of_buid(buid);
+		if (o && !op_before(o->seq, mine, t->gdc_waited))
+			continue;
+		unsigned k = seen.n_over++ % 4;
+		seen.over[k].op = mine;
+		seen.over[k].waited = t->gdc_waited;
+		seen.over[k].buid = o ? o->buid0 : 0; /* forgotten: so are those before it */
+		seen.over[k].n = o ? o->n_block : buid + 1;
+	}
+	if (write && r & R_SET && SET(r)) {
+		seen.free = r;
+		seen.free_me = WORD(t->blk->buid, t->lin, t->clk);
+	}
+}
+
+static __attribute__((noinline)) void
+long_way(Thread *t, const void *p, size_t n, bool write, const void *pc, Site at)
+{
+	uint64_t w = 0, r = 0;
+
+	if (t && t->blk) {
+		Region *g = region_of(p);
+		if (g && g->cell && (const char *)p + n <= g->hi) {
+			size_t off = (size_t)((const char *)p - g->lo);
+			if (g->lazy && !g->page_cells[off / 4096]) {
+				w = g->page_w[off / 4096] | 3;
+			} else {
+				w = g->cell[off / 2].w;
+				r = g->cell[off / 2].r;
+			}
+		}
+	}
+	shadow_access(p, n, write, false, pc, at);
+	if (t && t->blk)
+		remember(t, p, w, r, write);
+}
+
+void
+shadow_read(const void *p, size_t n, const void *pc, Site at)
+{
+	Thread *t = emu_cur;
+	uint64_t lazy = 0;
+
+	if (unlikely(!t || !t->blk)) {
+		long_way(t, p, n, false, pc, at);
+		return;
+	}
+	const uint64_t me = WORD(t->blk->buid, t->lin, t->clk);
+	const uint32_t place = place_of(pc, at);
+	Lines *here = NULL;
+	Cell *c = cells_of(t, p, n, &here, &lazy);
+	if (lazy && is_over(t, BUID(lazy)))
+		return;
+	if (unlikely(!c || lazy))
+		goto slow;
+	for (size_t i = 0; i < n / 2; i++) {
+		uint64_t w = c[i].w, r = c[i].r;
+		if ((r & R_INIT) != R_INIT || !write_is_known(t, w, me))
+			goto slow;
+		here[i].r = place;
+		Step *s = step_of(r);
+		if (s->before == r && s->me == me) {
+			c[i].r = s->after;
+		} else if (!(r >> 5) || ((r ^ me) >> 5 == 0 && !(r & R_SET))) {
+			c[i].r = me | R_INIT | 3;
+		} else {
+			read_cell(&c[i], t, me, 3);
+			*s = (Step){ me, r, c[i].r };
+		}
+	}
+	return;
+slow:
+	long_way(t, p, n, false, pc, at);
+}
+
+void
+shadow_write(const void *p, size_t n, const void *pc, Site at)
+{
+	Thread *t = emu_cur;
+	uint64_t lazy = 0;
+
+	if (unlikely(!t || !t->blk)) {
+		long_way(t, p, n, true, pc, at);
+		return;
+	}
+	const uint64_t me = WORD(t->blk->buid, t->lin, t->clk);
+	Lines *here = NULL;
+	Cell *c = cells_of(t, p, n, &here, &lazy);
+	bool ok = c && !lazy && !t->blk->op->any_constant;
+	for (size_t i = 0; ok && i < n / 2; i++)
+		ok = write_is_known(t, c[i].w, me) && readers_are_known(t, c[i].r, me);
+	if (unlikely(!ok)) {
+		long_way(t, p, n, true, pc, at);
+		return;
+	}
+	const uint32_t place = place_of(pc, at);
+	for (size_t i = 0; i < n / 2; i++) {
+		c[i] = (Cell){ me | 3, R_INIT };
+		here[i].w = place;
+	}
+}
+
+void
+shadow_read_only(const void *p, size_t n, Site at)
+{
+	Region *r = region_of(p);
+	Op *op = emu_cur->blk->op;
+
+	if (!r || !r->cell || r->kind != R_DEVICE)
+		return;
+	for (size_t off = (size_t)((const char *)p - r->lo), c = off / 2; c < (off + n + 1) / 2; c++)
+		if ((r->cell[c].w & 3) && BUID(r->cell[c].w) - op->buid0 < op->n_block)
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n, "read through the read-only path of what this kernel writes", r->cell[c].w, r->place[c].w);
+	op->any_constant = true;
+	region_constant(r, p, n, (uint32_t)op->seq);
+}
+
+void
+shadow_clear(Region *r, size_t off, size_t n)
+{
+	if (r->cell && n)
+		memset(r->cell + off / 2, 0, ((off + n + 1) / 2 - off / 2) * sizeof(Cell));
+}
+
+void
+shadow_inflight(void *p, size_t n)
+{
+	Region *r = region_of(p);
+
+	if (!r || !r->cell)
+		return;
+	size_t off = (size_t)((char *)p - r->lo);
+	for (size_t c = off / 2; c < (off + n + 1) / 2; c++)
+		r->cell[c].r &= ~(uint64_t)R_INIT;
+}
+
+/* A bulk copy lands: written by the block's copies, whose clock the mbarrier hands on. */
+void
+shadow_async_write(Block *b, void *p, size_t n, Site at)
+{
+	Region *r = region_of(p);
+
+	if (!r || !r->cell)
+		return;
+	size_t off = (size_t)((char *)p - r->lo);
+	for (size_t c = off / 2; c < (off + n + 1) / 2; c++) {
+		r->cell[c] = (Cell){ WORD(b->buid, 0, b->async_clk) | W_ASYNC | 3, R_INIT };
+		r->place[c].w = place_of(NULL, at);
+	}
+}
+
+/* Shared memory that a matrix instruction or a bulk store reads some time from now on: what it needs must be there already, written by
+ * copies or fenced by its writers, and nobody may write before the reader is known to be done (entry `slot` at `clk`). */
+void
+shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
+{
+	Thread *t = emu_cur;
+	Block *b = t->blk;
+	Region *r = region_of(p);
+
+	if (!r || r->kind != R_SHARED || r->blk != b || !shared_within(r, p, n))
+		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, NULL, at, p, n, "asynchronous read outside of the block's shared memory", 0, 0);
+	uint64_t me = WORD(b->buid, slot, clk);
+	size_t off = (size_t)((const char *)p - r->lo);
+	for (size_t c = off / 2; c < (off + n + 1) / 2; c++) {
+		Cell *x = r->cell + c;
+		Lines *here = r->place + c;
+		uint64_t w = x->w;
+		if ((x->r & R_INIT) != R_INIT)
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			             w & 3 ? "asynchronous read of the target of a copy that has not been waited for" : "asynchronous read of memory that nothing wrote", w, here->w);
+		if ((w & 3) && ((w & W_ASYNC) || BUID(w) != b->buid || THREAD(w) != t->lin)
+		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(b) : THREAD(w), CLK(w)))
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n, "race: asynchronous read with nothing that orders it after the write", w, here->w);
+		if ((w & 3) && !(w & W_ASYNC) && BUID(w) == b->buid && CLK(w) > b->t[THREAD(w)].proxy_clk)
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			             "asynchronous read of what a thread wrote without fence_proxy_async behind it", w, here->w);
+		here->r = place_of(NULL, at);
+		if ((x->r | 31) != (me | 31) || (x->r & 3) != 3)
+			read_cell(x, t, me, 3);
+	}
+}
+
+/* ---- copies, fills and the host ---- */
+
+static void
+host_race(Op *op, const char *p, uint64_t other, uint32_t place, const char *what)
+{
+	char *where = region_describe(p), *who = who_and_where(other, place);
+
+	emu_note("%s: %s %s%s", op->name, what, where, who);
+	free(where);
+	free(who);
+	emu_error = CUDA_ERROR_LAUNCH_FAILED;
+}
+
+static bool
+host_knows(const Op *op, uint64_t word)
+{
+	const Op *w = op_of_buid(BUID(word));
+
+	return !w || w == op || op_before(w->seq, op, true);
+}
+
+void
+shadow_host_write(Op *op, void *p, size_t n)
+{
+	Region *r = region_of(p);
+	uint64_t me = WORD(op->buid0, 0, 1);
+
+	if (!r || !r->cell || !n)
+		return;
+	size_t off = (size_t)((char *)p - r->lo), c = off / 2, end = (off + n + 1) / 2;
+	while (c < end) {
+		size_t page = c / 2048;
+		if (r->lazy && !r->page_cells[page]) {
+			if (c % 2048 == 0 && end - c >= 2048) {
+				if (r->page_w[page] && !host_knows(op, r->page_w[page])) {
+					host_race(op, r->lo + c * 2, r->page_w[page], 0, "race: writes with nothing that orders it after another write");
+					return;
+				}
+				r->page_w[page] = me;
+				c += 2048;
+				continue;
+			}
+			materialise(r, page);
+		}
+		Cell *x = r->cell + c;
+		unsigned mask = (c == off / 2 && (off & 1) ? 2 : 3) & (c == end - 1 && (off + n) & 1 ? 1 : 3);
+		if ((x->w & 3) && !host_knows(op, x->w)) {
+			host_race(op, r->lo + c * 2, x->w, r->place[c].w, "race: writes with nothing that orders it after another write");
+			return;
+		}
+		const Op *open = NULL;
+		if ((x->r & 3) && x->r >> 5 && (BUID(x->r) ? !host_knows(op, x->r) : launches_open(x->r, op, true, &open))) {
+			uint64_t other = open ? (uint64_t)open->buid0 << 32 | 0xffc00000u : x->r & R_SET ? x->r | 0xffc00000u : x->r;
+			host_race(op, r->lo + c * 2, other, r->place[c].r, "race: writes with nothing that orders it after the read");
+			return;
+		}
+		x->w = me | mask;
+		x->r = (x->r & R_INIT) | (uint64_t)mask << 2;
+		c++;
+	}
+}
+
+void
+shadow_host_read(Op *op, const void *p, size_t n)
+{
+	Region *r = region_of(p);
+
+	if (!r || !r->cell || !n)
+		return;
+	size_t off = (size_t)((const char *)p - r->lo);
+	for (size_t c = off / 2; c < (off + n + 1) / 2; c++) {
+		uint64_t w = r->cell[c].w;
+		if (r->lazy && !r->page_cells[c / 2048])
+			w = r->page_w[c / 2048] ? r->page_w[c / 2048] | 3 : 0;
+		if ((w & 3) && !host_knows(op, w)) {
+			host_race(op, r->lo + c * 2, w, r->place[c].w, "race: reads with nothing that orders it after the write");
+			return;
+		}
+		if (!r->lazy) {
+			uint64_t rd = r->cell[c].r;
+			const Op *open;
+			bool others = (rd & 3) && rd >> 5 && (BUID(rd) ? !host_knows(op, rd) : launches_open(rd, op, true, &open));
+			r->cell[c].r = (rd & R_INIT) | (others ? launches_add(rd, op->seq) : WORD(op->buid0, 0, 1)) | 3;
+		}
+	}
+}
+
+bool
+shadow_written(const void *p, size_t n, size_t *at)
+{
+	Region *r = region_of(p);
+
+	if (!r || !r->cell)
+		return true;
+	size_t off = (size_t)((const char *)p - r->lo);
+	for (size_t b = off; b < off + n; b++) {
+		bool ok = r->lazy && !r->page_cells[b / 4096] ? r->page_w[b / 4096] != 0 : r->cell[b / 2].r >> (2 + (b & 1)) & 1;
+		if (!ok) {
+			*at = b - off;
+			return false;
+		}
+	}
+	return true;
+}
+
+/* After a copy between device addresses: what was not written there is not written here either. */
+void
+shadow_copy_written(void *dst, const void *src, size_t n)
+{
+	Region *d = region_of(dst);
+	size_t at, done = 0;
+
+	while (d && d->cell && done < n && !shadow_written((const char *)src + done, n - done, &at)) {
+		size_t b = (size_t)((char *)dst - d->lo) + done + at;
+		materialise(d, b / 4096);
+		d->cell[b / 2].r &= ~(4ull << (b & 1));
+		done += at + 1;
+	}
+}
+
+/* Who wrote the nearest bytes before a place that nobody wrote: most likely the one who forgot it. To be freed; NULL: nobody near. */
+char *
+shadow_neighbour(const void *p)
+{
+	Region *r = region_of(p);
+
+	if (!r || !r->cell || r->lazy)
+		return NULL;
+	size_t c = (size_t)((const char *)p - r->lo) / 2;
+	for (int i = 0; i < 2048 && c > 0; i++, c--)
+		if (r->cell[c].w & 3)
+			return emu_who_uid(BUID(r->cell[c].w), THREAD(r->cell[c].w));
+	return NULL;
+}

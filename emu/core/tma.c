@@ -1,0 +1,317 @@
+/* Tiles of tensor maps, and bulk copies out of shared memory. A box lies in shared memory as its image with the innermost dimension
+ * first, its 16-byte pieces exchanged by the swizzle as the address says: bits 4.. are xored with bits 7.. */
+#include "emu.h"
+#include "tensor_map.h"
+#include "../cuda_api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* n 0: the end of a group. */
+typedef struct Store { void *dst; const char *src; unsigned n; const TensorMap *map; int c[5]; char *taken; uint32_t clk; Site at; } Store;
+
+const TensorMap *
+tensor_map_at(const void *p, int rank, Site at)
+{
+	const TensorMap *m = p;
+	Region *r = region_of(p);
+
+	if ((uintptr_t)p & 127)
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor map: it needs a multiple of 128");
+	if (r && r->kind == R_SHARED)
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "the tensor map lies in shared memory");
+	if (emu_check && r) /* one that came as a parameter lies on the stack here */
+		shadow_access(p, 128, false, false, NULL, at);
+	if (m->magic != TENSOR_MAGIC)
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "what the tensor copy was given is no tensor map");
+	if (m->rank != rank)
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at, "tensor copy with %d coordinates, the tensor map has %d dimensions", rank, m->rank);
+	return m;
+}
+
+size_t
+tensor_box_bytes(const TensorMap *m)
+{
+	size_t n = m->elem;
+
+	for (int i = 0; i < m->rank; i++)
+		n *= m->box[i];
+	return n;
+}
+
+static size_t
+swizzled(const TensorMap *m, size_t a)
+{
+	return !m->swizzle ? a : a ^ ((a >> 7 & (m->swizzle / 16u - 1)) << 4);
+}
+
+typedef void (*Row)(const TensorMap *m, char *global, size_t k, size_t lo, size_t hi, void *arg);
+
+/* Every row of the box: its address in memory, NULL outside; k its place in the box; elements [lo, hi) of it are inside. */
+static void
+rows(const TensorMap *m, const int *c, Row fn, void *arg)
+{
+	size_t n = 1, at[5] = { 0 };
+
+	for (int i = 1; i < m->rank; i++)
+		n *= m->box[i];
+	for (size_t k = 0; k < n; k++) {
+		char *g = (char *)(uintptr_t)m->addr;
+		bool inside = true;
+		for (int i = 1; i < m->rank; i++) {
+			long x = (long)c[i] + (long)(at[i] * m->step[i]);
+			inside = inside && x >= 0 && (uint64_t)x < m->dim[i];
+			g += inside ? (size_t)x * m->stride[i - 1] : 0;
+		}
+		size_t lo = 0, hi = 0;
+		if (inside) {
+			while (lo < m->box[0] && (long)c[0] + (long)(lo * m->step[0]) < 0)
+				lo++;
+			for (hi = lo; hi < m->box[0] && (uint64_t)((long)c[0] + (long)(hi * m->step[0])) < m->dim[0];)
+				hi++;
+			g += (long)c[0] * m->elem;
+		}
+		fn(m, inside && hi > lo ? g : NULL, k, lo, hi, arg);
+		for (int i = 1; i < m->rank && ++at[i] == m->box[i]; i++)
+			at[i] = 0;
+	}
+}
+
+typedef struct { bool write; Site at; } Touch;
+
+static void
+touch_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg)
+{
+	const Touch *t = arg;
+
+	(void)k;
+	if (!g)
+		return;
+	if (m->step[0] == 1)
+		shadow_access(g + lo * m->elem, (hi - lo) * m->elem, t->write, false, NULL, t->at);
+	else
+		for (size_t i = lo; i < hi; i++)
+			shadow_access(g + i * m->step[0] * m->elem, m->elem, t->write, false, NULL, t->at);
+}
+
+void
+tensor_touch(const TensorMap *m, const int *c, bool write, Site at)
+{
+	Touch t = { write, at };
+
+	rows(m, c, touch_row, &t);
+}
+
+static void
+sum_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg)
+{
+	uint64_t *sum = arg;
+
+	(void)k;
+	for (size_t i = lo; g && i < hi; i += m->step[0] == 1 ? hi - lo : 1)
+		*sum = emu_sum(*sum, g + i * m->step[0] * m->elem, m->step[0] == 1 ? (hi - lo) * m->elem : m->elem);
+}
+
+uint64_t
+tensor_sum(const TensorMap *m, const int *c)
+{
+	uint64_t sum = 0;
+
+	rows(m, c, sum_row, &sum);
+	return sum;
+}
+
+typedef struct { char *shared; const char *arena; bool put; } Move;
+
+static void
+move_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg)
+{
+	const Move *v = arg;
+	size_t row = (size_t)(v->shared - v->arena) + k * m->box[0] * m->elem;
+
+	for (size_t i = 0; i < m->box[0]; i++) {
+		char *s = (char *)(uintptr_t)v->arena + swizzled(m, row + i * m->elem);
+		char *e = g + i * m->step[0] * m->elem;
+		bool inside = g && i >= lo && i < hi;
+		if (v->put && inside)
+			memcpy(e, s, m->elem);
+		else if (!v->put && inside)
+			memcpy(s, e, m->elem);
+		else if (!v->put)
+			memset(s, m->nan_fill ? 0xff : 0, m->elem);
+	}
+}
+
+void
+tensor_get(const TensorMap *m, const int *c, char *shared, const char *arena)
+{
+	Move v = { shared, arena, false };
+
+	rows(m, c, move_row, &v);
+}
+
+void
+tensor_put(const TensorMap *m, const int *c, const char *shared, const char *arena)
+{
+	Move v = { (char *)(uintptr_t)shared, arena, true };
+
+	rows(m, c, move_row, &v);
+}
+
+/* ---- out of shared memory ---- */
+
+static void
+push(StoreQueue *q, Store s)
+{
+	if (q->n == q->cap) {
+		q->cap = q->cap ? 2 * q->cap : 8;
+		q->s = realloc(q->s, sizeof *q->s * (size_t)q->cap);
+	}
+	q->s[q->n++] = s;
+}
+
+static void
+add(Store s)
+{
+	Thread *t = emu_cur;
+	StoreQueue *q = &t->bulk;
+	Region *r = region_of(s.src);
+
+	if (!r || r->kind != R_SHARED || r->blk != t->blk || (size_t)(r->hi - s.src) < s.n)
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, s.at, "bulk store of %u bytes: the source is not this block's shared memory", s.n);
+	s.clk = ++t->blk->store_clk;
+	if (emu_check)
+		shadow_async_read(s.src, s.n, CLOCK_STORE(t->blk), s.clk, s.at);
+	push(q, s);
+}
+
+void
+emu_bulk_store(void *dst, const void *src, unsigned n, const char *file, int line)
+{
+	Site at = { file, line };
+	Region *r = region_of(dst);
+
+	if (((uintptr_t)dst | (uintptr_t)src | n) & 15)
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned bulk store: addresses and size must be multiples of 16");
+	if (!r || r->kind == R_SHARED || (size_t)(r->hi - (char *)dst) < n)
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "bulk store of %u bytes: the target is no memory of the device", n);
+	add((Store){ .dst = dst, .src = src, .n = n, .at = at });
+	if (emu_check)
+		shadow_access(dst, n, true, false, NULL, at);
+	memset(dst, 0xff, n);
+	if (emu_check)
+		shadow_inflight(dst, n);
+}
+
+void
+emu_tensor_store(const void *map, int rank, const int *c, const void *src, const char *file, int line)
+{
+	Site at = { file, line };
+	const TensorMap *m = tensor_map_at(map, rank, at);
+	Store s = { .src = src, .n = (unsigned)tensor_box_bytes(m), .map = m, .at = at };
+
+	if ((uintptr_t)src & 127)
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at, "misaligned tensor copy: the place in shared memory must be a multiple of 128");
+	memcpy(s.c, c, sizeof *c * (size_t)rank);
+	if (emu_check)
+		tensor_touch(m, c, true, at);
+	add(s);
+}
+
+void
+emu_bulk_commit(void)
+{
+	StoreQueue *q = &emu_cur->bulk;
+
+	push(q, (Store){ 0 }); /* the end of a group */
+}
+
+/* The source has been read. */
+static void
+take(Thread *t, Store *s)
+{
+	if (s->taken || !s->n)
+		return;
+	s->taken = emu_alloc(s->n);
+	memcpy(s->taken, s->src, s->n);
+	if (emu_check)
+		clock_learn(t, CLOCK_STORE(t->blk), s->clk);
+}
+
+static void
+put(Thread *t, Store *s)
+{
+	take(t, s);
+	if (!s->n)
+		return;
+	if (s->map) {
+		/* From the copy of the box, laid out at the same address bits. */
+		size_t low = (size_t)(s->src - t->blk->arena->lo) & 1023;
+		char *image = emu_alloc(s->n + 1024);
+		memcpy(image + low, s->taken, s->n);
+		if (emu_check)
+			tensor_touch(s->map, s->c, true, s->at);
+		tensor_put(s->map, s->c, image + low, image);
+		free(image);
+	} else {
+		if (emu_check)
+			shadow_access(s->dst, s->n, true, false, NULL, s->at);
+		memcpy(s->dst, s->taken, s->n);
+	}
+	free(s->taken);
+	s->taken = NULL;
+}
+
+void
+emu_bulk_wait(int left, int read_only)
+{
+	Thread *t = emu_cur;
+	StoreQueue *q = &t->bulk;
+	int ends = 0, upto = 0;
+
+	for (int i = 0; i < q->n; i++)
+		ends += !q->s[i].n;
+	for (int i = 0; i < q->n && ends > left; i++)
+		if (!q->s[i].n) {
+			ends--;
+			upto = i + 1;
+		}
+	for (int i = 0; i < upto; i++)
+		if (read_only)
+			take(t, &q->s[i]);
+		else
+			put(t, &q->s[i]);
+	if (read_only)
+		return;
+	memmove(q->s, q->s + upto, sizeof *q->s * (size_t)(q->n - upto));
+	q->n -= upto;
+}
+
+void
+store_leave(Thread *t)
+{
+	StoreQueue *q = &t->bulk;
+
+	for (int i = 0; i < q->n; i++) {
+		if (q->s[i].n && !q->s[i].taken)
+			emu_die(CUDA_ERROR_LAUNCH_FAILED, q->s[i].at, "a thread leaves the kernel before its bulk store has read shared memory (bulk_wait_read)");
+		put(t, &q->s[i]);
+	}
+	q->n = 0;
+}
+
+void
+store_forget(Thread *t)
+{
+	for (int i = 0; i < t->bulk.n; i++)
+		free(t->bulk.s[i].taken);
+	free(t->bulk.s);
+	t->bulk = (StoreQueue){ 0 };
+}
+
+void
+emu_proxy_fence(void)
+{
+	if (emu_check)
+		clock_proxy_fence(emu_cur);
+}

@@ -1,0 +1,381 @@
+/* Packing into r4, r8, r16 and planes, and reading a row back. See layout_packed.h for the orders. */
+#include "formats/layout_packed.h"
+
+#include <string.h>
+
+#include "formats/dequant.h"
+
+/* What a dtype's blocks are made of; the names are those of Weight in templates/common/cpu_weights.h. */
+typedef struct Geometry {
+	int k;        /* columns of a block; 0: dtype is not packed */
+	int row;      /* bytes a row takes in it */
+	int bits;     /* of an element */
+	int min;      /* 1: f16 d and m at the start, 0: d alone */
+	int super;    /* 1: eight blocks of 32 columns, with two bytes of scales each behind d and m */
+} Geometry;
+
+static Geometry
+geometry(Dtype d)
+{
+	switch (d) {
+	case DT_F32: return (Geometry){ 1, 4, 32, 0, 0 };
+	case DT_F16:
+	case DT_BF16: return (Geometry){ 1, 2, 16, 0, 0 };
+	case DT_Q4_0: return (Geometry){ 32, 18, 4, 0, 0 };
+	case DT_Q4_1: return (Geometry){ 32, 20, 4, 1, 0 };
+	case DT_Q5_0: return (Geometry){ 32, 22, 5, 0, 0 };
+	case DT_Q5_1: return (Geometry){ 32, 24, 5, 1, 0 };
+	case DT_Q8_0: return (Geometry){ 32, 34, 8, 0, 0 };
+	case DT_Q4_K: return (Geometry){ 256, 148, 4, 1, 1 };
+	case DT_Q5_K: return (Geometry){ 256, 180, 5, 1, 1 };
+	case DT_Q6_K: return (Geometry){ 256, 210, 6, 0, 1 };
+	case DT_I32:
+	case DT_I64:
+	case DT_NONE:
+	case DT_COUNT: break;
+	}
+	return (Geometry){ 0 };
+}
+
+static uint32_t
+u32_at(const uint8_t *p)
+{
+	uint32_t v;
+	memcpy(&v, p, sizeof v);
+	return v;
+}
+
+static void
+put_u32(uint8_t *p, uint32_t v)
+{
+	memcpy(p, &v, sizeof v);
+}
+
+static float
+f16_at(const uint8_t *p)
+{
+	uint16_t v;
+	memcpy(&v, p, sizeof v);
+	return f16_to_f32(v);
+}
+
+static int64_t
+group_bytes(Dtype d, int64_t cols, int R)
+{
+	Geometry g = geometry(d);
+	int64_t bytes;
+
+	if (!g.k || cols < 0 || cols % g.k || __builtin_mul_overflow(cols / g.k, (int64_t)g.row * R, &bytes))
+		return -1;
+	return bytes;
+}
+
+/* bit i of the result for column i -> the order of a fifth-bit dword; and back */
+static uint32_t
+fifth_order(uint32_t bits)
+{
+	uint32_t out = 0;
+
+	for (int c = 0; c < 4; c++)
+		for (int j = 0; j < 4; j++) {
+			out |= (bits >> (4 * j + c) & 1) << (8 * c + j);
+			out |= (bits >> (16 + 4 * j + c) & 1) << (8 * c + 4 + j);
+		}
+	return out;
+}
+
+static uint32_t
+fifth_bit(uint32_t ordered, int i)
+{
+	return ordered >> (8 * (i % 4) + i / 4) & 1; /* i / 4 counts through bits 0..3, then 4..7 */
+}
+
+/* the 6-bit scales of Q4_K and Q5_K as bytes */
+static void
+scales_of(const uint8_t *s, uint8_t scale[8], uint8_t min[8])
+{
+	for (int j = 0; j < 4; j++) {
+		scale[j] = s[j] & 63;
+		min[j] = s[j + 4] & 63;
+		scale[j + 4] = (uint8_t)((s[j + 8] & 15) | s[j] >> 6 << 4);
+		min[j + 4] = (uint8_t)(s[j + 8] >> 4 | s[j + 4] >> 6 << 4);
+	}
+}
+
+static inline __attribute__((always_inline)) void
+pack_small(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
+{
+	Geometry g = geometry(d);
+	const int n_f16 = 1 + g.min;
+	uint8_t *q = dst + 2 * n_f16 * R;
+
+	for (int r = 0; r < R; r++) {
+		const uint8_t *b = src + r * row_bytes;
+		for (int i = 0; i < n_f16; i++, b += 2)
+			memcpy(dst + 2 * (i * R + r), b, 2);
+		uint8_t *o = q + 4 * r;
+		if (g.bits == 5) {
+			put_u32(o, fifth_order(u32_at(b)));
+			b += 4;
+			o += 4 * R;
+		}
+		for (int j = 0; j < (g.bits == 8 ? 8 : 4); j++)
+			put_u32(o + 4 * j * R, u32_at(b + 4 * j));
+	}
+}
+
+/* The file keeps two sub-blocks in the low and high nibbles of 32 bytes; here each has its own 16. */
+static inline __attribute__((always_inline)) void
+pack_q45_k(int bits, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
+{
+	int sub_bytes = (bits == 5 ? 20 : 16) * R;
+
+	for (int r = 0; r < R; r++) {
+		const uint8_t *b = src + r * row_bytes, *fifth = b + 16, *nibbles = b + (bits == 5 ? 48 : 16);
+		uint8_t scale[8], min[8];
+		scales_of(b + 4, scale, min);
+		memcpy(dst + 2 * r, b, 2);
+		memcpy(dst + 2 * (R + r), b + 2, 2);
+		for (int s = 0; s < 8; s++) {
+			dst[4 * R + 2 * s * R + r] = scale[s];
+			dst[4 * R + (2 * s + 1) * R + r] = min[s];
+			uint8_t *o = dst + 20 * R + s * sub_bytes + 4 * r;
+			if (bits == 5) {
+				uint32_t high = 0;
+				for (int i = 0; i < 32; i++)
+					high |= (uint32_t)(fifth[i] >> s & 1) << i;
+				put_u32(o, fifth_order(high));
+				o += 4 * R;
+			}
+			const uint8_t *n = nibbles + s / 2 * 32;
+			int shift = s % 2 * 4;
+			for (int j = 0; j < 4; j++)
+				put_u32(o + 4 * j * R, (u32_at(n + 4 * j) >> shift & 0x0f0f0f0fu) |
+				                       (u32_at(n + 16 + 4 * j) >> shift & 0x0f0f0f0fu) << 4);
+		}
+	}
+}
+
+static inline __attribute__((always_inline)) void
+pack_q6_k(const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
+{
+	for (int r = 0; r < R; r++) {
+		const uint8_t *b = src + r * row_bytes;
+		memcpy(dst + 2 * r, b + 208, 2);
+		for (int s = 0; s < 16; s++)
+			dst[2 * R + s * R + r] = b[192 + s];
+		for (int s = 0; s < 8; s++) {
+			/* the file: see block_q6_k of formats/dequant.c */
+			const uint8_t *low = b + s / 4 * 64 + s % 2 * 32, *high = b + 128 + s / 4 * 32;
+			int low_shift = s % 4 / 2 * 4, high_shift = s % 4 * 2;
+			uint8_t *o = dst + 18 * R + s * 24 * R + 4 * r;
+			uint32_t pair[2] = { 0, 0 };
+			for (int j = 0; j < 4; j++) {
+				put_u32(o + 4 * j * R, (u32_at(low + 4 * j) >> low_shift & 0x0f0f0f0fu) |
+				                       (u32_at(low + 16 + 4 * j) >> low_shift & 0x0f0f0f0fu) << 4);
+				for (int h = 0; h < 2; h++)
+					pair[h] |= (u32_at(high + 16 * h + 4 * j) >> high_shift & 0x03030303u) << 2 * j;
+			}
+			put_u32(o + 16 * R, pair[0]);
+			put_u32(o + 20 * R, pair[1]);
+		}
+	}
+}
+
+static inline __attribute__((always_inline)) void
+pack(Dtype d, int64_t cols, const uint8_t *src, uint8_t *dst, int R)
+{
+	Geometry g = geometry(d);
+	int64_t row_bytes = dtype_row_bytes(d, cols);
+	int in = dtype_info(d)->block_bytes;
+
+	for (int64_t i = 0; i < cols / g.k; i++, src += in, dst += g.row * R)
+		switch (d) {
+		case DT_F32:
+			for (int r = 0; r < R; r++)
+				memcpy(dst + 4 * r, src + r * row_bytes, 4);
+			break;
+		case DT_F16:
+		case DT_BF16:
+			for (int r = 0; r < R; r++)
+				memcpy(dst + 2 * r, src + r * row_bytes, 2);
+			break;
+		case DT_Q4_0: pack_small(DT_Q4_0, src, row_bytes, dst, R); break;
+		case DT_Q4_1: pack_small(DT_Q4_1, src, row_bytes, dst, R); break;
+		case DT_Q5_0: pack_small(DT_Q5_0, src, row_bytes, dst, R); break;
+		case DT_Q5_1: pack_small(DT_Q5_1, src, row_bytes, dst, R); break;
+		case DT_Q8_0: pack_small(DT_Q8_0, src, row_bytes, dst, R); break;
+		case DT_Q4_K: pack_q45_k(4, src, row_bytes, dst, R); break;
+		case DT_Q5_K: pack_q45_k(5, src, row_bytes, dst, R); break;
+		case DT_Q6_K: pack_q6_k(src, row_bytes, dst, R); break;
+		case DT_I32:
+		case DT_I64:
+		case DT_NONE:
+		case DT_COUNT: break;
+		}
+}
+
+/* Element i of the 32 of row r at q, unsigned. */
+static int
+element(Geometry g, const uint8_t *q, int R, int r, int i)
+{
+	if (g.bits == 8)
+		return q[(i / 4 * R + r) * 4 + i % 4] ^ 0x80;
+	const uint8_t *nibbles = q + (g.bits == 5 ? 4 * R : 0);
+	int v = nibbles[(i % 16 / 4 * R + r) * 4 + i % 4] >> (i / 16 * 4) & 15;
+	if (g.bits == 5)
+		v |= (int)fifth_bit(u32_at(q + 4 * r), i) << 4;
+	if (g.bits == 6)
+		v |= (int)(u32_at(q + 16 * R + 4 * (i / 16 * R + r)) >> (8 * (i % 4) + 2 * (i % 16 / 4)) & 3) << 4;
+	return v;
+}
+
+/* Rounding as in formats/dequant.c, so that a packed row equals the file's row bit for bit. */
+static void
+read_blocks(Geometry g, const uint8_t *p, int R, int r, float *y)
+{
+	const uint8_t *scales = p + (g.min ? 4 : 2) * R, *q = scales + (g.super ? 16 * R : 0);
+	const float d = f16_at(p + 2 * r), m = g.min ? f16_at(p + 2 * (R + r)) : 0;
+
+	for (int e = 0; e < g.k; e++) {
+		int v = element(g, q + e / 32 * (g.bits == 6 ? 24 : 4 * g.bits) * R, R, r, e % 32);
+		float scale = d, min = m;
+		if (g.super && g.min) {
+			scale *= (float)scales[2 * (e / 32) * R + r];
+			min *= -(float)scales[(2 * (e / 32) + 1) * R + r];
+		} else if (g.super) {
+			scale *= (float)(int8_t)scales[e / 16 * R + r];
+		}
+		y[e] = g.min ? scale * (float)v + min : scale * (float)(v - (1 << (g.bits - 1)));
+	}
+}
+
+static void
+read_block(Dtype d, const uint8_t *p, int R, int r, float *y)
+{
+	uint16_t h;
+
+	if (d == DT_F32) {
+		memcpy(y, p + 4 * r, 4);
+	} else if (d == DT_F16) {
+		*y = f16_at(p + 2 * r);
+	} else if (d == DT_BF16) {
+		memcpy(&h, p + 2 * r, 2);
+		*y = bf16_to_f32(h);
+	} else {
+		read_blocks(geometry(d), p, R, r, y);
+	}
+}
+
+static void
+row(Dtype d, int64_t cols, const uint8_t *packed, int R, int r, float *dst)
+{
+	Geometry g = geometry(d);
+
+	for (int64_t i = 0; i < cols; i += g.k, packed += g.row * R)
+		read_block(d, packed, R, r, dst + i);
+}
+
+#define PACKED(R)                                                                                  \
+	int64_t packed##R##_bytes(Dtype d, int64_t cols)                                           \
+	{                                                                                          \
+		return group_bytes(d, cols, R);                                                    \
+	}                                                                                          \
+	void packed##R##_pack(Dtype d, int64_t cols, const void *src, void *dst)                   \
+	{                                                                                          \
+		pack(d, cols, src, dst, R);                                                        \
+	}                                                                                          \
+	void packed##R##_row(Dtype d, int64_t cols, const void *packed, int r, float *dst)         \
+	{                                                                                          \
+		row(d, cols, packed, R, r, dst);                                                   \
+	}
+PACKED(4)
+PACKED(8)
+PACKED(16)
+
+/* --- planes: a field of all blocks of a row, then the next field ---------------------------------------------------------- */
+enum { ALIGN = 16, MAX_BLOCK_BYTES = 210 };
+
+/* A field: where it stands in the file's block, and its bytes. No field: bytes 0. */
+typedef struct Field { int at, bytes; } Field;
+typedef struct Fields { Field f[4]; } Fields;
+
+static Fields
+fields(Dtype d)
+{
+	switch (d) {
+	case DT_Q4_0: return (Fields){ { { 2, 16 }, { 0, 2 } } };
+	case DT_Q4_1: return (Fields){ { { 4, 16 }, { 0, 4 } } };
+	case DT_Q5_0: return (Fields){ { { 6, 16 }, { 2, 4 }, { 0, 2 } } };
+	case DT_Q5_1: return (Fields){ { { 8, 16 }, { 4, 4 }, { 0, 4 } } };
+	case DT_Q8_0: return (Fields){ { { 2, 32 }, { 0, 2 } } };
+	case DT_Q4_K: return (Fields){ { { 16, 128 }, { 0, 16 } } };
+	case DT_Q5_K: return (Fields){ { { 48, 128 }, { 16, 32 }, { 0, 16 } } };
+	case DT_Q6_K: return (Fields){ { { 0, 128 }, { 128, 64 }, { 192, 16 }, { 208, 2 } } };
+	case DT_F32:
+	case DT_F16:
+	case DT_BF16:
+	case DT_I32:
+	case DT_I64:
+	case DT_NONE:
+	case DT_COUNT: break;
+	}
+	return (Fields){ 0 };
+}
+
+static int64_t
+plane_bytes(Field f, int64_t blocks)
+{
+	return (blocks * f.bytes + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+int64_t
+planes_bytes(Dtype d, int64_t cols)
+{
+	Fields s = fields(d);
+	int64_t n = 0;
+
+	/* the file's row fits, so neither do a few bytes more overflow */
+	if (!s.f[0].bytes || cols < 0 || dtype_row_bytes(d, cols) < 0 || dtype_row_bytes(d, cols) > INT64_MAX / 2)
+		return -1;
+	for (int i = 0; i < 4; i++)
+		n += plane_bytes(s.f[i], cols / dtype_info(d)->block_elems);
+	return n;
+}
+
+void
+planes_pack(Dtype d, int64_t cols, const void *src, void *dst)
+{
+	Fields s = fields(d);
+	const int64_t blocks = cols / dtype_info(d)->block_elems, block_bytes = dtype_info(d)->block_bytes;
+	uint8_t *to = dst;
+
+	for (int i = 0; i < 4; i++) {
+		const Field f = s.f[i];
+		const uint8_t *from = (const uint8_t *)src + f.at;
+		int64_t used = blocks * f.bytes, all = plane_bytes(f, blocks);
+		for (int64_t b = 0; b < blocks; b++)
+			memcpy(to + b * f.bytes, from + b * block_bytes, (size_t)f.bytes);
+		memset(to + used, 0, (size_t)(all - used));
+		to += all;
+	}
+}
+
+void
+planes_row(Dtype d, int64_t cols, const void *packed, int r, float *dst)
+{
+	Fields s = fields(d);
+	const int elems = dtype_info(d)->block_elems;
+	const int64_t blocks = cols / elems;
+	uint8_t block[MAX_BLOCK_BYTES];
+
+	(void)r;
+	for (int64_t b = 0; b < blocks; b++) {
+		const uint8_t *plane = packed;
+		for (int i = 0; i < 4; i++) {
+			memcpy(block + s.f[i].at, plane + b * s.f[i].bytes, (size_t)s.f[i].bytes);
+			plane += plane_bytes(s.f[i], blocks);
+		}
+		dequant_row(d, block, dst + b * elems, elems);
+	}
+}

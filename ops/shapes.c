@@ -1,0 +1,197 @@
+/* What the arguments of each op are, from its attributes: the one place that knows shapes, and the rules that attributes keep
+ * among each other. A case lists the arguments by name. */
+#include <string.h>
+
+#include "ops/ops.h"
+
+static int64_t
+mul(int64_t a, int64_t b)
+{
+	int64_t n;
+
+	return __builtin_mul_overflow(a, b, &n) ? INT64_MAX : n;
+}
+
+static ArgShape
+act(int64_t width)
+{
+	return (ArgShape){ .kind = VAL_ACT, .dtype = DT_F32, .rows = 1, .cols = width };
+}
+
+static ArgShape
+ids(int64_t width)
+{
+	return (ArgShape){ .kind = VAL_ACT, .dtype = DT_I32, .rows = 1, .cols = width };
+}
+
+static ArgShape
+mat(int64_t rows, int64_t cols)
+{
+	return (ArgShape){ .kind = VAL_WEIGHT, .dtype = DT_F32, .rows = rows, .cols = cols, .pieces = 1, .used = 1 };
+}
+
+static ArgShape
+vec(int64_t n)
+{
+	return mat(n, 0);
+}
+
+/* n matrices stacked on rows, of which a row of the step reads `used` */
+static ArgShape
+stack(int64_t n, int64_t used, int64_t rows, int64_t cols)
+{
+	ArgShape s = mat(mul(n, rows), cols);
+
+	s.pieces = n;
+	s.used = used;
+	return s;
+}
+
+static ArgShape
+angles(int64_t dims)
+{
+	return (ArgShape){ .kind = VAL_ROPE, .dtype = DT_F32, .rows = 1, .cols = dims };
+}
+
+static ArgShape
+gqa(int64_t kv_heads, int64_t k_dim, int64_t v_dim)
+{
+	return (ArgShape){ .kind = VAL_POOL, .dtype = DT_F32, .rows = 1, .pool = { false, kv_heads, k_dim, v_dim } };
+}
+
+static ArgShape
+latent(int64_t rank, int64_t rope_dim)
+{
+	return (ArgShape){ .kind = VAL_POOL, .dtype = DT_F32, .rows = 1, .pool = { true, 1, rank + rope_dim, 0 } };
+}
+
+static ArgShape
+order(void)
+{
+	return (ArgShape){ .kind = VAL_ORDER, .dtype = DT_F32, .rows = 1 };
+}
+
+/* struct shape_matmul { ArgShape x, w, b, y; } */
+#define IN(n) ArgShape n;
+#define OPT(n) ArgShape n;
+#define SAME(n) ArgShape n;
+#define TABLE(n) ArgShape n;
+#define OUT(n) ArgShape n;
+#define OP(name, flags, args, attrs, meaning) struct shape_##name { args };
+#include "ops/ops.def"
+
+#define SET(op, ...) memcpy(out, &(struct shape_##op){ __VA_ARGS__ }, sizeof(struct shape_##op))
+#define MUST(holds, rule)  \
+	do {               \
+		if (!(holds)) \
+			return rule; \
+	} while (0)
+
+const char *
+op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX_ARGS])
+{
+#define GET(key) key = attr_int(a, n, #key)
+	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
+	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
+	const int64_t GET(keep_groups), GET(offset), qkv_rows = mul(heads + 2 * kv_heads, dim);
+#undef GET
+
+	switch (op) {
+	case OP_nop:
+	case OP_COUNT:
+		break;
+	case OP_embed:
+		SET(embed, .w = mat(m->vocab, hidden), .y = act(hidden));
+		break;
+	case OP_embed_pos:
+		SET(embed_pos, .x = act(hidden), .w = mat(m->max_positions + offset, hidden), .y = act(hidden));
+		break;
+	case OP_rmsnorm:
+		MUST(groups >= 1, "groups >= 1");
+		SET(rmsnorm, .x = act(groups * dim), .w = vec(dim), .y = act(groups * dim));
+		break;
+	case OP_layernorm:
+		SET(layernorm, .x = act(dim), .w = vec(dim), .b = vec(dim), .y = act(dim));
+		break;
+	case OP_matmul:
+		SET(matmul, .x = act(cols), .w = mat(rows, cols), .b = vec(rows), .y = act(rows));
+		break;
+	case OP_slice:
+		MUST(first + count <= width, "first + count <= width");
+		SET(slice, .x = act(width), .y = act(count));
+		break;
+	case OP_rope:
+		MUST(first + rope_dims <= dim, "first + rope_dims <= dim");
+		SET(rope, .x = act(heads * dim), .rope = angles(rope_dims), .y = act(heads * dim));
+		break;
+	case OP_rope_2d:
+		MUST(rope_dims <= dim / 2, "rope_dims <= dim / 2");
+		SET(rope_2d, .x = act(heads * dim), .rope = angles(rope_dims), .rope2 = angles(rope_dims), .y = act(heads * dim));
+		break;
+	case OP_kv_append:
+		SET(kv_append, .k = act(kv_heads * dim), .v = act(kv_heads * v_dim), .kv = gqa(kv_heads, dim, v_dim), .done = order());
+		break;
+	case OP_attention:
+		MUST(heads % kv_heads == 0, "heads is a multiple of kv_heads");
+		SET(attention, .q = act(heads * dim), .kv = gqa(kv_heads, dim, v_dim), .done = order(), .y = act(heads * v_dim));
+		break;
+	case OP_mla_append:
+		SET(mla_append, .latent = act(kv_rank), .rope_k = act(rope_dim), .kv = latent(kv_rank, rope_dim), .done = order());
+		break;
+	case OP_mla_attention:
+		SET(mla_attention, .q = act(heads * (nope_dim + rope_dim)), .k_b = stack(heads, heads, nope_dim, kv_rank),
+		    .v_b = stack(heads, heads, v_dim, kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .y = act(heads * v_dim));
+		break;
+	case OP_act:
+		SET(act, .x = act(width), .y = act(width));
+		break;
+	case OP_glu:
+		SET(glu, .g = act(width), .u = act(width), .y = act(width));
+		break;
+	case OP_add:
+		SET(add, .x = act(width), .r = act(width), .y = act(width));
+		break;
+	case OP_moe_route:
+		MUST(top_k <= n_experts, "top_k <= n_experts");
+		MUST(groups <= 1 || n_experts % groups == 0, "n_experts is a multiple of groups");
+		MUST(groups <= 1 || (keep_groups >= 1 && keep_groups <= groups), "1 <= keep_groups <= groups");
+		SET(moe_route, .logits = act(n_experts), .bias = vec(n_experts), .id = ids(top_k), .weight = act(top_k));
+		break;
+	case OP_moe_ffn:
+		SET(moe_ffn, .x = act(hidden), .id = ids(top_k), .weight = act(top_k), .gate = stack(n_experts, top_k, width, hidden),
+		    .up = stack(n_experts, top_k, width, hidden), .down = stack(n_experts, top_k, hidden, width), .y = act(hidden));
+		break;
+	case OP_gate_mul:
+		SET(gate_mul, .x = act(width), .s = act(1), .y = act(width));
+		break;
+	case OP_cap:
+		MUST(attr_num(a, n, "cap") > 0, "cap > 0");
+		SET(cap, .x = act(width), .y = act(width));
+		break;
+	case OP_pick:
+		SET(pick, .x = act(width), .y = act(width));
+		break;
+	case OP_norm_matmul:
+		SET(norm_matmul, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .b = vec(rows), .y = act(rows));
+		break;
+	case OP_matmul_add:
+		SET(matmul_add, .x = act(cols), .w = mat(rows, cols), .b = vec(rows), .r = act(rows), .y = act(rows));
+		break;
+	case OP_norm_qkv:
+		MUST(rope_dims <= dim, "rope_dims <= dim");
+		SET(norm_qkv, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .w = mat(qkv_rows, hidden), .b = vec(qkv_rows),
+		    .qn = vec(dim), .kn = vec(dim), .rope = angles(rope_dims), .kv = gqa(kv_heads, dim, dim), .q = act(heads * dim),
+		    .done = order());
+		break;
+	case OP_norm_glu:
+		SET(norm_glu, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(2 * rows, cols), .b = vec(2 * rows), .y = act(rows));
+		break;
+	case OP_norm_act:
+		SET(norm_act, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .b = vec(rows), .y = act(rows));
+		break;
+	case OP_head:
+		SET(head, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .logits = act(rows));
+		break;
+	}
+	return NULL;
+}

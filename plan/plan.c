@@ -1,0 +1,150 @@
+/* Sizes that a plan implies, overflow-checked: what mem, the checker and the runtime all count with. */
+#include "plan/plan.h"
+
+#include <math.h>
+
+#include "formats/layout.h"
+
+const char *const plan_sym_text[SYM_COUNT] = {
+#define X(name) #name,
+	PLAN_SYM_LIST(X)
+#undef X
+};
+
+const char *const plan_dir_text[DIR_COUNT] = {
+	[DIR_IN] = "in",     [DIR_OUT] = "out",         [DIR_INOUT] = "inout", [DIR_POOL] = "pool",
+	[DIR_ROPE] = "rope", [DIR_SCRATCH] = "scratch", [DIR_NONE] = "none",
+};
+
+const char *const plan_path_text[PATH_COUNT] = { [PATH_ANY] = "any", [PATH_OWN] = "own", [PATH_LIBRARY] = "library" };
+
+int64_t
+plan_layer_page_bytes(const PlanPool *p)
+{
+	int64_t per_pos, elems, bytes;
+
+	if (p->kv_heads < 0 || p->k_dim < 0 || p->v_dim < 0 || __builtin_add_overflow(p->k_dim, p->v_dim, &per_pos) ||
+	    __builtin_mul_overflow(per_pos, p->kv_heads, &per_pos) ||
+	    __builtin_mul_overflow(per_pos, (int64_t)PLAN_KV_PAGE, &elems) ||
+	    __builtin_mul_overflow(elems, (int64_t)dtype_info(p->dtype)->block_bytes, &bytes))
+		return -1;
+	return bytes;
+}
+
+int64_t
+plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT])
+{
+	int64_t n;
+
+	if (e->sym == SYM_one)
+		return e->mul;
+	int64_t div = e->div > 1 ? e->div : 1, s = sym[e->sym];
+	if (s < 0 || __builtin_mul_overflow(e->mul, s / div + (s % div != 0), &n))
+		return -1;
+	return n;
+}
+
+/* Is symbol a never larger than b? Rows of decode, rows of others, sequences, wanted rows: all at most n_tok. */
+static bool
+sym_below(PlanSym a, PlanSym b)
+{
+	if (a == b)
+		return true;
+	switch (b) {
+	case SYM_n_tok:
+		return a == SYM_n_dec || a == SYM_n_pre || a == SYM_n_seq || a == SYM_n_out;
+	case SYM_n_seq:
+		return a == SYM_n_dec;
+	case SYM_one:
+	case SYM_n_dec:
+	case SYM_n_pre:
+	case SYM_n_out:
+	case SYM_n_part:
+	case SYM_n_sm:
+	case SYM_COUNT:
+		break;
+	}
+	return false;
+}
+
+/* Symbols that are at least 1 in every step. */
+static bool
+sym_positive(PlanSym s)
+{
+	return s == SYM_one || s == SYM_n_tok || s == SYM_n_seq || s == SYM_n_part;
+}
+
+static int64_t
+divisor(const PlanExtent *e)
+{
+	return e->sym != SYM_one && e->div > 1 ? e->div : 1;
+}
+
+/* Bytes that one unit of b's symbol must have so that b covers a, both over the same or a larger symbol: a.mul *
+ * ceil(s / a.div) <= x * ceil(s / b.div) for all s >= 0 exactly when x is a.mul * ceil(b.div / a.div). -1: overflow */
+static int64_t
+unit_bytes(const PlanExtent *a, int64_t a_bytes, const PlanExtent *b)
+{
+	int64_t n, da = divisor(a), db = divisor(b);
+
+	if (__builtin_mul_overflow(a->mul, a_bytes, &n) || __builtin_mul_overflow(n, db / da + (db % da != 0), &n))
+		return -1;
+	return n;
+}
+
+bool
+plan_extent_within(const PlanExtent *a, int64_t a_bytes, const PlanExtent *b, int64_t b_bytes)
+{
+	int64_t have, need;
+
+	if (__builtin_mul_overflow(b->mul, b_bytes, &have))
+		return false;
+	if (a->sym == SYM_one)
+		return !__builtin_mul_overflow(a->mul, a_bytes, &need) && (need == 0 || (sym_positive(b->sym) && need <= have));
+	need = unit_bytes(a, a_bytes, b);
+	return b->sym != SYM_one && sym_below(a->sym, b->sym) && need >= 0 && need <= have;
+}
+
+int64_t
+plan_slot_bytes(const Plan *p, int slot, const int64_t sym[SYM_COUNT])
+{
+	int64_t n = plan_extent_elems(&p->slot[slot], sym);
+
+	return n < 0 || n > INT64_MAX - 255 ? -1 : (n + 255) & ~(int64_t)255;
+}
+
+int64_t
+plan_tensor_bytes(const PlanTensor *t)
+{
+	return layout_bytes(t->layout, t->dtype, t->rows, t->cols);
+}
+
+int64_t
+plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows)
+{
+	const OpModel model = { p->vocab, p->max_positions };
+	ArgShape shape[OP_MAX_ARGS] = { 0 };
+
+	op_shapes(s->op, s->attr, s->n_attr, &model, shape);
+	for (int k = 0; k < op_info[s->op].n_in; k++)
+		if (shape[k].kind == VAL_WEIGHT && shape[k].used < shape[k].pieces) {
+			double missed = pow(1 - (double)shape[k].used / (double)shape[k].pieces, (double)rows);
+			return (int64_t)llround((double)s->weight_bytes * (1 - missed));
+		}
+	return s->weight_bytes;
+}
+
+void
+plan_tensor_row(const PlanTensor *t, const void *data, int64_t row, float *dst)
+{
+	layout_row(t->layout, t->dtype, t->rows, t->cols, data, row, dst);
+}
+
+const PlanProduct *
+plan_product(const PlanKernel *k)
+{
+	for (int i = 0; i < k->n_launch; i++)
+		if (!k->launch[i].fn)
+			return &k->launch[i].product;
+	return NULL;
+}

@@ -1,0 +1,221 @@
+/* The plan: the contract between compiler and runtime, data only. docs/plan-format.md describes the JSON.
+ * The compiler fills a Plan and writes it (plan_write); the runtime reads one from untrusted text (plan_read), and what
+ * plan_read has accepted every later stage may trust: indices in range, extents within their slots, acyclic order. */
+#ifndef LLMC_PLAN_H
+#define LLMC_PLAN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "base/strbuf.h"
+#include "formats/dtype.h"
+#include "ops/ops.h"
+
+enum { PLAN_FORMAT = 2, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
+       PLAN_MAX_SCRATCH = 4, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8 };
+enum { PLAN_MAX_SM = 512 }; /* multiprocessors that scratch is laid out for: a larger GPU is used as if it had these */
+
+/* Symbols of extents. n_part: threads of the session; n_sm: multiprocessors of the GPU, in grids and in scratch. */
+#define PLAN_SYM_LIST(X) X(one) X(n_tok) X(n_dec) X(n_pre) X(n_seq) X(n_out) X(n_part) X(n_sm)
+typedef enum PlanSym {
+#define X(name) SYM_##name,
+	PLAN_SYM_LIST(X)
+#undef X
+	SYM_COUNT
+} PlanSym;
+/* mul * ceil(sym / div) elements; sym one: mul elements */
+typedef struct PlanExtent { PlanSym sym; int64_t mul, div; } PlanExtent;
+
+/* One piece of a tensor: blocks of rows of a checkpoint tensor, in order, stacked under the pieces before it.
+ * The checkpoint tensor, whatever its rank, is viewed as [rows, cols] (leading dimensions flattened); a piece of a vector
+ * has cols = 0, and its elements count as rows (of one element each). A file's rank may be lower where a matrix has one row.
+ * Row i of the piece (i < n_block * block): b = i / block, file row = first + b * stride + i % block.
+ * rope_pairs = d > 0: within each d rows of the piece, the file holds interleaved pairs: piece row i < d/2 is file row 2i, piece
+ *   row d/2 + i is file row 2i + 1.
+ * transpose = r > 0: the file view is a stack of [cols_of_piece, r]-shaped matrices to be transposed, r rows each
+ *   (r = all rows: one plain transposition). `rows, cols` are the file's, so cols = r; first, block, stride count rows of the
+ *   stack after transposition: GPT-2's c_attn is [H, 3H], transpose = 3H, its k is first = H, block = H.
+ * unit_rows: each row is divided by its L2 norm (NormHead). */
+typedef struct PlanSource {
+	const char *name;
+	int64_t rows, cols;
+	int64_t first, block, stride, n_block;
+	int64_t rope_pairs, transpose;
+	bool    unit_rows;
+} PlanSource;
+
+/* layout: "row": file order, dtype as stored; "f32": dequantised rows (norms, biases): the file may
+ * then hold any dtype we read, whatever `dtype` says; others are the packed
+ * orders of formats/layout.h, which say how rows and columns are interleaved for a target. */
+typedef struct PlanTensor {
+	const char *id;
+	Dtype       dtype;       /* as stored in the checkpoint */
+	int64_t     rows, cols;  /* vector: rows elements, cols 0 */
+	const char *layout;
+	int         n_src;
+	const PlanSource *src;
+} PlanTensor;
+
+/* KV pages of PLAN_KV_PAGE positions. Plane of gqa: k then v. Within the page of one layer:
+ *   gqa  k [K][D][32] (32 positions contiguous), then v [K][32][V], both `dtype`
+ *   mla  [32][rank + rope] `dtype`
+ * A pool argument of a step of layer l points at that layer's first page; pages of a layer follow each other
+ * layer_page_bytes apart. */
+typedef struct PlanPool {
+	const char *id;
+	bool        mla;
+	Dtype       dtype;
+	int         n_layers;         /* layers that use it: index `slot` of a step's pool argument */
+	int64_t     kv_heads, k_dim, v_dim; /* mla: 1, rank + rope, 0 */
+	int64_t     keep;             /* positions needed behind the newest; 0: all */
+} PlanPool;
+
+typedef struct PlanRope { /* copy of RopeTable: see compiler/spec.h for the meaning */
+	double theta;
+	int    dims;
+	const char *scaling;          /* none linear dynamic yarn llama3 longrope */
+	double factor, original_positions, low_freq_factor, high_freq_factor, beta_fast, beta_slow, attention_factor,
+	    mscale, mscale_all_dim;
+	bool   truncate;
+	int    n_short, n_long;
+	const double *short_factor, *long_factor;
+	const char *factors_tensor[2];
+	int    axis;                  /* 0: positions pos; 1: pos2 */
+} PlanRope;
+
+typedef struct PlanBuffer { const char *id; Dtype dtype; PlanExtent extent; int slot; } PlanBuffer;
+
+typedef enum PlanDir { DIR_IN, DIR_OUT, DIR_INOUT, DIR_POOL, DIR_ROPE, DIR_SCRATCH, DIR_NONE, DIR_COUNT } PlanDir;
+typedef struct PlanKernelArg { const char *name; PlanDir dir; const char *type; PlanExtent extent; } PlanKernelArg;
+/* A matrix product that a library does: y = beta * add + act w^T. Rows are those of y's extent, widths those of y's and act's; act and w
+ * are of w's 16-bit type, w in layout "row". */
+typedef struct PlanProduct {
+	int         act, w, y, add; /* arguments; add -1: none. add may be y's memory */
+	double      beta;
+} PlanProduct;
+/* A kernel with a product can be run in two ways: its own one skips launches of PATH_LIBRARY, the library's those of PATH_OWN. */
+typedef enum PlanPath { PATH_ANY, PATH_OWN, PATH_LIBRARY, PATH_COUNT } PlanPath;
+/* CUDA targets: one launch of a function of the kernel's file. A kernel is all its launches, in order, with the same arguments. */
+typedef struct PlanLaunch {
+	PlanPath    path;
+	const char *fn;           /* name of the function in the file; NULL: the product, and nothing below it */
+	PlanProduct product;
+	int         block;        /* threads (x) */
+	int         cluster;      /* blocks of a cluster (x); 1: none */
+	bool        pdl;          /* may start before what was launched before it has ended */
+	PlanExtent  grid[3];      /* blocks; all >= 1 */
+	int64_t     shared;       /* bytes of dynamic shared memory */
+} PlanLaunch;
+/* CUDA targets from sm_90 on: a tensor map over the memory of an argument, seen as rows of `cols` 16-bit elements, as many as it has.
+ * Maps are the second parameter of the kernel's functions. */
+typedef struct PlanMap {
+	int         arg;
+	int64_t     cols;
+	int         box[2];       /* columns, rows */
+	int         swizzle;      /* bytes: 0, 32, 64, 128 */
+} PlanMap;
+typedef struct PlanKernel {
+	const char *id, *file, *symbol; /* file relative to the artifact */
+	int         n_map;
+	PlanMap     map[PLAN_MAX_MAP];
+	int         n_launch;     /* 0: a CPU kernel */
+	PlanLaunch  launch[PLAN_MAX_LAUNCH];
+	int         n_arg;
+	PlanKernelArg arg[PLAN_MAX_ARGS];
+} PlanKernel;
+
+typedef enum PlanRefKind { REF_NONE, REF_TENSOR, REF_BUFFER, REF_POOL, REF_ROPE } PlanRefKind;
+typedef struct PlanRef { PlanRefKind kind; int index; int layer_slot; } PlanRef; /* pool: index and layer slot */
+
+typedef struct PlanMake { const char *value; int arg; } PlanMake; /* graph value, and the argument that holds it; arg -1: not in memory */
+
+typedef struct PlanStep {
+	OpKind      op;
+	int         layer;
+	int         kernel;       /* index, or -1: the reference runs it */
+	int         n_arg;
+	PlanRef     arg[PLAN_MAX_ARGS]; /* of the op, then scratch of the kernel */
+	int         n_attr;
+	Attr        attr[OP_MAX_ATTRS];
+	int         n_make;
+	PlanMake    make[PLAN_MAX_MAKES];
+	int         yaml_line;
+	int64_t     weight_bytes; /* all that it may read; what it does: plan_step_weights */
+	int64_t     flops_per_row;
+} PlanStep;
+
+typedef struct PlanPhase { const char *id; int n_step; PlanStep *step; } PlanPhase; /* "decode": one row a sequence; "mixed": any */
+
+typedef struct Plan {
+	int         format, step_abi;
+	const char *name, *family, *spec_sha256, *target;   /* target: ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_75 ... */
+	int64_t     vocab, vocab_used, hidden, max_positions;
+	int         n_layers;
+	bool        hard_limit, prompt_whole;               /* prompt_whole: the prompt runs in one chunk (prefix mask) */
+	int32_t     prefix_mark, prefix_end;
+	const char *prompt_prefix;                          /* or NULL */
+	const char *checkpoint;                             /* hf | gguf */
+	const char *weights;                                /* path relative to the artifact or absolute; NULL */
+	int32_t     bos; int n_eos; int32_t eos[PLAN_MAX_EOS];
+	int64_t     n_params;
+	int n_tensor;  PlanTensor *tensor;
+	int n_pool;    PlanPool   *pool;
+	int n_rope;    PlanRope   *rope;
+	int n_slot;    PlanExtent *slot;                     /* memory that buffers take turns in: bytes */
+	int n_buffer;  PlanBuffer *buffer;
+	int n_kernel;  PlanKernel *kernel;
+	int n_phase;   PlanPhase  *phase;                    /* [0] decode, [1] mixed */
+	int logits;                                          /* buffer holding logits [n_out, vocab] f32 */
+} Plan;
+
+/* Attributes of a step */
+static inline int64_t
+step_int(const PlanStep *s, const char *key)
+{
+	return attr_int(s->attr, s->n_attr, key);
+}
+
+static inline double
+step_num(const PlanStep *s, const char *key)
+{
+	return attr_num(s->attr, s->n_attr, key);
+}
+
+static inline const char *
+step_word(const PlanStep *s, const char *key)
+{
+	return attr_word(s->attr, s->n_attr, key);
+}
+
+/* How symbols, directions and paths are written */
+extern const char *const plan_sym_text[SYM_COUNT], *const plan_dir_text[DIR_COUNT], *const plan_path_text[PATH_COUNT];
+
+/* Bytes of one layer's page of a pool. */
+int64_t plan_layer_page_bytes(const PlanPool *p);
+int64_t plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT]); /* -1: overflow */
+/* a, elements of a_bytes, is at most b, elements of b_bytes, for all values of the symbols. */
+bool    plan_extent_within(const PlanExtent *a, int64_t a_bytes, const PlanExtent *b, int64_t b_bytes);
+int64_t plan_slot_bytes(const Plan *p, int slot, const int64_t sym[SYM_COUNT]); /* a multiple of 256; -1: overflow */
+/* Is this a tensor map of an argument of k that hardware has? */
+bool plan_map_fits(const PlanMap *m, const PlanKernel *k);
+/* The kernel's product; NULL: it has none. */
+const PlanProduct *plan_product(const PlanKernel *k);
+/* Are the launches of k one way to run it, or two with one product of its arguments? Otherwise why not. */
+bool plan_paths_fit(const PlanKernel *k, const char **why);
+/* Bytes of a tensor in memory in its layout; -1: bad shape for the layout */
+int64_t plan_tensor_bytes(const PlanTensor *t);
+/* Weight bytes that a step of so many rows reads once: of stacked experts those that are chosen, when each row chooses by chance. */
+int64_t plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows);
+/* A row of a tensor in memory as fp32: dst [cols]; a vector's row 0 is all of it */
+void    plan_tensor_row(const PlanTensor *t, const void *data, int64_t row, float *dst);
+
+/* plan_read.c: strict: unknown or missing keys, ranges, duplicate ids, bad references are errors that name the place.
+ * plan_check.c: bounds proved: every kernel or op argument within its buffer for all values of the symbols. */
+llmc_status plan_read(const char *text, size_t size, const char *name, Arena *arena, Plan **out, llmc_error *err);
+llmc_status plan_check(const Plan *p, llmc_error *err);
+/* plan_write.c (used by the compiler): deterministic JSON, one line a tensor, kernel, step */
+void        plan_write(const Plan *p, Strbuf *out);
+
+#endif

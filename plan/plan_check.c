@@ -1,0 +1,306 @@
+/* The tables of a plan: tensors and their pieces, pools, rotary tables, slots, buffers, kernels. What passes may be
+ * executed: pieces lie within their sources and fill the tensor, buffers lie within their slots for all values of the
+ * symbols, sizes do not overflow. */
+#include "plan/plan_check.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "formats/layout.h"
+
+static const int64_t MAX_ELEMS = (int64_t)1 << 50;
+
+#define BAD(...) error_set(err, LLMC_E_INPUT, __VA_ARGS__)
+
+/* --- tensors ---------------------------------------------------------------------------------------------------- */
+
+static bool
+is_float(Dtype d)
+{
+	return d == DT_F32 || d == DT_F16 || d == DT_BF16;
+}
+
+static llmc_status
+check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llmc_error *err)
+{
+	int64_t width = s->cols ? s->cols : 1, elems, n, last, have = s->rows, row = width;
+
+	if (!*s->name)
+		return BAD("tensor %s: source %d has no name", t->id, k);
+	if (__builtin_mul_overflow(s->rows, width, &elems) || elems > MAX_ELEMS ||
+	    __builtin_mul_overflow(s->n_block, s->block, &n) || n > MAX_ELEMS ||
+	    __builtin_mul_overflow(s->n_block - 1, s->stride, &last) || __builtin_add_overflow(last, s->block, &last) ||
+	    __builtin_add_overflow(last, s->first, &last))
+		return BAD("tensor %s: source %s is too large", t->id, s->name);
+	if (s->transpose) {
+		if (!t->cols || !is_float(t->dtype))
+			return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 can be transposed, this is %s", t->id,
+			           s->name, dtype_text(t->dtype));
+		if (s->transpose != s->cols || s->rows % t->cols)
+			return BAD("tensor %s: source %s is [%lld, %lld], no stack of [%lld, %lld] to be transposed", t->id, s->name,
+			           (long long)s->rows, (long long)s->cols, (long long)t->cols, (long long)s->transpose);
+		have = s->rows / t->cols * s->transpose;
+		row = t->cols;
+	}
+	if (last > have)
+		return BAD("tensor %s: source %s has %lld rows, its pieces reach row %lld", t->id, s->name, (long long)have,
+		           (long long)last);
+	if (t->cols && row != t->cols)
+		return BAD("tensor %s: source %s has rows of %lld elements, expected %lld", t->id, s->name, (long long)row,
+		           (long long)t->cols);
+	if (s->rope_pairs && (s->rope_pairs % 2 || n % s->rope_pairs))
+		return BAD("tensor %s: source %s: %lld rows are no whole number of rotary heads of %lld", t->id, s->name,
+		           (long long)n, (long long)s->rope_pairs);
+	if (s->unit_rows && (!t->cols || !is_float(t->dtype)))
+		return BAD("tensor %s: source %s: rows can be normalised in matrices of f32, f16 or bf16, this is %s", t->id,
+		           s->name, dtype_text(t->dtype));
+	if (!t->cols && __builtin_mul_overflow(n, width, &n))
+		return BAD("tensor %s: source %s is too large", t->id, s->name);
+	if (__builtin_add_overflow(*rows, n, rows) || *rows > MAX_ELEMS)
+		return BAD("tensor %s: its sources are too large", t->id);
+	return LLMC_OK;
+}
+
+static llmc_status
+check_tensor(const PlanTensor *t, llmc_error *err)
+{
+	int64_t rows = 0, elems;
+
+	if (t->dtype == DT_I32 || t->dtype == DT_I64)
+		return BAD("tensor %s: weights of type %s are not supported", t->id, dtype_text(t->dtype));
+	if (__builtin_mul_overflow(t->rows, t->cols ? t->cols : 1, &elems) || elems > MAX_ELEMS)
+		return BAD("tensor %s: [%lld, %lld] is too large", t->id, (long long)t->rows, (long long)t->cols);
+	const Layout *l = layout_find(t->layout);
+	if (!l)
+		return BAD("tensor %s: unknown layout \"%s\"", t->id, t->layout);
+	if (t->cols && dtype_row_bytes(t->dtype, t->cols) < 0)
+		return BAD("tensor %s: rows of %lld elements are no whole number of %s blocks", t->id, (long long)t->cols,
+		           dtype_text(t->dtype));
+	if (!t->cols && (strcmp(t->layout, "f32") || !is_float(t->dtype)) && (strcmp(t->layout, "row") || !is_float(t->dtype)))
+		return BAD("tensor %s: a vector of %s in layout \"%s\" is not supported", t->id, dtype_text(t->dtype), t->layout);
+	if (plan_tensor_bytes(t) < 0)
+		return BAD("tensor %s: %s [%lld, %lld] does not fit the layout \"%s\"", t->id, dtype_text(t->dtype),
+		           (long long)t->rows, (long long)t->cols, t->layout);
+	for (int k = 0; k < t->n_src; k++)
+		TRY(check_source(t, &t->src[k], k, &rows, err));
+	if (rows != t->rows)
+		return BAD("tensor %s has %lld rows, its sources give %lld", t->id, (long long)t->rows, (long long)rows);
+	return LLMC_OK;
+}
+
+/* --- the others ------------------------------------------------------------------------------------------------- */
+
+static llmc_status
+check_pool(const PlanPool *p, llmc_error *err)
+{
+	int64_t all;
+
+	if (!is_float(p->dtype))
+		return BAD("pool %s: KV of type %s is not supported; f16, bf16 and f32 are", p->id, dtype_text(p->dtype));
+	if (p->mla && (p->kv_heads != 1 || p->v_dim != 0))
+		return BAD("pool %s: a latent pool has one head and no v_dim", p->id);
+	int64_t one = plan_layer_page_bytes(p);
+	if (one < 1 || __builtin_mul_overflow(one, (int64_t)p->n_layers, &all) || all > MAX_ELEMS)
+		return BAD("pool %s is too large", p->id);
+	return LLMC_OK;
+}
+
+static bool
+all_positive(const double *v, int n)
+{
+	for (int i = 0; i < n; i++)
+		if (!(v[i] > 0))
+			return false;
+	return true;
+}
+
+static llmc_status
+check_rope(const PlanRope *r, int i, llmc_error *err)
+{
+	const char *s = r->scaling;
+	bool dynamic = !strcmp(s, "dynamic"), yarn = !strcmp(s, "yarn"), llama3 = !strcmp(s, "llama3"),
+	     longrope = !strcmp(s, "longrope"), linear = !strcmp(s, "linear");
+
+	if (!dynamic && !yarn && !llama3 && !longrope && !linear && strcmp(s, "none"))
+		return BAD("rope[%d]: unknown scaling \"%s\"", i, s);
+	if (r->dims % 2)
+		return BAD("rope[%d]: dims is %d, it must be even", i, r->dims);
+	if (!(r->theta > 1))
+		return BAD("rope[%d]: theta is %g, it must be above 1", i, r->theta);
+	if ((dynamic || yarn || llama3 || linear) && !(r->factor > 0))
+		return BAD("rope[%d]: scaling %s has factor %g, it must be above 0", i, s, r->factor);
+	if ((dynamic || yarn || llama3 || longrope) && !(r->original_positions > 1))
+		return BAD("rope[%d]: scaling %s has original_positions %g, it must be above 1", i, s, r->original_positions);
+	if (dynamic && r->dims < 4)
+		return BAD("rope[%d]: scaling dynamic needs at least 4 dims", i);
+	if (yarn && !(r->beta_fast > 0 && r->beta_slow > 0))
+		return BAD("rope[%d]: scaling yarn has beta_fast %g and beta_slow %g, they must be above 0", i, r->beta_fast,
+		           r->beta_slow);
+	if (llama3 && !(r->low_freq_factor > 0 && r->high_freq_factor > r->low_freq_factor))
+		return BAD("rope[%d]: scaling llama3 has low_freq_factor %g and high_freq_factor %g, expected 0 < low < high", i,
+		           r->low_freq_factor, r->high_freq_factor);
+	bool tensors = r->factors_tensor[0] && r->factors_tensor[1];
+	if (longrope && !(tensors && !r->n_short && !r->n_long) && (r->n_short != r->dims / 2 || r->n_long != r->dims / 2))
+		return BAD("rope[%d]: scaling longrope has %d short and %d long factors, expected %d of each", i, r->n_short,
+		           r->n_long, r->dims / 2);
+	if (!all_positive(r->short_factor, r->n_short) || !all_positive(r->long_factor, r->n_long))
+		return BAD("rope[%d]: a factor is not above 0", i);
+	if (r->factors_tensor[1] && (!r->factors_tensor[0] || !(r->original_positions > 1)))
+		return BAD("rope[%d]: factors by length need both tensors and original_positions", i);
+	return LLMC_OK;
+}
+
+/* A path inside the artifact that cannot lead out of it. */
+static bool
+path_inside(const char *s)
+{
+	if (!*s || *s == '/')
+		return false;
+	while (*s) {
+		size_t n = strcspn(s, "/");
+		if (n == 0 || (n == 1 && s[0] == '.') || (n == 2 && s[0] == '.' && s[1] == '.'))
+			return false;
+		for (size_t i = 0; i < n; i++)
+			if ((unsigned char)s[i] < 0x20 || s[i] == 0x7f || s[i] == '\\')
+				return false;
+		s += n;
+		if (*s && !*++s)
+			return false;
+	}
+	return true;
+}
+
+static bool
+is_name(const char *name)
+{
+	const char *s = name;
+
+	while ((*s >= 'a' && *s <= 'z') || (*s >= 'A' && *s <= 'Z') || *s == '_' || (s > name && *s >= '0' && *s <= '9'))
+		s++;
+	return !*s && s > name && s - name <= 200;
+}
+
+bool
+plan_map_fits(const PlanMap *m, const PlanKernel *k)
+{
+	bool swizzle = m->swizzle == 0 || m->swizzle == 32 || m->swizzle == 64 || m->swizzle == 128;
+
+	if (m->arg < 0 || m->arg >= k->n_arg || k->arg[m->arg].dir == DIR_ROPE || k->arg[m->arg].dir == DIR_NONE)
+		return false;
+	return swizzle && m->cols >= 8 && m->cols % 8 == 0 && m->box[0] % 8 == 0 && m->box[0] >= 8 && m->box[0] <= 256 && m->box[1] >= 1 &&
+	       m->box[1] <= 256 && (m->swizzle == 0 || m->box[0] * 2 <= m->swizzle);
+}
+
+/* Rows of the step, one after the other, of so many elements */
+static bool
+is_rows(const PlanKernelArg *a)
+{
+	return a->extent.sym == SYM_n_tok && a->extent.div <= 1 && a->extent.mul >= 1 && a->extent.mul <= INT32_MAX;
+}
+
+static bool
+is_16_bit(const char *type)
+{
+	return !strcmp(type, "f16") || !strcmp(type, "bf16");
+}
+
+static bool
+product_fits(const PlanProduct *p, const PlanKernel *k, const char **why)
+{
+	int n = k->n_arg;
+
+	if (p->act < 0 || p->act >= n || p->w < 0 || p->w >= n || p->y < 0 || p->y >= n || p->add < -1 || p->add >= n)
+		return *why = "a product is of arguments of this kernel", false;
+	const PlanKernelArg *act = &k->arg[p->act], *w = &k->arg[p->w], *y = &k->arg[p->y], *add = p->add < 0 ? NULL : &k->arg[p->add];
+	if (act->dir != DIR_SCRATCH || !is_16_bit(act->type) || !is_rows(act) || act->extent.mul % 8)
+		return *why = "a product takes scratch: rows of f16 or bf16, in whole 16 bytes", false;
+	if (w->dir != DIR_IN || strcmp(w->type, "packed"))
+		return *why = "a product takes a matrix of weights", false;
+	if ((y->dir != DIR_OUT && y->dir != DIR_SCRATCH) || p->y == p->act || (strcmp(y->type, "f32") && !is_16_bit(y->type)) || !is_rows(y))
+		return *why = "a product leaves rows of f32, f16 or bf16 in an output or in scratch", false;
+	if (add && (add->dir != DIR_IN || strcmp(add->type, "f32") || strcmp(y->type, "f32") || !is_rows(add) || add->extent.mul != y->extent.mul))
+		return *why = "what a product adds to is an input of f32, as wide as what it leaves", false;
+	return true;
+}
+
+bool
+plan_paths_fit(const PlanKernel *k, const char **why)
+{
+	const PlanProduct *p = plan_product(k);
+	int products = 0, own = 0, library = 0;
+
+	for (int i = 0; i < k->n_launch; i++) {
+		products += !k->launch[i].fn;
+		own += k->launch[i].path == PATH_OWN;
+		library += k->launch[i].path == PATH_LIBRARY;
+		if (!k->launch[i].fn && k->launch[i].path != PATH_LIBRARY)
+			return *why = "a product is on the library's path", false;
+	}
+	if (products > 1)
+		return *why = "a kernel has at most one product", false;
+	if (!p)
+		return own + library == 0 || (*why = "a kernel without a product has one path", false);
+	if (!own)
+		return *why = "a kernel with a product also has a way of its own", false;
+	return product_fits(p, k, why);
+}
+
+static llmc_status
+check_kernel(const PlanKernel *k, llmc_error *err)
+{
+	const char *why;
+
+	if (!path_inside(k->file) || strlen(k->file) > 200)
+		return BAD("kernel %s: file \"%s\" is no path inside the artifact", k->id, k->file);
+	if (!is_name(k->symbol))
+		return BAD("kernel %s: symbol \"%s\" is no name of a C function", k->id, k->symbol);
+	for (int i = 0; i < k->n_launch; i++)
+		if (k->launch[i].fn && !is_name(k->launch[i].fn))
+			return BAD("kernel %s: launch \"%s\" is no name of a C function", k->id, k->launch[i].fn);
+	if (!plan_paths_fit(k, &why))
+		return BAD("kernel %s: %s", k->id, why);
+	for (int i = 0; i < k->n_map; i++)
+		if (!plan_map_fits(&k->map[i], k))
+			return BAD("kernel %s: map[%d] is none that a GPU has: an argument in memory, columns and boxes in whole 16 bytes, a "
+			           "swizzle of 0, 32, 64 or 128 bytes with a box no wider", k->id, i);
+	for (int i = 0; i < k->n_arg; i++) {
+		const PlanKernelArg *a = &k->arg[i];
+		bool sized = a->dir == DIR_IN || a->dir == DIR_OUT || a->dir == DIR_INOUT || a->dir == DIR_SCRATCH;
+		if (sized && strcmp(a->type, "packed") && strcmp(a->type, "u8") &&
+		    (dtype_from_text(a->type) == DT_NONE || dtype_info(dtype_from_text(a->type))->block_elems != 1))
+			return BAD("kernel %s: argument %s has the type \"%s\", expected f32, f16, bf16, i32, i64, u8 or packed", k->id,
+			           a->name, a->type);
+		if (!strcmp(a->type, "packed") && a->dir != DIR_IN)
+			return BAD("kernel %s: argument %s: only inputs are packed", k->id, a->name);
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+plan_check(const Plan *p, llmc_error *err)
+{
+	const PlanBuffer *out;
+	const PlanExtent rows = { SYM_n_out, p->vocab, 1 };
+
+	for (int i = 0; i < p->n_tensor; i++)
+		TRY(check_tensor(&p->tensor[i], err));
+	for (int i = 0; i < p->n_pool; i++)
+		TRY(check_pool(&p->pool[i], err));
+	for (int i = 0; i < p->n_rope; i++)
+		TRY(check_rope(&p->rope[i], i, err));
+	for (int i = 0; i < p->n_buffer; i++) {
+		const PlanBuffer *b = &p->buffer[i];
+		if (dtype_info(b->dtype)->block_elems != 1)
+			return BAD("buffer %s: activations of type %s are not supported", b->id, dtype_text(b->dtype));
+		if (!plan_extent_within(&b->extent, dtype_info(b->dtype)->block_bytes, &p->slot[b->slot], 1))
+			return BAD("buffer %s does not fit slot %d for all values of the symbols", b->id, b->slot);
+	}
+	for (int i = 0; i < p->n_kernel; i++)
+		TRY(check_kernel(&p->kernel[i], err));
+	out = &p->buffer[p->logits];
+	if (out->dtype != DT_F32 || !plan_extent_within(&rows, 4, &out->extent, 4) || out->extent.mul != p->vocab)
+		return BAD("buffer %s cannot hold the logits: f32, n_out rows of %lld, are expected", out->id, (long long)p->vocab);
+	if (p->prompt_whole && (p->prefix_mark >= p->vocab || p->prefix_end >= p->vocab))
+		return BAD("prefix_mark or prefix_end is no token");
+	return plan_check_steps(p, err);
+}

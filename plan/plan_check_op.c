@@ -1,0 +1,138 @@
+/* What a step's op makes of its arguments: attributes and arguments are those of the op's row, and tensors, buffers, rotary tables and
+ * pools have the shapes that follow. */
+#include "plan/plan_check.h"
+
+typedef struct Check {
+	const Plan     *p;
+	const PlanStep *step;
+	llmc_error     *err;
+	const OpInfo   *op;
+	PlanSym         rows; /* symbol that the inputs' rows run over */
+} Check;
+
+#define BAD(k, ...) error_set((k)->err, LLMC_E_INPUT, __VA_ARGS__)
+
+/* Presence and index of each argument. */
+static llmc_status
+check_args(const Check *k)
+{
+	const PlanStep *s = k->step;
+	int             n = k->op->n_arg;
+
+	if (s->n_arg < n || (s->n_arg > n && s->kernel < 0))
+		return BAD(k, "%s: %d arguments, expected %d%s", k->op->name, s->n_arg, n, s->kernel < 0 ? "" : " and more");
+	for (int i = 0; i < n; i++) {
+		const PlanRef *a = &s->arg[i];
+		const int limit[] = { [REF_NONE] = INT32_MAX, [REF_TENSOR] = k->p->n_tensor, [REF_BUFFER] = k->p->n_buffer,
+			              [REF_POOL] = k->p->n_pool, [REF_ROPE] = k->p->n_rope };
+		if (a->kind != REF_NONE && (a->index < 0 || a->index >= limit[a->kind]))
+			return BAD(k, "%s: argument %s has the index %d, of %d", k->op->name, k->op->arg[i].name, a->index, limit[a->kind]);
+	}
+	return LLMC_OK;
+}
+
+/* A buffer with at least `width` elements for each row */
+static llmc_status
+check_buffer(const Check *k, const char *name, const PlanRef *a, const ArgShape *want, PlanSym rows)
+{
+	if (a->kind != REF_BUFFER)
+		return BAD(k, "%s: argument %s is not a buffer", k->op->name, name);
+	const PlanBuffer *b = &k->p->buffer[a->index];
+	if (b->dtype != want->dtype)
+		return BAD(k, "%s: argument %s is %s, expected %s", k->op->name, name, dtype_text(b->dtype), dtype_text(want->dtype));
+	if (b->extent.sym != rows || b->extent.div > 1 || b->extent.mul < want->cols)
+		return BAD(k, "%s: buffer %s does not hold %lld elements for each row", k->op->name, b->id, (long long)want->cols);
+	return LLMC_OK;
+}
+
+/* A matrix of at least so many rows, or a vector of exactly so many elements */
+static llmc_status
+check_weight(const Check *k, const char *name, const PlanRef *a, const ArgShape *want)
+{
+	if (a->kind != REF_TENSOR)
+		return BAD(k, "%s: argument %s is not a tensor", k->op->name, name);
+	const PlanTensor *t = &k->p->tensor[a->index];
+	if (t->cols != want->cols || (want->cols ? t->rows < want->rows : t->rows != want->rows))
+		return BAD(k, "%s: tensor %s is %lld x %lld, expected %lld x %lld", k->op->name, t->id, (long long)t->rows,
+		           (long long)t->cols, (long long)want->rows, (long long)want->cols);
+	return LLMC_OK;
+}
+
+static llmc_status
+check_rope(const Check *k, const char *name, const PlanRef *a, const ArgShape *want)
+{
+	if (a->kind != REF_ROPE)
+		return BAD(k, "%s: argument %s is not a rotary table", k->op->name, name);
+	int dims = k->p->rope[a->index].dims;
+	if (dims != want->cols || dims < 2 || dims % 2)
+		return BAD(k, "%s: rotary table %d has %d elements, expected %lld, and an even number", k->op->name, a->index, dims,
+		           (long long)want->cols);
+	return LLMC_OK;
+}
+
+static llmc_status
+check_pool(const Check *k, const char *name, const PlanRef *a, const PoolShape *want)
+{
+	if (a->kind != REF_POOL)
+		return BAD(k, "%s: argument %s is not a pool", k->op->name, name);
+	const PlanPool *p = &k->p->pool[a->index];
+	if (p->mla != want->mla || p->kv_heads != want->kv_heads || p->k_dim != want->k_dim || p->v_dim != want->v_dim)
+		return BAD(k, "%s: pool %s has other head counts or widths than the op", k->op->name, p->id);
+	if (p->dtype != DT_F16 && p->dtype != DT_BF16 && p->dtype != DT_F32)
+		return BAD(k, "%s: pool %s is %s, expected f16, bf16 or f32", k->op->name, p->id, dtype_text(p->dtype));
+	if (a->layer_slot < 0 || a->layer_slot >= p->n_layers)
+		return BAD(k, "%s: layer %d of pool %s, which has %d", k->op->name, a->layer_slot, p->id, p->n_layers);
+	return LLMC_OK;
+}
+
+static llmc_status
+check_arg(const Check *k, int i, const ArgShape *want)
+{
+	const OpArg   *arg = &k->op->arg[i];
+	const PlanRef *a = &k->step->arg[i];
+
+	if (a->kind == REF_NONE && want->kind != VAL_ORDER)
+		return arg->role == ROLE_OPT ? LLMC_OK : BAD(k, "%s: argument %s is missing", k->op->name, arg->name);
+	switch (want->kind) {
+	case VAL_ACT:
+		return check_buffer(k, arg->name, a, want, arg->role == ROLE_OUT && k->op->flags & OPF_PICK ? SYM_n_out : k->rows);
+	case VAL_WEIGHT:
+		return check_weight(k, arg->name, a, want);
+	case VAL_ROPE:
+		return check_rope(k, arg->name, a, want);
+	case VAL_POOL:
+		return check_pool(k, arg->name, a, &want->pool);
+	case VAL_ORDER:
+		break;
+	}
+	return LLMC_OK;
+}
+
+/* Rows follow the output buffer; ops that look at the tokens of the step have n_tok of them. */
+static PlanSym
+rows_of(const Check *k)
+{
+	const PlanRef *y = &k->step->arg[k->op->n_arg - 1];
+
+	if (k->op->flags & OPF_TOK || y->kind != REF_BUFFER)
+		return SYM_n_tok;
+	return k->p->buffer[y->index].extent.sym == SYM_n_out ? SYM_n_out : SYM_n_tok;
+}
+
+llmc_status
+plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
+{
+	Check         k = { .p = p, .step = step, .err = err, .op = &op_info[step->op] };
+	const OpModel model = { p->vocab, p->max_positions };
+	ArgShape      shape[OP_MAX_ARGS];
+	const char   *broken;
+
+	TRY(attr_check(step->op, step->attr, step->n_attr, err));
+	TRY(check_args(&k));
+	if ((broken = op_shapes(step->op, step->attr, step->n_attr, &model, shape)) != NULL)
+		return BAD(&k, "%s: attributes break the rule %s", k.op->name, broken);
+	k.rows = rows_of(&k);
+	for (int i = 0; i < k.op->n_arg; i++)
+		TRY(check_arg(&k, i, &shape[i]));
+	return LLMC_OK;
+}

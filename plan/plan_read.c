@@ -1,0 +1,478 @@
+/* JSON -> Plan, from untrusted text. Strict: every key of docs/plan-format.md is there, once, with its type and within its
+ * range; any other key is an error. Errors name the place ("phase[0].step[12].arg[3]").
+ *
+ * A fault ends the read with a jump to plan_read; what was allocated stays in the arena. */
+#include "plan/target.h"
+#include "plan/plan_read.h"
+#include "base/json.h"
+
+#include <string.h>
+
+/* Of a step's bytes and operations: the sum over the 2^20 steps that a phase may have stays within 63 bits. */
+#define MAX_STEP ((int64_t)1 << 42)
+
+static void
+read_tensor(Reader *r, json_t *j, PlanTensor *t)
+{
+	json_t *a;
+
+	rd_keys(r, j, "id dtype rows cols layout src");
+	*t = (PlanTensor){
+		.id = rd_get_id(r, j, "id"), .dtype = rd_get_dtype(r, j, "dtype"),
+		.rows = rd_get_int(r, j, "rows", 1, RD_MAX_SIZE), .cols = rd_get_int(r, j, "cols", 0, RD_MAX_SIZE),
+		.layout = rd_get_str(r, j, "layout"),
+	};
+	a = rd_get_array(r, j, "src", 1, RD_MAX_COUNT, &t->n_src);
+	PlanSource *src = NEW(r->arena, PlanSource, t->n_src);
+	t->src = src;
+	for (int i = 0; i < t->n_src; i++) {
+		json_t *s = json_array_get(a, (size_t)i);
+		size_t was = rd_enter(r, "src", i);
+		rd_keys(r, s, "name rows cols first block stride n_block rope_pairs transpose unit_rows");
+		src[i] = (PlanSource){
+			.name = rd_get_str(r, s, "name"),
+			.rows = rd_get_int(r, s, "rows", 1, RD_MAX_SIZE), .cols = rd_get_int(r, s, "cols", 0, RD_MAX_SIZE),
+			.first = rd_get_int(r, s, "first", 0, RD_MAX_SIZE), .block = rd_get_int(r, s, "block", 1, RD_MAX_SIZE),
+			.stride = rd_get_int(r, s, "stride", 0, RD_MAX_SIZE), .n_block = rd_get_int(r, s, "n_block", 1, RD_MAX_SIZE),
+			.rope_pairs = rd_get_int(r, s, "rope_pairs", 0, 1 << 24),
+			.transpose = rd_get_int(r, s, "transpose", 0, RD_MAX_SIZE), .unit_rows = rd_get_bool(r, s, "unit_rows"),
+		};
+		rd_leave(r, was);
+	}
+}
+
+static void
+read_pool(Reader *r, json_t *j, PlanPool *p)
+{
+	rd_keys(r, j, "id mla dtype n_layers kv_heads k_dim v_dim keep");
+	*p = (PlanPool){
+		.id = rd_get_id(r, j, "id"), .mla = rd_get_bool(r, j, "mla"), .dtype = rd_get_dtype(r, j, "dtype"),
+		.n_layers = (int)rd_get_int(r, j, "n_layers", 1, 1 << 16),
+		.kv_heads = rd_get_int(r, j, "kv_heads", 1, 1 << 20), .k_dim = rd_get_int(r, j, "k_dim", 1, 1 << 20),
+		.v_dim = rd_get_int(r, j, "v_dim", 0, 1 << 20), .keep = rd_get_int(r, j, "keep", 0, RD_MAX_SIZE),
+	};
+}
+
+static const double *
+get_nums(Reader *r, json_t *j, const char *key, int *n)
+{
+	json_t *a = rd_get_array(r, j, key, 0, 1 << 16, n);
+	double *v = NEW(r->arena, double, *n + 1);
+
+	for (int i = 0; i < *n; i++)
+		v[i] = rd_num_value(r, json_array_get(a, (size_t)i), key);
+	return v;
+}
+
+static void
+read_rope(Reader *r, json_t *j, PlanRope *o)
+{
+	int n;
+
+	rd_keys(r, j, "theta dims scaling factor original_positions low_freq_factor high_freq_factor beta_fast beta_slow "
+	           "attention_factor mscale mscale_all_dim truncate short_factor long_factor factors_tensor axis");
+	*o = (PlanRope){
+		.theta = rd_get_num(r, j, "theta"), .dims = (int)rd_get_int(r, j, "dims", 2, 1 << 16),
+		.scaling = rd_get_str(r, j, "scaling"), .factor = rd_get_num(r, j, "factor"),
+		.original_positions = rd_get_num(r, j, "original_positions"),
+		.low_freq_factor = rd_get_num(r, j, "low_freq_factor"), .high_freq_factor = rd_get_num(r, j, "high_freq_factor"),
+		.beta_fast = rd_get_num(r, j, "beta_fast"), .beta_slow = rd_get_num(r, j, "beta_slow"),
+		.attention_factor = rd_get_num(r, j, "attention_factor"), .mscale = rd_get_num(r, j, "mscale"),
+		.mscale_all_dim = rd_get_num(r, j, "mscale_all_dim"), .truncate = rd_get_bool(r, j, "truncate"),
+		.axis = (int)rd_get_int(r, j, "axis", 0, 1),
+	};
+	o->short_factor = get_nums(r, j, "short_factor", &o->n_short);
+	o->long_factor = get_nums(r, j, "long_factor", &o->n_long);
+	json_t *a = rd_get_array(r, j, "factors_tensor", 2, 2, &n);
+	for (int i = 0; i < 2; i++) {
+		json_t *v = json_array_get(a, (size_t)i);
+		o->factors_tensor[i] = json_is_null(v) ? NULL : rd_str_value(r, v, "factors_tensor");
+	}
+}
+
+static void
+read_slot(Reader *r, json_t *j, PlanExtent *s)
+{
+	*s = rd_extent(r, j, "");
+}
+
+static void
+read_buffer(Reader *r, json_t *j, PlanBuffer *b)
+{
+	rd_keys(r, j, "id dtype extent slot");
+	*b = (PlanBuffer){
+		.id = rd_get_id(r, j, "id"), .dtype = rd_get_dtype(r, j, "dtype"), .extent = rd_get_extent(r, j, "extent"),
+		.slot = (int)rd_get_int(r, j, "slot", 0, r->p->n_slot - 1),
+	};
+}
+
+static void
+read_product(Reader *r, json_t *j, PlanLaunch *u)
+{
+	json_t *v = json_object_get(j, "product");
+	PlanProduct *p = &u->product;
+
+	rd_keys(r, j, "product");
+	size_t was = rd_enter(r, "product", -1);
+	rd_keys(r, v, "act w y add beta");
+	*p = (PlanProduct){
+		.act = (int)rd_get_int(r, v, "act", 0, PLAN_MAX_ARGS - 1), .w = (int)rd_get_int(r, v, "w", 0, PLAN_MAX_ARGS - 1),
+		.y = (int)rd_get_int(r, v, "y", 0, PLAN_MAX_ARGS - 1), .add = (int)rd_get_int(r, v, "add", -1, PLAN_MAX_ARGS - 1),
+		.beta = rd_get_num(r, v, "beta"),
+	};
+	u->path = PATH_LIBRARY;
+	rd_leave(r, was);
+}
+
+static PlanPath
+get_path(Reader *r, json_t *j)
+{
+	const char *s = rd_get_str(r, j, "path");
+
+	for (int i = 0; i < PATH_COUNT; i++)
+		if (!strcmp(s, plan_path_text[i]))
+			return (PlanPath)i;
+	rd_bad(r, "path", "\"%s\" is none of any, own, library", name_text(s, strlen(s)).s);
+}
+
+static void
+read_launches(Reader *r, json_t *j, PlanKernel *k)
+{
+	json_t *a = rd_get_array(r, j, "launch", 1, PLAN_MAX_LAUNCH, &k->n_launch);
+
+	for (int i = 0; i < k->n_launch; i++) {
+		json_t *v = json_array_get(a, (size_t)i);
+		PlanLaunch *u = &k->launch[i];
+		size_t was = rd_enter(r, "launch", i);
+		int n;
+		if (json_object_get(v, "product")) {
+			read_product(r, v, u);
+			rd_leave(r, was);
+			continue;
+		}
+		rd_keys(r, v, "fn block grid shared cluster pdl path");
+		*u = (PlanLaunch){
+			.path = get_path(r, v), .fn = rd_get_str(r, v, "fn"), .block = (int)rd_get_int(r, v, "block", 1, 1024),
+			.shared = rd_get_int(r, v, "shared", 0, 256 << 10), .cluster = (int)rd_get_int(r, v, "cluster", 1, 16),
+			.pdl = rd_get_bool(r, v, "pdl"),
+		};
+		json_t *g = rd_get_array(r, v, "grid", 3, 3, &n);
+		for (int d = 0; d < 3; d++) {
+			u->grid[d] = rd_extent(r, json_array_get(g, (size_t)d), "grid");
+			if (u->grid[d].mul < 1 || u->grid[d].mul > INT32_MAX)
+				rd_bad(r, "grid", "a dimension of 0 or of more than %d blocks", INT32_MAX);
+		}
+		rd_leave(r, was);
+	}
+}
+
+static void
+read_maps(Reader *r, json_t *j, PlanKernel *k)
+{
+	json_t *a = rd_get_array(r, j, "map", 0, PLAN_MAX_MAP, &k->n_map);
+
+	for (int i = 0; i < k->n_map; i++) {
+		json_t *v = json_array_get(a, (size_t)i);
+		PlanMap *m = &k->map[i];
+		size_t was = rd_enter(r, "map", i);
+		int n;
+		rd_keys(r, v, "arg cols box swizzle");
+		m->arg = (int)rd_get_int(r, v, "arg", 0, PLAN_MAX_ARGS - 1);
+		m->cols = rd_get_int(r, v, "cols", 8, INT32_MAX);
+		m->swizzle = (int)rd_get_int(r, v, "swizzle", 0, 128);
+		json_t *b = rd_get_array(r, v, "box", 2, 2, &n);
+		for (int d = 0; d < 2; d++)
+			m->box[d] = (int)rd_int_value(r, json_array_get(b, (size_t)d), "box", 1, 256);
+		rd_leave(r, was);
+	}
+}
+
+static void
+read_kernel(Reader *r, json_t *j, PlanKernel *k)
+{
+	bool cuda = target_is_cuda(r->p->target);
+
+	rd_keys(r, j, cuda ? "id file symbol launch map arg" : "id file symbol arg");
+	k->id = rd_get_id(r, j, "id");
+	k->file = rd_get_str(r, j, "file");
+	k->symbol = rd_get_str(r, j, "symbol");
+	if (cuda) {
+		read_launches(r, j, k);
+		read_maps(r, j, k);
+	}
+	json_t *a = rd_get_array(r, j, "arg", 0, PLAN_MAX_ARGS, &k->n_arg);
+	for (int i = 0; i < k->n_arg; i++) {
+		json_t *v = json_array_get(a, (size_t)i);
+		size_t was = rd_enter(r, "arg", i);
+		rd_keys(r, v, "name dir type extent");
+		const char *d = rd_get_str(r, v, "dir");
+		int at = 0;
+		while (at < DIR_COUNT && strcmp(d, plan_dir_text[at]))
+			at++;
+		if (at == DIR_COUNT)
+			rd_bad(r, "dir", "\"%s\" is none of in, out, inout, pool, rope, scratch, none", name_text(d, strlen(d)).s);
+		k->arg[i] = (PlanKernelArg){ .name = rd_get_str(r, v, "name"), .dir = (PlanDir)at,
+			.type = rd_get_str(r, v, "type"), .extent = rd_get_extent(r, v, "extent") };
+		rd_leave(r, was);
+	}
+}
+
+/* The number at the end of a reference; -1 when there is none. */
+static int
+index_text(const char *s, int n)
+{
+	int v = 0;
+
+	if (!*s || (s[0] == '0' && s[1]))
+		return -1;
+	for (; *s; s++) {
+		if (*s < '0' || *s > '9' || v > 1 << 24)
+			return -1;
+		v = v * 10 + (*s - '0');
+	}
+	return v < n ? v : -1;
+}
+
+static PlanRef
+read_ref(Reader *r, json_t *v)
+{
+	const Plan *p = r->p;
+
+	if (json_is_null(v))
+		return (PlanRef){ .kind = REF_NONE };
+	if (!json_is_string(v))
+		rd_bad(r, "", "is %s, expected a reference (a string or null)", rd_type_name(v));
+	const char *s = json_string_value(v);
+	if (!strncmp(s, "rope:", 5)) {
+		int i = index_text(s + 5, p->n_rope);
+		if (i < 0)
+			rd_bad(r, "", "\"%s\" is no rotary table of this plan", name_text(s, strlen(s)).s);
+		return (PlanRef){ .kind = REF_ROPE, .index = i };
+	}
+	if (!strncmp(s, "kv:", 3)) {
+		const char *colon = strchr(s + 3, ':');
+		for (int i = 0; colon && i < p->n_pool; i++) {
+			size_t len = strlen(p->pool[i].id);
+			if ((size_t)(colon - s - 3) != len || memcmp(p->pool[i].id, s + 3, len))
+				continue;
+			int l = index_text(colon + 1, p->pool[i].n_layers);
+			if (l < 0)
+				break;
+			return (PlanRef){ .kind = REF_POOL, .index = i, .layer_slot = l };
+		}
+		rd_bad(r, "", "\"%s\" is no pool and layer of this plan", name_text(s, strlen(s)).s);
+	}
+	const NameEntry *e = names_find(r->value, r->n_value, s);
+	if (!e)
+		rd_bad(r, "", "\"%s\" is no tensor and no buffer of this plan", name_text(s, strlen(s)).s);
+	if (e->at < (size_t)p->n_tensor)
+		return (PlanRef){ .kind = REF_TENSOR, .index = (int)e->at };
+	return (PlanRef){ .kind = REF_BUFFER, .index = (int)(e->at - (size_t)p->n_tensor) };
+}
+
+static void
+read_attr(Reader *r, json_t *v, const char *key, Attr *a)
+{
+	a->key = arena_strdup(r->arena, key);
+	if (json_is_integer(v)) {
+		a->kind = ATTR_INT;
+		a->i = json_integer_value(v);
+	} else if (json_is_real(v)) {
+		a->kind = ATTR_NUM;
+		a->f = json_real_value(v);
+	} else if (json_is_string(v)) {
+		a->kind = ATTR_WORD;
+		a->s = rd_str_value(r, v, key);
+	} else {
+		rd_bad(r, key, "is %s, expected an integer, a number or a word", rd_type_name(v));
+	}
+}
+
+static void
+read_step(Reader *r, json_t *j, PlanStep *s)
+{
+	int n;
+	size_t was;
+
+	rd_keys(r, j, "op layer kernel arg attr make yaml_line weight_bytes flops_per_row");
+	const char *op = rd_get_str(r, j, "op");
+	s->op = op_by_name(op);
+	if (s->op == OP_nop)
+		rd_bad(r, "op", "\"%s\" is no op of this llmc", name_text(op, strlen(op)).s);
+	s->layer = (int)rd_get_int(r, j, "layer", -1, r->p->n_layers - 1);
+	const char *kernel = rd_get_str_or_null(r, j, "kernel");
+	s->kernel = -1;
+	if (kernel) {
+		const NameEntry *e = names_find(r->kernel, r->n_kernel, kernel);
+		if (!e)
+			rd_bad(r, "kernel", "\"%s\" is no kernel of this plan", name_text(kernel, strlen(kernel)).s);
+		s->kernel = (int)e->at;
+	}
+	json_t *a = rd_get_array(r, j, "arg", 0, PLAN_MAX_ARGS, &s->n_arg);
+	for (int i = 0; i < s->n_arg; i++) {
+		was = rd_enter(r, "arg", i);
+		s->arg[i] = read_ref(r, json_array_get(a, (size_t)i));
+		rd_leave(r, was);
+	}
+	json_t *attr = json_object_get(j, "attr"), *v;
+	const char *key;
+	if (!json_is_object(attr) || json_object_size(attr) > OP_MAX_ATTRS)
+		rd_bad(r, "attr", "is no object of at most %d attributes", OP_MAX_ATTRS);
+	was = rd_enter(r, "attr", -1);
+	json_object_foreach(attr, key, v)
+		read_attr(r, v, key, &s->attr[s->n_attr++]);
+	rd_leave(r, was);
+	a = rd_get_array(r, j, "make", 0, PLAN_MAX_MAKES, &n);
+	for (s->n_make = 0; s->n_make < n; s->n_make++) {
+		was = rd_enter(r, "make", s->n_make);
+		json_t *m = json_array_get(a, (size_t)s->n_make);
+		rd_keys(r, m, "value arg");
+		s->make[s->n_make] = (PlanMake){ .value = rd_get_str(r, m, "value"),
+			.arg = (int)rd_get_int(r, m, "arg", -1, s->n_arg - 1) };
+		rd_leave(r, was);
+	}
+	s->yaml_line = (int)rd_get_int(r, j, "yaml_line", 0, INT32_MAX);
+	s->weight_bytes = rd_get_int(r, j, "weight_bytes", 0, MAX_STEP);
+	s->flops_per_row = rd_get_int(r, j, "flops_per_row", 0, MAX_STEP);
+}
+
+/* p->field = array of j's member `field`, each element read by fn */
+#define READ_ALL(r, j, field, Type, min, max, fn)                                                  \
+	do {                                                                                       \
+		json_t *all_ = rd_get_array((r), (j), #field, (min), (max), &(r)->p->n_##field);      \
+		(r)->p->field = NEW((r)->arena, Type, (r)->p->n_##field + 1);                      \
+		for (int i_ = 0; i_ < (r)->p->n_##field; i_++) {                                   \
+			size_t was_ = rd_enter((r), #field, i_);                                      \
+			fn((r), json_array_get(all_, (size_t)i_), &(r)->p->field[i_]);             \
+			rd_leave((r), was_);                                                          \
+		}                                                                                  \
+	} while (0)
+
+static void
+name_values(Reader *r)
+{
+	const Plan *p = r->p;
+	const NameEntry *twice;
+
+	r->n_value = (size_t)p->n_tensor + (size_t)p->n_buffer;
+	r->value = NEW(r->arena, NameEntry, r->n_value + 1);
+	for (int i = 0; i < p->n_tensor; i++)
+		r->value[i] = (NameEntry){ p->tensor[i].id, (size_t)i };
+	for (int i = 0; i < p->n_buffer; i++)
+		r->value[p->n_tensor + i] = (NameEntry){ p->buffer[i].id, (size_t)(p->n_tensor + i) };
+	if ((twice = names_sort(r->value, r->n_value)) != NULL)
+		rd_bad(r, "", "the id \"%s\" is used twice", name_text(twice->name, strlen(twice->name)).s);
+	r->n_kernel = (size_t)p->n_kernel;
+	r->kernel = NEW(r->arena, NameEntry, r->n_kernel + 1);
+	for (int i = 0; i < p->n_kernel; i++)
+		r->kernel[i] = (NameEntry){ p->kernel[i].id, (size_t)i };
+	if ((twice = names_sort(r->kernel, r->n_kernel)) != NULL)
+		rd_bad(r, "", "the kernel id \"%s\" is used twice", name_text(twice->name, strlen(twice->name)).s);
+	for (int i = 0; i < p->n_pool; i++)
+		for (int k = 0; k < i; k++)
+			if (!strcmp(p->pool[i].id, p->pool[k].id))
+				rd_bad(r, "", "the pool id \"%s\" is used twice", name_text(p->pool[i].id, strlen(p->pool[i].id)).s);
+}
+
+static void
+read_phase(Reader *r, json_t *j, PlanPhase *ph)
+{
+	rd_keys(r, j, "id step");
+	ph->id = rd_get_str(r, j, "id");
+	json_t *a = rd_get_array(r, j, "step", 1, RD_MAX_COUNT, &ph->n_step);
+	ph->step = NEW(r->arena, PlanStep, ph->n_step);
+	for (int i = 0; i < ph->n_step; i++) {
+		size_t was = rd_enter(r, "step", i);
+		read_step(r, json_array_get(a, (size_t)i), &ph->step[i]);
+		rd_leave(r, was);
+	}
+}
+
+static void
+read_plan(Reader *r, json_t *j)
+{
+	Plan *p = r->p;
+	int n;
+
+	if (!json_is_object(j))
+		rd_bad(r, "", "is %s, expected an object", rd_type_name(j));
+	/* the format first: a plan of another format may well have other keys */
+	if (!json_object_get(j, "format"))
+		rd_bad(r, "format", "is missing: this is no plan");
+	p->format = (int)rd_get_int(r, j, "format", 0, INT32_MAX);
+	if (p->format != PLAN_FORMAT)
+		rd_bad(r, "format", "is %d, this llmc reads %d: compile the model again with this llmc", p->format, PLAN_FORMAT);
+	rd_keys(r, j, "format step_abi name family spec_sha256 target vocab vocab_used hidden max_positions n_layers hard_limit "
+	           "prompt_whole prefix_mark prefix_end prompt_prefix checkpoint weights bos eos n_params logits tensor pool "
+	           "rope slot buffer kernel phase");
+	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
+	if (p->step_abi != PLAN_STEP_ABI)
+		rd_bad(r, "step_abi", "is %d, this llmc calls kernels with %d: compile the model again with this llmc", p->step_abi,
+		    PLAN_STEP_ABI);
+	p->name = rd_get_str(r, j, "name");
+	p->family = rd_get_str(r, j, "family");
+	p->spec_sha256 = rd_get_str(r, j, "spec_sha256");
+	p->target = rd_get_str(r, j, "target");
+	p->vocab = rd_get_int(r, j, "vocab", 1, INT32_MAX);
+	p->vocab_used = rd_get_int(r, j, "vocab_used", 1, p->vocab);
+	p->hidden = rd_get_int(r, j, "hidden", 1, INT32_MAX);
+	p->max_positions = rd_get_int(r, j, "max_positions", 1, INT32_MAX);
+	p->n_layers = (int)rd_get_int(r, j, "n_layers", 1, 1 << 16);
+	p->hard_limit = rd_get_bool(r, j, "hard_limit");
+	p->prompt_whole = rd_get_bool(r, j, "prompt_whole");
+	p->prefix_mark = (int32_t)rd_get_int(r, j, "prefix_mark", -1, INT32_MAX);
+	p->prefix_end = (int32_t)rd_get_int(r, j, "prefix_end", -1, INT32_MAX);
+	p->prompt_prefix = rd_get_str_or_null(r, j, "prompt_prefix");
+	p->checkpoint = rd_get_str(r, j, "checkpoint");
+	p->weights = rd_get_str_or_null(r, j, "weights");
+	p->bos = (int32_t)rd_get_int(r, j, "bos", -1, INT32_MAX);
+	json_t *a = rd_get_array(r, j, "eos", 0, PLAN_MAX_EOS, &n);
+	for (p->n_eos = 0; p->n_eos < n; p->n_eos++)
+		p->eos[p->n_eos] = (int32_t)rd_int_value(r, json_array_get(a, (size_t)p->n_eos), "eos", 0, INT32_MAX);
+	p->n_params = rd_get_int(r, j, "n_params", 0, INT64_MAX);
+	READ_ALL(r, j, tensor, PlanTensor, 1, RD_MAX_COUNT, read_tensor);
+	READ_ALL(r, j, pool, PlanPool, 0, 64, read_pool);
+	READ_ALL(r, j, rope, PlanRope, 0, 64, read_rope);
+	READ_ALL(r, j, slot, PlanExtent, 1, RD_MAX_COUNT, read_slot);
+	READ_ALL(r, j, buffer, PlanBuffer, 1, RD_MAX_COUNT, read_buffer);
+	READ_ALL(r, j, kernel, PlanKernel, 0, RD_MAX_COUNT, read_kernel);
+	name_values(r);
+	const char *logits = rd_get_str(r, j, "logits");
+	const NameEntry *e = names_find(r->value, r->n_value, logits);
+	if (!e || e->at < (size_t)p->n_tensor)
+		rd_bad(r, "logits", "\"%s\" is no buffer of this plan", name_text(logits, strlen(logits)).s);
+	p->logits = (int)(e->at - (size_t)p->n_tensor);
+	READ_ALL(r, j, phase, PlanPhase, 2, 2, read_phase);
+	if (strcmp(p->phase[0].id, "decode") || strcmp(p->phase[1].id, "mixed"))
+		rd_bad(r, "phase", "are \"%s\" and \"%s\", expected \"decode\" and \"mixed\"",
+		    name_text(p->phase[0].id, strlen(p->phase[0].id)).s, name_text(p->phase[1].id, strlen(p->phase[1].id)).s);
+}
+
+llmc_status
+plan_read(const char *text, size_t size, const char *name, Arena *arena, Plan **out, llmc_error *err)
+{
+	json_error_t at;
+
+	*out = NULL;
+	json_t *root = json_read(arena, text, size, JSON_REJECT_DUPLICATES, &at);
+	if (!root)
+		return error_set(err, LLMC_E_INPUT, "%s:%d:%d: not valid JSON: %s", name, at.line, at.column, at.text);
+	Reader *r = NEW(arena, Reader, 1);
+	r->arena = arena;
+	r->err = err;
+	r->name = name;
+	if (!setjmp(r->out)) {
+		r->p = NEW(arena, Plan, 1);
+		read_plan(r, root);
+	}
+	arena_done(arena, root);
+	if (r->status != LLMC_OK)
+		return r->status;
+	llmc_status status = plan_check(r->p, err);
+	if (status != LLMC_OK) {
+		error_prefix(err, "%s", name);
+		return status;
+	}
+	*out = r->p;
+	return LLMC_OK;
+}

@@ -1,0 +1,48 @@
+/* Reading members of a plan's JSON strictly: what plan_read.c is written in. Every rd_ function ends the read, with a
+ * sentence that names the place, when the member is not what it must be. */
+#ifndef LLMC_PLAN_PLAN_READ_H
+#define LLMC_PLAN_PLAN_READ_H
+
+#include <jansson.h>
+
+#include "formats/names.h"
+#include "plan/plan.h"
+
+enum { RD_MAX_COUNT = 1 << 20 };
+#define RD_MAX_SIZE ((int64_t)1 << 48)
+
+typedef struct Reader {
+	Arena      *arena;
+	llmc_error *err;
+	const char *name;
+	llmc_status status;
+	jmp_buf     out;
+	char        place[256]; /* "phase[0].step[12]" */
+	size_t      place_len;
+	Plan       *p;
+	size_t      n_value, n_kernel;
+	NameEntry  *value;      /* tensors (at = index), then buffers (at = n_tensor + index) */
+	NameEntry  *kernel;
+} Reader;
+
+void rd_bad(Reader *r, const char *key, const char *fmt, ...)
+    __attribute__((noreturn, format(printf, 3, 4)));
+size_t rd_enter(Reader *r, const char *key, int index);
+void rd_leave(Reader *r, size_t was);
+const char *rd_type_name(const json_t *j);
+void rd_keys(Reader *r, json_t *j, const char *list);
+int64_t rd_int_value(Reader *r, const json_t *v, const char *key, int64_t min, int64_t max);
+int64_t rd_get_int(Reader *r, json_t *j, const char *key, int64_t min, int64_t max);
+bool rd_get_bool(Reader *r, json_t *j, const char *key);
+double rd_num_value(Reader *r, const json_t *v, const char *key);
+double rd_get_num(Reader *r, json_t *j, const char *key);
+const char *rd_str_value(Reader *r, const json_t *v, const char *key);
+const char *rd_get_str(Reader *r, json_t *j, const char *key);
+const char *rd_get_str_or_null(Reader *r, json_t *j, const char *key);
+const char *rd_get_id(Reader *r, json_t *j, const char *key);
+Dtype rd_get_dtype(Reader *r, json_t *j, const char *key);
+json_t *rd_get_array(Reader *r, json_t *j, const char *key, int min, int max, int *n);
+PlanExtent rd_extent(Reader *r, json_t *v, const char *key);
+PlanExtent rd_get_extent(Reader *r, json_t *j, const char *key);
+
+#endif

@@ -1,0 +1,56 @@
+#include "plan/target.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "formats/layout.h"
+
+#define AVX2 "-mavx2 -mfma -mf16c -mbmi2"
+#define AVX512 "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
+
+/* clang-format off */
+static const Target table[] = {
+	/* name           kind         isa        layout    arch exact  level cflags */
+	{ "ref",          TARGET_REF,  "ref",     "row",    0,   false, 0,    "" },
+	{ "cpu-generic",  TARGET_CPU,  "generic", "r4",     0,   false, 1,    "-O3" },
+	{ "cpu-v3",       TARGET_CPU,  "v3",      "r8",     0,   false, 3,    "-O3 " AVX2 },
+	{ "cpu-v4",       TARGET_CPU,  "v4",      "r16",    0,   false, 4,    "-O3 " AVX512 " " AVX2 },
+	{ "cuda-sm_75",   TARGET_CUDA, "sm_75",   "planes", 75,  false, 0,    "" },
+	{ "cuda-sm_80",   TARGET_CUDA, "sm_80",   "planes", 80,  false, 0,    "" },
+	{ "cuda-sm_86",   TARGET_CUDA, "sm_86",   "planes", 86,  false, 0,    "" },
+	{ "cuda-sm_89",   TARGET_CUDA, "sm_89",   "planes", 89,  false, 0,    "" },
+	{ "cuda-sm_90a",  TARGET_CUDA, "sm_90a",  "planes", 90,  true,  0,    "" },
+	{ "cuda-sm_100a", TARGET_CUDA, "sm_100a", "planes", 100, true,  0,    "" },
+	{ "cuda-sm_120a", TARGET_CUDA, "sm_120a", "planes", 120, true,  0,    "" },
+};
+/* clang-format on */
+enum { N_TARGET = sizeof table / sizeof *table };
+
+const Target *
+target_find(const char *name)
+{
+	for (int i = 0; i < N_TARGET; i++)
+		if (strcmp(table[i].name, name) == 0)
+			return &table[i];
+	return NULL;
+}
+
+const Target *
+target_at(int i)
+{
+	return i >= 0 && i < N_TARGET ? &table[i] : NULL;
+}
+
+bool
+target_is_cuda(const char *name)
+{
+	const Target *t = target_find(name);
+
+	return t && t->kind == TARGET_CUDA;
+}
+
+const char *
+target_layout(const Target *t, Dtype d, int64_t rows, int64_t cols)
+{
+	return rows >= 1 && cols >= 1 && layout_find(t->layout)->group_bytes(d, cols) >= 0 ? t->layout : "row";
+}

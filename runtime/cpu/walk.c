@@ -1,0 +1,233 @@
+/* A session on the processor: its memory, and walking a phase. Every thread calls each step with its part; a barrier follows each
+ * step. Steps of the reference run on the first thread alone, and a run of them needs one barrier only. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/ref.h"
+#include "runtime/cpu/cpu.h"
+#include "runtime/state/rope.h"
+#include "runtime/state/state.h"
+
+enum { ROPE_ALONE = 8 }; /* rows whose angles are not worth a barrier */
+
+/* A step as it is called: all that is fixed for the life of the session. */
+typedef struct StepRun {
+	const PlanStep *step;
+	llmc_kernel    *kernel;  /* NULL: the reference */
+	ref_fn         *ref;
+	bool            meet;    /* a barrier follows */
+	void           *a[PLAN_MAX_ARGS];
+	RefArg          arg[PLAN_MAX_ARGS]; /* reference only */
+} StepRun;
+
+typedef struct PhaseRun {
+	int      n_step;
+	StepRun *step;
+	int64_t  n_meet;
+} PhaseRun;
+
+typedef struct CpuSession {
+	PhaseRun  phase[2];
+	float    *scratch;       /* of reference steps */
+	llmc_step step;
+	char     *state;         /* memory of all above, and of the angles */
+	int64_t   state_bytes, slots_bytes;
+} CpuSession;
+
+/* --- opening ----------------------------------------------------------------------------------------------------- */
+
+static int64_t
+scratch_floats(const Session *s, Bump *b)
+{
+	int64_t most = 1;
+
+	for (int ph = 0; ph < 2; ph++)
+		for (int i = 0; i < s->plan->phase[ph].n_step; i++) {
+			const PlanStep *st = &s->plan->phase[ph].step[i];
+			int64_t n = st->kernel >= 0 ? 0 : ref_scratch_floats(st, s->lim.chunk, s->lim.context);
+			b->over |= n < 0;
+			most = n > most ? n : most;
+		}
+	return most;
+}
+
+/* Bytes of the state; -1: overflow */
+static int64_t
+lay_out(CpuSession *c, const Session *s, char *base)
+{
+	const Plan *p = s->plan;
+	Bump b = { .base = base, .align = 64 };
+
+	for (int i = 0; i < p->n_rope; i++) {
+		float *angles = bump(&b, s->sym[SYM_n_tok], (size_t)p->rope[i].dims * sizeof *angles);
+		if (base)
+			s->rope[i] = angles;
+	}
+	BUMP(&b, c->scratch, scratch_floats(s, &b));
+	for (int ph = 0; ph < 2; ph++)
+		BUMP(&b, c->phase[ph].step, p->phase[ph].n_step);
+	return b.over ? -1 : b.at;
+}
+
+int64_t
+cpu_state_bytes(const Session *s, int64_t host_bytes)
+{
+	CpuSession c = { 0 };
+	int64_t own = lay_out(&c, s, NULL);
+
+	return own < 0 || own > INT64_MAX / 4 - host_bytes ? -1 : host_bytes + own;
+}
+
+static void
+bind(Session *s, CpuSession *c)
+{
+	const CpuModel *m = s->rt->model;
+	const Plan *p = s->plan;
+
+	for (int ph = 0; ph < 2; ph++) {
+		PhaseRun *run = &c->phase[ph];
+		run->n_step = p->phase[ph].n_step;
+		for (int i = 0; i < run->n_step; i++) {
+			StepRun *r = &run->step[i];
+			const PlanStep *st = r->step = &p->phase[ph].step[i];
+			if (st->kernel >= 0)
+				r->kernel = kernels_find(m->kernels, st->kernel);
+			else
+				r->ref = ref_find(st->op);
+			for (int k = 0; k < st->n_arg; k++) {
+				const PlanRef *a = &st->arg[k];
+				r->a[k] = session_argument(s, a);
+				r->arg[k] = (RefArg){ .kind = a->kind, .data = r->a[k] };
+				if (a->kind == REF_TENSOR)
+					r->arg[k].tensor = &p->tensor[a->index];
+				if (a->kind == REF_POOL)
+					r->arg[k].pool = &p->pool[a->index];
+				if (a->kind == REF_BUFFER)
+					r->arg[k].buffer = &p->buffer[a->index];
+			}
+			r->meet = r->kernel || i + 1 == run->n_step || p->phase[ph].step[i + 1].kernel >= 0;
+			run->n_meet += r->meet;
+		}
+	}
+}
+
+llmc_status
+cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err)
+{
+	CpuSession *c = s->on = calloc(1, sizeof *c);
+
+	if (!c)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
+	TRY(kv_open(&s->kv, s->plan, (int32_t)session_pages(&s->lim), s->lim.context, s->lim.seqs, err));
+	c->slots_bytes = need->scratch;
+	c->state_bytes = lay_out(c, s, NULL);
+	s->slots = session_map(c->slots_bytes);
+	c->state = session_map(c->state_bytes);
+	if (!s->slots || !c->state)
+		return error_set(err, LLMC_E_MEMORY, "out of memory: these limits need %lld MB beside the KV cache",
+		                 (long long)((need->scratch + need->state) >> 20));
+	lay_out(c, s, c->state);
+	session_lay_out_slots(s);
+	bind(s, c);
+	return threads_open(s->lim.n_threads, &s->threads, err);
+}
+
+void
+cpu_session_close(Session *s)
+{
+	CpuSession *c = s->on;
+
+	if (!c)
+		return;
+	threads_close(s->threads);
+	kv_release(&s->kv);
+	session_unmap(s->slots, c->slots_bytes);
+	session_unmap(c->state, c->state_bytes);
+	free(c);
+}
+
+/* --- a step ------------------------------------------------------------------------------------------------------ */
+
+typedef struct Walk {
+	Session          *s;
+	const CpuSession *c;
+	const PhaseRun   *phase;
+} Walk;
+
+static void
+fill_rope(Session *s, int64_t first, int64_t end)
+{
+	for (int64_t t = first; t < end; t++) {
+		const SeqState *st = &s->seq[s->step_seq[s->seq_of[t]]];
+		const double *freq = st->freq;
+		for (int i = 0; i < s->plan->n_rope; i++) {
+			const PlanRope *r = &s->plan->rope[i];
+			rope_row(r, freq, st->factor[i], r->axis ? s->pos2[t] : s->rope_pos[t], s->rope[i] + t * r->dims);
+			freq += r->dims / 2;
+		}
+	}
+}
+
+static void
+probe(Session *s, const StepRun *r)
+{
+	for (int i = 0; i < r->step->n_make; i++) {
+		const PlanMake *m = &r->step->make[i];
+		int64_t rows = session_probe_rows(s, r->step, m);
+		if (rows >= 0)
+			s->probe(s->probe_user, r->step, m->value, r->a[m->arg], rows, s->plan->buffer[r->step->arg[m->arg].index].extent.mul);
+	}
+}
+
+static void
+walk(void *user, int part, int n_parts)
+{
+	const Walk *w = user;
+	Session *s = w->s;
+	const PhaseRun *ph = w->phase;
+	int64_t n_tok = s->size->n_tok;
+
+	if (n_tok > ROPE_ALONE && s->plan->n_rope) {
+		fill_rope(s, n_tok * part / n_parts, n_tok * (part + 1) / n_parts);
+		threads_barrier(s->threads);
+	}
+	for (int i = 0; i < ph->n_step; i++) {
+		const StepRun *r = &ph->step[i];
+		if (r->kernel)
+			r->kernel(&w->c->step, r->a, part, n_parts);
+		else if (part == 0)
+			r->ref(&(RefCall){ .step = r->step, .s = &w->c->step, .arg = r->arg, .scratch = w->c->scratch });
+		if (s->probe) { /* nobody may overwrite what is looked at */
+			threads_barrier(s->threads);
+			if (part == 0)
+				probe(s, r);
+		}
+		/* the last barrier is the end of threads_run */
+		if ((r->meet || s->probe) && i + 1 < ph->n_step)
+			threads_barrier(s->threads);
+	}
+}
+
+llmc_status
+cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
+{
+	CpuSession *c = s->on;
+	Walk w = { s, c, &c->phase[phase] };
+	const PlanBuffer *b = &s->plan->buffer[s->plan->logits];
+
+	(void)err;
+	c->step = (llmc_step){
+		.n_tok = s->size->n_tok, .n_dec = s->size->n_dec, .n_seq = s->size->n_seq, .n_out = s->size->n_out, .tok = s->tok,
+		.pos = s->pos, .pos2 = s->pos2, .seq_of = s->seq_of, .q_start = s->q_start, .kv_len = s->kv_len,
+		.prefix_len = s->prefix_len, .out_row = s->out_row, .block_table = s->block_table, .block_stride = s->kv.max_page,
+	};
+	if (s->size->n_tok <= ROPE_ALONE)
+		fill_rope(s, 0, s->size->n_tok);
+	else
+		s->stats.barriers += s->plan->n_rope > 0;
+	threads_run(s->threads, walk, &w);
+	s->stats.barriers += w.phase->n_meet;
+	if (logits)
+		*logits = (const float *)(const void *)s->slot[b->slot];
+	return LLMC_OK;
+}

@@ -1,0 +1,251 @@
+/* Steps that sample on the device. The host says in a note which sequences take part, and reads the tokens a
+ * step later; a decode step costs it one graph launch and one event. */
+#include <string.h>
+
+#include "runtime/cuda/session.h"
+
+static bool
+can_sample(const Session *s, const llmc_params *p)
+{
+	bool typical = p->typical_p > 0 && p->typical_p < 1;
+
+	(void)s;
+	return !typical && p->min_tokens <= 0 && !p->n_logit_bias && !p->n_bad_words && !p->watermark;
+}
+
+static void
+count_tokens(int32_t *count, int64_t vocab, const int32_t *tok, size_t n, bool output)
+{
+	for (size_t i = 0; i < n; i++)
+		if (tok[i] >= 0 && tok[i] < vocab) {
+			if (!output)
+				count[tok[i]] |= LLMC_SEEN;
+			else if ((count[tok[i]] & LLMC_COUNT) < LLMC_COUNT)
+				count[tok[i]]++;
+		}
+}
+
+static llmc_status
+set_slot(CudaSession *c, llmc_seq q, const llmc_slot *slot, const int32_t *prompt, size_t n_prompt, const int32_t *output,
+         size_t n_output, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	int64_t vocab = c->s->plan->vocab;
+
+	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.slot + q), slot, sizeof *slot, c->stream),
+	         "copying sampling parameters to the GPU");
+	if (!slot->penalties)
+		return LLMC_OK;
+	memset(c->counts, 0, (size_t)vocab * sizeof *c->counts);
+	count_tokens(c->counts, vocab, prompt, n_prompt, false);
+	count_tokens(c->counts, vocab, output, n_output, true);
+	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.counts + q * vocab), c->counts,
+	                           (size_t)vocab * sizeof *c->counts, c->stream), "copying sampling parameters to the GPU");
+	return LLMC_OK;
+}
+
+static llmc_status
+set_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt, const int32_t *output,
+           size_t n_output, llmc_error *err)
+{
+	llmc_slot slot = { .temperature = p->temperature, .top_p = p->top_p, .min_p = p->min_p,
+		.repetition = p->repetition_penalty != 0 ? p->repetition_penalty : 1, .presence = p->presence_penalty,
+		.frequency = p->frequency_penalty, .top_k = p->top_k, .seed = p->seed, .n_pick = n_output };
+
+	slot.penalties = slot.repetition != 1 || slot.presence != 0 || slot.frequency != 0;
+	if (n_output)
+		slot.last = output[n_output - 1];
+	return set_slot(s->on, q, &slot, prompt, n_prompt, output, n_output, err);
+}
+
+/* --- notes ------------------------------------------------------------------------------------------------------- */
+
+/* What the device's table of a sequence lacks: one page goes with the note, more are copied. first: from where on the
+ * table has changed */
+static llmc_status
+table_news(CudaSession *c, int32_t q, llmc_note_row *w, int32_t *first, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	const KvSeq *kv = &c->s->kv.seq[q];
+	int32_t *have = c->table + (size_t)q * (size_t)c->s->kv.max_page;
+	int32_t n = kv->n_page, from = 0, end = n;
+
+	w->page_at = -1;
+	if (!memcmp(have, kv->page, (size_t)n * sizeof *have)) {
+		*first = n;
+		return LLMC_OK;
+	}
+	while (have[from] == kv->page[from])
+		from++;
+	while (have[end - 1] == kv->page[end - 1])
+		end--;
+	*first = from;
+	if (end - from == 1) {
+		w->page_at = from;
+		w->page = kv->page[from];
+	} else {
+		CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.tables + (int64_t)q * c->st.block_stride + from),
+		                           kv->page + from, (size_t)(end - from) * sizeof *have, c->stream),
+		         "copying a block table to the GPU");
+	}
+	memcpy(have + from, kv->page + from, (size_t)(end - from) * sizeof *have);
+	return LLMC_OK;
+}
+
+static llmc_status
+write_note(CudaSession *c, llmc_error *err)
+{
+	const Session *s = c->s;
+	int32_t n = s->size->n_seq;
+	llmc_note *note = (llmc_note *)(void *)(c->note + (size_t)(c->number % LLMC_RING) * (size_t)c->st.note_stride);
+	llmc_note_row *row = (llmc_note_row *)(void *)(note + 1);
+
+	*note = (llmc_note){ .n_row = n, .n_out = s->size->n_out };
+	for (int32_t i = 0, out = 0; i < n; i++) {
+		int32_t q = s->step_seq[i], first;
+		llmc_note_row *w = &row[i];
+		*w = (llmc_note_row){ .slot = q, .tok = s->tok[i] < 0 ? -1 : s->tok[i], .pos = s->pos[i], .rope_pos = s->rope_pos[i],
+			.pos2 = s->pos2[i], .prefix_len = s->prefix_len[i], .out_at = -1 };
+		if (out < s->size->n_out && s->out_row[out] == i)
+			w->out_at = out++;
+		TRY(table_news(c, q, w, &first, err));
+		if (c->row_seq[i] == q && c->row_pages[i] < first)
+			first = c->row_pages[i];
+		w->table_from = c->row_seq[i] == q ? first : 0;
+		c->row_seq[i] = q;
+		c->row_pages[i] = s->kv.seq[q].n_page;
+		/* another row of the step's table may hold this sequence's pages of before */
+		for (int32_t k = 0; first < s->kv.seq[q].n_page && k < s->sym[SYM_n_seq]; k++)
+			if (k != i && c->row_seq[k] == q && c->row_pages[k] > first)
+				c->row_pages[k] = first;
+	}
+	return LLMC_OK;
+}
+
+/* --- steps ------------------------------------------------------------------------------------------------------- */
+
+static llmc_status
+begin(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
+{
+	CudaSession *c = s->on;
+	bool samples = false;
+
+	for (size_t i = 0; i < n; i++) {
+		if (chunk[i].n_out > 1)
+			return error_set(err, LLMC_E_RANGE, "chunk %zu: %d rows are to sample a token, only the last one may", i, chunk[i].n_out);
+		samples |= chunk[i].n_out > 0;
+	}
+	if (samples && c->n_flight == CUDA_FLIGHT)
+		return error_set(err, LLMC_E_BUSY, "%d steps that sample are under way: read the oldest first", CUDA_FLIGHT);
+	TRY(cuda_session_enter(s, err));
+	llmc_status status = cuda_ring_take(c, err);
+	if (status != LLMC_OK)
+		cuda_session_leave(s);
+	return status;
+}
+
+/* The step has not been queued: the note with its news of tables is read by nobody, and the ring's entry is used again, so
+ * nothing may be read from it any more. */
+static void
+take_back(CudaSession *c)
+{
+	const Session *s = c->s;
+
+	(void)!c->m->dev.api.stream_sync(c->stream);
+	for (int32_t i = 0; i < s->size->n_seq; i++)
+		memset(c->table + (size_t)s->step_seq[i] * (size_t)s->kv.max_page, 0xff, (size_t)s->kv.max_page * sizeof *c->table);
+	for (int64_t i = 0; i < s->sym[SYM_n_seq]; i++)
+		c->row_seq[i] = -1;
+}
+
+static llmc_status
+queue(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	const Session *s = c->s;
+	int e = (int)(c->number % LLMC_RING);
+
+	TRY(cuda_session_check(c, err)); /* pages */
+	TRY(cuda_upload_freq(c, err));
+	if (decode) {
+		TRY(write_note(c, err));
+		TRY(cuda_launch_decode(c, s->size->n_tok, true, err));
+	} else {
+		TRY(cuda_upload_step(c, err));
+		TRY(cuda_launch_mixed(c, 1, true, err));
+	}
+	CUDA_TRY(d, d->api.event_record(c->event[e], c->stream), "marking the end of a step");
+	c->busy[e] = true;
+	if (s->size->n_out) {
+		CudaFlight *f = &c->flight[c->n_flight++];
+		f->number = c->number;
+		f->n = 0;
+		f->kept = false;
+		for (size_t i = 0; i < n; i++)
+			if (chunk[i].n_out)
+				f->at[f->n++] = s->out_base[i];
+	}
+	c->number++;
+	return LLMC_OK;
+}
+
+static llmc_status
+step(Session *s, const llmc_chunk *chunk, size_t n, bool decode, llmc_error *err)
+{
+	llmc_status status = queue(s->on, chunk, n, decode, err);
+
+	if (status != LLMC_OK)
+		take_back(s->on);
+	return status;
+}
+
+static llmc_status
+wait_for(CudaSession *c, CudaFlight *f, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+	int e = (int)(f->number % LLMC_RING);
+
+	CUDA_TRY(d, d->api.event_sync(c->event[e]), "waiting for a step");
+	c->busy[e] = false;
+	cuda_flight_keep(c, f);
+	return LLMC_OK;
+}
+
+static llmc_status
+take(Session *s, int32_t *ids, float *logprobs, llmc_error *err)
+{
+	CudaSession *c = s->on;
+	llmc_status status = LLMC_OK;
+
+	if (!c->n_flight)
+		return error_set(err, LLMC_E_RANGE, "no step that samples is under way");
+	CudaFlight f = c->flight[0];
+	if (!f.kept) {
+		TRY(cuda_session_enter(s, err));
+		status = wait_for(c, &f, err);
+		cuda_session_leave(s);
+		if (status != LLMC_OK)
+			return status;
+	}
+	for (int32_t i = 0; i < f.n; i++) {
+		ids[i] = f.pick[i].status ? -1 : f.pick[i].id;
+		if (logprobs)
+			logprobs[i] = f.pick[i].logprob;
+		if (f.pick[i].status)
+			status = error_set(err, LLMC_E_CHECK, f.pick[i].status == 1
+			                   ? "the logits hold NaN: weights or kernels are broken, try `llmc verify`"
+			                   : "all logits are minus infinity: no token can be picked");
+	}
+	memmove(c->flight, c->flight + 1, (CUDA_FLIGHT - 1) * sizeof *c->flight);
+	c->flight[CUDA_FLIGHT - 1] = f; /* its memory is used again */
+	c->n_flight--;
+	return status;
+}
+
+static void
+drop(Session *s)
+{
+	((CudaSession *)s->on)->n_flight = 0;
+}
+
+const DeviceSampler cuda_sampler = { .can = can_sample, .params = set_params, .begin = begin, .step = step, .take = take, .drop = drop };

@@ -1,0 +1,53 @@
+/* GPUs in the runtime's table of devices. */
+#include "runtime/build/build.h"
+#include "runtime/cuda/session.h"
+
+/* Which GPU it is for is known when it is opened. */
+static llmc_status
+check_target(const char *target, llmc_error *err)
+{
+	(void)target;
+	(void)err;
+	return LLMC_OK;
+}
+
+static bool
+ships(const char *artifact, const char *target, int number)
+{
+	CudaDevice d;
+
+	if (!build_ships(artifact, target_find(target)->isa) || cuda_device_open(&d, number, false, NULL) != LLMC_OK)
+		return false;
+	bool runs = cuda_image_fits(target, d.cc);
+	cuda_device_close(&d);
+	return runs;
+}
+
+static double
+bandwidth(int number, int n_threads, double seconds)
+{
+	(void)n_threads;
+	(void)seconds;
+	return cuda_bandwidth(number);
+}
+
+static const void *
+tensor(const void *model, int i)
+{
+	const CudaModel *m = model;
+
+	return (const void *)(uintptr_t)(m->weights + (CUdeviceptr)m->offset[i]);
+}
+
+static llmc_status
+build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err)
+{
+	return cuda_build_ship(plan, &(CudaBuildOptions){ .artifact = artifact, .log = log, .log_user = log_user }, err);
+}
+
+const Device cuda_device = {
+	.best_target = cuda_target, .check_target = check_target, .ships = ships, .bandwidth = bandwidth, .describe = cuda_describe,
+	.max_sm = PLAN_MAX_SM, .model_open = cuda_model_open, .model_close = cuda_model_close, .tensor = tensor, .build_aot = build_aot,
+	.state_bytes = cuda_state_bytes, .open = cuda_session_open, .close = cuda_session_close, .enter = cuda_session_enter,
+	.leave = cuda_session_leave, .forward = cuda_forward, .prepare = cuda_prepare, .op_times = cuda_op_times, .sampler = &cuda_sampler,
+};

@@ -1,0 +1,352 @@
+/* See kv.h. Nothing here allocates after kv_open and kv_prefix_open. The prefix cache is in prefix.c. */
+#include "runtime/kv/kv.h"
+#include "runtime/kv/prefix.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+int64_t
+kv_pages(int64_t kv_tokens, int64_t context, int64_t seqs, bool kv_tokens_given)
+{
+	int64_t n;
+
+	if (kv_tokens_given)
+		return kv_tokens / PLAN_KV_PAGE + (kv_tokens % PLAN_KV_PAGE != 0);
+	n = context / PLAN_KV_PAGE + (context % PLAN_KV_PAGE != 0);
+	return __builtin_mul_overflow(n, seqs, &n) ? -1 : n;
+}
+
+static int64_t
+pool_bytes(const PlanPool *p, int64_t n_page)
+{
+	int64_t one = plan_layer_page_bytes(p), bytes;
+
+	if (one < 0 || __builtin_mul_overflow(one, n_page, &bytes) ||
+	    __builtin_mul_overflow(bytes, (int64_t)p->n_layers, &bytes))
+		return -1;
+	return bytes;
+}
+
+int64_t
+kv_bytes(const Plan *p, int64_t n_page)
+{
+	int64_t sum = 0;
+
+	for (int i = 0; i < p->n_pool; i++) {
+		int64_t one = pool_bytes(&p->pool[i], n_page);
+		if (one < 0 || __builtin_add_overflow(sum, one, &sum))
+			return -1;
+	}
+	return sum;
+}
+
+static llmc_status
+host_alloc(void *user, size_t bytes, void **out, llmc_error *err)
+{
+	void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	(void)user;
+	*out = NULL;
+	if (m == MAP_FAILED)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	madvise(m, bytes, MADV_HUGEPAGE); /* a hint: attention hops between pages of a few KiB */
+	*out = m;
+	return LLMC_OK;
+}
+
+static void
+host_free(void *user, void *mem, size_t bytes)
+{
+	(void)user;
+	munmap(mem, bytes);
+}
+
+static void
+host_copy(void *user, void *to, const void *from, size_t bytes)
+{
+	(void)user;
+	memcpy(to, from, bytes);
+}
+
+static void
+host_clear(void *user, void *at, size_t bytes)
+{
+	(void)user;
+	memset(at, 0, bytes);
+}
+
+static const KvMem host_memory = { .alloc = host_alloc, .free = host_free, .copy = host_copy, .clear = host_clear,
+	.read = host_copy, .write = host_copy };
+
+llmc_status
+kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
+{
+	return kv_open_on(kv, &host_memory, p, n_page, context, seqs, err);
+}
+
+llmc_status
+kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
+{
+	*kv = (Kv){ .plan = p, .mem = *mem, .n_page = n_page, .n_free = n_page, .n_stack = n_page, .n_seq = seqs,
+		.oldest = -1, .newest = -1 };
+	kv->max_page = context / PLAN_KV_PAGE + (context % PLAN_KV_PAGE != 0);
+	kv->free_page = calloc((size_t)n_page, sizeof *kv->free_page);
+	kv->refs = calloc((size_t)n_page, sizeof *kv->refs);
+	kv->drops = calloc((size_t)n_page, sizeof *kv->drops);
+	kv->stale = calloc((size_t)n_page, sizeof *kv->stale);
+	kv->seq = calloc((size_t)seqs, sizeof *kv->seq);
+	kv->tables = calloc((size_t)seqs * (size_t)kv->max_page, sizeof *kv->tables);
+	kv->base = calloc((size_t)p->n_pool + 1, sizeof *kv->base);
+	kv->pool_bytes = calloc((size_t)p->n_pool + 1, sizeof *kv->pool_bytes);
+	if (!kv->free_page || !kv->refs || !kv->drops || !kv->stale || !kv->seq || !kv->tables || !kv->base ||
+	    !kv->pool_bytes)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the tables of %d KV pages", n_page);
+	for (int32_t i = 0; i < n_page; i++)
+		kv->free_page[i] = n_page - 1 - i; /* page 0 first */
+	for (int32_t i = 0; i < seqs; i++)
+		kv->seq[i].page = kv->tables + (size_t)i * (size_t)kv->max_page;
+	for (int i = 0; i < p->n_pool; i++) {
+		int64_t bytes = pool_bytes(&p->pool[i], n_page);
+		void *m = NULL;
+		if (bytes < 0 || (bytes && mem->alloc(mem->user, (size_t)bytes, &m, NULL) != LLMC_OK))
+			return error_set(err, LLMC_E_MEMORY,
+			                 "out of memory: the KV cache needs %lld MB; smaller limits (--context, --seqs) need less",
+			                 (long long)(kv_bytes(p, n_page) >> 20));
+		kv->base[i] = m;
+		kv->pool_bytes[i] = (size_t)bytes;
+	}
+	return LLMC_OK;
+}
+
+void
+kv_release(Kv *kv)
+{
+	for (int i = 0; kv->base && i < kv->plan->n_pool; i++)
+		if (kv->base[i])
+			kv->mem.free(kv->mem.user, kv->base[i], kv->pool_bytes[i]);
+	free(kv->free_page);
+	free(kv->refs);
+	free(kv->drops);
+	free(kv->stale);
+	free(kv->seq);
+	free(kv->tables);
+	free(kv->base);
+	free(kv->pool_bytes);
+	free(kv->cached);
+	free(kv->bucket);
+	*kv = (Kv){ 0 };
+}
+
+void *
+kv_layer(const Kv *kv, int pool, int layer_slot)
+{
+	int64_t page = plan_layer_page_bytes(&kv->plan->pool[pool]);
+
+	return kv->base[pool] + (int64_t)layer_slot * kv->n_page * page;
+}
+
+/* A page, in every layer of every pool */
+static void
+page_clear(Kv *kv, int32_t a)
+{
+	for (int i = 0; i < kv->plan->n_pool; i++) {
+		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
+		for (int l = 0; l < kv->plan->pool[i].n_layers; l++)
+			kv->mem.clear(kv->mem.user, (char *)kv_layer(kv, i, l) + (size_t)a * bytes, bytes);
+	}
+}
+
+static void
+page_copy(Kv *kv, int32_t to, int32_t from)
+{
+	for (int i = 0; i < kv->plan->n_pool; i++) {
+		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
+		for (int l = 0; l < kv->plan->pool[i].n_layers; l++) {
+			char *layer = kv_layer(kv, i, l);
+			kv->mem.copy(kv->mem.user, layer + (size_t)to * bytes, layer + (size_t)from * bytes, bytes);
+		}
+	}
+}
+
+static int32_t
+page_take(Kv *kv)
+{
+	int32_t page = kv->n_stack ? kv->free_page[--kv->n_stack] : prefix_evict(kv);
+
+	kv->n_free--;
+	kv->refs[page] = 1;
+	return page;
+}
+
+static void
+page_drop(Kv *kv, int32_t page)
+{
+	if (--kv->refs[page])
+		return;
+	kv->n_free++;
+	if (kv->cached && kv->cached[page].serial)
+		prefix_idle(kv, page);
+	else
+		kv->free_page[kv->n_stack++] = page;
+}
+
+int32_t
+kv_seq_new(Kv *kv)
+{
+	for (int32_t q = 0; q < kv->n_seq; q++)
+		if (!kv->seq[q].used) {
+			kv->seq[q].used = true;
+			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_kept = 0;
+			return q;
+		}
+	return -1;
+}
+
+int32_t
+kv_seq_fork(Kv *kv, int32_t from)
+{
+	int32_t q = kv_seq_new(kv);
+
+	if (q < 0)
+		return q;
+	KvSeq *to = &kv->seq[q], *s = &kv->seq[from];
+	to->len = s->len;
+	to->n_page = s->n_page;
+	to->n_kept = s->n_kept;
+	to->kept_as = s->kept_as;
+	for (int32_t i = 0; i < s->n_page; i++) {
+		to->page[i] = s->page[i];
+		kv->refs[s->page[i]]++;
+	}
+	return q;
+}
+
+void
+kv_seq_trim(Kv *kv, int32_t q, int32_t len)
+{
+	KvSeq *s = &kv->seq[q];
+	int32_t keep = len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0);
+
+	while (s->n_page > keep)
+		page_drop(kv, s->page[--s->n_page]);
+	s->len = len;
+	if (s->n_kept > len / PLAN_KV_PAGE)
+		s->n_kept = 0; /* told again from the first page on */
+}
+
+void
+kv_seq_free(Kv *kv, int32_t q)
+{
+	kv_seq_trim(kv, q, 0);
+	kv->seq[q].used = false;
+}
+
+static bool
+writes_shared(const Kv *kv, const KvSeq *s)
+{
+	return s->len % PLAN_KV_PAGE != 0 && kv->refs[s->page[s->n_page - 1]] - kv->drops[s->page[s->n_page - 1]] > 1;
+}
+
+int64_t
+kv_need(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
+{
+	int64_t need = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		const KvSeq *s = &kv->seq[q[i]];
+		int64_t len = (int64_t)s->len + add[i];
+		need += (len + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE - s->n_page;
+		/* the last of several that leave a shared page may write into it */
+		if (writes_shared(kv, s)) {
+			kv->drops[s->page[s->n_page - 1]]++;
+			need++;
+		}
+	}
+	for (size_t i = 0; i < n; i++) {
+		const KvSeq *s = &kv->seq[q[i]];
+		if (s->n_page)
+			kv->drops[s->page[s->n_page - 1]] = 0;
+	}
+	return need;
+}
+
+void
+kv_extend(Kv *kv, int32_t q, int32_t add)
+{
+	KvSeq *s = &kv->seq[q];
+	int32_t want = (int32_t)(((int64_t)s->len + add + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE);
+
+	if (writes_shared(kv, s)) {
+		int32_t *last = &s->page[s->n_page - 1], own = page_take(kv);
+		page_copy(kv, own, *last);
+		kv->stale[own] = true;
+		page_drop(kv, *last);
+		*last = own;
+	} else if (s->len % PLAN_KV_PAGE != 0 && kv->cached) {
+		prefix_forget(kv, s->page[s->n_page - 1]); /* trimmed to its middle: its end will be another */
+	}
+	while (s->n_page < want) {
+		int32_t page = page_take(kv);
+		/* a kernel may read beyond the last position and mask it: no NaN of a former owner there */
+		if (kv->stale[page])
+			page_clear(kv, page);
+		kv->stale[page] = true;
+		s->page[s->n_page++] = page;
+	}
+}
+
+/* Run fn over the pieces of the first pages of a sequence, as they follow each other in a saved one. */
+typedef void piece_fn(Kv *kv, char *at, char *host, size_t bytes);
+
+static void
+each_piece(Kv *kv, int32_t q, char *host, piece_fn *fn)
+{
+	const KvSeq *s = &kv->seq[q];
+
+	for (int i = 0; i < kv->plan->n_pool; i++) {
+		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
+		for (int l = 0; l < kv->plan->pool[i].n_layers; l++) {
+			char *layer = kv_layer(kv, i, l);
+			for (int32_t k = 0; k < s->n_page; k++, host += bytes)
+				fn(kv, layer + (size_t)s->page[k] * bytes, host, bytes);
+		}
+	}
+}
+
+static void
+piece_read(Kv *kv, char *at, char *host, size_t bytes)
+{
+	kv->mem.read(kv->mem.user, host, at, bytes);
+}
+
+static void
+piece_write(Kv *kv, char *at, char *host, size_t bytes)
+{
+	kv->mem.write(kv->mem.user, at, host, bytes);
+}
+
+int64_t
+kv_seq_bytes(const Kv *kv, int32_t len)
+{
+	return kv_bytes(kv->plan, len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0));
+}
+
+void
+kv_seq_save(Kv *kv, int32_t q, void *host)
+{
+	each_piece(kv, q, host, piece_read);
+}
+
+void
+kv_seq_load(Kv *kv, int32_t q, int32_t len, const void *host)
+{
+	KvSeq *s = &kv->seq[q];
+
+	while (s->n_page < len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0)) {
+		s->page[s->n_page] = page_take(kv);
+		kv->stale[s->page[s->n_page++]] = true;
+	}
+	s->len = len;
+	each_piece(kv, q, (char *)(uintptr_t)host, piece_write); /* only read */
+}

@@ -1,0 +1,102 @@
+/* KV pages of a session: who holds which. All pools share one numbering of pages, so one block table serves every layer.
+ * Pages are counted: a fork shares them, and a shared page is copied before the first write to it.
+ *
+ * Prefix cache: a full page can be told its tokens (kv_prefix_keep). It is then found again by a prompt that begins with the
+ * same tokens, also after its last holder is gone: such pages are handed out anew only when no other is free, the least
+ * recently used first. A page is known by the page before it and its own tokens, compared one by one, so no hash decides. */
+#ifndef LLMC_RUNTIME_KV_H
+#define LLMC_RUNTIME_KV_H
+
+#include "plan/plan.h"
+
+/* Where pages live. Addresses are only ever handed back to these functions and to kernels. Calls take effect in the order
+ * of the session's steps; what fails in one that returns nothing must make the next step fail. */
+typedef struct KvMem {
+	void *user;
+	llmc_status (*alloc)(void *user, size_t bytes, void **out, llmc_error *err); /* zeroed */
+	void (*free)(void *user, void *mem, size_t bytes);
+	void (*copy)(void *user, void *to, const void *from, size_t bytes);
+	void (*clear)(void *user, void *at, size_t bytes);
+	void (*read)(void *user, void *host, const void *at, size_t bytes);  /* returns when host is filled */
+	void (*write)(void *user, void *at, const void *host, size_t bytes); /* host may be reused on return */
+} KvMem;
+
+typedef struct KvSeq {
+	bool     used;
+	int32_t  len, n_page;
+	int32_t *page;        /* [max_page] */
+	int32_t  n_kept;      /* pages that the prefix cache has been told of */
+	int64_t  kept_as;     /* serial of the last of them */
+} KvSeq;
+
+/* A page of the prefix cache */
+typedef struct KvCached {
+	int64_t serial;       /* 0: not in the cache */
+	int64_t parent;       /* serial of the page before; of a first page: the root, negative */
+	int32_t next;         /* in its bucket; -1: none */
+	int32_t older, newer; /* in the list of those without a holder */
+	int32_t tok[PLAN_KV_PAGE];
+} KvCached;
+
+typedef struct Kv {
+	const Plan *plan;
+	KvMem    mem;
+	int32_t  n_page, n_free, max_page, n_seq; /* n_free: with the cached ones; max_page: of one sequence */
+	int32_t  n_stack;
+	int32_t *free_page;   /* stack [n_stack] */
+	int32_t *refs;        /* [n_page] */
+	int32_t *drops;       /* [n_page] zeros outside kv_need */
+	bool    *stale;       /* [n_page] has held positions of somebody else */
+	KvSeq   *seq;         /* [n_seq] */
+	int32_t *tables;      /* memory of seq[].page */
+	char   **base;        /* [n_pool] pools, layers outermost */
+	size_t  *pool_bytes;
+	/* prefix cache */
+	KvCached *cached;     /* [n_page]; NULL: never used */
+	int32_t *bucket;      /* [n_bucket] first page, or -1 */
+	int32_t  n_bucket;    /* power of two */
+	int32_t  oldest, newest;
+	int64_t  last_serial;
+} Kv;
+
+/* Pages and bytes for limits; -1: overflow. */
+int64_t     kv_pages(int64_t kv_tokens, int64_t context, int64_t seqs, bool kv_tokens_given);
+int64_t     kv_bytes(const Plan *p, int64_t n_page);
+
+llmc_status kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err);
+/* The same with pages elsewhere than in host memory. */
+llmc_status kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t context, int32_t seqs,
+                       llmc_error *err);
+void        kv_release(Kv *kv);
+/* First page of a layer of a pool. */
+void       *kv_layer(const Kv *kv, int pool, int layer_slot);
+
+int32_t     kv_seq_new(Kv *kv);                       /* -1: all taken */
+int32_t     kv_seq_fork(Kv *kv, int32_t from);
+void        kv_seq_trim(Kv *kv, int32_t q, int32_t len); /* len <= its length */
+void        kv_seq_free(Kv *kv, int32_t q);
+/* Pages that appending add[i] positions to q[i], different sequences, will take. */
+int64_t     kv_need(Kv *kv, const int32_t *q, const int32_t *add, size_t n);
+/* Make room for `add` more positions, which kv_need has found; the length grows when the step is done. */
+void        kv_extend(Kv *kv, int32_t q, int32_t add);
+
+/* Switch the prefix cache on. */
+llmc_status kv_prefix_open(Kv *kv, llmc_error *err);
+/* Give an empty sequence the cached pages that hold the beginning of tok; the positions found, whole pages, less than n_tok.
+ * root < 0: only pages kept under the same root are found (what else decides about the values of a position). */
+int32_t     kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_tok);
+/* tok: the tokens of all positions of q. Its full pages may be found from now on. */
+void        kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok);
+/* Pages without a holder that the cache holds. */
+int32_t     kv_prefix_idle(const Kv *kv);
+
+/* Bytes of the pages of a sequence of len positions; out and in again, into an empty sequence, for which kv_need has
+ * found the pages. */
+int64_t     kv_seq_bytes(const Kv *kv, int32_t len);
+void        kv_seq_save(Kv *kv, int32_t q, void *host);
+void        kv_seq_load(Kv *kv, int32_t q, int32_t len, const void *host);
+
+/* The invariants: every page is held as often as its count says, or free, or cached, once. NULL, or what is wrong. */
+const char *kv_check(const Kv *kv);
+
+#endif

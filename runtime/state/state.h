@@ -1,0 +1,88 @@
+/* What a Runtime and a Session are made of: runtime/ drives them, devices run them, both know this. Below both: memory.c, rope.c. */
+#ifndef LLMC_RUNTIME_STATE_H
+#define LLMC_RUNTIME_STATE_H
+
+#include "runtime/device.h"
+#include "runtime/kv/kv.h"
+#include "runtime/threads/threads.h"
+
+struct Runtime {
+	const Plan   *plan;
+	const Device *device;
+	Weights      *weights;
+	void         *model;      /* the device's */
+	float      *(*factors)[2]; /* [n_rope] rotary factors that the checkpoint holds, or NULL */
+	int           n_threads;
+	RuntimeTimes  times;
+};
+
+typedef struct SeqState {
+	int32_t length_bound;
+	int32_t prefix_len;      /* positions that every row sees; 0: none */
+	int32_t mark;            /* position that rows after the prefix turn by, when rotation has two axes */
+	bool    in_step;         /* of the forward that is being checked */
+	bool    fresh;           /* the device has not taken its rotary frequencies yet */
+	double *freq;            /* [sum of dims / 2 over the tables] */
+	double *factor;          /* [n_rope] */
+} SeqState;
+
+typedef struct StepSize { int32_t n_tok, n_dec, n_seq, n_out; } StepSize;
+
+struct Session {
+	Runtime      *rt;
+	const Plan   *plan;
+	const Device *device;
+	llmc_limits   lim;
+	int64_t       sym[SYM_COUNT]; /* largest values */
+	int32_t       weighed[2];     /* rows of the last step of each phase, and the weight bytes that it read */
+	int64_t       weight_bytes[2];
+	char         *state;          /* memory of all below, up to the device's own */
+	size_t        state_bytes;
+	bool          two_axes;       /* a table turns by pos2 */
+	SeqState     *seq;            /* [seqs] */
+	/* of the step, as llmc_step.h says; from size to block_table in one piece, `block`, which devices may copy whole */
+	char         *block;
+	int64_t       block_bytes;
+	StepSize     *size;
+	int32_t      *tok, *pos, *pos2, *rope_pos, *seq_of, *q_start, *kv_len, *prefix_len, *out_row, *block_table;
+	int32_t      *order;          /* [n_seq] chunk of each sequence of the step */
+	int32_t      *step_seq;       /* [n_seq] its number in the session; in the block */
+	int32_t      *add;            /* [n_seq] its rows */
+	int32_t      *out_base;       /* [n_seq] first row of logits of a chunk, in the step's order */
+
+	/* the device's: addresses that its kernels know */
+	void         *on;
+	Kv            kv;
+	char         *slots;          /* memory of all slots */
+	char        **slot;           /* [n_slot] */
+	float       **rope;           /* [n_rope] angles [chunk, dims] */
+	Threads      *threads;        /* of the host, idle between steps; NULL: the caller's alone */
+
+	session_probe_fn probe;
+	void         *probe_user;
+	llmc_stats    stats;
+};
+
+/* --- memory.c: what a session takes, and where things lie in it --------------------------------------------------- */
+
+/* Hands out pieces of memory at multiples of `align`; with base NULL it only counts. */
+typedef struct Bump { char *base; int64_t at, align; bool over; } Bump;
+void       *bump(Bump *b, int64_t n, size_t elem_bytes);
+#define BUMP(b, p, n) ((p) = bump((b), (n), sizeof *(p)))
+
+/* The limits of a session on a device, in *s: what its open and state_bytes go by. */
+void        session_set_limits(Session *s, const Device *d, const Plan *p, const llmc_limits *lim);
+int64_t     session_lay_out(Session *s, char *base);          /* bytes of the state; -1: overflow */
+/* Bytes of all slots; -1: overflow. With s->slots each gets its address. */
+int64_t     session_lay_out_slots(Session *s);
+/* As session_memory, of limits that session_limits has passed. */
+llmc_status session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_memory *out, llmc_error *err);
+void       *session_map(int64_t bytes);                       /* zeroed; NULL: out of memory */
+void        session_unmap(void *m, int64_t bytes);
+int64_t     session_pages(const llmc_limits *l);
+int64_t     session_max_page(const Session *s);               /* of one sequence */
+void       *session_argument(const Session *s, const PlanRef *r); /* its address for kernels */
+/* Rows of a value that a probe is told of in this step; -1: it is told of others only */
+int64_t     session_probe_rows(const Session *s, const PlanStep *step, const PlanMake *m);
+
+#endif

@@ -1,0 +1,94 @@
+/* A generation: its prompts go to the engine, its events come back and become an answer in a dialect of HTTP. */
+#ifndef LLMC_SERVE_GEN_H
+#define LLMC_SERVE_GEN_H
+
+#include "serve/req.h"
+
+typedef struct Gen Gen;
+typedef struct Sub Sub;
+typedef struct Choice Choice;
+
+/* How events become an answer. NULL: nothing to do. On the pump's thread, without the lock. */
+typedef struct Dialect {
+	size_t own_bytes; /* what it keeps for a generation, zeroed: gen_own() */
+	void (*prompt)(Gen *g, Sub *sub, const llmc_event *ev);            /* log probability of a token of a prompt */
+	void (*token)(Gen *g, Sub *sub, Choice *c, const llmc_event *ev);  /* a new one */
+	void (*finish)(Gen *g, Sub *sub, Choice *c, const llmc_event *ev); /* the last of a choice, with what text is left */
+	void (*done)(Gen *g);                                              /* of all: the answer, or the end of the stream */
+	void (*problem)(Gen *g, const Problem *p);                         /* in its place when the generation failed */
+} Dialect;
+
+struct Choice {
+	Strbuf  text;      /* whole text so far */
+	Strbuf  col[4];    /* columns of log probabilities, as JSON without brackets */
+	int64_t n_chars;   /* of text */
+	int32_t n_new, last_id;
+	double  sum_logprob;
+	bool    started, done;
+	llmc_finish finish;
+	Strbuf  held;      /* TGI stream: the frame of the last token, until the end is known */
+};
+
+struct Sub { /* one request of the engine: a prompt */
+	Gen     *gen;
+	int32_t  index;
+	int64_t  id;       /* 0: not submitted */
+	bool     over;
+	int32_t *tok;
+	size_t   n_tok;
+	char    *echo;     /* text of the prompt, for echo and return_full_text */
+	size_t   n_echo;
+	int64_t  echo_chars;
+	int32_t  n_seen;   /* prompt tokens told so far */
+	Strbuf   col[4];   /* columns of the prompt, for echo; of TGI the first: prefill */
+	int32_t  n_cached;
+};
+
+struct Gen {
+	Req      *req;
+	Server   *srv;
+	const Dialect *dialect;
+	bool      stream;
+
+	llmc_request er;         /* template of the engine requests */
+	llmc_params  ep;
+	int32_t  *stop_tokens;
+	llmc_bias *bias;
+	char    **stop;          /* NULL-terminated, owned */
+	int32_t   n;             /* choices of a prompt */
+	int32_t   best_of;
+	int32_t   max_new;       /* as asked: 0 runs one token and hides it, -1: what is left of the context */
+	bool      hide_new;
+	double    t_valid;       /* when validation was over */
+	double    queue_s, prefill_s, decode_s;
+
+	Sub      *sub;
+	int32_t   n_sub;
+	Choice   *choice;        /* [n_sub * n] */
+	/* under the lock */
+	int32_t   n_open;        /* subs submitted and not over */
+	bool      submitting;
+	bool      silent;        /* submitting failed: the caller tells */
+	bool      failed;        /* an error was told, or is to be told: no more output */
+	llmc_status fail_status;
+	char      fail_text[512];
+	max_align_t own[];       /* the dialect's, own_bytes of it */
+};
+
+static inline void *
+gen_own(const Gen *g)
+{
+	return (void *)(uintptr_t)g->own;
+}
+
+Gen *gen_new(Req *r, const Dialect *d);              /* NULL: out of memory */
+void gen_free(Gen *g);
+void gen_count(Req *r);                              /* a request to generate has come */
+bool gen_prompts(Gen *g, int32_t n, Problem *p);     /* room for n prompts, after g->n is known */
+/* Submit all prompts; then everything goes by events. On false nothing runs, g is gone, the caller tells the Problem. */
+bool gen_start(Gen *g, Problem *p);
+void gen_event(Server *s, const llmc_event *ev);     /* pump's thread */
+void gen_sums(const Gen *g, int32_t *n_prompt, int32_t *n_new, int32_t *n_cached);
+uint64_t random_seed(void);
+
+#endif

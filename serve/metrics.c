@@ -1,0 +1,237 @@
+/* Counters in Prometheus' text form: TGI's names, and vLLM's for what these have in common. */
+#include <math.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/number.h"
+#include "serve/req.h"
+#include "serve/route.h"
+
+static void
+hist_init(Hist *h, int n, double first, double factor, double step)
+{
+	h->n_bounds = n;
+	for (int i = 0; i < n; i++)
+		h->bound[i] = factor > 0 ? first * pow(factor, i) : first + step * i;
+}
+
+void
+metrics_init(Metrics *m, int32_t max_input, int32_t max_total)
+{
+	Hist *seconds[] = { &m->duration, &m->validation, &m->queue, &m->inference, &m->per_token };
+
+	for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++)
+		hist_init(seconds[i], 35, 0.0001 * 1.5, 1.5, 0);
+	/* a hundred equal steps to the limit */
+	hist_init(&m->input_length, 100, max_input / 100.0, 0, max_input / 100.0);
+	hist_init(&m->max_new, 100, max_total / 100.0, 0, max_total / 100.0);
+	hist_init(&m->generated, 100, max_total / 100.0, 0, max_total / 100.0);
+}
+
+void
+hist_add(Hist *h, double x)
+{
+	int k = 0;
+
+	while (k < h->n_bounds && x > h->bound[k])
+		k++;
+	h->count[k]++;
+	h->sum += x;
+	h->n++;
+}
+
+static void
+number(Strbuf *b, double x, int digits)
+{
+	char text[NUMBER_SIZE];
+
+	number_plain(text, x, digits);
+	strbuf_puts(b, text);
+}
+
+static void
+head(Strbuf *b, const char *name, const char *kind, const char *help)
+{
+	strbuf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind);
+}
+
+/* a line: name{labels} value */
+static void
+line(Strbuf *b, const char *name, const char *end, const char *labels, double x)
+{
+	strbuf_printf(b, *labels ? "%s%s{%s} " : "%s%s%s ", name, end, labels);
+	number(b, x, NUMBER_EXACT);
+	strbuf_putc(b, '\n');
+}
+
+static void
+hist_lines(Strbuf *b, const char *name, const char *labels, int n_bounds, const double *bound, const uint64_t *count, double sum)
+{
+	uint64_t n = 0;
+
+	for (int i = 0; i <= n_bounds; i++) {
+		n += count[i];
+		strbuf_printf(b, "%s_bucket{%s%sle=\"", name, labels, *labels ? "," : "");
+		if (i < n_bounds)
+			number(b, bound[i], 10);
+		else
+			strbuf_puts(b, "+Inf");
+		strbuf_printf(b, "\"} %llu\n", (unsigned long long)n);
+	}
+	line(b, name, "_sum", labels, sum);
+	line(b, name, "_count", labels, (double)n);
+}
+
+static void
+hist(Strbuf *b, const char *name, const char *help, const Hist *h)
+{
+	head(b, name, "histogram", help);
+	hist_lines(b, name, "", h->n_bounds, h->bound, h->count, h->sum);
+}
+
+/* a histogram of the engine: seconds, or things */
+static void
+engine_lines(Strbuf *b, const char *name, const char *labels, const llmc_histogram *h, bool things)
+{
+	double bound[LLMC_BUCKETS];
+
+	for (int k = 0; k < LLMC_BUCKETS; k++)
+		bound[k] = things ? ldexp(1, k) : 0.0001 * pow(1.5, k + 1);
+	hist_lines(b, name, labels, LLMC_BUCKETS - 1, bound, h->bucket, h->sum);
+}
+
+static void
+tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back)
+{
+	static const char *const kind[ERR_KINDS] = { "overloaded", "validation", "incomplete", "dropped", "generation" };
+	const struct { const char *label; const llmc_histogram *h; uint64_t n; } step[] = {
+		{ "method=\"prefill\"", &c->prefill_step_s, c->prefill_steps },
+		{ "method=\"decode\"", &c->decode_step_s, c->steps - c->prefill_steps },
+	};
+
+	head(b, "tgi_request_count", "counter", "Requests to generate.");
+	line(b, "tgi_request_count", "", "", (double)m->requests);
+	head(b, "tgi_request_success", "counter", "Requests answered in full.");
+	line(b, "tgi_request_success", "", "", (double)m->success);
+	head(b, "tgi_request_failure", "counter", "Requests that failed, by reason.");
+	for (int i = 0; i < ERR_KINDS; i++) {
+		char label[40];
+		snprintf(label, sizeof label, "err=\"%s\"", kind[i]);
+		line(b, "tgi_request_failure", "", label, (double)m->failure[i]);
+	}
+	static const char *const steps[] = { "tgi_batch_inference_count", "tgi_batch_inference_success", "tgi_batch_inference_failure" };
+	for (int k = 0; k < 3; k++) {
+		head(b, steps[k], "counter", k == 0 ? "Steps of the model." : k == 1 ? "Steps that worked." : "Steps that failed.");
+		for (int i = 0; i < 2; i++)
+			line(b, steps[k], "", step[i].label, k == 2 ? 0 : (double)step[i].n);
+	}
+	head(b, "tgi_batch_concat", "counter", "Starts of waiting requests beside running ones.");
+	line(b, "tgi_batch_concat", "", "reason=\"backpressure\"", (double)c->start_size.n);
+	line(b, "tgi_batch_concat", "", "reason=\"wait_exceeded\"", 0);
+	head(b, "tgi_queue_size", "gauge", "Requests that wait.");
+	line(b, "tgi_queue_size", "", "", c->waiting);
+	head(b, "tgi_batch_current_size", "gauge", "Sequences in the batch.");
+	line(b, "tgi_batch_current_size", "", "", c->running);
+	head(b, "tgi_batch_current_max_tokens", "gauge", "Tokens that the batch may grow to.");
+	line(b, "tgi_batch_current_max_tokens", "", "", (double)c->batch_max_tokens);
+	head(b, "tgi_batch_max_total_tokens", "gauge", "The batch's token budget.");
+	line(b, "tgi_batch_max_total_tokens", "", "", (double)(back->max_batch_total ? back->max_batch_total : back->limits.kv_tokens));
+	hist(b, "tgi_request_duration", "Seconds from arrival to the last token.", &m->duration);
+	hist(b, "tgi_request_validation_duration", "Seconds of parsing, checking and tokenizing.", &m->validation);
+	hist(b, "tgi_request_queue_duration", "Seconds in the queue.", &m->queue);
+	hist(b, "tgi_request_inference_duration", "Seconds in the batch.", &m->inference);
+	hist(b, "tgi_request_mean_time_per_token_duration", "Seconds per new token.", &m->per_token);
+	hist(b, "tgi_request_input_length", "Tokens of prompts.", &m->input_length);
+	hist(b, "tgi_request_max_new_tokens", "New tokens asked for.", &m->max_new);
+	hist(b, "tgi_request_generated_tokens", "New tokens made.", &m->generated);
+	head(b, "tgi_batch_next_size", "histogram", "Requests that started together.");
+	engine_lines(b, "tgi_batch_next_size", "", &c->start_size, true);
+	head(b, "tgi_batch_inference_duration", "histogram", "Seconds of a step.");
+	for (int i = 0; i < 2; i++)
+		engine_lines(b, "tgi_batch_inference_duration", step[i].label, step[i].h, false);
+	head(b, "tgi_batch_forward_duration", "histogram", "Seconds of a step.");
+	for (int i = 0; i < 2; i++)
+		engine_lines(b, "tgi_batch_forward_duration", step[i].label, step[i].h, false);
+}
+
+static void
+vllm_lines(Strbuf *b, Server *s, const Metrics *m, const llmc_counts *c)
+{
+	Strbuf label = { 0 };
+	double pages = (double)c->kv_pages_total;
+	static const llmc_histogram none;
+
+	strbuf_puts(&label, "engine=\"0\",model_name=");
+	json_str(&label, s->model_name, strlen(s->model_name));
+	const char *l = strbuf_str(&label);
+	const struct { const char *name, *kind, *help; double x; } one[] = {
+		{ "vllm:num_requests_running", "gauge", "Sequences in the batch.", c->running },
+		{ "vllm:num_requests_waiting", "gauge", "Requests that wait.", c->waiting + c->preempted },
+		{ "vllm:kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 1 is all.", pages > 0 ? (double)c->kv_pages_used / pages : 0 },
+		{ "vllm:lora_requests_info", "gauge", "Adapters: none.", 0 },
+		{ "vllm:prompt_tokens_total", "counter", "Tokens of prompts.", (double)c->prompt_tokens },
+		{ "vllm:generation_tokens_total", "counter", "New tokens.", (double)c->new_tokens },
+		{ "vllm:num_preemptions_total", "counter", "Times a request was preempted.", (double)c->preemptions },
+		{ "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", (double)c->prefix_queries },
+		{ "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found there.", (double)c->prefix_hits },
+		{ "vllm:spec_decode_num_drafts_total", "counter", "Drafts: there is no speculation.", 0 },
+		{ "vllm:spec_decode_num_draft_tokens_total", "counter", "Drafted tokens.", 0 },
+		{ "vllm:spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were kept.", 0 },
+	};
+	for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
+		head(b, one[i].name, one[i].kind, one[i].help);
+		line(b, one[i].name, "", l, one[i].x);
+	}
+	head(b, "vllm:cache_config_info", "gauge", "The KV cache.");
+	strbuf_printf(b, "vllm:cache_config_info{%s,num_gpu_blocks=\"%lld\",kv_tokens=\"%lld\"} 1\n", l, (long long)c->kv_pages_total,
+	              (long long)s->back.limits.kv_tokens);
+	head(b, "vllm:request_success_total", "counter", "Choices that ended, by reason.");
+	static const char *const reason[] = { "stop", "length", "abort", "error" };
+	double ended[] = { (double)(c->finished[LLMC_FINISH_EOS] + c->finished[LLMC_FINISH_STOP] + c->finished[LLMC_FINISH_TOKEN]),
+		           (double)c->finished[LLMC_FINISH_LENGTH], (double)(c->finished[LLMC_FINISH_CANCEL] + c->finished[LLMC_FINISH_DEADLINE]),
+		           (double)c->failed };
+	for (int i = 0; i < 4; i++)
+		strbuf_printf(b, "vllm:request_success_total{%s,finished_reason=\"%s\"} %.0f\n", l, reason[i], ended[i]);
+	const struct { const char *name, *help; const llmc_histogram *h; bool things; } many[] = {
+		{ "vllm:time_to_first_token_seconds", "Seconds to the first token.", &c->first_token_s, false },
+		{ "vllm:inter_token_latency_seconds", "Seconds between tokens.", &c->inter_token_s, false },
+		{ "vllm:time_per_output_token_seconds", "Seconds between tokens, by the older name.", &c->inter_token_s, false },
+		{ "vllm:e2e_request_latency_seconds", "Seconds from arrival to the end.", &c->request_s, false },
+		{ "vllm:request_queue_time_seconds", "Seconds in the queue.", &c->queue_s, false },
+		{ "vllm:request_prefill_time_seconds", "Seconds of the prompt.", &c->prefill_s, false },
+		{ "vllm:request_decode_time_seconds", "Seconds from the first token on.", &c->decode_s, false },
+		{ "vllm:request_prompt_tokens", "Tokens of a prompt.", &c->request_prompt, true },
+		{ "vllm:request_generation_tokens", "New tokens of a request.", &c->request_new, true },
+		{ "vllm:request_max_num_generation_tokens", "New tokens asked for.", &c->request_max_new, true },
+		{ "vllm:request_params_max_tokens", "max_tokens of requests.", &c->request_max_new, true },
+		{ "vllm:request_params_n", "n of requests.", &c->request_n, true },
+		{ "vllm:iteration_tokens_total", "Tokens of a step.", &c->step_tokens, true },
+		{ "vllm:kv_block_lifetime_seconds", "Not sampled.", &none, false },
+		{ "vllm:kv_block_idle_before_evict_seconds", "Not sampled.", &none, false },
+		{ "vllm:kv_block_reuse_gap_seconds", "Not sampled.", &none, false },
+	};
+	for (size_t i = 0; i < sizeof many / sizeof *many; i++) {
+		head(b, many[i].name, "histogram", many[i].help);
+		engine_lines(b, many[i].name, l, many[i].h, many[i].things);
+	}
+	head(b, "vllm:request_inference_time_seconds", "histogram", "Seconds in the batch.");
+	hist_lines(b, "vllm:request_inference_time_seconds", l, m->inference.n_bounds, m->inference.bound, m->inference.count, m->inference.sum);
+	strbuf_release(&label);
+}
+
+void
+metrics_text(Req *r)
+{
+	Server *s = r->srv;
+	llmc_counts c = LLMC_INIT(llmc_counts);
+	Metrics m;
+	Strbuf b = { 0 };
+
+	s->back.stats(s->back.self, &c);
+	pthread_mutex_lock(&s->lock);
+	m = s->metrics;
+	pthread_mutex_unlock(&s->lock);
+	tgi_lines(&b, &m, &c, &s->back);
+	vllm_lines(&b, s, &m, &c);
+	req_answer(r, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
+}

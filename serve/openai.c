@@ -1,0 +1,359 @@
+/* What OpenAI's chat and completions share: fields with their ranges and refusals, frames, usage, errors. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/openai.h"
+
+enum { MAX_STOP = 4, MAX_BIAS = 1024, MAX_STOP_TOKENS = 128 };
+
+/* ---- errors ---- */
+
+static const char *
+error_type(const Problem *p)
+{
+	return p->type ? p->type : p->status == 429 ? "rate_limit_error" : p->status >= 500 ? "server_error" : "invalid_request_error";
+}
+
+static void
+error_object(Strbuf *b, const Problem *p)
+{
+	json_printf(b, "{\"error\":{\"message\":%s,\"type\":%s,\"param\":%s,\"code\":%s}}", p->text, error_type(p), p->param[0] ? p->param : NULL, p->code);
+}
+
+void
+openai_problem(Req *r, const Problem *p)
+{
+	Strbuf b = { 0 };
+
+	error_object(&b, p);
+	req_answer(r, p->status, type_json, &b);
+}
+
+bool
+openai_missing(Problem *p, const char *key)
+{
+	problem(p, 400, key, "Missing required parameter: '%s'.", key);
+	p->code = "missing_required_parameter";
+	return false;
+}
+
+/* ---- requests ---- */
+
+static bool
+check_model(Server *s, const json_t *o, Problem *p)
+{
+	const json_t *v = json_object_get(o, "model");
+
+	if (!v || json_is_null(v))
+		return true; /* there is only one */
+	if (!json_is_string(v))
+		return problem(p, 400, "model", "Invalid type for 'model': expected a string, but got %s instead.", json_type_name(v));
+	const char *name = json_string_value(v);
+	/* Hugging Face's client names the model so when it was given only an address */
+	if (strcmp(name, s->model_name) != 0 && strcmp(name, "tgi") != 0 && strcmp(name, "dummy") != 0) {
+		problem(p, 404, "model", "The model '%.200s' does not exist; this server has '%s'.", name, s->model_name);
+		p->code = "model_not_found";
+		return false;
+	}
+	return true;
+}
+
+/* What would change the answer and is not done is refused, not passed over. */
+static bool
+check_unsupported(const json_t *o, Problem *p)
+{
+	static const char *const never[] = {
+		"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar", "json_schema", "regex",
+		"prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "bad_words", "use_beam_search", "functions", "function_call",
+		"audio", "modalities", "web_search_options",
+	};
+	/* values that ask for nothing */
+	static const struct { const char *key, *word; } harmless[] = { { "function_call", "none" }, { "modalities", "text" } };
+
+	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
+		const json_t *v = json_object_get(o, never[i]), *word = json_array_size(v) == 1 ? json_array_get(v, 0) : v;
+		bool nothing = !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && json_array_size(v) == 0);
+		for (size_t k = 0; k < sizeof harmless / sizeof *harmless; k++)
+			nothing |= !strcmp(never[i], harmless[k].key) && json_is_string(word) && !strcmp(json_string_value(word), harmless[k].word);
+		if (!nothing) {
+			problem(p, 400, never[i], "The '%s' parameter is not supported by this server.", never[i]);
+			p->code = "unsupported_parameter";
+			return false;
+		}
+	}
+	return true;
+}
+
+static bool
+read_stop(Gen *g, const json_t *o, Problem *p)
+{
+	const json_t *v = json_object_get(o, "stop");
+	size_t n = json_is_array(v) ? json_array_size(v) : 1;
+
+	if (!v || json_is_null(v) || (json_is_array(v) && n == 0))
+		return true;
+	if (!json_is_array(v) && !json_is_string(v))
+		return problem(p, 400, "stop", "Invalid type for 'stop': expected a string or an array of strings, but got %s instead.", json_type_name(v));
+	if (n > MAX_STOP)
+		return problem(p, 400, "stop", "Invalid 'stop': array too long. Expected an array with maximum length %d, but got an array with length %zu instead.", MAX_STOP, n);
+	g->stop = calloc(n + 1, sizeof *g->stop);
+	for (size_t i = 0; g->stop && i < n; i++) {
+		const json_t *one = json_is_array(v) ? json_array_get(v, i) : v;
+		if (!json_is_string(one))
+			return problem(p, 400, "stop", "Invalid type for 'stop[%zu]': expected a string, but got %s instead.", i, json_type_name(one));
+		if (json_string_length(one) == 0 || strlen(json_string_value(one)) != json_string_length(one))
+			return problem(p, 400, "stop", "Invalid 'stop[%zu]': expected text that is not empty and has no NUL in it.", i);
+		g->stop[i] = strdup(json_string_value(one));
+		if (!g->stop[i])
+			return problem_memory(p);
+	}
+	return g->stop || problem_memory(p);
+}
+
+static bool
+read_stop_tokens(Gen *g, const json_t *o, Problem *p)
+{
+	const json_t *v = json_object_get(o, "stop_token_ids");
+	size_t n = json_array_size(v);
+
+	if (!v || json_is_null(v) || (json_is_array(v) && n == 0))
+		return true;
+	if (!json_is_array(v))
+		return problem(p, 400, "stop_token_ids", "Invalid type for 'stop_token_ids': expected an array of integers, but got %s instead.", json_type_name(v));
+	if (n > MAX_STOP_TOKENS)
+		return problem(p, 400, "stop_token_ids", "Invalid 'stop_token_ids': at most %d are taken, got %zu.", MAX_STOP_TOKENS, n);
+	g->stop_tokens = calloc(n, sizeof *g->stop_tokens);
+	if (!g->stop_tokens)
+		return problem_memory(p);
+	for (size_t i = 0; i < n; i++) {
+		const json_t *one = json_array_get(v, i);
+		if (!json_is_integer(one) || json_integer_value(one) < 0 || json_integer_value(one) >= g->srv->back.info.vocab)
+			return problem(p, 400, "stop_token_ids", "Invalid 'stop_token_ids[%zu]': expected an id from 0 to %d.", i, g->srv->back.info.vocab - 1);
+		g->stop_tokens[i] = (int32_t)json_integer_value(one);
+	}
+	g->ep.n_stop_tokens = (int32_t)n;
+	return true;
+}
+
+static bool
+read_bias(Gen *g, const json_t *o, Problem *p)
+{
+	json_t *v = json_object_get(o, "logit_bias"), *one;
+	const char *key;
+	size_t n = json_object_size(v);
+
+	if (!v || json_is_null(v) || (json_is_object(v) && n == 0))
+		return true;
+	if (!json_is_object(v))
+		return problem(p, 400, "logit_bias", "Invalid type for 'logit_bias': expected an object, but got %s instead.", json_type_name(v));
+	if (n > MAX_BIAS)
+		return problem(p, 400, "logit_bias", "Invalid 'logit_bias': at most %d entries are taken, got %zu.", MAX_BIAS, n);
+	g->bias = calloc(n, sizeof *g->bias);
+	if (!g->bias)
+		return problem_memory(p);
+	n = 0;
+	json_object_foreach(v, key, one) {
+		char *end;
+		long id = strtol(key, &end, 10);
+		if (end == key || *end || id < 0 || id >= g->srv->back.info.vocab)
+			return problem(p, 400, "logit_bias", "Invalid key in 'logit_bias': '%.40s'. Expected a token id from 0 to %d.", key, g->srv->back.info.vocab - 1);
+		if (!json_is_number(one) || !(fabs(json_number_value(one)) <= 100))
+			return problem(p, 400, "logit_bias", "Invalid value in 'logit_bias' for id %ld: expected a number from -100 to 100.", id);
+		g->bias[n++] = (llmc_bias){ (int32_t)id, (float)json_number_value(one) };
+	}
+	g->ep.n_logit_bias = (int32_t)n;
+	return true;
+}
+
+bool
+openai_read(Gen *g, const json_t *o, Problem *p)
+{
+	double temperature = 1, top_p = 1, min_p = 0, presence = 0, frequency = 0, repetition = 1;
+	int64_t n = 1, top_k = 0, min_tokens = 0, seed = 0;
+	bool has_seed, ignore_eos = false, skip_special = true, usage = false;
+	const json_t *so = json_object_get(o, "stream_options"), *v;
+
+	if (!check_model(g->srv, o, p) || !check_unsupported(o, p) || !field_num(o, "temperature", 0, 2, &temperature, NULL, p) || !field_num(o, "top_p", 0, 1, &top_p, NULL, p) ||
+	    !field_num(o, "min_p", 0, 1, &min_p, NULL, p) || !field_num(o, "presence_penalty", -2, 2, &presence, NULL, p) ||
+	    !field_num(o, "frequency_penalty", -2, 2, &frequency, NULL, p) ||
+	    !field_num(o, "repetition_penalty", 0, 100, &repetition, NULL, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
+	    !field_int(o, "top_k", -1, INT32_MAX, &top_k, NULL, p) || !field_int(o, "min_tokens", 0, INT32_MAX, &min_tokens, NULL, p) ||
+	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) || !field_bool(o, "ignore_eos", &ignore_eos, p) ||
+	    !field_bool(o, "skip_special_tokens", &skip_special, p) || !field_bool(o, "stream", &g->stream, p) ||
+	    !read_stop(g, o, p) || !read_stop_tokens(g, o, p) || !read_bias(g, o, p))
+		return false;
+	if (!(repetition > 0))
+		return problem(p, 400, "repetition_penalty", "Invalid 'repetition_penalty': it must be greater than 0.");
+	if (so && !json_is_null(so)) {
+		if (!json_is_object(so))
+			return problem(p, 400, "stream_options", "Invalid type for 'stream_options': expected an object, but got %s instead.", json_type_name(so));
+		if (!g->stream)
+			return problem(p, 400, "stream_options", "The 'stream_options' parameter is only allowed when 'stream' is enabled.");
+		if (!field_bool(so, "include_usage", &usage, p))
+			return false;
+	}
+	v = json_object_get(o, "response_format");
+	if (v && !json_is_null(v)) {
+		const char *kind = json_string_value(json_object_get(v, "type"));
+		if (!kind)
+			return problem(p, 400, "response_format", "Invalid 'response_format': expected an object with a 'type'.");
+		if (strcmp(kind, "text") != 0)
+			return problem(p, 400, "response_format", "response_format of type '%.60s' is not supported by this server; only 'text' is.", kind);
+	}
+	openai_own(g)->include_usage = usage;
+	g->n = (int32_t)n;
+	g->ep.temperature = (float)temperature;
+	g->ep.top_p = (float)top_p; /* 0 would mean off: the likeliest token alone is what it asks for */
+	if (top_p == 0)
+		g->ep.top_k = 1, g->ep.top_p = 1;
+	else
+		g->ep.top_k = top_k > 0 ? (int32_t)top_k : 0;
+	g->ep.min_p = (float)min_p;
+	g->ep.presence_penalty = (float)presence;
+	g->ep.frequency_penalty = (float)frequency;
+	g->ep.repetition_penalty = (float)repetition;
+	g->ep.min_tokens = (int32_t)min_tokens;
+	g->ep.ignore_eos = ignore_eos;
+	g->ep.seed = has_seed ? (uint64_t)seed : random_seed();
+	g->er.show_special = !skip_special;
+	return true;
+}
+
+bool
+openai_fits(const Gen *g, size_t n_tok, const char *what, Problem *p)
+{
+	const Server *s = g->srv;
+	int64_t most = s->max_total, new_tokens = g->max_new < 0 ? 1 : g->max_new;
+
+	if (n_tok == 0)
+		return problem(p, 400, what, "The prompt is empty: at least one token is needed.");
+	if ((int64_t)n_tok + new_tokens > most || n_tok > (size_t)s->max_input) {
+		if (n_tok > (size_t)s->max_input && (int64_t)n_tok + new_tokens <= most)
+			most = s->max_input;
+		if (g->max_new < 0)
+			problem(p, 400, what, "This model's maximum context length is %lld tokens. However, your messages resulted in %zu tokens. Please reduce the length of the messages.",
+			        (long long)most, n_tok);
+		else
+			problem(p, 400, what, "This model's maximum context length is %lld tokens. However, you requested %lld tokens (%zu in the %s, %lld in the completion). Please reduce the length of the %s or completion.",
+			        (long long)most, (long long)n_tok + (long long)new_tokens, n_tok, what, (long long)new_tokens,
+			        what);
+		p->code = "context_length_exceeded";
+		return false;
+	}
+	return true;
+}
+
+void
+openai_handle(Req *r, const Dialect *d, const char *id_prefix, const char *object, const char *chunk,
+              bool (*read)(Gen *g, const json_t *o, Problem *p))
+{
+	Problem p = { 0 };
+	Gen *g = NULL;
+
+	gen_count(r);
+	json_t *o = body_object(&r->body, &p);
+	if (o && !(g = gen_new(r, d)))
+		problem_memory(&p);
+	if (g) {
+		OpenAi *own = openai_own(g);
+		own->object = object;
+		own->chunk = chunk;
+		own->created = time(NULL);
+		snprintf(own->id, sizeof own->id, "%s%016llx%08x", id_prefix, (unsigned long long)random_seed(), (unsigned)random_seed());
+	}
+	bool ok = g && openai_read(g, o, &p) && read(g, o, &p);
+	json_decref(o);
+	bool stream = ok && g->stream; /* g may be gone once it has started */
+	if (!ok)
+		gen_free(g);
+	if (!ok || !gen_start(g, &p))
+		req_problem(r, &p);
+	else if (stream)
+		req_stream(r);
+}
+
+/* ---- answers ---- */
+
+void
+openai_open(const Gen *g, Strbuf *b, bool chunk)
+{
+	const OpenAi *own = openai_own(g);
+
+	json_printf(b, "{\"id\":%s,\"object\":%s,\"created\":%lld,\"model\":%s,\"system_fingerprint\":\"llmc-" LLMC_VERSION "\",\"choices\":[", own->id,
+	            chunk ? own->chunk : own->object, (long long)own->created, g->srv->model_name);
+}
+
+void
+openai_frame_open(const Gen *g, const Choice *c, Strbuf *b)
+{
+	strbuf_puts(b, "data: ");
+	openai_open(g, b, true);
+	strbuf_printf(b, "{\"index\":%d,", (int)(c - g->choice));
+}
+
+void
+openai_frame_close(const Gen *g, Strbuf *b, const char *finish)
+{
+	json_printf(b, ",\"finish_reason\":%s}]", finish);
+	strbuf_puts(b, openai_own(g)->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+	if (!b->failed)
+		req_push(g->req, b->data, b->len);
+	strbuf_release(b);
+}
+
+void
+openai_usage(const Gen *g, Strbuf *b)
+{
+	int32_t n_prompt, n_new, n_cached;
+
+	gen_sums(g, &n_prompt, &n_new, &n_cached);
+	json_printf(b, "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d},\"completion_tokens_details\":{\"reasoning_tokens\":0}}",
+	            n_prompt, n_new, n_prompt + n_new, n_cached);
+}
+
+void
+openai_stream_end(Gen *g)
+{
+	Strbuf b = { 0 };
+
+	if (openai_own(g)->include_usage) {
+		strbuf_puts(&b, "data: ");
+		openai_open(g, &b, true);
+		strbuf_puts(&b, "],");
+		openai_usage(g, &b);
+		strbuf_puts(&b, "}\n\n");
+	}
+	strbuf_puts(&b, "data: [DONE]\n\n");
+	req_push(g->req, strbuf_str(&b), b.len);
+	strbuf_release(&b);
+}
+
+void
+openai_failed(Gen *g, const Problem *p)
+{
+	Strbuf b = { 0 };
+
+	if (!g->stream) {
+		req_problem(g->req, p);
+		return;
+	}
+	strbuf_puts(&b, "data: ");
+	error_object(&b, p);
+	strbuf_puts(&b, "\n\n");
+	req_push(g->req, strbuf_str(&b), b.len);
+	strbuf_release(&b);
+}
+
+const char *
+openai_finish(const Choice *c)
+{
+	return c->finish == LLMC_FINISH_LENGTH ? "length" : "stop";
+}
+
+void
+openai_logprob(Strbuf *b, float x)
+{
+	/* JSON has no infinity; this is what the API says of impossible tokens */
+	json_num(b, isinf(x) ? -9999.0 : (double)x, 9);
+}

@@ -1,0 +1,43 @@
+/* OpenAI's dialects: what chat and completions share. */
+#ifndef LLMC_SERVE_OPENAI_H
+#define LLMC_SERVE_OPENAI_H
+
+#include "serve/gen.h"
+#include "base/json.h"
+#include "serve/route.h"
+#include "serve/text.h"
+
+typedef struct OpenAi { /* of a generation, beside what the engine knows */
+	char   id[48];
+	const char *object; /* of a whole answer */
+	const char *chunk;  /* of a frame */
+	time_t created;
+	bool   include_usage, echo, logprobs;
+} OpenAi;
+
+static inline OpenAi *
+openai_own(const Gen *g)
+{
+	return gen_own(g);
+}
+
+/* A request from body to engine; read: the route's own fields and its prompts, after openai_read. */
+void openai_handle(Req *r, const Dialect *d, const char *id_prefix, const char *object, const char *chunk,
+                   bool (*read)(Gen *g, const json_t *o, Problem *p));
+bool openai_missing(Problem *p, const char *key);
+/* The fields that both routes have. */
+bool openai_read(Gen *g, const json_t *o, Problem *p);
+/* Prompt and new tokens against the limits; max_new -1: what is left. what: the field that holds the prompt. */
+bool openai_fits(const Gen *g, size_t n_tok, const char *what, Problem *p);
+
+/* Answers. A frame is opened, gets its choice, and is closed and sent. */
+void openai_open(const Gen *g, Strbuf *b, bool chunk);            /* up to and with "choices":[ */
+void openai_frame_open(const Gen *g, const Choice *c, Strbuf *b); /* and the choice's index */
+void openai_frame_close(const Gen *g, Strbuf *b, const char *finish);
+void openai_usage(const Gen *g, Strbuf *b);
+void openai_stream_end(Gen *g);                                   /* usage when asked for, [DONE] */
+void openai_failed(Gen *g, const Problem *p);                     /* Dialect.problem */
+const char *openai_finish(const Choice *c);
+void openai_logprob(Strbuf *b, float x);
+
+#endif

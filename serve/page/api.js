@@ -1,0 +1,65 @@
+// The server's OpenAI routes as the pages use them.
+
+export function headers(key) {
+  const h = { "Content-Type": "application/json" };
+  if (key) h.Authorization = "Bearer " + key;
+  return h;
+}
+
+// What a response that is none of success says: an Error, with the server's code.
+async function problem(response) {
+  try {
+    const j = await response.json();
+    return Object.assign(new Error(j.error?.message || j.error || j.message || response.statusText), { code: j.error?.code });
+  } catch {
+    return new Error(`${response.status} ${response.statusText}`);
+  }
+}
+
+// The data of server-sent events, one JSON value each, until [DONE].
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    rest += value;
+    let end;
+    while ((end = rest.indexOf("\n\n")) >= 0) {
+      const frame = rest.slice(0, end);
+      rest = rest.slice(end + 2);
+      for (const line of frame.split("\n")) {
+        if (!line.startsWith("data:")) continue;
+        const data = line.slice(5).trim();
+        if (data === "[DONE]") return;
+        yield JSON.parse(data);
+      }
+    }
+  }
+}
+
+// Pieces of an answer: {text} as it comes, {usage} and {finish} when known.
+export async function* complete({ model, messages, settings, plain, signal }) {
+  const body = { model, stream: true, stream_options: { include_usage: true } };
+  if (settings.temperature !== "") body.temperature = Number(settings.temperature);
+  if (settings.top_p !== "") body.top_p = Number(settings.top_p);
+  if (settings.max_tokens !== "") body.max_tokens = Number(settings.max_tokens);
+  if (settings.seed !== "") body.seed = Number(settings.seed);
+  if (plain) {
+    body.prompt = messages.map((m) => m.content).join("\n\n");
+  } else {
+    body.messages = messages;
+  }
+  const response = await fetch(plain ? "/v1/completions" : "/v1/chat/completions",
+    { method: "POST", headers: headers(settings.key), body: JSON.stringify(body), signal });
+  if (!response.ok) throw await problem(response);
+  for await (const e of events(response)) {
+    if (e.error) throw new Error(e.error.message || String(e.error));
+    if (e.usage) yield { usage: e.usage };
+    const c = e.choices?.[0];
+    if (!c) continue;
+    const text = plain ? c.text : c.delta?.content;
+    if (text) yield { text };
+    if (c.finish_reason) yield { finish: c.finish_reason };
+  }
+}

@@ -1,0 +1,141 @@
+// Markdown to DOM nodes. Nothing is ever parsed as HTML: every character of the source ends in a text node or is dropped,
+// and links go to http, https and mailto only. So whatever a model writes stays inert.
+
+import { copyButton } from "./copy.js";
+
+const safeLink = /^(https?:\/\/|mailto:)[^\s]*$/i;
+
+function el(name, ...children) {
+  const e = document.createElement(name);
+  e.append(...children);
+  return e;
+}
+
+// Code spans first, then links, strong, emphasis, strike; the earliest match wins.
+const spans = [
+  { re: /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)/, make: (m) => el("code", m[2].replace(/^ (.+) $/s, "$1")) },
+  { re: /\[([^\]\n]+)\]\(([^\s()]+(?:\([^\s()]*\))?)\)/, make: (m, depth) => link(m[2], inline(m[1], depth + 1), m[0]) },
+  { re: /<?(https?:\/\/[^\s<>()\]]*[^\s<>()\].,;:!?'"])>?/i, make: (m) => link(m[1], [m[1]], m[0]) },
+  { re: /(\*\*|__)(?=\S)([\s\S]*?\S)\1/, make: (m, depth) => el("strong", ...inline(m[2], depth + 1)) },
+  { re: /(?<![\w*])([*_])(?=[^\s*_])([\s\S]*?[^\s])\1(?![\w*])/, make: (m, depth) => el("em", ...inline(m[2], depth + 1)) },
+  { re: /~~(?=\S)([\s\S]*?\S)~~/, make: (m, depth) => el("s", ...inline(m[1], depth + 1)) },
+];
+
+function link(href, children, source) {
+  if (!safeLink.test(href)) return source;
+  const a = el("a", ...children);
+  a.href = href;
+  a.target = "_blank";
+  a.rel = "noopener noreferrer nofollow";
+  return a;
+}
+
+function inline(text, depth = 0) {
+  const out = [];
+  while (text && depth < 8) {
+    let best = null;
+    for (const span of spans) {
+      const m = span.re.exec(text);
+      if (m && (!best || m.index < best.m.index)) best = { m, span };
+    }
+    if (!best) break;
+    if (best.m.index) out.push(text.slice(0, best.m.index));
+    out.push(best.span.make(best.m, depth));
+    text = text.slice(best.m.index + best.m[0].length);
+  }
+  if (text) out.push(text);
+  return out;
+}
+
+function codeBlock(lines, language) {
+  const code = el("code", lines.join("\n"));
+  const head = el("div", el("span", language.slice(0, 40)), copyButton(() => code.textContent));
+  head.className = "code-head";
+  return el("div", head, el("pre", code));
+}
+
+const listItem = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+
+// A list from line i on, with deeper lists inside its items; [node, next line]
+function list(lines, i, depth) {
+  const first = listItem.exec(lines[i]), indent = first[1].length, ordered = /\d/.test(first[2]);
+  const node = el(ordered ? "ol" : "ul");
+  if (ordered) node.start = parseInt(first[2], 10);
+  while (i < lines.length) {
+    const m = listItem.exec(lines[i]);
+    if (!m || m[1].length < indent) break;
+    if (m[1].length > indent + 1 && node.lastChild && depth < 6) {
+      const [inner, next] = list(lines, i, depth + 1);
+      node.lastChild.append(inner);
+      i = next;
+      continue;
+    }
+    if (/\d/.test(m[2]) !== ordered) break;
+    const body = [m[3]];
+    for (i++; i < lines.length && lines[i].trim() && !listItem.test(lines[i]) && /^\s/.test(lines[i]) && !/^\s*```/.test(lines[i]); i++)
+      body.push(lines[i].trim());
+    node.append(el("li", ...inline(body.join(" "))));
+    if (i + 1 < lines.length && !lines[i].trim() && listItem.test(lines[i + 1])) i++;
+  }
+  return [node, i];
+}
+
+function tableRow(line, cell) {
+  const parts = line.trim().replace(/^\||\|$/g, "").split("|");
+  return el("tr", ...parts.map((p) => el(cell, ...inline(p.trim()))));
+}
+
+function tableAt(lines, i) {
+  return lines[i].includes("|") && i + 1 < lines.length && /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?\s*$/.test(lines[i + 1]);
+}
+
+function blocks(lines, depth) {
+  const out = [];
+  for (let i = 0; i < lines.length;) {
+    const line = lines[i];
+    let m;
+    if (!line.trim()) {
+      i++;
+    } else if ((m = /^\s*(```+|~~~+)\s*([^\s`]*)/.exec(line))) {
+      const body = [];
+      for (i++; i < lines.length && !lines[i].trim().startsWith(m[1]); i++) body.push(lines[i]);
+      i++;
+      out.push(codeBlock(body, m[2]));
+    } else if ((m = /^(#{1,6})\s+(.*?)\s*#*$/.exec(line))) {
+      out.push(el("h" + Math.min(6, m[1].length + 1), ...inline(m[2])));
+      i++;
+    } else if (/^\s*([-*_])(\s*\1){2,}\s*$/.test(line)) {
+      out.push(el("hr"));
+      i++;
+    } else if (/^\s*>/.test(line) && depth < 6) {
+      const body = [];
+      for (; i < lines.length && /^\s*>/.test(lines[i]); i++) body.push(lines[i].replace(/^\s*> ?/, ""));
+      out.push(el("blockquote", ...blocks(body, depth + 1)));
+    } else if (listItem.test(line)) {
+      const [node, next] = list(lines, i, 0);
+      out.push(node);
+      i = next > i ? next : i + 1;
+    } else if (tableAt(lines, i)) {
+      const table = el("table", el("thead", tableRow(line, "th"))), body = el("tbody");
+      for (i += 2; i < lines.length && lines[i].includes("|"); i++) body.append(tableRow(lines[i], "td"));
+      table.append(body);
+      out.push(table);
+    } else {
+      const body = [];
+      do body.push(lines[i++]);
+      while (i < lines.length && lines[i].trim() && !/^\s*(```|~~~|#{1,6}\s|>)/.test(lines[i]) && !listItem.test(lines[i]) && !tableAt(lines, i));
+      const p = el("p");
+      body.forEach((text, k) => {
+        if (k) p.append(/( {2}|\\)$/.test(body[k - 1]) ? el("br") : "\n");
+        p.append(...inline(text.replace(/( {2}|\\)$/, "")));
+      });
+      out.push(p);
+    }
+  }
+  return out;
+}
+
+// Nodes for a text.
+export function markdown(text) {
+  return blocks(String(text).replace(/\r\n?/g, "\n").split("\n"), 0);
+}

@@ -1,0 +1,67 @@
+// Conversations and settings, kept in the browser. A conversation: {id, title, turns: [{role, content, note?}], skip?}.
+// Several tabs share them: each change reads what the others have written and touches one conversation only.
+
+const KEY = "llmc.chat.v1";
+const SETTINGS = "llmc.settings.v1";
+export const defaults = { system: "", temperature: "0.7", top_p: "", max_tokens: "", seed: "", key: "", plain: false };
+
+function read(key, otherwise) {
+  try {
+    const v = JSON.parse(localStorage.getItem(key));
+    return v && typeof v === "object" ? v : otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+
+function valid(c) {
+  return c && typeof c.id === "string" && typeof c.title === "string" && Array.isArray(c.turns) &&
+    c.turns.every((t) => typeof t.role === "string" && typeof t.content === "string");
+}
+
+export function loadAll() {
+  const all = read(KEY, []);
+  return Array.isArray(all) ? all.filter(valid) : [];
+}
+
+// When the browser's room is used up, the oldest conversations go.
+function write(all) {
+  for (let n = all.length; n >= 0; n--) {
+    try {
+      localStorage.setItem(KEY, JSON.stringify(all.slice(0, n)));
+      return n === all.length;
+    } catch { /* no room */ }
+  }
+  return false;
+}
+
+// New ones come first.
+export function keep(c) {
+  const all = loadAll(), at = all.findIndex((x) => x.id === c.id);
+  if (at < 0) all.unshift(c);
+  else all[at] = c;
+  return write(all);
+}
+
+export function drop(c) {
+  write(loadAll().filter((x) => x.id !== c.id));
+}
+
+export function dropAll() {
+  write([]);
+}
+
+// Calls back when another tab has changed the conversations.
+export function onChange(f) {
+  window.addEventListener("storage", (e) => { if (e.key === KEY || e.key === null) f(); });
+}
+
+export function loadSettings() {
+  return { ...defaults, ...read(SETTINGS, {}) };
+}
+
+export function saveSettings(s) {
+  try {
+    localStorage.setItem(SETTINGS, JSON.stringify(s));
+  } catch { /* no room: they last until the page is left */ }
+}

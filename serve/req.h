@@ -1,0 +1,104 @@
+/* A request, its route and its answer: what a handler sees of the server. */
+#ifndef LLMC_SERVE_REQ_H
+#define LLMC_SERVE_REQ_H
+
+#include <stdatomic.h>
+
+#include "serve/body.h"
+#include "serve/head.h"
+#include "serve/serve.h"
+
+enum { /* flags of a Route */
+	RT_JSON   = 1,  /* the body must be JSON: checked before the handler */
+	RT_WORK   = 2,  /* by a worker, else at once on the http thread */
+	RT_OPEN   = 4,  /* needs no key */
+	RT_PREFIX = 8,  /* also takes what lies below its path, which ends in '/' */
+	RT_HTML   = 16, /* for clients that accept HTML */
+	RT_DRAIN  = 32, /* answered by a worker while the server shuts down, too */
+};
+
+typedef struct Route { /* a row of serve/routes.def */
+	const char *method, *path; /* path NULL: the last row, of what has no other */
+	void      (*handle)(Req *r);
+	void      (*problem)(Req *r, const Problem *p); /* answers with an error, in the dialect's form */
+	int         flags;
+} Route;
+
+/* One request and its answer. */
+struct Req {
+	Server *srv;
+	Conn   *conn;          /* http's; NULL when it has closed (Server.lock) */
+	Head    in;
+	char   *head_bytes;    /* that the texts of in point into */
+	atomic_int refs;
+	const Route *route;
+	Req    *next;          /* in the workers' queue */
+	char    id[136];
+	char    method[16], path[256], client[64];
+	double  t_start;
+	Strbuf  body;
+	bool    too_large, no_memory, wants_html, content_json, auth_ok;
+	char    allow_origin[256];
+	const char *allow_headers; /* of a preflight, as it asked */
+	const char *tail;      /* of the path, below a prefix route; points into path */
+
+	/* shared, under Server.lock */
+	bool    ready;         /* status, type and headers are set */
+	bool    done;          /* out is complete */
+	bool    stream;        /* answered in pieces */
+	bool    awake;         /* http will look at it */
+	bool    listed;        /* it is in Server.woken, by wake_next; it may have been looked at since */
+	Req    *wake_next;
+	bool    gone;          /* nobody will read the answer */
+	size_t  held;          /* bytes, of Server.held */
+	bool    generates;     /* counts in the metrics of requests */
+	int     status;
+	const char *type;      /* content type, a constant */
+	Strbuf  out;
+	struct { const char *name; char value[128]; } head[12];
+	int     n_head;
+	const char *policy;    /* Content-Security-Policy of a page */
+	const char *fixed;     /* an embedded file instead of out */
+	size_t  n_fixed;
+	void   *gen;           /* what is being generated; NULL: nothing, or over */
+	void  (*cancel)(Req *r); /* stops that; called with the lock held */
+	/* for the log */
+	int32_t n_prompt, n_new;
+	const char *finish;
+};
+
+/* http.c */
+/* The row that fits; *tail: of the path, below a prefix. The last row: there is none, maybe because of the method. */
+const Route *route_find(const Route *table, const char *method, const char *path, bool html, const char **tail, bool *wrong_method);
+extern const Route serve_routes[]; /* route.c */
+
+/* http.c: what net.c calls, on its thread, in this order */
+Req   *req_new(Server *s, Conn *conn, const char *client);
+bool   req_begin(Req *r, char *head, size_t n); /* takes the head over; false: answer now, without the body */
+void   req_refuse(Req *r, const HeadError *e);  /* it cannot be read */
+void   req_body(Req *r, const char *data, size_t n);
+void   req_whole(Req *r);
+void   req_write_head(Req *r, bool close, Strbuf *b);
+bool   req_take(Req *r, Strbuf *piece, bool *over); /* the next piece of a stream, for the last; false: it breaks off */
+void   req_over(Req *r, bool sent);
+
+/* http.c: what handlers call, from any thread */
+bool   req_hold(Req *r, size_t n);           /* count n bytes as in use until req_let_go or the end; false: too many are */
+void   req_let_go(Req *r, size_t n);
+void   req_drop_body(Req *r);
+void   req_unref(Req *r);
+void   req_head(Req *r, const char *name, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* The whole answer; `body` is taken over (may be NULL). Wakes the connection. */
+void   req_answer(Req *r, int status, const char *type, Strbuf *body);
+void   req_problem(Req *r, const Problem *p); /* in the form of the route */
+void   req_cancel(Req *r);                   /* stop what it generates, if anything; lock held */
+void   req_answer_file(Req *r, const char *type, const char *data, size_t n);
+void   req_text(Req *r, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* Begin an answer in pieces; then req_push and at last req_end, from any thread. */
+void   req_stream(Req *r);
+void   req_push(Req *r, const char *data, size_t n);
+void   req_end(Req *r);
+const char *req_header(Req *r, const char *name);
+extern const char type_json[], type_text[], type_sse[], type_html[];
+
+#endif

@@ -1,0 +1,9 @@
+/* Which path is answered by what: the rows of serve/routes.def as a table. */
+#include "serve/route.h"
+
+const Route serve_routes[] = {
+#define ROUTE(m, p, h, e, f) { .method = m, .path = p, .handle = h, .problem = e, .flags = f },
+#include "serve/routes.def"
+#undef ROUTE
+	{ .problem = openai_problem }, /* what is not there */
+};

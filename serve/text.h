@@ -1,0 +1,18 @@
+/* Text, messages and ids of a server's model. */
+#ifndef LLMC_SERVE_TEXT_H
+#define LLMC_SERVE_TEXT_H
+
+#include "base/utf8.h"
+#include "serve/body.h"
+#include "serve/serve.h"
+
+/* *ids is malloc'd; NULL when the text surely has more ids than `most`, and *n_ids is what it has at least. */
+bool tokenize_prompt(Server *s, const char *text, size_t n, int flags, size_t most, int32_t **ids, size_t *n_ids, Problem *p);
+/* Text of ids, special tokens shown; *text is malloc'd and ends with a NUL. */
+bool detokenize_prompt(Server *s, const int32_t *ids, size_t n_ids, char **text, size_t *n, Problem *p);
+/* Bytes of a token as the text has them, by the vocabulary: not always whole UTF-8. */
+void token_bytes(const llmc_tokenizer *t, int32_t id, Strbuf *out);
+/* "messages" of a body, through the chat template; *text is malloc'd */
+bool chat_prompt(Server *s, const json_t *body, char **text, size_t *n, Problem *p);
+
+#endif

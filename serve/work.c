@@ -1,0 +1,178 @@
+/* The workers: what takes longer than a few microseconds is done here, so that the HTTP thread never waits. */
+#include <malloc.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "serve/gen.h"
+
+enum { SMALL_BODY = 32 << 10 };
+
+void
+work_push(Server *s, Req *r)
+{
+	Queue *q = r->body.len <= SMALL_BODY ? &s->small : &s->large;
+
+	atomic_fetch_add(&r->refs, 1);
+	r->next = NULL;
+	*q->end = r;
+	q->end = &r->next;
+	pthread_cond_broadcast(&s->work); /* not every worker takes everything */
+}
+
+static Req *
+pop(Queue *q)
+{
+	Req *r = q->first;
+
+	if (r)
+		q->first = r->next;
+	if (!q->first)
+		q->end = &q->first;
+	return r;
+}
+
+/* A bound on what parsing may take: the values of a body are much larger in memory than their bytes. */
+static size_t
+parse_cost(const char *s, size_t n)
+{
+	size_t objects = 0, values = 0;
+	bool in_text = false;
+
+	for (size_t i = 0; i < n; i++)
+		if (s[i] == '\\') {
+			i++;
+		} else if (in_text) {
+			in_text = s[i] != '"';
+		} else {
+			in_text = s[i] == '"';
+			objects += s[i] == '{' || s[i] == '[';
+			values += s[i] == ',' || s[i] == ':';
+		}
+	return 4 * n + 300 * objects + 100 * values;
+}
+
+static void
+handle(Server *s, Req *r)
+{
+	size_t cost = parse_cost(strbuf_str(&r->body), r->body.len);
+	Problem p = { 0 };
+
+	if (cost > s->max_held)
+		problem(&p, 413, NULL, "The body has too many values for this server: reading it would take %zu bytes of memory.", cost);
+	else if (!req_hold(r, cost))
+		problem_busy(&p);
+	else
+		r->route->handle(r);
+	if (p.status)
+		req_problem(r, &p);
+	else
+		req_let_go(r, cost);
+	req_drop_body(r);
+}
+
+/* The first worker takes small requests alone, so that none waits behind large ones. */
+static void *
+worker(void *arg)
+{
+	Server *s = arg;
+
+	pthread_mutex_lock(&s->lock);
+	bool first = pthread_equal(pthread_self(), s->worker[0]);
+	if (!first && setpriority(PRIO_PROCESS, 0, 5) != 0) /* of this thread: the engine's come first */
+		serve_log(s, LLMC_LOG_DEBUG, "the priority of a worker could not be set");
+	for (;;) {
+		Queue *q = first || (s->small.first && !(s->large.first && s->large.first->t_start < s->small.first->t_start)) ? &s->small : &s->large;
+		Req *r = pop(q);
+		if (r) {
+			bool gone = r->gone;
+			pthread_mutex_unlock(&s->lock);
+			if (!gone)
+				handle(s, r);
+			req_unref(r);
+			pthread_mutex_lock(&s->lock);
+		} else if (s->closing) {
+			break; /* all that came is handled */
+		} else if (s->trim && !first) {
+			s->trim = false;
+			pthread_mutex_unlock(&s->lock);
+#ifdef __GLIBC__
+			malloc_trim(0); /* else the heap keeps what the largest requests took */
+#endif
+			pthread_mutex_lock(&s->lock);
+		} else {
+			pthread_cond_wait(&s->work, &s->lock);
+		}
+	}
+	pthread_mutex_unlock(&s->lock);
+	return NULL;
+}
+
+/* Events of the engine to requests. */
+static void *
+pump(void *arg)
+{
+	Server *s = arg;
+	llmc_event ev = LLMC_INIT(llmc_event);
+	llmc_error err = { 0 };
+	double looked = 0;
+	int dead = 0; /* calls in a row that failed */
+
+	for (;;) {
+		llmc_status status = s->back.next(s->back.self, 100, &ev, &err);
+		dead = status == LLMC_OK ? 0 : dead + 1;
+		if (status == LLMC_OK && ev.kind != LLMC_EVENT_NONE) {
+			gen_event(s, &ev);
+		} else if (status != LLMC_OK) {
+			struct timespec rest = { 0, 50000000 }; /* an engine that cannot wait must not make us spin */
+			nanosleep(&rest, NULL);
+		}
+		double now = clock_now();
+		if (now - looked >= 0.1) {
+			looked = now;
+			status_tick(s, now);
+			pthread_mutex_lock(&s->lock);
+			bool end = s->closing && s->n_workers == 0 && (s->n_gens == 0 || dead > 20);
+			pthread_mutex_unlock(&s->lock);
+			if (end)
+				break;
+		}
+	}
+	s->back.release(&ev);
+	return NULL;
+}
+
+llmc_status
+work_open(Server *s, llmc_error *err)
+{
+	int n = s->opt.validation_workers + 1;
+
+	s->small.end = &s->small.first;
+	s->large.end = &s->large.first;
+	if (pthread_create(&s->pump, NULL, pump, s) != 0)
+		return error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
+	s->has_pump = true;
+	pthread_mutex_lock(&s->lock); /* a worker reads where it stands */
+	int rc = 0;
+	for (; s->n_workers < n && rc == 0; s->n_workers += rc == 0)
+		rc = pthread_create(&s->worker[s->n_workers], NULL, worker, s);
+	pthread_mutex_unlock(&s->lock);
+	if (rc != 0)
+		return error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
+	return LLMC_OK;
+}
+
+void
+work_close(Server *s) /* s->closing is set */
+{
+	pthread_mutex_lock(&s->lock);
+	pthread_cond_broadcast(&s->work);
+	pthread_mutex_unlock(&s->lock);
+	for (int i = 0; i < s->n_workers; i++)
+		pthread_join(s->worker[i], NULL);
+	pthread_mutex_lock(&s->lock);
+	s->n_workers = 0; /* nobody submits any more: the pump may end when nothing is left */
+	pthread_mutex_unlock(&s->lock);
+	if (s->has_pump)
+		pthread_join(s->pump, NULL);
+	s->has_pump = false;
+}

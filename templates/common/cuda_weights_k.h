@@ -1,0 +1,265 @@
+/* Weights in blocks of 256, q4_k, q5_k and q6_k: the contract is in cuda_weights.h. Each block's sub-blocks have scales of their own, which are
+ * themselves whole numbers times the block's f16 factors. */
+#ifndef LLMC_CUDA_WEIGHTS_K_H
+#define LLMC_CUDA_WEIGHTS_K_H
+
+/* Planes: nibbles, fifth bits where there are such, heads: f16 d and dmin, and twelve bytes that hold 6 bits of scale and of minimum of 8 sub-blocks
+ * of 32. Of 32 bytes of nibbles the low ones are a sub-block and the high ones the next; bit j of a byte of fifth bits is sub-block j's. */
+template <bool FIFTH> struct w_k_stage { uint4 q[32], d[8]; };
+template <> struct w_k_stage<true> { uint4 q[32], d[8], h[16]; };
+template <bool FIFTH> struct w_k_fragment { uint4 q, d; };
+template <> struct w_k_fragment<true> { uint4 q, d, h; };
+
+template <int COLS_, bool FIFTH> struct w_k_blocks {
+	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 32, BLOCKS = COLS_ / 256, BLOCK = 256, PACKED = 1, BF16 = 0, ZERO = 0 };
+	static constexpr int QH = 128 * BLOCKS, HEAD = QH + (FIFTH ? 32 * BLOCKS : 0);
+	static constexpr long long ROW = HEAD + 16 * BLOCKS;
+	struct raw { uint4 q, qh, head; };
+
+	/* Unit u: 16 bytes of nibbles, columns of sub-block 2 k (low) and 2 k + 1 (high) */
+	DEV int column(int u, int i) { return u / 2 * 64 + u % 2 * 16 + (i < 16 ? i : i + 16); }
+	DEV int width(int) { return 32; }
+
+	DEV raw
+	load(const unsigned char *row, int u, bool again = false)
+	{
+		raw r;
+		r.q = w_read(row + 16 * u, again);
+		if (FIFTH)
+			r.qh = w_read(row + QH + u / 8 * 32 + u % 2 * 16, again);
+		r.head = w_read(row + HEAD + u / 8 * 16, again);
+		return r;
+	}
+
+	DEV void
+	bytes(const raw &r, int u, int c, unsigned (&b)[2], float &d, float &m)
+	{
+		const int j = u % 8 / 2 * 2 + c / 2, s = j % 4 * 8; /* the sub-block */
+		const unsigned sc = j < 4 ? r.head.y >> s & 63 : (r.head.w >> s & 15) | (r.head.y >> (s + 6) & 3) << 4;
+		const unsigned mn = j < 4 ? r.head.z >> s & 63 : (r.head.w >> (s + 4) & 15) | (r.head.z >> (s + 6) & 3) << 4;
+
+#pragma unroll
+		for (int e = 0; e < 2; e++) {
+			b[e] = w_nibbles(w_word(r.q, c % 2 * 2 + e), c / 2);
+			if (FIFTH)
+				b[e] |= (w_word(r.qh, c % 2 * 2 + e) >> j & 0x01010101u) << 4;
+		}
+		d = f16_lo(r.head.x) * (float)sc;
+		m = -(f16_hi(r.head.x) * (float)mn);
+	}
+
+#if __CUDA_ARCH__ >= 800
+	struct stream {
+		enum { UNIT = 128, CHUNKS = 4, QUADS = 1, NIBBLES = 1, MINS = 1, ADDS = 1, ZERO = 0, TAIL = COLS % UNIT, BATCH = FIFTH ? 1 : 2 };
+		static constexpr float GAIN = 1.0f;
+		typedef w_k_stage<FIFTH> stage;
+		typedef w_k_fragment<FIFTH> fragment;
+		typedef w_nibble_scale scale;
+
+		/* The block's head and its fifth bits, of which a lane wants most: a quarter each */
+		DEV void
+		prefetch(stage &s, const unsigned char *row, int unit, int lane, unsigned bytes)
+		{
+			cp_async_16_fill(&s.q[lane], row + (unsigned)(unit * 64 + (lane & 3) * 16), bytes);
+			cp_async_4((unsigned *)s.d + lane, row + (unsigned)(HEAD + (unit >> 1) * 16 + (lane & 3) * 4));
+			if constexpr (FIFTH)
+				cp_async_8((uint2 *)s.h + lane, row + (unsigned)(QH + (unit >> 1) * 32 + (lane & 3) * 8));
+		}
+
+		DEV void
+		load(fragment &u, const stage &s, int, int lane)
+		{
+			u.q = s.q[lane];
+			u.d = s.d[lane >> 2];
+			if constexpr (FIFTH)
+				u.h = s.h[(lane >> 2) * 2 + (lane & 1)];
+		}
+
+		DEV int col(int unit, int c, int t) { return unit * 128 + (t >> 1) * 64 + (t & 1) * 16 + c * 4; }
+		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + 32; }
+
+		/* d and dmin */
+		DEV unsigned factors(const fragment &u) { return u.d.x; }
+
+		/* Scales and minima of the two sub-blocks in hand: bytes t & 2 and the next of four. Those of the first four have 6 bits of a byte of
+		 * their own, those of the second four 4 bits in one word, 2 in another. */
+		DEV void
+		scales(scale &s, const fragment &u, int unit, int t)
+		{
+			const bool     second = unit & 1;
+			const unsigned own = second ? 0x0f0f0f0fu : 0x3f3f3f3fu, more = second ? 0x30303030u : 0, at = (t & 2) * 0x0101u;
+			const unsigned sc = ((second ? u.d.w : u.d.y) & own) | (u.d.y >> 2 & more);
+			const unsigned mn = ((second ? u.d.w >> 4 : u.d.z) & own) | (u.d.z >> 2 & more);
+
+			/* a byte in the low bits of 1024, less that */
+			const unsigned a = h2_add(__byte_perm(sc, 0x64646464u, 0x4040 + at), 0xe400e400u);
+			const unsigned b = h2_add(__byte_perm(sc, 0x64646464u, 0x4141 + at), 0xe400e400u);
+			s.mins = h2_add(__byte_perm(mn, 0x64646464u, 0x4140 + at), 0xe400e400u);
+			/* (1024 + v) a - 1024 a, (1024 + 16 v) b / 16 - 64 b: nothing is rounded, not even 63 x 1024 */
+			s.d[0] = a;
+			s.m[0] = h2_mul(a, 0xe400e400u);
+			s.d[1] = h2_mul(b, 0x2c002c00u);
+			s.m[1] = h2_mul(b, 0xd400d400u);
+		}
+
+		DEV void
+		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int unit, int c, int t)
+		{
+			const unsigned one = 0x64006400u;
+			unsigned low[2] = { one, one }, high[2] = { one, one };
+
+			if constexpr (FIFTH) {
+				const unsigned z = w_word(u.h, c) >> ((unit & 1) * 4 + (t & 2));
+				low[0] = h2_pick(z << 4, 0x00100010u, one);
+				low[1] = h2_pick(z >> 4, 0x00100010u, one);
+				high[0] = h2_pick(z << 7, 0x01000100u, one);
+				high[1] = h2_pick(z >> 1, 0x01000100u, one);
+			}
+			w_nibble_chunk<stream>(b, w_word(u.q, c), low, high, s);
+			(void)unit, (void)t;
+		}
+	};
+#endif
+};
+template <int COLS> struct w_q4_k : w_bytes<w_k_blocks<COLS, false>> {};
+template <int COLS> struct w_q5_k : w_bytes<w_k_blocks<COLS, true>> {};
+
+/* Planes: low nibbles, two upper bits, signed scales of 16 sub-blocks of 16, f16 d. In each half of a block, weights i, i + 32, i + 64, i + 96 have
+ * the low and high nibbles of bytes i and i + 32, and share byte i of the upper bits. */
+template <int COLS_> struct w_q6_k_planes {
+	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, BLOCKS = COLS_ / 256, BLOCK = 256, PACKED = 1, BF16 = 0, ZERO = 32 };
+	static constexpr int QH = 128 * BLOCKS, SCALES = QH + 64 * BLOCKS, D = SCALES + 16 * BLOCKS;
+	static constexpr long long ROW = D + w_plane(BLOCKS, 2);
+
+	DEV int width(int) { return 32; }
+
+	/* four weights: nibbles and upper bits of `part`, 0 to 3 */
+	DEV unsigned four(unsigned q, unsigned h, int part) { return w_nibbles(q, part / 2) | (h >> 2 * part & 0x03030303u) << 4; }
+	DEV float factor(unsigned d, unsigned scale) { return f16_lo(d) * (float)(signed char)scale; }
+};
+
+/* Unit u: 16 bytes of low nibbles, columns of group a (low) and a + 2 (high) of half a block */
+template <int COLS> struct w_q6_k_units : w_q6_k_planes<COLS> {
+	typedef w_q6_k_planes<COLS> P;
+	enum { SPAN = 64 };
+	struct raw { uint4 q, qh; unsigned d; int lo, hi; };
+
+	DEV int column(int u, int i) { return u / 4 * 128 + u % 4 * 16 + (i < 16 ? i : i + 48); }
+
+	DEV raw
+	load(const unsigned char *row, int u)
+	{
+		const signed char *s = (const signed char *)row + P::SCALES + u / 4 * 8 + u % 4;
+		raw r;
+		r.q = ld_v4_stream(row + 16 * u);
+		r.qh = ld_v4_stream(row + P::QH + u / 4 * 32 + u % 2 * 16);
+		r.d = w_u16(row + P::D + u / 8 * 2);
+		r.lo = s[0];
+		r.hi = s[4];
+		return r;
+	}
+
+	DEV void
+	bytes(const raw &r, int u, int c, unsigned (&b)[2], float &d, float &m)
+	{
+#pragma unroll
+		for (int e = 0; e < 2; e++)
+			b[e] = P::four(w_word(r.q, c % 2 * 2 + e), w_word(r.qh, c % 2 * 2 + e), u % 4 / 2 + c / 2 * 2);
+		d = P::factor(r.d, c < 2 ? r.lo : r.hi);
+		m = 0;
+	}
+};
+
+/* Unit u: 32 columns in a row, low nibbles of 32 bytes or high ones */
+template <int COLS> struct w_q6_k_tile : w_q6_k_planes<COLS> {
+	typedef w_q6_k_planes<COLS> P;
+	struct raw { uint4 q[2], qh[2]; unsigned d, scales; };
+
+	DEV int column(int u, int i) { return u * 32 + i; }
+
+	DEV raw
+	load(const unsigned char *row, int u, bool again)
+	{
+		raw r;
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			r.q[i] = w_read(row + u / 4 * 64 + u % 2 * 32 + i * 16, again);
+			r.qh[i] = w_read(row + P::QH + u / 4 * 32 + i * 16, again);
+		}
+		r.scales = w_u16(row + P::SCALES + u * 2);
+		r.d = w_u16(row + P::D + u / 8 * 2);
+		return r;
+	}
+
+	DEV void
+	bytes(const raw &r, int u, int c, unsigned (&b)[2], float &d, float &m)
+	{
+#pragma unroll
+		for (int e = 0; e < 2; e++)
+			b[e] = P::four(w_word(r.q[c / 2], c % 2 * 2 + e), w_word(r.qh[c / 2], c % 2 * 2 + e), u % 4);
+		d = P::factor(r.d, r.scales >> c / 2 * 8 & 255);
+		m = 0;
+	}
+};
+
+template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
+	typedef w_q6_k_planes<COLS_> P;
+	typedef w_bytes<w_q6_k_tile<COLS_>> tile;
+
+#if __CUDA_ARCH__ >= 800
+	struct stream {
+		enum { UNIT = 128, CHUNKS = 4, QUADS = 1, NIBBLES = 1, MINS = 0, ADDS = 0, ZERO = 32, TAIL = COLS_ % UNIT, BATCH = 4 };
+		static constexpr float GAIN = W_GAIN;
+		struct stage { uint4 q[32], h[16]; unsigned s[32]; };
+		struct fragment { uint4 q, h; uint2 s; unsigned d; };
+		typedef w_nibble_scale scale;
+
+		/* s: two words of scales and the one that has the block's d */
+		DEV void
+		prefetch(stage &s, const unsigned char *row, int unit, int lane, unsigned bytes)
+		{
+			const int t = lane & 3;
+
+			cp_async_16_fill(&s.q[lane], row + (unsigned)(unit * 64 + t * 16), bytes);
+			cp_async_8((uint2 *)s.h + lane, row + (unsigned)(P::QH + unit * 32 + t * 8));
+			if (t < 3)
+				cp_async_4(&s.s[lane], row + (unsigned)(t < 2 ? P::SCALES + unit * 8 + t * 4 : P::D + (unit >> 2) * 4));
+		}
+
+		DEV void
+		load(fragment &u, const stage &s, int unit, int lane)
+		{
+			u.q = s.q[lane];
+			u.h = s.h[(lane >> 2) * 2 + (lane & 1)];
+			u.s = *(const uint2 *)&s.s[lane & ~3];
+			u.d = s.s[(lane & ~3) + 2] >> (unit & 2) * 8;
+		}
+
+		DEV int col(int unit, int c, int t) { return unit * 128 + t * 16 + c * 4; }
+		DEV int col2(int unit, int c, int t) { return unit * 128 + 64 + t * 16 + c * 4; }
+
+		DEV void
+		scales(scale &s, const fragment &u, int, int t)
+		{
+			const float d = f16_lo(u.d) * GAIN;
+			const float a = d * (float)(signed char)(u.s.x >> 8 * t), b = d * (float)(signed char)(u.s.y >> 8 * t);
+
+			s.d[0] = pack_f16(a, a);
+			s.d[1] = pack_f16(b, b);
+			s.m[0] = s.m[1] = 0;
+		}
+
+		DEV void
+		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int t)
+		{
+			const unsigned one = 0x64006400u, z = w_word(u.h, c) >> (t & 2);
+			const unsigned low[2] = { h2_pick(z << 4, 0x00300030u, one), h2_pick(z >> 4, 0x00300030u, one) };
+			const unsigned high[2] = { h2_pick(z << 4, 0x03000300u, one), h2_pick(z >> 4, 0x03000300u, one) };
+
+			w_nibble_chunk<stream>(b, w_word(u.q, c), low, high, s);
+		}
+	};
+#endif
+};
+
+#endif

@@ -1,0 +1,75 @@
+/* Products of several formats, widths and matrices in one kernel: what one file could not hold while they were macros. */
+#include "common/cuda_gemm.h"
+#include "common/cuda_gemv_rows.h"
+
+enum { ROWS = 43 };
+
+/* rows: that the launch was made for */
+struct args {
+	const int *n;
+	int rows, unused;
+	const unsigned char *a, *b, *c;
+	const float *x, *scale;
+	const unsigned short *act_a, *act_b;
+	float *y[3], *part, *squares;
+	int *count;
+};
+
+/* y[0] = a x, y[1] = b x of fewer columns, y[2] = gelu(b x): a barrier between, since they share the block's memory */
+template <class A, class B> DEV void
+two_gemv(const args &p)
+{
+	const llmc_step s = { p.n };
+	const gemv_scratch scratch = { p.part, 0, p.squares, p.count };
+	const gemv_rows<ROWS> e = { s, p.y[0] }, f = { s, p.y[1] };
+	const gemv_rows<ROWS, act_gelu> g = { s, p.y[2] };
+
+	gemv<gemv_config<A, norm_none, 90>>(p.rows, p.x, norm_vectors(), w_matrix<A>(p.a, ROWS), e, scratch);
+	__syncthreads();
+	gemv<gemv_config<B, norm_none, 90>>(p.rows, p.x, norm_vectors(), w_matrix<B>(p.b, ROWS), f, scratch);
+	__syncthreads();
+	gemv<gemv_config<B, norm_none, 90>>(p.rows, p.x, norm_vectors(), w_matrix<B>(p.b, ROWS), g, scratch);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+gemvs(const args p)
+{
+	two_gemv<w_q4_k<512>, w_bf16<328>>(p);
+}
+
+/* y[0] = x a^T, y[1] = x c^T in one walk over the tiles of both; y[2] = x b^T in another format */
+extern "C" __global__ void __launch_bounds__(256, 1)
+gemms(const args p)
+{
+	typedef w_q6_k<256> A;
+	typedef w_bf16<328> B;
+	typedef gemm_config<A, ROWS, 80> G;
+	typedef gemm_config<B, ROWS, 80> F;
+	SHARED_BYTES(smem);
+	const gemm_operands<A> first = { p.act_a, p.scale, w_matrix<A>(p.a, ROWS), *p.n }, second = { p.act_a, p.scale, w_matrix<A>(p.c, ROWS), *p.n };
+	const gemm_operands<B> third = { p.act_b, 0, w_matrix<B>(p.b, ROWS), *p.n };
+	const gemm_store<ROWS, act_none> e = { p.y[0], 0 }, f = { p.y[1], 0 }, g = { p.y[2], 0 };
+	gemm_stages<G, G::middle> stages(smem);
+
+	gemm_walk(stages, second, f, gemm_walk(stages, first, e));
+	stages.end();
+	gemm_run<F>(third, g);
+}
+
+/* Rows that lie beyond 8 GB of a matrix: its pointer is as far before the rows that are there, so that nothing else need be */
+struct far_rows : gemv_rows<ROWS> {
+	enum { FAR = 14000000 };
+	__device__ __forceinline__ far_rows(const llmc_step &s, float *y) : gemv_rows<ROWS>{ s, y } {}
+	DEV int row(int group, int n) { return FAR + gemv_rows<ROWS>::row(group, n); }
+};
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+gemv_far(const args p)
+{
+	typedef w_bf16<328> B;
+	const llmc_step s = { p.n };
+	const gemv_scratch scratch = { p.part, 0, p.squares, p.count };
+	const far_rows e(s, p.y[0]);
+
+	gemv<gemv_config<B, norm_none, 90>>(p.rows, p.x, norm_vectors(), w_matrix<B>(p.b - (long long)far_rows::FAR * B::ROW, ROWS), e, scratch);
+}

@@ -1,0 +1,234 @@
+/* A template as the compiler expands it for one op, for the tests of kernels (tests/kernels/expand.py calls this):
+ *
+ *     expand TARGET FILE [NAME=VALUE...]
+ *
+ * FILE: the path of an embedded template, or of a file of the same grammar. The values are the op's attributes and, of its arguments, what
+ * the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE, W_ROWS and W_LAYOUT describe a matrix, KV_DTYPE and KV_PAGE_BYTES the
+ * pool, ROWS_OF says whether activations have n_tok or n_out rows (without: as the template takes them); DETERMINISTIC, ACT_BITS. More than the op asks for may be given.
+ *
+ * Written: the number of bytes of the text and a newline, the text, then a plan with the kernel's row. Status 3: the template does not
+ * take this op. */
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/embed.h"
+#include "compiler/select.h"
+
+static int    n_given;
+static char **given;
+
+static const char *
+value_of(const char *name)
+{
+	size_t n = strlen(name);
+
+	for (int i = 0; i < n_given; i++)
+		if (strncmp(given[i], name, n) == 0 && given[i][n] == '=')
+			return given[i] + n + 1;
+	return NULL;
+}
+
+/* Of "HAS_" "" and "w", or "" "_DTYPE" and "w": names are in upper case. */
+static const char *
+value_about(const char *before, const char *name, const char *after)
+{
+	char   key[64];
+	size_t i = strlen(before);
+
+	snprintf(key, sizeof key, "%s%s%s", before, name, after);
+	for (; key[i]; i++)
+		key[i] = key[i] >= 'a' && key[i] <= 'z' ? (char)(key[i] - 32) : key[i];
+	return value_of(key);
+}
+
+static int64_t
+number(const char *text, int64_t without)
+{
+	return text ? strtoll(text, NULL, 10) : without;
+}
+
+static void
+set_attributes(Graph *g, Op *op)
+{
+	AttrKind kind;
+
+	for (const char *key; (key = op_attr(op->kind, op->n_attr, &kind)) != NULL;) {
+		const char *text = value_about("", key, "");
+		if (!text) {
+			fprintf(stderr, "expand: %s needs a value for %s\n", op_info[op->kind].name, key);
+			exit(2);
+		}
+		if (kind == ATTR_INT)
+			op_set_int(g, op, key, strtoll(text, NULL, 10));
+		else if (kind == ATTR_NUM)
+			op_set_num(g, op, key, strtod(text, NULL));
+		else
+			op_set_word(g, op, key, text);
+	}
+}
+
+static int
+weight(Graph *g, const char *name, ArgRole role, const ArgShape *shape)
+{
+	const char *dtype = value_about("", name, "_DTYPE");
+
+	g->tensor = arena_grow(g->arena, g->tensor, &g->cap_tensor, g->n_tensor + 1, sizeof *g->tensor);
+	g->tensor[g->n_tensor] = (PlanTensor){
+		.id = name, .dtype = shape->cols && dtype ? dtype_from_text(dtype) : DT_F32, .layout = shape->cols ? "row" : "f32",
+		.rows = role == ROLE_TABLE ? number(value_about("", name, "_ROWS"), 1) : shape->rows, .cols = shape->cols,
+	};
+	return (int)g->n_tensor++;
+}
+
+static void
+add_pool(Graph *g)
+{
+	const char *dtype = value_of("KV_DTYPE");
+	Dtype       d = dtype ? dtype_from_text(dtype) : DT_F16;
+
+	g->pool = NEW(g->arena, PlanPool, 1);
+	g->pool[g->n_pool++] = (PlanPool){
+		.id = "kv", .dtype = d, .n_layers = 1, .kv_heads = 1,
+		.k_dim = number(value_of("KV_PAGE_BYTES"), 0) / (PLAN_KV_PAGE * (int64_t)dtype_info(d)->block_bytes),
+	};
+}
+
+static void
+set_arguments(Graph *g, Op *op, PlanSym rows)
+{
+	const OpInfo *info = &op_info[op->kind];
+	ArgShape      shape[OP_MAX_ARGS];
+
+	graph_shapes(g, op, shape);
+	for (int k = 0; k < info->n_arg; k++) {
+		const char *name = info->arg[k].name;
+		if (info->arg[k].role == ROLE_OPT && number(value_about("HAS_", name, ""), 1) == 0)
+			continue;
+		int    v = graph_value(g, shape[k].kind, name, op->loc);
+		Value *val = &g->val[v];
+		val->dtype = shape[k].dtype;
+		val->rows = rows;
+		if (val->kind == VAL_WEIGHT) {
+			val->tensor = weight(g, val->name, info->arg[k].role, &shape[k]);
+			val->dim[0] = g->tensor[val->tensor].rows;
+			val->dim[1] = g->tensor[val->tensor].cols;
+		} else if (val->kind == VAL_POOL) {
+			val->tensor = 0;
+			add_pool(g);
+		}
+		op->arg[k] = v;
+	}
+}
+
+static OpKind
+op_named_in(const char *text)
+{
+	const char *p = strstr(text, "//@op ");
+
+	for (int op = 1; p && op < OP_COUNT; op++) {
+		size_t n = strlen(op_info[op].name);
+		if (strncmp(p + 6, op_info[op].name, n) == 0 && strchr(" \r\n", p[6 + n]))
+			return (OpKind)op;
+	}
+	return OP_nop;
+}
+
+static const char *
+template_text(const char *path, Arena *a)
+{
+	const char *text = embed_find(path, NULL);
+	Strbuf      b = { 0 };
+	char        piece[4096];
+	FILE       *f = text ? NULL : fopen(path, "rb");
+
+	if (text || !f)
+		return text;
+	for (size_t n; (n = fread(piece, 1, sizeof piece, f)) > 0;)
+		strbuf_add(&b, piece, n);
+	fclose(f);
+	text = arena_strdup(a, strbuf_str(&b));
+	strbuf_release(&b);
+	return text;
+}
+
+typedef struct Found { Graph *g; Templates *ts; const Template *t; int phase; } Found;
+
+/* The op as a graph of its own, and the template if it takes it. */
+static bool
+find(const Spec *spec, const char *target, OpKind kind, const char *path, const char *text, PlanSym rows, Diag *d, Found *f)
+{
+	Graph *g = f->g = graph_new(spec, d, d->perm);
+	Op    *op = graph_op(g, kind, 0, (Loc){ 0 });
+
+	set_attributes(g, op);
+	set_arguments(g, op, rows);
+	graph_infer(g);
+	f->ts = templates_none(target, spec, d, d->perm);
+	select_layouts(g, f->ts);
+	if (value_of("W_LAYOUT") && g->n_tensor)
+		g->tensor[0].layout = value_of("W_LAYOUT");
+	if (!templates_add(f->ts, kind, path, text))
+		return false;
+	for (f->phase = PHASES; f->phase-- > 0;)
+		if ((f->t = templates_find(f->ts, g, op, f->phase)))
+			return true;
+	return false;
+}
+
+static int
+run(const char *target, const char *path, Arena *a, Diag *d)
+{
+	Spec        spec = { .deterministic = number(value_of("DETERMINISTIC"), 0) != 0, .activations_i8 = number(value_of("ACT_BITS"), 16) == 8 };
+	const char *text = template_text(path, a), *rows_of = value_of("ROWS_OF");
+	OpKind      kind = text ? op_named_in(text) : OP_nop;
+	Found       f;
+
+	if (kind == OP_nop || !target_find(target)) {
+		fprintf(stderr, "expand: no template %s, no op in it or no target %s\n", path, target);
+		return 2;
+	}
+	bool wanted = rows_of && strcmp(rows_of, "n_out") == 0;
+	bool found = find(&spec, target, kind, path, text, wanted ? SYM_n_out : SYM_n_tok, d, &f) ||
+	             (!rows_of && find(&spec, target, kind, path, text, SYM_n_out, d, &f));
+	if (!found)
+		return d->n_error ? 1 : 3;
+	const Kernel *k = template_expand(f.ts, f.t, f.g, &f.g->op[0], f.phase);
+	if (!k)
+		return 1;
+	PlanBuffer buffer = { .id = "logits", .extent = { SYM_one, 1, 1 } };
+	PlanKernel row = k->row;
+	Plan       plan = { .buffer = &buffer, .n_buffer = 1, .kernel = &row, .n_kernel = 1, .target = target };
+	Strbuf     out = { 0 };
+	plan_write(&plan, &out);
+	printf("%zu\n%s%s", strlen(k->text), k->text, strbuf_str(&out));
+	strbuf_release(&out);
+	return 0;
+}
+
+int
+main(int argc, char **argv)
+{
+	static Arena a;
+	static Diag  d;
+	volatile int rc = 2;
+
+	if (argc < 3) {
+		fprintf(stderr, "usage: expand TARGET FILE [NAME=VALUE...]\n");
+		return 2;
+	}
+	n_given = argc - 3;
+	given = argv + 3;
+	arena_init(&a);
+	if (setjmp(a.oom)) {
+		fprintf(stderr, "expand: out of memory\n");
+		return 2;
+	}
+	diag_init(&d, &a);
+	if (setjmp(d.bug) == 0)
+		rc = run(argv[1], argv[2], &a, &d);
+	fputs(strbuf_str(&d.text), stderr);
+	arena_release(&a);
+	return rc;
+}

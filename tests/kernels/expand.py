@@ -1,0 +1,51 @@
+"""Kernels as the compiler expands them: build/expand (expand.c) has the library take a template for an op.
+
+    k = expand("cuda-sm_90a", "templates/cuda/matmul.cu.in", dict(ROWS=8, COLS=64, W_DTYPE="q8_0", HAS_B=0))
+    k["text"], k["symbol"], k["arg"], k["launch"], k["map"]     # the kernel's row of a plan (docs/plan-format.md)
+
+None: the template does not take this op. An extent (elems) is a number or {symbol: factor} or {symbol: [factor, divisor]}."""
+import fcntl
+import functools
+import json
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
+
+
+@functools.cache
+def tool(name="expand"):
+    brought = ROOT / "lib" / name
+    if brought.exists(): # a pack for machines without a compiler
+        return brought
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "expand.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", "--no-print-directory", "-s", f"BUILD={BUILD}", f"{BUILD}/{name}"], cwd=ROOT, check=True)
+    return BUILD / name
+
+
+def expand(target, path, params):
+    values = [f"{k}={int(v) if isinstance(v, bool) else v}" for k, v in params.items()]
+    return _expand(target, str(path), tuple(values))
+
+
+@functools.cache
+def _expand(target, path, values):
+    r = subprocess.run([str(tool()), target, path, *values], cwd=ROOT, capture_output=True)
+    if r.returncode == 3:
+        return None
+    assert r.returncode == 0, r.stderr.decode()
+    size, rest = r.stdout.split(b"\n", 1)
+    kernel, = json.loads(rest[int(size):])["kernel"]
+    return dict(kernel, text=rest[:int(size)].decode())
+
+
+def elems(extent, syms):
+    if isinstance(extent, int):
+        return extent
+    (sym, by), = extent.items()
+    mul, div = by if isinstance(by, list) else (by, 1)
+    return mul * -(-syms[sym] // div)

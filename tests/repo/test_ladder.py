@@ -1,0 +1,112 @@
+"""The ladder of docs/design.md holds: a room includes, and is linked with, rooms below it alone."""
+import os
+import re
+import subprocess
+from collections import defaultdict
+
+LADDER = re.compile(r"## The ladder\n.*?```\n(.*?)```", re.S)
+# rooms that are not in the library are held by their includes only
+BUILD = os.environ.get("BUILD", "build")
+
+
+def ladder():
+    """Rows of rooms from the top; a row's text begins two blanks behind its last room."""
+    text = LADDER.search(open("docs/design.md").read())[1]
+    rows = []
+    for line in text.strip().split("\n"):
+        rooms = re.match(r"\S+(?: \| \S+)*", line)[0].split(" | ") if line[0] != " " else []
+        if rooms:
+            rows.append([r.rstrip("/") for r in rooms])
+    return rows
+
+
+ROWS = ladder()
+ROOMS = {room: depth for depth, row in enumerate(ROWS) for room in row}
+
+
+def room_of(path):
+    """The room of a path: its longest prefix that the ladder names."""
+    at = os.path.dirname(path)
+    while at and at not in ROOMS:
+        at = os.path.dirname(at)
+    return at or None
+
+
+def below(upper, lower):
+    return upper == lower or ROOMS[upper] < ROOMS[lower]
+
+
+def sources():
+    out = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.c", "*.h", "*.def"], capture_output=True, text=True).stdout.split()
+    out = out or [os.path.join(d, f)[2:] for d, _, names in os.walk(".") for f in names if f.endswith((".c", ".h", ".def"))]
+    return [f for f in out if os.path.exists(f) and not f.startswith(("tests/", "build"))]
+
+
+def test_every_source_has_a_room():
+    assert len(ROWS) > 8 and {"base", "ops", "plan", "compiler", "runtime", "serve"} <= set(ROOMS)
+    for room in ROOMS:
+        assert os.path.isdir(room), room
+    for path in sources():
+        assert room_of(path), path
+
+
+def test_no_include_points_up():
+    bad = []
+    for path in sources():
+        me = room_of(path)
+        for n, line in enumerate(open(path, errors="replace"), 1):
+            inc = re.match(r'\s*#\s*include\s*"([^"]+)"', line)
+            if not inc:
+                continue
+            name = inc[1]
+            beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
+            at = next((p for p in (beside, name, "include/" + name, "templates/" + name) if os.path.exists(p)), None)
+            if not at:
+                bad.append(f"{path}:{n}: includes {name}, which is nowhere")
+            elif not below(me, room_of(at)):
+                bad.append(f"{path}:{n}: {me}/ includes {at}")
+    assert not bad, "\n".join(bad)
+
+
+def nm(*args):
+    return subprocess.run(["nm", *args], capture_output=True, text=True, check=True).stdout
+
+
+def test_no_symbol_points_up():
+    """Linking a room's objects with those of the rooms below it leaves no symbol of ours undefined."""
+    objects = [p for p in (f"{BUILD}/{path[:-2]}.o" for path in sources() if path.endswith(".c")) if os.path.exists(p)]
+    objects.append(f"{BUILD}/embed.o")
+    assert len(objects) > 100, "make all first"
+
+    def room(obj):
+        return "base" if obj.endswith("/embed.o") else room_of(obj[len(BUILD) + 1:])
+
+    defined, needed = {}, defaultdict(list)
+    for obj in objects:
+        for line in nm("-g", obj).split("\n"):
+            kind, _, name = line.strip().rpartition(" ")
+            if kind.endswith("U"):
+                needed[obj].append(name)
+            elif name:
+                defined[name] = obj
+    bad = [f"{obj}: {name} of {defined[name]}" for obj, names in needed.items() for name in names
+           if name in defined and not below(room(obj), room(defined[name]))]
+    assert not bad, "\n".join(sorted(bad))
+
+
+def test_examples_are_what_anybody_could_write():
+    for path in sources():
+        if path.startswith(("examples/", "bindings/")):
+            assert set(re.findall(r'#include "([^"]+)"', open(path).read())) <= {"llmc.h"}, path
+
+
+def test_pages_that_tell_how_to_add_a_thing_name_files_that_exist():
+    pages = sorted(f for f in os.listdir("docs") if f.startswith("adding-"))
+    assert pages
+    for page in pages:
+        text = open(f"docs/{page}").read()
+        assert text.count("\n") <= 60, page
+        named = re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", text)
+        assert named, f"{page} names no file"
+        for path in named:
+            assert os.path.exists(path), f"{page}: {path}"

@@ -1,0 +1,44 @@
+"""Every entry of configs/pretokenizers.yaml: its expressions cut as the `tokenizers` library cuts with them, under each of its names."""
+
+import json
+import pathlib
+
+import pytest
+import yaml
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+import random_texts as texts
+import text_lib as lib
+import vocab_gguf as gguf
+
+ENTRIES = yaml.safe_load((pathlib.Path(__file__).parents[2] / "configs/pretokenizers.yaml").read_text())["pretokenizers"]
+EXTRA = ["ἀβώ Ὗώ ᾼιῂ ῐΐῖΊ ῠῬ Ω K Å ℂℊ", "\u1f7d\u1fbe\u1fd3\u1fdb\u2126\u212a\u212b", "Ωmega Kelvin Ångström", "１２３ ４５６７ ٣٤٥", "IMGIMGABCZ <sentinel:12>",
+         "don't WE'LL o'clock", "a\r\nb \n\n c   ", "x==y!=z", "中文，标点。　空格", "한국어 ไทย हिन्दी।"]
+
+
+def trained(entry):
+    tok = Tokenizer(models.BPE(ignore_merges=entry.get("ignore_merges", False)))
+    tok.pre_tokenizer = pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(p), "isolated") for p in entry["split"]),
+                                                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tok.train_from_iterator(texts.CORPUS + EXTRA, trainers.BpeTrainer(vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    return tok
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=[e["names"][0] for e in ENTRIES])
+def test_cuts_as_tokenizers_does(entry, tmp_path):
+    want = trained(entry)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in json.loads(want.to_str())["model"]["merges"]]
+    tokens = [want.id_to_token(i) for i in range(want.get_vocab_size())]
+    for name in entry["names"]:
+        path = tmp_path / f"{name}.gguf"
+        gguf.write(path, {
+            "general.architecture": (gguf.STR, "llama"),
+            "tokenizer.ggml.model": (gguf.STR, "gpt2"),
+            "tokenizer.ggml.pre": (gguf.STR, name),
+            "tokenizer.ggml.tokens": (gguf.ARR, gguf.STR, tokens),
+            "tokenizer.ggml.token_type": (gguf.ARR, gguf.I32, [1] * len(tokens)),
+            "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, merges),
+        })
+        with lib.Tokenizer(path) as got:
+            for text in EXTRA + (list(texts.texts(name, 300)) if name == entry["names"][0] else []):
+                assert got.encode(text) == want.encode(text, add_special_tokens=False).ids, (name, text)

@@ -1,0 +1,458 @@
+/* Memory that runs out, at every allocation in turn: a compile, an import, an open and a request end with E_MEMORY or as if nothing
+ * had been, and give back all that they took. The linker hands the allocations of the library, and of the libraries it
+ * is linked with, to the functions below (--wrap). LLMC_EVERY_ALLOCATION=1: every one, on the CPU too, else a sample. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <stdint.h>
+
+#include "llmc.h"
+#include "tempdir.h"
+
+json_t *__real_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why);
+json_t *__wrap_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why);
+void *__real_malloc(size_t n);
+void *__real_realloc(void *p, size_t n);
+void  __real_free(void *p);
+void *__real_aligned_alloc(size_t align, size_t n);
+void *__wrap_malloc(size_t n);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t n);
+void  __wrap_free(void *p);
+char *__wrap_strdup(const char *s);
+char *__wrap_strndup(const char *s, size_t n);
+void *__wrap_aligned_alloc(size_t align, size_t n);
+int   __wrap_posix_memalign(void **out, size_t align, size_t n);
+
+/* ------------------------------------------------- the allocations of one attempt ---- */
+
+enum { MAX_LIVE = 1 << 17 };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool  watching;
+static bool  on_from; /* fail all from there on, not one */
+static long  count, fail_at, n_live;
+static const char *volatile trying; /* for debuggers */
+static void *live[MAX_LIVE]; /* open addressing; DEAD where one was */
+#define DEAD ((void *)1)
+
+static size_t
+place(const void *p)
+{
+	size_t i = (size_t)((uintptr_t)p >> 4) * 0x9e3779b97f4a7c15u >> 40;
+
+	for (i %= MAX_LIVE; live[i] && live[i] != p; i = (i + 1) % MAX_LIVE)
+		;
+	return i;
+}
+
+/* jansson drops a character when its buffer cannot grow, and goes on: within one parse memory that is out stays out. */
+static _Thread_local bool parsing, parse_failed;
+
+json_t *
+__wrap_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why)
+{
+	parsing = true;
+	json_t *v = __real_json_loadb(text, n, flags, why);
+	parsing = parse_failed = false;
+	return v;
+}
+
+/* Whether this allocation is to fail. */
+static bool
+fails(void)
+{
+	pthread_mutex_lock(&lock);
+	bool no = watching && ++count >= fail_at && fail_at && (on_from || count == fail_at);
+	pthread_mutex_unlock(&lock);
+	parse_failed |= no && parsing;
+	return no || parse_failed;
+}
+
+static void *
+born(void *p)
+{
+	pthread_mutex_lock(&lock);
+	if (p && watching) {
+		live[place(p)] = p;
+		n_live++;
+	}
+	pthread_mutex_unlock(&lock);
+	return p;
+}
+
+static void
+dies(const void *p)
+{
+	pthread_mutex_lock(&lock);
+	size_t i = place(p);
+	if (p && live[i] == p) {
+		live[i] = DEAD;
+		n_live--;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+void *
+__wrap_malloc(size_t n)
+{
+	return fails() ? NULL : born(__real_malloc(n));
+}
+
+void *
+__wrap_calloc(size_t n, size_t size)
+{
+	size_t bytes;
+
+	if (__builtin_mul_overflow(n, size, &bytes))
+		return NULL;
+	void *p = __wrap_malloc(bytes ? bytes : 1);
+	return p ? memset(p, 0, bytes) : NULL;
+}
+
+void *
+__wrap_realloc(void *p, size_t n)
+{
+	if (fails())
+		return NULL;
+	dies(p); /* before it goes: another thread may be given the same place */
+	void *q = __real_realloc(p, n);
+	return born(q ? q : p) == q ? q : NULL;
+}
+
+void
+__wrap_free(void *p)
+{
+	dies(p);
+	__real_free(p);
+}
+
+char *
+__wrap_strndup(const char *s, size_t n)
+{
+	size_t len = strnlen(s, n);
+	char *p = __wrap_malloc(len + 1);
+
+	if (p) {
+		memcpy(p, s, len);
+		p[len] = 0;
+	}
+	return p;
+}
+
+char *
+__wrap_strdup(const char *s)
+{
+	return __wrap_strndup(s, strlen(s));
+}
+
+void *
+__wrap_aligned_alloc(size_t align, size_t n)
+{
+	return fails() ? NULL : born(__real_aligned_alloc(align, (n + align - 1) / align * align));
+}
+
+int
+__wrap_posix_memalign(void **out, size_t align, size_t n)
+{
+	void *p = __wrap_aligned_alloc(align, n);
+
+	*out = p ? p : *out;
+	return p ? 0 : ENOMEM;
+}
+
+/* ------------------------------------------------- what is tried ---- */
+
+static char folder[512], artifact[512];
+static const char *device;
+
+static llmc_status
+compile(llmc_error *err)
+{
+	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
+
+	o.target = "cpu";
+	o.arch = "v3";
+	return llmc_compile("tests/golden/graphs/llama.yaml", artifact, &o, err);
+}
+
+static llmc_status
+import(llmc_error *err)
+{
+	char *yaml = NULL;
+	llmc_status s = llmc_import(folder, NULL, &yaml, err);
+
+	llmc_free(yaml);
+	return s;
+}
+
+static llmc_status
+open_model(llmc_model **m, llmc_error *err)
+{
+	llmc_options o = LLMC_INIT(llmc_options);
+
+	o.device = device;
+	o.arch = strcmp(device, "cpu") ? NULL : "generic";
+	o.n_threads = 2;
+	return llmc_open(folder, &o, m, err);
+}
+
+static llmc_status
+open_and_close(llmc_error *err)
+{
+	llmc_model *m = NULL;
+	llmc_status s = open_model(&m, err);
+
+	if (s == LLMC_OK && !llmc_model_tokenizer(m))
+		fail_msg("allocation %ld fails: opened without its tokenizer", fail_at);
+	llmc_close(m);
+	return s;
+}
+
+static llmc_model *shared;
+
+static llmc_status
+generate(llmc_error *err)
+{
+	llmc_session *s = NULL;
+	llmc_limits lim = LLMC_INIT(llmc_limits);
+	llmc_params p = LLMC_INIT(llmc_params);
+	const char *const stop[] = { "zz", NULL };
+	int32_t tok[] = { 1, 3, 4 };
+	llmc_result res = LLMC_INIT(llmc_result);
+
+	lim.context = 32;
+	p.max_tokens = 4;
+	p.temperature = 1;
+	p.top_k = 5;
+	p.repetition_penalty = 1.1f;
+	p.stop = stop;
+	llmc_status status = llmc_session_open(shared, &lim, &s, err);
+	if (status == LLMC_OK)
+		status = llmc_generate(s, tok, 3, &p, NULL, NULL, &res, err);
+	llmc_session_close(s);
+	return status;
+}
+
+/* Two choices with logprobs through an engine; a request that fails tells so in an event. */
+static llmc_status
+request(llmc_error *err)
+{
+	llmc_engine *e = NULL;
+	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
+	llmc_limits lim = LLMC_INIT(llmc_limits);
+	llmc_request r = LLMC_INIT(llmc_request);
+	llmc_params p = LLMC_INIT(llmc_params);
+	llmc_event ev = LLMC_INIT(llmc_event);
+	int32_t tok[] = { 1, 3, 4 };
+	int64_t id = 0;
+
+	lim.context = 32;
+	o.limits = &lim;
+	p.max_tokens = 4;
+	p.temperature = 1;
+	r.tok = tok;
+	r.n_tok = 3;
+	r.params = &p;
+	r.n = 2;
+	r.logprobs = r.prompt_logprobs = true;
+	r.n_top = 2;
+	llmc_status status = llmc_engine_open(shared, &o, &e, err);
+	if (status == LLMC_OK)
+		status = llmc_submit(e, &r, &id, err);
+	for (bool last = false; status == LLMC_OK && !last; last = ev.last) {
+		status = llmc_next(e, id, 20000, &ev, err);
+		if (status == LLMC_OK && ev.kind == LLMC_EVENT_NONE)
+			fail_msg("a request without events");
+		if (status == LLMC_OK && ev.kind == LLMC_EVENT_ERROR) {
+			status = ev.status;
+			snprintf(err->text, sizeof err->text, "%s", ev.text);
+		}
+	}
+	llmc_event_release(&ev);
+	llmc_engine_close(e, 0);
+	return status;
+}
+
+static llmc_status
+chat(llmc_error *err)
+{
+	const llmc_tokenizer *t = llmc_model_tokenizer(shared);
+	char text[512];
+	int32_t id[64];
+	size_t need = 0, n = 0;
+	llmc_status s = llmc_chat(t, "[{\"role\":\"user\",\"content\":\"a b \\u00e9\"}]", "{\"add_generation_prompt\":true}", text, sizeof text, &need, err);
+
+	if (s == LLMC_OK)
+		s = llmc_tokenize(t, text, need, LLMC_PARSE_SPECIAL, id, 64, &n, err);
+	return s;
+}
+
+/* ------------------------------------------------- every allocation in turn ---- */
+
+/* The n-th fails: false when there are fewer. */
+static bool
+attempt(const char *what, llmc_status (*fn)(llmc_error *), long n, bool all_after)
+{
+	llmc_error err = { 0 };
+
+	memset(live, 0, sizeof live);
+	trying = what;
+	count = n_live = 0;
+	fail_at = n;
+	on_from = all_after;
+	watching = true;
+	llmc_status s = fn(&err);
+	watching = false;
+	if (s != LLMC_OK && s != LLMC_E_MEMORY)
+		fail_msg("%s, allocation %ld fails: status %d, \"%s\"", what, n, s, err.text);
+	if (s != LLMC_OK && !err.text[0])
+		fail_msg("%s, allocation %ld fails: no sentence", what, n);
+	if (n_live)
+		fail_msg("%s, allocation %ld fails: %ld pieces are never given back", what, n, n_live);
+	if (n == 0 && s != LLMC_OK)
+		fail_msg("%s: %s", what, err.text);
+	return n == 0 || count >= n;
+}
+
+static void
+sweep(const char *what, llmc_status (*fn)(llmc_error *))
+{
+	bool every = getenv("LLMC_EVERY_ALLOCATION") != NULL;
+	long n = 1;
+
+	attempt(what, fn, 0, false); /* fills what is made once */
+	attempt(what, fn, 0, false);
+	long total = count, step = every || total < 150 ? 1 : total / 75;
+	for (; n <= total; n += n < 75 ? 1 : step) {
+		attempt(what, fn, n, false);
+		if (every || n % 4 == 1)
+			attempt(what, fn, n, true);
+	}
+	if (getenv("LLMC_EVERY_ALLOCATION"))
+		printf("%s: %ld allocations\n", what, total);
+}
+
+static void
+compiling(void **state)
+{
+	(void)state;
+	sweep("compile", compile);
+	sweep("import", import);
+}
+
+static void
+opening_and_asking(void **state)
+{
+	static const char *const devices[] = { "ref", "cpu" };
+	llmc_error err;
+
+	(void)state;
+	for (int i = 0; i < (getenv("LLMC_EVERY_ALLOCATION") ? 2 : 1); i++) {
+		device = devices[i];
+		sweep("open", open_and_close);
+		if (open_model(&shared, &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+		sweep("generate", generate);
+		sweep("request", request);
+		sweep("chat", chat);
+		llmc_close(shared);
+	}
+}
+
+/* ------------------------------------------------- a small model with a tokenizer ---- */
+
+static void
+put(const Tempdir *t, const char *name, const char *text, size_t n)
+{
+	char path[600];
+
+	snprintf(path, sizeof path, "%s/%s", t->path, name);
+	FILE *f = fopen(path, "wb");
+	assert_non_null(f);
+	assert_int_equal(fwrite(text, 1, n, f), n);
+	fclose(f);
+}
+
+static const char config[] =
+	"{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":8,\"hidden_size\":32,\"intermediate_size\":64,"
+	"\"num_hidden_layers\":1,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":16,\"hidden_act\":\"silu\",\"rms_norm_eps\":1e-5,"
+	"\"rope_theta\":10000.0,\"max_position_embeddings\":64,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\","
+	"\"bos_token_id\":1,\"eos_token_id\":2}";
+static const char tokenizer[] =
+	"{\"added_tokens\":[{\"id\":0,\"content\":\"<unk>\",\"special\":true},{\"id\":1,\"content\":\"<s>\",\"special\":true},"
+	"{\"id\":2,\"content\":\"</s>\",\"special\":true}],"
+	"\"normalizer\":{\"type\":\"NFC\"},\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\s+|\\\\S+\"},\"behavior\":\"Isolated\",\"invert\":false},"
+	"\"model\":{\"type\":\"BPE\",\"vocab\":{\"<unk>\":0,\"<s>\":1,\"</s>\":2,\"a\":3,\"b\":4,\"ab\":5,\" \":6,\"\u00e9\":7},"
+	"\"merges\":[\"a b\"],\"unk_token\":\"<unk>\"},\"decoder\":{\"type\":\"Fuse\"}}";
+static const char tokenizer_config[] =
+	"{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\",\"chat_template\":"
+	"\"{% for m in messages %}{{ bos_token }}{{ m.role | upper }} {{ m.content | tojson }}{{ eos_token }}{% endfor %}\"}";
+
+static void
+put_weights(const Tempdir *t)
+{
+	static const struct { const char *name; int rows, cols; } tensor[] = {
+		{ "model.embed_tokens.weight", 8, 32 }, { "model.norm.weight", 32, 0 },
+		{ "model.layers.0.input_layernorm.weight", 32, 0 }, { "model.layers.0.post_attention_layernorm.weight", 32, 0 },
+		{ "model.layers.0.self_attn.q_proj.weight", 32, 32 }, { "model.layers.0.self_attn.k_proj.weight", 16, 32 },
+		{ "model.layers.0.self_attn.v_proj.weight", 16, 32 }, { "model.layers.0.self_attn.o_proj.weight", 32, 32 },
+		{ "model.layers.0.mlp.gate_proj.weight", 64, 32 }, { "model.layers.0.mlp.up_proj.weight", 64, 32 },
+		{ "model.layers.0.mlp.down_proj.weight", 32, 64 },
+	};
+	static char file[1 << 16];
+	size_t at = 8, end = 0;
+
+	at += (size_t)sprintf(file + at, "{");
+	for (size_t i = 0; i < sizeof tensor / sizeof *tensor; i++) {
+		size_t bytes = 4 * (size_t)tensor[i].rows * (size_t)(tensor[i].cols ? tensor[i].cols : 1);
+		char shape[32];
+		snprintf(shape, sizeof shape, tensor[i].cols ? "%d,%d" : "%d", tensor[i].rows, tensor[i].cols);
+		at += (size_t)sprintf(file + at, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", i ? "," : "", tensor[i].name,
+		                      shape, end, end + bytes);
+		end += bytes;
+	}
+	at += (size_t)sprintf(file + at, "}");
+	while (at % 8)
+		file[at++] = ' ';
+	uint64_t head = at - 8;
+	memcpy(file, &head, 8);
+	assert_true(at + end <= sizeof file);
+	for (size_t i = 0; i < end; i += 4) {
+		float x = (float)(i / 4 * 2654435761u % 1000) / 1000 - 0.5f;
+		memcpy(file + at + i, &x, 4);
+	}
+	put(t, "model.safetensors", file, at + end);
+}
+
+static int
+setup(void **state)
+{
+	if (tempdir_setup(state))
+		return -1;
+	const Tempdir *t = *state;
+	char cache[512];
+	snprintf(cache, sizeof cache, "%s/cache", t->path);
+	setenv("LLMC_CACHE", cache, 1);
+	snprintf(artifact, sizeof artifact, "%s/artifact", t->path);
+	snprintf(folder, sizeof folder, "%s", t->path);
+	put(t, "config.json", config, sizeof config - 1);
+	put(t, "tokenizer.json", tokenizer, sizeof tokenizer - 1);
+	put(t, "tokenizer_config.json", tokenizer_config, sizeof tokenizer_config - 1);
+	put_weights(t);
+	return 0;
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(compiling),
+		cmocka_unit_test(opening_and_asking),
+	};
+	return cmocka_run_group_tests(tests, setup, tempdir_teardown);
+}

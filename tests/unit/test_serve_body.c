@@ -1,0 +1,76 @@
+/* Bodies of requests: what is too large for a number, and memory that runs out while one is read. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/body.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+static long until; /* allocations of jansson that still work */
+
+static void *
+few(size_t n)
+{
+	return until-- > 0 ? malloc(n) : NULL;
+}
+
+/* Whichever allocation fails, the server is out of memory; the body is not said to be wrong. */
+static void
+out_of_memory_is_no_mistake_of_the_client(void **state)
+{
+	static const char body[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"a text that is longer than a short one\"}], \"n\": 1.5, \"seed\": 18446744073709551615}";
+	json_t *o = NULL;
+	int n = 0;
+
+	(void)state;
+	json_set_alloc_funcs(few, free);
+	for (; !o && n < 1000; n++) {
+		Problem p = { 0 };
+		until = n;
+		o = body_parse(body, sizeof body - 1, &p);
+		assert_int_equal(p.status, o ? 0 : 503);
+	}
+	until = 1000000;
+	json_decref(o);
+	json_set_alloc_funcs(malloc, free);
+	assert_in_range(n, 10, 999);
+}
+
+static void
+integers_beyond_63_bits(void **state)
+{
+	static const struct { const char *text; uint64_t want; bool ok; } row[] = {
+		{ "0", 0, true }, { "9223372036854775807", INT64_MAX, true }, { "9223372036854775808", (uint64_t)INT64_MAX + 1, true },
+		{ "18446744073709551615", UINT64_MAX, true }, { "18446744073709551616", 0, false }, { "-1", 0, false },
+		{ "-9223372036854775809", 0, false }, { "9223372036854775808.0", 0, false }, { "1e19", 0, false }, { "99999999999999999999999999", 0, false },
+		{ "{\"$u64\": \"5\"}", 0, false }, { "\"5\"", 0, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+		Strbuf b = { 0 };
+		Problem p = { 0 };
+		uint64_t x;
+		/* the same key elsewhere, and the key's name as a text, mislead nobody */
+		strbuf_printf(&b, "{\"a\": {\"seed\" : 9300000000000000000}, \"b\": \"\\\"seed\\\": 1\", \"c\": \"seed\", \"p\": {\"seed\"\n: %s}}", row[i].text);
+		json_t *o = body_parse(b.data, b.len, &p);
+		assert_non_null(o);
+		assert_int_equal(body_u64(&b, "seed", json_object_get(json_object_get(o, "p"), "seed"), &x), row[i].ok);
+		if (row[i].ok)
+			assert_true(x == row[i].want);
+		json_decref(o);
+		strbuf_release(&b);
+	}
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(out_of_memory_is_no_mistake_of_the_client),
+		cmocka_unit_test(integers_beyond_63_bits),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,73 @@
+/* Connections from within: wakes of an answer that grows, and memory that runs out while one is sent. */
+#include "serve/net.c"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+/* An answer may be looked at for another reason while its wake still waits in the list, and grow again after that: it
+ * stands in the list once, and the list has an end. */
+static void
+a_request_is_woken_once(void **state)
+{
+	static const Route last = { 0 };
+	Server s = { .routes = &last, .max_held = 1 << 20 };
+	Strbuf piece = { 0 };
+	bool over;
+
+	(void)state;
+	pthread_mutex_init(&s.lock, NULL);
+	pthread_cond_init(&s.work, NULL);
+	Req *r = req_new(&s, (Conn *)(void *)&s, "127.0.0.1");
+	assert_non_null(r);
+	req_stream(r);
+	for (int i = 0; i < 2; i++) {
+		do
+			assert_true(req_take(r, &piece, &over));
+		while (piece.len); /* there is nothing: the next push wakes */
+		req_push(r, "a", 1);
+	}
+	assert_ptr_equal(s.woken, r);
+	assert_null(r->wake_next);
+	assert_int_equal(r->refs, 2);
+	strbuf_release(&piece);
+	s.woken = NULL;
+	r->refs = 1;
+	r->held = 0;
+	req_unref(r);
+	pthread_cond_destroy(&s.work);
+	pthread_mutex_destroy(&s.lock);
+}
+
+/* What is left of a head is not sent: its body would be taken for the next answer. */
+static void
+an_answer_without_memory_is_not_sent(void **state)
+{
+	static Net n;
+	Server s = { .listen_fd = -1 };
+	struct sockaddr_storage addr = { .ss_family = AF_INET };
+	int fd[2];
+	char said[64];
+
+	(void)state;
+	n = (Net){ .s = &s, .epoll_fd = epoll_create1(EPOLL_CLOEXEC), .wake_fd = -1, .listening = true };
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
+	conn_open(&n, fd[0], &addr);
+	assert_non_null(n.idle.first);
+	strbuf_puts(&n.idle.first->head, "HTTP/1.1 200");
+	n.idle.first->head.failed = true;
+	assert_false(send_parts(&n, n.idle.first));
+	assert_null(n.idle.first);
+	bury(&n);
+	assert_int_equal(read(fd[1], said, sizeof said), 0);
+	close(fd[1]);
+	close(n.epoll_fd);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = { cmocka_unit_test(a_request_is_woken_once), cmocka_unit_test(an_answer_without_memory_is_not_sent) };
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,190 @@
+/* The precompiled character map of sentencepiece (a darts-clone double array and replacement strings), used in two
+ * ways: sentencepiece takes the longest match at each place; tokenizer.json's "Precompiled" goes by grapheme. */
+#include "text/text.h"
+
+#include <string.h>
+#include <utf8proc.h>
+
+/* Units of darts-clone: offset in bits 10.., shifted by 8 more when bit 9 is set; bit 8: has a value; bit 31: is a value. */
+static uint32_t
+unit_offset(uint32_t u)
+{
+	return (u >> 10) << ((u & (1u << 9)) >> 6);
+}
+
+llmc_status
+charsmap_read(Arena *a, Span blob, Charsmap *out, llmc_error *err)
+{
+	uint32_t bytes;
+
+	*out = (Charsmap){ 0 };
+	if (blob.n < 4)
+		return error_set(err, LLMC_E_INPUT, "precompiled_charsmap: %zu bytes are too few", blob.n);
+	memcpy(&bytes, blob.s, 4);
+	if (bytes > blob.n - 4 || bytes % 4 || bytes < 1024)
+		return error_set(err, LLMC_E_INPUT,
+		                 "precompiled_charsmap: says that its trie has %u bytes, in a map of %zu bytes", bytes,
+		                 blob.n);
+	uint32_t *unit = NEW(a, uint32_t, bytes / 4);
+	memcpy(unit, blob.s + 4, bytes);
+	out->unit = unit;
+	out->n_units = bytes / 4;
+	size_t n = blob.n - 4 - bytes;
+	char *text = NEW(a, char, n + 1); /* ends with a NUL, whatever the file does */
+	if (n)
+		memcpy(text, blob.s + 4 + bytes, n);
+	out->text = (Span){ text, n };
+	return LLMC_OK;
+}
+
+size_t
+charsmap_find(const Charsmap *m, const char *s, size_t n, bool shortest, Span *out)
+{
+	size_t best = 0, pos = 0;
+
+	if (!m->n_units)
+		return 0;
+	pos ^= unit_offset(m->unit[0]);
+	for (size_t i = 0; i < n; i++) {
+		unsigned char c = (unsigned char)s[i];
+		pos ^= c;
+		if (pos >= m->n_units)
+			break;
+		uint32_t u = m->unit[pos];
+		if ((u & ((1u << 31) | 0xFF)) != c)
+			break;
+		pos ^= unit_offset(u);
+		if (u >> 8 & 1) {
+			if (pos >= m->n_units)
+				break;
+			uint32_t value = m->unit[pos] & ~(1u << 31);
+			if (value > m->text.n)
+				break;
+			best = i + 1;
+			*out = (Span){ m->text.s + value, strlen(m->text.s + value) };
+			if (shortest)
+				break;
+		}
+	}
+	return best;
+}
+
+static void
+put(Arena *a, char **p, size_t *n, size_t *cap, const char *s, size_t len)
+{
+	*p = arena_grow(a, *p, cap, *n + len + 1, 1);
+	if (len)
+		memcpy(*p + *n, s, len);
+	*n += len;
+}
+
+Span
+charsmap_apply(Arena *a, const Charsmap *m, Span in)
+{
+	char *p = NULL;
+	size_t n = 0, cap = 0;
+	Span to;
+
+	for (size_t i = 0; i < in.n;) {
+		size_t end = i, len, next_len;
+		utf8proc_int32_t state = 0;
+		int32_t cp = utf8_next(in.s + i, in.n - i, &len);
+		for (end = i + len; end < in.n; end += next_len) {
+			int32_t next = utf8_next(in.s + end, in.n - end, &next_len);
+			if (utf8proc_grapheme_break_stateful(cp, next, &state))
+				break;
+			cp = next;
+		}
+		if (end - i < 6 && charsmap_find(m, in.s + i, end - i, true, &to)) {
+			put(a, &p, &n, &cap, to.s, to.n);
+			i = end;
+			continue;
+		}
+		for (; i < end; i += len) {
+			utf8_next(in.s + i, in.n - i, &len);
+			if (charsmap_find(m, in.s + i, len, true, &to))
+				put(a, &p, &n, &cap, to.s, to.n);
+			else
+				put(a, &p, &n, &cap, in.s + i, len);
+		}
+	}
+	return utf8_sanitize(a, p ? p : "", n);
+}
+
+/* What the next bytes of `in` become, and how many they are: user-defined pieces pass, then the map, then one char. */
+static size_t
+spm_next(const Normalizer *norm, Span in, Span *to)
+{
+	size_t len;
+
+	if (norm->user) {
+		uint32_t node = 0;
+		size_t best = 0;
+		for (size_t i = 0; i < in.n; i++) {
+			node = trie_step(norm->user, node, (unsigned char)in.s[i]);
+			if (!node)
+				break;
+			if (norm->user->value[node] >= 0)
+				best = i + 1;
+		}
+		if (best) {
+			*to = (Span){ in.s, best };
+			return best;
+		}
+	}
+	len = charsmap_find(&norm->map, in.s, in.n, false, to);
+	if (len)
+		return len;
+	utf8_next(in.s, in.n, &len);
+	*to = (Span){ in.s, len };
+	return len;
+}
+
+llmc_status
+normalize_spm(Enc *e, const Normalizer *norm, Span in, Span *out)
+{
+	static const char space[] = "\xE2\x96\x81";
+	const char *mark = norm->escape ? space : " ";
+	size_t mark_n = norm->escape ? 3 : 1, n = 0, cap = 0;
+	bool after_space = norm->remove_extra;
+	char *p = NULL;
+	Span to;
+
+	while (norm->remove_extra && in.n) {
+		size_t len = spm_next(norm, in, &to);
+		if (to.n != 1 || to.s[0] != ' ')
+			break;
+		in.s += len;
+		in.n -= len;
+	}
+	*out = (Span){ "", 0 };
+	if (!in.n)
+		return LLMC_OK;
+	if (norm->dummy_prefix && !norm->suffix)
+		put(&e->arena, &p, &n, &cap, mark, mark_n);
+	while (in.n) {
+		size_t len = spm_next(norm, in, &to);
+		while (after_space && to.n && to.s[0] == ' ') {
+			to.s++;
+			to.n--;
+		}
+		for (size_t i = 0; i < to.n; i++) {
+			if (to.s[i] == ' ')
+				put(&e->arena, &p, &n, &cap, mark, mark_n);
+			else
+				put(&e->arena, &p, &n, &cap, to.s + i, 1);
+		}
+		if (to.n)
+			after_space = to.s[to.n - 1] == ' ';
+		in.s += len;
+		in.n -= len;
+		if (!norm->remove_extra)
+			after_space = false;
+	}
+	while (norm->remove_extra && n >= mark_n && memcmp(p + n - mark_n, mark, mark_n) == 0)
+		n -= mark_n;
+	if (norm->dummy_prefix && norm->suffix)
+		put(&e->arena, &p, &n, &cap, mark, mark_n);
+	*out = utf8_sanitize(&e->arena, p ? p : "", n);
+	return LLMC_OK;
+}

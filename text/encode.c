@@ -1,0 +1,142 @@
+/* Text to ids: the pipeline of text.h. */
+#include "text/text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Code point that ends before s + at; at > 0. */
+static uint32_t
+cp_before(const char *s, size_t at, size_t *len)
+{
+	size_t i = at - 1;
+
+	while (i > 0 && at - i < 4 && ((unsigned char)s[i] & 0xC0) == 0x80)
+		i--;
+	int32_t cp = utf8_next(s + i, at - i, len);
+	*len = at - i;
+	return cp < 0 ? 0xFFFD : (uint32_t)cp;
+}
+
+/* Cut a piece at added tokens: at each place the longest counts. lstrip and rstrip take spaces with them. */
+llmc_status
+added_split(Enc *e, const Trie *trie, Piece in, Pieces *out)
+{
+	const llmc_tokenizer *t = e->t;
+	Span text = in.text;
+	size_t done = 0, i = 0, len;
+
+	while (trie->n_edges && i < text.n) {
+		uint32_t node = 0;
+		int32_t found = -1;
+		size_t end = i;
+		for (size_t j = i; j < text.n; j++) {
+			node = trie_step(trie, node, (unsigned char)text.s[j]);
+			if (!node)
+				break;
+			if (trie->value[node] >= 0) {
+				found = trie->value[node];
+				end = j + 1;
+			}
+		}
+		if (found < 0) {
+			i++;
+			continue;
+		}
+		const Added *a = &t->added[found];
+		size_t from = i;
+		i = end;
+		if (a->special && !(e->flags & LLMC_PARSE_SPECIAL))
+			continue;
+		if (a->single_word && ((from > 0 && cp_is_word(cp_before(text.s, from, &len))) ||
+		                       (end < text.n && cp_is_word((uint32_t)utf8_next(text.s + end, text.n - end, &len)))))
+			continue;
+		while (a->lstrip && from > done && cp_is_space(cp_before(text.s, from, &len)))
+			from -= len;
+		while (a->rstrip && end < text.n && cp_is_space((uint32_t)utf8_next(text.s + end, text.n - end, &len)))
+			end += len;
+		if (from > done)
+			piece_push(e, out, (Span){ text.s + done, from - done }, -1, in.first && done == 0);
+		piece_push(e, out, (Span){ text.s + from, end - from }, a->id, in.first && from == 0);
+		done = end;
+	}
+	if (done < text.n)
+		piece_push(e, out, (Span){ text.s + done, text.n - done }, -1, in.first && done == 0);
+	return LLMC_OK;
+}
+
+llmc_status
+model_encode(Enc *e, Span text)
+{
+	if (!text.n)
+		return LLMC_OK;
+	switch (e->t->model) {
+	case MODEL_BPE:
+		return bpe_encode(e, text);
+	case MODEL_SCORES:
+		return scores_encode(e, text);
+	case MODEL_UNIGRAM:
+		return unigram_encode(e, text);
+	}
+	return error_set(e->err, LLMC_E_BUG, "tokenizer: model %d", (int)e->t->model);
+}
+
+llmc_status
+encode(Enc *e, Span text)
+{
+	const llmc_tokenizer *t = e->t;
+	Pieces raw = { 0 }, all = { 0 };
+
+	if (e->flags & LLMC_ADD_SPECIAL)
+		for (size_t i = 0; i < t->n_prefix; i++)
+			enc_push(e, t->prefix[i]);
+	TRY(added_split(e, &t->added_raw, (Piece){ text, -1, true }, &raw));
+	for (size_t i = 0; i < raw.n; i++) {
+		Piece p = raw.v[i];
+		if (p.id >= 0) {
+			piece_push(e, &all, p.text, p.id, p.first);
+			continue;
+		}
+		TRY(normalize(e, p.text, &p.text));
+		TRY(added_split(e, &t->added_norm, p, &all));
+	}
+	e->word = NEW(&e->arena, Word, t->n_pre + 1);
+	for (size_t i = 0; i < all.n; i++)
+		TRY(encode_words(e, 0, all.v[i]));
+	if (e->flags & LLMC_ADD_SPECIAL)
+		for (size_t i = 0; i < t->n_suffix; i++)
+			enc_push(e, t->suffix[i]);
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t *ids, size_t cap,
+              size_t *need, llmc_error *err)
+{
+	Enc e = { .t = t, .flags = flags, .err = err };
+	llmc_status status;
+
+	if (!t || (!text && n_bytes) || (!ids && cap))
+		return error_set(err, LLMC_E_RANGE, "llmc_tokenize: a pointer is NULL");
+	if (n_bytes > (size_t)1 << 30)
+		return error_set(err, LLMC_E_RANGE, "llmc_tokenize: %zu bytes of text; at most 2^30 are taken", n_bytes);
+	e.match = pcre2_match_data_create(64, NULL);
+	if (!e.match)
+		return error_set(err, LLMC_E_MEMORY, "llmc_tokenize: out of memory");
+	arena_init(&e.arena);
+	if (setjmp(e.arena.oom)) {
+		status = error_set(err, LLMC_E_MEMORY, "llmc_tokenize: out of memory");
+	} else {
+		status = encode(&e, utf8_sanitize(&e.arena, text ? text : "", n_bytes));
+		if (status == LLMC_OK) {
+			if (need)
+				*need = e.n_ids;
+			if (e.n_ids > cap)
+				status = error_set(err, LLMC_E_RANGE, "llmc_tokenize: %zu ids, room for %zu", e.n_ids, cap);
+			else if (e.n_ids)
+				memcpy(ids, e.ids, e.n_ids * sizeof *ids);
+		}
+	}
+	arena_release(&e.arena);
+	pcre2_match_data_free(e.match);
+	return status;
+}

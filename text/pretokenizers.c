@@ -1,0 +1,164 @@
+/* configs/pretokenizers.yaml: which split expressions a GGUF means by the name in tokenizer.ggml.pre. */
+#include "text/text.h"
+
+#include <string.h>
+#include <yaml.h>
+
+#include "base/embed.h"
+
+#define FILE_NAME "configs/pretokenizers.yaml"
+
+static const char *
+scalar(const yaml_node_t *n, size_t *len)
+{
+	if (!n || n->type != YAML_SCALAR_NODE)
+		return NULL;
+	*len = n->data.scalar.length;
+	return (const char *)n->data.scalar.value;
+}
+
+static bool
+is(const yaml_node_t *n, const char *s, size_t n_bytes)
+{
+	size_t len;
+	const char *p = scalar(n, &len);
+	return p && len == n_bytes && memcmp(p, s, len) == 0;
+}
+
+static yaml_node_t *
+value(yaml_document_t *d, const yaml_node_t *map, const char *key)
+{
+	if (!map || map->type != YAML_MAPPING_NODE)
+		return NULL;
+	for (yaml_node_pair_t *p = map->data.mapping.pairs.start; p < map->data.mapping.pairs.top; p++)
+		if (is(yaml_document_get_node(d, p->key), key, strlen(key)))
+			return yaml_document_get_node(d, p->value);
+	return NULL;
+}
+
+static bool
+lists(yaml_document_t *d, const yaml_node_t *seq, Span name)
+{
+	if (!seq || seq->type != YAML_SEQUENCE_NODE)
+		return false;
+	for (yaml_node_item_t *i = seq->data.sequence.items.start; i < seq->data.sequence.items.top; i++)
+		if (is(yaml_document_get_node(d, *i), name.s, name.n))
+			return true;
+	return false;
+}
+
+static bool
+open_doc(yaml_document_t *d)
+{
+	yaml_parser_t parser;
+	size_t n;
+	const char *text = embed_find(FILE_NAME, &n);
+
+	if (!text || !yaml_parser_initialize(&parser))
+		return false;
+	yaml_parser_set_input_string(&parser, (const unsigned char *)text, n);
+	int ok = yaml_parser_load(&parser, d);
+	yaml_parser_delete(&parser);
+	return ok;
+}
+
+/* The expressions of an entry, end to end with their lengths, so that the document is closed before anything that
+ * may jump out of an arena. */
+static llmc_status
+copy_entry(yaml_document_t *d, Span name, Strbuf *exprs, bool *add_bos, bool *ignore_merges, bool *found)
+{
+	yaml_node_t *list = value(d, yaml_document_get_root_node(d), "pretokenizers");
+
+	*found = false;
+	if (!list || list->type != YAML_SEQUENCE_NODE)
+		return LLMC_OK;
+	for (yaml_node_item_t *i = list->data.sequence.items.start; i < list->data.sequence.items.top; i++) {
+		yaml_node_t *entry = yaml_document_get_node(d, *i), *split = value(d, entry, "split");
+		if (!lists(d, value(d, entry, "names"), name))
+			continue;
+		*found = true;
+		*add_bos = is(value(d, entry, "add_bos"), "true", 4);
+		*ignore_merges = is(value(d, entry, "ignore_merges"), "true", 4);
+		if (!split || split->type != YAML_SEQUENCE_NODE)
+			return LLMC_OK;
+		for (yaml_node_item_t *k = split->data.sequence.items.start; k < split->data.sequence.items.top; k++) {
+			size_t n;
+			const char *s = scalar(yaml_document_get_node(d, *k), &n);
+			if (s) {
+				strbuf_add(exprs, &n, sizeof n);
+				strbuf_add(exprs, s, n);
+			}
+		}
+		return LLMC_OK;
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+pretokenizer_load(llmc_tokenizer *t, Span name, bool *add_bos, llmc_error *err)
+{
+	yaml_document_t d;
+	bool found;
+
+	if (!open_doc(&d))
+		return error_set(err, LLMC_E_BUG, FILE_NAME " cannot be read: it belongs to the library itself");
+	strbuf_clear(&t->scratch);
+	copy_entry(&d, name, &t->scratch, add_bos, &t->ignore_merges, &found);
+	yaml_document_delete(&d);
+	if (t->scratch.failed)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	if (!found)
+		return error_set(err, LLMC_E_INPUT,
+		                 "tokenizer.ggml.pre is \"%.*s\", which " FILE_NAME
+		                 " does not list: add an entry with its split expressions",
+		                 (int)(name.n < 60 ? name.n : 60), name.s);
+	for (size_t at = 0, n; at < t->scratch.len; at += n) {
+		pcre2_code *re;
+		memcpy(&n, t->scratch.data + at, sizeof n);
+		at += sizeof n;
+		TRY(regex_compile(t, FILE_NAME, (Span){ t->scratch.data + at, n }, &re, err));
+		Pre *p = pre_add(t, PRE_SPLIT);
+		p->regex = re;
+		p->mode = SPLIT_ISOLATED;
+	}
+	return LLMC_OK;
+}
+
+bool
+end_list_open(llmc_tokenizer *t)
+{
+	yaml_document_t d;
+
+	strbuf_clear(&t->scratch);
+	if (!open_doc(&d))
+		return false;
+	yaml_node_t *list = value(&d, yaml_document_get_root_node(&d), "end_of_generation");
+	if (list && list->type == YAML_SEQUENCE_NODE) {
+		for (yaml_node_item_t *i = list->data.sequence.items.start; i < list->data.sequence.items.top; i++) {
+			size_t n;
+			const char *s = scalar(yaml_document_get_node(&d, *i), &n);
+			if (s) {
+				strbuf_add(&t->scratch, "\n", 1);
+				strbuf_add(&t->scratch, s, n);
+			}
+		}
+		strbuf_add(&t->scratch, "\n", 1);
+	}
+	yaml_document_delete(&d);
+	return !t->scratch.failed;
+}
+
+bool
+ends_generation(const llmc_tokenizer *t, Span token)
+{
+	const char *p = strbuf_str(&t->scratch), *end = p + t->scratch.len;
+
+	if (!token.n || memchr(token.s, '\n', token.n))
+		return false;
+	while ((p = memmem(p, (size_t)(end - p), token.s, token.n))) {
+		if (p > t->scratch.data && p[-1] == '\n' && p[token.n] == '\n')
+			return true;
+		p++;
+	}
+	return false;
+}

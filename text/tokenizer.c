@@ -1,0 +1,307 @@
+/* The tokenizer as an object: made, filled by a loader, finished, asked. */
+#include "text/text.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+llmc_tokenizer *
+tokenizer_new(llmc_error *err)
+{
+	llmc_tokenizer *t = calloc(1, sizeof *t);
+
+	if (t)
+		t->limits = pcre2_match_context_create(NULL);
+	if (!t || !t->limits) {
+		free(t);
+		error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
+		return NULL;
+	}
+	/* a split expression is data of a stranger: it may not run for ever, nor take all memory */
+	pcre2_set_match_limit(t->limits, 20000000);
+	pcre2_set_depth_limit(t->limits, 5000000);
+	pcre2_set_heap_limit(t->limits, 512 * 1024);
+	arena_init(&t->arena);
+	t->bos = t->unk = t->pad = t->unk_id = -1;
+	return t;
+}
+
+void
+llmc_tokenizer_close(llmc_tokenizer *t)
+{
+	if (!t)
+		return;
+	for (size_t i = 0; i < t->n_regex; i++)
+		pcre2_code_free(t->regex[i]);
+	pcre2_match_context_free(t->limits);
+	strbuf_release(&t->scratch);
+	arena_release(&t->arena);
+	free(t);
+}
+
+Span
+span_copy(Arena *a, Span s)
+{
+	return (Span){ arena_strndup(a, s.s, s.n), s.n };
+}
+
+void
+tokenizer_set(llmc_tokenizer *t, int32_t id, Span text)
+{
+	Span s = span_copy(&t->arena, text);
+
+	t->tok[id].s = s.s;
+	t->tok[id].n = (uint32_t)s.n;
+	if (!t->tok[id].type)
+		t->tok[id].type = TT_NORMAL;
+}
+
+Normalizer *
+normalizer_add(llmc_tokenizer *t, NormalizerKind kind)
+{
+	t->norm = arena_grow(&t->arena, t->norm, &t->cap_norm, t->n_norm + 1, sizeof *t->norm);
+	t->norm[t->n_norm] = (Normalizer){ .kind = kind };
+	return &t->norm[t->n_norm++];
+}
+
+Pre *
+pre_add(llmc_tokenizer *t, PreKind kind)
+{
+	t->pre = arena_grow(&t->arena, t->pre, &t->cap_pre, t->n_pre + 1, sizeof *t->pre);
+	t->pre[t->n_pre] = (Pre){ .kind = kind };
+	return &t->pre[t->n_pre++];
+}
+
+Dec *
+dec_add(llmc_tokenizer *t, DecKind kind)
+{
+	t->dec = arena_grow(&t->arena, t->dec, &t->cap_dec, t->n_dec + 1, sizeof *t->dec);
+	t->dec[t->n_dec] = (Dec){ .kind = kind };
+	return &t->dec[t->n_dec++];
+}
+
+llmc_status
+added_add(llmc_tokenizer *t, Added a, llmc_error *err)
+{
+	if (a.text.n > TEXT_MAX_TOKEN)
+		return error_set(err, LLMC_E_INPUT, "added token %d has %zu bytes; at most %zu are taken", a.id, a.text.n,
+		                 TEXT_MAX_TOKEN);
+	if (!a.text.n)
+		return LLMC_OK; /* can never match */
+	t->added = arena_grow(&t->arena, t->added, &t->cap_added, t->n_added + 1, sizeof *t->added);
+	a.text = span_copy(&t->arena, a.text);
+	t->added[t->n_added++] = a;
+	return LLMC_OK;
+}
+
+void
+eos_add(llmc_tokenizer *t, int32_t id)
+{
+	if (id < 0 || id >= t->n_ids || text_is_eos(t, id) || t->n_eos == TEXT_MAX_EOS)
+		return;
+	t->eos[t->n_eos++] = id;
+}
+
+/* The text of a normalized added token is looked for in normalized text, so it is normalized itself. */
+static llmc_status
+added_normal_form(llmc_tokenizer *t, Span in, Strbuf *out, llmc_error *err)
+{
+	Enc e = { .t = t, .err = err };
+	llmc_status status;
+
+	strbuf_clear(out);
+	e.match = pcre2_match_data_create(64, NULL);
+	if (!e.match)
+		return error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
+	arena_init(&e.arena);
+	if (setjmp(e.arena.oom)) {
+		status = error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
+	} else {
+		Span got;
+		status = normalize(&e, utf8_sanitize(&e.arena, in.s, in.n), &got);
+		if (status == LLMC_OK)
+			strbuf_add(out, got.s, got.n);
+	}
+	arena_release(&e.arena);
+	pcre2_match_data_free(e.match);
+	if (status == LLMC_OK && out->failed)
+		status = error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
+	return status;
+}
+
+/* Which bytes of a text become at least a part of some id: all when unknown text is spelled in bytes or each character of
+ * it is the unknown token, else those that the vocabulary has. False: there may be none. */
+static bool
+find_solid(llmc_tokenizer *t)
+{
+	bool all = t->byte_fallback, levels = false;
+	char c[4];
+
+	for (int b = 0; b < 256; b++)
+		all &= t->byte_id[b] >= 0;
+	all |= t->model == MODEL_BPE && t->unk_id >= 0 && !t->fuse_unk;
+	for (size_t i = 0; i < t->n_pre; i++) {
+		levels |= t->pre[i].kind == PRE_BYTES;
+		if (t->pre[i].kind != PRE_BYTES && t->pre[i].kind != PRE_PREFIX_SPACE && t->pre[i].mode == SPLIT_REMOVED)
+			return false;
+	}
+	for (size_t i = 0; i < t->n_norm; i++)
+		levels |= t->norm[i].kind == NORMALIZE_BYTELEVEL;
+	for (int b = 0; b < 256; b++)
+		t->solid[b] = all || (levels && strmap_get(&t->vocab, c, utf8_put(c, bytelevel_char((unsigned char)b))) >= 0);
+	return all || levels;
+}
+
+/* How many bytes of a text one id may stand for, at most; 0: there is no bound. */
+static size_t
+longest_id(llmc_tokenizer *t)
+{
+	size_t most = 4, times = 1;
+
+	if (!find_solid(t))
+		return 0;
+	for (int32_t i = 0; i < t->n_ids; i++)
+		most = t->tok[i].n > most ? t->tok[i].n : most;
+	for (size_t i = 0; i < t->n_added; i++) {
+		const Added *a = &t->added[i];
+		most = a->text.n > most ? a->text.n : most;
+		t->strips |= a->lstrip || a->rstrip;
+	}
+	for (size_t i = 0; i < t->n_norm; i++) {
+		const Normalizer *n = &t->norm[i];
+		switch (n->kind) {
+		case NORMALIZE_NFC:
+		case NORMALIZE_NFKC:
+		case NORMALIZE_NFD:
+		case NORMALIZE_NFKD:
+		case NORMALIZE_LOWER:
+			times *= 8; /* characters are joined and become shorter, none goes: a factor of 4 is the largest there is */
+			for (int b = 0x20; b <= 0xF0; b++) /* and none becomes a control character, or one of the last planes */
+				if (!t->solid[b] && b != 0x7F && b != 0xC0 && b != 0xC1)
+					return 0;
+			break;
+		case NORMALIZE_STRIP:
+			t->strips = true;
+			break;
+		case NORMALIZE_PREPEND:
+		case NORMALIZE_BYTELEVEL:
+			break;
+		case NORMALIZE_REPLACE:
+			if (!n->n_literal || !n->content.n)
+				return 0;
+			times *= (n->n_literal + n->content.n - 1) / n->content.n;
+			break;
+		case NORMALIZE_SPM:
+			if (n->map.n_units)
+				return 0;
+			t->strips |= n->remove_extra;
+			break;
+		case NORMALIZE_STRIP_ACCENTS:
+		case NORMALIZE_PRECOMPILED:
+		case NORMALIZE_NMT:
+			return 0;
+		}
+		if (times > 1 << 20)
+			return 0;
+	}
+	return most * times;
+}
+
+llmc_status
+tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
+{
+	trie_init(&t->added_raw, &t->arena);
+	trie_init(&t->added_norm, &t->arena);
+	for (size_t i = 0; i < t->n_added; i++) {
+		const Added *a = &t->added[i];
+		if (a->special && t->tok[a->id].type != TT_UNKNOWN)
+			t->tok[a->id].special = true;
+		if (!a->normalized) {
+			trie_put(&t->added_raw, &t->arena, a->text, (int32_t)i);
+			continue;
+		}
+		/* t->scratch: a jump out of the arena must not lose it */
+		TRY(added_normal_form(t, a->text, &t->scratch, err));
+		/* and it decodes to that form */
+		tokenizer_set(t, a->id, (Span){ strbuf_str(&t->scratch), t->scratch.len });
+		if (t->scratch.len)
+			trie_put(&t->added_norm, &t->arena, (Span){ t->scratch.data, t->scratch.len }, (int32_t)i);
+	}
+	strbuf_release(&t->scratch);
+	for (int32_t i = 0; i < 256; i++)
+		t->byte_id[i] = -1;
+	for (int32_t i = 0; t->spm && i < t->n_ids; i++) {
+		/* byte pieces are none that text can spell */
+		unsigned b;
+		char shut;
+		if (t->tok[i].type == TT_BYTE && t->tok[i].n == 6 && sscanf(t->tok[i].s, "<0x%2X%c", &b, &shut) == 2 &&
+		    shut == '>' && b < 256)
+			t->byte_id[b] = i;
+	}
+	for (int b = 0; b < 256 && !t->spm; b++) {
+		static const char digit[] = "0123456789ABCDEF";
+		char name[6] = { '<', '0', 'x', digit[b >> 4], digit[b & 15], '>' };
+		t->byte_id[b] = strmap_get(&t->vocab, name, sizeof name);
+	}
+	if (t->n_pre > TEXT_MAX_PRE)
+		return error_set(err, LLMC_E_INPUT, "%zu pre-tokenizers; at most %d are taken", t->n_pre, TEXT_MAX_PRE);
+	t->longest = longest_id(t);
+	return LLMC_OK;
+}
+
+size_t
+llmc_tokenize_least(const llmc_tokenizer *t, const char *text, size_t n_bytes)
+{
+	size_t n = 0;
+
+	if (!t || !t->longest)
+		return 0;
+	for (size_t i = 0, len; i < n_bytes; i += len) {
+		int32_t cp = utf8_next(text + i, n_bytes - i, &len); /* < 0: becomes another character */
+		for (size_t k = cp < 0 || (t->strips && cp_is_space((uint32_t)cp)) ? len : 0; k < len; k++)
+			n += t->solid[(unsigned char)text[i + k]];
+	}
+	return n / t->longest;
+}
+
+int32_t
+llmc_tokenizer_size(const llmc_tokenizer *t)
+{
+	return t ? t->n_ids : 0;
+}
+
+const char *
+llmc_token_text(const llmc_tokenizer *t, int32_t id)
+{
+	return t && id >= 0 && id < t->n_ids ? t->tok[id].s : NULL;
+}
+
+int32_t
+text_bos(const llmc_tokenizer *t)
+{
+	return t->bos;
+}
+
+bool
+text_is_eos(const llmc_tokenizer *t, int32_t id)
+{
+	for (int32_t i = 0; i < t->n_eos; i++)
+		if (t->eos[i] == id)
+			return true;
+	return false;
+}
+
+bool
+llmc_token_is_special(const llmc_tokenizer *t, int32_t id)
+{
+	return t && id >= 0 && id < t->n_ids && t->tok[id].special;
+}
+
+int32_t
+text_find(const llmc_tokenizer *t, const char *s, size_t n)
+{
+	for (size_t i = 0; i < t->n_added; i++)
+		if (t->added[i].text.n == n && memcmp(t->added[i].text.s, s, n) == 0)
+			return t->added[i].id;
+	return strmap_get(&t->vocab, s, n);
+}

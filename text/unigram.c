@@ -1,0 +1,118 @@
+/* Unigram: the segmentation with the best sum of scores (Viterbi over a trie of pieces). sentencepiece adds in float
+ * and takes user-defined pieces for the length times the best score; tokenizer.json adds in double, all pieces alike. */
+#include "text/text.h"
+
+#include <string.h>
+
+typedef struct Node {
+	double  score;
+	int32_t id;
+	int64_t from; /* -1: not reached */
+} Node;
+
+void
+unigram_pieces(llmc_tokenizer *t)
+{
+	bool first = true;
+
+	trie_init(&t->pieces, &t->arena);
+	for (int32_t i = 0; i < t->n_ids; i++) {
+		const Token *k = &t->tok[i];
+		Span s = { k->s, k->n };
+		if (k->type == TT_UNKNOWN && t->unk_id < 0)
+			t->unk_id = i;
+		if (!k->n || (k->type != TT_NORMAL && k->type != TT_USER && k->type != TT_UNUSED))
+			continue;
+		strmap_put(&t->vocab, &t->arena, s, i);
+		if (k->type != TT_UNUSED)
+			trie_put(&t->pieces, &t->arena, s, i);
+		if (k->type == TT_NORMAL) {
+			t->min_score = first || k->score < t->min_score ? k->score : t->min_score;
+			t->max_score = first || k->score > t->max_score ? k->score : t->max_score;
+			first = false;
+		}
+	}
+}
+
+static double
+add(const llmc_tokenizer *t, double a, double b)
+{
+	return t->spm ? (double)((float)a + (float)b) : a + b;
+}
+
+static void
+offer(Node *node, double score, int32_t id, size_t from)
+{
+	if (node->from < 0 || score > node->score)
+		*node = (Node){ score, id, (int64_t)from };
+}
+
+static void
+emit(Enc *e, Span text, const Node *best)
+{
+	const llmc_tokenizer *t = e->t;
+	size_t n = 0, cap = 0;
+	size_t *cut = NULL;
+
+	for (size_t end = text.n; end > 0; end = (size_t)best[end].from) {
+		cut = arena_grow(&e->arena, cut, &cap, n + 1, sizeof *cut);
+		cut[n++] = end;
+	}
+	for (size_t i = n; i-- > 0;) {
+		size_t end = cut[i], from = (size_t)best[end].from;
+		int32_t id = best[end].id;
+		if (id >= 0) {
+			enc_push(e, id);
+			continue;
+		}
+		while ((t->spm || t->fuse_unk) && i > 0 && best[cut[i - 1]].id < 0)
+			end = cut[--i];
+		/* pieces of a run that add up to one in the vocabulary, as the piece of the unknown itself */
+		int32_t whole = t->spm ? -1 : strmap_get(&t->vocab, text.s + from, end - from);
+		if (whole >= 0) {
+			enc_push(e, whole);
+			continue;
+		}
+		bool known = t->byte_fallback;
+		for (size_t k = from; k < end && known; k++)
+			known = t->byte_id[(unsigned char)text.s[k]] >= 0;
+		for (size_t k = from; k < end && known; k++)
+			enc_push(e, t->byte_id[(unsigned char)text.s[k]]);
+		if (!known && t->unk_id >= 0)
+			enc_push(e, t->unk_id);
+	}
+}
+
+llmc_status
+unigram_encode(Enc *e, Span text)
+{
+	const llmc_tokenizer *t = e->t;
+	double unk_score = add(t, t->min_score, -10);
+	Node *best = NEW(&e->arena, Node, text.n + 1);
+
+	for (size_t i = 1; i <= text.n; i++)
+		best[i].from = -1;
+	for (size_t i = 0, len; i < text.n; i += len) {
+		bool single = false;
+		uint32_t node = 0;
+		double here = best[i].score;
+		utf8_next(text.s + i, text.n - i, &len);
+		for (size_t j = i; j < text.n; j++) {
+			node = trie_step(&t->pieces, node, (unsigned char)text.s[j]);
+			if (!node)
+				break;
+			int32_t id = t->pieces.value[node];
+			if (id < 0)
+				continue;
+			double score = t->tok[id].score;
+			if (t->spm && t->tok[id].type == TT_USER)
+				score = (float)((double)((float)(j + 1 - i) * (float)t->max_score) - 0.1);
+			offer(&best[j + 1], add(t, here, score), !t->spm && id == t->unk_id ? -1 : id, i);
+			single |= j + 1 - i == len;
+		}
+		if (!single)
+			offer(&best[i + len], add(t, here, unk_score), -1, i);
+	}
+	emit(e, text, best);
+	return LLMC_OK;
+}
