@@ -20,7 +20,7 @@ may_share(const Op *op, int arg)
 	const OpInfo *info = &op_info[op->kind];
 
 	for (int k = 0; k < info->n_in; k++)
-		if (op->arg[k] == op->arg[arg] && info->arg[k].role != ROLE_SAME)
+		if (op->arg[k] == op->arg[arg] && !role_in_place(info->arg[k].role))
 			return false;
 	return true;
 }

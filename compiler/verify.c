@@ -11,7 +11,7 @@ verify_arg(const Graph *g, const Op *op, int arg, const ArgShape *want, const ch
 	int         v = op->arg[arg];
 
 	if (v < 0) {
-		if (op_info[op->kind].arg[arg].role != ROLE_OPT)
+		if (!role_may_lack(op_info[op->kind].arg[arg].role))
 			BUG(g->diag, op->loc, "after %s: %s (layer %d) lacks its argument %s", after, op_info[op->kind].name,
 			    op->layer, name);
 		return;

@@ -8,6 +8,7 @@
 #define IN(n) +1
 #define OPT(n) +1
 #define SAME(n) +1
+#define OPT_SAME(n) +1
 #define TABLE(n) +1
 #define OUT(n)
 enum {
@@ -22,12 +23,14 @@ enum {
 #undef IN
 #undef OPT
 #undef SAME
+#undef OPT_SAME
 #undef TABLE
 #undef OUT
 
 #define IN(n) { #n, ROLE_IN },
 #define OPT(n) { #n, ROLE_OPT },
 #define SAME(n) { #n, ROLE_SAME },
+#define OPT_SAME(n) { #n, ROLE_OPT_SAME },
 #define TABLE(n) { #n, ROLE_TABLE },
 #define OUT(n) { #n, ROLE_OUT },
 const OpInfo op_info[OP_COUNT] = {

@@ -24,6 +24,7 @@ enum { OPF_TOK = 1, OPF_PICK = 2, OPF_ATT = 4 };
 #define IN(n) int n;
 #define OPT(n) int n;
 #define SAME(n) int n;
+#define OPT_SAME(n) int n;
 #define TABLE(n) int n;
 #define OUT(n) int n;
 #define OP(name, flags, args, attrs, meaning) struct args_##name { args };
@@ -31,11 +32,25 @@ enum { OPF_TOK = 1, OPF_PICK = 2, OPF_ATT = 4 };
 #undef IN
 #undef OPT
 #undef SAME
+#undef OPT_SAME
 #undef TABLE
 #undef OUT
 #define ARG(op, arg) ((int)(offsetof(struct args_##op, arg) / sizeof(int)))
 
-typedef enum ArgRole { ROLE_IN, ROLE_OPT, ROLE_SAME, ROLE_TABLE, ROLE_OUT } ArgRole; /* see ops.def */
+typedef enum ArgRole { ROLE_IN, ROLE_OPT, ROLE_SAME, ROLE_OPT_SAME, ROLE_TABLE, ROLE_OUT } ArgRole; /* see ops.def */
+
+static inline bool
+role_may_lack(ArgRole r)
+{
+	return r == ROLE_OPT || r == ROLE_OPT_SAME;
+}
+
+static inline bool
+role_in_place(ArgRole r)
+{
+	return r == ROLE_SAME || r == ROLE_OPT_SAME;
+}
+
 typedef struct OpArg { const char *name; ArgRole role; } OpArg;
 
 typedef struct OpInfo {

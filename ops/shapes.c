@@ -12,6 +12,14 @@ mul(int64_t a, int64_t b)
 	return __builtin_mul_overflow(a, b, &n) ? INT64_MAX : n;
 }
 
+static int64_t
+plus(int64_t a, int64_t b)
+{
+	int64_t n;
+
+	return __builtin_add_overflow(a, b, &n) ? INT64_MAX : n;
+}
+
 static ArgShape
 act(int64_t width)
 {
@@ -75,6 +83,7 @@ order(void)
 #define IN(n) ArgShape n;
 #define OPT(n) ArgShape n;
 #define SAME(n) ArgShape n;
+#define OPT_SAME(n) ArgShape n;
 #define TABLE(n) ArgShape n;
 #define OUT(n) ArgShape n;
 #define OP(name, flags, args, attrs, meaning) struct shape_##name { args };
@@ -93,7 +102,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 #define GET(key) key = attr_int(a, n, #key)
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
-	const int64_t GET(keep_groups), GET(offset), qkv_rows = mul(heads + 2 * kv_heads, dim);
+	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
 
 	switch (op) {
@@ -152,9 +161,16 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(add, .x = act(width), .r = act(width), .y = act(width));
 		break;
 	case OP_moe_route:
+	case OP_norm_route:
 		MUST(top_k <= n_experts, "top_k <= n_experts");
 		MUST(groups <= 1 || n_experts % groups == 0, "n_experts is a multiple of groups");
 		MUST(groups <= 1 || (keep_groups >= 1 && keep_groups <= groups), "1 <= keep_groups <= groups");
+		MUST(mix <= 1, "mix <= 1");
+		if (op == OP_norm_route) {
+			SET(norm_route, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .w = mat(n_experts + mix, hidden), .bias = vec(n_experts),
+			    .id = ids(top_k), .weight = act(top_k + mix));
+			break;
+		}
 		SET(moe_route, .logits = act(n_experts), .bias = vec(n_experts), .id = ids(top_k), .weight = act(top_k));
 		break;
 	case OP_moe_ffn:
@@ -188,6 +204,18 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_norm_act:
 		SET(norm_act, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .b = vec(rows), .y = act(rows));
+		break;
+	case OP_norm_moe_glu:
+		MUST(top_k <= n_experts, "top_k <= n_experts");
+		SET(norm_moe_glu, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .id = ids(top_k),
+		    .gate = stack(n_experts, top_k, width, hidden), .up = stack(n_experts, top_k, width, hidden), .s_gate = mat(shared, hidden),
+		    .s_up = mat(shared, hidden), .h = act(plus(mul(top_k, width), shared)));
+		break;
+	case OP_moe_down_add:
+		MUST(top_k <= n_experts, "top_k <= n_experts");
+		MUST(mix <= 1, "mix <= 1");
+		SET(moe_down_add, .h = act(plus(mul(top_k, width), shared)), .id = ids(top_k), .weight = act(top_k + mix),
+		    .down = stack(n_experts, top_k, hidden, width), .s_down = mat(hidden, shared), .r = act(hidden), .y = act(hidden));
 		break;
 	case OP_head:
 		SET(head, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .logits = act(rows));

@@ -125,13 +125,14 @@ plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows)
 	const OpModel model = { p->vocab, p->max_positions };
 	ArgShape shape[OP_MAX_ARGS] = { 0 };
 
+	double missed = 0;
+
 	op_shapes(s->op, s->attr, s->n_attr, &model, shape);
 	for (int k = 0; k < op_info[s->op].n_in; k++)
-		if (shape[k].kind == VAL_WEIGHT && shape[k].used < shape[k].pieces) {
-			double missed = pow(1 - (double)shape[k].used / (double)shape[k].pieces, (double)rows);
-			return (int64_t)llround((double)s->weight_bytes * (1 - missed));
-		}
-	return s->weight_bytes;
+		if (shape[k].kind == VAL_WEIGHT && shape[k].used < shape[k].pieces && s->arg[k].kind == REF_TENSOR)
+			missed += (double)plan_tensor_bytes(&p->tensor[s->arg[k].index]) *
+			          pow(1 - (double)shape[k].used / (double)shape[k].pieces, (double)rows);
+	return s->weight_bytes - (int64_t)llround(missed);
 }
 
 void

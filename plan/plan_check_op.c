@@ -92,7 +92,7 @@ check_arg(const Check *k, int i, const ArgShape *want)
 	const PlanRef *a = &k->step->arg[i];
 
 	if (a->kind == REF_NONE && want->kind != VAL_ORDER)
-		return arg->role == ROLE_OPT ? LLMC_OK : BAD(k, "%s: argument %s is missing", k->op->name, arg->name);
+		return role_may_lack(arg->role) ? LLMC_OK : BAD(k, "%s: argument %s is missing", k->op->name, arg->name);
 	switch (want->kind) {
 	case VAL_ACT:
 		return check_buffer(k, arg->name, a, want, arg->role == ROLE_OUT && k->op->flags & OPF_PICK ? SYM_n_out : k->rows);

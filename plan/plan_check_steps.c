@@ -127,7 +127,7 @@ check_aliases(const Check *c)
 			if (bi->slot != bj->slot)
 				continue;
 			/* in place, where the op goes element by element: the same elements at the same addresses */
-			if (dj == DIR_IN && di != DIR_SCRATCH && bi->dtype == bj->dtype && j < op->n_in && op->arg[j].role == ROLE_SAME)
+			if (dj == DIR_IN && di != DIR_SCRATCH && bi->dtype == bj->dtype && j < op->n_in && role_in_place(op->arg[j].role))
 				continue;
 			return BAD(c, "buffers %s and %s share memory", bi->id, bj->id);
 		}

@@ -1,24 +1,23 @@
 /* Mixture of experts: choosing them, and running the chosen ones. */
 #include "ref/internal.h"
 
-/* scratch: scores, choice scores, bias [E] each, group scores [groups] */
-void
-ref_moe_route(const RefCall *c)
+/* The experts of n rows of logits, stride floats apart, and their weights, w_stride apart.
+ * scratch: scores, choice scores, bias [E] each, group scores [groups] */
+static void
+route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t stride, int64_t n, int32_t *id, float *weight,
+      int64_t w_stride, float *scratch)
 {
-	int64_t      n_experts = step_int(c->step, "n_experts"), top_k = step_int(c->step, "top_k");
-	int64_t      groups = step_int(c->step, "groups"), keep_groups = step_int(c->step, "keep_groups");
-	bool         sigmoid = !strcmp(step_word(c->step, "score"), "sigmoid");
-	bool         top2 = !strcmp(step_word(c->step, "group_score"), "top2");
-	bool         renorm = step_int(c->step, "renorm") != 0;
-	double       scale = step_num(c->step, "scale");
-	float       *score = c->scratch, *choice = score + n_experts, *group = choice + 2 * n_experts;
-	const float *bias = ref_vector(&c->arg[ARG(moe_route, bias)], choice + n_experts);
-	int64_t      n = ref_rows(c, ARG(moe_route, weight));
+	int64_t      n_experts = step_int(step, "n_experts"), top_k = step_int(step, "top_k");
+	int64_t      groups = step_int(step, "groups"), keep_groups = step_int(step, "keep_groups");
+	bool         sigmoid = !strcmp(step_word(step, "score"), "sigmoid");
+	bool         top2 = !strcmp(step_word(step, "group_score"), "top2");
+	bool         renorm = step_int(step, "renorm") != 0;
+	double       scale = step_num(step, "scale");
+	float       *score = scratch, *choice = score + n_experts, *group = choice + 2 * n_experts;
+	const float *bias = ref_vector(bias_arg, choice + n_experts);
 
-	for (int64_t t = 0; t < n; t++) {
-		const float *x = ref_f32(c, ARG(moe_route, logits)) + t * n_experts;
-		int32_t     *id = (int32_t *)c->arg[ARG(moe_route, id)].data + t * top_k;
-		float       *weight = ref_f32(c, ARG(moe_route, weight)) + t * top_k;
+	for (int64_t t = 0; t < n; t++, id += top_k, weight += w_stride) {
+		const float *x = logits + t * stride;
 		double       max = x[0], sum = 0;
 
 		for (int64_t e = 1; e < n_experts; e++)
@@ -81,44 +80,137 @@ ref_moe_route(const RefCall *c)
 	}
 }
 
-/* Experts outside, so that each row is dequantised once; a row's sum runs in the order
- * of expert numbers. scratch: activations [n_tok][top_k][width], a weight row */
 void
-ref_moe_ffn(const RefCall *c)
+ref_moe_route(const RefCall *c)
 {
-	int64_t        n_experts = step_int(c->step, "n_experts"), top_k = step_int(c->step, "top_k");
-	int64_t        hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
-	const char    *act = step_word(c->step, "act");
-	const float   *x = ref_f32(c, ARG(moe_ffn, x)), *weight = ref_f32(c, ARG(moe_ffn, weight));
-	const int32_t *id = c->arg[ARG(moe_ffn, id)].data;
-	const RefArg  *gate = &c->arg[ARG(moe_ffn, gate)], *up = &c->arg[ARG(moe_ffn, up)], *down = &c->arg[ARG(moe_ffn, down)];
-	float         *y = ref_f32(c, ARG(moe_ffn, y));
-	int64_t        n = ref_rows(c, ARG(moe_ffn, y));
-	float         *h = c->scratch, *row = h + n * top_k * width;
+	route(c->step, &c->arg[ARG(moe_route, bias)], ref_f32(c, ARG(moe_route, logits)), step_int(c->step, "n_experts"),
+	      ref_rows(c, ARG(moe_route, weight)), c->arg[ARG(moe_route, id)].data, ref_f32(c, ARG(moe_route, weight)),
+	      step_int(c->step, "top_k"), c->scratch);
+}
 
-	memset(y, 0, (size_t)(n * hidden) * sizeof *y);
-	for (int64_t e = 0; e < n_experts; e++) {
-		bool used = false;
+/* scratch: normed rows, logits, then what the norm, the product and the choice take in turn */
+void
+ref_norm_route(const RefCall *c)
+{
+	static const RefArg none = { .kind = REF_NONE };
+	int64_t hidden = step_int(c->step, "hidden"), mix = step_int(c->step, "mix"), rows = step_int(c->step, "n_experts") + mix;
+	int64_t top_k = step_int(c->step, "top_k"), n = ref_rows(c, ARG(norm_route, weight));
+	float  *xn = c->scratch, *logits = xn + n * hidden, *rest = logits + n * rows, *weight = ref_f32(c, ARG(norm_route, weight));
 
-		for (int64_t i = 0; i < n * top_k; i++)
-			used |= id[i] == e;
-		if (!used)
+	ref_norm_rows(c->step, &c->arg[ARG(norm_route, nw)], &c->arg[ARG(norm_route, nb)], hidden, ref_f32(c, ARG(norm_route, x)), n, xn, rest);
+	ref_linear(&c->arg[ARG(norm_route, w)], &none, rows, hidden, xn, n, logits, rest);
+	route(c->step, &c->arg[ARG(norm_route, bias)], logits, rows, n, c->arg[ARG(norm_route, id)].data, weight, top_k + mix, rest);
+	for (int64_t t = 0; mix && t < n; t++)
+		weight[t * (top_k + 1) + top_k] = (float)(1.0 / (1.0 + exp(-(double)logits[t * rows + rows - 1])));
+}
+
+/* Do any of the n choices fall on e? */
+static bool
+is_chosen(const int32_t *id, int64_t n, int64_t e)
+{
+	for (int64_t i = 0; i < n; i++)
+		if (id[i] == e)
+			return true;
+	return false;
+}
+
+/* h[i][o] = act(row o of e's gate, x) * (the same of up), for the choices i of e among n x top_k; h rows lie top_k to a `stride`.
+ * Experts outside, so that each row is dequantised once. row: scratch [hidden] */
+static void
+experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const float *x, const int32_t *id, int64_t n, float *h,
+            int64_t stride, float *row)
+{
+	int64_t     top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width");
+	const char *act = step_word(step, "act");
+
+	for (int64_t e = 0; e < step_int(step, "n_experts"); e++) {
+		if (!is_chosen(id, n * top_k, e))
 			continue;
 		for (int64_t o = 0; o < width; o++) {
 			plan_tensor_row(gate->tensor, gate->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
-					h[i * width + o] = (float)ref_activate(act, ref_dot(x + i / top_k * hidden, row, hidden));
+					h[i / top_k * stride + i % top_k * width + o] = (float)ref_activate(act, ref_dot(x + i / top_k * hidden, row, hidden));
 			plan_tensor_row(up->tensor, up->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
-					h[i * width + o] *= (float)ref_dot(x + i / top_k * hidden, row, hidden);
+					h[i / top_k * stride + i % top_k * width + o] *= (float)ref_dot(x + i / top_k * hidden, row, hidden);
 		}
+	}
+}
+
+/* y[t] += weight * down_e h, in the order of expert numbers. row: scratch [width] */
+static void
+experts_down(const PlanStep *step, const RefArg *down, const float *h, int64_t stride, const int32_t *id, const float *weight,
+             int64_t w_stride, int64_t n, float *y, float *row)
+{
+	int64_t top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width");
+
+	for (int64_t e = 0; e < step_int(step, "n_experts"); e++) {
+		if (!is_chosen(id, n * top_k, e))
+			continue;
 		for (int64_t o = 0; o < hidden; o++) {
 			plan_tensor_row(down->tensor, down->data, e * hidden + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
-					y[i / top_k * hidden + o] += (float)(weight[i] * ref_dot(h + i * width, row, width));
+					y[i / top_k * hidden + o] += (float)(weight[i / top_k * w_stride + i % top_k] *
+					                                     ref_dot(h + i / top_k * stride + i % top_k * width, row, width));
 		}
 	}
+}
+
+/* scratch: activations [n_tok][top_k][width], a weight row */
+void
+ref_moe_ffn(const RefCall *c)
+{
+	int64_t        top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
+	const int32_t *id = c->arg[ARG(moe_ffn, id)].data;
+	float         *y = ref_f32(c, ARG(moe_ffn, y));
+	int64_t        n = ref_rows(c, ARG(moe_ffn, y));
+	float         *h = c->scratch, *row = h + n * top_k * width;
+
+	memset(y, 0, (size_t)(n * hidden) * sizeof *y);
+	experts_glu(c->step, &c->arg[ARG(moe_ffn, gate)], &c->arg[ARG(moe_ffn, up)], ref_f32(c, ARG(moe_ffn, x)), id, n, h, top_k * width, row);
+	experts_down(c->step, &c->arg[ARG(moe_ffn, down)], h, top_k * width, id, ref_f32(c, ARG(moe_ffn, weight)), top_k, n, y, row);
+}
+
+/* scratch: normed rows, two vectors of the norm or a weight row, the shared expert's up */
+void
+ref_norm_moe_glu(const RefCall *c)
+{
+	int64_t     top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
+	int64_t     shared = step_int(c->step, "shared"), stride = top_k * width + shared, n = ref_rows(c, ARG(norm_moe_glu, h));
+	const char *act = step_word(c->step, "act");
+	float      *xn = c->scratch, *rest = xn + n * hidden, *up = rest + 2 * hidden, *h = ref_f32(c, ARG(norm_moe_glu, h));
+	float      *hs = h + top_k * width;
+
+	ref_norm_rows(c->step, &c->arg[ARG(norm_moe_glu, nw)], &c->arg[ARG(norm_moe_glu, nb)], hidden, ref_f32(c, ARG(norm_moe_glu, x)), n, xn, rest);
+	experts_glu(c->step, &c->arg[ARG(norm_moe_glu, gate)], &c->arg[ARG(norm_moe_glu, up)], xn, c->arg[ARG(norm_moe_glu, id)].data, n, h, stride, rest);
+	if (!ref_has(c, ARG(norm_moe_glu, s_gate)) || !ref_has(c, ARG(norm_moe_glu, s_up)))
+		return;
+	ref_matmul_rows(&c->arg[ARG(norm_moe_glu, s_gate)], 0, shared, hidden, xn, hidden, n, hs, stride, rest);
+	ref_matmul_rows(&c->arg[ARG(norm_moe_glu, s_up)], 0, shared, hidden, xn, hidden, n, up, shared, rest);
+	for (int64_t t = 0; t < n; t++)
+		for (int64_t i = 0; i < shared; i++)
+			hs[t * stride + i] = (float)(ref_activate(act, hs[t * stride + i]) * up[t * shared + i]);
+}
+
+/* y may be r's memory. scratch: the shared expert's rows [n_tok][hidden], a weight row */
+void
+ref_moe_down_add(const RefCall *c)
+{
+	int64_t      top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
+	int64_t      shared = step_int(c->step, "shared"), mix = step_int(c->step, "mix"), stride = top_k * width + shared;
+	int64_t      n = ref_rows(c, ARG(moe_down_add, y));
+	const float *h = ref_f32(c, ARG(moe_down_add, h)), *weight = ref_f32(c, ARG(moe_down_add, weight)), *r = ref_f32(c, ARG(moe_down_add, r));
+	float       *y = ref_f32(c, ARG(moe_down_add, y)), *z = c->scratch, *row = z + n * hidden, scale = (float)step_num(c->step, "scale");
+
+	for (int64_t i = 0; i < n * hidden; i++)
+		y[i] = r ? scale * r[i] : 0;
+	experts_down(c->step, &c->arg[ARG(moe_down_add, down)], h, stride, c->arg[ARG(moe_down_add, id)].data, weight, top_k + mix, n, y, row);
+	if (!ref_has(c, ARG(moe_down_add, s_down)))
+		return;
+	ref_matmul_rows(&c->arg[ARG(moe_down_add, s_down)], 0, hidden, shared, h + top_k * width, stride, n, z, hidden, row);
+	for (int64_t i = 0; i < n * hidden; i++)
+		y[i] += mix ? weight[i / hidden * (top_k + 1) + top_k] * z[i] : z[i];
 }

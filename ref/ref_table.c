@@ -61,6 +61,16 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 		ok = add_product(&n, n_tok, step_int(step, "top_k"), width) && add_product(&n, hidden, 1, 1) &&
 		     add_product(&n, width, 1, 1);
 		break;
+	case OP_norm_route:
+		ok = !__builtin_add_overflow(experts, step_int(step, "mix"), &rows) && add_product(&n, n_tok, rows, 1) &&
+		     add_norm_linear(&n, n_tok, rows, hidden) && add_product(&n, 3, experts, 1) && add_product(&n, step_int(step, "groups"), 1, 1);
+		break;
+	case OP_norm_moe_glu:
+		ok = add_product(&n, n_tok, hidden, 1) && add_product(&n, 2, hidden, 1) && add_product(&n, n_tok, step_int(step, "shared"), 1);
+		break;
+	case OP_moe_down_add:
+		ok = add_product(&n, n_tok, hidden, 1) && add_product(&n, width, 1, 1) && add_product(&n, step_int(step, "shared"), 1, 1);
+		break;
 	case OP_norm_matmul:
 	case OP_norm_act:
 		ok = add_norm_linear(&n, n_tok, rows, cols);

@@ -323,6 +323,42 @@ for name, style, qk, with_rope in (("half", "half", True, True), ("interleaved",
     case.arg(f"rope 4 {numbers(ang)}") if with_rope else case.none()
     case.pool(False, kv, dim, dim, "f32").room(3 * heads * dim).out(q).none().out(want, 8).end()
 
+# a mixture in three steps: what the first two make is what the unfused ops would
+for name, bias, score, renorm, scale, groups, keep, gs, mix in (
+        ("softmax", 0, "softmax", 1, 1.0, 1, 1, "max", 0), ("v3", 1, "sigmoid", 1, 2.5, 4, 2, "top2", 0),
+        ("mix", 0, "softmax", 0, 1.0, 1, 1, "max", 1)):
+    x, nw, w, b = rnd(3, 9), rnd(9), rnd(8 + mix, 9), rnd(8, scale=0.5) if bias else None
+    logits = F.linear(rms(x, nw, 0.02), w)
+    ids, wt = route(logits[:, :8], b, 3, score, renorm, scale, groups, keep, gs)
+    if mix:
+        wt = torch.cat([wt, logits[:, 8:].sigmoid()], 1)
+    Case("norm_route", name, n_experts=8, top_k=3, hidden=9, mix=mix, score=score, renorm=renorm, scale=scale, groups=groups,
+         keep_groups=keep, group_score=gs, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(nw).none().weight(
+        w).vector(b).room(9, "i32").out(ids).room(wt.numel()).out(wt).end()
+for name, shared, mix, scale in (("routed", 0, 0, 1.0), ("shared", 7, 0, 1.5), ("gated", 7, 1, 1.0)):
+    ids, wt = torch.tensor([[2, 0], [3, 2], [0, 3]]), rnd(3, 2 + mix)
+    x, nw, g, u, d = rnd(3, 5), rnd(5), rnd(4, 6, 5), rnd(4, 6, 5), rnd(4, 5, 6)
+    sg, su, sd, r = rnd(7, 5), rnd(7, 5), rnd(5, 7), rnd(3, 5)
+    n = rms(x, nw, 0.02)
+    h = torch.stack([torch.cat([F.gelu(g[e] @ n[t]) * (u[e] @ n[t]) for e in ids[t]]) for t in range(3)])
+    if shared:
+        h = torch.cat([h, F.gelu(F.linear(n, sg)) * F.linear(n, su)], 1)
+    sizes = dict(n_experts=4, top_k=2, hidden=5, width=6, shared=shared)
+    case = Case("norm_moe_glu", name, **sizes, act="gelu", norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(
+        nw).none().i32(ids).weight(g.view(24, 5)).weight(u.view(24, 5))
+    case = case.weight(sg).weight(su) if shared else case.none().none()
+    case.room(h.numel()).out(h).end()
+    h = rnd(*h.shape)
+    y = torch.stack([sum(wt[t, k] * (d[e] @ h[t, 6 * k:6 * k + 6]) for k, e in enumerate(ids[t])) for t in range(3)])
+    if shared:
+        y = y + F.linear(h[:, 12:], sd) * (wt[:, 2:] if mix else 1)
+    if not mix:
+        y = y + scale * r
+    case = Case("moe_down_add", name, **sizes, mix=mix, scale=scale).step([0, 1, 2]).f32(h).i32(ids).f32(wt).weight(
+        d.view(20, 6))
+    case = case.weight(sd) if shared else case.none()
+    (case.none() if mix else case.f32(r)).room(15).out(y).end()
+
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")
 print(f"{OUT}: {sum(l.startswith('case') for l in lines)} cases, {os.path.getsize(OUT)} bytes")

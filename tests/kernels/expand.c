@@ -104,7 +104,7 @@ set_arguments(Graph *g, Op *op, PlanSym rows)
 	graph_shapes(g, op, shape);
 	for (int k = 0; k < info->n_arg; k++) {
 		const char *name = info->arg[k].name;
-		if (info->arg[k].role == ROLE_OPT && number(value_about("HAS_", name, ""), 1) == 0)
+		if (role_may_lack(info->arg[k].role) && number(value_about("HAS_", name, ""), 1) == 0)
 			continue;
 		int    v = graph_value(g, shape[k].kind, name, op->loc);
 		Value *val = &g->val[v];

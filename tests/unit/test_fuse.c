@@ -114,19 +114,97 @@ BENCH_TEST(types_that_differ_are_not_stacked)
 	assert_int_equal(graph_count(g, OP_kv_append), 1);
 }
 
-BENCH_TEST(experts_read_the_norm_from_memory)
+/* Six steps a layer, whatever the number of experts. */
+BENCH_TEST(a_mixture_has_six_steps)
+{
+	bench_file(b, "mixtral");
+	Graph *g = bench_graph(b);
+	graph_fuse(g, NULL, NULL);
+
+	int first = 0;
+	while (g->op[first].kind != OP_norm_route)
+		first++;
+	const OpKind want[] = { OP_norm_qkv, OP_attention, OP_matmul_add, OP_norm_route, OP_norm_moe_glu, OP_moe_down_add };
+	for (int i = 0; i < 6; i++)
+		assert_int_equal(g->op[first - 3 + i].kind, want[i]);
+	const Op *route = &g->op[first], *glu = route + 1, *down = route + 2;
+	assert_int_equal(graph_count(g, OP_rmsnorm) + graph_count(g, OP_moe_ffn) + graph_count(g, OP_moe_route) + graph_count(g, OP_add), 0);
+	assert_string_equal(op_word(route, "norm"), "rms");
+	assert_string_equal(op_word(glu, "norm"), "rms");
+	assert_int_equal(route->arg[ARG(norm_route, nw)], glu->arg[ARG(norm_moe_glu, nw)]);
+	assert_int_equal(glu->arg[ARG(norm_moe_glu, s_gate)], -1);
+	assert_int_equal(down->arg[ARG(moe_down_add, r)], glu->arg[ARG(norm_moe_glu, x)]);
+	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, weight)]), "L0.expert_weight");
+	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, y)]), "x1");
+	assert_int_equal(op_int(glu, "shared"), 0);
+	assert_int_equal(graph_fuse(g, NULL, NULL), 0);
+}
+
+/* The shared expert runs with the others, and the row of its gate lies below the router. */
+BENCH_TEST(a_shared_expert_joins_the_mixture)
 {
 	bench_file(b, "qwen2-moe");
 	Graph *g = bench_graph(b);
 	graph_fuse(g, NULL, NULL);
-	assert_int_equal(graph_count(g, OP_rmsnorm), 1); /* the norm in front of layer 1's experts */
-	assert_int_equal(graph_count(g, OP_moe_ffn), 1);
-	/* the shared expert is fused, and reads what the norm wrote */
-	for (size_t i = 0; i < g->n_op; i++)
-		if (g->op[i].kind == OP_norm_glu && g->op[i].layer == 1) {
-			assert_string_equal(op_word(&g->op[i], "norm"), "none");
-			assert_string_equal(value_name(g, g->op[i].arg[ARG(norm_glu, x)]), "L1.ffn_in");
-		}
+
+	const Op *route = graph_first(g, OP_norm_route), *glu = graph_first(g, OP_norm_moe_glu), *down = graph_first(g, OP_moe_down_add);
+	assert_int_equal(g->n_op, 1 + 5 + 6 + 1);
+	assert_string_equal(value_name(g, route->arg[ARG(norm_route, w)]), "L1.router_mix");
+	assert_int_equal(g->val[route->arg[ARG(norm_route, w)]].dim[0], 4 + 1);
+	assert_int_equal(g->val[route->arg[ARG(norm_route, weight)]].dim[1], 2 + 1);
+	assert_string_equal(value_name(g, glu->arg[ARG(norm_moe_glu, s_gate)]), "L1.s_gate");
+	assert_string_equal(value_name(g, glu->arg[ARG(norm_moe_glu, s_up)]), "L1.s_up");
+	assert_int_equal(g->val[glu->arg[ARG(norm_moe_glu, h)]].dim[1], 2 * 16 + 24);
+	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, s_down)]), "L1.s_down");
+	assert_int_equal(op_int(down, "mix"), 1);
+	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, y)]), "x2");
+}
+
+/* Its gate in a type of its own: the routed experts' result is added to it, and both keep the norm's row. */
+BENCH_TEST(a_shared_expert_may_stay_apart)
+{
+	bench_file(b, "qwen2-moe");
+	b->spec->ffn.bias = false;
+	Graph *g = bench_graph(b);
+	for (size_t i = 0; i < g->n_val; i++)
+		if (strcmp(g->val[i].name, "L1.s_mix") == 0 && g->val[i].kind == VAL_WEIGHT)
+			g->tensor[g->val[i].tensor].dtype = DT_F32;
+	graph_fuse(g, NULL, NULL);
+
+	const Op *down = graph_first(g, OP_moe_down_add);
+	assert_int_equal(op_int(graph_first(g, OP_norm_moe_glu), "shared"), 0);
+	assert_int_equal(op_int(down, "mix"), 0);
+	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, r)]), "L1.shared_gated");
+	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, y)]), "L1.ffn_out");
+	assert_int_equal(graph_count(g, OP_gate_mul), 1);
+	assert_int_equal(graph_count(g, OP_rmsnorm), 0);
+}
+
+/* A norm behind the experts: nothing to add to. */
+BENCH_TEST(a_mixture_may_add_to_nothing)
+{
+	const Graph *g = fused(b, "mixtral", TINY_GQA "moe: {n_experts: 4, top_k: 2, width: 16}\nnorm: {ffn_out: true}\n"
+	                       "tensors: {ffn_out_norm: .post_feedforward_layernorm}\n");
+	const Op    *down = graph_first(g, OP_moe_down_add);
+
+	assert_int_equal(down->arg[ARG(moe_down_add, r)], -1);
+	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, y)]), "L0.ffn_out");
+	assert_int_equal(graph_count(g, OP_add), 2);
+}
+
+/* Templates for two of the three ops are none. */
+BENCH_TEST(a_mixture_is_fused_whole_or_not)
+{
+	static const char route[] = "//@op norm_route\n//@arg x in f32[n_tok, HIDDEN]\n//@arg nw? in f32[HIDDEN]\n//@arg nb? in f32[HIDDEN]\n"
+	                            "//@arg w in packed\n//@arg bias? in f32[N_EXPERTS]\n//@arg id out i32[n_tok, TOP_K]\n"
+	                            "//@arg weight out f32[n_tok, TOP_K]\n";
+	bench_file(b, "mixtral");
+	Graph     *g = bench_graph(b);
+	Templates *ts = templates_none("cpu-v3", b->spec, &b->diag, &b->arena);
+
+	assert_true(templates_add(ts, OP_norm_route, "test.c.in", route));
+	assert_int_equal(graph_fuse(g, ts, NULL), 0);
+	assert_int_equal(graph_count(g, OP_moe_ffn), 2);
 }
 
 BENCH_TEST(two_rope_axes_stay_on_their_own)
@@ -198,7 +276,11 @@ main(void)
 		cmocka_unit_test(a_norm_that_the_residual_reads_stays),
 		cmocka_unit_test(a_shared_norm_is_repeated),
 		cmocka_unit_test(types_that_differ_are_not_stacked),
-		cmocka_unit_test(experts_read_the_norm_from_memory),
+		cmocka_unit_test(a_mixture_has_six_steps),
+		cmocka_unit_test(a_shared_expert_joins_the_mixture),
+		cmocka_unit_test(a_shared_expert_may_stay_apart),
+		cmocka_unit_test(a_mixture_may_add_to_nothing),
+		cmocka_unit_test(a_mixture_is_fused_whole_or_not),
 		cmocka_unit_test(two_rope_axes_stay_on_their_own),
 		cmocka_unit_test(head_with_a_bias_stays),
 		cmocka_unit_test(head_takes_the_cap),

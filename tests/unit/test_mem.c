@@ -124,7 +124,7 @@ play(const Graph *g, const Selection *sel)
 					int x = op->arg[a];
 					if (x < 0 || sel->buf_of[x] < 0 || sel->buf[sel->buf_of[x]].slot != slot)
 						continue;
-					assert_int_equal(op_info[op->kind].arg[a].role, ROLE_SAME);
+					assert_true(role_in_place(op_info[op->kind].arg[a].role));
 				}
 				holds[slot] = v + 1;
 			}

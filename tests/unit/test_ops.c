@@ -31,7 +31,7 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 			a[n].i = 0;
 		if (!strcmp(key, "rope_dims"))
 			a[n].i = i / 2;
-		if (!strcmp(key, "groups"))
+		if (!strcmp(key, "groups") || !strcmp(key, "mix"))
 			a[n].i = 1;
 	}
 	return n;
@@ -133,6 +133,10 @@ rules_are_kept(void **state)
 		{ OP_norm_qkv, "rope_dims", 10, 0, "rope_dims <= dim" },
 		{ OP_moe_route, "top_k", 9, 0, "top_k <= n_experts" },
 		{ OP_moe_route, "groups", 3, 0, "n_experts is a multiple of groups" },
+		{ OP_norm_route, "top_k", 9, 0, "top_k <= n_experts" },
+		{ OP_norm_route, "mix", 2, 0, "mix <= 1" },
+		{ OP_norm_moe_glu, "top_k", 9, 0, "top_k <= n_experts" },
+		{ OP_moe_down_add, "mix", 2, 0, "mix <= 1" },
 		{ OP_rmsnorm, "groups", 0, 0, "groups >= 1" },
 		{ OP_cap, "cap", 8, -1, "cap > 0" },
 	};
