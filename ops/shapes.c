@@ -102,7 +102,8 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 #define GET(key) key = attr_int(a, n, #key)
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
-	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), qkv_rows = mul(heads + 2 * kv_heads, dim);
+	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand);
+	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
 
 	switch (op) {
@@ -148,8 +149,8 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(mla_append, .latent = act(kv_rank), .rope_k = act(rope_dim), .kv = latent(kv_rank, rope_dim), .done = order());
 		break;
 	case OP_mla_attention:
-		SET(mla_attention, .q = act(heads * (nope_dim + rope_dim)), .k_b = stack(heads, heads, nope_dim, kv_rank),
-		    .v_b = stack(heads, heads, v_dim, kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .y = act(heads * v_dim));
+		SET(mla_attention, .q = act(heads * (nope_dim + rope_dim)), .k_b = mat(mul(heads, nope_dim), kv_rank),
+		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .y = act(heads * v_dim));
 		break;
 	case OP_act:
 		SET(act, .x = act(width), .y = act(width));
@@ -198,6 +199,23 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(norm_qkv, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .w = mat(qkv_rows, hidden), .b = vec(qkv_rows),
 		    .qn = vec(dim), .kn = vec(dim), .rope = angles(rope_dims), .kv = gqa(kv_heads, dim, dim), .q = act(heads * dim),
 		    .done = order());
+		break;
+	case OP_mla_query: {
+		int64_t plain = mul(heads, nope_dim + rope_dim), part = q_rank ? q_rank : plain, latents = kv_rank + rope_dim;
+		MUST(expand == 0 || nope_dim <= kv_rank, "nope_dim <= kv_rank where expand > 0");
+		SET(mla_query, .a = act(part + (stacked ? latents : 0)), .c = act(latents), .qn = vec(part), .q_b = mat(plain, part),
+		    .kvn = vec(kv_rank), .k_b = mat(mul(heads, nope_dim), kv_rank), .rope = angles(rope_dim), .kv = latent(kv_rank, rope_dim),
+		    .q = act(mul(heads, latents)), .done = order());
+		break;
+	}
+	case OP_mla_attend:
+		MUST(expand == 0 || (nope_dim <= kv_rank && v_dim <= kv_rank), "nope_dim, v_dim <= kv_rank where expand > 0");
+		SET(mla_attend, .q = act(mul(heads, kv_rank + rope_dim)), .k_b = mat(mul(heads, nope_dim), kv_rank),
+		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .o = act(mul(heads, kv_rank)));
+		break;
+	case OP_mla_value:
+		MUST(expand == 0 || v_dim <= kv_rank, "v_dim <= kv_rank where expand > 0");
+		SET(mla_value, .o = act(mul(heads, kv_rank)), .v_b = mat(mul(heads, v_dim), kv_rank), .y = act(mul(heads, v_dim)));
 		break;
 	case OP_norm_glu:
 		SET(norm_glu, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(2 * rows, cols), .b = vec(2 * rows), .y = act(rows));

@@ -53,6 +53,9 @@ double ref_activate(const char *act, double x);
 /* Rotate elements [0, rope_dims) of x into y; angles: cos, then sin, rope_dims / 2 each. y may be x. */
 void ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interleaved, float *y);
 
+/* in place; n > 0 */
+void ref_softmax(float *p, int64_t n);
+
 /* KV pages of one layer */
 static inline char *
 ref_page(const RefCall *c, int arg, int32_t seq, int64_t pos)

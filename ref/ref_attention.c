@@ -96,9 +96,8 @@ alibi_slope(int64_t heads, int64_t h, double max_bias)
 	return exp2(-max_bias * (double)(2 * (h - n) + 1) / (double)(2 * n));
 }
 
-/* softmax in place; n > 0 */
-static void
-softmax(float *p, int64_t n)
+void
+ref_softmax(float *p, int64_t n)
 {
 	double max = p[0], sum = 0;
 
@@ -162,7 +161,7 @@ ref_attention(const RefCall *c)
 					s = cap * tanh(s / cap);
 				p[j - first] = (float)(s + slope * (double)(j - c->s->pos[t]));
 			}
-			softmax(p, end - first);
+			ref_softmax(p, end - first);
 			for (int64_t i = 0; i < v_dim; i++) {
 				double s = 0;
 
@@ -233,7 +232,7 @@ ref_mla_attention(const RefCall *c)
 					s += (double)q_rope[r] * (double)ref_kv_get(pool->dtype, page, at + rank + r);
 				p[j] = (float)(s * scale);
 			}
-			softmax(p, end);
+			ref_softmax(p, end);
 			for (int64_t r = 0; r < rank; r++) {
 				double s = 0;
 

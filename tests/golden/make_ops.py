@@ -359,6 +359,56 @@ for name, shared, mix, scale in (("routed", 0, 0, 1.0), ("shared", 7, 0, 1.5), (
     case = case.weight(sd) if shared else case.none()
     (case.none() if mix else case.f32(r)).room(15).out(y).end()
 
+# latent attention in the two forms that fusion leaves: which one the rows take follows from how many there are
+heads, rank, nope, rope, v_dim = 3, 5, 4, 2, 6
+c, r, q = rnd(40, rank), rnd(40, rope), rnd(3, heads, nope + rope)
+k_b, v_b = rnd(heads * nope, rank), rnd(heads * v_dim, rank)
+k = torch.cat([F.linear(c, k_b).view(40, heads, nope), r[:, None].expand(40, heads, rope)], -1)
+for form, expand in (("absorbed", 0), ("expanded", 3)):
+    wide = torch.zeros(3, heads, rank + rope)
+    if expand:
+        wide[..., :nope + rope] = q
+    else:
+        wide[..., :rank] = torch.einsum("thi,hir->thr", q[..., :nope], k_b.view(heads, nope, rank))
+        wide[..., rank:] = q[..., nope:]
+    wide = wide.float().double()
+    v_b4 = v_b.view(heads, v_dim, rank)[:, :4]
+    case = Case("mla_attend", form, heads=heads, kv_rank=rank, nope_dim=nope, rope_dim=rope, v_dim=4 if expand else v_dim, expand=expand,
+                scale=0.4).step([3, 38, 39], kv_len=[40]).f32(wide)
+    case.weight(k_b).weight(v_b4.reshape(-1, rank)) if expand else case.none().none()
+    if expand:
+        o = torch.zeros(3, heads, rank)
+        o[..., :4] = attend(q, k, F.linear(c, v_b4.reshape(-1, rank)).view(40, heads, 4), [3, 38, 39], 0.4)
+    else:
+        key = torch.cat([c, r], -1)[:, None].expand(40, heads, rank + rope)
+        o = attend(wide, key, c[:, None].expand(40, heads, rank), [3, 38, 39], 0.4)
+    case.pool(True, 1, rank + rope, 0, "f32", c, r, [40]).none().room(3 * heads * rank).out(o).end()
+    o, n_v = rnd(3, heads, rank), 4 if expand else v_dim
+    w = rnd(heads * n_v, rank)
+    Case("mla_value", form, heads=heads, kv_rank=rank, v_dim=n_v, expand=expand).step([3, 38, 39], kv_len=[40]).f32(o).weight(w).room(
+        3 * heads * n_v).out(o[..., :4] if expand else torch.einsum("thr,hvr->thv", o, w.view(heads, n_v, rank))).end()
+
+    for q_rank, style, stacked in ((7, "interleaved", 1), (0, "half", 0)):
+        pos, dim = [0, 1, 2], nope + rope
+        low, both, qn = rnd(3, q_rank or heads * dim), rnd(3, rank + rope), rnd(7) if q_rank else None
+        q_b, kvn, ang = rnd(heads * dim, 7) if q_rank else None, rnd(rank), angles(pos, rope)
+        full = (F.linear(rms(low, qn, 0.02), q_b) if q_rank else low).view(3, heads, dim)
+        turned = rotate(full[..., nope:], ang, style)
+        wide = torch.zeros(3, heads, rank + rope)
+        if expand:
+            wide[..., :dim] = torch.cat([full[..., :nope], turned], -1)
+        else:
+            wide = torch.cat([torch.einsum("thi,hir->thr", full[..., :nope], k_b.view(heads, nope, rank)), turned], -1)
+        page = torch.zeros(32, rank + rope)
+        page[:3] = torch.cat([rms(both[:, :rank], kvn, 0.02), rotate(both[:, None, rank:], ang, style)[:, 0]], -1)
+        case = Case("mla_query", f"{form}_{style}", heads=heads, q_rank=q_rank, kv_rank=rank, nope_dim=nope, rope_dim=rope, stacked=stacked,
+                    expand=expand, eps=0.02, style=style).step(pos)
+        case.f32(torch.cat([low, both], -1)).none() if stacked else case.f32(low).f32(both)
+        case.vector(qn)
+        case.weight(q_b) if q_rank else case.none()
+        case.vector(kvn).weight(k_b).arg(f"rope {rope} {numbers(ang)}").pool(True, 1, rank + rope, 0, "f32")
+        case.room(3 * heads * (rank + rope)).out(wide).none().out(page, 7).end()
+
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")
 print(f"{OUT}: {sum(l.startswith('case') for l in lines)} cases, {os.path.getsize(OUT)} bytes")

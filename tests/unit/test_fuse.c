@@ -264,6 +264,67 @@ BENCH_TEST(the_norm_stays_out_where_the_template_wants_it)
 	assert_int_equal(graph_count(g, OP_matmul), 2 * 5 + 1);
 }
 
+#define TINY_MLA "attention: {n_heads: 4, q_rank: 32, kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 24}\nrope: {dims: 8}\nmoe: {n_experts: 0}\n"
+
+BENCH_TEST(latent_attention_is_four_steps)
+{
+	const Graph *g = fused(b, "deepseek_v2", TINY_MLA TINY_FFN);
+	const Op    *a = graph_first(g, OP_norm_matmul), *query = graph_first(g, OP_mla_query), *attend = graph_first(g, OP_mla_attend);
+
+	assert_int_equal(g->n_op, 1 + 2 * 7 + 1);
+	assert_string_equal(value_name(g, a->arg[ARG(norm_matmul, w)]), "L0.qkv_a");
+	assert_string_equal(op_word(a, "norm"), "rms");
+	assert_int_equal(op_int(a, "rows"), 32 + 32 + 8);
+	assert_int_equal(query->arg[ARG(mla_query, a)], a->arg[ARG(norm_matmul, y)]);
+	assert_int_equal(query->arg[ARG(mla_query, c)], -1);
+	assert_string_equal(value_name(g, query->arg[ARG(mla_query, qn)]), "L0.q_a_norm");
+	assert_string_equal(value_name(g, query->arg[ARG(mla_query, q_b)]), "L0.q_b");
+	assert_int_equal(g->val[query->arg[ARG(mla_query, q)]].dim[1], 4 * (32 + 8));
+	assert_int_equal(g->val[attend->arg[ARG(mla_attend, o)]].dim[1], 4 * 32);
+	/* a pair costs 2 * 32 + 8 absorbed, 16 + 8 + 24 expanded, a position 32 * (16 + 24) */
+	assert_int_equal(op_int(query, "expand"), (32 * 40 + 23) / 24);
+	assert_int_equal(op_int(attend, "expand"), op_int(query, "expand"));
+	assert_string_equal(value_name(g, graph_first(g, OP_mla_value)->arg[ARG(mla_value, y)]), "L0.attn");
+	assert_int_equal(graph_count(g, OP_rope) + graph_count(g, OP_rmsnorm) + graph_count(g, OP_slice) + graph_count(g, OP_mla_append), 0);
+}
+
+/* Query and latent of different types are two products, and what follows is the same. */
+BENCH_TEST(latents_of_two_types_are_two_products)
+{
+	const Graph *g = fused(b, "deepseek_v2", TINY_MLA TINY_FFN "storage: {default: q8_0, rules: [{tensor: kv_a, layers: 1, type: q5_0}]}\n");
+	int          n = 0;
+
+	assert_int_equal(graph_count(g, OP_mla_query), 2);
+	assert_int_equal(graph_count(g, OP_norm_matmul), 1 + 2);
+	for (size_t i = 0; i < g->n_op; i++)
+		if (g->op[i].kind == OP_mla_query) {
+			assert_int_equal(op_int(&g->op[i], "stacked"), n == 0);
+			assert_string_equal(value_name(g, g->op[i].arg[ARG(mla_query, a)]), n == 0 ? "L0.qkv_a" : "L1.q_a");
+			assert_string_equal(value_name(g, g->op[i].arg[ARG(mla_query, c)]), n == 0 ? "-" : "L1.kv_a");
+			n++;
+		}
+}
+
+/* Where rows must not depend on their company they all take one form. */
+BENCH_TEST(deterministic_latent_attention_is_absorbed)
+{
+	const Graph *g = fused(b, "deepseek_v2", TINY_MLA TINY_FFN "deterministic: true\n");
+
+	assert_int_equal(op_int(graph_first(g, OP_mla_query), "expand"), 0);
+	assert_int_equal(graph_first(g, OP_mla_attend)->arg[ARG(mla_attend, k_b)], -1);
+	assert_int_equal(graph_first(g, OP_mla_attend)->arg[ARG(mla_attend, v_b)], -1);
+}
+
+/* Keys and values as wide as the latents: expanding saves nothing. */
+BENCH_TEST(wide_heads_are_not_expanded)
+{
+	const Graph *g = fused(b, "deepseek_v2", "attention: {n_heads: 4, q_rank: 0, kv_rank: 16, nope_dim: 24, rope_dim: 8, v_dim: 8}\n"
+	                                         "rope: {dims: 8}\nmoe: {n_experts: 0}\n" TINY_FFN);
+
+	assert_int_equal(op_int(graph_first(g, OP_mla_query), "q_rank"), 0);
+	assert_int_equal(op_int(graph_first(g, OP_mla_query), "expand"), 0);
+}
+
 int
 main(void)
 {
@@ -286,6 +347,10 @@ main(void)
 		cmocka_unit_test(head_takes_the_cap),
 		cmocka_unit_test(nothing_is_fused_without_templates),
 		cmocka_unit_test(the_norm_stays_out_where_the_template_wants_it),
+		cmocka_unit_test(latent_attention_is_four_steps),
+		cmocka_unit_test(latents_of_two_types_are_two_products),
+		cmocka_unit_test(deterministic_latent_attention_is_absorbed),
+		cmocka_unit_test(wide_heads_are_not_expanded),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

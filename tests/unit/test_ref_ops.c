@@ -253,8 +253,11 @@ scan_case(FILE *f, Case *c)
 		c->table[i] = strstr(c->op, "attention") ? (i * 5 + 3) % (2 * PAGES) : i;
 	for (;;) {
 		scan(f, "%15s", what);
-		if (!strcmp(what, "end"))
+		if (!strcmp(what, "end")) {
+			for (int32_t t = 0; t < c->s.n_tok; t++)
+				c->q_start[c->seq_of[t] + 1] = t + 1;
 			break;
+		}
 		if (!strcmp(what, "attr")) {
 			int       i = c->step.n_attr++;
 			Attr     *a = &c->step.attr[i];

@@ -1,0 +1,23 @@
+/* In which form a sequence's rows attend over latents: one rule for all steps of latent attention, on every target, and the reference. */
+#ifndef LLMC_MLA_H
+#define LLMC_MLA_H
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define LLMC_MLA_FN static __device__ __forceinline__
+#else
+#define LLMC_MLA_FN static inline __attribute__((unused))
+#endif
+
+/* rows of one sequence in this step, behind `before` positions; expand: the op's attribute, 0: never.
+ *
+ * Expanding makes a key and a value for every position and head, which costs as much as a number of pairs of a row and a position
+ * do absorbed more than expanded: `expand` is that number. The step's own positions are free, since absorbing takes the same
+ * products for each of its rows. So expanded is cheaper where the pairs, rows * (before + rows / 2), are more than
+ * expand * before. A single row is a decode row, always absorbed. */
+LLMC_MLA_FN int
+mla_expanded(int rows, int before, int expand)
+{
+	return expand > 0 && rows > 1 && (long long)rows * (2LL * before + rows) > 2LL * expand * before;
+}
+
+#endif
