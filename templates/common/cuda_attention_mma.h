@@ -14,50 +14,52 @@
 #ifndef LLMC_CUDA_ATTENTION_MMA_H
 #define LLMC_CUDA_ATTENTION_MMA_H
 
-#define ATT_TILE 16
-#define ATT_HB 8
-#define ATT_MIN_TILES 4
 #include "common/cuda_attention_split.h"
 #include "common/cuda_kv_mma.h"
 
-enum { ATT_KC = (ATT_D + 31) / 32, ATT_VCN = (ATT_V + 63) / 64, ATT_V_SHARED = ATT_V <= 128,
-       /* a multiprocessor: a block leaves room for the next kernel; where 128 registers do not do, it has more */
-       ATT_MMA_BLOCKS = !ATT_V_SHARED || (__CUDA_ARCH__ >= 1000 && ATT_D + ATT_V > 128) ? 1 : 2 };
-
-struct alignas(16) AttMma {
-	uint4      q[ATT_KC][2][32]; /* fragments by lane */
-	AttSegment at;               /* for what comes after the tiles: registers are few */
-	union {
-		struct {
-			uint4 k[ATT_WARPS][2][ATT_KC][32];
-			uint4 v[ATT_WARPS][ATT_V_SHARED ? ATT_VCN : 1][ATT_V_SHARED ? 4 : 1][ATT_V_SHARED ? 32 : 1];
-		};
-		AttShared s;    /* after the last tile of a segment */
+template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
+	enum {
+		KC = (A::D + 31) / 32, VCN = (A::V + 63) / 64,
+		V_SHARED = A::V <= 128,
+		/* a multiprocessor: a block leaves room for the next kernel; where 128 registers do not do, it has more */
+		MMA_BLOCKS = !V_SHARED || (ARCH >= 100 && A::D + A::V > 128) ? 1 : 2
 	};
 };
 
-static_assert(sizeof(AttMma) <= 9216 * ATT_KC + 16384 * ATT_V_SHARED * ATT_VCN + 36864 * (ATT_V > 128) * (ATT_D <= 128) + 256, "the @launch lines say so");
+template <class S> struct alignas(16) att_mma_arena {
+	uint4      q[S::KC][2][32]; /* fragments by lane */
+	AttSegment at;               /* for what comes after the tiles: registers are few */
+	union {
+		struct {
+			uint4 k[S::WARPS][2][S::KC][32];
+			uint4 v[S::WARPS][S::V_SHARED ? S::VCN : 1][S::V_SHARED ? 4 : 1][S::V_SHARED ? 32 : 1];
+		};
+		att_shared<S> s;    /* after the last tile of a segment */
+	};
+};
 
-DEV void
-att_load_q(const llmc_call &p, const AttSegment &g, AttMma &s)
+template <class S> DEV void
+att_load_q(const float *from, const AttSegment &g, att_mma_arena<S> &s)
 {
-	for (int i = threadIdx.x; i < ATT_KC * 64; i += blockDim.x) {
+	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
+
+	for (int i = threadIdx.x; i < S::KC * 64; i += blockDim.x) {
 		const int lane = i % 32, part = i / 32 % 2, c = i / 64, head = lane / 4, d = 32 * c + 8 * (lane % 4) + 4 * part;
 		uint4 f = {};
-		if (head < g.n_head && d < ATT_D) {
-			uint4 x = ld_v4(ARG_q + ((long long)g.row * ATT_HEADS + g.head + head) * ATT_D + d);
-			kv_pair_split(__uint_as_float(x.x) * KV_Q_FACTOR, __uint_as_float(x.y) * KV_Q_FACTOR, &f.x, &f.y);
-			kv_pair_split(__uint_as_float(x.z) * KV_Q_FACTOR, __uint_as_float(x.w) * KV_Q_FACTOR, &f.z, &f.w);
+		if (head < g.n_head && d < S::D) {
+			uint4 x = ld_v4(from + ((long long)g.row * S::HEADS + g.head + head) * S::D + d);
+			kv_pair_split<typename S::E>(__uint_as_float(x.x) * Q_FACTOR, __uint_as_float(x.y) * Q_FACTOR, &f.x, &f.y);
+			kv_pair_split<typename S::E>(__uint_as_float(x.z) * Q_FACTOR, __uint_as_float(x.w) * Q_FACTOR, &f.z, &f.w);
 		}
 		st_v4(&s.q[c][part][lane], f);
 	}
 }
 
 /* Place in its page of position `at` of a tile, or of a neighbour that the row sees */
-DEV int
+template <class S> DEV int
 att_place(int tile, const AttRange &r, int at)
 {
-	return tile * ATT_TILE % KV_PAGE + min(max(at, r.lo - tile * ATT_TILE), r.hi - tile * ATT_TILE - 1);
+	return tile * S::TILE % KV_PAGE + min(max(at, r.lo - tile * S::TILE), r.hi - tile * S::TILE - 1);
 }
 
 /* 0, but the compiler does not know: addresses made with it are made when they are wanted, not kept in registers throughout */
@@ -71,29 +73,29 @@ att_zero()
 }
 
 /* K of a tile on its way; base: K of the head in the page */
-DEV void
-att_fetch_k(const kv_elem *base, int tile, const AttRange &r, uint4 (&k)[2][ATT_KC][32])
+template <class S> DEV void
+att_fetch_k(const typename S::elem *base, int tile, const AttRange &r, uint4 (&k)[2][S::KC][32])
 {
 	const int lane = lane_id(), to = lane + att_zero();
 
 #pragma unroll
 	for (int n = 0; n < 2; n++) {
-		const kv_elem *row = base + att_place(tile, r, 8 * n + lane / 4) * ATT_D;
+		const typename S::elem *row = base + att_place<S>(tile, r, 8 * n + lane / 4) * S::D;
 #pragma unroll
-		for (int c = 0; c < ATT_KC; c++) {
+		for (int c = 0; c < S::KC; c++) {
 			int d = 32 * c + 8 * (lane % 4);
-			cp_async_16(&k[n][c][to], row + (32 * c + 32 <= ATT_D || d < ATT_D ? d : 0));
+			cp_async_16(&k[n][c][to], row + (32 * c + 32 <= S::D || d < S::D ? d : 0));
 		}
 	}
 }
 
 /* The piece of V for position i of a lane's four, dimensions from 64 c on */
-DEV const kv_elem *
-att_piece_v(const kv_elem *base, int tile, const AttRange &r, int c, int i)
+template <class S> DEV const typename S::elem *
+att_piece_v(const typename S::elem *base, int tile, const AttRange &r, int c, int i)
 {
 	const int lane = lane_id(), d = 64 * c + 8 * (lane / 4);
 
-	return base + att_place(tile, r, lane % 4 * 2 + i % 2 + i / 2 * 8) * ATT_V + (64 * c + 64 <= ATT_V || d < ATT_V ? d : 0);
+	return base + att_place<S>(tile, r, lane % 4 * 2 + i % 2 + i / 2 * 8) * S::V + (64 * c + 64 <= S::V || d < S::V ? d : 0);
 }
 
 DEV unsigned
@@ -103,95 +105,96 @@ att_word(const uint4 &v, int i)
 }
 
 /* o += V^T P^T for 64 dimensions */
-DEV void
+template <class S> DEV void
 att_weigh(const uint4 (&v)[4], const unsigned (&whole)[2], const unsigned (&rest)[2], float (&o)[4][4])
 {
 #pragma unroll
 	for (int j = 0; j < 4; j++) {
 		unsigned a = att_word(v[0], j), b = att_word(v[1], j), c = att_word(v[2], j), d = att_word(v[3], j);
 		const unsigned frag[4] = { __byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x5410), __byte_perm(c, d, 0x7632) };
-		kv_mma(o[j], frag, whole);
-		kv_mma(o[j], frag, rest);
+		kv_mma<typename S::E>::product(o[j], frag, whole);
+		kv_mma<typename S::E>::product(o[j], frag, rest);
 	}
 }
 
 /* V of a tile on its way */
-template <class Place> DEV void
-att_fetch_v(const kv_elem *base, int tile, const AttRange &r, Place &v)
+template <class S, class Place> DEV void
+att_fetch_v(const typename S::elem *base, int tile, const AttRange &r, Place &v)
 {
-	if constexpr (ATT_V_SHARED) {
+	if constexpr (S::V_SHARED) {
 		const int to = lane_id() + att_zero();
 #pragma unroll
-		for (int c = 0; c < ATT_VCN; c++)
+		for (int c = 0; c < S::VCN; c++)
 #pragma unroll
 			for (int i = 0; i < 4; i++)
-				cp_async_16(&v[c][i][to], att_piece_v(base, tile, r, c, i));
+				cp_async_16(&v[c][i][to], att_piece_v<S>(base, tile, r, c, i));
 	}
 }
 
 /* The same 64 dimensions' pieces in registers */
-template <class Place> DEV void
-att_load_v(const kv_elem *base, int tile, const AttRange &r, int c, const Place &v, uint4 (&to)[4])
+template <class S, class Place> DEV void
+att_load_v(const typename S::elem *base, int tile, const AttRange &r, int c, const Place &v, uint4 (&to)[4])
 {
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
-		if constexpr (ATT_V_SHARED)
+		if constexpr (S::V_SHARED)
 			to[i] = ld_v4(&v[c][i][lane_id()]);
 		else
-			to[i] = ld_v4_stream(att_piece_v(base, tile, r, c, i));
+			to[i] = ld_v4_stream(att_piece_v<S>(base, tile, r, c, i));
 	}
 }
 
-DEV void
-att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
+template <class S> DEV void
+att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment &g, att_mma_arena<S> &s)
 {
 	const int lane = lane_id(), warp = warp_id(), head = lane / 4, quad = lane % 4;
-	const float slope = att_slope(g.head + min(head, g.n_head - 1));
-	float o[ATT_VCN][4][4] = {}, m = ATT_NONE, l = 0;
+	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
+	const float slope = att_slope<S>(g.head + min(head, g.n_head - 1));
+	float o[S::VCN][4][4] = {}, m = ATT_NONE, l = 0;
 	int pages = 0;
-	kv_elem *page = 0, *next = 0;
+	typename S::elem *page = 0, *next = 0;
 
 	/* this warp's tiles are tile, tile + 8, ...; lane i holds the page of the i-th of 32 */
-	for (int tile = g.tile + warp, n = 0; tile < g.end; tile += ATT_WARPS, n++) {
-		const int after = tile + ATT_WARPS;
+	for (int tile = g.tile + warp, n = 0; tile < g.end; tile += S::WARPS, n++) {
+		const int after = tile + S::WARPS;
 		if (n == 0) {
-			if (tile + lane * ATT_WARPS < g.end)
-				pages = p.s.block_table[(long long)g.seq * p.s.block_stride + (tile + lane * ATT_WARPS) * ATT_TILE / KV_PAGE];
-			next = (kv_elem *)((char *)ARG_kv + __shfl_sync(~0u, pages, 0) * (long long)(ATT_PAGE_BYTES));
-			att_fetch_k(kv_k(next, g.kv_head, ATT_D), tile, g.range, s.k[warp]);
+			if (tile + lane * S::WARPS < g.end)
+				pages = step.block_table[(long long)g.seq * step.block_stride + (tile + lane * S::WARPS) * S::TILE / KV_PAGE];
+			next = S::page_at(args.kv, __shfl_sync(~0u, pages, 0));
+			att_fetch_k<S>(S::k(next, g.kv_head), tile, g.range, s.k[warp]);
 			cp_async_commit();
-			att_fetch_v(kv_v(next, g.kv_head, ATT_KV_HEADS, ATT_D, ATT_V), tile, g.range, s.v[warp]);
+			att_fetch_v<S>(S::v(next, g.kv_head), tile, g.range, s.v[warp]);
 			cp_async_commit();
 		}
 		page = next;
 		cp_async_wait<1>(); /* K: a lane waits for its own pieces, and reads no others */
 		float x[2][4] = {};
 #pragma unroll
-		for (int c = 0; c < ATT_KC; c++) {
+		for (int c = 0; c < S::KC; c++) {
 			uint4 a = ld_v4(&s.q[c][0][lane]), b = ld_v4(&s.q[c][1][lane]);
 			const unsigned qa[4] = { a.x, a.y, a.z, a.w }, qb[4] = { b.x, b.y, b.z, b.w };
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
 				const uint4 k = ld_v4(&s.k[warp][i][c][lane]);
 				const unsigned ka[2] = { k.x, k.y }, kb[2] = { k.z, k.w };
-				kv_mma(x[i], qa, ka);
-				kv_mma(x[i], qb, kb);
+				kv_mma<typename S::E>::product(x[i], qa, ka);
+				kv_mma<typename S::E>::product(x[i], qb, kb);
 			}
 		}
 		if (after < g.end) { /* all lanes take the same way */
-			if ((n + 1) % 32 == 0 && after + lane * ATT_WARPS < g.end)
-				pages = p.s.block_table[(long long)g.seq * p.s.block_stride + (after + lane * ATT_WARPS) * ATT_TILE / KV_PAGE];
-			next = (kv_elem *)((char *)ARG_kv + __shfl_sync(~0u, pages, (n + 1) % 32) * (long long)(ATT_PAGE_BYTES));
-			att_fetch_k(kv_k(next, g.kv_head, ATT_D), after, g.range, s.k[warp]);
+			if ((n + 1) % 32 == 0 && after + lane * S::WARPS < g.end)
+				pages = step.block_table[(long long)g.seq * step.block_stride + (after + lane * S::WARPS) * S::TILE / KV_PAGE];
+			next = S::page_at(args.kv, __shfl_sync(~0u, pages, (n + 1) % 32));
+			att_fetch_k<S>(S::k(next, g.kv_head), after, g.range, s.k[warp]);
 		}
 		cp_async_commit();
 		/* weights of the positions 2t, 2t+1, 8+2t, 9+2t of head g */
 		float w[4], top = m;
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
-			int at = tile * ATT_TILE + quad * 2 + i % 2 + i / 2 * 8;
-			float product = (x[i / 2][i % 2] + x[i / 2][i % 2 + 2]) * (1 / KV_Q_FACTOR);
-			w[i] = at >= g.range.lo && at < g.range.hi ? att_score(product, slope, at - g.pos) : ATT_NONE;
+			int at = tile * S::TILE + quad * 2 + i % 2 + i / 2 * 8;
+			float product = (x[i / 2][i % 2] + x[i / 2][i % 2 + 2]) * (1 / Q_FACTOR);
+			w[i] = at >= g.range.lo && at < g.range.hi ? att_score<S>(product, slope, at - g.pos) : ATT_NONE;
 			top = fmaxf(top, w[i]);
 		}
 		top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
@@ -205,15 +208,15 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 			l += w[i];
 		}
 		unsigned whole[2], rest[2];
-		kv_pair_split(w[0], w[1], &whole[0], &rest[0]);
-		kv_pair_split(w[2], w[3], &whole[1], &rest[1]);
+		kv_pair_split<typename S::E>(w[0], w[1], &whole[0], &rest[0]);
+		kv_pair_split<typename S::E>(w[2], w[3], &whole[1], &rest[1]);
 		/* o's columns are heads 2t and 2t+1 */
 		float keep0 = __shfl_sync(~0u, keep, quad * 8), keep1 = __shfl_sync(~0u, keep, quad * 8 + 4);
 		cp_async_wait<1>(); /* V */
 #pragma unroll
-		for (int c = 0; c < ATT_VCN; c++) {
+		for (int c = 0; c < S::VCN; c++) {
 			uint4 v[4];
-			att_load_v(kv_v(page, g.kv_head, ATT_KV_HEADS, ATT_D, ATT_V), tile, g.range, c, s.v[warp], v);
+			att_load_v<S>(S::v(page, g.kv_head), tile, g.range, c, s.v[warp], v);
 #pragma unroll
 			for (int j = 0; j < 4; j++) {
 				o[c][j][0] *= keep0;
@@ -221,10 +224,10 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 				o[c][j][2] *= keep0;
 				o[c][j][3] *= keep1;
 			}
-			att_weigh(v, whole, rest, o[c]);
+			att_weigh<S>(v, whole, rest, o[c]);
 		}
 		if (after < g.end)
-			att_fetch_v(kv_v(next, g.kv_head, ATT_KV_HEADS, ATT_D, ATT_V), after, g.range, s.v[warp]);
+			att_fetch_v<S>(S::v(next, g.kv_head), after, g.range, s.v[warp]);
 		cp_async_commit();
 	}
 	cp_async_wait_all();
@@ -235,11 +238,11 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 		s.s.m[warp][head] = m;
 		s.s.l[warp][head] = l;
 	}
-	att_finish(p, s.at, s.s, [&](int v0) {
+	att_finish<S>(args, s.at, s.s, [&](int v0) {
 #pragma unroll
-		for (int c = 0; c < ATT_VCN; c++) {
+		for (int c = 0; c < S::VCN; c++) {
 			int v = 64 * c + 8 * head - v0;
-			if (v < 0 || v >= ATT_VC)
+			if (v < 0 || v >= S::VC)
 				continue;
 #pragma unroll
 			for (int e = 0; e < 2; e++) {
@@ -255,22 +258,24 @@ att_decode_segment(const llmc_call &p, const AttSegment &g, AttMma &s)
 	});
 }
 
-DEV void
-att_decode_mma(const llmc_call &p)
+template <class S> DEV void
+att_decode_mma(const llmc_step &step, const att_args &a)
 {
-	SHARED_ARENA(AttMma, s);
+	typedef att_mma_arena<S> arena;
+	SHARED_ARENA(arena, s);
+	static_assert(sizeof(arena) <= 9216 * S::KC + 16384 * S::V_SHARED * S::VCN + 36864 * (S::V > 128) * (S::D <= 128) + 256, "the @launch lines say so");
 
 	PDL_LAUNCH();
 	PDL_WAIT();
-	AttList list = att_list(p);
+	AttList list = att_list<S>(step);
 	while (list.at < list.end) {
-		AttSegment g = att_segment(p, list);
+		AttSegment g = att_segment<S>(step, list);
 		__syncthreads();
-		att_load_q(p, g, s);
+		att_load_q<S>(a.q, g, s);
 		if (threadIdx.x == 0)
 			s.at = g;
 		__syncthreads();
-		att_decode_segment(p, g, s);
+		att_decode_segment<S>(step, a, g, s);
 	}
 }
 

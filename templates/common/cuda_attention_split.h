@@ -1,10 +1,10 @@
-/* Decode attention split over positions. A unit is a row, a kv head and up to ATT_HB of its query heads; the tiles (ATT_TILE positions)
+/* Decode attention split over positions. A unit is a row, a kv head and up to HB of its query heads; the tiles (TILE positions)
  * of all units in order are cut into one run of equal length for each block, so that every multiprocessor reads as much however many
  * rows there are and however long they are. A run is read unit by unit: a segment. Warps of a block take a segment's tiles in turn
  * and put their sums together; a unit that lies in several blocks is put together, in their order, by whichever of them comes last.
  * Nobody waits for another block. The cut depends on lengths and the grid alone, so equal steps give equal results.
  *
- * Scratch: part_o [2 * ATT_BLOCKS][ATT_HB][ATT_V], part_ml [2 * ATT_BLOCKS][ATT_HB][2]: of each block, [0] the end of a unit that began
+ * Scratch: part_o [2 * BLOCKS][HB][V], part_ml [2 * BLOCKS][HB][2]: of each block, [0] the end of a unit that began
  * in an earlier block, [1] the beginning of one that goes on in a later one; ticket [rows][units]: blocks that have left their
  * part, zero between calls. */
 #ifndef LLMC_CUDA_ATTENTION_SPLIT_H
@@ -12,43 +12,45 @@
 
 #include "common/cuda_attention.h"
 
-/* ATT_TILE, ATT_HB, ATT_MIN_TILES are defined before inclusion. */
-enum {
-#ifdef ATT_MAX_BLOCKS
-	ATT_BLOCKS = ATT_MAX_BLOCKS,
-#else
-	ATT_BLOCKS = 512,                           /* that do something; more of them idle */
-#endif
-	ATT_WARPS = 8,
-	ATT_NHB = (ATT_G + ATT_HB - 1) / ATT_HB,    /* blocks of heads in a group */
-	ATT_UNITS = ATT_KV_HEADS * ATT_NHB,         /* of a row */
-	ATT_VC_MAX = 1024 / ATT_HB / 64 * 64,       /* dimensions put together at a time */
-	ATT_VC = ATT_V < ATT_VC_MAX ? (ATT_V + 7) / 8 * 8 : ATT_VC_MAX < 64 ? 64 : ATT_VC_MAX,
-	ATT_VS = ATT_VC < 64 ? 64 : ATT_VC + 4      /* a row of them in shared memory, off the same banks; ATT_WARPS rows hold ATT_BLOCKS factors */
+/* An attention A in tiles of TILE_ positions and blocks of HB_ query heads; a block of threads has at least MIN_TILES_ of them, and BLOCKS_ blocks
+ * of threads do something; more of them idle. */
+template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512> struct att_split : A {
+	enum {
+		TILE = TILE_, HB = HB_, MIN_TILES = MIN_TILES_, BLOCKS = BLOCKS_,
+		WARPS = 8,
+		NHB = (A::G + HB - 1) / HB,                 /* blocks of heads in a group */
+		UNITS = A::KV_HEADS * NHB,                  /* of a row */
+		VC_MAX = 1024 / HB / 64 * 64,               /* dimensions put together at a time */
+		VC = A::V < VC_MAX ? (A::V + 7) / 8 * 8 : VC_MAX < 64 ? 64 : VC_MAX,
+		VS = VC < 64 ? 64 : VC + 4                  /* a row of them in shared memory, off the same banks; WARPS rows hold BLOCKS factors */
+	};
 };
+
+/* The arguments of the kernel; part_o to ticket: scratch */
+struct att_args { const float *q; const void *kv; float *y, *part_o, *part_ml; int *ticket; };
 
 /* What a block is at: tiles [tile, end) of one unit, in tiles of absolute positions */
 typedef struct AttSegment {
 	int row, seq, pos, kv_head, head;   /* head: its first query head */
-	int n_head;                         /* ATT_HB, or fewer */
+	int n_head;                         /* HB, or fewer */
 	int tile, end;
 	AttRange range;
-	int unit;                           /* row * ATT_UNITS + unit of the row */
+	int unit;                           /* row * UNITS + unit of the row */
 	int first_block, last_block;        /* that have tiles of the unit; equal: it is whole here */
 	bool begins;                        /* the unit's first tile is here */
 } AttSegment;
 
-typedef struct AttShared {
-	float m[ATT_WARPS][ATT_HB], l[ATT_WARPS][ATT_HB];
-	float sum[ATT_HB], top[ATT_HB];
-	float o[ATT_WARPS][ATT_HB][ATT_VS];
+template <class S> struct att_shared {
+	float m[S::WARPS][S::HB], l[S::WARPS][S::HB];
+	float sum[S::HB], top[S::HB];
+	float o[S::WARPS][S::HB][S::VS];
 	int   last;
-} AttShared;
+};
 
-DEV int
+template <class S> DEV int
 att_tiles(const AttRange &r)
 {
-	return (r.hi - 1) / ATT_TILE - r.lo / ATT_TILE + 1;
+	return (r.hi - 1) / S::TILE - r.lo / S::TILE + 1;
 }
 
 DEV int
@@ -65,25 +67,25 @@ warp_sum_int(int v)
 typedef struct AttList { int at, end, blocks, each, longer; AttRange only; } AttList;
 
 /* Every warp finds out by itself. A launch for one row does not wait for n before it reads the position. */
-DEV AttList
-att_list(const llmc_call &p)
+template <class S> DEV AttList
+att_list(const llmc_step &s)
 {
-	const bool one = p.s.rows == 1;
+	const bool one = s.rows == 1;
 	AttList list;
 	int total = 0;
 
-	list.only = att_range(p.s, 0, one ? p.s.pos[0] : 0);
-	const int n = N_TOK(p);
+	list.only = att_range<S>(s, 0, one ? s.pos[0] : 0);
+	const int n = s.n[0];
 	if (one) {
-		total = n > 0 ? att_tiles(list.only) : 0;
+		total = n > 0 ? att_tiles<S>(list.only) : 0;
 	} else {
 #pragma unroll 1
 		for (int row = lane_id(); row < n; row += 32)
-			total += att_tiles(att_range(p.s, row, p.s.pos[row]));
+			total += att_tiles<S>(att_range<S>(s, row, s.pos[row]));
 		total = warp_sum_int(total);
 	}
-	total *= ATT_UNITS;
-	list.blocks = max(1, min(min((int)gridDim.x, (int)ATT_BLOCKS), (total + ATT_MIN_TILES - 1) / ATT_MIN_TILES));
+	total *= S::UNITS;
+	list.blocks = max(1, min(min((int)gridDim.x, (int)S::BLOCKS), (total + S::MIN_TILES - 1) / S::MIN_TILES));
 	list.each = (unsigned)total / (unsigned)list.blocks;
 	list.longer = total - list.each * list.blocks;
 	list.at = list.end = 0;
@@ -95,7 +97,7 @@ att_list(const llmc_call &p)
 }
 
 /* block of a tile of the list */
-DEV int
+template <class S> DEV int
 att_block_of(const AttList &list, int tile)
 {
 	const int rest = tile - list.longer * (list.each + 1);
@@ -104,50 +106,50 @@ att_block_of(const AttList &list, int tile)
 }
 
 /* The segment at list.at, which moves behind it */
-DEV AttSegment
-att_segment(const llmc_call &p, AttList &list)
+template <class S> DEV AttSegment
+att_segment(const llmc_step &s, AttList &list)
 {
 	AttSegment g;
 	int base = 0;
 
 	g.row = 0;
 	g.range = list.only;
-	if (p.s.rows != 1) {
-		const int n = N_TOK(p), lane = lane_id();
+	if (s.rows != 1) {
+		const int n = s.n[0], lane = lane_id();
 #pragma unroll 1
 		for (int first = 0;; first += 32) {
-			int mine = first + lane < n ? att_tiles(att_range(p.s, first + lane, p.s.pos[first + lane])) : 0, upto = mine;
+			int mine = first + lane < n ? att_tiles<S>(att_range<S>(s, first + lane, s.pos[first + lane])) : 0, upto = mine;
 #pragma unroll
 			for (int d = 1; d < 32; d *= 2) {
 				int below = __shfl_up_sync(~0u, upto, d);
 				upto += lane >= d ? below : 0;
 			}
 			int all = __shfl_sync(~0u, upto, 31);
-			if (list.at >= base + all * ATT_UNITS && first + 32 < n) {
-				base += all * ATT_UNITS;
+			if (list.at >= base + all * S::UNITS && first + 32 < n) {
+				base += all * S::UNITS;
 				continue;
 			}
-			unsigned before = __ballot_sync(~0u, list.at >= base + upto * ATT_UNITS);
+			unsigned before = __ballot_sync(~0u, list.at >= base + upto * S::UNITS);
 			int at = __popc(before & 0x7fffffffu);
-			base += __shfl_sync(~0u, upto - mine, at) * ATT_UNITS;
+			base += __shfl_sync(~0u, upto - mine, at) * S::UNITS;
 			g.row = first + at;
 			break;
 		}
-		g.range = att_range(p.s, g.row, p.s.pos[g.row]);
+		g.range = att_range<S>(s, g.row, s.pos[g.row]);
 	}
 	g.seq = g.row;
-	g.pos = p.s.pos[g.row];
-	const int tiles = att_tiles(g.range), first = g.range.lo / ATT_TILE;
+	g.pos = s.pos[g.row];
+	const int tiles = att_tiles<S>(g.range), first = g.range.lo / S::TILE;
 	const int u = (int)((unsigned)(list.at - base) / (unsigned)tiles), from = base + u * tiles, in = list.at - from;
-	g.unit = g.row * ATT_UNITS + u;
-	g.kv_head = u / ATT_NHB;
-	g.head = g.kv_head * ATT_G + u % ATT_NHB * ATT_HB;
-	g.n_head = min((int)ATT_HB, (g.kv_head + 1) * ATT_G - g.head);
+	g.unit = g.row * S::UNITS + u;
+	g.kv_head = u / S::NHB;
+	g.head = g.kv_head * S::G + u % S::NHB * S::HB;
+	g.n_head = min((int)S::HB, (g.kv_head + 1) * S::G - g.head);
 	g.begins = in == 0;
 	g.tile = first + in;
 	g.end = first + min(list.end - from, tiles);
-	g.first_block = att_block_of(list, from);
-	g.last_block = att_block_of(list, from + tiles - 1);
+	g.first_block = att_block_of<S>(list, from);
+	g.last_block = att_block_of<S>(list, from + tiles - 1);
 	list.at = from + (g.end - first);
 	return g;
 }
@@ -156,15 +158,15 @@ att_segment(const llmc_call &p, AttList &list)
 typedef struct AttOut { float *y; int y_step; float *part_o, *part_ml; int *ticket; } AttOut;
 
 /* part_o of this block is written; top and sum (shared) are its heads' maxima and sums. The block whose part is the last makes y.
- * last: shared; factor: shared, [ATT_BLOCKS][ATT_HB], free from the next barrier on */
-DEV void
+ * last: shared; factor: shared, [S::BLOCKS][S::HB], free from the next barrier on */
+template <class S> DEV void
 att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum, int *last, float *factor)
 {
 	const int mine = 2 * (int)blockIdx.x + g.begins, n = g.last_block - g.first_block + 1;
 
 	if ((int)threadIdx.x < g.n_head) {
-		out.part_ml[(mine * ATT_HB + threadIdx.x) * 2] = top[threadIdx.x];
-		out.part_ml[(mine * ATT_HB + threadIdx.x) * 2 + 1] = sum[threadIdx.x];
+		out.part_ml[(mine * S::HB + threadIdx.x) * 2] = top[threadIdx.x];
+		out.part_ml[(mine * S::HB + threadIdx.x) * 2 + 1] = sum[threadIdx.x];
 	}
 	__syncthreads();
 	if (threadIdx.x == 0) {
@@ -176,15 +178,15 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 	if (!*last)
 		return;
 	/* a warp a head: what each part counts */
-	for (int h = warp_id(); h < g.n_head; h += ATT_WARPS) {
+	for (int h = warp_id(); h < g.n_head; h += S::WARPS) {
 		float most = ATT_NONE, all = 0;
 		for (int i = lane_id(); i < n; i += 32)
-			most = fmaxf(most, out.part_ml[((2 * (g.first_block + i) + (i == 0)) * ATT_HB + h) * 2]);
+			most = fmaxf(most, out.part_ml[((2 * (g.first_block + i) + (i == 0)) * S::HB + h) * 2]);
 		most = warp_max(most);
 		for (int i = lane_id(); i < n; i += 32) {
-			const float *ml = out.part_ml + ((2 * (g.first_block + i) + (i == 0)) * ATT_HB + h) * 2;
+			const float *ml = out.part_ml + ((2 * (g.first_block + i) + (i == 0)) * S::HB + h) * 2;
 			float f = exp2f(ml[0] - most);
-			factor[i * ATT_HB + h] = f;
+			factor[i * S::HB + h] = f;
 			all += ml[1] * f;
 		}
 		all = warp_sum(all);
@@ -192,58 +194,57 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 			sum[h] = all;
 	}
 	__syncthreads();
-	for (int i = threadIdx.x; i < g.n_head * ATT_V; i += blockDim.x) {
-		const int h = i / ATT_V;
-		const float *from = out.part_o + (long long)2 * g.first_block * ATT_HB * ATT_V + i;
-		float o = from[(long long)ATT_HB * ATT_V] * factor[h];
+	for (int i = threadIdx.x; i < g.n_head * S::V; i += blockDim.x) {
+		const int h = i / S::V;
+		const float *from = out.part_o + (long long)2 * g.first_block * S::HB * S::V + i;
+		float o = from[(long long)S::HB * S::V] * factor[h];
 #pragma unroll 8
 		for (int k = 1; k < n; k++)
-			o = fmaf(from[(long long)2 * k * ATT_HB * ATT_V], factor[k * ATT_HB + h], o);
-		out.y[h * out.y_step + i % ATT_V] = o / sum[h];
+			o = fmaf(from[(long long)2 * k * S::HB * S::V], factor[k * S::HB + h], o);
+		out.y[h * out.y_step + i % S::V] = o / sum[h];
 	}
 }
 
-/* s.m and s.l are those of the warps; store(v0) leaves o[.][v0 .. v0 + ATT_VC) of this warp in s.o[warp], times
+/* s.m and s.l are those of the warps; store(v0) leaves o[.][v0 .. v0 + S::VC) of this warp in s.o[warp], times
  * exp2f(s.m[warp][head] - s.top[head]). What comes out goes to y, or to scratch and, from the last part, to y. */
-template <class Store> DEV void
-att_finish(const llmc_call &p, const AttSegment &g, AttShared &s, Store store)
+template <class S, class Store> DEV void
+att_finish(const att_args &a, const AttSegment &g, att_shared<S> &s, Store store)
 {
-	const AttOut out = { ARG_y + ((long long)g.row * ATT_HEADS + g.head) * ATT_V, ATT_V, ARG_part_o, ARG_part_ml,
-	                     ARG_ticket + g.unit };
+	const AttOut out = { a.y + ((long long)g.row * S::HEADS + g.head) * S::V, S::V, a.part_o, a.part_ml, a.ticket + g.unit };
 	const bool whole = g.first_block == g.last_block;
 	const int mine = 2 * (int)blockIdx.x + g.begins;
 
 	__syncthreads();
-	if (threadIdx.x < ATT_HB) {
+	if (threadIdx.x < S::HB) {
 		int h = threadIdx.x;
 		float m = s.m[0][h], l = 0;
-		for (int w = 1; w < ATT_WARPS; w++)
+		for (int w = 1; w < S::WARPS; w++)
 			m = fmaxf(m, s.m[w][h]);
-		for (int w = 0; w < ATT_WARPS; w++)
+		for (int w = 0; w < S::WARPS; w++)
 			l += s.l[w][h] * exp2f(s.m[w][h] - m);
 		s.top[h] = m;
 		s.sum[h] = l;
 	}
-	for (int v0 = 0; v0 < ATT_V; v0 += ATT_VC) {
+	for (int v0 = 0; v0 < S::V; v0 += S::VC) {
 		__syncthreads();
 		store(v0);
 		__syncthreads();
-		for (int i = threadIdx.x; i < g.n_head * ATT_VC; i += blockDim.x) {
-			int h = i / ATT_VC, v = i % ATT_VC;
-			if (v0 + v >= ATT_V)
+		for (int i = threadIdx.x; i < g.n_head * S::VC; i += blockDim.x) {
+			int h = i / S::VC, v = i % S::VC;
+			if (v0 + v >= S::V)
 				continue;
 			float o = 0;
 #pragma unroll
-			for (int w = 0; w < ATT_WARPS; w++)
+			for (int w = 0; w < S::WARPS; w++)
 				o += s.o[w][h][v];
 			if (whole)
-				out.y[h * ATT_V + v0 + v] = o / s.sum[h];
+				out.y[h * S::V + v0 + v] = o / s.sum[h];
 			else
-				out.part_o[((long long)mine * ATT_HB + h) * ATT_V + v0 + v] = o;
+				out.part_o[((long long)mine * S::HB + h) * S::V + v0 + v] = o;
 		}
 	}
 	if (!whole)
-		att_combine(g, out, s.top, s.sum, &s.last, &s.o[0][0][0]);
+		att_combine<S>(g, out, s.top, s.sum, &s.last, &s.o[0][0][0]);
 }
 
 #endif

@@ -1,20 +1,26 @@
 /* What the kernels of attention for mixed steps share: pieces of work, how they are found, how parts of a row are put together.
  *
- * A tile is FLASH_ROWS pairs of a row of one sequence and a query head of one group, the head running faster: K and V are
- * read once for all of them. A tile of few pairs is cut into segments of FLASH_SEGMENT positions: a block a segment, the last one to end
+ * A tile is ROWS pairs of a row of one sequence and a query head of one group, the head running faster: K and V are
+ * read once for all of them. A tile of few pairs is cut into segments of SEGMENT positions: a block a segment, the last one to end
  * puts them together. Blocks fetch their next piece of work from a counter; long ones come first: sequences from the last one, since
  * decode rows stand before prompts, and of a sequence the tiles that see most.
  *
- * Before inclusion: FLASH_ROWS, FLASH_SEGMENT, what cuda_attention.h asks for. */
+ * F, of flash_config or flash90_config, is an att_config with ROWS and SEGMENT and, by flash_parts, what is said of parts. */
 #ifndef LLMC_CUDA_FLASH_WORK_H
 #define LLMC_CUDA_FLASH_WORK_H
 
 #include "common/cuda_attention.h"
+#include "common/cuda_kv_mma.h"
 
-enum {
-	FLASH_PART_ROWS = (ATT_G + 15) / 16 * 16,           /* pairs of a tile that may be cut */
-	FLASH_PARTS = FLASH_PART_ROWS <= FLASH_ROWS ? 1024 : 0, /* in memory */
-	FLASH_PART = FLASH_PART_ROWS * (ATT_V + 2),         /* floats of a part: o, then m and l of each pair */
+/* An attention A, whose tiles have ROWS_ pairs and whose segments SEGMENT_ positions */
+template <class A, int ROWS_, int SEGMENT_> struct flash_parts : A {
+	enum {
+		ROWS = ROWS_,
+		SEGMENT = SEGMENT_,
+		PART_ROWS = (A::G + 15) / 16 * 16,    /* pairs of a tile that may be cut */
+		PARTS = PART_ROWS <= ROWS ? 1024 : 0, /* in memory */
+		PART = PART_ROWS * (A::V + 2)         /* floats of a part: o, then m and l of each pair */
+	};
 };
 
 DEV float
@@ -43,28 +49,24 @@ flash_reciprocal(float x)
 
 /* att_score with a bound that costs two instructions of the special unit: tanh x = 1 - 2 / (e^2x + 1), which is off by some 2^-22 of the bound
  * (scores of 16-bit numbers are off by more). */
-DEV float
+template <class F> DEV float
 flash_score(float product, float slope, int distance)
 {
-	if constexpr (ATT_CAP > 0) {
-		const float s = flash_reciprocal(flash_exp2(product * (2 * ATT_LOG2E * ATT_SCALE / ATT_CAP)) + 1.0f);
-		const float t = fmaf(-2 * ATT_LOG2E * ATT_CAP, s, ATT_LOG2E * ATT_CAP);
-		return ATT_ALIBI > 0 ? fmaf(slope * ATT_LOG2E, (float)distance, t) : t;
+	if constexpr (F::SCORES::CAP > 0) {
+		const float s = flash_reciprocal(flash_exp2(product * (2 * ATT_LOG2E * F::SCORES::SCALE / F::SCORES::CAP)) + 1.0f);
+		const float t = fmaf(-2 * ATT_LOG2E * F::SCORES::CAP, s, ATT_LOG2E * F::SCORES::CAP);
+		return F::SCORES::ALIBI > 0 ? fmaf(slope * ATT_LOG2E, (float)distance, t) : t;
 	}
-	return att_score(product, slope, distance);
+	return att_score<F>(product, slope, distance);
 }
 
-DEV unsigned flash_pack(float lo, float hi) { return kv_put(lo) | (unsigned)kv_put(hi) << 16; }
+template <class F> DEV unsigned flash_pack(float lo, float hi) { return F::E::put(lo) | (unsigned)F::E::put(hi) << 16; }
 
 /* weights are at most 1 */
-DEV unsigned
+template <class F> DEV unsigned
 flash_pack_weights(float lo, float hi)
 {
-#ifdef LLMC_KV_bf16
-	return pack_bf16(lo, hi);
-#else
-	return pack_f16(lo, hi);
-#endif
+	return kv_mma<typename F::E>::pair(lo, hi);
 }
 
 /* What a block works on. */
@@ -77,11 +79,11 @@ typedef struct FlashWork {
 } FlashWork;
 
 /* Positions that the tile of pairs [first, first + pairs) sees. */
-DEV void
+template <class F> DEV void
 flash_range(const llmc_step &s, FlashWork &w)
 {
-	const AttRange a = att_range(s, w.seq, s.pos[w.row0 + w.first / ATT_G]);
-	const AttRange b = att_range(s, w.seq, s.pos[w.row0 + (w.first + w.pairs - 1) / ATT_G]);
+	const AttRange a = att_range<F>(s, w.seq, s.pos[w.row0 + w.first / F::G]);
+	const AttRange b = att_range<F>(s, w.seq, s.pos[w.row0 + (w.first + w.pairs - 1) / F::G]);
 
 	w.lo = a.lo;
 	w.hi = b.hi;
@@ -100,7 +102,7 @@ flash_upto(int v)
 }
 
 /* Work number `item` of the step, of all kv heads, to `to`; false: there are no more. All lanes of one warp call. */
-DEV bool
+template <class F> DEV bool
 flash_find(const llmc_step &s, int item, FlashWork &to)
 {
 	const int lane = (int)lane_id(), n_seq = s.n[2];
@@ -114,31 +116,31 @@ flash_find(const llmc_step &s, int item, FlashWork &to)
 		if (w.seq >= 0) {
 			w.row0 = s.q_start[w.seq];
 			w.rows = s.q_start[w.seq + 1] - w.row0;
-			tiles = (w.rows * ATT_G + FLASH_ROWS - 1) / FLASH_ROWS;
-			if (FLASH_PARTS > 0 && w.rows > 0 && w.rows * ATT_G <= FLASH_PART_ROWS) {
-				w.pairs = w.rows * ATT_G;
-				flash_range(s, w);
-				need = (w.hi + FLASH_SEGMENT - 1) / FLASH_SEGMENT - w.lo / FLASH_SEGMENT;
+			tiles = (w.rows * F::G + F::ROWS - 1) / F::ROWS;
+			if (F::PARTS > 0 && w.rows > 0 && w.rows * F::G <= F::PART_ROWS) {
+				w.pairs = w.rows * F::G;
+				flash_range<F>(s, w);
+				need = (w.hi + F::SEGMENT - 1) / F::SEGMENT - w.lo / F::SEGMENT;
 				need = need > 1 ? need : 0;
 			}
 		}
 		/* slots in the order of sequences, as long as there are some */
-		const int slots_upto = slots + flash_upto(need * ATT_KV_HEADS);
-		w.parts = need > 0 && slots_upto <= FLASH_PARTS ? need : 0;
-		const int mine = (w.parts ? w.parts : tiles) * ATT_KV_HEADS, upto = flash_upto(mine);
+		const int slots_upto = slots + flash_upto(need * F::KV_HEADS);
+		w.parts = need > 0 && slots_upto <= F::PARTS ? need : 0;
+		const int mine = (w.parts ? w.parts : tiles) * F::KV_HEADS, upto = flash_upto(mine);
 		int       at = item - (upto - mine); /* number within this sequence */
 		if (at >= 0 && at < mine) {
-			w.kv_head = at % ATT_KV_HEADS;
-			at /= ATT_KV_HEADS;
+			w.kv_head = at % F::KV_HEADS;
+			at /= F::KV_HEADS;
 			w.part = at;
-			w.slot = slots_upto - (need * ATT_KV_HEADS - w.kv_head * need);
-			w.first = w.parts ? 0 : (tiles - 1 - at) * FLASH_ROWS; /* the last ones see most */
-			w.pairs = min((int)FLASH_ROWS, w.rows * ATT_G - w.first);
-			flash_range(s, w);
+			w.slot = slots_upto - (need * F::KV_HEADS - w.kv_head * need);
+			w.first = w.parts ? 0 : (tiles - 1 - at) * F::ROWS; /* the last ones see most */
+			w.pairs = min((int)F::ROWS, w.rows * F::G - w.first);
+			flash_range<F>(s, w);
 			if (w.parts) {
-				const int segment = (w.lo / FLASH_SEGMENT + at) * FLASH_SEGMENT;
+				const int segment = (w.lo / F::SEGMENT + at) * F::SEGMENT;
 				w.lo = max(w.lo, segment);
-				w.hi = min(w.hi, segment + FLASH_SEGMENT);
+				w.hi = min(w.hi, segment + F::SEGMENT);
 			}
 			to = w;
 			found = true;
@@ -164,20 +166,20 @@ flash_merge(float &m, float &l, float m2, float l2, float &a, float &b)
 }
 
 /* The block that ended last: all parts of the tile, in order, by `threads` threads of which this is number `thread`. */
-DEV void
+template <class F> DEV void
 flash_gather(const FlashWork &w, float *y, const float *parts, int thread, int threads)
 {
-	const float *part = parts + (long long)w.slot * FLASH_PART;
+	const float *part = parts + (long long)w.slot * F::PART;
 
-	for (int at = thread; at < w.pairs * ATT_V; at += threads) {
-		const int pair = at / ATT_V, d = at % ATT_V;
+	for (int at = thread; at < w.pairs * F::V; at += threads) {
+		const int pair = at / F::V, d = at % F::V;
 		float     m = ATT_NONE, l = 0, o = 0, a, b;
 		for (int i = 0; i < w.parts; i++) {
-			const float *ml = part + (long long)i * FLASH_PART + FLASH_PART_ROWS * ATT_V + pair * 2;
+			const float *ml = part + (long long)i * F::PART + F::PART_ROWS * F::V + pair * 2;
 			flash_merge(m, l, ml[0], ml[1], a, b);
-			o = fmaf(o, a, __fmul_rn(part[(long long)i * FLASH_PART + at], b));
+			o = fmaf(o, a, __fmul_rn(part[(long long)i * F::PART + at], b));
 		}
-		y[((long long)(w.row0 + pair / ATT_G) * ATT_HEADS + w.kv_head * ATT_G + pair % ATT_G) * ATT_V + d] = __fmul_rn(o, 1.0f / l);
+		y[((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G + pair % F::G) * F::V + d] = __fmul_rn(o, 1.0f / l);
 	}
 }
 

@@ -1,30 +1,33 @@
 /* GEMV of norm_qkv. Without a norm of heads a group has four pairs of the rotary embedding, so that a thread rotates what it has summed,
  * and nothing waits: it goes to q or to its page. With such a norm, heads are finished whole by the last of their blocks.
- *
- * Defined before inclusion, besides what cuda_gemv.h asks for: what qkv_finish asks for (cuda_rope.h). Arguments as norm_qkv has them. */
+ */
 #ifndef LLMC_CUDA_GEMV_QKV_H
 #define LLMC_CUDA_GEMV_QKV_H
 
 #include "common/cuda_gemv.h"
 #include "common/cuda_rope.h"
 
-struct gemv_qkv {
+/* Q: a qkv_config */
+template <class Q> struct gemv_qkv {
+	typedef typename Q::E E;
+	typedef typename Q::ROPE ROPE;
 	enum {
-		D = QKV_DIM,
-		R = QKV_HAS_ROPE ? QKV_ROPE_DIMS : 0,
-		NORMED = QKV_HAS_QN || QKV_HAS_KN,
+		D = Q::D,
+		R = Q::R,
+		NORMED = Q::NORMED,
 		PER_HEAD = D / 8,
-		GROUPS = (QKV_HEADS + 2 * QKV_KV_HEADS) * PER_HEAD,
+		GROUPS = (Q::HEADS + 2 * Q::KV_HEADS) * PER_HEAD,
 		UNIT = NORMED ? PER_HEAD : 0,
 		PLACED = !NORMED,
 		FIRST = 0
 	};
-	const llmc_call &p;
+	const llmc_step &s;
+	qkv_args         a;
 
 	DEV bool
 	turned(int head, int part)
 	{
-		return !NORMED && head < QKV_HEADS + QKV_KV_HEADS && part < R / 8;
+		return !NORMED && head < Q::HEADS + Q::KV_HEADS && part < R / 8;
 	}
 
 	/* dimension of result n of a group: the four first halves of pairs, then the second ones; otherwise in order */
@@ -33,7 +36,7 @@ struct gemv_qkv {
 	{
 		if (!turned(head, part))
 			return part * 8 + n;
-		return n < 4 ? rope_first(part * 4 + n) : rope_second(part * 4 + n - 4, R);
+		return n < 4 ? ROPE::first(part * 4 + n, R) : ROPE::second(part * 4 + n - 4, R);
 	}
 
 	DEV int
@@ -44,23 +47,23 @@ struct gemv_qkv {
 		return head * D + dim(head, group % PER_HEAD, n);
 	}
 
-	__device__ __forceinline__ int count() const { return N_TOK(p); }
+	__device__ __forceinline__ int count() const { return s.n[0]; }
 	__device__ __forceinline__ int x_row(int t) const { return t; }
 
 	/* the row's position and sequence */
-	__device__ __forceinline__ int2 spot(int t) const { return make_int2(p.s.pos[t], p.s.seq_of[t]); }
-	__device__ __forceinline__ int page(const int2 &spot) const { return kv_page_of(p.s, spot.y, spot.x); }
+	__device__ __forceinline__ int2 spot(int t) const { return make_int2(s.pos[t], s.seq_of[t]); }
+	__device__ __forceinline__ int page(const int2 &spot) const { return kv_page_of(s, spot.y, spot.x); }
 
 	/* x, y: cosine and sine; z, w: biases */
 	__device__ __forceinline__ float4
 	prefetch(int group, int j, int t) const
 	{
 		const int head = group / PER_HEAD, part = group % PER_HEAD;
-		const float *bias = ARG_b;
+		const float *bias = a.b;
 		float4 v = make_float4(1, 0, 0, 0);
 
 		if (turned(head, part)) {
-			const float *table = ARG_rope + (long long)t * R + part * 4 + j;
+			const float *table = a.rope + (long long)t * R + part * 4 + j;
 			v.x = table[0];
 			v.y = table[R / 2];
 		}
@@ -72,27 +75,27 @@ struct gemv_qkv {
 	}
 
 	__device__ __forceinline__ void
-	store(int group, int j, int t, float a, float b, const float4 &early, const int2 &place) const
+	store(int group, int j, int t, float first, float second, const float4 &early, const int2 &place) const
 	{
 		const int head = group / PER_HEAD, part = group % PER_HEAD, d = dim(head, part, j), e = dim(head, part, j + 4);
-		const float x = a + early.z, y = b + early.w, u = x * early.x - y * early.y, v = y * early.x + x * early.y;
+		const float x = first + early.z, y = second + early.w, u = x * early.x - y * early.y, v = y * early.x + x * early.y;
 
-		if (head < QKV_HEADS) {
-			float *q = ARG_q + ((long long)t * QKV_HEADS + head) * D;
+		if (head < Q::HEADS) {
+			float *q = a.q + ((long long)t * Q::HEADS + head) * D;
 			q[d] = u;
 			q[e] = v;
 		} else {
 			/* heads of V follow those of K in the page, both of KV_PAGE x D */
-			kv_elem *kv = kv_page_at(ARG_kv, QKV_PAGE_BYTES, place.x) + (long long)(head - QKV_HEADS) * KV_PAGE * D + place.y % KV_PAGE * D;
-			kv[d] = kv_put(u);
-			kv[e] = kv_put(v);
+			typename E::elem *kv = kv_page_at<E>(a.kv, Q::PAGE_BYTES, place.x) + (long long)(head - Q::HEADS) * KV_PAGE * D + place.y % KV_PAGE * D;
+			kv[d] = E::put(u);
+			kv[e] = E::put(v);
 		}
 	}
 
 	__device__ __forceinline__ float
 	raw(int i, float v) const
 	{
-		const float *bias = ARG_b;
+		const float *bias = a.b;
 
 		return bias ? v + bias[i] : v;
 	}
@@ -100,7 +103,7 @@ struct gemv_qkv {
 	__device__ __forceinline__ void
 	finish(int t, int head, const float *sums) const
 	{
-		qkv_finish(p, t, head, sums);
+		qkv_finish<Q>(s, a, t, head, sums);
 	}
 };
 

@@ -3,13 +3,34 @@
 #ifndef LLMC_CUDA_MLA_H
 #define LLMC_CUDA_MLA_H
 
-#include "common/cuda_kv.h"
+#include "common/cuda_attention.h"
 #include "common/cuda_weights.h"
 
 enum { MLA_WARPS = 8 };
 
-#define MLA_LOG2E 1.4426950408889634f
-#define MLA_NONE  (-1e30f)
+/* scores of queries that have their scale already */
+struct mla_scores {
+	static constexpr float SCALE = 1, CAP = 0, ALIBI = 0;
+	enum { WINDOW = 0, PREFIX = 0 };
+};
+
+/* A latent attention: KV elements of type E, heads, the latent's width, that of a query's part without and with positions (and of the shared
+ * rotary key), that of a head's value; bytes from page to page. In the space of latents it is an attention with one head of K, WIDTH
+ * wide, of which the first RANK elements are V. */
+template <class E, int HEADS_, int RANK_, int NOPE_, int ROPE_, int V_DIM_, long long PAGE_BYTES>
+struct mla_config : att_config<E, mla_scores, HEADS_, 1, RANK_ + ROPE_, RANK_, PAGE_BYTES> {
+	enum { RANK = RANK_, NOPE = NOPE_, ROPE = ROPE_, WIDTH = RANK + ROPE, Q = NOPE + ROPE, V_DIM = V_DIM_ };
+};
+
+/* Arguments: queries [n_tok, HEADS, Q], the factor of scores, the pool, y [n_tok, HEADS, V_DIM]; scratch: space f32 [n_tok, HEADS, WIDTH], the
+ * queries in the space of latents, times scale and log2(e), and later the sums; part_o, part_ml and ticket are the split's */
+struct mla_args {
+	const float *q;
+	float        scale;
+	const void  *kv;
+	float       *y, *space, *part_o, *part_ml;
+	int         *ticket;
+};
 
 /* One warp: out[rank] = sum of q[i] * row i over the rows first, first + step, ... below NOPE */
 template <class W, int NOPE> DEV void

@@ -1,32 +1,22 @@
 /* Latent attention of a decode step on tensor cores, in three launches: mla_query takes the queries into the space of latents, mla_attend
  * attends there, mla_value takes the sums out of it.
  *
+ *   mla_query    k_b --ld.global--> registers, PDL wait, q --> sums --shuffle, shared--> space
+ *   mla_attend   page of latents --cp.async--> 2 stages --ldmatrix--> B (scores), A by .trans (sum) of the mma
+ *                main loop: wait for the page, barrier, prefetch the next, scores --shared, barrier--> softmax --shared, barrier--> sum
+ *                unit in one block: space; else parts, ticket; the last block puts them together --> space
+ *   mla_value    space, v_b --ld.global--> dot products, a warp an element --> y
+ *
  * mla_attend: a unit is a row and 16 of its heads, all of which share one read of the latents; units are cut into runs of pages, a run a
  * block (cuda_attention_split.h). A page comes to shared memory by cp.async while the one before is worked on. The block's 8 warps:
  *   scores    warp (half, quarter): 8 heads, all 32 positions, a quarter of the dimensions. m16n8k16: rows 0-7 are the heads' queries
  *             rounded, rows 8-15 what rounding left; they stay in registers for the unit.
  *   weights   16 threads a head
  *   sum       a warp an eighth of the latent, all heads and positions: rows are dimensions, columns heads, weights rounded and rest.
- *
- * Before inclusion: MLA_HEADS, MLA_RANK, MLA_NOPE, MLA_ROPE, MLA_V, MLA_SCALE, MLA_PAGE_BYTES, and what cuda_kv.h asks for; the formats of k_b and v_b
- * are parameters. space f32[n_tok, MLA_HEADS, rank + rope] holds the queries, scaled, and later the sums; part_o f32[512, 16, rank],
- * part_ml f32[512, 16, 2], ticket i32[n_tok, MLA_HEADS] are the split's. */
+ * */
 #ifndef LLMC_CUDA_MLA_DECODE_H
 #define LLMC_CUDA_MLA_DECODE_H
 
-#define ATT_HEADS      MLA_HEADS
-#define ATT_KV_HEADS   1
-#define ATT_D          (MLA_RANK + MLA_ROPE)
-#define ATT_V          MLA_RANK
-#define ATT_SCALE      1.0f
-#define ATT_CAP        0.0f
-#define ATT_WINDOW     0
-#define ATT_ALIBI      0.0f
-#define ATT_PAGE_BYTES MLA_PAGE_BYTES
-#define ATT_TILE       32
-#define ATT_HB         16
-#define ATT_MIN_TILES  1
-#define ATT_MAX_BLOCKS 256
 #include "common/cuda_attention_split.h"
 #include "common/cuda_kv_mma.h"
 #include "common/cuda_mla.h"
@@ -34,45 +24,43 @@
 
 /* ---- queries ---- */
 
-enum {
-	MLA_WIDTH = MLA_RANK + MLA_ROPE,
-	MLA_SUB = 8                       /* units of columns of a block */
-};
+enum { MLA_SUB = 8 }; /* units of columns of a block */
 
 template <class W> struct mla_query_shared { float part[MLA_WARPS][4][MLA_SUB * W::UNIT]; };
 
 /* A block is a head and MLA_SUB units of the latent's columns: a warp 4 rows of k_b at a time, a lane a unit of one of them. The rows are on
  * their way before the launch before has ended. */
-template <class W> DEV void
-mla_query(const llmc_call &p, const float *x, const w_matrix<W> &k_b, float *space)
+template <class A, class W> DEV void
+mla_query(const llmc_step &step, const mla_args &a, const w_matrix<W> &k_b)
 {
 	enum {
 		CHUNKS = (W::UNITS + MLA_SUB - 1) / MLA_SUB, /* blocks of a head */
-		DEEP = (MLA_NOPE + 31) / 32                  /* rows of k_b a lane */
+		DEEP = (A::NOPE + 31) / 32,                  /* rows of k_b a lane */
+		HEADS = A::HEADS, NOPE = A::NOPE, ROPE = A::ROPE, Q = A::Q, WIDTH = A::WIDTH
 	};
 	typedef mla_query_shared<W> shared;
 	SHARED(shared, s);
 	const int h = blockIdx.x / CHUNKS, chunk = blockIdx.x % CHUNKS, lane = lane_id(), warp = warp_id();
 	const int sub = lane % MLA_SUB, u = chunk * MLA_SUB + sub, row = warp * 4 + lane / MLA_SUB;
-	const float scale = MLA_SCALE * MLA_LOG2E * k_b.scale;
-	const bool mine = h < MLA_HEADS && u < W::UNITS;
+	const float scale = a.scale * ATT_LOG2E * k_b.scale;
+	const bool mine = h < HEADS && u < W::UNITS;
 	typename W::raw raw[DEEP];
 
 #pragma unroll
 	for (int i = 0; i < DEEP; i++)
-		if (mine && row + 32 * i < MLA_NOPE)
-			raw[i] = W::load(k_b.row((long long)h * MLA_NOPE + row + 32 * i), u);
+		if (mine && row + 32 * i < NOPE)
+			raw[i] = W::load(k_b.row((long long)h * NOPE + row + 32 * i), u);
 	PDL_LAUNCH();
 	PDL_WAIT();
-	if (h >= MLA_HEADS) /* the grid is made for the smallest units */
+	if (h >= HEADS) /* the grid is made for the smallest units */
 		return;
-	for (int t = 0; t < N_TOK(p); t++) {
-		const float *q = x + ((long long)t * MLA_HEADS + h) * (MLA_NOPE + MLA_ROPE);
-		float *out = space + ((long long)t * MLA_HEADS + h) * MLA_WIDTH, sum[W::UNIT] = {};
+	for (int t = 0; t < step.n[0]; t++) {
+		const float *q = a.q + ((long long)t * HEADS + h) * Q;
+		float *out = a.space + ((long long)t * HEADS + h) * WIDTH, sum[W::UNIT] = {};
 		if (mine) {
 #pragma unroll
 			for (int i = 0; i < DEEP; i++)
-				if (row + 32 * i < MLA_NOPE) {
+				if (row + 32 * i < NOPE) {
 					float v[W::UNIT], x = q[row + 32 * i];
 					W::decode(raw[i], u, v);
 #pragma unroll
@@ -89,7 +77,7 @@ mla_query(const llmc_call &p, const float *x, const w_matrix<W> &k_b, float *spa
 #pragma unroll
 			for (int j = 0; j < W::UNIT; j++)
 				s.part[warp][t % 4][sub * W::UNIT + j] = sum[j];
-		if (t % 4 < 3 && t + 1 < N_TOK(p))
+		if (t % 4 < 3 && t + 1 < step.n[0])
 			continue;
 		/* up to 4 rows together */
 		__syncthreads();
@@ -101,90 +89,93 @@ mla_query(const llmc_call &p, const float *x, const w_matrix<W> &k_b, float *spa
 #pragma unroll
 			for (int w = 0; w < MLA_WARPS; w++)
 				v += s.part[w][t % 4 - back][at];
-			out[(long long)-back * MLA_HEADS * MLA_WIDTH + W::column(unit, at % W::UNIT)] = v * scale;
+			out[(long long)-back * HEADS * WIDTH + W::column(unit, at % W::UNIT)] = v * scale;
 		}
 		__syncthreads();
 	}
-	for (int i = chunk * (int)blockDim.x + threadIdx.x; i < N_TOK(p) * MLA_ROPE; i += CHUNKS * blockDim.x) {
-		const long long at = (long long)(i / MLA_ROPE) * MLA_HEADS + h;
-		space[at * MLA_WIDTH + MLA_RANK + i % MLA_ROPE] =
-		    x[at * (MLA_NOPE + MLA_ROPE) + MLA_NOPE + i % MLA_ROPE] * (MLA_SCALE * MLA_LOG2E);
+	for (int i = chunk * (int)blockDim.x + threadIdx.x; i < step.n[0] * ROPE; i += CHUNKS * blockDim.x) {
+		const long long at = (long long)(i / ROPE) * HEADS + h;
+		a.space[at * WIDTH + A::RANK + i % ROPE] =
+		    a.q[at * Q + NOPE + i % ROPE] * (a.scale * ATT_LOG2E);
 	}
 }
 
 /* ---- attention ---- */
 
-enum {
-	MLA_STEPS = MLA_WIDTH / 16,                  /* of 16 dimensions */
-	MLA_QUARTER = (MLA_STEPS + 3) / 4,
-	MLA_STRIDE = MLA_WIDTH + 8,                  /* of a position in shared memory: ldmatrix meets no bank twice */
-	MLA_TILES = MLA_RANK / 16,                   /* of the latent's dimensions */
-	MLA_MINE = (MLA_TILES + MLA_WARPS - 1) / MLA_WARPS
+template <class A> struct mla_split : att_split<A, KV_PAGE, 16, 1, 256> {
+	enum {
+		STEPS = A::WIDTH / 16,                  /* of 16 dimensions */
+		QUARTER = (STEPS + 3) / 4,
+		STRIDE = A::WIDTH + 8,                  /* of a position in shared memory: ldmatrix meets no bank twice */
+		TILES = A::RANK / 16,                   /* of the latent's dimensions */
+		MINE = (TILES + MLA_WARPS - 1) / MLA_WARPS
+	};
+	typedef unsigned short page_room[KV_PAGE][STRIDE];
 };
 
-struct alignas(16) mla_arena {
-	unsigned short page[2][KV_PAGE][MLA_STRIDE];
+template <class S> struct alignas(16) mla_arena {
+	typename S::page_room page[2];
 	union {
 		float scores[MLA_WARPS][16][36];         /* parts: of 8 heads rounded, and of the rest, by position */
-		float factor[ATT_MAX_BLOCKS][ATT_HB];    /* when parts of blocks are put together */
+		float factor[S::BLOCKS][S::HB];          /* when parts of blocks are put together */
 	};
 	unsigned short weight[2][16][40];            /* rounded, and rest */
 	float keep[16], top[16], sum[16];
 	int   last;
 	AttSegment at; /* for what comes after the pages: registers are few */
 };
-static_assert(sizeof(mla_arena) <= 128 * (MLA_WIDTH + 8) + 21376, "the @launch lines say so");
 
 /* A page on its way to shared memory; positions that nobody wrote become zeros */
-DEV void
-mla_fetch(const llmc_call &p, const AttSegment &g, int tile, unsigned short (&to)[KV_PAGE][MLA_STRIDE])
+template <class S> DEV void
+mla_fetch(const llmc_step &step, const void *pool, const AttSegment &g, int tile, typename S::page_room &to)
 {
-	enum { PIECES = MLA_WIDTH / 8 };
-	const kv_elem *page = kv_page(p.s, ARG_kv, MLA_PAGE_BYTES, g.seq, tile * KV_PAGE);
+	enum { PIECES = S::WIDTH / 8 };
+	const typename S::elem *page = S::page(step, pool, g.seq, tile * KV_PAGE);
 	const int n = min(g.range.hi - tile * KV_PAGE, (int)KV_PAGE);
 
 	for (int i = threadIdx.x; i < KV_PAGE * PIECES; i += blockDim.x) {
 		const int row = i / PIECES, at = i % PIECES * 8;
-		cp_async_16_fill(&to[row][at], page + (row < n ? row : 0) * MLA_WIDTH + at, row < n ? 16 : 0);
+		cp_async_16_fill(&to[row][at], page + (row < n ? row : 0) * S::WIDTH + at, row < n ? 16 : 0);
 	}
 	cp_async_commit();
 }
 
 /* This warp's queries: 8 heads, its quarter of the dimensions */
-DEV void
-mla_load_q(const llmc_call &p, const AttSegment &g, unsigned (&q)[MLA_QUARTER][4])
+template <class S> DEV void
+mla_load_q(const float *space, const AttSegment &g, unsigned (&q)[S::QUARTER][4])
 {
-	const int lane = lane_id(), head = warp_id() / 4 * 8 + lane / 4, first = (int)warp_id() % 4 * MLA_QUARTER;
-	const float *from = ARG_space + ((long long)g.row * MLA_HEADS + g.head + head) * MLA_WIDTH + lane % 4 * 2;
+	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
+	const int lane = lane_id(), head = warp_id() / 4 * 8 + lane / 4, first = (int)warp_id() % 4 * S::QUARTER;
+	const float *from = space + ((long long)g.row * S::HEADS + g.head + head) * S::WIDTH + lane % 4 * 2;
 
 #pragma unroll
-	for (int i = 0; i < MLA_QUARTER; i++) {
+	for (int i = 0; i < S::QUARTER; i++) {
 		uint2 a = {}, b = {};
-		if (head < g.n_head && first + i < MLA_STEPS) {
+		if (head < g.n_head && first + i < S::STEPS) {
 			a = ld_v2(from + (first + i) * 16);
 			b = ld_v2(from + (first + i) * 16 + 8);
 		}
-		kv_pair_split(__uint_as_float(a.x) * KV_Q_FACTOR, __uint_as_float(a.y) * KV_Q_FACTOR, &q[i][0], &q[i][1]);
-		kv_pair_split(__uint_as_float(b.x) * KV_Q_FACTOR, __uint_as_float(b.y) * KV_Q_FACTOR, &q[i][2], &q[i][3]);
+		kv_pair_split<typename S::E>(__uint_as_float(a.x) * Q_FACTOR, __uint_as_float(a.y) * Q_FACTOR, &q[i][0], &q[i][1]);
+		kv_pair_split<typename S::E>(__uint_as_float(b.x) * Q_FACTOR, __uint_as_float(b.y) * Q_FACTOR, &q[i][2], &q[i][3]);
 	}
 }
 
-DEV void
-mla_scores(mla_arena &s, const unsigned short (&page)[KV_PAGE][MLA_STRIDE], const unsigned (&q)[MLA_QUARTER][4])
+template <class S> DEV void
+mla_scores(mla_arena<S> &s, const typename S::page_room &page, const unsigned (&q)[S::QUARTER][4])
 {
-	const int lane = lane_id(), warp = warp_id(), first = warp % 4 * MLA_QUARTER;
+	const int lane = lane_id(), warp = warp_id(), first = warp % 4 * S::QUARTER;
 	float x[4][4] = {};
 
 #pragma unroll
-	for (int i = 0; i < MLA_QUARTER; i++) {
-		const int step = first + i < MLA_STEPS ? first + i : 0; /* beyond: q is zero */
+	for (int i = 0; i < S::QUARTER; i++) {
+		const int step = first + i < S::STEPS ? first + i : 0; /* beyond: q is zero */
 #pragma unroll
 		for (int n = 0; n < 2; n++) {
 			unsigned k[4];
 			ldmatrix_x4(k, &page[16 * n + lane / 16 * 8 + lane % 8][step * 16 + lane / 8 % 2 * 8]);
 			const unsigned a[2] = { k[0], k[1] }, b[2] = { k[2], k[3] };
-			kv_mma(x[2 * n], q[i], a);
-			kv_mma(x[2 * n + 1], q[i], b);
+			kv_mma<typename S::E>::product(x[2 * n], q[i], a);
+			kv_mma<typename S::E>::product(x[2 * n + 1], q[i], b);
 		}
 	}
 #pragma unroll
@@ -195,9 +186,10 @@ mla_scores(mla_arena &s, const unsigned short (&page)[KV_PAGE][MLA_STRIDE], cons
 }
 
 /* Thread i: head i / 16, positions 2 (i % 16) and the next. m and l are of its head; l its own part. */
-DEV void
-mla_weights(mla_arena &s, int visible, float &m, float &l)
+template <class S> DEV void
+mla_weights(mla_arena<S> &s, int visible, float &m, float &l)
 {
+	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
 	const int head = threadIdx.x / 16, at = threadIdx.x % 16 * 2;
 	float x[2] = {};
 
@@ -207,7 +199,7 @@ mla_weights(mla_arena &s, int visible, float &m, float &l)
 			x[i] += s.scores[w][head % 8][at + i] + s.scores[w][head % 8 + 8][at + i];
 #pragma unroll
 	for (int i = 0; i < 2; i++)
-		x[i] = at + i < visible ? x[i] * (1 / KV_Q_FACTOR) : ATT_NONE;
+		x[i] = at + i < visible ? x[i] * (1 / Q_FACTOR) : ATT_NONE;
 	float top = fmaxf(m, fmaxf(x[0], x[1]));
 #pragma unroll
 	for (int d = 1; d < 16; d *= 2)
@@ -219,7 +211,7 @@ mla_weights(mla_arena &s, int visible, float &m, float &l)
 	m = top;
 	l = l * keep + x[0] + x[1];
 	unsigned whole, rest;
-	kv_pair_split(x[0], x[1], &whole, &rest);
+	kv_pair_split<typename S::E>(x[0], x[1], &whole, &rest);
 	st_v1(&s.weight[0][head][at], whole);
 	st_v1(&s.weight[1][head][at], rest);
 	if (at == 0)
@@ -227,8 +219,8 @@ mla_weights(mla_arena &s, int visible, float &m, float &l)
 }
 
 /* o[tile][half of the heads] of this warp */
-DEV void
-mla_sum(const mla_arena &s, const unsigned short (&page)[KV_PAGE][MLA_STRIDE], float (&o)[MLA_MINE][2][4])
+template <class S> DEV void
+mla_sum(const mla_arena<S> &s, const typename S::page_room &page, float (&o)[S::MINE][2][4])
 {
 	const int lane = lane_id(), warp = warp_id(), pair = lane % 4 * 2;
 
@@ -236,7 +228,7 @@ mla_sum(const mla_arena &s, const unsigned short (&page)[KV_PAGE][MLA_STRIDE], f
 	for (int half = 0; half < 2; half++) {
 		const float a = s.keep[half * 8 + pair], b = s.keep[half * 8 + pair + 1];
 #pragma unroll
-		for (int i = 0; i < MLA_MINE; i++) {
+		for (int i = 0; i < S::MINE; i++) {
 			o[i][half][0] *= a;
 			o[i][half][1] *= b;
 			o[i][half][2] *= a;
@@ -253,51 +245,54 @@ mla_sum(const mla_arena &s, const unsigned short (&page)[KV_PAGE][MLA_STRIDE], f
 			w[i / 2][i % 2][1] = ld_v1(from + 8);
 		}
 #pragma unroll
-		for (int i = 0; i < MLA_MINE; i++) {
-			const int tile = warp * MLA_MINE + i;
+		for (int i = 0; i < S::MINE; i++) {
+			const int tile = warp * S::MINE + i;
 			unsigned v[4];
-			if (tile >= MLA_TILES)
+			if (tile >= S::TILES)
 				break;
 			ldmatrix_x4_trans(v, &page[k + lane / 16 * 8 + lane % 8][tile * 16 + lane / 8 % 2 * 8]);
 #pragma unroll
 			for (int half = 0; half < 2; half++) {
-				kv_mma(o[i][half], v, w[half][0]);
-				kv_mma(o[i][half], v, w[half][1]);
+				kv_mma<typename S::E>::product(o[i][half], v, w[half][0]);
+				kv_mma<typename S::E>::product(o[i][half], v, w[half][1]);
 			}
 		}
 	}
 }
 
-DEV void
-mla_attend(const llmc_call &p)
+template <class A> DEV void
+mla_attend(const llmc_step &step, const mla_args &a)
 {
-	SHARED_ARENA(mla_arena, s);
+	typedef mla_split<A> S;
+	typedef mla_arena<S> arena;
+	SHARED_ARENA(arena, s);
+	static_assert(sizeof(arena) <= 128 * (S::WIDTH + 8) + 21376, "the @launch lines say so");
 
 	PDL_LAUNCH();
 	PDL_WAIT();
 	const int lane = lane_id(), warp = warp_id();
-	AttList list = att_list(p);
+	AttList list = att_list<S>(step);
 	while (list.at < list.end) {
-		const AttSegment g = att_segment(p, list);
-		unsigned q[MLA_QUARTER][4];
-		float o[MLA_MINE][2][4] = {}, m = ATT_NONE, l = 0;
+		const AttSegment g = att_segment<S>(step, list);
+		unsigned q[S::QUARTER][4];
+		float o[S::MINE][2][4] = {}, m = ATT_NONE, l = 0;
 
 		__syncthreads(); /* the segment before is done with s */
 		if (threadIdx.x == 0)
 			s.at = g;
-		mla_fetch(p, g, g.tile, s.page[0]);
-		mla_load_q(p, g, q);
+		mla_fetch<S>(step, a.kv, g, g.tile, s.page[0]);
+		mla_load_q<S>(a.space, g, q);
 		for (int tile = g.tile; tile < g.end; tile++) {
 			const int stage = (tile - g.tile) % 2;
 			cp_async_wait_all();
 			__syncthreads();
 			if (tile + 1 < g.end)
-				mla_fetch(p, g, tile + 1, s.page[1 - stage]);
-			mla_scores(s, s.page[stage], q);
+				mla_fetch<S>(step, a.kv, g, tile + 1, s.page[1 - stage]);
+			mla_scores<S>(s, s.page[stage], q);
 			__syncthreads();
-			mla_weights(s, g.range.hi - tile * KV_PAGE, m, l);
+			mla_weights<S>(s, g.range.hi - tile * KV_PAGE, m, l);
 			__syncthreads();
-			mla_sum(s, s.page[stage], o);
+			mla_sum<S>(s, s.page[stage], o);
 		}
 #pragma unroll
 		for (int d = 1; d < 16; d *= 2)
@@ -309,63 +304,62 @@ mla_attend(const llmc_call &p)
 		__syncthreads();
 		const AttSegment &f = s.at;
 		const bool whole = f.first_block == f.last_block;
-		const AttOut out = { ARG_space + ((long long)f.row * MLA_HEADS + f.head) * MLA_WIDTH, MLA_WIDTH, ARG_part_o, ARG_part_ml,
-		                     ARG_ticket + f.unit };
-		float *part = out.part_o + (long long)(2 * (int)blockIdx.x + f.begins) * ATT_HB * MLA_RANK;
+		const AttOut out = { a.space + ((long long)f.row * S::HEADS + f.head) * S::WIDTH, S::WIDTH, a.part_o, a.part_ml, a.ticket + f.unit };
+		float *part = out.part_o + (long long)(2 * (int)blockIdx.x + f.begins) * S::HB * S::RANK;
 #pragma unroll
-		for (int i = 0; i < MLA_MINE; i++)
+		for (int i = 0; i < S::MINE; i++)
 #pragma unroll
 			for (int e = 0; e < 8; e++) {
-				const int head = e / 4 * 8 + lane % 4 * 2 + e % 2, d = (warp * MLA_MINE + i) * 16 + lane / 4 + e / 2 % 2 * 8;
-				if (head >= f.n_head || d >= MLA_RANK)
+				const int head = e / 4 * 8 + lane % 4 * 2 + e % 2, d = (warp * S::MINE + i) * 16 + lane / 4 + e / 2 % 2 * 8;
+				if (head >= f.n_head || d >= S::RANK)
 					continue;
 				if (whole)
 					out.y[head * out.y_step + d] = o[i][e / 4][e % 4] / s.sum[head];
 				else
-					part[head * MLA_RANK + d] = o[i][e / 4][e % 4];
+					part[head * S::RANK + d] = o[i][e / 4][e % 4];
 			}
 		if (!whole)
-			att_combine(f, out, s.top, s.sum, &s.last, &s.factor[0][0]);
+			att_combine<S>(f, out, s.top, s.sum, &s.last, &s.factor[0][0]);
 	}
 }
 
 /* ---- values ---- */
 
 /* An element of y a warp, for some rows together */
-template <class W> DEV void
-mla_value(const llmc_call &p, const float *space, const w_matrix<W> &v_b, float *out)
+template <class A, class W> DEV void
+mla_value(const llmc_step &step, const mla_args &a, const w_matrix<W> &v_b)
 {
-	enum { T = W::UNIT > 8 ? 2 : 4 }; /* what registers hold */
+	enum { HEADS = A::HEADS, WIDTH = A::WIDTH, V = A::V_DIM, T = W::UNIT > 8 ? 2 : 4 /* what registers hold */ };
 
 	PDL_LAUNCH();
 	PDL_WAIT();
-	const int n = N_TOK(p), lane = lane_id();
+	const int n = step.n[0], lane = lane_id();
 
-	for (int r = (int)blockIdx.x * MLA_WARPS + warp_id(); r < MLA_HEADS * MLA_V; r += (int)gridDim.x * MLA_WARPS) {
+	for (int r = (int)blockIdx.x * MLA_WARPS + warp_id(); r < HEADS * V; r += (int)gridDim.x * MLA_WARPS) {
 		const unsigned char *const w[1] = { v_b.row(r) };
-		const float *from = space + r / MLA_V * MLA_WIDTH;
-		float *y = out + r;
+		const float *from = a.space + r / V * WIDTH;
+		float *y = a.y + r;
 
 		for (int t0 = 0; t0 < n; t0 += T)
 			if (n - t0 == 1) {
-				const float *const x[1] = { from + (long long)t0 * MLA_HEADS * MLA_WIDTH };
+				const float *const x[1] = { from + (long long)t0 * HEADS * WIDTH };
 				float sum[1][1] = {};
 				moe_rows<W, 1, 1>(w, x, sum);
 				sum[0][0] = warp_sum(sum[0][0]);
 				if (lane == 0)
-					y[(long long)t0 * MLA_HEADS * MLA_V] = sum[0][0] * v_b.scale;
+					y[(long long)t0 * HEADS * V] = sum[0][0] * v_b.scale;
 			} else {
 				const float *x[T];
 				float sum[1][T] = {};
 #pragma unroll
 				for (int t = 0; t < T; t++)
-					x[t] = from + (long long)min(t0 + t, n - 1) * MLA_HEADS * MLA_WIDTH;
+					x[t] = from + (long long)min(t0 + t, n - 1) * HEADS * WIDTH;
 				moe_rows<W, 1, T>(w, x, sum);
 #pragma unroll
 				for (int t = 0; t < T; t++) {
 					float v = warp_sum(sum[0][t]);
 					if (lane == t && t0 + t < n)
-						y[(long long)(t0 + t) * MLA_HEADS * MLA_V] = v * v_b.scale;
+						y[(long long)(t0 + t) * HEADS * V] = v * v_b.scale;
 				}
 			}
 	}
