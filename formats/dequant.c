@@ -198,11 +198,41 @@ block_q6_k(const uint8_t *b, float *y)
 	}
 }
 
+/* OCP e4m3 (fn): no infinity, 0x7f and 0xff are NaN. The bits of its value / 256 in fp16 are the same, moved up: exact for subnormals too. */
+static float
+e4m3_to_f32(uint8_t b)
+{
+	if ((b & 0x7f) == 0x7f)
+		return NAN;
+	return f16_to_f32((uint16_t)((b & 0x7f) << 7 | (b & 0x80) << 8)) * 256;
+}
+
+/* One of GROUP_DTYPES */
+static void
+block_group(DtypeGroup g, const uint8_t *b, float *y)
+{
+	float d;
+
+	if (g.scale_bytes == 2)
+		d = f16_at(b);
+	else
+		memcpy(&d, b, sizeof d);
+	b += g.scale_bytes;
+	int zero = g.floats ? 0 : *b++;
+	for (int i = 0; i < g.columns; i++) {
+		if (g.floats)
+			y[i] = d * e4m3_to_f32(b[i]);
+		else
+			y[i] = d * (float)((g.bits == 8 ? b[i] : b[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15) - zero);
+	}
+}
+
 void
 dequant_row(Dtype d, const void *src, float *dst, int64_t n)
 {
 	const uint8_t *b = src;
 	const int block = dtype_info(d)->block_elems, bytes = dtype_info(d)->block_bytes;
+	const DtypeGroup group = dtype_group(d);
 
 	if (d == DT_F32) {
 		if (n > 0)
@@ -222,6 +252,16 @@ dequant_row(Dtype d, const void *src, float *dst, int64_t n)
 		case DT_Q4_K: block_q45_k(b, NULL, b + 16, y); break;
 		case DT_Q5_K: block_q45_k(b, b + 16, b + 48, y); break;
 		case DT_Q6_K: block_q6_k(b, y); break;
+		case DT_U4_32:
+		case DT_U4_128:
+		case DT_U4_32_F32:
+		case DT_U4_128_F32:
+		case DT_U8_32:
+		case DT_U8_128:
+		case DT_U8_32_F32:
+		case DT_U8_128_F32:
+		case DT_F8_32:
+		case DT_F8_128: block_group(group, b, y); break;
 		case DT_I32: {
 			int32_t v;
 			memcpy(&v, b, sizeof v);
@@ -298,6 +338,21 @@ to_symmetric(const float *x, uint8_t *b, int bits)
 	}
 	if (bits == 5)
 		memcpy(b + 2, &high, sizeof high);
+}
+
+/* Nearest e4m3, ties to even; beyond 448: 448 */
+static uint8_t
+f32_to_e4m3(float f)
+{
+	uint8_t sign = (uint8_t)(bits_of_float(f) >> 24 & 0x80);
+	float   a = fabsf(f);
+
+	if (!(a < 448))
+		return (uint8_t)(sign | 0x7e);
+	int e = a < 0x1p-6f ? -6 : (int)(bits_of_float(a) >> 23) - 127;
+	float steps = rintf(ldexpf(a, 3 - e)); /* of 2^(e - 3): 0 .. 16 */
+	int   v = (int)steps + (e + 6) * 8;     /* the next exponent's first code follows this one's last */
+	return (uint8_t)(sign | v);
 }
 
 /* Q4_1, Q5_1 */
@@ -398,6 +453,43 @@ to_q6_k(const float *x, uint8_t *b)
 	}
 }
 
+/* One of GROUP_DTYPES: the range of the group on the grid of its bits, zero point rounded; e4m3: the largest becomes 448 */
+static void
+to_group(DtypeGroup g, const float *x, uint8_t *b)
+{
+	float lo = 0, hi = 0;
+	int top = (1 << g.bits) - 1;
+
+	for (int i = 0; i < g.columns; i++) {
+		lo = fminf(lo, x[i]);
+		hi = fmaxf(hi, x[i]);
+	}
+	float d = g.floats ? fmaxf(hi, -lo) / 448 : (hi - lo) / (float)top;
+	if (g.scale_bytes == 2) {
+		put_f16(b, d);
+		d = f16_at(b);
+	} else {
+		memcpy(b, &d, sizeof d);
+	}
+	float id = inverse(d);
+	int zero = clamp_int(-lo * id + 0.5f, 0, top);
+	b += g.scale_bytes;
+	if (!g.floats)
+		*b++ = (uint8_t)zero;
+	memset(b, 0, (size_t)(g.columns * g.bits / 8));
+	for (int i = 0; i < g.columns; i++) {
+		if (g.floats) {
+			b[i] = f32_to_e4m3(x[i] * id);
+			continue;
+		}
+		int v = clamp_int(x[i] * id + (float)zero + 0.5f, 0, top);
+		if (g.bits == 8)
+			b[i] = (uint8_t)v;
+		else
+			b[i / 32 * 16 + i % 16] |= (uint8_t)(v << (i % 32 / 16 * 4));
+	}
+}
+
 bool
 quant_row(Dtype d, const float *src, void *dst, int64_t n)
 {
@@ -424,6 +516,16 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 		case DT_Q4_K: to_q45_k(x, b, 4); break;
 		case DT_Q5_K: to_q45_k(x, b, 5); break;
 		case DT_Q6_K: to_q6_k(x, b); break;
+		case DT_U4_32:
+		case DT_U4_128:
+		case DT_U4_32_F32:
+		case DT_U4_128_F32:
+		case DT_U8_32:
+		case DT_U8_128:
+		case DT_U8_32_F32:
+		case DT_U8_128_F32:
+		case DT_F8_32:
+		case DT_F8_128: to_group(dtype_group(d), x, b); break;
 		case DT_I32:
 		case DT_I64:
 		case DT_NONE:

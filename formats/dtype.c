@@ -14,6 +14,23 @@ dtype_info(Dtype d)
 	return &info[d];
 }
 
+DtypeGroup
+dtype_group(Dtype d)
+{
+#define X(name, text, elems, bytes, ggml, st) case DT_##name:
+	switch ((int)d) {
+	GROUP_DTYPES(X)
+		break;
+	default:
+		return (DtypeGroup){ 0 };
+	}
+#undef X
+	const DtypeInfo *i = &info[d];
+	bool floats = i->text[0] == 'f';
+	int bits = i->text[1] - '0';
+	return (DtypeGroup){ i->block_elems, bits, i->block_bytes - i->block_elems * bits / 8 - !floats, floats };
+}
+
 const char *
 dtype_text(Dtype d)
 {
@@ -33,7 +50,7 @@ Dtype
 dtype_from_ggml(uint32_t type)
 {
 	for (int d = 0; d < DT_COUNT; d++)
-		if ((uint32_t)info[d].ggml_type == type)
+		if (info[d].ggml_type >= 0 && (uint32_t)info[d].ggml_type == type)
 			return (Dtype)d;
 	return DT_NONE;
 }

@@ -6,6 +6,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Groups of columns with one scale and one zero point, value = scale * (code - zero): what schemes of safetensors store in several
+ * tensors (formats/scheme.h). A block is the scale (f16, or f32 where the name says so), the zero point (u8), and codes in pieces of 32
+ * columns: 4 bits as q4_0 has them, or 8. f8: no zero point, codes are e4m3 (OCP 8-bit floating point). */
+#define GROUP_DTYPES(X)                                                                            \
+	X(U4_32, "u4_32", 32, 19, -1, "")                                                          \
+	X(U4_128, "u4_128", 128, 67, -1, "")                                                       \
+	X(U4_32_F32, "u4_32_f32", 32, 21, -1, "")                                                  \
+	X(U4_128_F32, "u4_128_f32", 128, 69, -1, "")                                               \
+	X(U8_32, "u8_32", 32, 35, -1, "")                                                          \
+	X(U8_128, "u8_128", 128, 131, -1, "")                                                      \
+	X(U8_32_F32, "u8_32_f32", 32, 37, -1, "")                                                  \
+	X(U8_128_F32, "u8_128_f32", 128, 133, -1, "")                                              \
+	X(F8_32, "f8_32", 32, 36, -1, "")                                                          \
+	X(F8_128, "f8_128", 128, 132, -1, "")
+
 /*        NAME  text    elems bytes ggml safetensors */
 #define WEIGHT_DTYPES(X)                                                                           \
 	X(F32, "f32", 1, 4, 0, "F32")                                                              \
@@ -18,7 +33,8 @@
 	X(Q8_0, "q8_0", 32, 34, 8, "")                                                             \
 	X(Q4_K, "q4_k", 256, 144, 12, "")                                                          \
 	X(Q5_K, "q5_k", 256, 176, 13, "")                                                          \
-	X(Q6_K, "q6_k", 256, 210, 14, "")
+	X(Q6_K, "q6_k", 256, 210, 14, "")                                                          \
+	GROUP_DTYPES(X)
 #define DTYPE_LIST(X)                                                                              \
 	WEIGHT_DTYPES(X)                                                                           \
 	X(I32, "i32", 1, 4, 26, "I32")                                                             \
@@ -40,11 +56,18 @@ typedef struct DtypeInfo {
 	const char *text;        /* as YAML and plan write it */
 	int         block_elems; /* elements of one block, along the contiguous dimension */
 	int         block_bytes;
-	int         ggml_type;   /* number in a GGUF */
+	int         ggml_type;   /* number in a GGUF; -1: none */
 	const char *safetensors; /* name in a safetensors header, "" when it has none */
 } DtypeInfo;
 
+/* What a block of GROUP_DTYPES is made of; columns 0: another type */
+typedef struct DtypeGroup {
+	int  columns, bits, scale_bytes;
+	bool floats;             /* codes are e4m3, and there is no zero point */
+} DtypeGroup;
+
 const DtypeInfo *dtype_info(Dtype d);                /* d must be valid */
+DtypeGroup       dtype_group(Dtype d);
 const char      *dtype_text(Dtype d);
 Dtype            dtype_from_text(const char *text);  /* DT_NONE: unknown */
 Dtype            dtype_from_ggml(uint32_t type);

@@ -29,6 +29,16 @@ geometry(Dtype d)
 	case DT_Q4_K: return (Geometry){ 256, 148, 4, 1, 1 };
 	case DT_Q5_K: return (Geometry){ 256, 180, 5, 1, 1 };
 	case DT_Q6_K: return (Geometry){ 256, 210, 6, 0, 1 };
+	case DT_U4_32:
+	case DT_U4_128:
+	case DT_U4_32_F32:
+	case DT_U4_128_F32:
+	case DT_U8_32:
+	case DT_U8_128:
+	case DT_U8_32_F32:
+	case DT_U8_128_F32:
+	case DT_F8_32:
+	case DT_F8_128: return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes, dtype_group(d).bits, 0, 0 };
 	case DT_I32:
 	case DT_I64:
 	case DT_NONE:
@@ -182,6 +192,44 @@ pack_q6_k(const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 	}
 }
 
+/* Scales of the rows, zero points, then pieces of 32 columns; e4m3: column by column */
+static inline __attribute__((always_inline)) void
+pack_group(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
+{
+	const DtypeGroup g = dtype_group(d);
+	uint8_t *q = dst + (g.scale_bytes + !g.floats) * R;
+
+	for (int r = 0; r < R; r++) {
+		const uint8_t *b = src + r * row_bytes, *codes = b + g.scale_bytes + !g.floats;
+		memcpy(dst + g.scale_bytes * r, b, (size_t)g.scale_bytes);
+		if (g.floats) {
+			for (int i = 0; i < g.columns; i++)
+				q[i * R + r] = codes[i];
+			continue;
+		}
+		dst[g.scale_bytes * R + r] = b[g.scale_bytes];
+		for (int j = 0; j < g.columns * g.bits / 32; j++)
+			put_u32(q + 4 * (j * R + r), u32_at(codes + 4 * j) ^ (g.bits == 8 ? 0x80808080u : 0));
+	}
+}
+
+static void
+read_group(Dtype d, const uint8_t *p, int R, int r, float *y)
+{
+	const DtypeGroup g = dtype_group(d);
+	uint8_t block[140], *codes = block + g.scale_bytes + !g.floats;
+	const uint8_t *q = p + (g.scale_bytes + !g.floats) * R;
+
+	memcpy(block, p + g.scale_bytes * r, (size_t)g.scale_bytes);
+	if (!g.floats)
+		block[g.scale_bytes] = p[g.scale_bytes * R + r];
+	for (int i = 0; g.floats && i < g.columns; i++)
+		codes[i] = q[i * R + r];
+	for (int j = 0; !g.floats && j < g.columns * g.bits / 32; j++)
+		put_u32(codes + 4 * j, u32_at(q + 4 * (j * R + r)) ^ (g.bits == 8 ? 0x80808080u : 0));
+	dequant_row(d, block, y, g.columns);
+}
+
 static inline __attribute__((always_inline)) void
 pack(Dtype d, int64_t cols, const uint8_t *src, uint8_t *dst, int R)
 {
@@ -208,6 +256,16 @@ pack(Dtype d, int64_t cols, const uint8_t *src, uint8_t *dst, int R)
 		case DT_Q4_K: pack_q45_k(4, src, row_bytes, dst, R); break;
 		case DT_Q5_K: pack_q45_k(5, src, row_bytes, dst, R); break;
 		case DT_Q6_K: pack_q6_k(src, row_bytes, dst, R); break;
+		case DT_U4_32:
+		case DT_U4_128:
+		case DT_U4_32_F32:
+		case DT_U4_128_F32:
+		case DT_U8_32:
+		case DT_U8_128:
+		case DT_U8_32_F32:
+		case DT_U8_128_F32:
+		case DT_F8_32:
+		case DT_F8_128: pack_group(d, src, row_bytes, dst, R); break;
 		case DT_I32:
 		case DT_I64:
 		case DT_NONE:
@@ -262,6 +320,8 @@ read_block(Dtype d, const uint8_t *p, int R, int r, float *y)
 	} else if (d == DT_BF16) {
 		memcpy(&h, p + 2 * r, 2);
 		*y = bf16_to_f32(h);
+	} else if (dtype_group(d).columns) {
+		read_group(d, p, R, r, y);
 	} else {
 		read_blocks(geometry(d), p, R, r, y);
 	}
@@ -312,6 +372,20 @@ fields(Dtype d)
 	case DT_Q4_K: return (Fields){ { { 16, 128 }, { 0, 16 } } };
 	case DT_Q5_K: return (Fields){ { { 48, 128 }, { 16, 32 }, { 0, 16 } } };
 	case DT_Q6_K: return (Fields){ { { 0, 128 }, { 128, 64 }, { 192, 16 }, { 208, 2 } } };
+	case DT_U4_32:
+	case DT_U4_128:
+	case DT_U4_32_F32:
+	case DT_U4_128_F32:
+	case DT_U8_32:
+	case DT_U8_128:
+	case DT_U8_32_F32:
+	case DT_U8_128_F32:
+	case DT_F8_32:
+	case DT_F8_128: {
+		const DtypeGroup g = dtype_group(d);
+		const int head = g.scale_bytes + !g.floats;
+		return (Fields){ { { head, g.columns * g.bits / 8 }, { 0, g.scale_bytes }, { g.scale_bytes, !g.floats } } };
+	}
 	case DT_F32:
 	case DT_F16:
 	case DT_BF16:

@@ -28,20 +28,22 @@ enum { GATHER_MOST = 256 };
 LLMC_INLINE int
 gather_columns(const Table t)
 {
-	return !w_is_float(t.w) ? w_columns(t.w) : t.cols % 16 ? 1 : 16;
+	return !w_is_float(t.w) || t.w.group ? w_columns(t.w) : t.cols % 16 ? 1 : 16;
 }
 
 /* --- one lane of a packed block ---------------------------------------------------------------------------------------- */
 LLMC_INLINE void
 gather_lane(const Weight w, const w_at k, int lane, float *y)
 {
+	const int zero = w.group ? w_zeros(w, k.head)[lane] : 0;
+
 	LLMC_UNROLL
 	for (int i = 0; i < 8; i++) {
-		float d = w_scale(w, k, i / 4 * (w.halves - 1))[lane], m = w.min ? w_min(w, k)[lane] : 0;
+		float d = w_scale(w, k, i / 4 * (w.halves - 1))[lane], m = w.min && !w.group ? w_min(w, k)[lane] : 0;
 		uint32_t q = (uint32_t)w_bytes(w, k, i)[lane];
 		for (int c = 0; c < 4; c++) {
-			int v = (int)(q >> 8 * c & 255) - w_offset(w);
-			y[4 * i + c] = w.min ? d * (float)v + m : d * (float)v;
+			int v = (int)(q >> 8 * c & 255) - w_offset(w) - zero;
+			y[4 * i + c] = w.min && !w.group ? d * (float)v + m : d * (float)v;
 		}
 	}
 }
@@ -56,7 +58,7 @@ gather(const Table t, const uint8_t *data, int64_t row, int p0, int p1, float *y
 	const uint8_t *line = data + row * (t.cols / w_columns(w)) * file_bytes(w);
 
 	for (int64_t p = p0; p < p1; p++, y += n) {
-		if (w_is_float(w)) {
+		if (w_is_float(w) && (t.packed || !w.group)) {
 			for (int64_t c = 0; c < n; c++)
 				y[c] = t.packed ? w_column(w, group, p * n + c)[lane] : file_float(w, line + (p * n + c) * file_bytes(w));
 		} else if (t.packed) {

@@ -77,7 +77,7 @@ stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 					sum[pass] = vi_all(0);
 				}
 		}
-		if (!p.w.min)
+		if (w_offset(p.w))
 			total -= vi_all(z);
 		return vf_of_vi(total);
 	}

@@ -29,6 +29,9 @@ typedef struct Weight {
 	int min;      /* 1: a minimum is added to elements, which are unsigned */
 	int super;    /* 1: eight blocks share d and m, their own scales are bytes */
 	int halves;   /* scales of a block: of 32 columns, or of 16 each */
+	int group;    /* columns that share a scale and a zero point, which is what min becomes; 0: not that kind */
+	int wide;     /* 1: the group's scale is fp32 */
+	int e4m3;     /* 1: floats of 8 bits, with the group's scale and no zero point */
 } Weight;
 
 #define W_f32  ((Weight){ .bits = 32 })
@@ -42,18 +45,29 @@ typedef struct Weight {
 #define W_q4_k ((Weight){ .bits = 4, .halves = 1, .min = 1, .super = 1 })
 #define W_q5_k ((Weight){ .bits = 5, .halves = 1, .min = 1, .super = 1 })
 #define W_q6_k ((Weight){ .bits = 6, .halves = 2, .super = 1 })
+#define W_group(b, columns, w) ((Weight){ .bits = b, .halves = 1, .min = 1, .group = columns, .wide = w })
+#define W_u4_32      W_group(4, 32, 0)
+#define W_u4_128     W_group(4, 128, 0)
+#define W_u4_32_f32  W_group(4, 32, 1)
+#define W_u4_128_f32 W_group(4, 128, 1)
+#define W_u8_32      W_group(8, 32, 0)
+#define W_u8_128     W_group(8, 128, 0)
+#define W_u8_32_f32  W_group(8, 32, 1)
+#define W_u8_128_f32 W_group(8, 128, 1)
+#define W_f8_32      ((Weight){ .bits = 8, .group = 32, .wide = 1, .e4m3 = 1 })
+#define W_f8_128     ((Weight){ .bits = 8, .group = 128, .wide = 1, .e4m3 = 1 })
 
 LLMC_INLINE int
 w_is_float(const Weight w)
 {
-	return w.bits >= 16;
+	return w.bits >= 16 || w.e4m3;
 }
 
 /* what w_bytes adds to an element */
 LLMC_INLINE int
 w_offset(const Weight w)
 {
-	return w.min ? 0 : 1 << (w.bits - 1);
+	return w.min && w.bits < 8 ? 0 : 1 << (w.bits - 1);
 }
 
 /* --- sizes, in bytes of a group ------------------------------------------------------------------------------------- */
@@ -69,29 +83,40 @@ w_head_bytes(const Weight w)
 {
 	if (w.super)
 		return (w.min ? 4 + 8 * 2 : 2 + 8 * w.halves) * VL;
+	if (w.group)
+		return (2 + 2 * w.wide + !w.e4m3) * VL;
 	return (w.min ? 4 : 2) * VL;
-}
-
-/* of a column, of a block; a super-block's scales count an eighth in each of its blocks, rounded up */
-LLMC_INLINE int
-w_piece_bytes(const Weight w)
-{
-	if (w_is_float(w))
-		return w.bits / 8 * VL;
-	return w_quant_bytes(w) + (w.super ? (w_head_bytes(w) + 7) / 8 : w_head_bytes(w));
 }
 
 /* columns that share scales */
 LLMC_INLINE int
 w_columns(const Weight w)
 {
-	return w_is_float(w) ? 1 : w.super ? 256 : 32;
+	return w.group ? w.group : w_is_float(w) ? 1 : w.super ? 256 : 32;
+}
+
+/* blocks that share what w_shared reads */
+LLMC_INLINE int
+w_together(const Weight w)
+{
+	return w.super ? 8 : w.group ? w.group / 32 : 1;
+}
+
+/* of a column, of a block; shared scales count a part in each of their blocks, rounded up */
+LLMC_INLINE int
+w_piece_bytes(const Weight w)
+{
+	if (w_is_float(w))
+		return w.bits / 8 * VL;
+	return w_quant_bytes(w) + (w_head_bytes(w) + w_together(w) - 1) / w_together(w);
 }
 
 LLMC_INLINE int
 w_columns_bytes(const Weight w)
 {
-	return w.super ? w_head_bytes(w) + 8 * w_quant_bytes(w) : w_piece_bytes(w);
+	if (w_is_float(w))
+		return w.bits / 8 * VL * w_columns(w) + (w.group ? w_head_bytes(w) : 0);
+	return w_head_bytes(w) + w_together(w) * w_quant_bytes(w);
 }
 
 LLMC_INLINE int64_t
@@ -121,6 +146,13 @@ w_column(const Weight w, const uint8_t *group, int64_t col)
 {
 	const uint8_t *p = group + col * w_piece_bytes(w);
 
+	if (w.e4m3) { /* the upper half of an fp32 begins with the same bits, but where the exponent is 0 */
+		const uint8_t *head = group + col / w.group * w_columns_bytes(w);
+		vi b = vi_of_u8(head + w_head_bytes(w) + col % w.group * VL), small = b & vi_all(0x7f);
+		vi bits = (small << 20) + vi_all(120 << 23), tiny = (vi)(small < vi_all(8));
+		vi value = (bits & ~tiny) | ((vi)(vf_of_vi(small) * vf_set1(0x1p-9f)) & tiny);
+		return (vf)(value | (b & vi_all(0x80)) << 24) * vf_load((const float *)head);
+	}
 	if (w.bits == 32)
 		return vf_load((const float *)p);
 	return w.brain ? (vf)(vi_of_u16(p) << 16) : w_halves(p);
@@ -132,11 +164,11 @@ typedef struct w_at {
 	vf             d, m;     /* of the super-block, or the block */
 } w_at;
 
-/* blocks that share what w_shared reads */
-LLMC_INLINE int
-w_together(const Weight w)
+/* zero points of a group of columns, less w_offset */
+LLMC_INLINE vi
+w_zeros(const Weight w, const uint8_t *head)
 {
-	return w.super ? 8 : 1;
+	return vi_of_u8(head + (2 + 2 * w.wide) * VL) - vi_all(w_offset(w));
 }
 
 /* the first of them, b = 0, w_together, ... */
@@ -146,6 +178,11 @@ w_shared(const Weight w, const uint8_t *group, int b)
 	w_at k = { .head = group + (int64_t)(b / w_together(w)) * w_columns_bytes(w) };
 
 	k.quant = k.head + w_head_bytes(w);
+	if (w.group) {
+		k.d = w.wide ? vf_load((const float *)k.head) : w_halves(k.head);
+		k.m = k.d * vf_of_vi(-w_zeros(w, k.head));
+		return k;
+	}
 	k.d = w_halves(k.head);
 	if (w.min)
 		k.m = w_halves(k.head + 2 * VL);
@@ -250,6 +287,8 @@ file_float(const Weight w, const uint8_t *p)
 LLMC_INLINE int
 file_bytes(const Weight w)
 {
+	if (w.group)
+		return 2 + 2 * w.wide + !w.e4m3 + w.group * w.bits / 8;
 	if (w_is_float(w))
 		return w.bits / 8;
 	if (w.super)
@@ -304,9 +343,37 @@ file_q45_k(const Weight w, const uint8_t *p, float *y)
 }
 
 LLMC_INLINE void
+file_group(const Weight w, const uint8_t *p, float *y)
+{
+	float d;
+
+	if (w.wide)
+		memcpy(&d, p, 4);
+	else
+		d = file_f16(p);
+	p += 2 + 2 * w.wide;
+	int zero = w.e4m3 ? 0 : *p++;
+	for (int i = 0; i < w.group; i++) {
+		if (w.e4m3) {
+			int small = p[i] & 0x7f;
+			float v = small < 8 ? (float)small * 0x1p-9f : 0;
+			if (small >= 8) {
+				uint32_t u = ((uint32_t)small << 20) + (120u << 23);
+				memcpy(&v, &u, 4);
+			}
+			y[i] = d * (p[i] & 0x80 ? -v : v);
+		} else {
+			y[i] = d * (float)((w.bits == 8 ? p[i] : (p[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15)) - zero);
+		}
+	}
+}
+
+LLMC_INLINE void
 file_block(const Weight w, const uint8_t *p, float *y)
 {
-	if (!w.super)
+	if (w.group)
+		file_group(w, p, y);
+	else if (!w.super)
 		file_small(w, p, y);
 	else if (w.bits == 6)
 		file_q6_k(p, y);

@@ -8,9 +8,11 @@ import pytest
 
 import harness as H
 
-DTYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"]
+DTYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k",
+          "u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128"]
 NUMBER = {n: i for i, n in enumerate(DTYPES)}  # formats/dtype.h, checked below
-SMALL = {"q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q8_0": 8, "q4_k": 4, "q5_k": 5, "q6_k": 6}
+SMALL = {"q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q8_0": 8, "q4_k": 4, "q5_k": 5, "q6_k": 6, **{n: int(n[1]) for n in DTYPES if n[0] == "u"}}
+GROUPS = ["u4_32", "u4_128_f32", "u4_128", "u8_32_f32", "u8_128", "f8_32", "f8_128"]  # the others differ in one thing from one of these
 # Compiling is what takes time: v4 as this machine has it, its portable definition elsewhere (and once more below)
 TARGETS = [t for t in H.TARGETS if t != "v4p" or "v4" not in H.TARGETS]
 WIDE = [t for t in TARGETS if t != "generic"]
@@ -65,6 +67,12 @@ class Weights:
 
     def _all_extreme(self, rng):
         """Elements at the ends of their range: row 0 all lowest, row 1 all highest, the others either."""
+        if self.dtype[0] == "u":  # scale, zero point, codes
+            columns, head = int(self.dtype.split("_")[1]), 5 if self.dtype.endswith("f32") else 3
+            b = self.file.reshape(self.rows, -1, head + columns * SMALL[self.dtype] // 8)
+            b[:, :, head:] = rng.choice([0, 0xff] if SMALL[self.dtype] == 8 else [0, 0x0f, 0xf0, 0xff], b[:, :, head:].shape)
+            b[0, :, head:], b[1, :, head:] = 0, 0xff
+            return
         block = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "q4_k": 144, "q5_k": 176, "q6_k": 210}[self.dtype]
         b = self.file.reshape(self.rows, -1, block)
         skip = {"q4_0": 2, "q4_1": 4, "q5_0": 2, "q5_1": 4, "q8_0": 2, "q4_k": 16, "q5_k": 16, "q6_k": 0}[self.dtype]
@@ -147,13 +155,13 @@ def run_rows(kernel, x, w, rows, parts=1, extra=None, order=None, threads=False)
 
 def columns(dtype):
     """Several chunks of a tile, the last one shorter."""
-    return 768 if dtype.endswith("k") else 608 if dtype in SMALL else 203
+    return 768 if dtype.endswith("k") else 640 if "_128" in dtype else 608 if dtype in SMALL or "_32" in dtype else 203
 
 
 ROWS = 43
-VARIANTS = [(t, d, 16) for t in WIDE for d in DTYPES] + \
-    [(t, d, 8) for t in WIDE for d in ("q4_1", "q5_0", "q5_k", "q6_k", "q8_0")] + \
-    [("generic", d, 16) for d in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_k", "q6_k", "q8_0")] + [("generic", "q4_1", 8)]
+VARIANTS = [(t, d, 16) for t in WIDE for d in DTYPES[:11] + GROUPS] + \
+    [(t, d, 8) for t in WIDE for d in ("q4_1", "q5_0", "q5_k", "q6_k", "q8_0", "u4_128", "u8_128")] + \
+    [("generic", d, 16) for d in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "u4_128", "u8_32", "f8_128")] + [("generic", "q4_1", 8)]
 
 
 @pytest.mark.parametrize("target,dtype,bits", VARIANTS)
