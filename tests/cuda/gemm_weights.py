@@ -66,6 +66,22 @@ def make(r, rows, cols, dtype):
         qh = sum((q[:, :, i] >> 4) << i for i in range(8)).astype(np.uint8)
         v = d[..., None, None].astype(np.float64) * sc[..., None] * q - dm[..., None, None].astype(np.float64) * mn[..., None]
         return np.concatenate([plane(qs, rows)] + ([plane(qh, rows)] if bits == 5 else []) + [plane(head, rows)], 1), v.reshape(rows, cols)
+    if dtype[0] in "uf" and dtype[1] in "48":  # u4_128_f32: a scale and a zero point for each 128 columns
+        group = int(dtype.split("_")[1])
+        bits, nb = int(dtype[1]), cols // group
+        wide = dtype[0] == "f" or dtype.endswith("f32")
+        d = half(r, (rows, nb), 1e-3, 3e-2).astype(np.float32 if wide else np.float16)
+        if dtype[0] == "f":  # e4m3 without its NaN
+            q = r.integers(0, 256, (rows, nb, group)).astype(np.uint8)
+            q[q & 0x7f == 0x7f] = 0x40
+            e, m = (q >> 3 & 15).astype(int), (q & 7).astype(float)
+            v = np.where(e == 0, m / 8 * 2.0 ** -6, (1 + m / 8) * 2.0 ** (e - 7.0)) * np.where(q & 128, -1, 1)
+            d /= 100
+            return np.concatenate([plane(q, rows), plane(d, rows)], 1), (v * d[..., None].astype(np.float64)).reshape(rows, cols)
+        q, z = r.integers(0, 1 << bits, (rows, nb, group)), r.integers(0, 1 << bits, (rows, nb))
+        codes = q.astype(np.uint8) if bits == 8 else nibbles(q.reshape(rows, nb, -1, 32))
+        return np.concatenate([plane(codes, rows), plane(d, rows), plane(z.astype(np.uint8), rows)], 1), \
+            ((q - z[..., None]) * d[..., None].astype(np.float64)).reshape(rows, cols)
     nb = cols // 32
     d, m = half(r, (rows, nb), 1e-3, 3e-2), half(r, (rows, nb), -0.2, 0.0)
     df, mf = d[..., None].astype(np.float64), m[..., None].astype(np.float64)

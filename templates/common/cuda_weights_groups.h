@@ -1,0 +1,160 @@
+/* Weights in groups of 32 or 128 columns with a scale and a zero point, u4_*, u8_*, and e4m3 with a scale, f8_*: the contract is in
+ * cuda_weights.h. Planes of a row: codes, scales (f16 or f32), zero points (bytes). 4-bit codes lie by 32 columns as in q4_0; bytes in order. */
+#ifndef LLMC_CUDA_WEIGHTS_GROUPS_H
+#define LLMC_CUDA_WEIGHTS_GROUPS_H
+
+/* Two e4m3 in the upper bytes of the halves of v, as f16 of their value / 256: exact */
+DEV unsigned w_e4m3(unsigned v) { return (v & 0x80008000u) | (v & 0x7f007f00u) >> 1; }
+
+template <int COLS_, int BITS, int GROUP, int SCALE, bool FLOATS> struct w_groups {
+	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCK = GROUP, PACKED = 1, BF16 = 0, BYTES = 4 * BITS };
+	static constexpr int D = w_plane(COLS_ / GROUP, GROUP * BITS / 8), Z = D + w_plane(COLS_ / GROUP, SCALE);
+	static constexpr long long ROW = Z + (FLOATS ? 0 : w_plane(COLS_ / GROUP, 1));
+	typedef w_groups tile;
+	struct raw { uint4 q[BYTES / 16]; unsigned d, z; };
+
+	DEV int column(int u, int i) { return u * 32 + i; }
+	DEV int width(int) { return 32; }
+
+	DEV raw
+	load(const unsigned char *row, int u, bool again = false)
+	{
+		const int g = u * 32 / GROUP;
+		raw r;
+#pragma unroll
+		for (int i = 0; i < BYTES / 16; i++)
+			r.q[i] = w_read(row + BYTES * u + 16 * i, again);
+		r.d = SCALE == 4 ? ld_v1(row + D + 4 * g) : w_u16(row + D + 2 * g);
+		r.z = FLOATS ? 0 : row[Z + g];
+		return r;
+	}
+
+	DEV float scale(const raw &r) { return SCALE == 4 ? __uint_as_float(r.d) : f16_lo(r.d); }
+
+	/* weights 8 c + 4 e .. 8 c + 4 e + 3, exactly */
+	DEV void
+	four(const raw &r, int c, int e, float (&v)[4])
+	{
+		const unsigned b = BITS == 8 ? w_word(r.q[BITS == 8 ? c / 2 : 0], c % 2 * 2 + e) : w_nibbles(w_word(r.q[0], c % 2 * 2 + e), c / 2);
+
+		if (FLOATS) {
+			const unsigned lo = w_e4m3(b << 8 & 0xff00ff00u), hi = w_e4m3(b & 0xff00ff00u); /* bytes 0 and 2, bytes 1 and 3 */
+			const float d = scale(r) * 256.0f;
+			v[0] = f16_lo(lo) * d, v[1] = f16_lo(hi) * d, v[2] = f16_hi(lo) * d, v[3] = f16_hi(hi) * d;
+			return;
+		}
+		const float zero = W_2_23 + (float)r.z, d = scale(r);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			v[i] = (W_BYTE(b, i) - zero) * d;
+	}
+
+	DEV void
+	decode(const raw &r, int, float (&v)[32])
+	{
+#pragma unroll
+		for (int i = 0; i < 8; i++) {
+			float f[4];
+			four(r, i / 2, i % 2, f);
+#pragma unroll
+			for (int k = 0; k < 4; k++)
+				v[4 * i + k] = f[k];
+		}
+	}
+
+	DEV uint4
+	eight(const raw &r, int, int c)
+	{
+		float a[4], b[4];
+
+		four(r, c, 0, a);
+		four(r, c, 1, b);
+		return make_uint4(pack_f16(a[0], a[1]), pack_f16(a[2], a[3]), pack_f16(b[0], b[1]), pack_f16(b[2], b[3]));
+	}
+
+#if __CUDA_ARCH__ >= 800
+	/* Lane t has 16 bytes of four: 32 columns, or 16. Scales and zero points come with their neighbours, 4 bytes at a time. */
+	struct stream {
+		enum { PART = 128 / BITS, UNIT = 4 * PART, CHUNKS = PART / 8, QUADS = 0, NIBBLES = BITS == 4, MINS = 0, ADDS = 0, TAIL = COLS % UNIT, BATCH = 4 };
+		static constexpr float GAIN = W_GAIN;
+		struct stage { uint4 q[32]; unsigned d[32], z[FLOATS ? 1 : 32]; };
+		struct fragment { uint4 q; unsigned d, z; };
+		struct scale { unsigned d, zero, zero_high; }; /* zero: -(1024 + z), zero_high: -(64 + z) */
+
+		DEV int group(int unit, int t) { return (unit * UNIT + t * PART) / GROUP; }
+
+		DEV void
+		prefetch(stage &s, const unsigned char *row, int unit, int lane, unsigned bytes)
+		{
+			static_assert(TAIL % 32 == 0, "rows of whole groups");
+			const int t = lane & 3, g = group(unit, t);
+
+			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(unit * 64 + t * 16, D), bytes);
+			cp_async_4(&s.d[lane], row + (unsigned)(D + g * SCALE / 4 * 4));
+			if (!FLOATS)
+				cp_async_4(&s.z[lane], row + (unsigned)(Z + g / 4 * 4));
+		}
+
+		DEV void
+		load(fragment &u, const stage &s, int, int lane)
+		{
+			u.q = s.q[lane];
+			u.d = s.d[lane];
+			u.z = FLOATS ? 0 : s.z[lane];
+		}
+
+		DEV int col(int unit, int c, int t) { return unit * UNIT + t * PART + c * (BITS == 4 ? 4 : 8); }
+		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + (BITS == 4 ? 16 : 4); }
+
+		DEV void
+		scales(scale &s, const fragment &u, int unit, int t)
+		{
+			const int g = group(unit, t);
+			const float gain = FLOATS ? 256.0f * W_GAIN : W_GAIN;
+
+			if (SCALE == 4) {
+				const float d = __uint_as_float(u.d) * gain;
+				s.d = pack_f16(d, d);
+			} else {
+				s.d = h2_mul(g & 1 ? h2_twice_hi(u.d) : h2_twice(u.d), W_GAIN_H);
+			}
+			const unsigned z = u.z >> g % 4 * 8 & 255;
+			s.zero = (0xe400u + z) * 0x10001u;
+			s.zero_high = (0xd400u + z * 16) * 0x10001u;
+		}
+
+		DEV void
+		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
+		{
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				if (BITS == 4) {
+					const unsigned v = w_word(u.q, c) >> 8 * i, one = 0x64006400u;
+					b[i] = h2_mul(h2_add(h2_pick(v, 0x000f000fu, one), s.zero), s.d);
+					b[2 + i] = h2_mul(h2_fma(h2_pick(v, 0x00f000f0u, one), 0x2c002c00u, s.zero_high), s.d);
+					continue;
+				}
+				const unsigned v = w_word(u.q, c * 2 + i);
+#pragma unroll
+				for (int h = 0; h < 2; h++)
+					if (FLOATS)
+						b[2 * i + h] = h2_mul(w_e4m3(__byte_perm(v, 0, h ? 0x3424 : 0x1404)), s.d);
+					else
+						b[2 * i + h] = h2_mul(h2_add(__byte_perm(v, 0x64646464u, h ? 0x4342 : 0x4140), s.zero), s.d);
+			}
+		}
+	};
+#endif
+};
+template <int COLS> struct w_u4_32 : w_groups<COLS, 4, 32, 2, false> {};
+template <int COLS> struct w_u4_128 : w_groups<COLS, 4, 128, 2, false> {};
+template <int COLS> struct w_u4_32_f32 : w_groups<COLS, 4, 32, 4, false> {};
+template <int COLS> struct w_u4_128_f32 : w_groups<COLS, 4, 128, 4, false> {};
+template <int COLS> struct w_u8_32 : w_groups<COLS, 8, 32, 2, false> {};
+template <int COLS> struct w_u8_128 : w_groups<COLS, 8, 128, 2, false> {};
+template <int COLS> struct w_u8_32_f32 : w_groups<COLS, 8, 32, 4, false> {};
+template <int COLS> struct w_u8_128_f32 : w_groups<COLS, 8, 128, 4, false> {};
+template <int COLS> struct w_f8_32 : w_groups<COLS, 8, 32, 4, true> {};
+template <int COLS> struct w_f8_128 : w_groups<COLS, 8, 128, 4, true> {};
+
+#endif
