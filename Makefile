@@ -81,8 +81,8 @@ demo: ## install, build, fetch SmolLM2, compile it and let it answer
 check: ## the whole test suite
 	@tools/check.sh
 
-check-all: ## the same, with memory failing at every allocation, not at a sample of them
-	@LLMC_EVERY_ALLOCATION=1 tools/check.sh
+check-all: ## the same, with memory failing at every allocation and kernels in every type, not samples of them
+	@LLMC_EVERY_ALLOCATION=1 LLMC_EVERY_KERNEL=1 tools/check.sh
 
 san: ## unit and end-to-end tests under ASan and UBSan
 	@tools/check.sh build san

@@ -187,8 +187,8 @@ scratch_args(Making *m)
 			continue;
 		if (!template_scratch(&m->b, l, &a))
 			return false;
-		if (k->n_scratch == 4 || k->row.n_arg == PLAN_MAX_ARGS)
-			return template_error(&m->b, l, "more than 4 @scratch lines, or too many arguments");
+		if (k->n_scratch == PLAN_MAX_SCRATCH || k->row.n_arg == PLAN_MAX_ARGS)
+			return template_error(&m->b, l, "too many @scratch lines, or too many arguments");
 		k->row.arg[k->row.n_arg++] = (PlanKernelArg){ arena_strdup(m->b.ts->arena, a.name), DIR_SCRATCH, a.type, a.extent };
 		k->scratch_dtype[k->n_scratch++] = dtype_from_text(a.type);
 	}

@@ -14,7 +14,7 @@
 #include "ops/ops.h"
 
 enum { PLAN_FORMAT = 2, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
-       PLAN_MAX_SCRATCH = 4, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8 };
+       PLAN_MAX_SCRATCH = 6, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8 };
 enum { PLAN_MAX_SM = 512 }; /* multiprocessors that scratch is laid out for: a larger GPU is used as if it had these */
 
 /* Symbols of extents. n_part: threads of the session; n_sm: multiprocessors of the GPU, in grids and in scratch. */

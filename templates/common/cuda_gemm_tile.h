@@ -69,6 +69,7 @@ template <class W> struct gemm_operands {
 	w_matrix<W>           w;
 	int                   n;
 	const tensor_map     *maps;
+	int                   row;
 	__device__ __forceinline__ float factor(int m) const { return (W::BF16 || !scale ? 1.0f : scale[m]) * w.scale; }
 };
 

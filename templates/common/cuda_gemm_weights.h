@@ -19,7 +19,7 @@ template <class G, class T, bool PACKED = G::W::PACKED> struct gemm_weights {
 	{
 		const int n = n0 + gemm_column<G, T>(r);
 		left = G::ROWS - n;
-		from = (const unsigned short *)w.w + (long long)(n + (gemm_second<G, T>(r) ? G::ROWS : 0)) * G::COLS + c * 8;
+		from = (const unsigned short *)(w.w + (gemm_second<G, T>(r) ? w.half : 0)) + (long long)n * G::COLS + c * 8;
 	}
 
 	__device__ __forceinline__ void
@@ -47,7 +47,7 @@ template <class G, class T> struct gemm_weights<G, T, true> {
 
 	__device__ __forceinline__ gemm_weights(const w_matrix<typename G::W> &w, int n0) : r((int)threadIdx.x / IN_ROW), u((int)threadIdx.x % IN_ROW), unit(0)
 	{
-		row = w.row(min(n0 + gemm_column<G, T>(r), G::ROWS - 1) + (gemm_second<G, T>(r) ? G::ROWS : 0));
+		row = w.row(min(n0 + gemm_column<G, T>(r), G::ROWS - 1)) + (gemm_second<G, T>(r) ? w.half : 0);
 	}
 
 	__device__ __forceinline__ bool

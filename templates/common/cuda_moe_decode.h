@@ -17,23 +17,6 @@
 
 enum { MOE_WARPS = 8 };
 
-/* E experts, K chosen of them; weights of gate, up (both of the hidden size) and down (of an expert's width) */
-template <class GATE_, class UP_, class DOWN_, int E_, int K_, float (*ACT_)(float)> struct moe_config {
-	typedef GATE_ GATE;
-	typedef UP_   UP;
-	typedef DOWN_ DOWN;
-	enum {
-		E = E_,
-		K = K_,
-		H = GATE::COLS,
-		F = DOWN::COLS,
-		WIDE = (int)GATE::UNIT > 8 || (int)UP::UNIT > 8, /* registers are few */
-		UP_BLOCKS = WIDE ? 1 : 2,                        /* a multiprocessor */
-		PAIRS = WIDE ? 2 : 4                             /* that moe_up takes at once */
-	};
-	DEV float act(float v) { return ACT_(v); }
-};
-
 /* n rows of x [n, H], id and weight [n, K]; matrices of all experts, stacked; h [n, K, F]; y [n, H] */
 template <class M> struct moe_operands {
 	int                       n;

@@ -40,17 +40,28 @@
 
 #include "common/cuda_half.h"
 
-/* A matrix as a kernel takes it: `rows` rows of W, `apart` bytes from one to the next, all times `scale`. */
+/* A matrix as a kernel takes it: `rows` rows of W, `apart` bytes from one to the next, all times `scale`. half: bytes from a row of its first half
+ * to the same one of its second; of gate and up that are matrices of their own, from one to the other (w_pair). */
 template <class W> struct w_matrix {
 	const unsigned char *w;
 	int                  rows;
-	long long            apart;
+	long long            apart, half;
 	float                scale;
 
 	__device__ __forceinline__ explicit w_matrix(const void *w, int rows, long long apart = W::ROW, float scale = 1.0f)
-		: w((const unsigned char *)w), rows(rows), apart(apart), scale(scale) {}
+		: w((const unsigned char *)w), rows(rows), apart(apart), half(rows / 2 * apart), scale(scale) {}
 	__device__ __forceinline__ const unsigned char *row(long long r) const { return w + r * apart; }
 };
+
+/* Two matrices of `rows` rows each as the halves of one */
+template <class W> DEV w_matrix<W>
+w_pair(const void *first, const void *second, int rows)
+{
+	w_matrix<W> m(first, 2 * rows);
+
+	m.half = (const unsigned char *)second - (const unsigned char *)first;
+	return m;
+}
 
 /* Bytes of a plane of `blocks` fields */
 DEV constexpr int w_plane(int blocks, int bytes) { return (blocks * bytes + 15) / 16 * 16; }

@@ -456,7 +456,7 @@ static const Wrong wrong[] = {
 	{ ARGS "//@scratch s u8[n_tok/0]\nx\n", 5, "positive integer" },
 	{ ARGS "//@scratch s u8[0]\nx\n", 5, "at least one element" },
 	{ ARGS "//@scratch s\nx\n", 5, "expected a type" },
-	{ ARGS "//@scratch a u8[1]\n//@scratch b u8[1]\n//@scratch c u8[1]\n//@scratch d u8[1]\n//@scratch e u8[1]\n", 9, "more than 4 @scratch lines" },
+	{ ARGS "//@scratch a u8[1]\n//@scratch b u8[1]\n//@scratch c u8[1]\n//@scratch d u8[1]\n//@scratch e u8[1]\n//@scratch f u8[1]\n//@scratch g u8[1]\n", 11, "too many @scratch lines" },
 	{ ARGS "#include \"common/nothing.h\"\n", 1, "common/nothing.h: no such header" },
 	{ ARGS "//@include nothing.head\n", 5, "there is no templates/cpu/nothing.head to include" },
 };

@@ -1,0 +1,239 @@
+/* Experts of a prompt or a large batch: grouped products on tensor cores, by the tiles of cuda_gemm.h.
+ *
+ *   sort   id --> places: pairs of a row and an expert, by expert (cuda_moe_sort.h)
+ *   prep   x --> act: rows in 16 bits at their places, so that an expert's rows are neighbours
+ *   up     for each expert: act (gate, up)^T --> act(gate) * up --> h, in 16 bits
+ *   down   for each expert: h down^T --> z, at the pair's own place
+ *   main   y = sum of a row's z times their weights, in the order of experts
+ *
+ * moe_gemm walks over (expert, tile): of an expert's rows as many tiles of 128 as are full, and one of 16, 64 or 128 for what is left. All large
+ * ones come first, then the middle, then the small, so that blocks end together. An expert that nobody chose has no tile, and its weights are
+ * not read; others are read once for each 128 rows (bands of 8 tiles of rows share them in L2).
+ *
+ * h has the 16 bits that down's weights ask for. Half floats want a power of two, which must be known before the row is: h is about a product of
+ * two results, so it is taken from the row of x, squared (moe_h_scale): a row that is larger by 2^n has h in the same digits. Its largest element then
+ * comes to about 2^-4 .. 2^4 in models with normed x, 2^11 below what f16 holds and 2^10 above where it loses digits; what is beyond is cut off at 65504.
+ *
+ * Bytes beside the weights, for each pair: act 2 H written and read, h 2 F, z 4 H. */
+#ifndef LLMC_CUDA_MOE_GEMM_H
+#define LLMC_CUDA_MOE_GEMM_H
+
+#include "common/cuda_gemm.h"
+#include "common/cuda_gemm_prep.h"
+#include "common/cuda_moe.h"
+#include "common/cuda_moe_sort.h"
+
+/* gemm_config by cp.async on every GPU: experts' rows begin anywhere, tensor maps' boxes do not. The way over experts costs registers: ptxas spills
+ * at 128 where weights are unpacked */
+template <class W, int ROWS, int ARCH, int SHARE = 1> struct moe_gemm_config : gemm_config<W, ROWS, ARCH, SHARE> {
+	enum { TMA = 0, BLOCKS = W::PACKED ? 1 : 2 };
+};
+
+/* What h of a row is to be multiplied by, for the scale of its x (a power of two: 1 / 2^13 .. 1 / 2^14 of the largest element) */
+template <class X, class H> DEV float
+moe_h_scale(float x)
+{
+	const float s = fminf(fmaxf(x, 8.8817842e-16f), 1.1258999e15f); /* 2^-50 .. 2^50 */
+
+	return H::BF16 ? 1.0f : X::BF16 ? 16.0f : s * s * 16777216.0f;
+}
+
+/* Two values of h, by what their row's scale says */
+template <class H> DEV unsigned
+moe_h_pack(float a, float b, float scale)
+{
+	if (H::BF16)
+		return pack_bf16(a, b);
+	const float s = __uint_as_float((254u << 23) - __float_as_uint(scale)), most = 65504.0f; /* 1 / scale */
+	return pack_f16(fminf(fmaxf(a * s, -most), most), fminf(fmaxf(b * s, -most), most));
+}
+
+/* Rows of COLS 16-bit values as they are */
+template <int COLS> struct moe_plain {
+	unsigned short *at;
+	__device__ __forceinline__ moe_plain(void *rows, int t, int) : at((unsigned short *)rows + (long long)t * COLS) {}
+	__device__ __forceinline__ unsigned short *operator+(int k) const { return at + k; }
+};
+
+/* h = F(v) * u: v gate, u up, of one expert. rows: h of its first row; n rows; PLACE: where values stand; scale [n] */
+template <class W, int WIDTH, float (*F)(float), class PLACE> struct moe_glu {
+	void        *rows;
+	const float *scale;
+	int          n;
+	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
+	template <int N, int C> __device__ __forceinline__ void
+	take(int m, int col, float (&v)[N][C], float (&u)[N][C]) const
+	{
+		const PLACE to(rows, m, n);
+		const float s = W::BF16 ? 1.0f : scale[m];
+
+#pragma unroll
+		for (int j = 0; j < N; j++) {
+			const int k = col + 4 * C * j;
+			unsigned p[C / 2];
+#pragma unroll
+			for (int c = 0; c < C; c += 2)
+				p[c / 2] = moe_h_pack<W>(F(v[j][c]) * u[j][c], F(v[j][c + 1]) * u[j][c + 1], s);
+			if (k >= WIDTH)
+				continue;
+			if constexpr (C == 4)
+				st_v2(to + k, make_uint2(p[0], p[1]));
+			else
+				st_v1(to + k, p[0]);
+		}
+	}
+};
+
+/* z of one expert's pairs; pair [n] */
+template <int WIDTH> struct moe_spread {
+	float     *z;
+	const int *pair;
+	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
+	template <int N, int C> __device__ __forceinline__ void
+	take(int m, int col, float (&v)[N][C], float (&)[N][C]) const
+	{
+		float *to = z + (long long)pair[m] * WIDTH;
+
+#pragma unroll
+		for (int j = 0; j < N; j++)
+			gemm_write<WIDTH>(to, col + 4 * C * j, v[j]);
+	}
+};
+
+/* What stands in scratch between the launches: act [pairs, H], h [pairs, F], scale [2, pairs] of both, z [pairs, H] */
+struct moe_between { unsigned short *act, *h; float *scale, *z; };
+
+/* The block's place of the list: prepared at its place. PLACE as of moe_glu */
+template <class M, class PLACE> DEV void
+moe_prep(const float *x, const int *id, const int *range, const int *list, const moe_between &b, int pairs)
+{
+	const int at = (int)blockIdx.x;
+
+	if (at >= pairs)
+		return;
+	const int e = id[list[pairs + at]], first = range[e];
+	prep_row<typename M::GATE, norm_none>(x + (long long)list[at] * M::H, norm_vectors{}, PLACE(b.act + (long long)first * M::H, at - first, range[M::E + e]),
+	                                      b.scale + at);
+	if (threadIdx.x == 0)
+		b.scale[pairs + at] = moe_h_scale<typename M::GATE, typename M::DOWN>(M::GATE::BF16 ? 1.0f : b.scale[at]);
+}
+
+/* The two products: of an expert, what is multiplied and what becomes of it. PLACE: where h stands. M is a moe_config */
+template <class M, class PLACE> struct moe_product_up {
+	typedef typename M::GATE W;
+	typedef moe_glu<typename M::DOWN, M::F, M::act, PLACE> epilogue;
+	enum { E = M::E };
+	const void        *gate, *up;
+	const int         *range;
+	moe_between        b;
+	int                pairs;
+	const tensor_map  *maps;
+
+	__device__ __forceinline__ const int *counts() const { return range + E; }
+	__device__ __forceinline__ gemm_operands<W>
+	operands(int e) const
+	{
+		const long long first = range[e];
+		const long long skip = (long long)e * M::F * W::ROW;
+		return { b.act + first * M::H, b.scale + first, w_pair<W>((const unsigned char *)gate + skip, (const unsigned char *)up + skip, M::F),
+		         range[E + e], maps, e * M::F };
+	}
+	__device__ __forceinline__ epilogue
+	take(int e) const
+	{
+		const long long first = range[e];
+		return { b.h + first * M::F, b.scale + pairs + first, range[E + e] };
+	}
+};
+
+template <class M> struct moe_product_down {
+	typedef typename M::DOWN W;
+	typedef moe_spread<M::H> epilogue;
+	enum { E = M::E };
+	const void        *down;
+	const int         *range, *list;
+	moe_between        b;
+	int                pairs;
+	const tensor_map  *maps;
+
+	__device__ __forceinline__ const int *counts() const { return range + E; }
+	__device__ __forceinline__ gemm_operands<W>
+	operands(int e) const
+	{
+		const long long first = range[e];
+		return { b.h + first * M::F, b.scale + pairs + first, w_matrix<W>((const unsigned char *)down + (long long)e * M::H * W::ROW, M::H),
+		         range[E + e], maps, e * M::H };
+	}
+	__device__ __forceinline__ epilogue take(int e) const { return { b.z, list + pairs + range[e] }; }
+};
+
+/* Tiles of BM rows of an expert with `count`: what is left after whole tiles of 128 goes by the smallest tile that holds it */
+template <int BM, int ACROSS> struct moe_tiles {
+	DEV int
+	of(int count)
+	{
+		const int tail = count & 127;
+		return ACROSS * (BM == 128 ? (count >> 7) + (tail > 64) : BM == 64 ? tail > 16 && tail <= 64 : tail > 0 && tail <= 16);
+	}
+};
+
+/* All tiles T of a product's experts; before: tiles of other kinds that came before, so that blocks stay evenly busy. The number of both */
+template <class G, class T, class P> DEV int
+moe_gemm_walk(unsigned char *smem, const P &of, int before)
+{
+	constexpr int OUT = T::BN / G::SHARE, ACROSS = (G::ROWS + OUT - 1) / OUT;
+	gemm_stages<G, T> stages(smem);
+	moe_walk<P::E, moe_tiles<T::BM, ACROSS>> walk;
+	const int grid = (int)gridDim.x;
+	int e, at;
+
+#pragma unroll 1
+	for (int t = ((int)blockIdx.x + grid - before % grid) % grid; walk.find(of.counts(), t, e, at); t += grid) {
+		const gemm_operands<typename G::W> in = of.operands(e);
+		const int high = T::BM == 128 ? (in.n >> 7) + ((in.n & 127) > 64) : 1; /* tiles of rows */
+		const int band = at / (8 * ACROSS), local = at - band * (8 * ACROSS), height = min(high - band * 8, 8);
+		const int m0 = T::BM == 128 ? (band * 8 + local % height) * 128 : in.n & ~127;
+		gemm_one<G, T>(stages, in, m0, local / height * OUT, of.take(e));
+	}
+	return before + walk.before;
+}
+
+template <class G, class P> DEV void
+moe_gemm(const P &of)
+{
+	SHARED_BYTES(smem);
+
+	const int large = moe_gemm_walk<G, typename G::large>(smem, of, 0), middle = moe_gemm_walk<G, typename G::middle>(smem, of, large);
+	moe_gemm_walk<G, typename G::small>(smem, of, middle);
+}
+
+/* y [n, H] = sum of weight [n, K] * z [n * K, H] in the order of experts; blockIdx.x the row, blockIdx.y 1024 of its columns */
+template <int H, int K> DEV void
+moe_sum(const int *id, const float *weight, const float *z, float *y, int n)
+{
+	struct Shared { int order[K]; };
+	SHARED(Shared, s);
+	const int t = (int)blockIdx.x, c = ((int)blockIdx.y * 256 + (int)threadIdx.x) * 4;
+
+	if (t >= n)
+		return;
+	id += (long long)t * K;
+	weight += (long long)t * K;
+	z += (long long)t * K * H;
+	moe_order<K>(id, s.order);
+	__syncthreads();
+	if (c >= H)
+		return;
+	float sum[4] = { 0, 0, 0, 0 };
+	for (int k = 0; k < K; k++) {
+		const int at = s.order[k];
+		float v[4];
+		gemm_read<H>(z + (long long)at * H, c, v);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			sum[i] = fmaf(weight[at], v[i], sum[i]);
+	}
+	gemm_write<H>(y + (long long)t * H, c, sum);
+}
+
+#endif
