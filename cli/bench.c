@@ -170,22 +170,30 @@ share_text(double share, char buf[16])
 	return buf;
 }
 
+/* Of each op: runs and time in a step, its share of all ops; what it streams of weights and cache, its arithmetic. */
 static void
 report_ops(const Bench *b, bool json, double bandwidth)
 {
+	double all = 0;
+
+	for (int32_t i = 0; i < b->n_op; i++)
+		all += b->op[i].seconds;
 	for (int32_t i = 0; i < b->n_op; i++) {
 		const llmc_op_time *t = &b->op[i];
-		double gbps = t->seconds > 0 ? (double)t->weight_bytes / t->seconds / 1e9 : 0;
+		int64_t bytes = t->weight_bytes + t->cache_bytes;
+		double seconds = t->seconds > 0 ? t->seconds : 1e-9, rate = (double)bytes / seconds;
 		if (json) {
-			printf("%s{\"op\":\"%s\",\"n\":%d,\"s\":%.9f,\"weight_bytes\":%lld,\"cublaslt\":%s}", i ? "," : "", t->op, t->n, t->seconds,
-			       (long long)t->weight_bytes, t->library ? "true" : "false");
+			printf("%s{\"op\":\"%s\",\"n\":%d,\"s\":%.9f,\"weight_bytes\":%lld,\"cache_bytes\":%lld,\"ops\":%lld,\"cublaslt\":%s}", i ? "," : "",
+			       t->op, t->n, t->seconds, (long long)t->weight_bytes, (long long)t->cache_bytes, (long long)t->ops, t->library ? "true" : "false");
 			continue;
 		}
 		char name[64], share[16];
 		snprintf(name, sizeof name, "%s%s", t->op, t->library ? " (cuBLASLt)" : "");
-		printf("  %-24s %5d x %9.2f us = %9.3f ms", name, t->n, 1e6 * t->seconds / t->n, 1e3 * t->seconds);
-		if (t->weight_bytes && bandwidth > 0)
-			printf(" %8.1f GB/s %9s", gbps, share_text(gbps * 1e9 / bandwidth, share));
+		printf("  %-24s %5d x %9.2f us = %9.3f ms %4.0f %%", name, t->n, 1e6 * t->seconds / t->n, 1e3 * t->seconds, 100 * t->seconds / (all > 0 ? all : 1));
+		if (bytes && bandwidth > 0)
+			printf(" %8.1f GB/s %9s", rate / 1e9, share_text(rate / bandwidth, share));
+		if (t->ops)
+			printf("%*s %8.1f GOP/s", bytes ? 0 : 24, "", (double)t->ops / seconds / 1e9);
 		printf("\n");
 	}
 }
@@ -242,7 +250,7 @@ bench(int argc, char **argv)
 		{ OPT_TEXT, 'b', "batch", "B,..", &b_text, "sequences decoded at once [1]" },
 		{ OPT_TEXT, 'd', "depth", "N,..", &d_text, "positions in the cache before decoding [0]" },
 		{ OPT_INT, 'r', "runs", "N", &runs, "repetitions [5]" },
-		{ OPT_FLAG, 0, "ops", NULL, &b.ops, "on a GPU: after each row, what its ops take by themselves" },
+		{ OPT_FLAG, 0, "ops", NULL, &b.ops, "after each row, what its ops take" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -361,6 +369,7 @@ const Command cmd_bench = {
 	"bench", "MODEL [-p 512] [-n 128] [-b 1,8] [-d 2048] [-r 5] [--ops]", "measure tokens/s, bytes/s and the share of the machine's bandwidth",
 	"  llmc bench model.gguf\n"
 	"  llmc bench model.gguf -p 0 -n 64 -b 1,4,8 --json\n"
+	"  llmc bench model.gguf --ops\n"
 	"  llmc bench configs/llama3-8b.yaml --random-weights -p 128 -n 16 -r 1\n"
 	"  llmc bench configs/llama3-8b.yaml --random-weights --device cuda --ops\n",
 	bench,

@@ -275,18 +275,15 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 static void
 put_cache_cost(const Plan *p, const PlanStep *s, Strbuf *out)
 {
-	int64_t heads = step_int(s, "heads");
+	int64_t bytes, ops;
 
-	for (int i = 0; i < s->n_arg; i++) {
-		if (s->arg[i].kind != REF_POOL || !(op_info[s->op].flags & OPF_ATT))
-			continue;
-		const PlanPool *k = &p->pool[s->arg[i].index];
-		strbuf_puts(out, " cache ");
-		put_bytes(out, plan_layer_page_bytes(k) / PLAN_KV_PAGE);
-		strbuf_puts(out, " a position, ");
-		put_count(out, 2 * heads * (k->mla ? 2 * k->k_dim : k->k_dim + k->v_dim), flop_unit);
-		strbuf_puts(out, " a position that a row sees;");
-	}
+	if (!plan_step_cache(p, s, &bytes, &ops))
+		return;
+	strbuf_puts(out, " cache ");
+	put_bytes(out, bytes);
+	strbuf_puts(out, " a position, ");
+	put_count(out, ops, flop_unit);
+	strbuf_puts(out, " a position that a row sees;");
 }
 
 /* Words on lines of a comment, the first of which has `col` columns already. */

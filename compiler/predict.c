@@ -78,18 +78,15 @@ gpu_find(const char *name)
 static void
 add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t context, int64_t *bytes, int64_t *flops)
 {
-	for (int i = 0; i < s->n_arg; i++) {
-		if (s->arg[i].kind != REF_POOL || !(op_info[s->op].flags & OPF_ATT))
-			continue;
-		const PlanPool *pool = &p->pool[s->arg[i].index];
-		int64_t window = step_int(s, "window"), heads = step_int(s, "heads");
-		int64_t seen = window > 0 && window < context ? window : context;
-		int64_t dims = pool->mla ? 2 * pool->k_dim : pool->k_dim + pool->v_dim;
-		/* rows of a prompt see half of it on average */
-		int64_t pairs = phase == 0 ? rows * seen : rows * (window > 0 && window < context ? seen : context - rows / 2);
-		*bytes += plan_layer_page_bytes(pool) / PLAN_KV_PAGE * seen * (phase == 0 ? rows : 1);
-		*flops += 2 * heads * dims * pairs;
-	}
+	int64_t position, ops, window = step_int(s, "window");
+
+	if (!plan_step_cache(p, s, &position, &ops))
+		return;
+	int64_t seen = window > 0 && window < context ? window : context;
+	/* rows of a prompt see half of it on average */
+	int64_t pairs = phase == 0 ? rows * seen : rows * (window > 0 && window < context ? seen : context - rows / 2);
+	*bytes += position * seen * (phase == 0 ? rows : 1);
+	*flops += ops * pairs;
 }
 
 /* Scratch of 16 bits that a library leaves its product in: our own kernels have no such step. */

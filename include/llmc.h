@@ -314,16 +314,18 @@ LLMC_API llmc_status llmc_sample_params(llmc_session *s, llmc_seq q, const llmc_
 LLMC_API llmc_status llmc_queue_step(llmc_session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
 LLMC_API llmc_status llmc_take_sampled(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err);
 
-/* What each op of a step takes: its kernel in all layers, by itself, run again and again on what the last llmc_forward left. Blocks, and calls fn
- * (in this thread; it must not use the session) once a kernel, in the step's order. The values of that step's sequences, and of their forks, are
- * worth nothing afterwards: free them. Sessions on a GPU; E_MISSING elsewhere, E_RANGE before a step, or when one of its sequences has been freed
- * or trimmed since. */
+/* What each op of a step takes: its kernel in all layers, run again and again on what the last llmc_forward left; on a GPU by itself, on a
+ * processor within the step, with the barrier behind it. Blocks, and calls fn (in this thread; it must not use the session) once a kernel, in the
+ * step's order. The values of that step's sequences, and of their forks, are worth nothing afterwards: free them. E_RANGE before a step, or
+ * when one of its sequences has been freed or trimmed since; E_MEMORY. A step that is not measured pays nothing for this. */
 typedef struct llmc_op_time {
 	const char *op;           /* as in llmc plan; lives as long as the model */
 	int32_t     n;            /* launches in one step */
 	double      seconds;      /* of all of them */
 	int64_t     weight_bytes; /* that they read */
 	bool        library;      /* cuBLASLt does its product */
+	int64_t     cache_bytes;  /* of KV that attention reads */
+	int64_t     ops;          /* multiplications and additions of products and attention */
 } llmc_op_time;
 typedef void (*llmc_op_time_fn)(void *user, const llmc_op_time *t);
 LLMC_API llmc_status llmc_op_times(llmc_session *s, llmc_op_time_fn fn, void *user, llmc_error *err);

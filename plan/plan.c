@@ -135,6 +135,19 @@ plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows)
 	return s->weight_bytes - (int64_t)llround(missed);
 }
 
+bool
+plan_step_cache(const Plan *p, const PlanStep *s, int64_t *bytes, int64_t *ops)
+{
+	for (int i = 0; i < s->n_arg && op_info[s->op].flags & OPF_ATT; i++)
+		if (s->arg[i].kind == REF_POOL) {
+			const PlanPool *pool = &p->pool[s->arg[i].index];
+			*bytes = plan_layer_page_bytes(pool) / PLAN_KV_PAGE;
+			*ops = 2 * step_int(s, "heads") * (pool->mla ? 2 * pool->k_dim : pool->k_dim + pool->v_dim);
+			return true;
+		}
+	return false;
+}
+
 void
 plan_tensor_row(const PlanTensor *t, const void *data, int64_t row, float *dst)
 {

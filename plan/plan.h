@@ -208,6 +208,8 @@ bool plan_paths_fit(const PlanKernel *k, const char **why);
 int64_t plan_tensor_bytes(const PlanTensor *t);
 /* Weight bytes that a step of so many rows reads once: of stacked experts those that are chosen, when each row chooses by chance. */
 int64_t plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows);
+/* What reading the cache costs: bytes of a position, operations on one for each row that sees it. False: the step reads none. */
+bool    plan_step_cache(const Plan *p, const PlanStep *s, int64_t *bytes, int64_t *ops);
 /* A row of a tensor in memory as fp32: dst [cols]; a vector's row 0 is all of it */
 void    plan_tensor_row(const PlanTensor *t, const void *data, int64_t row, float *dst);
 

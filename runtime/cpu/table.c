@@ -107,5 +107,5 @@ const Device cpu_device = {
 	.best_target = best_target, .check_target = check_target, .ships = ships, .bandwidth = bandwidth,
 	.model_open = model_open, .model_close = model_close, .tensor = tensor, .build_aot = build_aot,
 	.state_bytes = cpu_state_bytes, .open = cpu_session_open, .close = cpu_session_close, .enter = enter, .leave = leave,
-	.forward = cpu_forward,
+	.forward = cpu_forward, .op_times = cpu_op_times,
 };

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "ref/ref.h"
 #include "runtime/cpu/cpu.h"
 #include "runtime/state/rope.h"
@@ -180,6 +181,15 @@ probe(Session *s, const StepRun *r)
 }
 
 static void
+run_step(const Walk *w, const StepRun *r, int part, int n_parts)
+{
+	if (r->kernel)
+		r->kernel(&w->c->step, r->a, part, n_parts);
+	else if (part == 0)
+		r->ref(&(RefCall){ .step = r->step, .s = &w->c->step, .arg = r->arg, .scratch = w->c->scratch });
+}
+
+static void
 walk(void *user, int part, int n_parts)
 {
 	const Walk *w = user;
@@ -193,10 +203,7 @@ walk(void *user, int part, int n_parts)
 	}
 	for (int i = 0; i < ph->n_step; i++) {
 		const StepRun *r = &ph->step[i];
-		if (r->kernel)
-			r->kernel(&w->c->step, r->a, part, n_parts);
-		else if (part == 0)
-			r->ref(&(RefCall){ .step = r->step, .s = &w->c->step, .arg = r->arg, .scratch = w->c->scratch });
+		run_step(w, r, part, n_parts);
 		if (s->probe) { /* nobody may overwrite what is looked at */
 			threads_barrier(s->threads);
 			if (part == 0)
@@ -229,5 +236,80 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	s->stats.barriers += w.phase->n_meet;
 	if (logits)
 		*logits = (const float *)(const void *)s->slot[b->slot];
+	return LLMC_OK;
+}
+
+/* --- what its steps take --------------------------------------------------------------------------------------------- */
+
+enum { ROUNDS = 63 };
+static const double LONG_ENOUGH = 0.1; /* seconds of all rounds */
+
+typedef struct TimedWalk {
+	Walk    walk;
+	double *seconds; /* [n_step, ROUNDS] */
+	int     round;
+} TimedWalk;
+
+/* The walk with a barrier behind every step, where the first part looks at the clock. */
+static void
+walk_timed(void *user, int part, int n_parts)
+{
+	const TimedWalk *t = user;
+	double then = 0;
+
+	threads_barrier(t->walk.s->threads);
+	if (part == 0)
+		then = clock_now();
+	for (int i = 0; i < t->walk.phase->n_step; i++) {
+		run_step(&t->walk, &t->walk.phase->step[i], part, n_parts);
+		threads_barrier(t->walk.s->threads);
+		if (part)
+			continue;
+		double now = clock_now();
+		t->seconds[i * ROUNDS + t->round] = now - then;
+		then = now;
+	}
+}
+
+static int
+by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* The step runs again as it was: it begins with the tokens, and writes the same K and V to the same places. Of each of its steps the
+ * median counts, which other programs do not move as they move a sum. */
+llmc_status
+cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err)
+{
+	CpuSession *c = s->on;
+	const PhaseRun *ph = &c->phase[phase];
+	TimedWalk t = { .walk = { s, c, ph } };
+
+	t.seconds = calloc((size_t)ph->n_step * ROUNDS, sizeof *t.seconds);
+	if (!t.seconds)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	for (double start = clock_now(); t.round < 3 || (t.round < ROUNDS && clock_now() - start < LONG_ENOUGH); t.round++)
+		threads_run(s->threads, walk_timed, &t);
+	for (int i = 0; i < ph->n_step; i++)
+		qsort(t.seconds + i * ROUNDS, (size_t)t.round, sizeof *t.seconds, by_value);
+	for (int i = 0; i < ph->n_step; i++) {
+		const PlanStep *st = ph->step[i].step;
+		llmc_op_time told = { .op = op_info[st->op].name };
+		bool seen = false;
+		for (int j = 0; j < ph->n_step && !seen; j++) {
+			const PlanStep *other = ph->step[j].step;
+			if (other->op != st->op || other->kernel != st->kernel)
+				continue;
+			seen = j < i;
+			told.seconds += t.seconds[j * ROUNDS + t.round / 2];
+			session_op_cost(s, other, &told);
+		}
+		if (!seen)
+			fn(user, &told);
+	}
+	free(t.seconds);
 	return LLMC_OK;
 }

@@ -65,8 +65,7 @@ cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error 
 			if (other->kernel != k->kernel)
 				continue;
 			seen = seen || j < i;
-			t.n++;
-			t.weight_bytes += plan_step_weights(c->s->plan, other->step, rows);
+			session_op_cost(s, other->step, &t);
 		}
 		if (seen)
 			continue;

@@ -168,6 +168,29 @@ session_argument(const Session *s, const PlanRef *r)
 	return NULL;
 }
 
+void
+session_op_cost(const Session *s, const PlanStep *step, llmc_op_time *t)
+{
+	int64_t rows = s->size->n_tok, position, ops, window = step_int(step, "window");
+
+	for (int k = 0; k < step->n_arg; k++)
+		if (step->arg[k].kind == REF_BUFFER && s->plan->buffer[step->arg[k].index].extent.sym == SYM_n_out)
+			rows = s->size->n_out;
+	t->n++;
+	t->weight_bytes += plan_step_weights(s->plan, step, rows);
+	t->ops += step->flops_per_row * rows;
+	if (!plan_step_cache(s->plan, step, &position, &ops))
+		return;
+	for (int32_t i = 0; i < s->size->n_seq; i++) {
+		int64_t n = s->add[i], before = s->kv_len[i] - n, first = window > 0 ? before + 1 - window : 0;
+		int64_t seen = s->kv_len[i] - (first > 0 ? first : 0), pairs = 0;
+		for (int64_t k = 1; k <= n; k++)
+			pairs += window > 0 && window < before + k ? window : before + k;
+		t->cache_bytes += position * seen;
+		t->ops += ops * pairs;
+	}
+}
+
 int64_t
 session_probe_rows(const Session *s, const PlanStep *step, const PlanMake *m)
 {

@@ -82,6 +82,8 @@ void        session_unmap(void *m, int64_t bytes);
 int64_t     session_pages(const llmc_limits *l);
 int64_t     session_max_page(const Session *s);               /* of one sequence */
 void       *session_argument(const Session *s, const PlanRef *r); /* its address for kernels */
+/* Add a step of the plan, as the session's step has it, to what is told of its op: runs, bytes and operations. */
+void        session_op_cost(const Session *s, const PlanStep *step, llmc_op_time *t);
 /* Rows of a value that a probe is told of in this step; -1: it is told of others only */
 int64_t     session_probe_rows(const Session *s, const PlanStep *step, const PlanMake *m);
 

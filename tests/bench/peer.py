@@ -30,6 +30,8 @@ TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
 V3 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON", "-DGGML_AVX512=OFF",
       "-DGGML_AVX_VNNI=OFF", "-DGGML_AMX_INT8=OFF", "-DGGML_AMX_TILE=OFF", "-DGGML_AMX_BF16=OFF"]
 
+# see the header: without it GCC's AMX build dies at its first product
+AMX_REPAIR = f"-DCMAKE_CXX_FLAGS=-include {os.path.join(ROOT, 'tests', 'bench', 'peer_amx.h')}"
 AVX512 = {"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
 
 
@@ -47,7 +49,7 @@ def builds(isa):
         return [("avx2", V3)]
     flags = open("/proc/cpuinfo").read().split()
     avx512 = [f"-DGGML_{k}=ON" for k, f in AVX512.items() if f in flags]
-    return [("native", ["-DGGML_NATIVE=ON"])] + \
+    return [("native", ["-DGGML_NATIVE=ON", AMX_REPAIR])] + \
         ([("avx512, no amx", [x for x in V3 if not x.startswith("-DGGML_AVX512")] + avx512)] if "avx512_vnni" in flags else []) + [("avx2", V3)]
 
 
