@@ -136,8 +136,9 @@ tensor_add(Graph *g, const char *id, Dtype dtype, int64_t rows, int64_t cols, co
 	return v;
 }
 
+/* The type of a role's sources, whose rows in the file have `cols` elements; 0: vectors. */
 static Dtype
-tensor_dtype(Graph *g, const char *role, int layer, int64_t cols, Loc loc)
+file_dtype(Graph *g, const char *role, int layer, int64_t cols, Loc loc)
 {
 	Dtype d = spec_storage(g->spec, role, layer);
 
@@ -149,17 +150,20 @@ tensor_dtype(Graph *g, const char *role, int layer, int64_t cols, Loc loc)
 	return d;
 }
 
-/* Blocks hold neighbours of one row: they survive neither a transposition nor a division of the row by its length. */
-static void
-check_form(Graph *g, const char *role, const PlanSource *s, Dtype d, Loc loc)
+/* The tensor's type in memory. Blocks hold neighbours of one row of the file, so they survive no transposition: packing expands
+ * them, and rounds each element once to 16 bits. Nor do they survive a division of the row by its length. */
+static Dtype
+memory_dtype(Graph *g, PlanSource *src, int n_src, Dtype d, Loc loc)
 {
 	if (dtype_info(d)->block_elems == 1)
-		return;
-	if (s->transpose)
-		err_at(g->diag, loc, "storage: the checkpoint holds %s transposed, which can be read as f32, f16 or bf16, not as %s", role,
-		       dtype_text(d));
-	if (s->unit_rows)
+		return d;
+	if (src->unit_rows)
 		err_at(g->diag, loc, "storage: head.row_norm changes rows of the head, stored as f32, f16 or bf16, not as %s", dtype_text(d));
+	if (!src->transpose)
+		return d;
+	for (int i = 0; i < n_src; i++)
+		src[i].stored = dtype_text(d);
+	return DT_F16;
 }
 
 static const TensorRule *
@@ -217,8 +221,7 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	}
 	if (rule->rope_pairs && (strcmp(role, "q") == 0 || strcmp(role, "k") == 0))
 		src->rope_pairs = s->attention.head_dim;
-	Dtype dtype = tensor_dtype(g, role, layer, cols, loc);
-	check_form(g, role, src, dtype, loc);
+	Dtype dtype = memory_dtype(g, src, 1, file_dtype(g, role, layer, cols ? src->cols : 0, loc), loc);
 	return tensor_add(g, tensor_id(g->arena, role, layer, suffix), dtype, rows, cols, src, 1, loc);
 }
 
@@ -253,8 +256,7 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 		}
 		source_join(&src[e]);
 	}
-	Dtype dtype = tensor_dtype(g, role, layer, cols, loc);
-	check_form(g, role, src, dtype, loc);
+	Dtype dtype = memory_dtype(g, src, n_src, file_dtype(g, role, layer, src->cols, loc), loc);
 	return tensor_add(g, tensor_id(g->arena, role, layer, ""), dtype, n_experts * rows, cols, src, n_src, loc);
 }
 
@@ -264,7 +266,7 @@ source_continues(const PlanSource *a, const PlanSource *b)
 {
 	return strcmp(a->name, b->name) == 0 && a->n_block == 1 && b->n_block == 1 && b->first == a->first + a->block &&
 	       a->rows == b->rows && a->cols == b->cols && a->rope_pairs == b->rope_pairs && a->transpose == b->transpose &&
-	       a->unit_rows == b->unit_rows;
+	       a->unit_rows == b->unit_rows && a->stored == b->stored;
 }
 
 int

@@ -519,12 +519,8 @@ templates_accept(const Templates *ts, const Graph *g, const Op *op)
 void
 templates_layout(const Templates *ts, PlanTensor *t, int64_t pieces)
 {
-	bool transposed = false;
-
-	for (int i = 0; i < t->n_src; i++)
-		transposed |= t->src[i].transpose > 0;
-	if (t->cols == 0 || (transposed && dtype_info(t->dtype)->block_elems > 1)) {
-		t->layout = "f32"; /* blocks do not survive a transposition */
+	if (t->cols == 0) {
+		t->layout = "f32";
 		return;
 	}
 	t->layout = target_layout(ts->target, t->dtype, t->rows, t->cols);

@@ -113,6 +113,12 @@ plan_slot_bytes(const Plan *p, int slot, const int64_t sym[SYM_COUNT])
 	return n < 0 || n > INT64_MAX - 255 ? -1 : (n + 255) & ~(int64_t)255;
 }
 
+Dtype
+plan_source_dtype(const PlanTensor *t, const PlanSource *s)
+{
+	return s->stored ? dtype_from_text(s->stored) : t->dtype;
+}
+
 int64_t
 plan_tensor_bytes(const PlanTensor *t)
 {

@@ -13,7 +13,7 @@
 #include "formats/dtype.h"
 #include "ops/ops.h"
 
-enum { PLAN_FORMAT = 2, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
+enum { PLAN_FORMAT = 3, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
        PLAN_MAX_SCRATCH = 6, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8 };
 enum { PLAN_MAX_SM = 512 }; /* multiprocessors that scratch is laid out for: a larger GPU is used as if it had these */
 
@@ -37,13 +37,16 @@ typedef struct PlanExtent { PlanSym sym; int64_t mul, div; } PlanExtent;
  * transpose = r > 0: the file view is a stack of [cols_of_piece, r]-shaped matrices to be transposed, r rows each
  *   (r = all rows: one plain transposition). `rows, cols` are the file's, so cols = r; first, block, stride count rows of the
  *   stack after transposition: GPT-2's c_attn is [H, 3H], transpose = 3H, its k is first = H, block = H.
- * unit_rows: each row is divided by its L2 norm (NormHead). */
+ * unit_rows: each row is divided by its L2 norm (NormHead).
+ * stored: the text of the file's dtype where it is not the tensor's, NULL where it is: packing expands its elements and rounds each once
+ *   to the tensor's f32, f16 or bf16. For blocks that lie along the other dimension, which cannot be transposed as blocks. */
 typedef struct PlanSource {
 	const char *name;
 	int64_t rows, cols;
 	int64_t first, block, stride, n_block;
 	int64_t rope_pairs, transpose;
 	bool    unit_rows;
+	const char *stored;
 } PlanSource;
 
 /* layout: "row": file order, dtype as stored; "f32": dequantised rows (norms, biases): the file may
@@ -206,6 +209,7 @@ const PlanProduct *plan_product(const PlanKernel *k);
 bool plan_paths_fit(const PlanKernel *k, const char **why);
 /* Bytes of a tensor in memory in its layout; -1: bad shape for the layout */
 int64_t plan_tensor_bytes(const PlanTensor *t);
+Dtype   plan_source_dtype(const PlanTensor *t, const PlanSource *s); /* of the file; DT_NONE: `stored` is no type */
 /* Weight bytes that a step of so many rows reads once: of stacked experts those that are chosen, when each row chooses by chance. */
 int64_t plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows);
 /* What reading the cache costs: bytes of a position, operations on one for each row that sees it. False: the step reads none. */

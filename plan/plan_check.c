@@ -32,6 +32,15 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	    __builtin_mul_overflow(s->n_block - 1, s->stride, &last) || __builtin_add_overflow(last, s->block, &last) ||
 	    __builtin_add_overflow(last, s->first, &last))
 		return BAD("tensor %s: source %s is too large", t->id, s->name);
+	Dtype from = plan_source_dtype(t, s);
+	if (from == DT_NONE || from == DT_I32 || from == DT_I64)
+		return BAD("tensor %s: source %s: stored as \"%s\", which is no type of weights", t->id, s->name, s->stored);
+	if (s->stored && (!t->cols || !is_float(t->dtype)))
+		return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 are made from another type, this is %s", t->id,
+		           s->name, dtype_text(t->dtype));
+	if (s->stored && dtype_row_bytes(from, s->cols) < 0)
+		return BAD("tensor %s: source %s: rows of %lld elements are no whole number of %s blocks", t->id, s->name,
+		           (long long)s->cols, dtype_text(from));
 	if (s->transpose) {
 		if (!t->cols || !is_float(t->dtype))
 			return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 can be transposed, this is %s", t->id,

@@ -134,9 +134,10 @@ shape_text(Arena *a, const int64_t *dim, int n)
 	return arena_printf(a, "[%s]", out);
 }
 
-/* One tensor: rows of all the roles that it stacks; cols 0: a vector. */
+/* One tensor: rows of all the roles that it stacks; cols 0: a vector. A stack of matrices (experts, heads) has `units` of them,
+ * which is its first dimension where the file keeps it apart. */
 static void
-tensor(Check *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows, int64_t cols, const char *suffix)
+tensor(Check *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows, int64_t cols, int64_t units, const char *suffix)
 {
 	const char *name = expand(c->s->a, r->name, layer, expert, r->whole ? "" : suffix);
 	SourceTensor *t = source_tensor(c->s, name);
@@ -152,11 +153,15 @@ tensor(Check *c, const TensorRule *r, const char *role, int layer, int expert, i
 		if (__builtin_mul_overflow(have, t->dim[i], &have))
 			have = -1;
 	/* a matrix in plain order has its columns last; vectors may have dimensions of 1 around them */
-	bool plain = cols && !r->transpose;
-	if (have != want || (plain && last != cols && !(rows == 1 && t->n_dims == 1))) {
-		int64_t dims[2] = { r->transpose && cols ? cols : rows, r->transpose && cols ? rows : cols };
+	int64_t each = rows / units, width = r->transpose ? each : cols;
+	bool stack = units > 1 && t->n_dims == 3;
+	if (have != want || (cols && last != width && !(rows == 1 && t->n_dims == 1)) || (cols && stack && t->dim[0] != units)) {
+		int64_t dims[3] = { units, r->transpose ? cols : each, width };
+		bool flat = !stack && !r->transpose;
+		if (flat)
+			dims[1] = rows;
 		err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s has the shape %s, %s is expected", c->s->path, name,
-		       shape_text(c->s->a, t->dim, t->n_dims), shape_text(c->s->a, dims, cols ? 2 : 1));
+		       shape_text(c->s->a, t->dim, t->n_dims), shape_text(c->s->a, dims + (flat || units == 1), !cols ? 1 : flat || units == 1 ? 2 : 3));
 		return;
 	}
 	if (t->dtype == DT_NONE || t->dtype == DT_I32 || t->dtype == DT_I64) {
@@ -216,12 +221,13 @@ roles(Check *c, const Role *role, int n, int layer, int n_experts)
 		bool each = role[i].name[0] == 'e' && role[i].name[1] == '_';
 		if (each && !r->stacked) {
 			for (int e = 0; e < n_experts; e++)
-				tensor(c, r, role[i].name, layer, e, rows, role[i].cols, ".weight");
+				tensor(c, r, role[i].name, layer, e, rows, role[i].cols, 1, ".weight");
 		} else {
-			tensor(c, r, role[i].name, layer, -1, each ? rows * n_experts : rows, role[i].cols, ".weight");
+			int64_t units = each ? n_experts : r->per_head && !strchr(r->role, '+') ? s->attention.n_heads : 1;
+			tensor(c, r, role[i].name, layer, -1, each ? rows * n_experts : rows, role[i].cols, units, ".weight");
 		}
 		if (role[i].bias)
-			tensor(c, r, role[i].name, layer, -1, rows, 0, ".bias");
+			tensor(c, r, role[i].name, layer, -1, rows, 0, 1, ".bias");
 	}
 }
 
@@ -343,6 +349,22 @@ layer_of(const char *pattern, const char *name, bool prefix)
 	return !*name || (prefix && *name == '.') ? layer : -1;
 }
 
+/* A GGUF counts the layers that predict further tokens among its blocks and marks them by tensors of their own; tensors of any
+ * other layer behind the last say that block_count is wrong. */
+static bool
+predicts(Check *c, long layer)
+{
+	const char *stem = arena_printf(c->s->a, "blk.%ld.nextn.", layer);
+	double blocks;
+
+	if (!source_num(c->s, "block_count", &blocks) || (double)layer >= blocks)
+		return false;
+	for (size_t i = 0; i < c->s->n_tensor; i++)
+		if (strncmp(c->s->tensor[i].name, stem, strlen(stem)) == 0)
+			return true;
+	return false;
+}
+
 static void
 leftovers(Check *c)
 {
@@ -366,7 +388,11 @@ leftovers(Check *c)
 		if (dropped || (s->head.tied && head && layer_of(head->name, t->name, true) >= 0))
 			continue;
 		long layer = stem ? layer_of(stem, t->name, true) : -1;
-		if (layer >= s->n_layers) {
+		if (layer >= s->n_layers && strcmp(c->s->format, "gguf") == 0 && !predicts(c, layer)) {
+			err_at(c->s->d, (Loc){ 0 }, "%s: there is a tensor %s, but block_count and nextn_predict_layers give %d layers", c->s->path, t->name,
+			       s->n_layers);
+			return;
+		} else if (layer >= s->n_layers) {
 			n_beyond++;
 		} else if (layer >= 0) {
 			err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is not used by this description: it would change the result, so the family %s does not fit",

@@ -141,6 +141,16 @@ scaling(Source *s)
 	for (size_t i = 0; i < sizeof copy / sizeof *copy; i++)
 		if (source_num(s, copy[i].key, &v))
 			source_set_num(s, copy[i].k, v);
+	/* the key's factor comes on top of yarn's own, which latent attention keeps for its scores; longrope's stands alone */
+	if (strcmp(type, "yarn") == 0 && source_num(s, "rope.scaling.attn_factor", &v)) {
+		bool own = source_num(s, "rope.scaling.yarn_log_multiplier", &max) && max != 0;
+		double factor = source_num(s, "rope.scaling.factor", &max) && max > 1 ? max : 1;
+		source_set(s, K_rope_attention_factor, NULL);
+		if (own && v != 1)
+			err_at(s->d, (Loc){ 0 }, "%s: rope.scaling.attn_factor = %g beside yarn_log_multiplier: llmc knows one of the two", s->path, v);
+		else if (!own && v != 1)
+			source_set_num(s, K_rope_attention_factor, v * (1 + 0.1 * log(factor)));
+	}
 	if (strcmp(type, "longrope") == 0 && !s->value[K_rope_factor] && source_num(s, "context_length", &max) &&
 	    source_num(s, "rope.scaling.original_context_length", &v) && v > 0)
 		source_set_num(s, K_rope_factor, max > v ? max / v : 1);

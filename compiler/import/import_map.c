@@ -256,6 +256,21 @@ map_keys(Source *s)
 	}
 }
 
+/* Tensor names by role, for a checkpoint that stores them in another way than most of its family. */
+static const char *
+names_text(Source *s, const Node *map)
+{
+	const char *out = "";
+
+	for (size_t i = 0; i < map->n; i++) {
+		const char *v = map->item[i]->kind == NODE_SCALAR ? spec_quote(s->a, map->item[i]->text) : "[";
+		for (size_t j = 0; map->item[i]->kind == NODE_LIST && j < map->item[i]->n; j++)
+			v = arena_printf(s->a, "%s%s%s", v, j ? ", " : "", spec_quote(s->a, map->item[i]->item[j]->text));
+		out = arena_printf(s->a, "%s%s%s: %s%s", out, i ? ", " : "", map->key[i]->text, v, map->item[i]->kind == NODE_LIST ? "]" : "");
+	}
+	return arena_printf(s->a, "{%s}", out);
+}
+
 static void
 apply_when(Source *s)
 {
@@ -274,6 +289,11 @@ apply_when(Source *s)
 			const Node *to = set->item[j];
 			if (k < 0) {
 				err_at(s->d, set->key[j]->loc, "when: there is no key %s", set->key[j]->text);
+				continue;
+			}
+			if (k == K_tensors && to->kind == NODE_MAP) {
+				if (holds)
+					source_set(s, K_tensors, names_text(s, to));
 				continue;
 			}
 			bool literal = to->kind != NODE_SCALAR || spec_key[k].type == TYPE_WORD || spec_key[k].type == TYPE_STR;
@@ -332,11 +352,14 @@ expected(const Node *want, ExprVal v)
 	return v.kind == EXPR_STR && strcmp(v.str, want->text) == 0;
 }
 
+/* own: what the family says of the same keys, which then decides */
 static void
-check_expect(Source *s, const Node *expect)
+check_expect(Source *s, const Node *expect, const Node *own)
 {
 	for (size_t i = 0; expect && expect->kind == NODE_MAP && i < expect->n; i++) {
 		const Node *want = expect->item[i];
+		if (own && node_get(own, expect->key[i]->text))
+			continue;
 		ExprVal v = source_val(s, expect->key[i]->text);
 		bool ok = false;
 		const char *list = "";
@@ -363,9 +386,10 @@ import_map(Source *s)
 {
 	map_keys(s);
 	apply_when(s);
-	check_expect(s, node_get(s->family.base, "expect"));
+	const Node *own = s->family.format ? node_get(s->family.format, "expect") : NULL;
+	check_expect(s, node_get(s->family.base, "expect"), own);
+	check_expect(s, own, NULL);
 	if (s->family.format) {
-		check_expect(s, node_get(s->family.format, "expect"));
 		ignore(s, node_get(s->family.format, "ignore"));
 	}
 	ignore(s, node_get(s->family.base, "ignore"));

@@ -229,10 +229,10 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" holds integers (%s), weights are expected", out->file,
 		                 s->name, dtype_text(out->dtype));
 	/* a vector is expanded to fp32 whatever it is stored as; a matrix keeps its width */
-	if (out->dtype != t->dtype && (t->cols || strcmp(t->layout, "f32")))
+	if (out->dtype != plan_source_dtype(t, s) && (t->cols || strcmp(t->layout, "f32")))
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: tensor \"%s\": plan wants %s, file holds %s: import the file again", out->file, s->name,
-		                 dtype_text(t->dtype), dtype_text(out->dtype));
+		                 dtype_text(plan_source_dtype(t, s)), dtype_text(out->dtype));
 	if (!shape_fits(out, s->rows, s->cols)) {
 		shape_text(out, have, sizeof have);
 		if (s->cols)

@@ -24,6 +24,14 @@ typedef struct Job {
 
 enum { NOISE_ELEMS = 1 << 16, GROUPS_AT_ONCE = 16 };
 
+/* Where a thread makes rows, and what it has at hand: the columns of one block, expanded, of a matrix that is to be transposed. */
+typedef struct Room {
+	float  *row;    /* one row in fp32 */
+	float  *turned; /* [block_elems][cols] */
+	int     source; /* whose block that is; -1: none yet */
+	int64_t matrix, block;
+} Room;
+
 /* Row of the file, or of its transposed view, for row i of a piece. */
 static int64_t
 source_row(const PlanSource *s, int64_t i)
@@ -41,7 +49,7 @@ pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **dat
 	const PlanSource *s = &t->src[0];
 	uintptr_t align = t->dtype == DT_F32 ? 4 : 2;
 
-	if (strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows ||
+	if (strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
 	    (s->n_block > 1 && s->stride != s->block))
 		return false;
 	const char *at = (const char *)src->data;
@@ -57,8 +65,15 @@ pack_scratch_bytes(const PlanTensor *t)
 {
 	int64_t group = layout_find(t->layout)->group, row = dtype_row_bytes(t->dtype, t->cols);
 
-	/* a group of rows as stored, and one row as fp32; 64 for alignment between the two */
-	return t->cols ? (size_t)(group * row + t->cols * 4 + 128) : 64;
+	int64_t turned = 0;
+
+	for (int k = 0; k < t->n_src; k++) {
+		int64_t elems = dtype_info(plan_source_dtype(t, &t->src[k]))->block_elems;
+		if (t->src[k].stored && t->src[k].transpose && elems > turned)
+			turned = elems;
+	}
+	/* a group of rows as stored, one row as fp32, and a block's columns; 64 for alignment between the first two */
+	return t->cols ? (size_t)(group * row + t->cols * 4 * (1 + turned) + 128) : 64;
 }
 
 static uint64_t
@@ -123,9 +138,34 @@ unit_row(Dtype d, char *row, int64_t cols, float *tmp)
 	quant_row(d, tmp, row, cols);
 }
 
-/* Row i of the tensor as stored: where it lies in the file when it is whole there, else made in tmp. */
+/* Row `row` of the transposed view of source k, which holds other elements than the tensor: room->row. Rows of one block follow each
+ * other, so the file's blocks are expanded once for all of them. */
+static void
+turned_row(const Job *j, int k, int64_t row, Room *room)
+{
+	const PlanSource *s = &j->t->src[k];
+	Dtype   from = plan_source_dtype(j->t, s);
+	int64_t elems = dtype_info(from)->block_elems, bytes = dtype_info(from)->block_bytes, cols = j->t->cols;
+	int64_t matrix = row / s->transpose, block = row % s->transpose / elems;
+
+	if (room->source != k || room->matrix != matrix || room->block != block) {
+		const char *at = (const char *)j->src[k].data + (matrix * cols * (s->transpose / elems) + block) * bytes;
+		float one[256];
+		for (int64_t c = 0; c < cols; c++) {
+			dequant_row(from, at + c * (s->transpose / elems) * bytes, one, elems);
+			for (int64_t e = 0; e < elems; e++)
+				room->turned[e * cols + c] = one[e];
+		}
+		room->source = k;
+		room->matrix = matrix;
+		room->block = block;
+	}
+	memcpy(room->row, room->turned + row % s->transpose % elems * cols, (size_t)cols * sizeof(float));
+}
+
+/* Row i of the tensor as the tensor's type: where it lies in the file when it is whole there, else made in tmp. */
 static const char *
-file_row(const Job *j, int64_t i, char *tmp, float *floats)
+file_row(const Job *j, int64_t i, char *tmp, Room *room)
 {
 	const PlanTensor *t = j->t;
 	int k = 0;
@@ -141,7 +181,14 @@ file_row(const Job *j, int64_t i, char *tmp, float *floats)
 		return tmp;
 	}
 	const char *data = j->src[k].data;
-	if (!s->transpose) {
+	if (s->stored) {
+		Dtype from = plan_source_dtype(t, s);
+		if (s->transpose)
+			turned_row(j, k, row, room);
+		else
+			dequant_row(from, data + row * dtype_row_bytes(from, t->cols), room->row, t->cols);
+		quant_row(t->dtype, room->row, tmp, t->cols);
+	} else if (!s->transpose) {
 		if (!s->unit_rows)
 			return data + row * j->row_bytes;
 		memcpy(tmp, data + row * j->row_bytes, (size_t)j->row_bytes);
@@ -153,7 +200,7 @@ file_row(const Job *j, int64_t i, char *tmp, float *floats)
 			memcpy(tmp + c * size, data + c * r * size, (size_t)size);
 	}
 	if (s->unit_rows)
-		unit_row(t->dtype, tmp, t->cols, floats);
+		unit_row(t->dtype, tmp, t->cols, room->row);
 	return tmp;
 }
 
@@ -164,9 +211,10 @@ pack_groups(void *user, int part, int n_parts)
 	const PlanTensor *t = j->t;
 	int64_t group = j->layout->group;
 	char *tmp = j->scratch + (size_t)part * j->scratch_bytes;
-	float *floats = (float *)(tmp + ((group * j->row_bytes + 63) & ~(int64_t)63));
+	Room room = { .row = (float *)(tmp + ((group * j->row_bytes + 63) & ~(int64_t)63)), .source = -1 };
 
 	(void)n_parts;
+	room.turned = room.row + t->cols;
 	for (;;) {
 		int64_t g = atomic_fetch_add(&j->next, GROUPS_AT_ONCE), end = g + GROUPS_AT_ONCE;
 		if (g >= j->end)
@@ -176,7 +224,7 @@ pack_groups(void *user, int part, int n_parts)
 			const char *at = NULL;
 			bool whole = n == group;
 			for (int64_t r = 0; r < n; r++) {
-				const char *row = file_row(j, first + r, tmp + r * j->row_bytes, floats);
+				const char *row = file_row(j, first + r, tmp + r * j->row_bytes, &room);
 				if (r == 0)
 					at = row;
 				whole = whole && row == at + r * j->row_bytes;
@@ -184,7 +232,7 @@ pack_groups(void *user, int part, int n_parts)
 			if (!whole) { /* rows from several places */
 				for (int64_t r = 0; r < n; r++) {
 					char *to = tmp + r * j->row_bytes;
-					const char *row = file_row(j, first + r, to, floats);
+					const char *row = file_row(j, first + r, to, &room);
 					if (row != to)
 						memcpy(to, row, (size_t)j->row_bytes);
 				}

@@ -9,5 +9,6 @@ python=${PYTHON:-python3}
 "$python" tests/golden/make_sample.py
 "$python" tests/golden/make_models.py
 "$python" tests/golden/make_gguf.py
+"$python" tests/golden/make_mixture_gguf.py
 LLMC_GOLDEN=1 make unit-test_graph
 "$python" tests/golden/smollm2/make.py "$(tools/smollm2.sh)"

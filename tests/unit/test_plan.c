@@ -73,15 +73,15 @@ a_plan_comes_through_whole(void **state)
 
 static const struct { const char *from, *to, *text; } bad[] = {
 	/* the reader */
-	{ "{\"format\":2", "{\"format\":2,", "not valid JSON: " },
-	{ "\"format\":2,", "", "p.json: format: is missing: this is no plan" },
-	{ "\"format\":2", "\"format\":1",
-	  "p.json: format: is 1, this llmc reads 2: compile the model again with this llmc" },
+	{ "{\"format\":3", "{\"format\":3,", "not valid JSON: " },
+	{ "\"format\":3,", "", "p.json: format: is missing: this is no plan" },
+	{ "\"format\":3", "\"format\":1",
+	  "p.json: format: is 1, this llmc reads 3: compile the model again with this llmc" },
 	{ "\"step_abi\":1", "\"step_abi\":7",
 	  "p.json: step_abi: is 7, this llmc calls kernels with 1: compile the model again with this llmc" },
 	{ "\"vocab\":6,", "\"vocab\":6,\"vocab\":6,", "not valid JSON: duplicate object key" },
 	{ "\"vocab\":6,", "", "p.json: vocab: is missing" },
-	{ "\"vocab\":6,", "\"vocab\":6,\"colour\":6,", "p.json: unknown key \"colour\"; this llmc reads plan format 2" },
+	{ "\"vocab\":6,", "\"vocab\":6,\"colour\":6,", "p.json: unknown key \"colour\"; this llmc reads plan format 3" },
 	{ "\"vocab\":6", "\"vocab\":6.0", "p.json: vocab: is a number with a point, expected an integer" },
 	{ "\"vocab\":6", "\"vocab\":0", "p.json: vocab: is 0, expected 1 .. 2147483647" },
 	{ "\"hard_limit\":false", "\"hard_limit\":0", "p.json: hard_limit: is an integer, expected true or false" },
@@ -135,6 +135,11 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	  "p.json: tensor emb: source emb.weight has rows of 5 elements, expected 4" },
 	{ "\"rope_pairs\":0", "\"rope_pairs\":4", "p.json: tensor emb: source emb.weight: 6 rows are no whole number of rotary "
 	                                          "heads of 4" },
+	{ "\"stored\":null", "\"stored\":\"q9\"", "p.json: tensor emb: source emb.weight: stored as \"q9\", which is no type of weights" },
+	{ "\"stored\":null", "\"stored\":\"i32\"", "p.json: tensor emb: source emb.weight: stored as \"i32\", which is no type of weights" },
+	{ "\"stored\":null", "\"stored\":\"q4_0\"",
+	  "p.json: tensor emb: source emb.weight: rows of 4 elements are no whole number of q4_0 blocks" },
+	{ "\"stored\":null", "\"stored\":4", "p.json: tensor[0].src[0].stored: is an integer, expected a string" },
 	{ "\"transpose\":0", "\"transpose\":6",
 	  "p.json: tensor emb: source emb.weight is [6, 4], no stack of [4, 6] to be transposed" },
 	{ "\"dtype\":\"f32\",\"rows\":6", "\"dtype\":\"i32\",\"rows\":6",

@@ -172,6 +172,10 @@ pieces_become_tensors(void **state)
 	const PlanSource s[] = { PIECE("b", 24, 8, 8, 16, 1, .transpose = 8) };
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 16, .cols = 8, .n_src = 1, .src = s }, turned_stack);
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .unit_rows = true) }, unit);
+	/* of another type than the file's */
+	expect((PlanTensor){ .dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("h", .stored = "f16") }, plain_h);
+	const PlanSource th[] = { PIECE("h", 24, 8, 0, 8, 1, .transpose = 8, .stored = "f16") };
+	expect((PlanTensor){ .dtype = DT_BF16, .rows = 8, .cols = 24, .n_src = 1, .src = th }, plain_h);
 	const PlanSource vec[] = { PIECE("v", 24, 0, 0, 24, 1, .stride = 0), PIECE("w", 24, 0, 3, 5, 1, .stride = 0) };
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 29, .n_src = 2, .src = vec }, vector);
 }

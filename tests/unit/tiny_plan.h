@@ -4,7 +4,7 @@
 
 #define TINY_SRC(name, rows, cols)                                                                              \
 	"{\"name\":\"" name "\",\"rows\":" #rows ",\"cols\":" #cols ",\"first\":0,\"block\":" #rows ",\"stride\":" #rows \
-	",\"n_block\":1,\"rope_pairs\":0,\"transpose\":0,\"unit_rows\":false}"
+	",\"n_block\":1,\"rope_pairs\":0,\"transpose\":0,\"unit_rows\":false,\"stored\":null}"
 
 #define TINY_STEPS                                                                                                        \
 	"[{\"op\":\"embed\",\"layer\":-1,\"kernel\":null,\"arg\":[\"emb\",\"x\"],\"attr\":{\"hidden\":4,\"scale\":1.0},"      \
@@ -24,7 +24,7 @@
 	"\"yaml_line\":0,\"weight_bytes\":96,\"flops_per_row\":48}]"
 
 static const char tiny_plan[] =
-    "{\"format\":2,\"step_abi\":1,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":\"00\",\"target\":\"ref\",\n"
+    "{\"format\":3,\"step_abi\":1,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":\"00\",\"target\":\"ref\",\n"
     "\"vocab\":6,\"vocab_used\":6,\"hidden\":4,\"max_positions\":256,\"n_layers\":1,\"hard_limit\":false,"
     "\"prompt_whole\":false,\"prefix_mark\":-1,\"prefix_end\":-1,\"prompt_prefix\":null,\"checkpoint\":\"hf\","
     "\"weights\":null,\"bos\":1,\"eos\":[2,3],\"n_params\":76,\"logits\":\"logits\",\n"
