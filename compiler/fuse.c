@@ -118,7 +118,7 @@ stack(Fuse *f, int layer, const char *role, const int *val, int n)
 	int    v = graph_stack(g, name, val, n);
 
 	if (v >= 0 && f->ts)
-		templates_layout(f->ts, &g->tensor[g->val[v].tensor], 1);
+		templates_layout(f->ts, &g->tensor[g->val[v].tensor]);
 	return v;
 }
 

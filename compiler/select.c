@@ -17,7 +17,7 @@ select_layouts(Graph *g, const Templates *ts)
 		graph_shapes(g, op, shape);
 		for (int k = 0; k < op_info[op->kind].n_in; k++)
 			if (op->arg[k] >= 0 && shape[k].kind == VAL_WEIGHT && (device || op_info[op->kind].arg[k].role != ROLE_TABLE))
-				templates_layout(ts, &g->tensor[g->val[op->arg[k]].tensor], shape[k].pieces);
+				templates_layout(ts, &g->tensor[g->val[op->arg[k]].tensor]);
 	}
 }
 

@@ -517,16 +517,13 @@ templates_accept(const Templates *ts, const Graph *g, const Op *op)
 }
 
 void
-templates_layout(const Templates *ts, PlanTensor *t, int64_t pieces)
+templates_layout(const Templates *ts, PlanTensor *t)
 {
 	if (t->cols == 0) {
 		t->layout = "f32";
 		return;
 	}
 	t->layout = target_layout(ts->target, t->dtype, t->rows, t->cols);
-	const Layout *l = layout_find(t->layout);
-	if (!l || (pieces > 1 && t->rows / pieces % l->group != 0))
-		t->layout = "row";
 }
 
 const Target *

@@ -31,8 +31,8 @@ bool            templates_add(Templates *ts, OpKind op, const char *path, const 
 /* The template that runs op in this phase; NULL: none, the reference does. */
 const Template *templates_find(const Templates *ts, const Graph *g, const Op *op, int phase);
 bool            templates_accept(const Templates *ts, const Graph *g, const Op *op); /* in every phase */
-/* Layout of a tensor that kernels stream; `pieces`: equal parts of its rows that are read on their own (experts, heads). */
-void            templates_layout(const Templates *ts, PlanTensor *t, int64_t pieces);
+/* Layout of a tensor that kernels stream. A piece of a stack (an expert, a head) may begin inside a group of rows. */
+void            templates_layout(const Templates *ts, PlanTensor *t);
 /* NULL with an error in d: a missing or mistyped binding, arguments that are not the op's. */
 const Kernel   *template_expand(const Templates *ts, const Template *t, const Graph *g, const Op *op, int phase);
 const Target   *templates_target(const Templates *ts);

@@ -279,7 +279,7 @@ check_kernel(const PlanKernel *k, llmc_error *err)
 		    (dtype_from_text(a->type) == DT_NONE || dtype_info(dtype_from_text(a->type))->block_elems != 1))
 			return BAD("kernel %s: argument %s has the type \"%s\", expected f32, f16, bf16, i32, i64, u8 or packed", k->id,
 			           a->name, a->type);
-		if (!strcmp(a->type, "packed") && a->dir != DIR_IN)
+		if (!strcmp(a->type, "packed") && a->dir != DIR_IN && a->dir != DIR_NONE)
 			return BAD("kernel %s: argument %s: only inputs are packed", k->id, a->name);
 	}
 	return LLMC_OK;

@@ -22,6 +22,8 @@
  *			down_rows(&m, w, row, rows, out, ld);   out[t][r], whole groups: row is a multiple of VL
  *			...
  *
+ * Rows that lie anywhere are taken one by one: m = mm_place(down(), part, scratch); m.n = their number; down_token(&m, t, row, norm).
+ *
  * Scratch: MM_SCRATCH bytes a column and thread (in use: at most 388 a column and 6144, and no less than 32 columns). Bytes of a call: w once, or once a thread when tokens are split. */
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
@@ -63,23 +65,13 @@ mm_unit_rows(int rows, int unit)
 	return rows - unit * MM_UNIT < MM_UNIT ? rows - unit * MM_UNIT : MM_UNIT;
 }
 
+/* The part's memory, and nothing else yet */
 LLMC_INLINE mm_work
-mm_begin(const Product p, int n_tok, int units, int part, int n_parts, void *scratch)
+mm_place(const Product p, int part, void *scratch)
 {
 	uint8_t *at = (uint8_t *)scratch + (size_t)part * (size_t)p.cols * MM_SCRATCH;
-	mm_work m = { .tok = 0, .tok_end = n_tok, .unit = 0, .unit_end = units };
+	mm_work m = { 0 };
 
-	if (n_tok >= n_parts * MM_SPLIT_TOKENS) {
-		Share t = share_rows(n_tok, part, n_parts);
-		m.tok = (int)t.from;
-		m.tok_end = (int)t.to;
-	} else {
-		Share u = share_rows(units, part, n_parts);
-		m.unit = (int)u.from;
-		m.unit_end = (int)u.to;
-	}
-	if (m.unit == m.unit_end)
-		m.tok_end = m.tok;
 	m.row = (float *)(void *)at;
 	at += (size_t)p.cols * sizeof(float);
 	if (!w_is_float(p.w)) {
@@ -93,6 +85,27 @@ mm_begin(const Product p, int n_tok, int units, int part, int n_parts, void *scr
 	return m;
 }
 
+LLMC_INLINE mm_work
+mm_begin(const Product p, int n_tok, int units, int part, int n_parts, void *scratch)
+{
+	mm_work m = mm_place(p, part, scratch);
+
+	m.tok_end = n_tok;
+	m.unit_end = units;
+	if (n_tok >= n_parts * MM_SPLIT_TOKENS) {
+		Share t = share_rows(n_tok, part, n_parts);
+		m.tok = (int)t.from;
+		m.tok_end = (int)t.to;
+	} else {
+		Share u = share_rows(units, part, n_parts);
+		m.unit = (int)u.from;
+		m.unit_end = (int)u.to;
+	}
+	if (m.unit == m.unit_end)
+		m.tok_end = m.tok;
+	return m;
+}
+
 /* The stream's first bytes, asked for before the norm, which takes about as long as they do. */
 LLMC_INLINE void
 mm_warm(const Product p, const mm_work *m, const uint8_t *w, int64_t row)
@@ -102,22 +115,30 @@ mm_warm(const Product p, const mm_work *m, const uint8_t *w, int64_t row)
 			__builtin_prefetch(w + row / VL * w_group_bytes(p.w, p.cols) + i);
 }
 
+/* Take the row `in`, normed, as row t of the m->n in hand */
+LLMC_INLINE void
+mm_token(const Product p, const mm_work *m, int t, const float *in, const Norm norm)
+{
+	if (w_is_float(p.w)) {
+		float *to = (float *)(void *)(m->act.q + (size_t)t * (size_t)act_row_bytes(p));
+		const float *normed = norm_row(norm, in, p.cols, to);
+		if (normed != to)
+			memcpy(to, normed, (size_t)p.cols * sizeof *to);
+	} else {
+		act_quantise(p, &m->act, t, norm_row(norm, in, p.cols, m->row), m->n <= STREAM_TOKENS);
+	}
+}
+
+typedef void mm_token_fn(const mm_work *m, int t, const float *in, Norm norm);
+typedef void mm_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out, int ld);
+
 /* Take rows from t0 on, normed; index: of which rows of x (NULL: themselves) */
 LLMC_INLINE void
-mm_tokens(const Product p, mm_work *m, int t0, const float *x, const int32_t *index, const Norm norm)
+mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *x, const int32_t *index, const Norm norm)
 {
 	m->n = m->tok_end - t0 < mm_most(p) ? m->tok_end - t0 : mm_most(p);
-	for (int t = 0; t < m->n; t++) {
-		const float *in = x + (int64_t)(index ? index[t0 + t] : t0 + t) * p.cols;
-		if (w_is_float(p.w)) {
-			float *to = (float *)(void *)(m->act.q + (size_t)t * (size_t)act_row_bytes(p));
-			const float *normed = norm_row(norm, in, p.cols, to);
-			if (normed != to)
-				memcpy(to, normed, (size_t)p.cols * sizeof *to);
-		} else {
-			act_quantise(p, &m->act, t, norm_row(norm, in, p.cols, m->row), m->n <= STREAM_TOKENS);
-		}
-	}
+	for (int t = 0; t < m->n; t++)
+		token(m, t, x + (int64_t)(index ? index[t0 + t] : t0 + t) * p.cols, norm);
 }
 
 LLMC_INLINE void
@@ -158,9 +179,13 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_work *m, const uint8_t *d
 		return (Product){ .w = weight, .cols = (columns), .act_bits = (bits) };                                             \
 	}                                                                                                                           \
 	TILE_EACH(TILE_DEFINE, name)                                                                                                \
-	static __attribute__((noinline)) void name##_tokens(mm_work *m, int t0, const float *x, const int32_t *index, Norm norm)    \
+	static __attribute__((noinline)) void name##_token(const mm_work *m, int t, const float *in, Norm norm)                     \
 	{                                                                                                                           \
-		mm_tokens(name(), m, t0, x, index, norm);                                                                           \
+		mm_token(name(), m, t, in, norm);                                                                                   \
+	}                                                                                                                           \
+	LLMC_INLINE void name##_tokens(mm_work *m, int t0, const float *x, const int32_t *index, Norm norm)                         \
+	{                                                                                                                           \
+		mm_tokens(name(), name##_token, m, t0, x, index, norm);                                                             \
 	}                                                                                                                           \
 	static __attribute__((noinline)) void name##_rows(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out,    \
 	                                                  int ld)                                                                   \

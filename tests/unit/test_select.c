@@ -123,20 +123,6 @@ BENCH_TEST(a_tied_embedding_is_in_memory_once)
 	assert_string_equal(tensor(g, "embed")->layout, target_layout(target_find("cpu-v3"), DT_BF16, 96, 32));
 }
 
-/* Experts are read one at a time, so packed groups of rows must not reach from one into the next. */
-BENCH_TEST(groups_do_not_cross_experts)
-{
-	const Layout *packed = layout_find(target_layout(target_find("cpu-v4"), DT_BF16, 1024, 32));
-
-	assert_true(packed->group > 1);
-	for (int k = 0; k < 2; k++) {
-		int64_t width = packed->group * 2 + (k ? packed->group / 2 : 0);
-		PlanTensor t = { .id = "t", .dtype = DT_BF16, .rows = 4 * width, .cols = 32 };
-		templates_layout(templates_none("cpu-v4", bench_spec(b, "llama", TINY_GQA TINY_FFN), &b->diag, &b->arena), &t, 4);
-		assert_string_equal(t.layout, k ? "row" : packed->name);
-	}
-}
-
 /* Blocks of columns do not survive a transposition: packing expands them. Rows of the file may be whole blocks where the tensor's are not. */
 BENCH_TEST(transposed_blocks_are_expanded)
 {
@@ -158,7 +144,7 @@ BENCH_TEST(transposed_blocks_are_expanded)
 		assert_int_equal(t.rows, 2 * 32);
 		assert_int_equal(t.cols, 40);
 		assert_int_equal(t.src[0].cols, 32);
-		templates_layout(ts, &t, 2);
+		templates_layout(ts, &t);
 		assert_string_equal(t.layout, "r8");
 	}
 	assert_int_equal(n, 2);
@@ -175,7 +161,6 @@ main(void)
 		cmocka_unit_test(a_require_decides),
 		cmocka_unit_test(layouts_follow_the_use),
 		cmocka_unit_test(a_tied_embedding_is_in_memory_once),
-		cmocka_unit_test(groups_do_not_cross_experts),
 		cmocka_unit_test(transposed_blocks_are_expanded),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
