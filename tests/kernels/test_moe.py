@@ -1,0 +1,218 @@
+"""Kernels of mixtures against float64, and against each other bit for bit: a row alone and in company, any number of parts, any number of
+rows to an expert. Experts that nobody chose hold NaN."""
+import os
+
+import numpy as np
+import pytest
+
+import harness as H
+from test_matmul import DTYPES, FAST, SMALL, TARGETS, Weights, activation, close, lib, loose, norm, same, seen, vectors  # noqa: F401
+
+EVERY = os.environ.get("LLMC_EVERY_ALLOCATION")  # make check-all
+
+
+def route(logits, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max"):
+    """As ops.def says, row by row; scores are fp32, so that ties are ties."""
+    ids, weights = [], []
+    for row in logits:
+        s = 1 / (1 + np.exp(-row)) if score == "sigmoid" else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        s = s.astype(np.float32)
+        c = s + bias if bias is not None else s.copy()
+        if groups > 1 and keep < groups:
+            g = np.sort(c.reshape(groups, -1), 1)[:, ::-1]
+            g = g[:, :2].sum(1) if group_score == "top2" and g.shape[1] > 1 else g[:, 0]
+            stay = np.argsort(-g, kind="stable")[:keep]
+            c = np.where(np.isin(np.arange(len(c)) // (len(c) // groups), stay), c, -np.inf)
+        e = np.argsort(-c, kind="stable")[:top_k]
+        w = s[e].astype(np.float64)
+        ids.append(e)
+        weights.append((w / (w.sum() + (1e-20 if score == "sigmoid" else 0)) if renorm else w) * scale)
+    return np.array(ids), np.array(weights)
+
+
+ROUTES = {
+    "qwen3":    dict(n=128, top_k=8, hidden=96, dtype="f32", renorm=1),
+    "mixtral":  dict(n=5, top_k=2, hidden=67, dtype="bf16", renorm=1, kind="none"),
+    "deepseek": dict(n=64, top_k=6, hidden=64, dtype="f32", score="sigmoid", renorm=1, scale=2.5, groups=8, keep=3, group_score="top2", bias=True),
+    "all":      dict(n=7, top_k=7, hidden=64, dtype="q8_0", mix=1, kind="layer"),
+    "max":      dict(n=40, top_k=3, hidden=33, dtype="f32", groups=5, keep=2, group_score="max", scale=16.0, mix=1),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ROUTES)
+def test_route(lib, target, name):
+    c = dict(kind="rms", mix=0, bias=False, renorm=0, scale=1.0, groups=1, keep=1, score="softmax", group_score="max") | ROUTES[name]
+    n, top_k, hidden, mix, kind = c["n"], c["top_k"], c["hidden"], c["mix"], c["kind"]
+    k = H.build("norm_route", target, dict(
+        N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c["score"], RENORM=c["renorm"], SCALE=c["scale"], GROUPS=c["groups"],
+        KEEP_GROUPS=c["keep"], GROUP_SCORE=c["group_score"], NORM=kind, EPS=1e-5, PLUS_ONE=0, HAS_BIAS=c["bias"], W_DTYPE=c["dtype"],
+        ACT_BITS=16), FAST)
+    w = Weights(lib, c["dtype"], n + mix, hidden)
+    w.file[3] = w.file[2]                       # two experts that are always equal: the first is the better
+    lib.dequant_row(DTYPES.index(c["dtype"]), w.file[3].ctypes.data, w.value[3].ctypes.data, hidden)
+    nw, nb = (v * np.float32(0.2) for v in vectors(hidden))
+    x = np.random.default_rng(31).standard_normal((150, hidden)).astype(np.float32) * np.float32(0.3)
+    bias = (np.round(np.random.default_rng(2).standard_normal(n) * 4) / 8).astype(np.float32) if c["bias"] else None
+    packed = w.packed(target)
+
+    def run(rows, parts, order=None):
+        ids, weight = H.aligned((len(rows) + 1, top_k), np.int32, 99), H.aligned((len(rows) + 1, top_k + mix))
+        step, xs = H.make_step([0] * len(rows)), np.ascontiguousarray(x[rows])
+        scratch = k.scratch(step, parts)
+        for _ in range(2):                          # what it counts with is as it was
+            k.call(step, [xs, nw, nb, packed, bias, ids, weight], parts, order=order, scratch=scratch)
+        assert (ids[-1] == 99).all() and np.isnan(weight[-1]).all(), "wrote outside of its rows"
+        return ids[:-1], weight[:-1]
+    ids, weight = run(range(150), 1)
+    logits = norm(x, kind, nw, nb) @ w.value.astype(np.float64).T
+    want_ids, want = route(logits[:, :n], top_k, bias, *(c[v] for v in ("score", "renorm", "scale", "groups", "keep", "group_score")))
+    exact = c["dtype"] not in SMALL
+    assert (ids == want_ids).all() if exact else (ids == want_ids).mean() > 0.95
+    hit = (ids == want_ids).all(1)
+    assert np.abs(weight[hit, :top_k] - want[hit]).max() < (1e-5 if exact else 1e-3) * c["scale"]
+    if mix:
+        assert np.abs(weight[:, top_k] - 1 / (1 + np.exp(-logits[:, n]))).max() < (1e-6 if exact else 1e-3)
+    for rows, parts in (([7], 1), ([7], 3), ([3, 7], 2), (range(9), 5), (range(40), 2), (range(150), 2), (range(150), 3)):
+        for order in (None, range(parts - 1, -1, -1)):
+            i, v = run(list(rows), parts, order)
+            assert (i == ids[list(rows)]).all()
+            same(v, weight[list(rows)])
+
+
+def test_route_of_nothing(lib):
+    """Logits that are no numbers give experts that exist, each once."""
+    target = TARGETS[-1]
+    k = H.build("norm_route", target, dict(
+        N_EXPERTS=40, TOP_K=4, HIDDEN=8, MIX=0, SCORE="sigmoid", RENORM=1, SCALE=1.0, GROUPS=8, KEEP_GROUPS=1, GROUP_SCORE="top2", NORM="none",
+        EPS=0.0, PLUS_ONE=0, HAS_BIAS=0, W_DTYPE="f32", ACT_BITS=16), FAST)
+    x = np.full((3, 8), np.nan, np.float32)
+    x[1], x[2] = np.inf, -1e38
+    ids, weight = H.aligned((3, 4), np.int32), H.aligned((3, 4))
+    k.call(H.make_step([0] * 3), [x, None, None, Weights(lib, "f32", 40, 8).packed(target), None, ids, weight], 2)
+    assert all(len(set(r)) == 4 and 0 <= min(r) and max(r) < 40 for r in ids.tolist())
+
+
+class Mixture:
+    """One layer's experts, rows that chose among them, and what must come out of both kernels in float64."""
+
+    def __init__(self, lib, target, n, top_k, hidden, width, types, shared=0, s_types=(), mix=0, kind="rms", act="silu", bits=16,
+                 rows=120, to=None):
+        rng = np.random.default_rng(5)
+        self.n, self.top_k, self.hidden, self.width, self.shared, self.mix, self.bits = n, top_k, hidden, width, shared, mix, bits
+        self.kind, self.act, self.types, self.s_types, self.target, self.rows = kind, act, types, s_types, target, rows
+        self.x = rng.standard_normal((rows, hidden)).astype(np.float32)
+        chosen = to or list(range(n - (n > top_k)))         # the last is nobody's
+        self.id = np.array([rng.permutation(chosen)[:top_k] for _ in range(rows)], np.int32)
+        self.weight = rng.random((rows, top_k + mix)).astype(np.float32)
+        self.r = rng.standard_normal((rows, hidden)).astype(np.float32)
+        self.nw, self.nb = vectors(hidden)
+        shapes = [(width, hidden)] * 2 + [(hidden, width)]
+        self.w = [Weights(lib, t, n * s[0], s[1], 10 + i) for i, (t, s) in enumerate(zip(types, shapes))]
+        for e in set(range(n)) - set(self.id.reshape(-1).tolist()):
+            for w, s in zip(self.w, shapes):
+                w.file[e * s[0]:(e + 1) * s[0]] = 0xff
+        s_shapes = [(shared, hidden)] * 2 + [(hidden, shared)]
+        self.s = [Weights(lib, t, *s, 20 + i) for i, (t, s) in enumerate(zip(s_types, s_shapes))]
+        self.packed = [w.packed(target) for w in self.w]
+        self.s_packed = [w.packed(target) for w in self.s] or [None] * 3
+
+    def sizes(self):
+        return dict(N_EXPERTS=self.n, TOP_K=self.top_k, HIDDEN=self.hidden, WIDTH=self.width, SHARED=self.shared, ACT_BITS=self.bits)
+
+    def glu_kernel(self):
+        names = dict(zip(("GATE_DTYPE", "UP_DTYPE"), self.types)) | dict(zip(("S_GATE_DTYPE", "S_UP_DTYPE"), self.s_types))
+        return H.build("norm_moe_glu", self.target, self.sizes() | names | dict(
+            ACT=self.act, NORM=self.kind, EPS=1e-5, PLUS_ONE=0, HAS_S_GATE=int(self.shared > 0), HAS_S_UP=int(self.shared > 0)), FAST)
+
+    def glu(self, k, rows, parts, order=None):
+        cols = self.top_k * self.width + self.shared
+        h = H.aligned((len(rows) + 1, cols))
+        k.call(H.make_step([0] * len(rows)), [np.ascontiguousarray(self.x[rows]), self.nw, self.nb, np.ascontiguousarray(self.id[rows]),
+                                              *self.packed[:2], *self.s_packed[:2], h], parts, order=order)
+        assert np.isnan(h[-1]).all(), "wrote outside of its rows"
+        return h[:-1]
+
+    def glu_want(self):
+        """(values, a bound of their errors to be multiplied by the share that is allowed)"""
+        xn = norm(self.x, self.kind, self.nw, self.nb)
+        g, u = (w.value.astype(np.float64).reshape(self.n, self.width, -1) for w in self.w[:2])
+        out, size = np.zeros((self.rows, self.top_k * self.width + self.shared)), None
+        size = np.zeros_like(out)
+        for t in range(self.rows):
+            pairs = [(g[e], u[e]) for e in self.id[t]] + [tuple(w.value.astype(np.float64) for w in self.s[:2])] * (self.shared > 0)
+            out[t] = np.concatenate([activation(self.act, a @ xn[t]) * (b @ xn[t]) for a, b in pairs])
+            size[t] = np.concatenate([(4 * np.abs(a) @ np.abs(xn[t]) + 1) * (4 * np.abs(b) @ np.abs(xn[t]) + 1) for a, b in pairs])
+        return out, size
+
+    def down_kernel(self, has_r=True):
+        names = dict(DOWN_DTYPE=self.types[2]) | (dict(S_DOWN_DTYPE=self.s_types[2]) if self.shared else {})
+        return H.build("moe_down_add", self.target, self.sizes() | names | dict(
+            MIX=self.mix, SCALE=0.75, HAS_S_DOWN=int(self.shared > 0), HAS_R=int(has_r)), FAST)
+
+    def down(self, k, h, rows, parts, order=None, has_r=True, in_place=True):
+        res, y = self.r[rows].copy(), H.aligned((len(rows), self.hidden))
+        k.call(H.make_step([0] * len(rows)), [np.ascontiguousarray(h[rows]), np.ascontiguousarray(self.id[rows]),
+                                              np.ascontiguousarray(self.weight[rows]), self.packed[2], self.s_packed[2],
+                                              res if has_r else None, res if in_place and has_r else y], parts, order=order)
+        return res if in_place and has_r else y
+
+    def down_want(self, h, has_r=True):
+        d = self.w[2].value.astype(np.float64).reshape(self.n, self.hidden, self.width)
+        y = 0.75 * self.r.astype(np.float64) if has_r else np.zeros((self.rows, self.hidden))
+        size = np.ones_like(y)
+        for t in range(self.rows):
+            for k, e in enumerate(self.id[t]):
+                part = h[t, k * self.width:(k + 1) * self.width]
+                y[t] += self.weight[t, k] * (d[e] @ seen(part, self.types[2], self.bits))
+                size[t] += 4 * np.abs(d[e]) @ np.abs(part)
+            if self.shared:
+                part, sd = h[t, self.top_k * self.width:], self.s[2].value.astype(np.float64)
+                y[t] += (self.weight[t, -1] if self.mix else 1) * (sd @ seen(part, self.s_types[2], self.bits))
+                size[t] += 4 * np.abs(sd) @ np.abs(part)
+        return y, size
+
+
+Q4, F16 = ("q4_0",) * 3, ("f16",) * 3
+MIXTURES = {
+    "odd":     dict(n=5, top_k=2, hidden=96, width=64, types=Q4),
+    "no-group": dict(n=7, top_k=3, hidden=53, width=43, types=("bf16", "bf16", "f16"), act="gelu"),
+    "all":     dict(n=7, top_k=7, hidden=64, width=32, types=F16, shared=44, s_types=("f16", "bf16", "f32"), mix=1, act="gelu_tanh", rows=40),
+    "k":       dict(n=5, top_k=2, hidden=256, width=256, types=("q4_k", "q4_k", "q6_k"), shared=256, s_types=("q5_k", "q4_k", "q4_k"),
+                    kind="none", rows=30),
+    "to-one":  dict(n=5, top_k=1, hidden=64, width=96, types=("q8_0", "q5_1", "q4_1"), to=[3], kind="layer", rows=203),
+    "i8":      dict(n=3, top_k=2, hidden=64, width=64, types=Q4, shared=64, s_types=Q4, bits=8),
+}
+RUNS = [(t, m) for t in TARGETS for m in MIXTURES if t in TARGETS[-2:] or m in ("odd", "no-group")] + \
+    [(TARGETS[-1], d) for d in DTYPES if EVERY]
+
+
+@pytest.mark.parametrize("target,name", RUNS)
+def test_mixture(lib, target, name):
+    m = Mixture(lib, target, **MIXTURES.get(name) or dict(n=5, top_k=2, hidden=256, width=256, types=(name,) * 3, rows=40))
+    everyone = list(range(m.rows))
+    k = m.glu_kernel()
+    h = m.glu(k, everyone, 1)
+    want, size = m.glu_want()
+    close(h, want, size, max(loose(t) for t in m.types + tuple(m.s_types)) if m.bits == 16 else 2e-2)
+    some = [([7], 1), ([7], 3), ([3, 7], 2), ([0, 5, 9], 5), (list(range(4, 15)), 4), (everyone, 2), (everyone, 7)]
+    for rows, parts in some:
+        same(m.glu(k, rows, parts), h[rows])
+        same(m.glu(k, rows, parts, order=range(parts - 1, -1, -1)), h[rows])
+
+    for has_r in (True, False) if name in ("odd", "all") else (True,):
+        k = m.down_kernel(has_r)
+        y = m.down(k, h, everyone, 1, has_r=has_r)
+        want, size = m.down_want(h, has_r)
+        close(y, want, size, 3e-6)
+        for rows, parts in some:
+            same(m.down(k, h, rows, parts, has_r=has_r, in_place=False), y[rows])
+            same(m.down(k, h, rows, parts, has_r=has_r, order=range(parts - 1, -1, -1)), y[rows])
+
+
+def test_parts_in_threads(lib):
+    m = Mixture(lib, TARGETS[-1], **MIXTURES["odd"])
+    k = m.glu_kernel()
+    h = H.aligned((m.rows, m.top_k * m.width))
+    k.call(H.make_step([0] * m.rows), [m.x, m.nw, m.nb, m.id, *m.packed[:2], None, None, h], 4, threads=True)
+    same(h, m.glu(k, list(range(m.rows)), 1))
