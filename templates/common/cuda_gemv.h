@@ -37,7 +37,7 @@
  *     GROUPS, UNIT            groups of 8 weight rows; groups that are finished together by the last of their blocks, 0: as they come
  *     FIRST                   1: where rows of x are is read from count and x_row before x
  *     row(group, n)           row of W, for n in 0 .. 7; n and n + 4 are a pair
- *     count(), x_row(t)       rows of x, and where row t is
+ *     count(), x_row(t)       rows of x, and where row t is; X_APART: floats from row to row, without it the columns
  *     PLACED                  1: store wants to know of each row a position and a page:
  *     spot(t), page(spot)     position and sequence of row t; the page where it goes
  *     prefetch(group, j, t)   what store wants of memory: loaded early

@@ -66,6 +66,10 @@ gemv_norm(float (&v)[4], const uint4 &q, const norm_vectors &norm, const float (
 	}
 }
 
+/* Floats from row to row of x: E::X_APART, where the epilogue has it, else the columns */
+template <class G, class E> DEV constexpr auto gemv_apart(int) -> decltype((int)E::X_APART) { return E::X_APART; }
+template <class G, class E> DEV constexpr int gemv_apart(long) { return G::COLS; }
+
 /* This warp's columns of rows [t0, t0 + R): to x, chunk by chunk two planes of 4 R pieces: a piece for each row and lane of a quad, and what
  * rounding took from it. All of them are asked for at once, and lie where their fragments will; a lane makes what it asked for. back: what the sums of rows 2 t and 2 t + 1 are to be multiplied by. */
 template <class G, class E> DEV void
@@ -78,7 +82,7 @@ gemv_load_x(typename G::arena &sm, bool one, float (&back)[2], const float *x, c
 	const int R = 1 << log_r, warp = warp_id(), lane = lane_id(), slot = lane & (4 * R - 1), b = slot >> 2, t = slot & 3;
 	const int begin = lane >> (2 + log_r), step = 8 >> log_r, end = units * CHUNKS;
 	const bool valid = t0 + b < n, weighted = G::NORM::NORMED && norm.w != 0;
-	const float *row = x + (valid ? (long long)e.x_row(t0 + b) * G::COLS : 0);
+	const float *row = x + (valid ? (long long)e.x_row(t0 + b) * gemv_apart<G, E>(0) : 0);
 	const float stat[2] = { G::NORM::MEAN ? sm.stat[b][0] : 0, G::NORM::MEAN ? sm.stat[b][1] : 1 };
 	uint4 *to = sm.warp[warp].many.x + slot;
 	float ss = 0, most = 0;
@@ -182,7 +186,7 @@ gemv_moments(typename G::arena &sm, const float *x, const norm_vectors &norm, co
 	if (b < R) {
 		float mean = 0, var = 0;
 		if (t0 + b < n) {
-			const float *row = x + (long long)e.x_row(t0 + b) * G::COLS;
+			const float *row = x + (long long)e.x_row(t0 + b) * gemv_apart<G, E>(0);
 #pragma unroll 4
 			for (int i = lane; i < G::COLS / 4; i += 32) {
 				float v[4];

@@ -4,7 +4,9 @@
 #define LLMC_CUDA_MLA_H
 
 #include "common/cuda_attention.h"
+#include "common/cuda_rope.h"
 #include "common/cuda_weights.h"
+#include "common/llmc_mla.h"
 
 enum { MLA_WARPS = 8 };
 
@@ -22,15 +24,39 @@ struct mla_config : att_config<E, mla_scores, HEADS_, 1, RANK_ + ROPE_, RANK_, P
 	enum { RANK = RANK_, NOPE = NOPE_, ROPE = ROPE_, WIDTH = RANK + ROPE, Q = NOPE + ROPE, V_DIM = V_DIM_ };
 };
 
-/* Arguments: queries [n_tok, HEADS, Q], the factor of scores, the pool, y [n_tok, HEADS, V_DIM]; scratch: space f32 [n_tok, HEADS, WIDTH], the
- * queries in the space of latents, times scale and log2(e), and later the sums; part_o, part_ml and ticket are the split's */
-struct mla_args {
-	const float *q;
-	float        scale;
-	const void  *kv;
-	float       *y, *space, *part_o, *part_ml;
-	int         *ticket;
-};
+/* Does row t of the step go expanded? EXPAND: the op's attribute */
+template <int EXPAND> DEV bool
+mla_row_expanded(const llmc_step &s, int t)
+{
+	if constexpr (EXPAND == 0)
+		return false;
+	const int seq = s.seq_of[t], rows = s.q_start[seq + 1] - s.q_start[seq];
+
+	return mla_expanded(rows, s.kv_len[seq] - rows, EXPAND);
+}
+
+/* One warp: the latent c of row t normed (kvn, eps), its key behind it rotated (rope: the row's table, or NULL), and both go to the pool. */
+template <class A, class ROPE> DEV void
+mla_append_row(const llmc_step &s, const float *c, const float *kvn, float eps, const float *rope, void *pool, int t)
+{
+	const int pos = s.pos[t];
+	typename A::elem *to = A::page(s, pool, s.seq_of[t], pos) + pos % KV_PAGE * A::WIDTH;
+	float sum = 0;
+
+	for (int i = lane_id(); i < A::RANK; i += 32)
+		sum = fmaf(c[i], c[i], sum);
+	const float scale = 1.0f / sqrtf(warp_sum(sum) / A::RANK + eps);
+	for (int i = lane_id(); i < A::RANK; i += 32)
+		to[i] = A::E::put(c[i] * scale * kvn[i]);
+	for (int i = lane_id(); i < A::ROPE / 2; i += 32) {
+		const int first = rope ? ROPE::first(i, A::ROPE) : 2 * i, second = rope ? ROPE::second(i, A::ROPE) : 2 * i + 1;
+		float x = c[A::RANK + first], y = c[A::RANK + second];
+		if (rope)
+			rope_turn(&x, &y, rope, i, A::ROPE);
+		to[A::RANK + first] = A::E::put(x);
+		to[A::RANK + second] = A::E::put(y);
+	}
+}
 
 /* One warp: out[rank] = sum of q[i] * row i over the rows first, first + step, ... below NOPE */
 template <class W, int NOPE> DEV void
@@ -73,6 +99,67 @@ mla_value_rows(const unsigned char *w, const float *x, int first, int step, floa
 		sum = warp_sum(sum);
 		if (lane_id() == 0)
 			y[r] = sum;
+	}
+}
+
+/* What a block has to attend over latents for one row and head, without tensor cores */
+template <class A> struct mla_row { float part[MLA_WARPS][A::RANK], q[A::WIDTH], w[MLA_WARPS][KV_PAGE], m[MLA_WARPS], l[MLA_WARPS]; };
+
+/* A block: s.q, the query in the space of latents times scale and log2(e), becomes the sum of the latents of positions [0, end). Warps take
+ * pages in turn, lanes first positions, then dimensions; their sums are put together in the order of the warps. Barriers before and
+ * after are the caller's. */
+template <class A> DEV void
+mla_attend_row(const llmc_step &step, const void *pool, int seq, int end, mla_row<A> &s)
+{
+	typedef typename A::E E;
+	enum { RANK = A::RANK, WIDTH = A::WIDTH, CN = (RANK + 31) / 32, VEC = RANK % E::VEC == 0 && A::ROPE % E::VEC == 0 };
+	const int lane = lane_id(), warp = warp_id();
+	float m = ATT_NONE, l = 0, o[CN] = {};
+
+	for (int base = warp * KV_PAGE; base < end; base += MLA_WARPS * KV_PAGE) {
+		const typename A::elem *page = A::page(step, pool, seq, base), *c = page + lane * WIDTH;
+		const int n = min(end - base, (int)KV_PAGE);
+		float score = ATT_NONE;
+		if (lane < n) {
+			score = 0;
+			for (int i = 0; i < WIDTH; i += E::VEC)
+				score = kv_dot<E>(c + i, s.q + i, min((int)E::VEC, WIDTH - i), VEC, score);
+		}
+		float top = fmaxf(m, warp_max(score)), keep = exp2f(m - top), weight = lane < n ? exp2f(score - top) : 0;
+		m = top;
+		l = l * keep + warp_sum(weight);
+		s.w[warp][lane] = weight;
+		__syncwarp();
+#pragma unroll
+		for (int i = 0; i < CN; i++)
+			o[i] *= keep;
+		for (int at = 0; at < n; at++) {
+#pragma unroll
+			for (int i = 0; i < CN; i++)
+				if (lane + 32 * i < RANK)
+					o[i] = fmaf(s.w[warp][at], E::get(page[at * WIDTH + lane + 32 * i]), o[i]);
+		}
+		__syncwarp();
+	}
+	if (lane == 0) {
+		s.m[warp] = m;
+		s.l[warp] = l;
+	}
+#pragma unroll
+	for (int i = 0; i < CN; i++)
+		if (lane + 32 * i < RANK)
+			s.part[warp][lane + 32 * i] = o[i];
+	__syncthreads();
+	float top = s.m[0], sum = 0;
+	for (int w = 1; w < MLA_WARPS; w++)
+		top = fmaxf(top, s.m[w]);
+	for (int w = 0; w < MLA_WARPS; w++)
+		sum += s.l[w] * exp2f(s.m[w] - top);
+	for (int i = threadIdx.x; i < RANK; i += blockDim.x) {
+		float v = 0;
+		for (int w = 0; w < MLA_WARPS; w++)
+			v += s.part[w][i] * exp2f(s.m[w] - top);
+		s.q[i] = v / sum;
 	}
 }
 

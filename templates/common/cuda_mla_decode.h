@@ -1,106 +1,30 @@
-/* Latent attention of a decode step on tensor cores, in three launches: mla_query takes the queries into the space of latents, mla_attend
- * attends there, mla_value takes the sums out of it.
+/* Attention over latents of a decode step on tensor cores.
  *
- *   mla_query    k_b --ld.global--> registers, PDL wait, q --> sums --shuffle, shared--> space
- *   mla_attend   page of latents --cp.async--> 2 stages --ldmatrix--> B (scores), A by .trans (sum) of the mma
- *                main loop: wait for the page, barrier, prefetch the next, scores --shared, barrier--> softmax --shared, barrier--> sum
- *                unit in one block: space; else parts, ticket; the last block puts them together --> space
- *   mla_value    space, v_b --ld.global--> dot products, a warp an element --> y
+ *   page of latents --cp.async--> 2 stages --ldmatrix--> B (scores), A by .trans (sum) of the mma
+ *   main loop: wait for the page, barrier, prefetch the next, scores --shared, barrier--> softmax --shared, barrier--> sum
+ *   unit in one block: o; else parts, ticket; the last block puts them together --> o
  *
- * mla_attend: a unit is a row and 16 of its heads, all of which share one read of the latents; units are cut into runs of pages, a run a
- * block (cuda_attention_split.h). A page comes to shared memory by cp.async while the one before is worked on. The block's 8 warps:
+ * A unit is a row and 16 of its heads, all of which share one read of the latents; units are cut into runs of pages, a run a
+ * block (cuda_attention_split.h). The block's 8 warps:
  *   scores    warp (half, quarter): 8 heads, all 32 positions, a quarter of the dimensions. m16n8k16: rows 0-7 are the heads' queries
  *             rounded, rows 8-15 what rounding left; they stay in registers for the unit.
  *   weights   16 threads a head
- *   sum       a warp an eighth of the latent, all heads and positions: rows are dimensions, columns heads, weights rounded and rest.
- * */
+ *   sum       a warp an eighth of the latent, all heads and positions: rows are dimensions, columns heads, weights rounded and rest. */
 #ifndef LLMC_CUDA_MLA_DECODE_H
 #define LLMC_CUDA_MLA_DECODE_H
 
 #include "common/cuda_attention_split.h"
 #include "common/cuda_kv_mma.h"
 #include "common/cuda_mla.h"
-#include "common/cuda_moe.h"
 
-/* ---- queries ---- */
-
-enum { MLA_SUB = 8 }; /* units of columns of a block */
-
-template <class W> struct mla_query_shared { float part[MLA_WARPS][4][MLA_SUB * W::UNIT]; };
-
-/* A block is a head and MLA_SUB units of the latent's columns: a warp 4 rows of k_b at a time, a lane a unit of one of them. The rows are on
- * their way before the launch before has ended. */
-template <class A, class W> DEV void
-mla_query(const llmc_step &step, const mla_args &a, const w_matrix<W> &k_b)
-{
-	enum {
-		CHUNKS = (W::UNITS + MLA_SUB - 1) / MLA_SUB, /* blocks of a head */
-		DEEP = (A::NOPE + 31) / 32,                  /* rows of k_b a lane */
-		HEADS = A::HEADS, NOPE = A::NOPE, ROPE = A::ROPE, Q = A::Q, WIDTH = A::WIDTH
-	};
-	typedef mla_query_shared<W> shared;
-	SHARED(shared, s);
-	const int h = blockIdx.x / CHUNKS, chunk = blockIdx.x % CHUNKS, lane = lane_id(), warp = warp_id();
-	const int sub = lane % MLA_SUB, u = chunk * MLA_SUB + sub, row = warp * 4 + lane / MLA_SUB;
-	const float scale = a.scale * ATT_LOG2E * k_b.scale;
-	const bool mine = h < HEADS && u < W::UNITS;
-	typename W::raw raw[DEEP];
-
-#pragma unroll
-	for (int i = 0; i < DEEP; i++)
-		if (mine && row + 32 * i < NOPE)
-			raw[i] = W::load(k_b.row((long long)h * NOPE + row + 32 * i), u);
-	PDL_LAUNCH();
-	PDL_WAIT();
-	if (h >= HEADS) /* the grid is made for the smallest units */
-		return;
-	for (int t = 0; t < step.n[0]; t++) {
-		const float *q = a.q + ((long long)t * HEADS + h) * Q;
-		float *out = a.space + ((long long)t * HEADS + h) * WIDTH, sum[W::UNIT] = {};
-		if (mine) {
-#pragma unroll
-			for (int i = 0; i < DEEP; i++)
-				if (row + 32 * i < NOPE) {
-					float v[W::UNIT], x = q[row + 32 * i];
-					W::decode(raw[i], u, v);
-#pragma unroll
-					for (int j = 0; j < W::UNIT; j++)
-						sum[j] = fmaf(x, v[j], sum[j]);
-				}
-		}
-#pragma unroll
-		for (int j = 0; j < W::UNIT; j++) {
-			sum[j] += __shfl_xor_sync(~0u, sum[j], 8);
-			sum[j] += __shfl_xor_sync(~0u, sum[j], 16);
-		}
-		if (lane < MLA_SUB)
-#pragma unroll
-			for (int j = 0; j < W::UNIT; j++)
-				s.part[warp][t % 4][sub * W::UNIT + j] = sum[j];
-		if (t % 4 < 3 && t + 1 < step.n[0])
-			continue;
-		/* up to 4 rows together */
-		__syncthreads();
-		for (int i = threadIdx.x; i < (t % 4 + 1) * MLA_SUB * W::UNIT; i += blockDim.x) {
-			const int back = t % 4 - i / (MLA_SUB * W::UNIT), at = i % (MLA_SUB * W::UNIT), unit = chunk * MLA_SUB + at / W::UNIT;
-			if (unit >= W::UNITS || at % W::UNIT >= W::width(unit))
-				continue;
-			float v = 0;
-#pragma unroll
-			for (int w = 0; w < MLA_WARPS; w++)
-				v += s.part[w][t % 4 - back][at];
-			out[(long long)-back * HEADS * WIDTH + W::column(unit, at % W::UNIT)] = v * scale;
-		}
-		__syncthreads();
-	}
-	for (int i = chunk * (int)blockDim.x + threadIdx.x; i < step.n[0] * ROPE; i += CHUNKS * blockDim.x) {
-		const long long at = (long long)(i / ROPE) * HEADS + h;
-		a.space[at * WIDTH + A::RANK + i % ROPE] =
-		    a.q[at * Q + NOPE + i % ROPE] * (a.scale * ATT_LOG2E);
-	}
-}
-
-/* ---- attention ---- */
+/* queries [n_tok, HEADS, WIDTH], the factor of scores, the pool, sums o [n_tok, HEADS, RANK]; part_o, part_ml and ticket are the split's */
+struct mla_args {
+	const float *q;
+	float        scale;
+	const void  *kv;
+	float       *o, *part_o, *part_ml;
+	int         *ticket;
+};
 
 template <class A> struct mla_split : att_split<A, KV_PAGE, 16, 1, 256> {
 	enum {
@@ -142,11 +66,11 @@ mla_fetch(const llmc_step &step, const void *pool, const AttSegment &g, int tile
 
 /* This warp's queries: 8 heads, its quarter of the dimensions */
 template <class S> DEV void
-mla_load_q(const float *space, const AttSegment &g, unsigned (&q)[S::QUARTER][4])
+mla_load_q(const float *queries, float scale, const AttSegment &g, unsigned (&q)[S::QUARTER][4])
 {
-	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
+	const float factor = scale * (float)ATT_LOG2E * kv_mma<typename S::E>::Q_FACTOR;
 	const int lane = lane_id(), head = warp_id() / 4 * 8 + lane / 4, first = (int)warp_id() % 4 * S::QUARTER;
-	const float *from = space + ((long long)g.row * S::HEADS + g.head + head) * S::WIDTH + lane % 4 * 2;
+	const float *from = queries + ((long long)g.row * S::HEADS + g.head + head) * S::WIDTH + lane % 4 * 2;
 
 #pragma unroll
 	for (int i = 0; i < S::QUARTER; i++) {
@@ -155,8 +79,8 @@ mla_load_q(const float *space, const AttSegment &g, unsigned (&q)[S::QUARTER][4]
 			a = ld_v2(from + (first + i) * 16);
 			b = ld_v2(from + (first + i) * 16 + 8);
 		}
-		kv_pair_split<typename S::E>(__uint_as_float(a.x) * Q_FACTOR, __uint_as_float(a.y) * Q_FACTOR, &q[i][0], &q[i][1]);
-		kv_pair_split<typename S::E>(__uint_as_float(b.x) * Q_FACTOR, __uint_as_float(b.y) * Q_FACTOR, &q[i][2], &q[i][3]);
+		kv_pair_split<typename S::E>(__uint_as_float(a.x) * factor, __uint_as_float(a.y) * factor, &q[i][0], &q[i][1]);
+		kv_pair_split<typename S::E>(__uint_as_float(b.x) * factor, __uint_as_float(b.y) * factor, &q[i][2], &q[i][3]);
 	}
 }
 
@@ -281,7 +205,7 @@ mla_attend(const llmc_step &step, const mla_args &a)
 		if (threadIdx.x == 0)
 			s.at = g;
 		mla_fetch<S>(step, a.kv, g, g.tile, s.page[0]);
-		mla_load_q<S>(a.space, g, q);
+		mla_load_q<S>(a.q, a.scale, g, q);
 		for (int tile = g.tile; tile < g.end; tile++) {
 			const int stage = (tile - g.tile) % 2;
 			cp_async_wait_all();
@@ -304,7 +228,7 @@ mla_attend(const llmc_step &step, const mla_args &a)
 		__syncthreads();
 		const AttSegment &f = s.at;
 		const bool whole = f.first_block == f.last_block;
-		const AttOut out = { a.space + ((long long)f.row * S::HEADS + f.head) * S::WIDTH, S::WIDTH, a.part_o, a.part_ml, a.ticket + f.unit };
+		const AttOut out = { a.o + ((long long)f.row * S::HEADS + f.head) * S::RANK, S::RANK, a.part_o, a.part_ml, a.ticket + f.unit };
 		float *part = out.part_o + (long long)(2 * (int)blockIdx.x + f.begins) * S::HB * S::RANK;
 #pragma unroll
 		for (int i = 0; i < S::MINE; i++)
@@ -320,48 +244,6 @@ mla_attend(const llmc_step &step, const mla_args &a)
 			}
 		if (!whole)
 			att_combine<S>(f, out, s.top, s.sum, &s.last, &s.factor[0][0]);
-	}
-}
-
-/* ---- values ---- */
-
-/* An element of y a warp, for some rows together */
-template <class A, class W> DEV void
-mla_value(const llmc_step &step, const mla_args &a, const w_matrix<W> &v_b)
-{
-	enum { HEADS = A::HEADS, WIDTH = A::WIDTH, V = A::V_DIM, T = W::UNIT > 8 ? 2 : 4 /* what registers hold */ };
-
-	PDL_LAUNCH();
-	PDL_WAIT();
-	const int n = step.n[0], lane = lane_id();
-
-	for (int r = (int)blockIdx.x * MLA_WARPS + warp_id(); r < HEADS * V; r += (int)gridDim.x * MLA_WARPS) {
-		const unsigned char *const w[1] = { v_b.row(r) };
-		const float *from = a.space + r / V * WIDTH;
-		float *y = a.y + r;
-
-		for (int t0 = 0; t0 < n; t0 += T)
-			if (n - t0 == 1) {
-				const float *const x[1] = { from + (long long)t0 * HEADS * WIDTH };
-				float sum[1][1] = {};
-				moe_rows<W, 1, 1>(w, x, sum);
-				sum[0][0] = warp_sum(sum[0][0]);
-				if (lane == 0)
-					y[(long long)t0 * HEADS * V] = sum[0][0] * v_b.scale;
-			} else {
-				const float *x[T];
-				float sum[1][T] = {};
-#pragma unroll
-				for (int t = 0; t < T; t++)
-					x[t] = from + (long long)min(t0 + t, n - 1) * HEADS * WIDTH;
-				moe_rows<W, 1, T>(w, x, sum);
-#pragma unroll
-				for (int t = 0; t < T; t++) {
-					float v = warp_sum(sum[0][t]);
-					if (lane == t && t0 + t < n)
-						y[(long long)(t0 + t) * HEADS * V] = v * v_b.scale;
-				}
-			}
 	}
 }
 

@@ -5,6 +5,8 @@ import pytest
 import cuda_harness as H
 import cuda_kv as KV
 import cuda_weights as CW
+from test_cuda_attention import angles, rotate
+from test_qkv import norm
 
 ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
 
@@ -77,47 +79,197 @@ def test_portable(name, mode, seed):
         assert np.array_equal(got[-1:], c.run(k, [(i, ps[-1:])], bucket=2))
 
 
-@pytest.mark.parametrize("template,arch", [("mla_attention", "sm_75"), ("mla_attention_decode_sm80", "sm_90a")])
-def test_a_large_pool(template, arch):
-    c = Case(**DECODE["lite"])
-    c.compare(H.build(template, arch, c.params), [(0, [299]), (1, [69])], beyond=9 << 30)
+def test_a_large_pool_portable():
+    c = Case(**STEPS["lite"])
+    c.compare(H.build("mla_attention", "sm_75", c.params), [(0, [299]), (1, [69])], beyond=9 << 30)
 
 
-DECODE = {
+# ---- in steps: mla_query, mla_attend, mla_value ----
+
+class Steps(Case):
+    """The same in three steps. lens: positions that sequences hold behind the step; rows of a step: the last ones of each."""
+
+    def __init__(self, lens, q_rank=0, stacked=1, style="interleaved", expand=0, q_dtype="bf16", seed=0, **kw):
+        super().__init__(lens, seed=seed, **kw)
+        rng = np.random.default_rng(seed + 5)
+        c, rope = self.params, self.params["ROPE_DIM"]
+        self.width, self.q_width, self.rope_dim, self.stacked, self.q_rank, self.expand = self.rank + rope, self.nope + rope, rope, stacked, q_rank, expand
+        self.part = q_rank or self.heads * self.q_width
+        self.q_b = CW.Weights(q_dtype, self.heads * self.q_width, q_rank, seed + 3, q_rank ** -0.5) if q_rank else None
+        vec = lambda n: (1 + 0.3 * rng.standard_normal(n)).astype(np.float32)
+        self.qn, self.kvn = vec(q_rank) if q_rank else None, vec(self.rank)
+        self.params = dict(c, Q_RANK=q_rank, STACKED=stacked, EXPAND=expand, EPS=1e-5, STYLE=style, Q_B_DTYPE=q_dtype, HAS_C=int(not stacked), HAS_ROPE=int(style != "none"),
+                           HAS_QN=int(q_rank > 0), HAS_Q_B=int(q_rank > 0), HAS_K_B=int(expand > 0), HAS_V_B=int(expand > 0))
+
+    def step(self, rows, table=None):
+        self.rows = [(i, n - r, r) for i, (n, r) in enumerate(zip(self.lens, rows)) if r]  # sequence, first position, how many
+        pos = [p for _, first, r in self.rows for p in range(first, first + r)]
+        table = self.pool.table if table is None else table
+        return H.make_step(pos, [r for _, _, r in self.rows], None, None, table[[i for i, _, _ in self.rows]])
+
+    def expanded(self):
+        """By row: as templates/common/llmc_mla.h defines it."""
+        return np.repeat([self.expand > 0 and r > 1 and r * (2 * before + r) > 2 * self.expand * before for _, before, r in self.rows],
+                         [r for _, _, r in self.rows])
+
+    def heads_of(self, w):
+        return w.value.astype(np.float64).reshape(self.heads, -1, self.rank)
+
+    def form(self, q):
+        """Queries [rows, heads, nope + rope] as mla_query leaves them; NaN: unused"""
+        out = np.full((len(q), self.heads, self.width), np.nan)
+        for t, whole in enumerate(self.expanded()):
+            if whole:
+                out[t, :, :self.q_width] = q[t]
+            else:
+                out[t] = np.concatenate([np.einsum("hn,hnr->hr", q[t, :, :self.nope], self.heads_of(self.k_b)), q[t, :, self.nope:]], -1)
+        return out
+
+    def query(self, kernel, rows, tol, seed=0, **kw):
+        step, rng = self.step(rows), np.random.default_rng(seed + 9)
+        n, p = sum(rows), self.params
+        a = rng.standard_normal((n, self.part)).astype(np.float32) * 2
+        c = rng.standard_normal((n, self.width)).astype(np.float32) * 2
+        turned = p["STYLE"] != "none"
+        table = angles(rng, n, self.rope_dim) if turned else None
+        q = a.astype(np.float64)
+        if self.q_rank:
+            q = norm(a, "rms", self.qn, None, 1e-5, 0) @ self.q_b.value.astype(np.float64).T
+        q = q.reshape(n, self.heads, self.q_width).copy()
+        latent, key = norm(c[:, :self.rank], "rms", self.kvn, None, 1e-5, 0), c[:, None, self.rank:].astype(np.float64)
+        if turned:
+            q[..., self.nope:], key = rotate(q[..., self.nope:], table, p["STYLE"]), rotate(key, table, p["STYLE"])
+        want = self.form(q)
+        x = np.concatenate([a, c], 1) if self.stacked else a
+        pages, got = kernel.run(step, [x, None if self.stacked else c, self.qn, self.q_b.packed if self.q_b else None, self.kvn, self.k_b.packed, table,
+                                       H.inout(self.pool.pages), H.out(want.shape, alloc=want.size), None], seed=seed, **kw)
+        used = ~np.isnan(want)
+        assert np.abs(got - want)[used].max() < tol * np.abs(want[used]).max()
+        mine, was, at = KV.Pool.__new__(KV.Pool), KV.Pool.__new__(KV.Pool), 0
+        for pool in mine, was:
+            pool.__dict__.update(self.pool.__dict__)
+        mine.pages, was.pages = pages, self.pool.pages.copy()
+        for i, first, r in self.rows:
+            stored = mine.read(i, first, r, (1, self.width), (1, 0))[0][:, 0]
+            wanted = np.concatenate([latent, key[:, 0]], 1)[at:at + r]
+            assert (np.abs(stored - wanted) <= {"f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}[self.pool.dtype] * (np.abs(wanted) + 1e-2)).all()
+            was.write(i, first, pages, r, 1)
+            at += r
+        assert np.array_equal(was.pages, pages), "wrote elsewhere"
+
+    def attend(self, kernel, rows, tol, beyond=0, **kw):
+        pages, table = self.pool.beyond(beyond) if beyond else (self.pool.pages, self.pool.table)
+        step = self.step(rows, table)
+        q = np.concatenate([self.q[i][first:first + r] for i, first, r in self.rows])
+        asked = self.form(q.astype(np.float64)).astype(np.float32)
+        whole, want = self.expanded(), np.full((len(q), self.heads, self.rank), np.nan)
+        k, v = self.heads_of(self.k_b), self.heads_of(self.v_b)
+        for t, (i, p) in enumerate((i, p) for i, first, r in self.rows for p in range(first, first + r)):
+            c = self.c[i][:p + 1, 0].astype(np.float64)
+            z = asked[t].astype(np.float64)[:, :self.rank] if not whole[t] else np.einsum("hn,hnr->hr", asked[t].astype(np.float64)[:, :self.nope], k)
+            at = self.nope if whole[t] else self.rank
+            s = self.scale * (z @ c[:, :self.rank].T + asked[t].astype(np.float64)[:, at:at + self.rope_dim] @ c[:, self.rank:].T)
+            e = np.exp(s - s.max(-1, keepdims=True))
+            o = (e / e.sum(-1, keepdims=True)) @ c[:, :self.rank]
+            if whole[t]:
+                want[t, :, :self.v_dim] = np.einsum("hr,hvr->hv", o, v)
+            else:
+                want[t] = o
+        none = None if not self.expand else self.k_b.packed, None if not self.expand else self.v_b.packed
+        got = kernel.run(step, [asked, *none, pages, None, H.out(want.shape)], **kw)[-1]
+        err = np.abs(np.where(np.isnan(want), 0, got - want)) / (1e-3 + np.nanmax(np.abs(want), -1, keepdims=True))
+        assert err.max() < tol, err.max()
+
+    def values(self, kernel, rows, tol, **kw):
+        step = self.step(rows)
+        o = np.random.default_rng(3).standard_normal((sum(rows), self.heads, self.rank)).astype(np.float32)
+        want = np.where(self.expanded()[:, None, None], o[:, :, :self.v_dim], np.einsum("thr,hvr->thv", o.astype(np.float64), self.heads_of(self.v_b)))
+        got, = kernel.run(step, [o, self.v_b.packed, H.out(want.shape)], **kw)
+        assert np.abs(got - want).max() < tol * np.abs(want).max()
+
+
+STEPS = {
     "lite":     dict(lens=[300, 70], heads=16, rank=128, nope=32, rope=16, v_dim=32, kv="bf16", dtypes=("bf16", "bf16")),
     "deepseek": dict(lens=[129], heads=20, rank=512, nope=128, rope=64, v_dim=128, kv="bf16", dtypes=("bf16", "q8_0")),
     "f16":      dict(lens=[1, 31, 32, 33, 64, 257], heads=5, rank=48, nope=24, rope=16, v_dim=20, dtypes=("f32", "f16")),
+    "one":      dict(lens=[97], heads=1, rank=64, nope=32, rope=32, v_dim=48, kv="bf16", dtypes=("bf16", "bf16")),
     "low":      dict(lens=[40, 300], heads=16, rank=128, nope=32, rope=16, v_dim=32, kv="bf16", dtypes=("bf16", "bf16"), low=400.0),
     "q4":       dict(lens=[90, 5, 40], heads=2, rank=256, nope=16, rope=32, v_dim=16, dtypes=("q4_k", "q4_0"), spread=3.0),
+    "odd":      dict(lens=[40, 33], heads=3, rank=40, nope=7, rope=6, v_dim=9, kv="f32", dtypes=("f16", "f32")),
+}
+ATTEND = {"sm_75": "mla_attend", "sm_86": "mla_attend_decode_sm80", "sm_90a": "mla_attend_decode_sm80"}
+
+
+def attend_tests():
+    for name in STEPS:
+        for mode, seed in H.RUNS:
+            if name == "odd" or name == "f16" and seed == 0:
+                yield "sm_75", name, mode, seed
+            if name != "odd" and (mode == "fast" or name in ("lite", "f16")):
+                yield "sm_90a" if name in ("lite", "f16", "one") else "sm_86", name, mode, seed
+
+
+@pytest.mark.parametrize("arch,name,mode,seed", list(attend_tests()))
+def test_decode_attends(arch, name, mode, seed):
+    c = Steps(**STEPS[name])
+    k = H.build(ATTEND[arch], arch, c.params)
+    tol = 3e-4 if name == "low" else 1e-4 if name == "q4" else 2e-5 # a score of 400 has 1.5e-5 of rounding
+    rows = [1] * len(c.lens)
+    if mode == "check":
+        c.attend(k, [0] * (len(rows) - 2) + rows[-2:], tol, mode=mode, seed=seed)
+        return
+    c.attend(k, rows, tol, seed=seed, sms=3 if seed else 1, bucket=len(rows) + 1)
+    c.attend(k, rows, tol, seed=seed, sms=11)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+def test_a_large_pool(arch):
+    c = Steps(**STEPS["lite"])
+    c.attend(H.build(ATTEND[arch], arch, c.params), [1, 1], 2e-5, beyond=9 << 30)
+
+
+QUERY = {
+    "plain":   dict(STEPS["lite"]),
+    "latent":  dict(STEPS["f16"], q_rank=64, style="half"),
+    "apart":   dict(STEPS["lite"], stacked=0, q_rank=96, q_dtype="q4_0", style="half"),
+    "unturned": dict(STEPS["q4"], style="none"),
+    "odd":     dict(STEPS["odd"], q_rank=20, q_dtype="f32"),
+    "many":    dict(STEPS["one"], lens=[200, 3, 1], expand=30, q_rank=48),
+    "split":   dict(STEPS["lite"], lens=[90, 40, 33], stacked=0, expand=20, style="half"),
 }
 
 
-def decode_tests():
-    for name in DECODE:
+def query_tests():
+    for name, kw in QUERY.items():
         for mode, seed in H.RUNS:
-            if mode == "fast" or name in ("lite", "f16"):
-                yield "mla_attention_decode_sm80", "sm_86", name, mode, seed
-                if name in ("lite", "f16"):
-                    yield "mla_attention_decode_sm80", "sm_90a", name, mode, seed
+            if not kw.get("expand") and (seed == 0 or name == "odd"):
+                yield "mla_query", "sm_75" if seed == 0 else "sm_90a", name, mode, seed
+            if name != "odd":
+                yield "mla_query_mixed", "sm_90a" if seed else "sm_86", name, mode, seed
+                if mode == "check" or name == "latent":
+                    yield "mla_query_decode", "sm_90a", name, mode, seed
 
 
-@pytest.mark.parametrize("template,arch,name,mode,seed", list(decode_tests()))
-def test_decode(template, arch, name, mode, seed):
-    c = Case(**DECODE[name])
-    k = H.build(template, arch, c.params)
-    rows = [(i, [n - 1]) for i, n in enumerate(c.lens)]
-    tol = 3e-4 if name == "low" else 1e-4 if name == "q4" else 2e-5 # a score of 400 has 1.5e-5 of rounding
+@pytest.mark.parametrize("template,arch,name,mode,seed", list(query_tests()))
+def test_queries(template, arch, name, mode, seed):
+    c = Steps(**QUERY[name])
+    rows = [1] * len(c.lens) if "decode" in template else [min(n, r) for n, r in zip(c.lens, [70, 2, 1, 5, 1, 3])]
     if mode == "check":
-        c.compare(k, rows[-2:], tol, mode=mode, seed=seed)
-        return
-    c.compare(k, rows, tol, seed=seed, sms=3 if seed else 1, bucket=len(rows) + 1)
-    c.compare(k, rows, tol, seed=seed, sms=11)
+        rows[0] = min(rows[0], 5)
+    c.query(H.build(template, arch, c.params), rows, 1e-2 if "mixed" in template and c.q_rank else 5e-4 if "decode" in template and c.q_rank else 2e-5, mode=mode, seed=seed)
+
+
+@pytest.mark.parametrize("name,arch,mode,seed", [(n, a, *r) for n, a in (("plain", "sm_75"), ("latent", "sm_90a"), ("odd", "sm_75"), ("unturned", "sm_86"), ("split", "sm_90a"))
+                                                 for r in H.RUNS])
+def test_values(name, arch, mode, seed):
+    c = Steps(**QUERY[name])
+    c.values(H.build("mla_value", arch, c.params), [min(n, r) for n, r in zip(c.lens, [6, 1, 1, 3, 1, 2])], 1e-5, mode=mode, seed=seed)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "q4_k"])
 def test_nvrtc(dtype):
-    p = dict(HEADS=16, KV_RANK=512, NOPE_DIM=128, ROPE_DIM=64, V_DIM=128, SCALE=0.1, K_B_DTYPE=dtype, V_B_DTYPE=dtype, KV_DTYPE="bf16",
-             KV_PAGE_BYTES=36864)
-    for template in ("mla_attention", "mla_attention_decode_sm80"):
-        if H.nvrtc(template, p, ["sm_75", "sm_86", "sm_90a", "sm_120a"] if dtype == "bf16" else ["sm_90a"]) is None:
+    p = Steps(lens=[1], heads=16, rank=512, nope=128, rope=64, v_dim=128, kv="bf16", dtypes=(dtype, dtype), q_rank=1536, q_dtype=dtype).params
+    for template in "mla_attention", "mla_query", "mla_query_decode", "mla_query_mixed", "mla_attend", "mla_attend_decode_sm80", "mla_value":
+        archs = ["sm_75", "sm_86", "sm_90a", "sm_120a"] if dtype == "bf16" else ["sm_90a"]
+        if H.nvrtc(template, p, [a for a in archs if H.accepts(template, a, p)]) is None:
             pytest.skip("no libnvrtc")
