@@ -90,15 +90,22 @@ load_json(Source *s, const char *path, llmc_error *err)
 	return root;
 }
 
-/* The language model of a wrapper with other parts stands in text_config; what stands around it describes those parts. */
+/* The language model of a wrapper with other parts stands in text_config; what stands around it describes those parts, but for what
+ * concerns the whole model: there text_config may hold no more than defaults of its class. */
 static void
 take_config(Source *s, const json_t *root)
 {
+	static const char *const whole[] = { "tie_word_embeddings", "eos_token_id", "bos_token_id" };
 	const json_t *text = json_object_get(root, "text_config");
 
 	if (!json_is_object(text)) {
 		flatten(s, root, "", false, 0);
 		return;
+	}
+	for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+		const json_t *v = json_object_get(root, whole[i]);
+		if (v && !json_is_null(v))
+			source_add(s, whole[i], json_val(s, v, 0));
 	}
 	flatten(s, text, "", false, 0);
 	size_t own = s->n_key;

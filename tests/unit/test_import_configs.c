@@ -1,12 +1,14 @@
 /* Published config.json files against facts about the models: what import and resolution together make of them. Each folder of
  * tests/golden/config-fixtures holds config.json, perhaps generation_config.json, and facts: lines "key = value" of the
- * resolved description ("~" before a number: to nine digits), or one line "error = words of the message". */
+ * resolved description ("~" before a number: to nine digits), or one line "error = words of the message". Where transformers.json
+ * is there, transformers has read config.json and written it again in the spelling of today: the facts hold for it too. */
 #include <dirent.h>
 #include <math.h>
 
 #include "base/file.h"
 #include "formats/yaml.h"
 #include "tests/unit/compiler_util.h"
+#include "tests/unit/tempdir.h"
 
 #define TOP "tests/golden/config-fixtures"
 
@@ -69,33 +71,68 @@ check_facts(Bench *b, const char *name, const Spec *spec, char *facts)
 	return n;
 }
 
+static Tempdir temp;
+
 static void
-one(Bench *b, int at)
+one_folder(Bench *b, const char *name, const char *dir)
 {
-	char *name[128];
 	Strbuf facts = { 0 };
 	llmc_error err = { 0 };
 	Spec *spec = NULL;
-	size_t n = folders(b, name, 128);
 
-	assert_true((size_t)at < n);
-	const char *dir = arena_printf(&b->arena, TOP "/%s", name[at]);
-	assert_int_equal(file_read(arena_printf(&b->arena, "%s/facts", dir), 1 << 16, &facts, &err), LLMC_OK);
+	assert_int_equal(file_read(arena_printf(&b->arena, TOP "/%s/facts", name), 1 << 16, &facts, &err), LLMC_OK);
 	char *yaml = import_yaml(dir, &b->diag, &b->arena, &err);
 	if (yaml)
 		spec = spec_from_text("imported", yaml, strlen(yaml), NULL, &b->diag, &b->arena);
-	assert_true(check_facts(b, name[at], spec, facts.data) > 0);
+	assert_true(check_facts(b, name, spec, facts.data) > 0);
 	strbuf_release(&facts);
 	if (!spec)
 		return;
 	/* every key of a published file is known; what is left out is said */
 	if (b->diag.n_warning && !strstr(strbuf_str(&b->diag.text), "only the language model is imported"))
-		fail_msg("%s: %s", name[at], strbuf_str(&b->diag.text));
+		fail_msg("%s: %s", name, strbuf_str(&b->diag.text));
 	/* the resolved description reads back as itself */
 	Spec *again = spec_from_text("resolved", spec->yaml, strlen(spec->yaml), NULL, &b->diag, &b->arena);
 	assert_non_null(again);
 	assert_string_equal(again->yaml, spec->yaml);
 	assert_string_equal(again->sha256, spec->sha256);
+}
+
+static void
+published(Bench *b, int at)
+{
+	char *name[128];
+
+	assert_true((size_t)at < folders(b, name, 128));
+	one_folder(b, name[at], arena_printf(&b->arena, TOP "/%s", name[at]));
+}
+
+/* A folder with transformers.json as its config.json */
+static void
+written_again(Bench *b, int at)
+{
+	static const char *const file[][2] = { { "transformers.json", "config.json" }, { "generation_config.json", "generation_config.json" } };
+	char *name[128];
+	llmc_error err = { 0 };
+	int n = 0;
+
+	assert_true((size_t)at < folders(b, name, 128));
+	for (int i = 0; i < 2; i++) {
+		const char *from = arena_printf(&b->arena, TOP "/%s/%s", name[at], file[i][0]), *to = tempdir_file(&temp, file[i][1]);
+		Strbuf text = { 0 };
+		remove(to);
+		if (!file_exists(from))
+			continue;
+		assert_int_equal(file_read(from, 1 << 20, &text, &err), LLMC_OK);
+		FILE *f = fopen(to, "wb");
+		assert_non_null(f);
+		assert_int_equal(fwrite(text.data, 1, text.len, f), text.len);
+		assert_int_equal(fclose(f), 0);
+		strbuf_release(&text);
+		n += i == 0;
+	}
+	if (n)
+		one_folder(b, name[at], temp.path);
 }
 
 static int n_folders;
@@ -113,9 +150,11 @@ static void
 published_configs(void **state)
 {
 	(void)state;
-	bench_run(count, 37);
-	for (int i = 0; i < n_folders; i++)
-		bench_run(one, i);
+	bench_run(count, 40);
+	for (int i = 0; i < n_folders; i++) {
+		bench_run(published, i);
+		bench_run(written_again, i);
+	}
 }
 
 int
@@ -123,5 +162,9 @@ main(void)
 {
 	const struct CMUnitTest tests[] = { cmocka_unit_test(published_configs) };
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	if (tempdir_open(&temp))
+		return 1;
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	tempdir_close(&temp);
+	return failed;
 }

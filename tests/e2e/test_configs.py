@@ -1,0 +1,128 @@
+"""configs/: the numbers are those of published configurations, and every description compiles for every target.
+
+What a description resolves to is what import makes of the model's config.json under tests/golden/config-fixtures, and of the same
+configuration as transformers writes it, where it has a class. How that differs from the class's defaults is listed here.
+"""
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from golden_run import LLMC, ROOT
+
+FIXTURES = os.path.join(ROOT, "tests", "golden", "config-fixtures")
+CLASSES = json.load(open(os.path.join(ROOT, "tests", "golden", "config-classes.json")))
+# description: folder of its config.json
+MODELS = {
+    "deepseek-v2-lite": "deepseek-v2-lite", "deepseek-v2": "deepseek-v2", "deepseek-v3": "deepseek-v3-bf16", "mixtral-8x7b": "mixtral-8x7b",
+    "qwen3-30b-a3b": "qwen3-30b-a3b", "gemma2-9b": "gemma-2-9b", "phi3-mini": "phi-3-mini-4k", "glm4-9b": "glm-4-9b-0414",
+    "chatglm3-6b": "chatglm3-6b", "baichuan2-13b": "baichuan2-13b", "bloom-7b1": "bloom-7b1", "llama2-7b": "llama-2-7b", "llama2-70b": "llama-2-70b",
+    "llama3.2-1b": "llama-3.2-1b", "mistral-7b": "mistral-7b-v0.1", "qwen2.5-7b": "qwen2.5-7b-instruct", "qwen3-8b": "qwen3-8b",
+    "smollm2-135m": "smollm2-135m-instruct",
+}
+# The class, and what the published model has otherwise than its defaults.
+YARN = {"rope_theta": 10000.0, "rope_type": "yarn", "type": "yarn", "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "original_max_position_embeddings": 4096}
+DIFFERENT = {
+    "deepseek-v3-bf16": ("DeepseekV3Config", {"max_position_embeddings": 163840, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "mixtral-8x7b": ("MixtralConfig", {"max_position_embeddings": 32768, "router_aux_loss_coef": 0.02}),
+    "gemma-2-9b": ("Gemma2Config", {"hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16,
+                                    "num_key_value_heads": 8}),
+    "phi-3-mini-4k": ("Phi3Config", {"sliding_window": 2047}),
+    "glm-4-9b-0414": ("Glm4Config", {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5}),
+    "qwen3-30b-a3b": ("Qwen3MoeConfig", {"num_hidden_layers": 48, "max_position_embeddings": 40960, "head_dim": 128, "norm_topk_prob": True,
+                                         "max_window_layers": 48, "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}}),
+}
+# What says nothing about the model: of the library, or of training and of tokens for other tasks
+SILENT = {"dtype", "torch_dtype", "pad_token_id", "bos_token_id", "eos_token_id", "layer_types", "use_cache", "initializer_range", "_attn_implementation",
+          "auto_map", "ep_size", "aux_loss_alpha", "seq_aux", "moe_layer_freq", "scoring_func", "topk_method"}
+TARGETS = [("ref", None), ("cpu", "generic,v3,v4"), ("cuda", "sm_75,sm_80,sm_89,sm_90a,sm_100a,sm_120a")]
+
+
+def described(source, *args):
+    p = subprocess.run([LLMC, "compile", source, "--dump", "spec", "-q", *args], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert p.returncode == 0, p.stderr
+    spec = yaml.safe_load(p.stdout)
+    for key in ("name", "weights", "storage", "dtype"):
+        spec.pop(key, None)
+    return spec
+
+
+def imported(folder, tmp_path):
+    p = subprocess.run([LLMC, "import", folder, "-o", str(tmp_path / "m.yaml")], capture_output=True, text=True, timeout=60)
+    assert p.returncode == 0, p.stderr
+    return described(str(tmp_path / "m.yaml"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_numbers_are_the_published_ones(model, tmp_path):
+    folder = os.path.join(FIXTURES, MODELS[model])
+    own = described(f"configs/{model}.yaml")
+    if model == "llama3.2-1b":              # the description names the ends of Instruct too
+        assert own["text"]["eos"][0] == 128001
+        own["text"]["eos"] = [128001]
+    assert own == imported(folder, tmp_path)
+    again = os.path.join(folder, "transformers.json")
+    if os.path.exists(again):
+        (tmp_path / "t").mkdir()
+        shutil.copy(again, tmp_path / "t" / "config.json")
+        if os.path.exists(os.path.join(folder, "generation_config.json")):
+            shutil.copy(os.path.join(folder, "generation_config.json"), tmp_path / "t")
+        assert own == imported(str(tmp_path / "t"), tmp_path)
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_fixtures_are_the_classes_of_transformers(name):
+    """A number that somebody typed wrongly differs from the class's default and is not listed."""
+    folder = os.path.join(FIXTURES, name)
+    again = os.path.join(folder, "transformers.json")
+    have = json.load(open(again if os.path.exists(again) else os.path.join(folder, "config.json")))
+    cls, numbers = DIFFERENT[name]
+    default = CLASSES[cls]
+    differs = {k: v for k, v in have.items() if k not in SILENT and v != default.get(k) and not (v is None and k not in default)}
+    assert differs == numbers
+
+
+def test_the_fixtures_are_current():
+    """LLMC_ORACLE: a Python that has transformers"""
+    python = os.environ.get("LLMC_ORACLE")
+    if not python:
+        pytest.skip("LLMC_ORACLE names no Python with transformers")
+    p = subprocess.run([python, os.path.join(ROOT, "tests", "golden", "make_configs.py"), "--check"], capture_output=True, text=True, timeout=300)
+    assert p.returncode == 0, p.stdout + p.stderr
+
+
+def test_all_descriptions_are_here():
+    listed = {f[:-5] for f in os.listdir(os.path.join(ROOT, "configs")) if f.endswith(".yaml")} - {"pretokenizers", "tiny"}
+    assert listed == set(MODELS) | {"llama3-8b", "llama3-70b"}      # no config.json of those is here
+    for model in listed - {"llama2-7b", "llama2-70b", "llama3-8b", "llama3-70b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "smollm2-135m"}:
+        assert "# Numbers: config.json of " in open(os.path.join(ROOT, "configs", model + ".yaml")).read(), model
+
+
+NEW = list(MODELS)[:11]
+
+
+@pytest.mark.parametrize("model", NEW)
+def test_compiles_for_every_target(model, tmp_path):
+    """Four layers for the many instruction sets and GPUs: the others are like them."""
+    path = os.path.join(ROOT, "configs", model + ".yaml")
+    for target, archs in TARGETS:
+        p = subprocess.run([LLMC, "compile", path, "-o", str(tmp_path / target), "-q", "--target", target, "--set", "n_layers=4"] +
+                           (["--arch", archs] if archs else []), capture_output=True, text=True, timeout=300)
+        assert p.returncode == 0, p.stderr
+        plans = [f for f in os.listdir(tmp_path / target) if f.startswith("plan-") and f.endswith(".json")]
+        assert len(plans) == (len(archs.split(",")) if archs else 1)
+
+
+@pytest.mark.parametrize("model", NEW)
+def test_memory_of_the_whole_model(model):
+    p = subprocess.run([LLMC, "plan", os.path.join(ROOT, "configs", model + ".yaml"), "--json", "--length", "4096"], capture_output=True, text=True,
+                       timeout=120)
+    assert p.returncode == 0, p.stderr
+    # billions of parameters, as published
+    billions = {"deepseek-v2-lite": 15.7, "deepseek-v2": 236, "deepseek-v3": 671, "mixtral-8x7b": 46.7, "qwen3-30b-a3b": 30.5, "gemma2-9b": 9.24,
+                "phi3-mini": 3.82, "glm4-9b": 9.4, "chatglm3-6b": 6.24, "baichuan2-13b": 13.9, "bloom-7b1": 7.07}[model]
+    assert json.loads(p.stdout)["params"] / 1e9 == pytest.approx(billions, rel=0.006)

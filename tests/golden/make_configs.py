@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Writes what transformers makes of published configurations, so that no expectation rests on how somebody typed them. Needs
+transformers 5, no torch:
+
+    python tests/golden/make_configs.py [--check]
+
+config-fixtures/<model>/config.json         of the models in OWN: the class with the numbers in which the model differs from its defaults
+config-fixtures/<model>/transformers.json   of every other model that transformers has a class for: its config.json, read and written again
+config-classes.json                         the classes' defaults
+
+--check writes nothing and fails where a file would change.
+"""
+import json
+import os
+import sys
+import tempfile
+
+import transformers
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+FIXTURES = os.path.join(HERE, "config-fixtures")
+CLASSES = os.path.join(HERE, "config-classes.json")
+# What the hub's config.json of a model says otherwise than the defaults of its class do.
+OWN = {
+    # google/gemma-2-9b; the class has the numbers of 2B
+    "gemma-2-9b": ("Gemma2Config", dict(hidden_size=3584, intermediate_size=14336, num_attention_heads=16, num_hidden_layers=42, num_key_value_heads=8)),
+    # microsoft/Phi-3-mini-4k-instruct
+    "phi-3-mini-4k": ("Phi3Config", dict(sliding_window=2047)),
+    # bigscience/bloom-7b1; the class has those of a toy
+    "bloom-7b1": ("BloomConfig", dict(hidden_size=4096, n_layer=30, n_head=32, vocab_size=250880, pad_token_id=3)),
+}
+DROP = ("transformers_version", "_name_or_path", "architectures")
+
+
+def text(d):
+    return json.dumps({k: v for k, v in d.items() if k not in DROP}, indent=1, sort_keys=True) + "\n"
+
+
+def written(config):
+    """What save_pretrained leaves in the folder"""
+    with tempfile.TemporaryDirectory() as d:
+        config.save_pretrained(d)
+        with open(os.path.join(d, "config.json")) as f:
+            return json.load(f)
+
+
+def known(folder):
+    with open(os.path.join(folder, "config.json")) as f:
+        return json.load(f)["model_type"] in transformers.CONFIG_MAPPING
+
+
+def main():
+    out, classes = {}, set()
+    for name, (cls, numbers) in OWN.items():
+        out[os.path.join(FIXTURES, name, "config.json")] = text(written(getattr(transformers, cls)(**numbers)))
+        classes.add(cls)
+    for name in sorted(os.listdir(FIXTURES)):
+        folder = os.path.join(FIXTURES, name)
+        if name in OWN or not known(folder):
+            continue
+        with open(os.path.join(folder, "config.json")) as f:
+            numbers = json.load(f)
+        scaling = numbers.get("rope_scaling") or {}
+        if scaling.get("type") == "su":                 # the first name of longrope, which transformers no longer reads
+            scaling["type"] = "longrope"
+        config = transformers.CONFIG_MAPPING[numbers.pop("model_type")](**numbers)
+        out[os.path.join(folder, "transformers.json")] = text(written(config))
+        classes.add(type(config).__name__)
+    out[CLASSES] = json.dumps({c: json.loads(text(getattr(transformers, c)().to_dict())) for c in sorted(classes)}, indent=1, sort_keys=True) + "\n"
+    changed = []
+    for path, body in out.items():
+        if os.path.exists(path) and open(path).read() == body:
+            continue
+        changed.append(os.path.relpath(path, HERE))
+        if "--check" not in sys.argv:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w") as f:
+                f.write(body)
+    print(f"{len(out)} files, {len(changed)} changed" + "".join(f"\n  {c}" for c in changed))
+    sys.exit("--check" in sys.argv and bool(changed))
+
+
+if __name__ == "__main__":
+    main()
