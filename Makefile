@@ -96,7 +96,7 @@ fuzz: ## short deterministic fuzz runs over the kept corpus
 bench: all ## tokens/s of the demo model on this machine
 	$(BUILD)/llmc bench "$$(tools/smollm2.sh)"
 
-bench-peer: all ## llmc and llama.cpp on the same file, interleaved; PEER_ARGS="--quick --isa v3"
+bench-peer: all ## llmc and llama.cpp on the same files, interleaved; PEER_ARGS=--help, "--quick --isa v3", "--widths --quick --minutes 11"
 	@tools/venv.sh >/dev/null && "$$(tools/venv.sh)/bin/python" tests/bench/peer.py $(PEER_ARGS)
 
 bench-startup: all ## time to the first token, cold and warm, and peak memory

@@ -91,40 +91,48 @@ decode_ops(Bench *b, int32_t batch, llmc_error *err)
 	return s == LLMC_OK ? llmc_op_times(b->s, keep_op, b, err) : s;
 }
 
-/* n steps of one token for each of `batch` sequences, starting behind `depth` positions; seconds in *took. */
+/* n steps of one token for each of `batch` sequences, from where they are; seconds in *took. */
 static llmc_status
-decode(Bench *b, int32_t batch, int32_t depth, int32_t n, bool last, double *took, llmc_error *err)
+decode(Bench *b, int32_t batch, int32_t n, bool last, double *took, llmc_error *err)
 {
 	llmc_chunk c[256];
 	llmc_status s = LLMC_OK;
-	int32_t opened = 0;
 
-	for (; s == LLMC_OK && opened < batch; opened++) {
-		s = llmc_seq_new(b->s, depth + n + 1 + b->ops, &b->seq[opened], err);
-		if (s == LLMC_OK && depth)
-			s = prefill(b, b->seq[opened], depth, err);
-	}
-	if (s == LLMC_OK && llmc_can_sample(b->s, NULL)) {
+	if (llmc_can_sample(b->s, NULL)) {
 		s = decode_ahead(b, batch, n, took, err);
-		if (s == LLMC_OK && b->ops && last)
-			s = decode_ops(b, batch, err);
-		while (opened--)
-			llmc_seq_free(b->s, b->seq[opened]);
-		return s;
+	} else {
+		double t0 = now();
+		for (int32_t i = 0; s == LLMC_OK && i < n; i++) {
+			for (int32_t k = 0; k < batch; k++)
+				c[k] = (llmc_chunk){ .seq = b->seq[k], .tok = &b->tok[(i + k) % b->chunk], .n_tok = 1, .n_out = 1 };
+			s = llmc_forward(b->s, c, (size_t)batch, b->logits, err);
+			if (interrupted())
+				s = LLMC_E_CANCELLED;
+		}
+		*took = now() - t0;
 	}
-	double t0 = now();
-	for (int32_t i = 0; s == LLMC_OK && i < n; i++) {
-		for (int32_t k = 0; k < batch; k++)
-			c[k] = (llmc_chunk){ .seq = b->seq[k], .tok = &b->tok[(i + k) % b->chunk], .n_tok = 1, .n_out = 1 };
-		s = llmc_forward(b->s, c, (size_t)batch, b->logits, err);
-		if (interrupted())
-			s = LLMC_E_CANCELLED;
+	return s == LLMC_OK && b->ops && last ? decode_ops(b, batch, err) : s;
+}
+
+/* Sequences as long as depth, for runs of n steps: those of the run before cut back, or new ones. */
+static llmc_status
+deepen(Bench *b, int32_t *open, int32_t batch, int32_t depth, int32_t n, llmc_error *err)
+{
+	llmc_status s = LLMC_OK;
+	bool kept = *open > 0;
+
+	for (int32_t k = 0; k < *open; k++)
+		kept = kept && llmc_seq_trim(b->s, b->seq[k], depth, NULL) == LLMC_OK;
+	if (kept)
+		return LLMC_OK;
+	while (*open)
+		llmc_seq_free(b->s, b->seq[--*open]);
+	for (; s == LLMC_OK && *open < batch; ) {
+		s = llmc_seq_new(b->s, depth + n + 1 + b->ops, &b->seq[*open], err);
+		if (s == LLMC_OK && depth)
+			s = prefill(b, b->seq[*open], depth, err);
+		*open += s == LLMC_OK;
 	}
-	*took = now() - t0;
-	if (s == LLMC_OK && b->ops && last)
-		s = decode_ops(b, batch, err);
-	while (opened--)
-		llmc_seq_free(b->s, b->seq[opened]);
 	return s;
 }
 
@@ -343,11 +351,16 @@ bench(int argc, char **argv)
 					at += snprintf(row.test + at, sizeof row.test - (size_t)at, " b%d", bt[j]);
 				if (d[k])
 					snprintf(row.test + at, sizeof row.test - (size_t)at, " @ d%d", d[k]);
+				int32_t open = 0;
 				for (int32_t r = -1; s == LLMC_OK && r < runs; r++) {
 					if (!c.json && !c.quiet)
 						progress("%s %d/%d", row.test, r + 1, runs);
-					s = decode(&b, bt[j], d[k], n[i], r == runs - 1, &took[r < 0 ? 0 : r], &err);
+					s = deepen(&b, &open, bt[j], d[k], n[i], &err);
+					if (s == LLMC_OK)
+						s = decode(&b, bt[j], n[i], r == runs - 1, &took[r < 0 ? 0 : r], &err);
 				}
+				while (open)
+					llmc_seq_free(b.s, b.seq[--open]);
 				if (s == LLMC_OK)
 					report(&b, c.json, first_row, &row, took, runs, bandwidth);
 				first_row = false;

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """llmc and llama.cpp on the same GGUF, same threads, interleaved; medians of paired ratios.
 
-    make bench-peer PEER_ARGS="--quick --isa v3"
+    make bench-peer PEER_ARGS="--quick --isa v3"            SmolLM2
+    make bench-peer PEER_ARGS="--widths --minutes 11"       mixtures, latent attention, a dense 1B: files of random weights (random_gguf.py)
+    make bench-peer PEER_ARGS="--widths --prepare"          beforehand, so that the other run only measures: builds, files, kernels
+    make bench-peer PEER_ARGS="--widths --check"            no times: do both compute the same logits
 
-llama.cpp comes from the newest source package of llama-cpp-python (PyPI), built into the cache, with its native flags
-(--isa best) or held to AVX2 (--isa v3), as llmc is. Where its native build dies, the best build that runs is taken; the result
-file says which, and how the others died. In each round every test runs once on each side, llama.cpp
-with flash attention off and on; the better of the two is the one compared with. The result file names the machine,
-the floor (bytes and operations of a token) and the share of it that was reached.
+llama.cpp comes from the newest source package of llama-cpp-python (PyPI), built into the cache, with its native flags and without AMX
+(--isa best) or held to AVX2 (--isa v3), as llmc is. A model's first round runs every build with flash attention off and on, and without
+repacking where repacking dies; the fastest of a test is the one compared with and runs in the later rounds. The result file says which,
+and how others died. It names the machine, the floor (bytes and operations of a token) and the share of it that was reached; beside it stand the
+machine's read bandwidth and the measured peak of its tiles. Out of --minutes there are as many rounds as fit.
 """
 import argparse
 import datetime
@@ -21,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CACHE = os.environ.get("LLMC_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
@@ -44,7 +48,7 @@ def say(text):
 
 
 def builds(isa):
-    """Ways to build it, best first: (name, flags). A native build takes every unit of the processor, which may fault in one of them."""
+    """Ways to build it: (name, flags). A native build takes every unit of the processor, which may be slower than another or fault."""
     if isa == "v3":
         return [("avx2", V3)]
     flags = open("/proc/cpuinfo").read().split()
@@ -117,65 +121,80 @@ def build_one(src, out, name, flags):
     return None
 
 
-def trial(bin, model, threads):
-    """None, or how the build dies: a prompt long enough for every unit of the processor, and decode."""
-    for cmd in (["llama-bench", "-m", model, "-t", str(threads), "-p", "512", "-n", "4", "-r", "1", "-fa", "0,1", "-ngl", "0", "-o", "json"],
-                ["llama-batched-bench", "-m", model, "-t", str(threads), "-c", "512", "-npp", "32", "-ntg", "4", "-npl", "8", "-ngl", "0"]):
-        try:
-            r = subprocess.run([os.path.join(bin, cmd[0]), *cmd[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=900)
-        except subprocess.TimeoutExpired:
-            return f"{cmd[0]} does not end"
-        if r.returncode:
-            return f"{cmd[0]} ends with " + (signal.Signals(-r.returncode).name if r.returncode < 0 else f"status {r.returncode}")
-    return None
-
-
-def build_peer(isa, model, threads, version=None):
-    """The best build that runs on this machine: (folder of its tools, what the result file says of it)."""
+def build_peers(isa, version=None):
+    """[(name, folder of its tools)] of the builds that there are, and what the result file says of it."""
     top = os.path.join(CACHE, "peer")
     os.makedirs(top, exist_ok=True)
     version, src = source(top, version)
-    died = {}
+    peers, died = [], {}
     for name, flags in builds(isa):
+        if peers and name == "avx2":
+            break
         out = os.path.join(top, f"{version}-{name.replace(', ', '-').replace(' ', '-')}")
-        bin = os.path.join(out, "bin")
-        why = build_one(src, out, name, flags) or trial(bin, model, threads)
-        if not why:
-            return bin, {"version": f"llama.cpp of llama-cpp-python {version}", "build": name, "builds_that_died": died}
-        say(f"bench-peer: the build {name} {why}")
-        died[name] = why
-    sys.exit(f"bench-peer: no build of llama.cpp {version} runs here: {died}")
+        why = build_one(src, out, name, flags)
+        if why:
+            say(f"bench-peer: the build {name} {why}")
+            died[name] = why
+        else:
+            peers.append((name, os.path.join(out, "bin")))
+    if not peers:
+        sys.exit(f"bench-peer: no build of llama.cpp {version} here: {died}")
+    return peers, {"version": f"llama.cpp of llama-cpp-python {version}", "builds": [n for n, _ in peers], "builds_that_died": died}
 
 
-def peer_bench(bin, model, threads, p, n, depth):
-    """{flash attention: tokens/s}"""
-    rows = json.loads(sh(os.path.join(bin, "llama-bench"), "-m", model, "-t", str(threads), "-p", str(p), "-n", str(n), "-d", str(depth),
-                         "-r", "1", "-fa", "0,1", "-ngl", "0", "-o", "json", stderr=subprocess.DEVNULL))
-    return {bool(r["flash_attn"]): r["avg_ts"] for r in rows}
+# --- one side's run of tests that share a process -----------------------------------------------------------------------
+
+class Test:
+    """n tokens decoded by each of `batch` sequences behind `depth` positions, or a prompt of p."""
+    def __init__(self, name, p=0, n=0, batch=1, depth=0):
+        self.name, self.p, self.n, self.batch, self.depth = name, p, n, batch, depth
+        self.kind = "batch" if batch > 1 else "depth" if depth else "plain"
 
 
-def peer_batched(bin, model, threads, batch, n):
-    best = {}
-    for fa in (False, True):
-        # the flag took no value before mid-2025
-        for flag in ((["-fa", "on"], ["-fa"]) if fa else (["-fa", "off"], [])):
-            r = subprocess.run([os.path.join(bin, "llama-batched-bench"), "-m", model, "-t", str(threads), "-c", str(batch * (32 + n) + 64),
-                                "-npp", "32", "-ntg", str(n), "-npl", str(batch), "-ngl", "0", "--output-format", "jsonl", *flag],
-                               text=True, capture_output=True)
-            rows = [json.loads(x) for x in r.stdout.splitlines() if x.startswith("{")]
-            if rows:
-                best[fa] = rows[-1]["speed_tg"]
-                break
-    return best
+class Died(Exception):
+    pass
 
 
-def llmc_bench(model, threads, isa, sets, p, n, batch, depth):
-    cmd = [LLMC, "bench", model, "-t", str(threads), "-p", str(p), "-n", str(n), "-b", str(batch), "-d", str(depth), "-r", "1", "--json", "--quiet"]
-    if isa == "v3":
-        cmd += ["--arch", "v3"]
+def run_peer(cmd):
+    try:
+        r = subprocess.run(cmd, text=True, capture_output=True, timeout=900)
+    except subprocess.TimeoutExpired:
+        raise Died("does not end") from None
+    if r.returncode:
+        raise Died(f"{os.path.basename(cmd[0])} ends with " + (signal.Signals(-r.returncode).name if r.returncode < 0 else f"status {r.returncode}"))
+    return r.stdout
+
+
+def peer_bench(bin, model, threads, tests, fa, repack):
+    """{test: [tokens/s]} of tests of one kind. A depth is filled once for three runs."""
+    if tests[0].kind == "batch":
+        out = {}
+        for t in tests:
+            rows = run_peer([os.path.join(bin, "llama-batched-bench"), "-m", model, "-t", str(threads), "-c", str(t.batch * (32 + t.n) + 64), "-npp", "32",
+                             "-ntg", str(t.n), "-npl", str(t.batch), "-ngl", "0", "--output-format", "jsonl", "-fa", "on" if fa else "off",
+                             *([] if repack else ["--no-repack"])])
+            out[t.name] = [json.loads(x)["speed_tg"] for x in rows.splitlines() if x.startswith("{")][-1:]
+        return out
+    depth = tests[0].kind == "depth"
+    join = lambda xs: ",".join(map(str, sorted(set(xs)))) or "0"  # noqa: E731
+    rows = json.loads(run_peer([os.path.join(bin, "llama-bench"), "-m", model, "-t", str(threads), "-p", join(t.p for t in tests if t.p), "-n",
+                                join(t.n for t in tests if t.n), "-d", join(t.depth for t in tests), "-r", "3" if depth else "1", "-fa", str(int(fa)),
+                                "--repack", str(int(repack)), "-ngl", "0", "-o", "json"]))
+    return {t.name: r["samples_ts"] for t in tests for r in rows if (r["n_prompt"], r["n_gen"], r["n_depth"]) == (t.p, t.n, t.depth)}
+
+
+def llmc_bench(model, threads, isa, sets, tests, ops=False):
+    """{test: its row}, each with the tokens/s of its runs' mean; and the document around them."""
+    join = lambda xs: ",".join(map(str, sorted(set(xs)))) or "0"  # noqa: E731
+    cmd = [LLMC, "bench", model, "-t", str(threads), "-p", join(t.p for t in tests if t.p), "-n", join(t.n for t in tests if t.n), "-b",
+           join(t.batch for t in tests), "-d", join(t.depth for t in tests), "-r", "3" if tests[0].kind == "depth" else "1", "--json", "--quiet"]
+    cmd += ["--arch", "v3"] if isa == "v3" else []
+    cmd += ["--ops"] if ops else []
     for s in sets:
         cmd += ["--set", s]
-    return json.loads(sh(*cmd, stderr=subprocess.DEVNULL))
+    r = json.loads(sh(*cmd, stderr=subprocess.DEVNULL))
+    key = {(f"pp{t.p}" if t.p else f"tg{t.n}" + (f" b{t.batch}" if t.batch > 1 else "") + (f" @ d{t.depth}" if t.depth else "")): t.name for t in tests}
+    return {key[x["test"]]: x for x in r["results"]}, r
 
 
 def machine():
@@ -189,9 +208,54 @@ def machine():
     return {"cpu": name, "cores": os.cpu_count(), "avx512_vnni": "avx512_vnni" in flags, "amx_int8": "amx_int8" in flags, "kernel": platform.release()}
 
 
-def tests(quick):
-    t = [("pp512", 512, 0, 1, 0), ("tg128", 0, 128, 1, 0), ("tg32 @ d2048", 0, 32, 1, 2048), ("tg32 b4", 0, 32, 4, 0), ("tg32 b8", 0, 32, 8, 0)]
-    return [x for x in t if x[0] != "tg32 b4"] if quick else t
+def tiles(threads):
+    """Measured peak of the tiles on all threads, in operations/s: {"int8": .., "bf16": ..}; empty without AMX."""
+    if "amx_int8" not in open("/proc/cpuinfo").read():
+        return {}
+    exe = os.path.join(CACHE, "peer", "tiles")
+    try:
+        sh("cc", "-O2", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-pthread", os.path.join(ROOT, "tests", "bench", "tiles.c"), "-o", exe)
+        return json.loads(sh(exe, str(threads)))
+    except (subprocess.CalledProcessError, OSError) as e:
+        say(f"bench-peer: the tiles' peak was not measured: {e}")
+        return {}
+
+
+# --- what is compared ---------------------------------------------------------------------------------------------------
+
+I16, I8 = ("i16", []), ("i8", ["activations=i8"])
+NEAR, BF16 = ("near exact", []), ("bf16", ["activations=bf16"])
+DEMO = [Test("pp512", p=512), Test("tg128", n=128), Test("tg32 @ d2048", n=32, depth=2048), Test("tg32 b4", n=32, batch=4), Test("tg32 b8", n=32, batch=8)]
+WIDTHS = [Test("pp512", p=512), Test("tg32", n=32), Test("tg32 b8", n=32, batch=8), Test("tg32 @ d4096", n=32, depth=4096)]
+FORMATS = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "F16", "BF16")
+
+
+class Case:
+    """One file: model() makes it when it is not there. goals: {test: ratio to llama.cpp, or {side: ratio}}; 85 % of the read bandwidth is as good."""
+    def __init__(self, name, kind, model, tests, sides, goals=None):
+        self.name, self.kind, self.model, self.tests, self.sides, self.goals = name, kind, model, tests, sides, goals or {}
+        self.rows = {t.name: {"peer": {}, "llmc": {s: [] for s, _ in sides}, "ratio": {s: [] for s, _ in sides}, "row": {}, "best": None} for t in tests}
+        self.died = {}
+
+
+TINY = {"qwen3-30b-a3b": "tiny-qwen3moe", "deepseek-v2-lite": "tiny-deepseek", "llama3.2-1b": "tiny-llama", "mixtral-8x7b": "tiny-mixtral"}
+
+
+def widths(quick, tiny=False):
+    """Most wanted first: what is left out of a short time is at the end of each round."""
+    import random_gguf
+    mixture = {"tg32": 1.6, "tg32 @ d4096": 1.6, "tg32 b8": 2, "pp512": 3}
+    latent = {"tg32": 1.6, "tg32 @ d4096": 3, "tg32 b8": 3, "pp512": 3}
+    dense = {"tg32 b8": 3, "pp512": {"i8": 6, "i16": 4, "near exact": 4, "bf16": 4}}
+    kinds = ("Q4_0",) if quick else ("Q4_0", "Q4_K_M", "Q8_0")
+    out = []
+    for kind in kinds:
+        for shape, goals in (("qwen3-30b-a3b", mixture), ("deepseek-v2-lite", latent), ("llama3.2-1b", dense), ("mixtral-8x7b", mixture)):
+            sides = [I16, I8] if shape == "llama3.2-1b" or not quick else [I16]
+            out.append(Case(shape, kind, lambda s=shape, k=kind: random_gguf.make(TINY[s] if tiny else s, k), WIDTHS, sides, goals))
+    out.append(Case("llama3.2-1b", "BF16", lambda: random_gguf.make("tiny-llama" if tiny else "llama3.2-1b", "BF16"), WIDTHS[:2] if quick else WIDTHS,
+                    [NEAR, BF16], dense))
+    return out
 
 
 def quantised(bin, model, kind):
@@ -203,62 +267,206 @@ def quantised(bin, model, kind):
     return out
 
 
+def cases(a, bin):
+    if a.widths:
+        return [c for c in widths(a.quick, a.tiny) if not a.only or re.search(a.only, f"{c.name} {c.kind}")]
+    model = a.model or sh(os.path.join(ROOT, "tools", "smollm2.sh")).strip()
+    name = os.path.basename(a.model) if a.model else "SmolLM2-135M"
+    if a.formats:
+        return [Case(name, k, lambda k=k: quantised(bin, model, k), DEMO[:2], [I16, I8]) for k in FORMATS]
+    return [Case(name, "Q4_1" if not a.model else "", lambda: model, [x for x in DEMO if x.batch != 4 or not a.quick], [I16, I8])]
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------------
+
+def measure_peer(case, model, tests, peers, threads):
+    """All builds and flags once, later the best of each test; best tokens/s of each test in this round."""
+    now = {}
+    for build, bin in peers:
+        for fa in (False, True):
+            todo = [t for t in tests if case.rows[t.name]["best"] in (None, (build, fa))]
+            if not todo:
+                continue
+            for repack in (True, False):
+                if (build, repack) in case.died:
+                    continue
+                try:
+                    got = peer_bench(bin, model, threads, todo, fa, repack)
+                except Died as e:
+                    case.died[build, repack] = str(e)
+                    continue
+                for name, tps in got.items():
+                    case.rows[name]["peer"].setdefault((build, fa), []).extend(tps)
+                    now[name] = max(now.get(name, 0), statistics.median(tps))
+                break
+    for t in tests:
+        tried = case.rows[t.name]["peer"]
+        if tried and not case.rows[t.name]["best"]:
+            case.rows[t.name]["best"] = max(tried, key=lambda k: statistics.median(tried[k]))
+    return now
+
+
+def one_round(case, peers, a, late):
+    """A round of a case; late(): the time is over."""
+    model = case.model()
+    for kind in ("plain", "batch", "depth"):
+        tests = [t for t in case.tests if t.kind == kind]
+        if not tests or late():
+            continue
+        say(f"  {case.name} {case.kind} {', '.join(t.name for t in tests)}")
+        peer = measure_peer(case, model, tests, peers, a.threads)
+        for side, sets in list(case.sides):
+            try:
+                got, about = llmc_bench(model, a.threads, a.isa, sets, tests, ops=kind == "plain")
+            except subprocess.CalledProcessError:
+                say(f"bench-peer: llmc bench {case.name} {case.kind} ({side}) failed")
+                continue
+            for t in tests:
+                row, x = case.rows[t.name], got[t.name]
+                row["llmc"][side].append(x)
+                row["bandwidth"] = about["bandwidth_gbps"]
+                row["target"] = about["target"]
+                if t.name in peer:
+                    row["ratio"][side].append(x["tps"] / peer[t.name])
+
+
+def summary(case, t, peak):
+    """What the result file says of a test; None: it has not run."""
+    row = case.rows[t.name]
+    if not any(row["llmc"].values()):
+        return None
+    med = statistics.median
+    out = {"model": case.name, "format": case.kind, "test": t.name, "target": row["target"], "rounds": max(map(len, row["llmc"].values()))}
+    if row["best"]:
+        out["peer_tps"] = round(med(row["peer"][row["best"]]), 2)
+        out["peer_build"], out["peer_flash_attention"] = row["best"]
+        out["peer_tried"] = {f"{b}{', fa' if fa else ''}": round(med(v), 2) for (b, fa), v in row["peer"].items()}
+    for side, rows in row["llmc"].items():
+        if not rows:
+            continue
+        tps = med(x["tps"] for x in rows)
+        s = out[side] = {"tps": round(tps, 2), "bandwidth_share": round(med(x["bw_fraction"] for x in rows), 3)}
+        if row["ratio"][side]:
+            s |= {"ratio": round(med(row["ratio"][side]), 3), "ratio_min": round(min(row["ratio"][side]), 3), "ratio_max": round(max(row["ratio"][side]), 3)}
+        unit = "bf16" if case.kind in ("BF16", "F16") else "int8"
+        if t.p and rows[0].get("ops") and peak.get(unit):
+            s["tile_share"] = round(sum(o["ops"] for o in rows[0]["ops"]) * tps / t.p / peak[unit], 3)
+        if "peer_tps" in out and tps:
+            s["peer_bandwidth_share"] = round(s["bandwidth_share"] * out["peer_tps"] / tps, 3)
+        goal = case.goals.get(t.name)
+        goal = goal.get(side) if isinstance(goal, dict) else goal
+        if goal and "ratio" in s:
+            s["goal"], s["reached"] = goal, bool(s["ratio"] >= goal or t.name == "tg32" and s["bandwidth_share"] >= 0.85)
+    return out
+
+
+def show(result):
+    print(f"{'model':18} {'format':7} {'test':13} {'llama.cpp':>9} {'by':17} {'llmc':>20} {'ratio':>6} {'spread':>12} {'goal':>5} {'of reads':>9} {'of tiles':>9} {'llama.cpp':>10}")
+    for x in result["tests"]:
+        by = (x.get("peer_build", "") + (", fa" if x.get("peer_flash_attention") else "")).replace("avx512, no amx", "avx512")
+        for side in [k for k, v in x.items() if isinstance(v, dict) and "tps" in v]:
+            s = x[side]
+            goal = f"{s['goal']:g}{'' if s['reached'] else ' !'}" if "goal" in s else ""
+            print(f"{x['model']:18} {x['format']:7} {x['test']:13} {x.get('peer_tps', 0):9.1f} {by:17} {s['tps']:9.1f} {side:>10} {s.get('ratio', 0):6.2f} "
+                  f"{s.get('ratio_min', 0):5.2f}-{s.get('ratio_max', 0):<6.2f} {goal:>5} {100 * s['bandwidth_share']:7.0f} % "
+                  f"{100 * s['tile_share'] if 'tile_share' in s else 0:7.0f} % {100 * s.get('peer_bandwidth_share', 0):8.0f} %")
+
+
+# --- the same logits ----------------------------------------------------------------------------------------------------
+
+def check(case, lib, a):
+    """Both programs' logits behind a prompt and behind the tokens that llama.cpp picks; the greatest differences of rows."""
+    import numpy as np
+    model, n = case.model(), 4
+    exe = os.path.join(lib, "peer_logits")
+    if not os.path.exists(exe):
+        src = glob.glob(os.path.join(CACHE, "peer", f"{PACKAGE}-{re.search('[0-9.]+[0-9]', os.path.basename(lib))[0]}", "vendor", "llama.cpp"))[0]
+        sh("cc", "-O1", f"-I{src}/include", f"-I{src}/ggml/include", "-c", os.path.join(ROOT, "tests", "bench", "peer_logits.c"), "-o", exe + ".o")
+        sh("c++", exe + ".o", *(os.path.join(lib, x) for x in ("src/libllama.a", "ggml/src/libggml.a", "ggml/src/libggml-cpu.a", "ggml/src/libggml-base.a")),
+           "-fopenmp", "-ldl", "-lpthread", "-o", exe)
+    prompt = [(i * 7919 + 13) % 500 for i in range(40)]
+    ids = lambda x: ",".join(map(str, x))  # noqa: E731
+    raw = subprocess.run([exe, model, str(a.threads), ids(prompt), str(n)], check=True, stdout=subprocess.PIPE).stdout
+    theirs = np.frombuffer(raw, np.float32).reshape(n, -1)
+    picks = [int(x.argmax()) for x in theirs]
+    npy = os.path.join(CACHE, "peer", f"check-{os.getpid()}.npy")
+    worst, agree = {}, {}
+    for side, sets in case.sides:
+        cmd = [LLMC, "run", model, "--tokens", ids(prompt + picks[:-1]), "-n", "1", "-t", str(a.threads), "--logits", npy, "--quiet"]
+        for s in sets:
+            cmd += ["--set", s]
+        r = subprocess.run(cmd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if r.returncode:
+            print(f"{case.name:18} {case.kind:7} {side:10} llmc: {r.stderr.strip().splitlines()[-1] if r.stderr.strip() else r.returncode}")
+            return False
+        ours = np.load(npy)[-n:]
+        os.remove(npy)
+        worst[side] = max(float(np.sqrt(((x - y) ** 2).mean()) / y.std()) for x, y in zip(ours, theirs))
+        agree[side] = sum(int(x.argmax()) == p for x, p in zip(ours, picks))
+        print(f"{case.name:18} {case.kind:7} {side:10} rms difference {worst[side]:.4f} of the logits' deviation, same token in {agree[side]} of {n} rows", flush=True)
+    # llama.cpp rounds activations to 8 bits, and a router's choice may flip on it
+    return all(w < 0.15 for w in worst.values())
+
+
 def main():
-    ap = argparse.ArgumentParser()
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--model")
-    ap.add_argument("--isa", choices=["best", "v3"], default="v3")
+    ap.add_argument("--isa", choices=["best", "v3"], help="[v3; with --widths best]")
     ap.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    ap.add_argument("--rounds", type=int, default=5)
-    ap.add_argument("--quick", action="store_true", help="three rounds, fewer tests")
+    ap.add_argument("--rounds", type=int, help="[5; with --quick 3]")
+    ap.add_argument("--minutes", type=float, help="begin nothing new after as many")
+    ap.add_argument("--quick", action="store_true", help="fewer rounds and tests; with --widths Q4_0 and BF16 alone")
     ap.add_argument("--formats", action="store_true", help="decode and prefill of the other weight formats")
+    ap.add_argument("--widths", action="store_true", help="files of real models' widths with random weights")
+    ap.add_argument("--tiny", action="store_true", help="with --widths: small files of the same kinds, to try this out")
+    ap.add_argument("--only", metavar="REGEX", help="with --widths: of these names and formats, as 'qwen3.* Q4_0'")
+    ap.add_argument("--prepare", action="store_true", help="build, write and compile all that is missing, measure nothing")
+    ap.add_argument("--check", action="store_true", help="compare logits, measure nothing")
     ap.add_argument("--peer-version", help="of llama-cpp-python [the newest]")
     ap.add_argument("--build-only", action="store_true")
     ap.add_argument("--out", help="result file [tests/bench/results/peer-...json]")
     a = ap.parse_args()
-    rounds = 3 if a.quick else a.rounds
-    model = a.model or sh(os.path.join(ROOT, "tools", "smollm2.sh")).strip()
-    bin, about = build_peer(a.isa, model, a.threads, a.peer_version)
+    start = time.monotonic()
+    a.isa = a.isa or ("best" if a.widths else "v3")
+    rounds = a.rounds or (3 if a.quick else 5)
+    peers, about = build_peers(a.isa, a.peer_version)
     if a.build_only:
         return
-    sides = {"i16": [], "i8": ["activations=i8"]}
-    plan = [(model, "Q4_1", t) for t in tests(a.quick)]
-    if a.formats:
-        plan = [(quantised(bin, model, k), k, t) for k in ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "F16", "BF16") for t in tests(True)[:2]]
-    load = os.getloadavg()[0]
+    todo = cases(a, peers[-1][1])
+    if a.check:
+        sys.exit(0 if all([check(c, os.path.dirname(peers[-1][1]), a) for c in todo]) else 1)
+    if a.prepare:
+        for c in todo:
+            for _, sets in c.sides:
+                say(f"{c.name} {c.kind} {' '.join(sets)}")
+                try:
+                    llmc_bench(c.model(), a.threads, a.isa, sets, [Test("tg1", n=1)])
+                except subprocess.CalledProcessError:
+                    say("  llmc cannot run it")
+        return
+    late = (lambda: time.monotonic() - start > 60 * a.minutes) if a.minutes else (lambda: False)
+    peak, load = tiles(a.threads), os.getloadavg()[0]
     result = {"date": datetime.date.today().isoformat(), "machine": machine(), "isa": a.isa, "threads": a.threads, "rounds": rounds,
-              "load_before": load, "quiet": load < 0.5, "peer": about, "tests": []}
-    rows = {}
-    for r in range(rounds):
-        for path, kind, (name, p, n, batch, depth) in plan:
-            say(f"round {r + 1}/{rounds} {kind} {name}")
-            row = rows.setdefault((kind, name), {"format": kind, "test": name, "peer": [], "llmc": {k: [] for k in sides}, "share": {k: [] for k in sides}})
-            peer = peer_batched(bin, path, a.threads, batch, n) if batch > 1 else peer_bench(bin, path, a.threads, p, n, depth)
-            row["peer"].append(peer)
-            for side, sets in sides.items():
-                got = llmc_bench(path, a.threads, a.isa, sets, p, n, batch, depth)
-                row["llmc"][side].append(got["results"][0]["tps"])
-                row["share"][side].append(got["results"][0]["bw_fraction"])
-    print(f"{'format':8} {'test':14} {'llama.cpp':>10} " + " ".join(f"{'llmc ' + s:>10} {'ratio':>6} {'spread':>13}" for s in sides))
-    for row in rows.values():
-        best = [max(x.values()) for x in row["peer"]]
-        out = {"format": row["format"], "test": row["test"], "peer_tps": round(statistics.median(best), 2),
-               "peer_flash_attention": statistics.mode([max(x, key=x.get) for x in row["peer"]])}
-        line = f"{row['format']:8} {row['test']:14} {out['peer_tps']:10.1f} "
-        for side in sides:
-            ratio = [x / b for x, b in zip(row["llmc"][side], best)]
-            out[side] = {"tps": round(statistics.median(row["llmc"][side]), 2), "ratio": round(statistics.median(ratio), 3),
-                         "ratio_min": round(min(ratio), 3), "ratio_max": round(max(ratio), 3),
-                         "bandwidth_share": round(statistics.median(row["share"][side]), 3)}
-            line += f" {out[side]['tps']:10.1f} {out[side]['ratio']:6.2f} {out[side]['ratio_min']:6.2f}-{out[side]['ratio_max']:<6.2f}"
-        result["tests"].append(out)
-        print(line)
+              "load_before": load, "quiet": load < 0.5, "peer": about, "tiles_peak": peak, "tests": []}
     out = a.out or os.path.join(ROOT, "tests", "bench", "results",
-                                f"peer-{re.sub('[^a-z0-9]+', '-', result['machine']['cpu'].lower()).strip('-')}-{a.isa}{'-formats' if a.formats else ''}.json")
+                                f"peer-{re.sub('[^a-z0-9]+', '-', result['machine']['cpu'].lower()).strip('-')}-{a.isa}"
+                                f"{'-formats' if a.formats else '-widths' if a.widths else ''}.json")
     os.makedirs(os.path.dirname(out), exist_ok=True)
-    with open(out, "w") as f:
-        json.dump(result, f, indent=1)
-        f.write("\n")
-    say(f"wrote {out}")
+    for r in range(rounds):
+        for c in todo:
+            if late():
+                break
+            say(f"round {r + 1}/{rounds}, {time.monotonic() - start:.0f} s")
+            one_round(c, peers, a, late)
+            # whatever stops it, what was measured is there
+            result["tests"] = [x for c in todo for t in c.tests if (x := summary(c, t, peak))]
+            result["peer"]["died"] = {f"{c.name} {c.kind}: {b}{'' if repack else ', no repack'}": why for c in todo for (b, repack), why in c.died.items()}
+            result["machine"]["read_gbps"] = round(max((row.get("bandwidth", 0) for c in todo for row in c.rows.values()), default=0), 1)
+            with open(out, "w") as f:
+                json.dump(result, f, indent=1)
+                f.write("\n")
+    show(result)
+    say(f"wrote {out}; reads {result['machine']['read_gbps']} GB/s, tiles {', '.join(f'{k} {v / 1e12:.1f} Tops/s' for k, v in peak.items()) or 'none'}")
 
 
 if __name__ == "__main__":
