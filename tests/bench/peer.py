@@ -170,10 +170,14 @@ def peer_bench(bin, model, threads, tests, fa, repack):
     if tests[0].kind == "batch":
         out = {}
         for t in tests:
-            rows = run_peer([os.path.join(bin, "llama-batched-bench"), "-m", model, "-t", str(threads), "-c", str(t.batch * (32 + t.n) + 64), "-npp", "32",
+            each = -(-(32 + t.n) // 256) * 256       # it rounds a sequence's context, and says nothing when they do not fit
+            rows = run_peer([os.path.join(bin, "llama-batched-bench"), "-m", model, "-t", str(threads), "-c", str(t.batch * each), "-npp", "32",
                              "-ntg", str(t.n), "-npl", str(t.batch), "-ngl", "0", "--output-format", "jsonl", "-fa", "on" if fa else "off",
                              *([] if repack else ["--no-repack"])])
-            out[t.name] = [json.loads(x)["speed_tg"] for x in rows.splitlines() if x.startswith("{")][-1:]
+            found = [json.loads(x)["speed_tg"] for x in rows.splitlines() if x.startswith("{")]
+            if not found:
+                raise Died("llama-batched-bench says nothing")
+            out[t.name] = found[-1:]
         return out
     depth = tests[0].kind == "depth"
     join = lambda xs: ",".join(map(str, sorted(set(xs)))) or "0"  # noqa: E731
