@@ -9,23 +9,6 @@
 template <class A, class B> struct same_type { enum { value = 0 }; };
 template <class A> struct same_type<A, A> { enum { value = 1 }; };
 
-/* E experts, K chosen of them; weights of gate, up (both of the hidden size) and down (of an expert's width) */
-template <class GATE_, class UP_, class DOWN_, int E_, int K_, float (*ACT_)(float)> struct moe_config {
-	typedef GATE_ GATE;
-	typedef UP_   UP;
-	typedef DOWN_ DOWN;
-	enum {
-		E = E_,
-		K = K_,
-		H = GATE::COLS,
-		F = DOWN::COLS,
-		WIDE = (int)GATE::UNIT > 8 || (int)UP::UNIT > 8, /* registers are few */
-		UP_BLOCKS = WIDE ? 1 : 2,                        /* a multiprocessor */
-		PAIRS = WIDE ? 2 : 4                             /* that moe_up takes at once */
-	};
-	DEV float act(float v) { return ACT_(v); }
-};
-
 /* The block's threads: order[i] is the place in id[0 .. K) of the expert with i lower ones before it */
 template <int K> DEV void
 moe_order(const int *id, int *order)

@@ -100,72 +100,85 @@ template <int WIDTH> struct moe_spread {
 	}
 };
 
-/* What stands in scratch between the launches: act [pairs, H], h [pairs, F], scale [2, pairs] of both, z [pairs, H] */
-struct moe_between { unsigned short *act, *h; float *scale, *z; };
+/* h = F(v) * u as fp32, of row t and its choice k at h[t * APART + k * WIDTH]; pair [n] of one expert, or NULL: the shared one, behind the K choices */
+template <int WIDTH, int K, int APART, int WIDE, float (*F)(float)> struct moe_glu_rows {
+	float     *h;
+	const int *pair;
+	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
+	template <int N, int C> __device__ __forceinline__ void
+	take(int m, int col, float (&v)[N][C], float (&u)[N][C]) const
+	{
+		const int t = pair ? pair[m] / K : m, k = pair ? pair[m] % K : K;
+		float *to = h + (long long)t * APART + k * WIDTH;
 
-/* The block's place of the list: prepared at its place. PLACE as of moe_glu */
-template <class M, class PLACE> DEV void
-moe_prep(const float *x, const int *id, const int *range, const int *list, const moe_between &b, int pairs)
-{
-	const int at = (int)blockIdx.x;
+#pragma unroll
+		for (int j = 0; j < N; j++) {
+#pragma unroll
+			for (int c = 0; c < C; c++)
+				v[j][c] = F(v[j][c]) * u[j][c];
+			gemm_write<WIDE>(to, col + 4 * C * j, v[j]);
+		}
+	}
+};
 
-	if (at >= pairs)
-		return;
-	const int e = id[list[pairs + at]], first = range[e];
-	prep_row<typename M::GATE, norm_none>(x + (long long)list[at] * M::H, norm_vectors{}, PLACE(b.act + (long long)first * M::H, at - first, range[M::E + e]),
-	                                      b.scale + at);
-	if (threadIdx.x == 0)
-		b.scale[pairs + at] = moe_h_scale<typename M::GATE, typename M::DOWN>(M::GATE::BF16 ? 1.0f : b.scale[at]);
-}
-
-/* The two products: of an expert, what is multiplied and what becomes of it. PLACE: where h stands. M is a moe_config */
-template <class M, class PLACE> struct moe_product_up {
-	typedef typename M::GATE W;
-	typedef moe_glu<typename M::DOWN, M::F, M::act, PLACE> epilogue;
-	enum { E = M::E };
-	const void        *gate, *up;
-	const int         *range;
-	moe_between        b;
-	int                pairs;
-	const tensor_map  *maps;
+/* One product for each expert: what is multiplied. Rows of act [pairs, W::COLS] and their scales stand by expert; matrices of ROWS rows, stacked, or two
+ * such (PAIR: gate and up). MAPS: where among them, for products that copy by them */
+template <class W_, int E_, int ROWS_, int PAIR> struct moe_factors {
+	typedef W_ W;
+	enum { E = E_, ROWS = ROWS_ };
+	const void           *first, *second;
+	const int            *range;
+	const unsigned short *act;
+	const float          *scale;
+	const tensor_map     *maps;
 
 	__device__ __forceinline__ const int *counts() const { return range + E; }
 	__device__ __forceinline__ gemm_operands<W>
 	operands(int e) const
 	{
-		const long long first = range[e];
-		const long long skip = (long long)e * M::F * W::ROW;
-		return { b.act + first * M::H, b.scale + first, w_pair<W>((const unsigned char *)gate + skip, (const unsigned char *)up + skip, M::F),
-		         range[E + e], maps, e * M::F };
+		const long long at = range[e], skip = (long long)e * ROWS * W::ROW;
+		const unsigned char *w = (const unsigned char *)first + skip;
+
+		return { act + at * W::COLS, scale + at, PAIR ? w_pair<W>(w, (const unsigned char *)second + skip, ROWS) : w_matrix<W>(w, ROWS), range[E + e], maps,
+		         e * ROWS };
 	}
+};
+
+/* What becomes of an expert's results: h in 16 bits by its places, PLACE; h as fp32 by rows; z by pairs */
+template <class W, class DOWN, int E, int F, float (*ACT)(float), class PLACE> struct moe_product_up : moe_factors<W, E, F, 1> {
+	typedef moe_glu<DOWN, F, ACT, PLACE> epilogue;
+	unsigned short *h;
+	const float    *h_scale;
 	__device__ __forceinline__ epilogue
 	take(int e) const
 	{
-		const long long first = range[e];
-		return { b.h + first * M::F, b.scale + pairs + first, range[E + e] };
+		const long long at = this->range[e];
+		return { h + at * F, h_scale + at, this->range[E + e] };
 	}
 };
 
-template <class M> struct moe_product_down {
-	typedef typename M::DOWN W;
-	typedef moe_spread<M::H> epilogue;
-	enum { E = M::E };
-	const void        *down;
-	const int         *range, *list;
-	moe_between        b;
-	int                pairs;
-	const tensor_map  *maps;
-
-	__device__ __forceinline__ const int *counts() const { return range + E; }
-	__device__ __forceinline__ gemm_operands<W>
-	operands(int e) const
-	{
-		const long long first = range[e];
-		return { b.h + first * M::F, b.scale + pairs + first, w_matrix<W>((const unsigned char *)down + (long long)e * M::H * W::ROW, M::H),
-		         range[E + e], maps, e * M::H };
-	}
-	__device__ __forceinline__ epilogue take(int e) const { return { b.z, list + pairs + range[e] }; }
+template <class W, int E, int K, int F, int APART, float (*ACT)(float)> struct moe_product_glu : moe_factors<W, E, F, 1> {
+	typedef moe_glu_rows<F, K, APART, F, ACT> epilogue;
+	float     *h;
+	const int *pair;
+	__device__ __forceinline__ epilogue take(int e) const { return { h, pair + this->range[e] }; }
 };
+
+template <class W, int E, int H> struct moe_product_down : moe_factors<W, E, H, 0> {
+	typedef moe_spread<H> epilogue;
+	float     *z;
+	const int *pair;
+	__device__ __forceinline__ epilogue take(int e) const { return { z, pair + this->range[e] }; }
+};
+
+/* The block's place of the list: row x of its pair, normed, to its place among the expert's in act [pairs, W::COLS]. PLACE as of moe_glu */
+template <class W, int E, class NORM, class PLACE> DEV void
+moe_prep(const float *x, const norm_vectors &norm, int at, int e, const int *range, unsigned short *act, float *scale)
+{
+	const int first = range[e];
+
+	prep_row<W, NORM>(x, norm, PLACE(act + (long long)first * W::COLS, at - first, range[E + e]), scale + at);
+}
 
 /* Tiles of BM rows of an expert with `count`: what is left after whole tiles of 128 goes by the smallest tile that holds it */
 template <int BM, int ACROSS> struct moe_tiles {
@@ -198,18 +211,41 @@ moe_gemm_walk(unsigned char *smem, const P &of, int before)
 	return before + walk.before;
 }
 
-template <class G, class P> DEV void
+/* Their number */
+template <class G, class P> DEV int
 moe_gemm(const P &of)
 {
 	SHARED_BYTES(smem);
 
 	const int large = moe_gemm_walk<G, typename G::large>(smem, of, 0), middle = moe_gemm_walk<G, typename G::middle>(smem, of, large);
-	moe_gemm_walk<G, typename G::small>(smem, of, middle);
+	return moe_gemm_walk<G, typename G::small>(smem, of, middle);
 }
 
-/* y [n, H] = sum of weight [n, K] * z [n * K, H] in the order of experts; blockIdx.x the row, blockIdx.y 1024 of its columns */
-template <int H, int K> DEV void
-moe_sum(const int *id, const float *weight, const float *z, float *y, int n)
+/* The shared expert's product, of all rows, behind those of the others: before, their tiles */
+template <class G, class T, class E> DEV void
+moe_gemm_tiles(const gemm_operands<typename G::W> &in, const E &e, int before)
+{
+	SHARED_BYTES(smem);
+	gemm_stages<G, T> stages(smem);
+
+	gemm_walk(stages, in, e, before);
+}
+
+template <class G, class E> DEV void
+moe_gemm_shared(const gemm_operands<typename G::W> &in, const E &e, int before)
+{
+	if (in.n <= 16)
+		moe_gemm_tiles<G, typename G::small>(in, e, before);
+	else if (in.n <= 64)
+		moe_gemm_tiles<G, typename G::middle>(in, e, before);
+	else
+		moe_gemm_tiles<G, typename G::large>(in, e, before);
+}
+
+/* y [n, H] = scale * r + the sum of weight [n, K + MIX] * z [n * K, H] in the order of experts, + the shared expert's row (SHARED), which is behind
+ * those of all pairs, for MIX times the last weight; r NULL: without. blockIdx.x the row, blockIdx.y 1024 of its columns */
+template <int H, int K, int SHARED_, int MIX> DEV void
+moe_sum(const int *id, const float *weight, const float *z, const float *r, float scale, float *y, int n)
 {
 	struct Shared { int order[K]; };
 	SHARED(Shared, s);
@@ -217,21 +253,25 @@ moe_sum(const int *id, const float *weight, const float *z, float *y, int n)
 
 	if (t >= n)
 		return;
-	id += (long long)t * K;
-	weight += (long long)t * K;
-	z += (long long)t * K * H;
-	moe_order<K>(id, s.order);
+	moe_order<K>(id + (long long)t * K, s.order);
 	__syncthreads();
 	if (c >= H)
 		return;
 	float sum[4] = { 0, 0, 0, 0 };
-	for (int k = 0; k < K; k++) {
-		const int at = s.order[k];
-		float v[4];
-		gemm_read<H>(z + (long long)at * H, c, v);
+	if (r) {
+		gemm_read<H>(r + (long long)t * H, c, sum);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			sum[i] = fmaf(weight[at], v[i], sum[i]);
+			sum[i] *= scale;
+	}
+	for (int k = 0; k < K + SHARED_; k++) {
+		const int at = k < K ? s.order[k] : K;
+		const float w = k < K || MIX ? weight[(long long)t * (K + MIX) + at] : 1.0f;
+		float v[4];
+		gemm_read<H>(z + (k < K ? (long long)t * K + at : (long long)n * K + t) * H, c, v);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			sum[i] = fmaf(w, v[i], sum[i]);
 	}
 	gemm_write<H>(y + (long long)t * H, c, sum);
 }

@@ -1,0 +1,225 @@
+"""The three steps of a mixture's feed-forward on the GPU target, norm_route, norm_moe_glu and moe_down_add, against numpy, on the emulator.
+
+Decode kernels multiply in fp32 (the router's product splits x in two halves); those of mixed steps round activations to 16 bits, and so do expectations.
+LLMC_EVERY_KERNEL=1: every storage type."""
+import os
+
+import cuda_harness as H
+import cuda_weights as CW
+import numpy as np
+import pytest
+
+from test_gemm import norm, rounded
+from test_moe import ACTS, ROUTES, route
+
+EVERY = bool(os.environ.get("LLMC_EVERY_KERNEL"))
+EPS = 1e-5
+
+
+def step(n):
+    return H.make_step([5] * n, [1] * n)
+
+
+# ---- norm_route ---------------------------------------------------------------------------------------------------
+
+def router(name, hidden, dtype, mix, kind="rms"):
+    c = dict(ROUTES[name])
+    n, top_k, has_bias = c.pop("n"), c.pop("top_k"), c.pop("bias", False)
+    params = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SCALE=float(c.get("scale", 1.0)),
+                  GROUPS=c.get("groups", 1), KEEP_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), HAS_BIAS=int(has_bias), NORM=kind, EPS=EPS,
+                  PLUS_ONE=0, W_DTYPE=dtype, W_ROWS=n + mix)
+    return c, n, top_k, has_bias, params
+
+
+@pytest.mark.parametrize("template, arch, name, hidden, dtype, mix, runs", [
+    ("norm_route", "sm_75", "mixtral", 36, "f32", 1, [(9, "fast", 0), (2, "check", 2)]),
+    ("norm_route", "sm_90a", "deepseek", 72, "f32", 0, [(8, "check", 1)]),
+    ("norm_route_decode", "sm_90a", "qwen3", 576, "bf16", 1, [(1, "fast", 0), (8, "check", 2)]),
+    ("norm_route_decode", "sm_80", "one", 64, "q8_0", 0, [(3, "fast", 1)]),
+    ("norm_route_mixed", "sm_90a", "deepseek", 128, "bf16", 0, [(40, "check", 2)]),
+    ("norm_route_mixed", "sm_80", "max", 96, "f16", 1, [(20, "fast", 0)])])
+def test_norm_route(template, arch, name, hidden, dtype, mix, runs):
+    c, n, top_k, has_bias, params = router(name, hidden, dtype, mix)
+    rng = np.random.default_rng(hidden)
+    w = CW.Weights(dtype, n + mix, hidden, 1, 2 * hidden ** -0.5)
+    bias = (np.round(rng.standard_normal(n) * 4) / 8).astype(np.float32) if has_bias else None
+    nw = rng.uniform(0.5, 1.5, hidden).astype(np.float32)
+    k = H.build(template, arch, dict(params, PHASE="mixed") if template == "norm_route_mixed" else params)
+    for rows, mode, seed in runs:
+        x = rng.standard_normal((rows, hidden)).astype(np.float32)
+        xn = norm(x, "rms", nw, None)
+        logits = (rounded(xn, dtype) if template == "norm_route_mixed" else xn) @ w.value.astype(np.float64).T
+        ids, weights = route(logits[:, :n], top_k, bias, **c)
+        got_id, got_w = k.run(step(rows), [x, nw, None, w.packed, bias, H.out((rows, top_k), np.int32), H.out((rows, top_k + mix))], mode=mode, seed=seed, bucket=rows + seed)
+        # another choice only where two scores are that close
+        same = (got_id == ids).all(-1)
+        assert same.mean() > (0.8 if template == "norm_route_mixed" else 0.99)
+        assert np.abs(got_w[same][:, :top_k] - weights[same]).max() < 5e-3 * max(1, c.get("scale", 1))
+        if mix:
+            assert np.abs(got_w[:, top_k] - 1 / (1 + np.exp(-logits[:, n]))).max() < 5e-3
+        assert all(len(set(r)) == top_k and 0 <= min(r) and max(r) < n for r in got_id.tolist())
+
+
+# ---- norm_moe_glu, moe_down_add -------------------------------------------------------------------------------------
+
+class Experts:
+    """Experts and a shared one of one layer. dtypes: of gate and up, of down, of the shared expert's gate and up, of its down."""
+
+    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", seed=0):
+        self.n, self.top_k, self.hidden, self.width, self.shared, self.dtypes, self.mix, self.act, self.kind = n, top_k, hidden, width, shared, dtypes, mix, act, kind
+        r = self.r = np.random.default_rng(seed)
+        a, b, c, d = dtypes
+        self.gate, self.up = (CW.Weights(a, n * width, hidden, seed + i, hidden ** -0.5) for i in (1, 2))
+        self.down = CW.Weights(b, n * hidden, width, seed + 3, width ** -0.5)
+        self.s = [CW.Weights(c, shared, hidden, seed + i, hidden ** -0.5) for i in (4, 5)] + [CW.Weights(d, hidden, shared, seed + 6, shared ** -0.5)] if shared else [None] * 3
+        self.nw = r.uniform(0.5, 1.5, hidden).astype(np.float32) if kind != "none" else None
+        self.nb = r.standard_normal(hidden).astype(np.float32) if kind == "layer" else None
+        size = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, SHARED=shared)
+        has = lambda name, dt: {f"HAS_{name}": int(shared > 0), **({f"{name}_DTYPE": dt} if shared else {})}
+        self.glu_params = dict(size, ACT=act, NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"),
+                               **has("S_GATE", c), **has("S_UP", c))
+        self.down_params = dict(size, MIX=mix, SCALE=0.5, DOWN_DTYPE=b, **has("S_DOWN", d))
+
+    def value(self, m, mixed):
+        v = m.value.astype(np.float16) if mixed and m.dtype in H.BLOCK else m.value  # as the tensor cores get them
+        return v.astype(np.float64)
+
+    def choose(self, rows, used=None):
+        self.id = np.array([self.r.permutation(used or self.n)[:self.top_k] for _ in range(rows)], np.int32)
+
+    def nan(self, m):
+        """Experts that nobody chose must not matter."""
+        p = m.packed.copy().reshape(self.n, -1)
+        p[list(set(range(self.n)) - set(self.id.reshape(-1).tolist()))] = 0xff
+        return p
+
+    def glu(self, k, rows, mixed, **kw):
+        x = self.r.standard_normal((rows, self.hidden)).astype(np.float32)
+        xn = norm(x, self.kind, self.nw, self.nb)
+        f = ACTS[self.act]
+        g, u = (self.value(m, mixed).reshape(self.n, self.width, -1) for m in (self.gate, self.up))
+        r = rounded(xn, self.dtypes[0]) if mixed else xn
+        want = np.concatenate([np.stack([f(g[e] @ r[t]) * (u[e] @ r[t]) for e in self.id[t]]).reshape(1, -1) for t in range(rows)])
+        if self.shared:
+            r = rounded(xn, self.dtypes[2]) if mixed else xn
+            sg, su = (self.value(m, mixed) for m in self.s[:2])
+            want = np.concatenate([want, f(r @ sg.T) * (r @ su.T)], 1)
+        got, = k.run(step(rows), [x, self.nw, self.nb, self.id, self.nan(self.gate), self.nan(self.up), *(m and m.packed for m in self.s[:2]), H.out(want.shape)], **kw)
+        close(got, want, 5e-3 if mixed else 4e-6)
+
+    def down_add(self, k, rows, mixed, add=True, **kw):
+        h = self.r.standard_normal((rows, self.top_k * self.width + self.shared)).astype(np.float32)
+        weight = self.r.random((rows, self.top_k + self.mix)).astype(np.float32)
+        res = self.r.standard_normal((rows, self.hidden)).astype(np.float32)
+        d = self.value(self.down, mixed).reshape(self.n, self.hidden, -1)
+        see = (lambda v, t: rounded(v, t)) if mixed else (lambda v, t: v.astype(np.float64))
+        want = 0.5 * res.astype(np.float64) if add else np.zeros((rows, self.hidden))
+        for t in range(rows):
+            for i, e in enumerate(self.id[t]):
+                want[t] += weight[t, i] * (d[e] @ see(h[t:t + 1, i * self.width:(i + 1) * self.width], self.dtypes[1])[0])
+        if self.shared:
+            z = see(h[:, self.top_k * self.width:], self.dtypes[3]) @ self.value(self.s[2], mixed).T
+            want += z * (weight[:, self.top_k:] if self.mix else 1)
+        args = [h, self.id, weight, self.nan(self.down), self.s[2] and self.s[2].packed]
+        # in place where the kernel before makes r again for the second run
+        place = [None, H.out(want.shape)] if not add else [H.inout(res), H.alias(5)] if any(x["pdl"] for x in k.launches) else [res, H.out(want.shape)]
+        got = k.run(step(rows), args + place, **kw)[0]
+        close(got, want, 5e-5 if mixed else 4e-6)
+
+
+def close(got, want, tol):
+    assert np.isfinite(got).all()
+    err = np.abs(got - want).max() / np.abs(want).max()
+    assert err < tol, f"relative error {err:g}"
+
+
+B, F, Q = ("bf16",) * 4, ("f32",) * 4, ("q8_0",) * 4
+DECODE = {
+    "f32":          ("sm_75", (5, 2, 36, 20, 0, F), [(1, None, "fast", 0), (9, 2, "check", 2)]),
+    "all of 7":     ("sm_90a", (7, 7, 64, 24, 40, B, 1), [(1, None, "fast", 0), (3, None, "check", 2), (40, None, "fast", 1)]),
+    "hidden 576":   ("sm_90a", (3, 1, 576, 32, 32, ("q4_0", "bf16", "q8_0", "f16"), 0, "gelu_tanh", "layer"), [(8, 1, "fast", 1)]),
+    "k formats":    ("sm_80", (4, 2, 256, 256, 256, ("q4_k", "q6_k", "q4_k", "q5_k")), [(2, None, "fast", 0)]),
+}
+MIXED = {
+    "5 experts":    ("sm_90a", (5, 2, 64, 40, 24, B, 1), [(1, None, "fast", 0), (20, 3, "check", 2), (70, None, "fast", 1)]),
+    "all of 7":     ("sm_80", (7, 7, 96, 72, 0, ("f16",) * 4), [(20, None, "fast", 0)]),
+    "blocks":       ("sm_120a", (3, 1, 576, 96, 64, ("q4_0", "q8_0", "bf16", "q5_1"), 0, "gelu_tanh", "layer"), [(40, 1, "fast", 1)]),
+}
+if EVERY:
+    for dt in H.DTYPES:
+        w = 256 if dt.endswith("_k") else 96
+        DECODE[dt] = ("sm_90a", (5, 3, w, w, w, (dt,) * 4, 1), [(n, None, "fast", n % 2) for n in (1, 2, 8)] + [(3, 3, "check", 2)])
+        for arch in ("sm_80", "sm_90a", "sm_100a", "sm_120a") if dt != "f32" else ():
+            MIXED[f"{arch} {dt}"] = (arch, (5, 3, w, w, w, (dt,) * 4, 1), [(n, None, "fast", n % 2) for n in (1, 9, 64, 130)] + [(40, 3, "check", 2)])
+
+
+@pytest.mark.parametrize("name", DECODE)
+def test_decode(name):
+    arch, shape, runs = DECODE[name]
+    c = Experts(*shape)
+    glu, down = H.build("norm_moe_glu_decode", arch, c.glu_params), H.build("moe_down_add_decode", arch, dict(c.down_params, HAS_R=1))
+    for rows, used, mode, seed in runs:
+        c.choose(rows, used)
+        c.glu(glu, rows, False, mode=mode, seed=seed, bucket=rows + seed)
+        c.down_add(down, rows, False, mode=mode, seed=seed, bucket=rows + seed)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed(name):
+    arch, shape, runs = MIXED[name]
+    c = Experts(*shape)
+    glu, down = H.build("norm_moe_glu_mixed", arch, c.glu_params), H.build("moe_down_add_mixed", arch, dict(c.down_params, HAS_R=1))
+    for rows, used, mode, seed in runs:
+        c.choose(rows, used)
+        c.glu(glu, rows, True, mode=mode, seed=seed, bucket=rows + seed)
+        c.down_add(down, rows, True, mode=mode, seed=seed, bucket=rows + seed)
+
+
+def test_without_the_residual():
+    c = Experts(5, 2, 64, 40, 24, B, 1)
+    c.choose(3)
+    for template in "moe_down_add_decode", "moe_down_add_mixed":
+        c.down_add(H.build(template, "sm_90a", dict(c.down_params, HAS_R=0)), 3, "mixed" in template, add=False)
+
+
+PLANTED = {
+    "the norm has no barrier behind it": ("norm_moe_glu_decode", "in.norm.plus_one);\n\t}\n\t__syncthreads();", "in.norm.plus_one);\n\t}\n"),
+    "the last block chooses before all have come": ("norm_route_decode", "s.last = atom_add_acq_rel_gpu(count, 1) == all - 1;", "s.last = atom_add_acq_rel_gpu(count, 1) == all - 2;"),
+    "the shared expert overtakes": ("moe_down_add_mixed", "(long long)n * K + t) * H", "(long long)n * K) * H"),
+}
+
+
+@pytest.mark.findings
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_are_found(bug):
+    template, before, after = PLANTED[bug]
+    c = Experts(7, 7, 64, 24, 40, B, 1)
+    c.choose(5)
+    if "route" in template:
+        k = H.build(template, "sm_90a", router("qwen3", 576, "bf16", 1)[4])
+    else:
+        k = H.build(template, "sm_90a", c.glu_params if "glu" in template else dict(c.down_params, HAS_R=1))
+    assert k.text.count(before) == 1
+    k.text = k.text.replace(before, after)
+    with pytest.raises(AssertionError):
+        if "route" in template:
+            w, x = CW.Weights("bf16", 129, 576), np.ones((5, 576), np.float32)
+            k.run(step(5), [x, x[0], None, w.packed, None, H.out((5, 8), np.int32), H.out((5, 9))], mode="check", seed=2)
+        elif "glu" in template:
+            c.choose(3)
+            c.glu(k, 3, False, mode="check", seed=2)
+        else:
+            c.down_add(k, 5, True, mode="check", seed=2)
+
+
+@pytest.mark.parametrize("dtype, arch", [("bf16", "sm_90a")] + [(d, a) for d in H.DTYPES[1:] for a in H.ARCHS[1:]] * EVERY)
+def test_nvrtc(dtype, arch):
+    """The real compiler: no spill, no warning. Without LLMC_EVERY_KERNEL those that registers are short for."""
+    c = dict(N_EXPERTS=64, TOP_K=6, HIDDEN=2048, WIDTH=1536, SHARED=3072, MIX=0, SCALE=1.0, ACT="silu", NORM="rms", EPS=EPS, PLUS_ONE=0, HAS_R=1)
+    for m in "GATE", "UP", "DOWN", "S_GATE", "S_UP", "S_DOWN":
+        c |= {f"HAS_{m}": 1, f"{m}_DTYPE": "q6_k" if dtype == "q4_k" and "DOWN" in m else dtype}
+    for template in ("norm_moe_glu_decode", "moe_down_add_decode") + ("norm_moe_glu_mixed", "moe_down_add_mixed") * EVERY:
+        if H.nvrtc(template, c, [arch]) is None:
+            pytest.skip("no libnvrtc")
+    for template in ("norm_route_decode",) + ("norm_route_mixed", "norm_route") * EVERY:
+        H.nvrtc(template, router("deepseek", 2048, dtype, 0)[4], [arch])
