@@ -8,13 +8,15 @@
  *   split-K     partial sums --> scratch, counter; the last block of a range adds them in order --> epilogue
  *
  * Bytes: W once; a stage is 1 KB of bf16 (16 rows x 32 columns), q8_0 (16 x 64) or nibbles (16 x 128), and its scales. Instructions of a warp for a
- * stage (sm_90a, one row of x): bf16 55, of which 2 LDGSTS, 3 LDS, 2 HMMA; q8_0 134; q4_0 188, q4_k 214, q5_k 294, with 4 to 6 LDGSTS, 8 or 9 HMMA.
+ * stage (sm_90a, one row of x): bf16 53, of which 2 LDGSTS, 3 LDS, 2 HMMA; q8_0 101; q4_0 124, q4_k 156, q5_k 215, with 4 to 6 LDGSTS and 8 HMMA.
  *
  * Rows of W go in groups of 8, two groups at a time, columns in units (W::stream, cuda_weights.h). A block of 8 warps has a range of groups; a row's
  * units go round the warps, so that the block reads its 16 rows as 16 wide streams and nobody waits for anybody but at the end of a tile of
  * groups, where the 8 partial sums of each result meet in shared memory (in the order of the warps). The product is that of the tensor
- * cores with the weights as A (16 of their rows) and x as B: of one row of x, what 16 bits hold in column 0 and what rounding took in
- * column 4; of up to 8 rows, one product for each of the two. So x keeps 16 (bf16) or 22 bits (f16), and 8 rows cost little more than one.
+ * cores with the weights as A (16 of their rows) and x as B: of one row of x, what 16 bits hold in one column and what rounding took in
+ * another; of up to 8 rows, one product for each of the two. So x keeps 16 (bf16) or 22 bits (f16), and 8 rows cost little more than one.
+ * Blocks for one row: columns are in plenty, so each of a unit's four sub-blocks has a pair of its own, and the weights go in as whole numbers, which
+ * takes one instruction for a pair of them and rounds nothing; each lane scales one sub-block's sums (gemv_unit_whole).
  * Where a range has an odd number of groups its last one goes alone.
  *
  * In flight: each warp's ring of units, prefetched as stages are emptied: 40 KB a multiprocessor (sm_80, 90, 100) or 24 KB; for one row
@@ -57,10 +59,18 @@ template <class G, class E> struct gemv_stream {
 	typedef typename G::S S;
 	w_matrix<typename G::W> w;
 	const unsigned char *row;     /* of the pair's first group */
-	int                  apart;   /* bytes from there to the second one's */
-	int                  unit0, stop, unit, group, end;
+	unsigned             apart;   /* bytes from there to the second one's */
+	int                  unit0, stop, group, end;
+	int                  at[S::PLANES]; /* the lane's places of the next unit in a row */
 
 	__device__ __forceinline__ explicit gemv_stream(const w_matrix<typename G::W> &w) : w(w) {}
+
+	/* From a unit to the warp's next */
+	static __device__ __forceinline__ int
+	unit_step(int plane, int t)
+	{
+		return S::place(plane, GEMV_WARPS, t) - S::place(plane, 0, t);
+	}
 
 	/* To the rows of the pair at hand */
 	__device__ __forceinline__ void
@@ -69,7 +79,10 @@ template <class G, class E> struct gemv_stream {
 		const int n = lane_id() >> 2, first = E::row(group, n);
 
 		row = w.row(first);
-		apart = group + 1 < end ? (E::row(group + 1, n) - first) * (int)w.apart : 0;
+		apart = group + 1 < end ? (unsigned)(E::row(group + 1, n) - first) * (unsigned)w.apart : 0;
+#pragma unroll
+		for (int p = 0; p < S::PLANES; p++)
+			at[p] = S::place(p, unit0, lane_id() & 3);
 	}
 
 	__device__ __forceinline__ int units() const { return stop > unit0 ? (unsigned)(stop - unit0 + GEMV_WARPS - 1) / GEMV_WARPS : 0; }
@@ -81,11 +94,12 @@ template <class G, class E> struct gemv_stream {
 		const int lane = lane_id();
 
 		if (group < end) {
-			S::prefetch(to.group[0], row, unit, lane, 16);
-			S::prefetch(to.group[1], row + apart, unit, lane, group + 1 < end ? 16 : 0);
-			unit += GEMV_WARPS;
-			if (unit >= stop) {
-				unit = unit0;
+			S::prefetch(to.group[0], row, at, lane, 16);
+			S::prefetch(to.group[1], row + apart, at, lane, group + 1 < end ? 16 : 0);
+#pragma unroll
+			for (int p = 0; p < S::PLANES; p++)
+				at[p] += unit_step(p, lane & 3);
+			if (at[0] >= stop * 64) {
 				group += 2;
 				aim();
 			}
@@ -100,7 +114,6 @@ template <class G, class E> struct gemv_stream {
 		gemv_stage<typename G::W> *const ring = one ? room.one.ring : room.many.ring;
 		const int stages = one ? G::RING1 : G::RING;
 
-		unit = unit0;
 		group = unit0 < stop ? g0 : g1;
 		end = g1;
 		aim();
@@ -110,83 +123,161 @@ template <class G, class E> struct gemv_stream {
 	}
 };
 
-/* This warp's sums of groups [first, stop) ONE: for one row of x, whose high and low parts are columns of one product;
- * otherwise its columns are rows of x, and lanes that have none multiply another's: nobody looks at what they get. */
+/* A stage (its first byte in the ring) as what a lane has of it, and the next unit on its way there */
+template <class G, class E, int RING> DEV void
+gemv_next(typename G::S::fragment (&u)[2], gemv_stream<G, E> &in, gemv_stage<typename G::W> *ring, int &stage)
+{
+	typedef typename G::S S;
+	gemv_stage<typename G::W> &from = *(gemv_stage<typename G::W> *)((unsigned char *)ring + stage);
+	const int lane = lane_id();
+
+	cp_async_wait<RING - 1>();
+	if (S::QUADS)
+		__syncwarp();
+	S::load(u[0], from.group[0], in.unit0, lane);
+	S::load(u[1], from.group[1], in.unit0, lane);
+	if (S::QUADS)
+		__syncwarp();
+	in.prefetch(from);
+	stage += (int)sizeof from;
+	stage = stage < RING * (int)sizeof from ? stage : 0;
+}
+
+/* One row of x by a unit of a block format: total[i] for row n of group i, of the columns that share lane t's scales.
+ *
+ * The weights go into the mma as whole numbers, so nothing rounds them and nothing is done to them. Scales come after, and the columns of the mma
+ * keep what they belong to apart: pair p of columns has high and low parts of those x whose sub-block lane p has, zeros for the others. low:
+ * x of chunks, for lanes that have such; others keep zeros in it */
+template <class G> DEV void
+gemv_unit_whole(float (&total)[2], const typename G::S::fragment (&u)[2], uint4 (&x)[G::S::CHUNKS], const uint4 *xq, uint2 sums, int unit)
+{
+	typedef typename G::S S;
+	const int lane = lane_id(), t = lane & 3, pair = lane >> 3;
+	const typename S::scale none = {};
+	float low[4] = {}, high[4] = {};
+
+#pragma unroll
+	for (int c = 0; c < S::CHUNKS; c++) {
+		if (S::SPLIT == 1) {
+			/* sub-blocks of low and high nibbles, of lanes t and t ^ 1 */
+			if (pair == (t & 2))
+				*(uint2 *)&x[c].x = *(const uint2 *)&xq[c * 8];
+			if (pair == (t | 1))
+				*(uint2 *)&x[c].z = *((const uint2 *)&xq[c * 8] + 1);
+		} else if (pair == t) {
+			x[c] = xq[c * 8];
+		}
+	}
+#pragma unroll
+	for (int c = 0; c < S::CHUNKS; c++) {
+		unsigned w[4], v[4];
+		S::template chunk<true>(w, u[0], none, unit, c, t);
+		S::template chunk<true>(v, u[1], none, unit, c, t);
+		const unsigned a0[4] = { w[0], v[0], w[1], v[1] }, a1[4] = { w[2], v[2], w[3], v[3] }, b0[2] = { x[c].x, x[c].y }, b1[2] = { x[c].z, x[c].w };
+		w_mma<typename G::W>(low, a0, b0);
+		w_mma<typename G::W>(S::SPLIT == 2 ? high : low, a1, b1);
+	}
+	const float l[2] = { low[0] + low[1], low[2] + low[3] }, h[2] = { high[0] + high[1], high[2] + high[3] };
+	S::add(total, u, l, h, make_float2(__uint_as_float(sums.x), __uint_as_float(sums.y)), unit, t);
+}
+
+/* Rows of x by a unit. ONE: for one row, whose high and low parts are columns of one product; otherwise its columns are rows of x, and lanes
+ * that have none multiply another's: nobody looks at what they get. */
+template <class G, bool ONE> DEV void
+gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fragment (&u)[2], const uint4 *xq, const uint2 *xm, int R, int unit)
+{
+	typedef typename G::S S;
+	const int t = lane_id() & 3;
+	typename S::scale s, r;
+
+	S::scales(s, u[0], unit, t);
+	S::scales(r, u[1], unit, t);
+#pragma unroll
+	for (int c = 0; c < S::CHUNKS; c++) {
+		unsigned w[4], v[4];
+		S::template chunk<false>(w, u[0], s, unit, c, t);
+		S::template chunk<false>(v, u[1], r, unit, c, t);
+		const unsigned a0[4] = { w[0], v[0], w[1], v[1] }, a1[4] = { w[2], v[2], w[3], v[3] };
+#pragma unroll
+		for (int part = 0; part < (ONE ? 1 : 2); part++) {
+			const uint4 x = xq[c * 8 * R + part * 4 * R];
+			const unsigned b0[2] = { x.x, x.y }, b1[2] = { x.z, x.w };
+			w_mma<typename G::W>(acc[0], a0, b0);
+			w_mma<typename G::W>(acc[1], a1, b1);
+		}
+	}
+	if constexpr (S::MINS) {
+		const unsigned am[2] = { s.mins, r.mins }, hi[1] = { xm->x }, lo[1] = { xm->y };
+		float mins[4] = { 0, 0, 0, 0 };
+		mma_f16_m16n8k8(mins, am, hi, mins);
+		mma_f16_m16n8k8(mins, am, lo, mins);
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			const unsigned d = S::factors(u[i / 2]);
+			total[i] = fmaf(f16_lo(d), acc[0][i] + acc[1][i], total[i]);
+			total[i] = fmaf(f16_hi(d) * 16.0f, mins[i], total[i]);
+			acc[0][i] = acc[1][i] = 0;
+		}
+	}
+}
+
+/* This warp's sums of groups [first, stop) */
 template <class G, class E, bool ONE> DEV void
 gemv_groups(typename G::arena &sm, gemv_stream<G, E> &in, int log_r, const float (&back)[2], int first, int stop, int &stage)
 {
 	typedef typename G::S S;
+	typedef typename G::W W;
 	enum { RING = ONE ? G::RING1 : G::RING };
+	constexpr bool WHOLE = ONE && W::PACKED;
 	const int warp = warp_id(), lane = lane_id(), n = lane >> 2, t = lane & 3, R = ONE ? 1 : 1 << log_r, tile = 16 >> (ONE ? 0 : log_r);
 	typename G::room &room = sm.warp[warp];
-	gemv_stage<typename G::W> *const ring = ONE ? room.one.ring : room.many.ring;
-	const int mine = ONE ? (n & 4) + t : (n & (R - 1)) * 4 + t;
+	gemv_stage<W> *const ring = ONE ? room.one.ring : room.many.ring;
+	const int mine = WHOLE ? (n & 1) * 4 + t : ONE ? (n & 4) + t : (n & (R - 1)) * 4 + t;
 	const uint4 *const xs = room.many.x + mine;
+	typename S::fragment u[2];
+
+	/* the sum of row `done` + i at hand for row b of x */
+	auto put = [&](int done, int i, int b, float v) { sm.sum[((((done + i) & (2 * tile - 1)) * GEMV_WARPS + warp) * R + b) * 8 + n] = v; };
 
 	for (int done = first; done < stop; done += 2) {
-		float acc[2][4] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
-		float total[4] = { 0, 0, 0, 0 };
 		const uint4 *xq = xs;
-		const uint2 *xm = 0;
-		if constexpr (S::MINS)
-			xm = (ONE ? room.one.sums : room.many.sums) + (ONE ? t : mine);
-		for (int left = in.units(); left > 0; left--) {
-			gemv_stage<typename G::W> &from = ring[stage];
-			typename S::fragment q, r;
-			typename S::scale    s, u;
-			cp_async_wait<RING - 1>();
-			if (S::QUADS)
-				__syncwarp();
-			S::load(q, from.group[0], in.unit0, lane);
-			S::load(r, from.group[1], in.unit0, lane);
-			if (S::QUADS)
-				__syncwarp();
-			in.prefetch(from);
-			stage = stage + 1 < RING ? stage + 1 : 0;
-			S::scales(s, q, in.unit0, t);
-			S::scales(u, r, in.unit0, t);
-#pragma unroll
-			for (int c = 0; c < S::CHUNKS; c++) {
-				unsigned w[4], v[4];
-				S::chunk(w, q, s, in.unit0, c, t);
-				S::chunk(v, r, u, in.unit0, c, t);
-				const unsigned a0[4] = { w[0], v[0], w[1], v[1] }, a1[4] = { w[2], v[2], w[3], v[3] };
-#pragma unroll
-				for (int part = 0; part < (ONE ? 1 : 2); part++) {
-					const uint4 x = xq[c * 8 * R + part * 4 * R];
-					const unsigned b0[2] = { x.x, x.y }, b1[2] = { x.z, x.w };
-					w_mma<typename G::W>(acc[0], a0, b0);
-					w_mma<typename G::W>(acc[1], a1, b1);
-				}
+		if constexpr (WHOLE) {
+			float total[2] = { 0, 0 };
+			uint4 x[S::CHUNKS] = {};
+			const uint2 *xm = room.one.sums + t;
+			for (const uint2 *const end = xm + in.units() * 4; xm < end; xm += 4, xq += S::CHUNKS * 8) {
+				gemv_next<G, E, RING>(u, in, ring, stage);
+				gemv_unit_whole<G>(total, u, x, xq, *xm, in.unit0);
 			}
-			xq += S::CHUNKS * 8 * R;
-			if constexpr (S::MINS) {
-				const unsigned am[2] = { s.mins, u.mins }, bm[1] = { ONE && n >= 4 ? xm->y : xm->x };
-				float mins[4] = { 0, 0, 0, 0 };
-				mma_f16_m16n8k8(mins, am, bm, mins);
-				if (!ONE) {
-					const unsigned bl[1] = { xm->y };
-					mma_f16_m16n8k8(mins, am, bl, mins);
-				}
 #pragma unroll
-				for (int i = 0; i < 4; i++) {
-					const unsigned d = S::factors(i < 2 ? q : r);
-					total[i] = fmaf(f16_lo(d), acc[0][i] + acc[1][i], total[i]);
-					total[i] = fmaf(f16_hi(d) * 16.0f, mins[i], total[i]);
-					acc[0][i] = acc[1][i] = 0;
-				}
+			for (int i = 0; i < 2; i++) {
+				total[i] += __shfl_xor_sync(0xffffffffu, total[i], 1);
+				total[i] += __shfl_xor_sync(0xffffffffu, total[i], 2);
+				if (t == 0)
+					put(done, i, 0, total[i] * (S::GAIN * S::UNDO) * back[0]);
+			}
+		} else {
+			float acc[2][4] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
+			float total[4] = { 0, 0, 0, 0 };
+			const uint2 *xm = 0;
+			if constexpr (S::MINS)
+				xm = room.many.sums + mine;
+			for (int left = in.units(); left > 0; left--) {
+				gemv_next<G, E, RING>(u, in, ring, stage);
+				gemv_unit_scaled<G, ONE>(total, acc, u, xq, xm, R, in.unit0);
+				xq += S::CHUNKS * 8 * R;
 				xm += 4 * R;
 			}
-		}
-		/* a lane has row n of both groups, for rows 2 t and 2 t + 1 of x */
+			/* a lane has row n of both groups, for rows 2 t and 2 t + 1 of x */
 #pragma unroll
-		for (int i = 0; i < 4; i++) {
-			total[i] += acc[0][i] + acc[1][i];
-			if (ONE)
-				total[i] += __shfl_xor_sync(0xffffffffu, total[i], 2);
-			const int b = 2 * t + (i & 1);
-			if (b < R)
-				sm.sum[((((done + (i >> 1)) & (2 * tile - 1)) * GEMV_WARPS + warp) * R + b) * 8 + n] = total[i] * back[i & 1];
+			for (int i = 0; i < 4; i++) {
+				total[i] += acc[0][i] + acc[1][i];
+				if (ONE)
+					total[i] += __shfl_xor_sync(0xffffffffu, total[i], 2);
+				const int b = 2 * t + (i & 1);
+				if (b < R)
+					put(done, i >> 1, b, total[i] * back[i & 1]);
+			}
 		}
 	}
 }

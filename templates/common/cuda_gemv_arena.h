@@ -42,7 +42,7 @@ template <class W_, class NORM_, int ARCH_, int MAX_SPLITS_ = (W_::COLS > 16384 
 		RING = (ROOM - X * 16 - SUMS * 8) / (int)sizeof(gemv_stage<W>),
 		/* of a launch for one row */
 		X1 = MOST * S::CHUNKS * 8,
-		SUMS1 = S::MINS ? MOST * 4 : 0,
+		SUMS1 = W::PACKED ? MOST * 4 : 0,
 		RING1 = (ROOM - X1 * 16 - SUMS1 * 8) / (int)sizeof(gemv_stage<W>)
 	};
 

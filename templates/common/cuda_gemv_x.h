@@ -28,13 +28,13 @@ gemv_split(unsigned &hi, unsigned &lo, float a, float b)
 
 /* Two fours of a chunk as the registers of B for its two mma, and those of what rounding took */
 template <class W> DEV void
-gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4], float scale)
+gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4], float scale, float scale_w)
 {
 	enum { B = W::stream::NIBBLES ? 2 : 1, C = W::stream::NIBBLES ? 1 : 2 };
 	gemv_split<W>(hi.x, lo.x, v[0] * scale, v[B] * scale);
 	gemv_split<W>(hi.y, lo.y, v[C] * scale, v[3] * scale);
-	gemv_split<W>(hi.z, lo.z, w[0] * scale, w[B] * scale);
-	gemv_split<W>(hi.w, lo.w, w[C] * scale, w[3] * scale);
+	gemv_split<W>(hi.z, lo.z, w[0] * scale_w, w[B] * scale_w);
+	gemv_split<W>(hi.w, lo.w, w[C] * scale_w, w[3] * scale_w);
 }
 
 /* Are the columns of a lane's chunk within the row? */
@@ -69,6 +69,37 @@ gemv_norm(float (&v)[4], const uint4 &q, const norm_vectors &norm, const float (
 /* Floats from row to row of x: E::X_APART, where the epilogue has it, else the columns */
 template <class G, class E> DEV constexpr auto gemv_apart(int) -> decltype((int)E::X_APART) { return E::X_APART; }
 template <class G, class E> DEV constexpr int gemv_apart(long) { return G::COLS; }
+
+/* Of one row, for block formats: sums of the columns that share a lane's scales (SPLIT), in the unit of the mma's results, times SUM */
+template <class G> DEV void
+gemv_sums(typename G::arena &sm, int units)
+{
+	typedef typename G::S S;
+	typename G::room &room = sm.warp[warp_id()];
+	const int n = units * 4;
+
+	__syncwarp();
+#pragma unroll 1
+	for (int i = (int)lane_id(); i < (n + 31) / 32 * 32; i += 32) {
+		const uint4 *from = room.one.x + min(i, n - 1) / 4 * S::CHUNKS * 8 + i % 4;
+		float low = 0, high = 0;
+#pragma unroll
+		for (int c = 0; c < 2 * S::CHUNKS; c++) {
+			const uint4 v = from[c * 4];
+			low += (f16_lo(v.x) + f16_hi(v.x)) + (f16_lo(v.y) + f16_hi(v.y));
+			high += (f16_lo(v.z) + f16_hi(v.z)) + (f16_lo(v.w) + f16_hi(v.w));
+		}
+		high *= S::HIGH;
+		if (S::SPLIT == 0)
+			low += high;
+		if (S::SPLIT == 1) {
+			const float other = __shfl_xor_sync(0xffffffffu, i & 1 ? low : high, 1);
+			low = (i & 1 ? high : low) + other;
+		}
+		if (i < n)
+			room.one.sums[i] = make_uint2(__float_as_uint(low * (S::SUM * W_WHOLE)), __float_as_uint(high * (S::SUM * W_WHOLE)));
+	}
+}
 
 /* This warp's columns of rows [t0, t0 + R): to x, chunk by chunk two planes of 4 R pieces: a piece for each row and lane of a quad, and what
  * rounding took from it. All of them are asked for at once, and lie where their fragments will; a lane makes what it asked for. back: what the sums of rows 2 t and 2 t + 1 are to be multiplied by. */
@@ -121,7 +152,7 @@ gemv_load_x(typename G::arena &sm, bool one, float (&back)[2], const float *x, c
 				w[j] = in ? w[j] : 0;
 			}
 			if constexpr (W::BF16) {
-				gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, 1.0f);
+				gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, 1.0f, 1.0f);
 			} else {
 #pragma unroll
 				for (int j = 0; j < 4; j++)
@@ -138,20 +169,26 @@ gemv_load_x(typename G::arena &sm, bool one, float (&back)[2], const float *x, c
 			most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
 		int exp = 267 - (int)(__float_as_uint(most) >> 23);
 		exp = exp < 1 ? 1 : exp > 253 ? 253 : exp;
-		const float scale = __uint_as_float((unsigned)exp << 23), undo = __uint_as_float((unsigned)(254 - exp) << 23) * (1.0f / S::GAIN);
+		/* of one row, what goes into the product HIGH times as large */
+		const float scale = __uint_as_float((unsigned)exp << 23), high = one ? scale * (1.0f / S::HIGH) : scale;
+		const float undo = __uint_as_float((unsigned)(254 - exp) << 23) * (1.0f / S::GAIN);
 		back[0] = __shfl_sync(0xffffffffu, undo, 8 * (lane & 3));
 		back[1] = __shfl_sync(0xffffffffu, undo, 8 * (lane & 3) + 4);
 		for (int i = begin; i < end; i += step) {
 			const uint4 f = to[i * 8 * R], h = to[i * 8 * R + 4 * R];
 			const float v[4] = { __uint_as_float(f.x), __uint_as_float(f.y), __uint_as_float(f.z), __uint_as_float(f.w) };
 			const float w[4] = { __uint_as_float(h.x), __uint_as_float(h.y), __uint_as_float(h.z), __uint_as_float(h.w) };
-			gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, scale);
+			gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, scale, high);
 		}
 	}
-	if constexpr (S::MINS) {
+	if constexpr (W::PACKED)
+		if (one)
+			gemv_sums<G>(sm, units);
+	if constexpr (S::MINS)
+	if (!one) {
 		/* Sums of a unit's low columns and of its high ones, for the lane that has them, split as x is; -1/16 of them: sums may be 16 times x,
 		 * and minima are taken away. */
-		uint2 *const sums = one ? sm.warp[warp].one.sums : sm.warp[warp].many.sums;
+		uint2 *const sums = sm.warp[warp].many.sums;
 		__syncwarp();
 #pragma unroll 1
 		for (int i = lane; i < units * 4 * R; i += 32) {

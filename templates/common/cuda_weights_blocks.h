@@ -37,29 +37,33 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 #if __CUDA_ARCH__ >= 800
 	/* Lane t has block t of four; a scale of 2 bytes comes with its neighbour's */
 	struct stream {
-		enum { UNIT = 128, CHUNKS = 4, QUADS = 0, NIBBLES = 1, MINS = 0, ADDS = HEAD == 4, ZERO = w_nibble_blocks::ZERO, TAIL = COLS % UNIT, BATCH = 4 };
-		static constexpr float GAIN = W_GAIN;
+		enum { UNIT = 128, CHUNKS = 4, PLANES = FIFTH ? 3 : 2, QUADS = 0, NIBBLES = 1, MINS = 0, SPLIT = 0, ADDS = HEAD == 4, ZERO = w_nibble_blocks::ZERO, TAIL = COLS % UNIT, BATCH = 4 };
+		static constexpr float GAIN = W_GAIN, SUM = HEAD == 4 ? 1 : -ZERO, UNDO = 0x1p24f, HIGH = 16;
 		struct stage { uint4 q[32]; unsigned d[FIFTH ? 64 : 32]; }; /* fifth bits behind the scales */
 		struct fragment { uint4 q; unsigned d, h; };
 		typedef w_nibble_scale scale;
 
+		DEV constexpr int
+		place(int plane, int unit, int t)
+		{
+			return plane == 0 ? unit * 64 + t * 16 : plane == 1 ? D + unit * 4 * HEAD + t * HEAD / 4 * 4 : QH + unit * 16 + t * 4;
+		}
+
 		DEV void
-		prefetch(stage &s, const unsigned char *row, int unit, int lane, unsigned bytes)
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
 		{
 			static_assert(TAIL % 32 == 0, "rows of whole blocks");
-			const int t = lane & 3;
-
-			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(unit * 64 + t * 16, QH), bytes);
-			cp_async_4(&s.d[lane], row + (unsigned)(D + unit * 4 * HEAD + t * HEAD / 4 * 4));
+			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], QH), bytes);
+			cp_async_4(&s.d[lane], row + (unsigned)at[1]);
 			if (FIFTH)
-				cp_async_4(&s.d[32 + lane], row + (unsigned)(QH + unit * 16 + t * 4));
+				cp_async_4(&s.d[32 + lane], row + (unsigned)at[PLANES - 1]);
 		}
 
 		DEV void
 		load(fragment &u, const stage &s, int, int lane)
 		{
 			u.q = s.q[lane];
-			u.d = s.d[lane];
+			u.d = HEAD == 4 ? s.d[lane] : ((const unsigned short *)s.d)[2 * lane + (lane & 1)];
 			u.h = FIFTH ? s.d[32 + lane] : 0;
 		}
 
@@ -67,16 +71,24 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 		DEV int col2(int unit, int c, int t) { return unit * 128 + t * 32 + 16 + c * 4; }
 
 		DEV void
-		scales(scale &s, const fragment &u, int, int t)
+		scales(scale &s, const fragment &u, int, int)
 		{
-			s.d[0] = s.d[1] = h2_mul(HEAD == 2 && (t & 1) ? h2_twice_hi(u.d) : h2_twice(u.d), W_GAIN_H);
+			s.d[0] = s.d[1] = h2_mul(h2_twice(u.d), W_GAIN_H);
 			s.m[0] = s.m[1] = HEAD == 2 ? 0 : h2_mul(h2_twice_hi(u.d), W_GAIN_H);
 		}
 
 		DEV void
+		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&)[2], float2 x, int, int)
+		{
+#pragma unroll
+			for (int i = 0; i < 2; i++)
+				total[i] = HEAD == 4 ? fmaf(f16_hi(u[i].d), x.x, fmaf(f16_lo(u[i].d), low[i], total[i])) : fmaf(f16_lo(u[i].d), low[i] + x.x, total[i]);
+		}
+
+		template <bool WHOLE> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
-			const unsigned one = 0x64006400u;
+			const unsigned one = WHOLE ? 0 : 0x64006400u;
 			unsigned low[2] = { one, one }, high[2] = { one, one };
 
 			if (FIFTH) {
@@ -89,7 +101,7 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 					high[i] = h2_pick(at < 8 ? h << (8 - at) : h >> (at - 8), 0x01000100u, one);
 				}
 			}
-			w_nibble_chunk<stream>(b, w_word(u.q, c), low, high, s);
+			w_nibble_chunk<stream, WHOLE>(b, w_word(u.q, c), low, high, s);
 		}
 	};
 #endif
@@ -132,38 +144,52 @@ template <int COLS_> struct w_byte_blocks {
 #if __CUDA_ARCH__ >= 800
 	/* A lane has 16 columns of block t / 2; scales come in pairs */
 	struct stream {
-		enum { UNIT = 64, CHUNKS = 2, QUADS = 0, NIBBLES = 0, MINS = 0, TAIL = COLS % UNIT, BATCH = 4 };
-		static constexpr float GAIN = W_GAIN;
+		enum { UNIT = 64, CHUNKS = 2, PLANES = 2, QUADS = 0, NIBBLES = 0, MINS = 0, SPLIT = 0, TAIL = COLS % UNIT, BATCH = 4 };
+		static constexpr float GAIN = W_GAIN, SUM = -128, UNDO = 0x1p24f, HIGH = 1;
 		struct stage { uint4 q[32]; unsigned d[32]; };
 		struct fragment { uint4 q; unsigned d; };
 		struct scale { unsigned d; };
 
+		DEV constexpr int place(int plane, int unit, int t) { return plane == 0 ? unit * 64 + t * 16 : D + unit * 4; }
+
 		DEV void
-		prefetch(stage &s, const unsigned char *row, int unit, int lane, unsigned bytes)
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
 		{
 			static_assert(TAIL % 32 == 0, "rows of whole blocks");
-			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(unit * 64 + (lane & 3) * 16, D), bytes);
-			cp_async_4(&s.d[lane], row + (unsigned)(D + unit * 4));
+			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], D), bytes);
+			cp_async_4(&s.d[lane], row + (unsigned)at[1]);
 		}
 
 		DEV void
 		load(fragment &u, const stage &s, int, int lane)
 		{
 			u.q = s.q[lane];
-			u.d = s.d[lane];
+			u.d = ((const unsigned short *)s.d)[2 * lane + (lane >> 1 & 1)];
 		}
 
 		DEV int col(int unit, int c, int t) { return unit * 64 + t * 16 + c * 8; }
 		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + 4; }
-		DEV void scales(scale &s, const fragment &u, int, int t) { s.d = h2_mul(t & 2 ? h2_twice_hi(u.d) : h2_twice(u.d), W_GAIN_H); }
+		DEV void scales(scale &s, const fragment &u, int, int) { s.d = h2_mul(h2_twice(u.d), W_GAIN_H); }
 
 		DEV void
+		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&)[2], float2 x, int, int)
+		{
+			total[0] = fmaf(f16_lo(u[0].d), low[0] + x.x, total[0]);
+			total[1] = fmaf(f16_lo(u[1].d), low[1] + x.x, total[1]);
+		}
+
+		template <bool WHOLE> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
 				/* a byte, less its sign's weight, in the low bits of 1024 */
 				const unsigned v = w_word(u.q, c * 2 + i) ^ 0x80808080u;
+				if (WHOLE) {
+					b[2 * i] = __byte_perm(v, 0, 0x4140);
+					b[2 * i + 1] = __byte_perm(v, 0, 0x4342);
+					continue;
+				}
 				b[2 * i] = h2_mul(h2_add(__byte_perm(v, 0x64646464u, 0x4140), 0xe480e480u), s.d);
 				b[2 * i + 1] = h2_mul(h2_add(__byte_perm(v, 0x64646464u, 0x4342), 0xe480e480u), s.d);
 			}

@@ -35,24 +35,26 @@ template <int COLS_, int SIZE> struct w_elements {
 template <int COLS> struct w_halves : w_elements<COLS, 2> {
 #if __CUDA_ARCH__ >= 800
 	struct stream {
-		enum { UNIT = 32, CHUNKS = 1, QUADS = 0, NIBBLES = 0, MINS = 0, TAIL = COLS % UNIT, BATCH = 4 };
-		static constexpr float GAIN = 1.0f;
+		enum { UNIT = 32, CHUNKS = 1, PLANES = 1, QUADS = 0, NIBBLES = 0, MINS = 0, TAIL = COLS % UNIT, BATCH = 4 };
+		static constexpr float GAIN = 1.0f, HIGH = 1;
 		struct stage { uint4 q[32]; };
 		struct fragment { uint4 q; };
 		struct scale {};
 
+		DEV constexpr int place(int, int unit, int t) { return unit * 64 + t * 16; }
+
 		DEV void
-		prefetch(stage &s, const unsigned char *row, int unit, int lane, unsigned bytes)
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
 		{
 			static_assert(TAIL % 8 == 0, "rows of whole 16 bytes");
-			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(unit * 64 + (lane & 3) * 16, COLS * 2), bytes);
+			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], COLS * 2), bytes);
 		}
 
 		DEV void load(fragment &u, const stage &s, int, int lane) { u.q = s.q[lane]; }
 		DEV int col(int unit, int, int t) { return unit * 32 + t * 8; }
 		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + 4; }
 		DEV void scales(scale &, const fragment &, int, int) {}
-		DEV void
+		template <bool> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &, int, int, int)
 		{
 			b[0] = u.q.x, b[1] = u.q.y, b[2] = u.q.z, b[3] = u.q.w;

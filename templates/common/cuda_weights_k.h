@@ -50,20 +50,26 @@ template <int COLS_, bool FIFTH> struct w_k_blocks {
 
 #if __CUDA_ARCH__ >= 800
 	struct stream {
-		enum { UNIT = 128, CHUNKS = 4, QUADS = 1, NIBBLES = 1, MINS = 1, ADDS = 1, ZERO = 0, TAIL = COLS % UNIT, BATCH = FIFTH ? 1 : 2 };
-		static constexpr float GAIN = 1.0f;
+		enum { UNIT = 128, CHUNKS = 4, PLANES = FIFTH ? 3 : 2, QUADS = 1, NIBBLES = 1, MINS = 1, SPLIT = 1, ADDS = 1, ZERO = 0, TAIL = COLS % UNIT, BATCH = FIFTH ? 1 : 2 };
+		static constexpr float GAIN = 1.0f, SUM = -1, UNDO = 0x1p48f, HIGH = FIFTH ? 1 : 16;
 		typedef w_k_stage<FIFTH> stage;
 		typedef w_k_fragment<FIFTH> fragment;
 		typedef w_nibble_scale scale;
 
 		/* The block's head and its fifth bits, of which a lane wants most: a quarter each */
-		DEV void
-		prefetch(stage &s, const unsigned char *row, int unit, int lane, unsigned bytes)
+		DEV constexpr int
+		place(int plane, int unit, int t)
 		{
-			cp_async_16_fill(&s.q[lane], row + (unsigned)(unit * 64 + (lane & 3) * 16), bytes);
-			cp_async_4((unsigned *)s.d + lane, row + (unsigned)(HEAD + (unit >> 1) * 16 + (lane & 3) * 4));
+			return plane == 0 ? unit * 64 + t * 16 : plane == 1 ? HEAD + (unit >> 1) * 16 + t * 4 : QH + (unit >> 1) * 32 + t * 8;
+		}
+
+		DEV void
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
+		{
+			cp_async_16_fill(&s.q[lane], row + (unsigned)at[0], bytes);
+			cp_async_4((unsigned *)s.d + lane, row + (unsigned)at[1]);
 			if constexpr (FIFTH)
-				cp_async_8((uint2 *)s.h + lane, row + (unsigned)(QH + (unit >> 1) * 32 + (lane & 3) * 8));
+				cp_async_8((uint2 *)s.h + lane, row + (unsigned)at[2]);
 		}
 
 		DEV void
@@ -102,12 +108,38 @@ template <int COLS_, bool FIFTH> struct w_k_blocks {
 			s.m[1] = h2_mul(b, 0xd400d400u);
 		}
 
+		/* Lane t has sub-block t of the unit's four. The bytes of both rows go through it together, 16 bits apart: halves below the normal ones. */
 		DEV void
+		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&)[2], float2 x, int unit, int t)
+		{
+			const bool     second = unit & 1;
+			const unsigned own = second ? 0x000f000fu : 0x003f003fu, more = second ? 0x00300030u : 0, at = 0x0400 + t * 0x0101;
+			const unsigned y = __byte_perm(u[0].d.y, u[1].d.y, at), z = __byte_perm(u[0].d.z, u[1].d.z, at), w = __byte_perm(u[0].d.w, u[1].d.w, at);
+			const unsigned sc = h2_pick(second ? w : y, own, y >> 2 & more), mn = h2_pick(second ? w >> 4 : z, own, z >> 2 & more);
+
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				const unsigned d = factors(u[i]);
+				total[i] = fmaf(f16_lo(d), (i ? f16_hi(sc) : f16_lo(sc)) * low[i], total[i]);
+				total[i] = fmaf(f16_hi(d), (i ? f16_hi(mn) : f16_lo(mn)) * x.x, total[i]);
+			}
+		}
+
+		template <bool WHOLE> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int unit, int c, int t)
 		{
-			const unsigned one = 0x64006400u;
+			const unsigned one = WHOLE ? 0 : 0x64006400u;
 			unsigned low[2] = { one, one }, high[2] = { one, one };
 
+			if constexpr (FIFTH && WHOLE) {
+				/* bit s of each byte to bit 4, and the next one: whole bytes first, which are half as many */
+				const int      s = (unit & 1) * 4 + (t & 2);
+				const unsigned z = w_word(u.h, c), v = w_word(u.q, c);
+				const unsigned l = h2_pick(v, 0x0f0f0f0fu, w_turn(z, s - 4) & 0x10101010u), h = h2_pick(v >> 4, 0x0f0f0f0fu, w_turn(z, s - 3) & 0x10101010u);
+				b[0] = l & 0x00ff00ffu, b[1] = __byte_perm(l, 0, 0x4341);
+				b[2] = h & 0x00ff00ffu, b[3] = __byte_perm(h, 0, 0x4341);
+				return;
+			}
 			if constexpr (FIFTH) {
 				const unsigned z = w_word(u.h, c) >> ((unit & 1) * 4 + (t & 2));
 				low[0] = h2_pick(z << 4, 0x00100010u, one);
@@ -115,7 +147,7 @@ template <int COLS_, bool FIFTH> struct w_k_blocks {
 				high[0] = h2_pick(z << 7, 0x01000100u, one);
 				high[1] = h2_pick(z >> 1, 0x01000100u, one);
 			}
-			w_nibble_chunk<stream>(b, w_word(u.q, c), low, high, s);
+			w_nibble_chunk<stream, WHOLE>(b, w_word(u.q, c), low, high, s);
 			(void)unit, (void)t;
 		}
 	};
@@ -208,22 +240,25 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 
 #if __CUDA_ARCH__ >= 800
 	struct stream {
-		enum { UNIT = 128, CHUNKS = 4, QUADS = 1, NIBBLES = 1, MINS = 0, ADDS = 0, ZERO = 32, TAIL = COLS_ % UNIT, BATCH = 4 };
-		static constexpr float GAIN = W_GAIN;
+		enum { UNIT = 128, CHUNKS = 4, PLANES = 3, QUADS = 1, NIBBLES = 1, MINS = 0, SPLIT = 2, ADDS = 0, ZERO = 32, TAIL = COLS_ % UNIT, BATCH = 4 };
+		static constexpr float GAIN = W_GAIN, SUM = -32, UNDO = 0x1p24f, HIGH = 16;
 		struct stage { uint4 q[32], h[16]; unsigned s[32]; };
 		struct fragment { uint4 q, h; uint2 s; unsigned d; };
 		typedef w_nibble_scale scale;
 
-		/* s: two words of scales and the one that has the block's d */
-		DEV void
-		prefetch(stage &s, const unsigned char *row, int unit, int lane, unsigned bytes)
+		/* plane 2: two words of scales, and of lanes 2 and 3 the one that has the block's d */
+		DEV constexpr int
+		place(int plane, int unit, int t)
 		{
-			const int t = lane & 3;
+			return plane == 0 ? unit * 64 + t * 16 : plane == 1 ? P::QH + unit * 32 + t * 8 : t < 2 ? P::SCALES + unit * 8 + t * 4 : P::D + (unit >> 2) * 4;
+		}
 
-			cp_async_16_fill(&s.q[lane], row + (unsigned)(unit * 64 + t * 16), bytes);
-			cp_async_8((uint2 *)s.h + lane, row + (unsigned)(P::QH + unit * 32 + t * 8));
-			if (t < 3)
-				cp_async_4(&s.s[lane], row + (unsigned)(t < 2 ? P::SCALES + unit * 8 + t * 4 : P::D + (unit >> 2) * 4));
+		DEV void
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
+		{
+			cp_async_16_fill(&s.q[lane], row + (unsigned)at[0], bytes);
+			cp_async_8((uint2 *)s.h + lane, row + (unsigned)at[1]);
+			cp_async_4(&s.s[lane], row + (unsigned)at[2]);
 		}
 
 		DEV void
@@ -232,7 +267,7 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 			u.q = s.q[lane];
 			u.h = s.h[(lane >> 2) * 2 + (lane & 1)];
 			u.s = *(const uint2 *)&s.s[lane & ~3];
-			u.d = s.s[(lane & ~3) + 2] >> (unit & 2) * 8;
+			u.d = ((const unsigned short *)&s.s[(lane & ~3) + 2])[unit >> 1 & 1];
 		}
 
 		DEV int col(int unit, int c, int t) { return unit * 128 + t * 16 + c * 4; }
@@ -250,13 +285,23 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 		}
 
 		DEV void
+		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&high)[2], float2 x, int, int t)
+		{
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				const float a = (float)(signed char)(u[i].s.x >> 8 * t), b = (float)(signed char)(u[i].s.y >> 8 * t);
+				total[i] = fmaf(f16_lo(u[i].d), fmaf(a, low[i] + x.x, b * (high[i] + x.y)), total[i]);
+			}
+		}
+
+		template <bool WHOLE> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int t)
 		{
-			const unsigned one = 0x64006400u, z = w_word(u.h, c) >> (t & 2);
+			const unsigned one = WHOLE ? 0 : 0x64006400u, z = w_word(u.h, c) >> (t & 2);
 			const unsigned low[2] = { h2_pick(z << 4, 0x00300030u, one), h2_pick(z >> 4, 0x00300030u, one) };
 			const unsigned high[2] = { h2_pick(z << 4, 0x03000300u, one), h2_pick(z >> 4, 0x03000300u, one) };
 
-			w_nibble_chunk<stream>(b, w_word(u.q, c), low, high, s);
+			w_nibble_chunk<stream, WHOLE>(b, w_word(u.q, c), low, high, s);
 		}
 	};
 #endif

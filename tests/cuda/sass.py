@@ -38,7 +38,11 @@ def disassembler():
 
 
 class Sass(list):
-    """Instructions in the order of the file, `@P0 LDG.E.128 R4, ...`."""
+    """Instructions in the order of the file, `@P0 LDG.E.128 R4, ...`; label: where each label of the disassembler stands."""
+
+    def __init__(self, items=()):
+        super().__init__(items)
+        self.label = {}
 
     def where(self, *ops):
         """Places of the instructions whose name begins with one of ops (a name ends at a dot)."""
@@ -57,6 +61,17 @@ class Sass(list):
     def count(self, *ops):
         return len(self.where(*ops))
 
+    def loops(self, *ops):
+        """The bodies of loops (from a label to the last branch back to it) that hold an instruction of each of ops and no other such loop, in order."""
+        last = {}
+        for i in self.where("BRA"):
+            m = re.search(r"(\.L\w+)", self[i])
+            if m and self.label.get(m[1], i + 1) <= i:
+                last[self.label[m[1]]] = i + 1
+        found = [Sass(self[a:b]) for a, b in sorted(last.items()) if all(any(a <= k < b for k in self.where(o)) for o in ops)
+                 and not any(a <= c and d <= b and (a, b) != (c, d) and all(any(c <= k < d for k in self.where(o)) for o in ops) for c, d in last.items())]
+        return found
+
 
 def functions(cubin):
     """{name: Sass} of a cubin's bytes; None without a disassembler."""
@@ -73,6 +88,9 @@ def functions(cubin):
         if m:
             name = m[1]
             out[name] = Sass()
+        m = re.match(r"(\.L\w+):", line)
+        if m and name:
+            out[name].label[m[1]] = len(out[name])
         m = re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;", line)
         if m and name:
             out[name].append(m[1].strip("{ "))

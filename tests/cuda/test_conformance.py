@@ -181,11 +181,12 @@ def test_mma(name):
     def regs(v, places):
         return [np.bitwise_or.reduce(bits_of(v[i, j]) << shifts, 1) for i, j in places]
     c_type = np.int32 if kind == "s8" else np.float32
-    x = np.stack(regs(a, A) + regs(b, B) + [c[i, j].astype(c_type).view(np.uint32) for i, j in C], 1).astype(np.uint32)
-    y = launch("k_" + name, x, 32 * len(C), arch=f"sm_{MMA[name][0]}").view(c_type).reshape(32, -1)
-    want = a @ b + c
-    for r, (i, j) in enumerate(C):
-        assert (y[:, r] == want[i, j]).all()
+    for scale in (1, 2.0 ** -24) if kind == "f16" else (1,):  # f16: also halves below the normal ones, which are not rounded to zero
+        x = np.stack(regs(a * scale, A) + regs(b, B) + [(c[i, j] * scale).astype(c_type).view(np.uint32) for i, j in C], 1).astype(np.uint32)
+        y = launch("k_" + name, x, 32 * len(C), arch=f"sm_{MMA[name][0]}").view(c_type).reshape(32, -1)
+        want = (a @ b + c) * scale
+        for r, (i, j) in enumerate(C):
+            assert (y[:, r] == want[i, j]).all()
 
 
 def test_cp_async():
