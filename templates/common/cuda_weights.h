@@ -28,8 +28,8 @@
  *   prefetch, load  cp.async of a unit from these places to its stage, 16 bytes a lane and less for scales; the stage to registers, when it has
  *                   come. A lane loads what it asked for itself, but for fields that its quad shares (QUADS: the warp meets before and after)
  *   scales, chunk   what a unit's chunks share; a chunk as registers of an mma: chunk<false> as weight times GAIN, rounded to 11 bits;
- *                   chunk<true> (block formats, whose scales come after the mma) as the format's whole numbers, from 0 on, times W_WHOLE, in col2 times
- *                   HIGH
+ *                   chunk<true> (block formats, whose scales come after the mma) as the format's numbers without their scale and zero point (whole ones times
+ *                   W_WHOLE), in col2 times HIGH
  *   SPLIT           whose scales those of a lane's columns are: 0 one for all of them; 1 one for those in col and one for those in col2, both shared
  *                   with lane t ^ 1: lane t takes the sums of sub-block t of the four; 2 one for each, its own
  *   add             two rows' sums (low: in col or all, high: in col2) to totals: times scales, with x, the sums of x that belong to them times SUM

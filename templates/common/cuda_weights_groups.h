@@ -75,61 +75,80 @@ template <int COLS_, int BITS, int GROUP, int SCALE, bool FLOATS> struct w_group
 #if __CUDA_ARCH__ >= 800
 	/* Lane t has 16 bytes of four: 32 columns, or 16. Scales and zero points come with their neighbours, 4 bytes at a time. */
 	struct stream {
-		enum { PART = 128 / BITS, UNIT = 4 * PART, CHUNKS = PART / 8, QUADS = 0, NIBBLES = BITS == 4, MINS = 0, ADDS = 0, TAIL = COLS % UNIT, BATCH = 4 };
-		static constexpr float GAIN = W_GAIN;
+		enum { PART = 128 / BITS, UNIT = 4 * PART, CHUNKS = PART / 8, PLANES = FLOATS ? 2 : 3, QUADS = 0, NIBBLES = BITS == 4, MINS = 0, SPLIT = 0, ADDS = 0, TAIL = COLS % UNIT, BATCH = 4 };
+		static constexpr float GAIN = W_GAIN, SUM = 1, UNDO = FLOATS ? 256.0f : 0x1p24f, HIGH = BITS == 4 ? 16 : 1;
 		struct stage { uint4 q[32]; unsigned d[32], z[FLOATS ? 1 : 32]; };
 		struct fragment { uint4 q; unsigned d, z; };
 		struct scale { unsigned d, zero, zero_high; }; /* zero: -(1024 + z), zero_high: -(64 + z) */
 
-		DEV int group(int unit, int t) { return (unit * UNIT + t * PART) / GROUP; }
+		DEV constexpr int group(int unit, int t) { return (unit * UNIT + t * PART) / GROUP; }
 
-		DEV void
-		prefetch(stage &s, const unsigned char *row, int unit, int lane, unsigned bytes)
+		DEV constexpr int
+		place(int plane, int unit, int t)
 		{
-			static_assert(TAIL % 32 == 0, "rows of whole groups");
-			const int t = lane & 3, g = group(unit, t);
-
-			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(unit * 64 + t * 16, D), bytes);
-			cp_async_4(&s.d[lane], row + (unsigned)(D + g * SCALE / 4 * 4));
-			if (!FLOATS)
-				cp_async_4(&s.z[lane], row + (unsigned)(Z + g / 4 * 4));
+			return plane == 0 ? unit * 64 + t * 16 : plane == 1 ? D + group(unit, t) * SCALE / 4 * 4 : Z + group(unit, t) / 4 * 4;
 		}
 
 		DEV void
-		load(fragment &u, const stage &s, int, int lane)
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
 		{
+			static_assert(TAIL % 32 == 0, "rows of whole groups");
+			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], D), bytes);
+			cp_async_4(&s.d[lane], row + (unsigned)at[1]);
+			if (!FLOATS)
+				cp_async_4(&s.z[lane], row + (unsigned)at[PLANES - 1]);
+		}
+
+		DEV void
+		load(fragment &u, const stage &s, int unit, int lane)
+		{
+			const int g = group(unit, lane & 3);
+
 			u.q = s.q[lane];
-			u.d = s.d[lane];
-			u.z = FLOATS ? 0 : s.z[lane];
+			u.d = SCALE == 4 ? s.d[lane] : ((const unsigned short *)s.d)[2 * lane + (g & 1)];
+			u.z = FLOATS ? 0 : ((const unsigned char *)s.z)[4 * lane + (g & 3)];
 		}
 
 		DEV int col(int unit, int c, int t) { return unit * UNIT + t * PART + c * (BITS == 4 ? 4 : 8); }
 		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + (BITS == 4 ? 16 : 4); }
 
 		DEV void
-		scales(scale &s, const fragment &u, int unit, int t)
+		scales(scale &s, const fragment &u, int, int)
 		{
-			const int g = group(unit, t);
 			const float gain = FLOATS ? 256.0f * W_GAIN : W_GAIN;
 
 			if (SCALE == 4) {
 				const float d = __uint_as_float(u.d) * gain;
 				s.d = pack_f16(d, d);
 			} else {
-				s.d = h2_mul(g & 1 ? h2_twice_hi(u.d) : h2_twice(u.d), W_GAIN_H);
+				s.d = h2_mul(h2_twice(u.d), W_GAIN_H);
 			}
-			const unsigned z = u.z >> g % 4 * 8 & 255;
-			s.zero = (0xe400u + z) * 0x10001u;
-			s.zero_high = (0xd400u + z * 16) * 0x10001u;
+			s.zero = (0xe400u + u.z) * 0x10001u;
+			s.zero_high = (0xd400u + u.z * 16) * 0x10001u;
 		}
 
 		DEV void
+		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&)[2], float2 x, int, int)
+		{
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				const float d = SCALE == 4 ? __uint_as_float(u[i].d) : f16_lo(u[i].d);
+				total[i] = fmaf(d, FLOATS ? low[i] : fmaf(-(float)u[i].z, x.x, low[i]), total[i]);
+			}
+		}
+
+		template <bool WHOLE> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
 				if (BITS == 4) {
-					const unsigned v = w_word(u.q, c) >> 8 * i, one = 0x64006400u;
+					const unsigned v = w_word(u.q, c) >> 8 * i, one = WHOLE ? 0 : 0x64006400u;
+					if (WHOLE) {
+						b[i] = h2_pick(v, 0x000f000fu, one);
+						b[2 + i] = h2_pick(v, 0x00f000f0u, one);
+						continue;
+					}
 					b[i] = h2_mul(h2_add(h2_pick(v, 0x000f000fu, one), s.zero), s.d);
 					b[2 + i] = h2_mul(h2_fma(h2_pick(v, 0x00f000f0u, one), 0x2c002c00u, s.zero_high), s.d);
 					continue;
@@ -137,8 +156,11 @@ template <int COLS_, int BITS, int GROUP, int SCALE, bool FLOATS> struct w_group
 				const unsigned v = w_word(u.q, c * 2 + i);
 #pragma unroll
 				for (int h = 0; h < 2; h++)
-					if (FLOATS)
-						b[2 * i + h] = h2_mul(w_e4m3(__byte_perm(v, 0, h ? 0x3424 : 0x1404)), s.d);
+					if (FLOATS) {
+						const unsigned e = w_e4m3(__byte_perm(v, 0, h ? 0x3424 : 0x1404));
+						b[2 * i + h] = WHOLE ? e : h2_mul(e, s.d);
+					} else if (WHOLE)
+						b[2 * i + h] = __byte_perm(v, 0, h ? 0x4342 : 0x4140);
 					else
 						b[2 * i + h] = h2_mul(h2_add(__byte_perm(v, 0x64646464u, h ? 0x4342 : 0x4140), s.zero), s.d);
 			}
