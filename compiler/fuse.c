@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "compiler/template.h"
+#include "templates/common/llmc_mla.h"
 
 typedef struct Fuse {
 	Graph           *g;
@@ -422,8 +423,9 @@ fuse_mla(Fuse *f)
 		if (stacked && !taken)
 			continue;
 		taken = false;
-		for (int t = best > 0 ? 0 : 1; t < 2 && !taken; t++) {
-			int64_t expand = t == 0 ? best : 0;
+		const int64_t ways[] = { best, best > 0 ? MLA_EXPAND_OWN : 0, 0 }; /* the cheapest that templates take */
+		for (int t = 0; t < 3 && !taken; t++) {
+			int64_t expand = ways[t];
 			query = fused_op(OP_mla_query, m.q, OP_ARGS(mla_query, .a = a, .c = c, .qn = m.q_norm ? m.q_norm->arg[ARG(rmsnorm, w)] : -1,
 			                                         .q_b = m.q_b ? m.q_b->arg[ARG(matmul, w)] : -1, .kvn = m.norm->arg[ARG(rmsnorm, w)],
 			                                         .k_b = k_b, .rope = m.q_rope ? m.q_rope->arg[ARG(rope, rope)] : -1, .kv = kv,

@@ -18,7 +18,21 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	typedef SCORES_           SCORES;
 	typedef typename E_::elem elem;
 	enum { HEADS = HEADS_, KV_HEADS = KV_HEADS_, G = HEADS / KV_HEADS, D = D_, V = V_, WINDOW = SCORES::WINDOW };
+	enum { Q_APART = D, Y_APART = V }; /* elements from head to head of the queries, and of y */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
+
+	/* Is a sequence, and a row, of the step one that this attention is for? */
+	DEV bool takes(const llmc_step &, int) { return true; }
+	DEV bool takes_row(const llmc_step &, int) { return true; }
+	/* sequence of a decode row */
+	DEV int seq_of(const llmc_step &, int row) { return row; }
+
+	/* Where a chunk of a page's length comes from: K and V of head `head` of positions c0 and on, in rows K_APART and V_APART elements apart. Here:
+	 * from page number `page` of the pool; others may have them row by row of the step, from row0 on. */
+	typedef const void *source;
+	enum { K_APART = D, V_APART = V };
+	DEV const elem *chunk_k(source pool, int page, int, int head, int) { return k(page_at(pool, page), head); }
+	DEV const elem *chunk_v(source pool, int page, int, int head, int) { return v(page_at(pool, page), head); }
 
 	/* a page of the layer's pool; K and V of a head in it */
 	DEV elem *page_at(const void *pool, int page) { return kv_page_at<E>(pool, PAGE_BYTES, page); }

@@ -53,6 +53,13 @@ att_tiles(const AttRange &r)
 	return (r.hi - 1) / S::TILE - r.lo / S::TILE + 1;
 }
 
+/* of a row; none where it is another kernel's */
+template <class S> DEV int
+att_row_tiles(const llmc_step &s, int row)
+{
+	return S::takes_row(s, row) ? att_tiles<S>(att_range<S>(s, S::seq_of(s, row), s.pos[row])) : 0;
+}
+
 DEV int
 warp_sum_int(int v)
 {
@@ -63,7 +70,7 @@ warp_sum_int(int v)
 }
 
 /* Tiles [at, end) of the list are this block's. The first `longer` of the blocks that have some have each + 1 of them. Decode rows: row i
- * is sequence i. */
+ * is sequence i (S::seq_of). */
 typedef struct AttList { int at, end, blocks, each, longer; AttRange only; } AttList;
 
 /* Every warp finds out by itself. A launch for one row does not wait for n before it reads the position. */
@@ -81,7 +88,7 @@ att_list(const llmc_step &s)
 	} else {
 #pragma unroll 1
 		for (int row = lane_id(); row < n; row += 32)
-			total += att_tiles<S>(att_range<S>(s, row, s.pos[row]));
+			total += att_row_tiles<S>(s, row);
 		total = warp_sum_int(total);
 	}
 	total *= S::UNITS;
@@ -118,7 +125,7 @@ att_segment(const llmc_step &s, AttList &list)
 		const int n = s.n[0], lane = lane_id();
 #pragma unroll 1
 		for (int first = 0;; first += 32) {
-			int mine = first + lane < n ? att_tiles<S>(att_range<S>(s, first + lane, s.pos[first + lane])) : 0, upto = mine;
+			int mine = first + lane < n ? att_row_tiles<S>(s, first + lane) : 0, upto = mine;
 #pragma unroll
 			for (int d = 1; d < 32; d *= 2) {
 				int below = __shfl_up_sync(~0u, upto, d);
@@ -135,9 +142,9 @@ att_segment(const llmc_step &s, AttList &list)
 			g.row = first + at;
 			break;
 		}
-		g.range = att_range<S>(s, g.row, s.pos[g.row]);
+		g.range = att_range<S>(s, S::seq_of(s, g.row), s.pos[g.row]);
 	}
-	g.seq = g.row;
+	g.seq = S::seq_of(s, g.row);
 	g.pos = s.pos[g.row];
 	const int tiles = att_tiles<S>(g.range), first = g.range.lo / S::TILE;
 	const int u = (int)((unsigned)(list.at - base) / (unsigned)tiles), from = base + u * tiles, in = list.at - from;

@@ -53,25 +53,28 @@ template <class A, int ARCH> struct flash_config : flash_parts<A, A::D <= 128 &&
 /* Where chunk c of row r of V stands. */
 template <class F> DEV int flash_place(int r, int c) { return r * F::V_ROW + (F::V_TURNED ? c ^ (r & 7) : c) * 16; }
 
+/* Elements before piece `at` of a chunk, piece c of row j, where rows are APART elements apart and have D */
+template <int APART, int D> DEV long long flash_at(int at, int j, int c) { return APART == D ? at * 8 : (long long)j * APART + c * 8; }
+
 /* A chunk of K and V on its way to shared memory; what the tile does not see is zeros. */
 template <class F> DEV void
-flash_load(unsigned char *stage, const typename F::elem *page, const FlashWork &w, int c0)
+flash_load(unsigned char *stage, typename F::source from, int page, const FlashWork &w, int c0)
 {
-	const typename F::elem *k = F::k(page, w.kv_head), *v = F::v(page, w.kv_head);
+	const typename F::elem *k = F::chunk_k(from, page, w.row0, w.kv_head, c0), *v = F::chunk_v(from, page, w.row0, w.kv_head, c0);
 	const int      lo = w.lo - c0, hi = w.hi - c0;
 
 #pragma unroll
 	for (int i = 0; i < (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS; i++) {
 		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::D / 8), c = at % (F::D / 8);
 		if (F::C * F::D / 8 % F::THREADS == 0 || at < F::C * F::D / 8)
-			cp_async_16_fill(stage + j * F::K_ROW + c * 16, k + at * 8, j >= lo && j < hi ? 16 : 0);
+			cp_async_16_fill(stage + j * F::K_ROW + c * 16, k + flash_at<F::K_APART, F::D>(at, j, c), j >= lo && j < hi ? 16 : 0);
 	}
 	stage += F::C * F::K_ROW;
 #pragma unroll
 	for (int i = 0; i < (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS; i++) {
 		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::V / 8), c = at % (F::V / 8);
 		if (F::C * F::V / 8 % F::THREADS == 0 || at < F::C * F::V / 8)
-			cp_async_16_fill(stage + flash_place<F>(j, c), v + at * 8, j >= lo && j < hi ? 16 : 0);
+			cp_async_16_fill(stage + flash_place<F>(j, c), v + flash_at<F::V_APART, F::V>(at, j, c), j >= lo && j < hi ? 16 : 0);
 	}
 }
 
@@ -151,7 +154,7 @@ flash_begin(unsigned char *queries, const llmc_step &s, const float *q, flash_bl
 #pragma unroll
 		for (int h = 0; h < 2; h++) {
 			const int pair = w.first + min(flash_pair<F>(i, h), w.pairs - 1);
-			from[h] = q + ((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G + pair % F::G) * F::D + (lane_id() & 3) * 2;
+			from[h] = q + ((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G + pair % F::G) * F::Q_APART + (lane_id() & 3) * 2;
 		}
 #pragma unroll
 		for (int k = 0; k < F::KK; k++) {
@@ -325,7 +328,7 @@ flash_segment(const FlashWork &w, FlashPair *pairs, flash_rows<F> &r, float *y, 
 				continue;
 			}
 			const int at = w.first + pair;
-			float    *o = y + ((long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G) * F::V + (lane & 3) * 2;
+			float    *o = y + ((long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G) * F::Y_APART + (lane & 3) * 2;
 			float m = pairs[pair].m, sum = pairs[pair].l;
 			flash_merge(m, sum, r.m[i][h], l, a, b);
 			const float scale = last ? 1.0f / sum : 1.0f;
@@ -354,7 +357,7 @@ flash_page(const llmc_step &s, const FlashWork &w, int chunk)
 
 /* One piece of work. done: how many parts of each tile are there, zeros before and after */
 template <class F> DEV void
-flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const float *q, const void *pool, float *y, float *parts, int *done)
+flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const float *q, typename F::source pool, float *y, float *parts, int *done)
 {
 	const FlashWork &w = b.w;
 	flash_rows<F>        r;
@@ -365,7 +368,7 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 	for (int i = 0; i < F::STAGES - 1; i++) {
 		const int c = w.lo / F::C + i;
 		if (c * F::C < w.hi)
-			flash_load<F>(smem + i * F::STAGE, F::page_at(pool, page), w, c * F::C);
+			flash_load<F>(smem + i * F::STAGE, pool, page, w, c * F::C);
 		cp_async_commit();
 		page = flash_page<F>(s, w, c + 1);
 	}
@@ -379,7 +382,7 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 		const int next = c + F::STAGES - 1;
 		if (next * F::C < w.hi)
 			flash_load<F>(smem + (at == 0 ? F::STAGES - 1 : at - 1) * F::STAGE,
-			           F::page_at(pool, page), w, next * F::C);
+			           pool, page, w, next * F::C);
 		cp_async_commit();
 		page = flash_page<F>(s, w, next + 1);
 		if (c * F::C < b.warp[warp_id()].some_hi && (c + 1) * F::C > b.warp[warp_id()].some_lo)
@@ -407,7 +410,7 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 
 /* count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
 template <class F> DEV void
-flash_run(const llmc_step &s, const float *q, const void *pool, float *y, float *parts, int *count)
+flash_run(const llmc_step &s, const float *q, typename F::source pool, float *y, float *parts, int *count)
 {
 	SHARED_BYTES(smem);
 	static_assert(sizeof(flash_block<F>) <= 1664 * F::MT, "the template's launch says so");

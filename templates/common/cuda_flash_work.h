@@ -115,7 +115,7 @@ flash_find(const llmc_step &s, int item, FlashWork &to)
 		w.seq = n_seq - 1 - (base + lane);
 		if (w.seq >= 0) {
 			w.row0 = s.q_start[w.seq];
-			w.rows = s.q_start[w.seq + 1] - w.row0;
+			w.rows = F::takes(s, w.seq) ? s.q_start[w.seq + 1] - w.row0 : 0;
 			tiles = (w.rows * F::G + F::ROWS - 1) / F::ROWS;
 			if (F::PARTS > 0 && w.rows > 0 && w.rows * F::G <= F::PART_ROWS) {
 				w.pairs = w.rows * F::G;
@@ -179,7 +179,7 @@ flash_gather(const FlashWork &w, float *y, const float *parts, int thread, int t
 			flash_merge(m, l, ml[0], ml[1], a, b);
 			o = fmaf(o, a, __fmul_rn(part[(long long)i * F::PART + at], b));
 		}
-		y[((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G + pair % F::G) * F::V + d] = __fmul_rn(o, 1.0f / l);
+		y[((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G + pair % F::G) * F::Y_APART + d] = __fmul_rn(o, 1.0f / l);
 	}
 }
 

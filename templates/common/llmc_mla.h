@@ -8,6 +8,9 @@
 #define LLMC_MLA_FN static inline __attribute__((unused))
 #endif
 
+/* `expand` of targets that have keys and values of the step's own positions alone: a sequence that begins in the step goes expanded */
+enum { MLA_EXPAND_OWN = 1 << 30 };
+
 /* rows of one sequence in this step, behind `before` positions; expand: the op's attribute, 0: never.
  *
  * Expanding makes a key and a value for every position and head, which costs as much as a number of pairs of a row and a position
