@@ -10,60 +10,91 @@
  * Terms outside [lo, hi) may be added as exact zeros, as long as what they multiply is finite. That is all a tile of many rows does
  * differently from a single row.
  *
- * The includer defines ATT_HEADS, ATT_KV_HEADS, ATT_D, ATT_V, ATT_SCALE, ATT_CAP, ATT_WINDOW, ATT_ALIBI, ATT_PAGE_BYTES,
- * ATT_MASK_causal or ATT_MASK_prefix, and what cpu_math.h and cpu_kv.h want. */
+ * An attention is a value of type Att, constant wherever functions are inlined; ATTENTION(name, value) makes the functions of one, any
+ * number of them in a file. Memory to work in is the caller's: the work of heads/attention.head. */
 #ifndef LLMC_CPU_ATTENTION_H
 #define LLMC_CPU_ATTENTION_H
 
 #include "common/cpu_kv.h"
+#include "common/cpu_split.h"
+
+typedef struct Att {
+	int    heads, kv_heads, dim, v_dim;
+	float  scale, cap;
+	int    window;
+	double alibi;
+	int    prefix;       /* 1: rows see the prefix of their sequence */
+	int    kv;           /* KV_f16, KV_f32 */
+	size_t page_bytes;
+} Att;
+
+enum { MASK_causal, MASK_prefix };
 
 enum {
 	ATT_CHUNK = 128,
 	ATT_SPANS = 64,
 	ATT_PAGES = ATT_CHUNK / KV_PAGE,                      /* of a chunk */
-	ATT_G     = ATT_HEADS / ATT_KV_HEADS,
-	ATT_NHB   = (ATT_G + 7) / 8,                          /* a unit of work: a sequence, a kv head and at most 8 query heads */
-	ATT_HB    = (ATT_G + ATT_NHB - 1) / ATT_NHB,
-	ATT_UNITS = ATT_KV_HEADS * ATT_NHB,                   /* of a row */
-	ATT_VS    = (ATT_V + VL - 1) / VL * VL,               /* stride of o */
+	ATT_MOST_HB = 8,
 	ATT_NK    = KV_PAGE / VL,                             /* vectors of keys in a page */
-#if VL == 16
-	ATT_ACC   = 24,                                       /* accumulators: half of 16 or three quarters of 32 registers */
-	ATT_GB    = ATT_HB,
-#else
-	ATT_ACC   = 12,
-	ATT_GB    = ATT_HB <= 6 ? ATT_HB : 4,                 /* query heads that share a load */
-#endif
-	ATT_TAIL  = ATT_HB % ATT_GB,
+	ATT_ACC   = VL == 16 ? 24 : 12,                       /* accumulators: half of 16 or three quarters of 32 registers */
 };
 
-typedef struct { int lo, hi; } AttRange;
-
-LLMC_INLINE AttRange
-att_range(const llmc_step *s, int seq, int pos)
+LLMC_INLINE int
+att_group(const Att a)
 {
-	AttRange r = { 0, pos + 1 };
-
-#if defined(ATT_MASK_prefix)
-	int prefix = s->prefix_len[seq] < s->kv_len[seq] ? s->prefix_len[seq] : s->kv_len[seq];
-	if (r.hi < prefix)
-		r.hi = prefix;
-#else
-	(void)s, (void)seq;
-#endif
-	if (ATT_WINDOW > 0 && pos + 1 > ATT_WINDOW)
-		r.lo = pos + 1 - ATT_WINDOW;
-	return r;
+	return a.heads / a.kv_heads;
 }
 
-LLMC_INLINE int
-att_span_shift(AttRange r)
-{
-	int first = r.lo / ATT_CHUNK, last = (r.hi - 1) / ATT_CHUNK, shift = 0;
+#define ATT_SPLIT ((Split){ ATT_CHUNK, ATT_SPANS })
 
-	while ((last >> shift) - (first >> shift) >= ATT_SPANS)
-		shift++;
-	return shift;
+/* A unit of work is a sequence, a kv head and at most 8 query heads: how many such blocks of query heads a kv head has, */
+LLMC_INLINE int
+att_blocks(const Att a)
+{
+	return (att_group(a) + ATT_MOST_HB - 1) / ATT_MOST_HB;
+}
+
+/* the heads of a block, */
+LLMC_INLINE int
+att_hb(const Att a)
+{
+	return (att_group(a) + att_blocks(a) - 1) / att_blocks(a);
+}
+
+/* and the units of a row */
+LLMC_INLINE int
+att_units(const Att a)
+{
+	return a.kv_heads * att_blocks(a);
+}
+
+/* stride of o */
+LLMC_INLINE int
+att_vs(const Att a)
+{
+	return (a.v_dim + VL - 1) / VL * VL;
+}
+
+/* query heads that share a load */
+LLMC_INLINE int
+att_gb(const Att a)
+{
+	return VL == 16 || att_hb(a) <= 6 ? att_hb(a) : 4;
+}
+
+LLMC_INLINE SplitRange
+att_range(const Att a, const llmc_step *s, int seq, int pos)
+{
+	SplitRange r = { 0, pos + 1 };
+
+	if (a.prefix) {
+		int prefix = s->prefix_len[seq] < s->kv_len[seq] ? s->prefix_len[seq] : s->kv_len[seq];
+		if (r.hi < prefix)
+			r.hi = prefix;
+	}
+	if (a.window > 0 && pos + 1 > a.window)
+		r.lo = pos + 1 - a.window;
+	return r;
 }
 
 /* 2^-x, x >= 0, to fp32's precision: the series of e^y in double, y = -frac(x) ln 2 */
@@ -84,19 +115,18 @@ att_exp2_neg(double x)
 
 /* With c the largest power of two <= heads: head h < c has 2^(-B (h + 1) / c), the others the odd powers of 2^(-B / 2c). */
 LLMC_INLINE float
-att_slope(int head)
+att_slope(const Att a, int head)
 {
 	int c = 1;
 
-	while (c * 2 <= ATT_HEADS)
+	while (c * 2 <= a.heads)
 		c *= 2;
-	return head < c ? att_exp2_neg((double)(ATT_ALIBI) * (head + 1) / c)
-	                : att_exp2_neg((double)(ATT_ALIBI) * (2 * (head - c) + 1) / (2 * c));
+	return head < c ? att_exp2_neg(a.alibi * (head + 1) / c) : att_exp2_neg(a.alibi * (2 * (head - c) + 1) / (2 * c));
 }
 
 /* Scores of a chunk (pos0: its first position) to weights: s[j] for lo <= j < hi (relative to it), 0 elsewhere. */
 LLMC_INLINE void
-att_softmax(float *s, int pos0, int lo, int hi, int pos, float slope, float *m_out, float *l_out)
+att_softmax(const Att a, float *s, int pos0, int lo, int hi, int pos, float slope, float *m_out, float *l_out)
 {
 	const vf none = vf_set1(-__builtin_inff());
 	vf top = none, sum = vf_set1(0);
@@ -105,9 +135,9 @@ att_softmax(float *s, int pos0, int lo, int hi, int pos, float slope, float *m_o
 	for (int j = j0; j < j1; j += VL) {
 		vf v = vf_load(s + j);
 		vi at = vi_iota() + vi_set1(j);
-		if (ATT_CAP > 0)
-			v = vf_set1((float)(ATT_CAP)) * vf_tanh(v * vf_set1((float)(1 / (double)(ATT_CAP))));
-		if (ATT_ALIBI > 0)
+		if (a.cap > 0)
+			v = vf_set1(a.cap) * vf_tanh(v * vf_set1((float)(1 / (double)a.cap)));
+		if (a.alibi > 0)
 			v = vf_fma(vf_set1(slope), __builtin_convertvector(at + vi_set1(pos0 - pos), vf), v);
 		if (j < lo || j + VL > hi)
 			v = vf_pick((vi)(at >= vi_set1(lo)) & (vi)(at < vi_set1(hi)), v, none);
@@ -130,35 +160,35 @@ att_softmax(float *s, int pos0, int lo, int hi, int pos, float slope, float *m_o
 
 /* (m, l, o) += (mc, lc, oc). l == 0: nothing yet (a softmax's own sum is at least 1). */
 LLMC_INLINE void
-att_merge(float *m, float *l, float *o, float mc, float lc, const float *oc)
+att_merge(const int v_dim, float *m, float *l, float *o, float mc, float lc, const float *oc)
 {
 	if (*l == 0) {
 		*m = mc;
 		*l = lc;
-		memcpy(o, oc, ATT_V * sizeof *o);
+		memcpy(o, oc, (size_t)v_dim * sizeof *o);
 		return;
 	}
 	float top = *m > mc ? *m : mc, a = f32_exp(*m - top), b = f32_exp(mc - top);
 	int d = 0;
 	*m = top;
 	*l = f32_fma(*l, a, lc * b);
-	for (; d + VL <= ATT_V; d += VL)
+	for (; d + VL <= v_dim; d += VL)
 		vf_store(o + d, vf_fma(vf_load(o + d), vf_set1(a), vf_load(oc + d) * vf_set1(b)));
-	for (; d < ATT_V; d++)
+	for (; d < v_dim; d++)
 		o[d] = f32_fma(o[d], a, oc[d] * b);
 }
 
 LLMC_INLINE void
-att_finish(float *y, const float *o, float l)
+att_finish(const int v_dim, float *y, const float *o, float l)
 {
 	float r = 1 / l;
 
-	for (int d = 0; d < ATT_V; d++)
+	for (int d = 0; d < v_dim; d++)
 		y[d] = o[d] * r;
 }
 
 LLMC_INLINE void
-att_prefetch(const void *p, int bytes)
+att_prefetch(const void *p, const int bytes)
 {
 	LLMC_UNROLL
 	for (int i = 0; i < bytes; i += 64)
@@ -168,7 +198,7 @@ att_prefetch(const void *p, int bytes)
 /* --- one row: units, chunks, spans --------------------------------------------------------------------------------- */
 /* Scores of a page's 32 keys for gb heads; next: the page to be read after this one. */
 LLMC_INLINE void
-att_scores(const int gb, const kv_elem *k, const float *q, float *s, const kv_elem *next)
+att_scores(const Att a, const int gb, const char *k, const float *q, float *s, const char *next)
 {
 	const int nk = gb * ATT_NK <= ATT_ACC ? ATT_NK : gb * (ATT_NK / 2) <= ATT_ACC ? ATT_NK / 2 : ATT_NK > 4 ? ATT_NK / 4 : 1;
 
@@ -176,95 +206,84 @@ att_scores(const int gb, const kv_elem *k, const float *q, float *s, const kv_el
 	for (int j0 = 0; j0 < ATT_NK; j0 += nk) {
 		vf acc[8][8];
 
-		LLMC_UNROLL
-		for (int g = 0; g < gb; g++)
-			LLMC_UNROLL
-			for (int j = 0; j < nk; j++)
+		LLMC_EACH(g, gb, 8)
+			LLMC_EACH(j, nk, 8)
 				acc[g][j] = vf_set1(0);
-		for (int d = 0; d < ATT_D; d++) {
+		for (int d = 0; d < a.dim; d++) {
 			if (j0 == 0)
-				att_prefetch(next + d * KV_PAGE, KV_PAGE * (int)sizeof *k);
-			LLMC_UNROLL
-			for (int j = 0; j < nk; j++) {
-				vf x = kv_load(k + d * KV_PAGE + (j0 + j) * VL);
-				LLMC_UNROLL
-				for (int g = 0; g < gb; g++)
-					acc[g][j] = vf_fma(x, vf_set1(q[g * ATT_D + d]), acc[g][j]);
+				att_prefetch(next + d * KV_PAGE * kv_bytes(a.kv), KV_PAGE * kv_bytes(a.kv));
+			LLMC_EACH(j, nk, 8) {
+				vf x = kv_load(a.kv, k, d * KV_PAGE + (j0 + j) * VL);
+				LLMC_EACH(g, gb, 8)
+					acc[g][j] = vf_fma(x, vf_set1(q[g * a.dim + d]), acc[g][j]);
 			}
 		}
-		LLMC_UNROLL
-		for (int g = 0; g < gb; g++)
-			LLMC_UNROLL
-			for (int j = 0; j < nk; j++)
+		LLMC_EACH(g, gb, 8)
+			LLMC_EACH(j, nk, 8)
 				vf_store(s + g * ATT_CHUNK + (j0 + j) * VL, acc[g][j]);
 	}
 }
 
 /* o[g][d0 .. d0 + nv * VL) of gb heads over keys [lo, hi) of a chunk whose values are v[page] */
 LLMC_INLINE void
-att_values(const int gb, const int nv, const kv_elem *const *v, const kv_elem *next, int lo, int hi, const float *s, int d0,
+att_values(const Att a, const int gb, const int nv, const char *const *v, const char *next, int lo, int hi, const float *s, int d0,
            float *o)
 {
 	vf acc[8][4];
 
-	LLMC_UNROLL
-	for (int g = 0; g < gb; g++)
-		LLMC_UNROLL
-		for (int i = 0; i < nv; i++)
+	LLMC_EACH(g, gb, 8)
+		LLMC_EACH(i, nv, 4)
 			acc[g][i] = vf_set1(0);
 	for (int p = lo / KV_PAGE; p * KV_PAGE < hi; p++) {
 		int j0 = lo > p * KV_PAGE ? lo : p * KV_PAGE, j1 = hi < (p + 1) * KV_PAGE ? hi : (p + 1) * KV_PAGE;
-		const kv_elem *ahead = (p + 1) * KV_PAGE < hi ? v[p + 1] : next, *row = v[p] - (size_t)p * KV_PAGE * ATT_V + d0;
-		ahead -= (size_t)p * KV_PAGE * ATT_V;
+		const char *ahead = (p + 1) * KV_PAGE < hi ? v[p + 1] : next;
 		for (int j = j0; j < j1; j++) {
 			if (d0 == 0)
-				att_prefetch(ahead + j * ATT_V, ATT_V * (int)sizeof *row);
-			LLMC_UNROLL
-			for (int i = 0; i < nv; i++) {
-				vf x = d0 + (i + 1) * VL <= ATT_V ? kv_load(row + j * ATT_V + i * VL)
-				                                  : kv_load_n(row + j * ATT_V + i * VL, ATT_V % VL);
-				LLMC_UNROLL
-				for (int g = 0; g < gb; g++)
+				att_prefetch(ahead + (j - p * KV_PAGE) * a.v_dim * kv_bytes(a.kv), a.v_dim * kv_bytes(a.kv));
+			LLMC_EACH(i, nv, 4) {
+				const int64_t at = (int64_t)(j - p * KV_PAGE) * a.v_dim + d0 + i * VL;
+				vf x = d0 + (i + 1) * VL <= a.v_dim ? kv_load(a.kv, v[p], at) : kv_load_n(a.kv, v[p], at, a.v_dim % VL);
+				LLMC_EACH(g, gb, 8)
 					acc[g][i] = vf_fma(x, vf_set1(s[g * ATT_CHUNK + j]), acc[g][i]);
 			}
 		}
 	}
-	LLMC_UNROLL
-	for (int g = 0; g < gb; g++)
-		LLMC_UNROLL
-		for (int i = 0; i < nv; i++)
-			vf_store(o + g * ATT_VS + d0 + i * VL, acc[g][i]);
+	LLMC_EACH(g, gb, 8)
+		LLMC_EACH(i, nv, 4)
+			vf_store(o + g * att_vs(a) + d0 + i * VL, acc[g][i]);
 }
 
 LLMC_INLINE void
-att_values_all(const int gb, const kv_elem *const *v, const kv_elem *next, int lo, int hi, const float *s, float *o)
+att_values_all(const Att a, const int gb, const char *const *v, const char *next, int lo, int hi, const float *s, float *o)
 {
 	const int nv = gb * 4 <= ATT_ACC ? 4 : gb * 2 <= ATT_ACC ? 2 : 1;
 	int d = 0;
 
-	for (; d + nv * VL <= ATT_VS; d += nv * VL)
-		att_values(gb, nv, v, next, lo, hi, s, d, o);
-	for (; d < ATT_VS; d += VL)
-		att_values(gb, 1, v, next, lo, hi, s, d, o);
+	for (; d + nv * VL <= att_vs(a); d += nv * VL)
+		att_values(a, gb, nv, v, next, lo, hi, s, d, o);
+	for (; d < att_vs(a); d += VL)
+		att_values(a, gb, 1, v, next, lo, hi, s, d, o);
 }
 
+/* Partial result of a block of heads; o [att_hb][att_vs] */
+typedef struct AttPart {
+	float *o;
+	float  m[ATT_MOST_HB], l[ATT_MOST_HB];
+} AttPart;
+
 /* What a unit of one row needs */
-typedef struct {
+typedef struct AttUnit {
 	const llmc_step *s;
 	const void *pool;
-	int   row, seq, pos, kv_head, head; /* head: its first query head */
-	int   n_head;                       /* ATT_HB, fewer in the last block of a group */
-	int   shift;
-	AttRange range;
-	_Alignas(64) float q[ATT_HB][ATT_D]; /* scaled */
-	float slope[ATT_HB];
+	int      row, seq, pos, kv_head, head; /* head: its first query head */
+	int      n_head;                       /* att_hb, fewer in the last block of a group */
+	int      shift;
+	SplitRange range;
+	float    slope[ATT_MOST_HB];
+	float   *q;                            /* [att_hb][dim], scaled */
+	float   *scores;                       /* [att_hb][ATT_CHUNK] */
+	AttPart  chunk, span, sum;             /* of a chunk, a span, the row */
 } AttUnit;
-
-/* Partial result of ATT_HB heads */
-typedef struct {
-	_Alignas(64) float o[ATT_HB][ATT_VS];
-	float m[ATT_HB], l[ATT_HB];
-} AttPart;
 
 LLMC_INLINE void
 att_part_clear(AttPart *p)
@@ -273,112 +292,120 @@ att_part_clear(AttPart *p)
 }
 
 LLMC_INLINE void
-att_part_merge(AttPart *to, const AttPart *from)
+att_part_merge(const Att a, AttPart *to, const AttPart *from)
 {
-	for (int g = 0; g < ATT_HB; g++)
-		att_merge(&to->m[g], &to->l[g], to->o[g], from->m[g], from->l[g], from->o[g]);
+	for (int g = 0; g < att_hb(a); g++)
+		att_merge(a.v_dim, &to->m[g], &to->l[g], to->o + g * att_vs(a), from->m[g], from->l[g], from->o + g * att_vs(a));
 }
 
-/* unit: 0 .. ATT_UNITS of row `row` */
-static void
-att_unit_init(AttUnit *u, const llmc_step *s, const void *pool, const float *q, int row, int unit)
+/* unit: 0 .. att_units of row `row`; work: ATT_WORK floats, 64-byte aligned */
+LLMC_INLINE void
+att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, const float *q, float *work, int row, int unit)
 {
+	const int hb = att_hb(a), part = hb * att_vs(a);
+
 	u->s = s;
 	u->pool = pool;
 	u->row = row;
 	u->seq = s->seq_of[row];
 	u->pos = s->pos[row];
-	u->kv_head = unit / ATT_NHB;
-	u->head = u->kv_head * ATT_G + unit % ATT_NHB * ATT_HB;
-	u->n_head = (u->kv_head + 1) * ATT_G - u->head;
-	if (u->n_head > ATT_HB)
-		u->n_head = ATT_HB;
-	u->range = att_range(s, u->seq, u->pos);
-	u->shift = att_span_shift(u->range);
-	for (int g = 0; g < ATT_HB; g++) {
+	u->kv_head = unit / att_blocks(a);
+	u->head = u->kv_head * att_group(a) + unit % att_blocks(a) * hb;
+	u->n_head = (u->kv_head + 1) * att_group(a) - u->head;
+	if (u->n_head > hb)
+		u->n_head = hb;
+	u->range = att_range(a, s, u->seq, u->pos);
+	u->shift = split_shift(ATT_SPLIT, u->range);
+	u->scores = work;
+	u->chunk.o = work + hb * ATT_CHUNK;
+	u->span.o = u->chunk.o + part;
+	u->sum.o = u->span.o + part;
+	u->q = u->sum.o + part;
+	for (int g = 0; g < hb; g++) {
 		/* a block that is not full repeats its last head */
 		int h = u->head + (g < u->n_head ? g : u->n_head - 1);
-		const float *from = q + ((size_t)row * ATT_HEADS + (size_t)h) * ATT_D;
-		for (int d = 0; d < ATT_D; d++)
-			u->q[g][d] = from[d] * (float)(ATT_SCALE);
-		u->slope[g] = ATT_ALIBI > 0 ? att_slope(h) : 0;
+		const float *from = q + ((size_t)row * (size_t)a.heads + (size_t)h) * (size_t)a.dim;
+		for (int d = 0; d < a.dim; d++)
+			u->q[g * a.dim + d] = from[d] * a.scale;
+		u->slope[g] = a.alibi > 0 ? att_slope(a, h) : 0;
 	}
+	att_part_clear(&u->sum);
 }
 
-LLMC_INLINE const kv_elem *
-att_page_k(const AttUnit *u, int page)
+LLMC_INLINE const char *
+att_page_k(const Att a, const AttUnit *u, int page)
 {
-	return kv_k(kv_page(u->s, u->pool, ATT_PAGE_BYTES, u->seq, page), u->kv_head, ATT_D);
+	return kv_k(a.kv, kv_page(u->s, u->pool, a.page_bytes, u->seq, page), u->kv_head, a.dim);
 }
 
-LLMC_INLINE const kv_elem *
-att_page_v(const AttUnit *u, int page)
+LLMC_INLINE const char *
+att_page_v(const Att a, const AttUnit *u, int page)
 {
-	return kv_v(kv_page(u->s, u->pool, ATT_PAGE_BYTES, u->seq, page), u->kv_head, ATT_KV_HEADS, ATT_D, ATT_V);
+	return kv_v(a.kv, kv_page(u->s, u->pool, a.page_bytes, u->seq, page), u->kv_head, a.kv_heads, a.dim, a.v_dim);
 }
 
 /* One chunk: K of its pages, softmax, V of its pages; each page asks for the next one in that order. */
-static void
-att_chunk(const AttUnit *u, int chunk, AttPart *out)
+LLMC_INLINE void
+att_chunk(const Att a, const AttUnit *u, int chunk, AttPart *out)
 {
-	_Alignas(64) float s[ATT_HB][ATT_CHUNK];
-	const kv_elem *v[ATT_PAGES + 1];
+	const int hb = att_hb(a), gb = att_gb(a), tail = hb % gb;
+	const char *v[ATT_PAGES + 1];
+	float *s = u->scores;
 	int pos0 = chunk * ATT_CHUNK;
 	int lo = u->range.lo > pos0 ? u->range.lo - pos0 : 0;
 	int hi = u->range.hi < pos0 + ATT_CHUNK ? u->range.hi - pos0 : ATT_CHUNK;
 	int p0 = lo / KV_PAGE, p1 = (hi - 1) / KV_PAGE, base = chunk * ATT_PAGES;
-	const kv_elem *k = att_page_k(u, base + p0);
+	const char *k = att_page_k(a, u, base + p0);
 
 	for (int p = p0; p <= p1; p++) {
-		v[p] = att_page_v(u, base + p);
-		const kv_elem *next = p < p1 ? att_page_k(u, base + p + 1) : v[p0];
+		v[p] = att_page_v(a, u, base + p);
+		const char *next = p < p1 ? att_page_k(a, u, base + p + 1) : v[p0];
 		int g = 0;
-		for (; g + ATT_GB <= ATT_HB; g += ATT_GB)
-			att_scores(ATT_GB, k, u->q[g], &s[g][p * KV_PAGE], next);
-		if (ATT_TAIL)
-			att_scores(ATT_TAIL, k, u->q[g], &s[g][p * KV_PAGE], next);
+		for (; g + gb <= hb; g += gb)
+			att_scores(a, gb, k, u->q + g * a.dim, s + g * ATT_CHUNK + p * KV_PAGE, next);
+		if (tail)
+			att_scores(a, tail, k, u->q + g * a.dim, s + g * ATT_CHUNK + p * KV_PAGE, next);
 		k = next;
 	}
-	for (int g = 0; g < ATT_HB; g++)
-		att_softmax(s[g], pos0, lo, hi, u->pos, u->slope[g], &out->m[g], &out->l[g]);
-	const kv_elem *after = u->range.hi > pos0 + ATT_CHUNK ? att_page_k(u, base + ATT_PAGES) : v[p1];
+	for (int g = 0; g < hb; g++)
+		att_softmax(a, s + g * ATT_CHUNK, pos0, lo, hi, u->pos, u->slope[g], &out->m[g], &out->l[g]);
+	const char *after = u->range.hi > pos0 + ATT_CHUNK ? att_page_k(a, u, base + ATT_PAGES) : v[p1];
 	int g = 0;
-	for (; g + ATT_GB <= ATT_HB; g += ATT_GB)
-		att_values_all(ATT_GB, v, after, lo, hi, s[g], out->o[g]);
-	if (ATT_TAIL)
-		att_values_all(ATT_TAIL, v, after, lo, hi, s[g], out->o[g]);
+	for (; g + gb <= hb; g += gb)
+		att_values_all(a, gb, v, after, lo, hi, s + g * ATT_CHUNK, out->o + g * att_vs(a));
+	if (tail)
+		att_values_all(a, tail, v, after, lo, hi, s + g * ATT_CHUNK, out->o + g * att_vs(a));
 }
 
-/* Spans of a unit are numbered from the first visible one. */
-LLMC_INLINE int
-att_spans(const AttUnit *u)
+/* to u->span */
+LLMC_INLINE void
+att_span(const Att a, AttUnit *u, int span)
 {
-	return ((u->range.hi - 1) / ATT_CHUNK >> u->shift) - (u->range.lo / ATT_CHUNK >> u->shift) + 1;
-}
+	SplitChunks c = split_chunks(ATT_SPLIT, u->range, u->shift, span);
 
-static void
-att_span(const AttUnit *u, int span, AttPart *out)
-{
-	int first = u->range.lo / ATT_CHUNK, last = (u->range.hi - 1) / ATT_CHUNK;
-	int at = (first >> u->shift) + span, c0 = at << u->shift, c1 = ((at + 1) << u->shift) - 1;
-
-	if (c0 < first)
-		c0 = first;
-	if (c1 > last)
-		c1 = last;
-	att_chunk(u, c0, out);
-	for (int c = c0 + 1; c <= c1; c++) {
-		AttPart one;
-		att_chunk(u, c, &one);
-		att_part_merge(out, &one);
+	att_part_clear(&u->span);
+	for (; c.first <= c.last; c.first++) {
+		att_chunk(a, u, c.first, &u->chunk);
+		att_part_merge(a, &u->span, &u->chunk);
 	}
 }
 
 LLMC_INLINE void
-att_unit_finish(const AttUnit *u, const AttPart *p, float *y)
+att_unit_finish(const Att a, const AttUnit *u, float *y)
 {
 	for (int g = 0; g < u->n_head; g++)
-		att_finish(y + ((size_t)u->row * ATT_HEADS + (size_t)(u->head + g)) * ATT_V, p->o[g], p->l[g]);
+		att_finish(a.v_dim, y + ((size_t)u->row * (size_t)a.heads + (size_t)(u->head + g)) * (size_t)a.v_dim, u->sum.o + g * att_vs(a), u->sum.l[g]);
 }
+
+/* name(): the value; name_run_span: att_span of it, compiled once */
+#define ATTENTION(name, ...)                                                           \
+	LLMC_INLINE Att name(void)                                                     \
+	{                                                                              \
+		return (Att){ __VA_ARGS__ };                                           \
+	}                                                                              \
+	static __attribute__((noinline, unused)) void name##_run_span(AttUnit *u, int span) \
+	{                                                                              \
+		att_span(name(), u, span);                                             \
+	}
 
 #endif

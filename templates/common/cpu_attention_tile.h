@@ -7,39 +7,43 @@
  *     V of a page --to fp32, once--> x [32][V] --blocks of ATT_TILE_MR rows--> oc [rows][V]
  *     oc --at ends of spans--> os, o
  *
- * Bytes of a tile: K and V of the visible positions once, for ATT_TILE_T tokens; q, s and sums stay in the second cache. */
+ * Bytes of a tile: K and V of the visible positions once, for att_tile_tokens tokens; q, s and sums stay in the second cache. */
 #ifndef LLMC_CPU_ATTENTION_TILE_H
 #define LLMC_CPU_ATTENTION_TILE_H
 
 #include "common/cpu_attention.h"
 
 enum {
-#if VL == 16
-	ATT_TILE_MR = 12,                               /* rows of a register tile, of two vectors each */
-#elif VL == 8
-	ATT_TILE_MR = 6,
-#else
-	ATT_TILE_MR = 4,
-#endif
-	ATT_TILE_T  = ATT_HB >= 48 ? 1 : 48 / ATT_HB,   /* tokens */
-	ATT_TILE_NV = ATT_VS / VL % 2 ? 1 : 2,          /* vectors of values at once */
-	ATT_TILE_R  = (ATT_TILE_T * ATT_HB + ATT_TILE_MR - 1) / ATT_TILE_MR * ATT_TILE_MR,
+	ATT_TILE_MR = VL == 16 ? 12 : VL == 8 ? 6 : 4,  /* rows of a register tile, of two vectors each */
+	ATT_TILE_R  = 48,                               /* rows of a tile, at most: a multiple of ATT_TILE_MR */
 };
 
-typedef struct {
-	_Alignas(64) float q[ATT_TILE_R / ATT_TILE_MR][ATT_D][ATT_TILE_MR]; /* scaled */
-	_Alignas(64) float x[KV_PAGE * (ATT_D > ATT_VS ? ATT_D : ATT_VS)]; /* a page's K [D][32] or V [32][VS] as fp32 */
-	_Alignas(64) float s[ATT_TILE_R][ATT_CHUNK];
-	_Alignas(64) float oc[ATT_TILE_R][ATT_VS];      /* of a chunk */
-	_Alignas(64) float os[ATT_TILE_R][ATT_VS];      /* of a span */
-	_Alignas(64) float o[ATT_TILE_R][ATT_VS];       /* of the row */
-	float mc[ATT_TILE_R], lc[ATT_TILE_R], ms[ATT_TILE_R], ls[ATT_TILE_R], m[ATT_TILE_R], l[ATT_TILE_R], slope[ATT_HB];
-	AttRange range[ATT_TILE_T];
-	int shift[ATT_TILE_T], pos[ATT_TILE_T];
+/* tokens of a tile */
+LLMC_INLINE int
+att_tile_tokens(const Att a)
+{
+	return ATT_TILE_R / att_hb(a);
+}
+
+/* vectors of values at once */
+LLMC_INLINE int
+att_tile_nv(const Att a)
+{
+	return att_vs(a) / VL % 2 ? 1 : 2;
+}
+
+typedef struct AttTile {
+	float *q;                    /* [block][dim][ATT_TILE_MR], scaled */
+	float *x;                    /* a page's K [dim][32] or V [32][att_vs] as fp32 */
+	float *s;                    /* [row][ATT_CHUNK] */
+	float *oc, *os, *o;          /* [row][att_vs]: of a chunk, of a span, of the row */
+	float  mc[ATT_TILE_R], lc[ATT_TILE_R], ms[ATT_TILE_R], ls[ATT_TILE_R], m[ATT_TILE_R], l[ATT_TILE_R], slope[ATT_MOST_HB];
+	SplitRange range[ATT_TILE_R];
+	int    shift[ATT_TILE_R], pos[ATT_TILE_R];
 } AttTile;
 
 LLMC_INLINE void
-att_tile_scores(AttTile *t, const float *k, int n_block, int at)
+att_tile_scores(const Att a, const AttTile *t, int n_block, int at)
 {
 	for (int b = 0; b < n_block; b++)
 		for (int j = 0; j < KV_PAGE; j += 2 * VL) {
@@ -48,132 +52,145 @@ att_tile_scores(AttTile *t, const float *k, int n_block, int at)
 			LLMC_UNROLL
 			for (int r = 0; r < ATT_TILE_MR; r++)
 				acc[r][0] = acc[r][1] = vf_set1(0);
-			for (int d = 0; d < ATT_D; d++) {
-				vf x0 = vf_load(k + d * KV_PAGE + j), x1 = vf_load(k + d * KV_PAGE + j + VL);
+			for (int d = 0; d < a.dim; d++) {
+				vf x0 = vf_load(t->x + d * KV_PAGE + j), x1 = vf_load(t->x + d * KV_PAGE + j + VL);
 				LLMC_UNROLL
 				for (int r = 0; r < ATT_TILE_MR; r++) {
-					vf q = vf_set1(t->q[b][d][r]);
+					vf q = vf_set1(t->q[((size_t)b * (size_t)a.dim + (size_t)d) * ATT_TILE_MR + (size_t)r]);
 					acc[r][0] = vf_fma(x0, q, acc[r][0]);
 					acc[r][1] = vf_fma(x1, q, acc[r][1]);
 				}
 			}
 			LLMC_UNROLL
 			for (int r = 0; r < ATT_TILE_MR; r++) {
-				vf_store(&t->s[b * ATT_TILE_MR + r][at + j], acc[r][0]);
-				vf_store(&t->s[b * ATT_TILE_MR + r][at + j + VL], acc[r][1]);
+				float *to = t->s + (b * ATT_TILE_MR + r) * ATT_CHUNK + at + j;
+				vf_store(to, acc[r][0]);
+				vf_store(to + VL, acc[r][1]);
 			}
 		}
 }
 
 /* oc += weights times values of keys [j0, j1) of the chunk, whose page starts at `at` */
 LLMC_INLINE void
-att_tile_values(AttTile *t, const float *v, int n_block, int at, int j0, int j1, int d, int first)
+att_tile_values(const Att a, const AttTile *t, int n_block, int at, int j0, int j1, int d, int first)
 {
+	const int nv = att_tile_nv(a), vs = att_vs(a);
+
 	for (int b = 0; b < n_block; b++) {
-		vf acc[ATT_TILE_MR][ATT_TILE_NV];
+		vf acc[ATT_TILE_MR][2];
 
 		LLMC_UNROLL
 		for (int r = 0; r < ATT_TILE_MR; r++)
-			LLMC_UNROLL
-			for (int i = 0; i < ATT_TILE_NV; i++)
-				acc[r][i] = first ? vf_set1(0) : vf_load(&t->oc[b * ATT_TILE_MR + r][d + i * VL]);
+			LLMC_EACH(i, nv, 2)
+				acc[r][i] = first ? vf_set1(0) : vf_load(t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL);
 		for (int j = j0; j < j1; j++) {
-			const float *row = v + (j - at) * ATT_VS + d;
-			vf x[ATT_TILE_NV];
-			LLMC_UNROLL
-			for (int i = 0; i < ATT_TILE_NV; i++)
+			const float *row = t->x + (j - at) * vs + d;
+			vf x[2];
+			LLMC_EACH(i, nv, 2)
 				x[i] = vf_load(row + i * VL);
 			LLMC_UNROLL
 			for (int r = 0; r < ATT_TILE_MR; r++) {
-				vf p = vf_set1(t->s[b * ATT_TILE_MR + r][j]);
-				LLMC_UNROLL
-				for (int i = 0; i < ATT_TILE_NV; i++)
+				vf p = vf_set1(t->s[(b * ATT_TILE_MR + r) * ATT_CHUNK + j]);
+				LLMC_EACH(i, nv, 2)
 					acc[r][i] = vf_fma(x[i], p, acc[r][i]);
 			}
 		}
 		LLMC_UNROLL
 		for (int r = 0; r < ATT_TILE_MR; r++)
-			LLMC_UNROLL
-			for (int i = 0; i < ATT_TILE_NV; i++)
-				vf_store(&t->oc[b * ATT_TILE_MR + r][d + i * VL], acc[r][i]);
+			LLMC_EACH(i, nv, 2)
+				vf_store(t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL, acc[r][i]);
 	}
 }
 
-/* Rows [row0, row0 + n) of sequence seq, n <= ATT_TILE_T, unit 0 .. ATT_UNITS */
-static void
-att_tile(AttTile *t, const llmc_step *s, const void *pool, const float *q, float *y, int seq, int row0, int n, int unit)
+/* Rows [row0, row0 + n) of sequence seq, n <= att_tile_tokens, unit 0 .. att_units; work: as att_unit_init's */
+LLMC_INLINE void
+att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, float *y, int seq, int row0, int n, int unit)
 {
-	int kv_head = unit / ATT_NHB, head = kv_head * ATT_G + unit % ATT_NHB * ATT_HB;
-	int nh = (kv_head + 1) * ATT_G - head < ATT_HB ? (kv_head + 1) * ATT_G - head : ATT_HB;
+	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a);
+	AttTile tile, *const t = &tile;
+	int kv_head = unit / att_blocks(a), head = kv_head * group + unit % att_blocks(a) * hb;
+	int nh = (kv_head + 1) * group - head < hb ? (kv_head + 1) * group - head : hb;
 	int n_row = n * nh, n_block = (n_row + ATT_TILE_MR - 1) / ATT_TILE_MR;
 	int lo = s->pos[row0], hi = 0;
 
+	t->s = work;
+	t->oc = t->s + ATT_TILE_R * ATT_CHUNK;
+	t->os = t->oc + ATT_TILE_R * vs;
+	t->o = t->os + ATT_TILE_R * vs;
+	t->x = t->o + ATT_TILE_R * vs;
+	t->q = t->x + KV_PAGE * (a.dim > vs ? a.dim : vs);
 	for (int i = 0; i < n; i++) {
 		t->pos[i] = s->pos[row0 + i];
-		t->range[i] = att_range(s, seq, t->pos[i]);
-		t->shift[i] = att_span_shift(t->range[i]);
+		t->range[i] = att_range(a, s, seq, t->pos[i]);
+		t->shift[i] = split_shift(ATT_SPLIT, t->range[i]);
 		lo = t->range[i].lo < lo ? t->range[i].lo : lo;
 		hi = t->range[i].hi > hi ? t->range[i].hi : hi;
 	}
 	for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
-		const float *from = q + ((size_t)(row0 + r / nh) * ATT_HEADS + (size_t)(head + r % nh)) * ATT_D;
-		for (int d = 0; d < ATT_D; d++)
-			t->q[r / ATT_TILE_MR][d][r % ATT_TILE_MR] = r < n_row ? from[d] * (float)(ATT_SCALE) : 0;
+		const float *from = q + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.dim;
+		for (int d = 0; d < a.dim; d++)
+			t->q[((size_t)(r / ATT_TILE_MR) * (size_t)a.dim + (size_t)d) * ATT_TILE_MR + (size_t)(r % ATT_TILE_MR)] = r < n_row ? from[d] * a.scale : 0;
 		t->l[r] = t->ls[r] = 0;
 	}
 	for (int g = 0; g < nh; g++)
-		t->slope[g] = ATT_ALIBI > 0 ? att_slope(head + g) : 0;
+		t->slope[g] = a.alibi > 0 ? att_slope(a, head + g) : 0;
 
 	for (int chunk = lo / ATT_CHUNK; chunk * ATT_CHUNK < hi; chunk++) {
 		int pos0 = chunk * ATT_CHUNK;
 		int j0 = lo > pos0 ? lo - pos0 : 0, j1 = hi < pos0 + ATT_CHUNK ? hi - pos0 : ATT_CHUNK;
 
 		for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
-			const kv_elem *k = kv_k(kv_page(s, pool, ATT_PAGE_BYTES, seq, chunk * ATT_PAGES + p), kv_head, ATT_D);
-			for (int i = 0; i < KV_PAGE * ATT_D; i += VL)
-				vf_store(t->x + i, kv_load(k + i));
-			att_tile_scores(t, t->x, n_block, p * KV_PAGE);
+			const char *k = kv_k(a.kv, kv_page(s, pool, a.page_bytes, seq, chunk * ATT_PAGES + p), kv_head, a.dim);
+			for (int i = 0; i < KV_PAGE * a.dim; i += VL)
+				vf_store(t->x + i, kv_load(a.kv, k, i));
+			att_tile_scores(a, t, n_block, p * KV_PAGE);
 		}
 		for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
 			t->lc[r] = 0;
-			AttRange see = t->range[r < n_row ? r / nh : 0];
-			int a = see.lo > pos0 ? see.lo - pos0 : 0, b = see.hi < pos0 + ATT_CHUNK ? see.hi - pos0 : ATT_CHUNK;
-			if (r < n_row && a < b)
-				att_softmax(t->s[r], pos0, a, b, t->pos[r / nh], t->slope[r % nh], &t->mc[r], &t->lc[r]);
+			SplitRange see = t->range[r < n_row ? r / nh : 0];
+			int from = see.lo > pos0 ? see.lo - pos0 : 0, to = see.hi < pos0 + ATT_CHUNK ? see.hi - pos0 : ATT_CHUNK;
+			if (r < n_row && from < to)
+				att_softmax(a, t->s + r * ATT_CHUNK, pos0, from, to, t->pos[r / nh], t->slope[r % nh], &t->mc[r], &t->lc[r]);
 			else
-				memset(t->s[r], 0, sizeof t->s[r]);
+				memset(t->s + r * ATT_CHUNK, 0, ATT_CHUNK * sizeof *t->s);
 		}
 		for (int p = j0 / KV_PAGE, first = 1; p * KV_PAGE < j1; p++, first = 0) {
 			int at = p * KV_PAGE, from = j0 > at ? j0 : at, to = j1 < at + KV_PAGE ? j1 : at + KV_PAGE, d = 0;
-			const kv_elem *v = kv_v(kv_page(s, pool, ATT_PAGE_BYTES, seq, chunk * ATT_PAGES + p), kv_head, ATT_KV_HEADS, ATT_D,
-			                        ATT_V);
+			const char *v = kv_v(a.kv, kv_page(s, pool, a.page_bytes, seq, chunk * ATT_PAGES + p), kv_head, a.kv_heads, a.dim, a.v_dim);
 			for (int j = from - at; j < to - at; j++) {
 				int i = 0;
-				for (; i + VL <= ATT_V; i += VL)
-					vf_store(t->x + j * ATT_VS + i, kv_load(v + (size_t)j * ATT_V + i));
-				if (i < ATT_V)
-					vf_store(t->x + j * ATT_VS + i, kv_load_n(v + (size_t)j * ATT_V + i, ATT_V % VL));
+				for (; i + VL <= a.v_dim; i += VL)
+					vf_store(t->x + j * vs + i, kv_load(a.kv, v, (int64_t)j * a.v_dim + i));
+				if (i < a.v_dim)
+					vf_store(t->x + j * vs + i, kv_load_n(a.kv, v, (int64_t)j * a.v_dim + i, a.v_dim % VL));
 			}
-			for (; d < ATT_VS; d += ATT_TILE_NV * VL)
-				att_tile_values(t, t->x, n_block, at, from, to, d, first);
+			for (; d < vs; d += att_tile_nv(a) * VL)
+				att_tile_values(a, t, n_block, at, from, to, d, first);
 		}
 		for (int r = 0; r < n_row; r++) {
 			int i = r / nh, mask = (1 << t->shift[i]) - 1;
 			if (t->lc[r] == 0)
 				continue;
 			if (mask == 0) {
-				att_merge(&t->m[r], &t->l[r], t->o[r], t->mc[r], t->lc[r], t->oc[r]);
+				att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->mc[r], t->lc[r], t->oc + r * vs);
 				continue;
 			}
-			att_merge(&t->ms[r], &t->ls[r], t->os[r], t->mc[r], t->lc[r], t->oc[r]);
+			att_merge(a.v_dim, &t->ms[r], &t->ls[r], t->os + r * vs, t->mc[r], t->lc[r], t->oc + r * vs);
 			if ((chunk & mask) == mask || chunk == (t->range[i].hi - 1) / ATT_CHUNK) {
-				att_merge(&t->m[r], &t->l[r], t->o[r], t->ms[r], t->ls[r], t->os[r]);
+				att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->ms[r], t->ls[r], t->os + r * vs);
 				t->ls[r] = 0;
 			}
 		}
 	}
 	for (int r = 0; r < n_row; r++)
-		att_finish(y + ((size_t)(row0 + r / nh) * ATT_HEADS + (size_t)(head + r % nh)) * ATT_V, t->o[r], t->l[r]);
+		att_finish(a.v_dim, y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.v_dim, t->o + r * vs, t->l[r]);
 }
+
+#define ATTENTION_TILE(name)                                                                                                                 \
+	static __attribute__((noinline, unused)) void name##_run_tile(float *work, const llmc_step *s, const void *pool, const float *q, float *y, \
+	                                                          int seq, int row0, int n, int unit)                                        \
+	{                                                                                                                                    \
+		att_tile(name(), work, s, pool, q, y, seq, row0, n, unit);                                                                   \
+	}
 
 #endif
