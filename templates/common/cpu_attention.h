@@ -124,9 +124,9 @@ att_slope(const Att a, int head)
 	return head < c ? att_exp2_neg(a.alibi * (head + 1) / c) : att_exp2_neg(a.alibi * (2 * (head - c) + 1) / (2 * c));
 }
 
-/* Scores of a chunk (pos0: its first position) to weights: s[j] for lo <= j < hi (relative to it), 0 elsewhere. */
+/* Scores of a chunk of positions (pos0: its first) to weights: s[j] for lo <= j < hi (relative to it), 0 elsewhere. */
 LLMC_INLINE void
-att_softmax(const Att a, float *s, int pos0, int lo, int hi, int pos, float slope, float *m_out, float *l_out)
+att_softmax(const Att a, const int chunk, float *s, int pos0, int lo, int hi, int pos, float slope, float *m_out, float *l_out)
 {
 	const vf none = vf_set1(-__builtin_inff());
 	vf top = none, sum = vf_set1(0);
@@ -152,7 +152,7 @@ att_softmax(const Att a, float *s, int pos0, int lo, int hi, int pos, float slop
 		sum += e;
 		vf_store(s + j, e);
 	}
-	for (int j = j1; j < ATT_CHUNK; j += VL)
+	for (int j = j1; j < chunk; j += VL)
 		vf_store(s + j, vf_set1(0));
 	*m_out = m;
 	*l_out = vf_hsum(sum);
@@ -368,7 +368,7 @@ att_chunk(const Att a, const AttUnit *u, int chunk, AttPart *out)
 		k = next;
 	}
 	for (int g = 0; g < hb; g++)
-		att_softmax(a, s + g * ATT_CHUNK, pos0, lo, hi, u->pos, u->slope[g], &out->m[g], &out->l[g]);
+		att_softmax(a, ATT_CHUNK, s + g * ATT_CHUNK, pos0, lo, hi, u->pos, u->slope[g], &out->m[g], &out->l[g]);
 	const char *after = u->range.hi > pos0 + ATT_CHUNK ? att_page_k(a, u, base + ATT_PAGES) : v[p1];
 	int g = 0;
 	for (; g + gb <= hb; g += gb)

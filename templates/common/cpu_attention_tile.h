@@ -150,7 +150,7 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 			SplitRange see = t->range[r < n_row ? r / nh : 0];
 			int from = see.lo > pos0 ? see.lo - pos0 : 0, to = see.hi < pos0 + ATT_CHUNK ? see.hi - pos0 : ATT_CHUNK;
 			if (r < n_row && from < to)
-				att_softmax(a, t->s + r * ATT_CHUNK, pos0, from, to, t->pos[r / nh], t->slope[r % nh], &t->mc[r], &t->lc[r]);
+				att_softmax(a, ATT_CHUNK, t->s + r * ATT_CHUNK, pos0, from, to, t->pos[r / nh], t->slope[r % nh], &t->mc[r], &t->lc[r]);
 			else
 				memset(t->s + r * ATT_CHUNK, 0, ATT_CHUNK * sizeof *t->s);
 		}

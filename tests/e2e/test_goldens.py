@@ -27,6 +27,7 @@ CPU = {  # case: instruction sets
     "llama-smol": "v3 v4", "llama-bias-linear-bf16": "generic v3", "mistral-window": "v3", "qwen2-windows": "v4",
     "qwen3-bias-tied": "v3", "gemma2-caps": "generic v3", "gemma3-layers-bf16": "v4", "phi3-longrope-long": "v3",
     "mixtral-bf16": "v3", "qwen2_moe-sparse": "v4", "deepseek_v2-groups": "v3", "deepseek_v3-plain": "generic v4",
+    "deepseek_v2-dense-bf16": "generic", "deepseek_v2-lite": "v4", "deepseek_v3-one-group-bf16": "v3", "deepseek_v3-yarn": "v4",
     "glm4-bias": "v3", "bloom-post-residual-bf16": "generic", "bloom-six-heads": "v3", "gpt2-inner": "v3",
     "gpt_neox-parallel": "v4", "baichuan-alibi": "v4", "chatglm1-plain": "v3 v4", "chatglm2-bias": "generic"}
 

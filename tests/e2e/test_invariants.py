@@ -51,8 +51,10 @@ attention: {n_heads: 4, n_kv_heads: 2, head_dim: 16}
 ffn: {width: 64}
 moe: {n_experts: 8, top_k: 2, width: 32}
 """,
+    # prompts absorbed as decode rows are: which form is less work depends on a chunk's rows
     "mla": COMMON + """name: inv-mla
 family: deepseek_v3
+deterministic: true
 n_layers: 2
 hidden: 64
 attention: {kind: mla, n_heads: 2, q_rank: 32, kv_rank: 32, nope_dim: 16, rope_dim: 8, v_dim: 16}
