@@ -1,5 +1,7 @@
 """Kernels of latent attention (mla_query, mla_attend, mla_value) against float64 by the unabsorbed equations, and against each other bit for
 bit: phases, parts, batches, chunks of the prompt. In which form rows go: templates/common/llmc_mla.h."""
+import os
+
 import numpy as np
 import pytest
 
@@ -118,7 +120,11 @@ def tolerance(c):
     return 3e-2 if c.bits == 8 else 1e-3 if c.kv == "f16" or c.dtype[0] == "q" else 3e-4
 
 
-@pytest.mark.parametrize("name,target", [(n, t) for n in CASES for t in TARGETS if n in ("odd", "one", "lite") or t == TARGETS[-1]])
+QUICK = {("odd", t) for t in TARGETS} | {("one", TARGETS[0]), ("lite", TARGETS[-1])}
+ALL = os.environ.get("LLMC_EVERY_KERNEL")
+
+
+@pytest.mark.parametrize("name,target", [(n, t) for n in CASES for t in TARGETS if ALL or (n, t) in QUICK])
 def test_latent_attention(lib, name, target):
     c = Case(lib, **CASES[name])
     full = [(i, list(range(n))) for i, n in enumerate(c.lens)]
