@@ -247,6 +247,8 @@ bench(int argc, char **argv)
 	Common c = { 0 };
 	if (argc > 1 && strcmp(argv[1], "serve") == 0)
 		return cmd_bench_serve.run(argc - 1, argv + 1);
+	if (argc > 1 && strcmp(argv[1], "mla") == 0)
+		return cmd_bench_mla.run(argc - 1, argv + 1);
 	const char *p_text = "512", *n_text = "128", *b_text = "1", *d_text = "0", *args[1] = { NULL };
 	int32_t runs = 5, p[MAX_SIZES], n[MAX_SIZES], bt[MAX_SIZES], d[MAX_SIZES];
 	size_t np = 0, nn = 0, nb = 0, nd = 0;
@@ -383,6 +385,7 @@ const Command cmd_bench = {
 	"  llmc bench model.gguf\n"
 	"  llmc bench model.gguf -p 0 -n 64 -b 1,4,8 --json\n"
 	"  llmc bench model.gguf --ops\n"
+	"  llmc bench mla model.gguf\n"
 	"  llmc bench configs/llama3-8b.yaml --random-weights -p 128 -n 16 -r 1\n"
 	"  llmc bench configs/llama3-8b.yaml --random-weights --device cuda --ops\n",
 	bench,

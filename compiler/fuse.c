@@ -359,7 +359,9 @@ expand_pairs(const Graph *g, const Op *att)
 	int64_t rank = op_int(att, "kv_rank"), rope = op_int(att, "rope_dim"), nope = op_int(att, "nope_dim"), v_dim = op_int(att, "v_dim");
 	int64_t absorbed = 2 * rank + rope, expanded = nope + rope + v_dim;
 
-	if (g->spec->deterministic || nope > rank || v_dim > rank || expanded >= absorbed)
+	if (g->spec->attention.form == MLA_EXPANDED && nope <= rank && v_dim <= rank)
+		return MLA_EXPAND_ALWAYS;
+	if (g->spec->attention.form == MLA_ABSORBED || g->spec->deterministic || nope > rank || v_dim > rank || expanded >= absorbed)
 		return 0;
 	return (rank * (nope + v_dim) + absorbed - expanded - 1) / (absorbed - expanded);
 }

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "templates/common/llmc_mla.h"
+
 /* requires: weights built; keeps: everything else
  * effect:   a weight that some op multiplies by gets the layout that kernels of the target stream; one that is only gathered
  *           stays in file order on a CPU, so that it need not be read at load. */
@@ -90,8 +92,9 @@ kernel_for(Select *s, int i, int phase)
 	for (int m = s->n_memo[phase]; m-- > 0;)
 		if (same_use(g, s->memo[phase][m].op, op))
 			return s->memo[phase][m].kernel;
-	/* where results must not depend on the batch, decode rows run as any other rows */
-	int             as = templates_one_phase(s->ts) ? PHASE_MIXED : phase;
+	/* where results must not depend on the batch, decode rows run as any other rows; and decode kernels of latent attention are absorbed */
+	bool            one = templates_one_phase(s->ts) || op_int(op, "expand") == MLA_EXPAND_ALWAYS;
+	int             as = one ? PHASE_MIXED : phase;
 	const Template *t = templates_find(s->ts, g, op, as);
 	int             k = -1;
 	if (t) {

@@ -185,6 +185,7 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.qk_norm = IS(qk_norm, "head");
 	s->attention.q_rank = (int)INT(q_rank);
 	s->attention.kv_rank = (int)INT(kv_rank);
+	s->attention.form = IS(att_form, "absorbed") ? MLA_ABSORBED : IS(att_form, "expanded") ? MLA_EXPANDED : MLA_AUTO;
 	s->attention.nope_dim = (int)INT(nope_dim);
 	s->attention.rope_dim = (int)INT(rope_dim);
 	s->attention.v_dim = (int)INT(v_dim);

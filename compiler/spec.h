@@ -15,6 +15,7 @@ typedef enum RopeStyle { ROPE_HALF, ROPE_INTERLEAVED } RopeStyle;
 typedef enum RopeScaling { SCALE_NONE, SCALE_LINEAR, SCALE_DYNAMIC, SCALE_YARN, SCALE_LLAMA3, SCALE_LONGROPE } RopeScaling;
 typedef enum ActKind { ACT_SILU, ACT_GELU, ACT_GELU_TANH } ActKind;
 typedef enum AttentionKind { ATT_GQA, ATT_MLA } AttentionKind;
+typedef enum MlaForm { MLA_AUTO, MLA_ABSORBED, MLA_EXPANDED } MlaForm; /* the fewer operations, or one of the two */
 typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX } MaskKind;
 
 /* One set of rotary frequencies. The runtime makes the angles; a sequence's frequencies are fixed at admission. */
@@ -70,6 +71,7 @@ typedef struct Spec {
 		MaskKind mask;
 		int32_t prefix_mark, prefix_end; /* mask prefix: token ids; -1 none */
 		bool    qk_norm;           /* rms per head on q and k */
+		MlaForm form;                                      /* mla */
 		int     q_rank, kv_rank, nope_dim, rope_dim, v_dim; /* mla; v_dim = head_dim for gqa; q_rank 0: plain q */
 	} attention;
 

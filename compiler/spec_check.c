@@ -41,6 +41,9 @@ check_heads(SpecTable *t)
 		note(t, at == K_n_heads ? K_n_kv_heads : K_n_heads);
 	}
 	if (!IS(att_kind, "mla")) {
+		if (!IS(att_form, "auto"))
+			err_at(t->d, LOC(att_form), "attention.form = %s: only latent attention (attention.kind: mla) has forms, this model has none",
+			       t->val[K_att_form].str);
 		if (KNOWN(v_dim) && d > 0 && INT(v_dim) != d) {
 			err_at(t->d, LOC(v_dim), "attention.v_dim = %lld differs from attention.head_dim = %lld: only attention.kind mla allows that",
 			       (long long)INT(v_dim), (long long)d);

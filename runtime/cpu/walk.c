@@ -242,7 +242,7 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 /* --- what its steps take --------------------------------------------------------------------------------------------- */
 
 enum { ROUNDS = 63 };
-static const double LONG_ENOUGH = 0.1; /* seconds of all rounds */
+static const double LONG_ENOUGH = 0.1, VERY_LONG = 2; /* seconds of all rounds: of more than two, and of fewer */
 
 typedef struct TimedWalk {
 	Walk    walk;
@@ -291,8 +291,10 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 	t.seconds = calloc((size_t)ph->n_step * ROUNDS, sizeof *t.seconds);
 	if (!t.seconds)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	for (double start = clock_now(); t.round < 3 || (t.round < ROUNDS && clock_now() - start < LONG_ENOUGH); t.round++)
+	for (double start = clock_now(), took = 0; t.round < ROUNDS && (took < LONG_ENOUGH || (t.round < 3 && took < VERY_LONG)); t.round++) {
 		threads_run(s->threads, walk_timed, &t);
+		took = clock_now() - start;
+	}
 	for (int i = 0; i < ph->n_step; i++)
 		qsort(t.seconds + i * ROUNDS, (size_t)t.round, sizeof *t.seconds, by_value);
 	for (int i = 0; i < ph->n_step; i++) {

@@ -10,16 +10,20 @@
 
 /* `expand` of targets that have keys and values of the step's own positions alone: a sequence that begins in the step goes expanded */
 enum { MLA_EXPAND_OWN = 1 << 30 };
+/* where the description asks for the expanded form: single rows too */
+enum { MLA_EXPAND_ALWAYS = 1 };
 
 /* rows of one sequence in this step, behind `before` positions; expand: the op's attribute, 0: never.
  *
  * Expanding makes a key and a value for every position and head, which costs as much as a number of pairs of a row and a position
  * do absorbed more than expanded: `expand` is that number. The step's own positions are free, since absorbing takes the same
  * products for each of its rows. So expanded is cheaper where the pairs, rows * (before + rows / 2), are more than
- * expand * before. A single row is a decode row, always absorbed. */
+ * expand * before. A single row is a decode row, absorbed unless the other form is asked for. */
 LLMC_MLA_FN int
 mla_expanded(int rows, int before, int expand)
 {
+	if (expand == MLA_EXPAND_ALWAYS)
+		return 1;
 	return expand > 0 && rows > 1 && (long long)rows * (2LL * before + rows) > 2LL * expand * before;
 }
 

@@ -97,6 +97,27 @@ def test_bench_of_single_ops(llmc, device):
     assert re.search(r"^  attention +3 x .* us = .* ms +\d+ % .* GB/s .* GOP/s$", llmc.out, re.M), llmc.out
 
 
+LATENT = """llmc: 1
+name: latent
+family: deepseek_v2
+vocab_size: 64
+max_positions: 256
+n_layers: 2
+hidden: 64
+attention: {kind: mla, n_heads: 3, kv_rank: 40, nope_dim: 32, rope_dim: 16, v_dim: 24, head_dim: 48}
+ffn: {width: 64}
+norm: {eps: 1.0e-6}
+text: {bos: 1, eos: [2]}
+dtype: f32
+"""
+
+
+def test_bench_of_the_attention_module(llmc, tmp_path):
+    (tmp_path / "m.yaml").write_text(LATENT)
+    llmc("bench", "mla", tmp_path / "m.yaml", "--random-weights", "--device", "ref", "-d", "40", code=2)
+    assert "no kernels of the expanded form" in llmc.err
+
+
 MIXTURE = """llmc: 1
 name: experts
 family: qwen3_moe
@@ -217,6 +238,9 @@ def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
     (["compile", TINY, "--dump", "soup"], 1, "expected spec, graph"),
     (["import", TINY], 1, "is a description already"),
     (["bench", TINY, "-p", "x"], 1, "take lists"),
+    (["bench", "mla"], 1, "name a model"),
+    (["bench", "mla", TINY, "-d", "0"], 1, "-d one of 1 to"),
+    (["bench", "mla", TINY, "--random-weights"], 1, "only latent attention (attention.kind: mla) has forms, this model has none"),
     (["cache", "--days", "-1", "--prune"], 1, "expected 0 or more"),
     (["tokenize", TINY, "--text", "x"], 1, ""),
 ])
