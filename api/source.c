@@ -193,7 +193,8 @@ target_name(const char *device, const char *arch, bool must_run, char out[32], l
 	if (!t)
 		return LLMC_E_INPUT;
 	snprintf(out, 32, "%s", t->name);
-	if (must_run && !isa_runs(out))
-		return error_set(err, LLMC_E_MISSING, "arch %s: this processor does not run x86-64-%s code; its best is %s", arch, arch, target_find(isa_best())->isa);
+	char why[160];
+	if (must_run && isa_lacks(out, why, sizeof why))
+		return error_set(err, LLMC_E_MISSING, "arch %s: %s; the best that runs here is %s", arch, why, target_find(isa_best())->isa);
 	return LLMC_OK;
 }

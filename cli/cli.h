@@ -44,7 +44,7 @@ typedef struct Common {
 #define OPT_COMMON(c)                                                                              \
 	{ OPT_GROUP, 0, "Model", NULL, NULL, NULL },                                               \
 	{ OPT_TEXT, 0, "device", "cpu|cuda|ref", &(c).device, "where to run: cpu, cuda or cuda:N, or ref, the plain fp32 interpreter [cpu]" }, \
-	{ OPT_TEXT, 0, "arch", "NAME", &(c).arch, "what kernels are made for: generic, v3, v4; sm_80, sm_90a, ... [what is at hand]" }, \
+	{ OPT_TEXT, 0, "arch", "NAME", &(c).arch, "what kernels are made for: generic, v3, vnni, v4, amx; sm_80, sm_90a, ... [what is at hand]" }, \
 	{ OPT_INT, 't', "threads", "N", &(c).threads, "threads [real cores within quota and affinity]" }, \
 	{ OPT_TEXT, 'w', "weights", "PATH", &(c).weights, "checkpoint, when the model does not say" }, \
 	{ OPT_FLAG, 0, "random-weights", NULL, &(c).random_weights, "no checkpoint: seeded noise" }, \

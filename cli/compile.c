@@ -46,7 +46,7 @@ compile(int argc, char **argv)
 	const Opt opt[] = {
 		{ OPT_TEXT, 'o', "output", "DIR", &out, "where to write [generated/<model>]" },
 		{ OPT_TEXT, 0, "target", "cpu|ref", &target, "what to compile for [cpu]" },
-		{ OPT_TEXT, 0, "arch", "A,B", &arch, "instruction sets: generic, v3, v4 [this processor's best]" },
+		{ OPT_TEXT, 0, "arch", "A,B", &arch, "instruction sets: generic, v3, vnni, v4, amx [this processor's best]" },
 		{ OPT_FLAG, 0, "aot", NULL, &aot, "build the kernels now and ship them in the artifact" },
 		{ OPT_LIST, 0, "set", "KEY=VALUE", &set, "override a key of the description; may be repeated" },
 		{ OPT_INT, 0, "tp", "N", &tp, "tensor parallel degree (same as --set parallel.tp=)" },

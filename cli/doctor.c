@@ -57,6 +57,8 @@ table(const json_t *all)
 
 	printf("llmc %s\n", text_of(all, "version"));
 	row(true, true, "processor", "%s: %s; kernels for %s", text_of(cpu, "name"), text_of(cpu, "topology"), text_of(cpu, "best_target"));
+	const json_t *amx = json_object_get(cpu, "amx");
+	row(found(amx), false, "AMX", "%s", text_of(amx, "text"));
 	row(true, true, "memory", "reads %.1f GB/s with all threads, %.1f GB/s with one", llmc_bandwidth(0, 0.3) / 1e9, llmc_bandwidth(1, 0.3) / 1e9);
 	if (found(cc))
 		row(true, true, "compiler", "%s: %s", text_of(cc, "path"), text_of(cc, "text"));

@@ -5,23 +5,27 @@
 
 #include "formats/layout.h"
 
-#define AVX2 "-mavx2 -mfma -mf16c -mbmi2"
+#define AVX2   "-mavx2 -mfma -mf16c -mbmi2"
+#define VNNI   "-mavxvnni"
+#define AMX    "-mamx-tile -mamx-int8 -mamx-bf16 -mavx512bf16"
 #define AVX512 "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 
 /* clang-format off */
 static const Target table[] = {
-	/* name           kind         isa        layout    arch exact  level cflags */
-	{ "ref",          TARGET_REF,  "ref",     "row",    0,   false, 0,    "" },
-	{ "cpu-generic",  TARGET_CPU,  "generic", "r4",     0,   false, 1,    "-O3" },
-	{ "cpu-v3",       TARGET_CPU,  "v3",      "r8",     0,   false, 3,    "-O3 " AVX2 },
-	{ "cpu-v4",       TARGET_CPU,  "v4",      "r16",    0,   false, 4,    "-O3 " AVX512 " " AVX2 },
-	{ "cuda-sm_75",   TARGET_CUDA, "sm_75",   "planes", 75,  false, 0,    "" },
-	{ "cuda-sm_80",   TARGET_CUDA, "sm_80",   "planes", 80,  false, 0,    "" },
-	{ "cuda-sm_86",   TARGET_CUDA, "sm_86",   "planes", 86,  false, 0,    "" },
-	{ "cuda-sm_89",   TARGET_CUDA, "sm_89",   "planes", 89,  false, 0,    "" },
-	{ "cuda-sm_90a",  TARGET_CUDA, "sm_90a",  "planes", 90,  true,  0,    "" },
-	{ "cuda-sm_100a", TARGET_CUDA, "sm_100a", "planes", 100, true,  0,    "" },
-	{ "cuda-sm_120a", TARGET_CUDA, "sm_120a", "planes", 120, true,  0,    "" },
+	/* name           kind         isa        layout    arch exact  needs                              cflags */
+	{ "ref",          TARGET_REF,  "ref",     "row",    0,   false, 0,                                 "" },
+	{ "cpu-generic",  TARGET_CPU,  "generic", "r4",     0,   false, 0,                                 "-O3" },
+	{ "cpu-v3",       TARGET_CPU,  "v3",      "r8",     0,   false, CPU_AVX2,                          "-O3 " AVX2 },
+	{ "cpu-vnni",     TARGET_CPU,  "vnni",    "r8",     0,   false, CPU_AVX2 | CPU_VNNI,               "-O3 " VNNI " " AVX2 },
+	{ "cpu-v4",       TARGET_CPU,  "v4",      "r16",    0,   false, CPU_AVX2 | CPU_AVX512,             "-O3 " AVX512 " " AVX2 },
+	{ "cpu-amx",      TARGET_CPU,  "amx",     "r16",    0,   false, CPU_AVX2 | CPU_AVX512 | CPU_AMX,   "-O3 " AMX " " AVX512 " " AVX2 },
+	{ "cuda-sm_75",   TARGET_CUDA, "sm_75",   "planes", 75,  false, 0,                                 "" },
+	{ "cuda-sm_80",   TARGET_CUDA, "sm_80",   "planes", 80,  false, 0,                                 "" },
+	{ "cuda-sm_86",   TARGET_CUDA, "sm_86",   "planes", 86,  false, 0,                                 "" },
+	{ "cuda-sm_89",   TARGET_CUDA, "sm_89",   "planes", 89,  false, 0,                                 "" },
+	{ "cuda-sm_90a",  TARGET_CUDA, "sm_90a",  "planes", 90,  true,  0,                                 "" },
+	{ "cuda-sm_100a", TARGET_CUDA, "sm_100a", "planes", 100, true,  0,                                 "" },
+	{ "cuda-sm_120a", TARGET_CUDA, "sm_120a", "planes", 120, true,  0,                                 "" },
 };
 /* clang-format on */
 enum { N_TARGET = sizeof table / sizeof *table };

@@ -10,6 +10,14 @@
 
 typedef enum TargetKind { TARGET_REF, TARGET_CPU, TARGET_CUDA } TargetKind;
 
+/* What a processor must have beyond plain x86-64 (runtime/cpu/isa.c), each with the system's consent to its registers */
+enum {
+	CPU_AVX2   = 1, /* with FMA, F16C, BMI2: x86-64-v3 */
+	CPU_AVX512 = 2, /* F, BW, DQ, VL, CD and VNNI: x86-64-v4 and its dot products */
+	CPU_VNNI   = 4, /* AVX-VNNI: the same dot products, 256 bit wide */
+	CPU_AMX    = 8, /* tiles of int8 and bf16 */
+};
+
 typedef struct Target {
 	const char *name;   /* as the plan writes it */
 	TargetKind  kind;
@@ -17,7 +25,7 @@ typedef struct Target {
 	const char *layout; /* of matrices that kernels stream (formats/layout.h), where it takes their type and width */
 	int         arch;   /* GPUs: compute capability x 10, 75 .. 120; else 0 */
 	bool        exact;  /* for this GPU architecture and no later one */
-	int         level;  /* processors: x86-64 level that must be there (runtime/cpu/isa.c) */
+	int         needs;  /* processors: CPU_..., or-ed */
 	const char *cflags; /* processors: of the C compiler */
 } Target;
 

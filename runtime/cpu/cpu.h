@@ -13,9 +13,12 @@
 
 /* --- isa.c ------------------------------------------------------------------------------------------------------ */
 
-/* best target of this processor: "cpu-v4", "cpu-v3", "cpu-generic" */
+/* The best target of this processor: "cpu-amx", "cpu-v4", "cpu-vnni", "cpu-v3", "cpu-generic". Asking for one with tiles asks the system
+ * for the process' permission to use them; it stays granted. */
 const char *isa_best(void);
-bool        isa_runs(const char *target); /* by cpuid */
+bool        isa_runs(const char *target);
+/* CPU_... that the target needs and does not get; 0: it runs; -1: no target of processors. why: a sentence about it, cut at cap */
+int         isa_lacks(const char *target, char *why, size_t cap);
 
 /* --- cc.c ------------------------------------------------------------------------------------------------------- */
 

@@ -20,8 +20,10 @@ check_target(const char *target, llmc_error *err)
 {
 	if (target_find(target)->kind == TARGET_REF || isa_runs(target))
 		return LLMC_OK;
-	return error_set(err, LLMC_E_MISSING, "the plan is for %s, this processor runs %s: compile the model for it (--arch %s)", target,
-	                 isa_best(), target_find(isa_best())->isa);
+	char why[160];
+	isa_lacks(target, why, sizeof why);
+	return error_set(err, LLMC_E_MISSING, "the plan is for %s, this processor runs %s: compile the model for it (--arch %s); %s", target,
+	                 isa_best(), target_find(isa_best())->isa, why);
 }
 
 static bool

@@ -2,16 +2,15 @@
  * All are exact, so any mixture of them gives the same integers; only what comes after, in fp32, has an order.
  *
  *   words  s16 x s16, exact in 32 bits
- *   bytes  u8 weights x s8 activations. With VNNI sums are 32 bits wide; on v3 they are pairs of 16 bits, which hold
- *          DOT_BYTES_ROOM / (largest weight) steps before dot_bytes_sum has to be called
+ *   bytes  u8 weights x s8 activations. With VNNI sums are 32 bits wide (DOT_BYTES_WIDE); on v3 they are pairs of 16 bits, which
+ *          hold DOT_BYTES_ROOM / (largest weight) steps before dot_bytes_sum has to be called
  *
- *           generic   v3                    v4          later: AVX-VNNI   later: AMX
- *   VL      4         8                     16          8                 16 rows x 64 bytes of a tile register
- *   words   pmaddwd   vpmaddwd, vpaddd      vpdpwssd    (no instruction: as v3)
- *   bytes   plain     vpmaddubsw, vpaddw    vpdpbusd    vpdpbusd          tdpbusd
+ *           generic   v3                    vnni        v4 and amx
+ *   VL      4         8                     8           16
+ *   words   pmaddwd   vpmaddwd, vpaddd      vpdpwssd    vpdpwssd
+ *   bytes   plain     vpmaddubsw, vpaddw    vpdpbusd    vpdpbusd
  *
- * AVX-VNNI is a branch in dot_bytes, in DOT_BYTES_ROOM and in tile_step (cpu_tile.h). AMX takes the place of tile_dot for products
- * whose tile is of bytes (act_tile_bytes, cpu_quant.h), with tile_unpack in its order; decode stays with v4's.
+ * amx has tiles in the place of tile_dot for all but fp32 weights (cpu_amx.h).
  *
  * Each native instruction has a definition in plain vectors beside it: what tests run where the processor lacks it. */
 #ifndef LLMC_CPU_DOT_H
@@ -117,6 +116,8 @@ dot_words(vi acc, vi w, vi x)
 {
 #if defined(VF_NATIVE_512)
 	return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#elif defined(LLMC_VNNI_256)
+	return (vi)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
 #elif VL == 8 && defined(VF_HAVE_256)
 	vi t; /* assembly, or gcc would add in trees, for which registers are too few */
 	__asm__("vpmaddwd %[x], %[w], %[t]\n\tvpaddd %[t], %[a], %[a]" : [a] "+x"(acc), [t] "=&x"(t) : [w] "x"(w), [x] "x"(x));
@@ -128,7 +129,12 @@ dot_words(vi acc, vi w, vi x)
 #endif
 }
 
-#if VL == 8
+#if VL == 16 || defined(LLMC_VNNI_256)
+#define DOT_BYTES_WIDE 1
+#else
+#define DOT_BYTES_WIDE 0
+#endif
+#if VL == 8 && !DOT_BYTES_WIDE
 #define DOT_BYTES_ROOM 248   /* 31 x 8 steps: 248 x 128 is below 2^15 */
 #else
 #define DOT_BYTES_ROOM 65536
@@ -139,6 +145,8 @@ dot_bytes(vi acc, vi w, vi x)
 {
 #if defined(VF_NATIVE_512)
 	return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+#elif defined(LLMC_VNNI_256)
+	return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
 #elif VL == 8 && defined(VF_HAVE_256)
 	vi t;
 	__asm__("vpmaddubsw %[x], %[w], %[t]\n\tvpaddw %[t], %[a], %[a]" : [a] "+x"(acc), [t] "=&x"(t) : [w] "x"(w), [x] "x"(x));
@@ -154,7 +162,7 @@ dot_bytes(vi acc, vi w, vi x)
 LLMC_INLINE vi
 dot_bytes_sum(vi acc, int scale)
 {
-#if VL == 8 && defined(VF_HAVE_256)
+#if VL == 8 && defined(VF_HAVE_256) && !DOT_BYTES_WIDE
 	return (vi)_mm256_madd_epi16((__m256i)acc, _mm256_set1_epi16((short)scale));
 #else
 	return scale == 1 ? acc : acc << 8;

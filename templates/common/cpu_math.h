@@ -1,6 +1,7 @@
 /* Vectors of fp32 for emitted C, and the functions that kernels share: exp, tanh, erf, f16 to and from fp32.
  *
- * The target is chosen before inclusion by LLMC_TARGET_generic, LLMC_TARGET_v3 or LLMC_TARGET_v4 (lanes VL = 4, 8, 16).
+ * The target is chosen before inclusion by LLMC_TARGET_generic, _v3, _vnni, _v4 or _amx: lanes VL = 4, 8, 8, 16, 16. _vnni is v3 with 256-bit
+ * dot products (cpu_dot.h), _amx is v4 with tiles (cpu_amx.h).
  * LLMC_PORTABLE_V4 gives v4 in terms of what v3 has: slow, the same bits; it is how machines without AVX-512 test it.
  * Built with -ffp-contract=off: a fused multiply-add happens where vf_fma says so and nowhere else, or two kernels that
  * must agree bit for bit would not. No libm, so that every kernel everywhere has the same exp. */
@@ -14,6 +15,13 @@
 /* Every function with vectors is inlined: no calling convention is at stake. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 
+#if defined(LLMC_TARGET_amx)
+#define LLMC_TARGET_v4 1
+#define LLMC_TILES 1
+#elif defined(LLMC_TARGET_vnni)
+#define LLMC_TARGET_v3 1
+#define LLMC_VNNI_256 1
+#endif
 #if defined(LLMC_TARGET_v4)
 #define VL 16
 #elif defined(LLMC_TARGET_v3)

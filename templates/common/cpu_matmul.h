@@ -3,7 +3,7 @@
  *   x --norm, quantise: name_tokens--> activations of up to mm_most tokens in the thread's scratch
  *                                               |
  *   w --------------------------------> name_rows: up to STREAM_TOKENS tokens: GEMV, cpu_stream.h
- *                                               |    more: GEMM, cpu_tile.h
+ *                                               |    more: GEMM, cpu_tile.h, on tile registers cpu_amx.h
  *                                       out[t][r] of a unit, fp32, in the nearest cache --> the op's epilogue
  *
  * A kernel's work is tokens x units (a unit is whatever rows its epilogue needs together). Few tokens: each thread prepares all
@@ -30,7 +30,7 @@
 
 #include "common/cpu_math_share.h"
 #include "common/cpu_norm.h"
-#include "common/cpu_tile.h"
+#include "common/cpu_amx.h"
 
 enum {
 	MM_TOKENS = TILE_TOKENS,         /* prepared at a time, at most */
@@ -115,17 +115,35 @@ mm_warm(const Product p, const mm_work *m, const uint8_t *w, int64_t row)
 			__builtin_prefetch(w + row / VL * w_group_bytes(p.w, p.cols) + i);
 }
 
+/* the activations of the m->n rows in hand */
+LLMC_INLINE act_rows
+mm_act(const Product p, const mm_work *m)
+{
+	act_rows a = m->act;
+
+	a.tile = act_tile_rows(p, m->n, m->n <= STREAM_TOKENS);
+	return a;
+}
+
 /* Take the row `in`, normed, as row t of the m->n in hand */
 LLMC_INLINE void
 mm_token(const Product p, const mm_work *m, int t, const float *in, const Norm norm)
 {
+	const act_rows a = mm_act(p, m);
+
+#if defined(LLMC_TILES)
+	if (act_splits(p)) {
+		act_split(p, &a, t, norm_row(norm, in, p.cols, m->row));
+		return;
+	}
+#endif
 	if (w_is_float(p.w)) {
 		float *to = (float *)(void *)(m->act.q + (size_t)t * (size_t)act_row_bytes(p));
 		const float *normed = norm_row(norm, in, p.cols, to);
 		if (normed != to)
 			memcpy(to, normed, (size_t)p.cols * sizeof *to);
 	} else {
-		act_quantise(p, &m->act, t, norm_row(norm, in, p.cols, m->row), m->n <= STREAM_TOKENS);
+		act_quantise(p, &a, t, norm_row(norm, in, p.cols, m->row), m->n <= STREAM_TOKENS);
 	}
 }
 
@@ -141,19 +159,36 @@ mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *
 		token(m, t, x + (int64_t)(index ? index[t0 + t] : t0 + t) * p.cols, norm);
 }
 
+/* functions of cpu_amx.h by tokens of a tile; NULL where there are no tile registers */
+#if defined(LLMC_TILES)
+typedef amx_fn *const *mm_amx;
+#else
+typedef const void *mm_amx;
+#endif
+
 LLMC_INLINE void
-mm_rows(const Product p, tile_fn *const *dot, const mm_work *m, const uint8_t *data, int64_t row, int rows, float *out, int ld)
+mm_rows(const Product p, tile_fn *const *dot, mm_amx dots, const mm_work *m, const uint8_t *data, int64_t row, int rows, float *out, int ld)
 {
 	const int64_t group = w_group_bytes(p.w, p.cols);
 	const uint8_t *w = data + row / VL * group;
 	int groups = (rows + VL - 1) / VL;
 
+	const act_rows a = mm_act(p, m);
+#if defined(LLMC_TILES)
+	if (act_splits(p) || (!w_is_float(p.w) && m->n > STREAM_TOKENS)) {
+		tile_sums sum;
+		for (int g = 0; g < groups; g += TILE_H)
+			amx_rows(p, dots, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
+		return;
+	}
+#endif
+	(void)dots;
 	if (m->n <= STREAM_TOKENS) {
-		stream_rows(p, w, groups, &m->act, m->n, out, ld);
+		stream_rows(p, w, groups, &a, m->n, out, ld);
 	} else {
 		tile_sums sum;
 		for (int g = 0; g < groups; g += TILE_H)
-			tile_rows(p, dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &m->act, m->n, &sum, out + g * VL, ld);
+			tile_rows(p, dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
 	}
 }
 
@@ -173,12 +208,33 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_work *m, const uint8_t *d
 	}
 #define TILE_ENTRY(name, T) [T] = name##_tile_##T,
 
+/* AMX_EACH(X, name): tokens of a tile of blocks, more than STREAM_TOKENS */
+#if defined(LLMC_TILES)
+#define AMX_EACH(X, name)                                                                                                       \
+	X(name, 5) X(name, 6) X(name, 7) X(name, 8) X(name, 9) X(name, 10) X(name, 11) X(name, 12) X(name, 13) X(name, 14)      \
+	X(name, 15) X(name, 16)
+#define AMX_DEFINE(name, T)                                                                                                     \
+	static __attribute__((noinline)) void name##_amx_##T(const tile_weights *w, int h, int first, int n, const act_rows *a,     \
+	                                                     int tile, tile_sums *sum, tile_ahead *ahead)                           \
+	{                                                                                                                           \
+		if (!w_is_float(name().w))                                                                                          \
+			amx_blocks(name(), T, w, h, first, n, a, tile, sum, ahead);                                                 \
+	}
+#define AMX_ENTRY(name, T) [T] = name##_amx_##T,
+#define AMX_TABLE(name)                                                                                                         \
+	AMX_EACH(AMX_DEFINE, name)                                                                                                  \
+	static amx_fn *const name##_amx[17] = { AMX_EACH(AMX_ENTRY, name) };
+#else
+#define AMX_TABLE(name) static const void *const name##_amx = NULL;
+#endif
+
 #define PRODUCT(name, weight, columns, bits)                                                                                    \
 	LLMC_INLINE Product name(void)                                                                                              \
 	{                                                                                                                           \
 		return (Product){ .w = weight, .cols = (columns), .act_bits = (bits) };                                             \
 	}                                                                                                                           \
 	TILE_EACH(TILE_DEFINE, name)                                                                                                \
+	AMX_TABLE(name)                                                                                                             \
 	static __attribute__((noinline)) void name##_token(const mm_work *m, int t, const float *in, Norm norm)                     \
 	{                                                                                                                           \
 		mm_token(name(), m, t, in, norm);                                                                                   \
@@ -191,7 +247,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_work *m, const uint8_t *d
 	                                                  int ld)                                                                   \
 	{                                                                                                                           \
 		static tile_fn *const dot[TILE_T + 1] = { TILE_EACH(TILE_ENTRY, name) };                                            \
-		mm_rows(name(), dot, m, w, row, rows, out, ld);                                                                     \
+		mm_rows(name(), dot, name##_amx, m, w, row, rows, out, ld);                                                                     \
 	}
 
 /* v + bias of n rows from `row` on; bias may be NULL */

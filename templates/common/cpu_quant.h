@@ -6,7 +6,11 @@
  *
  * Orders of the integers of a block:
  *   words  32 s16, in each four columns k, k+2, k+1, k+3 (w_words)
- *   bytes  32 s8 hi, 32 s8 lo; for 8 bits 32 s8 */
+ *   bytes  32 s8 hi, 32 s8 lo; for 8 bits 32 s8
+ * Beside 16-bit weights on tiles (cpu_amx.h) a block is 32 bf16 of hi and 32 of lo, x = hi + lo.
+ *
+ * Order of blocks: rows side by side in tiles of act_rows.tile, within a tile block by block, so that a block of all its rows is one
+ * piece of memory. One row a tile is the order row by row. */
 #ifndef LLMC_CPU_QUANT_H
 #define LLMC_CPU_QUANT_H
 
@@ -30,19 +34,31 @@ p_blocks(const Product p)
 LLMC_INLINE int
 act_stream_bytes(const Product p)
 {
-	return VL > 4 && (p.w.bits <= 6 || VL == 16);
+	return VL > 4 && (p.w.bits <= 6 || DOT_BYTES_WIDE);
 }
 
 LLMC_INLINE int
 act_tile_bytes(const Product p)
 {
-	return act_stream_bytes(p) && p.act_bits == 8 && (p.w.bits < 6 || VL == 16);
+	return act_stream_bytes(p) && p.act_bits == 8 && (p.w.bits < 6 || DOT_BYTES_WIDE);
+}
+
+/* a product of 16-bit weights by tiles of bf16, whatever the number of tokens */
+LLMC_INLINE int
+act_splits(const Product p)
+{
+#if defined(LLMC_TILES)
+	return w_is_float(p.w) && p.w.bits == 16 && p.cols % 32 == 0;
+#else
+	(void)p;
+	return 0;
+#endif
 }
 
 LLMC_INLINE int
 act_block_bytes(const Product p)
 {
-	return act_tile_bytes(p) ? 32 : 64;
+	return act_splits(p) ? 128 : act_tile_bytes(p) ? 32 : 64;
 }
 
 /* Rows a power of two apart would share a few sets of the cache. */
@@ -59,6 +75,7 @@ typedef struct act_rows {
 	uint8_t *q;      /* act_row_bytes a row */
 	float   *d, *s;  /* [row][blocks]: scale; scale times the sum of the integers */
 	int32_t *z;      /* [row][blocks][halves]: w_offset times that sum, of each half */
+	int      tile;   /* rows of a tile of q, d, s, z; 1: they are as above */
 } act_rows;
 
 typedef int8_t act_byte __attribute__((vector_size(VL), may_alias));
@@ -168,18 +185,69 @@ act_put_words(uint8_t *o, const vi *q)
 #endif
 }
 
+/* rows of a tile when there are `tokens` */
+LLMC_INLINE int
+act_tile_rows(const Product p, int tokens, int for_stream)
+{
+#if defined(LLMC_TILES)
+	int tiles = (tokens + 15) / 16;
+	if (act_splits(p) || (!w_is_float(p.w) && !for_stream))
+		return (tokens + tiles - 1) / tiles;
+#endif
+	(void)p, (void)tokens, (void)for_stream;
+	return 1;
+}
+
+/* where block 0 of row t is, in blocks; the next is `tile` after it */
+LLMC_INLINE size_t
+act_at(const act_rows *a, int t, int blocks)
+{
+	return (size_t)(t / a->tile * a->tile) * (size_t)blocks + (size_t)(t % a->tile);
+}
+
+LLMC_INLINE uint8_t *
+act_block(const Product p, const act_rows *a, int t)
+{
+	return a->q + (size_t)(t / a->tile * a->tile) * (size_t)act_row_bytes(p) + (size_t)(t % a->tile) * (size_t)act_block_bytes(p);
+}
+
+#if defined(LLMC_TILES)
+/* One row x to row t in two parts of bf16. An infinity becomes NaN. */
+LLMC_INLINE void
+act_split(const Product p, const act_rows *a, int t, const float *x)
+{
+	uint8_t *o = act_block(p, a, t);
+
+	for (int b = 0; b < p_blocks(p); b++, x += 32, o += a->tile * act_block_bytes(p))
+		LLMC_UNROLL
+		for (int i = 0; i < 2; i++) {
+			vf v = vf_load(x + i * VL);
+			__m256i hi = (__m256i)_mm512_cvtneps_pbh((__m512)v);
+			vf rest = v - (vf)((vi)_mm512_cvtepu16_epi32(hi) << 16);
+			_mm256_storeu_si256((__m256i *)(void *)(o + 32 * i), hi);
+			_mm256_storeu_si256((__m256i *)(void *)(o + 64 + 32 * i), (__m256i)_mm512_cvtneps_pbh((__m512)rest));
+		}
+}
+#endif
+
 /* One row x to row t; for the stream of weights or for the tile */
 LLMC_INLINE void
 act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_stream)
 {
 	enum { N = 32 / VL };
-	uint8_t *o = a->q + (size_t)t * (size_t)act_row_bytes(p);
+	uint8_t *o = act_block(p, a, t);
+	size_t at = act_at(a, t, p_blocks(p));
+#if defined(LLMC_TILES)
+	const int blocks = p_blocks(p), bytes = 1;
+	(void)for_stream;
+#else
 	const int blocks = p_blocks(p), bytes = for_stream ? act_stream_bytes(p) : act_tile_bytes(p);
+#endif
 	const float act_top = p.act_bits == 16 ? 32512.0f : 127.0f;
 	/* 1.5 * 2^23: its sum with a small number has that number, rounded to nearest even, in the low bits */
 	const vf magic = vf_set1(12582912.0f);
 
-	for (int b = 0; b < blocks; b++, x += 32, o += act_block_bytes(p)) {
+	for (int b = 0; b < blocks; b++, x += 32, o += a->tile * act_block_bytes(p), at += (size_t)a->tile) {
 		vi top = vi_all(0), q[N], sum[2] = { { 0 } };
 		float d = 0, inverse = 0, peak;
 		LLMC_UNROLL
@@ -188,7 +256,6 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 			top = act_max((vi)vf_abs(vf_load(x + i * VL)), top);
 		}
 		int32_t bits = act_hmax(top);
-		size_t at = (size_t)t * (size_t)blocks + (size_t)b;
 		int32_t *z = a->z + at * (size_t)p.w.halves;
 		memcpy(&peak, &bits, 4);
 		if (bits >= 0x7f800000 || peak < 1e-30f) { /* not finite; so small that 1 / d would not be */

@@ -132,6 +132,11 @@ tile_load(const vi *p)
 	__asm__ volatile("vpbroadcastd %[p], %[x]\n\t" dot " %[x], %[w0], %[a0]\n\t" dot " %[x], %[w1], %[a1]"              \
 	                 : [a0] "+v"(acc[0]), [a1] "+v"(acc[1]), [x] "=&v"(x)                                               \
 	                 : [w0] "v"(w[0]), [w1] "v"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
+#elif defined(LLMC_VNNI_256)
+#define TILE_STEP(dot)                                                                                                      \
+	__asm__ volatile("vpbroadcastd %[p], %[x]\n\t%{vex%} " dot " %[x], %[w0], %[a0]\n\t%{vex%} " dot " %[x], %[w1], %[a1]" \
+	                 : [a0] "+x"(acc[0]), [a1] "+x"(acc[1]), [x] "=&x"(x)                                               \
+	                 : [w0] "x"(w[0]), [w1] "x"(w[1]), [p] "m"(*(const int32_t *)(const void *)p))
 #elif VL == 8 && defined(VF_HAVE_256)
 #define TILE_FIRST(mul)                                                                                                     \
 	__asm__ volatile("vpbroadcastd %[p], %[a1]\n\t" mul " %[a1], %[w0], %[a0]\n\t" mul " %[a1], %[w1], %[a1]"           \
@@ -147,7 +152,7 @@ tile_load(const vi *p)
 LLMC_INLINE void
 tile_step(const int bytes, vi acc[TILE_H], const vi w[TILE_H], const uint8_t *p, const int first)
 {
-#if defined(VF_NATIVE_512)
+#if defined(VF_NATIVE_512) || defined(LLMC_VNNI_256)
 	vi x;
 	if (first)
 		acc[0] = acc[1] = vi_all(0);
@@ -286,6 +291,10 @@ typedef void tile_fn(const tile_weights *w, int first, int n, const act_rows *a,
 LLMC_INLINE void
 tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
 {
+#if defined(LLMC_TILES) /* but for floats that no tile register takes, cpu_amx.h does it */
+	if (act_splits(p) || !w_is_float(p.w))
+		return;
+#endif
 	if (w_is_float(p.w))
 		tile_dot_floats(p, T, w, first, n, a, t0, sum, ahead);
 	else

@@ -10,7 +10,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "templates/common/llmc_step.h"
 
@@ -105,6 +107,7 @@ cmp(const void *a, const void *b)
 int
 main(int argc, char **argv)
 {
+	syscall(SYS_arch_prctl, 0x1023, 18); /* ARCH_REQ_XCOMP_PERM: tile registers, where there are any */
 	if (argc < 13)
 		return 2;
 	void *lib = dlopen(argv[1], RTLD_NOW);

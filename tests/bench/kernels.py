@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT / "tests" / "kernels"))
 import harness as H  # noqa: E402
 
 OUT = ROOT / "build" / "bench"
-LANES = {"generic": 4, "v3": 8, "v4": 16, "v4p": 16}
+LANES = {"generic": 4, "v3": 8, "vnni": 8, "amx": 16, "v4": 16, "v4p": 16}
 # elements of a block, bytes a row takes of it in a packed layout
 BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24),
          "q8_0": (32, 34), "q4_k": (256, 148), "q5_k": (256, 180), "q6_k": (256, 210)}

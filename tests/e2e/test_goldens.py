@@ -5,6 +5,8 @@ each new model costs the compilation of its kernels.
 """
 import pytest
 
+from processor import RUNS
+
 from golden_run import check, error, run, weights
 
 CASES = weights.cases()
@@ -13,19 +15,9 @@ for case in CASES:
     ONE_EACH.setdefault(case.split("-")[0], case)
 
 
-def cpu_flags():
-    with open("/proc/cpuinfo") as f:
-        for line in f:
-            if line.startswith("flags"):
-                return set(line.split()[2:])
-    return set()
-
-
-RUNS = {"generic": True, "v3": {"avx2", "fma", "f16c", "bmi2"} <= cpu_flags(),
-        "v4": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"} <= cpu_flags()}
 CPU = {  # case: instruction sets
-    "llama-smol": "v3 v4", "llama-bias-linear-bf16": "generic v3", "mistral-window": "v3", "qwen2-windows": "v4",
-    "qwen3-bias-tied": "v3", "gemma2-caps": "generic v3", "gemma3-layers-bf16": "v4", "phi3-longrope-long": "v3",
+    "llama-smol": "v3 v4 vnni amx", "llama-bias-linear-bf16": "generic v3", "mistral-window": "v3", "qwen2-windows": "v4",
+    "qwen3-bias-tied": "v3", "gemma2-caps": "generic v3", "gemma3-layers-bf16": "v4 amx", "phi3-longrope-long": "v3",
     "mixtral-bf16": "v3", "qwen2_moe-sparse": "v4", "deepseek_v2-groups": "v3", "deepseek_v3-plain": "generic v4",
     "deepseek_v2-dense-bf16": "generic", "deepseek_v2-lite": "v4", "deepseek_v3-one-group-bf16": "v3", "deepseek_v3-yarn": "v4",
     "glm4-bias": "v3", "bloom-post-residual-bf16": "generic", "bloom-six-heads": "v3", "gpt2-inner": "v3",

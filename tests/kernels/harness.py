@@ -2,14 +2,17 @@
 import ctypes as C
 import hashlib
 import os
-import re
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 
 import expand as E
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from processor import RUNS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
@@ -19,25 +22,17 @@ WARN = "-Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith -Wvla -Werror
 FLAGS = "-std=gnu11 -O2 -fPIC -shared -ffp-contract=off -fno-math-errno -fvisibility=default".split()
 # what is only right, not fast, is compiled quickly
 ARCH = {"generic": ["-O1"], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4", "-mavx512vnni"],
+        "vnni": ["-march=x86-64-v3", "-mavxvnni"],
+        "amx": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
         "v4p": ["-O1", "-march=x86-64-v3", "-DLLMC_PORTABLE_V4"]}
-LAYOUT = {"generic": "r4", "v3": "r8", "v4": "r16", "v4p": "r16"}
+LAYOUT = {"generic": "r4", "v3": "r8", "vnni": "r8", "v4": "r16", "amx": "r16", "v4p": "r16"}
 PAGE = 32
 
 
-def _cpu_flags():
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return set()
-    m = re.search(r"^flags\s*:(.*)$", text, re.M)
-    return set(m[1].split()) if m else set()
-
-
-CPU = _cpu_flags()
-V3 = {"avx2", "fma", "f16c", "bmi2"} <= CPU
-V4 = V3 and {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni"} <= CPU
 # Variants that run here: v4p is v4's portable definition
-TARGETS = ["generic"] + (["v3", "v4p"] if V3 else []) + (["v4"] if V4 else [])
+TARGETS = ["generic"] + (["v3", "v4p"] if RUNS["v3"] else []) + (["v4"] if RUNS["v4"] else [])
+# More of them, which differ from v3 and v4 in the products of matrices alone: a sample of tests runs them
+MORE = [t for t in ("vnni", "amx") if RUNS[t]]
 
 
 class Step(C.Structure):

@@ -68,7 +68,7 @@ QUICK = ("gqa", "odd", "prefix")
 def variants():
     for name in CASES:
         for target in H.TARGETS:
-            if target == ("v3" if H.V3 else "generic") or name in QUICK:
+            if target == ("v3" if H.RUNS["v3"] else "generic") or name in QUICK:
                 yield name, target
 
 
@@ -106,7 +106,7 @@ def test_attention(name, target):
         assert np.array_equal(full[at + a:at + b], c.run(mix, [(i, list(range(a, b)))], 2)), f"chunk {a}..{b}"
 
 
-@pytest.mark.skipif(not H.V4, reason="no AVX-512")
+@pytest.mark.skipif(not H.RUNS["v4"], reason="no AVX-512")
 @pytest.mark.parametrize("name", ["gqa", "odd"])
 def test_portable_v4_is_v4(name):
     c = Case(**CASES[name])
@@ -139,7 +139,7 @@ def test_far_position(kv):
     k = np.tile(c.k[0].astype(np.float64)[:, 0], (n // 64, 1))
     v = np.tile(c.v[0].astype(np.float64)[:, 0], (n // 64, 1))
     table = np.tile(c.table[0, :2], n // 64)[None, :]
-    t = "v3" if H.V3 else "generic"
+    t = "v3" if H.RUNS["v3"] else "generic"
     dec, mix = (H.build(f"attention_{p}", t, c.params) for p in ("decode", "mixed"))
     for pos in ([n - 3, n - 2, n - 1], [128 * 64 - 2, 128 * 64 - 1, 128 * 64, 128 * 64 + 1]):
         q = H.aligned((len(pos), heads, dim))

@@ -12,7 +12,7 @@ import harness as H
 
 F = np.float32
 ROWS = [1, 3, 37]
-V = "v3" if H.V3 else "generic"
+V = "v3" if H.RUNS["v3"] else "generic"
 
 
 def rows(n, *width, seed=0, spread=1.0):
@@ -182,7 +182,7 @@ def packed(dtype, raw, r):
 
 
 def embeddings():
-    wide = H.TARGETS[-1] if H.V3 else "generic"
+    wide = H.TARGETS[-1] if H.RUNS["v3"] else "generic"
     for dtype in ENUM[:11]:
         yield dtype, "row", V
     for dtype in ("f32", "bf16", "q4_0", "q4_1", "q5_1", "q8_0", "q4_k", "q6_k"):

@@ -1,6 +1,7 @@
 """Kernels with a matrix product against float64, and against each other bit for bit: alone and in company, streamed and
 tiled, for any number of parts. Every variant that this machine can run; v4's portable definition stands in for v4."""
 import ctypes as C
+import os
 import subprocess
 
 import numpy as np
@@ -16,6 +17,7 @@ GROUPS = ["u4_32", "u4_128_f32", "u4_128", "u8_32_f32", "u8_128", "f8_32", "f8_1
 # Compiling is what takes time: v4 as this machine has it, its portable definition elsewhere (and once more below)
 TARGETS = [t for t in H.TARGETS if t != "v4p" or "v4" not in H.TARGETS]
 WIDE = [t for t in TARGETS if t != "generic"]
+EVERY = "LLMC_EVERY_ALLOCATION" in os.environ  # make check-all
 
 # Tests want a quick compiler, not a quick kernel; it does not see through loops over lanes.
 FAST = ("-O1", "-Wno-maybe-uninitialized")
@@ -159,14 +161,16 @@ def columns(dtype):
 
 
 ROWS = 43
-VARIANTS = [(t, d, 16) for t in WIDE for d in DTYPES[:11] + GROUPS] + \
+MORE = [(t, d, b) for t, d, b in (("vnni", "q4_1", 8), ("vnni", "q8_0", 16), ("amx", "q4_0", 16), ("amx", "q6_k", 8), ("amx", "bf16", 16), ("amx", "f16", 16))
+        if t in H.MORE] if not EVERY else [(t, d, b) for t in H.MORE for d in DTYPES for b in (16, 8) if b == 16 or d in SMALL]
+VARIANTS = MORE + [(t, d, 16) for t in WIDE for d in DTYPES[:11] + GROUPS] + \
     [(t, d, 8) for t in WIDE for d in ("q4_1", "q5_0", "q5_k", "q6_k", "q8_0", "u4_128", "u8_128")] + \
     [("generic", d, 16) for d in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "u4_128", "u8_32", "f8_128")] + [("generic", "q4_1", 8)]
 
 
 @pytest.mark.parametrize("target,dtype,bits", VARIANTS)
 def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
-    cols = columns(dtype)
+    cols = 608 if target == "amx" and dtype in ("f16", "bf16") else columns(dtype)
     k = H.build("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST)
     w = Weights(lib, dtype, ROWS, cols)
     packed = w.packed(target)
@@ -211,7 +215,7 @@ def test_sums_hold_the_most_extreme_elements(lib, target, dtype, bits):
         close(run_rows(k, x[:m], packed, ROWS), want[:m], mags[:m], 3e-6)
 
 
-@pytest.mark.parametrize("target,dtype", [(t, d) for t in TARGETS for d in ("q4_1", "q8_0", "q6_k", "f16")])
+@pytest.mark.parametrize("target,dtype", [(t, d) for t in TARGETS for d in ("q4_1", "q8_0", "q6_k", "f16")] + [(t, "f16") for t in H.MORE if t == "amx"])
 def test_infinity_and_nan_stay_in_their_row(lib, target, dtype):
     cols = columns(dtype)
     k = H.build("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=16), FAST)
@@ -258,6 +262,25 @@ def test_portable_v4_has_the_bits_of_v4(lib, dtype, bits):
     a, b = (H.build("matmul", t, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST) for t in ("v4", "v4p"))
     for n in (1, 3, 12):
         same(run_rows(a, x[:n], packed, ROWS), run_rows(b, x[:n], packed, ROWS))
+
+
+SAME = [("amx", "v4", d, b) for d, b in (("q4_1", 16), ("q8_0", 16), ("q5_k", 8), ("q6_k", 16), ("f32", 16), ("u4_128", 16))] + \
+    [("vnni", "v3", d, b) for d, b in (("q4_1", 16), ("q8_0", 8), ("q6_k", 8))]
+SAME = SAME if not EVERY else [(a, b, d, n) for a, b in (("amx", "v4"), ("vnni", "v3")) for d in DTYPES for n in (16, 8)
+                               if d in SMALL or (n == 16 and (a == "vnni" or d not in ("f16", "bf16")))]
+
+
+@pytest.mark.parametrize("target,than,dtype,bits", SAME)
+def test_the_same_integers_make_the_same_bits(lib, target, than, dtype, bits):
+    """Tiles and 256-bit dot products add the integers of v4 and v3, and scale them in their order."""
+    if target not in H.MORE:
+        pytest.skip(f"this processor has no {target}")
+    cols = columns(dtype)
+    packed = Weights(lib, dtype, ROWS, cols).packed(than)
+    x = np.random.default_rng(21).standard_normal((130, cols)).astype(np.float32)
+    a, b = (H.build("matmul", t, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST) for t in (target, than))
+    for n in (1, 4, 5, 11, 16, 17, 31, 33, 95, 97, 130):
+        same(run_rows(a, x[:n], packed, ROWS, 1 + n % 3), run_rows(b, x[:n], packed, ROWS))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -501,9 +524,14 @@ def test_norm_qkv(lib, target, dtype, heads, kv_heads, dim, kind, qk, rope_dims,
 
 
 @pytest.mark.parametrize("target,wanted", [("v3", [("q4_1", 8, r"vpmaddubsw.*ymm"), ("q8_0", 16, r"vpmaddwd.*ymm")]),
-                                           ("v4", [("q4_1", 16, r"vpdpbusd.*zmm"), ("q4_1", 16, r"vpdpwssd.*zmm")])])
+                                           ("v4", [("q4_1", 16, r"vpdpbusd.*zmm"), ("q4_1", 16, r"vpdpwssd.*zmm")]),
+                                           ("vnni", [("q8_0", 8, r"vpdpbusd.*ymm"), ("q8_0", 16, r"vpdpwssd.*ymm")]),
+                                           ("amx", [("q4_1", 16, r"tdpbssd"), ("bf16", 16, r"tdpbf16ps")])])
 def test_the_compiled_kernel_has_the_instructions_it_is_for(target, wanted, tmp_path):
     import re
+    flags = [f for f in H.ARCH[target] if f.startswith("-m")]
+    if subprocess.run([H.CC, *flags, "-x", "c", "-c", "/dev/null", "-o", os.devnull], capture_output=True).returncode:
+        pytest.skip(f"{H.CC} does not know {flags}")
     for dtype, bits, pattern in wanted:
         k = H.expand("matmul", target, dict(ROWS=64, COLS=64, W_DTYPE=dtype, ACT_BITS=bits))
         (tmp_path / "k.c").write_text(k["text"])

@@ -184,7 +184,7 @@ MIXTURES = {
     "i8":      dict(n=3, top_k=2, hidden=64, width=64, types=Q4, shared=64, s_types=Q4, bits=8),
 }
 RUNS = [(t, m) for t in TARGETS for m in MIXTURES if t in TARGETS[-2:] or m in ("odd", "no-group")] + \
-    [(TARGETS[-1], d) for d in DTYPES if EVERY]
+    [("amx", "odd") for t in H.MORE if t == "amx"] + [(TARGETS[-1], d) for d in DTYPES if EVERY]
 
 
 @pytest.mark.parametrize("target,name", RUNS)
