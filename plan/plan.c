@@ -130,15 +130,15 @@ plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows)
 {
 	const OpModel model = { p->vocab, p->max_positions };
 	ArgShape shape[OP_MAX_ARGS] = { 0 };
-
-	double missed = 0;
+	double unread = 0;
 
 	op_shapes(s->op, s->attr, s->n_attr, &model, shape);
 	for (int k = 0; k < op_info[s->op].n_in; k++)
-		if (shape[k].kind == VAL_WEIGHT && shape[k].used < shape[k].pieces && s->arg[k].kind == REF_TENSOR)
-			missed += (double)plan_tensor_bytes(&p->tensor[s->arg[k].index]) *
-			          pow(1 - (double)shape[k].used / (double)shape[k].pieces, (double)rows);
-	return s->weight_bytes - (int64_t)llround(missed);
+		if (s->arg[k].kind == REF_TENSOR && shape[k].kind == VAL_WEIGHT && shape[k].used < shape[k].pieces) {
+			int64_t bytes = plan_tensor_bytes(&p->tensor[s->arg[k].index]);
+			unread += (double)(bytes > 0 ? bytes : 0) * pow(1 - (double)shape[k].used / (double)shape[k].pieces, (double)rows);
+		}
+	return s->weight_bytes - (int64_t)llround(unread);
 }
 
 bool

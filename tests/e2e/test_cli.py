@@ -143,6 +143,12 @@ def test_bench_counts_the_experts_that_are_read(llmc, tmp_path):
     assert everything - one == 6 * expert
     assert two - one == (8 * (1 - 0.75**2) - 2) * expert # two rows that choose by chance
     assert llmc.json("plan", tmp_path / "m.yaml", "--arch", "generic")["token_bytes"] == one
+    # a shared expert is read whole, however few of the others are
+    (tmp_path / "m.yaml").write_text(MIXTURE.replace("qwen3_moe", "qwen2_moe"))
+    small, large = [llmc.json(*run, "--ops", "--set", f"moe.shared.width={n}")["results"][0] for n in (32, 64)]
+    assert large["bytes"] - small["bytes"] == 2 * 3 * 32 * 64 * 4
+    assert sum(o["weight_bytes"] for o in large["ops"]) - sum(o["weight_bytes"] for o in small["ops"]) == 2 * 3 * 32 * 64 * 4
+    (tmp_path / "m.yaml").write_text(MIXTURE)
     llmc("plan", tmp_path / "m.yaml", "--arch", "generic")
     assert "; 192.0 KiB (of one row 48.0 KiB); " in llmc.out
 
