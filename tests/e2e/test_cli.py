@@ -116,6 +116,24 @@ def test_bench_of_the_attention_module(llmc, tmp_path):
     (tmp_path / "m.yaml").write_text(LATENT)
     llmc("bench", "mla", tmp_path / "m.yaml", "--random-weights", "--device", "ref", "-d", "40", code=2)
     assert "no kernels of the expanded form" in llmc.err
+    run = ["bench", "mla", tmp_path / "m.yaml", "--random-weights", "--arch", "generic", "-t", "1", "-b", "1,2", "-d", "5,40"]
+    r = llmc.json(*run)
+    assert [(x["sequences"], x["depth"]) for x in r["results"]] == [(1, 5), (1, 40), (2, 5), (2, 40)]
+    assert all(x["absorbed_s"] > 0 and abs(x["expanded_s"] / x["absorbed_s"] / x["speedup"] - 1) < 0.01 for x in r["results"])
+    llmc(*run)
+    assert re.search(r"^ +2 +40 +[0-9.]+ us +[0-9.]+ us +[0-9.]+ x$", llmc.out, re.M) and "20.4 x and 3.63 x on an A100" in llmc.out
+
+
+def test_forms_of_latent_attention_agree(llmc, tmp_path):
+    (tmp_path / "m.yaml").write_text(LATENT)
+    run = ["run", tmp_path / "m.yaml", "--random-weights", "--arch", "generic", "--tokens", ",".join(map(str, range(3, 40))), "-n", "1"]
+    logits = []
+    for form in ("absorbed", "expanded"):
+        for chunk in (1, 7, 37):
+            llmc(*run, "--set", f"attention.form={form}", "--kv", "f32", "--chunk", chunk, "--logits", tmp_path / "l.npy")
+            logits.append(np.load(tmp_path / "l.npy"))
+    assert not (logits[0] == logits[3]).all()
+    assert max(abs(x - logits[0]).max() for x in logits) < 1e-4 * abs(logits[0]).max()
 
 
 MIXTURE = """llmc: 1
@@ -150,7 +168,8 @@ def test_bench_counts_the_experts_that_are_read(llmc, tmp_path):
     assert sum(o["weight_bytes"] for o in large["ops"]) - sum(o["weight_bytes"] for o in small["ops"]) == 2 * 3 * 32 * 64 * 4
     (tmp_path / "m.yaml").write_text(MIXTURE)
     llmc("plan", tmp_path / "m.yaml", "--arch", "generic")
-    assert "; 192.0 KiB (of one row 48.0 KiB); " in llmc.out
+    # gate, up and a norm of 256 bytes, then down
+    assert "; 128.2 KiB (of one row 32.2 KiB); " in llmc.out and "; 64.0 KiB (of one row 16.0 KiB); " in llmc.out
 
 
 def test_plan_shows_steps_memory_and_what_fits(llmc):
