@@ -170,8 +170,10 @@ entry(void)
 	emu_progress++;
 	b->live--;
 	w->alive &= ~(1u << t->lane);
-	if (!b->live && b->op->n_unit && !b->triggered)
+	if (!b->live && b->op->n_unit && !b->triggered) {
 		b->triggered = true;
+		b->op->n_triggered++;
+	}
 	t->state = T_DONE;
 	go(block_pick(b));
 	abort();
@@ -573,10 +575,15 @@ emu_gdc_wait(const char *file, int line)
 EXPORT void
 emu_gdc_launch(void)
 {
-	Block *b = emu_cur->blk;
+	Thread *t = emu_cur;
+	Block *b = t->blk;
 
-	if (++b->n_trigger >= b->live)
+	b->op->any_trigger = true;
+	b->op->early_trigger = b->op->early_trigger || !t->gdc_waited;
+	if (++b->n_trigger >= b->live && !b->triggered) {
 		b->triggered = true;
+		b->op->n_triggered++;
+	}
 }
 
 EXPORT void

@@ -167,6 +167,8 @@ struct Op {
 	uint32_t grid_epoch;
 	bool any_constant;          /* checking mode: read something through the read-only path */
 	bool any_waited;
+	bool any_trigger, early_trigger; /* a thread has let dependents start; one did before its wait */
+	uint32_t n_triggered;            /* blocks that have let them start, or ended */
 	/* copy, set */
 	char *dst, *src, *stage;    /* stage: copy of pageable source memory */
 	size_t bytes;

@@ -237,12 +237,22 @@ startable(Op *op)
 			continue;
 		if (p->state != OP_RUNNING || p->depth + 1 >= MAX_DEPTH)
 			return false;
+		/* one whose threads wait first lets nobody start until all of its blocks have said so */
+		if (!p->early_trigger && p->n_triggered < p->n_block)
+			return false;
 		op->depth = p->depth + 1 > op->depth ? p->depth + 1 : op->depth;
 	}
 	return true;
 }
 
-/* At its start an operation knows what its predecessors' ends imply; of programmatic ones only what they knew at theirs. */
+/* Did all threads of a kernel wait before they let its dependents start? Then those know what it waited for. */
+static bool
+held(const Op *op)
+{
+	return op->any_trigger && op->any_waited && !op->early_trigger;
+}
+
+/* At its start an operation knows what its predecessors' ends imply; of programmatic ones only what they knew at theirs, or at their wait. */
 static void
 sets_at_start(Op *op)
 {
@@ -258,7 +268,7 @@ sets_at_start(Op *op)
 	for (int i = 0; i < op->n_prog; i++) {
 		Op *d = op_at(op->prog[i]);
 		if (d)
-			set_join(&op->before, &d->before);
+			set_join(&op->before, held(d) ? &d->after : &d->before);
 	}
 	op->after = op->before;
 }

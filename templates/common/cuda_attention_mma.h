@@ -7,6 +7,9 @@
  *   O = V^T P^T m16n8k16: rows are dimensions of V, columns heads. Lane (g, t) holds dimensions 64c + 8g .. + 7 of positions 2t, 2t+1,
  *               2t+8, 2t+9; a byte permutation pairs positions. P comes as S leaves it, rounded and rest, in two products.
  *
+ *   K, V of this warp's first tile --cp.async--> shared, where they are older than the step; PDL wait; q --split--> shared
+ *   main loop: wait K, S, prefetch K of the next tile, softmax, wait V, O, prefetch V
+ *
  * A warp takes 16 positions at a time. Each lane's pieces wait in places of its own in shared memory, brought by cp.async: K of the
  * next tile comes once K has been used, and so does V, so that 64 KB are on their way for 128 dimensions of 16 bits, and no register
  * waits with them. (Loads to registers are moved behind the products of K by ptxas.) Places beyond the range or the dimensions
@@ -144,29 +147,45 @@ att_load_v(const typename S::elem *base, int tile, const AttRange &r, int c, con
 	}
 }
 
+/* Where this warp's tiles of a segment come from */
+template <class S> struct att_pages {
+	int               pages; /* of the i-th of 32 tiles, in lane i */
+	typename S::elem *next;  /* the page of the tile on its way */
+};
+
+/* This warp's first tile of a segment on its way */
 template <class S> DEV void
-att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment &g, att_mma_arena<S> &s)
+att_begin(const llmc_step &step, const att_args &args, const AttSegment &g, att_mma_arena<S> &s, att_pages<S> &from)
+{
+	const int tile = g.tile + (int)warp_id();
+
+	from.pages = 0;
+	from.next = 0;
+	if (tile >= g.end)
+		return;
+	if (tile + (int)lane_id() * S::WARPS < g.end)
+		from.pages = step.block_table[(long long)g.seq * step.block_stride + (tile + (int)lane_id() * S::WARPS) * S::TILE / KV_PAGE];
+	from.next = S::page_at(args.kv, __shfl_sync(~0u, from.pages, 0));
+	att_fetch_k<S>(S::k(from.next, g.kv_head), tile, g.range, s.k[warp_id()]);
+	cp_async_commit();
+	att_fetch_v<S>(S::v(from.next, g.kv_head), tile, g.range, s.v[warp_id()]);
+	cp_async_commit();
+}
+
+/* from: of its first tile, which is on its way */
+template <class S> DEV void
+att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment &g, att_mma_arena<S> &s, att_pages<S> &from)
 {
 	const int lane = lane_id(), warp = warp_id(), head = lane / 4, quad = lane % 4;
 	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
 	const float slope = att_slope<S>(g.head + min(head, g.n_head - 1));
 	float o[S::VCN][4][4] = {}, m = ATT_NONE, l = 0;
-	int pages = 0;
-	typename S::elem *page = 0, *next = 0;
+	typename S::elem *page = 0;
 
 	/* this warp's tiles are tile, tile + 8, ...; lane i holds the page of the i-th of 32 */
 	for (int tile = g.tile + warp, n = 0; tile < g.end; tile += S::WARPS, n++) {
 		const int after = tile + S::WARPS;
-		if (n == 0) {
-			if (tile + lane * S::WARPS < g.end)
-				pages = step.block_table[(long long)g.seq * step.block_stride + (tile + lane * S::WARPS) * S::TILE / KV_PAGE];
-			next = S::page_at(args.kv, __shfl_sync(~0u, pages, 0));
-			att_fetch_k<S>(S::k(next, g.kv_head), tile, g.range, s.k[warp]);
-			cp_async_commit();
-			att_fetch_v<S>(S::v(next, g.kv_head), tile, g.range, s.v[warp]);
-			cp_async_commit();
-		}
-		page = next;
+		page = from.next;
 		cp_async_wait<1>(); /* K: a lane waits for its own pieces, and reads no others */
 		float x[2][4] = {};
 #pragma unroll
@@ -183,9 +202,9 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 		}
 		if (after < g.end) { /* all lanes take the same way */
 			if ((n + 1) % 32 == 0 && after + lane * S::WARPS < g.end)
-				pages = step.block_table[(long long)g.seq * step.block_stride + (after + lane * S::WARPS) * S::TILE / KV_PAGE];
-			next = S::page_at(args.kv, __shfl_sync(~0u, pages, (n + 1) % 32));
-			att_fetch_k<S>(S::k(next, g.kv_head), after, g.range, s.k[warp]);
+				from.pages = step.block_table[(long long)g.seq * step.block_stride + (after + lane * S::WARPS) * S::TILE / KV_PAGE];
+			from.next = S::page_at(args.kv, __shfl_sync(~0u, from.pages, (n + 1) % 32));
+			att_fetch_k<S>(S::k(from.next, g.kv_head), after, g.range, s.k[warp]);
 		}
 		cp_async_commit();
 		/* weights of the positions 2t, 2t+1, 8+2t, 9+2t of head g */
@@ -227,7 +246,7 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 			att_weigh<S>(v, whole, rest, o[c]);
 		}
 		if (after < g.end)
-			att_fetch_v<S>(S::v(next, g.kv_head), after, g.range, s.v[warp]);
+			att_fetch_v<S>(S::v(from.next, g.kv_head), after, g.range, s.v[warp]);
 		cp_async_commit();
 	}
 	cp_async_wait_all();
@@ -266,16 +285,31 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 	static_assert(sizeof(arena) <= 9216 * S::KC + 16384 * S::V_SHARED * S::VCN + 36864 * (S::V > 128) * (S::D <= 128) + 256, "the @launch lines say so");
 
 	PDL_LAUNCH();
-	PDL_WAIT();
 	AttList list = att_list<S>(step);
-	while (list.at < list.end) {
-		AttSegment g = att_segment<S>(step, list);
-		__syncthreads();
+	if (list.at >= list.end) {
+		PDL_WAIT();
+		return;
+	}
+	/* K and V are older than this step, but for the row's own position: a warp whose first tile lies before it does not wait with it */
+	AttSegment   g = att_segment<S>(step, list);
+	att_pages<S> from;
+	const bool   early = (g.tile + (int)warp_id() + 1) * S::TILE <= g.pos;
+	if (early)
+		att_begin<S>(step, a, g, s, from);
+	PDL_WAIT();
+	if (!early)
+		att_begin<S>(step, a, g, s, from);
+	for (;;) {
 		att_load_q<S>(a.q, g, s);
 		if (threadIdx.x == 0)
 			s.at = g;
 		__syncthreads();
-		att_decode_segment<S>(step, a, g, s);
+		att_decode_segment<S>(step, a, g, s, from);
+		if (list.at >= list.end)
+			return;
+		g = att_segment<S>(step, list);
+		__syncthreads(); /* the segment before is done with s */
+		att_begin<S>(step, a, g, s, from);
 	}
 }
 

@@ -1,5 +1,6 @@
 /* Attention over latents of a decode step on tensor cores.
  *
+ *   the first page on its way, if it is older than the step; PDL wait
  *   page of latents --cp.async--> 2 stages --ldmatrix--> B (scores), A by .trans (sum) of the mma
  *   main loop: wait for the page, barrier, prefetch the next, scores --shared, barrier--> softmax --shared, barrier--> sum
  *   unit in one block: o; else parts, ticket; the last block puts them together --> o
@@ -193,18 +194,25 @@ mla_attend(const llmc_step &step, const mla_args &a)
 	static_assert(sizeof(arena) <= 128 * (S::WIDTH + 8) + 21376, "the @launch lines say so");
 
 	PDL_LAUNCH();
-	PDL_WAIT();
 	const int lane = lane_id(), warp = warp_id();
 	AttList list = att_list<S>(step);
+	bool first = true; /* of this block's segments: its first page is older than the step unless it has the row's own position */
 	while (list.at < list.end) {
 		const AttSegment g = att_segment<S>(step, list);
+		const bool early = first && (g.tile + 1) * KV_PAGE <= g.pos;
 		unsigned q[S::QUARTER][4];
 		float o[S::MINE][2][4] = {}, m = ATT_NONE, l = 0;
 
+		if (early)
+			mla_fetch<S>(step, a.kv, g, g.tile, s.page[0]);
+		if (first)
+			PDL_WAIT();
+		first = false;
 		__syncthreads(); /* the segment before is done with s */
 		if (threadIdx.x == 0)
 			s.at = g;
-		mla_fetch<S>(step, a.kv, g, g.tile, s.page[0]);
+		if (!early)
+			mla_fetch<S>(step, a.kv, g, g.tile, s.page[0]);
 		mla_load_q<S>(a.q, a.scale, g, q);
 		for (int tile = g.tile; tile < g.end; tile++) {
 			const int stage = (tile - g.tile) % 2;
@@ -245,6 +253,8 @@ mla_attend(const llmc_step &step, const mla_args &a)
 		if (!whole)
 			att_combine<S>(f, out, s.top, s.sum, &s.last, &s.factor[0][0]);
 	}
+	if (first)
+		PDL_WAIT();
 }
 
 #endif

@@ -17,6 +17,9 @@ LLMC_TEST_GPU=1 runs the same tests on the GPU of this machine, with its own dri
 compiled for it, modes and seeds mean nothing there. With LLMC_CUDA_LIBDIR=build/emu too, the emulator is taken for such a machine: what the
 check of a GPU does can be tried out without one.
 
+`early=[(argument, first byte, bytes), ...]`: the step's arrays and pools are older than the kernel in front, which writes activations and those bytes
+of pools: so a kernel may read the others before its griddep_wait, and not these.
+
 Each (GPU, mode, seed, multiprocessors) has one forked process of its own, which stays; objects are cached in LLMC_EMU_BUILD/emu/cache."""
 import atexit
 import ctypes as C
@@ -373,20 +376,21 @@ class Device:
         self.mem = []
         m = self.module(job["text"], job["name"])
         pdl = any(x[0] and x[5] for x in job["launches"])
-        call, fed, ptr, size, guards = CallArgs(), [], [], [], []
+        call, fed, older, ptr, size, guards = CallArgs(), [], [], [], [], []
         made, scratch = [], []  # (address, bytes) of outputs; of scratch that no launch finds as the one before left it
 
-        def fresh(array, moving):
-            """In place at once, or by the kernel that runs before."""
+        def fresh(array, moving, old=False):
+            """In place at once, or by the kernel that runs before; old: by one before that."""
             if not (pdl and moving and array.nbytes):
                 return self.up(array)
-            p = self.alloc(array.nbytes)
-            fed.append((p, self.up(array), array.nbytes))
+            p, src = self.alloc(array.nbytes), self.up(array)
+            (older if old else fed).append((p, src, array.nbytes))
             return p
 
-        call.n = fresh(np.array(job["n"], np.int32), True)
+        early = job.get("early")
+        call.n = fresh(np.array(job["n"], np.int32), True, early is not None)
         for k, v in job["step"].items():
-            setattr(call, k, fresh(v, True))
+            setattr(call, k, fresh(v, True, early is not None))
         call.block_stride, call.rows = job["stride"], job.get("rows", 0)
         for kind, value, moving in job["args"]:
             size.append(0 if kind == "none" else size[value] if kind == "alias" else value if kind == "out" else value.nbytes + (moving if kind == "far" else 0))
@@ -405,7 +409,10 @@ class Device:
                 ptr.append(base + GUARD)
                 made.append((base + GUARD, value))
             else:
-                ptr.append(fresh(value, moving))
+                mine = [x for x in early or [] if x[0] == len(ptr)]
+                ptr.append(fresh(value, moving, bool(mine)))
+                for _, at, n in mine if older else []:
+                    fed.append((ptr[-1] + at, older[-1][1] + at, n))
         for dtype, n in job["scratch"]:
             size.append(n * np.dtype(ITEM[dtype]).itemsize)
             ptr.append(self.up(np.zeros(n, np.int32)) if dtype == "i32" else self.alloc(size[-1]))
@@ -427,11 +434,12 @@ class Device:
                 if fed and job["check"]:
                     sink = self.alloc(max([n for _, n in made + scratch], default=4))
                     feed = fed + [(sink, p, n) for p, n in made + scratch]
-            if feed:
-                f = FeedArgs(count=len(feed))
-                for i, (d, s, n) in enumerate(feed):
+            # what is old is ordered before what comes now by a kernel between that waits, then lets its dependents start
+            for now in ([older, []] if older and not turn else []) + [feed] * bool(feed):
+                f = FeedArgs(count=len(now))
+                for i, (d, s, n) in enumerate(now):
                     f.dst[i], f.src[i], f.n[i] = d, s, n
-                self.launch(self.module(inline(FEED, "feed.cu", set()), "feed.cu"), "feed", [3], 64, 0, 1, False, f)
+                self.launch(self.module(inline(FEED, "feed.cu", set()), "feed.cu"), "feed", [3], 64, 0, 1, early is not None, f)
             for fn, *rest in job["launches"]:
                 if fn:
                     self.launch(m, fn, *rest, call, maps)
@@ -563,7 +571,7 @@ class Kernel:
         self.maps = [(m["arg"], m["cols"], tuple(m["box"]), m["swizzle"]) for m in k["map"]]
         self.args, self.scratch = ([a for a in k["arg"] if (a["dir"] == "scratch") == want] for want in (False, True))
 
-    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=100, path="own"):
+    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=100, path="own", early=None):
         assert len(args) == len(self.args), f"{self.template} has {len(self.args)} arguments, {len(args)} given"
         syms = {k: max(v, bucket) for k, v in step.n.items()}
         syms.update(n_pre=syms["n_tok"], n_sm=sms, n_part=1)
@@ -606,7 +614,7 @@ class Kernel:
         assert path == "own" or any(x[0] is None for x in todo), f"{self.template} leaves nothing to a library"
         n = [step.n[k] for k in ("n_tok", "n_dec", "n_seq", "n_out")]
         job = dict(text=self.text, name=self.name, launches=todo, n=n, step=step.arrays, stride=step.stride,
-                   rows=syms["n_tok"], args=passed, scratch=scratch, repeat=repeat, check=mode == "check", fetch=fetch, maps=self.maps)
+                   rows=syms["n_tok"], args=passed, scratch=scratch, repeat=repeat, check=mode == "check", fetch=fetch, maps=self.maps, early=early)
         return submit(self.arch, mode, seed, sms, job, timeout)
 
 

@@ -39,6 +39,13 @@ class Pool:
         first = -(-n_bytes // self.page_bytes)
         return H.far(self.pages, first * self.page_bytes), np.where(self.table < 1 << 29, self.table + first, self.table)
 
+    def places(self, seq, pos, heads):
+        """(first byte, bytes) of what position pos has in the pages"""
+        page = int(self.table[seq, pos // PAGE]) * self.page_bytes
+        for base, width in ((0, self.k_width), (PAGE * self.k_width, self.v_width)):
+            n = width // heads * self.item
+            yield from ((page + base * self.item + h * PAGE * n + pos % PAGE * n, n) for h in range(heads if n else 0))
+
     def fill(self, seq, k, v, first=0):
         """k, v: [positions, heads, dim], rounded"""
         for x, base, width in ((k, 0, self.k_width), (v, PAGE * self.k_width, self.v_width)):

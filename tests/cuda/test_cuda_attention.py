@@ -30,6 +30,9 @@ class Case(Attention):
         q = np.concatenate([self.q[i][ps] for i, ps in rows])
         step = H.make_step(pos, [len(ps) for _, ps in rows], [self.lens[i] for i, _ in rows] if self.mask == "prefix" else None,
                            [self.prefix[i] for i, _ in rows], table[[i for i, _ in rows]])
+        if kernel.template == "attention_decode_sm80": # reads before its wait what is older than the step
+            own = [(1, at, n) for i, ps in rows for at, n in self.pool.places(i, ps[0], self.kv_heads)]
+            kw = dict(dict(early=own if len(own) < 40 and not beyond else [(1, 0, 0)]), **kw)
         return kernel.run(step, [q, pages, None, H.out((len(pos), self.heads, self.v_dim))], **kw)[-1]
 
 
@@ -123,6 +126,26 @@ def test_decode_large(template, arch):
     c.k[1][:] = c.k[1][:1]
     c.pool.fill(1, c.k[1], c.v[1])
     close(c.run(k, c.last()), np.concatenate([c.want(i, ps) for i, ps in c.last()]), 1e-4)
+
+
+EARLY = "(g.tile + (int)warp_id() + 1) * S::TILE <= g.pos"
+
+
+@pytest.mark.parametrize("planted", [False, pytest.param(True, marks=pytest.mark.findings)])
+@pytest.mark.parametrize("lens", [[300, 65], [33]])
+def test_decode_asks_early(lens, planted):
+    """K and V that are older than the step are read before the kernel in front has ended; nothing of the step's own position is."""
+    c = Case(lens, heads=4, kv_heads=2, dim=64)
+    k = H.build("attention_decode_sm80", "sm_90a", c.params)
+    assert k.text.count(EARLY) == 1
+    if planted:
+        k.text = k.text.replace(EARLY, "true")
+        with pytest.raises(H.Finding, match="not ordered|race|before"):
+            c.run(k, c.last(), mode="check", seed=2)
+        return
+    want = np.concatenate([c.want(i, ps) for i, ps in c.last()])
+    for mode, seed in H.RUNS:
+        close(c.run(k, c.last(), mode=mode, seed=seed), want, 2e-5)
 
 
 # Bytes before the pages of a pool: neither 31 bits of elements nor 32 of bytes hold what lies behind
@@ -252,7 +275,7 @@ def test_nvrtc():
 
 
 def test_sass():
-    """K and V of a tile are asked for before anything is multiplied, and nothing is read before the launch before has ended."""
+    """K and V of a tile are asked for before anything is multiplied, older ones before the launch before has ended."""
     p = dict(HEADS=32, KV_HEADS=8, DIM=128, V_DIM=128, SCALE=0.1, CAP=0.0, WINDOW=0, MASK="causal", ALIBI=0.0, KV_DTYPE="bf16", KV_PAGE_BYTES=131072)
     made = H.nvrtc("attention_decode_sm80", p, ["sm_90a"])
     found = sass.functions(made[0]["cubin"]) if made else None
@@ -260,5 +283,7 @@ def test_sass():
         pytest.skip("no libnvrtc or no disassembler")
     s, = found.values()
     first = s.first("HMMA")
-    assert len([i for i in s.where("LDGSTS") if i < first]) == 16 and s.count("LDL", "STL") == 0
-    assert s.first("PREEXIT") < s.first("ACQBULK") < s.first("LDG", "LDGSTS", "STG")
+    asked, wait = s.where("LDGSTS"), s.where("ACQBULK")[-1] # the one before it is of blocks without work
+    assert len([i for i in asked if i < first]) == 32 and s.count("LDL", "STL") == 0
+    # half of them for tiles that are older than the step; queries and what the step wrote behind the wait
+    assert s.first("PREEXIT") < asked[0] and len([i for i in asked if i < wait]) == 16 and wait < s.first("STG")

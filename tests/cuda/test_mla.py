@@ -178,6 +178,9 @@ class Steps(Case):
         none = None if not self.expand else self.k_b.packed, None if not self.expand else self.v_b.packed
         unused = dict(repeat=1) if np.isnan(want).any() and kw.get("mode") == "check" else {} # what nobody is to write has been written
         out = H.inout(np.zeros(want.shape, np.float32)) if unused else H.out(want.shape)
+        if "decode" in kernel.template: # reads before its wait what is older than the step
+            own = [(3, at, n) for i, first, _ in self.rows for at, n in self.pool.places(i, first, 1)]
+            kw = dict(dict(early=[(3, 0, 0)] if beyond else own), **kw)
         got = kernel.run(step, [asked, *none, pages, None, out], **kw, **unused)[-1]
         err = np.abs(np.where(np.isnan(want), 0, got - want)) / (1e-3 + np.nanmax(np.abs(want), -1, keepdims=True))
         assert err.max() < tol, err.max()
@@ -222,6 +225,21 @@ def test_decode_attends(arch, name, mode, seed):
         return
     c.attend(k, rows, tol, seed=seed, sms=3 if seed else 1, bucket=len(rows) + 1)
     c.attend(k, rows, tol, seed=seed, sms=11)
+
+
+@pytest.mark.parametrize("planted", ["", pytest.param("first && (g.tile + 1) * KV_PAGE <= g.pos", marks=pytest.mark.findings)])
+def test_decode_asks_early(planted):
+    """Latents that are older than the step are read before the kernel in front has ended; nothing of the step's own position is."""
+    c = Steps(**dict(STEPS["lite"], lens=[70, 40]))
+    k = H.build("mla_attend_decode_sm80", "sm_90a", c.params)
+    if planted:
+        assert k.text.count(planted) == 1
+        k.text = k.text.replace(planted, "first")
+        with pytest.raises(H.Finding, match="not ordered|race|before"):
+            c.attend(k, [1, 1], 2e-5, mode="check", seed=2)
+        return
+    for mode, seed in H.RUNS:
+        c.attend(k, [1, 1], 2e-5, mode=mode, seed=seed)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])

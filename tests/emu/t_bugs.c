@@ -58,6 +58,19 @@ triple(const Case *c, CUmodule m, Args *a, bool bug)
 }
 
 static CUresult
+held(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	CUstream s = stream();
+	CUresult r = launch(function(m, "produce"), 1, 128, 0, s, PDL, a);
+	(void)bug;
+	if (!r)
+		r = launch(function(m, "hold"), 1, 128, 0, s, PDL, a);
+	if (!r)
+		r = launch(function(m, c->name), 1, 128, 0, s, PDL, a);
+	return r ? r : finish(a);
+}
+
+static CUresult
 streams(const Case *c, CUmodule m, Args *a, bool bug)
 {
 	CUstream s = stream(), t = stream();
@@ -223,7 +236,7 @@ static const Case cases[] = {
 	{ M, "reads_unwritten", one }, { M, "null_pointer", one }, { M, "other_stack", one }, { M, "division", one },
 	{ M, "unwritten", output }, { M, "after_free", freed },
 	{ O, "copy_wait", one }, { O, "one_warp_waits", one }, { O, "ring_tail", one }, { O, "no_wait", pair }, { O, "warp_wait", pair },
-	{ O, "early_write", pair }, { O, "overlap", triple }, { O, "two_streams", streams }, { O, "scratch", shared_scratch },
+	{ O, "early_write", pair }, { O, "overlap", triple }, { O, "early_read", held }, { O, "two_streams", streams }, { O, "scratch", shared_scratch },
 	{ O, "flag", one, 2, 32, 0, COOPERATIVE }, { O, "flag_scope", one, 2, 32, 0, COOPERATIVE }, { O, "last_block", one, 4 },
 	{ O, "grid_race", one, 4, 128, 0, COOPERATIVE }, { O, "cluster_exit", one, 2, 128, 0, CLUSTER2 },
 	{ O, "capture", capture }, { O, "synchronise", synchronise }, { O, "cooperative", cooperative }, { O, "architecture", architecture },

@@ -58,7 +58,7 @@ produce(Args a)
 {
 	griddep_wait();
 	griddep_launch();
-	a.b[threadIdx.x] = a.a[threadIdx.x] + 1; // no_wait early_write warp_wait overlap two_streams
+	a.b[threadIdx.x] = a.a[threadIdx.x] + 1; // no_wait early_write warp_wait overlap two_streams early_read
 }
 
 extern "C" __global__ void
@@ -86,6 +86,25 @@ early_write(Args a)
 	a.a[threadIdx.x] = 7; // early_write
 	if (BUG)
 		griddep_wait();
+}
+
+/* Between produce and early_read: who waits before letting dependents start hands on what it waited for. */
+extern "C" __global__ void
+hold(Args a)
+{
+	if (BUG)
+		griddep_launch();
+	griddep_wait();
+	if (!BUG)
+		griddep_launch();
+	a.c[128 + threadIdx.x] = 2;
+}
+
+extern "C" __global__ void
+early_read(Args a)
+{
+	a.c[threadIdx.x] = a.b[threadIdx.x]; // early_read
+	griddep_wait();
 }
 
 /* Scratch b, whose user two steps back may still be running: this step waits, but the one before it did not. */
