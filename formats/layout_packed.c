@@ -417,21 +417,75 @@ planes_bytes(Dtype d, int64_t cols)
 	return n;
 }
 
+enum { Q5_K_BYTES = 176, Q5_K_FIFTH = 16, Q5_K_NIBBLES = 48 }; /* a block of Q5_K, its fields */
+
+/* Q5_K's block as the file has it, and as its planes are cut from it: five words for each sub-block, four in place of nibbles, the fifth in place of
+ * fifth bits; see layout_packed.h. */
+static void
+q5_k_fives(const uint8_t *block, uint8_t *to)
+{
+	memcpy(to, block, Q5_K_FIFTH);
+	for (int s = 0; s < 8; s++) {
+		uint32_t pair[16], w[5] = { 0 };
+		for (int p = 0; p < 16; p++) {
+			const uint8_t *n = block + Q5_K_NIBBLES + s / 2 * 32 + 2 * p, *f = block + Q5_K_FIFTH + 2 * p;
+			pair[p] = (n[0] >> s % 2 * 4 & 15u) | (f[0] >> s & 1u) << 4 | (n[1] >> s % 2 * 4 & 15u) << 16 | (f[1] >> s & 1u) << 20;
+		}
+		for (int i = 0; i < 5; i++)
+			w[i] = pair[3 * i] | pair[3 * i + 1] << 5 | pair[3 * i + 2] << 10 | (pair[15] >> i & 0x00010001u) << 15;
+		memcpy(to + Q5_K_NIBBLES + 16 * s, w, 16);
+		memcpy(to + Q5_K_FIFTH + 4 * s, w + 4, 4);
+	}
+}
+
+static void
+q5_k_file(uint8_t *block)
+{
+	uint8_t fives[Q5_K_BYTES];
+
+	memcpy(fives, block, sizeof fives);
+	memset(block + Q5_K_FIFTH, 0, Q5_K_BYTES - Q5_K_FIFTH);
+	for (int s = 0; s < 8; s++) {
+		uint32_t w[5], pair[16] = { 0 };
+		memcpy(w, fives + Q5_K_NIBBLES + 16 * s, 16);
+		memcpy(w + 4, fives + Q5_K_FIFTH + 4 * s, 4);
+		for (int i = 0; i < 5; i++) {
+			for (int k = 0; k < 3; k++)
+				pair[3 * i + k] = w[i] >> 5 * k & 0x001f001fu;
+			pair[15] |= (w[i] >> 15 & 0x00010001u) << i;
+		}
+		for (int e = 0; e < 32; e++) {
+			const uint32_t v = pair[e / 2] >> e % 2 * 16 & 31;
+			block[Q5_K_NIBBLES + s / 2 * 32 + e] |= (uint8_t)((v & 15) << s % 2 * 4);
+			block[Q5_K_FIFTH + e] |= (uint8_t)((v >> 4) << s);
+		}
+	}
+}
+
 void
 planes_pack(Dtype d, int64_t cols, const void *src, void *dst)
 {
 	Fields s = fields(d);
 	const int64_t blocks = cols / dtype_info(d)->block_elems, block_bytes = dtype_info(d)->block_bytes;
-	uint8_t *to = dst;
+	uint8_t fives[Q5_K_BYTES];
 
+	for (int64_t b = 0; b < blocks; b++) {
+		const uint8_t *block = (const uint8_t *)src + b * block_bytes;
+		uint8_t *plane = dst;
+		if (d == DT_Q5_K) {
+			q5_k_fives(block, fives);
+			block = fives;
+		}
+		for (int i = 0; i < 4; i++) {
+			memcpy(plane + b * s.f[i].bytes, block + s.f[i].at, (size_t)s.f[i].bytes);
+			plane += plane_bytes(s.f[i], blocks);
+		}
+	}
+	uint8_t *end = dst;
 	for (int i = 0; i < 4; i++) {
-		const Field f = s.f[i];
-		const uint8_t *from = (const uint8_t *)src + f.at;
-		int64_t used = blocks * f.bytes, all = plane_bytes(f, blocks);
-		for (int64_t b = 0; b < blocks; b++)
-			memcpy(to + b * f.bytes, from + b * block_bytes, (size_t)f.bytes);
-		memset(to + used, 0, (size_t)(all - used));
-		to += all;
+		int64_t used = blocks * s.f[i].bytes, all = plane_bytes(s.f[i], blocks);
+		memset(end + used, 0, (size_t)(all - used));
+		end += all;
 	}
 }
 
@@ -450,6 +504,8 @@ planes_row(Dtype d, int64_t cols, const void *packed, int r, float *dst)
 			memcpy(block + s.f[i].at, plane + b * s.f[i].bytes, (size_t)s.f[i].bytes);
 			plane += plane_bytes(s.f[i], blocks);
 		}
+		if (d == DT_Q5_K)
+			q5_k_file(block);
 		dequant_row(d, block, dst + b * elems, elems);
 	}
 }

@@ -25,7 +25,9 @@
  *   Q8_0  qs 32, d 2             Q4_K  qs 128, head 16        Q5_K  qs 128, qh 32, head 16
  *   Q6_K  ql 128, qh 64, scales 16, d 2
  *
- * bytes a block; the bytes of a field are ggml's. A plane is padded with zeros to 16 bytes, so rows keep that alignment. */
+ * bytes a block; the bytes of a field are ggml's, but for those of Q5_K: each 32 columns have five words, four in qs and the fifth in qh. Column
+ * 2 p + h has its 5 bits in half h of word p / 3, from bit 5 (p % 3) on; columns 30 and 31 have bit i in bit 15 of the halves of word i. So a kernel
+ * takes pairs of columns out with one mask. A plane is padded with zeros to 16 bytes, so rows keep that alignment. */
 #ifndef LLMC_FORMATS_LAYOUT_PACKED_H
 #define LLMC_FORMATS_LAYOUT_PACKED_H
 

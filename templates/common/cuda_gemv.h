@@ -8,7 +8,7 @@
  *   split-K     partial sums --> scratch, counter; the last block of a range adds them in order --> epilogue
  *
  * Bytes: W once; a stage is 1 KB of bf16 (16 rows x 32 columns), q8_0 (16 x 64) or nibbles (16 x 128), and its scales. Instructions of a warp for a
- * stage (sm_90a, one row of x): bf16 53, of which 2 LDGSTS, 3 LDS, 2 HMMA; q8_0 101; q4_0 124, q4_k 156, q5_k 215, with 4 to 6 LDGSTS and 8 HMMA.
+ * stage (sm_90a, one row of x): bf16 53, of which 2 LDGSTS, 3 LDS, 2 HMMA; q8_0 101; q4_0 127, q4_k 157, q5_k 183, with 4 to 6 LDGSTS and 8 HMMA.
  *
  * Rows of W go in groups of 8, two groups at a time, columns in units (W::stream, cuda_weights.h). A block of 8 warps has a range of groups; a row's
  * units go round the warps, so that the block reads its 16 rows as 16 wide streams and nobody waits for anybody but at the end of a tile of
@@ -214,7 +214,7 @@ gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fra
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			const unsigned d = S::factors(u[i / 2]);
-			total[i] = fmaf(f16_lo(d), acc[0][i] + acc[1][i], total[i]);
+			total[i] = fmaf(f16_lo(d) * 0x1p14f, acc[0][i] + acc[1][i], total[i]);
 			total[i] = fmaf(f16_hi(d) * 16.0f, mins[i], total[i]);
 			acc[0][i] = acc[1][i] = 0;
 		}

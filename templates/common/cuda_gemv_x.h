@@ -28,13 +28,13 @@ gemv_split(unsigned &hi, unsigned &lo, float a, float b)
 
 /* Two fours of a chunk as the registers of B for its two mma, and those of what rounding took */
 template <class W> DEV void
-gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4], float scale, float scale_w)
+gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4], const float (&scale)[4])
 {
 	enum { B = W::stream::NIBBLES ? 2 : 1, C = W::stream::NIBBLES ? 1 : 2 };
-	gemv_split<W>(hi.x, lo.x, v[0] * scale, v[B] * scale);
-	gemv_split<W>(hi.y, lo.y, v[C] * scale, v[3] * scale);
-	gemv_split<W>(hi.z, lo.z, w[0] * scale_w, w[B] * scale_w);
-	gemv_split<W>(hi.w, lo.w, w[C] * scale_w, w[3] * scale_w);
+	gemv_split<W>(hi.x, lo.x, v[0] * scale[0], v[B] * scale[0]);
+	gemv_split<W>(hi.y, lo.y, v[C] * scale[1], v[3] * scale[1]);
+	gemv_split<W>(hi.z, lo.z, w[0] * scale[2], w[B] * scale[2]);
+	gemv_split<W>(hi.w, lo.w, w[C] * scale[3], w[3] * scale[3]);
 }
 
 /* Are the columns of a lane's chunk within the row? */
@@ -86,10 +86,9 @@ gemv_sums(typename G::arena &sm, int units)
 #pragma unroll
 		for (int c = 0; c < 2 * S::CHUNKS; c++) {
 			const uint4 v = from[c * 4];
-			low += (f16_lo(v.x) + f16_hi(v.x)) + (f16_lo(v.y) + f16_hi(v.y));
-			high += (f16_lo(v.z) + f16_hi(v.z)) + (f16_lo(v.w) + f16_hi(v.w));
+			low += (f16_lo(v.x) + f16_hi(v.x)) * (1 / S::part(c / 2, 0)) + (f16_lo(v.y) + f16_hi(v.y)) * (1 / S::part(c / 2, 1));
+			high += (f16_lo(v.z) + f16_hi(v.z)) * (1 / S::part(c / 2, 2)) + (f16_lo(v.w) + f16_hi(v.w)) * (1 / S::part(c / 2, 3));
 		}
-		high *= S::HIGH;
 		if (S::SPLIT == 0)
 			low += high;
 		if (S::SPLIT == 1) {
@@ -152,7 +151,7 @@ gemv_load_x(typename G::arena &sm, bool one, float (&back)[2], const float *x, c
 				w[j] = in ? w[j] : 0;
 			}
 			if constexpr (W::BF16) {
-				gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, 1.0f, 1.0f);
+				gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, { 1.0f, 1.0f, 1.0f, 1.0f });
 			} else {
 #pragma unroll
 				for (int j = 0; j < 4; j++)
@@ -169,16 +168,19 @@ gemv_load_x(typename G::arena &sm, bool one, float (&back)[2], const float *x, c
 			most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
 		int exp = 267 - (int)(__float_as_uint(most) >> 23);
 		exp = exp < 1 ? 1 : exp > 253 ? 253 : exp;
-		/* of one row, what goes into the product HIGH times as large */
-		const float scale = __uint_as_float((unsigned)exp << 23), high = one ? scale * (1.0f / S::HIGH) : scale;
+		const float scale = __uint_as_float((unsigned)exp << 23);
 		const float undo = __uint_as_float((unsigned)(254 - exp) << 23) * (1.0f / S::GAIN);
 		back[0] = __shfl_sync(0xffffffffu, undo, 8 * (lane & 3));
 		back[1] = __shfl_sync(0xffffffffu, undo, 8 * (lane & 3) + 4);
 		for (int i = begin; i < end; i += step) {
+			float s[4]; /* for one row, weights come over part() */
+#pragma unroll
+			for (int k = 0; k < 4; k++)
+				s[k] = one ? scale * S::part(i % CHUNKS, k) : scale;
 			const uint4 f = to[i * 8 * R], h = to[i * 8 * R + 4 * R];
 			const float v[4] = { __uint_as_float(f.x), __uint_as_float(f.y), __uint_as_float(f.z), __uint_as_float(f.w) };
 			const float w[4] = { __uint_as_float(h.x), __uint_as_float(h.y), __uint_as_float(h.z), __uint_as_float(h.w) };
-			gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, scale, high);
+			gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, s);
 		}
 	}
 	if constexpr (W::PACKED)

@@ -29,7 +29,7 @@
  *                   come. A lane loads what it asked for itself, but for fields that its quad shares (QUADS: the warp meets before and after)
  *   scales, chunk   what a unit's chunks share; a chunk as registers of an mma: chunk<false> as weight times GAIN, rounded to 11 bits;
  *                   chunk<true> (block formats, whose scales come after the mma) as the format's numbers without their scale and zero point (whole ones times
- *                   W_WHOLE), in col2 times HIGH
+ *                   W_WHOLE), over part(c, i): of the i-th of its four pairs of columns, a power of two
  *   SPLIT           whose scales those of a lane's columns are: 0 one for all of them; 1 one for those in col and one for those in col2, both shared
  *                   with lane t ^ 1: lane t takes the sums of sub-block t of the four; 2 one for each, its own
  *   add             two rows' sums (low: in col or all, high: in col2) to totals: times scales, with x, the sums of x that belong to them times SUM
@@ -155,20 +155,17 @@ w_high(unsigned v)
 	return h2_fma(v, 0x2c002c00u, (0xd400u + ZERO * 16) * 0x10001u); /* (1024 + 16 v) / 16 - (64 + zero) */
 }
 
-/* The bits of v, n places down: round the word, so n may be negative */
-DEV unsigned w_turn(unsigned v, int n) { return __funnelshift_r(v, v, (unsigned)n); }
-
 /* What chunk<true> makes whole numbers of: halves below the normal ones, which the tensor cores take as they are */
 #define W_WHOLE 0x1p-24f
 
-/* of the low halves and of the high ones; m: what is added; mins: of the two sub-blocks */
-struct w_nibble_scale { unsigned d[2], m[2], mins; };
+/* of the low halves and of the high ones; m: what is added */
+struct w_nibble_scale { unsigned d[2], m[2]; };
 
 #define W_GAIN   64.0f /* of block formats without sub-blocks' minima */
 #define W_GAIN_H 0x54005400u
 
 /* A chunk from a word of nibbles. low, high: what stands above them, 1024 (not WHOLE) and bits 4.. of low[], 8.. of high[]; index: bytes 0 and 2,
- * bytes 1 and 3. S: ADDS (something is added), MINS, ZERO */
+ * bytes 1 and 3. S: ADDS (something is added), ZERO */
 template <class S, bool WHOLE> DEV void
 w_nibble_chunk(unsigned (&b)[4], unsigned word, const unsigned (&low)[2], const unsigned (&high)[2], const w_nibble_scale &s)
 {
@@ -179,9 +176,6 @@ w_nibble_chunk(unsigned (&b)[4], unsigned word, const unsigned (&low)[2], const 
 		if (WHOLE) {
 			b[i] = a;
 			b[2 + i] = h;
-		} else if (S::MINS) {
-			b[i] = h2_fma(a, s.d[0], s.m[0]);
-			b[2 + i] = h2_fma(h, s.d[1], s.m[1]);
 		} else if (S::ADDS) {
 			b[i] = h2_fma(w_low<S::ZERO>(a), s.d[0], s.m[0]);
 			b[2 + i] = h2_fma(w_high<S::ZERO>(h), s.d[1], s.m[1]);

@@ -38,7 +38,7 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 	/* Lane t has block t of four; a scale of 2 bytes comes with its neighbour's */
 	struct stream {
 		enum { UNIT = 128, CHUNKS = 4, PLANES = FIFTH ? 3 : 2, QUADS = 0, NIBBLES = 1, MINS = 0, SPLIT = 0, ADDS = HEAD == 4, ZERO = w_nibble_blocks::ZERO, TAIL = COLS % UNIT, BATCH = 4 };
-		static constexpr float GAIN = W_GAIN, SUM = HEAD == 4 ? 1 : -ZERO, UNDO = 0x1p24f, HIGH = 16;
+		static constexpr float GAIN = W_GAIN, SUM = HEAD == 4 ? 1 : -ZERO, UNDO = 0x1p24f;
 		struct stage { uint4 q[32]; unsigned d[FIFTH ? 64 : 32]; }; /* fifth bits behind the scales */
 		struct fragment { uint4 q; unsigned d, h; };
 		typedef w_nibble_scale scale;
@@ -67,6 +67,7 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 			u.h = FIFTH ? s.d[32 + lane] : 0;
 		}
 
+		DEV constexpr float part(int, int i) { return i < 2 ? 1.0f : 0x1p-4f; }
 		DEV int col(int unit, int c, int t) { return unit * 128 + t * 32 + c * 4; }
 		DEV int col2(int unit, int c, int t) { return unit * 128 + t * 32 + 16 + c * 4; }
 
@@ -145,7 +146,7 @@ template <int COLS_> struct w_byte_blocks {
 	/* A lane has 16 columns of block t / 2; scales come in pairs */
 	struct stream {
 		enum { UNIT = 64, CHUNKS = 2, PLANES = 2, QUADS = 0, NIBBLES = 0, MINS = 0, SPLIT = 0, TAIL = COLS % UNIT, BATCH = 4 };
-		static constexpr float GAIN = W_GAIN, SUM = -128, UNDO = 0x1p24f, HIGH = 1;
+		static constexpr float GAIN = W_GAIN, SUM = -128, UNDO = 0x1p24f;
 		struct stage { uint4 q[32]; unsigned d[32]; };
 		struct fragment { uint4 q; unsigned d; };
 		struct scale { unsigned d; };
@@ -167,6 +168,7 @@ template <int COLS_> struct w_byte_blocks {
 			u.d = ((const unsigned short *)s.d)[2 * lane + (lane >> 1 & 1)];
 		}
 
+		DEV constexpr float part(int, int) { return 1.0f; }
 		DEV int col(int unit, int c, int t) { return unit * 64 + t * 16 + c * 8; }
 		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + 4; }
 		DEV void scales(scale &s, const fragment &u, int, int) { s.d = h2_mul(h2_twice(u.d), W_GAIN_H); }

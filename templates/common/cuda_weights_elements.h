@@ -36,11 +36,12 @@ template <int COLS> struct w_halves : w_elements<COLS, 2> {
 #if __CUDA_ARCH__ >= 800
 	struct stream {
 		enum { UNIT = 32, CHUNKS = 1, PLANES = 1, QUADS = 0, NIBBLES = 0, MINS = 0, TAIL = COLS % UNIT, BATCH = 4 };
-		static constexpr float GAIN = 1.0f, HIGH = 1;
+		static constexpr float GAIN = 1.0f;
 		struct stage { uint4 q[32]; };
 		struct fragment { uint4 q; };
 		struct scale {};
 
+		DEV constexpr float part(int, int) { return 1.0f; }
 		DEV constexpr int place(int, int unit, int t) { return unit * 64 + t * 16; }
 
 		DEV void

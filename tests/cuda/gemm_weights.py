@@ -28,6 +28,16 @@ def fifth(q):
     return (q.astype(np.uint32) << np.arange(32, dtype=np.uint32)).sum(-1, dtype=np.uint32)
 
 
+def fives(q):
+    """[.., 32] of 5 bits: five words, three pairs of values in the halves of each; of values 30 and 31 a bit in the top of each half."""
+    w = np.zeros(q.shape[:-1] + (5,), np.uint32)
+    for e in range(30):
+        w[..., e // 6] |= (q[..., e] << e % 2 * 16 + e // 2 % 3 * 5).astype(np.uint32)
+    for bit in range(5):
+        w[..., bit] |= ((q[..., 30] >> bit & 1) << 15 | (q[..., 31] >> bit & 1) << 31).astype(np.uint32)
+    return w
+
+
 def k_scales(sc, mn):
     """[.., 8] and [.., 8] of 6 bits: 12 bytes."""
     out = np.zeros(sc.shape[:-1] + (12,), np.uint8)
@@ -61,11 +71,14 @@ def make(r, rows, cols, dtype):
         q = r.integers(0, 1 << bits, (rows, nb, 8, 32))
         dm = half(r, (rows, nb), 1e-4, 3e-3)
         sc, mn = r.integers(0, 64, (rows, nb, 8)), r.integers(0, 64, (rows, nb, 8))
-        qs = (q[:, :, 0::2] & 15 | (q[:, :, 1::2] & 15) << 4).astype(np.uint8)
         head = np.concatenate([d[..., None].view(np.uint8), dm[..., None].view(np.uint8), k_scales(sc, mn)], -1)
-        qh = sum((q[:, :, i] >> 4) << i for i in range(8)).astype(np.uint8)
+        if bits == 5:
+            w = fives(q)
+            parts = [plane(w[..., :4], rows), plane(w[..., 4], rows)]
+        else:
+            parts = [plane((q[:, :, 0::2] | q[:, :, 1::2] << 4).astype(np.uint8), rows)]
         v = d[..., None, None].astype(np.float64) * sc[..., None] * q - dm[..., None, None].astype(np.float64) * mn[..., None]
-        return np.concatenate([plane(qs, rows)] + ([plane(qh, rows)] if bits == 5 else []) + [plane(head, rows)], 1), v.reshape(rows, cols)
+        return np.concatenate([*parts, plane(head, rows)], 1), v.reshape(rows, cols)
     if dtype[0] in "uf" and dtype[1] in "48":  # u4_128_f32: a scale and a zero point for each 128 columns
         group = int(dtype.split("_")[1])
         bits, nb = int(dtype[1]), cols // group

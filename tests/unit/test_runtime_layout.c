@@ -135,6 +135,34 @@ planes_hold_one_field_after_the_other(void **state)
 	assert_int_equal(layout_find("planes")->group_bytes(DT_Q8_0, INT64_MAX - 31), -1);
 }
 
+/* Q5_K's pairs of columns in five words: column e is e - 1 in sub-block 5, all others are 0. */
+static void
+planes_of_q5_k_hold_three_pairs_a_word(void **state)
+{
+	uint8_t  file[176] = { 0 }, packed[176];
+	uint32_t w[5], want[5] = { 0 };
+
+	(void)state;
+	for (int e = 1; e < 32; e++) {
+		const uint32_t v = (uint32_t)e - 1;
+		file[48 + 64 + e] = (uint8_t)((v & 15) << 4); /* nibbles of sub-blocks 4 and 5 */
+		file[16 + e] = (uint8_t)(v >> 4 << 5);
+		if (e < 30) {
+			want[e / 6] |= v << (e % 2 * 16 + e / 2 % 3 * 5);
+		} else {
+			for (int bit = 0; bit < 5; bit++)
+				want[bit] |= (v >> bit & 1) << (e % 2 * 16 + 15);
+		}
+	}
+	layout_find("planes")->pack(DT_Q5_K, 256, file, packed);
+	memcpy(w, packed + 5 * 16, 16);
+	memcpy(w + 4, packed + 128 + 5 * 4, 4);
+	for (int i = 0; i < 5; i++)
+		assert_int_equal(w[i], want[i]);
+	for (int i = 0; i < 128 + 32; i++)
+		assert_true(packed[i] == 0 || i / 16 == 5 || i / 4 == 32 + 5);
+}
+
 static void
 sizes_are_whole_groups_and_close_to_the_file(void **state)
 {
@@ -191,6 +219,7 @@ main(void)
 		cmocka_unit_test(a_packed_row_reads_back_as_the_file_row),
 		cmocka_unit_test(planes_read_back_as_the_file_row),
 		cmocka_unit_test(planes_hold_one_field_after_the_other),
+		cmocka_unit_test(planes_of_q5_k_hold_three_pairs_a_word),
 		cmocka_unit_test(sizes_are_whole_groups_and_close_to_the_file),
 		cmocka_unit_test(a_vector_is_one_row),
 		cmocka_unit_test(targets_get_what_their_kernels_stream),
