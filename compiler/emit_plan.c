@@ -102,9 +102,12 @@ value_ref(const Graph *g, const Selection *sel, const int *to, int v)
 /* What a step streams of its weights, whole, and the multiplications and additions of the products with them for one row. A gather
  * reads a row, not the table, and multiplies nothing; what attention adds depends on lengths. */
 static void
-step_cost(const Graph *g, const Op *op, PlanStep *st)
+step_cost(const Graph *g, const Op *op, int phase, PlanStep *st)
 {
 	ArgShape shape[OP_MAX_ARGS];
+
+	if (op->kind == OP_mla_attend && phase == PHASE_DECODE)
+		return; /* its weights are those of expanded rows */
 
 	graph_shapes(g, op, shape);
 	for (int k = 0; k < op_info[op->kind].n_in; k++) {
@@ -133,7 +136,7 @@ step_makes(const Graph *g, const Op *op, PlanStep *st)
 }
 
 static void
-plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from, PlanStep *st)
+plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from, int phase, PlanStep *st)
 {
 	const Op *op = &g->op[from->op];
 
@@ -141,7 +144,7 @@ plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from,
 		.op = op->kind, .layer = op->layer, .kernel = from->kernel, .n_attr = op->n_attr,
 		.yaml_line = op->loc.resolved,
 	};
-	step_cost(g, op, st);
+	step_cost(g, op, phase, st);
 	for (int k = 0; k < op_info[op->kind].n_arg; k++)
 		st->arg[st->n_arg++] = value_ref(g, sel, to, op->arg[k]);
 	for (int k = 0; k < from->n_scratch; k++)
@@ -248,7 +251,7 @@ emit_plan(const Graph *g, const Selection *sel, const char *target)
 	for (int ph = 0; ph < PHASES; ph++) {
 		p->phase[ph] = (PlanPhase){ phase_name[ph], sel->n_step, NEW(a, PlanStep, sel->n_step) };
 		for (int i = 0; i < sel->n_step; i++)
-			plan_step(g, sel, to, &sel->step[ph][i], &p->phase[ph].step[i]);
+			plan_step(g, sel, to, &sel->step[ph][i], ph, &p->phase[ph].step[i]);
 	}
 	return p;
 }

@@ -211,6 +211,28 @@ put_layers(const int *group_of, int n_layers, int group, Strbuf *out)
 	}
 }
 
+/* When rows of a prompt go through latent attention expanded, and the arithmetic behind it: compiler/fuse.c counts, mla_expanded of
+ * templates/common/llmc_mla.h decides. */
+static void
+put_forms(const Plan *p, Strbuf *out)
+{
+	const PlanStep *s = NULL;
+
+	for (int i = 0; i < p->phase[0].n_step; i++)
+		if (p->phase[0].step[i].op == OP_mla_attend)
+			s = &p->phase[0].step[i];
+	if (!s)
+		return;
+	int64_t rank = step_int(s, "kv_rank"), rope = step_int(s, "rope_dim"), nope = step_int(s, "nope_dim"), v_dim = step_int(s, "v_dim");
+	int64_t expand = step_int(s, "expand");
+	strbuf_printf(out, "\nlatent attention, operations of a head: absorbed %" PRId64 " a pair of row and position; expanded %" PRId64 ", and %" PRId64
+	              " a position\n", 2 * (2 * rank + rope), 2 * (nope + rope + v_dim), 2 * rank * (nope + v_dim));
+	if (expand > 0)
+		strbuf_printf(out, "  decode rows are absorbed; n > 1 rows of a prompt behind c positions are expanded where n (c + n / 2) > %" PRId64 " c\n", expand);
+	else
+		strbuf_puts(out, "  all rows are absorbed\n");
+}
+
 static void
 put_steps(const Graph *g, const Plan *p, Strbuf *out)
 {
@@ -266,6 +288,7 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 	} else {
 		strbuf_printf(out, "\n%d steps, nothing fused\n", p->phase[0].n_step);
 	}
+	put_forms(p, out);
 	put_steps(g, p, out);
 }
 

@@ -161,14 +161,14 @@ mla_scores(const Mla a, const MlaTile *t, int pos0, int n)
 
 	for (int j0 = 0; j0 < n; j0 += MLA_JB) {
 		const float *x = t->x + j0 * stride;
-		/* the same of the next chunk, while these are at work */
-		int ahead = pos0 + MLA_CHUNK + j0;
+		/* the same of the next chunk, some of it with each block of rows */
+		const int ahead = pos0 + MLA_CHUNK + j0, share = mla_up(MLA_JB * bytes * MLA_RB / t->rows, 64);
 		const char *next = ahead < end ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) + ahead % KV_PAGE * bytes : NULL;
-		for (int i = 0; next && i < MLA_JB * bytes; i += 64)
-			__builtin_prefetch(next + i);
 		for (int r0 = 0; r0 < t->rows; r0 += MLA_RB) {
 			const float *q = t->q + r0 * stride;
 			vf acc[VL];
+			for (int i = 0; next && i < share; i += 64)
+				__builtin_prefetch(next + r0 / MLA_RB * share + i);
 
 			LLMC_UNROLL
 			for (int i = 0; i < VL; i++)
