@@ -37,6 +37,12 @@ enum {
 	MLA_JB    = 4,
 	MLA_MR    = VL == 16 ? 8 : 4,
 	MLA_ROWS  = 512,      /* of an expanded unit */
+#if defined(LLMC_TILES)
+	MLA_TILES = 1,
+#else
+	MLA_TILES = 0,
+#endif
+	MLA_PAD   = MLA_TILES ? 16 : 8, /* rows are padded to */
 };
 #define MLA_SPLIT ((Split){ MLA_CHUNK, MLA_SPANS })
 
@@ -56,7 +62,7 @@ mla_width(const Mla a)
 LLMC_INLINE int
 mla_stride(const Mla a)
 {
-	return mla_up(mla_width(a), VL);
+	return mla_up(mla_width(a), MLA_TILES ? 32 : VL);
 }
 
 /* stride of o */
@@ -92,6 +98,8 @@ typedef struct MlaTile {
 	int    seq, row0, n_tok, head, n_head, rows;     /* rows: n_tok * n_head, row r is token r / n_head */
 	float *x, *q, *w;                                /* [64][stride], [row][stride] scaled, weights [row][64] */
 	float *oc, *os, *o;                              /* [row][mla_os]: of a chunk, of a span, of the row */
+	float *pairs;                                    /* cpu_mla_amx.h */
+	uint16_t *parts;
 	float  mc[MLA_R], lc[MLA_R], ms[MLA_R], ls[MLA_R], m[MLA_R], l[MLA_R];
 	SplitRange range[MLA_R];                         /* of each token */
 	int    shift[MLA_R];
@@ -102,6 +110,22 @@ mla_range(const llmc_step *s, int row)
 {
 	return (SplitRange){ 0, s->pos[row] + 1 };
 }
+
+/* on tile registers? */
+LLMC_INLINE int
+mla_tiled(const Mla a)
+{
+#if defined(LLMC_TILES)
+	return a.kv == KV_f16;
+#else
+	(void)a;
+	return 0;
+#endif
+}
+
+#if defined(LLMC_TILES)
+#include "common/cpu_mla_amx.h"
+#endif
 
 /* Tokens [row0, row0 + n) of a sequence, unit 0 .. mla_blocks; work: 64-byte aligned, see heads/mla.head */
 LLMC_INLINE void
@@ -123,16 +147,24 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 	t->oc = t->w + MLA_R * MLA_CHUNK;
 	t->os = t->oc + MLA_R * mla_os(a);
 	t->o = t->os + MLA_R * mla_os(a);
+	t->pairs = t->o + MLA_R * mla_os(a);
+	t->parts = (uint16_t *)(void *)(t->pairs + MLA_CHUNK * mla_os(a));
 	for (int i = 0; i < n; i++) {
 		t->range[i] = mla_range(s, row0 + i);
 		t->shift[i] = split_shift(MLA_SPLIT, t->range[i]);
 	}
-	for (int r = 0; r < mla_up(t->rows, 8); r++) {
+	for (int r = 0; r < mla_up(t->rows, MLA_PAD); r++) {
 		const float *from = q + ((size_t)(row0 + r / t->n_head) * (size_t)a.heads + (size_t)(t->head + r % t->n_head)) * (size_t)width;
 		float *to = t->q + r * stride;
+		t->l[r] = t->ls[r] = 0;
+#if defined(LLMC_TILES)
+		if (mla_tiled(a)) {
+			mla_amx_query(t->q, width, r, from, r < t->rows ? width : 0, a.scale);
+			continue;
+		}
+#endif
 		for (int i = 0; i < stride; i++)
 			to[i] = r < t->rows && i < width ? from[i] * a.scale : 0;
-		t->l[r] = t->ls[r] = 0;
 	}
 }
 
@@ -231,9 +263,25 @@ mla_chunk(const Mla a, MlaTile *t, int chunk)
 	const int os = mla_os(a), pos0 = chunk * MLA_CHUNK;
 	int end = t->range[t->n_tok - 1].hi, n = end - pos0 < MLA_CHUNK ? end - pos0 : MLA_CHUNK, d = 0;
 
-	mla_fetch(a, t->s, t->pool, t->seq, pos0, n, t->x);
-	mla_scores(a, t, pos0, n);
-	for (int r = 0; r < mla_up(t->rows, 8); r++) {
+#if defined(LLMC_TILES)
+	if (mla_tiled(a)) {
+		mla_amx_begin();
+		mla_amx_fetch(a, t->s, t->pool, t->seq, pos0, n, t->x, t->pairs);
+		const char *next[2] = { NULL, NULL };
+		for (int r = 0; r < t->rows; r += MLA_TR) {
+			for (int p = 0; p < 2; p++) {
+				int ahead = pos0 + MLA_CHUNK + p * KV_PAGE;
+				next[p] = r == 0 && ahead < end ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) : NULL;
+			}
+			mla_amx_scores(a, t->x, t->q, r, t->w, next);
+		}
+	}
+#endif
+	if (!mla_tiled(a)) {
+		mla_fetch(a, t->s, t->pool, t->seq, pos0, n, t->x);
+		mla_scores(a, t, pos0, n);
+	}
+	for (int r = 0; r < mla_up(t->rows, MLA_PAD); r++) {
 		float *w = t->w + r * MLA_CHUNK;
 		int hi = r < t->rows ? t->range[r / t->n_head].hi - pos0 : 0;
 		t->lc[r] = 0;
@@ -242,6 +290,14 @@ mla_chunk(const Mla a, MlaTile *t, int chunk)
 		else
 			memset(w, 0, MLA_CHUNK * sizeof *w);
 	}
+#if defined(LLMC_TILES)
+	if (mla_tiled(a)) {
+		for (int r = 0; r < t->rows; r += MLA_TR)
+			mla_amx_sums(a, t->pairs, t->w, r, t->parts, t->oc);
+		amx_end();
+		return;
+	}
+#endif
 	for (; d + 2 * VL <= os; d += 2 * VL)
 		mla_sums(a, t, 2, n, d);
 	if (d < os)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import harness as H
-from test_matmul import FAST, TARGETS, Weights, close, lib, norm, rotated, same  # noqa: F401 (lib is a fixture)
+from test_matmul import FAST, TARGETS as DENSE, Weights, close, lib, norm, rotated, same  # noqa: F401 (lib is a fixture)
+
+TARGETS = DENSE + [t for t in H.MORE if t == "amx"]
 
 
 
@@ -120,7 +122,7 @@ def tolerance(c):
     return 3e-2 if c.bits == 8 else 1e-3 if c.kv == "f16" or c.dtype[0] == "q" else 3e-4
 
 
-QUICK = {("odd", t) for t in TARGETS} | {("one", TARGETS[0]), ("lite", TARGETS[-1])}
+QUICK = {("odd", t) for t in TARGETS} | {("one", TARGETS[0]), ("lite", DENSE[-1])}
 ALL = os.environ.get("LLMC_EVERY_KERNEL")
 
 
