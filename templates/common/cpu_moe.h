@@ -100,13 +100,13 @@ typedef struct moe_matrix {
 	int64_t        first;    /* row of the stack that the expert begins with */
 } moe_matrix;
 
-/* out[t][r] = rows row .. row + n of the expert: returns where row `row` is in out, whose rows are MM_UNIT + VL apart */
+/* out[t][r] = rows row .. row + n of the expert: returns where row `row` is in out, whose rows are ld apart: n and a group, at least */
 LLMC_INLINE const float *
-moe_rows(const moe_matrix *w, const int aligned, int row, int n, float *out)
+moe_rows(const moe_matrix *w, const int aligned, int row, int n, float *out, int ld)
 {
 	const int shift = aligned ? 0 : (int)((w->first + row) % VL);
 
-	w->rows(w->m, w->w, w->first + row - shift, n + shift, out, MM_UNIT + VL);
+	w->rows(w->m, w->w, w->first + row - shift, n + shift, out, ld);
 	return out + shift;
 }
 
