@@ -92,6 +92,29 @@ def test_both_forms_of_the_factors_in_one_file(files, tmp_path):
     assert error(logits, g["logits"]) <= PLAIN and tokens == g["greedy"].tolist()
 
 
+def test_experts_one_by_one(files, tmp_path):
+    """As the first files of mixtures hold them"""
+    name = "mixtral-mixed"
+    c, g, path = M.CASES[name], GOLDEN[name], str(tmp_path / "old.gguf")
+
+    def apart(keys, raw):
+        for full in [n for n in raw if "_exps" in n]:
+            kind, data = raw.pop(full)
+            for e in range(5):
+                raw[full.replace("_exps.weight", f".{e}.weight")] = (kind, np.ascontiguousarray(data[e]))
+    M.write(path, c, int(g["seed"]), apart)
+    logits, tokens, _ = run(path, g, tmp_path, "--device", "ref")
+    assert error(logits, g["logits"]) <= PLAIN and tokens == g["greedy"].tolist()
+
+    def one_missing(keys, raw):
+        apart(keys, raw)
+        raw.pop("blk.1.ffn_up.4.weight")
+        raw["blk.0.ffn_up.5.weight"] = raw["blk.0.ffn_up.4.weight"]
+    M.write(path, c, int(g["seed"]), one_missing)
+    p = subprocess.run([LLMC, "import", path], capture_output=True, text=True, timeout=60)
+    assert p.returncode == 1 and "tensor blk.1.ffn_up.4.weight is missing (role e_up)" in p.stderr
+
+
 def turn(name, *axes):
     def change(keys, raw):
         kind, data = raw[name]
