@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "base/file.h"
 #include "base/sized.h"
+#include "formats/layout.h"
 
 static void
 model_free(llmc_model *m)
@@ -200,6 +201,15 @@ has_plan(llmc_model *m, const char *target)
 	return file_exists(arena_printf(&m->arena, "%s/plan-%s.json", m->artifact, target));
 }
 
+/* What kernels for `own` have over those for `other`: the packed layouts of processors hold as many rows as a vector has numbers. */
+static const char *
+wider(llmc_model *m, const Target *own, const Target *other)
+{
+	int n = layout_find(own->layout)->group, k = layout_find(other->layout)->group;
+
+	return n > k ? arena_printf(&m->arena, ", with vectors of %d numbers instead of %d,", n, k) : "";
+}
+
 /* The best of the plans for other targets that a generated folder ships with built kernels which run here: it starts at once and
  * needs no compiler. An --arch is meant as it is said. */
 static llmc_status
@@ -219,9 +229,9 @@ open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *f
 		TRY(open_plan(m, t->name, opt, fits, err));
 		if (*fits)
 			log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
-			         "%s: no plan for %s%s: the kernels for %s are used as they were shipped; faster ones come of `llmc compile %s -o %s "
+			         "%s: no plan for %s%s: the kernels for %s are used as they were shipped; faster ones%s come of `llmc compile %s -o %s "
 			         "--target %s --arch %s --aot`", m->artifact, target, has_plan(m, target) ? " with built kernels" : "", t->name,
-			         m->artifact, m->artifact, own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
+			         wider(m, own, t), m->artifact, m->artifact, own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
 	}
 	return LLMC_OK;
 }

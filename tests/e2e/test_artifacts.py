@@ -121,6 +121,7 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
     assert llmc.json("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")))["tokens"] == tokens
     said = notices(llmc.err)
     assert len(said) == 1 and f"no plan for cpu-{best}" in said[0] and "cpu-generic" in said[0] and f"--arch {best} --aot" in said[0], llmc.err
+    assert f"with vectors of {8 if best in ('v3', 'vnni') else 16} numbers instead of 4" in said[0]
     assert tree(folder) == before
     assert llmc.json("plan", folder)["target"] == "cpu-generic"
     # a plan for this processor whose kernels nobody built, and nothing to build them with
