@@ -12,13 +12,14 @@
 #include "base/json.h"
 #include "formats/names.h"
 
-enum { MAX_HEADER_BYTES = 100 * 1000 * 1000 }; /* as the format's own library sets it */
+enum { MAX_HEADER_BYTES = 100 * 1000 * 1000, /* as the format's own library sets it */ MAX_CONFIG_BYTES = 8 << 20 };
 
 struct Safetensors {
 	Arena      arena;
 	StTensor  *tensor;
 	NameEntry *name;
 	size_t     n, cap;
+	Schemes   *schemes; /* NULL: no file, so no config.json either */
 };
 
 /* Every type the format defines, with bits of one element; we read those that dtype.h names. */
@@ -229,8 +230,7 @@ read_file(Safetensors *s, const unsigned char *data, size_t size, const char *pa
 		StTensor *t = &s->tensor[s->n];
 		*t = (StTensor){ .name = arena_strdup(&s->arena, key), .file = file };
 		TRY(read_tensor(s, t, entry, data_bytes, &place[n].from, err));
-		if (t->dtype != DT_NONE)
-			t->data = start + place[n].from;
+		t->data = start + place[n].from;
 		place[n].to = place[n].from + (size_t)t->bytes;
 		place[n++].name = t->name;
 		s->n++;
@@ -389,6 +389,60 @@ open_folder(Safetensors *s, const char *path, llmc_error *err)
 	return error_set(err, LLMC_E_INPUT, "%s: holds no .safetensors file", path);
 }
 
+/* --- schemes ------------------------------------------------------------------------------------------------------------ */
+static bool
+find_part(const void *user, const char *name, SchemeTensor *out)
+{
+	const StTensor *t = safetensors_find(user, name);
+
+	if (t)
+		*out = (SchemeTensor){ .name = t->name, .type = t->dtype_name, .n_dims = t->n_dims, .dim = t->dim, .data = t->data };
+	return t != NULL;
+}
+
+/* Matrices in several tensors take the place of these; names are sorted, and stay so. */
+static llmc_status
+make_matrices(Safetensors *s, const char *folder, llmc_error *err)
+{
+	const char *parts[SCHEME_MAX_PARTS], *module;
+	StTensor   *made = NULL;
+	size_t      n = 0, cap = 0, kept = 0;
+	int         n_part;
+
+	/* nothing but floats: no scheme to look for */
+	bool plain = true;
+	for (size_t i = 0; i < s->n && plain; i++)
+		plain = s->tensor[i].dtype_name[0] == 'F' ? s->tensor[i].dtype_name[1] != '8' : s->tensor[i].dtype_name[0] == 'B';
+	if (plain)
+		return LLMC_OK;
+	const char *path = arena_printf(&s->arena, "%sconfig.json", folder);
+	Strbuf     *config = arena_strbuf(&s->arena);
+	if (file_exists(path))
+		TRY(file_read(path, MAX_CONFIG_BYTES, config, err));
+	TRY(schemes_open(&s->arena, config->len ? strbuf_str(config) : NULL, config->len, &s->schemes, err));
+	bool *gone = NEW(&s->arena, bool, s->n + 1);
+	for (size_t i = 0; i < s->n; i++) {
+		SchemeMatrix *m;
+		TRY(scheme_matrix(s->schemes, s->tensor[i].name, find_part, s, &m, &module, parts, &n_part, err));
+		if (!m)
+			continue;
+		made = arena_grow(&s->arena, made, &cap, n + 1, sizeof *made);
+		made[n++] = (StTensor){ .name = arena_printf(&s->arena, "%sweight", module), .dtype = m->dtype, .dtype_name = s->tensor[i].dtype_name, .n_dims = 2,
+			.dim = { m->rows, m->cols }, .bytes = m->rows * dtype_row_bytes(m->dtype, m->cols), .file = s->tensor[i].file, .made = m };
+		for (int k = 0; k < n_part; k++)
+			gone[safetensors_find(s, parts[k]) - s->tensor] = true;
+	}
+	if (n == 0)
+		return LLMC_OK;
+	for (size_t i = 0; i < s->n; i++)
+		if (!gone[i])
+			s->tensor[kept++] = s->tensor[i];
+	s->tensor = arena_grow(&s->arena, s->tensor, &s->cap, kept + n, sizeof *s->tensor);
+	memcpy(s->tensor + kept, made, n * sizeof *made);
+	s->n = kept + n;
+	return index_names(s, err);
+}
+
 static llmc_status
 open_path(Safetensors *s, const char *path, llmc_error *err)
 {
@@ -410,7 +464,9 @@ read_any(Safetensors *s, const void *data, size_t size, const char *name, llmc_e
 		TRY(read_file(s, data, size, name, err));
 	else
 		TRY(open_path(s, name, err));
-	return s->name ? LLMC_OK : index_names(s, err); /* an index has sorted them already */
+	if (!s->name) /* an index has sorted them already */
+		TRY(index_names(s, err));
+	return data ? LLMC_OK : make_matrices(s, file_is_dir(name) ? arena_printf(&s->arena, "%s/", name) : folder_of(s, name), err);
 }
 
 /* data NULL: name is a path */
@@ -451,6 +507,12 @@ safetensors_close(Safetensors *s)
 		return;
 	arena_release(&s->arena);
 	free(s);
+}
+
+const char *
+safetensors_scheme(const Safetensors *s)
+{
+	return s->schemes ? schemes_method(s->schemes) : NULL;
 }
 
 size_t

@@ -1,10 +1,10 @@
 /* safetensors: one file, or the shards that a model.safetensors.index.json names. Mapped and untrusted: header length,
- * dtype, shape, offsets, overlap and coverage are checked. */
+ * dtype, shape, offsets, overlap and coverage are checked. Matrices that a scheme stores in several tensors are one here (scheme.h). */
 #ifndef LLMC_FORMATS_SAFETENSORS_H
 #define LLMC_FORMATS_SAFETENSORS_H
 
 #include "base/error.h"
-#include "formats/dtype.h"
+#include "formats/scheme.h"
 
 typedef struct Safetensors Safetensors;
 
@@ -14,9 +14,10 @@ typedef struct StTensor {
 	const char *dtype_name;
 	int         n_dims;
 	int64_t     dim[8];     /* row-major, dim[n_dims - 1] contiguous */
-	const void *data;
+	const void *data;       /* NULL: rows are made */
 	int64_t     bytes;
 	const char *file;
+	const SchemeMatrix *made; /* how; NULL: they are the file's */
 } StTensor;
 
 /* path: a .safetensors file, an index.json, or a folder that holds model.safetensors, an index, or a single .safetensors.
@@ -24,6 +25,7 @@ typedef struct StTensor {
 llmc_status safetensors_open(const char *path, Safetensors **out, llmc_error *err);
 llmc_status safetensors_open_memory(const void *data, size_t size, const char *name, Safetensors **out, llmc_error *err);
 void        safetensors_close(Safetensors *s);
+const char *safetensors_scheme(const Safetensors *s); /* quant_method of config.json; NULL: no quantization_config, "": no name */
 size_t          safetensors_n(const Safetensors *s);
 const StTensor *safetensors_at(const Safetensors *s, size_t i);
 const StTensor *safetensors_find(const Safetensors *s, const char *name);

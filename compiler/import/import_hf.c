@@ -134,6 +134,14 @@ take_generation(Source *s, const json_t *root)
 static void
 take_tensors(Source *s, const Safetensors *st)
 {
+	const char *method = safetensors_scheme(st);
+	bool made = false;
+
+	for (size_t i = 0; i < safetensors_n(st); i++)
+		made |= safetensors_at(st, i)->made != NULL;
+	if (method && !made)
+		err_at(s->d, (Loc){ 0 }, "%s: these weights are quantised by %.60s, which llmc does not read yet: take the unquantised checkpoint, or a GGUF file of it",
+		       s->file, *method ? method : "a method that quantization_config does not name");
 	s->have_tensors = true;
 	s->n_tensor = safetensors_n(st);
 	s->tensor = NEW(s->a, SourceTensor, s->n_tensor + 1);
@@ -352,10 +360,9 @@ void
 source_convert_hf(Source *s)
 {
 	const char *method = source_str(s, "quantization_config.quant_method");
-
-	if (method || source_val(s, "quantization_config").kind != EXPR_NULL)
-		err_at(s->d, (Loc){ 0 }, "%s: these weights are quantised by %.60s, which llmc does not read yet: take the unquantised checkpoint, or a GGUF file of it",
-		       s->file, method ? method : "a method that quantization_config does not name");
+	if (!s->have_tensors && source_val(s, "quantization_config").kind != EXPR_NULL)
+		err_at(s->d, (Loc){ 0 }, "%s: these weights are quantised by %.60s: the tensors say how, and they are not here", s->file,
+		       method ? method : "a method that quantization_config does not name");
 	source_use(s, "quantization_config*");
 	rope_keys(s);
 	const char *torch = source_str(s, "torch_dtype"), *plain = source_str(s, "dtype");

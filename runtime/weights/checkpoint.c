@@ -135,7 +135,7 @@ checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out)
 	if (!t)
 		return false;
 	*out = (CheckpointTensor){ .name = t->name, .file = t->file, .dtype = t->dtype, .n_dims = t->n_dims,
-		.dtype_name = t->dtype_name, .data = t->data, .bytes = t->bytes };
+		.dtype_name = t->dtype_name, .data = t->data, .bytes = t->bytes, .made = t->made };
 	memcpy(out->dim, t->dim, sizeof out->dim);
 	return true;
 }
@@ -225,6 +225,9 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 	if (out->dtype == DT_NONE)
 		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is stored as %s, which llmc does not read", out->file,
 		                 s->name, out->dtype_name ? out->dtype_name : "an unknown type");
+	if (out->made && (!t->cols || s->stored || s->transpose || s->unit_rows))
+		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is quantised in rows: it is read as a matrix whose rows stay as they are, not as %s", out->file,
+		                 s->name, t->cols ? "one to be turned or changed" : "a vector");
 	if (out->dtype == DT_I32 || out->dtype == DT_I64)
 		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" holds integers (%s), weights are expected", out->file,
 		                 s->name, dtype_text(out->dtype));
@@ -309,6 +312,8 @@ checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err)
 void
 checkpoint_forget(const CheckpointTensor *t)
 {
+	if (t->made) /* rows of one word may belong to several groups of them: its parts stay */
+		return;
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 	uintptr_t from = ((uintptr_t)t->data + page - 1) & ~(page - 1);
 	uintptr_t to = ((uintptr_t)t->data + (uintptr_t)t->bytes) & ~(page - 1);

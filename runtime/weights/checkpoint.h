@@ -3,6 +3,7 @@
 #define LLMC_RUNTIME_WEIGHTS_CHECKPOINT_H
 
 #include "base/sha256.h"
+#include "formats/scheme.h"
 #include "plan/plan.h"
 
 typedef struct Checkpoint Checkpoint;
@@ -14,8 +15,9 @@ typedef struct CheckpointTensor {
 	const char *dtype_name; /* of a type that is not read */
 	int         n_dims;
 	int64_t     dim[8];     /* row-major: the last is contiguous */
-	const void *data;       /* in the mapping */
+	const void *data;       /* in the mapping; NULL: rows are made */
 	int64_t     bytes;
+	const SchemeMatrix *made; /* by scheme_row; NULL: they are the file's */
 } CheckpointTensor;
 
 /* A GGUF or safetensors file, an index.json, or a folder that holds one of them. */

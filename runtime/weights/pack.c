@@ -49,7 +49,7 @@ pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **dat
 	const PlanSource *s = &t->src[0];
 	uintptr_t align = t->dtype == DT_F32 ? 4 : 2;
 
-	if (strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
+	if (src->made || strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
 	    (s->n_block > 1 && s->stride != s->block))
 		return false;
 	const char *at = (const char *)src->data;
@@ -181,6 +181,10 @@ file_row(const Job *j, int64_t i, char *tmp, Room *room)
 		return tmp;
 	}
 	const char *data = j->src[k].data;
+	if (j->src[k].made) {
+		scheme_row(j->src[k].made, row, tmp);
+		return tmp;
+	}
 	if (s->stored) {
 		Dtype from = plan_source_dtype(t, s);
 		if (s->transpose)

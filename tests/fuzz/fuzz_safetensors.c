@@ -31,7 +31,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		check(safetensors_find(s, t->name) == t);
 		check(t->n_dims >= 0 && t->n_dims <= 8 && t->bytes >= 0);
 		sum += t->bytes;
-		if (t->data) {
+		check(t->data);
+		if (t->dtype != DT_NONE) {
 			const uint8_t *at = t->data;
 			int64_t n = 1;
 			for (int d = 0; d < t->n_dims; d++)

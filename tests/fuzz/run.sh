@@ -55,7 +55,7 @@ for name; do
 	mkdir -p "$new" "tests/fuzz/corpus/$name"
 	case $name in
 	import) runs=300 ;;
-	plan | spec) runs=1000 ;;
+	plan | spec | scheme) runs=1000 ;;
 	yaml) runs=2500 ;;
 	kernel | template | tokenizer) runs=10000 ;;
 	http) runs=20000 ;;

@@ -1,0 +1,502 @@
+/* Reading configs/schemes/, fitting a file's tensors to a form, and making rows. Shapes are checked once, in fit(), so that every index of
+ * scheme_row lies within its tensor: planes are [a, b] with an axis of fields, and fields and groups are counted against both. */
+#include "formats/scheme.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/embed.h"
+#include "base/json.h"
+#include "formats/dequant.h"
+#include "formats/names.h"
+#include "formats/yaml.h"
+
+struct Schemes {
+	Arena        *a;
+	const json_t *quant;   /* quantization_config; NULL: none */
+	size_t        n_form, cap;
+	const Node  **form;
+};
+
+/* --- reading ------------------------------------------------------------------------------------------------------------ */
+static const json_t *
+config_value(const Schemes *s, const char *path)
+{
+	const json_t *v = s->quant;
+
+	while (v && *path) {
+		size_t n = strcspn(path, ".");
+		v = json_object_get(v, arena_strndup(s->a, path, n));
+		path += n + (path[n] == '.');
+	}
+	return v;
+}
+
+static void
+read_config(Schemes *s, const char *text, size_t n)
+{
+	json_error_t why;
+	const json_t *root = text ? json_read(s->a, text, n, JSON_REJECT_DUPLICATES, &why) : NULL; /* whoever reads descriptions says why not */
+
+	s->quant = json_object_get(root, "quantization_config");
+	if (!s->quant)
+		s->quant = json_object_get(json_object_get(root, "text_config"), "quantization_config");
+	if (!json_is_object(s->quant))
+		s->quant = NULL;
+}
+
+static const Node *
+read_yaml(Schemes *s, Diag *d, const char *name)
+{
+	size_t size;
+	const char *path = arena_printf(s->a, "configs/schemes/%s.yaml", name);
+	const char *text = embed_find(path, &size);
+
+	return text ? yaml_parse(yaml_source(s->a, path, text, size), d, s->a) : NULL;
+}
+
+static void
+forms_of(Schemes *s, Diag *d, const char *name)
+{
+	const Node *root = read_yaml(s, d, name), *forms = root ? node_get(root, "forms") : NULL;
+
+	for (size_t i = 0; forms && i < forms->n; i++) {
+		s->form = arena_grow(s->a, s->form, &s->cap, s->n_form + 1, sizeof *s->form);
+		s->form[s->n_form++] = forms->item[i];
+	}
+}
+
+llmc_status
+schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *err)
+{
+	Schemes *s = *out = NEW(a, Schemes, 1);
+	Diag *d = NEW(a, Diag, 1); /* its text goes with the arena */
+
+	s->a = a;
+	read_config(s, config, n);
+	diag_init(d, a);
+	const Node *index = read_yaml(s, d, "_index"), *list = index ? node_get(index, "schemes") : NULL;
+	for (size_t i = 0; list && i < list->n; i++)
+		forms_of(s, d, list->item[i]->text);
+	return d->n_error || !s->n_form ? diag_error(d, err) : LLMC_OK;
+}
+
+const char *
+schemes_method(const Schemes *s)
+{
+	const char *m = s->quant ? json_string_value(config_value(s, "quant_method")) : NULL;
+
+	return m ? m : s->quant ? "" : NULL;
+}
+
+/* --- which form --------------------------------------------------------------------------------------------------------- */
+static const char *
+text_of(const Node *map, const char *key)
+{
+	const Node *n = map ? node_get(map, key) : NULL;
+
+	return n && n->kind == NODE_SCALAR ? n->text : NULL;
+}
+
+static bool
+flag_of(const Node *map, const char *key)
+{
+	const char *t = text_of(map, key);
+
+	return t && strcmp(t, "true") == 0;
+}
+
+/* quantization_config's value is one of the list; null in it: there is none */
+static bool
+when_holds(const Schemes *s, const Node *when)
+{
+	for (size_t i = 0; when && i < when->n; i++) {
+		const json_t *v = config_value(s, when->key[i]->text);
+		const char *have = json_string_value(v);
+		const Node *list = when->item[i];
+		bool found = false;
+		for (size_t k = 0; k < list->n && !found; k++)
+			found = node_is_null(list->item[k]) ? !v : have && strcmp(have, list->item[k]->text) == 0;
+		if (!found)
+			return false;
+	}
+	return true;
+}
+
+typedef struct Fit {
+	const Schemes  *s;
+	const Node     *form;
+	const char     *module;  /* "model.layers.0.mlp.up_proj." */
+	scheme_find_fn *find;
+	const void     *user;
+	const char    **parts;
+	int            *n_part;
+	llmc_error     *err;
+} Fit;
+
+static bool
+find_part(const Fit *f, const char *suffix, SchemeTensor *out)
+{
+	const char *name = arena_printf(f->s->a, "%s%s", f->module, suffix);
+
+	if (!f->find(f->user, name, out))
+		return false;
+	if (*f->n_part < SCHEME_MAX_PARTS)
+		f->parts[(*f->n_part)++] = name;
+	return true;
+}
+
+/* The module's name, when `name` ends in the form's codes and their scales are there. */
+static const char *
+module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *find, const void *user)
+{
+	const Node *code = node_get(form, "code");
+	const char *suffix = text_of(code, "tensor"), *type = text_of(code, "type"), *scale = text_of(node_get(form, "scale"), "tensor");
+	size_t n = strlen(name), m = suffix ? strlen(suffix) : 0;
+	SchemeTensor t;
+
+	if (!m || n <= m + 1 || name[n - m - 1] != '.' || strcmp(name + n - m, suffix) != 0 || !when_holds(s, node_get(form, "when")))
+		return NULL;
+	const char *module = arena_strndup(s->a, name, n - m);
+	if (type && (!find(user, name, &t) || strcmp(t.type, type) != 0))
+		return NULL;
+	if (scale && !find(user, arena_printf(s->a, "%s%s", module, scale), &t))
+		return NULL;
+	return module;
+}
+
+/* --- fitting ------------------------------------------------------------------------------------------------------------ */
+static int
+element_bits(const char *type)
+{
+	return strcmp(type, "I32") == 0 || strcmp(type, "F32") == 0 ? 32 : strcmp(type, "F16") == 0 || strcmp(type, "BF16") == 0 ? 16 : 8;
+}
+
+/* A plane of the form. Absent ones have no data. */
+static llmc_status
+plane(const Fit *f, const char *which, SchemePlane *out)
+{
+	const Node *rule = node_get(f->form, which);
+	const char *suffix = text_of(rule, "tensor"), *type = text_of(rule, "type");
+	SchemeTensor t;
+
+	*out = (SchemePlane){ 0 };
+	if (!suffix)
+		return LLMC_OK;
+	if (!find_part(f, suffix, &t)) {
+		if (flag_of(rule, "optional"))
+			return LLMC_OK;
+		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, suffix, f->module);
+	}
+	if (type ? strcmp(t.type, type) != 0 : strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32"))
+		return error_set(f->err, LLMC_E_INPUT, "%s is stored as %s; %s is expected", t.name, t.type, type ? type : "F16, BF16 or F32");
+	if (t.n_dims > 2)
+		return error_set(f->err, LLMC_E_INPUT, "%s has %d dimensions; two are expected", t.name, t.n_dims);
+	int64_t add = 0, place;
+	const Node *places = node_get(rule, "places");
+	*out = (SchemePlane){ .data = t.data, .name = t.name, .type = t.type, .element = element_bits(t.type), .bits = element_bits(t.type) };
+	out->dim[0] = t.n_dims > 0 ? t.dim[0] : 1;
+	out->dim[1] = t.n_dims > 1 ? t.dim[1] : 1;
+	if (node_get(rule, "add") && node_int(node_get(rule, "add"), &add))
+		out->add = (int)add;
+	for (int i = 0; i < 8; i++)
+		out->place[i] = (int8_t)(places && node_int(places->item[i], &place) ? place : i);
+	return LLMC_OK;
+}
+
+static bool
+axis_is(const Node *rule, int axis, const char *what)
+{
+	const Node *axes = node_get(rule, "axes");
+
+	return axes && axes->n == 2 && strcmp(axes->item[axis]->text, what) == 0;
+}
+
+static llmc_status
+shape_bad(const Fit *f, const SchemePlane *p, const char *want)
+{
+	return error_set(f->err, LLMC_E_INPUT, "%s has the shape [%lld, %lld]; %s", p->name, (long long)p->dim[0], (long long)p->dim[1], want);
+}
+
+/* Fields along `axis` of the plane: `n` of them, `bits` each; `others` along the other one */
+static llmc_status
+fields(const Fit *f, SchemePlane *p, int axis, int bits, int64_t n, int64_t others)
+{
+	int64_t words = (n * bits + p->element - 1) / p->element;
+
+	if (n > INT64_MAX / 64 || p->dim[axis] < words || p->dim[!axis] < others)
+		return shape_bad(f, p, arena_printf(f->s->a, "%lld fields of %d bits along axis %d, %lld times, are expected", (long long)n, bits, axis, (long long)others));
+	p->bits = bits;
+	p->step = axis == 0 ? p->dim[1] : 1;
+	p->other_step = axis == 0 ? 1 : p->dim[1];
+	return LLMC_OK;
+}
+
+static int64_t
+ceil_div(int64_t a, int64_t b)
+{
+	return (a + b - 1) / b;
+}
+
+/* Rows, columns and bits, from the shapes of codes and scales, and from what the form names for the rest. */
+static llmc_status
+sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
+{
+	const Node *rule = node_get(f->form, "code");
+	const char *along = text_of(rule, "packed"), *shape = text_of(f->form, "shape"), *index = text_of(f->form, "column_group");
+	const int in = axis_is(rule, 0, "in") ? 0 : 1; /* axis */
+	SchemeTensor t;
+	int64_t listed = 0;
+
+	*packed = along != NULL;
+	m->code_along_out = along && strcmp(along, "out") == 0;
+	m->cols = m->code.dim[in];
+	m->rows = m->code.dim[!in];
+	*bits = m->code.element;
+	if (!along)
+		return LLMC_OK;
+	if (shape && find_part(f, shape, &t)) {
+		if (strcmp(t.type, "I64") || t.n_dims != 1 || t.dim[0] != 2)
+			return error_set(f->err, LLMC_E_INPUT, "%s: two whole numbers (I64) are expected", t.name);
+		int64_t is[2];
+		memcpy(is, t.data, sizeof is);
+		if (is[0] != m->rows || is[1] < 1 || is[1] > m->cols * 32)
+			return error_set(f->err, LLMC_E_INPUT, "%s says [%lld, %lld], which its codes do not hold", t.name, (long long)is[0], (long long)is[1]);
+		listed = is[1];
+	} else if (!m->code_along_out && index && f->find(f->user, arena_printf(f->s->a, "%s%s", f->module, index), &t) && t.n_dims == 1) {
+		listed = t.dim[0];
+	}
+	const int64_t words = m->code_along_out ? m->rows : m->cols;
+	const json_t *told = text_of(f->form, "bits") ? config_value(f->s, text_of(f->form, "bits")) : NULL;
+	if (words > INT64_MAX / 64)
+		return shape_bad(f, &m->code, "that is too much");
+	if (m->code_along_out)
+		listed = m->scale.dim[axis_is(node_get(f->form, "scale"), 0, "out") ? 0 : 1];
+	if (!listed && json_is_integer(told) && json_integer_value(told) > 0 && json_integer_value(told) <= 8)
+		listed = words * m->code.element / json_integer_value(told);
+	if (!listed && text_of(f->form, "group")) /* the form has four bits */
+		listed = words * m->code.element / 4;
+	if (listed < 1 || words * m->code.element / listed < 2 || words * m->code.element / listed > 8)
+		return shape_bad(f, &m->code, "codes of 2 to 8 bits are expected");
+	*bits = (int)(words * m->code.element / listed);
+	*(m->code_along_out ? &m->rows : &m->cols) = listed;
+	return LLMC_OK;
+}
+
+/* Rows and columns of a scale, from its shape or as the configuration says */
+static llmc_status
+scales(const Fit *f, SchemeMatrix *m)
+{
+	const Node *rule = node_get(f->form, "scale");
+	const char *block = text_of(f->form, "block"), *group = text_of(f->form, "group");
+	const json_t *b = block ? config_value(f->s, block) : NULL, *g = group ? config_value(f->s, group) : NULL;
+	int64_t over = 0;
+
+	m->scale_by_out = axis_is(rule, 0, "out");
+	const int64_t by_row = m->scale.dim[!m->scale_by_out], by_col = m->scale.dim[m->scale_by_out];
+	if (by_row < 1 || by_col < 1 || by_row > m->rows || by_col > m->cols + 8)
+		return shape_bad(f, &m->scale, arena_printf(f->s->a, "the matrix is [%lld, %lld]", (long long)m->rows, (long long)m->cols));
+	m->block_rows = ceil_div(m->rows, by_row);
+	m->block_cols = ceil_div(m->cols, by_col);
+	if (json_array_size(b) == 2) {
+		m->block_rows = json_integer_value(json_array_get(b, 0));
+		m->block_cols = json_integer_value(json_array_get(b, 1));
+	}
+	if (json_is_integer(g) && json_integer_value(g) > 0)
+		m->block_cols = json_integer_value(g);
+	if (m->block_rows < 1 || m->block_cols < 1 || ceil_div(m->rows, m->block_rows) > by_row || ceil_div(m->cols, m->block_cols) > by_col)
+		return shape_bad(f, &m->scale, arena_printf(f->s->a, "a scale for each %lld x %lld of [%lld, %lld] is expected", (long long)m->block_rows,
+		                                            (long long)m->block_cols, (long long)m->rows, (long long)m->cols));
+	if (node_get(rule, "over") && node_int(node_get(rule, "over"), &over))
+		m->over = (float)over;
+	return LLMC_OK;
+}
+
+/* The groups of columns in order, or none given */
+static llmc_status
+order(const Fit *f, const SchemeMatrix *m)
+{
+	const char *index = text_of(f->form, "column_group");
+	SchemeTensor t;
+	int32_t g;
+
+	if (!index || !find_part(f, index, &t))
+		return LLMC_OK;
+	if (strcmp(t.type, "I32") || t.n_dims != 1 || t.dim[0] != m->cols)
+		return error_set(f->err, LLMC_E_INPUT, "%s: %lld whole numbers (I32) are expected, the group of each column", t.name, (long long)m->cols);
+	for (int64_t k = 0; k < m->cols; k++) {
+		memcpy(&g, (const char *)t.data + 4 * k, 4);
+		if (g < 0 || g > (m->cols - 1) / m->block_cols)
+			return error_set(f->err, LLMC_E_INPUT, "%s[%lld] = %d: there are %lld groups", t.name, (long long)k, g, (long long)ceil_div(m->cols, m->block_cols));
+		if (g != k / m->block_cols)
+			return error_set(f->err, LLMC_E_INPUT, "%s: columns are in the order of their importance (desc_act); llmc reads groups of neighbours alone", t.name);
+	}
+	return LLMC_OK;
+}
+
+static Dtype
+dtype_of(const SchemeMatrix *m, int bits)
+{
+	const bool wide = strcmp(m->scale.type, "F16") != 0 || m->over > 0;
+	const int64_t g = m->block_cols >= m->cols ? m->cols : m->block_cols;
+	const int columns = g % 128 == 0 && m->cols % 128 == 0 ? 128 : g % 32 == 0 && m->cols % 32 == 0 ? 32 : 0;
+	const bool floats = strcmp(m->code.type, "F8_E4M3") == 0;
+
+	for (int d = 0; columns && d < DT_COUNT; d++) {
+		const DtypeGroup have = dtype_group((Dtype)d);
+		if (have.columns == columns && have.floats == floats && have.bits == (bits > 4 ? 8 : 4) && have.scale_bytes == (wide || floats ? 4 : 2))
+			return (Dtype)d;
+	}
+	return DT_NONE;
+}
+
+static llmc_status
+fit(const Fit *f, SchemeMatrix *m)
+{
+	const Node *code = node_get(f->form, "code"), *zero = node_get(f->form, "zero"), *drop = node_get(f->form, "drop");
+	int bits;
+	bool packed;
+
+	TRY(plane(f, "code", &m->code));
+	TRY(plane(f, "scale", &m->scale));
+	TRY(plane(f, "zero", &m->zero));
+	TRY(sizes(f, m, &bits, &packed));
+	TRY(scales(f, m));
+	TRY(order(f, m));
+	const int in = axis_is(code, 0, "in") ? 0 : 1;
+	TRY(fields(f, &m->code, m->code_along_out ? !in : in, bits, m->code_along_out ? m->rows : m->cols, m->code_along_out ? m->cols : m->rows));
+	const int64_t groups = ceil_div(m->cols, m->block_cols);
+	if (m->zero.data) {
+		const char *along = text_of(zero, "packed");
+		const int out = axis_is(zero, 0, "out") ? 0 : 1;
+		m->zero_along_out = !along || strcmp(along, "out") == 0;
+		TRY(fields(f, &m->zero, m->zero_along_out ? out : !out, along ? bits : 8, m->zero_along_out ? m->rows : groups, m->zero_along_out ? groups : m->rows));
+	}
+	/* int8 is signed, and so are its zero points; packed codes without zero points are offset by half of their range */
+	m->offset = packed || strcmp(m->code.type, "I8") ? 0 : 128;
+	const char *how = text_of(code, "order");
+	m->eetq = how && strcmp(how, "eetq") == 0;
+	if (m->eetq && (m->cols % 64 || m->rows % 2))
+		return shape_bad(f, &m->code, "whole tiles of 64 inputs and 2 outputs are expected");
+	m->dtype = dtype_of(m, bits);
+	if (m->dtype == DT_NONE)
+		return error_set(f->err, LLMC_E_INPUT, "%s: scales are for %lld columns of %lld each: multiples of 32 are read", m->code.name,
+		                 (long long)m->block_cols, (long long)m->cols);
+	for (size_t i = 0; drop && i < drop->n; i++) {
+		SchemeTensor t;
+		find_part(f, drop->item[i]->text, &t);
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const void *user, SchemeMatrix **out,
+              const char **module, const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err)
+{
+	*out = NULL;
+	*n_part = 0;
+	for (size_t i = 0; i < s->n_form; i++) {
+		const char *found = module_of(s, s->form[i], name, find, user), *refuse = text_of(s->form[i], "refuse");
+		if (!found)
+			continue;
+		if (refuse)
+			return error_set(err, LLMC_E_INPUT, "%s: %s", name_text(name, strlen(name)).s, refuse);
+		Fit f = { s, s->form[i], found, find, user, parts, n_part, err };
+		SchemeMatrix *m = NEW(s->a, SchemeMatrix, 1);
+		TRY(fit(&f, m));
+		*module = found;
+		*out = m;
+		return LLMC_OK;
+	}
+	return LLMC_OK;
+}
+
+/* --- rows --------------------------------------------------------------------------------------------------------------- */
+/* Field `at` along the plane's axis of fields, in column or row `other` */
+static inline uint32_t
+field(const SchemePlane *p, int64_t at, int64_t other)
+{
+	const int64_t bit = ((at & ~(int64_t)7) + p->place[at & 7]) * p->bits, word = bit / p->element;
+	const int     shift = (int)(bit % p->element), mask = (1 << p->bits) - 1;
+	const uint8_t *e = p->data + (word * p->step + other * p->other_step) * (p->element / 8);
+	uint32_t v, next;
+
+	if (p->element == 8)
+		return *e;
+	memcpy(&v, e, 4);
+	v >>= shift;
+	if (shift + p->bits > 32) {
+		memcpy(&next, e + p->step * 4, 4);
+		v |= next << (32 - shift);
+	}
+	return (v + (uint32_t)p->add) & (uint32_t)mask;
+}
+
+static float
+scale_at(const SchemeMatrix *m, int64_t row, int64_t group)
+{
+	const int64_t r = row / m->block_rows, i = m->scale_by_out ? r * m->scale.dim[1] + group : group * m->scale.dim[1] + r;
+	uint16_t h;
+	float f;
+
+	if (m->scale.element == 16) {
+		memcpy(&h, m->scale.data + 2 * i, 2);
+		f = m->scale.type[0] == 'B' ? bf16_to_f32(h) : f16_to_f32(h);
+	} else {
+		memcpy(&f, m->scale.data + 4 * i, 4);
+	}
+	return m->over > 0 ? f / m->over : f;
+}
+
+/* Place of (row, column k) in CUTLASS's interleaved order: two outputs interleaved by tiles of 64 inputs, inputs of each 16 in the order
+ * 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, and bytes 1 and 2 of each four swapped */
+static uint8_t
+eetq_code(const SchemeMatrix *m, int64_t row, int64_t k)
+{
+	static const uint8_t place[16] = { 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15 };
+	int64_t i = row / 2 * 2 * m->cols + k / 64 * 128 + row % 2 * 64 + k % 64 / 16 * 16 + place[k % 16];
+
+	i = (i & ~(int64_t)3) | (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4);
+	return m->code.data[i];
+}
+
+void
+scheme_row(const SchemeMatrix *m, int64_t row, void *dst)
+{
+	const DtypeGroup g = dtype_group(m->dtype);
+	const int middle = m->offset ? 128 : 1 << (m->code.bits - 1);
+	uint8_t *to = dst;
+
+	for (int64_t k0 = 0; k0 < m->cols; k0 += g.columns) {
+		const int64_t group = k0 / m->block_cols;
+		const float scale = scale_at(m, row, group);
+		if (g.scale_bytes == 4) {
+			memcpy(to, &scale, 4);
+		} else {
+			uint16_t h = f32_to_f16(scale); /* it was one */
+			memcpy(to, &h, 2);
+		}
+		to += g.scale_bytes;
+		if (!g.floats) {
+			int zero = middle;
+			if (m->zero.data)
+				zero = (int)(m->zero_along_out ? field(&m->zero, row, group) : field(&m->zero, group, row));
+			if (m->zero.data && m->offset)
+				zero = (int8_t)zero + 128;
+			*to++ = (uint8_t)zero;
+		}
+		if (g.bits == 4)
+			memset(to, 0, 16 * (size_t)g.columns / 32);
+		for (int i = 0; i < g.columns; i++) {
+			const int64_t k = k0 + i;
+			uint32_t v = m->eetq ? eetq_code(m, row, k) : m->code_along_out ? field(&m->code, row, k) : field(&m->code, k, row);
+			if (m->offset && !m->eetq)
+				v ^= 0x80; /* two's complement to offset binary */
+			if (g.bits == 4)
+				to[i / 32 * 16 + i % 16] |= (uint8_t)(v << (i % 32 / 16 * 4));
+			else
+				to[i] = (uint8_t)v;
+		}
+		to += g.columns * g.bits / 8;
+	}
+}

@@ -1,0 +1,57 @@
+/* Schemes: how safetensors checkpoints store a quantised matrix, as several tensors: codes, scales, zero points, an order of columns.
+ * configs/schemes/ describes them; here such tensors become one, named as the unquantised matrix is, of one of GROUP_DTYPES (dtype.h), whose
+ * rows are made when they are asked for. Nobody above knows that there was a scheme. A row's values are the file's, exactly. */
+#ifndef LLMC_FORMATS_SCHEME_H
+#define LLMC_FORMATS_SCHEME_H
+
+#include "base/arena.h"
+#include "base/error.h"
+#include "formats/dtype.h"
+
+/* A tensor of the file that has a part of a matrix. Fields of `bits` lie along one axis (position `at`), `step` elements apart; along the
+ * other (position `other`), `other_step` apart. */
+typedef struct SchemePlane {
+	const uint8_t *data;          /* NULL: the plane is absent */
+	const char    *name, *type;   /* type: as safetensors has it */
+	int64_t        dim[2];        /* leading dimensions of 1 and more than two are flattened into the first */
+	int64_t        step, other_step;
+	int            bits, element; /* element: bits of one */
+	int            add;           /* to each field, modulo its range */
+	int8_t         place[8];      /* of field i % 8 in its element */
+} SchemePlane;
+
+typedef struct SchemeMatrix {
+	Dtype       dtype;
+	int64_t     rows, cols;
+	int64_t     block_rows, block_cols; /* rows and columns of one scale */
+	bool        code_along_out, zero_along_out, scale_by_out; /* axis of fields; scales: [out, group], else [group, out] */
+	bool        eetq;
+	int         offset;                 /* what codes as stored are above the ones that zero points are for */
+	float       over;                   /* scales are divided by it; 0: they are not */
+	SchemePlane code, scale, zero;
+} SchemeMatrix;
+
+/* A file's tensors by name; false: no such tensor. */
+typedef struct SchemeTensor {
+	const char    *name, *type;
+	int            n_dims;
+	const int64_t *dim;
+	const void    *data;
+} SchemeTensor;
+typedef bool scheme_find_fn(const void *user, const char *name, SchemeTensor *out);
+
+typedef struct Schemes Schemes;
+
+/* The schemes, in the arena. config: the text of config.json, untrusted; NULL: there is none, and nothing is equal to what `when` says. */
+llmc_status schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *err);
+/* Is `name` the codes of a matrix? Then *out is it, in the arena, *module the name without the codes' suffix, and parts[0 .. *n_part) the
+ * names of all tensors that it takes. *out NULL: it is not. E_INPUT: tensors that do not fit each other, or a form that is refused. */
+enum { SCHEME_MAX_PARTS = 12 };
+llmc_status scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const void *user, SchemeMatrix **out,
+                          const char **module, const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err);
+/* Row `row` as blocks of the matrix's type: dtype_row_bytes(m->dtype, m->cols) bytes. Any thread. */
+void        scheme_row(const SchemeMatrix *m, int64_t row, void *dst);
+/* What config.json calls the method; NULL: it has no quantization_config, "": no name */
+const char *schemes_method(const Schemes *s);
+
+#endif
