@@ -255,7 +255,9 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	*bits = m->code.element;
 	if (!along)
 		return LLMC_OK;
-	if (shape && find_part(f, shape, &t)) {
+	if (shape && !find_part(f, shape, &t))
+		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, shape, f->module);
+	if (shape) {
 		if (strcmp(t.type, "I64") || t.n_dims != 1 || t.dim[0] != 2)
 			return error_set(f->err, LLMC_E_INPUT, "%s: two whole numbers (I64) are expected", t.name);
 		int64_t is[2];
@@ -267,18 +269,18 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 		listed = t.dim[0];
 	}
 	const int64_t words = m->code_along_out ? m->rows : m->cols;
-	const json_t *told = text_of(f->form, "bits") ? config_value(f->s, text_of(f->form, "bits")) : NULL;
+	int64_t told = 0;
+	if (node_get(f->form, "bits") && !node_int(node_get(f->form, "bits"), &told))
+		told = json_integer_value(config_value(f->s, text_of(f->form, "bits")));
 	if (words > INT64_MAX / 64)
 		return shape_bad(f, &m->code, "that is too much");
 	if (m->code_along_out)
 		listed = m->scale.dim[axis_is(node_get(f->form, "scale"), 0, "out") ? 0 : 1];
-	if (!listed && json_is_integer(told) && json_integer_value(told) > 0 && json_integer_value(told) <= 8)
-		listed = words * m->code.element / json_integer_value(told);
-	if (!listed && text_of(f->form, "group")) /* the form has four bits */
-		listed = words * m->code.element / 4;
-	if (listed < 1 || words * m->code.element / listed < 2 || words * m->code.element / listed > 8)
-		return shape_bad(f, &m->code, "codes of 2 to 8 bits are expected");
-	*bits = (int)(words * m->code.element / listed);
+	if (!listed && told > 0 && told <= 8)
+		listed = words * m->code.element / told;
+	*bits = listed > 0 && words * m->code.element / listed <= 8 ? (int)(words * m->code.element / listed) : 0;
+	if (*bits < 2 || ceil_div(listed * *bits, m->code.element) != words)
+		return shape_bad(f, &m->code, arena_printf(f->s->a, "they are no codes of 2 to 8 bits for %lld columns or rows", (long long)listed));
 	*(m->code_along_out ? &m->rows : &m->cols) = listed;
 	return LLMC_OK;
 }
@@ -296,15 +298,17 @@ scales(const Fit *f, SchemeMatrix *m)
 	const int64_t by_row = m->scale.dim[!m->scale_by_out], by_col = m->scale.dim[m->scale_by_out];
 	if (by_row < 1 || by_col < 1 || by_row > m->rows || by_col > m->cols + 8)
 		return shape_bad(f, &m->scale, arena_printf(f->s->a, "the matrix is [%lld, %lld]", (long long)m->rows, (long long)m->cols));
-	m->block_rows = ceil_div(m->rows, by_row);
-	m->block_cols = ceil_div(m->cols, by_col);
+	m->block_rows = m->rows / by_row;
+	m->block_cols = m->cols / by_col;
 	if (json_array_size(b) == 2) {
 		m->block_rows = json_integer_value(json_array_get(b, 0));
 		m->block_cols = json_integer_value(json_array_get(b, 1));
 	}
-	if (json_is_integer(g) && json_integer_value(g) > 0)
+	if (json_is_integer(g) && json_integer_value(g) > 0 && by_col > 1)
 		m->block_cols = json_integer_value(g);
-	if (m->block_rows < 1 || m->block_cols < 1 || ceil_div(m->rows, m->block_rows) > by_row || ceil_div(m->cols, m->block_cols) > by_col)
+	/* a last group may be shorter where its size is told; some forms have room for more groups than there are */
+	const int64_t need = m->block_cols > 0 ? ceil_div(m->cols, m->block_cols) : 0;
+	if (m->block_rows < 1 || m->block_cols < 1 || ceil_div(m->rows, m->block_rows) != by_row || need > by_col || (need < by_col && !flag_of(rule, "padded")))
 		return shape_bad(f, &m->scale, arena_printf(f->s->a, "a scale for each %lld x %lld of [%lld, %lld] is expected", (long long)m->block_rows,
 		                                            (long long)m->block_cols, (long long)m->rows, (long long)m->cols));
 	if (node_get(rule, "over") && node_int(node_get(rule, "over"), &over))

@@ -1,0 +1,172 @@
+"""Quantised safetensors folders as their packages write them (tests/golden/schemes), against transformers on the values that these packages read;
+and folders that lie about them. Expected logits: tests/golden/make_schemes.py."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from golden_run import LLMC, ROOT
+
+sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
+import scheme_values as S  # noqa: E402
+
+FOLDER = os.path.join(ROOT, "tests", "golden", "schemes")
+CASES = sorted(os.listdir(FOLDER))
+TUNED = ["gptq-4", "fp8-blocks", "ct-w8a16", "ct-w4a16-asym"]  # on kernels: a type each; compiling is what takes time
+# Of the range of the logits: exact values; int16 activations beside integers
+REFERENCE, KERNELS = 1e-5, 1e-3
+
+
+def run(folder, tmp, prompt, *args):
+    out = str(tmp / "out.npy")
+    p = subprocess.run([LLMC, "run", str(folder), "--tokens", ",".join(map(str, prompt)), "--logits", out, "--json", "--ignore-eos", "-n", "2", "--threads", "2",
+                        "--artifact", str(tmp / "artifact"), "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=240)
+    return (np.load(out) if p.returncode == 0 else None), p.stderr
+
+
+def error(got, want):
+    assert got.shape == want.shape and np.isfinite(got).all()
+    return float(np.abs(got - want).max() / np.ptp(want))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_folder_equals_transformers_on_its_values(name, tmp_path):
+    g = np.load(os.path.join(FOLDER, name, "logits.npz"))
+    runs = [(["--device", "ref"], REFERENCE)] + [([], KERNELS)] * (name in TUNED) + [(["--arch", "generic"], KERNELS)] * (name in TUNED[:2])
+    for args, within in runs:
+        got, err = run(os.path.join(FOLDER, name), tmp_path, g["prompt"], *args)
+        assert got is not None, err
+        e = error(got, g["logits"])
+        assert e <= within, f"{args}: off by {e:.2e} of the range"
+        assert "warning" not in err, err
+
+
+def eetq(q):
+    """int8 [out, in] -> [in, out] as EETQ stores it for sm_75 to sm_89: inputs of each 16 in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, tiles of 64
+    inputs of two outputs in turn, offset by 128, bytes 1 and 2 of each four changed over"""
+    n, k = q.shape
+    v = q.reshape(n, k // 16, 16)[..., [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]]
+    v = v.reshape(n // 2, 2, k // 64, 64).transpose(0, 2, 1, 3).reshape(-1, 4)[:, [0, 2, 1, 3]]
+    return (v.astype(np.int32) + 128).astype(np.uint8).view(np.int8).reshape(k, n)
+
+
+def test_eetq_is_int8_in_another_order(tmp_path):
+    """EETQ's own kernels need a GPU: its order is undone by the formula, and the same numbers stored plainly are the oracle."""
+    g = np.load(os.path.join(FOLDER, "bnb-int8", "logits.npz"))
+    t, logits = S.read(os.path.join(FOLDER, "bnb-int8", "model.safetensors")), []
+    with open(os.path.join(FOLDER, "bnb-int8", "config.json")) as f:
+        config = json.load(f)
+    for stored in (False, True):
+        folder = tmp_path / str(stored)
+        folder.mkdir()
+        out = dict(t)
+        for k in t:
+            if k.endswith(".SCB") and t[k[:-3] + "weight"][1].shape[1] % 64 == 0:
+                m = k[:-3]
+                scale = (t[k][1] / 127).astype(np.float16)
+                del out[k]
+                if stored:
+                    out[m + "weight"], out[m + "weight_scales"] = ("I8", eetq(t[m + "weight"][1])), ("F16", scale)
+                else:
+                    out[m + "weight_scale"] = ("F16", scale[:, None])
+        config["quantization_config"] = {"quant_method": "eetq", "weights": "int8"} if stored else {"quant_method": "compressed-tensors"}
+        (folder / "config.json").write_text(json.dumps(config))
+        S.write(str(folder / "model.safetensors"), {k: v for k, v in out.items() if not k.endswith("weight_format")})
+        got, err = run(folder, folder, g["prompt"], "--device", "ref")
+        assert got is not None, err
+        logits.append(got)
+    assert (logits[0] == logits[1]).all() and error(logits[0], g["logits"]) < 1e-2
+
+
+def swapped_nibbles(x):
+    b = x.view(np.uint8)
+    return (b << 4 | b >> 4).view(x.dtype).reshape(x.shape)
+
+
+# one thing changed in a folder that stays well formed: the result must change, or the test above sees nothing
+MISTAKES = [
+    ("gptq-4", "qweight", swapped_nibbles), ("gptq-4", "scales", lambda x: x[::-1]), ("gptq-4-asym-v2", "qzeros", lambda x: x ^ 1),
+    ("ct-w4a16-asym", "weight_zero_point", lambda x: x ^ 1), ("ct-w4a16", "weight_packed", swapped_nibbles), ("awq-gemm", "qzeros", lambda x: x ^ 1),
+    ("awq-gemm", "qweight", lambda x: x[::-1]), ("fp8-blocks", "weight_scale_inv", lambda x: x.T.reshape(x.shape)), ("bnb-int8", "SCB", lambda x: x[::-1]),
+]
+
+
+@pytest.mark.parametrize("name,part,change", MISTAKES, ids=[f"{n}-{p}-{i}" for i, (n, p, _) in enumerate(MISTAKES)])
+def test_each_part_counts(name, part, change, tmp_path):
+    g = np.load(os.path.join(FOLDER, name, "logits.npz"))
+    t = S.read(os.path.join(FOLDER, name, "model.safetensors"))
+    for k in t:
+        if k.endswith("down_proj." + part):
+            t[k] = (t[k][0], np.ascontiguousarray(change(t[k][1].copy())))
+    shutil.copy(os.path.join(FOLDER, name, "config.json"), tmp_path)
+    S.write(str(tmp_path / "model.safetensors"), t)
+    got, err = run(tmp_path, tmp_path, g["prompt"], "--device", "ref")
+    assert got is not None, err
+    assert error(got, g["logits"]) > 10 * REFERENCE
+    # and it is what the changed numbers stand for: the package's formula, not only some change
+    assert "down_proj" in "".join(t)
+
+
+def module_of(t, part):
+    return next(k for k in t if k.endswith("down_proj." + part))
+
+
+def without(part):
+    def change(t, config):
+        del t[module_of(t, part)]
+    return change
+
+
+def cut(part, axis=0):
+    def change(t, config):
+        k = module_of(t, part)
+        t[k] = (t[k][0], np.ascontiguousarray(np.take(t[k][1], range(t[k][1].shape[axis] - 1), axis)))
+    return change
+
+
+def order(values):
+    def change(t, config):
+        k = module_of(t, "g_idx")
+        x = t[k][1].copy()
+        values(x)
+        t[k] = (t[k][0], x)
+    return change
+
+
+def setting(**more):
+    def change(t, config):
+        config["quantization_config"].update(more)
+    return change
+
+
+@pytest.mark.parametrize("name,change,says", [
+    ("gptq-4", without("qzeros"), "down_proj.qzeros is missing"),
+    ("gptq-4", without("scales"), "down_proj"),
+    ("gptq-4", cut("scales", 1), "down_proj.scales has the shape"),
+    ("gptq-4", cut("qzeros", 1), "down_proj.qzeros has the shape"),
+    ("gptq-4", cut("qweight"), "down_proj"),
+    ("gptq-4", cut("g_idx"), "down_proj"),
+    ("gptq-4", order(lambda x: x.fill(99)), "there are 3 groups"),
+    ("gptq-4", order(lambda x: np.random.default_rng(1).shuffle(x)), "desc_act"),
+    ("gptq-4", setting(checkpoint_format="marlin"), "repacked"),
+    ("awq-gemm", setting(version="gemv_fast"), "interleaved"),
+    ("ct-w4a16", without("weight_shape"), "down_proj"),
+    ("ct-w4a16", cut("weight_scale", 1), "down_proj"),
+    ("ct-w4a16-asym", cut("weight_zero_point", 1), "down_proj.weight_zero_point has the shape"),
+    ("fp8-blocks", cut("weight_scale_inv"), "down_proj.weight_scale_inv has the shape"),
+    ("bnb-int8", cut("SCB"), "down_proj"),
+])
+def test_folders_that_lie(name, change, says, tmp_path):
+    t = S.read(os.path.join(FOLDER, name, "model.safetensors"))
+    with open(os.path.join(FOLDER, name, "config.json")) as f:
+        config = json.load(f)
+    change(t, config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    S.write(str(tmp_path / "model.safetensors"), t)
+    got, err = run(tmp_path, tmp_path, [3, 4, 5], "--device", "ref")
+    assert got is None and says in err, err
+    assert "Sanitizer" not in err and "signal" not in err

@@ -1,0 +1,178 @@
+"""Small models as the packages quantise and save them, into tests/golden/schemes/<case>: config.json, model.safetensors, logits.npz.
+
+    make_schemes.py [case ...]
+
+Needs torch, transformers 5.23 and, for the cases named after them, compressed-tensors 0.20, gptqmodel 7.7, autoawq 0.2.9, bitsandbytes 0.50. The logits
+are those of transformers in fp32 on the values that scheme_values.py reads; before that these are held to what the package itself loads.
+"""
+import json
+import os
+import shutil
+import sys
+import tempfile
+from types import SimpleNamespace
+
+os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
+
+import scheme_values as S  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+OUT = os.path.join(HERE, "schemes")
+VOCAB = 96
+
+
+def ids(n, seed):
+    return torch.randint(3, VOCAB, (1, n), generator=torch.Generator().manual_seed(seed))
+
+
+PROMPT = ids(20, 7)
+
+
+def base(path, intermediate=96):
+    """Columns of unequal size, as in real models: otherwise orders of columns and scales of channels would show nothing."""
+    torch.manual_seed(3)
+    m = LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=intermediate, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+                                     head_dim=32, vocab_size=VOCAB, max_position_embeddings=128, tie_word_embeddings=False, rope_theta=500.0))
+    with torch.no_grad():
+        for p in m.parameters():
+            if p.ndim == 2:
+                p.mul_(3 + 4 * torch.rand(p.shape[-1]))
+    m.eval().to(torch.bfloat16).save_pretrained(path)
+    t = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, **{f"t{i}": i for i in range(3, VOCAB)}}, unk_token="<unk>"))
+    t.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=t, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>").save_pretrained(path)
+
+
+def save_as(folder, tensors, src, config):
+    save_file({k: v.contiguous() for k, v in tensors.items()}, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+    with open(os.path.join(src, "config.json")) as f:
+        c = json.load(f)
+    c["quantization_config"] = config
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(c, f, indent=1)
+
+
+def compressed(name, group=32, channel=False):
+    def make(src, folder):
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.compressors.format import infer_module_format
+        from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
+        from compressed_tensors.quantization.utils import calculate_qparams
+        scheme = preset_name_to_scheme(name, ["Linear"])
+        a = scheme.weights
+        if channel:
+            a.strategy, a.group_size = "channel", None
+        elif a.group_size:
+            a.group_size = group
+        scheme.format = infer_module_format(torch.nn.Linear, scheme)
+        comp = BaseCompressor.get_value_from_registry(getattr(scheme.format, "value", scheme.format))
+        out = {}
+        for k, w in load_file(os.path.join(src, "model.safetensors")).items():
+            if "_proj" not in k:
+                out[k] = w
+                continue
+            w = w.float()
+            x = w.view(len(w), -1, a.group_size) if a.strategy == "group" else w[:, None]
+            lo, hi = (x.amin(-1), x.amax(-1)) if a.strategy in ("group", "channel") else (w.amin().view(1), w.amax().view(1))
+            parts = {"weight": w}
+            parts["weight_scale"], z = calculate_qparams(lo, hi, a)
+            if not a.symmetric:
+                parts["weight_zero_point"] = z
+            for s, v in comp.compress(parts, scheme).items():
+                out[k.removesuffix("weight") + s] = v.to(torch.bfloat16) if s == "weight_scale" else v
+        q = QuantizationConfig(config_groups={"group_0": scheme}, format=scheme.format, ignore=["lm_head"], quantization_status="compressed")
+        save_as(folder, out, src, json.loads(q.model_dump_json()))
+        from transformers import CompressedTensorsConfig
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, quantization_config=CompressedTensorsConfig(run_compressed=False)).float(), 2e-2
+    return make
+
+
+def gptq(bits, sym, form, method="gptq"):
+    def make(src, folder):
+        from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
+        from gptqmodel.quantization.config import AWQConfig
+        kw = dict(bits=bits, group_size=32, sym=sym, format=form, device="cpu", offload_to_disk=False)
+        m = GPTQModel.load(src, QuantizeConfig(desc_act=False, **kw) if method == "gptq" else AWQConfig(**kw))
+        m.quantize([{"input_ids": ids(48, 100 + i)[0].tolist(), "attention_mask": [1] * 48} for i in range(12)], batch_size=1)
+        m.save(folder)
+        return GPTQModel.load(folder, device="cpu", backend=BACKEND.TORCH, dtype=torch.float16).model.float(), 1e-6 if method == "gptq" else 2e-3  # AWQ's layer multiplies in f16
+    return make
+
+
+def awq_gemv(src, folder):
+    from awq import AutoAWQForCausalLM
+    from transformers import AutoTokenizer
+    m = AutoAWQForCausalLM.from_pretrained(src, device_map="cpu")
+    m.quantize(AutoTokenizer.from_pretrained(src), quant_config={"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "gemv"},
+               calib_data=[ids(63, i)[0].tolist() for i in range(16)], max_calib_samples=8, max_calib_seq_len=64)
+    m.save_quantized(folder)
+    return None, 0  # no forward without a GPU
+
+
+def fp8(src, folder):
+    from transformers.integrations.finegrained_fp8 import Fp8Quantize
+    op = Fp8Quantize(SimpleNamespace(quantization_config=SimpleNamespace(weight_block_size=(32, 32), scale_fmt="float")))
+    out = {}
+    for k, v in load_file(os.path.join(src, "model.safetensors")).items():
+        out.update(op._quantize_one(k, v) if "_proj" in k else {k: v})
+    save_as(folder, out, src, {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [32, 32]})
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).float(), 2e-2
+
+
+def int8(src, folder):
+    from transformers import BitsAndBytesConfig
+    m = AutoModelForCausalLM.from_pretrained(src, quantization_config=BitsAndBytesConfig(load_in_8bit=True), dtype=torch.float32, device_map="cpu")
+    m.save_pretrained(folder)
+    return m, 8e-2  # its activations are int8 as well
+
+
+CASES = {
+    "ct-w4a16": compressed("W4A16"), "ct-w4a16-asym": compressed("W4A16_ASYM"), "ct-w3a16": compressed("W3A16"), "ct-w8a16": compressed("W8A16"),
+    "ct-int8": compressed("INT8"), "ct-fp8": compressed("FP8"), "ct-w4a16-channel": compressed("W4A16", channel=True),
+    "gptq-4": gptq(4, True, "gptq"), "gptq-4-asym-v2": gptq(4, False, "gptq_v2"), "gptq-3": gptq(3, True, "gptq"), "gptq-2-asym": gptq(2, False, "gptq_v2"),
+    "gptq-8": gptq(8, True, "gptq"), "awq-gemm": gptq(4, False, "gemm", "awq"), "awq-gemv": awq_gemv, "fp8-blocks": fp8, "bnb-int8": int8,
+}
+
+
+def logits(folder):
+    config = AutoConfig.from_pretrained(folder)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    m = AutoModelForCausalLM.from_config(config).float().eval()
+    values = S.dense(folder)
+    left = m.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in values.items() if k in m.state_dict()}, strict=False)
+    assert not [k for k in left.missing_keys if "inv_freq" not in k], left.missing_keys
+    with torch.no_grad():
+        return m(PROMPT).logits[0].numpy()
+
+
+def main(names):
+    with tempfile.TemporaryDirectory() as tmp:
+        for name in names or CASES:
+            src = os.path.join(tmp, f"base-{name}")
+            base(src, 128 if name.startswith("awq") else 96)  # AutoAWQ takes rows 64 at a time
+            folder = os.path.join(tmp, name)
+            os.makedirs(folder, exist_ok=True)
+            library, within = CASES[name](src, folder)
+            ours = logits(folder)
+            if library is not None:
+                theirs = library(PROMPT).logits[0].detach().float().numpy()
+                off = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+                assert off <= within, f"{name}: {off:.2e} from the package's own logits"
+                print(f"{name}: {off:.1e} from the package's own logits")
+            to = os.path.join(OUT, name)
+            shutil.rmtree(to, ignore_errors=True)
+            os.makedirs(to)
+            for f in os.listdir(folder):
+                if f == "config.json" or f.endswith(".safetensors"):
+                    shutil.copy(os.path.join(folder, f), os.path.join(to, "config.json" if f == "config.json" else "model.safetensors"))
+            np.savez(os.path.join(to, "logits.npz"), prompt=PROMPT[0].numpy(), logits=ours.astype(np.float32))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
