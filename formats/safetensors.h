@@ -10,7 +10,7 @@ typedef struct Safetensors Safetensors;
 
 typedef struct StTensor {
 	const char *name;
-	Dtype       dtype;      /* DT_NONE: a type we do not read; dtype_name says which */
+	Dtype       dtype;      /* DT_NONE: a type we do not read; dtype_name says which, data is its bytes */
 	const char *dtype_name;
 	int         n_dims;
 	int64_t     dim[8];     /* row-major, dim[n_dims - 1] contiguous */
