@@ -153,6 +153,7 @@ def logits(folder):
 
 def main(names):
     with tempfile.TemporaryDirectory() as tmp:
+        os.chdir(tmp)  # packages leave logs where they run
         for name in names or CASES:
             src = os.path.join(tmp, f"base-{name}")
             base(src, 128 if name.startswith("awq") else 96)  # AutoAWQ takes rows 64 at a time
