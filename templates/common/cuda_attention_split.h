@@ -164,28 +164,35 @@ att_segment(const llmc_step &s, AttList &list)
 /* Where results go: y of the row's first head in the segment, and scratch */
 typedef struct AttOut { float *y; int y_step; float *part_o, *part_ml; int *ticket; } AttOut;
 
+/* The threads that put parts together: all of a block */
+struct att_block {
+	DEV int thread() { return (int)threadIdx.x; }
+	DEV int threads() { return (int)blockDim.x; }
+	DEV void sync() { __syncthreads(); }
+};
+
 /* part_o of this block is written; top and sum (shared) are its heads' maxima and sums. The block whose part is the last makes y.
  * last: shared; factor: shared, [S::BLOCKS][S::HB], free from the next barrier on */
-template <class S> DEV void
+template <class S, class TEAM = att_block> DEV void
 att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum, int *last, float *factor)
 {
-	const int mine = 2 * (int)blockIdx.x + g.begins, n = g.last_block - g.first_block + 1;
+	const int thread = TEAM::thread(), mine = 2 * (int)blockIdx.x + g.begins, n = g.last_block - g.first_block + 1;
 
-	if ((int)threadIdx.x < g.n_head) {
-		out.part_ml[(mine * S::HB + threadIdx.x) * 2] = top[threadIdx.x];
-		out.part_ml[(mine * S::HB + threadIdx.x) * 2 + 1] = sum[threadIdx.x];
+	if (thread < g.n_head) {
+		out.part_ml[(mine * S::HB + thread) * 2] = top[thread];
+		out.part_ml[(mine * S::HB + thread) * 2 + 1] = sum[thread];
 	}
-	__syncthreads();
-	if (threadIdx.x == 0) {
+	TEAM::sync();
+	if (thread == 0) {
 		*last = atom_add_acq_rel_gpu(out.ticket, 1) == n - 1;
 		if (*last)
 			st_relaxed_gpu(out.ticket, 0);
 	}
-	__syncthreads();
+	TEAM::sync();
 	if (!*last)
 		return;
 	/* a warp a head: what each part counts */
-	for (int h = warp_id(); h < g.n_head; h += S::WARPS) {
+	for (int h = thread / 32; h < g.n_head; h += S::WARPS) {
 		float most = ATT_NONE, all = 0;
 		for (int i = lane_id(); i < n; i += 32)
 			most = fmaxf(most, out.part_ml[((2 * (g.first_block + i) + (i == 0)) * S::HB + h) * 2]);
@@ -200,8 +207,8 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 		if (lane_id() == 0)
 			sum[h] = all;
 	}
-	__syncthreads();
-	for (int i = threadIdx.x; i < g.n_head * S::V; i += blockDim.x) {
+	TEAM::sync();
+	for (int i = thread; i < g.n_head * S::V; i += TEAM::threads()) {
 		const int h = i / S::V;
 		const float *from = out.part_o + (long long)2 * g.first_block * S::HB * S::V + i;
 		float o = from[(long long)S::HB * S::V] * factor[h];

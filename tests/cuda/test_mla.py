@@ -227,6 +227,56 @@ def test_decode_attends(arch, name, mode, seed):
     c.attend(k, rows, tol, seed=seed, sms=11)
 
 
+WGMMA = {
+    "lite":  (dict(STEPS["lite"]), 8e-3),
+    "pages": (dict(lens=[1, 63, 64, 65, 96, 257], heads=16, rank=128, nope=16, rope=16, v_dim=16, kv="f16"), 1e-3),
+    "wide":  (dict(lens=[200], heads=128, rank=512, nope=16, rope=64, v_dim=16, kv="bf16"), 8e-3),
+    "heads": (dict(lens=[70, 5], heads=70, rank=256, nope=16, rope=32, v_dim=16, kv="f16"), 1e-3),
+    "low":   (dict(STEPS["low"]), 3e-2), # scores of 400 have 2e-3 of rounding by 16-bit queries, which the exponential keeps
+}
+
+
+def rounded_queries(c):
+    """Queries in the space of latents as wgmma has them; test_wgmma's oracle gets the same."""
+    c.form = lambda q, form=c.form: KV.rounded(form(q).astype(np.float32), c.pool.dtype).astype(np.float64)
+    return c
+
+
+@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in WGMMA for r in H.RUNS if r[1] == 0 or n in ("lite", "pages")])
+def test_wgmma(name, mode, seed):
+    kw, tol = WGMMA[name]
+    c = rounded_queries(Steps(**kw))
+    k = H.build("mla_attend_decode_sm90", "sm_90a", c.params)
+    rows = [1] * len(c.lens)
+    if mode == "check":
+        c.attend(k, [0] * (len(rows) - 2) + rows[-2:], tol, mode=mode, seed=seed)
+        return
+    c.attend(k, rows, tol, seed=seed, sms=3, bucket=len(rows) + 1)
+    if name != "wide":
+        c.attend(k, rows, tol, seed=seed + 1, sms=7)
+
+
+PLANTED = {  # a barrier, a wait, a fence, a release too few; the step's own page too early
+    "the barrier": ("mla90_team::sync(); /* the one for 64 positions */", ""),
+    "full": ("mbar_wait(&s.full[ring.at], ring.round);", ""),
+    "empty": ("mbar_wait(&s.empty[ring.at], ring.round ^ 1);", ""),
+    "queries for wgmma": ("	fence_proxy_async();\n}\n\n/* Rounded weights", "}\n\n/* Rounded weights"),
+    "own page": ("if (!waited && (tile + 1) * 64 > g.pos)", "if (!waited && tile > g.pos)"),
+}
+
+
+@pytest.mark.findings
+@pytest.mark.parametrize("what", PLANTED)
+def test_wgmma_planted(what):
+    c = rounded_queries(Steps(lens=[300], heads=16, rank=128, nope=16, rope=16, v_dim=16, kv="bf16"))
+    k = H.build("mla_attend_decode_sm90", "sm_90a", c.params)
+    right, wrong = PLANTED[what]
+    assert k.text.count(right) == 1
+    k.text = k.text.replace(right, wrong)
+    with pytest.raises((H.Finding, AssertionError)):
+        c.attend(k, [1], 8e-3, mode="check", seed=2, sms=1)
+
+
 @pytest.mark.parametrize("planted", ["", pytest.param("first && (g.tile + 1) * KV_PAGE <= g.pos", marks=pytest.mark.findings)])
 def test_decode_asks_early(planted):
     """Latents that are older than the step are read before the kernel in front has ended; nothing of the step's own position is."""
@@ -317,6 +367,6 @@ def test_nvrtc(dtype):
     own = dict(p, EXPAND=OWN, HAS_K_B=1, HAS_V_B=1)
     if H.nvrtc("mla_attend_mixed_sm80", own, ["sm_86", "sm_90a"] if dtype == "bf16" else ["sm_120a"]) is None:
         pytest.skip("no libnvrtc")
-    for template in "mla_attention", "mla_query", "mla_query_decode", "mla_query_mixed", "mla_attend", "mla_attend_decode_sm80", "mla_value":
+    for template in "mla_attention", "mla_query", "mla_query_decode", "mla_query_mixed", "mla_attend", "mla_attend_decode_sm80", "mla_attend_decode_sm90", "mla_value":
         archs = ["sm_75", "sm_86", "sm_90a", "sm_120a"] if dtype == "bf16" else ["sm_90a"]
         H.nvrtc(template, p, [a for a in archs if H.accepts(template, a, p)])
