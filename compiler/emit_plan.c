@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "compiler/select.h"
+#include "templates/common/llmc_mla.h"
 
 /* ---------------------------------------------------------------- buffers ---- */
 
@@ -106,7 +107,7 @@ step_cost(const Graph *g, const Op *op, int phase, PlanStep *st)
 {
 	ArgShape shape[OP_MAX_ARGS];
 
-	if (op->kind == OP_mla_attend && phase == PHASE_DECODE)
+	if (op->kind == OP_mla_attend && phase == PHASE_DECODE && op_int(op, "expand") != MLA_EXPAND_ALWAYS)
 		return; /* its weights are those of expanded rows */
 
 	graph_shapes(g, op, shape);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "compiler/select.h"
+#include "templates/common/llmc_mla.h"
 
 /* ---------------------------------------------------------------- small text ---- */
 
@@ -227,7 +228,11 @@ put_forms(const Plan *p, Strbuf *out)
 	int64_t expand = step_int(s, "expand");
 	strbuf_printf(out, "\nlatent attention, operations of a head: absorbed %" PRId64 " a pair of row and position; expanded %" PRId64 ", and %" PRId64
 	              " a position\n", 2 * (2 * rank + rope), 2 * (nope + rope + v_dim), 2 * rank * (nope + v_dim));
-	if (expand > 0)
+	if (expand == MLA_EXPAND_ALWAYS)
+		strbuf_puts(out, "  all rows are expanded\n");
+	else if (expand == MLA_EXPAND_OWN)
+		strbuf_puts(out, "  decode rows are absorbed; rows of a prompt are expanded in the step that it begins in\n");
+	else if (expand > 0)
 		strbuf_printf(out, "  decode rows are absorbed; n > 1 rows of a prompt behind c positions are expanded where n (c + n / 2) > %" PRId64 " c\n", expand);
 	else
 		strbuf_puts(out, "  all rows are absorbed\n");
