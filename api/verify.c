@@ -122,6 +122,8 @@ plan_tolerance(const llmc_model *m)
 		Dtype d = m->plan->tensor[i].dtype;
 		if (dtype_info(d)->block_elems > 1 && target_find(m->plan->target)->kind != TARGET_REF)
 			t = m->spec->activations_i8 ? 6e-2 : 5e-3;
+		if (m->spec->activations_bf16 && strcmp(m->plan->target, "cpu-amx") == 0 && t < 3e-2)
+			t = 3e-2;
 	}
 	for (int i = 0; i < m->plan->n_pool; i++)
 		if (m->plan->pool[i].dtype != DT_F32 && t < 5e-3)

@@ -262,6 +262,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->dtype = dtype_of(t, K_dtype);
 	s->kv_dtype = IS(kv_dtype, "f32") ? DT_F32 : DT_F16; /* caches hold f16 where bf16 is asked for: as small, more exact */
 	s->activations_i8 = IS(activations, "i8");
+	s->activations_bf16 = IS(activations, "bf16");
 	s->deterministic = BOOL(deterministic);
 	s->storage_default = dtype_of(t, K_storage_default);
 	s->n_storage = t->n_storage;

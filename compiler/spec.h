@@ -118,6 +118,7 @@ typedef struct Spec {
 	Dtype   kv_dtype;              /* f16 or f32 */
 	bool    deterministic;         /* CUDA: rows do not depend on the batch around them */
 	bool    activations_i8;        /* block formats meet int8 activations instead of int16 */
+	bool    activations_bf16;      /* on tiles 16-bit weights meet bf16 instead of two parts of it */
 	Dtype   storage_default;
 	int     n_storage;
 	const StorageRule *storage;    /* the first that matches decides */

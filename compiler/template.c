@@ -47,7 +47,7 @@ templates_none(const char *target, const Spec *s, Diag *d, Arena *perm)
 	Templates *ts = NEW(perm, Templates, 1);
 
 	*ts = (Templates){
-		.arena = perm, .diag = d, .target = target_find(target), .act_bits = s->activations_i8 ? 8 : 16,
+		.arena = perm, .diag = d, .target = target_find(target), .act_bits = s->activations_i8 ? 8 : 16, .act_bf16 = s->activations_bf16,
 		.deterministic = s->deterministic, .included = embed_find,
 	};
 	return ts;
@@ -231,6 +231,8 @@ template_name(void *user, const char *name, HeadValue *out)
 		return set_word(out, phase_name[b->phase]), true;
 	if (strcmp(name, "ACT_BITS") == 0)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->act_bits }, true;
+	if (strcmp(name, "ACT_BF16") == 0)
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->act_bf16 }, true;
 	if (strcmp(name, "KV_DTYPE") == 0 && pool)
 		return set_word(out, dtype_text(pool->dtype)), true;
 	if (strcmp(name, "KV_PAGE_BYTES") == 0 && pool)

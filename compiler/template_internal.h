@@ -46,7 +46,7 @@ struct Templates {
 	Arena      *arena;
 	Diag       *diag;
 	const Target *target;
-	int         act_bits;
+	int         act_bits, act_bf16;
 	bool        deterministic;
 	const char *(*included)(const char *path, size_t *size); /* the text of a fragment; NULL: there is none */
 	size_t      n, cap;

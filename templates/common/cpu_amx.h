@@ -186,19 +186,26 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int h, int first
 	if (pieces > 1)
 		AMX_DOT(2, 3, 1);
 	AMX_PUT(0, 1, 0);
-	for (int i = 0; i < pieces; i += 2) {
+	int i = 0;
+	for (; i + 3 < pieces; i += 2) {
 		tile_fetch(p, ahead);
-		if (i + 2 < pieces)
-			AMX_DOT(0, 1, i + 2);
+		AMX_DOT(0, 1, i + 2);
 		AMX_SCALE(0, i);
-		if (i + 1 < pieces) {
-			AMX_PUT(2, 3, 1);
-			if (i + 3 < pieces)
-				AMX_DOT(2, 3, i + 3);
-			AMX_SCALE(1, i + 1);
-		}
-		if (i + 2 < pieces)
-			AMX_PUT(0, 1, 0);
+		AMX_PUT(2, 3, 1);
+		AMX_DOT(2, 3, i + 3);
+		AMX_SCALE(1, i + 1);
+		AMX_PUT(0, 1, 0);
+	}
+	if (i + 2 < pieces)
+		AMX_DOT(0, 1, i + 2);
+	AMX_SCALE(0, i);
+	if (i + 1 < pieces) {
+		AMX_PUT(2, 3, 1);
+		AMX_SCALE(1, i + 1);
+	}
+	if (i + 2 < pieces) {
+		AMX_PUT(0, 1, 0);
+		AMX_SCALE(0, i + 2);
 	}
 	LLMC_EACH(t, T, AMX_T)
 		sum->d[tile * AMX_T + t].v[h] = sums[t];
@@ -252,7 +259,7 @@ amx_floats(const Product p, const int two, const tile_weights *w, int first, int
 		AMX_LOAD(6, q0, 64);
 		AMX_LOAD(7, q1, 64);
 		AMX_FLOATS(0);
-		if (p.act_bits != 8)
+		if (!p.act_plain)
 			AMX_FLOATS(64);
 		if (!p.w.brain) {
 			AMX_LOAD(6, q0 + AMX_B, 64);

@@ -28,6 +28,10 @@
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
 
+#ifndef LLMC_ACT_BF16
+#define LLMC_ACT_BF16 0   /* a kernel defines it before: activations: bf16 */
+#endif
+
 #include "common/cpu_math_share.h"
 #include "common/cpu_norm.h"
 #include "common/cpu_amx.h"
@@ -211,8 +215,7 @@ mm_rows(const Product p, tile_fn *const *dot, mm_amx dots, const mm_work *m, con
 /* AMX_EACH(X, name): tokens of a tile of blocks, more than STREAM_TOKENS */
 #if defined(LLMC_TILES)
 #define AMX_EACH(X, name)                                                                                                       \
-	X(name, 5) X(name, 6) X(name, 7) X(name, 8) X(name, 9) X(name, 10) X(name, 11) X(name, 12) X(name, 13) X(name, 14)      \
-	X(name, 15) X(name, 16)
+	X(name, 6) X(name, 8) X(name, 10) X(name, 12) X(name, 14) X(name, 16)
 #define AMX_DEFINE(name, T)                                                                                                     \
 	static __attribute__((noinline)) void name##_amx_##T(const tile_weights *w, int h, int first, int n, const act_rows *a,     \
 	                                                     int tile, tile_sums *sum, tile_ahead *ahead)                           \
@@ -231,7 +234,7 @@ mm_rows(const Product p, tile_fn *const *dot, mm_amx dots, const mm_work *m, con
 #define PRODUCT(name, weight, columns, bits)                                                                                    \
 	LLMC_INLINE Product name(void)                                                                                              \
 	{                                                                                                                           \
-		return (Product){ .w = weight, .cols = (columns), .act_bits = (bits) };                                             \
+		return (Product){ .w = weight, .cols = (columns), .act_bits = (bits), .act_plain = LLMC_ACT_BF16 };                                           \
 	}                                                                                                                           \
 	TILE_EACH(TILE_DEFINE, name)                                                                                                \
 	AMX_TABLE(name)                                                                                                             \

@@ -21,6 +21,7 @@ typedef struct Product {
 	Weight w;
 	int    cols;
 	int    act_bits;   /* of activations beside integer weights: 8 or 16 */
+	int    act_plain;  /* 1: 16-bit weights on tiles meet activations of one part, rounded to bf16 */
 } Product;
 
 LLMC_INLINE int
@@ -191,8 +192,10 @@ act_tile_rows(const Product p, int tokens, int for_stream)
 {
 #if defined(LLMC_TILES)
 	int tiles = (tokens + 15) / 16;
-	if (act_splits(p) || (!w_is_float(p.w) && !for_stream))
+	if (act_splits(p))
 		return (tokens + tiles - 1) / tiles;
+	if (!w_is_float(p.w) && !for_stream) /* even: a kernel for each */
+		return ((tokens + tiles - 1) / tiles + 1) / 2 * 2;
 #endif
 	(void)p, (void)tokens, (void)for_stream;
 	return 1;

@@ -3,6 +3,7 @@
 
 Not a test. Compare only figures of one run, better several in turn: memory speed drifts with what else a machine does."""
 import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import harness as H  # noqa: E402
 
 OUT = ROOT / "build" / "bench"
 LANES = {"generic": 4, "v3": 8, "vnni": 8, "amx": 16, "v4": 16, "v4p": 16}
+PEAK = {}
 # elements of a block, bytes a row takes of it in a packed layout
 BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24),
          "q8_0": (32, 34), "q4_k": (256, 148), "q5_k": (256, 180), "q6_k": (256, 210)}
@@ -26,6 +28,15 @@ def build(target, dtype, bits, rows, cols, cc, flags):
     subprocess.run([cc, "-std=gnu11", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", *H.ARCH[target], *flags.split(),
                     f"-I{ROOT}/templates", str(stem) + ".c", "-o", str(stem) + ".so"], check=True)
     return str(stem) + ".so", made["symbol"]
+
+
+def tiles(dtype, bits, threads, out):
+    """Operations of tile instructions, counted in products of parts, as a share of what the registers do at best."""
+    kind = "bf16" if dtype in ("f16", "bf16") else "int8"
+    if kind not in PEAK:
+        PEAK[kind] = float(subprocess.run([str(OUT / "kernels"), "tiles", kind], check=True, capture_output=True, text=True).stdout)
+    parts = {"bf16": 2, "f16": 3}.get(dtype, int(bits) // 8)
+    return float(re.search(r"([\d.]+) GOPS", out)[1]) * parts / (PEAK[kind] * threads)
 
 
 def main():
@@ -55,7 +66,9 @@ def main():
                                     (rows + lanes - 1) // lanes, th, tok, 1, 0, 3, 4]
                             print(f"{target:7} {dtype:5} i{bits:2} {shape:10} {th} threads {tok:>4} tokens: ", end="", flush=True)
                             sys.stdout.flush()
-                            subprocess.run([str(x) for x in args], check=True)
+                            out = subprocess.run([str(x) for x in args], check=True, capture_output=True, text=True).stdout.strip()
+                            share = f", {tiles(dtype, bits, int(th), out):.0%} of the tiles' peak" if target == "amx" else ""
+                            print(out + share, flush=True)
 
 
 main()

@@ -4,7 +4,7 @@
  *
  * FILE: the path of an embedded template, or of a file of the same grammar. The values are the op's attributes and, of its arguments, what
  * the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE, W_ROWS and W_LAYOUT describe a matrix, KV_DTYPE and KV_PAGE_BYTES the
- * pool, ROWS_OF says whether activations have n_tok or n_out rows (without: as the template takes them); DETERMINISTIC, ACT_BITS. More than the op asks for may be given.
+ * pool, ROWS_OF says whether activations have n_tok or n_out rows (without: as the template takes them); DETERMINISTIC, ACT_BITS, ACT_BF16. More than the op asks for may be given.
  *
  * Written: the number of bytes of the text and a newline, the text, then a plan with the kernel's row. Status 3: the template does not
  * take this op. */
@@ -180,7 +180,8 @@ find(const Spec *spec, const char *target, OpKind kind, const char *path, const 
 static int
 run(const char *target, const char *path, Arena *a, Diag *d)
 {
-	Spec        spec = { .deterministic = number(value_of("DETERMINISTIC"), 0) != 0, .activations_i8 = number(value_of("ACT_BITS"), 16) == 8 };
+	Spec        spec = { .deterministic = number(value_of("DETERMINISTIC"), 0) != 0, .activations_i8 = number(value_of("ACT_BITS"), 16) == 8,
+		.activations_bf16 = number(value_of("ACT_BF16"), 0) != 0 };
 	const char *text = template_text(path, a), *rows_of = value_of("ROWS_OF");
 	OpKind      kind = text ? op_named_in(text) : OP_nop;
 	Found       f;

@@ -283,6 +283,24 @@ def test_the_same_integers_make_the_same_bits(lib, target, than, dtype, bits):
         same(run_rows(a, x[:n], packed, ROWS, 1 + n % 3), run_rows(b, x[:n], packed, ROWS))
 
 
+@pytest.mark.skipif("amx" not in H.MORE, reason="this processor has no tiles")
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_plain_bf16_activations(lib, dtype):
+    """activations: bf16: one part of bf16, the exact product of it with the weights, and the same row in any company."""
+    k = H.build("matmul", "amx", dict(ROWS=ROWS, COLS=608, W_DTYPE=dtype, ACT_BITS=16, ACT_BF16=1), FAST)
+    w = Weights(lib, dtype, ROWS, 608)
+    packed = w.packed("amx")
+    x = np.random.default_rng(22).standard_normal((40, 608)).astype(np.float32)
+    u = x.view(np.uint32)
+    plain = ((u + 0x7fff + (u >> 16 & 1)) & np.uint32(0xffff0000)).view(np.float32).astype(np.float64)
+    got = run_rows(k, x, packed, ROWS)
+    value = w.value.astype(np.float64).T
+    close(got, plain @ value, np.abs(plain) @ np.abs(value), 2e-6)
+    assert np.abs(got - x @ value).max() > 1e-3, "activations keep their precision"
+    for n in (1, 5, 17, 33):
+        same(run_rows(k, x[:n], packed, ROWS, 2), got[:n])
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_products_of_two_formats_and_widths_in_one_kernel(lib, target):
     text = (H.ROOT / "tests/kernels/two_products.c").read_text()
