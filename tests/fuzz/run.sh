@@ -54,7 +54,7 @@ for name; do
 	rm -rf "$new"
 	mkdir -p "$new" "tests/fuzz/corpus/$name"
 	case $name in
-	import) runs=300 ;;
+	config | import) runs=300 ;;
 	plan | spec | scheme) runs=1000 ;;
 	yaml) runs=2500 ;;
 	kernel | template | tokenizer) runs=10000 ;;
