@@ -216,3 +216,64 @@ def test_parts_in_threads(lib):
     h = H.aligned((m.rows, m.top_k * m.width))
     k.call(H.make_step([0] * m.rows), [m.x, m.nw, m.nb, m.id, *m.packed[:2], None, None, h], 4, threads=True)
     same(h, m.glu(k, list(range(m.rows)), 1))
+
+
+DEAL = r"""
+#define LLMC_TARGET_generic 1
+#include "common/cpu_moe.h"
+/* from, to [n_parts][n] of n experts that count rows chose, each of units[e]; cost [n_parts] */
+void
+deal(const int32_t *count, const int32_t *units, int n, int n_parts, int32_t *from, int32_t *to, int32_t *cost)
+{
+	int64_t all = 0;
+
+	for (int e = 0; e < n; e++)
+		all += moe_cost(count[e], units[e]);
+	for (int p = 0; p < n_parts; p++) {
+		moe_deal d = moe_deal_begin(all, p, n_parts);
+		for (int e = 0; e < n; e++) {
+			Share s = moe_deal_next(&d, count[e], units[e]);
+			from[p * n + e] = (int32_t)s.from, to[p * n + e] = (int32_t)s.to;
+			cost[p] += (int32_t)moe_cost(count[e], (int)(s.to - s.from));
+		}
+	}
+}
+/* the choices of e, `most` at a time */
+int
+take(const int32_t *id, int all, int e, int n, int most, int32_t *choice)
+{
+	int at = 0;
+
+	for (int done = 0, k; done < n; done += k) {
+		k = n - done < most ? n - done : most;
+		moe_take(id, all, e, k, &at, choice + done);
+	}
+	return at;
+}
+"""
+
+
+def test_units_are_dealt_in_equal_shares():
+    """Each unit of each chosen expert to one part, and no part more than a unit's cost above its share; rows in the order of the step."""
+    lib_ = H.compiled("moe_deal", "generic", DEAL, (*FAST, "-fno-ipa-cp"))
+    rng = np.random.default_rng(3)
+    for n, n_parts in ((1, 1), (1, 7), (5, 2), (7, 3), (129, 2), (129, 16), (9, 64)):
+        for spread in (1, 3, 200):
+            count = rng.integers(0, spread + 1, n).astype(np.int32) * rng.integers(0, 2, n).astype(np.int32)
+            units = rng.integers(0, 30, n).astype(np.int32)
+            share = [np.zeros((n_parts, n), np.int32) for _ in range(2)]
+            cost = np.zeros(n_parts, np.int32)
+            lib_.deal(*(a.ctypes.data_as(H.C.c_void_p) for a in (count, units)), n, n_parts, *(a.ctypes.data_as(H.C.c_void_p) for a in (*share, cost)))
+            ranges = [(int(a), int(b)) for a, b in zip(*(s.T.reshape(-1) for s in share))]
+            for e in range(n):
+                got = [u for a, b in ranges[e * n_parts:(e + 1) * n_parts] for u in range(a, b)]
+                assert got == list(range(units[e] if count[e] else 0))
+            each = max([4 + int(c) for c, u in zip(count, units) if c and u], default=0)
+            assert cost.max() <= cost.sum() / n_parts + each
+    for all_, n_experts in ((1, 1), (16, 2), (17, 3), (100, 5), (999, 128)):
+        ids = rng.integers(0, n_experts, all_).astype(np.int32)
+        for e in range(min(n_experts, 9)):
+            want = np.flatnonzero(ids == e)
+            got = np.full(len(want) + 1, -1, np.int32)
+            lib_.take(ids.ctypes.data_as(H.C.c_void_p), all_, e, len(want), 5, got.ctypes.data_as(H.C.c_void_p))
+            assert got[:-1].tolist() == want.tolist() and got[-1] == -1

@@ -137,12 +137,51 @@ BENCH_TEST(kernels_of_a_decode_step)
 		}
 }
 
+/* A row's experts and the shared one are what a decode step reads of a mixture, and all experts what a long prompt does: by the sizes that the
+ * models' authors publish. Six steps a layer with grouped queries, none of them the reference's. */
+BENCH_TEST(a_mixture_reads_the_chosen_experts)
+{
+	static const struct { const char *path; int64_t n_experts, top_k, hidden, width, shared; int steps; } model[] = {
+		{ "configs/qwen3-30b-a3b.yaml", 128, 8, 2048, 768, 0, 6 },
+		{ "configs/deepseek-v2-lite.yaml", 64, 6, 2048, 1408, 2 * 1408, 0 },
+	};
+	static const char *const target[] = { "cpu-generic", "cpu-v3", "cpu-v4" };
+
+	for (size_t m = 0; m < sizeof model / sizeof *model; m++)
+		for (size_t t = 0; t < sizeof target / sizeof *target; t++) {
+			const char *set[] = { "storage.default=bf16", NULL };
+			b->spec = spec_from_file(model[m].path, set, &b->diag, &b->arena);
+			const Compiled *c = b->spec ? compile_spec(b->spec, target[t], NULL, NULL, &b->diag, &b->arena) : NULL;
+			if (!c)
+				fail_msg("%s", strbuf_str(&b->diag.text));
+			for (int ph = 0; ph < 2; ph++) {
+				const PlanPhase *phase = &c->plan->phase[ph];
+				int64_t one = 0, many = 0, expert = 3 * model[m].hidden * model[m].width, shared = 3 * model[m].hidden * model[m].shared;
+				int     steps = 0, last = phase->step[phase->n_step - 2].layer;
+				for (int i = 0; i < phase->n_step; i++) {
+					const PlanStep *s = &phase->step[i];
+					assert_true(s->kernel >= 0);
+					steps += s->layer == last;
+					if (s->layer == last && (s->op == OP_norm_moe_glu || s->op == OP_moe_down_add)) {
+						one += plan_step_weights(c->plan, s, 1);
+						many += plan_step_weights(c->plan, s, 100000);
+					}
+				}
+				const int64_t norm = 4 * model[m].hidden;
+				assert_int_equal(one, norm + 2 * (model[m].top_k * expert + shared));
+				assert_int_equal(many, norm + 2 * (model[m].n_experts * expert + shared));
+				if (model[m].steps)
+					assert_int_equal(steps, model[m].steps);
+			}
+		}
+}
+
 int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(names), cmocka_unit_test(rows_of_the_table), cmocka_unit_test(figures_of_a_step),
-		cmocka_unit_test(kernels_of_a_decode_step),
+		cmocka_unit_test(kernels_of_a_decode_step), cmocka_unit_test(a_mixture_reads_the_chosen_experts),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
