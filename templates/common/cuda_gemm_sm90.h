@@ -29,7 +29,8 @@
  * Results leave by the threads that hold them, 4096 x 4096 of them (64 MB) beside 64 x 1024 cycles of products a tile. Pairs of columns would be 64
  * stores a thread, 8 lines each: 4096 cycles. Lanes exchange first (gemm90_fours): 32 stores and 64 shuffles, 2560 cycles, 4 %; the ring fills
  * meanwhile. Through shared memory it is 2 x 1024 cycles of what the products want, 32 KB at a time beside the ring, so no sooner over.
- * Warpgroups in turns on tiles of their own (64 x 256) would hide all of it but want 48 bytes a cycle out of L2. What is added to the
+ * Warpgroups in turns on tiles of their own (64 x 256) would hide all of it but want 48 bytes a cycle out of L2. One warpgroup a stage or two behind the
+ * other would hide a fifth to two fifths of it and keep as many of the ring's four stages from being filled ahead, 1000 cycles of latency each. What is added to the
  * results (64 MB more) is prefetched while the products run.
  *
  * Every result is one chain of sums over k, whatever the tile, so that a row depends neither on others nor on how many there are. Tiles
