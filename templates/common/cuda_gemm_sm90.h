@@ -61,6 +61,7 @@ template <class W, int ROWS, int DETERMINISTIC, int SHARE_ = 1> struct gemm90_co
 		PRODUCERS = W::PACKED ? 256 : 128,
 		THREADS = PRODUCERS + 256,
 		FEW = W::PACKED && !DETERMINISTIC ? 64 : 0, /* steps of so many rows are another kernel's */
+		APART = 0,                                  /* halves are matrices of their own, each with its map */
 		STAGE_BYTES = 196608
 	};
 	typedef gemm90_tile<W::PACKED ? 256 : 128, W::PACKED ? 128 : 256, 4, W::PACKED, ROWS, SHARE> large90;
@@ -152,6 +153,7 @@ template <class G, class T> struct gemm90_copies {
 	const unsigned char *from[A]; /* pieces of 64 rows, or of what is left: the next one follows */
 	int                  bytes[A], all, n0, rank;
 
+	/* n0: the first row of weights, of their tensor */
 	__device__ __forceinline__ gemm90_copies(const unsigned short *act, int m0, int n0, int n, int rank) : n0(n0), rank(rank)
 	{
 		const int rows = max(min(T::BM, n - m0), 0);
@@ -179,32 +181,54 @@ template <class G, class T> struct gemm90_copies {
 		}
 #pragma unroll
 		for (int i = 0; !G::W::PACKED && i < B; i++) {
-			const int r = (T::SHARE_A ? i : rank * B + i) * T::BOX, row = n0 + (r < T::OUT ? r : r - T::OUT + G::ROWS);
+			const int r = (T::SHARE_A ? i : rank * B + i) * T::BOX, row = n0 + (r < T::OUT ? r : r - T::OUT + (G::APART ? 0 : G::ROWS));
+			const tensor_map *map = w + T::MAP + (G::APART && r >= T::OUT);
 			if (T::SHARE_A)
-				tensor_load_2d(stage + T::A_BYTES + r * 128, w + T::MAP, step * 64, row, full);
+				tensor_load_2d(stage + T::A_BYTES + r * 128, map, step * 64, row, full);
 			else
-				tensor_load_2d_multicast(stage + T::A_BYTES + r * 128, w + T::MAP, step * 64, row, full, 3);
+				tensor_load_2d_multicast(stage + T::A_BYTES + r * 128, map, step * 64, row, full, 3);
 		}
 	}
 };
 
-/* The producer warps; of 16-bit weights, one thread. */
-template <class G, class T, class E> DEV void
-gemm90_produce(gemm90_arena &s, const gemm_operands<typename G::W> &in, const E &e)
+/* What the clusters walk over: pairs of tiles of one product. find(t, ..): where pair t is; false: there is none. Of what it found: rows() of the product
+ * operands(), whose results taker() takes. LANES: so many threads of a warp ask together. */
+template <class G, class T, class E> struct gemm90_walk {
+	enum { LANES = 1 };
+	const gemm_operands<typename G::W> &in;
+	const E                            &e;
+	const int                          &n; /* of in, or in shared memory */
+
+	__device__ __forceinline__ bool
+	find(int t, int rank, int &m0, int &n0)
+	{
+		if (t >= gemm90_pairs<T>(n))
+			return false;
+		gemm90_at<T>(t, n, rank, m0, n0);
+		return true;
+	}
+	__device__ __forceinline__ int rows() const { return n; }
+	__device__ __forceinline__ const gemm_operands<typename G::W> &operands() const { return in; }
+	__device__ __forceinline__ const E &taker() const { return e; }
+};
+
+/* The producer warps; of 16-bit weights, one thread, or one warp whose first thread copies. it: stages of the ring so far; first: this cluster's first
+ * pair. Products may follow each other on one ring. */
+template <class G, class T, class WALK> DEV void
+gemm90_produce(gemm90_arena &s, WALK walk, int first, int &it)
 {
 	constexpr bool PACKED = G::W::PACKED;
 	constexpr int STEPS = G::COLS / 64;
 	const int rank = (int)cluster_rank();
-	int it = 0;
+	int m0, n0;
 
-	if (!PACKED && threadIdx.x)
+	if (!PACKED && threadIdx.x >= WALK::LANES)
 		return;
 #pragma unroll 1
-	for (int t = (int)blockIdx.x / 2; t < gemm90_pairs<T>(s.n); t += (int)gridDim.x / 2) {
-		int m0, n0;
-		gemm90_at<T>(t, s.n, rank, m0, n0);
-		gemm90_copies<G, T> copies(in.act, m0, n0, s.n, rank);
-		const int rows = min(T::BM, s.n - m0);
+	for (int t = first; walk.find(t, rank, m0, n0); t += (int)gridDim.x / 2) {
+		const gemm_operands<typename G::W> &in = walk.operands();
+		gemm90_copies<G, T> copies(in.act, m0, n0 + in.row, walk.rows(), rank);
+		const int rows = min(T::BM, walk.rows() - m0);
 		gemm90_unpack<G, T> weights(in.w, n0);
 #pragma unroll 1
 		for (int step = 0; step < STEPS; step++, it++) {
@@ -214,7 +238,7 @@ gemm90_produce(gemm90_arena &s, const gemm_operands<typename G::W> &in, const E 
 			if (threadIdx.x == 0) {
 				copies.load(stage, &s.full[at], in.maps, step);
 				for (int r = step; r < rows; r += STEPS)
-					e.template prefetch<T::OUT>(m0 + r, n0);
+					walk.taker().template prefetch<T::OUT>(m0 + r, n0);
 			}
 			weights.store(stage + T::A_BYTES, &s.full[at], step + 1 < STEPS ? step + 1 : -1);
 		}
@@ -239,20 +263,27 @@ gemm90_fours(const float (&v)[2 * N][2], float (&to)[N][4])
 		}
 }
 
-/* The consumer warps. */
-template <class G, class T, class E> DEV void
-gemm90_consume(gemm90_arena &s, const gemm_operands<typename G::W> &in, const E &e)
+/* The consumer warps. A group whose rows are all past the last one lets the stages go by: tails of up to 64 rows cost half a tile. */
+template <class G, class T, class WALK> DEV void
+gemm90_consume(gemm90_arena &s, WALK walk, int first, int &it)
 {
 	constexpr int STEPS = G::COLS / 64, MT = T::BM / 128;
 	constexpr int EIGHTS = T::OUT / 8 < 8 / G::SHARE ? T::OUT / 8 : 8 / G::SHARE; /* that end at one time: registers */
 	const int lane = (int)lane_id(), warp = (int)warp_id() - G::PRODUCERS / 32, group = warp / 4, rank = (int)cluster_rank();
-	int it = 0;
+	int m0, n0;
 
 #pragma unroll 1
-	for (int t = (int)blockIdx.x / 2; t < gemm90_pairs<T>(in.n); t += (int)gridDim.x / 2) {
+	for (int t = first; walk.find(t, rank, m0, n0); t += (int)gridDim.x / 2) {
 		float acc[MT][T::BN / 2];
-		int m0, n0;
-		gemm90_at<T>(t, in.n, rank, m0, n0);
+		if (m0 + group * MT * 64 >= walk.rows()) {
+#pragma unroll 1
+			for (int step = 0; step < STEPS; step++, it++) {
+				mbar_wait(&s.full[it % T::STAGES], it / T::STAGES & 1);
+				if (lane < 2)
+					mbar_arrive_cluster(&s.empty[it % T::STAGES], lane);
+			}
+			continue;
+		}
 #pragma unroll 1
 		for (int step = 0; step < STEPS; step++, it++) {
 			const int at = it % T::STAGES;
@@ -281,30 +312,31 @@ gemm90_consume(gemm90_arena &s, const gemm_operands<typename G::W> &in, const E 
 #pragma unroll
 			for (int half = 0; half < 2; half++) {
 				const int m = m0 + (group * MT + i) * 64 + warp % 4 * 16 + half * 8 + (lane >> 2);
-				const float f = m < in.n ? in.factor(m) : 1.0f;
+				const float f = m < walk.rows() ? walk.operands().factor(m) : 1.0f;
 #pragma unroll
-				for (int first = 0; first < T::OUT / 8; first += EIGHTS) {
+				for (int col = 0; col < T::OUT / 8; col += EIGHTS) {
 					float v[EIGHTS][2], u[EIGHTS][2], v4[EIGHTS / 2][4], u4[EIGHTS / 2][4];
 #pragma unroll
 					for (int j = 0; j < EIGHTS; j++)
 #pragma unroll
 						for (int c = 0; c < 2; c++) {
-							const int at = 4 * (first + j) + 2 * half + c;
+							const int at = 4 * (col + j) + 2 * half + c;
 							v[j][c] = acc[i][at] * f;
 							u[j][c] = acc[i][at + (T::BN - T::OUT) / 2] * f;
 						}
 					gemm90_fours(v, v4);
 					if (G::SHARE == 2)
 						gemm90_fours(u, u4);
-					if (m < in.n)
-						e.take(m, n0 + (first + (lane & 1)) * 8 + (lane & 2) * 2, v4, u4);
+					if (m < walk.rows())
+						walk.taker().take(m, n0 + (col + (lane & 1)) * 8 + (lane & 2) * 2, v4, u4);
 				}
 			}
 	}
 }
 
+/* tails: there are tiles with fewer rows than they have room for */
 template <class G, class T> DEV void
-gemm90_begin(gemm90_arena &s, int n)
+gemm90_begin(gemm90_arena &s, int n, bool tails)
 {
 	if (threadIdx.x == 0)
 		s.n = n;
@@ -312,7 +344,7 @@ gemm90_begin(gemm90_arena &s, int n)
 		mbar_init(&s.full[threadIdx.x], G::W::PACKED ? 9 : 1);
 		mbar_init(&s.empty[threadIdx.x], 16);
 	}
-	if (n % T::BOTH_M) /* rows that no copy brings are multiplied too */
+	if (tails) /* rows that no copy brings are multiplied too */
 		for (int i = (int)threadIdx.x; i < T::BYTES / 16; i += G::THREADS)
 			if (i * 16 % T::STAGE_BYTES < T::A_BYTES)
 				st_v4(s.stage + i * 16, make_uint4(0, 0, 0, 0));
@@ -353,27 +385,29 @@ gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 	if (!PACKED && threadIdx.x == 0)
 		tensor_prefetch(in.maps + (kind == GEMM90_SMALL));
 	if (kind == GEMM90_LARGE)
-		gemm90_begin<G, large>(s, in.n);
+		gemm90_begin<G, large>(s, in.n, in.n % large::BOTH_M != 0);
 	else if (PACKED || kind == GEMM90_MIDDLE)
-		gemm90_begin<G, middle>(s, in.n);
+		gemm90_begin<G, middle>(s, in.n, in.n % middle::BOTH_M != 0);
 	else
-		gemm90_begin<G, small>(s, in.n);
+		gemm90_begin<G, small>(s, in.n, in.n % small::BOTH_M != 0);
+	const int first = (int)blockIdx.x / 2;
+	int it = 0;
 	if (threadIdx.x < G::PRODUCERS) {
 		reg_dec<(PACKED ? 72 : 40)>();
 		if (kind == GEMM90_LARGE)
-			gemm90_produce<G, large>(s, in, e);
+			gemm90_produce<G, large>(s, gemm90_walk<G, large, E>{ in, e, s.n }, first, it);
 		else if (PACKED || kind == GEMM90_MIDDLE)
-			gemm90_produce<G, middle>(s, in, e);
+			gemm90_produce<G, middle>(s, gemm90_walk<G, middle, E>{ in, e, s.n }, first, it);
 		else if constexpr (!PACKED)
-			gemm90_produce<G, small>(s, in, e);
+			gemm90_produce<G, small>(s, gemm90_walk<G, small, E>{ in, e, s.n }, first, it);
 	} else {
 		reg_inc<(PACKED ? 184 : 232)>();
 		if (kind == GEMM90_LARGE)
-			gemm90_consume<G, large>(s, in, e);
+			gemm90_consume<G, large>(s, gemm90_walk<G, large, E>{ in, e, in.n }, first, it);
 		else if (PACKED || kind == GEMM90_MIDDLE)
-			gemm90_consume<G, middle>(s, in, e);
+			gemm90_consume<G, middle>(s, gemm90_walk<G, middle, E>{ in, e, in.n }, first, it);
 		else if constexpr (!PACKED)
-			gemm90_consume<G, small>(s, in, e);
+			gemm90_consume<G, small>(s, gemm90_walk<G, small, E>{ in, e, in.n }, first, it);
 	}
 	__syncwarp();
 	cluster_sync(); /* the other block still arrives at barriers of this one */

@@ -141,7 +141,9 @@ DECODE = {
     "k formats":    ("sm_80", (4, 2, 256, 256, 256, ("q4_k", "q6_k", "q4_k", "q5_k")), [(2, None, "fast", 0)]),
 }
 MIXED = {
-    "5 experts":    ("sm_90a", (5, 2, 64, 40, 24, B, 1), [(1, None, "fast", 0), (20, 3, "check", 2), (70, None, "fast", 1)]),
+    "wgmma":        ("sm_90a", (5, 2, 64, 64, 128, B, 1), [(20, 3, "check", 2), (300, 4, "fast", 1)]),
+    "wgmma blocks": ("sm_90a", (3, 2, 64, 64, 64, ("q8_0",) * 4, 0), [(10, None, "fast", 0), (40, 2, "fast", 1)]), # the way of few rows, and the other
+    "5 experts":    ("sm_80", (5, 2, 64, 40, 24, B, 1), [(1, None, "fast", 0), (20, 3, "check", 2)]),
     "all of 7":     ("sm_80", (7, 7, 96, 72, 0, ("f16",) * 4), [(20, None, "fast", 0)]),
     "blocks":       ("sm_120a", (3, 1, 576, 96, 64, ("q4_0", "q8_0", "bf16", "q5_1"), 0, "gelu_tanh", "layer"), [(40, 1, "fast", 1)]),
 }
@@ -150,7 +152,8 @@ if EVERY:
         w = 256 if dt.endswith("_k") else 96
         DECODE[dt] = ("sm_90a", (5, 3, w, w, w, (dt,) * 4, 1), [(n, None, "fast", n % 2) for n in (1, 2, 8)] + [(3, 3, "check", 2)])
         for arch in ("sm_80", "sm_90a", "sm_100a", "sm_120a") if dt != "f32" else ():
-            MIXED[f"{arch} {dt}"] = (arch, (5, 3, w, w, w, (dt,) * 4, 1), [(n, None, "fast", n % 2) for n in (1, 9, 64, 130)] + [(40, 3, "check", 2)])
+            w = 256 if dt.endswith("_k") else 128
+            MIXED[f"{arch} {dt}"] = (arch, (5, 3, w, w, w, (dt,) * 4, 1), [(n, None, "fast", n % 2) for n in (1, 9, 64, 130, 400)] + [(40, 3, "check", 2)])
 
 
 @pytest.mark.parametrize("name", DECODE)
@@ -185,6 +188,7 @@ def test_without_the_residual():
 PLANTED = {
     "the norm has no barrier behind it": ("norm_moe_glu_decode", "in.norm.plus_one);\n\t}\n\t__syncthreads();", "in.norm.plus_one);\n\t}\n"),
     "the last block chooses before all have come": ("norm_route_decode", "s.last = atom_add_acq_rel_gpu(count, 1) == all - 1;", "s.last = atom_add_acq_rel_gpu(count, 1) == all - 2;"),
+    "a tail of wgmma's rows is taken for none": ("norm_moe_glu_mixed", "if (m0 + group * MT * 64 >= walk.rows()) {", "if (m0 + group * MT * 64 + 32 >= walk.rows()) {"),
     "the shared expert overtakes": ("moe_down_add_mixed", "(long long)n * K + t) * H", "(long long)n * K) * H"),
 }
 
@@ -207,7 +211,7 @@ def test_planted_bugs_are_found(bug):
             k.run(step(5), [x, x[0], None, w.packed, None, H.out((5, 8), np.int32), H.out((5, 9))], mode="check", seed=2)
         elif "glu" in template:
             c.choose(3)
-            c.glu(k, 3, False, mode="check", seed=2)
+            c.glu(k, 3, "mixed" in template, mode="check", seed=2)
         else:
             c.down_add(k, 5, True, mode="check", seed=2)
 
