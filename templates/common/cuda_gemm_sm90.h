@@ -235,6 +235,8 @@ gemm90_produce(gemm90_arena &s, WALK walk, int first, int &it)
 			const int at = it % T::STAGES;
 			unsigned char *stage = s.stage + at * T::STAGE_BYTES;
 			mbar_wait(&s.empty[at], (it / T::STAGES & 1) ^ 1);
+			if (WALK::LANES > 1)
+				__syncwarp(); /* likewise */
 			if (threadIdx.x == 0) {
 				copies.load(stage, &s.full[at], in.maps, step);
 				for (int r = step; r < rows; r += STEPS)
@@ -279,6 +281,7 @@ gemm90_consume(gemm90_arena &s, WALK walk, int first, int &it)
 #pragma unroll 1
 			for (int step = 0; step < STEPS; step++, it++) {
 				mbar_wait(&s.full[it % T::STAGES], it / T::STAGES & 1);
+				__syncwarp(); /* a lane that came late would wait for a phase that is over */
 				if (lane < 2)
 					mbar_arrive_cluster(&s.empty[it % T::STAGES], lane);
 			}

@@ -49,3 +49,12 @@ def test_a_failed_stage_loses_nothing_else(check, tmp_path):
     text, r = check(tmp_path / "r.json", "--llmc", "/bin/false", "--only", "models,figures,kernels", code=3)
     assert [r["stages"][n]["status"] for n in ("models", "figures", "kernels")] == ["FAILED", "FAILED", "passed"]
     assert "exit status 1" in r["stages"]["models"]["llama-smol"] and text.rstrip().split("\n")[-1].startswith("failed: models figures")
+
+
+@pytest.mark.skipif(not os.environ.get("LLMC_EVERY_KERNEL"), reason="LLMC_EVERY_KERNEL is not set")
+def test_figures_of_a_mixture(check, tmp_path):
+    _, r = check(tmp_path / "r.json", "--only", "machine,figures", "--models", "rehearsal-moe")
+    rows = {(x["test"], x["batch"], x["depth"]): x for x in r["figures"]["llmc"] if not x.get("way")}
+    assert set(rows) == {("pp", 1, 0), ("tg", 1, 0), ("tg", 2, 0), ("tg", 1, 40)}
+    assert [(o["op"], o["n"]) for o in rows["tg", 1, 0]["ops"]] == [("embed", 1), ("norm_qkv", 2), ("attention", 2), ("matmul_add", 2), ("norm_route", 2),
+                                                                    ("norm_moe_glu", 2), ("moe_down_add", 2), ("head", 1)]

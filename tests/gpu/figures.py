@@ -12,10 +12,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-REAL = dict(models=["llama3-8b", "llama3.2-1b", "qwen3-8b"], batches=[1, 8, 64], n=64, depth=4000, prompts=[512, 4096], chunk=4096, runs=3,
+REAL = dict(models=["llama3-8b", "llama3.2-1b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b"], batches=[1, 8, 64], n=64, depth=4000, prompts=[512, 4096], chunk=4096, runs=3,
             quantised=[("llama3-8b", "q8_0"), ("llama3-8b", "q4_k")])
 SMALL = dict(models=["rehearsal"], batches=[1, 2], n=2, depth=40, prompts=[16], chunk=32, runs=1, quantised=[("rehearsal", "q8_0")])
-SHARE = {"llama3.2-1b": 0.75}  # others 0.85
+SHARE = {"llama3.2-1b": 0.75, "qwen3-30b-a3b": 0.75}  # others 0.85
+MIXTURES = {"mixtral-8x7b": 8, "qwen3-30b-a3b": 12, "rehearsal-moe": 2}  # layers that are measured: all of them and PyTorch's beside would not fit
 QUANTISED = dict(q8_0=0.70, q4_k=0.55)
 
 
@@ -25,7 +26,8 @@ def model_path(r, name, storage):
     made = Path(r.tmp) / "aot" / full
     config = next(p for p in (ROOT / "configs" / f"{name}.yaml", HERE / f"{name}.yaml") if p.exists())
     sets = ["--set", f"storage.default={storage}"] if storage else []
-    if r.small and not made.exists() and name == "rehearsal":
+    sets += ["--set", f"n_layers={MIXTURES[name]}"] if name in MIXTURES else []
+    if r.small and not made.exists() and name.startswith("rehearsal"):
         r.llmc("compile", config, "--target", "cuda", "--aot", "--arch", r.out["machine"]["arch"], "-o", made, "-q", *sets)
     return [made] if made.exists() else [config, *sets]
 
@@ -206,7 +208,7 @@ def bars(out):
     for m, storage in s["quantised"]:
         x = row("tg", m, storage, batch=1, depth=0)
         bar(f"{m} {storage}: decode, batch 1: share of reads", QUANTISED[storage], x and x["share"])
-    for m in s["models"]:
+    for m in [m for m in s["models"] if m not in MIXTURES]:  # more rows choose more experts
         one, some = row("tg", m, batch=1, depth=0), row("tg", m, batch=s["batches"][1], depth=0)
         bar(f"{m}: step of batch {s['batches'][1]} / of batch 1", 1.10, some["seconds"] / one["seconds"] if one and some else None, most=True)
     for m in s["models"]:

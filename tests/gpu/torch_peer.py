@@ -13,11 +13,14 @@ import time
 import torch
 import torch.nn.functional as F
 
-SHAPES = {  # layers, hidden, heads, kv heads, head dim, ffn, vocabulary, q/k norm
+SHAPES = {  # layers, hidden, heads, kv heads, head dim, ffn (of an expert), vocabulary, q/k norm; experts, chosen. Layers of mixtures: figures.py
     "llama3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256, False),
     "llama3-8b": (32, 4096, 32, 8, 128, 14336, 128256, False),
     "qwen3-8b": (36, 4096, 32, 8, 128, 12288, 151936, True),
+    "mixtral-8x7b": (8, 4096, 32, 8, 128, 14336, 32000, False, 8, 2),
+    "qwen3-30b-a3b": (12, 2048, 32, 4, 128, 768, 151936, True, 128, 8),
     "rehearsal": (2, 256, 4, 2, 64, 256, 512, True),
+    "rehearsal-moe": (2, 64, 2, 1, 32, 64, 512, True, 7, 3),
 }
 DEV = "cuda"
 
@@ -26,17 +29,63 @@ def weight(*shape):
     return torch.randn(*shape, device=DEV, dtype=torch.bfloat16) * 0.02
 
 
+class Dense:
+    def __init__(self, h, f):
+        self.gate_up, self.down = weight(2 * f, h), weight(h, f)
+
+    def __call__(self, x):
+        g, u = F.linear(x, self.gate_up).chunk(2, -1)
+        return F.linear(F.silu(g) * u, self.down)
+
+    def matrices(self):
+        return [self.gate_up, self.down]
+
+
+class Mixture:
+    """Rows sorted by expert and multiplied by torch's grouped product, where it has one for this GPU; else the experts one by one, with all rows."""
+    def __init__(self, h, f, n, top_k):
+        self.n, self.top_k, self.f, self.router = n, top_k, f, weight(n, h)
+        self.gate_up, self.down = weight(n, h, 2 * f), weight(n, f, h)
+        self.grouped = DEV == "cuda" and hasattr(torch, "_grouped_mm")
+
+    def experts(self, x, counts):
+        """x: rows in the order of their experts"""
+        if self.grouped:
+            ends = counts.cumsum(0).to(torch.int32)
+            g, u = torch._grouped_mm(x, self.gate_up, offs=ends).chunk(2, -1)
+            return torch._grouped_mm(F.silu(g) * u, self.down, offs=ends)
+        own = torch.repeat_interleave(torch.arange(self.n, device=DEV), counts, output_size=len(x))
+        y = torch.zeros_like(x)
+        for e in range(self.n):
+            g, u = (x @ self.gate_up[e]).chunk(2, -1)
+            y += (own == e)[:, None] * ((F.silu(g) * u) @ self.down[e])
+        return y
+
+    def __call__(self, x):
+        shape, x = x.shape, x.reshape(-1, x.shape[-1])
+        w, ids = F.softmax(F.linear(x, self.router), -1).topk(self.top_k)
+        ids, order = ids.reshape(-1).sort(stable=True)
+        counts = (ids[:, None] == torch.arange(self.n, device=DEV)).sum(0)
+        y = torch.empty(len(order), x.shape[-1], device=DEV, dtype=x.dtype)
+        y[order] = self.experts(x[order // self.top_k], counts)
+        return (y.view(len(x), self.top_k, -1) * (w / w.sum(-1, keepdim=True))[..., None]).sum(1).view(shape)
+
+    def matrices(self):
+        return []
+
+
 class Layer:
-    def __init__(self, h, heads, kv, d, f, qk_norm):
-        self.qkv, self.o, self.gate_up, self.down = weight((heads + 2 * kv) * d, h), weight(h, heads * d), weight(2 * f, h), weight(h, f)
+    def __init__(self, h, heads, kv, d, f, qk_norm, *mixture):
+        self.qkv, self.o = weight((heads + 2 * kv) * d, h), weight(h, heads * d)
+        self.ffn = Mixture(h, f, *mixture) if mixture else Dense(h, f)
         self.n1, self.n2 = torch.ones(h, device=DEV, dtype=torch.bfloat16), torch.ones(h, device=DEV, dtype=torch.bfloat16)
         self.qn = torch.ones(d, device=DEV, dtype=torch.bfloat16) if qk_norm else None
 
 
 class Model:
     def __init__(self, name):
-        n, h, self.heads, self.kv, self.d, self.f, vocab, qk = SHAPES[name]
-        self.h, self.layers = h, [Layer(h, self.heads, self.kv, self.d, self.f, qk) for _ in range(n)]
+        n, h, self.heads, self.kv, self.d, self.f, vocab, qk, *mixture = SHAPES[name]
+        self.h, self.layers = h, [Layer(h, self.heads, self.kv, self.d, self.f, qk, *mixture) for _ in range(n)]
         self.embed, self.head = weight(vocab, h), weight(vocab, h)
         self.norm = torch.ones(h, device=DEV, dtype=torch.bfloat16)
 
@@ -66,15 +115,19 @@ class Model:
             self.v[i].index_copy_(2, pos, v.transpose(1, 2))
             a = F.scaled_dot_product_attention(q, self.k[i], self.v[i], is_causal=t > 1, enable_gqa=True)
             x = x + F.linear(a.transpose(1, 2).reshape(b, t, -1), L.o)
-            g, u = F.linear(F.rms_norm(x, (self.h,), L.n2, 1e-5), L.gate_up).chunk(2, -1)
-            x = x + F.linear(F.silu(g) * u, L.down)
+            x = x + L.ffn(F.rms_norm(x, (self.h,), L.n2, 1e-5))
         return F.linear(F.rms_norm(x[:, -1:], (self.h,), self.norm, 1e-5), self.head)
 
     def gemms(self, x):
-        """Those of the layers alone; x: inputs by their width"""
+        """Those of the layers alone; x: inputs by their width. Rows of a mixture are dealt evenly."""
         for L in self.layers:
-            for w in (L.qkv, L.o, L.gate_up, L.down):
+            for w in [L.qkv, L.o] + L.ffn.matrices():
                 F.linear(x[w.shape[1]], w)
+            if isinstance(L.ffn, Mixture):
+                rows = x[self.h].repeat(L.ffn.top_k, 1)
+                counts = torch.full((L.ffn.n,), len(rows) // L.ffn.n, device=DEV)
+                counts[-1] += len(rows) - len(rows) // L.ffn.n * L.ffn.n
+                L.ffn.experts(rows, counts)
 
 
 def timed(fn, runs):
@@ -135,7 +188,7 @@ def prefill(m, name, n):
     step, graph = replay(lambda: m.gemms(x))
     say(model=name, test="gemms", tokens=n, graph=graph, **timed(step, 5))
     del step
-    for w in (m.layers[0].qkv, m.layers[0].o, m.layers[0].gate_up, m.layers[0].down):
+    for w in [m.layers[0].qkv, m.layers[0].o] + m.layers[0].ffn.matrices():
         t = timed(lambda: F.linear(x[w.shape[1]], w), 10)
         say(model=name, test="gemm", m=n, n=w.shape[0], k=w.shape[1], tflops=2e-12 * n * w.numel() / t["seconds"], **t)
 
