@@ -134,6 +134,16 @@ def test_names_of_wrappers_are_recognised(llmc, tmp_path, prefix, head):
         assert spec["head"]["tied"] is True
 
 
+def test_a_wrapper_speaks_for_the_whole_model(llmc, tmp_path):
+    """Ends and the tied head: inside of text_config there may be no more than the defaults of a class."""
+    inner = LLAMA | {"tie_word_embeddings": True, "eos_token_id": 1}
+    wrapper = {"model_type": "wrapper", "text_config": inner, "tie_word_embeddings": False, "eos_token_id": [2, 7]}
+    d = described(llmc, folder(tmp_path / "m", wrapper, llama_tensors(prefix="language_model.model.", head="language_model.lm_head.")))
+    assert d.get("head", {}).get("tied", False) is False and d["text"]["eos"] == [2, 7]
+    d = described(llmc, folder(tmp_path / "n", {"model_type": "wrapper", "text_config": inner}, llama_tensors(prefix="language_model.model.", head=None)))
+    assert d["head"]["tied"] is True and d["text"]["eos"] == [1]
+
+
 def test_a_head_that_is_not_stored_is_the_embedding(llmc, tmp_path):
     assert described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors(head=None)))["head"]["tied"] is True
 
