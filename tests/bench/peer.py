@@ -251,11 +251,11 @@ def widths(quick, tiny=False):
     mixture = {"tg32": 1.6, "tg32 @ d4096": 1.6, "tg32 b8": 2, "pp512": 3}
     latent = {"tg32": 1.6, "tg32 @ d4096": 3, "tg32 b8": 3, "pp512": 3}
     dense = {"tg32 b8": 3, "pp512": {"i8": 6, "i16": 4, "near exact": 4, "bf16": 4}}
-    kinds = ("Q4_0",) if quick else ("Q4_0", "Q4_K_M", "Q8_0")
+    kinds = (("Q4_0",) if quick else ("Q4_0", "Q4_K_M", "Q8_0")) + (("BF16",) if tiny else ())
     out = []
     for kind in kinds:
         for shape, goals in (("qwen3-30b-a3b", mixture), ("deepseek-v2-lite", latent), ("llama3.2-1b", dense), ("mixtral-8x7b", mixture)):
-            sides = [I16, I8] if shape == "llama3.2-1b" or not quick else [I16]
+            sides = [NEAR] if kind == "BF16" else [I16, I8] if shape == "llama3.2-1b" or not quick else [I16]
             out.append(Case(shape, kind, lambda s=shape, k=kind: random_gguf.make(TINY[s] if tiny else s, k), WIDTHS, sides, goals))
     out.append(Case("llama3.2-1b", "BF16", lambda: random_gguf.make("tiny-llama" if tiny else "llama3.2-1b", "BF16"), WIDTHS[:2] if quick else WIDTHS,
                     [NEAR, BF16], dense))
