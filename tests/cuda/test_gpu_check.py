@@ -52,9 +52,12 @@ def test_a_failed_stage_loses_nothing_else(check, tmp_path):
 
 
 @pytest.mark.skipif(not os.environ.get("LLMC_EVERY_KERNEL"), reason="LLMC_EVERY_KERNEL is not set")
-def test_figures_of_a_mixture(check, tmp_path):
-    _, r = check(tmp_path / "r.json", "--only", "machine,figures", "--models", "rehearsal-moe")
+@pytest.mark.parametrize("model,ops", [
+    ("rehearsal-moe", "embed 1, norm_qkv 2, attention 2, matmul_add 2, norm_route 2, norm_moe_glu 2, moe_down_add 2, head 1"),
+    ("rehearsal-mla", "embed 1, norm_matmul 2, mla_query 2, mla_attend 2, mla_value 2, matmul_add 2, norm_glu 1, matmul_add 1, norm_route 1, norm_moe_glu 1, moe_down_add 1, head 1"),
+])
+def test_figures_of_a_mixture(check, tmp_path, model, ops):
+    _, r = check(tmp_path / "r.json", "--only", "machine,figures", "--models", model)
     rows = {(x["test"], x["batch"], x["depth"]): x for x in r["figures"]["llmc"] if not x.get("way")}
     assert set(rows) == {("pp", 1, 0), ("tg", 1, 0), ("tg", 2, 0), ("tg", 1, 40)}
-    assert [(o["op"], o["n"]) for o in rows["tg", 1, 0]["ops"]] == [("embed", 1), ("norm_qkv", 2), ("attention", 2), ("matmul_add", 2), ("norm_route", 2),
-                                                                    ("norm_moe_glu", 2), ("moe_down_add", 2), ("head", 1)]
+    assert ", ".join(f"{o['op']} {o['n']}" for o in rows["tg", 1, 0]["ops"]) == ops

@@ -38,7 +38,7 @@ strip "$out"/lib/*.so
 aot=$build/gpu-aot
 rm -rf "$aot"
 mkdir -p "$aot"
-for model in tiny llama3.2-1b llama3-8b qwen3-8b mixtral-8x7b qwen3-30b-a3b llama3-8b-q8_0 llama3-8b-q4_k; do
+for model in tiny llama3.2-1b llama3-8b qwen3-8b mixtral-8x7b qwen3-30b-a3b deepseek-v2-lite llama3-8b-q8_0 llama3-8b-q4_k; do
 	storage=$(expr "$model" : '.*-\(q[48]_[0k]\)$' || true)
 	layers=$(PYTHONPATH=tests/gpu "$python" -c 'import figures, sys; print(figures.MIXTURES.get(sys.argv[1], ""))' "$model")
 	"$llmc" compile "configs/${model%"-$storage"}.yaml" --target cuda --aot --arch "$archs" -o "$aot/$model" -q ${storage:+--set storage.default="$storage"} \
