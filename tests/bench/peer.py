@@ -157,7 +157,8 @@ class Died(Exception):
 
 def run_peer(cmd):
     try:
-        r = subprocess.run(cmd, text=True, capture_output=True, timeout=900)
+        # no debugger where it aborts
+        r = subprocess.run(cmd, text=True, capture_output=True, timeout=900, env=dict(os.environ, GGML_NO_BACKTRACE="1"))
     except subprocess.TimeoutExpired:
         raise Died("does not end") from None
     if r.returncode:
@@ -284,8 +285,12 @@ def cases(a, bin):
 # --- measuring ----------------------------------------------------------------------------------------------------------
 
 def measure_peer(case, model, tests, peers, threads):
-    """All builds and flags once, later the best of each test; best tokens/s of each test in this round."""
+    """All builds and flags once, later the best of each test; best tokens/s of each test in this round. A depth takes long to fill: there the
+    build that decodes best without one runs alone."""
     now = {}
+    decode = next((row["best"] for name, row in case.rows.items() if name.startswith("tg") and row["best"] and tests[0].kind == "depth"), None)
+    if decode:
+        peers = [p for p in peers if p[0] == decode[0]]
     for build, bin in peers:
         for fa in (False, True):
             todo = [t for t in tests if case.rows[t.name]["best"] in (None, (build, fa))]
@@ -310,10 +315,10 @@ def measure_peer(case, model, tests, peers, threads):
     return now
 
 
-def one_round(case, peers, a, late):
+def one_round(case, peers, a, late, kinds=("plain", "batch", "depth")):
     """A round of a case; late(): the time is over."""
     model = case.model()
-    for kind in ("plain", "batch", "depth"):
+    for kind in kinds:
         tests = [t for t in case.tests if t.kind == kind]
         if not tests or late():
             continue
@@ -461,7 +466,8 @@ def main():
             if late():
                 break
             say(f"round {r + 1}/{rounds}, {time.monotonic() - start:.0f} s")
-            one_round(c, peers, a, late)
+            # a depth has three runs in a round: enough where time is short
+            one_round(c, peers, a, late, ("plain", "batch") if a.quick and r > 0 else ("plain", "batch", "depth"))
             # whatever stops it, what was measured is there
             result["tests"] = [x for c in todo for t in c.tests if (x := summary(c, t, peak))]
             result["peer"]["died"] = {f"{c.name} {c.kind}: {b}{'' if repack else ', no repack'}": why for c in todo for (b, repack), why in c.died.items()}
