@@ -5,9 +5,10 @@
 #include "common/cuda_mla.h"
 #include "common/cuda_moe.h"
 
-/* Elements of y go round the warps, each for some rows together; rows [n_tok] of o are HEADS x W::COLS. Expanded rows are copied. */
+/* Elements of y go round the warps, each for some of the absorbed rows together, T at a time; rows [n_tok] of o are HEADS x W::COLS. Expanded rows
+ * are copied. */
 template <class W, int HEADS, int V, int EXPAND> DEV void
-mla_value(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *out)
+mla_value(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *y)
 {
 	enum { RANK = W::COLS, T = W::UNIT > 8 ? 2 : 4 /* what registers hold */ };
 
@@ -18,31 +19,48 @@ mla_value(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *
 	for (int r = (int)blockIdx.x * MLA_WARPS + warp_id(); r < HEADS * V; r += (int)gridDim.x * MLA_WARPS) {
 		const unsigned char *const w[1] = { v_b.row(r) };
 		const float *from = o + r / V * RANK;
-		float *y = out + r;
 
-		for (int t0 = 0; t0 < n; t0 += T)
-			if (n - t0 == 1) {
-				const float *const x[1] = { from + (long long)t0 * HEADS * RANK };
-				float sum[1][1] = {};
-				moe_rows<W, 1, 1>(w, x, sum);
-				sum[0][0] = warp_sum(sum[0][0]);
-				if (lane == 0)
-					y[(long long)t0 * HEADS * V] = mla_row_expanded<EXPAND>(step, t0) ? x[0][r % V] : sum[0][0] * v_b.scale;
-			} else {
+		for (int base = 0; base < n; base += 32) {
+			unsigned todo = __ballot_sync(~0u, base + lane < n && !mla_row_expanded<EXPAND>(step, base + lane));
+			while (todo) {
+				int t = base + __ffs((int)todo) - 1;
+				todo &= todo - 1;
+				if (!todo) {
+					const float *const x[1] = { from + (long long)t * HEADS * RANK };
+					float sum[1][1] = {};
+					moe_rows<W, 1, 1>(w, x, sum);
+					sum[0][0] = warp_sum(sum[0][0]);
+					if (lane == 0)
+						y[(long long)t * HEADS * V + r] = sum[0][0] * v_b.scale;
+					break;
+				}
 				const float *x[T];
 				float sum[1][T] = {};
+				int   mine = lane == 0 ? t : -1; /* lane i has the sum of the i-th row */
+				x[0] = from + (long long)t * HEADS * RANK;
 #pragma unroll
-				for (int t = 0; t < T; t++)
-					x[t] = from + (long long)min(t0 + t, n - 1) * HEADS * RANK;
+				for (int i = 1; i < T; i++) {
+					if (todo) {
+						t = base + __ffs((int)todo) - 1;
+						todo &= todo - 1;
+						mine = lane == i ? t : mine;
+					}
+					x[i] = from + (long long)t * HEADS * RANK;
+				}
 				moe_rows<W, 1, T>(w, x, sum);
 #pragma unroll
-				for (int t = 0; t < T; t++) {
-					float v = warp_sum(sum[0][t]);
-					if (lane == t && t0 + t < n)
-						y[(long long)(t0 + t) * HEADS * V] = mla_row_expanded<EXPAND>(step, t0 + t) ? x[t][r % V] : v * v_b.scale;
+				for (int i = 0; i < T; i++) {
+					const float v = warp_sum(sum[0][i]);
+					if (lane == i && mine >= 0)
+						y[(long long)mine * HEADS * V + r] = v * v_b.scale;
 				}
 			}
+		}
 	}
+	for (int t = blockIdx.x; EXPAND > 0 && t < n; t += gridDim.x)
+		if (mla_row_expanded<EXPAND>(step, t))
+			for (int i = threadIdx.x; i < HEADS * V; i += blockDim.x)
+				y[(long long)t * HEADS * V + i] = o[((long long)t * HEADS + i / V) * RANK + i % V];
 }
 
 #endif

@@ -1,4 +1,8 @@
 """Latent attention of the GPU target against float64, on the emulator."""
+import json
+import os
+import subprocess
+
 import numpy as np
 import pytest
 
@@ -359,6 +363,36 @@ def test_queries(template, arch, name, mode, seed):
 def test_values(name, arch, mode, seed):
     c = Steps(**QUERY[name])
     c.values(H.build("mla_value", arch, c.params), [min(n, r) for n, r in zip(c.lens, [6, 1, 1, 3, 1, 2])], 1e-5, mode=mode, seed=seed)
+
+
+@pytest.mark.findings
+@pytest.mark.parametrize("template,right", [
+    ("mla_query_decode", "			/* up to 4 rows together */\n			__syncthreads();"),
+    ("mla_attend_mixed_sm80", "		cp_async_wait<F::STAGES - 2>();\n		__syncthreads();"),
+])
+def test_planted(template, right):
+    """A barrier too few."""
+    c = Steps(**dict(STEPS["lite"], lens=[70, 33], expand=OWN * ("mixed" in template)))
+    k = H.build(template, "sm_90a", c.params)
+    assert k.text.count(right) == 1
+    k.text = k.text.replace(right, right.replace("__syncthreads();", ""))
+    with pytest.raises((H.Finding, AssertionError)):
+        if "query" in template:
+            c.query(k, [1, 1], 2e-5, mode="check", seed=2)
+        else:
+            c.attend(k, [70, 1], 3e-2, mode="check", seed=2)
+
+
+@pytest.mark.parametrize("model,most", [("deepseek-v2-lite", 8), ("deepseek-v3", 9)])
+def test_launches_of_a_layer(model, most, tmp_path):
+    """A decode step's layer, experts included."""
+    llmc = os.environ.get("LLMC", str(H.ROOT / "build" / "llmc"))
+    subprocess.run([llmc, "compile", str(H.ROOT / "configs" / f"{model}.yaml"), "--target", "cuda", "--arch", "sm_90a", "--set", "n_layers=5", "-o", str(tmp_path), "-q"],
+                   check=True)
+    plan = json.loads((tmp_path / "plan-cuda-sm_90a.json").read_text())
+    own = {k["id"]: [u for u in k["launch"] if "fn" in u and u["path"] != "library"] for k in plan["kernel"]}
+    step = [s for s in plan["phase"][0]["step"] if s["layer"] == 4]
+    assert sum(len(own[s["kernel"]]) for s in step) <= most and all(u["pdl"] for s in step for u in own[s["kernel"]])
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "q4_k"])
