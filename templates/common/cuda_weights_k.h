@@ -319,7 +319,7 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 
 #if __CUDA_ARCH__ >= 800
 	struct stream {
-		enum { UNIT = 128, CHUNKS = 4, PLANES = 3, QUADS = 1, NIBBLES = 1, MINS = 0, SPLIT = 2, ADDS = 0, ZERO = 32, TAIL = COLS_ % UNIT, BATCH = 4 };
+		enum { UNIT = 128, CHUNKS = 4, PLANES = 3, QUADS = 1, NIBBLES = 1, MINS = 0, SPLIT = 2, ADDS = 0, ZERO = 32, TAIL = COLS_ % UNIT, BATCH = 2 };
 		static constexpr float GAIN = W_GAIN, SUM = -32, UNDO = 0x1p24f;
 		struct stage { uint4 q[32], h[16]; unsigned s[32]; };
 		struct fragment { uint4 q, h; uint2 s; unsigned d; };
