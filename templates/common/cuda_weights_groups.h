@@ -75,7 +75,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, bool FLOATS> struct w_group
 #if __CUDA_ARCH__ >= 800
 	/* Lane t has 16 bytes of four: 32 columns, or 16. Scales and zero points come with their neighbours, 4 bytes at a time. */
 	struct stream {
-		enum { PART = 128 / BITS, UNIT = 4 * PART, CHUNKS = PART / 8, PLANES = FLOATS ? 2 : 3, QUADS = 0, NIBBLES = BITS == 4, MINS = 0, SPLIT = 0, ADDS = 0, TAIL = COLS % UNIT, BATCH = 4 };
+		enum { PART = 128 / BITS, UNIT = 4 * PART, CHUNKS = PART / 8, PLANES = FLOATS ? 2 : 3, QUADS = 0, NIBBLES = BITS == 4, MINS = 0, SPLIT = 0, ADDS = 0, TAIL = COLS % UNIT, BATCH = 2 };
 		static constexpr float GAIN = W_GAIN, SUM = 1, UNDO = FLOATS ? 256.0f : 0x1p24f;
 		struct stage { uint4 q[32]; unsigned d[32], z[FLOATS ? 1 : 32]; };
 		struct fragment { uint4 q; unsigned d, z; };

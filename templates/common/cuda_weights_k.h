@@ -45,7 +45,7 @@ template <int COLS_> struct w_k_fours {
 #if __CUDA_ARCH__ >= 800
 	/* Lane t has half of sub-blocks t & 2 and the next of the unit's four */
 	struct order {
-		enum { PLANES = 2, SPLIT = 1, NIBBLES = 1, BATCH = 2 };
+		enum { PLANES = 2, SPLIT = 1, NIBBLES = 1, BATCH = 1 };
 		struct stage { uint4 q[32], d[8]; };
 		struct fragment { uint4 q, d; };
 
