@@ -86,7 +86,7 @@ class Experts:
         self.down_params = dict(size, MIX=mix, SCALE=0.5, DOWN_DTYPE=b, **has("S_DOWN", d))
 
     def value(self, m, mixed):
-        v = m.value.astype(np.float16) if mixed and m.dtype in H.BLOCK else m.value  # as the tensor cores get them
+        v = m.value.astype(np.float16) if mixed and m.dtype in (*H.BLOCK, *H.GROUP) else m.value  # as the tensor cores get them
         return v.astype(np.float64)
 
     def choose(self, rows, used=None):
@@ -154,7 +154,7 @@ MIXED = {
 }
 if EVERY:
     for dt in H.DTYPES:
-        w = 256 if dt.endswith("_k") else 96
+        w = 256 if dt.endswith("_k") else 128 if dt in H.GROUP else 96
         DECODE[dt] = ("sm_90a", (5, 3, w, w, w, (dt,) * 4, 1), [(n, None, "fast", n % 2) for n in (1, 2, 8)] + [(3, 3, "check", 2)])
         for arch in ("sm_80", "sm_90a", "sm_100a", "sm_120a") if dt != "f32" else ():
             w = 256 if dt.endswith("_k") else 128

@@ -92,7 +92,7 @@ CASES = {
 if EVERY:
     for a in "sm_80", "sm_86", "sm_100a", "sm_120a":
         for d in H.DTYPES[1:]:
-            wide = 256 if d.endswith("_k") else 96
+            wide = 256 if d.endswith("_k") else 128 if d in H.GROUP else 96
             CASES[f"{a} {d}"] = (a, (5, 3, wide, wide, (d,) * 3), [(n, None, None, "fast", n % 2) for n in (1, 9, 64, 130)] + [(40, 3, 1, "check", 2)])
 
 
