@@ -393,24 +393,24 @@ gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 		gemm90_begin<G, middle>(s, in.n, in.n % middle::BOTH_M != 0);
 	else
 		gemm90_begin<G, small>(s, in.n, in.n % small::BOTH_M != 0);
-	const int first = (int)blockIdx.x / 2;
+	/* the first pair is blockIdx.x / 2, not a name for it: producers that unpack q6_k would have no register for that */
 	int it = 0;
 	if (threadIdx.x < G::PRODUCERS) {
 		reg_dec<(PACKED ? 72 : 40)>();
 		if (kind == GEMM90_LARGE)
-			gemm90_produce<G, large>(s, gemm90_walk<G, large, E>{ in, e, s.n }, first, it);
+			gemm90_produce<G, large>(s, gemm90_walk<G, large, E>{ in, e, s.n }, (int)blockIdx.x / 2, it);
 		else if (PACKED || kind == GEMM90_MIDDLE)
-			gemm90_produce<G, middle>(s, gemm90_walk<G, middle, E>{ in, e, s.n }, first, it);
+			gemm90_produce<G, middle>(s, gemm90_walk<G, middle, E>{ in, e, s.n }, (int)blockIdx.x / 2, it);
 		else if constexpr (!PACKED)
-			gemm90_produce<G, small>(s, gemm90_walk<G, small, E>{ in, e, s.n }, first, it);
+			gemm90_produce<G, small>(s, gemm90_walk<G, small, E>{ in, e, s.n }, (int)blockIdx.x / 2, it);
 	} else {
 		reg_inc<(PACKED ? 184 : 232)>();
 		if (kind == GEMM90_LARGE)
-			gemm90_consume<G, large>(s, gemm90_walk<G, large, E>{ in, e, in.n }, first, it);
+			gemm90_consume<G, large>(s, gemm90_walk<G, large, E>{ in, e, in.n }, (int)blockIdx.x / 2, it);
 		else if (PACKED || kind == GEMM90_MIDDLE)
-			gemm90_consume<G, middle>(s, gemm90_walk<G, middle, E>{ in, e, in.n }, first, it);
+			gemm90_consume<G, middle>(s, gemm90_walk<G, middle, E>{ in, e, in.n }, (int)blockIdx.x / 2, it);
 		else if constexpr (!PACKED)
-			gemm90_consume<G, small>(s, gemm90_walk<G, small, E>{ in, e, in.n }, first, it);
+			gemm90_consume<G, small>(s, gemm90_walk<G, small, E>{ in, e, in.n }, (int)blockIdx.x / 2, it);
 	}
 	__syncwarp();
 	cluster_sync(); /* the other block still arrives at barriers of this one */
