@@ -82,7 +82,7 @@ check: ## the whole test suite
 	@tools/check.sh
 
 check-all: ## the same, with memory failing at every allocation and kernels in every type, not samples of them
-	@LLMC_EVERY_ALLOCATION=1 LLMC_EVERY_KERNEL=1 tools/check.sh
+	@LLMC_CHECK_ALL=1 tools/check.sh
 
 san: ## unit and end-to-end tests under ASan and UBSan
 	@tools/check.sh build san

@@ -51,7 +51,7 @@ def test_a_failed_stage_loses_nothing_else(check, tmp_path):
     assert "exit status 1" in r["stages"]["models"]["llama-smol"] and text.rstrip().split("\n")[-1].startswith("failed: models figures")
 
 
-@pytest.mark.skipif(not os.environ.get("LLMC_EVERY_KERNEL"), reason="LLMC_EVERY_KERNEL is not set")
+@pytest.mark.skipif(not os.environ.get("LLMC_CHECK_ALL"), reason="LLMC_CHECK_ALL is not set")
 @pytest.mark.parametrize("model,ops", [
     ("rehearsal-moe", "embed 1, norm_qkv 2, attention 2, matmul_add 2, norm_route 2, norm_moe_glu 2, moe_down_add 2, head 1"),
     ("rehearsal-mla", "embed 1, norm_matmul 2, mla_query 2, mla_attend 2, mla_value 2, matmul_add 2, norm_glu 1, matmul_add 1, norm_route 1, norm_moe_glu 1, moe_down_add 1, head 1"),

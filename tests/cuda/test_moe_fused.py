@@ -1,7 +1,7 @@
 """The three steps of a mixture's feed-forward on the GPU target, norm_route, norm_moe_glu and moe_down_add, against numpy, on the emulator.
 
 Decode kernels multiply in fp32 (the router's product splits x in two halves); those of mixed steps round activations to 16 bits, and so do expectations.
-LLMC_EVERY_KERNEL=1: all cases, not a sample, and every storage type."""
+LLMC_CHECK_ALL=1: all cases, not a sample, and every storage type."""
 import os
 
 import cuda_harness as H
@@ -12,12 +12,12 @@ import pytest
 from test_gemm import norm, rounded
 from test_moe import ACTS, ROUTES, route
 
-EVERY = bool(os.environ.get("LLMC_EVERY_KERNEL"))
+EVERY = bool(os.environ.get("LLMC_CHECK_ALL"))
 EPS = 1e-5
 
 
 def sample(cases, first):
-    """The first so many; all with LLMC_EVERY_KERNEL. Each builds kernels of its own."""
+    """The first so many; all with LLMC_CHECK_ALL. Each builds kernels of its own."""
     return list(cases) if EVERY else list(cases)[:first]
 
 
@@ -223,7 +223,7 @@ def test_planted_bugs_are_found(bug):
 
 @pytest.mark.parametrize("dtype, arch", [("bf16", "sm_90a")] + [(d, a) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY)
 def test_nvrtc(dtype, arch):
-    """The real compiler: no spill, no warning. Without LLMC_EVERY_KERNEL those that registers are short for."""
+    """The real compiler: no spill, no warning. Without LLMC_CHECK_ALL those that registers are short for."""
     c = dict(N_EXPERTS=64, TOP_K=6, HIDDEN=2048, WIDTH=1536, SHARED=3072, MIX=0, SCALE=1.0, ACT="silu", NORM="rms", EPS=EPS, PLUS_ONE=0, HAS_R=1)
     for m in "GATE", "UP", "DOWN", "S_GATE", "S_UP", "S_DOWN":
         c |= {f"HAS_{m}": 1, f"{m}_DTYPE": "q6_k" if dtype == "q4_k" and "DOWN" in m else dtype}

@@ -1,7 +1,7 @@
 """Mixtures of experts in mixed steps, on tensor cores (templates/cuda/moe_ffn_mixed.cu.in), against numpy in double precision.
 
 Expectations round activations to 16 bits where the kernels do, so what is left is the order of sums and, of h, values that fall to the other side of
-a rounding. LLMC_EVERY_KERNEL=1: all cases, and every storage type on every generation that has a way of its own."""
+a rounding. LLMC_CHECK_ALL=1: all cases, and every storage type on every generation that has a way of its own."""
 import os
 
 import cuda_harness as H
@@ -12,7 +12,7 @@ import cuda_weights as CW
 from test_gemm import rounded
 from test_moe import ACTS
 
-EVERY = bool(os.environ.get("LLMC_EVERY_KERNEL"))
+EVERY = bool(os.environ.get("LLMC_CHECK_ALL"))
 
 
 def rounded_h(h, x, gate, down):

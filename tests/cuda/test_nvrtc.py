@@ -1,5 +1,5 @@
 """Every kernel that llmc emits, through the real NVRTC: it compiles without a warning and nothing spills. The tiny description for every
-architecture and storage type, an 8B model for sm_80 and sm_90a; LLMC_NVRTC_ALL=1: all descriptions of configs/ for all."""
+architecture and storage type, an 8B model for sm_80 and sm_90a; LLMC_CHECK_ALL=1: all descriptions of configs/ for all."""
 import os
 import sys
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_8b_quantised(dtype):
     check(["llama3-8b.yaml"], ["sm_90a"], [f"storage.default={dtype}"])
 
 
-@pytest.mark.skipif(not os.environ.get("LLMC_NVRTC_ALL"), reason="LLMC_NVRTC_ALL is not set")
+@pytest.mark.skipif(not os.environ.get("LLMC_CHECK_ALL"), reason="LLMC_CHECK_ALL is not set")
 @pytest.mark.parametrize("config", sorted(p.name for p in (ROOT / "configs").glob("*.yaml") if p.name != "pretokenizers.yaml"))
 def test_all(config):
     check([config], nvrtc.ARCHS)

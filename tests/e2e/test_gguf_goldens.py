@@ -3,7 +3,7 @@ logits of the same weights (tests/golden/make_gguf.py).
 
 The reference dequantises and computes in fp32: it must agree with every file as closely as with plain weights. Kernels
 meet packed weights with rounded activations, within a bound for each kind; building them takes seconds for each file and
-instruction set, so they run a choice of the files; LLMC_GGUF_ALL=1 has all run.
+instruction set, so they run a choice of the files; LLMC_CHECK_ALL=1 has all run.
 """
 import glob
 import json
@@ -26,10 +26,10 @@ ARCHS = ("generic", "v3", "v4")
 CPU = [("llama-q4_k_m", a) for a in ARCHS] + [
     ("llama-q4_1-mixed", "generic"), ("qwen2-q4_k_m-fallback", "v3"), ("qwen3-q4_k_m", "v3"), ("llama-q5_k_m", "v4")]
 CPU_I8 = [("qwen2-q4_k_m", "generic"), ("llama-q4_1", "v3")]
-if os.environ.get("LLMC_GGUF_ALL"):     # every file on every instruction set: ten minutes
+if os.environ.get("LLMC_CHECK_ALL"):     # every file on every instruction set: ten minutes
     CPU = [(c, a) for c in CASES for a in ARCHS]
     CPU_I8 = [(c, a) for c, a in CPU if not c.endswith(("f32", "f16"))]
-CUDA = [c for c in CASES if c.startswith("llama-q")] if os.environ.get("LLMC_GGUF_ALL") or os.environ.get("LLMC_EVERY_KERNEL") else []  # the emulated GPU's kernels are a minute's build
+CUDA = [c for c in CASES if c.startswith("llama-q")] if os.environ.get("LLMC_CHECK_ALL") else []  # the emulated GPU's kernels are a minute's build
 
 
 def run(name, folder, *args):

@@ -23,7 +23,7 @@ import mixture_gguf as M  # noqa: E402
 # Largest difference as a share of the range of the logits. Measured on the reference: 2e-6, 5e-4 where k_b is rounded; on kernels 2e-4 to 7e-4.
 # Products of prompts on GPUs have inputs of 16 bits: 2.4e-3.
 PLAIN, ROUNDED, KERNELS, GPU = 1e-5, 6e-4, 2e-3, 1e-2
-ALL = os.environ.get("LLMC_GGUF_ALL")
+ALL = os.environ.get("LLMC_CHECK_ALL")
 GOLDEN = {n: np.load(os.path.join(M.OUT, n + ".npz")) for n in M.CASES}
 
 
@@ -68,7 +68,7 @@ def test_reference(name, files, tmp_path):
     assert ("tensors of layers beyond the 3" in log) == ("nextn" in name)
 
 
-# Building kernels takes seconds for each file: one stands for all, LLMC_GGUF_ALL=1 has every one.
+# Building kernels takes seconds for each file: one stands for all, LLMC_CHECK_ALL=1 has every one.
 CPU = M.CASES if ALL else ("deepseek2-lite-q4_0",)
 
 
@@ -81,7 +81,7 @@ def test_cpu(name, files, tmp_path):
     assert tokens == g["greedy"].tolist()
 
 
-@pytest.mark.skipif(not ALL, reason="LLMC_GGUF_ALL=1 has it run")
+@pytest.mark.skipif(not ALL, reason="LLMC_CHECK_ALL=1 has it run")
 @pytest.mark.parametrize("name", M.CASES)
 def test_emulated_gpu(name, files, tmp_path, monkeypatch):
     for k, v in environment("sm_90a").items():

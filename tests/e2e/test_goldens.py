@@ -24,7 +24,7 @@ CPU = {  # case: instruction sets
     "deepseek_v2-dense-bf16": "generic", "deepseek_v2-lite": "v4", "deepseek_v3-one-group-bf16": "v3", "deepseek_v3-yarn": "v4",
     "glm4-bias": "v3", "bloom-post-residual-bf16": "generic", "bloom-six-heads": "v3", "gpt2-inner": "v3",
     "gpt_neox-parallel": "v4", "baichuan-alibi": "v4", "chatglm1-plain": "v3 v4", "chatglm2-bias": "generic"}
-if os.environ.get("LLMC_EVERY_KERNEL"):
+if os.environ.get("LLMC_CHECK_ALL"):
     CPU |= {c: " ".join(RUNS) for c in CASES if c.split("-")[0] in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")}
 
 

@@ -17,7 +17,7 @@ GROUPS = ["u4_32", "u4_128_f32", "u4_128", "u8_32_f32", "u8_128", "f8_32", "f8_1
 # Compiling is what takes time: v4 as this machine has it, its portable definition elsewhere (and once more below)
 TARGETS = [t for t in H.TARGETS if t != "v4p" or "v4" not in H.TARGETS]
 WIDE = [t for t in TARGETS if t != "generic"]
-EVERY = "LLMC_EVERY_ALLOCATION" in os.environ  # make check-all
+EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
 
 # Tests want a quick compiler, not a quick kernel; it does not see through loops over lanes.
 FAST = ("-O1", "-Wno-maybe-uninitialized")

@@ -124,7 +124,7 @@ def tolerance(c):
 
 
 QUICK = {("odd", DENSE[0]), ("odd", TARGETS[-1]), ("one", DENSE[len(DENSE) // 2]), ("lite", DENSE[-1])} # each target, each form, once
-ALL = os.environ.get("LLMC_EVERY_KERNEL")
+ALL = os.environ.get("LLMC_CHECK_ALL")
 
 
 @pytest.mark.parametrize("name,target", [(n, t) for n in CASES for t in TARGETS if ALL or (n, t) in QUICK])

@@ -8,7 +8,7 @@ import pytest
 import harness as H
 from test_matmul import DTYPES, FAST, SMALL, TARGETS, Weights, activation, close, lib, loose, norm, same, seen, vectors  # noqa: F401
 
-EVERY = os.environ.get("LLMC_EVERY_KERNEL")  # make check-all
+EVERY = os.environ.get("LLMC_CHECK_ALL")  # make check-all
 
 
 def route(logits, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max"):

@@ -1,6 +1,6 @@
 /* Memory that runs out, at every allocation in turn: a compile, an import, an open and a request end with E_MEMORY or as if nothing
  * had been, and give back all that they took. The linker hands the allocations of the library, and of the libraries it
- * is linked with, to the functions below (--wrap). LLMC_EVERY_ALLOCATION=1: every one, on the CPU too, else a sample. */
+ * is linked with, to the functions below (--wrap). LLMC_CHECK_ALL=1: every one, on the CPU too, else a sample. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -322,7 +322,7 @@ attempt(const char *what, llmc_status (*fn)(llmc_error *), long n, bool all_afte
 static void
 sweep(const char *what, llmc_status (*fn)(llmc_error *))
 {
-	bool every = getenv("LLMC_EVERY_ALLOCATION") != NULL;
+	bool every = getenv("LLMC_CHECK_ALL") != NULL;
 	long n = 1;
 
 	attempt(what, fn, 0, false); /* fills what is made once */
@@ -333,7 +333,7 @@ sweep(const char *what, llmc_status (*fn)(llmc_error *))
 		if (every || n % 4 == 1)
 			attempt(what, fn, n, true);
 	}
-	if (getenv("LLMC_EVERY_ALLOCATION"))
+	if (getenv("LLMC_CHECK_ALL"))
 		printf("%s: %ld allocations\n", what, total);
 }
 
@@ -352,7 +352,7 @@ opening_and_asking(void **state)
 	llmc_error err;
 
 	(void)state;
-	for (int i = 0; i < (getenv("LLMC_EVERY_ALLOCATION") ? 2 : 1); i++) {
+	for (int i = 0; i < (getenv("LLMC_CHECK_ALL") ? 2 : 1); i++) {
 		device = devices[i];
 		sweep("open", open_and_close);
 		if (open_model(&shared, &err) != LLMC_OK)
