@@ -1,7 +1,6 @@
 /* One matmul kernel, many weights: what decode streams (GB/s beside a plain read of the same bytes) and what a tile
  * computes (GOPS, 2 per multiply-add). Started by kernels.py; not a test.
  *
- *	kernels tiles int8|bf16      GOPS of a thread's tile registers at best
  *	kernels KERNEL.so SYMBOL ROWS COLS GROUP_BYTES GROUPS THREADS N_TOK [ARG POSITION OF w, x, y, scratch]
  */
 #define _GNU_SOURCE
@@ -105,52 +104,12 @@ cmp(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-#if defined(__x86_64__)
-/* Operations a second of one thread's tile registers, nothing loaded or stored: int8, or bf16 */
-#define TILES(op) "tdp" op " %%tmm6, %%tmm4, %%tmm0\n\ttdp" op " %%tmm7, %%tmm4, %%tmm1\n\ttdp" op " %%tmm6, %%tmm5, %%tmm2\n\ttdp" op " %%tmm7, %%tmm5, %%tmm3"
-static double
-tile_peak(int bf16)
-{
-	struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } c __attribute__((aligned(64))) = { .palette = 1 };
-	double best = 0;
-
-	for (int r = 0; r < 8; r++)
-		c.bytes[r] = 64, c.rows[r] = 16;
-	__asm__ volatile("ldtilecfg %0" ::"m"(c));
-	__asm__ volatile("tilezero %tmm4\n\ttilezero %tmm5\n\ttilezero %tmm6\n\ttilezero %tmm7");
-	g.threads = 1;
-	for (int round = 0; round < ROUNDS; round++) {
-		double start = now();
-		for (int i = 0; i < 50000; i++)
-			if (bf16)
-				__asm__ volatile(TILES("bf16ps") :::);
-			else
-				__asm__ volatile(TILES("bssd") :::);
-		double ops = 4 * 50000 * 16.0 * 16 * (bf16 ? 32 : 64) * 2 / (now() - start);
-		best = ops > best ? ops : best;
-	}
-	__asm__ volatile("tilerelease");
-	return best;
-}
-#else
-static double
-tile_peak(int bf16)
-{
-	(void)bf16;
-	return 0;
-}
-#endif
-
 int
 main(int argc, char **argv)
 {
 #if defined(__x86_64__)
 	syscall(SYS_arch_prctl, 0x1023, 18); /* ARCH_REQ_XCOMP_PERM: tile registers, where there are any */
 #endif
-	if (argc == 3 && strcmp(argv[1], "tiles") == 0) {
-		printf("%.1f\n", tile_peak(strcmp(argv[2], "bf16") == 0) * 1e-9);
-		return 0;
-	}
 	if (argc < 13)
 		return 2;
 	void *lib = dlopen(argv[1], RTLD_NOW);

@@ -3,6 +3,7 @@
 
 Not a test. Compare only figures of one run, better several in turn: memory speed drifts with what else a machine does."""
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -33,10 +34,11 @@ def build(target, dtype, bits, rows, cols, cc, flags):
 def tiles(dtype, bits, threads, out):
     """Operations of tile instructions, counted in products of parts, as a share of what the registers do at best."""
     kind = "bf16" if dtype in ("f16", "bf16") else "int8"
-    if kind not in PEAK:
-        PEAK[kind] = float(subprocess.run([str(OUT / "kernels"), "tiles", kind], check=True, capture_output=True, text=True).stdout)
+    if not PEAK:
+        subprocess.run(["gcc", "-O2", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-pthread", "tests/bench/tiles.c", "-o", str(OUT / "tiles")], check=True, cwd=ROOT)
+        PEAK.update(json.loads(subprocess.run([str(OUT / "tiles"), "1"], check=True, capture_output=True, text=True).stdout))
     parts = {"bf16": 2, "f16": 3}.get(dtype, int(bits) // 8)
-    return float(re.search(r"([\d.]+) GOPS", out)[1]) * parts / (PEAK[kind] * threads)
+    return float(re.search(r"([\d.]+) GOPS", out)[1]) * 1e9 * parts / (PEAK[kind] * threads)
 
 
 def main():

@@ -34,7 +34,7 @@ def peer_table(name, r):
 
 
 def main():
-    parts = [peer_table(n, r) for n, r in load("peer-*.json") if not n.endswith("-formats.json")]
+    parts = [peer_table(n, r) for n, r in load("peer-*.json") if not n.endswith(("-formats.json", "-widths.json"))]
     for n, r in load("startup-*.json"):
         parts.append(f"First token of SmolLM2 on the {r['machine']['cores']} cores of a {r['machine']['cpu']}: {r['cold_s']:.1f} s from an empty cache, kernels compiled; "
                      f"{r['warm_s']:.2f} s after that. Peak memory {100 * r['peak_over_plan']:.0f} % of what `llmc plan` says, process and vocabulary aside "
