@@ -17,7 +17,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
+from transformers import (AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM,  # noqa: E402
+                          PreTrainedTokenizerFast)
 
 import scheme_values as S  # noqa: E402
 
@@ -46,6 +47,20 @@ def base(path, intermediate=96):
     t = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, **{f"t{i}": i for i in range(3, VOCAB)}}, unk_token="<unk>"))
     t.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=t, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>").save_pretrained(path)
+
+
+def deepseek(path):
+    """Latent attention, whose kv_b comes apart by rows of each head, and experts"""
+    torch.manual_seed(4)
+    m = DeepseekV3ForCausalLM(DeepseekV3Config(
+        hidden_size=96, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2, first_k_dense_replace=1, num_attention_heads=3, num_key_value_heads=3,
+        q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=64, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
+        n_group=2, topk_group=1, vocab_size=VOCAB, max_position_embeddings=128, tie_word_embeddings=False, rope_theta=500.0))
+    with torch.no_grad():
+        for n, p in m.named_parameters():
+            if p.ndim >= 2:
+                p.mul_(3 + 4 * torch.rand(p.shape[-1]))
+    m.eval().to(torch.bfloat16).save_pretrained(path)
 
 
 def save_as(folder, tensors, src, config):
@@ -135,20 +150,24 @@ CASES = {
     "ct-w4a16": compressed("W4A16"), "ct-w4a16-asym": compressed("W4A16_ASYM"), "ct-w3a16": compressed("W3A16"), "ct-w8a16": compressed("W8A16"),
     "ct-int8": compressed("INT8"), "ct-fp8": compressed("FP8"), "ct-w4a16-channel": compressed("W4A16", channel=True),
     "gptq-4": gptq(4, True, "gptq"), "gptq-4-asym-v2": gptq(4, False, "gptq_v2"), "gptq-3": gptq(3, True, "gptq"), "gptq-2-asym": gptq(2, False, "gptq_v2"),
-    "gptq-8": gptq(8, True, "gptq"), "awq-gemm": gptq(4, False, "gemm", "awq"), "awq-gemv": awq_gemv, "fp8-blocks": fp8, "bnb-int8": int8,
+    "fp8-deepseek": fp8, "gptq-8": gptq(8, True, "gptq"), "awq-gemm": gptq(4, False, "gemm", "awq"), "awq-gemv": awq_gemv, "fp8-blocks": fp8, "bnb-int8": int8,
 }
 
 
 def logits(folder):
-    config = AutoConfig.from_pretrained(folder)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    m = AutoModelForCausalLM.from_config(config).float().eval()
-    values = S.dense(folder)
-    left = m.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in values.items() if k in m.state_dict()}, strict=False)
-    assert not [k for k in left.missing_keys if "inv_freq" not in k], left.missing_keys
+    """transformers in fp32 on what the folder stands for"""
+    plain = folder + "-plain"
+    os.makedirs(plain)
+    with open(os.path.join(folder, "config.json")) as f:
+        config = json.load(f)
+    del config["quantization_config"]
+    with open(os.path.join(plain, "config.json"), "w") as f:
+        json.dump(config, f)
+    save_file({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in S.dense(folder).items()}, os.path.join(plain, "model.safetensors"), {"format": "pt"})
+    m, left = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, output_loading_info=True)
+    assert not left["missing_keys"] and not left["unexpected_keys"], left
     with torch.no_grad():
-        return m(PROMPT).logits[0].numpy()
+        return m.float().eval()(PROMPT).logits[0].numpy()
 
 
 def main(names):
@@ -156,7 +175,10 @@ def main(names):
         os.chdir(tmp)  # packages leave logs where they run
         for name in names or CASES:
             src = os.path.join(tmp, f"base-{name}")
-            base(src, 128 if name.startswith("awq") else 96)  # AutoAWQ takes rows 64 at a time
+            if name == "fp8-deepseek":
+                deepseek(src)
+            else:
+                base(src, 128 if name.startswith("awq") else 96)  # AutoAWQ takes rows 64 at a time
             folder = os.path.join(tmp, name)
             os.makedirs(folder, exist_ok=True)
             library, within = CASES[name](src, folder)
