@@ -306,7 +306,7 @@ def test_doctor(llmc):
     head, *rows = llmc.out.splitlines()
     assert head.startswith("llmc ") and "\033" not in llmc.out
     assert all(re.match(r"(found|missing)  +\S", r) for r in rows), llmc.out
-    assert [r.split()[1] for r in rows[:4]] == ["processor", "memory", "compiler", "cache"] and "GB/s" in rows[1]
+    assert [r.split()[1] for r in rows[:5]] == ["processor", "AMX", "memory", "compiler", "cache"] and "GB/s" in rows[2]
     r = llmc.json("doctor")
     assert r["compiler"]["found"] and r["processor"]["threads"] >= 1
 
