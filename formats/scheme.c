@@ -218,24 +218,29 @@ shape_bad(const Fit *f, const SchemePlane *p, const char *want)
 	return error_set(f->err, LLMC_E_INPUT, "%s has the shape [%lld, %lld]; %s", p->name, (long long)p->dim[0], (long long)p->dim[1], want);
 }
 
+static int64_t
+ceil_div(int64_t a, int64_t b)
+{
+	return a / b + (a % b != 0);
+}
+
 /* Fields along `axis` of the plane: `n` of them, `bits` each; `others` along the other one */
 static llmc_status
 fields(const Fit *f, SchemePlane *p, int axis, int bits, int64_t n, int64_t others)
 {
-	int64_t words = (n * bits + p->element - 1) / p->element;
+	bool    moved = false;
 
-	if (n > INT64_MAX / 64 || p->dim[axis] < words || p->dim[!axis] < others)
+	for (int i = 0; i < 8; i++)
+		moved |= p->place[i] != i;
+	if (n > INT64_MAX / 64)
+		return shape_bad(f, p, "that is too much");
+	int64_t words = ceil_div((moved ? (n + 7) / 8 * 8 : n) * bits, p->element); /* places are those of eight */
+	if (p->dim[axis] < words || p->dim[!axis] < others)
 		return shape_bad(f, p, arena_printf(f->s->a, "%lld fields of %d bits along axis %d, %lld times, are expected", (long long)n, bits, axis, (long long)others));
 	p->bits = bits;
 	p->step = axis == 0 ? p->dim[1] : 1;
 	p->other_step = axis == 0 ? 1 : p->dim[1];
 	return LLMC_OK;
-}
-
-static int64_t
-ceil_div(int64_t a, int64_t b)
-{
-	return (a + b - 1) / b;
 }
 
 /* Rows, columns and bits, from the shapes of codes and scales, and from what the form names for the rest. */
