@@ -45,7 +45,7 @@ def main():
         return
     path = os.path.join(ROOT, "README.md")
     readme = open(path).read()
-    new = re.sub(r"(## How fast\n\n).*?(?=Files of random weights|Other weight formats|## Carry on)", lambda m: m.group(1) + text + "\n", readme, flags=re.S)
+    new = re.sub(r"(## How fast\n\n).*?(?=Other weight formats|## Carry on)", lambda m: m.group(1) + text + "\n", readme, flags=re.S)
     with open(path, "w") as f:
         f.write(new)
 
