@@ -252,16 +252,7 @@ dequant_row(Dtype d, const void *src, float *dst, int64_t n)
 		case DT_Q4_K: block_q45_k(b, NULL, b + 16, y); break;
 		case DT_Q5_K: block_q45_k(b, b + 16, b + 48, y); break;
 		case DT_Q6_K: block_q6_k(b, y); break;
-		case DT_U4_32:
-		case DT_U4_128:
-		case DT_U4_32_F32:
-		case DT_U4_128_F32:
-		case DT_U8_32:
-		case DT_U8_128:
-		case DT_U8_32_F32:
-		case DT_U8_128_F32:
-		case DT_F8_32:
-		case DT_F8_128: block_group(group, b, y); break;
+		GROUP_DTYPES(DTYPE_CASE) block_group(group, b, y); break;
 		case DT_I32: {
 			int32_t v;
 			memcpy(&v, b, sizeof v);
@@ -516,16 +507,7 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 		case DT_Q4_K: to_q45_k(x, b, 4); break;
 		case DT_Q5_K: to_q45_k(x, b, 5); break;
 		case DT_Q6_K: to_q6_k(x, b); break;
-		case DT_U4_32:
-		case DT_U4_128:
-		case DT_U4_32_F32:
-		case DT_U4_128_F32:
-		case DT_U8_32:
-		case DT_U8_128:
-		case DT_U8_32_F32:
-		case DT_U8_128_F32:
-		case DT_F8_32:
-		case DT_F8_128: to_group(dtype_group(d), x, b); break;
+		GROUP_DTYPES(DTYPE_CASE) to_group(dtype_group(d), x, b); break;
 		case DT_I32:
 		case DT_I64:
 		case DT_NONE:

@@ -17,14 +17,12 @@ dtype_info(Dtype d)
 DtypeGroup
 dtype_group(Dtype d)
 {
-#define X(name, text, elems, bytes, ggml, st) case DT_##name:
 	switch ((int)d) {
-	GROUP_DTYPES(X)
+	GROUP_DTYPES(DTYPE_CASE)
 		break;
 	default:
 		return (DtypeGroup){ 0 };
 	}
-#undef X
 	const DtypeInfo *i = &info[d];
 	bool floats = i->text[0] == 'f';
 	int bits = i->text[1] - '0';

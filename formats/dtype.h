@@ -21,6 +21,9 @@
 	X(F8_32, "f8_32", 32, 36, -1, "")                                                          \
 	X(F8_128, "f8_128", 128, 132, -1, "")
 
+/* GROUP_DTYPES(DTYPE_CASE) in a switch: all of them */
+#define DTYPE_CASE(name, text, elems, bytes, ggml, st) case DT_##name:
+
 /*        NAME  text    elems bytes ggml safetensors */
 #define WEIGHT_DTYPES(X)                                                                           \
 	X(F32, "f32", 1, 4, 0, "F32")                                                              \

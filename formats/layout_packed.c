@@ -29,16 +29,7 @@ geometry(Dtype d)
 	case DT_Q4_K: return (Geometry){ 256, 148, 4, 1, 1 };
 	case DT_Q5_K: return (Geometry){ 256, 180, 5, 1, 1 };
 	case DT_Q6_K: return (Geometry){ 256, 210, 6, 0, 1 };
-	case DT_U4_32:
-	case DT_U4_128:
-	case DT_U4_32_F32:
-	case DT_U4_128_F32:
-	case DT_U8_32:
-	case DT_U8_128:
-	case DT_U8_32_F32:
-	case DT_U8_128_F32:
-	case DT_F8_32:
-	case DT_F8_128: return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes, dtype_group(d).bits, 0, 0 };
+	GROUP_DTYPES(DTYPE_CASE) return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes, dtype_group(d).bits, 0, 0 };
 	case DT_I32:
 	case DT_I64:
 	case DT_NONE:
@@ -256,16 +247,7 @@ pack(Dtype d, int64_t cols, const uint8_t *src, uint8_t *dst, int R)
 		case DT_Q4_K: pack_q45_k(4, src, row_bytes, dst, R); break;
 		case DT_Q5_K: pack_q45_k(5, src, row_bytes, dst, R); break;
 		case DT_Q6_K: pack_q6_k(src, row_bytes, dst, R); break;
-		case DT_U4_32:
-		case DT_U4_128:
-		case DT_U4_32_F32:
-		case DT_U4_128_F32:
-		case DT_U8_32:
-		case DT_U8_128:
-		case DT_U8_32_F32:
-		case DT_U8_128_F32:
-		case DT_F8_32:
-		case DT_F8_128: pack_group(d, src, row_bytes, dst, R); break;
+		GROUP_DTYPES(DTYPE_CASE) pack_group(d, src, row_bytes, dst, R); break;
 		case DT_I32:
 		case DT_I64:
 		case DT_NONE:
@@ -372,16 +354,7 @@ fields(Dtype d)
 	case DT_Q4_K: return (Fields){ { { 16, 128 }, { 0, 16 } } };
 	case DT_Q5_K: return (Fields){ { { 48, 128 }, { 16, 32 }, { 0, 16 } } };
 	case DT_Q6_K: return (Fields){ { { 0, 128 }, { 128, 64 }, { 192, 16 }, { 208, 2 } } };
-	case DT_U4_32:
-	case DT_U4_128:
-	case DT_U4_32_F32:
-	case DT_U4_128_F32:
-	case DT_U8_32:
-	case DT_U8_128:
-	case DT_U8_32_F32:
-	case DT_U8_128_F32:
-	case DT_F8_32:
-	case DT_F8_128: {
+	GROUP_DTYPES(DTYPE_CASE) {
 		const DtypeGroup g = dtype_group(d);
 		const int head = g.scale_bytes + !g.floats;
 		return (Fields){ { { head, g.columns * g.bits / 8 }, { 0, g.scale_bytes }, { g.scale_bytes, !g.floats } } };
