@@ -4,9 +4,10 @@
 #include "base/clock.h"
 #include "runtime/cuda/cuda.h"
 
-/* Bytes read by one launch: few where they take long (an emulator), else far more than a cache holds. */
-enum { FEW = 4 << 20, RUNS = 9 };
-static const size_t MANY = (size_t)2 << 30;
+/* Bytes read by one launch: few where they take long (an emulator), else so many times what the device says that its L2 holds, which is
+ * 2 GB on all but the smallest GPUs, and little on an emulator, which states a small one. */
+enum { FEW = 4 << 20, RUNS = 9, CACHES = 256 };
+static const size_t MOST = (size_t)2 << 30;
 
 typedef struct Arg { CUdeviceptr p; unsigned long long n; CUdeviceptr out; } Arg;
 
@@ -35,6 +36,18 @@ measure(CudaDevice *d, CUfunction f, CUstream stream, size_t n, int runs)
 	return ok ? best : 0;
 }
 
+/* Bytes that one launch reads, of `left` free ones. */
+static size_t
+bytes_for(CudaDevice *d, size_t left)
+{
+	int l2 = 0;
+	size_t n = MOST;
+
+	if (d->api.device_attr(&l2, CU_ATTR_L2_BYTES, d->dev) == CU_OK && l2 > 0 && (size_t)l2 < MOST / CACHES)
+		n = (size_t)l2 * CACHES;
+	return left / 2 < n ? left / 2 & ~(size_t)0xffff : n;
+}
+
 static double
 measure_with(CudaDevice *d, const Strbuf *image)
 {
@@ -49,7 +62,7 @@ measure_with(CudaDevice *d, const Strbuf *image)
 	    a->stream_create(&stream, CU_STREAM_NON_BLOCKING) == CU_OK && (few = measure(d, f, stream, FEW, 2)) > 0) {
 		rate = FEW / few;
 		if (few < 1e-3 && a->mem_info(&left, &total) == CU_OK) {
-			size_t n = left / 2 < MANY ? left / 2 & ~(size_t)0xffff : MANY;
+			size_t n = bytes_for(d, left);
 			t = n > FEW ? measure(d, f, stream, n, RUNS) : 0;
 			rate = t > 0 ? (double)n / t : rate;
 		}

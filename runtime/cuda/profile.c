@@ -49,6 +49,15 @@ measure(CudaSession *c, int phase, const PlanKernel *kernel, int times, int repl
 	return status;
 }
 
+/* Rounds of n launches that make a graph long enough: LAUNCHES of them, or fewer when they take longer than SHORT. */
+static int
+rounds(int n, double seconds)
+{
+	int most = (LAUNCHES + n - 1) / n;
+
+	return seconds * most < SHORT ? most : 1 + (int)(SHORT / seconds);
+}
+
 llmc_status
 cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err)
 {
@@ -71,7 +80,7 @@ cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error 
 			continue;
 		TRY(measure(c, phase, k->kernel, 1, 1, &t.seconds, err));
 		if (t.seconds < SHORT)
-			TRY(measure(c, phase, k->kernel, (LAUNCHES + t.n - 1) / t.n, REPLAYS, &t.seconds, err));
+			TRY(measure(c, phase, k->kernel, rounds(t.n, t.seconds), REPLAYS, &t.seconds, err));
 		fn(user, &t);
 	}
 	return LLMC_OK;

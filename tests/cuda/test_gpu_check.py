@@ -8,6 +8,17 @@ import pytest
 
 import cuda_harness as H
 
+MIXTURE = "norm_route {0}, norm_moe_glu {0}, moe_down_add {0}, head 1"
+OPS = {  # of a decode step, in the order of the plan
+    "rehearsal": "embed 1, norm_qkv 2, attention 2, matmul_add 4, norm_glu 2, head 1",
+    "rehearsal-moe": "embed 1, norm_qkv 2, attention 2, matmul_add 2, " + MIXTURE.format(2),
+    "rehearsal-mla": "embed 1, norm_matmul 2, mla_query 2, mla_attend 2, mla_value 2, matmul_add 2, norm_glu 1, matmul_add 1, " + MIXTURE.format(1),
+}
+
+
+def rows_of(r, model):
+    return {(x["test"], x["batch"], x["depth"]): x for x in r["figures"]["llmc"] if x["model"] == model and not x.get("way")}
+
 
 @pytest.fixture(scope="module")
 def check():
@@ -26,12 +37,14 @@ def test_every_stage(check, tmp_path):
     text, r = check(tmp_path / "r.json")
     assert {k: v["status"] for k, v in r["stages"].items()} == dict.fromkeys(("machine", "conform", "models", "figures", "kernels", "sanitize"), "passed")
     assert r["stages"]["conform"]["sm90"] == "passed" and r["machine"]["read_gbps"] > 0
-    assert [x["test"] for x in r["figures"]["llmc"] if x.get("way")] == ["pp"]  # without cuBLASLt
-    rows = {(x["test"], x["batch"], x["depth"]): x for x in r["figures"]["llmc"] if not x.get("way")}
-    assert set(rows) == {("pp", 1, 0), ("tg", 1, 0), ("tg", 2, 0), ("tg", 1, 40)}
-    ops = rows["tg", 1, 0]["ops"]
-    assert [(o["op"], o["n"]) for o in ops] == [("embed", 1), ("norm_qkv", 2), ("attention", 2), ("matmul_add", 4), ("norm_glu", 2), ("head", 1)]
-    assert all(o["s"] > 0 for o in ops) and 0 < sum(o["weight_bytes"] for o in ops) <= rows["tg", 1, 0]["bytes"]
+    for model, ops in OPS.items():
+        assert [x["test"] for x in r["figures"]["llmc"] if x["model"] == model and x.get("way")] == ["pp"]  # without cuBLASLt
+        rows = rows_of(r, model)
+        assert set(rows) == {("pp", 1, 0), ("tg", 1, 0), ("tg", 2, 0), ("tg", 1, 40)}
+        timed = rows["tg", 1, 0]["ops"]
+        assert ", ".join(f"{o['op']} {o['n']}" for o in timed) == ops
+        assert all(o["s"] > 0 for o in timed) and 0 < sum(o["weight_bytes"] for o in timed) <= rows["tg", 1, 0]["bytes"]
+    rows = rows_of(r, "rehearsal")
     # K and V of 40 positions more: 2 layers, 2 heads of 64, two bytes an element
     assert rows["tg", 1, 40]["bytes"] - rows["tg", 1, 0]["bytes"] == 40 * 2 * 2 * 2 * 64 * 2
     for x in rows.values():
@@ -49,15 +62,3 @@ def test_a_failed_stage_loses_nothing_else(check, tmp_path):
     text, r = check(tmp_path / "r.json", "--llmc", "/bin/false", "--only", "models,figures,kernels", code=3)
     assert [r["stages"][n]["status"] for n in ("models", "figures", "kernels")] == ["FAILED", "FAILED", "passed"]
     assert "exit status 1" in r["stages"]["models"]["llama-smol"] and text.rstrip().split("\n")[-1].startswith("failed: models figures")
-
-
-@pytest.mark.skipif(not os.environ.get("LLMC_CHECK_ALL"), reason="LLMC_CHECK_ALL is not set")
-@pytest.mark.parametrize("model,ops", [
-    ("rehearsal-moe", "embed 1, norm_qkv 2, attention 2, matmul_add 2, norm_route 2, norm_moe_glu 2, moe_down_add 2, head 1"),
-    ("rehearsal-mla", "embed 1, norm_matmul 2, mla_query 2, mla_attend 2, mla_value 2, matmul_add 2, norm_glu 1, matmul_add 1, norm_route 1, norm_moe_glu 1, moe_down_add 1, head 1"),
-])
-def test_figures_of_a_mixture(check, tmp_path, model, ops):
-    _, r = check(tmp_path / "r.json", "--only", "machine,figures", "--models", model)
-    rows = {(x["test"], x["batch"], x["depth"]): x for x in r["figures"]["llmc"] if not x.get("way")}
-    assert set(rows) == {("pp", 1, 0), ("tg", 1, 0), ("tg", 2, 0), ("tg", 1, 40)}
-    assert ", ".join(f"{o['op']} {o['n']}" for o in rows["tg", 1, 0]["ops"]) == ops

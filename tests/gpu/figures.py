@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 REAL = dict(models=["llama3-8b", "llama3.2-1b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite"], batches=[1, 8, 64], n=64, depth=4000, prompts=[512, 4096], chunk=4096, runs=3,
             quantised=[("llama3-8b", "q8_0"), ("llama3-8b", "q4_k")])
-SMALL = dict(models=["rehearsal"], batches=[1, 2], n=2, depth=40, prompts=[16], chunk=32, runs=1, quantised=[("rehearsal", "q8_0")])
+SMALL = dict(models=["rehearsal", "rehearsal-moe", "rehearsal-mla"], batches=[1, 2], n=2, depth=40, prompts=[16], chunk=32, runs=1, quantised=[("rehearsal", "q8_0")])
 SHARE = {"llama3.2-1b": 0.75, "qwen3-30b-a3b": 0.75, "deepseek-v2-lite": 0.75}  # others 0.85
 MIXTURES = {"mixtral-8x7b": 8, "qwen3-30b-a3b": 12, "deepseek-v2-lite": 9, "rehearsal-moe": 2, "rehearsal-mla": 2}  # layers that are measured: all of them and PyTorch's beside would not fit
 QUANTISED = dict(q8_0=0.70, q4_k=0.55)
