@@ -571,6 +571,39 @@ typedef void (*llmc_verify_fn)(void *user, const llmc_verify_row *row);
 LLMC_API llmc_status llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_row, void *user,
                                  llmc_error *err);
 
+/* ------------------------------------------------------------------------------------ quality ---- */
+
+/* How far a copy of a model (quantised, say) is from the model itself, over a text cut into windows. */
+typedef struct llmc_interval { double mean, low, high; } llmc_interval; /* 95 %, from the spread between windows; NaN bounds: one window */
+typedef struct llmc_eval_options { /* 0 or NULL takes the default in brackets */
+	size_t      size;
+	const char *text;       /* [n_bytes] UTF-8 [the text that comes with the library] */
+	size_t      n_bytes;
+	int32_t     window;     /* tokens that are seen together, each window for itself [512] */
+	int32_t     max_windows; /* [all that the text fills] */
+	int32_t     chunk;      /* tokens of one step [128] */
+	int32_t     n_threads;  /* [the model's] */
+	bool      (*progress)(void *user, int32_t done, int32_t of, const llmc_interval *kl); /* after each window; false: stop, E_CANCELLED */
+	void       *user;
+} llmc_eval_options;
+typedef struct llmc_eval_result {
+	size_t  size;
+	int32_t window, n_windows;
+	int64_t n_tokens;              /* predicted: window - 1 of each window */
+	llmc_interval perplexity;      /* of the model */
+	/* beside the reference; 0 without one */
+	llmc_interval reference_perplexity, log_ratio; /* ln(perplexity / the reference's): differences token by token */
+	llmc_interval kl;              /* sum p ln(p / q) of a token in nats, p the reference's probabilities */
+	llmc_interval agreement;       /* share of tokens with the same likeliest token */
+	double  kl_median, kl_90, kl_99, kl_999, kl_max;
+	float  *kl_sorted;             /* [n_tokens] rising; released by llmc_eval_release */
+} llmc_eval_result;
+/* reference NULL: perplexity alone. E_INPUT: vocabularies differ, no tokenizer, or a text shorter than a window. */
+LLMC_API llmc_status llmc_eval(llmc_model *m, llmc_model *reference, const llmc_eval_options *opt, llmc_eval_result *res, llmc_error *err);
+LLMC_API void        llmc_eval_release(llmc_eval_result *res);
+/* A drawing of the KL of tokens as SVG text: which share of them lies above what; release with llmc_free. */
+LLMC_API llmc_status llmc_eval_plot(const llmc_eval_result *res, const char *title, char **svg, llmc_error *err);
+
 /* A GPU of the table behind predictions; figures of its data sheet. */
 typedef struct llmc_gpu {
 	size_t      size;

@@ -11,7 +11,7 @@ def files():
         for folder, dirs, names in os.walk(top):
             dirs.sort()
             for name in sorted(names):
-                if name.endswith((".yaml", ".c.in", ".cu.in", ".head", ".cu", ".h")):
+                if name.endswith((".yaml", ".c.in", ".cu.in", ".head", ".cu", ".h", ".txt")):
                     yield os.path.join(folder, name)
     page = "serve/page"
     for name in sorted(os.listdir(page)):
