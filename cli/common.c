@@ -114,8 +114,8 @@ llmc_status
 open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_error *err)
 {
 	llmc_options o = LLMC_INIT(llmc_options);
-	char kv[64], tp[64];
-	const char **set = calloc(c->set.n + 3, sizeof *set);
+	char kv[64], tp[64], quantize[64];
+	const char **set = calloc(c->set.n + 4, sizeof *set);
 	size_t n = 0;
 
 	if (!set) {
@@ -126,6 +126,10 @@ open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_er
 	if (c->kv) {
 		snprintf(kv, sizeof kv, "kv.dtype=%s", c->kv);
 		set[n++] = kv;
+	}
+	if (c->quantize) {
+		snprintf(quantize, sizeof quantize, "quant.scheme=%s", c->quantize);
+		set[n++] = quantize;
 	}
 	if (c->tp) {
 		snprintf(tp, sizeof tp, "parallel.tp=%d", c->tp);

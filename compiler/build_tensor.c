@@ -121,49 +121,58 @@ source_join(PlanSource *s)
 }
 
 static int
-tensor_add(Graph *g, const char *id, Dtype dtype, int64_t rows, int64_t cols, const PlanSource *src, int n_src, Loc loc)
+tensor_add(Graph *g, const char *id, StorageRule as, int64_t rows, int64_t cols, const PlanSource *src, int n_src, Loc loc)
 {
 	int v = graph_value(g, VAL_WEIGHT, id, loc);
 
 	g->tensor = arena_grow(g->arena, g->tensor, &g->cap_tensor, g->n_tensor + 1, sizeof *g->tensor);
 	g->tensor[g->n_tensor] = (PlanTensor){
-		.id = id, .dtype = dtype, .rows = rows, .cols = cols, .layout = cols ? "row" : "f32", .n_src = n_src, .src = src,
+		.id = id, .dtype = as.dtype, .rows = rows, .cols = cols, .layout = cols ? "row" : "f32", .n_src = n_src, .src = src,
+		.scale_cols = as.group, .symmetric = as.symmetric,
 	};
 	g->val[v].tensor = (int)g->n_tensor++;
-	g->val[v].dtype = dtype;
+	g->val[v].dtype = as.dtype;
 	g->val[v].dim[0] = rows;
 	g->val[v].dim[1] = cols;
 	return v;
 }
 
-/* The type of a role's sources, whose rows in the file have `cols` elements; 0: vectors. */
-static Dtype
-file_dtype(Graph *g, const char *role, int layer, int64_t cols, Loc loc)
+/* How a role's sources are stored, whose rows in the file have `cols` elements; 0: vectors. */
+static StorageRule
+file_storage(Graph *g, const char *role, int layer, int64_t cols, Loc loc)
 {
-	Dtype d = spec_storage(g->spec, role, layer);
+	StorageRule r = spec_storage(g->spec, role, layer);
 
 	if (cols == 0) /* no checkpoint quantises vectors, whatever `default` says */
-		return dtype_info(d)->block_elems > 1 ? DT_F32 : d;
-	if (dtype_row_bytes(d, cols) < 0)
+		return (StorageRule){ .dtype = dtype_info(r.dtype)->block_elems > 1 ? DT_F32 : r.dtype };
+	if (r.group < 0) { /* a scale for a row needs no width of groups of its own */
+		Dtype narrow = dtype_regroup(r.dtype, 32);
+		r.dtype = dtype_row_bytes(r.dtype, cols) < 0 && narrow != DT_NONE ? narrow : r.dtype;
+		r.group = cols;
+	}
+	if (dtype_row_bytes(r.dtype, cols) < 0)
 		err_at(g->diag, loc, "storage: rows of %s in layer %d have %" PRId64 " elements, not a multiple of the %d of a %s block",
-		       role, layer, cols, dtype_info(d)->block_elems, dtype_text(d));
-	return d;
+		       role, layer, cols, dtype_info(r.dtype)->block_elems, dtype_text(r.dtype));
+	else if (r.group && cols % r.group)
+		err_at(g->diag, loc, "storage: rows of %s in layer %d have %" PRId64 " elements, not a multiple of the %" PRId64 " that share a scale",
+		       role, layer, cols, r.group);
+	return r;
 }
 
-/* The tensor's type in memory. Blocks hold neighbours of one row of the file, so they survive no transposition: packing expands
+/* As it is in memory. Blocks hold neighbours of one row of the file, so they survive no transposition: packing expands
  * them, and rounds each element once to 16 bits. Nor do they survive a division of the row by its length. */
-static Dtype
-memory_dtype(Graph *g, PlanSource *src, int n_src, Dtype d, Loc loc)
+static StorageRule
+memory_storage(Graph *g, PlanSource *src, int n_src, StorageRule r, Loc loc)
 {
-	if (dtype_info(d)->block_elems == 1)
-		return d;
+	if (dtype_info(r.dtype)->block_elems == 1)
+		return r;
 	if (src->unit_rows)
-		err_at(g->diag, loc, "storage: head.row_norm changes rows of the head, stored as f32, f16 or bf16, not as %s", dtype_text(d));
+		err_at(g->diag, loc, "storage: head.row_norm changes rows of the head, stored as f32, f16 or bf16, not as %s", dtype_text(r.dtype));
 	if (!src->transpose)
-		return d;
+		return r;
 	for (int i = 0; i < n_src; i++)
-		src[i].stored = dtype_text(d);
-	return DT_F16;
+		src[i].stored = dtype_text(r.dtype);
+	return (StorageRule){ .dtype = DT_F16 };
 }
 
 static const TensorRule *
@@ -221,8 +230,8 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	}
 	if (rule->rope_pairs && (strcmp(role, "q") == 0 || strcmp(role, "k") == 0))
 		src->rope_pairs = s->attention.head_dim;
-	Dtype dtype = memory_dtype(g, src, 1, file_dtype(g, role, layer, cols ? src->cols : 0, loc), loc);
-	return tensor_add(g, tensor_id(g->arena, role, layer, suffix), dtype, rows, cols, src, 1, loc);
+	StorageRule as = memory_storage(g, src, 1, file_storage(g, role, layer, cols ? src->cols : 0, loc), loc);
+	return tensor_add(g, tensor_id(g->arena, role, layer, suffix), as, rows, cols, src, 1, loc);
 }
 
 int
@@ -256,8 +265,8 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 		}
 		source_join(&src[e]);
 	}
-	Dtype dtype = memory_dtype(g, src, n_src, file_dtype(g, role, layer, src->cols, loc), loc);
-	return tensor_add(g, tensor_id(g->arena, role, layer, ""), dtype, n_experts * rows, cols, src, n_src, loc);
+	StorageRule as = memory_storage(g, src, n_src, file_storage(g, role, layer, src->cols, loc), loc);
+	return tensor_add(g, tensor_id(g->arena, role, layer, ""), as, n_experts * rows, cols, src, n_src, loc);
 }
 
 /* b continues a in the same checkpoint tensor, both whole runs of rows */
@@ -275,12 +284,12 @@ graph_stack(Graph *g, const char *name, const int *val, int n)
 	int     n_src = 0;
 	int64_t rows = 0;
 	const PlanTensor *first = &g->tensor[g->val[val[0]].tensor];
-	Dtype   dtype = first->dtype;
+	const StorageRule as = { .dtype = first->dtype, .group = first->scale_cols, .symmetric = first->symmetric };
 	int64_t cols = first->cols;
 
 	for (int i = 0; i < n; i++) {
 		const PlanTensor *t = &g->tensor[g->val[val[i]].tensor];
-		if (t->dtype != dtype || t->cols != cols)
+		if (t->dtype != as.dtype || t->cols != cols || t->scale_cols != as.group || t->symmetric != as.symmetric)
 			return -1;
 		n_src += t->n_src;
 	}
@@ -300,5 +309,5 @@ graph_stack(Graph *g, const char *name, const int *val, int n)
 			}
 		}
 	}
-	return tensor_add(g, name, dtype, rows, cols, src, n_src, g->val[val[0]].loc);
+	return tensor_add(g, name, as, rows, cols, src, n_src, g->val[val[0]].loc);
 }

@@ -390,7 +390,7 @@ spec_loc(const Spec *s, const char *key)
 	return s->table && k >= 0 ? s->table->val[k].loc : s->table ? s->table->file : (Loc){ 0 };
 }
 
-Dtype
+StorageRule
 spec_storage(const Spec *s, const char *role, int layer)
 {
 	size_t n = strlen(role), bias = n > 5 && strcmp(role + n - 5, ".bias") == 0 ? n - 5 : 0;
@@ -403,9 +403,9 @@ spec_storage(const Spec *s, const char *role, int layer)
 		if (!own)
 			continue;
 		if (!r->layer_in || (layer >= 0 && layer < s->n_layers && r->layer_in[layer]))
-			return r->dtype;
+			return *r;
 	}
-	return s->storage_default;
+	return (StorageRule){ .dtype = s->storage_default };
 }
 
 const char *

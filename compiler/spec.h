@@ -47,7 +47,13 @@ typedef struct TensorRule {
 	bool        whole;    /* name is complete: neither .weight nor .bias is added */
 } TensorRule;
 
-typedef struct StorageRule { const char *tensor; /* role or "*" */ const uint8_t *layer_in; /* [n_layers], NULL: all */ Dtype dtype; } StorageRule;
+typedef struct StorageRule {
+	const char    *tensor;   /* role or "*" */
+	const uint8_t *layer_in; /* [n_layers], NULL: all */
+	Dtype          dtype;
+	int64_t        group;     /* PlanTensor.scale_cols; -1: the whole row */
+	bool           symmetric; /* as there */
+} StorageRule;
 
 typedef struct Spec {
 	const char *name, *family;
@@ -137,8 +143,8 @@ typedef struct Spec {
 
 /* Where a key ("attention.n_heads") was written; loc of the file when it is a default. */
 Loc   spec_loc(const Spec *s, const char *key);
-/* Stored dtype of a role in a layer (-1: outside the layers). "q.bias" asks for the bias of q: its own rule, else q's. */
-Dtype spec_storage(const Spec *s, const char *role, int layer);
+/* How a role is stored in a layer (-1: outside the layers). "q.bias" asks for the bias of q: its own rule, else q's. */
+StorageRule spec_storage(const Spec *s, const char *role, int layer);
 /* "attention.n_heads" -> text; NULL: no such key */
 const char *spec_get(const Spec *s, Arena *a, const char *key);
 

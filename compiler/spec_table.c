@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "compiler/selector.h"
+#include "formats/scheme_storage.h"
 
 const SpecKeyInfo spec_key[K_COUNT] = {
 #define KEY(id, path, type, def, lo, hi, unit, text) [K_##id] = { path, TYPE_##type, def, lo, hi, unit, text },
@@ -348,7 +349,7 @@ static void
 read_rules(SpecTable *t)
 {
 	const SpecVal *v = &t->val[K_storage_rules];
-	const char *const known[] = { "tensor", "layers", "type" };
+	const char *const known[] = { "tensor", "layers", "type", "group", "symmetric" };
 	int n_layers = (int)spec_int(t, K_n_layers);
 
 	if (!v->known || !v->node)
@@ -379,17 +380,63 @@ read_rules(SpecTable *t)
 					r.dtype = dtype_from_text(x->text);
 				else
 					err_at(t->d, x->loc, "storage.rules: type = %s: one of these is expected: %s", shown(t, x), spec_key[K_storage_default].unit);
+			} else if (strcmp(key, "group") == 0) {
+				bool row = x->kind == NODE_SCALAR && strcmp(x->text, "row") == 0;
+				if (row)
+					r.group = -1;
+				else if (!node_int(x, &r.group) || r.group < 0)
+					err_at(t->d, x->loc, "storage.rules: group is the number of columns that share a scale, or row");
+			} else if (strcmp(key, "symmetric") == 0) {
+				if (!node_bool(x, &r.symmetric))
+					err_at(t->d, x->loc, "storage.rules: symmetric is true or false");
 			} else {
-				const char *near = diag_nearest(key, known, 3);
+				const char *near = diag_nearest(key, known, sizeof known / sizeof *known);
 				err_at(t->d, n->key[j]->loc, "storage.rules: unknown key %s%s%s%s", key,
-				       near ? "; did you mean " : "; known are tensor, layers and type", near ? near : "", near ? "?" : "");
+				       near ? "; did you mean " : "; known are tensor, layers, type, group and symmetric", near ? near : "", near ? "?" : "");
 			}
 		}
 		if (!node_get(n, "type"))
 			err_at(t->d, n->loc, "storage.rules: this rule has no type");
+		else if (r.dtype != DT_NONE && (r.group || r.symmetric) && !dtype_group(r.dtype).columns)
+			err_at(t->d, n->loc, "storage.rules: group and symmetric are for types of groups, as u4_128; blocks of %s have their own scales", dtype_text(r.dtype));
+		else if (r.group > 0 && r.group % dtype_group(r.dtype).columns)
+			err_at(t->d, n->loc, "storage.rules: group = %lld: scales of %s are for %d columns each, which may share one in whole numbers",
+			       (long long)r.group, dtype_text(r.dtype), dtype_group(r.dtype).columns);
+		else if (r.group > 0 && r.group == dtype_group(r.dtype).columns)
+			r.group = 0;
 		rule[t->n_storage++] = r;
 	}
 	t->storage = rule;
+}
+
+/* quant.scheme as rules behind those that are written: what the scheme leaves alone, and then everything */
+static void
+read_quant(SpecTable *t)
+{
+	SpecVal *scheme = &t->val[K_quant_scheme], *bits = &t->val[K_quant_bits], *group = &t->val[K_quant_group];
+	SchemeStorage q;
+	llmc_error err = { 0 };
+
+	if (!scheme->str) {
+		const SpecVal *stray = bits->num != 0 ? bits : group->num != 0 ? group : NULL;
+		if (stray)
+			err_at(t->d, stray->loc, "%s says nothing without quant.scheme", stray == bits ? "quant.bits" : "quant.group");
+		return;
+	}
+	if (scheme_storage(t->a, scheme->str, (int)bits->num, (int64_t)group->num, &q, &err) != LLMC_OK) {
+		err_at(t->d, scheme->loc, "%s", err.text);
+		return;
+	}
+	StorageRule *rule = NEW(t->a, StorageRule, t->n_storage + (int)q.n_keep + 1);
+	if (t->n_storage)
+		memcpy(rule, t->storage, (size_t)t->n_storage * sizeof *rule);
+	Dtype rest = dtype_from_text(t->val[K_storage_default].str ? t->val[K_storage_default].str : "");
+	for (size_t i = 0; i < q.n_keep; i++)
+		rule[t->n_storage++] = (StorageRule){ .tensor = q.keep[i], .dtype = rest };
+	rule[t->n_storage++] = (StorageRule){ .tensor = "*", .dtype = q.dtype, .group = q.group, .symmetric = q.symmetric };
+	t->storage = rule;
+	scheme->str = NULL; /* the rules say it all, in the resolved description too */
+	bits->num = group->num = 0;
 }
 
 void
@@ -402,6 +449,7 @@ spec_table_finish(SpecTable *t)
 		if (spec_key[k].type == TYPE_LAYERS)
 			read_layers(t, (SpecKey)k);
 	read_rules(t);
+	read_quant(t);
 }
 
 /* Would YAML, or our readers of it, take this plain text for the same text? */
@@ -460,9 +508,10 @@ rules_text(const SpecTable *t, Arena *a)
 
 	for (int i = 0; i < t->n_storage; i++) {
 		const StorageRule *r = &t->storage[i];
-		out = arena_printf(a, "%s%s{tensor: %s, layers: %s, type: %s}", out, i ? ", " : "", spec_quote(a, r->tensor),
+		const char *group = r->group < 0 ? ", group: row" : r->group ? arena_printf(a, ", group: %lld", (long long)r->group) : "";
+		out = arena_printf(a, "%s%s{tensor: %s, layers: %s, type: %s%s%s}", out, i ? ", " : "", spec_quote(a, r->tensor),
 		                   r->layer_in ? selector_text(r->layer_in, (int)spec_int(t, K_n_layers), a) : "all",
-		                   r->dtype == DT_NONE ? "none" : dtype_text(r->dtype));
+		                   r->dtype == DT_NONE ? "none" : dtype_text(r->dtype), group, r->symmetric ? ", symmetric: true" : "");
 	}
 	return arena_printf(a, "[%s]", out);
 }

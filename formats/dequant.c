@@ -444,41 +444,59 @@ to_q6_k(const float *x, uint8_t *b)
 	}
 }
 
-/* One of GROUP_DTYPES: the range of the group on the grid of its bits, zero point rounded; e4m3: the largest becomes 448 */
+/* One of GROUP_DTYPES: columns that share a scale, n of them, a whole number of blocks. Their range on the grid of the type's bits, zero point
+ * rounded; symmetric: the zero point is the middle code, the largest is as far from it as there are codes below; e4m3: the largest becomes 448 */
 static void
-to_group(DtypeGroup g, const float *x, uint8_t *b)
+to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, int block_bytes)
 {
 	float lo = 0, hi = 0;
-	int top = (1 << g.bits) - 1;
+	int top = (1 << g.bits) - 1, half = 1 << (g.bits - 1);
 
-	for (int i = 0; i < g.columns; i++) {
+	for (int64_t i = 0; i < n; i++) {
 		lo = fminf(lo, x[i]);
 		hi = fmaxf(hi, x[i]);
 	}
-	float d = g.floats ? fmaxf(hi, -lo) / 448 : (hi - lo) / (float)top;
-	if (g.scale_bytes == 2) {
-		put_f16(b, d);
-		d = f16_at(b);
-	} else {
-		memcpy(b, &d, sizeof d);
-	}
+	float d = g.floats ? fmaxf(hi, -lo) / 448 : symmetric ? fmaxf(hi, -lo) / (float)half : (hi - lo) / (float)top;
+	if (g.scale_bytes == 2)
+		d = f16_to_f32(f32_to_f16(d));
 	float id = inverse(d);
-	int zero = clamp_int(-lo * id + 0.5f, 0, top);
-	b += g.scale_bytes;
-	if (!g.floats)
-		*b++ = (uint8_t)zero;
-	memset(b, 0, (size_t)(g.columns * g.bits / 8));
-	for (int i = 0; i < g.columns; i++) {
-		if (g.floats) {
-			b[i] = f32_to_e4m3(x[i] * id);
-			continue;
-		}
-		int v = clamp_int(x[i] * id + (float)zero + 0.5f, 0, top);
-		if (g.bits == 8)
-			b[i] = (uint8_t)v;
+	int zero = symmetric ? half : clamp_int(-lo * id + 0.5f, 0, top);
+	for (int64_t at = 0; at < n; at += g.columns, b += block_bytes) {
+		uint8_t *q = b + g.scale_bytes;
+		if (g.scale_bytes == 2)
+			put_f16(b, d);
 		else
-			b[i / 32 * 16 + i % 16] |= (uint8_t)(v << (i % 32 / 16 * 4));
+			memcpy(b, &d, sizeof d);
+		if (!g.floats)
+			*q++ = (uint8_t)zero;
+		memset(q, 0, (size_t)(g.columns * g.bits / 8));
+		for (int i = 0; i < g.columns; i++) {
+			if (g.floats) {
+				q[i] = f32_to_e4m3(x[at + i] * id);
+				continue;
+			}
+			int v = clamp_int(x[at + i] * id + (float)zero + 0.5f, 0, top);
+			if (g.bits == 8)
+				q[i] = (uint8_t)v;
+			else
+				q[i / 32 * 16 + i % 16] |= (uint8_t)(v << (i % 32 / 16 * 4));
+		}
 	}
+}
+
+bool
+quant_row_shared(Dtype d, int64_t scale_cols, bool symmetric, const float *src, void *dst, int64_t n)
+{
+	const DtypeGroup g = dtype_group(d);
+	uint8_t *b = dst;
+
+	if (!g.columns)
+		return quant_row(d, src, dst, n);
+	const int bytes = dtype_info(d)->block_bytes;
+	const int64_t step = scale_cols ? scale_cols : g.columns;
+	for (int64_t i = 0; i + step <= n; i += step, b += step / g.columns * bytes)
+		to_group(g, src + i, step, symmetric, b, bytes);
+	return true;
 }
 
 bool
@@ -507,7 +525,7 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 		case DT_Q4_K: to_q45_k(x, b, 4); break;
 		case DT_Q5_K: to_q45_k(x, b, 5); break;
 		case DT_Q6_K: to_q6_k(x, b); break;
-		GROUP_DTYPES(DTYPE_CASE) to_group(dtype_group(d), x, b); break;
+		GROUP_DTYPES(DTYPE_CASE) to_group(dtype_group(d), x, block, false, b, bytes); break;
 		case DT_I32:
 		case DT_I64:
 		case DT_NONE:

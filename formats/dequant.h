@@ -9,6 +9,9 @@
 void dequant_row(Dtype d, const void *src, float *dst, int64_t n);
 /* F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, and simple (not ggml's searching) Q4_K, Q5_K, Q6_K; false: no such way back */
 bool quant_row(Dtype d, const float *src, void *dst, int64_t n);
+/* Of GROUP_DTYPES: so many columns share a scale and a zero point (0: those of a block; n is a whole number of them), and symmetric codes have
+ * no zero point but the middle, as EETQ and symmetric GPTQ. Other types: quant_row. */
+bool quant_row_shared(Dtype d, int64_t scale_cols, bool symmetric, const float *src, void *dst, int64_t n);
 
 float    f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f); /* nearest even */

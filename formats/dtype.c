@@ -14,6 +14,12 @@ dtype_info(Dtype d)
 	return &info[d];
 }
 
+bool
+dtype_is_float(Dtype d)
+{
+	return d == DT_F32 || d == DT_F16 || d == DT_BF16;
+}
+
 DtypeGroup
 dtype_group(Dtype d)
 {
@@ -27,6 +33,19 @@ dtype_group(Dtype d)
 	bool floats = i->text[0] == 'f';
 	int bits = i->text[1] - '0';
 	return (DtypeGroup){ i->block_elems, bits, i->block_bytes - i->block_elems * bits / 8 - !floats, floats };
+}
+
+Dtype
+dtype_regroup(Dtype d, int columns)
+{
+	const DtypeGroup g = dtype_group(d);
+
+	for (int i = 0; g.columns && i < DT_COUNT; i++) {
+		const DtypeGroup have = dtype_group((Dtype)i);
+		if (have.columns == columns && have.bits == g.bits && have.scale_bytes == g.scale_bytes && have.floats == g.floats)
+			return (Dtype)i;
+	}
+	return DT_NONE;
 }
 
 const char *

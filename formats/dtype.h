@@ -71,6 +71,8 @@ typedef struct DtypeGroup {
 
 const DtypeInfo *dtype_info(Dtype d);                /* d must be valid */
 DtypeGroup       dtype_group(Dtype d);
+Dtype            dtype_regroup(Dtype d, int columns);  /* the type like d whose groups have so many columns; DT_NONE: none */
+bool             dtype_is_float(Dtype d);            /* f32, f16, bf16 */
 const char      *dtype_text(Dtype d);
 Dtype            dtype_from_text(const char *text);  /* DT_NONE: unknown */
 Dtype            dtype_from_ggml(uint32_t type);

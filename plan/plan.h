@@ -13,7 +13,7 @@
 #include "formats/dtype.h"
 #include "ops/ops.h"
 
-enum { PLAN_FORMAT = 3, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
+enum { PLAN_FORMAT = 4, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
        PLAN_MAX_SCRATCH = 6, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8 };
 enum { PLAN_MAX_SM = 512 }; /* multiprocessors that scratch is laid out for: a larger GPU is used as if it had these */
 
@@ -54,9 +54,11 @@ typedef struct PlanSource {
  * orders of formats/layout.h, which say how rows and columns are interleaved for a target. */
 typedef struct PlanTensor {
 	const char *id;
-	Dtype       dtype;       /* as stored in the checkpoint */
+	Dtype       dtype;       /* in memory; a checkpoint with f32, f16 or bf16 instead is quantised while it is read */
 	int64_t     rows, cols;  /* vector: rows elements, cols 0 */
 	const char *layout;
+	int64_t     scale_cols;  /* columns that share a scale where the rows are quantised while they are read; 0: a block of dtype */
+	bool        symmetric;   /* and codes are about the middle of their range: no zero point is searched */
 	int         n_src;
 	const PlanSource *src;
 } PlanTensor;

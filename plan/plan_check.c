@@ -14,12 +14,6 @@ static const int64_t MAX_ELEMS = (int64_t)1 << 50;
 
 /* --- tensors ---------------------------------------------------------------------------------------------------- */
 
-static bool
-is_float(Dtype d)
-{
-	return d == DT_F32 || d == DT_F16 || d == DT_BF16;
-}
-
 static llmc_status
 check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llmc_error *err)
 {
@@ -35,14 +29,14 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	Dtype from = plan_source_dtype(t, s);
 	if (from == DT_NONE || from == DT_I32 || from == DT_I64)
 		return BAD("tensor %s: source %s: stored as \"%s\", which is no type of weights", t->id, s->name, s->stored);
-	if (s->stored && (!t->cols || !is_float(t->dtype)))
+	if (s->stored && (!t->cols || !dtype_is_float(t->dtype)))
 		return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 are made from another type, this is %s", t->id,
 		           s->name, dtype_text(t->dtype));
 	if (s->stored && dtype_row_bytes(from, s->cols) < 0)
 		return BAD("tensor %s: source %s: rows of %lld elements are no whole number of %s blocks", t->id, s->name,
 		           (long long)s->cols, dtype_text(from));
 	if (s->transpose) {
-		if (!t->cols || !is_float(t->dtype))
+		if (!t->cols || !dtype_is_float(t->dtype))
 			return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 can be transposed, this is %s", t->id,
 			           s->name, dtype_text(t->dtype));
 		if (s->transpose != s->cols || s->rows % t->cols)
@@ -60,7 +54,7 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	if (s->rope_pairs && (s->rope_pairs % 2 || n % s->rope_pairs))
 		return BAD("tensor %s: source %s: %lld rows are no whole number of rotary heads of %lld", t->id, s->name,
 		           (long long)n, (long long)s->rope_pairs);
-	if (s->unit_rows && (!t->cols || !is_float(t->dtype)))
+	if (s->unit_rows && (!t->cols || !dtype_is_float(t->dtype)))
 		return BAD("tensor %s: source %s: rows can be normalised in matrices of f32, f16 or bf16, this is %s", t->id,
 		           s->name, dtype_text(t->dtype));
 	if (!t->cols && __builtin_mul_overflow(n, width, &n))
@@ -85,11 +79,17 @@ check_tensor(const PlanTensor *t, llmc_error *err)
 	if (t->cols && dtype_row_bytes(t->dtype, t->cols) < 0)
 		return BAD("tensor %s: rows of %lld elements are no whole number of %s blocks", t->id, (long long)t->cols,
 		           dtype_text(t->dtype));
-	if (!t->cols && (strcmp(t->layout, "f32") || !is_float(t->dtype)) && (strcmp(t->layout, "row") || !is_float(t->dtype)))
+	if (!t->cols && (strcmp(t->layout, "f32") || !dtype_is_float(t->dtype)) && (strcmp(t->layout, "row") || !dtype_is_float(t->dtype)))
 		return BAD("tensor %s: a vector of %s in layout \"%s\" is not supported", t->id, dtype_text(t->dtype), t->layout);
 	if (plan_tensor_bytes(t) < 0)
 		return BAD("tensor %s: %s [%lld, %lld] does not fit the layout \"%s\"", t->id, dtype_text(t->dtype),
 		           (long long)t->rows, (long long)t->cols, t->layout);
+	const int64_t group = dtype_group(t->dtype).columns;
+	if ((t->scale_cols || t->symmetric) && !group)
+		return BAD("tensor %s: %s has its own scales, none are shared", t->id, dtype_text(t->dtype));
+	if (t->scale_cols && (t->scale_cols % group || t->cols % t->scale_cols))
+		return BAD("tensor %s: %lld columns cannot share a scale: they are no whole number of groups of %s, or do not divide %lld", t->id,
+		           (long long)t->scale_cols, dtype_text(t->dtype), (long long)t->cols);
 	for (int k = 0; k < t->n_src; k++)
 		TRY(check_source(t, &t->src[k], k, &rows, err));
 	if (rows != t->rows)
@@ -104,7 +104,7 @@ check_pool(const PlanPool *p, llmc_error *err)
 {
 	int64_t all;
 
-	if (!is_float(p->dtype))
+	if (!dtype_is_float(p->dtype))
 		return BAD("pool %s: KV of type %s is not supported; f16, bf16 and f32 are", p->id, dtype_text(p->dtype));
 	if (p->mla && (p->kv_heads != 1 || p->v_dim != 0))
 		return BAD("pool %s: a latent pool has one head and no v_dim", p->id);

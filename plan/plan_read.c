@@ -16,11 +16,12 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 {
 	json_t *a;
 
-	rd_keys(r, j, "id dtype rows cols layout src");
+	rd_keys(r, j, "id dtype rows cols layout scale_cols symmetric src");
 	*t = (PlanTensor){
 		.id = rd_get_id(r, j, "id"), .dtype = rd_get_dtype(r, j, "dtype"),
 		.rows = rd_get_int(r, j, "rows", 1, RD_MAX_SIZE), .cols = rd_get_int(r, j, "cols", 0, RD_MAX_SIZE),
-		.layout = rd_get_str(r, j, "layout"),
+		.layout = rd_get_str(r, j, "layout"), .scale_cols = rd_get_int(r, j, "scale_cols", 0, RD_MAX_SIZE),
+		.symmetric = rd_get_bool(r, j, "symmetric"),
 	};
 	a = rd_get_array(r, j, "src", 1, RD_MAX_COUNT, &t->n_src);
 	PlanSource *src = NEW(r->arena, PlanSource, t->n_src);

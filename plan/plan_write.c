@@ -85,6 +85,8 @@ put_tensor(Strbuf *out, const PlanTensor *t)
 	key_int(out, "rows", t->rows);
 	key_int(out, "cols", t->cols);
 	key_str(out, "layout", t->layout);
+	key_int(out, "scale_cols", t->scale_cols);
+	key_bool(out, "symmetric", t->symmetric);
 	strbuf_puts(out, "\"src\":[");
 	for (int i = 0; i < t->n_src; i++) {
 		const PlanSource *s = &t->src[i];

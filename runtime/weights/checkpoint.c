@@ -211,6 +211,16 @@ shape_fits(const CheckpointTensor *t, int64_t rows, int64_t cols)
 	return cols <= 1 || (t->n_dims > 0 && t->dim[t->n_dims - 1] == cols);
 }
 
+/* Types of fp32 numbers are made of them here, others only where the file has them. */
+static bool
+has_quantiser(Dtype d)
+{
+	static const float zero[256];
+	char block[sizeof zero];
+
+	return quant_row(d, zero, block, dtype_info(d)->block_elems);
+}
+
 llmc_status
 checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s, CheckpointTensor *out, llmc_error *err)
 {
@@ -231,11 +241,16 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 	if (out->dtype == DT_I32 || out->dtype == DT_I64)
 		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" holds integers (%s), weights are expected", out->file,
 		                 s->name, dtype_text(out->dtype));
-	/* a vector is expanded to fp32 whatever it is stored as; a matrix keeps its width */
-	if (out->dtype != plan_source_dtype(t, s) && (t->cols || strcmp(t->layout, "f32")))
+	/* a vector is expanded to fp32 whatever it is stored as; a matrix keeps its width, unless the plan has f32, f16 or bf16 made into another */
+	const bool converts = t->cols && !out->made && dtype_is_float(out->dtype);
+	if (out->dtype != plan_source_dtype(t, s) && !converts && (t->cols || strcmp(t->layout, "f32")))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor \"%s\": plan wants %s, file holds %s: import the file again", out->file, s->name,
-		                 dtype_text(plan_source_dtype(t, s)), dtype_text(out->dtype));
+		                 "%s: tensor \"%s\": plan wants %s, file holds %s: import the file again%s", out->file, s->name,
+		                 dtype_text(plan_source_dtype(t, s)), dtype_text(out->dtype),
+		                 dtype_is_float(out->dtype) ? "" : "; what is quantised is not quantised once more");
+	if (converts && out->dtype != t->dtype && !has_quantiser(t->dtype))
+		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is %s, and llmc does not make %s of it; choose another type in storage", out->file,
+		                 s->name, dtype_text(out->dtype), dtype_text(t->dtype));
 	if (!shape_fits(out, s->rows, s->cols)) {
 		shape_text(out, have, sizeof have);
 		if (s->cols)

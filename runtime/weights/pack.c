@@ -49,7 +49,7 @@ pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **dat
 	const PlanSource *s = &t->src[0];
 	uintptr_t align = t->dtype == DT_F32 ? 4 : 2;
 
-	if (src->made || strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
+	if (src->made || src->dtype != t->dtype || strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
 	    (s->n_block > 1 && s->stride != s->block))
 		return false;
 	const char *at = (const char *)src->data;
@@ -69,7 +69,7 @@ pack_scratch_bytes(const PlanTensor *t)
 
 	for (int k = 0; k < t->n_src; k++) {
 		int64_t elems = dtype_info(plan_source_dtype(t, &t->src[k]))->block_elems;
-		if (t->src[k].stored && t->src[k].transpose && elems > turned)
+		if (t->src[k].transpose && elems > turned)
 			turned = elems;
 	}
 	/* a group of rows as stored, one row as fp32, and a block's columns; 64 for alignment between the first two */
@@ -144,7 +144,7 @@ static void
 turned_row(const Job *j, int k, int64_t row, Room *room)
 {
 	const PlanSource *s = &j->t->src[k];
-	Dtype   from = plan_source_dtype(j->t, s);
+	Dtype   from = j->src[k].dtype;
 	int64_t elems = dtype_info(from)->block_elems, bytes = dtype_info(from)->block_bytes, cols = j->t->cols;
 	int64_t matrix = row / s->transpose, block = row % s->transpose / elems;
 
@@ -185,13 +185,12 @@ file_row(const Job *j, int64_t i, char *tmp, Room *room)
 		scheme_row(j->src[k].made, row, tmp);
 		return tmp;
 	}
-	if (s->stored) {
-		Dtype from = plan_source_dtype(t, s);
+	if (j->src[k].dtype != t->dtype) {
 		if (s->transpose)
 			turned_row(j, k, row, room);
 		else
-			dequant_row(from, data + row * dtype_row_bytes(from, t->cols), room->row, t->cols);
-		quant_row(t->dtype, room->row, tmp, t->cols);
+			dequant_row(j->src[k].dtype, data + row * dtype_row_bytes(j->src[k].dtype, t->cols), room->row, t->cols);
+		quant_row_shared(t->dtype, t->scale_cols, t->symmetric, room->row, tmp, t->cols);
 	} else if (!s->transpose) {
 		if (!s->unit_rows)
 			return data + row * j->row_bytes;

@@ -76,7 +76,7 @@ pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[
 		const PlanTensor *t = &p->tensor[i];
 		add_text(&s, t->id);
 		add_text(&s, t->layout);
-		int64_t fact[] = { t->dtype, t->rows, t->cols, map->offset[i], t->n_src };
+		int64_t fact[] = { t->dtype, t->rows, t->cols, t->scale_cols, t->symmetric, map->offset[i], t->n_src };
 		sha256_add(&s, fact, sizeof fact);
 		for (int k = 0; k < t->n_src; k++) {
 			const PlanSource *o = &t->src[k];

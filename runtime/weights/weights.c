@@ -28,6 +28,17 @@ find_sources(const Plan *p, const Checkpoint *c, CheckpointTensor **out, llmc_er
 	return LLMC_OK;
 }
 
+/* Matrices that are not in the file as they are in memory, and so are quantised while they are read. */
+static int
+converted(const Plan *p, const CheckpointTensor *src)
+{
+	int n = 0;
+
+	for (int i = 0; src && i < p->n_tensor; src += p->tensor[i].n_src, i++)
+		n += p->tensor[i].cols && !src->made && dtype_is_float(src->dtype) && !dtype_is_float(p->tensor[i].dtype);
+	return n;
+}
+
 /* Which tensors are packed, and where. src NULL: all of them */
 static llmc_status
 lay_out(const Plan *p, const CheckpointTensor *src, PackMap *map, Weights *w, llmc_error *err)
@@ -105,7 +116,8 @@ load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src,
 {
 	char key[65];
 	llmc_error why = { 0 };
-	bool cache = o->cache_packed && src && map->bytes;
+	int n_quant = converted(p, src);
+	bool cache = (o->cache_packed || (n_quant && o->cache_made)) && src && map->bytes;
 
 	TRY(take_region(map, w, err));
 	if (cache && pack_cache_key(p, map, w->checkpoint, key, &why) != LLMC_OK)
@@ -113,6 +125,9 @@ load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src,
 	if (cache && pack_cache_read(key, map->bytes, o->threads, w->region, &w->cached, &why) != LLMC_OK)
 		log_line(o->log, o->log_user, LLMC_LOG_WARNING, "packed weights in the cache are not used: %s", why.text);
 	if (!w->cached) {
+		if (n_quant)
+			log_line(o->log, o->log_user, LLMC_LOG_INFO, "quantising %d matrices of the checkpoint, as storage says%s", n_quant,
+			         cache ? "; the cache keeps them for the next time" : "");
 		TRY(pack_all(p, o, src, map, w, err));
 		if (cache && pack_cache_write(key, w->region, map->bytes, o->threads, &why) != LLMC_OK)
 			log_line(o->log, o->log_user, LLMC_LOG_WARNING,

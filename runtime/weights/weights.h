@@ -11,6 +11,7 @@ typedef struct WeightsOptions {
 	const char *path;         /* checkpoint; may be NULL with random_weights */
 	Threads    *threads;      /* pack side by side */
 	bool        random_weights, cache_packed;
+	bool        cache_made;   /* keep in the cache what had to be quantised, as with cache_packed */
 	size_t      stage_bytes;  /* of a buffer on the way to a GPU, 16 of them are worth telling progress; 0: 16 MB */
 	llmc_log_fn log;
 	void       *log_user;

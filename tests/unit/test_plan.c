@@ -73,15 +73,15 @@ a_plan_comes_through_whole(void **state)
 
 static const struct { const char *from, *to, *text; } bad[] = {
 	/* the reader */
-	{ "{\"format\":3", "{\"format\":3,", "not valid JSON: " },
-	{ "\"format\":3,", "", "p.json: format: is missing: this is no plan" },
-	{ "\"format\":3", "\"format\":1",
-	  "p.json: format: is 1, this llmc reads 3: compile the model again with this llmc" },
+	{ "{\"format\":4", "{\"format\":4,", "not valid JSON: " },
+	{ "\"format\":4,", "", "p.json: format: is missing: this is no plan" },
+	{ "\"format\":4", "\"format\":1",
+	  "p.json: format: is 1, this llmc reads 4: compile the model again with this llmc" },
 	{ "\"step_abi\":1", "\"step_abi\":7",
 	  "p.json: step_abi: is 7, this llmc calls kernels with 1: compile the model again with this llmc" },
 	{ "\"vocab\":6,", "\"vocab\":6,\"vocab\":6,", "not valid JSON: duplicate object key" },
 	{ "\"vocab\":6,", "", "p.json: vocab: is missing" },
-	{ "\"vocab\":6,", "\"vocab\":6,\"colour\":6,", "p.json: unknown key \"colour\"; this llmc reads plan format 3" },
+	{ "\"vocab\":6,", "\"vocab\":6,\"colour\":6,", "p.json: unknown key \"colour\"; this llmc reads plan format 4" },
 	{ "\"vocab\":6", "\"vocab\":6.0", "p.json: vocab: is a number with a point, expected an integer" },
 	{ "\"vocab\":6", "\"vocab\":0", "p.json: vocab: is 0, expected 1 .. 2147483647" },
 	{ "\"hard_limit\":false", "\"hard_limit\":0", "p.json: hard_limit: is an integer, expected true or false" },
@@ -123,6 +123,10 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	{ "\"layer\":0", "\"layer\":1", "p.json: phase[0].step[1].layer: is 1, expected -1 .. 0" },
 
 	/* tensors */
+	{ "\"scale_cols\":0", "\"scale_cols\":64", "p.json: tensor emb: f32 has its own scales, none are shared" },
+	{ "\"dtype\":\"f32\",\"rows\":8,\"cols\":4,\"layout\":\"r8\",\"scale_cols\":0",
+	  "\"dtype\":\"u4_32\",\"rows\":8,\"cols\":96,\"layout\":\"r8\",\"scale_cols\":64",
+	  "p.json: tensor qkv: 64 columns cannot share a scale: they are no whole number of groups of u4_32, or do not divide 96" },
 	{ "\"layout\":\"r8\"", "\"layout\":\"r7\"", "p.json: tensor qkv: unknown layout \"r7\"" },
 	{ "\"rows\":8,\"cols\":4", "\"rows\":9,\"cols\":4", "p.json: tensor qkv has 9 rows, its sources give 8" },
 	{ "\"first\":0,\"block\":6", "\"first\":1,\"block\":6",

@@ -125,15 +125,15 @@ BENCH_TEST(storage_rules_in_order)
 	                       "{tensor: down, type: q5_0}, {tensor: embed, layers: all, type: q8_0}, {layers: 3, type: f16}]}\n", NULL);
 
 	assert_non_null(s);
-	assert_int_equal(spec_storage(s, "down", 0), DT_Q6_K);
-	assert_int_equal(spec_storage(s, "down", 3), DT_Q5_0);
-	assert_int_equal(spec_storage(s, "embed", -1), DT_Q8_0);
-	assert_int_equal(spec_storage(s, "up", 3), DT_F16);
-	assert_int_equal(spec_storage(s, "up", 2), DT_Q4_0);
-	assert_int_equal(spec_storage(s, "head", -1), DT_Q4_0);
-	assert_int_equal(spec_storage(s, "q.bias", 0), DT_F32);
-	assert_int_equal(spec_storage(s, "q", 0), DT_Q4_0);
-	assert_int_equal(spec_storage(s, "down.bias", 0), DT_Q6_K); /* follows its role */
+	assert_int_equal(spec_storage(s, "down", 0).dtype, DT_Q6_K);
+	assert_int_equal(spec_storage(s, "down", 3).dtype, DT_Q5_0);
+	assert_int_equal(spec_storage(s, "embed", -1).dtype, DT_Q8_0);
+	assert_int_equal(spec_storage(s, "up", 3).dtype, DT_F16);
+	assert_int_equal(spec_storage(s, "up", 2).dtype, DT_Q4_0);
+	assert_int_equal(spec_storage(s, "head", -1).dtype, DT_Q4_0);
+	assert_int_equal(spec_storage(s, "q.bias", 0).dtype, DT_F32);
+	assert_int_equal(spec_storage(s, "q", 0).dtype, DT_Q4_0);
+	assert_int_equal(spec_storage(s, "down.bias", 0).dtype, DT_Q6_K); /* follows its role */
 }
 
 BENCH_TEST(tensor_rules_replace_by_role)

@@ -24,14 +24,14 @@
 	"\"yaml_line\":0,\"weight_bytes\":96,\"flops_per_row\":48}]"
 
 static const char tiny_plan[] =
-    "{\"format\":3,\"step_abi\":1,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":\"00\",\"target\":\"ref\",\n"
+    "{\"format\":4,\"step_abi\":1,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":\"00\",\"target\":\"ref\",\n"
     "\"vocab\":6,\"vocab_used\":6,\"hidden\":4,\"max_positions\":256,\"n_layers\":1,\"hard_limit\":false,"
     "\"prompt_whole\":false,\"prefix_mark\":-1,\"prefix_end\":-1,\"prompt_prefix\":null,\"checkpoint\":\"hf\","
     "\"weights\":null,\"bos\":1,\"eos\":[2,3],\"n_params\":76,\"logits\":\"logits\",\n"
-    "\"tensor\":[{\"id\":\"emb\",\"dtype\":\"f32\",\"rows\":6,\"cols\":4,\"layout\":\"row\",\"src\":[" TINY_SRC("emb.weight", 6, 4)
-    "]},\n{\"id\":\"norm\",\"dtype\":\"f32\",\"rows\":4,\"cols\":0,\"layout\":\"f32\",\"src\":[" TINY_SRC("norm.weight", 4, 0)
-    "]},\n{\"id\":\"qkv\",\"dtype\":\"f32\",\"rows\":8,\"cols\":4,\"layout\":\"r8\",\"src\":[" TINY_SRC("q.weight", 4, 4)
-    "," TINY_SRC("kv.weight", 4, 4) "]},\n{\"id\":\"o\",\"dtype\":\"f32\",\"rows\":4,\"cols\":4,\"layout\":\"row\",\"src\":["
+    "\"tensor\":[{\"id\":\"emb\",\"dtype\":\"f32\",\"rows\":6,\"cols\":4,\"layout\":\"row\",\"scale_cols\":0,\"symmetric\":false,\"src\":[" TINY_SRC("emb.weight", 6, 4)
+    "]},\n{\"id\":\"norm\",\"dtype\":\"f32\",\"rows\":4,\"cols\":0,\"layout\":\"f32\",\"scale_cols\":0,\"symmetric\":false,\"src\":[" TINY_SRC("norm.weight", 4, 0)
+    "]},\n{\"id\":\"qkv\",\"dtype\":\"f32\",\"rows\":8,\"cols\":4,\"layout\":\"r8\",\"scale_cols\":0,\"symmetric\":false,\"src\":[" TINY_SRC("q.weight", 4, 4)
+    "," TINY_SRC("kv.weight", 4, 4) "]},\n{\"id\":\"o\",\"dtype\":\"f32\",\"rows\":4,\"cols\":4,\"layout\":\"row\",\"scale_cols\":0,\"symmetric\":false,\"src\":["
     TINY_SRC("o.weight", 4, 4) "]}],\n"
     "\"pool\":[{\"id\":\"kv\",\"mla\":false,\"dtype\":\"f32\",\"n_layers\":1,\"kv_heads\":1,\"k_dim\":2,\"v_dim\":2,\"keep\":0}],\n"
     "\"rope\":[{\"theta\":10000.0,\"dims\":2,\"scaling\":\"none\",\"factor\":1.0,\"original_positions\":256.0,"

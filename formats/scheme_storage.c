@@ -1,0 +1,95 @@
+/* Reading `storage` of configs/schemes/, files that are built in and so are as they should be. */
+#include "formats/scheme_storage.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/embed.h"
+#include "formats/yaml.h"
+
+static const Node *
+read_yaml(Arena *a, const char *name)
+{
+	size_t size;
+	Diag *d = NEW(a, Diag, 1);
+	const char *path = arena_printf(a, "configs/schemes/%s.yaml", name), *text = embed_find(path, &size);
+
+	diag_init(d, a);
+	return text ? yaml_parse(yaml_source(a, path, text, size), d, a) : NULL;
+}
+
+static const Node *
+storage_of(Arena *a, const char *name)
+{
+	const Node *root = strcmp(name, "_index") ? read_yaml(a, name) : NULL;
+
+	return root ? node_get(root, "storage") : NULL;
+}
+
+static int64_t
+number_of(const Node *map, const char *key)
+{
+	const Node *n = node_get(map, key);
+
+	return !n ? 0 : strcmp(n->text, "row") == 0 ? -1 : atoll(n->text);
+}
+
+/* "gptq, awq, eetq": the schemes that a description may name */
+static const char *
+known(Arena *a)
+{
+	const Node *list = node_get(read_yaml(a, "_index"), "schemes");
+	const char *out = "";
+
+	for (size_t i = 0; i < list->n; i++)
+		if (storage_of(a, list->item[i]->text))
+			out = arena_printf(a, "%s%s%s", out, *out ? ", " : "", list->item[i]->text);
+	return out;
+}
+
+static const char *
+keys_of(Arena *a, const Node *map)
+{
+	const char *out = "";
+
+	for (size_t i = 0; i < map->n; i++)
+		out = arena_printf(a, "%s%s%s", out, i ? ", " : "", map->key[i]->text);
+	return out;
+}
+
+llmc_status
+scheme_storage(Arena *a, const char *scheme, int bits, int64_t group, SchemeStorage *out, llmc_error *err)
+{
+	static const char *const keep_of_types[] = { "pos_embed", "router", "s_mix" };
+	const Node *s = storage_of(a, scheme);
+	Dtype type = dtype_from_text(scheme);
+
+	if (type != DT_NONE && type != DT_I32 && type != DT_I64) {
+		if (bits || group)
+			return error_set(err, LLMC_E_INPUT, "quant.scheme = %s: the type says bits and groups, quant.%s does not change them", scheme, bits ? "bits" : "group");
+		*out = (SchemeStorage){ .dtype = type, .n_keep = sizeof keep_of_types / sizeof *keep_of_types };
+		out->keep = memcpy(NEW(a, const char *, out->n_keep), keep_of_types, sizeof keep_of_types);
+		return LLMC_OK;
+	}
+	if (!s)
+		return error_set(err, LLMC_E_INPUT, "quant.scheme = %.60s: one of these is expected: %s; or a type of storage, as q4_k", scheme, known(a));
+	const Node *types = node_get(s, "types"), *keep = node_get(s, "keep"), *symmetric = node_get(s, "symmetric");
+	const Node *list = node_get(types, arena_printf(a, "%d", bits ? bits : (int)number_of(s, "bits")));
+	if (!list)
+		return error_set(err, LLMC_E_INPUT, "quant.bits = %d: %s has %s", bits, scheme, keys_of(a, types));
+	*out = (SchemeStorage){ .dtype = DT_NONE, .group = group ? group : number_of(s, "group"), .symmetric = symmetric && strcmp(symmetric->text, "true") == 0 };
+	for (size_t i = 0; i < list->n && out->dtype == DT_NONE; i++) { /* the widest groups of columns first */
+		Dtype d = dtype_from_text(list->item[i]->text);
+		if (out->group <= 0 || out->group % dtype_info(d)->block_elems == 0)
+			out->dtype = d;
+	}
+	if (out->dtype == DT_NONE)
+		return error_set(err, LLMC_E_INPUT, "quant.group = %lld: columns of %s share a scale in multiples of %d", (long long)out->group, scheme,
+		                 dtype_info(dtype_from_text(list->item[list->n - 1]->text))->block_elems);
+	if (out->group > 0 && out->group == dtype_info(out->dtype)->block_elems)
+		out->group = 0;
+	out->keep = NEW(a, const char *, keep->n + 1);
+	for (size_t i = 0; i < keep->n; i++)
+		out->keep[out->n_keep++] = keep->item[i]->text;
+	return LLMC_OK;
+}
