@@ -126,7 +126,7 @@ plan_tolerance(const llmc_model *m)
 			t = 3e-2;
 	}
 	for (int i = 0; i < m->plan->n_pool; i++)
-		if (m->plan->pool[i].dtype != DT_F32 && t < 5e-3)
+		if (m->plan->pool[i].k != KVT_F32 && t < 5e-3)
 			t = 5e-3;
 	return t;
 }

@@ -479,7 +479,7 @@ pools(Build *b)
 	bool        mla_kind = s->attention.kind == ATT_MLA;
 	int         count[2] = { 0 }, index[2] = { -1, -1 };
 	PlanPool    like = {
-		.mla = mla_kind, .dtype = s->kv_dtype,
+		.mla = mla_kind, .k = s->kv.k, .v = s->kv.v, .rotate = s->kv.rotate,
 		.kv_heads = mla_kind ? 1 : s->attention.n_kv_heads,
 		.k_dim = mla_kind ? s->attention.kv_rank + s->attention.rope_dim : s->attention.head_dim,
 		.v_dim = mla_kind ? 0 : s->attention.v_dim,

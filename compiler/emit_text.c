@@ -89,7 +89,12 @@ put_pools(const Plan *p, Strbuf *out)
 			strbuf_printf(out, "latent and key of %" PRId64 " elements", k->k_dim);
 		else
 			strbuf_printf(out, "%" PRId64 " heads of %" PRId64 " + %" PRId64 " elements", k->kv_heads, k->k_dim, k->v_dim);
-		strbuf_printf(out, ", %s, pages of %d positions", dtype_text(k->dtype), PLAN_KV_PAGE);
+		strbuf_printf(out, ", %s", kv_type_info(k->k)->text);
+		if (k->v != k->k)
+			strbuf_printf(out, " and %s", kv_type_info(k->v)->text);
+		if (k->rotate)
+			strbuf_puts(out, ", rotated");
+		strbuf_printf(out, ", pages of %d positions", PLAN_KV_PAGE);
 		if (k->keep)
 			strbuf_printf(out, "; %" PRId64 " positions needed behind the newest", k->keep);
 		strbuf_putc(out, '\n');

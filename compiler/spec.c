@@ -260,7 +260,9 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->head.cap = NUM(head_cap);
 	s->head.bias = BOOL(head_bias);
 	s->dtype = dtype_of(t, K_dtype);
-	s->kv_dtype = IS(kv_dtype, "f32") ? DT_F32 : DT_F16; /* caches hold f16 where bf16 is asked for: as small, more exact */
+	s->kv.k = kv_type_from_text(STR(kv_k));
+	s->kv.v = kv_type_from_text(STR(kv_v));
+	s->kv.rotate = BOOL(kv_rotate);
 	s->activations_i8 = IS(activations, "i8");
 	s->activations_bf16 = IS(activations, "bf16");
 	s->deterministic = BOOL(deterministic);

@@ -121,7 +121,7 @@ typedef struct Spec {
 	struct { bool tied; bool row_norm; double cap; bool bias; } head;
 
 	Dtype   dtype;                 /* of activations, as the description says; CPU computes in f32 */
-	Dtype   kv_dtype;              /* f16 or f32 */
+	struct { KvType k, v; bool rotate; } kv; /* of cached rows; latents: k and v are the same */
 	bool    deterministic;         /* CUDA: rows do not depend on the batch around them */
 	bool    activations_i8;        /* block formats meet int8 activations instead of int16 */
 	bool    activations_bf16;      /* on tiles 16-bit weights meet bf16 instead of two parts of it */

@@ -152,6 +152,33 @@ check_rope(SpecTable *t)
 		err_at(t->d, LOC(local_theta), "rope.local is for windowed layers of grouped-query attention with one axis");
 }
 
+/* Types of keys and values, and what rotation does to them. */
+static void
+check_kv(SpecTable *t)
+{
+	KvType  k = kv_type_from_text(t->val[K_kv_k].str), v = kv_type_from_text(t->val[K_kv_v].str);
+	int64_t d = INT(head_dim);
+
+	if (k == KVT_NONE || v == KVT_NONE)
+		return;
+	if (IS(att_kind, "mla")) {
+		SpecKey at = kv_quantised(k) ? K_kv_k : K_kv_v;
+		if (kv_quantised(k) || kv_quantised(v))
+			err_at(t->d, t->val[at].from == FROM_DEFAULT ? LOC(kv_dtype) : t->val[at].loc,
+			       "%s = %s: latents (attention.kind: mla) are kept as f32, f16 or bf16", spec_key[at].path, t->val[at].str);
+		else if (k != v)
+			err_at(t->d, LOC(kv_v), "kv.v = %s differs from kv.k = %s: a latent is both key and value", t->val[K_kv_v].str, t->val[K_kv_k].str);
+	}
+	if (!ON(kv_rotate))
+		return;
+	if (!kv_quantised(k) && !kv_quantised(v))
+		err_at(t->d, LOC(kv_rotate), "kv.rotate = true: only rows of quantised types are rotated, keys are %s and values %s", t->val[K_kv_k].str,
+		       t->val[K_kv_v].str);
+	else if (KNOWN(head_dim) && d > 0 && kv_rotation(d) < KV_LEAST_ROTATION)
+		err_at(t->d, LOC(kv_rotate), "kv.rotate = true: attention.head_dim = %lld is no multiple of %d, and rotation mixes a power of two of elements",
+		       (long long)d, KV_LEAST_ROTATION);
+}
+
 static void
 check_mask(SpecTable *t)
 {
@@ -262,6 +289,7 @@ spec_check(SpecTable *t)
 	check_name(t);
 	check_heads(t);
 	check_rope(t);
+	check_kv(t);
 	check_mask(t);
 	check_moe(t);
 	check_tokens(t);

@@ -234,7 +234,13 @@ template_name(void *user, const char *name, HeadValue *out)
 	if (strcmp(name, "ACT_BF16") == 0)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->act_bf16 }, true;
 	if (strcmp(name, "KV_DTYPE") == 0 && pool)
-		return set_word(out, dtype_text(pool->dtype)), true;
+		return set_word(out, pool->k == pool->v ? kv_type_info(pool->k)->text : "mixed"), true;
+	if (strcmp(name, "KV_K") == 0 && pool)
+		return set_word(out, kv_type_info(pool->k)->text), true;
+	if (strcmp(name, "KV_V") == 0 && pool)
+		return set_word(out, kv_type_info(pool->v)->text), true;
+	if (strcmp(name, "KV_ROTATE") == 0 && pool)
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = pool->rotate }, true;
 	if (strcmp(name, "KV_PAGE_BYTES") == 0 && pool)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = plan_layer_page_bytes(pool) }, true;
 	if (strcmp(name, "LIBRARY") == 0)

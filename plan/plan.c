@@ -21,12 +21,12 @@ const char *const plan_path_text[PATH_COUNT] = { [PATH_ANY] = "any", [PATH_OWN] 
 int64_t
 plan_layer_page_bytes(const PlanPool *p)
 {
-	int64_t per_pos, elems, bytes;
+	const int64_t most = (int64_t)1 << 40;
+	int64_t       bytes;
 
-	if (p->kv_heads < 0 || p->k_dim < 0 || p->v_dim < 0 || __builtin_add_overflow(p->k_dim, p->v_dim, &per_pos) ||
-	    __builtin_mul_overflow(per_pos, p->kv_heads, &per_pos) ||
-	    __builtin_mul_overflow(per_pos, (int64_t)PLAN_KV_PAGE, &elems) ||
-	    __builtin_mul_overflow(elems, (int64_t)dtype_info(p->dtype)->block_bytes, &bytes))
+	if (p->kv_heads < 0 || p->k_dim < 0 || p->v_dim < 0 || p->k_dim > most || p->v_dim > most ||
+	    __builtin_mul_overflow(kv_row_bytes(p->k, p->k_dim) + kv_row_bytes(p->v, p->v_dim), p->kv_heads, &bytes) ||
+	    __builtin_mul_overflow(bytes, (int64_t)PLAN_KV_PAGE, &bytes))
 		return -1;
 	return bytes;
 }

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/strbuf.h"
 #include "formats/dtype.h"
+#include "formats/kv_type.h"
 #include "ops/ops.h"
 
 enum { PLAN_FORMAT = 4, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
@@ -63,15 +64,19 @@ typedef struct PlanTensor {
 	const PlanSource *src;
 } PlanTensor;
 
-/* KV pages of PLAN_KV_PAGE positions. Plane of gqa: k then v. Within the page of one layer:
- *   gqa  k [K][D][32] (32 positions contiguous), then v [K][32][V], both `dtype`
- *   mla  [32][rank + rope] `dtype`
+/* KV pages of PLAN_KV_PAGE positions. Within the page of one layer lie the planes of k, a head each, then those of v, each of as many bytes
+ * as its type has for 32 rows (formats/kv_type.h). Planes on processors:
+ *   k, plain types      [D][32]: 32 positions contiguous
+ *   v, plain types      [32][V]
+ *   quantised           codes, then scales (and zeros); packed orders: ref/ref_kv.c; on GPUs: templates/common/cuda_kv.h
+ *   mla                 one plane [32][rank + rope] of type `k`
  * A pool argument of a step of layer l points at that layer's first page; pages of a layer follow each other
  * layer_page_bytes apart. */
 typedef struct PlanPool {
 	const char *id;
 	bool        mla;
-	Dtype       dtype;
+	KvType      k, v;             /* types of keys and values; mla: the same twice */
+	bool        rotate;           /* rows of quantised types are turned by a Hadamard matrix */
 	int         n_layers;         /* layers that use it: index `slot` of a step's pool argument */
 	int64_t     kv_heads, k_dim, v_dim; /* mla: 1, rank + rope, 0 */
 	int64_t     keep;             /* positions needed behind the newest; 0: all */

@@ -104,10 +104,12 @@ check_pool(const PlanPool *p, llmc_error *err)
 {
 	int64_t all;
 
-	if (!dtype_is_float(p->dtype))
-		return BAD("pool %s: KV of type %s is not supported; f16, bf16 and f32 are", p->id, dtype_text(p->dtype));
 	if (p->mla && (p->kv_heads != 1 || p->v_dim != 0))
 		return BAD("pool %s: a latent pool has one head and no v_dim", p->id);
+	if (p->mla && (p->k != p->v || kv_quantised(p->k)))
+		return BAD("pool %s: a latent pool has one type, f32, f16 or bf16", p->id);
+	if (p->rotate && !kv_quantised(p->k) && !kv_quantised(p->v))
+		return BAD("pool %s: %s and %s rows are not rotated", p->id, kv_type_info(p->k)->text, kv_type_info(p->v)->text);
 	int64_t one = plan_layer_page_bytes(p);
 	if (one < 1 || __builtin_mul_overflow(one, (int64_t)p->n_layers, &all) || all > MAX_ELEMS)
 		return BAD("pool %s is too large", p->id);

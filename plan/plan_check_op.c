@@ -78,8 +78,6 @@ check_pool(const Check *k, const char *name, const PlanRef *a, const PoolShape *
 	const PlanPool *p = &k->p->pool[a->index];
 	if (p->mla != want->mla || p->kv_heads != want->kv_heads || p->k_dim != want->k_dim || p->v_dim != want->v_dim)
 		return BAD(k, "%s: pool %s has other head counts or widths than the op", k->op->name, p->id);
-	if (p->dtype != DT_F16 && p->dtype != DT_BF16 && p->dtype != DT_F32)
-		return BAD(k, "%s: pool %s is %s, expected f16, bf16 or f32", k->op->name, p->id, dtype_text(p->dtype));
 	if (a->layer_slot < 0 || a->layer_slot >= p->n_layers)
 		return BAD(k, "%s: layer %d of pool %s, which has %d", k->op->name, a->layer_slot, p->id, p->n_layers);
 	return LLMC_OK;

@@ -43,12 +43,24 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 	}
 }
 
+static KvType
+get_kv_type(Reader *r, json_t *j, const char *key)
+{
+	const char *s = rd_get_str(r, j, key);
+	KvType      t = kv_type_from_text(s);
+
+	if (t == KVT_NONE)
+		rd_bad(r, key, "\"%s\" is no type of keys and values; these are: %s", name_text(s, strlen(s)).s, KV_TYPE_WORDS);
+	return t;
+}
+
 static void
 read_pool(Reader *r, json_t *j, PlanPool *p)
 {
-	rd_keys(r, j, "id mla dtype n_layers kv_heads k_dim v_dim keep");
+	rd_keys(r, j, "id mla k v rotate n_layers kv_heads k_dim v_dim keep");
 	*p = (PlanPool){
-		.id = rd_get_id(r, j, "id"), .mla = rd_get_bool(r, j, "mla"), .dtype = rd_get_dtype(r, j, "dtype"),
+		.id = rd_get_id(r, j, "id"), .mla = rd_get_bool(r, j, "mla"),
+		.k = get_kv_type(r, j, "k"), .v = get_kv_type(r, j, "v"), .rotate = rd_get_bool(r, j, "rotate"),
 		.n_layers = (int)rd_get_int(r, j, "n_layers", 1, 1 << 16),
 		.kv_heads = rd_get_int(r, j, "kv_heads", 1, 1 << 20), .k_dim = rd_get_int(r, j, "k_dim", 1, 1 << 20),
 		.v_dim = rd_get_int(r, j, "v_dim", 0, 1 << 20), .keep = rd_get_int(r, j, "keep", 0, RD_MAX_SIZE),

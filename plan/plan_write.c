@@ -115,7 +115,9 @@ put_pool(Strbuf *out, const PlanPool *p)
 	strbuf_putc(out, '{');
 	key_str(out, "id", p->id);
 	key_bool(out, "mla", p->mla);
-	key_str(out, "dtype", dtype_text(p->dtype));
+	key_str(out, "k", kv_type_info(p->k)->text);
+	key_str(out, "v", kv_type_info(p->v)->text);
+	key_bool(out, "rotate", p->rotate);
 	key_int(out, "n_layers", p->n_layers);
 	key_int(out, "kv_heads", p->kv_heads);
 	key_int(out, "k_dim", p->k_dim);

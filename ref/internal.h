@@ -67,34 +67,50 @@ ref_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 }
 
 static inline float
-ref_kv_get(Dtype d, const char *page, int64_t i)
+ref_kv_get(KvType d, const char *page, int64_t i)
 {
 	uint16_t h;
 	float    f;
 
-	if (d == DT_F32) {
+	if (d == KVT_F32) {
 		memcpy(&f, page + i * 4, 4);
 		return f;
 	}
 	memcpy(&h, page + i * 2, 2);
-	return d == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+	return d == KVT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
 }
 
 static inline void
-ref_kv_put(Dtype d, char *page, int64_t i, float f)
+ref_kv_put(KvType d, char *page, int64_t i, float f)
 {
 	uint16_t h;
 
-	if (d == DT_F32) {
+	if (d == KVT_F32) {
 		memcpy(page + i * 4, &f, 4);
 		return;
 	}
-	h = d == DT_BF16 ? f32_to_bf16(f) : f32_to_f16(f);
+	h = d == KVT_BF16 ? f32_to_bf16(f) : f32_to_f16(f);
 	memcpy(page + i * 2, &h, 2);
 }
 
-/* Append k [K][D] and v [K][V] of row t to the pool: the body of kv_append. */
+/* A row into a plane of keys or values, and out again (ref_kv.c). turned: dim floats */
+void ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned);
+void ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim);
+
+/* row times the Hadamard matrices of kv_rotation(dim), in place; it is its own inverse */
+void ref_turn(float *row, int64_t dim);
+
+/* The plane of keys, or of values, of a head in a page */
+static inline char *
+ref_plane(const PlanPool *p, char *page, bool key, int64_t head)
+{
+	int64_t k = PLAN_KV_PAGE * kv_row_bytes(p->k, p->k_dim), v = PLAN_KV_PAGE * kv_row_bytes(p->v, p->v_dim);
+
+	return page + (key ? head * k : p->kv_heads * k + head * v);
+}
+
+/* Append k [K][D] and v [K][V] of row t to the pool: the body of kv_append. turned: as many floats as the wider row */
 void ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const float *v, int64_t kv_heads,
-                    int64_t dim, int64_t v_dim);
+                    int64_t dim, int64_t v_dim, float *turned);
 
 #endif

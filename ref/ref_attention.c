@@ -57,18 +57,15 @@ ref_rope_2d(const RefCall *c)
 
 void
 ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const float *v, int64_t kv_heads, int64_t dim,
-               int64_t v_dim)
+               int64_t v_dim, float *turned)
 {
-	const PlanPool *pool = c->arg[kv_arg].pool;
+	const PlanPool *p = c->arg[kv_arg].pool;
 	int64_t         pos = c->s->pos[t], at = pos % PLAN_KV_PAGE;
 	char           *page = ref_page(c, kv_arg, c->s->seq_of[t], pos);
-	int64_t         v_base = kv_heads * dim * PLAN_KV_PAGE;
 
 	for (int64_t h = 0; h < kv_heads; h++) {
-		for (int64_t i = 0; i < dim; i++)
-			ref_kv_put(pool->dtype, page, (h * dim + i) * PLAN_KV_PAGE + at, k[h * dim + i]);
-		for (int64_t i = 0; i < v_dim; i++)
-			ref_kv_put(pool->dtype, page, v_base + (h * PLAN_KV_PAGE + at) * v_dim + i, v[h * v_dim + i]);
+		ref_kv_put_row(p->k, p->rotate, true, ref_plane(p, page, true, h), at, k + h * dim, dim, turned);
+		ref_kv_put_row(p->v, p->rotate, false, ref_plane(p, page, false, h), at, v + h * v_dim, v_dim, turned);
 	}
 }
 
@@ -79,7 +76,7 @@ ref_kv_append(const RefCall *c)
 
 	for (int64_t t = 0; t < c->s->n_tok; t++)
 		ref_append_row(c, ARG(kv_append, kv), t, ref_f32(c, ARG(kv_append, k)) + t * kv_heads * dim,
-		               ref_f32(c, ARG(kv_append, v)) + t * kv_heads * v_dim, kv_heads, dim, v_dim);
+		               ref_f32(c, ARG(kv_append, v)) + t * kv_heads * v_dim, kv_heads, dim, v_dim, c->scratch);
 }
 
 /* ALiBi: powers of 2^(-bias / n) for the first n heads, n the largest power of two within `heads`; the others take the
@@ -136,8 +133,8 @@ ref_attention(const RefCall *c)
 	int64_t         window = step_int(c->step, "window");
 	bool            prefix = !strcmp(step_word(c->step, "mask"), "prefix");
 	const PlanPool *pool = c->arg[ARG(attention, kv)].pool;
-	int64_t         v_base = kv_heads * dim * PLAN_KV_PAGE;
-	float          *p = c->scratch;
+	double         *sum = (double *)c->scratch;
+	float          *row = c->scratch + 2 * v_dim, *p = row + (dim > v_dim ? dim : v_dim);
 
 	for (int64_t t = 0; t < c->s->n_tok; t++) {
 		int32_t seq = c->s->seq_of[t];
@@ -150,27 +147,29 @@ ref_attention(const RefCall *c)
 			double       slope = alibi > 0 ? alibi_slope(heads, h, alibi) : 0;
 
 			for (int64_t j = first; j < end; j++) {
-				const char *page = ref_page(c, ARG(attention, kv), seq, j);
-				int64_t     at = kh * dim * PLAN_KV_PAGE + j % PLAN_KV_PAGE;
-				double      s = 0;
+				char  *page = ref_page(c, ARG(attention, kv), seq, j);
+				double s = 0;
 
+				ref_kv_get_row(pool->k, pool->rotate, true, ref_plane(pool, page, true, kh), j % PLAN_KV_PAGE, row, dim);
 				for (int64_t i = 0; i < dim; i++)
-					s += (double)q[i] * (double)ref_kv_get(pool->dtype, page, at + i * PLAN_KV_PAGE);
+					s += (double)q[i] * (double)row[i];
 				s *= scale;
 				if (cap > 0)
 					s = cap * tanh(s / cap);
 				p[j - first] = (float)(s + slope * (double)(j - c->s->pos[t]));
 			}
 			ref_softmax(p, end - first);
-			for (int64_t i = 0; i < v_dim; i++) {
-				double s = 0;
+			for (int64_t i = 0; i < v_dim; i++)
+				sum[i] = 0;
+			for (int64_t j = first; j < end; j++) {
+				char *page = ref_page(c, ARG(attention, kv), seq, j);
 
-				for (int64_t j = first; j < end; j++)
-					s += (double)p[j - first] *
-					     (double)ref_kv_get(pool->dtype, ref_page(c, ARG(attention, kv), seq, j),
-					                        v_base + (kh * PLAN_KV_PAGE + j % PLAN_KV_PAGE) * v_dim + i);
-				y[i] = (float)s;
+				ref_kv_get_row(pool->v, pool->rotate, false, ref_plane(pool, page, false, kh), j % PLAN_KV_PAGE, row, v_dim);
+				for (int64_t i = 0; i < v_dim; i++)
+					sum[i] += (double)p[j - first] * (double)row[i];
 			}
+			for (int64_t i = 0; i < v_dim; i++)
+				y[i] = (float)sum[i];
 		}
 	}
 }
@@ -186,9 +185,9 @@ ref_mla_append(const RefCall *c)
 		char           *page = ref_page(c, ARG(mla_append, kv), c->s->seq_of[t], pos);
 
 		for (int64_t i = 0; i < rank; i++)
-			ref_kv_put(pool->dtype, page, at + i, ref_f32(c, ARG(mla_append, latent))[t * rank + i]);
+			ref_kv_put(pool->k, page, at + i, ref_f32(c, ARG(mla_append, latent))[t * rank + i]);
 		for (int64_t i = 0; i < rope; i++)
-			ref_kv_put(pool->dtype, page, at + rank + i, ref_f32(c, ARG(mla_append, rope_k))[t * rope + i]);
+			ref_kv_put(pool->k, page, at + rank + i, ref_f32(c, ARG(mla_append, rope_k))[t * rope + i]);
 	}
 }
 
@@ -227,9 +226,9 @@ ref_mla_attention(const RefCall *c)
 				double      s = 0;
 
 				for (int64_t r = 0; r < rank; r++)
-					s += (double)latent_q[t * rank + r] * (double)ref_kv_get(pool->dtype, page, at + r);
+					s += (double)latent_q[t * rank + r] * (double)ref_kv_get(pool->k, page, at + r);
 				for (int64_t r = 0; r < rope; r++)
-					s += (double)q_rope[r] * (double)ref_kv_get(pool->dtype, page, at + rank + r);
+					s += (double)q_rope[r] * (double)ref_kv_get(pool->k, page, at + rank + r);
 				p[j] = (float)(s * scale);
 			}
 			ref_softmax(p, end);
@@ -237,7 +236,7 @@ ref_mla_attention(const RefCall *c)
 				double s = 0;
 
 				for (int64_t j = 0; j < end; j++)
-					s += (double)p[j] * (double)ref_kv_get(pool->dtype, ref_page(c, ARG(mla_attention, kv), seq, j),
+					s += (double)p[j] * (double)ref_kv_get(pool->k, ref_page(c, ARG(mla_attention, kv), seq, j),
 					                                      j % PLAN_KV_PAGE * (rank + rope) + r);
 				context[t * rank + r] = (float)s;
 			}

@@ -70,7 +70,7 @@ ref_norm_qkv(const RefCall *c)
 				ref_rotate(row + h * dim, ref_f32(c, ARG(norm_qkv, rope)) + t * rope_dims, rope_dims, interleaved, row + h * dim);
 		}
 		memcpy(ref_f32(c, ARG(norm_qkv, q)) + t * heads * dim, row, (size_t)(heads * dim) * sizeof *row);
-		ref_append_row(c, ARG(norm_qkv, kv), t, row + heads * dim, row + (heads + kv_heads) * dim, kv_heads, dim, dim);
+		ref_append_row(c, ARG(norm_qkv, kv), t, row + heads * dim, row + (heads + kv_heads) * dim, kv_heads, dim, dim, row);
 	}
 }
 

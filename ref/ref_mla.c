@@ -57,12 +57,12 @@ ref_mla_query(const RefCall *c)
 		char   *page = ref_page(c, ARG(mla_query, kv), c->s->seq_of[t], pos);
 		ref_rms_row(latent, kw, rank, eps, false, row);
 		for (int64_t i = 0; i < rank; i++)
-			ref_kv_put(pool->dtype, page, pos % PLAN_KV_PAGE * stride + i, row[i]);
+			ref_kv_put(pool->k, page, pos % PLAN_KV_PAGE * stride + i, row[i]);
 		memcpy(row, latent + rank, (size_t)rope * sizeof *row);
 		if (angles)
 			ref_rotate(row, angles, rope, interleaved, row);
 		for (int64_t i = 0; i < rope; i++)
-			ref_kv_put(pool->dtype, page, pos % PLAN_KV_PAGE * stride + rank + i, row[i]);
+			ref_kv_put(pool->k, page, pos % PLAN_KV_PAGE * stride + rank + i, row[i]);
 	}
 }
 
@@ -72,7 +72,7 @@ cached(const RefCall *c, int32_t seq, int64_t j, int64_t i)
 {
 	const PlanPool *pool = c->arg[ARG(mla_attend, kv)].pool;
 
-	return ref_kv_get(pool->dtype, ref_page(c, ARG(mla_attend, kv), seq, j), j % PLAN_KV_PAGE * pool->k_dim + i);
+	return ref_kv_get(pool->k, ref_page(c, ARG(mla_attend, kv), seq, j), j % PLAN_KV_PAGE * pool->k_dim + i);
 }
 
 /* out[n] = rows first .. first + n of w, times the latent of position j; latent, row: scratch [rank] */

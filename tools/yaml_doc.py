@@ -47,7 +47,7 @@ def value(text):
 
 
 def rows():
-    source = subprocess.run(["gcc", "-E", "-P", "-imacros", os.path.join(ROOT, "formats/dtype.h"), "-x", "c",
+    source = subprocess.run(["gcc", "-E", "-P", "-imacros", os.path.join(ROOT, "formats/dtype.h"), "-imacros", os.path.join(ROOT, "formats/kv_type.h"), "-x", "c",
                              os.path.join(ROOT, "compiler/spec.def")], check=True, capture_output=True, text=True).stdout
     at = 0
     while (at := source.find("KEY(", at)) >= 0:
@@ -126,7 +126,7 @@ the layer, which the role `layer` gives with `{l}` for its number; `{e}` is the 
 `resolved: true` marks a description in which everything is written out, as `model.yaml` of a compiled model: no family file is read, so
 it means the same wherever it is taken.
 
-`dtype` says what the model was made for (activations between steps are fp32), and `kv.dtype: bf16` is kept as f16, which is more exact."""
+`dtype` says what the model was made for (activations between steps are fp32), `kv.dtype` what keys and values are kept as (`docs/quantisation.md`)."""
 
 
 def main():

@@ -24,8 +24,7 @@ typedef struct Att {
 	int    window;
 	double alibi;
 	int    prefix;       /* 1: rows see the prefix of their sequence */
-	int    kv;           /* KV_f16, KV_f32 */
-	size_t page_bytes;
+	KvForm kv;
 } Att;
 
 enum { MASK_causal, MASK_prefix };
@@ -187,12 +186,45 @@ att_finish(const int v_dim, float *y, const float *o, float l)
 		y[d] = o[d] * r;
 }
 
+/* A row of y from its sums; turned back where values are kept turned. */
+LLMC_INLINE void
+att_put(const Att a, float *y, const float *o, float l)
+{
+	const int turn = kv_turned(a.kv.v, a.kv.rotate, a.v_dim);
+
+	att_finish(a.v_dim, y, o, l);
+	if (turn)
+		kv_turn(a.v_dim, turn, y);
+}
+
+/* A query as scores want it: scaled, and turned as keys are. */
+LLMC_INLINE void
+att_query(const Att a, float *to, const float *from)
+{
+	const int turn = kv_turned(a.kv.k, a.kv.rotate, a.dim);
+
+	for (int d = 0; d < a.dim; d++)
+		to[d] = from[d] * a.scale;
+	if (turn)
+		kv_turn(a.dim, turn, to);
+}
+
 LLMC_INLINE void
 att_prefetch(const void *p, const int bytes)
 {
 	LLMC_UNROLL
 	for (int i = 0; i < bytes; i += 64)
 		__builtin_prefetch((const char *)p + i);
+}
+
+/* Piece i of those of `bytes` bytes each that lie one behind the other: the lines that begin in it */
+LLMC_INLINE void
+att_prefetch_piece(const char *p, int i, const int bytes)
+{
+	if (bytes >= 64)
+		att_prefetch(p + i * bytes, bytes);
+	else if (i * bytes % 64 < bytes)
+		__builtin_prefetch(p + i * bytes);
 }
 
 /* --- one row: units, chunks, spans --------------------------------------------------------------------------------- */
@@ -209,13 +241,19 @@ att_scores(const Att a, const int gb, const char *k, const float *q, float *s, c
 		LLMC_EACH(g, gb, 8)
 			LLMC_EACH(j, nk, 8)
 				acc[g][j] = vf_set1(0);
-		for (int d = 0; d < a.dim; d++) {
-			if (j0 == 0)
-				att_prefetch(next + d * KV_PAGE * kv_bytes(a.kv), KV_PAGE * kv_bytes(a.kv));
-			LLMC_EACH(j, nk, 8) {
-				vf x = kv_load(a.kv, k, d * KV_PAGE + (j0 + j) * VL);
-				LLMC_EACH(g, gb, 8)
-					acc[g][j] = vf_fma(x, vf_set1(q[g * a.dim + d]), acc[g][j]);
+		for (int at = 0; at < a.dim; at += kv_group(a.kv.k, a.dim)) {
+			const int end = at + kv_group(a.kv.k, a.dim) < a.dim ? at + kv_group(a.kv.k, a.dim) : a.dim;
+			KvScale scale[8];
+			LLMC_EACH(j, nk, 8)
+				scale[j] = kv_scale_k(a.kv.k, a.dim, k, at / kv_group(a.kv.k, a.dim), (j0 + j) * VL);
+			for (int d = at; d < end; d++) {
+				if (j0 == 0)
+					att_prefetch_piece(next, d, (int)kv_plane(a.kv.k, a.dim) / a.dim);
+				LLMC_EACH(j, nk, 8) {
+					vf x = kv_key(a.kv.k, a.dim, k, d, (j0 + j) * VL, scale[j]);
+					LLMC_EACH(g, gb, 8)
+						acc[g][j] = vf_fma(x, vf_set1(q[g * a.dim + d]), acc[g][j]);
+				}
 			}
 		}
 		LLMC_EACH(g, gb, 8)
@@ -230,6 +268,7 @@ att_values(const Att a, const int gb, const int nv, const char *const *v, const 
            float *o)
 {
 	vf acc[8][4];
+	_Alignas(64) float scale[KV_ROOM];
 
 	LLMC_EACH(g, gb, 8)
 		LLMC_EACH(i, nv, 4)
@@ -237,12 +276,12 @@ att_values(const Att a, const int gb, const int nv, const char *const *v, const 
 	for (int p = lo / KV_PAGE; p * KV_PAGE < hi; p++) {
 		int j0 = lo > p * KV_PAGE ? lo : p * KV_PAGE, j1 = hi < (p + 1) * KV_PAGE ? hi : (p + 1) * KV_PAGE;
 		const char *ahead = (p + 1) * KV_PAGE < hi ? v[p + 1] : next;
+		kv_scales_v(a.kv.v, a.v_dim, v[p], scale);
 		for (int j = j0; j < j1; j++) {
 			if (d0 == 0)
-				att_prefetch(ahead + (j - p * KV_PAGE) * a.v_dim * kv_bytes(a.kv), a.v_dim * kv_bytes(a.kv));
+				att_prefetch_piece(ahead, j - p * KV_PAGE, (int)kv_plane(a.kv.v, a.v_dim) / KV_PAGE);
 			LLMC_EACH(i, nv, 4) {
-				const int64_t at = (int64_t)(j - p * KV_PAGE) * a.v_dim + d0 + i * VL;
-				vf x = d0 + (i + 1) * VL <= a.v_dim ? kv_load(a.kv, v[p], at) : kv_load_n(a.kv, v[p], at, a.v_dim % VL);
+				vf x = kv_val(a.kv.v, a.v_dim, v[p], j - p * KV_PAGE, d0 + i * VL, scale);
 				LLMC_EACH(g, gb, 8)
 					acc[g][i] = vf_fma(x, vf_set1(s[g * ATT_CHUNK + j]), acc[g][i]);
 			}
@@ -325,8 +364,7 @@ att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, con
 		/* a block that is not full repeats its last head */
 		int h = u->head + (g < u->n_head ? g : u->n_head - 1);
 		const float *from = q + ((size_t)row * (size_t)a.heads + (size_t)h) * (size_t)a.dim;
-		for (int d = 0; d < a.dim; d++)
-			u->q[g * a.dim + d] = from[d] * a.scale;
+		att_query(a, u->q + g * a.dim, from);
 		u->slope[g] = a.alibi > 0 ? att_slope(a, h) : 0;
 	}
 	att_part_clear(&u->sum);
@@ -335,13 +373,13 @@ att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, con
 LLMC_INLINE const char *
 att_page_k(const Att a, const AttUnit *u, int page)
 {
-	return kv_k(a.kv, kv_page(u->s, u->pool, a.page_bytes, u->seq, page), u->kv_head, a.dim);
+	return kv_k(a.kv, kv_page(u->s, u->pool, a.kv.page_bytes, u->seq, page), u->kv_head);
 }
 
 LLMC_INLINE const char *
 att_page_v(const Att a, const AttUnit *u, int page)
 {
-	return kv_v(a.kv, kv_page(u->s, u->pool, a.page_bytes, u->seq, page), u->kv_head, a.kv_heads, a.dim, a.v_dim);
+	return kv_v(a.kv, kv_page(u->s, u->pool, a.kv.page_bytes, u->seq, page), u->kv_head);
 }
 
 /* One chunk: K of its pages, softmax, V of its pages; each page asks for the next one in that order. */
@@ -394,7 +432,7 @@ LLMC_INLINE void
 att_unit_finish(const Att a, const AttUnit *u, float *y)
 {
 	for (int g = 0; g < u->n_head; g++)
-		att_finish(a.v_dim, y + ((size_t)u->row * (size_t)a.heads + (size_t)(u->head + g)) * (size_t)a.v_dim, u->sum.o + g * att_vs(a), u->sum.l[g]);
+		att_put(a, y + ((size_t)u->row * (size_t)a.heads + (size_t)(u->head + g)) * (size_t)a.v_dim, u->sum.o + g * att_vs(a), u->sum.l[g]);
 }
 
 /* name(): the value; name_run_span: att_span of it, compiled once */

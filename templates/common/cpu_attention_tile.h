@@ -128,8 +128,10 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 	}
 	for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
 		const float *from = q + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.dim;
+		if (r < n_row)
+			att_query(a, t->x, from);
 		for (int d = 0; d < a.dim; d++)
-			t->q[((size_t)(r / ATT_TILE_MR) * (size_t)a.dim + (size_t)d) * ATT_TILE_MR + (size_t)(r % ATT_TILE_MR)] = r < n_row ? from[d] * a.scale : 0;
+			t->q[((size_t)(r / ATT_TILE_MR) * (size_t)a.dim + (size_t)d) * ATT_TILE_MR + (size_t)(r % ATT_TILE_MR)] = r < n_row ? t->x[d] : 0;
 		t->l[r] = t->ls[r] = 0;
 	}
 	for (int g = 0; g < nh; g++)
@@ -140,9 +142,12 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		int j0 = lo > pos0 ? lo - pos0 : 0, j1 = hi < pos0 + ATT_CHUNK ? hi - pos0 : ATT_CHUNK;
 
 		for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
-			const char *k = kv_k(a.kv, kv_page(s, pool, a.page_bytes, seq, chunk * ATT_PAGES + p), kv_head, a.dim);
-			for (int i = 0; i < KV_PAGE * a.dim; i += VL)
-				vf_store(t->x + i, kv_load(a.kv, k, i));
+			const char *k = kv_k(a.kv, kv_page(s, pool, a.kv.page_bytes, seq, chunk * ATT_PAGES + p), kv_head);
+			for (int j = 0; j < KV_PAGE; j += VL)
+				for (int d = 0; d < a.dim; d++) {
+					KvScale scale = kv_scale_k(a.kv.k, a.dim, k, d / kv_group(a.kv.k, a.dim), j);
+					vf_store(t->x + d * KV_PAGE + j, kv_key(a.kv.k, a.dim, k, d, j, scale));
+				}
 			att_tile_scores(a, t, n_block, p * KV_PAGE);
 		}
 		for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
@@ -156,14 +161,12 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		}
 		for (int p = j0 / KV_PAGE, first = 1; p * KV_PAGE < j1; p++, first = 0) {
 			int at = p * KV_PAGE, from = j0 > at ? j0 : at, to = j1 < at + KV_PAGE ? j1 : at + KV_PAGE, d = 0;
-			const char *v = kv_v(a.kv, kv_page(s, pool, a.page_bytes, seq, chunk * ATT_PAGES + p), kv_head, a.kv_heads, a.dim, a.v_dim);
-			for (int j = from - at; j < to - at; j++) {
-				int i = 0;
-				for (; i + VL <= a.v_dim; i += VL)
-					vf_store(t->x + j * vs + i, kv_load(a.kv, v, (int64_t)j * a.v_dim + i));
-				if (i < a.v_dim)
-					vf_store(t->x + j * vs + i, kv_load_n(a.kv, v, (int64_t)j * a.v_dim + i, a.v_dim % VL));
-			}
+			const char *v = kv_v(a.kv, kv_page(s, pool, a.kv.page_bytes, seq, chunk * ATT_PAGES + p), kv_head);
+			_Alignas(64) float scale[KV_ROOM];
+			kv_scales_v(a.kv.v, a.v_dim, v, scale);
+			for (int j = from - at; j < to - at; j++)
+				for (int i = 0; i < vs; i += VL)
+					vf_store(t->x + j * vs + i, kv_val(a.kv.v, a.v_dim, v, j, i, scale));
 			for (; d < vs; d += att_tile_nv(a) * VL)
 				att_tile_values(a, t, n_block, at, from, to, d, first);
 		}
@@ -183,7 +186,7 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		}
 	}
 	for (int r = 0; r < n_row; r++)
-		att_finish(a.v_dim, y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.v_dim, t->o + r * vs, t->l[r]);
+		att_put(a, y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.v_dim, t->o + r * vs, t->l[r]);
 }
 
 #define ATTENTION_TILE(name)                                                                                                                 \

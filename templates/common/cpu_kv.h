@@ -1,54 +1,392 @@
-/* Pages of the KV cache: 32 positions each; in the page of one layer k [K][D][32], then v [K][32][V], or latent and key [32][rank + rope],
- * of the type KV_f16 or KV_f32, which is a constant wherever functions are inlined. A kernel must not read positions at or beyond kv_len:
- * they hold anything. */
+/* Pages of the KV cache: 32 positions each. The page of one layer holds planes of k, a head each, then planes of v; or latent and key
+ * [32][rank + rope]. A type is KV_f32 ... KV_int4, a constant wherever functions are inlined; what rows of each are is said in
+ * formats/kv_type.h, where their codes lie in ref/ref_kv.c. Plain types: k [D][32], v [32][V]. A kernel must not read positions at or beyond
+ * kv_len: they hold anything.
+ *
+ * Values are made in one way by whoever reads them, code * scale + zero, so that all kernels add up the same numbers. */
 #ifndef LLMC_CPU_KV_H
 #define LLMC_CPU_KV_H
 
-#include "common/cpu_math.h"
+#include "common/cpu_dot.h"
 #include "common/llmc_step.h"
 
-enum { KV_PAGE = 32 };
+enum { KV_PAGE = 32, KV_GROUP = 32, KV_MOST_DIM = 1024 /* of quantised rows */ };
 
-enum { KV_f16, KV_f32 };
+enum { KV_f32, KV_f16, KV_bf16, KV_f8, KV_int8, KV_int6, KV_int4 };
 
+/* scale and zero of a group for each lane */
+typedef struct KvScale { vf s, z; } KvScale;
+
+/* --- sizes ------------------------------------------------------------------------------------------------------- */
+LLMC_INLINE int
+kv_plain(const int type)
+{
+	return type <= KV_bf16;
+}
+
+/* groups of 32 elements with scales of their own; else a row has one scale */
+LLMC_INLINE int
+kv_grouped(const int type)
+{
+	return type == KV_int6 || type == KV_int4;
+}
+
+/* bytes of an element of a plain type */
 LLMC_INLINE int
 kv_bytes(const int type)
 {
 	return type == KV_f32 ? 4 : 2;
 }
 
-/* element i */
-LLMC_INLINE const void *
-kv_at(const int type, const void *p, int64_t i)
+LLMC_INLINE int
+kv_groups(const int type, const int dim)
 {
-	return (const char *)p + i * kv_bytes(type);
+	return kv_grouped(type) ? (dim + KV_GROUP - 1) / KV_GROUP : 1;
+}
+
+/* elements of a group */
+LLMC_INLINE int
+kv_group(const int type, const int dim)
+{
+	return kv_grouped(type) ? KV_GROUP : dim;
+}
+
+/* bytes of a row's codes */
+LLMC_INLINE int
+kv_codes(const int type, const int dim)
+{
+	return kv_plain(type)  ? dim * kv_bytes(type)
+	     : type == KV_int6 ? kv_groups(type, dim) * 24
+	     : type == KV_int4 ? kv_groups(type, dim) * 16
+	                       : dim;
+}
+
+/* numbers that a group has beside its codes */
+LLMC_INLINE int
+kv_scales(const int type)
+{
+	return kv_plain(type) ? 0 : type == KV_int4 ? 2 : 1;
+}
+
+LLMC_INLINE size_t
+kv_plane(const int type, const int dim)
+{
+	return (size_t)KV_PAGE * (size_t)(kv_codes(type, dim) + 2 * kv_scales(type) * kv_groups(type, dim));
+}
+
+/* elements that a rotation mixes; 0: none */
+LLMC_INLINE int
+kv_turned(const int type, const int rotate, const int dim)
+{
+	return rotate && !kv_plain(type) ? dim & -dim : 0;
+}
+
+/* --- plain elements ---------------------------------------------------------------------------------------------- */
+LLMC_INLINE vf
+kv_load_bf16(const uint16_t *p)
+{
+	return (vf)(vi_of_u16((const uint8_t *)(const void *)p) << 16);
 }
 
 /* elements i .. i + VL */
 LLMC_INLINE vf
 kv_load(const int type, const void *p, int64_t i)
 {
-	return type == KV_f32 ? vf_load((const float *)p + i) : vf_load_f16((const f16 *)p + i);
+	return type == KV_f32 ? vf_load((const float *)p + i) : type == KV_bf16 ? kv_load_bf16((const uint16_t *)p + i) : vf_load_f16((const f16 *)p + i);
 }
 
 LLMC_INLINE vf
 kv_load_n(const int type, const void *p, int64_t i, int n)
 {
+	if (type == KV_bf16) {
+		uint16_t x[VL] = { 0 };
+		for (int k = 0; k < n; k++)
+			x[k] = ((const uint16_t *)p)[i + k];
+		return kv_load_bf16(x);
+	}
 	return type == KV_f32 ? vf_load_n((const float *)p + i, n) : vf_load_f16_n((const f16 *)p + i, n);
 }
 
 /* Too large for a half: the largest half. An infinity would turn weights of 0 into NaN for rows that do not see it. */
+LLMC_INLINE f16
+kv_half(float x)
+{
+	x = x > 65504.0f ? 65504.0f : x;
+	return f16_put(x < -65504.0f ? -65504.0f : x);
+}
+
 LLMC_INLINE void
 kv_put(const int type, void *p, int64_t i, float x)
 {
 	if (type == KV_f32) {
 		((float *)p)[i] = x;
-		return;
+	} else if (type == KV_bf16) {
+		uint32_t u;
+		memcpy(&u, &x, 4);
+		((uint16_t *)p)[i] = (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+	} else {
+		((f16 *)p)[i] = kv_half(x);
 	}
-	x = x > 65504.0f ? 65504.0f : x;
-	((f16 *)p)[i] = f16_put(x < -65504.0f ? -65504.0f : x);
 }
 
+/* --- codes ------------------------------------------------------------------------------------------------------- */
+/* VL e4m3 as numbers: a half has the bits of an e4m3 beyond its sign one place lower, and a greater bias */
+LLMC_INLINE vf
+kv_of_e4m3(const uint8_t *p)
+{
+#if defined(VF_NATIVE_512)
+	__m256i c = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+	c = _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(c, 8), _mm256_set1_epi16((short)0x8000)), _mm256_slli_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0x7f)), 7));
+	return (vf)_mm512_cvtph_ps(c) * vf_set1(256);
+#elif VL == 8 && defined(VF_HAVE_256)
+	__m128i c = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
+	c = _mm_or_si128(_mm_and_si128(_mm_slli_epi16(c, 8), _mm_set1_epi16((short)0x8000)), _mm_slli_epi16(_mm_and_si128(c, _mm_set1_epi16(0x7f)), 7));
+	return (vf)_mm256_cvtph_ps(c) * vf_set1(256);
+#else
+	vi c = vi_of_u8(p);
+	vf x = (vf)((c & vi_set1(0x7f)) << 20) * (vf)vi_set1(0x7b800000); /* 2^120 */
+	return (vf)((vi)x | (c & vi_set1(0x80)) << 24);
+#endif
+}
+
+/* VL numbers of 4 bits at p + shift, and two bits above them */
+LLMC_INLINE vi
+kv_nibbles(const uint8_t *p, int shift)
+{
+	return (vi_of_u8(p) >> shift) & vi_set1(15);
+}
+
+/* Codes of positions j .. j + VL of element d of a plane of keys */
+LLMC_INLINE vf
+kv_code_k(const int type, const int dim, const char *plane, int d, int j)
+{
+	const uint8_t *p = (const uint8_t *)plane;
+
+	if (type == KV_f8)
+		return kv_of_e4m3(p + d * KV_PAGE + j);
+	if (type == KV_int8)
+		return vf_of_vi(vi_of_s8(p + d * KV_PAGE + j));
+	vi c = kv_nibbles(p + d / 2 * KV_PAGE + j, d % 2 * 4);
+	if (type == KV_int6)
+		c = (c | ((vi_of_u8(p + (kv_groups(type, dim) * 16 + d / 4) * KV_PAGE + j) >> (d % 4 * 2)) & vi_set1(3)) << 4) - vi_set1(32);
+	return vf_of_vi(c);
+}
+
+/* and of elements d .. d + VL of position j of a plane of values; d is a multiple of VL */
+LLMC_INLINE vf
+kv_code_v(const int type, const int dim, const char *plane, int j, int d)
+{
+	const uint8_t *p = (const uint8_t *)plane;
+	const int groups = kv_groups(type, dim), at = (j * groups + d / KV_GROUP) * 16 + d % 16;
+
+	if (type == KV_f8)
+		return kv_of_e4m3(p + j * dim + d);
+	if (type == KV_int8)
+		return vf_of_vi(vi_of_s8(p + j * dim + d));
+	vi c = kv_nibbles(p + at, d % KV_GROUP / 16 * 4);
+	if (type == KV_int6) {
+		const uint8_t *high = p + groups * 16 * KV_PAGE + (j * groups + d / KV_GROUP) * 8 + (VL < 8 ? d % 8 : 0);
+#if VL == 16
+		uint64_t both[2];
+		memcpy(both, high, 8);
+		both[1] = both[0];
+		const vi shift = { 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2 };
+		vi h = vi_of_u8((const uint8_t *)(const void *)both) >> (shift + vi_set1(d % KV_GROUP / 16 * 4));
+#else
+		vi h = vi_of_u8(high) >> (d % KV_GROUP / 8 * 2);
+#endif
+		c = (c | (h & vi_set1(3)) << 4) - vi_set1(32);
+	}
+	return vf_of_vi(c);
+}
+
+LLMC_INLINE vf
+kv_value(const int type, vf code, KvScale s)
+{
+	if (type == KV_int4)
+		return vf_fma(code, s.s, s.z);
+	return code * s.s;
+}
+
+/* --- reading keys: positions j .. j + VL of element d -------------------------------------------------------------- */
+/* of group g */
+LLMC_INLINE KvScale
+kv_scale_k(const int type, const int dim, const char *plane, int g, int j)
+{
+	const f16 *s = (const f16 *)(const void *)(plane + KV_PAGE * kv_codes(type, dim)) + g * KV_PAGE + j;
+	KvScale v = { vf_set1(0), vf_set1(0) };
+
+	if (!kv_plain(type))
+		v.s = vf_load_f16(s);
+	if (type == KV_int4)
+		v.z = vf_load_f16(s + kv_groups(type, dim) * KV_PAGE);
+	return v;
+}
+
+LLMC_INLINE vf
+kv_key(const int type, const int dim, const char *plane, int d, int j, KvScale s)
+{
+	return kv_plain(type) ? kv_load(type, plane, d * KV_PAGE + j) : kv_value(type, kv_code_k(type, dim, plane, d, j), s);
+}
+
+/* --- reading values: elements d .. d + VL of position j ------------------------------------------------------------ */
+/* Numbers that kv_scales_v makes of a plane: room for KV_ROOM */
+enum { KV_ROOM = KV_PAGE * 2 * (KV_MOST_DIM / KV_GROUP) };
+
+LLMC_INLINE void
+kv_scales_v(const int type, const int dim, const char *plane, float *to)
+{
+	const f16 *from = (const f16 *)(const void *)(plane + KV_PAGE * kv_codes(type, dim));
+	const int n = KV_PAGE * kv_groups(type, dim) * kv_scales(type);
+
+	for (int i = 0; i < n; i += VL)
+		vf_store(to + i, vf_load_f16(from + i));
+}
+
+LLMC_INLINE vf
+kv_val(const int type, const int dim, const char *plane, int j, int d, const float *scales)
+{
+	if (kv_plain(type)) {
+		const int64_t at = (int64_t)j * dim + d;
+		return d + VL <= dim ? kv_load(type, plane, at) : kv_load_n(type, plane, at, dim % VL);
+	}
+	const float *s = scales + (j * kv_groups(type, dim) + (kv_grouped(type) ? d / KV_GROUP : 0)) * kv_scales(type);
+	KvScale v = { vf_set1(s[0]), vf_set1(type == KV_int4 ? s[1] : 0) };
+	return kv_value(type, kv_code_v(type, dim, plane, j, d), v);
+}
+
+/* --- rotation: row times the Hadamard matrices of n elements each, n a power of two; its own inverse ------------------ */
+LLMC_INLINE void
+kv_turn(const int dim, const int n, float *row)
+{
+	float scale = 1;
+	int   m = n;
+
+	for (; m >= 4; m /= 4)
+		scale *= 0.5f;
+	if (m == 2)
+		scale *= 0.70710678118654752f;
+	for (int at = 0; at < dim; at += n)
+		for (int half = 1; half < n; half *= 2)
+			for (int b = at; b < at + n; b += 2 * half)
+				for (int i = b; i < b + half; i++) {
+					float x = row[i], y = row[i + half];
+					row[i] = x + y;
+					row[i + half] = x - y;
+				}
+	for (int i = 0; i < dim; i++)
+		row[i] *= scale;
+}
+
+/* --- writing ------------------------------------------------------------------------------------------------------- */
+LLMC_INLINE float
+kv_limit(float x, float lo, float hi)
+{
+	return !(x > lo) ? lo : x < hi ? x : hi;
+}
+
+/* nearest even, |x| < 2^22 */
+LLMC_INLINE int
+kv_round(float x)
+{
+	return (int)((x + 12582912.0f) - 12582912.0f);
+}
+
+LLMC_INLINE uint8_t
+kv_to_e4m3(float x)
+{
+	uint32_t u;
+
+	memcpy(&u, &x, 4);
+	uint8_t sign = (uint8_t)(u >> 24 & 0x80);
+	u &= 0x7fffffff;
+	if (u > 0x43e00000) /* 448 */
+		u = 0x43e00000;
+	if (u < 0x3c800000) { /* 2^-6 */
+		float top;
+		memcpy(&top, &u, 4);
+		return sign | (uint8_t)kv_round(top * 512);
+	}
+	return sign | (uint8_t)(((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120 << 3));
+}
+
+/* A group's n elements to codes, each a byte */
+LLMC_INLINE void
+kv_encode(const int type, const float *x, int n, uint8_t *code, f16 *scale_out, f16 *zero_out)
+{
+	float most = 0, lo = x[0], hi = x[0], zero = 0, scale;
+
+	for (int i = 0; i < n; i++) {
+		float a = x[i] < 0 ? -x[i] : x[i];
+		most = a > most ? a : most;
+		lo = x[i] < lo ? x[i] : lo;
+		hi = x[i] > hi ? x[i] : hi;
+	}
+	if (type == KV_int4) {
+		*zero_out = kv_half(lo);
+		zero = f16_get(*zero_out);
+		scale = (hi - zero) / 15;
+	} else {
+		scale = most / (type == KV_f8 ? 448 : type == KV_int8 ? 127 : 31);
+	}
+	*scale_out = kv_half(scale > 0 ? scale : 0);
+	scale = f16_get(*scale_out);
+	float inverse = scale > 0 ? 1 / scale : 0;
+	for (int i = 0; i < n; i++) {
+		float v = (x[i] - zero) * inverse;
+		code[i] = type == KV_f8   ? kv_to_e4m3(v)
+		        : type == KV_int8 ? (uint8_t)kv_round(kv_limit(v, -127, 127))
+		        : type == KV_int6 ? (uint8_t)(kv_round(kv_limit(v, -31, 31)) + 32)
+		                          : (uint8_t)kv_round(kv_limit(v, 0, 15));
+	}
+}
+
+/* A row (dim) to position pos of a plane of keys, or of values. turn: kv_turned */
+LLMC_INLINE void
+kv_store(const int type, const int turn, const int key, char *plane, int pos, const int dim, const float *row)
+{
+	const int at = pos % KV_PAGE, groups = kv_groups(type, dim), size = kv_group(type, dim);
+	uint8_t *p = (uint8_t *)plane, code[KV_MOST_DIM + KV_GROUP];
+	f16 *s = (f16 *)(void *)(plane + KV_PAGE * kv_codes(type, dim));
+	float turned[KV_MOST_DIM];
+
+	if (kv_plain(type)) {
+		for (int d = 0; d < dim; d++)
+			kv_put(type, plane, key ? d * KV_PAGE + at : (int64_t)at * dim + d, row[d]);
+		return;
+	}
+	if (turn) {
+		memcpy(turned, row, (size_t)dim * sizeof *row);
+		kv_turn(dim, turn, turned);
+		row = turned;
+	}
+	for (int g = 0; g < groups; g++) {
+		f16 *scale = key ? s + g * KV_PAGE + at : s + (at * groups + g) * kv_scales(type);
+		f16 *zero = type != KV_int4 ? scale : key ? scale + groups * KV_PAGE : scale + 1;
+		const int n = dim - g * size < size ? dim - g * size : size;
+		kv_encode(type, row + g * size, n, code + g * size, scale, zero);
+		if (kv_grouped(type) && n < size)
+			memset(code + g * size + n, 0, (size_t)(size - n));
+	}
+	if (!kv_grouped(type)) {
+		for (int d = 0; d < dim; d++)
+			p[key ? d * KV_PAGE + at : at * dim + d] = code[d];
+		return;
+	}
+	/* two elements a byte, then the high bits of four */
+	for (int i = 0; i < groups * 16; i++) {
+		const uint8_t *c = code + (key ? 2 * i : i / 16 * 32 + i % 16);
+		p[key ? i * KV_PAGE + at : at * groups * 16 + i] = (uint8_t)((c[0] & 15) | c[key ? 1 : 16] << 4);
+	}
+	for (int i = 0; type == KV_int6 && i < groups * 8; i++) {
+		const uint8_t *c = code + (key ? 4 * i : i / 8 * 32 + i % 8);
+		const int step = key ? 1 : 8;
+		p[groups * 16 * KV_PAGE + (key ? i * KV_PAGE + at : at * groups * 8 + i)] =
+		    (uint8_t)(c[0] >> 4 | c[step] >> 4 << 2 | c[2 * step] >> 4 << 4 | c[3 * step] >> 4 << 6);
+	}
+}
+
+/* --- pages --------------------------------------------------------------------------------------------------------- */
 /* Page `index` of sequence `seq` of the step. pool: the layer's first page */
 LLMC_INLINE char *
 kv_page(const llmc_step *s, const void *pool, size_t page_bytes, int seq, int index)
@@ -58,18 +396,6 @@ kv_page(const llmc_step *s, const void *pool, size_t page_bytes, int seq, int in
 	return (char *)(uintptr_t)pool + (size_t)page * page_bytes;
 }
 
-LLMC_INLINE char *
-kv_k(const int type, char *page, int head, int dim)
-{
-	return page + (size_t)head * (size_t)dim * KV_PAGE * (size_t)kv_bytes(type);
-}
-
-LLMC_INLINE char *
-kv_v(const int type, char *page, int head, int heads, int dim, int v_dim)
-{
-	return page + ((size_t)heads * (size_t)dim + (size_t)head * (size_t)v_dim) * KV_PAGE * (size_t)kv_bytes(type);
-}
-
 /* The page that row t's key and value go to */
 LLMC_INLINE char *
 kv_page_of(const llmc_step *s, const void *pool, size_t page_bytes, int t)
@@ -77,24 +403,38 @@ kv_page_of(const llmc_step *s, const void *pool, size_t page_bytes, int t)
 	return kv_page(s, pool, page_bytes, s->seq_of[t], s->pos[t] / KV_PAGE);
 }
 
-/* Key (dim) of one head at a position to its place in the page */
-LLMC_INLINE void
-kv_store_k(const int type, char *page, int pos, int head, int dim, const float *key)
-{
-	char *k = kv_k(type, page, head, dim);
+/* What a pool of keys and values is */
+typedef struct KvForm {
+	int    k, v, rotate;            /* types */
+	int    heads, dim, v_dim;
+	size_t page_bytes;
+} KvForm;
 
-	for (int d = 0; d < dim; d++)
-		kv_put(type, k, d * KV_PAGE + pos % KV_PAGE, key[d]);
+/* The planes of a head in a page */
+LLMC_INLINE char *
+kv_k(const KvForm f, char *page, int head)
+{
+	return page + (size_t)head * kv_plane(f.k, f.dim);
+}
+
+LLMC_INLINE char *
+kv_v(const KvForm f, char *page, int head)
+{
+	return page + (size_t)f.heads * kv_plane(f.k, f.dim) + (size_t)head * kv_plane(f.v, f.v_dim);
+}
+
+/* Key (dim) of one head at a position to its place in the page, */
+LLMC_INLINE void
+kv_store_k(const KvForm f, char *page, int pos, int head, const float *key)
+{
+	kv_store(f.k, kv_turned(f.k, f.rotate, f.dim), 1, kv_k(f, page, head), pos, f.dim, key);
 }
 
 /* and value (v_dim) */
 LLMC_INLINE void
-kv_store_v(const int type, char *page, int pos, int head, int heads, int dim, int v_dim, const float *value)
+kv_store_v(const KvForm f, char *page, int pos, int head, const float *value)
 {
-	char *v = kv_v(type, page, head, heads, dim, v_dim);
-
-	for (int d = 0; d < v_dim; d++)
-		kv_put(type, v, (int64_t)(pos % KV_PAGE) * v_dim + d, value[d]);
+	kv_store(f.v, kv_turned(f.v, f.rotate, f.v_dim), 0, kv_v(f, page, head), pos, f.v_dim, value);
 }
 
 #endif

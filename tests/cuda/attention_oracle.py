@@ -9,17 +9,18 @@ class Attention:
     fill, page_bytes."""
 
     def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, mask="causal", alibi=0.0, kv="f16",
-                 prefix=None, seed=0, spread=1.0, low=0.0):
+                 prefix=None, seed=0, spread=1.0, low=0.0, kv_v=None, rotate=False):
         """low: all scores are lower by this much, through the first dimension: a maximum that starts at 0 would make all weights 0"""
         v_dim = dim if v_dim is None else v_dim
         self.heads, self.kv_heads, self.dim, self.v_dim, self.kv = heads, kv_heads, dim, v_dim, kv
+        self.kv_v, self.rotate = kv_v or kv, rotate
         self.lens, self.window, self.cap, self.alibi, self.mask = list(lens), window, cap, alibi, mask
         self.scale = dim ** -0.5 if scale is None else scale
         self.prefix = list(prefix) if prefix is not None else [0] * len(lens)
         rng = np.random.default_rng(seed)
         self.make_pool(rng)
-        self.k = [self.rounded(rng.standard_normal((n, kv_heads, dim)) * spread) for n in lens]
-        self.v = [self.rounded(rng.standard_normal((n, kv_heads, v_dim))) for n in lens]
+        self.k = [self.rounded_k(rng.standard_normal((n, kv_heads, dim)) * spread) for n in lens]
+        self.v = [self.rounded_v(rng.standard_normal((n, kv_heads, v_dim))) for n in lens]
         self.q = [(rng.standard_normal((n, heads, dim)) * spread).astype(np.float32) for n in lens]
         for k, q in zip(self.k, self.q) if low else ():
             k[:, :, 0], q[:, :, 0] = -16, low / self.scale / 16
@@ -27,6 +28,14 @@ class Attention:
             self.fill(i)
         self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap), WINDOW=window,
                            MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.page_bytes)
+        if (kv_v or kv) != kv or rotate:
+            self.params |= dict(KV_K=kv, KV_V=self.kv_v, KV_ROTATE=int(rotate))
+
+    def rounded_k(self, x):
+        return self.rounded(x)
+
+    def rounded_v(self, x):
+        return self.rounded(x)
 
     def slopes(self):
         # the rule that BLOOM's authors published, for any number of heads

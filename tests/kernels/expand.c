@@ -3,7 +3,7 @@
  *     expand TARGET FILE [NAME=VALUE...]
  *
  * FILE: the path of an embedded template, or of a file of the same grammar. The values are the op's attributes and, of its arguments, what
- * the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE, W_ROWS and W_LAYOUT describe a matrix, KV_DTYPE and KV_PAGE_BYTES the
+ * the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE, W_ROWS and W_LAYOUT describe a matrix, KV_DTYPE (or KV_K, KV_V and KV_ROTATE) and KV_PAGE_BYTES the
  * pool, ROWS_OF says whether activations have n_tok or n_out rows (without: as the template takes them); DETERMINISTIC, ACT_BITS, ACT_BF16. More than the op asks for may be given.
  *
  * Written: the number of bytes of the text and a newline, the text, then a plan with the kernel's row. Status 3: the template does not
@@ -83,16 +83,22 @@ weight(Graph *g, const char *name, ArgRole role, const ArgShape *shape)
 }
 
 static void
-add_pool(Graph *g)
+add_pool(Graph *g, const PoolShape *shape)
 {
-	const char *dtype = value_of("KV_DTYPE");
-	Dtype       d = dtype ? dtype_from_text(dtype) : DT_F16;
+	const char *both = value_of("KV_DTYPE"), *k = value_of("KV_K"), *v = value_of("KV_V");
+	KvType      t = both ? kv_type_from_text(both) : KVT_F16;
 
 	g->pool = NEW(g->arena, PlanPool, 1);
 	g->pool[g->n_pool++] = (PlanPool){
-		.id = "kv", .dtype = d, .n_layers = 1, .kv_heads = 1,
-		.k_dim = number(value_of("KV_PAGE_BYTES"), 0) / (PLAN_KV_PAGE * (int64_t)dtype_info(d)->block_bytes),
+		.id = "kv", .mla = shape->mla, .k = k ? kv_type_from_text(k) : t, .v = v ? kv_type_from_text(v) : t, .n_layers = 1,
+		.rotate = number(value_of("KV_ROTATE"), 0) != 0, .kv_heads = shape->kv_heads, .k_dim = shape->k_dim, .v_dim = shape->v_dim,
 	};
+	/* pages of another size than the op's: some kernels refuse them */
+	PlanPool *p = &g->pool[g->n_pool - 1];
+	int64_t   bytes = number(value_of("KV_PAGE_BYTES"), -1);
+	if (bytes >= 0 && bytes != plan_layer_page_bytes(p))
+		*p = (PlanPool){ .id = "kv", .k = p->k, .v = p->v, .n_layers = 1, .kv_heads = 1,
+			.k_dim = bytes / (PLAN_KV_PAGE * (int64_t)kv_row_bytes(p->k, 1)) };
 }
 
 static void
@@ -116,7 +122,7 @@ set_arguments(Graph *g, Op *op, PlanSym rows)
 			val->dim[1] = g->tensor[val->tensor].cols;
 		} else if (val->kind == VAL_POOL) {
 			val->tensor = 0;
-			add_pool(g);
+			add_pool(g, &shape[k].pool);
 		}
 		op->arg[k] = v;
 	}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import harness as H
+import kv_types as K
 
 sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "cuda"))
 from attention_oracle import Attention, close
@@ -15,27 +16,39 @@ class Case(Attention):
     """In scattered pages; whatever is not a key or value is NaN."""
 
     def make_pool(self, rng):
-        self.dtype = np.float16 if self.kv == "f16" else np.float32
-        per_page = self.kv_heads * (self.dim + self.v_dim) * H.PAGE
+        self.k_bytes, self.v_bytes = (H.PAGE * K.row_bytes(t, d) for t, d in ((self.kv, self.dim), (self.kv_v, self.v_dim)))
         n_pages = [-(-n // H.PAGE) for n in self.lens]
         order = iter(rng.permutation(sum(n_pages) + 3))
         self.table = np.full((len(n_pages), max(n_pages)), 1 << 29, np.int64)
         for i, n in enumerate(n_pages):
             self.table[i, :n] = [next(order) for _ in range(n)]
-        self.pool = H.aligned((sum(n_pages) + 3, per_page), self.dtype)
-        self.page_bytes = per_page * self.dtype().itemsize
+        self.page_bytes = self.kv_heads * (self.k_bytes + self.v_bytes)
+        self.pool = H.aligned((sum(n_pages) + 3, self.page_bytes), np.uint8)
+        self.pool[...] = 0xff # NaN in every type but the integers
 
-    def rounded(self, x):
-        return x.astype(self.dtype)
+    def rounded_k(self, x):
+        self.rows = getattr(self, "rows", [])
+        x = x.astype(np.float32)
+        self.rows.append(K.encode(self.kv, K.turn(x) if self.rotate and not K.plain(self.kv) else x))
+        return K.kept(self.kv, x, self.rotate)
+
+    def rounded_v(self, x):
+        x = x.astype(np.float32)
+        self.rows.append(K.encode(self.kv_v, K.turn(x) if self.rotate and not K.plain(self.kv_v) else x))
+        return K.kept(self.kv_v, x, self.rotate)
 
     def fill(self, seq):
-        k_elems = self.kv_heads * self.dim * H.PAGE
+        kk, vv = self.rows[seq], self.rows[len(self.lens) + seq]
         for p in range(-(-self.lens[seq] // H.PAGE)):
             page = self.pool[self.table[seq, p]]
-            kk, vv = page[:k_elems].reshape(self.kv_heads, self.dim, H.PAGE), page[k_elems:].reshape(self.kv_heads, H.PAGE, self.v_dim)
             part = slice(p * H.PAGE, min(self.lens[seq], (p + 1) * H.PAGE))
-            kk[:, :, :part.stop - part.start] = self.k[seq][part].transpose(1, 2, 0)
-            vv[:, :part.stop - part.start] = self.v[seq][part].transpose(1, 0, 2)
+            n = part.stop - part.start
+
+            def whole(a):
+                # beyond the end: NaN, or any code
+                return a if a is None else np.concatenate([a[part], np.full((H.PAGE - n, *a.shape[1:]), np.nan if a.dtype.kind == "f" else 15 if a.dtype == np.uint8 else 0xffff, a.dtype)])
+            page[:self.kv_heads * self.k_bytes] = K.plane(self.kv, K.Rows(*map(whole, kk)), self.dim, True).reshape(-1)
+            page[self.kv_heads * self.k_bytes:] = K.plane(self.kv_v, K.Rows(*map(whole, vv)), self.v_dim, False).reshape(-1)
 
     def run(self, kernel, rows, n_parts=1, **kw):
         """rows: list of (sequence, [positions]); returns the outputs stacked, [rows, heads, v_dim]"""
@@ -61,6 +74,19 @@ CASES = {
     "prefix":  dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200]),
     "falcon":  dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),
     "capwin":  dict(lens=[513], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1, kv="f32"),
+}
+# Types of keys and values, heads that are no whole number of groups, and rotation
+CASES |= {
+    "int8":    dict(lens=LENS, kv="int8"),
+    "int8r":   dict(lens=[33, 129, 300], heads=8, kv_heads=1, dim=80, kv="int8", rotate=True),
+    "f8":      dict(lens=[33, 300], heads=6, kv_heads=2, dim=24, kv="f8", window=100),
+    "int6":    dict(lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0, kv="int6"),
+    "int6r":   dict(lens=[7, 130, 290], heads=5, kv_heads=1, dim=20, v_dim=12, kv="int6", rotate=True),
+    "int4":    dict(lens=LENS, kv="int4", rotate=True),
+    "int4odd": dict(lens=[7, 130, 290], heads=5, kv_heads=1, dim=80, v_dim=12, kv="int4"),
+    "k6v4":    dict(lens=[40, 300], heads=4, kv_heads=2, dim=64, mask="prefix", prefix=[17, 200], kv="int6", kv_v="int4", rotate=True),
+    "k16v4":   dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, kv="f16", kv_v="int4"),
+    "bf16":    dict(lens=[64, 300], heads=6, kv_heads=2, dim=20, kv="bf16"),
 }
 QUICK = ("gqa", "odd", "prefix")
 

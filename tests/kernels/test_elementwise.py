@@ -9,6 +9,7 @@ import pytest
 from gguf.quants import dequantize, quantize
 
 import harness as H
+import kv_types as K
 
 F = np.float32
 ROWS = [1, 3, 37]
@@ -103,26 +104,34 @@ def test_rope_2d(style):
     close(got, turned(turned(x, a1, style, 0, 8), a2, style, 16, 8), 1e-6, 3e-7)
 
 
-@pytest.mark.parametrize("target,kv", sorted({(V, "f16"), (V, "f32"), ("generic", "f16")}))
-def test_kv_append(target, kv):
-    heads, dim, v_dim, dtype = 3, 20, 12, np.float16 if kv == "f16" else np.float32
-    per = heads * (dim + v_dim) * 32
-    p = dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_DTYPE=kv, KV_PAGE_BYTES=per * dtype().itemsize)
+@pytest.mark.parametrize("target,kv,kv_v,rotate", sorted({(V, t, t, 0) for t in K.TYPES} | {(V, "int6", "int4", 1), (V, "f16", "int8", 1), ("generic", "f16", "f16", 0),
+                                                                ("generic", "int8", "f8", 1)}))
+def test_kv_append(target, kv, kv_v, rotate):
+    heads, dim, v_dim = 3, 20, 72
+    bytes_k, bytes_v = (heads * 32 * K.row_bytes(t, d) for t, d in ((kv, dim), (kv_v, v_dim)))
+    p = dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_K=kv, KV_V=kv_v, KV_ROTATE=rotate, KV_PAGE_BYTES=bytes_k + bytes_v)
     # three sequences, rows across page ends, pages scattered
     pos, n = [30, 31, 32, 33, 0, 64], [4, 1, 1]
     table = [[5, 2, 9], [0, 9, 9], [9, 9, 3]]
     k, v = rows(6, heads, dim, seed=1), rows(6, heads, v_dim, seed=2)
     k[0, 0, :4] = [1e9, -1e9, 65504, 1e-7]
+    v[1, 2] = 0
+    v[2, 1, :32] = 1e-9
+    # rows as numpy packs them, into pages of zeros
+    want = np.zeros((10, bytes_k + bytes_v), np.uint8)
+    made = [K.encode(t, K.turn(a) if rotate and not K.plain(t) else a) for t, a in ((kv, k), (kv_v, v))]
+    for page in {page for seq in table for page in seq}:
+        at = [(t, a % 32) for t, (a, seq) in enumerate(zip(pos, [0, 0, 0, 0, 1, 2])) if table[seq][a // 32] == page]
+        for (t, r, d, key, part) in ((kv, made[0], dim, True, slice(0, bytes_k)), (kv_v, made[1], v_dim, False, slice(bytes_k, None))):
+            whole = [None if a is None else np.zeros((32, *a.shape[1:]), a.dtype) for a in r]
+            for i, j in at:
+                for a, b in zip(whole, r):
+                    if b is not None:
+                        a[j] = b[i]
+            want[page, part] = K.plane(t, K.Rows(*whole), d, key).reshape(-1)
     for parts in (1, 4):
-        pool = np.full((10, per), 7, dtype)
+        pool = np.zeros((10, bytes_k + bytes_v), np.uint8)
         H.build("kv_append", target, p).call(H.make_step(pos, n, table=table), [k, v, pool, None], parts)
-        want = np.full((10, per), 7, dtype)
-        for t, (at, seq) in enumerate(zip(pos, [0, 0, 0, 0, 1, 2])):
-            page = want[table[seq][at // 32]]
-            with np.errstate(over="ignore"):
-                kk, vv = (np.clip(a[t], -65504, 65504).astype(dtype) if kv == "f16" else a[t] for a in (k, v))
-            page[:heads * dim * 32].reshape(heads, dim, 32)[:, :, at % 32] = kk
-            page[heads * dim * 32:].reshape(heads, 32, v_dim)[:, at % 32] = vv
         assert np.array_equal(pool, want)
 
 

@@ -15,7 +15,7 @@
 
 enum { VOCAB = 400, EOS = 0, CONTEXT = 336 };
 
-static PlanPool pools[] = { { .id = "kv", .dtype = DT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 } };
+static PlanPool pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 } };
 static const Plan plan = { .n_pool = 1, .pool = pools };
 
 static uint32_t

@@ -10,8 +10,8 @@
 #include "runtime/kv/kv.h"
 
 static PlanPool pools[] = {
-	{ .id = "kv", .dtype = DT_F32, .n_layers = 2, .kv_heads = 1, .k_dim = 2, .v_dim = 1 },
-	{ .id = "latent", .mla = true, .dtype = DT_F16, .n_layers = 1, .kv_heads = 1, .k_dim = 3 },
+	{ .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 2, .kv_heads = 1, .k_dim = 2, .v_dim = 1 },
+	{ .id = "latent", .mla = true, .k = KVT_F16, .v = KVT_F16, .n_layers = 1, .kv_heads = 1, .k_dim = 3 },
 };
 static const Plan plan = { .n_pool = 2, .pool = pools };
 

@@ -153,8 +153,9 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	{ "\"layout\":\"f32\"", "\"layout\":\"r8\"", "p.json: tensor norm: a vector of f32 in layout \"r8\" is not supported" },
 
 	/* pools, rotary tables */
-	{ "\"mla\":false,\"dtype\":\"f32\"", "\"mla\":false,\"dtype\":\"q8_0\"",
-	  "p.json: pool kv: KV of type q8_0 is not supported; f16, bf16 and f32 are" },
+	{ "\"k\":\"f32\"", "\"k\":\"q8_0\"",
+	  "p.json: pool[0].k: \"q8_0\" is no type of keys and values; these are: f32 f16 bf16 f8 int8 int6 int4" },
+	{ "\"rotate\":false", "\"rotate\":true", "p.json: pool kv: f32 and f32 rows are not rotated" },
 	{ "\"mla\":false", "\"mla\":true", "p.json: pool kv: a latent pool has one head and no v_dim" },
 	{ "\"scaling\":\"none\"", "\"scaling\":\"odd\"", "p.json: rope[0]: unknown scaling \"odd\"" },
 	{ "\"scaling\":\"none\"", "\"scaling\":\"longrope\"",

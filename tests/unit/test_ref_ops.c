@@ -75,7 +75,7 @@ pool_put(const PlanPool *p, char *base, int32_t page, int64_t at, const float *k
 			            : is_k ? (h * p->k_dim + i) * 32 + at
 			                   : p->kv_heads * p->k_dim * 32 + (h * 32 + at) * p->v_dim + i - p->k_dim;
 
-			if (p->dtype == DT_F32)
+			if (p->k == KVT_F32)
 				((float *)q)[e] = x;
 			else
 				((uint16_t *)q)[e] = f32_to_f16(x);
@@ -97,7 +97,7 @@ scan_pool(FILE *f, Case *c, int i)
 	p->v_dim = scan_int(f);
 	p->n_layers = 1;
 	scan(f, "%15s", dtype);
-	p->dtype = dtype_from_text(dtype);
+	p->k = p->v = kv_type_from_text(dtype);
 	c->arg[i] = (RefArg){ .kind = REF_POOL, .pool = p };
 	c->elems[i] = 2 * PAGES * plan_layer_page_bytes(p) / 4;
 	c->arg[i].data = calloc((size_t)c->elems[i], 4);

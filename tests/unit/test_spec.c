@@ -30,7 +30,7 @@ BENCH_TEST(defaults_rest_on_other_keys)
 	assert_true(s->attention.scale == 0.25);
 	assert_true(s->norm.latent_eps == s->norm.eps && s->norm.eps == 1e-5);
 	assert_int_equal(s->storage_default, DT_BF16);
-	assert_int_equal(s->kv_dtype, DT_F16);
+	assert_int_equal(s->kv.k, KVT_F16);
 	assert_int_equal(s->n_rope, 1);
 	assert_int_equal(s->attention.windowed[0], 0);
 	assert_false(s->norm.bias);
@@ -43,7 +43,7 @@ BENCH_TEST(later_layers_hide_earlier_ones)
 
 	assert_non_null(s);
 	assert_int_equal(s->attention.n_kv_heads, 2);
-	assert_int_equal(s->kv_dtype, DT_F32);
+	assert_int_equal(s->kv.v, KVT_F32);
 	assert_true(s->rope[0].theta == 5e5);
 	assert_int_equal(s->ffn.act, ACT_GELU);
 	Spec *again = TEXT(b, GOOD, NULL);

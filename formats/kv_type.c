@@ -1,0 +1,45 @@
+/* See kv_type.h. */
+#include "formats/kv_type.h"
+
+#include <string.h>
+
+static const KvTypeInfo info[KVT_COUNT] = {
+#define X(name, text, bits, group, scales) [KVT_##name] = { text, bits, group, scales },
+	KV_TYPES(X)
+#undef X
+};
+
+const KvTypeInfo *
+kv_type_info(KvType t)
+{
+	return &info[t];
+}
+
+KvType
+kv_type_from_text(const char *text)
+{
+	for (int i = 0; text && i < KVT_COUNT; i++)
+		if (strcmp(info[i].text, text) == 0)
+			return (KvType)i;
+	return KVT_NONE;
+}
+
+bool
+kv_quantised(KvType t)
+{
+	return info[t].scales > 0;
+}
+
+int64_t
+kv_row_bytes(KvType t, int64_t dim)
+{
+	int64_t group = info[t].group ? info[t].group : dim, n = group ? (dim + group - 1) / group : 0;
+
+	return n * (group * info[t].bits / 8 + info[t].scales);
+}
+
+int64_t
+kv_rotation(int64_t dim)
+{
+	return dim & -dim;
+}
