@@ -199,12 +199,48 @@ block_q6_k(const uint8_t *b, float *y)
 }
 
 /* OCP e4m3 (fn): no infinity, 0x7f and 0xff are NaN. The bits of its value / 256 in fp16 are the same, moved up: exact for subnormals too. */
-static float
+float
 e4m3_to_f32(uint8_t b)
 {
 	if ((b & 0x7f) == 0x7f)
 		return NAN;
 	return f16_to_f32((uint16_t)((b & 0x7f) << 7 | (b & 0x80) << 8)) * 256;
+}
+
+float
+e8m0_to_f32(uint8_t e)
+{
+	return e == 255 ? NAN : e == 0 ? 0x1p-127f : float_of_bits((uint32_t)e << 23);
+}
+
+float
+e2m1_to_f32(uint8_t b)
+{
+	static const float value[16] = { 0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6 };
+
+	return value[b & 15];
+}
+
+/* 32 codes of E2M1: low nibbles are 0..15, high ones 16..31. scale: of each half */
+static void
+piece_e2m1(const float scale[2], const uint8_t *q, float *y)
+{
+	for (int i = 0; i < 16; i++) {
+		y[i] = scale[0] * e2m1_to_f32(q[i]);
+		y[i + 16] = scale[1] * e2m1_to_f32(q[i] >> 4);
+	}
+}
+
+static void
+block_nvfp4(const uint8_t *b, float *y)
+{
+	float d, scale[4];
+
+	memcpy(&d, b, sizeof d);
+	for (int i = 0; i < 4; i++)
+		scale[i] = d * e4m3_to_f32(b[4 + i]);
+	piece_e2m1(scale, b + 8, y);
+	piece_e2m1(scale + 2, b + 24, y + 32);
 }
 
 /* One of GROUP_DTYPES */
@@ -218,12 +254,11 @@ block_group(DtypeGroup g, const uint8_t *b, float *y)
 	else
 		memcpy(&d, b, sizeof d);
 	b += g.scale_bytes;
-	int zero = g.floats ? 0 : *b++;
+	int zero = g.values == VALUES_INT ? *b++ : 0;
+	const float *codes = dtype_codes(g.values);
 	for (int i = 0; i < g.columns; i++) {
-		if (g.floats)
-			y[i] = d * e4m3_to_f32(b[i]);
-		else
-			y[i] = d * (float)((g.bits == 8 ? b[i] : b[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15) - zero);
+		const int code = g.bits == 8 ? b[i] : b[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
+		y[i] = d * (codes ? codes[code] : g.values == VALUES_E4M3 ? e4m3_to_f32((uint8_t)code) : (float)(code - zero));
 	}
 }
 
@@ -252,6 +287,8 @@ dequant_row(Dtype d, const void *src, float *dst, int64_t n)
 		case DT_Q4_K: block_q45_k(b, NULL, b + 16, y); break;
 		case DT_Q5_K: block_q45_k(b, b + 16, b + 48, y); break;
 		case DT_Q6_K: block_q6_k(b, y); break;
+		case DT_MXFP4: piece_e2m1((float[2]){ e8m0_to_f32(b[0]), e8m0_to_f32(b[0]) }, b + 1, y); break;
+		case DT_NVFP4: block_nvfp4(b, y); break;
 		GROUP_DTYPES(DTYPE_CASE) block_group(group, b, y); break;
 		case DT_I32: {
 			int32_t v;
@@ -444,8 +481,69 @@ to_q6_k(const float *x, uint8_t *b)
 	}
 }
 
+/* The nearest of E2M1, of two the one with the even code */
+static uint8_t
+to_e2m1(float f)
+{
+	const float a = fabsf(f);
+	const uint8_t code = (uint8_t)((a > .25f) + (a >= .75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5));
+
+	return (uint8_t)(code | (f < 0 ? 8 : 0));
+}
+
+static float
+peak_of(const float *x, int n)
+{
+	float top = 0;
+
+	for (int i = 0; i < n; i++)
+		top = fmaxf(top, fabsf(x[i]));
+	return top;
+}
+
+/* The power of two that keeps the largest below 8, as OCP's rule has it: up to 6 it is kept, above it becomes 6 */
+static void
+to_mxfp4(const float *x, uint8_t *b)
+{
+	const int e = (int)(bits_of_float(peak_of(x, 32)) >> 23) - 2;
+
+	b[0] = (uint8_t)(e < 1 ? 1 : e);
+	const float id = 1 / e8m0_to_f32(b[0]);
+	for (int i = 0; i < 16; i++)
+		b[1 + i] = (uint8_t)(to_e2m1(x[i] * id) | to_e2m1(x[i + 16] * id) << 4);
+}
+
+/* d: the power of two with which the largest scale is an e4m3 */
+static void
+to_nvfp4(const float *x, uint8_t *b)
+{
+	const float peak = peak_of(x, 64) / (6 * 448), d = peak > 0 ? exp2f(ceilf(log2f(peak))) : 1;
+
+	memcpy(b, &d, sizeof d);
+	for (int j = 0; j < 4; j++) {
+		const float *at = x + 16 * j;
+		b[4 + j] = f32_to_e4m3(peak_of(at, 16) / 6 / d);
+		const float id = inverse(d * e4m3_to_f32(b[4 + j]));
+		for (int i = 0; i < 16; i++) {
+			uint8_t *to = b + 8 + j / 2 * 16 + i;
+			*to = (uint8_t)(j % 2 ? *to | to_e2m1(at[i] * id) << 4 : to_e2m1(at[i] * id));
+		}
+	}
+}
+
+static int
+nearest_of(const float codes[16], float v)
+{
+	int best = 0;
+
+	for (int i = 1; i < 16; i++)
+		if (fabsf(codes[i] - v) < fabsf(codes[best] - v))
+			best = i;
+	return best;
+}
+
 /* One of GROUP_DTYPES: columns that share a scale, n of them, a whole number of blocks. Their range on the grid of the type's bits, zero point
- * rounded; symmetric: the zero point is the middle code, the largest is as far from it as there are codes below; e4m3: the largest becomes 448 */
+ * rounded; symmetric: the zero point is the middle code, the largest is as far from it as there are codes below; e4m3: the largest becomes 448; tables: 1 */
 static void
 to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, int block_bytes)
 {
@@ -456,7 +554,8 @@ to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, in
 		lo = fminf(lo, x[i]);
 		hi = fmaxf(hi, x[i]);
 	}
-	float d = g.floats ? fmaxf(hi, -lo) / 448 : symmetric ? fmaxf(hi, -lo) / (float)half : (hi - lo) / (float)top;
+	const float *codes = dtype_codes(g.values);
+	float d = codes ? fmaxf(hi, -lo) : g.values == VALUES_E4M3 ? fmaxf(hi, -lo) / 448 : symmetric ? fmaxf(hi, -lo) / (float)half : (hi - lo) / (float)top;
 	if (g.scale_bytes == 2)
 		d = f16_to_f32(f32_to_f16(d));
 	float id = inverse(d);
@@ -467,15 +566,15 @@ to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, in
 			put_f16(b, d);
 		else
 			memcpy(b, &d, sizeof d);
-		if (!g.floats)
+		if (g.values == VALUES_INT)
 			*q++ = (uint8_t)zero;
 		memset(q, 0, (size_t)(g.columns * g.bits / 8));
 		for (int i = 0; i < g.columns; i++) {
-			if (g.floats) {
+			if (g.values == VALUES_E4M3) {
 				q[i] = f32_to_e4m3(x[at + i] * id);
 				continue;
 			}
-			int v = clamp_int(x[at + i] * id + (float)zero + 0.5f, 0, top);
+			int v = codes ? nearest_of(codes, x[at + i] * id) : clamp_int(x[at + i] * id + (float)zero + 0.5f, 0, top);
 			if (g.bits == 8)
 				q[i] = (uint8_t)v;
 			else
@@ -525,6 +624,8 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 		case DT_Q4_K: to_q45_k(x, b, 4); break;
 		case DT_Q5_K: to_q45_k(x, b, 5); break;
 		case DT_Q6_K: to_q6_k(x, b); break;
+		case DT_MXFP4: to_mxfp4(x, b); break;
+		case DT_NVFP4: to_nvfp4(x, b); break;
 		GROUP_DTYPES(DTYPE_CASE) to_group(dtype_group(d), x, block, false, b, bytes); break;
 		case DT_I32:
 		case DT_I64:

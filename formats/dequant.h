@@ -16,6 +16,9 @@ bool quant_row_shared(Dtype d, int64_t scale_cols, bool symmetric, const float *
 float    f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f); /* nearest even */
 float    bf16_to_f32(uint16_t h);
+float    e4m3_to_f32(uint8_t b);  /* OCP 8-bit float */
+float    e8m0_to_f32(uint8_t e);  /* 2^(e - 127), 255: NaN */
+float    e2m1_to_f32(uint8_t b);  /* of the low 4 bits */
 uint16_t f32_to_bf16(float f);
 
 #endif

@@ -30,9 +30,22 @@ dtype_group(Dtype d)
 		return (DtypeGroup){ 0 };
 	}
 	const DtypeInfo *i = &info[d];
-	bool floats = i->text[0] == 'f';
-	int bits = i->text[1] - '0';
-	return (DtypeGroup){ i->block_elems, bits, i->block_bytes - i->block_elems * bits / 8 - !floats, floats };
+	DtypeValues values = i->text[0] == 'u' ? VALUES_INT : i->text[0] == 'n' ? VALUES_NF4 : i->text[1] == 'p' ? VALUES_FP4 : VALUES_E4M3;
+	int bits = values == VALUES_NF4 || values == VALUES_FP4 ? 4 : i->text[1] - '0';
+	return (DtypeGroup){ i->block_elems, bits, i->block_bytes - i->block_elems * bits / 8 - (values == VALUES_INT), values };
+}
+
+const float *
+dtype_codes(DtypeValues v)
+{
+	/* as bitsandbytes writes them into files; templates/common has them too */
+	static const float nf4[16] = { -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f,
+		-0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f,
+		0.5626170039176941f, 0.7229568362236023f, 1.0f };
+	static const float fp4[16] = { 0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f,
+		0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f };
+
+	return v == VALUES_NF4 ? nf4 : v == VALUES_FP4 ? fp4 : NULL;
 }
 
 Dtype
@@ -42,7 +55,7 @@ dtype_regroup(Dtype d, int columns)
 
 	for (int i = 0; g.columns && i < DT_COUNT; i++) {
 		const DtypeGroup have = dtype_group((Dtype)i);
-		if (have.columns == columns && have.bits == g.bits && have.scale_bytes == g.scale_bytes && have.floats == g.floats)
+		if (have.columns == columns && have.bits == g.bits && have.scale_bytes == g.scale_bytes && have.values == g.values)
 			return (Dtype)i;
 	}
 	return DT_NONE;

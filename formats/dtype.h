@@ -8,7 +8,8 @@
 
 /* Groups of columns with one scale and one zero point, value = scale * (code - zero): what schemes of safetensors store in several
  * tensors (formats/scheme.h). A block is the scale (f16, or f32 where the name says so), the zero point (u8), and codes in pieces of 32
- * columns: 4 bits as q4_0 has them, or 8. f8: no zero point, codes are e4m3 (OCP 8-bit floating point). */
+ * columns: 4 bits as q4_0 has them, or 8. Without a zero point: f8, codes are e4m3 (OCP 8-bit floating point); nf4 and fp4, codes count the 16 numbers
+ * of dtype_codes, which bitsandbytes chose. */
 #define GROUP_DTYPES(X)                                                                            \
 	X(U4_32, "u4_32", 32, 19, -1, "")                                                          \
 	X(U4_128, "u4_128", 128, 67, -1, "")                                                       \
@@ -19,10 +20,19 @@
 	X(U8_32_F32, "u8_32_f32", 32, 37, -1, "")                                                  \
 	X(U8_128_F32, "u8_128_f32", 128, 133, -1, "")                                              \
 	X(F8_32, "f8_32", 32, 36, -1, "")                                                          \
-	X(F8_128, "f8_128", 128, 132, -1, "")
+	X(F8_128, "f8_128", 128, 132, -1, "")                                                      \
+	X(NF4_32, "nf4_32", 32, 20, -1, "")                                                        \
+	X(NF4_64, "nf4_64", 64, 36, -1, "")                                                        \
+	X(FP4_32, "fp4_32", 32, 20, -1, "")                                                        \
+	X(FP4_64, "fp4_64", 64, 36, -1, "")
 
 /* GROUP_DTYPES(DTYPE_CASE) in a switch: all of them */
 #define DTYPE_CASE(name, text, elems, bytes, ggml, st) case DT_##name:
+
+/* MXFP4 and NVFP4 are numbers of 4 bits (E2M1: a sign, and 0 .5 1 1.5 2 3 4 6), 32 columns as q4_0 has them, and scales before them:
+ *   MXFP4  a byte e, 2^(e - 127)
+ *   NVFP4  an f32 d, one for the whole tensor that each block repeats, and four e4m3 s, of 16 columns each: d * s
+ * A GGUF's NVFP4 has no d in its blocks: scheme.h. */
 
 /*        NAME  text    elems bytes ggml safetensors */
 #define WEIGHT_DTYPES(X)                                                                           \
@@ -37,6 +47,8 @@
 	X(Q4_K, "q4_k", 256, 144, 12, "")                                                          \
 	X(Q5_K, "q5_k", 256, 176, 13, "")                                                          \
 	X(Q6_K, "q6_k", 256, 210, 14, "")                                                          \
+	X(MXFP4, "mxfp4", 32, 17, 39, "")                                                          \
+	X(NVFP4, "nvfp4", 64, 40, -1, "")                                                          \
 	GROUP_DTYPES(X)
 #define DTYPE_LIST(X)                                                                              \
 	WEIGHT_DTYPES(X)                                                                           \
@@ -64,15 +76,17 @@ typedef struct DtypeInfo {
 } DtypeInfo;
 
 /* What a block of GROUP_DTYPES is made of; columns 0: another type */
+typedef enum DtypeValues { VALUES_INT, VALUES_E4M3, VALUES_NF4, VALUES_FP4 } DtypeValues;
 typedef struct DtypeGroup {
-	int  columns, bits, scale_bytes;
-	bool floats;             /* codes are e4m3, and there is no zero point */
+	int         columns, bits, scale_bytes;
+	DtypeValues values;      /* only VALUES_INT have a zero point */
 } DtypeGroup;
 
 const DtypeInfo *dtype_info(Dtype d);                /* d must be valid */
 DtypeGroup       dtype_group(Dtype d);
 Dtype            dtype_regroup(Dtype d, int columns);  /* the type like d whose groups have so many columns; DT_NONE: none */
 bool             dtype_is_float(Dtype d);            /* f32, f16, bf16 */
+const float     *dtype_codes(DtypeValues v);         /* [16] of VALUES_NF4 and VALUES_FP4; NULL: others */
 const char      *dtype_text(Dtype d);
 Dtype            dtype_from_text(const char *text);  /* DT_NONE: unknown */
 Dtype            dtype_from_ggml(uint32_t type);

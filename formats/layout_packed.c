@@ -29,6 +29,8 @@ geometry(Dtype d)
 	case DT_Q4_K: return (Geometry){ 256, 148, 4, 1, 1 };
 	case DT_Q5_K: return (Geometry){ 256, 180, 5, 1, 1 };
 	case DT_Q6_K: return (Geometry){ 256, 210, 6, 0, 1 };
+	case DT_MXFP4:
+	case DT_NVFP4: return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes, 4, 0, 0 };
 	GROUP_DTYPES(DTYPE_CASE) return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes, dtype_group(d).bits, 0, 0 };
 	case DT_I32:
 	case DT_I64:
@@ -183,19 +185,59 @@ pack_q6_k(const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 	}
 }
 
-/* Scales of the rows, zero points, then pieces of 32 columns; e4m3: column by column */
+/* Column i of pieces of 32 as the file has them */
+static inline int
+nibble(const uint8_t *codes, int i)
+{
+	return codes[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
+}
+
+/* Bytes, one after the other, of R rows; then pieces of 32 columns */
+static inline __attribute__((always_inline)) void
+pack_fp4(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
+{
+	const int head = d == DT_MXFP4 ? 1 : 8, wide = d == DT_MXFP4 ? 0 : 4; /* NVFP4: d as it is, before the bytes */
+
+	for (int r = 0; r < R; r++) {
+		const uint8_t *b = src + r * row_bytes;
+		memcpy(dst + wide * r, b, (size_t)wide);
+		for (int i = wide; i < head; i++)
+			dst[i * R + r] = b[i];
+		for (int j = 0; j < dtype_info(d)->block_elems / 8; j++)
+			put_u32(dst + head * R + 4 * (j * R + r), u32_at(b + head + 4 * j));
+	}
+}
+
+static void
+read_fp4(Dtype d, const uint8_t *p, int R, int r, float *y)
+{
+	const int head = d == DT_MXFP4 ? 1 : 8, wide = d == DT_MXFP4 ? 0 : 4;
+	uint8_t block[40];
+
+	memcpy(block, p + wide * r, (size_t)wide);
+	for (int i = wide; i < head; i++)
+		block[i] = p[i * R + r];
+	for (int j = 0; j < dtype_info(d)->block_elems / 8; j++)
+		put_u32(block + head + 4 * j, u32_at(p + head * R + 4 * (j * R + r)));
+	dequant_row(d, block, y, dtype_info(d)->block_elems);
+}
+
+/* Scales of the rows, zero points, then pieces of 32 columns; floats: column by column, of 4 bits two in a byte */
 static inline __attribute__((always_inline)) void
 pack_group(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 {
 	const DtypeGroup g = dtype_group(d);
-	uint8_t *q = dst + (g.scale_bytes + !g.floats) * R;
+	const int head = g.scale_bytes + (g.values == VALUES_INT);
+	uint8_t *q = dst + head * R;
 
 	for (int r = 0; r < R; r++) {
-		const uint8_t *b = src + r * row_bytes, *codes = b + g.scale_bytes + !g.floats;
+		const uint8_t *b = src + r * row_bytes, *codes = b + head;
 		memcpy(dst + g.scale_bytes * r, b, (size_t)g.scale_bytes);
-		if (g.floats) {
-			for (int i = 0; i < g.columns; i++)
+		if (g.values != VALUES_INT) {
+			for (int i = 0; g.bits == 8 && i < g.columns; i++)
 				q[i * R + r] = codes[i];
+			for (int i = 0; g.bits == 4 && i < g.columns; i += 2)
+				q[i / 2 * R + r] = (uint8_t)(nibble(codes, i) | nibble(codes, i + 1) << 4);
 			continue;
 		}
 		dst[g.scale_bytes * R + r] = b[g.scale_bytes];
@@ -208,15 +250,20 @@ static void
 read_group(Dtype d, const uint8_t *p, int R, int r, float *y)
 {
 	const DtypeGroup g = dtype_group(d);
-	uint8_t block[140], *codes = block + g.scale_bytes + !g.floats;
-	const uint8_t *q = p + (g.scale_bytes + !g.floats) * R;
+	const int head = g.scale_bytes + (g.values == VALUES_INT);
+	uint8_t block[140] = { 0 }, *codes = block + head;
+	const uint8_t *q = p + head * R;
 
 	memcpy(block, p + g.scale_bytes * r, (size_t)g.scale_bytes);
-	if (!g.floats)
+	if (g.values == VALUES_INT)
 		block[g.scale_bytes] = p[g.scale_bytes * R + r];
-	for (int i = 0; g.floats && i < g.columns; i++)
-		codes[i] = q[i * R + r];
-	for (int j = 0; !g.floats && j < g.columns * g.bits / 32; j++)
+	for (int i = 0; g.values != VALUES_INT && i < g.columns; i++) {
+		if (g.bits == 8)
+			codes[i] = q[i * R + r];
+		else
+			codes[i / 32 * 16 + i % 16] |= (uint8_t)((q[i / 2 * R + r] >> i % 2 * 4 & 15) << (i % 32 / 16 * 4));
+	}
+	for (int j = 0; g.values == VALUES_INT && j < g.columns * g.bits / 32; j++)
 		put_u32(codes + 4 * j, u32_at(q + 4 * (j * R + r)) ^ (g.bits == 8 ? 0x80808080u : 0));
 	dequant_row(d, block, y, g.columns);
 }
@@ -247,6 +294,8 @@ pack(Dtype d, int64_t cols, const uint8_t *src, uint8_t *dst, int R)
 		case DT_Q4_K: pack_q45_k(4, src, row_bytes, dst, R); break;
 		case DT_Q5_K: pack_q45_k(5, src, row_bytes, dst, R); break;
 		case DT_Q6_K: pack_q6_k(src, row_bytes, dst, R); break;
+		case DT_MXFP4:
+		case DT_NVFP4: pack_fp4(d, src, row_bytes, dst, R); break;
 		GROUP_DTYPES(DTYPE_CASE) pack_group(d, src, row_bytes, dst, R); break;
 		case DT_I32:
 		case DT_I64:
@@ -302,6 +351,8 @@ read_block(Dtype d, const uint8_t *p, int R, int r, float *y)
 	} else if (d == DT_BF16) {
 		memcpy(&h, p + 2 * r, 2);
 		*y = bf16_to_f32(h);
+	} else if (d == DT_MXFP4 || d == DT_NVFP4) {
+		read_fp4(d, p, R, r, y);
 	} else if (dtype_group(d).columns) {
 		read_group(d, p, R, r, y);
 	} else {
@@ -353,11 +404,13 @@ fields(Dtype d)
 	case DT_Q8_0: return (Fields){ { { 2, 32 }, { 0, 2 } } };
 	case DT_Q4_K: return (Fields){ { { 16, 128 }, { 0, 16 } } };
 	case DT_Q5_K: return (Fields){ { { 48, 128 }, { 16, 32 }, { 0, 16 } } };
+	case DT_MXFP4: return (Fields){ { { 1, 16 }, { 0, 1 } } };
+	case DT_NVFP4: return (Fields){ { { 8, 32 }, { 4, 4 }, { 0, 4 } } };
 	case DT_Q6_K: return (Fields){ { { 0, 128 }, { 128, 64 }, { 192, 16 }, { 208, 2 } } };
 	GROUP_DTYPES(DTYPE_CASE) {
 		const DtypeGroup g = dtype_group(d);
-		const int head = g.scale_bytes + !g.floats;
-		return (Fields){ { { head, g.columns * g.bits / 8 }, { 0, g.scale_bytes }, { g.scale_bytes, !g.floats } } };
+		const int zero = g.values == VALUES_INT, head = g.scale_bytes + zero;
+		return (Fields){ { { head, g.columns * g.bits / 8 }, { 0, g.scale_bytes }, { g.scale_bytes, zero } } };
 	}
 	case DT_F32:
 	case DT_F16:

@@ -404,7 +404,7 @@ find_part(const void *user, const char *name, SchemeTensor *out)
 static llmc_status
 make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 {
-	const char *parts[SCHEME_MAX_PARTS], *module;
+	const char *parts[SCHEME_MAX_PARTS], *name;
 	StTensor   *made = NULL;
 	size_t      n = 0, cap = 0, kept = 0;
 	int         n_part;
@@ -423,12 +423,12 @@ make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 	bool *gone = NEW(&s->arena, bool, s->n + 1);
 	for (size_t i = 0; i < s->n; i++) {
 		SchemeMatrix *m;
-		TRY(scheme_matrix(s->schemes, s->tensor[i].name, find_part, s, &m, &module, parts, &n_part, err));
+		TRY(scheme_matrix(s->schemes, s->tensor[i].name, find_part, s, &m, &name, parts, &n_part, err));
 		if (!m)
 			continue;
 		made = arena_grow(&s->arena, made, &cap, n + 1, sizeof *made);
-		made[n++] = (StTensor){ .name = arena_printf(&s->arena, "%sweight", module), .dtype = m->dtype, .dtype_name = s->tensor[i].dtype_name, .n_dims = 2,
-			.dim = { m->rows, m->cols }, .bytes = m->rows * dtype_row_bytes(m->dtype, m->cols), .file = s->tensor[i].file, .made = m };
+		made[n++] = (StTensor){ .name = name, .dtype = m->dtype, .dtype_name = s->tensor[i].dtype_name, .n_dims = m->stack ? 3 : 2,
+			.dim = { m->stack ? m->stack : m->rows, m->stack ? m->rows / m->stack : m->cols, m->cols }, .bytes = m->rows * dtype_row_bytes(m->dtype, m->cols), .file = s->tensor[i].file, .made = m };
 		for (int k = 0; k < n_part; k++)
 			gone[safetensors_find(s, parts[k]) - s->tensor] = true;
 	}

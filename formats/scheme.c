@@ -1,22 +1,12 @@
 /* Reading configs/schemes/, fitting a file's tensors to a form, and making rows. Shapes are checked once, in fit(), so that every index of
  * scheme_row lies within its tensor: planes are [a, b] with an axis of fields, and fields and groups are counted against both. */
-#include "formats/scheme.h"
-
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/embed.h"
-#include "base/json.h"
-#include "formats/dequant.h"
 #include "formats/names.h"
-#include "formats/yaml.h"
-
-struct Schemes {
-	Arena        *a;
-	const json_t *quant;   /* quantization_config; NULL: none */
-	size_t        n_form, cap;
-	const Node  **form;
-};
+#include "formats/scheme_fit.h"
 
 /* --- reading ------------------------------------------------------------------------------------------------------------ */
 static const json_t *
@@ -90,8 +80,8 @@ schemes_method(const Schemes *s)
 }
 
 /* --- which form --------------------------------------------------------------------------------------------------------- */
-static const char *
-text_of(const Node *map, const char *key)
+const char *
+scheme_text(const Node *map, const char *key)
 {
 	const Node *n = map ? node_get(map, key) : NULL;
 
@@ -101,7 +91,7 @@ text_of(const Node *map, const char *key)
 static bool
 flag_of(const Node *map, const char *key)
 {
-	const char *t = text_of(map, key);
+	const char *t = scheme_text(map, key);
 
 	return t && strcmp(t, "true") == 0;
 }
@@ -123,19 +113,8 @@ when_holds(const Schemes *s, const Node *when)
 	return true;
 }
 
-typedef struct Fit {
-	const Schemes  *s;
-	const Node     *form;
-	const char     *module;  /* "model.layers.0.mlp.up_proj." */
-	scheme_find_fn *find;
-	const void     *user;
-	const char    **parts;
-	int            *n_part;
-	llmc_error     *err;
-} Fit;
-
-static bool
-find_part(const Fit *f, const char *suffix, SchemeTensor *out)
+bool
+scheme_part(const Fit *f, const char *suffix, SchemeTensor *out)
 {
 	const char *name = arena_printf(f->s->a, "%s%s", f->module, suffix);
 
@@ -151,25 +130,49 @@ static const char *
 module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *find, const void *user)
 {
 	const Node *code = node_get(form, "code");
-	const char *suffix = text_of(code, "tensor"), *type = text_of(code, "type"), *scale = text_of(node_get(form, "scale"), "tensor");
+	const char *suffix = scheme_text(code, "tensor"), *type = scheme_text(code, "type");
+	const char *scale = scheme_text(node_get(form, "scale"), "tensor"), *scale_type = scheme_text(node_get(form, "scale"), "type");
 	size_t n = strlen(name), m = suffix ? strlen(suffix) : 0;
 	SchemeTensor t;
 
-	if (!m || n <= m + 1 || name[n - m - 1] != '.' || strcmp(name + n - m, suffix) != 0 || !when_holds(s, node_get(form, "when")))
+	if (!m || n <= m + 1 || (suffix[0] != '_' && name[n - m - 1] != '.') || strcmp(name + n - m, suffix) != 0 || !when_holds(s, node_get(form, "when")))
 		return NULL;
 	const char *module = arena_strndup(s->a, name, n - m);
 	if (type && (!find(user, name, &t) || strcmp(t.type, type) != 0))
 		return NULL;
-	if (scale && !find(user, arena_printf(s->a, "%s%s", module, scale), &t))
+	if (scale && (!find(user, arena_printf(s->a, "%s%s", module, scale), &t) || (scale_type && strcmp(t.type, scale_type) != 0)))
 		return NULL;
 	return module;
 }
 
 /* --- fitting ------------------------------------------------------------------------------------------------------------ */
-static int
-element_bits(const char *type)
+int
+scheme_element_bits(const char *type)
 {
 	return strcmp(type, "I32") == 0 || strcmp(type, "F32") == 0 ? 32 : strcmp(type, "F16") == 0 || strcmp(type, "BF16") == 0 ? 16 : 8;
+}
+
+static llmc_status
+shape_bad(const Fit *f, const SchemePlane *p, const char *want)
+{
+	return error_set(f->err, LLMC_E_INPUT, "%s has the shape [%lld, %lld]; %s", p->name, (long long)p->dim[0], (long long)p->dim[1], want);
+}
+
+/* bytes that are powers of two */
+bool
+scheme_exponents(const char *type)
+{
+	return strcmp(type, "U8") == 0 || strcmp(type, "F8_E8M0") == 0;
+}
+
+int64_t
+scheme_elements(const SchemeTensor *t)
+{
+	int64_t n = 1;
+
+	for (int i = 0; i < t->n_dims; i++)
+		n *= t->dim[i]; /* safetensors.c has seen that it is as many */
+	return n;
 }
 
 /* A plane of the form. Absent ones have no data. */
@@ -177,26 +180,31 @@ static llmc_status
 plane(const Fit *f, const char *which, SchemePlane *out)
 {
 	const Node *rule = node_get(f->form, which);
-	const char *suffix = text_of(rule, "tensor"), *type = text_of(rule, "type");
+	const char *suffix = scheme_text(rule, "tensor"), *type = scheme_text(rule, "type");
 	SchemeTensor t;
 
 	*out = (SchemePlane){ 0 };
 	if (!suffix)
 		return LLMC_OK;
-	if (!find_part(f, suffix, &t)) {
+	if (!scheme_part(f, suffix, &t)) {
 		if (flag_of(rule, "optional"))
 			return LLMC_OK;
 		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, suffix, f->module);
 	}
 	if (type ? strcmp(t.type, type) != 0 : strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32"))
 		return error_set(f->err, LLMC_E_INPUT, "%s is stored as %s; %s is expected", t.name, t.type, type ? type : "F16, BF16 or F32");
-	if (t.n_dims > 2)
+	int64_t add = 0, place, lead = 1;
+	if (node_get(f->form, "lead"))
+		(void)node_int(node_get(f->form, "lead"), &lead);
+	if (t.n_dims > 2 && (lead == 1 || t.n_dims <= lead))
 		return error_set(f->err, LLMC_E_INPUT, "%s has %d dimensions; two are expected", t.name, t.n_dims);
-	int64_t add = 0, place;
 	const Node *places = node_get(rule, "places");
-	*out = (SchemePlane){ .data = t.data, .name = t.name, .type = t.type, .element = element_bits(t.type), .bits = element_bits(t.type) };
-	out->dim[0] = t.n_dims > 0 ? t.dim[0] : 1;
-	out->dim[1] = t.n_dims > 1 ? t.dim[1] : 1;
+	*out = (SchemePlane){ .data = t.data, .name = t.name, .type = t.type, .element = scheme_element_bits(t.type), .bits = scheme_element_bits(t.type) };
+	out->dim[0] = out->dim[1] = 1;
+	for (int i = 0; i < t.n_dims; i++)
+		if (__builtin_mul_overflow(out->dim[i >= lead], t.dim[i], &out->dim[i >= lead]))
+			return shape_bad(f, out, "that is too much");
+	out->stack = lead > 1 ? t.dim[0] : 0;
 	if (node_get(rule, "add") && node_int(node_get(rule, "add"), &add))
 		out->add = (int)add;
 	for (int i = 0; i < 8; i++)
@@ -210,12 +218,6 @@ axis_is(const Node *rule, int axis, const char *what)
 	const Node *axes = node_get(rule, "axes");
 
 	return axes && axes->n == 2 && strcmp(axes->item[axis]->text, what) == 0;
-}
-
-static llmc_status
-shape_bad(const Fit *f, const SchemePlane *p, const char *want)
-{
-	return error_set(f->err, LLMC_E_INPUT, "%s has the shape [%lld, %lld]; %s", p->name, (long long)p->dim[0], (long long)p->dim[1], want);
 }
 
 static int64_t
@@ -248,7 +250,7 @@ static llmc_status
 sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 {
 	const Node *rule = node_get(f->form, "code");
-	const char *along = text_of(rule, "packed"), *shape = text_of(f->form, "shape"), *index = text_of(f->form, "column_group");
+	const char *along = scheme_text(rule, "packed"), *shape = scheme_text(f->form, "shape"), *index = scheme_text(f->form, "column_group");
 	const int in = axis_is(rule, 0, "in") ? 0 : 1; /* axis */
 	SchemeTensor t;
 	int64_t listed = 0;
@@ -260,7 +262,7 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	*bits = m->code.element;
 	if (!along)
 		return LLMC_OK;
-	if (shape && !find_part(f, shape, &t))
+	if (shape && !scheme_part(f, shape, &t))
 		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, shape, f->module);
 	if (shape) {
 		if (strcmp(t.type, "I64") || t.n_dims != 1 || t.dim[0] != 2)
@@ -276,7 +278,7 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	const int64_t words = m->code_along_out ? m->rows : m->cols;
 	int64_t told = 0;
 	if (node_get(f->form, "bits") && !node_int(node_get(f->form, "bits"), &told))
-		told = json_integer_value(config_value(f->s, text_of(f->form, "bits")));
+		told = json_integer_value(config_value(f->s, scheme_text(f->form, "bits")));
 	if (words > INT64_MAX / 64)
 		return shape_bad(f, &m->code, "that is too much");
 	if (m->code_along_out)
@@ -295,7 +297,7 @@ static llmc_status
 scales(const Fit *f, SchemeMatrix *m)
 {
 	const Node *rule = node_get(f->form, "scale");
-	const char *block = text_of(f->form, "block"), *group = text_of(f->form, "group");
+	const char *block = scheme_text(f->form, "block"), *group = scheme_text(f->form, "group");
 	const json_t *b = block ? config_value(f->s, block) : NULL, *g = group ? config_value(f->s, group) : NULL;
 	int64_t over = 0;
 
@@ -321,15 +323,16 @@ scales(const Fit *f, SchemeMatrix *m)
 	return LLMC_OK;
 }
 
-/* The groups of columns in order, or none given */
+/* The group of each column; left out where they are groups of neighbours, in order */
 static llmc_status
-order(const Fit *f, const SchemeMatrix *m)
+order(const Fit *f, SchemeMatrix *m)
 {
-	const char *index = text_of(f->form, "column_group");
+	const char *index = scheme_text(f->form, "column_group");
 	SchemeTensor t;
+	bool neighbours = true;
 	int32_t g;
 
-	if (!index || !find_part(f, index, &t))
+	if (!index || !scheme_part(f, index, &t))
 		return LLMC_OK;
 	if (strcmp(t.type, "I32") || t.n_dims != 1 || t.dim[0] != m->cols)
 		return error_set(f->err, LLMC_E_INPUT, "%s: %lld whole numbers (I32) are expected, the group of each column", t.name, (long long)m->cols);
@@ -337,26 +340,57 @@ order(const Fit *f, const SchemeMatrix *m)
 		memcpy(&g, (const char *)t.data + 4 * k, 4);
 		if (g < 0 || g > (m->cols - 1) / m->block_cols)
 			return error_set(f->err, LLMC_E_INPUT, "%s[%lld] = %d: there are %lld groups", t.name, (long long)k, g, (long long)ceil_div(m->cols, m->block_cols));
-		if (g != k / m->block_cols)
-			return error_set(f->err, LLMC_E_INPUT, "%s: columns are in the order of their importance (desc_act); llmc reads groups of neighbours alone", t.name);
+		neighbours &= g == k / m->block_cols;
 	}
+	m->column_group = neighbours ? NULL : t.data;
 	return LLMC_OK;
 }
 
+/* Any values have F32: at eight times the memory of 4 bits, which columns that are no whole groups cost. */
 static Dtype
 dtype_of(const SchemeMatrix *m, int bits)
 {
 	const bool wide = strcmp(m->scale.type, "F16") != 0 || m->over > 0;
 	const int64_t g = m->block_cols >= m->cols ? m->cols : m->block_cols;
 	const int columns = g % 128 == 0 && m->cols % 128 == 0 ? 128 : g % 32 == 0 && m->cols % 32 == 0 ? 32 : 0;
-	const bool floats = strcmp(m->code.type, "F8_E4M3") == 0;
 
+	if (m->column_group)
+		return DT_F32;
+	if (m->codes == SCHEME_E2M1) {
+		if (scheme_exponents(m->scale.type) && m->block_cols == 32 && m->cols % 32 == 0 && m->block_rows == 1)
+			return DT_MXFP4;
+		return strcmp(m->scale.type, "F8_E4M3") == 0 && m->block_cols == 16 && m->cols % 64 == 0 && m->block_rows == 1 ? DT_NVFP4 : DT_F32;
+	}
+	const DtypeValues values = m->codes == SCHEME_E4M3 ? VALUES_E4M3 : VALUES_INT;
 	for (int d = 0; columns && d < DT_COUNT; d++) {
 		const DtypeGroup have = dtype_group((Dtype)d);
-		if (have.columns == columns && have.floats == floats && have.bits == (bits > 4 ? 8 : 4) && have.scale_bytes == (wide || floats ? 4 : 2))
+		if (have.columns == columns && have.values == values && have.bits == (bits > 4 ? 8 : 4) && have.scale_bytes == (wide || values == VALUES_E4M3 ? 4 : 2))
 			return (Dtype)d;
 	}
-	return DT_NONE;
+	return DT_F32;
+}
+
+/* A factor of the whole tensor */
+static llmc_status
+whole(const Fit *f, SchemeMatrix *m)
+{
+	const Node *rule = node_get(f->form, "whole");
+	const char *suffix = scheme_text(rule, "tensor");
+	SchemeTensor t;
+
+	m->whole = 1;
+	if (!suffix)
+		return LLMC_OK;
+	if (!scheme_part(f, suffix, &t))
+		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, suffix, f->module);
+	if (strcmp(t.type, "F32") || scheme_elements(&t) != 1)
+		return error_set(f->err, LLMC_E_INPUT, "%s: one number of F32 is expected", t.name);
+	memcpy(&m->whole, t.data, 4);
+	if (flag_of(rule, "divides"))
+		m->whole = 1 / m->whole;
+	if (!isfinite(m->whole))
+		return error_set(f->err, LLMC_E_INPUT, "%s is no factor of weights", t.name);
+	return LLMC_OK;
 }
 
 static llmc_status
@@ -366,8 +400,12 @@ fit(const Fit *f, SchemeMatrix *m)
 	int bits;
 	bool packed;
 
+	const char *values = scheme_text(code, "values");
 	TRY(plane(f, "code", &m->code));
+	m->codes = values && strcmp(values, "e2m1") == 0 ? SCHEME_E2M1 : strcmp(m->code.type, "F8_E4M3") == 0 ? SCHEME_E4M3 : SCHEME_INT;
+	m->stack = m->code.stack;
 	TRY(plane(f, "scale", &m->scale));
+	TRY(whole(f, m));
 	TRY(plane(f, "zero", &m->zero));
 	TRY(sizes(f, m, &bits, &packed));
 	TRY(scales(f, m));
@@ -376,136 +414,44 @@ fit(const Fit *f, SchemeMatrix *m)
 	TRY(fields(f, &m->code, m->code_along_out ? !in : in, bits, m->code_along_out ? m->rows : m->cols, m->code_along_out ? m->cols : m->rows));
 	const int64_t groups = ceil_div(m->cols, m->block_cols);
 	if (m->zero.data) {
-		const char *along = text_of(zero, "packed");
+		const char *along = scheme_text(zero, "packed");
 		const int out = axis_is(zero, 0, "out") ? 0 : 1;
 		m->zero_along_out = !along || strcmp(along, "out") == 0;
 		TRY(fields(f, &m->zero, m->zero_along_out ? out : !out, along ? bits : 8, m->zero_along_out ? m->rows : groups, m->zero_along_out ? groups : m->rows));
 	}
 	/* int8 is signed, and so are its zero points; packed codes without zero points are offset by half of their range */
 	m->offset = packed || strcmp(m->code.type, "I8") ? 0 : 128;
-	const char *how = text_of(code, "order");
+	const char *how = scheme_text(code, "order");
 	m->eetq = how && strcmp(how, "eetq") == 0;
 	if (m->eetq && (m->cols % 64 || m->rows % 2))
 		return shape_bad(f, &m->code, "whole tiles of 64 inputs and 2 outputs are expected");
 	m->dtype = dtype_of(m, bits);
-	if (m->dtype == DT_NONE)
-		return error_set(f->err, LLMC_E_INPUT, "%s: scales are for %lld columns of %lld each: multiples of 32 are read", m->code.name,
-		                 (long long)m->block_cols, (long long)m->cols);
 	for (size_t i = 0; drop && i < drop->n; i++) {
 		SchemeTensor t;
-		find_part(f, drop->item[i]->text, &t);
+		scheme_part(f, drop->item[i]->text, &t);
 	}
 	return LLMC_OK;
 }
 
 llmc_status
 scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const void *user, SchemeMatrix **out,
-              const char **module, const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err)
+              const char **made, const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err)
 {
 	*out = NULL;
 	*n_part = 0;
 	for (size_t i = 0; i < s->n_form; i++) {
-		const char *found = module_of(s, s->form[i], name, find, user), *refuse = text_of(s->form[i], "refuse");
+		const char *found = module_of(s, s->form[i], name, find, user), *refuse = scheme_text(s->form[i], "refuse");
 		if (!found)
 			continue;
 		if (refuse)
 			return error_set(err, LLMC_E_INPUT, "%s: %s", name_text(name, strlen(name)).s, refuse);
 		Fit f = { s, s->form[i], found, find, user, parts, n_part, err };
 		SchemeMatrix *m = NEW(s->a, SchemeMatrix, 1);
-		TRY(fit(&f, m));
-		*module = found;
+		TRY(node_get(s->form[i], "map") ? scheme_flat(&f, m) : fit(&f, m));
+		const char *makes = scheme_text(s->form[i], "makes");
+		*made = arena_printf(s->a, "%s%s", found, makes ? makes : "weight");
 		*out = m;
 		return LLMC_OK;
 	}
 	return LLMC_OK;
-}
-
-/* --- rows --------------------------------------------------------------------------------------------------------------- */
-/* Field `at` along the plane's axis of fields, in column or row `other` */
-static inline uint32_t
-field(const SchemePlane *p, int64_t at, int64_t other)
-{
-	const int64_t bit = ((at & ~(int64_t)7) + p->place[at & 7]) * p->bits, word = bit / p->element;
-	const int     shift = (int)(bit % p->element), mask = (1 << p->bits) - 1;
-	const uint8_t *e = p->data + (word * p->step + other * p->other_step) * (p->element / 8);
-	uint32_t v, next;
-
-	if (p->element == 8)
-		return *e;
-	memcpy(&v, e, 4);
-	v >>= shift;
-	if (shift + p->bits > 32) {
-		memcpy(&next, e + p->step * 4, 4);
-		v |= next << (32 - shift);
-	}
-	return (v + (uint32_t)p->add) & (uint32_t)mask;
-}
-
-static float
-scale_at(const SchemeMatrix *m, int64_t row, int64_t group)
-{
-	const int64_t r = row / m->block_rows, i = m->scale_by_out ? r * m->scale.dim[1] + group : group * m->scale.dim[1] + r;
-	uint16_t h;
-	float f;
-
-	if (m->scale.element == 16) {
-		memcpy(&h, m->scale.data + 2 * i, 2);
-		f = m->scale.type[0] == 'B' ? bf16_to_f32(h) : f16_to_f32(h);
-	} else {
-		memcpy(&f, m->scale.data + 4 * i, 4);
-	}
-	return m->over > 0 ? f / m->over : f;
-}
-
-/* Place of (row, column k) in CUTLASS's interleaved order: two outputs interleaved by tiles of 64 inputs, inputs of each 16 in the order
- * 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, and bytes 1 and 2 of each four swapped */
-static uint8_t
-eetq_code(const SchemeMatrix *m, int64_t row, int64_t k)
-{
-	static const uint8_t place[16] = { 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15 };
-	int64_t i = row / 2 * 2 * m->cols + k / 64 * 128 + row % 2 * 64 + k % 64 / 16 * 16 + place[k % 16];
-
-	i = (i & ~(int64_t)3) | (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4);
-	return m->code.data[i];
-}
-
-void
-scheme_row(const SchemeMatrix *m, int64_t row, void *dst)
-{
-	const DtypeGroup g = dtype_group(m->dtype);
-	const int middle = m->offset ? 128 : 1 << (m->code.bits - 1);
-	uint8_t *to = dst;
-
-	for (int64_t k0 = 0; k0 < m->cols; k0 += g.columns) {
-		const int64_t group = k0 / m->block_cols;
-		const float scale = scale_at(m, row, group);
-		if (g.scale_bytes == 4) {
-			memcpy(to, &scale, 4);
-		} else {
-			uint16_t h = f32_to_f16(scale); /* it was one */
-			memcpy(to, &h, 2);
-		}
-		to += g.scale_bytes;
-		if (!g.floats) {
-			int zero = middle;
-			if (m->zero.data)
-				zero = (int)(m->zero_along_out ? field(&m->zero, row, group) : field(&m->zero, group, row));
-			if (m->zero.data && m->offset)
-				zero = (int8_t)zero + 128;
-			*to++ = (uint8_t)zero;
-		}
-		if (g.bits == 4)
-			memset(to, 0, 16 * (size_t)g.columns / 32);
-		for (int i = 0; i < g.columns; i++) {
-			const int64_t k = k0 + i;
-			uint32_t v = m->eetq ? eetq_code(m, row, k) : m->code_along_out ? field(&m->code, row, k) : field(&m->code, k, row);
-			if (m->offset && !m->eetq)
-				v ^= 0x80; /* two's complement to offset binary */
-			if (g.bits == 4)
-				to[i / 32 * 16 + i % 16] |= (uint8_t)(v << (i % 32 / 16 * 4));
-			else
-				to[i] = (uint8_t)v;
-		}
-		to += g.columns * g.bits / 8;
-	}
 }

@@ -1,6 +1,6 @@
 /* Schemes: how safetensors checkpoints store a quantised matrix, as several tensors: codes, scales, zero points, an order of columns.
- * configs/schemes/ describes them; here such tensors become one, named as the unquantised matrix is, of one of GROUP_DTYPES (dtype.h), whose
- * rows are made when they are asked for. Nobody above knows that there was a scheme. A row's values are the file's, exactly. */
+ * configs/schemes/ describes them; here such tensors become one, named as the unquantised matrix is, of a type of weights (one of GROUP_DTYPES, MXFP4,
+ * NVFP4 of dtype.h; F32 where no block has the columns as they are grouped), whose rows are made when they are asked for. Nobody above knows that there was a scheme. A row's values are the file's, exactly. */
 #ifndef LLMC_FORMATS_SCHEME_H
 #define LLMC_FORMATS_SCHEME_H
 
@@ -18,16 +18,25 @@ typedef struct SchemePlane {
 	int            bits, element; /* element: bits of one */
 	int            add;           /* to each field, modulo its range */
 	int8_t         place[8];      /* of field i % 8 in its element */
+	int64_t        stack;         /* matrices one below the other in the first dimension; 0: one */
 } SchemePlane;
+
+typedef enum SchemeCodes { SCHEME_INT, SCHEME_E4M3, SCHEME_E2M1 } SchemeCodes;
+typedef struct SchemeFlat SchemeFlat;
 
 typedef struct SchemeMatrix {
 	Dtype       dtype;
 	int64_t     rows, cols;
+	int64_t     stack;                  /* rows are those of so many matrices; 0: of one */
+	SchemeCodes codes;                  /* what they stand for */
 	int64_t     block_rows, block_cols; /* rows and columns of one scale */
 	bool        code_along_out, zero_along_out, scale_by_out; /* axis of fields; scales: [out, group], else [group, out] */
 	bool        eetq;
 	int         offset;                 /* what codes as stored are above the ones that zero points are for */
 	float       over;                   /* scales are divided by it; 0: they are not */
+	float       whole;                  /* and multiplied by it, which holds for all of the tensor */
+	const uint8_t *column_group;        /* I32: the group of each column; NULL: neighbours */
+	const SchemeFlat *flat;             /* codes without rows; NULL: planes */
 	SchemePlane code, scale, zero;
 } SchemeMatrix;
 
@@ -44,13 +53,13 @@ typedef struct Schemes Schemes;
 
 /* The schemes, in the arena. config: the text of config.json, untrusted; NULL: there is none, and nothing is equal to what `when` says. */
 llmc_status schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *err);
-/* Is `name` the codes of a matrix? Then *out is it, in the arena, *module the name without the codes' suffix, and parts[0 .. *n_part) the
+/* Is `name` the codes of a matrix? Then *out is it, in the arena, *made the name of it, and parts[0 .. *n_part) the
  * names of all tensors that it takes. *out NULL: it is not. E_INPUT: tensors that do not fit each other, or a form that is refused. */
 enum { SCHEME_MAX_PARTS = 12 };
 llmc_status scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const void *user, SchemeMatrix **out,
-                          const char **module, const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err);
-/* Row `row` as blocks of the matrix's type: dtype_row_bytes(m->dtype, m->cols) bytes. Any thread. */
-void        scheme_row(const SchemeMatrix *m, int64_t row, void *dst);
+                          const char **made, const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err);
+/* Row `row` as blocks of the matrix's type: dtype_row_bytes(m->dtype, m->cols) bytes. Any thread. false: a scale is NaN or infinite. */
+bool        scheme_row(const SchemeMatrix *m, int64_t row, void *dst);
 /* What config.json calls the method; NULL: it has no quantization_config, "": no name */
 const char *schemes_method(const Schemes *s);
 

@@ -20,6 +20,7 @@ typedef struct Job {
 	size_t                  scratch_bytes;
 	const char             *noise;
 	int64_t                 noise_blocks;
+	atomic_int              broken;  /* source with a scale that is no number, + 1; 0: none */
 } Job;
 
 enum { NOISE_ELEMS = 1 << 16, GROUPS_AT_ONCE = 16 };
@@ -165,7 +166,7 @@ turned_row(const Job *j, int k, int64_t row, Room *room)
 
 /* Row i of the tensor as the tensor's type: where it lies in the file when it is whole there, else made in tmp. */
 static const char *
-file_row(const Job *j, int64_t i, char *tmp, Room *room)
+file_row(Job *j, int64_t i, char *tmp, Room *room)
 {
 	const PlanTensor *t = j->t;
 	int k = 0;
@@ -182,7 +183,10 @@ file_row(const Job *j, int64_t i, char *tmp, Room *room)
 	}
 	const char *data = j->src[k].data;
 	if (j->src[k].made) {
-		scheme_row(j->src[k].made, row, tmp);
+		if (!scheme_row(j->src[k].made, row, tmp)) {
+			memset(tmp, 0, (size_t)j->row_bytes);
+			atomic_store(&j->broken, k + 1);
+		}
 		return tmp;
 	}
 	if (j->src[k].dtype != t->dtype) {
@@ -337,6 +341,8 @@ pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackRoom *ro
 		if (status == LLMC_OK)
 			threads_run(threads, pack_groups, &j);
 	}
+	if (status == LLMC_OK && atomic_load(&j.broken))
+		status = error_set(err, LLMC_E_INPUT, "%s: a scale of tensor \"%s\" is NaN or infinite", src[j.broken - 1].file, src[j.broken - 1].name);
 	free(noise);
 	return status;
 }

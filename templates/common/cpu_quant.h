@@ -35,13 +35,13 @@ p_blocks(const Product p)
 LLMC_INLINE int
 act_stream_bytes(const Product p)
 {
-	return VL > 4 && (p.w.bits <= 6 || DOT_BYTES_WIDE);
+	return VL > 4 && (w_width(p.w) <= 6 || DOT_BYTES_WIDE);
 }
 
 LLMC_INLINE int
 act_tile_bytes(const Product p)
 {
-	return act_stream_bytes(p) && p.act_bits == 8 && (p.w.bits < 6 || DOT_BYTES_WIDE);
+	return act_stream_bytes(p) && p.act_bits == 8 && (w_width(p.w) < 6 || DOT_BYTES_WIDE);
 }
 
 /* a product of 16-bit weights by tiles of bf16, whatever the number of tokens */

@@ -63,7 +63,7 @@ stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 	const int N = 8 / p.w.halves;
 
 	if (act_stream_bytes(p)) {
-		const int PASSES = p.act_bits / 8, ROOM = DOT_BYTES_ROOM >> p.w.bits;
+		const int PASSES = p.act_bits / 8, ROOM = DOT_BYTES_ROOM >> w_width(p.w);
 		vi sum[2] = { { 0 } }, total = vi_all(0);
 		LLMC_EACH(n, N, 8) {
 			/* low and high nibbles of one load */

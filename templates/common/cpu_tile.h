@@ -81,7 +81,7 @@ tile_chunk(const Product p)
 LLMC_INLINE int
 tile_widens(const Product p)
 {
-	return act_tile_bytes(p) && (DOT_BYTES_ROOM >> p.w.bits) < 8;
+	return act_tile_bytes(p) && (DOT_BYTES_ROOM >> w_width(p.w)) < 8;
 }
 
 /* --- a chunk -------------------------------------------------------------------------------------------------------- */

@@ -23,6 +23,13 @@
 
 #include "common/cpu_dot.h"
 
+/* What codes stand for, where it is not the number that they are */
+enum {
+	W_E4M3 = 1,   /* floats of 8 bits */
+	W_E2M1,       /* floats of 4 bits, which are whole numbers when doubled */
+	W_NF4, W_FP4, /* w_table */
+};
+
 typedef struct Weight {
 	int bits;     /* of an element; 16 and 32: floats */
 	int brain;    /* 1: of 16 bits the upper half of an fp32 */
@@ -31,7 +38,7 @@ typedef struct Weight {
 	int halves;   /* scales of a block: of 32 columns, or of 16 each */
 	int group;    /* columns that share a scale and a zero point, which is what min becomes; 0: not that kind */
 	int wide;     /* 1: the group's scale is fp32 */
-	int e4m3;     /* 1: floats of 8 bits, with the group's scale and no zero point */
+	int code;     /* see above; groups of such have no zero point */
 } Weight;
 
 #define W_f32  ((Weight){ .bits = 32 })
@@ -54,19 +61,35 @@ typedef struct Weight {
 #define W_u8_128     W_group(8, 128, 0)
 #define W_u8_32_f32  W_group(8, 32, 1)
 #define W_u8_128_f32 W_group(8, 128, 1)
-#define W_f8_32      ((Weight){ .bits = 8, .group = 32, .wide = 1, .e4m3 = 1 })
-#define W_f8_128     ((Weight){ .bits = 8, .group = 128, .wide = 1, .e4m3 = 1 })
+#define W_float(b, columns, kind) ((Weight){ .bits = b, .group = columns, .wide = 1, .code = kind })
+#define W_f8_32      W_float(8, 32, W_E4M3)
+#define W_f8_128     W_float(8, 128, W_E4M3)
+#define W_nf4_32     W_float(4, 32, W_NF4)
+#define W_nf4_64     W_float(4, 64, W_NF4)
+#define W_fp4_32     W_float(4, 32, W_FP4)
+#define W_fp4_64     W_float(4, 64, W_FP4)
+#define W_mxfp4      ((Weight){ .bits = 4, .halves = 1, .code = W_E2M1 })
+#define W_nvfp4      ((Weight){ .bits = 4, .halves = 2, .code = W_E2M1 })
 
 LLMC_INLINE int
 w_is_float(const Weight w)
 {
-	return w.bits >= 16 || w.e4m3;
+	return w.bits >= 16 || (w.code && w.code != W_E2M1);
+}
+
+/* what w_bytes returns is below 1 << this */
+LLMC_INLINE int
+w_width(const Weight w)
+{
+	return w.code == W_E2M1 ? 5 : w.bits;
 }
 
 /* what w_bytes adds to an element */
 LLMC_INLINE int
 w_offset(const Weight w)
 {
+	if (w.code == W_E2M1)
+		return 12;
 	return w.min && w.bits < 8 ? 0 : 1 << (w.bits - 1);
 }
 
@@ -84,7 +107,9 @@ w_head_bytes(const Weight w)
 	if (w.super)
 		return (w.min ? 4 + 8 * 2 : 2 + 8 * w.halves) * VL;
 	if (w.group)
-		return (2 + 2 * w.wide + !w.e4m3) * VL;
+		return (2 + 2 * w.wide + !w.code) * VL;
+	if (w.code)
+		return w.halves == 1 ? VL : 8 * VL;
 	return (w.min ? 4 : 2) * VL;
 }
 
@@ -92,14 +117,14 @@ w_head_bytes(const Weight w)
 LLMC_INLINE int
 w_columns(const Weight w)
 {
-	return w.group ? w.group : w_is_float(w) ? 1 : w.super ? 256 : 32;
+	return w.group ? w.group : w_is_float(w) ? 1 : w.super ? 256 : 32 * (1 + (w.code && w.halves == 2));
 }
 
 /* blocks that share what w_shared reads */
 LLMC_INLINE int
 w_together(const Weight w)
 {
-	return w.super ? 8 : w.group ? w.group / 32 : 1;
+	return w.super ? 8 : w_columns(w) > 32 ? w_columns(w) / 32 : 1;
 }
 
 /* of a column, of a block; shared scales count a part in each of their blocks, rounded up */
@@ -107,7 +132,7 @@ LLMC_INLINE int
 w_piece_bytes(const Weight w)
 {
 	if (w_is_float(w))
-		return w.bits / 8 * VL;
+		return w.bits * VL / 8;
 	return w_quant_bytes(w) + (w_head_bytes(w) + w_together(w) - 1) / w_together(w);
 }
 
@@ -115,7 +140,7 @@ LLMC_INLINE int
 w_columns_bytes(const Weight w)
 {
 	if (w_is_float(w))
-		return w.bits / 8 * VL * w_columns(w) + (w.group ? w_head_bytes(w) : 0);
+		return w.bits * VL * w_columns(w) / 8 + (w.group ? w_head_bytes(w) : 0);
 	return w_head_bytes(w) + w_together(w) * w_quant_bytes(w);
 }
 
@@ -140,18 +165,62 @@ w_halves(const uint8_t *p)
 #endif
 }
 
+/* 2 ^ (byte - 127); 255, which is NaN in a file, is refused before */
+LLMC_INLINE vf
+w_exponents(const uint8_t *p)
+{
+	vi e = vi_of_u8(p);
+
+	return (vf)(e << 23 | ((vi)(e == 0) & vi_all(1 << 22)));
+}
+
+LLMC_INLINE vf
+w_e4m3(vi b)
+{
+	/* the upper half of an fp32 begins with the same bits, but where the exponent is 0 */
+	vi small = b & vi_all(0x7f), bits = (small << 20) + vi_all(120 << 23), tiny = (vi)(small < vi_all(8));
+	vi value = (bits & ~tiny) | ((vi)(vf_of_vi(small) * vf_set1(0x1p-9f)) & tiny);
+
+	return (vf)(value | (b & vi_all(0x80)) << 24);
+}
+
+/* bitsandbytes's numbers, formats/dtype.c */
+static const float w_table[2][16] = {
+	{ -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+	  0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f },
+	{ 0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f, 0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f },
+};
+
+/* the number of each lane's code, 0 .. 15 */
+LLMC_INLINE vf
+w_looked_up(const Weight w, vi code)
+{
+	const float *table = w_table[w.code == W_FP4];
+#if defined(VF_NATIVE_512)
+	return (vf)_mm512_permutexvar_ps((__m512i)code, _mm512_loadu_ps(table));
+#elif VL == 8 && defined(VF_HAVE_256)
+	__m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)code), high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)code);
+	return (vf)_mm256_blendv_ps(low, high, (__m256)(code << 28));
+#else
+	vf v;
+	LLMC_UNROLL
+	for (int i = 0; i < VL; i++)
+		v[i] = table[code[i]];
+	return v;
+#endif
+}
+
 /* a column of a float format */
 LLMC_INLINE vf
 w_column(const Weight w, const uint8_t *group, int64_t col)
 {
 	const uint8_t *p = group + col * w_piece_bytes(w);
 
-	if (w.e4m3) { /* the upper half of an fp32 begins with the same bits, but where the exponent is 0 */
-		const uint8_t *head = group + col / w.group * w_columns_bytes(w);
-		vi b = vi_of_u8(head + w_head_bytes(w) + col % w.group * VL), small = b & vi_all(0x7f);
-		vi bits = (small << 20) + vi_all(120 << 23), tiny = (vi)(small < vi_all(8));
-		vi value = (bits & ~tiny) | ((vi)(vf_of_vi(small) * vf_set1(0x1p-9f)) & tiny);
-		return (vf)(value | (b & vi_all(0x80)) << 24) * vf_load((const float *)head);
+	if (w.group) {
+		const uint8_t *head = group + col / w.group * w_columns_bytes(w), *codes = head + w_head_bytes(w);
+		const int64_t at = col % w.group;
+		vf value = w.bits == 8 ? w_e4m3(vi_of_u8(codes + at * VL)) : w_looked_up(w, vi_of_u8(codes + at / 2 * VL) >> (int)(at % 2 * 4) & vi_all(15));
+		return value * vf_load((const float *)head);
 	}
 	if (w.bits == 32)
 		return vf_load((const float *)p);
@@ -183,6 +252,10 @@ w_shared(const Weight w, const uint8_t *group, int b)
 		k.m = k.d * vf_of_vi(-w_zeros(w, k.head));
 		return k;
 	}
+	if (w.code) { /* half of it: w_bytes has the doubled numbers */
+		k.d = (w.halves == 1 ? w_exponents(k.head) : vf_load((const float *)k.head)) * vf_set1(0.5f);
+		return k;
+	}
 	k.d = w_halves(k.head);
 	if (w.min)
 		k.m = w_halves(k.head + 2 * VL);
@@ -209,6 +282,26 @@ w_block(const Weight w, const uint8_t *group, int b)
 	return k;
 }
 
+/* twice the numbers of E2M1 that four codes in the bytes of a lane are, + 12 */
+LLMC_INLINE vi
+w_doubled(vi v)
+{
+	typedef uint8_t bytes __attribute__((vector_size(16)));
+	const bytes table = { 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0 };
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_shuffle_epi8(_mm512_broadcast_i32x4((__m128i)table), (__m512i)v);
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256((__m128i)table), (__m256i)v);
+#else
+	vi out;
+	for (int i = 0; i < VL; i++) {
+		uint32_t lane = (uint32_t)v[i];
+		out[i] = (int32_t)(table[lane & 15] | table[lane >> 8 & 15] << 8 | table[lane >> 16 & 15] << 16 | (uint32_t)table[lane >> 24 & 15] << 24);
+	}
+	return out;
+#endif
+}
+
 LLMC_INLINE vi
 w_bytes(const Weight w, w_at k, int i)
 {
@@ -217,6 +310,8 @@ w_bytes(const Weight w, w_at k, int i)
 	/* nibbles, behind the fifth bits or before the upper pairs */
 	vi v = vi_load(k.quant + 4 * VL * ((w.bits == 5) + (i & 3)));
 	v = (i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f);
+	if (w.code)
+		return w_doubled(v);
 	if (w.bits == 5) {
 		vi high = vi_load(k.quant);
 		v |= (i < 4 ? high << (4 - i) : high >> (i - 4)) & vi_all(0x10101010);
@@ -243,6 +338,8 @@ w_words(const Weight w, w_at k, int i)
 LLMC_INLINE vf
 w_scale(const Weight w, w_at k, int half)
 {
+	if (w.code && w.halves == 2)
+		return k.d * w_e4m3(vi_of_u8(k.head + (4 + 2 * k.sub + half) * VL));
 	if (!w.super)
 		return k.d;
 	if (w.min)
@@ -288,7 +385,9 @@ LLMC_INLINE int
 file_bytes(const Weight w)
 {
 	if (w.group)
-		return 2 + 2 * w.wide + !w.e4m3 + w.group * w.bits / 8;
+		return 2 + 2 * w.wide + !w.code + w.group * w.bits / 8;
+	if (w.code)
+		return w.halves == 1 ? 17 : 40;
 	if (w_is_float(w))
 		return w.bits / 8;
 	if (w.super)
@@ -342,6 +441,19 @@ file_q45_k(const Weight w, const uint8_t *p, float *y)
 	}
 }
 
+LLMC_INLINE float
+file_e4m3(int code)
+{
+	const int small = code & 0x7f;
+	float v = (float)small * 0x1p-9f;
+
+	if (small >= 8) {
+		uint32_t u = ((uint32_t)small << 20) + (120u << 23);
+		memcpy(&v, &u, 4);
+	}
+	return code & 0x80 ? -v : v;
+}
+
 LLMC_INLINE void
 file_group(const Weight w, const uint8_t *p, float *y)
 {
@@ -352,19 +464,26 @@ file_group(const Weight w, const uint8_t *p, float *y)
 	else
 		d = file_f16(p);
 	p += 2 + 2 * w.wide;
-	int zero = w.e4m3 ? 0 : *p++;
+	int zero = w.code ? 0 : *p++;
 	for (int i = 0; i < w.group; i++) {
-		if (w.e4m3) {
-			int small = p[i] & 0x7f;
-			float v = small < 8 ? (float)small * 0x1p-9f : 0;
-			if (small >= 8) {
-				uint32_t u = ((uint32_t)small << 20) + (120u << 23);
-				memcpy(&v, &u, 4);
-			}
-			y[i] = d * (p[i] & 0x80 ? -v : v);
-		} else {
-			y[i] = d * (float)((w.bits == 8 ? p[i] : (p[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15)) - zero);
-		}
+		const int code = w.bits == 8 ? p[i] : p[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
+		y[i] = d * (w.code == W_E4M3 ? file_e4m3(code) : w.code ? w_table[w.code == W_FP4][code] : (float)(code - zero));
+	}
+}
+
+/* E2M1: the numbers of pieces of 32, times the scales of their halves */
+LLMC_INLINE void
+file_fp4(const Weight w, const uint8_t *p, float *y)
+{
+	const int8_t doubled[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
+	const uint32_t u = p[0] ? (uint32_t)p[0] << 23 : 1u << 22;
+	float d;
+
+	memcpy(&d, w.halves == 1 ? (const void *)&u : (const void *)p, 4);
+	for (int i = 0; i < w_columns(w); i++) {
+		const float scale = w.halves == 1 ? d : d * file_e4m3(p[4 + i / 16]);
+		const uint8_t *q = p + (w.halves == 1 ? 1 : 8) + i / 32 * 16 + i % 16;
+		y[i] = scale * (0.5f * (float)doubled[*q >> (i % 32 / 16 * 4) & 15]);
 	}
 }
 
@@ -373,6 +492,8 @@ file_block(const Weight w, const uint8_t *p, float *y)
 {
 	if (w.group)
 		file_group(w, p, y);
+	else if (w.code)
+		file_fp4(w, p, y);
 	else if (!w.super)
 		file_small(w, p, y);
 	else if (w.bits == 6)

@@ -191,5 +191,6 @@ w_nibble_chunk(unsigned (&b)[4], unsigned word, const unsigned (&low)[2], const 
 #include "common/cuda_weights_blocks.h"
 #include "common/cuda_weights_k.h"
 #include "common/cuda_weights_groups.h"
+#include "common/cuda_weights_fp4.h"
 
 #endif

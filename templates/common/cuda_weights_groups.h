@@ -1,12 +1,60 @@
-/* Weights in groups of 32 or 128 columns with a scale and a zero point, u4_*, u8_*, and e4m3 with a scale, f8_*: the contract is in
- * cuda_weights.h. Planes of a row: codes, scales (f16 or f32), zero points (bytes). 4-bit codes lie by 32 columns as in q4_0; bytes in order. */
+/* Weights in groups of 32 to 128 columns with a scale and a zero point, u4_*, u8_*, and floats with a scale, f8_* (e4m3), nf4_*, fp4_* (tables of
+ * 16, formats/dtype.c): the contract is in cuda_weights.h. Planes of a row: codes, scales (f16 or f32), zero points (bytes). 4-bit codes lie by 32 columns as in q4_0; bytes in order. */
 #ifndef LLMC_CUDA_WEIGHTS_GROUPS_H
 #define LLMC_CUDA_WEIGHTS_GROUPS_H
 
 /* Two e4m3 in the upper bytes of the halves of v, as f16 of their value / 256: exact */
 DEV unsigned w_e4m3(unsigned v) { return (v & 0x80008000u) | (v & 0x7f007f00u) >> 1; }
 
-template <int COLS_, int BITS, int GROUP, int SCALE, bool FLOATS> struct w_groups {
+/* The table of nf4 (or fp4) by bytes: words[i] has byte BYTE of its numbers 4 i .. 4 i + 3, as f32 or as f16 */
+template <bool FP4> DEV constexpr unsigned
+w_code_f32(int i)
+{
+	constexpr unsigned nf4[16] = { 0xbf800000, 0xbf3239b1, 0xbf066b30, 0xbeca32a0, 0xbe91a24d, 0xbe3d353f, 0xbdba7871, 0x0,
+		0x3da2faff, 0x3e24cae3, 0x3e7c04dd, 0x3ead033a, 0x3ee1a4b8, 0x3f1007ab, 0x3f3913b3, 0x3f800000 };
+	constexpr unsigned fp4[16] = { 0x0, 0x3baaaaab, 0x3f2aaaab, 0x3f800000, 0x3eaaaaab, 0x3f000000, 0x3e2aaaab, 0x3e800000,
+		0x0, 0xbbaaaaab, 0xbf2aaaab, 0xbf800000, 0xbeaaaaab, 0xbf000000, 0xbe2aaaab, 0xbe800000 };
+	return FP4 ? fp4[i] : nf4[i];
+}
+
+template <bool FP4> DEV constexpr unsigned
+w_code_f16(int i)
+{
+	constexpr unsigned nf4[16] = { 0xbc00, 0xb992, 0xb833, 0xb652, 0xb48d, 0xb1ea, 0xadd4, 0x0, 0x2d18, 0x3126, 0x33e0, 0x3568, 0x370d, 0x3880, 0x39c9, 0x3c00 };
+	constexpr unsigned fp4[16] = { 0x0, 0x1d55, 0x3955, 0x3c00, 0x3555, 0x3800, 0x3155, 0x3400, 0x0, 0x9d55, 0xb955, 0xbc00, 0xb555, 0xb800, 0xb155, 0xb400 };
+	return FP4 ? fp4[i] : nf4[i];
+}
+
+template <bool FP4, bool HALF, int BYTE, int I> struct w_code_word {
+	DEV constexpr unsigned at(int i) { return ((HALF ? w_code_f16<FP4>(i) : w_code_f32<FP4>(i)) >> 8 * BYTE & 255) << 8 * (i % 4); }
+	static constexpr unsigned value = at(4 * I) | at(4 * I + 1) | at(4 * I + 2) | at(4 * I + 3);
+};
+
+/* Four codes in the bytes of a word: which of eight entries each is, four bits each, and whether of the upper eight (a byte of ones) */
+struct w_codes { unsigned select, upper; };
+
+DEV w_codes
+w_codes_of(unsigned v)
+{
+	const unsigned low = v & 0x07070707u, pairs = (low | low >> 4) & 0x00ff00ffu;
+
+	return { pairs | pairs >> 8, (v >> 3 & 0x01010101u) * 255u };
+}
+
+/* Byte BYTE of the entries */
+template <bool FP4, bool HALF, int BYTE> DEV unsigned
+w_code_bytes(const w_codes &c)
+{
+	const unsigned low = __byte_perm(w_code_word<FP4, HALF, BYTE, 0>::value, w_code_word<FP4, HALF, BYTE, 1>::value, c.select);
+	const unsigned high = __byte_perm(w_code_word<FP4, HALF, BYTE, 2>::value, w_code_word<FP4, HALF, BYTE, 3>::value, c.select);
+
+	return (low & ~c.upper) | (high & c.upper);
+}
+
+enum { W_INT, W_E4M3, W_NF4, W_FP4 };
+
+template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
+	enum { FLOATS = KIND != W_INT, TABLE = KIND == W_NF4 || KIND == W_FP4 };
 	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCK = GROUP, PACKED = 1, BF16 = 0, BYTES = 4 * BITS };
 	static constexpr int D = w_plane(COLS_ / GROUP, GROUP * BITS / 8), Z = D + w_plane(COLS_ / GROUP, SCALE);
 	static constexpr long long ROW = Z + (FLOATS ? 0 : w_plane(COLS_ / GROUP, 1));
@@ -37,6 +85,16 @@ template <int COLS_, int BITS, int GROUP, int SCALE, bool FLOATS> struct w_group
 	{
 		const unsigned b = BITS == 8 ? w_word(r.q[BITS == 8 ? c / 2 : 0], c % 2 * 2 + e) : w_nibbles(w_word(r.q[0], c % 2 * 2 + e), c / 2);
 
+		if (TABLE) {
+			const w_codes k = w_codes_of(b);
+			const unsigned b0 = w_code_bytes<KIND == W_FP4, false, 0>(k), b1 = w_code_bytes<KIND == W_FP4, false, 1>(k);
+			const unsigned b2 = w_code_bytes<KIND == W_FP4, false, 2>(k), b3 = w_code_bytes<KIND == W_FP4, false, 3>(k);
+			const float d = scale(r);
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				v[i] = __uint_as_float(__byte_perm(__byte_perm(b0, b1, i | (4 + i) << 4), __byte_perm(b2, b3, i | (4 + i) << 4), 0x5410)) * d;
+			return;
+		}
 		if (FLOATS) {
 			const unsigned lo = w_e4m3(b << 8 & 0xff00ff00u), hi = w_e4m3(b & 0xff00ff00u); /* bytes 0 and 2, bytes 1 and 3 */
 			const float d = scale(r) * 256.0f;
@@ -76,12 +134,12 @@ template <int COLS_, int BITS, int GROUP, int SCALE, bool FLOATS> struct w_group
 	/* Lane t has 16 bytes of four: 32 columns, or 16. Scales and zero points come with their neighbours, 4 bytes at a time. */
 	struct stream {
 		enum { PART = 128 / BITS, UNIT = 4 * PART, CHUNKS = PART / 8, PLANES = FLOATS ? 2 : 3, QUADS = 0, NIBBLES = BITS == 4, MINS = 0, SPLIT = 0, ADDS = 0, TAIL = COLS % UNIT, BATCH = 2 };
-		static constexpr float GAIN = W_GAIN, SUM = 1, UNDO = FLOATS ? 256.0f : 0x1p24f;
+		static constexpr float GAIN = W_GAIN, SUM = 1, UNDO = TABLE ? 1.0f : FLOATS ? 256.0f : 0x1p24f;
 		struct stage { uint4 q[32]; unsigned d[32], z[FLOATS ? 1 : 32]; };
 		struct fragment { uint4 q; unsigned d, z; };
 		struct scale { unsigned d, zero, zero_high; }; /* zero: -(1024 + z), zero_high: -(64 + z) */
 
-		DEV constexpr float part(int, int i) { return BITS == 4 && i >= 2 ? 0x1p-4f : 1.0f; }
+		DEV constexpr float part(int, int i) { return BITS == 4 && !TABLE && i >= 2 ? 0x1p-4f : 1.0f; }
 		DEV constexpr int group(int unit, int t) { return (unit * UNIT + t * PART) / GROUP; }
 
 		DEV constexpr int
@@ -116,7 +174,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, bool FLOATS> struct w_group
 		DEV void
 		scales(scale &s, const fragment &u, int, int)
 		{
-			const float gain = FLOATS ? 256.0f * W_GAIN : W_GAIN;
+			const float gain = KIND == W_E4M3 ? 256.0f * W_GAIN : W_GAIN;
 
 			if (SCALE == 4) {
 				const float d = __uint_as_float(u.d) * gain;
@@ -141,6 +199,19 @@ template <int COLS_, int BITS, int GROUP, int SCALE, bool FLOATS> struct w_group
 		template <bool WHOLE> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
+			if (TABLE) {
+#pragma unroll
+				for (int h = 0; h < 2; h++) {
+					const w_codes k = w_codes_of(w_word(u.q, c) >> 4 * h & 0x0f0f0f0fu);
+					const unsigned low = w_code_bytes<KIND == W_FP4, true, 0>(k), high = w_code_bytes<KIND == W_FP4, true, 1>(k);
+#pragma unroll
+					for (int i = 0; i < 2; i++) {
+						const unsigned v = __byte_perm(low, high, i ? 0x7351 : 0x6240);
+						b[2 * h + i] = WHOLE ? v : h2_mul(v, s.d);
+					}
+				}
+				return;
+			}
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
 				if (BITS == 4) {
@@ -169,15 +240,19 @@ template <int COLS_, int BITS, int GROUP, int SCALE, bool FLOATS> struct w_group
 	};
 #endif
 };
-template <int COLS> struct w_u4_32 : w_groups<COLS, 4, 32, 2, false> {};
-template <int COLS> struct w_u4_128 : w_groups<COLS, 4, 128, 2, false> {};
-template <int COLS> struct w_u4_32_f32 : w_groups<COLS, 4, 32, 4, false> {};
-template <int COLS> struct w_u4_128_f32 : w_groups<COLS, 4, 128, 4, false> {};
-template <int COLS> struct w_u8_32 : w_groups<COLS, 8, 32, 2, false> {};
-template <int COLS> struct w_u8_128 : w_groups<COLS, 8, 128, 2, false> {};
-template <int COLS> struct w_u8_32_f32 : w_groups<COLS, 8, 32, 4, false> {};
-template <int COLS> struct w_u8_128_f32 : w_groups<COLS, 8, 128, 4, false> {};
-template <int COLS> struct w_f8_32 : w_groups<COLS, 8, 32, 4, true> {};
-template <int COLS> struct w_f8_128 : w_groups<COLS, 8, 128, 4, true> {};
+template <int COLS> struct w_u4_32 : w_groups<COLS, 4, 32, 2, W_INT> {};
+template <int COLS> struct w_u4_128 : w_groups<COLS, 4, 128, 2, W_INT> {};
+template <int COLS> struct w_u4_32_f32 : w_groups<COLS, 4, 32, 4, W_INT> {};
+template <int COLS> struct w_u4_128_f32 : w_groups<COLS, 4, 128, 4, W_INT> {};
+template <int COLS> struct w_u8_32 : w_groups<COLS, 8, 32, 2, W_INT> {};
+template <int COLS> struct w_u8_128 : w_groups<COLS, 8, 128, 2, W_INT> {};
+template <int COLS> struct w_u8_32_f32 : w_groups<COLS, 8, 32, 4, W_INT> {};
+template <int COLS> struct w_u8_128_f32 : w_groups<COLS, 8, 128, 4, W_INT> {};
+template <int COLS> struct w_f8_32 : w_groups<COLS, 8, 32, 4, W_E4M3> {};
+template <int COLS> struct w_f8_128 : w_groups<COLS, 8, 128, 4, W_E4M3> {};
+template <int COLS> struct w_nf4_32 : w_groups<COLS, 4, 32, 4, W_NF4> {};
+template <int COLS> struct w_nf4_64 : w_groups<COLS, 4, 64, 4, W_NF4> {};
+template <int COLS> struct w_fp4_32 : w_groups<COLS, 4, 32, 4, W_FP4> {};
+template <int COLS> struct w_fp4_64 : w_groups<COLS, 4, 64, 4, W_FP4> {};
 
 #endif

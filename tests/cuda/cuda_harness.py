@@ -42,8 +42,10 @@ BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 REAL = os.environ.get("LLMC_TEST_GPU") == "1"
 BLOCK = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
-GROUP = ("u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128")
-DTYPES = ["f32", "f16", "bf16", *BLOCK, *GROUP]
+GROUP = ("u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128", "nf4_32", "nf4_64", "fp4_32", "fp4_64")
+FP4 = ("mxfp4", "nvfp4")
+PACKED = BLOCK + FP4 + GROUP
+DTYPES = ["f32", "f16", "bf16", *PACKED]
 PAGE = 32
 GUARD = 256  # bytes before and after each output
 ITEM = {"f32": np.float32, "i32": np.int32, "u8": np.uint8, "f16": np.uint16, "bf16": np.uint16}

@@ -43,18 +43,22 @@ class Weights:
             skip = {"q4_0": 2, "q5_0": 2, "q8_0": 2, "q6_k": 0}.get(dtype, 4)
             end = 208 if dtype == "q6_k" else block
             b[:, :, skip:end] = rng.integers(0, 256, b[:, :, skip:end].shape)
+        if raw and dtype in H.FP4:
+            block, head = (17, 1) if dtype == "mxfp4" else (40, 8)
+            b = file.reshape(rows, -1, block)
+            b[:, :, head:] = rng.integers(0, 256, b[:, :, head:].shape)
         if raw and dtype in H.GROUP:
             scale = 2 if dtype[0] == "u" and not dtype.endswith("f32") else 4
             b = file.reshape(rows, cols // int(dtype.split("_")[1]), -1)
             b[:, :, scale:] = rng.integers(0, 256, b[:, :, scale:].shape)
             if dtype[1] == "4":
                 b[:, :, scale] &= 15
-            if dtype[0] == "f":
+            if dtype[:2] == "f8":
                 b[:, :, scale:][b[:, :, scale:] & 0x7f == 0x7f] = 0x35  # NaN
         self.value = np.zeros((rows, cols), np.float32)
         for r in range(rows):
             so.dequant_row(d, file[r].ctypes.data, self.value[r].ctypes.data, cols)
-        if dtype in H.BLOCK + H.GROUP:
+        if dtype in H.PACKED:
             self.packed = np.zeros((rows, so.planes_bytes(d, cols)), np.uint8)
             for r in range(rows):
                 so.planes_pack(d, cols, file[r].ctypes.data, self.packed[r].ctypes.data)

@@ -3,6 +3,14 @@ block formats are ggml's, written down anew."""
 import numpy as np
 
 
+TABLES = {  # of bitsandbytes 0.50
+    "nf4": np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+                     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+                     0.7229568362236023, 1.0]),
+    "fp4": np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3]) / 12,
+}
+
+
 def bf16(x):
     u = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
     return ((u + 0x7fff + (u >> 16 & 1)) >> 16).astype(np.uint16)
@@ -79,6 +87,23 @@ def make(r, rows, cols, dtype):
             parts = [plane((q[:, :, 0::2] | q[:, :, 1::2] << 4).astype(np.uint8), rows)]
         v = d[..., None, None].astype(np.float64) * sc[..., None] * q - dm[..., None, None].astype(np.float64) * mn[..., None]
         return np.concatenate([*parts, plane(head, rows)], 1), v.reshape(rows, cols)
+    if dtype in ("mxfp4", "nvfp4"):  # E2M1 with scales of 8 bits
+        levels = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6])
+        q = r.integers(0, 16, (rows, cols // 32, 32))
+        if dtype == "mxfp4":
+            e = r.integers(110, 124, (rows, cols // 32)).astype(np.uint8)
+            v = levels[q] * 2.0 ** (e[..., None].astype(int) - 127)
+            return np.concatenate([plane(nibbles(q), rows), plane(e, rows)], 1), v.reshape(rows, cols)
+        s = r.integers(8, 126, (rows, cols // 16)).astype(np.uint8)
+        d = np.full((rows, cols // 64), 0.00037, np.float32)
+        scale = (1 + (s & 7) / 8) * 2.0 ** ((s >> 3).astype(int) - 7) * float(d[0, 0])
+        v = levels[q].reshape(rows, -1, 16) * scale[..., None]
+        return np.concatenate([plane(nibbles(q), rows), plane(s, rows), plane(d, rows)], 1), v.reshape(rows, cols)
+    if dtype[:3] in ("nf4", "fp4"):
+        codes = TABLES[dtype[:3]]
+        group = int(dtype[4:])
+        q, d = r.integers(0, 16, (rows, cols // group, group)), half(r, (rows, cols // group), 1e-3, 3e-1).astype(np.float32)
+        return np.concatenate([plane(nibbles(q.reshape(rows, -1, 32)), rows), plane(d, rows)], 1), (codes[q] * d[..., None].astype(np.float64)).reshape(rows, cols)
     if dtype[0] in "uf" and dtype[1] in "48":  # u4_128_f32: a scale and a zero point for each 128 columns
         group = int(dtype.split("_")[1])
         bits, nb = int(dtype[1]), cols // group

@@ -86,7 +86,7 @@ class Experts:
         self.down_params = dict(size, MIX=mix, SCALE=0.5, DOWN_DTYPE=b, **has("S_DOWN", d))
 
     def value(self, m, mixed):
-        v = m.value.astype(np.float16) if mixed and m.dtype in (*H.BLOCK, *H.GROUP) else m.value  # as the tensor cores get them
+        v = m.value.astype(np.float16) if mixed and m.dtype in H.PACKED else m.value  # as the tensor cores get them
         return v.astype(np.float64)
 
     def choose(self, rows, used=None):

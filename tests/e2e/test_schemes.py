@@ -16,7 +16,7 @@ import scheme_values as S  # noqa: E402
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "schemes")
 CASES = sorted(os.listdir(FOLDER))
-TUNED = ["gptq-4", "fp8-blocks", "ct-w8a16", "ct-w4a16-asym"]  # on kernels: a type each; compiling is what takes time
+TUNED = ["gptq-4", "fp8-blocks", "ct-w8a16", "ct-w4a16-asym", "ct-mxfp4", "modelopt-nvfp4", "bnb-nf4"]  # on kernels: a type each; compiling is what takes time
 # Of the range of the logits: exact values; int16 activations beside integers
 REFERENCE, KERNELS = 1e-5, 1e-3
 
@@ -92,6 +92,10 @@ MISTAKES = [
     ("gptq-4", "qweight", swapped_nibbles), ("gptq-4", "scales", lambda x: x[::-1]), ("gptq-4-asym-v2", "qzeros", lambda x: x ^ 1),
     ("ct-w4a16-asym", "weight_zero_point", lambda x: x ^ 1), ("ct-w4a16", "weight_packed", swapped_nibbles), ("awq-gemm", "qzeros", lambda x: x ^ 1),
     ("awq-gemm", "qweight", lambda x: x[::-1]), ("fp8-blocks", "weight_scale_inv", lambda x: x.T.reshape(x.shape)), ("bnb-int8", "SCB", lambda x: x[::-1]),
+    ("ct-mxfp4", "weight_packed", swapped_nibbles), ("ct-mxfp4", "weight_scale", lambda x: x.T.reshape(x.shape)), ("ct-nvfp4", "weight_scale", lambda x: x[::-1]),
+    ("modelopt-nvfp4", "weight_scale_2", lambda x: x * 2), ("bnb-nf4", "weight", swapped_nibbles), ("bnb-nf4", "weight.absmax", lambda x: x[::-1]),
+    ("bnb-nf4", "weight.quant_map", lambda x: x[::-1]), ("bnb-nf4", "weight.nested_quant_map", lambda x: x[::-1]),
+    ("bnb-fp4", "weight.absmax", lambda x: x[::-1]),
 ]
 
 
@@ -128,6 +132,16 @@ def cut(part, axis=0):
     return change
 
 
+def one(part, value):
+    """The first number of a part becomes another"""
+    def change(t, config):
+        k = module_of(t, part)
+        x = t[k][1].copy()
+        x.reshape(-1)[0] = value
+        t[k] = (t[k][0], x)
+    return change
+
+
 def order(values):
     def change(t, config):
         k = module_of(t, "g_idx")
@@ -135,6 +149,31 @@ def order(values):
         values(x)
         t[k] = (t[k][0], x)
     return change
+
+
+def test_columns_in_any_order(tmp_path):
+    """desc_act: the group of each column by g_idx, groups of any size. The oracle is the same model with its values written out."""
+    t = S.read(os.path.join(FOLDER, "gptq-4-asym-v2", "model.safetensors"))
+    with open(os.path.join(FOLDER, "gptq-4-asym-v2", "config.json")) as f:
+        config = json.load(f)
+    rng, logits = np.random.default_rng(1), []
+    for k in t:
+        if k.endswith("g_idx"):
+            x = t[k][1].copy()
+            rng.shuffle(x)
+            t[k] = ("I32", rng.integers(0, x.max() + 1, x.shape).astype(np.int32) if "up_proj" in k else x)
+    for plain in (False, True):
+        folder = tmp_path / str(plain)
+        folder.mkdir()
+        S.write(str(folder / "model.safetensors"), t)
+        (folder / "config.json").write_text(json.dumps(config))
+        if plain:
+            S.write(str(folder / "model.safetensors"), {k: ("F32", v.astype(np.float32)) for k, v in S.dense(str(folder)).items()})
+            (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "quantization_config"}))
+        got, err = run(folder, folder, [3, 4, 5, 6], "--device", "ref")
+        assert got is not None, err
+        logits.append(got)
+    assert error(logits[0], logits[1]) <= REFERENCE
 
 
 def setting(**more):
@@ -151,7 +190,6 @@ def setting(**more):
     ("gptq-4", cut("qweight"), "down_proj"),
     ("gptq-4", cut("g_idx"), "down_proj"),
     ("gptq-4", order(lambda x: x.fill(99)), "there are 3 groups"),
-    ("gptq-4", order(lambda x: np.random.default_rng(1).shuffle(x)), "desc_act"),
     ("gptq-4", setting(checkpoint_format="marlin"), "repacked"),
     ("awq-gemm", setting(version="gemv_fast"), "interleaved"),
     ("ct-w4a16", without("weight_shape"), "down_proj"),
@@ -159,6 +197,17 @@ def setting(**more):
     ("ct-w4a16-asym", cut("weight_zero_point", 1), "down_proj.weight_zero_point has the shape"),
     ("fp8-blocks", cut("weight_scale_inv"), "down_proj.weight_scale_inv has the shape"),
     ("bnb-int8", cut("SCB"), "down_proj"),
+    ("ct-mxfp4", cut("weight_scale"), "down_proj.weight_scale has the shape"),
+    ("ct-mxfp4", one("weight_scale", 255), "is NaN or infinite"),
+    ("ct-nvfp4", without("weight_global_scale"), "down_proj.weight_global_scale is missing"),
+    ("ct-nvfp4", one("weight_global_scale", 0), "is no factor"),
+    ("gptq-4", one("scales", np.float16("nan")), "is NaN or infinite"),
+    ("bnb-nf4", without("weight.quant_map"), "down_proj.weight.quant_map is missing"),
+    ("bnb-nf4", without("weight.quant_state.bitsandbytes__nf4"), "quant_state"),
+    ("bnb-nf4", cut("weight.absmax"), "numbers of U8 are expected"),
+    ("bnb-nf4", cut("weight"), "two to a byte"),
+    ("bnb-nf4", without("weight.nested_absmax"), "down_proj.weight.nested_absmax is missing"),
+    ("bnb-nf4", one("weight.nested_absmax", np.inf), "is NaN or infinite"),
 ])
 def test_folders_that_lie(name, change, says, tmp_path):
     t = S.read(os.path.join(FOLDER, name, "model.safetensors"))

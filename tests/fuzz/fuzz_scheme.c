@@ -77,10 +77,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (schemes_open(&a, config, config ? strlen(config) : 0, &s, &err) != LLMC_OK)
 		abort();
 	for (int i = 0; i < f.n; i++) {
-		const char *parts[SCHEME_MAX_PARTS], *module;
+		const char *parts[SCHEME_MAX_PARTS], *name;
 		SchemeMatrix *m = NULL;
 		int n_part;
-		if (scheme_matrix(s, f.t[i].name, find, &f, &m, &module, parts, &n_part, &err) == LLMC_OK && m)
+		if (scheme_matrix(s, f.t[i].name, find, &f, &m, &name, parts, &n_part, &err) == LLMC_OK && m)
 			rows_of(m);
 		else if (!m && err.code != LLMC_OK && (err.code != LLMC_E_INPUT || !*err.text))
 			abort();

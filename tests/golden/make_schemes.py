@@ -2,7 +2,8 @@
 
     make_schemes.py [case ...]
 
-Needs torch, transformers 5.23 and, for the cases named after them, compressed-tensors 0.20, gptqmodel 7.7, autoawq 0.2.9, bitsandbytes 0.50. The logits
+Needs torch, transformers 5.23 and, for the cases named after them, compressed-tensors 0.20, gptqmodel 7.7, autoawq 0.2.9, bitsandbytes 0.50,
+nvidia-modelopt 0.47. The logits
 are those of transformers in fp32 on the values that scheme_values.py reads; before that these are held to what the package itself loads.
 """
 import json
@@ -77,12 +78,12 @@ def compressed(name, group=32, channel=False):
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.compressors.format import infer_module_format
         from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
-        from compressed_tensors.quantization.utils import calculate_qparams
+        from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
         scheme = preset_name_to_scheme(name, ["Linear"])
         a = scheme.weights
         if channel:
             a.strategy, a.group_size = "channel", None
-        elif a.group_size:
+        elif a.group_size and a.num_bits > 2 and a.type == "int":
             a.group_size = group
         scheme.format = infer_module_format(torch.nn.Linear, scheme)
         comp = BaseCompressor.get_value_from_registry(getattr(scheme.format, "value", scheme.format))
@@ -92,14 +93,17 @@ def compressed(name, group=32, channel=False):
                 out[k] = w
                 continue
             w = w.float()
-            x = w.view(len(w), -1, a.group_size) if a.strategy == "group" else w[:, None]
-            lo, hi = (x.amin(-1), x.amax(-1)) if a.strategy in ("group", "channel") else (w.amin().view(1), w.amax().view(1))
+            x = w.view(len(w), -1, a.group_size) if a.strategy in ("group", "tensor_group") else w[:, None]
+            lo, hi = (x.amin(-1), x.amax(-1)) if a.strategy in ("group", "tensor_group", "channel") else (w.amin().view(1), w.amax().view(1))
             parts = {"weight": w}
-            parts["weight_scale"], z = calculate_qparams(lo, hi, a)
+            whole = generate_gparam(w.amin(), w.amax()).view(1) if a.strategy == "tensor_group" else None
+            if whole is not None:
+                parts["weight_global_scale"] = whole
+            parts["weight_scale"], z = calculate_qparams(lo, hi, a, global_scale=whole)
             if not a.symmetric:
                 parts["weight_zero_point"] = z
             for s, v in comp.compress(parts, scheme).items():
-                out[k.removesuffix("weight") + s] = v.to(torch.bfloat16) if s == "weight_scale" else v
+                out[k.removesuffix("weight") + s] = v.to(torch.bfloat16) if s == "weight_scale" and v.dtype == torch.float32 else v
         q = QuantizationConfig(config_groups={"group_0": scheme}, format=scheme.format, ignore=["lm_head"], quantization_status="compressed")
         save_as(folder, out, src, json.loads(q.model_dump_json()))
         from transformers import CompressedTensorsConfig
@@ -139,6 +143,37 @@ def fp8(src, folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).float(), 2e-2
 
 
+def four_bits(kind, nested):
+    def make(src, folder):
+        from transformers import BitsAndBytesConfig
+        m = AutoModelForCausalLM.from_pretrained(src, quantization_config=BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=nested, bnb_4bit_compute_dtype="float32",
+            bnb_4bit_quant_storage="bfloat16" if nested else "uint8"), dtype=torch.float32, device_map="cpu")
+        m.save_pretrained(folder)
+        import bitsandbytes.functional as F
+        from bitsandbytes.backends.default.ops import _dequantize_4bit_compute as values  # of all devices but CPUs, whose own begins a block with each row
+        ours = S.dense(folder)
+        for name, layer in m.named_modules():
+            if name.endswith("_proj"):
+                s = layer.weight.quant_state
+                peak = F.dequantize_blockwise(s.absmax, s.state2) + s.offset if s.nested else s.absmax
+                theirs = values(layer.weight.data.reshape(-1).view(torch.uint8), peak, s.code, s.blocksize, s.shape, torch.float32)
+                assert (theirs.numpy() == ours[name + ".weight"]).all(), name
+        return None, 0  # where a processor multiplies bf16, it does
+    return make
+
+
+def modelopt(config):
+    def make(src, folder):
+        import modelopt.torch.quantization as mtq
+        from modelopt.torch.export import export_hf_checkpoint
+        m = AutoModelForCausalLM.from_pretrained(src, dtype=torch.bfloat16)
+        mtq.quantize(m, getattr(mtq, config), lambda q: [q(ids(64, i)) for i in range(4)])
+        export_hf_checkpoint(m, export_dir=folder)
+        return None, 0  # it quantises activations as well
+    return make
+
+
 def int8(src, folder):
     from transformers import BitsAndBytesConfig
     m = AutoModelForCausalLM.from_pretrained(src, quantization_config=BitsAndBytesConfig(load_in_8bit=True), dtype=torch.float32, device_map="cpu")
@@ -151,6 +186,8 @@ CASES = {
     "ct-int8": compressed("INT8"), "ct-fp8": compressed("FP8"), "ct-w4a16-channel": compressed("W4A16", channel=True),
     "gptq-4": gptq(4, True, "gptq"), "gptq-4-asym-v2": gptq(4, False, "gptq_v2"), "gptq-3": gptq(3, True, "gptq"), "gptq-2-asym": gptq(2, False, "gptq_v2"),
     "fp8-deepseek": fp8, "gptq-8": gptq(8, True, "gptq"), "awq-gemm": gptq(4, False, "gemm", "awq"), "awq-gemv": awq_gemv, "fp8-blocks": fp8, "bnb-int8": int8,
+    "ct-nvfp4": compressed("NVFP4A16"), "ct-mxfp4": compressed("MXFP4A16"), "ct-mxfp8": compressed("MXFP8A16"), "modelopt-nvfp4": modelopt("NVFP4_DEFAULT_CFG"),
+    "bnb-nf4": four_bits("nf4", True), "bnb-fp4": four_bits("fp4", False),
 }
 
 

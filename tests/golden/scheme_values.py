@@ -1,4 +1,4 @@
-"""What the tensors of a quantised safetensors folder stand for, in numpy: value = scale * (code - zero) or scale * float8, by the formulas of
+"""What the tensors of a quantised safetensors folder stand for, in numpy: value = scale * (code - zero), or scale * a float of 8 or 4 bits, by the formulas of
 the packages that write them. make_schemes.py holds each to its package; tests use it to see what a folder should be."""
 import json
 import os
@@ -6,7 +6,8 @@ import struct
 
 import numpy as np
 
-TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1", "F8_E4M3": "u1"}
+TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1"}
+E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def read(path):
@@ -61,6 +62,28 @@ def spread(scale, rows, cols, block=None):
     return s[np.arange(rows) // br][:, np.arange(cols) // bc]
 
 
+def powers(kind, x):
+    """A scale: bytes are powers of two"""
+    return np.exp2(x.astype(np.float64) - 127).astype(np.float32) if kind in ("U8", "F8_E8M0") else floats(kind, x)
+
+
+def pairs(x):
+    """[.., n] bytes to [.., 2 n] codes, the first of two in the low nibble"""
+    return np.stack([x & 15, x >> 4], -1).reshape(*x.shape[:-1], -1)
+
+
+def flat(t, name):
+    """bitsandbytes, 4 bits: the first of two in the high nibble, blocks from the first element on"""
+    get = lambda k: t[f"{name}.weight{k}"][1]  # noqa: E731
+    said = json.loads(next(v[1].tobytes() for k, v in t.items() if k.startswith(f"{name}.weight.quant_state.")))
+    peak = get(".absmax")
+    if "nested_blocksize" in said:
+        peak = get(".nested_quant_map")[peak] * np.repeat(get(".nested_absmax"), said["nested_blocksize"])[:peak.size] + np.float32(said["nested_offset"])
+    b = get("").reshape(-1).view(np.uint8)
+    codes = np.stack([b >> 4, b & 15], 1).reshape(-1)[:int(np.prod(said["shape"]))]
+    return (get(".quant_map")[codes] * np.repeat(peak, said["blocksize"])[:codes.size]).reshape(said["shape"])
+
+
 def module(t, name, config):
     """The matrix [out, in] of a module, fp32; None where its tensors are no scheme's."""
     has = {k[len(name) + 1:]: v for k, v in t.items() if k.startswith(name + ".")}
@@ -79,8 +102,19 @@ def module(t, name, config):
         q, z = bits_along(has["qweight"][1], bits, 0), bits_along(has["qzeros"][1], bits, 1)[:, :has["scales"][1].shape[1]]
         if config.get("checkpoint_format", "gptq") == "gptq":
             z = z + 1 & (1 << bits) - 1
-        g = np.arange(len(q)) // (len(q) // len(z))
+        g = has["g_idx"][1]
         return ((q - z[g]) * get("scales")[g]).T
+    if name + ".weight.absmax" in t:
+        return flat(t, name)
+    packed = next((k for k in ("weight_packed", "weight") if k in has and has[k][0] == "U8"), None)
+    if packed and "weight_scale" in has:
+        whole = np.float32(1)
+        if "weight_global_scale" in has:
+            whole = whole / get("weight_global_scale")
+        if "weight_scale_2" in has:
+            whole = get("weight_scale_2")
+        q = E2M1[pairs(has[packed][1])]
+        return q * spread(powers(*has["weight_scale"]) * whole, *q.shape)
     if "weight_packed" in has:
         rows, cols = has["weight_shape"][1]
         bits = has["weight_packed"][1].shape[1] * 32 // cols
@@ -93,7 +127,7 @@ def module(t, name, config):
         if "weight" in has and s in has:
             w = get("weight")
             z = spread(get("weight_zero_point"), *w.shape) if "weight_zero_point" in has else 0
-            return (w - z) * spread(get(s), *w.shape, config.get("weight_block_size") if s == "weight_scale_inv" else None)
+            return (w - z) * spread(powers(*has[s]), *w.shape, config.get("weight_block_size") if s == "weight_scale_inv" else None)
     return None
 
 
@@ -102,11 +136,11 @@ def dense(folder):
     with open(os.path.join(folder, "config.json")) as f:
         config = json.load(f).get("quantization_config", {})
     t, out = read(os.path.join(folder, "model.safetensors")), {}
-    for name in sorted({k.rsplit(".", 1)[0] for k in t}):
+    for name in sorted({k.rsplit(".weight", 1)[0] if ".weight." in k else k.rsplit(".", 1)[0] for k in t}):
         w = module(t, name, config)
         if w is not None:
             out[name + ".weight"] = w.astype(np.float32)
         for k in t:
-            if k.rsplit(".", 1)[0] == name and (w is None or k.endswith(".bias")):
+            if ".weight." not in k and k.rsplit(".", 1)[0] == name and (w is None or k.endswith(".bias")):
                 out[k] = floats(*t[k])
     return out

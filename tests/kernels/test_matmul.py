@@ -9,11 +9,11 @@ import pytest
 
 import harness as H
 
-DTYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k",
-          "u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128"]
+DTYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "nvfp4",
+          "u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128", "nf4_32", "nf4_64", "fp4_32", "fp4_64"]
 NUMBER = {n: i for i, n in enumerate(DTYPES)}  # formats/dtype.h, checked below
-SMALL = {"q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q8_0": 8, "q4_k": 4, "q5_k": 5, "q6_k": 6, **{n: int(n[1]) for n in DTYPES if n[0] == "u"}}
-GROUPS = ["u4_32", "u4_128_f32", "u4_128", "u8_32_f32", "u8_128", "f8_32", "f8_128"]  # the others differ in one thing from one of these
+SMALL = {"q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q8_0": 8, "q4_k": 4, "q5_k": 5, "q6_k": 6, "mxfp4": 4, "nvfp4": 4, **{n: int(n[1]) for n in DTYPES if n[0] == "u"}}
+GROUPS = ["u4_32", "u4_128_f32", "u4_128", "u8_32_f32", "u8_128", "f8_32", "f8_128", "nf4_64", "fp4_32"]  # the others differ in one thing from one of these
 # Compiling is what takes time: v4 as this machine has it, its portable definition elsewhere (and once more below)
 TARGETS = [t for t in H.TARGETS if t != "v4p" or "v4" not in H.TARGETS]
 WIDE = [t for t in TARGETS if t != "generic"]
@@ -75,13 +75,17 @@ class Weights:
             b[:, :, head:] = rng.choice([0, 0xff] if SMALL[self.dtype] == 8 else [0, 0x0f, 0xf0, 0xff], b[:, :, head:].shape)
             b[0, :, head:], b[1, :, head:] = 0, 0xff
             return
-        block = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "q4_k": 144, "q5_k": 176, "q6_k": 210}[self.dtype]
+        block = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "q4_k": 144, "q5_k": 176, "q6_k": 210, "mxfp4": 17, "nvfp4": 40}[self.dtype]
         b = self.file.reshape(self.rows, -1, block)
-        skip = {"q4_0": 2, "q4_1": 4, "q5_0": 2, "q5_1": 4, "q8_0": 2, "q4_k": 16, "q5_k": 16, "q6_k": 0}[self.dtype]
+        skip = {"q4_0": 2, "q4_1": 4, "q5_0": 2, "q5_1": 4, "q8_0": 2, "q4_k": 16, "q5_k": 16, "q6_k": 0, "mxfp4": 1, "nvfp4": 8}[self.dtype]
         end = 192 if self.dtype == "q6_k" else block
         if self.dtype == "q8_0":
             b[:, :, skip:] = rng.choice([0x80, 0x7f], b[:, :, skip:].shape)
             b[0, :, skip:], b[1, :, skip:] = 0x80, 0x7f
+            return
+        if self.dtype.endswith("fp4"):  # -6 and 6
+            b[:, :, skip:] = rng.choice([0x77, 0x7f, 0xf7, 0xff], b[:, :, skip:].shape)
+            b[0, :, skip:], b[1, :, skip:] = 0xff, 0x77
             return
         b[:, :, skip:end] = rng.choice([0, 0x0f, 0xf0, 0xff], b[:, :, skip:end].shape)
         b[0, :, skip:end], b[1, :, skip:end] = 0, 0xff
@@ -157,15 +161,15 @@ def run_rows(kernel, x, w, rows, parts=1, extra=None, order=None, threads=False)
 
 def columns(dtype):
     """Several chunks of a tile, the last one shorter."""
-    return 768 if dtype.endswith("k") else 640 if "_128" in dtype else 608 if dtype in SMALL or "_32" in dtype else 203
+    return 768 if dtype.endswith("k") else 640 if "_128" in dtype or "_64" in dtype or dtype == "nvfp4" else 608 if dtype in SMALL or "_32" in dtype else 203
 
 
 ROWS = 43
 MORE = [(t, d, b) for t, d, b in (("vnni", "q4_1", 8), ("vnni", "q8_0", 16), ("amx", "q4_0", 16), ("amx", "q6_k", 8), ("amx", "bf16", 16), ("amx", "f16", 16))
         if t in H.MORE] if not EVERY else [(t, d, b) for t in H.MORE for d in DTYPES for b in (16, 8) if b == 16 or d in SMALL]
-VARIANTS = MORE + [(t, d, 16) for t in WIDE for d in DTYPES[:11] + GROUPS] + \
+VARIANTS = MORE + [(t, d, 16) for t in WIDE for d in DTYPES[:13] + GROUPS] + \
     [(t, d, 8) for t in WIDE for d in ("q4_1", "q5_0", "q5_k", "q6_k", "q8_0", "u4_128", "u8_128")] + \
-    [("generic", d, 16) for d in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "u4_128", "u8_32", "f8_128")] + [("generic", "q4_1", 8)]
+    [("generic", d, 16) for d in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "u4_128", "u8_32", "f8_128", "mxfp4", "nf4_64")] + [("generic", "q4_1", 8)]
 
 
 @pytest.mark.parametrize("target,dtype,bits", VARIANTS)
@@ -264,7 +268,7 @@ def test_portable_v4_has_the_bits_of_v4(lib, dtype, bits):
         same(run_rows(a, x[:n], packed, ROWS), run_rows(b, x[:n], packed, ROWS))
 
 
-SAME = [("amx", "v4", d, b) for d, b in (("q4_1", 16), ("q8_0", 16), ("q5_k", 8), ("q6_k", 16), ("f32", 16), ("u4_128", 16))] + \
+SAME = [("amx", "v4", d, b) for d, b in (("q4_1", 16), ("q8_0", 16), ("q5_k", 8), ("q6_k", 16), ("f32", 16), ("u4_128", 16), ("nvfp4", 16), ("nf4_32", 16))] + \
     [("vnni", "v3", d, b) for d, b in (("q4_1", 16), ("q8_0", 8), ("q6_k", 8))]
 SAME = SAME if not EVERY else [(a, b, d, n) for a, b in (("amx", "v4"), ("vnni", "v3")) for d in DTYPES for n in (16, 8)
                                if d in SMALL or (n == 16 and (a == "vnni" or d not in ("f16", "bf16")))]

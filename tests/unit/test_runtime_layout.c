@@ -14,7 +14,8 @@
 #include "plan/target.h"
 
 static const Dtype weight_types[] = { DT_F32, DT_F16, DT_BF16, DT_Q4_0, DT_Q4_1, DT_Q5_0,
-	                              DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q5_K, DT_Q6_K };
+	                              DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_MXFP4, DT_NVFP4,
+	                              DT_U4_32, DT_U8_128_F32, DT_F8_32, DT_NF4_32, DT_NF4_64, DT_FP4_64 };
 
 static uint32_t
 next(uint32_t *seed)
@@ -34,7 +35,8 @@ fill(Dtype d, uint8_t *p, int64_t rows, int64_t cols, uint32_t seed)
 	int block = dtype_info(d)->block_bytes;
 	for (int64_t i = 0; i < n; i += block)
 		switch (d) {
-		case DT_F32: p[i + 3] &= 0xbf; break;
+		case DT_F32: case DT_NVFP4: case DT_U8_128_F32: case DT_F8_32: case DT_NF4_32: case DT_NF4_64: case DT_FP4_64: p[i + 3] &= 0xbf; break;
+		case DT_MXFP4: p[i] &= 0x7f; break;
 		case DT_Q6_K: p[i + 209] &= 0xbf; break;
 		case DT_Q4_1: case DT_Q5_1: case DT_Q4_K: case DT_Q5_K: p[i + 3] &= 0xbf; /* fall through */
 		default: p[i + 1] &= 0xbf; break;

@@ -1,0 +1,36 @@
+/* What fitting a file's tensors to a form shares: formats/scheme.c (planes) and formats/scheme_flat.c (codes without rows). */
+#ifndef LLMC_FORMATS_SCHEME_FIT_H
+#define LLMC_FORMATS_SCHEME_FIT_H
+
+#include "base/json.h"
+#include "formats/scheme.h"
+#include "formats/yaml.h"
+
+struct Schemes {
+	Arena        *a;
+	const json_t *quant;   /* quantization_config; NULL: none */
+	size_t        n_form, cap;
+	const Node  **form;
+};
+
+typedef struct Fit {
+	const Schemes  *s;
+	const Node     *form;
+	const char     *module;  /* "model.layers.0.mlp.up_proj." */
+	scheme_find_fn *find;
+	const void     *user;
+	const char    **parts;
+	int            *n_part;
+	llmc_error     *err;
+} Fit;
+
+const char *scheme_text(const Node *map, const char *key);                      /* NULL: no such key, or no scalar */
+bool        scheme_part(const Fit *f, const char *suffix, SchemeTensor *out);   /* counted among the parts; false: no such tensor */
+int         scheme_element_bits(const char *type);
+bool        scheme_exponents(const char *type);
+int64_t     scheme_elements(const SchemeTensor *t);
+/* Codes that lie one after the other, whatever the rows, with a table of what they stand for (bitsandbytes) */
+llmc_status scheme_flat(const Fit *f, SchemeMatrix *m);
+bool        scheme_flat_row(const SchemeMatrix *m, int64_t row, void *dst); /* scheme_row of such */
+
+#endif

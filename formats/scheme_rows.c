@@ -1,0 +1,170 @@
+/* Rows of a matrix that scheme.c has fitted. Every index lies within its tensor, since shapes were checked there. */
+#include <math.h>
+#include <string.h>
+
+#include "formats/dequant.h"
+#include "formats/scheme_fit.h"
+
+/* Field `at` along the plane's axis of fields, in column or row `other` */
+static inline uint32_t
+field(const SchemePlane *p, int64_t at, int64_t other)
+{
+	const int64_t bit = ((at & ~(int64_t)7) + p->place[at & 7]) * p->bits, word = bit / p->element;
+	const int     shift = (int)(bit % p->element), mask = (1 << p->bits) - 1;
+	const uint8_t *e = p->data + (word * p->step + other * p->other_step) * (p->element / 8);
+	uint32_t v, next;
+
+	if (p->element == 8)
+		return (uint32_t)(*e >> shift & mask);
+	memcpy(&v, e, 4);
+	v >>= shift;
+	if (shift + p->bits > 32) {
+		memcpy(&next, e + p->step * 4, 4);
+		v |= next << (32 - shift);
+	}
+	return (v + (uint32_t)p->add) & (uint32_t)mask;
+}
+
+/* Of the group, as stored: without what holds for the whole tensor */
+static float
+scale_at(const SchemeMatrix *m, int64_t row, int64_t group)
+{
+	const int64_t r = row / m->block_rows, i = m->scale_by_out ? r * m->scale.dim[1] + group : group * m->scale.dim[1] + r;
+	uint16_t h;
+	float f;
+
+	if (m->scale.element == 8)
+		return strcmp(m->scale.type, "F8_E4M3") == 0 ? e4m3_to_f32(m->scale.data[i]) : e8m0_to_f32(m->scale.data[i]);
+	if (m->scale.element == 16) {
+		memcpy(&h, m->scale.data + 2 * i, 2);
+		f = m->scale.type[0] == 'B' ? bf16_to_f32(h) : f16_to_f32(h);
+	} else {
+		memcpy(&f, m->scale.data + 4 * i, 4);
+	}
+	return m->over > 0 ? f / m->over : f;
+}
+
+/* Place of (row, column k) in CUTLASS's interleaved order: two outputs interleaved by tiles of 64 inputs, inputs of each 16 in the order
+ * 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, and bytes 1 and 2 of each four swapped */
+static uint8_t
+eetq_code(const SchemeMatrix *m, int64_t row, int64_t k)
+{
+	static const uint8_t place[16] = { 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15 };
+	int64_t i = row / 2 * 2 * m->cols + k / 64 * 128 + row % 2 * 64 + k % 64 / 16 * 16 + place[k % 16];
+
+	i = (i & ~(int64_t)3) | (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4);
+	return m->code.data[i];
+}
+
+static int
+code_at(const SchemeMatrix *m, int64_t row, int64_t k)
+{
+	if (m->eetq)
+		return eetq_code(m, row, k);
+	const int v = (int)(m->code_along_out ? field(&m->code, row, k) : field(&m->code, k, row));
+	return m->offset ? v ^ 0x80 : v; /* two's complement to offset binary */
+}
+
+static int
+zero_at(const SchemeMatrix *m, int64_t row, int64_t group)
+{
+	if (!m->zero.data)
+		return m->offset ? 128 : 1 << (m->code.bits - 1);
+	const int v = (int)(m->zero_along_out ? field(&m->zero, row, group) : field(&m->zero, group, row));
+	return m->offset ? (int8_t)v + 128 : v;
+}
+
+/* Codes of columns k0 .. k0 + n, n <= 128: 4 bits in pieces of 32, or bytes */
+static void
+put_codes(const int *code, int n, int bits, uint8_t *to)
+{
+	if (bits == 8) {
+		for (int i = 0; i < n; i++)
+			to[i] = (uint8_t)code[i];
+		return;
+	}
+	memset(to, 0, (size_t)n / 2);
+	for (int i = 0; i < n; i++)
+		to[i / 32 * 16 + i % 16] |= (uint8_t)(code[i] << (i % 32 / 16 * 4));
+}
+
+static bool
+group_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
+{
+	const DtypeGroup g = dtype_group(m->dtype);
+	int code[128];
+
+	for (int64_t k0 = 0; k0 < m->cols; k0 += g.columns, to += g.columns * g.bits / 8) {
+		const int64_t group = k0 / m->block_cols;
+		const float scale = scale_at(m, row, group) * m->whole;
+		if (!isfinite(scale))
+			return false;
+		if (g.scale_bytes == 4) {
+			memcpy(to, &scale, 4);
+		} else {
+			uint16_t h = f32_to_f16(scale); /* it was one */
+			memcpy(to, &h, 2);
+		}
+		to += g.scale_bytes;
+		if (g.values == VALUES_INT)
+			*to++ = (uint8_t)zero_at(m, row, group);
+		for (int i = 0; i < g.columns; i++)
+			code[i] = code_at(m, row, k0 + i);
+		put_codes(code, g.columns, g.bits, to);
+	}
+	return true;
+}
+
+/* MXFP4, NVFP4: scales stay the bytes that they are */
+static bool
+fp4_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
+{
+	const int columns = dtype_info(m->dtype)->block_elems, each = (int)m->block_cols;
+	int code[64];
+
+	for (int64_t k0 = 0; k0 < m->cols; k0 += columns, to += columns / 2) {
+		if (m->dtype == DT_NVFP4) {
+			memcpy(to, &m->whole, 4);
+			to += 4;
+		}
+		for (int64_t k = k0; k < k0 + columns; k += each) {
+			const int64_t i = m->scale_by_out ? row * m->scale.dim[1] + k / each : k / each * m->scale.dim[1] + row;
+			if (!isfinite(scale_at(m, row, k / each)))
+				return false;
+			*to++ = m->scale.data[i];
+		}
+		for (int i = 0; i < columns; i++)
+			code[i] = code_at(m, row, k0 + i);
+		put_codes(code, columns, 4, to);
+	}
+	return true;
+}
+
+/* Any form, value by value */
+static bool
+float_row(const SchemeMatrix *m, int64_t row, float *to)
+{
+	for (int64_t k = 0; k < m->cols; k++) {
+		int32_t group = (int32_t)(k / m->block_cols);
+		if (m->column_group)
+			memcpy(&group, m->column_group + 4 * k, 4);
+		const float scale = scale_at(m, row, group) * m->whole;
+		if (!isfinite(scale))
+			return false;
+		const int code = code_at(m, row, k);
+		to[k] = scale * (m->codes == SCHEME_E2M1   ? e2m1_to_f32((uint8_t)code)
+		                 : m->codes == SCHEME_E4M3 ? e4m3_to_f32((uint8_t)code)
+		                                           : (float)(code - zero_at(m, row, group)));
+	}
+	return true;
+}
+
+bool
+scheme_row(const SchemeMatrix *m, int64_t row, void *dst)
+{
+	if (m->flat)
+		return scheme_flat_row(m, row, dst);
+	if (m->dtype == DT_F32)
+		return float_row(m, row, dst);
+	return m->codes == SCHEME_E2M1 ? fp4_row(m, row, dst) : group_row(m, row, dst);
+}

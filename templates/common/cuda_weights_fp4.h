@@ -1,0 +1,157 @@
+/* Weights of 4 bits that are floats (E2M1) with scales of 8 bits, mxfp4 and nvfp4: the contract is in cuda_weights.h. Planes of a row: nibbles by 32
+ * columns as in q4_0; a byte of scale for each 32 columns (mxfp4: a power of two) or 16 (nvfp4: e4m3); nvfp4: an f32 for each 64. */
+#ifndef LLMC_CUDA_WEIGHTS_FP4_H
+#define LLMC_CUDA_WEIGHTS_FP4_H
+
+/* Two E2M1 in the lowest bits of the halves of v >> right, as f16 of their value / 2^14: exact, subnormals too */
+template <int RIGHT> DEV unsigned
+w_e2m1(unsigned v)
+{
+	const unsigned sign = RIGHT == 12 ? v : v << (12 - RIGHT), rest = RIGHT > 9 ? v >> (RIGHT - 9) : v << (9 - RIGHT);
+
+	return h2_pick(sign, 0x80008000u, rest & 0x0e000e00u);
+}
+#define W_E2M1 16384.0f
+#define W_E2M1_H 0x74007400u
+
+/* 2 ^ (e - 127) */
+DEV float w_power(unsigned e) { return __uint_as_float(e ? e << 23 : 1u << 22); }
+/* e4m3 without a sign */
+DEV float w_e4m3_scale(unsigned b) { return f16_lo(b << 7) * 256.0f; }
+
+template <int COLS_, bool NV> struct w_fp4_blocks {
+	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCK = NV ? 64 : 32, PACKED = 1, BF16 = 0, SCALES = NV ? 2 : 1 };
+	static constexpr int S = w_plane(UNITS, 16), D = S + w_plane(UNITS, SCALES);
+	static constexpr long long ROW = D + (NV ? w_plane(COLS_ / 64, 4) : 0);
+	typedef w_fp4_blocks tile;
+	struct raw { uint4 q; unsigned s, d; };
+
+	DEV int column(int u, int i) { return u * 32 + i; }
+	DEV int width(int) { return 32; }
+
+	DEV raw
+	load(const unsigned char *row, int u, bool again = false)
+	{
+		raw r;
+		r.q = w_read(row + 16 * u, again);
+		r.s = NV ? w_u16(row + S + 2 * u) : row[S + u];
+		r.d = NV ? ld_v1(row + D + u / 2 * 4) : 0;
+		return r;
+	}
+
+	/* of half h of the 32 */
+	DEV float
+	factor(unsigned s, unsigned d, int h)
+	{
+		return NV ? __uint_as_float(d) * w_e4m3_scale(s >> 8 * h & 255) : w_power(s);
+	}
+
+	/* weights 8 c + 4 e .. 8 c + 4 e + 3, exactly */
+	DEV void
+	four(const raw &r, int c, int e, float (&v)[4])
+	{
+		const unsigned b = w_nibbles(w_word(r.q, c % 2 * 2 + e), c / 2), even = w_e2m1<0>(b), odd = w_e2m1<8>(b);
+		const float d = factor(r.s, r.d, c / 2);
+
+		v[0] = f16_lo(even) * W_E2M1 * d, v[1] = f16_lo(odd) * W_E2M1 * d, v[2] = f16_hi(even) * W_E2M1 * d, v[3] = f16_hi(odd) * W_E2M1 * d;
+	}
+
+	DEV void
+	decode(const raw &r, int, float (&v)[32])
+	{
+#pragma unroll
+		for (int i = 0; i < 8; i++) {
+			float f[4];
+			four(r, i / 2, i % 2, f);
+#pragma unroll
+			for (int k = 0; k < 4; k++)
+				v[4 * i + k] = f[k];
+		}
+	}
+
+	DEV uint4
+	eight(const raw &r, int, int c)
+	{
+		float a[4], b[4];
+
+		four(r, c, 0, a);
+		four(r, c, 1, b);
+		return make_uint4(pack_f16(a[0], a[1]), pack_f16(a[2], a[3]), pack_f16(b[0], b[1]), pack_f16(b[2], b[3]));
+	}
+
+#if __CUDA_ARCH__ >= 800
+	/* Lane t has 32 columns of four, whose scales come with a neighbour's (mxfp4: with all of them) */
+	struct stream {
+		enum { UNIT = 128, CHUNKS = 4, PLANES = NV ? 3 : 2, QUADS = 0, NIBBLES = 1, MINS = 0, SPLIT = NV ? 2 : 0, ADDS = 0, TAIL = COLS_ % UNIT, BATCH = 2 };
+		static constexpr float GAIN = W_GAIN, SUM = 1, UNDO = W_E2M1;
+		struct stage { uint4 q[32]; unsigned s[32], d[NV ? 32 : 1]; };
+		struct fragment { uint4 q; unsigned s, d; };
+		struct scale { unsigned d[2]; };
+
+		DEV constexpr float part(int, int) { return 1.0f; }
+
+		DEV constexpr int
+		place(int plane, int unit, int t)
+		{
+			return plane == 0 ? unit * 64 + t * 16 : plane == 1 ? S + unit * 4 * SCALES + t * SCALES / 4 * 4 : D + unit * 8 + t / 2 * 4;
+		}
+
+		DEV void
+		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
+		{
+			static_assert(TAIL % 32 == 0, "rows of whole blocks");
+			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], S), bytes);
+			cp_async_4(&s.s[lane], row + (unsigned)at[1]);
+			if (NV)
+				cp_async_4(&s.d[lane], row + (unsigned)at[PLANES - 1]);
+		}
+
+		DEV void
+		load(fragment &u, const stage &s, int, int lane)
+		{
+			u.q = s.q[lane];
+			u.s = NV ? ((const unsigned short *)s.s)[2 * lane + (lane & 1)] : ((const unsigned char *)s.s)[4 * lane + (lane & 3)];
+			u.d = NV ? s.d[lane] : 0;
+		}
+
+		DEV int col(int unit, int c, int t) { return unit * 128 + t * 32 + c * 4; }
+		DEV int col2(int unit, int c, int t) { return unit * 128 + t * 32 + 16 + c * 4; }
+
+		DEV void
+		scales(scale &s, const fragment &u, int, int)
+		{
+			const float a = factor(u.s, u.d, 0) * GAIN, b = factor(u.s, u.d, 1) * GAIN;
+
+			s.d[0] = pack_f16(a, a);
+			s.d[1] = NV ? pack_f16(b, b) : s.d[0];
+		}
+
+		DEV void
+		add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&high)[2], float2, int, int)
+		{
+#pragma unroll
+			for (int i = 0; i < 2; i++)
+				total[i] = NV ? fmaf(__uint_as_float(u[i].d), fmaf(w_e4m3_scale(u[i].s & 255), low[i], w_e4m3_scale(u[i].s >> 8 & 255) * high[i]), total[i])
+				              : fmaf(w_power(u[i].s), low[i], total[i]);
+		}
+
+		template <bool WHOLE> DEV void
+		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
+		{
+			const unsigned v = w_word(u.q, c);
+
+			b[0] = w_e2m1<0>(v);
+			b[1] = w_e2m1<8>(v);
+			b[2] = w_e2m1<4>(v);
+			b[3] = w_e2m1<12>(v);
+#pragma unroll
+			for (int i = 0; i < 4 && !WHOLE; i++)
+				b[i] = h2_mul(h2_mul(b[i], W_E2M1_H), s.d[i / 2]); /* scales of 2^-4 and more do not have room for both factors */
+		}
+	};
+#endif
+};
+template <int COLS> struct w_mxfp4 : w_fp4_blocks<COLS, false> {};
+template <int COLS> struct w_nvfp4 : w_fp4_blocks<COLS, true> {};
+
+#endif
