@@ -128,7 +128,7 @@ groups_have_their_values(void **state)
 		uint8_t b[160] = { 0 }, again[160] = { 0 };
 		float y[128];
 
-		assert_int_equal(g.scale_bytes + !g.floats + g.columns * g.bits / 8, dtype_info(d)->block_bytes);
+		assert_int_equal(g.scale_bytes + (g.values == VALUES_INT) + g.columns * g.bits / 8, dtype_info(d)->block_bytes);
 		for (int first = 0; first < 256; first += g.columns) {
 			const float scale = 0.0625f;
 			uint16_t half = 0x2c00;
@@ -137,7 +137,7 @@ groups_have_their_values(void **state)
 			else
 				memcpy(b, &scale, 4);
 			uint8_t *q = b + g.scale_bytes;
-			if (!g.floats)
+			if (g.values == VALUES_INT)
 				*q++ = g.bits == 8 ? 131 : 5;
 			for (int i = 0; i < g.columns; i++)
 				if (g.bits == 8)
@@ -146,26 +146,65 @@ groups_have_their_values(void **state)
 					q[i / 32 * 16 + i % 16] = (uint8_t)((i + first / 32) % 16 * 17);
 			dequant_row(d, b, y, g.columns);
 			for (int i = 0; i < g.columns; i++) {
-				if (g.floats && ((first + i) & 0x7f) == 0x7f)
+				if (g.values == VALUES_E4M3 && ((first + i) & 0x7f) == 0x7f)
 					assert_true(isnan(y[i]));
-				else if (g.floats)
+				else if (g.values == VALUES_E4M3)
 					assert_true(y[i] == scale * (float)value_of((uint32_t)(first + i), 4, 3));
 				else if (g.bits == 8)
 					assert_true(y[i] == scale * (float)(first + i - 131));
 				else
 					assert_true(y[i] == scale * (float)((i / 16 * 16 + i % 16 + first / 32) % 16 - 5));
 			}
-			for (int i = 0; g.floats && i < g.columns; i++)
+			for (int i = 0; g.values == VALUES_E4M3 && i < g.columns; i++)
 				if (isnan(y[i]))
 					q[i] &= 0x80, y[i] = 0 * (q[i] ? -1.0f : 1.0f);
-			y[0] = g.floats ? -448 * scale : y[0];
-			q[0] = g.floats ? 0xfe : q[0];
+			y[0] = g.values == VALUES_E4M3 ? -448 * scale : y[0];
+			q[0] = g.values == VALUES_E4M3 ? 0xfe : q[0];
 			assert_true(quant_row(d, y, again, g.columns));
-			if (g.floats)
+			if (g.values == VALUES_E4M3)
 				for (int i = 0; i < g.columns; i++)
 					assert_int_equal(again[4 + i], q[i]);
 		}
 	}
+}
+
+/* E2M1 by its definition, every code in every place; scales by theirs; and back */
+static void
+floats_of_four_bits_have_their_values(void **state)
+{
+	static const Dtype types[] = { DT_MXFP4, DT_NVFP4, DT_NF4_32, DT_NF4_64, DT_FP4_32, DT_FP4_64 };
+
+	(void)state;
+	for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+		const Dtype d = types[t];
+		const int columns = dtype_info(d)->block_elems, head = dtype_info(d)->block_bytes - columns / 2;
+		for (int first = 0; first < 16; first++) {
+			uint8_t b[64] = { 0 }, again[64] = { 0 };
+			float y[64], back[64], d32 = 0.375f;
+			if (d == DT_MXFP4)
+				b[0] = 120;                                /* 2^-7 */
+			else
+				memcpy(b, &d32, 4);
+			if (d == DT_NVFP4)
+				memcpy(b + 4, (uint8_t[]){ 0x30, 0x3c, 0x7e, 0x01 }, 4); /* 0.5, 1.5, 448, 2^-9 */
+			for (int i = 0; i < columns; i++)
+				b[head + i / 32 * 16 + i % 16] |= (uint8_t)((i + first) % 16 << i % 32 / 16 * 4);
+			dequant_row(d, b, y, columns);
+			for (int i = 0; i < columns; i++) {
+				static const float nv[] = { 0.5f, 1.5f, 448, 0x1p-9f };
+				const int code = (i + first) % 16;
+				const float *table = dtype_codes(dtype_group(d).values);
+				const float want = (code & 8 ? -1.0f : 1.0f) * (float)value_of((uint32_t)code & 7, 2, 1);
+				const float scale = d == DT_MXFP4 ? 0x1p-7f : d == DT_NVFP4 ? d32 * nv[i / 16] : d32;
+				assert_true(y[i] == scale * (table ? table[code] : want));
+			}
+			assert_true(quant_row(d, y, again, columns));
+			dequant_row(d, again, back, columns);
+			for (int i = 0; i < columns && d != DT_NVFP4; i++)
+				assert_true(back[i] == y[i]);
+		}
+	}
+	assert_true(isnan(e8m0_to_f32(255)) && e8m0_to_f32(0) == 0x1p-127f && e8m0_to_f32(254) == 0x1p127f);
 }
 
 /* Between two neighbours: the middle goes to the even one, the next float beside it to the nearer one. */
@@ -302,6 +341,7 @@ main(void)
 		cmocka_unit_test(quantised_values_stay_near),
 		cmocka_unit_test(integers_become_floats),
 		cmocka_unit_test(groups_have_their_values),
+		cmocka_unit_test(floats_of_four_bits_have_their_values),
 		cmocka_unit_test(dtype_table_answers),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
