@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "formats/names.h"
+#include "formats/torch.h"
 
 enum { MAX_HEADER_BYTES = 100 * 1000 * 1000, /* as the format's own library sets it */ MAX_CONFIG_BYTES = 8 << 20 };
 
@@ -39,24 +40,22 @@ element_bits(const char *name)
 	return 0;
 }
 
-static llmc_status
-pickled(const char *path, llmc_error *err)
-{
-	const char *slash = strrchr(path, '/');
-	int folder = slash ? (int)(slash - path) : 1;
-
-	return error_set(err, LLMC_E_INPUT,
-	                 "%s: pickled weights, which can run code when loaded, so llmc does not read them; convert "
-	                 "them: python -c \"from transformers import AutoModelForCausalLM as M; "
-	                 "M.from_pretrained('%.*s').save_pretrained('%.*s-safetensors', safe_serialization=True)\"",
-	                 path, folder, slash ? path : ".", folder, slash ? path : ".");
-}
-
 static bool
 ends_with(const char *s, const char *tail)
 {
 	size_t n = strlen(s), m = strlen(tail);
 	return n >= m && strcmp(s + n - m, tail) == 0;
+}
+
+/* By its name, weights of torch.save; other pickles lie beside them (training_args.bin, optimizer.pt, rng_state_0.pth). */
+static bool
+is_pickled(const char *path)
+{
+	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+
+	if (strncmp(name, "pytorch_model", 13) == 0)
+		return ends_with(name, ".bin");
+	return (strncmp(name, "consolidated", 12) == 0 || strncmp(name, "model", 5) == 0) && (ends_with(name, ".pth") || ends_with(name, ".pt"));
 }
 
 /* dtype, shape and place of one entry of the header; data_bytes: of the data behind the header */
@@ -181,12 +180,29 @@ check_start(const char *file, const unsigned char *data, size_t size, llmc_error
 
 	if (size >= sizeof lfs - 1 && memcmp(data, lfs, sizeof lfs - 1) == 0)
 		return error_set(err, LLMC_E_INPUT, "%s: a Git LFS pointer, not the file itself: run git lfs pull", file);
-	if (size >= 4 && (memcmp(data, "PK\3\4", 4) == 0 || memcmp(data, "\x80\2\x8a\x0a", 4) == 0))
-		return pickled(file, err);
 	if (size >= 4 && memcmp(data, "GGUF", 4) == 0)
 		return error_set(err, LLMC_E_INPUT, "%s: a GGUF file, not safetensors", file);
+	if (is_pickled(file))
+		return error_set(err, LLMC_E_INPUT, "%s: not a file of torch.save: it begins with neither a zip archive nor its magic number", file);
 	if (size < 9)
 		return error_set(err, LLMC_E_INPUT, "%s: %zu bytes are too few for a safetensors file", file, size);
+	return LLMC_OK;
+}
+
+static llmc_status
+read_torch(Safetensors *s, const unsigned char *data, size_t size, const char *file, llmc_error *err)
+{
+	TorchTensor *t;
+	size_t n;
+
+	TRY(torch_read(&s->arena, data, size, file, &t, &n, err));
+	s->tensor = arena_grow(&s->arena, s->tensor, &s->cap, s->n + n, sizeof *s->tensor);
+	for (size_t i = 0; i < n; i++) {
+		StTensor *to = &s->tensor[s->n++];
+		*to = (StTensor){ .name = t[i].name, .dtype = dtype_from_safetensors(t[i].type, strlen(t[i].type)), .dtype_name = t[i].type, .n_dims = t[i].n_dims,
+			.data = t[i].data, .bytes = t[i].bytes, .copied = t[i].copied, .file = file };
+		memcpy(to->dim, t[i].dim, sizeof to->dim);
+	}
 	return LLMC_OK;
 }
 
@@ -201,6 +217,8 @@ read_file(Safetensors *s, const unsigned char *data, size_t size, const char *pa
 	json_t *entry;
 	size_t n = 0;
 
+	if (torch_is(data, size))
+		return read_torch(s, data, size, file, err);
 	TRY(check_start(file, data, size, err));
 	memcpy(&header, data, sizeof header);
 	if (header > MAX_HEADER_BYTES)
@@ -329,8 +347,6 @@ open_index(Safetensors *s, const char *path, llmc_error *err)
 	TRY(index_files(s, path, weight_map, &file, &n, err));
 	for (size_t i = 0; i < n; i++) {
 		const char *full = arena_printf(&s->arena, "%s%s", folder, file[i]);
-		if (ends_with(full, ".bin"))
-			return pickled(full, err);
 		if (!file_exists(full))
 			return error_set(err, LLMC_E_INPUT, "%s: shard %s, which the index names, is not there: fetch it",
 			                 path, full);
@@ -348,45 +364,56 @@ open_index(Safetensors *s, const char *path, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Files of one kind in a folder whose names say nothing of their order. The order of a listing is the file system's: the smallest names are
+ * kept, so that a message is the same anywhere. */
+typedef struct Found { char first[256], second[256]; } Found;
+
+static void
+found_add(Found *f, const char *name)
+{
+	if (!*f->first || strcmp(name, f->first) < 0) {
+		strcpy(f->second, f->first);
+		snprintf(f->first, sizeof f->first, "%s", name);
+	} else if (!*f->second || strcmp(name, f->second) < 0) {
+		snprintf(f->second, sizeof f->second, "%s", name);
+	}
+}
+
+/* The one that is there: *only NULL: none. E_INPUT: several, and no index to join them. */
+static llmc_status
+found_one(Safetensors *s, const char *folder, const Found *f, const char *kind, const char *whole, const char **only, llmc_error *err)
+{
+	*only = *f->first ? arena_printf(&s->arena, "%s/%s", folder, f->first) : NULL;
+	if (!*f->second)
+		return LLMC_OK;
+	return error_set(err, LLMC_E_INPUT, "%s: holds several %s files (%s, %s) but no %s and no %s.index.json that says which belong together", folder, kind,
+	                 f->first, f->second, whole, whole);
+}
+
 static llmc_status
 open_folder(Safetensors *s, const char *path, llmc_error *err)
 {
-	const char *only = NULL, *second = NULL, *bin = NULL;
-	const char *whole = arena_printf(&s->arena, "%s/model.safetensors", path);
-	const char *index = arena_printf(&s->arena, "%s/model.safetensors.index.json", path);
-	char found[3][256] = { { 0 } };
+	static const char *const whole[] = { "model.safetensors", "pytorch_model.bin" };
+	Found found[2] = { 0 };
 
-	if (file_exists(whole))
-		return map_file(s, whole, err);
-	if (file_exists(index))
-		return open_index(s, index, err);
-	DIR *dir = opendir(path);
-	if (!dir)
-		return error_set(err, LLMC_E_IO, "%s: cannot list the folder: %s", path, strerror(errno));
-	/* the order of a listing is the file system's: keep the smallest names, so that a message is the same anywhere */
-	for (struct dirent *d; (d = readdir(dir)) != NULL;) {
-		if (ends_with(d->d_name, ".safetensors")) {
-			if (!only || strcmp(d->d_name, only) < 0) {
-				if (only)
-					second = strcpy(found[1], only);
-				only = strcpy(found[0], d->d_name);
-			} else if (!second || strcmp(d->d_name, second) < 0)
-				second = strcpy(found[1], d->d_name);
-		} else if (strncmp(d->d_name, "pytorch_model", 13) == 0 && ends_with(d->d_name, ".bin")) {
-			if (!bin || strcmp(d->d_name, bin) < 0)
-				bin = strcpy(found[2], d->d_name);
-		}
+	for (int i = 0; i < 2; i++) {
+		const char *one = arena_printf(&s->arena, "%s/%s", path, whole[i]), *index = arena_printf(&s->arena, "%s.index.json", one), *only;
+		if (file_exists(one))
+			return map_file(s, one, err);
+		if (file_exists(index))
+			return open_index(s, index, err);
+		DIR *dir = opendir(path);
+		if (!dir)
+			return error_set(err, LLMC_E_IO, "%s: cannot list the folder: %s", path, strerror(errno));
+		for (struct dirent *d; (d = readdir(dir)) != NULL;)
+			if (i == 0 ? ends_with(d->d_name, ".safetensors") : is_pickled(d->d_name))
+				found_add(&found[i], d->d_name);
+		closedir(dir);
+		TRY(found_one(s, path, &found[i], i == 0 ? ".safetensors" : "pickled", whole[i], &only, err));
+		if (only)
+			return map_file(s, only, err);
 	}
-	closedir(dir);
-	if (second)
-		return error_set(err, LLMC_E_INPUT,
-		                 "%s: holds several .safetensors files (%s, %s) but no model.safetensors and no "
-		                 "model.safetensors.index.json that says which belong together", path, only, second);
-	if (only)
-		return map_file(s, arena_printf(&s->arena, "%s/%s", path, only), err);
-	if (bin)
-		return pickled(arena_printf(&s->arena, "%s/%s", path, bin), err);
-	return error_set(err, LLMC_E_INPUT, "%s: holds no .safetensors file", path);
+	return error_set(err, LLMC_E_INPUT, "%s: holds no weights: no .safetensors file and no pytorch_model.bin", path);
 }
 
 /* --- schemes ------------------------------------------------------------------------------------------------------------ */
@@ -450,8 +477,6 @@ open_path(Safetensors *s, const char *path, llmc_error *err)
 		return open_folder(s, path, err);
 	if (ends_with(path, ".json"))
 		return open_index(s, path, err);
-	if (ends_with(path, ".bin") || ends_with(path, ".pt") || ends_with(path, ".pth"))
-		return pickled(path, err);
 	return map_file(s, path, err);
 }
 

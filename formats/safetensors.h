@@ -1,5 +1,6 @@
-/* safetensors: one file, or the shards that a model.safetensors.index.json names. Mapped and untrusted: header length,
- * dtype, shape, offsets, overlap and coverage are checked. Matrices that a scheme stores in several tensors are one here (scheme.h). */
+/* safetensors: one file, or the shards that a model.safetensors.index.json names; and what came before it, files of torch.save (torch.h), one or
+ * the shards of a pytorch_model.bin.index.json. Mapped and untrusted: header length, dtype, shape, offsets, overlap and coverage are checked.
+ * Matrices that a scheme stores in several tensors are one here (scheme.h). */
 #ifndef LLMC_FORMATS_SAFETENSORS_H
 #define LLMC_FORMATS_SAFETENSORS_H
 
@@ -17,11 +18,12 @@ typedef struct StTensor {
 	const void *data;       /* NULL: rows are made */
 	int64_t     bytes;
 	const char *file;
+	bool        copied;     /* data is not the file's but in memory of its own */
 	const SchemeMatrix *made; /* how; NULL: they are the file's */
 } StTensor;
 
-/* path: a .safetensors file, an index.json, or a folder that holds model.safetensors, an index, or a single .safetensors.
- * A folder with only pytorch_model*.bin is E_INPUT with the conversion named. */
+/* path: a .safetensors file, one of torch.save, an index.json, or a folder that holds model.safetensors, an index, or a single .safetensors, else
+ * the same of pytorch_model.bin. */
 llmc_status safetensors_open(const char *path, Safetensors **out, llmc_error *err);
 llmc_status safetensors_open_memory(const void *data, size_t size, const char *name, Safetensors **out, llmc_error *err);
 void        safetensors_close(Safetensors *s);

@@ -181,8 +181,8 @@ source_read_hf(Source *s, llmc_error *err)
 	llmc_error none = { 0 };
 	if (look && safetensors_open(s->path, &weights, err) != LLMC_OK)
 		return false;
-	/* without the usual names: a single .safetensors of another one, or nothing */
-	if (!look && json_object_get(config, "model_type") && safetensors_open(s->path, &weights, &none) != LLMC_OK && strstr(none.text, ".bin")) {
+	/* without the usual names: a single file of another one, or nothing */
+	if (!look && json_object_get(config, "model_type") && safetensors_open(s->path, &weights, &none) != LLMC_OK && !strstr(none.text, "holds no weights")) {
 		if (err)
 			*err = none;
 		return false;

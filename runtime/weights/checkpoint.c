@@ -135,7 +135,7 @@ checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out)
 	if (!t)
 		return false;
 	*out = (CheckpointTensor){ .name = t->name, .file = t->file, .dtype = t->dtype, .n_dims = t->n_dims,
-		.dtype_name = t->dtype_name, .data = t->data, .bytes = t->bytes, .made = t->made };
+		.dtype_name = t->dtype_name, .data = t->data, .bytes = t->bytes, .copied = t->copied, .made = t->made };
 	memcpy(out->dim, t->dim, sizeof out->dim);
 	return true;
 }
@@ -327,7 +327,7 @@ checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err)
 void
 checkpoint_forget(const CheckpointTensor *t)
 {
-	if (t->made) /* rows of one word may belong to several groups of them: its parts stay */
+	if (t->made || t->copied) /* rows of one word may belong to several groups of them: its parts stay */
 		return;
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 	uintptr_t from = ((uintptr_t)t->data + page - 1) & ~(page - 1);

@@ -17,6 +17,7 @@ typedef struct CheckpointTensor {
 	int64_t     dim[8];     /* row-major: the last is contiguous */
 	const void *data;       /* in the mapping; NULL: rows are made */
 	int64_t     bytes;
+	bool        copied;     /* data is in memory, not in the mapping */
 	const SchemeMatrix *made; /* by scheme_row; NULL: they are the file's */
 } CheckpointTensor;
 

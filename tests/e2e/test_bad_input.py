@@ -88,9 +88,9 @@ def test_a_missing_shard_is_named(llmc, tensors, tmp_path):
     assert "model-00002-of-00002.safetensors" in run(llmc, tmp_path / "model.safetensors.index.json", 1)
 
 
-def test_a_pickled_checkpoint_names_the_conversion(llmc, tmp_path):
+def test_a_pickled_checkpoint_that_is_damaged(llmc, tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04" + bytes(100))
-    assert "safetensors" in run(llmc, tmp_path, 1)
+    assert "a zip archive without its directory" in run(llmc, tmp_path, 1)
 
 
 def test_a_prompt_of_invalid_utf8_is_read_as_replacement_characters(llmc, smollm2):

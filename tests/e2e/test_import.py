@@ -227,7 +227,7 @@ def test_not_json(llmc, tmp_path):
 def test_a_pickled_checkpoint(llmc, tmp_path):
     path = folder(tmp_path / "m", LLAMA)
     (path / "pytorch_model.bin").write_bytes(b"\x80\x02")
-    refused(llmc, path, "safetensors")
+    refused(llmc, path, "not a file of torch.save")
 
 
 def test_no_config(llmc, tmp_path):
