@@ -235,8 +235,6 @@ put_forms(const Plan *p, Strbuf *out)
 	              " a position\n", 2 * (2 * rank + rope), 2 * (nope + rope + v_dim), 2 * rank * (nope + v_dim));
 	if (expand == MLA_EXPAND_ALWAYS)
 		strbuf_puts(out, "  all rows are expanded\n");
-	else if (expand == MLA_EXPAND_OWN)
-		strbuf_puts(out, "  decode rows are absorbed; rows of a prompt are expanded in the step that it begins in\n");
 	else if (expand > 0)
 		strbuf_printf(out, "  decode rows are absorbed; n > 1 rows of a prompt behind c positions are expanded where n (c + n / 2) > %" PRId64 " c\n", expand);
 	else

@@ -128,8 +128,8 @@ fuse_mla(Fuse *f)
 		if (stacked && !taken)
 			continue;
 		taken = false;
-		const int64_t ways[] = { best, best > 0 ? MLA_EXPAND_OWN : 0, 0 }; /* the cheapest that templates take */
-		for (int t = 0; t < 3 && !taken; t++) {
+		const int64_t ways[] = { best, 0 }; /* the cheapest that templates take */
+		for (int t = 0; t < 2 && !taken; t++) {
 			int64_t expand = ways[t];
 			query = fuse_op(OP_mla_query, m.q, OP_ARGS(mla_query, .a = a, .c = c, .qn = m.q_norm ? m.q_norm->arg[ARG(rmsnorm, w)] : -1,
 			                                         .q_b = m.q_b ? m.q_b->arg[ARG(matmul, w)] : -1, .kvn = m.norm->arg[ARG(rmsnorm, w)],

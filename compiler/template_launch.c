@@ -172,7 +172,11 @@ parse_function(Bind *b, const Line *l, const char *p, const char *end, PlanLaunc
 		out->cluster = (int)v;
 		return true;
 	}
-	return template_error(b, l, "expected block, grid, shared, cluster, pdl or path");
+	if (strcmp(word, "rounds") == 0 && int_value(b, l, p, end, 1, 1 << 30, &v)) {
+		out->rounds = (int)v;
+		return true;
+	}
+	return template_error(b, l, "expected block, grid, shared, cluster, pdl, rounds or path");
 }
 
 static bool

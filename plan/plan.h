@@ -117,6 +117,8 @@ typedef struct PlanLaunch {
 	bool        pdl;          /* may start before what was launched before it has ended */
 	PlanExtent  grid[3];      /* blocks; all >= 1 */
 	int64_t     shared;       /* bytes of dynamic shared memory */
+	int         rounds;       /* 0: once. Else once for so many positions of which a step makes keys and values (llmc_mla.h), in turn with the
+	                           * launches beside it that have rounds */
 } PlanLaunch;
 /* CUDA targets from sm_90 on: a tensor map over the memory of an argument, seen as rows of `cols` 16-bit elements, as many as it has.
  * Maps are the second parameter of the kernel's functions. */

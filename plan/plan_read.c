@@ -164,11 +164,12 @@ read_launches(Reader *r, json_t *j, PlanKernel *k)
 			rd_leave(r, was);
 			continue;
 		}
-		rd_keys(r, v, "fn block grid shared cluster pdl path");
+		bool rounds = json_object_get(v, "rounds");
+		rd_keys(r, v, rounds ? "fn block grid shared cluster pdl rounds path" : "fn block grid shared cluster pdl path");
 		*u = (PlanLaunch){
 			.path = get_path(r, v), .fn = rd_get_str(r, v, "fn"), .block = (int)rd_get_int(r, v, "block", 1, 1024),
 			.shared = rd_get_int(r, v, "shared", 0, 256 << 10), .cluster = (int)rd_get_int(r, v, "cluster", 1, 16),
-			.pdl = rd_get_bool(r, v, "pdl"),
+			.pdl = rd_get_bool(r, v, "pdl"), .rounds = rounds ? (int)rd_get_int(r, v, "rounds", 1, 1 << 30) : 0,
 		};
 		json_t *g = rd_get_array(r, v, "grid", 3, 3, &n);
 		for (int d = 0; d < 3; d++) {

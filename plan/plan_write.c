@@ -199,6 +199,8 @@ put_kernel(Strbuf *out, const PlanKernel *k)
 			key_int(out, "shared", u->shared);
 			key_int(out, "cluster", u->cluster);
 			key_bool(out, "pdl", u->pdl);
+			if (u->rounds)
+				key_int(out, "rounds", u->rounds);
 			key_str(out, "path", plan_path_text[u->path]);
 			end(out, '}');
 			strbuf_putc(out, ',');

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/cuda/lt.h"
+#include "templates/common/llmc_mla.h"
 
 llmc_status
 cuda_bind(CudaSession *c, llmc_error *err)
@@ -167,15 +168,33 @@ launch_sample(CudaSession *c, int64_t n_out, llmc_error *err)
 	              true, &c->st, NULL, err);
 }
 
+/* Rounds of so many positions of which latent attention makes keys and values in this step. */
+static int
+rounds_of(const CudaSession *c, const PlanStep *step, int positions)
+{
+	const Session *s = c->s;
+	int64_t all = 0;
+
+	for (int32_t i = 0; i < s->size->n_seq; i++) {
+		int rows = s->q_start[i + 1] - s->q_start[i];
+		all += mla_places(rows, s->kv_len[i] - rows, (int)step_int(step, "expand"));
+	}
+	return (int)((all + positions - 1) / positions);
+}
+
 llmc_status
 cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], LtChoice *by, bool only, llmc_error *err)
 {
 	PlanPath other = by ? PATH_OWN : PATH_LIBRARY;
 
 	k->call.s.rows = (int)sym[SYM_n_tok];
-	for (int l = 0; l < k->kernel->n_launch; l++) {
+	k->call.s.round = 0;
+	for (int l = 0, first = 0; l < k->kernel->n_launch; l++) {
 		const PlanLaunch *p = &k->kernel->launch[l];
 		int64_t grid[3];
+		first = p->rounds && (l == 0 || !p[-1].rounds) ? l : first;
+		if (p->rounds && k->call.s.round >= rounds_of(c, k->step, p->rounds))
+			continue;
 		if (p->path == other || (only && p->path == PATH_ANY))
 			continue;
 		if (!p->fn) {
@@ -189,6 +208,8 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 		if (!grid[0] || !grid[1] || !grid[2])
 			continue; /* nothing of its kind in this step */
 		TRY(launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, p->shared, p->pdl, &k->call, k->maps, err));
+		if (p->rounds && (l + 1 == k->kernel->n_launch || !p[1].rounds) && ++k->call.s.round < rounds_of(c, k->step, p->rounds))
+			l = first - 1;
 	}
 	return LLMC_OK;
 }

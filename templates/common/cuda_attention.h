@@ -28,9 +28,9 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	DEV int seq_of(const llmc_step &, int row) { return row; }
 
 	/* Where a chunk of a page's length comes from: K and V of head `head` of positions c0 and on, in rows K_APART and V_APART elements apart. Here:
-	 * from page number `page` of the pool; others may have them row by row of the step, from row0 on. */
+	 * from page number `page` of the pool; others (MADE) have them in places, position 0 in place `base`. */
 	typedef const void *source;
-	enum { K_APART = D, V_APART = V };
+	enum { K_APART = D, V_APART = V, MADE = 0 };
 	DEV const elem *chunk_k(source pool, int page, int, int head, int) { return k(page_at(pool, page), head); }
 	DEV const elem *chunk_v(source pool, int page, int, int head, int) { return v(page_at(pool, page), head); }
 

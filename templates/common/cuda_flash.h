@@ -11,7 +11,7 @@
  *     score    s_j = flash_score<F>(q . k_j), q rounded to the type of the pool, products added 16 at a time in the order of d
  *     chunk    positions [32 c, 32 c + 32), a page: m' = max(m, max s_j), o = o 2^(m - m') + sum 2^(s_j - m') v_j, weights rounded to the
  *              pool's type; l likewise, unrounded
- *     segment  16 chunks, from m = none, l = 0, o = 0
+ *     segment  16 chunks, from m = none, l = 0, o = 0; a round's end (MADE) ends one, too
  *     row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'), l likewise; y = o (1 / l)
  *
  * Chunks and segments in which a row sees nothing change nothing, to the bit, so rows with different ranges share a tile.
@@ -60,7 +60,7 @@ template <int APART, int D> DEV long long flash_at(int at, int j, int c) { retur
 template <class F> DEV void
 flash_load(unsigned char *stage, typename F::source from, int page, const FlashWork &w, int c0)
 {
-	const typename F::elem *k = F::chunk_k(from, page, w.row0, w.kv_head, c0), *v = F::chunk_v(from, page, w.row0, w.kv_head, c0);
+	const typename F::elem *k = F::chunk_k(from, page, w.base, w.kv_head, c0), *v = F::chunk_v(from, page, w.base, w.kv_head, c0);
 	const int      lo = w.lo - c0, hi = w.hi - c0;
 
 #pragma unroll
@@ -132,7 +132,7 @@ flash_reset(flash_rows<F> &r)
 }
 
 template <class F> DEV void
-flash_begin(unsigned char *queries, const llmc_step &s, const float *q, flash_block<F> &b, flash_rows<F> &r)
+flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *parts, flash_block<F> &b, flash_rows<F> &r)
 {
 	const FlashWork &w = b.w;
 	const int warp_first = (int)warp_id() * F::MT * 16;
@@ -145,6 +145,11 @@ flash_begin(unsigned char *queries, const llmc_step &s, const float *q, flash_bl
 			const AttRange range = att_range<F>(s, w.seq, x.pos);
 			x.lo = range.lo;
 			x.hi = range.hi;
+			if (F::MADE && w.begun) {
+				const uint2 kept = ld_v2(flash_kept<F>(parts, w, warp_first + at));
+				x.m = __uint_as_float(kept.x);
+				x.l = __uint_as_float(kept.y);
+			}
 		}
 		b.pair[warp_first + at] = x;
 	}
@@ -336,6 +341,8 @@ flash_segment(const FlashWork &w, FlashPair *pairs, flash_rows<F> &r, float *y, 
 			if ((lane & 3) == 0) {
 				pairs[pair].m = m;
 				pairs[pair].l = sum;
+				if (F::MADE && w.open)
+					st_v2(flash_kept<F>(parts, w, pair), make_uint2(__float_as_uint(m), __float_as_uint(sum)));
 			}
 #pragma unroll
 			for (int n = 0; n < F::VN; n++) {
@@ -352,6 +359,8 @@ flash_segment(const FlashWork &w, FlashPair *pairs, flash_rows<F> &r, float *y, 
 template <class F> DEV int
 flash_page(const llmc_step &s, const FlashWork &w, int chunk)
 {
+	if (F::MADE)
+		return 0;
 	return chunk * F::C < w.hi ? s.block_table[(long long)w.seq * s.block_stride + chunk] : 0;
 }
 
@@ -372,7 +381,7 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 		cp_async_commit();
 		page = flash_page<F>(s, w, c + 1);
 	}
-	flash_begin<F>(queries, s, q, b, r);
+	flash_begin<F>(queries, s, q, parts, b, r);
 	int at = 0;
 	/* what the loop needs seldom is read where it is needed: registers are for sums */
 #pragma unroll 1
@@ -389,7 +398,7 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 			flash_chunk<F>(queries, smem + at * F::STAGE, c * F::C, b, r);
 		const bool last = (c + 1) * F::C >= w.hi;
 		if (last || (c + 1) % (F::SEGMENT / F::C) == 0) {
-			flash_segment<F>(w, b.pair, r, y, parts, c * F::C / F::SEGMENT == w.lo / F::SEGMENT, last);
+			flash_segment<F>(w, b.pair, r, y, parts, c * F::C / F::SEGMENT == w.lo / F::SEGMENT && !w.begun, last && !w.open);
 			flash_reset<F>(r);
 		}
 		at = at + 1 == F::STAGES ? 0 : at + 1;
@@ -408,7 +417,7 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 	}
 }
 
-/* count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
+/* parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
 template <class F> DEV void
 flash_run(const llmc_step &s, const float *q, typename F::source pool, float *y, float *parts, int *count)
 {
@@ -420,6 +429,8 @@ flash_run(const llmc_step &s, const float *q, typename F::source pool, float *y,
 		__syncthreads();
 		if (warp_id() == 0) {
 			const bool found = flash_find<F>(s, item, b.w);
+			if (found)
+				flash_clip<F>(s, b.w);
 			if (lane_id() == 0) {
 				b.found = found;
 				b.item = (int)gridDim.x + atomicAdd(count, 1);
@@ -428,7 +439,8 @@ flash_run(const llmc_step &s, const float *q, typename F::source pool, float *y,
 		__syncthreads();
 		if (!b.found)
 			break;
-		flash_tile<F>(smem, b, s, q, pool, y, parts, count + 2);
+		if (!F::MADE || b.w.pairs > 0)
+			flash_tile<F>(smem, b, s, q, pool, y, parts, count + 2);
 	}
 	if (threadIdx.x == 0 && atomicAdd(count + 1, 1) == (int)gridDim.x - 1) {
 		atomicExch(count, 0);

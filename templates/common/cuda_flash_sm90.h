@@ -15,12 +15,13 @@
  *     row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'), l likewise; y = o (1 / l)
  *
  * With SEGMENTED (deterministic) nothing else decides on it. Without, only tiles that are cut over blocks know segments, the others
- * go through all that they see at once, and keep nothing in y in between. Chunks in which a row sees nothing change nothing, to the bit.
+ * go through all that they see (with MADE: in a round) at once, and keep nothing in y in between. Chunks in which a row sees nothing change nothing, to the bit.
  *
  *   copying     the first warp finds work (cuda_flash_work.h), a tile ahead, and fills two rings of stages, K and V of a chunk, in the order in
  *               which they are used: a page of a head is D / 64 boxes of 64 columns, rows of 128 bytes, swizzled. A page that the tile does
  *               not see is a box outside of the tensor: zeros. The last page of a sequence may hold anything behind its last
  *               position (a weight of 0 does not undo a NaN): its rows come by cp.async, zeros behind the last one.
+ *               Keys and values that were made for the step (latent attention) are boxes of a chunk's length, and nothing else.
  *   queries     by the warpgroup that needs them, rounded, from memory (the copying warp has them brought to L2) to shared memory
  *   a chunk     S = Q K^T from shared memory; P V with P from registers; the softmax of chunk c runs beside the P V of chunk c - 1.
  *               Warpgroups take turns to hand in their products, so that one computes weights while the other multiplies.
@@ -38,27 +39,28 @@
 #include "common/cuda_flash_work.h"
 #include "common/cuda_wgmma.h"
 
-template <class A, bool SEGMENTED_> struct flash90_config : flash_parts<A, A::D == 64 ? 192 : 128, 1024> {
+template <class A, bool SEGMENTED_> struct flash90_config : flash_parts<A, A::D == 64 && A::V == 64 ? 192 : 128, 1024> {
 	enum {
-		GROUPS = A::D == 64 ? 3 : 2,                    /* warpgroups that multiply; the template's launch knows it, too */
+		GROUPS = A::D == 64 && A::V == 64 ? 3 : 2,      /* warpgroups that multiply; the template's launch knows it, too */
 		THREADS = 128 * (1 + GROUPS),
-		N = A::D <= 128 ? 128 : 64,                     /* positions of a chunk; so it does this and STAGES */
+		N = A::V <= 128 ? 128 : 64,                     /* positions of a chunk; so it does this and STAGES */
 		PAGES = N / KV_PAGE,
-		BOXES = (A::D + 63) / 64,                       /* of 64 columns */
-		PV_COLS = BOXES * 64,                           /* columns that P V has: whole patterns of 128 bytes */
+		K_BOXES = (A::D + 63) / 64, V_BOXES = (A::V + 63) / 64, /* of 64 columns */
+		PV_COLS = V_BOXES * 64,                         /* columns that P V has: whole patterns of 128 bytes */
 		BOX = KV_PAGE * 128,                            /* bytes */
 		HALF = N * 128,                                 /* of a chunk's 64 columns */
-		TILE = BOXES * HALF,                            /* of a chunk of K, or V */
-		STAGES = A::D <= 64 ? 4 : A::D <= 192 ? 3 : 2,
+		K_TILE = K_BOXES * HALF, V_TILE = V_BOXES * HALF, /* of a chunk */
+		STAGES = A::D <= 64 && A::V <= 64 ? 4 : A::D <= (N == 128 ? 128 : 192) && A::V <= 192 ? 3 : 2,
 		TURN = 1, OWN = TURN + GROUPS, ALL = OWN + GROUPS, /* named barriers */
-		SEGMENTED = SEGMENTED_
+		SEGMENTED = SEGMENTED_,
+		KEEPS = SEGMENTED_ || A::MADE                   /* y is read again */
 	};
-	static_assert(A::D == A::V && A::D % 16 == 0 && A::D <= 256 && 1024 % N == 0, "shapes");
+	static_assert((A::D == A::V || A::MADE) && A::D % 16 == 0 && A::V % 16 == 0 && A::D <= 256 && A::V <= 256 && 1024 % N == 0, "shapes");
 };
 
 template <class F> struct alignas(1024) flash90_arena {
-	unsigned char q[F::GROUPS][F::BOXES * 64 * 128];
-	unsigned char k[F::STAGES][F::TILE], v[F::STAGES][F::TILE];
+	unsigned char q[F::GROUPS][F::K_BOXES * 64 * 128];
+	unsigned char k[F::STAGES][F::K_TILE], v[F::STAGES][F::V_TILE];
 	mbar_t        k_full[F::STAGES], k_empty[F::STAGES], v_full[F::STAGES], v_empty[F::STAGES];
 	mbar_t        work_full[2], work_empty[2];
 	FlashWork     work[2];
@@ -96,10 +98,25 @@ flash90_page(const llmc_step &s, const FlashWork &w, int c)
 {
 	const int at = c * F::PAGES + (int)lane_id();
 
+	if (F::MADE)
+		return 0;
 	return lane_id() < F::PAGES && at * KV_PAGE < w.hi && (at + 1) * KV_PAGE > w.lo ? s.block_table[(long long)w.seq * s.block_stride + at] : -1;
 }
 
-/* Chunk c of K or V to a stage. page: this lane's; head: among the heads of K and V in a page; held: positions that the sequence holds */
+/* Chunk c of K (col 0) or V to a stage, out of keys and values made for the step: places behind a sequence's end hold something finite. */
+template <class F, int BOXES> DEV void
+flash90_load_made(unsigned char *tile, mbar_t *full, const tensor_map *map, const FlashWork &w, int col, int c)
+{
+	if (lane_id() == 0) {
+		mbar_arrive_expect(full, BOXES * F::HALF);
+#pragma unroll
+		for (int b = 0; b < BOXES; b++)
+			tensor_load_2d(tile + b * F::HALF, map, col + b * 64, w.base + c * F::N, full);
+	}
+	__syncwarp(); /* a lane that was left behind would wait for a round that is over */
+}
+
+/* Chunk c of K or V to a stage, out of pages. page: this lane's; head: among the heads of K and V in a page; held: positions that the sequence holds */
 template <class F> DEV void
 flash90_load(unsigned char *tile, mbar_t *full, const tensor_map *map, const void *pool, int page, int head, int c, int held)
 {
@@ -109,16 +126,16 @@ flash90_load(unsigned char *tile, mbar_t *full, const tensor_map *map, const voi
 
 	if (lane_id() == 0) {
 		if (whole)
-			mbar_arrive_expect(full, F::TILE);
+			mbar_arrive_expect(full, F::K_TILE);
 		else
-			mbar_expect(full, F::TILE - F::BOXES * F::BOX);
+			mbar_expect(full, F::K_TILE - F::K_BOXES * F::BOX);
 	}
 #pragma unroll
 	for (int i = 0; i < F::PAGES; i++) {
 		const int at = __shfl_sync(~0u, page, i), row = at < 0 ? -KV_PAGE : (at * 2 * F::KV_HEADS + head) * KV_PAGE;
 		if (lane_id() == 0 && (whole || i != last))
 #pragma unroll
-			for (int b = 0; b < F::BOXES; b++)
+			for (int b = 0; b < F::K_BOXES; b++)
 				tensor_load_2d(tile + b * F::HALF + i * F::BOX, map, b * 64, row, full);
 	}
 	if (whole)
@@ -142,11 +159,11 @@ flash90_load(unsigned char *tile, mbar_t *full, const tensor_map *map, const voi
 template <class F> DEV void
 flash90_ask(const float *q, const FlashWork &w)
 {
-	constexpr int ROW = (F::G * F::D * 4 + 127) / 128; /* lines of a row's heads */
+	constexpr int ROW = (F::G * F::Q_APART * 4 + 127) / 128; /* lines of a row's heads */
 	const int     first = w.first / F::G, rows = (w.first + w.pairs - 1) / F::G - first + 1;
 
 	for (int i = (int)lane_id(); i < rows * ROW; i += 32)
-		prefetch_l2(q + ((long long)(w.row0 + first + i / ROW) * F::HEADS + w.kv_head * F::G) * F::D + i % ROW * 32);
+		prefetch_l2(q + ((long long)(w.row0 + first + i / ROW) * F::HEADS + w.kv_head * F::G) * F::Q_APART + i % ROW * 32);
 }
 
 template <class F> DEV void
@@ -161,6 +178,8 @@ flash90_copy(flash90_arena<F> &a, const llmc_step &s, const float *q, const void
 		FlashWork &w = a.work[work.at];
 		mbar_wait(&a.work_empty[work.at], work.round ^ 1);
 		const bool found = flash_find<F>(s, __shfl_sync(~0u, item, 0), w);
+		if (found)
+			flash_clip<F>(s, w);
 		if (lane_id() == 0) {
 			a.found[work.at] = found;
 			if (found) /* lane 0 will know, the others hear of it when it is needed: before this block counts itself out */
@@ -179,12 +198,18 @@ flash90_copy(flash90_arena<F> &a, const llmc_step &s, const float *q, const void
 			const int next = flash90_page<F>(s, w, c + 1);
 			if (c < end) {
 				mbar_wait(&a.k_empty[ks.at], ks.round ^ 1);
-				flash90_load<F>(a.k[ks.at], &a.k_full[ks.at], map, pool, page, w.kv_head, c, held);
+				if constexpr (F::MADE)
+					flash90_load_made<F, F::K_BOXES>(a.k[ks.at], &a.k_full[ks.at], map, w, w.kv_head * F::D, c);
+				else
+					flash90_load<F>(a.k[ks.at], &a.k_full[ks.at], map, pool, page, w.kv_head, c, held);
 				ks.next();
 			}
 			if (c > first) {
 				mbar_wait(&a.v_empty[vs.at], vs.round ^ 1);
-				flash90_load<F>(a.v[vs.at], &a.v_full[vs.at], map, pool, v_page, F::KV_HEADS + w.kv_head, c - 1, held);
+				if constexpr (F::MADE)
+					flash90_load_made<F, F::V_BOXES>(a.v[vs.at], &a.v_full[vs.at], map, w, F::KV_HEADS * F::D + w.kv_head * F::V, c - 1);
+				else
+					flash90_load<F>(a.v[vs.at], &a.v_full[vs.at], map, pool, v_page, F::KV_HEADS + w.kv_head, c - 1, held);
 				vs.next();
 			}
 			v_page = page;
@@ -232,7 +257,7 @@ flash90_arrive(mbar_t *b)
 
 /* The warpgroup's queries to shared memory, and what its rows see. */
 template <class F> DEV void
-flash90_begin(flash90_arena<F> &a, const llmc_step &s, const float *q, const FlashWork &w, flash90_rows<F> &r)
+flash90_begin(flash90_arena<F> &a, const llmc_step &s, const float *q, float *parts, const FlashWork &w, flash90_rows<F> &r)
 {
 	constexpr int  ROW = F::D / 8, STEPS = ROW / 2, BATCH = STEPS % 8 == 0 ? 8 : STEPS % 7 == 0 ? 7 : STEPS % 6 == 0 ? 6 : STEPS % 5 == 0 ? 5 : STEPS < 5 ? STEPS : 1;
 	const int      group = flash90_group<F>(), thread = (int)threadIdx.x & 127;
@@ -245,7 +270,7 @@ flash90_begin(flash90_arena<F> &a, const llmc_step &s, const float *q, const Fla
 #pragma unroll
 		for (int i = 0; i < BATCH; i++) {
 			const int    at = thread + (i0 + i) * 128, pair = min(group * 64 + at / ROW, w.pairs - 1);
-			const float *from = q + flash90_head<F>(w, pair) * F::D + at % ROW * 8;
+			const float *from = q + flash90_head<F>(w, pair) * F::Q_APART + at % ROW * 8;
 			x[i][0] = ld_v4(from);
 			x[i][1] = ld_v4(from + 4);
 		}
@@ -278,6 +303,11 @@ flash90_begin(flash90_arena<F> &a, const llmc_step &s, const float *q, const Fla
 		r.slope[h] = att_slope<F>(w.kv_head * F::G + pair % F::G);
 		r.m_all[h] = ATT_NONE;
 		r.l_all[h] = 0;
+		if (F::MADE && w.begun) {
+			const uint2 kept = ld_v2(flash_kept<F>(parts, w, pair - w.first));
+			r.m_all[h] = __uint_as_float(kept.x);
+			r.l_all[h] = __uint_as_float(kept.y);
+		}
 	}
 	bar_sync(F::OWN + group, 128);
 }
@@ -378,11 +408,13 @@ flash90_end(const FlashWork &w, flash90_rows<F> &r, float *y, float *parts, bool
 				st_v2(part + F::PART_ROWS * F::V + pair * 2, make_uint2(__float_as_uint(r.m[h]), __float_as_uint(l)));
 			continue;
 		}
-		float *o = y + flash90_head<F>(w, pair) * F::V + q;
+		float *o = y + flash90_head<F>(w, pair) * F::Y_APART + q;
 		flash_merge(r.m_all[h], r.l_all[h], r.m[h], l, a, b);
-		const float scale = !F::SEGMENTED || last ? 1.0f / r.l_all[h] : 1.0f;
+		if (F::MADE && w.open && q == 0)
+			st_v2(flash_kept<F>(parts, w, pair), make_uint2(__float_as_uint(r.m_all[h]), __float_as_uint(r.l_all[h])));
+		const float scale = !F::KEEPS || last ? 1.0f / r.l_all[h] : 1.0f;
 		uint2 old[F::V / 8] = {};
-		if (F::SEGMENTED && !first)
+		if (F::KEEPS && !first)
 #pragma unroll
 			for (int n = 0; n < F::V / 8; n++)
 				old[n] = ld_v2(o + n * 8);
@@ -405,7 +437,7 @@ flash90_tile(flash90_arena<F> &a, const llmc_step &s, const float *q, float *y, 
 	const unsigned long long vd = smem_desc(a.v[0], F::HALF, 1024, 128);
 	flash90_rows<F>             r;
 
-	flash90_begin<F>(a, s, q, w, r);
+	flash90_begin<F>(a, s, q, parts, w, r);
 	for (int c = first; c < end;) {
 		const int start = c, stop = F::SEGMENTED ? min(end, (c * F::N / F::SEGMENT + 1) * (F::SEGMENT / F::N)) : end;
 #pragma unroll
@@ -417,7 +449,7 @@ flash90_tile(flash90_arena<F> &a, const llmc_step &s, const float *q, float *y, 
 		for (int i = 0; i < F::PV_COLS / 2; i++)
 			r.o[i] = 0;
 		mbar_wait(&a.k_full[ks.at], ks.round);
-		flash90_scores<F>(r, qd, kd + ks.at * (F::TILE / 16));
+		flash90_scores<F>(r, qd, kd + ks.at * (F::K_TILE / 16));
 		wgmma_wait<0>();
 		wgmma_pin(r.t);
 		flash90_arrive(&a.k_empty[ks.at]);
@@ -430,9 +462,9 @@ flash90_tile(flash90_arena<F> &a, const llmc_step &s, const float *q, float *y, 
 		for (; c < stop; c++) {
 			if (turns)
 				bar_sync(F::TURN + group, 256);
-			flash90_scores<F>(r, qd, kd + ks.at * (F::TILE / 16));
+			flash90_scores<F>(r, qd, kd + ks.at * (F::K_TILE / 16));
 			mbar_wait(&a.v_full[vs.at], vs.round);
-			flash90_sums<F>(r, vd + vs.at * (F::TILE / 16));
+			flash90_sums<F>(r, vd + vs.at * (F::V_TILE / 16));
 			if (turns)
 				bar_arrive(F::TURN + (group + 1) % F::GROUPS, 256);
 			wgmma_wait<1>();
@@ -453,12 +485,12 @@ flash90_tile(flash90_arena<F> &a, const llmc_step &s, const float *q, float *y, 
 			flash90_round<F>(r);
 		}
 		mbar_wait(&a.v_full[vs.at], vs.round);
-		flash90_sums<F>(r, vd + vs.at * (F::TILE / 16));
+		flash90_sums<F>(r, vd + vs.at * (F::V_TILE / 16));
 		wgmma_wait<0>();
 		wgmma_pin(r.o);
 		flash90_arrive(&a.v_empty[vs.at]);
 		vs.next();
-		flash90_end<F>(w, r, y, parts, start == first, stop == end);
+		flash90_end<F>(w, r, y, parts, start == first && !w.begun, stop == end && !w.open);
 	}
 }
 
@@ -511,7 +543,7 @@ flash90_multiply(flash90_arena<F> &a, const llmc_step &s, const float *q, float 
 		bar_sync(F::TURN, 256);
 }
 
-/* count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
+/* parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
 template <class F> DEV void
 flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_map *map, float *y, float *parts, int *count)
 {

@@ -1,7 +1,7 @@
 /* What the kernels of attention for mixed steps share: pieces of work, how they are found, how parts of a row are put together.
  *
  * A tile is ROWS pairs of a row of one sequence and a query head of one group, the head running faster: K and V are
- * read once for all of them. A tile of few pairs is cut into segments of SEGMENT positions: a block a segment, the last one to end
+ * read once for all of them. Where K and V are made for the step (MADE: places of a round), a launch is a round, and sums wait in y for the next one. A tile of few pairs is cut into segments of SEGMENT positions: a block a segment, the last one to end
  * puts them together. Blocks fetch their next piece of work from a counter; long ones come first: sequences from the last one, since
  * decode rows stand before prompts, and of a sequence the tiles that see most.
  *
@@ -18,7 +18,7 @@ template <class A, int ROWS_, int SEGMENT_> struct flash_parts : A {
 		ROWS = ROWS_,
 		SEGMENT = SEGMENT_,
 		PART_ROWS = (A::G + 15) / 16 * 16,    /* pairs of a tile that may be cut */
-		PARTS = PART_ROWS <= ROWS ? 1024 : 0, /* in memory */
+		PARTS = PART_ROWS <= ROWS && !A::MADE ? 1024 : 0, /* in memory */
 		PART = PART_ROWS * (A::V + 2)         /* floats of a part: o, then m and l of each pair */
 	};
 };
@@ -76,6 +76,8 @@ typedef struct FlashWork {
 	int kv_head;
 	int lo, hi;             /* positions read: all that the pairs see, or the part of it in one segment */
 	int parts, part, slot;  /* parts: 0, or of how many segments this is number `part`; slot: of the tile's first part in memory */
+	int base;               /* where K and V are made in rounds: place of position 0 in this round's */
+	short begun, open;      /* 1: rounds before have left sums in y; rounds behind this one will go on with them */
 } FlashWork;
 
 /* Positions that the tile of pairs [first, first + pairs) sees. */
@@ -151,6 +153,35 @@ flash_find(const llmc_step &s, int item, FlashWork &to)
 			break;
 	}
 	return __any_sync(~0u, found);
+}
+
+/* With K and V made in rounds: what of tile w is in this round's places; without pairs, if nothing is. All lanes of the warp that found it call. */
+template <class F> DEV void
+flash_clip(const llmc_step &s, FlashWork &w)
+{
+	if constexpr (F::MADE) {
+		__syncwarp();
+		const int base = F::base(s, w.seq);
+		__syncwarp();
+		if (lane_id() == 0) {
+			w.base = base;
+			w.begun = w.lo < -base;
+			w.open = w.hi > F::MADE - base;
+			w.lo = max(w.lo, -base);
+			w.hi = max(w.lo, min(w.hi, F::MADE - base));
+			w.pairs = w.lo < w.hi ? w.pairs : 0;
+		}
+		__syncwarp();
+	}
+}
+
+/* Place in memory of m and l of a pair, between rounds */
+template <class F> DEV float *
+flash_kept(float *parts, const FlashWork &w, int pair)
+{
+	const int at = w.first + pair;
+
+	return parts + ((long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G) * 2;
 }
 
 /* m, l with m2, l2 put to them; what goes before is to be multiplied by a, what comes by b */

@@ -1,11 +1,13 @@
-/* Latent attention of mixed steps. Sequences that begin in the step go expanded: keys and values of each head are made of their rows' latents, and
- * the flash kernel (cuda_flash.h) attends to them, K as wide as NOPE + ROPE, V as V_DIM. All other rows go absorbed, by cuda_mla_decode.h.
+/* Latent attention of mixed steps. Where that is fewer operations (llmc_mla.h), rows go expanded: keys and values of each head are made of the
+ * latents of all positions of their sequences, ROUND places at a time, and the flash kernels (cuda_flash.h, cuda_flash_sm90.h) attend to them, K as wide
+ * as NOPE + ROPE, V as V_DIM. All other rows go absorbed, by cuda_mla_decode.h. The first three launches are a round:
  *
- *   mla_latents   page of a row --ld.global--> act (16 bits, as the weights want it), and its key to each head of `made`
+ *   mla_latents   page of a position --ld.global--> act (16 bits, as the weights want it), and its key to each head of `made`
  *   mla_expand    act k_b^T, act v_b^T (cuda_gemm.h) --round--> made
- *   flash_run     made --cp.async--> ...
+ *   flash_run     made --cp.async, TMA--> ...; sums that are not complete stay in o, their m and l in `kept`, for the next round
  *
- * made: rows of [HEADS][NOPE + ROPE] keys, then [HEADS][V_DIM] values. */
+ * made: ROUND places of [HEADS][NOPE + ROPE] keys, then [HEADS][V_DIM] values. Places are dealt by mla_places, sequence by sequence; those behind a
+ * sequence's end are made of zeros. */
 #ifndef LLMC_CUDA_MLA_PROMPT_H
 #define LLMC_CUDA_MLA_PROMPT_H
 
@@ -14,14 +16,57 @@
 #include "common/cuda_gemm_prep.h"
 #include "common/cuda_mla_decode.h"
 
-/* A, in keys and values of the step's own rows: with the scale of SCORES, queries and sums in the places that A's have */
-template <class A, class SCORES, int EXPAND> struct mla_whole : att_config<typename A::E, SCORES, A::HEADS, A::HEADS, A::Q, A::V_DIM, 0> {
-	typedef typename A::elem elem;
-	enum { Q_APART = A::WIDTH, Y_APART = A::RANK, K_APART = A::HEADS * (A::Q + A::V_DIM), V_APART = K_APART };
-	typedef const elem *source;
+/* Places of the sequences of the step before `seq`. All lanes of a warp call. */
+template <int EXPAND> DEV int
+mla_base(const llmc_step &s, int seq)
+{
+	int sum = 0;
 
-	DEV const elem *chunk_k(source made, int, int row0, int head, int c0) { return made + (long long)(row0 + c0) * K_APART + head * A::Q; }
-	DEV const elem *chunk_v(source made, int, int row0, int head, int c0) { return made + (long long)(row0 + c0) * K_APART + A::HEADS * A::Q + head * A::V_DIM; }
+	for (int i = (int)lane_id(); i < seq; i += 32) {
+		const int rows = s.q_start[i + 1] - s.q_start[i];
+		sum += mla_places(rows, s.kv_len[i] - rows, EXPAND);
+	}
+	return __reduce_add_sync(~0u, sum);
+}
+
+/* Places of this round */
+template <int EXPAND, int ROUND> DEV int mla_round(const llmc_step &s) { return max(0, min(ROUND, mla_base<EXPAND>(s, s.n[2]) - s.round * ROUND)); }
+
+/* The sequence of a place that one has; pos: the place becomes a position of it. All lanes of a warp call. */
+template <int EXPAND> DEV int
+mla_find(const llmc_step &s, int &pos)
+{
+	const int n_seq = s.n[2];
+
+	for (int first = 0; first < n_seq; first += 32) {
+		const int i = first + (int)lane_id();
+		int       mine = 0;
+		if (i < n_seq) {
+			const int rows = s.q_start[i + 1] - s.q_start[i];
+			mine = mla_places(rows, s.kv_len[i] - rows, EXPAND);
+		}
+		const int      upto = flash_upto(mine);
+		const unsigned behind = __ballot_sync(~0u, pos < upto);
+		if (behind) {
+			const int lane = __ffs((int)behind) - 1;
+			pos -= __shfl_sync(~0u, upto - mine, lane);
+			return first + lane;
+		}
+		pos -= __shfl_sync(~0u, upto, 31);
+	}
+	return 0;
+}
+
+/* A, in keys and values of this round's places: with the scale of SCORES, queries and sums in the places that A's have */
+template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole : att_config<typename A::E, SCORES, A::HEADS, A::HEADS, A::Q, A::V_DIM, 0> {
+	typedef typename A::elem elem;
+	enum { Q_APART = A::WIDTH, Y_APART = A::RANK, K_APART = A::HEADS * (A::Q + A::V_DIM), V_APART = K_APART, MADE = ROUND };
+	typedef const elem *source;
+	static_assert(ROUND % MLA_TILE == 0, "places of a tile lie in one round");
+
+	DEV const elem *chunk_k(source made, int, int base, int head, int c0) { return made + (long long)(base + c0) * K_APART + head * A::Q; }
+	DEV const elem *chunk_v(source made, int, int base, int head, int c0) { return made + (long long)(base + c0) * K_APART + A::HEADS * A::Q + head * A::V_DIM; }
+	DEV int base(const llmc_step &s, int seq) { return mla_base<EXPAND>(s, seq) - s.round * ROUND; }
 
 	DEV bool
 	takes(const llmc_step &s, int seq)
@@ -38,25 +83,31 @@ template <class A, int EXPAND> struct mla_absorbed : A {
 	DEV int seq_of(const llmc_step &s, int row) { return s.seq_of[row]; }
 };
 
-/* A block: row t, if it goes expanded; zeros otherwise. W: weights of both products, of one kind of 16 bits */
-template <class A, int EXPAND, class W> DEV void
+/* Latents and keys of this round's places, UNIT at a time a block. W: weights of both products, of one kind of 16 bits */
+template <class A, int EXPAND, int ROUND, class W> DEV void
 mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float *scale, typename A::elem *made)
 {
 	struct alignas(16) shared { float c[A::RANK]; };
 	SHARED(shared, s);
-	const int t = (int)blockIdx.x;
+	enum { UNIT = 8 };
+	const int n = mla_round<EXPAND, ROUND>(step);
 
-	if (t >= step.n[0])
-		return;
-	const typename A::elem *from = A::page(step, pool, step.seq_of[t], step.pos[t]) + step.pos[t] % KV_PAGE * A::WIDTH;
-	const bool whole = mla_row_expanded<EXPAND>(step, t);
-	for (int i = threadIdx.x; i < A::RANK; i += blockDim.x)
-		s.c[i] = whole ? A::E::get(from[i]) : 0;
-	__syncthreads();
-	prep_row<W, norm_none>(s.c, norm_vectors(), act + (long long)t * W::COLS, scale + t);
-	typename A::elem *to = made + (long long)t * (A::HEADS * (A::Q + A::V_DIM)) + A::NOPE;
-	for (int i = threadIdx.x; whole && i < A::HEADS * A::ROPE; i += blockDim.x)
-		to[i / A::ROPE * A::Q + i % A::ROPE] = from[A::RANK + i % A::ROPE];
+	for (int first = (int)blockIdx.x * UNIT; first < n; first += (int)gridDim.x * UNIT) {
+		int pos = step.round * ROUND + first;
+		const int seq = mla_find<EXPAND>(step, pos), end = step.kv_len[seq];
+		for (int t = first; t < first + UNIT; t++, pos++) {
+			const bool held = pos < end;
+			const typename A::elem *from = A::page(step, pool, seq, held ? pos : 0) + (held ? pos % KV_PAGE : 0) * A::WIDTH;
+			__syncthreads(); /* the one before has been read */
+			for (int i = threadIdx.x; i < A::RANK; i += blockDim.x)
+				s.c[i] = held ? A::E::get(from[i]) : 0;
+			__syncthreads();
+			prep_row<W, norm_none>(s.c, norm_vectors(), act + (long long)t * W::COLS, scale + t);
+			typename A::elem *to = made + (long long)t * (A::HEADS * (A::Q + A::V_DIM)) + A::NOPE;
+			for (int i = threadIdx.x; i < A::HEADS * A::ROPE; i += blockDim.x)
+				to[i / A::ROPE * A::Q + i % A::ROPE] = held ? from[A::RANK + i % A::ROPE] : (typename A::elem)0;
+		}
+	}
 }
 
 /* Results of a product to `made`: ROWS columns in heads of FROM, which lie `head` elements apart; rows APART apart */

@@ -2,7 +2,7 @@
  *
  *     extern "C" __global__ void k(const llmc_call p)
  *
- * by value, and the same for the life of a session: graphs replay without a change. All that varies between steps lies
+ * by value, and the same for the life of a session (but for rows and round, which are the launch's): graphs replay without a change. All that varies between steps lies
  * behind the pointers of p.s, in device memory. Rows of the step: decode rows (one a sequence) first, then the chunks of
  * the others. The grid may be made for more rows than the step has. */
 #ifndef LLMC_CUDA_STEP_H
@@ -21,6 +21,7 @@ typedef struct llmc_step {
 	const int *block_table;  /* [n_seq, block_stride] page numbers; position j is in page j / 32 */
 	int        block_stride;
 	int        rows;         /* rows that the launch was made for: the bucket of its graph, n_tok <= rows; 0: unknown */
+	int        round;        /* of a launch with rounds: which one */
 } llmc_step;
 
 enum { LLMC_CALL_ARGS = 16 };

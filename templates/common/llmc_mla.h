@@ -8,8 +8,6 @@
 #define LLMC_MLA_FN static inline __attribute__((unused))
 #endif
 
-/* `expand` of targets that have keys and values of the step's own positions alone: a sequence that begins in the step goes expanded */
-enum { MLA_EXPAND_OWN = 1 << 30 };
 /* where the description asks for the expanded form: single rows too */
 enum { MLA_EXPAND_ALWAYS = 1 };
 
@@ -25,6 +23,16 @@ mla_expanded(int rows, int before, int expand)
 	if (expand == MLA_EXPAND_ALWAYS)
 		return 1;
 	return expand > 0 && rows > 1 && (long long)rows * (2LL * before + rows) > 2LL * expand * before;
+}
+
+/* On GPUs, the places that the keys and values of a sequence of the step take in those of all sequences, one after the other: its
+ * positions in whole tiles, or none. Rounds take so many places at a time. */
+enum { MLA_TILE = 128 };
+
+LLMC_MLA_FN int
+mla_places(int rows, int before, int expand)
+{
+	return mla_expanded(rows, before, expand) ? (before + rows + MLA_TILE - 1) / MLA_TILE * MLA_TILE : 0;
 }
 
 #endif

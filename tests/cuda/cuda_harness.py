@@ -8,7 +8,7 @@
 Arguments are those of the op, in order: a numpy array (input), None, `out(shape)`, `inout(array)` (pools), `alias(i)` (memory of argument
 i). out and inout come back, in order. Scratch is made from the head; i32 scratch starts as zeros, and kernels that have it run twice
 with the same scratch, outputs and other scratch being NaN again before the second time: what a counter that was not reset leaves out is seen.
-Findings of the emulator are exceptions (Finding) with its sentence; so are unwritten outputs in checking mode, and writes around an output. `bucket=n`: the grid is made for n rows, sequences and outputs though the step has fewer.
+Findings of the emulator are exceptions (Finding) with its sentence; so are unwritten outputs in checking mode, and writes around an output. `bucket=n`: the grid is made for n rows, sequences and outputs though the step has fewer. `rounds=n`: how often launches with rounds run.
 A kernel with pdl launches comes after one that writes its activations, pool and step, as in a model, and that reads, in checking mode and the second
 time, its outputs and scratch: a missing griddep_wait is found, and a write before it.
 What a parameter may be, tests/kernels/expand.c says. `nvrtc(template, params)` compiles with the real NVRTC where there is one.
@@ -168,7 +168,7 @@ class FeedArgs(C.Structure):
 
 class CallArgs(C.Structure):
     _fields_ = [(n, C.c_uint64) for n in "n tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table".split()] + \
-        [("block_stride", C.c_int32), ("rows", C.c_int32), ("a", C.c_uint64 * 16)]
+        [("block_stride", C.c_int32), ("rows", C.c_int32), ("round", C.c_int32), ("a", C.c_uint64 * 16)]
 
 
 class Attr(C.Structure):
@@ -444,6 +444,7 @@ class Device:
                 self.launch(self.module(inline(FEED, "feed.cu", set()), "feed.cu"), "feed", [3], 64, 0, 1, early is not None, f)
             for fn, *rest in job["launches"]:
                 if fn:
+                    *rest, call.round = rest
                     self.launch(m, fn, *rest, call, maps)
                 else:
                     self.product(ptr, *rest)
@@ -573,7 +574,7 @@ class Kernel:
         self.maps = [(m["arg"], m["cols"], tuple(m["box"]), m["swizzle"]) for m in k["map"]]
         self.args, self.scratch = ([a for a in k["arg"] if (a["dir"] == "scratch") == want] for want in (False, True))
 
-    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=100, path="own", early=None):
+    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=100, path="own", early=None, rounds=1):
         assert len(args) == len(self.args), f"{self.template} has {len(self.args)} arguments, {len(args)} given"
         syms = {k: max(v, bucket) for k, v in step.n.items()}
         syms.update(n_pre=syms["n_tok"], n_sm=sms, n_part=1)
@@ -608,11 +609,14 @@ class Kernel:
             p = x.get("product")
             if not p:
                 if x["path"] in ("any", path):
-                    todo.append((x["fn"], [elems(g) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"]))
+                    todo.append((x["fn"], [elems(g) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"], 0))
             elif path == "library":
                 y_type = "f32" if p["y"] < len(args) else scratch[p["y"] - len(args)][0]
                 at = [p["act"], p["w"], p["y"], p["add"] if p["add"] >= 0 else None]
                 todo.append((None, step.n["n_tok"], *args[p["w"]].shape[-2:], at, self.params["W_DTYPE"], y_type, p["beta"]))
+        apart = [i for i, x in enumerate(self.launches) if x.get("rounds")]  # beside each other, and of kernels with one path
+        if apart:
+            todo[apart[0]:apart[-1] + 1] = [(*x[:-1], r) for r in range(rounds) for x in todo[apart[0]:apart[-1] + 1]]
         assert path == "own" or any(x[0] is None for x in todo), f"{self.template} leaves nothing to a library"
         n = [step.n[k] for k in ("n_tok", "n_dec", "n_seq", "n_out")]
         job = dict(text=self.text, name=self.name, launches=todo, n=n, step=step.arrays, stride=step.stride,

@@ -306,25 +306,34 @@ OWN = 1 << 30  # sequences that begin in the step go expanded
 MIXED = {
     "lite":     (dict(STEPS["lite"], lens=[70, 33, 5, 1], expand=OWN), [70, 20, 1, 1]),
     "deepseek": (dict(STEPS["deepseek"], lens=[40, 33], heads=3, dtypes=("bf16", "bf16"), expand=OWN), [40, 1]),
-    "v_dim":    (dict(STEPS["f16"], lens=[33, 64, 2], heads=3, rank=64, nope=16, v_dim=48, dtypes=("f16", "q4_0"), expand=OWN), [33, 7, 2]),
+    "v_dim":    (dict(STEPS["f16"], lens=[33, 150, 2], heads=3, rank=64, nope=16, v_dim=48, dtypes=("f16", "q4_0"), expand=4), [33, 20, 2]),
     "f16":      (dict(STEPS["f16"], lens=[20, 70], rank=64, nope=48, v_dim=16, dtypes=("q8_0", "f16"), expand=OWN), [20, 70]),
     "low":      (dict(STEPS["low"], lens=[40, 100], heads=2, expand=OWN), [40, 3]),
     "absorbed": (dict(STEPS["f16"], lens=[64, 33, 7]), [20, 1, 7]),
+    # later pieces of prompts, in rounds of 128 places
+    "later":    (dict(STEPS["lite"], lens=[90, 200, 300, 1], heads=3, expand=8), [70, 40, 1, 1]),
+    "odd":      (dict(lens=[150, 20, 131], heads=3, rank=48, nope=16, rope=16, v_dim=48, expand=4, dtypes=("f16", "f16")), [30, 20, 131]),
 }
 
 
-@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in MIXED for r in H.RUNS if r[1] < 1 or n in ("lite", "v_dim")])
-def test_mixed_attends(name, mode, seed):
-    """Whole prompts expanded, pieces of prompts and decode rows absorbed, in one step."""
+def rounds(c, k, rows, places=128):
+    """Rounds of so many places, and how many of them there are."""
+    assert k.text.count("ROUND = 4096") == 1 or not c.expand
+    k.text = k.text.replace("ROUND = 4096", f"ROUND = {places}")
+    begun = [(n - r, r) for n, r in zip(c.lens, rows) if r]
+    return -(-sum(-(-(before + r) // 128) * 128 for before, r in begun if c.expand and r > 1 and r * (2 * before + r) > 2 * c.expand * before) // places)
+
+
+@pytest.mark.parametrize("name,arch,mode,seed", [(n, a, *r) for n in MIXED for a in ("sm_86", "sm_90a") for r in H.RUNS
+                                                 if r[1] == (a == "sm_90a") or r[1] == 2 and (n, a) in (("v_dim", "sm_86"), ("odd", "sm_90a"))])
+def test_mixed_attends(name, arch, mode, seed):
+    """Prompts expanded, short pieces behind many positions and decode rows absorbed, in one step."""
     kw, rows = MIXED[name]
-    if mode == "check":
-        rows = [min(r, 20) if r == n else min(r, 2) for r, n in zip(rows, kw["lens"])]
-        kw = dict(kw, lens=[r if whole == n else n for r, whole, n in zip(rows, MIXED[name][1], kw["lens"])])
     c = Steps(**kw)
-    k = H.build("mla_attend_mixed_sm80", "sm_90a" if seed else "sm_86", c.params)
+    k = H.build("mla_attend_mixed_sm80", arch, c.params)
     # keys, values and weights are rounded once more than where rows are absorbed
     tol = (3e-2 if c.pool.dtype == "bf16" else 4e-3) if c.expand else 2e-5
-    c.attend(k, rows, tol, mode=mode, seed=seed, **({} if mode == "check" else dict(sms=11 if seed else 3, bucket=sum(rows) + 5)))
+    c.attend(k, rows, tol, mode=mode, seed=seed, rounds=rounds(c, k, rows), **({} if mode == "check" else dict(sms=11 if seed else 3, bucket=sum(rows) + 5)))
 
 
 QUERY = {
@@ -363,6 +372,28 @@ def test_queries(template, arch, name, mode, seed):
 def test_values(name, arch, mode, seed):
     c = Steps(**QUERY[name])
     c.values(H.build("mla_value", arch, c.params), [min(n, r) for n, r in zip(c.lens, [6, 1, 1, 3, 1, 2])], 1e-5, mode=mode, seed=seed)
+
+
+MADE_PLANTED = {  # what rounds leave each other, and latents before they are there
+    "kept": ("sm_86", "if (F::MADE && w.open)\n", "if (0)\n", "fast"),
+    "begun": ("sm_86", "w.begun = w.lo < -base;", "w.begun = 0;", "fast"),
+    "kept by wgmma": ("sm_90a", "if (F::MADE && w.open && q == 0)", "if (0)", "fast"),
+    "open": ("sm_90a", "stop == end && !w.open", "stop == end", "fast"),
+    "latents": ("sm_86", "__syncthreads();\n			prep_row<W, norm_none>", "prep_row<W, norm_none>", "check"),
+}
+
+
+@pytest.mark.findings
+@pytest.mark.parametrize("what", MADE_PLANTED)
+def test_made_planted(what):
+    arch, right, wrong, mode = MADE_PLANTED[what]
+    c = Steps(lens=[150], heads=1, rank=48, nope=16, rope=16, v_dim=16, expand=4, dtypes=("f16", "f16"))
+    k = H.build("mla_attend_mixed_sm80", arch, c.params)
+    n = rounds(c, k, [40])
+    assert k.text.count(right) == 1 and n == 2
+    k.text = k.text.replace(right, wrong)
+    with pytest.raises((H.Finding, AssertionError)):
+        c.attend(k, [40], 4e-3, mode=mode, seed=2, rounds=n)
 
 
 @pytest.mark.findings

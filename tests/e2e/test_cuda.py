@@ -78,6 +78,21 @@ def test_checked_long(gpu, tmp_path):
     assert got[0][1] == got[1][1]
 
 
+def test_later_chunks_of_latent_attention(gpu, tmp_path):
+    """Chunks of 80, 80 and 40: the first two are expanded, the second behind 80 positions, the third is absorbed."""
+    gpu("sm_90a")
+    got = []
+    for device in "ref", "cuda":
+        out = tmp_path / f"{device}.npy"
+        p = subprocess.run([LLMC, "run", "tests/gpu/rehearsal-mla.yaml", "--random-weights", "--device", device, "--tokens", ",".join(str(37 * i % 499) for i in range(200)),
+                            "--chunk", "80", "-n", "1", "--ignore-eos", "--logits", out, "-q", "--artifact", tmp_path / device], capture_output=True, text=True, timeout=240)
+        assert p.returncode == 0, p.stderr
+        got.append(np.load(out))
+    text = (tmp_path / "cuda" / "plan-cuda-sm_90a.txt").read_text()
+    assert "n (c + n / 2) > 64 c" in text and len(got[0]) == 200
+    assert np.abs(got[0] - got[1]).max() <= ROUNDED / 10 * np.ptp(got[0])
+
+
 @pytest.mark.parametrize("name, mode", [("llama-bias-linear-bf16", "fast"), ("gpt2-gelu-bf16", "fast"), ("llama-bias-linear-bf16", "check")])
 def test_cublaslt(name, mode, gpu, monkeypatch, tmp_path):
     """Every product of the prompt that has one by the library's stand-in: norm_qkv, matmul_add with and without bias, norm_glu, norm_act."""
