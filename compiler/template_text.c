@@ -132,7 +132,7 @@ expand_text(Making *m, Text *out)
 	return true;
 }
 
-typedef struct Headers { const char *name[32]; int n; } Headers;
+typedef struct Headers { const char *name[48]; int n; } Headers;
 
 /* All "common/x.h" that a text includes, and what these include. */
 static bool
@@ -149,9 +149,9 @@ headers_of(const Bind *b, const char *text, Headers *h)
 		if (k < h->n)
 			continue;
 		const char *body = embed_find(arena_printf(b->ts->arena, "templates/%s", name), NULL);
-		if (!body || h->n == 32) {
+		if (!body || h->n == 48) {
 			const Line first = { .text = b->t->piece->source.text, .piece = b->t->piece, .line = 1, .when = -1 };
-			return template_error(b, &first, arena_printf(b->ts->arena, "%s: no such header in templates/, or more than 32", name));
+			return template_error(b, &first, arena_printf(b->ts->arena, "%s: no such header in templates/, or more than 48", name));
 		}
 		h->name[h->n++] = name;
 		if (!headers_of(b, body, h))

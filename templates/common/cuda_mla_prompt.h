@@ -3,7 +3,7 @@
  * as NOPE + ROPE, V as V_DIM. All other rows go absorbed, by cuda_mla_decode.h. The first three launches are a round:
  *
  *   mla_latents   page of a position --ld.global--> act (16 bits, as the weights want it), and its key to each head of `made`
- *   mla_expand    act k_b^T, act v_b^T (cuda_gemm.h) --round--> made
+ *   mla_expand    act k_b^T, act v_b^T (cuda_gemm.h; cuda_mla_prompt_sm90.h) --round--> made
  *   flash_run     made --cp.async, TMA--> ...; sums that are not complete stay in o, their m and l in `kept`, for the next round
  *
  * made: ROUND places of [HEADS][NOPE + ROPE] keys, then [HEADS][V_DIM] values. Places are dealt by mla_places, sequence by sequence; those behind a
@@ -83,8 +83,11 @@ template <class A, int EXPAND> struct mla_absorbed : A {
 	DEV int seq_of(const llmc_step &s, int row) { return s.seq_of[row]; }
 };
 
-/* Latents and keys of this round's places, UNIT at a time a block. W: weights of both products, of one kind of 16 bits */
-template <class A, int EXPAND, int ROUND, class W> DEV void
+/* Rows of act one behind the other */
+template <class W> struct mla_act_rows { DEV unsigned short *at(unsigned short *act, int t, int) { return act + (long long)t * W::COLS; } };
+
+/* Latents and keys of this round's places, UNIT at a time a block. W: weights of both products, of one kind of 16 bits; ACT: where rows of act stand */
+template <class A, int EXPAND, int ROUND, class W, class ACT = mla_act_rows<W>> DEV void
 mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float *scale, typename A::elem *made)
 {
 	struct alignas(16) shared { float c[A::RANK]; };
@@ -102,7 +105,7 @@ mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float 
 			for (int i = threadIdx.x; i < A::RANK; i += blockDim.x)
 				s.c[i] = held ? A::E::get(from[i]) : 0;
 			__syncthreads();
-			prep_row<W, norm_none>(s.c, norm_vectors(), act + (long long)t * W::COLS, scale + t);
+			prep_row<W, norm_none>(s.c, norm_vectors(), ACT::at(act, t, n), scale + t);
 			typename A::elem *to = made + (long long)t * (A::HEADS * (A::Q + A::V_DIM)) + A::NOPE;
 			for (int i = threadIdx.x; i < A::HEADS * A::ROPE; i += blockDim.x)
 				to[i / A::ROPE * A::Q + i % A::ROPE] = held ? from[A::RANK + i % A::ROPE] : (typename A::elem)0;
@@ -125,9 +128,14 @@ template <class E, int ROWS, int FROM, int APART> struct mla_store {
 			typename E::elem *p = to + (long long)m * APART + at / FROM * head + at % FROM;
 			if (at >= ROWS) /* beyond the matrix */
 				continue;
+			unsigned two[C / 2];
 #pragma unroll
 			for (int c = 0; c < C; c += 2)
-				st_v1(p + c, E::put(v[j][c]) | (unsigned)E::put(v[j][c + 1]) << 16);
+				two[c / 2] = E::put(v[j][c]) | (unsigned)E::put(v[j][c + 1]) << 16;
+			if constexpr (C == 4)
+				st_v2(p, make_uint2(two[0], two[1]));
+			else
+				st_v1(p, two[0]);
 		}
 	}
 };
