@@ -124,7 +124,7 @@ typedef struct Spec {
 	struct { KvType k, v; bool rotate; } kv; /* of cached rows; latents: k and v are the same */
 	bool    deterministic;         /* CUDA: rows do not depend on the batch around them */
 	bool    activations_i8;        /* block formats meet int8 activations instead of int16 */
-	bool    activations_bf16;      /* on tiles 16-bit weights meet bf16 instead of two parts of it */
+	bool    activations_bf16;      /* on tiles all but fp32 weights meet plain bf16 */
 	Dtype   storage_default;
 	int     n_storage;
 	const StorageRule *storage;    /* the first that matches decides */

@@ -24,7 +24,7 @@
  *
  * Rows that lie anywhere are taken one by one: m = mm_place(down(), part, scratch); m.n = their number; down_token(&m, t, row, norm).
  *
- * Scratch: MM_SCRATCH bytes a column and thread (in use: at most 388 a column and 6144, and no less than 32 columns). Bytes of a call: w once, or once a thread when tokens are split. */
+ * Scratch: mm_scratch bytes a column and thread, which the heads say as SCRATCH. Bytes of a call: w once, or once a thread when tokens are split. */
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
 
@@ -41,6 +41,7 @@ enum {
 	MM_SPLIT_TOKENS = 32,            /* tokens a thread must have before tokens are split */
 	MM_UNIT = 32,                    /* rows of a unit where the epilogue has no wish */
 	MM_SCRATCH = 512,
+	MM_CACHE = 1600 * 1024,          /* with tiles: bytes of activations in hand, for a second cache of 2 MiB */
 };
 
 typedef struct mm_work {
@@ -50,11 +51,24 @@ typedef struct mm_work {
 	float   *row;                    /* [cols] a normed row */
 } mm_work;
 
-/* tokens prepared at a time: their activations fit the second cache, and MM_SCRATCH */
+/* scratch of a column and thread, in bytes */
+LLMC_INLINE int
+mm_scratch(const Product p)
+{
+	return MM_TOKENS > 96 && p.cols <= 2048 ? 2 * MM_SCRATCH : MM_SCRATCH;
+}
+
+/* tokens prepared at a time: their activations fit the second cache and the scratch; whole pairs of tiles where there are many */
 LLMC_INLINE int
 mm_most(const Product p)
 {
-	return p.cols > 4096 ? MM_TOKENS / 2 : MM_TOKENS;
+	const int scales = w_is_float(p.w) ? 0 : (2 + p.w.halves) * p_blocks(p) * 4, token = act_row_bytes(p) + scales;
+	const int room = (p.cols * mm_scratch(p) - p.cols * 4) / token;
+	int most = MM_TOKENS == 96 ? p.cols > 4096 ? MM_TOKENS / 2 : MM_TOKENS : MM_CACHE / token;
+
+	most = most < room ? most : room;
+	most = most < MM_TOKENS ? most : MM_TOKENS;
+	return most >= 64 ? most / 32 * 32 : most >= 16 ? most / 16 * 16 : most;
 }
 
 LLMC_INLINE int
@@ -73,7 +87,7 @@ mm_unit_rows(int rows, int unit)
 LLMC_INLINE mm_work
 mm_place(const Product p, int part, void *scratch)
 {
-	uint8_t *at = (uint8_t *)scratch + (size_t)part * (size_t)p.cols * MM_SCRATCH;
+	uint8_t *at = (uint8_t *)scratch + (size_t)part * (size_t)p.cols * (size_t)mm_scratch(p);
 	mm_work m = { 0 };
 
 	m.row = (float *)(void *)at;
@@ -136,7 +150,7 @@ mm_token(const Product p, const mm_work *m, int t, const float *in, const Norm n
 	const act_rows a = mm_act(p, m);
 
 #if defined(LLMC_TILES)
-	if (act_splits(p)) {
+	if (act_is_bf16(p)) {
 		act_split(p, &a, t, norm_row(norm, in, p.cols, m->row));
 		return;
 	}
@@ -179,7 +193,7 @@ mm_rows(const Product p, tile_fn *const *dot, mm_amx dots, const mm_work *m, con
 
 	const act_rows a = mm_act(p, m);
 #if defined(LLMC_TILES)
-	if (act_splits(p) || (!w_is_float(p.w) && m->n > STREAM_TOKENS)) {
+	if (act_is_bf16(p) || (!w_is_float(p.w) && m->n > STREAM_TOKENS)) {
 		tile_sums sum;
 		for (int g = 0; g < groups; g += TILE_H)
 			amx_rows(p, dots, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
@@ -212,16 +226,21 @@ mm_rows(const Product p, tile_fn *const *dot, mm_amx dots, const mm_work *m, con
 	}
 #define TILE_ENTRY(name, T) [T] = name##_tile_##T,
 
-/* AMX_EACH(X, name): tokens of a tile of blocks, more than STREAM_TOKENS */
+/* AMX_EACH(X, name): tokens of a tile of blocks, more than STREAM_TOKENS but for bf16 */
 #if defined(LLMC_TILES)
+#if LLMC_ACT_BF16
+#define AMX_FEW(X, name) X(name, 2) X(name, 4)
+#else
+#define AMX_FEW(X, name)
+#endif
 #define AMX_EACH(X, name)                                                                                                       \
-	X(name, 6) X(name, 8) X(name, 10) X(name, 12) X(name, 14) X(name, 16)
+	AMX_FEW(X, name) X(name, 6) X(name, 8) X(name, 10) X(name, 12) X(name, 14) X(name, 16)
 #define AMX_DEFINE(name, T)                                                                                                     \
-	static __attribute__((noinline)) void name##_amx_##T(const tile_weights *w, int h, int first, int n, const act_rows *a,     \
-	                                                     int tile, tile_sums *sum, tile_ahead *ahead)                           \
+	static __attribute__((noinline)) void name##_amx_##T(const tile_weights *w, int groups, int first, int n,                   \
+	                                                     const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead)       \
 	{                                                                                                                           \
-		if (!w_is_float(name().w))                                                                                          \
-			amx_blocks(name(), T, w, h, first, n, a, tile, sum, ahead);                                                 \
+		if (!act_splits(name()))                                                                                            \
+			amx_blocks(name(), T, w, groups, first, n, a, tiles, sum, ahead);                                           \
 	}
 #define AMX_ENTRY(name, T) [T] = name##_amx_##T,
 #define AMX_TABLE(name)                                                                                                         \

@@ -18,7 +18,11 @@
 enum {
 	TILE_H = 2,
 	TILE_T = VL == 16 ? 8 : VL == 8 ? 6 : 4,
-	TILE_TOKENS = 96,                       /* of a call, at most */
+#if defined(LLMC_TILES)
+	TILE_TOKENS = 256,                      /* of a call, at most */
+#else
+	TILE_TOKENS = 96,
+#endif
 	TILE_VECTORS = 18 * 1024 / (4 * VL),    /* of weights in a chunk; activations need the cache beside them */
 	TILE_SCALES = TILE_VECTORS / 8 * 2,     /* blocks have at least 8 vectors, at most two scales */
 };
@@ -292,7 +296,7 @@ LLMC_INLINE void
 tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
 {
 #if defined(LLMC_TILES) /* but for floats that no tile register takes, cpu_amx.h does it */
-	if (act_splits(p) || !w_is_float(p.w))
+	if (act_is_bf16(p) || !w_is_float(p.w))
 		return;
 #endif
 	if (w_is_float(p.w))

@@ -141,7 +141,7 @@ main(int argc, char **argv)
 	g.arg[y_at] = y;
 	if (argc > 13)
 		g.arg[atoi(argv[13])] = y; /* residual */
-	g.arg[scratch_at] = aligned_alloc(4096, ((size_t)g.threads * (size_t)cols * 512 + 8191) / 4096 * 4096);
+	g.arg[scratch_at] = aligned_alloc(4096, ((size_t)g.threads * (size_t)cols * 1024 + 8191) / 4096 * 4096);
 	int32_t *pos = calloc((size_t)n_tok, 4);
 	g.step = (llmc_step){ .n_tok = n_tok, .n_dec = n_tok, .n_seq = n_tok, .n_out = n_tok, .pos = pos, .seq_of = pos, .out_row = pos };
 	pthread_t th[MAX_THREADS];

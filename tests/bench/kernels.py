@@ -23,7 +23,7 @@ BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q4_0": (32, 18), "q4_1":
 
 def build(target, dtype, bits, rows, cols, cc, flags):
     """The library of a kernel and its function's name."""
-    made = H.expand("matmul", target, dict(W_DTYPE=dtype, ACT_BITS=bits, ROWS=rows, COLS=cols))
+    made = H.expand("matmul", target, dict(W_DTYPE=dtype, ACT_BITS=8 if bits == "8" else 16, ACT_BF16=int(bits == "bf16"), ROWS=rows, COLS=cols))
     stem = OUT / f"matmul-{target}-{dtype}-{bits}-{rows}-{cols}"
     stem.with_suffix(".c").write_text(made["text"])
     subprocess.run([cc, "-std=gnu11", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", *H.ARCH[target], *flags.split(),
@@ -33,11 +33,11 @@ def build(target, dtype, bits, rows, cols, cc, flags):
 
 def tiles(dtype, bits, threads, out):
     """Operations of tile instructions, counted in products of parts, as a share of what the registers do at best."""
-    kind = "bf16" if dtype in ("f16", "bf16") else "int8"
+    kind = "bf16" if dtype in ("f16", "bf16") or bits == "bf16" else "int8"
     if not PEAK:
         subprocess.run(["gcc", "-O2", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-pthread", "tests/bench/tiles.c", "-o", str(OUT / "tiles")], check=True, cwd=ROOT)
         PEAK.update(json.loads(subprocess.run([str(OUT / "tiles"), "1"], check=True, capture_output=True, text=True).stdout))
-    parts = {"bf16": 2, "f16": 3}.get(dtype, int(bits) // 8)
+    parts = {"f16": 2}.get(dtype, 1) if bits == "bf16" else {"bf16": 2, "f16": 3}.get(dtype, int(bits) // 8)
     return float(re.search(r"([\d.]+) GOPS", out)[1]) * 1e9 * parts / (PEAK[kind] * threads)
 
 
@@ -45,7 +45,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--target", default="v3")
     p.add_argument("--dtype", default="q4_1")
-    p.add_argument("--bits", default="16,8")
+    p.add_argument("--bits", default="16,8", help="of activations: 16, 8 or bf16")
     p.add_argument("--tok", default="1,2,8,256")
     p.add_argument("--shape", default="576x576,1536x576,576x1536")
     p.add_argument("--threads", default="2")

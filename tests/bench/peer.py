@@ -256,7 +256,7 @@ def widths(quick, tiny=False):
     out = []
     for kind in kinds:
         for shape, goals in (("qwen3-30b-a3b", mixture), ("deepseek-v2-lite", latent), ("llama3.2-1b", dense), ("mixtral-8x7b", mixture)):
-            sides = [NEAR] if kind == "BF16" else [I16, I8] if shape == "llama3.2-1b" or not quick else [I16]
+            sides = [NEAR] if kind == "BF16" else [I16, I8, BF16] if shape == "llama3.2-1b" else [I16, I8] if not quick else [I16]
             out.append(Case(shape, kind, lambda s=shape, k=kind: random_gguf.make(TINY[s] if tiny else s, k), WIDTHS, sides, goals))
     out.append(Case("llama3.2-1b", "BF16", lambda: random_gguf.make("tiny-llama" if tiny else "llama3.2-1b", "BF16"), WIDTHS[:2] if quick else WIDTHS,
                     [NEAR, BF16], dense))
@@ -357,7 +357,7 @@ def summary(case, t, peak):
         s = out[side] = {"tps": round(tps, 2), "bandwidth_share": round(med(x["bw_fraction"] for x in rows), 3)}
         if row["ratio"][side]:
             s |= {"ratio": round(med(row["ratio"][side]), 3), "ratio_min": round(min(row["ratio"][side]), 3), "ratio_max": round(max(row["ratio"][side]), 3)}
-        unit = "bf16" if case.kind in ("BF16", "F16") else "int8"
+        unit = "bf16" if case.kind in ("BF16", "F16") or side == "bf16" else "int8"
         if t.p and rows[0].get("ops") and peak.get(unit):
             s["tile_share"] = round(sum(o["ops"] for o in rows[0]["ops"]) * tps / t.p / peak[unit], 3)
         if "peer_tps" in out and tps:
