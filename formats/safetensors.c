@@ -540,6 +540,12 @@ safetensors_scheme(const Safetensors *s)
 	return s->schemes ? schemes_method(s->schemes) : NULL;
 }
 
+const char *
+safetensors_schemes_known(const Safetensors *s)
+{
+	return s->schemes ? schemes_known(s->schemes) : NULL;
+}
+
 size_t
 safetensors_n(const Safetensors *s)
 {

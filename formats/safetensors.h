@@ -28,6 +28,7 @@ llmc_status safetensors_open(const char *path, Safetensors **out, llmc_error *er
 llmc_status safetensors_open_memory(const void *data, size_t size, const char *name, Safetensors **out, llmc_error *err);
 void        safetensors_close(Safetensors *s);
 const char *safetensors_scheme(const Safetensors *s); /* quant_method of config.json; NULL: no quantization_config, "": no name */
+const char *safetensors_schemes_known(const Safetensors *s); /* "gptq, awq, ...": what is read; NULL: nothing asked for a scheme */
 size_t          safetensors_n(const Safetensors *s);
 const StTensor *safetensors_at(const Safetensors *s, size_t i);
 const StTensor *safetensors_find(const Safetensors *s, const char *name);

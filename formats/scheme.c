@@ -66,9 +66,18 @@ schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *
 	read_config(s, config, n);
 	diag_init(d, a);
 	const Node *index = read_yaml(s, d, "_index"), *list = index ? node_get(index, "schemes") : NULL;
-	for (size_t i = 0; list && i < list->n; i++)
+	s->known = "";
+	for (size_t i = 0; list && i < list->n; i++) {
 		forms_of(s, d, list->item[i]->text);
+		s->known = arena_printf(a, "%s%s%s", s->known, i ? ", " : "", list->item[i]->text);
+	}
 	return d->n_error || !s->n_form ? diag_error(d, err) : LLMC_OK;
+}
+
+const char *
+schemes_known(const Schemes *s)
+{
+	return s->known;
 }
 
 const char *
@@ -354,7 +363,7 @@ dtype_of(const SchemeMatrix *m, int bits)
 	const int64_t g = m->block_cols >= m->cols ? m->cols : m->block_cols;
 	const int columns = g % 128 == 0 && m->cols % 128 == 0 ? 128 : g % 32 == 0 && m->cols % 32 == 0 ? 32 : 0;
 
-	if (m->column_group)
+	if (m->column_group || m->column_scale)
 		return DT_F32;
 	if (m->codes == SCHEME_E2M1) {
 		if (scheme_exponents(m->scale.type) && m->block_cols == 32 && m->cols % 32 == 0 && m->block_rows == 1)
@@ -368,6 +377,23 @@ dtype_of(const SchemeMatrix *m, int bits)
 			return (Dtype)d;
 	}
 	return DT_F32;
+}
+
+/* What columns are multiplied by, where the form names it and the file has it */
+static llmc_status
+column_scale(const Fit *f, SchemeMatrix *m)
+{
+	const char *suffix = scheme_text(f->form, "column_scale");
+	SchemeTensor t;
+
+	if (!suffix || !scheme_part(f, suffix, &t))
+		return LLMC_OK;
+	if ((strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32")) || scheme_elements(&t) != m->cols)
+		return error_set(f->err, LLMC_E_INPUT, "%s: %lld numbers of F16, BF16 or F32 are expected", t.name, (long long)m->cols);
+	SchemePlane *p = NEW(f->s->a, SchemePlane, 1);
+	*p = (SchemePlane){ .data = t.data, .name = t.name, .type = t.type };
+	m->column_scale = p;
+	return LLMC_OK;
 }
 
 /* A factor of the whole tensor */
@@ -396,7 +422,7 @@ whole(const Fit *f, SchemeMatrix *m)
 static llmc_status
 fit(const Fit *f, SchemeMatrix *m)
 {
-	const Node *code = node_get(f->form, "code"), *zero = node_get(f->form, "zero"), *drop = node_get(f->form, "drop");
+	const Node *code = node_get(f->form, "code"), *zero = node_get(f->form, "zero");
 	int bits;
 	bool packed;
 
@@ -419,18 +445,27 @@ fit(const Fit *f, SchemeMatrix *m)
 		m->zero_along_out = !along || strcmp(along, "out") == 0;
 		TRY(fields(f, &m->zero, m->zero_along_out ? out : !out, along ? bits : 8, m->zero_along_out ? m->rows : groups, m->zero_along_out ? groups : m->rows));
 	}
+	TRY(column_scale(f, m));
 	/* int8 is signed, and so are its zero points; packed codes without zero points are offset by half of their range */
 	m->offset = packed || strcmp(m->code.type, "I8") ? 0 : 128;
+	m->flip = m->offset ? 0x80 : flag_of(code, "signed") ? 1 << (bits - 1) : 0;
 	const char *how = scheme_text(code, "order");
 	m->eetq = how && strcmp(how, "eetq") == 0;
 	if (m->eetq && (m->cols % 64 || m->rows % 2))
 		return shape_bad(f, &m->code, "whole tiles of 64 inputs and 2 outputs are expected");
 	m->dtype = dtype_of(m, bits);
-	for (size_t i = 0; drop && i < drop->n; i++) {
-		SchemeTensor t;
-		scheme_part(f, drop->item[i]->text, &t);
-	}
 	return LLMC_OK;
+}
+
+/* Parts that nobody needs */
+static void
+drop(const Fit *f)
+{
+	const Node *list = node_get(f->form, "drop");
+	SchemeTensor t;
+
+	for (size_t i = 0; list && i < list->n; i++)
+		scheme_part(f, list->item[i]->text, &t);
 }
 
 llmc_status
@@ -447,7 +482,8 @@ scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const vo
 			return error_set(err, LLMC_E_INPUT, "%s: %s", name_text(name, strlen(name)).s, refuse);
 		Fit f = { s, s->form[i], found, find, user, parts, n_part, err };
 		SchemeMatrix *m = NEW(s->a, SchemeMatrix, 1);
-		TRY(node_get(s->form[i], "map") ? scheme_flat(&f, m) : fit(&f, m));
+		TRY(node_get(s->form[i], "map") ? scheme_flat(&f, m) : node_get(s->form[i], "groups") ? scheme_hqq(&f, m) : fit(&f, m));
+		drop(&f);
 		const char *makes = scheme_text(s->form[i], "makes");
 		*made = arena_printf(s->a, "%s%s", found, makes ? makes : "weight");
 		*out = m;

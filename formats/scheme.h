@@ -23,6 +23,7 @@ typedef struct SchemePlane {
 
 typedef enum SchemeCodes { SCHEME_INT, SCHEME_E4M3, SCHEME_E2M1 } SchemeCodes;
 typedef struct SchemeFlat SchemeFlat;
+typedef struct SchemeHqq SchemeHqq;
 
 typedef struct SchemeMatrix {
 	Dtype       dtype;
@@ -36,7 +37,10 @@ typedef struct SchemeMatrix {
 	float       over;                   /* scales are divided by it; 0: they are not */
 	float       whole;                  /* and multiplied by it, which holds for all of the tensor */
 	const uint8_t *column_group;        /* I32: the group of each column; NULL: neighbours */
+	const SchemePlane *column_scale;    /* of each column; NULL: 1 */
+	int         flip;                   /* codes are xor'ed with it: two's complement to offset binary */
 	const SchemeFlat *flat;             /* codes without rows; NULL: planes */
+	const SchemeHqq *hqq;               /* groups without rows */
 	SchemePlane code, scale, zero;
 } SchemeMatrix;
 
@@ -55,11 +59,13 @@ typedef struct Schemes Schemes;
 llmc_status schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *err);
 /* Is `name` the codes of a matrix? Then *out is it, in the arena, *made the name of it, and parts[0 .. *n_part) the
  * names of all tensors that it takes. *out NULL: it is not. E_INPUT: tensors that do not fit each other, or a form that is refused. */
-enum { SCHEME_MAX_PARTS = 12 };
+enum { SCHEME_MAX_PARTS = 24 };
 llmc_status scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const void *user, SchemeMatrix **out,
                           const char **made, const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err);
 /* Row `row` as blocks of the matrix's type: dtype_row_bytes(m->dtype, m->cols) bytes. Any thread. false: a scale is NaN or infinite. */
 bool        scheme_row(const SchemeMatrix *m, int64_t row, void *dst);
+/* "gptq, awq, ...": what is read */
+const char *schemes_known(const Schemes *s);
 /* What config.json calls the method; NULL: it has no quantization_config, "": no name */
 const char *schemes_method(const Schemes *s);
 

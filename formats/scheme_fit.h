@@ -9,6 +9,7 @@
 struct Schemes {
 	Arena        *a;
 	const json_t *quant;   /* quantization_config; NULL: none */
+	const char   *known;   /* names, for errors */
 	size_t        n_form, cap;
 	const Node  **form;
 };
@@ -31,6 +32,10 @@ bool        scheme_exponents(const char *type);
 int64_t     scheme_elements(const SchemeTensor *t);
 /* Codes that lie one after the other, whatever the rows, with a table of what they stand for (bitsandbytes) */
 llmc_status scheme_flat(const Fit *f, SchemeMatrix *m);
+/* Groups that lie one below the other, whatever the rows (HQQ) */
+llmc_status scheme_hqq(const Fit *f, SchemeMatrix *m);
+bool        scheme_hqq_row(const SchemeMatrix *m, int64_t row, float *dst);
+float       scheme_number(const char *type, const uint8_t *data, int64_t i); /* of F16, BF16, F32 */
 bool        scheme_flat_row(const SchemeMatrix *m, int64_t row, void *dst); /* scheme_row of such */
 
 #endif

@@ -25,22 +25,29 @@ field(const SchemePlane *p, int64_t at, int64_t other)
 	return (v + (uint32_t)p->add) & (uint32_t)mask;
 }
 
+float
+scheme_number(const char *type, const uint8_t *data, int64_t i)
+{
+	uint16_t h;
+	float f;
+
+	if (strcmp(type, "F32") == 0) {
+		memcpy(&f, data + 4 * i, 4);
+		return f;
+	}
+	memcpy(&h, data + 2 * i, 2);
+	return type[0] == 'B' ? bf16_to_f32(h) : f16_to_f32(h);
+}
+
 /* Of the group, as stored: without what holds for the whole tensor */
 static float
 scale_at(const SchemeMatrix *m, int64_t row, int64_t group)
 {
 	const int64_t r = row / m->block_rows, i = m->scale_by_out ? r * m->scale.dim[1] + group : group * m->scale.dim[1] + r;
-	uint16_t h;
-	float f;
 
 	if (m->scale.element == 8)
 		return strcmp(m->scale.type, "F8_E4M3") == 0 ? e4m3_to_f32(m->scale.data[i]) : e8m0_to_f32(m->scale.data[i]);
-	if (m->scale.element == 16) {
-		memcpy(&h, m->scale.data + 2 * i, 2);
-		f = m->scale.type[0] == 'B' ? bf16_to_f32(h) : f16_to_f32(h);
-	} else {
-		memcpy(&f, m->scale.data + 4 * i, 4);
-	}
+	const float f = scheme_number(m->scale.type, m->scale.data, i);
 	return m->over > 0 ? f / m->over : f;
 }
 
@@ -62,7 +69,7 @@ code_at(const SchemeMatrix *m, int64_t row, int64_t k)
 	if (m->eetq)
 		return eetq_code(m, row, k);
 	const int v = (int)(m->code_along_out ? field(&m->code, row, k) : field(&m->code, k, row));
-	return m->offset ? v ^ 0x80 : v; /* two's complement to offset binary */
+	return v ^ m->flip;
 }
 
 static int
@@ -148,7 +155,9 @@ float_row(const SchemeMatrix *m, int64_t row, float *to)
 		int32_t group = (int32_t)(k / m->block_cols);
 		if (m->column_group)
 			memcpy(&group, m->column_group + 4 * k, 4);
-		const float scale = scale_at(m, row, group) * m->whole;
+		float scale = scale_at(m, row, group) * m->whole;
+		if (m->column_scale)
+			scale *= scheme_number(m->column_scale->type, m->column_scale->data, k);
 		if (!isfinite(scale))
 			return false;
 		const int code = code_at(m, row, k);
@@ -164,6 +173,8 @@ scheme_row(const SchemeMatrix *m, int64_t row, void *dst)
 {
 	if (m->flat)
 		return scheme_flat_row(m, row, dst);
+	if (m->hqq)
+		return scheme_hqq_row(m, row, dst);
 	if (m->dtype == DT_F32)
 		return float_row(m, row, dst);
 	return m->codes == SCHEME_E2M1 ? fp4_row(m, row, dst) : group_row(m, row, dst);

@@ -140,8 +140,8 @@ take_tensors(Source *s, const Safetensors *st)
 	for (size_t i = 0; i < safetensors_n(st); i++)
 		made |= safetensors_at(st, i)->made != NULL;
 	if (method && !made)
-		err_at(s->d, (Loc){ 0 }, "%s: these weights are quantised by %.60s, which llmc does not read yet: take the unquantised checkpoint, or a GGUF file of it",
-		       s->file, *method ? method : "a method that quantization_config does not name");
+		err_at(s->d, (Loc){ 0 }, "%s: these weights are quantised by %.60s, which llmc does not read yet: take the unquantised checkpoint, a GGUF file of it, or one of these: %s",
+		       s->file, *method ? method : "a method that quantization_config does not name", safetensors_schemes_known(st));
 	s->have_tensors = true;
 	s->n_tensor = safetensors_n(st);
 	s->tensor = NEW(s->a, SourceTensor, s->n_tensor + 1);

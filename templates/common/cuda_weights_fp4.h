@@ -3,14 +3,16 @@
 #ifndef LLMC_CUDA_WEIGHTS_FP4_H
 #define LLMC_CUDA_WEIGHTS_FP4_H
 
-/* Two E2M1 in the lowest bits of the halves of v >> right, as f16 of their value / 2^14: exact, subnormals too */
-template <int RIGHT> DEV unsigned
+/* E2M1 in the low (or high) nibbles of four bytes, as the upper bytes of f16 of their value / 2^14, whose lower bytes are 0: exact, subnormals too */
+template <bool HIGH> DEV unsigned
 w_e2m1(unsigned v)
 {
-	const unsigned sign = RIGHT == 12 ? v : v << (12 - RIGHT), rest = RIGHT > 9 ? v >> (RIGHT - 9) : v << (9 - RIGHT);
-
-	return h2_pick(sign, 0x80008000u, rest & 0x0e000e00u);
+	return h2_pick(HIGH ? v : v << 4, 0x80808080u, (HIGH ? v >> 3 : v << 1) & 0x0e0e0e0eu);
 }
+
+/* bytes 0 and 2 of them as a pair, and bytes 1 and 3 */
+DEV unsigned w_e2m1_even(unsigned b) { return __byte_perm(b, 0, 0x2404); }
+DEV unsigned w_e2m1_odd(unsigned b) { return b & 0xff00ff00u; }
 #define W_E2M1 16384.0f
 #define W_E2M1_H 0x74007400u
 
@@ -50,7 +52,7 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 	DEV void
 	four(const raw &r, int c, int e, float (&v)[4])
 	{
-		const unsigned b = w_nibbles(w_word(r.q, c % 2 * 2 + e), c / 2), even = w_e2m1<0>(b), odd = w_e2m1<8>(b);
+		const unsigned word = w_word(r.q, c % 2 * 2 + e), b = c < 2 ? w_e2m1<false>(word) : w_e2m1<true>(word), even = w_e2m1_even(b), odd = w_e2m1_odd(b);
 		const float d = factor(r.s, r.d, c / 2);
 
 		v[0] = f16_lo(even) * W_E2M1 * d, v[1] = f16_lo(odd) * W_E2M1 * d, v[2] = f16_hi(even) * W_E2M1 * d, v[3] = f16_hi(odd) * W_E2M1 * d;
@@ -138,12 +140,12 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		template <bool WHOLE> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
-			const unsigned v = w_word(u.q, c);
+			const unsigned v = w_word(u.q, c), low = w_e2m1<false>(v), high = w_e2m1<true>(v);
 
-			b[0] = w_e2m1<0>(v);
-			b[1] = w_e2m1<8>(v);
-			b[2] = w_e2m1<4>(v);
-			b[3] = w_e2m1<12>(v);
+			b[0] = w_e2m1_even(low);
+			b[1] = w_e2m1_odd(low);
+			b[2] = w_e2m1_even(high);
+			b[3] = w_e2m1_odd(high);
 #pragma unroll
 			for (int i = 0; i < 4 && !WHOLE; i++)
 				b[i] = h2_mul(h2_mul(b[i], W_E2M1_H), s.d[i / 2]); /* scales of 2^-4 and more do not have room for both factors */

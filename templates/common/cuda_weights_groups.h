@@ -210,10 +210,9 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 						b[2 * h + i] = WHOLE ? v : h2_mul(v, s.d);
 					}
 				}
-				return;
 			}
 #pragma unroll
-			for (int i = 0; i < 2; i++) {
+			for (int i = 0; i < 2 && !TABLE; i++) {
 				if (BITS == 4) {
 					const unsigned v = w_word(u.q, c) >> 8 * i, one = WHOLE ? 0 : 0x64006400u;
 					if (WHOLE) {

@@ -95,7 +95,9 @@ MISTAKES = [
     ("ct-mxfp4", "weight_packed", swapped_nibbles), ("ct-mxfp4", "weight_scale", lambda x: x.T.reshape(x.shape)), ("ct-nvfp4", "weight_scale", lambda x: x[::-1]),
     ("modelopt-nvfp4", "weight_scale_2", lambda x: x * 2), ("bnb-nf4", "weight", swapped_nibbles), ("bnb-nf4", "weight.absmax", lambda x: x[::-1]),
     ("bnb-nf4", "weight.quant_map", lambda x: x[::-1]), ("bnb-nf4", "weight.nested_quant_map", lambda x: x[::-1]),
-    ("bnb-fp4", "weight.absmax", lambda x: x[::-1]),
+    ("bnb-fp4", "weight.absmax", lambda x: x[::-1]), ("modelopt-int4-awq", "weight", swapped_nibbles), ("modelopt-int4-awq", "pre_quant_scale", lambda x: x[::-1]),
+    ("torchao-int4", "_weight_zero_point", lambda x: x + 1), ("torchao-int8", "_weight_scale", lambda x: x[::-1]), ("hqq-4", "W_q", swapped_nibbles),
+    ("hqq-4", "zero", lambda x: x + 1), ("modelopt-fp8", "weight_scale", lambda x: x * 2),
 ]
 
 
@@ -176,6 +178,13 @@ def test_columns_in_any_order(tmp_path):
     assert error(logits[0], logits[1]) <= REFERENCE
 
 
+def unknown(t, config):
+    """A method that nobody here knows: none of its tensors is found"""
+    config["quantization_config"] = {"quant_method": "aqlm"}
+    for k in [k for k in t if k.endswith("qweight")]:
+        t[k.replace("qweight", "codes")] = t.pop(k)
+
+
 def setting(**more):
     def change(t, config):
         config["quantization_config"].update(more)
@@ -208,6 +217,14 @@ def setting(**more):
     ("bnb-nf4", cut("weight"), "two to a byte"),
     ("bnb-nf4", without("weight.nested_absmax"), "down_proj.weight.nested_absmax is missing"),
     ("bnb-nf4", one("weight.nested_absmax", np.inf), "is NaN or infinite"),
+    ("modelopt-int4-awq", cut("pre_quant_scale"), "down_proj.pre_quant_scale: 96 numbers"),
+    ("torchao-int4", cut("_weight_zero_point"), "down_proj._weight_zero_point has the shape"),
+    ("hqq-4", without("shape"), "a shape of two"),
+    ("hqq-4", without("zero"), "down_proj.zero is missing"),
+    ("hqq-4", cut("scale"), "numbers of F16, BF16 or F32"),
+    ("hqq-4", one("nbits", 3), "1, 2, 4 or 8 nbits"),
+    ("hqq-4", one("scale", np.nan), "is NaN or infinite"),
+    ("gptq-4", unknown, "one of these: gptq, awq"),
 ])
 def test_folders_that_lie(name, change, says, tmp_path):
     t = S.read(os.path.join(FOLDER, name, "model.safetensors"))

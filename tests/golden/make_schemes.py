@@ -3,9 +3,10 @@
     make_schemes.py [case ...]
 
 Needs torch, transformers 5.23 and, for the cases named after them, compressed-tensors 0.20, gptqmodel 7.7, autoawq 0.2.9, bitsandbytes 0.50,
-nvidia-modelopt 0.47. The logits
+nvidia-modelopt 0.47, torchao 0.18, hqq 0.2.8. The logits
 are those of transformers in fp32 on the values that scheme_values.py reads; before that these are held to what the package itself loads.
 """
+import copy
 import json
 import os
 import shutil
@@ -168,10 +169,48 @@ def modelopt(config):
         import modelopt.torch.quantization as mtq
         from modelopt.torch.export import export_hf_checkpoint
         m = AutoModelForCausalLM.from_pretrained(src, dtype=torch.bfloat16)
-        mtq.quantize(m, getattr(mtq, config), lambda q: [q(ids(64, i)) for i in range(4)])
+        c = copy.deepcopy(getattr(mtq, config))
+        for rule in c["quant_cfg"] if config.startswith("INT4") else []:
+            if "block_sizes" in (rule.get("cfg") or {}):
+                rule["cfg"]["block_sizes"][-1] = 32
+        mtq.quantize(m, c, lambda q: [q(ids(64, i)) for i in range(4)])
         export_hf_checkpoint(m, export_dir=folder)
         return None, 0  # it quantises activations as well
     return make
+
+
+def torchao(kind):
+    def make(src, folder):
+        import torchao.quantization as Q
+        from torchao.quantization.granularity import PerGroup
+        from transformers import TorchAoConfig
+        c = Q.Int8WeightOnlyConfig() if kind == "int8" else Q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32), mapping_type=Q.MappingType.ASYMMETRIC)
+        m = AutoModelForCausalLM.from_pretrained(src, quantization_config=TorchAoConfig(c), dtype=torch.float32, device_map="cpu")
+        m.save_pretrained(folder)
+        ours = S.dense(folder)
+        for name, layer in m.named_modules():
+            if name.endswith("_proj"):
+                assert np.allclose(layer.weight.dequantize().float().numpy(), ours[name + ".weight"], rtol=1e-6, atol=0), name
+        return None, 0
+    return make
+
+
+def hqq(src, folder):
+    from hqq.core.quantize import BaseQuantizeConfig
+    from hqq.models.hf.base import AutoHQQHFModel
+    m = AutoModelForCausalLM.from_pretrained(src, dtype=torch.float32)
+    AutoHQQHFModel.quantize_model(m, quant_config=BaseQuantizeConfig(nbits=4, group_size=64, axis=1), compute_dtype=torch.float32, device="cpu")
+    AutoHQQHFModel.save_to_safetensors(m, folder)
+    with open(os.path.join(folder, "config.json")) as f:
+        c = json.load(f)
+    c["quantization_config"] = {"quant_method": "hqq"}  # its own place for it is a file of torch's
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(c, f)
+    ours = S.dense(folder)
+    for name, layer in m.named_modules():
+        if name.endswith("_proj"):
+            assert (layer.dequantize().numpy() == ours[name + ".weight"]).all(), name
+    return None, 0
 
 
 def int8(src, folder):
@@ -187,6 +226,8 @@ CASES = {
     "gptq-4": gptq(4, True, "gptq"), "gptq-4-asym-v2": gptq(4, False, "gptq_v2"), "gptq-3": gptq(3, True, "gptq"), "gptq-2-asym": gptq(2, False, "gptq_v2"),
     "fp8-deepseek": fp8, "gptq-8": gptq(8, True, "gptq"), "awq-gemm": gptq(4, False, "gemm", "awq"), "awq-gemv": awq_gemv, "fp8-blocks": fp8, "bnb-int8": int8,
     "ct-nvfp4": compressed("NVFP4A16"), "ct-mxfp4": compressed("MXFP4A16"), "ct-mxfp8": compressed("MXFP8A16"), "modelopt-nvfp4": modelopt("NVFP4_DEFAULT_CFG"),
+    "modelopt-fp8": modelopt("FP8_DEFAULT_CFG"), "modelopt-int4-awq": modelopt("INT4_AWQ_CFG"), "torchao-int8": torchao("int8"), "torchao-int4": torchao("int4"),
+    "hqq-4": hqq,
     "bnb-nf4": four_bits("nf4", True), "bnb-fp4": four_bits("fp4", False),
 }
 

@@ -104,6 +104,17 @@ def module(t, name, config):
             z = z + 1 & (1 << bits) - 1
         g = has["g_idx"][1]
         return ((q - z[g]) * get("scales")[g]).T
+    if "W_q" in has:
+        bits, size = int(has["nbits"][1]), int(has["group_size"][1])
+        q = np.concatenate([has["W_q"][1] >> 8 - bits - i * bits & (1 << bits) - 1 for i in range(8 // bits)]).astype(np.float32)
+        return ((q - get("zero")) * get("scale")).reshape(has["shape"][1]) if q.shape[1] == size else None
+    if "_weight_qdata" in has:
+        q = get("_weight_qdata")
+        return (q - spread(get("_weight_zero_point"), *q.shape)) * spread(get("_weight_scale"), *q.shape)
+    if "weight_scale" in has and (has["weight"][0], has["weight_scale"][0]) == ("U8", "F32"):
+        b = has["weight"][1]
+        q = ((np.stack([b & 15, b >> 4], 1).reshape(-1, b.shape[1]).astype(np.int32) ^ 8) - 8).astype(np.float32)
+        return q * spread(get("weight_scale"), *q.shape) * (get("pre_quant_scale") if "pre_quant_scale" in has else 1)
     if name + ".weight.absmax" in t:
         return flat(t, name)
     packed = next((k for k in ("weight_packed", "weight") if k in has and has[k][0] == "U8"), None)
