@@ -435,6 +435,8 @@ fit(const Fit *f, SchemeMatrix *m)
 	TRY(plane(f, "zero", &m->zero));
 	TRY(sizes(f, m, &bits, &packed));
 	TRY(scales(f, m));
+	if (m->codes == SCHEME_E2M1 && m->block_cols != (strcmp(m->scale.type, "F8_E4M3") ? 32 : 16))
+		return shape_bad(f, &m->scale, strcmp(m->scale.type, "F8_E4M3") ? "MXFP4 has a scale for each 32 columns" : "NVFP4 has a scale for each 16 columns");
 	TRY(order(f, m));
 	const int in = axis_is(code, 0, "in") ? 0 : 1;
 	TRY(fields(f, &m->code, m->code_along_out ? !in : in, bits, m->code_along_out ? m->rows : m->cols, m->code_along_out ? m->cols : m->rows));
