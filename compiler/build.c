@@ -430,7 +430,7 @@ static void
 head(Build *b, int x, int table)
 {
 	const Spec *s = b->s;
-	bool        capped = s->head.cap > 0;
+	bool        capped = s->head.cap > 0 || s->head.scale != 1;
 
 	b->layer = -1;
 	at(b, "vocab_size");
@@ -451,6 +451,7 @@ head(Build *b, int x, int table)
 	int z = value(b, "logits");
 	o = OP(b, cap, .x = y, .y = z);
 	op_set_int(b->g, o, "width", s->vocab_size);
+	op_set_num(b->g, o, "scale", s->head.scale);
 	op_set_num(b->g, o, "cap", s->head.cap);
 }
 

@@ -1,5 +1,6 @@
 /* Weights: which rows of which tensors of the checkpoint make a role of the model. The family's tensor map says how a
  * checkpoint stores roles; what the graph and the kernels want is one tensor a role, rows in plain order. */
+#include "compiler/family.h"
 #include "compiler/graph.h"
 
 #include <inttypes.h>
@@ -76,30 +77,6 @@ stack_rows(const Spec *s, const TensorRule *rule, int part, int64_t *before, int
 		at = at[len] ? at + len + 1 : NULL;
 	}
 	return true;
-}
-
-/* "model.layers.{l}.x.{e}" with the numbers in place */
-static const char *
-name_expand(Arena *a, const char *text, int layer, int expert, const char *suffix)
-{
-	size_t n = strlen(text), k = 0;
-	char  *out = arena_alloc(a, n + strlen(suffix) + 64, 1);
-
-	for (const char *p = text; *p;) {
-		bool l = strncmp(p, "{l}", 3) == 0, e = strncmp(p, "{e}", 3) == 0;
-		if ((l || e) && k < n + 32) {
-			const char *number = arena_printf(a, "%d", l ? layer : expert);
-			memcpy(out + k, number, strlen(number));
-			k += strlen(number);
-			p += 3;
-		} else {
-			out[k++] = *p++;
-		}
-	}
-	bool whole = (k >= 7 && memcmp(out + k - 7, ".weight", 7) == 0) || (k >= 5 && memcmp(out + k - 5, ".bias", 5) == 0);
-	if (!whole)
-		memcpy(out + k, suffix, strlen(suffix));
-	return out;
 }
 
 static const char *
@@ -201,7 +178,7 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	if (!rule)
 		return -1;
 	*src = (PlanSource){
-		.name = name_expand(g->arena, rule->name, layer, -1, strcmp(role, "router_bias") == 0 ? "" : suffix),
+		.name = rule_name(g->arena, rule, layer, -1, strcmp(role, "router_bias") == 0 ? "" : suffix),
 		.rows = rows, .cols = cols, .block = rows, .stride = rows, .n_block = 1,
 		.unit_rows = head && s->head.row_norm && cols > 0,
 	};
@@ -255,7 +232,7 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 	PlanSource *src = NEW(g->arena, PlanSource, n_src);
 	for (int e = 0; e < n_src; e++) {
 		src[e] = (PlanSource){
-			.name = name_expand(g->arena, rule->name, layer, e, ".weight"),
+			.name = rule_name(g->arena, rule, layer, e, ".weight"),
 			.rows = rule->stacked ? n_experts * total : total, .cols = cols,
 			.first = before, .block = rows, .stride = total, .n_block = rule->stacked ? n_experts : 1,
 		};

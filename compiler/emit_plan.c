@@ -212,7 +212,7 @@ plan_model(const Spec *s, Plan *p)
 	p->vocab = s->vocab_size;
 	p->vocab_used = s->vocab_used;
 	p->hidden = s->hidden;
-	p->max_positions = s->max_positions;
+	p->max_positions = s->exact_positions && s->exact_positions < s->max_positions ? s->exact_positions : s->max_positions;
 	p->n_layers = s->n_layers;
 	p->hard_limit = s->hard_limit;
 	p->prompt_whole = s->attention.mask == MASK_PREFIX;

@@ -208,17 +208,17 @@ primary(Parse *s)
 		return fail(s, *s->p ? "a number, a key or ( is expected here" : "it ends too early");
 	space(s);
 	if (*s->p == '(') {
-		bool rows = strcmp(id, "rows") == 0;
+		bool cols = strcmp(id, "cols") == 0, size = cols || strcmp(id, "rows") == 0;
 		char arg[MAX_NAME];
 		double v;
-		if (!rows && strcmp(id, "has") != 0)
-			return fail(s, "known functions are has(x) and rows(tensor)");
+		if (!size && strcmp(id, "has") != 0)
+			return fail(s, "known functions are has(x), rows(tensor) and cols(tensor)");
 		s->p++;
 		if (!raw(s, arg))
 			return fail(s, "a name and ) are expected here");
-		if (!rows)
+		if (!size)
 			return truth(s->env->has && s->env->has(s->env->user, arg));
-		return s->env->rows && s->env->rows(s->env->user, arg, &v) ? num(v) : null_val;
+		return s->env->size && s->env->size(s->env->user, arg, cols, &v) ? num(v) : null_val;
 	}
 	if (strcmp(id, "true") == 0 || strcmp(id, "false") == 0)
 		return truth(*id == 't');

@@ -1,7 +1,7 @@
 /* The small language of family files and of defaults:
  *
  *     or, and, not; == != < <= > >=; + - * / ^; ( ); numbers; $key (already resolved); key (of the source);
- *     has(key or tensor, with *); rows(tensor)
+ *     has(key or tensor, with *); rows(tensor), cols(tensor): its first and its last dimension
  *
  * Right of == and != a bare word is a word, true, false or null. What is absent is null; arithmetic on null is null. No loops. */
 #ifndef LLMC_COMPILER_EXPR_H
@@ -26,7 +26,7 @@ typedef struct ExprEnv {
 	ExprVal (*key)(void *user, const char *name);      /* EXPR_NULL: absent */
 	ExprVal (*resolved)(void *user, const char *name);
 	bool    (*has)(void *user, const char *pattern);
-	bool    (*rows)(void *user, const char *tensor, double *out);
+	bool    (*size)(void *user, const char *tensor, bool last, double *out); /* the tensor's first or last dimension */
 } ExprEnv;
 
 /* false: an error is in d, at its place in `text`, which begins at loc */

@@ -111,6 +111,32 @@ family_load(Family *f, const char *name, const char *dir, const char *format, Lo
 	return d->n_error == before;
 }
 
+static bool
+ends_with(const char *text, const char *end)
+{
+	size_t n = strlen(text), k = strlen(end);
+
+	return n >= k && strcmp(text + n - k, end) == 0;
+}
+
+const char *
+rule_name(Arena *a, const TensorRule *r, int layer, int expert, const char *suffix)
+{
+	bool whole = r->whole || ends_with(r->name, ".weight") || ends_with(r->name, ".bias");
+	char *out = NEW(a, char, 4 * strlen(r->name) + strlen(suffix) + 1), *p = out; /* three characters become eleven at most */
+
+	for (const char *t = r->name; *t;) {
+		if (strncmp(t, "{l}", 3) == 0 || strncmp(t, "{e}", 3) == 0) {
+			p += sprintf(p, "%d", t[1] == 'l' ? layer : expert);
+			t += 3;
+		} else {
+			*p++ = *t++;
+		}
+	}
+	strcpy(p, whole ? "" : suffix);
+	return out;
+}
+
 bool
 rule_has_role(const char *list, const char *role)
 {

@@ -21,6 +21,8 @@ Node *family_file(const char *path, const char *dir, Diag *d, Arena *a);
 const TensorRule *family_rules(SpecTable *t, const Family *f, int *n);
 /* The rule that holds this role, alone or stacked; NULL: none. */
 const TensorRule *rule_for(const TensorRule *rule, int n, const char *role);
+/* The tensor that a rule names: "model.layers.{l}.x.{e}" with the numbers in place, and suffix, unless the name is complete. In the arena. */
+const char *rule_name(Arena *a, const TensorRule *r, int layer, int expert, const char *suffix);
 bool rule_has_role(const char *roles, const char *role); /* "q+k+v" has "k" */
 
 #endif

@@ -272,6 +272,7 @@ fuse_head(Fuse *f)
 		op_set_int(g, &op, "cols", op_int(mat, "cols"));
 		op_makes(&op, fuse_name(f, logits));
 		front_set(f, &op, &front);
+		op_set_num(g, &op, "scale", last->kind == OP_cap ? op_num(last, "scale") : 1);
 		op_set_num(g, &op, "cap", last->kind == OP_cap ? op_num(last, "cap") : 0);
 		op_makes(&op, fuse_name(f, y));
 		op_makes(&op, fuse_name(f, pick->arg[ARG(pick, y)]));

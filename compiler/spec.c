@@ -164,7 +164,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->vocab_size = INT(vocab_size);
 	s->vocab_used = INT(vocab_used);
 	s->max_positions = INT(max_positions);
-	s->hard_limit = IS(position, "learned");
+	s->hard_limit = IS(position, "learned") || INT(exact_positions) > 0;
+	s->exact_positions = INT(exact_positions);
 	s->n_layers = (int)INT(n_layers);
 	s->hidden = INT(hidden);
 	s->attention.kind = IS(att_kind, "mla") ? ATT_MLA : ATT_GQA;
@@ -257,6 +258,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->embed.round_scale = BOOL(round_scale);
 	s->head.tied = BOOL(tied);
 	s->head.row_norm = BOOL(row_norm);
+	s->head.scale = NUM(head_scale);
 	s->head.cap = NUM(head_cap);
 	s->head.bias = BOOL(head_bias);
 	s->dtype = dtype_of(t, K_dtype);

@@ -61,6 +61,7 @@ typedef struct Spec {
 	const char *yaml;              /* that text: every default written out */
 	int64_t vocab_size;            /* rows of embedding and head */
 	int64_t vocab_used;            /* ids below are real tokens */
+	int64_t exact_positions;       /* longer contexts are refused; 0: none are */
 	int64_t max_positions;
 	bool    hard_limit;            /* learned positions */
 	int     n_layers;
@@ -118,7 +119,7 @@ typedef struct Spec {
 
 	struct { bool parallel; bool from_norm; double skip_scale; } residual;
 	struct { double scale; bool round_scale; /* scale rounded to the activations' dtype */ } embed;
-	struct { bool tied; bool row_norm; double cap; bool bias; } head;
+	struct { bool tied; bool row_norm; double scale, cap; bool bias; } head;
 
 	Dtype   dtype;                 /* of activations, as the description says; CPU computes in f32 */
 	struct { KvType k, v; bool rotate; } kv; /* of cached rows; latents: k and v are the same */

@@ -313,4 +313,9 @@ spec_check(SpecTable *t)
 		err_at(t->d, LOC(limit_context), "limits.context = %lld is beyond the %lld learned positions", (long long)INT(limit_context), (long long)INT(max_positions));
 		note(t, K_max_positions);
 	}
+	if (INT(exact_positions) > 0 && INT(limit_context) > INT(exact_positions)) {
+		err_at(t->d, LOC(limit_context), "limits.context = %lld: beyond %lld positions the model does more than its description says", (long long)INT(limit_context),
+		       (long long)INT(exact_positions));
+		note(t, K_exact_positions);
+	}
 }

@@ -182,7 +182,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(gate_mul, .x = act(width), .s = act(1), .y = act(width));
 		break;
 	case OP_cap:
-		MUST(attr_num(a, n, "cap") > 0, "cap > 0");
+		MUST(attr_num(a, n, "cap") >= 0, "cap >= 0");
 		SET(cap, .x = act(width), .y = act(width));
 		break;
 	case OP_pick:

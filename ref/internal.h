@@ -49,6 +49,8 @@ void ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, 
 /* The norm in front of a fused op: kind none, rms or layer; x rows lie dim apart. scratch: 2 * dim floats */
 void ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t dim, const float *x, int64_t n_row,
                    float *y, float *scratch);
+/* cap * tanh(scale * x / cap); cap 0: scale * x */
+float  ref_cap_one(float x, double scale, double cap);
 double ref_activate(const char *act, double x);
 /* Rotate elements [0, rope_dims) of x into y; angles: cos, then sin, rope_dims / 2 each. y may be x. */
 void ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interleaved, float *y);

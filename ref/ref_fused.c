@@ -104,13 +104,12 @@ ref_head(const RefCall *c)
 {
 	static const RefArg none = { .kind = REF_NONE };
 	int64_t rows = step_int(c->step, "rows"), cols = step_int(c->step, "cols"), n = c->s->n_out;
-	double  cap = step_num(c->step, "cap");
+	double  cap = step_num(c->step, "cap"), scale = step_num(c->step, "scale");
 	float  *picked = c->scratch, *y = ref_f32(c, ARG(head, logits));
 
 	for (int64_t o = 0; o < n; o++)
 		memcpy(picked + o * cols, ref_f32(c, ARG(head, x)) + c->s->out_row[o] * cols, (size_t)cols * sizeof *picked);
 	norm_linear(c, picked, n, &none, rows, y, picked + n * cols);
-	if (cap > 0)
-		for (int64_t i = 0; i < n * rows; i++)
-			y[i] = (float)(cap * tanh(y[i] / cap));
+	for (int64_t i = 0; i < n * rows; i++)
+		y[i] = ref_cap_one(y[i], scale, cap);
 }

@@ -129,16 +129,22 @@ ref_gate_mul(const RefCall *c)
 	}
 }
 
+float
+ref_cap_one(float x, double scale, double cap)
+{
+	return (float)(cap > 0 ? cap * tanh(scale * x / cap) : scale * x);
+}
+
 void
 ref_cap(const RefCall *c)
 {
 	int64_t      n = ref_rows(c, ARG(cap, y)) * step_int(c->step, "width");
-	double       cap = step_num(c->step, "cap");
+	double       cap = step_num(c->step, "cap"), scale = step_num(c->step, "scale");
 	const float *x = ref_f32(c, ARG(cap, x));
 	float       *y = ref_f32(c, ARG(cap, y));
 
 	for (int64_t i = 0; i < n; i++)
-		y[i] = (float)(cap * tanh(x[i] / cap));
+		y[i] = ref_cap_one(x[i], scale, cap);
 }
 
 void

@@ -26,7 +26,7 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 	if (l.context == 0)
 		l.context = (int32_t)(plan->max_positions < LLMC_DEFAULT_CONTEXT ? plan->max_positions : LLMC_DEFAULT_CONTEXT);
 	if (l.context < 1 || l.context > max)
-		return range(err, "context", l.context, max, plan->hard_limit ? ": the model has no positions beyond" : "");
+		return range(err, "context", l.context, max, plan->hard_limit ? ": as it is built the model has no positions beyond" : "");
 	if (l.seqs == 0)
 		l.seqs = 1;
 	if (l.seqs < 1 || l.seqs > MAX_SEQS)

@@ -17,25 +17,6 @@ typedef struct Check {
 	struct Stored { const char *role; int8_t *dtype; bool vector; int64_t elems; } *role;
 } Check;
 
-static const char *
-expand(Arena *a, const char *name, int layer, int expert, const char *suffix)
-{
-	char *out = NEW(a, char, strlen(name) + strlen(suffix) + 64), *p = out;
-	int holes = 0;
-
-	while (*name) {
-		if (holes < 4 && (strncmp(name, "{l}", 3) == 0 || strncmp(name, "{e}", 3) == 0)) {
-			p += sprintf(p, "%d", name[1] == 'l' ? layer : expert);
-			name += 3;
-			holes++;
-		} else {
-			*p++ = *name++;
-		}
-	}
-	strcpy(p, suffix);
-	return out;
-}
-
 /* ------------------------------------------------------------------------------------------ names and head */
 
 static bool
@@ -139,7 +120,7 @@ shape_text(Arena *a, const int64_t *dim, int n)
 static void
 tensor(Check *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows, int64_t cols, int64_t units, const char *suffix)
 {
-	const char *name = expand(c->s->a, r->name, layer, expert, r->whole ? "" : suffix);
+	const char *name = rule_name(c->s->a, r, layer, expert, suffix);
 	SourceTensor *t = source_tensor(c->s, name);
 
 	if (!t) {

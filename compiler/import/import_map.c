@@ -51,20 +51,20 @@ env_has(void *user, const char *pattern)
 }
 
 static bool
-env_rows(void *user, const char *tensor, double *out)
+env_size(void *user, const char *tensor, bool last, double *out)
 {
 	const SourceTensor *t = source_tensor(user, tensor);
 
 	if (!t || t->n_dims < 1)
 		return false;
-	*out = (double)t->dim[0];
+	*out = (double)t->dim[last ? t->n_dims - 1 : 0];
 	return true;
 }
 
 static bool
 eval(Source *s, const Node *n, ExprVal *out)
 {
-	ExprEnv env = { .user = s, .key = env_key, .resolved = env_resolved, .has = env_has, .rows = env_rows };
+	ExprEnv env = { .user = s, .key = env_key, .resolved = env_resolved, .has = env_has, .size = env_size };
 
 	return expr_eval(n->text, n->loc, &env, s->d, s->a, out);
 }

@@ -109,18 +109,21 @@ source_set_num(Source *s, SpecKey k, double v)
 	s->value[k] = spec_key[k].type == TYPE_BOOL ? (v != 0 ? "true" : "false") : arena_strdup(s->a, text);
 }
 
-/* ["full_attention", "sliding_attention", ...] -> the layers that slide */
+/* ["full_attention", "sliding_attention", ...] -> the layers that slide, also called global and local; ["dense", "sparse", ...] -> those with
+ * experts */
 bool
 source_set_layers(Source *s, SpecKey k, ExprVal types)
 {
-	const char *out = "";
+	const bool experts = k == K_moe_layers;
+	const char *out = "", *in = experts ? "sparse" : "sliding_attention", *no = experts ? "dense" : "full_attention";
 
 	for (size_t i = 0; i < types.n; i++) {
 		const char *t = types.item[i].kind == EXPR_STR ? types.item[i].str : "(not text)";
-		if (strcmp(t, "sliding_attention") == 0)
+		bool older = !experts && (strcmp(t, "local") == 0 || strcmp(t, "global") == 0);
+		if (strcmp(t, older ? "local" : in) == 0)
 			out = arena_printf(s->a, "%s%s%zu", out, *out ? ", " : "", i);
-		else if (strcmp(t, "full_attention") != 0) {
-			err_at(s->d, (Loc){ 0 }, "%s: layer %zu is of the type %.60s; llmc knows full_attention and sliding_attention", s->file, i, t);
+		else if (strcmp(t, older ? "global" : no) != 0) {
+			err_at(s->d, (Loc){ 0 }, "%s: layer %zu is of the type %.60s; llmc knows %s and %s", s->file, i, t, no, in);
 			return false;
 		}
 	}

@@ -4,13 +4,13 @@
 
 #include "common/cuda_gemv.h"
 
-/* y = scale * add + cap(F(W x + b)) for N rows of W; b, add: NULL without; cap: bound by tanh, 0: none. WANTED: rows of x are the wanted ones. */
+/* y = scale * add + F(W x + b) for N rows of W; b, add: NULL without. WANTED: rows of x are the wanted ones. */
 template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_rows {
 	enum { GROUPS = (N + 7) / 8, UNIT = 0, PLACED = 0, FIRST = WANTED };
 	const llmc_step &s;
 	float           *y;
 	const float     *b, *add;
-	float            scale, cap;
+	float            scale;
 
 	DEV int row(int group, int n) { return min(group * 8 + n, N - 1); }
 	__device__ __forceinline__ int count() const { return s.n[WANTED ? 3 : 0]; }
@@ -39,8 +39,6 @@ template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_
 		return v;
 	}
 
-	__device__ __forceinline__ float result(float v) const { return cap > 0 ? soft_cap(F(v), cap) : F(v); }
-
 	__device__ __forceinline__ void
 	store(int group, int j, int t, float u, float v, const float4 &early, const int2 &) const
 	{
@@ -48,9 +46,9 @@ template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_
 		const int r = group * 8 + j;
 
 		if (r < N)
-			to[r] = early.x + result(u + early.z);
+			to[r] = early.x + F(u + early.z);
 		if (r + 4 < N)
-			to[r + 4] = early.y + result(v + early.w);
+			to[r + 4] = early.y + F(v + early.w);
 	}
 
 	__device__ __forceinline__ float raw(int, float v) const { return v; }

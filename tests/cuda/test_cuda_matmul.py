@@ -97,7 +97,7 @@ def test_fused(kind, dtype, plus):
         close(run("norm_matmul", [x, nw, nb, bytes_[:half], b[:half]]), v[:, :half] + b[:half], size[:, :half])
         close(run("norm_act", [x, nw, nb, bytes_[:half], b[:half]]), act(v[:, :half] + b[:half], "silu"), size[:, :half])
         close(run("norm_glu", [x, nw, nb, bytes_, None]), act(v[:, :half], "silu") * v[:, half:], (size[:, :half] + 1) * (size[:, half:] + 1))
-        close(run("head", [x, nw, nb, bytes_[:half]], 5), 3 * np.tanh(v[[1, 4, 5, 6, 9], :half] / 3), size[[1, 4, 5, 6, 9], :half])
+        close(run("head", [x, nw, nb, bytes_[:half]], 5), 3 * np.tanh(0.5 * v[[1, 4, 5, 6, 9], :half] / 3), size[[1, 4, 5, 6, 9], :half])
         add = x.astype(np.float64) @ w.value[:half].T.astype(np.float64) + 0.5 * r
         k, size_add = H.build("matmul_add", "sm_90a", p), np.abs(x) @ np.abs(w.value[:half].T) + np.abs(r)
         close(k.run(step, [x, bytes_[:half], None, r, H.out((n, n_rows))], mode=mode, seed=seed)[0], add, size_add)

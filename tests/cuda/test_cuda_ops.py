@@ -107,7 +107,7 @@ def test_elementwise(x, op, params, args, want):
 
 def test_cap_slice_pick(x):
     x3, picked = x[:3], x[[1, 2, 6]]
-    everywhere("cap", dict(WIDTH=70, CAP=2.5), ROWS, [x3, H.out((3, 70))], 2.5 * np.tanh(x3.astype(np.float64) / 2.5), bucket=9)
+    everywhere("cap", dict(WIDTH=70, SCALE=0.8, CAP=2.5), ROWS, [x3, H.out((3, 70))], 2.5 * np.tanh(0.8 * x3.astype(np.float64) / 2.5), bucket=9)
     everywhere("slice", dict(WIDTH=70, FIRST=3, COUNT=21), ROWS, [x, H.out((N, 21))], x[:, 3:24], exact=True, bucket=9)
     everywhere("pick", dict(WIDTH=70), ROWS, [x, H.out((3, 70))], picked, exact=True)
     everywhere("pick", dict(WIDTH=70), ROWS, [H.inout(x), H.alias(0)], picked, exact=True)

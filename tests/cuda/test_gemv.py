@@ -73,7 +73,7 @@ def test_slices(dtype, cols, n, sms, seeds):
     nw, b = (rng.standard_normal(s).astype(np.float32) for s in (cols, n_rows))
     xn = norm(x, "rms", nw)
     wide, size_n = xn @ w.value.T.astype(np.float64), np.sqrt((xn * xn) @ (w.value * w.value).T) * 4
-    p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype, NORM="rms", EPS=1e-5, PLUS_ONE=0, CAP=0.0)
+    p = dict(ROWS=n_rows, COLS=cols, W_DTYPE=dtype, NORM="rms", EPS=1e-5, PLUS_ONE=0, SCALE=1.0, CAP=0.0)
     for seed in seeds:
         close(run("norm_matmul", "sm_90a", p, n, [x, nw, None, w.packed, None, H.out((n, n_rows))], 8, sms, seed=seed), wide, size_n, dtype)
     y = run("norm_matmul", "sm_90a", p, n, [x, nw, None, w.packed, None, H.out((n, n_rows))], 8, sms, mode="check")
@@ -121,7 +121,7 @@ def test_ops(kind, plus, dtype, cols):
               (size[:, :n_rows] + 1) * (size[:, n_rows:] + 1))
         if kind != "none":
             check("norm_act", [x, nw, nb, half, b[:n_rows]], act(v[:, :n_rows] + b[:n_rows], "gelu_tanh"), size[:, :n_rows] + 1e-2)
-            check("head", [x, nw, nb, half], 3 * np.tanh(v[[0, 2], :n_rows] / 3), size[[0, 2], :n_rows], 2, out_row=[0, 2])
+            check("head", [x, nw, nb, half], 3 * np.tanh(0.5 * v[[0, 2], :n_rows] / 3), size[[0, 2], :n_rows], 2, out_row=[0, 2])
         if mode == "check":
             add = x.astype(np.float64) @ w.value[:n_rows].T.astype(np.float64) + 0.5 * r + b[:n_rows]
             size_add = np.sqrt((x * x) @ (w.value[:n_rows] * w.value[:n_rows]).T) * 4 + np.abs(r)
@@ -148,7 +148,7 @@ def test_planted_bugs(dtype, was, bug):
 def test_rows_that_are_not_there():
     """A bucket's step with fewer rows, with none, and logits nobody wants."""
     w, x, want, size = product(4, 40, 512, "bf16")
-    p = dict(ROWS=40, COLS=512, W_DTYPE="bf16", NORM="none", EPS=0.0, PLUS_ONE=0, CAP=0.0)
+    p = dict(ROWS=40, COLS=512, W_DTYPE="bf16", NORM="none", EPS=0.0, PLUS_ONE=0, SCALE=1.0, CAP=0.0)
     y = run("matmul", "sm_90a", p, 2, [x[:2], w.packed, None, H.out((2, 40))], 8, mode="check")
     close(y, want[:2], size[:2], "bf16")
     k = H.build("head_decode", "sm_90a", p)

@@ -99,8 +99,8 @@ def test_head():
     nw = c.f(128)
     rows = list(range(3, 88))
     step = H.make_step(pos=list(range(90)), rows=[90], out_row=rows)
-    y, = build("head", c, NORM="rms", EPS=EPS, PLUS_ONE=0, CAP=30.0).run(step, [c.x, nw, None, packed, H.out((len(rows), 300))])
-    close(y, 30 * np.tanh(rounded(norm(c.x, "rms", nw, None), "bf16")[rows] @ w.T / 30), 5e-3)
+    y, = build("head", c, NORM="rms", EPS=EPS, PLUS_ONE=0, SCALE=0.9, CAP=30.0).run(step, [c.x, nw, None, packed, H.out((len(rows), 300))])
+    close(y, 30 * np.tanh(0.9 * rounded(norm(c.x, "rms", nw, None), "bf16")[rows] @ w.T / 30), 5e-3)
 
 
 @pytest.mark.parametrize("dtype, mode, seed", [("q8_0", "fast", 0), ("bf16", "check", 1)])

@@ -9,7 +9,9 @@ import pytest
 
 from processor import RUNS
 
-from golden_run import check, error, run, weights
+from golden_run import Refused, check, error, run, weights
+
+import scheme_values  # beside weights: golden_run says where
 
 CASES = weights.cases()
 ONE_EACH = {}
@@ -23,14 +25,15 @@ CPU = {  # case: instruction sets
     "mixtral-bf16": "v3", "mixtral-window": "v4", "qwen3_moe-renorm": "generic amx", "qwen2_moe-sparse": "v4", "deepseek_v2-groups": "v3", "deepseek_v3-plain": "generic v4",
     "deepseek_v2-dense-bf16": "generic", "deepseek_v2-lite": "v4", "deepseek_v3-one-group-bf16": "v3", "deepseek_v3-yarn": "v4",
     "glm4-bias": "v3", "bloom-post-residual-bf16": "generic", "bloom-six-heads": "v3", "gpt2-inner": "v3",
-    "gpt_neox-parallel": "v4", "baichuan-alibi": "v4", "chatglm1-plain": "v3 v4", "chatglm2-bias": "generic"}
+    "gpt_neox-parallel": "v4", "baichuan-alibi": "v4", "chatglm1-plain": "v3 v4", "chatglm2-bias": "generic",
+    "granite-tied": "v4", "ernie4_5_moe-plain": "v3"}
 if os.environ.get("LLMC_CHECK_ALL"):
-    CPU |= {c: " ".join(RUNS) for c in CASES if c.split("-")[0] in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")}
+    CPU = {c: "v4" for c in CASES} | CPU | {c: " ".join(RUNS) for c in CASES if c.split("-")[0] in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")}
 
 
 def test_every_family_has_three():
     families = [c.split("-")[0] for c in CASES]
-    assert len(set(families)) == 20
+    assert len(set(families)) == 43
     assert all(families.count(f) >= 3 for f in families)
 
 
@@ -47,6 +50,29 @@ def test_reference_in_chunks(name, tmp_path):
     g = weights.Golden(name)
     g.build(tmp_path)
     check(g, *run(tmp_path, g, "--device", "ref", "--chunk", "7"))
+
+
+def test_experts_stored_transposed(tmp_path):
+    """Published files of Qwen3-VL mixtures have [experts, in, out], what transformers 5 writes [experts, out, in]."""
+    g = weights.Golden("qwen3_vl_moe-plain")
+    g.build(tmp_path)
+    path = str(tmp_path / "model.safetensors")
+    t = scheme_values.read(path)
+    turned = {n: (kind, x.transpose(0, 2, 1) if x.ndim == 3 else x) for n, (kind, x) in t.items()}
+    assert any(x.ndim == 3 for _, x in t.values())
+    scheme_values.write(path, turned)
+    check(g, *run(tmp_path, g, "--device", "ref"))
+
+
+@pytest.mark.parametrize("name,limit", [("deepseek_v3-v32", 64), ("mistral-ministral3", 64), ("mistral4-plain", 64)])
+def test_longer_than_exact_is_refused(name, limit, tmp_path):
+    """A family that is only described as far as its sparse choice or its temperature changes nothing runs no further."""
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    check(g, *run(tmp_path, g, "--device", "ref", "--context", str(limit)))
+    for args in (("--context", str(limit + 1)), ("--set", f"limits.context={limit + 1}")):
+        with pytest.raises(Refused, match=f"1 .. {limit}: as it is built|beyond {limit} positions the model does more"):
+            run(tmp_path, g, "--device", "ref", *args)
 
 
 @pytest.mark.parametrize("name", ["llama-smol", "deepseek_v3-plain"])

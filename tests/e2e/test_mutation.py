@@ -58,6 +58,22 @@ MUTATIONS = {
     "chatglm2-groups": COMMON + ["rope.theta=11000", "rope.style=*", "rope.dims=16"],
     "chatglm2-post-residual-bf16": ["residual.from=stream"],
     "chatglm2-glm4-ratio": ["rope.theta=190"],
+    # families of the same primitives: what each is told apart by
+    "gemma-plain": COMMON + ["norm.plus_one=false", "rope.style=*"], "gemma2-vault": ["attention.window=7", "head.cap=3.01", "attention.score_cap=2.1"],
+    "granite-plain": COMMON + ROPE + ["head.scale=0.26"], "cwm-windows": COMMON[:-1] + ROPE + ["attention.window=7", "attention.window_layers=[0]", "rope.scaling.factor=9"],
+    "seed_oss-biases": COMMON + ROPE, "internlm3-biases": COMMON + ROPE, "helium-plain": COMMON + ROPE, "exaone4-plain": COMMON + ROPE + ["norm.qk_eps=0.02"],
+    "ernie4_5-plain": COMMON + ROPE,
+    "ernie4_5_moe-plain": ROPE + ["moe.renorm=false", "moe.top_k=3", "moe.scale=1.01", "moe.score=sigmoid", "moe.choice_bias=false"],
+    "glm4_moe-qk-norm": ROPE + ["moe.renorm=false", "moe.top_k=2", "moe.scale=1.7", "moe.score=softmax", "moe.keep_groups=3", "moe.group_score=max", "rope.dims=16"],
+    "dots1-windows": ROPE + ["moe.scale=2.4", "attention.window=7", "attention.window_layers=[1]", "norm.qk_eps=0.02"],
+    "hy_v3-plain": ROPE + ["moe.renorm=false", "moe.scale=2.1", "moe.choice_bias=false"],
+    "qwen3_vl_moe-plain": ROPE + ["moe.renorm=false", "moe.top_k=2"], "mellum-windows": ["rope.theta=110", "rope.local.theta=33", "attention.window=7", "moe.renorm=false"],
+    "mistral4-groups": ROPE + ["moe.keep_groups=3", "moe.group_score=max", "moe.scale=1.45", "norm.latent_eps=0.001", "rope.scaling.factor=5"],
+    "starcoder2-window": COMMON[:-1] + ROPE + ["attention.window=8"], "gpt_bigcode-plain": [m for m in COMMON if "ffn" not in m] + ["position=none"],
+    "stablelm-parallel": COMMON + ROPE + ["rope.dims=6", "residual.form=serial"],
+    "gptj-plain": [m for m in COMMON if "ffn" not in m] + ROPE + ["rope.dims=8"], "phi-plain": [m for m in COMMON if "ffn" not in m] + ROPE + ["rope.dims=6"],
+    "falcon-groups": [m for m in COMMON if "ffn" not in m] + ROPE, "mpt-odd": COMMON + ["alibi.max_bias=8.1"],
+    "gpt_neo-plain": COMMON[:2] + ["attention.window=7", "attention.window_layers=[0, 2]"],
 }
 OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu"}
 CASES = [(n, m) for n, ms in MUTATIONS.items() for m in ms]

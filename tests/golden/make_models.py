@@ -24,8 +24,9 @@ CASES = {}
 
 
 def case(name, model_type, base, *, dtype="f32", plus_one=False, modern=False, greedy=N_GREEDY, n=N_PROMPT, strip="",
-         args=(), set=None, emb_bf16=False, other=None, **more):
-    """modern: commit the config as transformers 5 writes it, else as given. strip: a prefix to take off tensor names."""
+         args=(), set=None, emb_bf16=False, other=None, vision=None, **more):
+    """modern: commit the config as transformers 5 writes it, else as given. strip: a prefix to take off tensor names. vision: the model is the text_config of
+    a wrapper of this type, whose other parts are left out."""
     config = dict(model_type=model_type, **base)
     for k, v in more.items():
         if v is ...:
@@ -34,7 +35,7 @@ def case(name, model_type, base, *, dtype="f32", plus_one=False, modern=False, g
             config[k] = v
     assert name not in CASES
     CASES[name] = dict(config=config, dtype=dtype, plus_one=plus_one, modern=modern, n_greedy=greedy, n=n, strip=strip,
-                       args=list(args), set=set or {}, emb_bf16=emb_bf16, other=other)
+                       args=list(args), set=set or {}, emb_bf16=emb_bf16, other=other, vision=vision)
 
 
 EOS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
@@ -197,6 +198,150 @@ case("chatglm2-post-residual-bf16", "chatglm", CHATGLM2, other="ChatGLM2", dtype
      apply_residual_connection_post_layernorm=True)
 case("chatglm2-glm4-ratio", "chatglm", CHATGLM2, other="ChatGLM2", rope_ratio=0.02, kv_channels=20, add_qkv_bias=True)
 
+# --- families that are data alone over the primitives of the ones above
+case("gemma-plain", "gemma", GEMMA2, plus_one=True)
+case("gemma-one-kv", "gemma", GEMMA2, plus_one=True, num_attention_heads=5, num_key_value_heads=1, head_dim=16, hidden_act="gelu", hidden_activation=None)
+case("gemma-bf16-modern", "gemma", GEMMA2, plus_one=True, modern=True, dtype="bf16", torch_dtype="bfloat16", emb_bf16=True, hidden_size=42)
+case("gemma2-vault", "vaultgemma", GEMMA2, plus_one=True)
+
+GRANITE = dict(LLAMA, embedding_multiplier=3.0, residual_multiplier=0.22, attention_multiplier=0.11, logits_scaling=4.0)
+case("granite-plain", "granite", GRANITE)
+case("granite-tied", "granite", GRANITE, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, logits_scaling=0.5, embedding_multiplier=0.3, residual_multiplier=0.9)
+case("granite-modern-bf16", "granite", GRANITE, modern=True, dtype="bf16", residual_multiplier=1.5, num_key_value_heads=1)
+
+WINDOWS = dict(sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+LLAMA3_ROPE = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+case("cwm-windows", "cwm", LLAMA, modern=True, rope_scaling=LLAMA3_ROPE, **WINDOWS)
+case("cwm-ministral", "ministral", MISTRAL, **WINDOWS)
+case("cwm-modern-bf16", "cwm", LLAMA, rope_scaling=LLAMA3_ROPE, modern=True, dtype="bf16", head_dim=10, num_hidden_layers=4, sliding_window=33,
+     layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"])
+MINISTRAL3 = dict(MISTRAL, sliding_window=None)
+TEMPERATURE = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+                   mscale_all_dim=1.0, llama_4_scaling_beta=0.1)
+case("mistral-ministral3", "ministral3", MINISTRAL3, modern=True, rope_parameters=TEMPERATURE, max_position_embeddings=256, rope_theta=...)
+
+case("seed_oss-biases", "seed_oss", LLAMA, attention_bias=True, attention_out_bias=False, mlp_bias=True, head_dim=12)
+case("seed_oss-plain", "seed_oss", LLAMA, attention_bias=False, attention_out_bias=False, mlp_bias=False, tie_word_embeddings=True)
+case("seed_oss-modern-bf16", "seed_oss", LLAMA, modern=True, dtype="bf16", attention_bias=False, attention_out_bias=True, num_key_value_heads=9)
+
+case("internlm3-biases", "internlm3", LLAMA, qkv_bias=True, bias=True)
+case("internlm3-plain", "internlm3", LLAMA, qkv_bias=False, bias=False, num_key_value_heads=1)
+case("internlm3-modern-bf16", "internlm3", LLAMA, modern=True, dtype="bf16", qkv_bias=True, bias=True, num_key_value_heads=9)
+
+HELIUM = dict(LLAMA, hidden_size=54, head_dim=6)
+case("helium-plain", "helium", HELIUM)
+case("helium-biases", "helium", HELIUM, attention_bias=True, mlp_bias=True, hidden_size=90, head_dim=10)
+case("helium-modern-bf16", "helium", HELIUM, modern=True, dtype="bf16", tie_word_embeddings=True, num_key_value_heads=1)
+
+EXAONE4 = dict(LLAMA, sliding_window=None, head_dim=14, layer_types=["full_attention"] * 3)
+case("exaone4-plain", "exaone4", EXAONE4)
+case("exaone4-tied", "exaone4", EXAONE4, tie_word_embeddings=True, num_key_value_heads=9)
+case("exaone4-modern-bf16", "exaone4", EXAONE4, modern=True, dtype="bf16", num_key_value_heads=1)
+
+ERNIE = dict(LLAMA, head_dim=10, use_bias=False)
+case("ernie4_5-plain", "ernie4_5", ERNIE)
+case("ernie4_5-biases", "ernie4_5", ERNIE, use_bias=True, tie_word_embeddings=True)
+case("ernie4_5-modern-bf16", "ernie4_5", ERNIE, modern=True, dtype="bf16", num_key_value_heads=1, use_bias=True)
+
+ERNIE_MOE = dict(LLAMA, use_bias=False, moe_intermediate_size=28, moe_k=2, moe_num_experts=5, moe_num_shared_experts=2, moe_layer_start_index=1,
+                 moe_layer_end_index=-1, moe_layer_interval=1, moe_norm_min=1e-12)
+case("ernie4_5_moe-plain", "ernie4_5_moe", ERNIE_MOE)
+case("ernie4_5_moe-interval", "ernie4_5_moe", ERNIE_MOE, num_hidden_layers=5, moe_layer_interval=2, moe_num_experts=7, moe_k=3)
+case("ernie4_5_moe-modern-bf16", "ernie4_5_moe", ERNIE_MOE, modern=True, dtype="bf16", moe_num_shared_experts=1)
+
+GLM_MOE = dict(LLAMA, head_dim=16, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=20, n_shared_experts=1, n_group=1, topk_group=1,
+               first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=1.8, use_qk_norm=False, attention_bias=True, partial_rotary_factor=0.5)
+case("glm4_moe-plain", "glm4_moe", GLM_MOE)
+case("glm4_moe-qk-norm", "glm4_moe", GLM_MOE, use_qk_norm=True, attention_bias=False, n_group=4, topk_group=2, n_shared_experts=2)
+case("glm4_moe-modern-bf16", "glm4_moe", GLM_MOE, modern=True, dtype="bf16", first_k_dense_replace=2, norm_topk_prob=False)
+case("glm4_moe-solar", "solar_open", GLM_MOE, partial_rotary_factor=1.0, attention_bias=False)
+
+DOTS = dict(LLAMA, head_dim=12, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=20, n_shared_experts=2, n_group=1, topk_group=1,
+            first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5, attention_bias=False, sliding_window=None, max_window_layers=3,
+            layer_types=["full_attention"] * 3)
+case("dots1-plain", "dots1", DOTS)
+case("dots1-windows", "dots1", DOTS, attention_bias=True, **WINDOWS, max_window_layers=1)
+case("dots1-modern-bf16", "dots1", DOTS, modern=True, dtype="bf16", n_group=2, topk_group=1)
+
+HY3 = dict(LLAMA, head_dim=12, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=20, num_shared_experts=1, router_scaling_factor=2.2,
+           attention_bias=False, mlp_bias=False, mlp_layer_types=["dense", "sparse", "sparse"])
+case("hy_v3-plain", "hy_v3", HY3)
+case("hy_v3-all", "hy_v3", HY3, mlp_layer_types=["sparse"] * 3, num_experts=5, num_experts_per_tok=5)
+case("hy_v3-modern-bf16", "hy_v3", HY3, modern=True, dtype="bf16", num_shared_experts=2, mlp_layer_types=["dense", "dense", "sparse"])
+
+QWEN3_VL_MOE = dict(QWEN3_MOE, rope_scaling=dict(rope_type="default", mrope_section=[4, 3, 3], mrope_interleaved=True))
+case("qwen3_vl_moe-plain", "qwen3_vl_moe_text", QWEN3_VL_MOE, vision="qwen3_vl_moe")
+case("qwen3_vl_moe-dense-layers", "qwen3_vl_moe_text", QWEN3_VL_MOE, vision="qwen3_vl_moe", num_hidden_layers=4, decoder_sparse_step=2, num_experts=5)
+case("qwen3_vl_moe-bf16", "qwen3_vl_moe_text", QWEN3_VL_MOE, vision="qwen3_vl_moe", dtype="bf16", mlp_only_layers=[1], tie_word_embeddings=True)
+case("qwen3-vl", "qwen3_vl_text", QWEN3, vision="qwen3_vl", rope_scaling=QWEN3_VL_MOE["rope_scaling"])
+
+MELLUM = dict(QWEN3_MOE, num_hidden_layers=3, **WINDOWS, mlp_layer_types=["sparse"] * 3, max_window_layers=..., use_sliding_window=..., rope_theta=...,
+              rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=100.0), sliding_attention=dict(rope_type="default", rope_theta=30.0)))
+MELLUM = {k: v for k, v in MELLUM.items() if v is not ...}
+case("mellum-windows", "mellum", MELLUM)
+case("mellum-odd", "mellum", MELLUM, num_experts=5, num_experts_per_tok=5, norm_topk_prob=False, attention_bias=True)
+case("mellum-modern-bf16", "mellum", MELLUM, modern=True, dtype="bf16", sliding_window=33)
+
+MISTRAL4 = dict(DSV3, q_lora_rank=20, n_group=1, topk_group=1, scoring_func=..., topk_method=..., rope_interleave=True, max_position_embeddings=256,
+                rope_theta=..., rope_parameters=dict(TEMPERATURE, rope_theta=10000.0))
+MISTRAL4 = {k: v for k, v in MISTRAL4.items() if v is not ...}
+case("mistral4-plain", "mistral4", MISTRAL4, modern=True)
+case("mistral4-groups", "mistral4", MISTRAL4, modern=True, n_group=4, topk_group=2, routed_scaling_factor=1.5)
+case("mistral4-bf16", "mistral4", MISTRAL4, modern=True, dtype="bf16", num_experts_per_tok=5, n_routed_experts=5, first_k_dense_replace=0)
+
+case("deepseek_v3-glm4-lite", "glm4_moe_lite", DSV3, n_group=1, topk_group=1, mlp_layer_types=["dense", "sparse", "sparse"], first_k_dense_replace=...)
+case("deepseek_v3-youtu", "youtu", {k: v for k, v in DSV3.items() if "moe" not in k and "expert" not in k and "topk" not in k and k not in (
+    "n_group", "scoring_func", "first_k_dense_replace", "routed_scaling_factor")}, modern=True, tie_word_embeddings=True)
+INDEXER = dict(index_topk=64, index_n_heads=24, index_head_dim=16)
+case("deepseek_v3-v32", "deepseek_v32", DSV3, **INDEXER)
+case("deepseek_v3-glm5", "glm_moe_dsa", DSV3, **INDEXER, mlp_layer_types=["dense", "sparse", "sparse"], first_k_dense_replace=...)
+
+STARCODER2 = dict(LLAMA, norm_epsilon=1e-2, hidden_act="gelu_pytorch_tanh", use_bias=True, tie_word_embeddings=True, sliding_window=None)
+case("starcoder2-plain", "starcoder2", STARCODER2)
+case("starcoder2-window", "starcoder2", STARCODER2, sliding_window=7, use_bias=False)
+case("starcoder2-modern-bf16", "starcoder2", STARCODER2, modern=True, dtype="bf16", num_key_value_heads=1, sliding_window=33)
+
+BIGCODE = dict(GPT2, activation_function="gelu_pytorch_tanh", multi_query=True, pad_token_id=0)
+case("gpt_bigcode-plain", "gpt_bigcode", BIGCODE)
+case("gpt_bigcode-inner", "gpt_bigcode", BIGCODE, n_inner=76, n_head=3)
+case("gpt_bigcode-modern-bf16", "gpt_bigcode", BIGCODE, modern=True, dtype="bf16", n_embd=40, n_head=5)
+
+STABLELM = dict(LLAMA, layer_norm_eps=1e-2, use_qkv_bias=False, use_parallel_residual=False, partial_rotary_factor=0.5, qk_layernorm=False, head_dim=...)
+STABLELM = {k: v for k, v in STABLELM.items() if v is not ...}
+case("stablelm-serial", "stablelm", STABLELM)
+case("stablelm-parallel", "stablelm", STABLELM, use_parallel_residual=True, use_qkv_bias=True)
+case("stablelm-modern-bf16", "stablelm", STABLELM, modern=True, dtype="bf16", num_attention_heads=3, num_key_value_heads=1, partial_rotary_factor=0.25)
+
+GPTJ = dict(vocab_size=173, n_embd=48, n_layer=3, n_head=4, n_positions=64, rotary_dim=6, layer_norm_epsilon=1e-2, activation_function="gelu_new",
+            tie_word_embeddings=False, torch_dtype="float32", bos_token_id=1, eos_token_id=2)
+case("gptj-plain", "gptj", GPTJ)
+case("gptj-inner", "gptj", GPTJ, n_inner=76, n_head=3, rotary_dim=16)
+case("gptj-modern-bf16", "gptj", GPTJ, modern=True, dtype="bf16", n_embd=40, n_head=5, rotary_dim=4)
+
+PHI = dict(LLAMA, layer_norm_eps=1e-2, hidden_act="gelu_new", partial_rotary_factor=0.5, qk_layernorm=False, num_key_value_heads=9)
+case("phi-plain", "phi", PHI)
+case("phi-groups", "phi", PHI, num_key_value_heads=3, partial_rotary_factor=0.25)
+case("phi-modern-bf16", "phi", PHI, modern=True, dtype="bf16", hidden_size=60, num_attention_heads=5, num_key_value_heads=5, partial_rotary_factor=1.0)
+
+FALCON = dict(vocab_size=181, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, layer_norm_epsilon=1e-2, alibi=False, new_decoder_architecture=False,
+              multi_query=True, parallel_attn=True, bias=False, max_position_embeddings=128, rope_theta=100.0, torch_dtype="float32", **EOS)
+case("falcon-one-kv", "falcon", FALCON)
+case("falcon-groups", "falcon", FALCON, new_decoder_architecture=True, num_kv_heads=2, hidden_size=72, num_attention_heads=6)
+case("falcon-bias", "falcon", FALCON, bias=True, num_attention_heads=3, ffn_hidden_size=100)
+case("falcon-one-norm-bf16", "falcon", FALCON, modern=True, dtype="bf16", new_decoder_architecture=True, num_kv_heads=1, num_ln_in_parallel_attn=1)
+
+MPT = dict(vocab_size=181, d_model=48, n_layers=3, n_heads=4, max_seq_len=128, expansion_ratio=4, no_bias=True, layer_norm_epsilon=1e-2,
+           attn_config=dict(alibi=True, alibi_bias_max=8), torch_dtype="float32", **EOS)
+case("mpt-plain", "mpt", MPT)
+case("mpt-odd", "mpt", MPT, n_heads=6, d_model=60, attn_config=dict(alibi=True, alibi_bias_max=8, softmax_scale=0.2))
+case("mpt-modern-bf16", "mpt", MPT, modern=True, dtype="bf16", n_heads=3)
+
+NEO = dict(vocab_size=173, hidden_size=48, num_layers=4, num_heads=6, max_position_embeddings=64, layer_norm_epsilon=1e-2, activation_function="gelu_new",
+           attention_types=[[["global", "local"], 2]], window_size=6, torch_dtype="float32", bos_token_id=1, eos_token_id=2)
+case("gpt_neo-plain", "gpt_neo", NEO)
+case("gpt_neo-inner", "gpt_neo", NEO, intermediate_size=76, num_heads=3, num_layers=2, attention_types=[[["global", "local"], 1]])
+case("gpt_neo-modern-bf16", "gpt_neo", NEO, modern=True, dtype="bf16", hidden_size=40, num_heads=5, num_layers=3, attention_types=[[["local"], 2], [["global"], 1]])
+
 
 def header(path):
     with open(path, "rb") as f:
@@ -211,16 +356,26 @@ def rounded_weights(c, shapes, seed):
 
 def transformers_model(c, seed):
     """(shapes, config as committed, function ids -> logits in fp32, the same in fp64)"""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
+    auto = AutoModelForImageTextToText if c["vision"] else AutoModelForCausalLM
+    create = auto.from_config
+    if c["config"]["model_type"] == "mistral4":  # a class without an entry among the automatic ones
+        auto, create = Mistral4ForCausalLM, Mistral4ForCausalLM._from_config
+    if c["vision"]:
+        small = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=c["config"]["hidden_size"], deepstack_visual_indexes=[0])
+        ids = {k: 3 for k in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")}
+        c = dict(c, config=dict(model_type=c["vision"], text_config=c["config"], vision_config=small, tie_word_embeddings=c["config"]["tie_word_embeddings"], **ids))
     with tempfile.TemporaryDirectory() as d:
         with open(os.path.join(d, "config.json"), "w") as f:
             json.dump(c["config"], f)
         cfg = AutoConfig.from_pretrained(d)
         cfg._attn_implementation = "eager"
-        AutoModelForCausalLM.from_config(cfg, dtype=torch.float32).save_pretrained(d + "/m")
+        create(cfg, dtype=torch.float32).save_pretrained(d + "/m")
         with open(d + "/m/config.json") as f:
             config = json.load(f)
         shapes = header(d + "/m/model.safetensors")
+        seen = {n: s for n, s in shapes.items() if ".visual." not in n}
         if c["strip"]:
             shapes = {n.removeprefix(c["strip"]): s for n, s in shapes.items()}
         W.write_safetensors(d + "/m/model.safetensors", {n: torch_first(w) for n, w in rounded_weights(
@@ -228,9 +383,13 @@ def transformers_model(c, seed):
         if not c["modern"]:
             config = c["config"]
             shutil.copy(d + "/config.json", d + "/m/config.json")
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = auto.from_pretrained(
             d + "/m", dtype=torch.float32, attn_implementation="eager", experts_implementation="eager",
             output_loading_info=True)
+        given = rounded_weights(c, shapes, seed)
+        for n, p in model.named_parameters():  # some classes make their embedding anew after it was loaded
+            if n in given and list(p.shape) == shapes[n]:
+                p.data.copy_(torch.from_numpy(given[n]))
         problems = {k: v for k, v in info.items() if v and k != "missing_keys"}
         missing = [k for k in info["missing_keys"] if not (k == "lm_head.weight")]
         if problems or missing:
@@ -248,7 +407,7 @@ def transformers_model(c, seed):
         return run(ids, model.double())
     if c["modern"]:
         config["dtype"] = "bfloat16" if c["emb_bf16"] else "float32"
-    return shapes, config, run, run64
+    return seen if c["vision"] else shapes, config, run, run64
 
 
 def torch_first(w):

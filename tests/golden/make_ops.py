@@ -162,7 +162,9 @@ Case("add", "scaled", width=7, scale=2.5).step([0, 1]).f32(x).f32(r).room(14).ou
 s = rnd(2, 1)
 Case("gate_mul", "plain", width=7).step([0, 1]).f32(x).f32(s).room(14).out(x * torch.sigmoid(s)).end()
 x = rnd(2, 7, scale=5)
-Case("cap", "plain", width=7, cap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(x / 3)).end()
+Case("cap", "plain", width=7, scale=1.0, cap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(x / 3)).end()
+Case("cap", "scaled", width=7, scale=0.7, cap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(0.7 * x / 3)).end()
+Case("cap", "none", width=7, scale=0.7, cap=0.0).step([0, 1]).f32(x).room(14).out(0.7 * x).end()
 x = rnd(4, 3)
 Case("pick", "two", width=3).step([0, 1, 2, 3], out_row=[1, 3]).f32(x).room(6).out(x[[1, 3]]).end()
 
@@ -293,9 +295,9 @@ for kind, plus_one in (("rms", 1), ("layer", 0), ("none", 0)):
         w).vector(b).room(12).out(F.gelu(F.linear(n, w, b))).end()
     Case("norm_glu", kind, rows=2, act="silu", **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(
         w).none().room(6).out(F.silu(F.linear(n, w[:2])) * F.linear(n, w[2:])).end()
-    Case("head", kind, rows=4, cap=2.0 if plus_one else 0.0, **common).step([0, 1, 2], out_row=[0, 2]).f32(x).vector(
+    Case("head", kind, rows=4, scale=1.5 if kind != "none" else 1.0, cap=2.0 if plus_one else 0.0, **common).step([0, 1, 2], out_row=[0, 2]).f32(x).vector(
         nw).vector(nb).weight(w).room(8).out(
-        (2 * torch.tanh(F.linear(n, w) / 2) if plus_one else F.linear(n, w))[[0, 2]]).end()
+        (2 * torch.tanh(1.5 * F.linear(n, w) / 2) if plus_one else (1.5 if kind == "layer" else 1) * F.linear(n, w))[[0, 2]]).end()
 x, w, b, r = rnd(3, 9), rnd(4, 9), rnd(4), rnd(3, 4)
 Case("matmul_add", "scaled", rows=4, cols=9, scale=1.25).step([0, 1, 2]).f32(x).weight(w).vector(b).f32(r).room(
     12).out(1.25 * r + F.linear(x, w, b)).end()

@@ -41,14 +41,14 @@ has(void *user, const char *pattern)
 }
 
 static bool
-rows(void *user, const char *tensor, double *out)
+size(void *user, const char *tensor, bool last, double *out)
 {
 	(void)user;
-	*out = 96;
+	*out = last ? 32 : 96;
 	return strcmp(tensor, "blk.0.attn_q.weight") == 0;
 }
 
-static const ExprEnv env = { .key = key, .resolved = resolved, .has = has, .rows = rows };
+static const ExprEnv env = { .key = key, .resolved = resolved, .has = has, .size = size };
 
 static void
 number(Bench *b, const char *text, double want)
@@ -84,6 +84,7 @@ BENCH_TEST(values)
 	number(b, "two*$hidden", 128);
 	number(b, "rope.base", 10000);
 	number(b, "rows(blk.0.attn_q.weight) / 4", 24);
+	number(b, "cols(blk.0.attn_q.weight) / 4", 8);
 	number(b, "has(blk.0.attn_q.bias)", 1);
 	number(b, "has(*.bias)", 1);
 	number(b, "has( blk.*.attn_k.bias )", 0);
@@ -130,7 +131,7 @@ BENCH_TEST(mistakes)
 	wrong(b, "1 2", "it should end here");
 	wrong(b, "kind + 1", "text where a number is wanted");
 	wrong(b, "list * 2", "a list where a number is wanted");
-	wrong(b, "max(1)", "known functions are has(x) and rows(tensor)");
+	wrong(b, "max(1)", "known functions are has(x), rows(tensor) and cols(tensor)");
 	wrong(b, "has(", "a name and ) are expected");
 	wrong(b, "$", "$ wants the name of a key");
 	wrong(b, "1 & 2", "it should end here");

@@ -315,7 +315,7 @@ limits_are_checked(void **state)
 	hard.hard_limit = true;
 	l = (llmc_limits){ .size = sizeof l, .context = 257 };
 	assert_int_equal(session_limits(&hard, &l, &out, &err), LLMC_E_RANGE);
-	assert_string_equal(err.text, "limit context is 257, possible are 1 .. 256: the model has no positions beyond");
+	assert_string_equal(err.text, "limit context is 257, possible are 1 .. 256: as it is built the model has no positions beyond");
 	/* memory by hand: weights 96 + 16 + 128 + 64; a position holds 1 head of 2 + 2 floats */
 	l = (llmc_limits){ .size = sizeof l, .context = 64, .seqs = 3, .chunk = 10, .n_out = 2, .n_threads = 1 };
 	assert_int_equal(session_memory(plan, &l, &m, NULL), LLMC_OK);

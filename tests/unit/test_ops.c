@@ -138,7 +138,7 @@ rules_are_kept(void **state)
 		{ OP_norm_moe_glu, "top_k", 9, 0, "top_k <= n_experts" },
 		{ OP_moe_down_add, "mix", 2, 0, "mix <= 1" },
 		{ OP_rmsnorm, "groups", 0, 0, "groups >= 1" },
-		{ OP_cap, "cap", 8, -1, "cap > 0" },
+		{ OP_cap, "cap", 8, -1, "cap >= 0" },
 	};
 
 	(void)state;

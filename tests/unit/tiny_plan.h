@@ -20,7 +20,7 @@
 	"{\"op\":\"matmul_add\",\"layer\":0,\"kernel\":null,\"arg\":[\"att\",\"o\",null,\"x\",\"x\"],\"attr\":{\"rows\":4,"    \
 	"\"cols\":4,\"scale\":1.0},\"make\":[],\"yaml_line\":0,\"weight_bytes\":64,\"flops_per_row\":32},\n"                   \
 	"{\"op\":\"head\",\"layer\":-1,\"kernel\":null,\"arg\":[\"x\",\"norm\",null,\"emb\",\"logits\"],\"attr\":{\"rows\":6," \
-	"\"cols\":4,\"norm\":\"rms\",\"eps\":1e-05,\"plus_one\":0,\"cap\":0.0},\"make\":[{\"value\":\"logits\",\"arg\":4}],"    \
+	"\"cols\":4,\"norm\":\"rms\",\"eps\":1e-05,\"plus_one\":0,\"scale\":1.0,\"cap\":0.0},\"make\":[{\"value\":\"logits\",\"arg\":4}],"    \
 	"\"yaml_line\":0,\"weight_bytes\":96,\"flops_per_row\":48}]"
 
 static const char tiny_plan[] =
