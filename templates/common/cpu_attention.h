@@ -1,5 +1,7 @@
 /* Attention of one row, the same bits in every phase, batch, chunk of the prompt and number of threads.
  *
+ * Keys and values of quantised types are read as cpu_kv.h says: the scale of a row multiplies s_j before cap, and e_j after l.
+ *
  * For a row at position p and one query head, over the visible positions lo <= j < hi:
  *   score    s_j = cap(scale q . k_j) + alibi: products added in the order of d by one fused chain
  *   chunk    positions [128 c, 128 c + 128): m = max s_j, e_j = exp(s_j - m), l = sum e_j in lanes of VL, o = sum e_j v_j
@@ -246,19 +248,26 @@ att_scores(const Att a, const int gb, const char *k, const float *q, float *s, c
 			KvScale scale[8];
 			LLMC_EACH(j, nk, 8)
 				scale[j] = kv_scale_k(a.kv.k, a.dim, k, at / kv_group(a.kv.k, a.dim), (j0 + j) * VL);
-			for (int d = at; d < end; d++) {
-				if (j0 == 0)
-					att_prefetch_piece(next, d, (int)kv_plane(a.kv.k, a.dim) / a.dim);
+			for (int d = at; d < end; d += 4) {
+				LLMC_EACH(e, 4, 4)
+					if (j0 == 0 && (a.dim % 4 == 0 || d + e < end))
+						att_prefetch_piece(next, d + e, (int)kv_plane(a.kv.k, a.dim) / a.dim);
 				LLMC_EACH(j, nk, 8) {
-					vf x = kv_key(a.kv.k, a.dim, k, d, (j0 + j) * VL, scale[j]);
-					LLMC_EACH(g, gb, 8)
-						acc[g][j] = vf_fma(x, vf_set1(q[g * a.dim + d]), acc[g][j]);
+					vf x[4];
+					kv_keys(a.kv.k, a.dim, k, d / 4, (j0 + j) * VL, scale[j], x);
+					LLMC_EACH(e, 4, 4)
+						if (a.dim % 4 == 0 || d + e < end)
+							LLMC_EACH(g, gb, 8)
+								acc[g][j] = vf_fma(x[e], vf_set1(q[g * a.dim + d + e]), acc[g][j]);
 				}
 			}
 		}
 		LLMC_EACH(g, gb, 8)
-			LLMC_EACH(j, nk, 8)
+			LLMC_EACH(j, nk, 8) {
+				if (kv_folded(a.kv.k))
+					acc[g][j] *= kv_scale_k(a.kv.k, a.dim, k, 0, (j0 + j) * VL).s;
 				vf_store(s + g * ATT_CHUNK + (j0 + j) * VL, acc[g][j]);
+			}
 	}
 }
 
@@ -276,7 +285,8 @@ att_values(const Att a, const int gb, const int nv, const char *const *v, const 
 	for (int p = lo / KV_PAGE; p * KV_PAGE < hi; p++) {
 		int j0 = lo > p * KV_PAGE ? lo : p * KV_PAGE, j1 = hi < (p + 1) * KV_PAGE ? hi : (p + 1) * KV_PAGE;
 		const char *ahead = (p + 1) * KV_PAGE < hi ? v[p + 1] : next;
-		kv_scales_v(a.kv.v, a.v_dim, v[p], scale);
+		if (kv_grouped(a.kv.v))
+			kv_scales_v(a.kv.v, a.v_dim, v[p], scale);
 		for (int j = j0; j < j1; j++) {
 			if (d0 == 0)
 				att_prefetch_piece(ahead, j - p * KV_PAGE, (int)kv_plane(a.kv.v, a.v_dim) / KV_PAGE);
@@ -298,6 +308,7 @@ att_values_all(const Att a, const int gb, const char *const *v, const char *next
 	const int nv = gb * 4 <= ATT_ACC ? 4 : gb * 2 <= ATT_ACC ? 2 : 1;
 	int d = 0;
 
+	LLMC_UNROLL
 	for (; d + nv * VL <= att_vs(a); d += nv * VL)
 		att_values(a, gb, nv, v, next, lo, hi, s, d, o);
 	for (; d < att_vs(a); d += VL)
@@ -407,6 +418,9 @@ att_chunk(const Att a, const AttUnit *u, int chunk, AttPart *out)
 	}
 	for (int g = 0; g < hb; g++)
 		att_softmax(a, ATT_CHUNK, s + g * ATT_CHUNK, pos0, lo, hi, u->pos, u->slope[g], &out->m[g], &out->l[g]);
+	for (int p = p0; kv_folded(a.kv.v) && p <= p1; p++)
+		for (int g = 0; g < hb; g++)
+			kv_fold_v(a.kv.v, a.v_dim, v[p], s + g * ATT_CHUNK + p * KV_PAGE);
 	const char *after = u->range.hi > pos0 + ATT_CHUNK ? att_page_k(a, u, base + ATT_PAGES) : v[p1];
 	int g = 0;
 	for (; g + gb <= hb; g += gb)

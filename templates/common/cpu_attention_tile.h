@@ -144,11 +144,19 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
 			const char *k = kv_k(a.kv, kv_page(s, pool, a.kv.page_bytes, seq, chunk * ATT_PAGES + p), kv_head);
 			for (int j = 0; j < KV_PAGE; j += VL)
-				for (int d = 0; d < a.dim; d++) {
-					KvScale scale = kv_scale_k(a.kv.k, a.dim, k, d / kv_group(a.kv.k, a.dim), j);
-					vf_store(t->x + d * KV_PAGE + j, kv_key(a.kv.k, a.dim, k, d, j, scale));
+				for (int d = 0; d < a.dim; d += 4) {
+					vf x[4];
+					kv_keys(a.kv.k, a.dim, k, d / 4, j, kv_scale_k(a.kv.k, a.dim, k, d / kv_group(a.kv.k, a.dim), j), x);
+					LLMC_EACH(e, 4, 4)
+						if (a.dim % 4 == 0 || d + e < a.dim)
+							vf_store(t->x + (d + e) * KV_PAGE + j, x[e]);
 				}
 			att_tile_scores(a, t, n_block, p * KV_PAGE);
+			for (int r = 0; kv_folded(a.kv.k) && r < n_block * ATT_TILE_MR; r++)
+				LLMC_EACH(j, KV_PAGE / VL, 8) {
+					float *to = t->s + r * ATT_CHUNK + p * KV_PAGE + j * VL;
+					vf_store(to, vf_load(to) * kv_scale_k(a.kv.k, a.dim, k, 0, j * VL).s);
+				}
 		}
 		for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
 			t->lc[r] = 0;
@@ -163,7 +171,10 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 			int at = p * KV_PAGE, from = j0 > at ? j0 : at, to = j1 < at + KV_PAGE ? j1 : at + KV_PAGE, d = 0;
 			const char *v = kv_v(a.kv, kv_page(s, pool, a.kv.page_bytes, seq, chunk * ATT_PAGES + p), kv_head);
 			_Alignas(64) float scale[KV_ROOM];
-			kv_scales_v(a.kv.v, a.v_dim, v, scale);
+			if (kv_grouped(a.kv.v))
+				kv_scales_v(a.kv.v, a.v_dim, v, scale);
+			for (int r = 0; kv_folded(a.kv.v) && r < n_row; r++)
+				kv_fold_v(a.kv.v, a.v_dim, v, t->s + r * ATT_CHUNK + at);
 			for (int j = from - at; j < to - at; j++)
 				for (int i = 0; i < vs; i += VL)
 					vf_store(t->x + j * vs + i, kv_val(a.kv.v, a.v_dim, v, j, i, scale));

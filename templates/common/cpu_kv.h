@@ -3,7 +3,8 @@
  * formats/kv_type.h, where their codes lie in ref/ref_kv.c. Plain types: k [D][32], v [32][V]. A kernel must not read positions at or beyond
  * kv_len: they hold anything.
  *
- * Values are made in one way by whoever reads them, code * scale + zero, so that all kernels add up the same numbers. */
+ * Values are made in one way by whoever reads them, so that all kernels add up the same numbers: code * scale + zero where groups have
+ * scales, else codes, and the row's scale multiplies a score, or a weight. */
 #ifndef LLMC_CPU_KV_H
 #define LLMC_CPU_KV_H
 
@@ -130,129 +131,164 @@ kv_put(const int type, void *p, int64_t i, float x)
 }
 
 /* --- codes ------------------------------------------------------------------------------------------------------- */
-/* VL e4m3 as numbers: a half has the bits of an e4m3 beyond its sign one place lower, and a greater bias */
+/* VL e4m3 as numbers / 256: a half has the bits of an e4m3 beyond its sign one place lower, and a greater bias */
 LLMC_INLINE vf
 kv_of_e4m3(const uint8_t *p)
 {
 #if defined(VF_NATIVE_512)
 	__m256i c = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
 	c = _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(c, 8), _mm256_set1_epi16((short)0x8000)), _mm256_slli_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0x7f)), 7));
-	return (vf)_mm512_cvtph_ps(c) * vf_set1(256);
+	return (vf)_mm512_cvtph_ps(c);
 #elif VL == 8 && defined(VF_HAVE_256)
 	__m128i c = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
 	c = _mm_or_si128(_mm_and_si128(_mm_slli_epi16(c, 8), _mm_set1_epi16((short)0x8000)), _mm_slli_epi16(_mm_and_si128(c, _mm_set1_epi16(0x7f)), 7));
-	return (vf)_mm256_cvtph_ps(c) * vf_set1(256);
+	return (vf)_mm256_cvtph_ps(c);
 #else
 	vi c = vi_of_u8(p);
-	vf x = (vf)((c & vi_set1(0x7f)) << 20) * (vf)vi_set1(0x7b800000); /* 2^120 */
+	vf x = (vf)((c & vi_set1(0x7f)) << 20) * (vf)vi_set1(0x77800000); /* 2^112 */
 	return (vf)((vi)x | (c & vi_set1(0x80)) << 24);
 #endif
 }
 
-/* VL numbers of 4 bits at p + shift, and two bits above them */
-LLMC_INLINE vi
-kv_nibbles(const uint8_t *p, int shift)
+/* A type whose rows have one scale: reading gives codes, and sums over them (scores), or what they meet (weights), are multiplied by it. */
+LLMC_INLINE int
+kv_folded(const int type)
 {
-	return (vi_of_u8(p) >> shift) & vi_set1(15);
+	return !kv_plain(type) && !kv_grouped(type);
 }
 
-/* Codes of positions j .. j + VL of element d of a plane of keys */
+/* VL codes of 8 bits at p */
 LLMC_INLINE vf
-kv_code_k(const int type, const int dim, const char *plane, int d, int j)
+kv_bytes_at(const int type, const uint8_t *p)
 {
-	const uint8_t *p = (const uint8_t *)plane;
+	if (type == KV_f8)
+		return kv_of_e4m3(p);
+	return vf_of_vi(vi_of_s8(p));
+}
+
+/* VL scales at p; those of codes / 256 are as much larger */
+LLMC_INLINE vf
+kv_scale_at(const int type, const f16 *p)
+{
+	vf s = vf_load_f16(p);
 
 	if (type == KV_f8)
-		return kv_of_e4m3(p + d * KV_PAGE + j);
-	if (type == KV_int8)
-		return vf_of_vi(vi_of_s8(p + d * KV_PAGE + j));
-	vi c = kv_nibbles(p + d / 2 * KV_PAGE + j, d % 2 * 4);
-	if (type == KV_int6)
-		c = (c | ((vi_of_u8(p + (kv_groups(type, dim) * 16 + d / 4) * KV_PAGE + j) >> (d % 4 * 2)) & vi_set1(3)) << 4) - vi_set1(32);
-	return vf_of_vi(c);
+		s = s * vf_set1(256);
+	return s;
 }
 
-/* and of elements d .. d + VL of position j of a plane of values; d is a multiple of VL */
+/* codes to values: codes of 6 bits are 32 too large */
 LLMC_INLINE vf
-kv_code_v(const int type, const int dim, const char *plane, int j, int d)
+kv_value(vi code, KvScale s)
 {
-	const uint8_t *p = (const uint8_t *)plane;
-	const int groups = kv_groups(type, dim), at = (j * groups + d / KV_GROUP) * 16 + d % 16;
-
-	if (type == KV_f8)
-		return kv_of_e4m3(p + j * dim + d);
-	if (type == KV_int8)
-		return vf_of_vi(vi_of_s8(p + j * dim + d));
-	vi c = kv_nibbles(p + at, d % KV_GROUP / 16 * 4);
-	if (type == KV_int6) {
-		const uint8_t *high = p + groups * 16 * KV_PAGE + (j * groups + d / KV_GROUP) * 8 + (VL < 8 ? d % 8 : 0);
-#if VL == 16
-		uint64_t both[2];
-		memcpy(both, high, 8);
-		both[1] = both[0];
-		const vi shift = { 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2 };
-		vi h = vi_of_u8((const uint8_t *)(const void *)both) >> (shift + vi_set1(d % KV_GROUP / 16 * 4));
-#else
-		vi h = vi_of_u8(high) >> (d % KV_GROUP / 8 * 2);
-#endif
-		c = (c | (h & vi_set1(3)) << 4) - vi_set1(32);
-	}
-	return vf_of_vi(c);
+	return vf_fma(vf_of_vi(code), s.s, s.z);
 }
 
-LLMC_INLINE vf
-kv_value(const int type, vf code, KvScale s)
+/* --- reading keys: positions j .. j + VL ---------------------------------------------------------------------------- */
+LLMC_INLINE const f16 *
+kv_scales_of(const int type, const int dim, const char *plane)
 {
-	if (type == KV_int4)
-		return vf_fma(code, s.s, s.z);
-	return code * s.s;
+	return (const f16 *)(const void *)(plane + KV_PAGE * kv_codes(type, dim));
 }
 
-/* --- reading keys: positions j .. j + VL of element d -------------------------------------------------------------- */
 /* of group g */
 LLMC_INLINE KvScale
 kv_scale_k(const int type, const int dim, const char *plane, int g, int j)
 {
-	const f16 *s = (const f16 *)(const void *)(plane + KV_PAGE * kv_codes(type, dim)) + g * KV_PAGE + j;
+	const f16 *s = kv_scales_of(type, dim, plane) + g * KV_PAGE + j;
 	KvScale v = { vf_set1(0), vf_set1(0) };
 
 	if (!kv_plain(type))
-		v.s = vf_load_f16(s);
+		v.s = kv_scale_at(type, s);
 	if (type == KV_int4)
-		v.z = vf_load_f16(s + kv_groups(type, dim) * KV_PAGE);
+		v.z = kv_scale_at(type, s + kv_groups(type, dim) * KV_PAGE);
+	if (type == KV_int6)
+		v.z = v.s * vf_set1(-32);
 	return v;
 }
 
-LLMC_INLINE vf
-kv_key(const int type, const int dim, const char *plane, int d, int j, KvScale s)
+/* Elements 4 i .. 4 i + 3, as far as there are some */
+LLMC_INLINE void
+kv_keys(const int type, const int dim, const char *plane, int i, int j, KvScale s, vf *x)
 {
-	return kv_plain(type) ? kv_load(type, plane, d * KV_PAGE + j) : kv_value(type, kv_code_k(type, dim, plane, d, j), s);
+	const uint8_t *p = (const uint8_t *)plane;
+
+	if (!kv_grouped(type)) {
+		LLMC_UNROLL
+		for (int e = 0; e < 4; e++)
+			if (dim % 4 == 0 || 4 * i + e < dim) {
+				const int at = (4 * i + e) * KV_PAGE + j;
+				if (kv_plain(type))
+					x[e] = kv_load(type, plane, at);
+				else
+					x[e] = kv_bytes_at(type, p + at);
+			}
+		return;
+	}
+	vi a = vi_of_u8(p + 2 * i * KV_PAGE + j), b = vi_of_u8(p + (2 * i + 1) * KV_PAGE + j), low = vi_set1(15), c[4] = { a & low, a >> 4, b & low, b >> 4 };
+	if (type == KV_int6) {
+		vi h = vi_of_u8(p + (kv_groups(type, dim) * 16 + i) * KV_PAGE + j), two = vi_set1(0x30);
+		c[0] |= h << 4 & two;
+		c[1] |= h << 2 & two;
+		c[2] |= h & two;
+		c[3] |= h >> 2 & two;
+	}
+	LLMC_UNROLL
+	for (int e = 0; e < 4; e++)
+		x[e] = kv_value(c[e], s);
 }
 
-/* --- reading values: elements d .. d + VL of position j ------------------------------------------------------------ */
+/* --- reading values: elements d .. d + VL of position j; d is a multiple of VL ---------------------------------------- */
 /* Numbers that kv_scales_v makes of a plane: room for KV_ROOM */
 enum { KV_ROOM = KV_PAGE * 2 * (KV_MOST_DIM / KV_GROUP) };
 
 LLMC_INLINE void
 kv_scales_v(const int type, const int dim, const char *plane, float *to)
 {
-	const f16 *from = (const f16 *)(const void *)(plane + KV_PAGE * kv_codes(type, dim));
 	const int n = KV_PAGE * kv_groups(type, dim) * kv_scales(type);
 
 	for (int i = 0; i < n; i += VL)
-		vf_store(to + i, vf_load_f16(from + i));
+		vf_store(to + i, kv_scale_at(type, kv_scales_of(type, dim, plane) + i));
 }
 
 LLMC_INLINE vf
 kv_val(const int type, const int dim, const char *plane, int j, int d, const float *scales)
 {
+	const uint8_t *p = (const uint8_t *)plane;
+	const int groups = kv_groups(type, dim), g = d / KV_GROUP, part = d % KV_GROUP;
+
 	if (kv_plain(type)) {
 		const int64_t at = (int64_t)j * dim + d;
 		return d + VL <= dim ? kv_load(type, plane, at) : kv_load_n(type, plane, at, dim % VL);
 	}
-	const float *s = scales + (j * kv_groups(type, dim) + (kv_grouped(type) ? d / KV_GROUP : 0)) * kv_scales(type);
-	KvScale v = { vf_set1(s[0]), vf_set1(type == KV_int4 ? s[1] : 0) };
-	return kv_value(type, kv_code_v(type, dim, plane, j, d), v);
+	if (kv_folded(type))
+		return kv_bytes_at(type, p + j * dim + d);
+	vi c = vi_of_u8(p + (j * groups + g) * 16 + part % 16) >> (part / 16 * 4) & vi_set1(15);
+	const float *s = scales + (j * groups + g) * kv_scales(type);
+	KvScale v = { vf_set1(s[0]), vf_set1(type == KV_int4 ? s[1] : s[0] * -32) };
+	if (type == KV_int6) {
+		const uint8_t *high = p + groups * 16 * KV_PAGE + (j * groups + g) * 8 + (VL < 8 ? part % 8 : 0);
+#if VL == 16
+		uint64_t both[2];
+		memcpy(both, high, 8);
+		both[1] = both[0];
+		const vi shift = { 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2 };
+		vi h = vi_of_u8((const uint8_t *)(const void *)both) >> (shift + vi_set1(part / 16 * 4));
+#else
+		vi h = vi_of_u8(high) >> (part / 8 * 2);
+#endif
+		c |= (h & vi_set1(3)) << 4;
+	}
+	return kv_value(c, v);
+}
+
+/* Weights of a page's positions times the scales of its values, where reading does not */
+LLMC_INLINE void
+kv_fold_v(const int type, const int dim, const char *plane, float *weights)
+{
+	if (kv_folded(type))
+		for (int j = 0; j < KV_PAGE; j += VL)
+			vf_store(weights + j, vf_load(weights + j) * kv_scale_at(type, kv_scales_of(type, dim, plane) + j));
 }
 
 /* --- rotation: row times the Hadamard matrices of n elements each, n a power of two; its own inverse ------------------ */

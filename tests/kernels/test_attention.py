@@ -88,7 +88,7 @@ CASES |= {
     "k16v4":   dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, kv="f16", kv_v="int4"),
     "bf16":    dict(lens=[64, 300], heads=6, kv_heads=2, dim=20, kv="bf16"),
 }
-QUICK = ("gqa", "odd", "prefix")
+QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4")
 
 
 def variants():
