@@ -114,8 +114,8 @@ warn_slow(Select *s, const Op *op, const Target *target)
 	if (target->kind == TARGET_CUDA) {
 		err_at(s->d, op->loc, "no kernel for %s on %s", op_info[op->kind].name, target->name);
 		if (s->g->n_pool && (kv_quantised(s->g->pool[0].k) || kv_quantised(s->g->pool[0].v)))
-			note_at(s->d, op->loc, "keys are %s and values %s: GPUs keep f32, f16 and bf16 (kv.dtype)", kv_type_info(s->g->pool[0].k)->text,
-			        kv_type_info(s->g->pool[0].v)->text);
+			note_at(s->d, op->loc, "keys are %s and values %s%s: GPUs keep rows of every type (kv.dtype), but rotate none (kv.rotate: false)",
+			        kv_type_info(s->g->pool[0].k)->text, kv_type_info(s->g->pool[0].v)->text, s->g->pool[0].rotate ? ", rotated" : "");
 	}
 	else
 		warn_at(s->d, op->loc, "no tuned kernel for %s on %s: the reference runs it, slowly", op_info[op->kind].name, target->name);

@@ -4,19 +4,22 @@
 #ifndef LLMC_CUDA_ATTENTION_H
 #define LLMC_CUDA_ATTENTION_H
 
-#include "common/cuda_kv.h"
+#include "common/cuda_kv_rows.h"
 
 #define ATT_LOG2E 1.4426950408889634f
 #define ATT_NONE  (-1e30f) /* below every score; its difference with itself is 0, not NaN */
 
-/* An attention: KV elements of a type E (cuda_kv.h), query heads in groups that share a head of K, D elements wide, and of V, V wide; bytes
+/* An attention: K of a type E_ and V of a type EV_ (cuda_kv_rows.h), query heads in groups that share a head of K, D elements wide, and of V, V wide; bytes
  * from page to page of the pool. SCORES says how scores are made and what is seen:
  *     static constexpr float SCALE, CAP, ALIBI;     CAP, ALIBI 0: none
  *     enum { WINDOW, PREFIX };                      WINDOW 0: none; PREFIX 1: all rows see the sequence's first prefix_len positions */
-template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, long long PAGE_BYTES_> struct att_config {
-	typedef E_                E;
+template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, long long PAGE_BYTES_, class EV_ = E_> struct att_config {
+	typedef typename E_::math E;      /* for tensor cores */
+	typedef kv_plane<E_, D_>  KP;
+	typedef kv_plane<EV_, V_> VP;
 	typedef SCORES_           SCORES;
 	typedef typename E_::elem elem;
+	typedef typename EV_::elem v_elem;
 	enum { HEADS = HEADS_, KV_HEADS = KV_HEADS_, G = HEADS / KV_HEADS, D = D_, V = V_, WINDOW = SCORES::WINDOW };
 	enum { Q_APART = D, Y_APART = V }; /* elements from head to head of the queries, and of y */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
@@ -32,13 +35,13 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	typedef const void *source;
 	enum { K_APART = D, V_APART = V, MADE = 0 };
 	DEV const elem *chunk_k(source pool, int page, int, int head, int) { return k(page_at(pool, page), head); }
-	DEV const elem *chunk_v(source pool, int page, int, int head, int) { return v(page_at(pool, page), head); }
+	DEV const v_elem *chunk_v(source pool, int page, int, int head, int) { return v(page_at(pool, page), head); }
 
 	/* a page of the layer's pool; K and V of a head in it */
-	DEV elem *page_at(const void *pool, int page) { return kv_page_at<E>(pool, PAGE_BYTES, page); }
-	DEV elem *page(const llmc_step &s, const void *pool, int seq, int pos) { return kv_page<E>(s, pool, PAGE_BYTES, seq, pos); }
-	DEV const elem *k(const elem *page, int head) { return kv_k(page, head, D); }
-	DEV const elem *v(const elem *page, int head) { return kv_v(page, head, KV_HEADS, D, V); }
+	DEV elem *page_at(const void *pool, int page) { return kv_page_at<E_>(pool, PAGE_BYTES, page); }
+	DEV elem *page(const llmc_step &s, const void *pool, int seq, int pos) { return kv_page<E_>(s, pool, PAGE_BYTES, seq, pos); }
+	DEV const elem *k(const elem *page, int head) { return (const elem *)((const char *)page + head * KP::BYTES); }
+	DEV const v_elem *v(const elem *page, int head) { return (const v_elem *)((const char *)page + KV_HEADS * KP::BYTES + head * VP::BYTES); }
 };
 
 /* positions [lo, hi) that the row at `pos` of sequence `seq` sees; never empty */

@@ -56,25 +56,41 @@ template <class F> DEV int flash_place(int r, int c) { return r * F::V_ROW + (F:
 /* Elements before piece `at` of a chunk, piece c of row j, where rows are APART elements apart and have D */
 template <int APART, int D> DEV long long flash_at(int at, int j, int c) { return APART == D ? at * 8 : (long long)j * APART + c * 8; }
 
+/* Piece c of 8 elements of row j of a plane P, `before` elements from its beginning, to shared memory: on its way, or at once where it has to be made
+ * of codes. Zeros where it is not seen. */
+template <class F, class P, class T> DEV void
+flash_piece(unsigned char *to, const T *plane, long long before, int j, int c, bool seen)
+{
+	if constexpr (P::PLAIN) {
+		cp_async_16_fill(to, plane + before, seen ? 16 : 0);
+	} else {
+		float x[8] = {};
+		if (seen)
+			P::load(plane, j, c * 8, x);
+		st_v4(to, make_uint4(flash_pack<F>(x[0], x[1]), flash_pack<F>(x[2], x[3]), flash_pack<F>(x[4], x[5]), flash_pack<F>(x[6], x[7])));
+	}
+}
+
 /* A chunk of K and V on its way to shared memory; what the tile does not see is zeros. */
 template <class F> DEV void
 flash_load(unsigned char *stage, typename F::source from, int page, const FlashWork &w, int c0)
 {
-	const typename F::elem *k = F::chunk_k(from, page, w.base, w.kv_head, c0), *v = F::chunk_v(from, page, w.base, w.kv_head, c0);
-	const int      lo = w.lo - c0, hi = w.hi - c0;
+	const auto *k = F::chunk_k(from, page, w.base, w.kv_head, c0);
+	const auto *v = F::chunk_v(from, page, w.base, w.kv_head, c0);
+	const int  lo = w.lo - c0, hi = w.hi - c0;
 
 #pragma unroll
 	for (int i = 0; i < (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS; i++) {
 		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::D / 8), c = at % (F::D / 8);
 		if (F::C * F::D / 8 % F::THREADS == 0 || at < F::C * F::D / 8)
-			cp_async_16_fill(stage + j * F::K_ROW + c * 16, k + flash_at<F::K_APART, F::D>(at, j, c), j >= lo && j < hi ? 16 : 0);
+			flash_piece<F, typename F::KP>(stage + j * F::K_ROW + c * 16, k, flash_at<F::K_APART, F::D>(at, j, c), j, c, j >= lo && j < hi);
 	}
 	stage += F::C * F::K_ROW;
 #pragma unroll
 	for (int i = 0; i < (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS; i++) {
 		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::V / 8), c = at % (F::V / 8);
 		if (F::C * F::V / 8 % F::THREADS == 0 || at < F::C * F::V / 8)
-			cp_async_16_fill(stage + flash_place<F>(j, c), v + flash_at<F::V_APART, F::V>(at, j, c), j >= lo && j < hi ? 16 : 0);
+			flash_piece<F, typename F::VP>(stage + flash_place<F>(j, c), v, flash_at<F::V_APART, F::V>(at, j, c), j, c, j >= lo && j < hi);
 	}
 }
 

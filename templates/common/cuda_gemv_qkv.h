@@ -1,5 +1,5 @@
 /* GEMV of norm_qkv. Without a norm of heads a group has four pairs of the rotary embedding, so that a thread rotates what it has summed,
- * and nothing waits: it goes to q or to its page. With such a norm, heads are finished whole by the last of their blocks.
+ * and nothing waits: it goes to q or to its page. With such a norm, and with quantised rows, heads are finished whole by the last of their blocks.
  */
 #ifndef LLMC_CUDA_GEMV_QKV_H
 #define LLMC_CUDA_GEMV_QKV_H
@@ -9,12 +9,11 @@
 
 /* Q: a qkv_config */
 template <class Q> struct gemv_qkv {
-	typedef typename Q::E E;
 	typedef typename Q::ROPE ROPE;
 	enum {
 		D = Q::D,
 		R = Q::R,
-		NORMED = Q::NORMED,
+		NORMED = Q::WHOLE,
 		PER_HEAD = D / 8,
 		GROUPS = (Q::HEADS + 2 * Q::KV_HEADS) * PER_HEAD,
 		UNIT = NORMED ? PER_HEAD : 0,
@@ -86,9 +85,15 @@ template <class Q> struct gemv_qkv {
 			q[e] = v;
 		} else {
 			/* heads of V follow those of K in the page, both of KV_PAGE x D */
-			typename E::elem *kv = kv_page_at<E>(a.kv, Q::PAGE_BYTES, place.x) + (long long)(head - Q::HEADS) * KV_PAGE * D + place.y % KV_PAGE * D;
-			kv[d] = E::put(u);
-			kv[e] = E::put(v);
+			char *page = (char *)a.kv + place.x * Q::PAGE_BYTES;
+			const int at = place.y % KV_PAGE, h = head - Q::HEADS;
+			if (h < Q::KV_HEADS) {
+				Q::KP::set(page + h * Q::KP::BYTES, at, d, u);
+				Q::KP::set(page + h * Q::KP::BYTES, at, e, v);
+			} else {
+				Q::VP::set(page + Q::KV_HEADS * Q::KP::BYTES + (h - Q::KV_HEADS) * Q::VP::BYTES, at, d, u);
+				Q::VP::set(page + Q::KV_HEADS * Q::KP::BYTES + (h - Q::KV_HEADS) * Q::VP::BYTES, at, e, v);
+			}
 		}
 	}
 

@@ -1,5 +1,5 @@
 /* Pages of the KV cache on a GPU: KV_PAGE positions each. The page of one layer holds k [K][32][D], then v [K][32][V], position by
- * position; the latent kind holds [32][rank + rope]. Elements are of a type E: kv_f32, kv_f16 or kv_bf16. Positions at or beyond kv_len hold
+ * position; the latent kind holds [32][rank + rope]. Elements are of a type E: kv_f32, kv_f16 or kv_bf16; quantised rows: cuda_kv_rows.h. Positions at or beyond kv_len hold
  * anything, NaN too: a kernel must not read them. */
 #ifndef LLMC_CUDA_KV_H
 #define LLMC_CUDA_KV_H
@@ -11,8 +11,9 @@ enum { KV_PAGE = 32 };
 
 /* An element in memory; get and put: as a number; VEC of them are 16 bytes; unpack: those as numbers */
 struct kv_f32 {
+	typedef kv_f32 math;
 	typedef float elem;
-	enum { VEC = 4 };
+	enum { VEC = 4, PLAIN = 1 };
 
 	DEV float get(elem x) { return x; }
 	DEV elem put(float x) { return x; }
@@ -28,8 +29,9 @@ struct kv_f32 {
 };
 
 struct kv_bf16 {
+	typedef kv_bf16 math;
 	typedef unsigned short elem;
-	enum { VEC = 8 };
+	enum { VEC = 8, PLAIN = 1 };
 
 	DEV float get(elem x) { return bf16_to_f32(x); }
 	DEV elem put(float x) { return f32_to_bf16(x); }
@@ -47,8 +49,9 @@ struct kv_bf16 {
 };
 
 struct kv_f16 {
+	typedef kv_f16 math;
 	typedef unsigned short elem;
-	enum { VEC = 8 };
+	enum { VEC = 8, PLAIN = 1 };
 
 	DEV float get(elem x) { return f16_to_f32(x); }
 
@@ -90,19 +93,6 @@ template <class E> DEV typename E::elem *
 kv_page(const llmc_step &s, const void *pool, long long page_bytes, int seq, int pos)
 {
 	return kv_page_at<E>(pool, page_bytes, kv_page_of(s, seq, pos));
-}
-
-/* K and V of one head in a page: [32][dim] */
-template <class T> DEV T *
-kv_k(T *page, int head, int dim)
-{
-	return page + head * KV_PAGE * dim;
-}
-
-template <class T> DEV T *
-kv_v(T *page, int head, int kv_heads, int dim, int v_dim)
-{
-	return page + kv_heads * KV_PAGE * dim + head * KV_PAGE * v_dim;
 }
 
 /* sum + product of n elements, at most 16 bytes, with as many numbers of x; vec: all 16 bytes, aligned */

@@ -2,7 +2,7 @@
 #ifndef LLMC_CUDA_ROPE_H
 #define LLMC_CUDA_ROPE_H
 
-#include "common/cuda_kv.h"
+#include "common/cuda_kv_rows.h"
 
 /* Places of pair i of R dimensions */
 struct rope_half {
@@ -25,11 +25,12 @@ rope_turn(float *a, float *b, const float *table, int i, int rope_dims)
 	*b = y * c + x * s;
 }
 
-/* norm_qkv: KV elements of type E, rotated in the way of ROPE, its first R dimensions (0: not at all) */
-template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool HAS_QN_, bool HAS_KN_, long long PAGE_BYTES_> struct qkv_config {
-	typedef E_    E;
+/* norm_qkv: K of type E and V of type EV (cuda_kv_rows.h), rotated in the way of ROPE, its first R dimensions (0: not at all) */
+template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool HAS_QN_, bool HAS_KN_, long long PAGE_BYTES_, class EV_ = E_> struct qkv_config {
+	typedef kv_plane<E_, D_>  KP;
+	typedef kv_plane<EV_, D_> VP;
 	typedef ROPE_ ROPE;
-	enum { HEADS = HEADS_, KV_HEADS = KV_HEADS_, D = D_, R = R_, HAS_QN = HAS_QN_, HAS_KN = HAS_KN_, NORMED = HAS_QN || HAS_KN };
+	enum { HEADS = HEADS_, KV_HEADS = KV_HEADS_, D = D_, R = R_, HAS_QN = HAS_QN_, HAS_KN = HAS_KN_, WHOLE = HAS_QN || HAS_KN || !KP::PLAIN || !VP::PLAIN }; /* WHOLE: a head is finished as one */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 };
 
@@ -53,7 +54,6 @@ struct qkv_scaled {
 template <class Q, class Raw> DEV void
 qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &raw)
 {
-	typedef typename Q::E E;
 	typedef typename Q::ROPE ROPE;
 	enum { D = Q::D, R = Q::R, PAIRS = R / 2, ITEMS = D - PAIRS, N = (ITEMS + 31) / 32 };
 	const int lane = lane_id(), kind = head < Q::HEADS ? 0 : head < Q::HEADS + Q::KV_HEADS ? 1 : 2;
@@ -62,7 +62,8 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 	const float *w = kind == 0 ? a.qn : a.kn;
 	float x[N], y[N], scale = 1;
 	float *q = a.q + ((long long)t * Q::HEADS + head) * D;
-	typename E::elem *kv = 0;
+	const int pos = kind > 0 ? s.pos[t] : 0;
+	char *plane = 0;
 
 	/* item i < PAIRS is a pair, the others are single values behind the rotated ones */
 #pragma unroll
@@ -79,16 +80,14 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 		scale = 1.0f / sqrtf(warp_sum(sum) / D + a.eps);
 	}
 	if (kind > 0) {
-		int pos = s.pos[t];
-		typename E::elem *page = kv_page<E>(s, a.kv, Q::PAGE_BYTES, s.seq_of[t], pos);
-		kv = kind == 1 ? kv_k(page, head - Q::HEADS, D) : kv_v(page, head - Q::HEADS - Q::KV_HEADS, Q::KV_HEADS, D, D);
-		kv += pos % KV_PAGE * D;
+		plane = (char *)a.kv + kv_page_of(s, s.seq_of[t], pos) * Q::PAGE_BYTES;
+		plane += kind == 1 ? (head - Q::HEADS) * Q::KP::BYTES : Q::KV_HEADS * Q::KP::BYTES + (head - Q::HEADS - Q::KV_HEADS) * Q::VP::BYTES;
 	}
 #pragma unroll
 	for (int n = 0; n < N; n++) {
 		int i = lane + 32 * n, at = i < PAIRS ? ROPE::first(i, R) : i + PAIRS, to = ROPE::second(i, R);
 		if (i >= ITEMS)
-			break;
+			break; /* of its last item: shuffles come later */
 		if (normed) {
 			x[n] *= scale * (w[at] + a.plus_one);
 			if (i < PAIRS)
@@ -100,11 +99,37 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 			q[at] = x[n];
 			if (i < PAIRS)
 				q[to] = y[n];
-		} else {
-			kv[at] = E::put(x[n]);
+		} else if (kind == 1) {
+			Q::KP::set(plane, pos % KV_PAGE, at, x[n]);
 			if (i < PAIRS)
-				kv[to] = E::put(y[n]);
+				Q::KP::set(plane, pos % KV_PAGE, to, y[n]);
+		} else {
+			Q::VP::set(plane, pos % KV_PAGE, at, x[n]);
+			if (i < PAIRS)
+				Q::VP::set(plane, pos % KV_PAGE, to, y[n]);
 		}
 	}
+	if (Q::KP::PLAIN && Q::VP::PLAIN || kind == 0 || (kind == 1 ? Q::KP::PLAIN : Q::VP::PLAIN))
+		return;
+	/* element lane + 32 m to this lane, from wherever it was made */
+	float z[Q::KP::M];
+#pragma unroll
+	for (int m = 0; m < Q::KP::M; m++) {
+		const int d = lane + 32 * m;
+		const bool half = ROPE::second(0, R) > 1; /* pairs are R / 2 apart */
+		const bool pair = d < 2 * PAIRS, second = pair && (half ? d >= PAIRS : d % 2);
+		const int item = !pair ? d - PAIRS : half ? d % max((int)PAIRS, 1) : d / 2;
+		z[m] = 0;
+#pragma unroll
+		for (int n = 0; n < N; n++) {
+			const float one = __shfl_sync(~0u, x[n], item & 31), two = __shfl_sync(~0u, y[n], item & 31);
+			if (item / 32 == n)
+				z[m] = second ? two : one;
+		}
+	}
+	if (kind == 1)
+		Q::KP::put(plane, pos % KV_PAGE, z);
+	else
+		Q::VP::put(plane, pos % KV_PAGE, z);
 }
 #endif

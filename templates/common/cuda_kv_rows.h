@@ -1,0 +1,196 @@
+/* Rows of K and V as a page keeps them: kv_plane<E, D>, E one of kv_f32, kv_f16, kv_bf16 (cuda_kv.h) and, quantised, kv_f8, kv_int8, kv_int6,
+ * kv_int4 (what a row is: formats/kv_type.h). A plane is the 32 rows of a head:
+ *
+ *   plain   [32][D]
+ *   8 bits  [32][D], scale [32]
+ *   4 bits  [32][16 G]: byte i of a group has elements i and i + 16; scale and zero [32][G][2]
+ *   6 bits  as 4 bits, +32; then two high bits [32][8 G]: byte i of elements i, i + 8, i + 16, i + 24; scale [32][G]
+ *
+ * G: groups of 32 elements. value = code * scale + zero, in fp32, whoever reads it. */
+#ifndef LLMC_CUDA_KV_ROWS_H
+#define LLMC_CUDA_KV_ROWS_H
+
+#include "common/cuda_kv.h"
+
+/* An integer below 2^23 as a number, without a conversion, which few units do */
+DEV float kv_small(unsigned u) { return __uint_as_float(0x4b000000u | u) - 8388608.0f; }
+
+/* math: what tensor cores take values of the type as */
+struct kv_int8 {
+	typedef kv_f16 math;
+	typedef unsigned char elem;
+	enum { PLAIN = 0, BITS = 8, GROUPED = 0, SCALES = 1, MOST = 127 };
+	DEV float value(unsigned c) { return kv_small(c ^ 128) - 128.0f; }
+	DEV unsigned code(float v) { return (unsigned)(int)rintf(fminf(fmaxf(v, -127.0f), 127.0f)) & 255; }
+};
+
+struct kv_f8 {
+	typedef kv_f16 math;
+	typedef unsigned char elem;
+	enum { PLAIN = 0, BITS = 8, GROUPED = 0, SCALES = 1, MOST = 448 };
+	/* a half has the bits of an e4m3 beyond its sign one place lower, and a greater bias */
+	DEV float value(unsigned c) { return f16_to_f32((unsigned short)((c & 0x80) << 8 | (c & 0x7f) << 7)) * 256.0f; }
+
+	DEV unsigned
+	code(float v)
+	{
+		const unsigned u = __float_as_uint(v), sign = u >> 24 & 0x80, top = min(u & 0x7fffffffu, 0x43e00000u);
+
+		if (top < 0x3c800000u) /* 2^-6 */
+			return sign | (unsigned)(int)rintf(__uint_as_float(top) * 512.0f);
+		return sign | (((top + 0x7ffff + (top >> 20 & 1)) >> 20) - (120 << 3));
+	}
+};
+
+struct kv_int6 {
+	typedef kv_f16 math;
+	typedef unsigned char elem;
+	enum { PLAIN = 0, BITS = 6, GROUPED = 1, SCALES = 1, MOST = 31 };
+	DEV float value(unsigned c) { return kv_small(c) - 32.0f; }
+	DEV unsigned code(float v) { return (unsigned)((int)rintf(fminf(fmaxf(v, -31.0f), 31.0f)) + 32); }
+};
+
+struct kv_int4 {
+	typedef kv_f16 math;
+	typedef unsigned char elem;
+	enum { PLAIN = 0, BITS = 4, GROUPED = 1, SCALES = 2, MOST = 15 };
+	DEV float value(unsigned c) { return kv_small(c); }
+	DEV unsigned code(float v) { return (unsigned)(int)rintf(fminf(fmaxf(v, 0.0f), 15.0f)); }
+};
+
+/* VEC elements are read at once where WHOLE; M: elements of a row that each lane of a warp has, lane, lane + 32, ... */
+template <class E, int D, bool PLAIN_ = E::PLAIN> struct kv_plane {
+	typedef typename E::elem elem;
+	enum { PLAIN = 1, VEC = E::VEC, WHOLE = D % VEC == 0, M = (D + 31) / 32, BYTES = KV_PAGE * D * (int)sizeof(elem) };
+
+	/* elements d .. d + VEC of row j, and one */
+	DEV void load(const void *p, int j, int d, float (&x)[VEC]) { E::unpack(ld_v4((const elem *)p + j * D + d), x); }
+	DEV float get(const void *p, int j, int d) { return E::get(((const elem *)p)[j * D + d]); }
+
+	DEV void set(void *p, int j, int d, float x) { ((elem *)p)[j * D + d] = E::put(x); }
+
+	/* all lanes of a warp: row `at` */
+	DEV void
+	put(void *p, int at, const float (&z)[M])
+	{
+#pragma unroll
+		for (int m = 0; m < M; m++)
+			if ((int)lane_id() + 32 * m < D)
+				((elem *)p)[at * D + (int)lane_id() + 32 * m] = E::put(z[m]);
+	}
+};
+
+template <class E, int D> struct kv_plane<E, D, false> {
+	typedef unsigned char elem;
+	enum {
+		PLAIN = 0, VEC = 8, WHOLE = D % 8 == 0, M = (D + 31) / 32,
+		G = E::GROUPED ? M : 1,
+		CODES = E::GROUPED ? G * 4 * E::BITS : D,  /* bytes of a row's codes */
+		HIGH = KV_PAGE * 16 * G,                   /* before the high bits */
+		BYTES = KV_PAGE * (CODES + 2 * E::SCALES * G)
+	};
+
+	DEV const unsigned short *
+	scales(const void *p, int j, int d)
+	{
+		return (const unsigned short *)((const unsigned char *)p + KV_PAGE * CODES) + (j * G + (E::GROUPED ? d / 32 : 0)) * E::SCALES;
+	}
+
+	DEV float
+	number(unsigned code, float scale, float zero)
+	{
+		return E::SCALES == 2 ? fmaf(E::value(code), scale, zero) : E::value(code) * scale;
+	}
+
+	DEV void
+	load(const void *p, int j, int d, float (&x)[VEC])
+	{
+		const unsigned char *at = (const unsigned char *)p + (E::GROUPED ? (j * G + d / 32) * 16 + d % 16 : j * D + d);
+		const unsigned short *s = scales(p, j, d);
+		const float scale = f16_to_f32(s[0]), zero = E::SCALES == 2 ? f16_to_f32(s[1]) : 0.0f;
+		const int shift = d % 32 / 16 * 4;
+		uint2 c = ld_v2(at), h = {};
+
+		if (E::BITS == 6)
+			h = ld_v2((const unsigned char *)p + HIGH + (j * G + d / 32) * 8);
+		if (E::GROUPED) {
+			c.x = c.x >> shift & 0x0f0f0f0fu;
+			c.y = c.y >> shift & 0x0f0f0f0fu;
+		}
+		if (E::BITS == 6) {
+			const int two = d % 32 / 8 * 2;
+			c.x |= (h.x >> two & 0x03030303u) << 4;
+			c.y |= (h.y >> two & 0x03030303u) << 4;
+		}
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			x[i] = number((i < 4 ? c.x : c.y) >> i % 4 * 8 & 255, scale, zero);
+	}
+
+	DEV float
+	get(const void *p, int j, int d)
+	{
+		const unsigned char *at = (const unsigned char *)p;
+		const unsigned short *s = scales(p, j, d);
+		unsigned c;
+
+		if (E::GROUPED)
+			c = at[(j * G + d / 32) * 16 + d % 16] >> d % 32 / 16 * 4 & 15;
+		else
+			c = at[j * D + d];
+		if (E::BITS == 6)
+			c |= (at[HIGH + (j * G + d / 32) * 8 + d % 8] >> d % 32 / 8 * 2 & 3) << 4;
+		return number(c, f16_to_f32(s[0]), E::SCALES == 2 ? f16_to_f32(s[1]) : 0.0f);
+	}
+
+	/* nothing: a row is written whole, by put */
+	DEV void set(void *, int, int, float) { }
+
+	DEV void
+	put(void *p, int at, const float (&z)[M])
+	{
+		const int lane = (int)lane_id();
+		unsigned char *to = (unsigned char *)p;
+		float most = 0;
+
+		if (!E::GROUPED) {
+#pragma unroll
+			for (int m = 0; m < M; m++)
+				most = fmaxf(most, lane + 32 * m < D ? fabsf(z[m]) : 0.0f);
+			most = warp_max(most);
+		}
+#pragma unroll
+		for (int m = 0; m < M; m++) {
+			const bool here = lane + 32 * m < D;
+			float zero = 0, scale;
+			unsigned short *s = (unsigned short *)scales(p, at, 32 * m), zero_half = 0;
+			if (E::SCALES == 2) {
+				zero_half = kv_f16::put(warp_min(here ? z[m] : 3.4e38f));
+				zero = f16_to_f32(zero_half);
+				scale = (warp_max(here ? z[m] : -3.4e38f) - zero) / (float)E::MOST;
+			} else {
+				scale = (E::GROUPED ? warp_max(here ? fabsf(z[m]) : 0.0f) : most) / (float)E::MOST;
+			}
+			const unsigned short half = kv_f16::put(fmaxf(scale, 0.0f));
+			scale = f16_to_f32(half);
+			unsigned c = here ? E::code((z[m] - zero) * (scale > 0 ? 1.0f / scale : 0.0f)) : 0;
+			if (!E::GROUPED) {
+				if (here)
+					to[at * D + lane + 32 * m] = (unsigned char)c;
+			} else {
+				const unsigned other = __shfl_down_sync(~0u, c, 16), b = __shfl_down_sync(~0u, c, 8), d = __shfl_down_sync(~0u, c, 24);
+				if (lane < 16)
+					to[(at * G + m) * 16 + lane] = (unsigned char)((c & 15) | other << 4);
+				if (E::BITS == 6 && lane < 8)
+					to[HIGH + (at * G + m) * 8 + lane] = (unsigned char)(c >> 4 | b >> 4 << 2 | other >> 4 << 4 | d >> 4 << 6);
+			}
+			if (lane == 0 && (E::GROUPED || m == 0)) {
+				s[0] = half;
+				if (E::SCALES == 2)
+					s[1] = zero_half;
+			}
+		}
+	}
+};
+
+#endif

@@ -1,0 +1,178 @@
+"""Quantised keys and values on GPUs, on the emulator: rows are those of tests/kv_types.py, to the byte; attention reads the same numbers."""
+import numpy as np
+import pytest
+
+import cuda_harness as H
+import cuda_kv as KV
+import kv_types as K
+import test_qkv as Q
+from attention_oracle import Attention, close
+
+ARCH = ["sm_75", "sm_90a", "sm_90a"]
+
+
+class Pool:
+    """Pages of bytes in a scattered order. planes: (type, dim) of keys and of values"""
+
+    def __init__(self, lens, heads, planes, rng):
+        self.heads, self.planes = heads, planes
+        self.bytes = [heads * H.PAGE * K.row_bytes(t, d) for t, d in planes]
+        n = [-(-x // H.PAGE) for x in lens]
+        order = rng.permutation(sum(n) + 2)
+        self.table = np.full((len(lens), max(n)), 0, np.int64)
+        at = 0
+        for i, x in enumerate(n):
+            self.table[i, :x] = order[at:at + x]
+            at += x
+        self.page_bytes = sum(self.bytes)
+        self.pages = np.full((sum(n) + 2, self.page_bytes), 0xff, np.uint8)
+
+    def fill(self, seq, k, v, first=0):
+        """float rows [n, heads, dim] at positions first ..; other positions of their pages become 0xff"""
+        rows = [K.encode(t, x) for (t, _), x in zip(self.planes, (k, v))]
+        n = len(k)
+        for p in range(first // H.PAGE, -(-(first + n) // H.PAGE)):
+            lo, hi = max(first, p * H.PAGE), min(first + n, (p + 1) * H.PAGE)
+            at = 0
+            for (t, d), r, size in zip(self.planes, rows, self.bytes):
+                part = []
+                for a in r:
+                    if a is not None:
+                        whole = np.frombuffer(b"\xff" * (H.PAGE * a[0].nbytes), a.dtype).reshape(H.PAGE, *a.shape[1:]).copy()
+                        if a is r.code and t in ("int6", "int4"):
+                            whole[...] = 63 if t == "int6" else 15
+                        whole[lo - p * H.PAGE:hi - p * H.PAGE] = a[lo - first:hi - first]
+                        a = whole
+                    part.append(a)
+                self.pages[self.table[seq, p], at:at + size] = K.plane(t, K.Rows(*part), d, False).reshape(-1)
+                at += size
+
+
+class Case(Attention):
+    def make_pool(self, rng):
+        self.store = Pool(self.lens, self.kv_heads, [(self.kv, self.dim), (self.kv_v, self.v_dim)], rng)
+        self.page_bytes = self.store.page_bytes
+        self.plain = []
+
+    def keep(self, kv, x):
+        self.plain.append(x.astype(np.float32))
+        return K.kept(kv, self.plain[-1])
+
+    def rounded_k(self, x):
+        return self.keep(self.kv, x)
+
+    def rounded_v(self, x):
+        return self.keep(self.kv_v, x)
+
+    def fill(self, seq):
+        self.store.fill(seq, self.plain[seq], self.plain[len(self.lens) + seq])
+
+    def run(self, kernel, rows, **kw):
+        q = np.concatenate([self.q[i][ps] for i, ps in rows])
+        step = H.make_step([p for _, ps in rows for p in ps], [len(ps) for _, ps in rows], [self.lens[i] for i, _ in rows] if self.mask == "prefix" else None,
+                           [self.prefix[i] for i, _ in rows], self.store.table[[i for i, _ in rows]])
+        return kernel.run(step, [q, self.store.pages, None, H.out((len(q), self.heads, self.v_dim))], **kw)[-1]
+
+
+CASES = {
+    "int8":    dict(lens=[1, 33, 130], heads=9, kv_heads=3, dim=64, kv="int8"),
+    "f8":      dict(lens=[40, 70], heads=2, kv_heads=2, dim=80, kv="f8", window=40),
+    "int6":    dict(lens=[31, 70], heads=8, kv_heads=1, dim=128, v_dim=64, kv="int6"),
+    "int4":    dict(lens=[5, 100], heads=4, kv_heads=2, dim=80, v_dim=48, kv="int4", mask="prefix", prefix=[3, 60]),
+    "k6v4":    dict(lens=[70], heads=6, kv_heads=2, dim=96, kv="int6", kv_v="int4"),
+    "k16v8":   dict(lens=[40], heads=3, kv_heads=1, dim=64, kv="f16", kv_v="int8"),
+}
+ODD = {
+    "odd8":    dict(lens=[7, 70], heads=5, kv_heads=1, dim=20, v_dim=12, kv="int8"),
+    "odd6":    dict(lens=[40], heads=2, kv_heads=2, dim=13, v_dim=7, kv="int6"),
+    "odd4":    dict(lens=[40], heads=3, kv_heads=1, dim=20, v_dim=36, kv="int4"),
+    "k32v4":   dict(lens=[40], heads=3, kv_heads=1, dim=32, kv="f32", kv_v="int4"),
+}
+
+
+def some(c, mode):
+    rows = [(i, sorted({0, 1, 31, 32, n // 2, n - 2, n - 1} & set(range(n)))) if i % 2 else (i, [n - 1]) for i, n in enumerate(c.lens)]
+    return [(i, ps[-2:]) for i, ps in rows[-2:]] if mode == "check" else rows
+
+
+@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in {**CASES, **ODD} for r in H.RUNS if r[1] == 0])
+def test_portable(name, mode, seed):
+    c = Case(**(CASES | ODD)[name])
+    rows = some(c, mode)
+    close(c.run(H.build("attention", ARCH[seed], c.params), rows, mode=mode, seed=seed), np.concatenate([c.want(i, ps) for i, ps in rows]))
+
+
+@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in {**CASES, **ODD} for r in H.RUNS if r[1] == 0 or n == "int8"])
+def test_decode(name, mode, seed):
+    c = Case(**(CASES | ODD)[name])
+    rows = c.last()
+    close(c.run(H.build("attention_decode", ARCH[seed], c.params), rows, mode=mode, seed=seed), np.concatenate([c.want(i, ps) for i, ps in rows]))
+
+
+@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n == "int8"])
+def test_flash(name, mode, seed):
+    """Values made of codes are rounded to f16 on their way to tensor cores, as queries and weights are."""
+    c = Case(**CASES[name])
+    c.q = [KV.rounded(q, "f16").astype(np.float32) for q in c.q]
+    rows = [(i, list(range(n))) for i, n in enumerate(c.lens)] if mode != "check" else [(len(c.lens) - 1, list(range(c.lens[-1]))[-20:])]
+    got = c.run(H.build("attention_mixed_sm80", "sm_80", c.params), rows, mode=mode, seed=seed)
+    close(got, np.concatenate([c.want(i, ps) for i, ps in rows]), 2e-3)
+
+
+def test_what_reads_them():
+    """wgmma and the tensor cores of decode steps read plain types only; nothing rotates."""
+    c = Case(**CASES["int8"])
+    assert not H.expand("attention_mixed_sm90", "sm_90a", c.params)
+    assert not H.expand("attention_decode_sm80", "sm_80", c.params)
+    for name in "attention", "attention_decode", "attention_mixed_sm80":
+        assert not H.expand(name, "sm_90a", c.params | dict(KV_ROTATE=1))
+
+
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+@pytest.mark.parametrize("kv,kv_v,dim,v_dim", [("int8", "int8", 64, 20), ("f8", "int6", 20, 72), ("int4", "int4", 36, 64)])
+def test_append(kv, kv_v, dim, v_dim, mode, seed):
+    rng = np.random.default_rng(1)
+    heads, lens = 3, [1, 32, 40]
+    pool = Pool(lens, heads, [(kv, dim), (kv_v, v_dim)], rng)
+    k, v = (rng.standard_normal((sum(lens), heads, d)).astype(np.float32) * 3 for d in (dim, v_dim))
+    k[3, 1, 2], k[4, 0], v[5, 1] = 7e7, 0, 1e-9
+    kernel = H.build("kv_append", ARCH[seed], dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_K=kv, KV_V=kv_v, KV_PAGE_BYTES=pool.page_bytes))
+    step = H.make_step([p for n in lens for p in range(n)], lens, table=pool.table)
+    got, = kernel.run(step, [k, v, H.inout(pool.pages), None], mode=mode, seed=seed)
+    at = 0
+    for i, n in enumerate(lens):
+        pool.fill(i, k[at:at + n], v[at:at + n])
+        at += n
+    assert np.array_equal(got, pool.pages)
+
+
+QKV = {
+    "half":  dict(hidden=64, dtype="bf16", heads=4, kv_heads=2, dim=16, rows=[1, 3], rope_dims=16),
+    "part":  dict(hidden=64, dtype="bf16", heads=4, kv_heads=2, dim=80, rows=[1, 3], rope_dims=40, qk_norm=True),
+    "inter": dict(hidden=64, dtype="q4_0", heads=3, kv_heads=1, dim=24, rows=[1, 1], style="interleaved", rope_dims=12, bias=True),
+    "none":  dict(hidden=64, dtype="q8_0", heads=2, kv_heads=2, dim=13, rows=[5]),
+}
+
+
+@pytest.mark.parametrize("name,kv,template", [(n, t, f) for n in QKV for t in ("int8", "int4") for f in ("norm_qkv", "norm_qkv_decode", "norm_qkv_mixed")])
+def test_qkv(name, kv, template):
+    """The rows that a page gets are the keys and values of float64, to half a step of their codes."""
+    c = Q.Case(**(QKV[name] | (dict(rows=[1, 1, 1]) if template == "norm_qkv_decode" else {})))
+    kv_heads, dim = c.k.shape[1:]
+    pool = Pool([p + 1 for p in np.maximum.accumulate([c.pos[sum(c.rows[:i + 1]) - 1] for i in range(len(c.rows))])], kv_heads, [(kv, dim)] * 2, np.random.default_rng(2))
+    arch = "sm_75" if template == "norm_qkv" else "sm_80"
+    params = {n: v for n, v in c.params.items() if n != "KV_DTYPE"} | dict(KV_K=kv, KV_V=kv, KV_PAGE_BYTES=pool.page_bytes)
+    if not H.expand(template, arch, params):
+        pytest.skip("not taken")
+    before = pool.pages.copy()
+    pages, q = H.build(template, arch, params).run(H.make_step(c.pos, c.rows, table=pool.table), [c.x, c.nw, c.nb, c.w.packed, c.b, c.qn, c.kn, c.rope,
+                                                   H.inout(pool.pages), H.out(c.q.shape), None])
+    assert np.abs(q - c.q).max() < 2e-2 * np.abs(c.q).max()
+    # attention with one-hot scores would read them; here: the bytes, by appending float64's rows and comparing what both mean
+    at = 0
+    for i, r in enumerate(c.rows):
+        pool.fill(i, c.k[at:at + r].astype(np.float32), c.v[at:at + r].astype(np.float32), c.pos[at])
+        at += r
+    same = (pages == pool.pages).mean()
+    assert same > 0.9, same # codes at a tie differ by the product's rounding
+    assert np.array_equal(pages == before, pool.pages == before) or np.abs((pages == before).sum() - (pool.pages == before).sum()) < 0.02 * before.size
