@@ -113,9 +113,8 @@ warn_slow(Select *s, const Op *op, const Target *target)
 	s->warned[op->kind] = true;
 	if (target->kind == TARGET_CUDA) {
 		err_at(s->d, op->loc, "no kernel for %s on %s", op_info[op->kind].name, target->name);
-		if (s->g->n_pool && (kv_quantised(s->g->pool[0].k) || kv_quantised(s->g->pool[0].v)))
-			note_at(s->d, op->loc, "keys are %s and values %s%s: GPUs keep rows of every type (kv.dtype), but rotate none (kv.rotate: false)",
-			        kv_type_info(s->g->pool[0].k)->text, kv_type_info(s->g->pool[0].v)->text, s->g->pool[0].rotate ? ", rotated" : "");
+		if (op->kind == OP_attention && s->g->pool[0].rotate)
+			note_at(s->d, op->loc, "kv.rotate = true: processors rotate rows of the cache, GPUs do not; they keep rows of every type (kv.dtype) as they are");
 	}
 	else
 		warn_at(s->d, op->loc, "no tuned kernel for %s on %s: the reference runs it, slowly", op_info[op->kind].name, target->name);

@@ -163,8 +163,10 @@ check_kv(SpecTable *t)
 		return;
 	if (IS(att_kind, "mla")) {
 		SpecKey at = kv_quantised(k) ? K_kv_k : K_kv_v;
+		if (t->val[at].from == FROM_DEFAULT)
+			at = K_kv_dtype;
 		if (kv_quantised(k) || kv_quantised(v))
-			err_at(t->d, t->val[at].from == FROM_DEFAULT ? LOC(kv_dtype) : t->val[at].loc,
+			err_at(t->d, t->val[at].loc,
 			       "%s = %s: latents (attention.kind: mla) are kept as f32, f16 or bf16", spec_key[at].path, t->val[at].str);
 		else if (k != v)
 			err_at(t->d, LOC(kv_v), "kv.v = %s differs from kv.k = %s: a latent is both key and value", t->val[K_kv_v].str, t->val[K_kv_k].str);

@@ -61,7 +61,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	memcpy(&h, buf, sizeof h);
 	if (memcmp(h.spec, own.spec, sizeof h.spec) || memcmp(h.target, own.target, sizeof h.target))
 		return error_set(err, LLMC_E_INPUT,
-		                 "the saved sequence belongs to another model or target: they must be the same (here %s)",
+		                 "the saved sequence belongs to another model, target or type of cached rows: they must be the same (here %s)",
 		                 s->plan->target ? s->plan->target : "ref");
 	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len || h.mark < 0 ||
 	    h.bytes != kv_seq_bytes(&s->kv, h.len) || (size_t)h.bytes != n - sizeof h ||

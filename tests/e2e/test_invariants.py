@@ -61,6 +61,24 @@ attention: {kind: mla, n_heads: 2, q_rank: 32, kv_rank: 32, nope_dim: 16, rope_d
 ffn: {width: 64}
 moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
 """,
+    # rows of one scale, and heads that are no power of two
+    "int8": COMMON + """name: inv-int8
+family: llama
+n_layers: 2
+hidden: 160
+attention: {n_heads: 8, n_kv_heads: 2, head_dim: 20}
+ffn: {width: 96}
+kv: {dtype: int8}
+""",
+    # groups, two types, turned
+    "int64": COMMON + """name: inv-int64
+family: llama
+n_layers: 2
+hidden: 160
+attention: {n_heads: 2, n_kv_heads: 1, head_dim: 80}
+ffn: {width: 96}
+kv: {k: int6, v: int4, rotate: true}
+""",
 }
 RUNS = [("llama", a) for a in ARCHS] + [(m, BEST) for m in MODELS if m != "llama"]
 N = 300 # beyond two pages and two chunks of keys
@@ -156,6 +174,26 @@ def test_company_changes_nothing(models, name, arch):
                 r += n
     for i in range(4):
         assert np.array_equal(np.concatenate(got[i]), want[i]), f"sequence {i}"
+
+
+@pytest.mark.parametrize("name", ["int8", "int64"])
+def test_quantised_rows_outlive_a_session(models, tmp_path, name):
+    """Saved and restored they go on with the same bits, in sessions whose rows are of the same type."""
+    m = models(name, BEST)
+    want = whole(m, TOK[:120])
+    with m.session(context=N, chunk=128, n_out=N) as s, m.session(context=N, chunk=128, n_out=N) as t:
+        q = s.seq()
+        s.forward([(q, TOK[:77], 0)])
+        saved = s.save(q)
+        again = t.load(saved)
+        assert np.array_equal(rows(t, [(again, TOK[77:120], 43)]), want[77:])
+    path = tmp_path / "other.yaml"
+    path.write_text("llmc: 1\n" + MODELS[name])
+    with llmc.open(path, random_weights=True, arch=BEST, set=["kv.dtype=f8", "kv.k=f8", "kv.v=f8"]) as other, other.session(context=N) as s:
+        with pytest.raises(llmc.Error, match="another model, target or type of cached rows"):
+            s.load(saved)
+        per = other.memory(context=64)["kv_per_token"], m.memory(context=64)["kv_per_token"]
+    assert per == {"int8": (2 * 2 * 2 * 22, 2 * 2 * 2 * 22), "int64": (2 * 2 * 82, 2 * (3 * 26 + 3 * 20))}[name]
 
 
 def test_rows_that_are_not_asked_for_change_nothing(models):

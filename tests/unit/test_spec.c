@@ -58,6 +58,33 @@ BENCH_TEST(later_layers_hide_earlier_ones)
 	assert_false(rule_for(gg->tensor_rule, gg->n_tensor_rule, "v")->rope_pairs);
 }
 
+/* Types of cached rows: keys and values apart, and what is refused */
+BENCH_TEST(types_of_cached_rows)
+{
+	static const char *const set[] = { "kv.dtype=int6", "kv.v=int4", "kv.rotate=true", NULL };
+	static const struct { const char *set[3], *want; } bad[] = {
+		{ { "kv.dtype=int9" }, "kv.dtype = int9: one of these is expected: f32 f16 bf16 f8 int8 int6 int4; did you mean int" },
+		{ { "kv.rotate=true" }, "--set:1:11: error: kv.rotate = true: only rows of quantised types are rotated, keys are f16 and values f16" },
+		{ { "attention.head_dim=6", "kv={dtype: int8, rotate: true}" }, "attention.head_dim = 6 is no multiple of 4, and rotation mixes a power of two" },
+	};
+	Spec *s = TEXT(b, GOOD, set);
+
+	assert_non_null(s);
+	assert_int_equal(s->kv.k, KVT_INT6);
+	assert_int_equal(s->kv.v, KVT_INT4);
+	assert_true(s->kv.rotate);
+	assert_int_equal(kv_row_bytes(s->kv.k, 80), 3 * 26);
+	assert_int_equal(kv_row_bytes(s->kv.v, 64), 2 * 20);
+	assert_int_equal(kv_row_bytes(KVT_INT8, 80), 82);
+	assert_int_equal(kv_rotation(80), 16);
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		const char *const given[] = { bad[i].set[0], bad[i].set[1], NULL };
+		assert_null(TEXT(b, GOOD, given));
+		if (!strstr(said(b), bad[i].want))
+			fail_msg("%s", said(b));
+	}
+}
+
 BENCH_TEST(overrides_have_places)
 {
 	static const char *const bad[] = { "attention.n_haeds=3", "hidden", "=3", "hidden=", "hidden=wide", "rope={theta", NULL };
@@ -269,7 +296,7 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(defaults_rest_on_other_keys), cmocka_unit_test(later_layers_hide_earlier_ones),
-		cmocka_unit_test(overrides_have_places), cmocka_unit_test(a_value_knows_its_place),
+		cmocka_unit_test(types_of_cached_rows), cmocka_unit_test(overrides_have_places), cmocka_unit_test(a_value_knows_its_place),
 		cmocka_unit_test(selectors), cmocka_unit_test(storage_rules_in_order),
 		cmocka_unit_test(tensor_rules_replace_by_role), cmocka_unit_test(latent_attention_scale_follows_yarn),
 		cmocka_unit_test(resolved_text_is_a_fixpoint), cmocka_unit_test(resolved_text_keeps_its_format),

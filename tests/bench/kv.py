@@ -1,0 +1,122 @@
+"""What types of cached keys and values cost: KL beside f32 rows, bytes a position, decode at a depth beside f16.
+
+    PYTHONPATH=bindings/python python tests/bench/kv.py model.gguf [--windows 4] [--length 1024] [--depth 8100] [--out FILE.json]
+
+KL: over the text that Python's help has, in nats, of the distributions after each token of windows of `length` tokens. Decode: sessions of all types
+in turn, a few tokens each time, the least time of a token counts; so that what else the machine does falls on all of them alike."""
+import argparse
+import json
+import platform
+import pydoc_data.topics
+import time
+
+import numpy as np
+
+import llmc
+
+TYPES = {
+    "f16": {},
+    "bf16": {"dtype": "bf16"},
+    "int8": {"dtype": "int8"},
+    "int8, rotated": {"dtype": "int8", "rotate": "true"},
+    "f8": {"dtype": "f8"},
+    "int6": {"dtype": "int6"},
+    "int6, rotated": {"dtype": "int6", "rotate": "true"},
+    "int8 and int4, rotated": {"k": "int8", "v": "int4", "rotate": "true"},
+    "int6 and int4, rotated": {"k": "int6", "v": "int4", "rotate": "true"},
+    "int4, rotated": {"dtype": "int4", "rotate": "true"},
+    "int4": {"dtype": "int4"},
+}
+
+
+def open_model(path, kv):
+    return llmc.Model(path, set=[f"kv.{k}={v}" for k, v in kv.items()])
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def windows(model, length, n):
+    ids = model.tokenizer.encode("\n\n".join(pydoc_data.topics.topics[k] for k in sorted(pydoc_data.topics.topics)))
+    return [list(ids[20000 + i * (len(ids) - 20000 - length) // n:][:length]) for i in range(n)]
+
+
+def logits(model, text):
+    s = model.session(context=len(text), n_out=len(text))
+    out = np.array(s.forward([(s.seq(), text, len(text))]))
+    s.close()
+    return log_softmax(out)
+
+
+def quality(path, texts, names):
+    """{type: (mean KL, standard error over windows, 99th percentile, share of equal first choices)}"""
+    kl, same = {n: [] for n in names}, {n: [] for n in names}
+    models = {n: open_model(path, TYPES[n]) for n in names}
+    exact = open_model(path, {"dtype": "f32"})
+    for text in texts:
+        want = logits(exact, text)
+        p = np.exp(want)
+        for n in names:
+            got = logits(models[n], text)
+            kl[n].append((p * (want - got)).sum(-1))
+            same[n].append((got.argmax(-1) == want.argmax(-1)).mean())
+    return {n: (float(np.mean(kl[n])), float(np.std([k.mean() for k in kl[n]]) / max(1, len(texts) - 1) ** 0.5),
+                float(np.quantile(np.concatenate(kl[n]), 0.99)), float(np.mean(same[n]))) for n in names}
+
+
+def decode(path, names, depth, tokens, rounds):
+    """{type: (tokens/s by the least time of a token, by the median)}"""
+    sessions = []
+    for n in names:
+        m = open_model(path, TYPES[n])
+        s = m.session(context=depth + tokens * rounds + 8)
+        q = s.seq()
+        s.forward([(q, [int(x) for x in np.random.default_rng(0).integers(100, 20000, depth)], 1)]) if depth <= 512 else None
+        for at in range(0, depth if depth > 512 else 0, 512):
+            s.forward([(q, [100 + at % 997 + i for i in range(min(512, depth - at))], 1)])
+        sessions.append((n, m, s, q, []))
+    for _ in range(rounds):
+        for n, m, s, q, times in sessions:
+            for _ in range(tokens):
+                t = time.perf_counter()
+                s.forward([(q, [100], 1)])
+                times.append(time.perf_counter() - t)
+    return {n: (1 / min(times), 1 / float(np.median(times))) for n, _, _, _, times in sessions}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("model")
+    p.add_argument("--windows", type=int, default=4)
+    p.add_argument("--length", type=int, default=1024)
+    p.add_argument("--depth", type=int, default=8100)
+    p.add_argument("--rounds", type=int, default=6)
+    p.add_argument("--types", default=",".join(TYPES), help="some of them, with ; between")
+    p.add_argument("--out")
+    a = p.parse_args()
+    names = a.types.split(";") if ";" in a.types or a.types in TYPES else list(TYPES)
+    first = open_model(a.model, {})
+    got = quality(a.model, windows(first, a.length, a.windows), names) if a.windows else {}
+    speed = decode(a.model, names, a.depth, 4, a.rounds) if a.rounds else {}
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    rows = []
+    for n in names:
+        m = open_model(a.model, TYPES[n])
+        row = dict(type=n, bytes_a_position=m.memory(context=4096)["kv_per_token"])
+        if got:
+            row |= dict(zip(("kl", "kl_error", "kl_99", "same_first"), got[n]))
+        if speed:
+            row |= dict(tokens_s=speed[n][0], tokens_s_median=speed[n][1], of_f16=speed[n][0] / speed["f16"][0], of_f16_median=speed[n][1] / speed["f16"][1])
+        rows.append(row)
+        print(" ".join(f"{k} {v:.5g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+    if a.out:
+        with open(a.out, "w") as f:
+            json.dump(dict(model=a.model.rsplit("/", 1)[-1], machine=cpu, target=first.info.get("target"), length=a.length, windows=a.windows,
+                           depth=a.depth, rows=rows), f, indent=1)
+            f.write("\n")
+
+
+if __name__ == "__main__":
+    main()
