@@ -230,7 +230,7 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 	}
 	if (!take(c, &t->ggml_type, sizeof t->ggml_type) || !take(c, offset, sizeof *offset))
 		return truncated(g, c, "the record of tensor", i, err);
-	t->dtype = dtype_from_ggml(t->ggml_type);
+	t->dtype = t->ggml_type == GGML_NVFP4 ? DT_NVFP4 : dtype_from_ggml(t->ggml_type);
 	if (t->dtype == DT_NONE)
 		return LLMC_OK;
 	for (int d = 1; d < 4; d++)
@@ -241,6 +241,8 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 		                 "%s: tensor %s: rows of %" PRId64 " elements are no whole number of %s blocks of %d",
 		                 g->file, name.s, t->dim[0], dtype_text(t->dtype), dtype_info(t->dtype)->block_elems);
 	t->bytes = dtype_row_bytes(t->dtype, t->dim[0]);
+	if (t->ggml_type == GGML_NVFP4)
+		t->bytes = t->dim[0] / dtype_info(DT_NVFP4)->block_elems * GGML_NVFP4_BYTES;
 	if (t->bytes < 0 || __builtin_mul_overflow(t->bytes, rows, &t->bytes))
 		goto overflow;
 	return LLMC_OK;
@@ -314,6 +316,40 @@ read_tensors(Gguf *g, Cursor *c, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* NVFP4 X.weight takes its factor, X.scale, and leaves X.input_scale, which is of activations; both go from the list. */
+static llmc_status
+make_nvfp4(Gguf *g, llmc_error *err)
+{
+	size_t kept = 0;
+	bool *gone = NEW(&g->arena, bool, g->n_tensor + 1);
+
+	for (size_t i = 0; i < g->n_tensor; i++) {
+		GgufTensor *t = &g->tensor[i];
+		const size_t n = strlen(t->name), tail = strlen("weight");
+		if (t->ggml_type != GGML_NVFP4 || n < tail || strcmp(t->name + n - tail, "weight") != 0)
+			continue;
+		const char *base = arena_strndup(&g->arena, t->name, n - tail);
+		const GgufTensor *scale = gguf_tensor(g, arena_printf(&g->arena, "%sscale", base)), *input = gguf_tensor(g, arena_printf(&g->arena, "%sinput_scale", base));
+		const int64_t rows = t->dim[1] * t->dim[2] * t->dim[3], factors = scale ? scale->dim[0] * scale->dim[1] * scale->dim[2] * scale->dim[3] : 1;
+		if (scale && (scale->dtype != DT_F32 || factors < 1 || (factors != 1 && factors != t->dim[2] * t->dim[3])))
+			return error_set(err, LLMC_E_INPUT, "%s: tensor %s: one factor of F32 is expected, or one of each expert", g->file, name_text(scale->name, strlen(scale->name)).s);
+		if (rows > 0)
+			t->made = scheme_of_ggml_nvfp4(&g->arena, t->data, rows, t->dim[0], scale ? scale->data : NULL, factors);
+		if (scale)
+			gone[scale - g->tensor] = true;
+		if (input)
+			gone[input - g->tensor] = true;
+	}
+	for (size_t i = 0; i < g->n_tensor; i++)
+		if (!gone[i])
+			g->tensor[kept++] = g->tensor[i];
+	g->n_tensor = kept;
+	for (size_t i = 0; i < kept; i++)
+		g->tensor_name[i] = (NameEntry){ g->tensor[i].name, i };
+	names_sort(g->tensor_name, kept);
+	return LLMC_OK;
+}
+
 static llmc_status
 read_header(Gguf *g, Cursor *c, llmc_error *err)
 {
@@ -364,7 +400,8 @@ read_all(Gguf *g, const void *data, size_t size, const char *name, llmc_error *e
 	g->file = arena_strdup(&g->arena, name);
 	TRY(read_header(g, &c, err));
 	TRY(read_keys(g, &c, err));
-	return read_tensors(g, &c, err);
+	TRY(read_tensors(g, &c, err));
+	return make_nvfp4(g, err);
 }
 
 static llmc_status

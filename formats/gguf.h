@@ -4,7 +4,7 @@
 #define LLMC_FORMATS_GGUF_H
 
 #include "base/error.h"
-#include "formats/dtype.h"
+#include "formats/scheme.h"
 
 typedef struct Gguf Gguf;
 
@@ -22,7 +22,8 @@ typedef struct GgufTensor {
 	int         n_dims;
 	int64_t     dim[4];  /* file order: dim[0] is contiguous; 1 beyond n_dims */
 	const void *data;    /* in the mapping; NULL when dtype is DT_NONE */
-	int64_t     bytes;
+	int64_t     bytes;   /* there */
+	const SchemeMatrix *made; /* how rows are made; NULL: they are the file's */
 } GgufTensor;
 
 llmc_status gguf_open(const char *path, Gguf **out, llmc_error *err);

@@ -41,6 +41,9 @@ typedef struct SchemeMatrix {
 	int         flip;                   /* codes are xor'ed with it: two's complement to offset binary */
 	const SchemeFlat *flat;             /* codes without rows; NULL: planes */
 	const SchemeHqq *hqq;               /* groups without rows */
+	const uint8_t *ggml_nvfp4;          /* blocks of a GGUF: scheme_of_ggml_nvfp4 */
+	const uint8_t *ggml_scale;          /* F32 [n_ggml_scale], each of so many rows; NULL: 1 */
+	int64_t     n_ggml_scale;
 	SchemePlane code, scale, zero;
 } SchemeMatrix;
 
@@ -62,6 +65,10 @@ llmc_status schemes_open(Arena *a, const char *config, size_t n, Schemes **out, 
 enum { SCHEME_MAX_PARTS = 24 };
 llmc_status scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const void *user, SchemeMatrix **out,
                           const char **made, const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err);
+/* NVFP4 of a GGUF, whose factor of the tensor, or of each expert, is a tensor of its own: scale, F32 [n], n a divisor of rows; NULL: it is 1. cols is a
+ * multiple of 64, data has rows * cols / 64 * GGML_NVFP4_BYTES bytes. */
+enum { GGML_NVFP4 = 40, GGML_NVFP4_BYTES = 36 };
+SchemeMatrix *scheme_of_ggml_nvfp4(Arena *a, const void *data, int64_t rows, int64_t cols, const void *scale, int64_t n);
 /* Row `row` as blocks of the matrix's type: dtype_row_bytes(m->dtype, m->cols) bytes. Any thread. false: a scale is NaN or infinite. */
 bool        scheme_row(const SchemeMatrix *m, int64_t row, void *dst);
 /* "gptq, awq, ...": what is read */

@@ -126,7 +126,7 @@ checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out)
 		if (!t)
 			return false;
 		*out = (CheckpointTensor){ .name = t->name, .file = c->path, .dtype = t->dtype, .n_dims = t->n_dims,
-			.dtype_name = ggml_type_name(t->ggml_type), .data = t->data, .bytes = t->bytes };
+			.dtype_name = ggml_type_name(t->ggml_type), .data = t->data, .bytes = t->bytes, .made = t->made };
 		for (int i = 0; i < t->n_dims; i++)
 			out->dim[i] = t->dim[t->n_dims - 1 - i];
 		return true;
