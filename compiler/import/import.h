@@ -20,6 +20,7 @@ typedef struct SourceTensor {
 	int         n_dims;
 	int64_t     dim[8];     /* row-major in both formats */
 	bool        used;
+	bool        zeros;      /* a bias beside quantised matrices, all of it 0 */
 } SourceTensor;
 
 typedef struct Source {

@@ -351,7 +351,7 @@ leftovers(Check *c)
 {
 	const Spec *s = c->spec;
 	const TensorRule *norm = rule_for(s->tensor_rule, s->n_tensor_rule, "q"), *head = rule_for(s->tensor_rule, s->n_tensor_rule, "head");
-	size_t n_beyond = 0, n_other = 0;
+	size_t n_beyond = 0, n_other = 0, n_zeros = 0;
 	const char *other = NULL, *stem = NULL;
 
 	if (!norm)
@@ -375,6 +375,8 @@ leftovers(Check *c)
 			return;
 		} else if (layer >= s->n_layers) {
 			n_beyond++;
+		} else if (layer >= 0 && t->zeros) {
+			n_zeros++;
 		} else if (layer >= 0) {
 			err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is not used by this description: it would change the result, so the family %s does not fit",
 			       c->s->path, t->name, s->family);
@@ -385,6 +387,8 @@ leftovers(Check *c)
 	}
 	if (n_beyond)
 		warn_at(c->s->d, (Loc){ 0 }, "%s: %zu tensors of layers beyond the %d of the model are left out", c->s->path, n_beyond, s->n_layers);
+	if (n_zeros)
+		warn_at(c->s->d, (Loc){ 0 }, "%s: %zu biases of zeros are left out: GPTQ stores them for layers that have none", c->s->path, n_zeros);
 	if (n_other)
 		warn_at(c->s->d, (Loc){ 0 }, "%s: tensors outside the language model are left out, %zu in number, the first is %s", c->s->path, n_other, other);
 }

@@ -131,6 +131,19 @@ take_generation(Source *s, const json_t *root)
 	}
 }
 
+static bool
+zeros(const StTensor *t)
+{
+	const size_t n = strlen(t->name);
+
+	if (n < 5 || strcmp(t->name + n - 5, ".bias") != 0 || !dtype_is_float(t->dtype))
+		return false;
+	for (int64_t i = 0; i < t->bytes; i++)
+		if (((const unsigned char *)t->data)[i])
+			return false;
+	return true;
+}
+
 static void
 take_tensors(Source *s, const Safetensors *st)
 {
@@ -149,6 +162,7 @@ take_tensors(Source *s, const Safetensors *st)
 		const StTensor *t = safetensors_at(st, i);
 		s->tensor[i] = (SourceTensor){ .name = arena_strdup(s->a, t->name), .dtype = t->dtype, .dtype_name = arena_strdup(s->a, t->dtype_name ? t->dtype_name : "?"), .n_dims = t->n_dims };
 		memcpy(s->tensor[i].dim, t->dim, sizeof t->dim);
+		s->tensor[i].zeros = made && zeros(t);
 	}
 	source_sort(s);
 }

@@ -178,6 +178,23 @@ def test_columns_in_any_order(tmp_path):
     assert error(logits[0], logits[1]) <= REFERENCE
 
 
+@pytest.mark.parametrize("value", [0, 1])
+def test_biases_of_zeros_are_left_out(value, tmp_path):
+    """GPTQ stores a bias for every layer; one that is not zero would change the result."""
+    g = np.load(os.path.join(FOLDER, "gptq-4", "logits.npz"))
+    t = S.read(os.path.join(FOLDER, "gptq-4", "model.safetensors"))
+    for k in [k for k in t if k.endswith("qweight")]:
+        t[k.replace("qweight", "bias")] = ("F16", np.full(t[k][1].shape[1], value, np.float16))
+    shutil.copy(os.path.join(FOLDER, "gptq-4", "config.json"), tmp_path)
+    S.write(str(tmp_path / "model.safetensors"), t)
+    got, err = run(tmp_path, tmp_path, g["prompt"], "--device", "ref")
+    if value:
+        assert got is None and "bias is not used by this description" in err, err
+    else:
+        assert got is not None and "7 biases of zeros are left out" in err, err
+        assert error(got, g["logits"]) <= REFERENCE
+
+
 def unknown(t, config):
     """A method that nobody here knows: none of its tensors is found"""
     config["quantization_config"] = {"quant_method": "aqlm"}
