@@ -36,7 +36,7 @@ struct llmc_session {
 };
 
 /* What a path is. */
-typedef enum SourceKind { SOURCE_YAML, SOURCE_ARTIFACT, SOURCE_HF, SOURCE_GGUF } SourceKind;
+typedef enum SourceKind { SOURCE_YAML, SOURCE_ARTIFACT, SOURCE_HF, SOURCE_GGUF, SOURCE_FLM } SourceKind;
 llmc_status source_kind(const char *path, SourceKind *kind, llmc_error *err);
 
 /* Spec of any source. Warnings go to log. */

@@ -16,8 +16,8 @@ llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_erro
 
 	*yaml_out = NULL;
 	TRY(source_kind(src, &kind, err));
-	if (kind != SOURCE_HF && kind != SOURCE_GGUF)
-		return error_set(err, LLMC_E_INPUT, "%s: is a description already; import reads a Hugging Face folder or a GGUF file", src);
+	if (kind == SOURCE_YAML || kind == SOURCE_ARTIFACT)
+		return error_set(err, LLMC_E_INPUT, "%s: is a description already; import reads a Hugging Face folder, a GGUF file or a FastLLM model", src);
 	arena_init(&arena);
 	if (setjmp(arena.oom)) {
 		arena_release(&arena);

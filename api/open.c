@@ -64,7 +64,7 @@ weights_path(const char *source, SourceKind kind, const Spec *spec, const char *
 {
 	if (given)
 		return absolute(arena, given);
-	if (kind == SOURCE_HF || kind == SOURCE_GGUF)
+	if (kind != SOURCE_YAML && kind != SOURCE_ARTIFACT)
 		return absolute(arena, source);
 	if (!spec->weights)
 		return NULL;
@@ -251,7 +251,7 @@ open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *
 static llmc_status
 open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_options *opt, llmc_error *err)
 {
-	const char *path = m->weights ? m->weights : kind == SOURCE_HF || kind == SOURCE_GGUF ? source : NULL;
+	const char *path = m->weights ? m->weights : kind != SOURCE_YAML && kind != SOURCE_ARTIFACT ? source : NULL;
 	llmc_error why;
 
 	if (!path || !file_exists(path))

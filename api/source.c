@@ -6,6 +6,7 @@
 
 #include "api/api.h"
 #include "base/file.h"
+#include "formats/flm.h"
 #include "runtime/cpu/cpu.h"
 
 static bool
@@ -29,7 +30,7 @@ llmc_status
 source_kind(const char *path, SourceKind *kind, llmc_error *err)
 {
 	if (!path || !*path)
-		return error_set(err, LLMC_E_INPUT, "no model given: name a YAML file, a generated folder, a Hugging Face folder or a GGUF file");
+		return error_set(err, LLMC_E_INPUT, "no model given: name a YAML file, a generated folder, a Hugging Face folder, a GGUF file or a FastLLM model (.flm)");
 	if (!file_exists(path))
 		return error_set(err, LLMC_E_INPUT, "%s: no such file or folder", path);
 	if (file_is_dir(path)) {
@@ -45,6 +46,10 @@ source_kind(const char *path, SourceKind *kind, llmc_error *err)
 		*kind = SOURCE_YAML;
 		return LLMC_OK;
 	}
+	if (flm_name(path)) {
+		*kind = SOURCE_FLM;
+		return LLMC_OK;
+	}
 	FileMap m;
 	TRY(file_map(path, &m, err));
 	bool gguf = m.size >= 4 && memcmp(m.data, "GGUF", 4) == 0;
@@ -57,7 +62,7 @@ source_kind(const char *path, SourceKind *kind, llmc_error *err)
 		return error_set(err, LLMC_E_INPUT, "%s: weights alone say nothing of the model; name the folder that holds its config.json", path);
 	if (ends_with(path, ".gguf"))
 		return error_set(err, LLMC_E_INPUT, "%s: does not begin with the GGUF magic", path);
-	return error_set(err, LLMC_E_INPUT, "%s: neither a YAML description (.yaml) nor a GGUF file", path);
+	return error_set(err, LLMC_E_INPUT, "%s: neither a YAML description (.yaml) nor a GGUF file nor a FastLLM model (.flm)", path);
 }
 
 /* Overrides with checkpoint=gguf or hf in front when the weights given tell which names apply. */

@@ -14,7 +14,7 @@ help(FILE *f)
 	           "usage: llmc COMMAND ...       llmc COMMAND --help tells more\n\n", llmc_version());
 	for (int i = 0; i < N_COMMANDS; i++)
 		fprintf(f, "  %-10s %s\n", command[i]->name, command[i]->summary);
-	fprintf(f, "\nA model is a YAML description, a generated folder, a Hugging Face folder or a GGUF file.\n\n"
+	fprintf(f, "\nA model is a YAML description, a generated folder, a Hugging Face folder, a GGUF file or a FastLLM model (.flm).\n\n"
 	           "examples:\n"
 	           "  llmc run model.gguf --prompt \"The capital of France is\"\n"
 	           "  llmc chat model.gguf\n"

@@ -270,6 +270,7 @@ const Command cmd_run = {
 	"run", "MODEL [--prompt TEXT] [options]", "continue a prompt, streamed to the terminal",
 	"  llmc run model.gguf --prompt \"Once upon a time\" -n 64\n"
 	"  llmc run model.gguf --chat --prompt \"What is a GGUF file?\" --temperature 0.7 --seed 1\n"
+	"  llmc run chatglm-6b.flm --prompt \"Hello\"\n"
 	"  llmc run model-folder --quantize q4_k --prompt \"Once upon a time\"\n"
 	"  llmc run tiny.yaml --random-weights --tokens 1,2,3 --json\n",
 	run,

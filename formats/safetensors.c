@@ -10,6 +10,7 @@
 #include "base/arena.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "formats/flm.h"
 #include "formats/names.h"
 #include "formats/torch.h"
 
@@ -206,6 +207,23 @@ read_torch(Safetensors *s, const unsigned char *data, size_t size, const char *f
 	return LLMC_OK;
 }
 
+static llmc_status
+read_flm(Safetensors *s, const unsigned char *data, size_t size, const char *file, llmc_error *err)
+{
+	Flm f;
+
+	TRY(flm_read(&s->arena, data, size, file, &f, err));
+	s->tensor = arena_grow(&s->arena, s->tensor, &s->cap, s->n + f.n_tensor, sizeof *s->tensor);
+	for (size_t i = 0; i < f.n_tensor; i++) {
+		const FlmTensor *t = &f.tensor[i];
+		StTensor *to = &s->tensor[s->n++];
+		*to = (StTensor){ .name = t->name, .dtype = t->dtype, .dtype_name = dtype_text(t->dtype), .n_dims = t->n_dims, .data = t->data, .bytes = t->bytes,
+			.file = file, .made = t->made };
+		memcpy(to->dim, t->dim, sizeof to->dim);
+	}
+	return LLMC_OK;
+}
+
 /* Add the tensors of one file. */
 static llmc_status
 read_file(Safetensors *s, const unsigned char *data, size_t size, const char *path, llmc_error *err)
@@ -219,6 +237,8 @@ read_file(Safetensors *s, const unsigned char *data, size_t size, const char *pa
 
 	if (torch_is(data, size))
 		return read_torch(s, data, size, file, err);
+	if (flm_name(path))
+		return read_flm(s, data, size, file, err);
 	TRY(check_start(file, data, size, err));
 	memcpy(&header, data, sizeof header);
 	if (header > MAX_HEADER_BYTES)
@@ -491,7 +511,7 @@ read_any(Safetensors *s, const void *data, size_t size, const char *name, llmc_e
 		TRY(open_path(s, name, err));
 	if (!s->name) /* an index has sorted them already */
 		TRY(index_names(s, err));
-	return data ? LLMC_OK : make_matrices(s, file_is_dir(name) ? arena_printf(&s->arena, "%s/", name) : folder_of(s, name), err);
+	return data || flm_name(name) ? LLMC_OK : make_matrices(s, file_is_dir(name) ? arena_printf(&s->arena, "%s/", name) : folder_of(s, name), err);
 }
 
 /* data NULL: name is a path */

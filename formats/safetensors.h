@@ -1,5 +1,5 @@
 /* safetensors: one file, or the shards that a model.safetensors.index.json names; and what came before it, files of torch.save (torch.h), one or
- * the shards of a pytorch_model.bin.index.json. Mapped and untrusted: header length, dtype, shape, offsets, overlap and coverage are checked.
+ * the shards of a pytorch_model.bin.index.json; and FastLLM's .flm (flm.h). Mapped and untrusted: header length, dtype, shape, offsets, overlap and coverage are checked.
  * Matrices that a scheme stores in several tensors are one here (scheme.h). */
 #ifndef LLMC_FORMATS_SAFETENSORS_H
 #define LLMC_FORMATS_SAFETENSORS_H

@@ -39,6 +39,7 @@ typedef struct SchemeMatrix {
 	const uint8_t *column_group;        /* I32: the group of each column; NULL: neighbours */
 	const SchemePlane *column_scale;    /* of each column; NULL: 1 */
 	int         flip;                   /* codes are xor'ed with it: two's complement to offset binary */
+	const uint8_t *range;               /* F32 [row, group, 2]: the least and the largest value, which give scale and zero point; NULL: planes do (FastLLM) */
 	const SchemeFlat *flat;             /* codes without rows; NULL: planes */
 	const SchemeHqq *hqq;               /* groups without rows */
 	const uint8_t *ggml_nvfp4;          /* blocks of a GGUF: scheme_of_ggml_nvfp4 */

@@ -15,7 +15,7 @@ field(const SchemePlane *p, int64_t at, int64_t other)
 	uint32_t v, next;
 
 	if (p->element == 8)
-		return (uint32_t)(*e >> shift & mask);
+		return (uint32_t)((*e >> shift) + p->add) & (uint32_t)mask;
 	memcpy(&v, e, 4);
 	v >>= shift;
 	if (shift + p->bits > 32) {
@@ -39,10 +39,28 @@ scheme_number(const char *type, const uint8_t *data, int64_t i)
 	return type[0] == 'B' ? bf16_to_f32(h) : f16_to_f32(h);
 }
 
+/* FastLLM: a group's range, which takes in 0, in equal steps; the zero point is the step that 0 is nearest to */
+static float
+range_at(const SchemeMatrix *m, int64_t row, int64_t group, int *zero)
+{
+	const int64_t groups = (m->cols - 1) / m->block_cols + 1;
+	const float top = (float)((1 << m->code.bits) - 1);
+	float pair[2];
+
+	memcpy(pair, m->range + 8 * (row * groups + group), sizeof pair);
+	const float lo = pair[0] < 0 ? pair[0] : 0, hi = pair[1] > 0 ? pair[1] : 0, scale = (hi - lo) / top, z = -lo / scale;
+	*zero = z > 0 ? (int)floorf((z < top ? z : top) + 0.5f) : 0; /* no range at all: NaN */
+	return isnan(pair[0]) || isnan(pair[1]) ? NAN : scale;
+}
+
 /* Of the group, as stored: without what holds for the whole tensor */
 static float
 scale_at(const SchemeMatrix *m, int64_t row, int64_t group)
 {
+	int zero;
+
+	if (m->range)
+		return range_at(m, row, group, &zero);
 	const int64_t r = row / m->block_rows, i = m->scale_by_out ? r * m->scale.dim[1] + group : group * m->scale.dim[1] + r;
 
 	if (m->scale.element == 8)
@@ -68,6 +86,10 @@ code_at(const SchemeMatrix *m, int64_t row, int64_t k)
 {
 	if (m->eetq)
 		return eetq_code(m, row, k);
+	if (m->range) { /* rows run on; of two codes the first is in the high bits */
+		const int64_t i = row * m->cols + k;
+		return m->code.bits == 8 ? m->code.data[i] : m->code.data[i / 2] >> (i % 2 ? 0 : 4) & 15;
+	}
 	const int v = (int)(m->code_along_out ? field(&m->code, row, k) : field(&m->code, k, row));
 	return v ^ m->flip;
 }
@@ -75,6 +97,11 @@ code_at(const SchemeMatrix *m, int64_t row, int64_t k)
 static int
 zero_at(const SchemeMatrix *m, int64_t row, int64_t group)
 {
+	if (m->range) {
+		int zero;
+		range_at(m, row, group, &zero);
+		return zero;
+	}
 	if (!m->zero.data)
 		return m->offset ? 128 : 1 << (m->code.bits - 1);
 	const int v = (int)(m->zero_along_out ? field(&m->zero, row, group) : field(&m->zero, group, row));

@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "formats/flm.h"
 
 typedef struct Side { /* files beside the tokenizer; each may be missing */
 	llmc_tokenizer *t;
@@ -192,7 +193,7 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
 
 	*spm = false;
 	TRY(file_map(path, &map, err));
-	if (map.size > TEXT_MAX_FILE && !(map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0)) {
+	if (map.size > TEXT_MAX_FILE && !flm_name(path) && !(map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0)) {
 		file_unmap(&map);
 		return error_set(err, LLMC_E_INPUT, "%s: larger than %zu bytes: no tokenizer has that", path, TEXT_MAX_FILE);
 	}
@@ -203,6 +204,8 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
 			status = text_open_gguf(g, path, out, err);
 			gguf_close(g);
 		}
+	} else if (flm_name(path)) {
+		status = text_open_flm(map.data, map.size, path, out, err);
 	} else if (ends_with(path, ".json") || (map.size && map.data[0] == '{')) {
 		status = text_open_json((const char *)map.data, map.size, path, out, err);
 	} else {

@@ -195,6 +195,7 @@ struct llmc_tokenizer {
 /* ---- for other rooms ---- */
 
 llmc_status text_open_gguf(const Gguf *g, const char *name, llmc_tokenizer **out, llmc_error *err);
+llmc_status text_open_flm(const uint8_t *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);
 /* From memory: what fuzzers and tests use. `name` is for errors. */
 llmc_status text_open_json(const char *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);
 llmc_status text_open_spm(const char *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "formats/flm.h"
 
 /* A name for files and folders: the last part of the path, without the ending of a checkpoint. */
 static const char *
@@ -21,6 +22,8 @@ model_name(Arena *a, const char *path)
 		start--;
 	if (end - start > 5 && strncmp(path + end - 5, ".gguf", 5) == 0)
 		end -= 5;
+	else if (end - start > 4 && strncmp(path + end - 4, ".flm", 4) == 0)
+		end -= 4;
 	if (end - start > 100)
 		end = start + 100;
 	char *name = arena_strndup(a, path + start, end - start);
@@ -51,7 +54,7 @@ goes_without_saying(const Source *s, SpecKey k)
 static const char *
 yaml_text(const Source *s)
 {
-	const char *out = arena_printf(s->a, "# imported by llmc from %s\n", strcmp(s->format, "gguf") == 0 ? "a GGUF file" : "a Hugging Face folder");
+	const char *out = arena_printf(s->a, "# imported by llmc from %s\n", strcmp(s->format, "gguf") == 0 ? "a GGUF file" : flm_name(s->path) ? "a FastLLM model" : "a Hugging Face folder");
 	const char *open = ""; /* the map whose keys are being written, one line each up to its last dot */
 
 	for (int k = 0; k < K_COUNT; k++) {
@@ -115,16 +118,16 @@ drop_foreign_tokens(Source *s, SpecKey k)
 }
 
 static char *
-import(Source *s, bool gguf, llmc_error *err)
+import(Source *s, bool folder, llmc_error *err)
 {
-	if (gguf ? !source_read_gguf(s, err) : !source_read_hf(s, err))
+	if (!(folder ? source_read_hf : flm_name(s->path) ? source_read_flm : source_read_gguf)(s, err))
 		return NULL;
 	if (!import_family(s))
 		return NULL;
 	source_set(s, K_llmc, "1");
 	source_set(s, K_name, spec_quote(s->a, model_name(s->a, real_path(s->a, s->path))));
 	source_set(s, K_family, s->family.name);
-	if (gguf)
+	if (strcmp(s->format, "gguf") == 0)
 		source_convert_gguf(s);
 	else
 		source_convert_hf(s);
@@ -161,5 +164,5 @@ import_yaml(const char *src, Diag *d, Arena *perm, llmc_error *err)
 		error_set(err, LLMC_E_INPUT, "%s: holds no config.json: a Hugging Face folder or a GGUF file is expected", src);
 		return NULL;
 	}
-	return import(s, !folder, err);
+	return import(s, folder, err);
 }

@@ -1,10 +1,11 @@
 /* Import: a checkpoint's own description (config.json, or the header of a GGUF file) -> YAML, driven by the family files.
  *
- * import_hf.c and import_gguf.c read a checkpoint into a Source: flat keys and a list of tensors, all in the arena.
+ * import_hf.c, import_gguf.c and import_flm.c read a checkpoint into a Source: flat keys and a list of tensors, all in the arena.
  * import_map.c finds the family and turns keys into values. import_check.c holds the result against the tensors. Nothing here names a family. */
 #ifndef LLMC_COMPILER_IMPORT_H
 #define LLMC_COMPILER_IMPORT_H
 
+#include "base/json.h"
 #include "compiler/family.h"
 
 typedef struct SourceKey {
@@ -27,7 +28,7 @@ typedef struct Source {
 	Diag         *d;
 	Arena        *a;
 	const char   *path;
-	const char   *file;     /* for messages: config.json's path, or the GGUF's */
+	const char   *file;     /* for messages: config.json's path, or the file's */
 	const char   *format;   /* hf | gguf */
 	const char   *arch;     /* gguf: general.architecture, which stands in front of keys */
 	size_t        n_key, cap_key;
@@ -42,6 +43,10 @@ typedef struct Source {
 /* Fill keys and tensors. false: an error is in s->d or *err. */
 bool source_read_hf(Source *s, llmc_error *err);
 bool source_read_gguf(Source *s, llmc_error *err);
+bool source_read_flm(Source *s, llmc_error *err);
+/* For those above: a config.json's keys; the tensors of s->path, which is a checkpoint. */
+void source_take_config(Source *s, const json_t *root);
+bool source_take_weights(Source *s, llmc_error *err);
 /* What crosses families: rope, dtype, eos. Before import_map, so that `$key` and virtual keys are there. */
 void source_convert_hf(Source *s);
 void source_convert_gguf(Source *s);

@@ -92,8 +92,8 @@ load_json(Source *s, const char *path, llmc_error *err)
 
 /* The language model of a wrapper with other parts stands in text_config; what stands around it describes those parts, but for what
  * concerns the whole model: there text_config may hold no more than defaults of its class. */
-static void
-take_config(Source *s, const json_t *root)
+void
+source_take_config(Source *s, const json_t *root)
 {
 	static const char *const whole[] = { "tie_word_embeddings", "eos_token_id", "bos_token_id" };
 	const json_t *text = json_object_get(root, "text_config");
@@ -167,6 +167,19 @@ take_tensors(Source *s, const Safetensors *st)
 	source_sort(s);
 }
 
+bool
+source_take_weights(Source *s, llmc_error *err)
+{
+	Safetensors *weights;
+
+	if (safetensors_open(s->path, &weights, err) != LLMC_OK)
+		return false;
+	arena_defer(s->a, close_safetensors, weights);
+	take_tensors(s, weights);
+	arena_done(s->a, weights);
+	return true;
+}
+
 /* A folder without any weights is a description all the same. */
 static bool
 has_weights(const char *dir, Arena *a)
@@ -203,7 +216,7 @@ source_read_hf(Source *s, llmc_error *err)
 	}
 	if (weights)
 		arena_defer(s->a, close_safetensors, weights);
-	take_config(s, config);
+	source_take_config(s, config);
 	if (generation)
 		take_generation(s, generation);
 	if (weights)

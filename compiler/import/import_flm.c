@@ -1,0 +1,90 @@
+/* A FastLLM model: its table of keys is the model's configuration as Python prints it, its tensors have Hugging Face's names. So it is read as
+ * such a folder, once the values are values again. */
+#include "compiler/import/import.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "formats/flm.h"
+#include "formats/safetensors.h"
+
+/* Python's text of a value as JSON's: 'a' "a", True true, None null, (1, 2) [1, 2]. What is no value stays a text. */
+static json_t *
+value_of(Source *s, const char *text)
+{
+	static const struct { const char *python, *json; } word[] = { { "True", "true" }, { "False", "false" }, { "None", "null" } };
+	Strbuf *out = arena_strbuf(s->a);
+	json_error_t why;
+
+	for (const char *p = text; *p;) {
+		size_t k = 0;
+		if (*p == '\'' || *p == '"') {
+			const char quote = *p++, *from = p;
+			while (*p && *p != quote)
+				p += *p == '\\' && p[1] ? 2 : 1;
+			json_str(out, from, (size_t)(p - from));
+			p += *p != 0;
+			continue;
+		}
+		while (k < 3 && strncmp(p, word[k].python, strlen(word[k].python)) != 0)
+			k++;
+		strbuf_puts(out, k < 3 ? word[k].json : "");
+		if (k == 3)
+			strbuf_putc(out, *p == '(' ? '[' : *p == ')' ? ']' : *p);
+		p += k < 3 ? strlen(word[k].python) : 1;
+	}
+	if (out->failed)
+		arena_out(s->a);
+	return json_read(s->a, strbuf_str(out), out->len, JSON_DECODE_ANY, &why);
+}
+
+static void
+put(Source *s, json_t *root, const char *key, json_t *own)
+{
+	if (!root || !own || json_object_set_new(root, key, own) != 0)
+		arena_out(s->a);
+}
+
+static void
+release(void *root)
+{
+	json_decref(root);
+}
+
+bool
+source_read_flm(Source *s, llmc_error *err)
+{
+	FileMap *m;
+	Flm f;
+
+	s->format = "hf";
+	s->file = s->path;
+	if (!(m = file_hold(s->a, s->path, err)) || flm_read(s->a, m->data, m->size, s->path, &f, err) != LLMC_OK)
+		return false;
+	if (!flm_get(&f, "model_type")) {
+		error_set(err, LLMC_E_INPUT,
+		          "%s: FastLLM's version %d of a file without model_type: it does not say what model it is; describe it in YAML and give the file with --weights", s->path,
+		          f.version);
+		return false;
+	}
+	json_t *root = json_object();
+	if (!root)
+		arena_out(s->a);
+	arena_defer(s->a, release, root);
+	for (size_t i = 0; i < f.n_pair; i++) {
+		json_t *v = value_of(s, f.pair[i].value);
+		put(s, root, f.pair[i].key, v ? json_incref(v) : json_string(f.pair[i].value));
+	}
+	const json_t *scaling = json_object_get(root, "rope_scaling");
+	if (scaling && !json_is_object(scaling))
+		json_object_del(root, "rope_scaling"); /* None; its parts have keys of their own */
+	source_take_config(s, root);
+	source_use(s, "*"); /* attributes of Python's objects, settings of generation: most describe nothing */
+	arena_done(s->a, root);
+	if (!source_take_weights(s, err))
+		return false;
+	arena_done(s->a, m);
+	return true;
+}
