@@ -190,9 +190,13 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 		src->rows = total;
 		src->first = before;
 		src->stride = total;
-		if (rule->per_head) {
+		if (rule->per_head || rule->quarters) {
 			/* one unit a group of heads that share a k and v: q of its heads, then k, then v */
-			int64_t units = strncmp(rule->role, "k_b", 3) == 0 ? s->attention.n_heads : s->attention.n_kv_heads;
+			int64_t units = rule->quarters ? 4 : strncmp(rule->role, "k_b", 3) == 0 ? s->attention.n_heads : s->attention.n_kv_heads;
+			if (rows % units) {
+				err_at(g->diag, rule->loc, "tensors: '%s' lies in %d parts, which %lld rows of %s are not", rule->role, (int)units, (long long)rows, role);
+				return -1;
+			}
 			src->first = before / units;
 			src->block = rows / units;
 			src->stride = total / units;

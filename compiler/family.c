@@ -213,7 +213,7 @@ full_name(Rules *r, const char *name)
 static void
 add(Rules *r, const Node *key, const Node *value, const char *name)
 {
-	static const char *const words[] = { "per_head", "transpose", "stacked", "rope_pairs", "whole" };
+	static const char *const words[] = { "per_head", "quarters", "transpose", "stacked", "rope_pairs", "whole" };
 	size_t end = strcspn(name, "|"), len = end;
 	bool drop = strcmp(key->text, "drop") == 0;
 	TensorRule rule = { .role = key->text, .loc = value->loc, .whole = drop };
@@ -232,13 +232,13 @@ add(Rules *r, const Node *key, const Node *value, const char *name)
 			break;
 		const char *w = arena_strndup(r->t->a, p, k);
 		p += k;
-		bool *to = strcmp(w, "per_head") == 0 ? &rule.per_head : strcmp(w, "transpose") == 0 ? &rule.transpose :
+		bool *to = strcmp(w, "per_head") == 0 ? &rule.per_head : strcmp(w, "quarters") == 0 ? &rule.quarters : strcmp(w, "transpose") == 0 ? &rule.transpose :
 		           strcmp(w, "stacked") == 0 ? &rule.stacked : strcmp(w, "rope_pairs") == 0 ? &rule.rope_pairs :
 		           strcmp(w, "whole") == 0 ? &rule.whole : NULL;
 		if (!to) {
-			const char *near = diag_nearest(w, words, 5);
+			const char *near = diag_nearest(w, words, 6);
 			err_at(r->t->d, value->loc, "tensors: %s: unknown packing %.40s%s%s%s", key->text, w,
-			       near ? "; did you mean " : "; known are per_head, transpose, stacked, rope_pairs and whole",
+			       near ? "; did you mean " : "; known are per_head, quarters, transpose, stacked, rope_pairs and whole",
 			       near ? near : "", near ? "?" : "");
 			return;
 		}

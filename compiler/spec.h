@@ -40,6 +40,7 @@ typedef struct TensorRule {
 	const char *role;     /* "q", "q+k+v", "gate+up", "k_b+v_b", "e_gate", "rope_factors", "drop", ... */
 	const char *name;     /* full name with {l} and {e} left in; without ".weight"/".bias" unless the rule gives a suffix */
 	bool        per_head; /* stacked roles are interleaved head by head */
+	bool        quarters; /* or in four parts, each with a quarter of every role */
 	bool        transpose; /* stored [cols, rows] */
 	bool        stacked;  /* all experts in one 3-D tensor */
 	bool        rope_pairs; /* rows of each head stored for interleaved pairs: how GGUF holds q and k of its first architecture */

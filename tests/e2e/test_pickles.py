@@ -41,6 +41,17 @@ def test_a_model_equals_its_safetensors(name, how, tmp_path):
     check(g, *run(tmp_path, g, "--device", "ref"))
 
 
+def test_moss_as_published(tmp_path):
+    """CodeGen's golden under MOSS's own model_type, with the masks that its checkpoints store"""
+    g = weights.Golden("moss-plain")
+    (tmp_path / "config.json").write_text(json.dumps(g.config | {"model_type": "moss", "wbits": 32, "groupsize": 128}))
+    masks = {f"transformer.h.{i}.attn.causal_mask": np.tril(np.ones((1, 1, 8, 8), np.uint8)) for i in range(g.config["n_layer"])}
+    T.write_shards(str(tmp_path), stored(g) | masks, 2)
+    check(g, *run(tmp_path, g, "--device", "ref"))
+    (tmp_path / "config.json").write_text(json.dumps(g.config | {"model_type": "moss", "wbits": 4, "groupsize": 128}))
+    refused(g, tmp_path, "wbits")
+
+
 def test_kernels_read_unaligned_elements(glm, tmp_path):
     T.write_shards(str(tmp_path), stored(glm), 2, T.write_old)
     check(glm, *run(tmp_path, glm, "--arch", "generic"))

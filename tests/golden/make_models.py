@@ -171,6 +171,12 @@ case("gpt_neox-parallel", "gpt_neox", NEOX)
 case("gpt_neox-serial", "gpt_neox", NEOX, use_parallel_residual=False, rotary_pct=0.5, attention_bias=False)
 case("gpt_neox-modern-bf16", "gpt_neox", NEOX, modern=True, dtype="bf16", rotary_pct=1.0, num_attention_heads=4)
 
+CODEGEN = dict(vocab_size=149, n_embd=48, n_layer=3, n_head=4, rotary_dim=6, n_positions=128, n_ctx=128, n_inner=None, activation_function="gelu_new",
+               layer_norm_epsilon=1e-2, tie_word_embeddings=False, torch_dtype="float32", **EOS)
+case("moss-plain", "codegen", CODEGEN)
+case("moss-eight-heads-bf16", "codegen", CODEGEN, dtype="bf16", n_head=8, n_embd=64, rotary_dim=8, n_inner=100)
+case("moss-whole-rotary", "codegen", CODEGEN, rotary_dim=12, n_inner=68, n_layer=4)
+
 BAICHUAN = dict(vocab_size=181, hidden_size=48, intermediate_size=68, num_hidden_layers=3, num_attention_heads=6,
                 hidden_act="silu", rms_norm_eps=1e-2, max_position_embeddings=128, model_max_length=128,
                 tie_word_embeddings=False, torch_dtype="float32", **EOS)
