@@ -14,7 +14,7 @@ COMMA     := ,
 VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' include/llmc.h)
 
 ROOMS := base formats ops plan ref text text/jinja compiler compiler/import runtime runtime/kv runtime/sample runtime/weights runtime/build runtime/threads runtime/state runtime/cpu runtime/cuda \
-	runtime/engine api serve
+	runtime/engine quant api serve
 SRC   := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.c)))
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
 CLI   := $(sort $(wildcard cli/*.c))
@@ -31,6 +31,11 @@ help: ## this list
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(CFLAGS) $(SAN) -MMD -MP -c $< -o $@
+
+# Sums of products that promise no last bit: multiplied and added at once.
+$(BUILD)/quant/outer.o: CFLAGS_ += -ffp-contract=fast
+# Searches for scales, whose loops are worth unrolling.
+$(BUILD)/formats/quantize.o: CFLAGS_ += -O3
 
 $(BUILD)/embed.c: $(EMBED) tools/embed.py
 	@python3 tools/embed.py $@

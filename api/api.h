@@ -22,6 +22,7 @@ struct llmc_model {
 	char           *weights;     /* absolute path of the checkpoint, or NULL */
 	const char *const *set;      /* overrides in force, NULL-terminated */
 	bool            random_weights;
+	bool            unfused;     /* each op of the graph is a step, for probes */
 	int             n_threads;
 	int             gpu;         /* number of the GPU; -1: none */
 	llmc_tokenizer *tokenizer;   /* NULL: none */
@@ -46,6 +47,9 @@ llmc_status source_spec(const char *path, SourceKind kind, const char *const *se
 llmc_status device_gpu(const char *device, int *gpu, llmc_error *err);
 /* "cpu" or "cuda" and an arch (NULL: what is at hand) -> "cpu-v3", "cuda-sm_90a"; "ref" -> "ref"; E_INPUT for unknown words */
 llmc_status target_name(const char *device, const char *arch, bool must_run, char out[32], llmc_error *err);
+
+/* As llmc_open, with a plan of unfused steps, of which nothing is kept in the cache but built kernels. */
+llmc_status model_open_unfused(const char *path, const llmc_options *opt, llmc_model **out, llmc_error *err);
 
 /* Copy a string into (buf, cap, *need) as llmc.h promises. */
 llmc_status copy_out(const char *s, size_t n, char *buf, size_t cap, size_t *need, llmc_error *err);

@@ -105,7 +105,8 @@ write_generated(llmc_model *m, const Compiled *made, const llmc_options *opt, ll
 
 	if (m->artifact)
 		return artifact_write(&made, 1, m->artifact, err);
-	llmc_status s = write_to_cache(m, made, &why);
+	/* the cache has the plan that everybody else runs */
+	llmc_status s = m->unfused ? LLMC_E_IO : write_to_cache(m, made, &why);
 	if (s != LLMC_E_IO) {
 		if (s != LLMC_OK && err)
 			*err = why;
@@ -114,8 +115,9 @@ write_generated(llmc_model *m, const Compiled *made, const llmc_options *opt, ll
 	char *dir = arena_printf(&m->arena, "%s/llmc.XXXXXX", tmp && *tmp ? tmp : "/tmp");
 	if (!mkdtemp(dir))
 		return error_set(err, LLMC_E_IO, "%s; and %s: cannot create: %s", why.text, dir, strerror(errno));
-	log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
-	         "what is compiled is not kept for the next time: %s (LLMC_CACHE names another folder)", why.text);
+	if (!m->unfused)
+		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
+		         "what is compiled is not kept for the next time: %s (LLMC_CACHE names another folder)", why.text);
 	m->artifact = m->temporary = dir;
 	return artifact_write(&made, 1, dir, err);
 }
@@ -148,7 +150,7 @@ compile_model(llmc_model *m, const char *target, bool write, const llmc_options 
 
 	diag_init(d, &m->arena);
 	if (!setjmp(d->bug))
-		c = compile_spec(m->spec, target, NULL, NULL, d, &m->arena);
+		c = m->unfused ? compile_unfused(m->spec, target, d, &m->arena) : compile_spec(m->spec, target, NULL, NULL, d, &m->arena);
 	if (!c)
 		return diag_error(d, err);
 	log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
@@ -327,8 +329,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	return LLMC_OK;
 }
 
-llmc_status
-llmc_open(const char *path, const llmc_options *opt, llmc_model **out, llmc_error *err)
+static llmc_status
+open_as(const char *path, const llmc_options *opt, bool unfused, llmc_model **out, llmc_error *err)
 {
 	llmc_options none = LLMC_INIT(llmc_options), o = none;
 
@@ -340,6 +342,7 @@ llmc_open(const char *path, const llmc_options *opt, llmc_model **out, llmc_erro
 	if (!m)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	atomic_init(&m->refs, 1);
+	m->unfused = unfused;
 	arena_init(&m->arena);
 	llmc_error own = { 0 };
 	llmc_status s;
@@ -357,4 +360,16 @@ llmc_open(const char *path, const llmc_options *opt, llmc_model **out, llmc_erro
 	}
 	*out = m;
 	return LLMC_OK;
+}
+
+llmc_status
+llmc_open(const char *path, const llmc_options *opt, llmc_model **out, llmc_error *err)
+{
+	return open_as(path, opt, false, out, err);
+}
+
+llmc_status
+model_open_unfused(const char *path, const llmc_options *opt, llmc_model **out, llmc_error *err)
+{
+	return open_as(path, opt, true, out, err);
 }

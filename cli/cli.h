@@ -131,7 +131,7 @@ void json_text(FILE *f, const char *s, size_t n); /* quoted and escaped; invalid
 void interrupt_install(void);
 bool interrupted(void);
 
-extern const Command cmd_import, cmd_compile, cmd_plan, cmd_run, cmd_chat, cmd_serve, cmd_bench, cmd_bench_serve, cmd_bench_mla, cmd_verify, cmd_eval, cmd_tokenize,
+extern const Command cmd_import, cmd_compile, cmd_plan, cmd_run, cmd_chat, cmd_serve, cmd_bench, cmd_bench_serve, cmd_bench_mla, cmd_verify, cmd_eval, cmd_quantize, cmd_tokenize,
     cmd_cache, cmd_doctor;
 
 #endif

@@ -4,7 +4,7 @@
 #include "cli/cli.h"
 
 static const Command *const command[] = { &cmd_run, &cmd_chat, &cmd_serve, &cmd_import, &cmd_compile, &cmd_plan, &cmd_bench,
-	                                  &cmd_verify, &cmd_eval, &cmd_tokenize, &cmd_cache, &cmd_doctor };
+	                                  &cmd_quantize, &cmd_verify, &cmd_eval, &cmd_tokenize, &cmd_cache, &cmd_doctor };
 enum { N_COMMANDS = sizeof command / sizeof *command };
 
 static void

@@ -71,7 +71,7 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, Work *w)
 }
 
 static Compiled *
-compile(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm, Work *w)
+compile(const Spec *s, const char *target, bool fuse, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm, Work *w)
 {
 	Templates *ts = NULL;
 
@@ -91,7 +91,8 @@ compile(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, D
 	if (target_find(target)->kind != TARGET_REF) {
 		ts = templates_load(target, s, d, perm);
 		select_layouts(g, ts);
-		graph_fuse(g, ts, w->log);
+		if (fuse)
+			graph_fuse(g, ts, w->log);
 	}
 	if (dump_is(dump, "fuse"))
 		graph_dump(g, dump_out);
@@ -130,7 +131,18 @@ compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_o
 	if (!known || !target_find(target))
 		return NULL;
 	Work w = { .log = arena_strbuf(perm), .text = arena_strbuf(perm) };
-	Compiled *c = compile(s, target, dump, dump_out, d, perm, &w);
+	Compiled *c = compile(s, target, true, dump, dump_out, d, perm, &w);
+	strbuf_release(w.log);
+	strbuf_release(w.text);
+	return c;
+}
+
+Compiled *
+compile_unfused(const Spec *s, const char *target, Diag *d, Arena *perm)
+{
+	Work w = { .log = arena_strbuf(perm), .text = arena_strbuf(perm) };
+	Compiled *c = compile(s, target, false, NULL, NULL, d, perm, &w);
+
 	strbuf_release(w.log);
 	strbuf_release(w.text);
 	return c;

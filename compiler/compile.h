@@ -20,6 +20,8 @@ typedef struct Compiled {
 /* target: a name of plan/target.h. dump (may be NULL): spec graph fuse order plan -> dump_out.
  * NULL when d has errors. Warnings (an op without a tuned kernel) go to d. */
 Compiled   *compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm);
+/* The same without rewrites: what every op takes in is a value that a probe sees. */
+Compiled   *compile_unfused(const Spec *s, const char *target, Diag *d, Arena *perm);
 /* Write all files of several targets' Compiled into dir; nothing is left half-written. */
 llmc_status artifact_write(const Compiled *const *c, size_t n, const char *dir, llmc_error *err);
 

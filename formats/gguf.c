@@ -610,6 +610,20 @@ gguf_arr_str(const Gguf *g, const char *key, size_t i, GgufStr *out)
 	return true;
 }
 
+GgufRaw
+gguf_raw_at(const Gguf *g, size_t i)
+{
+	const Key *k = &g->key[i];
+	GgufRaw r = { k->name, k->type, k->elem, k->count, k->value, (size_t)k->count * type_bytes[k->elem] };
+
+	if (k->elem == GGUF_STR && k->count) {
+		GgufStr last;
+		string_at(k->value + k->str_at[k->count - 1], &last);
+		r.bytes = (size_t)(last.s + last.n - (const char *)k->value);
+	}
+	return r;
+}
+
 bool
 gguf_arr_num(const Gguf *g, const char *key, size_t i, double *out)
 {

@@ -35,6 +35,15 @@ size_t            gguf_n_tensors(const Gguf *g);
 const GgufTensor *gguf_tensor_at(const Gguf *g, size_t i);
 const GgufTensor *gguf_tensor(const Gguf *g, const char *name); /* NULL: none */
 
+/* What a key holds as the file has it, behind its type: to be copied */
+typedef struct GgufRaw {
+	const char *name;
+	GgufType    type, elem;
+	uint64_t    count;
+	const void *value;   /* the elements, strings with their lengths */
+	size_t      bytes;
+} GgufRaw;
+GgufRaw     gguf_raw_at(const Gguf *g, size_t i);
 size_t      gguf_n_keys(const Gguf *g);
 const char *gguf_key_at(const Gguf *g, size_t i);
 bool        gguf_type(const Gguf *g, const char *key, GgufType *type, GgufType *elem, size_t *count); /* count 1 unless array */

@@ -604,6 +604,39 @@ LLMC_API void        llmc_eval_release(llmc_eval_result *res);
 /* A drawing of the KL of tokens as SVG text: which share of them lies above what; release with llmc_free. */
 LLMC_API llmc_status llmc_eval_plot(const llmc_eval_result *res, const char *title, char **svg, llmc_error *err);
 
+/* ------------------------------------------------------------------------------------ quantising ---- */
+
+typedef struct llmc_quantize_options { /* 0 or NULL takes the default in brackets */
+	size_t      size;
+	const char *type;       /* of matrices: "q4_k", "q8_0", ... [q4_k]; columns that are no whole block take the next type of 32 */
+	const char *head;       /* of the output's matrix, and of an embedding that is the output's too [q6_k] */
+	const char *method;     /* "gptq": errors compensated by Hessians of a text; "weighted": importance alone; "nearest": neither [gptq] */
+	const char *imatrix;    /* importance from this file, llama.cpp's old form or GGUF [from the text] */
+	const char *imatrix_out; /* and what the text gave to this one; ".dat": the old form */
+	const char *text;       /* [n_bytes] to calibrate with [the one that comes with the library] */
+	size_t      n_bytes;
+	int32_t     window, n_windows; /* tokens seen together, windows of them [512, 32] */
+	int64_t     hessian_bytes; /* of memory for Hessians; one layer needs (4 * inputs^2) a matrix [2 GiB]. More layers at once, fewer passes over the text */
+	float       damp;       /* share of the mean of a Hessian's diagonal that is added to it [0.01] */
+	int32_t     n_threads;  /* [real cores in the quota] */
+	/* doing: a tensor that is done and bytes of the input, or NULL and windows of the text; false: stop, E_CANCELLED */
+	bool      (*progress)(void *user, const char *doing, int64_t done, int64_t of);
+	void       *user;
+	llmc_log_fn log;
+	void       *log_user;
+} llmc_quantize_options;
+typedef struct llmc_quantize_result {
+	size_t  size;
+	int32_t n_tensors, n_quantized, n_resumed; /* resumed: found done by an earlier run */
+	int64_t in_bytes, out_bytes;
+	double  bits;           /* a weight of the quantised matrices */
+	double  calibrate_s, seconds;
+} llmc_quantize_result;
+/* A GGUF file -> a GGUF file of blocks, an ordinary one. The same bytes from run to run on one machine, for any number of threads. `out` must not exist; it
+ * appears when it is complete. Stopped or failed, what is done stays as OUT.partial, and the next call with the same input and options goes on from there.
+ * E_INPUT: options, or `out` is there; E_IO: the disk is full, say. */
+LLMC_API llmc_status llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt, llmc_quantize_result *res, llmc_error *err);
+
 /* A GPU of the table behind predictions; figures of its data sheet. */
 typedef struct llmc_gpu {
 	size_t      size;

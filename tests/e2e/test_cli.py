@@ -16,7 +16,7 @@ import tiny_model  # noqa: E402
 
 TINY = "configs/tiny.yaml"
 RUN = ["run", TINY, "--random-weights", "--arch", "generic", "--tokens", "1,2,3", "-n", "4", "--ignore-eos"]
-COMMANDS = ["run", "chat", "import", "compile", "plan", "bench", "verify", "eval", "tokenize", "cache", "doctor", "serve"]
+COMMANDS = ["run", "chat", "import", "compile", "plan", "bench", "verify", "eval", "quantize", "tokenize", "cache", "doctor", "serve"]
 
 
 def test_help_of_every_command_shows_options_and_examples(llmc):

@@ -1,0 +1,159 @@
+/* llmc_quantize: the text as tokens, a model of unfused steps to see inputs in, and the job of quant/. */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/eval.h"
+#include "base/file.h"
+#include "base/sized.h"
+#include "quant/quantize.h"
+
+enum { WINDOW = 512, N_WINDOWS = 32, OUT_SHARE = 8 };
+
+typedef struct Made {
+	Arena       arena;
+	QuantJob    job;
+	llmc_model *model;
+	Windows     windows;
+} Made;
+
+static llmc_status
+method_of(const char *name, QuantMethod *out, llmc_error *err)
+{
+	static const char *const names[] = { "nearest", "weighted", "gptq" };
+
+	for (int i = 0; i < 3; i++)
+		if (strcmp(name, names[i]) == 0) {
+			*out = (QuantMethod)i;
+			return LLMC_OK;
+		}
+	return error_set(err, LLMC_E_INPUT, "%s: no method; known: nearest weighted gptq", name);
+}
+
+/* A session that a probe watches; logits of a part of each chunk, for the head's inputs */
+static llmc_status
+open_calibration(Made *m, const llmc_quantize_options *o, llmc_error *err)
+{
+	llmc_options mo = LLMC_INIT(llmc_options);
+	llmc_limits lim = LLMC_INIT(llmc_limits);
+	QuantJob *job = &m->job;
+
+	mo.n_threads = o->n_threads;
+	mo.log = o->log;
+	mo.log_user = o->log_user;
+	TRY(model_open_unfused(job->in, &mo, &m->model, err));
+	if (m->model->plan->hard_limit && o->window > m->model->plan->max_positions)
+		return error_set(err, LLMC_E_RANGE, "window %d: the model has %lld positions", o->window, (long long)m->model->plan->max_positions);
+	TRY(text_windows(m->model, o->text, o->n_bytes, "calibration", o->window, o->n_windows, &m->windows, err));
+	lim.context = lim.chunk = o->window;
+	lim.n_out = o->window / OUT_SHARE > 0 ? o->window / OUT_SHARE : 1;
+	lim.n_threads = o->n_threads;
+	TRY(session_open(m->model->rt, &lim, &job->session, err));
+	job->calibration = calibration_new(m->model->plan, &m->arena);
+	job->tok = m->windows.tok;
+	job->n_window = m->windows.n;
+	job->width = m->windows.width;
+	return LLMC_OK;
+}
+
+static llmc_status
+write_imatrix(Made *m, const llmc_quantize_options *o, llmc_error *err)
+{
+	Imatrix found = { 0 };
+
+	if (calibration_at(m->job.calibration, 0)->seen == 0)
+		TRY(quant_calibrate(&m->job, err));
+	calibration_imatrix(m->job.calibration, &m->arena, &found);
+	return imatrix_write(o->imatrix_out, &found, o->text ? "text" : "llmc calibration.txt", m->windows.n, m->windows.width, err);
+}
+
+static llmc_status
+run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, llmc_error *err)
+{
+	QuantJob *job = &m->job;
+	Imatrix *given = NEW(&m->arena, Imatrix, 1);
+
+	TRY(quant_type(o->type ? o->type : "q4_k", &job->type, err));
+	TRY(quant_type(o->head ? o->head : "q6_k", &job->head, err));
+	TRY(method_of(o->method ? o->method : "gptq", &job->method, err));
+	if (o->window < 2 || o->n_windows < 1 || o->damp < 0 || !(o->damp <= 1))
+		return error_set(err, LLMC_E_RANGE, "window, windows or damp out of range");
+	if (file_exists(out)) /* said before the minutes that calibration takes */
+		return error_set(err, LLMC_E_INPUT, "%s: is there already and is not overwritten", out);
+	SourceKind kind;
+	TRY(source_kind(in, &kind, err));
+	if (kind != SOURCE_GGUF)
+		return error_set(err, LLMC_E_INPUT, "%s: no GGUF file, which is what llmc quantizes so far; llama.cpp's convert_hf_to_gguf.py makes one of a folder", in);
+	job->in = in;
+	job->out = out;
+	job->damp = (double)o->damp;
+	job->hessian_bytes = o->hessian_bytes;
+	job->progress = o->progress;
+	job->user = o->user;
+	job->log = o->log;
+	job->log_user = o->log_user;
+	if (o->imatrix) {
+		TRY(imatrix_read(o->imatrix, &m->arena, given, err));
+		job->imatrix = given;
+	}
+	TRY(threads_open(o->n_threads, &job->threads, err));
+	bool looks = job->method == QUANT_GPTQ || (job->method == QUANT_WEIGHTED && !o->imatrix) || o->imatrix_out;
+	if (looks)
+		TRY(open_calibration(m, o, err));
+	if (o->imatrix_out && job->method != QUANT_GPTQ)
+		TRY(write_imatrix(m, o, err));
+	if (job->method == QUANT_NEAREST)
+		session_close(job->session), job->session = NULL;
+	TRY(quant_run(job, &m->arena, err));
+	if (o->imatrix_out && job->method == QUANT_GPTQ)
+		TRY(write_imatrix(m, o, err));
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt, llmc_quantize_result *res, llmc_error *err)
+{
+	llmc_quantize_options o = LLMC_INIT(llmc_quantize_options);
+	llmc_error own = { 0 };
+	double t0 = clock_now();
+	llmc_status status;
+
+	SIZED_TAKE(o, opt);
+	o.window = o.window ? o.window : WINDOW;
+	o.n_windows = o.n_windows ? o.n_windows : N_WINDOWS;
+	o.hessian_bytes = o.hessian_bytes ? o.hessian_bytes : (int64_t)2 << 30;
+	o.damp = o.damp > 0 || o.damp < 0 ? o.damp : .01f;
+	o.n_threads = o.n_threads ? o.n_threads : topology_threads();
+	Made *m = calloc(1, sizeof *m);
+	if (!m)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	arena_init(&m->arena);
+	if (setjmp(m->arena.oom))
+		status = error_set(&own, LLMC_E_MEMORY, "%s: out of memory while quantising it", in);
+	else
+		status = run(m, in, out, &o, &own);
+	if (status == LLMC_OK) {
+		const QuantJob *j = &m->job;
+		llmc_quantize_result r = LLMC_INIT(llmc_quantize_result);
+		r.n_tensors = j->n_tensor;
+		r.n_quantized = j->n_quantised;
+		r.n_resumed = j->n_resumed;
+		r.in_bytes = j->in_bytes;
+		r.out_bytes = j->out_bytes;
+		r.bits = j->weights ? 8.0 * (double)j->weight_bytes / (double)j->weights : 0;
+		r.calibrate_s = j->calibrate_s;
+		r.seconds = clock_now() - t0;
+		SIZED_GIVE(res, r);
+	} else if (err) {
+		*err = own;
+	}
+	if (m->job.calibration)
+		calibration_drop(m->job.calibration);
+	session_close(m->job.session);
+	threads_close(m->job.threads);
+	llmc_close(m->model);
+	free(m->windows.tok);
+	arena_release(&m->arena);
+	free(m);
+	return status;
+}

@@ -1,0 +1,88 @@
+/* llmc quantize: a 16-bit GGUF in fewer bits. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static bool
+on_progress(void *user, const char *doing, int64_t done, int64_t of)
+{
+	const bool *quiet = user;
+
+	if (!*quiet && doing)
+		progress("%3.0f %%  %s", 100.0 * (double)done / (double)(of ? of : 1), doing);
+	else if (!*quiet)
+		progress("calibrating, window %lld of %lld", (long long)done, (long long)of);
+	return !interrupted();
+}
+
+static void
+on_log(void *user, int level, const char *line)
+{
+	const bool *quiet = user;
+
+	if (level == LLMC_LOG_WARNING)
+		complain("%s", line);
+	else if (level == LLMC_LOG_INFO && !*quiet)
+		progress("%s", line);
+}
+
+static int
+quantize(int argc, char **argv)
+{
+	llmc_quantize_options o = LLMC_INIT(llmc_quantize_options);
+	const char *file = NULL, *args[2] = { NULL };
+	bool quiet = false, json = false;
+	const Opt opt[] = {
+		{ OPT_GROUP, 0, "Types", NULL, NULL, NULL },
+		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q4_0, q4_1, q5_0, q5_1 [q4_k]" },
+		{ OPT_TEXT, 0, "head", "TYPE", &o.head, "of the output's matrix, and of an embedding that is the output's too [q6_k]" },
+		{ OPT_GROUP, 0, "Method", NULL, NULL, NULL },
+		{ OPT_TEXT, 0, "method", "gptq|weighted|nearest", &o.method, "errors compensated by what a text shows, its importance alone, or neither [gptq]" },
+		{ OPT_TEXT, 'f', "calibration", "FILE", &file, "text to calibrate with; - is standard input [one that comes with llmc]" },
+		{ OPT_INT, 0, "window", "N", &o.window, "tokens of it seen together [512]" },
+		{ OPT_INT, 0, "windows", "N", &o.n_windows, "use the first N windows [32]" },
+		{ OPT_FLOAT, 0, "damp", "X", &o.damp, "share of the mean of a Hessian's diagonal that is added to it [0.01]" },
+		{ OPT_TEXT, 0, "imatrix", "FILE", &o.imatrix, "importance from a file, llama.cpp's .dat or GGUF [from the text]" },
+		{ OPT_TEXT, 0, "imatrix-out", "FILE", &o.imatrix_out, "write what the text gave; .dat is llama.cpp's older form" },
+		{ OPT_GROUP, 0, "Machine", NULL, NULL, NULL },
+		{ OPT_BYTES, 0, "hessian-memory", "SIZE", &o.hessian_bytes, "for Hessians: more is fewer passes over the text, one layer is the least [2G]" },
+		{ OPT_INT, 't', "threads", "N", &o.n_threads, "threads [real cores within quota and affinity]" },
+		{ OPT_GROUP, 0, "Output", NULL, NULL, NULL },
+		{ OPT_FLAG, 0, "json", NULL, &json, "one JSON document on stdout, nothing else" },
+		{ OPT_FLAG, 'q', "quiet", NULL, &quiet, "no progress" },
+	};
+	llmc_quantize_result r = LLMC_INIT(llmc_quantize_result);
+	llmc_error err = { 0 };
+	char *text = NULL, in_size[32], out_size[32];
+
+	if (OPT_PARSE(&cmd_quantize, opt, argc, argv, args) < 2)
+		return opt_usage_error(&cmd_quantize, "name a 16-bit GGUF and the file to make");
+	if (file && !(text = read_all(file, &o.n_bytes)))
+		return EXIT_INPUT;
+	o.text = text;
+	o.progress = on_progress;
+	o.log = on_log;
+	o.user = o.log_user = &quiet;
+	interrupt_install();
+	llmc_status s = llmc_quantize(args[0], args[1], &o, &r, &err);
+	free(text);
+	if (s != LLMC_OK)
+		return fail_with(&err);
+	progress_end();
+	if (json)
+		printf("{\"tensors\":%d,\"quantized\":%d,\"resumed\":%d,\"in_bytes\":%lld,\"out_bytes\":%lld,\"bits\":%.6g,\"calibrate_s\":%.3f,\"seconds\":%.3f}\n", r.n_tensors,
+		       r.n_quantized, r.n_resumed, (long long)r.in_bytes, (long long)r.out_bytes, r.bits, r.calibrate_s, r.seconds);
+	else
+		printf("%s: %d of %d tensors at %.2f bits a weight, %s from %s, %.1f s (%.1f s calibrating)\n", args[1], r.n_quantized, r.n_tensors, r.bits,
+		       human_bytes((double)r.out_bytes, out_size), human_bytes((double)r.in_bytes, in_size), r.seconds, r.calibrate_s);
+	return 0;
+}
+
+const Command cmd_quantize = {
+	"quantize", "IN.gguf OUT.gguf [--type q4_k] [--method gptq]", "make a model smaller: blocks of 4 to 8 bits, errors compensated by a text",
+	"  llmc quantize model-f16.gguf model-q4_k.gguf\n"
+	"  llmc quantize model-f16.gguf model-q5_k.gguf --type q5_k --calibration mine.txt\n"
+	"  llmc quantize model-f16.gguf model-q4_0.gguf --type q4_0 --method weighted --imatrix imatrix.dat\n",
+	quantize,
+};

@@ -1,0 +1,256 @@
+#include "quant/calibrate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "quant/outer.h"
+
+enum { TILE_M = 64, TILE_N = 256 };
+
+typedef struct Inside {
+	CalibrationInput in;
+	const PlanStep *step; /* the first that reads it */
+	int      buffer;
+	bool     squared;     /* squares have been gathered by an earlier run */
+	float   *x;           /* [rows][cols] of this forward */
+	int64_t  rows, cap;   /* cap: floats of x */
+} Inside;
+
+typedef struct Seen { const float *data; int64_t rows; } Seen;
+
+struct Calibration {
+	const Plan *plan;
+	int         n;
+	size_t      cap;
+	Inside     *in;
+	Seen       *seen;     /* [n_buffer] what the probe was told last */
+	bool        failed;   /* out of memory in the probe */
+};
+
+/* The input and the weights of a step that multiplies; -1, 0: it does not */
+static int
+matrices(const PlanStep *s, int *x, int w[2])
+{
+	switch (s->op) {
+	case OP_matmul:
+		*x = ARG(matmul, x);
+		w[0] = ARG(matmul, w);
+		return 1;
+	case OP_moe_ffn:
+		*x = ARG(moe_ffn, x);
+		w[0] = ARG(moe_ffn, gate);
+		w[1] = ARG(moe_ffn, up);
+		return 2;
+	default: return 0;
+	}
+}
+
+static void
+name_add(Arena *a, CalibrationInput *in, const PlanTensor *t)
+{
+	const char **all = NEW(a, const char *, in->n_name + t->n_src);
+
+	memcpy(all, in->name, (size_t)in->n_name * sizeof *all);
+	for (int i = 0; i < t->n_src; i++)
+		all[in->n_name + i] = t->src[i].name;
+	in->name = all;
+	in->n_name += t->n_src;
+}
+
+Calibration *
+calibration_new(const Plan *plan, Arena *a)
+{
+	Calibration *c = NEW(a, Calibration, 1);
+	const PlanPhase *ph = &plan->phase[1];
+	int *fresh = NEW(a, int, plan->n_buffer + 1); /* number of the input that a buffer is, counted from 1; 0: made anew since */
+
+	c->plan = plan;
+	c->seen = NEW(a, Seen, plan->n_buffer + 1);
+	for (int i = 0; i < ph->n_step; i++) {
+		const PlanStep *s = &ph->step[i];
+		int x, w[2], n = matrices(s, &x, w);
+		if (n && s->arg[x].kind == REF_BUFFER) {
+			int b = s->arg[x].index;
+			if (!fresh[b]) {
+				c->in = arena_grow(a, c->in, &c->cap, (size_t)c->n + 1, sizeof *c->in);
+				int64_t cols = plan->buffer[b].extent.mul;
+				c->in[c->n++] = (Inside){ .in = { .layer = s->layer, .cols = cols, .squares = NEW(a, double, cols) }, .step = s, .buffer = b };
+				fresh[b] = c->n;
+			}
+			for (int k = 0; k < n; k++)
+				name_add(a, &c->in[fresh[b] - 1].in, &plan->tensor[s->arg[w[k]].index]);
+		}
+		for (int k = 0; k < s->n_make; k++)
+			if (s->make[k].arg >= 0 && s->arg[s->make[k].arg].kind == REF_BUFFER)
+				fresh[s->arg[s->make[k].arg].index] = 0;
+	}
+	return c;
+}
+
+int
+calibration_n(const Calibration *c)
+{
+	return c->n;
+}
+
+CalibrationInput *
+calibration_at(Calibration *c, int i)
+{
+	return &c->in[i].in;
+}
+
+CalibrationInput *
+calibration_find(Calibration *c, const char *tensor)
+{
+	for (int i = 0; i < c->n; i++)
+		for (int k = 0; k < c->in[i].in.n_name; k++)
+			if (strcmp(c->in[i].in.name[k], tensor) == 0)
+				return &c->in[i].in;
+	return NULL;
+}
+
+/* The input of a step is whole when the step has run: nobody overwrites what it still reads. */
+static void
+probe(void *user, const PlanStep *step, const char *value, const float *data, int64_t rows, int64_t width)
+{
+	Calibration *c = user;
+	int x, w[2];
+
+	(void)width;
+	if (matrices(step, &x, w) && step->arg[x].kind == REF_BUFFER)
+		for (int i = 0; i < c->n; i++) {
+			Inside *in = &c->in[i];
+			const Seen *seen = &c->seen[in->buffer];
+			if (in->step != step || !seen->data || (in->squared && !in->in.hessian))
+				continue;
+			int64_t need = seen->rows * in->in.cols;
+			if (need > in->cap) {
+				free(in->x);
+				in->x = malloc((size_t)need * sizeof *in->x);
+				in->cap = in->x ? need : 0;
+			}
+			if (!in->x) {
+				c->failed = true;
+				return;
+			}
+			memcpy(in->x, seen->data, (size_t)need * sizeof *in->x);
+			in->rows = seen->rows;
+		}
+	for (int k = 0; k < step->n_make; k++)
+		if (strcmp(step->make[k].value, value) == 0 && step->make[k].arg >= 0)
+			c->seen[step->arg[step->make[k].arg].index] = (Seen){ data, rows };
+}
+
+static void
+gather(void *user, int part, int n_parts)
+{
+	Calibration *c = user;
+	int64_t tile = 0;
+
+	for (int i = 0; i < c->n; i++) {
+		Inside *in = &c->in[i];
+		const int64_t n = in->in.cols;
+		if (!in->rows)
+			continue;
+		if (!in->squared)
+			for (int64_t j = n * part / n_parts; j < n * (part + 1) / n_parts; j++)
+				for (int64_t t = 0; t < in->rows; t++)
+					in->in.squares[j] += (double)in->x[t * n + j] * (double)in->x[t * n + j];
+		for (int64_t a = 0; in->in.h && a < n; a += TILE_M)
+			for (int64_t b = 0; b <= a + TILE_M - 1 && b < n; b += TILE_N)
+				if (tile++ % n_parts == part)
+					outer_add(in->x + a, n, in->x + b, n, in->rows, in->in.h + a * n + b, n, n - a < TILE_M ? n - a : TILE_M,
+					          n - b < TILE_N ? n - b : TILE_N, 0);
+	}
+}
+
+static void
+scale(void *user, int part, int n_parts)
+{
+	Calibration *c = user;
+
+	for (int i = 0; i < c->n; i++) {
+		CalibrationInput *in = &c->in[i].in;
+		for (int64_t r = part; in->h && in->seen && r < in->cols; r += n_parts)
+			for (int64_t j = 0; j <= r; j++)
+				in->h[r * in->cols + j] /= (float)in->seen;
+	}
+}
+
+llmc_status
+calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int32_t n, int32_t width,
+                bool (*progress)(void *user, int32_t done, int32_t of), void *user, llmc_error *err)
+{
+	const llmc_limits *lim = session_limits_of(s);
+	llmc_status status = LLMC_OK;
+
+	for (int i = 0; i < c->n; i++) {
+		Inside *in = &c->in[i];
+		if (in->in.hessian && !in->in.h && !(in->in.h = calloc((size_t)in->in.cols * (size_t)in->in.cols, sizeof(float))))
+			return error_set(err, LLMC_E_MEMORY, "out of memory for the Hessian of %s", in->in.name[0]);
+		if (in->in.hessian && in->squared)
+			in->in.seen = 0;
+	}
+	memset(c->seen, 0, (size_t)c->plan->n_buffer * sizeof *c->seen);
+	session_set_probe(s, probe, c);
+	for (int32_t w = 0; w < n && status == LLMC_OK; w++) {
+		llmc_seq q;
+		TRY_GOTO(session_seq_new(s, width, &q, err));
+		for (int32_t at = 0, k; at < width; at += k) {
+			k = width - at < lim->chunk ? width - at : lim->chunk;
+			llmc_chunk chunk = { .seq = q, .tok = tok + (int64_t)w * width + at, .n_tok = k, .n_out = k < lim->n_out ? k : lim->n_out };
+			for (int i = 0; i < c->n; i++)
+				c->in[i].rows = 0;
+			TRY_GOTO(session_forward(s, &chunk, 1, NULL, err));
+			if (c->failed) {
+				status = error_set(err, LLMC_E_MEMORY, "out of memory for the inputs of %d tokens", k);
+				goto fail;
+			}
+			threads_run(threads, gather, c);
+			for (int i = 0; i < c->n; i++)
+				if (!c->in[i].squared || c->in[i].in.hessian)
+					c->in[i].in.seen += c->in[i].rows;
+		}
+		session_seq_free(s, q);
+		if (progress && !progress(user, w + 1, n))
+			status = error_set(err, LLMC_E_CANCELLED, "stopped while calibrating");
+	}
+	if (status == LLMC_OK) {
+		threads_run(threads, scale, c);
+		for (int i = 0; i < c->n; i++)
+			c->in[i].squared = true;
+	}
+fail:
+	session_set_probe(s, NULL, NULL);
+	for (int i = 0; i < c->n; i++) {
+		free(c->in[i].x);
+		c->in[i].x = NULL;
+		c->in[i].cap = 0;
+	}
+	return status;
+}
+
+void
+calibration_drop(Calibration *c)
+{
+	for (int i = 0; i < c->n; i++) {
+		free(c->in[i].in.h);
+		c->in[i].in.h = NULL;
+		c->in[i].in.hessian = false;
+	}
+}
+
+void
+calibration_imatrix(const Calibration *c, Arena *a, Imatrix *out)
+{
+	for (int i = 0; i < c->n; i++) {
+		const CalibrationInput *in = &c->in[i].in;
+		float *mean = NEW(a, float, in->cols);
+		if (!in->seen)
+			continue;
+		for (int64_t j = 0; j < in->cols; j++)
+			mean[j] = (float)(in->squares[j] / (double)in->seen);
+		for (int k = 0; k < in->n_name; k++)
+			imatrix_add(out, a, &(ImatrixEntry){ in->name[k], in->cols, 1, mean, (double)in->seen });
+	}
+}

@@ -1,0 +1,564 @@
+#include "quant/quantize.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/sum64.h"
+#include "formats/dequant.h"
+#include "formats/gguf_write.h"
+#include "formats/quantize.h"
+#include "quant/gptq.h"
+
+enum { ROWS_AT_ONCE = 8 };
+
+typedef struct Tensor {
+	const GgufTensor *in;
+	Dtype   to;
+	int64_t offset, bytes; /* in the data of the output */
+	bool    done;
+	CalibrationInput *input; /* whose Hessian it is rounded by; NULL: none */
+	const ImatrixEntry *importance;
+} Tensor;
+
+typedef struct Run {
+	QuantJob *job;
+	Arena    *a;
+	Gguf     *g;
+	Tensor   *t;
+	int       n;
+	GgufHead  head;
+	int64_t   data_at; /* of the file */
+	int       fd;
+	FILE     *done;
+	const char *partial, *done_path;
+	Imatrix   own;     /* what calibration found */
+	int64_t   done_bytes;
+} Run;
+
+/* --- which tensor becomes what ---------------------------------------------------------------------------------------- */
+
+llmc_status
+quant_type(const char *name, Dtype *out, llmc_error *err)
+{
+	Strbuf known = { 0 };
+
+	*out = dtype_from_text(name);
+	if (*out != DT_NONE && (grid_has(*out) || *out == DT_F16 || *out == DT_BF16))
+		return LLMC_OK;
+	for (int d = 0; d < DT_COUNT; d++)
+		if (grid_has((Dtype)d))
+			strbuf_printf(&known, " %s", dtype_text((Dtype)d));
+	error_set(err, LLMC_E_INPUT, "%s: no type to quantise to; known:%s", name, strbuf_str(&known));
+	strbuf_release(&known);
+	return LLMC_E_INPUT;
+}
+
+/* Columns that are no whole superblocks take a type of 32 with at least as many bits, as llama.cpp does. */
+static Dtype
+fitting(Dtype d, int64_t cols)
+{
+	if (cols % dtype_info(d)->block_elems == 0)
+		return d;
+	switch (d) {
+	case DT_Q4_K: d = DT_Q5_0; break;
+	case DT_Q5_K: d = DT_Q5_1; break;
+	case DT_Q6_K: d = DT_Q8_0; break;
+	default: break;
+	}
+	return cols % dtype_info(d)->block_elems == 0 ? d : DT_F16;
+}
+
+static bool
+ends_with(const char *s, const char *end)
+{
+	size_t n = strlen(s), k = strlen(end);
+	return n >= k && strcmp(s + n - k, end) == 0;
+}
+
+/* Matrices that a text is multiplied by; routers, norms, convolutions and positions keep what they have: they are small, and errors there are not. */
+static bool
+is_matrix(const GgufTensor *t)
+{
+	static const char *const kept[] = { "_norm", "ffn_gate_inp", "position_embd", "token_types", "conv", "ssm_", "time_mix", "rel_b", "rope_" };
+
+	if (t->n_dims < 2 || !ends_with(t->name, ".weight"))
+		return false;
+	for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+		if (strstr(t->name, kept[i]))
+			return false;
+	return true;
+}
+
+static int64_t
+rows_of(const GgufTensor *t)
+{
+	return t->dim[1] * t->dim[2] * t->dim[3];
+}
+
+static bool
+is_head(const Run *r, const char *name)
+{
+	return strcmp(name, "output.weight") == 0 || (strcmp(name, "token_embd.weight") == 0 && !gguf_tensor(r->g, "output.weight"));
+}
+
+static llmc_status
+choose_types(Run *r, llmc_error *err)
+{
+	QuantJob *job = r->job;
+	bool coarse = false;
+
+	r->n = (int)gguf_n_tensors(r->g);
+	r->t = NEW(r->a, Tensor, r->n + 1);
+	for (int i = 0; i < r->n; i++) {
+		Tensor *t = &r->t[i];
+		t->in = gguf_tensor_at(r->g, (size_t)i);
+		if (t->in->dtype == DT_NONE)
+			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has type %s, which llmc does not read", job->in, t->in->name,
+			                 ggml_type_name(t->in->ggml_type) ? ggml_type_name(t->in->ggml_type) : "unknown");
+		t->to = t->in->dtype;
+		job->in_bytes += t->in->bytes;
+		if (is_matrix(t->in)) {
+			t->to = fitting(is_head(r, t->in->name) ? job->head : job->type, t->in->dim[0]);
+			/* what fits no block stays as it is rather than grow */
+			if (t->to == DT_F16 && dtype_info(t->in->dtype)->block_elems > 1)
+				t->to = t->in->dtype;
+			if (t->to != t->in->dtype) {
+				coarse |= dtype_info(t->in->dtype)->block_elems > 1;
+				job->n_quantised++;
+				job->weights += t->in->dim[0] * rows_of(t->in);
+			}
+		}
+		t->bytes = dtype_row_bytes(t->to, t->in->dim[0]) * rows_of(t->in);
+		if (t->to != t->in->dtype)
+			job->weight_bytes += t->bytes;
+		t->offset = gguf_head_tensor(&r->head, t->in->name, t->to, t->in->n_dims, t->in->dim);
+		if (t->offset < 0 || t->bytes < 0)
+			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has no size as %s", job->in, t->in->name, dtype_text(t->to));
+	}
+	job->n_tensor = r->n;
+	if (coarse)
+		log_line(job->log, job->log_user, LLMC_LOG_WARNING, "%s: holds blocks already: quantising them again adds to their errors, 16 bits are better to start from",
+		         job->in);
+	return LLMC_OK;
+}
+
+/* llama.cpp's number for a file of mostly this type */
+static uint32_t
+file_type(Dtype d)
+{
+	switch (d) {
+	case DT_F16: return 1;
+	case DT_Q4_0: return 2;
+	case DT_Q4_1: return 3;
+	case DT_Q8_0: return 7;
+	case DT_Q5_0: return 8;
+	case DT_Q5_1: return 9;
+	case DT_Q4_K: return 14;
+	case DT_Q5_K: return 16;
+	case DT_Q6_K: return 18;
+	case DT_BF16: return 32;
+	default: return 1024; /* guessed from the tensors */
+	}
+}
+
+static void
+copy_keys(Run *r)
+{
+	for (size_t i = 0; i < gguf_n_keys(r->g); i++) {
+		GgufRaw raw = gguf_raw_at(r->g, i);
+		if (strcmp(raw.name, "general.file_type") && strcmp(raw.name, "general.quantization_version"))
+			gguf_head_raw(&r->head, &raw);
+	}
+	gguf_head_u32(&r->head, "general.quantization_version", 2);
+	gguf_head_u32(&r->head, "general.file_type", file_type(r->job->type));
+}
+
+/* --- the file that grows ------------------------------------------------------------------------------------------------ */
+
+/* What the bytes of the result depend on */
+static const char *
+identity(Run *r)
+{
+	const QuantJob *job = r->job;
+	Sha256 sum;
+	struct stat st = { 0 };
+	Strbuf *text = arena_strbuf(r->a);
+
+	stat(job->in, &st);
+	strbuf_printf(text, "llmc quantize %s\n%s %lld %lld.%09ld\n%s %s %d %.9g\n%d %d\n", LLMC_VERSION, job->in, (long long)st.st_size, (long long)st.st_mtim.tv_sec,
+	              st.st_mtim.tv_nsec, dtype_text(job->type), dtype_text(job->head), job->method, job->damp, job->n_window, job->width);
+	sha256_init(&sum);
+	sha256_add(&sum, strbuf_str(text), text->len);
+	if (job->tok)
+		sha256_add(&sum, job->tok, (size_t)job->n_window * (size_t)job->width * sizeof *job->tok);
+	for (size_t i = 0; job->imatrix && i < job->imatrix->n; i++) {
+		const ImatrixEntry *e = &job->imatrix->entry[i];
+		sha256_add(&sum, e->name, strlen(e->name) + 1);
+		sha256_add(&sum, e->mean, (size_t)(e->cols * e->n_mat) * sizeof *e->mean);
+	}
+	char *hex = NEW(r->a, char, 65);
+	sha256_hex(&sum, hex);
+	return hex;
+}
+
+static llmc_status
+io_error(const Run *r, const char *what, llmc_error *err)
+{
+	return error_set(err, LLMC_E_IO, "%s: cannot %s: %s%s", r->partial, what, strerror(errno), errno == ENOSPC ? " (the disk is full)" : "");
+}
+
+static llmc_status
+put(const Run *r, const void *data, int64_t n, int64_t at, llmc_error *err)
+{
+	const char *p = data;
+
+	while (n > 0) {
+		ssize_t k = pwrite(r->fd, p, (size_t)(n < 1 << 30 ? n : 1 << 30), at);
+		if (k < 0 && errno == EINTR)
+			continue;
+		if (k <= 0) {
+			errno = k == 0 ? ENOSPC : errno;
+			return io_error(r, "write", err);
+		}
+		p += k;
+		at += k;
+		n -= k;
+	}
+	return LLMC_OK;
+}
+
+/* A tensor that the file is said to hold is there when its sum is right. */
+static bool
+still_there(const Run *r, const Tensor *t, uint64_t sum)
+{
+	char *data = malloc((size_t)t->bytes + 1);
+	int64_t at = 0;
+	bool same = false;
+
+	while (data && at < t->bytes) {
+		ssize_t k = pread(r->fd, data + at, (size_t)(t->bytes - at), r->data_at + t->offset + at);
+		if (k <= 0)
+			break;
+		at += k;
+	}
+	if (data && at == t->bytes)
+		same = sum64(data, (size_t)t->bytes, 0) == sum;
+	free(data);
+	return same;
+}
+
+/* Take up what an earlier run has left, or begin. */
+static llmc_status
+open_partial(Run *r, llmc_error *err)
+{
+	const char *own = identity(r);
+	char line[1024], name[900];
+	unsigned long long sum;
+	Strbuf *head = arena_strbuf(r->a);
+
+	gguf_head_text(&r->head, head);
+	if (head->failed)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the head of %s", r->job->out);
+	r->data_at = (int64_t)head->len;
+	r->job->out_bytes = r->data_at + r->head.data_bytes;
+	FILE *f = fopen(r->done_path, "r");
+	bool resume = f && fgets(line, sizeof line, f) && strncmp(line, own, strlen(own)) == 0 && line[strlen(own)] == '\n';
+	r->fd = open(r->partial, O_RDWR | O_CREAT | O_CLOEXEC | (resume ? 0 : O_TRUNC), 0666);
+	if (r->fd < 0) {
+		if (f)
+			fclose(f);
+		return io_error(r, "create", err);
+	}
+	while (resume && fgets(line, sizeof line, f))
+		for (int i = 0; sscanf(line, "%llx %899s", &sum, name) == 2 && i < r->n; i++)
+			if (!r->t[i].done && strcmp(r->t[i].in->name, name) == 0 && still_there(r, &r->t[i], sum)) {
+				r->t[i].done = true;
+				r->done_bytes += r->t[i].in->bytes;
+				r->job->n_resumed++;
+			}
+	if (f)
+		fclose(f);
+	errno = posix_fallocate(r->fd, 0, r->job->out_bytes);
+	if (errno != 0 && errno != EOPNOTSUPP && errno != EINVAL) {
+		llmc_status s = io_error(r, "find room for the file", err);
+		if (!r->job->n_resumed)
+			unlink(r->partial);
+		return s;
+	}
+	TRY(put(r, strbuf_str(head), r->data_at, 0, err));
+	if (ftruncate(r->fd, r->job->out_bytes) != 0)
+		return io_error(r, "set the size", err);
+	r->done = fopen(r->done_path, resume ? "a" : "w");
+	if (!r->done || (!resume && fprintf(r->done, "%s\n", own) < 0) || fflush(r->done) != 0)
+		return error_set(err, LLMC_E_IO, "%s: cannot write: %s", r->done_path, strerror(errno));
+	return LLMC_OK;
+}
+
+static llmc_status
+keep(Run *r, Tensor *t, const void *data, llmc_error *err)
+{
+	TRY(put(r, data, t->bytes, r->data_at + t->offset, err));
+	t->done = true;
+	r->done_bytes += t->in->bytes;
+	if (fprintf(r->done, "%016llx %s\n", (unsigned long long)sum64(data, (size_t)t->bytes, 0), t->in->name) < 0 || fflush(r->done) != 0)
+		return error_set(err, LLMC_E_IO, "%s: cannot write: %s", r->done_path, strerror(errno));
+	if (r->job->progress && !r->job->progress(r->job->user, t->in->name, r->done_bytes, r->job->in_bytes))
+		return error_set(err, LLMC_E_CANCELLED, "stopped; started again with the same options it goes on after %s", t->in->name);
+	return LLMC_OK;
+}
+
+static llmc_status
+finish(Run *r, llmc_error *err)
+{
+	if (fsync(r->fd) != 0)
+		return io_error(r, "write", err);
+	/* a name that somebody has taken meanwhile is not overwritten */
+	if (link(r->partial, r->job->out) != 0) {
+		if (errno == EEXIST)
+			return error_set(err, LLMC_E_INPUT, "%s: has appeared meanwhile and is not overwritten; the result is %s", r->job->out, r->partial);
+		if (rename(r->partial, r->job->out) != 0)
+			return io_error(r, "rename", err);
+	} else {
+		unlink(r->partial);
+	}
+	unlink(r->done_path);
+	return LLMC_OK;
+}
+
+/* --- tensors ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct Rows {
+	const Tensor *t;
+	uint8_t      *dst;
+	bool          nearest;
+	atomic_llong  next;
+	atomic_bool   failed;
+} Rows;
+
+static void
+convert(void *user, int part, int n_parts)
+{
+	Rows *w = user;
+	const GgufTensor *in = w->t->in;
+	const int64_t cols = in->dim[0], from = dtype_row_bytes(in->dtype, cols), to = dtype_row_bytes(w->t->to, cols), n = rows_of(in);
+	const int64_t per_mat = w->t->importance && w->t->importance->n_mat > 1 ? n / w->t->importance->n_mat : n;
+	float *row = malloc((size_t)cols * sizeof *row);
+
+	(void)part, (void)n_parts;
+	if (!row) {
+		atomic_store(&w->failed, true);
+		return;
+	}
+	for (int64_t first; (first = atomic_fetch_add(&w->next, ROWS_AT_ONCE)) < n;)
+		for (int64_t i = first; i < n && i < first + ROWS_AT_ONCE; i++) {
+			const float *importance = w->t->importance ? w->t->importance->mean + i / per_mat * cols : NULL;
+			dequant_row(in->dtype, (const char *)in->data + i * from, row, cols);
+			if (grid_has(w->t->to))
+				quantize_row(w->t->to, row, importance, w->dst + i * to, cols);
+			else
+				quant_row(w->t->to, row, w->dst + i * to, cols);
+		}
+	free(row);
+}
+
+static llmc_status
+quantise(Run *r, Tensor *t, llmc_error *err)
+{
+	const QuantJob *job = r->job;
+	bool ok;
+
+	if (t->to == t->in->dtype)
+		return keep(r, t, t->in->data, err);
+	uint8_t *dst = malloc((size_t)t->bytes);
+	if (!dst)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %s", t->in->name);
+	if (t->input && t->input->h && grid_has(t->to)) {
+		ok = gptq_rows(&(GptqRows){ t->in->dtype, t->to, t->in->data, dst, rows_of(t->in), t->in->dim[0], t->input->h }, job->threads);
+	} else {
+		Rows w = { .t = t, .dst = dst };
+		threads_run(job->threads, convert, &w);
+		ok = !atomic_load(&w.failed);
+	}
+	llmc_status s = ok ? keep(r, t, dst, err) : error_set(err, LLMC_E_MEMORY, "out of memory for rows of %s", t->in->name);
+	free(dst);
+	return s;
+}
+
+/* --- calibration --------------------------------------------------------------------------------------------------------- */
+
+static bool
+on_window(void *user, int32_t done, int32_t of)
+{
+	const QuantJob *job = user;
+	return !job->progress || job->progress(job->user, NULL, done, of);
+}
+
+llmc_status
+quant_calibrate(QuantJob *job, llmc_error *err)
+{
+	double t0 = clock_now();
+	llmc_status s = calibration_run(job->calibration, job->session, job->threads, job->tok, job->n_window, job->width, on_window, job, err);
+
+	job->calibrate_s += clock_now() - t0;
+	return s;
+}
+
+/* An entry for a tensor, when its sizes are the tensor's */
+static const ImatrixEntry *
+importance_of(const Run *r, const Imatrix *m, const GgufTensor *t)
+{
+	const ImatrixEntry *e = imatrix_find(m, t->name);
+
+	if (!e)
+		return NULL;
+	if (e->cols == t->dim[0] && e->n_mat > 0 && rows_of(t) % e->n_mat == 0)
+		return e;
+	/* the older form does not say how many experts its values are of */
+	if (e->n_mat == 1 && e->cols == t->dim[0] * t->dim[2]) {
+		ImatrixEntry *own = NEW(r->a, ImatrixEntry, 1);
+		*own = (ImatrixEntry){ e->name, t->dim[0], t->dim[2], e->mean, e->count };
+		return own;
+	}
+	log_line(r->job->log, r->job->log_user, LLMC_LOG_WARNING, "%s: the importance matrix has %lld columns, the tensor %lld: not used", t->name, (long long)e->cols,
+	         (long long)t->dim[0]);
+	return NULL;
+}
+
+static void
+find_importance(Run *r, const Imatrix *m)
+{
+	for (int i = 0; i < r->n; i++)
+		if (!r->t[i].done && r->t[i].to != r->t[i].in->dtype)
+			r->t[i].importance = importance_of(r, m, r->t[i].in);
+}
+
+/* Which inputs' Hessians are taken together: from the first that is wanted, as many as the budget holds. false: none is left. */
+static bool
+next_group(Run *r)
+{
+	QuantJob *job = r->job;
+	int64_t bytes = 0;
+	bool any = false;
+
+	calibration_drop(job->calibration);
+	for (int i = 0; i < calibration_n(job->calibration); i++) {
+		CalibrationInput *in = calibration_at(job->calibration, i);
+		bool wanted = false;
+		for (int k = 0; k < r->n; k++)
+			wanted |= !r->t[k].done && r->t[k].input == in;
+		if (!wanted)
+			continue;
+		bytes += in->cols * in->cols * 4;
+		if (any && bytes > job->hessian_bytes)
+			break;
+		in->hessian = any = true;
+	}
+	return any;
+}
+
+static llmc_status
+quantise_group(Run *r, llmc_error *err)
+{
+	QuantJob *job = r->job;
+
+	for (int i = 0; i < calibration_n(job->calibration); i++) {
+		CalibrationInput *in = calibration_at(job->calibration, i);
+		if (!in->h)
+			continue;
+		gptq_factor(in->h, in->cols, job->damp, job->threads);
+		for (int k = 0; k < r->n; k++)
+			if (r->t[k].input == in && !r->t[k].done)
+				TRY(quantise(r, &r->t[k], err));
+		free(in->h);
+		in->h = NULL;
+		in->hessian = false;
+	}
+	return LLMC_OK;
+}
+
+static llmc_status
+quantise_all(Run *r, llmc_error *err)
+{
+	QuantJob *job = r->job;
+	bool calibrated = false;
+
+	if (job->method == QUANT_GPTQ)
+		for (int i = 0; i < r->n; i++) {
+			Tensor *t = &r->t[i];
+			/* a tied embedding is read by rows as well; experts have no Hessians of their own yet */
+			if (t->to != t->in->dtype && rows_of(t->in) == t->in->dim[1] && strcmp(t->in->name, "token_embd.weight") != 0)
+				t->input = calibration_find(job->calibration, t->in->name);
+			if (t->input && t->input->cols != t->in->dim[0])
+				t->input = NULL;
+		}
+	if (job->imatrix)
+		find_importance(r, job->imatrix);
+	if (job->session) {
+		bool more = job->method == QUANT_GPTQ && next_group(r), left = false;
+		for (int i = 0; i < r->n; i++)
+			left |= !r->t[i].done && !r->t[i].input && r->t[i].to != r->t[i].in->dtype;
+		if (more || (left && !job->imatrix)) {
+			TRY(quant_calibrate(job, err));
+			calibrated = true;
+			calibration_imatrix(job->calibration, r->a, &r->own);
+			if (!job->imatrix)
+				find_importance(r, &r->own);
+		}
+	}
+	for (int i = 0; i < r->n; i++)
+		if (!r->t[i].done && !r->t[i].input)
+			TRY(quantise(r, &r->t[i], err));
+	for (bool more = calibrated; more && job->method == QUANT_GPTQ;) {
+		TRY(quantise_group(r, err));
+		more = next_group(r);
+		if (more)
+			TRY(quant_calibrate(job, err));
+	}
+	return LLMC_OK;
+}
+
+static void
+close_gguf(void *g)
+{
+	gguf_close(g);
+}
+
+llmc_status
+quant_run(QuantJob *job, Arena *a, llmc_error *err)
+{
+	Run r = { .job = job, .a = a, .fd = -1 };
+	int64_t align = 32;
+	llmc_status status;
+
+	if (file_exists(job->out))
+		return error_set(err, LLMC_E_INPUT, "%s: is there already and is not overwritten", job->out);
+	TRY(gguf_open(job->in, &r.g, err));
+	arena_defer(a, close_gguf, r.g);
+	r.partial = arena_printf(a, "%s.partial", job->out);
+	r.done_path = arena_printf(a, "%s.partial.done", job->out);
+	gguf_int(r.g, "general.alignment", &align);
+	gguf_head_init(&r.head, align);
+	copy_keys(&r);
+	TRY_GOTO(choose_types(&r, err));
+	TRY_GOTO(open_partial(&r, err));
+	TRY_GOTO(quantise_all(&r, err));
+	TRY_GOTO(finish(&r, err));
+fail:
+	if (job->calibration)
+		calibration_drop(job->calibration);
+	if (r.done)
+		fclose(r.done);
+	if (r.fd >= 0)
+		close(r.fd);
+	gguf_head_release(&r.head);
+	return status;
+}

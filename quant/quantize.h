@@ -1,0 +1,45 @@
+/* A GGUF of 16-bit tensors -> one of blocks: which tensor becomes what, and the file, written piece by piece.
+ *
+ * The result grows as OUT.partial, whose tensors have their final places from the start; OUT.partial.done names those that are in it. A run that was
+ * stopped goes on from there when it is started again with the same input and options; only a complete file gets the name OUT. */
+#ifndef LLMC_QUANT_QUANTIZE_H
+#define LLMC_QUANT_QUANTIZE_H
+
+#include "base/sha256.h"
+#include "formats/gguf.h"
+#include "quant/calibrate.h"
+
+typedef enum QuantMethod { QUANT_NEAREST, QUANT_WEIGHTED, QUANT_GPTQ } QuantMethod;
+
+typedef struct QuantJob {
+	const char  *in, *out;
+	Dtype        type, head;    /* of matrices; of the output's (and the embedding that is its too) */
+	QuantMethod  method;
+	double       damp;          /* of Hessians */
+	int64_t      hessian_bytes; /* at once, unless one layer needs more */
+	const Imatrix *imatrix;     /* given; NULL: what calibration finds */
+	/* calibration: NULL session: none */
+	Calibration *calibration;
+	Session     *session;
+	const int32_t *tok;         /* [n_window][width] */
+	int32_t      n_window, width;
+	Threads     *threads;
+	/* where the job is; false stops it */
+	bool       (*progress)(void *user, const char *doing, int64_t done, int64_t of);
+	void        *user;
+	llmc_log_fn  log;
+	void        *log_user;
+	/* found */
+	int          n_tensor, n_quantised, n_resumed;
+	int64_t      in_bytes, out_bytes, weights, weight_bytes; /* weights, weight_bytes: of quantised matrices */
+	double       calibrate_s;
+} QuantJob;
+
+/* Is there a way to these blocks? If not, the sentence names those that there are. */
+llmc_status quant_type(const char *name, Dtype *out, llmc_error *err);
+/* What job->calibration sees is the file's imatrix; NULL: none was gathered */
+llmc_status quant_run(QuantJob *job, Arena *a, llmc_error *err);
+/* Gather squares alone */
+llmc_status quant_calibrate(QuantJob *job, llmc_error *err);
+
+#endif

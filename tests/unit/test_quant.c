@@ -1,0 +1,217 @@
+/* Quantising: grids against what a reader of the blocks sees, the factor of a Hessian, and error compensation against rounding. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "formats/dequant.h"
+#include "formats/quantize.h"
+#include "quant/gptq.h"
+
+static uint64_t state = 1;
+
+static float
+noise(void)
+{
+	float sum = 0;
+
+	for (int i = 0; i < 4; i++) {
+		state = state * 6364136223846793005u + 1442695040888963407u;
+		sum += (float)(state >> 40) / 16777216.0f - .5f;
+	}
+	return sum * 1.7f;
+}
+
+static const Dtype types[] = { DT_Q4_0, DT_Q4_1, DT_Q5_0, DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q5_K, DT_Q6_K };
+enum { N_TYPES = sizeof types / sizeof *types };
+
+/* Every code of a grid reads back as the value that the grid says, and the nearest code is the nearest value. */
+static void
+grids_are_what_readers_see(void **unused)
+{
+	float x[GRID_MAX], w[GRID_MAX], y[GRID_MAX];
+	int8_t code[GRID_MAX];
+	uint8_t block[512];
+	BlockGrid g;
+
+	(void)unused;
+	for (int k = 0; k < N_TYPES; k++)
+		for (int round = 0; round < 40; round++) {
+			int n = dtype_info(types[k])->block_elems;
+			float shift = round % 4 == 1 ? 3.0f : round % 4 == 2 ? -3.0f : 0, size = powf(10, (float)(round % 7) - 4);
+			for (int i = 0; i < n; i++) {
+				x[i] = round == 5 ? 0 : (noise() + shift) * size;
+				w[i] = round % 3 ? 1 : fabsf(noise());
+			}
+			grid_choose(types[k], x, w, &g);
+			for (int i = 0; i < n; i++) {
+				code[i] = (int8_t)grid_code(&g, i, x[i]);
+				assert_in_range(code[i] - g.low, 0, g.high - g.low);
+				for (int c = code[i] - 1; c <= code[i] + 1; c++)
+					if (c >= g.low && c <= g.high)
+						assert_true(fabsf(grid_value(&g, i, code[i]) - x[i]) <= fabsf(grid_value(&g, i, c) - x[i]) * 1.00001f + 1e-12f);
+			}
+			grid_pack(types[k], &g, code, block);
+			dequant_row(types[k], block, y, n);
+			for (int i = 0; i < n; i++)
+				assert_true(y[i] == grid_value(&g, i, code[i]));
+		}
+}
+
+/* The search is better than taking the range, though it weighs large elements more than this sum does; eight bits have little to find. */
+static void
+searching_beats_the_range(void **unused)
+{
+	float x[2048], y[2048];
+	uint8_t block[2048 * 2];
+
+	(void)unused;
+	for (int k = 0; k < N_TYPES; k++) {
+		double range = 0, found = 0;
+		for (int i = 0; i < 2048; i++)
+			x[i] = noise() * (i % 37 ? 1 : 3);
+		assert_true(quant_row(types[k], x, block, 2048));
+		dequant_row(types[k], block, y, 2048);
+		for (int i = 0; i < 2048; i++)
+			range += (double)(y[i] - x[i]) * (double)(y[i] - x[i]);
+		quantize_row(types[k], x, NULL, block, 2048);
+		dequant_row(types[k], block, y, 2048);
+		for (int i = 0; i < 2048; i++)
+			found += (double)(y[i] - x[i]) * (double)(y[i] - x[i]);
+		assert_true(found < range * (types[k] == DT_Q8_0 ? 1.02 : .99));
+	}
+}
+
+/* X'X of inputs that hang together, and whose columns are of unequal size */
+static void
+hessian(float *h, int n, int samples)
+{
+	float *x = malloc((size_t)n * sizeof *x), *mix = malloc(8 * (size_t)n * sizeof *mix);
+
+	memset(h, 0, (size_t)n * (size_t)n * sizeof *h);
+	for (int i = 0; i < 8 * n; i++)
+		mix[i] = noise();
+	for (int t = 0; t < samples; t++) {
+		float source[8];
+		for (int k = 0; k < 8; k++)
+			source[k] = noise();
+		for (int i = 0; i < n; i++) {
+			x[i] = noise() * .5f;
+			for (int k = 0; k < 8; k++)
+				x[i] += source[k] * mix[k * n + i];
+			x[i] *= i % 29 ? 1 : 6;
+		}
+		for (int i = 0; i < n; i++)
+			for (int j = 0; j < n; j++)
+				h[i * n + j] += x[i] * x[j] / (float)samples;
+	}
+	free(x);
+	free(mix);
+}
+
+static double
+loss(const float *h, const float *w, const float *v, int rows, int n)
+{
+	double sum = 0;
+
+	for (int r = 0; r < rows; r++)
+		for (int i = 0; i < n; i++) {
+			double e = 0;
+			for (int j = 0; j < n; j++)
+				e += (double)h[i * n + j] * (double)(w[r * n + j] - v[r * n + j]);
+			sum += e * (double)(w[r * n + i] - v[r * n + i]);
+		}
+	return sum;
+}
+
+/* R R' is the Hessian with its damping, for sizes that are no whole panels too. */
+static void
+the_factor_is_one(void **unused)
+{
+	Threads *two;
+
+	(void)unused;
+	assert_int_equal(threads_open(2, &two, NULL), LLMC_OK);
+	for (int n = 40; n <= 320; n += 140) {
+		float *h = malloc((size_t)(n * n) * sizeof *h), *f = malloc((size_t)(n * n) * sizeof *f);
+		double mean = 0;
+		hessian(h, n, 3 * n);
+		for (int i = 0; i < n; i++)
+			mean += (double)h[i * n + i] / n;
+		memcpy(f, h, (size_t)(n * n) * sizeof *f);
+		gptq_factor(f, n, .01, two);
+		for (int i = 0; i < n; i += 7)
+			for (int j = i; j < n; j += 3) {
+				double sum = 0;
+				for (int k = j; k < n; k++)
+					sum += (double)(i == k ? f[k * n + k] : f[i * n + k] * f[k * n + k]) * (double)(j == k ? f[k * n + k] : f[j * n + k] * f[k * n + k]);
+				double want = (double)h[i * n + j] + (i == j ? .01 * mean : 0);
+				assert_true(fabs(sum - want) <= 2e-4 * sqrt((double)h[i * n + i] * (double)h[j * n + j]) + 2e-4 * mean);
+			}
+		free(h);
+		free(f);
+	}
+	threads_close(two);
+}
+
+/* Compensation more than halves what rounding by importance loses, and threads change nothing. */
+static void
+compensation_pays(void **unused)
+{
+	enum { ROWS = 21, COLS = 512 };
+	static float w[ROWS * COLS], v[ROWS * COLS], importance[COLS];
+	static uint8_t one[ROWS * COLS * 2], other[ROWS * COLS * 2];
+	float *h = malloc(COLS * COLS * sizeof *h), *f = malloc(COLS * COLS * sizeof *f);
+	Threads *alone, *two;
+
+	(void)unused;
+	assert_int_equal(threads_open(1, &alone, NULL), LLMC_OK);
+	assert_int_equal(threads_open(2, &two, NULL), LLMC_OK);
+	hessian(h, COLS, 1500);
+	for (int i = 0; i < COLS; i++)
+		importance[i] = h[i * COLS + i];
+	for (int i = 0; i < ROWS * COLS; i++)
+		w[i] = noise();
+	for (int k = 0; k < N_TYPES; k++) {
+		int64_t bytes = dtype_row_bytes(types[k], COLS);
+		for (int r = 0; r < ROWS; r++) {
+			quantize_row(types[k], w + r * COLS, importance, one + r * bytes, COLS);
+			dequant_row(types[k], one + r * bytes, v + r * COLS, COLS);
+		}
+		double rounded = loss(h, w, v, ROWS, COLS);
+		memcpy(f, h, COLS * COLS * sizeof *f);
+		gptq_factor(f, COLS, .01, alone);
+		GptqRows job = { DT_F32, types[k], w, one, ROWS, COLS, f };
+		assert_true(gptq_rows(&job, alone));
+		memcpy(f, h, COLS * COLS * sizeof *f);
+		gptq_factor(f, COLS, .01, two);
+		job.dst = other;
+		assert_true(gptq_rows(&job, two));
+		assert_memory_equal(one, other, (size_t)(ROWS * bytes));
+		for (int r = 0; r < ROWS; r++)
+			dequant_row(types[k], one + r * bytes, v + r * COLS, COLS);
+		double compensated = loss(h, w, v, ROWS, COLS);
+		assert_true(compensated < .5 * rounded);
+	}
+	threads_close(alone);
+	threads_close(two);
+	free(h);
+	free(f);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(grids_are_what_readers_see),
+		cmocka_unit_test(searching_beats_the_range),
+		cmocka_unit_test(the_factor_is_one),
+		cmocka_unit_test(compensation_pays),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
