@@ -114,9 +114,17 @@ def cells(rows):
     return out
 
 
+def trouble(rows):
+    """What is wrong with which kernels, as a sentence."""
+    found = {}
+    for r in (r for r in rows if r["wrong"]):
+        found.setdefault((r["wrong"], re.sub(r"_[0-9a-f]{12}", "", r["fn"]), r["config"]), []).append(r["arch"])
+    return "; ".join(f"{wrong}: {fn} of {config} on {', '.join(archs)}" for (wrong, fn, config), archs in found.items()) or "No kernel spills"
+
+
 def markdown(rows, version_note):
     out = ["# What CUDA kernels take", "", f"Made by `make nvrtc` ({version_note}): threads of a block, registers of a thread, shared memory of a block (static and dynamic),",
-           "blocks that fit one multiprocessor. No kernel spills. Functions of the same name are kernels of different shapes.", ""]
+           f"blocks that fit one multiprocessor. {trouble(rows)}. Functions of the same name are kernels of different shapes.", ""]
     for config in dict.fromkeys(r["config"] for r in rows):
         mine = [r for r in rows if r["config"] == config]
         archs = list(dict.fromkeys(r["arch"] for r in mine))
