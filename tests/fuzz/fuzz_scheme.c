@@ -13,7 +13,7 @@ typedef struct File { Tensor t[8]; int n; } File;
 
 static const char *const names[] = { "m.qweight", "m.scales", "m.qzeros", "m.g_idx", "m.weight", "m.weight_packed", "m.weight_scale",
 	"m.weight_zero_point", "m.weight_shape", "m.weight_g_idx", "m.weight_scale_inv", "m.SCB", "m.weight_scales", "m.input_scale", "m.bias",
-	"m.weight_global_scale", "m.weight_scale_2", "m_blocks", "m_scales", "m.pre_quant_scale", "m._weight_qdata", "m._weight_scale", "m._weight_zero_point",
+	"m.weight_global_scale", "m.weight_scale_2", "me_blocks", "me_scales", "m.pre_quant_scale", "m._weight_qdata", "m._weight_scale", "m._weight_zero_point",
 	"m.weight.absmax", "m.weight.quant_map", "m.weight.quant_state.bitsandbytes__nf4", "m.weight.nested_absmax", "m.weight.nested_quant_map",
 	"m.W_q", "m.scale", "m.zero", "m.shape", "m.nbits", "m.group_size", "m.axis" };
 static const struct { const char *name; int bytes; } types[] = { { "I32", 4 }, { "F16", 2 }, { "BF16", 2 }, { "F32", 4 }, { "I8", 1 },
