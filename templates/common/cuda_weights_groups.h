@@ -107,6 +107,18 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 			v[i] = (W_BYTE(b, i) - zero) * d;
 	}
 
+	/* the same from a table of f16 */
+	DEV void
+	half_four(const raw &r, int c, int e, float (&v)[4])
+	{
+		const w_codes k = w_codes_of(w_nibbles(w_word(r.q[0], c % 2 * 2 + e), c / 2));
+		const unsigned low = w_code_bytes<KIND == W_FP4, true, 0>(k), high = w_code_bytes<KIND == W_FP4, true, 1>(k);
+		const unsigned p = __byte_perm(low, high, 0x5140), q = __byte_perm(low, high, 0x7362);
+		const float d = scale(r);
+
+		v[0] = f16_lo(p) * d, v[1] = f16_hi(p) * d, v[2] = f16_lo(q) * d, v[3] = f16_hi(q) * d;
+	}
+
 	DEV void
 	decode(const raw &r, int, float (&v)[32])
 	{
@@ -125,8 +137,13 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 	{
 		float a[4], b[4];
 
-		four(r, c, 0, a);
-		four(r, c, 1, b);
+		if (TABLE) { /* from their 16 bits, which take half of the registers */
+			half_four(r, c, 0, a);
+			half_four(r, c, 1, b);
+		} else {
+			four(r, c, 0, a);
+			four(r, c, 1, b);
+		}
 		return make_uint4(pack_f16(a[0], a[1]), pack_f16(a[2], a[3]), pack_f16(b[0], b[1]), pack_f16(b[2], b[3]));
 	}
 
