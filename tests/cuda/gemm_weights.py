@@ -100,7 +100,7 @@ def make(r, rows, cols, dtype):
         v = levels[q].reshape(rows, -1, 16) * scale[..., None]
         return np.concatenate([plane(nibbles(q), rows), plane(s, rows), plane(d, rows)], 1), v.reshape(rows, cols)
     if dtype[:3] in ("nf4", "fp4"):
-        codes = TABLES[dtype[:3]]
+        codes = TABLES[dtype[:3]].astype(np.float16).astype(np.float64)  # tiles take them from a table of 16 bits
         group = int(dtype[4:])
         q, d = r.integers(0, 16, (rows, cols // group, group)), half(r, (rows, cols // group), 1e-3, 3e-1).astype(np.float32)
         return np.concatenate([plane(nibbles(q.reshape(rows, -1, 32)), rows), plane(d, rows)], 1), (codes[q] * d[..., None].astype(np.float64)).reshape(rows, cols)
