@@ -162,16 +162,18 @@ check_kv(SpecTable *t)
 	if (k == KVT_NONE || v == KVT_NONE)
 		return;
 	if (IS(att_kind, "mla")) {
-		SpecKey at = kv_quantised(k) ? K_kv_k : K_kv_v;
+		SpecKey at = !kv_for_latents(k) ? K_kv_k : K_kv_v;
 		if (t->val[at].from == FROM_DEFAULT)
 			at = K_kv_dtype;
-		if (kv_quantised(k) || kv_quantised(v))
+		if (!kv_for_latents(k) || !kv_for_latents(v))
 			err_at(t->d, t->val[at].loc,
-			       "%s = %s: latents (attention.kind: mla) are kept as f32, f16 or bf16", spec_key[at].path, t->val[at].str);
+			       "%s = %s: latents (attention.kind: mla) are kept as f32, f16, bf16, int6 or int4: one scale does not suit a latent and its key", spec_key[at].path, t->val[at].str);
+		else if (ON(kv_rotate))
+			err_at(t->d, LOC(kv_rotate), "kv.rotate = true: latents (attention.kind: mla) are not rotated");
 		else if (k != v)
 			err_at(t->d, LOC(kv_v), "kv.v = %s differs from kv.k = %s: a latent is both key and value", t->val[K_kv_v].str, t->val[K_kv_k].str);
 	}
-	if (!ON(kv_rotate))
+	if (!ON(kv_rotate) || IS(att_kind, "mla"))
 		return;
 	if (!kv_quantised(k) && !kv_quantised(v))
 		err_at(t->d, LOC(kv_rotate), "kv.rotate = true: only rows of quantised types are rotated, keys are %s and values %s", t->val[K_kv_k].str,

@@ -30,6 +30,12 @@ kv_quantised(KvType t)
 	return info[t].scales > 0;
 }
 
+bool
+kv_for_latents(KvType t)
+{
+	return !kv_quantised(t) || info[t].group > 0;
+}
+
 int64_t
 kv_row_bytes(KvType t, int64_t dim)
 {

@@ -49,6 +49,8 @@ enum { KV_LEAST_ROTATION = 4 };
 const KvTypeInfo *kv_type_info(KvType t);              /* t must be valid */
 KvType            kv_type_from_text(const char *text); /* KVT_NONE: unknown */
 bool              kv_quantised(KvType t);
+/* May a latent and its key lie in one row? One scale would not suit both. */
+bool              kv_for_latents(KvType t);
 /* Bytes of a row of dim elements; groups are whole. dim <= 2^40 */
 int64_t           kv_row_bytes(KvType t, int64_t dim);
 /* Elements that one Hadamard matrix mixes: the largest power of two that divides dim. */

@@ -99,6 +99,9 @@ ref_kv_put(KvType d, char *page, int64_t i, float f)
 void ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned);
 void ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim);
 
+/* Element i of the latent and key at position `at` of a page */
+float ref_latent_get(const PlanPool *p, const char *page, int64_t at, int64_t i);
+
 /* row times the Hadamard matrices of kv_rotation(dim), in place; it is its own inverse */
 void ref_turn(float *row, int64_t dim);
 

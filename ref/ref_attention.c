@@ -181,13 +181,13 @@ ref_mla_append(const RefCall *c)
 
 	for (int64_t t = 0; t < c->s->n_tok; t++) {
 		const PlanPool *pool = c->arg[ARG(mla_append, kv)].pool;
-		int64_t         pos = c->s->pos[t], at = pos % PLAN_KV_PAGE * (rank + rope);
+		int64_t         pos = c->s->pos[t];
 		char           *page = ref_page(c, ARG(mla_append, kv), c->s->seq_of[t], pos);
+		float          *row = c->scratch;
 
-		for (int64_t i = 0; i < rank; i++)
-			ref_kv_put(pool->k, page, at + i, ref_f32(c, ARG(mla_append, latent))[t * rank + i]);
-		for (int64_t i = 0; i < rope; i++)
-			ref_kv_put(pool->k, page, at + rank + i, ref_f32(c, ARG(mla_append, rope_k))[t * rope + i]);
+		memcpy(row, ref_f32(c, ARG(mla_append, latent)) + t * rank, (size_t)rank * sizeof *row);
+		memcpy(row + rank, ref_f32(c, ARG(mla_append, rope_k)) + t * rope, (size_t)rope * sizeof *row);
+		ref_kv_put_row(pool->k, false, false, page, pos % PLAN_KV_PAGE, row, rank + rope, NULL);
 	}
 }
 
@@ -222,13 +222,13 @@ ref_mla_attention(const RefCall *c)
 
 			for (int64_t j = 0; j < end; j++) {
 				const char *page = ref_page(c, ARG(mla_attention, kv), seq, j);
-				int64_t     at = j % PLAN_KV_PAGE * (rank + rope);
+				int64_t     at = j % PLAN_KV_PAGE;
 				double      s = 0;
 
 				for (int64_t r = 0; r < rank; r++)
-					s += (double)latent_q[t * rank + r] * (double)ref_kv_get(pool->k, page, at + r);
+					s += (double)latent_q[t * rank + r] * (double)ref_latent_get(pool, page, at, r);
 				for (int64_t r = 0; r < rope; r++)
-					s += (double)q_rope[r] * (double)ref_kv_get(pool->k, page, at + rank + r);
+					s += (double)q_rope[r] * (double)ref_latent_get(pool, page, at, rank + r);
 				p[j] = (float)(s * scale);
 			}
 			ref_softmax(p, end);
@@ -236,8 +236,7 @@ ref_mla_attention(const RefCall *c)
 				double s = 0;
 
 				for (int64_t j = 0; j < end; j++)
-					s += (double)p[j] * (double)ref_kv_get(pool->k, ref_page(c, ARG(mla_attention, kv), seq, j),
-					                                      j % PLAN_KV_PAGE * (rank + rope) + r);
+					s += (double)p[j] * (double)ref_latent_get(pool, ref_page(c, ARG(mla_attention, kv), seq, j), j % PLAN_KV_PAGE, r);
 				context[t * rank + r] = (float)s;
 			}
 		}

@@ -205,6 +205,31 @@ plain_place(const Plane *p, int64_t at, int64_t i)
 	return p->key ? i * PLAN_KV_PAGE + at : at * p->dim + i;
 }
 
+static float
+get_value(const Plane *p, int64_t at, int64_t i)
+{
+	const KvType t = p->type;
+	uint16_t     scale, zero = 0;
+
+	if (!kv_quantised(t))
+		return ref_kv_get(t, p->at, plain_place(p, at, i));
+	const int64_t g = kv_type_info(t)->group ? i / kv_type_info(t)->group : 0;
+	unsigned      code = get_code(p, at, i);
+	memcpy(&scale, plane_scale(p, at, g, 0), 2);
+	if (t == KVT_INT4)
+		memcpy(&zero, plane_scale(p, at, g, 1), 2);
+	double c = t == KVT_F8 ? e4m3_value((uint8_t)code) : t == KVT_INT8 ? (int8_t)code : t == KVT_INT6 ? (int)code - 32 : (int)code;
+	return (float)(c * (double)f16_to_f32(scale) + (double)f16_to_f32(zero));
+}
+
+float
+ref_latent_get(const PlanPool *p, const char *page, int64_t at, int64_t i)
+{
+	const Plane plane = plane_of(p->k, false, (char *)(uintptr_t)page, p->k_dim);
+
+	return get_value(&plane, at, i);
+}
+
 void
 ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned)
 {
@@ -228,22 +253,10 @@ ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const f
 void
 ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim)
 {
-	const Plane   p = plane_of(t, key, (char *)(uintptr_t)plane, dim);
-	const int64_t group = kv_type_info(t)->group ? kv_type_info(t)->group : dim;
+	const Plane p = plane_of(t, key, (char *)(uintptr_t)plane, dim);
 
-	for (int64_t i = 0; i < dim; i++) {
-		if (!kv_quantised(t)) {
-			row[i] = ref_kv_get(t, plane, plain_place(&p, at, i));
-			continue;
-		}
-		uint16_t scale, zero = 0;
-		unsigned code = get_code(&p, at, i);
-		memcpy(&scale, plane_scale(&p, at, i / group, 0), 2);
-		if (t == KVT_INT4)
-			memcpy(&zero, plane_scale(&p, at, i / group, 1), 2);
-		double c = t == KVT_F8 ? e4m3_value((uint8_t)code) : t == KVT_INT8 ? (int8_t)code : t == KVT_INT6 ? (int)code - 32 : (int)code;
-		row[i] = (float)(c * (double)f16_to_f32(scale) + (double)f16_to_f32(zero));
-	}
+	for (int64_t i = 0; i < dim; i++)
+		row[i] = get_value(&p, at, i);
 	if (rotate && kv_quantised(t))
 		ref_turn(row, dim);
 }

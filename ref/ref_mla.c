@@ -56,13 +56,10 @@ ref_mla_query(const RefCall *c)
 		int64_t pos = c->s->pos[t];
 		char   *page = ref_page(c, ARG(mla_query, kv), c->s->seq_of[t], pos);
 		ref_rms_row(latent, kw, rank, eps, false, row);
-		for (int64_t i = 0; i < rank; i++)
-			ref_kv_put(pool->k, page, pos % PLAN_KV_PAGE * stride + i, row[i]);
-		memcpy(row, latent + rank, (size_t)rope * sizeof *row);
+		memcpy(row + rank, latent + rank, (size_t)rope * sizeof *row);
 		if (angles)
-			ref_rotate(row, angles, rope, interleaved, row);
-		for (int64_t i = 0; i < rope; i++)
-			ref_kv_put(pool->k, page, pos % PLAN_KV_PAGE * stride + rank + i, row[i]);
+			ref_rotate(row + rank, angles, rope, interleaved, row + rank);
+		ref_kv_put_row(pool->k, false, false, page, pos % PLAN_KV_PAGE, row, rank + rope, NULL);
 	}
 }
 
@@ -72,7 +69,7 @@ cached(const RefCall *c, int32_t seq, int64_t j, int64_t i)
 {
 	const PlanPool *pool = c->arg[ARG(mla_attend, kv)].pool;
 
-	return ref_kv_get(pool->k, ref_page(c, ARG(mla_attend, kv), seq, j), j % PLAN_KV_PAGE * pool->k_dim + i);
+	return ref_latent_get(pool, ref_page(c, ARG(mla_attend, kv), seq, j), j % PLAN_KV_PAGE, i);
 }
 
 /* out[n] = rows first .. first + n of w, times the latent of position j; latent, row: scratch [rank] */

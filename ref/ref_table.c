@@ -54,6 +54,8 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 	case OP_attention: /* sums in double, a row, scores */
 		ok = add_product(&n, 3, step_int(step, "v_dim"), 1) && add_product(&n, 1, dim, 1) && add_product(&n, kv_len, 1, 1);
 		break;
+	case OP_mla_append:
+		return rank + step_int(step, "rope_dim");
 	case OP_mla_attention:
 		ok = add_product(&n, 2, n_tok, rank) && add_product(&n, rank, 1, 1) && add_product(&n, kv_len, 1, 1);
 		break;

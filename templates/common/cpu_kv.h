@@ -1,7 +1,7 @@
 /* Pages of the KV cache: 32 positions each. The page of one layer holds planes of k, a head each, then planes of v; or latent and key
  * [32][rank + rope]. A type is KV_f32 ... KV_int4, a constant wherever functions are inlined; what rows of each are is said in
  * formats/kv_type.h, where their codes lie in ref/ref_kv.c. Plain types: k [D][32], v [32][V]. A kernel must not read positions at or beyond
- * kv_len: they hold anything.
+ * kv_len: they hold anything. A latent and its key are a row of values, of a plain type or one with groups.
  *
  * Values are made in one way by whoever reads them, so that all kernels add up the same numbers: code * scale + zero where groups have
  * scales, else codes, and the row's scale multiplies a score, or a weight. */

@@ -116,7 +116,7 @@ LLMC_INLINE int
 mla_tiled(const Mla a)
 {
 #if defined(LLMC_TILES)
-	return a.kv == KV_f16;
+	return a.kv == KV_f16 || kv_grouped(a.kv);
 #else
 	(void)a;
 	return 0;
@@ -173,15 +173,15 @@ LLMC_INLINE void
 mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, int pos0, int n, float *x)
 {
 	const int stride = mla_stride(a), width = mla_width(a);
+	_Alignas(64) float scale[KV_ROOM];
 
 	for (int j = 0; j < n; j++) {
+		const int at = (pos0 + j) % KV_PAGE;
 		const char *page = kv_page(s, pool, a.page_bytes, seq, (pos0 + j) / KV_PAGE);
-		const int64_t at = (int64_t)((pos0 + j) % KV_PAGE) * width;
-		int i = 0;
-		for (; i + VL <= width; i += VL)
-			vf_store(x + j * stride + i, kv_load(a.kv, page, at + i));
-		if (i < width)
-			vf_store(x + j * stride + i, kv_load_n(a.kv, page, at + i, width % VL));
+		if (kv_grouped(a.kv) && (j == 0 || at == 0))
+			kv_scales_v(a.kv, width, page, scale);
+		for (int i = 0; i < width; i += VL)
+			vf_store(x + j * stride + i, kv_val(a.kv, width, page, at, i, scale));
 	}
 }
 
@@ -189,7 +189,7 @@ mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, int pos0, 
 LLMC_INLINE void
 mla_scores(const Mla a, const MlaTile *t, int pos0, int n)
 {
-	const int stride = mla_stride(a), bytes = mla_width(a) * kv_bytes(a.kv), end = t->range[t->n_tok - 1].hi;
+	const int stride = mla_stride(a), bytes = (int)kv_plane(a.kv, mla_width(a)) / KV_PAGE, end = t->range[t->n_tok - 1].hi;
 
 	for (int j0 = 0; j0 < n; j0 += MLA_JB) {
 		const float *x = t->x + j0 * stride;

@@ -86,16 +86,19 @@ mla_amx_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, int po
 	const int width = mla_width(a), padded = mla_up(width, 32), os = mla_os(a);
 	uint16_t *hi = (uint16_t *)(void *)x, *lo = hi + MLA_CHUNK * padded;
 	uint16_t *ph = (uint16_t *)(void *)pairs, *pl = ph + MLA_CHUNK * os;
+	_Alignas(64) float scale[KV_ROOM];
 
 	for (int j = 0; j < MLA_CHUNK; j += 2) {
 		const char *page = j < n ? kv_page(s, pool, a.page_bytes, seq, (pos0 + j) / KV_PAGE) : NULL;
-		const int64_t at = (int64_t)((pos0 + j) % KV_PAGE) * width;
+		const int at = (pos0 + j) % KV_PAGE;
+		if (kv_grouped(a.kv) && page && (j == 0 || at == 0))
+			kv_scales_v(a.kv, width, page, scale);
 		for (int i = 0; i < padded; i += VL) {
 			const int rest = width - i;
 			vf v[2] = { { 0 }, { 0 } }, h[2], l[2];
 			for (int k = 0; k < 2; k++) {
 				if (j + k < n && rest > 0)
-					v[k] = rest >= VL ? kv_load(KV_f16, page, at + k * width + i) : kv_load_n(KV_f16, page, at + k * width + i, width % VL);
+					v[k] = kv_val(a.kv, width, page, at + k, i, scale);
 				h[k] = mla_cut(v[k]);
 				l[k] = v[k] - h[k];
 				mla_put16(hi + (j + k) * padded + i, h[k]);
@@ -113,7 +116,7 @@ mla_amx_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, int po
 LLMC_INLINE void
 mla_amx_ahead(const Mla a, const char *page, int i)
 {
-	const int bytes = KV_PAGE * mla_width(a) * kv_bytes(a.kv), part = mla_up(bytes / (mla_up(mla_width(a), 32) / 16), 64);
+	const int bytes = (int)kv_plane(a.kv, mla_width(a)), part = mla_up(bytes / (mla_up(mla_width(a), 32) / 16), 64);
 
 	for (int at = i * part; page && at < (i + 1) * part && at < bytes; at += 64)
 		__builtin_prefetch(page + at, 0, 2);

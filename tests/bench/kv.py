@@ -35,7 +35,7 @@ def open_model(path, kv):
 
 def log_softmax(x):
     x = x - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+    return x - np.log(np.exp(x).sum(-1, keepdims=True, dtype=np.float64)).astype(np.float32)
 
 
 def windows(model, length, n):
@@ -44,10 +44,9 @@ def windows(model, length, n):
 
 
 def logits(model, text):
-    s = model.session(context=len(text), n_out=len(text))
-    out = np.array(s.forward([(s.seq(), text, len(text))]))
-    s.close()
-    return log_softmax(out)
+    with model.session(context=len(text), chunk=256, n_out=256) as s:
+        q = s.seq()
+        return np.concatenate([log_softmax(np.array(s.forward([(q, part, len(part))]))) for part in (text[i:i + 256] for i in range(0, len(text), 256))])
 
 
 def quality(path, texts, names):
@@ -60,7 +59,7 @@ def quality(path, texts, names):
         p = np.exp(want)
         for n in names:
             got = logits(models[n], text)
-            kl[n].append((p * (want - got)).sum(-1))
+            kl[n].append((p * (want - got)).sum(-1, dtype=np.float64))
             same[n].append((got.argmax(-1) == want.argmax(-1)).mean())
     return {n: (float(np.mean(kl[n])), float(np.std([k.mean() for k in kl[n]]) / max(1, len(texts) - 1) ** 0.5),
                 float(np.quantile(np.concatenate(kl[n]), 0.99)), float(np.mean(same[n]))) for n in names}
@@ -73,8 +72,7 @@ def decode(path, names, depth, tokens, rounds):
         m = open_model(path, TYPES[n])
         s = m.session(context=depth + tokens * rounds + 8)
         q = s.seq()
-        s.forward([(q, [int(x) for x in np.random.default_rng(0).integers(100, 20000, depth)], 1)]) if depth <= 512 else None
-        for at in range(0, depth if depth > 512 else 0, 512):
+        for at in range(0, depth, 512):
             s.forward([(q, [100 + at % 997 + i for i in range(min(512, depth - at))], 1)])
         sessions.append((n, m, s, q, []))
     for _ in range(rounds):
@@ -98,6 +96,7 @@ def main():
     a = p.parse_args()
     names = a.types.split(";") if ";" in a.types or a.types in TYPES else list(TYPES)
     first = open_model(a.model, {})
+    print(first.info.get("target"), flush=True)
     got = quality(a.model, windows(first, a.length, a.windows), names) if a.windows else {}
     speed = decode(a.model, names, a.depth, 4, a.rounds) if a.rounds else {}
     cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())

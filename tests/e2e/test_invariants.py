@@ -61,6 +61,17 @@ attention: {kind: mla, n_heads: 2, q_rank: 32, kv_rank: 32, nope_dim: 16, rope_d
 ffn: {width: 64}
 moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
 """,
+    # latents in groups, the last of which is latent and key
+    "mla4": COMMON + """name: inv-mla4
+family: deepseek_v3
+deterministic: true
+n_layers: 2
+hidden: 64
+attention: {kind: mla, n_heads: 2, q_rank: 32, kv_rank: 40, nope_dim: 16, rope_dim: 8, v_dim: 16}
+ffn: {width: 64}
+moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
+kv: {dtype: int4}
+""",
     # rows of one scale, and heads that are no power of two
     "int8": COMMON + """name: inv-int8
 family: llama
