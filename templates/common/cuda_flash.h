@@ -79,15 +79,18 @@ flash_load(unsigned char *stage, typename F::source from, int page, const FlashW
 	const auto *v = F::chunk_v(from, page, w.base, w.kv_head, c0);
 	const int  lo = w.lo - c0, hi = w.hi - c0;
 
-#pragma unroll
-	for (int i = 0; i < (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS; i++) {
+	/* codes are unpacked one piece after the other: registers are few */
+	constexpr int K_PIECES = (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS, V_PIECES = (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS;
+	constexpr int K_UNROLL = F::KP::PLAIN ? K_PIECES : 1, V_UNROLL = F::VP::PLAIN ? V_PIECES : 1;
+#pragma unroll(K_UNROLL)
+	for (int i = 0; i < K_PIECES; i++) {
 		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::D / 8), c = at % (F::D / 8);
 		if (F::C * F::D / 8 % F::THREADS == 0 || at < F::C * F::D / 8)
 			flash_piece<F, typename F::KP>(stage + j * F::K_ROW + c * 16, k, flash_at<F::K_APART, F::D>(at, j, c), j, c, j >= lo && j < hi);
 	}
 	stage += F::C * F::K_ROW;
-#pragma unroll
-	for (int i = 0; i < (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS; i++) {
+#pragma unroll(V_UNROLL)
+	for (int i = 0; i < V_PIECES; i++) {
 		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::V / 8), c = at % (F::V / 8);
 		if (F::C * F::V / 8 % F::THREADS == 0 || at < F::C * F::V / 8)
 			flash_piece<F, typename F::VP>(stage + flash_place<F>(j, c), v, flash_at<F::V_APART, F::V>(at, j, c), j, c, j >= lo && j < hi);

@@ -37,6 +37,13 @@ def test_8b_quantised(dtype):
 
 
 @pytest.mark.skipif(not os.environ.get("LLMC_CHECK_ALL"), reason="LLMC_CHECK_ALL is not set")
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("kv", ["f8", "int8", "int6", "int4"])
+def test_8b_cached_rows(kv, arch):
+    check(["llama3-8b.yaml"], [arch], [f"kv.dtype={kv}"])
+
+
+@pytest.mark.skipif(not os.environ.get("LLMC_CHECK_ALL"), reason="LLMC_CHECK_ALL is not set")
 @pytest.mark.parametrize("config", sorted(p.name for p in (ROOT / "configs").glob("*.yaml") if p.name != "pretokenizers.yaml"))
 def test_all(config):
     check([config], nvrtc.ARCHS)
