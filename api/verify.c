@@ -8,7 +8,7 @@
 
 typedef struct Kept {
 	char   *name;
-	float  *data;
+	float  *data;      /* or as many int32_t */
 	int64_t n;
 } Kept;
 
@@ -22,24 +22,26 @@ typedef struct Compare {
 	void  *user;
 	int    n_row, n_bad;
 	char   first_bad[512];
+	const PlanStep *router; /* the step whose choice was looked at last, ... */
+	bool  *other;           /* [n_tok] ... and which rows chose other experts than the reference */
 } Compare;
 
 /* First run: keep what the reference makes. */
-static void
-keep(void *user, const PlanStep *step, const char *value, const float *data, int64_t rows, int64_t width)
+static bool
+keep(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows, int64_t width)
 {
 	Compare *c = user;
 	int64_t n = rows * width;
 
-	(void)step;
+	(void)step, (void)dtype;
 	if (c->failed)
-		return;
+		return false;
 	if (c->n == c->cap) {
 		size_t cap = c->cap ? 2 * c->cap : 64;
 		Kept *k = realloc(c->kept, cap * sizeof *k);
 		if (!k) {
 			c->failed = true;
-			return;
+			return false;
 		}
 		c->kept = k;
 		c->cap = cap;
@@ -49,10 +51,11 @@ keep(void *user, const PlanStep *step, const char *value, const float *data, int
 		free(k.name);
 		free(k.data);
 		c->failed = true;
-		return;
+		return false;
 	}
 	memcpy(k.data, data, (size_t)n * sizeof(float));
 	c->kept[c->n++] = k;
+	return false;
 }
 
 static int
@@ -61,28 +64,12 @@ by_name(const void *a, const void *b)
 	return strcmp(((const Kept *)a)->name, ((const Kept *)b)->name);
 }
 
-/* Second run: the plan's value against the reference's. */
 static void
-compare(void *user, const PlanStep *step, const char *value, const float *data, int64_t rows, int64_t width)
+report(Compare *c, const PlanStep *step, const char *value, double worst, double range, double tolerance)
 {
-	Compare *c = user;
-	Kept key = { .name = (char *)value };
-	const Kept *k = c->n ? bsearch(&key, c->kept, c->n, sizeof *c->kept, by_name) : NULL;
-	double worst = 0, range = 0;
-
-	if (!k || k->n != rows * width)
-		return;
-	for (int64_t i = 0; i < k->n; i++) {
-		double d = fabs((double)data[i] - k->data[i]);
-		if (!(d <= worst)) /* a NaN on one side counts as the worst */
-			worst = isnan(data[i]) && isnan(k->data[i]) ? worst : isnan(d) ? INFINITY : d;
-		if (fabsf(k->data[i]) > range)
-			range = fabsf(k->data[i]);
-	}
-	/* errors of all layers before add up like independent ones */
-	double tolerance = c->tolerance * sqrt(2.0 + (step->layer < 0 ? 0 : step->layer));
 	llmc_verify_row row = { .layer = step->layer, .value = value, .op = op_info[step->op].name, .max_err = worst, .range = range,
 		                .tolerance = tolerance, .ok = worst <= tolerance * (range > 0 ? range : 1) };
+
 	c->n_row++;
 	if (!row.ok && c->n_bad++ == 0)
 		snprintf(c->first_bad, sizeof c->first_bad,
@@ -90,6 +77,81 @@ compare(void *user, const PlanStep *step, const char *value, const float *data, 
 		         range > 0 ? worst / range : worst, tolerance);
 	if (c->on_row)
 		c->on_row(c->user, &row);
+}
+
+/* Whether two rows hold the same experts, in any order */
+static bool
+same_experts(const int32_t *a, const int32_t *b, int64_t n)
+{
+	for (int64_t i = 0; i < n; i++) {
+		bool found = false;
+		for (int64_t k = 0; k < n && !found; k++)
+			found = a[i] == b[k];
+		if (!found)
+			return false;
+	}
+	return true;
+}
+
+/* The experts that rows chose. Scores of two experts may be as near as the rounding of what made them: then either choice is right, but what
+ * follows has little to do with what follows from the other. So the reference's is put in its place, and the values behind it stay
+ * comparable. That the scores were near is seen by the weights (below); of many rows, more than one in eight may not differ. */
+static bool
+compare_choice(Compare *c, const PlanStep *step, const char *value, const Kept *k, int32_t *id, int64_t rows, int64_t width)
+{
+	const int32_t *want = (const int32_t *)(const void *)k->data;
+	int64_t others = 0;
+
+	c->router = step;
+	for (int64_t t = 0; t < rows; t++, id += width, want += width) {
+		c->other[t] = !same_experts(id, want, width);
+		others += c->other[t];
+		if (c->other[t])
+			memcpy(id, want, (size_t)width * sizeof *id);
+	}
+	report(c, step, value, (double)others, (double)rows, rows > 8 ? 1.0 / 8 : 1.0 / (double)rows);
+	return others > 0;
+}
+
+static bool
+choice_is_biased(const PlanStep *step)
+{
+	int bias = step->op == OP_norm_route ? ARG(norm_route, bias) : ARG(moe_route, bias);
+
+	return step->arg[bias].kind != REF_NONE || step_int(step, "groups") > 1;
+}
+
+/* Second run: the plan's value against the reference's. */
+static bool
+compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *values, int64_t rows, int64_t width)
+{
+	Compare *c = user;
+	Kept key = { .name = (char *)value };
+	const Kept *k = c->n ? bsearch(&key, c->kept, c->n, sizeof *c->kept, by_name) : NULL;
+	float *data = values;
+	double worst = 0, range = 0;
+	bool changed = false;
+
+	if (!k || k->n != rows * width)
+		return false;
+	if (dtype == DT_I32)
+		return step->op == OP_norm_route || step->op == OP_moe_route ? compare_choice(c, step, value, k, values, rows, width) : false;
+	for (int64_t i = 0; i < k->n; i++) {
+		double d = fabs((double)data[i] - k->data[i]);
+		/* the weights of another choice: as near as the scores, unless a bias or groups were in these */
+		if (step == c->router && c->other[i / width]) {
+			data[i] = k->data[i];
+			changed = true;
+			d = choice_is_biased(step) ? 0 : d;
+		}
+		if (!(d <= worst)) /* a NaN on one side counts as the worst */
+			worst = isnan(data[i]) && isnan(k->data[i]) ? worst : isnan(d) ? INFINITY : d;
+		if (fabsf(k->data[i]) > range)
+			range = fabsf(k->data[i]);
+	}
+	/* errors of all layers before add up like independent ones */
+	report(c, step, value, worst, range, c->tolerance * sqrt(2.0 + (step->layer < 0 ? 0 : step->layer)));
+	return changed;
 }
 
 static llmc_status
@@ -148,6 +210,8 @@ llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_r
 		return error_set(err, LLMC_E_INPUT, "the model was opened without weights");
 	if (n_tok < 1)
 		return error_set(err, LLMC_E_INPUT, "verify needs at least one token");
+	if (!(c.other = calloc(n_tok, sizeof *c.other)))
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the reference's values");
 	o.device = "ref";
 	o.weights = m->random_weights ? NULL : m->weights;
 	o.random_weights = m->random_weights;
@@ -171,6 +235,7 @@ fail:
 		free(c.kept[i].data);
 	}
 	free(c.kept);
+	free(c.other);
 	llmc_close(ref);
 	return status;
 }

@@ -38,9 +38,9 @@ llmc_status runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_f
 /* Defaults filled in, ranges checked against the plan. */
 llmc_status session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_error *err);
 llmc_status session_memory(const Plan *plan, const llmc_limits *lim, llmc_memory *out, llmc_error *err);
-/* Called after each step of a forward with each value that the step makes and holds in memory (verify). */
-typedef void (*session_probe_fn)(void *user, const PlanStep *step, const char *value, const float *data,
-                                 int64_t rows, int64_t width);
+/* Called after each step of a forward with each value that the step makes and holds in memory (verify): f32, or i32 for the experts that a
+ * router chose. What it writes to data [rows, width] is what later steps read; it returns whether it did. */
+typedef bool (*session_probe_fn)(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows, int64_t width);
 llmc_status session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err);
 void        session_close(Session *s);
 void        session_set_probe(Session *s, session_probe_fn fn, void *user);

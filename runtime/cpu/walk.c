@@ -175,8 +175,9 @@ probe(Session *s, const StepRun *r)
 	for (int i = 0; i < r->step->n_make; i++) {
 		const PlanMake *m = &r->step->make[i];
 		int64_t rows = session_probe_rows(s, r->step, m);
-		if (rows >= 0)
-			s->probe(s->probe_user, r->step, m->value, r->a[m->arg], rows, s->plan->buffer[r->step->arg[m->arg].index].extent.mul);
+		const PlanBuffer *b = rows >= 0 ? &s->plan->buffer[r->step->arg[m->arg].index] : NULL;
+		if (b)
+			s->probe(s->probe_user, r->step, m->value, b->dtype, r->a[m->arg], rows, b->extent.mul);
 	}
 }
 

@@ -240,16 +240,20 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 	CUDA_TRY(d, d->api.stream_sync(c->stream), "running %s (op %s, layer %d)", k->kernel->file, op_info[k->step->op].name, k->step->layer);
 	for (int i = 0; i < k->step->n_make; i++) {
 		const PlanMake *m = &k->step->make[i];
-		int64_t rows = session_probe_rows(s, k->step, m), width = rows < 0 ? 0 : s->plan->buffer[k->step->arg[m->arg].index].extent.mul;
-		size_t bytes = rows > 0 ? (size_t)(rows * width) * sizeof(float) : 0;
-		float *host = bytes ? malloc(bytes) : NULL; /* a check, not serving */
+		int64_t rows = session_probe_rows(s, k->step, m);
+		const PlanBuffer *b = rows > 0 ? &s->plan->buffer[k->step->arg[m->arg].index] : NULL;
+		size_t bytes = b ? (size_t)(rows * b->extent.mul) * sizeof(float) : 0; /* or int32_t */
+		void *host = bytes ? malloc(bytes) : NULL; /* a check, not serving */
 		if (!host)
 			continue;
 		CUresult r = d->api.copy_down(host, (CUdeviceptr)(uintptr_t)k->call.a[m->arg], bytes, c->stream);
 		if (r == CU_OK)
 			r = d->api.stream_sync(c->stream);
-		if (r == CU_OK)
-			s->probe(s->probe_user, k->step, m->value, host, rows, width);
+		if (r == CU_OK && s->probe(s->probe_user, k->step, m->value, b->dtype, host, rows, b->extent.mul)) {
+			r = d->api.copy_up((CUdeviceptr)(uintptr_t)k->call.a[m->arg], host, bytes, c->stream);
+			if (r == CU_OK)
+				r = d->api.stream_sync(c->stream);
+		}
 		free(host);
 		CUDA_TRY(d, r, "reading what %s made", k->kernel->file);
 	}
