@@ -562,11 +562,12 @@ typedef struct llmc_verify_row {
 	int32_t     layer;      /* -1: outside the layers */
 	const char *value;      /* graph value, as "L3.attn" */
 	const char *op;         /* the step that made it */
-	double      max_err, range, tolerance; /* max |a - b|, max |b|, allowed max_err / range */
+	double      max_err, range, tolerance; /* max |a - b|, max |b|, allowed max_err / range; experts: rows that chose others, rows */
 	bool        ok;
 } llmc_verify_row;
 typedef void (*llmc_verify_fn)(void *user, const llmc_verify_row *row);
-/* Run the plan and the fp32 reference on the same tokens, compare every value that the plan's steps name.
+/* Run the plan and the fp32 reference on the same tokens, compare every value that the plan's steps name. Where a row chose other experts, whose
+ * scores were as near as rounding, it goes on with the reference's.
  * E_CHECK: *err names the first op beyond its tolerance. */
 LLMC_API llmc_status llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_row, void *user,
                                  llmc_error *err);

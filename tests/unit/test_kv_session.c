@@ -363,16 +363,18 @@ a_step_allocates_nothing_and_is_counted(void **state)
 
 typedef struct Heard { int n; char names[256]; } Heard;
 
-static void
-on_value(void *user, const PlanStep *step, const char *name, const float *data, int64_t rows, int64_t width)
+static bool
+on_value(void *user, const PlanStep *step, const char *name, Dtype dtype, void *data, int64_t rows, int64_t width)
 {
 	Heard *h = user;
 	size_t n = strlen(h->names);
 
 	(void)step;
 	assert_non_null(data);
+	assert_int_equal(dtype, DT_F32);
 	snprintf(h->names + n, sizeof h->names - n, "%s %dx%d;", name, (int)rows, (int)width);
 	h->n++;
+	return false;
 }
 
 static void

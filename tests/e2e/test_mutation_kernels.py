@@ -1,0 +1,76 @@
+"""Would a mistake in a kernel of a mixture or of latent attention show? Its text in an artifact is changed in one place, and `llmc verify`
+must no longer agree. What it does not see would be a hole in the net."""
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from golden_run import LLMC, weights
+
+EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
+LATENT, MIXED = "deepseek_v2-groups", "qwen2_moe-plain"
+
+# op, golden, file, what stands there, what is put in its place; the first of each op by default
+MUTATIONS = [
+    ("norm_route", MIXED, "norm_route", r"logits \+ t \* LOGITS, bias", "logits + t * LOGITS + 1, bias"),                           # experts one off
+    ("norm_route", LATENT, "norm_route", r"(const Route r = \{.*), ([^,]+) \};", r"\1, 1.05f * (\2) };"),                           # another scale
+    ("norm_route", MIXED, "common/cpu_route.h", r"choice\[e\] > choice\[best\]", "choice[e] < choice[best]"),                       # the worst
+    ("norm_moe_glu", MIXED, "norm_moe_glu", r"ARG_gate, \(int64_t\)e \* WIDTH", "ARG_gate, (int64_t)(E - 1 - e) * WIDTH"),          # another expert
+    ("norm_moe_glu", LATENT, "norm_moe_glu", r": mm_units\(shared\)\)", ": 0)"),                                                    # no shared one
+    ("norm_moe_glu", LATENT, "norm_moe_glu", r"choice\[t\] % TOP_K : TOP_K", "TOP_K - 1 - choice[t] % TOP_K : TOP_K"),              # their order
+    ("moe_down_add", MIXED, "moe_down_add", r"\(TOP_K \+ MIX\) \+ k\]", "(TOP_K + MIX) + (k + 1) % TOP_K]"),                        # the neighbour's weight
+    ("moe_down_add", LATENT, "moe_down_add", r"if \(!ARG_s_down\)", "if (ARG_s_down)"),                                             # no shared one
+    ("moe_down_add", MIXED, "moe_down_add", r"MIX \? ARG_weight\[[^;]*;", "1;"),                                                    # its gate
+    ("mla_query", LATENT, "mla_query", r"s->pos\[row\] % KV_PAGE", "(s->pos[row] + 1) % KV_PAGE"),                                  # position one off
+    ("mla_query", LATENT, "mla_query", r"rope_turn\(ROPE_\w+, x \+ NOPE", "rope_turn(ROPE_half, x + NOPE"),                         # halves of a query
+    ("mla_query", LATENT, "mla_query", r"rope_turn\(ROPE_\w+, x \+ RANK", "rope_turn(ROPE_half, x + RANK"),                         # and of a key
+    ("mla_query", LATENT, "mla_query", r"norm_rms\(c, RANK, kvn, 0", "norm_rms(c, RANK, kvn, 1"),                                   # the latent's norm
+    ("mla_query", LATENT, "mla_query", r"k_b, RANK, u \* NOPE", "k_b, RANK, (HEADS - 1 - u) * NOPE"),                               # another head
+    ("mla_attend", LATENT, "common/cpu_mla.h", r"s->pos\[row\] \+ 1 \}", "s->pos[row] }"),                                          # without itself
+    ("mla_value", LATENT, "mla_value", r"ARG_v_b, \(int64_t\)u \* V - skip, V", "ARG_v_b, 0, V"),                                   # always the first head
+]
+CASES = [m for i, m in enumerate(MUTATIONS) if EVERY or m[0] not in [x[0] for x in MUTATIONS[:i]]]
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory):
+    """name -> (folder of the checkpoint, artifact, arguments of verify)"""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            g = weights.Golden(name)
+            folder = tmp_path_factory.mktemp(name)
+            g.build(folder)
+            sets = [a for k, v in ({"kv.dtype": "f32", "attention.form": "absorbed"} if name == LATENT else {"kv.dtype": "f32"} | g.set).items()
+                    for a in ("--set", f"{k}={v}")]
+            subprocess.run([LLMC, "compile", str(folder), "-o", str(folder / "artifact"), "--arch", "generic", "-q", *sets], check=True)
+            args = ["-w", str(folder), "--arch", "generic", "-q", "--tokens", ",".join(map(str, g.prompt))]
+            made[name] = folder, folder / "artifact", args
+            assert verify(folder / "artifact", args).returncode == 0
+        return made[name]
+    return get
+
+
+def verify(artifact, args):
+    return subprocess.run([LLMC, "verify", str(artifact), *args], capture_output=True, text=True,
+                          env=os.environ | {"LLMC_KERNEL_CFLAGS": "-O1 -w"})
+
+
+@pytest.mark.parametrize("op,golden,file,old,new", CASES, ids=[f"{m[0]}-{m[4]}" for m in CASES])
+def test_a_mistake_shows(artifacts, tmp_path, op, golden, file, old, new):
+    _, artifact, args = artifacts(golden)
+    changed = tmp_path / "artifact"
+    shutil.copytree(artifact, changed)
+    found = 0
+    for f in sorted((changed / "kernels").rglob("*")):
+        name = str(f.relative_to(changed / "kernels"))
+        if f.is_file() and (name == file or re.match(file + r"_(mixed|decode|both)\.|" + file + r"\.", name)):
+            text, n = re.subn(old, new, f.read_text())
+            f.write_text(text)
+            found += n
+    assert found, "the text that is to be changed is no longer there"
+    r = verify(changed, args)
+    assert r.returncode == 3, (r.returncode, r.stdout, r.stderr)
