@@ -110,13 +110,15 @@ calibration_find(Calibration *c, const char *tensor)
 }
 
 /* The input of a step is whole when the step has run: nobody overwrites what it still reads. */
-static void
-probe(void *user, const PlanStep *step, const char *value, const float *data, int64_t rows, int64_t width)
+static bool
+probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows, int64_t width)
 {
 	Calibration *c = user;
 	int x, w[2];
 
 	(void)width;
+	if (dtype != DT_F32)
+		return false;
 	if (matrices(step, &x, w) && step->arg[x].kind == REF_BUFFER)
 		for (int i = 0; i < c->n; i++) {
 			Inside *in = &c->in[i];
@@ -131,7 +133,7 @@ probe(void *user, const PlanStep *step, const char *value, const float *data, in
 			}
 			if (!in->x) {
 				c->failed = true;
-				return;
+				return false;
 			}
 			memcpy(in->x, seen->data, (size_t)need * sizeof *in->x);
 			in->rows = seen->rows;
@@ -139,6 +141,7 @@ probe(void *user, const PlanStep *step, const char *value, const float *data, in
 	for (int k = 0; k < step->n_make; k++)
 		if (strcmp(step->make[k].value, value) == 0 && step->make[k].arg >= 0)
 			c->seen[step->arg[step->make[k].arg].index] = (Seen){ data, rows };
+	return false;
 }
 
 static void
