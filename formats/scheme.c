@@ -23,6 +23,12 @@ config_value(const Schemes *s, const char *path)
 }
 
 static void
+free_json(void *p)
+{
+	json_decref(p);
+}
+
+static void
 read_config(Schemes *s, const char *text, size_t n)
 {
 	json_error_t why;
@@ -33,6 +39,15 @@ read_config(Schemes *s, const char *text, size_t n)
 		s->quant = json_object_get(json_object_get(root, "text_config"), "quantization_config");
 	if (!json_is_object(s->quant))
 		s->quant = NULL;
+	/* ChatGLM came before quantization_config, with a number alone */
+	const json_int_t bits = s->quant ? 0 : json_integer_value(json_object_get(root, "quantization_bit"));
+	if (bits == 4 || bits == 8) {
+		json_t *own = json_pack("{s:s}", "quant_method", bits == 4 ? "chatglm-int4" : "chatglm-int8");
+		if (!own)
+			arena_out(s->a);
+		arena_defer(s->a, free_json, own);
+		s->quant = own;
+	}
 }
 
 static const Node *
@@ -239,13 +254,13 @@ ceil_div(int64_t a, int64_t b)
 static llmc_status
 fields(const Fit *f, SchemePlane *p, int axis, int bits, int64_t n, int64_t others)
 {
-	bool    moved = false;
+	int64_t among = 1; /* so many fields in a row lie among each other */
 
 	for (int i = 0; i < 8; i++)
-		moved |= p->place[i] != i;
+		among = p->place[i] == i ? among : p->place[i] / 2 != i / 2 ? 8 : among > 2 ? among : 2;
 	if (n > INT64_MAX / 64)
 		return shape_bad(f, p, "that is too much");
-	int64_t words = ceil_div((moved ? (n + 7) / 8 * 8 : n) * bits, p->element); /* places are those of eight */
+	int64_t words = ceil_div((n + among - 1) / among * among * bits, p->element);
 	if (p->dim[axis] < words || p->dim[!axis] < others)
 		return shape_bad(f, p, arena_printf(f->s->a, "%lld fields of %d bits along axis %d, %lld times, are expected", (long long)n, bits, axis, (long long)others));
 	p->bits = bits;

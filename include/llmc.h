@@ -110,7 +110,7 @@ typedef struct llmc_options {
 	void       *log_user;
 } llmc_options;
 
-/* Open whatever the command line can: a YAML description, a generated folder, a Hugging Face folder or a GGUF
+/* Open whatever the command line can: a YAML description, a generated folder, a Hugging Face folder, a FastLLM model (.flm) or a GGUF
  * file; import and compile as needed. *out is released with llmc_close. */
 LLMC_API llmc_status llmc_open(const char *path, const llmc_options *opt, llmc_model **out, llmc_error *err);
 LLMC_API void        llmc_retain(llmc_model *m);
@@ -231,7 +231,8 @@ LLMC_API const char *llmc_model_yaml(const llmc_model *m); /* the resolved descr
 /* ---------------------------------------------------------------------------------------- text ---- */
 
 LLMC_API const llmc_tokenizer *llmc_model_tokenizer(const llmc_model *m); /* borrowed; NULL: none */
-/* tokenizer.json, tokenizer.model, a folder that holds one, or a GGUF (a vocabulary without weights is enough) */
+/* tokenizer.json, tokenizer.model, a folder that holds one (or ice_text.model, or vocab.json and merges.txt), a GGUF (a vocabulary without
+ * weights is enough) or an .flm */
 LLMC_API llmc_status llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err);
 LLMC_API void        llmc_tokenizer_close(llmc_tokenizer *t);
 LLMC_API int32_t     llmc_tokenizer_size(const llmc_tokenizer *t);
@@ -540,7 +541,7 @@ LLMC_API void        llmc_serve_close(llmc_server *s); /* ends what is in work; 
 
 /* ------------------------------------------------------------- compiling, checking, measuring ---- */
 
-/* HF folder or GGUF -> text of a YAML description; unknown keys are reported through opt->log. */
+/* HF folder, GGUF or .flm -> text of a YAML description; unknown keys are reported through opt->log. */
 LLMC_API llmc_status llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_error *err);
 typedef struct llmc_compile_options {
 	size_t      size;

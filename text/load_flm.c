@@ -203,6 +203,17 @@ read_ends(Load *l)
 	l->t->unk = l->t->unk_id;
 }
 
+/* The number behind that of the last piece */
+static int32_t
+pieces_end(const Load *l)
+{
+	int32_t end = 0;
+
+	for (size_t i = 0; i < l->f.n_piece; i++)
+		end = l->f.piece[i].id >= end ? l->f.piece[i].id + 1 : end;
+	return end;
+}
+
 static llmc_status
 load(Load *l, const uint8_t *data, size_t n, const char *name)
 {
@@ -210,11 +221,17 @@ load(Load *l, const uint8_t *data, size_t n, const char *name)
 	Normalizer *spaces;
 
 	TRY(flm_read(&t->arena, data, n, name, &l->f, l->err));
+	const char *model = flm_get(&l->f, "model_type");
+	const bool ice = model && strcmp(model, "chatglm") == 0;
 	TRY(count_ids(l));
 	t->model = MODEL_SCORES;
 	t->spm = true;
 	TRY(read_pieces(l));
 	unigram_pieces(t);
+	if (ice && strmap_get(&t->vocab, "<n>", 3) >= 0)
+		TRY(ice_blanks(t, l->err));
+	else if (ice)
+		TRY(ice_tokens(t, pieces_end(l), l->err));
 	if (flag(l, "tokenizer_byte_as_char", false)) {
 		normalizer_add(t, NORMALIZE_BYTELEVEL);
 		dec_add(t, DEC_BYTELEVEL);
@@ -230,7 +247,9 @@ load(Load *l, const uint8_t *data, size_t n, const char *name)
 		*dec_add(t, DEC_SPM) = (Dec){ .kind = DEC_SPM, .strip_first = prefix, .unk_surface = { " \xE2\x81\x87 ", 5 } };
 	}
 	read_ends(l);
-	t->chat = chat_of(l);
+	const char *chat = chat_of(l);
+	if (chat)
+		t->chat = chat;
 	return tokenizer_finish(t, l->err);
 }
 

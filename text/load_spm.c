@@ -81,6 +81,8 @@ typedef struct Spm {
 	bool            suffix, byte_fallback;
 	bool            dummy_prefix, remove_extra, escape;
 	int32_t         unk, bos, eos, pad;
+	bool            ice;   /* ice_text.model */
+	int32_t         shift; /* of all numbers */
 	Span            unk_surface, charsmap;
 } Spm;
 
@@ -222,7 +224,7 @@ load(Spm *m, Span in)
 	llmc_tokenizer *t = m->t;
 	Wire w = wire_in(in);
 	size_t n = 0;
-	int32_t id = 0;
+	int32_t id = m->shift;
 	int rc;
 
 	while ((rc = wire_next(&w)) > 0) {
@@ -236,6 +238,7 @@ load(Spm *m, Span in)
 		return error_set(m->err, LLMC_E_INPUT, "no pieces: this is not a sentencepiece model");
 	if (n > TEXT_MAX_IDS)
 		return error_set(m->err, LLMC_E_INPUT, "%zu pieces; at most %d are taken", n, TEXT_MAX_IDS);
+	n += (size_t)m->shift;
 	t->tok = NEW(&t->arena, Token, n);
 	t->n_ids = (int32_t)n;
 	for (w = wire_in(in); wire_next(&w) > 0;) {
@@ -254,6 +257,8 @@ load(Spm *m, Span in)
 	t->spm = true;
 	t->byte_fallback = m->byte_fallback;
 	TRY(fill_models(m));
+	if (m->ice)
+		TRY(ice_blanks(t, m->err));
 	Charsmap map = { 0 };
 	if (m->charsmap.n)
 		TRY(charsmap_read(&t->arena, m->charsmap, &map, m->err));
@@ -271,7 +276,7 @@ load(Spm *m, Span in)
 	if (m->eos >= 0 && m->eos < t->n_ids && t->tok[m->eos].type == TT_CONTROL)
 		eos_add(t, m->eos);
 	/* sentencepiece leaves this to its caller; models with BPE pieces were trained with the mark in front */
-	if (t->model == MODEL_SCORES && t->bos >= 0) {
+	if (t->model == MODEL_SCORES && t->bos >= 0 && !m->ice) {
 		t->prefix = NEW(&t->arena, int32_t, 1);
 		t->prefix[0] = t->bos;
 		t->n_prefix = 1;
@@ -287,11 +292,11 @@ guarded(Spm *m, Span in)
 	return load(m, in);
 }
 
-llmc_status
-text_open_spm(const char *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err)
+static llmc_status
+open_model(const char *data, size_t n, bool ice, int32_t shift, const char *name, llmc_tokenizer **out, llmc_error *err)
 {
 	Spm m = {
-		.err = err, .model_type = 1, .dummy_prefix = true, .remove_extra = true, .escape = true,
+		.err = err, .ice = ice, .shift = shift, .model_type = 1, .dummy_prefix = true, .remove_extra = true, .escape = true,
 		.unk = 0, .bos = 1, .eos = 2, .pad = -1, .unk_surface = { " \xE2\x81\x87 ", 5 },
 	};
 
@@ -307,4 +312,16 @@ text_open_spm(const char *data, size_t n, const char *name, llmc_tokenizer **out
 	}
 	*out = m.t;
 	return LLMC_OK;
+}
+
+llmc_status
+text_open_spm(const char *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err)
+{
+	return open_model(data, n, false, 0, name, out, err);
+}
+
+llmc_status
+text_open_ice(const char *data, size_t n, int32_t shift, const char *name, llmc_tokenizer **out, llmc_error *err)
+{
+	return open_model(data, n, true, shift, name, out, err);
 }

@@ -185,6 +185,9 @@ normalize(Enc *e, Span in, Span *out)
 		case NORMALIZE_BYTELEVEL:
 			in = bytes_to_chars(e, in);
 			break;
+		case NORMALIZE_ICE:
+			in = ice_normalize(e, in);
+			break;
 		case NORMALIZE_SPM:
 			TRY(normalize_spm(e, n, in, &in));
 			break;

@@ -170,6 +170,11 @@ read_side(llmc_tokenizer *t, const char *dir, bool spm, llmc_error *err)
 	s.model = read_json(&s, dir, "config.json");
 	s.chat = read_json(&s, dir, "chat_template.json");
 	read_file(a, arena_printf(a, "%s/chat_template.jinja", dir), s.jinja);
+	const char *class = json_string_value(json_object_get(s.config, "tokenizer_class"));
+	if (spm && class && strcmp(class, "ChatGLMTokenizer") == 0) {
+		TRY(ice_tokens(t, t->n_ids, err));
+		TRY(tokenizer_finish(t, err));
+	}
 	take_side(&s);
 	json_t *const done[] = { s.config, s.map, s.generation, s.model, s.chat };
 	for (size_t i = 0; i < sizeof done / sizeof *done; i++)
@@ -183,6 +188,29 @@ ends_with(const char *s, const char *tail)
 {
 	size_t n = strlen(s), m = strlen(tail);
 	return n >= m && strcmp(s + n - m, tail) == 0;
+}
+
+/* num_image_tokens of the tokenizer_config.json beside it: numbers that the first checkpoints left to pictures */
+static llmc_status
+open_ice(const char *path, const FileMap *map, llmc_tokenizer **out, llmc_error *err)
+{
+	Strbuf config = { 0 }, text = { 0 };
+	json_int_t shift = 0;
+	bool no_memory;
+	json_error_t why;
+
+	strbuf_add(&config, path, strlen(path) - strlen("ice_text.model"));
+	strbuf_puts(&config, "tokenizer_config.json");
+	if (!config.failed && file_exists(strbuf_str(&config)) && file_read(strbuf_str(&config), TEXT_MAX_FILE, &text, NULL) == LLMC_OK && text.len) {
+		json_t *root = json_parse(text.data, text.len, JSON_ALLOW_NUL, &why, &no_memory);
+		shift = json_integer_value(json_object_get(root, "num_image_tokens"));
+		json_decref(root);
+	}
+	strbuf_release(&config);
+	strbuf_release(&text);
+	if (shift < 0 || shift > 1 << 20)
+		return error_set(err, LLMC_E_INPUT, "%s: num_image_tokens of tokenizer_config.json is %lld", path, (long long)shift);
+	return text_open_ice((const char *)map->data, map->size, (int32_t)shift, path, out, err);
 }
 
 static llmc_status
@@ -206,6 +234,8 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
 		}
 	} else if (flm_name(path)) {
 		status = text_open_flm(map.data, map.size, path, out, err);
+	} else if (ends_with(path, "ice_text.model")) {
+		status = open_ice(path, &map, out, err); /* not *spm: it has no tokens to be added */
 	} else if (ends_with(path, ".json") || (map.size && map.data[0] == '{')) {
 		status = text_open_json((const char *)map.data, map.size, path, out, err);
 	} else {
@@ -220,7 +250,7 @@ llmc_status
 llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 {
 	static const char *const names[] = { "tokenizer.json", "tokenizer.model", "spiece.model",
-		                             "sentencepiece.bpe.model" };
+		                             "sentencepiece.bpe.model", "ice_text.model", "vocab.json" };
 	Strbuf file = { 0 }, dir = { 0 };
 	llmc_status status = LLMC_OK;
 	bool spm;
@@ -238,7 +268,7 @@ llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 		strbuf_puts(&dir, path);
 		if (i == n && !file.failed)
 			status = error_set(err, LLMC_E_INPUT,
-			                   "%s: the folder holds neither tokenizer.json nor tokenizer.model", path);
+			                   "%s: the folder holds neither tokenizer.json nor tokenizer.model nor vocab.json", path);
 	} else {
 		const char *slash = strrchr(path, '/');
 		strbuf_puts(&file, path);
@@ -246,10 +276,15 @@ llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 	}
 	if (status == LLMC_OK && (file.failed || dir.failed))
 		status = error_set(err, LLMC_E_MEMORY, "%s: out of memory", path);
-	if (status == LLMC_OK)
+	const bool merges = file_is_dir(path) && ends_with(strbuf_str(&file), "/vocab.json");
+	if (status == LLMC_OK && merges) {
+		spm = false;
+		status = text_open_merges(path, out, err);
+	} else if (status == LLMC_OK) {
 		status = open_file(strbuf_str(&file), out, &spm, err);
+	}
 	/* files beside it belong to it when it goes by the name that such folders use */
-	if (status == LLMC_OK && (ends_with(strbuf_str(&file), "tokenizer.json") || ends_with(strbuf_str(&file), ".model")))
+	if (status == LLMC_OK && (merges || ends_with(strbuf_str(&file), "tokenizer.json") || ends_with(strbuf_str(&file), ".model")))
 		status = read_side(*out, strbuf_str(&dir), spm, err);
 	if (status != LLMC_OK && *out) {
 		llmc_tokenizer_close(*out);

@@ -91,7 +91,7 @@ typedef struct Added {
 
 typedef enum NormalizerKind {
 	NORMALIZE_NFC, NORMALIZE_NFD, NORMALIZE_NFKC, NORMALIZE_NFKD, NORMALIZE_LOWER, NORMALIZE_STRIP, NORMALIZE_STRIP_ACCENTS, NORMALIZE_PREPEND,
-	NORMALIZE_REPLACE, NORMALIZE_PRECOMPILED, NORMALIZE_NMT, NORMALIZE_BYTELEVEL, NORMALIZE_SPM,
+	NORMALIZE_REPLACE, NORMALIZE_PRECOMPILED, NORMALIZE_NMT, NORMALIZE_BYTELEVEL, NORMALIZE_SPM, NORMALIZE_ICE,
 } NormalizerKind;
 
 typedef struct Charsmap {
@@ -195,6 +195,10 @@ struct llmc_tokenizer {
 /* ---- for other rooms ---- */
 
 llmc_status text_open_gguf(const Gguf *g, const char *name, llmc_tokenizer **out, llmc_error *err);
+/* icetk's ice_text.model; shift: numbers in front of the first piece (num_image_tokens) */
+llmc_status text_open_ice(const char *data, size_t n, int32_t shift, const char *name, llmc_tokenizer **out, llmc_error *err);
+/* A folder with vocab.json and merges.txt */
+llmc_status text_open_merges(const char *dir, llmc_tokenizer **out, llmc_error *err);
 llmc_status text_open_flm(const uint8_t *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);
 /* From memory: what fuzzers and tests use. `name` is for errors. */
 llmc_status text_open_json(const char *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);
@@ -230,6 +234,12 @@ llmc_status added_add(llmc_tokenizer *t, Added a, llmc_error *err);
 /* Last step of every loader: finds byte ids, builds what matches added tokens, sets limits. */
 llmc_status tokenizer_finish(llmc_tokenizer *t, llmc_error *err);
 llmc_status json_load_pipeline(llmc_tokenizer *t, json_t *root, llmc_error *err); /* load_pipeline.c */
+
+/* ---- icetk's additions to sentencepiece (ice.c) ---- */
+
+enum { ICE_BLANKS = 80 }; /* spaces that one piece stands for, at most */
+llmc_status ice_blanks(llmc_tokenizer *t, llmc_error *err);                 /* ice_text.model; once the vocabulary is there, before other normalizers */
+llmc_status ice_tokens(llmc_tokenizer *t, int32_t first, llmc_error *err);  /* those that came later; tokenizer_finish comes after it */
 
 /* ---- encoding ---- */
 
@@ -270,6 +280,7 @@ int         regex_next(pcre2_code *re, pcre2_match_data *md, pcre2_match_context
                        size_t *start, size_t *end); /* 1 found, 0 none, < 0 error of PCRE2 */
 llmc_status regex_failed(llmc_error *err, int rc);
 llmc_status normalize(Enc *e, Span in, Span *out);
+Span        ice_normalize(Enc *e, Span in);
 llmc_status normalize_spm(Enc *e, const Normalizer *n, Span in, Span *out);
 Span        charsmap_apply(Arena *a, const Charsmap *m, Span in);
 /* Longest key of the map that begins s: its bytes (0: none) and replacement. shortest: the first key met instead */

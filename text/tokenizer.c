@@ -185,6 +185,7 @@ longest_id(llmc_tokenizer *t)
 			break;
 		case NORMALIZE_PREPEND:
 		case NORMALIZE_BYTELEVEL:
+		case NORMALIZE_ICE: /* its pieces are as long as what they stand for */
 			break;
 		case NORMALIZE_REPLACE:
 			if (!n->n_literal || !n->content.n)

@@ -41,6 +41,31 @@ def test_a_model_equals_its_safetensors(name, how, tmp_path):
     check(g, *run(tmp_path, g, "--device", "ref"))
 
 
+@pytest.mark.parametrize("name,bits", [("chatglm1-plain", 4), ("chatglm1-plain", 8), ("chatglm2-groups", 4)])
+def test_chatglm_in_int4_and_int8(name, bits, tmp_path):
+    """quantization_bit: codes with a scale a row. The same numbers in fp32 are the oracle, and they are not the golden's."""
+    g = weights.Golden(name)
+    most = 2 ** (bits - 1) - 1
+    codes, values = {}, {}
+    for n, x in arrays(g).items():
+        codes[n] = values[n] = x
+        if x.ndim == 2 and x.shape[1] % 2 == 0 and ("dense" in n or "query_key_value" in n):
+            scale = (np.abs(x).max(1) / most).astype(np.float16)
+            q = np.clip(np.round(x / scale[:, None].astype(np.float32)), -most - 1, most).astype(np.int8)
+            values[n] = q.astype(np.float32) * scale[:, None].astype(np.float32)
+            codes[n] = q if bits == 8 else (q[:, 0::2] << 4 | q[:, 1::2] & 15).astype(np.int8)
+            codes[n + "_scale"] = scale
+    assert len(codes) > len(values)
+    for folder, tensors, config in (("plain", values, {}), ("codes", codes, {"quantization_bit": bits, "quantization_embeddings": False})):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps(g.config | config))
+        T.write_shards(str(tmp_path / folder), tensors, 2)
+    want, _ = run(tmp_path / "plain", g, "--device", "ref")
+    got, _ = run(tmp_path / "codes", g, "--device", "ref")
+    assert np.abs(got - want).max() <= 1e-5 * np.ptp(want)
+    assert np.abs(want - g.logits).max() > 1e-3 * np.ptp(want)
+
+
 def test_moss_as_published(tmp_path):
     """CodeGen's golden under MOSS's own model_type, with the masks that its checkpoints store"""
     g = weights.Golden("moss-plain")
