@@ -109,27 +109,29 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 				Q::VP::set(plane, pos % KV_PAGE, to, y[n]);
 		}
 	}
-	if (Q::KP::PLAIN && Q::VP::PLAIN || kind == 0 || (kind == 1 ? Q::KP::PLAIN : Q::VP::PLAIN))
-		return;
-	/* element lane + 32 m to this lane, from wherever it was made */
-	float z[Q::KP::M];
+	if constexpr (!Q::KP::PLAIN || !Q::VP::PLAIN) {
+		if (kind == 0 || (kind == 1 ? Q::KP::PLAIN : Q::VP::PLAIN))
+			return;
+		/* element lane + 32 m to this lane, from wherever it was made */
+		float z[Q::KP::M];
 #pragma unroll
-	for (int m = 0; m < Q::KP::M; m++) {
-		const int d = lane + 32 * m;
-		const bool half = ROPE::second(0, R) > 1; /* pairs are R / 2 apart */
-		const bool pair = d < 2 * PAIRS, second = pair && (half ? d >= PAIRS : d % 2);
-		const int item = !pair ? d - PAIRS : half ? d % max((int)PAIRS, 1) : d / 2;
-		z[m] = 0;
+		for (int m = 0; m < Q::KP::M; m++) {
+			const int d = lane + 32 * m;
+			const bool half = ROPE::second(0, R) > 1; /* pairs are R / 2 apart */
+			const bool pair = d < 2 * PAIRS, second = pair && (half ? d >= PAIRS : d % 2);
+			const int item = !pair ? d - PAIRS : half ? d % max((int)PAIRS, 1) : d / 2;
+			z[m] = 0;
 #pragma unroll
-		for (int n = 0; n < N; n++) {
-			const float one = __shfl_sync(~0u, x[n], item & 31), two = __shfl_sync(~0u, y[n], item & 31);
-			if (item / 32 == n)
-				z[m] = second ? two : one;
+			for (int n = 0; n < N; n++) {
+				const float one = __shfl_sync(~0u, x[n], item & 31), two = __shfl_sync(~0u, y[n], item & 31);
+				if (item / 32 == n)
+					z[m] = second ? two : one;
+			}
 		}
+		if (kind == 1)
+			Q::KP::put(plane, pos % KV_PAGE, z);
+		else
+			Q::VP::put(plane, pos % KV_PAGE, z);
 	}
-	if (kind == 1)
-		Q::KP::put(plane, pos % KV_PAGE, z);
-	else
-		Q::VP::put(plane, pos % KV_PAGE, z);
 }
 #endif
