@@ -8,6 +8,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "templates/common/llmc_codes.h"
+
+_Static_assert(DT_TQ2_0 - DT_Q2_K == CODES_tq2_0 - CODES_q2_k, "CODE_DTYPES and llmc_codes_kind have one order");
+
 static float
 float_of_bits(uint32_t u)
 {
@@ -262,6 +266,16 @@ block_group(DtypeGroup g, const uint8_t *b, float *y)
 	}
 }
 
+/* One of CODE_DTYPES */
+static void
+block_codes(llmc_codes_kind kind, const uint8_t *b, float *y)
+{
+	llmc_codes c;
+
+	llmc_codes_read(kind, b, &c);
+	llmc_codes_values(kind, &c, f16_to_f32(c.d), f16_to_f32(c.m), y);
+}
+
 void
 dequant_row(Dtype d, const void *src, float *dst, int64_t n)
 {
@@ -289,6 +303,7 @@ dequant_row(Dtype d, const void *src, float *dst, int64_t n)
 		case DT_Q6_K: block_q6_k(b, y); break;
 		case DT_MXFP4: piece_e2m1((float[2]){ e8m0_to_f32(b[0]), e8m0_to_f32(b[0]) }, b + 1, y); break;
 		case DT_NVFP4: block_nvfp4(b, y); break;
+		CODE_DTYPES(DTYPE_CASE) block_codes((llmc_codes_kind)dtype_codes(d), b, y); break;
 		GROUP_DTYPES(DTYPE_CASE) block_group(group, b, y); break;
 		case DT_I32: {
 			int32_t v;
@@ -603,7 +618,7 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 {
 	uint8_t *b = dst;
 
-	if (d == DT_NONE || d == DT_COUNT || d == DT_I32 || d == DT_I64)
+	if (d == DT_NONE || d == DT_COUNT || d == DT_I32 || d == DT_I64 || dtype_codes(d))
 		return false;
 	const int block = dtype_info(d)->block_elems, bytes = dtype_info(d)->block_bytes;
 	for (int64_t i = 0; i + block <= n; i += block, b += bytes) {
@@ -627,6 +642,7 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 		case DT_MXFP4: to_mxfp4(x, b); break;
 		case DT_NVFP4: to_nvfp4(x, b); break;
 		GROUP_DTYPES(DTYPE_CASE) to_group(dtype_group(d), x, block, false, b, bytes); break;
+		CODE_DTYPES(DTYPE_CASE)
 		case DT_I32:
 		case DT_I64:
 		case DT_NONE:

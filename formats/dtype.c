@@ -61,6 +61,12 @@ dtype_regroup(Dtype d, int columns)
 	return DT_NONE;
 }
 
+int
+dtype_codes(Dtype d)
+{
+	return d >= DT_Q2_K && d <= DT_TQ2_0 ? d - DT_Q2_K + 1 : 0;
+}
+
 const char *
 dtype_text(Dtype d)
 {
@@ -105,7 +111,7 @@ ggml_type_name(uint32_t type)
 		[17] = "IQ2_XS",  [18] = "IQ3_XXS", [19] = "IQ1_S",   [20] = "IQ4_NL", [21] = "IQ3_S",
 		[22] = "IQ2_S",   [23] = "IQ4_XS",  [24] = "I8",      [25] = "I16",   [26] = "I32",
 		[27] = "I64",     [28] = "F64",     [29] = "IQ1_M",   [30] = "BF16",  [34] = "TQ1_0",
-		[35] = "TQ2_0",   [39] = "MXFP4",   [40] = "NVFP4",
+		[35] = "TQ2_0",   [39] = "MXFP4",   [40] = "NVFP4",   [41] = "Q1_0",  [42] = "Q2_0",
 	};
 	return type < sizeof name / sizeof *name ? name[type] : NULL;
 }

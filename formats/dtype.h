@@ -34,6 +34,22 @@
  *   NVFP4  an f32 d, one for the whole tensor that each block repeats, and four e4m3 s, of 16 columns each: d * s
  * A GGUF's NVFP4 has no d in its blocks: scheme.h. */
 
+/* Types of GGUF whose weights are codes (templates/common/llmc_codes.h) */
+#define CODE_DTYPES(X)                                                                             \
+	X(Q2_K, "q2_k", 256, 84, 10, "")                                                           \
+	X(Q3_K, "q3_k", 256, 110, 11, "")                                                          \
+	X(IQ4_NL, "iq4_nl", 32, 18, 20, "")                                                        \
+	X(IQ4_XS, "iq4_xs", 256, 136, 23, "")                                                      \
+	X(IQ3_S, "iq3_s", 256, 110, 21, "")                                                        \
+	X(IQ3_XXS, "iq3_xxs", 256, 98, 18, "")                                                     \
+	X(IQ2_S, "iq2_s", 256, 82, 22, "")                                                         \
+	X(IQ2_XS, "iq2_xs", 256, 74, 17, "")                                                       \
+	X(IQ2_XXS, "iq2_xxs", 256, 66, 16, "")                                                     \
+	X(IQ1_S, "iq1_s", 256, 50, 19, "")                                                         \
+	X(IQ1_M, "iq1_m", 256, 56, 29, "")                                                         \
+	X(TQ1_0, "tq1_0", 256, 54, 34, "")                                                         \
+	X(TQ2_0, "tq2_0", 256, 66, 35, "")
+
 /*        NAME  text    elems bytes ggml safetensors */
 #define WEIGHT_DTYPES(X)                                                                           \
 	X(F32, "f32", 1, 4, 0, "F32")                                                              \
@@ -49,6 +65,7 @@
 	X(Q6_K, "q6_k", 256, 210, 14, "")                                                          \
 	X(MXFP4, "mxfp4", 32, 17, 39, "")                                                          \
 	X(NVFP4, "nvfp4", 64, 40, -1, "")                                                          \
+	CODE_DTYPES(X)                                                                             \
 	GROUP_DTYPES(X)
 #define DTYPE_LIST(X)                                                                              \
 	WEIGHT_DTYPES(X)                                                                           \
@@ -82,6 +99,8 @@ typedef struct DtypeGroup {
 	DtypeValues values;      /* only VALUES_INT have a zero point */
 } DtypeGroup;
 
+/* Which of the types that are codes: an llmc_codes_kind (templates/common/llmc_codes.h); 0: another type */
+int              dtype_codes(Dtype d);
 const DtypeInfo *dtype_info(Dtype d);                /* d must be valid */
 DtypeGroup       dtype_group(Dtype d);
 Dtype            dtype_regroup(Dtype d, int columns);  /* the type like d whose groups have so many columns; DT_NONE: none */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "formats/dequant.h"
+#include "formats/layout_codes.h"
 
 /* What a dtype's blocks are made of; the names are those of Weight in templates/common/cpu_weights.h. */
 typedef struct Geometry {
@@ -31,6 +32,7 @@ geometry(Dtype d)
 	case DT_Q6_K: return (Geometry){ 256, 210, 6, 0, 1 };
 	case DT_MXFP4:
 	case DT_NVFP4: return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes, 4, 0, 0 };
+	CODE_DTYPES(DTYPE_CASE) return (Geometry){ dtype_info(d)->block_elems, codes_bytes(d), 0, 0, 0 };
 	GROUP_DTYPES(DTYPE_CASE) return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes, dtype_group(d).bits, 0, 0 };
 	case DT_I32:
 	case DT_I64:
@@ -296,6 +298,7 @@ pack(Dtype d, int64_t cols, const uint8_t *src, uint8_t *dst, int R)
 		case DT_Q6_K: pack_q6_k(src, row_bytes, dst, R); break;
 		case DT_MXFP4:
 		case DT_NVFP4: pack_fp4(d, src, row_bytes, dst, R); break;
+		CODE_DTYPES(DTYPE_CASE) codes_pack(d, src, row_bytes, dst, R); break;
 		GROUP_DTYPES(DTYPE_CASE) pack_group(d, src, row_bytes, dst, R); break;
 		case DT_I32:
 		case DT_I64:
@@ -353,6 +356,8 @@ read_block(Dtype d, const uint8_t *p, int R, int r, float *y)
 		*y = bf16_to_f32(h);
 	} else if (d == DT_MXFP4 || d == DT_NVFP4) {
 		read_fp4(d, p, R, r, y);
+	} else if (dtype_codes(d)) {
+		codes_read(d, p, R, r, y);
 	} else if (dtype_group(d).columns) {
 		read_group(d, p, R, r, y);
 	} else {
@@ -407,6 +412,14 @@ fields(Dtype d)
 	case DT_MXFP4: return (Fields){ { { 1, 16 }, { 0, 1 } } };
 	case DT_NVFP4: return (Fields){ { { 8, 32 }, { 4, 4 }, { 0, 4 } } };
 	case DT_Q6_K: return (Fields){ { { 0, 128 }, { 128, 64 }, { 192, 16 }, { 208, 2 } } };
+	CODE_DTYPES(DTYPE_CASE) {
+		Fields o = { 0 };
+		int bytes[4], at = 0;
+		codes_planes(d, bytes);
+		for (int i = 0; i < 4; at += bytes[i++])
+			o.f[i] = (Field){ at, bytes[i] };
+		return o;
+	}
 	GROUP_DTYPES(DTYPE_CASE) {
 		const DtypeGroup g = dtype_group(d);
 		const int zero = g.values == VALUES_INT, head = g.scale_bytes + zero;
@@ -436,7 +449,7 @@ planes_bytes(Dtype d, int64_t cols)
 	int64_t n = 0;
 
 	/* the file's row fits, so neither do a few bytes more overflow */
-	if (!s.f[0].bytes || cols < 0 || dtype_row_bytes(d, cols) < 0 || dtype_row_bytes(d, cols) > INT64_MAX / 2)
+	if (!s.f[0].bytes || cols < 0 || dtype_row_bytes(d, cols) < 0 || dtype_row_bytes(d, cols) > INT64_MAX / 4)
 		return -1;
 	for (int i = 0; i < 4; i++)
 		n += plane_bytes(s.f[i], cols / dtype_info(d)->block_elems);
@@ -493,14 +506,17 @@ planes_pack(Dtype d, int64_t cols, const void *src, void *dst)
 {
 	Fields s = fields(d);
 	const int64_t blocks = cols / dtype_info(d)->block_elems, block_bytes = dtype_info(d)->block_bytes;
-	uint8_t fives[Q5_K_BYTES];
+	uint8_t other[MAX_BLOCK_BYTES]; /* a block in another order than the file's */
 
 	for (int64_t b = 0; b < blocks; b++) {
 		const uint8_t *block = (const uint8_t *)src + b * block_bytes;
 		uint8_t *plane = dst;
 		if (d == DT_Q5_K) {
-			q5_k_fives(block, fives);
-			block = fives;
+			q5_k_fives(block, other);
+			block = other;
+		} else if (dtype_codes(d)) {
+			codes_plane_pack(d, block, other);
+			block = other;
 		}
 		for (int i = 0; i < 4; i++) {
 			memcpy(plane + b * s.f[i].bytes, block + s.f[i].at, (size_t)s.f[i].bytes);
@@ -529,6 +545,10 @@ planes_row(Dtype d, int64_t cols, const void *packed, int r, float *dst)
 		for (int i = 0; i < 4; i++) {
 			memcpy(block + s.f[i].at, plane + b * s.f[i].bytes, (size_t)s.f[i].bytes);
 			plane += plane_bytes(s.f[i], blocks);
+		}
+		if (dtype_codes(d)) {
+			codes_plane_read(d, block, dst + b * elems);
+			continue;
 		}
 		if (d == DT_Q5_K)
 			q5_k_file(block);

@@ -13,10 +13,13 @@
  *   Q4_K          256         R f16 d, R f16 dmin, 8 x (R u8 scale, R u8 minimum), 8 x Q4 block without d, m
  *   Q5_K          256         the same with 8 x Q5 blocks
  *   Q6_K          256         R f16 d, 16 x R s8 scale, 8 x (4 dwords of nibbles, 2 dwords of upper pairs)
+ *   codes         block       R f16 d, R f16 m where there are minima, bytes of scales of all its 32 columns, upper bits of indices, dwords: the
+ *                             types of CODE_DTYPES, whose words are those of templates/common/llmc_codes.h
  *
  * Fifth bits: byte c of a row's dword has bit j for column 4j + c and bit 4 + j for column 16 + 4j + c.
  * Upper pairs: byte c of dword 0 has bits 2j, 2j+1 for column 4j + c; dword 1 the same for column 16 + 4j + c.
- * Q4_K and Q5_K keep scales of 8 bits instead of 6: 2.8 and 2.3 % more than the file; all others are the file's size.
+ * Q4_K and Q5_K keep scales of 8 bits instead of 6: 2.8 and 2.3 % more than the file. Types that are codes keep scales of 8 bits and all eight signs:
+ * IQ4_XS 1.5 %, Q3_K, IQ3_S and IQ1_M 4 %, IQ3_XXS 8 %, IQ2_XS and IQ2_XXS 11 and 12 %; TQ1_0 is packed as TQ2_0, 22 %. All others are the file's size.
  *
  * The layout "planes" of block formats on a GPU: within a row, one field of all its blocks after the other, so that neighbouring
  * threads read neighbouring bytes in whole 16-byte accesses. The kernels' view is templates/common/cuda_weights.h.
@@ -24,6 +27,7 @@
  *   Q4_0  qs 16, d 2             Q4_1  qs 16, dm 4            Q5_0  qs 16, qh 4, d 2       Q5_1  qs 16, qh 4, dm 4
  *   Q8_0  qs 32, d 2             Q4_K  qs 128, head 16        Q5_K  qs 128, qh 32, head 16
  *   Q6_K  ql 128, qh 64, scales 16, d 2
+ *   codes words (of three the first two) of all 32 columns; third words; of each 32 columns scales and upper bits of indices; d, m
  *
  * bytes a block; the bytes of a field are ggml's, but for those of Q5_K: each 32 columns have five words, four in qs and the fifth in qh. Column
  * 2 p + h has its 5 bits in half h of word p / 3, from bit 5 (p % 3) on; columns 30 and 31 have bit i in bit 15 of the halves of word i. So a kernel

@@ -29,7 +29,7 @@ absorb_unpack(const Weight w, const uint8_t *group, int cols, int c0, const int 
 		return;
 	}
 	const w_at k = w_block(w, group, c0 / 32);
-	const vf d = w_scale(w, k, half * (w.halves - 1)), m = w.min ? w_min(w, k) : vf_set1(0);
+	const vf d = w_scale(w, k, half * (w.halves - 1)), m = w.min ? w_min(w, k, half * (w.halves - 1)) : vf_set1(0);
 	LLMC_UNROLL
 	for (int i = 0; i < 4; i++) {
 		vi v = w_bytes(w, k, 4 * half + i);

@@ -142,7 +142,7 @@ amx_unpack_block(const Product p, const w_at k, const vi table[2], vi *o)
 	const __m512i t0 = (__m512i)table[0], t1 = (__m512i)table[1];
 
 	LLMC_EACH(i, 8, 8) {
-		if (p.w.bits == 8) { /* 256 + q of bits, less 256 and the offset; what is exact is cut, not rounded */
+		if (w_width(p.w) > 6) { /* 256 + q of bits, less 256 and the offset; what is exact is cut, not rounded */
 			const vi pick = vi_all(0xff << 15), base = vi_all(0x43800000), upper = vi_all((int32_t)0xffff0000);
 			const vf less = vf_set1((float)(256 + w_offset(p.w)));
 			vi q = w_bytes(p.w, k, i), v[4];
@@ -190,8 +190,8 @@ amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile
 				to[i] = (vi)((bytes)w_bytes(p.w, k, i) - (bytes)vi_all((int32_t)((uint32_t)w_offset(p.w) * 0x1010101u)));
 			LLMC_EACH(s, p.w.halves, 2)
 				o->scale[(h * n + b) * p.w.halves + s] = w_scale(p.w, k, s);
-			if (p.w.min)
-				o->min[h * n + b] = w_min(p.w, k);
+			LLMC_EACH(s, p.w.min ? p.w.halves : 0, 2)
+				o->min[(h * n + b) * p.w.halves + s] = w_min(p.w, k, s);
 		}
 }
 
@@ -314,13 +314,14 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 		return;
 	for (int tile = 0; tile < tiles; tile++)
 		for (h = 0; h < groups; h++) {
-			const float *totals = a->s + (size_t)(tile * T) * (size_t)p_blocks(p) + (size_t)(first * T);
+			const float *totals = a->s + ((size_t)(tile * T) * (size_t)p_blocks(p) + (size_t)(first * T)) * (size_t)halves;
 			at = sum->m + tile * AMX_T;
 			LLMC_EACH(t, T, AMX_T)
 				sums[t] = at[t].v[h];
 			for (int b = 0; b < n; b++)
-				LLMC_EACH(t, T, AMX_T)
-					sums[t] = vf_fma(w->min[h * n + b], vf_set1(totals[b * T + t]), sums[t]);
+				LLMC_EACH(half, halves, 2)
+					LLMC_EACH(t, T, AMX_T)
+						sums[t] = vf_fma(w->min[(h * n + b) * halves + half], vf_set1(totals[(b * T + t) * halves + half]), sums[t]);
 			LLMC_EACH(t, T, AMX_T)
 				at[t].v[h] = sums[t];
 		}

@@ -39,7 +39,7 @@ gather_lane(const Weight w, const w_at k, int lane, float *y)
 
 	LLMC_UNROLL
 	for (int i = 0; i < 8; i++) {
-		float d = w_scale(w, k, i / 4 * (w.halves - 1))[lane], m = w.min && !w.group ? w_min(w, k)[lane] : 0;
+		float d = w_scale(w, k, i / 4 * (w.halves - 1))[lane], m = w.min && !w.group ? w_min(w, k, i / 4 * (w.halves - 1))[lane] : 0;
 		uint32_t q = (uint32_t)w_bytes(w, k, i)[lane];
 		for (int c = 0; c < 4; c++) {
 			int v = (int)(q >> 8 * c & 255) - w_offset(w) - zero;

@@ -62,7 +62,7 @@ mm_scratch(const Product p)
 LLMC_INLINE int
 mm_most(const Product p)
 {
-	const int scales = w_is_float(p.w) ? 0 : (2 + p.w.halves) * p_blocks(p) * 4, token = act_row_bytes(p) + scales;
+	const int scales = w_is_float(p.w) ? 0 : (1 + 2 * p.w.halves) * p_blocks(p) * 4, token = act_row_bytes(p) + scales;
 	const int room = (p.cols * mm_scratch(p) - p.cols * 4) / token;
 	int most = MM_TOKENS == 96 ? p.cols > 4096 ? MM_TOKENS / 2 : MM_TOKENS : MM_CACHE / token;
 
@@ -96,8 +96,8 @@ mm_place(const Product p, int part, void *scratch)
 		const size_t n = (size_t)mm_most(p) * (size_t)p_blocks(p);
 		m.act.d = (float *)(void *)at;
 		m.act.s = m.act.d + n;
-		m.act.z = (int32_t *)(void *)(m.act.s + n);
-		at += (2 + (size_t)p.w.halves) * n * sizeof(float);
+		m.act.z = (int32_t *)(void *)(m.act.s + n * (size_t)p.w.halves);
+		at += (1 + 2 * (size_t)p.w.halves) * n * sizeof(float);
 	}
 	m.act.q = at;
 	return m;

@@ -92,8 +92,9 @@ act_row_bytes(const Product p)
 /* Rows of activations in a thread's scratch; q alone beside float weights */
 typedef struct act_rows {
 	uint8_t *q;      /* act_row_bytes a row */
-	float   *d, *s;  /* [row][blocks]: scale; scale times the sum of the integers */
-	int32_t *z;      /* [row][blocks][halves]: w_offset times that sum, of each half */
+	float   *d;      /* [row][blocks]: scale */
+	float   *s;      /* [row][blocks][halves]: scale times the sum of the integers, where there are minima */
+	int32_t *z;      /* the same: w_offset times that sum */
 	int      tile;   /* rows of a tile of q, d, s, z; 1: they are as above */
 } act_rows;
 
@@ -243,14 +244,14 @@ act_split(const Product p, const act_rows *a, int t, const float *x)
 	size_t at = act_at(a, t, p_blocks(p));
 
 	for (int b = 0; b < p_blocks(p); b++, x += 32, o += a->tile * act_block_bytes(p), at += (size_t)a->tile) {
-		vf sum = vf_set1(0);
+		vf sum[2];
 		LLMC_UNROLL
 		for (int i = 0; i < 2; i++) {
 			vf v = vf_load(x + i * VL);
 			__m256i hi = (__m256i)_mm512_cvtneps_pbh((__m512)v);
 			if (act_blocks(p)) { /* as words */
 				if (p.w.min)
-					sum += (vf)((vi)_mm512_cvtepu16_epi32(hi) << 16);
+					sum[i] = (vf)((vi)_mm512_cvtepu16_epi32(hi) << 16);
 				hi = _mm256_shuffle_epi8(hi, order);
 			}
 			_mm256_storeu_si256((__m256i *)(void *)(o + 32 * i), hi);
@@ -260,7 +261,8 @@ act_split(const Product p, const act_rows *a, int t, const float *x)
 			_mm256_storeu_si256((__m256i *)(void *)(o + 64 + 32 * i), (__m256i)_mm512_cvtneps_pbh((__m512)rest));
 		}
 		if (act_blocks(p) && p.w.min)
-			a->s[at] = vf_hsum(sum);
+			LLMC_EACH(h, p.w.halves, 2)
+				a->s[at * (size_t)p.w.halves + (size_t)h] = vf_hsum(p.w.halves == 2 ? sum[h] : sum[0] + sum[1]);
 	}
 }
 #endif
@@ -292,11 +294,14 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 		}
 		int32_t bits = act_hmax(top);
 		int32_t *z = a->z + at * (size_t)p.w.halves;
+		float *s = a->s + at * (size_t)p.w.halves;
 		memcpy(&peak, &bits, 4);
 		if (bits >= 0x7f800000 || peak < 1e-30f) { /* not finite; so small that 1 / d would not be */
-			a->d[at] = a->s[at] = bits >= 0x7f800000 ? __builtin_nanf("") : 0.0f;
-			for (int h = 0; h < p.w.halves; h++)
+			a->d[at] = bits >= 0x7f800000 ? __builtin_nanf("") : 0.0f;
+			for (int h = 0; h < p.w.halves; h++) {
+				s[h] = a->d[at];
 				z[h] = 0;
+			}
 			memset(o, 0, (size_t)act_block_bytes(p));
 			continue;
 		}
@@ -308,11 +313,14 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 			sum[i * 2 / N] += q[i];
 		}
 		if (p.w.halves == 2) {
-			z[0] = w_offset(p.w) * act_hsum(sum[0]);
-			z[1] = w_offset(p.w) * act_hsum(sum[1]);
+			for (int h = 0; h < 2; h++) {
+				int32_t total = act_hsum(sum[h]);
+				s[h] = d * (float)total;
+				z[h] = w_offset(p.w) * total;
+			}
 		} else {
 			int32_t total = act_hsum(sum[0] + sum[1]);
-			a->s[at] = d * (float)total;
+			s[0] = d * (float)total;
 			z[0] = w_offset(p.w) * total;
 		}
 		a->d[at] = d;

@@ -109,10 +109,10 @@ stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int to
 					sum[t] = vf_fma(dot * vf_set1(a->d[at]), scale, sum[t]);
 				}
 			}
-			if (p.w.min) {
-				vf m = w_min(p.w, k);
+			LLMC_EACH(h, p.w.min ? p.w.halves : 0, 2) {
+				vf m = w_min(p.w, k, h);
 				LLMC_EACH(t, tokens, STREAM_TOKENS)
-					mins[t] = vf_fma(m, vf_set1(a->s[(size_t)t * (size_t)blocks + (size_t)b]), mins[t]);
+					mins[t] = vf_fma(m, vf_set1(a->s[((size_t)t * (size_t)blocks + (size_t)b) * (size_t)p.w.halves + (size_t)h]), mins[t]);
 			}
 		}
 	}

@@ -30,7 +30,7 @@ enum {
 typedef struct tile_weights {
 	_Alignas(64) vi q[TILE_VECTORS];        /* [block][step][TILE_H]; floats: [column][TILE_H] */
 	vf scale[TILE_SCALES];                  /* [block][half][TILE_H] */
-	vf min[TILE_SCALES];                    /* [block][TILE_H] */
+	vf min[TILE_SCALES];                    /* the same */
 } tile_weights;
 
 /* of each token: D of each row, M of each row */
@@ -85,7 +85,7 @@ tile_chunk(const Product p)
 LLMC_INLINE int
 tile_widens(const Product p)
 {
-	return act_tile_bytes(p) && (DOT_BYTES_ROOM >> w_width(p.w)) < 8;
+	return act_tile_bytes(p) && (DOT_BYTES_ROOM >> w_width(p.w)) < 8 / p.w.halves;
 }
 
 /* --- a chunk -------------------------------------------------------------------------------------------------------- */
@@ -110,8 +110,8 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 				o->q[(b * steps + i) * TILE_H + h] = act_tile_bytes(p) ? w_bytes(p.w, k, i) : w_words(p.w, k, i);
 			LLMC_EACH(s, p.w.halves, 2)
 				o->scale[(b * p.w.halves + s) * TILE_H + h] = w_scale(p.w, k, s);
-			if (p.w.min)
-				o->min[b * TILE_H + h] = w_min(p.w, k);
+			LLMC_EACH(s, p.w.min ? p.w.halves : 0, 2)
+				o->min[(b * p.w.halves + s) * TILE_H + h] = w_min(p.w, k, s);
 		}
 }
 
@@ -224,7 +224,7 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 	const int parts = widens ? 2 : halves, N = steps / parts;
 	const uint8_t *x = a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)first * (size_t)act_block_bytes(p);
 	const size_t at = (size_t)t0 * (size_t)blocks + (size_t)first;
-	const float *const scales = a->d + at, *const totals = a->s + at;
+	const float *const scales = a->d + at, *const totals = a->s + at * (size_t)halves;
 	const int32_t *const offsets = a->z + at * (size_t)halves;
 	tile_sum *const d = sum->d + t0, *const mins = sum->m + t0;
 
@@ -278,11 +278,11 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 		LLMC_UNROLL
 		for (int h = 0; h < TILE_H; h++)
 			m[t][h] = mins[t].v[h];
-	for (int b = 0; b < n; b++)
+	for (int b = 0; b < n * halves; b++)
 		LLMC_EACH(t, T, TILE_T)
 			LLMC_UNROLL
 			for (int h = 0; h < TILE_H; h++)
-				m[t][h] = vf_fma(w->min[b * TILE_H + h], vf_set1(totals[t * blocks + b]), m[t][h]);
+				m[t][h] = vf_fma(w->min[b * TILE_H + h], vf_set1(totals[t * blocks * halves + b]), m[t][h]);
 	LLMC_EACH(t, T, TILE_T)
 		LLMC_UNROLL
 		for (int h = 0; h < TILE_H; h++)

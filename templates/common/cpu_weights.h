@@ -5,7 +5,7 @@
  *   w_shared, w_next, w_block   where a block is, and the scales it shares (w_at)
  *                           |
  *        +------------------+-------------------+--------------------+
- *   w_bytes(k, i)      w_words(k, i)       w_scale(k, h)         w_min(k)
+ *   w_bytes(k, i)      w_words(k, i)       w_scale(k, h)         w_min(k, h)
  *   columns 4i..4i+3   columns 2i, 2i+2    fp32 of half h        fp32, added to each
  *   as u8 + offset     (even i) as s16     (16 or 32 columns)    element
  *        |                  |
@@ -17,11 +17,12 @@
  *
  * The file_ functions read the same formats in the order of a file, for gather.
  *
- * Bytes a block and row: 4 * bits of elements, 2 or 4 of scales (Q4_K and Q5_K 2.5, Q6_K 2.25). */
+ * Bytes a block and row: 4 * bits of elements, 2 or 4 of scales (Q4_K and Q5_K 2.5, Q6_K 2.25); of codes: common/llmc_codes.h. */
 #ifndef LLMC_CPU_WEIGHTS_H
 #define LLMC_CPU_WEIGHTS_H
 
 #include "common/cpu_dot.h"
+#include "common/llmc_codes.h"
 
 /* What codes stand for, where it is not the number that they are */
 enum {
@@ -39,6 +40,7 @@ typedef struct Weight {
 	int group;    /* columns that share a scale and a zero point, which is what min becomes; 0: not that kind */
 	int wide;     /* 1: the group's scale is fp32 */
 	int code;     /* see above; groups of such have no zero point */
+	int kind;     /* an llmc_codes_kind, which says what words of codes are; bits: of what w_bytes makes of them */
 } Weight;
 
 #define W_f32  ((Weight){ .bits = 32 })
@@ -52,6 +54,20 @@ typedef struct Weight {
 #define W_q4_k ((Weight){ .bits = 4, .halves = 1, .min = 1, .super = 1 })
 #define W_q5_k ((Weight){ .bits = 5, .halves = 1, .min = 1, .super = 1 })
 #define W_q6_k ((Weight){ .bits = 6, .halves = 2, .super = 1 })
+#define W_codes(which, halves_, min_) ((Weight){ .bits = llmc_codes_of(which).bits, .halves = halves_, .min = min_, .super = (which) != CODES_iq4_nl, .kind = which })
+#define W_q2_k    W_codes(CODES_q2_k, 2, 1)
+#define W_q3_k    W_codes(CODES_q3_k, 2, 0)
+#define W_iq4_nl  W_codes(CODES_iq4_nl, 1, 0)
+#define W_iq4_xs  W_codes(CODES_iq4_xs, 1, 0)
+#define W_iq3_s   W_codes(CODES_iq3_s, 1, 0)
+#define W_iq3_xxs W_codes(CODES_iq3_xxs, 1, 0)
+#define W_iq2_s   W_codes(CODES_iq2_s, 2, 0)
+#define W_iq2_xs  W_codes(CODES_iq2_xs, 2, 0)
+#define W_iq2_xxs W_codes(CODES_iq2_xxs, 1, 0)
+#define W_iq1_s   W_codes(CODES_iq1_s, 1, 0)
+#define W_iq1_m   W_codes(CODES_iq1_m, 2, 0)
+#define W_tq1_0   W_codes(CODES_tq1_0, 1, 0)
+#define W_tq2_0   W_codes(CODES_tq2_0, 1, 0)
 #define W_group(b, columns, w) ((Weight){ .bits = b, .halves = 1, .min = 1, .group = columns, .wide = w })
 #define W_u4_32      W_group(4, 32, 0)
 #define W_u4_128     W_group(4, 128, 0)
@@ -90,6 +106,8 @@ w_offset(const Weight w)
 {
 	if (w.code == W_E2M1)
 		return 12;
+	if (w.kind)
+		return llmc_codes_of((llmc_codes_kind)w.kind).zero;
 	return w.min && w.bits < 8 ? 0 : 1 << (w.bits - 1);
 }
 
@@ -97,6 +115,8 @@ w_offset(const Weight w)
 LLMC_INLINE int
 w_quant_bytes(const Weight w)
 {
+	if (w.kind)
+		return llmc_codes_of((llmc_codes_kind)w.kind).words * 4 * VL;
 	return (w.bits == 6 ? 24 : w.bits * 4) * VL;
 }
 
@@ -104,6 +124,10 @@ w_quant_bytes(const Weight w)
 LLMC_INLINE int
 w_head_bytes(const Weight w)
 {
+	const llmc_codes_shape s = llmc_codes_of((llmc_codes_kind)w.kind);
+
+	if (w.kind)
+		return (2 + 2 * s.min + s.columns / 32 * (s.scales + s.high)) * VL;
 	if (w.super)
 		return (w.min ? 4 + 8 * 2 : 2 + 8 * w.halves) * VL;
 	if (w.group)
@@ -257,6 +281,8 @@ w_shared(const Weight w, const uint8_t *group, int b)
 		return k;
 	}
 	k.d = w_halves(k.head);
+	if (w.kind && llmc_codes_of((llmc_codes_kind)w.kind).factor < 1)
+		k.d *= vf_set1(llmc_codes_of((llmc_codes_kind)w.kind).factor);
 	if (w.min)
 		k.m = w_halves(k.head + 2 * VL);
 	if (w.min && w.super)
@@ -282,29 +308,131 @@ w_block(const Weight w, const uint8_t *group, int b)
 	return k;
 }
 
+/* --- codes ------------------------------------------------------------------------------------------------------------- */
+/* entry x[lane] of a table */
+LLMC_INLINE vi
+w_look(const unsigned *table, vi x)
+{
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_i32gather_epi32((__m512i)x, (const int *)table, 4);
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_i32gather_epi32((const int *)table, (__m256i)x, 4);
+#else
+	vi v;
+	for (int i = 0; i < VL; i++)
+		v[i] = (int32_t)table[x[i]];
+	return v;
+#endif
+}
+
+/* each byte of x, 0 to 15, as its entry in a table of 16 bytes */
+LLMC_INLINE vi
+w_sixteen(const uint8_t *table, vi x)
+{
+#if defined(VF_NATIVE_512)
+	return (vi)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)table)), (__m512i)x);
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vi)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)table)), (__m256i)x);
+#else
+	for (int i = 0; i < VL; i++) {
+		uint32_t v = (uint32_t)x[i];
+		x[i] = (int32_t)(table[v & 15] | (uint32_t)table[v >> 8 & 15] << 8 | (uint32_t)table[v >> 16 & 15] << 16 | (uint32_t)table[v >> 24] << 24);
+	}
+	return x;
+#endif
+}
+
 /* twice the numbers of E2M1 that four codes in the bytes of a lane are, + 12 */
 LLMC_INLINE vi
 w_doubled(vi v)
 {
-	typedef uint8_t bytes __attribute__((vector_size(16)));
-	const bytes table = { 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0 };
-#if defined(VF_NATIVE_512)
-	return (vi)_mm512_shuffle_epi8(_mm512_broadcast_i32x4((__m128i)table), (__m512i)v);
-#elif VL == 8 && defined(VF_HAVE_256)
-	return (vi)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256((__m128i)table), (__m256i)v);
-#else
-	vi out;
-	for (int i = 0; i < VL; i++) {
-		uint32_t lane = (uint32_t)v[i];
-		out[i] = (int32_t)(table[lane & 15] | table[lane >> 8 & 15] << 8 | table[lane >> 16 & 15] << 16 | (uint32_t)table[lane >> 24 & 15] << 24);
+	static const uint8_t table[16] = { 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0 };
+
+	return w_sixteen(table, v);
+}
+
+/* the bytes of scales or of indices' upper bits of the 32 columns at hand */
+LLMC_INLINE const uint8_t *
+w_side(const Weight w, w_at k, int high)
+{
+	const llmc_codes_shape s = llmc_codes_of((llmc_codes_kind)w.kind);
+	const uint8_t *p = k.head + (2 + 2 * s.min) * VL;
+
+	return high ? p + (8 * s.scales + k.sub * s.high) * VL : p + k.sub * s.scales * VL;
+}
+
+/* w_bytes of columns 4 i .. 4 i + 3: common/llmc_codes.h, on VL rows */
+LLMC_INLINE vi
+w_codes_bytes(const Weight w, w_at k, int i)
+{
+	static const uint8_t iq4[16] = LLMC_IQ4, iq3_xxs[16] = LLMC_IQ3_XXS, iq3_s[16] = LLMC_IQ3_S, iq2[16] = LLMC_IQ2;
+	const llmc_codes_kind kind = (llmc_codes_kind)w.kind;
+	const unsigned *const grid = llmc_codes_grid(kind);
+	const vi one = vi_all(0x01010101), byte = vi_all(255);
+	vi v, x;
+
+	switch (kind) {
+	case CODES_iq4_nl:
+	case CODES_iq4_xs:
+		v = vi_load(k.quant + 4 * VL * (i & 3));
+		return w_sixteen(iq4, (i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f));
+	case CODES_iq3_s:
+	case CODES_iq3_xxs:
+		x = vi_load(k.quant + 4 * VL * (i / 4)) >> 8 * (i & 3) & byte;
+		if (kind == CODES_iq3_s)
+			x |= (vi_of_u8(w_side(w, k, 1)) >> i & vi_all(1)) << 8;
+		v = w_look(grid, x) | (vi_load(k.quant + 8 * VL) >> i & one) << 3;
+		return w_sixteen(kind == CODES_iq3_s ? iq3_s : iq3_xxs, v);
+	case CODES_iq2_s:
+	case CODES_iq2_xs:
+	case CODES_iq2_xxs:
+		x = vi_load(k.quant) >> 8 * (i / 2) & byte;
+		if (kind != CODES_iq2_xxs)
+			x |= (vi_of_u8(w_side(w, k, 1)) >> 2 * (i / 2) & vi_all(3)) << 8;
+		v = w_look(grid, x) >> 4 * (i & 1) & vi_all(0x03030303);
+		return w_sixteen(iq2, v | (vi_load(k.quant + 4 * VL) >> i & one) << 2);
+	case CODES_iq1_s:
+	case CODES_iq1_m: {
+		const vi high = vi_of_u16(w_side(w, k, 1));
+		x = (vi_load(k.quant) >> 8 * (i / 2) & byte) | (high >> 3 * (i / 2) & vi_all(7)) << 8;
+		v = (w_look(grid, x) >> 4 * (i & 1) & vi_all(0x03030303)) << 3;
+		x = high >> (kind == CODES_iq1_s ? 15 : 12 + i / 2) & vi_all(1);
+		x |= x << 8;
+		return v + vi_all(0x09090909) - ((x | x << 16) << 1);
 	}
-	return out;
-#endif
+	default:
+		v = vi_load(k.quant + 4 * VL * (i / 4)) >> 2 * (i & 3) & vi_all(0x03030303);
+		if (kind == CODES_q3_k)
+			v |= (vi_load(k.quant + 8 * VL) >> i & one) << 2;
+		return v;
+	}
+}
+
+LLMC_INLINE vf
+w_codes_scale(const Weight w, w_at k, int half)
+{
+	const uint8_t *p = w_side(w, k, 0);
+
+	switch ((llmc_codes_kind)w.kind) {
+	case CODES_q2_k: return k.d * vf_of_vi(vi_of_u8(p + half * VL) & vi_all(15));
+	case CODES_q3_k: return k.d * vf_of_vi(vi_of_s8(p + half * VL));
+	case CODES_iq4_xs:
+	case CODES_iq3_s:
+	case CODES_iq3_xxs:
+	case CODES_iq2_xxs: return k.d * vf_of_vi(vi_of_s8(p));
+	case CODES_iq2_s:
+	case CODES_iq2_xs:
+	case CODES_iq1_m: return k.d * vf_of_vi((vi_of_u8(p) >> 4 * half & vi_all(15)) * 2 + vi_all(1));
+	case CODES_iq1_s: return k.d * vf_of_vi((vi_of_u16(w_side(w, k, 1)) >> 12 & vi_all(7)) * 2 + vi_all(1));
+	default: return k.d;
+	}
 }
 
 LLMC_INLINE vi
 w_bytes(const Weight w, w_at k, int i)
 {
+	if (w.kind)
+		return w_codes_bytes(w, k, i);
 	if (w.bits == 8)
 		return vi_load(k.quant + 4 * VL * i) ^ vi_all((int32_t)0x80808080);
 	/* nibbles, behind the fifth bits or before the upper pairs */
@@ -326,13 +454,13 @@ w_bytes(const Weight w, w_at k, int i)
 LLMC_INLINE vi
 w_words(const Weight w, w_at k, int i)
 {
-	if (w.bits == 8) {
+	if (w.bits == 8 && !w.kind) {
 		vw v = (vw)vi_load(k.quant + 4 * VL * (i / 2));
 		return (vi)(i & 1 ? v >> 8 : v << 8 >> 8);
 	}
 	vi v = w_bytes(w, k, i / 2);
 	v = (i & 1 ? v >> 8 : v) & vi_all(0x00ff00ff);
-	return w.min ? v : (vi)((vw)v - (vw)vi_all(w_offset(w) * 0x10001));
+	return w_offset(w) ? (vi)((vw)v - (vw)vi_all(w_offset(w) * 0x10001)) : v;
 }
 
 LLMC_INLINE vf
@@ -340,6 +468,8 @@ w_scale(const Weight w, w_at k, int half)
 {
 	if (w.code && w.halves == 2)
 		return k.d * w_e4m3(vi_of_u8(k.head + (4 + 2 * k.sub + half) * VL));
+	if (w.kind)
+		return w_codes_scale(w, k, half);
 	if (!w.super)
 		return k.d;
 	if (w.min)
@@ -348,8 +478,10 @@ w_scale(const Weight w, w_at k, int half)
 }
 
 LLMC_INLINE vf
-w_min(const Weight w, w_at k)
+w_min(const Weight w, w_at k, int half)
 {
+	if (w.kind)
+		return k.m * vf_of_vi(vi_of_u8(w_side(w, k, 0) + half * VL) >> 4);
 	if (w.super)
 		k.m *= vf_of_vi(vi_of_u8(k.head + (4 + 2 * k.sub + 1) * VL));
 	return k.m;
@@ -384,6 +516,8 @@ file_float(const Weight w, const uint8_t *p)
 LLMC_INLINE int
 file_bytes(const Weight w)
 {
+	if (w.kind)
+		return llmc_codes_of((llmc_codes_kind)w.kind).bytes;
 	if (w.group)
 		return 2 + 2 * w.wide + !w.code + w.group * w.bits / 8;
 	if (w.code)
@@ -488,9 +622,20 @@ file_fp4(const Weight w, const uint8_t *p, float *y)
 }
 
 LLMC_INLINE void
+file_codes(const Weight w, const uint8_t *p, float *y)
+{
+	llmc_codes c;
+
+	llmc_codes_read((llmc_codes_kind)w.kind, p, &c);
+	llmc_codes_values((llmc_codes_kind)w.kind, &c, file_f16((const uint8_t *)&c.d), file_f16((const uint8_t *)&c.m), y);
+}
+
+LLMC_INLINE void
 file_block(const Weight w, const uint8_t *p, float *y)
 {
-	if (w.group)
+	if (w.kind)
+		file_codes(w, p, y);
+	else if (w.group)
 		file_group(w, p, y);
 	else if (w.code)
 		file_fp4(w, p, y);

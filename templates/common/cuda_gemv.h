@@ -99,7 +99,7 @@ template <class G, class E> struct gemv_stream {
 #pragma unroll
 			for (int p = 0; p < S::PLANES; p++)
 				at[p] += unit_step(p, lane & 3);
-			if (at[0] >= stop * 64) {
+			if (at[0] >= stop * (S::place(0, 1, 0) - S::place(0, 0, 0))) {
 				group += 2;
 				aim();
 			}

@@ -24,7 +24,7 @@
  *   UNIT            columns of a unit of these rows
  *   CHUNKS          a unit comes apart in so many chunks of 8 weights a lane: 32 columns a row, two mma
  *   stage, fragment a group's unit in shared memory; a lane's part of it in registers
- *   place           bytes from a row's begin to what lane t asks for of a unit in each of PLANES planes; the first one's units are 64 bytes apart
+ *   place           bytes from a row's begin to what lane t asks for of a unit in each of PLANES planes
  *   prefetch, load  cp.async of a unit from these places to its stage, 16 bytes a lane and less for scales; the stage to registers, when it has
  *                   come. A lane loads what it asked for itself, but for fields that its quad shares (QUADS: the warp meets before and after)
  *   scales, chunk   what a unit's chunks share; a chunk as registers of an mma: chunk<false> as weight times GAIN, rounded to 11 bits;
@@ -192,5 +192,6 @@ w_nibble_chunk(unsigned (&b)[4], unsigned word, const unsigned (&low)[2], const 
 #include "common/cuda_weights_k.h"
 #include "common/cuda_weights_groups.h"
 #include "common/cuda_weights_fp4.h"
+#include "common/cuda_weights_codes.h"
 
 #endif

@@ -36,6 +36,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "kernels"))
 import expand as E  # noqa: E402
+from code_blocks import CODES  # noqa: E402
 
 TEMPLATES = ROOT / "templates"
 BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
@@ -44,8 +45,11 @@ REAL = os.environ.get("LLMC_TEST_GPU") == "1"
 BLOCK = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
 GROUP = ("u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128", "nf4_32", "nf4_64", "fp4_32", "fp4_64")
 FP4 = ("mxfp4", "nvfp4")
-PACKED = BLOCK + FP4 + GROUP
+CODE = tuple(CODES)
+CODE_SAMPLE = ("q2_k", "q3_k", "iq4_nl", "iq4_xs", "iq3_s", "iq2_xs", "iq1_m")  # each has something that no other has
+PACKED = BLOCK + FP4 + CODE + GROUP
 DTYPES = ["f32", "f16", "bf16", *PACKED]
+EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
 PAGE = 32
 GUARD = 256  # bytes before and after each output
 ITEM = {"f32": np.float32, "i32": np.int32, "u8": np.uint8, "f16": np.uint16, "bf16": np.uint16}
@@ -53,6 +57,11 @@ ITEM = {"f32": np.float32, "i32": np.int32, "u8": np.uint8, "f16": np.uint16, "b
 
 class Finding(AssertionError):
     """What the emulator found, or a launch that failed."""
+
+
+def super_block(dtype):
+    """Is a block of the type 256 columns?"""
+    return dtype.endswith("_k") or CODES.get(dtype, [0])[0] == 256
 
 
 # ---- templates ----------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ import functools
 import numpy as np
 
 import cuda_harness as H
+from code_blocks import CODES, blocks
 
-SOURCES = ["formats/dtype.c", "formats/dequant.c", "formats/layout_packed.c"]
+SOURCES = ["formats/dtype.c", "formats/dequant.c", "formats/layout_packed.c", "formats/layout_codes.c"]
 
 
 @functools.lru_cache
@@ -35,8 +36,11 @@ class Weights:
         assert n > 0, f"{cols} columns do not fit {dtype}"
         file = np.zeros((rows, n), np.uint8)
         x = (rng.standard_normal((rows, cols)) * scale).astype(np.float32)
-        for r in range(rows):
-            so.quant_row(d, x[r].ctypes.data, file[r].ctypes.data, cols)
+        if dtype in CODES:
+            file = blocks(rng, dtype, (rows, cols // CODES[dtype][0]), scale * 1e-2).reshape(rows, n)
+        else:
+            for r in range(rows):
+                so.quant_row(d, x[r].ctypes.data, file[r].ctypes.data, cols)
         if raw and dtype in H.BLOCK:
             block = n // (cols // (256 if dtype.endswith("k") else 32))
             b = file.reshape(rows, -1, block)

@@ -1,6 +1,9 @@
 """Matrices for the tests of products: bytes as the device has them (layouts row and planes), and their values. The definitions of the
-block formats are ggml's, written down anew."""
+block formats are ggml's, written down anew, but for those that are codes."""
 import numpy as np
+
+from code_blocks import CODES
+from cuda_weights import Weights
 
 
 TABLES = {  # of bitsandbytes 0.50
@@ -65,6 +68,9 @@ def make(r, rows, cols, dtype):
             return h.view(np.uint16), h.astype(np.float64)
         h = bf16(w)
         return h, (h.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if dtype in CODES:  # as formats/dequant.c has them, which is held to the gguf package
+        w = Weights(dtype, rows, cols, seed=int(r.integers(1 << 30)))
+        return w.packed, w.value.astype(np.float64)
     if dtype.endswith("_k"):
         nb = cols // 256
         d = half(r, (rows, nb), 1e-4, 3e-4)

@@ -7,7 +7,7 @@ from cuda_weights import Weights
 
 
 def columns(dtype):
-    return 1280 if dtype.endswith("k") or "_128" in dtype else 1088 if dtype in H.PACKED else 203
+    return 1280 if H.super_block(dtype) or "_128" in dtype else 1088 if dtype in H.PACKED else 203
 
 
 def norm(x, kind, w=None, b=None, eps=1e-5, plus=0):
@@ -43,7 +43,7 @@ def rows(rng, n, cols):
     return rng.standard_normal((n, cols)).astype(np.float32) * np.exp(rng.standard_normal((n, 1))).astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", *H.BLOCK, *H.FP4, "u4_128_f32", "u8_32", "f8_32", "nf4_64"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", *H.BLOCK, *H.FP4, *(H.CODE if H.EVERY else ("q2_k", "iq3_s")), "u4_128_f32", "u8_32", "f8_32", "nf4_64"])
 def test_matmul(dtype):
     cols, n_rows, n = columns(dtype), 37, 11
     rng = np.random.default_rng(5)

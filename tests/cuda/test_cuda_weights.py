@@ -10,7 +10,7 @@ READER = H.ROOT / "tests" / "cuda" / "read_weights.cu.in"
 
 @pytest.mark.parametrize("dtype", H.DTYPES)
 def test_units_are_the_columns_they_say(dtype):
-    sizes = [768] if dtype.endswith("k") else [384] if "_128" in dtype else [64, 448] if "_64" in dtype or dtype == "nvfp4" else [32, 608] if dtype in H.PACKED else [64, 203]
+    sizes = [768] if H.super_block(dtype) else [384] if "_128" in dtype else [64, 448] if "_64" in dtype or dtype == "nvfp4" else [32, 608] if dtype in H.PACKED else [64, 203]
     for cols in sizes:
         k = H.build(READER, "sm_90a", W_DTYPE=dtype, HIDDEN=cols, SCALE=1.0)
         w = Weights(dtype, 5, cols, raw=True)

@@ -8,7 +8,7 @@ from cuda_weights import Weights
 from test_cuda_matmul import act, norm, rows
 from test_qkv import Case
 
-TYPES = ["bf16", "f16", *H.BLOCK, *H.FP4, "u4_32", "u4_128_f32", "u8_32_f32", "u8_128", "f8_32", "f8_128", "nf4_32", "fp4_64"]
+TYPES = ["bf16", "f16", *H.BLOCK, *H.FP4, *(H.CODE if H.EVERY else H.CODE_SAMPLE), "u4_32", "u4_128_f32", "u8_32_f32", "u8_128", "f8_32", "f8_128", "nf4_32", "fp4_64"]
 
 
 def tolerance(dtype, n=8):
@@ -36,7 +36,7 @@ def run(op, arch, p, n, args, bucket=0, sms=4, mode="fast", seed=1, out_row=None
 
 def columns(dtype):
     """More than the warps' one unit each, and the last one with as little in it as the type allows."""
-    return 1280 if dtype[-1] == "k" or "_128" in dtype else 1344 if "_64" in dtype or dtype == "nvfp4" else 1312 if dtype in H.PACKED else 712
+    return 1280 if H.super_block(dtype) or "_128" in dtype else 1344 if "_64" in dtype or dtype == "nvfp4" else 1312 if dtype in H.PACKED else 712
 
 
 # every type, each number of rows that is a case of its own: 1, 3 of 4, 8 (in slices where x is too much), 9 (two turns)

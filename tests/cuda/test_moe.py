@@ -109,6 +109,7 @@ FFNS = {
     "f16":    dict(n=4, top_k=1, hidden=40, width=24, rows=20, dtypes=("f16",) * 3, used=2),
     "q4_0":   dict(n=6, top_k=3, hidden=96, width=64, rows=5, dtypes=("q4_0",) * 3),
     "mixed":  dict(n=8, top_k=2, hidden=256, width=256, rows=2, dtypes=("q4_k", "q5_k", "q6_k")),
+    "codes":  dict(n=5, top_k=2, hidden=256, width=256, rows=3, dtypes=("iq3_xxs", "iq2_xs", "iq4_nl")),
     "q8_0":   dict(n=128, top_k=8, hidden=64, width=32, rows=1, dtypes=("q8_0", "q8_0", "q5_1")),
 }
 

@@ -87,12 +87,13 @@ CASES = {
     "sm_80 hidden 576":   ("sm_80", (3, 1, 576, 96, ("q4_0",) * 3), [(17, None, None, "fast", 0), (140, 2, 1, "fast", 1)]),
     "sm_120a all to one": ("sm_120a", (40, 1, 64, 24, ("bf16",) * 3), [(150, None, 37, "check", 2), (33, 2, None, "fast", 0)]),
     "sm_89 k formats":    ("sm_89", (2, 1, 256, 256, ("q4_k", "q4_k", "q6_k")), [(40, None, None, "fast", 0)]),
+    "sm_89 codes":        ("sm_89", (5, 2, 256, 256, ("iq2_s", "iq2_s", "q3_k")), [(40, None, None, "fast", 0)]),
     "sm_86 two kinds":    ("sm_86", (4, 2, 64, 64, ("bf16", "bf16", "q8_0")), [(40, None, None, "fast", 1)]),
 }
 if EVERY:
     for a in "sm_80", "sm_86", "sm_100a", "sm_120a":
         for d in H.DTYPES[1:]:
-            wide = 256 if d.endswith("_k") else 128 if d in H.GROUP else 96
+            wide = 256 if H.super_block(d) else 128 if d in H.GROUP else 96
             CASES[f"{a} {d}"] = (a, (5, 3, wide, wide, (d,) * 3), [(n, None, None, "fast", n % 2) for n in (1, 9, 64, 130)] + [(40, 3, 1, "check", 2)])
 
 

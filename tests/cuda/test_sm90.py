@@ -38,9 +38,9 @@ def test_matmul_checked(n, rows, cols, dtype):
     matmul(n, rows, cols, dtype, mode="check", seed=2, bias=False)
 
 
-@pytest.mark.parametrize("dtype", ["q8_0", "q4_k"])  # others: test_gemm.py, the same unpacking
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "iq4_xs"])  # others: test_gemm.py, the same unpacking
 def test_matmul_of_blocks(dtype):
-    matmul(150, 200, 512 if dtype.endswith("k") else 320, dtype, seed=1)
+    matmul(150, 200, 512 if H.super_block(dtype) else 320, dtype, seed=1)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "q5_0"])

@@ -10,6 +10,7 @@ from gguf.quants import dequantize, quantize
 
 import harness as H
 import kv_types as K
+from code_blocks import CODES, blocks
 
 F = np.float32
 ROWS = [1, 3, 37]
@@ -140,9 +141,10 @@ COLS, TABLE = 512, 37
 QUANT = gguf.GGMLQuantizationType
 BLOCKS = {"q4_0": QUANT.Q4_0, "q4_1": QUANT.Q4_1, "q5_0": QUANT.Q5_0, "q5_1": QUANT.Q5_1, "q8_0": QUANT.Q8_0,
           "q4_k": QUANT.Q4_K, "q5_k": QUANT.Q5_K, "q6_k": QUANT.Q6_K}
+BLOCKS |= {n: QUANT[n.upper()] for n in CODES}
 BYTES = {"q4_k": 144, "q5_k": 176, "q6_k": 210}
 HALVES = {"q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208]}
-ENUM = "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k u4_32 u4_128 u4_32_f32 u4_128_f32 u8_32 u8_128 u8_32_f32 u8_128_f32 f8_32 f8_128 i32 i64".split()
+ENUM = "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k {} u4_32 u4_128 u4_32_f32 u4_128_f32 u8_32 u8_128 u8_32_f32 u8_128_f32 f8_32 f8_128 i32 i64".format(" ".join(CODES)).split()
 
 
 def table_of(dtype):
@@ -156,7 +158,9 @@ def table_of(dtype):
     if dtype == "bf16":
         h = (x.view(np.uint32) >> 16).astype(np.uint16)
         return h.view(np.uint8), (h.astype(np.uint32) << 16).view(F)
-    if dtype in BYTES: # the package reads these but does not write them: any bytes with sane scales
+    if dtype in CODES:
+        raw = blocks(rng, dtype, (TABLE, COLS // CODES[dtype][0])).reshape(TABLE, -1)
+    elif dtype in BYTES: # the package reads these but does not write them: any bytes with sane scales
         b = rng.integers(0, 256, (TABLE, COLS // 256, BYTES[dtype]), dtype=np.uint8)
         for at in HALVES[dtype]:
             b[..., at:at + 2] = rng.uniform(-1, 1, b.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
@@ -169,7 +173,7 @@ def table_of(dtype):
 @functools.cache
 def packer():
     so = H.CACHE / "packer.so"
-    src = [str(H.ROOT / p) for p in ("formats/layout_packed.c", "formats/dequant.c", "formats/dtype.c")]
+    src = [str(H.ROOT / p) for p in ("formats/layout_packed.c", "formats/layout_codes.c", "formats/dequant.c", "formats/dtype.c")]
     H.CACHE.mkdir(parents=True, exist_ok=True)
     subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", f"-I{H.ROOT}", *src, "-o", str(so), "-lm"], check=True)
     return C.CDLL(str(so))
@@ -192,8 +196,10 @@ def packed(dtype, raw, r):
 
 def embeddings():
     wide = H.TARGETS[-1] if H.RUNS["v3"] else "generic"
-    for dtype in ENUM[:11]:
+    for dtype in (*ENUM[:11], "q2_k", "iq4_xs", "iq3_s", "iq2_xxs", "iq1_m", "tq1_0"):
         yield dtype, "row", V
+    for dtype in CODES:
+        yield dtype, "r4", "generic"
     for dtype in ("f32", "bf16", "q4_0", "q4_1", "q5_1", "q8_0", "q4_k", "q6_k"):
         yield dtype, H.LAYOUT[V], V
     for dtype in ("q4_1", "q5_k", "q6_k"):

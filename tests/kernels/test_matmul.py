@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 import harness as H
+from code_blocks import CODES, MINS, blocks
 
-DTYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "nvfp4",
+DTYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "nvfp4", *CODES,
           "u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128", "nf4_32", "nf4_64", "fp4_32", "fp4_64"]
 NUMBER = {n: i for i, n in enumerate(DTYPES)}  # formats/dtype.h, checked below
-SMALL = {"q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q8_0": 8, "q4_k": 4, "q5_k": 5, "q6_k": 6, "mxfp4": 4, "nvfp4": 4, **{n: int(n[1]) for n in DTYPES if n[0] == "u"}}
+SMALL = {"q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q8_0": 8, "q4_k": 4, "q5_k": 5, "q6_k": 6, "mxfp4": 4, "nvfp4": 4,
+         **{n: c[2] for n, c in CODES.items()}, **{n: int(n[1]) for n in DTYPES if n[0] == "u"}}
 GROUPS = ["u4_32", "u4_128_f32", "u4_128", "u8_32_f32", "u8_128", "f8_32", "f8_128", "nf4_64", "fp4_32"]  # the others differ in one thing from one of these
+CODE_SAMPLE = ["q2_k", "q3_k", "iq4_nl", "iq3_s", "iq1_m"]  # the others: iq4_xs, iq2_s have what two of these have
 # Compiling is what takes time: v4 as this machine has it, its portable definition elsewhere (and once more below)
 TARGETS = [t for t in H.TARGETS if t != "v4p" or "v4" not in H.TARGETS]
 WIDE = [t for t in TARGETS if t != "generic"]
@@ -29,7 +32,7 @@ def lib():
     out = H.CACHE / "layout.so"
     H.CACHE.mkdir(parents=True, exist_ok=True)
     src = [str(p) for d in ("formats", "runtime/weights") for p in sorted((H.ROOT / d).glob("*.c"))
-           if p.name in ("dtype.c", "dequant.c", "layout.c", "layout_packed.c")]
+           if p.name in ("dtype.c", "dequant.c", "layout.c", "layout_packed.c", "layout_codes.c")]
     subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{H.ROOT}", f"-I{H.ROOT}/include", *src,
                     "-o", str(out), "-lm"], check=True)
     so = C.CDLL(str(out))
@@ -59,10 +62,13 @@ class Weights:
             x = np.ones((rows, cols), np.float32)
         else:
             x = rng.standard_normal((rows, cols)).astype(np.float32)
-        for r in range(rows):
-            lib.quant_row(d, x[r].ctypes.data, self.file[r].ctypes.data, cols)
-        if extreme:
-            self._all_extreme(rng)
+        if dtype in CODES:
+            self.file = blocks(rng, dtype, (rows, cols // CODES[dtype][0]), ends=extreme).reshape(rows, n)
+        else:
+            for r in range(rows):
+                lib.quant_row(d, x[r].ctypes.data, self.file[r].ctypes.data, cols)
+            if extreme:
+                self._all_extreme(rng)
         self.value = np.zeros((rows, cols), np.float32)
         for r in range(rows):
             lib.dequant_row(d, self.file[r].ctypes.data, self.value[r].ctypes.data, cols)
@@ -161,15 +167,17 @@ def run_rows(kernel, x, w, rows, parts=1, extra=None, order=None, threads=False)
 
 def columns(dtype):
     """Several chunks of a tile, the last one shorter."""
-    return 768 if dtype.endswith("k") else 640 if "_128" in dtype or "_64" in dtype or dtype == "nvfp4" else 608 if dtype in SMALL or "_32" in dtype else 203
+    return 768 if dtype.endswith("k") or CODES.get(dtype, [0])[0] == 256 else 640 if "_128" in dtype or "_64" in dtype or dtype == "nvfp4" else \
+        608 if dtype in SMALL or "_32" in dtype else 203
 
 
 ROWS = 43
-MORE = [(t, d, b) for t, d, b in (("vnni", "q4_1", 8), ("vnni", "q8_0", 16), ("amx", "q4_0", 16), ("amx", "q6_k", 8), ("amx", "bf16", 16), ("amx", "f16", 16))
+MORE = [(t, d, b) for t, d, b in (("vnni", "q4_1", 8), ("vnni", "q8_0", 16), ("amx", "q4_0", 16), ("amx", "q6_k", 8), ("amx", "q2_k", 16), ("amx", "bf16", 16), ("amx", "f16", 16))
         if t in H.MORE] if not EVERY else [(t, d, b) for t in H.MORE for d in DTYPES for b in (16, 8) if b == 16 or d in SMALL]
-VARIANTS = MORE + [(t, d, 16) for t in WIDE for d in DTYPES[:13] + GROUPS] + \
-    [(t, d, 8) for t in WIDE for d in ("q4_1", "q5_0", "q5_k", "q6_k", "q8_0", "u4_128", "u8_128")] + \
-    [("generic", d, 16) for d in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "u4_128", "u8_32", "f8_128", "mxfp4", "nf4_64")] + [("generic", "q4_1", 8)]
+VARIANTS = MORE + [(t, d, 16) for t in WIDE for d in DTYPES[:13] + (list(CODES) if EVERY else CODE_SAMPLE) + GROUPS] + \
+    [(t, d, 8) for t in WIDE for d in ("q4_1", "q5_0", "q5_k", "q6_k", "q8_0", "u4_128", "u8_128", *(CODES if EVERY else ["q2_k"]))] + \
+    [("generic", d, 16) for d in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "u4_128", "u8_32", "f8_128", "mxfp4", "nf4_64",
+                                  *(CODES if EVERY else ["iq2_xs"]))] + [("generic", "q4_1", 8)]
 
 
 @pytest.mark.parametrize("target,dtype,bits", VARIANTS)
@@ -186,7 +194,7 @@ def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
     all_rows = run_rows(k, x, packed, ROWS)
     xs = seen(x, dtype, bits)
     mags = np.abs(xs) @ np.abs(w.value.astype(np.float64)).T
-    if dtype in ("q4_1", "q5_1", "q4_k", "q5_k"):  # minimum and scale may cancel: each has its own rounding
+    if dtype in ("q4_1", "q5_1", "q4_k", "q5_k", *MINS):  # minimum and scale may cancel: each has its own rounding
         mags *= 4
     close(all_rows, xs @ w.value.astype(np.float64).T, mags, 3e-6 if dtype in SMALL else 1e-5)
     if bits == 16:
@@ -213,7 +221,7 @@ def test_sums_hold_the_most_extreme_elements(lib, target, dtype, bits):
     x[2] = rng.choice([-32512, 32512, 127, -128, 32383, -32384], cols) / 32512
     want = seen(x, dtype, bits) @ w.value.astype(np.float64).T
     mags = np.abs(seen(x, dtype, bits)) @ np.abs(w.value.astype(np.float64)).T
-    if dtype in ("q4_1", "q5_1", "q4_k", "q5_k"):
+    if dtype in ("q4_1", "q5_1", "q4_k", "q5_k", *MINS):
         mags = mags * 4 + np.abs(x).sum(-1, keepdims=True) * np.abs(w.value).max()
     for m in (1, 2, 7):
         close(run_rows(k, x[:m], packed, ROWS), want[:m], mags[:m], 3e-6)

@@ -76,7 +76,7 @@ blocks_match_the_gguf_package(void **state)
 		free(b);
 	}
 	file_unmap(&m);
-	for (int d = DT_Q4_0; d <= DT_Q6_K; d++) {
+	for (int d = DT_Q4_0; d <= DT_TQ2_0; d++) {
 		assert_true(seen_from[d]);
 		assert_true(seen_to[d] || d >= DT_Q4_K);
 	}
