@@ -651,3 +651,47 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 	}
 	return true;
 }
+
+/* d and, of Q2_K, the minima's factor into a block of codes */
+static void
+put_factors(Dtype d, uint8_t *b, float scale)
+{
+	const uint16_t h = f32_to_f16(scale);
+
+	switch ((llmc_codes_kind)dtype_codes(d)) {
+	case CODES_q2_k:
+		put_f16(b + 80, scale);
+		put_f16(b + 82, 1.5f * scale); /* weights are about 0 in the mean */
+		break;
+	case CODES_q3_k: put_f16(b + 108, scale); break;
+	case CODES_tq1_0: put_f16(b + 52, scale); break;
+	case CODES_tq2_0: put_f16(b + 64, scale); break;
+	case CODES_iq1_m:
+		for (int i = 0; i < 4; i++)
+			b[49 + 2 * i] = (uint8_t)((b[49 + 2 * i] & 15) | (h >> 4 * i & 15) << 4);
+		break;
+	default: put_f16(b, scale); break;
+	}
+}
+
+void
+noise_row(Dtype d, float rms, void *dst, int64_t n)
+{
+	const int bytes = dtype_info(d)->block_bytes, elems = dtype_info(d)->block_elems;
+	uint64_t state = 0x9e3779b97f4a7c15u;
+	uint8_t *b = dst;
+	float y[256];
+
+	for (int64_t i = 0; dtype_codes(d) && i + elems <= n; i += elems, b += bytes) {
+		double sum = 0;
+		for (int k = 0; k < bytes; k++) {
+			state = state * 6364136223846793005u + 1442695040888963407u;
+			b[k] = (uint8_t)(state >> 56);
+		}
+		put_factors(d, b, 1);
+		dequant_row(d, b, y, elems);
+		for (int k = 0; k < elems; k++)
+			sum += (double)y[k] * y[k];
+		put_factors(d, b, sum > 0 ? rms / (float)sqrt(sum / elems) : 0);
+	}
+}

@@ -12,6 +12,8 @@ bool quant_row(Dtype d, const float *src, void *dst, int64_t n);
 /* Of GROUP_DTYPES: so many columns share a scale and a zero point (0: those of a block; n is a whole number of them), and symmetric codes have
  * no zero point but the middle, as EETQ and symmetric GPTQ. Other types: quant_row. */
 bool quant_row_shared(Dtype d, int64_t scale_cols, bool symmetric, const float *src, void *dst, int64_t n);
+/* Of CODE_DTYPES, which have no way back here: any codes, with scales such that the root of the mean square is rms */
+void noise_row(Dtype d, float rms, void *dst, int64_t n);
 
 float    f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f); /* nearest even */

@@ -298,8 +298,8 @@ make_noise(const PlanTensor *t, int64_t *n_blocks)
 
 	for (int64_t i = 0; noise && i < n; i++)
 		f[i] = 0.04f * noise_at((uint64_t)i);
-	if (noise)
-		quant_row(t->dtype, f, noise, n);
+	if (noise && !quant_row(t->dtype, f, noise, n))
+		noise_row(t->dtype, 0.023f, noise, n);
 	free(f);
 	*n_blocks = n / dtype_info(t->dtype)->block_elems;
 	return noise;

@@ -286,6 +286,27 @@ quantised_values_stay_near(void **state)
 }
 
 static void
+noise_has_the_size_that_is_asked_for(void **state)
+{
+	float y[1024];
+	unsigned char b[2048];
+
+	(void)state;
+	for (Dtype d = DT_Q2_K; d <= DT_TQ2_0; d++) {
+		double sum = 0, mean = 0;
+		assert_false(quant_row(d, y, b, 256));
+		noise_row(d, 0.02f, b, 1024);
+		dequant_row(d, b, y, 1024);
+		for (int i = 0; i < 1024; i++) {
+			sum += (double)y[i] * y[i];
+			mean += y[i];
+		}
+		assert_float_equal(sqrt(sum / 1024), 0.02, 1e-4);
+		assert_true(fabs(mean / 1024) < 0.01);
+	}
+}
+
+static void
 integers_become_floats(void **state)
 {
 	int32_t a[3] = { -1, 0, 16777217 };
@@ -339,6 +360,7 @@ main(void)
 		cmocka_unit_test(every_f16_and_bf16_has_its_value),
 		cmocka_unit_test(rounding_is_to_nearest_even),
 		cmocka_unit_test(quantised_values_stay_near),
+		cmocka_unit_test(noise_has_the_size_that_is_asked_for),
 		cmocka_unit_test(integers_become_floats),
 		cmocka_unit_test(groups_have_their_values),
 		cmocka_unit_test(floats_of_four_bits_have_their_values),
