@@ -12,9 +12,12 @@ TYPES = ["bf16", "f16", *H.BLOCK, *H.FP4, *(H.CODE if H.EVERY else H.CODE_SAMPLE
 
 
 def tolerance(dtype, n=8):
-    """Of |x| |w|: bf16 and f16 are exact, x has 16 or 22 bits; so are block formats for one row, but for tables of floats. For more the mma sees them rounded to 11 bits."""
+    """Of |x| |w|: bf16 and f16 are exact, x has 16 or 22 bits; so are block formats for one row, but for tables of floats. For more the mma sees them rounded to 11 bits.
+    Codes are taken from the middle of more bits than their values have: sums of x are larger than what remains."""
     if dtype[:3] in ("nf4", "fp4"):
         return 5e-4
+    if dtype in H.CODE and n == 1:
+        return 1e-5
     return 2e-5 if dtype == "bf16" else 3e-6 if n == 1 or dtype in ("f16", "q4_k", "q5_k") else 5e-4
 
 

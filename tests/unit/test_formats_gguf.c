@@ -143,7 +143,7 @@ put_whole_file(Strbuf *b, uint32_t version)
 	key_u32(b, "general.alignment", 64);
 	matrix(b, "b.weight", 32, 3, 8, 64);
 	tensor(b, "a.weight", 1, (int64_t[]){ 5 }, 0, 0);
-	matrix(b, "c.odd", 256, 1, 10, 192); /* Q2_K: not read, but may be there */
+	matrix(b, "c.odd", 256, 1, 15, 192); /* Q8_K: not read, but may be there */
 	pad(b, 64);
 	strbuf_add(b, (float[]){ 1, 2, 3, 4, 5 }, 20);
 	pad(b, 64);
@@ -221,7 +221,7 @@ reads_keys_and_tensors(void **state)
 		assert_int_equal(((const unsigned char *)t->data)[101], 101);
 		t = gguf_tensor(g, "c.odd");
 		assert_int_equal(t->dtype, DT_NONE);
-		assert_int_equal(t->ggml_type, 10);
+		assert_int_equal(t->ggml_type, 15);
 		assert_null(t->data);
 		assert_null(gguf_tensor(g, "b.weigh"));
 		assert_null(gguf_tensor_at(g, 3));
