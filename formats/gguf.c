@@ -1,12 +1,9 @@
-#include "formats/gguf.h"
+#include "formats/gguf_private.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/arena.h"
-#include "base/file.h"
-#include "formats/names.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read in place, little endian");
 
@@ -14,26 +11,6 @@ enum {
 	MAX_NAME = 65535,       /* bytes of a key, as the format sets it; we hold tensor names to the same */
 	MIN_KEY_BYTES = 8 + 1 + 4 + 1,
 	MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8,
-};
-
-typedef struct Key {
-	const char          *name;
-	GgufType             type, elem;  /* elem: of an array, else the same as type */
-	uint64_t             count;
-	const unsigned char *value;       /* first element; strings: their length field */
-	const uint64_t      *str_at;      /* arrays of strings: where each length field is, from value */
-} Key;
-
-struct Gguf {
-	Arena       arena;
-	FileMap     map;      /* data NULL: memory of the caller */
-	const char *file;     /* for errors */
-	Key        *key;
-	NameEntry  *key_name;
-	size_t      n_key;
-	GgufTensor *tensor;
-	NameEntry  *tensor_name;
-	size_t      n_tensor;
 };
 
 /* The bytes not yet read; at never passes size. */
@@ -302,6 +279,7 @@ read_tensors(Gguf *g, Cursor *c, llmc_error *err)
 			                 "data has %" PRIu64 ": the file is cut off or damaged, fetch it again", g->file,
 			                 name.s, t->bytes, place[i].from, room);
 		place[i].to = place[i].from + (uint64_t)t->bytes;
+		t->file = g->file;
 		if (t->dtype != DT_NONE)
 			t->data = c->data + start + place[i].from;
 	}
@@ -426,7 +404,7 @@ open_bytes(FileMap map, const void *data, size_t size, const char *name, Gguf **
 }
 
 llmc_status
-gguf_open(const char *path, Gguf **out, llmc_error *err)
+gguf_open_one(const char *path, Gguf **out, llmc_error *err)
 {
 	FileMap map;
 
@@ -446,6 +424,8 @@ gguf_close(Gguf *g)
 {
 	if (!g)
 		return;
+	for (size_t i = 0; i < g->n_part; i++)
+		gguf_close(g->part[i]);
 	arena_release(&g->arena);
 	file_unmap(&g->map);
 	free(g);

@@ -17,6 +17,7 @@ typedef struct GgufStr { const char *s; size_t n; } GgufStr; /* not NUL-terminat
 
 typedef struct GgufTensor {
 	const char *name;    /* NUL-terminated */
+	const char *file;    /* that holds it: of a split file, the part */
 	Dtype       dtype;   /* DT_NONE: a type we do not read; ggml_type says which */
 	uint32_t    ggml_type;
 	int         n_dims;
@@ -26,10 +27,15 @@ typedef struct GgufTensor {
 	const SchemeMatrix *made; /* how rows are made; NULL: they are the file's */
 } GgufTensor;
 
+/* A split file is opened by the name of its first part, NAME-00001-of-0000N.gguf: all parts are found beside it and checked, tensors are those of all,
+ * keys those of the first. */
 llmc_status gguf_open(const char *path, Gguf **out, llmc_error *err);
 /* from memory that outlives the reader (fuzzing) */
 llmc_status gguf_open_memory(const void *data, size_t size, const char *name, Gguf **out, llmc_error *err);
 void        gguf_close(Gguf *g);
+/* Files after the first: 0 unless it is split */
+size_t      gguf_n_parts(const Gguf *g);
+const char *gguf_part_at(const Gguf *g, size_t i);
 
 size_t            gguf_n_tensors(const Gguf *g);
 const GgufTensor *gguf_tensor_at(const Gguf *g, size_t i);

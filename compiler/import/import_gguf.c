@@ -75,7 +75,6 @@ bool
 source_read_gguf(Source *s, llmc_error *err)
 {
 	Gguf *g = NULL;
-	double parts;
 
 	s->format = "gguf";
 	s->file = s->path;
@@ -92,10 +91,6 @@ source_read_gguf(Source *s, llmc_error *err)
 	source_sort(s);
 	arena_done(s->a, g);
 
-	if (source_num(s, "split.count", &parts) && parts > 1) {
-		err_at(s->d, (Loc){ 0 }, "%s: is one of %.0f parts: join them first with `llama-gguf-split --merge FIRST-PART OUT.gguf`", s->path, parts);
-		return false;
-	}
 	s->arch = source_str(s, "general.architecture");
 	if (!s->arch) {
 		err_at(s->d, (Loc){ 0 }, "%s: has no general.architecture: not a language model", s->path);

@@ -37,7 +37,16 @@ starts_with_gguf(const char *path)
 	return n == 4 && !memcmp(magic, "GGUF", 4);
 }
 
-/* The only *.gguf of a folder that holds no safetensors; false: none or several. */
+/* Is it a part of a split GGUF, other than the first? */
+static bool
+later_part(const char *name, size_t len)
+{
+	const char *s = name + len - 20; /* "-00002-of-00003.gguf" */
+
+	return len > 20 && s[0] == '-' && !strncmp(s + 6, "-of-", 4) && strncmp(s + 1, "00001", 5) != 0;
+}
+
+/* The only *.gguf of a folder that holds no safetensors, or the first part of the only split one; false: none or several. */
 static bool
 folder_gguf(const char *dir, Strbuf *out)
 {
@@ -48,7 +57,7 @@ folder_gguf(const char *dir, Strbuf *out)
 		return false;
 	for (struct dirent *e; (e = readdir(d)) != NULL;) {
 		size_t len = strlen(e->d_name);
-		if (len > 5 && !strcmp(e->d_name + len - 5, ".gguf") && n_gguf++ == 0)
+		if (len > 5 && !strcmp(e->d_name + len - 5, ".gguf") && !later_part(e->d_name, len) && n_gguf++ == 0)
 			file_join(out, dir, e->d_name);
 		n_st += strstr(e->d_name, ".safetensors") != NULL;
 	}
@@ -91,13 +100,6 @@ checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
 		else
 			TRY_GOTO(safetensors_open(path, &c->st, err));
 	}
-	int64_t parts;
-	if (c->gguf && gguf_int(c->gguf, "split.count", &parts) && parts > 1) {
-		status = error_set(err, LLMC_E_INPUT,
-		                   "%s: one of %lld parts of a split GGUF; join them first with `gguf-split --merge`", path,
-		                   (long long)parts);
-		goto fail;
-	}
 	strbuf_release(&file);
 	*out = c;
 	return LLMC_OK;
@@ -125,7 +127,7 @@ checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out)
 		const GgufTensor *t = gguf_tensor(c->gguf, name);
 		if (!t)
 			return false;
-		*out = (CheckpointTensor){ .name = t->name, .file = c->path, .dtype = t->dtype, .n_dims = t->n_dims,
+		*out = (CheckpointTensor){ .name = t->name, .file = t->file, .dtype = t->dtype, .n_dims = t->n_dims,
 			.dtype_name = ggml_type_name(t->ggml_type), .data = t->data, .bytes = t->bytes, .made = t->made };
 		for (int i = 0; i < t->n_dims; i++)
 			out->dim[i] = t->dim[t->n_dims - 1 - i];
@@ -311,8 +313,12 @@ checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err)
 {
 	const char *last = NULL;
 
-	if (c->gguf)
-		return add_file(sum, c->path, err);
+	if (c->gguf) {
+		TRY(add_file(sum, c->path, err));
+		for (size_t i = 0; i < gguf_n_parts(c->gguf); i++)
+			TRY(add_file(sum, gguf_part_at(c->gguf, i), err));
+		return LLMC_OK;
+	}
 	for (size_t i = 0; i < safetensors_n(c->st); i++) {
 		const StTensor *t = safetensors_at(c->st, i);
 		/* tensors of one shard mostly follow each other; a shard named again changes nothing but the sum */

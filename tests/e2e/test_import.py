@@ -249,7 +249,7 @@ def test_a_gguf_with_rope_factors(llmc, tmp_path):
 
 
 def test_gguf_files_that_are_refused(llmc, tmp_path):
-    refused(llmc, gguf(tmp_path / "a.gguf", GGUF_KEYS | {"split.count": 3}, gguf_tensors()), "is one of 3 parts", "--merge")
+    refused(llmc, gguf(tmp_path / "a.gguf", GGUF_KEYS | {"split.count": 3}, gguf_tensors()), "one of 3 parts", "-00001-of-00003.gguf")
     refused(llmc, gguf(tmp_path / "b.gguf", GGUF_KEYS | {"general.architecture": "mamba"}, gguf_tensors()), "general.architecture = mamba")
     refused(llmc, gguf(tmp_path / "c.gguf", GGUF_KEYS, {}), "holds no tensors")
     odd = gguf_tensors() | {"blk.0.ffn_up.weight": ([64, 96], 16, 64 * 96 // 256 * 66)}

@@ -479,6 +479,114 @@ files_are_opened_by_path(void **state)
 	strbuf_release(&b);
 }
 
+/* A part: split.no, split.count (0: none of these keys), split.tensors.count; n tensors of one float, named from `first` on; more: another key */
+typedef struct Part { uint32_t no, count, tensors; char first; int n; const char *name; } Part;
+
+static void
+put_part(Tempdir *dir, const char *file, const Part *p)
+{
+	Strbuf b = { 0 };
+	llmc_error err;
+
+	head(&b, 3, (uint64_t)p->n, (p->count ? 3 : 0) + (p->name ? 1 : 0));
+	if (p->count) {
+		key_u32(&b, "split.no", p->no);
+		key_u32(&b, "split.count", p->count);
+		key_u32(&b, "split.tensors.count", p->tensors);
+	}
+	if (p->name)
+		str(&b, "general.name"), u32(&b, GGUF_STR), str(&b, p->name);
+	for (int i = 0; i < p->n; i++)
+		matrix(&b, (char[]){ (char)(p->first + i), 0 }, 1, 1, 0, 32 * (uint64_t)i);
+	pad(&b, 32);
+	for (int i = 0; i < p->n; i++) {
+		strbuf_add(&b, &(float){ (float)(p->first + i) }, 4);
+		pad(&b, 32);
+	}
+	assert_int_equal(file_write(tempdir_file(dir, file), b.data, b.len, &err), LLMC_OK);
+	strbuf_release(&b);
+}
+
+#define A "m-00001-of-00003.gguf"
+#define B "m-00002-of-00003.gguf"
+#define C "m-00003-of-00003.gguf"
+
+static void
+parts_are_joined(void **state)
+{
+	Tempdir dir;
+	llmc_error err;
+	Gguf *g;
+	GgufStr name;
+
+	(void)state;
+	assert_int_equal(tempdir_open(&dir), 0);
+	/* the first may have keys alone, and parts need not repeat its name */
+	put_part(&dir, A, &(Part){ 0, 3, 5, 'a', 0, "model" });
+	put_part(&dir, B, &(Part){ 1, 3, 5, 'a', 3, NULL });
+	put_part(&dir, C, &(Part){ 2, 3, 5, 'd', 2, "model" });
+	assert_int_equal(gguf_open(tempdir_file(&dir, A), &g, &err), LLMC_OK);
+	assert_int_equal(gguf_n_tensors(g), 5);
+	assert_int_equal(gguf_n_parts(g), 2);
+	assert_non_null(strstr(gguf_part_at(g, 1), C));
+	assert_null(gguf_part_at(g, 2));
+	for (char c = 'a'; c < 'f'; c++) {
+		const GgufTensor *t = gguf_tensor(g, (char[]){ c, 0 });
+		assert_true(*(const float *)t->data == (float)c);
+		assert_non_null(strstr(t->file, c < 'd' ? B : C));
+	}
+	assert_true(gguf_str(g, "general.name", &name) && name.n == 5);
+	gguf_close(g);
+	/* one part of one is a file as any other, whatever it is called */
+	put_part(&dir, "whole.gguf", &(Part){ 0, 1, 2, 'a', 2, NULL });
+	assert_int_equal(gguf_open(tempdir_file(&dir, "whole.gguf"), &g, &err), LLMC_OK);
+	assert_int_equal(gguf_n_parts(g), 0);
+	gguf_close(g);
+	tempdir_close(&dir);
+}
+
+static void
+parts_that_do_not_fit_are_refused(void **state)
+{
+	static const struct { const char *file, *says; Part a, b, c; const char *gone; } row[] = {
+		{ A, "m-00002-of-00003.gguf: no such file: part 2 of 3", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, B },
+		{ B, "part 2 of 3 of a split GGUF: name the first one", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, NULL },
+		{ A, "its name says part 2, its key split.no part 3", { 0, 3, 3, 'a', 1, NULL }, { 2, 3, 3, 'b', 1, NULL }, { 1, 3, 3, 'c', 1, NULL }, NULL },
+		{ A, "its name says part 1, its key split.no part 2", { 1, 3, 3, 'a', 1, NULL }, { 0, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, NULL },
+		{ A, "one of 2 parts", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 2, 3, 'c', 1, NULL }, NULL },
+		{ A, "its name says 3 parts, its key split.count 4", { 0, 4, 3, 'a', 1, NULL }, { 1, 4, 3, 'b', 1, NULL }, { 2, 4, 3, 'c', 1, NULL }, NULL },
+		{ A, "is no part of a split GGUF", { 0, 3, 3, 'a', 1, NULL }, { 0, 0, 0, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, NULL },
+		{ A, "has 4 tensors in all parts", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 4, 'c', 1, NULL }, NULL },
+		{ A, "its parts hold 2 tensors", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 0, NULL }, NULL },
+		{ A, "holds 4 tensors of the 3", { 0, 3, 3, 'a', 4, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, NULL },
+		{ A, "tensor b is there twice", { 0, 3, 4, 'a', 2, NULL }, { 1, 3, 4, 'b', 1, NULL }, { 2, 3, 4, 'c', 1, NULL }, NULL },
+		{ A, "its general.name is 'other'", { 0, 3, 3, 'a', 1, "model" }, { 1, 3, 3, 'b', 1, "other" }, { 2, 3, 3, 'c', 1, NULL }, NULL },
+		{ A, "they belong to different models", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, "model" }, { 2, 3, 3, 'c', 1, NULL }, NULL },
+		{ "x.gguf", "give the parts their names back", { 0, 3, 3, 'a', 1, NULL }, { 1, 3, 3, 'b', 1, NULL }, { 2, 3, 3, 'c', 1, NULL }, NULL },
+	};
+	Tempdir dir;
+	llmc_error err;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+		Gguf *g;
+		assert_int_equal(tempdir_open(&dir), 0);
+		put_part(&dir, A, &row[i].a);
+		put_part(&dir, B, &row[i].b);
+		put_part(&dir, C, &row[i].c);
+		put_part(&dir, "x.gguf", &row[i].a);
+		if (row[i].gone)
+			assert_int_equal(unlink(tempdir_file(&dir, row[i].gone)), 0);
+		if (gguf_open(tempdir_file(&dir, row[i].file), &g, &err) != LLMC_E_INPUT || !strstr(err.text, row[i].says))
+			fail_msg("row %zu: '%s', expected '%s'", i, err.text, row[i].says);
+		assert_null(g);
+		tempdir_close(&dir);
+	}
+}
+#undef A
+#undef B
+#undef C
+
 static void
 many_tensors_are_found_quickly(void **state)
 {
@@ -520,6 +628,8 @@ main(void)
 		cmocka_unit_test(bad_alignment_is_refused),
 		cmocka_unit_test(bad_tensors_are_refused),
 		cmocka_unit_test(files_are_opened_by_path),
+		cmocka_unit_test(parts_are_joined),
+		cmocka_unit_test(parts_that_do_not_fit_are_refused),
 		cmocka_unit_test(many_tensors_are_found_quickly),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
