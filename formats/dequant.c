@@ -303,7 +303,7 @@ dequant_row(Dtype d, const void *src, float *dst, int64_t n)
 		case DT_Q6_K: block_q6_k(b, y); break;
 		case DT_MXFP4: piece_e2m1((float[2]){ e8m0_to_f32(b[0]), e8m0_to_f32(b[0]) }, b + 1, y); break;
 		case DT_NVFP4: block_nvfp4(b, y); break;
-		CODE_DTYPES(DTYPE_CASE) block_codes((llmc_codes_kind)dtype_codes(d), b, y); break;
+		CODE_DTYPES(DTYPE_CASE) block_codes((llmc_codes_kind)dtype_kind(d), b, y); break;
 		GROUP_DTYPES(DTYPE_CASE) block_group(group, b, y); break;
 		case DT_I32: {
 			int32_t v;
@@ -618,7 +618,7 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 {
 	uint8_t *b = dst;
 
-	if (d == DT_NONE || d == DT_COUNT || d == DT_I32 || d == DT_I64 || dtype_codes(d))
+	if (d == DT_NONE || d == DT_COUNT || d == DT_I32 || d == DT_I64 || dtype_kind(d))
 		return false;
 	const int block = dtype_info(d)->block_elems, bytes = dtype_info(d)->block_bytes;
 	for (int64_t i = 0; i + block <= n; i += block, b += bytes) {
@@ -658,7 +658,7 @@ put_factors(Dtype d, uint8_t *b, float scale)
 {
 	const uint16_t h = f32_to_f16(scale);
 
-	switch ((llmc_codes_kind)dtype_codes(d)) {
+	switch ((llmc_codes_kind)dtype_kind(d)) {
 	case CODES_q2_k:
 		put_f16(b + 80, scale);
 		put_f16(b + 82, 1.5f * scale); /* weights are about 0 in the mean */
@@ -682,7 +682,7 @@ noise_row(Dtype d, float rms, void *dst, int64_t n)
 	uint8_t *b = dst;
 	float y[256];
 
-	for (int64_t i = 0; dtype_codes(d) && i + elems <= n; i += elems, b += bytes) {
+	for (int64_t i = 0; dtype_kind(d) && i + elems <= n; i += elems, b += bytes) {
 		double sum = 0;
 		for (int k = 0; k < bytes; k++) {
 			state = state * 6364136223846793005u + 1442695040888963407u;

@@ -62,7 +62,7 @@ dtype_regroup(Dtype d, int columns)
 }
 
 int
-dtype_codes(Dtype d)
+dtype_kind(Dtype d)
 {
 	return d >= DT_Q2_K && d <= DT_TQ2_0 ? d - DT_Q2_K + 1 : 0;
 }

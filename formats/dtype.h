@@ -100,7 +100,7 @@ typedef struct DtypeGroup {
 } DtypeGroup;
 
 /* Which of the types that are codes: an llmc_codes_kind (templates/common/llmc_codes.h); 0: another type */
-int              dtype_codes(Dtype d);
+int              dtype_kind(Dtype d);
 const DtypeInfo *dtype_info(Dtype d);                /* d must be valid */
 DtypeGroup       dtype_group(Dtype d);
 Dtype            dtype_regroup(Dtype d, int columns);  /* the type like d whose groups have so many columns; DT_NONE: none */

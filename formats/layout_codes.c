@@ -7,7 +7,7 @@
 static llmc_codes_kind
 kind_of(Dtype d)
 {
-	return (llmc_codes_kind)dtype_codes(d);
+	return (llmc_codes_kind)dtype_kind(d);
 }
 
 int

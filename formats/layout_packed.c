@@ -356,7 +356,7 @@ read_block(Dtype d, const uint8_t *p, int R, int r, float *y)
 		*y = bf16_to_f32(h);
 	} else if (d == DT_MXFP4 || d == DT_NVFP4) {
 		read_fp4(d, p, R, r, y);
-	} else if (dtype_codes(d)) {
+	} else if (dtype_kind(d)) {
 		codes_read(d, p, R, r, y);
 	} else if (dtype_group(d).columns) {
 		read_group(d, p, R, r, y);
@@ -514,7 +514,7 @@ planes_pack(Dtype d, int64_t cols, const void *src, void *dst)
 		if (d == DT_Q5_K) {
 			q5_k_fives(block, other);
 			block = other;
-		} else if (dtype_codes(d)) {
+		} else if (dtype_kind(d)) {
 			codes_plane_pack(d, block, other);
 			block = other;
 		}
@@ -546,7 +546,7 @@ planes_row(Dtype d, int64_t cols, const void *packed, int r, float *dst)
 			memcpy(block + s.f[i].at, plane + b * s.f[i].bytes, (size_t)s.f[i].bytes);
 			plane += plane_bytes(s.f[i], blocks);
 		}
-		if (dtype_codes(d)) {
+		if (dtype_kind(d)) {
 			codes_plane_read(d, block, dst + b * elems);
 			continue;
 		}

@@ -103,7 +103,7 @@ planes_read_back_as_the_file_row(void **state)
 			assert_int_equal(plan_tensor_bytes(&t), rows * one);
 			if (dtype_info(d)->block_elems > 1) {
 				assert_int_equal(one % 16, 0);
-				assert_in_range(one, file_row, file_row * (dtype_codes(d) ? 123 : 100) / 100 + 4 * 15);
+				assert_in_range(one, file_row, file_row * (dtype_kind(d) ? 123 : 100) / 100 + 4 * 15);
 			}
 			uint8_t *file = malloc((size_t)(rows * file_row)), *packed = malloc((size_t)(rows * one));
 			fill(d, file, rows, cols, 11 + (uint32_t)i);
@@ -191,7 +191,7 @@ sizes_are_whole_groups_and_close_to_the_file(void **state)
 	for (size_t i = 0; i < sizeof weight_types / sizeof *weight_types; i++) {
 		Dtype d = weight_types[i];
 		int64_t file = 16 * dtype_row_bytes(d, 512), packed = layout_find("r16")->group_bytes(d, 512);
-		assert_true(packed >= file && packed <= file + file * (dtype_codes(d) ? 23 : 3) / 100);
+		assert_true(packed >= file && packed <= file + file * (dtype_kind(d) ? 23 : 3) / 100);
 		assert_int_equal(packed, 4 * layout_find("r4")->group_bytes(d, 512));
 		assert_int_equal(packed, 2 * layout_find("r8")->group_bytes(d, 512));
 	}
