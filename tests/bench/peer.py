@@ -5,6 +5,7 @@
     make bench-peer PEER_ARGS="--widths --minutes 11"       mixtures, latent attention, a dense 1B: files of random weights (random_gguf.py)
     make bench-peer PEER_ARGS="--widths --prepare"          beforehand, so that the other run only measures: builds, files, kernels
     make bench-peer PEER_ARGS="--widths --check"            no times: do both compute the same logits
+    make bench-peer PEER_ARGS="--codes --minutes 20"        a 1B in the types of GGUF that are codes, Q2_K, Q3_K, IQ1 to IQ4, TQ
 
 llama.cpp comes from the newest source package of llama-cpp-python (PyPI), built into the cache, with its native flags and without AMX
 (--isa best) or held to AVX2 (--isa v3), as llmc is. A model's first round runs every build with flash attention off and on, and without
@@ -263,6 +264,15 @@ def widths(quick, tiny=False):
     return out
 
 
+def codes(tiny=False):
+    """A 1B of each type that is codes, the common ones first."""
+    import random_gguf
+    goals = {"tg32": 1.3, "pp512": 2}
+    shape = "tiny-llama" if tiny else "llama3.2-1b"
+    order = ("IQ4_XS", "Q3_K", "IQ3_S", "IQ2_XS", "Q2_K", "IQ4_NL", "IQ3_XXS", "IQ2_XXS", "IQ1_S", "IQ2_S", "IQ1_M", "TQ2_0", "TQ1_0")
+    return [Case("llama3.2-1b", k, lambda k=k: random_gguf.make(shape, k), WIDTHS[:2], [I16, I8], goals) for k in order]
+
+
 def quantised(bin, model, kind):
     """The model in another format, by llama-quantize."""
     out = os.path.join(CACHE, "peer", f"smollm2-{kind}.gguf")
@@ -273,8 +283,8 @@ def quantised(bin, model, kind):
 
 
 def cases(a, bin):
-    if a.widths:
-        return [c for c in widths(a.quick, a.tiny) if not a.only or re.search(a.only, f"{c.name} {c.kind}")]
+    if a.widths or a.codes:
+        return [c for c in (codes(a.tiny) if a.codes else widths(a.quick, a.tiny)) if not a.only or re.search(a.only, f"{c.name} {c.kind}")]
     model = a.model or sh(os.path.join(ROOT, "tools", "smollm2.sh")).strip()
     name = os.path.basename(a.model) if a.model else "SmolLM2-135M"
     if a.formats:
@@ -420,15 +430,16 @@ def check(case, lib, a):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--model")
-    ap.add_argument("--isa", choices=["best", "v3"], help="[v3; with --widths best]")
+    ap.add_argument("--isa", choices=["best", "v3"], help="[v3; with --widths or --codes best]")
     ap.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     ap.add_argument("--rounds", type=int, help="[5; with --quick 3]")
     ap.add_argument("--minutes", type=float, help="begin nothing new after as many")
     ap.add_argument("--quick", action="store_true", help="fewer rounds and tests; with --widths Q4_0 and BF16 alone")
     ap.add_argument("--formats", action="store_true", help="decode and prefill of the other weight formats")
     ap.add_argument("--widths", action="store_true", help="files of real models' widths with random weights")
-    ap.add_argument("--tiny", action="store_true", help="with --widths: small files of the same kinds, to try this out")
-    ap.add_argument("--only", metavar="REGEX", help="with --widths: of these names and formats, as 'qwen3.* Q4_0'")
+    ap.add_argument("--codes", action="store_true", help="files of a 1B's widths in GGUF's types of codes: Q2_K, Q3_K, IQ1 to IQ4, TQ")
+    ap.add_argument("--tiny", action="store_true", help="with --widths or --codes: small files of the same kinds, to try this out")
+    ap.add_argument("--only", metavar="REGEX", help="with --widths or --codes: of these names and formats, as 'qwen3.* Q4_0'")
     ap.add_argument("--prepare", action="store_true", help="build, write and compile all that is missing, measure nothing")
     ap.add_argument("--check", action="store_true", help="compare logits, measure nothing")
     ap.add_argument("--peer-version", help="of llama-cpp-python [the newest]")
@@ -436,7 +447,7 @@ def main():
     ap.add_argument("--out", help="result file [tests/bench/results/peer-...json]")
     a = ap.parse_args()
     start = time.monotonic()
-    a.isa = a.isa or ("best" if a.widths else "v3")
+    a.isa = a.isa or ("best" if a.widths or a.codes else "v3")
     rounds = a.rounds or (3 if a.quick else 5)
     peers, about = build_peers(a.isa, a.peer_version)
     if a.build_only:
@@ -459,7 +470,7 @@ def main():
               "load_before": load, "quiet": load < 0.5, "peer": about, "tiles_peak": peak, "tests": []}
     out = a.out or os.path.join(ROOT, "tests", "bench", "results",
                                 f"peer-{re.sub('[^a-z0-9]+', '-', result['machine']['cpu'].lower()).strip('-')}-{a.isa}"
-                                f"{'-formats' if a.formats else '-widths' if a.widths else ''}.json")
+                                f"{'-formats' if a.formats else '-widths' if a.widths else '-codes' if a.codes else ''}.json")
     os.makedirs(os.path.dirname(out), exist_ok=True)
     for r in range(rounds):
         for c in todo:

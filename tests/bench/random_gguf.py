@@ -16,6 +16,9 @@ import sys
 import numpy as np
 from gguf import GGMLQuantizationType as T, GGUFWriter, quants
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kernels"))
+import code_blocks  # noqa: E402
+
 POOL = 4096
 CACHE = os.environ.get("LLMC_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
 
@@ -100,8 +103,11 @@ SHAPES = {
     "tiny-mixtral": llama(2, 256, 4, 2, 512, 1e6, 512, n=8, top_k=2),
     "tiny-llama": llama(2, 256, 4, 2, 512, 1e4, 512, tied=True),
 }
-TYPES = ("Q4_0", "Q4_K_M", "Q8_0", "F16", "BF16")
-FILE_TYPE = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "BF16": 32}
+# types that are codes (tests/kernels/code_blocks.py): as in files of llama-quantize but for matrices that it gives more bits, the head's but
+CODED = {"Q2_K": 10, "Q3_K": 12, "IQ4_NL": 25, "IQ4_XS": 30, "IQ3_S": 26, "IQ3_XXS": 23, "IQ2_S": 28, "IQ2_XS": 20, "IQ2_XXS": 19, "IQ1_S": 24, "IQ1_M": 31, "TQ1_0": 36,
+         "TQ2_0": 37}
+TYPES = ("Q4_0", "Q4_K_M", "Q8_0", "F16", "BF16", *CODED)
+FILE_TYPE = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "BF16": 32, **CODED}
 
 
 # --- types ------------------------------------------------------------------------------------------------------------
@@ -128,6 +134,7 @@ def type_of(shape, kind, name, dims):
     elif ".attn_output." in name and eight and kind == "Q4_K_M":
         t = T.Q5_K
     if dims[-1] % 256:
+        t = T.IQ4_NL if kind in CODED and t == T[kind] else t
         t = {T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}.get(t, t)
     return t
 
@@ -171,10 +178,20 @@ def pack_k6(x):
     return np.concatenate([low.reshape(-1, 128), high.reshape(-1, 64), sc.view(np.uint8), halves(d)], axis=1).reshape(len(x), -1)
 
 
+def codes(rows, cols, t):
+    """Any codes, with scales such that weights have the deviation 1 / sqrt(cols): finding the best ones for given weights takes minutes a layer."""
+    name, rng = t.name.lower(), np.random.default_rng(rows + cols)
+    some = code_blocks.blocks(rng, name, (64,), 1)
+    size = np.sqrt((quants.dequantize(some, t) ** 2).mean())
+    return code_blocks.blocks(rng, name, (rows, cols // code_blocks.CODES[name][0]), 1 / math.sqrt(cols) / size).reshape(rows, -1)
+
+
 def pack(x, t):
     """Rows of fp32 -> rows of bytes."""
     if t == T.F32:
         return x.view(np.uint8).reshape(len(x), -1)
+    if t.name in CODED:
+        return codes(len(x), x.shape[1], t)
     own = {T.Q4_K: lambda: pack_k45(x, False), T.Q5_K: lambda: pack_k45(x, True), T.Q6_K: lambda: pack_k6(x)}.get(t)
     rows = own() if own else quants.quantize(x, t)
     return rows.view(np.uint8).reshape(len(x), -1)

@@ -24,12 +24,12 @@ CASES = sorted(os.path.basename(p)[:-5] for p in glob.glob(os.path.join(FOLDER, 
 PLAIN, I16, I8, GPU_ROWS = 1e-5, 5e-4, 6e-2, 5e-3
 ARCHS = ("generic", "v3", "v4")
 CPU = [("llama-q4_k_m", a) for a in ARCHS] + [
-    ("llama-q4_1-mixed", "generic"), ("qwen2-q4_k_m-fallback", "v3"), ("qwen3-q4_k_m", "v3"), ("llama-q5_k_m", "v4")]
+    ("llama-q4_1-mixed", "generic"), ("qwen2-q4_k_m-fallback", "v3"), ("qwen3-q4_k_m", "v3"), ("llama-q5_k_m", "v4"), ("llama-codes", "v4")]
 CPU_I8 = [("qwen2-q4_k_m", "generic"), ("llama-q4_1", "v3")]
 if os.environ.get("LLMC_CHECK_ALL"):     # every file on every instruction set: ten minutes
     CPU = [(c, a) for c in CASES for a in ARCHS]
     CPU_I8 = [(c, a) for c, a in CPU if not c.endswith(("f32", "f16"))]
-CUDA = [c for c in CASES if c.startswith("llama-q")] if os.environ.get("LLMC_CHECK_ALL") else []  # the emulated GPU's kernels are a minute's build
+CUDA = [c for c in CASES if c.startswith(("llama-q", "llama-codes"))] if os.environ.get("LLMC_CHECK_ALL") else []  # the emulated GPU's kernels are a minute's build
 
 
 def run(name, folder, *args):
@@ -47,7 +47,7 @@ def run(name, folder, *args):
 
 def test_every_type_and_family_is_there():
     assert {c.split("-")[0] for c in CASES} == {"llama", "mistral", "qwen2", "qwen3"}
-    types = "f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k q4_k_m q5_k_m"
+    types = "f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k q4_k_m q5_k_m codes"
     assert {f"llama-{t}" for t in types.split()} <= set(CASES)
 
 

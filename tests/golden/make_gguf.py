@@ -23,6 +23,9 @@ import torch
 
 import weights as W
 
+sys.path.append(os.path.join(W.HERE, "..", "kernels"))
+import code_blocks  # noqa: E402
+
 torch.set_num_threads(1)
 OUT = os.path.join(W.HERE, "gguf")
 VOCAB, N_PROMPT, N_GREEDY = 280, 24, 6
@@ -48,10 +51,10 @@ FAMILY = {
 }
 
 
-def case(family, suffix, shape, ftype=None, pure=False, outtype="f32", **more):
+def case(family, suffix, shape, ftype=None, pure=False, outtype="f32", mix=None, **more):
     name = f"{family}-{suffix}"
     assert name not in CASES
-    CASES[name] = dict(config=FAMILY[family] | shape | more, ftype=ftype, pure=pure, outtype=outtype)
+    CASES[name] = dict(config=FAMILY[family] | shape | more, ftype=ftype, pure=pure, outtype=outtype, mix=mix)
 
 
 for plain in ("f32", "f16", "bf16"):
@@ -71,6 +74,9 @@ case("qwen2", "q4_k_m", WIDE, "Q4_K_M", num_key_value_heads=1, **TIED)
 case("qwen2", "q4_k_m-fallback", dict(SMALL, intermediate_size=256), "Q4_K_M", **TIED)   # no row of 256: q5_0 and q8_0
 case("qwen3", "q8_0", FLAT, "Q8_0", head_dim=32)
 case("qwen3", "q4_k_m", WIDE, "Q4_K_M", head_dim=64, num_key_value_heads=1, **TIED)
+# Types that are codes, one a matrix, in the place of those of llama-q4_k_m: any codes with scales that give weights of the usual size, since llama-quantize
+# wants an importance matrix for half of them
+case("llama", "codes", dict(WIDE, num_hidden_layers=2), mix=[*(n.upper() for n in code_blocks.CODES), "IQ4_XS"], **TIED)
 
 
 def converter(folder):
@@ -179,17 +185,45 @@ def load_packed(model, path, config):
     return kinds
 
 
+def codes_of(rng, kind, rows, cols):
+    """Bytes of a matrix whose weights are of the size that 1 / sqrt(cols) says."""
+    import gguf
+    name, t = kind.lower(), gguf.GGMLQuantizationType[kind]
+    shape = (rows, cols // code_blocks.CODES[name][0])
+    rms = np.sqrt((gguf.quants.dequantize(code_blocks.blocks(np.random.default_rng(1), name, shape, 1), t) ** 2).mean())
+    return code_blocks.blocks(rng, name, shape, cols ** -0.5 / rms).reshape(rows, -1), t
+
+
+def write_mix(source, path, mix, seed):
+    """The file with a type of `mix` for each of its matrices, the embedding last."""
+    import gguf
+    r, rng = gguf.GGUFReader(source), np.random.default_rng(seed)
+    w = gguf.GGUFWriter(path, r.fields["general.architecture"].contents())
+    for f in r.fields.values():
+        if not f.name.startswith("GGUF.") and f.name != "general.architecture":
+            w.add_key_value(f.name, f.contents(), f.types[0], f.types[-1] if f.types[0] == gguf.GGUFValueType.ARRAY else None)
+    matrices = [t.name for t in r.tensors if len(t.shape) > 1 and "token_embd" not in t.name] + ["token_embd.weight"]
+    for t in r.tensors:
+        if t.name in matrices:
+            data, kind = codes_of(rng, mix[matrices.index(t.name) % len(mix)], int(t.shape[1]), int(t.shape[0]))
+            w.add_tensor(t.name, data, raw_dtype=kind)
+        else:
+            w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
 @torch.no_grad()
 def run(model, ids):
     return model(torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
 
 
-def attempt(name, c, seed, conv, quantize, folder):
+def convert(c, hf, packed, conv, quantize, folder):
     import gguf
-    hf = os.path.join(folder, name)
-    model = write_folder(hf, c["config"], seed)
     ftype = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16"}[c["outtype"]]
-    first, packed = os.path.join(folder, "first.gguf"), os.path.join(folder, name + ".gguf")
+    first = os.path.join(folder, "first.gguf")
     cls = conv.ModelBase.from_model_architecture(c["config"]["architectures"][0])
     with contextlib.redirect_stdout(sys.stderr):
         cls(conv.Path(hf), gguf.LlamaFileType[ftype], conv.Path(first)).write()
@@ -200,6 +234,16 @@ def attempt(name, c, seed, conv, quantize, folder):
             raise SystemExit(f"{' '.join(cmd)}\n{p.stdout}\n{p.stderr}")
     else:
         os.rename(first, packed)
+
+
+def attempt(name, c, seed, conv, quantize, folder):
+    hf = os.path.join(folder, name)
+    model = write_folder(hf, c["config"], seed)
+    packed = os.path.join(folder, name + ".gguf")
+    if c["mix"]:
+        write_mix(os.path.join(OUT, "llama-q4_k_m.gguf"), packed, c["mix"], seed)
+    else:
+        convert(c, hf, packed, conv, quantize, folder)
     kinds = load_packed(model, packed, c["config"])
     ids = W.prompt(seed, N_PROMPT, VOCAB)
     logits = run(model, ids)
@@ -240,11 +284,12 @@ def main():
     ap.add_argument("--quantize", default=found("*/bin/llama-quantize"), help="llama-quantize [the cache's]")
     ap.add_argument("case", nargs="*")
     a = ap.parse_args()
-    if not a.llama_cpp or not a.quantize:
+    names = a.case or list(CASES)
+    if not all(CASES[n]["mix"] for n in names) and not (a.llama_cpp and a.quantize):
         sys.exit("make_gguf: no llama.cpp in the cache: run `make bench-peer PEER_ARGS=--build-only`, or name both paths")
     os.makedirs(OUT, exist_ok=True)
-    conv = converter(a.llama_cpp)
-    for name in a.case or CASES:
+    conv = None if all(CASES[n]["mix"] for n in names) else converter(a.llama_cpp)
+    for name in names:
         make(name, CASES[name], conv, a.quantize)
 
 
