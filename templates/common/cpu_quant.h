@@ -260,9 +260,12 @@ act_split(const Product p, const act_rows *a, int t, const float *x)
 			vf rest = v - (vf)((vi)_mm512_cvtepu16_epi32(hi) << 16);
 			_mm256_storeu_si256((__m256i *)(void *)(o + 64 + 32 * i), (__m256i)_mm512_cvtneps_pbh((__m512)rest));
 		}
-		if (act_blocks(p) && p.w.min)
+		if (act_blocks(p) && p.w.min) {
+			if (p.w.halves == 1)
+				sum[0] += sum[1];
 			LLMC_EACH(h, p.w.halves, 2)
-				a->s[at * (size_t)p.w.halves + (size_t)h] = vf_hsum(p.w.halves == 2 ? sum[h] : sum[0] + sum[1]);
+				a->s[at * (size_t)p.w.halves + (size_t)h] = vf_hsum(sum[h]);
+		}
 	}
 }
 #endif

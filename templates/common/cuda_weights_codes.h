@@ -175,7 +175,7 @@ w_words(unsigned (&w)[4], const unsigned char *p, bool again)
 	}
 }
 
-template <int COLS_, class K> struct w_codes {
+template <int COLS_, class K> struct w_coded {
 	enum {
 		COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCK = K::BLOCK, BLOCKS = COLS_ / K::BLOCK, PACKED = 1, BF16 = 0, ZERO = K::ZERO,
 		FIRST = K::WORDS == 3 ? 2 : K::WORDS, /* words of the first plane */
@@ -337,18 +337,18 @@ template <int COLS_, class K> struct w_codes {
 	};
 #endif
 };
-template <int COLS> struct w_q2_k : w_bytes<w_codes<COLS, w_kind_q2_k>> {};
-template <int COLS> struct w_q3_k : w_bytes<w_codes<COLS, w_kind_q3_k>> {};
-template <int COLS> struct w_iq4_nl : w_bytes<w_codes<COLS, w_kind_iq4_nl>> {};
-template <int COLS> struct w_iq4_xs : w_bytes<w_codes<COLS, w_kind_iq4_xs>> {};
-template <int COLS> struct w_iq3_s : w_bytes<w_codes<COLS, w_kind_iq3_s>> {};
-template <int COLS> struct w_iq3_xxs : w_bytes<w_codes<COLS, w_kind_iq3_xxs>> {};
-template <int COLS> struct w_iq2_s : w_bytes<w_codes<COLS, w_kind_iq2_s>> {};
-template <int COLS> struct w_iq2_xs : w_bytes<w_codes<COLS, w_kind_iq2_xs>> {};
-template <int COLS> struct w_iq2_xxs : w_bytes<w_codes<COLS, w_kind_iq2_xxs>> {};
-template <int COLS> struct w_iq1_s : w_bytes<w_codes<COLS, w_kind_iq1_s>> {};
-template <int COLS> struct w_iq1_m : w_bytes<w_codes<COLS, w_kind_iq1_m>> {};
-template <int COLS> struct w_tq1_0 : w_bytes<w_codes<COLS, w_kind_tq2_0>> {};
-template <int COLS> struct w_tq2_0 : w_bytes<w_codes<COLS, w_kind_tq2_0>> {};
+template <int COLS> struct w_q2_k : w_bytes<w_coded<COLS, w_kind_q2_k>> {};
+template <int COLS> struct w_q3_k : w_bytes<w_coded<COLS, w_kind_q3_k>> {};
+template <int COLS> struct w_iq4_nl : w_bytes<w_coded<COLS, w_kind_iq4_nl>> {};
+template <int COLS> struct w_iq4_xs : w_bytes<w_coded<COLS, w_kind_iq4_xs>> {};
+template <int COLS> struct w_iq3_s : w_bytes<w_coded<COLS, w_kind_iq3_s>> {};
+template <int COLS> struct w_iq3_xxs : w_bytes<w_coded<COLS, w_kind_iq3_xxs>> {};
+template <int COLS> struct w_iq2_s : w_bytes<w_coded<COLS, w_kind_iq2_s>> {};
+template <int COLS> struct w_iq2_xs : w_bytes<w_coded<COLS, w_kind_iq2_xs>> {};
+template <int COLS> struct w_iq2_xxs : w_bytes<w_coded<COLS, w_kind_iq2_xxs>> {};
+template <int COLS> struct w_iq1_s : w_bytes<w_coded<COLS, w_kind_iq1_s>> {};
+template <int COLS> struct w_iq1_m : w_bytes<w_coded<COLS, w_kind_iq1_m>> {};
+template <int COLS> struct w_tq1_0 : w_bytes<w_coded<COLS, w_kind_tq2_0>> {};
+template <int COLS> struct w_tq2_0 : w_bytes<w_coded<COLS, w_kind_tq2_0>> {};
 
 #endif
