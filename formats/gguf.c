@@ -378,8 +378,7 @@ read_all(Gguf *g, const void *data, size_t size, const char *name, llmc_error *e
 	g->file = arena_strdup(&g->arena, name);
 	TRY(read_header(g, &c, err));
 	TRY(read_keys(g, &c, err));
-	TRY(read_tensors(g, &c, err));
-	return make_nvfp4(g, err);
+	return read_tensors(g, &c, err);
 }
 
 static llmc_status
@@ -404,6 +403,23 @@ open_bytes(FileMap map, const void *data, size_t size, const char *name, Gguf **
 }
 
 llmc_status
+gguf_finish(Gguf **out, llmc_error *err)
+{
+	Gguf *g = *out;
+	llmc_status status;
+
+	if (setjmp(g->arena.oom))
+		status = error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header", g->file);
+	else
+		status = make_nvfp4(g, err);
+	if (status != LLMC_OK) {
+		gguf_close(g);
+		*out = NULL;
+	}
+	return status;
+}
+
+llmc_status
 gguf_open_one(const char *path, Gguf **out, llmc_error *err)
 {
 	FileMap map;
@@ -416,7 +432,8 @@ gguf_open_one(const char *path, Gguf **out, llmc_error *err)
 llmc_status
 gguf_open_memory(const void *data, size_t size, const char *name, Gguf **out, llmc_error *err)
 {
-	return open_bytes((FileMap){ 0 }, data, size, name, out, err);
+	TRY(open_bytes((FileMap){ 0 }, data, size, name, out, err));
+	return gguf_finish(out, err);
 }
 
 void

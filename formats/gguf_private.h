@@ -29,7 +29,9 @@ struct Gguf {
 	size_t      n_part;
 };
 
-/* One file, whether it is a part or not */
+/* One file, whether it is a part or not: its tensors as they are written */
 llmc_status gguf_open_one(const char *path, Gguf **out, llmc_error *err);
+/* Tensors that take others of the list, which may be in other parts, in them; closed when it fails */
+llmc_status gguf_finish(Gguf **g, llmc_error *err);
 
 #endif

@@ -162,14 +162,14 @@ gguf_open(const char *path, Gguf **out, llmc_error *err)
 
 	TRY(gguf_open_one(path, out, err));
 	if (!split_of(*out, &s))
-		return LLMC_OK;
+		return gguf_finish(out, err);
 	status = check_first(*out, path, &s, err);
 	if (status == LLMC_OK)
 		status = open_parts(*out, path, &s, err);
-	if (status != LLMC_OK) {
-		gguf_close(*out);
-		*out = NULL;
-	}
+	if (status == LLMC_OK)
+		return gguf_finish(out, err);
+	gguf_close(*out);
+	*out = NULL;
 	return status;
 }
 
