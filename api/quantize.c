@@ -8,7 +8,7 @@
 #include "base/sized.h"
 #include "quant/quantize.h"
 
-enum { WINDOW = 512, N_WINDOWS = 32, OUT_SHARE = 8 };
+enum { WINDOW = 512, N_WINDOWS = 64, OUT_SHARE = 8 };
 
 typedef struct Made {
 	Arena       arena;
@@ -122,7 +122,6 @@ llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt,
 	o.window = o.window ? o.window : WINDOW;
 	o.n_windows = o.n_windows ? o.n_windows : N_WINDOWS;
 	o.hessian_bytes = o.hessian_bytes ? o.hessian_bytes : (int64_t)2 << 30;
-	o.damp = o.damp > 0 || o.damp < 0 ? o.damp : .01f;
 	o.n_threads = o.n_threads ? o.n_threads : topology_threads();
 	Made *m = calloc(1, sizeof *m);
 	if (!m)

@@ -617,9 +617,9 @@ typedef struct llmc_quantize_options { /* 0 or NULL takes the default in bracket
 	const char *imatrix_out; /* and what the text gave to this one; ".dat": the old form */
 	const char *text;       /* [n_bytes] to calibrate with [the one that comes with the library] */
 	size_t      n_bytes;
-	int32_t     window, n_windows; /* tokens seen together, windows of them [512, 32] */
+	int32_t     window, n_windows; /* tokens seen together, windows of them [512, 64] */
 	int64_t     hessian_bytes; /* of memory for Hessians; one layer needs (4 * inputs^2) a matrix [2 GiB]. More layers at once, fewer passes over the text */
-	float       damp;       /* share of the mean of a Hessian's diagonal that is added to it [0.01] */
+	float       damp;       /* share of the mean of a Hessian's diagonal that is added to it [0: 3 * columns / tokens, 0.01 to 1] */
 	int32_t     n_threads;  /* [real cores in the quota] */
 	/* doing: a tensor that is done and bytes of the input, or NULL and windows of the text; false: stop, E_CANCELLED */
 	bool      (*progress)(void *user, const char *doing, int64_t done, int64_t of);

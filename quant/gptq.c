@@ -111,7 +111,7 @@ typedef struct Work {
 typedef struct Room {
 	float *w;      /* [TOGETHER][cols] as they are */
 	float *e;      /* [cols][TOGETHER] w - v, scaled by nothing */
-	float *weight; /* [cols] R_jj^2 */
+	float *weight; /* [cols] R_jj^2: what the square of each rounding costs */
 	float  more[TOGETHER][CHUNK]; /* what errors so far ask of the columns of the chunk */
 } Room;
 
@@ -121,15 +121,14 @@ round_chunk(const GptqRows *job, Room *room, int r, int64_t s, int64_t n, uint8_
 {
 	const int block = dtype_info(job->to)->block_elems, bytes = dtype_info(job->to)->block_bytes;
 	const float *w = room->w + r * job->cols + s;
-	float *more = room->more[r], x[GRID_MAX], weight[GRID_MAX];
+	float *more = room->more[r], x[GRID_MAX];
 	int8_t code[GRID_MAX];
 	BlockGrid g;
 
 	for (int64_t at = 0; at < n; at += block) {
 		for (int i = 0; i < block; i++)
 			x[i] = w[at + i] + more[at + i];
-		quantize_weights(x, room->weight + s + at, weight, block);
-		grid_choose(job->to, x, weight, &g);
+		grid_choose(job->to, x, room->weight + s + at, &g);
 		for (int i = 0; i < block; i++) {
 			int64_t j = at + i;
 			code[i] = (int8_t)grid_code(&g, i, w[j] + more[j]);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -474,7 +475,9 @@ quantise_group(Run *r, llmc_error *err)
 		CalibrationInput *in = calibration_at(job->calibration, i);
 		if (!in->h)
 			continue;
-		gptq_factor(in->h, in->cols, job->damp, job->threads);
+		/* few inputs a column say little of how columns hang together: without a word from the user the damping grows with what is not known */
+		double damp = job->damp > 0 ? job->damp : fmin(fmax(3.0 * (double)in->cols / (double)in->seen, .01), 1);
+		gptq_factor(in->h, in->cols, damp, job->threads);
 		for (int k = 0; k < r->n; k++)
 			if (r->t[k].input == in && !r->t[k].done)
 				TRY(quantise(r, &r->t[k], err));
