@@ -141,10 +141,17 @@ rest(const Args *a, size_t skip)
 	return r;
 }
 
+/* What map and select go through: none, 0 and other values that are not true have no items. */
+static List *
+items_of(Jinja *j, Val v)
+{
+	return val_true(v) ? val_iter(j, v) : val_list(j, V_LIST, 0).l;
+}
+
 static Val
 f_map(Jinja *j, Span name, Val v, const Args *a)
 {
-	List *l = val_iter(j, v);
+	List *l = items_of(j, v);
 	Val out = val_list(j, V_LIST, l->n), attr = arg(a, (size_t)-1, "attribute", val_none());
 	Args more = rest(a, 1);
 
@@ -170,7 +177,7 @@ f_select(Jinja *j, Span name, Val v, const Args *a)
 {
 	bool keep = name.s[0] == 's', by_attr = name.n > 6;
 	size_t at = by_attr ? 1 : 0;
-	List *l = val_iter(j, v);
+	List *l = items_of(j, v);
 	Val out = val_list(j, V_LIST, 0);
 	Args more = rest(a, at + 1);
 
