@@ -176,7 +176,26 @@ parse_function(Bind *b, const Line *l, const char *p, const char *end, PlanLaunc
 		out->rounds = (int)v;
 		return true;
 	}
-	return template_error(b, l, "expected block, grid, shared, cluster, pdl, rounds or path");
+	return template_error(b, l, "expected block, grid, shared, cluster, pdl, rounds, path or rows");
+}
+
+/* sym <= INT | sym > INT */
+static bool
+parse_rows(Bind *b, const Line *l, const char *p, const char *end, PlanLaunch *out)
+{
+	char word[16];
+	bool more;
+
+	if (!template_symbol(b, word, template_word(&p, end, word, sizeof word), &out->rows))
+		return template_error(b, l, "rows of a step are a symbol: n_row <= 64, n_row > 64");
+	trim(&p, &end);
+	more = p < end && *p == '>';
+	if (!more && (end - p < 2 || memcmp(p, "<=", 2) != 0))
+		return template_error(b, l, "rows are bound by <= or by >");
+	if (!int_value(b, l, p + (more ? 1 : 2), end, !more, 1 << 30, more ? &out->least : &out->most))
+		return false;
+	out->least += more;
+	return true;
 }
 
 static bool
@@ -211,6 +230,7 @@ template_launch(Bind *b, const Line *l, const PlanKernel *k, PlanLaunch *out)
 		template_word(&after, stop, word, sizeof word);
 		if (!(strcmp(word, "path") == 0 ? parse_path(b, l, after, stop, &out->path)
 		      : product                 ? parse_product(b, l, item, stop, k, &out->product)
+		      : strcmp(word, "rows") == 0 ? parse_rows(b, l, after, stop, out)
 		                                : parse_function(b, l, item, stop, out)))
 			return false;
 	}

@@ -276,8 +276,8 @@ kernel_key(const Templates *ts, const Kernel *k, const char *text)
 		const PlanLaunch *u = &k->row.launch[i];
 		const char *line = !u->fn ? arena_printf(ts->arena, "product %d %d %d %d %a", u->product.act, u->product.w, u->product.y,
 		                                         u->product.add, u->product.beta)
-		                          : arena_printf(ts->arena, "%s %d %d %d %lld %d %d", u->fn, u->block, u->cluster, u->pdl,
-		                                         (long long)u->shared, u->path, u->rounds);
+		                          : arena_printf(ts->arena, "%s %d %d %d %lld %d %d %d %lld %lld", u->fn, u->block, u->cluster, u->pdl,
+		                                         (long long)u->shared, u->path, u->rounds, u->rows, (long long)u->least, (long long)u->most);
 		sha256_add(&sum, line, strlen(line) + 1);
 		for (int d = 0; d < 3; d++) {
 			line = arena_printf(ts->arena, "%d %lld %lld", u->grid[d].sym, (long long)u->grid[d].mul, (long long)u->grid[d].div);

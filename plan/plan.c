@@ -44,6 +44,12 @@ plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT])
 	return n;
 }
 
+bool
+plan_launch_runs(const PlanLaunch *u, const int64_t sym[SYM_COUNT])
+{
+	return u->rows == SYM_one || (sym[u->rows] >= u->least && (u->most == 0 || sym[u->rows] <= u->most));
+}
+
 /* Is symbol a never larger than b? Rows of decode, rows of others, sequences, wanted rows: all at most n_tok. */
 static bool
 sym_below(PlanSym a, PlanSym b)

@@ -119,6 +119,8 @@ typedef struct PlanLaunch {
 	int64_t     shared;       /* bytes of dynamic shared memory */
 	int         rounds;       /* 0: once. Else once for so many positions of which a step makes keys and values (llmc_mla.h), in turn with the
 	                           * launches beside it that have rounds */
+	PlanSym     rows;         /* left out in steps of fewer or more of these: one, of no step */
+	int64_t     least, most;  /* most 0: no bound */
 } PlanLaunch;
 /* CUDA targets from sm_90 on: a tensor map over the memory of an argument, seen as rows of `cols` 16-bit elements, as many as it has.
  * Maps are the second parameter of the kernel's functions. */
@@ -206,6 +208,7 @@ extern const char *const plan_sym_text[SYM_COUNT], *const plan_dir_text[DIR_COUN
 
 /* Bytes of one layer's page of a pool. */
 int64_t plan_layer_page_bytes(const PlanPool *p);
+bool    plan_launch_runs(const PlanLaunch *u, const int64_t sym[SYM_COUNT]); /* in a step of so many rows */
 int64_t plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT]); /* -1: overflow */
 /* a, elements of a_bytes, is at most b, elements of b_bytes, for all values of the symbols. */
 bool    plan_extent_within(const PlanExtent *a, int64_t a_bytes, const PlanExtent *b, int64_t b_bytes);

@@ -149,6 +149,17 @@ get_path(Reader *r, json_t *j)
 	rd_bad(r, "path", "\"%s\" is none of any, own, library", name_text(s, strlen(s)).s);
 }
 
+static PlanSym
+get_symbol(Reader *r, json_t *j, const char *key)
+{
+	const char *s = rd_get_str(r, j, key);
+
+	for (int i = 0; i < SYM_COUNT; i++)
+		if (!strcmp(s, plan_sym_text[i]))
+			return (PlanSym)i;
+	rd_bad(r, key, "\"%s\" is no symbol", name_text(s, strlen(s)).s);
+}
+
 static void
 read_launches(Reader *r, json_t *j, PlanKernel *k)
 {
@@ -165,11 +176,12 @@ read_launches(Reader *r, json_t *j, PlanKernel *k)
 			continue;
 		}
 		bool rounds = json_object_get(v, "rounds");
-		rd_keys(r, v, rounds ? "fn block grid shared cluster pdl rounds path" : "fn block grid shared cluster pdl path");
+		rd_keys(r, v, rounds ? "fn block grid shared cluster pdl rounds path rows least most" : "fn block grid shared cluster pdl path rows least most");
 		*u = (PlanLaunch){
 			.path = get_path(r, v), .fn = rd_get_str(r, v, "fn"), .block = (int)rd_get_int(r, v, "block", 1, 1024),
 			.shared = rd_get_int(r, v, "shared", 0, 256 << 10), .cluster = (int)rd_get_int(r, v, "cluster", 1, 16),
 			.pdl = rd_get_bool(r, v, "pdl"), .rounds = rounds ? (int)rd_get_int(r, v, "rounds", 1, 1 << 30) : 0,
+			.rows = get_symbol(r, v, "rows"), .least = rd_get_int(r, v, "least", 0, INT32_MAX), .most = rd_get_int(r, v, "most", 0, INT32_MAX),
 		};
 		json_t *g = rd_get_array(r, v, "grid", 3, 3, &n);
 		for (int d = 0; d < 3; d++) {

@@ -202,6 +202,9 @@ put_kernel(Strbuf *out, const PlanKernel *k)
 			if (u->rounds)
 				key_int(out, "rounds", u->rounds);
 			key_str(out, "path", plan_path_text[u->path]);
+			key_str(out, "rows", plan_sym_text[u->rows]);
+			key_int(out, "least", u->least);
+			key_int(out, "most", u->most);
 			end(out, '}');
 			strbuf_putc(out, ',');
 		}

@@ -195,7 +195,7 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 		first = p->rounds && (l == 0 || !p[-1].rounds) ? l : first;
 		if (p->rounds && k->call.s.round >= rounds_of(c, k->step, p->rounds))
 			continue;
-		if (p->path == other || (only && p->path == PATH_ANY))
+		if (p->path == other || (only && p->path == PATH_ANY) || !plan_launch_runs(p, sym))
 			continue;
 		if (!p->fn) {
 			TRY(cuda_lt_product(c, k, by, sym[SYM_n_tok], err));

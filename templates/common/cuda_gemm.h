@@ -9,7 +9,7 @@
  *     ldmatrix, mma of stage s                      ldmatrix, mma of stage s, arrive at empty
  *   after the last stage: epilogue e, from registers
  *
- * gemm_run<G>(in, e), with G a gemm_config, in gemm_operands (cuda_gemm_tile.h), and
+ * gemm_run<G, FEW>(in, e), with G a gemm_config, in gemm_operands (cuda_gemm_tile.h), and
  *     e   epilogue (cuda_gemm_epilogue.h): e.take(m, n, v, u) gets neighbouring results v of row m, columns n and on; with SHARE 2, u are those
  *         of the second half of the matrix
  *
@@ -106,16 +106,18 @@ gemm_tiles(unsigned char *smem, const gemm_operands<typename G::W> &in, const E 
 	stages.end();
 }
 
-template <class G, class E> DEV void
+/* FEW: so few rows never come */
+template <class G, int FEW = 0, class E> DEV void
 gemm_run(const gemm_operands<typename G::W> &in, const E &e)
 {
 	SHARED_BYTES(smem);
 	constexpr int OUT = G::large::BN / G::SHARE;
 	const int large = (in.n + 127) / 128 * ((G::ROWS + OUT - 1) / OUT);
 
-	if (in.n <= 16)
-		gemm_tiles<G, typename G::small>(smem, in, e);
-	else if (in.n <= 64 || 2 * G::BLOCKS * large <= (int)gridDim.x) /* large tiles for less than half of the multiprocessors */
+	if constexpr (FEW < 16)
+		if (in.n <= 16)
+			return gemm_tiles<G, typename G::small>(smem, in, e);
+	if (in.n <= 64 || 2 * G::BLOCKS * large <= (int)gridDim.x) /* large tiles for less than half of the multiprocessors */
 		gemm_tiles<G, typename G::middle>(smem, in, e);
 	else
 		gemm_tiles<G, typename G::large>(smem, in, e);

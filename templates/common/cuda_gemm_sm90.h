@@ -37,8 +37,7 @@
  * are walked in bands of 8 tiles of rows: what runs at one time shares both matrices in L2. A block without rows or columns of its own (an odd
  * number of tiles) does its part of the copies all the same.
  *
- * With weights to unpack, steps of at most FEW rows are left to a second kernel with the tiles of sm_80, which has more warps to unpack them;
- * not where results may not depend on the number of rows (DETERMINISTIC). Not measured on a GPU yet. */
+ * Steps of at most 64 rows are another kernel's (cuda_swap.h). Not measured on a GPU yet. */
 #ifndef LLMC_CUDA_GEMM_SM90_H
 #define LLMC_CUDA_GEMM_SM90_H
 
@@ -55,12 +54,11 @@ template <int BM, int BN, int STAGES, bool SHARE_A_, int ROWS, int SHARE> struct
 };
 
 /* 16-bit weights: one thread copies, and a warpgroup goes with it. Others are unpacked by two. */
-template <class W, int ROWS, int DETERMINISTIC, int SHARE_ = 1> struct gemm90_config : gemm_config<W, ROWS, 90, SHARE_> {
+template <class W, int ROWS, int SHARE_ = 1> struct gemm90_config : gemm_config<W, ROWS, 90, SHARE_> {
 	enum {
 		SHARE = SHARE_,
 		PRODUCERS = W::PACKED ? 256 : 128,
 		THREADS = PRODUCERS + 256,
-		FEW = W::PACKED && !DETERMINISTIC ? 64 : 0, /* steps of so many rows are another kernel's */
 		APART = 0,                                  /* halves are matrices of their own, each with its map */
 		STAGE_BYTES = 196608
 	};
@@ -85,10 +83,7 @@ GEMM90_MMA(32)
 GEMM90_MMA(128)
 GEMM90_MMA(256)
 
-/* is this step too small for the big tiles? */
-template <class G> DEV bool gemm90_few(int n) { return G::FEW > 0 && n <= G::FEW; }
-
-/* Where prep puts a row: plainly for steps of few rows. Otherwise rows in groups of 64 (the last one of what is left), each group in pieces of
+/* Where prep puts a row: rows in groups of 64 (the last one of what is left), each group in pieces of
  * 64 columns, a piece as it stands in shared memory: rows of 128 bytes whose 16-byte chunks are xored with the row. */
 template <class G> struct gemm90_act {
 	unsigned char *at;
@@ -98,14 +93,14 @@ template <class G> struct gemm90_act {
 	{
 		const int group = t / 64, in = t % 64;
 
-		piece = gemm90_few<G>(n) ? 0 : min(64, n - group * 64) * 128;
+		piece = min(64, n - group * 64) * 128;
 		flip = (t & 7) * 16;
-		at = (unsigned char *)act + (piece ? (long long)group * 64 * G::COLS * 2 + in * 128 : (long long)t * G::COLS * 2);
+		at = (unsigned char *)act + (long long)group * 64 * G::COLS * 2 + in * 128;
 	}
 	__device__ __forceinline__ void *
 	operator+(int k) const
 	{
-		return piece ? at + (long long)(k / 64) * piece + (k % 64 * 2 ^ flip) : at + k * 2;
+		return at + (long long)(k / 64) * piece + (k % 64 * 2 ^ flip);
 	}
 };
 
@@ -382,8 +377,6 @@ gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 	constexpr bool PACKED = G::W::PACKED;
 	SHARED_ARENA(gemm90_arena, s);
 
-	if (gemm90_few<G>(in.n))
-		return;
 	const int kind = gemm90_kind<G>(in.n);
 	if (!PACKED && threadIdx.x == 0)
 		tensor_prefetch(in.maps + (kind == GEMM90_SMALL));
@@ -414,19 +407,6 @@ gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 	}
 	__syncwarp();
 	cluster_sync(); /* the other block still arrives at barriers of this one */
-}
-
-/* The other kernel, where there is one: two blocks of 256 threads a multiprocessor. */
-template <class G, class E> DEV void
-gemm90_run_few(const gemm_operands<typename G::W> &in, const E &e)
-{
-	if constexpr (G::FEW > 0) {
-		SHARED_BYTES(smem);
-		if (in.n <= 16)
-			gemm_tiles<G, typename G::small>(smem, in, e);
-		else if (in.n <= G::FEW)
-			gemm_tiles<G, typename G::middle>(smem, in, e);
-	}
 }
 
 #endif

@@ -14,7 +14,7 @@
 #include "common/cuda_gemm_sm90.h"
 #include "common/cuda_moe_gemm.h"
 
-template <class W, int ROWS, int SHARE = 1> struct moe90_config : gemm90_config<W, ROWS, 1, SHARE> {
+template <class W, int ROWS, int SHARE = 1> struct moe90_config : gemm90_config<W, ROWS, SHARE> {
 	enum { APART = SHARE == 2 };
 };
 

@@ -617,7 +617,9 @@ class Kernel:
         for x in self.launches:
             p = x.get("product")
             if not p:
-                if x["path"] in ("any", path):
+                rows = syms.get(x["rows"])
+                runs = rows is None or rows >= x["least"] and (x["most"] == 0 or rows <= x["most"])
+                if x["path"] in ("any", path) and runs:
                     todo.append((x["fn"], [elems(g) for g in x["grid"]], x["block"], x["shared"], x["cluster"], x["pdl"], 0))
             elif path == "library":
                 y_type = "f32" if p["y"] < len(args) else scratch[p["y"] - len(args)][0]

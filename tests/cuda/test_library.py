@@ -10,13 +10,13 @@ NORM = dict(EPS=EPS, PLUS_ONE=0)
 
 
 def build(op, gen, c, **more):
-    return H.build(f"{op}_mixed", ARCH[gen], c.params(**more))
+    return H.build(f"{op}_mixed", ARCH[gen], c.params(DETERMINISTIC=0, **more))
 
 
 def runs(k, step, args):
     """The library's way in two orders of the schedule and in the checking mode."""
     for mode, seed in H.RUNS:
-        yield k.run(step, args, mode=mode, seed=seed, path="library")
+        yield k.run(step, args, mode=mode, seed=seed, path="library", repeat=1)
 
 
 def through_bf16(x):
@@ -46,7 +46,7 @@ def test_add(gen, dtype, bias):
     k = build("matmul_add", gen, c, SCALE=0.5, HAS_B=bias)
     for y, in runs(k, c.step, [c.x, packed, b, H.inout(r), H.alias(3)]):
         close(y, want)
-    y, = k.run(c.step, [c.x, packed, b, r, H.out((n, rows))], path="library")
+    y, = k.run(c.step, [c.x, packed, b, r, H.out((n, rows))], path="library", repeat=1)
     close(y, want)
 
 
@@ -109,5 +109,5 @@ def test_only_where_it_can():
     for op, more in ("matmul", {}), ("matmul_add", dict(SCALE=1.0)), ("norm_glu", dict(NORM="rms", ACT="silu", **NORM)):
         for w in dict(W_DTYPE="q8_0"), dict(W_DTYPE="bf16", DETERMINISTIC=1):
             k = H.build(f"{op}_mixed", "sm_80", p | more | w)
-            assert [x["path"] for x in k.launches] == ["any", "any"]
+            assert {x["path"] for x in k.launches} == {"any"}
             assert not [a for a in k.scratch if a["name"] == "raw"]

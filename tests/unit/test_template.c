@@ -198,8 +198,8 @@ BENCH_TEST(keys_tell_kernels_apart)
 BENCH_TEST(launches_have_grids)
 {
 	const Kernel *k = expand_for(b, "cuda-sm_90a",
-	                             "//@op matmul\n//@launch prep; block 128; grid n_tok\n"
-	                             "//@launch main; block 32*8; grid (ROWS + 7) / 8, 2 * n_tok/64, n_sm; shared 4*COLS; cluster 2; pdl\n"
+	                             "//@op matmul\n//@launch prep; block 128; grid n_tok; rows n_tok <= 8*8\n"
+	                             "//@launch main; block 32*8; grid (ROWS + 7) / 8, 2 * n_tok/64, n_sm; shared 4*COLS; cluster 2; rows n_out > 64; pdl\n"
 	                             ARGS "${SYMBOL} ${ARCH} ${TARGET} ${DETERMINISTIC}\n", 2);
 	assert_non_null(k);
 	assert_string_equal(k->text, arena_printf(&b->arena, CUDA_NAMES "%s 90 sm_90a 0\n", k->row.symbol));
@@ -211,6 +211,14 @@ BENCH_TEST(launches_have_grids)
 	assert_int_equal(p->grid[0].sym, SYM_n_tok);
 	assert_int_equal(p->grid[1].mul, 1);
 	assert_false(p->pdl);
+	assert_int_equal(p->rows, SYM_n_tok);
+	assert_int_equal(p->least, 0);
+	assert_int_equal(p->most, 64);
+	assert_int_equal(m->rows, SYM_n_out);
+	assert_int_equal(m->least, 65);
+	assert_int_equal(m->most, 0);
+	const int64_t few[SYM_COUNT] = { [SYM_n_tok] = 64, [SYM_n_out] = 64 }, many[SYM_COUNT] = { [SYM_n_tok] = 65, [SYM_n_out] = 65 };
+	assert_true(plan_launch_runs(p, few) && !plan_launch_runs(m, few) && !plan_launch_runs(p, many) && plan_launch_runs(m, many));
 	assert_int_equal(m->block, 256);
 	assert_int_equal(m->shared, 128);
 	assert_int_equal(m->cluster, 2);
@@ -499,6 +507,8 @@ static const Wrong wrong_launch[] = {
 	{ ARGS "//@launch main; path else; block 1\n", 5, "a path is own or library" },
 	{ ARGS "//@launch main; path own library; block 1\n", 5, "a path is own or library" },
 	{ ARGS "//@launch main; pdl if HAS_B; block 1\n", 5, "nothing may follow pdl" },
+	{ ARGS "//@launch main; rows 64; block 1\n", 5, "rows of a step are a symbol" },
+	{ ARGS "//@launch main; rows n_tok == 3; block 1\n", 5, "rows are bound by <= or by >" },
 	{ ARGS "//@scratch raw f32[n_tok] if LIBRARY\n//@launch main; block 1\n", 5, "nothing more may follow" },
 	{ "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]; HAS_B\n//@arg y out f32[n_tok, ROWS]\n//@launch main; block 1\n", 3, "nothing more may follow" },
 	{ ARGS OWN "//@launch product; block 3\n", 7, "expected path library, gemm" },

@@ -1,0 +1,417 @@
+/* y = a w^T for 9 to 64 rows of a: the products of a batch's decode step and of small mixed steps, bound by the bytes of W as those of cuda_gemv.h are.
+ * Operands are swapped: weights are the rows of the mma, rows of a its columns, so that what is streamed goes from its ring to registers in the
+ * order of W::stream, past no tile in shared memory and no ldmatrix, and 9 rows cost little more than 8.
+ *
+ *   a block of 8 warps, MW of them beside each other in rows of W and KW in columns (swap_tile); a step is KW units of MW * 32 rows:
+ *     weights   memory --cp.async--> stage --ld.shared--> fragment --scales, chunk--> A of the mma       each warp its own 32 rows and unit
+ *     a         memory --cp.async--> stage --ld.shared.v4--> B of the mma                                 all threads copy, all warps of a unit read
+ *     ring      STAGES steps; weights of the first ones are asked for before the PDL wait, a after it
+ *     step      wait for its copies, barrier, ask for step + STAGES - 1, multiply
+ *   after the last step of a tile: sums of the KW warps meet in the stage that was read last, in their order; epilogue
+ *
+ * Columns of a lie in the order in which a stage wants them (swap_act): of 16-bit weights, and where a lane has eight neighbours, that is the order of
+ * the row itself.
+ *
+ * Split-K: tiles times steps are one line, of which each block has an equal share, wherever tiles end: no block waits for another, and no multiprocessor
+ * is without work but for one step. Of a tile that several blocks have parts of, each writes its sums to scratch and counts itself; who
+ * counts last adds them all, in the order of the blocks, and has the epilogue. So results depend on the number of multiprocessors and
+ * the tile (rows that the launch was made for: 16, 32, 64), not on the order in which blocks end.
+ *
+ * swap_run<G>(rows, in, count, e, to): rows that the launch was made for, which decide the tile before anything else is known; in.n is not looked at,
+ * *count is, once the kernels before have ended. The epilogue is one of cuda_gemm_epilogue.h: neighbouring rows of W are neighbouring columns of y,
+ * four of them in a lane, or two of both halves (SHARE 2).
+ *
+ * Arithmetic: docs/cuda-decode.md. */
+#ifndef LLMC_CUDA_SWAP_H
+#define LLMC_CUDA_SWAP_H
+
+#include "common/cuda_gemm_epilogue.h"
+#include "common/cuda_gemm_tile.h"
+#include "common/cuda_step.h"
+
+enum { SWAP_WARPS = 8, SWAP_THREADS = SWAP_WARPS * 32, SWAP_ROWS = 64 };
+
+/* ROWS: columns of y; SHARE 2: each of rows of both halves of W. SHARED: bytes of dynamic shared memory, which the @launch line says too. */
+template <class W_, int ROWS_, int SHARE_, int SHARED_> struct swap_config {
+	typedef W_                 W;
+	typedef typename W::stream S;
+	enum { ROWS = ROWS_, SHARE = SHARE_, COLS = W::COLS, UNITS = (COLS + S::UNIT - 1) / S::UNIT, SHARED = SHARED_ };
+};
+
+/* What a warp has of a stage: eight rows, four times */
+template <class S> struct swap_weights { typename S::stage group[4]; };
+
+/* For NT * 8 rows of a. KW: as many units a step, up to 4, as keep the bytes of a below half of those of the weights. */
+template <class G, int NT_> struct swap_tile {
+	typedef typename G::S S;
+	enum {
+		NT = NT_,
+		W_BYTES = SWAP_WARPS * (int)sizeof(swap_weights<S>),
+		UNIT_BYTES = S::CHUNKS * NT * 512, /* of a, for a unit */
+		KW = 8 * UNIT_BYTES <= W_BYTES ? 4 : 4 * UNIT_BYTES <= W_BYTES ? 2 : 1,
+		MW = SWAP_WARPS / KW,
+		OUT = MW * 32 / G::SHARE,          /* columns of y */
+		TILES = (G::ROWS + OUT - 1) / OUT,
+		STEPS = (G::UNITS + KW - 1) / KW,
+		PIECES = KW * S::CHUNKS * NT / 8,  /* 16 bytes of a, for each thread and step */
+		STAGE_BYTES = W_BYTES + KW * UNIT_BYTES,
+		STAGES = G::SHARED / STAGE_BYTES < 8 ? G::SHARED / STAGE_BYTES : 8,
+		SUMS = MW * 32 * NT * 8            /* of a tile */
+	};
+	static_assert(STAGES >= 2 && PIECES >= 1, "shared memory for two stages");
+	static_assert((KW - 1) * MW * NT * 512 <= STAGE_BYTES, "half of the warps' sums in one stage");
+	static_assert(SWAP_THREADS % 128 == 0 && NT <= SWAP_WARPS, "a thread's pieces are of one lane");
+};
+
+/* ---- activations ---- */
+
+/* Where prep puts a row of a: pieces of 16 bytes, of each unit by chunks, of a chunk what its four lanes have; each the four columns from col on,
+ * then those from col2 on, as in W::stream. */
+struct swap_four { unsigned char *at; };
+struct swap_four_nibbles { unsigned char *at; };
+
+DEV void st_v2(const swap_four &to, uint2 v) { st_v2(to.at, v); }
+/* in the order 0 2 1 3 */
+DEV void st_v2(const swap_four_nibbles &to, uint2 v) { st_v2(to.at, make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632))); }
+
+template <bool NIBBLES> struct swap_four_of { typedef swap_four type; };
+template <> struct swap_four_of<true> { typedef swap_four_nibbles type; };
+
+template <class W> struct swap_act {
+	typedef typename W::stream S;
+	typedef typename swap_four_of<S::NIBBLES != 0>::type four;
+	/* bytes of a row: units are whole */
+	static constexpr long long ROW = W::PACKED ? (long long)((W::COLS + S::UNIT - 1) / S::UNIT * S::UNIT) * 2 : (long long)W::COLS * 2;
+	unsigned char *row;
+
+	__device__ __forceinline__ swap_act(void *act, long long t) : row((unsigned char *)act + t * ROW) {}
+	/* of columns k .. k + 3 */
+	__device__ __forceinline__ four
+	operator+(int k) const
+	{
+		/* the bits of a column in its unit: which half of a piece, which chunk, which lane */
+		const int HALF = S::col2(0, 0, 0), CHUNK = S::CHUNKS > 1 ? S::col(0, 1 % S::CHUNKS, 0) : 1;
+		const int f = k % S::UNIT, half = f / HALF & 1, c = f / CHUNK & (S::CHUNKS - 1), t = (f / S::col(0, 0, 1) & 1) + (f / S::col(0, 0, 2) & 1) * 2;
+
+		return { row + ((k / S::UNIT * S::CHUNKS + c) * 4 + t) * 16 + half * 8 };
+	}
+};
+
+/* ---- weights ---- */
+
+/* A chunk as w times GAIN, in the 16 bits of the mma: what the stream has; of formats whose sub-blocks have minima, those too, in one sum each. */
+template <class S, bool MINS = S::MINS> struct swap_chunk {
+	static constexpr float GAIN = S::GAIN;
+	typename S::scale s;
+
+	__device__ __forceinline__ void set(const typename S::fragment &u, int unit, int t) { S::scales(s, u, unit, t); }
+	__device__ __forceinline__ void get(unsigned (&b)[4], const typename S::fragment &u, int unit, int c, int t) const { S::template chunk<false>(b, u, s, unit, c, t); }
+};
+
+template <class S> struct swap_chunk<S, true> {
+	static constexpr float GAIN = 0x1p-4f;
+	typename S::scale s;
+	unsigned d, m[2]; /* the block's d times 2^10; minus the minima of col and of col2 over 2^4 */
+
+	__device__ __forceinline__ void
+	set(const typename S::fragment &u, int unit, int t)
+	{
+		S::scales(s, u, unit, t);
+		const unsigned f = S::factors(u), least = h2_mul(s.mins, 0xac00ac00u), by = h2_twice_hi(f);
+		d = h2_mul(h2_twice(f), 0x64006400u);
+		m[0] = h2_mul(h2_twice(least), by);
+		m[1] = h2_mul(h2_twice_hi(least), by);
+	}
+	__device__ __forceinline__ void
+	get(unsigned (&b)[4], const typename S::fragment &u, int unit, int c, int t) const
+	{
+		S::template chunk<false>(b, u, s, unit, c, t); /* over 2^14 */
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			b[i] = h2_fma(b[i], d, m[i / 2]);
+	}
+};
+
+/* A warp's 32 rows of a tile: row 4 g + 2 i + h is row g of mma i, in its half h, so that lane 4 g + t ends with four neighbours. With SHARE 2 mma 0
+ * has rows of the first half of W and mma 1 the same ones of the second. */
+template <class G, class T> struct swap_rows {
+	const unsigned char *row[2];
+	unsigned             next[2]; /* from h 0 to h 1 */
+
+	__device__ __forceinline__ void
+	aim(const w_matrix<typename G::W> &w, int n0)
+	{
+		const int g = (int)lane_id() >> 2;
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			const int r = min(n0 + (G::SHARE == 2 ? 2 * g : 4 * g + 2 * i), G::ROWS - 1);
+			row[i] = w.row(r) + (G::SHARE == 2 && i ? w.half : 0);
+			next[i] = r + 1 < G::ROWS ? (unsigned)w.apart : 0;
+		}
+	}
+	__device__ __forceinline__ void
+	prefetch(swap_weights<typename G::S> &to, int unit) const
+	{
+		typedef typename G::S S;
+		const int lane = (int)lane_id();
+		int at[S::PLANES];
+
+		if (G::UNITS % T::KW && unit >= G::UNITS)
+			return;
+#pragma unroll
+		for (int p = 0; p < S::PLANES; p++)
+			at[p] = S::place(p, unit, lane & 3);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			S::prefetch(to.group[i], row[i / 2] + (i % 2 ? next[i / 2] : 0), at, lane, 16);
+	}
+};
+
+/* ---- the line of steps ---- */
+
+/* Of `total` steps, block b of `blocks`, of which there are no more than steps, has those from first(b) on; owner(u) has step u. */
+struct swap_line {
+	unsigned total, blocks;
+	__device__ __forceinline__ unsigned first(unsigned b) const { return total * min(b, blocks) / blocks; }
+	__device__ __forceinline__ unsigned owner(unsigned u) const { return ((u + 1) * blocks - 1) / total; }
+};
+
+/* Scratch: part [blocks, 2, SUMS] sums of tiles that several blocks have; count [TILES] of zeros. */
+struct swap_scratch { float *part; int *count; };
+
+template <class G, class T> DEV void
+swap_multiply(const unsigned char *stage, int wm, int wk, int unit, float (&acc)[2][T::NT][4])
+{
+	typedef typename G::S S;
+	const int lane = (int)lane_id(), t = lane & 3;
+	const swap_weights<S> &from = ((const swap_weights<S> *)stage)[wk * T::MW + wm];
+	const unsigned char *x = stage + T::W_BYTES + wk * T::UNIT_BYTES + lane * 16;
+	typename S::fragment u[4];
+	swap_chunk<S> chunk[4];
+
+	if (G::UNITS % T::KW && unit >= G::UNITS)
+		return;
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		S::load(u[i], from.group[i], unit, lane);
+		chunk[i].set(u[i], unit, t);
+	}
+#pragma unroll
+	for (int c = 0; c < S::CHUNKS; c++) {
+		unsigned a[2][2][4]; /* of both mma, the chunk's two steps of 16 columns */
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			unsigned w[4], v[4];
+			chunk[2 * i].get(w, u[2 * i], unit, c, t);
+			chunk[2 * i + 1].get(v, u[2 * i + 1], unit, c, t);
+#pragma unroll
+			for (int k = 0; k < 2; k++) {
+				a[i][k][0] = w[2 * k];
+				a[i][k][1] = v[2 * k];
+				a[i][k][2] = w[2 * k + 1];
+				a[i][k][3] = v[2 * k + 1];
+			}
+		}
+#pragma unroll
+		for (int j = 0; j < T::NT; j++) {
+			const uint4 q = ld_v4(x + (c * T::NT + j) * 512);
+			const unsigned b0[2] = { q.x, q.y }, b1[2] = { q.z, q.w };
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				w_mma<typename G::W>(acc[i][j], a[i][0], b0);
+				w_mma<typename G::W>(acc[i][j], a[i][1], b1);
+			}
+		}
+	}
+}
+
+template <class T> DEV void
+swap_clear(float (&acc)[2][T::NT][4])
+{
+#pragma unroll
+	for (int i = 0; i < 2; i++)
+#pragma unroll
+		for (int j = 0; j < T::NT; j++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				acc[i][j][c] = 0;
+}
+
+DEV uint4 swap_bits(const float (&v)[4]) { return make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])); }
+
+DEV void
+swap_add(float (&to)[4], uint4 v)
+{
+	to[0] += __uint_as_float(v.x);
+	to[1] += __uint_as_float(v.y);
+	to[2] += __uint_as_float(v.z);
+	to[3] += __uint_as_float(v.w);
+}
+
+/* The sums of warps that had other columns of the same rows join those of the first ones, through `room`, which everybody has read */
+template <class T> DEV void
+swap_join(unsigned char *room, int wm, int wk, float (&acc)[2][T::NT][4])
+{
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		__syncthreads();
+		if (wk > 0)
+#pragma unroll
+			for (int j = 0; j < T::NT; j++)
+				st_v4(room + ((((wk - 1) * T::MW + wm) * T::NT + j) * 32 + (int)lane_id()) * 16, swap_bits(acc[i][j]));
+		__syncthreads();
+		if (wk == 0)
+#pragma unroll
+			for (int k = 0; k < T::KW - 1; k++)
+#pragma unroll
+				for (int j = 0; j < T::NT; j++)
+					swap_add(acc[i][j], ld_v4(room + (((k * T::MW + wm) * T::NT + j) * 32 + (int)lane_id()) * 16));
+	}
+}
+
+/* A warp's results go to the epilogue. n0: the first column of its 32 rows */
+template <class G, class T, class E> DEV void
+swap_results(const float (&acc)[2][T::NT][4], const gemm_operands<typename G::W> &in, int n, int n0, const E &e)
+{
+	constexpr int C = G::SHARE == 2 ? 2 : 4;
+	const int g = (int)lane_id() >> 2, t = (int)lane_id() & 3;
+
+#pragma unroll
+	for (int j = 0; j < T::NT; j++)
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			const int m = j * 8 + 2 * t + c;
+			if (m >= n)
+				continue;
+			const float s = in.factor(m) * (1.0f / swap_chunk<typename G::S>::GAIN);
+			float v[1][C], u[1][C];
+#pragma unroll
+			for (int k = 0; k < C; k++) {
+				v[0][k] = acc[k / 2][j][k % 2 * 2 + c] * s;
+				u[0][k] = acc[1][j][k % 2 * 2 + c] * s;
+			}
+			e.take(m, n0 + C * g, v, u);
+		}
+}
+
+template <class G, int NT, class E> DEV void
+swap_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &e, const swap_scratch &to)
+{
+	typedef swap_tile<G, NT> T;
+	typedef typename G::S S;
+	SHARED_BYTES(smem);
+	SHARED(int, last);
+	const int tid = (int)threadIdx.x, warp = (int)warp_id(), lane = (int)lane_id(), wm = warp % T::MW, wk = warp / T::MW;
+	const swap_line line = { (unsigned)T::TILES * T::STEPS, min(gridDim.x, (unsigned)T::TILES * T::STEPS) };
+	const int stop = (int)line.first(blockIdx.x + 1), begin = (int)line.first(blockIdx.x);
+
+	/* where the next stage to be filled is on the line */
+	int tile = begin / T::STEPS, step = begin - tile * T::STEPS, next_tile = tile, next_step = step;
+	swap_rows<G, T> rows;
+	auto ask_weights = [&](unsigned char *stage) { rows.prefetch(((swap_weights<S> *)stage)[warp], next_step * T::KW + wk); };
+	auto advance = [&] {
+		if (++next_step == T::STEPS) {
+			next_step = 0;
+			rows.aim(in.w, (++next_tile * T::MW + wm) * (32 / G::SHARE));
+		}
+	};
+
+	rows.aim(in.w, (tile * T::MW + wm) * (32 / G::SHARE));
+#pragma unroll 1
+	for (int s = 0; s < T::STAGES - 1 && begin + s < stop; s++) {
+		ask_weights(smem + s * T::STAGE_BYTES);
+		advance();
+	}
+	PDL_LAUNCH();
+	PDL_WAIT();
+	const int n = min(*count, NT * 8);
+
+	/* this thread's pieces: of row tid / 4 % 8 of eight rows each, what lane tid % 4 has */
+	const unsigned char *const act = (const unsigned char *)in.act + (long long)(lane >> 2) * swap_act<typename G::W>::ROW + (lane & 3) * 16;
+	auto ask_rows = [&](unsigned char *stage, int at) {
+#pragma unroll
+		for (int i = 0; i < T::PIECES; i++) {
+			const int p = i * SWAP_WARPS + warp, j = p % NT, k = p / NT, unit = at * T::KW + k / S::CHUNKS;
+			const bool is = j * 8 + (lane >> 2) < n && (G::COLS % (S::UNIT * T::KW) == 0 || S::col(unit, k % S::CHUNKS, lane & 3) < G::COLS);
+			cp_async_16_fill(stage + T::W_BYTES + (p * 32 + lane) * 16, act + (is ? (long long)j * 8 * swap_act<typename G::W>::ROW + (at * T::KW * S::CHUNKS + k) * 64 : 0), is ? 16 : 0);
+		}
+	};
+	{
+		int at = step;
+#pragma unroll 1
+		for (int s = 0; s < T::STAGES - 1; s++) {
+			if (begin + s < stop)
+				ask_rows(smem + s * T::STAGE_BYTES, at);
+			cp_async_commit();
+			at = at + 1 == T::STEPS ? 0 : at + 1;
+		}
+	}
+
+	float acc[2][NT][4];
+	int   at = 0;
+	swap_clear<T>(acc);
+#pragma unroll 1
+	for (int u = begin; u < stop; u++) {
+		cp_async_wait<T::STAGES - 2>();
+		__syncthreads();
+		if (u + T::STAGES - 1 < stop) {
+			unsigned char *into = smem + (at == 0 ? T::STAGES - 1 : at - 1) * T::STAGE_BYTES;
+			ask_weights(into);
+			ask_rows(into, next_step);
+			advance();
+		}
+		cp_async_commit();
+		swap_multiply<G, T>(smem + at * T::STAGE_BYTES, wm, wk, step * T::KW + wk, acc);
+
+		if (++step == T::STEPS || u + 1 == stop) {
+			if (T::KW > 1)
+				swap_join<T>(smem + at * T::STAGE_BYTES, wm, wk, acc);
+			/* the blocks that have parts of this tile, and where their sums are */
+			const unsigned from = line.owner(tile * T::STEPS), upto = line.owner(tile * T::STEPS + T::STEPS - 1);
+			bool mine = true;
+			if (from != upto) {
+				auto sums = [&](unsigned b) { return to.part + (long long)(2 * b + (line.first(b) < (unsigned)(tile * T::STEPS))) * T::SUMS + (wm * 2 * NT * 32 + lane) * 4; };
+				if (wk == 0)
+#pragma unroll
+					for (int i = 0; i < 2 * NT; i++)
+						st_v4(sums(blockIdx.x) + i * 128, swap_bits(acc[i / NT][i % NT]));
+				__syncthreads();
+				if (tid == 0) {
+					last = atom_add_acq_rel_gpu(to.count + tile, 1) == (int)(upto - from);
+					if (last)
+						st_relaxed_gpu(to.count + tile, 0);
+				}
+				__syncthreads();
+				mine = last;
+				if (mine && wk == 0) {
+					swap_clear<T>(acc);
+#pragma unroll 1
+					for (unsigned b = from; b <= upto; b++)
+#pragma unroll
+						for (int i = 0; i < 2 * NT; i++)
+							swap_add(acc[i / NT][i % NT], ld_v4(sums(b) + i * 128));
+				}
+			}
+			if (mine && wk == 0)
+				swap_results<G, T>(acc, in, n, (tile * T::MW + wm) * (32 / G::SHARE), e);
+			swap_clear<T>(acc);
+			step = 0;
+			tile++;
+		}
+		at = at + 1 == T::STAGES ? 0 : at + 1;
+	}
+	cp_async_wait_all();
+}
+
+template <class G, class E> DEV void
+swap_run(int rows, const gemm_operands<typename G::W> &in, const int *count, const E &e, const swap_scratch &to)
+{
+	if (rows > 0 && rows <= 16)
+		swap_rows_of<G, 2>(in, count, e, to);
+	else if (rows > 0 && rows <= 32)
+		swap_rows_of<G, 4>(in, count, e, to);
+	else
+		swap_rows_of<G, 8>(in, count, e, to);
+}
+
+#endif
