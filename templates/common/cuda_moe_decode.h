@@ -269,8 +269,9 @@ moe_down(const moe_down_operands<C> &in)
 	int at = -1, expert = 0, place = 0;
 	float weight = 0;
 
-	for (long long i = total * warp / warps; i < total * (warp + 1) / warps; i++) {
-		const int t = (int)(i % n), o = (int)(i / n);
+	const int stop = (int)(total * (warp + 1) / warps);
+	for (int i = (int)(total * warp / warps); i < stop; i++) {
+		const int t = i % n, o = i / n;
 		const float *h = in.h + (long long)t * C::APART;
 		if (t != at) { /* lane k gets the expert with k lower ones */
 			const int e = lane < K ? in.id[(long long)t * K + lane] : 0;

@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-REAL = dict(models=["llama3-8b", "llama3.2-1b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite"], batches=[1, 8, 64], n=64, depth=4000, prompts=[512, 4096], chunk=4096, runs=3,
+REAL = dict(models=["llama3-8b", "llama3.2-1b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite"], batches=[1, 8, 16, 32, 64], n=64, depth=4000, prompts=[512, 4096], chunk=4096, runs=3,
             quantised=[("llama3-8b", "q8_0"), ("llama3-8b", "q4_k")])
 SMALL = dict(models=["rehearsal", "rehearsal-moe", "rehearsal-mla"], batches=[1, 2], n=2, depth=40, prompts=[16], chunk=32, runs=1, quantised=[("rehearsal", "q8_0")])
 SHARE = {"llama3.2-1b": 0.75, "qwen3-30b-a3b": 0.75, "deepseek-v2-lite": 0.75}  # others 0.85
@@ -211,6 +211,9 @@ def bars(out):
     for m in [m for m in s["models"] if m not in MIXTURES]:  # more rows choose more experts
         one, some = row("tg", m, batch=1, depth=0), row("tg", m, batch=s["batches"][1], depth=0)
         bar(f"{m}: step of batch {s['batches'][1]} / of batch 1", 1.10, some["seconds"] / one["seconds"] if one and some else None, most=True)
+        for b in [b for b in s["batches"] if b > 8]:
+            x = row("tg", m, batch=b, depth=0)
+            bar(f"{m}: decode, batch {b}: share of reads", SHARE.get(m, 0.85), x and x["share"])
     for m in s["models"]:
         n = s["prompts"][-1]
         x, g = row("pp", m, tokens=n), other("gemms", m, tokens=n)
