@@ -115,12 +115,13 @@ activation_bytes(const Plan *p, const PlanStep *s, int64_t rows)
 
 /* By our own kernels: whether a library is there, and faster, only the machine knows. */
 static int
-own_launches(const PlanKernel *k)
+own_launches(const PlanKernel *k, int64_t rows, int64_t wanted)
 {
+	const int64_t sym[SYM_COUNT] = { [SYM_one] = 1, [SYM_n_tok] = rows, [SYM_n_out] = wanted };
 	int n = 0;
 
 	for (int i = 0; i < k->n_launch; i++)
-		n += k->launch[i].path != PATH_LIBRARY;
+		n += k->launch[i].path != PATH_LIBRARY && plan_launch_runs(&k->launch[i], sym);
 	return n ? n : 1;
 }
 
@@ -141,7 +142,7 @@ predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
 		*(by_bytes >= by_flops ? &r.bytes_s : &r.flops_s) += by_bytes >= by_flops ? by_bytes : by_flops;
 		r.bytes += bytes;
 		r.flops += flops;
-		r.launches += s->kernel >= 0 ? own_launches(&p->kernel[s->kernel]) : 1;
+		r.launches += s->kernel >= 0 ? own_launches(&p->kernel[s->kernel], rows, phase == 1 ? 1 : rows) : 1;
 	}
 	r.launch_s = r.launches * gpu->launch_s;
 	r.seconds = r.bytes_s + r.flops_s + r.launch_s;
