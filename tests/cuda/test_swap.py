@@ -90,7 +90,7 @@ def test_wanted_rows(n, n_out, bucket):
     packed, w = c.weights()
     nw = c.f(cols)
     out_row = np.sort(np.random.default_rng(n_out).permutation(n)[:n_out])
-    k = H.build("head_mixed", "sm_90a", c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, CAP=0.0, DETERMINISTIC=0))
+    k = H.build("head_mixed", "sm_90a", c.params(NORM="rms", EPS=EPS, PLUS_ONE=0, CAP=0.0, SCALE=1.0, DETERMINISTIC=0))
     assert few(k)[0]["rows"] == "n_out"
     step = H.make_step(pos=list(range(n)), rows=[n], out_row=out_row)
     y, = k.run(step, [c.x, nw, None, packed, H.out((n_out, rows))], mode="check", seed=1, bucket=bucket)
@@ -149,7 +149,7 @@ def test_nvrtc(dtype, arch):
         if done is None:
             pytest.skip("no NVRTC here")
         made, = [x for x in done[0]["kernels"] if x["name"].endswith("_few")]
-        assert made["registers"] <= (128 if dtype in ("bf16", "f16") else 255)
+        assert made["registers"] <= (128 if dtype in ("bf16", "f16") and arch in ("sm_90a", "sm_100a") else 255)
         f = sass.functions(done[0]["cubin"])
         if f:
             s = f[made["name"]]
