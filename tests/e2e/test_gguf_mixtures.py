@@ -206,7 +206,7 @@ def test_a_file_changed_behind_its_description(files, tmp_path):
     text = subprocess.run([LLMC, "import", files(name)], capture_output=True, text=True, check=True).stdout
     path = str(tmp_path / "new.gguf")
     (tmp_path / "m.yaml").write_text(text.replace(files(name), path))
-    for change, words in ((turn("blk.1.attn_k_b.weight", 3, 32, 64), "plan wants q4_0, file holds f32"), (drop("blk.2.attn_v_b.weight"), "has no tensor")):
+    for change, words in ((turn("blk.1.attn_k_b.weight", 3, 32, 64), "plan wants shape [192, 32], file holds [3, 32, 64]"), (drop("blk.2.attn_v_b.weight"), "has no tensor")):
         M.write(path, M.CASES[name], 1, change)
         p = subprocess.run([LLMC, "run", str(tmp_path / "m.yaml"), "--tokens", "3", "-n", "1", "--device", "ref"], capture_output=True, text=True, timeout=60)
         assert p.returncode and words in p.stderr, p.stderr

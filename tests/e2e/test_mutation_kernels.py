@@ -23,7 +23,7 @@ MUTATIONS = [
     ("moe_down_add", MIXED, "moe_down_add", r"\(TOP_K \+ MIX\) \+ k\]", "(TOP_K + MIX) + (k + 1) % TOP_K]"),                        # the neighbour's weight
     ("moe_down_add", LATENT, "moe_down_add", r"if \(!ARG_s_down\)", "if (ARG_s_down)"),                                             # no shared one
     ("moe_down_add", MIXED, "moe_down_add", r"MIX \? ARG_weight\[[^;]*;", "1;"),                                                    # its gate
-    ("mla_query", LATENT, "mla_query", r"s->pos\[row\] % KV_PAGE", "(s->pos[row] + 1) % KV_PAGE"),                                  # position one off
+    ("mla_query", LATENT, "mla_query", r"page, s->pos\[row\], LATENT", "page, s->pos[row] + 1, LATENT"),                               # position one off
     ("mla_query", LATENT, "mla_query", r"rope_turn\(ROPE_\w+, x \+ NOPE", "rope_turn(ROPE_half, x + NOPE"),                         # halves of a query
     ("mla_query", LATENT, "mla_query", r"rope_turn\(ROPE_\w+, x \+ RANK", "rope_turn(ROPE_half, x + RANK"),                         # and of a key
     ("mla_query", LATENT, "mla_query", r"norm_rms\(c, RANK, kvn, 0", "norm_rms(c, RANK, kvn, 1"),                                   # the latent's norm
