@@ -20,7 +20,11 @@ problem(Problem *p, int status, const char *param, const char *fmt, ...)
 	vsnprintf(p->text, sizeof p->text, fmt, ap);
 	va_end(ap);
 	/* a quoted piece of the request may have been cut within a character */
-	p->text[utf8_whole(p->text, strlen(p->text))] = 0;
+	size_t n = utf8_whole(p->text, strlen(p->text)), len;
+	p->text[n] = 0;
+	for (size_t i = 0; i < n; i += len) /* and it may be no text at all */
+		if (utf8_next(p->text + i, n - i, &len) < 0)
+			memset(p->text + i, '?', len);
 	snprintf(p->param, sizeof p->param, "%s", param ? param : "");
 	return false;
 }

@@ -269,9 +269,15 @@ moe_down(const moe_down_operands<C> &in)
 	int at = -1, expert = 0, place = 0;
 	float weight = 0;
 
-	const int stop = (int)(total * (warp + 1) / warps);
-	for (int i = (int)(total * warp / warps); i < stop; i++) {
-		const int t = i % n, o = i / n;
+	const int stop = (int)(total * (warp + 1) / warps), first = (int)(total * warp / warps);
+	if (first == stop)
+		return;
+	int t = first % n - 1, o = first / n; /* by steps: quotients in the loop cost registers that W has not */
+	for (int i = first; i < stop; i++) {
+		if (++t == n) {
+			t = 0;
+			o++;
+		}
 		const float *h = in.h + (long long)t * C::APART;
 		if (t != at) { /* lane k gets the expert with k lower ones */
 			const int e = lane < K ? in.id[(long long)t * K + lane] : 0;
