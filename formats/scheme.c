@@ -50,20 +50,20 @@ read_config(Schemes *s, const char *text, size_t n)
 	}
 }
 
-static const Node *
-read_yaml(Schemes *s, Diag *d, const char *name)
+const Node *
+scheme_yaml(Arena *a, Diag *d, const char *name)
 {
 	size_t size;
-	const char *path = arena_printf(s->a, "configs/schemes/%s.yaml", name);
+	const char *path = arena_printf(a, "configs/schemes/%s.yaml", name);
 	const char *text = embed_find(path, &size);
 
-	return text ? yaml_parse(yaml_source(s->a, path, text, size), d, s->a) : NULL;
+	return text ? yaml_parse(yaml_source(a, path, text, size), d, a) : NULL;
 }
 
 static void
 forms_of(Schemes *s, Diag *d, const char *name)
 {
-	const Node *root = read_yaml(s, d, name), *forms = root ? node_get(root, "forms") : NULL;
+	const Node *root = scheme_yaml(s->a, d, name), *forms = root ? node_get(root, "forms") : NULL;
 
 	for (size_t i = 0; forms && i < forms->n; i++) {
 		s->form = arena_grow(s->a, s->form, &s->cap, s->n_form + 1, sizeof *s->form);
@@ -80,7 +80,7 @@ schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *
 	s->a = a;
 	read_config(s, config, n);
 	diag_init(d, a);
-	const Node *index = read_yaml(s, d, "_index"), *list = index ? node_get(index, "schemes") : NULL;
+	const Node *index = scheme_yaml(s->a, d, "_index"), *list = index ? node_get(index, "schemes") : NULL;
 	s->known = "";
 	for (size_t i = 0; list && i < list->n; i++) {
 		forms_of(s, d, list->item[i]->text);

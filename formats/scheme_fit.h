@@ -1,10 +1,13 @@
-/* What fitting a file's tensors to a form shares: formats/scheme.c (planes) and formats/scheme_flat.c (codes without rows). */
+/* What the files of schemes share: formats/scheme.c (planes), formats/scheme_flat.c (codes without rows), formats/scheme_storage.c (descriptions). */
 #ifndef LLMC_FORMATS_SCHEME_FIT_H
 #define LLMC_FORMATS_SCHEME_FIT_H
 
 #include "base/json.h"
 #include "formats/scheme.h"
 #include "formats/yaml.h"
+
+/* configs/schemes/<name>.yaml in the arena; NULL: there is none, or a mistake in it, which is in d. */
+const Node *scheme_yaml(Arena *a, Diag *d, const char *name);
 
 struct Schemes {
 	Arena        *a;

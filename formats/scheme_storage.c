@@ -4,18 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/embed.h"
-#include "formats/yaml.h"
+#include "formats/scheme_fit.h"
 
 static const Node *
 read_yaml(Arena *a, const char *name)
 {
-	size_t size;
 	Diag *d = NEW(a, Diag, 1);
-	const char *path = arena_printf(a, "configs/schemes/%s.yaml", name), *text = embed_find(path, &size);
 
 	diag_init(d, a);
-	return text ? yaml_parse(yaml_source(a, path, text, size), d, a) : NULL;
+	return scheme_yaml(a, d, name);
 }
 
 static const Node *
