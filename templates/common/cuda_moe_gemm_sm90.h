@@ -4,8 +4,8 @@
  * 16-bit weights go by the large tile: a pair has 256 rows, and rows that are not there cost nothing by 64 (cuda_gemm_sm90.h), so 272 rows of an expert
  * cost 320. With few rows an expert a pair reads its weights once, half of them each block: 32 KB a stage are 1640 cycles of a multiprocessor's
  * share of the memory, and the products that nobody wants 1024.
- * Weights to unpack: the large tile (256 rows a block) where experts have more than 192 rows on average, else the middle one. Steps with at most FEW
- * rows an expert are left to a kernel with the tiles of sm_80, as others are (moe90_few): there 512 cycles a stage would be four times what 4.6 KB take.
+ * Weights to unpack: the large tile (256 rows a block) where experts have more than 192 rows on average, else the middle one. Steps with at most 24
+ * rows an expert have launches of their own with the tiles of sm_80, chosen by rows: there 512 cycles a stage would be four times what 4.6 KB take.
  *
  * The shared expert's product follows on the same ring, when its weights are of the same kind (elements, or to unpack). */
 #ifndef LLMC_CUDA_MOE_GEMM_SM90_H
@@ -17,9 +17,6 @@
 template <class W, int ROWS, int SHARE = 1> struct moe90_config : gemm90_config<W, ROWS, SHARE> {
 	enum { APART = SHARE == 2 };
 };
-
-/* Are n rows, K experts each, so few for E experts that 128-row tiles of weights to unpack are mostly empty? */
-template <class W, int E, int K, int DETERMINISTIC> DEV bool moe90_few(int n) { return W::PACKED && !DETERMINISTIC && n * K <= 24 * E; }
 
 /* Pairs of tiles of an expert with `count` rows */
 template <class T> struct moe90_tiles {

@@ -3,6 +3,7 @@
 Decode kernels multiply in fp32 (the router's product splits x in two halves); those of mixed steps round activations to 16 bits, and so do expectations.
 LLMC_CHECK_ALL=1: all cases, not a sample, and every storage type."""
 import os
+import re
 
 import cuda_harness as H
 import cuda_weights as CW
@@ -183,6 +184,19 @@ def test_mixed(name):
         c.down_add(down, rows, True, mode=mode, seed=seed, bucket=rows + seed)
 
 
+def test_launches_are_chosen_by_rows():
+    """Of blocks on sm_90a: at most 24 rows an expert have launches of their own, and nothing is launched that returns at once."""
+    c = Experts(7, 3, 64, 64, 64, Q)
+    for template, params in ("norm_moe_glu_mixed", c.glu_params), ("moe_down_add_mixed", dict(c.down_params, HAS_R=1)):
+        for more in {}, dict(DETERMINISTIC=1):
+            k = H.expand(template, "sm_90a", dict(params, **more))
+            for rows, few in (1, 1), (7 * 24 // 3, 1), (7 * 24 // 3 + 1, 0), (4096, 0):
+                fns = [re.sub(template + "_[0-9a-f]+", "", x["fn"]) for x in k["launch"] if x["rows"] == "one" or rows >= x["least"] and (x["most"] == 0 or rows <= x["most"])]
+                product = "" if "glu" in template else "_down"
+                want = ["_sort", "_plain", "_few"] if few and not more else ["_sort", "_prep", product]
+                assert fns == want + [""] * ("down" in template), (template, rows, fns)
+
+
 def test_without_the_residual():
     c = Experts(5, 2, 64, 40, 24, B, 1)
     c.choose(3)
@@ -194,6 +208,8 @@ PLANTED = {
     "the norm has no barrier behind it": ("norm_moe_glu_decode", "in.norm.plus_one);\n\t}\n\t__syncthreads();", "in.norm.plus_one);\n\t}\n"),
     "the last block chooses before all have come": ("norm_route_decode", "s.last = atom_add_acq_rel_gpu(count, 1) == all - 1;", "s.last = atom_add_acq_rel_gpu(count, 1) == all - 2;"),
     "a tail of wgmma's rows is taken for none": ("norm_moe_glu_mixed", "if (m0 + group * MT * 64 >= walk.rows()) {", "if (m0 + group * MT * 64 + 32 >= walk.rows()) {"),
+    "few rows stand where wgmma wants them": ("norm_moe_glu_mixed", "_plain(const llmc_call p)\n{\n\tprep<moe_plain<H>, moe_plain<H>>(p);",
+                                              "_plain(const llmc_call p)\n{\n\tprep<gemm90_act<Up90>, moe_plain<H>>(p);"),
     "the shared expert overtakes": ("moe_down_add_mixed", "(long long)n * K + t) * H", "(long long)n * K) * H"),
 }
 
@@ -202,7 +218,7 @@ PLANTED = {
 @pytest.mark.parametrize("bug", sample(PLANTED, 2))
 def test_planted_bugs_are_found(bug):
     template, before, after = PLANTED[bug]
-    c = Experts(7, 7, 64, 24, 40, B, 1)
+    c = Experts(5, 2, 64, 64, 64, Q) if "few rows" in bug else Experts(7, 7, 64, 24, 40, B, 1)
     c.choose(5)
     if "route" in template:
         k = H.build(template, "sm_90a", router("qwen3", 576, "bf16", 1)[4])
