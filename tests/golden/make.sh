@@ -9,6 +9,7 @@ python=${PYTHON:-python3}
 "$python" tests/golden/make_sample.py
 "$python" tests/golden/make_configs.py
 "$python" tests/golden/make_models.py
+"$python" tests/golden/make_kv.py
 "$python" tests/golden/make_gguf.py
 "$python" tests/golden/make_mixture_gguf.py
 LLMC_GOLDEN=1 make unit-test_graph

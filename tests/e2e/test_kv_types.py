@@ -1,0 +1,111 @@
+"""Quantised caches end to end: golden models against transformers with a cache that keeps the same rows (tests/golden/make_kv.py), and what holds and moves
+rows: pages, prefixes, forks, swapping, saved sequences, with every type."""
+import os
+
+import numpy as np
+import pytest
+
+import llmc
+from golden_run import ROOT, run, weights
+from processor import RUNS
+
+FOLDER = os.path.join(ROOT, "tests", "golden", "kv")
+GOLDEN = sorted(os.listdir(FOLDER))
+ARCH = {"llama-smol": "v4", "qwen3-plain": "generic", "mistral-nemo": "v3", "gemma2-caps": "v4", "glm-bias": "amx", "qwen3_moe-renorm": "v3", "llama-scaled3": "generic"}
+
+
+def golden(name):
+    """(case, what to set, logits, greedy)"""
+    case, k, v, *turned = name.removesuffix(".npz").split(".")
+    with np.load(os.path.join(FOLDER, name)) as z:
+        return weights.Golden(case), {"kv.k": k, "kv.v": v, "kv.rotate": str(bool(turned)).lower()}, z["logits"], z["greedy"].tolist()
+
+
+def compare(name, tmp_path, *args):
+    g, kv, logits, greedy = golden(name)
+    g.build(tmp_path)
+    got, tokens = run(tmp_path, g, *args, set={"kv.dtype": kv["kv.k"]} | kv)
+    off = np.abs(got - logits).max() / np.ptp(logits)
+    plain = np.abs(g.logits - logits).max() / np.ptp(logits)
+    # a value on the edge of two codes may fall on either side, which is a step of one element of one row
+    assert off < min(5e-3, plain / 10), f"off by {off:.1e} of the range; a cache that rounds nothing is off by {plain:.1e}"
+    assert tokens == greedy
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_reference(name, tmp_path):
+    compare(name, tmp_path, "--device", "ref")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_cpu(name, tmp_path):
+    arch = ARCH[name.split(".")[0]]
+    if not RUNS[arch]:
+        pytest.skip(f"this processor does not run {arch}")
+    compare(name, tmp_path, "--device", "cpu", "--arch", arch, "--threads", "2")
+
+
+TYPES = {
+    "bf16": {"dtype": "bf16"}, "f8": {"dtype": "f8"}, "int8": {"dtype": "int8", "rotate": "true"}, "int6": {"dtype": "int6"}, "int4": {"dtype": "int4"},
+    "int6 and int4": {"k": "int6", "v": "int4", "rotate": "true"},
+}
+PROMPTS = [[3 + (i * 7 + k * 5) % 290 for k in range(n)] for i, n in enumerate((70, 65, 40, 12))]
+PROMPTS.append(PROMPTS[0][:66] + [9])
+
+
+def tiny(kv):
+    return llmc.open("configs/tiny.yaml", random_weights=True, arch="generic", set={f"kv.{k}": v for k, v in kv.items()})
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_crowd_answers_as_each_alone(name):
+    """Too few pages for all: requests are preempted, their pages swapped to the host and back, prefixes found again, choices forked."""
+    params = [dict(max_tokens=n, ignore_eos=True) for n in (12, 60, 16, 9, 8)]
+    with tiny(TYPES[name]) as m:
+        with m.session(context=128) as s:
+            alone = [s.run(p, **k)["tokens"] for p, k in zip(PROMPTS, params)]
+        with m.engine(context=128, seqs=4, chunk=48, kv_tokens=160, swap_bytes=1 << 20) as e:
+            for i in (0, 4): # which begin alike, for two pages
+                assert e.submit(PROMPTS[i], **params[i]).wait()["tokens"] == alone[i]
+            # three choices begin together and grow beyond five pages
+            three = e.submit(PROMPTS[1], n=3, **params[1])
+            requests = [e.submit(p, **k) for p, k in zip(PROMPTS[2:4], params[2:4])]
+            assert [r.wait()["tokens"] for r in requests] == alone[2:4]
+            said = [(v.index, v.token) for v in three.events() if v.kind == "token"]
+            assert [[t for i, t in said if i == k] for k in range(3)] == [alone[1]] * 3
+            stats = e.stats()
+    assert stats["preemptions"] > 0 and stats["prefix_hits"] > 0 and stats["swaps_in"] == stats["swaps_out"], stats
+    assert stats["kv_pages_used"] == stats["failed"] == stats["running"] == 0
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_saved_rows(name):
+    """A saved sequence goes on with the same bits, after a fork and a trim as well; one that was changed or cut anywhere is refused and takes no page."""
+    rng = np.random.default_rng(5)
+    with tiny(TYPES[name]) as m, m.session(context=128, seqs=3, chunk=64, n_out=3) as s:
+        q = s.seq()
+        s.forward([(q, PROMPTS[0][:64], 0)])
+        f = s.fork(q)
+        s.forward([(f, [7, 8], 0)])
+        s.trim(f, 65)
+        saved = s.save(f)
+        want = s.forward([(f, [11, 12, 13], 3)])
+        with m.session(context=128, seqs=2, n_out=3) as t:
+            r = t.load(saved)
+            assert t.length(r) == 65
+            assert np.array_equal(np.array(t.forward([(r, [11, 12, 13], 3)])), np.array(want))
+            used = t.stats()["kv_pages_used"]
+            for at in sorted({0, 4, 8, len(saved) - 1, *rng.integers(0, len(saved), 40).tolist()}):
+                bad = bytearray(saved)
+                bad[at] ^= 1 << rng.integers(8)
+                with pytest.raises(llmc.Error):
+                    t.load(bytes(bad))
+            for n in (0, 3, 40, len(saved) // 2, len(saved) - 1):
+                with pytest.raises(llmc.Error):
+                    t.load(saved[:n])
+            with pytest.raises(llmc.Error):
+                t.load(saved + b"\0")
+            assert t.stats()["kv_pages_used"] == used
+    others = [k for k in TYPES.values() if k != TYPES[name]]
+    with tiny(others[len(name) % len(others)]) as m, m.session(context=128) as t, pytest.raises(llmc.Error, match="another model, target or type"):
+        t.load(saved)

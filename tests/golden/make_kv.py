@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/kv/<case>.<k>.<v>[.turned].npz: logits and greedy tokens of golden models by transformers, whose cache keeps every row of keys and
+values as tests/kv_types.py says, from the first token on.
+
+Needs torch and transformers 5, as make_models.py does. The last line of a case tells how far its logits are from those of a cache of fp32, how near two tokens
+come, and how far a hair's change of the rows moves them (some code falls on the other side)."""
+import os
+import sys
+import tempfile
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import DynamicCache
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import kv_types  # noqa: E402
+import weights as W  # noqa: E402
+
+OUT = os.path.join(W.HERE, "kv")
+CASES = [("llama-smol", "int8", "int8", False), ("qwen3-plain", "int6", "int4", True), ("mistral-nemo", "f8", "f8", False), ("gemma2-caps", "int4", "int4", False),
+         ("glm-bias", "int8", "int4", True), ("qwen3_moe-renorm", "int6", "int6", False), ("llama-scaled3", "bf16", "int8", False)]
+
+
+class Rounded(DynamicCache):
+    """Rows are rounded as they come; what is read later is what was kept. hair: relative noise on the way in"""
+
+    def __init__(self, k, v, turned, hair=0.0):
+        super().__init__()
+        self.types, self.turned, self.hair = (k, v), turned, hair
+        self.rng = np.random.default_rng(1)
+
+    def update(self, key, value, layer, *args, **kw):
+        def kept(t, x):
+            rows = x.numpy() * (1 + self.hair * self.rng.standard_normal(x.shape)).astype(np.float32)
+            return torch.from_numpy(kv_types.kept(t, rows, self.turned).astype(np.float32))
+        return super().update(kept(self.types[0], key), kept(self.types[1], value), layer, *args, **kw)
+
+
+def make(name, k, v, turned):
+    g = W.Golden(name)
+    with tempfile.TemporaryDirectory() as d:
+        g.build(d)
+        model = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager").eval()
+
+    @torch.no_grad()
+    def run(ids, hair=0.0):
+        return model(torch.tensor([ids]), past_key_values=Rounded(k, v, turned, hair), use_cache=True).logits[0].float().numpy()
+
+    logits = run(g.prompt)
+    spread = float(np.ptp(logits))
+    greedy, gaps, row = [], [], logits[-1]
+    for _ in range(len(g.greedy)):
+        top = np.sort(row)[-2:]
+        gaps.append(float(top[1] - top[0]) / spread)
+        greedy.append(int(row.argmax()))
+        row = run(g.prompt + greedy)[-1]
+    hair = float(np.abs(run(g.prompt, 1e-7) - logits).max()) / spread
+    far = float(np.abs(g.logits - logits).max()) / spread
+    os.makedirs(OUT, exist_ok=True)
+    path = os.path.join(OUT, f"{name}.{k}.{v}{'.turned' if turned else ''}.npz")
+    np.savez_compressed(path, logits=logits.astype(np.float32), greedy=np.array(greedy, np.int32))
+    print(f"{os.path.basename(path):40} beside fp32 {far:.1e} gap {min(gaps):.1e} hair {hair:.1e}", flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for c in CASES:
+        if not sys.argv[1:] or c[0] in sys.argv[1:]:
+            make(*c)
