@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "formats/dequant.h"
+#include "formats/scheme.h"
 
 typedef struct Build {
 	Graph      *g;
@@ -13,6 +14,8 @@ typedef struct Build {
 	Loc         loc;     /* of the YAML key that the ops being made come from */
 	int         rope[2], rope2; /* values of the tables; rope2: second axis */
 	int        *pool;    /* [n_layers] values */
+	struct { int x, y; const char *order, *factor; } arranged[8]; /* of this layer, the last of them */
+	int         n_arranged;
 } Build;
 
 /* --- values, weights --- */
@@ -58,11 +61,45 @@ at(Build *b, const char *key)
 
 /* --- the small equations --- */
 
+static bool
+same_word(const char *a, const char *b)
+{
+	return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+/* x as the columns of the role's matrix are stored; one value for all that are alike */
+static int
+arrange(Build *b, int x, const char *role, int64_t cols)
+{
+	const StorageRule r = spec_storage(b->s, role, b->layer);
+	const int room = sizeof b->arranged / sizeof *b->arranged;
+
+	if (!r.order && !r.factor)
+		return x;
+	for (int i = 0; i < room && i < b->n_arranged; i++)
+		if (b->arranged[i].x == x && same_word(b->arranged[i].order, r.order) && same_word(b->arranged[i].factor, r.factor))
+			return b->arranged[i].y;
+	int order = r.order ? build_beside(b->g, r.order, b->layer, SCHEME_ORDER, cols, b->loc) : -1;
+	int factor = r.factor ? build_beside(b->g, r.factor, b->layer, SCHEME_FACTOR, cols, b->loc) : -1;
+	int y = value(b, arena_printf(b->g->arena, "%s_x", role));
+	Op *o = OP(b, arrange, .x = x, .nw = -1, .nb = -1, .order = order, .factor = factor, .y = y);
+	op_set_int(b->g, o, "width", cols);
+	op_set_word(b->g, o, "norm", "none");
+	op_set_num(b->g, o, "eps", 0);
+	op_set_int(b->g, o, "plus_one", 0);
+	b->arranged[b->n_arranged++ % room].x = x;
+	b->arranged[(b->n_arranged - 1) % room].y = y;
+	b->arranged[(b->n_arranged - 1) % room].order = r.order;
+	b->arranged[(b->n_arranged - 1) % room].factor = r.factor;
+	return y;
+}
+
 /* y = x w^T + b */
 static int
 matmul(Build *b, int x, const char *role, bool with_bias, int64_t rows, int64_t cols, const char *name)
 {
 	int w = weight(b, role, rows, cols), wb = bias(b, with_bias, role, rows), y = value(b, name);
+	x = arrange(b, x, role, cols);
 	Op *o = OP(b, matmul, .x = x, .w = w, .b = wb, .y = y);
 
 	op_set_int(b->g, o, "rows", rows);

@@ -211,8 +211,25 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	}
 	if (rule->rope_pairs && (strcmp(role, "q") == 0 || strcmp(role, "k") == 0))
 		src->rope_pairs = s->attention.head_dim;
-	StorageRule as = memory_storage(g, src, 1, file_storage(g, role, layer, cols ? src->cols : 0, loc), loc);
+	StorageRule file = file_storage(g, role, layer, cols ? src->cols : 0, loc), as = memory_storage(g, src, 1, file, loc);
+	src->arranged = file.order || file.factor;
+	if (src->arranged && (src->transpose || !role_arranges(role)))
+		err_at(g->diag, loc, "storage.rules: order and factor are for matrices that x is multiplied by as they are, which %s of layer %d is not", role, layer);
 	return tensor_add(g, tensor_id(g->arena, role, layer, suffix), as, rows, cols, src, 1, loc);
+}
+
+int
+build_beside(Graph *g, const char *role, int layer, const char *what, int64_t cols, Loc loc)
+{
+	int part;
+	const TensorRule *rule = rule_or_error(g, role, &part, loc);
+
+	if (!rule)
+		return -1;
+	PlanSource *src = NEW(g->arena, PlanSource, 1);
+	*src = (PlanSource){ .name = rule_name(g->arena, rule, layer, -1, arena_printf(g->arena, ".%s", what)), .rows = cols, .block = cols, .stride = cols, .n_block = 1 };
+	const char *id = arena_printf(g->arena, "%s.%s", tensor_id(g->arena, role, layer, ""), what);
+	return tensor_add(g, id, (StorageRule){ .dtype = DT_F32 }, cols, 0, src, 1, loc);
 }
 
 int
@@ -247,6 +264,8 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 		source_join(&src[e]);
 	}
 	StorageRule as = memory_storage(g, src, n_src, file_storage(g, role, layer, src->cols, loc), loc);
+	if (as.order || as.factor)
+		err_at(g->diag, loc, "storage.rules: order and factor are for matrices that each row of x meets, which %s of layer %d are not", role, layer);
 	return tensor_add(g, tensor_id(g->arena, role, layer, ""), as, n_experts * rows, cols, src, n_src, loc);
 }
 
@@ -256,7 +275,7 @@ source_continues(const PlanSource *a, const PlanSource *b)
 {
 	return strcmp(a->name, b->name) == 0 && a->n_block == 1 && b->n_block == 1 && b->first == a->first + a->block &&
 	       a->rows == b->rows && a->cols == b->cols && a->rope_pairs == b->rope_pairs && a->transpose == b->transpose &&
-	       a->unit_rows == b->unit_rows && a->stored == b->stored;
+	       a->unit_rows == b->unit_rows && a->arranged == b->arranged && a->stored == b->stored;
 }
 
 int

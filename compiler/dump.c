@@ -78,6 +78,8 @@ dump_tensor(const PlanTensor *t, Strbuf *out)
 			strbuf_printf(out, " transposed by %" PRId64, s->transpose);
 		if (s->unit_rows)
 			strbuf_puts(out, " unit rows");
+		if (s->arranged)
+			strbuf_puts(out, " arranged");
 		if (s->stored)
 			strbuf_printf(out, " from %s", s->stored);
 	}

@@ -317,3 +317,14 @@ family_rules(SpecTable *t, const Family *f, int *n)
 	*n = (int)r.n;
 	return r.rule;
 }
+
+bool
+role_arranges(const char *role)
+{
+	static const char *const none[] = { "embed", "pos_embed", "router", "s_mix", "k_b", "v_b" };
+
+	for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+		if (strcmp(role, none[i]) == 0)
+			return false;
+	return strncmp(role, "e_", 2) != 0;
+}

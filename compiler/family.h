@@ -25,4 +25,7 @@ const TensorRule *rule_for(const TensorRule *rule, int n, const char *role);
 const char *rule_name(Arena *a, const TensorRule *r, int layer, int expert, const char *suffix);
 bool rule_has_role(const char *roles, const char *role); /* "q+k+v" has "k" */
 
+/* Is x of a role's matrix the step's, so that it may be brought into another order first? Not where rows are looked up, or experts and heads share it. */
+bool role_arranges(const char *role);
+
 #endif

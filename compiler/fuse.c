@@ -289,6 +289,40 @@ fuse_head(Fuse *f)
 	return n;
 }
 
+/* arrange(norm(x))  ->  arrange(x), which norms
+ *
+ * requires: a norm that only arranges read
+ * keeps:    y
+ * effect:   a launch and a write of the row less; several readers of one norm each repeat it. */
+static int
+fuse_norm_arrange(Fuse *f)
+{
+	Graph *g = f->g;
+	int    n = 0;
+
+	for (size_t i = 0; i < g->n_op; i++) {
+		Op *last = &g->op[i];
+		if (last->kind != OP_arrange || strcmp(op_word(last, "norm"), "none") != 0)
+			continue;
+		int h = last->arg[ARG(arrange, x)], readers = 0, y = last->arg[ARG(arrange, y)];
+		for (size_t j = 0; j < g->n_op; j++)
+			readers += g->op[j].kind == OP_arrange && g->op[j].arg[ARG(arrange, x)] == h;
+		Front front = front_norm(f, h, fuse_uses(f, h) - f->mat_uses[h]);
+		if (front.norm < 0 || readers != fuse_uses(f, h))
+			continue;
+		Op op = fuse_op(OP_arrange, last, OP_ARGS(arrange, .x = front.x, .nw = front.nw, .nb = front.nb, .order = last->arg[ARG(arrange, order)],
+		                                          .factor = last->arg[ARG(arrange, factor)], .y = y));
+		op_set_int(g, &op, "width", op_int(last, "width"));
+		op_makes(&op, fuse_name(f, y));
+		front_set(f, &op, &front);
+		if (!fuse_accepted(f, &op))
+			continue;
+		fuse_place(f, last, &op);
+		n++;
+	}
+	return n;
+}
+
 /* Ops whose results nobody reads any more: norms that went into all their readers.
  * requires: topological order; keeps: the last op (logits); effect: they are nops. */
 static int
@@ -330,7 +364,7 @@ graph_fuse(Graph *g, const Templates *ts, Strbuf *log)
 		{ "mla", fuse_mla },                 { "norm_glu", fuse_norm_glu },
 		{ "norm_act", pass_norm_act },       { "head", fuse_head },
 		{ "matmul_add", fuse_matmul_add },   { "norm_matmul", pass_norm_matmul },
-		{ "unused", drop_dead },
+		{ "norm_arrange", fuse_norm_arrange }, { "unused", drop_dead },
 	};
 	Fuse f = { .g = g, .ts = ts };
 	int  total = 0;

@@ -69,6 +69,8 @@ void   graph_sweep(Graph *g);                             /* nops and values and
 
 /* build_tensor.c: the value of a weight; cols 0: a vector. suffix ".weight" or ".bias". A missing name is an error in d. */
 int    build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t rows, int64_t cols, Loc loc);
+/* What the checkpoint has beside the matrix of a role for each of its columns (SCHEME_ORDER, SCHEME_FACTOR): a vector */
+int    build_beside(Graph *g, const char *role, int layer, const char *what, int64_t cols, Loc loc);
 /* Stacked experts: rows E * width */
 int    build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows, int64_t cols, Loc loc);
 /* n tensors of one dtype and width (or vectors) as one, row under row; -1: they do not fit together. */

@@ -54,6 +54,8 @@ typedef struct StorageRule {
 	Dtype          dtype;
 	int64_t        group;     /* PlanTensor.scale_cols; -1: the whole row */
 	bool           symmetric; /* as there */
+	const char    *order;     /* role whose columns' order in the checkpoint the matrix has too; NULL: columns are in order */
+	const char    *factor;    /* role whose columns' factors x is multiplied by; NULL: 1 */
 } StorageRule;
 
 typedef struct Spec {

@@ -349,7 +349,7 @@ static void
 read_rules(SpecTable *t)
 {
 	const SpecVal *v = &t->val[K_storage_rules];
-	const char *const known[] = { "tensor", "layers", "type", "group", "symmetric" };
+	const char *const known[] = { "tensor", "layers", "type", "group", "symmetric", "order", "factor" };
 	int n_layers = (int)spec_int(t, K_n_layers);
 
 	if (!v->known || !v->node)
@@ -389,10 +389,15 @@ read_rules(SpecTable *t)
 			} else if (strcmp(key, "symmetric") == 0) {
 				if (!node_bool(x, &r.symmetric))
 					err_at(t->d, x->loc, "storage.rules: symmetric is true or false");
+			} else if (strcmp(key, "order") == 0 || strcmp(key, "factor") == 0) {
+				if (x->kind != NODE_SCALAR || !*x->text)
+					err_at(t->d, x->loc, "storage.rules: %s is the role of a tensor, as q or down, whose columns have it in the checkpoint", key);
+				else
+					*(*key == 'o' ? &r.order : &r.factor) = x->text;
 			} else {
 				const char *near = diag_nearest(key, known, sizeof known / sizeof *known);
 				err_at(t->d, n->key[j]->loc, "storage.rules: unknown key %s%s%s%s", key,
-				       near ? "; did you mean " : "; known are tensor, layers, type, group and symmetric", near ? near : "", near ? "?" : "");
+				       near ? "; did you mean " : "; known are tensor, layers, type, group, symmetric, order and factor", near ? near : "", near ? "?" : "");
 			}
 		}
 		if (!node_get(n, "type"))
@@ -509,9 +514,11 @@ rules_text(const SpecTable *t, Arena *a)
 	for (int i = 0; i < t->n_storage; i++) {
 		const StorageRule *r = &t->storage[i];
 		const char *group = r->group < 0 ? ", group: row" : r->group ? arena_printf(a, ", group: %lld", (long long)r->group) : "";
-		out = arena_printf(a, "%s%s{tensor: %s, layers: %s, type: %s%s%s}", out, i ? ", " : "", spec_quote(a, r->tensor),
+		const char *order = r->order ? arena_printf(a, ", order: %s", spec_quote(a, r->order)) : "";
+		const char *factor = r->factor ? arena_printf(a, ", factor: %s", spec_quote(a, r->factor)) : "";
+		out = arena_printf(a, "%s%s{tensor: %s, layers: %s, type: %s%s%s%s%s}", out, i ? ", " : "", spec_quote(a, r->tensor),
 		                   r->layer_in ? selector_text(r->layer_in, (int)spec_int(t, K_n_layers), a) : "all",
-		                   r->dtype == DT_NONE ? "none" : dtype_text(r->dtype), group, r->symmetric ? ", symmetric: true" : "");
+		                   r->dtype == DT_NONE ? "none" : dtype_text(r->dtype), group, r->symmetric ? ", symmetric: true" : "", order, factor);
 	}
 	return arena_printf(a, "[%s]", out);
 }

@@ -447,13 +447,33 @@ find_part(const void *user, const char *name, SchemeTensor *out)
 	return t != NULL;
 }
 
+typedef struct Made {
+	StTensor *t;
+	size_t    n, cap;
+} Made;
+
+static void
+made_add(Safetensors *s, Made *made, StTensor t)
+{
+	made->t = arena_grow(&s->arena, made->t, &made->cap, made->n + 1, sizeof *made->t);
+	made->t[made->n++] = t;
+}
+
+/* What x goes through in front of the matrix `name`, as a tensor beside it */
+static void
+made_beside(Safetensors *s, Made *made, const char *name, const char *suffix, const float *data, int64_t n, const char *file)
+{
+	if (data)
+		made_add(s, made, (StTensor){ .name = arena_printf(&s->arena, "%.*s%s", (int)(strlen(name) - strlen("weight")), name, suffix), .dtype = DT_F32, .dtype_name = "F32", .n_dims = 1, .dim = { n }, .data = data, .bytes = 4 * n, .file = file, .copied = true });
+}
+
 /* Matrices in several tensors take the place of these; names are sorted, and stay so. */
 static llmc_status
 make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 {
 	const char *parts[SCHEME_MAX_PARTS], *name;
-	StTensor   *made = NULL;
-	size_t      n = 0, cap = 0, kept = 0;
+	Made        made = { 0 };
+	size_t      kept = 0;
 	int         n_part;
 
 	/* nothing but floats: no scheme to look for */
@@ -473,20 +493,21 @@ make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 		TRY(scheme_matrix(s->schemes, s->tensor[i].name, find_part, s, &m, &name, parts, &n_part, err));
 		if (!m)
 			continue;
-		made = arena_grow(&s->arena, made, &cap, n + 1, sizeof *made);
-		made[n++] = (StTensor){ .name = name, .dtype = m->dtype, .dtype_name = s->tensor[i].dtype_name, .n_dims = m->stack ? 3 : 2,
-			.dim = { m->stack ? m->stack : m->rows, m->stack ? m->rows / m->stack : m->cols, m->cols }, .bytes = m->rows * dtype_row_bytes(m->dtype, m->cols), .file = s->tensor[i].file, .made = m };
+		made_add(s, &made, (StTensor){ .name = name, .dtype = m->dtype, .dtype_name = s->tensor[i].dtype_name, .n_dims = m->stack ? 3 : 2,
+			.dim = { m->stack ? m->stack : m->rows, m->stack ? m->rows / m->stack : m->cols, m->cols }, .bytes = m->rows * dtype_row_bytes(m->dtype, m->cols), .file = s->tensor[i].file, .made = m });
+		made_beside(s, &made, name, SCHEME_ORDER, m->order, m->cols, s->tensor[i].file);
+		made_beside(s, &made, name, SCHEME_FACTOR, m->factor, m->cols, s->tensor[i].file);
 		for (int k = 0; k < n_part; k++)
 			gone[safetensors_find(s, parts[k]) - s->tensor] = true;
 	}
-	if (n == 0)
+	if (made.n == 0)
 		return LLMC_OK;
 	for (size_t i = 0; i < s->n; i++)
 		if (!gone[i])
 			s->tensor[kept++] = s->tensor[i];
-	s->tensor = arena_grow(&s->arena, s->tensor, &s->cap, kept + n, sizeof *s->tensor);
-	memcpy(s->tensor + kept, made, n * sizeof *made);
-	s->n = kept + n;
+	s->tensor = arena_grow(&s->arena, s->tensor, &s->cap, kept + made.n, sizeof *s->tensor);
+	memcpy(s->tensor + kept, made.t, made.n * sizeof *made.t);
+	s->n = kept + made.n;
 	return index_names(s, err);
 }
 

@@ -370,15 +370,56 @@ order(const Fit *f, SchemeMatrix *m)
 	return LLMC_OK;
 }
 
-/* Any values have F32: at eight times the memory of 4 bits, which columns that are no whole groups cost. */
+/* Columns by group, those of one group in the order of the file. *most: how many of neighbours there share a group always */
+static const float *
+sorted(const Fit *f, const SchemeMatrix *m, int64_t *most)
+{
+	const int64_t groups = ceil_div(m->cols, m->block_cols);
+	int64_t *at = NEW(f->s->a, int64_t, groups + 1);
+	float *order = NEW(f->s->a, float, m->cols);
+	int32_t g;
+
+	for (int64_t k = 0; k < m->cols; k++) {
+		memcpy(&g, m->column_group + 4 * k, 4);
+		at[g + 1]++;
+	}
+	*most = 128;
+	for (int64_t i = 1; i <= groups; i++) {
+		while (at[i] % *most)
+			*most /= 2;
+		at[i] += at[i - 1];
+	}
+	for (int64_t k = 0; k < m->cols; k++) {
+		memcpy(&g, m->column_group + 4 * k, 4);
+		order[at[g]++] = (float)k;
+	}
+	return order;
+}
+
+/* What x goes through where columns are not as groups want them, or have factors of their own. *most: columns that share a group, at least */
+static void
+arrange(const Fit *f, SchemeMatrix *m, int64_t *most)
+{
+	*most = m->block_cols >= m->cols ? m->cols : m->block_cols;
+	if (m->cols > 1 << 24) /* not every column is a float */
+		return;
+	m->order = m->column_group ? sorted(f, m, most) : NULL;
+	if (!m->column_scale)
+		return;
+	float *factor = NEW(f->s->a, float, m->cols);
+	for (int64_t j = 0; j < m->cols; j++)
+		factor[j] = scheme_number(m->column_scale->type, m->column_scale->data, m->order ? (int64_t)m->order[j] : j);
+	m->factor = factor;
+}
+
+/* Any values have F32: at eight times the memory of 4 bits, which columns that are no whole groups cost. g: columns that share a group */
 static Dtype
-dtype_of(const SchemeMatrix *m, int bits)
+dtype_of(const SchemeMatrix *m, int bits, int64_t g)
 {
 	const bool wide = strcmp(m->scale.type, "F16") != 0 || m->over > 0;
-	const int64_t g = m->block_cols >= m->cols ? m->cols : m->block_cols;
 	const int columns = g % 128 == 0 && m->cols % 128 == 0 ? 128 : g % 32 == 0 && m->cols % 32 == 0 ? 32 : 0;
 
-	if (m->column_group || m->column_scale)
+	if ((m->column_group && !m->order) || (m->column_scale && !m->factor))
 		return DT_F32;
 	if (m->codes == SCHEME_E2M1) {
 		if (scheme_exponents(m->scale.type) && m->block_cols == 32 && m->cols % 32 == 0 && m->block_rows == 1)
@@ -470,7 +511,11 @@ fit(const Fit *f, SchemeMatrix *m)
 	m->eetq = how && strcmp(how, "eetq") == 0;
 	if (m->eetq && (m->cols % 64 || m->rows % 2))
 		return shape_bad(f, &m->code, "whole tiles of 64 inputs and 2 outputs are expected");
-	m->dtype = dtype_of(m, bits);
+	int64_t most;
+	arrange(f, m, &most);
+	m->dtype = dtype_of(m, bits, most);
+	if (m->dtype == DT_F32) /* value by value, as they are multiplied by */
+		m->order = m->factor = NULL;
 	return LLMC_OK;
 }
 

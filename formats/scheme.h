@@ -1,6 +1,9 @@
 /* Schemes: how safetensors checkpoints store a quantised matrix, as several tensors: codes, scales, zero points, an order of columns.
  * configs/schemes/ describes them; here such tensors become one, named as the unquantised matrix is, of a type of weights (one of GROUP_DTYPES, MXFP4,
- * NVFP4 of dtype.h; F32 where no block has the columns as they are grouped), whose rows are made when they are asked for. Nobody above knows that there was a scheme. A row's values are the file's, exactly. */
+ * NVFP4 of dtype.h; F32 where no block has the columns as they are grouped), whose rows are made when they are asked for. Nobody above knows that there was a scheme. A row's values are the file's, exactly.
+ *
+ * Columns whose groups are no neighbours (desc_act, actorder) are brought into an order in which they are, and what columns are multiplied by stays out of
+ * blocks: `order` and `factor`, for whoever makes x: sum_k w[k] x[k] = sum_j block[j] * factor[j] * x[order[j]]. */
 #ifndef LLMC_FORMATS_SCHEME_H
 #define LLMC_FORMATS_SCHEME_H
 
@@ -38,6 +41,8 @@ typedef struct SchemeMatrix {
 	float       whole;                  /* and multiplied by it, which holds for all of the tensor */
 	const uint8_t *column_group;        /* I32: the group of each column; NULL: neighbours */
 	const SchemePlane *column_scale;    /* of each column; NULL: 1 */
+	const float   *order;               /* [cols] rows of blocks hold column order[j] of the matrix in place j; NULL: column j */
+	const float   *factor;              /* [cols] and lack a factor of column j of the blocks; NULL: they do not */
 	int         flip;                   /* codes are xor'ed with it: two's complement to offset binary */
 	const uint8_t *range;               /* F32 [row, group, 2]: the least and the largest value, which give scale and zero point; NULL: planes do (FastLLM) */
 	const SchemeFlat *flat;             /* codes without rows; NULL: planes */
@@ -59,6 +64,10 @@ typedef bool scheme_find_fn(const void *user, const char *name, SchemeTensor *ou
 
 typedef struct Schemes Schemes;
 
+/* Beside "x.weight" a checkpoint then has "x.column_order" and "x.column_factor", F32 [cols]. */
+#define SCHEME_ORDER "column_order"
+#define SCHEME_FACTOR "column_factor"
+
 /* The schemes, in the arena. config: the text of config.json, untrusted; NULL: there is none, and nothing is equal to what `when` says. */
 llmc_status schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *err);
 /* Is `name` the codes of a matrix? Then *out is it, in the arena, *made the name of it, and parts[0 .. *n_part) the
@@ -72,6 +81,8 @@ enum { GGML_NVFP4 = 40, GGML_NVFP4_BYTES = 36 };
 SchemeMatrix *scheme_of_ggml_nvfp4(Arena *a, const void *data, int64_t rows, int64_t cols, const void *scale, int64_t n);
 /* Row `row` as blocks of the matrix's type: dtype_row_bytes(m->dtype, m->cols) bytes. Any thread. false: a scale is NaN or infinite. */
 bool        scheme_row(const SchemeMatrix *m, int64_t row, void *dst);
+/* The matrix that has order or factor, as it is multiplied by: row `row` in fp32, columns in their places. false: as above */
+bool        scheme_row_f32(const SchemeMatrix *m, int64_t row, float *dst);
 /* "gptq, awq, ...": what is read */
 const char *schemes_known(const Schemes *s);
 /* What config.json calls the method; NULL: it has no quantization_config, "": no name */

@@ -122,6 +122,23 @@ put_codes(const int *code, int n, int bits, uint8_t *to)
 		to[i / 32 * 16 + i % 16] |= (uint8_t)(code[i] << (i % 32 / 16 * 4));
 }
 
+static int64_t
+group_at(const SchemeMatrix *m, int64_t k)
+{
+	int32_t group;
+
+	if (!m->column_group)
+		return k / m->block_cols;
+	memcpy(&group, m->column_group + 4 * k, 4);
+	return group;
+}
+
+static int64_t
+column_at(const SchemeMatrix *m, int64_t j)
+{
+	return m->order ? (int64_t)m->order[j] : j;
+}
+
 static bool
 group_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 {
@@ -129,7 +146,7 @@ group_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 	int code[128];
 
 	for (int64_t k0 = 0; k0 < m->cols; k0 += g.columns, to += g.columns * g.bits / 8) {
-		const int64_t group = k0 / m->block_cols;
+		const int64_t group = group_at(m, column_at(m, k0));
 		const float scale = scale_at(m, row, group) * m->whole;
 		if (!isfinite(scale))
 			return false;
@@ -143,7 +160,7 @@ group_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 		if (g.values == VALUES_INT)
 			*to++ = (uint8_t)zero_at(m, row, group);
 		for (int i = 0; i < g.columns; i++)
-			code[i] = code_at(m, row, k0 + i);
+			code[i] = code_at(m, row, column_at(m, k0 + i));
 		put_codes(code, g.columns, g.bits, to);
 	}
 	return true;
@@ -175,13 +192,11 @@ fp4_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 }
 
 /* Any form, value by value */
-static bool
-float_row(const SchemeMatrix *m, int64_t row, float *to)
+bool
+scheme_row_f32(const SchemeMatrix *m, int64_t row, float *to)
 {
 	for (int64_t k = 0; k < m->cols; k++) {
-		int32_t group = (int32_t)(k / m->block_cols);
-		if (m->column_group)
-			memcpy(&group, m->column_group + 4 * k, 4);
+		const int64_t group = group_at(m, k);
 		float scale = scale_at(m, row, group) * m->whole;
 		if (m->column_scale)
 			scale *= scheme_number(m->column_scale->type, m->column_scale->data, k);
@@ -235,6 +250,6 @@ scheme_row(const SchemeMatrix *m, int64_t row, void *dst)
 	if (m->hqq)
 		return scheme_hqq_row(m, row, dst);
 	if (m->dtype == DT_F32)
-		return float_row(m, row, dst);
+		return scheme_row_f32(m, row, dst);
 	return m->codes == SCHEME_E2M1 ? fp4_row(m, row, dst) : group_row(m, row, dst);
 }

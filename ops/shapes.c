@@ -116,6 +116,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_embed_pos:
 		SET(embed_pos, .x = act(hidden), .w = mat(m->max_positions + offset, hidden), .y = act(hidden));
 		break;
+	case OP_arrange:
+		SET(arrange, .x = act(width), .nw = vec(width), .nb = vec(width), .order = vec(width), .factor = vec(width), .y = act(width));
+		break;
 	case OP_rmsnorm:
 		MUST(groups >= 1, "groups >= 1");
 		SET(rmsnorm, .x = act(groups * dim), .w = vec(dim), .y = act(groups * dim));

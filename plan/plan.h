@@ -39,6 +39,7 @@ typedef struct PlanExtent { PlanSym sym; int64_t mul, div; } PlanExtent;
  *   (r = all rows: one plain transposition). `rows, cols` are the file's, so cols = r; first, block, stride count rows of the
  *   stack after transposition: GPT-2's c_attn is [H, 3H], transpose = 3H, its k is first = H, block = H.
  * unit_rows: each row is divided by its L2 norm (NormHead).
+ * arranged: columns lie as the checkpoint's blocks have them, and lack the factors of theirs (formats/scheme.h): x goes through an op `arrange` before.
  * stored: the text of the file's dtype where it is not the tensor's, NULL where it is: packing expands its elements and rounds each once
  *   to the tensor's f32, f16 or bf16. For blocks that lie along the other dimension, which cannot be transposed as blocks. */
 typedef struct PlanSource {
@@ -46,7 +47,7 @@ typedef struct PlanSource {
 	int64_t rows, cols;
 	int64_t first, block, stride, n_block;
 	int64_t rope_pairs, transpose;
-	bool    unit_rows;
+	bool    unit_rows, arranged;
 	const char *stored;
 } PlanSource;
 

@@ -57,6 +57,8 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	if (s->unit_rows && (!t->cols || !dtype_is_float(t->dtype)))
 		return BAD("tensor %s: source %s: rows can be normalised in matrices of f32, f16 or bf16, this is %s", t->id,
 		           s->name, dtype_text(t->dtype));
+	if (s->arranged && (!t->cols || s->transpose))
+		return BAD("tensor %s: source %s: only columns of a matrix that stays as it is are arranged", t->id, s->name);
 	if (!t->cols && __builtin_mul_overflow(n, width, &n))
 		return BAD("tensor %s: source %s is too large", t->id, s->name);
 	if (__builtin_add_overflow(*rows, n, rows) || *rows > MAX_ELEMS)

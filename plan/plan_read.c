@@ -29,7 +29,7 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 	for (int i = 0; i < t->n_src; i++) {
 		json_t *s = json_array_get(a, (size_t)i);
 		size_t was = rd_enter(r, "src", i);
-		rd_keys(r, s, "name rows cols first block stride n_block rope_pairs transpose unit_rows stored");
+		rd_keys(r, s, "name rows cols first block stride n_block rope_pairs transpose unit_rows arranged stored");
 		src[i] = (PlanSource){
 			.name = rd_get_str(r, s, "name"),
 			.rows = rd_get_int(r, s, "rows", 1, RD_MAX_SIZE), .cols = rd_get_int(r, s, "cols", 0, RD_MAX_SIZE),
@@ -37,7 +37,7 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 			.stride = rd_get_int(r, s, "stride", 0, RD_MAX_SIZE), .n_block = rd_get_int(r, s, "n_block", 1, RD_MAX_SIZE),
 			.rope_pairs = rd_get_int(r, s, "rope_pairs", 0, 1 << 24),
 			.transpose = rd_get_int(r, s, "transpose", 0, RD_MAX_SIZE), .unit_rows = rd_get_bool(r, s, "unit_rows"),
-			.stored = rd_get_str_or_null(r, s, "stored"),
+			.arranged = rd_get_bool(r, s, "arranged"), .stored = rd_get_str_or_null(r, s, "stored"),
 		};
 		rd_leave(r, was);
 	}

@@ -101,6 +101,7 @@ put_tensor(Strbuf *out, const PlanTensor *t)
 		key_int(out, "rope_pairs", s->rope_pairs);
 		key_int(out, "transpose", s->transpose);
 		key_bool(out, "unit_rows", s->unit_rows);
+		key_bool(out, "arranged", s->arranged);
 		key_str(out, "stored", s->stored);
 		end(out, '}');
 		strbuf_putc(out, ',');

@@ -67,6 +67,24 @@ ref_layernorm(const RefCall *c)
 		ref_layer_row(x, w, b, dim, step_num(c->step, "eps"), y);
 }
 
+void
+ref_arrange(const RefCall *c)
+{
+	const int64_t width = step_int(c->step, "width"), n = ref_rows(c, ARG(arrange, y));
+	const float  *order = ref_vector(&c->arg[ARG(arrange, order)], c->scratch), *factor = ref_vector(&c->arg[ARG(arrange, factor)], c->scratch + width);
+	float        *row = c->scratch + 2 * width, *y = ref_f32(c, ARG(arrange, y));
+
+	for (int64_t t = 0; t < n; t++, y += width) {
+		ref_norm_rows(c->step, &c->arg[ARG(arrange, nw)], &c->arg[ARG(arrange, nb)], width, ref_f32(c, ARG(arrange, x)) + t * width, 1, row, row + width);
+		for (int64_t j = 0; j < width; j++) {
+			int64_t k = j;
+			if (order)
+				k = !(order[j] > 0) ? 0 : order[j] < (float)width ? (int64_t)order[j] : width - 1;
+			y[j] = row[k] * (factor ? factor[j] : 1);
+		}
+	}
+}
+
 double
 ref_activate(const char *act, double x)
 {

@@ -46,6 +46,9 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 	case OP_layernorm:
 		ok = add_product(&n, 2, dim, 1);
 		break;
+	case OP_arrange: /* two vectors, a row, the norm's vectors */
+		ok = add_product(&n, 5, width, 1);
+		break;
 	case OP_matmul:
 		ok = add_product(&n, rows, 1, 1) && add_product(&n, cols, 1, 1);
 		break;

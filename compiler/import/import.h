@@ -22,6 +22,7 @@ typedef struct SourceTensor {
 	int64_t     dim[8];     /* row-major in both formats */
 	bool        used;
 	bool        zeros;      /* a bias beside quantised matrices, all of it 0 */
+	const float *order, *factor; /* of a matrix's columns (formats/scheme.h); NULL: none */
 } SourceTensor;
 
 typedef struct Source {

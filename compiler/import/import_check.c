@@ -7,15 +7,22 @@
 #include <string.h>
 
 #include "compiler/selector.h"
+#include "formats/scheme.h"
 
 typedef struct Check {
 	Source     *s;
 	const Spec *spec;
 	int         n_missing;
-	/* one entry for each role: stored type by layer, [n_layers + 1], the last outside the layers */
+	/* one entry for each role: how it is stored by layer, [n_layers + 1], the last outside the layers */
 	size_t      n_role, cap_role;
-	struct Stored { const char *role; int8_t *dtype; bool vector; int64_t elems; } *role;
+	struct Stored { const char *role; struct How *how; bool vector; int64_t elems; } *role;
 } Check;
+
+typedef struct How {
+	Dtype dtype;                  /* DT_NONE: no such tensor */
+	const SourceTensor *from;
+	const char *order, *factor;   /* as in a rule of storage */
+} How;
 
 /* ------------------------------------------------------------------------------------------ names and head */
 
@@ -77,6 +84,35 @@ import_names(Source *s, const Spec *spec)
 
 /* ------------------------------------------------------------------------------------------- what is stored */
 
+/* The first role of the layer whose columns have the same order, or factors: all of them then read one x. */
+static const char *
+alike(const Check *c, const struct Stored *own, int place, const SourceTensor *t, bool order)
+{
+	const size_t bytes = (size_t)t->dim[t->n_dims - 1] * sizeof(float);
+
+	for (const struct Stored *r = c->role; r < c->role + c->n_role && r != own; r++) {
+		const SourceTensor *o = r->how[place].from;
+		const float *a = o ? order ? o->order : o->factor : NULL, *b = order ? t->order : t->factor;
+		if (a && role_arranges(r->role) && o->dim[o->n_dims - 1] == t->dim[t->n_dims - 1] && memcmp(a, b, bytes) == 0)
+			return r->role;
+	}
+	return own->role;
+}
+
+/* The vectors that came of the matrix are nobody else's */
+static void
+beside_used(Check *c, const SourceTensor *t)
+{
+	static const char *const what[] = { SCHEME_ORDER, SCHEME_FACTOR };
+	const int n = (int)strlen(t->name) - (int)strlen("weight");
+
+	for (int i = 0; (t->order || t->factor) && i < 2; i++) {
+		SourceTensor *v = source_tensor(c->s, arena_printf(c->s->a, "%.*s%s", n, t->name, what[i]));
+		if (v)
+			v->used = true;
+	}
+}
+
 static void
 stored(Check *c, const char *role, int layer, const SourceTensor *t, bool vector)
 {
@@ -89,14 +125,22 @@ stored(Check *c, const char *role, int layer, const SourceTensor *t, bool vector
 	if (!r) {
 		c->role = arena_grow(c->s->a, c->role, &c->cap_role, c->n_role + 1, sizeof *c->role);
 		r = &c->role[c->n_role++];
-		*r = (struct Stored){ .role = role, .dtype = NEW(c->s->a, int8_t, n + 1), .vector = vector };
-		memset(r->dtype, DT_NONE, (size_t)n + 1);
+		*r = (struct Stored){ .role = role, .how = NEW(c->s->a, How, n + 1), .vector = vector };
+		for (int l = 0; l <= n; l++)
+			r->how[l].dtype = DT_NONE;
 	}
-	int8_t *d = &r->dtype[layer < 0 ? n : layer];
-	if (*d != DT_NONE && *d != (int8_t)t->dtype)
+	How *h = &r->how[layer < 0 ? n : layer];
+	const Dtype d = (t->order || t->factor) && !role_arranges(role) ? DT_F32 : t->dtype;
+	if (h->dtype != DT_NONE && h->dtype != d)
 		err_at(c->s->d, (Loc){ 0 }, "%s: %s is stored as %s, other parts of %s in the same layer as %s: llmc wants one type for them",
-		       c->s->path, t->name, dtype_text(t->dtype), role, dtype_text((Dtype)*d));
-	*d = (int8_t)t->dtype;
+		       c->s->path, t->name, dtype_text(d), role, dtype_text(h->dtype));
+	h->dtype = d;
+	h->from = t;
+	if (role_arranges(role)) {
+		h->order = t->order ? alike(c, r, layer < 0 ? n : layer, t, true) : NULL;
+		h->factor = t->factor ? alike(c, r, layer < 0 ? n : layer, t, false) : NULL;
+	}
+	beside_used(c, t);
 	int64_t elems = 1;
 	for (int i = 0; i < t->n_dims; i++)
 		if (__builtin_mul_overflow(elems, t->dim[i], &elems))
@@ -395,6 +439,18 @@ leftovers(Check *c)
 
 /* ------------------------------------------------------------------------------------------ storage rules */
 
+static bool
+same_word(const char *a, const char *b)
+{
+	return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+static bool
+same_how(const How *a, const How *b)
+{
+	return a->dtype == b->dtype && same_word(a->order, b->order) && same_word(a->factor, b->factor);
+}
+
 static const char *
 rules_of(Check *c, const struct Stored *r, Dtype usual, const char *out)
 {
@@ -402,23 +458,28 @@ rules_of(Check *c, const struct Stored *r, Dtype usual, const char *out)
 	int n = c->spec->n_layers;
 	bool bias = strchr(r->role, '.') != NULL;
 
-	for (int d = 0; d < DT_COUNT; d++) {
-		uint8_t *in = NEW(a, uint8_t, n + 1);
-		int count = 0, all = 0;
-		for (int l = 0; l < n; l++) {
-			in[l] = r->dtype[l] == d;
-			count += in[l];
-			all += r->dtype[l] != DT_NONE;
+	for (int d = 0; d < DT_COUNT; d++)
+		for (int first = 0; first <= n; first++) { /* layers that are as this one is, and none before it */
+			const How *h = &r->how[first];
+			uint8_t *in = NEW(a, uint8_t, n + 1);
+			int count = 0, all = 0, before = 0;
+			if (h->dtype != (Dtype)d)
+				continue;
+			for (int l = 0; l <= n; l++) {
+				const bool same = same_how(h, &r->how[l]);
+				before += same && l < first;
+				in[l] = same && l < n;
+				count += in[l];
+				all += l < n && r->how[l].dtype != DT_NONE;
+			}
+			/* biases fall back on their role's rule, so theirs are written whenever a file is not of one type */
+			if (before || (d == (int)usual && !h->order && !h->factor && !bias))
+				continue;
+			bool outside = same_how(h, &r->how[n]);
+			const char *layers = outside || count == all ? "" : arena_printf(a, ", layers: %s", selector_text(in, n, a));
+			const char *order = h->order ? arena_printf(a, ", order: %s", h->order) : "", *factor = h->factor ? arena_printf(a, ", factor: %s", h->factor) : "";
+			out = arena_printf(a, "%s%s{tensor: %s%s, type: %s%s%s}", out, *out ? ", " : "", r->role, layers, dtype_text((Dtype)d), order, factor);
 		}
-		bool outside = r->dtype[n] == d;
-		if (!outside && !count)
-			continue;
-		/* biases fall back on their role's rule, so theirs are written whenever a file is not of one type */
-		if (d == (int)usual && !bias)
-			continue;
-		const char *layers = outside || count == all ? "" : arena_printf(a, ", layers: %s", selector_text(in, n, a));
-		out = arena_printf(a, "%s%s{tensor: %s%s, type: %s}", out, *out ? ", " : "", r->role, layers, dtype_text((Dtype)d));
-	}
 	return out;
 }
 
@@ -433,9 +494,9 @@ storage(Check *c)
 	/* the usual type is the one of most matrices in the layers; the embedding is one tensor among many */
 	for (size_t i = 0; i < c->n_role; i++)
 		for (int l = 0; l <= c->spec->n_layers; l++)
-			if (c->role[i].dtype[l] != DT_NONE) {
+			if (c->role[i].how[l].dtype != DT_NONE) {
 				bool matrix = !c->role[i].vector && l < c->spec->n_layers;
-				elems[c->role[i].dtype[l]] += matrix ? c->role[i].elems / c->spec->n_layers + 1 : 0;
+				elems[c->role[i].how[l].dtype] += matrix ? c->role[i].elems / c->spec->n_layers + 1 : 0;
 			}
 	for (int d = 0; d < DT_COUNT; d++)
 		if (elems[d] > 0 && (usual == DT_NONE || elems[d] > elems[usual]))
@@ -444,7 +505,7 @@ storage(Check *c)
 		return;
 	for (size_t i = 0; i < c->n_role; i++)
 		for (int l = 0; l <= c->spec->n_layers; l++)
-			mixed |= c->role[i].dtype[l] != DT_NONE && c->role[i].dtype[l] != (int8_t)usual;
+			mixed |= c->role[i].how[l].dtype != DT_NONE && (c->role[i].how[l].dtype != usual || c->role[i].how[l].order || c->role[i].how[l].factor);
 	source_set(c->s, K_storage_default, dtype_text(usual));
 	for (int pass = 0; mixed && pass < 2; pass++) /* biases first: the first rule that matches decides */
 		for (size_t i = 0; i < c->n_role; i++)

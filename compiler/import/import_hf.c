@@ -144,6 +144,12 @@ zeros(const StTensor *t)
 	return true;
 }
 
+static const float *
+copied(Source *s, const float *x, int64_t n)
+{
+	return x ? memcpy(NEW(s->a, float, n), x, (size_t)n * sizeof *x) : NULL;
+}
+
 static void
 take_tensors(Source *s, const Safetensors *st)
 {
@@ -163,6 +169,10 @@ take_tensors(Source *s, const Safetensors *st)
 		s->tensor[i] = (SourceTensor){ .name = arena_strdup(s->a, t->name), .dtype = t->dtype, .dtype_name = arena_strdup(s->a, t->dtype_name ? t->dtype_name : "?"), .n_dims = t->n_dims };
 		memcpy(s->tensor[i].dim, t->dim, sizeof t->dim);
 		s->tensor[i].zeros = made && zeros(t);
+		if (t->made) {
+			s->tensor[i].order = copied(s, t->made->order, t->made->cols);
+			s->tensor[i].factor = copied(s, t->made->factor, t->made->cols);
+		}
 	}
 	source_sort(s);
 }

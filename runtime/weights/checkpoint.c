@@ -240,6 +240,11 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 	if (out->made && (!t->cols || s->stored || s->transpose || s->unit_rows))
 		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is quantised in rows: it is read as a matrix whose rows stay as they are, not as %s", out->file,
 		                 s->name, t->cols ? "one to be turned or changed" : "a vector");
+	if (out->made && (out->made->order || out->made->factor) && !s->arranged && t->dtype == DT_F32)
+		out->dtype = DT_F32; /* made by scheme_row_f32 */
+	else if ((out->made && (out->made->order || out->made->factor)) != s->arranged)
+		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\": columns %s; import the file again", out->file, s->name,
+		                 s->arranged ? "are expected in an order of their own or with factors, and are plain" : "lie in an order of their own or have factors, which the plan does not expect");
 	if (out->dtype == DT_I32 || out->dtype == DT_I64)
 		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" holds integers (%s), weights are expected", out->file,
 		                 s->name, dtype_text(out->dtype));

@@ -183,7 +183,8 @@ file_row(Job *j, int64_t i, char *tmp, Room *room)
 	}
 	const char *data = j->src[k].data;
 	if (j->src[k].made) {
-		if (!scheme_row(j->src[k].made, row, tmp)) {
+		const SchemeMatrix *m = j->src[k].made;
+		if (!(t->dtype != m->dtype ? scheme_row_f32(m, row, (float *)tmp) : scheme_row(m, row, tmp))) {
 			memset(tmp, 0, (size_t)j->row_bytes);
 			atomic_store(&j->broken, k + 1);
 		}

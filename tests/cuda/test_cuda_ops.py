@@ -29,8 +29,8 @@ def on_processors(op, params, step, args, check):
         for parts in (1, 2, 5):
             a = []
             for x in args:
-                if isinstance(x, H.alias):
-                    a.append(a[x.index])
+                if x is None or isinstance(x, H.alias):
+                    a.append(None if x is None else a[x.index])
                     continue
                 a.append(CPU.aligned(x.shape if isinstance(x, H.out) else (x.array if isinstance(x, H.inout) else x).shape))
                 if not isinstance(x, H.out):
@@ -48,7 +48,7 @@ def on_the_reference(op, params, step, args, check):
     data = ints(step["pos"]) + ints(step["tok"]) + ints(step["out_row"])
     for x in (x for x in args if not isinstance(x, H.out)):
         data += np.int64(-1 if x is None else x.size).tobytes() + (b"" if x is None else np.ascontiguousarray(x, np.float32).tobytes())
-    values = [f"{k.lower()}={v}" for k, v in params.items()]
+    values = [f"{k.lower()}={v}" for k, v in params.items() if not k.startswith("HAS_")]
     r = subprocess.run([str(E.tool("reference")), op, str(len(step["pos"])), str(len(step["out_row"])), *values], input=data, capture_output=True)
     assert r.returncode == 0, r.stderr.decode()
     check([np.frombuffer(r.stdout, np.float32).reshape(args[-1].shape)])
@@ -111,6 +111,22 @@ def test_cap_slice_pick(x):
     everywhere("slice", dict(WIDTH=70, FIRST=3, COUNT=21), ROWS, [x, H.out((N, 21))], x[:, 3:24], exact=True, bucket=9)
     everywhere("pick", dict(WIDTH=70), ROWS, [x, H.out((3, 70))], picked, exact=True)
     everywhere("pick", dict(WIDTH=70), ROWS, [H.inout(x), H.alias(0)], picked, exact=True)
+
+
+@pytest.mark.parametrize("kind,order,factor", [("none", True, False), ("rms", True, True), ("layer", False, True), ("none", False, False)])
+def test_arrange(kind, order, factor):
+    """An order that repeats columns and leaves others out, and numbers that are no columns"""
+    rng, width = np.random.default_rng(3), 1030
+    x, nw, nb, f = (rng.standard_normal(s).astype(np.float32) for s in ((N, width), width, width, width))
+    o = rng.integers(0, width, width).astype(np.float32)
+    o[:4] = [-5, np.nan, 1e30, width]
+    at = np.arange(width)
+    if order:
+        at = np.array([0, 0, width - 1, width - 1, *o[4:].astype(int)])
+    want = (norm(x, kind, nw, nb if kind == "layer" else None, eps=1e-6) if kind != "none" else x)[:, at] * (f if factor else 1)
+    has = dict(HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"), HAS_ORDER=int(order), HAS_FACTOR=int(factor))
+    everywhere("arrange", dict(WIDTH=width, NORM=kind, EPS=1e-6, PLUS_ONE=0, **has), ROWS,
+               [x, nw if kind != "none" else None, nb if kind == "layer" else None, o if order else None, f if factor else None, H.out((N, width))], want, bucket=9)
 
 
 @pytest.mark.parametrize("dim,groups,plus", [(70, 1, 0), (14, 5, 1), (1025, 1, 0)])

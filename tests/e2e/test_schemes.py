@@ -2,6 +2,7 @@
 and folders that lie about them. Expected logits: tests/golden/make_schemes.py."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -153,29 +154,51 @@ def order(values):
     return change
 
 
-def test_columns_in_any_order(tmp_path):
-    """desc_act: the group of each column by g_idx, groups of any size. The oracle is the same model with its values written out."""
-    t = S.read(os.path.join(FOLDER, "gptq-4-asym-v2", "model.safetensors"))
-    with open(os.path.join(FOLDER, "gptq-4-asym-v2", "config.json")) as f:
+def dense_twin(folder, config, tmp):
+    """The same model with its values written out"""
+    tmp.mkdir()
+    S.write(str(tmp / "model.safetensors"), {k: ("F32", v.astype(np.float32)) for k, v in S.dense(str(folder)).items()})
+    (tmp / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "quantization_config"}))
+    return tmp
+
+
+@pytest.mark.parametrize("name,index", [("gptq-4-asym-v2", "g_idx"), ("gptq-8", "g_idx"), ("ct-w4a16-asym", "weight_g_idx")])
+def test_columns_in_any_order(name, index, tmp_path):
+    """desc_act, actorder: the group of each column by g_idx. q, k and v, gate and up were quantised together, as packages do it, and so have one order;
+    here k has its own, and down groups of any size, which no block has. The oracle is the same model with its values written out."""
+    t = S.read(os.path.join(FOLDER, name, "model.safetensors"))
+    with open(os.path.join(FOLDER, name, "config.json")) as f:
         config = json.load(f)
-    rng, logits = np.random.default_rng(1), []
-    for k in t:
-        if k.endswith("g_idx"):
-            x = t[k][1].copy()
-            rng.shuffle(x)
-            t[k] = ("I32", rng.integers(0, x.max() + 1, x.shape).astype(np.int32) if "up_proj" in k else x)
-    for plain in (False, True):
-        folder = tmp_path / str(plain)
-        folder.mkdir()
-        S.write(str(folder / "model.safetensors"), t)
-        (folder / "config.json").write_text(json.dumps(config))
-        if plain:
-            S.write(str(folder / "model.safetensors"), {k: ("F32", v.astype(np.float32)) for k, v in S.dense(str(folder)).items()})
-            (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "quantization_config"}))
-        got, err = run(folder, folder, [3, 4, 5, 6], "--device", "ref")
-        assert got is not None, err
-        logits.append(got)
-    assert error(logits[0], logits[1]) <= REFERENCE
+    rng, orders = np.random.default_rng(1), {}
+    for k in sorted(k for k in t if k.endswith(("qweight", "weight_packed"))):
+        module = k.rsplit(".", 1)[0]
+        columns = {"down_proj": 96, "o_proj": 128}.get(module.rsplit(".", 1)[1], 64)
+        order = orders.setdefault(module.replace("v_proj", "q_proj").replace("gate_proj", "up_proj"), rng.permutation(columns) // 32)
+        if "down" in module:
+            order = rng.integers(0, columns // 32, columns)
+        t[module + "." + index] = ("I32", order.astype(np.int32))
+    S.write(str(tmp_path / "model.safetensors"), t)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    want, err = run(dense_twin(tmp_path, config, tmp_path / "dense"), tmp_path / "dense", [3, 4, 5, 6], "--device", "ref")
+    assert want is not None, err
+    for args, within in [(["--device", "ref"], REFERENCE)] + [([], KERNELS)] * (name == "gptq-4-asym-v2"):
+        got, err = run(tmp_path, tmp_path, [3, 4, 5, 6], *args)
+        assert got is not None and "warning" not in err, err
+        assert error(got, want) <= within, args
+    description = subprocess.run([LLMC, "import", str(tmp_path)], capture_output=True, text=True).stdout
+    for role, order in {"q": "q", "k": "k", "v": "q", "gate": "gate", "up": "gate", "o": "o"}.items():
+        assert re.search(r"tensor: %s, type: u[48]_32\w*, order: %s}" % (role, order), description), description
+    assert "{tensor: down, type: f32}" in description, description
+
+
+def test_factors_of_columns_stay_out_of_blocks(tmp_path):
+    """pre_quant_scale: x is multiplied, weights stay 4 bits"""
+    g = np.load(os.path.join(FOLDER, "modelopt-int4-awq", "logits.npz"))
+    got, err = run(os.path.join(FOLDER, "modelopt-int4-awq"), tmp_path, g["prompt"])
+    assert got is not None and "warning" not in err, err
+    assert error(got, g["logits"]) <= KERNELS
+    plan = subprocess.run([LLMC, "plan", os.path.join(FOLDER, "modelopt-int4-awq")], capture_output=True, text=True).stdout
+    assert "arrange" in plan and "u4_32_f32" in plan, plan
 
 
 @pytest.mark.parametrize("value", [0, 1])

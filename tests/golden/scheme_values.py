@@ -111,7 +111,7 @@ def module(t, name, config):
     if "_weight_qdata" in has:
         q = get("_weight_qdata")
         return (q - spread(get("_weight_zero_point"), *q.shape)) * spread(get("_weight_scale"), *q.shape)
-    if "weight_scale" in has and (has["weight"][0], has["weight_scale"][0]) == ("U8", "F32"):
+    if "weight" in has and "weight_scale" in has and (has["weight"][0], has["weight_scale"][0]) == ("U8", "F32"):
         b = has["weight"][1]
         q = ((np.stack([b & 15, b >> 4], 1).reshape(-1, b.shape[1]).astype(np.int32) ^ 8) - 8).astype(np.float32)
         return q * spread(get("weight_scale"), *q.shape) * (get("pre_quant_scale") if "pre_quant_scale" in has else 1)
@@ -130,8 +130,11 @@ def module(t, name, config):
         rows, cols = has["weight_shape"][1]
         bits = has["weight_packed"][1].shape[1] * 32 // cols
         q = bits_along(has["weight_packed"][1], bits, 1)[:, :cols]
-        z = spread(bits_along(has["weight_zero_point"][1], bits, 0)[:rows], rows, cols) if "weight_zero_point" in has else 1 << bits - 1
-        return (q - z) * spread(get("weight_scale"), rows, cols)
+        z = bits_along(has["weight_zero_point"][1], bits, 0)[:rows] if "weight_zero_point" in has else None
+        if "weight_g_idx" in has:
+            g = has["weight_g_idx"][1]
+            return (q - (1 << bits - 1 if z is None else z[:, g])) * get("weight_scale")[:, g]
+        return (q - (1 << bits - 1 if z is None else spread(z, rows, cols))) * spread(get("weight_scale"), rows, cols)
     if "weight" in has and "SCB" in has:
         return get("weight") * (get("SCB") / np.float32(127))[:, None]
     for s in ("weight_scale_inv", "weight_scale"):

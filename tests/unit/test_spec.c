@@ -161,6 +161,12 @@ BENCH_TEST(storage_rules_in_order)
 	assert_int_equal(spec_storage(s, "q.bias", 0).dtype, DT_F32);
 	assert_int_equal(spec_storage(s, "q", 0).dtype, DT_Q4_0);
 	assert_int_equal(spec_storage(s, "down.bias", 0).dtype, DT_Q6_K); /* follows its role */
+	s = TEXT(b, GOOD "storage: {rules: [{tensor: k, type: u4_32, order: q}, {tensor: o, type: u4_32, factor: o}]}\n", NULL);
+	assert_non_null(s);
+	assert_string_equal(spec_storage(s, "k", 0).order, "q");
+	assert_null(spec_storage(s, "k", 0).factor);
+	assert_string_equal(spec_storage(s, "o", 0).factor, "o");
+	assert_non_null(strstr(s->yaml, "type: u4_32, order: q}"));
 }
 
 BENCH_TEST(tensor_rules_replace_by_role)

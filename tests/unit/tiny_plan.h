@@ -4,7 +4,7 @@
 
 #define TINY_SRC(name, rows, cols)                                                                              \
 	"{\"name\":\"" name "\",\"rows\":" #rows ",\"cols\":" #cols ",\"first\":0,\"block\":" #rows ",\"stride\":" #rows \
-	",\"n_block\":1,\"rope_pairs\":0,\"transpose\":0,\"unit_rows\":false,\"stored\":null}"
+	",\"n_block\":1,\"rope_pairs\":0,\"transpose\":0,\"unit_rows\":false,\"arranged\":false,\"stored\":null}"
 
 #define TINY_STEPS                                                                                                        \
 	"[{\"op\":\"embed\",\"layer\":-1,\"kernel\":null,\"arg\":[\"emb\",\"x\"],\"attr\":{\"hidden\":4,\"scale\":1.0},"      \
