@@ -26,12 +26,16 @@
  *
  *   Q4_0  qs 16, d 2             Q4_1  qs 16, dm 4            Q5_0  qs 16, qh 4, d 2       Q5_1  qs 16, qh 4, dm 4
  *   Q8_0  qs 32, d 2             Q4_K  qs 128, head 16        Q5_K  qs 128, qh 32, head 16
- *   Q6_K  ql 128, qh 64, scales 16, d 2
+ *   Q6_K  ql 128, qh 64, scales 16, d 2                       MXFP4 qs 16, e 1             NVFP4 qs 32, scales 4, d 4
  *   codes words (of three the first two) of all 32 columns; third words; of each 32 columns scales and upper bits of indices; d, m
  *
- * bytes a block; the bytes of a field are ggml's, but for those of Q5_K: each 32 columns have five words, four in qs and the fifth in qh. Column
+ * bytes a block; the bytes of a field are ggml's, but for those of Q5_K, MXFP4 and NVFP4. Q5_K: each 32 columns have five words, four in qs and the fifth in qh. Column
  * 2 p + h has its 5 bits in half h of word p / 3, from bit 5 (p % 3) on; columns 30 and 31 have bit i in bit 15 of the halves of word i. So a kernel
- * takes pairs of columns out with one mask. A plane is padded with zeros to 16 bytes, so rows keep that alignment. */
+ * takes pairs of columns out with one mask.
+ * MXFP4 and NVFP4: word i of 32 columns has columns 4 i .. 4 i + 3 and 16 + 4 i .. 16 + 4 i + 3. Sign and magnitude of a column are bits 15 and 9 to 11 of
+ * a half of: the word (columns 4 i and, in the upper half, 4 i + 2), the word turned left by 3 (4 i + 1 and + 3), its turn by 7 xor its turn by 10
+ * (16 + 4 i and + 2), its turn by 7 xor its turn by 12 (16 + 4 i + 1 and + 3). So a kernel takes eight of them out with eight instructions.
+ * A plane is padded with zeros to 16 bytes, so rows keep that alignment. */
 #ifndef LLMC_FORMATS_LAYOUT_PACKED_H
 #define LLMC_FORMATS_LAYOUT_PACKED_H
 

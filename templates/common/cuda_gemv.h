@@ -245,7 +245,7 @@ gemv_groups(typename G::arena &sm, gemv_stream<G, E> &in, int log_r, const float
 			float total[2] = { 0, 0 };
 			uint4 x[S::CHUNKS] = {};
 			const uint2 *xm = room.one.sums + t;
-			for (const uint2 *const end = xm + in.units() * 4; xm < end; xm += 4, xq += S::CHUNKS * 8) {
+			for (int left = in.units(); left > 0; left--, xm += 4, xq += S::CHUNKS * 8) {
 				gemv_next<G, E, RING>(u, in, ring, stage);
 				gemv_unit_whole<G>(total, u, x, xq, *xm, in.unit0);
 			}

@@ -36,6 +36,15 @@ h2_pick(unsigned v, unsigned mask, unsigned bits)
 	asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(v), "r"(mask), "r"(bits));
 	return d;
 }
+/* Four of the bytes of a (0 .. 3) and b (4 .. 7), which the nibbles of `which` name; 8 and more: eight times the top bit of the one that is 8 less.
+ * __byte_perm takes three bits of a nibble, and has them cut out first. */
+DEV unsigned
+byte_choose(unsigned a, unsigned b, unsigned which)
+{
+	unsigned d;
+	asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(which));
+	return d;
+}
 #endif
 
 /* v in both halves */

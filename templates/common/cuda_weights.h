@@ -91,6 +91,21 @@ DEV unsigned w_fifth(unsigned bits) { return ((bits & 15) * 0x00204081u & 0x0101
 /* Low or high nibbles of four bytes */
 DEV unsigned w_nibbles(unsigned v, int high) { return v >> 4 * high & 0x0f0f0f0fu; }
 
+/* Eight nibbles as names of entries of a table of sixteen bytes, the four in the low half at a time. prmt knows eight bytes, and takes bit 3 for something
+ * else: at is what it looks up in both halves of the table, which then chooses between the two. */
+struct w_sixteen {
+	unsigned at, which;
+	__device__ __forceinline__ w_sixteen half(int i) const { return { at >> 16 * i, which >> 16 * i }; }
+};
+
+DEV w_sixteen w_sixteen_of(unsigned v) { return { v & 0x77777777u, h2_pick(v >> 1, 0x44444444u, 0x32103210u) }; }
+/* the table's words */
+DEV unsigned
+w_of_sixteen(const w_sixteen &n, unsigned a, unsigned b, unsigned c, unsigned d)
+{
+	return byte_choose(byte_choose(a, b, n.at), byte_choose(c, d, n.at), n.which);
+}
+
 /* Both views of a format of units of 32, from its `bytes`: F::bytes(r, u, c, b, d, m) are weights 8 c .. 8 c + 7 of unit u as (b - F::ZERO) * d + m. */
 template <class F> struct w_bytes : F {
 	typedef w_bytes tile;

@@ -3,7 +3,7 @@
  * above 8 bits, of 32 columns after the other), d and, where there are minima, m.
  *
  * A type says how eight bytes come from the words (pair) and what their scale is; one stream, one tile and one unit serve them all. Bytes of nibbles and
- * of two bits cost 2 to 3 instructions for four, those of the tables of sixteen 7, and a grid a load from L1 for each eight (iq3: four) weights. */
+ * of two bits cost 2 to 3 instructions for four, those of the table of sixteen 6, and a grid a load from L1 for each eight (iq3: four) weights. */
 #ifndef LLMC_CUDA_WEIGHTS_CODES_H
 #define LLMC_CUDA_WEIGHTS_CODES_H
 
@@ -60,28 +60,53 @@ struct w_kind_tq2_0 : w_codes_shape<256, 1, 0, 0, 0, 2, 1> {
 	DEV void pair(unsigned &lo, unsigned &hi, const raw &r, int c) { w_pairs(lo, hi, r, c); }
 };
 
-/* Entries of the table of sixteen that four nibbles in the low half of q name. prmt knows eight bytes, and takes bit 3 for something else */
-DEV unsigned
-w_iq4(unsigned q)
-{
-	const unsigned at = q & 0x7777u, which = 0x3210u | (q & 0x8888u) >> 1;
-
-	return __byte_perm(__byte_perm(0x3f2d1801u, 0x766a5d4fu, at), __byte_perm(0xa6998d81u, 0xf1d9c5b5u, at), which);
-}
-
 template <int BLOCK, int SCALES> struct w_kind_iq4 : w_codes_shape<BLOCK, 1, 0, SCALES, 0, 4, 128> {
 	typedef w_codes_raw raw;
 
-	/* a byte's nibbles are neighbours in what w_iq4 makes of it */
+	/* two bytes of nibbles: 4 c + 2 i, its column + 16, 4 c + 2 i + 1, its column + 16 */
+	DEV unsigned
+	mixed(const w_sixteen &k, int i)
+	{
+		return w_of_sixteen(k.half(i), 0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u);
+	}
 	DEV void
 	pair(unsigned &lo, unsigned &hi, const raw &r, int c)
 	{
-		const unsigned a = w_iq4(r.w[c]), b = w_iq4(r.w[c] >> 16);
+		const w_sixteen k = w_sixteen_of(r.w[c]);
+		const unsigned a = mixed(k, 0), b = mixed(k, 1);
 
 		lo = __byte_perm(a, b, 0x6420);
 		hi = __byte_perm(a, b, 0x7531);
 	}
+	DEV void
+	halves(unsigned (&b)[4], const raw &r, int c, unsigned above)
+	{
+		const w_sixteen k = w_sixteen_of(r.w[c]);
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			const unsigned v = mixed(k, i);
+			b[i] = __byte_perm(v, above, 0x4240);
+			b[2 + i] = __byte_perm(v, above, 0x4341);
+		}
+	}
 	DEV float scale(const raw &r, int) { return SCALES ? (float)(signed char)r.side : 1.0f; }
+};
+
+template <class K> struct w_bytes_below {
+	/* b: bytes 4 c, 4 c + 1; 4 c + 2, ..; 16 + 4 c, ..; each below one of `above` */
+	DEV void
+	of(unsigned (&b)[4], const w_codes_raw &r, int c, unsigned above)
+	{
+		unsigned v[2];
+
+		K::pair(v[0], v[1], r, c);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			b[i] = __byte_perm(v[i / 2], above, i % 2 ? 0x4342 : 0x4140);
+	}
+};
+template <int BLOCK, int SCALES> struct w_bytes_below<w_kind_iq4<BLOCK, SCALES>> {
+	DEV void of(unsigned (&b)[4], const w_codes_raw &r, int c, unsigned above) { w_kind_iq4<BLOCK, SCALES>::halves(b, r, c, above); }
 };
 
 typedef w_kind_iq4<32, 0> w_kind_iq4_nl;
@@ -318,21 +343,12 @@ template <int COLS_, class K> struct w_coded {
 		template <bool WHOLE> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
-			unsigned v[2];
-
-			K::pair(v[0], v[1], u.r, c);
+			w_bytes_below<K>::of(b, u.r, c, WHOLE ? 0 : 0x64646464u);
 #pragma unroll
-			for (int h = 0; h < 2; h++)
-#pragma unroll
-				for (int i = 0; i < 2; i++) {
-					const unsigned at = i ? 0x4342 : 0x4140;
-					if (WHOLE) {
-						b[2 * h + i] = __byte_perm(v[h], 0, at);
-						continue;
-					}
-					const unsigned x = h2_add(__byte_perm(v[h], 0x64646464u, at), (0xe400u + K::ZERO) * 0x10001u);
-					b[2 * h + i] = K::MIN ? h2_fma(x, s.d[h], s.m[h]) : h2_mul(x, s.d[h]);
-				}
+			for (int i = 0; i < 4 && !WHOLE; i++) {
+				const unsigned x = h2_add(b[i], (0xe400u + K::ZERO) * 0x10001u);
+				b[i] = K::MIN ? h2_fma(x, s.d[i / 2], s.m[i / 2]) : h2_mul(x, s.d[i / 2]);
+			}
 		}
 	};
 #endif

@@ -1,23 +1,27 @@
-/* Weights of 4 bits that are floats (E2M1) with scales of 8 bits, mxfp4 and nvfp4: the contract is in cuda_weights.h. Planes of a row: nibbles by 32
- * columns as in q4_0; a byte of scale for each 32 columns (mxfp4: a power of two) or 16 (nvfp4: e4m3); nvfp4: an f32 for each 64. */
+/* Weights of 4 bits that are floats (E2M1) with scales of 8 bits, mxfp4 and nvfp4: the contract is in cuda_weights.h. Planes of a row: four words for 32
+ * columns (formats/layout_packed.h), word i of columns 4 i .. 4 i + 3 and 16 + 4 i .. 16 + 4 i + 3; a byte of scale for each 32 columns (mxfp4: a power of two) or 16 (nvfp4: e4m3); nvfp4: an f32 for each 64. */
 #ifndef LLMC_CUDA_WEIGHTS_FP4_H
 #define LLMC_CUDA_WEIGHTS_FP4_H
 
-/* E2M1 in the low (or high) nibbles of four bytes, as the upper bytes of f16 of their value / 2^14, whose lower bytes are 0: exact, subnormals too */
-template <bool HIGH> DEV unsigned
-w_e2m1(unsigned v)
-{
-	return h2_pick(HIGH ? v : v << 4, 0x80808080u, (HIGH ? v >> 3 : v << 1) & 0x0e0e0e0eu);
-}
+DEV unsigned w_turn(unsigned v, int k) { return __funnelshift_r(v, v, 32 - k); }
 
-/* bytes 0 and 2 of them as a pair, and bytes 1 and 3 */
-DEV unsigned w_e2m1_even(unsigned b) { return __byte_perm(b, 0, 0x2404); }
-DEV unsigned w_e2m1_odd(unsigned b) { return b & 0xff00ff00u; }
+/* A word's eight E2M1 as f16 of their value / 2^14, exactly, subnormals too: b[0] columns 0 and 2, b[1] 1 and 3, b[2] 16 and 18, b[3] 17 and 19. Sign
+ * and magnitude are bits 15 and 9 to 11 of a half, a pattern that no four turns of a word lay side by side: the last two are differences of turns. */
+DEV void
+w_e2m1(unsigned (&b)[4], unsigned v)
+{
+	const unsigned mask = 0x8e008e00u, both = w_turn(v, 7);
+
+	b[0] = v & mask;
+	b[1] = w_turn(v, 3) & mask;
+	b[2] = (both ^ w_turn(v, 10)) & mask;
+	b[3] = (both ^ w_turn(v, 12)) & mask;
+}
 #define W_E2M1 16384.0f
 #define W_E2M1_H 0x74007400u
 
 /* 2 ^ (e - 127) */
-DEV float w_power(unsigned e) { return __uint_as_float(e ? e << 23 : 1u << 22); }
+DEV float w_power(unsigned e) { return fmaxf(__uint_as_float(e << 23), 5.8774717541114375e-39f); }
 /* e4m3 without a sign */
 DEV float w_e4m3_scale(unsigned b) { return f16_lo(b << 7) * 256.0f; }
 
@@ -52,7 +56,9 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 	DEV void
 	four(const raw &r, int c, int e, float (&v)[4])
 	{
-		const unsigned word = w_word(r.q, c % 2 * 2 + e), b = c < 2 ? w_e2m1<false>(word) : w_e2m1<true>(word), even = w_e2m1_even(b), odd = w_e2m1_odd(b);
+		unsigned b[4];
+		w_e2m1(b, w_word(r.q, c % 2 * 2 + e));
+		const unsigned even = b[c / 2 * 2], odd = b[c / 2 * 2 + 1];
 		const float d = factor(r.s, r.d, c / 2);
 
 		v[0] = f16_lo(even) * W_E2M1 * d, v[1] = f16_lo(odd) * W_E2M1 * d, v[2] = f16_hi(even) * W_E2M1 * d, v[3] = f16_hi(odd) * W_E2M1 * d;
@@ -140,12 +146,7 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		template <bool WHOLE> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
-			const unsigned v = w_word(u.q, c), low = w_e2m1<false>(v), high = w_e2m1<true>(v);
-
-			b[0] = w_e2m1_even(low);
-			b[1] = w_e2m1_odd(low);
-			b[2] = w_e2m1_even(high);
-			b[3] = w_e2m1_odd(high);
+			w_e2m1(b, w_word(u.q, c));
 #pragma unroll
 			for (int i = 0; i < 4 && !WHOLE; i++)
 				b[i] = h2_mul(h2_mul(b[i], W_E2M1_H), s.d[i / 2]); /* scales of 2^-4 and more do not have room for both factors */

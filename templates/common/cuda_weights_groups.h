@@ -30,25 +30,26 @@ template <bool FP4, bool HALF, int BYTE, int I> struct w_code_word {
 	static constexpr unsigned value = at(4 * I) | at(4 * I + 1) | at(4 * I + 2) | at(4 * I + 3);
 };
 
-/* Four codes in the bytes of a word: which of eight entries each is, four bits each, and whether of the upper eight (a byte of ones) */
-struct w_codes { unsigned select, upper; };
-
-DEV w_codes
-w_codes_of(unsigned v)
+/* Byte BYTE of the entries that the four nibbles in the low half of c name. Of numbers whose upper eight are the lower ones' negatives that is one
+ * table of eight, but for the byte with the sign. */
+template <bool FP4, bool HALF, int BYTE> DEV unsigned
+w_code_bytes(const w_sixteen &c)
 {
-	const unsigned low = v & 0x07070707u, pairs = (low | low >> 4) & 0x00ff00ffu;
+	typedef w_code_word<FP4, HALF, BYTE, 0> t0;
+	typedef w_code_word<FP4, HALF, BYTE, 1> t1;
+	typedef w_code_word<FP4, HALF, BYTE, 2> t2;
+	typedef w_code_word<FP4, HALF, BYTE, 3> t3;
 
-	return { pairs | pairs >> 8, (v >> 3 & 0x01010101u) * 255u };
+	return FP4 && BYTE < (HALF ? 1 : 3) ? byte_choose(t0::value, t1::value, c.at) : w_of_sixteen(c, t0::value, t1::value, t2::value, t3::value);
 }
 
-/* Byte BYTE of the entries */
-template <bool FP4, bool HALF, int BYTE> DEV unsigned
-w_code_bytes(const w_codes &c)
+/* The low (or high) nibbles of four bytes, as names of entries in the order of the bytes */
+DEV w_sixteen
+w_codes_of(unsigned v, int high)
 {
-	const unsigned low = __byte_perm(w_code_word<FP4, HALF, BYTE, 0>::value, w_code_word<FP4, HALF, BYTE, 1>::value, c.select);
-	const unsigned high = __byte_perm(w_code_word<FP4, HALF, BYTE, 2>::value, w_code_word<FP4, HALF, BYTE, 3>::value, c.select);
+	const unsigned n = v >> 4 * high & 0x0f0f0f0fu, pairs = (n | n >> 4) & 0x00ff00ffu;
 
-	return (low & ~c.upper) | (high & c.upper);
+	return w_sixteen_of(pairs | pairs >> 8);
 }
 
 enum { W_INT, W_E4M3, W_NF4, W_FP4 };
@@ -83,10 +84,8 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 	DEV void
 	four(const raw &r, int c, int e, float (&v)[4])
 	{
-		const unsigned b = BITS == 8 ? w_word(r.q[BITS == 8 ? c / 2 : 0], c % 2 * 2 + e) : w_nibbles(w_word(r.q[0], c % 2 * 2 + e), c / 2);
-
 		if (TABLE) {
-			const w_codes k = w_codes_of(b);
+			const w_sixteen k = w_codes_of(w_word(r.q[0], c % 2 * 2 + e), c / 2);
 			const unsigned b0 = w_code_bytes<KIND == W_FP4, false, 0>(k), b1 = w_code_bytes<KIND == W_FP4, false, 1>(k);
 			const unsigned b2 = w_code_bytes<KIND == W_FP4, false, 2>(k), b3 = w_code_bytes<KIND == W_FP4, false, 3>(k);
 			const float d = scale(r);
@@ -95,6 +94,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 				v[i] = __uint_as_float(__byte_perm(__byte_perm(b0, b1, i | (4 + i) << 4), __byte_perm(b2, b3, i | (4 + i) << 4), 0x5410)) * d;
 			return;
 		}
+		const unsigned b = BITS == 8 ? w_word(r.q[BITS == 8 ? c / 2 : 0], c % 2 * 2 + e) : w_nibbles(w_word(r.q[0], c % 2 * 2 + e), c / 2);
 		if (FLOATS) {
 			const unsigned lo = w_e4m3(b << 8 & 0xff00ff00u), hi = w_e4m3(b & 0xff00ff00u); /* bytes 0 and 2, bytes 1 and 3 */
 			const float d = scale(r) * 256.0f;
@@ -111,7 +111,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 	DEV void
 	half_four(const raw &r, int c, int e, float (&v)[4])
 	{
-		const w_codes k = w_codes_of(w_nibbles(w_word(r.q[0], c % 2 * 2 + e), c / 2));
+		const w_sixteen k = w_codes_of(w_word(r.q[0], c % 2 * 2 + e), c / 2);
 		const unsigned low = w_code_bytes<KIND == W_FP4, true, 0>(k), high = w_code_bytes<KIND == W_FP4, true, 1>(k);
 		const unsigned p = __byte_perm(low, high, 0x5140), q = __byte_perm(low, high, 0x7362);
 		const float d = scale(r);
@@ -150,7 +150,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 #if __CUDA_ARCH__ >= 800
 	/* Lane t has 16 bytes of four: 32 columns, or 16. Scales and zero points come with their neighbours, 4 bytes at a time. */
 	struct stream {
-		enum { PART = 128 / BITS, UNIT = 4 * PART, CHUNKS = PART / 8, PLANES = FLOATS ? 2 : 3, QUADS = 0, NIBBLES = BITS == 4, MINS = 0, SPLIT = 0, ADDS = 0, TAIL = COLS % UNIT, BATCH = 2 };
+		enum { PART = 128 / BITS, UNIT = 4 * PART, CHUNKS = PART / 8, PLANES = FLOATS ? 2 : 3, QUADS = 0, NIBBLES = BITS == 4 && !TABLE, MINS = 0, SPLIT = 0, ADDS = 0, TAIL = COLS % UNIT, BATCH = 2 };
 		static constexpr float GAIN = W_GAIN, SUM = 1, UNDO = TABLE ? 1.0f : FLOATS ? 256.0f : 0x1p24f;
 		struct stage { uint4 q[32]; unsigned d[32], z[FLOATS ? 1 : 32]; };
 		struct fragment { uint4 q; unsigned d, z; };
@@ -218,12 +218,12 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 		{
 			if (TABLE) {
 #pragma unroll
-				for (int h = 0; h < 2; h++) {
-					const w_codes k = w_codes_of(w_word(u.q, c) >> 4 * h & 0x0f0f0f0fu);
+				for (int i = 0; i < 2; i++) { /* columns 2 i and 2 i + 1, and those 16 behind them */
+					const w_sixteen k = w_sixteen_of(w_word(u.q, c)).half(i);
 					const unsigned low = w_code_bytes<KIND == W_FP4, true, 0>(k), high = w_code_bytes<KIND == W_FP4, true, 1>(k);
 #pragma unroll
-					for (int i = 0; i < 2; i++) {
-						const unsigned v = __byte_perm(low, high, i ? 0x7351 : 0x6240);
+					for (int h = 0; h < 2; h++) {
+						const unsigned v = __byte_perm(low, high, h ? 0x7351 : 0x6240);
 						b[2 * h + i] = WHOLE ? v : h2_mul(v, s.d);
 					}
 				}

@@ -146,13 +146,14 @@ halves(const args p)
 {
 	for (int i = blockIdx.x * 256 + threadIdx.x; i < p.n; i += gridDim.x * 256) {
 		const unsigned a = p.x[3 * i], b = p.x[3 * i + 1], c = p.x[3 * i + 2];
-		unsigned *y = p.y + 6 * i;
+		unsigned *y = p.y + 7 * i;
 		y[0] = h2_add(a, b);
 		y[1] = h2_mul(a, b);
 		y[2] = h2_fma(a, b, c);
 		y[3] = h2_pick(a, b, c);
 		y[4] = h2_twice(a);
 		y[5] = h2_twice_hi(a);
+		y[6] = byte_choose(a, b, c);
 	}
 }
 

@@ -1,5 +1,7 @@
 """Matrices for the tests of products: bytes as the device has them (layouts row and planes), and their values. The definitions of the
 block formats are ggml's, written down anew, but for those that are codes."""
+import functools
+
 import numpy as np
 
 from code_blocks import CODES
@@ -46,6 +48,37 @@ def fives(q):
         w[..., e // 6] |= (q[..., e] << e % 2 * 16 + e // 2 % 3 * 5).astype(np.uint32)
     for bit in range(5):
         w[..., bit] |= ((q[..., 30] >> bit & 1) << 15 | (q[..., 31] >> bit & 1) << 31).astype(np.uint32)
+    return w
+
+
+@functools.lru_cache
+def turned():
+    """For each of the 32 bits of eight E2M1 (bit b of column c of 8: 4 c + b) the word that has it alone: the inverse, over GF(2), of what kernels take out."""
+    rows = []
+    for c in range(8):  # columns 0..3, 16..19
+        j, upper = c // 4 * 2 + c % 2, c % 4 // 2 * 16
+        for p in 9, 10, 11, 15:
+            rows.append(sum(1 << (p + upper - k) % 32 for k in ((0,), (3,), (7, 10), (7, 12))[j]))
+    left, right = rows, [1 << i for i in range(32)]
+    for b in range(32):
+        at = next(i for i in range(b, 32) if left[i] >> b & 1)
+        left[b], left[at], right[b], right[at] = left[at], left[b], right[at], right[b]
+        for i in range(32):
+            if i != b and left[i] >> b & 1:
+                left[i] ^= left[b]
+                right[i] ^= right[b]
+    # right[b]: which wanted bits make bit b of the word
+    return [sum(1 << b for b in range(32) if right[b] >> w & 1) for w in range(32)]
+
+
+def e2m1(q):
+    """[.., 32] of 4 bits: four words."""
+    w = np.zeros(q.shape[:-1] + (4,), np.uint32)
+    for i in range(4):
+        for c in range(8):
+            code = q[..., c // 4 * 16 + 4 * i + c % 4]
+            for b in range(4):
+                w[..., i] ^= (code >> b & 1).astype(np.uint32) * np.uint32(turned()[4 * c + b])
     return w
 
 
@@ -99,12 +132,12 @@ def make(r, rows, cols, dtype):
         if dtype == "mxfp4":
             e = r.integers(110, 124, (rows, cols // 32)).astype(np.uint8)
             v = levels[q] * 2.0 ** (e[..., None].astype(int) - 127)
-            return np.concatenate([plane(nibbles(q), rows), plane(e, rows)], 1), v.reshape(rows, cols)
+            return np.concatenate([plane(e2m1(q), rows), plane(e, rows)], 1), v.reshape(rows, cols)
         s = r.integers(8, 126, (rows, cols // 16)).astype(np.uint8)
         d = np.full((rows, cols // 64), 0.00037, np.float32)
         scale = (1 + (s & 7) / 8) * 2.0 ** ((s >> 3).astype(int) - 7) * float(d[0, 0])
         v = levels[q].reshape(rows, -1, 16) * scale[..., None]
-        return np.concatenate([plane(nibbles(q), rows), plane(s, rows), plane(d, rows)], 1), v.reshape(rows, cols)
+        return np.concatenate([plane(e2m1(q), rows), plane(s, rows), plane(d, rows)], 1), v.reshape(rows, cols)
     if dtype[:3] in ("nf4", "fp4"):
         codes = TABLES[dtype[:3]].astype(np.float16).astype(np.float64)  # tiles take them from a table of 16 bits
         group = int(dtype[4:])

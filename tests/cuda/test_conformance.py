@@ -254,14 +254,20 @@ def test_pairs_of_halves():
     with np.errstate(all="ignore"):
         add, mul, fma = (v.astype(np.float16).view(np.uint16) for v in (f[0] + f[1], f[0] * f[1], f[0] * f[1] + f[2]))
     words = [np.ascontiguousarray(v).view(np.uint32).ravel() for v in (a, b, c)]
-    y = launch("halves", np.stack(words, 1), 6 * n, grid=2, block=256, arch="sm_75", n=n).reshape(n, 6)
-    got = np.ascontiguousarray(y).view(np.uint16).reshape(n, 6, 2)
+    y = launch("halves", np.stack(words, 1), 7 * n, grid=2, block=256, arch="sm_75", n=n).reshape(n, 7)
+    got = np.ascontiguousarray(y).view(np.uint16).reshape(n, 7, 2)
     big = np.abs(f[0]) + np.abs(f[1]) < 2 ** 12 * np.minimum(np.where(f[0] == 0, 9, np.abs(f[0])), np.where(f[1] == 0, 9, np.abs(f[1])))
     finite = np.isfinite(f[0])
     assert (got[:, 0] == add)[big & finite].all() and (big & finite).mean() > 0.7
     assert (got[:, 1] == mul).all() and (got[: n // 2, 2] == fma[: n // 2]).all()
     assert (y[:, 3] == (words[0] & words[1] | words[2])).all()
     assert (y[:, 4] == (words[0] & 0xffff) * 0x10001).all() and (y[:, 5] == (words[0] >> 16) * 0x10001).all()
+    eight, chosen = np.stack([words[i // 4] >> i % 4 * 8 & 255 for i in range(8)], 1), np.zeros(n, np.uint32)
+    for i in range(4):
+        name = words[2] >> 4 * i & 15
+        byte = eight[np.arange(n), name & 7]
+        chosen |= np.where(name & 8, (byte >> 7) * 255, byte) << 8 * i
+    assert (y[:, 6] == chosen).all()
 
 
 def approximations():
