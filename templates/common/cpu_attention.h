@@ -36,6 +36,7 @@ enum {
 	ATT_SPANS = 64,
 	ATT_PAGES = ATT_CHUNK / KV_PAGE,                      /* of a chunk */
 	ATT_MOST_HB = 8,
+	ATT_AHEAD = 2,                                        /* planes that are asked for before they are read, of quantised types */
 	ATT_NK    = KV_PAGE / VL,                             /* vectors of keys in a page */
 	ATT_ACC   = VL == 16 ? 24 : 12,                       /* accumulators: half of 16 or three quarters of 32 registers */
 };
@@ -230,50 +231,55 @@ att_prefetch_piece(const char *p, int i, const int bytes)
 }
 
 /* --- one row: units, chunks, spans --------------------------------------------------------------------------------- */
-/* Scores of a page's 32 keys for gb heads; next: the page to be read after this one. */
+/* Scores of a page's 32 keys for gb heads; next: a page to be read soon. sums: kv_query_sums of each query */
 LLMC_INLINE void
-att_scores(const Att a, const int gb, const char *k, const float *q, float *s, const char *next)
+att_scores(const Att a, const int gb, const char *k, const float *q, const float *sums, float *s, const char *next)
 {
+	const int group = kv_group(a.kv.k, a.dim), groups = kv_groups(a.kv.k, a.dim);
 	const int nk = gb * ATT_NK <= ATT_ACC ? ATT_NK : gb * (ATT_NK / 2) <= ATT_ACC ? ATT_NK / 2 : ATT_NK > 4 ? ATT_NK / 4 : 1;
 
 	LLMC_UNROLL
 	for (int j0 = 0; j0 < ATT_NK; j0 += nk) {
-		vf acc[8][8];
+		vf total[8][8];
 
 		LLMC_EACH(g, gb, 8)
 			LLMC_EACH(j, nk, 8)
-				acc[g][j] = vf_set1(0);
-		for (int at = 0; at < a.dim; at += kv_group(a.kv.k, a.dim)) {
-			const int end = at + kv_group(a.kv.k, a.dim) < a.dim ? at + kv_group(a.kv.k, a.dim) : a.dim;
-			KvScale scale[8];
-			LLMC_EACH(j, nk, 8)
-				scale[j] = kv_scale_k(a.kv.k, a.dim, k, at / kv_group(a.kv.k, a.dim), (j0 + j) * VL);
+				total[g][j] = vf_set1(0);
+		for (int at = 0; at < a.dim; at += group) {
+			const int end = at + group < a.dim ? at + group : a.dim;
+			vf acc[8][8];
+			LLMC_EACH(g, gb, 8)
+				LLMC_EACH(j, nk, 8)
+					acc[g][j] = vf_set1(0);
 			for (int d = at; d < end; d += 4) {
 				LLMC_EACH(e, 4, 4)
 					if (j0 == 0 && (a.dim % 4 == 0 || d + e < end))
 						att_prefetch_piece(next, d + e, (int)kv_plane(a.kv.k, a.dim) / a.dim);
 				LLMC_EACH(j, nk, 8) {
 					vf x[4];
-					kv_keys(a.kv.k, a.dim, k, d / 4, (j0 + j) * VL, scale[j], x);
+					kv_keys(a.kv.k, a.dim, k, d / 4, (j0 + j) * VL, x);
 					LLMC_EACH(e, 4, 4)
 						if (a.dim % 4 == 0 || d + e < end)
 							LLMC_EACH(g, gb, 8)
 								acc[g][j] = vf_fma(x[e], vf_set1(q[g * a.dim + d + e]), acc[g][j]);
 				}
 			}
+			LLMC_EACH(j, nk, 8) {
+				const KvScale scale = kv_scale_k(a.kv.k, a.dim, k, at / group, (j0 + j) * VL);
+				LLMC_EACH(g, gb, 8)
+					total[g][j] = kv_score(a.kv.k, at == 0, total[g][j], acc[g][j], scale,
+					                       vf_set1(a.kv.k == KV_int4 ? sums[g * groups + at / group] : 0));
+			}
 		}
 		LLMC_EACH(g, gb, 8)
-			LLMC_EACH(j, nk, 8) {
-				if (kv_folded(a.kv.k))
-					acc[g][j] *= kv_scale_k(a.kv.k, a.dim, k, 0, (j0 + j) * VL).s;
-				vf_store(s + g * ATT_CHUNK + (j0 + j) * VL, acc[g][j]);
-			}
+			LLMC_EACH(j, nk, 8)
+				vf_store(s + g * ATT_CHUNK + (j0 + j) * VL, total[g][j]);
 	}
 }
 
-/* o[g][d0 .. d0 + nv * VL) of gb heads over keys [lo, hi) of a chunk whose values are v[page] */
+/* o[g][d0 .. d0 + nv * VL) of gb heads over keys [lo, hi) of a chunk whose values are v[page]; ahead[page]: a plane to be read soon */
 LLMC_INLINE void
-att_values(const Att a, const int gb, const int nv, const char *const *v, const char *next, int lo, int hi, const float *s, int d0,
+att_values(const Att a, const int gb, const int nv, const char *const *v, const char *const *ahead, int lo, int hi, const float *s, int d0,
            float *o)
 {
 	vf acc[8][4];
@@ -284,12 +290,11 @@ att_values(const Att a, const int gb, const int nv, const char *const *v, const 
 			acc[g][i] = vf_set1(0);
 	for (int p = lo / KV_PAGE; p * KV_PAGE < hi; p++) {
 		int j0 = lo > p * KV_PAGE ? lo : p * KV_PAGE, j1 = hi < (p + 1) * KV_PAGE ? hi : (p + 1) * KV_PAGE;
-		const char *ahead = (p + 1) * KV_PAGE < hi ? v[p + 1] : next;
 		if (kv_grouped(a.kv.v))
 			kv_scales_v(a.kv.v, a.v_dim, v[p], scale);
 		for (int j = j0; j < j1; j++) {
 			if (d0 == 0)
-				att_prefetch_piece(ahead, j - p * KV_PAGE, (int)kv_plane(a.kv.v, a.v_dim) / KV_PAGE);
+				att_prefetch_piece(ahead[p], j - p * KV_PAGE, (int)kv_plane(a.kv.v, a.v_dim) / KV_PAGE);
 			LLMC_EACH(i, nv, 4) {
 				vf x = kv_val(a.kv.v, a.v_dim, v[p], j - p * KV_PAGE, d0 + i * VL, scale);
 				LLMC_EACH(g, gb, 8)
@@ -303,16 +308,16 @@ att_values(const Att a, const int gb, const int nv, const char *const *v, const 
 }
 
 LLMC_INLINE void
-att_values_all(const Att a, const int gb, const char *const *v, const char *next, int lo, int hi, const float *s, float *o)
+att_values_all(const Att a, const int gb, const char *const *v, const char *const *ahead, int lo, int hi, const float *s, float *o)
 {
 	const int nv = gb * 4 <= ATT_ACC ? 4 : gb * 2 <= ATT_ACC ? 2 : 1;
 	int d = 0;
 
 	LLMC_UNROLL
 	for (; d + nv * VL <= att_vs(a); d += nv * VL)
-		att_values(a, gb, nv, v, next, lo, hi, s, d, o);
+		att_values(a, gb, nv, v, ahead, lo, hi, s, d, o);
 	for (; d < att_vs(a); d += VL)
-		att_values(a, gb, 1, v, next, lo, hi, s, d, o);
+		att_values(a, gb, 1, v, ahead, lo, hi, s, d, o);
 }
 
 /* Partial result of a block of heads; o [att_hb][att_vs] */
@@ -331,6 +336,7 @@ typedef struct AttUnit {
 	SplitRange range;
 	float    slope[ATT_MOST_HB];
 	float   *q;                            /* [att_hb][dim], scaled */
+	float   *sums;                         /* [att_hb][kv_groups] of it: kv_query_sums */
 	float   *scores;                       /* [att_hb][ATT_CHUNK] */
 	AttPart  chunk, span, sum;             /* of a chunk, a span, the row */
 } AttUnit;
@@ -371,11 +377,13 @@ att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, con
 	u->span.o = u->chunk.o + part;
 	u->sum.o = u->span.o + part;
 	u->q = u->sum.o + part;
+	u->sums = u->q + hb * a.dim;
 	for (int g = 0; g < hb; g++) {
 		/* a block that is not full repeats its last head */
 		int h = u->head + (g < u->n_head ? g : u->n_head - 1);
 		const float *from = q + ((size_t)row * (size_t)a.heads + (size_t)h) * (size_t)a.dim;
 		att_query(a, u->q + g * a.dim, from);
+		kv_query_sums(a.kv.k, a.dim, u->q + g * a.dim, u->sums + g * kv_groups(a.kv.k, a.dim), 1);
 		u->slope[g] = a.alibi > 0 ? att_slope(a, h) : 0;
 	}
 	att_part_clear(&u->sum);
@@ -393,40 +401,54 @@ att_page_v(const Att a, const AttUnit *u, int page)
 	return kv_v(a.kv, kv_page(u->s, u->pool, a.kv.page_bytes, u->seq, page), u->kv_head);
 }
 
-/* One chunk: K of its pages, softmax, V of its pages; each page asks for the next one in that order. */
+/* A plane to ask memory for while plane i of a chunk is read, K of its n pages, then V of them. Quantised planes are read faster than memory answers, so it is
+ * one further on. */
+LLMC_INLINE const char *
+att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const *v, int n, int i, int page)
+{
+	i += kv_plain(a.kv.k) ? 1 : ATT_AHEAD;
+	if (i < 2 * n)
+		return i < n ? k[i] : v[i - n];
+	page += i - n; /* of the next chunk */
+	return page * KV_PAGE < u->range.hi ? att_page_k(a, u, page) : v[n - 1];
+}
+
+/* One chunk: K of its pages, softmax, V of its pages */
 LLMC_INLINE void
 att_chunk(const Att a, const AttUnit *u, int chunk, AttPart *out)
 {
-	const int hb = att_hb(a), gb = att_gb(a), tail = hb % gb;
-	const char *v[ATT_PAGES + 1];
+	const int hb = att_hb(a), gb = att_gb(a), tail = hb % gb, groups = kv_groups(a.kv.k, a.dim);
+	const char *k[ATT_PAGES], *v[ATT_PAGES], *ahead[ATT_PAGES];
 	float *s = u->scores;
 	int pos0 = chunk * ATT_CHUNK;
 	int lo = u->range.lo > pos0 ? u->range.lo - pos0 : 0;
 	int hi = u->range.hi < pos0 + ATT_CHUNK ? u->range.hi - pos0 : ATT_CHUNK;
-	int p0 = lo / KV_PAGE, p1 = (hi - 1) / KV_PAGE, base = chunk * ATT_PAGES;
-	const char *k = att_page_k(a, u, base + p0);
+	int p0 = lo / KV_PAGE, n = (hi - 1) / KV_PAGE + 1 - p0, base = chunk * ATT_PAGES + p0;
 
-	for (int p = p0; p <= p1; p++) {
-		v[p] = att_page_v(a, u, base + p);
-		const char *next = p < p1 ? att_page_k(a, u, base + p + 1) : v[p0];
+	for (int p = 0; p < n; p++) {
+		k[p] = att_page_k(a, u, base + p);
+		v[p0 + p] = att_page_v(a, u, base + p);
+	}
+	for (int p = 0; p < n; p++) {
+		const char *next = att_ahead(a, u, k, v + p0, n, p, base);
+		float *to = s + (p0 + p) * KV_PAGE;
 		int g = 0;
 		for (; g + gb <= hb; g += gb)
-			att_scores(a, gb, k, u->q + g * a.dim, s + g * ATT_CHUNK + p * KV_PAGE, next);
+			att_scores(a, gb, k[p], u->q + g * a.dim, u->sums + g * groups, to + g * ATT_CHUNK, next);
 		if (tail)
-			att_scores(a, tail, k, u->q + g * a.dim, s + g * ATT_CHUNK + p * KV_PAGE, next);
-		k = next;
+			att_scores(a, tail, k[p], u->q + g * a.dim, u->sums + g * groups, to + g * ATT_CHUNK, next);
+		ahead[p0 + p] = att_ahead(a, u, k, v + p0, n, n + p, base);
 	}
 	for (int g = 0; g < hb; g++)
 		att_softmax(a, ATT_CHUNK, s + g * ATT_CHUNK, pos0, lo, hi, u->pos, u->slope[g], &out->m[g], &out->l[g]);
-	for (int p = p0; kv_folded(a.kv.v) && p <= p1; p++)
+	for (int p = p0; kv_folded(a.kv.v) && p < p0 + n; p++)
 		for (int g = 0; g < hb; g++)
 			kv_fold_v(a.kv.v, a.v_dim, v[p], s + g * ATT_CHUNK + p * KV_PAGE);
-	const char *after = u->range.hi > pos0 + ATT_CHUNK ? att_page_k(a, u, base + ATT_PAGES) : v[p1];
 	int g = 0;
 	for (; g + gb <= hb; g += gb)
-		att_values_all(a, gb, v, after, lo, hi, s + g * ATT_CHUNK, out->o + g * att_vs(a));
+		att_values_all(a, gb, v, ahead, lo, hi, s + g * ATT_CHUNK, out->o + g * att_vs(a));
 	if (tail)
-		att_values_all(a, tail, v, after, lo, hi, s + g * ATT_CHUNK, out->o + g * att_vs(a));
+		att_values_all(a, tail, v, ahead, lo, hi, s + g * ATT_CHUNK, out->o + g * att_vs(a));
 }
 
 /* to u->span */

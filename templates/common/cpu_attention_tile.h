@@ -34,7 +34,8 @@ att_tile_nv(const Att a)
 
 typedef struct AttTile {
 	float *q;                    /* [block][dim][ATT_TILE_MR], scaled */
-	float *x;                    /* a page's K [dim][32] or V [32][att_vs] as fp32 */
+	float *sums;                 /* [block][group][ATT_TILE_MR] of them: kv_query_sums */
+	float *x;                    /* a page's K [dim][32], codes where it is quantised, or V [32][att_vs], as fp32 */
 	float *s;                    /* [row][ATT_CHUNK] */
 	float *oc, *os, *o;          /* [row][att_vs]: of a chunk, of a span, of the row */
 	float  mc[ATT_TILE_R], lc[ATT_TILE_R], ms[ATT_TILE_R], ls[ATT_TILE_R], m[ATT_TILE_R], l[ATT_TILE_R], slope[ATT_MOST_HB];
@@ -43,16 +44,20 @@ typedef struct AttTile {
 } AttTile;
 
 LLMC_INLINE void
-att_tile_scores(const Att a, const AttTile *t, int n_block, int at)
+att_tile_group(const Att a, const AttTile *t, const char *k, int n_block, int at, int group)
 {
+	const int first = group * kv_group(a.kv.k, a.dim), groups = kv_groups(a.kv.k, a.dim);
+	const int end = group + 1 < groups ? first + kv_group(a.kv.k, a.dim) : a.dim;
+
 	for (int b = 0; b < n_block; b++)
 		for (int j = 0; j < KV_PAGE; j += 2 * VL) {
+			const KvScale s0 = kv_scale_k(a.kv.k, a.dim, k, group, j), s1 = kv_scale_k(a.kv.k, a.dim, k, group, j + VL);
 			vf acc[ATT_TILE_MR][2];
 
 			LLMC_UNROLL
 			for (int r = 0; r < ATT_TILE_MR; r++)
 				acc[r][0] = acc[r][1] = vf_set1(0);
-			for (int d = 0; d < a.dim; d++) {
+			for (int d = first; d < end; d++) {
 				vf x0 = vf_load(t->x + d * KV_PAGE + j), x1 = vf_load(t->x + d * KV_PAGE + j + VL);
 				LLMC_UNROLL
 				for (int r = 0; r < ATT_TILE_MR; r++) {
@@ -64,10 +69,19 @@ att_tile_scores(const Att a, const AttTile *t, int n_block, int at)
 			LLMC_UNROLL
 			for (int r = 0; r < ATT_TILE_MR; r++) {
 				float *to = t->s + (b * ATT_TILE_MR + r) * ATT_CHUNK + at + j;
-				vf_store(to, acc[r][0]);
-				vf_store(to + VL, acc[r][1]);
+				const vf sum = vf_set1(a.kv.k == KV_int4 ? t->sums[(b * groups + group) * ATT_TILE_MR + r] : 0);
+				vf_store(to, kv_score(a.kv.k, group == 0, vf_load(to), acc[r][0], s0, sum));
+				vf_store(to + VL, kv_score(a.kv.k, group == 0, vf_load(to + VL), acc[r][1], s1, sum));
 			}
 		}
+}
+
+/* Scores of the page at position `at` of the chunk, whose plane of keys is k */
+LLMC_INLINE void
+att_tile_scores(const Att a, const AttTile *t, const char *k, int n_block, int at)
+{
+	for (int group = 0; group < kv_groups(a.kv.k, a.dim); group++)
+		att_tile_group(a, t, k, n_block, at, group);
 }
 
 /* oc += weights times values of keys [j0, j1) of the chunk, whose page starts at `at` */
@@ -119,6 +133,7 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 	t->o = t->os + ATT_TILE_R * vs;
 	t->x = t->o + ATT_TILE_R * vs;
 	t->q = t->x + KV_PAGE * (a.dim > vs ? a.dim : vs);
+	t->sums = t->q + ATT_TILE_R * a.dim;
 	for (int i = 0; i < n; i++) {
 		t->pos[i] = s->pos[row0 + i];
 		t->range[i] = att_range(a, s, seq, t->pos[i]);
@@ -130,6 +145,7 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		const float *from = q + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.dim;
 		if (r < n_row)
 			att_query(a, t->x, from);
+		kv_query_sums(a.kv.k, a.dim, t->x, t->sums + r / ATT_TILE_MR * kv_groups(a.kv.k, a.dim) * ATT_TILE_MR + r % ATT_TILE_MR, ATT_TILE_MR);
 		for (int d = 0; d < a.dim; d++)
 			t->q[((size_t)(r / ATT_TILE_MR) * (size_t)a.dim + (size_t)d) * ATT_TILE_MR + (size_t)(r % ATT_TILE_MR)] = r < n_row ? t->x[d] : 0;
 		t->l[r] = t->ls[r] = 0;
@@ -146,17 +162,12 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 			for (int j = 0; j < KV_PAGE; j += VL)
 				for (int d = 0; d < a.dim; d += 4) {
 					vf x[4];
-					kv_keys(a.kv.k, a.dim, k, d / 4, j, kv_scale_k(a.kv.k, a.dim, k, d / kv_group(a.kv.k, a.dim), j), x);
+					kv_keys(a.kv.k, a.dim, k, d / 4, j, x);
 					LLMC_EACH(e, 4, 4)
 						if (a.dim % 4 == 0 || d + e < a.dim)
 							vf_store(t->x + (d + e) * KV_PAGE + j, x[e]);
 				}
-			att_tile_scores(a, t, n_block, p * KV_PAGE);
-			for (int r = 0; kv_folded(a.kv.k) && r < n_block * ATT_TILE_MR; r++)
-				LLMC_EACH(j, KV_PAGE / VL, 8) {
-					float *to = t->s + r * ATT_CHUNK + p * KV_PAGE + j * VL;
-					vf_store(to, vf_load(to) * kv_scale_k(a.kv.k, a.dim, k, 0, j * VL).s);
-				}
+			att_tile_scores(a, t, k, n_block, p * KV_PAGE);
 		}
 		for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
 			t->lc[r] = 0;

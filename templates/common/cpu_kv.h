@@ -3,8 +3,8 @@
  * formats/kv_type.h, where their codes lie in ref/ref_kv.c. Plain types: k [D][32], v [32][V]. A kernel must not read positions at or beyond
  * kv_len: they hold anything. A latent and its key are a row of values, of a plain type or one with groups.
  *
- * Values are made in one way by whoever reads them, so that all kernels add up the same numbers: code * scale + zero where groups have
- * scales, else codes, and the row's scale multiplies a score, or a weight. */
+ * Whoever reads them adds up the same numbers in the same order. Keys are read as codes: a group's products are added up, then scaled, and its zero times the sum
+ * of its queries is added (kv_score). Values are code * scale + zero where groups have scales, else codes, and the row's scale multiplies a weight. */
 #ifndef LLMC_CPU_KV_H
 #define LLMC_CPU_KV_H
 
@@ -136,12 +136,12 @@ LLMC_INLINE vf
 kv_of_e4m3(const uint8_t *p)
 {
 #if defined(VF_NATIVE_512)
-	__m256i c = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
-	c = _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(c, 8), _mm256_set1_epi16((short)0x8000)), _mm256_slli_epi16(_mm256_and_si256(c, _mm256_set1_epi16(0x7f)), 7));
+	__m256i c = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+	c = _mm256_and_si256(_mm256_slli_epi16(c, 7), _mm256_set1_epi16((short)0xbfff)); /* the sign is there twice */
 	return (vf)_mm512_cvtph_ps(c);
 #elif VL == 8 && defined(VF_HAVE_256)
-	__m128i c = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
-	c = _mm_or_si128(_mm_and_si128(_mm_slli_epi16(c, 8), _mm_set1_epi16((short)0x8000)), _mm_slli_epi16(_mm_and_si128(c, _mm_set1_epi16(0x7f)), 7));
+	__m128i c = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
+	c = _mm_and_si128(_mm_slli_epi16(c, 7), _mm_set1_epi16((short)0xbfff));
 	return (vf)_mm256_cvtph_ps(c);
 #else
 	vi c = vi_of_u8(p);
@@ -177,11 +177,26 @@ kv_scale_at(const int type, const f16 *p)
 	return s;
 }
 
-/* codes to values: codes of 6 bits are 32 too large */
+/* Codes of 4 bits, the low ones of each lane: what lies above them does not matter */
 LLMC_INLINE vf
-kv_value(vi code, KvScale s)
+kv_four(vi c)
 {
-	return vf_fma(vf_of_vi(code), s.s, s.z);
+#if defined(VF_NATIVE_512)
+	return (vf)_mm512_permutexvar_ps((__m512i)c, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+#else
+	return vf_of_vi(c & vi_set1(15));
+#endif
+}
+
+/* Codes of 6 bits: four low ones of each lane of c, two of high; they are 32 too large */
+LLMC_INLINE vf
+kv_six(vi c, vi high)
+{
+#if defined(VF_NATIVE_512)
+	return kv_four(c) + (vf)_mm512_permutexvar_ps((__m512i)high, _mm512_setr_ps(-32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16));
+#else
+	return vf_of_vi(((c & vi_set1(15)) | (high & vi_set1(3)) << 4) - vi_set1(32));
+#endif
 }
 
 /* --- reading keys: positions j .. j + VL ---------------------------------------------------------------------------- */
@@ -202,14 +217,39 @@ kv_scale_k(const int type, const int dim, const char *plane, int g, int j)
 		v.s = kv_scale_at(type, s);
 	if (type == KV_int4)
 		v.z = kv_scale_at(type, s + kv_groups(type, dim) * KV_PAGE);
-	if (type == KV_int6)
-		v.z = v.s * vf_set1(-32);
 	return v;
 }
 
-/* Elements 4 i .. 4 i + 3, as far as there are some */
+/* A score after one more group: acc, the products of its codes; query, the sum of the elements that they met. first: total is nothing yet */
+LLMC_INLINE vf
+kv_score(const int type, int first, vf total, vf acc, KvScale s, vf query)
+{
+	if (kv_plain(type))
+		return acc;
+	if (type == KV_int4)
+		acc = vf_fma(acc, s.s, query * s.z);
+	else
+		acc = acc * s.s;
+	if (first)
+		return acc;
+	return total + acc;
+}
+
+/* Sums of a query's elements that meet each group: to [kv_groups], where kv_score asks for them */
 LLMC_INLINE void
-kv_keys(const int type, const int dim, const char *plane, int i, int j, KvScale s, vf *x)
+kv_query_sums(const int type, const int dim, const float *query, float *to, int stride)
+{
+	for (int g = 0; type == KV_int4 && g < kv_groups(type, dim); g++) {
+		float sum = 0;
+		for (int d = g * KV_GROUP; d < (g + 1) * KV_GROUP && d < dim; d++)
+			sum += query[d];
+		to[g * stride] = sum;
+	}
+}
+
+/* Elements 4 i .. 4 i + 3, as far as there are some; of quantised types: their codes */
+LLMC_INLINE void
+kv_keys(const int type, const int dim, const char *plane, int i, int j, vf *x)
 {
 	const uint8_t *p = (const uint8_t *)plane;
 
@@ -225,17 +265,17 @@ kv_keys(const int type, const int dim, const char *plane, int i, int j, KvScale 
 			}
 		return;
 	}
-	vi a = vi_of_u8(p + 2 * i * KV_PAGE + j), b = vi_of_u8(p + (2 * i + 1) * KV_PAGE + j), low = vi_set1(15), c[4] = { a & low, a >> 4, b & low, b >> 4 };
+	vi a = vi_of_u8(p + 2 * i * KV_PAGE + j), b = vi_of_u8(p + (2 * i + 1) * KV_PAGE + j), c[4] = { a, a >> 4, b, b >> 4 };
 	if (type == KV_int6) {
-		vi h = vi_of_u8(p + (kv_groups(type, dim) * 16 + i) * KV_PAGE + j), two = vi_set1(0x30);
-		c[0] |= h << 4 & two;
-		c[1] |= h << 2 & two;
-		c[2] |= h & two;
-		c[3] |= h >> 2 & two;
+		vi h = vi_of_u8(p + (kv_groups(type, dim) * 16 + i) * KV_PAGE + j);
+		LLMC_UNROLL
+		for (int e = 0; e < 4; e++)
+			x[e] = kv_six(c[e], h >> (2 * e));
+		return;
 	}
 	LLMC_UNROLL
 	for (int e = 0; e < 4; e++)
-		x[e] = kv_value(c[e], s);
+		x[e] = kv_four(c[e]);
 }
 
 /* --- reading values: elements d .. d + VL of position j; d is a multiple of VL ---------------------------------------- */
@@ -263,9 +303,8 @@ kv_val(const int type, const int dim, const char *plane, int j, int d, const flo
 	}
 	if (kv_folded(type))
 		return kv_bytes_at(type, p + j * dim + d);
-	vi c = vi_of_u8(p + (j * groups + g) * 16 + part % 16) >> (part / 16 * 4) & vi_set1(15);
+	vi c = vi_of_u8(p + (j * groups + g) * 16 + part % 16) >> (part / 16 * 4);
 	const float *s = scales + (j * groups + g) * kv_scales(type);
-	KvScale v = { vf_set1(s[0]), vf_set1(type == KV_int4 ? s[1] : s[0] * -32) };
 	if (type == KV_int6) {
 		const uint8_t *high = p + groups * 16 * KV_PAGE + (j * groups + g) * 8 + (VL < 8 ? part % 8 : 0);
 #if VL == 16
@@ -277,9 +316,9 @@ kv_val(const int type, const int dim, const char *plane, int j, int d, const flo
 #else
 		vi h = vi_of_u8(high) >> (part / 8 * 2);
 #endif
-		c |= (h & vi_set1(3)) << 4;
+		return kv_six(c, h) * vf_set1(s[0]);
 	}
-	return kv_value(c, v);
+	return vf_fma(kv_four(c), vf_set1(s[0]), vf_set1(s[1]));
 }
 
 /* Weights of a page's positions times the scales of its values, where reading does not */

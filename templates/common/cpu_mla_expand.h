@@ -202,7 +202,7 @@ mla_block_scores(const Mla a, const MlaSpace *p, int r0, int see)
 
 	for (int page = 0; page * KV_PAGE < see; page++) {
 		t.x = p->keys + page * KV_PAGE * mla_kd(a);
-		att_tile_scores(att, &t, ATT_TILE_R / ATT_TILE_MR, page * KV_PAGE);
+		att_tile_scores(att, &t, (const char *)t.x, ATT_TILE_R / ATT_TILE_MR, page * KV_PAGE);
 	}
 }
 

@@ -10,13 +10,13 @@
 #define ATT_NONE  (-1e30f) /* below every score; its difference with itself is 0, not NaN */
 
 /* An attention: K of a type E_ and V of a type EV_ (cuda_kv_rows.h), query heads in groups that share a head of K, D elements wide, and of V, V wide; bytes
- * from page to page of the pool. SCORES says how scores are made and what is seen:
+ * from page to page of the pool; TURN_: quantised rows are turned. SCORES says how scores are made and what is seen:
  *     static constexpr float SCALE, CAP, ALIBI;     CAP, ALIBI 0: none
  *     enum { WINDOW, PREFIX };                      WINDOW 0: none; PREFIX 1: all rows see the sequence's first prefix_len positions */
-template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, long long PAGE_BYTES_, class EV_ = E_> struct att_config {
+template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, long long PAGE_BYTES_, class EV_ = E_, bool TURN_ = false> struct att_config {
 	typedef typename E_::math E;      /* for tensor cores */
-	typedef kv_plane<E_, D_>  KP;
-	typedef kv_plane<EV_, V_> VP;
+	typedef kv_plane<E_, D_, TURN_>  KP;
+	typedef kv_plane<EV_, V_, TURN_> VP;
 	typedef SCORES_           SCORES;
 	typedef typename E_::elem elem;
 	typedef typename EV_::elem v_elem;

@@ -171,6 +171,16 @@ struct att_block {
 	DEV void sync() { __syncthreads(); }
 };
 
+/* y of a segment's heads is written: turned back where values are turned */
+template <class S, class TEAM = att_block> DEV void
+att_turn_back(const AttSegment &g, const AttOut &out)
+{
+	if constexpr (S::VP::TURNS) {
+		TEAM::sync();
+		kv_turn_rows<S::V>(out.y, g.n_head, out.y_step, TEAM::thread() / 32, TEAM::threads() / 32);
+	}
+}
+
 /* part_o of this block is written; top and sum (shared) are its heads' maxima and sums. The block whose part is the last makes y.
  * last: shared; factor: shared, [S::BLOCKS][S::HB], free from the next barrier on */
 template <class S, class TEAM = att_block> DEV void
@@ -217,6 +227,7 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 			o = fmaf(from[(long long)2 * k * S::HB * S::V], factor[k * S::HB + h], o);
 		out.y[h * out.y_step + i % S::V] = o / sum[h];
 	}
+	att_turn_back<S, TEAM>(g, out);
 }
 
 /* s.m and s.l are those of the warps; store(v0) leaves o[.][v0 .. v0 + S::VC) of this warp in s.o[warp], times
@@ -257,7 +268,9 @@ att_finish(const att_args &a, const AttSegment &g, att_shared<S> &s, Store store
 				out.part_o[((long long)mine * S::HB + h) * S::V + v0 + v] = o;
 		}
 	}
-	if (!whole)
+	if (whole)
+		att_turn_back<S>(g, out);
+	else
 		att_combine<S>(g, out, s.top, s.sum, &s.last, &s.o[0][0][0]);
 }
 

@@ -6,7 +6,10 @@
  *   4 bits  [32][16 G]: byte i of a group has elements i and i + 16; scale and zero [32][G][2]
  *   6 bits  as 4 bits, +32; then two high bits [32][8 G]: byte i of elements i, i + 8, i + 16, i + 24; scale [32][G]
  *
- * G: groups of 32 elements. value = code * scale + zero, in fp32, whoever reads it. */
+ * G: groups of 32 elements. value = code * scale + zero, in fp32, whoever reads it.
+ *
+ * kv_plane<E, D, true>: rows of a quantised type are turned on their way in (kv_turn), which TURNS says; whoever reads them turns the other side: the query, or
+ * what values add up to. */
 #ifndef LLMC_CUDA_KV_ROWS_H
 #define LLMC_CUDA_KV_ROWS_H
 
@@ -58,10 +61,58 @@ struct kv_int4 {
 	DEV unsigned code(float v) { return (unsigned)(int)rintf(fminf(fmaxf(v, 0.0f), 15.0f)); }
 };
 
+/* A row of D elements, of which each lane of a warp has M, lane, lane + 32, ... (zeros beyond D), times the Hadamard matrices of the largest power of two that
+ * divides D; its own inverse. All lanes call. */
+template <int D, int M> DEV void
+kv_turn(float (&z)[M])
+{
+	constexpr int N = D & -D;
+	float scale = 1;
+
+#pragma unroll
+	for (int half = 1; half < N; half *= 2)
+#pragma unroll
+		for (int m = 0; m < M; m++) {
+			if (half < 32) {
+				const float other = __shfl_xor_sync(~0u, z[m], half % 32);
+				z[m] = lane_id() & half ? other - z[m] : z[m] + other;
+			} else if (!(m & half / 32)) {
+				const float a = z[m], b = z[(m + half / 32) % M];
+				z[m] = a + b;
+				z[(m + half / 32) % M] = a - b;
+			}
+		}
+#pragma unroll
+	for (int n = N; n > 1; n /= 4)
+		scale *= n == 2 ? 0.70710678118654752f : 0.5f;
+#pragma unroll
+	for (int m = 0; m < M; m++)
+		z[m] = __fmul_rn(z[m], scale);
+}
+
+/* The same of n rows in memory, `apart` elements apart, by the warps of a block; who writes and reads them otherwise is kept away by barriers */
+template <int D> DEV void
+kv_turn_rows(float *rows, int n, int apart, int warp, int warps)
+{
+	enum { M = (D + 31) / 32 };
+
+	for (int r = warp; r < n; r += warps) {
+		float z[M];
+#pragma unroll
+		for (int m = 0; m < M; m++)
+			z[m] = (int)lane_id() + 32 * m < D ? rows[r * apart + lane_id() + 32 * m] : 0;
+		kv_turn<D>(z);
+#pragma unroll
+		for (int m = 0; m < M; m++)
+			if ((int)lane_id() + 32 * m < D)
+				rows[r * apart + lane_id() + 32 * m] = z[m];
+	}
+}
+
 /* VEC elements are read at once where WHOLE; M: elements of a row that each lane of a warp has, lane, lane + 32, ... */
-template <class E, int D, bool PLAIN_ = E::PLAIN> struct kv_plane {
+template <class E, int D, bool TURN_ = false, bool PLAIN_ = E::PLAIN> struct kv_plane {
 	typedef typename E::elem elem;
-	enum { PLAIN = 1, VEC = E::VEC, WHOLE = D % VEC == 0, M = (D + 31) / 32, BYTES = KV_PAGE * D * (int)sizeof(elem) };
+	enum { PLAIN = 1, TURNS = 0, VEC = E::VEC, WHOLE = D % VEC == 0, M = (D + 31) / 32, BYTES = KV_PAGE * D * (int)sizeof(elem) };
 
 	/* elements d .. d + VEC of row j, and one */
 	DEV void load(const void *p, int j, int d, float (&x)[VEC]) { E::unpack(ld_v4((const elem *)p + j * D + d), x); }
@@ -80,10 +131,10 @@ template <class E, int D, bool PLAIN_ = E::PLAIN> struct kv_plane {
 	}
 };
 
-template <class E, int D> struct kv_plane<E, D, false> {
+template <class E, int D, bool TURN_> struct kv_plane<E, D, TURN_, false> {
 	typedef unsigned char elem;
 	enum {
-		PLAIN = 0, VEC = 8, WHOLE = D % 8 == 0, M = (D + 31) / 32,
+		PLAIN = 0, TURNS = TURN_, VEC = 8, WHOLE = D % 8 == 0, M = (D + 31) / 32,
 		G = E::GROUPED ? M : 1,
 		CODES = E::GROUPED ? G * 4 * E::BITS : D,  /* bytes of a row's codes */
 		HIGH = KV_PAGE * 16 * G,                   /* before the high bits */
@@ -147,11 +198,17 @@ template <class E, int D> struct kv_plane<E, D, false> {
 	DEV void set(void *, int, int, float) { }
 
 	DEV void
-	put(void *p, int at, const float (&z)[M])
+	put(void *p, int at, const float (&row)[M])
 	{
 		const int lane = (int)lane_id();
 		unsigned char *to = (unsigned char *)p;
-		float most = 0;
+		float most = 0, z[M];
+
+#pragma unroll
+		for (int m = 0; m < M; m++)
+			z[m] = row[m];
+		if (TURNS)
+			kv_turn<D>(z);
 
 		if (!E::GROUPED) {
 #pragma unroll

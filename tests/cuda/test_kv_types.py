@@ -55,8 +55,9 @@ class Case(Attention):
         self.plain = []
 
     def keep(self, kv, x):
-        self.plain.append(x.astype(np.float32))
-        return K.kept(kv, self.plain[-1])
+        x = x.astype(np.float32)
+        self.plain.append(K.turn(x) if self.rotate and not K.plain(kv) else x)
+        return K.kept(kv, x, self.rotate)
 
     def rounded_k(self, x):
         return self.keep(self.kv, x)
@@ -81,11 +82,15 @@ CASES = {
     "int4":    dict(lens=[5, 100], heads=4, kv_heads=2, dim=80, v_dim=48, kv="int4", mask="prefix", prefix=[3, 60]),
     "k6v4":    dict(lens=[70], heads=6, kv_heads=2, dim=96, kv="int6", kv_v="int4"),
     "k16v8":   dict(lens=[40], heads=3, kv_heads=1, dim=64, kv="f16", kv_v="int8"),
+    "turned":  dict(lens=[33, 130], heads=9, kv_heads=3, dim=128, v_dim=64, kv="int8", kv_v="int4", rotate=True),
+    "turned16": dict(lens=[70], heads=4, kv_heads=2, dim=48, v_dim=80, kv="int6", rotate=True, window=50),
+    "turnedv": dict(lens=[40], heads=3, kv_heads=1, dim=64, kv="f16", kv_v="int8", rotate=True),
 }
 ODD = {
     "odd8":    dict(lens=[7, 70], heads=5, kv_heads=1, dim=20, v_dim=12, kv="int8"),
     "odd6":    dict(lens=[40], heads=2, kv_heads=2, dim=13, v_dim=7, kv="int6"),
     "odd4":    dict(lens=[40], heads=3, kv_heads=1, dim=20, v_dim=36, kv="int4"),
+    "turned4": dict(lens=[40, 70], heads=5, kv_heads=1, dim=20, v_dim=12, kv="int4", rotate=True),
     "k32v4":   dict(lens=[40], heads=3, kv_heads=1, dim=32, kv="f32", kv_v="int4"),
 }
 
@@ -120,25 +125,42 @@ def test_flash(name, mode, seed):
 
 
 def test_what_reads_them():
-    """wgmma and the tensor cores of decode steps read plain types only; nothing rotates."""
+    """wgmma and the tensor cores of decode steps read plain types only."""
     c = Case(**CASES["int8"])
     assert not H.expand("attention_mixed_sm90", "sm_90a", c.params)
     assert not H.expand("attention_decode_sm80", "sm_80", c.params)
-    for name in "attention", "attention_decode", "attention_mixed_sm80":
-        assert not H.expand(name, "sm_90a", c.params | dict(KV_ROTATE=1))
+
+
+PLANTED = {  # a barrier too few, rows turned by one warp while others read them
+    "kv_turn_rows<D>(s.q[0], HB, D, warp, S::WARPS);\n\t\t\t__syncthreads();": "kv_turn_rows<D>(s.q[0], HB, D, warp, S::WARPS);",
+    "\t\tTEAM::sync();\n\t\tkv_turn_rows": "\t\tkv_turn_rows",
+}
+
+
+@pytest.mark.parametrize("right", PLANTED)
+@pytest.mark.findings
+def test_planted(right):
+    c = Case(lens=[100], heads=4, kv_heads=2, dim=64, kv="int8", rotate=True)
+    k = H.build("attention_decode", "sm_90a", c.params)
+    assert k.text.count(right) == 1
+    k.text = k.text.replace(right, PLANTED[right])
+    with pytest.raises(H.Finding):
+        c.run(k, c.last(), mode="check")
 
 
 @pytest.mark.parametrize("mode,seed", H.RUNS)
-@pytest.mark.parametrize("kv,kv_v,dim,v_dim", [("int8", "int8", 64, 20), ("f8", "int6", 20, 72), ("int4", "int4", 36, 64)])
-def test_append(kv, kv_v, dim, v_dim, mode, seed):
+@pytest.mark.parametrize("kv,kv_v,dim,v_dim,rotate", [("int8", "int8", 64, 20, 0), ("f8", "int6", 20, 72, 0), ("int4", "int4", 36, 64, 0), ("int8", "int4", 128, 48, 1),
+                                                      ("f8", "f16", 36, 64, 1), ("int6", "int8", 20, 192, 1)])
+def test_append(kv, kv_v, dim, v_dim, rotate, mode, seed):
     rng = np.random.default_rng(1)
     heads, lens = 3, [1, 32, 40]
     pool = Pool(lens, heads, [(kv, dim), (kv_v, v_dim)], rng)
     k, v = (rng.standard_normal((sum(lens), heads, d)).astype(np.float32) * 3 for d in (dim, v_dim))
     k[3, 1, 2], k[4, 0], v[5, 1] = 7e7, 0, 1e-9
-    kernel = H.build("kv_append", ARCH[seed], dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_K=kv, KV_V=kv_v, KV_PAGE_BYTES=pool.page_bytes))
+    kernel = H.build("kv_append", ARCH[seed], dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_K=kv, KV_V=kv_v, KV_ROTATE=rotate, KV_PAGE_BYTES=pool.page_bytes))
     step = H.make_step([p for n in lens for p in range(n)], lens, table=pool.table)
     got, = kernel.run(step, [k, v, H.inout(pool.pages), None], mode=mode, seed=seed)
+    k, v = (K.turn(x) if rotate and not K.plain(t) else x for t, x in ((kv, k), (kv_v, v)))
     at = 0
     for i, n in enumerate(lens):
         pool.fill(i, k[at:at + n], v[at:at + n])
@@ -161,7 +183,8 @@ def test_qkv(name, kv, template):
     kv_heads, dim = c.k.shape[1:]
     pool = Pool([p + 1 for p in np.maximum.accumulate([c.pos[sum(c.rows[:i + 1]) - 1] for i in range(len(c.rows))])], kv_heads, [(kv, dim)] * 2, np.random.default_rng(2))
     arch = "sm_75" if template == "norm_qkv" else "sm_80"
-    params = {n: v for n, v in c.params.items() if n != "KV_DTYPE"} | dict(KV_K=kv, KV_V=kv, KV_PAGE_BYTES=pool.page_bytes)
+    rotate = int(kv == "int4" and dim % 4 == 0)
+    params = {n: v for n, v in c.params.items() if n != "KV_DTYPE"} | dict(KV_K=kv, KV_V=kv, KV_ROTATE=rotate, KV_PAGE_BYTES=pool.page_bytes)
     if not H.expand(template, arch, params):
         pytest.skip("not taken")
     before = pool.pages.copy()
@@ -171,7 +194,8 @@ def test_qkv(name, kv, template):
     # attention with one-hot scores would read them; here: the bytes, by appending float64's rows and comparing what both mean
     at = 0
     for i, r in enumerate(c.rows):
-        pool.fill(i, c.k[at:at + r].astype(np.float32), c.v[at:at + r].astype(np.float32), c.pos[at])
+        rows = [x[at:at + r].astype(np.float32) for x in (c.k, c.v)]
+        pool.fill(i, *(K.turn(x) if rotate else x for x in rows), c.pos[at])
         at += r
     same = (pages == pool.pages).mean()
     assert same > 0.9, same # codes at a tie differ by the product's rounding

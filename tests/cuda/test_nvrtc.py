@@ -43,6 +43,11 @@ def test_8b_cached_rows(kv, arch):
     check(["llama3-8b.yaml"], [arch], [f"kv.dtype={kv}"])
 
 
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+def test_turned_rows(arch):
+    check(["tiny.yaml"], [arch], ["kv={k: int8, v: int4, rotate: true}"])
+
+
 @pytest.mark.skipif(not os.environ.get("LLMC_CHECK_ALL"), reason="LLMC_CHECK_ALL is not set")
 @pytest.mark.parametrize("config", sorted(p.name for p in (ROOT / "configs").glob("*.yaml") if p.name != "pretokenizers.yaml"))
 def test_all(config):
