@@ -9,7 +9,7 @@
 # Prints a line for each step with its time, the output of what failed, and exits 1 when any step did.
 set -u
 cd "$(dirname "$0")/.."
-steps=${*:-"deps build clang unit pytest serve emu cuda san tsan fuzz"}
+steps=${*:-"deps build clang unit pytest cuda serve+emu san+tsan+fuzz"}
 jobs=$(nproc)
 export LLMC_CACHE=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}
 log=build/check
@@ -80,16 +80,29 @@ step_fuzz() {
 	tests/fuzz/run.sh
 }
 
-for step in $steps; do
-	start=$SECONDS
-	if "step_$step" >"$log/$step.log" 2>&1; then
-		printf '%-8s passed  %4d s  %s\n' "$step" $((SECONDS - start)) "$(tail -n 1 "$log/$step.log" | cut -c1-120)"
+# run_step STEP: its line, its log where it failed
+run_step() {
+	local start=$SECONDS
+	if "step_$1" >"$log/$1.log" 2>&1; then
+		printf '%-8s passed  %4d s  %s\n' "$1" $((SECONDS - start)) "$(tail -n 1 "$log/$1.log" | cut -c1-120)"
 	else
-		printf '%-8s FAILED  %4d s\n' "$step" $((SECONDS - start))
-		tail -n 150 "$log/$step.log"
-		failed="$failed $step"
-		[ "$step" = build ] && break
+		printf '%-8s FAILED  %4d s\n%s\n' "$1" $((SECONDS - start)) "$(tail -n 150 "$log/$1.log")"
+		return 1
 	fi
+}
+
+# steps in the background do not hear Ctrl-C
+trap 'trap - INT TERM; kill 0; exit 130' INT TERM
+for side in $steps; do
+	names=() pids=()
+	for step in ${side//+/ }; do
+		run_step "$step" &
+		names+=("$step") pids+=($!)
+	done
+	for i in "${!pids[@]}"; do
+		wait "${pids[$i]}" || failed="$failed ${names[$i]}"
+	done
+	case $failed in *build*) break ;; esac
 done
 if [ -n "$failed" ]; then
 	echo "check: failed:$failed"
