@@ -5,6 +5,8 @@
 #include "api/api.h"
 #include "base/sized.h"
 
+_Static_assert((int)LLMC_KV_PAGE == (int)PLAN_KV_PAGE, "the public size of a page is the plan's");
+
 llmc_status
 llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llmc_error *err)
 {

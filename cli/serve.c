@@ -137,7 +137,7 @@ serve(int argc, char **argv)
 	llmc_engine_options eo = LLMC_INIT(llmc_engine_options);
 	const char *config = NULL, *key_file = NULL, *log_file = NULL, *model = NULL, *args[1] = { NULL };
 	int64_t kv_tokens = 0;
-	float header_s = 0, body_s = 0, idle_s = 0, request_s = 0, drain_s = 30;
+	float header_s = 0, body_s = 0, idle_s = 0, request_s = 0, drain_s = 30, leave_s = 0;
 	char *key = NULL;
 	so.port = 8000;
 	Opt opt[] = {
@@ -146,6 +146,7 @@ serve(int argc, char **argv)
 		{ OPT_INT, 'p', "port", "N", &so.port, "0: the kernel chooses [8000]" },
 		{ OPT_TEXT, 0, "api-key", "KEY", &so.api_key, "clients must send it as 'Authorization: Bearer KEY' [none]" },
 		{ OPT_TEXT, 0, "api-key-file", "FILE", &key_file, "the same, read from the first line of a file" },
+		{ OPT_FLAG, 0, "open-probes", NULL, &so.open_probes, "/metrics, /v1/models, /get_load and /model_info need no key: for routers and scrapers" },
 		{ OPT_FLAG, 0, "allow-remote", NULL, &so.allow_remote, "listen beyond loopback without a key" },
 		{ OPT_TEXT, 0, "allow-origin", "ORIGIN", &so.allow_origin, "let web pages of this origin call, * for all [none]" },
 		{ OPT_TEXT, 0, "allow-host", "NAMES", &so.allow_host, "without a key, answer also to these names of this machine, a.b,c.d or * [addresses, localhost]" },
@@ -175,7 +176,8 @@ serve(int argc, char **argv)
 		{ OPT_FLOAT, 0, "header-timeout", "SECONDS", &header_s, "a request's head must be complete within [10]" },
 		{ OPT_FLOAT, 0, "body-timeout", "SECONDS", &body_s, "and its body within [60]" },
 		{ OPT_FLOAT, 0, "idle-timeout", "SECONDS", &idle_s, "connections without traffic are closed after [75]" },
-		{ OPT_FLOAT, 0, "drain-timeout", "SECONDS", &drain_s, "on SIGTERM or SIGINT, running requests get this long [30]" },
+		{ OPT_FLOAT, 0, "drain-delay", "SECONDS", &leave_s, "on SIGTERM or SIGINT, /health says 503 for so long before the port closes; requests are still taken [0]" },
+		{ OPT_FLOAT, 0, "drain-timeout", "SECONDS", &drain_s, "then running requests get this long [30]" },
 		{ OPT_GROUP, 0, "Log", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "log-file", "FILE", &log_file, "a line per request, appended; SIGHUP opens it again [standard error]" },
 		{ OPT_FLAG, 0, "log-json", NULL, &so.log_json, "the lines are JSON objects" },
@@ -202,7 +204,7 @@ serve(int argc, char **argv)
 		return opt_usage_error(&cmd_serve, "name a model");
 	if (c.seqs < 1)
 		return opt_usage_error(&cmd_serve, "--seqs: at least 1, got %d", c.seqs);
-	if (!(header_s >= 0 && body_s >= 0 && idle_s >= 0 && request_s >= 0 && drain_s >= 0))
+	if (!(header_s >= 0 && body_s >= 0 && idle_s >= 0 && request_s >= 0 && drain_s >= 0 && leave_s >= 0))
 		return opt_usage_error(&cmd_serve, "a timeout is negative");
 	if (key_file) {
 		if (so.api_key)
@@ -273,6 +275,13 @@ serve(int argc, char **argv)
 
 	while (!stopped(&log, -1))
 		;
+	if (leave_s > 0) {
+		if (!c.quiet)
+			fprintf(stderr, "llmc: leaving: /health says 503, requests are taken for %.0f s more; again to go on\n", (double)leave_s);
+		llmc_serve_leave(s);
+		for (double left = (double)leave_s; left > 0 && !stopped(&log, 50); left -= 0.05)
+			;
+	}
 	if (!c.quiet)
 		fprintf(stderr, "llmc: stopping: requests in work have %.0f s; again to stop at once\n", (double)drain_s);
 	llmc_serve_stop(s);

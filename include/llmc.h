@@ -331,13 +331,15 @@ typedef struct llmc_op_time {
 typedef void (*llmc_op_time_fn)(void *user, const llmc_op_time *t);
 LLMC_API llmc_status llmc_op_times(llmc_session *s, llmc_op_time_fn fn, void *user, llmc_error *err);
 
+enum { LLMC_KV_PAGE = 32 }; /* positions of a page of keys and values */
+
 typedef struct llmc_stats {
 	size_t  size;
 	int64_t steps_run;      /* kernels and reference ops run by this session */
 	int64_t barriers;       /* thread barriers passed */
 	int64_t forwards, tokens;
 	int64_t weight_bytes;   /* weight bytes that the last forward streamed, by the plan */
-	int64_t kv_pages_used, kv_pages_total;
+	int64_t kv_pages_used, kv_pages_total; /* of LLMC_KV_PAGE positions */
 } llmc_stats;
 LLMC_API void llmc_session_stats(const llmc_session *s, llmc_stats *out);
 
@@ -499,6 +501,8 @@ LLMC_API void llmc_engine_stats(llmc_engine *e, llmc_counts *out); /* out->size 
  *
  *     llmc_serve_options o = LLMC_INIT(llmc_serve_options);   o.port = 8000;
  *     llmc_serve_open(m, e, &o, &server, &err);      answers from here on, on threads of its own
+ *     llmc_serve_leave(server);                      optional: /health says 503 while all requests are still taken, so that
+ *                                                    routers send new ones elsewhere before the port closes
  *     llmc_serve_stop(server);                       no new requests
  *     llmc_serve_wait(server, 30000);                those in work are answered
  *     llmc_serve_close(server);                      then llmc_engine_close and llmc_close
@@ -527,6 +531,7 @@ typedef struct llmc_serve_options { /* 0 or NULL takes the default in brackets; 
 	void       *log_user;
 	const char *allow_host;         /* "a.example,b.example", or "*" for all: names that a request may be meant for where no
 	                                 * key is set, beside addresses, localhost and host [none on loopback, else all] */
+	bool        open_probes;        /* what routers and scrapers read needs no key: /metrics, /v1/models, /get_load, /model_info */
 } llmc_serve_options;
 
 /* E_INPUT: an option is out of range, or a host beyond loopback without api_key and allow_remote; E_IO: the address
@@ -535,6 +540,7 @@ LLMC_API llmc_status llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_s
                                      llmc_error *err);
 LLMC_API int         llmc_serve_port(const llmc_server *s);
 LLMC_API const char *llmc_serve_url(const llmc_server *s); /* "http://127.0.0.1:8000"; lives as long as the server */
+LLMC_API void        llmc_serve_leave(llmc_server *s);
 LLMC_API void        llmc_serve_stop(llmc_server *s);
 LLMC_API bool        llmc_serve_wait(llmc_server *s, int timeout_ms); /* true: nothing is in work any more */
 LLMC_API void        llmc_serve_close(llmc_server *s); /* ends what is in work; NULL is fine */

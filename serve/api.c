@@ -62,6 +62,12 @@ llmc_serve_url(const llmc_server *s)
 }
 
 void
+llmc_serve_leave(llmc_server *s)
+{
+	server_leave(s);
+}
+
+void
 llmc_serve_stop(llmc_server *s)
 {
 	server_stop(s);

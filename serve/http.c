@@ -375,6 +375,7 @@ req_write_head(Req *r, bool close, Strbuf *b)
 		if (r->allow_headers)
 			field(b, "Access-Control-Allow-Headers", r->allow_headers);
 	}
+	load_header(r, b);
 	for (int i = 0; i < r->n_head; i++)
 		field(b, r->head[i].name, r->head[i].value);
 	strbuf_puts(b, close ? "Connection: close\r\n\r\n" : r->in.http10 ? "Connection: keep-alive\r\n\r\n" : "\r\n");
@@ -442,7 +443,7 @@ admit(Req *r)
 		else
 			problem(&p, 404, NULL, "There is no %s %s here; GET /docs lists the routes.", r->method, r->path);
 		p.code = wrong_method ? "method_not_allowed" : "unknown_url";
-	} else if (!r->auth_ok && !(r->route->flags & RT_OPEN)) {
+	} else if (!r->auth_ok && !(r->route->flags & (s->opt.open_probes ? RT_OPEN | RT_PROBE : RT_OPEN))) {
 		problem(&p, 401, NULL, "Incorrect API key provided: send the server's key as 'Authorization: Bearer KEY'.");
 		p.code = "invalid_api_key";
 		req_head(r, "WWW-Authenticate", "Bearer");

@@ -106,7 +106,7 @@ info_health(Req *r)
 	int32_t *tok;
 
 	pthread_mutex_lock(&s->lock);
-	bool healthy = s->healthy, ill = s->failed || s->draining;
+	bool healthy = s->healthy, ill = s->failed || s->leaving || s->draining;
 	pthread_mutex_unlock(&s->lock);
 	if (healthy && !ill) {
 		req_answer(r, 200, NULL, NULL);

@@ -168,12 +168,16 @@ vllm_lines(Strbuf *b, Server *s, const Metrics *m, const llmc_counts *c)
 		{ "vllm:num_requests_running", "gauge", "Sequences in the batch.", c->running },
 		{ "vllm:num_requests_waiting", "gauge", "Requests that wait.", c->waiting + c->preempted },
 		{ "vllm:kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 1 is all.", pages > 0 ? (double)c->kv_pages_used / pages : 0 },
-		{ "vllm:lora_requests_info", "gauge", "Adapters: none.", 0 },
+		{ "vllm:gpu_cache_usage_perc", "gauge", "The same, by the name that older routers read.", pages > 0 ? (double)c->kv_pages_used / pages : 0 },
 		{ "vllm:prompt_tokens_total", "counter", "Tokens of prompts.", (double)c->prompt_tokens },
 		{ "vllm:generation_tokens_total", "counter", "New tokens.", (double)c->new_tokens },
 		{ "vllm:num_preemptions_total", "counter", "Times a request was preempted.", (double)c->preemptions },
 		{ "vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", (double)c->prefix_queries },
 		{ "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found there.", (double)c->prefix_hits },
+		{ "vllm:gpu_prefix_cache_queries_total", "counter", "The same, by the older name.", (double)c->prefix_queries },
+		{ "vllm:gpu_prefix_cache_hits_total", "counter", "The same, by the older name.", (double)c->prefix_hits },
+		{ "vllm:gpu_prefix_cache_hit_rate", "gauge", "Hits of queries, as older routers read it.",
+		  c->prefix_queries ? (double)c->prefix_hits / (double)c->prefix_queries : 0 },
 		{ "vllm:spec_decode_num_drafts_total", "counter", "Drafts: there is no speculation.", 0 },
 		{ "vllm:spec_decode_num_draft_tokens_total", "counter", "Drafted tokens.", 0 },
 		{ "vllm:spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were kept.", 0 },
@@ -183,8 +187,10 @@ vllm_lines(Strbuf *b, Server *s, const Metrics *m, const llmc_counts *c)
 		line(b, one[i].name, "", l, one[i].x);
 	}
 	head(b, "vllm:cache_config_info", "gauge", "The KV cache.");
-	strbuf_printf(b, "vllm:cache_config_info{%s,num_gpu_blocks=\"%lld\",kv_tokens=\"%lld\"} 1\n", l, (long long)c->kv_pages_total,
-	              (long long)s->back.limits.kv_tokens);
+	strbuf_printf(b, "vllm:cache_config_info{%s,block_size=\"%d\",num_gpu_blocks=\"%lld\",kv_tokens=\"%lld\"} 1\n", l, LLMC_KV_PAGE,
+	              (long long)c->kv_pages_total, (long long)s->back.limits.kv_tokens);
+	head(b, "vllm:lora_requests_info", "gauge", "Adapters: none; the value is the time.");
+	strbuf_printf(b, "vllm:lora_requests_info{%s,max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} %lld\n", l, (long long)time(NULL));
 	head(b, "vllm:request_success_total", "counter", "Choices that ended, by reason.");
 	static const char *const reason[] = { "stop", "length", "abort", "error" };
 	double ended[] = { (double)(c->finished[LLMC_FINISH_EOS] + c->finished[LLMC_FINISH_STOP] + c->finished[LLMC_FINISH_TOKEN]),

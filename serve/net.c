@@ -310,7 +310,7 @@ begin_answer(Net *n, Conn *c)
 {
 	Req *r = c->req;
 
-	c->close |= r->in.close || n->s->draining || (r->stream && r->in.http10);
+	c->close |= r->in.close || n->s->leaving || n->s->draining || (r->stream && r->in.http10);
 	req_write_head(r, c->close, &c->head);
 	bool body = r->status != 204 && !(r->in.method && !strcmp(r->in.method, "HEAD"));
 	if (!r->stream) {

@@ -15,6 +15,7 @@ enum { /* flags of a Route */
 	RT_PREFIX = 8,  /* also takes what lies below its path, which ends in '/' */
 	RT_HTML   = 16, /* for clients that accept HTML */
 	RT_DRAIN  = 32, /* answered by a worker while the server shuts down, too */
+	RT_PROBE  = 64, /* for routers and scrapers: needs no key where the server's open_probes say so */
 };
 
 typedef struct Route { /* a row of serve/routes.def */
@@ -99,6 +100,8 @@ void   req_stream(Req *r);
 void   req_push(Req *r, const char *data, size_t n);
 void   req_end(Req *r);
 const char *req_header(Req *r, const char *name);
+/* load.c: the header of how busy we are, where the request asks for it */
+void   load_header(Req *r, Strbuf *b);
 extern const char type_json[], type_text[], type_sse[], type_html[];
 
 #endif

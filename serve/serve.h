@@ -96,6 +96,7 @@ struct llmc_server {
 	pthread_t worker[MAX_WORKERS + 1], pump; /* the first for small requests only */
 	int      n_workers;
 	bool     has_pump;
+	atomic_bool leaving;       /* routers shall send new requests elsewhere; all are still taken */
 	atomic_bool draining;      /* no new requests */
 	atomic_bool closing;       /* what runs is cancelled, workers and pump end */
 	atomic_bool ended;         /* they have: no answer that is not there will come */
@@ -132,6 +133,7 @@ void        status_tick(Server *s, double now);
 /* server.c: also what tests use */
 llmc_status server_open(const Backend *b, const llmc_serve_options *opt, Server **out, llmc_error *err);
 int         server_port(const Server *s);
+void        server_leave(Server *s);                 /* unhealthy to routers, else as before */
 void        server_stop(Server *s);                  /* no new requests */
 bool        server_wait(Server *s, int timeout_ms);  /* true: nothing is in work */
 void        server_close(Server *s);

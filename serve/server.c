@@ -166,6 +166,12 @@ server_port(const Server *s)
 }
 
 void
+server_leave(Server *s)
+{
+	s->leaving = true;
+}
+
+void
 server_stop(Server *s)
 {
 	pthread_mutex_lock(&s->lock);

@@ -4,12 +4,21 @@
 set -eu
 packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev python3 ca-certificates"
 tests="clang llvm libcmocka-dev python3-venv python3-pip unzip curl chromium chromium-driver"
+routers="nginx-light haproxy" # replicas are tested behind them; without them those tests are skipped
 [ "${1:-}" = build ] || packages="$packages $tests"
 
-missing=""
-for p in $packages; do
-	dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
-done
+# lacking PACKAGE...: those that are not installed
+lacking() {
+	for p in "$@"; do
+		dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || printf ' %s' "$p"
+	done
+}
+# shellcheck disable=SC2086
+missing=$(lacking $packages)
+# shellcheck disable=SC2086
+if [ "${1:-}" != build ] && [ "$(id -u)" = 0 ] && [ -n "$(lacking $routers)" ]; then
+	DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y -qq --no-install-recommends $routers >/dev/null 2>&1 || true
+fi
 [ -z "$missing" ] && exit 0
 echo "deps: installing$missing" >&2
 if ! command -v apt-get >/dev/null 2>&1; then
@@ -33,6 +42,8 @@ for try in 1 2 3; do
 	# shellcheck disable=SC2086
 	if $run apt-get install -y -qq --no-install-recommends $missing >/tmp/llmc-deps.$$ 2>&1; then
 		rm -f /tmp/llmc-deps.$$
+		# shellcheck disable=SC2086
+		[ "${1:-}" = build ] || $run timeout 120 apt-get install -y -qq --no-install-recommends $routers >/dev/null 2>&1 || true
 		exit 0
 	fi
 	sleep $((try * 3))
