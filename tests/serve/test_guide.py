@@ -1,7 +1,6 @@
 """docs/serving.md says what is so: its examples are run, its options are those of the command."""
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -45,41 +44,3 @@ def test_the_yaml_example_is_taken(llmc_binary, tiny_folder, tmp_path):
     (tmp_path / "serve.yaml").write_text(example.replace("SmolLM2-135M-Instruct.Q4_1.gguf", "no-such-model.gguf"))
     p = subprocess.run([llmc_binary, "serve", "--config", tmp_path / "serve.yaml"], capture_output=True, text=True)
     assert p.returncode == 1 and "no-such-model.gguf" in p.stderr and "no such setting" not in p.stderr
-
-
-@pytest.mark.skipif(not shutil.which("nginx"), reason="no nginx")
-def test_replicas_behind_nginx(fake, tmp_path):
-    """The guide's configuration, with two replicas of which one is stopped."""
-    import http.client
-    import json
-    import socket
-    with fake(step_ms=1) as a, fake(step_ms=1) as b:
-        front = str(tmp_path / "front")
-        conf = next(x for kind, x in BLOCKS if kind == "nginx")
-        conf = conf.replace("127.0.0.1:8001", f"127.0.0.1:{a.port}").replace("127.0.0.1:8002", f"127.0.0.1:{b.port}").replace("listen 80", f"listen unix:{front}")
-        temp = "".join(f"{k}_temp_path {tmp_path}/{k};" for k in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        (tmp_path / "nginx.conf").write_text(f"daemon off; master_process off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}} http {{ access_log off; {temp} {conf} }}")
-        nginx = subprocess.Popen(["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), "-e", str(tmp_path / "error.log")])
-        try:
-            def ask():
-                c = http.client.HTTPConnection("localhost", timeout=20)
-                c.sock = socket.socket(socket.AF_UNIX)
-                c.sock.settimeout(20)
-                c.sock.connect(front)
-                c.request("POST", "/v1/completions", json.dumps({"model": "fake", "prompt": "hello", "max_tokens": 3, "stream": True}), {"Content-Type": "application/json"})
-                r = c.getresponse()
-                out = r.status, r.read().decode()
-                c.close()
-                return out
-
-            a.until(lambda: os.path.exists(front))
-            for _ in range(6):
-                status, text = ask()
-                assert status == 200 and text.endswith("data: [DONE]\n\n")
-            assert a.status()["requests"]["success"] > 0 and b.status()["requests"]["success"] > 0
-            assert a.stop()[0] == 0
-            for _ in range(6):
-                assert ask()[0] == 200
-        finally:
-            nginx.terminate()
-            nginx.wait()
