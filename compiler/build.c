@@ -107,10 +107,11 @@ matmul(Build *b, int x, const char *role, bool with_bias, int64_t rows, int64_t 
 	return y;
 }
 
+/* role NULL: without weights */
 static int
 rmsnorm(Build *b, int x, const char *role, int64_t dim, int64_t groups, double eps, bool plus_one, const char *name)
 {
-	int w = weight(b, role, dim, 0), y = value(b, name);
+	int w = role ? weight(b, role, dim, 0) : -1, y = value(b, name);
 	Op *o = OP(b, rmsnorm, .x = x, .w = w, .y = y);
 
 	op_set_int(b->g, o, "dim", dim);
@@ -129,11 +130,12 @@ norm(Build *b, bool wanted, int x, const char *role, const char *name)
 	if (!wanted || s->norm.kind == NORM_NONE)
 		return x;
 	if (s->norm.kind == NORM_RMS)
-		return rmsnorm(b, x, role, s->hidden, 1, s->norm.eps, s->norm.plus_one, name);
-	int w = weight(b, role, s->hidden, 0), wb = bias(b, s->norm.bias, role, s->hidden), y = value(b, name);
+		return rmsnorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, s->norm.eps, s->norm.plus_one, name);
+	int w = s->norm.weight ? weight(b, role, s->hidden, 0) : -1, wb = bias(b, s->norm.bias, role, s->hidden), y = value(b, name);
 	Op *o = OP(b, layernorm, .x = x, .w = w, .b = wb, .y = y);
 	op_set_int(b->g, o, "dim", s->hidden);
 	op_set_num(b->g, o, "eps", s->norm.eps);
+	op_set_int(b->g, o, "plus_one", s->norm.plus_one);
 	return y;
 }
 
@@ -171,6 +173,14 @@ act_word(ActKind a)
 		return "gelu";
 	case ACT_GELU_TANH:
 		return "gelu_tanh";
+	case ACT_RELU:
+		return "relu";
+	case ACT_RELU2:
+		return "relu2";
+	case ACT_SWIGLU_OAI:
+		return "swiglu_oai";
+	case ACT_XIELU:
+		return "xielu";
 	}
 	return "";
 }
@@ -189,7 +199,7 @@ rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *n
 	int         table = s->n_rope > 1 && windowed(s, b->layer) ? 1 : 0;
 	const char *style = s->rope_style == ROPE_HALF ? "half" : "interleaved";
 
-	if (s->position != POS_ROPE)
+	if (s->position != POS_ROPE || (s->rope_in && !s->rope_in[b->layer]))
 		return x;
 	int y = value(b, name);
 	if (s->rope_axes == 2) {
@@ -211,6 +221,21 @@ rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *n
 
 /* --- attention --- */
 
+/* The norm of q or k, if it stands here */
+static int
+qk_norm(Build *b, bool after, int x, const char *role, int64_t heads, const char *name)
+{
+	const Spec *s = b->s;
+	bool        whole = s->attention.qk_norm == QK_WHOLE;
+	int64_t     dim = s->attention.head_dim;
+
+	if (s->attention.qk_norm == QK_NONE || s->attention.qk_after != after)
+		return x;
+	at(b, "attention.qk_norm");
+	return rmsnorm(b, x, s->attention.qk_norm == QK_UNIT ? NULL : role, whole ? heads * dim : dim, whole ? 1 : heads, s->norm.qk_eps,
+	               s->attention.qk_norm != QK_UNIT && s->norm.plus_one, name);
+}
+
 static int
 gqa(Build *b, int h)
 {
@@ -223,14 +248,13 @@ gqa(Build *b, int h)
 	int q = matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q");
 	int k = matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k");
 	int v = matmul(b, h, "v", s->attention.bias, kv_heads * v_dim, s->hidden, "v");
-	if (s->attention.qk_norm) {
-		at(b, "attention.qk_norm");
-		q = rmsnorm(b, q, "q_norm", dim, heads, s->norm.qk_eps, s->norm.plus_one, "q_normed");
-		k = rmsnorm(b, k, "k_norm", dim, kv_heads, s->norm.qk_eps, s->norm.plus_one, "k_normed");
-	}
+	q = qk_norm(b, false, q, "q_norm", heads, "q_normed");
+	k = qk_norm(b, false, k, "k_norm", kv_heads, "k_normed");
 	at(b, "position");
 	q = rotate(b, q, heads, dim, 0, "q_rope");
 	k = rotate(b, k, kv_heads, dim, 0, "k_rope");
+	q = qk_norm(b, true, q, "q_norm", heads, "q_normed");
+	k = qk_norm(b, true, k, "k_norm", kv_heads, "k_normed");
 
 	at(b, "attention.n_heads");
 	int done = value(b, "kv");
@@ -239,8 +263,13 @@ gqa(Build *b, int h)
 	op_set_int(b->g, o, "dim", dim);
 	op_set_int(b->g, o, "v_dim", v_dim);
 
+	int sink = -1;
+	if (s->attention.sinks) {
+		at(b, "attention.sinks");
+		sink = weight(b, "sinks", heads, 0);
+	}
 	int y = value(b, "attn");
-	o = OP(b, attention, .q = q, .kv = kv, .done = done, .y = y);
+	o = OP(b, attention, .q = q, .kv = kv, .done = done, .sink = sink, .y = y);
 	op_set_int(b->g, o, "heads", heads);
 	op_set_int(b->g, o, "kv_heads", kv_heads);
 	op_set_int(b->g, o, "dim", dim);
@@ -298,9 +327,20 @@ mla(Build *b, int h)
 
 typedef struct FfnRoles { const char *gate, *up, *down, *act, *out; } FfnRoles;
 
-/* down(act(gate x) * up x), or down(act(up x)) */
+/* The two numbers of a layer's xielu */
 static int
-ffn(Build *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias, ActKind act)
+act_numbers(Build *b)
+{
+	int p[2];
+
+	p[0] = weight(b, "act_p", 1, 0);
+	p[1] = weight(b, "act_n", 1, 0);
+	return graph_stack(b->g, arena_printf(b->g->arena, "L%d.act_numbers", b->layer), p, 2);
+}
+
+/* down(glu(gate x, up x)), or down(act(up x)) */
+static int
+ffn(Build *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias, ActKind act, double limit)
 {
 	int64_t hidden = b->s->hidden;
 	int     y, g = -1;
@@ -313,9 +353,11 @@ ffn(Build *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bia
 	if (gated)
 		o = OP(b, glu, .g = g, .u = u, .y = y);
 	else
-		o = OP(b, act, .x = u, .y = y);
+		o = OP(b, act, .x = u, .p = act == ACT_XIELU ? act_numbers(b) : -1, .y = y);
 	op_set_int(b->g, o, "width", width);
 	op_set_word(b->g, o, "act", act_word(act));
+	if (gated)
+		op_set_num(b->g, o, "limit", limit);
 	return matmul(b, y, r->down, with_bias, hidden, width, r->out);
 }
 
@@ -325,7 +367,7 @@ dense(Build *b, int h)
 	const Spec *s = b->s;
 
 	at(b, "ffn.width");
-	return ffn(b, h, &(FfnRoles){ "gate", "up", "down", "act", "ffn_out" }, s->ffn.width, s->ffn.gated, s->ffn.bias, s->ffn.act);
+	return ffn(b, h, &(FfnRoles){ "gate", "up", "down", "act", "ffn_out" }, s->ffn.width, s->ffn.gated, s->ffn.bias, s->ffn.act, s->ffn.limit);
 }
 
 static int
@@ -336,7 +378,7 @@ moe(Build *b, int h)
 	int64_t     hidden = s->hidden, width = s->moe.width, shared = s->moe.shared_width;
 
 	at(b, "moe.n_experts");
-	int logits = matmul(b, h, "router", false, n, hidden, "router");
+	int logits = matmul(b, h, "router", s->moe.router_bias, n, hidden, "router");
 	if (s->moe.choice_bias)
 		shared_bias = bias(b, true, "router_bias", n);
 	int id = value(b, "expert_id"), weights = value(b, "expert_weight");
@@ -353,18 +395,27 @@ moe(Build *b, int h)
 	int gate = build_experts(b->g, "e_gate", b->layer, n, width, hidden, b->loc);
 	int up = build_experts(b->g, "e_up", b->layer, n, width, hidden, b->loc);
 	int down = build_experts(b->g, "e_down", b->layer, n, hidden, width, b->loc);
+	int gate_b = -1, up_b = -1, down_b = -1;
+	if (s->moe.bias) {
+		at(b, "moe.bias");
+		gate_b = build_experts(b->g, "e_gate_b", b->layer, n, width, 0, b->loc);
+		up_b = build_experts(b->g, "e_up_b", b->layer, n, width, 0, b->loc);
+		down_b = build_experts(b->g, "e_down_b", b->layer, n, hidden, 0, b->loc);
+		at(b, "moe.n_experts");
+	}
 	int y = value(b, shared > 0 ? "routed" : "ffn_out");
-	o = OP(b, moe_ffn, .x = h, .id = id, .weight = weights, .gate = gate, .up = up, .down = down, .y = y);
+	o = OP(b, moe_ffn, .x = h, .id = id, .weight = weights, .gate = gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
 	op_set_int(b->g, o, "n_experts", n);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
 	op_set_int(b->g, o, "hidden", hidden);
 	op_set_int(b->g, o, "width", width);
 	op_set_word(b->g, o, "act", act_word(s->moe.act));
+	op_set_num(b->g, o, "limit", s->moe.limit);
 	if (shared <= 0)
 		return y;
 
 	at(b, "moe.shared.width");
-	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, true, s->ffn.bias, s->moe.act);
+	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, true, s->ffn.bias, s->moe.act, s->moe.limit);
 	if (s->moe.shared_gate) {
 		int mix = matmul(b, h, "s_mix", false, 1, hidden, "s_mix"), gated = value(b, "shared_gated");
 		o = OP(b, gate_mul, .x = z, .s = mix, .y = gated);

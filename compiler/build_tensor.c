@@ -45,6 +45,8 @@ role_rows(const Spec *s, const char *role, size_t n)
 		{ "up", s->ffn.width },
 		{ "e_gate", s->moe.width },
 		{ "e_up", s->moe.width },
+		{ "e_gate_b", s->moe.width },
+		{ "e_up_b", s->moe.width },
 		{ "s_gate", s->moe.shared_width },
 		{ "s_up", s->moe.shared_width },
 		{ "k_b", heads * s->attention.nope_dim },
@@ -253,11 +255,17 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 	PlanSource *src = NEW(g->arena, PlanSource, n_src);
 	for (int e = 0; e < n_src; e++) {
 		src[e] = (PlanSource){
-			.name = rule_name(g->arena, rule, layer, e, ".weight"),
+			.name = rule_name(g->arena, rule, layer, e, cols ? ".weight" : ".bias"),
 			.rows = rule->stacked ? n_experts * total : total, .cols = cols,
 			.first = before, .block = rows, .stride = total, .n_block = rule->stacked ? n_experts : 1,
 		};
-		if (rule->transpose) {
+		if (rule->interleaved && total > rows) {
+			src[e].first = part;
+			src[e].n_block *= rows;
+			src[e].block = 1;
+			src[e].stride = total / rows;
+		}
+		if (rule->transpose && cols) {
 			src[e].rows = (rule->stacked ? n_experts : 1) * cols;
 			src[e].cols = src[e].transpose = total;
 		}

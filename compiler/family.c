@@ -11,10 +11,10 @@
 /* All roles of tensors. Norms and projections of a layer, of an expert (e_), of the shared expert (s_). */
 static const char *const roles[] = {
 	"embed", "pos_embed", "embed_norm", "final_norm", "head",
-	"attn_norm", "q", "k", "v", "o", "q_norm", "k_norm", "attn_out_norm",
+	"attn_norm", "q", "k", "v", "o", "q_norm", "k_norm", "sinks", "attn_out_norm",
 	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b",
-	"ffn_norm", "gate", "up", "down", "ffn_out_norm",
-	"router", "router_bias", "e_gate", "e_up", "e_down", "s_gate", "s_up", "s_down", "s_mix",
+	"ffn_norm", "gate", "up", "down", "act_p", "act_n", "ffn_out_norm",
+	"router", "router_bias", "e_gate", "e_up", "e_down", "e_gate_b", "e_up_b", "e_down_b", "s_gate", "s_up", "s_down", "s_mix",
 	"rope_factors", "rope_factors_long", "rope_factors_short", "drop",
 };
 enum { N_ROLES = sizeof roles / sizeof *roles };
@@ -213,7 +213,7 @@ full_name(Rules *r, const char *name)
 static void
 add(Rules *r, const Node *key, const Node *value, const char *name)
 {
-	static const char *const words[] = { "per_head", "quarters", "transpose", "stacked", "rope_pairs", "whole" };
+	static const char *const words[] = { "per_head", "quarters", "transpose", "stacked", "interleaved", "rope_pairs", "whole" };
 	size_t end = strcspn(name, "|"), len = end;
 	bool drop = strcmp(key->text, "drop") == 0;
 	TensorRule rule = { .role = key->text, .loc = value->loc, .whole = drop };
@@ -233,12 +233,12 @@ add(Rules *r, const Node *key, const Node *value, const char *name)
 		const char *w = arena_strndup(r->t->a, p, k);
 		p += k;
 		bool *to = strcmp(w, "per_head") == 0 ? &rule.per_head : strcmp(w, "quarters") == 0 ? &rule.quarters : strcmp(w, "transpose") == 0 ? &rule.transpose :
-		           strcmp(w, "stacked") == 0 ? &rule.stacked : strcmp(w, "rope_pairs") == 0 ? &rule.rope_pairs :
+		           strcmp(w, "stacked") == 0 ? &rule.stacked : strcmp(w, "interleaved") == 0 ? &rule.interleaved : strcmp(w, "rope_pairs") == 0 ? &rule.rope_pairs :
 		           strcmp(w, "whole") == 0 ? &rule.whole : NULL;
 		if (!to) {
-			const char *near = diag_nearest(w, words, 6);
+			const char *near = diag_nearest(w, words, sizeof words / sizeof *words);
 			err_at(r->t->d, value->loc, "tensors: %s: unknown packing %.40s%s%s%s", key->text, w,
-			       near ? "; did you mean " : "; known are per_head, quarters, transpose, stacked, rope_pairs and whole",
+			       near ? "; did you mean " : "; known are per_head, quarters, transpose, stacked, interleaved, rope_pairs and whole",
 			       near ? near : "", near ? "?" : "");
 			return;
 		}

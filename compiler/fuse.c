@@ -146,6 +146,7 @@ fuse_norm_glu(Fuse *f)
 			op_makes(&op, fuse_name(f, y));
 			front_set(f, &op, &front[t]);
 			op_set_word(g, &op, "act", op_word(glu, "act"));
+			op_set_num(g, &op, "limit", op_num(glu, "limit"));
 			if (!fuse_accepted(f, &op))
 				continue;
 			op_makes(&op, fuse_name(f, gate->arg[ARG(matmul, y)]));
@@ -174,6 +175,8 @@ fuse_norm_matmul(Fuse *f, bool with_act)
 	for (size_t i = 0; i < g->n_op; i++) {
 		Op *last = &g->op[i], *mat = last;
 		if (last->kind != (with_act ? OP_act : OP_matmul))
+			continue;
+		if (with_act && last->arg[ARG(act, p)] >= 0)
 			continue;
 		if (with_act && !(mat = fuse_only_def(f, last->arg[ARG(act, x)], OP_matmul)))
 			continue;

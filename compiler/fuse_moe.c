@@ -51,7 +51,7 @@ match_shared(const Fuse *f, Mixture *m)
 		return false;
 	m->gate = only_matmul(f, m->glu->arg[ARG(glu, g)], h);
 	m->up = only_matmul(f, m->glu->arg[ARG(glu, u)], h);
-	return m->gate && m->up && m->gate != m->up && strcmp(op_word(m->glu, "act"), op_word(m->ffn, "act")) == 0;
+	return m->gate && m->up && m->gate != m->up && strcmp(op_word(m->glu, "act"), op_word(m->ffn, "act")) == 0 && fuse_same_num(m->glu, m->ffn, "limit");
 }
 
 static bool
@@ -61,7 +61,8 @@ match_mixture(const Fuse *f, Op *ffn, bool with_shared, Mixture *m)
 	int h = ffn->arg[ARG(moe_ffn, x)], id = ffn->arg[ARG(moe_ffn, id)], weight = ffn->arg[ARG(moe_ffn, weight)];
 	m->route = fuse_only_def(f, id, OP_moe_route);
 	if (!m->route || fuse_uses(f, weight) != 1 || m->route->arg[ARG(moe_route, weight)] != weight ||
-	    !(m->logits = only_matmul(f, m->route->arg[ARG(moe_route, logits)], h)) || (with_shared && !match_shared(f, m)))
+	    !(m->logits = fuse_only_def(f, m->route->arg[ARG(moe_route, logits)], OP_matmul)) || m->logits->arg[ARG(matmul, x)] != h ||
+	    (with_shared && !match_shared(f, m)) || (m->mix && m->logits->arg[ARG(matmul, b)] >= 0))
 		return false;
 	m->y = with_shared ? m->sum->arg[ARG(add, y)] : ffn->arg[ARG(moe_ffn, y)];
 	m->add = only_add(f, m->y);
@@ -117,11 +118,12 @@ make_mixture(Fuse *f, const Mixture *m, const Front *front, int router, Op op[3]
 	if (mix)
 		weight = row_value(f, ffn, "expert_weight_mix", top_k + 1);
 	op[0] = fuse_op(OP_norm_route, m->route, OP_ARGS(norm_route, .x = front->x, .nw = front->nw, .nb = front->nb, .w = router,
-	                                                 .bias = m->route->arg[ARG(moe_route, bias)], .id = id, .weight = weight));
+	                                                 .logit_b = m->logits->arg[ARG(matmul, b)], .bias = m->route->arg[ARG(moe_route, bias)], .id = id, .weight = weight));
 	op[1] = fuse_op(OP_norm_moe_glu, ffn, OP_ARGS(norm_moe_glu, .x = front->x, .nw = front->nw, .nb = front->nb, .id = id,
 	                                               .gate = ffn->arg[ARG(moe_ffn, gate)], .up = ffn->arg[ARG(moe_ffn, up)],
+	                                               .gate_b = ffn->arg[ARG(moe_ffn, gate_b)], .up_b = ffn->arg[ARG(moe_ffn, up_b)],
 	                                               .s_gate = arg_of(m->gate, ARG(matmul, w)), .s_up = arg_of(m->up, ARG(matmul, w)), .h = h));
-	op[2] = fuse_op(OP_moe_down_add, ffn, OP_ARGS(moe_down_add, .h = h, .id = id, .weight = weight, .down = ffn->arg[ARG(moe_ffn, down)],
+	op[2] = fuse_op(OP_moe_down_add, ffn, OP_ARGS(moe_down_add, .h = h, .id = id, .weight = weight, .down = ffn->arg[ARG(moe_ffn, down)], .down_b = ffn->arg[ARG(moe_ffn, down_b)],
 	                                               .s_down = arg_of(m->down, ARG(matmul, w)), .r = m->r, .y = m->y));
 	for (int i = 0; i < 3; i++) {
 		op_set_int(g, &op[i], "n_experts", op_int(ffn, "n_experts"));
@@ -145,6 +147,7 @@ make_mixture(Fuse *f, const Mixture *m, const Front *front, int router, Op op[3]
 	}
 	front_set(f, &op[0], front);
 	op_set_word(g, &op[1], "act", op_word(ffn, "act"));
+	op_set_num(g, &op[1], "limit", op_num(ffn, "limit"));
 	front_set(f, &op[1], front);
 	op_set_num(g, &op[2], "scale", m->add && m->r == m->add->arg[ARG(add, x)] ? op_num(m->add, "scale") : 1);
 }

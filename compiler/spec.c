@@ -120,7 +120,15 @@ dtype_of(const SpecTable *t, SpecKey k)
 static ActKind
 act_of(const SpecTable *t, SpecKey k)
 {
-	return spec_word_is(t, k, "gelu") ? ACT_GELU : spec_word_is(t, k, "gelu_tanh") ? ACT_GELU_TANH : ACT_SILU;
+	static const char *const name[] = {
+		[ACT_SILU] = "silu", [ACT_GELU] = "gelu", [ACT_GELU_TANH] = "gelu_tanh", [ACT_RELU] = "relu", [ACT_RELU2] = "relu2",
+		[ACT_SWIGLU_OAI] = "swiglu_oai", [ACT_XIELU] = "xielu",
+	};
+
+	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
+		if (spec_word_is(t, k, name[i]))
+			return (ActKind)i;
+	return ACT_SILU;
 }
 
 static RopeScaling
@@ -183,7 +191,9 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.mask = IS(mask, "prefix") ? MASK_PREFIX : MASK_CAUSAL;
 	s->attention.prefix_mark = (int32_t)INT(prefix_mark);
 	s->attention.prefix_end = (int32_t)INT(prefix_end);
-	s->attention.qk_norm = IS(qk_norm, "head");
+	s->attention.qk_norm = IS(qk_norm, "head") ? QK_HEAD : IS(qk_norm, "whole") ? QK_WHOLE : IS(qk_norm, "unit") ? QK_UNIT : QK_NONE;
+	s->attention.qk_after = IS(qk_place, "after");
+	s->attention.sinks = BOOL(sinks);
 	s->attention.q_rank = (int)INT(q_rank);
 	s->attention.kv_rank = (int)INT(kv_rank);
 	s->attention.form = IS(att_form, "absorbed") ? MLA_ABSORBED : IS(att_form, "expanded") ? MLA_EXPANDED : MLA_AUTO;
@@ -192,6 +202,7 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.v_dim = (int)INT(v_dim);
 	s->ffn.gated = IS(ffn_kind, "gated");
 	s->ffn.act = act_of(t, K_ffn_act);
+	s->ffn.limit = NUM(ffn_limit);
 	s->ffn.width = INT(ffn_width);
 	s->ffn.bias = BOOL(ffn_bias);
 	s->moe.n_experts = (int)INT(n_experts);
@@ -202,12 +213,15 @@ fill_shapes(const SpecTable *t, Spec *s)
 		s->moe.layer_in = NEW(t->a, uint8_t, s->n_layers);
 	s->moe.sigmoid = IS(moe_score, "sigmoid");
 	s->moe.choice_bias = BOOL(choice_bias);
+	s->moe.router_bias = BOOL(router_bias);
+	s->moe.bias = BOOL(expert_bias);
 	s->moe.renorm = BOOL(renorm);
 	s->moe.scale = NUM(moe_scale);
 	s->moe.groups = (int)INT(groups);
 	s->moe.keep_groups = (int)INT(keep_groups);
 	s->moe.group_top2 = IS(group_score, "top2");
 	s->moe.act = act_of(t, K_moe_act);
+	s->moe.limit = NUM(moe_limit);
 	s->moe.shared_width = INT(shared_width);
 	s->moe.shared_gate = BOOL(shared_gate);
 }
@@ -229,6 +243,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->norm.qk_eps = NUM(qk_eps);
 	s->norm.plus_one = BOOL(plus_one);
 	s->norm.bias = s->norm.kind == NORM_LAYER && BOOL(norm_bias);
+	s->norm.weight = BOOL(norm_weight);
 	s->norm.attn_in = BOOL(attn_in);
 	s->norm.ffn_in = BOOL(ffn_in);
 	s->norm.attn_out = BOOL(attn_out);
@@ -237,6 +252,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->norm.final = BOOL(norm_final);
 	s->position = IS(position, "rope") ? POS_ROPE : IS(position, "alibi") ? POS_ALIBI : IS(position, "learned") ? POS_LEARNED : POS_NONE;
 	s->rope_style = IS(rope_style, "interleaved") ? ROPE_INTERLEAVED : ROPE_HALF;
+	s->rope_in = t->val[K_rope_layers].layers;
 	s->rope_axes = (int)INT(rope_axes);
 	s->rope[0] = ROPE(rope_, rope_dims);
 	s->rope[1] = ROPE(local_, local_dims);

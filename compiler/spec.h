@@ -13,7 +13,8 @@ typedef enum NormKind { NORM_NONE, NORM_RMS, NORM_LAYER } NormKind;
 typedef enum PositionKind { POS_NONE, POS_ROPE, POS_ALIBI, POS_LEARNED } PositionKind;
 typedef enum RopeStyle { ROPE_HALF, ROPE_INTERLEAVED } RopeStyle;
 typedef enum RopeScaling { SCALE_NONE, SCALE_LINEAR, SCALE_DYNAMIC, SCALE_YARN, SCALE_LLAMA3, SCALE_LONGROPE } RopeScaling;
-typedef enum ActKind { ACT_SILU, ACT_GELU, ACT_GELU_TANH } ActKind;
+typedef enum ActKind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_SWIGLU_OAI, ACT_XIELU } ActKind;
+typedef enum QkNorm { QK_NONE, QK_HEAD, QK_WHOLE, QK_UNIT } QkNorm; /* rms of each head, of the whole row, of each head without weights */
 typedef enum AttentionKind { ATT_GQA, ATT_MLA } AttentionKind;
 typedef enum MlaForm { MLA_AUTO, MLA_ABSORBED, MLA_EXPANDED } MlaForm; /* the fewer operations, or one of the two */
 typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX } MaskKind;
@@ -42,6 +43,7 @@ typedef struct TensorRule {
 	bool        per_head; /* stacked roles are interleaved head by head */
 	bool        quarters; /* or in four parts, each with a quarter of every role */
 	bool        transpose; /* stored [cols, rows] */
+	bool        interleaved; /* or row by row: the first row of each, then the second (experts) */
 	bool        stacked;  /* all experts in one 3-D tensor */
 	bool        rope_pairs; /* rows of each head stored for interleaved pairs: how GGUF holds q and k of its first architecture */
 	Loc         loc;
@@ -80,12 +82,14 @@ typedef struct Spec {
 		const uint8_t *windowed;   /* [n_layers] */
 		MaskKind mask;
 		int32_t prefix_mark, prefix_end; /* mask prefix: token ids; -1 none */
-		bool    qk_norm;           /* rms per head on q and k */
+		QkNorm  qk_norm;           /* on q and k */
+		bool    qk_after;          /* behind rope */
+		bool    sinks;             /* one more score a head, without a value */
 		MlaForm form;                                      /* mla */
 		int     q_rank, kv_rank, nope_dim, rope_dim, v_dim; /* mla; v_dim = head_dim for gqa; q_rank 0: plain q */
 	} attention;
 
-	struct { bool gated; ActKind act; int64_t width; bool bias; } ffn;
+	struct { bool gated; ActKind act; double limit; int64_t width; bool bias; } ffn;
 
 	struct {
 		int     n_experts;         /* 0: no moe at all */
@@ -94,10 +98,12 @@ typedef struct Spec {
 		const uint8_t *layer_in;   /* [n_layers]: this layer is moe */
 		bool    sigmoid;           /* router scores; else softmax */
 		bool    choice_bias, renorm;
+		bool    router_bias, bias; /* on logits; on gate, up and down of the experts */
 		double  scale;
 		int     groups, keep_groups;
 		bool    group_top2;        /* group score: sum of two best; else max */
 		ActKind act;
+		double  limit;
 		int64_t shared_width;      /* 0: no shared expert */
 		bool    shared_gate;       /* times sigmoid(x . s_mix) */
 	} moe;
@@ -107,6 +113,7 @@ typedef struct Spec {
 		double   eps, latent_eps, qk_eps;
 		bool     plus_one;
 		bool     bias;             /* layer norm has a bias */
+		bool     weight;           /* norms of the stream have a weight */
 		bool     attn_in, ffn_in;  /* pre-norms (true) */
 		bool     attn_out, ffn_out; /* sandwich */
 		bool     embed, final;
@@ -114,6 +121,7 @@ typedef struct Spec {
 
 	PositionKind position;
 	RopeStyle    rope_style;
+	const uint8_t *rope_in;        /* [n_layers]: this layer rotates */
 	int          rope_axes;        /* 2: position and block position turn a half each */
 	int          n_rope;           /* 1, or 2 when windowed layers have their own table */
 	RopeTable    rope[2];          /* [1]: layers in attention.windowed */

@@ -70,8 +70,12 @@ check_heads(SpecTable *t)
 		err_at(t->d, LOC(position), "position = %s: latent attention needs rope", t->val[K_position].str);
 		note(t, K_att_kind);
 	}
-	if (IS(qk_norm, "head")) {
-		err_at(t->d, LOC(qk_norm), "attention.qk_norm = head: latent attention norms its latents instead");
+	if (t->val[K_qk_norm].str && !IS(qk_norm, "none")) {
+		err_at(t->d, LOC(qk_norm), "attention.qk_norm = %s: latent attention norms its latents instead", t->val[K_qk_norm].str);
+		note(t, K_att_kind);
+	}
+	if (ON(sinks)) {
+		err_at(t->d, LOC(sinks), "attention.sinks = true: latent attention has no sinks");
 		note(t, K_att_kind);
 	}
 	if (INT(window) > 0) {
@@ -305,9 +309,21 @@ spec_check(SpecTable *t)
 		err_at(t->d, LOC(residual_form), "residual.form = parallel: there is one skip branch, which carries the stream");
 		note(t, K_residual_from);
 	}
-	if (ON(plus_one) && !IS(norm_kind, "rms")) {
-		err_at(t->d, LOC(plus_one), "norm.plus_one is for rms norms");
-		note(t, K_norm_kind);
+	if (ON(plus_one) && KNOWN(norm_weight) && !ON(norm_weight)) {
+		err_at(t->d, LOC(plus_one), "norm.plus_one = true: these norms have no weight to add 1 to");
+		note(t, K_norm_weight);
+	}
+	if (IS(ffn_act, "swiglu_oai") && !IS(ffn_kind, "gated")) {
+		err_at(t->d, LOC(ffn_act), "ffn.act = swiglu_oai is of two rows, gate and up");
+		note(t, K_ffn_kind);
+	}
+	if (IS(ffn_act, "xielu") && !IS(ffn_kind, "plain")) {
+		err_at(t->d, LOC(ffn_act), "ffn.act = xielu is for plain feed-forward layers");
+		note(t, K_ffn_kind);
+	}
+	if (t->val[K_ffn_limit].num > 0 && !IS(ffn_kind, "gated")) {
+		err_at(t->d, LOC(ffn_limit), "ffn.limit is for gated feed-forward layers");
+		note(t, K_ffn_kind);
 	}
 	if (ON(tied) && ON(row_norm)) {
 		err_at(t->d, LOC(row_norm), "head.row_norm changes the head's rows: it cannot be the embedding as well");

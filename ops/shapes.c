@@ -73,6 +73,19 @@ latent(int64_t rank, int64_t rope_dim)
 	return (ArgShape){ .kind = VAL_POOL, .dtype = DT_F32, .rows = 1, .pool = { true, 1, rank + rope_dim, 0 } };
 }
 
+/* Words of act that only some ops know */
+static bool
+is_glu(const Attr *a, int n)
+{
+	return strcmp(attr_word(a, n, "act"), "swiglu_oai") == 0;
+}
+
+static bool
+is_xielu(const Attr *a, int n)
+{
+	return strcmp(attr_word(a, n, "act"), "xielu") == 0;
+}
+
 static ArgShape
 order(void)
 {
@@ -146,7 +159,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_attention:
 		MUST(heads % kv_heads == 0, "heads is a multiple of kv_heads");
-		SET(attention, .q = act(heads * dim), .kv = gqa(kv_heads, dim, v_dim), .done = order(), .y = act(heads * v_dim));
+		SET(attention, .q = act(heads * dim), .kv = gqa(kv_heads, dim, v_dim), .done = order(), .sink = vec(heads), .y = act(heads * v_dim));
 		break;
 	case OP_mla_append:
 		SET(mla_append, .latent = act(kv_rank), .rope_k = act(rope_dim), .kv = latent(kv_rank, rope_dim), .done = order());
@@ -156,9 +169,12 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .y = act(heads * v_dim));
 		break;
 	case OP_act:
-		SET(act, .x = act(width), .y = act(width));
+		MUST(!is_glu(a, n), "act is not swiglu_oai, which is of two rows");
+		SET(act, .x = act(width), .p = vec(2), .y = act(width));
 		break;
 	case OP_glu:
+		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
+		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
 		SET(glu, .g = act(width), .u = act(width), .y = act(width));
 		break;
 	case OP_add:
@@ -171,15 +187,18 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		MUST(groups <= 1 || (keep_groups >= 1 && keep_groups <= groups), "1 <= keep_groups <= groups");
 		MUST(mix <= 1, "mix <= 1");
 		if (op == OP_norm_route) {
-			SET(norm_route, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .w = mat(n_experts + mix, hidden), .bias = vec(n_experts),
+			SET(norm_route, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .w = mat(n_experts + mix, hidden), .logit_b = vec(n_experts), .bias = vec(n_experts),
 			    .id = ids(top_k), .weight = act(top_k + mix));
 			break;
 		}
 		SET(moe_route, .logits = act(n_experts), .bias = vec(n_experts), .id = ids(top_k), .weight = act(top_k));
 		break;
 	case OP_moe_ffn:
+		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
+		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
 		SET(moe_ffn, .x = act(hidden), .id = ids(top_k), .weight = act(top_k), .gate = stack(n_experts, top_k, width, hidden),
-		    .up = stack(n_experts, top_k, width, hidden), .down = stack(n_experts, top_k, hidden, width), .y = act(hidden));
+		    .up = stack(n_experts, top_k, width, hidden), .down = stack(n_experts, top_k, hidden, width), .gate_b = vec(mul(n_experts, width)),
+		    .up_b = vec(mul(n_experts, width)), .down_b = vec(mul(n_experts, hidden)), .y = act(hidden));
 		break;
 	case OP_gate_mul:
 		SET(gate_mul, .x = act(width), .s = act(1), .y = act(width));
@@ -221,22 +240,27 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(mla_value, .o = act(mul(heads, kv_rank)), .v_b = mat(mul(heads, v_dim), kv_rank), .y = act(mul(heads, v_dim)));
 		break;
 	case OP_norm_glu:
+		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
+		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
 		SET(norm_glu, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(2 * rows, cols), .b = vec(2 * rows), .y = act(rows));
 		break;
 	case OP_norm_act:
+		MUST(!is_glu(a, n) && !is_xielu(a, n), "act is neither swiglu_oai nor xielu");
 		SET(norm_act, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .b = vec(rows), .y = act(rows));
 		break;
 	case OP_norm_moe_glu:
+		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
+		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
 		MUST(top_k <= n_experts, "top_k <= n_experts");
 		SET(norm_moe_glu, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .id = ids(top_k),
-		    .gate = stack(n_experts, top_k, width, hidden), .up = stack(n_experts, top_k, width, hidden), .s_gate = mat(shared, hidden),
+		    .gate = stack(n_experts, top_k, width, hidden), .up = stack(n_experts, top_k, width, hidden), .gate_b = vec(mul(n_experts, width)), .up_b = vec(mul(n_experts, width)), .s_gate = mat(shared, hidden),
 		    .s_up = mat(shared, hidden), .h = act(plus(mul(top_k, width), shared)));
 		break;
 	case OP_moe_down_add:
 		MUST(top_k <= n_experts, "top_k <= n_experts");
 		MUST(mix <= 1, "mix <= 1");
 		SET(moe_down_add, .h = act(plus(mul(top_k, width), shared)), .id = ids(top_k), .weight = act(top_k + mix),
-		    .down = stack(n_experts, top_k, hidden, width), .s_down = mat(hidden, shared), .r = act(hidden), .y = act(hidden));
+		    .down = stack(n_experts, top_k, hidden, width), .down_b = vec(mul(n_experts, hidden)), .s_down = mat(hidden, shared), .r = act(hidden), .y = act(hidden));
 		break;
 	case OP_head:
 		SET(head, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .logits = act(rows));

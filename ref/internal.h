@@ -45,18 +45,20 @@ void ref_linear(const RefArg *w, const RefArg *b, int64_t rows, int64_t cols, co
                 float *scratch);
 /* One row of `dim` elements; w, b may be NULL. */
 void ref_rms_row(const float *x, const float *w, int64_t dim, double eps, bool plus_one, float *y);
-void ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, double eps, float *y);
+void ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, double eps, bool plus_one, float *y);
 /* The norm in front of a fused op: kind none, rms or layer; x rows lie dim apart. scratch: 2 * dim floats */
 void ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t dim, const float *x, int64_t n_row,
                    float *y, float *scratch);
 /* cap * tanh(scale * x / cap); cap 0: scale * x */
 float  ref_cap_one(float x, double scale, double cap);
 double ref_activate(const char *act, double x);
+/* of the step's act and limit */
+double ref_glu_one(const PlanStep *step, double g, double u);
 /* Rotate elements [0, rope_dims) of x into y; angles: cos, then sin, rope_dims / 2 each. y may be x. */
 void ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interleaved, float *y);
 
-/* in place; n > 0 */
-void ref_softmax(float *p, int64_t n);
+/* in place; n > 0. sink: one more score, whose share is left out; NULL: none */
+void ref_softmax(float *p, int64_t n, const float *sink);
 
 /* KV pages of one layer */
 static inline char *

@@ -94,9 +94,9 @@ alibi_slope(int64_t heads, int64_t h, double max_bias)
 }
 
 void
-ref_softmax(float *p, int64_t n)
+ref_softmax(float *p, int64_t n, const float *sink)
 {
-	double max = p[0], sum = 0;
+	double max = sink && *sink > p[0] ? *sink : p[0], sum = 0;
 
 	for (int64_t i = 1; i < n; i++)
 		if (p[i] > max)
@@ -105,6 +105,8 @@ ref_softmax(float *p, int64_t n)
 		p[i] = (float)exp(p[i] - max);
 		sum += p[i];
 	}
+	if (sink)
+		sum += exp(*sink - max);
 	for (int64_t i = 0; i < n; i++)
 		p[i] = (float)(p[i] / sum);
 }
@@ -134,7 +136,8 @@ ref_attention(const RefCall *c)
 	bool            prefix = !strcmp(step_word(c->step, "mask"), "prefix");
 	const PlanPool *pool = c->arg[ARG(attention, kv)].pool;
 	double         *sum = (double *)c->scratch;
-	float          *row = c->scratch + 2 * v_dim, *p = row + (dim > v_dim ? dim : v_dim);
+	float          *row = c->scratch + 2 * v_dim, *sinks = row + (dim > v_dim ? dim : v_dim), *p = sinks + heads;
+	const float    *sink = ref_vector(&c->arg[ARG(attention, sink)], sinks);
 
 	for (int64_t t = 0; t < c->s->n_tok; t++) {
 		int32_t seq = c->s->seq_of[t];
@@ -158,7 +161,7 @@ ref_attention(const RefCall *c)
 					s = cap * tanh(s / cap);
 				p[j - first] = (float)(s + slope * (double)(j - c->s->pos[t]));
 			}
-			ref_softmax(p, end - first);
+			ref_softmax(p, end - first, sink ? sink + h : NULL);
 			for (int64_t i = 0; i < v_dim; i++)
 				sum[i] = 0;
 			for (int64_t j = first; j < end; j++) {
@@ -231,7 +234,7 @@ ref_mla_attention(const RefCall *c)
 					s += (double)q_rope[r] * (double)ref_latent_get(pool, page, at, rank + r);
 				p[j] = (float)(s * scale);
 			}
-			ref_softmax(p, end);
+			ref_softmax(p, end, NULL);
 			for (int64_t r = 0; r < rank; r++) {
 				double s = 0;
 

@@ -78,13 +78,12 @@ void
 ref_norm_glu(const RefCall *c)
 {
 	int64_t     rows = step_int(c->step, "rows"), n = ref_rows(c, ARG(norm_glu, y));
-	const char *act = step_word(c->step, "act");
 	float      *gu = c->scratch, *y = ref_f32(c, ARG(norm_glu, y));
 
 	norm_linear(c, ref_f32(c, ARG(norm_glu, x)), n, &c->arg[ARG(norm_glu, b)], 2 * rows, gu, gu + n * 2 * rows);
 	for (int64_t t = 0; t < n; t++)
 		for (int64_t i = 0; i < rows; i++)
-			y[t * rows + i] = (float)(ref_activate(act, gu[t * 2 * rows + i]) * gu[t * 2 * rows + rows + i]);
+			y[t * rows + i] = (float)ref_glu_one(c->step, gu[t * 2 * rows + i], gu[t * 2 * rows + rows + i]);
 }
 
 void

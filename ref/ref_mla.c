@@ -111,7 +111,7 @@ ref_mla_attend(const RefCall *c)
 					s += (double)q[first + i] * cached(c, seq, j, rank + i);
 				p[j] = (float)(s * scale);
 			}
-			ref_softmax(p, end);
+			ref_softmax(p, end, NULL);
 			memset(o, 0, (size_t)rank * sizeof *o);
 			for (int64_t j = 0; j < end; j++) {
 				if (whole)

@@ -92,13 +92,12 @@ ref_moe_route(const RefCall *c)
 void
 ref_norm_route(const RefCall *c)
 {
-	static const RefArg none = { .kind = REF_NONE };
 	int64_t hidden = step_int(c->step, "hidden"), mix = step_int(c->step, "mix"), rows = step_int(c->step, "n_experts") + mix;
 	int64_t top_k = step_int(c->step, "top_k"), n = ref_rows(c, ARG(norm_route, weight));
 	float  *xn = c->scratch, *logits = xn + n * hidden, *rest = logits + n * rows, *weight = ref_f32(c, ARG(norm_route, weight));
 
 	ref_norm_rows(c->step, &c->arg[ARG(norm_route, nw)], &c->arg[ARG(norm_route, nb)], hidden, ref_f32(c, ARG(norm_route, x)), n, xn, rest);
-	ref_linear(&c->arg[ARG(norm_route, w)], &none, rows, hidden, xn, n, logits, rest);
+	ref_linear(&c->arg[ARG(norm_route, w)], &c->arg[ARG(norm_route, logit_b)], rows, hidden, xn, n, logits, rest);
 	route(c->step, &c->arg[ARG(norm_route, bias)], logits, rows, n, c->arg[ARG(norm_route, id)].data, weight, top_k + mix, rest);
 	for (int64_t t = 0; mix && t < n; t++)
 		weight[t * (top_k + 1) + top_k] = (float)(1.0 / (1.0 + exp(-(double)logits[t * rows + rows - 1])));
@@ -114,14 +113,15 @@ is_chosen(const int32_t *id, int64_t n, int64_t e)
 	return false;
 }
 
-/* h[i][o] = act(row o of e's gate, x) * (the same of up), for the choices i of e among n x top_k; h rows lie top_k to a `stride`.
- * Experts outside, so that each row is dequantised once. row: scratch [hidden] */
+/* h[i][o] = glu of row o of e's gate, x, and the same of up, for the choices i of e among n x top_k; h rows lie top_k to a `stride`.
+ * Experts outside, so that each row is dequantised once. scratch: a row [hidden], biases of gate and of up where there are some */
 static void
-experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const float *x, const int32_t *id, int64_t n, float *h,
-            int64_t stride, float *row)
+experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const RefArg *gate_b, const RefArg *up_b, const float *x,
+            const int32_t *id, int64_t n, float *h, int64_t stride, float *scratch)
 {
-	int64_t     top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width");
-	const char *act = step_word(step, "act");
+	int64_t      top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width");
+	float       *row = scratch;
+	const float *gb = ref_vector(gate_b, row + hidden), *ub = ref_vector(up_b, row + hidden + step_int(step, "n_experts") * width);
 
 	for (int64_t e = 0; e < step_int(step, "n_experts"); e++) {
 		if (!is_chosen(id, n * top_k, e))
@@ -130,21 +130,25 @@ experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const fl
 			plan_tensor_row(gate->tensor, gate->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
-					h[i / top_k * stride + i % top_k * width + o] = (float)ref_activate(act, ref_dot(x + i / top_k * hidden, row, hidden));
+					h[i / top_k * stride + i % top_k * width + o] = (float)(ref_dot(x + i / top_k * hidden, row, hidden) + (gb ? gb[e * width + o] : 0.0f));
 			plan_tensor_row(up->tensor, up->data, e * width + o, row);
 			for (int64_t i = 0; i < n * top_k; i++)
-				if (id[i] == e)
-					h[i / top_k * stride + i % top_k * width + o] *= (float)ref_dot(x + i / top_k * hidden, row, hidden);
+				if (id[i] == e) {
+					float *to = &h[i / top_k * stride + i % top_k * width + o];
+					*to = (float)ref_glu_one(step, *to, ref_dot(x + i / top_k * hidden, row, hidden) + (ub ? ub[e * width + o] : 0.0f));
+				}
 		}
 	}
 }
 
-/* y[t] += weight * down_e h, in the order of expert numbers. row: scratch [width] */
+/* y[t] += weight * (down_e h + down_b), in the order of expert numbers. scratch: a row [width], biases where there are some */
 static void
-experts_down(const PlanStep *step, const RefArg *down, const float *h, int64_t stride, const int32_t *id, const float *weight,
-             int64_t w_stride, int64_t n, float *y, float *row)
+experts_down(const PlanStep *step, const RefArg *down, const RefArg *down_b, const float *h, int64_t stride, const int32_t *id,
+             const float *weight, int64_t w_stride, int64_t n, float *y, float *scratch)
 {
-	int64_t top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width");
+	int64_t      top_k = step_int(step, "top_k"), hidden = step_int(step, "hidden"), width = step_int(step, "width");
+	float       *row = scratch;
+	const float *b = ref_vector(down_b, row + width);
 
 	for (int64_t e = 0; e < step_int(step, "n_experts"); e++) {
 		if (!is_chosen(id, n * top_k, e))
@@ -154,12 +158,12 @@ experts_down(const PlanStep *step, const RefArg *down, const float *h, int64_t s
 			for (int64_t i = 0; i < n * top_k; i++)
 				if (id[i] == e)
 					y[i / top_k * hidden + o] += (float)(weight[i / top_k * w_stride + i % top_k] *
-					                                     ref_dot(h + i / top_k * stride + i % top_k * width, row, width));
+					                                     (ref_dot(h + i / top_k * stride + i % top_k * width, row, width) + (b ? b[e * hidden + o] : 0.0f)));
 		}
 	}
 }
 
-/* scratch: activations [n_tok][top_k][width], a weight row */
+/* scratch: activations [n_tok][top_k][width], what the two halves take in turn */
 void
 ref_moe_ffn(const RefCall *c)
 {
@@ -170,29 +174,30 @@ ref_moe_ffn(const RefCall *c)
 	float         *h = c->scratch, *row = h + n * top_k * width;
 
 	memset(y, 0, (size_t)(n * hidden) * sizeof *y);
-	experts_glu(c->step, &c->arg[ARG(moe_ffn, gate)], &c->arg[ARG(moe_ffn, up)], ref_f32(c, ARG(moe_ffn, x)), id, n, h, top_k * width, row);
-	experts_down(c->step, &c->arg[ARG(moe_ffn, down)], h, top_k * width, id, ref_f32(c, ARG(moe_ffn, weight)), top_k, n, y, row);
+	experts_glu(c->step, &c->arg[ARG(moe_ffn, gate)], &c->arg[ARG(moe_ffn, up)], &c->arg[ARG(moe_ffn, gate_b)], &c->arg[ARG(moe_ffn, up_b)],
+	            ref_f32(c, ARG(moe_ffn, x)), id, n, h, top_k * width, row);
+	experts_down(c->step, &c->arg[ARG(moe_ffn, down)], &c->arg[ARG(moe_ffn, down_b)], h, top_k * width, id, ref_f32(c, ARG(moe_ffn, weight)), top_k, n, y, row);
 }
 
-/* scratch: normed rows, two vectors of the norm or a weight row, the shared expert's up */
+/* scratch: normed rows, the shared expert's up, two vectors of the norm or what the experts take */
 void
 ref_norm_moe_glu(const RefCall *c)
 {
 	int64_t     top_k = step_int(c->step, "top_k"), hidden = step_int(c->step, "hidden"), width = step_int(c->step, "width");
 	int64_t     shared = step_int(c->step, "shared"), stride = top_k * width + shared, n = ref_rows(c, ARG(norm_moe_glu, h));
-	const char *act = step_word(c->step, "act");
-	float      *xn = c->scratch, *rest = xn + n * hidden, *up = rest + 2 * hidden, *h = ref_f32(c, ARG(norm_moe_glu, h));
+	float      *xn = c->scratch, *up = xn + n * hidden, *rest = up + n * shared, *h = ref_f32(c, ARG(norm_moe_glu, h));
 	float      *hs = h + top_k * width;
 
 	ref_norm_rows(c->step, &c->arg[ARG(norm_moe_glu, nw)], &c->arg[ARG(norm_moe_glu, nb)], hidden, ref_f32(c, ARG(norm_moe_glu, x)), n, xn, rest);
-	experts_glu(c->step, &c->arg[ARG(norm_moe_glu, gate)], &c->arg[ARG(norm_moe_glu, up)], xn, c->arg[ARG(norm_moe_glu, id)].data, n, h, stride, rest);
+	experts_glu(c->step, &c->arg[ARG(norm_moe_glu, gate)], &c->arg[ARG(norm_moe_glu, up)], &c->arg[ARG(norm_moe_glu, gate_b)],
+	            &c->arg[ARG(norm_moe_glu, up_b)], xn, c->arg[ARG(norm_moe_glu, id)].data, n, h, stride, rest);
 	if (!ref_has(c, ARG(norm_moe_glu, s_gate)) || !ref_has(c, ARG(norm_moe_glu, s_up)))
 		return;
 	ref_matmul_rows(&c->arg[ARG(norm_moe_glu, s_gate)], 0, shared, hidden, xn, hidden, n, hs, stride, rest);
 	ref_matmul_rows(&c->arg[ARG(norm_moe_glu, s_up)], 0, shared, hidden, xn, hidden, n, up, shared, rest);
 	for (int64_t t = 0; t < n; t++)
 		for (int64_t i = 0; i < shared; i++)
-			hs[t * stride + i] = (float)(ref_activate(act, hs[t * stride + i]) * up[t * shared + i]);
+			hs[t * stride + i] = (float)ref_glu_one(c->step, hs[t * stride + i], up[t * shared + i]);
 }
 
 /* y may be r's memory. scratch: the shared expert's rows [n_tok][hidden], a weight row */
@@ -207,7 +212,7 @@ ref_moe_down_add(const RefCall *c)
 
 	for (int64_t i = 0; i < n * hidden; i++)
 		y[i] = r ? scale * r[i] : 0;
-	experts_down(c->step, &c->arg[ARG(moe_down_add, down)], h, stride, c->arg[ARG(moe_down_add, id)].data, weight, top_k + mix, n, y, row);
+	experts_down(c->step, &c->arg[ARG(moe_down_add, down)], &c->arg[ARG(moe_down_add, down_b)], h, stride, c->arg[ARG(moe_down_add, id)].data, weight, top_k + mix, n, y, row);
 	if (!ref_has(c, ARG(moe_down_add, s_down)))
 		return;
 	ref_matmul_rows(&c->arg[ARG(moe_down_add, s_down)], 0, hidden, shared, h + top_k * width, stride, n, z, hidden, row);

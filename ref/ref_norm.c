@@ -11,7 +11,7 @@ ref_rms_row(const float *x, const float *w, int64_t dim, double eps, bool plus_o
 }
 
 void
-ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, double eps, float *y)
+ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, double eps, bool plus_one, float *y)
 {
 	double mean = 0, var = 0, scale;
 
@@ -22,7 +22,7 @@ ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, doubl
 		var += (x[i] - mean) * (x[i] - mean);
 	scale = 1.0 / sqrt(var / (double)dim + eps);
 	for (int64_t i = 0; i < dim; i++)
-		y[i] = (float)((x[i] - mean) * scale * (w ? w[i] : 1.0f) + (b ? b[i] : 0.0f));
+		y[i] = (float)((x[i] - mean) * scale * (w ? (double)w[i] + plus_one : 1.0) + (b ? b[i] : 0.0f));
 }
 
 void
@@ -38,7 +38,7 @@ ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t di
 		if (!strcmp(kind, "rms"))
 			ref_rms_row(x, wv, dim, eps, plus_one, y);
 		else if (!strcmp(kind, "layer"))
-			ref_layer_row(x, wv, bv, dim, eps, y);
+			ref_layer_row(x, wv, bv, dim, eps, plus_one, y);
 		else
 			memmove(y, x, (size_t)dim * sizeof *y);
 	}
@@ -64,7 +64,7 @@ ref_layernorm(const RefCall *c)
 	float       *y = ref_f32(c, ARG(layernorm, y));
 
 	for (int64_t i = 0; i < n; i++, x += dim, y += dim)
-		ref_layer_row(x, w, b, dim, step_num(c->step, "eps"), y);
+		ref_layer_row(x, w, b, dim, step_num(c->step, "eps"), step_int(c->step, "plus_one") != 0, y);
 }
 
 void
@@ -92,8 +92,35 @@ ref_activate(const char *act, double x)
 		return x / (1.0 + exp(-x));
 	if (!strcmp(act, "gelu"))
 		return 0.5 * x * (1.0 + erf(x * 0.70710678118654752440));
+	if (!strcmp(act, "relu"))
+		return x > 0 ? x : 0;
+	if (!strcmp(act, "relu2"))
+		return x > 0 ? x * x : 0;
 	/* gelu_tanh: 0.7978... is sqrt(2 / pi) */
 	return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+}
+
+double
+ref_glu_one(const PlanStep *step, double g, double u)
+{
+	const char *act = step_word(step, "act");
+	double      limit = step_num(step, "limit");
+
+	if (limit > 0) {
+		g = fmin(g, limit);
+		u = fmax(-limit, fmin(u, limit));
+	}
+	if (!strcmp(act, "swiglu_oai"))
+		return g / (1.0 + exp(-1.702 * g)) * (u + 1.0);
+	return ref_activate(act, g) * u;
+}
+
+static double
+xielu(double x, double p, double n)
+{
+	double a = log1p(exp(p)), b = 0.5 + log1p(exp(n));
+
+	return x > 0 ? a * x * x + 0.5 * x : b * (expm1(fmin(x, -1e-6)) - x) + 0.5 * x;
 }
 
 void
@@ -104,20 +131,21 @@ ref_act(const RefCall *c)
 	const float *x = ref_f32(c, ARG(act, x));
 	float       *y = ref_f32(c, ARG(act, y));
 
+	const float *p = ref_vector(&c->arg[ARG(act, p)], c->scratch);
+
 	for (int64_t i = 0; i < n; i++)
-		y[i] = (float)ref_activate(act, x[i]);
+		y[i] = (float)(p ? xielu(x[i], p[0], p[1]) : ref_activate(act, x[i]));
 }
 
 void
 ref_glu(const RefCall *c)
 {
 	int64_t      n = ref_rows(c, ARG(glu, y)) * step_int(c->step, "width");
-	const char  *act = step_word(c->step, "act");
 	const float *g = ref_f32(c, ARG(glu, g)), *u = ref_f32(c, ARG(glu, u));
 	float       *y = ref_f32(c, ARG(glu, y));
 
 	for (int64_t i = 0; i < n; i++)
-		y[i] = (float)(ref_activate(act, g[i]) * u[i]);
+		y[i] = (float)ref_glu_one(c->step, g[i], u[i]);
 }
 
 void

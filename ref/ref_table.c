@@ -31,6 +31,13 @@ add_norm_linear(int64_t *sum, int64_t n_tok, int64_t rows, int64_t cols)
 	return add_product(sum, n_tok, cols, 1) && add_product(sum, 2, cols, 1) && add_product(sum, rows, 1, 1);
 }
 
+/* Biases of all experts, where the step has them */
+static bool
+add_biases(int64_t *sum, const PlanStep *step, int arg, int64_t experts, int64_t each)
+{
+	return step->arg[arg].kind == REF_NONE || add_product(sum, experts, each, 1);
+}
+
 int64_t
 ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 {
@@ -49,13 +56,16 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 	case OP_arrange: /* two vectors, a row, the norm's vectors */
 		ok = add_product(&n, 5, width, 1);
 		break;
+	case OP_act: /* numbers of the function */
+		return 2;
 	case OP_matmul:
 		ok = add_product(&n, rows, 1, 1) && add_product(&n, cols, 1, 1);
 		break;
 	case OP_kv_append: /* a row turned */
 		return dim > step_int(step, "v_dim") ? dim : step_int(step, "v_dim");
-	case OP_attention: /* sums in double, a row, scores */
-		ok = add_product(&n, 3, step_int(step, "v_dim"), 1) && add_product(&n, 1, dim, 1) && add_product(&n, kv_len, 1, 1);
+	case OP_attention: /* sums in double, a row, sinks, scores */
+		ok = add_product(&n, 3, step_int(step, "v_dim"), 1) && add_product(&n, 1, dim, 1) && add_product(&n, kv_len, 1, 1) &&
+		     add_product(&n, step_int(step, "heads"), 1, 1);
 		break;
 	case OP_mla_append:
 		return rank + step_int(step, "rope_dim");
@@ -77,17 +87,20 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 		break;
 	case OP_moe_ffn:
 		ok = add_product(&n, n_tok, step_int(step, "top_k"), width) && add_product(&n, hidden, 1, 1) &&
-		     add_product(&n, width, 1, 1);
+		     add_product(&n, width, 1, 1) && add_biases(&n, step, ARG(moe_ffn, gate_b), experts, 2 * width) &&
+		     add_biases(&n, step, ARG(moe_ffn, down_b), experts, hidden);
 		break;
 	case OP_norm_route:
 		ok = !__builtin_add_overflow(experts, step_int(step, "mix"), &rows) && add_product(&n, n_tok, rows, 1) &&
 		     add_norm_linear(&n, n_tok, rows, hidden) && add_product(&n, 3, experts, 1) && add_product(&n, step_int(step, "groups"), 1, 1);
 		break;
 	case OP_norm_moe_glu:
-		ok = add_product(&n, n_tok, hidden, 1) && add_product(&n, 2, hidden, 1) && add_product(&n, n_tok, step_int(step, "shared"), 1);
+		ok = add_product(&n, n_tok, hidden, 1) && add_product(&n, 2, hidden, 1) && add_product(&n, n_tok, step_int(step, "shared"), 1) &&
+		     add_biases(&n, step, ARG(norm_moe_glu, gate_b), experts, 2 * width);
 		break;
 	case OP_moe_down_add:
-		ok = add_product(&n, n_tok, hidden, 1) && add_product(&n, width, 1, 1) && add_product(&n, step_int(step, "shared"), 1, 1);
+		ok = add_product(&n, n_tok, hidden, 1) && add_product(&n, width, 1, 1) && add_product(&n, step_int(step, "shared"), 1, 1) &&
+		     add_biases(&n, step, ARG(moe_down_add, down_b), experts, hidden);
 		break;
 	case OP_norm_matmul:
 	case OP_norm_act:

@@ -244,12 +244,13 @@ roles(Check *c, const Role *role, int n, int layer, int n_experts)
 		if (!first)
 			continue;
 		bool each = role[i].name[0] == 'e' && role[i].name[1] == '_';
+		const char *suffix = each && !role[i].cols ? ".bias" : ".weight";
 		if (each && !r->stacked) {
 			for (int e = 0; e < n_experts; e++)
-				tensor(c, r, role[i].name, layer, e, rows, role[i].cols, 1, ".weight");
+				tensor(c, r, role[i].name, layer, e, rows, role[i].cols, 1, suffix);
 		} else {
 			int64_t units = each ? n_experts : r->per_head && !strchr(r->role, '+') ? s->attention.n_heads : 1;
-			tensor(c, r, role[i].name, layer, -1, each ? rows * n_experts : rows, role[i].cols, units, ".weight");
+			tensor(c, r, role[i].name, layer, -1, each ? rows * n_experts : rows, role[i].cols, units, suffix);
 		}
 		if (role[i].bias)
 			tensor(c, r, role[i].name, layer, -1, rows, 0, 1, ".bias");
@@ -263,11 +264,11 @@ layer_roles(Check *c, int l)
 {
 	const Spec *s = c->spec;
 	int64_t H = s->hidden, heads = s->attention.n_heads, D = s->attention.head_dim, W;
-	bool ab = s->attention.bias, nb = s->norm.bias;
+	bool ab = s->attention.bias, nb = s->norm.bias, normed = s->norm.kind != NORM_NONE && s->norm.weight;
 	Role role[32];
 	int n = 0;
 
-	if (s->norm.attn_in && s->norm.kind != NORM_NONE)
+	if (s->norm.attn_in && normed)
 		ROLE("attn_norm", H, 0, nb);
 	if (s->attention.kind == ATT_MLA) {
 		if (s->attention.q_rank) {
@@ -285,24 +286,32 @@ layer_roles(Check *c, int l)
 		ROLE("q", heads * D, H, ab);
 		ROLE("k", s->attention.n_kv_heads * D, H, ab);
 		ROLE("v", s->attention.n_kv_heads * (int64_t)s->attention.v_dim, H, ab);
-		if (s->attention.qk_norm) {
-			ROLE("q_norm", D, 0, false);
-			ROLE("k_norm", D, 0, false);
+		bool whole = s->attention.qk_norm == QK_WHOLE;
+		if (s->attention.qk_norm == QK_HEAD || whole) {
+			ROLE("q_norm", whole ? heads * D : D, 0, false);
+			ROLE("k_norm", whole ? s->attention.n_kv_heads * D : D, 0, false);
 		}
+		if (s->attention.sinks)
+			ROLE("sinks", heads, 0, false);
 	}
 	ROLE("o", H, heads * s->attention.v_dim, s->attention.o_bias);
-	if (s->norm.attn_out)
+	if (s->norm.attn_out && normed)
 		ROLE("attn_out_norm", H, 0, nb);
-	if (s->norm.ffn_in && s->norm.kind != NORM_NONE)
+	if (s->norm.ffn_in && normed)
 		ROLE("ffn_norm", H, 0, nb);
 	if (s->moe.n_experts && s->moe.layer_in[l]) {
 		W = s->moe.width;
-		ROLE("router", s->moe.n_experts, H, false);
+		ROLE("router", s->moe.n_experts, H, s->moe.router_bias);
 		if (s->moe.choice_bias)
 			ROLE("router_bias", s->moe.n_experts, 0, false);
 		ROLE("e_gate", W, H, false);
 		ROLE("e_up", W, H, false);
 		ROLE("e_down", H, W, false);
+		if (s->moe.bias) {
+			ROLE("e_gate_b", W, 0, false);
+			ROLE("e_up_b", W, 0, false);
+			ROLE("e_down_b", H, 0, false);
+		}
 		W = s->moe.shared_width;
 		if (W) {
 			ROLE("s_gate", W, H, false);
@@ -317,8 +326,12 @@ layer_roles(Check *c, int l)
 			ROLE("gate", W, H, s->ffn.bias);
 		ROLE("up", W, H, s->ffn.bias);
 		ROLE("down", H, W, s->ffn.bias);
+		if (s->ffn.act == ACT_XIELU) {
+			ROLE("act_p", 1, 0, false);
+			ROLE("act_n", 1, 0, false);
+		}
 	}
-	if (s->norm.ffn_out)
+	if (s->norm.ffn_out && normed)
 		ROLE("ffn_out_norm", H, 0, nb);
 	roles(c, role, n, l, s->moe.n_experts);
 }
@@ -334,9 +347,9 @@ outer_roles(Check *c)
 	ROLE("embed", s->vocab_size, H, false);
 	if (s->position == POS_LEARNED)
 		ROLE("pos_embed", s->max_positions + s->pos_offset, H, false);
-	if (s->norm.embed)
+	if (s->norm.embed && s->norm.weight)
 		ROLE("embed_norm", H, 0, s->norm.bias);
-	if (s->norm.final && s->norm.kind != NORM_NONE)
+	if (s->norm.final && s->norm.kind != NORM_NONE && s->norm.weight)
 		ROLE("final_norm", H, 0, s->norm.bias);
 	if (!s->head.tied)
 		ROLE("head", s->vocab_size, H, s->head.bias);

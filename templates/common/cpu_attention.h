@@ -8,7 +8,7 @@
  *            in the order of j
  *   span     2^k whole chunks, at multiples of their size; chunks are merged in order. k is the smallest with at most
  *            64 spans in [lo, hi), so it depends on the row alone; partial results fit fixed memory at any length
- *   row      spans are merged in order; y = o / l
+ *   row      spans are merged in order; y = o / l, with a sink o / (l + exp(sink - m))
  * Terms outside [lo, hi) may be added as exact zeros, as long as what they multiply is finite. That is all a tile of many rows does
  * differently from a single row.
  *
@@ -180,6 +180,13 @@ att_merge(const int v_dim, float *m, float *l, float *o, float mc, float lc, con
 		o[d] = f32_fma(o[d], a, oc[d] * b);
 }
 
+/* The sum of a row's weights with that of its head's sink, or NULL: a score without a value. m: the maximum of the others */
+LLMC_INLINE float
+att_sink(const float *sink, float m, float l)
+{
+	return sink ? l + f32_exp(*sink - m) : l;
+}
+
 LLMC_INLINE void
 att_finish(const int v_dim, float *y, const float *o, float l)
 {
@@ -335,6 +342,7 @@ typedef struct AttUnit {
 	int      shift;
 	SplitRange range;
 	float    slope[ATT_MOST_HB];
+	const float *sink;                     /* [heads], or NULL */
 	float   *q;                            /* [att_hb][dim], scaled */
 	float   *sums;                         /* [att_hb][kv_groups] of it: kv_query_sums */
 	float   *scores;                       /* [att_hb][ATT_CHUNK] */
@@ -356,12 +364,13 @@ att_part_merge(const Att a, AttPart *to, const AttPart *from)
 
 /* unit: 0 .. att_units of row `row`; work: ATT_WORK floats, 64-byte aligned */
 LLMC_INLINE void
-att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, const float *q, float *work, int row, int unit)
+att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, const float *q, const float *sink, float *work, int row, int unit)
 {
 	const int hb = att_hb(a), part = hb * att_vs(a);
 
 	u->s = s;
 	u->pool = pool;
+	u->sink = sink;
 	u->row = row;
 	u->seq = s->seq_of[row];
 	u->pos = s->pos[row];
@@ -468,7 +477,8 @@ LLMC_INLINE void
 att_unit_finish(const Att a, const AttUnit *u, float *y)
 {
 	for (int g = 0; g < u->n_head; g++)
-		att_put(a, y + ((size_t)u->row * (size_t)a.heads + (size_t)(u->head + g)) * (size_t)a.v_dim, u->sum.o + g * att_vs(a), u->sum.l[g]);
+		att_put(a, y + ((size_t)u->row * (size_t)a.heads + (size_t)(u->head + g)) * (size_t)a.v_dim, u->sum.o + g * att_vs(a),
+		        att_sink(u->sink ? u->sink + u->head + g : NULL, u->sum.m[g], u->sum.l[g]));
 }
 
 /* name(): the value; name_run_span: att_span of it, compiled once */

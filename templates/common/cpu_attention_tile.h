@@ -116,9 +116,9 @@ att_tile_values(const Att a, const AttTile *t, int n_block, int at, int j0, int 
 	}
 }
 
-/* Rows [row0, row0 + n) of sequence seq, n <= att_tile_tokens, unit 0 .. att_units; work: as att_unit_init's */
+/* Rows [row0, row0 + n) of sequence seq, n <= att_tile_tokens, unit 0 .. att_units; sink [heads], or NULL; work: as att_unit_init's */
 LLMC_INLINE void
-att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, float *y, int seq, int row0, int n, int unit)
+att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
 {
 	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a);
 	AttTile tile, *const t = &tile;
@@ -208,14 +208,15 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		}
 	}
 	for (int r = 0; r < n_row; r++)
-		att_put(a, y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.v_dim, t->o + r * vs, t->l[r]);
+		att_put(a, y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.v_dim, t->o + r * vs,
+		        att_sink(sink ? sink + head + r % nh : NULL, t->m[r], t->l[r]));
 }
 
-#define ATTENTION_TILE(name)                                                                                                                 \
-	static __attribute__((noinline, unused)) void name##_run_tile(float *work, const llmc_step *s, const void *pool, const float *q, float *y, \
-	                                                          int seq, int row0, int n, int unit)                                        \
-	{                                                                                                                                    \
-		att_tile(name(), work, s, pool, q, y, seq, row0, n, unit);                                                                   \
+#define ATTENTION_TILE(name)                                                                                                             \
+	static __attribute__((noinline, unused)) void name##_run_tile(float *work, const llmc_step *s, const void *pool, const float *q, \
+	                                                              const float *sink, float *y, int seq, int row0, int n, int unit)   \
+	{                                                                                                                                \
+		att_tile(name(), work, s, pool, q, sink, y, seq, row0, n, unit);                                                         \
 	}
 
 #endif

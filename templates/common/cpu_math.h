@@ -434,6 +434,80 @@ vf_gelu_tanh(vf x)
 	return x / (vf_set1(1) + vf_exp(-u));
 }
 
+LLMC_INLINE vf
+vf_relu(vf x)
+{
+	return vf_max(x, vf_set1(0));
+}
+
+LLMC_INLINE vf
+vf_relu2(vf x)
+{
+	vf r = vf_relu(x);
+
+	return r * r;
+}
+
+/* The two factors of an xielu, of the numbers p [2] that a layer has: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]) */
+typedef struct Xielu { float a, b; } Xielu;
+
+LLMC_INLINE float
+f32_softplus(float x)
+{
+	return x > 20 ? x : __builtin_log1pf(vf_exp(vf_set1(x))[0]);
+}
+
+LLMC_INLINE Xielu
+xielu_of(const float *p)
+{
+	return (Xielu){ f32_softplus(p[0]), 0.5f + f32_softplus(p[1]) };
+}
+
+/* x > 0: a x^2 + x / 2; else b (e^x - 1 - x) + x / 2, by the series of e^x - 1 - x near 0, where the difference loses digits. x is at most
+ * -1e-6 in the exponential, which the series does not see: both round to x / 2 there. */
+LLMC_INLINE vf
+vf_xielu(vf x, const Xielu of)
+{
+	vf near = vf_set1(1.f / 5040), half = vf_set1(0.5f) * x;
+
+	near = vf_fma(near, x, vf_set1(1.f / 720));
+	near = vf_fma(near, x, vf_set1(1.f / 120));
+	near = vf_fma(near, x, vf_set1(1.f / 24));
+	near = vf_fma(near, x, vf_set1(1.f / 6));
+	near = vf_fma(near, x, vf_set1(0.5f)) * x * x;
+	vf far = vf_exp(vf_min(x, vf_set1(0))) - vf_set1(1) - x;
+	vf low = vf_set1(of.b) * vf_pick((vi)(x > vf_set1(-0.5f)), near, far) + half;
+	return vf_pick((vi)(x > vf_set1(0)), vf_fma(vf_set1(of.a) * x, x, half), low);
+}
+
+/* g and u within what a gated activation lets through; limit 0: everything */
+#define VF_LIMIT(g, u, limit)                                           \
+	if ((limit) > 0) {                                              \
+		g = vf_min(g, vf_set1(limit));                          \
+		u = vf_max(vf_min(u, vf_set1(limit)), vf_set1(-(limit))); \
+	}
+
+/* vf_glu_<act>(g, u, limit) = act(g) * u */
+#define VF_GLU(act)                                    \
+	LLMC_INLINE vf                                 \
+	vf_glu_##act(vf g, vf u, const float limit)    \
+	{                                              \
+		VF_LIMIT(g, u, limit)                  \
+		return vf_##act(g) * u;                \
+	}
+VF_GLU(silu)
+VF_GLU(gelu)
+VF_GLU(gelu_tanh)
+VF_GLU(relu)
+VF_GLU(relu2)
+
+LLMC_INLINE vf
+vf_glu_swiglu_oai(vf g, vf u, const float limit)
+{
+	VF_LIMIT(g, u, limit)
+	return g / (vf_set1(1) + vf_exp(vf_set1(-1.702f) * g)) * (u + vf_set1(1));
+}
+
 LLMC_INLINE float
 f32_exp(float x)
 {

@@ -74,7 +74,7 @@ norm_rms(const float *x, int n, const float *w, float plus, float eps, float *y)
 
 typedef struct Norm {
 	enum { NORM_none, NORM_rms, NORM_layer } kind;
-	float        plus;     /* added to the weight of rms */
+	float        plus;     /* added to the weight */
 	float        eps;
 	const float *w, *b;    /* may be NULL */
 } Norm;
@@ -90,7 +90,7 @@ norm_row(const Norm n, const float *x, int cols, float *y)
 	} else {
 		float mean = norm_sum(x, cols) / (float)cols;
 		float var = norm_squares(x, cols, mean) / (float)cols;
-		norm_apply(x, cols, mean, 1 / f32_sqrt(var + n.eps), n.w, 0, n.b, y);
+		norm_apply(x, cols, mean, 1 / f32_sqrt(var + n.eps), n.w, n.plus, n.b, y);
 	}
 	return y;
 }

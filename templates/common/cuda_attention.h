@@ -76,6 +76,9 @@ att_slope(int head)
 	return 0;
 }
 
+/* The weight of a head's sink, a score without a value, beside others whose maximum is m (in units of log 2). sink: NULL without */
+DEV float att_sink(const float *sink, float m) { return sink ? exp2f(*sink * ATT_LOG2E - m) : 0.0f; }
+
 /* The score, times log2(e), of a product q.k; q as it came. distance: position of the key minus position of the row */
 template <class A> DEV float
 att_score(float product, float slope, int distance)

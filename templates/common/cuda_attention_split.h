@@ -26,8 +26,8 @@ template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512> struct
 	};
 };
 
-/* The arguments of the kernel; part_o to ticket: scratch */
-struct att_args { const float *q; const void *kv; float *y, *part_o, *part_ml; int *ticket; };
+/* The arguments of the kernel; part_o to ticket: scratch; sink [HEADS], or NULL */
+struct att_args { const float *q; const void *kv; float *y, *part_o, *part_ml; int *ticket; const float *sink; };
 
 /* What a block is at: tiles [tile, end) of one unit, in tiles of absolute positions */
 typedef struct AttSegment {
@@ -161,8 +161,8 @@ att_segment(const llmc_step &s, AttList &list)
 	return g;
 }
 
-/* Where results go: y of the row's first head in the segment, and scratch */
-typedef struct AttOut { float *y; int y_step; float *part_o, *part_ml; int *ticket; } AttOut;
+/* Where results go: y of the row's first head in the segment, and scratch; sink: of that head, or NULL */
+typedef struct AttOut { float *y; int y_step; float *part_o, *part_ml; int *ticket; const float *sink; } AttOut;
 
 /* The threads that put parts together: all of a block */
 struct att_block {
@@ -215,7 +215,7 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 		}
 		all = warp_sum(all);
 		if (lane_id() == 0)
-			sum[h] = all;
+			sum[h] = all + att_sink(out.sink ? out.sink + h : 0, most);
 	}
 	TEAM::sync();
 	for (int i = thread; i < g.n_head * S::V; i += TEAM::threads()) {
@@ -235,7 +235,7 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 template <class S, class Store> DEV void
 att_finish(const att_args &a, const AttSegment &g, att_shared<S> &s, Store store)
 {
-	const AttOut out = { a.y + ((long long)g.row * S::HEADS + g.head) * S::V, S::V, a.part_o, a.part_ml, a.ticket + g.unit };
+	const AttOut out = { a.y + ((long long)g.row * S::HEADS + g.head) * S::V, S::V, a.part_o, a.part_ml, a.ticket + g.unit, a.sink ? a.sink + g.head : 0 };
 	const bool whole = g.first_block == g.last_block;
 	const int mine = 2 * (int)blockIdx.x + g.begins;
 
@@ -248,7 +248,7 @@ att_finish(const att_args &a, const AttSegment &g, att_shared<S> &s, Store store
 		for (int w = 0; w < S::WARPS; w++)
 			l += s.l[w][h] * exp2f(s.m[w][h] - m);
 		s.top[h] = m;
-		s.sum[h] = l;
+		s.sum[h] = whole && h < g.n_head ? l + att_sink(out.sink ? out.sink + h : 0, m) : l;
 	}
 	for (int v0 = 0; v0 < S::V; v0 += S::VC) {
 		__syncthreads();

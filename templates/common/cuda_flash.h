@@ -327,7 +327,7 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 
 /* A segment ends: into y, or to memory for the block that will put the parts together. */
 template <class F> DEV void
-flash_segment(const FlashWork &w, FlashPair *pairs, flash_rows<F> &r, float *y, float *parts, bool first, bool last)
+flash_segment(const FlashWork &w, const float *sink, FlashPair *pairs, flash_rows<F> &r, float *y, float *parts, bool first, bool last)
 {
 	const int lane = (int)lane_id();
 
@@ -355,7 +355,7 @@ flash_segment(const FlashWork &w, FlashPair *pairs, flash_rows<F> &r, float *y, 
 			float    *o = y + ((long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G) * F::Y_APART + (lane & 3) * 2;
 			float m = pairs[pair].m, sum = pairs[pair].l;
 			flash_merge(m, sum, r.m[i][h], l, a, b);
-			const float scale = last ? 1.0f / sum : 1.0f;
+			const float scale = last ? 1.0f / (sum + att_sink(flash_sink<F>(sink, w, at), m)) : 1.0f;
 			__syncwarp(0xfu << (lane & 28)); /* the four threads of a pair have read it */
 			if ((lane & 3) == 0) {
 				pairs[pair].m = m;
@@ -385,7 +385,8 @@ flash_page(const llmc_step &s, const FlashWork &w, int chunk)
 
 /* One piece of work. done: how many parts of each tile are there, zeros before and after */
 template <class F> DEV void
-flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const float *q, typename F::source pool, float *y, float *parts, int *done)
+flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const float *q, typename F::source pool, const float *sink, float *y, float *parts,
+           int *done)
 {
 	const FlashWork &w = b.w;
 	flash_rows<F>        r;
@@ -417,7 +418,7 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 			flash_chunk<F>(queries, smem + at * F::STAGE, c * F::C, b, r);
 		const bool last = (c + 1) * F::C >= w.hi;
 		if (last || (c + 1) % (F::SEGMENT / F::C) == 0) {
-			flash_segment<F>(w, b.pair, r, y, parts, c * F::C / F::SEGMENT == w.lo / F::SEGMENT && !w.begun, last && !w.open);
+			flash_segment<F>(w, sink, b.pair, r, y, parts, c * F::C / F::SEGMENT == w.lo / F::SEGMENT && !w.begun, last && !w.open);
 			flash_reset<F>(r);
 		}
 		at = at + 1 == F::STAGES ? 0 : at + 1;
@@ -432,13 +433,13 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 		}
 		__syncthreads();
 		if (b.last)
-			flash_gather<F>(w, y, parts, (int)threadIdx.x, F::THREADS);
+			flash_gather<F>(w, sink, y, parts, (int)threadIdx.x, F::THREADS);
 	}
 }
 
-/* parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
+/* sink: of the heads, or NULL. parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
 template <class F> DEV void
-flash_run(const llmc_step &s, const float *q, typename F::source pool, float *y, float *parts, int *count)
+flash_run(const llmc_step &s, const float *q, typename F::source pool, const float *sink, float *y, float *parts, int *count)
 {
 	SHARED_BYTES(smem);
 	static_assert(sizeof(flash_block<F>) <= 1664 * F::MT, "the template's launch says so");
@@ -459,7 +460,7 @@ flash_run(const llmc_step &s, const float *q, typename F::source pool, float *y,
 		if (!b.found)
 			break;
 		if (!F::MADE || b.w.pairs > 0)
-			flash_tile<F>(smem, b, s, q, pool, y, parts, count + 2);
+			flash_tile<F>(smem, b, s, q, pool, sink, y, parts, count + 2);
 	}
 	if (threadIdx.x == 0 && atomicAdd(count + 1, 1) == (int)gridDim.x - 1) {
 		atomicExch(count, 0);

@@ -387,7 +387,7 @@ flash90_round(flash90_rows<F> &r)
 
 /* A segment ends: into y, or to memory for the block that will put the parts together. */
 template <class F> DEV void
-flash90_end(const FlashWork &w, flash90_rows<F> &r, float *y, float *parts, bool first, bool last)
+flash90_end(const FlashWork &w, const float *sink, flash90_rows<F> &r, float *y, float *parts, bool first, bool last)
 {
 	const int q = (int)(lane_id() & 3) * 2;
 
@@ -412,7 +412,7 @@ flash90_end(const FlashWork &w, flash90_rows<F> &r, float *y, float *parts, bool
 		flash_merge(r.m_all[h], r.l_all[h], r.m[h], l, a, b);
 		if (F::MADE && w.open && q == 0)
 			st_v2(flash_kept<F>(parts, w, pair), make_uint2(__float_as_uint(r.m_all[h]), __float_as_uint(r.l_all[h])));
-		const float scale = !F::KEEPS || last ? 1.0f / r.l_all[h] : 1.0f;
+		const float scale = !F::KEEPS || last ? 1.0f / (r.l_all[h] + att_sink(flash_sink<F>(sink, w, w.first + pair), r.m_all[h])) : 1.0f;
 		uint2 old[F::V / 8] = {};
 		if (F::KEEPS && !first)
 #pragma unroll
@@ -429,7 +429,7 @@ flash90_end(const FlashWork &w, flash90_rows<F> &r, float *y, float *parts, bool
 
 /* A tile. turns: all warpgroups are at it. done: how many parts of each tile are there, zeros before and after */
 template <class F> DEV void
-flash90_tile(flash90_arena<F> &a, const llmc_step &s, const float *q, float *y, float *parts, const FlashWork &w, flash90_stage<F> &ks, flash90_stage<F> &vs)
+flash90_tile(flash90_arena<F> &a, const llmc_step &s, const float *q, const float *sink, float *y, float *parts, const FlashWork &w, flash90_stage<F> &ks, flash90_stage<F> &vs)
 {
 	const int                group = flash90_group<F>(), first = __shfl_sync(~0u, w.lo / F::N, 0), end = __shfl_sync(~0u, (w.hi + F::N - 1) / F::N, 0);
 	const bool               turns = __shfl_sync(~0u, w.pairs, 0) > 64 * (F::GROUPS - 1);
@@ -490,13 +490,13 @@ flash90_tile(flash90_arena<F> &a, const llmc_step &s, const float *q, float *y, 
 		wgmma_pin(r.o);
 		flash90_arrive(&a.v_empty[vs.at]);
 		vs.next();
-		flash90_end<F>(w, r, y, parts, start == first && !w.begun, stop == end && !w.open);
+		flash90_end<F>(w, sink, r, y, parts, start == first && !w.begun, stop == end && !w.open);
 	}
 }
 
 /* A part is in memory; the block that brings the last one puts them together. threads: of this block that are at it, from the first warpgroup on */
 template <class F> DEV void
-flash90_part(flash90_arena<F> &a, const FlashWork &w, float *y, const float *parts, int *done, int threads)
+flash90_part(flash90_arena<F> &a, const FlashWork &w, const float *sink, float *y, const float *parts, int *done, int threads)
 {
 	const int thread = (int)threadIdx.x - 128;
 
@@ -508,11 +508,11 @@ flash90_part(flash90_arena<F> &a, const FlashWork &w, float *y, const float *par
 	}
 	bar_sync(F::ALL, threads);
 	if (a.last)
-		flash_gather<F>(w, y, parts, thread, threads);
+		flash_gather<F>(w, sink, y, parts, thread, threads);
 }
 
 template <class F> DEV void
-flash90_multiply(flash90_arena<F> &a, const llmc_step &s, const float *q, float *y, float *parts, int *done)
+flash90_multiply(flash90_arena<F> &a, const llmc_step &s, const float *q, const float *sink, float *y, float *parts, int *done)
 {
 	const int       group = flash90_group<F>();
 	flash90_ring<2> work;
@@ -526,9 +526,9 @@ flash90_multiply(flash90_arena<F> &a, const llmc_step &s, const float *q, float 
 		if (!a.found[work.at])
 			break;
 		if (group * 64 < w.pairs) {
-			flash90_tile<F>(a, s, q, y, parts, w, ks, vs);
+			flash90_tile<F>(a, s, q, sink, y, parts, w, ks, vs);
 			if (w.parts)
-				flash90_part<F>(a, w, y, parts, done, (w.pairs + 63) / 64 * 128);
+				flash90_part<F>(a, w, sink, y, parts, done, (w.pairs + 63) / 64 * 128);
 		} else {
 			for (int c = w.lo / F::N; c * F::N < w.hi; c++, ks.next(), vs.next()) {
 				mbar_wait(&a.k_full[ks.at], ks.round);
@@ -543,9 +543,9 @@ flash90_multiply(flash90_arena<F> &a, const llmc_step &s, const float *q, float 
 		bar_sync(F::TURN, 256);
 }
 
-/* parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
+/* sink: of the heads, or NULL. parts: of tiles that are cut; with MADE [n_tok][HEADS] m and l between rounds. count: [0] pieces of work handed out beyond one a block, [1] blocks that have ended, then of parts; zeros before and after */
 template <class F> DEV void
-flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_map *map, float *y, float *parts, int *count)
+flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_map *map, const float *sink, float *y, float *parts, int *count)
 {
 	SHARED_ARENA(flash90_arena<F>, a);
 
@@ -566,7 +566,7 @@ flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_m
 			flash90_copy<F>(a, s, q, pool, map, count);
 	} else {
 		reg_inc<(F::GROUPS == 3 ? 160 : 232)>();
-		flash90_multiply<F>(a, s, q, y, parts, count + 2);
+		flash90_multiply<F>(a, s, q, sink, y, parts, count + 2);
 	}
 }
 

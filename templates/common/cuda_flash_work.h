@@ -196,9 +196,12 @@ flash_merge(float &m, float &l, float m2, float l2, float &a, float &b)
 	l = fmaf(l, a, __fmul_rn(l2, b));
 }
 
+/* Of the heads' sinks [HEADS], or NULL, that of a pair's head */
+template <class F> DEV const float *flash_sink(const float *sink, const FlashWork &w, int at) { return sink ? sink + w.kv_head * F::G + at % F::G : 0; }
+
 /* The block that ended last: all parts of the tile, in order, by `threads` threads of which this is number `thread`. */
 template <class F> DEV void
-flash_gather(const FlashWork &w, float *y, const float *parts, int thread, int threads)
+flash_gather(const FlashWork &w, const float *sink, float *y, const float *parts, int thread, int threads)
 {
 	const float *part = parts + (long long)w.slot * F::PART;
 
@@ -210,7 +213,7 @@ flash_gather(const FlashWork &w, float *y, const float *parts, int thread, int t
 			flash_merge(m, l, ml[0], ml[1], a, b);
 			o = fmaf(o, a, __fmul_rn(part[(long long)i * F::PART + at], b));
 		}
-		y[((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G + pair % F::G) * F::Y_APART + d] = __fmul_rn(o, 1.0f / l);
+		y[((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G + pair % F::G) * F::Y_APART + d] = __fmul_rn(o, 1.0f / (l + att_sink(flash_sink<F>(sink, w, pair), m)));
 	}
 }
 

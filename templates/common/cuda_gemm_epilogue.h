@@ -122,8 +122,8 @@ template <int WIDTH> struct gemm_add {
 	}
 };
 
-/* y = F(v + b) * (u + b'): v gate, u up */
-template <int WIDTH, float (*F)(float)> struct gemm_glu {
+/* y = F(v + b, u + b'): v gate, u up */
+template <int WIDTH, float (*F)(float, float)> struct gemm_glu {
 	float       *y;
 	const float *b;
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
@@ -136,7 +136,7 @@ template <int WIDTH, float (*F)(float)> struct gemm_glu {
 		for (int j = 0; j < N; j++) {
 #pragma unroll
 			for (int c = 0; c < C; c++)
-				v[j][c] = F(v[j][c]) * u[j][c];
+				v[j][c] = F(v[j][c], u[j][c]);
 			gemm_write<WIDTH>(y + (long long)m * WIDTH, n + 4 * C * j, v[j]);
 		}
 	}

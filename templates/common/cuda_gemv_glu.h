@@ -4,8 +4,8 @@
 
 #include "common/cuda_gemv.h"
 
-/* y = F(gate x + b) * (up x + b'), for W = [gate; up] of N rows each; b: NULL without */
-template <int N, float (*F)(float)> struct gemv_glu {
+/* y = F(gate x + b, up x + b'), for W = [gate; up] of N rows each; b: NULL without */
+template <int N, float (*F)(float, float)> struct gemv_glu {
 	enum { GROUPS = (N + 3) / 4, UNIT = 0, PLACED = 0, FIRST = 0 };
 	const llmc_step &s;
 	float           *y;
@@ -31,7 +31,7 @@ template <int N, float (*F)(float)> struct gemv_glu {
 		const int r = group * 4 + j;
 
 		if (r < N)
-			y[(long long)t * N + r] = F(u + early.x) * (v + early.y);
+			y[(long long)t * N + r] = F(u + early.x, v + early.y);
 	}
 
 	__device__ __forceinline__ float raw(int, float v) const { return v; }

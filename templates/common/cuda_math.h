@@ -12,8 +12,38 @@ DEV float act_none(float x) { return x; }
 DEV float act_silu(float x) { return x / (1.0f + expf(-x)); }
 DEV float act_gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f)); }
 DEV float act_gelu_tanh(float x) { return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x))); }
+DEV float act_relu(float x) { return fmaxf(x, 0.0f); }
+DEV float act_relu2(float x) { return act_relu(x) * act_relu(x); }
 DEV float act_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 DEV float soft_cap(float x, float cap) { return cap * tanhf(x / cap); }
+
+/* xielu of the numbers p [2] that a layer has: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]) */
+DEV float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+DEV float
+act_xielu(float x, const float *p)
+{
+	if (x > 0)
+		return fmaf(softplus(p[0]) * x, x, 0.5f * x);
+	return fmaf(0.5f + softplus(p[1]), expm1f(fminf(x, -1e-6f)) - x, 0.5f * x);
+}
+
+/* A gated activation, glu_<act>(g, u, limit) = act(g) * u; limit > 0: of what is within it */
+DEV float glu_gate(float g, float limit) { return limit > 0 ? fminf(g, limit) : g; }
+DEV float glu_up(float u, float limit) { return limit > 0 ? fmaxf(fminf(u, limit), -limit) : u; }
+DEV float glu_silu(float g, float u, float limit) { return act_silu(glu_gate(g, limit)) * glu_up(u, limit); }
+DEV float glu_gelu(float g, float u, float limit) { return act_gelu(glu_gate(g, limit)) * glu_up(u, limit); }
+DEV float glu_gelu_tanh(float g, float u, float limit) { return act_gelu_tanh(glu_gate(g, limit)) * glu_up(u, limit); }
+DEV float glu_relu(float g, float u, float limit) { return act_relu(glu_gate(g, limit)) * glu_up(u, limit); }
+DEV float glu_relu2(float g, float u, float limit) { return act_relu2(glu_gate(g, limit)) * glu_up(u, limit); }
+
+DEV float
+glu_swiglu_oai(float g, float u, float limit)
+{
+	const float v = glu_gate(g, limit);
+
+	return v / (1.0f + expf(-1.702f * v)) * (glu_up(u, limit) + 1.0f);
+}
 
 /* 16-bit values in pairs: the lower half is the first. */
 DEV float bf16_lo(unsigned pair) { return __uint_as_float(pair << 16); }

@@ -236,7 +236,7 @@ mla_attend(const llmc_step &step, const mla_args &a)
 		__syncthreads();
 		const AttSegment &f = s.at;
 		const bool whole = f.first_block == f.last_block;
-		const AttOut out = { a.o + ((long long)f.row * S::HEADS + f.head) * S::RANK, S::RANK, a.part_o, a.part_ml, a.ticket + f.unit };
+		const AttOut out = { a.o + ((long long)f.row * S::HEADS + f.head) * S::RANK, S::RANK, a.part_o, a.part_ml, a.ticket + f.unit, 0 };
 		float *part = out.part_o + (long long)(2 * (int)blockIdx.x + f.begins) * S::HB * S::RANK;
 #pragma unroll
 		for (int i = 0; i < S::MINE; i++)

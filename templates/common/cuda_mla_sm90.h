@@ -283,7 +283,7 @@ mla90_multiply(mla90_arena<S> &s, const llmc_step &step, const mla_args &a)
 		}
 		mla90_team::sync();
 		const bool   whole = g.first_block == g.last_block;
-		const AttOut out = { a.o + ((long long)g.row * S::HEADS + g.head) * S::RANK, S::RANK, a.part_o, a.part_ml, a.ticket + g.unit };
+		const AttOut out = { a.o + ((long long)g.row * S::HEADS + g.head) * S::RANK, S::RANK, a.part_o, a.part_ml, a.ticket + g.unit, 0 };
 		float       *part = out.part_o + (long long)(2 * (int)blockIdx.x + g.begins) * S::HB * S::RANK;
 #pragma unroll
 		for (int h = 0; h < 2; h++) {

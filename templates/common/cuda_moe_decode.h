@@ -19,7 +19,7 @@
 #include "common/cuda_norm.h"
 
 /* The first half: E experts of width F, K chosen of them, and a shared one of width S (0: none); ROOM bytes for rows of x */
-template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E_, int K_, int F_, int S_, int ROWS_, float (*ACT_)(float)> struct moe_up_config {
+template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E_, int K_, int F_, int S_, int ROWS_, float (*GLU_)(float, float)> struct moe_up_config {
 	typedef GATE_   GATE;
 	typedef UP_     UP;
 	typedef S_GATE_ S_GATE;
@@ -37,10 +37,10 @@ template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E
 		THREADS = 512,
 		PAIRS = WIDE ? 2 : 4     /* that moe_up takes at once */
 	};
-	DEV float act(float v) { return ACT_(v); }
+	DEV float glu(float g, float u) { return GLU_(g, u); }
 };
 
-/* n rows of x [n, H], id [n, K]; matrices of all experts, stacked, and of the shared one; h [n, K * F + S] */
+/* n rows of x [n, H], id [n, K]; matrices of all experts, stacked, with their biases or NULL, and of the shared one; h [n, K * F + S] */
 template <class C> struct moe_up_operands {
 	int                           n;
 	const float                  *x;
@@ -51,6 +51,7 @@ template <class C> struct moe_up_operands {
 	w_matrix<typename C::S_GATE>  s_gate;
 	w_matrix<typename C::S_UP>    s_up;
 	float                        *h;
+	const float                  *gate_b, *up_b;
 };
 
 template <class C> struct alignas(16) moe_up_arena {
@@ -58,9 +59,10 @@ template <class C> struct alignas(16) moe_up_arena {
 	int   count[C::E], used[C::E], n_used;
 };
 
-/* One row of gate and up for T rows of x: lane at + t says where in x (mine) and, of h, the element (to). Those of [at, stop) are written. */
+/* One row of gate and up, of biases gb and ub, for T rows of x: lane at + t says where in x (mine) and, of h, the element (to). Those of [at, stop) are written. */
 template <class C, int T, class G, class U> DEV void
-moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, float *h, int mine, int to, int at, int stop, float g_scale, float u_scale)
+moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, float *h, int mine, int to, int at, int stop, float g_scale, float u_scale,
+           float gb, float ub)
 {
 	const float *xs[T];
 	float sum[2][T] = {};
@@ -86,18 +88,21 @@ moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, f
 	for (int t = 0; t < T; t++) {
 		const float g = warp_sum(sum[0][t]) * g_scale, u = warp_sum(sum[1][t]) * u_scale;
 		if ((int)lane_id() == at + t && at + t < stop)
-			h[to] = C::act(g) * u;
+			h[to] = C::glu(g + gb, u + ub);
 	}
 }
 
 template <class C, class G, class U> DEV void
-moe_up_pairs(const w_matrix<G> &gate, const w_matrix<U> &up, long long row, const float *x, float *h, int mine, int to, int n)
+moe_up_pairs(const w_matrix<G> &gate, const w_matrix<U> &up, long long row, const float *x, float *h, int mine, int to, int n,
+             const float *gate_b, const float *up_b)
 {
+	const float gb = gate_b ? gate_b[row] : 0, ub = up_b ? up_b[row] : 0;
+
 	for (int at = 0; at < n; at += C::PAIRS)
 		if (n - at == 1)
-			moe_up_row<C, 1, G, U>(gate.row(row), up.row(row), x, h, mine, to, at, n, gate.scale, up.scale);
+			moe_up_row<C, 1, G, U>(gate.row(row), up.row(row), x, h, mine, to, at, n, gate.scale, up.scale, gb, ub);
 		else
-			moe_up_row<C, C::PAIRS, G, U>(gate.row(row), up.row(row), x, h, mine, to, at, min(n, at + (int)C::PAIRS), gate.scale, up.scale);
+			moe_up_row<C, C::PAIRS, G, U>(gate.row(row), up.row(row), x, h, mine, to, at, min(n, at + (int)C::PAIRS), gate.scale, up.scale, gb, ub);
 }
 
 /* The i-th bit that is set, from 0 */
@@ -208,7 +213,8 @@ moe_up_chosen(moe_up_arena<C> &s, const moe_up_operands<C> &in, const int *id, f
 		}
 		for (;;) {
 			const int t = mine / C::K;
-			moe_up_pairs<C>(in.gate, in.up, (long long)e * C::F + r, s.x[0], h, t * XS, t * C::APART + (mine - t * C::K) * C::F + r, have);
+			moe_up_pairs<C>(in.gate, in.up, (long long)e * C::F + r, s.x[0], h, t * XS, t * C::APART + (mine - t * C::K) * C::F + r, have,
+			                in.gate_b, in.up_b);
 			if (from >= pairs)
 				break;
 			have = moe_gather(id, pairs, e, from, mine);
@@ -233,7 +239,7 @@ moe_up(const moe_up_operands<C> &in)
 		if constexpr (C::S > 0) {
 			const int t = min((int)lane_id(), n - 1);
 			for (int r = (int)(C::S * warp / warps); r < (int)(C::S * (warp + 1) / warps); r++)
-				moe_up_pairs<C>(in.s_gate, in.s_up, r, s.x[0], h, t * XS, t * C::APART + C::K * C::F + r, n);
+				moe_up_pairs<C>(in.s_gate, in.s_up, r, s.x[0], h, t * XS, t * C::APART + C::K * C::F + r, n, 0, 0);
 		}
 		__syncthreads(); /* s.x and s.used have been read */
 	}
@@ -246,7 +252,7 @@ template <class DOWN_, class S_DOWN_, int H_, int E_, int K_, int S_, int MIX_> 
 	enum { H = H_, E = E_, K = K_, F = DOWN::COLS, S = S_, MIX = MIX_, APART = K * F + S };
 };
 
-/* h [n, K * F + S], id [n, K], weight [n, K + MIX]; y [n, H] = scale * r + the sum; r NULL: without, and may be y */
+/* h [n, K * F + S], id [n, K], weight [n, K + MIX]; y [n, H] = scale * r + the sum; r NULL: without, and may be y; down_b: biases of all experts, or NULL */
 template <class C> struct moe_down_operands {
 	int                           n;
 	const float                  *h;
@@ -256,6 +262,7 @@ template <class C> struct moe_down_operands {
 	w_matrix<typename C::S_DOWN>  s_down;
 	const float                  *r;
 	float                         scale, *y;
+	const float                  *down_b;
 };
 
 template <class C> DEV void
@@ -318,6 +325,8 @@ moe_down(const moe_down_operands<C> &in)
 			}
 		}
 		y = warp_sum(y) * in.down.scale;
+		if (in.down_b) /* lane k has the expert with k lower ones */
+			y += warp_sum(lane < K ? weight * in.down_b[(long long)expert * C::H + o] : 0.0f);
 		if constexpr (C::S > 0) {
 			const unsigned char *const row[1] = { in.s_down.row(o) };
 			const float *const x[1] = { h + K * C::F };

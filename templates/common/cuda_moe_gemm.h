@@ -55,11 +55,12 @@ template <int COLS> struct moe_plain {
 	__device__ __forceinline__ unsigned short *operator+(int k) const { return at + k; }
 };
 
-/* h = F(v) * u: v gate, u up, of one expert. rows: h of its first row; n rows; PLACE: where values stand; scale [n] */
-template <class W, int WIDTH, float (*F)(float), class PLACE> struct moe_glu {
+/* h = F(v + vb, u + ub): v gate, u up, of one expert, whose biases are vb and ub, or NULL. rows: h of its first row; n rows; PLACE: where values stand; scale [n] */
+template <class W, int WIDTH, float (*F)(float, float), class PLACE> struct moe_glu {
 	void        *rows;
 	const float *scale;
 	int          n;
+	const float *vb, *ub;
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void
 	take(int m, int col, float (&v)[N][C], float (&u)[N][C]) const
@@ -67,13 +68,15 @@ template <class W, int WIDTH, float (*F)(float), class PLACE> struct moe_glu {
 		const PLACE to(rows, m, n);
 		const float s = W::BF16 ? 1.0f : scale[m];
 
+		gemm_bias<WIDTH>(vb, col, v);
+		gemm_bias<WIDTH>(ub, col, u);
 #pragma unroll
 		for (int j = 0; j < N; j++) {
 			const int k = col + 4 * C * j;
 			unsigned p[C / 2];
 #pragma unroll
 			for (int c = 0; c < C; c += 2)
-				p[c / 2] = moe_h_pack<W>(F(v[j][c]) * u[j][c], F(v[j][c + 1]) * u[j][c + 1], s);
+				p[c / 2] = moe_h_pack<W>(F(v[j][c], u[j][c]), F(v[j][c + 1], u[j][c + 1]), s);
 			if (k >= WIDTH)
 				continue;
 			if constexpr (C == 4)
@@ -84,26 +87,29 @@ template <class W, int WIDTH, float (*F)(float), class PLACE> struct moe_glu {
 	}
 };
 
-/* z of one expert's pairs; pair [n] */
+/* z + b of one expert's pairs; pair [n]; b: its bias, or NULL */
 template <int WIDTH> struct moe_spread {
-	float     *z;
-	const int *pair;
+	float       *z;
+	const int   *pair;
+	const float *b;
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void
 	take(int m, int col, float (&v)[N][C], float (&)[N][C]) const
 	{
 		float *to = z + (long long)pair[m] * WIDTH;
 
+		gemm_bias<WIDTH>(b, col, v);
 #pragma unroll
 		for (int j = 0; j < N; j++)
 			gemm_write<WIDTH>(to, col + 4 * C * j, v[j]);
 	}
 };
 
-/* h = F(v) * u as fp32, of row t and its choice k at h[t * APART + k * WIDTH]; pair [n] of one expert, or NULL: the shared one, behind the K choices */
-template <int WIDTH, int K, int APART, int WIDE, float (*F)(float)> struct moe_glu_rows {
-	float     *h;
-	const int *pair;
+/* h = F(v + vb, u + ub) as fp32, of row t and its choice k at h[t * APART + k * WIDTH]; pair [n] of one expert, or NULL: the shared one, behind the K choices; vb, ub: biases, or NULL */
+template <int WIDTH, int K, int APART, int WIDE, float (*F)(float, float)> struct moe_glu_rows {
+	float       *h;
+	const int   *pair;
+	const float *vb, *ub;
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void
 	take(int m, int col, float (&v)[N][C], float (&u)[N][C]) const
@@ -111,11 +117,13 @@ template <int WIDTH, int K, int APART, int WIDE, float (*F)(float)> struct moe_g
 		const int t = pair ? pair[m] / K : m, k = pair ? pair[m] % K : K;
 		float *to = h + (long long)t * APART + k * WIDTH;
 
+		gemm_bias<WIDE>(vb, col, v);
+		gemm_bias<WIDE>(ub, col, u);
 #pragma unroll
 		for (int j = 0; j < N; j++) {
 #pragma unroll
 			for (int c = 0; c < C; c++)
-				v[j][c] = F(v[j][c]) * u[j][c];
+				v[j][c] = F(v[j][c], u[j][c]);
 			gemm_write<WIDE>(to, col + 4 * C * j, v[j]);
 		}
 	}
@@ -144,31 +152,36 @@ template <class W_, int E_, int ROWS_, int PAIR> struct moe_factors {
 	}
 };
 
+/* Of a bias of ROWS elements an expert, or NULL, expert e's */
+template <int ROWS> DEV const float *moe_bias(const float *b, int e) { return b ? b + (long long)e * ROWS : 0; }
+
 /* What becomes of an expert's results: h in 16 bits by its places, PLACE; h as fp32 by rows; z by pairs */
-template <class W, class DOWN, int E, int F, float (*ACT)(float), class PLACE> struct moe_product_up : moe_factors<W, E, F, 1> {
+template <class W, class DOWN, int E, int F, float (*ACT)(float, float), class PLACE> struct moe_product_up : moe_factors<W, E, F, 1> {
 	typedef moe_glu<DOWN, F, ACT, PLACE> epilogue;
 	unsigned short *h;
-	const float    *h_scale;
+	const float    *h_scale, *gate_b, *up_b;
 	__device__ __forceinline__ epilogue
 	take(int e) const
 	{
 		const long long at = this->range[e];
-		return { h + at * F, h_scale + at, this->range[E + e] };
+		return { h + at * F, h_scale + at, this->range[E + e], moe_bias<F>(gate_b, e), moe_bias<F>(up_b, e) };
 	}
 };
 
-template <class W, int E, int K, int F, int APART, float (*ACT)(float)> struct moe_product_glu : moe_factors<W, E, F, 1> {
+template <class W, int E, int K, int F, int APART, float (*ACT)(float, float)> struct moe_product_glu : moe_factors<W, E, F, 1> {
 	typedef moe_glu_rows<F, K, APART, F, ACT> epilogue;
-	float     *h;
-	const int *pair;
-	__device__ __forceinline__ epilogue take(int e) const { return { h, pair + this->range[e] }; }
+	float       *h;
+	const int   *pair;
+	const float *gate_b, *up_b;
+	__device__ __forceinline__ epilogue take(int e) const { return { h, pair + this->range[e], moe_bias<F>(gate_b, e), moe_bias<F>(up_b, e) }; }
 };
 
 template <class W, int E, int H> struct moe_product_down : moe_factors<W, E, H, 0> {
 	typedef moe_spread<H> epilogue;
-	float     *z;
-	const int *pair;
-	__device__ __forceinline__ epilogue take(int e) const { return { z, pair + this->range[e] }; }
+	float       *z;
+	const int   *pair;
+	const float *down_b;
+	__device__ __forceinline__ epilogue take(int e) const { return { z, pair + this->range[e], moe_bias<H>(down_b, e) }; }
 };
 
 /* The block's place of the list: row x of its pair, normed, to its place among the expert's in act [pairs, W::COLS]. PLACE as of moe_glu */

@@ -53,9 +53,9 @@ struct norm_layer {
 	}
 
 	DEV float
-	apply(float x, float mean, float scale, const float *w, const float *b, int i, int)
+	apply(float x, float mean, float scale, const float *w, const float *b, int i, int plus_one)
 	{
-		return (x - mean) * scale * norm_gain(w, i, 0) + norm_bias(b, i);
+		return (x - mean) * scale * norm_gain(w, i, plus_one) + norm_bias(b, i);
 	}
 };
 

@@ -9,7 +9,7 @@ class Attention:
     fill, page_bytes."""
 
     def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, mask="causal", alibi=0.0, kv="f16",
-                 prefix=None, seed=0, spread=1.0, low=0.0, kv_v=None, rotate=False):
+                 prefix=None, seed=0, spread=1.0, low=0.0, kv_v=None, rotate=False, sinks=False):
         """low: all scores are lower by this much, through the first dimension: a maximum that starts at 0 would make all weights 0"""
         v_dim = dim if v_dim is None else v_dim
         self.heads, self.kv_heads, self.dim, self.v_dim, self.kv = heads, kv_heads, dim, v_dim, kv
@@ -24,10 +24,11 @@ class Attention:
         self.q = [(rng.standard_normal((n, heads, dim)) * spread).astype(np.float32) for n in lens]
         for k, q in zip(self.k, self.q) if low else ():
             k[:, :, 0], q[:, :, 0] = -16, low / self.scale / 16
+        self.sink = (3 * np.random.default_rng(77).standard_normal(heads) + low).astype(np.float32) if sinks else None
         for i in range(len(lens)):
             self.fill(i)
         self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap), WINDOW=window,
-                           MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.page_bytes)
+                           MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.page_bytes, HAS_SINK=int(sinks))
         if (kv_v or kv) != kv or rotate:
             self.params |= dict(KV_K=kv, KV_V=self.kv_v, KV_ROTATE=int(rotate))
 
@@ -62,8 +63,10 @@ class Attention:
                 s = self.cap * np.tanh(s / self.cap)
             if self.alibi:
                 s = s + (self.slopes().reshape(self.kv_heads, g, 1) * (np.arange(lo, hi) - p))
+            if self.sink is not None:
+                s = np.concatenate([s, self.sink.astype(np.float64).reshape(self.kv_heads, g, 1)], -1)
             e = np.exp(s - s.max(-1, keepdims=True))
-            e /= e.sum(-1, keepdims=True)
+            e = (e / e.sum(-1, keepdims=True))[..., :hi - lo]
             out[r] = np.einsum("kgj,jkd->kgd", e, v[lo:hi]).reshape(self.heads, self.v_dim)
         return out
 

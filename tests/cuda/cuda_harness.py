@@ -584,7 +584,7 @@ class Kernel:
         self.args, self.scratch = ([a for a in k["arg"] if (a["dir"] == "scratch") == want] for want in (False, True))
 
     def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=100, path="own", early=None, rounds=1):
-        assert len(args) == len(self.args), f"{self.template} has {len(self.args)} arguments, {len(args)} given"
+        args, place = E.complete(args, self.args)
         syms = {k: max(v, bucket) for k, v in step.n.items()}
         syms.update(n_pre=syms["n_tok"], n_sm=sms, n_part=1)
         elems = lambda e: max(1, E.elems(e, syms))
@@ -598,7 +598,7 @@ class Kernel:
             if a is None:
                 passed.append(("none", None, False))
             elif isinstance(a, alias):
-                passed.append(("alias", a.index, False))
+                passed.append(("alias", place[a.index], False))
             elif isinstance(a, out):
                 passed.append(("out", a.alloc, False))
                 fetch.append((i, 0, a.shape, a.dtype))

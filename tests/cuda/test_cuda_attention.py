@@ -33,7 +33,7 @@ class Case(Attention):
         if kernel.template == "attention_decode_sm80": # reads before its wait what is older than the step
             own = [(1, at, n) for i, ps in rows for at, n in self.pool.places(i, ps[0], self.kv_heads)]
             kw = dict(dict(early=own if len(own) < 40 and not beyond else [(1, 0, 0)]), **kw)
-        return kernel.run(step, [q, pages, None, H.out((len(pos), self.heads, self.v_dim))], **kw)[-1]
+        return kernel.run(step, [q, pages, None, self.sink, H.out((len(pos), self.heads, self.v_dim))], **kw)[-1]
 
 
 LENS = [1, 31, 32, 33, 64, 255, 256, 257]
@@ -49,6 +49,7 @@ CASES = {
     "prefix": dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200]),
     "falcon": dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),
     "low":    dict(lens=[40, 257], heads=4, kv_heads=2, dim=64, low=400.0),
+    "sinks":  dict(lens=[40, 130], heads=8, kv_heads=2, dim=20, window=33, sinks=True),
     "capwin": dict(lens=[400], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1, kv="f32"),
 }
 
@@ -82,6 +83,7 @@ DECODE = {
     "v_dim":   dict(lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0),
     "wide":    dict(lens=[70], heads=16, kv_heads=1, dim=192, v_dim=128, kv="f16"),
     "low":     dict(lens=[40, 600], heads=8, kv_heads=2, dim=64, low=400.0, kv="bf16"),
+    "sinks":   dict(lens=[5, 600, 300], heads=16, kv_heads=2, dim=64, kv="bf16", sinks=True),
     "many":    dict(lens=[(7 * i) % 90 + 1 for i in range(40)], heads=4, kv_heads=2, dim=16, kv="bf16"),
 }
 

@@ -45,10 +45,12 @@ def on_processors(op, params, step, args, check):
 def on_the_reference(op, params, step, args, check):
     """The fp32 interpreter, which also says what shapes the arguments have (tests/kernels/reference.c)."""
     ints = lambda a: np.ascontiguousarray(a, np.int32).tobytes()
+    declared = [a for a in E.expand("cuda-sm_75", f"templates/cuda/{op}.cu.in", params)["arg"] if a["dir"] != "scratch"]
+    args = E.complete(args, declared)[0]
     data = ints(step["pos"]) + ints(step["tok"]) + ints(step["out_row"])
     for x in (x for x in args if not isinstance(x, H.out)):
         data += np.int64(-1 if x is None else x.size).tobytes() + (b"" if x is None else np.ascontiguousarray(x, np.float32).tobytes())
-    values = [f"{k.lower()}={v}" for k, v in params.items() if not k.startswith("HAS_")]
+    values = [f"{k.lower()}={v}" for k, v in (E.USUAL | params).items() if not k.startswith("HAS_")]
     r = subprocess.run([str(E.tool("reference")), op, str(len(step["pos"])), str(len(step["out_row"])), *values], input=data, capture_output=True)
     assert r.returncode == 0, r.stderr.decode()
     check([np.frombuffer(r.stdout, np.float32).reshape(args[-1].shape)])
@@ -88,6 +90,11 @@ def sigmoid(x):
     ("act", dict(ACT="silu"), 1, lambda x: x * sigmoid(x)),
     ("act", dict(ACT="gelu"), 1, lambda x: act(x, "gelu")),
     ("act", dict(ACT="gelu_tanh"), 1, lambda x: act(x, "gelu_tanh")),
+    ("act", dict(ACT="relu"), 1, lambda x: np.maximum(x, 0)),
+    ("act", dict(ACT="relu2"), 1, lambda x: np.maximum(x, 0) ** 2),
+    ("glu", dict(ACT="silu", LIMIT=2.0), 2, lambda g, u: np.minimum(g, 2) * sigmoid(np.minimum(g, 2)) * np.clip(u, -2, 2)),
+    ("glu", dict(ACT="swiglu_oai", LIMIT=7.0), 2, lambda g, u: np.minimum(g, 7) * sigmoid(1.702 * np.minimum(g, 7)) * (np.clip(u, -7, 7) + 1)),
+    ("glu", dict(ACT="relu2"), 2, lambda g, u: np.maximum(g, 0) ** 2 * u),
     ("glu", dict(ACT="silu"), 2, lambda g, u: g * sigmoid(g) * u),
     ("glu", dict(ACT="gelu_tanh"), 2, lambda g, u: act(g, "gelu_tanh") * u),
     ("gate_mul", dict(), 2, lambda x, s: x * sigmoid(s)),
@@ -103,6 +110,15 @@ def test_elementwise(x, op, params, args, want):
     everywhere(op, p, ROWS, [H.inout(x)] + given[1:] + [H.alias(0)], w)
     if op in ("add", "glu"):
         everywhere(op, p, ROWS, [x, H.inout(other), H.alias(1)], w)
+
+
+def test_xielu(x):
+    """About 0, where a difference loses digits, too."""
+    x[1, :40] = np.linspace(-1.5, 0.1, 40)
+    p = np.array([0.4, -0.7], np.float32)
+    z, (a, b) = x.astype(np.float64), np.log1p(np.exp(p.astype(np.float64))) + [0, 0.5]
+    want = np.where(z > 0, a * z * z + z / 2, (np.expm1(np.minimum(z, -1e-6)) - z) * b + z / 2)
+    everywhere("act", dict(WIDTH=70, ACT="xielu", HAS_P=1), ROWS, [x, p, H.out((N, 70))], want, bucket=9)
 
 
 def test_cap_slice_pick(x):

@@ -21,11 +21,12 @@ CASES = {
     "mqa":    dict(lens=[5, 40], heads=71, kv_heads=1, dim=64, kv="bf16"),
     "alibi":  dict(lens=[64, 90], heads=6, kv_heads=6, dim=32, alibi=8.0),
     "low":    dict(lens=[40, 130], heads=4, kv_heads=2, dim=64, low=400.0, kv="bf16"),
+    "sinks":  dict(lens=[7, 130], heads=8, kv_heads=1, dim=64, window=40, sinks=True),
     "prefix": dict(lens=[40, 120], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 90]),
 }
 # wgmma: chunks of 128 positions (64 for wide heads), tiles of 128 pairs; one of its warpgroups without work, rings that come round
 SM90 = {
-    **{k: CASES[k] for k in ("gqa", "llama", "d80", "d96", "d256", "mqa", "alibi", "low", "prefix")},
+    **{k: CASES[k] for k in ("gqa", "llama", "d80", "d96", "d256", "mqa", "alibi", "low", "prefix", "sinks")},
     "alone":  dict(lens=[128, 130, 257], heads=2, kv_heads=2, dim=128),
     "eight":  dict(lens=[7, 40], heads=16, kv_heads=2, dim=48, scale=0.2),
     "d192":   dict(lens=[20, 200], heads=4, kv_heads=1, dim=192, cap=20.0),
@@ -99,7 +100,7 @@ def test_pages_out_of_sight(arch):
 def test_segments(arch, more):
     """Beyond a segment (512 positions; 1024): pieces go through y, single rows are cut over blocks."""
     far = 512 if arch == "sm_90a" else 0
-    c = case(lens=[1100 + far, 600 + far, 513 + far], heads=4, kv_heads=2, dim=32, kv="f16")
+    c = case(lens=[1100 + far, 600 + far, 513 + far], heads=4, kv_heads=2, dim=32, kv="f16", sinks=True)
     rows = [(0, [1099 + far]), (1, [598 + far, 599 + far]), (2, list(range(470 + far, 513 + far)))]
     k, want = kernel(c, arch, **more), np.concatenate([c.want(i, ps) for i, ps in rows])
     close(c.run(k, rows), want, TOL["f16"])
@@ -110,6 +111,26 @@ def test_segments(arch, more):
     w = case(lens=[1100, 1300], heads=2, kv_heads=2, dim=16, window=600, kv="bf16")
     rows = [(0, list(range(1000, 1100))), (1, [1299])]
     close(w.run(kernel(w, arch, **more), rows, seed=1), np.concatenate([w.want(i, ps) for i, ps in rows]), TOL["bf16"])
+
+
+PLANTED = {  # of another head, in every part of a row, in none
+    "another head": ("sink + w.kv_head * F::G + at % F::G", "sink + w.kv_head * F::G"),
+    "every segment": ("last ? 1.0f / (sum + att_sink(", "true ? 1.0f / (sum + att_sink("),
+    "parts without": ("(l + att_sink(flash_sink<F>(sink, w, pair), m))", "l"),
+}
+
+
+@pytest.mark.findings
+@pytest.mark.parametrize("what", PLANTED)
+def test_sinks_planted(what):
+    right, wrong = PLANTED[what]
+    c = case(lens=[1100, 600], heads=4, kv_heads=2, dim=32, kv="f16", sinks=True)
+    rows = [(0, [1099]), (1, [598, 599])] if what != "every segment" else [(0, list(range(1090, 1100)))]
+    k = kernel(c)
+    assert k.text.count(right) == 1
+    k.text = k.text.replace(right, wrong)
+    with pytest.raises(AssertionError):
+        close(c.run(k, rows, mode="check", seed=3, sms=2), np.concatenate([c.want(i, ps) for i, ps in rows]), TOL["f16"])
 
 
 def bits(a):

@@ -71,20 +71,22 @@ def test_norm_route(template, arch, name, hidden, dtype, mix, runs):
 class Experts:
     """Experts and a shared one of one layer. dtypes: of gate and up, of down, of the shared expert's gate and up, of its down."""
 
-    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", seed=0):
+    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", limit=0.0, biased=False, seed=0):
         self.n, self.top_k, self.hidden, self.width, self.shared, self.dtypes, self.mix, self.act, self.kind = n, top_k, hidden, width, shared, dtypes, mix, act, kind
         r = self.r = np.random.default_rng(seed)
         a, b, c, d = dtypes
         self.gate, self.up = (CW.Weights(a, n * width, hidden, seed + i, hidden ** -0.5) for i in (1, 2))
         self.down = CW.Weights(b, n * hidden, width, seed + 3, width ** -0.5)
         self.s = [CW.Weights(c, shared, hidden, seed + i, hidden ** -0.5) for i in (4, 5)] + [CW.Weights(d, hidden, shared, seed + 6, shared ** -0.5)] if shared else [None] * 3
+        rb = np.random.default_rng(seed + 9)
+        self.limit, self.biases = limit, [rb.standard_normal((n, m)).astype(np.float32) for m in (width, width, hidden)] if biased else [None] * 3
         self.nw = r.uniform(0.5, 1.5, hidden).astype(np.float32) if kind != "none" else None
         self.nb = r.standard_normal(hidden).astype(np.float32) if kind == "layer" else None
         size = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, SHARED=shared)
         has = lambda name, dt: {f"HAS_{name}": int(shared > 0), **({f"{name}_DTYPE": dt} if shared else {})}
-        self.glu_params = dict(size, ACT=act, NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"),
+        self.glu_params = dict(size, ACT=act, LIMIT=limit, HAS_GATE_B=int(biased), HAS_UP_B=int(biased), NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"),
                                **has("S_GATE", c), **has("S_UP", c))
-        self.down_params = dict(size, MIX=mix, SCALE=0.5, DOWN_DTYPE=b, **has("S_DOWN", d))
+        self.down_params = dict(size, HAS_DOWN_B=int(biased), MIX=mix, SCALE=0.5, DOWN_DTYPE=b, **has("S_DOWN", d))
 
     def value(self, m, mixed):
         v = m.value.astype(np.float16) if mixed and m.dtype in H.PACKED else m.value  # as the tensor cores get them
@@ -102,15 +104,16 @@ class Experts:
     def glu(self, k, rows, mixed, **kw):
         x = self.r.standard_normal((rows, self.hidden)).astype(np.float32)
         xn = norm(x, self.kind, self.nw, self.nb)
-        f = ACTS[self.act]
+        f = lambda g, u: gated(self.act, g, u, self.limit)
+        gb, ub = (np.zeros((self.n, 1)) if b is None else b for b in self.biases[:2])
         g, u = (self.value(m, mixed).reshape(self.n, self.width, -1) for m in (self.gate, self.up))
         r = rounded(xn, self.dtypes[0]) if mixed else xn
-        want = np.concatenate([np.stack([f(g[e] @ r[t]) * (u[e] @ r[t]) for e in self.id[t]]).reshape(1, -1) for t in range(rows)])
+        want = np.concatenate([np.stack([f(g[e] @ r[t] + gb[e], u[e] @ r[t] + ub[e]) for e in self.id[t]]).reshape(1, -1) for t in range(rows)])
         if self.shared:
             r = rounded(xn, self.dtypes[2]) if mixed else xn
             sg, su = (self.value(m, mixed) for m in self.s[:2])
-            want = np.concatenate([want, f(r @ sg.T) * (r @ su.T)], 1)
-        got, = k.run(step(rows), [x, self.nw, self.nb, self.id, self.nan(self.gate), self.nan(self.up), *(m and m.packed for m in self.s[:2]), H.out(want.shape)], **kw)
+            want = np.concatenate([want, f(r @ sg.T, r @ su.T)], 1)
+        got, = k.run(step(rows), [x, self.nw, self.nb, self.id, self.nan(self.gate), self.nan(self.up), *self.biases[:2], *(m and m.packed for m in self.s[:2]), H.out(want.shape)], **kw)
         close(got, want, 5e-3 if mixed else 4e-6)
 
     def down_add(self, k, rows, mixed, add=True, **kw):
@@ -122,15 +125,21 @@ class Experts:
         want = 0.5 * res.astype(np.float64) if add else np.zeros((rows, self.hidden))
         for t in range(rows):
             for i, e in enumerate(self.id[t]):
-                want[t] += weight[t, i] * (d[e] @ see(h[t:t + 1, i * self.width:(i + 1) * self.width], self.dtypes[1])[0])
+                want[t] += weight[t, i] * (d[e] @ see(h[t:t + 1, i * self.width:(i + 1) * self.width], self.dtypes[1])[0] + (0 if self.biases[2] is None else self.biases[2][e]))
         if self.shared:
             z = see(h[:, self.top_k * self.width:], self.dtypes[3]) @ self.value(self.s[2], mixed).T
             want += z * (weight[:, self.top_k:] if self.mix else 1)
-        args = [h, self.id, weight, self.nan(self.down), self.s[2] and self.s[2].packed]
+        args = [h, self.id, weight, self.nan(self.down), self.biases[2], self.s[2] and self.s[2].packed]
         # in place where the kernel before makes r again for the second run
-        place = [None, H.out(want.shape)] if not add else [H.inout(res), H.alias(5)] if any(x["pdl"] for x in k.launches) else [res, H.out(want.shape)]
+        place = [None, H.out(want.shape)] if not add else [H.inout(res), H.alias(6)] if any(x["pdl"] for x in k.launches) else [res, H.out(want.shape)]
         got = k.run(step(rows), args + place, **kw)[0]
         close(got, want, 5e-5 if mixed else 4e-6)
+
+
+def gated(act, g, u, limit):
+    if limit:
+        g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
+    return g / (1 + np.exp(-1.702 * g)) * (u + 1) if act == "swiglu_oai" else ACTS[act](g) * u
 
 
 def close(got, want, tol):
@@ -140,13 +149,17 @@ def close(got, want, tol):
 
 
 B, F, Q = ("bf16",) * 4, ("f32",) * 4, ("q8_0",) * 4
+OAI = (0, "swiglu_oai", "rms", 1.0, True)
 DECODE = {
+    "biased":       ("sm_90a", (5, 2, 64, 40, 0, ("mxfp4", "bf16", "bf16", "bf16"), *OAI), [(1, None, "fast", 0), (3, 3, "check", 2)]),
     "all of 7":     ("sm_90a", (7, 7, 64, 24, 40, B, 1), [(1, None, "fast", 0), (3, None, "check", 2), (40, None, "fast", 1)]),
     "f32":          ("sm_75", (5, 2, 36, 20, 0, F), [(1, None, "fast", 0), (9, 2, "check", 2)]),
     "hidden 576":   ("sm_90a", (3, 1, 576, 32, 32, ("q4_0", "bf16", "q8_0", "f16"), 0, "gelu_tanh", "layer"), [(8, 1, "fast", 1)]),
     "k formats":    ("sm_80", (4, 2, 256, 256, 256, ("q4_k", "q6_k", "q4_k", "q5_k")), [(2, None, "fast", 0)]),
 }
 MIXED = {
+    "biased":       ("sm_80", (5, 2, 64, 64, 0, ("mxfp4", "mxfp4", "bf16", "bf16"), *OAI), [(20, 3, "check", 2)]),
+    "biased wgmma": ("sm_90a", (5, 2, 64, 64, 0, B, *OAI), [(40, None, "fast", 0)]),
     "wgmma":        ("sm_90a", (5, 2, 64, 64, 128, B, 1), [(20, 3, "check", 2), (300, 4, "fast", 1)]),
     "wgmma blocks": ("sm_90a", (3, 2, 64, 64, 64, ("q8_0",) * 4, 0), [(10, None, "fast", 0), (40, 2, "fast", 1)]), # the way of few rows, and the other
     "5 experts":    ("sm_80", (5, 2, 64, 40, 24, B, 1), [(1, None, "fast", 0), (20, 3, "check", 2)]),
@@ -162,7 +175,7 @@ if EVERY:
             MIXED[f"{arch} {dt}"] = (arch, (5, 3, w, w, w, (dt,) * 4, 1), [(n, None, "fast", n % 2) for n in (1, 9, 64, 130, 400)] + [(40, 3, "check", 2)])
 
 
-@pytest.mark.parametrize("name", sample(DECODE, 2))
+@pytest.mark.parametrize("name", sample(DECODE, 3))
 def test_decode(name):
     arch, shape, runs = DECODE[name]
     c = Experts(*shape)
@@ -173,7 +186,7 @@ def test_decode(name):
         c.down_add(down, rows, False, mode=mode, seed=seed, bucket=rows + seed)
 
 
-@pytest.mark.parametrize("name", sample(MIXED, 2))
+@pytest.mark.parametrize("name", sample(MIXED, 4))
 def test_mixed(name):
     arch, shape, runs = MIXED[name]
     c = Experts(*shape)

@@ -74,8 +74,24 @@ MUTATIONS = {
     "gptj-plain": [m for m in COMMON if "ffn" not in m] + ROPE + ["rope.dims=8"], "phi-plain": [m for m in COMMON if "ffn" not in m] + ROPE + ["rope.dims=6"],
     "falcon-groups": [m for m in COMMON if "ffn" not in m] + ROPE, "mpt-odd": COMMON + ["alibi.max_bias=8.1"],
     "gpt_neo-plain": COMMON[:2] + ["attention.window=7", "attention.window_layers=[0, 2]"],
+    "gpt_oss-plain": ["norm.eps=0.011", "attention.scale=*1.01", "rope.theta=55", "rope.scaling.truncate=true", "rope.scaling.factor=9", "attention.sinks=false",
+                      "attention.window=7", "attention.window_layers=[1]", "moe.limit=0.9", "moe.limit=0", "moe.act=silu", "moe.router_bias=false", "moe.bias=false",
+                      "moe.renorm=false", "moe.top_k=3", "moe.score=sigmoid"],
+    "cohere-bias": [m for m in COMMON if "skip" not in m] + ROPE + ["head.scale=2.6"],
+    "cohere2-pattern": ["rope.layers=all", "rope.layers=[0, 1]", "rope.theta=110", "attention.window=7", "head.scale=0.41"],
+    "smollm3-layers": COMMON[:-1] + ROPE + ["rope.layers=all", "rope.layers=none", "rope.layers=[1, 2]"],
+    "olmo-plain": COMMON + ROPE, "olmo2-olmo3-yarn": ["rope.theta=1100", "rope.local.theta=1100", "rope.local.theta=0", "rope.scaling.factor=5", "norm.qk_eps=0.02",
+                                                      "attention.window=7", "rope.scaling.attention_factor=1.1"],
+    "olmoe-plain": ROPE + ["moe.renorm=true", "moe.top_k=2", "norm.qk_eps=0.02"],
+    "minimax_m2-plain": ROPE + ["rope.dims=12", "moe.renorm=false", "moe.score=softmax", "moe.choice_bias=false", "norm.qk_eps=0.02"],
+    "exaone4-windows": ["rope.layers=all", "attention.window=7", "attention.window_layers=[0, 1]"],
+    "hunyuan_v1-alpha": COMMON[:-1] + ["attention.qk_norm_place=before", "attention.qk_norm=unit", "rope.theta=*1.1", "norm.qk_eps=0.02"],
+    "hunyuan_v1_moe-plain": ["attention.qk_norm_place=before", "moe.renorm=false", "moe.top_k=1"],
+    "arcee-plain": COMMON + ROPE, "nemotron-plain": COMMON + ROPE + ["norm.plus_one=false", "rope.dims=8"],
+    "apertus-plain": [m for m in COMMON if "ffn" not in m] + ["rope.scaling.factor=9", "norm.qk_eps=0.02", "ffn.act=relu2"],
+    "opt-plain": [m for m in COMMON if "eps" not in m] + ["norm.eps=0.001"],
 }
-OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu"}
+OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu", "relu": "silu", "relu2": "relu"}
 CASES = [(n, m) for n, ms in MUTATIONS.items() for m in ms]
 
 
@@ -92,7 +108,7 @@ def models(tmp_path_factory):
             import llmc
             with llmc.open(folder, device="ref", no_weights=True, set=g.set) as m:
                 made[name] = (g, folder, {k: m[k] for k in (
-                    "rope.style", "ffn.act", "attention.scale", "residual.skip_scale", "embed.scale")})
+                    "rope.style", "ffn.act", "attention.scale", "residual.skip_scale", "embed.scale", "rope.theta")})
         return made[name]
     return get
 

@@ -348,6 +348,83 @@ case("gpt_neo-plain", "gpt_neo", NEO)
 case("gpt_neo-inner", "gpt_neo", NEO, intermediate_size=76, num_heads=3, num_layers=2, attention_types=[[["global", "local"], 1]])
 case("gpt_neo-modern-bf16", "gpt_neo", NEO, modern=True, dtype="bf16", hidden_size=40, num_heads=5, num_layers=3, attention_types=[[["local"], 2], [["global"], 1]])
 
+# --- sinks, a clamped activation with an offset, biases of router and experts
+GPT_OSS = dict(vocab_size=131, hidden_size=68, intermediate_size=36, num_hidden_layers=3, num_attention_heads=9, num_key_value_heads=3, head_dim=12,
+               num_local_experts=5, num_experts_per_tok=2, experts_per_token=2, sliding_window=6, rms_norm_eps=1e-2, rope_theta=50.0, attention_bias=True,
+               layer_types=["sliding_attention", "full_attention", "sliding_attention"], max_position_embeddings=512, initial_context_length=64,
+               rope_scaling=dict(rope_type="yarn", factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=64),
+               swiglu_limit=0.8, hidden_act="silu", tie_word_embeddings=False, torch_dtype="float32", **EOS)
+case("gpt_oss-plain", "gpt_oss", GPT_OSS)
+case("gpt_oss-all-experts", "gpt_oss", GPT_OSS, num_local_experts=7, num_experts_per_tok=7, num_key_value_heads=1, layer_types=["full_attention"] * 3,
+     swiglu_limit=7.0)
+case("gpt_oss-modern-bf16", "gpt_oss", GPT_OSS, modern=True, dtype="bf16", num_experts_per_tok=1, num_key_value_heads=9, sliding_window=33)
+
+# --- factors, norms and activations of their own
+COHERE = dict(LLAMA, layer_norm_eps=1e-2, logit_scale=0.4, attention_bias=False, use_qk_norm=False, tie_word_embeddings=True)
+case("cohere-plain", "cohere", COHERE)
+case("cohere-bias", "cohere", COHERE, attention_bias=True, tie_word_embeddings=False, logit_scale=2.5)
+case("cohere-modern-bf16", "cohere", COHERE, modern=True, dtype="bf16", num_key_value_heads=1)
+COHERE2 = dict(COHERE, sliding_window=6, num_hidden_layers=4, sliding_window_pattern=4, head_dim=10)
+case("cohere2-pattern", "cohere2", COHERE2)
+case("cohere2-layers", "cohere2", COHERE2, layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"], attention_bias=True)
+case("cohere2-modern-bf16", "cohere2", COHERE2, modern=True, dtype="bf16", sliding_window=33, num_key_value_heads=9)
+
+SMOLLM3 = dict(LLAMA, num_hidden_layers=5, no_rope_layer_interval=2, attention_bias=False, mlp_bias=False, use_sliding_window=False)
+case("smollm3-plain", "smollm3", SMOLLM3)
+case("smollm3-layers", "smollm3", SMOLLM3, no_rope_layers=[0, 1, 1, 0, 1], tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
+case("smollm3-modern-bf16", "smollm3", SMOLLM3, modern=True, dtype="bf16", num_key_value_heads=1, no_rope_layer_interval=3)
+
+OLMO = dict(LLAMA, clip_qkv=None, attention_bias=False)
+case("olmo-plain", "olmo", OLMO)
+case("olmo-bias", "olmo", OLMO, attention_bias=True, tie_word_embeddings=True)
+case("olmo-modern-bf16", "olmo", OLMO, modern=True, dtype="bf16", num_key_value_heads=9)
+case("olmo2-plain", "olmo2", OLMO)
+case("olmo2-one-kv", "olmo2", OLMO, num_key_value_heads=1, attention_bias=True)
+case("olmo2-modern-bf16", "olmo2", OLMO, modern=True, dtype="bf16", tie_word_embeddings=True)
+OLMO3 = dict(OLMO, sliding_window=6, num_hidden_layers=4)
+OLMO3 = {k: v for k, v in OLMO3.items() if k != "rope_theta"}
+OLMO3_YARN = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0, attention_factor=1.2)
+case("olmo2-olmo3", "olmo3", OLMO3, rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0, attention_factor=1.2))
+case("olmo2-olmo3-yarn", "olmo3", OLMO3, rope_parameters=dict(full_attention=OLMO3_YARN, sliding_attention=dict(rope_type="default", rope_theta=1000.0)))
+OLMOE = dict(OLMO, num_experts=8, num_experts_per_tok=3, norm_topk_prob=False, intermediate_size=28)
+case("olmoe-plain", "olmoe", OLMOE)
+case("olmoe-all", "olmoe", OLMOE, num_experts=5, num_experts_per_tok=5, norm_topk_prob=True, num_key_value_heads=1)
+case("olmoe-modern-bf16", "olmoe", OLMOE, modern=True, dtype="bf16", num_experts=7, num_experts_per_tok=1, attention_bias=True)
+
+MINIMAX = dict(LLAMA, head_dim=12, rotary_dim=6, num_local_experts=8, num_experts_per_tok=3, intermediate_size=28)
+case("minimax_m2-plain", "minimax_m2", MINIMAX)
+case("minimax_m2-all", "minimax_m2", MINIMAX, num_local_experts=5, num_experts_per_tok=5, num_key_value_heads=1, rotary_dim=12)
+case("minimax_m2-modern-bf16", "minimax_m2", MINIMAX, modern=True, dtype="bf16", num_local_experts=7, num_key_value_heads=9)
+
+case("exaone4-windows", "exaone4", EXAONE4, num_hidden_layers=4, sliding_window=6, sliding_window_pattern=4,
+     layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"])
+
+HUNYUAN = dict(LLAMA, head_dim=10, attention_bias=False, rope_scaling=dict(type="dynamic", alpha=50.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0))
+case("hunyuan_v1-plain", "hunyuan_v1_dense", HUNYUAN, rope_scaling=None)
+case("hunyuan_v1-alpha", "hunyuan_v1_dense", HUNYUAN, attention_bias=True, tie_word_embeddings=True)
+case("hunyuan_v1-modern-bf16", "hunyuan_v1_dense", HUNYUAN, modern=True, dtype="bf16", num_key_value_heads=1)
+case("hunyuan_v1_moe-plain", "hunyuan_v1_moe", HUNYUAN, num_experts=5, moe_topk=2)
+case("hunyuan_v1_moe-all", "hunyuan_v1_moe", HUNYUAN, num_experts=7, moe_topk=7, num_key_value_heads=1, attention_bias=True, rope_scaling=None)
+case("hunyuan_v1_moe-modern-bf16", "hunyuan_v1_moe", HUNYUAN, modern=True, dtype="bf16", num_experts=3, moe_topk=1)
+
+ARCEE = dict(LLAMA, hidden_act="relu2", attention_bias=False, mlp_bias=False)
+case("arcee-plain", "arcee", ARCEE)
+case("arcee-biases", "arcee", ARCEE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)
+case("arcee-modern-bf16", "arcee", ARCEE, modern=True, dtype="bf16", num_key_value_heads=1, head_dim=12)
+NEMOTRON = dict(ARCEE, norm_eps=1e-2, partial_rotary_factor=0.5)
+case("nemotron-plain", "nemotron", NEMOTRON, plus_one=True)
+case("nemotron-biases", "nemotron", NEMOTRON, plus_one=True, attention_bias=True, mlp_bias=True, head_dim=12)
+case("nemotron-modern-bf16", "nemotron", NEMOTRON, plus_one=True, modern=True, dtype="bf16", num_key_value_heads=1, partial_rotary_factor=0.25, head_dim=16)
+APERTUS = dict(LLAMA, hidden_act="xielu", attention_bias=False, rope_scaling=dict(LLAMA3_ROPE))
+case("apertus-plain", "apertus", APERTUS)
+case("apertus-bias", "apertus", APERTUS, attention_bias=True, num_key_value_heads=1, tie_word_embeddings=True)
+case("apertus-modern-bf16", "apertus", APERTUS, modern=True, dtype="bf16", num_key_value_heads=9)
+OPT = dict(vocab_size=173, hidden_size=48, ffn_dim=76, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=64, activation_function="relu",
+           do_layer_norm_before=True, word_embed_proj_dim=48, torch_dtype="float32", bos_token_id=2, eos_token_id=2, pad_token_id=1)
+case("opt-plain", "opt", OPT)
+case("opt-no-bias", "opt", OPT, enable_bias=False, num_attention_heads=3, tie_word_embeddings=False)
+case("opt-modern-bf16", "opt", OPT, modern=True, dtype="bf16", hidden_size=40, word_embed_proj_dim=40, num_attention_heads=5)
+
 
 def header(path):
     with open(path, "rb") as f:
@@ -417,7 +494,7 @@ def transformers_model(c, seed):
 
 
 def torch_first(w):
-    return np.ascontiguousarray(w)
+    return np.ascontiguousarray(w).reshape(w.shape)
 
 
 def other_model(c, seed):

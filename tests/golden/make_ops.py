@@ -104,7 +104,13 @@ def layer(x, w, b, eps):
     return F.layer_norm(x, (x.shape[-1],), w, b, eps)
 
 
-ACT = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+ACT = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu, "relu2": lambda x: F.relu(x).square()}
+
+
+def glu(g, u, act, limit):
+    if limit:
+        g, u = g.clamp(max=limit), u.clamp(-limit, limit)
+    return g * torch.sigmoid(1.702 * g) * (u + 1) if act == "swiglu_oai" else ACT[act](g) * u
 
 
 def angles(pos, dims, theta=100.0):
@@ -133,10 +139,14 @@ for name, groups, plus_one in (("plain", 1, 0), ("plus_one", 1, 1), ("groups", 3
     x, w = rnd(2, groups, 6, scale=3), rnd(6)
     Case("rmsnorm", name, dim=6, groups=groups, eps=0.01, plus_one=plus_one).step([0, 1]).f32(x).vector(w).room(
         x.numel()).out(rms(x, w, 0.01, plus_one)).end()
+x = rnd(2, 12, scale=3)
+Case("rmsnorm", "unit", dim=6, groups=2, eps=0.01, plus_one=0).step([0, 1]).f32(x).none().room(24).out(rms(x.view(2, 2, 6), None, 0.01)).end()
 for b in (None, rnd(9)):
     x, w = rnd(2, 9, scale=2) + 3, rnd(9)
-    Case("layernorm", "bias" if b is not None else "plain", dim=9, eps=0.02).step([0, 1]).f32(x).vector(w).vector(
+    Case("layernorm", "bias" if b is not None else "plain", dim=9, eps=0.02, plus_one=0).step([0, 1]).f32(x).vector(w).vector(
         b).room(18).out(layer(x, w, b, 0.02)).end()
+Case("layernorm", "plus_one", dim=9, eps=0.02, plus_one=1).step([0, 1]).f32(x).vector(w).none().room(18).out(layer(x, w + 1, None, 0.02)).end()
+Case("layernorm", "unit", dim=9, eps=0.02, plus_one=0).step([0, 1]).f32(x).none().none().room(18).out(layer(x, None, None, 0.02)).end()
 for b in (None, rnd(4)):
     x, w = rnd(3, 19), rnd(4, 19)
     Case("matmul", "bias" if b is not None else "plain", rows=4, cols=19).step([0, 1, 2]).f32(x).weight(w).vector(
@@ -155,8 +165,15 @@ Case("rope_2d", "half", heads=2, dim=8, rope_dims=4, style="half").step([3, 4, 5
     f"rope 4 {numbers(a1)}").arg(f"rope 4 {numbers(a2)}").room(48).out(y).end()
 for act in ACT:
     x, u = rnd(2, 7, scale=3), rnd(2, 7)
-    Case("act", act, width=7, act=act).step([0, 1]).f32(x).room(14).out(ACT[act](x)).end()
-    Case("glu", act, width=7, act=act).step([0, 1]).f32(x).f32(u).room(14).out(ACT[act](x) * u).end()
+    Case("act", act, width=7, act=act).step([0, 1]).f32(x).none().room(14).out(ACT[act](x)).end()
+    Case("glu", act, width=7, act=act, limit=0.0).step([0, 1]).f32(x).f32(u).room(14).out(ACT[act](x) * u).end()
+x, u, p = rnd(2, 7, scale=3), rnd(2, 7, scale=3), rnd(2)
+for act, limit in (("silu", 1.25), ("swiglu_oai", 0.0), ("swiglu_oai", 1.5)):
+    Case("glu", f"{act}_{limit}", width=7, act=act, limit=limit).step([0, 1]).f32(x).f32(u).room(14).out(glu(x, u, act, limit)).end()
+x[0, 0], x[0, 1], x[1, 6] = 0, -1e-7, -60
+ap, an = F.softplus(p[0]), 0.5 + F.softplus(p[1])
+y = torch.where(x > 0, ap * x * x + 0.5 * x, (torch.expm1(x.clamp(max=-1e-6)) - x) * an + 0.5 * x)
+Case("act", "xielu", width=7, act="xielu").step([0, 1]).f32(x).vector(p).room(14).out(y).end()
 x, r = rnd(2, 7), rnd(2, 7)
 Case("add", "scaled", width=7, scale=2.5).step([0, 1]).f32(x).f32(r).room(14).out(2.5 * x + r).end()
 s = rnd(2, 1)
@@ -181,7 +198,7 @@ def slopes(heads, max_bias=8.0):
     return power(near) + slopes(2 * near, max_bias)[0::2][:heads - near]
 
 
-def attend(q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0):
+def attend(q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0, sink=None):
     heads, kv_heads = q.shape[1], k.shape[1]
     k, v = (t.repeat_interleave(heads // kv_heads, 1) for t in (k, v))
     s = torch.einsum("thd,jhd->htj", q, k) * scale
@@ -193,7 +210,10 @@ def attend(q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0):
     seen = (j <= p) | (j < prefix)
     if window:
         seen &= j > p - window
-    return torch.einsum("htj,jhd->thd", s.masked_fill(~seen, -math.inf).softmax(-1), v)
+    s = s.masked_fill(~seen, -math.inf)
+    if sink is not None:  # a column more, whose value is 0
+        s = torch.cat([s, sink[:, None, None].expand(-1, s.shape[1], 1)], -1)
+    return torch.einsum("htj,jhd->thd", s.softmax(-1)[..., :k.shape[0]], v)
 
 
 def half_precision(t, dtype):
@@ -204,18 +224,20 @@ ATT = [  # name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype
     ("gqa", 6, 2, 6, 6, 0.0, 0, 0, 0.0, "f32"), ("f16", 2, 2, 4, 4, 0.0, 0, 0, 0.0, "f16"),
     ("v_dim", 3, 1, 6, 4, 0.0, 0, 0, 0.0, "f32"), ("cap", 2, 1, 4, 4, 1.5, 0, 0, 0.0, "f32"),
     ("window", 2, 1, 4, 4, 0.0, 9, 0, 0.0, "f32"), ("prefix", 2, 1, 4, 4, 0.0, 0, 38, 0.0, "f32"),
-    ("alibi", 8, 8, 4, 4, 0.0, 0, 0, 8.0, "f32"), ("alibi_odd", 6, 6, 4, 4, 0.0, 0, 0, 8.0, "f32")]
+    ("alibi", 8, 8, 4, 4, 0.0, 0, 0, 8.0, "f32"), ("alibi_odd", 6, 6, 4, 4, 0.0, 0, 0, 8.0, "f32"),
+    ("sinks", 6, 2, 6, 6, 0.0, 0, 0, 0.0, "f32"), ("sinks_window", 2, 1, 4, 4, 0.0, 3, 0, 0.0, "f32")]
 for name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype in ATT:
     seqs = [40, 3]
     pos, seq_of = [5, 37, 38, 39, 1, 2], [0, 0, 0, 0, 1, 1]
     k, v, q = rnd(43, kv, dim, scale=2), rnd(43, kv, v_dim), rnd(6, heads, dim)
     kk, vv = half_precision(k, dtype), half_precision(v, dtype)
-    args = dict(scale=0.7, cap=cap, window=window, alibi=alibi)
+    sink = rnd(heads, scale=3) if "sinks" in name else None
+    args = dict(scale=0.7, cap=cap, window=window, alibi=alibi, sink=sink)
     y = torch.cat([attend(q[:4], kk[:40], vv[:40], pos[:4], prefix=prefix, **args),
                    attend(q[4:], kk[40:], vv[40:], pos[4:], prefix=0, **args)])
     Case("attention", name, heads=heads, kv_heads=kv, dim=dim, v_dim=v_dim, scale=0.7, cap=cap, window=window,
          mask="prefix" if prefix else "causal", alibi=alibi).step(pos, seq_of, kv_len=seqs, prefix=[prefix, 0]).f32(
-        q).pool(False, kv, dim, v_dim, dtype, k, v, seqs).none().room(6 * heads * v_dim).out(y).end()
+        q).pool(False, kv, dim, v_dim, dtype, k, v, seqs).none().vector(sink).room(6 * heads * v_dim).out(y).end()
 
 # appended by the op, read back by the attention of a later case: here only that each row lands where it belongs
 k, v = rnd(35, 2, 4), rnd(35, 2, 3)
@@ -273,10 +295,14 @@ for name, bias, score, renorm, scale, groups, keep, gs in (
         18).out(wt).end()
 ids, wt = torch.tensor([[2, 0], [3, 2], [0, 3]]), rnd(3, 2)
 x, g, u, d = rnd(3, 5), rnd(4, 6, 5), rnd(4, 6, 5), rnd(4, 5, 6)
-y = torch.stack([sum(wt[t, k] * (d[e] @ (F.silu(g[e] @ x[t]) * (u[e] @ x[t]))) for k, e in enumerate(ids[t]))
-                 for t in range(3)])
-Case("moe_ffn", "silu", n_experts=4, top_k=2, hidden=5, width=6, act="silu").step([0, 1, 2]).f32(x).i32(ids).f32(
-    wt).weight(g.view(24, 5)).weight(u.view(24, 5)).weight(d.view(20, 6)).room(15).out(y).end()
+zero = torch.zeros(4, 6).double(), torch.zeros(4, 6).double(), torch.zeros(4, 5).double()
+for name, act, limit, (gb, ub, db) in (("silu", "silu", 0.0, zero), ("biases", "swiglu_oai", 0.75, (rnd(4, 6), rnd(4, 6), rnd(4, 5)))):
+    y = torch.stack([sum(wt[t, k] * (d[e] @ glu(g[e] @ x[t] + gb[e], u[e] @ x[t] + ub[e], act, limit) + db[e]) for k, e in enumerate(ids[t]))
+                     for t in range(3)])
+    case = Case("moe_ffn", name, n_experts=4, top_k=2, hidden=5, width=6, act=act, limit=limit).step([0, 1, 2]).f32(x).i32(ids).f32(
+        wt).weight(g.view(24, 5)).weight(u.view(24, 5)).weight(d.view(20, 6))
+    case = case.none().none().none() if name == "silu" else case.vector(gb.view(-1)).vector(ub.view(-1)).vector(db.view(-1))
+    case.room(15).out(y).end()
 
 
 # --- fused
@@ -284,18 +310,19 @@ def normed(x, kind, w, b, eps, plus_one):
     return rms(x, w, eps, plus_one) if kind == "rms" else layer(x, w, b, eps) if kind == "layer" else x
 
 
-for kind, plus_one in (("rms", 1), ("layer", 0), ("none", 0)):
+for kind, plus_one in (("rms", 1), ("layer", 0), ("none", 0), ("layer", 1)):
     x, nw, nb = rnd(3, 9), rnd(9) if kind != "none" else None, rnd(9) if kind == "layer" else None
-    n = normed(x, kind, nw, nb, 0.03, plus_one)
+    n = normed(x, kind, nw + 1 if kind == "layer" and plus_one else nw, nb, 0.03, plus_one)
+    kind_name = kind + "_plus_one" * (kind == "layer" and plus_one)
     common = dict(cols=9, norm=kind, eps=0.03, plus_one=plus_one)
     w, b = rnd(4, 9), rnd(4)
-    Case("norm_matmul", kind, rows=4, **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(w).vector(b).room(
+    Case("norm_matmul", kind_name, rows=4, **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(w).vector(b).room(
         12).out(F.linear(n, w, b)).end()
-    Case("norm_act", kind, rows=4, act="gelu", **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(
+    Case("norm_act", kind_name, rows=4, act="gelu", **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(
         w).vector(b).room(12).out(F.gelu(F.linear(n, w, b))).end()
-    Case("norm_glu", kind, rows=2, act="silu", **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(
+    Case("norm_glu", kind_name, rows=2, act="silu", limit=0.0, **common).step([0, 1, 2]).f32(x).vector(nw).vector(nb).weight(
         w).none().room(6).out(F.silu(F.linear(n, w[:2])) * F.linear(n, w[2:])).end()
-    Case("head", kind, rows=4, scale=1.5 if kind != "none" else 1.0, cap=2.0 if plus_one else 0.0, **common).step([0, 1, 2], out_row=[0, 2]).f32(x).vector(
+    Case("head", kind_name, rows=4, scale=1.5 if kind != "none" else 1.0, cap=2.0 if plus_one else 0.0, **common).step([0, 1, 2], out_row=[0, 2]).f32(x).vector(
         nw).vector(nb).weight(w).room(8).out(
         (2 * torch.tanh(1.5 * F.linear(n, w) / 2) if plus_one else (1.5 if kind == "layer" else 1) * F.linear(n, w))[[0, 2]]).end()
 x, w, b, r = rnd(3, 9), rnd(4, 9), rnd(4), rnd(3, 4)
@@ -328,36 +355,41 @@ for name, style, qk, with_rope in (("half", "half", True, True), ("interleaved",
 # a mixture in three steps: what the first two make is what the unfused ops would
 for name, bias, score, renorm, scale, groups, keep, gs, mix in (
         ("softmax", 0, "softmax", 1, 1.0, 1, 1, "max", 0), ("v3", 1, "sigmoid", 1, 2.5, 4, 2, "top2", 0),
-        ("mix", 0, "softmax", 0, 1.0, 1, 1, "max", 1)):
+        ("mix", 0, "softmax", 0, 1.0, 1, 1, "max", 1), ("biased", 0, "softmax", 1, 1.0, 1, 1, "max", 0)):
     x, nw, w, b = rnd(3, 9), rnd(9), rnd(8 + mix, 9), rnd(8, scale=0.5) if bias else None
-    logits = F.linear(rms(x, nw, 0.02), w)
+    lb = rnd(8) if name == "biased" else None
+    logits = F.linear(rms(x, nw, 0.02), w, lb)
     ids, wt = route(logits[:, :8], b, 3, score, renorm, scale, groups, keep, gs)
     if mix:
         wt = torch.cat([wt, logits[:, 8:].sigmoid()], 1)
     Case("norm_route", name, n_experts=8, top_k=3, hidden=9, mix=mix, score=score, renorm=renorm, scale=scale, groups=groups,
          keep_groups=keep, group_score=gs, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(nw).none().weight(
-        w).vector(b).room(9, "i32").out(ids).room(wt.numel()).out(wt).end()
-for name, shared, mix, scale in (("routed", 0, 0, 1.0), ("shared", 7, 0, 1.5), ("gated", 7, 1, 1.0)):
+        w).vector(lb).vector(b).room(9, "i32").out(ids).room(wt.numel()).out(wt).end()
+for name, shared, mix, scale, act, limit in (("routed", 0, 0, 1.0, "gelu", 0.0), ("shared", 7, 0, 1.5, "gelu", 0.0), ("gated", 7, 1, 1.0, "gelu", 0.0),
+                                             ("biased", 0, 0, 1.0, "swiglu_oai", 0.75), ("biased_shared", 7, 0, 1.0, "silu", 0.5)):
     ids, wt = torch.tensor([[2, 0], [3, 2], [0, 3]]), rnd(3, 2 + mix)
     x, nw, g, u, d = rnd(3, 5), rnd(5), rnd(4, 6, 5), rnd(4, 6, 5), rnd(4, 5, 6)
     sg, su, sd, r = rnd(7, 5), rnd(7, 5), rnd(5, 7), rnd(3, 5)
     n = rms(x, nw, 0.02)
-    h = torch.stack([torch.cat([F.gelu(g[e] @ n[t]) * (u[e] @ n[t]) for e in ids[t]]) for t in range(3)])
+    gb, ub, db = (rnd(4, 6), rnd(4, 6), rnd(4, 5)) if "biased" in name else zero
+    h = torch.stack([torch.cat([glu(g[e] @ n[t] + gb[e], u[e] @ n[t] + ub[e], act, limit) for e in ids[t]]) for t in range(3)])
     if shared:
-        h = torch.cat([h, F.gelu(F.linear(n, sg)) * F.linear(n, su)], 1)
+        h = torch.cat([h, glu(F.linear(n, sg), F.linear(n, su), act, limit)], 1)
     sizes = dict(n_experts=4, top_k=2, hidden=5, width=6, shared=shared)
-    case = Case("norm_moe_glu", name, **sizes, act="gelu", norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(
+    case = Case("norm_moe_glu", name, **sizes, act=act, limit=limit, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(
         nw).none().i32(ids).weight(g.view(24, 5)).weight(u.view(24, 5))
+    case = case.vector(gb.view(-1)).vector(ub.view(-1)) if "biased" in name else case.none().none()
     case = case.weight(sg).weight(su) if shared else case.none().none()
     case.room(h.numel()).out(h).end()
     h = rnd(*h.shape)
-    y = torch.stack([sum(wt[t, k] * (d[e] @ h[t, 6 * k:6 * k + 6]) for k, e in enumerate(ids[t])) for t in range(3)])
+    y = torch.stack([sum(wt[t, k] * (d[e] @ h[t, 6 * k:6 * k + 6] + db[e]) for k, e in enumerate(ids[t])) for t in range(3)])
     if shared:
         y = y + F.linear(h[:, 12:], sd) * (wt[:, 2:] if mix else 1)
     if not mix:
         y = y + scale * r
     case = Case("moe_down_add", name, **sizes, mix=mix, scale=scale).step([0, 1, 2]).f32(h).i32(ids).f32(wt).weight(
         d.view(20, 6))
+    case = case.vector(db.view(-1)) if "biased" in name else case.none()
     case = case.weight(sd) if shared else case.none()
     (case.none() if mix else case.f32(r)).room(15).out(y).end()
 

@@ -34,6 +34,8 @@ def noise(key, n):
 
 
 def tensor(seed, name, shape, plus_one=False):
+    if name.endswith(("act_fn.beta", "act_fn.eps")):  # constants of a function, which files hold all the same
+        return np.full(shape, 0.5 if name.endswith("beta") else -1e-6, np.float32)
     n = noise(f"{seed}/{name}", int(np.prod(shape))).reshape(shape)
     last = name.rsplit(".", 1)[-1]
     is_norm = len(shape) == 1 and last == "weight"
@@ -60,7 +62,7 @@ def to_bf16(x):
 
 
 def rounded(x, dtype):
-    return x if dtype == "f32" else (to_bf16(x).astype(np.uint32) << 16).view(np.float32)
+    return x if dtype == "f32" else (to_bf16(x).astype(np.uint32) << 16).view(np.float32).reshape(np.shape(x))
 
 
 def write_safetensors(path, tensors, dtype):

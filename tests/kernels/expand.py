@@ -27,7 +27,13 @@ def tool(name="expand"):
     return BUILD / name
 
 
+# What most ops lack: left out unless a test says otherwise
+LACKS = {"sink", "p", "gate_b", "up_b", "down_b", "logit_b"}
+USUAL = {f"HAS_{n.upper()}": 0 for n in LACKS} | {"LIMIT": 0, "PLUS_ONE": 0}
+
+
 def expand(target, path, params):
+    params = USUAL | dict(params)
     values = [f"{k}={int(v) if isinstance(v, bool) else v}" for k, v in params.items()]
     return _expand(target, str(path), tuple(values))
 
@@ -41,6 +47,18 @@ def _expand(target, path, values):
     size, rest = r.stdout.split(b"\n", 1)
     kernel, = json.loads(rest[int(size):])["kernel"]
     return dict(kernel, text=rest[:int(size)].decode())
+
+
+def complete(args, declared):
+    """Arguments as declared, with None for those that most ops lack and that the caller has left out; and where each given one went."""
+    if len(args) == len(declared):
+        return list(args), list(range(len(args)))
+    place = [i for i, d in enumerate(declared) if d["name"] not in LACKS or d["dir"] != "none"]
+    assert len(place) == len(args), f"{len(declared)} arguments, {len(place)} of them are there, {len(args)} given"
+    out = [None] * len(declared)
+    for i, a in zip(place, args):
+        out[i] = a
+    return out, place
 
 
 def elems(extent, syms):

@@ -106,6 +106,7 @@ class Kernel:
         self.fn.restype = None
         self.fn.argtypes = [C.POINTER(Step), C.POINTER(C.c_void_p), C.c_int, C.c_int]
         self.scratch_decl = [a for a in made["arg"] if a["dir"] == "scratch"]
+        self.args = [a for a in made["arg"] if a["dir"] != "scratch"]
 
     def scratch(self, step, n_parts):
         """Zeroed, as the runtime hands it out the first time."""
@@ -116,7 +117,7 @@ class Kernel:
     def call(self, step, args, n_parts=1, order=None, threads=False, scratch=None):
         """args: numpy arrays, None or addresses, as in the head; parts one after the other in `order`, or as threads."""
         scratch = self.scratch(step, n_parts) if scratch is None else scratch
-        ptr = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in [*args, *scratch]]
+        ptr = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in [*E.complete(args, self.args)[0], *scratch]]
         arr = (C.c_void_p * len(ptr))(*ptr)
         if threads:
             ts = [threading.Thread(target=self.fn, args=(C.byref(step), arr, p, n_parts)) for p in range(n_parts)]

@@ -59,7 +59,7 @@ class Case(Attention):
         y = H.aligned((len(pos), self.heads, self.v_dim))
         qa = H.aligned(q.shape)
         qa[...] = q
-        kernel.call(step, [qa, self.pool, None, y], n_parts, **kw)
+        kernel.call(step, [qa, self.pool, None, self.sink, y], n_parts, **kw)
         return y
 
 
@@ -73,6 +73,8 @@ CASES = {
     "alibi":   dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0),
     "prefix":  dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200]),
     "falcon":  dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),
+    "sinks":   dict(lens=[5, 40, 300], heads=8, kv_heads=1, dim=24, window=20, sinks=True),
+    "sinkfar": dict(lens=[33, 400], heads=6, kv_heads=2, dim=64, sinks=True),
     "capwin":  dict(lens=[513], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1, kv="f32"),
 }
 # Types of keys and values, heads that are no whole number of groups, and rotation

@@ -35,17 +35,18 @@ ROUTES = {
     "mixtral":  dict(n=5, top_k=2, hidden=67, dtype="bf16", renorm=1, kind="none"),
     "deepseek": dict(n=64, top_k=6, hidden=64, dtype="f32", score="sigmoid", renorm=1, scale=2.5, groups=8, keep=3, group_score="top2", bias=True),
     "all":      dict(n=7, top_k=7, hidden=64, dtype="q8_0", mix=1, kind="layer"),
+    "gpt-oss":  dict(n=32, top_k=4, hidden=72, dtype="bf16", renorm=1, logit_bias=True),
     "max":      dict(n=40, top_k=3, hidden=33, dtype="f32", groups=5, keep=2, group_score="max", scale=16.0, mix=1),
 }
 
 
 @pytest.mark.parametrize("target,name", [(t, r) for t in TARGETS for r in ROUTES if EVERY or t == TARGETS[-1] or r == "deepseek"])
 def test_route(lib, target, name):
-    c = dict(kind="rms", mix=0, bias=False, renorm=0, scale=1.0, groups=1, keep=1, score="softmax", group_score="max") | ROUTES[name]
+    c = dict(kind="rms", mix=0, bias=False, logit_bias=False, renorm=0, scale=1.0, groups=1, keep=1, score="softmax", group_score="max") | ROUTES[name]
     n, top_k, hidden, mix, kind = c["n"], c["top_k"], c["hidden"], c["mix"], c["kind"]
     k = H.build("norm_route", target, dict(
         N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c["score"], RENORM=c["renorm"], SCALE=c["scale"], GROUPS=c["groups"],
-        KEEP_GROUPS=c["keep"], GROUP_SCORE=c["group_score"], NORM=kind, EPS=1e-5, PLUS_ONE=0, HAS_BIAS=c["bias"], W_DTYPE=c["dtype"],
+        KEEP_GROUPS=c["keep"], GROUP_SCORE=c["group_score"], NORM=kind, EPS=1e-5, PLUS_ONE=0, HAS_BIAS=c["bias"], HAS_LOGIT_B=c["logit_bias"], W_DTYPE=c["dtype"],
         ACT_BITS=16), FAST)
     w = Weights(lib, c["dtype"], n + mix, hidden)
     w.file[3] = w.file[2]                       # two experts that are always equal: the first is the better
@@ -53,6 +54,7 @@ def test_route(lib, target, name):
     nw, nb = (v * np.float32(0.2) for v in vectors(hidden))
     x = np.random.default_rng(31).standard_normal((150, hidden)).astype(np.float32) * np.float32(0.3)
     bias = (np.round(np.random.default_rng(2).standard_normal(n) * 4) / 8).astype(np.float32) if c["bias"] else None
+    logit_b = np.random.default_rng(4).standard_normal(n).astype(np.float32) if c["logit_bias"] else None
     packed = w.packed(target)
 
     def run(rows, parts, order=None):
@@ -60,11 +62,11 @@ def test_route(lib, target, name):
         step, xs = H.make_step([0] * len(rows)), np.ascontiguousarray(x[rows])
         scratch = k.scratch(step, parts)
         for _ in range(2):                          # what it counts with is as it was
-            k.call(step, [xs, nw, nb, packed, bias, ids, weight], parts, order=order, scratch=scratch)
+            k.call(step, [xs, nw, nb, packed, logit_b, bias, ids, weight], parts, order=order, scratch=scratch)
         assert (ids[-1] == 99).all() and np.isnan(weight[-1]).all(), "wrote outside of its rows"
         return ids[:-1], weight[:-1]
     ids, weight = run(range(150), 1)
-    logits = norm(x, kind, nw, nb) @ w.value.astype(np.float64).T
+    logits = norm(x, kind, nw, nb) @ w.value.astype(np.float64).T + (0 if logit_b is None else logit_b)
     want_ids, want = route(logits[:, :n], top_k, bias, *(c[v] for v in ("score", "renorm", "scale", "groups", "keep", "group_score")))
     exact = c["dtype"] not in SMALL
     assert (ids == want_ids).all() if exact else (ids == want_ids).mean() > 0.95
@@ -92,11 +94,17 @@ def test_route_of_nothing(lib):
     assert all(len(set(r)) == 4 and 0 <= min(r) and max(r) < 40 for r in ids.tolist())
 
 
+def gated(act, g, u, limit):
+    if limit:
+        g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
+    return g / (1 + np.exp(-1.702 * g)) * (u + 1) if act == "swiglu_oai" else activation(act, g) * u
+
+
 class Mixture:
     """One layer's experts, rows that chose among them, and what must come out of both kernels in float64."""
 
     def __init__(self, lib, target, n, top_k, hidden, width, types, shared=0, s_types=(), mix=0, kind="rms", act="silu", bits=16,
-                 rows=120, to=None):
+                 rows=120, to=None, limit=0.0, biased=False):
         rng = np.random.default_rng(5)
         self.n, self.top_k, self.hidden, self.width, self.shared, self.mix, self.bits = n, top_k, hidden, width, shared, mix, bits
         self.kind, self.act, self.types, self.s_types, self.target, self.rows = kind, act, types, s_types, target, rows
@@ -106,6 +114,7 @@ class Mixture:
         self.weight = rng.random((rows, top_k + mix)).astype(np.float32)
         self.r = rng.standard_normal((rows, hidden)).astype(np.float32)
         self.nw, self.nb = vectors(hidden)
+        self.limit, self.biases = limit, [rng.standard_normal((n, m)).astype(np.float32) for m in (width, width, hidden)] if biased else [None] * 3
         shapes = [(width, hidden)] * 2 + [(hidden, width)]
         self.w = [Weights(lib, t, n * s[0], s[1], 10 + i) for i, (t, s) in enumerate(zip(types, shapes))]
         for e in set(range(n)) - set(self.id.reshape(-1).tolist()):
@@ -122,13 +131,13 @@ class Mixture:
     def glu_kernel(self):
         names = dict(zip(("GATE_DTYPE", "UP_DTYPE"), self.types)) | dict(zip(("S_GATE_DTYPE", "S_UP_DTYPE"), self.s_types))
         return H.build("norm_moe_glu", self.target, self.sizes() | names | dict(
-            ACT=self.act, NORM=self.kind, EPS=1e-5, PLUS_ONE=0, HAS_S_GATE=int(self.shared > 0), HAS_S_UP=int(self.shared > 0)), FAST)
+            ACT=self.act, LIMIT=self.limit, NORM=self.kind, EPS=1e-5, PLUS_ONE=0, HAS_GATE_B=int(self.biases[0] is not None), HAS_UP_B=int(self.biases[0] is not None), HAS_S_GATE=int(self.shared > 0), HAS_S_UP=int(self.shared > 0)), FAST)
 
     def glu(self, k, rows, parts, order=None):
         cols = self.top_k * self.width + self.shared
         h = H.aligned((len(rows) + 1, cols))
         k.call(H.make_step([0] * len(rows)), [np.ascontiguousarray(self.x[rows]), self.nw, self.nb, np.ascontiguousarray(self.id[rows]),
-                                              *self.packed[:2], *self.s_packed[:2], h], parts, order=order)
+                                              *self.packed[:2], *self.biases[:2], *self.s_packed[:2], h], parts, order=order)
         assert np.isnan(h[-1]).all(), "wrote outside of its rows"
         return h[:-1]
 
@@ -139,20 +148,21 @@ class Mixture:
         out, size = np.zeros((self.rows, self.top_k * self.width + self.shared)), None
         size = np.zeros_like(out)
         for t in range(self.rows):
-            pairs = [(g[e], u[e]) for e in self.id[t]] + [tuple(w.value.astype(np.float64) for w in self.s[:2])] * (self.shared > 0)
-            out[t] = np.concatenate([activation(self.act, a @ xn[t]) * (b @ xn[t]) for a, b in pairs])
-            size[t] = np.concatenate([(4 * np.abs(a) @ np.abs(xn[t]) + 1) * (4 * np.abs(b) @ np.abs(xn[t]) + 1) for a, b in pairs])
+            pairs = [(g[e], u[e], *(0 if b is None else b[e] for b in self.biases[:2])) for e in self.id[t]]
+            pairs += [(*(w.value.astype(np.float64) for w in self.s[:2]), 0, 0)] * (self.shared > 0)
+            out[t] = np.concatenate([gated(self.act, a @ xn[t] + ab, b @ xn[t] + bb, self.limit) for a, b, ab, bb in pairs])
+            size[t] = np.concatenate([(4 * np.abs(a) @ np.abs(xn[t]) + 1) * (4 * np.abs(b) @ np.abs(xn[t]) + 1) for a, b, _, _ in pairs])
         return out, size
 
     def down_kernel(self, has_r=True):
         names = dict(DOWN_DTYPE=self.types[2]) | (dict(S_DOWN_DTYPE=self.s_types[2]) if self.shared else {})
         return H.build("moe_down_add", self.target, self.sizes() | names | dict(
-            MIX=self.mix, SCALE=0.75, HAS_S_DOWN=int(self.shared > 0), HAS_R=int(has_r)), FAST)
+            MIX=self.mix, SCALE=0.75, HAS_S_DOWN=int(self.shared > 0), HAS_R=int(has_r), HAS_DOWN_B=int(self.biases[2] is not None)), FAST)
 
     def down(self, k, h, rows, parts, order=None, has_r=True, in_place=True):
         res, y = self.r[rows].copy(), H.aligned((len(rows), self.hidden))
         k.call(H.make_step([0] * len(rows)), [np.ascontiguousarray(h[rows]), np.ascontiguousarray(self.id[rows]),
-                                              np.ascontiguousarray(self.weight[rows]), self.packed[2], self.s_packed[2],
+                                              np.ascontiguousarray(self.weight[rows]), self.packed[2], self.biases[2], self.s_packed[2],
                                               res if has_r else None, res if in_place and has_r else y], parts, order=order)
         return res if in_place and has_r else y
 
@@ -163,7 +173,7 @@ class Mixture:
         for t in range(self.rows):
             for k, e in enumerate(self.id[t]):
                 part = h[t, k * self.width:(k + 1) * self.width]
-                y[t] += self.weight[t, k] * (d[e] @ seen(part, self.types[2], self.bits))
+                y[t] += self.weight[t, k] * (d[e] @ seen(part, self.types[2], self.bits) + (0 if self.biases[2] is None else self.biases[2][e]))
                 size[t] += 4 * np.abs(d[e]) @ np.abs(part)
             if self.shared:
                 part, sd = h[t, self.top_k * self.width:], self.s[2].value.astype(np.float64)
@@ -180,6 +190,7 @@ MIXTURES = {
     "k":       dict(n=5, top_k=2, hidden=256, width=256, types=("q4_k", "q4_k", "q6_k"), shared=256, s_types=("q5_k", "q4_k", "q4_k"),
                     kind="none", rows=30),
     "to-one":  dict(n=5, top_k=1, hidden=64, width=96, types=("q8_0", "q5_1", "q4_1"), to=[3], kind="layer", rows=203),
+    "biased":  dict(n=5, top_k=2, hidden=96, width=43, types=("mxfp4", "mxfp4", "bf16"), act="swiglu_oai", limit=1.0, biased=True, rows=60),
     "i8":      dict(n=3, top_k=2, hidden=64, width=64, types=Q4, shared=64, s_types=Q4, bits=8),
 }
 # compiling is what takes time: all on the last target, on the others what differs by the width of vectors
@@ -214,7 +225,7 @@ def test_parts_in_threads(lib):
     m = Mixture(lib, TARGETS[-1], **MIXTURES["odd"])
     k = m.glu_kernel()
     h = H.aligned((m.rows, m.top_k * m.width))
-    k.call(H.make_step([0] * m.rows), [m.x, m.nw, m.nb, m.id, *m.packed[:2], None, None, h], 4, threads=True)
+    k.call(H.make_step([0] * m.rows), [m.x, m.nw, m.nb, m.id, *m.packed[:2], None, None, None, None, h], 4, threads=True)
     same(h, m.glu(k, list(range(m.rows)), 1))
 
 
