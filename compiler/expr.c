@@ -310,7 +310,7 @@ same(ExprVal x, ExprVal y)
 	return x.kind == EXPR_NULL && y.kind == EXPR_NULL;
 }
 
-/* Right of == and !=: a bare word means itself. */
+/* Right of == and !=: a bare word means itself, hyphens within it too (minimax-m2). */
 static ExprVal
 literal_or_sum(Parse *s)
 {
@@ -320,6 +320,11 @@ literal_or_sum(Parse *s)
 	space(s);
 	at = s->p;
 	if (name(s, id)) {
+		while (*s->p == '-' && name_part(s->p[1]))
+			for (s->p++; name_part(*s->p);)
+				s->p++;
+		if (s->p > at + strlen(id))
+			return (ExprVal){ .kind = EXPR_STR, .str = arena_strndup(s->a, at, (size_t)(s->p - at)) };
 		space(s);
 		if (*s->p != '(') {
 			if (strcmp(id, "true") == 0 || strcmp(id, "false") == 0)

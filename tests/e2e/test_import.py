@@ -204,7 +204,7 @@ def test_a_type_that_is_not_read(llmc, tmp_path):
 
 @pytest.mark.parametrize("extra,words", [
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised by gptq: the tensors say how, and they are not here"),
-    ({"hidden_act": "relu"}, "hidden_act = relu: llmc knows silu, swish"),
+    ({"hidden_act": "mish"}, "hidden_act = mish: llmc knows silu, swish"),
     ({"rope_interleaved": True}, "rope_interleaved = true: family llama of llmc supports null or false only"),
     ({"rope_scaling": {"rope_type": "wavy", "factor": 2}}, "rope_scaling.rope_type = wavy: llmc knows default, linear"),
     ({"num_attention_heads": 5}, "n_kv_heads"),
