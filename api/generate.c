@@ -64,6 +64,10 @@ take(Generate *g, int32_t id, int32_t most, llmc_result *res, bool *done, llmc_e
 		res->finish = cancelled ? LLMC_FINISH_CANCEL : LLMC_FINISH_STOP;
 	else
 		*done = res->n_new == most;
+	if (!*done && sampler_at_end(g->sampler)) {
+		res->finish = LLMC_FINISH_EOS;
+		*done = true;
+	}
 	return LLMC_OK;
 }
 

@@ -11,8 +11,8 @@
  *   session    KV cache, scratch and worker threads of one user of a model; one thread at a time;
  *              sessions of one model may run in different threads
  *   engine     a session with a thread of its own that serves many requests at once; any thread may call
- *   tokenizer  immutable, any thread
- *   stream, sampler: one thread at a time
+ *   tokenizer, grammar  immutable, any thread
+ *   stream, sampler, matcher: one thread at a time
  *
  * Every call that can fail returns llmc_status and fills *err (which may be NULL). The library never prints,
  * exits or aborts, installs no signal handler, changes no locale and keeps no global state; callbacks run on
@@ -69,6 +69,8 @@ typedef struct llmc_tokenizer llmc_tokenizer;
 typedef struct llmc_stream    llmc_stream;
 typedef struct llmc_sampler   llmc_sampler;
 typedef struct llmc_engine    llmc_engine;
+typedef struct llmc_grammar   llmc_grammar;
+typedef struct llmc_matcher   llmc_matcher;
 typedef int32_t               llmc_seq; /* number of a sequence within its session, >= 0 */
 
 /* Set `size`, zero the rest:  llmc_options o = LLMC_INIT(llmc_options); */
@@ -161,6 +163,9 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	const llmc_bias     *logit_bias;  /* added to the logits; -INFINITY forbids */
 	const llmc_sequence *bad_words;   /* sequences of tokens that never appear */
 	bool     watermark;         /* as TGI and transformers: half of the tokens, chosen by the last one, gain 2 */
+	llmc_grammar *grammar;      /* the text is of this grammar, and ends where nothing can follow; NULL: any. Kept by who copies the params */
+	const char *const *grammar_after; /* texts that must have come, one behind the other, before the grammar begins (the end of a reasoning, the mark of a
+	                             * call); NULL-terminated, or NULL: it begins at once */
 } llmc_params;
 
 typedef enum llmc_finish {
@@ -269,6 +274,48 @@ LLMC_API llmc_status llmc_stream_open(const llmc_tokenizer *t, bool skip_special
 LLMC_API llmc_status llmc_stream_feed(llmc_stream *s, int32_t id, const char **text, size_t *n_bytes,
                                       llmc_error *err);
 LLMC_API void        llmc_stream_close(llmc_stream *s);
+
+/* ------------------------------------------------------------------------------------ grammars ---- */
+
+/* What a text may be: a grammar allows at each place those tokens alone with which the text can still become one of its texts. It goes into
+ * llmc_params.grammar, or beside a sampler of the caller's own as a matcher.
+ *
+ *     llmc_grammar_open(tokenizer, LLMC_GRAMMAR_JSON_SCHEMA, schema, strlen(schema), NULL, &g, &err);
+ *     params.grammar = g;   llmc_generate_text(session, prompt, &params, ...);   llmc_grammar_close(g);
+ *
+ * Schemas: properties come in the order of `properties`, optional ones or not; others do not come unless additionalProperties is written; between tokens
+ * stands a space or a line end, never a run of them; digits of a number have a bound. docs/constrained.md has the keywords. */
+typedef enum llmc_grammar_kind {
+	LLMC_GRAMMAR_JSON,        /* any JSON object; text is not looked at */
+	LLMC_GRAMMAR_JSON_SCHEMA, /* a JSON schema */
+	LLMC_GRAMMAR_REGEX,       /* the whole text matches a regular expression, without look-around and back-references */
+	LLMC_GRAMMAR_GBNF,        /* llama.cpp's form: rules, of which `root` is the text */
+	LLMC_GRAMMAR_CHOICE,      /* one of a JSON array of strings */
+} llmc_grammar_kind;
+
+typedef struct llmc_grammar_options {
+	size_t size;
+	bool   compact;   /* no blanks between the tokens of JSON */
+	bool   standard;  /* what is not written is as JSON Schema has it: other properties, any type, blanks and digits without a bound */
+	bool   strict;    /* a keyword that is not enforced is an error, instead of being ignored */
+} llmc_grammar_options;
+
+/* Any thread; takes about as long as reading the text. The tokenizer need not outlive the grammar. E_INPUT: a mistake in the text, or what is not
+ * supported: the sentence names the path and the keyword, or the place. Counted: each retain wants a close. */
+LLMC_API llmc_status llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kind kind, const char *text, size_t n_bytes,
+                                       const llmc_grammar_options *opt, llmc_grammar **out, llmc_error *err);
+LLMC_API void        llmc_grammar_retain(llmc_grammar *g);
+LLMC_API void        llmc_grammar_close(llmc_grammar *g); /* NULL is fine; matchers and samplers keep theirs alive */
+
+/* A place in one text. mask: bit `id & 31` of bits[id >> 5] is set for a token that may come; [n_words], words beyond the vocabulary become 0. Tokens that end a text
+ * are allowed where it may end. accept: E_INPUT when the token is not allowed. E_RANGE, E_MEMORY: the grammar is too ambiguous for its bounds. */
+LLMC_API llmc_status llmc_matcher_open(llmc_grammar *g, llmc_matcher **out, llmc_error *err);
+LLMC_API void        llmc_matcher_close(llmc_matcher *m);
+LLMC_API llmc_status llmc_matcher_mask(llmc_matcher *m, uint32_t *bits, size_t n_words, llmc_error *err);
+LLMC_API llmc_status llmc_matcher_accept(llmc_matcher *m, int32_t id, llmc_error *err);
+LLMC_API bool        llmc_matcher_may_end(llmc_matcher *m); /* the text is complete as it stands */
+LLMC_API bool        llmc_matcher_ended(llmc_matcher *m);   /* and nothing can follow */
+LLMC_API void        llmc_matcher_reset(llmc_matcher *m);   /* back to the beginning */
 
 /* ------------------------------------------------------------------------- sessions and sampling ---- */
 

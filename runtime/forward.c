@@ -253,7 +253,7 @@ session_can_sample(const Session *s, const llmc_params *p)
 {
 	llmc_params own = whole(p);
 
-	return s->device->sampler && !s->probe && s->device->sampler->can(s, &own);
+	return s->device->sampler && !s->probe && !own.grammar && s->device->sampler->can(s, &own);
 }
 
 llmc_status

@@ -13,6 +13,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <jansson.h>
 #include <pcre2.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -148,8 +149,15 @@ typedef struct Dec {
 
 typedef enum ModelKind { MODEL_BPE, MODEL_SCORES, MODEL_UNIGRAM } ModelKind;
 
+typedef struct TextKept { /* what a room above keeps with a tokenizer, made when first wanted */
+	pthread_mutex_t lock;
+	void           *p;
+	void          (*drop)(void *p); /* when the tokenizer goes */
+} TextKept;
+
 struct llmc_tokenizer {
 	Arena     arena;
+	TextKept *kept;
 	ModelKind model;
 	Token    *tok;
 	int32_t   n_ids;
@@ -204,6 +212,8 @@ llmc_status text_open_flm(const uint8_t *data, size_t n, const char *name, llmc_
 llmc_status text_open_json(const char *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);
 llmc_status text_open_spm(const char *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);
 
+/* End tokens [*n]. */
+const int32_t *text_eos(const llmc_tokenizer *t, int32_t *n);
 int32_t text_bos(const llmc_tokenizer *t);                        /* -1: none */
 bool    text_is_eos(const llmc_tokenizer *t, int32_t id);
 int32_t text_find(const llmc_tokenizer *t, const char *s, size_t n); /* id of a token's text; -1: none */

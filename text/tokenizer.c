@@ -10,9 +10,15 @@ tokenizer_new(llmc_error *err)
 {
 	llmc_tokenizer *t = calloc(1, sizeof *t);
 
-	if (t)
+	if (t) {
 		t->limits = pcre2_match_context_create(NULL);
-	if (!t || !t->limits) {
+		t->kept = calloc(1, sizeof *t->kept);
+	}
+	if (!t || !t->limits || !t->kept) {
+		if (t) {
+			pcre2_match_context_free(t->limits);
+			free(t->kept);
+		}
 		free(t);
 		error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
 		return NULL;
@@ -21,6 +27,7 @@ tokenizer_new(llmc_error *err)
 	pcre2_set_match_limit(t->limits, 20000000);
 	pcre2_set_depth_limit(t->limits, 5000000);
 	pcre2_set_heap_limit(t->limits, 512 * 1024);
+	pthread_mutex_init(&t->kept->lock, NULL);
 	arena_init(&t->arena);
 	t->bos = t->unk = t->pad = t->unk_id = -1;
 	return t;
@@ -34,6 +41,10 @@ llmc_tokenizer_close(llmc_tokenizer *t)
 	for (size_t i = 0; i < t->n_regex; i++)
 		pcre2_code_free(t->regex[i]);
 	pcre2_match_context_free(t->limits);
+	if (t->kept->drop)
+		t->kept->drop(t->kept->p);
+	pthread_mutex_destroy(&t->kept->lock);
+	free(t->kept);
 	strbuf_release(&t->scratch);
 	arena_release(&t->arena);
 	free(t);
@@ -275,6 +286,13 @@ const char *
 llmc_token_text(const llmc_tokenizer *t, int32_t id)
 {
 	return t && id >= 0 && id < t->n_ids ? t->tok[id].s : NULL;
+}
+
+const int32_t *
+text_eos(const llmc_tokenizer *t, int32_t *n)
+{
+	*n = t->n_eos;
+	return t->eos;
 }
 
 int32_t

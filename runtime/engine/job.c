@@ -110,6 +110,8 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 	if (r.prompt_logprobs && e->tok)
 		TRY_GOTO(llmc_stream_open(e->tok, false, &j->prompt_stream, err));
 	j->on_device = j->best_of == 1 && !r.prompt_logprobs && !r.n_top && session_can_sample(e->session, &p);
+	j->p.grammar = NULL;
+	j->p.grammar_after = NULL;
 	j->p.stop_tokens = NULL; /* the caller's lists: samplers and stops have their own */
 	j->p.stop = NULL;
 	j->p.logit_bias = NULL;
@@ -301,8 +303,9 @@ job_token(Engine *e, Job *j, JobChoice *c, const Sampled *p, llmc_finish *finish
 	v->ev.logprob = j->logprobs ? p->logprob : 0;
 	tell(j, c, v);
 	e->now.new_tokens++;
-	*finish = stopped ? LLMC_FINISH_STOP : LLMC_FINISH_LENGTH;
-	*finished = stopped || c->n_new == j->req->max_new;
+	bool at_end = sampler_at_end(c->sampler);
+	*finish = stopped ? LLMC_FINISH_STOP : at_end ? LLMC_FINISH_EOS : LLMC_FINISH_LENGTH;
+	*finished = stopped || at_end || c->n_new == j->req->max_new;
 	return true;
 }
 
@@ -346,7 +349,7 @@ job_finish(Engine *e, Job *j, JobChoice *c, llmc_finish finish, const Sampled *p
 	}
 	if (stopped && finish == LLMC_FINISH_LENGTH)
 		finish = LLMC_FINISH_STOP;
-	bool by_token = p && (finish == LLMC_FINISH_EOS || finish == LLMC_FINISH_TOKEN);
+	bool by_token = p && ((finish == LLMC_FINISH_EOS && is_among(e->plan->eos, e->plan->n_eos, p->id)) || finish == LLMC_FINISH_TOKEN);
 	Event *v = event_new(j, LLMC_EVENT_FINISH, c->seq->index, by_token ? p->top : NULL, by_token ? p->n_top : 0, text, n);
 	if (!v) {
 		no_memory(e, j);

@@ -1,6 +1,7 @@
 /* Samplers: parameters, the history that penalties look at, and a pick. See sample.h for the order of things. */
 #include "runtime/sample/sample.h"
 #include "base/sized.h"
+#include "grammar/grammar.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@ struct llmc_sampler {
 	int32_t     n_new;
 	uint64_t    n_pick;
 	SampleScratch own;        /* of llmc_sampler_sample */
+	Matcher    *matcher;      /* where the text is in its grammar; NULL: none */
 };
 
 static bool
@@ -96,7 +98,8 @@ sample_scratch_open(int32_t vocab, SampleScratch *out, llmc_error *err)
 	*out = (SampleScratch){ .vocab = vocab };
 	out->work = calloc((size_t)vocab, sizeof *out->work);
 	out->cand = calloc((size_t)vocab, sizeof *out->cand);
-	if (out->work && out->cand)
+	out->mask = calloc(((size_t)vocab + 31) / 32, sizeof *out->mask);
+	if (out->work && out->cand && out->mask)
 		return LLMC_OK;
 	sample_scratch_release(out);
 	return error_set(err, LLMC_E_MEMORY, "out of memory for sampling from %d tokens", vocab);
@@ -107,6 +110,7 @@ sample_scratch_release(SampleScratch *s)
 {
 	free(s->work);
 	free(s->cand);
+	free(s->mask);
 	*s = (SampleScratch){ 0 };
 }
 
@@ -179,8 +183,23 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 		llmc_sampler_close(s);
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a sampler of %d tokens", vocab);
 	}
+	s->p.grammar = NULL;
+	s->p.grammar_after = NULL;
+	if (own.grammar) {
+		llmc_status status = matcher_open(own.grammar, own.grammar_after, &s->matcher, err);
+		if (status != LLMC_OK) {
+			llmc_sampler_close(s);
+			return status;
+		}
+	}
 	*out = s;
 	return LLMC_OK;
+}
+
+bool
+sampler_at_end(const llmc_sampler *s)
+{
+	return s->matcher && matcher_ended(s->matcher);
 }
 
 void
@@ -225,6 +244,7 @@ llmc_sampler_close(llmc_sampler *s)
 	free(s->seen);
 	free(s->touched);
 	sample_scratch_release(&s->own);
+	matcher_close(s->matcher);
 	free(s);
 }
 
@@ -237,6 +257,8 @@ llmc_sampler_reset(llmc_sampler *s)
 	}
 	s->n_touched = s->n_tail = s->n_new = 0;
 	s->n_pick = 0;
+	if (s->matcher)
+		matcher_reset(s->matcher);
 }
 
 void
@@ -248,6 +270,8 @@ llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt)
 		memmove(s->tail, s->tail + 1, (size_t)--s->n_tail * sizeof *s->tail);
 	s->tail[s->n_tail++] = id;
 	s->n_new += !is_prompt;
+	if (s->matcher && !is_prompt)
+		matcher_accept(s->matcher, id, NULL); /* what it does not allow leaves nothing to follow: the next pick says so */
 	if (!s->penalties)
 		return;
 	if (!s->seen[id]) {
@@ -307,14 +331,52 @@ forbid(llmc_sampler *s, float *work)
 		work[s->p.stop_tokens[i]] = -INFINITY;
 }
 
+/* What the grammar does not allow is out. *any: something is left. */
+static llmc_status
+mask(llmc_sampler *s, const SampleScratch *m, float *work, bool *any, llmc_error *err)
+{
+	size_t n = ((size_t)s->vocab + 31) / 32;
+	uint32_t some = 0;
+	bool all;
+
+	*any = true;
+	TRY(matcher_mask(s->matcher, m->mask, n, &all, err));
+	if (all)
+		return LLMC_OK;
+	if (s->n_eos && matcher_may_end(s->matcher)) /* a model may have end tokens that its tokenizer does not know of */
+		for (int32_t i = 0; i < s->n_eos; i++)
+			if (s->eos[i] >= 0 && s->eos[i] < s->vocab)
+				m->mask[s->eos[i] >> 5] |= 1u << (s->eos[i] & 31);
+	for (size_t w = 0; w < n; w++) {
+		uint32_t bits = m->mask[w];
+		int32_t at = (int32_t)w * 32, end = s->vocab - at < 32 ? s->vocab - at : 32;
+		some |= bits;
+		if (bits == UINT32_MAX)
+			continue;
+		for (int32_t k = 0; k < end; k++)
+			if (!(bits >> k & 1))
+				work[at + k] = -INFINITY;
+	}
+	*any = some != 0;
+	return LLMC_OK;
+}
+
 llmc_status
 sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int32_t *id, llmc_error *err)
 {
 	int32_t best;
 
 	TRY(sample_largest(logits, s->vocab, &best, err));
-	if (s->p.temperature > 0 || s->changes)
+	if (s->p.temperature > 0 || s->changes || s->matcher)
 		memcpy(m->work, logits, (size_t)s->vocab * sizeof *m->work);
+	if (s->matcher) {
+		bool any;
+		TRY(mask(s, m, m->work, &any, err));
+		if (!any)
+			return error_set(err, LLMC_E_CHECK, "the grammar allows no token here");
+		if (!s->changes)
+			TRY(sample_largest(m->work, s->vocab, &best, err));
+	}
 	if (s->changes) {
 		for (int32_t i = 0; i < s->p.n_logit_bias; i++)
 			m->work[s->p.logit_bias[i].id] += s->p.logit_bias[i].value;

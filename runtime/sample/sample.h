@@ -1,5 +1,5 @@
 /* Sampling, inside of the library. What changes the logits runs in this order, that of transformers' processors and of TGI:
- *   logit_bias, watermark, repetition, frequency and presence penalty, bad words, min_tokens,
+ *   grammar, logit_bias, watermark, repetition, frequency and presence penalty, bad words, min_tokens,
  *   temperature, top_k, top_p, min_p, typical_p
  * The n-th pick of a sampler uses the random number of (seed, n) and nothing else, so it can be repeated anywhere. */
 #ifndef LLMC_RUNTIME_SAMPLE_H
@@ -13,6 +13,7 @@ typedef struct SampleScratch {
 	int32_t vocab;
 	float  *work; /* [vocab] */
 	Cand   *cand; /* [vocab] */
+	uint32_t *mask; /* [(vocab + 31) / 32] */
 } SampleScratch;
 
 llmc_status sample_scratch_open(int32_t vocab, SampleScratch *out, llmc_error *err);
@@ -28,6 +29,8 @@ llmc_status sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err);
 llmc_params sampler_params(const llmc_params *p);
 /* Somebody else has made this pick: the next is one further. */
 void        sampler_skip(llmc_sampler *s);
+/* Its grammar is complete, and nothing can follow: the text ends here. */
+bool        sampler_at_end(const llmc_sampler *s);
 /* One of its stop_tokens? */
 bool        sampler_stops_at(const llmc_sampler *s, int32_t id);
 

@@ -57,7 +57,7 @@ for name; do
 	config | import) runs=300 ;;
 	plan | spec | scheme) runs=1000 ;;
 	yaml) runs=2500 ;;
-	kernel | template | tokenizer) runs=10000 ;;
+	kernel | template | tokenizer | grammar) runs=10000 ;;
 	http) runs=20000 ;;
 	*) runs=50000 ;;
 	esac

@@ -23,7 +23,7 @@ import threading
 from . import _ffi
 from ._ffi import lib
 
-__all__ = ["Engine", "Error", "Event", "Model", "Request", "Session", "Tokenizer", "open", "version"]
+__all__ = ["Engine", "Error", "Event", "Grammar", "Matcher", "Model", "Request", "Session", "Tokenizer", "open", "version"]
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
 FINISH = tuple(lib.llmc_finish_name(i).decode() for i in range(6))
 KINDS = ("none", "prompt", "token", "finish", "error")
@@ -79,10 +79,10 @@ def open(path, **options):
     return Model(path, **options)
 
 
-def _params(stop=None, stop_tokens=None, logit_bias=None, bad_words=None, **params):
-    """llmc_params, and what must live as long as it: logit_bias {id: value}, bad_words [[id, ...], ...]"""
-    keep = []
-    p = _ffi.Params(stop=_strings(stop), **params)
+def _params(stop=None, stop_tokens=None, logit_bias=None, bad_words=None, grammar=None, grammar_after=None, **params):
+    """llmc_params, and what must live as long as it: logit_bias {id: value}, bad_words [[id, ...], ...], grammar a Grammar"""
+    keep = [grammar]
+    p = _ffi.Params(stop=_strings(stop), grammar=grammar and grammar._h, grammar_after=_strings(grammar_after), **params)
     if stop_tokens:
         keep.append(_ids(stop_tokens))
         p.stop_tokens, p.n_stop_tokens = C.cast(keep[-1], C.POINTER(C.c_int32)), len(stop_tokens)
@@ -157,6 +157,58 @@ class Tokenizer(_Handle):
         """The prompt that the model's chat template makes of the messages."""
         options.setdefault("add_generation_prompt", True)
         return _text_call(lib.llmc_chat, self._t, json.dumps(messages).encode(), json.dumps(options).encode()).decode()
+
+
+class Grammar(_Handle):
+    """What a text may be: Grammar(tokenizer, "json_schema", schema), or of kind "json", "regex", "gbnf", "choice". Schemas and choices may be Python objects."""
+    _close = lib.llmc_grammar_close
+    KINDS = ("json", "json_schema", "regex", "gbnf", "choice")
+
+    def __init__(self, tokenizer, kind, text="", *, compact=False, standard=False, strict=False):
+        self._h = None
+        data = (text if isinstance(text, str) else json.dumps(text)).encode()
+        h = C.c_void_p()
+        options = _ffi.GrammarOptions(compact=compact, standard=standard, strict=strict)
+        _call(lib.llmc_grammar_open, tokenizer._t, self.KINDS.index(kind), data, len(data), C.byref(options), C.byref(h))
+        self._h = h
+        self._words = (len(tokenizer) + 31) // 32
+
+    def matcher(self):
+        return Matcher(self)
+
+
+class Matcher(_Handle):
+    """A place in one text of a grammar."""
+    _close = lib.llmc_matcher_close
+
+    def __init__(self, grammar):
+        self._h = None
+        h = C.c_void_p()
+        _call(lib.llmc_matcher_open, grammar._h, C.byref(h))
+        self._h = h
+        self._bits = (C.c_uint32 * grammar._words)()
+
+    def mask(self):
+        """Bits of the tokens that may come, as bytes: bit id % 8 of byte id // 8."""
+        _call(lib.llmc_matcher_mask, self._h, self._bits, len(self._bits))
+        return bytes(self._bits)
+
+    def allows(self, id):
+        return bool(self.mask()[id // 8] >> id % 8 & 1)
+
+    def accept(self, id):
+        _call(lib.llmc_matcher_accept, self._h, id)
+
+    def reset(self):
+        lib.llmc_matcher_reset(self._h)
+
+    @property
+    def may_end(self):
+        return lib.llmc_matcher_may_end(self._h)
+
+    @property
+    def ended(self):
+        return lib.llmc_matcher_ended(self._h)
 
 
 class Model(_Handle):

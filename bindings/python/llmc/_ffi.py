@@ -62,7 +62,12 @@ class Params(Sized):
                 ("ignore_eos", C.c_bool), ("stop", C.POINTER(C.c_char_p)), ("typical_p", C.c_float),
                 ("min_tokens", C.c_int32), ("n_stop_tokens", C.c_int32), ("n_logit_bias", C.c_int32),
                 ("n_bad_words", C.c_int32), ("stop_tokens", C.POINTER(C.c_int32)), ("logit_bias", C.POINTER(Bias)),
-                ("bad_words", C.POINTER(Sequence)), ("watermark", C.c_bool)]
+                ("bad_words", C.POINTER(Sequence)), ("watermark", C.c_bool), ("grammar", C.c_void_p),
+                ("grammar_after", C.POINTER(C.c_char_p))]
+
+
+class GrammarOptions(Sized):
+    _fields_ = [("size", C.c_size_t), ("compact", C.c_bool), ("standard", C.c_bool), ("strict", C.c_bool)]
 
 
 class Result(Sized):
@@ -165,6 +170,15 @@ _SIGNATURES = {
     "llmc_tokenize_least": (C.c_size_t, [C.c_void_p, C.c_char_p, C.c_size_t]),
     "llmc_token_bytes": (C.c_int, [C.c_void_p, C.c_int32, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
     "llmc_token_is_special": (C.c_bool, [C.c_void_p, C.c_int32]),
+    "llmc_grammar_open": (C.c_int, [C.c_void_p, C.c_int, C.c_char_p, C.c_size_t, P(GrammarOptions), P(C.c_void_p), _E]),
+    "llmc_grammar_close": (None, [C.c_void_p]),
+    "llmc_matcher_open": (C.c_int, [C.c_void_p, P(C.c_void_p), _E]),
+    "llmc_matcher_close": (None, [C.c_void_p]),
+    "llmc_matcher_mask": (C.c_int, [C.c_void_p, P(C.c_uint32), C.c_size_t, _E]),
+    "llmc_matcher_accept": (C.c_int, [C.c_void_p, C.c_int32, _E]),
+    "llmc_matcher_may_end": (C.c_bool, [C.c_void_p]),
+    "llmc_matcher_ended": (C.c_bool, [C.c_void_p]),
+    "llmc_matcher_reset": (None, [C.c_void_p]),
     "llmc_has_chat_template": (C.c_bool, [C.c_void_p]),
     "llmc_finish_name": (C.c_char_p, [C.c_int]),
     "llmc_chat": (C.c_int, [C.c_void_p, C.c_char_p, C.c_char_p, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),

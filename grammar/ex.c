@@ -1,0 +1,214 @@
+/* Expressions: what front ends make and the automaton is made of. Nodes are shared freely; nobody changes one that has been used. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "grammar/inside.h"
+
+void
+build_fail(Build *b, const char *fmt, ...)
+{
+	char text[1024];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	error_set(b->err, LLMC_E_INPUT, "%s%s%s", b->place ? b->place : "", b->place ? ": " : "", text);
+	longjmp(b->fault, 1);
+}
+
+Ex *
+ex_new(Build *b, ExKind kind)
+{
+	if (++b->n_ex > MAX_EX)
+		build_fail(b, "the grammar is too large: more than %d parts", MAX_EX);
+	Ex *x = NEW(b->a, Ex, 1);
+	x->kind = kind;
+	return x;
+}
+
+Ex *
+ex_bytes(Build *b, const char *s, size_t n)
+{
+	Ex *x = ex_new(b, EX_BYTES);
+
+	if (n > MAX_STATES)
+		build_fail(b, "a text of %zu bytes is too long for a grammar", n);
+	x->bytes = arena_strndup(b->a, s, n);
+	x->n = (int32_t)n;
+	return x;
+}
+
+Ex *
+ex_text(Build *b, const char *s)
+{
+	return ex_bytes(b, s, strlen(s));
+}
+
+Ex *
+ex_chars(Build *b, const Range *range, size_t n)
+{
+	Ex *x = ex_new(b, EX_CHARS);
+	Range *own = NEW(b->a, Range, n + 1);
+
+	if (n)
+		memcpy(own, range, n * sizeof *own);
+	x->range = own;
+	x->n = (int32_t)ranges_join(own, n);
+	return x;
+}
+
+Ex *
+ex_char(Build *b, uint32_t lo, uint32_t hi)
+{
+	return ex_chars(b, &(Range){ lo, hi }, 1);
+}
+
+static Ex *
+with_parts(Build *b, ExKind kind, Ex *const *part, size_t n)
+{
+	Ex *x = ex_new(b, kind);
+	Ex **own = NEW(b->a, Ex *, n + 1);
+
+	if (n)
+		memcpy(own, part, n * sizeof *own);
+	x->part = own;
+	x->n = (int32_t)n;
+	return x;
+}
+
+Ex *
+ex_list(Build *b, ExKind kind, const ExList *l)
+{
+	return l->n == 1 && (kind == EX_SEQ || kind == EX_ALT) ? l->v[0] : with_parts(b, kind, l->v, l->n);
+}
+
+static Ex *
+of_arguments(Build *b, ExKind kind, int n, va_list ap)
+{
+	Ex *part[16];
+
+	for (int i = 0; i < n; i++)
+		part[i] = va_arg(ap, Ex *);
+	return with_parts(b, kind, part, (size_t)n);
+}
+
+Ex *
+ex_seq(Build *b, int n, ...)
+{
+	va_list ap;
+
+	va_start(ap, n);
+	Ex *x = of_arguments(b, EX_SEQ, n, ap);
+	va_end(ap);
+	return x;
+}
+
+Ex *
+ex_alt(Build *b, int n, ...)
+{
+	va_list ap;
+
+	va_start(ap, n);
+	Ex *x = of_arguments(b, EX_ALT, n, ap);
+	va_end(ap);
+	return x;
+}
+
+Ex *
+ex_none(Build *b)
+{
+	return with_parts(b, EX_ALT, NULL, 0);
+}
+
+Ex *
+ex_empty(Build *b)
+{
+	return with_parts(b, EX_SEQ, NULL, 0);
+}
+
+Ex *
+ex_rep(Build *b, Ex *part, int32_t min, int32_t max)
+{
+	if (min == 1 && max == 1)
+		return part;
+	if (max == 0)
+		return ex_empty(b);
+	Ex *x = with_parts(b, EX_REP, &part, 1);
+	x->min = min;
+	x->max = max;
+	return x;
+}
+
+Ex *
+ex_rule(Build *b, int32_t rule)
+{
+	Ex *x = ex_new(b, EX_RULE);
+
+	x->min = rule;
+	return x;
+}
+
+Ex *
+ex_token(Build *b, int32_t id)
+{
+	Ex *x = ex_new(b, EX_TOKEN);
+
+	x->min = id;
+	return x;
+}
+
+void
+ex_push(Build *b, ExList *l, Ex *x)
+{
+	l->v = arena_grow(b->a, l->v, &l->cap, l->n + 1, sizeof *l->v);
+	l->v[l->n++] = x;
+}
+
+int32_t
+rule_new(Build *b)
+{
+	b->rule = arena_grow(b->a, b->rule, &b->cap_rule, b->n_rule + 1, sizeof *b->rule);
+	b->rule[b->n_rule] = NULL;
+	return (int32_t)b->n_rule++;
+}
+
+static int
+by_start(const void *a, const void *b)
+{
+	const Range *x = a, *y = b;
+
+	return x->lo < y->lo ? -1 : x->lo > y->lo;
+}
+
+size_t
+ranges_join(Range *r, size_t n)
+{
+	size_t k = 0;
+
+	if (n)
+		qsort(r, n, sizeof *r, by_start);
+	for (size_t i = 0; i < n; i++)
+		if (k && r[i].lo <= r[k - 1].hi + 1)
+			r[k - 1].hi = r[i].hi > r[k - 1].hi ? r[i].hi : r[k - 1].hi;
+		else
+			r[k++] = r[i];
+	return k;
+}
+
+size_t
+ranges_invert(const Range *r, size_t n, Range *out)
+{
+	uint32_t at = 0;
+	size_t k = 0;
+
+	for (size_t i = 0; i <= n; i++) {
+		uint32_t end = i < n ? r[i].lo : 0x110000;
+		if (end > at)
+			out[k++] = (Range){ at, end - 1 };
+		if (i < n && r[i].hi + 1 > at)
+			at = r[i].hi + 1;
+	}
+	return k;
+}

@@ -1,0 +1,234 @@
+/* Inside of grammar/. */
+#ifndef LLMC_GRAMMAR_INSIDE_H
+#define LLMC_GRAMMAR_INSIDE_H
+
+#include <jansson.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdatomic.h>
+
+#include "base/arena.h"
+#include "base/strbuf.h"
+#include "grammar/grammar.h"
+
+enum {
+	N_SLICE = 3,           /* of tries: plain tokens of any length, of at most 32 and of 12 characters */
+	MAX_TOKEN = 512,       /* bytes of a token that a grammar allows; longer ones never */
+	MAX_DEPTH = 512,       /* of a stack */
+	MAX_CONFS = 1 << 16,   /* of a set */
+	MAX_STATES = 1 << 21, MAX_EDGES = 1 << 23,
+	MAX_EX = 1 << 21,      /* nodes of expressions */
+	CUT_DEPTH = 4,         /* frames of a stack that a cached mask knows */
+};
+
+/* ---- expressions (ex.c) ---- */
+
+typedef enum ExKind {
+	EX_BYTES,    /* n bytes */
+	EX_CHARS,    /* one character of n ranges, as UTF-8 */
+	EX_SEQ,      /* n parts; none: the empty text */
+	EX_ALT,      /* one of n parts; none: nothing at all */
+	EX_REP,      /* part[0], min to max times; max -1: any number */
+	EX_RULE,     /* rule `min` */
+	EX_ORDER,    /* parts in their order with part[n] between those that come; how[i] says which must */
+	EX_TOKEN,    /* token `min` */
+	EX_MULTIPLE, /* decimal digits without leading zeros: a multiple of `min` */
+} ExKind;
+enum { ORDER_MUST, ORDER_MAY, ORDER_ANY }; /* how[]: once; once or not; any number of times */
+
+typedef struct Range { uint32_t lo, hi; } Range; /* characters, both included */
+typedef struct Ex Ex;
+struct Ex {
+	ExKind  kind;
+	int32_t n, min, max;
+	union {
+		const char    *bytes;
+		const Range   *range;
+		Ex *const     *part;
+	};
+	const uint8_t *how;
+};
+typedef struct ExList { Ex **v; size_t n, cap; } ExList;
+
+typedef struct Build {  /* a grammar on its way from text to automaton */
+	Arena      *a;
+	llmc_error *err;
+	jmp_buf     fault;    /* where build_fail goes, with *err set */
+	size_t      n_ex;
+	Ex        **rule;     /* bodies; number 0 is the root */
+	size_t      n_rule, cap_rule;
+	const Lexicon *lexicon;
+	llmc_grammar_options opt;
+	const char *place;    /* in front of what build_fail says; NULL: nothing */
+	/* shared rules of JSON, -1: not made yet */
+	int32_t     json_string, json_value, json_object, json_array, json_number;
+} Build;
+
+void  build_fail(Build *b, const char *fmt, ...) __attribute__((noreturn, format(printf, 2, 3)));
+Ex   *ex_new(Build *b, ExKind kind);
+Ex   *ex_bytes(Build *b, const char *s, size_t n);
+Ex   *ex_text(Build *b, const char *s);
+Ex   *ex_chars(Build *b, const Range *range, size_t n);
+Ex   *ex_char(Build *b, uint32_t lo, uint32_t hi);
+Ex   *ex_rep(Build *b, Ex *x, int32_t min, int32_t max);
+Ex   *ex_list(Build *b, ExKind kind, const ExList *l);
+Ex   *ex_seq(Build *b, int n, ...);
+Ex   *ex_alt(Build *b, int n, ...);
+Ex   *ex_rule(Build *b, int32_t rule);
+Ex   *ex_token(Build *b, int32_t id);
+void  ex_push(Build *b, ExList *l, Ex *x);
+int32_t rule_new(Build *b); /* its body is set later: b->rule[] */
+Ex   *ex_none(Build *b);    /* matches nothing */
+Ex   *ex_empty(Build *b);
+
+/* A set of characters: sorted and joined in place; what is left, and the complement over all of Unicode but surrogates. */
+size_t ranges_join(Range *r, size_t n);
+size_t ranges_invert(const Range *r, size_t n, Range *out); /* out has n + 2 places */
+
+/* ---- front ends ---- */
+
+/* regex.c: what of an expression is anchored where; json: characters become those of a JSON string's inside */
+typedef struct RegexFlags { bool json, search; } RegexFlags;
+Ex *regex_read(Build *b, const char *s, size_t n, RegexFlags flags);
+Ex *gbnf_read(Build *b, const char *s, size_t n);                          /* the rules, and root's */
+Ex *schema_read(Build *b, const char *s, size_t n);
+Ex *schema_of(Build *b, const json_t *schema, const json_t *root, const char *path);
+Ex *choice_read(Build *b, const char *s, size_t n);
+/* json.c: JSON's own parts */
+Ex *json_ws(Build *b);
+Ex *json_any_string(Build *b);
+Ex *json_string_char(Build *b);
+Ex *json_escapes(Build *b, const char *letters);
+Ex *json_any_number(Build *b, bool integer);
+Ex *json_any_value(Build *b);
+Ex *json_any_object(Build *b);
+Ex *json_any_array(Build *b);
+Ex *json_literal(Build *b, const json_t *v);                               /* this value, and no other */
+Ex *json_members(Build *b, const ExList *members, const uint8_t *how);     /* { ... } */
+Ex *json_items(Build *b, const ExList *first, Ex *rest, int32_t min, int32_t max); /* [ ... ] */
+Ex *json_key(Build *b, const char *name, size_t n);                        /* "name": */
+Ex *json_quoted(Build *b, const char *s, size_t n);
+/* number.c */
+typedef struct Bound { bool set, open; bool negative; char whole[40], frac[40]; } Bound; /* |bound| as digits */
+Ex *number_range(Build *b, const Bound *lo, const Bound *hi, bool integer);
+void bound_read(Bound *out, const json_t *v, bool open);
+
+/* ---- the automaton ---- */
+
+enum { EDGE_EPS, EDGE_BYTE, EDGE_CALL, EDGE_REP, EDGE_TOKEN };
+typedef struct Edge {
+	uint8_t kind, lo, hi;
+	bool    tail;        /* CALL: what called returns to the caller's own caller */
+	int32_t to, arg;     /* CALL: first state; REP: number of the Rep; TOKEN: id */
+} Edge;
+typedef struct Rep { int32_t start, min, max; } Rep; /* max -1: none */
+enum { STATE_END = 1, STATE_EATS = 2 };
+typedef struct Automaton {
+	Edge    *edge;
+	int32_t *first;      /* [n_state + 1] */
+	uint8_t *flags;
+	Rep     *rep;
+	int32_t  n_state, n_edge, n_rep, start;
+	int      n_class;    /* of bytes that no edge tells apart */
+	uint8_t  cls[256], byte_of[256]; /* of a byte; a byte of a class */
+	bool     has_tokens;
+} Automaton;
+
+llmc_status automaton_make(Build *b, Ex *root, Automaton *out, llmc_error *err); /* arrays on the heap */
+void        automaton_release(Automaton *m);
+
+/* ---- the vocabulary (lexicon.c) ---- */
+
+typedef struct TrieNode {
+	int32_t  token;      /* -1: none ends here */
+	uint32_t skip;       /* nodes of this subtree, itself included */
+	uint16_t depth;
+	uint8_t  byte;
+} TrieNode;
+typedef struct TokenTrie { TrieNode *v; size_t n, cap; } TokenTrie;
+struct Lexicon {
+	atomic_int refs;
+	int32_t   n_tok;
+	char     *bytes;
+	uint32_t *at;        /* [n_tok + 1] into bytes */
+	uint8_t  *special;
+	int32_t  *same;      /* the next token of the same bytes; -1: none */
+	size_t    n_words;   /* of a mask */
+	int32_t   longest;   /* bytes of a token in the tries */
+	TokenTrie all, rest[N_SLICE];
+	uint32_t *plain[N_SLICE]; /* masks of what rest leaves out: tokens of characters that JSON strings hold as they are */
+	int32_t   limit[N_SLICE]; /* characters, at most, of those */
+};
+
+/* ---- sets (sets.c) ---- */
+
+typedef struct Frame { int32_t parent, edge, count, depth, canon[N_SLICE]; } Frame; /* 0: the empty stack, 1: what was cut off */
+enum { FRAME_EMPTY, FRAME_BOTTOM };
+typedef struct Conf { int32_t q, f; } Conf;
+typedef struct Uncertain { const TokenTrie *trie; uint32_t node; uint32_t path; } Uncertain; /* path: of its bytes, in Tables.path */
+typedef struct Set {
+	uint32_t  at, n;     /* its confs */
+	bool      accept, tokens;
+	int8_t    plain;     /* its slice; -1: not known, N_SLICE: none */
+	int32_t   canon[N_SLICE], cut; /* -1: not known */
+	uint32_t *mask;      /* of the set cut; NULL: not made */
+	uint32_t *exact;     /* of itself; NULL: not kept */
+	Uncertain *unc;
+	uint32_t  n_unc;
+} Set;
+
+typedef struct Hash { int32_t *at; size_t cap, n; } Hash;
+typedef struct Tables {
+	Frame   *frame;   size_t n_frame, cap_frame;   Hash frames;
+	Conf    *conf;    size_t n_conf, cap_conf;
+	Set     *set;     size_t n_set, cap_set;       Hash sets;    /* set 0 is dead */
+	int32_t *next;    size_t cap_next;             /* [set][class]: set * 2 + touched; -1: not known */
+	uint8_t *path;    size_t n_path, cap_path;
+	size_t   heap;    /* bytes of masks and of uncertain places */
+} Tables;
+
+struct llmc_grammar {
+	atomic_int refs;
+	Lexicon   *lexicon;
+	Automaton  m;
+	int32_t   *eos, n_eos;
+	int32_t    limit[N_SLICE];
+	pthread_mutex_t lock;  /* all below, and what matchers hold */
+	Tables     t;
+	Matcher   *matchers;
+	int32_t    start;      /* set; -1: not made */
+	jmp_buf    fault;      /* of the call that runs */
+	llmc_error *err;
+	/* the set that is being made */
+	Conf      *tmp;        size_t n_tmp, cap_tmp;
+	uint32_t  *seen;       size_t cap_seen; uint32_t stamp; uint64_t *seen_key;
+	bool       accept, touched;
+	size_t     work;       /* confs looked at by this call */
+	int32_t   *stack;      /* [longest + 2] of a walk */
+	uint8_t   *path;       /* [longest + 2] */
+	Uncertain *unc;        size_t n_unc, cap_unc;
+};
+
+struct llmc_matcher {
+	Grammar *g;
+	Matcher *next, *prev;   /* of the grammar, under its lock */
+	int32_t  set;           /* 0: dead; -1: not begun */
+	char   **after;         /* owned */
+	int32_t  n_after, at_after;
+	size_t   matched;       /* bytes of after[at_after] that the end of the text is */
+	bool     ended;         /* an end token came */
+};
+
+void    grammar_fault(Grammar *g, llmc_status status, const char *fmt, ...) __attribute__((noreturn, format(printf, 3, 4)));
+void    tables_release(Tables *t);
+size_t  tables_bytes(const Grammar *g);
+int32_t set_start(Grammar *g);
+int32_t set_step(Grammar *g, int32_t s, int cls);    /* g->touched is set when the step looked below a cut */
+int32_t set_token(Grammar *g, int32_t s, int32_t id);
+int32_t set_canon(Grammar *g, int32_t s, int slice);
+int32_t set_cut(Grammar *g, int32_t s);
+void    tables_renew(Grammar *g);                    /* forget all but where the matchers are */
+/* mask.c: of set s, in words of the lexicon; valid until the next call */
+const uint32_t *set_mask(Grammar *g, int32_t s, uint32_t *room);
+
+#endif

@@ -1,0 +1,228 @@
+/* A set beside the tries of the vocabulary -> a mask. What is walked is the set with its stacks cut, so that a nesting of any depth has few masks; tokens that
+ * looked below the cut are kept as places of the tries and tried on the whole set each time. Where all plain characters lead back to the set, their
+ * mask is taken as it is. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "grammar/inside.h"
+
+static void
+allow(const Lexicon *l, int32_t id, uint32_t *mask)
+{
+	for (; id >= 0; id = l->same[id])
+		mask[id >> 5] |= 1u << (id & 31);
+}
+
+/* Continuation bytes that a character wants, and what the first of them may be; 0: not the first byte of one that is plain. */
+static int
+plain_lead(uint8_t c, uint8_t *lo, uint8_t *hi)
+{
+	*lo = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;
+	*hi = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
+	return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
+}
+
+/* Does every plain character lead from `at` to s, with counts that no token of the slice brings to their limit? */
+static bool
+plain_tail(Grammar *g, int32_t s, int32_t at, int left, uint8_t lo, uint8_t hi, int slice)
+{
+	if (!left)
+		return set_canon(g, at, slice) == s;
+	for (int k = g->m.cls[lo]; k <= g->m.cls[hi]; k++) {
+		int32_t t = set_step(g, at, k);
+		if (!t || !plain_tail(g, s, t, left - 1, 0x80, 0xBF, slice))
+			return false;
+	}
+	return true;
+}
+
+static bool
+plain_loops(Grammar *g, int32_t s, int slice)
+{
+	uint8_t lo, hi;
+
+	for (int k = 0; k < g->m.n_class; k++) {
+		uint8_t c = g->m.byte_of[k];
+		int n = plain_lead(c, &lo, &hi);
+		if (!n || c < 0x20 || c == '"' || c == '\\' || c == 0x7F)
+			continue;
+		int32_t t = set_step(g, s, k);
+		if (!t || !plain_tail(g, s, t, n - 1, lo, hi, slice))
+			return false;
+	}
+	return true;
+}
+
+/* The largest slice whose tokens are all allowed in s; N_SLICE: none. */
+static int
+plain_slice(Grammar *g, int32_t s)
+{
+	int slice = g->t.set[s].plain;
+	bool before = g->touched;
+
+	if (slice >= 0)
+		return slice;
+	for (slice = 0; slice < N_SLICE; slice++) {
+		int32_t t = set_canon(g, s, slice);
+		g->touched = false;
+		if (plain_loops(g, t, slice) && !g->touched)
+			break;
+	}
+	g->touched = before;
+	g->t.set[s].plain = (int8_t)slice;
+	return slice;
+}
+
+static void
+uncertain(Grammar *g, const TokenTrie *t, size_t node, int depth)
+{
+	Tables *x = &g->t;
+
+	if (g->n_unc == g->cap_unc) {
+		size_t cap = g->cap_unc ? 2 * g->cap_unc : 64;
+		Uncertain *u = realloc(g->unc, cap * sizeof *u);
+		if (!u)
+			grammar_fault(g, LLMC_E_MEMORY, "out of memory for a mask");
+		g->unc = u;
+		g->cap_unc = cap;
+	}
+	if (x->n_path + (size_t)depth > x->cap_path) {
+		size_t cap = 2 * x->cap_path + 1024 + (size_t)depth;
+		uint8_t *p = realloc(x->path, cap);
+		if (!p)
+			grammar_fault(g, LLMC_E_MEMORY, "out of memory for a mask");
+		x->path = p;
+		x->cap_path = cap;
+	}
+	g->unc[g->n_unc++] = (Uncertain){ t, (uint32_t)node, (uint32_t)x->n_path };
+	if (depth)
+		memcpy(x->path + x->n_path, g->path, (size_t)depth);
+	x->n_path += (size_t)depth;
+}
+
+/* All tokens of nodes from .. end; st[] of the first node's depth is where its parent leads. note: steps below the cut are put aside. */
+static void
+walk(Grammar *g, const TokenTrie *trie, size_t from, size_t end, uint32_t *mask, bool note)
+{
+	const Lexicon *l = g->lexicon;
+	int32_t *st = g->stack;
+
+	for (size_t i = from; i < end;) {
+		const TrieNode *n = &trie->v[i];
+		g->touched = false;
+		int32_t t = set_step(g, st[n->depth], g->m.cls[n->byte]);
+		if (note)
+			g->path[n->depth] = n->byte;
+		if (note && g->touched) {
+			uncertain(g, trie, i, n->depth);
+			i += n->skip;
+		} else if (!t) {
+			i += n->skip;
+		} else {
+			if (n->token >= 0)
+				allow(l, n->token, mask);
+			st[n->depth + 1] = t;
+			i++;
+		}
+	}
+}
+
+static void
+make_mask(Grammar *g, int32_t c)
+{
+	const Lexicon *l = g->lexicon;
+	int slice = plain_slice(g, c);
+	const TokenTrie *trie = slice < N_SLICE ? &l->rest[slice] : &l->all;
+	size_t bytes = l->n_words * sizeof(uint32_t);
+	uint32_t *mask = calloc(l->n_words + 1, sizeof *mask);
+
+	if (!mask)
+		grammar_fault(g, LLMC_E_MEMORY, "out of memory for a mask");
+	g->t.set[c].exact = mask; /* so that it is freed whatever happens; a cut set has no other use for it */
+	if (slice < N_SLICE)
+		memcpy(mask, l->plain[slice], bytes);
+	g->n_unc = 0;
+	g->stack[0] = c;
+	walk(g, trie, 0, trie->n, mask, true);
+	Uncertain *unc = NULL;
+	if (g->n_unc) {
+		unc = malloc(g->n_unc * sizeof *unc);
+		if (!unc)
+			grammar_fault(g, LLMC_E_MEMORY, "out of memory for a mask");
+		memcpy(unc, g->unc, g->n_unc * sizeof *unc);
+	}
+	Set *s = &g->t.set[c];
+	s->exact = NULL;
+	s->mask = mask;
+	s->unc = unc;
+	s->n_unc = (uint32_t)g->n_unc;
+	g->t.heap += bytes + g->n_unc * sizeof *unc;
+}
+
+static void
+exact(Grammar *g, int32_t s, const Set *c, uint32_t *mask)
+{
+	for (uint32_t i = 0; i < c->n_unc; i++) {
+		Uncertain u = c->unc[i];
+		const TrieNode *n = &u.trie->v[u.node];
+		int32_t q = s;
+		for (int k = 0; q && k < n->depth; k++)
+			q = set_step(g, q, g->m.cls[g->t.path[u.path + (uint32_t)k]]);
+		if (!q)
+			continue;
+		g->stack[n->depth] = q;
+		walk(g, u.trie, u.node, u.node + n->skip, mask, false);
+	}
+}
+
+static void
+tokens(Grammar *g, int32_t s, uint32_t *mask)
+{
+	Set x = g->t.set[s];
+
+	for (uint32_t i = 0; i < x.n; i++) {
+		int32_t q = g->t.conf[x.at + i].q;
+		for (int32_t k = g->m.first[q]; k < g->m.first[q + 1]; k++) {
+			const Edge *e = &g->m.edge[k];
+			if (e->kind == EDGE_TOKEN && e->arg >= 0 && (size_t)e->arg < 32 * g->lexicon->n_words)
+				mask[e->arg >> 5] |= 1u << (e->arg & 31);
+		}
+	}
+}
+
+const uint32_t *
+set_mask(Grammar *g, int32_t s, uint32_t *room)
+{
+	size_t bytes = g->lexicon->n_words * sizeof *room;
+	int32_t full = set_canon(g, s, 0), c = set_cut(g, full);
+
+	if (full == 0) {
+		memset(room, 0, bytes);
+		return room;
+	}
+	if (g->t.set[full].exact && full != c)
+		return g->t.set[full].exact;
+	if (!g->t.set[c].mask)
+		make_mask(g, c);
+	Set x = g->t.set[c];
+	bool accept = g->t.set[full].accept;
+	if (!x.n_unc && !accept && !g->t.set[full].tokens)
+		return x.mask;
+	memcpy(room, x.mask, bytes);
+	exact(g, full, &x, room);
+	if (accept)
+		for (int32_t i = 0; i < g->n_eos; i++)
+			if (g->eos[i] >= 0 && g->eos[i] < g->lexicon->n_tok)
+				room[g->eos[i] >> 5] |= 1u << (g->eos[i] & 31);
+	if (g->t.set[full].tokens)
+		tokens(g, full, room);
+	if (full != c && x.n_unc > 4) { /* worth keeping */
+		uint32_t *keep = malloc(bytes + 1);
+		if (keep) {
+			memcpy(keep, room, bytes);
+			g->t.set[full].exact = keep;
+			g->t.heap += bytes;
+		}
+	}
+	return room;
+}

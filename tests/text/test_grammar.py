@@ -1,0 +1,152 @@
+"""Constrained output beside another engine: the masks of llguidance, bit by bit, over texts of a corpus of schemas and for several vocabularies; and random texts of
+random schemas, which must be JSON that fits."""
+
+import ctypes
+import json
+import os
+import pathlib
+import random
+
+import llguidance
+import numpy
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
+
+import llmc
+import text_lib
+from grammar_cases import CASES
+
+DATA = os.environ.get("LLMC_TEST_DATA")
+FILES = [pathlib.Path(DATA, "tokenizers", f"ggml-vocab-{n}.gguf") for n in ("gpt-2", "llama-bpe", "qwen2")] if DATA else []
+
+
+def token_bytes(t):
+    """Bytes of each token, those that only their number matches behind 0xff, as llguidance takes them."""
+    out, buf, need, err = [], ctypes.create_string_buffer(2048), ctypes.c_size_t(), text_lib.Error()
+    for i in range(len(t)):
+        fits = text_lib.LIB.llmc_token_bytes(t._t, i, buf, len(buf), ctypes.byref(need), ctypes.byref(err)) == 0
+        special = text_lib.LIB.llmc_token_is_special(t._t, i)
+        out.append((b"\xff" if special else b"") + buf.raw[:need.value] if fits else b"")
+    return out
+
+
+class Vocabulary:
+    """One vocabulary for both engines."""
+
+    def __init__(self, path, eos):
+        self.tokenizer = llmc.Tokenizer(path)
+        self.tokens = token_bytes(self.tokenizer)
+        self.special = [i for i, b in enumerate(self.tokens) if b[:1] == b"\xff"]
+        self.eos_token_id = self.tokens.index(b"\xff" + eos)
+        self.bos_token_id, self.special_token_ids = None, self.special
+        self.judge = LLTokenizer(llguidance.TokenizerWrapper(self))
+        self.by_first = {}
+        for i, b in sorted(enumerate(self.tokens), key=lambda x: (-len(x[1]), x[0])):
+            if i not in self.special and b:
+                self.by_first.setdefault(b[0], []).append(i)
+
+    def __call__(self, text):
+        return self.tokenizer.encode(text, special=0)
+
+    def bits(self, mask):
+        return numpy.unpackbits(mask, bitorder="little")[:len(self.tokens)]
+
+
+EOS = {"gpt-2": b"<|endoftext|>", "llama-bpe": b"<|end_of_text|>", "qwen2": b"<|endoftext|>"}
+
+
+@pytest.fixture(scope="module", params=["smollm2"] + FILES, ids=str)
+def vocabulary(request):
+    if request.param == "smollm2":
+        return Vocabulary(request.getfixturevalue("smollm2"), b"<|im_end|>")
+    return Vocabulary(request.param, next(e for n, e in EOS.items() if n in request.param.name))
+
+
+def same(v, ours, theirs, where):
+    """Equal, but for end tokens, of which the judge knows one, and where bytes are forced: there it keeps the one token that its tokenizer would make of them."""
+    end = bool(theirs[v.eos_token_id])
+    assert end == any(ours[i] for i in v.special), where
+    ours, theirs = ours.copy(), theirs.copy()
+    ours[v.special] = theirs[v.special] = 0
+    diff = numpy.nonzero(ours != theirs)[0]
+    if theirs.sum() == 1 and (ours >= theirs).all():
+        forced = v.tokens[int(numpy.nonzero(theirs)[0][0])]
+        diff = [i for i in diff if not (forced.startswith(v.tokens[i]) or v.tokens[i].startswith(forced))]
+    # other keys than those listed: the judge lets them be written with \u escapes of any character
+    diff = [i for i in diff if not (theirs[i] and b"\\u" in v.tokens[i])]
+    assert not len(diff), (where, [v.tokens[i] for i in diff[:8]], len(diff))
+
+
+def walk(v, name, grammar, rules, text):
+    """All masks of both along a text that is cut into the longest tokens that are allowed."""
+    data, at, n = text.encode(), 0, 0
+    theirs_now = numpy.zeros((1, (len(v.tokens) + 31) // 32), dtype=numpy.int32)
+    with grammar.matcher() as m:
+        judge = LLMatcher(v.judge, rules)
+        while True:
+            ours = v.bits(numpy.frombuffer(m.mask(), dtype=numpy.uint8))
+            fill_next_token_bitmask(judge, theirs_now)
+            same(v, ours, v.bits(theirs_now.view(numpy.uint8)[0]), f"{name} behind {text.encode()[:at][-40:]}")
+            n += 1
+            if at == len(data):
+                assert m.may_end
+                return n
+            token = next(i for i in v.by_first[data[at]] if ours[i] and data.startswith(v.tokens[i], at))
+            m.accept(token)
+            judge.consume_token(token)
+            at += len(v.tokens[token])
+
+
+def test_masks_are_those_of_llguidance(vocabulary):
+    v, n = vocabulary, 0
+    for name, schema, texts in CASES:
+        rules = LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}}))
+        assert not LLMatcher.validate_grammar(rules, v.judge), name
+        with llmc.Grammar(v.tokenizer, "json_schema", schema, compact=True, standard=True) as grammar:
+            for text in texts:
+                n += walk(v, name, grammar, rules, text if isinstance(text, str) else json.dumps(text, separators=(",", ":"), ensure_ascii=False))
+    assert n > 400
+
+
+def test_random_texts_of_schemas_are_json_that_fits(smollm2):
+    tok = llmc.Tokenizer(smollm2)
+    tokens = token_bytes(tok)
+    rng = random.Random(1)
+    for name, schema, _ in CASES:
+        with llmc.Grammar(tok, "json_schema", schema) as grammar, grammar.matcher() as m:
+            out = b""
+            for step in range(400):
+                if m.may_end and (m.ended or step > 40):
+                    break
+                allowed = numpy.nonzero(numpy.unpackbits(numpy.frombuffer(m.mask(), dtype=numpy.uint8), bitorder="little"))[0]
+                allowed = [i for i in allowed if tokens[i][:1] != b"\xff"]
+                # what closes, when it has gone on for long
+                closing = [i for i in allowed if tokens[i] in (b'"', b"}", b"]", b'"}', b"]}", b'"]')] if step > 40 else []
+                pick = rng.choice(closing or allowed)
+                m.accept(pick)
+                out += tokens[pick]
+            if m.may_end:
+                json.loads(out.decode())
+
+
+@pytest.mark.parametrize("kind,text,word", [
+    ("json_schema", {"properties": {"a": {"pattern": "(?=x)"}}}, "#/properties/a/pattern"),
+    ("json_schema", {"properties": {"a": {"type": "text"}}}, "#/properties/a/type"),
+    ("regex", "a{3,2}", "byte"), ("gbnf", "root ::= (", "line 1"),
+])
+def test_what_cannot_be_compiled_is_told_by_place(smollm2, kind, text, word):
+    with pytest.raises(llmc.Error, match=word.replace("(", "\\(")) as e:
+        llmc.Grammar(llmc.Tokenizer(smollm2), kind, text)
+    assert e.value.name == "LLMC_E_INPUT"
+
+
+def test_generation_follows_a_grammar(smollm2):
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 30}, "age": {"type": "integer", "minimum": 0, "maximum": 150}}, "required": ["name", "age"]}
+    with llmc.open(smollm2) as model, model.session() as session:
+        prompt = model.tokenizer.chat([{"role": "user", "content": "Invent a person, as JSON."}])
+        for kind, text, check in [("json_schema", schema, lambda s: 0 <= json.loads(s)["age"] <= 150), ("choice", ["red", "green"], lambda s: s in ("red", "green")),
+                                  ("regex", "[A-C]{3}-[0-9]{2}", lambda s: len(s) == 6), ("gbnf", 'root ::= "<" [a-z]{3} ">"', lambda s: len(s) == 5)]:
+            with llmc.Grammar(model.tokenizer, kind, text) as grammar:
+                for params in ({}, {"temperature": 1.0, "seed": 3}):
+                    assert check("".join(session.generate(prompt, max_tokens=80, grammar=grammar, **params))), (kind, params)

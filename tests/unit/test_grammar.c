@@ -1,0 +1,283 @@
+/* Grammars over a small vocabulary: what each front end allows, checked text by text. Masks beside another engine's: tests/text/test_grammar.py. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/strbuf.h"
+#include "grammar/grammar.h"
+
+/* every byte, some longer tokens, an end token, one of the same bytes as another, one that is special */
+enum { EOS = 300, SPECIAL = 301, N_TOK = 302 };
+
+static Lexicon *
+lexicon(void)
+{
+	static const char *const longer[] = { "{\"", "\":", "\", \"", "tru", "e}", "123", "    ", "\n\n\n", "abc", "abc", "\"}", "]]", "\\u", "00", "\xc3\xa9", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" };
+	static char byte[256];
+	LexiconToken tok[N_TOK] = { 0 };
+	Lexicon *l;
+
+	for (int i = 0; i < 256; i++) {
+		byte[i] = (char)i;
+		tok[i] = (LexiconToken){ &byte[i], 1, false };
+	}
+	for (size_t i = 0; i < sizeof longer / sizeof *longer; i++)
+		tok[256 + i] = (LexiconToken){ longer[i], (uint32_t)strlen(longer[i]), false };
+	tok[EOS] = (LexiconToken){ "</s>", 4, true };
+	tok[SPECIAL] = (LexiconToken){ "abc", 3, true };
+	assert_int_equal(lexicon_open(tok, N_TOK, &l, NULL), LLMC_OK);
+	return l;
+}
+
+static Grammar *
+grammar(llmc_grammar_kind kind, const char *text, llmc_grammar_options opt, llmc_error *err)
+{
+	Lexicon *l = lexicon();
+	Grammar *g = NULL;
+	int32_t eos = EOS;
+
+	opt.size = sizeof opt;
+	grammar_open(l, kind, text, strlen(text), &opt, &eos, 1, &g, err);
+	lexicon_close(l);
+	return g;
+}
+
+static bool
+allowed(Matcher *m, int32_t id)
+{
+	uint32_t bits[(N_TOK + 31) / 32 + 2];
+	bool all;
+
+	assert_int_equal(matcher_mask(m, bits, sizeof bits / sizeof *bits, &all, NULL), LLMC_OK);
+	if (!all)
+		assert_int_equal(bits[(N_TOK + 31) / 32], 0); /* words beyond the vocabulary */
+	return all || (bits[id >> 5] >> (id & 31) & 1);
+}
+
+/* Is text one of the grammar's? Byte by byte; on the way each longer token must be allowed exactly when its bytes are. */
+static bool
+accepts(Grammar *g, const char *text)
+{
+	Matcher *m;
+	bool ok = true;
+
+	assert_int_equal(matcher_open(g, NULL, &m, NULL), LLMC_OK);
+	for (const char *c = text; *c && ok; c++) {
+		ok = allowed(m, (uint8_t)*c);
+		assert_int_equal(matcher_accept(m, (uint8_t)*c, NULL) == LLMC_OK, ok);
+	}
+	if (ok) {
+		ok = matcher_may_end(m);
+		assert_int_equal(allowed(m, EOS), ok);
+		assert_false(allowed(m, SPECIAL));
+	}
+	matcher_close(m);
+	return ok;
+}
+
+typedef struct Case { llmc_grammar_kind kind; const char *text; const char *yes[8], *no[8]; } Case;
+
+static void
+check(const Case *c, llmc_grammar_options opt)
+{
+	llmc_error err = { 0 };
+	Grammar *g = grammar(c->kind, c->text, opt, &err);
+
+	if (!g)
+		fail_msg("%s: %s", c->text, err.text);
+	for (int i = 0; i < 8 && c->yes[i]; i++)
+		if (!accepts(g, c->yes[i]))
+			fail_msg("%s refuses %s", c->text, c->yes[i]);
+	for (int i = 0; i < 8 && c->no[i]; i++)
+		if (accepts(g, c->no[i]))
+			fail_msg("%s takes %s", c->text, c->no[i]);
+	grammar_close(g);
+}
+
+static void
+what_each_kind_allows(void **state)
+{
+	static const Case cases[] = {
+		{ LLMC_GRAMMAR_JSON, "", { "{}", "{ \"a\": [1, 2.5e3, {\"b\": null}] }", "{\n  \"a\": \"\\u001f\\n\"\n}" }, { "[]", "{\"a\":1,}", "{\"a\":01}", "{   \"a\":1}", "{\"a\":3.5.5}", "{\"a\":\"\n\"}" } },
+		{ LLMC_GRAMMAR_REGEX, "[a-c]+(x|y){2,3}\\d?", { "axx", "abcyxy7" }, { "ax", "axxxx", "dxx", "" } },
+		{ LLMC_GRAMMAR_REGEX, "^[^\\x00-\\x7f]$", { "\xc3\xa9", "\xf0\x9f\x98\x80" }, { "a", "\xc3\xa9\xc3\xa9" } },
+		{ LLMC_GRAMMAR_REGEX, "(a?){3}b|", { "", "b", "aaab" }, { "aaaab", "a" } },
+		{ LLMC_GRAMMAR_CHOICE, "[\"yes\", \"yes!\", \"no\"]", { "yes", "yes!", "no" }, { "y", "yesno", "" } },
+		{ LLMC_GRAMMAR_GBNF, "root ::= item (\",\" item)*\n# a comment\nitem ::= \"a\" | [0-9]{2,3} |\n  \"(\" root \")\"", { "a", "a,12,(a,(123))" }, { "1", "a,", "(a", "1234" } },
+		{ LLMC_GRAMMAR_GBNF, "root ::= \"a\" root | \"b\"", { "b", "aaaaaaaaaaaaaaaaaaab" }, { "a", "ba" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}", { "\"ab\"", "\"\xc3\xa9\\n\xc3\xa9\"" }, { "\"a\"", "\"abcd\"" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"number\",\"minimum\":-1.5,\"exclusiveMaximum\":20}", { "-1.5", "-1.50", "0", "19.999", "-0.1" }, { "-1.51", "-2", "20", "20.0", "1e1" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"integer\",\"multipleOf\":6}", { "0", "12", "-6" }, { "7", "03", "13" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":true,\"c\":{\"const\":null}},\"required\":[\"b\"]}",
+		  { "{\"b\":1}", "{\"a\": 1, \"b\": [], \"c\": null}", "{\"b\":{},\"c\":null}" }, { "{}", "{\"b\":1,\"a\":1}", "{\"a\":1}", "{\"b\":1,\"x\":2}", "3" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"ab\":true},\"additionalProperties\":{\"type\":\"null\"}}", { "{}", "{\"ab\":1,\"a\":null,\"abc\":null,\"b\":null}" }, { "{\"a\":1}", "{\"ab\":1,\"ab\":null}" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"object\",\"minProperties\":1,\"properties\":{\"a\":true,\"b\":true}}", { "{\"a\":1}", "{\"b\":1}", "{\"a\":1,\"b\":2}" }, { "{}" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"null\"}],\"items\":{\"type\":\"boolean\"},\"minItems\":2,\"maxItems\":3}", { "[null,true]", "[null, true, false]" }, { "[null]", "[null,true,true,true]", "[true,true]" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#/$defs/n\",\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"n\":{\"$ref\":\"#/$defs/n\"}}}}}", { "{}", "{\"n\":{\"n\":{}}}" }, { "{\"n\":1}" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"allOf\":[{\"type\":[\"string\",\"integer\"]},{\"minimum\":3}],\"anyOf\":[{\"maximum\":5},{\"type\":\"string\"}]}", { "3", "5", "\"x\"" }, { "2", "6", "null" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"enum\":[1,\"a\\\"b\",{\"k\":[true]}]}", { "1", "\"a\\\"b\"", "{\"k\": [true]}" }, { "2", "\"a\"" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[a-z]\\\\w*$\",\"maxLength\":4}", { "\"a\"", "\"ab_9\"" }, { "\"9\"", "\"abcde\"", "\"\"" } },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"string\",\"format\":\"date\"}", { "\"2024-02-29\"", "\"1999-12-31\"" }, { "\"2023-02-29\"", "\"1999-13-01\"" } },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+		check(&cases[i], (llmc_grammar_options){ 0 });
+	check(&(Case){ LLMC_GRAMMAR_JSON_SCHEMA, "{\"minimum\":3}", { "3", "\"x\"", "{}" }, { "2" } }, (llmc_grammar_options){ .standard = true });
+	check(&(Case){ LLMC_GRAMMAR_JSON, "", { "{\"a\":1}" }, { "{ \"a\":1}", "{\"a\": 1}" } }, (llmc_grammar_options){ .compact = true });
+}
+
+static void
+mistakes_name_their_place(void **state)
+{
+	static const struct { llmc_grammar_kind kind; const char *text, *want; } cases[] = {
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"type\":\"strng\"}}}", "#/properties/a/type" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"items\":{\"pattern\":\"a(?=b)\"}}", "look-around" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"http://x/y\"}", "$ref" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#/nowhere\"}", "nothing at" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"$ref\":\"#\"}", "left recursion" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"not\":{}}}}", "#/properties/a/not" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":", "not JSON" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}", "nothing matches" },
+		{ LLMC_GRAMMAR_REGEX, "a(b", "no end" },
+		{ LLMC_GRAMMAR_REGEX, "\\1", "back-references" },
+		{ LLMC_GRAMMAR_GBNF, "root ::= root \"a\"", "left recursion" },
+		{ LLMC_GRAMMAR_GBNF, "root ::= \"a\"\nx ::= y", "line 2: there is no rule 'y'" },
+		{ LLMC_GRAMMAR_GBNF, "a ::= \"x\"", "root" },
+		{ LLMC_GRAMMAR_CHOICE, "[]", "choice" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		llmc_error err = { 0 };
+		Grammar *g = grammar(cases[i].kind, cases[i].text, (llmc_grammar_options){ .strict = true }, &err);
+		assert_null(g);
+		assert_int_equal(err.code, LLMC_E_INPUT);
+		if (!strstr(err.text, cases[i].want))
+			fail_msg("%s: %s", cases[i].text, err.text);
+	}
+}
+
+/* A schema of anybody may be large, deep or ambiguous: its time and memory have bounds. */
+static void
+hostile_texts_are_bounded(void **state)
+{
+	static const char *const regex[] = { "((a{1,1000}){1,1000}){1,1000}", "(a|a)*(a|a)*(a|b)*c", "(.*a){50}", "x{0,1000000}y" };
+	Strbuf deep = { 0 };
+	llmc_error err = { 0 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof regex / sizeof *regex; i++) {
+		Grammar *g = grammar(LLMC_GRAMMAR_REGEX, regex[i], (llmc_grammar_options){ 0 }, &err);
+		if (g)
+			accepts(g, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa");
+		grammar_close(g);
+	}
+	for (int i = 0; i < 3000; i++)
+		strbuf_puts(&deep, "{\"items\":");
+	strbuf_puts(&deep, "true");
+	for (int i = 0; i < 3000; i++)
+		strbuf_putc(&deep, '}');
+	assert_null(grammar(LLMC_GRAMMAR_JSON_SCHEMA, strbuf_str(&deep), (llmc_grammar_options){ 0 }, &err));
+	strbuf_release(&deep);
+	/* nesting of a text ends before the stack does: what may not follow is not allowed, rather than a dead end */
+	Grammar *g = grammar(LLMC_GRAMMAR_JSON_SCHEMA, "true", (llmc_grammar_options){ 0 }, &err);
+	Matcher *m;
+	matcher_open(g, NULL, &m, NULL);
+	int depth = 0;
+	while (depth < 5000 && allowed(m, '[')) {
+		assert_int_equal(matcher_accept(m, '[', NULL), LLMC_OK);
+		depth++;
+	}
+	assert_in_range(depth, 64, 1000);
+	for (; depth; depth--) {
+		assert_true(allowed(m, ']'));
+		matcher_accept(m, ']', NULL);
+	}
+	assert_true(matcher_ended(m));
+	matcher_close(m);
+	grammar_close(g);
+}
+
+static void
+tokens_of_many_bytes_are_as_their_bytes(void **state)
+{
+	llmc_error err = { 0 };
+	Grammar *g = grammar(LLMC_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"abc\":{\"type\":\"string\",\"maxLength\":41}}}", (llmc_grammar_options){ 0 }, &err);
+	Matcher *m;
+
+	(void)state;
+	matcher_open(g, NULL, &m, NULL);
+	assert_true(allowed(m, 256));       /* {" */
+	assert_int_equal(matcher_accept(m, 256, NULL), LLMC_OK);
+	assert_true(allowed(m, 264));       /* abc, and the other of its bytes */
+	assert_true(allowed(m, 265));
+	assert_false(allowed(m, SPECIAL));
+	assert_false(allowed(m, 259));      /* tru */
+	matcher_accept(m, 265, NULL);
+	assert_true(allowed(m, 257));       /* ": */
+	matcher_accept(m, 257, NULL);
+	matcher_accept(m, '"', NULL);
+	assert_true(allowed(m, 271));       /* forty characters of the 41 */
+	matcher_accept(m, 271, NULL);
+	assert_false(allowed(m, 271));
+	assert_false(allowed(m, 264));
+	assert_true(allowed(m, 270));
+	assert_true(allowed(m, 266));       /* "} */
+	assert_int_not_equal(matcher_accept(m, 264, NULL), LLMC_OK);
+	matcher_close(m);
+	grammar_close(g);
+}
+
+/* The grammar begins behind what is waited for, also within a token. */
+static void
+a_grammar_can_wait(void **state)
+{
+	static const char *const after[] = { "aab", "x", NULL };
+	llmc_error err = { 0 };
+	Grammar *g = grammar(LLMC_GRAMMAR_CHOICE, "[\"c\"]", (llmc_grammar_options){ 0 }, &err);
+	Matcher *m;
+
+	(void)state;
+	matcher_open(g, after, &m, NULL);
+	for (const char *c = "xaaaabqq"; *c; c++) {
+		assert_true(allowed(m, 'q'));
+		assert_true(allowed(m, EOS));
+		matcher_accept(m, (uint8_t)*c, NULL);
+	}
+	matcher_accept(m, 'x', NULL);
+	assert_false(allowed(m, 'q'));
+	assert_false(allowed(m, EOS));
+	assert_true(allowed(m, 'c'));
+	matcher_accept(m, 'c', NULL);
+	assert_true(matcher_ended(m));
+	matcher_reset(m);
+	assert_true(allowed(m, 'q'));
+	matcher_close(m);
+	grammar_close(g);
+	/* "aab" then "c", of which "bc" is the end of a token */
+	g = grammar(LLMC_GRAMMAR_CHOICE, "[\"c!\"]", (llmc_grammar_options){ 0 }, &err);
+	matcher_open(g, (const char *const[]){ "b", NULL }, &m, NULL);
+	matcher_accept(m, 264, NULL); /* abc */
+	assert_true(allowed(m, '!'));
+	assert_false(allowed(m, 'c'));
+	matcher_close(m);
+	grammar_close(g);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(what_each_kind_allows),
+		cmocka_unit_test(mistakes_name_their_place),
+		cmocka_unit_test(hostile_texts_are_bounded),
+		cmocka_unit_test(tokens_of_many_bytes_are_as_their_bytes),
+		cmocka_unit_test(a_grammar_can_wait),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
