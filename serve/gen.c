@@ -57,6 +57,7 @@ gen_free(Gen *g)
 	free(g->stop);
 	free(g->stop_tokens);
 	free(g->bias);
+	llmc_grammar_close(g->grammar);
 	req_unref(g->req);
 	free(g);
 }
@@ -222,6 +223,7 @@ gen_start(Gen *g, Problem *p)
 	g->ep.stop = (const char *const *)g->stop;
 	g->ep.stop_tokens = g->stop_tokens;
 	g->ep.logit_bias = g->bias;
+	g->ep.grammar = g->grammar;
 	g->er.params = &g->ep;
 	g->er.n = g->n;
 	g->er.best_of = g->best_of;

@@ -55,6 +55,7 @@ struct Gen {
 	int32_t  *stop_tokens;
 	llmc_bias *bias;
 	char    **stop;          /* NULL-terminated, owned */
+	llmc_grammar *grammar;   /* owned; NULL: none */
 	int32_t   n;             /* choices of a prompt */
 	int32_t   best_of;
 	int32_t   max_new;       /* as asked: 0 runs one token and hides it, -1: what is left of the context */

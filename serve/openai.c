@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "serve/grammar.h"
 #include "serve/openai.h"
 
 enum { MAX_STOP = 4, MAX_BIAS = 1024, MAX_STOP_TOKENS = 128 };
@@ -64,7 +65,6 @@ static bool
 check_unsupported(const json_t *o, Problem *p)
 {
 	static const char *const never[] = {
-		"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar", "json_schema", "regex",
 		"prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "bad_words", "use_beam_search", "functions", "function_call",
 		"audio", "modalities", "web_search_options",
 	};
@@ -172,7 +172,7 @@ openai_read(Gen *g, const json_t *o, Problem *p)
 	double temperature = 1, top_p = 1, min_p = 0, presence = 0, frequency = 0, repetition = 1;
 	int64_t n = 1, top_k = 0, min_tokens = 0, seed = 0;
 	bool has_seed, ignore_eos = false, skip_special = true, usage = false;
-	const json_t *so = json_object_get(o, "stream_options"), *v;
+	const json_t *so = json_object_get(o, "stream_options");
 
 	if (!check_model(g->srv, o, p) || !check_unsupported(o, p) || !field_num(o, "temperature", 0, 2, &temperature, NULL, p) || !field_num(o, "top_p", 0, 1, &top_p, NULL, p) ||
 	    !field_num(o, "min_p", 0, 1, &min_p, NULL, p) || !field_num(o, "presence_penalty", -2, 2, &presence, NULL, p) ||
@@ -193,14 +193,8 @@ openai_read(Gen *g, const json_t *o, Problem *p)
 		if (!field_bool(so, "include_usage", &usage, p))
 			return false;
 	}
-	v = json_object_get(o, "response_format");
-	if (v && !json_is_null(v)) {
-		const char *kind = json_string_value(json_object_get(v, "type"));
-		if (!kind)
-			return problem(p, 400, "response_format", "Invalid 'response_format': expected an object with a 'type'.");
-		if (strcmp(kind, "text") != 0)
-			return problem(p, 400, "response_format", "response_format of type '%.60s' is not supported by this server; only 'text' is.", kind);
-	}
+	if (!grammar_read(g, o, p))
+		return false;
 	openai_own(g)->include_usage = usage;
 	g->n = (int32_t)n;
 	g->ep.temperature = (float)temperature;

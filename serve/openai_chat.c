@@ -1,6 +1,7 @@
 /* OpenAI's chat: messages through the template, answers as messages and deltas. */
 #include <stdlib.h>
 
+#include "serve/grammar.h"
 #include "serve/openai.h"
 
 /* -1: as many as the context holds */
@@ -31,6 +32,7 @@ read_chat(Gen *g, const json_t *o, Problem *p)
 	g->er.n_top = (int32_t)top;
 	if (!chat_prompt(g->srv, o, &text, &n, p))
 		return false;
+	grammar_waits(g, text, n);
 	bool ok = gen_prompts(g, 1, p) && tokenize_prompt(g->srv, text, n, LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
 	                                                  (size_t)g->srv->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);
 	free(text);

@@ -1,7 +1,7 @@
 /* HTTP over an engine: OpenAI's and TGI's routes, metrics, two pages. Over llmc.h and base/ alone.
  *
  *   server, net, head, http, work, log   the machine; it knows no route: rows of serve/routes.def come as a table
- *   gen, body, json, tokens              what dialects share: a generation, bodies in, JSON out, text and ids
+ *   gen, body, json, tokens, grammar     what dialects share: a generation, bodies in, JSON out, text and ids, constraints
  *   openai_*, tgi_*                      dialects
  *   info, text, page, metrics, ...       other routes
  *
@@ -87,6 +87,7 @@ struct llmc_server {
 	int32_t  max_input, max_total;
 	size_t   max_body, max_held; /* bytes of one body, of all */
 
+	struct Grammars *grammars; /* of late */
 	const Route *routes;       /* ends with the row of what is not there */
 	struct Net *net;
 	int      listen_fd;

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "serve/grammar.h"
 #include "serve/req.h"
 #include "base/sized.h"
 
@@ -147,6 +148,9 @@ server_open(const Backend *b, const llmc_serve_options *opt, Server **out, llmc_
 	pthread_cond_init(&s->work, NULL);
 	pthread_cond_init(&s->idle, &attr);
 	pthread_condattr_destroy(&attr);
+	s->grammars = grammars_open();
+	if (!s->grammars)
+		TRY_GOTO(error_set(err, LLMC_E_MEMORY, "out of memory"));
 	TRY_GOTO(set_options(s, opt, err));
 	metrics_init(&s->metrics, s->max_input, s->max_total);
 	TRY_GOTO(listen_on(s, err));
@@ -225,5 +229,6 @@ server_close(Server *s)
 	free((char *)(uintptr_t)s->opt.allow_origin);
 	free((char *)(uintptr_t)s->opt.allow_host);
 	free(s->model_name);
+	grammars_close(s->grammars);
 	free(s);
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "serve/grammar.h"
 #include "serve/route.h"
 #include "serve/text.h"
 #include "serve/tgi.h"
@@ -34,7 +35,7 @@ wrong_type(Problem *p, const char *key, const char *want, const json_t *v)
 }
 
 typedef struct Fields { /* of a request, as they came */
-	json_t  *inputs, *stop;
+	json_t  *inputs, *stop, *grammar;
 	bool     has_best, has_temperature, has_repetition, has_frequency, has_top_k, has_top_p, has_typical, has_truncate, has_seed, has_top_n, has_max_new, has_full;
 	double   temperature, repetition, frequency, top_p, typical;
 	int64_t  best_of, top_k, truncate, top_n, max_new;
@@ -126,9 +127,7 @@ read_fields(const json_t *o, const Strbuf *body, Fields *f, Problem *p)
 	json_array_foreach(f->stop, i, v)
 		if (!json_is_string(v))
 			return wrong_type(p, "stop", "a string", v);
-	v = json_object_get(q, "grammar");
-	if (v && !json_is_null(v))
-		return invalid(p, "grammar is not supported");
+	f->grammar = json_object_get(q, "grammar");
 	return true;
 }
 
@@ -222,7 +221,14 @@ read_request(Gen *g, Fields *f, Problem *p)
 	Server *s = g->srv;
 	Sub *sub;
 
-	if (!validate(g, f, p) || !read_stop(g, f->stop, p) || !gen_prompts(g, 1, p))
+	if (!validate(g, f, p) || !read_stop(g, f->stop, p))
+		return false;
+	if (f->grammar && !json_is_null(f->grammar) && !grammar_read_typed(g, f->grammar, "grammar", p)) {
+		char why[sizeof p->text];
+		memcpy(why, p->text, sizeof why);
+		return p->status == 400 ? invalid(p, "%.400s", why) : false;
+	}
+	if (!gen_prompts(g, 1, p))
 		return false;
 	sub = &g->sub[0];
 	if (!tokenize_prompt(s, json_string_value(f->inputs), json_string_length(f->inputs), LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL,
