@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "templates/common/llmc_codes.h"
+#include "templates/common/llmc_groups.h"
 
 _Static_assert(DT_TQ2_0 - DT_Q2_K == CODES_tq2_0 - CODES_q2_k, "CODE_DTYPES and llmc_codes_kind have one order");
 
@@ -258,11 +259,15 @@ block_group(DtypeGroup g, const uint8_t *b, float *y)
 	else
 		memcpy(&d, b, sizeof d);
 	b += g.scale_bytes;
-	int zero = g.values == VALUES_INT ? *b++ : 0;
+	const int zero = g.zero_bytes == 1 ? *b : 0;
+	float m = 0;
+	if (g.zero_bytes == 4)
+		memcpy(&m, b, sizeof m);
+	b += g.zero_bytes;
 	const float *codes = dtype_codes(g.values);
 	for (int i = 0; i < g.columns; i++) {
-		const int code = g.bits == 8 ? b[i] : b[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
-		y[i] = d * (codes ? codes[code] : g.values == VALUES_E4M3 ? e4m3_to_f32((uint8_t)code) : (float)(code - zero));
+		const int code = llmc_group_code(b, g.columns, g.bits, i);
+		y[i] = g.zero_bytes == 4 ? d * (float)code + m : d * (codes ? codes[code] : g.values == VALUES_E4M3 ? e4m3_to_f32((uint8_t)code) : (float)(code - zero));
 	}
 }
 
@@ -558,11 +563,12 @@ nearest_of(const float codes[16], float v)
 }
 
 /* One of GROUP_DTYPES: columns that share a scale, n of them, a whole number of blocks. Their range on the grid of the type's bits, zero point
- * rounded; symmetric: the zero point is the middle code, the largest is as far from it as there are codes below; e4m3: the largest becomes 448; tables: 1 */
+ * rounded, or the minimum as it is; symmetric: the zero point is the middle code, the largest is as far from it as there are codes below; e4m3: the largest becomes 448; tables: 1 */
 static void
 to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, int block_bytes)
 {
-	float lo = 0, hi = 0;
+	const bool affine = g.zero_bytes == 4;
+	float lo = affine ? x[0] : 0, hi = lo;
 	int top = (1 << g.bits) - 1, half = 1 << (g.bits - 1);
 
 	for (int64_t i = 0; i < n; i++) {
@@ -570,7 +576,11 @@ to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, in
 		hi = fmaxf(hi, x[i]);
 	}
 	const float *codes = dtype_codes(g.values);
-	float d = codes ? fmaxf(hi, -lo) : g.values == VALUES_E4M3 ? fmaxf(hi, -lo) / 448 : symmetric ? fmaxf(hi, -lo) / (float)half : (hi - lo) / (float)top;
+	if (affine && symmetric) {
+		hi = fmaxf(hi, -lo);
+		lo = -hi;
+	}
+	float d = affine ? (hi - lo) / (float)top : codes ? fmaxf(hi, -lo) : g.values == VALUES_E4M3 ? fmaxf(hi, -lo) / 448 : symmetric ? fmaxf(hi, -lo) / (float)half : (hi - lo) / (float)top;
 	if (g.scale_bytes == 2)
 		d = f16_to_f32(f32_to_f16(d));
 	float id = inverse(d);
@@ -581,19 +591,19 @@ to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, in
 			put_f16(b, d);
 		else
 			memcpy(b, &d, sizeof d);
-		if (g.values == VALUES_INT)
-			*q++ = (uint8_t)zero;
+		if (affine)
+			memcpy(q, &lo, sizeof lo);
+		else if (g.zero_bytes)
+			*q = (uint8_t)zero;
+		q += g.zero_bytes;
 		memset(q, 0, (size_t)(g.columns * g.bits / 8));
 		for (int i = 0; i < g.columns; i++) {
 			if (g.values == VALUES_E4M3) {
 				q[i] = f32_to_e4m3(x[at + i] * id);
 				continue;
 			}
-			int v = codes ? nearest_of(codes, x[at + i] * id) : clamp_int(x[at + i] * id + (float)zero + 0.5f, 0, top);
-			if (g.bits == 8)
-				q[i] = (uint8_t)v;
-			else
-				q[i / 32 * 16 + i % 16] |= (uint8_t)(v << (i % 32 / 16 * 4));
+			const float whole = affine ? (x[at + i] - lo) * id : x[at + i] * id + (float)zero;
+			llmc_group_put(q, g.columns, g.bits, i, codes ? nearest_of(codes, x[at + i] * id) : clamp_int(whole + 0.5f, 0, top));
 		}
 	}
 }

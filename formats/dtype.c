@@ -30,9 +30,10 @@ dtype_group(Dtype d)
 		return (DtypeGroup){ 0 };
 	}
 	const DtypeInfo *i = &info[d];
-	DtypeValues values = i->text[0] == 'u' ? VALUES_INT : i->text[0] == 'n' ? VALUES_NF4 : i->text[1] == 'p' ? VALUES_FP4 : VALUES_E4M3;
+	const int zero = i->text[0] == 'u' ? 1 : i->text[0] == 'm' ? 4 : 0;
+	DtypeValues values = zero ? VALUES_INT : i->text[0] == 'n' ? VALUES_NF4 : i->text[1] == 'p' ? VALUES_FP4 : VALUES_E4M3;
 	int bits = values == VALUES_NF4 || values == VALUES_FP4 ? 4 : i->text[1] - '0';
-	return (DtypeGroup){ i->block_elems, bits, i->block_bytes - i->block_elems * bits / 8 - (values == VALUES_INT), values };
+	return (DtypeGroup){ i->block_elems, bits, i->block_bytes - i->block_elems * bits / 8 - zero, zero, values };
 }
 
 const float *
@@ -55,7 +56,7 @@ dtype_regroup(Dtype d, int columns)
 
 	for (int i = 0; g.columns && i < DT_COUNT; i++) {
 		const DtypeGroup have = dtype_group((Dtype)i);
-		if (have.columns == columns && have.bits == g.bits && have.scale_bytes == g.scale_bytes && have.values == g.values)
+		if (have.columns == columns && have.bits == g.bits && have.scale_bytes == g.scale_bytes && have.zero_bytes == g.zero_bytes && have.values == g.values)
 			return (Dtype)i;
 	}
 	return DT_NONE;

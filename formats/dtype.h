@@ -7,9 +7,9 @@
 #include <stdint.h>
 
 /* Groups of columns with one scale and one zero point, value = scale * (code - zero): what schemes of safetensors store in several
- * tensors (formats/scheme.h). A block is the scale (f16, or f32 where the name says so), the zero point (u8), and codes in pieces of 32
- * columns: 4 bits as q4_0 has them, or 8. Without a zero point: f8, codes are e4m3 (OCP 8-bit floating point); nf4 and fp4, codes count the 16 numbers
- * of dtype_codes, which bitsandbytes chose. */
+ * tensors (formats/scheme.h). A block is the scale (f16, or f32 where the name says so), the zero point (u8), and codes of 2, 3, 4 or 8 bits as
+ * templates/common/llmc_groups.h has them. m: value = scale * code + minimum, both f32, for zero points that are no whole numbers. Without a zero point:
+ * f8, codes are e4m3 (OCP 8-bit floating point); nf4 and fp4, codes count the 16 numbers of dtype_codes, which bitsandbytes chose. */
 #define GROUP_DTYPES(X)                                                                            \
 	X(U4_32, "u4_32", 32, 19, -1, "")                                                          \
 	X(U4_128, "u4_128", 128, 67, -1, "")                                                       \
@@ -24,7 +24,19 @@
 	X(NF4_32, "nf4_32", 32, 20, -1, "")                                                        \
 	X(NF4_64, "nf4_64", 64, 36, -1, "")                                                        \
 	X(FP4_32, "fp4_32", 32, 20, -1, "")                                                        \
-	X(FP4_64, "fp4_64", 64, 36, -1, "")
+	X(FP4_64, "fp4_64", 64, 36, -1, "")                                                        \
+	X(U2_32, "u2_32", 32, 11, -1, "")                                                          \
+	X(U2_128, "u2_128", 128, 35, -1, "")                                                       \
+	X(U3_32, "u3_32", 32, 15, -1, "")                                                          \
+	X(U3_128, "u3_128", 128, 51, -1, "")                                                       \
+	X(M2_32, "m2_32", 32, 16, -1, "")                                                          \
+	X(M2_64, "m2_64", 64, 24, -1, "")                                                          \
+	X(M3_32, "m3_32", 32, 20, -1, "")                                                          \
+	X(M3_64, "m3_64", 64, 32, -1, "")                                                          \
+	X(M4_32, "m4_32", 32, 24, -1, "")                                                          \
+	X(M4_64, "m4_64", 64, 40, -1, "")                                                          \
+	X(M8_32, "m8_32", 32, 40, -1, "")                                                          \
+	X(M8_64, "m8_64", 64, 72, -1, "")
 
 /* GROUP_DTYPES(DTYPE_CASE) in a switch: all of them */
 #define DTYPE_CASE(name, text, elems, bytes, ggml, st) case DT_##name:
@@ -96,7 +108,8 @@ typedef struct DtypeInfo {
 typedef enum DtypeValues { VALUES_INT, VALUES_E4M3, VALUES_NF4, VALUES_FP4 } DtypeValues;
 typedef struct DtypeGroup {
 	int         columns, bits, scale_bytes;
-	DtypeValues values;      /* only VALUES_INT have a zero point */
+	int         zero_bytes;  /* 1: a zero point; 4: a minimum, f32; 0: neither. Behind the scale */
+	DtypeValues values;
 } DtypeGroup;
 
 /* Which of the types that are codes: an llmc_codes_kind (templates/common/llmc_codes.h); 0: another type */

@@ -224,12 +224,19 @@ read_fp4(Dtype d, const uint8_t *p, int R, int r, float *y)
 	dequant_row(d, block, y, dtype_info(d)->block_elems);
 }
 
-/* Scales of the rows, zero points, then pieces of 32 columns; floats: column by column, of 4 bits two in a byte */
+/* Which of a block's words of codes is word j of all its pieces: three bits are two words of a piece, then one, and in the block these are behind */
+static inline int
+group_word(DtypeGroup g, int j)
+{
+	return g.bits != 3 ? j : j % 3 < 2 ? j / 3 * 2 + j % 3 : g.columns / 16 + j / 3;
+}
+
+/* Scales of the rows, zero points or minima, then pieces of 32 columns; floats: column by column, of 4 bits two in a byte */
 static inline __attribute__((always_inline)) void
 pack_group(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 {
 	const DtypeGroup g = dtype_group(d);
-	const int head = g.scale_bytes + (g.values == VALUES_INT);
+	const int head = g.scale_bytes + g.zero_bytes;
 	uint8_t *q = dst + head * R;
 
 	for (int r = 0; r < R; r++) {
@@ -242,9 +249,9 @@ pack_group(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 				q[i / 2 * R + r] = (uint8_t)(nibble(codes, i) | nibble(codes, i + 1) << 4);
 			continue;
 		}
-		dst[g.scale_bytes * R + r] = b[g.scale_bytes];
+		memcpy(dst + g.scale_bytes * R + g.zero_bytes * r, b + g.scale_bytes, (size_t)g.zero_bytes);
 		for (int j = 0; j < g.columns * g.bits / 32; j++)
-			put_u32(q + 4 * (j * R + r), u32_at(codes + 4 * j) ^ (g.bits == 8 ? 0x80808080u : 0));
+			put_u32(q + 4 * (j * R + r), u32_at(codes + 4 * group_word(g, j)) ^ (g.bits == 8 ? 0x80808080u : 0));
 	}
 }
 
@@ -252,13 +259,12 @@ static void
 read_group(Dtype d, const uint8_t *p, int R, int r, float *y)
 {
 	const DtypeGroup g = dtype_group(d);
-	const int head = g.scale_bytes + (g.values == VALUES_INT);
+	const int head = g.scale_bytes + g.zero_bytes;
 	uint8_t block[140] = { 0 }, *codes = block + head;
 	const uint8_t *q = p + head * R;
 
 	memcpy(block, p + g.scale_bytes * r, (size_t)g.scale_bytes);
-	if (g.values == VALUES_INT)
-		block[g.scale_bytes] = p[g.scale_bytes * R + r];
+	memcpy(block + g.scale_bytes, p + g.scale_bytes * R + g.zero_bytes * r, (size_t)g.zero_bytes);
 	for (int i = 0; g.values != VALUES_INT && i < g.columns; i++) {
 		if (g.bits == 8)
 			codes[i] = q[i * R + r];
@@ -266,7 +272,7 @@ read_group(Dtype d, const uint8_t *p, int R, int r, float *y)
 			codes[i / 32 * 16 + i % 16] |= (uint8_t)((q[i / 2 * R + r] >> i % 2 * 4 & 15) << (i % 32 / 16 * 4));
 	}
 	for (int j = 0; g.values == VALUES_INT && j < g.columns * g.bits / 32; j++)
-		put_u32(codes + 4 * j, u32_at(q + 4 * (j * R + r)) ^ (g.bits == 8 ? 0x80808080u : 0));
+		put_u32(codes + 4 * group_word(g, j), u32_at(q + 4 * (j * R + r)) ^ (g.bits == 8 ? 0x80808080u : 0));
 	dequant_row(d, block, y, g.columns);
 }
 
@@ -422,8 +428,8 @@ fields(Dtype d)
 	}
 	GROUP_DTYPES(DTYPE_CASE) {
 		const DtypeGroup g = dtype_group(d);
-		const int zero = g.values == VALUES_INT, head = g.scale_bytes + zero;
-		return (Fields){ { { head, g.columns * g.bits / 8 }, { 0, g.scale_bytes }, { g.scale_bytes, zero } } };
+		const int head = g.scale_bytes + g.zero_bytes, bits = g.bits == 3 ? 2 : g.bits, third = g.bits == 3 ? g.columns / 8 : 0;
+		return (Fields){ { { head, g.columns * bits / 8 }, { 0, g.scale_bytes }, { g.scale_bytes, g.zero_bytes }, { head + g.columns / 4, third } } };
 	}
 	case DT_F32:
 	case DT_F16:

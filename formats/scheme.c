@@ -35,6 +35,8 @@ read_config(Schemes *s, const char *text, size_t n)
 	const json_t *root = text ? json_read(s->a, text, n, JSON_REJECT_DUPLICATES, &why) : NULL; /* whoever reads descriptions says why not */
 
 	s->quant = json_object_get(root, "quantization_config");
+	if (!s->quant) /* MLX, before it wrote both */
+		s->quant = json_object_get(root, "quantization");
 	if (!s->quant)
 		s->quant = json_object_get(json_object_get(root, "text_config"), "quantization_config");
 	if (!json_is_object(s->quant))
@@ -173,7 +175,7 @@ module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *
 int
 scheme_element_bits(const char *type)
 {
-	return strcmp(type, "I32") == 0 || strcmp(type, "F32") == 0 ? 32 : strcmp(type, "F16") == 0 || strcmp(type, "BF16") == 0 ? 16 : 8;
+	return strcmp(type, "I32") == 0 || strcmp(type, "U32") == 0 || strcmp(type, "F32") == 0 ? 32 : strcmp(type, "F16") == 0 || strcmp(type, "BF16") == 0 ? 16 : 8;
 }
 
 static llmc_status
@@ -269,6 +271,17 @@ fields(const Fit *f, SchemePlane *p, int axis, int bits, int64_t n, int64_t othe
 	return LLMC_OK;
 }
 
+/* What the configuration says of this module, or of all of them */
+static const json_t *
+told_of(const Fit *f, const char *path)
+{
+	const size_t n = strlen(f->module);
+	const json_t *own = n ? json_object_get(f->s->quant, arena_strndup(f->s->a, f->module, n - (f->module[n - 1] == '.'))) : NULL;
+	const json_t *v = json_object_get(own, path);
+
+	return json_is_integer(v) ? v : config_value(f->s, path);
+}
+
 /* Rows, columns and bits, from the shapes of codes and scales, and from what the form names for the rest. */
 static llmc_status
 sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
@@ -302,7 +315,7 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	const int64_t words = m->code_along_out ? m->rows : m->cols;
 	int64_t told = 0;
 	if (node_get(f->form, "bits") && !node_int(node_get(f->form, "bits"), &told))
-		told = json_integer_value(config_value(f->s, scheme_text(f->form, "bits")));
+		told = json_integer_value(told_of(f, scheme_text(f->form, "bits")));
 	if (words > INT64_MAX / 64)
 		return shape_bad(f, &m->code, "that is too much");
 	if (m->code_along_out)
@@ -322,7 +335,7 @@ scales(const Fit *f, SchemeMatrix *m)
 {
 	const Node *rule = node_get(f->form, "scale");
 	const char *block = scheme_text(f->form, "block"), *group = scheme_text(f->form, "group");
-	const json_t *b = block ? config_value(f->s, block) : NULL, *g = group ? config_value(f->s, group) : NULL;
+	const json_t *b = block ? config_value(f->s, block) : NULL, *g = group ? told_of(f, group) : NULL;
 	int64_t over = 0;
 
 	m->scale_by_out = axis_is(rule, 0, "out");
@@ -417,7 +430,6 @@ static Dtype
 dtype_of(const SchemeMatrix *m, int bits, int64_t g)
 {
 	const bool wide = strcmp(m->scale.type, "F16") != 0 || m->over > 0;
-	const int columns = g % 128 == 0 && m->cols % 128 == 0 ? 128 : g % 32 == 0 && m->cols % 32 == 0 ? 32 : 0;
 
 	if ((m->column_group && !m->order) || (m->column_scale && !m->factor))
 		return DT_F32;
@@ -427,10 +439,25 @@ dtype_of(const SchemeMatrix *m, int bits, int64_t g)
 		return strcmp(m->scale.type, "F8_E4M3") == 0 && m->block_cols == 16 && m->cols % 64 == 0 && m->block_rows == 1 ? DT_NVFP4 : DT_F32;
 	}
 	const DtypeValues values = m->codes == SCHEME_E4M3 ? VALUES_E4M3 : VALUES_INT;
-	for (int d = 0; columns && d < DT_COUNT; d++) {
-		const DtypeGroup have = dtype_group((Dtype)d);
-		if (have.columns == columns && have.values == values && have.bits == (bits > 4 ? 8 : 4) && have.scale_bytes == (wide || values == VALUES_E4M3 ? 4 : 2))
-			return (Dtype)d;
+	const bool whole = !m->least.data && !(wide && bits < 4); /* few bits with wide scales: a minimum each, of as many bytes as a scale */
+	DtypeGroup want = { .bits = bits > 4 ? 8 : bits, .scale_bytes = wide || values == VALUES_E4M3 ? 4 : 2, .zero_bytes = values == VALUES_INT, .values = values };
+	if (values == VALUES_INT && !whole)
+		want.scale_bytes = want.zero_bytes = 4;
+	return scheme_dtype(want, g, m->cols);
+}
+
+Dtype
+scheme_dtype(DtypeGroup want, int64_t together, int64_t cols)
+{
+	for (want.columns = 128; want.columns >= 32; want.columns /= 2) {
+		if (together % want.columns || cols % want.columns)
+			continue;
+		for (int d = 0; d < DT_COUNT; d++) {
+			const DtypeGroup have = dtype_group((Dtype)d);
+			if (have.columns == want.columns && have.values == want.values && have.bits == want.bits && have.scale_bytes == want.scale_bytes &&
+			    have.zero_bytes == want.zero_bytes)
+				return (Dtype)d;
+		}
 	}
 	return DT_F32;
 }
@@ -489,6 +516,9 @@ fit(const Fit *f, SchemeMatrix *m)
 	TRY(plane(f, "scale", &m->scale));
 	TRY(whole(f, m));
 	TRY(plane(f, "zero", &m->zero));
+	TRY(plane(f, "least", &m->least));
+	if (m->least.data && (m->least.dim[0] != m->scale.dim[0] || m->least.dim[1] != m->scale.dim[1]))
+		return shape_bad(f, &m->least, arena_printf(f->s->a, "[%lld, %lld] are expected, as of scales", (long long)m->scale.dim[0], (long long)m->scale.dim[1]));
 	TRY(sizes(f, m, &bits, &packed));
 	TRY(scales(f, m));
 	if (m->codes == SCHEME_E2M1 && m->block_cols != (strcmp(m->scale.type, "F8_E4M3") ? 32 : 16))

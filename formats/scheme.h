@@ -51,6 +51,7 @@ typedef struct SchemeMatrix {
 	const uint8_t *ggml_scale;          /* F32 [n_ggml_scale], each of so many rows; NULL: 1 */
 	int64_t     n_ggml_scale;
 	SchemePlane code, scale, zero;
+	SchemePlane least;                  /* of each scale what is added, instead of a zero point; absent: 0 */
 } SchemeMatrix;
 
 /* A file's tensors by name; false: no such tensor. */

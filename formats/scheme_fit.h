@@ -33,11 +33,13 @@ bool        scheme_part(const Fit *f, const char *suffix, SchemeTensor *out);   
 int         scheme_element_bits(const char *type);
 bool        scheme_exponents(const char *type);
 int64_t     scheme_elements(const SchemeTensor *t);
+/* The type of groups like `want`, of as many columns as divide both; F32: there is none */
+Dtype       scheme_dtype(DtypeGroup want, int64_t together, int64_t cols);
 /* Codes that lie one after the other, whatever the rows, with a table of what they stand for (bitsandbytes) */
 llmc_status scheme_flat(const Fit *f, SchemeMatrix *m);
 /* Groups that lie one below the other, whatever the rows (HQQ) */
 llmc_status scheme_hqq(const Fit *f, SchemeMatrix *m);
-bool        scheme_hqq_row(const SchemeMatrix *m, int64_t row, float *dst);
+bool        scheme_hqq_row(const SchemeMatrix *m, int64_t row, void *dst);
 float       scheme_number(const char *type, const uint8_t *data, int64_t i); /* of F16, BF16, F32 */
 bool        scheme_flat_row(const SchemeMatrix *m, int64_t row, void *dst); /* scheme_row of such */
 

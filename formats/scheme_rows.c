@@ -4,6 +4,7 @@
 
 #include "formats/dequant.h"
 #include "formats/scheme_fit.h"
+#include "templates/common/llmc_groups.h"
 
 /* Field `at` along the plane's axis of fields, in column or row `other` */
 static inline uint32_t
@@ -108,20 +109,6 @@ zero_at(const SchemeMatrix *m, int64_t row, int64_t group)
 	return m->offset ? (int8_t)v + 128 : v;
 }
 
-/* Codes of columns k0 .. k0 + n, n <= 128: 4 bits in pieces of 32, or bytes */
-static void
-put_codes(const int *code, int n, int bits, uint8_t *to)
-{
-	if (bits == 8) {
-		for (int i = 0; i < n; i++)
-			to[i] = (uint8_t)code[i];
-		return;
-	}
-	memset(to, 0, (size_t)n / 2);
-	for (int i = 0; i < n; i++)
-		to[i / 32 * 16 + i % 16] |= (uint8_t)(code[i] << (i % 32 / 16 * 4));
-}
-
 static int64_t
 group_at(const SchemeMatrix *m, int64_t k)
 {
@@ -139,11 +126,20 @@ column_at(const SchemeMatrix *m, int64_t j)
 	return m->order ? (int64_t)m->order[j] : j;
 }
 
+/* What is added to scale * code */
+static float
+least_at(const SchemeMatrix *m, int64_t row, int64_t group, float scale)
+{
+	if (!m->least.data)
+		return -scale * (float)zero_at(m, row, group);
+	const int64_t r = row / m->block_rows;
+	return scheme_number(m->least.type, m->least.data, m->scale_by_out ? r * m->scale.dim[1] + group : group * m->scale.dim[1] + r);
+}
+
 static bool
 group_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 {
 	const DtypeGroup g = dtype_group(m->dtype);
-	int code[128];
 
 	for (int64_t k0 = 0; k0 < m->cols; k0 += g.columns, to += g.columns * g.bits / 8) {
 		const int64_t group = group_at(m, column_at(m, k0));
@@ -157,11 +153,18 @@ group_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 			memcpy(to, &h, 2);
 		}
 		to += g.scale_bytes;
-		if (g.values == VALUES_INT)
-			*to++ = (uint8_t)zero_at(m, row, group);
+		if (g.zero_bytes == 4) {
+			const float least = least_at(m, row, group, scale);
+			if (!isfinite(least))
+				return false;
+			memcpy(to, &least, 4);
+		} else if (g.zero_bytes) {
+			*to = (uint8_t)zero_at(m, row, group);
+		}
+		to += g.zero_bytes;
+		memset(to, 0, (size_t)(g.columns * g.bits / 8));
 		for (int i = 0; i < g.columns; i++)
-			code[i] = code_at(m, row, column_at(m, k0 + i));
-		put_codes(code, g.columns, g.bits, to);
+			llmc_group_put(to, g.columns, g.bits, i, code_at(m, row, column_at(m, k0 + i)));
 	}
 	return true;
 }
@@ -171,7 +174,6 @@ static bool
 fp4_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 {
 	const int columns = dtype_info(m->dtype)->block_elems, each = (int)m->block_cols;
-	int code[64];
 
 	for (int64_t k0 = 0; k0 < m->cols; k0 += columns, to += columns / 2) {
 		if (m->dtype == DT_NVFP4) {
@@ -184,9 +186,9 @@ fp4_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 				return false;
 			*to++ = m->scale.data[i];
 		}
+		memset(to, 0, (size_t)columns / 2);
 		for (int i = 0; i < columns; i++)
-			code[i] = code_at(m, row, k0 + i);
-		put_codes(code, columns, 4, to);
+			llmc_group_put(to, columns, 4, i, code_at(m, row, k0 + i));
 	}
 	return true;
 }
@@ -203,6 +205,12 @@ scheme_row_f32(const SchemeMatrix *m, int64_t row, float *to)
 		if (!isfinite(scale))
 			return false;
 		const int code = code_at(m, row, k);
+		if (m->least.data) {
+			to[k] = scale * (float)code + least_at(m, row, group, scale);
+			if (!isfinite(to[k]))
+				return false;
+			continue;
+		}
 		to[k] = scale * (m->codes == SCHEME_E2M1   ? e2m1_to_f32((uint8_t)code)
 		                 : m->codes == SCHEME_E4M3 ? e4m3_to_f32((uint8_t)code)
 		                                           : (float)(code - zero_at(m, row, group)));
@@ -225,7 +233,6 @@ ggml_nvfp4_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 {
 	const uint8_t *b = m->ggml_nvfp4 + row * (m->cols / 64) * GGML_NVFP4_BYTES;
 	float whole = 1;
-	int code[64];
 
 	if (m->ggml_scale)
 		memcpy(&whole, m->ggml_scale + 4 * (row / (m->rows / m->n_ggml_scale)), 4);
@@ -233,9 +240,9 @@ ggml_nvfp4_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 		memcpy(to, &whole, 4);
 		for (int j = 0; j < 4; j++)
 			to[4 + j] = (b[j] & 0x7f) == 0x7f ? 0 : b[j] & 0x7f;
+		memset(to + 8, 0, 32);
 		for (int i = 0; i < 64; i++)
-			code[i] = b[4 + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15;
-		put_codes(code, 64, 4, to + 8);
+			llmc_group_put(to + 8, 64, 4, i, b[4 + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15);
 	}
 	return isfinite(whole);
 }

@@ -401,6 +401,7 @@ source_convert_hf(Source *s)
 		err_at(s->d, (Loc){ 0 }, "%s: these weights are quantised by %.60s: the tensors say how, and they are not here", s->file,
 		       method ? method : "a method that quantization_config does not name");
 	source_use(s, "quantization_config*");
+	source_use(s, "quantization.*"); /* MLX writes it twice */
 	rope_keys(s);
 	const char *torch = source_str(s, "torch_dtype"), *plain = source_str(s, "dtype");
 	const char *dtype = dtype_word(plain ? plain : torch);

@@ -35,15 +35,15 @@ gather_columns(const Table t)
 LLMC_INLINE void
 gather_lane(const Weight w, const w_at k, int lane, float *y)
 {
-	const int zero = w.group ? w_zeros(w, k.head)[lane] : 0;
+	const int whole = w.group && !w.affine, zero = whole ? w_zeros(w, k.head)[lane] : 0;
 
 	LLMC_UNROLL
 	for (int i = 0; i < 8; i++) {
-		float d = w_scale(w, k, i / 4 * (w.halves - 1))[lane], m = w.min && !w.group ? w_min(w, k, i / 4 * (w.halves - 1))[lane] : 0;
+		float d = w_scale(w, k, i / 4 * (w.halves - 1))[lane], m = w.min && !whole ? w_min(w, k, i / 4 * (w.halves - 1))[lane] : 0;
 		uint32_t q = (uint32_t)w_bytes(w, k, i)[lane];
 		for (int c = 0; c < 4; c++) {
 			int v = (int)(q >> 8 * c & 255) - w_offset(w) - zero;
-			y[4 * i + c] = w.min && !w.group ? d * (float)v + m : d * (float)v;
+			y[4 * i + c] = w.min && !whole ? d * (float)v + m : d * (float)v;
 		}
 	}
 }

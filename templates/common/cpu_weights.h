@@ -23,6 +23,7 @@
 
 #include "common/cpu_dot.h"
 #include "common/llmc_codes.h"
+#include "common/llmc_groups.h"
 
 /* What codes stand for, where it is not the number that they are */
 enum {
@@ -39,6 +40,7 @@ typedef struct Weight {
 	int halves;   /* scales of a block: of 32 columns, or of 16 each */
 	int group;    /* columns that share a scale and a zero point, which is what min becomes; 0: not that kind */
 	int wide;     /* 1: the group's scale is fp32 */
+	int affine;   /* 1: the group has an fp32 minimum in place of the zero point */
 	int code;     /* see above; groups of such have no zero point */
 	int kind;     /* an llmc_codes_kind, which says what words of codes are; bits: of what w_bytes makes of them */
 } Weight;
@@ -77,6 +79,19 @@ typedef struct Weight {
 #define W_u8_128     W_group(8, 128, 0)
 #define W_u8_32_f32  W_group(8, 32, 1)
 #define W_u8_128_f32 W_group(8, 128, 1)
+#define W_u2_32      W_group(2, 32, 0)
+#define W_u2_128     W_group(2, 128, 0)
+#define W_u3_32      W_group(3, 32, 0)
+#define W_u3_128     W_group(3, 128, 0)
+#define W_affine(b, columns) ((Weight){ .bits = b, .halves = 1, .min = 1, .group = columns, .wide = 1, .affine = 1 })
+#define W_m2_32      W_affine(2, 32)
+#define W_m2_64      W_affine(2, 64)
+#define W_m3_32      W_affine(3, 32)
+#define W_m3_64      W_affine(3, 64)
+#define W_m4_32      W_affine(4, 32)
+#define W_m4_64      W_affine(4, 64)
+#define W_m8_32      W_affine(8, 32)
+#define W_m8_64      W_affine(8, 64)
 #define W_float(b, columns, kind) ((Weight){ .bits = b, .group = columns, .wide = 1, .code = kind })
 #define W_f8_32      W_float(8, 32, W_E4M3)
 #define W_f8_128     W_float(8, 128, W_E4M3)
@@ -120,6 +135,13 @@ w_quant_bytes(const Weight w)
 	return (w.bits == 6 ? 24 : w.bits * 4) * VL;
 }
 
+/* of a group's zero point */
+LLMC_INLINE int
+w_zero_bytes(const Weight w)
+{
+	return w.affine ? 4 : !w.code;
+}
+
 /* scales in front of a block, or of a super-block */
 LLMC_INLINE int
 w_head_bytes(const Weight w)
@@ -131,7 +153,7 @@ w_head_bytes(const Weight w)
 	if (w.super)
 		return (w.min ? 4 + 8 * 2 : 2 + 8 * w.halves) * VL;
 	if (w.group)
-		return (2 + 2 * w.wide + !w.code) * VL;
+		return (2 + 2 * w.wide + w_zero_bytes(w)) * VL;
 	if (w.code)
 		return w.halves == 1 ? VL : 8 * VL;
 	return (w.min ? 4 : 2) * VL;
@@ -273,7 +295,10 @@ w_shared(const Weight w, const uint8_t *group, int b)
 	k.quant = k.head + w_head_bytes(w);
 	if (w.group) {
 		k.d = w.wide ? vf_load((const float *)k.head) : w_halves(k.head);
-		k.m = k.d * vf_of_vi(-w_zeros(w, k.head));
+		if (w.affine)
+			k.m = vf_load((const float *)k.head + VL) + k.d * vf_set1((float)w_offset(w));
+		else
+			k.m = k.d * vf_of_vi(-w_zeros(w, k.head));
 		return k;
 	}
 	if (w.code) { /* half of it: w_bytes has the doubled numbers */
@@ -435,6 +460,12 @@ w_bytes(const Weight w, w_at k, int i)
 		return w_codes_bytes(w, k, i);
 	if (w.bits == 8)
 		return vi_load(k.quant + 4 * VL * i) ^ vi_all((int32_t)0x80808080);
+	if (w.bits <= 3) { /* two words of pairs, then third bits */
+		vi v = vi_load(k.quant + 4 * VL * (i / 4)) >> 2 * (i & 3) & vi_all(0x03030303);
+		if (w.bits == 3)
+			v |= (vi_load(k.quant + 8 * VL) >> i & vi_all(0x01010101)) << 2;
+		return v;
+	}
 	/* nibbles, behind the fifth bits or before the upper pairs */
 	vi v = vi_load(k.quant + 4 * VL * ((w.bits == 5) + (i & 3)));
 	v = (i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f);
@@ -519,7 +550,7 @@ file_bytes(const Weight w)
 	if (w.kind)
 		return llmc_codes_of((llmc_codes_kind)w.kind).bytes;
 	if (w.group)
-		return 2 + 2 * w.wide + !w.code + w.group * w.bits / 8;
+		return 2 + 2 * w.wide + w_zero_bytes(w) + w.group * w.bits / 8;
 	if (w.code)
 		return w.halves == 1 ? 17 : 40;
 	if (w_is_float(w))
@@ -591,17 +622,20 @@ file_e4m3(int code)
 LLMC_INLINE void
 file_group(const Weight w, const uint8_t *p, float *y)
 {
-	float d;
+	float d, m = 0;
 
 	if (w.wide)
 		memcpy(&d, p, 4);
 	else
 		d = file_f16(p);
 	p += 2 + 2 * w.wide;
-	int zero = w.code ? 0 : *p++;
+	const int zero = w.code || w.affine ? 0 : *p;
+	if (w.affine)
+		memcpy(&m, p, 4);
+	p += w_zero_bytes(w);
 	for (int i = 0; i < w.group; i++) {
-		const int code = w.bits == 8 ? p[i] : p[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
-		y[i] = d * (w.code == W_E4M3 ? file_e4m3(code) : w.code ? w_table[w.code == W_FP4][code] : (float)(code - zero));
+		const int code = llmc_group_code(p, w.group, w.bits, i);
+		y[i] = w.affine ? d * (float)code + m : d * (w.code == W_E4M3 ? file_e4m3(code) : w.code ? w_table[w.code == W_FP4][code] : (float)(code - zero));
 	}
 }
 

@@ -1,5 +1,6 @@
-/* Weights in groups of 32 to 128 columns with a scale and a zero point, u4_*, u8_*, and floats with a scale, f8_* (e4m3), nf4_*, fp4_* (tables of
- * 16, formats/dtype.c): the contract is in cuda_weights.h. Planes of a row: codes, scales (f16 or f32), zero points (bytes). 4-bit codes lie by 32 columns as in q4_0; bytes in order. */
+/* Weights in groups of 32 to 128 columns with a scale and a zero point, u2_* to u8_*, or a minimum, m2_* to m8_*, and floats with a scale, f8_* (e4m3),
+ * nf4_*, fp4_* (tables of 16, formats/dtype.c): the contract is in cuda_weights.h. Planes of a row: codes (of three bits the low two), scales (f16 or f32),
+ * zero points (bytes) or minima (f32), third bits. Codes lie by 32 columns as in llmc_groups.h. */
 #ifndef LLMC_CUDA_WEIGHTS_GROUPS_H
 #define LLMC_CUDA_WEIGHTS_GROUPS_H
 
@@ -54,13 +55,22 @@ w_codes_of(unsigned v, int high)
 
 enum { W_INT, W_E4M3, W_NF4, W_FP4 };
 
-template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
-	enum { FLOATS = KIND != W_INT, TABLE = KIND == W_NF4 || KIND == W_FP4 };
-	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCK = GROUP, PACKED = 1, BF16 = 0, BYTES = 4 * BITS };
-	static constexpr int D = w_plane(COLS_ / GROUP, GROUP * BITS / 8), Z = D + w_plane(COLS_ / GROUP, SCALE);
-	static constexpr long long ROW = Z + (FLOATS ? 0 : w_plane(COLS_ / GROUP, 1));
+/* ZERO: bytes of what each group has behind its scale: 1, or 4 where it is a minimum */
+template <int COLS_, int BITS, int GROUP, int SCALE, int KIND, int ZERO = KIND == W_INT> struct w_groups {
+	enum { FLOATS = KIND != W_INT, TABLE = KIND == W_NF4 || KIND == W_FP4, AFFINE = ZERO == 4, FEW = BITS < 4, THIRD = BITS == 3 };
+	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCK = GROUP, PACKED = 1, BF16 = 0, BYTES = FEW ? 8 : 4 * BITS };
+	static constexpr int D = w_plane(COLS_ / GROUP, GROUP / 32 * BYTES), Z = D + w_plane(COLS_ / GROUP, SCALE), T = Z + (ZERO ? w_plane(COLS_ / GROUP, ZERO) : 0);
+	static constexpr long long ROW = T + (THIRD ? w_plane(COLS_ / GROUP, GROUP / 8) : 0);
 	typedef w_groups tile;
-	struct raw { uint4 q[BYTES / 16]; unsigned d, z; };
+	struct raw { uint4 q[(BYTES + 15) / 16]; unsigned third, d, z; }; /* FEW: two words of q[0] */
+
+	/* codes of columns 4 i .. 4 i + 3 of 32, two or three bits each */
+	DEV unsigned
+	few(unsigned low, unsigned high, unsigned third, int i)
+	{
+		const unsigned v = (i < 4 ? low : high) >> 2 * (i & 3) & 0x03030303u;
+		return THIRD ? v | (third >> i & 0x01010101u) << 2 : v;
+	}
 
 	DEV int column(int u, int i) { return u * 32 + i; }
 	DEV int width(int) { return 32; }
@@ -70,11 +80,16 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 	{
 		const int g = u * 32 / GROUP;
 		raw r;
+		if (FEW) {
+			const uint2 q = ld_v2(row + BYTES * u);
+			r.q[0] = make_uint4(q.x, q.y, 0, 0);
+		}
 #pragma unroll
 		for (int i = 0; i < BYTES / 16; i++)
 			r.q[i] = w_read(row + BYTES * u + 16 * i, again);
+		r.third = THIRD ? ld_v1(row + T + 4 * u) : 0;
 		r.d = SCALE == 4 ? ld_v1(row + D + 4 * g) : w_u16(row + D + 2 * g);
-		r.z = FLOATS ? 0 : row[Z + g];
+		r.z = !ZERO ? 0 : AFFINE ? ld_v1(row + Z + 4 * g) : row[Z + g];
 		return r;
 	}
 
@@ -94,17 +109,18 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 				v[i] = __uint_as_float(__byte_perm(__byte_perm(b0, b1, i | (4 + i) << 4), __byte_perm(b2, b3, i | (4 + i) << 4), 0x5410)) * d;
 			return;
 		}
-		const unsigned b = BITS == 8 ? w_word(r.q[BITS == 8 ? c / 2 : 0], c % 2 * 2 + e) : w_nibbles(w_word(r.q[0], c % 2 * 2 + e), c / 2);
+		const unsigned b = BITS == 8 ? w_word(r.q[BITS == 8 ? c / 2 : 0], c % 2 * 2 + e) :
+		                   FEW ? few(r.q[0].x, r.q[0].y, r.third, 2 * c + e) : w_nibbles(w_word(r.q[0], c % 2 * 2 + e), c / 2);
 		if (FLOATS) {
 			const unsigned lo = w_e4m3(b << 8 & 0xff00ff00u), hi = w_e4m3(b & 0xff00ff00u); /* bytes 0 and 2, bytes 1 and 3 */
 			const float d = scale(r) * 256.0f;
 			v[0] = f16_lo(lo) * d, v[1] = f16_lo(hi) * d, v[2] = f16_hi(lo) * d, v[3] = f16_hi(hi) * d;
 			return;
 		}
-		const float zero = W_2_23 + (float)r.z, d = scale(r);
+		const float zero = W_2_23 + (AFFINE ? 0.0f : (float)r.z), d = scale(r);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			v[i] = (W_BYTE(b, i) - zero) * d;
+			v[i] = AFFINE ? fmaf(W_BYTE(b, i) - zero, d, __uint_as_float(r.z)) : (W_BYTE(b, i) - zero) * d;
 	}
 
 	/* the same from a table of f16 */
@@ -148,13 +164,16 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has 16 bytes of four: 32 columns, or 16. Scales and zero points come with their neighbours, 4 bytes at a time. */
+	/* Lane t has 32 columns of four, or 16 of 8 bits. Scales and zero points come with their neighbours, 4 bytes at a time. */
 	struct stream {
-		enum { PART = 128 / BITS, UNIT = 4 * PART, CHUNKS = PART / 8, PLANES = FLOATS ? 2 : 3, QUADS = 0, NIBBLES = BITS == 4 && !TABLE, MINS = 0, SPLIT = 0, ADDS = 0, TAIL = COLS % UNIT, BATCH = 2 };
+		enum { PART = BITS == 8 ? 16 : 32, UNIT = 4 * PART, CHUNKS = PART / 8, PLANES = FLOATS ? 2 : 3 + THIRD, QUADS = 0, NIBBLES = BITS == 4 && !TABLE, MINS = 0, SPLIT = 0, ADDS = 0, TAIL = COLS % UNIT, BATCH = 2 };
 		static constexpr float GAIN = W_GAIN, SUM = 1, UNDO = TABLE ? 1.0f : FLOATS ? 256.0f : 0x1p24f;
-		struct stage { uint4 q[32]; unsigned d[32], z[FLOATS ? 1 : 32]; };
-		struct fragment { uint4 q; unsigned d, z; };
-		struct scale { unsigned d, zero, zero_high; }; /* zero: -(1024 + z), zero_high: -(64 + z) */
+		struct stage { uint4 q[FEW ? 16 : 32]; unsigned d[32], z[FLOATS ? 1 : 32], third[THIRD ? 32 : 1]; };
+		struct fragment { uint4 q; unsigned d, z, third; };
+		struct scale { unsigned d, zero, zero_high, m; }; /* zero: -(1024 + z), zero_high: -(64 + z) */
+
+		/* codes less the zero point as weights */
+		DEV unsigned times(unsigned x, const scale &s) { return AFFINE ? h2_fma(x, s.d, s.m) : h2_mul(x, s.d); }
 
 		DEV constexpr float part(int, int i) { return BITS == 4 && !TABLE && i >= 2 ? 0x1p-4f : 1.0f; }
 		DEV constexpr int group(int unit, int t) { return (unit * UNIT + t * PART) / GROUP; }
@@ -162,17 +181,23 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 		DEV constexpr int
 		place(int plane, int unit, int t)
 		{
-			return plane == 0 ? unit * 64 + t * 16 : plane == 1 ? D + group(unit, t) * SCALE / 4 * 4 : Z + group(unit, t) / 4 * 4;
+			return plane == 0 ? (unit * 4 + t) * (FEW ? 8 : 16) : plane == 1 ? D + group(unit, t) * SCALE / 4 * 4 :
+			       plane == 2 ? Z + group(unit, t) * (AFFINE ? 4 : 1) / 4 * 4 : T + unit * 16 + t * 4;
 		}
 
 		DEV void
 		prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane, unsigned bytes)
 		{
 			static_assert(TAIL % 32 == 0, "rows of whole groups");
-			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], D), bytes);
+			if (FEW)
+				cp_async_8((unsigned *)s.q + 2 * lane, row + (unsigned)at[0]);
+			else
+				cp_async_16_fill(&s.q[FEW ? 0 : lane], row + w_within<TAIL>(at[0], D), bytes);
 			cp_async_4(&s.d[lane], row + (unsigned)at[1]);
 			if (!FLOATS)
-				cp_async_4(&s.z[lane], row + (unsigned)at[PLANES - 1]);
+				cp_async_4(&s.z[FLOATS ? 0 : lane], row + (unsigned)at[FLOATS ? 0 : 2]);
+			if (THIRD)
+				cp_async_4(&s.third[THIRD ? lane : 0], row + (unsigned)at[PLANES - 1]);
 		}
 
 		DEV void
@@ -180,13 +205,19 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 		{
 			const int g = group(unit, lane & 3);
 
-			u.q = s.q[lane];
+			if (FEW) {
+				const uint2 q = *(const uint2 *)((const unsigned *)s.q + 2 * lane);
+				u.q = make_uint4(q.x, q.y, 0, 0);
+			} else {
+				u.q = s.q[FEW ? 0 : lane];
+			}
 			u.d = SCALE == 4 ? s.d[lane] : ((const unsigned short *)s.d)[2 * lane + (g & 1)];
-			u.z = FLOATS ? 0 : ((const unsigned char *)s.z)[4 * lane + (g & 3)];
+			u.z = FLOATS ? 0 : AFFINE ? s.z[FLOATS ? 0 : lane] : ((const unsigned char *)s.z)[4 * lane + (g & 3)];
+			u.third = THIRD ? s.third[THIRD ? lane : 0] : 0;
 		}
 
-		DEV int col(int unit, int c, int t) { return unit * UNIT + t * PART + c * (BITS == 4 ? 4 : 8); }
-		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + (BITS == 4 ? 16 : 4); }
+		DEV int col(int unit, int c, int t) { return unit * UNIT + t * PART + c * (BITS == 8 ? 8 : 4); }
+		DEV int col2(int unit, int c, int t) { return col(unit, c, t) + (BITS == 8 ? 4 : 16); }
 
 		DEV void
 		scales(scale &s, const fragment &u, int, int)
@@ -199,8 +230,11 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 			} else {
 				s.d = h2_mul(h2_twice(u.d), W_GAIN_H);
 			}
-			s.zero = (0xe400u + u.z) * 0x10001u;
-			s.zero_high = (0xd400u + u.z * 16) * 0x10001u;
+			const unsigned zero = AFFINE ? 0 : u.z;
+			s.zero = (0xe400u + zero) * 0x10001u;
+			s.zero_high = (0xd400u + zero * 16) * 0x10001u;
+			const float m = AFFINE ? __uint_as_float(u.z) * gain : 0;
+			s.m = AFFINE ? pack_f16(m, m) : 0;
 		}
 
 		DEV void
@@ -209,7 +243,10 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
 				const float d = SCALE == 4 ? __uint_as_float(u[i].d) : f16_lo(u[i].d);
-				total[i] = fmaf(d, FLOATS ? low[i] : fmaf(-(float)u[i].z, x.x, low[i]), total[i]);
+				if (AFFINE)
+					total[i] = fmaf(d, low[i], fmaf(__uint_as_float(u[i].z), x.x, total[i]));
+				else
+					total[i] = fmaf(d, FLOATS ? low[i] : fmaf(-(float)u[i].z, x.x, low[i]), total[i]);
 			}
 		}
 
@@ -229,7 +266,16 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 				}
 			}
 #pragma unroll
-			for (int i = 0; i < 2 && !TABLE; i++) {
+			for (int h = 0; h < 2 && FEW; h++) {
+				const unsigned v = few(u.q.x, u.q.y, u.third, 4 * h + c);
+#pragma unroll
+				for (int i = 0; i < 2; i++) {
+					const unsigned at = i ? 0x4342 : 0x4140;
+					b[2 * h + i] = WHOLE ? __byte_perm(v, 0, at) : times(h2_add(__byte_perm(v, 0x64646464u, at), s.zero), s);
+				}
+			}
+#pragma unroll
+			for (int i = 0; i < 2 && !TABLE && !FEW; i++) {
 				if (BITS == 4) {
 					const unsigned v = w_word(u.q, c) >> 8 * i, one = WHOLE ? 0 : 0x64006400u;
 					if (WHOLE) {
@@ -237,8 +283,8 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 						b[2 + i] = h2_pick(v, 0x00f000f0u, one);
 						continue;
 					}
-					b[i] = h2_mul(h2_add(h2_pick(v, 0x000f000fu, one), s.zero), s.d);
-					b[2 + i] = h2_mul(h2_fma(h2_pick(v, 0x00f000f0u, one), 0x2c002c00u, s.zero_high), s.d);
+					b[i] = times(h2_add(h2_pick(v, 0x000f000fu, one), s.zero), s);
+					b[2 + i] = times(h2_fma(h2_pick(v, 0x00f000f0u, one), 0x2c002c00u, s.zero_high), s);
 					continue;
 				}
 				const unsigned v = w_word(u.q, c * 2 + i);
@@ -250,7 +296,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND> struct w_groups {
 					} else if (WHOLE)
 						b[2 * i + h] = __byte_perm(v, 0, h ? 0x4342 : 0x4140);
 					else
-						b[2 * i + h] = h2_mul(h2_add(__byte_perm(v, 0x64646464u, h ? 0x4342 : 0x4140), s.zero), s.d);
+						b[2 * i + h] = times(h2_add(__byte_perm(v, 0x64646464u, h ? 0x4342 : 0x4140), s.zero), s);
 			}
 		}
 	};
@@ -264,6 +310,18 @@ template <int COLS> struct w_u8_32 : w_groups<COLS, 8, 32, 2, W_INT> {};
 template <int COLS> struct w_u8_128 : w_groups<COLS, 8, 128, 2, W_INT> {};
 template <int COLS> struct w_u8_32_f32 : w_groups<COLS, 8, 32, 4, W_INT> {};
 template <int COLS> struct w_u8_128_f32 : w_groups<COLS, 8, 128, 4, W_INT> {};
+template <int COLS> struct w_u2_32 : w_groups<COLS, 2, 32, 2, W_INT> {};
+template <int COLS> struct w_u2_128 : w_groups<COLS, 2, 128, 2, W_INT> {};
+template <int COLS> struct w_u3_32 : w_groups<COLS, 3, 32, 2, W_INT> {};
+template <int COLS> struct w_u3_128 : w_groups<COLS, 3, 128, 2, W_INT> {};
+template <int COLS> struct w_m2_32 : w_groups<COLS, 2, 32, 4, W_INT, 4> {};
+template <int COLS> struct w_m2_64 : w_groups<COLS, 2, 64, 4, W_INT, 4> {};
+template <int COLS> struct w_m3_32 : w_groups<COLS, 3, 32, 4, W_INT, 4> {};
+template <int COLS> struct w_m3_64 : w_groups<COLS, 3, 64, 4, W_INT, 4> {};
+template <int COLS> struct w_m4_32 : w_groups<COLS, 4, 32, 4, W_INT, 4> {};
+template <int COLS> struct w_m4_64 : w_groups<COLS, 4, 64, 4, W_INT, 4> {};
+template <int COLS> struct w_m8_32 : w_groups<COLS, 8, 32, 4, W_INT, 4> {};
+template <int COLS> struct w_m8_64 : w_groups<COLS, 8, 64, 4, W_INT, 4> {};
 template <int COLS> struct w_f8_32 : w_groups<COLS, 8, 32, 4, W_E4M3> {};
 template <int COLS> struct w_f8_128 : w_groups<COLS, 8, 128, 4, W_E4M3> {};
 template <int COLS> struct w_nf4_32 : w_groups<COLS, 4, 32, 4, W_NF4> {};

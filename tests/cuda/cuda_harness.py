@@ -43,7 +43,8 @@ BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 REAL = os.environ.get("LLMC_TEST_GPU") == "1"
 BLOCK = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
-GROUP = ("u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128", "nf4_32", "nf4_64", "fp4_32", "fp4_64")
+GROUP = ("u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128", "nf4_32", "nf4_64", "fp4_32", "fp4_64",
+         "u2_32", "u2_128", "u3_32", "u3_128", "m2_32", "m2_64", "m3_32", "m3_64", "m4_32", "m4_64", "m8_32", "m8_64")
 FP4 = ("mxfp4", "nvfp4")
 CODE = tuple(CODES)
 CODE_SAMPLE = ("q2_k", "q3_k", "iq4_nl", "iq4_xs", "iq3_s", "iq2_xs", "iq1_m")  # each has something that no other has

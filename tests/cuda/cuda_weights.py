@@ -52,11 +52,11 @@ class Weights:
             b = file.reshape(rows, -1, block)
             b[:, :, head:] = rng.integers(0, 256, b[:, :, head:].shape)
         if raw and dtype in H.GROUP:
-            scale = 2 if dtype[0] == "u" and not dtype.endswith("f32") else 4
+            scale = 2 if dtype[0] == "u" and not dtype.endswith("f32") else 8 if dtype[0] == "m" else 4
             b = file.reshape(rows, cols // int(dtype.split("_")[1]), -1)
             b[:, :, scale:] = rng.integers(0, 256, b[:, :, scale:].shape)
-            if dtype[1] == "4":
-                b[:, :, scale] &= 15
+            if dtype[0] == "u" and dtype[1] != "8":
+                b[:, :, scale] &= (1 << int(dtype[1])) - 1
             if dtype[:2] == "f8":
                 b[:, :, scale:][b[:, :, scale:] & 0x7f == 0x7f] = 0x35  # NaN
         self.value = np.zeros((rows, cols), np.float32)

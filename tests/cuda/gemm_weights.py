@@ -159,6 +159,27 @@ def make(r, rows, cols, dtype):
         codes = q.astype(np.uint8) if bits == 8 else nibbles(q.reshape(rows, nb, -1, 32))
         return np.concatenate([plane(codes, rows), plane(d, rows), plane(z.astype(np.uint8), rows)], 1), \
             ((q - z[..., None]) * d[..., None].astype(np.float64)).reshape(rows, cols)
+    if dtype[0] in "um" and dtype[1:2].isdigit():  # two and three bits; m: a minimum for each group
+        bits, group = int(dtype[1]), int(dtype.split("_")[1])
+        nb = cols // group
+        q = r.integers(0, 1 << bits, (rows, nb, group))
+        third = np.zeros((rows, 0), np.uint8)
+        if bits == 4:
+            codes = nibbles(q.reshape(rows, nb, -1, 32))
+        elif bits == 8:
+            codes = q.astype(np.uint8)
+        else:  # column 16 h + 4 k + c in byte 4 h + c, bits 2 k; third bits: column 4 i + c in byte c, bit i
+            low = (q & 3).reshape(rows, -1, 2, 4, 4).astype(np.uint8)
+            codes = np.bitwise_or.reduce(low << (2 * np.arange(4, dtype=np.uint8))[:, None], 3)
+            if bits == 3:
+                third = plane(np.bitwise_or.reduce((q >> 2).reshape(rows, -1, 8, 4).astype(np.uint8) << np.arange(8, dtype=np.uint8)[:, None], 2), rows)
+        if dtype[0] == "m":
+            d, m = half(r, (rows, nb), 1e-3, 3e-2).astype(np.float32) * 1.01, half(r, (rows, nb), -0.5, 0.2).astype(np.float32) * 1.01
+            v = q * d[..., None].astype(np.float64) + m[..., None]
+            return np.concatenate([plane(codes, rows), plane(d, rows), plane(m, rows), third], 1), v.reshape(rows, cols)
+        d, z = half(r, (rows, nb), 1e-3, 3e-2), r.integers(0, 1 << bits, (rows, nb))
+        v = (q - z[..., None]) * d[..., None].astype(np.float64)
+        return np.concatenate([plane(codes, rows), plane(d, rows), plane(z.astype(np.uint8), rows), third], 1), v.reshape(rows, cols)
     nb = cols // 32
     d, m = half(r, (rows, nb), 1e-3, 3e-2), half(r, (rows, nb), -0.2, 0.0)
     df, mf = d[..., None].astype(np.float64), m[..., None].astype(np.float64)

@@ -8,7 +8,7 @@ from cuda_weights import Weights
 from test_cuda_matmul import act, norm, rows
 from test_qkv import Case
 
-TYPES = ["bf16", "f16", *H.BLOCK, *H.FP4, *(H.CODE if H.EVERY else H.CODE_SAMPLE), "u4_32", "u4_128_f32", "u8_32_f32", "u8_128", "f8_32", "f8_128", "nf4_32", "fp4_64"]
+TYPES = ["bf16", "f16", *H.BLOCK, *H.FP4, *(H.CODE if H.EVERY else H.CODE_SAMPLE), "u4_32", "u4_128_f32", "u8_32_f32", "u8_128", "f8_32", "f8_128", "nf4_32", "fp4_64", "u2_128", "u3_32", "m4_64", "m3_64", "m8_32"]
 
 
 def tolerance(dtype, n=8):
@@ -18,6 +18,8 @@ def tolerance(dtype, n=8):
         return 5e-4
     if dtype in H.CODE and n == 1:
         return 1e-5
+    if dtype in H.GROUP and dtype[0] == "m" and n > 1:  # scale and minimum are f32, and rounded each
+        return 1e-3
     return 2e-5 if dtype == "bf16" else 3e-6 if n == 1 or dtype in ("f16", "q4_k", "q5_k") else 5e-4
 
 

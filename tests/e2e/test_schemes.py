@@ -17,7 +17,7 @@ import scheme_values as S  # noqa: E402
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "schemes")
 CASES = sorted(os.listdir(FOLDER))
-TUNED = ["gptq-4", "fp8-blocks", "ct-w8a16", "ct-w4a16-asym", "ct-mxfp4", "modelopt-nvfp4", "bnb-nf4"]  # on kernels: a type each; compiling is what takes time
+TUNED = ["gptq-4", "fp8-blocks", "ct-w8a16", "ct-w4a16-asym", "ct-mxfp4", "modelopt-nvfp4", "bnb-nf4", "gptq-3", "mlx-4"]  # on kernels: a type each; compiling is what takes time
 # Of the range of the logits: exact values; int16 activations beside integers
 REFERENCE, KERNELS = 1e-5, 1e-3
 
@@ -99,6 +99,8 @@ MISTAKES = [
     ("bnb-fp4", "weight.absmax", lambda x: x[::-1]), ("modelopt-int4-awq", "weight", swapped_nibbles), ("modelopt-int4-awq", "pre_quant_scale", lambda x: x[::-1]),
     ("torchao-int4", "_weight_zero_point", lambda x: x + 1), ("torchao-int8", "_weight_scale", lambda x: x[::-1]), ("hqq-4", "W_q", swapped_nibbles),
     ("hqq-4", "zero", lambda x: x + 1), ("modelopt-fp8", "weight_scale", lambda x: x * 2),
+    ("mlx-4", "weight", swapped_nibbles), ("mlx-4", "scales", lambda x: x[::-1]), ("mlx-4", "biases", lambda x: x.T.reshape(x.shape)), ("mlx-mixed", "biases", lambda x: x[::-1]),
+    ("hqq-3", "W_q", lambda x: x[::-1]), ("gptq-3", "qweight", lambda x: x[::-1]), ("gptq-3", "scales", lambda x: x.T.reshape(x.shape)), ("gptq-2-asym", "qzeros", lambda x: x ^ 1),
 ]
 
 
@@ -262,7 +264,16 @@ def setting(**more):
     ("hqq-4", without("shape"), "a shape of two"),
     ("hqq-4", without("zero"), "down_proj.zero is missing"),
     ("hqq-4", cut("scale"), "numbers of F16, BF16 or F32"),
-    ("hqq-4", one("nbits", 3), "1, 2, 4 or 8 nbits"),
+    ("hqq-4", one("nbits", 5), "1, 2, 3, 4 or 8 nbits"),
+    ("hqq-4", one("nbits", 3), "10 to an I32"),
+    ("hqq-3", cut("W_q"), "10 to an I32"),
+    ("mlx-4", without("biases"), "down_proj.biases is missing"),
+    ("mlx-4", cut("biases"), "down_proj.biases has the shape"),
+    ("mlx-4", cut("scales", 1), "down_proj"),
+    ("mlx-4", one("scales", 0x7fc0), "is NaN or infinite"),
+    ("mlx-4", one("biases", 0xff80), "is NaN or infinite"),
+    ("mlx-4", setting(bits=9), "no codes of 2 to 8 bits"),
+    ("mlx-4", setting(mode="nvfp4"), "affine and mxfp4 are read"),
     ("hqq-4", one("scale", np.nan), "is NaN or infinite"),
     ("gptq-4", unknown, "one of these: gptq, awq"),
 ])

@@ -3,7 +3,7 @@
     make_schemes.py [case ...]
 
 Needs torch, transformers 5.23 and, for the cases named after them, compressed-tensors 0.20, gptqmodel 7.7, autoawq 0.2.9, bitsandbytes 0.50,
-nvidia-modelopt 0.47, torchao 0.18, hqq 0.2.8. The logits
+nvidia-modelopt 0.47, torchao 0.18, hqq 0.2.8, mlx 0.32.4 with mlx-lm 0.32.2. The logits
 are those of transformers in fp32 on the values that scheme_values.py reads; before that these are held to what the package itself loads.
 """
 import copy
@@ -195,11 +195,37 @@ def torchao(kind):
     return make
 
 
-def hqq(src, folder):
+def three_and_six(name, layer):
+    return {"bits": 6, "group_size": 32} if "down_proj" in name or "embed" in name else hasattr(layer, "to_quantized")
+
+
+def mlx(**how):
+    def make(src, folder):
+        import mlx.core as mx
+        from mlx_lm import convert, load
+        os.rmdir(folder)
+        with open(os.path.join(src, "config.json")) as f:
+            c = json.load(f)
+        with open(os.path.join(src, "config.json"), "w") as f:
+            json.dump({**c, "rope_theta": 500.0}, f)  # where it looks for it
+        mx.set_default_device(mx.cpu)
+        convert(src, mlx_path=folder, quantize=True, **how)
+        m, _ = load(folder)
+        m.set_dtype(mx.float32)
+        got = np.array(m(mx.array(PROMPT.numpy())).astype(mx.float32))
+        return (lambda _: SimpleNamespace(logits=torch.from_numpy(got))), 1e-5
+    return make
+
+
+def hqq(bits):
+    return lambda src, folder: hqq_folder(src, folder, bits)
+
+
+def hqq_folder(src, folder, bits):
     from hqq.core.quantize import BaseQuantizeConfig
     from hqq.models.hf.base import AutoHQQHFModel
     m = AutoModelForCausalLM.from_pretrained(src, dtype=torch.float32)
-    AutoHQQHFModel.quantize_model(m, quant_config=BaseQuantizeConfig(nbits=4, group_size=64, axis=1), compute_dtype=torch.float32, device="cpu")
+    AutoHQQHFModel.quantize_model(m, quant_config=BaseQuantizeConfig(nbits=bits, group_size=64, axis=1), compute_dtype=torch.float32, device="cpu")
     AutoHQQHFModel.save_to_safetensors(m, folder)
     with open(os.path.join(folder, "config.json")) as f:
         c = json.load(f)
@@ -227,7 +253,8 @@ CASES = {
     "fp8-deepseek": fp8, "gptq-8": gptq(8, True, "gptq"), "awq-gemm": gptq(4, False, "gemm", "awq"), "awq-gemv": awq_gemv, "fp8-blocks": fp8, "bnb-int8": int8,
     "ct-nvfp4": compressed("NVFP4A16"), "ct-mxfp4": compressed("MXFP4A16"), "ct-mxfp8": compressed("MXFP8A16"), "modelopt-nvfp4": modelopt("NVFP4_DEFAULT_CFG"),
     "modelopt-fp8": modelopt("FP8_DEFAULT_CFG"), "modelopt-int4-awq": modelopt("INT4_AWQ_CFG"), "torchao-int8": torchao("int8"), "torchao-int4": torchao("int4"),
-    "hqq-4": hqq,
+    "hqq-4": hqq(4), "hqq-3": hqq(3), "mlx-4": mlx(q_bits=4, q_group_size=64), "mlx-mixed": mlx(q_bits=3, q_group_size=32, quant_predicate=three_and_six),
+    "mlx-mxfp4": mlx(q_mode="mxfp4"),
     "bnb-nf4": four_bits("nf4", True), "bnb-fp4": four_bits("fp4", False),
 }
 
@@ -238,6 +265,7 @@ def logits(folder):
     os.makedirs(plain)
     with open(os.path.join(folder, "config.json")) as f:
         config = json.load(f)
+    config.pop("quantization", None)
     del config["quantization_config"]
     with open(os.path.join(plain, "config.json"), "w") as f:
         json.dump(config, f)
@@ -256,7 +284,7 @@ def main(names):
             if name == "fp8-deepseek":
                 deepseek(src)
             else:
-                base(src, 128 if name.startswith("awq") else 96)  # AutoAWQ takes rows 64 at a time
+                base(src, 128 if name.startswith(("awq", "mlx-4")) else 96)  # AutoAWQ takes rows 64 at a time; MLX leaves what is no whole group
             folder = os.path.join(tmp, name)
             os.makedirs(folder, exist_ok=True)
             library, within = CASES[name](src, folder)

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1"}
+TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U32": "<u4", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1"}
 E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -104,8 +104,20 @@ def module(t, name, config):
             z = z + 1 & (1 << bits) - 1
         g = has["g_idx"][1]
         return ((q - z[g]) * get("scales")[g]).T
+    if "scales" in has and has["scales"][0] == "U8":  # MLX's mxfp4
+        q = E2M1[bits_along(has["weight"][1], 4, 1)]
+        return q * np.repeat(powers(*has["scales"]), 32, 1)
+    if "scales" in has and "biases" in has:  # MLX
+        q, s, b = has["weight"][1], get("scales"), get("biases")
+        own = config.get(name, {})
+        group = own.get("group_size") or config["group_size"]
+        q = bits_along(q, q.shape[1] * 32 // (s.shape[1] * group), 1)
+        return np.repeat(s, group, 1) * q + np.repeat(b, group, 1)
     if "W_q" in has:
         bits, size = int(has["nbits"][1]), int(has["group_size"][1])
+        if bits == 3:  # ten in a word
+            q = np.concatenate([has["W_q"][1] >> 27 - 3 * i & 7 for i in range(10)]).astype(np.float32)[:len(has["scale"][1])]
+            return ((q - get("zero")) * get("scale")).reshape(has["shape"][1])
         q = np.concatenate([has["W_q"][1] >> 8 - bits - i * bits & (1 << bits) - 1 for i in range(8 // bits)]).astype(np.float32)
         return ((q - get("zero")) * get("scale")).reshape(has["shape"][1]) if q.shape[1] == size else None
     if "_weight_qdata" in has:

@@ -144,7 +144,7 @@ BLOCKS = {"q4_0": QUANT.Q4_0, "q4_1": QUANT.Q4_1, "q5_0": QUANT.Q5_0, "q5_1": QU
 BLOCKS |= {n: QUANT[n.upper()] for n in CODES}
 BYTES = {"q4_k": 144, "q5_k": 176, "q6_k": 210}
 HALVES = {"q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208]}
-ENUM = "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k mxfp4 nvfp4 {} u4_32 u4_128 u4_32_f32 u4_128_f32 u8_32 u8_128 u8_32_f32 u8_128_f32 f8_32 f8_128 i32 i64".format(" ".join(CODES)).split()
+ENUM = "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k mxfp4 nvfp4 {} u4_32 u4_128 u4_32_f32 u4_128_f32 u8_32 u8_128 u8_32_f32 u8_128_f32 f8_32 f8_128 nf4_32 nf4_64 fp4_32 fp4_64 u2_32 u2_128 u3_32 u3_128 m2_32 m2_64 m3_32 m3_64 m4_32 m4_64 m8_32 m8_64 i32 i64".format(" ".join(CODES)).split()
 
 
 def table_of(dtype):

@@ -11,11 +11,12 @@ import harness as H
 from code_blocks import CODES, MINS, blocks
 
 DTYPES = ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4", "nvfp4", *CODES,
-          "u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128", "nf4_32", "nf4_64", "fp4_32", "fp4_64"]
+          "u4_32", "u4_128", "u4_32_f32", "u4_128_f32", "u8_32", "u8_128", "u8_32_f32", "u8_128_f32", "f8_32", "f8_128", "nf4_32", "nf4_64", "fp4_32", "fp4_64",
+          "u2_32", "u2_128", "u3_32", "u3_128", "m2_32", "m2_64", "m3_32", "m3_64", "m4_32", "m4_64", "m8_32", "m8_64"]
 NUMBER = {n: i for i, n in enumerate(DTYPES)}  # formats/dtype.h, checked below
 SMALL = {"q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q8_0": 8, "q4_k": 4, "q5_k": 5, "q6_k": 6, "mxfp4": 4, "nvfp4": 4,
-         **{n: c[2] for n, c in CODES.items()}, **{n: int(n[1]) for n in DTYPES if n[0] == "u"}}
-GROUPS = ["u4_32", "u4_128_f32", "u4_128", "u8_32_f32", "u8_128", "f8_32", "f8_128", "nf4_64", "fp4_32"]  # the others differ in one thing from one of these
+         **{n: c[2] for n, c in CODES.items()}, **{n: int(n[1]) for n in DTYPES if n[0] == "u" or (n[0] == "m" and n != "mxfp4")}}
+GROUPS = ["u4_32", "u4_128_f32", "u4_128", "u8_32_f32", "u8_128", "f8_32", "f8_128", "nf4_64", "fp4_32", "u2_128", "u3_32", "m4_64", "m3_64", "m8_32"]  # the others differ in one thing from one of these
 CODE_SAMPLE = ["q2_k", "q3_k", "iq4_nl", "iq3_s", "iq1_m"]  # the others: iq4_xs, iq2_s have what two of these have
 # Compiling is what takes time: v4 as this machine has it, its portable definition elsewhere (and once more below)
 TARGETS = [t for t in H.TARGETS if t != "v4p" or "v4" not in H.TARGETS]
@@ -75,10 +76,10 @@ class Weights:
 
     def _all_extreme(self, rng):
         """Elements at the ends of their range: row 0 all lowest, row 1 all highest, the others either."""
-        if self.dtype[0] == "u":  # scale, zero point, codes
-            columns, head = int(self.dtype.split("_")[1]), 5 if self.dtype.endswith("f32") else 3
+        if self.dtype[0] in "um" and self.dtype != "mxfp4":  # scale, zero point or minimum, codes
+            columns, head = int(self.dtype.split("_")[1]), 8 if self.dtype[0] == "m" else 5 if self.dtype.endswith("f32") else 3
             b = self.file.reshape(self.rows, -1, head + columns * SMALL[self.dtype] // 8)
-            b[:, :, head:] = rng.choice([0, 0xff] if SMALL[self.dtype] == 8 else [0, 0x0f, 0xf0, 0xff], b[:, :, head:].shape)
+            b[:, :, head:] = rng.choice([0, 0xff] if SMALL[self.dtype] != 4 else [0, 0x0f, 0xf0, 0xff], b[:, :, head:].shape)
             b[0, :, head:], b[1, :, head:] = 0, 0xff
             return
         block = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "q4_k": 144, "q5_k": 176, "q6_k": 210, "mxfp4": 17, "nvfp4": 40}[self.dtype]

@@ -170,6 +170,52 @@ groups_have_their_values(void **state)
 	}
 }
 
+/* Groups of other bits and of minima: one bit at a time, where templates/common/llmc_groups.h says that it stands, and back */
+static void
+bits_of_groups_have_their_places(void **state)
+{
+	(void)state;
+	for (Dtype d = DT_U2_32; d <= DT_M8_64; d++) {
+		const DtypeGroup g = dtype_group(d);
+		const int head = g.scale_bytes + g.zero_bytes;
+		const float scale = 0.5f, least = -2.25f;
+		const uint16_t half = 0x3800;
+		float y[128], x[128];
+
+		assert_int_equal(g.zero_bytes, dtype_text(d)[0] == 'm' ? 4 : 1);
+		for (int i = 0; i < g.columns; i++)
+			for (int bit = 0; bit < g.bits; bit++) {
+				uint8_t b[80] = { 0 };
+				memcpy(b, g.scale_bytes == 2 ? (const void *)&half : (const void *)&scale, (size_t)g.scale_bytes);
+				if (g.zero_bytes == 4)
+					memcpy(b + 4, &least, 4);
+				else
+					b[2] = 1;
+				const int piece = i / 32, at = i % 32;
+				if (g.bits == 8)
+					b[head + i] = (uint8_t)(1 << bit);
+				else if (g.bits == 4)
+					b[head + piece * 16 + at % 16] = (uint8_t)(1 << (bit + at / 16 * 4));
+				else if (bit < 2)
+					b[head + piece * 8 + at / 16 * 4 + at % 4] = (uint8_t)(1 << (bit + at % 16 / 4 * 2));
+				else
+					b[head + g.columns / 4 + piece * 4 + at % 4] = (uint8_t)(1 << at / 4);
+				dequant_row(d, b, y, g.columns);
+				for (int k = 0; k < g.columns; k++)
+					assert_true(y[k] == scale * (float)(k == i ? 1 << bit : 0) + (g.zero_bytes == 4 ? least : -scale));
+			}
+		uint8_t all[80];
+		for (int i = 0; i < g.columns; i++) /* all codes */
+			x[i] = 0.25f * (float)(i * 7 % (1 << g.bits)) - (g.zero_bytes == 4 ? 1 : 0.25f);
+		x[0] = 0.25f * (float)((1 << g.bits) - 1) - (g.zero_bytes == 4 ? 1 : 0.25f);
+		x[1] = g.zero_bytes == 4 ? -1 : -0.25f;
+		assert_true(quant_row(d, x, all, g.columns));
+		dequant_row(d, all, y, g.columns);
+		for (int i = 0; i < g.columns; i++)
+			assert_true(fabsf(y[i] - x[i]) < 1e-5f);
+	}
+}
+
 /* E2M1 by its definition, every code in every place; scales by theirs; and back */
 static void
 floats_of_four_bits_have_their_values(void **state)
@@ -364,7 +410,7 @@ main(void)
 		cmocka_unit_test(quantised_values_stay_near),
 		cmocka_unit_test(noise_has_the_size_that_is_asked_for),
 		cmocka_unit_test(integers_become_floats),
-		cmocka_unit_test(groups_have_their_values),
+		cmocka_unit_test(groups_have_their_values), cmocka_unit_test(bits_of_groups_have_their_places),
 		cmocka_unit_test(floats_of_four_bits_have_their_values),
 		cmocka_unit_test(dtype_table_answers),
 	};
