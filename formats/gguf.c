@@ -207,19 +207,21 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 	}
 	if (!take(c, &t->ggml_type, sizeof t->ggml_type) || !take(c, offset, sizeof *offset))
 		return truncated(g, c, "the record of tensor", i, err);
-	t->dtype = t->ggml_type == GGML_NVFP4 ? DT_NVFP4 : dtype_from_ggml(t->ggml_type);
+	const SchemeGgml *other = scheme_ggml(t->ggml_type);
+	t->dtype = other ? other->dtype : dtype_from_ggml(t->ggml_type);
 	if (t->dtype == DT_NONE)
 		return LLMC_OK;
 	for (int d = 1; d < 4; d++)
 		if (__builtin_mul_overflow(rows, t->dim[d], &rows))
 			goto overflow;
-	if (t->dim[0] % dtype_info(t->dtype)->block_elems)
+	const int elems = other ? other->elems : dtype_info(t->dtype)->block_elems;
+	if (t->dim[0] % elems)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: tensor %s: rows of %" PRId64 " elements are no whole number of %s blocks of %d",
-		                 g->file, name.s, t->dim[0], dtype_text(t->dtype), dtype_info(t->dtype)->block_elems);
+		                 g->file, name.s, t->dim[0], other ? ggml_type_name(t->ggml_type) : dtype_text(t->dtype), elems);
 	t->bytes = dtype_row_bytes(t->dtype, t->dim[0]);
-	if (t->ggml_type == GGML_NVFP4)
-		t->bytes = t->dim[0] / dtype_info(DT_NVFP4)->block_elems * GGML_NVFP4_BYTES;
+	if (other && t->bytes >= 0)
+		t->bytes = t->dim[0] / other->elems * other->bytes;
 	if (t->bytes < 0 || __builtin_mul_overflow(t->bytes, rows, &t->bytes))
 		goto overflow;
 	return LLMC_OK;
@@ -294,9 +296,9 @@ read_tensors(Gguf *g, Cursor *c, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* NVFP4 X.weight takes its factor, X.scale, and leaves X.input_scale, which is of activations; both go from the list. */
+/* Matrices whose rows are made. NVFP4 X.weight takes its factor, X.scale, and leaves X.input_scale, which is of activations; both go from the list. */
 static llmc_status
-make_nvfp4(Gguf *g, llmc_error *err)
+make_matrices(Gguf *g, llmc_error *err)
 {
 	size_t kept = 0;
 	bool *gone = NEW(&g->arena, bool, g->n_tensor + 1);
@@ -304,15 +306,18 @@ make_nvfp4(Gguf *g, llmc_error *err)
 	for (size_t i = 0; i < g->n_tensor; i++) {
 		GgufTensor *t = &g->tensor[i];
 		const size_t n = strlen(t->name), tail = strlen("weight");
+		const int64_t rows = t->dim[1] * t->dim[2] * t->dim[3];
+		if (scheme_ggml(t->ggml_type) && rows > 0)
+			t->made = scheme_of_ggml(&g->arena, t->ggml_type, t->data, rows, t->dim[0], NULL, 1);
 		if (t->ggml_type != GGML_NVFP4 || n < tail || strcmp(t->name + n - tail, "weight") != 0)
 			continue;
 		const char *base = arena_strndup(&g->arena, t->name, n - tail);
 		const GgufTensor *scale = gguf_tensor(g, arena_printf(&g->arena, "%sscale", base)), *input = gguf_tensor(g, arena_printf(&g->arena, "%sinput_scale", base));
-		const int64_t rows = t->dim[1] * t->dim[2] * t->dim[3], factors = scale ? scale->dim[0] * scale->dim[1] * scale->dim[2] * scale->dim[3] : 1;
+		const int64_t factors = scale ? scale->dim[0] * scale->dim[1] * scale->dim[2] * scale->dim[3] : 1;
 		if (scale && (scale->dtype != DT_F32 || factors < 1 || (factors != 1 && factors != t->dim[2] * t->dim[3])))
 			return error_set(err, LLMC_E_INPUT, "%s: tensor %s: one factor of F32 is expected, or one of each expert", g->file, name_text(scale->name, strlen(scale->name)).s);
 		if (rows > 0)
-			t->made = scheme_of_ggml_nvfp4(&g->arena, t->data, rows, t->dim[0], scale ? scale->data : NULL, factors);
+			t->made = scheme_of_ggml(&g->arena, t->ggml_type, t->data, rows, t->dim[0], scale ? scale->data : NULL, factors);
 		if (scale)
 			gone[scale - g->tensor] = true;
 		if (input)
@@ -411,7 +416,7 @@ gguf_finish(Gguf **out, llmc_error *err)
 	if (setjmp(g->arena.oom))
 		status = error_set(err, LLMC_E_MEMORY, "%s: out of memory while reading the header", g->file);
 	else
-		status = make_nvfp4(g, err);
+		status = make_matrices(g, err);
 	if (status != LLMC_OK) {
 		gguf_close(g);
 		*out = NULL;

@@ -47,7 +47,8 @@ typedef struct SchemeMatrix {
 	const uint8_t *range;               /* F32 [row, group, 2]: the least and the largest value, which give scale and zero point; NULL: planes do (FastLLM) */
 	const SchemeFlat *flat;             /* codes without rows; NULL: planes */
 	const SchemeHqq *hqq;               /* groups without rows */
-	const uint8_t *ggml_nvfp4;          /* blocks of a GGUF: scheme_of_ggml_nvfp4 */
+	const uint8_t *ggml;                /* blocks of a GGUF, of the type ggml_type: scheme_of_ggml */
+	uint32_t       ggml_type;
 	const uint8_t *ggml_scale;          /* F32 [n_ggml_scale], each of so many rows; NULL: 1 */
 	int64_t     n_ggml_scale;
 	SchemePlane code, scale, zero;
@@ -76,10 +77,17 @@ llmc_status schemes_open(Arena *a, const char *config, size_t n, Schemes **out, 
 enum { SCHEME_MAX_PARTS = 24 };
 llmc_status scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const void *user, SchemeMatrix **out,
                           const char **made, const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err);
-/* NVFP4 of a GGUF, whose factor of the tensor, or of each expert, is a tensor of its own: scale, F32 [n], n a divisor of rows; NULL: it is 1. cols is a
- * multiple of 64, data has rows * cols / 64 * GGML_NVFP4_BYTES bytes. */
-enum { GGML_NVFP4 = 40, GGML_NVFP4_BYTES = 36 };
-SchemeMatrix *scheme_of_ggml_nvfp4(Arena *a, const void *data, int64_t rows, int64_t cols, const void *scale, int64_t n);
+/* Types of GGUF whose blocks become those of another type: NVFP4; Q1_0, signs of one f16; Q2_0, (code - 1) times one */
+enum { GGML_NVFP4 = 40, GGML_Q1_0 = 41, GGML_Q2_0 = 42 };
+typedef struct SchemeGgml {
+	uint32_t type;
+	Dtype    dtype;        /* what rows are made of */
+	int      elems, bytes; /* of a block of the file */
+} SchemeGgml;
+const SchemeGgml *scheme_ggml(uint32_t type); /* NULL: another type */
+/* cols is a multiple of a block, data has rows of such. NVFP4: the factor of the tensor, or of each expert, is a tensor of its own: scale, F32 [n], n a
+ * divisor of rows; NULL: it is 1. */
+SchemeMatrix *scheme_of_ggml(Arena *a, uint32_t type, const void *data, int64_t rows, int64_t cols, const void *scale, int64_t n);
 /* Row `row` as blocks of the matrix's type: dtype_row_bytes(m->dtype, m->cols) bytes. Any thread. false: a scale is NaN or infinite. */
 bool        scheme_row(const SchemeMatrix *m, int64_t row, void *dst);
 /* The matrix that has order or factor, as it is multiplied by: row `row` in fp32, columns in their places. false: as above */

@@ -41,6 +41,7 @@ llmc_status scheme_flat(const Fit *f, SchemeMatrix *m);
 llmc_status scheme_hqq(const Fit *f, SchemeMatrix *m);
 bool        scheme_hqq_row(const SchemeMatrix *m, int64_t row, void *dst);
 float       scheme_number(const char *type, const uint8_t *data, int64_t i); /* of F16, BF16, F32 */
+bool        scheme_ggml_row(const SchemeMatrix *m, int64_t row, uint8_t *to); /* and of a GGUF */
 bool        scheme_flat_row(const SchemeMatrix *m, int64_t row, void *dst); /* scheme_row of such */
 
 #endif

@@ -218,40 +218,11 @@ scheme_row_f32(const SchemeMatrix *m, int64_t row, float *to)
 	return true;
 }
 
-SchemeMatrix *
-scheme_of_ggml_nvfp4(Arena *a, const void *data, int64_t rows, int64_t cols, const void *scale, int64_t n)
-{
-	SchemeMatrix *m = NEW(a, SchemeMatrix, 1);
-
-	*m = (SchemeMatrix){ .dtype = DT_NVFP4, .rows = rows, .cols = cols, .ggml_nvfp4 = data, .ggml_scale = scale, .n_ggml_scale = n };
-	return m;
-}
-
-/* A block of a GGUF: four scales without a sign, of which 0x7f is 0; then 8 bytes for each, low nibbles its first 8 columns, high ones its last 8 */
-static bool
-ggml_nvfp4_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
-{
-	const uint8_t *b = m->ggml_nvfp4 + row * (m->cols / 64) * GGML_NVFP4_BYTES;
-	float whole = 1;
-
-	if (m->ggml_scale)
-		memcpy(&whole, m->ggml_scale + 4 * (row / (m->rows / m->n_ggml_scale)), 4);
-	for (int64_t k = 0; k < m->cols; k += 64, b += GGML_NVFP4_BYTES, to += 40) {
-		memcpy(to, &whole, 4);
-		for (int j = 0; j < 4; j++)
-			to[4 + j] = (b[j] & 0x7f) == 0x7f ? 0 : b[j] & 0x7f;
-		memset(to + 8, 0, 32);
-		for (int i = 0; i < 64; i++)
-			llmc_group_put(to + 8, 64, 4, i, b[4 + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15);
-	}
-	return isfinite(whole);
-}
-
 bool
 scheme_row(const SchemeMatrix *m, int64_t row, void *dst)
 {
-	if (m->ggml_nvfp4)
-		return ggml_nvfp4_row(m, row, dst);
+	if (m->ggml)
+		return scheme_ggml_row(m, row, dst);
 	if (m->flat)
 		return scheme_flat_row(m, row, dst);
 	if (m->hqq)

@@ -190,7 +190,10 @@ tensor(Check *c, const TensorRule *r, const char *role, int layer, int expert, i
 		return;
 	}
 	if (t->dtype == DT_NONE || t->dtype == DT_I32 || t->dtype == DT_I64) {
-		err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is stored as %s, which llmc does not read", c->s->path, name, t->dtype == DT_NONE ? t->dtype_name : dtype_text(t->dtype));
+		const char *type = t->dtype == DT_NONE ? t->dtype_name : dtype_text(t->dtype);
+		const bool sums = strcmp(type, "Q8_K") == 0 || strcmp(type, "Q8_1") == 0;
+		err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is stored as %s, %s", c->s->path, name, type,
+		       sums ? "which ggml has for what meets weights, not for weights: the file was not made by its tools" : "which llmc does not read");
 		return;
 	}
 	bool bias = strcmp(suffix, ".bias") == 0;

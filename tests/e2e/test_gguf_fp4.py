@@ -1,4 +1,4 @@
-"""GGUF's MXFP4 and NVFP4: a model whose matrices have any codes and scales, against the same one with the values written out by their definition."""
+"""GGUF's MXFP4 and NVFP4, and Q1_0 and Q2_0, which the gguf package lacks: a model whose matrices have any codes and scales, against the same one with the values written out by their definition."""
 import os
 import struct
 import subprocess
@@ -11,7 +11,7 @@ from golden_run import LLMC, ROOT
 
 SOURCE = os.path.join(ROOT, "tests", "golden", "gguf", "llama-q4_k.gguf")  # rows of 256
 LEVELS = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-F32, MXFP4, NVFP4 = 0, 39, 40
+F32, Q8_K, MXFP4, NVFP4, Q1_0, Q2_0 = 0, 15, 39, 40, 41, 42
 
 
 def write(path, source, tensors):
@@ -39,6 +39,49 @@ def nvfp4(rng, rows, cols):
     d = np.where((s == 0) | (s == 0x7f), 0, np.exp2((s >> 3) - 7.0) * (1 + (s & 7) / 8))
     raw = np.concatenate([s.astype(np.uint8), (q[..., :8] | q[..., 8:] << 4).astype(np.uint8).reshape(rows, -1, 32)], -1)
     return raw.tobytes(), (LEVELS[q] * d[..., None]).reshape(rows, cols).astype(np.float32)
+
+
+def few_bits(bits, group):
+    """An f16, then codes with the lowest first: of one bit the sign, of two the number + 1"""
+    def make(rng, rows, cols):
+        q, d = rng.integers(0, 1 << bits, (rows, cols // group, group)).astype(np.uint8), rng.uniform(0.01, 0.05, (rows, cols // group, 1)).astype(np.float16)
+        fields = q.reshape(rows, cols // group, -1, 8 // bits) << np.arange(0, 8, bits, dtype=np.uint8)
+        raw = np.concatenate([d.view(np.uint8), np.bitwise_or.reduce(fields, -1)], -1)
+        return raw.tobytes(), ((2.0 * q - 1 if bits == 1 else q - 1.0) * d.astype(np.float64)).reshape(rows, cols).astype(np.float32)
+    return make
+
+
+def few_bits_model(kind=None):
+    rng, few, plain = np.random.default_rng(4), [], []
+    for t in gguf.GGUFReader(SOURCE).tensors:
+        dims, values = [int(n) for n in t.shape], gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
+        made = (Q1_0, few_bits(1, 128)) if "ffn" in t.name else (Q2_0, few_bits(2, 64))
+        raw = values.tobytes()
+        if len(dims) == 2:
+            raw, values = made[1](rng, dims[1], dims[0])
+        few.append((t.name, dims, (kind or made[0]) if len(dims) == 2 else F32, raw))
+        plain.append((t.name, dims, F32, np.ascontiguousarray(values, np.float32).tobytes()))
+    return few, plain
+
+
+def test_one_and_two_bits(tmp_path):
+    """Embedding and head too"""
+    few, plain = few_bits_model()
+    write(tmp_path / "few.gguf", SOURCE, few)
+    write(tmp_path / "plain.gguf", SOURCE, plain)
+    want, err = run(tmp_path / "plain.gguf", tmp_path, "--device", "ref")
+    assert want is not None, err
+    for args, within in ((["--device", "ref"], 1e-5), ([], 1e-3)):
+        got, err = run(tmp_path / "few.gguf", tmp_path, *args)
+        assert got is not None and "warning" not in err, err
+        assert np.abs(got - want).max() <= within * np.ptp(want)
+
+
+def test_what_ggml_has_for_activations_is_no_weight(tmp_path):
+    few, _ = few_bits_model(Q8_K)
+    write(tmp_path / "few.gguf", SOURCE, [(n, d, k, raw + b"\0" * 40000) for n, d, k, raw in few])
+    got, err = run(tmp_path / "few.gguf", tmp_path, "--device", "ref")
+    assert got is None and "is stored as Q8_K, which ggml has for what meets weights" in err, err
 
 
 def model(change=lambda name, raw: raw, factor=lambda name, f: f):
