@@ -1,13 +1,10 @@
 /* Many tokens on AMX: a tile register has 16 rows of 64 bytes, and one instruction multiplies up to 16 tokens by 16 rows of weights.
- * It takes the place of tile_dot (cpu_tile.h), with an unpacking of its own and the same sums in the same order.
+ * Here integers of block formats; it takes the place of tile_dot (cpu_tile.h), with an unpacking of its own and the same sums in the same
+ * order. Products of bf16 are in cpu_amx_bf16.h.
  *
- *   int8, block formats     tdpbssd over the 32 columns of a block (16 where a block has two scales): exact integers of T tokens x 16
- *                           rows, stored, and scaled by AVX-512 as everywhere: the same bits as v4. Activations of 16 bits are two signed
- *                           digits, hi and lo of cpu_quant.h, each with sums of its own; 256 hi + lo is what v4's words give.
- *   bf16, block formats     beside plain activations (bf16) the integers of a block are exact in bf16: tdpbf16ps, stored, and scaled by
- *                           one fma a result, without a conversion or a scale of the activations. Integers become bf16 by a look-up.
- *   bf16, 16-bit weights    tdpbf16ps over all columns in the accumulators. Activations are two parts, x = hi + lo, each rounded to
- *                           bf16: relative error 2^-17 an element. Weights of f16 are two parts as well, exactly; lo x lo is left out.
+ *   tdpbssd over the 32 columns of a block (16 where a block has two scales): exact integers of T tokens x 16 rows, stored, and scaled by
+ *   AVX-512 as everywhere: the same bits as v4. Activations of 16 bits are two signed digits, hi and lo of cpu_quant.h, each with sums of its
+ *   own; 256 hi + lo is what v4's words give.
  *
  *   step i      tiles: load A, B of piece i + 2, dot         |  tiles of piece i + 1, stored  --> ring of two results
  *               vectors: results of piece i, scaled, added to 16 sums in registers            <--
@@ -16,13 +13,10 @@
  *
  * A tile instruction takes max(rows of A, rows of B) cycles however few columns there are, a store or load of a tile 14 or 7. A piece of 16
  * tokens x 16 rows x 32 columns needs 48 fp32 multiplications and conversions, one a cycle beside tiles, 2 stores and 2 dots (8 bits: 1 and 1): at
- * least 48 cycles, of which dots are 32 (16). Of bf16 it needs 16 fma, which run beside the dot; loads and the store take what is
- * left of 31 cycles measured for it all in one loop. With everything around it a piece of Q4_0 takes 121 cycles of 3.05 GHz with 16 bits, 95 with 8, 78 in
- * bf16 (8192 x 2048, 256 tokens), of 16-bit weights 59 in each part.
+ * least 48 cycles, of which dots are 32 (16). With everything around it a piece of Q4_0 takes 121 cycles of 3.05 GHz with 16 bits, 95 with 8
+ * (8192 x 2048, 256 tokens).
  *
- * Order of summation: cpu_stream.h for integers. Floats: over blocks of 32 columns in order, of each hi w, lo w (f16: then hi w_lo), in the
- * order of the instruction, for block formats then D = fma(dot, w.d, D), M = fma(w.min, sum of x, M), D + M; any number of tokens goes this way,
- * so that decode has it too.
+ * Order of summation: cpu_stream.h.
  *
  * The process has the system's permission before a kernel runs (runtime/cpu/isa.c). Tiles are configured for a call and released after. */
 #ifndef LLMC_CPU_AMX_H
@@ -31,7 +25,10 @@
 #include "common/cpu_tile.h"
 
 #if defined(LLMC_TILES)
-enum { AMX_T = 16, AMX_B = 16 };        /* tokens, and rows of B, of a tile at most */
+enum {
+	AMX_T = 16, AMX_B = 16,     /* tokens, and rows of B, of a tile at most */
+	AMX_STEPS = 8,              /* vectors of integers that a block of a group becomes */
+};
 
 typedef struct amx_config {
 	uint8_t  palette, start, none[14];
@@ -40,6 +37,8 @@ typedef struct amx_config {
 } amx_config;
 
 #define AMX_LOAD(r, p, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride)) : "memory")
+/* past the nearest cache: what is met once, beside what is met again and again */
+#define AMX_PASS(r, p, stride) __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride)) : "memory")
 #define AMX_STORE(r, p, stride) __asm__ volatile("tilestored %%tmm" #r ", (%0,%1,1)" ::"r"(p), "r"((int64_t)(stride)) : "memory")
 #define AMX_ZERO(r) __asm__ volatile("tilezero %tmm" #r)
 #define AMX_INT8(c, a, b) __asm__ volatile("tdpbssd %tmm" #b ", %tmm" #a ", %tmm" #c)
@@ -65,128 +64,26 @@ amx_end(void)
 }
 
 /* --- sizes ------------------------------------------------------------------------------------------------------------- */
-/* of bf16 that a weight becomes */
-LLMC_INLINE int
-amx_parts(const Product p)
-{
-	return p.w.bits == 16 && !p.w.brain ? 2 : 1;
-}
-
-/* vectors that a block of 32 columns becomes in each group */
-LLMC_INLINE int
-amx_steps(const Product p)
-{
-	return act_is_bf16(p) ? AMX_B * amx_parts(p) : 8;
-}
-
 LLMC_INLINE int
 amx_chunk(const Product p)
 {
-	const int most = TILE_VECTORS / (TILE_H * amx_steps(p)), all = p_blocks(p), chunks = (all + most - 1) / most;
+	const int most = TILE_VECTORS / (TILE_H * AMX_STEPS), all = p_blocks(p), chunks = (all + most - 1) / most;
 
 	return (all + chunks - 1) / chunks;
 }
 
-/* two columns as bf16, side by side in each row */
-LLMC_INLINE vi
-amx_pair(vf even, vf odd)
-{
-	typedef uint16_t words __attribute__((vector_size(64)));
-	const words pairs = { 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31 };
-
-	return (vi)_mm512_permutexvar_epi16((__m512i)pairs, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
-}
-
 /* --- unpacking: tile_weights of [group][block] -------------------------------------------------------------------------- */
-LLMC_INLINE void
-amx_unpack_floats(const Product p, const uint8_t *group, int block, vi *o)
-{
-	typedef uint16_t words __attribute__((vector_size(64)));
-	const words pairs = { 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31 };
-
-	LLMC_UNROLL
-	for (int i = 0; i < AMX_B; i++) {
-		const int64_t col = (int64_t)block * 32 + 2 * i;
-		if (p.w.brain) {
-			o[i] = (vi)_mm512_permutexvar_epi16((__m512i)pairs, (__m512i)vi_load(group + col * 2 * VL));
-			continue;
-		}
-		if (p.w.bits < 16) { /* codes of floats: rounded */
-			o[i] = amx_pair(w_column(p.w, group, col), w_column(p.w, group, col + 1));
-			continue;
-		}
-		vi upper = vi_all((int32_t)0xffff0000), x = (vi)w_column(p.w, group, col), y = (vi)w_column(p.w, group, col + 1);
-		vi x_lo = (vi)((vf)x - (vf)(x & upper)), y_lo = (vi)((vf)y - (vf)(y & upper));
-		typedef uint32_t unsigneds __attribute__((vector_size(64)));
-		o[i] = (vi)((unsigneds)x >> 16) | (y & upper);
-		o[AMX_B + i] = (vi)((unsigneds)x_lo >> 16) | (y_lo & upper);
-	}
-}
-
-/* What an element of a block is as bf16, exactly, by its lower 5 bits; 6 bits: the upper half of them behind */
-LLMC_INLINE void
-amx_table(const Product p, vi table[2])
-{
-	const vi lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
-
-	for (int i = 0; i < 2; i++) {
-		vi q = lane + vi_all(32 * i - w_offset(p.w)), next = q + vi_all(w_width(p.w) == 4 ? 0 : 16);
-		table[i] = (vi)_mm512_cvtne2ps_pbh((__m512)vf_of_vi(next), (__m512)vf_of_vi(q));
-	}
-}
-
-/* A block's elements as bf16, unscaled: vector 2 i is columns 4 i and 4 i + 2, vector 2 i + 1 the two others */
-LLMC_INLINE void
-amx_unpack_block(const Product p, const w_at k, const vi table[2], vi *o)
-{
-	const __m512i t0 = (__m512i)table[0], t1 = (__m512i)table[1];
-
-	LLMC_EACH(i, 8, 8) {
-		if (w_width(p.w) > 6) { /* 256 + q of bits, less 256 and the offset; what is exact is cut, not rounded */
-			const vi pick = vi_all(0xff << 15), base = vi_all(0x43800000), upper = vi_all((int32_t)0xffff0000);
-			const vf less = vf_set1((float)(256 + w_offset(p.w)));
-			vi q = w_bytes(p.w, k, i), v[4];
-			LLMC_EACH(j, 4, 4) {
-				vi at = j == 0 ? q << 15 : j == 1 ? q << 7 : j == 2 ? q >> 1 : q >> 9;
-				v[j] = (vi)((vf)_mm512_ternarylogic_epi32((__m512i)at, (__m512i)pick, (__m512i)base, 0xea) - less);
-			}
-			o[2 * i] = (vi)_mm512_srli_epi32((__m512i)v[0], 16) | (v[2] & upper);
-			o[2 * i + 1] = (vi)_mm512_srli_epi32((__m512i)v[1], 16) | (v[3] & upper);
-			continue;
-		}
-		/* the table does not look at what lies above 5 bits (6), and of 4 bits it holds all twice */
-		vi q = w_width(p.w) == 4 ? vi_load(k.quant + 4 * VL * (i & 3)) >> (i < 4 ? 0 : 4) : w_bytes(p.w, k, i);
-		if (p.w.bits == 6) {
-			o[2 * i] = (vi)_mm512_permutex2var_epi16(t0, (__m512i)q, t1);
-			o[2 * i + 1] = (vi)_mm512_permutex2var_epi16(t0, (__m512i)(q >> 8), t1);
-		} else {
-			o[2 * i] = (vi)_mm512_permutexvar_epi16((__m512i)q, t0);
-			o[2 * i + 1] = (vi)_mm512_permutexvar_epi16((__m512i)(q >> 8), t0);
-		}
-	}
-}
-
 LLMC_INLINE void
 amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile_weights *o)
 {
 	typedef uint8_t bytes __attribute__((vector_size(64)));
 	const int64_t group = w_group_bytes(p.w, p.cols);
-	const int steps = amx_steps(p);
-	vi table[2];
 
-	if (act_blocks(p))
-		amx_table(p, table);
 	for (int h = 0; h < groups; h++)
 		for (int b = 0; b < n; b++) {
-			vi *to = o->q + (h * n + b) * steps;
-			if (w_is_float(p.w)) {
-				amx_unpack_floats(p, w + h * group, first + b, to);
-				continue;
-			}
+			vi *to = o->q + (h * n + b) * AMX_STEPS;
 			w_at k = w_block(p.w, w + h * group, first + b);
-			if (act_blocks(p))
-				amx_unpack_block(p, k, table, to);
-			else LLMC_EACH(i, 8, 8)
+			LLMC_EACH(i, 8, 8)
 				to[i] = (vi)((bytes)w_bytes(p.w, k, i) - (bytes)vi_all((int32_t)((uint32_t)w_offset(p.w) * 0x1010101u)));
 			LLMC_EACH(s, p.w.halves, 2)
 				o->scale[(h * n + b) * p.w.halves + s] = w_scale(p.w, k, s);
@@ -196,13 +93,11 @@ amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile
 }
 
 /* --- blocks --------------------------------------------------------------------------------------------------------------- */
-/* sum += float(256 hi + lo) * d * scale, in v4's order: rounded after each. No digits: sum += hi * scale */
+/* sum += float(256 hi + lo) * d * scale, in v4's order: rounded after each */
 #define AMX_ADD(digits, sum, hi, lo, d, scale, up)                                                                            \
 	do {                                                                                                                  \
 		vi x_;                                                                                                        \
-		if (digits == 0)                                                                                              \
-			__asm__ volatile("vfmadd231ps %[h], %[s], %[a]" : [a] "+v"(sum) : [h] "m"(hi), [s] "v"(scale));       \
-		else if (digits == 2)                                                                                         \
+		if (digits == 2)                                                                                         \
 			__asm__ volatile("vmovdqa32 %[h], %[x]\n\tvpshufb %[u], %[x], %[x]\n\tvpaddd %[l], %[x], %[x]\n\t"    \
 			                 "vcvtdq2ps %[x], %[x]\n\tvmulps %[m]%{1to16%}, %[x], %[x]\n\t"                       \
 			                 "vfmadd231ps %[x], %[s], %[a]"                                                       \
@@ -217,14 +112,11 @@ amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile
 /* The next piece into results c0 (hi, or all) and c1 (lo) */
 #define AMX_DOT(c0, c1)                                                                                                      \
 	do {                                                                                                                 \
-		const uint8_t *x_ = x + (size_t)(dot / halves) * (size_t)(T * block) + dot % halves * (digits ? 16 : 32);    \
+		const uint8_t *x_ = x + (size_t)(dot / halves) * (size_t)(T * block) + dot % halves * 16;                     \
 		AMX_LOAD(6, q, 64);                                                                                          \
 		AMX_LOAD(4, x_, block);                                                                                      \
 		AMX_ZERO(c0);                                                                                                \
-		if (digits == 0)                                                                                             \
-			AMX_BF16(c0, 4, 6);                                                                                  \
-		else                                                                                                         \
-			AMX_INT8(c0, 4, 6);                                                                                  \
+		AMX_INT8(c0, 4, 6);                                                                                          \
 		if (digits == 2) {                                                                                           \
 			AMX_LOAD(5, x_ + 32, block);                                                                         \
 			AMX_ZERO(c1);                                                                                        \
@@ -284,8 +176,8 @@ LLMC_INLINE void
 amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int first, int n, const act_rows *a, int tiles, tile_sums *sum,
            tile_ahead *ahead)
 {
-	const int halves = p.w.halves, block = act_block_bytes(p), digits = act_blocks(p) ? 0 : p.act_bits / 8;
-	const int step = amx_steps(p) / halves, pieces = n * halves;
+	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8;
+	const int step = AMX_STEPS / halves, pieces = n * halves;
 	const vi up = (vi){ 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80, 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80,
 		0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80, 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80 };
 	_Alignas(64) vi result[2][2][AMX_T];
@@ -330,72 +222,19 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 /* A function of its own for each number of tokens of a tile (AMX_EACH, cpu_matmul.h) */
 typedef void amx_fn(const tile_weights *w, int groups, int first, int n, const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead);
 
-/* --- floats -------------------------------------------------------------------------------------------------------------- */
-/* A of part `part` of the activations of tiles x0 and x1, with weights in registers 6 and 7 */
-#define AMX_FLOATS(part)                                         \
-	do {                                                     \
-		AMX_LOAD(4, x0 + (part), row);                   \
-		AMX_BF16(0, 4, 6);                               \
-		AMX_BF16(1, 4, 7);                               \
-		if (two) {                                       \
-			AMX_LOAD(5, x1 + (part), row);           \
-			AMX_BF16(2, 5, 6);                       \
-			AMX_BF16(3, 5, 7);                       \
-		}                                                \
-	} while (0)
-
-/* A chunk's products of both groups with the tiles from `tile` on, two or one */
-LLMC_INLINE void
-amx_floats(const Product p, const int two, const tile_weights *w, int first, int n, const act_rows *a, int tile, tile_sums *sum, tile_ahead *ahead)
-{
-	const int row = act_block_bytes(p);
-	const size_t block = (size_t)(a->tile * row);
-	const uint8_t *x0 = a->q + (size_t)(tile * a->tile) * (size_t)act_row_bytes(p) + (size_t)first * block;
-	const uint8_t *x1 = x0 + (size_t)a->tile * (size_t)act_row_bytes(p);
-	const int steps = amx_steps(p);
-	tile_sum *const c0 = sum->d + tile * AMX_T, *const c1 = c0 + AMX_T;
-
-	AMX_LOAD(0, &c0->v[0], sizeof *c0);
-	AMX_LOAD(1, &c0->v[1], sizeof *c0);
-	if (two) {
-		AMX_LOAD(2, &c1->v[0], sizeof *c1);
-		AMX_LOAD(3, &c1->v[1], sizeof *c1);
-	}
-	for (int b = 0; b < n; b++, x0 += block, x1 += block) {
-		const vi *q0 = w->q + b * steps, *q1 = q0 + n * steps;
-		tile_fetch(p, ahead);
-		AMX_LOAD(6, q0, 64);
-		AMX_LOAD(7, q1, 64);
-		AMX_FLOATS(0);
-		if (!p.act_plain)
-			AMX_FLOATS(64);
-		if (amx_parts(p) == 2) {
-			AMX_LOAD(6, q0 + AMX_B, 64);
-			AMX_LOAD(7, q1 + AMX_B, 64);
-			AMX_FLOATS(0);
-		}
-	}
-	AMX_STORE(0, &c0->v[0], sizeof *c0);
-	AMX_STORE(1, &c0->v[1], sizeof *c0);
-	if (two) {
-		AMX_STORE(2, &c1->v[0], sizeof *c1);
-		AMX_STORE(3, &c1->v[1], sizeof *c1);
-	}
-}
-
 /* --- all of it ------------------------------------------------------------------------------------------------------------ */
 /* out[t][row] of at most TILE_H groups, as tile_rows; dot[T]: amx_blocks of T tokens */
 LLMC_INLINE void
 amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, const act_rows *a, int tokens, tile_sums *sum, float *out, int ld)
 {
-	const int all = p_blocks(p), chunk = amx_chunk(p), block = w_is_float(p.w) ? 32 * w_piece_bytes(p.w) : w_piece_bytes(p.w);
-	const int tiles = (tokens + a->tile - 1) / a->tile, floats = act_splits(p);
+	const int all = p_blocks(p), chunk = amx_chunk(p), block = w_piece_bytes(p.w);
+	const int tiles = (tokens + a->tile - 1) / a->tile;
 	tile_weights unpacked;
 
 	memset(sum->d, 0, (size_t)(tiles * AMX_T) * sizeof *sum->d);
 	if (p.w.min)
 		memset(sum->m, 0, (size_t)(tiles * AMX_T) * sizeof *sum->m);
-	amx_begin(a->tile, floats ? 64 : (act_blocks(p) ? 64 : 32) / p.w.halves);
+	amx_begin(a->tile, 32 / p.w.halves);
 	for (int first = 0; first < all; first += chunk) {
 		int n = all - first < chunk ? all - first : chunk;
 		int next = first + chunk < all ? first + chunk : 0;
@@ -403,17 +242,10 @@ amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, cons
 			.p = w + (next ? 0 : groups * w_group_bytes(p.w, p.cols)) + (int64_t)next * block,
 			.end = (all - next < chunk ? all - next : chunk) * block,
 		};
-		int calls = floats ? (tiles + 1) / 2 * n : (tiles * groups * n * p.w.halves + 1) / 2;
+		int calls = (tiles * groups * n * p.w.halves + 1) / 2;
 		ahead.step = (ahead.end / calls + 63) / 64 * 64;
 		amx_unpack(p, w, groups, first, n, &unpacked);
-		if (floats)
-			for (int i = 0; i < tiles; i += 2)
-				if (i + 1 < tiles)
-					amx_floats(p, 1, &unpacked, first, n, a, i, sum, &ahead);
-				else
-					amx_floats(p, 0, &unpacked, first, n, a, i, sum, &ahead);
-		else
-			dot[a->tile](&unpacked, groups, first, n, a, tiles, sum, &ahead);
+		dot[a->tile](&unpacked, groups, first, n, a, tiles, sum, &ahead);
 	}
 	amx_end();
 	for (int t = 0; t < tokens; t++)

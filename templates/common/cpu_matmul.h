@@ -3,7 +3,7 @@
  *   x --norm, quantise: name_tokens--> activations of up to mm_most tokens in the thread's scratch
  *                                               |
  *   w --------------------------------> name_rows: up to STREAM_TOKENS tokens: GEMV, cpu_stream.h
- *                                               |    more: GEMM, cpu_tile.h, on tile registers cpu_amx.h
+ *                                               |    more: GEMM, cpu_tile.h, on tile registers cpu_amx.h, cpu_amx_bf16.h
  *                                       out[t][r] of a unit, fp32, in the nearest cache --> the op's epilogue
  *
  * A kernel's work is tokens x units (a unit is whatever rows its epilogue needs together). Few tokens: each thread prepares all
@@ -34,7 +34,7 @@
 
 #include "common/cpu_math_share.h"
 #include "common/cpu_norm.h"
-#include "common/cpu_amx.h"
+#include "common/cpu_amx_bf16.h"
 
 enum {
 	MM_TOKENS = TILE_TOKENS,         /* prepared at a time, at most */
@@ -62,7 +62,7 @@ mm_scratch(const Product p)
 LLMC_INLINE int
 mm_most(const Product p)
 {
-	const int scales = w_is_float(p.w) ? 0 : (1 + 2 * p.w.halves) * p_blocks(p) * 4, token = act_row_bytes(p) + scales;
+	const int scales = w_is_float(p.w) || act_is_bf16(p) ? 0 : (1 + 2 * p.w.halves) * p_blocks(p) * 4, token = act_row_bytes(p) + scales;
 	const int room = (p.cols * mm_scratch(p) - p.cols * 4) / token;
 	int most = MM_TOKENS == 96 ? p.cols > 4096 ? MM_TOKENS / 2 : MM_TOKENS : MM_CACHE / token;
 
@@ -92,7 +92,7 @@ mm_place(const Product p, int part, void *scratch)
 
 	m.row = (float *)(void *)at;
 	at += (size_t)p.cols * sizeof(float);
-	if (!w_is_float(p.w)) {
+	if (!w_is_float(p.w) && !act_is_bf16(p)) {
 		const size_t n = (size_t)mm_most(p) * (size_t)p_blocks(p);
 		m.act.d = (float *)(void *)at;
 		m.act.s = m.act.d + n;
@@ -177,15 +177,18 @@ mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *
 		token(m, t, x + (int64_t)(index ? index[t0 + t] : t0 + t) * p.cols, norm);
 }
 
-/* functions of cpu_amx.h by tokens of a tile; NULL where there are no tile registers */
+/* functions of cpu_amx.h by tokens of a tile, and of cpu_amx_bf16.h; nothing where there are no tile registers */
+typedef struct mm_amx {
 #if defined(LLMC_TILES)
-typedef amx_fn *const *mm_amx;
+	amx_fn *const *dot;
+	amx_expand_fn *expand;
 #else
-typedef const void *mm_amx;
+	int none;
 #endif
+} mm_amx;
 
 LLMC_INLINE void
-mm_rows(const Product p, tile_fn *const *dot, mm_amx dots, const mm_work *m, const uint8_t *data, int64_t row, int rows, float *out, int ld)
+mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m, const uint8_t *data, int64_t row, int rows, float *out, int ld)
 {
 	const int64_t group = w_group_bytes(p.w, p.cols);
 	const uint8_t *w = data + row / VL * group;
@@ -193,14 +196,19 @@ mm_rows(const Product p, tile_fn *const *dot, mm_amx dots, const mm_work *m, con
 
 	const act_rows a = mm_act(p, m);
 #if defined(LLMC_TILES)
-	if (act_is_bf16(p) || (!w_is_float(p.w) && m->n > STREAM_TOKENS)) {
+	if (act_is_bf16(p)) {
+		for (int g = 0; g < groups; g += TILE_H)
+			amx_rows_bf16(p, amx.expand, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, out + g * VL, ld);
+		return;
+	}
+	if (!w_is_float(p.w) && m->n > STREAM_TOKENS) {
 		tile_sums sum;
 		for (int g = 0; g < groups; g += TILE_H)
-			amx_rows(p, dots, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
+			amx_rows(p, amx.dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
 		return;
 	}
 #endif
-	(void)dots;
+	(void)amx;
 	if (m->n <= STREAM_TOKENS) {
 		stream_rows(p, w, groups, &a, m->n, out, ld);
 	} else {
@@ -226,28 +234,29 @@ mm_rows(const Product p, tile_fn *const *dot, mm_amx dots, const mm_work *m, con
 	}
 #define TILE_ENTRY(name, T) [T] = name##_tile_##T,
 
-/* AMX_EACH(X, name): tokens of a tile of blocks, more than STREAM_TOKENS but for bf16 */
+/* AMX_EACH(X, name): tokens of a tile of blocks, more than STREAM_TOKENS */
 #if defined(LLMC_TILES)
-#if LLMC_ACT_BF16
-#define AMX_FEW(X, name) X(name, 2) X(name, 4)
-#else
-#define AMX_FEW(X, name)
-#endif
 #define AMX_EACH(X, name)                                                                                                       \
-	AMX_FEW(X, name) X(name, 6) X(name, 8) X(name, 10) X(name, 12) X(name, 14) X(name, 16)
+	X(name, 6) X(name, 8) X(name, 10) X(name, 12) X(name, 14) X(name, 16)
 #define AMX_DEFINE(name, T)                                                                                                     \
 	static __attribute__((noinline)) void name##_amx_##T(const tile_weights *w, int groups, int first, int n,                   \
 	                                                     const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead)       \
 	{                                                                                                                           \
-		if (!act_splits(name()))                                                                                            \
+		if (!w_is_float(name().w) && !act_is_bf16(name()))                                                                  \
 			amx_blocks(name(), T, w, groups, first, n, a, tiles, sum, ahead);                                           \
 	}
 #define AMX_ENTRY(name, T) [T] = name##_amx_##T,
 #define AMX_TABLE(name)                                                                                                         \
 	AMX_EACH(AMX_DEFINE, name)                                                                                                  \
-	static amx_fn *const name##_amx[17] = { AMX_EACH(AMX_ENTRY, name) };
+	static __attribute__((noinline)) void name##_expand(amx_work *k)                                                            \
+	{                                                                                                                           \
+		if (act_is_bf16(name()))                                                                                            \
+			amx_expand(name(), k);                                                                                      \
+	}                                                                                                                           \
+	static amx_fn *const name##_dot[17] = { AMX_EACH(AMX_ENTRY, name) };                                                        \
+	static const mm_amx  name##_amx = { name##_dot, name##_expand };
 #else
-#define AMX_TABLE(name) static const void *const name##_amx = NULL;
+#define AMX_TABLE(name) static const mm_amx name##_amx = { 0 };
 #endif
 
 #define PRODUCT(name, weight, columns, bits)                                                                                    \

@@ -7,7 +7,7 @@
  * Orders of the integers of a block:
  *   words  32 s16, in each four columns k, k+2, k+1, k+3 (w_words)
  *   bytes  32 s8 hi, 32 s8 lo; for 8 bits 32 s8
- * Where tiles of bf16 multiply (cpu_amx.h) a block is 32 bf16 of hi and 32 of lo, x = hi + lo, or of hi alone (act_plain).
+ * Where tiles of bf16 multiply (cpu_amx_bf16.h) a block is 32 bf16 of hi and 32 of lo, x = hi + lo, or of hi alone (act_plain).
  *
  * Order of blocks: rows side by side in tiles of act_rows.tile, within a tile block by block, so that a block of all its rows is one
  * piece of memory. One row a tile is the order row by row. */
@@ -21,7 +21,7 @@ typedef struct Product {
 	Weight w;
 	int    cols;
 	int    act_bits;   /* of activations beside integer weights: 8 or 16 */
-	int    act_plain;  /* 1: on tiles activations are of one part, rounded to bf16, and so are the values of block formats */
+	int    act_plain;  /* 1: on tiles activations are of one part, rounded to bf16, and so are scaled weights */
 } Product;
 
 LLMC_INLINE int
@@ -44,34 +44,16 @@ act_tile_bytes(const Product p)
 	return act_stream_bytes(p) && p.act_bits == 8 && (w_width(p.w) < 6 || DOT_BYTES_WIDE);
 }
 
-/* Products by tiles of bf16, whatever the number of tokens: of 16-bit weights, which are scaled already, ... */
-LLMC_INLINE int
-act_splits(const Product p)
-{
-#if defined(LLMC_TILES)
-	return w_is_float(p.w) && (p.w.bits == 16 || (p.act_plain && p.w.bits < 16)) && p.cols % 32 == 0;
-#else
-	(void)p;
-	return 0;
-#endif
-}
-
-/* ... and of blocks, whose integers are exact in bf16, beside plain activations */
-LLMC_INLINE int
-act_blocks(const Product p)
-{
-#if defined(LLMC_TILES)
-	return p.act_plain && !w_is_float(p.w);
-#else
-	(void)p;
-	return 0;
-#endif
-}
-
+/* Products by tiles of bf16, whatever the number of tokens: of 16-bit weights, and beside plain activations of all but fp32 */
 LLMC_INLINE int
 act_is_bf16(const Product p)
 {
-	return act_splits(p) || act_blocks(p);
+#if defined(LLMC_TILES)
+	return p.w.bits < 32 && p.cols % 32 == 0 && (p.act_plain || p.w.bits == 16);
+#else
+	(void)p;
+	return 0;
+#endif
 }
 
 LLMC_INLINE int
@@ -211,9 +193,9 @@ act_tile_rows(const Product p, int tokens, int for_stream)
 {
 #if defined(LLMC_TILES)
 	int tiles = (tokens + 15) / 16;
-	if (act_splits(p))
+	if (act_is_bf16(p))
 		return (tokens + tiles - 1) / tiles;
-	if (act_blocks(p) || (!w_is_float(p.w) && !for_stream)) /* even: a kernel for each */
+	if (!w_is_float(p.w) && !for_stream) /* even: a kernel for each */
 		return ((tokens + tiles - 1) / tiles + 1) / 2 * 2;
 #endif
 	(void)p, (void)tokens, (void)for_stream;
@@ -238,33 +220,18 @@ act_block(const Product p, const act_rows *a, int t)
 LLMC_INLINE void
 act_split(const Product p, const act_rows *a, int t, const float *x)
 {
-	const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11,
-	                                       14, 15);
 	uint8_t *o = act_block(p, a, t);
-	size_t at = act_at(a, t, p_blocks(p));
 
-	for (int b = 0; b < p_blocks(p); b++, x += 32, o += a->tile * act_block_bytes(p), at += (size_t)a->tile) {
-		vf sum[2];
+	for (int b = 0; b < p_blocks(p); b++, x += 32, o += a->tile * act_block_bytes(p)) {
 		LLMC_UNROLL
 		for (int i = 0; i < 2; i++) {
 			vf v = vf_load(x + i * VL);
 			__m256i hi = (__m256i)_mm512_cvtneps_pbh((__m512)v);
-			if (act_blocks(p)) { /* as words */
-				if (p.w.min)
-					sum[i] = (vf)((vi)_mm512_cvtepu16_epi32(hi) << 16);
-				hi = _mm256_shuffle_epi8(hi, order);
-			}
 			_mm256_storeu_si256((__m256i *)(void *)(o + 32 * i), hi);
 			if (p.act_plain)
 				continue;
 			vf rest = v - (vf)((vi)_mm512_cvtepu16_epi32(hi) << 16);
 			_mm256_storeu_si256((__m256i *)(void *)(o + 64 + 32 * i), (__m256i)_mm512_cvtneps_pbh((__m512)rest));
-		}
-		if (act_blocks(p) && p.w.min) {
-			if (p.w.halves == 1)
-				sum[0] += sum[1];
-			LLMC_EACH(h, p.w.halves, 2)
-				a->s[at * (size_t)p.w.halves + (size_t)h] = vf_hsum(sum[h]);
 		}
 	}
 }

@@ -37,7 +37,7 @@ def tiles(dtype, bits, threads, out):
     if not PEAK:
         subprocess.run(["gcc", "-O2", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-pthread", "tests/bench/tiles.c", "-o", str(OUT / "tiles")], check=True, cwd=ROOT)
         PEAK.update(json.loads(subprocess.run([str(OUT / "tiles"), "1"], check=True, capture_output=True, text=True).stdout))
-    parts = {"f16": 2}.get(dtype, 1) if bits == "bf16" else {"bf16": 2, "f16": 3}.get(dtype, int(bits) // 8)
+    parts = 1 if bits == "bf16" else {"bf16": 2, "f16": 3}.get(dtype, int(bits) // 8)
     return float(re.search(r"([\d.]+) GOPS", out)[1]) * 1e9 * parts / (PEAK[kind] * threads)
 
 

@@ -129,6 +129,12 @@ def seen(x, dtype, bits):
     return (q * d).reshape(x.shape)
 
 
+def rounded(x, down=None):
+    """To bf16, as float64: halves to even, or where `down` is 1 to zero, else away from it"""
+    u = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((u + (0x7fff + (u >> 16 & 1) if down is None else np.uint32(0x8000) - down)) & np.uint32(0xffff0000)).view(np.float32).astype(np.float64)
+
+
 def norm(x, kind, w=None, b=None, eps=1e-5, plus=0):
     x = x.astype(np.float64)
     if kind == "layer":
@@ -301,22 +307,21 @@ def test_the_same_integers_make_the_same_bits(lib, target, than, dtype, bits):
 
 
 @pytest.mark.skipif("amx" not in H.MORE, reason="this processor has no tiles")
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "q4_1", "q6_k", "nvfp4"] if not EVERY else [d for d in DTYPES if d != "f32"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "q4_1", "q6_k", "nvfp4", "iq4_nl"] if not EVERY else [d for d in DTYPES if d != "f32"])
 def test_plain_bf16_activations(lib, dtype):
-    """activations: bf16: one part of bf16, the exact product of it with the weights, and the same row in any company."""
+    """activations: bf16: one part of bf16 each, activations and scaled weights, the exact product of both, and the same row in any company."""
     cols = 608 if dtype in ("f16", "bf16") else columns(dtype)
     k = H.build("matmul", "amx", dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=16, ACT_BF16=1), FAST)
     w = Weights(lib, dtype, ROWS, cols)
     packed = w.packed("amx")
     x = np.random.default_rng(22).standard_normal((300, cols)).astype(np.float32)
-    u = x.view(np.uint32)
-    plain = ((u + 0x7fff + (u >> 16 & 1)) & np.uint32(0xffff0000)).view(np.float32).astype(np.float64)
+    plain = rounded(x)
     got = run_rows(k, x, packed, ROWS)
     value = w.value.astype(np.float64).T
-    if w.dtype.startswith(("f8", "nf4", "fp4")):  # codes of floats times their scales are rounded as well
-        close(got, plain @ value, np.abs(plain) @ np.abs(value), 2 ** -8)
-    else:
-        close(got, plain @ value, np.abs(plain) @ np.abs(value) * (4 if dtype in ("q4_1", "q5_1", "q4_k", "q5_k") else 1), 2e-6)
+    # to nearest is 2 ^ -9 of a weight; where scale and minimum cancel, the rounding of each in fp32 is seen too
+    close(got, plain @ value, np.abs(plain) @ np.abs(value), 2.0 ** -9 * 1.01)
+    err = np.abs(got - plain @ rounded(w.value, np.arange(cols, dtype=np.uint32) % 2).T) / (np.abs(plain) @ np.abs(value))
+    assert np.median(err) < 1e-6, "weights are rounded once, sums are fp32"
     assert np.abs(got - x @ value).max() > 1e-3, "activations keep their precision"
     for n in (1, 2, 5, 17, 33, 97):
         same(run_rows(k, x[:n], packed, ROWS, 2), got[:n])
