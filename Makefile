@@ -33,9 +33,9 @@ $(BUILD)/%.o: %.c
 	$(CC) $(CPPFLAGS_) $(CFLAGS_) $(CFLAGS) $(SAN) -MMD -MP -c $< -o $@
 
 # Sums of products that promise no last bit: multiplied and added at once.
-$(BUILD)/quant/outer.o: CFLAGS_ += -ffp-contract=fast
+$(BUILD)/quant/outer.o: override CFLAGS += -O3 -ffp-contract=fast
 # Searches for scales, whose loops are worth unrolling.
-$(BUILD)/formats/quantize.o: CFLAGS_ += -O3
+$(BUILD)/formats/quantize.o: override CFLAGS += -O3
 
 $(BUILD)/embed.c: $(EMBED) tools/embed.py
 	@python3 tools/embed.py $@

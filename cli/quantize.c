@@ -35,14 +35,14 @@ quantize(int argc, char **argv)
 	bool quiet = false, json = false;
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Types", NULL, NULL, NULL },
-		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q4_0, q4_1, q5_0, q5_1 [q4_k]" },
+		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, iq4_nl, mxfp4, q4_0, q4_1, q5_0, q5_1 [q4_k]" },
 		{ OPT_TEXT, 0, "head", "TYPE", &o.head, "of the output's matrix, and of an embedding that is the output's too [q6_k]" },
 		{ OPT_GROUP, 0, "Method", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "method", "gptq|weighted|nearest", &o.method, "errors compensated by what a text shows, its importance alone, or neither [gptq]" },
 		{ OPT_TEXT, 'f', "calibration", "FILE", &file, "text to calibrate with; - is standard input [one that comes with llmc]" },
 		{ OPT_INT, 0, "window", "N", &o.window, "tokens of it seen together [512]" },
 		{ OPT_INT, 0, "windows", "N", &o.n_windows, "use the first N windows [64]" },
-		{ OPT_FLOAT, 0, "damp", "X", &o.damp, "share of the mean of a Hessian's diagonal that is added to it [3 * columns / tokens, 0.01 to 1]" },
+		{ OPT_FLOAT, 0, "damp", "X", &o.damp, "share by which the diagonal of Hessians grows [6 * columns / tokens, 0.03 to 1]" },
 		{ OPT_TEXT, 0, "imatrix", "FILE", &o.imatrix, "importance from a file, llama.cpp's .dat or GGUF [from the text]" },
 		{ OPT_TEXT, 0, "imatrix-out", "FILE", &o.imatrix_out, "write what the text gave; .dat is llama.cpp's older form" },
 		{ OPT_GROUP, 0, "Machine", NULL, NULL, NULL },
@@ -80,7 +80,7 @@ quantize(int argc, char **argv)
 }
 
 const Command cmd_quantize = {
-	"quantize", "IN.gguf OUT.gguf [--type q4_k] [--method gptq]", "make a model smaller: blocks of 4 to 8 bits, errors compensated by a text",
+	"quantize", "IN.gguf OUT.gguf [--type q4_k] [--method gptq]", "make a model smaller: blocks of 2 to 8 bits, errors compensated by a text",
 	"  llmc quantize model-f16.gguf model-q4_k.gguf\n"
 	"  llmc quantize model-f16.gguf model-q5_k.gguf --type q5_k --calibration mine.txt\n"
 	"  llmc quantize model-f16.gguf model-q4_0.gguf --type q4_0 --method weighted --imatrix imatrix.dat\n",

@@ -25,12 +25,21 @@ typedef struct Shape {
 	bool below;            /* the base is m times a multiple, subtracted: never above 0 */
 	int  part_low, part_high; /* of d, of m; 0, 0: one level */
 	const int8_t *level;
+	bool power;            /* the scale is half a power of two, stored as its exponent */
 } Shape;
+
+static const int8_t iq4[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+static const int8_t e2m1[15] = { -12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12 }; /* doubled */
 
 static bool
 shape_of(Dtype d, Shape *s)
 {
 	switch (d) {
+	case DT_Q2_K: *s = (Shape){ 16, 0, 3, .affine = true, .below = true, .part_low = 0, .part_high = 15 }; return true;
+	case DT_Q3_K: *s = (Shape){ 16, -4, 3, .part_low = -32, .part_high = 31 }; return true;
+	case DT_IQ4_NL: *s = (Shape){ 32, 0, 15, .level = iq4 }; return true;
+	case DT_IQ4_XS: *s = (Shape){ 32, 0, 15, .level = iq4, .part_low = -32, .part_high = 31 }; return true;
+	case DT_MXFP4: *s = (Shape){ 32, 0, 14, .level = e2m1, .power = true }; return true;
 	case DT_Q4_0: *s = (Shape){ 32, -8, 7, .level = NULL }; return true;
 	case DT_Q5_0: *s = (Shape){ 32, -16, 15, .level = NULL }; return true;
 	case DT_Q8_0: *s = (Shape){ 32, -127, 127, .level = NULL }; return true;
@@ -320,6 +329,31 @@ choose_two_levels(const Shape *s, const float *x, const float *w, int n_sub, Blo
 	*g = best;
 }
 
+/* Of the powers of two about the scale the one of least error */
+INSIDE void
+choose_power(const Shape *s, const float *x, const float *w, float scale, BlockGrid *g)
+{
+	double best = INFINITY;
+	int near = scale > 0 ? ilogbf(scale) : 0;
+	Sums v;
+
+	for (int e = near - 1; e <= near + 2; e++) {
+		int stored_e = e + 128 < 1 ? 1 : e + 128 > 254 ? 254 : e + 128; /* of twice the scale: levels are doubled */
+		float power = ldexpf(1, stored_e - 128);
+		plain_sums(s, x, w, &v);
+		double error = on_grid(s, x, w, power, 0, &v);
+		if (error < best) {
+			best = error;
+			g->d = (uint16_t)stored_e;
+			g->scale[0] = power;
+		}
+	}
+	if (!(best < INFINITY)) {
+		g->d = 127;
+		g->scale[0] = .5f;
+	}
+}
+
 INSIDE void
 choose(Dtype d, const float *x, const float *w, BlockGrid *g)
 {
@@ -345,6 +379,10 @@ choose(Dtype d, const float *x, const float *w, BlockGrid *g)
 	}
 	float scale, base;
 	search(&s, x, w, &scale, &base);
+	if (s.power) {
+		choose_power(&s, x, w, fabsf(scale), g);
+		return;
+	}
 	g->d = f32_to_f16(scale);
 	g->m = f32_to_f16(base);
 	g->scale[0] = f16_to_f32(g->d);
@@ -396,6 +434,31 @@ grid_value(const BlockGrid *g, int i, int code)
 {
 	const int j = i / g->sub;
 	return g->scale[j] * (float)(g->level ? g->level[code] : code) + g->base[j];
+}
+
+bool
+grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, int min_step)
+{
+	Shape s;
+
+	if (!shape_of(d, &s) || s.power || (min_step && !s.affine) || (!s.part_high && (part_step || min_step)))
+		return false;
+	if (!s.part_high) {
+		g->d = f32_to_f16(scale);
+		g->m = s.affine ? f32_to_f16(base) : 0;
+		g->scale[0] = f16_to_f32(g->d);
+		g->base[0] = f16_to_f32(g->m);
+		return true;
+	}
+	const float one = f16_to_f32(g->d), min = f16_to_f32(g->m);
+	int p = whole(scale * inverse(one), s.part_low, s.part_high) + part_step, q = s.affine ? whole(-base * inverse(min), 0, s.part_high) + min_step : 0;
+	if (p < s.part_low || p > s.part_high || q < 0 || q > s.part_high)
+		return false;
+	g->part[k] = (int8_t)p;
+	g->min_part[k] = (int8_t)q;
+	g->scale[k] = one * (float)p;
+	g->base[k] = s.affine ? -(min * (float)q) : 0;
+	return true;
 }
 
 /* --- how blocks are stored: dequant.c has the layouts ------------------------------------------------------------------ */
@@ -458,6 +521,68 @@ pack_q6_k(const BlockGrid *g, const int8_t *code, uint8_t *b)
 	}
 }
 
+static void
+put_pairs(uint8_t *q, const int8_t *code, int zero)
+{
+	memset(q, 0, 64);
+	for (int e = 0; e < 256; e++)
+		q[e / 128 * 32 + e % 32] |= (uint8_t)(((code[e] + zero) & 3) << (e % 128 / 32 * 2));
+}
+
+static void
+pack_q2_k(const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	for (int j = 0; j < 16; j++)
+		b[j] = (uint8_t)(g->part[j] | g->min_part[j] << 4);
+	put_pairs(b + 16, code, 0);
+	memcpy(b + 80, &g->d, 2);
+	memcpy(b + 82, &g->m, 2);
+}
+
+static void
+pack_q3_k(const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	memset(b, 0, 110);
+	for (int e = 0; e < 256; e++)
+		b[e % 32] |= (uint8_t)(((code[e] + 4) >> 2 & 1) << (e / 32));
+	put_pairs(b + 32, code, 4);
+	for (int j = 0; j < 16; j++) {
+		int p = g->part[j] + 32;
+		b[96 + j % 8] |= (uint8_t)((p & 15) << (j / 8 * 4));
+		b[104 + j % 4] |= (uint8_t)(p >> 4 << (j / 4 * 2));
+	}
+	memcpy(b + 108, &g->d, 2);
+}
+
+static void
+pack_iq4_xs(const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	unsigned high = 0;
+
+	memset(b, 0, 8);
+	memcpy(b, &g->d, 2);
+	for (int j = 0; j < 8; j++) {
+		unsigned p = (unsigned)(g->part[j] + 32);
+		b[4 + j / 2] |= (uint8_t)((p & 15) << (j % 2 * 4));
+		high |= p >> 4 << (2 * j);
+		put_nibbles(b + 8 + 16 * j, code + 32 * j, 0);
+	}
+	b[2] = (uint8_t)high;
+	b[3] = (uint8_t)(high >> 8);
+}
+
+/* A place among the numbers in order -> the four bits of e2m1, sign first */
+static void
+pack_mxfp4(const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	int8_t four[32];
+
+	for (int i = 0; i < 32; i++)
+		four[i] = (int8_t)(code[i] >= 7 ? code[i] - 7 : 8 + 7 - code[i]);
+	b[0] = (uint8_t)g->d;
+	put_nibbles(b + 1, four, 0);
+}
+
 void
 grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block)
 {
@@ -488,6 +613,14 @@ grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block)
 		memcpy(b, &g->d, 2);
 		memcpy(b + 2, code, 32);
 		break;
+	case DT_IQ4_NL:
+		memcpy(b, &g->d, 2);
+		put_nibbles(b + 2, code, 0);
+		break;
+	case DT_MXFP4: pack_mxfp4(g, code, b); break;
+	case DT_IQ4_XS: pack_iq4_xs(g, code, b); break;
+	case DT_Q2_K: pack_q2_k(g, code, b); break;
+	case DT_Q3_K: pack_q3_k(g, code, b); break;
 	case DT_Q4_K: pack_q45_k(g, code, b, false); break;
 	case DT_Q5_K: pack_q45_k(g, code, b, true); break;
 	case DT_Q6_K: pack_q6_k(g, code, b); break;

@@ -26,6 +26,9 @@ void  grid_choose(Dtype d, const float *x, const float *w, BlockGrid *g);
 /* The code whose value is nearest to x as element i */
 int   grid_code(const BlockGrid *g, int i, float x);
 float grid_value(const BlockGrid *g, int i, int code);
+/* The nearest scale and base to these that the type can store for sub-block k, of the block's d and m, and so many steps beside it (types of one level have no
+ * steps). false: there is none. */
+bool  grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, int min_step);
 /* code [block_elems] within low .. high -> the stored block */
 void  grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block);
 

@@ -672,7 +672,7 @@ typedef struct llmc_quantize_options { /* 0 or NULL takes the default in bracket
 	size_t      n_bytes;
 	int32_t     window, n_windows; /* tokens seen together, windows of them [512, 64] */
 	int64_t     hessian_bytes; /* of memory for Hessians; one layer needs (4 * inputs^2) a matrix [2 GiB]. More layers at once, fewer passes over the text */
-	float       damp;       /* share of the mean of a Hessian's diagonal that is added to it [0: 3 * columns / tokens, 0.01 to 1] */
+	float       damp;       /* share by which the diagonal of Hessians grows [0: 6 * columns / tokens, 0.03 to 1] */
 	int32_t     n_threads;  /* [real cores in the quota] */
 	/* doing: a tensor that is done and bytes of the input, or NULL and windows of the text; false: stop, E_CANCELLED */
 	bool      (*progress)(void *user, const char *doing, int64_t done, int64_t of);

@@ -1,11 +1,12 @@
 #include "quant/calibrate.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "quant/outer.h"
 
-enum { TILE_M = 64, TILE_N = 256 };
+enum { TILE_M = 64, TILE_N = 256, DEPTH = 64 /* rows of a tile's inputs that lie close together, in the nearest caches */ };
 
 typedef struct Inside {
 	CalibrationInput in;
@@ -24,7 +25,7 @@ struct Calibration {
 	size_t      cap;
 	Inside     *in;
 	Seen       *seen;     /* [n_buffer] what the probe was told last */
-	bool        failed;   /* out of memory in the probe */
+	atomic_bool failed;   /* out of memory in the probe, or while gathering */
 };
 
 /* The input and the weights of a step that multiplies; -1, 0: it does not */
@@ -145,10 +146,37 @@ probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *da
 }
 
 static void
+together(const float *x, int64_t n, int64_t width, int64_t rows, float *out, int64_t step)
+{
+	for (int64_t t = 0; t < rows; t++)
+		memcpy(out + t * step, x + t * n, (size_t)width * sizeof *out);
+}
+
+/* A tile of X'X */
+static void
+gather_tile(const Inside *in, int64_t a, int64_t b, float *left, float *right)
+{
+	const int64_t n = in->in.cols, m = n - a < TILE_M ? n - a : TILE_M, w = n - b < TILE_N ? n - b : TILE_N;
+
+	for (int64_t t = 0; t < in->rows; t += DEPTH) {
+		int64_t k = in->rows - t < DEPTH ? in->rows - t : DEPTH;
+		together(in->x + t * n + a, n, m, k, left, TILE_M);
+		together(in->x + t * n + b, n, w, k, right, TILE_N);
+		outer_add(left, TILE_M, right, TILE_N, k, in->in.h + a * n + b, n, m, w, 0);
+	}
+}
+
+static void
 gather(void *user, int part, int n_parts)
 {
 	Calibration *c = user;
 	int64_t tile = 0;
+	float *left = malloc(DEPTH * (TILE_M + TILE_N) * sizeof *left), *right = left + DEPTH * TILE_M;
+
+	if (!left) {
+		atomic_store(&c->failed, true);
+		return;
+	}
 
 	for (int i = 0; i < c->n; i++) {
 		Inside *in = &c->in[i];
@@ -162,9 +190,9 @@ gather(void *user, int part, int n_parts)
 		for (int64_t a = 0; in->in.h && a < n; a += TILE_M)
 			for (int64_t b = 0; b <= a + TILE_M - 1 && b < n; b += TILE_N)
 				if (tile++ % n_parts == part)
-					outer_add(in->x + a, n, in->x + b, n, in->rows, in->in.h + a * n + b, n, n - a < TILE_M ? n - a : TILE_M,
-					          n - b < TILE_N ? n - b : TILE_N, 0);
+					gather_tile(in, a, b, left, right);
 	}
+	free(left);
 }
 
 static void
@@ -210,6 +238,10 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 				goto fail;
 			}
 			threads_run(threads, gather, c);
+			if (c->failed) {
+				status = error_set(err, LLMC_E_MEMORY, "out of memory for sums of inputs");
+				goto fail;
+			}
 			for (int i = 0; i < c->n; i++)
 				if (!c->in[i].squared || c->in[i].in.hessian)
 					c->in[i].in.seen += c->in[i].rows;

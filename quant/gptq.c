@@ -87,16 +87,28 @@ factor(void *user, int part, int n_parts)
 }
 
 void
-gptq_factor(float *h, int64_t n, double damp, Threads *threads)
+gptq_damp(float *h, int64_t n, double damp)
 {
 	double mean = 0;
 
 	for (int64_t i = 0; i < n; i++)
 		mean += (double)h[i * n + i] / (double)n;
 	mean = mean > 0 ? mean : 1;
+	for (int64_t i = 0; i < n; i++) {
+		h[i * n + i] = h[i * n + i] > 0 ? (float)((double)h[i * n + i] * (1 + damp) + .001 * damp * mean) : (float)mean;
+		for (int64_t j = 0; j < i; j++)
+			h[j * n + i] = h[i * n + j];
+	}
+}
+
+void
+gptq_factor(float *h, int64_t n, Threads *threads)
+{
+	double mean = 0;
+
 	for (int64_t i = 0; i < n; i++)
-		h[i * n + i] = h[i * n + i] > 0 ? h[i * n + i] + (float)(damp * mean) : (float)mean;
-	Factor f = { h, n, (float)(damp * mean * .1), threads };
+		mean += (double)h[i * n + i] / (double)n;
+	Factor f = { h, n, (float)(1e-6 * mean), threads };
 	threads_run(threads, factor, &f);
 }
 
@@ -112,34 +124,117 @@ typedef struct Room {
 	float *w;      /* [TOGETHER][cols] as they are */
 	float *e;      /* [cols][TOGETHER] w - v, scaled by nothing */
 	float *weight; /* [cols] R_jj^2: what the square of each rounding costs */
+	float *pull;   /* [TOGETHER][cols] H e: half of the loss's slope */
+	int8_t    *code; /* [TOGETHER][cols] */
+	BlockGrid *grid; /* [TOGETHER][cols / block] */
 	float  more[TOGETHER][CHUNK]; /* what errors so far ask of the columns of the chunk */
 } Room;
 
 /* A chunk of columns of one row */
 static void
-round_chunk(const GptqRows *job, Room *room, int r, int64_t s, int64_t n, uint8_t *dst)
+round_chunk(const GptqRows *job, Room *room, int r, int64_t s, int64_t n)
 {
-	const int block = dtype_info(job->to)->block_elems, bytes = dtype_info(job->to)->block_bytes;
+	const int block = dtype_info(job->to)->block_elems;
 	const float *w = room->w + r * job->cols + s;
+	int8_t *code = room->code + r * job->cols + s;
 	float *more = room->more[r], x[GRID_MAX];
-	int8_t code[GRID_MAX];
-	BlockGrid g;
 
 	for (int64_t at = 0; at < n; at += block) {
+		BlockGrid *g = &room->grid[(r * job->cols + s + at) / block];
 		for (int i = 0; i < block; i++)
 			x[i] = w[at + i] + more[at + i];
-		grid_choose(job->to, x, room->weight + s + at, &g);
+		grid_choose(job->to, x, room->weight + s + at, g);
 		for (int i = 0; i < block; i++) {
 			int64_t j = at + i;
-			code[i] = (int8_t)grid_code(&g, i, w[j] + more[j]);
-			float e = w[j] - grid_value(&g, i, code[i]);
+			code[j] = (int8_t)grid_code(g, i, w[j] + more[j]);
+			float e = w[j] - grid_value(g, i, code[j]);
 			room->e[(s + j) * TOGETHER + r] = e;
 			outer_axpy(e, job->h + (s + j) * job->cols + s + j + 1, more + j + 1, n - j - 1);
 		}
-		grid_pack(job->to, &g, code, dst + at / block * bytes);
 	}
 }
 
+/* --- once more over what has been rounded ------------------------------------------------------------------------------- */
+
+/* One column of all rows: each code goes to the nearest value of what the other columns ask for. */
+static void
+again_column(const GptqRows *job, Room *room, int m, int64_t j)
+{
+	const int block = dtype_info(job->to)->block_elems, i = (int)(j % block);
+	const float *h = job->full + j * job->cols;
+
+	for (int r = 0; r < m; r++) {
+		const BlockGrid *g = &room->grid[(r * job->cols + j) / block];
+		int8_t *code = &room->code[r * job->cols + j];
+		float *pull = room->pull + r * job->cols, old = grid_value(g, i, *code);
+		int c = grid_code(g, i, old + pull[j] / h[j]);
+		if (c == *code)
+			continue;
+		float by = grid_value(g, i, c) - old;
+		*code = (int8_t)c;
+		room->e[j * TOGETHER + r] -= by;
+		outer_axpy(-by, h, pull, job->cols);
+	}
+}
+
+/* Scales of the sub-block that begins at column j, of all rows: those near by of least loss for the codes as they are */
+static void
+again_scales(const GptqRows *job, Room *room, int m, int64_t j, int sub)
+{
+	const int block = dtype_info(job->to)->block_elems;
+	const int64_t n = job->cols;
+	float by[GRID_MAX][TOGETHER] = { { 0 } }; /* what values grow by */
+	bool any = false;
+
+	for (int r = 0; r < m; r++) {
+		BlockGrid *g = &room->grid[(r * n + j) / block], best;
+		const int8_t *code = room->code + r * n + j;
+		const int k = (int)(j % block) / sub;
+		double qq = 0, q1 = 0, one = 0, gq = 0, g1 = 0;
+		float level[GRID_MAX];
+		for (int a = 0; a < sub; a++)
+			level[a] = (float)(g->level ? g->level[code[a]] : code[a]);
+		for (int a = 0; a < sub; a++) {
+			const float *h = job->full + (j + a) * n + j;
+			float hq = 0, h1 = 0;
+			for (int b = 0; b < sub; b++) {
+				hq += h[b] * level[b];
+				h1 += h[b];
+			}
+			qq += (double)(hq * level[a]);
+			q1 += (double)(h1 * level[a]);
+			one += (double)h1;
+			gq += (double)(room->pull[r * n + j + a] * level[a]);
+			g1 += (double)room->pull[r * n + j + a];
+		}
+		double least = 0;
+		best = *g;
+		/* where the loss is least, with another base and with the one there is */
+		double det = qq * one - q1 * q1, ds = det > 1e-7 * qq * one ? (gq * one - g1 * q1) / det : 0, db = det > 1e-7 * qq * one ? (g1 * qq - gq * q1) / det : 0;
+		for (int t = 0; t < 18; t++) {
+			BlockGrid other = *g;
+			double to_s = t < 9 ? ds : qq > 0 ? gq / qq : 0, to_b = t < 9 ? db : 0;
+			if (!grid_move(job->to, &other, k, g->scale[k] + (float)to_s, g->base[k] + (float)to_b, t % 3 - 1, t / 3 % 3 - 1))
+				continue;
+			double s = (double)(other.scale[k] - g->scale[k]), b = (double)(other.base[k] - g->base[k]);
+			double loss = s * s * qq + 2 * s * b * q1 + b * b * one - 2 * (s * gq + b * g1);
+			if (loss < least)
+				least = loss, best = other;
+		}
+		if (!(least < 0))
+			continue;
+		any = true;
+		for (int a = 0; a < sub; a++)
+			by[a][r] = (best.scale[k] - g->scale[k]) * level[a] + (best.base[k] - g->base[k]);
+		*g = best;
+	}
+	if (!any)
+		return;
+	outer_add(by[0], TOGETHER, job->full + j * n, n, sub, room->pull, n, TOGETHER, n, 1);
+	for (int a = 0; a < sub; a++)
+		for (int r = 0; r < m; r++)
+			room->e[(j + a) * TOGETHER + r] -= by[a][r];
+}
 static void
 rows(void *user, int part, int n_parts)
 {
@@ -154,8 +249,11 @@ rows(void *user, int part, int n_parts)
 		room->w = malloc((size_t)n * TOGETHER * sizeof *room->w);
 		room->e = malloc((size_t)n * TOGETHER * sizeof *room->e);
 		room->weight = malloc((size_t)n * sizeof *room->weight);
+		room->pull = malloc((size_t)n * TOGETHER * sizeof *room->pull);
+		room->code = malloc((size_t)n * TOGETHER);
+		room->grid = malloc((size_t)(n / block) * TOGETHER * sizeof *room->grid);
 	}
-	if (!room || !room->w || !room->e || !room->weight) {
+	if (!room || !room->w || !room->e || !room->weight || !room->pull || !room->code || !room->grid) {
 		atomic_store(&work->failed, true);
 		goto out;
 	}
@@ -172,14 +270,32 @@ rows(void *user, int part, int n_parts)
 			memset(room->more, 0, sizeof room->more);
 			outer_add(room->e, TOGETHER, job->h + s, n, s, room->more[0], CHUNK, TOGETHER, c, 0);
 			for (int r = 0; r < m; r++)
-				round_chunk(job, room, r, s, c, (uint8_t *)job->dst + (first + r) * to_bytes + s / block * block_bytes);
+				round_chunk(job, room, r, s, c);
 		}
+		for (int pass = 0; job->full && pass < job->passes; pass++) {
+			if (pass == 0) {
+				memset(room->pull, 0, (size_t)n * TOGETHER * sizeof *room->pull);
+				outer_add(room->e, TOGETHER, job->full, n, n, room->pull, n, TOGETHER, n, 0);
+			}
+			for (int64_t j = 0; j < n; j++) {
+				int sub = room->grid[j / block].sub;
+				if (j % sub == 0)
+					again_scales(job, room, m, j, sub);
+				again_column(job, room, m, j);
+			}
+		}
+		for (int r = 0; r < m; r++)
+			for (int64_t b = 0; b < n / block; b++)
+				grid_pack(job->to, &room->grid[r * n / block + b], room->code + r * n + b * block, (uint8_t *)job->dst + (first + r) * to_bytes + b * block_bytes);
 	}
 out:
 	if (room) {
 		free(room->w);
 		free(room->e);
 		free(room->weight);
+		free(room->pull);
+		free(room->code);
+		free(room->grid);
 	}
 	free(room);
 }

@@ -9,9 +9,11 @@
 #include "formats/dtype.h"
 #include "runtime/threads/threads.h"
 
-/* h [n][n], its lower triangle filled: becomes R_jj on the diagonal and R_ij / R_jj above it. damp: share of the mean of the diagonal that is added to it.
- * Columns without inputs get their own unit. */
-void gptq_factor(float *h, int64_t n, double damp, Threads *threads);
+/* h [n][n], its lower triangle filled: the diagonal grows by a share of itself, and the upper triangle is filled, too. A share of each column's own entry, not
+ * of their mean: the less inputs say, the nearer rounding comes to that by importance. Columns without inputs get their own unit. */
+void gptq_damp(float *h, int64_t n, double damp);
+/* h becomes R_jj on the diagonal and R_ij / R_jj above it. */
+void gptq_factor(float *h, int64_t n, Threads *threads);
 
 typedef struct GptqRows {
 	Dtype        from, to;
@@ -19,6 +21,8 @@ typedef struct GptqRows {
 	void        *dst;      /* of type to */
 	int64_t      rows, cols;
 	const float *h;        /* [cols][cols] of gptq_factor */
+	const float *full;     /* [cols][cols] H itself, both triangles; NULL: rounded once */
+	int          passes;   /* over the rounded rows, column after column: codes and scales that lower the loss */
 } GptqRows;
 /* false: memory is out */
 bool gptq_rows(const GptqRows *job, Threads *threads);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 typedef float Wide __attribute__((vector_size(64)));
-enum { WIDE = 16, TILE_M = 4, TILE_N = 2 * WIDE };
+enum { WIDE = 16, TILE_N = 2 * WIDE, MOST_M = 12 };
 
 static inline __attribute__((always_inline)) void
 edge(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c, int64_t ldc, int64_t m, int64_t n, float sign)
@@ -20,23 +20,23 @@ edge(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float 
 }
 
 static inline __attribute__((always_inline)) void
-body(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c, int64_t ldc, int64_t m, int64_t n, float sign)
+body(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c, int64_t ldc, int64_t m, int64_t n, float sign, const int tile_m)
 {
 	int64_t i, j;
 
-	for (i = 0; i + TILE_M <= m; i += TILE_M) {
+	for (i = 0; i + tile_m <= m; i += tile_m) {
 		for (j = 0; j + TILE_N <= n; j += TILE_N) {
-			Wide sum[TILE_M][2] = { { { 0 } } };
+			Wide sum[MOST_M][2] = { { { 0 } } };
 			for (int64_t t = 0; t < k; t++) {
 				Wide b0, b1;
 				memcpy(&b0, b + t * ldb + j, sizeof b0);
 				memcpy(&b1, b + t * ldb + j + WIDE, sizeof b1);
-				for (int r = 0; r < TILE_M; r++) {
+				for (int r = 0; r < tile_m; r++) {
 					sum[r][0] += a[t * lda + i + r] * b0;
 					sum[r][1] += a[t * lda + i + r] * b1;
 				}
 			}
-			for (int r = 0; r < TILE_M; r++)
+			for (int r = 0; r < tile_m; r++)
 				for (int h = 0; h < 2; h++) {
 					Wide v;
 					memcpy(&v, c + (i + r) * ldc + j + h * WIDE, sizeof v);
@@ -44,7 +44,7 @@ body(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float 
 					memcpy(c + (i + r) * ldc + j + h * WIDE, &v, sizeof v);
 				}
 		}
-		edge(a + i, lda, b + j, ldb, k, c + i * ldc + j, ldc, TILE_M, n - j, sign);
+		edge(a + i, lda, b + j, ldb, k, c + i * ldc + j, ldc, tile_m, n - j, sign);
 	}
 	edge(a + i, lda, b, ldb, k, c + i * ldc, ldc, m - i, n, sign);
 }
@@ -65,21 +65,21 @@ axpy(float a, const float *x, float *y, int64_t n)
 		y[j] += a * x[j];
 }
 
-#define BODIES(name, attr)                                                                         \
+#define BODIES(name, attr, tile_m)                                                                 \
 	attr static void outer_##name(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c, int64_t ldc, int64_t m, int64_t n, \
 	                              float sign)                                                   \
 	{                                                                                          \
-		body(a, lda, b, ldb, k, c, ldc, m, n, sign);                                       \
+		body(a, lda, b, ldb, k, c, ldc, m, n, sign, tile_m);                               \
 	}                                                                                          \
 	attr static void axpy_##name(float a, const float *x, float *y, int64_t n)                 \
 	{                                                                                          \
 		axpy(a, x, y, n);                                                                  \
 	}
 
-BODIES(plain, )
+BODIES(plain, , 4)
 #if defined(__x86_64__)
-BODIES(avx2, __attribute__((target("avx2,fma"))))
-BODIES(avx512, __attribute__((target("avx512f,avx2,fma"))))
+BODIES(avx2, __attribute__((target("avx2,fma"))), 4)
+BODIES(avx512, __attribute__((target("avx512f,avx2,fma"))), 8)
 #define HAS(name) __builtin_cpu_supports(name)
 #else
 #define outer_avx2 outer_plain

@@ -19,7 +19,7 @@
 #include "formats/quantize.h"
 #include "quant/gptq.h"
 
-enum { ROWS_AT_ONCE = 8 };
+enum { ROWS_AT_ONCE = 8, PASSES = 3 /* over rows that compensation has rounded: more find little */ };
 
 typedef struct Tensor {
 	const GgufTensor *in;
@@ -70,6 +70,9 @@ fitting(Dtype d, int64_t cols)
 	if (cols % dtype_info(d)->block_elems == 0)
 		return d;
 	switch (d) {
+	case DT_Q2_K:
+	case DT_Q3_K:
+	case DT_IQ4_XS: d = DT_IQ4_NL; break;
 	case DT_Q4_K: d = DT_Q5_0; break;
 	case DT_Q5_K: d = DT_Q5_1; break;
 	case DT_Q6_K: d = DT_Q8_0; break;
@@ -163,10 +166,15 @@ file_type(Dtype d)
 	case DT_Q8_0: return 7;
 	case DT_Q5_0: return 8;
 	case DT_Q5_1: return 9;
+	case DT_Q2_K: return 10;
+	case DT_Q3_K: return 11;
 	case DT_Q4_K: return 14;
 	case DT_Q5_K: return 16;
 	case DT_Q6_K: return 18;
+	case DT_IQ4_NL: return 25;
+	case DT_IQ4_XS: return 30;
 	case DT_BF16: return 32;
+	case DT_MXFP4: return 38;
 	default: return 1024; /* guessed from the tensors */
 	}
 }
@@ -372,7 +380,7 @@ convert(void *user, int part, int n_parts)
 }
 
 static llmc_status
-quantise(Run *r, Tensor *t, llmc_error *err)
+quantise(Run *r, Tensor *t, const float *full, llmc_error *err)
 {
 	const QuantJob *job = r->job;
 	bool ok;
@@ -383,7 +391,7 @@ quantise(Run *r, Tensor *t, llmc_error *err)
 	if (!dst)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %s", t->in->name);
 	if (t->input && t->input->h && grid_has(t->to)) {
-		ok = gptq_rows(&(GptqRows){ t->in->dtype, t->to, t->in->data, dst, rows_of(t->in), t->in->dim[0], t->input->h }, job->threads);
+		ok = gptq_rows(&(GptqRows){ t->in->dtype, t->to, t->in->data, dst, rows_of(t->in), t->in->dim[0], t->input->h, full, PASSES }, job->threads);
 	} else {
 		Rows w = { .t = t, .dst = dst };
 		threads_run(job->threads, convert, &w);
@@ -476,11 +484,19 @@ quantise_group(Run *r, llmc_error *err)
 		if (!in->h)
 			continue;
 		/* few inputs a column say little of how columns hang together: without a word from the user the damping grows with what is not known */
-		double damp = job->damp > 0 ? job->damp : fmin(fmax(3.0 * (double)in->cols / (double)in->seen, .01), 1);
-		gptq_factor(in->h, in->cols, damp, job->threads);
-		for (int k = 0; k < r->n; k++)
+		double damp = job->damp > 0 ? job->damp : fmin(fmax(6.0 * (double)in->cols / (double)in->seen, .03), 1);
+		float *full = malloc((size_t)in->cols * (size_t)in->cols * sizeof *full);
+		if (!full)
+			return error_set(err, LLMC_E_MEMORY, "out of memory for the Hessian of %s", in->name[0]);
+		gptq_damp(in->h, in->cols, damp);
+		memcpy(full, in->h, (size_t)in->cols * (size_t)in->cols * sizeof *full);
+		gptq_factor(in->h, in->cols, job->threads);
+		llmc_status s = LLMC_OK;
+		for (int k = 0; k < r->n && s == LLMC_OK; k++)
 			if (r->t[k].input == in && !r->t[k].done)
-				TRY(quantise(r, &r->t[k], err));
+				s = quantise(r, &r->t[k], full, err);
+		free(full);
+		TRY(s);
 		free(in->h);
 		in->h = NULL;
 		in->hessian = false;
@@ -519,7 +535,7 @@ quantise_all(Run *r, llmc_error *err)
 	}
 	for (int i = 0; i < r->n; i++)
 		if (!r->t[i].done && !r->t[i].input)
-			TRY(quantise(r, &r->t[i], err));
+			TRY(quantise(r, &r->t[i], NULL, err));
 	for (bool more = calibrated; more && job->method == QUANT_GPTQ;) {
 		TRY(quantise_group(r, err));
 		more = next_group(r);

@@ -15,7 +15,7 @@ typedef struct QuantJob {
 	const char  *in, *out;
 	Dtype        type, head;    /* of matrices; of the output's (and the embedding that is its too) */
 	QuantMethod  method;
-	double       damp;          /* of Hessians; 0: 3 * columns / inputs seen, 0.01 to 1 */
+	double       damp;          /* of Hessians; 0: 6 * columns / inputs seen, 0.03 to 1 */
 	int64_t      hessian_bytes; /* at once, unless one layer needs more */
 	const Imatrix *imatrix;     /* given; NULL: what calibration finds */
 	/* calibration: NULL session: none */

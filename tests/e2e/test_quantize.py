@@ -87,6 +87,28 @@ def test_blocks_are_what_gguf_reads_and_better_than_its_own(llmc, model, tmp_pat
     assert kept <= set(b.fields) and all(a.fields[k].contents() == b.fields[k].contents() for k in kept)
 
 
+# what 256 columns share: bits, elements of a scale, whether there is a minimum
+CODES = {"q2_k": (Q.Q2_K, 2, 16, True), "q3_k": (Q.Q3_K, 3, 16, False), "iq4_xs": (Q.IQ4_XS, 4, 32, False), "iq4_nl": (Q.IQ4_NL, 4, 32, False)}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_few_bits_are_better_than_the_range_of_each_group(llmc, model, tmp_path, name):
+    """Beside rounding onto evenly spaced values between the ends of each group, whose scales nothing rounds"""
+    kind, bits, group, affine = CODES[name]
+    out = tmp_path / "out.gguf"
+    llmc("quantize", model, out, "--type", name, "--head", "q8_0", "--method", "nearest", "-t", "2", "-q")
+    before, after = tensors(model), tensors(out)
+    assert after["blk.0.attn_q.weight"].tensor_type == (kind if name == "iq4_nl" else Q.IQ4_NL)  # 288 columns are no superblock
+    t = after["blk.1.ffn_down.weight"]
+    assert t.tensor_type == kind
+    x = before[t.name].data.astype(np.float64)
+    g = x.reshape(-1, group)
+    low = np.minimum(g.min(1, keepdims=True), 0) if affine else -np.abs(g).max(1, keepdims=True)
+    step = (g.max(1, keepdims=True) - low if affine else -2 * low) / (2 ** bits - (1 if affine else 2))
+    even = np.clip(np.round((g - low) / step), 0, 2 ** bits - (1 if affine else 2)) * step + low
+    assert ((values(t) - x) ** 2).sum() < .97 * ((even - g) ** 2).sum()
+
+
 def test_columns_that_are_no_superblock_take_a_type_of_32(llmc, model, tmp_path):
     llmc("quantize", model, tmp_path / "k.gguf", "--method", "nearest", "-q")
     t = tensors(tmp_path / "k.gguf")
