@@ -43,7 +43,7 @@ take_key(Source *s, const Gguf *g, const char *key)
 		ExprVal *item = NEW(s->a, ExprVal, MAX_LIST);
 		size_t n = 0;
 		for (; n < count && n < MAX_LIST && elem != GGUF_STR && gguf_arr_num(g, key, n, &v); n++)
-			item[n] = (ExprVal){ .kind = EXPR_NUM, .num = elem == GGUF_F32 ? tidy_f32(v) : v };
+			item[n] = (ExprVal){ .kind = elem == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM, .num = elem == GGUF_F32 ? tidy_f32(v) : v };
 		bool same = n == count && n > 0;
 		for (size_t i = 1; same && i < n; i++)
 			same = item[i].num == item[0].num;

@@ -186,7 +186,7 @@ value_text(Source *s, SpecKey k, ExprVal v, const Node *expr)
 	case EXPR_LIST:
 		break;
 	}
-	if (spec_key[k].type == TYPE_LAYERS && v.n && (v.item[0].kind == EXPR_STR || k == K_rope_layers))
+	if (spec_key[k].type == TYPE_LAYERS && v.n && (v.item[0].kind == EXPR_STR || v.item[0].kind == EXPR_BOOL || k == K_rope_layers))
 		return source_set_layers(s, k, v) ? s->value[k] : NULL;
 	if (spec_key[k].type != TYPE_LAYERS && spec_key[k].type != TYPE_INTS && spec_key[k].type != TYPE_NUMS) {
 		err_at(s->d, (Loc){ 0 }, "%s: %s is a list, for %s one value for all layers is expected", s->file,

@@ -110,7 +110,7 @@ source_set_num(Source *s, SpecKey k, double v)
 }
 
 /* ["full_attention", "sliding_attention", ...] -> the layers that slide, also called global and local; ["dense", "sparse", ...] -> those with
- * experts; [1, 1, 0, ...] -> those of a 1, where layers that rotate are asked for */
+ * experts; [true, false, ...] -> those that are true; [1, 0, ...] -> those of a 1, where layers that rotate are asked for */
 bool
 source_set_layers(Source *s, SpecKey k, ExprVal types)
 {
@@ -118,7 +118,7 @@ source_set_layers(Source *s, SpecKey k, ExprVal types)
 	const char *out = "", *in = experts ? "sparse" : "sliding_attention", *no = experts ? "dense" : "full_attention";
 
 	for (size_t i = 0; i < types.n; i++) {
-		if (k == K_rope_layers && (types.item[i].kind == EXPR_NUM || types.item[i].kind == EXPR_BOOL)) {
+		if (types.item[i].kind == EXPR_BOOL || (k == K_rope_layers && types.item[i].kind == EXPR_NUM)) {
 			if (types.item[i].num != 0)
 				out = arena_printf(s->a, "%s%s%zu", out, *out ? ", " : "", i);
 			continue;

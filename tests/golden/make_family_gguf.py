@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/gguf-families/<family>.{gguf,npz}: a tiny model of each family that llama.cpp's converter knows, as that converter writes it in bf16, and
+its logits by transformers on the same weights, which are exact in bf16. Nothing of llmc has a part in it.
+
+    make bench-peer PEER_ARGS=--build-only      # fetches llama.cpp
+    python tests/golden/make_family_gguf.py [--llama-cpp DIR] [family ...]
+"""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+import numpy as np
+
+import make_gguf as G
+import make_models as M
+import weights as W
+
+OUT = os.path.join(W.HERE, "gguf-families")
+N_PROMPT, N_GREEDY = 24, 4
+TINY = dict(vocab_size=280, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, bos_token_id=256, eos_token_id=257)
+WIND = dict(layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2)
+LLLG = dict(layer_types=["sliding_attention"] * 3 + ["full_attention"], num_hidden_layers=4, hidden_size=16, intermediate_size=24)
+MOE = dict(moe_intermediate_size=20, num_experts=5, num_experts_per_tok=2)
+# family: (class that the converter knows, a base of make_models.py, what differs)
+CASES = {
+    "gpt_oss": ("GptOssForCausalLM", M.GPT_OSS, dict(TINY, **WIND, intermediate_size=24, head_dim=8, swiglu_limit=7.0)),
+    "gemma": ("GemmaForCausalLM", M.GEMMA2, dict(TINY, head_dim=8, model_type="gemma", rope_theta=10000.0)),
+    "granite": ("GraniteForCausalLM", M.GRANITE, TINY),
+    "seed_oss": ("SeedOssForCausalLM", M.LLAMA, dict(TINY, head_dim=10, attention_bias=True, attention_out_bias=False, mlp_bias=False)),
+    "exaone4": ("Exaone4ForCausalLM", M.EXAONE4, dict(TINY, **LLLG, head_dim=8, sliding_window=6, sliding_window_pattern=4)),
+    "ernie4_5": ("Ernie4_5ForCausalLM", M.ERNIE, dict(TINY, head_dim=8)),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", M.ERNIE_MOE, dict(TINY, moe_intermediate_size=20)),
+    "glm4_moe": ("Glm4MoeForCausalLM", M.GLM_MOE, dict(TINY, head_dim=8, num_nextn_predict_layers=0, use_qk_norm=True)),
+    "dots1": ("Dots1ForCausalLM", M.DOTS, dict(TINY, head_dim=8, layer_types=["full_attention"] * 2, max_window_layers=2)),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", M.QWEN3_MOE, dict(TINY, head_dim=8)),
+    "starcoder2": ("Starcoder2ForCausalLM", M.STARCODER2, TINY),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM", M.BIGCODE, dict(vocab_size=280, n_embd=32, n_head=4, n_layer=2, bos_token_id=256, eos_token_id=257)),
+    "stablelm": ("StableLmForCausalLM", M.STABLELM, dict(TINY, use_qkv_bias=True, rope_theta=10000.0)),
+    "phi": ("PhiForCausalLM", M.PHI, dict(TINY, num_key_value_heads=4, intermediate_size=128, rope_theta=10000.0)),
+    "falcon": ("FalconForCausalLM", M.FALCON, dict(vocab_size=280, hidden_size=32, num_hidden_layers=2, bos_token_id=256, eos_token_id=257, num_kv_heads=1, n_head_kv=1, rope_theta=10000.0)),
+    "mpt": ("MPTForCausalLM", M.MPT, dict(vocab_size=280, d_model=32, n_layers=2, layer_norm_epsilon=1e-5, bos_token_id=256, eos_token_id=257,
+                                      attn_config=dict(alibi=True, alibi_bias_max=8, clip_qkv=None))),
+    "cohere": ("CohereForCausalLM", M.COHERE, TINY),
+    "cohere2": ("Cohere2ForCausalLM", M.COHERE2, dict(TINY, **LLLG, head_dim=4, rotary_pct=1.0)),
+    "smollm3": ("SmolLM3ForCausalLM", M.SMOLLM3, dict(TINY, num_hidden_layers=4, hidden_size=16, intermediate_size=24, no_rope_layer_interval=4,
+                                                   no_rope_layers=[1, 1, 1, 0])),
+    "olmo": ("OlmoForCausalLM", M.OLMO, TINY),
+    "olmo2": ("Olmo2ForCausalLM", M.OLMO, TINY),
+    "olmo3": ("Olmo3ForCausalLM", M.OLMO3, dict(TINY, **LLLG, sliding_window=6, rope_theta=500000.0,
+                                               rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=32.0, beta_slow=1.0))),
+    "olmoe": ("OlmoeForCausalLM", M.OLMOE, dict(TINY, num_key_value_heads=4, intermediate_size=20, rms_norm_eps=1e-5)),
+    "minimax_m2": ("MiniMaxM2ForCausalLM", M.MINIMAX, dict(TINY, head_dim=8, rotary_dim=4, intermediate_size=20)),
+    "hunyuan_v1": ("HunYuanDenseV1ForCausalLM", M.HUNYUAN, dict(TINY, head_dim=8, rope_scaling=None)),
+    "arcee": ("ArceeForCausalLM", M.ARCEE, TINY),
+    "nemotron": ("NemotronForCausalLM", M.NEMOTRON, TINY),
+}
+MODEL_TYPE = {"seed_oss": "seed_oss", "hunyuan_v1": "hunyuan_v1_dense"}
+
+
+def converter(folder):
+    """llama.cpp's function from the name of a class to its converter. It knows pre-tokenizers by a checksum of their output, among which ours is not."""
+    sys.path[:0] = [folder, os.path.join(folder, "gguf-py")]
+    import conversion
+    from conversion import base
+
+    def load_hparams(path, is_mistral_format):
+        with open(os.path.join(path, "config.json")) as f:    # transformers 5 would rename rope's keys
+            return json.load(f)
+    base.ModelBase.load_hparams = staticmethod(load_hparams)
+    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
+    return conversion.get_model_class
+
+
+def attempt(name, seed, conv, folder):
+    import gguf
+    cls_name, base, more = CASES[name]
+    config = dict(model_type=MODEL_TYPE.get(name, name), **{k: v for k, v in base.items() if k != "model_type"}) | more
+    config = {k: v for k, v in config.items() if v is not ...} | dict(architectures=[cls_name])
+    c = dict(config=config, dtype="bf16", plus_one="gemma" in name or name == "nemotron", modern=False, strip="", emb_bf16=False, vision=None)
+    shapes, config, run, run64 = M.transformers_model(c, seed)
+    hf = os.path.join(folder, name)
+    os.makedirs(hf)
+    with open(os.path.join(hf, "config.json"), "w") as f:
+        json.dump(config, f)
+    G.write_tokenizer(hf)
+    W.write_safetensors(os.path.join(hf, "model.safetensors"), {n: w.reshape(shapes[n]) for n, w in M.rounded_weights(c, shapes, seed).items()}, "bf16")
+    path = os.path.join(folder, name + ".gguf")
+    cls = conv(cls_name)
+    cls.set_vocab = lambda self: self._set_vocab_gpt2()    # whatever the tokenizer of published models is
+    with contextlib.redirect_stdout(sys.stderr):
+        cls(pathlib.Path(hf), gguf.LlamaFileType.MOSTLY_BF16, pathlib.Path(path)).write()
+    ids = W.prompt(seed, N_PROMPT, 256)
+    logits = run(ids)
+    spread, greedy, gap, row = float(np.ptp(logits)), [], 1.0, logits[-1]
+    for _ in range(N_GREEDY):
+        top = np.sort(row)[-2:]
+        gap = min(gap, float(top[1] - top[0]) / spread)
+        greedy.append(int(row.argmax()))
+        row = run(ids + greedy)[-1]
+    return path, dict(prompt=np.array(ids), greedy=np.array(greedy), logits=logits), gap, float(np.abs(run64(ids) - logits).max()) / spread
+
+
+def make(name, conv):
+    for seed in range(1, 20):
+        with tempfile.TemporaryDirectory() as folder:
+            path, arrays, gap, wobble = attempt(name, seed, conv, folder)
+            if gap < 2e-3 or wobble > 4e-6:
+                continue
+            os.replace(path, os.path.join(OUT, name + ".gguf"))
+        np.savez_compressed(os.path.join(OUT, name + ".npz"), **arrays)
+        print(f"{name:14} seed {seed} {os.path.getsize(os.path.join(OUT, name + '.gguf')) // 1024} KiB gap {gap:.1e} wobble {wobble:.1e}", flush=True)
+        return
+    raise SystemExit(f"{name}: no seed is good")
+
+
+if __name__ == "__main__":
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--llama-cpp", help="folder with convert_hf_to_gguf.py", required=True)
+    ap.add_argument("case", nargs="*")
+    a = ap.parse_args()
+    os.makedirs(OUT, exist_ok=True)
+    module = converter(a.llama_cpp)
+    failed = False
+    for wanted in a.case or CASES:
+        try:
+            make(wanted, module)
+        except (Exception, SystemExit) as e:
+            failed = True
+            print(f"{wanted:14} FAILED: {type(e).__name__}: {str(e)[:300]}", flush=True)
+    sys.exit(failed)
