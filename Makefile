@@ -104,8 +104,9 @@ bench: all ## tokens/s of the demo model on this machine
 bench-peer: all ## llmc and llama.cpp on the same files, interleaved; PEER_ARGS=--help, "--quick --isa v3", "--widths --quick --minutes 11"
 	@tools/venv.sh >/dev/null && "$$(tools/venv.sh)/bin/python" tests/bench/peer.py $(PEER_ARGS)
 
-bench-startup: all ## time to the first token, cold and warm, and peak memory
+bench-startup: all ## time to the first token, cold and warm, and peak memory; of mixtures beside a dense model
 	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py
+	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py --mixtures
 
 # With everything but the C library linked in, and without the web server: for machines that have neither our libraries nor a compiler.
 $(BUILD)/gpu-llmc: $(filter-out %/serve.o,$(CLIO)) $(BUILD)/tests/gpu/no_server.o $(BUILD)/libllmc.a

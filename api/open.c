@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/sized.h"
 #include "formats/layout.h"
+#include "runtime/cpu/cpu.h"
 
 static void
 model_free(llmc_model *m)
@@ -319,6 +320,16 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits) {
 		log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, why.text);
 		status = runtime_open(m->plan, &ro, &m->rt, &why);
+	}
+	/* the compiler is older than the processor: the best that both know */
+	if (status == LLMC_E_MISSING && !opt->arch && target_find(target)->kind == TARGET_CPU && strcmp(m->plan->target, target) == 0) {
+		char refused[1024];
+		const char *next = cc_target(target, refused, sizeof refused);
+		if (next && strcmp(next, target) != 0) {
+			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING, "%s; using %s, which is slower: install a newer compiler, or name one in LLMC_CC", refused, next);
+			TRY(compile_model(m, next, true, opt, err));
+			status = runtime_open(m->plan, &ro, &m->rt, &why);
+		}
 	}
 	if (status != LLMC_OK) {
 		if (err)

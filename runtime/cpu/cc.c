@@ -133,6 +133,53 @@ cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_err
 	                 "install gcc libc6-dev`), name one in LLMC_CC, or run without it, slowly, with --device ref");
 }
 
+/* Does the compiler take the flags of a target? said: what it has to say otherwise */
+static bool
+takes(const char *cc, const Target *t, Strbuf *said)
+{
+	char flags[512], *argv[64], *save = NULL;
+	int  n = 0, code = 1;
+
+	if (snprintf(flags, sizeof flags, "%s", t->cflags) >= (int)sizeof flags)
+		return false;
+	argv[n++] = (char *)cc;
+	for (char *w = strtok_r(flags, " ", &save); w && n < 56; w = strtok_r(NULL, " ", &save))
+		argv[n++] = w;
+	argv[n++] = (char *)"-Werror"; /* clang warns of what it does not know */
+	argv[n++] = (char *)"-fsyntax-only";
+	argv[n++] = (char *)"-x";
+	argv[n++] = (char *)"c";
+	argv[n++] = (char *)"/dev/null";
+	argv[n] = NULL;
+	return cc_run(argv, 1024, said, &code, NULL) == LLMC_OK && code == 0;
+}
+
+const char *
+cc_target(const char *target, char *why, size_t cap)
+{
+	char cc[1024], version[512];
+	int at = 0;
+	Strbuf said = { 0 };
+	const char *best = NULL;
+
+	why[0] = 0;
+	if (cc_find(cc, sizeof cc, version, sizeof version, NULL) != LLMC_OK)
+		return NULL;
+	while (target_at(at) && strcmp(target_at(at)->name, target) != 0)
+		at++;
+	for (; at >= 0 && !best && target_at(at); at--) {
+		const Target *t = target_at(at);
+		if (t->kind != TARGET_CPU || !isa_runs(t->name))
+			continue;
+		if (takes(cc, t, &said))
+			best = t->name;
+		else if (!*why)
+			snprintf(why, cap, "%s (%s) cannot compile for %s: %.*s", cc, version, t->name, (int)strcspn(strbuf_str(&said), "\n"), strbuf_str(&said));
+	}
+	strbuf_release(&said);
+	return best;
+}
+
 llmc_status
 cc_flags(const char *target, char ***flags, char **text, llmc_error *err)
 {

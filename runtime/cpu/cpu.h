@@ -24,6 +24,9 @@ int         isa_lacks(const char *target, char *why, size_t cap);
 
 /* The C compiler that kernels are built with ($LLMC_CC, cc, gcc, clang): path and version line; E_MISSING when there is none */
 llmc_status cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_error *err);
+/* Of the targets that run here, the best one up to `target` whose flags that compiler takes; NULL: none, or no compiler. why: a sentence, cut at cap, about
+ * the flags of `target` that it refuses; empty when it takes them */
+const char *cc_target(const char *target, char *why, size_t cap);
 
 /* --- build.c: kernels of a plan, compiled and loaded ---------------------------------------------------------- */
 

@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
 """Time to the first token of SmolLM2, cold (empty cache, kernels compiled) and warm, and peak memory against the plan.
 
-Writes tests/bench/results/startup-<cpu>.json.
+    tests/bench/startup.py [MODEL]         writes tests/bench/results/startup-<cpu>.json
+    tests/bench/startup.py --mixtures [ROUNDS]   how much later a mixture's first token comes than a dense model's: startup-mixtures-<cpu>.json
+
+Mixtures have their published widths, random weights in Q4_0, one layer of each kind and few experts: their kernels are those of the whole model. What
+differs is what is compiled, so seconds of the processor are written beside those of the clock, which other work makes longer.
 """
 import datetime
 import json
@@ -37,14 +41,66 @@ def first_token(model, cache, extra=("-n", "2")):
     return took, usage.ru_maxrss * 1024
 
 
+# description, what is cut
+CUT = ["vocab_size=4096", "max_positions=1024", "text.bos=1", "text.eos=[2]", "storage.default=q4_0"]
+MIXTURES = [("qwen3-8b", ["n_layers=1", "hidden=2048"]), ("qwen3-30b-a3b", ["n_layers=1", "moe.n_experts=16"]), ("mixtral-8x7b", ["n_layers=1", "moe.n_experts=2"]),
+            ("deepseek-v2-lite", ["n_layers=2", "moe.n_experts=16"])]
+
+
+def cold(config, sets):
+    """Seconds by the clock and of the processor, from an empty cache to two tokens, and kernels."""
+    cache = tempfile.mkdtemp(prefix="llmc-startup-")
+    cmd = [LLMC, "run", os.path.join(ROOT, "configs", config + ".yaml"), "--random-weights", "--tokens", "1,5,9", "-n", "2", "--ignore-eos", "--json"]
+    for s in CUT + sets:
+        cmd += ["--set", s]
+    try:
+        before, t0 = os.times(), time.monotonic()
+        subprocess.run(cmd, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ, LLMC_CACHE=cache))
+        took, after = time.monotonic() - t0, os.times()
+        kernels = sum(f.endswith(".so") for _, _, files in os.walk(cache) for f in files)
+    finally:
+        shutil.rmtree(cache)
+    return took, sum(after[2:4]) - sum(before[2:4]), kernels
+
+
+def mixtures(rounds):
+    """The first is dense, the others are compared with it."""
+    rows = {c: [] for c, _ in MIXTURES}
+    for _ in range(rounds):
+        for config, sets in MIXTURES:
+            rows[config].append(cold(config, sets))
+    out = {}
+    for config, got in rows.items():
+        clock, processor, kernels = (statistics.median(x) for x in zip(*got))
+        out[config] = {"cold_s": round(clock, 2), "processor_s": round(processor, 2), "kernels": int(kernels)}
+    dense = out[MIXTURES[0][0]]
+    for config, _ in MIXTURES[1:]:
+        out[config]["more_s"] = round(out[config]["cold_s"] - dense["cold_s"], 2)
+        out[config]["more_processor_s_a_core"] = round((out[config]["processor_s"] - dense["processor_s"]) / os.cpu_count(), 2)
+    return out
+
+
+def write(name, cpu, result):
+    print(json.dumps(result, indent=1))
+    out = os.path.join(ROOT, "tests", "bench", "results", f"{name}-{re.sub('[^a-z0-9]+', '-', cpu.lower()).strip('-')}.json")
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+    with open(out, "w") as f:
+        json.dump(result, f, indent=1)
+        f.write("\n")
+
+
 def main():
-    model = sys.argv[1] if len(sys.argv) > 1 else subprocess.run([os.path.join(ROOT, "tools", "smollm2.sh")], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
     name = next((x.split(":", 1)[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), "unknown")
-    cold, warm, packed, peak = [], [], [], []
+    machine = {"date": datetime.date.today().isoformat(), "machine": {"cpu": name, "cores": os.cpu_count(), "kernel": platform.release()},
+               "load_before": os.getloadavg()[0]}
+    if sys.argv[1:2] == ["--mixtures"]:
+        return write("startup-mixtures", name, dict(machine, first_token=mixtures(int(sys.argv[2]) if sys.argv[2:] else 3)))
+    model = sys.argv[1] if len(sys.argv) > 1 else subprocess.run([os.path.join(ROOT, "tools", "smollm2.sh")], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+    first, warm, packed, peak = [], [], [], []
     for _ in range(3):
         cache = tempfile.mkdtemp(prefix="llmc-startup-")
         try:
-            cold.append(first_token(model, cache)[0])
+            first.append(first_token(model, cache)[0])
             for _ in range(3):
                 warm.append(first_token(model, cache)[0])
             peak.append(first_token(model, cache, ["-n", "-1", *LIMITS])[1])
@@ -57,17 +113,11 @@ def main():
     _, _, usage = os.wait4(tokenizer.pid, 0)
     process = usage.ru_maxrss * 1024
     m = statistics.median
-    result = {"date": datetime.date.today().isoformat(), "machine": {"cpu": name, "cores": os.cpu_count(), "kernel": platform.release()},
-              "load_before": os.getloadavg()[0], "cold_s": round(m(cold), 3), "cold_all_s": [round(x, 3) for x in cold],
+    result = {**machine, "cold_s": round(m(first), 3), "cold_all_s": [round(x, 3) for x in first],
               "warm_s": round(m(warm), 3), "warm_all_s": [round(x, 3) for x in warm], "warm_packed_cache_s": round(m(packed), 3),
               "plan_bytes": plan["memory"]["total"], "peak_bytes": int(m(peak)), "process_and_vocabulary_bytes": process,
               "peak_over_plan": round((m(peak) - process) / plan["memory"]["total"], 4)}
-    print(json.dumps(result, indent=1))
-    out = os.path.join(ROOT, "tests", "bench", "results", f"startup-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.json")
-    os.makedirs(os.path.dirname(out), exist_ok=True)
-    with open(out, "w") as f:
-        json.dump(result, f, indent=1)
-        f.write("\n")
+    write("startup", name, result)
 
 
 main()

@@ -2,6 +2,7 @@
 nothing half-written is ever trusted."""
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -252,6 +253,37 @@ def test_killed_while_writing(llmc, model, tokens, tmp_path):
     assert p.returncode == -9
     llmc("compile", model, "-o", half, "--arch", "generic", "--aot", env=env)
     assert llmc.json("run", half, *RUN, env=NO_COMPILER)["tokens"] == tokens
+
+
+OLD = """#!/bin/sh
+# A compiler from before these flags
+for x in "$@"; do case "$x" in %s*) echo "cc: error: unrecognized command-line option '$x'" >&2; exit 1 ;; esac; done
+exec gcc "$@"
+"""
+# what a compiler may be too old for, and what is then used
+BEFORE = {"cpu-amx": ("-mamx-", "cpu-v4"), "cpu-v4": ("-mavx512", None), "cpu-vnni": ("-mavxvnni", "cpu-v3"), "cpu-v3": ("-mavx2", "cpu-generic")}
+
+
+def test_a_compiler_older_than_the_processor(llmc, model, tmp_path):
+    best = llmc.json("doctor")["processor"]["best_target"]
+    if best not in BEFORE:
+        pytest.skip(f"every compiler knows the flags of {best}")
+    flag, then = BEFORE[best]
+    cc = tmp_path / "cc"
+    cc.write_text(OLD % flag)
+    cc.chmod(0o755)
+    env = {"LLMC_CACHE": str(tmp_path / "cache"), "LLMC_CC": str(cc)}
+    run = [x for x in RUN if x not in ("--arch", "generic")]
+    for _ in range(2):  # the second time from the cache
+        got = llmc.json("run", model, *run, env=env)
+        lines = [x for x in llmc.err.splitlines() if "slower" in x]
+        assert len(lines) == 1 and flag in lines[0] and "LLMC_CC" in lines[0], llmc.err
+        used = re.search(r"using cpu-(\w+),", lines[0])[1]
+        assert then in (None, f"cpu-{used}")
+    assert got["tokens"] == llmc.json("run", model, *run, "--arch", used, env=env)["tokens"]
+    # who asks for it gets it, or why not
+    llmc("run", model, *run, "--arch", best.removeprefix("cpu-"), env=env, code=2)
+    assert "unrecognized command-line option" in llmc.err
 
 
 def test_a_missing_compiler_is_a_sentence(llmc, model, shipped, tmp_path):
