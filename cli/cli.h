@@ -51,7 +51,7 @@ typedef struct Common {
 	{ OPT_FLAG, 0, "cache-packed", NULL, &(c).cache_packed, "keep packed weights in the cache and read them next time" }, \
 	{ OPT_LIST, 0, "set", "KEY=VALUE", &(c).set, "override a key of the description; may be repeated" }, \
 	{ OPT_TEXT, 0, "quantize", "SCHEME", &(c).quantize, "quantise a 16-bit checkpoint while it is read: q4_k, q8_0, eetq, awq, ... (same as --set quant.scheme=)" }, \
-	{ OPT_TEXT, 0, "kv", "TYPE", &(c).kv, "type of cached keys and values: f16, f32, bf16, int8, f8, int6, int4 (same as --set kv.dtype=)" }, \
+	{ OPT_TEXT, 0, "kv", "TYPE", &(c).kv, "type of cached keys and values: f16, f32, bf16, int8, f8, int8_32, f8_32, int6, int4 (same as --set kv.dtype=)" }, \
 	{ OPT_INT, 0, "tp", "N", &(c).tp, "tensor parallel degree (same as --set parallel.tp=)" }, \
 	{ OPT_TEXT, 0, "artifact", "DIR", &(c).out_dir, "write the generated files here [the cache]" }, \
 	{ OPT_GROUP, 0, "Limits", NULL, NULL, NULL },                                              \

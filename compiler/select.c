@@ -113,8 +113,6 @@ warn_slow(Select *s, const Op *op, const Target *target)
 	s->warned[op->kind] = true;
 	if (target->kind == TARGET_CUDA) {
 		err_at(s->d, op->loc, "no kernel for %s on %s", op_info[op->kind].name, target->name);
-		if (s->g->n_pool && s->g->pool[0].mla && kv_quantised(s->g->pool[0].k))
-			note_at(s->d, op->loc, "kv.dtype = %s: GPUs keep latents as f32, f16 or bf16", kv_type_info(s->g->pool[0].k)->text);
 	}
 	else
 		warn_at(s->d, op->loc, "no tuned kernel for %s on %s: the reference runs it, slowly", op_info[op->kind].name, target->name);

@@ -280,6 +280,10 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->dtype = dtype_of(t, K_dtype);
 	s->kv.k = kv_type_from_text(STR(kv_k));
 	s->kv.v = kv_type_from_text(STR(kv_v));
+	if (s->attention.kind == ATT_MLA) {
+		s->kv.k = kv_of_latents(s->kv.k);
+		s->kv.v = kv_of_latents(s->kv.v);
+	}
 	s->kv.rotate = BOOL(kv_rotate);
 	s->activations_i8 = IS(activations, "i8");
 	s->activations_bf16 = IS(activations, "bf16");

@@ -166,13 +166,7 @@ check_kv(SpecTable *t)
 	if (k == KVT_NONE || v == KVT_NONE)
 		return;
 	if (IS(att_kind, "mla")) {
-		SpecKey at = !kv_for_latents(k) ? K_kv_k : K_kv_v;
-		if (t->val[at].from == FROM_DEFAULT)
-			at = K_kv_dtype;
-		if (!kv_for_latents(k) || !kv_for_latents(v))
-			err_at(t->d, t->val[at].loc,
-			       "%s = %s: latents (attention.kind: mla) are kept as f32, f16, bf16, int6 or int4: one scale does not suit a latent and its key", spec_key[at].path, t->val[at].str);
-		else if (ON(kv_rotate))
+		if (ON(kv_rotate))
 			err_at(t->d, LOC(kv_rotate), "kv.rotate = true: latents (attention.kind: mla) are not rotated");
 		else if (k != v)
 			err_at(t->d, LOC(kv_v), "kv.v = %s differs from kv.k = %s: a latent is both key and value", t->val[K_kv_v].str, t->val[K_kv_k].str);

@@ -36,6 +36,12 @@ kv_for_latents(KvType t)
 	return !kv_quantised(t) || info[t].group > 0;
 }
 
+KvType
+kv_of_latents(KvType t)
+{
+	return t == KVT_F8 ? KVT_F8_32 : t == KVT_INT8 ? KVT_INT8_32 : t;
+}
+
 int64_t
 kv_row_bytes(KvType t, int64_t dim)
 {

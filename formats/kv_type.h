@@ -4,6 +4,7 @@
  *   value = scale * code + zero     scale and zero are f16, one for a group of a row
  *   f8    codes e4m3, group: the row, scale = largest / 448
  *   int8  codes -127 .. 127, group: the row, scale = largest / 127
+ *   f8_32, int8_32   the same codes, groups of 32: for latents, where one scale does not suit a latent and its key
  *   int6  codes -31 .. 31, groups of 32, scale = largest / 31
  *   int4  codes 0 .. 15, groups of 32, zero the smallest, scale = (largest - smallest) / 15
  *
@@ -22,6 +23,8 @@
 	X(BF16, "bf16", 16, 0, 0)          \
 	X(F8, "f8", 8, 0, 2)               \
 	X(INT8, "int8", 8, 0, 2)           \
+	X(F8_32, "f8_32", 8, 32, 2)        \
+	X(INT8_32, "int8_32", 8, 32, 2)    \
 	X(INT6, "int6", 6, 32, 2)          \
 	X(INT4, "int4", 4, 32, 4)
 
@@ -49,8 +52,9 @@ enum { KV_LEAST_ROTATION = 4 };
 const KvTypeInfo *kv_type_info(KvType t);              /* t must be valid */
 KvType            kv_type_from_text(const char *text); /* KVT_NONE: unknown */
 bool              kv_quantised(KvType t);
-/* May a latent and its key lie in one row? One scale would not suit both. */
+/* May a latent and its key lie in one row? One scale would not suit both. And the type that is meant by t for latents: of its codes, in groups */
 bool              kv_for_latents(KvType t);
+KvType            kv_of_latents(KvType t);
 /* Bytes of a row of dim elements; groups are whole. dim <= 2^40 */
 int64_t           kv_row_bytes(KvType t, int64_t dim);
 /* Elements that one Hadamard matrix mixes: the largest power of two that divides dim. */

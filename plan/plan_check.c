@@ -109,7 +109,7 @@ check_pool(const PlanPool *p, llmc_error *err)
 	if (p->mla && (p->kv_heads != 1 || p->v_dim != 0))
 		return BAD("pool %s: a latent pool has one head and no v_dim", p->id);
 	if (p->mla && (p->k != p->v || !kv_for_latents(p->k) || p->rotate))
-		return BAD("pool %s: a latent pool has one type, f32, f16, bf16, int6 or int4, and is not rotated", p->id);
+		return BAD("pool %s: a latent pool has one type, plain or with groups, and is not rotated", p->id);
 	if (p->rotate && !kv_quantised(p->k) && !kv_quantised(p->v))
 		return BAD("pool %s: %s and %s rows are not rotated", p->id, kv_type_info(p->k)->text, kv_type_info(p->v)->text);
 	int64_t one = plan_layer_page_bytes(p);

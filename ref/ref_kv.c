@@ -6,6 +6,7 @@
  *            of keys                                          of values (on GPUs: of both)
  *   plain    [D][32]                                          [32][D]
  *   8 bits   [D][32], scale [32]                              [32][D], scale [32]
+ *   in 32s   [32 G][32], scale [G][32]                        [32][32 G], scale [32][G]
  *   6 bits   as 4 bits, +32; then two high bits               as 4 bits, +32; then two high bits
  *            [8 G][32]: of elements 4 r .. 4 r + 3            [32][8 G]: of i, i + 8, i + 16, i + 24 of a group
  *            scale [G][32]                                    scale [32][G]
@@ -103,7 +104,7 @@ plane_low(const Plane *p, int64_t at, int64_t i, int *shift)
 {
 	if (kv_type_info(p->type)->bits == 8) {
 		*shift = 0;
-		return (uint8_t *)p->at + (p->key ? i * PLAN_KV_PAGE + at : at * p->dim + i);
+		return (uint8_t *)p->at + (p->key ? i * PLAN_KV_PAGE + at : at * (kv_type_info(p->type)->group ? p->groups * 32 : p->dim) + i);
 	}
 	*shift = 4 * (int)(p->key ? i % 2 : i % 32 / 16);
 	return (uint8_t *)p->at + (p->key ? i / 2 * PLAN_KV_PAGE + at : at * p->groups * 16 + i / 32 * 16 + i % 16);
@@ -154,6 +155,18 @@ get_code(const Plane *p, int64_t at, int64_t i)
 	return low | (high >> shift & 3) << 4;
 }
 
+static bool
+is_f8(KvType t)
+{
+	return t == KVT_F8 || t == KVT_F8_32;
+}
+
+static bool
+is_int8(KvType t)
+{
+	return t == KVT_INT8 || t == KVT_INT8_32;
+}
+
 static float
 limit(float x, float lo, float hi)
 {
@@ -178,7 +191,7 @@ put_group(const Plane *p, int64_t at, int64_t g, int64_t from, int64_t n, const 
 		zero = f16_to_f32(h);
 		scale = (hi - zero) / 15;
 	} else {
-		scale = most / (p->type == KVT_F8 ? 448 : p->type == KVT_INT8 ? 127 : 31);
+		scale = most / (is_f8(p->type) ? 448 : is_int8(p->type) ? 127 : 31);
 	}
 	h = half_of(scale > 0 ? scale : 0);
 	memcpy(plane_scale(p, at, g, 0), &h, 2);
@@ -187,9 +200,9 @@ put_group(const Plane *p, int64_t at, int64_t g, int64_t from, int64_t n, const 
 	for (int64_t i = 0; i < n; i++) {
 		float    v = (x[i] - zero) * inverse;
 		unsigned code = 0;
-		if (p->type == KVT_F8)
+		if (is_f8(p->type))
 			code = e4m3_of(v);
-		else if (p->type == KVT_INT8)
+		else if (is_int8(p->type))
 			code = (unsigned)(int)limit(rintf(v), -127, 127) & 255;
 		else if (p->type == KVT_INT6)
 			code = (unsigned)((int)limit(rintf(v), -31, 31) + 32);
@@ -218,7 +231,7 @@ get_value(const Plane *p, int64_t at, int64_t i)
 	memcpy(&scale, plane_scale(p, at, g, 0), 2);
 	if (t == KVT_INT4)
 		memcpy(&zero, plane_scale(p, at, g, 1), 2);
-	double c = t == KVT_F8 ? e4m3_value((uint8_t)code) : t == KVT_INT8 ? (int8_t)code : t == KVT_INT6 ? (int)code - 32 : (int)code;
+	double c = is_f8(t) ? e4m3_value((uint8_t)code) : is_int8(t) ? (int8_t)code : t == KVT_INT6 ? (int)code - 32 : (int)code;
 	return (float)(c * (double)f16_to_f32(scale) + (double)f16_to_f32(zero));
 }
 

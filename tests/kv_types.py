@@ -10,8 +10,8 @@ import numpy as np
 
 PAGE = 32
 PLAIN = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
-TYPES = ("f32", "f16", "bf16", "f8", "int8", "int6", "int4")
-MOST = {"f8": 448, "int8": 127, "int6": 31}
+TYPES = ("f32", "f16", "bf16", "f8", "int8", "f8_32", "int8_32", "int6", "int4")
+MOST = {"f8": 448, "f8_32": 448, "int8": 127, "int8_32": 127, "int6": 31}
 
 
 class Rows(NamedTuple):
@@ -25,7 +25,7 @@ def plain(kv):
 
 
 def group(kv, dim):
-    return 32 if kv in ("int6", "int4") else dim
+    return 32 if kv in ("int6", "int4") or kv.endswith("_32") else dim
 
 
 def groups(kv, dim):
@@ -35,7 +35,7 @@ def groups(kv, dim):
 def row_bytes(kv, dim):
     if plain(kv):
         return dim * PLAIN[kv]().itemsize
-    return groups(kv, dim) * {"int6": 26, "int4": 20}.get(kv, dim + 2)
+    return groups(kv, dim) * {"int6": 26, "int4": 20}.get(kv, group(kv, dim) + 2)
 
 
 def turn(x):
@@ -90,9 +90,9 @@ def encode(kv, x):
     with np.errstate(divide="ignore"):
         inverse = np.where(wide > 0, np.float32(1) / wide, np.float32(0))
     v = (y - (0 if zero is None else zero.astype(np.float32)[..., None])) * inverse[..., None]
-    if kv == "f8":
+    if kv.startswith("f8"):
         code = to_e4m3(v)
-    elif kv == "int8":
+    elif kv.startswith("int8"):
         code = np.rint(v).clip(-127, 127).astype(np.int8).view(np.uint8)
     elif kv == "int6":
         code = (np.rint(v).clip(-31, 31) + 32).astype(np.uint8)
@@ -108,7 +108,7 @@ def decode(kv, r, dim):
     if plain(kv):
         return ((r.code.astype(np.uint32) << 16).view(np.float32) if kv == "bf16" else r.code).astype(np.float64)
     size = group(kv, dim)
-    c = E4M3[r.code] if kv == "f8" else r.code.view(np.int8).astype(float) if kv == "int8" else r.code - 32.0 if kv == "int6" else r.code.astype(float)
+    c = E4M3[r.code] if kv.startswith("f8") else r.code.view(np.int8).astype(float) if kv.startswith("int8") else r.code - 32.0 if kv == "int6" else r.code.astype(float)
     v = c.reshape(*c.shape[:-1], -1, size) * r.scale[..., None].astype(float) + (0 if r.zero is None else r.zero[..., None].astype(float))
     return v.reshape(c.shape)[..., :dim]
 
@@ -124,6 +124,17 @@ def kept(kv, x, rotate=False):
     while len(h) < n:
         h = np.block([[h, h], [h, -h]])
     return (y.reshape(*y.shape[:-1], -1, n) @ (h / math.sqrt(n))).reshape(y.shape)
+
+
+def spans(kv, dim, at):
+    """(first byte, bytes) of what row `at` has in a plane of values, quantised"""
+    bits, scales = (4, 4) if kv == "int4" else (6, 2) if kv == "int6" else (8, 2)
+    g, wide = groups(kv, dim), groups(kv, dim) * group(kv, dim)
+    low = wide if bits == 8 else wide // 2
+    out = [(at * low, low)]
+    if bits == 6:
+        out.append((PAGE * low + at * wide // 4, wide // 4))
+    return [*out, (PAGE * wide * bits // 8 + at * g * scales, g * scales)]
 
 
 def plane(kv, r, dim, key):

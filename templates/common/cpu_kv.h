@@ -13,7 +13,7 @@
 
 enum { KV_PAGE = 32, KV_GROUP = 32, KV_MOST_DIM = 1024 /* of quantised rows */ };
 
-enum { KV_f32, KV_f16, KV_bf16, KV_f8, KV_int8, KV_int6, KV_int4 };
+enum { KV_f32, KV_f16, KV_bf16, KV_f8, KV_int8, KV_f8_32, KV_int8_32, KV_int6, KV_int4 };
 
 /* scale and zero of a group for each lane */
 typedef struct KvScale { vf s, z; } KvScale;
@@ -29,7 +29,20 @@ kv_plain(const int type)
 LLMC_INLINE int
 kv_grouped(const int type)
 {
-	return type == KV_int6 || type == KV_int4;
+	return type >= KV_f8_32;
+}
+
+LLMC_INLINE int
+kv_is_f8(const int type)
+{
+	return type == KV_f8 || type == KV_f8_32;
+}
+
+/* codes of 8 bits? */
+LLMC_INLINE int
+kv_wide(const int type)
+{
+	return type >= KV_f8 && type <= KV_int8_32;
 }
 
 /* bytes of an element of a plain type */
@@ -56,10 +69,11 @@ kv_group(const int type, const int dim)
 LLMC_INLINE int
 kv_codes(const int type, const int dim)
 {
-	return kv_plain(type)  ? dim * kv_bytes(type)
-	     : type == KV_int6 ? kv_groups(type, dim) * 24
-	     : type == KV_int4 ? kv_groups(type, dim) * 16
-	                       : dim;
+	return kv_plain(type)   ? dim * kv_bytes(type)
+	     : type == KV_int6  ? kv_groups(type, dim) * 24
+	     : type == KV_int4  ? kv_groups(type, dim) * 16
+	     : kv_grouped(type) ? kv_groups(type, dim) * KV_GROUP
+	                        : dim;
 }
 
 /* numbers that a group has beside its codes */
@@ -161,7 +175,7 @@ kv_folded(const int type)
 LLMC_INLINE vf
 kv_bytes_at(const int type, const uint8_t *p)
 {
-	if (type == KV_f8)
+	if (kv_is_f8(type))
 		return kv_of_e4m3(p);
 	return vf_of_vi(vi_of_s8(p));
 }
@@ -172,7 +186,7 @@ kv_scale_at(const int type, const f16 *p)
 {
 	vf s = vf_load_f16(p);
 
-	if (type == KV_f8)
+	if (kv_is_f8(type))
 		s = s * vf_set1(256);
 	return s;
 }
@@ -253,7 +267,7 @@ kv_keys(const int type, const int dim, const char *plane, int i, int j, vf *x)
 {
 	const uint8_t *p = (const uint8_t *)plane;
 
-	if (!kv_grouped(type)) {
+	if (kv_plain(type) || kv_wide(type)) {
 		LLMC_UNROLL
 		for (int e = 0; e < 4; e++)
 			if (dim % 4 == 0 || 4 * i + e < dim) {
@@ -303,8 +317,10 @@ kv_val(const int type, const int dim, const char *plane, int j, int d, const flo
 	}
 	if (kv_folded(type))
 		return kv_bytes_at(type, p + j * dim + d);
-	vi c = vi_of_u8(p + (j * groups + g) * 16 + part % 16) >> (part / 16 * 4);
 	const float *s = scales + (j * groups + g) * kv_scales(type);
+	if (kv_wide(type))
+		return kv_bytes_at(type, p + j * groups * KV_GROUP + d) * vf_set1(s[0]);
+	vi c = vi_of_u8(p + (j * groups + g) * 16 + part % 16) >> (part / 16 * 4);
 	if (type == KV_int6) {
 		const uint8_t *high = p + groups * 16 * KV_PAGE + (j * groups + g) * 8 + (VL < 8 ? part % 8 : 0);
 #if VL == 16
@@ -402,15 +418,15 @@ kv_encode(const int type, const float *x, int n, uint8_t *code, f16 *scale_out, 
 		zero = f16_get(*zero_out);
 		scale = (hi - zero) / 15;
 	} else {
-		scale = most / (type == KV_f8 ? 448 : type == KV_int8 ? 127 : 31);
+		scale = most / (kv_is_f8(type) ? 448 : kv_wide(type) ? 127 : 31);
 	}
 	*scale_out = kv_half(scale > 0 ? scale : 0);
 	scale = f16_get(*scale_out);
 	float inverse = scale > 0 ? 1 / scale : 0;
 	for (int i = 0; i < n; i++) {
 		float v = (x[i] - zero) * inverse;
-		code[i] = type == KV_f8   ? kv_to_e4m3(v)
-		        : type == KV_int8 ? (uint8_t)kv_round(kv_limit(v, -127, 127))
+		code[i] = kv_is_f8(type)  ? kv_to_e4m3(v)
+		        : kv_wide(type)   ? (uint8_t)kv_round(kv_limit(v, -127, 127))
 		        : type == KV_int6 ? (uint8_t)(kv_round(kv_limit(v, -31, 31)) + 32)
 		                          : (uint8_t)kv_round(kv_limit(v, 0, 15));
 	}
@@ -443,9 +459,10 @@ kv_store(const int type, const int turn, const int key, char *plane, int pos, co
 		if (kv_grouped(type) && n < size)
 			memset(code + g * size + n, 0, (size_t)(size - n));
 	}
-	if (!kv_grouped(type)) {
-		for (int d = 0; d < dim; d++)
-			p[key ? d * KV_PAGE + at : at * dim + d] = code[d];
+	if (kv_wide(type)) {
+		const int n = kv_codes(type, dim);
+		for (int d = 0; d < n; d++)
+			p[key ? d * KV_PAGE + at : at * n + d] = code[d];
 		return;
 	}
 	/* two elements a byte, then the high bits of four */

@@ -95,21 +95,4 @@ kv_page(const llmc_step &s, const void *pool, long long page_bytes, int seq, int
 	return kv_page_at<E>(pool, page_bytes, kv_page_of(s, seq, pos));
 }
 
-/* sum + product of n elements, at most 16 bytes, with as many numbers of x; vec: all 16 bytes, aligned */
-template <class E> DEV float
-kv_dot(const typename E::elem *k, const float *x, int n, bool vec, float sum)
-{
-	if (vec) {
-		float v[E::VEC];
-		E::unpack(ld_v4(k), v);
-#pragma unroll
-		for (int i = 0; i < E::VEC; i++)
-			sum = fmaf(x[i], v[i], sum);
-	} else {
-		for (int i = 0; i < n; i++)
-			sum = fmaf(x[i], E::get(k[i]), sum);
-	}
-	return sum;
-}
-
 #endif

@@ -2,7 +2,7 @@
  * kv_int4 (what a row is: formats/kv_type.h). A plane is the 32 rows of a head:
  *
  *   plain   [32][D]
- *   8 bits  [32][D], scale [32]
+ *   8 bits  [32][D], scale [32]; kv_f8_32, kv_int8_32: [32][32 G], scale [32][G]
  *   4 bits  [32][16 G]: byte i of a group has elements i and i + 16; scale and zero [32][G][2]
  *   6 bits  as 4 bits, +32; then two high bits [32][8 G]: byte i of elements i, i + 8, i + 16, i + 24; scale [32][G]
  *
@@ -44,6 +44,9 @@ struct kv_f8 {
 		return sign | (((top + 0x7ffff + (top >> 20 & 1)) >> 20) - (120 << 3));
 	}
 };
+
+struct kv_int8_32 : kv_int8 { enum { GROUPED = 1 }; };
+struct kv_f8_32 : kv_f8 { enum { GROUPED = 1 }; };
 
 struct kv_int6 {
 	typedef kv_f16 math;
@@ -137,6 +140,7 @@ template <class E, int D, bool TURN_> struct kv_plane<E, D, TURN_, false> {
 		PLAIN = 0, TURNS = TURN_, VEC = 8, WHOLE = D % 8 == 0, M = (D + 31) / 32,
 		G = E::GROUPED ? M : 1,
 		CODES = E::GROUPED ? G * 4 * E::BITS : D,  /* bytes of a row's codes */
+		NIBBLES = E::BITS < 8,                     /* two elements a byte */
 		HIGH = KV_PAGE * 16 * G,                   /* before the high bits */
 		BYTES = KV_PAGE * (CODES + 2 * E::SCALES * G)
 	};
@@ -156,7 +160,7 @@ template <class E, int D, bool TURN_> struct kv_plane<E, D, TURN_, false> {
 	DEV void
 	load(const void *p, int j, int d, float (&x)[VEC])
 	{
-		const unsigned char *at = (const unsigned char *)p + (E::GROUPED ? (j * G + d / 32) * 16 + d % 16 : j * D + d);
+		const unsigned char *at = (const unsigned char *)p + (NIBBLES ? (j * G + d / 32) * 16 + d % 16 : j * CODES + d);
 		const unsigned short *s = scales(p, j, d);
 		const float scale = f16_to_f32(s[0]), zero = E::SCALES == 2 ? f16_to_f32(s[1]) : 0.0f;
 		const int shift = d % 32 / 16 * 4;
@@ -164,7 +168,7 @@ template <class E, int D, bool TURN_> struct kv_plane<E, D, TURN_, false> {
 
 		if (E::BITS == 6)
 			h = ld_v2((const unsigned char *)p + HIGH + (j * G + d / 32) * 8);
-		if (E::GROUPED) {
+		if (NIBBLES) {
 			c.x = c.x >> shift & 0x0f0f0f0fu;
 			c.y = c.y >> shift & 0x0f0f0f0fu;
 		}
@@ -185,10 +189,10 @@ template <class E, int D, bool TURN_> struct kv_plane<E, D, TURN_, false> {
 		const unsigned short *s = scales(p, j, d);
 		unsigned c;
 
-		if (E::GROUPED)
+		if (NIBBLES)
 			c = at[(j * G + d / 32) * 16 + d % 16] >> d % 32 / 16 * 4 & 15;
 		else
-			c = at[j * D + d];
+			c = at[j * CODES + d];
 		if (E::BITS == 6)
 			c |= (at[HIGH + (j * G + d / 32) * 8 + d % 8] >> d % 32 / 8 * 2 & 3) << 4;
 		return number(c, f16_to_f32(s[0]), E::SCALES == 2 ? f16_to_f32(s[1]) : 0.0f);
@@ -231,9 +235,9 @@ template <class E, int D, bool TURN_> struct kv_plane<E, D, TURN_, false> {
 			const unsigned short half = kv_f16::put(fmaxf(scale, 0.0f));
 			scale = f16_to_f32(half);
 			unsigned c = here ? E::code((z[m] - zero) * (scale > 0 ? 1.0f / scale : 0.0f)) : 0;
-			if (!E::GROUPED) {
-				if (here)
-					to[at * D + lane + 32 * m] = (unsigned char)c;
+			if (!NIBBLES) {
+				if (here || E::GROUPED)
+					to[at * CODES + lane + 32 * m] = (unsigned char)c;
 			} else {
 				const unsigned other = __shfl_down_sync(~0u, c, 16), b = __shfl_down_sync(~0u, c, 8), d = __shfl_down_sync(~0u, c, 24);
 				if (lane < 16)

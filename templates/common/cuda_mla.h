@@ -40,22 +40,28 @@ template <class A, class ROPE> DEV void
 mla_append_row(const llmc_step &s, const float *c, const float *kvn, float eps, const float *rope, void *pool, int t)
 {
 	const int pos = s.pos[t];
-	typename A::elem *to = A::page(s, pool, s.seq_of[t], pos) + pos % KV_PAGE * A::WIDTH;
-	float sum = 0;
+	float sum = 0, z[A::KP::M];
 
 	for (int i = lane_id(); i < A::RANK; i += 32)
 		sum = fmaf(c[i], c[i], sum);
 	const float scale = 1.0f / sqrtf(warp_sum(sum) / A::RANK + eps);
-	for (int i = lane_id(); i < A::RANK; i += 32)
-		to[i] = A::E::put(c[i] * scale * kvn[i]);
-	for (int i = lane_id(); i < A::ROPE / 2; i += 32) {
-		const int first = rope ? ROPE::first(i, A::ROPE) : 2 * i, second = rope ? ROPE::second(i, A::ROPE) : 2 * i + 1;
-		float x = c[A::RANK + first], y = c[A::RANK + second];
-		if (rope)
-			rope_turn(&x, &y, rope, i, A::ROPE);
-		to[A::RANK + first] = A::E::put(x);
-		to[A::RANK + second] = A::E::put(y);
+#pragma unroll
+	for (int m = 0; m < A::KP::M; m++) {
+		const int i = (int)lane_id() + 32 * m, at = i - A::RANK;
+		z[m] = 0;
+		if (i < A::RANK)
+			z[m] = c[i] * scale * kvn[i];
+		else if (i < A::WIDTH && !rope)
+			z[m] = c[i];
+		else if (i < A::WIDTH) {
+			const bool apart = ROPE::second(0, A::ROPE) > 1; /* pairs are half of the key apart */
+			const int k = apart ? at % (A::ROPE / 2) : at / 2;
+			float x = c[A::RANK + ROPE::first(k, A::ROPE)], y = c[A::RANK + ROPE::second(k, A::ROPE)];
+			rope_turn(&x, &y, rope, k, A::ROPE);
+			z[m] = at == ROPE::first(k, A::ROPE) ? x : y;
+		}
 	}
+	A::KP::put(A::page(s, pool, s.seq_of[t], pos), pos % KV_PAGE, z);
 }
 
 /* One warp: out[rank] = sum of q[i] * row i over the rows first, first + step, ... below NOPE */
@@ -111,19 +117,26 @@ template <class A> struct mla_row { float part[MLA_WARPS][A::RANK], q[A::WIDTH],
 template <class A> DEV void
 mla_attend_row(const llmc_step &step, const void *pool, int seq, int end, mla_row<A> &s)
 {
-	typedef typename A::E E;
-	enum { RANK = A::RANK, WIDTH = A::WIDTH, CN = (RANK + 31) / 32, VEC = RANK % E::VEC == 0 && A::ROPE % E::VEC == 0 };
+	typedef typename A::KP P;
+	enum { RANK = A::RANK, WIDTH = A::WIDTH, CN = (RANK + 31) / 32, VEC = P::VEC };
 	const int lane = lane_id(), warp = warp_id();
 	float m = ATT_NONE, l = 0, o[CN] = {};
 
 	for (int base = warp * KV_PAGE; base < end; base += MLA_WARPS * KV_PAGE) {
-		const typename A::elem *page = A::page(step, pool, seq, base), *c = page + lane * WIDTH;
+		const typename A::elem *page = A::page(step, pool, seq, base);
 		const int n = min(end - base, (int)KV_PAGE);
 		float score = ATT_NONE;
 		if (lane < n) {
 			score = 0;
-			for (int i = 0; i < WIDTH; i += E::VEC)
-				score = kv_dot<E>(c + i, s.q + i, min((int)E::VEC, WIDTH - i), VEC, score);
+			for (int i = 0; i < WIDTH; i += VEC) {
+				float e[VEC];
+				if (P::WHOLE)
+					P::load(page, lane, i, e);
+#pragma unroll
+				for (int k = 0; k < VEC; k++)
+					if (P::WHOLE || i + k < WIDTH)
+						score = fmaf(s.q[i + k], P::WHOLE ? e[k] : P::get(page, lane, i + k), score);
+			}
 		}
 		float top = fmaxf(m, warp_max(score)), keep = exp2f(m - top), weight = lane < n ? exp2f(score - top) : 0;
 		m = top;
@@ -137,7 +150,7 @@ mla_attend_row(const llmc_step &step, const void *pool, int seq, int end, mla_ro
 #pragma unroll
 			for (int i = 0; i < CN; i++)
 				if (lane + 32 * i < RANK)
-					o[i] = fmaf(s.w[warp][at], E::get(page[at * WIDTH + lane + 32 * i]), o[i]);
+					o[i] = fmaf(s.w[warp][at], P::get(page, at, lane + 32 * i), o[i]);
 		}
 		__syncwarp();
 	}

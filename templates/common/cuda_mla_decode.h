@@ -50,7 +50,7 @@ template <class S> struct alignas(16) mla_arena {
 	AttSegment at; /* for what comes after the pages: registers are few */
 };
 
-/* A page on its way to shared memory; positions that nobody wrote become zeros */
+/* A page on its way to shared memory, or at once where it has to be made of codes; positions that nobody wrote become zeros */
 template <class S> DEV void
 mla_fetch(const llmc_step &step, const void *pool, const AttSegment &g, int tile, typename S::page_room &to)
 {
@@ -60,7 +60,18 @@ mla_fetch(const llmc_step &step, const void *pool, const AttSegment &g, int tile
 
 	for (int i = threadIdx.x; i < KV_PAGE * PIECES; i += blockDim.x) {
 		const int row = i / PIECES, at = i % PIECES * 8;
-		cp_async_16_fill(&to[row][at], page + (row < n ? row : 0) * S::WIDTH + at, row < n ? 16 : 0);
+		if constexpr (S::KP::PLAIN) {
+			cp_async_16_fill(&to[row][at], page + (row < n ? row : 0) * S::WIDTH + at, row < n ? 16 : 0);
+		} else {
+			float    x[8] = {};
+			unsigned two[4];
+			if (row < n)
+				S::KP::load(page, row, at, x);
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				two[c] = S::E::put(x[2 * c]) | (unsigned)S::E::put(x[2 * c + 1]) << 16;
+			st_v4(&to[row][at], make_uint4(two[0], two[1], two[2], two[3]));
+		}
 	}
 	cp_async_commit();
 }

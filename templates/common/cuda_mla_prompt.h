@@ -59,7 +59,7 @@ mla_find(const llmc_step &s, int &pos)
 
 /* A, in keys and values of this round's places: with the scale of SCORES, queries and sums in the places that A's have */
 template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole : att_config<typename A::E, SCORES, A::HEADS, A::HEADS, A::Q, A::V_DIM, 0> {
-	typedef typename A::elem elem;
+	typedef typename A::E::elem elem;
 	enum { Q_APART = A::WIDTH, Y_APART = A::RANK, K_APART = A::HEADS * (A::Q + A::V_DIM), V_APART = K_APART, MADE = ROUND };
 	typedef const elem *source;
 	static_assert(ROUND % MLA_TILE == 0, "places of a tile lie in one round");
@@ -88,7 +88,7 @@ template <class W> struct mla_act_rows { DEV unsigned short *at(unsigned short *
 
 /* Latents and keys of this round's places, UNIT at a time a block. W: weights of both products, of one kind of 16 bits; ACT: where rows of act stand */
 template <class A, int EXPAND, int ROUND, class W, class ACT = mla_act_rows<W>> DEV void
-mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float *scale, typename A::elem *made)
+mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float *scale, typename A::E::elem *made)
 {
 	struct alignas(16) shared { float c[A::RANK]; };
 	SHARED(shared, s);
@@ -100,15 +100,15 @@ mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float 
 		const int seq = mla_find<EXPAND>(step, pos), end = step.kv_len[seq];
 		for (int t = first; t < first + UNIT; t++, pos++) {
 			const bool held = pos < end;
-			const typename A::elem *from = A::page(step, pool, seq, held ? pos : 0) + (held ? pos % KV_PAGE : 0) * A::WIDTH;
+			const typename A::elem *page = A::page(step, pool, seq, held ? pos : 0);
 			__syncthreads(); /* the one before has been read */
 			for (int i = threadIdx.x; i < A::RANK; i += blockDim.x)
-				s.c[i] = held ? A::E::get(from[i]) : 0;
+				s.c[i] = held ? A::KP::get(page, pos % KV_PAGE, i) : 0;
 			__syncthreads();
 			prep_row<W, norm_none>(s.c, norm_vectors(), ACT::at(act, t, n), scale + t);
-			typename A::elem *to = made + (long long)t * (A::HEADS * (A::Q + A::V_DIM)) + A::NOPE;
+			typename A::E::elem *to = made + (long long)t * (A::HEADS * (A::Q + A::V_DIM)) + A::NOPE;
 			for (int i = threadIdx.x; i < A::HEADS * A::ROPE; i += blockDim.x)
-				to[i / A::ROPE * A::Q + i % A::ROPE] = held ? from[A::RANK + i % A::ROPE] : (typename A::elem)0;
+				to[i / A::ROPE * A::Q + i % A::ROPE] = A::E::put(held ? A::KP::get(page, pos % KV_PAGE, A::RANK + i % A::ROPE) : 0.0f);
 		}
 	}
 }

@@ -2,6 +2,7 @@
 import numpy as np
 
 import cuda_harness as H
+import kv_types as K
 
 PAGE = 32
 
@@ -89,3 +90,26 @@ class Pool:
                 part = slice(base * self.item, (base + PAGE * width) * self.item)
                 to, by = self.pages[page, part].reshape(heads, PAGE, -1), pages[page, part].reshape(heads, PAGE, -1)
                 to[:, (pos + j) % PAGE] = by[:, (pos + j) % PAGE]
+
+
+class Codes(Pool):
+    """Pages of latents of a quantised type (tests/kv_types.py). fill takes rows as they are before they are rounded."""
+
+    def __init__(self, lens, width, kv, rng):
+        super().__init__(lens, width, 0, "f32", rng)
+        self.dtype, self.width = kv, width
+        self.page_bytes = PAGE * K.row_bytes(kv, width)
+        self.pages = np.full((len(self.pages), self.page_bytes), 0xff, np.uint8)
+
+    def places(self, seq, pos, heads):
+        page = int(self.table[seq, pos // PAGE]) * self.page_bytes
+        return [(page + at, n) for at, n in K.spans(self.dtype, self.width, pos % PAGE)]
+
+    def fill(self, seq, k, v, first=0):
+        flat = self.pages.reshape(-1)
+        for j, row in enumerate(np.asarray(k, np.float32)):
+            rows = K.encode(self.dtype, np.repeat(row[None], PAGE, 0))
+            plane = K.plane(self.dtype, rows, self.width, False).reshape(-1)
+            base = int(self.table[seq, (first + j) // PAGE]) * self.page_bytes
+            for at, n in self.places(seq, first + j, 1):
+                flat[at:at + n] = plane[at - base:at - base + n]

@@ -84,6 +84,7 @@ CASES = {
     "k16v8":   dict(lens=[40], heads=3, kv_heads=1, dim=64, kv="f16", kv_v="int8"),
     "turned":  dict(lens=[33, 130], heads=9, kv_heads=3, dim=128, v_dim=64, kv="int8", kv_v="int4", rotate=True),
     "turned16": dict(lens=[70], heads=4, kv_heads=2, dim=48, v_dim=80, kv="int6", rotate=True, window=50),
+    "int8x32": dict(lens=[70], heads=6, kv_heads=2, dim=80, v_dim=48, kv="int8_32", kv_v="f8_32"),
     "turnedv": dict(lens=[40], heads=3, kv_heads=1, dim=64, kv="f16", kv_v="int8", rotate=True),
 }
 ODD = {
@@ -150,7 +151,7 @@ def test_planted(right):
 
 @pytest.mark.parametrize("mode,seed", H.RUNS)
 @pytest.mark.parametrize("kv,kv_v,dim,v_dim,rotate", [("int8", "int8", 64, 20, 0), ("f8", "int6", 20, 72, 0), ("int4", "int4", 36, 64, 0), ("int8", "int4", 128, 48, 1),
-                                                      ("f8", "f16", 36, 64, 1), ("int6", "int8", 20, 192, 1)])
+                                                      ("f8", "f16", 36, 64, 1), ("int8_32", "f8_32", 36, 72, 0), ("int6", "int8", 20, 192, 1)])
 def test_append(kv, kv_v, dim, v_dim, rotate, mode, seed):
     rng = np.random.default_rng(1)
     heads, lens = 3, [1, 32, 40]

@@ -72,6 +72,16 @@ ffn: {width: 64}
 moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
 kv: {dtype: int4}
 """,
+    # latents of 8 bits, which are groups as well
+    "mla8": COMMON + """name: inv-mla8
+family: deepseek_v3
+n_layers: 2
+hidden: 64
+attention: {kind: mla, form: absorbed, n_heads: 3, q_rank: 32, kv_rank: 40, nope_dim: 16, rope_dim: 12, v_dim: 16}
+ffn: {width: 64}
+moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
+kv: {dtype: int8}
+""",
     # rows of one scale, and heads that are no power of two
     "int8": COMMON + """name: inv-int8
 family: llama

@@ -135,6 +135,8 @@ CASES = {
     "f32":    dict(heads=3, rank=24, nope=8, rope=4, v_dim=12, dtype="f32", kv="f32", lens=(33, 32)),
     "int4":   dict(heads=4, rank=96, nope=32, rope=16, v_dim=40, dtype="q8_0", lens=(200, 64), kv="int4"),
     "int6":   dict(heads=3, rank=40, nope=24, rope=12, v_dim=20, lens=(70, 1, 33), kv="int6"),
+    "int8":   dict(heads=3, rank=40, nope=24, rope=12, v_dim=20, lens=(70, 1, 33), kv="int8_32"),
+    "f8":     dict(heads=4, rank=96, nope=32, rope=16, v_dim=40, dtype="q8_0", lens=(200, 64), kv="f8_32"),
     "bf16":   dict(lens=(40,), kv="bf16"),
     "bytes":  dict(heads=2, rank=64, nope=32, rope=8, v_dim=32, dtype="q8_0", bits=8, lens=(40,)),
 }
@@ -143,10 +145,10 @@ EXPAND = 5
 
 def tolerance(c):
     # codes that the kernel and float64 round apart are a whole step apart, in few elements
-    return 3e-2 if c.bits == 8 or c.kv in ("int6", "int4", "bf16") else 1e-3 if c.kv == "f16" or c.dtype[0] == "q" else 3e-4
+    return 3e-2 if c.bits == 8 or c.kv in ("int8_32", "f8_32", "int6", "int4", "bf16") else 1e-3 if c.kv == "f16" or c.dtype[0] == "q" else 3e-4
 
 
-QUICK = {("odd", DENSE[0]), ("odd", TARGETS[-1]), ("one", DENSE[len(DENSE) // 2]), ("lite", DENSE[-1]), ("int4", TARGETS[-1]), ("int6", DENSE[0])} # each target, each form, once
+QUICK = {("odd", DENSE[0]), ("odd", TARGETS[-1]), ("one", DENSE[len(DENSE) // 2]), ("lite", DENSE[-1]), ("int4", TARGETS[-1]), ("int6", DENSE[0]), ("int8", TARGETS[-1]), ("f8", DENSE[0])} # each target, each form, once
 ALL = os.environ.get("LLMC_CHECK_ALL")
 
 

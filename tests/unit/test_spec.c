@@ -63,7 +63,7 @@ BENCH_TEST(types_of_cached_rows)
 {
 	static const char *const set[] = { "kv.dtype=int6", "kv.v=int4", "kv.rotate=true", NULL };
 	static const struct { const char *set[3], *want; } bad[] = {
-		{ { "kv.dtype=int9" }, "kv.dtype = int9: one of these is expected: f32 f16 bf16 f8 int8 int6 int4; did you mean int" },
+		{ { "kv.dtype=int9" }, "kv.dtype = int9: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4; did you mean int" },
 		{ { "kv.rotate=true" }, "--set:1:11: error: kv.rotate = true: only rows of quantised types are rotated, keys are f16 and values f16" },
 		{ { "attention.head_dim=6", "kv={dtype: int8, rotate: true}" }, "attention.head_dim = 6 is no multiple of 4, and rotation mixes a power of two" },
 	};
@@ -76,6 +76,9 @@ BENCH_TEST(types_of_cached_rows)
 	assert_int_equal(kv_row_bytes(s->kv.k, 80), 3 * 26);
 	assert_int_equal(kv_row_bytes(s->kv.v, 64), 2 * 20);
 	assert_int_equal(kv_row_bytes(KVT_INT8, 80), 82);
+	assert_int_equal(kv_row_bytes(KVT_INT8_32, 80), 3 * 34);
+	assert_int_equal(kv_of_latents(KVT_F8), KVT_F8_32);
+	assert_int_equal(kv_of_latents(KVT_INT4), KVT_INT4);
 	assert_int_equal(kv_rotation(80), 16);
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		const char *const given[] = { bad[i].set[0], bad[i].set[1], NULL };
