@@ -12,7 +12,15 @@ from processor import RUNS
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "kv")
 GOLDEN = sorted(os.listdir(FOLDER))
-ARCH = {"llama-smol": "v4", "qwen3-plain": "generic", "mistral-nemo": "v3", "gemma2-caps": "v4", "glm-bias": "amx", "qwen3_moe-renorm": "v3", "llama-scaled3": "generic"}
+ARCH = {"llama-smol": "v4", "qwen3-plain": "generic", "mistral-nemo": "v3", "gemma2-caps": "v4", "glm-bias": "amx", "qwen3_moe-renorm": "v3", "llama-scaled3": "generic", "deepseek_v3-plain": "v4", "deepseek_v2-lite": "generic",
+        "deepseek_v3-yarn": "v3"}
+
+
+ALL = "LLMC_CHECK_ALL" in os.environ  # else a sample, which has every kernel that types differ in
+
+
+def some(names, *sample):
+    return [n for n in names if ALL or n.startswith(sample)]
 
 
 def golden(name):
@@ -38,7 +46,7 @@ def test_reference(name, tmp_path):
     compare(name, tmp_path, "--device", "ref")
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", some(GOLDEN, "qwen3-plain", "llama-smol", "deepseek_v3-plain"))
 def test_cpu(name, tmp_path):
     arch = ARCH[name.split(".")[0]]
     if not RUNS[arch]:
@@ -46,10 +54,10 @@ def test_cpu(name, tmp_path):
     compare(name, tmp_path, "--device", "cpu", "--arch", arch, "--threads", "2")
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", some(GOLDEN, "qwen3-plain", "deepseek_v3-plain"))
 def test_cuda(name, tmp_path, monkeypatch):
     """On an emulated GPU: decode steps, and prompts through the portable kernel; heads of 16 meet tensor cores, which round queries, weights and values."""
-    for k, v in environment("sm_90a" if name.startswith("glm") else "sm_75", mode="check" if name.startswith("qwen3-plain") else "fast").items():
+    for k, v in environment("sm_90a" if name.startswith("glm") else "sm_75", mode="check" if ALL and name.startswith("qwen3-plain") else "fast").items():
         monkeypatch.setenv(k, v)
     compare(name, tmp_path, "--device", "cuda", **({"most": 1.2e-2} if name.startswith("glm") else {}))
 
@@ -66,7 +74,7 @@ def tiny(kv):
     return llmc.open("configs/tiny.yaml", random_weights=True, arch="generic", set={f"kv.{k}": v for k, v in kv.items()})
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", some(TYPES, "f8", "int8", "int6 and int4"))
 def test_a_crowd_answers_as_each_alone(name):
     """Too few pages for all: requests are preempted, their pages swapped to the host and back, prefixes found again, choices forked."""
     params = [dict(max_tokens=n, ignore_eos=True) for n in (12, 60, 16, 9, 8)]
@@ -87,7 +95,7 @@ def test_a_crowd_answers_as_each_alone(name):
     assert stats["kv_pages_used"] == stats["failed"] == stats["running"] == 0
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", some(TYPES, "f8", "int8", "int6 and int4"))
 def test_saved_rows(name):
     """A saved sequence goes on with the same bits, after a fork and a trim as well; one that was changed or cut anywhere is refused and takes no page."""
     rng = np.random.default_rng(5)

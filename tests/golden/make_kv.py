@@ -19,6 +19,7 @@ import weights as W  # noqa: E402
 
 OUT = os.path.join(W.HERE, "kv")
 CASES = [("llama-smol", "int8", "int8", False), ("qwen3-plain", "int6", "int4", True), ("mistral-nemo", "f8", "f8", False), ("gemma2-caps", "int4", "int4", False),
+         ("deepseek_v3-plain", "int8_32", "int8_32", False), ("deepseek_v2-lite", "f8_32", "f8_32", False), ("deepseek_v3-yarn", "int4", "int4", False),
          ("glm-bias", "int8", "int4", True), ("qwen3_moe-renorm", "int6", "int6", False), ("llama-scaled3", "bf16", "int8", False)]
 
 
@@ -34,6 +35,12 @@ class Rounded(DynamicCache):
         def kept(t, x):
             rows = x.numpy() * (1 + self.hair * self.rng.standard_normal(x.shape)).astype(np.float32)
             return torch.from_numpy(kv_types.kept(t, rows, self.turned).astype(np.float32))
+
+        if key.shape[-1] != value.shape[-1]:  # a latent and its key, one row
+            row = torch.cat([key, value], -1)
+            assert row.shape[1] == 1 and row.shape[-1] <= 32  # one group: whichever order the key is in
+            key, value = kept(self.types[0], row).split([key.shape[-1], value.shape[-1]], -1)
+            return super().update(key, value, layer, *args, **kw)
         return super().update(kept(self.types[0], key), kept(self.types[1], value), layer, *args, **kw)
 
 
