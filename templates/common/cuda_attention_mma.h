@@ -13,7 +13,10 @@
  * A warp takes 16 positions at a time. Each lane's pieces wait in places of its own in shared memory, brought by cp.async: K of the
  * next tile comes once K has been used, and so does V, so that 64 KB are on their way for 128 dimensions of 16 bits, and no register
  * waits with them. (Loads to registers are moved behind the products of K by ptxas.) Places beyond the range or the dimensions
- * read a valid neighbour and count 0. More than 128 dimensions of V are loaded to registers after all: shared memory ends. */
+ * read a valid neighbour and count 0. More than 128 dimensions of V are loaded to registers after all: shared memory ends.
+ *
+ * A piece of quantised rows is 8 codes, which the lane makes into numbers of 16 bits on their way to its place: what remains of the work is that of
+ * plain rows, where fp32 takes a multiplication for each element and head. Turned rows meet turned queries, which wait in shared memory. */
 #ifndef LLMC_CUDA_ATTENTION_MMA_H
 #define LLMC_CUDA_ATTENTION_MMA_H
 
@@ -25,13 +28,14 @@ template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 		KC = (A::D + 31) / 32, VCN = (A::V + 63) / 64,
 		V_SHARED = A::V <= 128,
 		/* a multiprocessor: a block leaves room for the next kernel; where 128 registers do not do, it has more */
-		MMA_BLOCKS = !V_SHARED || (ARCH >= 100 && A::D + A::V > 128) ? 1 : 2
+		MMA_BLOCKS = !V_SHARED || (ARCH >= 100 && A::D + A::V > 128) || !A::KP::PLAIN || !A::VP::PLAIN ? 1 : 2
 	};
 };
 
 template <class S> struct alignas(16) att_mma_arena {
 	uint4      q[S::KC][2][32]; /* fragments by lane */
 	AttSegment at;               /* for what comes after the tiles: registers are few */
+	alignas(16) float turned[S::KP::TURNS ? 8 : 1][S::KP::TURNS ? S::D : 4];
 	union {
 		struct {
 			uint4 k[S::WARPS][2][S::KC][32];
@@ -45,12 +49,21 @@ template <class S> DEV void
 att_load_q(const float *from, const AttSegment &g, att_mma_arena<S> &s)
 {
 	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
+	const float *rows = from + ((long long)g.row * S::HEADS + g.head) * S::D;
 
+	if constexpr (S::KP::TURNS) {
+		for (int i = threadIdx.x; i < g.n_head * S::D; i += blockDim.x)
+			s.turned[i / S::D][i % S::D] = rows[i];
+		__syncthreads();
+		kv_turn_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);
+		__syncthreads();
+		rows = s.turned[0];
+	}
 	for (int i = threadIdx.x; i < S::KC * 64; i += blockDim.x) {
 		const int lane = i % 32, part = i / 32 % 2, c = i / 64, head = lane / 4, d = 32 * c + 8 * (lane % 4) + 4 * part;
 		uint4 f = {};
 		if (head < g.n_head && d < S::D) {
-			uint4 x = ld_v4(from + ((long long)g.row * S::HEADS + g.head + head) * S::D + d);
+			uint4 x = ld_v4(rows + head * S::D + d);
 			kv_pair_split<typename S::E>(__uint_as_float(x.x) * Q_FACTOR, __uint_as_float(x.y) * Q_FACTOR, &f.x, &f.y);
 			kv_pair_split<typename S::E>(__uint_as_float(x.z) * Q_FACTOR, __uint_as_float(x.w) * Q_FACTOR, &f.z, &f.w);
 		}
@@ -75,6 +88,20 @@ att_zero()
 	return zero;
 }
 
+/* Elements d .. d + 8 of row j of a quantised plane P, as 16 bits */
+template <class S, class P> DEV uint4
+att_made(const void *plane, int j, int d)
+{
+	float    x[8];
+	unsigned two[4];
+
+	P::load(plane, j, d, x);
+#pragma unroll
+	for (int c = 0; c < 4; c++)
+		two[c] = S::E::put(x[2 * c]) | (unsigned)S::E::put(x[2 * c + 1]) << 16;
+	return make_uint4(two[0], two[1], two[2], two[3]);
+}
+
 /* K of a tile on its way; base: K of the head in the page */
 template <class S> DEV void
 att_fetch_k(const typename S::elem *base, int tile, const AttRange &r, uint4 (&k)[2][S::KC][32])
@@ -83,22 +110,26 @@ att_fetch_k(const typename S::elem *base, int tile, const AttRange &r, uint4 (&k
 
 #pragma unroll
 	for (int n = 0; n < 2; n++) {
-		const typename S::elem *row = base + att_place<S>(tile, r, 8 * n + lane / 4) * S::D;
+		const int j = att_place<S>(tile, r, 8 * n + lane / 4);
 #pragma unroll
 		for (int c = 0; c < S::KC; c++) {
 			int d = 32 * c + 8 * (lane % 4);
-			cp_async_16(&k[n][c][to], row + (32 * c + 32 <= S::D || d < S::D ? d : 0));
+			d = 32 * c + 32 <= S::D || d < S::D ? d : 0;
+			if constexpr (S::KP::PLAIN)
+				cp_async_16(&k[n][c][to], base + j * S::D + d);
+			else
+				st_v4(&k[n][c][to], att_made<S, typename S::KP>(base, j, d));
 		}
 	}
 }
 
-/* The piece of V for position i of a lane's four, dimensions from 64 c on */
-template <class S> DEV const typename S::elem *
-att_piece_v(const typename S::elem *base, int tile, const AttRange &r, int c, int i)
+/* The piece of V for position i of a lane's four, dimensions from 64 c on: x its row, y its first dimension */
+template <class S> DEV int2
+att_piece_v(int tile, const AttRange &r, int c, int i)
 {
 	const int lane = lane_id(), d = 64 * c + 8 * (lane / 4);
 
-	return base + att_place<S>(tile, r, lane % 4 * 2 + i % 2 + i / 2 * 8) * S::V + (64 * c + 64 <= S::V || d < S::V ? d : 0);
+	return make_int2(att_place<S>(tile, r, lane % 4 * 2 + i % 2 + i / 2 * 8), 64 * c + 64 <= S::V || d < S::V ? d : 0);
 }
 
 DEV unsigned
@@ -122,28 +153,36 @@ att_weigh(const uint4 (&v)[4], const unsigned (&whole)[2], const unsigned (&rest
 
 /* V of a tile on its way */
 template <class S, class Place> DEV void
-att_fetch_v(const typename S::elem *base, int tile, const AttRange &r, Place &v)
+att_fetch_v(const typename S::v_elem *base, int tile, const AttRange &r, Place &v)
 {
 	if constexpr (S::V_SHARED) {
 		const int to = lane_id() + att_zero();
 #pragma unroll
 		for (int c = 0; c < S::VCN; c++)
 #pragma unroll
-			for (int i = 0; i < 4; i++)
-				cp_async_16(&v[c][i][to], att_piece_v<S>(base, tile, r, c, i));
+			for (int i = 0; i < 4; i++) {
+				const int2 piece = att_piece_v<S>(tile, r, c, i);
+				if constexpr (S::VP::PLAIN)
+					cp_async_16(&v[c][i][to], base + piece.x * S::V + piece.y);
+				else
+					st_v4(&v[c][i][to], att_made<S, typename S::VP>(base, piece.x, piece.y));
+			}
 	}
 }
 
 /* The same 64 dimensions' pieces in registers */
 template <class S, class Place> DEV void
-att_load_v(const typename S::elem *base, int tile, const AttRange &r, int c, const Place &v, uint4 (&to)[4])
+att_load_v(const typename S::v_elem *base, int tile, const AttRange &r, int c, const Place &v, uint4 (&to)[4])
 {
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
+		const int2 piece = att_piece_v<S>(tile, r, c, i);
 		if constexpr (S::V_SHARED)
 			to[i] = ld_v4(&v[c][i][lane_id()]);
+		else if constexpr (S::VP::PLAIN)
+			to[i] = ld_v4_stream(base + piece.x * S::V + piece.y);
 		else
-			to[i] = ld_v4_stream(att_piece_v<S>(base, tile, r, c, i));
+			to[i] = att_made<S, typename S::VP>(base, piece.x, piece.y);
 	}
 }
 
@@ -282,7 +321,7 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 {
 	typedef att_mma_arena<S> arena;
 	SHARED_ARENA(arena, s);
-	static_assert(sizeof(arena) <= 9216 * S::KC + 16384 * S::V_SHARED * S::VCN + 36864 * (S::V > 128) * (S::D <= 128) + 256, "the @launch lines say so");
+	static_assert(sizeof(arena) <= 9216 * S::KC + 16384 * S::V_SHARED * S::VCN + 36864 * (S::V > 128) * (S::D <= 128) + 32 * S::D * S::KP::TURNS + 256, "the @launch lines say so");
 
 	PDL_LAUNCH();
 	AttList list = att_list<S>(step);

@@ -3,12 +3,16 @@
     PYTHONPATH=bindings/python python tests/bench/kv.py model.gguf [--windows 4] [--length 1024] [--depth 8100] [--out FILE.json]
 
 KL: over the text that Python's help has, in nats, of the distributions after each token of windows of `length` tokens. Decode: sessions of all types
-in turn, a few tokens each time, the least time of a token counts; so that what else the machine does falls on all of them alike."""
+in turn, a few tokens each time, the least time of a token counts; so that what else the machine does falls on all of them alike.
+--kernel TARGET: attention of a decode row alone, of 9 heads, 3 of keys, 64 wide, one thread, pages beyond the caches; no model is needed for it (-)."""
 import argparse
 import json
 import platform
 import pydoc_data.topics
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -27,6 +31,29 @@ TYPES = {
     "int4, rotated": {"dtype": "int4", "rotate": "true"},
     "int4": {"dtype": "int4"},
 }
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def kernel(target, names, depth, rounds, heads=9, kv_heads=3, dim=64, layers=30):
+    """{type: microseconds of a layer's attention}"""
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "kernels")]
+    import harness
+    import kv_types
+    args = []
+    for n in names:
+        k, v = (TYPES[n].get(key, TYPES[n].get("dtype", "f16")) for key in "kv")
+        page = 32 * kv_heads * (kv_types.row_bytes(k, dim) + kv_types.row_bytes(v, dim))
+        p = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.125, CAP=0.0, WINDOW=0, ALIBI=0.0, MASK="causal", KV_K=k, KV_V=v,
+                 KV_ROTATE=int("rotate" in TYPES[n]), KV_PAGE_BYTES=page)
+        made = harness.expand("attention_decode", target, p)
+        args += [harness.compiled("attention_decode", target, made["text"])._name, made["symbol"], str(page), str(1 << 20)]
+    out = ROOT / "build" / "bench" / "attention"
+    out.parent.mkdir(exist_ok=True)
+    subprocess.run(["gcc", "-O2", "-I.", "tests/bench/attention.c", "-o", out, "-ldl"], check=True, cwd=ROOT)
+    got = subprocess.run([out, str(depth), str(layers), str(rounds), str(heads), str(dim), *args], check=True, capture_output=True, text=True).stdout.split()
+    return dict(zip(names, map(float, got)))
 
 
 def open_model(path, kv):
@@ -92,9 +119,15 @@ def main():
     p.add_argument("--depth", type=int, default=8100)
     p.add_argument("--rounds", type=int, default=6)
     p.add_argument("--types", default=",".join(TYPES), help="some of them, with ; between")
+    p.add_argument("--kernel", metavar="TARGET", help="attention alone: generic, v3 or v4")
     p.add_argument("--out")
     a = p.parse_args()
     names = a.types.split(";") if ";" in a.types or a.types in TYPES else list(TYPES)
+    if a.kernel:
+        us = kernel(a.kernel, names, a.depth, a.rounds)
+        for n in names:
+            print(f"{n:24} {us[n]:7.1f} us  {us['f16'] / us[n]:.2f} of f16" if "f16" in us else f"{n:24} {us[n]:7.1f} us", flush=True)
+        return
     first = open_model(a.model, {})
     print(first.info.get("target"), flush=True)
     got = quality(a.model, windows(first, a.length, a.windows), names) if a.windows else {}

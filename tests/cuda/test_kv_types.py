@@ -27,6 +27,16 @@ class Pool:
         self.page_bytes = sum(self.bytes)
         self.pages = np.full((sum(n) + 2, self.page_bytes), 0xff, np.uint8)
 
+    def places(self, seq, pos):
+        """(first byte, bytes) of what position pos has in the pages"""
+        at = int(self.table[seq, pos // H.PAGE]) * self.page_bytes
+        for (t, d), size in zip(self.planes, self.bytes):
+            for h in range(self.heads):
+                n = K.row_bytes(t, d)
+                for first, bytes_ in [(pos % H.PAGE * n, n)] if K.plain(t) else K.spans(t, d, pos % H.PAGE):
+                    yield at + h * H.PAGE * n + first, bytes_
+            at += size
+
     def fill(self, seq, k, v, first=0):
         """float rows [n, heads, dim] at positions first ..; other positions of their pages become 0xff"""
         rows = [K.encode(t, x) for (t, _), x in zip(self.planes, (k, v))]
@@ -72,6 +82,8 @@ class Case(Attention):
         q = np.concatenate([self.q[i][ps] for i, ps in rows])
         step = H.make_step([p for _, ps in rows for p in ps], [len(ps) for _, ps in rows], [self.lens[i] for i, _ in rows] if self.mask == "prefix" else None,
                            [self.prefix[i] for i, _ in rows], self.store.table[[i for i, _ in rows]])
+        if kernel.template == "attention_decode_sm80": # reads before its wait what is older than the step
+            kw = dict(dict(early=[(1, at, n) for i, ps in rows for at, n in self.store.places(i, ps[0])]), **kw)
         return kernel.run(step, [q, self.store.pages, None, H.out((len(q), self.heads, self.v_dim))], **kw)[-1]
 
 
@@ -125,24 +137,45 @@ def test_flash(name, mode, seed):
     close(got, np.concatenate([c.want(i, ps) for i, ps in rows]), 2e-3)
 
 
+MMA = {
+    "int8":    dict(lens=[1, 33, 130], heads=9, kv_heads=3, dim=64, kv="int8"),
+    "int6":    dict(lens=[31, 70], heads=8, kv_heads=1, dim=128, v_dim=64, kv="int6", window=50),
+    "int4":    dict(lens=[5, 100], heads=12, kv_heads=2, dim=80, v_dim=48, kv="int4", mask="prefix", prefix=[3, 60]),
+    "turned":  dict(lens=[33, 130], heads=9, kv_heads=3, dim=128, v_dim=192, kv="int8", kv_v="int4", rotate=True),
+    "k16v8":   dict(lens=[40], heads=3, kv_heads=1, dim=64, kv="f16", kv_v="f8", rotate=True),
+    "k8v16":   dict(lens=[70], heads=4, kv_heads=1, dim=72, kv="int8_32", kv_v="f16", rotate=True, cap=20.0),
+}
+
+
+@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in MMA for r in H.RUNS if r[1] == 0 or n in ("turned", "int4")])
+def test_decode_by_tensor_cores(name, mode, seed):
+    """Where several heads share a read: codes become f16, which is all that differs."""
+    c = Case(**MMA[name])
+    rows = c.last()
+    close(c.run(H.build("attention_decode_sm80", "sm_90a" if seed else "sm_86", c.params), rows, mode=mode, seed=seed), np.concatenate([c.want(i, ps) for i, ps in rows]), 1e-3)
+
+
 def test_what_reads_them():
-    """wgmma and the tensor cores of decode steps read plain types only."""
+    """wgmma reads plain types only, tensor cores in decode steps those that are numbers of f16, for groups of heads."""
     c = Case(**CASES["int8"])
     assert not H.expand("attention_mixed_sm90", "sm_90a", c.params)
-    assert not H.expand("attention_decode_sm80", "sm_80", c.params)
+    for other in dict(HEADS=6), dict(KV_K="bf16"):
+        assert not H.expand("attention_decode_sm80", "sm_80", c.params | other)
 
 
 PLANTED = {  # a barrier too few, rows turned by one warp while others read them
     "kv_turn_rows<D>(s.q[0], HB, D, warp, S::WARPS);\n\t\t\t__syncthreads();": "kv_turn_rows<D>(s.q[0], HB, D, warp, S::WARPS);",
     "\t\tTEAM::sync();\n\t\tkv_turn_rows": "\t\tkv_turn_rows",
+    # queries that are made into fragments before they are turned
+    "kv_turn_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);\n\t\t__syncthreads();": "kv_turn_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);",
 }
 
 
 @pytest.mark.parametrize("right", PLANTED)
 @pytest.mark.findings
 def test_planted(right):
-    c = Case(lens=[100], heads=4, kv_heads=2, dim=64, kv="int8", rotate=True)
-    k = H.build("attention_decode", "sm_90a", c.params)
+    c = Case(lens=[100], heads=4, kv_heads=1, dim=64, kv="int8", rotate=True)
+    k = H.build("attention_decode_sm80" if "s.turned" in right else "attention_decode", "sm_90a", c.params)
     assert k.text.count(right) == 1
     k.text = k.text.replace(right, PLANTED[right])
     with pytest.raises(H.Finding):
