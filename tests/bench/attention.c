@@ -77,7 +77,7 @@ main(int argc, char **argv)
 	for (int r = 0; r < rounds; r++)
 		for (int i = 0; i < n; i++)
 			for (int l = 0; l < layers; l++) {
-				void  *a[] = { q, c[i].pool + (size_t)l * c[i].layer, NULL, y, c[i].work, part_o, part_ml, ticket };
+				void  *a[] = { q, c[i].pool + (size_t)l * c[i].layer, NULL, NULL, y, c[i].work, part_o, part_ml, ticket };
 				double t = now();
 				c[i].kernel(&s, a, 0, 1);
 				t = now() - t;

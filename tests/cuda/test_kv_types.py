@@ -84,7 +84,7 @@ class Case(Attention):
                            [self.prefix[i] for i, _ in rows], self.store.table[[i for i, _ in rows]])
         if kernel.template == "attention_decode_sm80": # reads before its wait what is older than the step
             kw = dict(dict(early=[(1, at, n) for i, ps in rows for at, n in self.store.places(i, ps[0])]), **kw)
-        return kernel.run(step, [q, self.store.pages, None, H.out((len(q), self.heads, self.v_dim))], **kw)[-1]
+        return kernel.run(step, [q, self.store.pages, None, self.sink, H.out((len(q), self.heads, self.v_dim))], **kw)[-1]
 
 
 CASES = {
