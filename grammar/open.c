@@ -42,6 +42,8 @@ read_kind(Build *b, llmc_grammar_kind kind, const char *text, size_t n)
 		return gbnf_read(b, text, n);
 	case LLMC_GRAMMAR_CHOICE:
 		return choice_read(b, text, n);
+	case LLMC_GRAMMAR_PARTS:
+		return parts_read(b, text, n);
 	}
 	build_fail(b, "no such kind of grammar: %d", (int)kind);
 }

@@ -275,6 +275,46 @@ LLMC_API llmc_status llmc_stream_feed(llmc_stream *s, int32_t id, const char **t
                                       llmc_error *err);
 LLMC_API void        llmc_stream_close(llmc_stream *s);
 
+/* -------------------------------------------------------------------------- reasoning and tools ---- */
+
+/* An answer is more than text: a model's reasoning, and calls of tools, written in the format that its chat template was made for
+ * (configs/formats/calls.yaml). A reader takes the answer's text as it comes, special tokens shown, and tells its pieces.
+ *
+ *     llmc_calls_open(tokenizer, prompt, n_prompt, tools_json, &c, &err);   prompt: as the template made it; tools: OpenAI's array
+ *     llmc_calls_feed(c, text, n, false, on_piece, user, &err);             for each new text, at last with last = true
+ *
+ * One thread at a time. What cannot be read as a call is text, never an error. */
+typedef struct llmc_calls llmc_calls;
+typedef enum llmc_piece_kind {
+	LLMC_PIECE_TEXT,
+	LLMC_PIECE_REASONING,
+	LLMC_PIECE_CALL,      /* a call begins: the tool's name, whole */
+	LLMC_PIECE_ARGUMENTS, /* more of its arguments: JSON, the model's own bytes */
+	LLMC_PIECE_DONE,      /* the call is over */
+} llmc_piece_kind;
+typedef void (*llmc_piece_fn)(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_t n_bytes); /* call: its number, from 0; else -1 */
+/* tools_json NULL: reasoning alone. The tokenizer need not outlive it. */
+LLMC_API llmc_status llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt, const char *tools_json, llmc_calls **out,
+                                     llmc_error *err);
+LLMC_API llmc_status llmc_calls_feed(llmc_calls *c, const char *text, size_t n_bytes, bool last, llmc_piece_fn fn, void *user, llmc_error *err);
+LLMC_API void        llmc_calls_close(llmc_calls *c);
+typedef enum llmc_mark {
+	LLMC_MARK_ROW,           /* name of the format */
+	LLMC_MARK_REASONING,     /* what opens a reasoning */
+	LLMC_MARK_REASONING_END, /* what ends it, where the prompt has opened it */
+	LLMC_MARK_CALL,          /* what opens a call */
+	LLMC_MARK_SYSTEM,        /* what tells of tools ({tools}) where the template has no place for them */
+} llmc_mark;
+LLMC_API const char *llmc_calls_mark(const llmc_calls *c, llmc_mark which); /* NULL: none; lives as long as the reader */
+/* A text of kind LLMC_GRAMMAR_PARTS that allows calls of the tools alone, each with arguments of its schema. only NULL: of any tool.
+ * E_INPUT: no such tool, or a model without a known format. */
+enum {
+	LLMC_CALLS_ONE = 1,   /* one call, not several */
+	LLMC_CALLS_BEGUN = 2, /* LLMC_MARK_CALL has come: what stands behind it */
+	LLMC_CALLS_FREE = 4,  /* arguments are any object, whatever the schemas say */
+};
+LLMC_API llmc_status llmc_calls_rules(const llmc_calls *c, const char *only, int flags, char *buf, size_t cap, size_t *need, llmc_error *err);
+
 /* ------------------------------------------------------------------------------------ grammars ---- */
 
 /* What a text may be: a grammar allows at each place those tokens alone with which the text can still become one of its texts. It goes into
@@ -291,6 +331,7 @@ typedef enum llmc_grammar_kind {
 	LLMC_GRAMMAR_REGEX,       /* the whole text matches a regular expression, without look-around and back-references */
 	LLMC_GRAMMAR_GBNF,        /* llama.cpp's form: rules, of which `root` is the text */
 	LLMC_GRAMMAR_CHOICE,      /* one of a JSON array of strings */
+	LLMC_GRAMMAR_PARTS,       /* JSON: fixed texts around schemas and expressions; docs/constrained.md */
 } llmc_grammar_kind;
 
 typedef struct llmc_grammar_options {

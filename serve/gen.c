@@ -46,6 +46,9 @@ gen_free(Gen *g)
 			Choice *c = &g->choice[i * g->n + k];
 			strbuf_release(&c->text);
 			strbuf_release(&c->held);
+			strbuf_release(&c->reasoning);
+			strbuf_release(&c->call);
+			llmc_calls_close(c->calls);
 			for (int j = 0; j < 4; j++)
 				strbuf_release(&c->col[j]);
 		}
@@ -58,6 +61,8 @@ gen_free(Gen *g)
 	free(g->stop_tokens);
 	free(g->bias);
 	llmc_grammar_close(g->grammar);
+	free(g->after[0]);
+	free(g->after[1]);
 	req_unref(g->req);
 	free(g);
 }
@@ -314,7 +319,7 @@ count(Sub *sub, Choice *c, const llmc_event *ev)
 static size_t
 gathered(const Sub *sub, const Choice *c)
 {
-	size_t n = c->text.cap + c->held.cap;
+	size_t n = c->text.cap + c->held.cap + c->reasoning.cap + c->call.cap;
 
 	for (int i = 0; i < 4; i++)
 		n += c->col[i].cap + sub->col[i].cap;

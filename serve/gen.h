@@ -10,6 +10,7 @@ typedef struct Choice Choice;
 
 /* How events become an answer. NULL: nothing to do. On the pump's thread, without the lock. */
 typedef struct Dialect {
+	bool pieces;      /* tells reasoning and calls of tools apart from text: choices have readers */
 	size_t own_bytes; /* what it keeps for a generation, zeroed: gen_own() */
 	void (*prompt)(Gen *g, Sub *sub, const llmc_event *ev);            /* log probability of a token of a prompt */
 	void (*token)(Gen *g, Sub *sub, Choice *c, const llmc_event *ev);  /* a new one */
@@ -26,6 +27,9 @@ struct Choice {
 	double  sum_logprob;
 	bool    started, done;
 	llmc_finish finish;
+	llmc_calls *calls; /* reads its text: reasoning, calls of tools; NULL: it is text */
+	Strbuf  reasoning, call; /* whole; calls as JSON without brackets */
+	int32_t n_calls, n_reasoning; /* calls; tokens of reasoning */
 	Strbuf  held;      /* TGI stream: the frame of the last token, until the end is known */
 };
 
@@ -56,6 +60,7 @@ struct Gen {
 	llmc_bias *bias;
 	char    **stop;          /* NULL-terminated, owned */
 	llmc_grammar *grammar;   /* owned; NULL: none */
+	char     *after[3];      /* owned: what it waits for; NULL-terminated */
 	int32_t   n;             /* choices of a prompt */
 	int32_t   best_of;
 	int32_t   max_new;       /* as asked: 0 runs one token and hides it, -1: what is left of the context */

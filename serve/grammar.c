@@ -269,19 +269,3 @@ grammar_read(Gen *g, const json_t *o, Problem *p)
 		return grammar_read_typed(g, v, which, p);
 	return of_string(g, strcmp(which, "guided_regex") && strcmp(which, "regex") ? LLMC_GRAMMAR_GBNF : LLMC_GRAMMAR_REGEX, v, which, p);
 }
-
-void
-grammar_waits(Gen *g, const char *prompt, size_t n)
-{
-	static const struct { const char *open; const char *const close[2]; } marks[] = {
-		{ "<think>", { "</think>", NULL } }, { "[THINK]", { "[/THINK]", NULL } }, { "<|START_THINKING|>", { "<|END_THINKING|>", NULL } },
-	};
-
-	while (n && (prompt[n - 1] == '\n' || prompt[n - 1] == ' '))
-		n--;
-	for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
-		size_t len = strlen(marks[i].open);
-		if (n >= len && memcmp(prompt + n - len, marks[i].open, len) == 0)
-			g->ep.grammar_after = marks[i].close;
-	}
-}

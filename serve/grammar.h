@@ -17,7 +17,5 @@ bool grammar_of_schema(Server *s, const json_t *schema, const llmc_grammar_optio
 bool grammar_read(Gen *g, const json_t *body, Problem *p);
 /* TGI's: {"type": "json" | "json_schema" | "regex" | "grammar", "value": ...} */
 bool grammar_read_typed(Gen *g, const json_t *v, const char *param, Problem *p);
-/* A prompt that ends in the opening of a reasoning: the grammar begins behind its end. */
-void grammar_waits(Gen *g, const char *prompt, size_t n);
 
 #endif

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "serve/text.h"
+#include "serve/tools.h"
 
 enum { MAX_KWARGS = 100 };
 
@@ -127,40 +127,6 @@ one_message(const json_t *in, size_t at, Problem *p)
 	return out;
 }
 
-/* tools for the template, or NULL: none (p->status tells of faults) */
-static json_t *
-read_tools(const json_t *o, Problem *p)
-{
-	json_t *tools = json_object_get(o, "tools"), *choice = json_object_get(o, "tool_choice"), *tool;
-	size_t i;
-
-	if (json_is_object(choice) || (json_is_string(choice) && !strcmp(json_string_value(choice), "required"))) {
-		problem(p, 400, "tool_choice", "Forced tool calls are not supported by this server: tool_choice must be 'auto' or 'none'.");
-		return NULL;
-	}
-	if (choice && !json_is_null(choice) &&
-	    !(json_is_string(choice) && (!strcmp(json_string_value(choice), "auto") || !strcmp(json_string_value(choice), "none")))) {
-		problem(p, 400, "tool_choice", "Invalid 'tool_choice': expected 'none' or 'auto'.");
-		return NULL;
-	}
-	if (!tools || json_is_null(tools))
-		return NULL;
-	if (!json_is_array(tools)) {
-		problem(p, 400, "tools", "Invalid type for 'tools': expected an array, but got %s instead.", json_type_name(tools));
-		return NULL;
-	}
-	json_array_foreach(tools, i, tool) {
-		const char *type = json_string_value(json_object_get(tool, "type"));
-		if (!type || strcmp(type, "function") != 0 || !json_is_string(json_object_get(json_object_get(tool, "function"), "name"))) {
-			problem(p, 400, "tools", "Invalid 'tools[%zu]': expected an object of type 'function' with a 'function' that has a 'name'.", i);
-			return NULL;
-		}
-	}
-	if (json_array_size(tools) == 0 || (json_is_string(choice) && !strcmp(json_string_value(choice), "none")))
-		return NULL;
-	return tools;
-}
-
 static llmc_status
 apply(Server *s, const json_t *messages, const json_t *options, char **text, size_t *n, llmc_error *err)
 {
@@ -213,7 +179,7 @@ render(Server *s, json_t *messages, const json_t *options, char **text, size_t *
 
 /* Whether the template shows the tools of the options: without them, its text is another. */
 static bool
-tools_shown(Server *s, json_t *messages, json_t *options, const char *text, size_t n, Problem *p)
+tools_shown(Server *s, json_t *messages, json_t *options, const char *text, size_t n, bool *shown, Problem *p)
 {
 	char *without = NULL;
 	size_t m;
@@ -221,9 +187,27 @@ tools_shown(Server *s, json_t *messages, json_t *options, const char *text, size
 	json_object_del(options, "tools");
 	if (!render(s, messages, options, &without, &m, p))
 		return false;
-	bool same = n == m && memcmp(text, without, n) == 0;
+	*shown = n != m || memcmp(text, without, n) != 0;
 	free(without);
-	return !same || problem(p, 400, "tools", "This model's chat template has no place for tools.");
+	return true;
+}
+
+/* The prompt with its tools: as the template has them, or else told in the system message. */
+static bool
+with_tools(Server *s, json_t **messages, json_t *options, char **text, size_t *n, const json_t *tools, Problem *p)
+{
+	bool shown;
+
+	if (!tools_shown(s, *messages, options, *text, *n, &shown, p) || shown)
+		return !p->status;
+	json_t *told = tools_told(s, *messages, tools);
+	if (!told)
+		return problem_memory(p);
+	json_decref(*messages);
+	*messages = told;
+	free(*text);
+	*text = NULL;
+	return render(s, *messages, options, text, n, p);
 }
 
 /* For continue_final_message: what the template put behind the last message's text goes. */
@@ -247,9 +231,9 @@ leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 }
 
 bool
-chat_prompt(Server *s, const json_t *o, char **text, size_t *n, Problem *p)
+chat_prompt(Server *s, const json_t *o, json_t *tools, char **text, size_t *n, Problem *p)
 {
-	json_t *in = json_object_get(o, "messages"), *kwargs = json_object_get(o, "chat_template_kwargs"), *tools, *value;
+	json_t *in = json_object_get(o, "messages"), *kwargs = json_object_get(o, "chat_template_kwargs"), *value;
 	json_t *messages = NULL, *options = NULL;
 	bool generate = true, go_on = false, ok = false;
 	const char *key;
@@ -276,9 +260,6 @@ chat_prompt(Server *s, const json_t *o, char **text, size_t *n, Problem *p)
 		return false;
 	if (go_on && generate)
 		return problem(p, 400, "continue_final_message", "'continue_final_message' and 'add_generation_prompt' exclude each other.");
-	tools = read_tools(o, p);
-	if (p->status)
-		return false;
 	messages = json_array();
 	options = json_object();
 	if (!messages || !options) {
@@ -301,7 +282,7 @@ chat_prompt(Server *s, const json_t *o, char **text, size_t *n, Problem *p)
 	json_object_set_new(options, "add_generation_prompt", json_boolean(generate));
 	if (tools)
 		json_object_set(options, "tools", tools);
-	ok = render(s, messages, options, text, n, p) && (!tools || tools_shown(s, messages, options, *text, *n, p)) &&
+	ok = render(s, messages, options, text, n, p) && (!tools || with_tools(s, &messages, options, text, n, tools, p)) &&
 	     (!go_on || leave_open(messages, *text, n, p));
 out:
 	json_decref(messages);

@@ -299,11 +299,13 @@ openai_frame_close(const Gen *g, Strbuf *b, const char *finish)
 void
 openai_usage(const Gen *g, Strbuf *b)
 {
-	int32_t n_prompt, n_new, n_cached;
+	int32_t n_prompt, n_new, n_cached, n_reasoning = 0;
 
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
-	json_printf(b, "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d},\"completion_tokens_details\":{\"reasoning_tokens\":0}}",
-	            n_prompt, n_new, n_prompt + n_new, n_cached);
+	for (int32_t i = 0; i < g->n_sub * g->n; i++)
+		n_reasoning += g->choice[i].n_reasoning;
+	json_printf(b, "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d},\"completion_tokens_details\":{\"reasoning_tokens\":%d}}",
+	            n_prompt, n_new, n_prompt + n_new, n_cached, n_reasoning);
 }
 
 void
@@ -342,7 +344,7 @@ openai_failed(Gen *g, const Problem *p)
 const char *
 openai_finish(const Choice *c)
 {
-	return c->finish == LLMC_FINISH_LENGTH ? "length" : "stop";
+	return c->finish == LLMC_FINISH_LENGTH ? "length" : c->n_calls ? "tool_calls" : "stop";
 }
 
 void

@@ -1,8 +1,8 @@
 /* OpenAI's chat: messages through the template, answers as messages and deltas. */
 #include <stdlib.h>
 
-#include "serve/grammar.h"
 #include "serve/openai.h"
+#include "serve/tools.h"
 
 /* -1: as many as the context holds */
 static bool
@@ -30,10 +30,12 @@ read_chat(Gen *g, const json_t *o, Problem *p)
 	if (g->max_new > 0 && g->ep.min_tokens > g->max_new)
 		return problem(p, 400, "min_tokens", "Invalid 'min_tokens': %d is more than the new tokens allowed, %d.", g->ep.min_tokens, g->max_new);
 	g->er.n_top = (int32_t)top;
-	if (!chat_prompt(g->srv, o, &text, &n, p))
+	ToolUse use = { 0 };
+	if (!tools_read(o, &use, p))
 		return false;
-	grammar_waits(g, text, n);
-	bool ok = gen_prompts(g, 1, p) && tokenize_prompt(g->srv, text, n, LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
+	bool ok = chat_prompt(g->srv, o, use.tools, &text, &n, p) && gen_prompts(g, 1, p) && tools_begin(g, &use, text, n, p);
+	tools_release(&use);
+	ok = ok && tokenize_prompt(g->srv, text, n, LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
 	                                                  (size_t)g->srv->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);
 	free(text);
 	return ok && openai_fits(g, g->sub[0].n_tok, "messages", p);
@@ -86,18 +88,17 @@ logprobs_object(const Gen *g, Strbuf *b, const Strbuf *places)
 
 /* ---- answers ---- */
 
-/* key NULL: an empty delta; finish NULL: not yet */
+/* delta: an object without its braces; finish NULL: not yet */
 static void
-frame(const Gen *g, const Choice *c, const char *key, const char *text, size_t n_text, const Strbuf *places, const char *finish)
+frame(const Gen *g, const Choice *c, const Strbuf *delta, const Strbuf *places, const char *finish)
 {
 	Strbuf b = { 0 };
 
 	openai_frame_open(g, c, &b);
 	strbuf_puts(&b, "\"delta\":{");
-	if (key) {
-		strbuf_puts(&b, key);
-		json_str(&b, text, n_text);
-	}
+	if (delta)
+		strbuf_add(&b, strbuf_str(delta), delta->len);
+	b.failed |= delta && delta->failed;
 	strbuf_puts(&b, "},\"logprobs\":");
 	if (places)
 		logprobs_object(g, &b, places);
@@ -106,46 +107,144 @@ frame(const Gen *g, const Choice *c, const char *key, const char *text, size_t n
 	openai_frame_close(g, &b, finish);
 }
 
+static void
+frame_of(const Gen *g, const Choice *c, Strbuf *delta, const Strbuf *places)
+{
+	frame(g, c, delta, places, NULL);
+	strbuf_release(delta);
+}
+
 /* What comes before the first token of a choice: the role. */
 static void
 begin(const Gen *g, Choice *c)
 {
-	if (!c->started && g->stream)
-		frame(g, c, "\"role\":\"assistant\",\"content\":", "", 0, NULL, NULL);
+	Strbuf delta = { 0 };
+
+	if (!c->started && g->stream) {
+		strbuf_puts(&delta, "\"role\":\"assistant\",\"content\":\"\"");
+		frame_of(g, c, &delta, NULL);
+	}
 	c->started = true;
+}
+
+static void
+say(const Gen *g, Choice *c, const char *text, size_t n, bool places)
+{
+	Strbuf delta = { 0 };
+
+	if (!g->stream) {
+		strbuf_add(&c->text, text, n);
+		return;
+	}
+	strbuf_puts(&delta, "\"content\":");
+	json_str(&delta, text, n);
+	frame_of(g, c, &delta, places ? &c->col[0] : NULL);
+	strbuf_clear(&c->col[0]);
+}
+
+typedef struct Speaker { Gen *g; Choice *c; bool said, reasoned; } Speaker;
+
+static void
+call_id(char out[32])
+{
+	snprintf(out, 32, "call_%016llx%08x", (unsigned long long)random_seed(), (unsigned)random_seed());
+}
+
+static void
+on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
+{
+	Speaker *s = user;
+	Gen *g = s->g;
+	Choice *c = s->c;
+	Strbuf delta = { 0 }, *to = g->stream ? &delta : &c->call;
+	char id[32];
+
+	switch (kind) {
+	case LLMC_PIECE_TEXT:
+		say(g, c, text, n, true);
+		s->said = true;
+		return;
+	case LLMC_PIECE_REASONING:
+		s->reasoned = true;
+		if (!g->stream) {
+			strbuf_add(&c->reasoning, text, n);
+			return;
+		}
+		strbuf_puts(&delta, "\"reasoning_content\":"); /* both names are in use */
+		json_str(&delta, text, n);
+		strbuf_puts(&delta, ",\"reasoning\":");
+		json_str(&delta, text, n);
+		break;
+	case LLMC_PIECE_CALL:
+		c->n_calls = call + 1;
+		call_id(id);
+		if (g->stream)
+			json_printf(to, "\"tool_calls\":[{\"index\":%d,\"id\":%s,\"type\":\"function\",\"function\":{\"name\":", call, id);
+		else
+			json_printf(to, call ? ",{\"id\":%s,\"type\":\"function\",\"function\":{\"name\":" : "{\"id\":%s,\"type\":\"function\",\"function\":{\"name\":", id);
+		json_str(to, text, n);
+		strbuf_puts(to, g->stream ? ",\"arguments\":\"\"}}]" : ",\"arguments\":");
+		strbuf_clear(&c->held);
+		break;
+	case LLMC_PIECE_ARGUMENTS:
+		if (!g->stream) {
+			strbuf_add(&c->held, text, n);
+			return;
+		}
+		json_printf(&delta, "\"tool_calls\":[{\"index\":%d,\"function\":{\"arguments\":", call);
+		json_str(&delta, text, n);
+		strbuf_puts(&delta, "}}]");
+		break;
+	case LLMC_PIECE_DONE:
+		if (g->stream)
+			return;
+		json_str(to, strbuf_str(&c->held), c->held.len);
+		strbuf_puts(to, "}}");
+		strbuf_clear(&c->held);
+		return;
+	}
+	if (g->stream)
+		frame_of(g, c, &delta, NULL);
+}
+
+/* Text as it comes, or what the reader makes of it. */
+static void
+take(Gen *g, Choice *c, const char *text, size_t n, bool last)
+{
+	Speaker s = { g, c, false, false };
+
+	if (!c->calls) {
+		if (n || (g->er.logprobs && !last))
+			say(g, c, text, n, !last);
+		return;
+	}
+	if (llmc_calls_feed(c->calls, text, n, last, on_piece, &s, NULL) != LLMC_OK)
+		c->text.failed = true;
+	c->n_reasoning += s.reasoned && !last;
+	if (g->stream && !s.said && (s.reasoned || c->n_calls)) /* log probabilities of marks go with them */
+		strbuf_clear(&c->col[0]);
 }
 
 static void
 on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
-	const char *text = ev->text ? ev->text : "";
-
 	(void)sub;
 	begin(g, c);
-	if (g->stream)
+	if (g->stream && !c->calls)
 		strbuf_clear(&c->col[0]);
 	if (g->er.logprobs)
 		chat_place(g, &c->col[0], ev);
-	if (!g->stream)
-		strbuf_add(&c->text, text, ev->n_bytes);
-	else if (ev->n_bytes || g->er.logprobs)
-		frame(g, c, "\"content\":", text, ev->n_bytes, &c->col[0], NULL);
+	take(g, c, ev->text ? ev->text : "", ev->n_bytes, false);
 }
 
 static void
 on_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
-	const char *text = ev->text ? ev->text : "";
-
 	(void)sub;
 	begin(g, c);
-	if (!g->stream) {
-		strbuf_add(&c->text, text, ev->n_bytes);
-		return;
-	}
-	if (ev->n_bytes)
-		frame(g, c, "\"content\":", text, ev->n_bytes, NULL, NULL);
-	frame(g, c, NULL, NULL, 0, NULL, openai_finish(c));
+	take(g, c, ev->text ? ev->text : "", ev->n_bytes, true);
+	if (g->stream)
+		frame(g, c, NULL, NULL, openai_finish(c));
 }
 
 static void
@@ -161,7 +260,19 @@ on_done(Gen *g)
 	for (int32_t i = 0; i < g->n; i++) {
 		const Choice *c = &g->choice[i];
 		strbuf_printf(&b, "%s{\"index\":%d,\"message\":{\"role\":\"assistant\",\"content\":", i ? "," : "", i);
-		json_str(&b, strbuf_str(&c->text), c->text.len);
+		if (c->n_calls && !c->text.len)
+			strbuf_puts(&b, "null");
+		else
+			json_str(&b, strbuf_str(&c->text), c->text.len);
+		for (int k = 0; k < 2 && c->reasoning.len; k++) {
+			strbuf_puts(&b, k ? ",\"reasoning\":" : ",\"reasoning_content\":");
+			json_str(&b, strbuf_str(&c->reasoning), c->reasoning.len);
+		}
+		if (c->n_calls) {
+			strbuf_puts(&b, ",\"tool_calls\":[");
+			strbuf_add(&b, strbuf_str(&c->call), c->call.len);
+			strbuf_putc(&b, ']');
+		}
 		strbuf_puts(&b, ",\"refusal\":null},\"logprobs\":");
 		logprobs_object(g, &b, &c->col[0]);
 		json_printf(&b, ",\"finish_reason\":%s}", openai_finish(c));
@@ -173,7 +284,7 @@ on_done(Gen *g)
 }
 
 static const Dialect dialect = {
-	.own_bytes = sizeof(OpenAi), .token = on_token, .finish = on_finish, .done = on_done, .problem = openai_failed,
+	.pieces = true, .own_bytes = sizeof(OpenAi), .token = on_token, .finish = on_finish, .done = on_done, .problem = openai_failed,
 };
 
 void

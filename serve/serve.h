@@ -1,7 +1,7 @@
 /* HTTP over an engine: OpenAI's and TGI's routes, metrics, two pages. Over llmc.h and base/ alone.
  *
  *   server, net, head, http, work, log   the machine; it knows no route: rows of serve/routes.def come as a table
- *   gen, body, json, tokens, grammar     what dialects share: a generation, bodies in, JSON out, text and ids, constraints
+ *   gen, body, json, tokens, grammar, tools  what dialects share: a generation, bodies in, JSON out, text and ids, constraints, calls
  *   openai_*, tgi_*                      dialects
  *   info, text, page, metrics, ...       other routes
  *
@@ -100,6 +100,7 @@ struct llmc_server {
 	atomic_bool leaving;       /* routers shall send new requests elsewhere; all are still taken */
 	atomic_bool draining;      /* no new requests */
 	atomic_bool closing;       /* what runs is cancelled, workers and pump end */
+	atomic_bool plain_chat;    /* the model's format has no reasoning: without tools an answer is text */
 	atomic_bool ended;         /* they have: no answer that is not there will come */
 	bool     healthy;          /* a generation has worked since the last failure */
 	bool     failed;           /* the engine's device is gone */

@@ -239,10 +239,12 @@ def tool_loop(client, **args):
 def test_a_template_without_tools(serve, tmp_path):
     folder = tiny_model.build(tmp_path, template=PLAIN)
     with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny") as s, openai.OpenAI(base_url=s.url + "/v1", api_key="none", max_retries=0) as c:
-        with pytest.raises(openai.BadRequestError, match="no place for tools") as e:
-            tool_loop(c, tools=TOOLS)
-        assert e.value.param == "tools"
         assert tool_loop(c, tools=TOOLS, tool_choice="none").choices and tool_loop(c).choices, "null is no text that could be added to"
+        body = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{\"a\": 1}"}}]}, {"role": "tool", "tool_call_id": "1", "content": "sunny"}], "tools": TOOLS}
+        text = s.post("/chat_tokenize", body).json()["templated_text"]
+        assert text.startswith("<|im_start|>system\nBe brief.\n\n") and '{"name":"weather","parameters":{"type":"object"}}' in text, "told in the system message"
+        assert '<tool_call>\n{"name": "weather", "arguments": {"a":1}}\n</tool_call>' in text and "<tool_response>\nsunny\n</tool_response>" in text, text
 
 
 def test_the_tool_loop_of_a_client(serve, client, tmp_path):
@@ -275,8 +277,8 @@ def test_large_integers_stay_numbers(tiny):
     (dict(messages=[{"role": "user"}]), "messages[0].content", "null"),
     (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), "messages[0].content[0]", "image_url"),
     (dict(messages=[{"role": "user", "content": "refuse me"}]), "messages", "not this message"),
-    (dict(messages=CHAT, tools=[], tool_choice="required"), "tool_choice", "Forced"),
-    (dict(messages=CHAT, tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice", "Forced"),
+    (dict(messages=CHAT, tools=[], tool_choice="required"), "tool_choice", "no tools"),
+    (dict(messages=CHAT, tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice", "no tool 'f'"),
     (dict(messages=CHAT, tools=[{"type": "web"}]), "tools", "function"),
     (dict(messages=CHAT, temperature=2.5), "temperature", "maximum"),
     (dict(messages=CHAT, temperature="hot"), "temperature", "a string"),

@@ -1,0 +1,145 @@
+/* Texts put together from parts: what forces calls of tools, and anything else with fixed texts around schemas. A part is an object of one key:
+ *   text      these characters; the name of a token that only its number matches stands for that token
+ *   schema    JSON of this schema          regex     a whole expression
+ *   until     any text, up to and with the first of this one
+ *   seq, alt  lists of parts: all of them, one of them
+ *   many      [part, separator]: once or more often, `max` times at most when given */
+#include <string.h>
+
+#include "base/json.h"
+#include "base/utf8.h"
+#include "grammar/inside.h"
+
+enum { MAX_NEST = 50, MAX_UNTIL = 64 };
+
+static Ex *part(Build *b, const json_t *v, int depth);
+
+/* The special token whose name stands at s, the longest; -1: none */
+static int32_t
+special_at(const Lexicon *l, const char *s, size_t n, size_t *len)
+{
+	int32_t best = -1;
+
+	*len = 0;
+	for (int32_t i = 0; i < l->n_tok; i++) {
+		size_t own = l->at[i + 1] - l->at[i];
+		if (l->special[i] && own > *len && own <= n && memcmp(l->bytes + l->at[i], s, own) == 0) {
+			best = i;
+			*len = own;
+		}
+	}
+	return best;
+}
+
+static Ex *
+text(Build *b, const char *s, size_t n)
+{
+	ExList parts = { 0 };
+	size_t from = 0, len;
+
+	for (size_t i = 0; i < n;) {
+		/* names of special tokens begin with a mark; what does not is not looked up */
+		int32_t id = strchr("<[|", s[i]) ? special_at(b->lexicon, s + i, n - i, &len) : -1;
+		if (id < 0) {
+			i++;
+			continue;
+		}
+		if (i > from)
+			ex_push(b, &parts, ex_bytes(b, s + from, i - from));
+		ex_push(b, &parts, ex_token(b, id));
+		i += len;
+		from = i;
+	}
+	if (n > from)
+		ex_push(b, &parts, ex_bytes(b, s + from, n - from));
+	return ex_list(b, EX_SEQ, &parts);
+}
+
+/* Any text without `end` in it, and then `end`: a rule for each beginning of it that the text may end in, as Knuth, Morris and Pratt have it. */
+static Ex *
+until(Build *b, const char *end)
+{
+	size_t n = strlen(end);
+	int32_t rule[MAX_UNTIL + 1];
+
+	if (!n || n > MAX_UNTIL || end[0] & 0x80)
+		build_fail(b, "parts: 'until' wants a text of 1 to %d characters of ASCII", MAX_UNTIL);
+	for (size_t i = 0; i < n; i++)
+		rule[i] = rule_new(b);
+	for (size_t i = 0; i < n; i++) {
+		ExList parts = { 0 };
+		Range taken[MAX_UNTIL + 1], rest[MAX_UNTIL + 3];
+		size_t n_taken = 0;
+		for (size_t k = 0; k < n; k++) { /* each character of the end, once */
+			if (memchr(end, end[k], k))
+				continue;
+			size_t to = end[k] == end[i] ? i + 1 : 0;
+			for (size_t m = i; !to && m > 0; m--) /* the longest beginning that ends with this character */
+				if (end[m - 1] == end[k] && memcmp(end, end + i - (m - 1), m - 1) == 0)
+					to = m;
+			taken[n_taken++] = (Range){ (uint8_t)end[k], (uint8_t)end[k] };
+			Ex *c = ex_bytes(b, &end[k], 1);
+			ex_push(b, &parts, to == n ? c : ex_seq(b, 2, c, ex_rule(b, rule[to])));
+		}
+		n_taken = ranges_join(taken, n_taken);
+		size_t n_rest = ranges_invert(taken, n_taken, rest);
+		ex_push(b, &parts, ex_seq(b, 2, ex_chars(b, rest, n_rest), ex_rule(b, rule[0])));
+		Ex *body = ex_list(b, EX_ALT, &parts);
+		b->rule[rule[i]] = body;
+	}
+	return ex_rule(b, rule[0]);
+}
+
+static Ex *
+list(Build *b, ExKind kind, const json_t *v, int depth)
+{
+	ExList parts = { 0 };
+	json_t *one;
+	size_t i;
+
+	if (!json_is_array(v))
+		build_fail(b, "parts: expected a list");
+	json_array_foreach((json_t *)(uintptr_t)v, i, one)
+		ex_push(b, &parts, part(b, one, depth + 1));
+	return ex_list(b, kind, &parts);
+}
+
+static Ex *
+part(Build *b, const json_t *v, int depth)
+{
+	const json_t *x;
+
+	if (depth > MAX_NEST)
+		build_fail(b, "parts: nested too deeply");
+	if (json_is_string(x = json_object_get(v, "text")))
+		return text(b, json_string_value(x), json_string_length(x));
+	if ((x = json_object_get(v, "schema"))) {
+		const char *name = json_string_value(json_object_get(v, "name"));
+		return schema_of(b, x, x, name ? name : "");
+	}
+	if (json_is_string(x = json_object_get(v, "regex")))
+		return regex_read(b, json_string_value(x), json_string_length(x), (RegexFlags){ 0 });
+	if (json_is_string(x = json_object_get(v, "until")))
+		return until(b, json_string_value(x));
+	if ((x = json_object_get(v, "seq")))
+		return list(b, EX_SEQ, x, depth);
+	if ((x = json_object_get(v, "alt")))
+		return list(b, EX_ALT, x, depth);
+	if (json_array_size(x = json_object_get(v, "many")) == 2) {
+		json_int_t max = json_integer_value(json_object_get(v, "max"));
+		Ex *one = part(b, json_array_get(x, 0), depth + 1), *between = part(b, json_array_get(x, 1), depth + 1);
+		return ex_seq(b, 2, one, ex_rep(b, ex_seq(b, 2, between, one), 0, max > 0 && max < 100000 ? (int32_t)max - 1 : -1));
+	}
+	build_fail(b, "parts: expected an object with text, schema, regex, until, seq, alt or many");
+}
+
+Ex *
+parts_read(Build *b, const char *s, size_t n)
+{
+	json_error_t why;
+	json_t *v = json_read(b->a, s, n, JSON_ALLOW_NUL, &why);
+
+	if (!v)
+		build_fail(b, "parts: not JSON: %s at line %d, column %d", why.text, why.line, why.column);
+	return part(b, v, 0);
+}

@@ -1,0 +1,281 @@
+/* Tools of a chat. What forces their calls is a grammar: from the first token where a call must come, else from the mark of a call on. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/grammar.h"
+#include "serve/tools.h"
+
+static bool
+check_tool(const json_t *tool, size_t i, Problem *p)
+{
+	const char *type = json_string_value(json_object_get(tool, "type"));
+	const json_t *f = json_object_get(tool, "function"), *parameters = json_object_get(f, "parameters");
+
+	if (!type || strcmp(type, "function") != 0 || !json_is_string(json_object_get(f, "name")) || !json_string_length(json_object_get(f, "name")))
+		return problem(p, 400, "tools", "Invalid 'tools[%zu]': expected an object of type 'function' with a 'function' that has a 'name'.", i);
+	if (parameters && !json_is_null(parameters) && !json_is_object(parameters))
+		return problem(p, 400, "tools", "Invalid 'tools[%zu].function.parameters': expected a JSON schema, but got %s instead.", i, json_type_name(parameters));
+	return true;
+}
+
+static const json_t *
+tool_named(const json_t *tools, const char *name)
+{
+	json_t *tool;
+	size_t i;
+
+	json_array_foreach((json_t *)(uintptr_t)tools, i, tool)
+		if (!strcmp(json_string_value(json_object_get(json_object_get(tool, "function"), "name")), name))
+			return tool;
+	return NULL;
+}
+
+static bool
+read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
+{
+	const char *word = json_string_value(choice), *type = json_string_value(json_object_get(choice, "type"));
+
+	if (!choice || json_is_null(choice) || (word && !strcmp(word, "auto")))
+		return true;
+	if (word && !strcmp(word, "none"))
+		return *none = true;
+	if (word && (!strcmp(word, "required") || !strcmp(word, "any")))
+		return use->forced = true;
+	if (type && !strcmp(type, "allowed_tools")) {
+		const json_t *allowed = json_object_get(choice, "allowed_tools"), *one;
+		const char *mode = json_string_value(json_object_get(allowed, "mode"));
+		json_t *some = json_array();
+		size_t i;
+		json_array_foreach(json_object_get(allowed, "tools"), i, one) {
+			const char *name = json_string_value(json_object_get(json_object_get(one, "function"), "name"));
+			const json_t *tool = name ? tool_named(use->tools, name) : NULL;
+			if (!tool || json_array_append(some, (json_t *)(uintptr_t)tool) != 0) {
+				json_decref(some);
+				return problem(p, 400, "tool_choice", "Invalid 'tool_choice': 'allowed_tools' holds what 'tools' does not.");
+			}
+		}
+		json_decref(use->tools);
+		use->tools = some;
+		use->forced = mode && !strcmp(mode, "required");
+		return true;
+	}
+	const char *name = json_string_value(json_object_get(json_object_get(choice, "function"), "name"));
+	if (!name)
+		return problem(p, 400, "tool_choice", "Invalid 'tool_choice': expected 'none', 'auto', 'required' or an object with a 'function' that has a 'name'.");
+	if (!tool_named(use->tools, name))
+		return problem(p, 400, "tool_choice", "Invalid 'tool_choice': there is no tool '%.100s'.", name);
+	use->only = name;
+	return use->forced = true;
+}
+
+bool
+tools_read(const json_t *o, ToolUse *use, Problem *p)
+{
+	json_t *tools = json_object_get(o, "tools"), *choice = json_object_get(o, "tool_choice"), *tool;
+	bool parallel = true, none = false;
+	size_t i;
+
+	*use = (ToolUse){ 0 };
+	if (!field_bool(o, "parallel_tool_calls", &parallel, p))
+		return false;
+	if (tools && !json_is_null(tools) && !json_is_array(tools))
+		return problem(p, 400, "tools", "Invalid type for 'tools': expected an array, but got %s instead.", json_type_name(tools));
+	json_array_foreach(tools, i, tool) {
+		if (!check_tool(tool, i, p))
+			return false;
+		use->strict |= json_is_true(json_object_get(json_object_get(tool, "function"), "strict"));
+	}
+	use->tools = json_array_size(tools) ? json_incref(tools) : NULL;
+	use->one = !parallel;
+	bool ok = read_choice(choice, use, &none, p);
+	if (ok && use->forced && !use->tools)
+		ok = problem(p, 400, "tool_choice", "Invalid 'tool_choice': there are no tools.");
+	if (!ok || none)
+		tools_release(use);
+	return ok;
+}
+
+void
+tools_release(ToolUse *use)
+{
+	json_decref(use->tools);
+	use->tools = NULL;
+}
+
+/* ---- a template without a place for tools ---- */
+
+static bool
+add_tool(Strbuf *b, const json_t *tool)
+{
+	char *text = json_dumps(json_object_get(tool, "function"), JSON_COMPACT);
+
+	strbuf_puts(b, text ? text : "");
+	strbuf_putc(b, '\n');
+	free(text);
+	return text != NULL;
+}
+
+/* Calls and results of an earlier turn as plain messages */
+static json_t *
+plain_message(const json_t *m)
+{
+	const char *role = json_string_value(json_object_get(m, "role")), *content = json_string_value(json_object_get(m, "content"));
+	json_t *calls = json_object_get(m, "tool_calls"), *call;
+	Strbuf b = { 0 };
+	size_t i;
+
+	if (!strcmp(role, "tool") || !strcmp(role, "function")) {
+		strbuf_printf(&b, "<tool_response>\n%s\n</tool_response>", content ? content : "");
+		role = "user";
+	} else if (json_array_size(calls)) {
+		strbuf_puts(&b, content ? content : "");
+		json_array_foreach(calls, i, call) {
+			const json_t *f = json_object_get(call, "function");
+			char *arguments = json_dumps(json_object_get(f, "arguments"), JSON_COMPACT | JSON_ENCODE_ANY);
+			strbuf_printf(&b, "%s<tool_call>\n{\"name\": \"%s\", \"arguments\": %s}\n</tool_call>", b.len ? "\n" : "", json_string_value(json_object_get(f, "name")),
+			              arguments ? arguments : "{}");
+			free(arguments);
+		}
+	} else {
+		return json_incref((json_t *)(uintptr_t)m);
+	}
+	json_t *out = b.failed ? NULL : json_pack("{s:s, s:s}", "role", role, "content", strbuf_str(&b));
+	strbuf_release(&b);
+	return out;
+}
+
+json_t *
+tools_told(Server *s, const json_t *messages, const json_t *tools)
+{
+	llmc_calls *c = NULL;
+	json_t *out = json_array(), *m, *tool;
+	Strbuf list = { 0 }, text = { 0 };
+	const char *system;
+	size_t i;
+	bool ok = out && llmc_calls_open(s->back.tok, "", 0, NULL, &c, NULL) == LLMC_OK;
+
+	system = ok ? llmc_calls_mark(c, LLMC_MARK_SYSTEM) : NULL;
+	json_array_foreach((json_t *)(uintptr_t)tools, i, tool)
+		ok = ok && add_tool(&list, tool);
+	if (list.len)
+		list.data[--list.len] = 0;
+	const char *place = system ? strstr(system, "{tools}") : NULL;
+	const json_t *first = json_array_get(messages, 0);
+	bool has_system = first && !strcmp(json_string_value(json_object_get(first, "role")), "system");
+	if (has_system)
+		strbuf_printf(&text, "%s\n\n", json_string_value(json_object_get(first, "content")));
+	if (place) {
+		strbuf_add(&text, system, (size_t)(place - system));
+		strbuf_puts(&text, strbuf_str(&list));
+		strbuf_puts(&text, place + strlen("{tools}"));
+	}
+	ok = ok && !list.failed && !text.failed && json_array_append_new(out, json_pack("{s:s, s:s}", "role", "system", "content", strbuf_str(&text))) == 0;
+	json_array_foreach((json_t *)(uintptr_t)messages, i, m)
+		if (i || !has_system)
+			ok = ok && json_array_append_new(out, plain_message(m)) == 0;
+	llmc_calls_close(c);
+	strbuf_release(&list);
+	strbuf_release(&text);
+	if (!ok) {
+		json_decref(out);
+		return NULL;
+	}
+	return out;
+}
+
+/* ---- the answer ---- */
+
+static char *
+rules(const llmc_calls *c, const char *only, int flags)
+{
+	size_t cap = 4096, need = 0;
+
+	for (;;) {
+		char *buf = malloc(cap);
+		llmc_status status = buf ? llmc_calls_rules(c, only, flags, buf, cap, &need, NULL) : LLMC_E_MEMORY;
+		if (status == LLMC_OK)
+			return buf;
+		free(buf);
+		if (status != LLMC_E_RANGE || need < cap)
+			return NULL;
+		cap = need + 1;
+	}
+}
+
+/* A grammar of the calls; where a schema cannot be compiled, arguments are any object, unless the tools are strict. */
+static bool
+force(Gen *g, const ToolUse *use, const llmc_calls *c, Problem *p)
+{
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	const char *mark = llmc_calls_mark(c, LLMC_MARK_CALL), *end = llmc_calls_mark(c, LLMC_MARK_REASONING_END);
+	int flags = (use->one ? LLMC_CALLS_ONE : 0) | (use->forced ? 0 : LLMC_CALLS_BEGUN), n = 0;
+	const char *after[3] = { NULL };
+
+	if (!use->forced && (!mark || g->grammar))
+		return true; /* nothing tells where a call begins, or the text is held to something else */
+	opt.strict = use->strict;
+	for (int turn = 0; turn < 2; turn++) {
+		char *text = rules(c, use->only, flags | (turn ? LLMC_CALLS_FREE : 0));
+		llmc_grammar *made = NULL;
+		if (!text)
+			return use->forced ? problem(p, 400, "tool_choice", "This model's format of calls is not known: they cannot be forced.") : true;
+		bool ok = grammar_of(g->srv, LLMC_GRAMMAR_PARTS, text, strlen(text), &opt, "tools", &made, p);
+		free(text);
+		if (ok) {
+			llmc_grammar_close(g->grammar);
+			g->grammar = made;
+			break;
+		}
+		if (use->strict || turn || p->status != 400)
+			return false;
+		*p = (Problem){ 0 };
+	}
+	if (end)
+		after[n++] = end;
+	if (!use->forced)
+		after[n++] = mark;
+	for (int i = 0; i < n; i++)
+		g->after[i] = strdup(after[i]);
+	g->ep.grammar_after = n ? (const char *const *)g->after : NULL;
+	return (n < 1 || g->after[0]) && (n < 2 || g->after[1]) ? true : problem_memory(p);
+}
+
+bool
+tools_begin(Gen *g, const ToolUse *use, const char *prompt, size_t n, Problem *p)
+{
+	if (!use->tools && (!g->dialect->pieces || atomic_load(&g->srv->plain_chat)))
+		return true; /* this model's answers are text alone */
+	char *tools = use->tools ? json_dumps(use->tools, JSON_COMPACT) : NULL;
+	llmc_error err = { 0 };
+
+	if (use->tools && !tools)
+		return problem_memory(p);
+	for (int32_t i = 0; i < g->n; i++) {
+		llmc_status status = llmc_calls_open(g->srv->back.tok, prompt, n, tools, &g->choice[i].calls, &err);
+		if (status != LLMC_OK) {
+			free(tools);
+			return status == LLMC_E_MEMORY ? problem_memory(p) : problem(p, 500, NULL, "%s", err.text);
+		}
+	}
+	free(tools);
+	llmc_calls *first = g->choice[0].calls;
+	if (use->tools) {
+		g->er.show_special = true; /* marks may be special tokens */
+		return force(g, use, first, p);
+	}
+	if (!llmc_calls_mark(first, LLMC_MARK_REASONING)) { /* neither reasoning nor calls: it is all text */
+		for (int32_t i = 0; i < g->n; i++) {
+			llmc_calls_close(g->choice[i].calls);
+			g->choice[i].calls = NULL;
+		}
+		atomic_store(&g->srv->plain_chat, true);
+		return true;
+	}
+	g->er.show_special = true;
+	if (g->grammar && llmc_calls_mark(first, LLMC_MARK_REASONING_END)) {
+		g->after[0] = strdup(llmc_calls_mark(first, LLMC_MARK_REASONING_END));
+		g->ep.grammar_after = (const char *const *)g->after;
+		return g->after[0] || problem_memory(p);
+	}
+	return true;
+}

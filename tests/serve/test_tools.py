@@ -1,0 +1,92 @@
+"""Tools through the chat: a model that has never seen one (SmolLM2, whose template has no place for them) calls what it must, with arguments that fit; and templates
+that have a place, on a tiny model whose words are forced."""
+import json
+
+import openai
+import pytest
+import tiny_model
+
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["city", "days"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "The weather of the next days", "parameters": CITY, "strict": True}},
+         {"type": "function", "function": {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}}}]
+ASK = [{"role": "user", "content": "What is the weather like in Paris?"}]
+
+
+@pytest.fixture(scope="module")
+def client(smol):
+    with openai.OpenAI(base_url=smol.url + "/v1", api_key="none", max_retries=0) as c:
+        yield c
+
+
+def fits(call):
+    a = json.loads(call.function.arguments)
+    return (call.function.name == "weather" and len(a["city"]) <= 20 and 1 <= a["days"] <= 9) if call.function.name == "weather" else a == {}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_forced_calls_are_of_their_schema(client, choice):
+    for params in ({"temperature": 0}, {"temperature": 1.2, "seed": 5}):
+        r = client.chat.completions.create(model="smollm2", messages=ASK, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=120, **params)
+        m = r.choices[0].message
+        assert r.choices[0].finish_reason == "tool_calls" and m.content is None and len(m.tool_calls) == 1 and fits(m.tool_calls[0]), m
+        assert m.tool_calls[0].id.startswith("call_") and (choice == "required" or m.tool_calls[0].function.name == "weather")
+
+
+def test_a_stream_of_a_call_is_the_whole(client):
+    args = dict(model="smollm2", messages=ASK, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}}, parallel_tool_calls=False, max_tokens=120, temperature=0)
+    whole = client.chat.completions.create(**args).choices[0].message.tool_calls[0].function
+    name, arguments, finish, n = None, "", None, 0
+    for chunk in client.chat.completions.create(**args, stream=True):
+        for c in chunk.choices:
+            finish = c.finish_reason or finish
+            for t in c.delta.tool_calls or []:
+                assert t.index == 0
+                if t.function.name:
+                    assert name is None and t.id.startswith("call_") and t.type == "function" and t.function.arguments == ""
+                    name = t.function.name
+                arguments += t.function.arguments or ""
+                n += 1
+            assert not c.delta.content
+    assert (name, arguments, finish) == (whole.name, whole.arguments, "tool_calls") and n > 3
+    # and as the client puts it together
+    with client.chat.completions.stream(**args) as s:
+        s.until_done()
+        assert s.get_final_completion().choices[0].message.tool_calls[0].function.arguments == whole.arguments
+
+
+def test_results_of_tools_come_back(client):
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    r = client.chat.completions.create(model="smollm2", messages=ASK + [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_1", "content": "12:30"}],
+                                       tools=TOOLS, tool_choice="none", max_tokens=20, temperature=0)
+    assert r.choices[0].message.content and not r.choices[0].message.tool_calls
+
+
+def test_what_is_wrong_with_tools_is_told(smol):
+    for extra, param in (({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"), ({"tool_choice": "required"}, "tool_choice"),
+                         ({"tools": [{"type": "custom"}]}, "tools"), ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),
+                         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"properties": {"a": {"type": "wrong"}}}}}], "tool_choice": "required"}, "tools")):
+        a = smol.post("/v1/chat/completions", {"messages": ASK, "max_tokens": 4, **extra})
+        assert a.status == 400 and a.json()["error"]["param"] == param, a.text
+    assert "#/f/properties/a/type" in a.json()["error"]["message"]
+    # a schema that cannot be compiled, of a tool that is not strict: any object
+    loose = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "wrong"}}}}}]
+    a = smol.post("/v1/chat/completions", {"messages": ASK, "max_tokens": 100, "tools": loose, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0})
+    assert a.status == 200 and a.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f", a.text
+
+
+THINKS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if tools %}{{ tools | length }} <tool_call> arguments{% endif %}{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}"
+
+
+def test_reasoning_and_calls_of_a_template_that_has_both(serve, tmp_path):
+    """What the model says is forced by a grammar of the request, so that the reading of it is seen."""
+    folder = tiny_model.build(tmp_path, template=THINKS)
+    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", "--model-name", "tiny", "--context", "512") as s:
+        with openai.OpenAI(base_url=s.url + "/v1", api_key="none", max_retries=0) as c:
+            # the constraint of a text begins behind the reasoning, so the reasoning itself is free; its end is made likely
+            r = c.chat.completions.create(model="tiny", messages=ASK, max_tokens=30, temperature=0, extra_body={"guided_choice": ["yes"]})
+            m = r.choices[0].message
+            assert m.content in ("", "yes") and (m.content == "yes" or m.reasoning_content) and r.usage.completion_tokens_details.reasoning_tokens > 0
+            assert m.reasoning_content == m.reasoning
+            streamed = "".join(getattr(x.choices[0].delta, "reasoning_content", None) or "" for x in c.chat.completions.create(
+                model="tiny", messages=ASK, max_tokens=30, temperature=0, stream=True, extra_body={"guided_choice": ["yes"]}) if x.choices)
+            assert streamed == m.reasoning_content

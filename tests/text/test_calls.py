@@ -1,0 +1,175 @@
+"""Answers as models write them, in each format of configs/formats/calls.yaml: read whole and cut at every byte, and what forces a call beside what the reading takes."""
+
+import ctypes as C
+import json
+
+import pytest
+
+import text_lib
+from small_tokenizer import CONFIG, SMALL
+
+LIB = text_lib.LIB
+PIECE = C.CFUNCTYPE(None, C.c_void_p, C.c_int, C.c_int32, C.POINTER(C.c_char), C.c_size_t)
+TEXT, REASONING, CALL, ARGUMENTS, DONE = range(5)
+LIB.llmc_calls_open.argtypes = [C.c_void_p, C.c_char_p, C.c_size_t, C.c_char_p, C.POINTER(C.c_void_p), C.POINTER(text_lib.Error)]
+LIB.llmc_calls_feed.argtypes = [C.c_void_p, C.c_char_p, C.c_size_t, C.c_bool, PIECE, C.c_void_p, C.POINTER(text_lib.Error)]
+LIB.llmc_calls_close.argtypes = [C.c_void_p]
+LIB.llmc_calls_mark.argtypes = [C.c_void_p, C.c_int]
+LIB.llmc_calls_mark.restype = C.c_char_p
+LIB.llmc_calls_rules.argtypes = [C.c_void_p, C.c_char_p, C.c_int, C.c_char_p, C.c_size_t, C.POINTER(C.c_size_t), C.POINTER(text_lib.Error)]
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}, {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}]
+ARGS = '{"city": "Zürich \\"x\\" }", "days": 3}'
+WANT = [("weather", json.loads(ARGS))]
+BOTH = WANT + [("now", {})]
+
+# row, what stands in its templates, answer, (text, reasoning, calls)
+CASES = [
+    ("hermes", '<tool_call> "arguments" </think>', '<tool_call>\n{"name": "weather", "arguments": ' + ARGS + '}\n</tool_call>', ("", "", WANT)),
+    ("hermes", '<tool_call> "arguments"', 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": ' + ARGS + '}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', ("Let me see.", "", BOTH)),
+    ("hermes", '<tool_call> "arguments"', '<think>\nhm <b\n</think>\n\nIt is 5 < 7 <tool_', ("It is 5 < 7 <tool_", "\nhm <b\n", [])),
+    ("hermes", '<tool_call> "arguments"', '<tool_call>{"arguments": ' + ARGS + ', "name": "weather"}</tool_call>', ("", "", WANT)),
+    ("hermes", '<tool_call> "arguments"', '<tool_call>\nno call at all\n</tool_call>', ("<tool_call>\nno call at all\n</tool_call>", "", [])),
+    ("hermes", '<tool_call> "arguments"', '<tool_call>\n{"name": "now"}\n</tool_call>', ("", "", [("now", {})])),
+    ("hermes", '<tool_call> "arguments"', '<tool_call>\n{"name": "now", "arguments": "{\\"a\\": 1}"}\n</tool_call>', ("", "", [("now", {"a": 1})])),
+    ("llama3", '"parameters" <|eot_id|>', '{"name": "weather", "parameters": ' + ARGS + "}", ("", "", WANT)),
+    ("llama3", '"parameters" <|eot_id|>', '<|python_tag|>{"name": "weather", "parameters": ' + ARGS + '}; {"name": "now", "parameters": {}}', ("", "", BOTH)),
+    ("llama3", '"parameters" <|eot_id|>', '{"colour": "red"} is JSON', ('{"colour": "red"} is JSON', "", [])),
+    ("mistral", "[TOOL_CALLS]", '[TOOL_CALLS] [{"name": "weather", "arguments": ' + ARGS + ', "id": "abc"}, {"name": "now", "arguments": {}}]', ("", "", BOTH)),
+    ("mistral-named", "[TOOL_CALLS] [ARGS]", "[TOOL_CALLS]weather[ARGS]" + ARGS + "[TOOL_CALLS]now[ARGS]{}", ("", "", BOTH)),
+    ("deepseek-r1", "<｜tool▁calls▁begin｜> ```json", "<think>a</think>ok<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n" + ARGS
+     + "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", ("ok", "a", BOTH)),
+    ("deepseek-v3.1", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>" + ARGS + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", ("", "", WANT)),
+    ("qwen3-coder", "<function= <parameter=", "Sure.\n<tool_call>\n<function=weather>\n<parameter=city>\nZürich \"x\" }\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>", ("Sure.", "", WANT)),
+    ("qwen3-coder", "<function= <parameter=", "<tool_call>\n<function=now>\n</function>\n</tool_call>", ("", "", [("now", {})])),
+    ("glm", "<arg_key> <arg_value>", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich \"x\" }</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>", ("", "", WANT)),
+    ("kimi", "<|tool_call_begin|> <|tool_call_argument_begin|>", "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>" + ARGS
+     + "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>", ("", "", BOTH)),
+    ("harmony", "<|channel|> to=functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + ARGS + "<|call|>", ("", "hm", WANT)),
+    ("harmony", "<|channel|> to=functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hello", ("Hello", "hm", [])),
+    ("minimax-m2", "<minimax:tool_call> <parameter name=", '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Zürich "x" }</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>', ("", "", WANT)),
+    ("granite", "<|tool_call|>", '<|tool_call|>[{"name": "weather", "arguments": ' + ARGS + "}]", ("", "", WANT)),
+    ("command", "<|START_ACTION|>", '<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[{"tool_call_id": "0", "tool_name": "weather", "parameters": ' + ARGS + "}]<|END_ACTION|>", ("", "a", WANT)),
+    ("generic", "nothing", '<tool_call>\n{"name": "weather", "arguments": ' + ARGS + "}\n</tool_call>", ("", "", WANT)),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """tokenizer(template): a tokenizer with it"""
+    opened = {}
+
+    def get(template):
+        if template not in opened:
+            folder = tmp_path_factory.mktemp("calls")
+            (folder / "tokenizer.json").write_text(json.dumps(SMALL))
+            (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "chat_template": template}))
+            opened[template] = text_lib.Tokenizer(folder)
+        return opened[template]
+
+    yield get
+    for t in opened.values():
+        t.close()
+
+
+class Reader:
+    def __init__(self, tokenizer, prompt="", tools=TOOLS):
+        self.h, err = C.c_void_p(), text_lib.Error()
+        data = prompt.encode()
+        handle = getattr(tokenizer, "_t", None) or tokenizer.handle
+        assert LIB.llmc_calls_open(handle, data, len(data), json.dumps(tools).encode() if tools else None, C.byref(self.h), C.byref(err)) == 0, err.text
+
+    def read(self, pieces):
+        """(text, reasoning, calls), arguments in as many fragments as come"""
+        text, reasoning, calls, open_ = "", "", [], [False]
+
+        @PIECE
+        def on_piece(user, kind, call, data, n):
+            nonlocal text, reasoning
+            s = C.string_at(data, n).decode()  # never half a character
+            if kind == TEXT:
+                text += s
+            elif kind == REASONING:
+                reasoning += s
+            elif kind == CALL:
+                assert call == len(calls) and not open_[0]
+                calls.append([s, ""])
+                open_[0] = True
+            elif kind == ARGUMENTS:
+                assert open_[0]
+                calls[call][1] += s
+            else:
+                open_[0] = False
+        err = text_lib.Error()
+        for i, p in enumerate(pieces):
+            assert LIB.llmc_calls_feed(self.h, p, len(p), i == len(pieces) - 1, on_piece, None, C.byref(err)) == 0
+        assert not open_[0]
+        LIB.llmc_calls_close(self.h)
+        return text, reasoning, [(n, json.loads(a)) for n, a in calls]
+
+
+@pytest.mark.parametrize("row,template,answer,want", CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
+def test_an_answer_is_read_whole_and_in_pieces(tokenizer, row, template, answer, want):
+    t = tokenizer("{# " + template + " #}")
+    r = Reader(t)
+    assert LIB.llmc_calls_mark(r.h, 0).decode() == row
+    assert r.read([answer.encode()]) == want
+    chars = [c.encode() for c in answer]
+    assert Reader(t).read(chars) == want
+    for at in range(1, len(answer)):
+        assert Reader(t).read([answer[:at].encode(), answer[at:].encode()]) == want, answer[:at]
+
+
+def test_a_prompt_may_have_opened_the_reasoning(tokenizer):
+    t = tokenizer('{# <tool_call> "arguments" #}')
+    assert Reader(t, "<|im_start|>assistant\n<think>\n").read([b"so ", b"be it</thi", b"nk>\n\nyes"]) == ("yes", "so be it", [])
+    assert Reader(t, "<|im_start|>assistant\n<think>\n", None).read([b"a</think>b <tool_call>"]) == ("b <tool_call>", "a", [])
+
+
+def test_a_call_that_breaks_off_stays_one(tokenizer):
+    t = tokenizer('{# <tool_call> "arguments" #}')
+    r = Reader(t)
+    got = []
+
+    @PIECE
+    def on_piece(user, kind, call, data, n):
+        got.append((kind, C.string_at(data, n)))
+    text = b'<tool_call>\n{"name": "weather", "arguments": {"city": "Zur'
+    LIB.llmc_calls_feed(r.h, text, len(text), True, on_piece, None, None)
+    LIB.llmc_calls_close(r.h)
+    assert got[0] == (CALL, b"weather") and b"".join(s for k, s in got if k == ARGUMENTS) == b'{"city": "Zur' and got[-1][0] == DONE
+
+
+@pytest.mark.parametrize("row,template", sorted({(c[0], c[1]) for c in CASES}))
+@pytest.mark.parametrize("only", [None, "weather"])
+def test_what_forces_calls_is_what_the_reading_takes(tokenizer, smollm2, row, template, only):
+    """A walk through the grammar of calls, shortest token first: the text is read as calls."""
+    import llmc
+    r = Reader(tokenizer("{# " + template + " #}"))
+    buf, need, err = C.create_string_buffer(1 << 16), C.c_size_t(), text_lib.Error()
+    assert LIB.llmc_calls_rules(r.h, only and only.encode(), 1, buf, len(buf), C.byref(need), C.byref(err)) == 0, err.text
+    tok = llmc.Tokenizer(smollm2)
+    out = b""
+    with llmc.Grammar(tok, "parts", buf.value.decode()) as g, g.matcher() as m:
+        singles = [tok.encode(bytes([b]), special=0) for b in range(32, 127)]
+        singles = [(s[0], bytes([b])) for b, s in zip(range(32, 127), singles) if len(s) == 1] + [(tok.encode("\n", special=0)[0], b"\n")]
+        byte_tokens = [(tok.encode(c, special=0), c.encode()) for c in "｜▁"]
+        for _ in range(400):
+            if m.ended or (m.may_end and out.rstrip().endswith((b"}", b"]", b">"))):
+                break
+            for t, b in sorted(singles, key=lambda x: b'"}]<>/'.find(x[1]) if x[1] in b'"}]<>/' else 99):
+                if m.allows(t):
+                    m.accept(t)
+                    out += b
+                    break
+            else:
+                for ids, b in byte_tokens:
+                    if m.allows(ids[0]):
+                        for t in ids:
+                            m.accept(t)
+                        out += b
+                        break
+                else:
+                    raise AssertionError(out)
+    _, _, calls = r.read([out])
+    assert calls and calls[0][0] in ("weather", "now") and (not only or calls[0][0] == only), out

@@ -1,0 +1,728 @@
+/* An answer, read as it comes: text, reasoning, calls of tools. Arguments pass through as the model writes them. What may be a mark is held back; what turns out
+ * not to be a call is text, never an error. */
+#include "text/calls.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+
+enum { MAX_NAME = 256 };
+
+static bool
+is_blank(char c)
+{
+	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+/* A mark without the blanks around it: models are free with these. */
+static Span
+core(const char *s)
+{
+	size_t n = s ? strlen(s) : 0;
+
+	while (n && is_blank(*s))
+		s++, n--;
+	while (n && is_blank(s[n - 1]))
+		n--;
+	return (Span){ s, n };
+}
+
+static void
+tell(llmc_calls *c, llmc_piece_kind kind, const char *s, size_t n)
+{
+	if (n || kind == LLMC_PIECE_CALL || kind == LLMC_PIECE_DONE)
+		c->fn(c->user, kind, kind < LLMC_PIECE_CALL ? -1 : c->call, s, n);
+}
+
+static void
+drop(Strbuf *b, size_t n)
+{
+	memmove(b->data, b->data + n, b->len - n);
+	b->len -= n;
+	if (b->cap)
+		b->data[b->len] = 0;
+}
+
+static void
+tell_out(llmc_calls *c)
+{
+	tell(c, LLMC_PIECE_ARGUMENTS, strbuf_str(&c->out), c->out.len);
+	strbuf_clear(&c->out);
+}
+
+static void
+say(llmc_calls *c, const char *s, size_t n)
+{
+	while (c->trim && n && is_blank(*s))
+		s++, n--;
+	if (!n)
+		return;
+	c->trim = false;
+	c->said = true;
+	tell(c, LLMC_PIECE_TEXT, s, n);
+}
+
+/* ---- a call ---- */
+
+static void
+begin_call(llmc_calls *c, const char *mark, size_t n)
+{
+	strbuf_clear(&c->raw);
+	strbuf_add(&c->raw, mark, n);
+	strbuf_clear(&c->early);
+	strbuf_clear(&c->word);
+	c->named = c->any = c->in_list = false;
+	c->state = c->row.body == BODY_JSON ? J_NEXT : c->row.body == BODY_ARRAY ? J_LIST : AT_NAME;
+}
+
+static void
+name_call(llmc_calls *c, const char *s, size_t n)
+{
+	c->call++;
+	c->named = true;
+	tell(c, LLMC_PIECE_CALL, s, n);
+	strbuf_clear(&c->raw);
+	if (c->early.len) {
+		c->any = true;
+		tell(c, LLMC_PIECE_ARGUMENTS, strbuf_str(&c->early), c->early.len);
+	}
+	strbuf_clear(&c->early);
+}
+
+static void
+end_call(llmc_calls *c)
+{
+	tell_out(c);
+	if (!c->any)
+		tell(c, LLMC_PIECE_ARGUMENTS, "{}", 2); /* a call always has arguments */
+	tell(c, LLMC_PIECE_DONE, "", 0);
+	c->named = false;
+}
+
+/* It cannot be read as a call: what has no name yet is text. */
+static void
+fail(llmc_calls *c)
+{
+	c->state = AT_TEXT;
+	if (c->named) {
+		end_call(c);
+		return;
+	}
+	c->trim = false;
+	say(c, strbuf_str(&c->raw), c->raw.len);
+	strbuf_clear(&c->raw);
+}
+
+/* A byte of a JSON value: 0 goes on, 1 the last one, 2 behind the last. */
+static int
+pass(llmc_calls *c, char x)
+{
+	if (c->in_text) {
+		if (c->escaped)
+			c->escaped = false;
+		else if (x == '\\')
+			c->escaped = true;
+		else if (x == '"') {
+			c->in_text = false;
+			return c->depth == 0;
+		}
+		return 0;
+	}
+	if (x == '"') {
+		c->in_text = c->started = true;
+		return 0;
+	}
+	if (x == '{' || x == '[') {
+		c->depth++;
+		c->started = true;
+		return 0;
+	}
+	if (x == '}' || x == ']')
+		return c->depth == 0 ? 2 : --c->depth == 0;
+	if (c->depth == 0 && c->started && (x == ',' || is_blank(x)))
+		return 2;
+	c->started |= !is_blank(x);
+	return 0;
+}
+
+static void
+begin_value(llmc_calls *c)
+{
+	c->depth = 0;
+	c->in_text = c->escaped = c->started = false;
+}
+
+static void
+argument_byte(llmc_calls *c, char x)
+{
+	Strbuf *to = c->named ? &c->out : &c->early;
+
+	if (!to->len && !c->any && is_blank(x))
+		return;
+	if (c->named)
+		c->any = true;
+	strbuf_putc(to, x);
+}
+
+static bool
+is_key(const llmc_calls *c, int which)
+{
+	static const char *const also[2][3] = { { "name", "tool_name", "function" }, { "arguments", "parameters", "input" } };
+	const char *s = strbuf_str(&c->word);
+
+	if (c->row.key[which] && !strcmp(s, c->row.key[which]))
+		return true;
+	for (int i = 0; i < 3; i++)
+		if (!strcmp(s, also[which][i]))
+			return true;
+	return false;
+}
+
+static void
+object_ends(llmc_calls *c)
+{
+	if (!c->named) {
+		fail(c);
+		return;
+	}
+	end_call(c);
+	strbuf_clear(&c->raw);
+	c->state = c->in_list ? J_LIST : AT_CLOSE;
+}
+
+/* A byte of {"name": ..., "arguments": ...}, or of a list of these; false: it has not been used up. */
+static bool
+json_byte(llmc_calls *c, char x)
+{
+	int end;
+
+	if (!c->named)
+		strbuf_putc(&c->raw, x);
+	switch (c->state) {
+	case J_LIST: /* [ or what stands behind an object of it */
+		if (is_blank(x) || x == ',')
+			return true;
+		if (x == '[' && !c->in_list) {
+			c->in_list = true;
+			c->state = J_LIST;
+		} else if (x == '{') {
+			c->state = J_OBJECT;
+			strbuf_clear(&c->early);
+			c->any = false;
+		} else if (x == ']' && c->in_list) {
+			c->state = AT_CLOSE;
+			strbuf_clear(&c->raw);
+		} else {
+			fail(c);
+		}
+		return true;
+	case J_NEXT:
+		if (x == '{')
+			c->state = J_OBJECT;
+		else if (!is_blank(x))
+			fail(c);
+		return true;
+	case J_OBJECT:
+		if (x == '"') {
+			c->state = J_IN_KEY;
+			strbuf_clear(&c->word);
+		} else if (x == '}') {
+			object_ends(c);
+		} else if (!is_blank(x) && x != ',') {
+			fail(c);
+		}
+		return true;
+	case J_IN_KEY:
+		if (x == '"')
+			c->state = J_COLON;
+		else if (c->word.len < MAX_NAME)
+			strbuf_putc(&c->word, x);
+		else
+			fail(c);
+		return true;
+	case J_COLON:
+		if (x == ':') {
+			c->state = J_VALUE;
+			begin_value(c);
+		} else if (!is_blank(x)) {
+			fail(c);
+		}
+		return true;
+	case J_VALUE:
+		if (is_blank(x))
+			return true;
+		if (!c->named && is_key(c, 0) && x == '"') {
+			c->state = J_NAME;
+			strbuf_clear(&c->word);
+			return true;
+		}
+		if (is_key(c, 1) && !c->any) {
+			c->state = x == '"' ? J_ARGUMENTS_TEXT : J_ARGUMENTS;
+			if (x == '"')
+				return true;
+		} else {
+			c->state = J_OTHER;
+		}
+		break; /* it is the value's first byte */
+	case J_NAME:
+		if (x == '"') {
+			char name[MAX_NAME + 1];
+			size_t n = c->word.len;
+			memcpy(name, strbuf_str(&c->word), n);
+			c->state = J_OBJECT;
+			name_call(c, name, n);
+		} else if (c->word.len < MAX_NAME) {
+			strbuf_putc(&c->word, x);
+		} else {
+			fail(c);
+		}
+		return true;
+	case J_ARGUMENTS_TEXT: /* JSON within a text, as OpenAI's own form has it */
+		if (c->escaped) {
+			c->escaped = false;
+			argument_byte(c, x == 'n' ? '\n' : x == 't' ? '\t' : x == 'r' ? '\r' : x);
+		} else if (x == '\\') {
+			c->escaped = true;
+		} else if (x == '"') {
+			c->state = J_OBJECT;
+		} else {
+			argument_byte(c, x);
+		}
+		return true;
+	default:
+		break;
+	}
+	end = pass(c, x);
+	if (end != 2 && c->state == J_ARGUMENTS)
+		argument_byte(c, x);
+	if (end)
+		c->state = J_OBJECT;
+	if (end == 2 && !c->named && c->raw.len)
+		c->raw.len--;
+	return end != 2;
+}
+
+static const json_t *
+parameter(const llmc_calls *c, const char *tool, const char *key)
+{
+	json_t *v;
+	size_t i;
+
+	json_array_foreach(c->tools, i, v) {
+		const json_t *f = json_object_get(v, "function");
+		const char *name = json_string_value(json_object_get(f, "name"));
+		if (name && !strcmp(name, tool))
+			return json_object_get(json_object_get(json_object_get(f, "parameters"), "properties"), key);
+	}
+	return NULL;
+}
+
+/* The value of a pair as JSON: what the schema has as a text is one, the rest stands as it is when it is JSON. */
+static void
+pair(llmc_calls *c, Span key, Span value)
+{
+	char *name = strndup(key.s, key.n);
+	const json_t *schema = name ? parameter(c, strbuf_str(&c->word), name) : NULL;
+	const json_t *type = json_object_get(schema, "type");
+	json_t *v = NULL;
+
+	if (!(json_is_string(type) && !strcmp(json_string_value(type), "string")))
+		v = json_loadb(value.s, value.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+	strbuf_puts(&c->out, c->any ? ", " : "{");
+	json_str(&c->out, key.s, key.n);
+	strbuf_puts(&c->out, ": ");
+	if (v)
+		strbuf_add(&c->out, value.s, value.n);
+	else
+		json_str(&c->out, value.s, value.n);
+	json_decref(v);
+	free(name);
+	c->any = true;
+}
+
+/* ---- steps: each uses up some of what is held, or says that it must wait ---- */
+
+static size_t
+begins(Span mark, const Strbuf *h)
+{
+	size_t n = h->len < mark.n ? h->len : mark.n;
+
+	return mark.n && memcmp(strbuf_str(h), mark.s, n) == 0 ? n : 0;
+}
+
+static void
+skip_blanks(llmc_calls *c)
+{
+	size_t n = 0;
+
+	while (n < c->hold.len && is_blank(c->hold.data[n]))
+		n++;
+	if (n)
+		drop(&c->hold, n);
+}
+
+/* Text or reasoning up to the first of the marks; *at: which, -1 none. False: nothing can be said before more comes. */
+static bool
+up_to(llmc_calls *c, const Span *mark, int n, bool last, size_t *len, int *at)
+{
+	const char *h = strbuf_str(&c->hold);
+	size_t keep = 0;
+
+	*at = -1;
+	*len = c->hold.len;
+	for (int i = 0; i < n; i++) {
+		const char *p = mark[i].n ? memmem(h, c->hold.len, mark[i].s, mark[i].n) : NULL;
+		if (p && (size_t)(p - h) < *len) {
+			*len = (size_t)(p - h);
+			*at = i;
+		}
+		for (size_t k = 1; k < mark[i].n && k <= c->hold.len; k++) /* its beginning at the end */
+			if (memcmp(h + c->hold.len - k, mark[i].s, k) == 0 && k > keep)
+				keep = k;
+	}
+	if (*at < 0 && !last)
+		*len = c->hold.len - keep;
+	return *at >= 0 || *len > 0;
+}
+
+static bool
+text_step(llmc_calls *c, bool last)
+{
+	const CallRow *r = &c->row;
+	Span mark[4 + MAX_DROP];
+	size_t len;
+	int at, n = 0;
+
+	if (r->bare && !c->said) { /* an answer that is nothing but an object */
+		skip_blanks(c);
+		Span also = core(r->bare);
+		size_t k = begins(also, &c->hold);
+		if (k && k == also.n) {
+			drop(&c->hold, k);
+			return true;
+		}
+		if (k && !last)
+			return false;
+		if (c->hold.len && c->hold.data[0] == '{' && c->tools) {
+			begin_call(c, "", 0);
+			return true;
+		}
+	}
+	mark[n++] = core(r->think[0]);
+	mark[n++] = c->tools ? core(r->section[0]) : (Span){ 0 };
+	mark[n++] = c->tools ? core(r->open) : (Span){ 0 };
+	for (int i = 0; i < r->n_drop; i++)
+		mark[n++] = core(r->drop[i]);
+	if (!up_to(c, mark, n, last, &len, &at))
+		return false;
+	/* blanks before a mark, and at the end of what is there, may stand before a call: they wait */
+	size_t end = len;
+	while ((at >= 0 || !last) && end && is_blank(c->hold.data[end - 1]))
+		end--;
+	if (at < 0 && end == 0 && len)
+		return false;
+	say(c, strbuf_str(&c->hold), at >= 0 ? end : end ? end : len);
+	drop(&c->hold, at >= 0 ? len : end ? end : len);
+	if (at < 0)
+		return true;
+	drop(&c->hold, mark[at].n);
+	if (at == 0)
+		c->state = AT_REASONING;
+	else if (at == 1)
+		c->state = AT_BETWEEN;
+	else if (at == 2)
+		begin_call(c, mark[at].s, mark[at].n);
+	return true;
+}
+
+static bool
+reasoning_step(llmc_calls *c, bool last)
+{
+	Span mark = core(c->row.think[1]);
+	size_t len;
+	int at;
+
+	if (!up_to(c, &mark, 1, last, &len, &at))
+		return false;
+	tell(c, LLMC_PIECE_REASONING, strbuf_str(&c->hold), len);
+	drop(&c->hold, len);
+	if (at == 0) {
+		drop(&c->hold, mark.n);
+		c->state = AT_TEXT;
+		c->trim = true;
+	}
+	return true;
+}
+
+static bool
+between_step(llmc_calls *c, bool last)
+{
+	Span open = core(c->row.open), end = core(c->row.section[1]);
+
+	skip_blanks(c);
+	while (c->hold.len && c->hold.data[0] == ';' && c->row.bare) {
+		drop(&c->hold, 1);
+		skip_blanks(c);
+	}
+	if (!c->hold.len)
+		return false;
+	if (c->row.bare && c->hold.data[0] == '{') {
+		begin_call(c, "", 0);
+		return true;
+	}
+	size_t k = begins(open, &c->hold), m = begins(end, &c->hold);
+	if (k && k == open.n) {
+		drop(&c->hold, k);
+		begin_call(c, open.s, open.n);
+	} else if (m && m == end.n) {
+		drop(&c->hold, m);
+		c->state = AT_TEXT;
+		c->trim = true;
+	} else if ((k == c->hold.len || m == c->hold.len) && !last) {
+		return false;
+	} else {
+		c->state = AT_TEXT;
+		c->trim = true;
+	}
+	return true;
+}
+
+static bool
+name_step(llmc_calls *c, bool last)
+{
+	Span end = core(c->row.name_end);
+	const char *h = strbuf_str(&c->hold);
+	const char *p = end.n ? memmem(h, c->hold.len, end.s, end.n) : memchr(h, '\n', c->hold.len);
+
+	if (!p) {
+		if (!last && c->hold.len < 2 * MAX_NAME)
+			return false;
+		fail(c);
+		return true;
+	}
+	size_t n = (size_t)(p - h), from = 0;
+	while (from < n && is_blank(h[from]))
+		from++;
+	size_t to = from;
+	while (to < n && !is_blank(h[to]) && h[to] != '<' && !(c->row.number && h[to] == c->row.number[0]))
+		to++;
+	if (to == from || to - from > MAX_NAME) {
+		fail(c);
+		return true;
+	}
+	strbuf_clear(&c->word);
+	strbuf_add(&c->word, h + from, to - from);
+	name_call(c, h + from, to - from);
+	drop(&c->hold, n + (end.n ? end.n : 1));
+	begin_value(c);
+	c->state = c->row.body == BODY_PAIRS ? AT_PAIR : AT_ARGUMENTS;
+	return true;
+}
+
+static bool
+arguments_step(llmc_calls *c)
+{
+	size_t i = 0;
+	int end = 0;
+
+	for (; i < c->hold.len && !end; i++) {
+		end = pass(c, c->hold.data[i]);
+		if (end != 2)
+			argument_byte(c, c->hold.data[i]);
+		else
+			break;
+	}
+	tell_out(c);
+	drop(&c->hold, i);
+	if (end) {
+		end_call(c);
+		c->state = AT_CLOSE;
+	}
+	return end != 0;
+}
+
+static bool
+pair_step(llmc_calls *c, bool last)
+{
+	const CallRow *r = &c->row;
+	Span open = core(r->pair[0]), mid = core(r->pair[1]), end = core(r->pair[2]), close = core(r->close);
+
+	skip_blanks(c);
+	const char *h = strbuf_str(&c->hold);
+	size_t k = begins(open, &c->hold);
+	if (k && k == open.n) {
+		const char *key = h + k, *p = memmem(key, c->hold.len - k, mid.s, mid.n);
+		const char *value = p ? p + mid.n : NULL, *stop = p ? memmem(value, c->hold.len - (size_t)(value - h), end.s, end.n) : NULL;
+		if (stop) {
+			size_t n = (size_t)(stop - value);
+			if (n && *value == '\n')
+				value++, n--;
+			if (n && value[n - 1] == '\n')
+				n--;
+			pair(c, (Span){ key, (size_t)(p - key) }, (Span){ value, n });
+			tell_out(c);
+			drop(&c->hold, (size_t)(stop - h) + end.n);
+			return true;
+		}
+		if (!last)
+			return false;
+	} else if (!last && (!c->hold.len || k == c->hold.len || (begins(close, &c->hold) == c->hold.len && c->hold.len < close.n))) {
+		return false;
+	}
+	if (c->any)
+		strbuf_putc(&c->out, '}');
+	end_call(c);
+	c->state = AT_CLOSE;
+	return true;
+}
+
+static bool
+close_step(llmc_calls *c, bool last)
+{
+	Span close = core(c->row.close);
+
+	skip_blanks(c);
+	size_t k = begins(close, &c->hold);
+	if (close.n && k < close.n && k == c->hold.len && !last)
+		return false;
+	if (k == close.n)
+		drop(&c->hold, k);
+	c->state = AT_BETWEEN;
+	return true;
+}
+
+static bool
+step(llmc_calls *c, bool last)
+{
+	switch (c->state) {
+	case AT_TEXT:
+		return text_step(c, last);
+	case AT_REASONING:
+		return reasoning_step(c, last);
+	case AT_BETWEEN:
+		return between_step(c, last);
+	case AT_NAME:
+		return name_step(c, last);
+	case AT_ARGUMENTS:
+		return arguments_step(c);
+	case AT_PAIR:
+		return pair_step(c, last);
+	case AT_CLOSE:
+		return close_step(c, last);
+	default:
+		break;
+	}
+	size_t i = 0;
+	while (i < c->hold.len && c->state >= J_LIST)
+		i += json_byte(c, c->hold.data[i]);
+	if (c->named)
+		tell_out(c);
+	drop(&c->hold, i);
+	return i > 0;
+}
+
+llmc_status
+llmc_calls_feed(llmc_calls *c, const char *text, size_t n, bool last, llmc_piece_fn fn, void *user, llmc_error *err)
+{
+	c->fn = fn;
+	c->user = user;
+	strbuf_add(&c->hold, text, n);
+	while (c->hold.len && step(c, last))
+		;
+	if (last && c->state != AT_TEXT && c->state != AT_REASONING && c->state != AT_BETWEEN && c->state != AT_CLOSE) {
+		/* it broke off: what has a name stays a call with what there is of its arguments */
+		if (c->named) {
+			tell_out(c);
+			tell(c, LLMC_PIECE_DONE, "", 0);
+		} else {
+			say(c, strbuf_str(&c->raw), c->raw.len);
+		}
+		say(c, strbuf_str(&c->hold), c->named ? 0 : c->hold.len);
+		c->named = false;
+		c->state = AT_TEXT;
+	}
+	if (c->hold.failed || c->raw.failed || c->word.failed || c->early.failed || c->out.failed)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
+	return LLMC_OK;
+}
+
+/* Does the text end with the mark, but for blanks? */
+static bool
+ends_with(const char *s, size_t n, Span mark)
+{
+	while (n && is_blank(s[n - 1]))
+		n--;
+	return mark.n && n >= mark.n && memcmp(s + n - mark.n, mark.s, mark.n) == 0;
+}
+
+/* The row and what is kept of it; out of memory ends here. */
+static llmc_status
+read_row(llmc_calls *c, const llmc_tokenizer *t, llmc_error *err)
+{
+	if (setjmp(c->arena.oom))
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
+	TRY(call_row(t, &c->arena, &c->row, err));
+	Span mark = core(c->row.section[0] ? c->row.section[0] : c->row.open);
+	c->mark = mark.n ? arena_strndup(&c->arena, mark.s, mark.n) : NULL;
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt, const char *tools_json, llmc_calls **out, llmc_error *err)
+{
+	llmc_calls *c = calloc(1, sizeof *c);
+
+	*out = NULL;
+	if (!c)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
+	arena_init(&c->arena);
+	c->call = -1;
+	llmc_status status = read_row(c, t, err);
+	if (status != LLMC_OK) {
+		llmc_calls_close(c);
+		return status;
+	}
+	c->tools = tools_json ? json_loads(tools_json, 0, NULL) : NULL;
+	if (!json_array_size(c->tools)) {
+		json_decref(c->tools);
+		c->tools = NULL;
+	}
+	c->in_prompt = ends_with(prompt, n_prompt, core(c->row.think[0]));
+	c->state = c->in_prompt ? AT_REASONING : AT_TEXT;
+	*out = c;
+	return LLMC_OK;
+}
+
+void
+llmc_calls_close(llmc_calls *c)
+{
+	if (!c)
+		return;
+	json_decref(c->tools);
+	strbuf_release(&c->hold);
+	strbuf_release(&c->raw);
+	strbuf_release(&c->word);
+	strbuf_release(&c->early);
+	strbuf_release(&c->out);
+	arena_release(&c->arena);
+	free(c);
+}
+
+const char *
+llmc_calls_mark(const llmc_calls *c, llmc_mark which)
+{
+	switch (which) {
+	case LLMC_MARK_ROW:
+		return c->row.name;
+	case LLMC_MARK_REASONING:
+		return c->row.think[0];
+	case LLMC_MARK_REASONING_END:
+		return c->in_prompt ? c->row.think[1] : NULL;
+	case LLMC_MARK_CALL:
+		return c->mark;
+	case LLMC_MARK_SYSTEM:
+		return c->row.system;
+	}
+	return NULL;
+}

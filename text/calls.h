@@ -1,0 +1,43 @@
+/* Inside of calls*.c: rows of configs/formats/calls.yaml, and an answer that is being read. */
+#ifndef LLMC_TEXT_CALLS_H
+#define LLMC_TEXT_CALLS_H
+
+#include "text/text.h"
+
+typedef enum CallBody { BODY_NONE, BODY_JSON, BODY_ARRAY, BODY_NAMED, BODY_PAIRS } CallBody;
+enum { MAX_DROP = 8 };
+typedef struct CallRow { /* texts as they are written; NULL: none */
+	const char *name, *open, *close, *between, *name_end, *number, *bare, *system;
+	const char *think[2], *section[2], *key[2], *pair[3], *drop[MAX_DROP];
+	int         n_drop;
+	CallBody    body;
+} CallRow;
+
+/* Where the reading is. J_ are places of a JSON object. */
+typedef enum CallState {
+	AT_TEXT, AT_REASONING, AT_BETWEEN, AT_NAME, AT_ARGUMENTS, AT_PAIR, AT_CLOSE,
+	J_LIST, J_NEXT, J_OBJECT, J_KEY, J_IN_KEY, J_COLON, J_VALUE, J_NAME, J_ARGUMENTS, J_ARGUMENTS_TEXT, J_OTHER,
+} CallState;
+
+struct llmc_calls {
+	Arena     arena;
+	CallRow   row;
+	const char *mark;      /* what opens a call, without the blanks around it; NULL: none */
+	json_t   *tools;       /* NULL: none */
+	bool      in_prompt;   /* the prompt has opened the reasoning */
+	CallState state;
+	Strbuf    hold;        /* text that is not decided on */
+	Strbuf    raw;         /* of a call without a name so far: text again when it is none */
+	Strbuf    word, early; /* a key or a name; arguments that came before the name */
+	Strbuf    out;         /* arguments to tell */
+	bool      named, any, said, escaped, in_list, trim; /* trim: blanks behind a reasoning or a call are not text */
+	int       depth;       /* of the value that passes */
+	bool      in_text, started;
+	int32_t   call;        /* number of the call; -1: none yet */
+	llmc_piece_fn fn;
+	void     *user;
+};
+
+llmc_status call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err); /* calls_rows.c; may jump to the arena's oom */
+
+#endif
