@@ -121,12 +121,28 @@ print_json(const Run *r, const int32_t *tok, size_t n_tok, const llmc_result *re
 	       res->prefill_s > 0 ? res->n_prompt / res->prefill_s : 0, res->decode_s > 0 ? decoded / res->decode_s : 0);
 }
 
+static llmc_status
+grammar_file(const llmc_model *m, llmc_grammar_kind kind, const char *path, llmc_grammar **out, llmc_error *err)
+{
+	const llmc_tokenizer *t = llmc_model_tokenizer(m);
+	size_t n;
+	char *text = t ? read_all(path, &n) : NULL;
+
+	if (!text) {
+		snprintf(err->text, sizeof err->text, t ? "%s: cannot read" : "%s: the model has no tokenizer, so its texts cannot be constrained", path);
+		return err->code = LLMC_E_INPUT;
+	}
+	llmc_status status = llmc_grammar_open(t, kind, text, n, NULL, out, err);
+	free(text);
+	return status;
+}
+
 static int
 run(int argc, char **argv)
 {
 	Common c = { 0 };
 	Sampling smp = { 0 };
-	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL, *args[1] = { NULL };
+	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL, *schema = NULL, *gbnf = NULL, *args[1] = { NULL };
 	bool chat = false, show_tokens = false, no_special = false;
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Prompt", NULL, NULL, NULL },
@@ -139,11 +155,14 @@ run(int argc, char **argv)
 		{ OPT_TEXT, 0, "logits", "FILE.npy", &logits, "write the prompt's logits [n_prompt, vocab], fp32" },
 		{ OPT_FLAG, 0, "show-tokens", NULL, &show_tokens, "print ids, not text" },
 		OPT_SAMPLING(smp),
+		{ OPT_TEXT, 0, "schema", "FILE", &schema, "the answer is JSON of this schema (- is standard input); docs/constrained.md" },
+		{ OPT_TEXT, 0, "grammar", "FILE", &gbnf, "the answer is a text of this grammar, in GBNF" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
 	llmc_model *m = NULL;
 	llmc_session *s = NULL;
+	llmc_grammar *grammar = NULL;
 	int32_t *tok = NULL;
 	size_t n_tok = 0, n_bytes = 0;
 	char *text = NULL;
@@ -157,6 +176,8 @@ run(int argc, char **argv)
 		return opt_usage_error(&cmd_run, "--prompt, --file and --tokens exclude each other");
 	if (tokens && !parse_ids(tokens, &tok, &n_tok))
 		return opt_usage_error(&cmd_run, "--tokens %s: expected ids such as 1,2,3", tokens);
+	if (schema && gbnf)
+		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
 	if (system && !chat)
 		return opt_usage_error(&cmd_run, "--system needs --chat");
 	interrupt_install();
@@ -229,6 +250,12 @@ run(int argc, char **argv)
 	if (logits && (status = prompt_logits(s, &info, tok, n_tok, chunk, logits, &err)) != LLMC_OK)
 		goto out;
 	llmc_params p = params_of(&smp);
+	if (schema || gbnf) {
+		status = grammar_file(m, schema ? LLMC_GRAMMAR_JSON_SCHEMA : LLMC_GRAMMAR_GBNF, schema ? schema : gbnf, &grammar, &err);
+		if (status != LLMC_OK)
+			goto out;
+		p.grammar = grammar;
+	}
 	llmc_result res = LLMC_INIT(llmc_result);
 	r.quiet_text = c.json || show_tokens;
 	status = llmc_generate(s, tok, n_tok, &p, on_token, &r, &res, &err);
@@ -256,6 +283,7 @@ out:
 		code = fail_with(&err);
 done:
 	llmc_session_close(s);
+	llmc_grammar_close(grammar);
 	llmc_close(m);
 	free(tok);
 	free(text);
@@ -270,6 +298,7 @@ const Command cmd_run = {
 	"run", "MODEL [--prompt TEXT] [options]", "continue a prompt, streamed to the terminal",
 	"  llmc run model.gguf --prompt \"Once upon a time\" -n 64\n"
 	"  llmc run model.gguf --chat --prompt \"What is a GGUF file?\" --temperature 0.7 --seed 1\n"
+	"  llmc run model.gguf --chat --prompt \"Invent a person\" --schema person.json\n"
 	"  llmc run chatglm-6b.flm --prompt \"Hello\"\n"
 	"  llmc run model-folder --quantize q4_k --prompt \"Once upon a time\"\n"
 	"  llmc run tiny.yaml --random-weights --tokens 1,2,3 --json\n",

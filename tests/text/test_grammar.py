@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import subprocess
 
 import llguidance
 import numpy
@@ -150,3 +151,14 @@ def test_generation_follows_a_grammar(smollm2):
             with llmc.Grammar(model.tokenizer, kind, text) as grammar:
                 for params in ({}, {"temperature": 1.0, "seed": 3}):
                     assert check("".join(session.generate(prompt, max_tokens=80, grammar=grammar, **params))), (kind, params)
+
+
+def test_the_command_line(smollm2, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 1}}, "required": ["n"]}))
+    run = [str(text_lib.ROOT / "build" / "llmc"), "run", str(smollm2), "--prompt", "A number: ", "-n", "20", "--quiet"]
+    p = subprocess.run([*run, "--schema", str(schema)], capture_output=True, text=True)
+    assert p.returncode == 0 and 1 <= json.loads(p.stdout)["n"] <= 9, p.stderr
+    (tmp_path / "bad").write_text("root ::= x")
+    p = subprocess.run([*run, "--grammar", str(tmp_path / "bad")], capture_output=True, text=True)
+    assert p.returncode == 1 and "no rule 'x'" in p.stderr
