@@ -231,7 +231,7 @@ leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 }
 
 bool
-chat_prompt(Server *s, const json_t *o, json_t *tools, char **text, size_t *n, Problem *p)
+chat_render(Server *s, const json_t *o, json_t *tools, char **text, size_t *n, Problem *p)
 {
 	json_t *in = json_object_get(o, "messages"), *kwargs = json_object_get(o, "chat_template_kwargs"), *value;
 	json_t *messages = NULL, *options = NULL;
@@ -291,5 +291,15 @@ out:
 		free(*text);
 		*text = NULL;
 	}
+	return ok;
+}
+
+bool
+chat_prompt(Server *s, const json_t *o, char **text, size_t *n, Problem *p)
+{
+	ToolUse use;
+	bool ok = tools_read(o, &use, p) && chat_render(s, o, use.tools, text, n, p);
+
+	tools_release(&use);
 	return ok;
 }

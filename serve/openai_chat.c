@@ -33,7 +33,7 @@ read_chat(Gen *g, const json_t *o, Problem *p)
 	ToolUse use = { 0 };
 	if (!tools_read(o, &use, p))
 		return false;
-	bool ok = chat_prompt(g->srv, o, use.tools, &text, &n, p) && gen_prompts(g, 1, p) && tools_begin(g, &use, text, n, p);
+	bool ok = chat_render(g->srv, o, use.tools, &text, &n, p) && gen_prompts(g, 1, p) && tools_begin(g, &use, text, n, p);
 	tools_release(&use);
 	ok = ok && tokenize_prompt(g->srv, text, n, LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
 	                                                  (size_t)g->srv->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);

@@ -6,7 +6,6 @@
 #include "serve/req.h"
 #include "serve/route.h"
 #include "serve/text.h"
-#include "serve/tools.h"
 
 enum { OF_LIST = 32, OF_PLACES = 64 }; /* bytes of an answer for each byte of a body, at most: each may be a token */
 
@@ -51,10 +50,7 @@ tokenize_object(Req *r, json_t *o, Strbuf *b, Problem *p)
 	if (!field_bool(o, "add_special_tokens", &special, p) || !field_bool(o, "return_token_strs", &strs, p))
 		return;
 	if (chat) {
-		ToolUse use;
-		bool ok = tools_read(o, &use, p) && chat_prompt(r->srv, o, use.tools, &text, &n, p);
-		tools_release(&use);
-		if (!ok)
+		if (!chat_prompt(r->srv, o, &text, &n, p))
 			return;
 	} else if (!json_is_string(prompt)) {
 		problem(p, 400, "prompt", prompt ? "Invalid type for 'prompt': expected a string, but got %s instead." : "Missing required parameter: 'prompt' or 'messages'; got %s.",
@@ -203,16 +199,14 @@ text_chat_tokenize(Req *r)
 	size_t n = 0, n_tok = 0;
 	int32_t *tok = NULL;
 	Strbuf b = { 0 };
-	ToolUse use = { 0 };
 
-	if (o && tools_read(o, &use, &p) && chat_prompt(r->srv, o, use.tools, &text, &n, &p) && tokenize_prompt(r->srv, text, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
+	if (o && chat_prompt(r->srv, o, &text, &n, &p) && tokenize_prompt(r->srv, text, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
 		strbuf_puts(&b, "{\"tokenize_response\":");
 		tgi_list(r->srv, text, n, tok, n_tok, &b);
 		strbuf_puts(&b, ",\"templated_text\":");
 		json_str(&b, text, n);
 		strbuf_putc(&b, '}');
 	}
-	tools_release(&use);
 	free(text);
 	free(tok);
 	end(r, OF_PLACES, o, &b, &p);

@@ -12,7 +12,9 @@ bool tokenize_prompt(Server *s, const char *text, size_t n, int flags, size_t mo
 bool detokenize_prompt(Server *s, const int32_t *ids, size_t n_ids, char **text, size_t *n, Problem *p);
 /* Bytes of a token as the text has them, by the vocabulary: not always whole UTF-8. */
 void token_bytes(const llmc_tokenizer *t, int32_t id, Strbuf *out);
-/* "messages" of a body, through the chat template, with these tools (NULL: none); *text is malloc'd */
-bool chat_prompt(Server *s, const json_t *body, json_t *tools, char **text, size_t *n, Problem *p);
+/* "messages" and tools of a body, through the chat template; *text is malloc'd */
+bool chat_prompt(Server *s, const json_t *body, char **text, size_t *n, Problem *p);
+/* The same with tools that have been read (NULL: none). */
+bool chat_render(Server *s, const json_t *body, json_t *tools, char **text, size_t *n, Problem *p);
 
 #endif
