@@ -305,7 +305,7 @@ out:
 }
 
 const Command cmd_serve = {
-	"serve", "MODEL [--port N] [options]", "answer HTTP requests: the OpenAI and TGI interfaces, metrics, a chat page",
+	"serve", "MODEL [--port N] [options]", "answer HTTP requests: the interfaces of OpenAI, TGI, Anthropic and Ollama, metrics, a chat page",
 	"  llmc serve model.gguf\n"
 	"  llmc serve model.gguf --port 8080 --context 8192 --seqs 32 --api-key-file key.txt --host 0.0.0.0\n"
 	"  llmc serve --config serve.yaml               model: model.gguf, port: 8080, ...: a setting a line\n"

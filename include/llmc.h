@@ -585,7 +585,7 @@ LLMC_API void llmc_engine_stats(llmc_engine *e, llmc_counts *out); /* out->size 
 
 /* ------------------------------------------------------------------------------- HTTP server ---- */
 
-/* OpenAI's and TGI's routes over an engine; docs/serving.md lists them.
+/* OpenAI's, TGI's, Anthropic's and Ollama's routes over an engine; docs/serving.md lists them.
  *
  *     llmc_serve_options o = LLMC_INIT(llmc_serve_options);   o.port = 8000;
  *     llmc_serve_open(m, e, &o, &server, &err);      answers from here on, on threads of its own

@@ -12,6 +12,7 @@ typedef struct Choice Choice;
 typedef struct Dialect {
 	bool pieces;      /* tells reasoning and calls of tools apart from text: choices have readers */
 	size_t own_bytes; /* what it keeps for a generation, zeroed: gen_own() */
+	const char *stream_type; /* content type of a stream; NULL: server-sent events */
 	void (*prompt)(Gen *g, Sub *sub, const llmc_event *ev);            /* log probability of a token of a prompt */
 	void (*token)(Gen *g, Sub *sub, Choice *c, const llmc_event *ev);  /* a new one */
 	void (*finish)(Gen *g, Sub *sub, Choice *c, const llmc_event *ev); /* the last of a choice, with what text is left */

@@ -70,6 +70,8 @@ key_ok(Req *r)
 
 	if (!key || !*key)
 		return true;
+	if (!given && (given = req_header(r, "x-api-key")) != NULL) /* Anthropic's clients */
+		return same_key(given, key);
 	return given && strncasecmp(given, "Bearer ", 7) == 0 && same_key(given + 7, key);
 }
 
@@ -266,11 +268,11 @@ req_text(Req *r, int status, const char *fmt, ...)
 }
 
 void
-req_stream(Req *r)
+req_stream(Req *r, const char *type)
 {
 	pthread_mutex_lock(&r->srv->lock);
 	r->status = 200;
-	r->type = type_sse;
+	r->type = type ? type : type_sse;
 	r->stream = r->ready = true;
 	pthread_mutex_unlock(&r->srv->lock);
 	http_wake(r);

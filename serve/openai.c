@@ -41,8 +41,8 @@ openai_missing(Problem *p, const char *key)
 
 /* ---- requests ---- */
 
-static bool
-check_model(Server *s, const json_t *o, Problem *p)
+bool
+openai_model(Server *s, const json_t *o, Problem *p)
 {
 	const json_t *v = json_object_get(o, "model");
 
@@ -174,7 +174,7 @@ openai_read(Gen *g, const json_t *o, Problem *p)
 	bool has_seed, ignore_eos = false, skip_special = true, usage = false;
 	const json_t *so = json_object_get(o, "stream_options");
 
-	if (!check_model(g->srv, o, p) || !check_unsupported(o, p) || !field_num(o, "temperature", 0, 2, &temperature, NULL, p) || !field_num(o, "top_p", 0, 1, &top_p, NULL, p) ||
+	if (!openai_model(g->srv, o, p) || !check_unsupported(o, p) || !field_num(o, "temperature", 0, 2, &temperature, NULL, p) || !field_num(o, "top_p", 0, 1, &top_p, NULL, p) ||
 	    !field_num(o, "min_p", 0, 1, &min_p, NULL, p) || !field_num(o, "presence_penalty", -2, 2, &presence, NULL, p) ||
 	    !field_num(o, "frequency_penalty", -2, 2, &frequency, NULL, p) ||
 	    !field_num(o, "repetition_penalty", 0, 100, &repetition, NULL, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
@@ -240,13 +240,18 @@ openai_fits(const Gen *g, size_t n_tok, const char *what, Problem *p)
 
 void
 openai_handle(Req *r, const Dialect *d, const char *id_prefix, const char *object, const char *chunk,
-              bool (*read)(Gen *g, const json_t *o, Problem *p))
+              json_t *(*translate)(const json_t *in, Problem *p), bool (*read)(Gen *g, const json_t *o, Problem *p))
 {
 	Problem p = { 0 };
 	Gen *g = NULL;
 
 	gen_count(r);
 	json_t *o = body_object(&r->body, &p);
+	if (o && translate) {
+		json_t *in = o;
+		o = translate(in, &p);
+		json_decref(in);
+	}
 	if (o && !(g = gen_new(r, d)))
 		problem_memory(&p);
 	if (g) {
@@ -264,7 +269,7 @@ openai_handle(Req *r, const Dialect *d, const char *id_prefix, const char *objec
 	if (!ok || !gen_start(g, &p))
 		req_problem(r, &p);
 	else if (stream)
-		req_stream(r);
+		req_stream(r, d->stream_type);
 }
 
 /* ---- answers ---- */

@@ -21,9 +21,13 @@ openai_own(const Gen *g)
 	return gen_own(g);
 }
 
-/* A request from body to engine; read: the route's own fields and its prompts, after openai_read. */
+/* A request from body to engine. translate: the body as OpenAI's chat would have it, a new object or NULL with a Problem; NULL: it is one.
+ * read: the route's own fields and its prompts, after openai_read. */
 void openai_handle(Req *r, const Dialect *d, const char *id_prefix, const char *object, const char *chunk,
-                   bool (*read)(Gen *g, const json_t *o, Problem *p));
+                   json_t *(*translate)(const json_t *in, Problem *p), bool (*read)(Gen *g, const json_t *o, Problem *p));
+bool openai_read_chat(Gen *g, const json_t *o, Problem *p);
+/* "model" is ours, or not said. */
+bool openai_model(Server *s, const json_t *o, Problem *p);
 bool openai_missing(Problem *p, const char *key);
 /* The fields that both routes have. */
 bool openai_read(Gen *g, const json_t *o, Problem *p);

@@ -12,8 +12,8 @@ new_tokens(const json_t *o, const char *key, int64_t *out, bool *set, Problem *p
 	                                                          : field_int(o, key, 1, INT32_MAX, out, set, p);
 }
 
-static bool
-read_chat(Gen *g, const json_t *o, Problem *p)
+bool
+openai_read_chat(Gen *g, const json_t *o, Problem *p)
 {
 	int64_t max_tokens = -1, older = -1, top = 0;
 	bool has_max, has_older, has_top, special = false;
@@ -290,5 +290,5 @@ static const Dialect dialect = {
 void
 openai_chat(Req *r)
 {
-	openai_handle(r, &dialect, "chatcmpl-", "chat.completion", "chat.completion.chunk", read_chat);
+	openai_handle(r, &dialect, "chatcmpl-", "chat.completion", "chat.completion.chunk", NULL, openai_read_chat);
 }

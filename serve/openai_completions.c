@@ -302,5 +302,5 @@ static const Dialect dialect = {
 void
 openai_completions(Req *r)
 {
-	openai_handle(r, &dialect, "cmpl-", "text_completion", "text_completion", read_completion);
+	openai_handle(r, &dialect, "cmpl-", "text_completion", "text_completion", NULL, read_completion);
 }

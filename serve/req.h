@@ -95,8 +95,8 @@ void   req_problem(Req *r, const Problem *p); /* in the form of the route */
 void   req_cancel(Req *r);                   /* stop what it generates, if anything; lock held */
 void   req_answer_file(Req *r, const char *type, const char *data, size_t n);
 void   req_text(Req *r, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* Begin an answer in pieces; then req_push and at last req_end, from any thread. */
-void   req_stream(Req *r);
+/* Begin an answer in pieces, type NULL: server-sent events; then req_push and at last req_end, from any thread. */
+void   req_stream(Req *r, const char *type);
 void   req_push(Req *r, const char *data, size_t n);
 void   req_end(Req *r);
 const char *req_header(Req *r, const char *name);

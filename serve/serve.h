@@ -1,8 +1,8 @@
-/* HTTP over an engine: OpenAI's and TGI's routes, metrics, two pages. Over llmc.h and base/ alone.
+/* HTTP over an engine: OpenAI's, TGI's, Anthropic's and Ollama's routes, metrics, two pages. Over llmc.h and base/ alone.
  *
  *   server, net, head, http, work, log   the machine; it knows no route: rows of serve/routes.def come as a table
  *   gen, body, json, tokens, grammar     what dialects share: a generation, bodies in, JSON out, text and ids, constraints
- *   openai_*, tgi_*                      dialects
+ *   openai_*, tgi_*, anthropic, ollama   dialects
  *   info, text, page, metrics, ...       other routes
  *
  * Three kinds of threads:

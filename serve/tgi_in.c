@@ -269,7 +269,7 @@ refuse(Req *r, bool stream, const Problem *p)
 	r->srv->metrics.failure[kind]++;
 	r->finish = "error";
 	pthread_mutex_unlock(&r->srv->lock);
-	req_stream(r);
+	req_stream(r, NULL);
 	tgi_frame_problem(r, p);
 	req_end(r);
 }
@@ -312,7 +312,7 @@ generate(Req *r, Stream stream)
 				if (!gen_start(g, &p))
 					refuse(r, streams, &p);
 				else if (streams)
-					req_stream(r);
+					req_stream(r, NULL);
 				return;
 			}
 		}

@@ -5,8 +5,8 @@ import re
 import subprocess
 
 FAMILY = re.compile(r"llama|qwen|mistral|gemma|deepseek|glm|bloom|baichuan", re.I)
-# values of file formats: the rope type of config.json and GGUF, tokenizer model names of GGUF, the class of tokenizer_config.json, model_type of an .flm
-ALLOWED = re.compile(r'"llama3"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, llama and t5|"ChatGLMTokenizer"|"chatglm"')
+# values of file formats: the rope type of config.json and GGUF, tokenizer model names of GGUF, the class of tokenizer_config.json, model_type of an .flm; a dialect of the server
+ALLOWED = re.compile(r'[oO]llama|"llama3"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, llama and t5|"ChatGLMTokenizer"|"chatglm"')
 
 
 def files(*patterns):

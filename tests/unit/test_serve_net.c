@@ -20,7 +20,7 @@ a_request_is_woken_once(void **state)
 	pthread_cond_init(&s.work, NULL);
 	Req *r = req_new(&s, (Conn *)(void *)&s, "127.0.0.1");
 	assert_non_null(r);
-	req_stream(r);
+	req_stream(r, NULL);
 	for (int i = 0; i < 2; i++) {
 		do
 			assert_true(req_take(r, &piece, &over));

@@ -1,0 +1,338 @@
+/* Ollama's dialect: POST /api/chat and /api/generate, and what its clients ask beside them. Streams are lines of JSON, and on unless the body says
+ * otherwise. A body is turned into one of OpenAI's chat, whose reader then checks it. Text only: tools and images are refused by name. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/openai.h"
+
+typedef struct Ollama {
+	OpenAi base;   /* what openai_read fills in */
+	bool   chat;   /* else generate: "response" in place of "message" */
+} Ollama;
+
+static const char type_lines[] = "application/x-ndjson";
+
+/* ---- errors ---- */
+
+void
+ollama_problem(Req *r, const Problem *p)
+{
+	Strbuf b = { 0 };
+
+	json_printf(&b, "{\"error\":%s}", p->text);
+	req_answer(r, p->status, type_json, &b);
+}
+
+/* ---- requests ---- */
+
+/* Fields of "options"; those that shape the runner, such as num_ctx or num_gpu, are the server's own settings here. */
+static bool
+read_options(const json_t *in, json_t *out, Problem *p)
+{
+	static const struct { const char *theirs, *ours; double preset; } same[] = {
+		{ "temperature", "temperature", 0.8 }, { "top_k", "top_k", 40 }, { "top_p", "top_p", 0.9 }, { "min_p", "min_p", 0 },
+		{ "repeat_penalty", "repetition_penalty", 1 }, { "presence_penalty", "presence_penalty", 0 }, { "frequency_penalty", "frequency_penalty", 0 },
+		{ "seed", "seed", 0 }, { "stop", "stop", 0 },
+	};
+	const json_t *o = json_object_get(in, "options"), *most = json_object_get(o, "num_predict");
+
+	if (o && !json_is_null(o) && !json_is_object(o))
+		return problem(p, 400, "options", "options: expected an object, but got %s", json_type_name(o));
+	for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+		json_t *v = json_object_get(o, same[i].theirs);
+		if (v && !json_is_null(v))
+			json_object_set(out, same[i].ours, v);
+		else if (same[i].preset > 0)
+			json_object_set_new(out, same[i].ours, i == 1 ? json_integer(40) : json_real(same[i].preset));
+	}
+	if (most && !json_is_null(most)) {
+		if (!json_is_integer(most) || json_integer_value(most) == 0)
+			return problem(p, 400, "num_predict", "options.num_predict: expected a whole number that is not 0");
+		json_object_set_new(out, "max_tokens", json_integer(json_integer_value(most) < 0 ? -1 : json_integer_value(most)));
+	}
+	return true;
+}
+
+static bool
+refuse(const json_t *in, Problem *p)
+{
+	static const char *const never[] = { "tools", "images", "suffix", "context", "template" };
+
+	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
+		const json_t *v = json_object_get(in, never[i]);
+		bool nothing = !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && json_array_size(v) == 0) ||
+		               (json_is_string(v) && json_string_length(v) == 0);
+		if (!nothing)
+			return problem(p, 400, never[i], "%s is not supported by this server at this path", never[i]);
+	}
+	return true;
+}
+
+/* The part that chat and generate share. */
+static json_t *
+translate(const json_t *in, Problem *p)
+{
+	json_t *format = json_object_get(in, "format");
+	const json_t *name = json_object_get(in, "model"), *stream = json_object_get(in, "stream"), *think = json_object_get(in, "think");
+	json_t *out = json_object();
+
+	if (!out)
+		problem_memory(p);
+	if (!out || !refuse(in, p) || !read_options(in, out, p))
+		goto fail;
+	if (stream && !json_is_null(stream) && !json_is_boolean(stream)) {
+		problem(p, 400, "stream", "stream: expected true or false, but got %s", json_type_name(stream));
+		goto fail;
+	}
+	json_object_set_new(out, "stream", json_boolean(!json_is_false(stream)));
+	if (json_is_string(name)) { /* a name without a tag is that of :latest */
+		const char *s = json_string_value(name);
+		size_t n = json_string_length(name);
+		json_object_set_new(out, "model", json_stringn(s, n > 7 && !strcmp(s + n - 7, ":latest") ? n - 7 : n));
+	} else if (name && !json_is_null(name)) {
+		problem(p, 400, "model", "model: expected a string, but got %s", json_type_name(name));
+		goto fail;
+	}
+	if (json_is_object(format)) {
+		json_object_set_new(out, "response_format", json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema", "json_schema", "name", "format", "schema", format));
+	} else if (json_is_string(format) && !strcmp(json_string_value(format), "json")) {
+		json_object_set_new(out, "response_format", json_pack("{s:s}", "type", "json_object"));
+	} else if (format && !json_is_null(format) && !(json_is_string(format) && !json_string_length(format))) {
+		problem(p, 400, "format", "format: expected \"json\" or a JSON schema");
+		goto fail;
+	}
+	if (json_is_boolean(think))
+		json_object_set_new(out, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", json_is_true(think)));
+	return out;
+fail:
+	json_decref(out);
+	return NULL;
+}
+
+static json_t *
+chat_body(const json_t *in, Problem *p)
+{
+	const json_t *messages = json_object_get(in, "messages"), *m;
+	json_t *out = translate(in, p);
+	size_t i;
+
+	json_array_foreach((json_t *)(uintptr_t)messages, i, m) {
+		if (json_array_size(json_object_get(m, "images")) > 0) {
+			problem(p, 400, "images", "messages[%zu].images: this model reads text only", i);
+			json_decref(out);
+			return NULL;
+		}
+	}
+	if (out && messages)
+		json_object_set_new(out, "messages", json_deep_copy(messages));
+	return out;
+}
+
+static json_t *
+generate_body(const json_t *in, Problem *p)
+{
+	json_t *prompt = json_object_get(in, "prompt"), *system = json_object_get(in, "system"), *out = translate(in, p);
+	bool raw = false;
+
+	if (!out)
+		return NULL;
+	if (!field_bool(in, "raw", &raw, p))
+		goto fail;
+	if (!json_is_string(prompt)) {
+		problem(p, 400, "prompt", "prompt: expected a string");
+		goto fail;
+	}
+	if (raw) {
+		json_object_set(out, "prompt", prompt);
+		return out;
+	}
+	json_t *messages = json_array();
+	if (json_is_string(system) && json_string_length(system))
+		json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "system", "content", system));
+	json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "user", "content", prompt));
+	json_object_set_new(out, "messages", messages);
+	return out;
+fail:
+	json_decref(out);
+	return NULL;
+}
+
+static bool
+read_chat(Gen *g, const json_t *o, Problem *p)
+{
+	((Ollama *)gen_own(g))->chat = true;
+	return openai_read_chat(g, o, p);
+}
+
+static bool
+read_generate(Gen *g, const json_t *o, Problem *p)
+{
+	const json_t *prompt = json_object_get(o, "prompt"), *most = json_object_get(o, "max_tokens");
+
+	if (!prompt)
+		return openai_read_chat(g, o, p);
+	g->max_new = most ? (int32_t)json_integer_value(most) : -1;
+	return gen_prompts(g, 1, p) &&
+	       tokenize_prompt(g->srv, json_string_value(prompt), json_string_length(prompt), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL,
+	                       (size_t)g->srv->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p) &&
+	       openai_fits(g, g->sub[0].n_tok, "prompt", p);
+}
+
+/* ---- answers ---- */
+
+static void
+now(Strbuf *b, time_t t)
+{
+	char text[32];
+	struct tm tm;
+
+	gmtime_r(&t, &tm);
+	strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &tm);
+	json_str(b, text, strlen(text));
+}
+
+/* {"model":..., and the text */
+static void
+line_open(const Gen *g, Strbuf *b, const char *text, size_t n)
+{
+	bool chat = ((const Ollama *)gen_own(g))->chat;
+
+	json_printf(b, "{\"model\":%s,\"created_at\":", g->srv->model_name);
+	now(b, time(NULL));
+	strbuf_puts(b, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
+	json_str(b, text, n);
+	strbuf_puts(b, chat ? "}," : ",");
+}
+
+static void
+push(Gen *g, Strbuf *b)
+{
+	strbuf_putc(b, '\n');
+	if (!b->failed)
+		req_push(g->req, b->data, b->len);
+	strbuf_release(b);
+}
+
+static void
+on_text(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
+{
+	Strbuf b = { 0 };
+
+	(void)sub;
+	if (!g->stream) {
+		strbuf_add(&c->text, ev->text ? ev->text : "", ev->n_bytes);
+	} else if (ev->n_bytes) {
+		line_open(g, &b, ev->text, ev->n_bytes);
+		strbuf_puts(&b, "\"done\":false}");
+		push(g, &b);
+	}
+}
+
+static void
+on_done(Gen *g)
+{
+	const Choice *c = &g->choice[0];
+	int32_t n_prompt, n_new, n_cached;
+	Strbuf b = { 0 };
+
+	gen_sums(g, &n_prompt, &n_new, &n_cached);
+	line_open(g, &b, strbuf_str(&c->text), c->text.len); /* nothing, in a stream */
+	strbuf_puts(&b, "\"done\":true,");
+	json_printf(&b, "\"done_reason\":%s,\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d,\"prompt_eval_duration\":%lld,\"eval_count\":%d,\"eval_duration\":%lld}",
+	            c->finish == LLMC_FINISH_LENGTH ? "length" : "stop", (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt,
+	            (long long)(1e9 * g->prefill_s), n_new, (long long)(1e9 * g->decode_s));
+	if (g->stream)
+		push(g, &b);
+	else
+		req_answer(g->req, 200, type_json, &b);
+}
+
+static void
+failed(Gen *g, const Problem *p)
+{
+	Strbuf b = { 0 };
+
+	if (!g->stream) {
+		req_problem(g->req, p);
+		return;
+	}
+	json_printf(&b, "{\"error\":%s}", p->text);
+	push(g, &b);
+}
+
+static const Dialect dialect = {
+	.own_bytes = sizeof(Ollama), .stream_type = type_lines, .token = on_text, .finish = on_text, .done = on_done, .problem = failed,
+};
+
+void
+ollama_chat(Req *r)
+{
+	openai_handle(r, &dialect, "", NULL, NULL, chat_body, read_chat);
+}
+
+void
+ollama_generate(Req *r)
+{
+	openai_handle(r, &dialect, "", NULL, NULL, generate_body, read_generate);
+}
+
+/* ---- the model ---- */
+
+static void
+details(const Server *s, Strbuf *b)
+{
+	const llmc_model_info *i = &s->back.info;
+	char size[32];
+
+	snprintf(size, sizeof size, i->n_params >= 1000000000 ? "%.1fB" : "%.0fM", (double)i->n_params / (i->n_params >= 1000000000 ? 1e9 : 1e6));
+	json_printf(b, "\"details\":{\"parent_model\":\"\",\"format\":\"llmc\",\"family\":%s,\"families\":[%s],\"parameter_size\":%s,\"quantization_level\":\"\"}", i->family,
+	            i->family, size);
+}
+
+static void
+one_model(const Server *s, Strbuf *b)
+{
+	json_printf(b, "{\"name\":%s,\"model\":%s,\"modified_at\":", s->model_name, s->model_name);
+	now(b, s->started);
+	json_printf(b, ",\"size\":%lld,\"digest\":\"\",", (long long)s->back.info.weight_bytes);
+	details(s, b);
+	strbuf_putc(b, '}');
+}
+
+void
+ollama_tags(Req *r)
+{
+	Strbuf b = { 0 };
+
+	strbuf_puts(&b, "{\"models\":[");
+	one_model(r->srv, &b);
+	strbuf_puts(&b, "]}");
+	req_answer(r, 200, type_json, &b);
+}
+
+void
+ollama_show(Req *r)
+{
+	const Server *s = r->srv;
+	const llmc_model_info *i = &s->back.info;
+	Problem p = { 0 };
+	Strbuf b = { 0 };
+	json_t *in = body_object(&r->body, &p);
+
+	if (in && !json_object_get(in, "model")) /* as older clients say it */
+		json_object_set(in, "model", json_object_get(in, "name"));
+	json_t *o = in ? translate(in, &p) : NULL;
+	bool ok = o && openai_model(r->srv, o, &p);
+	json_decref(o);
+	json_decref(in);
+	if (!ok) {
+		req_problem(r, &p);
+		return;
+	}
+	strbuf_puts(&b, "{\"modelfile\":\"\",\"parameters\":\"\",\"template\":\"\",");
+	details(s, &b);
+	json_printf(&b, ",\"model_info\":{\"general.architecture\":%s,\"general.parameter_count\":%lld,", i->family, (long long)i->n_params);
+	strbuf_printf(&b, "\"%s.context_length\":%d,\"%s.embedding_length\":%d,\"%s.block_count\":%d},\"capabilities\":[\"completion\"]}", i->family, s->max_total,
+	              i->family, i->hidden, i->family, i->n_layers);
+	req_answer(r, 200, type_json, &b);
+}

@@ -1,0 +1,143 @@
+"""Anthropic's and Ollama's dialects, by their own clients, against OpenAI's of the same server."""
+import json
+
+import pytest
+
+MESSAGES = [{"role": "user", "content": "Say one word."}]
+
+
+@pytest.fixture(scope="module")
+def claude(smol):
+    anthropic = pytest.importorskip("anthropic")
+    return anthropic.Anthropic(base_url=smol.url, api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def ollama(smol):
+    return pytest.importorskip("ollama").Client(host=smol.url)
+
+
+def openai_text(smol, messages, **fields):
+    r = smol.post("/v1/chat/completions", {"messages": messages, "temperature": 0, **fields}, timeout=120).json()
+    return r["choices"][0]["message"]["content"], r["usage"]
+
+
+def test_anthropic_message(smol, claude):
+    want, usage = openai_text(smol, [{"role": "system", "content": "Be brief."}, *MESSAGES], max_tokens=12)
+    m = claude.messages.create(model="smollm2", max_tokens=12, extra_body={"temperature": 0}, system="Be brief.", messages=[{"role": "user", "content": [{"type": "text", "text": "Say one word."}]}])
+    assert m.type == "message" and m.role == "assistant" and m.content[0].text == want
+    assert m.usage.input_tokens + m.usage.cache_read_input_tokens == usage["prompt_tokens"]
+    assert m.stop_reason in ("end_turn", "max_tokens") and m.stop_sequence is None
+    n = claude.messages.count_tokens(model="smollm2", system="Be brief.", messages=MESSAGES)
+    assert n.input_tokens == usage["prompt_tokens"]
+
+
+def test_anthropic_stream(smol, claude):
+    want, usage = openai_text(smol, MESSAGES, max_tokens=20)
+    with claude.messages.stream(model="smollm2", max_tokens=20, extra_body={"temperature": 0}, messages=MESSAGES) as s:
+        kinds = [e.type for e in s]
+        final = s.get_final_message()
+    assert final.content[0].text == want and final.usage.output_tokens == usage["completion_tokens"]
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and "content_block_delta" in kinds
+
+
+def test_anthropic_stop_sequence(smol, claude):
+    want, _ = openai_text(smol, MESSAGES, max_tokens=30)
+    word = want.split()[1] if len(want.split()) > 1 else want[-2:]
+    m = claude.messages.create(model="smollm2", max_tokens=30, extra_body={"temperature": 0}, stop_sequences=["\x01never", word], messages=MESSAGES)
+    assert m.stop_reason == "stop_sequence" and m.stop_sequence == word and m.content[0].text == want[:want.index(word)]
+
+
+def test_anthropic_key(serve, tiny_folder):
+    anthropic = pytest.importorskip("anthropic")
+    with serve(tiny_folder, "--arch", "generic", "--api-key", "secret") as s:
+        good = anthropic.Anthropic(base_url=s.url, api_key="secret", max_retries=0)
+        name = s.get("/v1/models", headers={"x-api-key": "secret"}).json()["data"][0]["id"]
+        assert good.messages.create(model=name, max_tokens=2, messages=MESSAGES).type == "message"
+        with pytest.raises(anthropic.AuthenticationError):
+            anthropic.Anthropic(base_url=s.url, api_key="wrong", max_retries=0).messages.create(model=name, max_tokens=2, messages=MESSAGES)
+
+
+@pytest.mark.parametrize("body,status,said", [
+    ({"messages": MESSAGES}, 400, "max_tokens"),
+    ({"max_tokens": 3}, 400, "messages"),
+    ({"max_tokens": 3, "messages": []}, 400, "at least one"),
+    ({"max_tokens": 3, "messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
+    ({"max_tokens": 3, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "messages.0.content.0"),
+    ({"max_tokens": 3, "messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, 400, "text"),
+    ({"max_tokens": 3, "messages": [{"role": "user", "content": 7}]}, 400, "messages.0.content"),
+    ({"max_tokens": 3, "messages": ["x"]}, 400, "messages.0.role"),
+    ({"max_tokens": 3, "messages": MESSAGES, "tools": [{"name": "f", "input_schema": {}}]}, 400, "tools"),
+    ({"max_tokens": 3, "messages": MESSAGES, "model": "claude"}, 404, "claude"),
+    ({"max_tokens": 3, "messages": MESSAGES, "temperature": 7}, 400, "temperature"),
+    ({"max_tokens": 0, "messages": MESSAGES}, 400, "max_tokens"),
+    ([], 400, "object"),
+])
+def test_anthropic_refuses(tiny, body, status, said):
+    r = tiny.post("/v1/messages", body)
+    e = r.json()
+    assert r.status == status and e["type"] == "error" and said in e["error"]["message"]
+    assert e["error"]["type"] == {400: "invalid_request_error", 404: "not_found_error"}[status]
+
+
+def test_ollama_chat(smol, ollama):
+    want, usage = openai_text(smol, MESSAGES, max_tokens=12)
+    r = ollama.chat(model="smollm2:latest", messages=MESSAGES, options={"temperature": 0, "num_predict": 12})
+    assert r.message.content == want and r.done and r.prompt_eval_count == usage["prompt_tokens"] and r.eval_count == usage["completion_tokens"]
+    parts = list(ollama.chat(model="smollm2", messages=MESSAGES, options={"temperature": 0, "num_predict": 12}, stream=True))
+    assert "".join(p.message.content for p in parts) == want and [p.done for p in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1].done_reason == r.done_reason and parts[-1].total_duration > 0
+
+
+def test_ollama_generate(smol, ollama):
+    want, _ = openai_text(smol, [{"role": "system", "content": "Be brief."}, *MESSAGES], max_tokens=10)
+    assert ollama.generate(model="smollm2", prompt="Say one word.", system="Be brief.", options={"temperature": 0, "num_predict": 10}).response == want
+    plain = smol.post("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}).json()["choices"][0]["text"]
+    parts = list(ollama.generate(model="smollm2", prompt="Once upon a time", raw=True, options={"temperature": 0, "num_predict": 8}, stream=True))
+    assert "".join(p.response for p in parts) == plain
+
+
+def test_ollama_streams_unless_told(tiny):
+    r = tiny.post("/api/generate", {"prompt": "a b", "raw": True, "options": {"num_predict": 3}})
+    assert r.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(x) for x in r.text.splitlines()]
+    assert lines[-1]["done"] and lines[-1]["eval_count"] <= 3
+
+
+def test_ollama_models(ollama):
+    names = [m.model for m in ollama.list().models]
+    assert names == ["smollm2"]
+    shown = ollama.show(names[0])
+    assert shown.capabilities == ["completion"] and shown.details.family == "llama" and shown.details.parameter_size == "135M"
+
+
+SCHEMA = {"type": "object", "properties": {"word": {"type": "string", "maxLength": 12}, "n": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["word", "n"], "additionalProperties": False}
+
+
+def test_answers_of_a_schema(smol, claude, ollama):
+    said = ollama.chat(model="smollm2", messages=MESSAGES, format=SCHEMA, options={"temperature": 0, "num_predict": 60}).message.content
+    assert set(json.loads(said)) == {"word", "n"}
+    assert json.loads(ollama.generate(model="smollm2", prompt="Give JSON.", format=SCHEMA, options={"num_predict": 60}).response)["n"] < 100
+    m = claude.messages.create(model="smollm2", max_tokens=60, messages=MESSAGES, extra_body={"temperature": 0, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}})
+    assert json.loads(m.content[0].text).keys() == {"word", "n"}
+
+
+@pytest.mark.parametrize("path,body,status,said", [
+    ("/api/chat", {"messages": MESSAGES, "tools": [{}]}, 400, "tools"),
+    ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aa"]}]}, 400, "images"),
+    ("/api/chat", {"messages": MESSAGES, "options": 3}, 400, "options"),
+    ("/api/chat", {"messages": MESSAGES, "options": {"num_predict": 0}}, 400, "num_predict"),
+    ("/api/chat", {"messages": MESSAGES, "options": {"temperature": "hot"}}, 400, "temperature"),
+    ("/api/chat", {"messages": MESSAGES, "stream": 1}, 400, "stream"),
+    ("/api/chat", {"messages": MESSAGES, "model": "llama3"}, 404, "llama3"),
+    ("/api/chat", {"messages": 3}, 400, "messages"),
+    ("/api/chat", {}, 400, "messages"),
+    ("/api/generate", {}, 400, "prompt"),
+    ("/api/generate", {"prompt": "x", "format": "xml"}, 400, "format"),
+    ("/api/generate", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
+    ("/api/show", {"model": "other"}, 404, "other"),
+    ("/api/show", [], 400, "object"),
+])
+def test_ollama_refuses(tiny, path, body, status, said):
+    r = tiny.post(path, body)
+    assert r.status == status and said in r.json()["error"]
