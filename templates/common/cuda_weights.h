@@ -138,6 +138,20 @@ template <class F> struct w_bytes : F {
 	}
 };
 
+/* decode of a format that has W::four(r, c, e, v): weights 8 c + 4 e .. 8 c + 4 e + 3 of a unit */
+template <class W> DEV void
+w_decode_fours(const typename W::raw &r, float (&v)[32])
+{
+#pragma unroll
+	for (int i = 0; i < 8; i++) {
+		float f[4];
+		W::four(r, i / 2, i % 2, f);
+#pragma unroll
+		for (int k = 0; k < 4; k++)
+			v[4 * i + k] = f[k];
+	}
+}
+
 /* A pair in the 16 bits of W's products */
 template <class W> DEV unsigned w_pack(float lo, float hi) { return W::BF16 ? pack_bf16(lo, hi) : pack_f16(lo, hi); }
 

@@ -64,18 +64,7 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		v[0] = f16_lo(even) * W_E2M1 * d, v[1] = f16_lo(odd) * W_E2M1 * d, v[2] = f16_hi(even) * W_E2M1 * d, v[3] = f16_hi(odd) * W_E2M1 * d;
 	}
 
-	DEV void
-	decode(const raw &r, int, float (&v)[32])
-	{
-#pragma unroll
-		for (int i = 0; i < 8; i++) {
-			float f[4];
-			four(r, i / 2, i % 2, f);
-#pragma unroll
-			for (int k = 0; k < 4; k++)
-				v[4 * i + k] = f[k];
-		}
-	}
+	DEV void decode(const raw &r, int, float (&v)[32]) { w_decode_fours<w_fp4_blocks>(r, v); }
 
 	DEV uint4
 	eight(const raw &r, int, int c)

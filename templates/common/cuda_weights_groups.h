@@ -135,18 +135,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND, int ZERO = KIND =
 		v[0] = f16_lo(p) * d, v[1] = f16_hi(p) * d, v[2] = f16_lo(q) * d, v[3] = f16_hi(q) * d;
 	}
 
-	DEV void
-	decode(const raw &r, int, float (&v)[32])
-	{
-#pragma unroll
-		for (int i = 0; i < 8; i++) {
-			float f[4];
-			four(r, i / 2, i % 2, f);
-#pragma unroll
-			for (int k = 0; k < 4; k++)
-				v[4 * i + k] = f[k];
-		}
-	}
+	DEV void decode(const raw &r, int, float (&v)[32]) { w_decode_fours<w_groups>(r, v); }
 
 	DEV uint4
 	eight(const raw &r, int, int c)

@@ -49,6 +49,15 @@ def groups(x, columns, bits, symmetric=False, scale=np.float16):
     return ((q - zero) * d).astype(np.float32).reshape(x.shape)
 
 
+def affine(x, columns, bits):
+    """A scale and a minimum in fp32"""
+    g = x.reshape(x.shape[0], -1, columns)
+    lo, hi, top = g.min(-1, keepdims=True), g.max(-1, keepdims=True), np.float32(2 ** bits - 1)
+    d = (hi - lo) / top
+    q = np.clip(np.floor((g - lo) * (1 / d) + np.float32(0.5)), 0, top)
+    return (q * d + lo).astype(np.float32).reshape(x.shape)
+
+
 def e4m3(x, columns):
     g = x.reshape(x.shape[0], -1, columns)
     d = np.abs(g).max(-1, keepdims=True) / np.float32(448)
@@ -81,6 +90,9 @@ CASES = {
     "awq": (["--quantize", "awq"], lambda x: groups(x, 128, 4), linear),
     "gptq-8-64": (["--set", "quant={scheme: gptq, bits: 8, group: 64}"], lambda x: groups(x, 64, 8), linear),
     "gptq-row": (["--set", "quant.scheme=gptq", "--set", "quant.group=-1"], lambda x: groups(x, x.shape[1], 4), linear),
+    "gptq-3": (["--set", "quant={scheme: gptq, bits: 3}"], lambda x: groups(x, 128, 3), linear),
+    "mlx": (["--quantize", "mlx"], lambda x: affine(x, 64, 4), matrix),
+    "hqq-2-128": (["--set", "quant={scheme: hqq, bits: 2, group: 128}"], lambda x: affine(x, 128, 2), linear),
     "eetq": (["--quantize", "eetq"], lambda x: groups(x, x.shape[1], 8, True), linear),
     "fp8": (["--quantize", "fp8"], lambda x: e4m3(x, 128), linear),
 }

@@ -100,6 +100,9 @@ MISTAKES = [
     ("torchao-int4", "_weight_zero_point", lambda x: x + 1), ("torchao-int8", "_weight_scale", lambda x: x[::-1]), ("hqq-4", "W_q", swapped_nibbles),
     ("hqq-4", "zero", lambda x: x + 1), ("modelopt-fp8", "weight_scale", lambda x: x * 2),
     ("mlx-4", "weight", swapped_nibbles), ("mlx-4", "scales", lambda x: x[::-1]), ("mlx-4", "biases", lambda x: x.T.reshape(x.shape)), ("mlx-mixed", "biases", lambda x: x[::-1]),
+    ("gptq-4", "g_idx", lambda x: x[::-1]), ("gptq-4", "scales", lambda x: x.T.reshape(x.shape)), ("awq-gemm", "scales", lambda x: x.T.reshape(x.shape)),
+    ("awq-gemv", "qzeros", lambda x: x ^ 1), ("ct-w4a16", "weight_scale", lambda x: x.T.reshape(x.shape)), ("ct-w8a16", "weight_packed", lambda x: x[::-1]),
+    ("ct-int8", "weight_scale", lambda x: x[::-1]), ("ct-fp8", "weight_scale", lambda x: x * 2), ("mlx-mxfp4", "scales", lambda x: x.T.reshape(x.shape)),
     ("hqq-3", "W_q", lambda x: x[::-1]), ("gptq-3", "qweight", lambda x: x[::-1]), ("gptq-3", "scales", lambda x: x.T.reshape(x.shape)), ("gptq-2-asym", "qzeros", lambda x: x ^ 1),
 ]
 

@@ -173,7 +173,7 @@ def table_of(dtype):
 @functools.cache
 def packer():
     so = H.CACHE / "packer.so"
-    src = [str(H.ROOT / p) for p in ("formats/layout_packed.c", "formats/layout_codes.c", "formats/dequant.c", "formats/dtype.c")]
+    src = [str(H.ROOT / p) for p in ("formats/layout_packed.c", "formats/layout_codes.c", "formats/dequant.c", "formats/quant_row.c", "formats/dtype.c")]
     H.CACHE.mkdir(parents=True, exist_ok=True)
     subprocess.run([H.CC, "-std=gnu11", "-O1", "-fPIC", "-shared", f"-I{H.ROOT}", *src, "-o", str(so), "-lm"], check=True)
     return C.CDLL(str(so))

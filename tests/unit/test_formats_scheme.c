@@ -9,27 +9,9 @@
 #include <cmocka.h>
 
 #include "formats/dequant.h"
-#include "formats/scheme.h"
+#include "tests/unit/scheme_file.h"
 
 enum { EXPERTS = 3, ROWS = 5, GROUPS = 2 };
-
-typedef struct File {
-	SchemeTensor t[2];
-	int          n;
-} File;
-
-static bool
-find(const void *user, const char *name, SchemeTensor *out)
-{
-	const File *f = user;
-
-	for (int i = 0; i < f->n; i++)
-		if (strcmp(f->t[i].name, name) == 0) {
-			*out = f->t[i];
-			return true;
-		}
-	return false;
-}
 
 static void
 blocks_of_experts_are_rows_of_mxfp4(void **state)
@@ -53,9 +35,9 @@ blocks_of_experts_are_rows_of_mxfp4(void **state)
 	arena_init(&a);
 	if (setjmp(a.oom))
 		fail();
-	File f = { { { "mlp.experts.down_proj_blocks", "U8", 4, block_dim, blocks }, { "mlp.experts.down_proj_scales", "U8", 3, scale_dim, scales } }, 2 };
+	SchemeFile f = { { { "mlp.experts.down_proj_blocks", "U8", 4, block_dim, blocks }, { "mlp.experts.down_proj_scales", "U8", 3, scale_dim, scales } }, 2 };
 	assert_int_equal(schemes_open(&a, NULL, 0, &s, &err), LLMC_OK);
-	assert_int_equal(scheme_matrix(s, f.t[0].name, find, &f, &m, &name, parts, &n_part, &err), LLMC_OK);
+	assert_int_equal(scheme_matrix(s, f.t[0].name, scheme_file_find, &f, &m, &name, parts, &n_part, &err), LLMC_OK);
 	assert_non_null(m);
 	assert_string_equal(name, "mlp.experts.down_proj");
 	assert_int_equal(n_part, 2);
@@ -75,10 +57,10 @@ blocks_of_experts_are_rows_of_mxfp4(void **state)
 	/* a scale too few, and one that is no number */
 	const int64_t short_dim[] = { EXPERTS, ROWS, GROUPS - 1 };
 	f.t[1].dim = short_dim;
-	assert_int_equal(scheme_matrix(s, f.t[0].name, find, &f, &m, &name, parts, &n_part, &err), LLMC_E_INPUT);
+	assert_int_equal(scheme_matrix(s, f.t[0].name, scheme_file_find, &f, &m, &name, parts, &n_part, &err), LLMC_E_INPUT);
 	f.t[1].dim = scale_dim;
 	scales[0][1][1] = 255;
-	assert_int_equal(scheme_matrix(s, f.t[0].name, find, &f, &m, &name, parts, &n_part, &err), LLMC_OK);
+	assert_int_equal(scheme_matrix(s, f.t[0].name, scheme_file_find, &f, &m, &name, parts, &n_part, &err), LLMC_OK);
 	assert_true(scheme_row(m, 0, row));
 	assert_false(scheme_row(m, 1, row));
 	arena_release(&a);
