@@ -18,4 +18,5 @@ def test_units_are_the_columns_they_say(dtype):
             y, = k.run(H.make_step([0] * 5), [w.packed, H.out((5, cols))], mode=mode, seed=seed)
             # a contracted or uncontracted sum: one rounding of the product
             assert np.abs(y - w.value).max() <= 2e-7 * np.abs(w.value).max()
-            assert (y == w.value).mean() > 0.9
+            # with a scale of fp32 the product is rounded too, and on most GPUs only once with the sum
+            assert (y == w.value).mean() > (0.4 if dtype in H.GROUP and dtype[0] == "m" else 0.9)
