@@ -18,6 +18,7 @@ template <int BLOCK_, int HALVES_, int MIN_, int SCALES_, int HIGH_, int WORDS_,
 	enum { BLOCK = BLOCK_, HALVES = HALVES_, MIN = MIN_, SCALES = SCALES_, SIDE = SCALES_ + HIGH_, WORDS = WORDS_, ZERO = ZERO_ };
 	typedef w_codes_raw raw;
 
+	enum { MIXED = 0 }; /* 1: has halves(b, r, c, above), which is cheaper than pair and then apart */
 	/* times d; times -m */
 	DEV float scale(const raw &, int) { return 1.0f; }
 	DEV float least(const raw &, int) { return 0; }
@@ -61,6 +62,7 @@ struct w_kind_tq2_0 : w_codes_shape<256, 1, 0, 0, 0, 2, 1> {
 };
 
 template <int BLOCK, int SCALES> struct w_kind_iq4 : w_codes_shape<BLOCK, 1, 0, SCALES, 0, 4, 128> {
+	enum { MIXED = 1 };
 	typedef w_codes_raw raw;
 
 	/* two bytes of nibbles: 4 c + 2 i, its column + 16, 4 c + 2 i + 1, its column + 16 */
@@ -78,6 +80,7 @@ template <int BLOCK, int SCALES> struct w_kind_iq4 : w_codes_shape<BLOCK, 1, 0, 
 		lo = __byte_perm(a, b, 0x6420);
 		hi = __byte_perm(a, b, 0x7531);
 	}
+	/* pairs of columns 4 c, 4 c + 2, 16 + 4 c, 16 + 4 c + 2 on, each byte below one of above */
 	DEV void
 	halves(unsigned (&b)[4], const raw &r, int c, unsigned above)
 	{
@@ -90,23 +93,6 @@ template <int BLOCK, int SCALES> struct w_kind_iq4 : w_codes_shape<BLOCK, 1, 0, 
 		}
 	}
 	DEV float scale(const raw &r, int) { return SCALES ? (float)(signed char)r.side : 1.0f; }
-};
-
-template <class K> struct w_bytes_below {
-	/* b: bytes 4 c, 4 c + 1; 4 c + 2, ..; 16 + 4 c, ..; each below one of `above` */
-	DEV void
-	of(unsigned (&b)[4], const w_codes_raw &r, int c, unsigned above)
-	{
-		unsigned v[2];
-
-		K::pair(v[0], v[1], r, c);
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			b[i] = __byte_perm(v[i / 2], above, i % 2 ? 0x4342 : 0x4140);
-	}
-};
-template <int BLOCK, int SCALES> struct w_bytes_below<w_kind_iq4<BLOCK, SCALES>> {
-	DEV void of(unsigned (&b)[4], const w_codes_raw &r, int c, unsigned above) { w_kind_iq4<BLOCK, SCALES>::halves(b, r, c, above); }
 };
 
 typedef w_kind_iq4<32, 0> w_kind_iq4_nl;
@@ -138,25 +124,57 @@ struct w_kind_iq3_xxs : w_codes_shape<256, 1, 0, 1, 0, 3, 64> {
 	DEV float scale(const raw &r, int) { return 0.25f * (float)(r.side & 255); }
 };
 
-/* Of eight: two bits of columns 4 i .. 4 i + 3. UPPER: bits of an index above 8 */
+/* Of eight: a grid's word, whose nibbles are columns 0, 4, 1, 5, 2, 6, 3, 7 of the i-th eight: two bits each, so that prmt finds a column's byte by
+ * its nibble in a table of four for each sign. UPPER: bits of an index above 8 */
 template <int UPPER> DEV unsigned
-w_eights(const unsigned *grid, unsigned word, unsigned high, int i)
+w_eight(const unsigned *grid, unsigned word, unsigned high, int i)
 {
-	return grid[(word >> i / 2 * 8 & 255) | (UPPER ? (high >> UPPER * (i / 2) & ((1 << UPPER) - 1)) << 8 : 0)] >> 4 * (i & 1) & 0x03030303u;
+	return grid[(word >> i * 8 & 255) | (UPPER ? (high >> UPPER * i & ((1 << UPPER) - 1)) << 8 : 0)];
 }
 
-/* 8, 25, 43; which grid, G::grid() */
-template <class G, int HALVES, int HIGH> struct w_kind_iq2 : w_codes_shape<256, HALVES, 0, 1, HIGH, 2, 64> {
+/* Kinds K with mixed(v, r, i): the i-th eight's bytes, v[0] columns 0, 4, 1, 5, v[1] 2, 6, 3, 7 */
+template <class K> struct w_eights {
+	/* columns 4 c .. and 16 + 4 c .. are halves of the eights c / 2 and 2 + c / 2 */
+	DEV void
+	pair(unsigned &lo, unsigned &hi, const w_codes_raw &r, int c)
+	{
+		const unsigned at = c % 2 ? 0x7531 : 0x6420;
+		unsigned v[2], w[2];
+
+		K::mixed(v, r, c / 2);
+		K::mixed(w, r, 2 + c / 2);
+		lo = __byte_perm(v[0], v[1], at);
+		hi = __byte_perm(w[0], w[1], at);
+	}
+	DEV void
+	halves(unsigned (&b)[4], const w_codes_raw &r, int c, unsigned above)
+	{
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			unsigned v[2];
+			K::mixed(v, r, 2 * h + c / 2);
+			b[2 * h] = __byte_perm(v[0], above, c % 2 ? 0x4341 : 0x4240);
+			b[2 * h + 1] = __byte_perm(v[1], above, c % 2 ? 0x4341 : 0x4240);
+		}
+	}
+};
+
+/* 8, 25, 43, and their negatives, + 64; which grid, G::grid() */
+template <class G, int HALVES, int HIGH> struct w_kind_iq2 : w_codes_shape<256, HALVES, 0, 1, HIGH, 2, 64>, w_eights<w_kind_iq2<G, HALVES, HIGH>> {
 	typedef w_codes_shape<256, HALVES, 0, 1, HIGH, 2, 64> B;
+	enum { MIXED = 1 };
 	typedef w_codes_raw raw;
 
-	DEV unsigned
-	four(const raw &r, int i)
+	DEV void
+	mixed(unsigned (&v)[2], const raw &r, int i)
 	{
-		const unsigned v = w_eights<HIGH * 2>(G::grid(), r.w[0], B::high(r), i);
-		return w_signed<64>(17 * v + 0x48484848u + (v >> 1 & 0x01010101u), w_bits(r.w[1], i));
+		/* signs: bits 2 i and 2 i + 1 of byte k, of columns k and 4 + k */
+		const unsigned first = h2_pick(i ? r.w[1] >> (2 * i - 2) : r.w[1] << 2, 0x04040404u, w_eight<HIGH * 2>(G::grid(), r.w[0], B::high(r), i));
+		const unsigned at = h2_pick(i == 3 ? r.w[1] >> 1 : r.w[1] << (5 - 2 * i), 0x40404040u, first);
+#pragma unroll
+		for (int e = 0; e < 2; e++)
+			v[e] = byte_choose(0x006b5948u, 0x00152738u, at >> 16 * e);
 	}
-	DEV void pair(unsigned &lo, unsigned &hi, const raw &r, int c) { lo = four(r, c), hi = four(r, 4 + c); }
 	DEV float scale(const raw &r, int h) { return 0.125f * (float)(HALVES == 2 ? (r.side >> 4 * h & 15) * 2 + 1 : r.side & 255); }
 };
 struct w_grid_iq2_s { DEV const unsigned *grid() { return llmc_grid_iq2_s; } };
@@ -166,18 +184,21 @@ typedef w_kind_iq2<w_grid_iq2_s, 2, 1> w_kind_iq2_s;
 typedef w_kind_iq2<w_grid_iq2_xs, 2, 1> w_kind_iq2_xs;
 typedef w_kind_iq2<w_grid_iq2_xxs, 1, 0> w_kind_iq2_xxs;
 
-/* -1, 0, 1 and an eighth more or less, all of them times 8. MEDIUM: iq1_m, which says for each eight which, and has scales of 16 */
-template <int MEDIUM> struct w_kind_iq1 : w_codes_shape<256, 1 + MEDIUM, 0, MEDIUM, 2, 1, 16> {
+/* -1, 0, 1 and an eighth more or less, all of them times 8, + 16. MEDIUM: iq1_m, which says for each eight which, and has scales of 16 */
+template <int MEDIUM> struct w_kind_iq1 : w_codes_shape<256, 1 + MEDIUM, 0, MEDIUM, 2, 1, 16>, w_eights<w_kind_iq1<MEDIUM>> {
 	typedef w_codes_shape<256, 1 + MEDIUM, 0, MEDIUM, 2, 1, 16> B;
+	enum { MIXED = 1 };
 	typedef w_codes_raw raw;
 
-	DEV unsigned
-	four(const raw &r, int i)
+	DEV void
+	mixed(unsigned (&v)[2], const raw &r, int i)
 	{
-		const unsigned h = B::high(r), less = h >> (MEDIUM ? 12 + i / 2 : 15) & 1;
-		return w_eights<3>(llmc_grid_iq1, r.w[0], h, i) * 8 + 0x09090909u - less * 0x02020202u;
+		const unsigned h = B::high(r), less = h >> (MEDIUM ? 12 + i : 15) & 1, table = 0x00191109u - less * 0x00020202u;
+		const unsigned at = w_eight<3>(llmc_grid_iq1, r.w[0], h, i);
+#pragma unroll
+		for (int e = 0; e < 2; e++)
+			v[e] = byte_choose(table, 0, at >> 16 * e);
 	}
-	DEV void pair(unsigned &lo, unsigned &hi, const raw &r, int c) { lo = four(r, c), hi = four(r, 4 + c); }
 	DEV float scale(const raw &r, int h) { return 0.125f * (float)((MEDIUM ? r.side >> 4 * h & 7 : B::high(r) >> 12 & 7) * 2 + 1); }
 };
 typedef w_kind_iq1<0> w_kind_iq1_s;
@@ -343,7 +364,16 @@ template <int COLS_, class K> struct w_coded {
 		template <bool WHOLE> DEV void
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
-			w_bytes_below<K>::of(b, u.r, c, WHOLE ? 0 : 0x64646464u);
+			const unsigned above = WHOLE ? 0 : 0x64646464u;
+			if constexpr (K::MIXED) {
+				K::halves(b, u.r, c, above);
+			} else {
+				unsigned v[2];
+				K::pair(v[0], v[1], u.r, c);
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					b[i] = __byte_perm(v[i / 2], above, i % 2 ? 0x4342 : 0x4140);
+			}
 #pragma unroll
 			for (int i = 0; i < 4 && !WHOLE; i++) {
 				const unsigned x = h2_add(b[i], (0xe400u + K::ZERO) * 0x10001u);
