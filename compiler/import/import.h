@@ -1,7 +1,8 @@
 /* Import: a checkpoint's own description (config.json, or the header of a GGUF file) -> YAML, driven by the family files.
  *
  * import_hf.c, import_gguf.c and import_flm.c read a checkpoint into a Source: flat keys and a list of tensors, all in the arena.
- * import_map.c finds the family and turns keys into values. import_check.c holds the result against the tensors. Nothing here names a family. */
+ * import_map.c finds the family and turns keys into values. import_check.c holds the result against the tensors;
+ * import_nearest.c says what an unknown model is most like. Nothing here names a family. */
 #ifndef LLMC_COMPILER_IMPORT_H
 #define LLMC_COMPILER_IMPORT_H
 
@@ -66,6 +67,7 @@ bool          source_set_layers(Source *s, SpecKey k, ExprVal layer_types);
 const char   *family_word(const Source *s, SpecKey k);    /* what the family's blocks say; NULL: nothing */
 
 bool import_family(Source *s);     /* match */
+void import_nearest(Source *s, const Family *family, size_t n); /* a note: which of these is nearest, and how it differs */
 void import_map(Source *s);        /* keys, values, when, expect, unknown keys */
 bool import_names(Source *s, const Spec *spec);  /* true: values changed, make the Spec again */
 void import_check(Source *s, const Spec *spec);  /* every tensor named is there and right, every other one is reported */

@@ -75,11 +75,13 @@ import_family(Source *s)
 	const Node *index = family_file("families/_index.yaml", NULL, s->d, s->a);
 	const Node *list = index ? node_get(index, "families") : NULL;
 	const char *names = "";
+	size_t      n_family = 0;
 
 	if (!list || list->kind != NODE_LIST) {
 		err_at(s->d, (Loc){ 0 }, "families/_index.yaml has no list `families`");
 		return false;
 	}
+	Family *all = NEW(s->a, Family, list->n + 1);
 	for (size_t i = 0; i < list->n; i++) {
 		const Node *name = list->item[i];
 		Family f;
@@ -96,10 +98,12 @@ import_family(Source *s)
 			return true;
 		}
 		names = arena_printf(s->a, "%s%s%s", names, *names ? ", " : "", f.name);
+		all[n_family++] = f;
 	}
 	const char *type = s->arch ? s->arch : source_str(s, "model_type");
 	err_at(s->d, (Loc){ 0 }, "%s: no family file matches %s = %.60s; llmc knows %s; docs/adding-a-family.md tells how to add one", s->file,
 	       s->arch ? "general.architecture" : "model_type", type ? type : "(absent)", names);
+	import_nearest(s, all, n_family);
 	return false;
 }
 

@@ -3,8 +3,10 @@
 The reference runs all of them. The kernels of each instruction set run a choice of them that covers the primitives:
 each new model costs the compilation of its kernels.
 """
+import json
 import os
 
+import numpy as np
 import pytest
 
 from processor import RUNS
@@ -63,6 +65,36 @@ def test_experts_stored_transposed(tmp_path):
     assert any(x.ndim == 3 for _, x in t.values())
     scheme_values.write(path, turned)
     check(g, *run(tmp_path, g, "--device", "ref"))
+
+
+def test_experts_in_mxfp4(tmp_path):
+    """Published files of gpt-oss: blocks [experts, out, groups, 16] and scales, gate and up row by row. The same values as floats, transposed, as transformers
+    writes them, give the same bits on the reference; kernels meet the blocks with rounded activations."""
+    g = weights.Golden("gpt_oss-wide")
+    g.build(tmp_path / "floats")
+    t = scheme_values.read(str(tmp_path / "floats" / "model.safetensors"))
+    floats, blocks = dict(t), dict(t)
+    for name, (kind, x) in t.items():
+        if x.ndim != 3:
+            continue
+        w = x.transpose(0, 2, 1).reshape(x.shape[0], x.shape[2], -1, 32)
+        power = np.floor(np.log2(np.abs(w).max(-1, keepdims=True))) - 2
+        code = np.abs(w[..., None] / np.exp2(power)[..., None] - scheme_values.E2M1).argmin(-1).astype(np.uint8)
+        value = (scheme_values.E2M1[code] * np.exp2(power)).astype(np.float32)
+        floats[name] = (kind, np.ascontiguousarray(value.reshape(x.shape[0], x.shape[2], x.shape[1]).transpose(0, 2, 1)))
+        del blocks[name]
+        blocks[name + "_blocks"] = ("U8", code[..., 0::2] | code[..., 1::2] << 4)
+        blocks[name + "_scales"] = ("U8", (power[..., 0] + 127).astype(np.uint8))
+    scheme_values.write(str(tmp_path / "floats" / "model.safetensors"), floats)
+    (tmp_path / "blocks").mkdir()
+    config = g.config | dict(quantization_config=dict(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router"]))
+    (tmp_path / "blocks" / "config.json").write_text(json.dumps(config))
+    scheme_values.write(str(tmp_path / "blocks" / "model.safetensors"), blocks)
+    want, tokens = run(tmp_path / "floats", g, "--device", "ref")
+    got, same = run(tmp_path / "blocks", g, "--device", "ref")
+    assert np.array_equal(got, want) and same == tokens
+    near, _ = run(tmp_path / "blocks", g, "--device", "cpu", "--threads", "2")
+    assert np.abs(near - want).max() < 1e-3 * np.ptp(want)
 
 
 @pytest.mark.parametrize("name,limit", [("deepseek_v3-v32", 64), ("mistral-ministral3", 64), ("mistral4-plain", 64)])

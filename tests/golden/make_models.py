@@ -358,6 +358,8 @@ case("gpt_oss-plain", "gpt_oss", GPT_OSS)
 case("gpt_oss-all-experts", "gpt_oss", GPT_OSS, num_local_experts=7, num_experts_per_tok=7, num_key_value_heads=1, layer_types=["full_attention"] * 3,
      swiglu_limit=7.0)
 case("gpt_oss-modern-bf16", "gpt_oss", GPT_OSS, modern=True, dtype="bf16", num_experts_per_tok=1, num_key_value_heads=9, sliding_window=33)
+case("gpt_oss-wide", "gpt_oss", GPT_OSS, hidden_size=64, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_local_experts=4,
+     num_experts_per_tok=2, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], swiglu_limit=7.0)
 
 # --- factors, norms and activations of their own
 COHERE = dict(LLAMA, layer_norm_eps=1e-2, logit_scale=0.4, attention_bias=False, use_qk_norm=False, tie_word_embeddings=True)

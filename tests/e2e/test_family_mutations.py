@@ -1,0 +1,90 @@
+"""Nothing of a checkpoint passes unseen: for every family a renamed tensor is refused, a key that nobody knows is named, and so is each value that a family
+file says it does not support. Import alone, so quick."""
+import json
+import os
+import subprocess
+
+import pytest
+import yaml
+
+from golden_run import LLMC, ROOT, weights
+from test_goldens import ONE_EACH
+
+FAMILIES = os.path.join(ROOT, "configs", "families")
+
+
+def imported(folder):
+    return subprocess.run([LLMC, "import", str(folder)], capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    made = {}
+
+    def get(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            g = weights.Golden(name)
+            g.build(folder)
+            made[name] = g, folder
+        return made[name]
+    return get
+
+
+def refused_values(family):
+    """(key, a value that `expect` of the family file excludes)"""
+    with open(os.path.join(FAMILIES, family + ".yaml")) as f:
+        expect = (yaml.safe_load(f).get("hf") or {}).get("expect") or {}
+    for key, allowed in expect.items():
+        if allowed == "any" or "." in key:
+            continue
+        given = [v for v in (allowed if isinstance(allowed, list) else [allowed]) if v is not None]
+        if any(isinstance(v, bool) for v in given):
+            yield key, not given[0]
+        elif any(isinstance(v, str) for v in given):
+            yield key, "something_else"
+        else:
+            yield key, 77
+
+
+@pytest.mark.parametrize("name", ONE_EACH.values())
+def test_a_changed_checkpoint_shows(name, models):
+    g, folder = models(name)
+    plain = imported(folder)
+    assert plain.returncode == 0, plain.stderr
+    # a key of nobody
+    config = folder / "config.json"
+    def changed(**more):
+        return dict(g.config, text_config=g.config["text_config"] | more) if "text_config" in g.config else g.config | more
+    config.write_text(json.dumps(changed(frobnication_factor=2)))
+    p = imported(folder)
+    assert "frobnication_factor = 2" in p.stderr
+    # what the family excludes
+    for key, value in refused_values(g.family):
+        config.write_text(json.dumps(changed(**{key: value})))
+        p = imported(folder)
+        assert p.returncode != 0 and key in p.stderr, f"{key} = {value}: {p.stderr}"
+    config.write_text(json.dumps(g.config))
+    # each tensor of the first layer under another name
+    path = folder / "model.safetensors"
+    good = path.read_bytes()
+    size = int.from_bytes(good[:8], "little")
+    head = json.loads(good[8:8 + size])
+    for tensor in [t for t in head if ".0." in t and not t.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "act_fn.beta", "act_fn.eps"))
+                   and "indexer" not in t and "expert" not in t][:6]:
+        text = json.dumps({(k[:-1] + "q" if k == tensor else k): v for k, v in head.items()}).encode()
+        text += b" " * (-len(text) % 8)
+        path.write_bytes(len(text).to_bytes(8, "little") + text + good[8 + size:])
+        p = imported(folder)
+        assert p.returncode != 0 and (tensor in p.stderr or tensor[:-1] + "q" in p.stderr), f"{tensor}: {p.stderr}"
+    path.write_bytes(good)
+
+
+@pytest.mark.parametrize("name,like", [("qwen3-plain", "qwen3"), ("gpt_oss-plain", "gpt_oss"), ("deepseek_v3-plain", "deepseek_v")])
+def test_an_unknown_family_names_the_nearest(name, like, tmp_path):
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(g.config | dict(model_type="frobnicator", frobnication_factor=2)))
+    p = imported(tmp_path)
+    assert p.returncode != 0 and "no family file matches model_type = frobnicator" in p.stderr
+    assert f"nearest is the family {like}" in p.stderr and "it does not know the keys" in p.stderr and "frobnication_factor" in p.stderr, p.stderr
