@@ -1,5 +1,5 @@
 /* Anthropic's dialect: POST /v1/messages and /v1/messages/count_tokens. A body is turned into one of OpenAI's chat, whose reader then checks it:
- * fields, ranges and the template are looked at in one place. Text only: tools, images and documents are refused by name. */
+ * fields, ranges, tools and the template are looked at in one place. Images, documents and the server's own tools are not for us: the first two are refused. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,9 @@
 typedef struct Anthropic {
 	OpenAi  base;       /* what openai_read fills in */
 	int32_t stop;       /* which stop sequence ended it; -1: none */
-	bool    started, block;
+	bool    started;    /* of a stream: the message; then its blocks */
+	const char *block;  /* type of the open block; NULL: none */
+	int     n_blocks;
 } Anthropic;
 
 /* ---- errors ---- */
@@ -83,13 +85,52 @@ out:
 }
 
 static bool
+is_block(const json_t *block, const char *type)
+{
+	const char *t = json_string_value(json_object_get(block, "type"));
+
+	return t && !strcmp(t, type);
+}
+
+/* What is said of tools leaves the blocks: calls for the same message, results as messages of their own, before it. The rest is a new reference. */
+static json_t *
+split(const json_t *content, json_t *messages, json_t *calls)
+{
+	json_t *rest = json_array(), *block;
+	size_t i;
+
+	json_array_foreach((json_t *)(uintptr_t)content, i, block) {
+		if (is_block(block, "tool_use")) {
+			const json_t *input = json_object_get(block, "input");
+			json_array_append_new(calls, json_pack("{s:O?,s:s,s:{s:O?,s:O?}}", "id", json_object_get(block, "id"), "type", "function", "function", "name",
+			                                       json_object_get(block, "name"), "arguments", input));
+		} else if (is_block(block, "tool_result")) {
+			json_t *said = json_object_get(block, "content");
+			json_array_append_new(messages, json_pack("{s:s,s:O?,s:o}", "role", "tool", "tool_call_id", json_object_get(block, "tool_use_id"), "content",
+			                                          said && !json_is_null(said) ? json_incref(said) : json_string("")));
+		} else {
+			json_array_append(rest, block);
+		}
+	}
+	return rest;
+}
+
+static bool
 add_message(json_t *messages, const char *role, const json_t *content, const char *where, Problem *p)
 {
-	json_t *text = block_text(content, where, p);
+	json_t *calls = json_array(), *rest = json_is_array(content) ? split(content, messages, calls) : json_incref((json_t *)(uintptr_t)content);
+	bool ok = true, said = !json_is_array(content) || json_array_size(rest) || !json_array_size(content);
+	json_t *text = said || json_array_size(calls) ? block_text(rest, where, p) : NULL;
 
-	if (!text)
-		return false;
-	return json_array_append_new(messages, json_pack("{s:s,s:o}", "role", role, "content", text)) == 0 || problem_memory(p);
+	if (text) {
+		json_t *m = json_pack("{s:s,s:o}", "role", role, "content", text);
+		if (json_array_size(calls))
+			json_object_set(m, "tool_calls", calls);
+		ok = json_array_append_new(messages, m) == 0 || problem_memory(p);
+	}
+	json_decref(calls);
+	json_decref(rest);
+	return ok && !p->status;
 }
 
 static bool
@@ -108,9 +149,57 @@ read_messages(const json_t *in, json_t *messages, Problem *p)
 		if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 && strcmp(role, "system") != 0))
 			return problem(p, 400, "messages", "messages.%zu.role: expected 'user', 'assistant' or 'system'.", i);
 		snprintf(where, sizeof where, "messages.%zu.content", i);
-		if (!add_message(messages, role, json_object_get(m, "content"), where, p))
+		const json_t *content = json_object_get(m, "content");
+		if (!content)
+			return problem(p, 400, where, "%s: expected a string or an array of content blocks.", where);
+		if (!add_message(messages, role, content, where, p))
 			return false;
 	}
+	return true;
+}
+
+/* tools and tool_choice; tools that a provider runs itself, which have a type of their own, are left out. */
+static bool
+read_tools(const json_t *in, json_t *out, Problem *p)
+{
+	const json_t *list = json_object_get(in, "tools"), *choice = json_object_get(in, "tool_choice");
+	json_t *tools, *tool;
+	size_t i;
+	bool one = false;
+
+	if (list && !json_is_null(list)) {
+		if (!json_is_array(list))
+			return problem(p, 400, "tools", "tools: expected an array, but got %s.", json_type_name(list));
+		tools = json_array();
+		json_array_foreach((json_t *)(uintptr_t)list, i, tool) {
+			json_t *schema = json_object_get(tool, "input_schema"), *about = json_object_get(tool, "description"), *strict = json_object_get(tool, "strict");
+			if (json_object_get(tool, "type") && !is_block(tool, "custom"))
+				continue;
+			if (!json_is_string(json_object_get(tool, "name")) || !json_is_object(schema)) {
+				json_decref(tools);
+				return problem(p, 400, "tools", "tools.%zu: expected an object with a 'name' and an 'input_schema'.", i);
+			}
+			json_t *f = json_pack("{s:O,s:O}", "name", json_object_get(tool, "name"), "parameters", schema);
+			if (about)
+				json_object_set(f, "description", about);
+			if (strict)
+				json_object_set(f, "strict", strict);
+			json_array_append_new(tools, json_pack("{s:s,s:o}", "type", "function", "function", f));
+		}
+		json_object_set_new(out, "tools", tools);
+	}
+	if (!choice || json_is_null(choice))
+		return true;
+	if (!field_bool(choice, "disable_parallel_tool_use", &one, p))
+		return false;
+	if (one)
+		json_object_set_new(out, "parallel_tool_calls", json_false());
+	if (is_block(choice, "tool"))
+		json_object_set_new(out, "tool_choice", json_pack("{s:s,s:{s:O?}}", "type", "function", "function", "name", json_object_get(choice, "name")));
+	else if (is_block(choice, "any") || is_block(choice, "auto") || is_block(choice, "none"))
+		json_object_set_new(out, "tool_choice", json_string(is_block(choice, "any") ? "required" : json_string_value(json_object_get(choice, "type"))));
+	else
+		return problem(p, 400, "tool_choice", "tool_choice: expected a type 'auto', 'any', 'tool' or 'none'.");
 	return true;
 }
 
@@ -122,7 +211,7 @@ translate(const json_t *in, bool counting, Problem *p)
 		{ "model", "model" }, { "temperature", "temperature" }, { "top_p", "top_p" }, { "top_k", "top_k" }, { "stream", "stream" },
 		{ "stop_sequences", "stop" }, { "max_tokens", "max_tokens" },
 	};
-	const json_t *tools = json_object_get(in, "tools"), *thinking = json_object_get(in, "thinking");
+	const json_t *thinking = json_object_get(in, "thinking");
 	json_t *out = json_object(), *messages = json_array();
 
 	if (!out || !messages || json_object_set_new(out, "messages", messages) != 0) {
@@ -130,15 +219,11 @@ translate(const json_t *in, bool counting, Problem *p)
 		problem_memory(p);
 		return NULL;
 	}
-	if (json_array_size(tools) > 0) {
-		problem(p, 400, "tools", "tools: not supported by this server at this path; /v1/chat/completions shows them to the model.");
-		goto fail;
-	}
 	if (!counting && !json_is_integer(json_object_get(in, "max_tokens"))) {
 		problem(p, 400, "max_tokens", "max_tokens: a whole number is required.");
 		goto fail;
 	}
-	if (!read_messages(in, messages, p))
+	if (!read_messages(in, messages, p) || !read_tools(in, out, p))
 		goto fail;
 	for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
 		json_t *v = json_object_get(in, same[i].theirs);
@@ -207,7 +292,7 @@ stop_fields(const Gen *g, const Choice *c, Strbuf *b)
 	const Anthropic *own = gen_own(g);
 	bool sequence = c->finish == LLMC_FINISH_STOP && own->stop >= 0;
 
-	json_printf(b, "\"stop_reason\":%s,\"stop_sequence\":%s", c->finish == LLMC_FINISH_LENGTH ? "max_tokens" : sequence ? "stop_sequence" : "end_turn",
+	json_printf(b, "\"stop_reason\":%s,\"stop_sequence\":%s", c->finish == LLMC_FINISH_LENGTH ? "max_tokens" : c->n_calls ? "tool_use" : sequence ? "stop_sequence" : "end_turn",
 	            sequence ? g->stop[own->stop] : NULL);
 }
 
@@ -219,49 +304,175 @@ begin(Gen *g)
 
 	if (own->started || !g->stream)
 		return;
-	own->started = own->block = true;
+	own->started = true;
 	strbuf_puts(&b, "{\"type\":\"message_start\",\"message\":");
 	message_open(g, &b);
 	strbuf_puts(&b, "[],\"stop_reason\":null,\"stop_sequence\":null,");
 	usage(&b, (int32_t)g->sub[0].n_tok, 0, 1);
 	strbuf_puts(&b, "}}");
 	event(g, "message_start", &b);
-	strbuf_puts(&b, "{\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}");
+}
+
+static void
+block_end(Gen *g)
+{
+	Anthropic *own = gen_own(g);
+	Strbuf b = { 0 };
+
+	if (!own->block)
+		return;
+	json_printf(&b, "{\"type\":\"content_block_stop\",\"index\":%d}", own->n_blocks++);
+	event(g, "content_block_stop", &b);
+	own->block = NULL;
+}
+
+/* fields: of the block as it begins, behind its type */
+static void
+block_begin(Gen *g, const char *type, const char *fields)
+{
+	Anthropic *own = gen_own(g);
+	Strbuf b = { 0 };
+
+	block_end(g);
+	own->block = type;
+	json_printf(&b, "{\"type\":\"content_block_start\",\"index\":%d,\"content_block\":{\"type\":%s", own->n_blocks, type);
+	strbuf_puts(&b, fields);
+	strbuf_puts(&b, "}}");
 	event(g, "content_block_start", &b);
 }
 
 static void
-text(Gen *g, Choice *c, const llmc_event *ev)
+block_delta(Gen *g, const char *type, const char *key, const char *said, size_t n)
 {
 	Strbuf b = { 0 };
 
+	json_printf(&b, "{\"type\":\"content_block_delta\",\"index\":%d,\"delta\":{\"type\":%s,%s:", ((const Anthropic *)gen_own(g))->n_blocks, type, key);
+	json_str(&b, said, n);
+	strbuf_puts(&b, "}}");
+	event(g, "content_block_delta", &b);
+}
+
+static void
+say(Gen *g, Choice *c, const char *type, const char *said, size_t n)
+{
+	const Anthropic *own = gen_own(g);
+	bool is_text = !strcmp(type, "text");
+
+	if (!n)
+		return;
 	if (!g->stream) {
-		strbuf_add(&c->text, ev->text ? ev->text : "", ev->n_bytes);
-	} else if (ev->n_bytes) {
-		strbuf_puts(&b, "{\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":");
-		json_str(&b, ev->text, ev->n_bytes);
-		strbuf_puts(&b, "}}");
-		event(g, "content_block_delta", &b);
+		strbuf_add(is_text ? &c->text : &c->reasoning, said, n);
+		return;
 	}
+	if (!own->block || strcmp(own->block, type) != 0)
+		block_begin(g, type, is_text ? ",\"text\":\"\"" : ",\"thinking\":\"\",\"signature\":\"\"");
+	block_delta(g, is_text ? "text_delta" : "thinking_delta", type, said, n);
+}
+
+typedef struct Speaker { Gen *g; Choice *c; } Speaker;
+
+static void
+on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *said, size_t n)
+{
+	Speaker *s = user;
+	Gen *g = s->g;
+	Choice *c = s->c;
+	Strbuf b = { 0 };
+	char id[40];
+
+	switch (kind) {
+	case LLMC_PIECE_TEXT:
+		say(g, c, "text", said, n);
+		break;
+	case LLMC_PIECE_REASONING:
+		say(g, c, "thinking", said, n);
+		break;
+	case LLMC_PIECE_CALL:
+		c->n_calls = call + 1;
+		snprintf(id, sizeof id, "toolu_%016llx%08x", (unsigned long long)random_seed(), (unsigned)random_seed());
+		json_printf(&b, ",\"id\":%s,\"name\":", id);
+		json_str(&b, said, n);
+		strbuf_puts(&b, ",\"input\":");
+		strbuf_clear(&c->held);
+		if (g->stream) {
+			strbuf_puts(&b, "{}");
+			block_begin(g, "tool_use", strbuf_str(&b));
+		} else {
+			strbuf_puts(&c->call, ",{\"type\":\"tool_use\"");
+			strbuf_add(&c->call, strbuf_str(&b), b.len);
+		}
+		c->call.failed |= b.failed;
+		strbuf_release(&b);
+		break;
+	case LLMC_PIECE_ARGUMENTS:
+		if (g->stream)
+			block_delta(g, "input_json_delta", "partial_json", said, n);
+		else
+			strbuf_add(&c->held, said, n);
+		break;
+	case LLMC_PIECE_DONE:
+		if (g->stream) {
+			block_end(g);
+		} else { /* cut off at max_tokens it is no JSON */
+			json_t *input = json_loadb(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL);
+			if (json_is_object(input))
+				strbuf_add(&c->call, strbuf_str(&c->held), c->held.len);
+			else
+				strbuf_puts(&c->call, "{}");
+			strbuf_putc(&c->call, '}');
+			json_decref(input);
+		}
+		break;
+	}
+}
+
+static void
+take(Gen *g, Choice *c, const llmc_event *ev, bool last)
+{
+	Speaker s = { g, c };
+	const char *said = ev->text ? ev->text : "";
+
+	begin(g);
+	if (!c->calls)
+		say(g, c, "text", said, ev->n_bytes);
+	else if (llmc_calls_feed(c->calls, said, ev->n_bytes, last, on_piece, &s, NULL) != LLMC_OK)
+		c->text.failed = true;
 }
 
 static void
 on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
-	begin(g);
-	text(g, c, ev);
+	take(g, c, ev, false);
 }
 
 static void
 on_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
-	Anthropic *own = gen_own(g);
-
 	(void)sub;
-	own->stop = ev->stop;
-	begin(g);
-	text(g, c, ev);
+	((Anthropic *)gen_own(g))->stop = ev->stop;
+	take(g, c, ev, true);
+}
+
+/* blocks of a whole answer: thinking, text, calls */
+static void
+blocks(const Choice *c, Strbuf *b)
+{
+	if (c->reasoning.len) {
+		strbuf_puts(b, "{\"type\":\"thinking\",\"signature\":\"\",\"thinking\":");
+		json_str(b, strbuf_str(&c->reasoning), c->reasoning.len);
+		strbuf_putc(b, '}');
+	}
+	if (c->text.len || !c->n_calls) {
+		strbuf_puts(b, c->reasoning.len ? ",{\"type\":\"text\",\"text\":" : "{\"type\":\"text\",\"text\":");
+		json_str(b, strbuf_str(&c->text), c->text.len);
+		strbuf_putc(b, '}');
+	}
+	if (c->call.len) { /* each begins with a comma */
+		size_t skip = !c->reasoning.len && !c->text.len;
+		strbuf_add(b, strbuf_str(&c->call) + skip, c->call.len - skip);
+	}
+	b->failed |= c->reasoning.failed || c->text.failed || c->call.failed;
 }
 
 static void
@@ -274,9 +485,9 @@ on_done(Gen *g)
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
 	if (!g->stream) {
 		message_open(g, &b);
-		strbuf_puts(&b, "[{\"type\":\"text\",\"text\":");
-		json_str(&b, strbuf_str(&c->text), c->text.len);
-		strbuf_puts(&b, "}],");
+		strbuf_putc(&b, '[');
+		blocks(c, &b);
+		strbuf_puts(&b, "],");
 		stop_fields(g, c, &b);
 		strbuf_putc(&b, ',');
 		usage(&b, n_prompt, n_cached, n_new);
@@ -284,8 +495,7 @@ on_done(Gen *g)
 		req_answer(g->req, 200, type_json, &b);
 		return;
 	}
-	strbuf_puts(&b, "{\"type\":\"content_block_stop\",\"index\":0}");
-	event(g, "content_block_stop", &b);
+	block_end(g);
 	strbuf_puts(&b, "{\"type\":\"message_delta\",\"delta\":{");
 	stop_fields(g, c, &b);
 	strbuf_puts(&b, "},");
@@ -310,7 +520,7 @@ failed(Gen *g, const Problem *p)
 }
 
 static const Dialect dialect = {
-	.own_bytes = sizeof(Anthropic), .token = on_token, .finish = on_finish, .done = on_done, .problem = failed,
+	.pieces = true, .own_bytes = sizeof(Anthropic), .token = on_token, .finish = on_finish, .done = on_done, .problem = failed,
 };
 
 void

@@ -67,7 +67,11 @@ def test_anthropic_key(serve, tiny_folder):
     ({"max_tokens": 3, "messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, 400, "text"),
     ({"max_tokens": 3, "messages": [{"role": "user", "content": 7}]}, 400, "messages.0.content"),
     ({"max_tokens": 3, "messages": ["x"]}, 400, "messages.0.role"),
-    ({"max_tokens": 3, "messages": MESSAGES, "tools": [{"name": "f", "input_schema": {}}]}, 400, "tools"),
+    ({"max_tokens": 3, "messages": MESSAGES, "tools": [{"name": "f"}]}, 400, "tools.0"),
+    ({"max_tokens": 3, "messages": MESSAGES, "tools": 3}, 400, "tools"),
+    ({"max_tokens": 3, "messages": MESSAGES, "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "maybe"}}, 400, "tool_choice"),
+    ({"max_tokens": 3, "messages": MESSAGES, "output_config": {"format": {"type": "json"}}}, 400, "output_config"),
+    ({"max_tokens": 3, "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}]}]}, 400, "image"),
     ({"max_tokens": 3, "messages": MESSAGES, "model": "claude"}, 404, "claude"),
     ({"max_tokens": 3, "messages": MESSAGES, "temperature": 7}, 400, "temperature"),
     ({"max_tokens": 0, "messages": MESSAGES}, 400, "max_tokens"),
@@ -109,6 +113,30 @@ def test_ollama_models(ollama):
     assert names == ["smollm2"]
     shown = ollama.show(names[0])
     assert shown.capabilities == ["completion"] and shown.details.family == "llama" and shown.details.parameter_size == "135M"
+
+
+TOOL = {"name": "weather", "description": "The weather of a city.",
+        "input_schema": {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+                         "required": ["city", "days"], "additionalProperties": False}}
+
+
+def test_anthropic_tools(smol, claude):
+    """A call that must come, whole and as a stream, and its result on the way back."""
+    ask = {"model": "smollm2", "max_tokens": 80, "tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}],
+           "tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}, "extra_body": {"temperature": 0}}
+    m = claude.messages.create(messages=[{"role": "user", "content": "Weather in Paris?"}], **ask)
+    assert m.stop_reason == "tool_use" and [b.type for b in m.content] == ["tool_use"]
+    call = m.content[0]
+    assert call.name == "weather" and call.id.startswith("toolu_") and set(call.input) == {"city", "days"} and 1 <= call.input["days"] <= 9
+    with claude.messages.stream(messages=[{"role": "user", "content": "Weather in Paris?"}], **ask) as s:
+        kinds = [e.type for e in s]
+        streamed = s.get_final_message()
+    assert streamed.content[0].input == call.input and streamed.stop_reason == "tool_use" and "content_block_start" in kinds
+    back = [{"role": "user", "content": "Weather in Paris?"}, {"role": "assistant", "content": [call.model_dump(exclude_none=True)]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "Sunny, 31 degrees."}, {"type": "text", "text": "And so?"}]}]
+    n = claude.messages.count_tokens(model="smollm2", messages=back, tools=[TOOL]).input_tokens
+    m = claude.messages.create(model="smollm2", max_tokens=8, messages=back, tools=[TOOL], tool_choice={"type": "none"})
+    assert m.stop_reason in ("max_tokens", "end_turn") and n > 40
 
 
 SCHEMA = {"type": "object", "properties": {"word": {"type": "string", "maxLength": 12}, "n": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["word", "n"], "additionalProperties": False}
