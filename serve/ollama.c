@@ -1,5 +1,5 @@
 /* Ollama's dialect: POST /api/chat and /api/generate, and what its clients ask beside them. Streams are lines of JSON, and on unless the body says
- * otherwise. A body is turned into one of OpenAI's chat, whose reader then checks it. Text only: tools and images are refused by name. */
+ * otherwise. A body is turned into one of OpenAI's chat, whose reader then checks it. Images are refused by name. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,7 +56,7 @@ read_options(const json_t *in, json_t *out, Problem *p)
 static bool
 refuse(const json_t *in, Problem *p)
 {
-	static const char *const never[] = { "tools", "images", "suffix", "context", "template" };
+	static const char *const never[] = { "images", "suffix", "context", "template" };
 
 	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
 		const json_t *v = json_object_get(in, never[i]);
@@ -125,6 +125,8 @@ chat_body(const json_t *in, Problem *p)
 	}
 	if (out && messages)
 		json_object_set_new(out, "messages", json_deep_copy(messages));
+	if (out && json_object_get(in, "tools"))
+		json_object_set(out, "tools", json_object_get(in, "tools"));
 	return out;
 }
 
@@ -191,9 +193,9 @@ now(Strbuf *b, time_t t)
 	json_str(b, text, strlen(text));
 }
 
-/* {"model":..., and the text */
+/* {"model":..., and what was said: text, reasoning, calls as JSON without brackets; each may be empty */
 static void
-line_open(const Gen *g, Strbuf *b, const char *text, size_t n)
+line_open(const Gen *g, Strbuf *b, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls)
 {
 	bool chat = ((const Ollama *)gen_own(g))->chat;
 
@@ -201,6 +203,15 @@ line_open(const Gen *g, Strbuf *b, const char *text, size_t n)
 	now(b, time(NULL));
 	strbuf_puts(b, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
 	json_str(b, text, n);
+	if (thinking && thinking->len) {
+		strbuf_puts(b, ",\"thinking\":");
+		json_str(b, strbuf_str(thinking), thinking->len);
+	}
+	if (chat && calls && calls->len) {
+		strbuf_puts(b, ",\"tool_calls\":[");
+		strbuf_add(b, strbuf_str(calls), calls->len);
+		strbuf_putc(b, ']');
+	}
 	strbuf_puts(b, chat ? "}," : ",");
 }
 
@@ -214,18 +225,88 @@ push(Gen *g, Strbuf *b)
 }
 
 static void
-on_text(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
+line(Gen *g, const char *text, size_t n, const Strbuf *thinking, const Strbuf *calls)
 {
 	Strbuf b = { 0 };
 
-	(void)sub;
-	if (!g->stream) {
-		strbuf_add(&c->text, ev->text ? ev->text : "", ev->n_bytes);
-	} else if (ev->n_bytes) {
-		line_open(g, &b, ev->text, ev->n_bytes);
-		strbuf_puts(&b, "\"done\":false}");
-		push(g, &b);
+	line_open(g, &b, text, n, thinking, calls);
+	strbuf_puts(&b, "\"done\":false}");
+	push(g, &b);
+}
+
+typedef struct Speaker { Gen *g; Choice *c; } Speaker;
+
+static void
+on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
+{
+	Speaker *s = user;
+	Choice *c = s->c;
+
+	switch (kind) {
+	case LLMC_PIECE_TEXT:
+		if (s->g->stream && n)
+			line(s->g, text, n, NULL, NULL);
+		else
+			strbuf_add(&c->text, text, n);
+		break;
+	case LLMC_PIECE_REASONING:
+		strbuf_add(&c->reasoning, text, n);
+		if (s->g->stream && n) {
+			line(s->g, "", 0, &c->reasoning, NULL);
+			strbuf_clear(&c->reasoning);
+		}
+		break;
+	case LLMC_PIECE_CALL:
+		c->n_calls = call + 1;
+		strbuf_puts(&c->call, c->call.len ? ",{\"function\":{\"name\":" : "{\"function\":{\"name\":");
+		json_str(&c->call, text, n);
+		strbuf_puts(&c->call, ",\"arguments\":");
+		strbuf_clear(&c->held);
+		break;
+	case LLMC_PIECE_ARGUMENTS:
+		strbuf_add(&c->held, text, n);
+		break;
+	case LLMC_PIECE_DONE: { /* an object here, not text: what was cut off is none */
+		json_t *o = json_loadb(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL);
+		if (json_is_object(o))
+			strbuf_add(&c->call, strbuf_str(&c->held), c->held.len);
+		else
+			strbuf_puts(&c->call, "{}");
+		json_decref(o);
+		strbuf_puts(&c->call, "}}");
+		if (s->g->stream) {
+			line(s->g, "", 0, NULL, &c->call);
+			strbuf_clear(&c->call);
+		}
+		break;
 	}
+	}
+}
+
+static void
+take(Gen *g, Choice *c, const llmc_event *ev, bool last)
+{
+	Speaker s = { g, c };
+	const char *text = ev->text ? ev->text : "";
+
+	if (!c->calls)
+		on_piece(&s, LLMC_PIECE_TEXT, -1, text, ev->n_bytes);
+	else if (llmc_calls_feed(c->calls, text, ev->n_bytes, last, on_piece, &s, NULL) != LLMC_OK)
+		c->text.failed = true;
+}
+
+static void
+on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
+{
+	(void)sub;
+	take(g, c, ev, false);
+}
+
+static void
+on_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
+{
+	(void)sub;
+	take(g, c, ev, true);
 }
 
 static void
@@ -236,7 +317,7 @@ on_done(Gen *g)
 	Strbuf b = { 0 };
 
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
-	line_open(g, &b, strbuf_str(&c->text), c->text.len); /* nothing, in a stream */
+	line_open(g, &b, strbuf_str(&c->text), c->text.len, &c->reasoning, &c->call); /* nothing, in a stream */
 	strbuf_puts(&b, "\"done\":true,");
 	json_printf(&b, "\"done_reason\":%s,\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d,\"prompt_eval_duration\":%lld,\"eval_count\":%d,\"eval_duration\":%lld}",
 	            c->finish == LLMC_FINISH_LENGTH ? "length" : "stop", (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt,
@@ -261,7 +342,7 @@ failed(Gen *g, const Problem *p)
 }
 
 static const Dialect dialect = {
-	.own_bytes = sizeof(Ollama), .stream_type = type_lines, .token = on_text, .finish = on_text, .done = on_done, .problem = failed,
+	.own_bytes = sizeof(Ollama), .pieces = true, .stream_type = type_lines, .token = on_token, .finish = on_finish, .done = on_done, .problem = failed,
 };
 
 void
@@ -332,7 +413,7 @@ ollama_show(Req *r)
 	strbuf_puts(&b, "{\"modelfile\":\"\",\"parameters\":\"\",\"template\":\"\",");
 	details(s, &b);
 	json_printf(&b, ",\"model_info\":{\"general.architecture\":%s,\"general.parameter_count\":%lld,", i->family, (long long)i->n_params);
-	strbuf_printf(&b, "\"%s.context_length\":%d,\"%s.embedding_length\":%d,\"%s.block_count\":%d},\"capabilities\":[\"completion\"]}", i->family, s->max_total,
+	strbuf_printf(&b, "\"%s.context_length\":%d,\"%s.embedding_length\":%d,\"%s.block_count\":%d},\"capabilities\":[\"completion\",\"tools\"]}", i->family, s->max_total,
 	              i->family, i->hidden, i->family, i->n_layers);
 	req_answer(r, 200, type_json, &b);
 }

@@ -112,7 +112,7 @@ def test_ollama_models(ollama):
     names = [m.model for m in ollama.list().models]
     assert names == ["smollm2"]
     shown = ollama.show(names[0])
-    assert shown.capabilities == ["completion"] and shown.details.family == "llama" and shown.details.parameter_size == "135M"
+    assert shown.capabilities == ["completion", "tools"] and shown.details.family == "llama" and shown.details.parameter_size == "135M"
 
 
 TOOL = {"name": "weather", "description": "The weather of a city.",
@@ -142,6 +142,20 @@ def test_anthropic_tools(smol, claude):
 SCHEMA = {"type": "object", "properties": {"word": {"type": "string", "maxLength": 12}, "n": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["word", "n"], "additionalProperties": False}
 
 
+def test_ollama_tools(smol, ollama):
+    """Whole answer and stream tell the same calls, if the model makes any; calls and results of earlier turns are read."""
+    tool = {"type": "function", "function": {"name": TOOL["name"], "description": TOOL["description"], "parameters": TOOL["input_schema"]}}
+    body = {"model": "smollm2", "messages": MESSAGES, "tools": [tool], "options": {"temperature": 0, "num_predict": 40}}
+    r = smol.post("/api/chat", {**body, "stream": False}, timeout=120).json()
+    assert r["done"] and r["message"]["role"] == "assistant"
+    parts = [json.loads(x) for x in smol.post("/api/chat", body, timeout=120).text.splitlines()]
+    assert "".join(p["message"]["content"] for p in parts) == r["message"]["content"]
+    assert [c for p in parts for c in p["message"].get("tool_calls", [])] == r["message"].get("tool_calls", [])
+    told = ollama.chat(model="smollm2", messages=[*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Rome", "days": 1}}}]},
+                                                  {"role": "tool", "content": "Sunny.", "tool_name": "weather"}], tools=[tool], options={"num_predict": 4})
+    assert told.prompt_eval_count > r["prompt_eval_count"]
+
+
 def test_answers_of_a_schema(smol, claude, ollama):
     said = ollama.chat(model="smollm2", messages=MESSAGES, format=SCHEMA, options={"temperature": 0, "num_predict": 60}).message.content
     assert set(json.loads(said)) == {"word", "n"}
@@ -152,6 +166,7 @@ def test_answers_of_a_schema(smol, claude, ollama):
 
 @pytest.mark.parametrize("path,body,status,said", [
     ("/api/chat", {"messages": MESSAGES, "tools": [{}]}, 400, "tools"),
+    ("/api/chat", {"messages": MESSAGES, "tools": 3}, 400, "tools"),
     ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aa"]}]}, 400, "images"),
     ("/api/chat", {"messages": MESSAGES, "options": 3}, 400, "options"),
     ("/api/chat", {"messages": MESSAGES, "options": {"num_predict": 0}}, 400, "num_predict"),
