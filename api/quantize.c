@@ -32,7 +32,7 @@ method_of(const char *name, QuantMethod *out, llmc_error *err)
 
 /* A session that a probe watches; logits of a part of each chunk, for the head's inputs */
 static llmc_status
-open_calibration(Made *m, const llmc_quantize_options *o, llmc_error *err)
+open_calibration(Made *m, const llmc_quantize_options *o, bool looks, llmc_error *err)
 {
 	llmc_options mo = LLMC_INIT(llmc_options);
 	llmc_limits lim = LLMC_INIT(llmc_limits);
@@ -41,7 +41,11 @@ open_calibration(Made *m, const llmc_quantize_options *o, llmc_error *err)
 	mo.n_threads = o->n_threads;
 	mo.log = o->log;
 	mo.log_user = o->log_user;
+	mo.no_weights = !looks;
 	TRY(model_open_unfused(job->in, &mo, &m->model, err));
+	job->plan = m->model->plan;
+	if (!looks)
+		return LLMC_OK;
 	if (m->model->plan->hard_limit && o->window > m->model->plan->max_positions)
 		return error_set(err, LLMC_E_RANGE, "window %d: the model has %lld positions", o->window, (long long)m->model->plan->max_positions);
 	TRY(text_windows(m->model, o->text, o->n_bytes, "calibration", o->window, o->n_windows, &m->windows, err));
@@ -73,19 +77,34 @@ run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, ll
 	QuantJob *job = &m->job;
 	Imatrix *given = NEW(&m->arena, Imatrix, 1);
 
-	TRY(quant_type(o->type ? o->type : "q4_k", &job->type, err));
+	SourceKind kind;
+	TRY(source_kind(in, &kind, err));
+	if (kind != SOURCE_GGUF && kind != SOURCE_HF)
+		return error_set(err, LLMC_E_INPUT, "%s: neither a GGUF file nor a folder of safetensors, which is what llmc quantizes", in);
+	if (kind == SOURCE_HF) {
+		job->form = folder_form(o->type ? o->type : "int4");
+		if (job->form == FOLDER_NONE)
+			return error_set(err, LLMC_E_INPUT, "%s: no type for a folder, which becomes a folder; known: int4 int8 fp8", o->type);
+	} else if (o->type && folder_form(o->type) != FOLDER_NONE) {
+		return error_set(err, LLMC_E_INPUT, "%s: is for folders of safetensors; %s is a GGUF", o->type, in);
+	} else {
+		TRY(quant_type(o->type ? o->type : "q4_k", &job->type, err));
+	}
+	if (o->group != 0 && o->group != 32 && o->group != 128)
+		return error_set(err, LLMC_E_RANGE, "group %d: 32 or 128", o->group);
+	job->group = o->group;
 	TRY(quant_type(o->head ? o->head : "q6_k", &job->head, err));
 	TRY(method_of(o->method ? o->method : "gptq", &job->method, err));
 	if (o->window < 2 || o->n_windows < 1 || o->damp < 0 || !(o->damp <= 1))
 		return error_set(err, LLMC_E_RANGE, "window, windows or damp out of range");
 	if (file_exists(out)) /* said before the minutes that calibration takes */
 		return error_set(err, LLMC_E_INPUT, "%s: is there already and is not overwritten", out);
-	SourceKind kind;
-	TRY(source_kind(in, &kind, err));
-	if (kind != SOURCE_GGUF)
-		return error_set(err, LLMC_E_INPUT, "%s: no GGUF file, which is what llmc quantizes so far; llama.cpp's convert_hf_to_gguf.py makes one of a folder", in);
+	/* a folder may be named with a slash at its end */
+	char *name = arena_strdup(&m->arena, out);
+	for (size_t n = strlen(name); n > 1 && name[n - 1] == '/'; n--)
+		name[n - 1] = 0;
 	job->in = in;
-	job->out = out;
+	job->out = name;
 	job->damp = (double)o->damp;
 	job->hessian_bytes = o->hessian_bytes;
 	job->progress = o->progress;
@@ -98,8 +117,8 @@ run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, ll
 	}
 	TRY(threads_open(o->n_threads, &job->threads, err));
 	bool looks = job->method == QUANT_GPTQ || (job->method == QUANT_WEIGHTED && !o->imatrix) || o->imatrix_out;
-	if (looks)
-		TRY(open_calibration(m, o, err));
+	if (looks || kind == SOURCE_HF)
+		TRY(open_calibration(m, o, looks, err));
 	if (o->imatrix_out && job->method != QUANT_GPTQ)
 		TRY(write_imatrix(m, o, err));
 	if (job->method == QUANT_NEAREST)

@@ -1,4 +1,4 @@
-/* llmc quantize: a 16-bit GGUF in fewer bits. */
+/* llmc quantize: a 16-bit GGUF or folder in fewer bits. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,8 +35,9 @@ quantize(int argc, char **argv)
 	bool quiet = false, json = false;
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Types", NULL, NULL, NULL },
-		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, iq4_nl, mxfp4, q4_0, q4_1, q5_0, q5_1 [q4_k]" },
+		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, iq4_nl, mxfp4, q4_0, q4_1, q5_0, q5_1 [q4_k]; of a folder: int4, int8, fp8 [int4]" },
 		{ OPT_TEXT, 0, "head", "TYPE", &o.head, "of the output's matrix, and of an embedding that is the output's too [q6_k]" },
+		{ OPT_INT, 0, "group", "N", &o.group, "int4: columns that share a scale, 32 or 128 [128 where all matrices have whole ones]" },
 		{ OPT_GROUP, 0, "Method", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "method", "gptq|weighted|nearest", &o.method, "errors compensated by what a text shows, its importance alone, or neither [gptq]" },
 		{ OPT_TEXT, 'f', "calibration", "FILE", &file, "text to calibrate with; - is standard input [one that comes with llmc]" },
@@ -57,7 +58,7 @@ quantize(int argc, char **argv)
 	char *text = NULL, in_size[32], out_size[32];
 
 	if (OPT_PARSE(&cmd_quantize, opt, argc, argv, args) < 2)
-		return opt_usage_error(&cmd_quantize, "name a 16-bit GGUF and the file to make");
+		return opt_usage_error(&cmd_quantize, "name a 16-bit GGUF or folder, and the file or folder to make");
 	if (file && !(text = read_all(file, &o.n_bytes)))
 		return EXIT_INPUT;
 	o.text = text;
@@ -80,8 +81,9 @@ quantize(int argc, char **argv)
 }
 
 const Command cmd_quantize = {
-	"quantize", "IN.gguf OUT.gguf [--type q4_k] [--method gptq]", "make a model smaller: blocks of 2 to 8 bits, errors compensated by a text",
+	"quantize", "IN OUT [--type q4_k] [--method gptq]", "make a model smaller: blocks of 2 to 8 bits, errors compensated by a text",
 	"  llmc quantize model-f16.gguf model-q4_k.gguf\n"
+	"  llmc quantize model16/ model-int4/ --type int4 --group 32\n"
 	"  llmc quantize model-f16.gguf model-q5_k.gguf --type q5_k --calibration mine.txt\n"
 	"  llmc quantize model-f16.gguf model-q4_0.gguf --type q4_0 --method weighted --imatrix imatrix.dat\n",
 	quantize,

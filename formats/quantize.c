@@ -26,6 +26,8 @@ typedef struct Shape {
 	int  part_low, part_high; /* of d, of m; 0, 0: one level */
 	const int8_t *level;
 	bool power;            /* the scale is half a power of two, stored as its exponent */
+	bool group;            /* one of GROUP_DTYPES: scales are positive */
+	bool brain;            /* the scale is a bf16 */
 } Shape;
 
 static const int8_t iq4[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
@@ -39,6 +41,10 @@ shape_of(Dtype d, Shape *s)
 	case DT_Q3_K: *s = (Shape){ 16, -4, 3, .part_low = -32, .part_high = 31 }; return true;
 	case DT_IQ4_NL: *s = (Shape){ 32, 0, 15, .level = iq4 }; return true;
 	case DT_IQ4_XS: *s = (Shape){ 32, 0, 15, .level = iq4, .part_low = -32, .part_high = 31 }; return true;
+	case DT_U4_32: *s = (Shape){ 32, -8, 7, .group = true }; return true;
+	case DT_U4_128: *s = (Shape){ 128, -8, 7, .group = true }; return true;
+	case DT_U4_32_F32: *s = (Shape){ 32, -8, 7, .group = true, .brain = true }; return true;
+	case DT_U4_128_F32: *s = (Shape){ 128, -8, 7, .group = true, .brain = true }; return true;
 	case DT_MXFP4: *s = (Shape){ 32, 0, 14, .level = e2m1, .power = true }; return true;
 	case DT_Q4_0: *s = (Shape){ 32, -8, 7, .level = NULL }; return true;
 	case DT_Q5_0: *s = (Shape){ 32, -16, 15, .level = NULL }; return true;
@@ -205,7 +211,7 @@ search(const Shape *s, const float *x, const float *w, float *scale, float *base
 	float end[2] = { s->level ? s->level[0] : (float)s->low, s->level ? s->level[s->high] : (float)s->high };
 	float step = s->level ? 1.5f : s->high > 100 ? .25f : .15f;
 	for (int side = 0; side < 2; side++)
-		for (int k = -6; k <= 6; k++) {
+		for (int k = -6; k <= 6 && !(s->group && (end[side] < 0) != (peak < 0)); k++) {
 			levels_sum(s, x, w, (end[side] + step * (float)k) / peak, 0, &v);
 			fit(s, &v, &a, &b);
 			double e = error_of(&v, a, 0);
@@ -354,6 +360,16 @@ choose_power(const Shape *s, const float *x, const float *w, float scale, BlockG
 	}
 }
 
+/* One level: as the block stores them */
+INSIDE void
+set_one(const Shape *s, BlockGrid *g, float scale, float base)
+{
+	g->d = s->brain ? f32_to_bf16(scale) : f32_to_f16(scale);
+	g->m = f32_to_f16(base);
+	g->scale[0] = s->brain ? bf16_to_f32(g->d) : f16_to_f32(g->d);
+	g->base[0] = f16_to_f32(g->m);
+}
+
 INSIDE void
 choose(Dtype d, const float *x, const float *w, BlockGrid *g)
 {
@@ -383,10 +399,7 @@ choose(Dtype d, const float *x, const float *w, BlockGrid *g)
 		choose_power(&s, x, w, fabsf(scale), g);
 		return;
 	}
-	g->d = f32_to_f16(scale);
-	g->m = f32_to_f16(base);
-	g->scale[0] = f16_to_f32(g->d);
-	g->base[0] = f16_to_f32(g->m);
+	set_one(&s, g, scale, base);
 }
 
 static void
@@ -444,10 +457,7 @@ grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, 
 	if (!shape_of(d, &s) || s.power || (min_step && !s.affine) || (!s.part_high && (part_step || min_step)))
 		return false;
 	if (!s.part_high) {
-		g->d = f32_to_f16(scale);
-		g->m = s.affine ? f32_to_f16(base) : 0;
-		g->scale[0] = f16_to_f32(g->d);
-		g->base[0] = f16_to_f32(g->m);
+		set_one(&s, g, scale, s.affine ? base : 0);
 		return true;
 	}
 	const float one = f16_to_f32(g->d), min = f16_to_f32(g->m);
@@ -583,6 +593,23 @@ pack_mxfp4(const BlockGrid *g, const int8_t *code, uint8_t *b)
 	put_nibbles(b + 1, four, 0);
 }
 
+/* Scale, the middle code as zero point, codes */
+static void
+pack_group(Dtype d, const BlockGrid *g, const int8_t *code, uint8_t *b)
+{
+	const DtypeGroup shape = dtype_group(d);
+	const uint32_t wide = (uint32_t)g->d << 16;
+
+	if (shape.scale_bytes == 2)
+		memcpy(b, &g->d, 2);
+	else
+		memcpy(b, &wide, 4);
+	b += shape.scale_bytes;
+	*b++ = 8;
+	for (int i = 0; i < shape.columns; i += 32)
+		put_nibbles(b + i / 2, code + i, 8);
+}
+
 void
 grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block)
 {
@@ -617,6 +644,10 @@ grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block)
 		memcpy(b, &g->d, 2);
 		put_nibbles(b + 2, code, 0);
 		break;
+	case DT_U4_32:
+	case DT_U4_128:
+	case DT_U4_32_F32:
+	case DT_U4_128_F32: pack_group(d, g, code, b); break;
 	case DT_MXFP4: pack_mxfp4(g, code, b); break;
 	case DT_IQ4_XS: pack_iq4_xs(g, code, b); break;
 	case DT_Q2_K: pack_q2_k(g, code, b); break;

@@ -19,7 +19,7 @@ typedef struct BlockGrid {
 	int8_t   part[GRID_SUBS], min_part[GRID_SUBS]; /* multiples of d, of m */
 } BlockGrid;
 
-/* Types that have grids: blocks of GGUF, and not groups of safetensors */
+/* Types that have grids: blocks of GGUF, and groups of four bits with the middle code as zero point (of those with f32 scales: scales that bf16 has) */
 bool  grid_has(Dtype d);
 /* x, w [block_elems]: elements, and how much the square of each one's error counts (>= 0). Not finite x gives unspecified scales. */
 void  grid_choose(Dtype d, const float *x, const float *w, BlockGrid *g);

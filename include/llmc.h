@@ -704,7 +704,7 @@ LLMC_API llmc_status llmc_eval_plot(const llmc_eval_result *res, const char *tit
 
 typedef struct llmc_quantize_options { /* 0 or NULL takes the default in brackets */
 	size_t      size;
-	const char *type;       /* of matrices: "q4_k", "q8_0", ... [q4_k]; columns that are no whole block take the next type of 32 */
+	const char *type;       /* of matrices. GGUF: "q4_k", "q8_0", ... [q4_k]; columns that are no whole block take the next type of 32. Folder: "int4", "int8", "fp8" [int4] */
 	const char *head;       /* of the output's matrix, and of an embedding that is the output's too [q6_k] */
 	const char *method;     /* "gptq": errors compensated by Hessians of a text; "weighted": importance alone; "nearest": neither [gptq] */
 	const char *imatrix;    /* importance from this file, llama.cpp's old form or GGUF [from the text] */
@@ -720,6 +720,7 @@ typedef struct llmc_quantize_options { /* 0 or NULL takes the default in bracket
 	void       *user;
 	llmc_log_fn log;
 	void       *log_user;
+	int32_t     group;      /* int4: columns that share a scale, 32 or 128 [128 where all matrices have whole ones] */
 } llmc_quantize_options;
 typedef struct llmc_quantize_result {
 	size_t  size;
@@ -728,7 +729,7 @@ typedef struct llmc_quantize_result {
 	double  bits;           /* a weight of the quantised matrices */
 	double  calibrate_s, seconds;
 } llmc_quantize_result;
-/* A GGUF file -> a GGUF file of blocks, an ordinary one. The same bytes from run to run on one machine, for any number of threads. `out` must not exist; it
+/* A GGUF file -> a GGUF file of blocks, an ordinary one; a folder of safetensors -> a folder in the layout of compressed-tensors, all weights in one file. The same bytes from run to run on one machine, for any number of threads. `out` must not exist; it
  * appears when it is complete. Stopped or failed, what is done stays as OUT.partial, and the next call with the same input and options goes on from there.
  * E_INPUT: options, or `out` is there; E_IO: the disk is full, say. */
 LLMC_API llmc_status llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt, llmc_quantize_result *res, llmc_error *err);

@@ -17,13 +17,18 @@
 #include "formats/dequant.h"
 #include "formats/gguf_write.h"
 #include "formats/quantize.h"
+#include "formats/safetensors.h"
 #include "quant/gptq.h"
 
 enum { ROWS_AT_ONCE = 8, PASSES = 3 /* over rows that compensation has rounded: more find little */ };
 
 typedef struct Tensor {
-	const GgufTensor *in;
-	Dtype   to;
+	const GgufTensor *in;  /* as a GGUF says it, of a folder too */
+	Dtype   to;            /* blocks that rows become; DT_NONE: bytes of folder_row */
+	bool    made;          /* else it is copied */
+	FolderPart part[FOLDER_PARTS];
+	int     n_part;        /* 0: GGUF */
+	Dtype   scale;         /* of a folder's matrix */
 	int64_t offset, bytes; /* in the data of the output */
 	bool    done;
 	CalibrationInput *input; /* whose Hessian it is rounded by; NULL: none */
@@ -33,14 +38,19 @@ typedef struct Tensor {
 typedef struct Run {
 	QuantJob *job;
 	Arena    *a;
-	Gguf     *g;
+	Gguf     *g;           /* NULL: a folder */
+	Safetensors *st;
+	const char **ignored;  /* modules that stay as they are */
+	int       n_ignored;
 	Tensor   *t;
 	int       n;
 	GgufHead  head;
+	Strbuf    names;       /* the head of a folder's file */
+	int64_t   data_bytes;
 	int64_t   data_at; /* of the file */
 	int       fd;
 	FILE     *done;
-	const char *partial, *done_path;
+	const char *partial, *done_path, *folder; /* folder: that partial lies in */
 	Imatrix   own;     /* what calibration found */
 	int64_t   done_bytes;
 } Run;
@@ -53,10 +63,10 @@ quant_type(const char *name, Dtype *out, llmc_error *err)
 	Strbuf known = { 0 };
 
 	*out = dtype_from_text(name);
-	if (*out != DT_NONE && (grid_has(*out) || *out == DT_F16 || *out == DT_BF16))
+	if (*out != DT_NONE && ((grid_has(*out) && dtype_info(*out)->ggml_type >= 0) || *out == DT_F16 || *out == DT_BF16))
 		return LLMC_OK;
 	for (int d = 0; d < DT_COUNT; d++)
-		if (grid_has((Dtype)d))
+		if (grid_has((Dtype)d) && dtype_info((Dtype)d)->ggml_type >= 0)
 			strbuf_printf(&known, " %s", dtype_text((Dtype)d));
 	error_set(err, LLMC_E_INPUT, "%s: no type to quantise to; known:%s", name, strbuf_str(&known));
 	strbuf_release(&known);
@@ -135,23 +145,108 @@ choose_types(Run *r, llmc_error *err)
 			/* what fits no block stays as it is rather than grow */
 			if (t->to == DT_F16 && dtype_info(t->in->dtype)->block_elems > 1)
 				t->to = t->in->dtype;
-			if (t->to != t->in->dtype) {
+			t->made = t->to != t->in->dtype;
+			if (t->made) {
 				coarse |= dtype_info(t->in->dtype)->block_elems > 1;
 				job->n_quantised++;
 				job->weights += t->in->dim[0] * rows_of(t->in);
 			}
 		}
 		t->bytes = dtype_row_bytes(t->to, t->in->dim[0]) * rows_of(t->in);
-		if (t->to != t->in->dtype)
+		if (t->made)
 			job->weight_bytes += t->bytes;
 		t->offset = gguf_head_tensor(&r->head, t->in->name, t->to, t->in->n_dims, t->in->dim);
 		if (t->offset < 0 || t->bytes < 0)
 			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has no size as %s", job->in, t->in->name, dtype_text(t->to));
 	}
 	job->n_tensor = r->n;
+	r->data_bytes = r->head.data_bytes;
 	if (coarse)
 		log_line(job->log, job->log_user, LLMC_LOG_WARNING, "%s: holds blocks already: quantising them again adds to their errors, 16 bits are better to start from",
 		         job->in);
+	return LLMC_OK;
+}
+
+/* --- of a folder ----------------------------------------------------------------------------------------------------------- */
+
+/* A matrix that a text is multiplied by as it lies there: rows are outputs. Embedding, output, routers and norms keep what they have. */
+static bool
+is_linear(const Run *r, const GgufTensor *t)
+{
+	static const char *const kept[] = { "embed", "lm_head", "norm", "router", "wte.", "wpe.", "mlp.gate.weight", "block_sparse_moe.gate.weight", "shared_expert_gate", "conv" };
+
+	if (t->n_dims != 2 || !ends_with(t->name, ".weight") || !dtype_is_float(t->dtype))
+		return false;
+	for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+		if (strstr(t->name, kept[i]))
+			return false;
+	for (int i = 0; i < r->job->plan->n_tensor; i++)
+		for (int k = 0; k < r->job->plan->tensor[i].n_src; k++)
+			if (strcmp(r->job->plan->tensor[i].src[k].name, t->name) == 0)
+				return r->job->plan->tensor[i].cols > 0 && !r->job->plan->tensor[i].src[k].transpose;
+	return false;
+}
+
+/* As a GGUF would say it: the contiguous dimension first */
+static const GgufTensor *
+as_gguf(Arena *a, const StTensor *s)
+{
+	GgufTensor *t = NEW(a, GgufTensor, 1);
+
+	*t = (GgufTensor){ .name = s->name, .file = s->file, .dtype = s->dtype, .n_dims = s->n_dims, .dim = { 1, 1, 1, 1 }, .data = s->data, .bytes = s->bytes, .made = s->made };
+	for (int d = 0; d < s->n_dims; d++)
+		t->dim[d < 4 ? d : 3] *= s->dim[s->n_dims - 1 - d];
+	return t;
+}
+
+static llmc_status
+choose_parts(Run *r, llmc_error *err)
+{
+	QuantJob *job = r->job;
+
+	TRY(safetensors_open(job->in, &r->st, err));
+	if (safetensors_scheme(r->st))
+		return error_set(err, LLMC_E_INPUT, "%s: is quantised already (%s); 16 bits are what to start from", job->in, safetensors_scheme(r->st));
+	r->n = (int)safetensors_n(r->st);
+	r->t = NEW(r->a, Tensor, r->n + 1);
+	r->ignored = NEW(r->a, const char *, r->n + 1);
+	r->ignored[r->n_ignored++] = "lm_head"; /* there is one, if only by the name of the embedding */
+	bool wide = true;
+	for (int i = 0; i < r->n; i++) {
+		r->t[i].in = as_gguf(r->a, safetensors_at(r->st, (size_t)i));
+		r->t[i].made = is_linear(r, r->t[i].in);
+		wide &= !r->t[i].made || r->t[i].in->dim[0] % 128 == 0;
+	}
+	job->group = job->group ? job->group : wide ? 128 : 32;
+	for (int i = 0; i < r->n; i++) {
+		Tensor *t = &r->t[i];
+		const StTensor *s = safetensors_at(r->st, (size_t)i);
+		if (!s->data)
+			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has no bytes of its own to copy", job->in, s->name);
+		t->made = t->made && folder_fits(job->form, t->in->dim[0], job->group);
+		t->scale = t->in->dtype == DT_F16 ? DT_F16 : DT_BF16;
+		t->to = t->made ? job->form == FOLDER_INT4 ? folder_blocks(job->group, t->scale) : DT_NONE : t->in->dtype;
+		if (t->made) {
+			t->n_part = folder_parts(job->form, s->name, s->dim[0], s->dim[1], job->group, t->scale, r->a, t->part);
+			job->n_quantised++;
+			job->weights += s->dim[0] * s->dim[1];
+		} else {
+			t->part[t->n_part++] = (FolderPart){ .name = s->name, .type = s->dtype_name, .n_dims = s->n_dims, .bytes = s->bytes };
+			memcpy(t->part[0].dim, s->dim, sizeof s->dim);
+			if (s->n_dims == 2 && ends_with(s->name, ".weight") && strcmp(s->name, "lm_head.weight"))
+				r->ignored[r->n_ignored++] = arena_printf(r->a, "%.*s", (int)(strlen(s->name) - strlen(".weight")), s->name);
+		}
+		t->offset = r->data_bytes;
+		for (int k = 0; k < t->n_part; k++)
+			folder_head_add(&r->names, &t->part[k], &r->data_bytes);
+		t->bytes = r->data_bytes - t->offset;
+		job->in_bytes += s->bytes;
+		if (t->made)
+			job->weight_bytes += t->bytes;
+	}
+	job->n_tensor = r->n;
+	if (!job->n_quantised)
+		return error_set(err, LLMC_E_INPUT, "%s: has no matrix that can become %s", job->in, job->form == FOLDER_INT4 ? "int4" : job->form == FOLDER_INT8 ? "int8" : "fp8");
 	return LLMC_OK;
 }
 
@@ -203,8 +298,9 @@ identity(Run *r)
 	Strbuf *text = arena_strbuf(r->a);
 
 	stat(job->in, &st);
-	strbuf_printf(text, "llmc quantize %s\n%s %lld %lld.%09ld\n%s %s %d %.9g\n%d %d\n", LLMC_VERSION, job->in, (long long)st.st_size, (long long)st.st_mtim.tv_sec,
-	              st.st_mtim.tv_nsec, dtype_text(job->type), dtype_text(job->head), job->method, job->damp, job->n_window, job->width);
+	strbuf_printf(text, "llmc quantize %s\n%s %lld %lld.%09ld\n%s %s %d %.9g %d %d\n%d %d\n", LLMC_VERSION, job->in, (long long)st.st_size, (long long)st.st_mtim.tv_sec,
+	              st.st_mtim.tv_nsec, dtype_text(job->type), dtype_text(job->head), job->method, job->damp, job->form,
+	              job->group, job->n_window, job->width);
 	sha256_init(&sum);
 	sha256_add(&sum, strbuf_str(text), text->len);
 	if (job->tok)
@@ -274,11 +370,14 @@ open_partial(Run *r, llmc_error *err)
 	unsigned long long sum;
 	Strbuf *head = arena_strbuf(r->a);
 
-	gguf_head_text(&r->head, head);
+	if (r->g)
+		gguf_head_text(&r->head, head);
+	else
+		folder_head_text(&r->names, head);
 	if (head->failed)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the head of %s", r->job->out);
 	r->data_at = (int64_t)head->len;
-	r->job->out_bytes = r->data_at + r->head.data_bytes;
+	r->job->out_bytes = r->data_at + r->data_bytes;
 	FILE *f = fopen(r->done_path, "r");
 	bool resume = f && fgets(line, sizeof line, f) && strncmp(line, own, strlen(own)) == 0 && line[strlen(own)] == '\n';
 	r->fd = open(r->partial, O_RDWR | O_CREAT | O_CLOEXEC | (resume ? 0 : O_TRUNC), 0666);
@@ -330,6 +429,13 @@ finish(Run *r, llmc_error *err)
 {
 	if (fsync(r->fd) != 0)
 		return io_error(r, "write", err);
+	if (!r->g) {
+		TRY(folder_beside(r->job->in, r->folder, r->job->form, r->job->group, r->ignored, r->n_ignored, err));
+		if (file_exists(r->job->out) || rename(r->folder, r->job->out) != 0)
+			return error_set(err, LLMC_E_INPUT, "%s: cannot be given to the result, which is %s: %s", r->job->out, r->folder, strerror(errno ? errno : EEXIST));
+		unlink(r->done_path);
+		return LLMC_OK;
+	}
 	/* a name that somebody has taken meanwhile is not overwritten */
 	if (link(r->partial, r->job->out) != 0) {
 		if (errno == EEXIST)
@@ -348,7 +454,7 @@ finish(Run *r, llmc_error *err)
 typedef struct Rows {
 	const Tensor *t;
 	uint8_t      *dst;
-	bool          nearest;
+	FolderForm    form;
 	atomic_llong  next;
 	atomic_bool   failed;
 } Rows;
@@ -358,7 +464,7 @@ convert(void *user, int part, int n_parts)
 {
 	Rows *w = user;
 	const GgufTensor *in = w->t->in;
-	const int64_t cols = in->dim[0], from = dtype_row_bytes(in->dtype, cols), to = dtype_row_bytes(w->t->to, cols), n = rows_of(in);
+	const int64_t cols = in->dim[0], from = dtype_row_bytes(in->dtype, cols), to = w->t->to == DT_NONE ? 0 : dtype_row_bytes(w->t->to, cols), n = rows_of(in);
 	const int64_t per_mat = w->t->importance && w->t->importance->n_mat > 1 ? n / w->t->importance->n_mat : n;
 	float *row = malloc((size_t)cols * sizeof *row);
 
@@ -371,7 +477,9 @@ convert(void *user, int part, int n_parts)
 		for (int64_t i = first; i < n && i < first + ROWS_AT_ONCE; i++) {
 			const float *importance = w->t->importance ? w->t->importance->mean + i / per_mat * cols : NULL;
 			dequant_row(in->dtype, (const char *)in->data + i * from, row, cols);
-			if (grid_has(w->t->to))
+			if (w->t->to == DT_NONE)
+				folder_row(w->form, w->t->scale, row, importance, i, n, cols, w->dst);
+			else if (grid_has(w->t->to))
 				quantize_row(w->t->to, row, importance, w->dst + i * to, cols);
 			else
 				quant_row(w->t->to, row, w->dst + i * to, cols);
@@ -385,17 +493,27 @@ quantise(Run *r, Tensor *t, const float *full, llmc_error *err)
 	const QuantJob *job = r->job;
 	bool ok;
 
-	if (t->to == t->in->dtype)
+	if (!t->made)
 		return keep(r, t, t->in->data, err);
-	uint8_t *dst = malloc((size_t)t->bytes);
+	const bool blocks = t->n_part && t->to != DT_NONE; /* which parts are made of */
+	const int64_t room = blocks ? dtype_row_bytes(t->to, t->in->dim[0]) * rows_of(t->in) : t->bytes;
+	uint8_t *dst = malloc((size_t)room);
 	if (!dst)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %s", t->in->name);
-	if (t->input && t->input->h && grid_has(t->to)) {
+	if (t->input && t->input->h && t->to != DT_NONE && grid_has(t->to)) {
 		ok = gptq_rows(&(GptqRows){ t->in->dtype, t->to, t->in->data, dst, rows_of(t->in), t->in->dim[0], t->input->h, full, PASSES }, job->threads);
 	} else {
-		Rows w = { .t = t, .dst = dst };
+		Rows w = { .t = t, .dst = dst, .form = job->form };
 		threads_run(job->threads, convert, &w);
 		ok = !atomic_load(&w.failed);
+	}
+	if (ok && blocks) {
+		uint8_t *parts = malloc((size_t)t->bytes);
+		ok = parts != NULL;
+		if (ok)
+			folder_from_blocks(t->to, dst, rows_of(t->in), t->in->dim[0], parts);
+		free(dst);
+		dst = parts;
 	}
 	llmc_status s = ok ? keep(r, t, dst, err) : error_set(err, LLMC_E_MEMORY, "out of memory for rows of %s", t->in->name);
 	free(dst);
@@ -446,7 +564,7 @@ static void
 find_importance(Run *r, const Imatrix *m)
 {
 	for (int i = 0; i < r->n; i++)
-		if (!r->t[i].done && r->t[i].to != r->t[i].in->dtype)
+		if (!r->t[i].done && r->t[i].made)
 			r->t[i].importance = importance_of(r, m, r->t[i].in);
 }
 
@@ -514,7 +632,7 @@ quantise_all(Run *r, llmc_error *err)
 		for (int i = 0; i < r->n; i++) {
 			Tensor *t = &r->t[i];
 			/* a tied embedding is read by rows as well; experts have no Hessians of their own yet */
-			if (t->to != t->in->dtype && rows_of(t->in) == t->in->dim[1] && strcmp(t->in->name, "token_embd.weight") != 0)
+			if (t->made && t->to != DT_NONE && rows_of(t->in) == t->in->dim[1] && strcmp(t->in->name, "token_embd.weight") != 0)
 				t->input = calibration_find(job->calibration, t->in->name);
 			if (t->input && t->input->cols != t->in->dim[0])
 				t->input = NULL;
@@ -524,7 +642,7 @@ quantise_all(Run *r, llmc_error *err)
 	if (job->session) {
 		bool more = job->method == QUANT_GPTQ && next_group(r), left = false;
 		for (int i = 0; i < r->n; i++)
-			left |= !r->t[i].done && !r->t[i].input && r->t[i].to != r->t[i].in->dtype;
+			left |= !r->t[i].done && !r->t[i].input && r->t[i].made;
 		if (more || (left && !job->imatrix)) {
 			TRY(quant_calibrate(job, err));
 			calibrated = true;
@@ -551,6 +669,12 @@ close_gguf(void *g)
 	gguf_close(g);
 }
 
+static void
+close_safetensors(void *s)
+{
+	safetensors_close(s);
+}
+
 llmc_status
 quant_run(QuantJob *job, Arena *a, llmc_error *err)
 {
@@ -560,14 +684,25 @@ quant_run(QuantJob *job, Arena *a, llmc_error *err)
 
 	if (file_exists(job->out))
 		return error_set(err, LLMC_E_INPUT, "%s: is there already and is not overwritten", job->out);
-	TRY(gguf_open(job->in, &r.g, err));
-	arena_defer(a, close_gguf, r.g);
 	r.partial = arena_printf(a, "%s.partial", job->out);
 	r.done_path = arena_printf(a, "%s.partial.done", job->out);
-	gguf_int(r.g, "general.alignment", &align);
-	gguf_head_init(&r.head, align);
-	copy_keys(&r);
-	TRY_GOTO(choose_types(&r, err));
+	if (job->form != FOLDER_NONE) {
+		status = choose_parts(&r, err);
+		if (r.st)
+			arena_defer(a, close_safetensors, r.st);
+		if (status != LLMC_OK)
+			goto fail;
+		r.folder = r.partial;
+		r.partial = arena_printf(a, "%s/model.safetensors", r.folder);
+		TRY_GOTO(file_mkdirs(r.folder, err));
+	} else {
+		TRY(gguf_open(job->in, &r.g, err));
+		arena_defer(a, close_gguf, r.g);
+		gguf_int(r.g, "general.alignment", &align);
+		gguf_head_init(&r.head, align);
+		copy_keys(&r);
+		TRY_GOTO(choose_types(&r, err));
+	}
 	TRY_GOTO(open_partial(&r, err));
 	TRY_GOTO(quantise_all(&r, err));
 	TRY_GOTO(finish(&r, err));
@@ -579,5 +714,6 @@ fail:
 	if (r.fd >= 0)
 		close(r.fd);
 	gguf_head_release(&r.head);
+	strbuf_release(&r.names);
 	return status;
 }

@@ -1,4 +1,5 @@
-/* A GGUF of 16-bit tensors -> one of blocks: which tensor becomes what, and the file, written piece by piece.
+/* A GGUF of 16-bit tensors -> one of blocks, or a folder of them -> a folder in the layout of compressed-tensors (folder.h): which tensor becomes what, and the
+ * file, written piece by piece.
  *
  * The result grows as OUT.partial, whose tensors have their final places from the start; OUT.partial.done names those that are in it. A run that was
  * stopped goes on from there when it is started again with the same input and options; only a complete file gets the name OUT. */
@@ -8,12 +9,16 @@
 #include "base/sha256.h"
 #include "formats/gguf.h"
 #include "quant/calibrate.h"
+#include "quant/folder.h"
 
 typedef enum QuantMethod { QUANT_NEAREST, QUANT_WEIGHTED, QUANT_GPTQ } QuantMethod;
 
 typedef struct QuantJob {
 	const char  *in, *out;
 	Dtype        type, head;    /* of matrices; of the output's (and the embedding that is its too) */
+	FolderForm   form;         /* of matrices of a folder, which becomes a folder; FOLDER_NONE: a GGUF becomes a GGUF */
+	int          group;        /* int4: columns of a scale, 32 or 128; 0: 128 where all matrices have whole ones */
+	const Plan  *plan;         /* of the folder: what its tensors are */
 	QuantMethod  method;
 	double       damp;          /* of Hessians; 0: 6 * columns / inputs seen, 0.03 to 1 */
 	int64_t      hessian_bytes; /* at once, unless one layer needs more */

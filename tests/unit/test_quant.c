@@ -27,7 +27,7 @@ noise(void)
 	return sum * 1.7f;
 }
 
-static const Dtype types[] = { DT_Q4_0, DT_Q4_1, DT_Q5_0, DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_MXFP4, DT_Q2_K, DT_Q3_K, DT_IQ4_NL, DT_IQ4_XS };
+static const Dtype types[] = { DT_Q4_0, DT_Q4_1, DT_Q5_0, DT_Q5_1, DT_Q8_0, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_MXFP4, DT_Q2_K, DT_Q3_K, DT_IQ4_NL, DT_IQ4_XS, DT_U4_32, DT_U4_128_F32 };
 enum { N_TYPES = sizeof types / sizeof *types };
 
 /* Every code of a grid reads back as the value that the grid says, and the nearest code is the nearest value. */
