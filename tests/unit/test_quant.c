@@ -75,7 +75,8 @@ searching_beats_the_range(void **unused)
 		double range = 0, found = 0;
 		for (int i = 0; i < 2048; i++)
 			x[i] = noise() * (i % 37 ? 1 : 3);
-		if (!quant_row(types[k], x, block, 2048))
+		/* groups of integers: symmetric ones, as the grid's are */
+		if (!quant_row_shared(types[k], 0, true, x, block, 2048))
 			continue;
 		dequant_row(types[k], block, y, 2048);
 		for (int i = 0; i < 2048; i++)
