@@ -188,7 +188,7 @@ def test_mistakes_are_sentences(llmc, model, tmp_path):
     llmc("quantize", model, tmp_path / "no" / "out.gguf", "--method", "nearest", code=2)
     assert "cannot create" in llmc.err
     llmc("quantize", "configs/tiny.yaml", out, code=1)
-    assert "no GGUF file" in llmc.err
+    assert "neither a GGUF file" in llmc.err
     junk = tmp_path / "junk.dat"
     for data in (b"", b"\x01\0\0\0", b"\x01\0\0\0\x04\0\0\0abcd\x01\0\0\0\xff\xff\xff\x7f", b"\xff" * 40, struct.pack("<ii4siif", 1, 4, b"abcd", 1, 1, float("nan"))):
         junk.write_bytes(data)
