@@ -2,7 +2,7 @@
  *
  *   server, net, head, http, work, log   the machine; it knows no route: rows of serve/routes.def come as a table
  *   gen, body, json, tokens, grammar     what dialects share: a generation, bodies in, JSON out, text and ids, constraints
- *   openai_*, tgi_*, anthropic, ollama   dialects
+ *   openai_*, responses, tgi_*, anthropic, ollama   dialects
  *   info, text, page, metrics, ...       other routes
  *
  * Three kinds of threads:

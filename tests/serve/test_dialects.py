@@ -1,4 +1,4 @@
-"""Anthropic's and Ollama's dialects, by their own clients, against OpenAI's of the same server."""
+"""Anthropic's and Ollama's dialects and OpenAI's responses, by their own clients, against the chat of the same server."""
 import json
 
 import pytest
@@ -184,3 +184,72 @@ def test_answers_of_a_schema(smol, claude, ollama):
 def test_ollama_refuses(tiny, path, body, status, said):
     r = tiny.post(path, body)
     assert r.status == status and said in r.json()["error"]
+
+
+# ---- OpenAI's responses ----
+
+@pytest.fixture(scope="module")
+def responses(smol):
+    import openai
+    return openai.OpenAI(base_url=smol.url + "/v1", api_key="none", max_retries=0, timeout=60).responses
+
+
+def test_response(smol, responses):
+    want, usage = openai_text(smol, [{"role": "system", "content": "Be brief."}, *MESSAGES], max_tokens=40)
+    r = responses.create(model="smollm2", input="Say one word.", instructions="Be brief.", temperature=0, max_output_tokens=40)
+    assert r.output_text == want and r.status == ("completed" if usage["completion_tokens"] < 40 else "incomplete")
+    assert (r.usage.input_tokens, r.usage.output_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
+    cut = responses.create(model="smollm2", input=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [{"type": "input_text", "text": "Say one word."}]}],
+                           temperature=0, max_output_tokens=2)
+    assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens" and want.startswith(cut.output_text)
+
+
+def test_response_events(smol, responses):
+    want, _ = openai_text(smol, MESSAGES, max_tokens=40)
+    events = list(responses.create(model="smollm2", input=MESSAGES, temperature=0, max_output_tokens=40, stream=True))
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    kinds = [e.type for e in events if not e.type.endswith(".delta")]
+    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    assert kinds[4:7] == ["response.output_text.done", "response.content_part.done", "response.output_item.done"] and len(kinds) == 8
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == want
+    last = events[-1].response
+    assert last.output_text == want and {e.item_id for e in events if hasattr(e, "item_id")} == {last.output[0].id}
+
+
+def test_response_tools(smol, responses):
+    tool = {"type": "function", "name": TOOL["name"], "description": TOOL["description"], "parameters": TOOL["input_schema"], "strict": True}
+    ask = {"model": "smollm2", "temperature": 0, "max_output_tokens": 80, "tools": [tool, {"type": "web_search"}], "parallel_tool_calls": False,
+           "tool_choice": {"type": "function", "name": "weather"}}
+    r = responses.create(input="Weather in Paris?", **ask)
+    assert [i.type for i in r.output] == ["function_call"]
+    call = r.output[0]
+    arguments = json.loads(call.arguments)
+    assert call.name == "weather" and set(arguments) == {"city", "days"}
+    with responses.stream(input="Weather in Paris?", **ask) as s:
+        kinds = [e.type for e in s]
+        streamed = s.get_final_response()
+    assert "response.function_call_arguments.done" in kinds
+    assert json.loads(streamed.output[0].arguments) == arguments
+    back = [{"role": "user", "content": "Weather in Paris?"}, {"type": "reasoning", "id": "rs_1", "summary": []}, call.model_dump(exclude_none=True),
+            {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}]
+    assert responses.create(model="smollm2", input=back, tools=[tool], tool_choice="none", max_output_tokens=4).usage.output_tokens <= 4
+
+
+def test_response_of_a_schema(responses):
+    r = responses.create(model="smollm2", input="Give JSON.", temperature=0, max_output_tokens=60,
+                         text={"format": {"type": "json_schema", "name": "word", "schema": SCHEMA, "strict": True}})
+    assert json.loads(r.output_text).keys() == {"word", "n"}
+
+
+@pytest.mark.parametrize("body,said", [
+    ({}, "input"), ({"input": 3}, "input"), ({"input": [3]}, "input[0]"), ({"input": [{"type": "item_reference", "id": "a"}]}, "item_reference"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input_image"), ({"input": [{"role": "user"}]}, "content"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "call_id"), ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "output"),
+    ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"), ({"input": "x", "background": True}, "background"),
+    ({"input": "x", "tools": 3}, "tools"), ({"input": "x", "tools": [3]}, "tools[0]"), ({"input": "x", "tools": [{"type": "function"}]}, "tools"),
+    ({"input": "x", "text": {"format": {}}}, "text.format"), ({"input": "x", "text": {"format": {"type": "json_schema", "name": "a"}}}, "schema"),
+    ({"input": "x", "temperature": 9}, "temperature"), ({"input": []}, "messages"),
+])
+def test_response_refuses(tiny, body, said):
+    r = tiny.post("/v1/responses", body)
+    assert r.status == 400 and said in r.json()["error"]["message"]
