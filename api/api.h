@@ -14,7 +14,8 @@ struct llmc_model {
 	atomic_int      refs;
 	Arena           arena;       /* spec, plan, texts */
 	const Spec     *spec;
-	const Plan     *plan;
+	const Plan     *plan;        /* of the first rank */
+	const Plan    **rank;        /* [spec->tp] of all ranks */
 	const char     *plan_text, *plan_json;
 	char           *source;      /* the path that was opened, absolute: verify opens it again */
 	char           *artifact;    /* folder with the generated files; NULL: none have been written */

@@ -69,7 +69,6 @@ static llmc_status
 compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, Arena *arena, llmc_error *err)
 {
 	char name[MAX_TARGETS][32];
-	const Compiled *done[MAX_TARGETS];
 	size_t n;
 	SourceKind kind;
 	Strbuf *dump = arena_strbuf(arena);
@@ -78,24 +77,27 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 	TRY(source_kind(yaml, &kind, err));
 	const Spec *spec;
 	TRY(source_spec(yaml, kind, o->set, NULL, arena, o->log, o->log_user, &spec, err));
-	for (size_t i = 0; i < n; i++) {
+	const size_t ranks = (size_t)spec->tp;
+	const Compiled **done = NEW(arena, const Compiled *, n * ranks);
+	for (size_t i = 0; i < n * ranks; i++) {
 		Compiled *volatile c = NULL;
 		Diag *const d = NEW(arena, Diag, 1);
 		diag_init(d, arena);
 		if (!setjmp(d->bug))
-			c = compile_spec(spec, name[i], i == 0 ? o->dump : NULL, dump, d, arena);
+			c = i == 0 ? compile_spec(spec, name[0], o->dump, dump, d, arena) : compile_rank(spec, name[i / ranks], (int)(i % ranks), true, d, arena);
 		if (!c)
 			return diag_error(d, err);
-		log_text(o->log, o->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
+		if (i % ranks == 0)
+			log_text(o->log, o->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
 		done[i] = c;
 	}
 	if (o->dump) {
 		*o->dump_out = dump->failed ? NULL : strdup(strbuf_str(dump));
 		return *o->dump_out ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
 	}
-	TRY(artifact_write(done, n, dir, err));
-	for (size_t i = 0; o->aot && i < n; i++)
-		if (target_find(name[i])->kind != TARGET_REF)
+	TRY(artifact_write(done, n * ranks, dir, err));
+	for (size_t i = 0; o->aot && i < n * ranks; i++)
+		if (target_find(name[i / ranks])->kind != TARGET_REF)
 			TRY(runtime_build_aot(done[i]->plan, dir, o->log, o->log_user, err));
 	return LLMC_OK;
 }

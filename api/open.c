@@ -79,14 +79,14 @@ weights_path(const char *source, SourceKind kind, const Spec *spec, const char *
 
 /* Into a folder of the cache that is named by the content. */
 static llmc_status
-write_to_cache(llmc_model *m, const Compiled *made, llmc_error *err)
+write_to_cache(llmc_model *m, const Compiled *const *made, llmc_error *err)
 {
 	Strbuf *dir = arena_strbuf(&m->arena);
 
 	TRY(file_cache_dir(dir, err));
 	m->artifact = arena_printf(&m->arena, "%s/models/%s-%.16s", strbuf_str(dir), m->spec->name, m->spec->sha256 + (strncmp(m->spec->sha256, "sha256:", 7) ? 0 : 7));
 	TRY(file_mkdirs_private(m->artifact, err));
-	return artifact_write(&made, 1, m->artifact, err);
+	return artifact_write(made, (size_t)m->spec->tp, m->artifact, err);
 }
 
 static int
@@ -99,13 +99,13 @@ remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
 /* The folder for generated files: the caller's, the artifact itself, one in the cache, or where that takes no files one that goes when
  * the model is open. */
 static llmc_status
-write_generated(llmc_model *m, const Compiled *made, const llmc_options *opt, llmc_error *err)
+write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *opt, llmc_error *err)
 {
 	const char *tmp = getenv("TMPDIR");
 	llmc_error why = { 0 };
 
 	if (m->artifact)
-		return artifact_write(&made, 1, m->artifact, err);
+		return artifact_write(made, (size_t)m->spec->tp, m->artifact, err);
 	/* the cache has the plan that everybody else runs */
 	llmc_status s = m->unfused ? LLMC_E_IO : write_to_cache(m, made, &why);
 	if (s != LLMC_E_IO) {
@@ -120,18 +120,30 @@ write_generated(llmc_model *m, const Compiled *made, const llmc_options *opt, ll
 		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
 		         "what is compiled is not kept for the next time: %s (LLMC_CACHE names another folder)", why.text);
 	m->artifact = m->temporary = dir;
-	return artifact_write(&made, 1, dir, err);
+	return artifact_write(made, (size_t)m->spec->tp, dir, err);
 }
 
 /* The plan as the runtime reads it: through the strict reader, whoever wrote it. */
 static llmc_status
-read_plan(llmc_model *m, const char *json, size_t size, const char *name, llmc_error *err)
+read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *name, llmc_error *err)
 {
 	Plan *plan;
 
 	TRY(plan_read(json, size, name, &m->arena, &plan, err));
-	m->plan = plan;
+	if (plan->rank != rank || plan->ranks != m->spec->tp)
+		return error_set(err, LLMC_E_INPUT, "%s: is for rank %d of %d, expected %d of %d", name, plan->rank, plan->ranks, rank, m->spec->tp);
+	m->rank[rank] = plan;
+	if (rank == 0)
+		m->plan = plan;
 	return LLMC_OK;
+}
+
+/* "plan-cpu-v3.json", "plan-cpu-v3-r1of4.json" */
+static const char *
+plan_file(llmc_model *m, const char *target, int rank, const char *ending)
+{
+	return m->spec->tp > 1 ? arena_printf(&m->arena, "plan-%s-r%dof%d.%s", target, rank, m->spec->tp, ending)
+	                       : arena_printf(&m->arena, "plan-%s.%s", target, ending);
 }
 
 static const ArtifactFile *
@@ -146,49 +158,51 @@ compiled_file(const Compiled *c, const char *path)
 static llmc_status
 compile_model(llmc_model *m, const char *target, bool write, const llmc_options *opt, llmc_error *err)
 {
-	Diag *const d = NEW(&m->arena, Diag, 1);
-	Compiled *volatile c = NULL;
+	const Compiled **made = NEW(&m->arena, const Compiled *, m->spec->tp);
 
-	diag_init(d, &m->arena);
-	if (!setjmp(d->bug))
-		c = m->unfused ? compile_unfused(m->spec, target, d, &m->arena) : compile_spec(m->spec, target, NULL, NULL, d, &m->arena);
-	if (!c)
-		return diag_error(d, err);
-	log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
+	for (int rank = 0; rank < m->spec->tp; rank++) {
+		Diag *const d = NEW(&m->arena, Diag, 1);
+		Compiled *volatile c = NULL;
+		diag_init(d, &m->arena);
+		if (!setjmp(d->bug))
+			c = compile_rank(m->spec, target, rank, !m->unfused, d, &m->arena);
+		if (!c)
+			return diag_error(d, err);
+		if (rank == 0)
+			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
+		made[rank] = c;
+	}
 	if (write)
-		TRY(write_generated(m, c, opt, err));
-	char name[64];
-	snprintf(name, sizeof name, "plan-%s.json", target);
-	const ArtifactFile *json = compiled_file(c, name);
-	if (!json)
-		return error_set(err, LLMC_E_BUG, "the compiler made no %s", name);
-	m->plan_json = json->text;
-	m->plan_text = c->plan_text;
-	return read_plan(m, json->text, json->size, name, err);
+		TRY(write_generated(m, made, opt, err));
+	m->plan_text = made[0]->plan_text;
+	for (int rank = 0; rank < m->spec->tp; rank++) {
+		const char *name = plan_file(m, target, rank, "json");
+		const ArtifactFile *json = compiled_file(made[rank], name);
+		if (!json)
+			return error_set(err, LLMC_E_BUG, "the compiler made no %s", name);
+		m->plan_json = rank ? m->plan_json : json->text;
+		TRY(read_plan(m, rank, json->text, json->size, name, err));
+	}
+	return LLMC_OK;
 }
 
-/* The plan that a generated folder has for a target; *fits: it is there, this llmc reads it, and it was made from this
- * description. */
+/* The plan that a generated folder has for a rank; *fits: it is there, this llmc reads it, and it was made from this description. */
 static llmc_status
-open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+open_rank(llmc_model *m, const char *target, int rank, const llmc_options *opt, bool *fits, llmc_error *err)
 {
 	Strbuf *text = arena_strbuf(&m->arena);
 	llmc_error why = { 0 };
-	const char *name = arena_printf(&m->arena, "%s/plan-%s.json", m->artifact, target);
+	const char *name = arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, rank, "json"));
 
 	*fits = false;
 	TRY(file_check_trusted(name, err));
 	llmc_status s = file_read(name, (size_t)1 << 30, text, err);
 	if (s == LLMC_OK) {
-		if (read_plan(m, strbuf_str(text), text->len, name, &why) == LLMC_OK && strcmp(m->plan->target, target) == 0 &&
-		    strcmp(m->plan->spec_sha256, m->spec->sha256) == 0) {
+		if (read_plan(m, rank, strbuf_str(text), text->len, name, &why) == LLMC_OK && strcmp(m->rank[rank]->target, target) == 0 &&
+		    strcmp(m->rank[rank]->spec_sha256, m->spec->sha256) == 0) {
 			*fits = true;
-			m->plan_json = arena_strndup(&m->arena, strbuf_str(text), text->len);
-			char *txt = arena_printf(&m->arena, "%s/plan-%s.txt", m->artifact, target);
-			if (file_read(txt, (size_t)1 << 30, text, NULL) == LLMC_OK)
-				m->plan_text = arena_strndup(&m->arena, strbuf_str(text), text->len);
-			else
-				m->plan_text = "";
+			if (rank == 0)
+				m->plan_json = arena_strndup(&m->arena, strbuf_str(text), text->len);
 		} else {
 			log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: %s: compiling it again from model.yaml", name,
 			         why.code ? why.text : "made from another description or for another target");
@@ -198,10 +212,29 @@ open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits
 	return s;
 }
 
+/* The plans that a generated folder has for a target, of all ranks. */
+static llmc_status
+open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
+{
+	*fits = true;
+	for (int rank = 0; rank < m->spec->tp && *fits; rank++)
+		TRY(open_rank(m, target, rank, opt, fits, err));
+	if (*fits) {
+		Strbuf *text = arena_strbuf(&m->arena);
+		bool    read = file_read(arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, 0, "txt")), (size_t)1 << 30, text, NULL) == LLMC_OK;
+		m->plan_text = read ? arena_strndup(&m->arena, strbuf_str(text), text->len) : "";
+		strbuf_release(text);
+	}
+	return LLMC_OK;
+}
+
 static bool
 has_plan(llmc_model *m, const char *target)
 {
-	return file_exists(arena_printf(&m->arena, "%s/plan-%s.json", m->artifact, target));
+	for (int rank = 0; rank < m->spec->tp; rank++)
+		if (!file_exists(arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, rank, "json"))))
+			return false;
+	return true;
 }
 
 /* What kernels for `own` have over those for `other`: the packed layouts of processors hold as many rows as a vector has numbers. */
@@ -292,6 +325,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	if (opt->random_weights && opt->weights)
 		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one", opt->weights);
 	TRY(source_spec(path, kind, m->set, opt->weights, &m->arena, opt->log, opt->log_user, &m->spec, err));
+	m->rank = NEW(&m->arena, const Plan *, m->spec->tp);
 	if (!opt->random_weights)
 		m->weights = (char *)weights_path(path, kind, m->spec, opt->weights, &m->arena);
 	bool fits = false;
@@ -314,12 +348,12 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed, .cache_told = m->temporary != NULL,
 		              .log = opt->log, .log_user = opt->log_user };
 	llmc_error why = { 0 };
-	llmc_status status = runtime_open(m->plan, &ro, &m->rt, &why);
+	llmc_status status = runtime_open_ranks(m->rank, m->spec->tp, &ro, &m->rt, &why);
 	/* nothing to compile with, or it does not compile: better what was shipped for less than nothing, and why */
 	if (status == LLMC_E_MISSING && kind == SOURCE_ARTIFACT && !opt->out_dir && strcmp(m->plan->target, target) == 0 &&
 	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits) {
 		log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, why.text);
-		status = runtime_open(m->plan, &ro, &m->rt, &why);
+		status = runtime_open_ranks(m->rank, m->spec->tp, &ro, &m->rt, &why);
 	}
 	/* the compiler is older than the processor: the best that both know */
 	if (status == LLMC_E_MISSING && !opt->arch && target_find(target)->kind == TARGET_CPU && strcmp(m->plan->target, target) == 0) {

@@ -283,7 +283,7 @@ source_continues(const PlanSource *a, const PlanSource *b)
 {
 	return strcmp(a->name, b->name) == 0 && a->n_block == 1 && b->n_block == 1 && b->first == a->first + a->block &&
 	       a->rows == b->rows && a->cols == b->cols && a->rope_pairs == b->rope_pairs && a->transpose == b->transpose &&
-	       a->unit_rows == b->unit_rows && a->arranged == b->arranged && a->stored == b->stored;
+	       a->unit_rows == b->unit_rows && a->arranged == b->arranged && a->stored == b->stored && a->col_first == b->col_first && a->col_total == b->col_total;
 }
 
 int

@@ -52,10 +52,11 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, Work *w)
 	size_t cap = 0, size;
 
 	file_add(c, &cap, a, "model.yaml", g->spec->yaml, strlen(g->spec->yaml));
-	file_add(c, &cap, a, arena_printf(a, "plan-%s.txt", c->plan->target), c->plan_text, strlen(c->plan_text));
+	const char *of = g->ranks > 1 ? arena_printf(a, "-r%dof%d", g->rank, g->ranks) : "";
+	file_add(c, &cap, a, arena_printf(a, "plan-%s%s.txt", c->plan->target, of), c->plan_text, strlen(c->plan_text));
 	plan_write(c->plan, w->text);
 	const char *json = take_text(a, w->text, &size);
-	file_add(c, &cap, a, arena_printf(a, "plan-%s.json", c->plan->target), json, size);
+	file_add(c, &cap, a, arena_printf(a, "plan-%s%s.json", c->plan->target, of), json, size);
 	for (int i = 0; i < sel->n_kernel; i++) {
 		const Kernel *k = sel->kernel[i];
 		emit_comment(g, sel, c->plan, i, w->text);
@@ -71,14 +72,12 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, Work *w)
 }
 
 static Compiled *
-compile(const Spec *s, const char *target, bool fuse, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm, Work *w)
+compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm, Work *w)
 {
 	Templates *ts = NULL;
 
 	if (dump_is(dump, "spec"))
 		strbuf_puts(dump_out, s->yaml);
-	if (s->tp > 1)
-		warn_at(d, spec_loc(s, "parallel.tp"), "parallel.tp = %d: plans for the CPU run on one rank, the model is not split", s->tp);
 	Graph *g = graph_build(s, d, perm);
 	if (!g)
 		return NULL;
@@ -86,6 +85,14 @@ compile(const Spec *s, const char *target, bool fuse, const char *dump, Strbuf *
 	graph_verify(g, "build");
 	int n_op = (int)g->n_op;
 	if (dump_is(dump, "graph"))
+		graph_dump(g, dump_out);
+	if (s->tp > 1) {
+		if (!graph_shard(g, rank))
+			return NULL;
+		graph_verify(g, "shard");
+		n_op = (int)g->n_op;
+	}
+	if (dump_is(dump, "shard"))
 		graph_dump(g, dump_out);
 
 	if (target_find(target)->kind != TARGET_REF) {
@@ -119,29 +126,29 @@ compile(const Spec *s, const char *target, bool fuse, const char *dump, Strbuf *
 Compiled *
 compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm)
 {
-	static const char *const stages[] = { "spec", "graph", "fuse", "order", "plan" };
+	static const char *const stages[] = { "spec", "graph", "shard", "fuse", "order", "plan" };
 	bool known = !dump;
 
 	for (size_t i = 0; dump && i < sizeof stages / sizeof *stages; i++)
 		known |= strcmp(stages[i], dump) == 0;
 	if (!known)
-		err_at(d, (Loc){ 0 }, "--dump=%s: expected spec, graph, fuse, order or plan", dump);
+		err_at(d, (Loc){ 0 }, "--dump=%s: expected spec, graph, shard, fuse, order or plan", dump);
 	if (!target_find(target))
 		err_at(d, (Loc){ 0 }, "unknown target %s: expected ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_80, ...", target);
 	if (!known || !target_find(target))
 		return NULL;
 	Work w = { .log = arena_strbuf(perm), .text = arena_strbuf(perm) };
-	Compiled *c = compile(s, target, true, dump, dump_out, d, perm, &w);
+	Compiled *c = compile(s, target, 0, true, dump, dump_out, d, perm, &w);
 	strbuf_release(w.log);
 	strbuf_release(w.text);
 	return c;
 }
 
 Compiled *
-compile_unfused(const Spec *s, const char *target, Diag *d, Arena *perm)
+compile_rank(const Spec *s, const char *target, int rank, bool fuse, Diag *d, Arena *perm)
 {
 	Work w = { .log = arena_strbuf(perm), .text = arena_strbuf(perm) };
-	Compiled *c = compile(s, target, false, NULL, NULL, d, perm, &w);
+	Compiled *c = compile(s, target, rank, fuse, NULL, NULL, d, perm, &w);
 
 	strbuf_release(w.log);
 	strbuf_release(w.text);

@@ -235,9 +235,12 @@ emit_plan(const Graph *g, const Selection *sel, const char *target)
 
 	plan_model(g->spec, p);
 	p->target = arena_strdup(a, target);
+	p->rank = g->rank;
+	p->ranks = g->ranks;
 	p->n_tensor = (int)g->n_tensor;
 	p->tensor = g->tensor;
-	for (int i = 0; i < p->n_tensor; i++)
+	p->n_params = g->n_params;
+	for (int i = 0; i < p->n_tensor && g->ranks == 1; i++)
 		p->n_params += p->tensor[i].rows * (p->tensor[i].cols ? p->tensor[i].cols : 1);
 	p->n_pool = g->n_pool;
 	p->pool = g->pool;

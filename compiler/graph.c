@@ -11,6 +11,7 @@ graph_new(const Spec *s, Diag *d, Arena *perm)
 	g->arena = perm;
 	g->diag = d;
 	g->spec = s;
+	g->ranks = 1;
 	return g;
 }
 
@@ -96,7 +97,7 @@ op_args(Op *op, const int *arg)
 llmc_status
 op_fits(const Graph *g, const Op *op, ArgShape out[OP_MAX_ARGS], llmc_error *err)
 {
-	const OpModel model = { g->spec->vocab_size, g->spec->max_positions };
+	const OpModel model = { g->spec->vocab_size, g->spec->max_positions, g->rank, g->ranks };
 	const char   *broken;
 
 	TRY(attr_check(op->kind, op->attr, op->n_attr, err));

@@ -39,6 +39,9 @@ typedef struct Graph {
 	PlanTensor *tensor;    /* weights with their sources; layout is set by select */
 	int    n_pool;
 	PlanPool *pool;
+	int    rank, ranks;    /* shard.c: 0 of 1 before it */
+	int64_t n_params;      /* of the whole model, once it is cut */
+	const struct Shard *shard; /* what it cut; NULL: nothing */
 } Graph;
 
 typedef struct Templates Templates; /* compiler/template.h */
@@ -51,6 +54,8 @@ void   graph_verify(const Graph *g, const char *after);   /* BUG()s on a broken 
  * phases; ts NULL: wherever it is legal. */
 int    graph_fuse(Graph *g, const Templates *ts, Strbuf *log);
 void   graph_dump(const Graph *g, Strbuf *out);
+/* shard.c: the graph of one rank. False: d has errors, which are those of all ranks. */
+bool   graph_shard(Graph *g, int rank);
 
 /* graph.c: making and changing graphs */
 Graph *graph_new(const Spec *s, Diag *d, Arena *perm);

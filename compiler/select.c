@@ -87,7 +87,7 @@ kernel_for(Select *s, int i, int phase)
 	Graph    *g = s->g;
 	const Op *op = &g->op[i];
 
-	if (!s->ts)
+	if (!s->ts || op_info[op->kind].flags & OPF_COMM)
 		return -1;
 	for (int m = s->n_memo[phase]; m-- > 0;)
 		if (same_use(g, s->memo[phase][m].op, op))
@@ -151,7 +151,7 @@ select_steps(Graph *g, const Templates *ts, Diag *d)
 		for (int i = 0; i < sel->n_step; i++) {
 			int k = kernel_for(&s, i, ph);
 			sel->step[ph][i] = (Step){ .op = i, .kernel = k };
-			if (k < 0 && ts)
+			if (k < 0 && ts && !(op_info[g->op[i].kind].flags & OPF_COMM))
 				warn_slow(&s, &g->op[i], templates_target(ts));
 		}
 	}

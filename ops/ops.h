@@ -18,7 +18,7 @@ typedef enum OpKind {
 } OpKind;
 
 enum { OP_MAX_ARGS = 12, OP_MAX_ATTRS = 14 };
-enum { OPF_TOK = 1, OPF_PICK = 2, OPF_ATT = 4 };
+enum { OPF_TOK = 1, OPF_PICK = 2, OPF_ATT = 4, OPF_COMM = 8 };
 
 /* The arguments of an op by name: struct args_matmul { int x, w, b, y; }. As numbers: ARG(matmul, w) is 1, a constant. */
 #define IN(n) int n;
@@ -99,8 +99,12 @@ typedef struct ArgShape {
 	PoolShape pool;           /* VAL_POOL */
 } ArgShape;
 
-/* Sizes of tables, which are the model's and no op's. */
-typedef struct OpModel { int64_t vocab, max_positions; } OpModel;
+/* What is the model's and no op's: sizes of tables, and which of the ranks that it is split over this is. ranks 0: as 1 */
+typedef struct OpModel { int64_t vocab, max_positions; int rank, ranks; } OpModel;
+
+/* The share of rank k of n in `total` elements: whole units, dealt as evenly as they go, the first ranks one more; the last unit may be
+ * short. Elements [*first, *first + *count); *count is 0 where there are fewer units than ranks. */
+void op_share(int64_t total, int64_t unit, int ranks, int rank, int64_t *first, int64_t *count);
 
 /* What each argument must be, for attributes that attr_check has passed. NULL, or the rule that they break among each other: then
  * `out` says nothing. Sizes too large for 63 bits are INT64_MAX. */

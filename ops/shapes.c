@@ -109,13 +109,23 @@ order(void)
 			return rule; \
 	} while (0)
 
+void
+op_share(int64_t total, int64_t unit, int ranks, int rank, int64_t *first, int64_t *count)
+{
+	int64_t units = total / unit + (total % unit != 0), each = units / ranks, more = units % ranks;
+	int64_t from = each * rank + (rank < more ? rank : more), n = each + (rank < more);
+
+	*first = from * unit;
+	*count = n == 0 ? 0 : from + n == units ? total - *first : n * unit;
+}
+
 const char *
 op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX_ARGS])
 {
 #define GET(key) key = attr_int(a, n, #key)
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
-	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand);
+	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
 
@@ -265,6 +275,16 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_head:
 		SET(head, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .logits = act(rows));
 		break;
+	case OP_all_reduce:
+		SET(all_reduce, .x = act(width), .b = vec(width), .b2 = vec(width), .r = act(width), .y = act(width));
+		break;
+	case OP_all_gather: {
+		int64_t from, own;
+		MUST((width + unit - 1) / unit >= m->ranks, "at least one unit for each rank");
+		op_share(width, unit, m->ranks > 1 ? m->ranks : 1, m->ranks > 1 ? m->rank : 0, &from, &own);
+		SET(all_gather, .x = act(own), .y = act(width));
+		break;
+	}
 	}
 	return NULL;
 }

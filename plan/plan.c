@@ -134,7 +134,7 @@ plan_tensor_bytes(const PlanTensor *t)
 int64_t
 plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows)
 {
-	const OpModel model = { p->vocab, p->max_positions };
+	const OpModel model = { p->vocab, p->max_positions, p->rank, p->ranks };
 	ArgShape shape[OP_MAX_ARGS] = { 0 };
 	double unread = 0;
 

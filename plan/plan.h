@@ -15,7 +15,7 @@
 #include "ops/ops.h"
 
 enum { PLAN_FORMAT = 4, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
-       PLAN_MAX_SCRATCH = 6, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8 };
+       PLAN_MAX_SCRATCH = 6, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8, PLAN_MAX_RANKS = 1024 };
 enum { PLAN_MAX_SM = 512 }; /* multiprocessors that scratch is laid out for: a larger GPU is used as if it had these */
 
 /* Symbols of extents. n_part: threads of the session; n_sm: multiprocessors of the GPU, in grids and in scratch. */
@@ -40,6 +40,8 @@ typedef struct PlanExtent { PlanSym sym; int64_t mul, div; } PlanExtent;
  *   stack after transposition: GPT-2's c_attn is [H, 3H], transpose = 3H, its k is first = H, block = H.
  * unit_rows: each row is divided by its L2 norm (NormHead).
  * arranged: columns lie as the checkpoint's blocks have them, and lack the factors of theirs (formats/scheme.h): x goes through an op `arrange` before.
+ * col_total > 0: only columns [col_first, col_first + the tensor's cols) of rows of so many are taken; those of the view, where it is
+ *   transposed. Quantised rows are cut between blocks; what shares a scale is quantised whole, then cut.
  * stored: the text of the file's dtype where it is not the tensor's, NULL where it is: packing expands its elements and rounds each once
  *   to the tensor's f32, f16 or bf16. For blocks that lie along the other dimension, which cannot be transposed as blocks. */
 typedef struct PlanSource {
@@ -48,6 +50,7 @@ typedef struct PlanSource {
 	int64_t first, block, stride, n_block;
 	int64_t rope_pairs, transpose;
 	bool    unit_rows, arranged;
+	int64_t col_first, col_total;
 	const char *stored;
 } PlanSource;
 
@@ -166,6 +169,7 @@ typedef struct PlanPhase { const char *id; int n_step; PlanStep *step; } PlanPha
 typedef struct Plan {
 	int         format, step_abi;
 	const char *name, *family, *spec_sha256, *target;   /* target: ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_75 ... */
+	int         rank, ranks;                            /* of a model that is split: 0 <= rank < ranks; else 0 of 1 */
 	int64_t     vocab, vocab_used, hidden, max_positions;
 	int         n_layers;
 	bool        hard_limit, prompt_whole;               /* prompt_whole: the prompt runs in one chunk (prefix mask) */

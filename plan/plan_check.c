@@ -17,7 +17,7 @@ static const int64_t MAX_ELEMS = (int64_t)1 << 50;
 static llmc_status
 check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llmc_error *err)
 {
-	int64_t width = s->cols ? s->cols : 1, elems, n, last, have = s->rows, row = width;
+	int64_t width = s->cols ? s->cols : 1, elems, n, last, have = s->rows, row = width, want = s->col_total ? s->col_total : t->cols;
 
 	if (!*s->name)
 		return BAD("tensor %s: source %d has no name", t->id, k);
@@ -26,6 +26,16 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	    __builtin_mul_overflow(s->n_block - 1, s->stride, &last) || __builtin_add_overflow(last, s->block, &last) ||
 	    __builtin_add_overflow(last, s->first, &last))
 		return BAD("tensor %s: source %s is too large", t->id, s->name);
+	if (s->col_total && (!t->cols || s->unit_rows || s->col_total != t->src[0].col_total))
+		return BAD("tensor %s: source %s: columns are taken of a matrix whose rows stay as they are, of all its sources alike", t->id, s->name);
+	if (s->col_total && (s->col_first > s->col_total - t->cols || s->col_first % dtype_info(t->dtype)->block_elems))
+		return BAD("tensor %s: source %s: columns %lld .. %lld of %lld are not there, or begin within a block of %s", t->id, s->name,
+		           (long long)s->col_first, (long long)s->col_first + (long long)t->cols - 1, (long long)s->col_total, dtype_text(t->dtype));
+	if (t->src[0].col_total && !s->col_total)
+		return BAD("tensor %s: source %s is whole, the first one is cut", t->id, s->name);
+	if (s->col_total && dtype_row_bytes(t->dtype, s->col_total) < 0)
+		return BAD("tensor %s: source %s: rows of %lld elements are no whole number of %s blocks", t->id, s->name, (long long)s->col_total,
+		           dtype_text(t->dtype));
 	Dtype from = plan_source_dtype(t, s);
 	if (from == DT_NONE || from == DT_I32 || from == DT_I64)
 		return BAD("tensor %s: source %s: stored as \"%s\", which is no type of weights", t->id, s->name, s->stored);
@@ -39,18 +49,18 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 		if (!t->cols || !dtype_is_float(t->dtype))
 			return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 can be transposed, this is %s", t->id,
 			           s->name, dtype_text(t->dtype));
-		if (s->transpose != s->cols || s->rows % t->cols)
+		if (s->transpose != s->cols || s->rows % want)
 			return BAD("tensor %s: source %s is [%lld, %lld], no stack of [%lld, %lld] to be transposed", t->id, s->name,
-			           (long long)s->rows, (long long)s->cols, (long long)t->cols, (long long)s->transpose);
-		have = s->rows / t->cols * s->transpose;
-		row = t->cols;
+			           (long long)s->rows, (long long)s->cols, (long long)want, (long long)s->transpose);
+		have = s->rows / want * s->transpose;
+		row = want;
 	}
 	if (last > have)
 		return BAD("tensor %s: source %s has %lld rows, its pieces reach row %lld", t->id, s->name, (long long)have,
 		           (long long)last);
-	if (t->cols && row != t->cols)
+	if (t->cols && row != want)
 		return BAD("tensor %s: source %s has rows of %lld elements, expected %lld", t->id, s->name, (long long)row,
-		           (long long)t->cols);
+		           (long long)want);
 	if (s->rope_pairs && (s->rope_pairs % 2 || n % s->rope_pairs))
 		return BAD("tensor %s: source %s: %lld rows are no whole number of rotary heads of %lld", t->id, s->name,
 		           (long long)n, (long long)s->rope_pairs);
@@ -89,9 +99,10 @@ check_tensor(const PlanTensor *t, llmc_error *err)
 	const int64_t group = dtype_group(t->dtype).columns;
 	if ((t->scale_cols || t->symmetric) && !group)
 		return BAD("tensor %s: %s has its own scales, none are shared", t->id, dtype_text(t->dtype));
-	if (t->scale_cols && (t->scale_cols % group || t->cols % t->scale_cols))
+	const int64_t wide = t->n_src && t->src[0].col_total ? t->src[0].col_total : t->cols;
+	if (t->scale_cols && (t->scale_cols % group || wide % t->scale_cols))
 		return BAD("tensor %s: %lld columns cannot share a scale: they are no whole number of groups of %s, or do not divide %lld", t->id,
-		           (long long)t->scale_cols, dtype_text(t->dtype), (long long)t->cols);
+		           (long long)t->scale_cols, dtype_text(t->dtype), (long long)wide);
 	for (int k = 0; k < t->n_src; k++)
 		TRY(check_source(t, &t->src[k], k, &rows, err));
 	if (rows != t->rows)

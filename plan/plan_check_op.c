@@ -2,6 +2,8 @@
  * pools have the shapes that follow. */
 #include "plan/plan_check.h"
 
+#include <string.h>
+
 typedef struct Check {
 	const Plan     *p;
 	const PlanStep *step;
@@ -121,16 +123,22 @@ llmc_status
 plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 {
 	Check         k = { .p = p, .step = step, .err = err, .op = &op_info[step->op] };
-	const OpModel model = { p->vocab, p->max_positions };
+	const OpModel model = { p->vocab, p->max_positions, p->rank, p->ranks };
 	ArgShape      shape[OP_MAX_ARGS];
 	const char   *broken;
 
 	TRY(attr_check(step->op, step->attr, step->n_attr, err));
 	TRY(check_args(&k));
+	if (k.op->flags & OPF_COMM && (p->ranks < 2 || step->kernel >= 0))
+		return BAD(&k, "%s: %s", k.op->name, p->ranks < 2 ? "the plan is for one rank" : "it is done between ranks, by no kernel");
 	if ((broken = op_shapes(step->op, step->attr, step->n_attr, &model, shape)) != NULL)
 		return BAD(&k, "%s: attributes break the rule %s", k.op->name, broken);
 	k.rows = rows_of(&k);
-	for (int i = 0; i < k.op->n_arg; i++)
+	for (int i = 0; i < k.op->n_arg; i++) {
 		TRY(check_arg(&k, i, &shape[i]));
+		const PlanRef *a = &step->arg[i];
+		if (k.op->flags & OPF_COMM && a->kind == REF_TENSOR && strcmp(p->tensor[a->index].layout, "f32"))
+			return BAD(&k, "%s: tensor %s is in layout %s, ranks add f32", k.op->name, p->tensor[a->index].id, p->tensor[a->index].layout);
+	}
 	return LLMC_OK;
 }

@@ -29,7 +29,9 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 	for (int i = 0; i < t->n_src; i++) {
 		json_t *s = json_array_get(a, (size_t)i);
 		size_t was = rd_enter(r, "src", i);
-		rd_keys(r, s, "name rows cols first block stride n_block rope_pairs transpose unit_rows arranged stored");
+		bool cut = json_object_get(s, "col_total");
+		rd_keys(r, s, cut ? "name rows cols first block stride n_block rope_pairs transpose unit_rows arranged col_first col_total stored"
+		                  : "name rows cols first block stride n_block rope_pairs transpose unit_rows arranged stored");
 		src[i] = (PlanSource){
 			.name = rd_get_str(r, s, "name"),
 			.rows = rd_get_int(r, s, "rows", 1, RD_MAX_SIZE), .cols = rd_get_int(r, s, "cols", 0, RD_MAX_SIZE),
@@ -38,6 +40,8 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 			.rope_pairs = rd_get_int(r, s, "rope_pairs", 0, 1 << 24),
 			.transpose = rd_get_int(r, s, "transpose", 0, RD_MAX_SIZE), .unit_rows = rd_get_bool(r, s, "unit_rows"),
 			.arranged = rd_get_bool(r, s, "arranged"), .stored = rd_get_str_or_null(r, s, "stored"),
+			.col_first = cut ? rd_get_int(r, s, "col_first", 0, RD_MAX_SIZE) : 0,
+			.col_total = cut ? rd_get_int(r, s, "col_total", 1, RD_MAX_SIZE) : 0,
 		};
 		rd_leave(r, was);
 	}
@@ -415,6 +419,10 @@ read_phase(Reader *r, json_t *j, PlanPhase *ph)
 	}
 }
 
+#define KEYS_BELOW                                                                                 \
+	"vocab vocab_used hidden max_positions n_layers hard_limit prompt_whole prefix_mark prefix_end prompt_prefix checkpoint weights " \
+	"bos eos n_params logits tensor pool rope slot buffer kernel phase"
+
 static void
 read_plan(Reader *r, json_t *j)
 {
@@ -429,9 +437,8 @@ read_plan(Reader *r, json_t *j)
 	p->format = (int)rd_get_int(r, j, "format", 0, INT32_MAX);
 	if (p->format != PLAN_FORMAT)
 		rd_bad(r, "format", "is %d, this llmc reads %d: compile the model again with this llmc", p->format, PLAN_FORMAT);
-	rd_keys(r, j, "format step_abi name family spec_sha256 target vocab vocab_used hidden max_positions n_layers hard_limit "
-	           "prompt_whole prefix_mark prefix_end prompt_prefix checkpoint weights bos eos n_params logits tensor pool "
-	           "rope slot buffer kernel phase");
+	bool ranks = json_object_get(j, "ranks");
+	rd_keys(r, j, ranks ? "format step_abi name family spec_sha256 target rank ranks " KEYS_BELOW : "format step_abi name family spec_sha256 target " KEYS_BELOW);
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
 		rd_bad(r, "step_abi", "is %d, this llmc calls kernels with %d: compile the model again with this llmc", p->step_abi,
@@ -440,6 +447,8 @@ read_plan(Reader *r, json_t *j)
 	p->family = rd_get_str(r, j, "family");
 	p->spec_sha256 = rd_get_str(r, j, "spec_sha256");
 	p->target = rd_get_str(r, j, "target");
+	p->ranks = ranks ? (int)rd_get_int(r, j, "ranks", 2, PLAN_MAX_RANKS) : 1;
+	p->rank = ranks ? (int)rd_get_int(r, j, "rank", 0, p->ranks - 1) : 0;
 	p->vocab = rd_get_int(r, j, "vocab", 1, INT32_MAX);
 	p->vocab_used = rd_get_int(r, j, "vocab_used", 1, p->vocab);
 	p->hidden = rd_get_int(r, j, "hidden", 1, INT32_MAX);

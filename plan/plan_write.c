@@ -102,6 +102,10 @@ put_tensor(Strbuf *out, const PlanTensor *t)
 		key_int(out, "transpose", s->transpose);
 		key_bool(out, "unit_rows", s->unit_rows);
 		key_bool(out, "arranged", s->arranged);
+		if (s->col_total) {
+			key_int(out, "col_first", s->col_first);
+			key_int(out, "col_total", s->col_total);
+		}
 		key_str(out, "stored", s->stored);
 		end(out, '}');
 		strbuf_putc(out, ',');
@@ -329,6 +333,10 @@ plan_write(const Plan *p, Strbuf *out)
 	key_str(out, "family", p->family);
 	key_str(out, "spec_sha256", p->spec_sha256);
 	key_str(out, "target", p->target);
+	if (p->ranks > 1) {
+		key_int(out, "rank", p->rank);
+		key_int(out, "ranks", p->ranks);
+	}
 	strbuf_putc(out, '\n');
 	key_int(out, "vocab", p->vocab);
 	key_int(out, "vocab_used", p->vocab_used);

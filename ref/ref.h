@@ -20,6 +20,8 @@ typedef struct RefCall {
 	const llmc_step *s;
 	const RefArg    *arg;       /* by ARG(op, name) */
 	float           *scratch;   /* ref_scratch_floats() floats, the caller's */
+	int              n_peer;    /* ops between ranks: ranks, and the first argument of each; 0: this rank alone */
+	const float *const *peer;
 } RefCall;
 
 typedef void ref_fn(const RefCall *c);

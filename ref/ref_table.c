@@ -47,6 +47,9 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 	bool    ok = true;
 
 	switch (step->op) {
+	case OP_all_reduce:
+		ok = add_product(&n, 2, width, 1);
+		break;
 	case OP_embed_pos:
 		return hidden;
 	case OP_rmsnorm:

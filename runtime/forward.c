@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/sized.h"
+#include "runtime/ranks.h"
 #include "runtime/sample/sample.h"
 #include "runtime/state/state.h"
 
@@ -187,7 +188,8 @@ session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, ll
 	int phase = (size_t)n_dec == n ? 0 : 1;
 	TRY(s->device->enter(s, err));
 	fill(s, chunk, (int32_t)n, n_dec, true);
-	llmc_status status = s->device->forward(s, phase, logits ? &made : NULL, err);
+	llmc_status status = ranks_step(s, phase) ? s->device->forward(s, phase, logits ? &made : NULL, err)
+	                                          : error_set(err, LLMC_E_DEVICE, "a rank of this model has ended");
 	s->device->leave(s);
 	TRY(status);
 	count(s, chunk, n, phase);
@@ -216,6 +218,8 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 {
 	if (!s->device->op_times)
 		return error_set(err, LLMC_E_MISSING, "single ops are not measured on this device");
+	if (s->comm)
+		return error_set(err, LLMC_E_MISSING, "single ops are not measured while ranks share a model: they wait for each other");
 	if (s->size->n_seq < 1)
 		return error_set(err, LLMC_E_RANGE, "the ops of a step are measured after a step (llmc_forward)");
 	for (int32_t i = 0; i < s->size->n_seq; i++) {

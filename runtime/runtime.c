@@ -1,5 +1,5 @@
 /* Plan + weights + kernels, ready to be shared by sessions. */
-#include "runtime/state/state.h"
+#include "runtime/ranks.h"
 
 #include <stdlib.h>
 
@@ -82,6 +82,10 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	rt->plan = plan;
 	rt->device = device;
 	rt->n_threads = o.n_threads = o.n_threads > 0 ? o.n_threads : topology_threads();
+	if (plan->ranks > 1 && device != device_of(TARGET_CPU)) {
+		status = error_set(err, LLMC_E_MISSING, "parallel.tp = %d: GPUs run models of one rank; processors run several (--device cpu)", plan->ranks);
+		goto fail;
+	}
 	TRY_GOTO(open_weights(rt, &o, err));
 	TRY_GOTO(device->model_open(plan, &o, rt->weights, &rt->model, &rt->times, err));
 	TRY_GOTO(load_factors(rt, err));
@@ -92,11 +96,52 @@ fail:
 	return status;
 }
 
+llmc_status
+runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Runtime **out, llmc_error *err)
+{
+	RuntimeOptions o = *opt;
+	llmc_status    status;
+
+	*out = NULL;
+	if (n < 2)
+		return runtime_open(plan[0], opt, out, err);
+	if (o.n_threads <= 0)
+		o.n_threads = topology_threads() / n > 0 ? topology_threads() / n : 1;
+	Runtime **rank = calloc((size_t)n, sizeof *rank), *first = NULL;
+	if (!rank)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	for (int k = 0; k < n; k++) {
+		RankPlace at = ranks_enter(k, n);
+		status = runtime_open(plan[k], &o, &rank[k], err);
+		ranks_leave(&at);
+		if (status != LLMC_OK)
+			goto fail;
+		if (k) {
+			rank[0]->times.compile_s += rank[k]->times.compile_s;
+			rank[0]->times.pack_s += rank[k]->times.pack_s;
+			rank[0]->times.load_s += rank[k]->times.load_s;
+		}
+	}
+	first = rank[0];
+	first->rank = rank;
+	first->n_rank = n;
+	*out = first;
+	return LLMC_OK;
+fail:
+	for (int k = 0; k < n; k++)
+		runtime_close(rank[k]);
+	free(rank);
+	return status;
+}
+
 void
 runtime_close(Runtime *rt)
 {
 	if (!rt)
 		return;
+	for (int k = 1; k < rt->n_rank; k++)
+		runtime_close(rt->rank[k]);
+	free(rt->rank);
 	for (int i = 0; rt->factors && i < rt->plan->n_rope; i++) {
 		free(rt->factors[i][0]);
 		free(rt->factors[i][1]);

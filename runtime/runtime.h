@@ -14,7 +14,7 @@ typedef struct Session Session;
 typedef struct RuntimeOptions {
 	const char *artifact;      /* folder with kernels/ (and aot/); NULL for target ref */
 	const char *weights;       /* checkpoint file or folder; NULL: plan->weights relative to artifact */
-	int         n_threads;     /* for packing and compiling; 0: topology's */
+	int         n_threads;     /* of each rank, also for packing and compiling; 0: topology's, shared among them */
 	int         device;        /* number of the GPU, for targets that are for one */
 	bool        random_weights;
 	bool        cache_packed;
@@ -28,6 +28,8 @@ typedef struct RuntimeTimes { double compile_s, pack_s, load_s; } RuntimeTimes;
 
 /* plan (already read and checked) must outlive the runtime. */
 llmc_status runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_error *err);
+/* The plans of all ranks, of which rank 0's stands for the model: its sessions are all ranks'. n 1: as runtime_open. */
+llmc_status runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Runtime **out, llmc_error *err);
 void        runtime_close(Runtime *rt);
 RuntimeTimes runtime_times(const Runtime *rt);
 /* Does the artifact ship built kernels of this target that run here as they are? number: of the GPU */

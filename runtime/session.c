@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/sized.h"
+#include "runtime/ranks.h"
 #include "runtime/state/rope.h"
 
 enum { MAX_CONTEXT = 1 << 28, MAX_SEQS = 1 << 16 };
@@ -46,8 +47,10 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 		l.kv_tokens = (int64_t)l.context * l.seqs;
 	if (l.kv_tokens < 1 || kv_pages(l.kv_tokens, l.context, l.seqs, given) > INT32_MAX / 2)
 		return range(err, "kv_tokens", l.kv_tokens, (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE, "");
-	if (l.n_threads == 0)
-		l.n_threads = topology_threads();
+	if (l.n_threads == 0) {
+		l.n_threads = topology_threads() / plan->ranks;
+		l.n_threads = l.n_threads > 0 ? l.n_threads : 1;
+	}
 	if (l.n_threads < 1 || l.n_threads > TOPOLOGY_MAX)
 		return range(err, "n_threads", l.n_threads, TOPOLOGY_MAX, "");
 	*out = l;
@@ -69,7 +72,7 @@ session_memory(const Plan *plan, const llmc_limits *lim, llmc_memory *out, llmc_
 }
 
 llmc_status
-session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err)
+session_open_rank(Runtime *rt, const llmc_limits *lim, Comm *comm, Session **out, llmc_error *err)
 {
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_memory need;
@@ -86,6 +89,7 @@ session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
 	session_set_limits(s, rt->device, rt->plan, &l);
 	s->rt = rt;
+	s->comm = comm;
 	s->state_bytes = (size_t)session_lay_out(s, NULL);
 	s->state = session_map((int64_t)s->state_bytes);
 	if (!s->state) {
@@ -103,11 +107,29 @@ fail:
 	return status;
 }
 
+llmc_status
+session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err)
+{
+	RankPlace at = ranks_enter(0, rt->n_rank);
+
+	llmc_status status = session_open_rank(rt, lim, NULL, out, err);
+	ranks_leave(&at);
+	if (status != LLMC_OK || rt->n_rank < 2)
+		return status;
+	status = ranks_open(*out, err);
+	if (status != LLMC_OK) {
+		session_close(*out);
+		*out = NULL;
+	}
+	return status;
+}
+
 void
 session_close(Session *s)
 {
 	if (!s)
 		return;
+	ranks_close(s);
 	s->device->close(s);
 	session_unmap(s->state, (int64_t)s->state_bytes);
 	free(s);
@@ -145,6 +167,19 @@ all_taken(const Session *s, llmc_error *err)
 	                 s->lim.seqs);
 }
 
+void
+session_turn(Session *s, llmc_seq q, int32_t length_bound)
+{
+	SeqState *st = &s->seq[q];
+	double   *freq = st->freq;
+
+	for (int i = 0; i < s->plan->n_rope; i++) {
+		const float *const factors[2] = { s->rt->factors[i][0], s->rt->factors[i][1] };
+		rope_frequencies(&s->plan->rope[i], length_bound, factors, freq, &st->factor[i]);
+		freq += s->plan->rope[i].dims / 2;
+	}
+}
+
 llmc_status
 session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err)
 {
@@ -159,12 +194,8 @@ session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err
 	st->fresh = true;
 	st->length_bound = length_bound ? length_bound : s->lim.context;
 	st->prefix_len = st->mark = 0;
-	double *freq = st->freq;
-	for (int i = 0; i < s->plan->n_rope; i++) {
-		const float *const factors[2] = { s->rt->factors[i][0], s->rt->factors[i][1] };
-		rope_frequencies(&s->plan->rope[i], st->length_bound, factors, freq, &st->factor[i]);
-		freq += s->plan->rope[i].dims / 2;
-	}
+	session_turn(s, q, st->length_bound);
+	ranks_sequence(s, q, st->length_bound);
 	*out = q;
 	return LLMC_OK;
 }
@@ -187,6 +218,7 @@ session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err)
 		freqs += s->plan->rope[i].dims / 2;
 	memcpy(to->freq, st->freq, (size_t)freqs * sizeof *to->freq);
 	memcpy(to->factor, st->factor, (size_t)s->plan->n_rope * sizeof *to->factor);
+	ranks_sequence(s, q, to->length_bound);
 	*out = q;
 	return LLMC_OK;
 }

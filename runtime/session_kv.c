@@ -34,6 +34,8 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 
 	if (session_seq_len(s, q) < 0)
 		return error_set(err, LLMC_E_RANGE, "there is no sequence %d in this session", q);
+	if (s->comm)
+		return error_set(err, LLMC_E_MISSING, "sequences of a model that is split over ranks are not saved: each rank has a part of them");
 	head_for(s, &h);
 	h.len = s->kv.seq[q].len;
 	h.length_bound = s->seq[q].length_bound;
@@ -55,6 +57,8 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	SavedHead h, own;
 
 	*out = -1;
+	if (s->comm)
+		return error_set(err, LLMC_E_MISSING, "sequences of a model that is split over ranks are not loaded: each rank has a part of them");
 	head_for(s, &own);
 	if (n < sizeof h || memcmp(buf, magic, sizeof magic) != 0)
 		return error_set(err, LLMC_E_INPUT, "these bytes are no saved sequence");

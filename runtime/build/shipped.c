@@ -131,6 +131,12 @@ write_manifest(const Build *b, const char *dir, const char *compiler, const char
 	                                              "target", b->plan->target, "compiler", compiler, "arch", arch);
 	bool ok = source && m;
 
+	if (ok && b->plan->rank > 0) { /* ranks share the folder: what those before this one shipped stays in it */
+		llmc_error why;
+		json_t *before = read_manifest(dir, &why);
+		ok = !before || json_object_update(source, json_object_get(before, "source")) == 0;
+		json_decref(before);
+	}
 	for (int i = 0; ok && i < b->n_unit; i++)
 		ok = json_object_set_new(source, b->unit[i].file, json_string(b->unit[i].key)) == 0;
 	ok = ok && json_object_set(m, "source", source) == 0;

@@ -16,6 +16,7 @@ typedef struct StepRun {
 	const PlanStep *step;
 	llmc_kernel    *kernel;  /* NULL: the reference */
 	ref_fn         *ref;
+	bool            comm;    /* done between ranks, by all threads */
 	bool            meet;    /* a barrier follows */
 	void           *a[PLAN_MAX_ARGS];
 	RefArg          arg[PLAN_MAX_ARGS]; /* reference only */
@@ -79,6 +80,13 @@ cpu_state_bytes(const Session *s, int64_t host_bytes)
 	return own < 0 || own > INT64_MAX / 4 - host_bytes ? -1 : host_bytes + own;
 }
 
+/* Reference steps are the first thread's. */
+static bool
+by_all(const PlanStep *st)
+{
+	return st->kernel >= 0 || op_info[st->op].flags & OPF_COMM;
+}
+
 static void
 bind(Session *s, CpuSession *c)
 {
@@ -91,6 +99,7 @@ bind(Session *s, CpuSession *c)
 		for (int i = 0; i < run->n_step; i++) {
 			StepRun *r = &run->step[i];
 			const PlanStep *st = r->step = &p->phase[ph].step[i];
+			r->comm = op_info[st->op].flags & OPF_COMM;
 			if (st->kernel >= 0)
 				r->kernel = kernels_find(m->kernels, st->kernel);
 			else
@@ -106,7 +115,7 @@ bind(Session *s, CpuSession *c)
 				if (a->kind == REF_BUFFER)
 					r->arg[k].buffer = &p->buffer[a->index];
 			}
-			r->meet = r->kernel || i + 1 == run->n_step || p->phase[ph].step[i + 1].kernel >= 0;
+			r->meet = by_all(st) || i + 1 == run->n_step || by_all(&p->phase[ph].step[i + 1]);
 			run->n_meet += r->meet;
 		}
 	}
@@ -181,10 +190,32 @@ probe(Session *s, const StepRun *r)
 	}
 }
 
+/* An op between ranks. Logits are for rank 0, which hands them out. */
+static void
+run_comm(const Walk *w, const StepRun *r, int part)
+{
+	const PlanStep *st = r->step;
+	Session        *s = w->s;
+	int64_t         width = step_int(st, "width");
+	bool            out = s->plan->buffer[st->arg[op_info[st->op].n_arg - 1].index].extent.sym == SYM_n_out;
+	int64_t         rows = out ? s->size->n_out : s->size->n_tok;
+
+	if (st->op == OP_all_reduce)
+		comm_sum(s->comm, part, &(CommSum){
+			.x = r->a[ARG(all_reduce, x)], .b = r->a[ARG(all_reduce, b)], .b2 = r->a[ARG(all_reduce, b2)], .r = r->a[ARG(all_reduce, r)],
+			.y = r->a[ARG(all_reduce, y)], .scale = (float)step_num(st, "scale"), .rows = rows, .width = width });
+	else
+		comm_join(s->comm, part, &(CommJoin){
+			.x = r->a[ARG(all_gather, x)], .y = comm_rank(s->comm) == 0 ? r->a[ARG(all_gather, y)] : NULL, .rows = rows, .width = width,
+			.unit = step_int(st, "unit") });
+}
+
 static void
 run_step(const Walk *w, const StepRun *r, int part, int n_parts)
 {
-	if (r->kernel)
+	if (r->comm)
+		run_comm(w, r, part);
+	else if (r->kernel)
 		r->kernel(&w->c->step, r->a, part, n_parts);
 	else if (part == 0)
 		r->ref(&(RefCall){ .step = r->step, .s = &w->c->step, .arg = r->arg, .scratch = w->c->scratch });
@@ -223,7 +254,6 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	Walk w = { s, c, &c->phase[phase] };
 	const PlanBuffer *b = &s->plan->buffer[s->plan->logits];
 
-	(void)err;
 	c->step = (llmc_step){
 		.n_tok = s->size->n_tok, .n_dec = s->size->n_dec, .n_seq = s->size->n_seq, .n_out = s->size->n_out, .tok = s->tok,
 		.pos = s->pos, .pos2 = s->pos2, .seq_of = s->seq_of, .q_start = s->q_start, .kv_len = s->kv_len,
@@ -235,6 +265,8 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 		s->stats.barriers += s->plan->n_rope > 0;
 	threads_run(s->threads, walk, &w);
 	s->stats.barriers += w.phase->n_meet;
+	if (s->comm && comm_ended(s->comm))
+		return error_set(err, LLMC_E_DEVICE, "a rank of this model has ended");
 	if (logits)
 		*logits = (const float *)(const void *)s->slot[b->slot];
 	return LLMC_OK;

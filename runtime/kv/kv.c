@@ -169,6 +169,17 @@ page_copy(Kv *kv, int32_t to, int32_t from)
 	}
 }
 
+void
+kv_page_as(Kv *kv, int32_t to, int32_t from)
+{
+	if (from < 0)
+		page_clear(kv, to);
+	else
+		page_copy(kv, to, from);
+	if (kv->told)
+		kv->told(kv->told_user, to, from);
+}
+
 static int32_t
 page_take(Kv *kv)
 {
@@ -279,7 +290,7 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 
 	if (writes_shared(kv, s)) {
 		int32_t *last = &s->page[s->n_page - 1], own = page_take(kv);
-		page_copy(kv, own, *last);
+		kv_page_as(kv, own, *last);
 		kv->stale[own] = true;
 		page_drop(kv, *last);
 		*last = own;
@@ -290,7 +301,7 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 		int32_t page = page_take(kv);
 		/* a kernel may read beyond the last position and mask it: no NaN of a former owner there */
 		if (kv->stale[page])
-			page_clear(kv, page);
+			kv_page_as(kv, page, -1);
 		kv->stale[page] = true;
 		s->page[s->n_page++] = page;
 	}

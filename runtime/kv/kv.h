@@ -41,6 +41,8 @@ typedef struct KvCached {
 typedef struct Kv {
 	const Plan *plan;
 	KvMem    mem;
+	void   (*told)(void *user, int32_t to, int32_t from); /* as kv_page_as, which has just been done; NULL: nobody asks */
+	void    *told_user;
 	int32_t  n_page, n_free, max_page, n_seq; /* n_free: with the cached ones; max_page: of one sequence */
 	int32_t  n_stack;
 	int32_t *free_page;   /* stack [n_stack] */
@@ -79,6 +81,9 @@ void        kv_seq_free(Kv *kv, int32_t q);
 int64_t     kv_need(Kv *kv, const int32_t *q, const int32_t *add, size_t n);
 /* Make room for `add` more positions, which kv_need has found; the length grows when the step is done. */
 void        kv_extend(Kv *kv, int32_t q, int32_t add);
+
+/* Page `to`, in every layer of every pool, becomes as page `from`; -1: zero. For memory that follows the books of another Kv. */
+void        kv_page_as(Kv *kv, int32_t to, int32_t from);
 
 /* Switch the prefix cache on. */
 llmc_status kv_prefix_open(Kv *kv, llmc_error *err);

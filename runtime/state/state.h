@@ -2,6 +2,7 @@
 #ifndef LLMC_RUNTIME_STATE_H
 #define LLMC_RUNTIME_STATE_H
 
+#include "runtime/comm/comm.h"
 #include "runtime/device.h"
 #include "runtime/kv/kv.h"
 #include "runtime/threads/threads.h"
@@ -12,8 +13,10 @@ struct Runtime {
 	Weights      *weights;
 	void         *model;      /* the device's */
 	float      *(*factors)[2]; /* [n_rope] rotary factors that the checkpoint holds, or NULL */
-	int           n_threads;
+	int           n_threads;  /* of each rank */
 	RuntimeTimes  times;
+	int           n_rank;     /* rank 0 of several in this process: their runtimes, itself the first; else 0 */
+	Runtime     **rank;
 };
 
 typedef struct SeqState {
@@ -58,6 +61,9 @@ struct Session {
 	float       **rope;           /* [n_rope] angles [chunk, dims] */
 	Threads      *threads;        /* of the host, idle between steps; NULL: the caller's alone */
 
+	Comm         *comm;           /* to the other ranks; NULL: alone */
+	struct Group *group;          /* rank 0: the others, in ranks.c */
+
 	session_probe_fn probe;
 	void         *probe_user;
 	llmc_stats    stats;
@@ -82,6 +88,10 @@ void        session_unmap(void *m, int64_t bytes);
 int64_t     session_pages(const llmc_limits *l);
 int64_t     session_max_page(const Session *s);               /* of one sequence */
 void       *session_argument(const Session *s, const PlanRef *r); /* its address for kernels */
+/* A sequence's rotary frequencies, which depend on the length that it is bound by. */
+void        session_turn(Session *s, llmc_seq q, int32_t length_bound);
+/* session_open of one rank alone; comm stays the caller's. */
+llmc_status session_open_rank(Runtime *rt, const llmc_limits *lim, Comm *comm, Session **out, llmc_error *err);
 /* Add a step of the plan, as the session's step has it, to what is told of its op: runs, bytes and operations. */
 void        session_op_cost(const Session *s, const PlanStep *step, llmc_op_time *t);
 /* Rows of a value that a probe is told of in this step; -1: it is told of others only */

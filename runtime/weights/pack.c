@@ -28,6 +28,7 @@ enum { NOISE_ELEMS = 1 << 16, GROUPS_AT_ONCE = 16 };
 /* Where a thread makes rows, and what it has at hand: the columns of one block, expanded, of a matrix that is to be transposed. */
 typedef struct Room {
 	float  *row;    /* one row in fp32 */
+	char   *file;   /* one row of the file, of which columns are taken, as the tensor's type */
 	float  *turned; /* [block_elems][cols] */
 	int     source; /* whose block that is; -1: none yet */
 	int64_t matrix, block;
@@ -50,7 +51,7 @@ pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **dat
 	const PlanSource *s = &t->src[0];
 	uintptr_t align = t->dtype == DT_F32 ? 4 : 2;
 
-	if (src->made || src->dtype != t->dtype || strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
+	if (s->col_total || src->made || src->dtype != t->dtype || strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
 	    (s->n_block > 1 && s->stride != s->block))
 		return false;
 	const char *at = (const char *)src->data;
@@ -59,6 +60,19 @@ pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **dat
 		return false;
 	*data = at;
 	return true;
+}
+
+/* Columns of the rows that the tensor's are taken from */
+static int64_t
+file_cols(const PlanTensor *t)
+{
+	return t->cols && t->src[0].col_total ? t->src[0].col_total : t->cols;
+}
+
+static size_t
+up_64(size_t n)
+{
+	return (n + 63) & ~(size_t)63;
 }
 
 size_t
@@ -73,8 +87,9 @@ pack_scratch_bytes(const PlanTensor *t)
 		if (t->src[k].transpose && elems > turned)
 			turned = elems;
 	}
-	/* a group of rows as stored, one row as fp32, and a block's columns; 64 for alignment between the first two */
-	return t->cols ? (size_t)(group * row + t->cols * 4 * (1 + turned) + 128) : 64;
+	/* a group of rows as stored, a row of the file as fp32 and as stored, and a block's columns */
+	return t->cols ? up_64((size_t)(group * row)) + up_64((size_t)file_cols(t) * 4) + up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))) +
+	                     (size_t)(t->cols * 4 * turned) + 64 : 64;
 }
 
 static uint64_t
@@ -115,6 +130,8 @@ random_row(const Job *j, const PlanSource *s, int64_t row, char *dst)
 	int64_t left = j->row_bytes / d->block_bytes;
 	int64_t at = (int64_t)(mix(name_hash(s->name) ^ mix((uint64_t)row)) % (uint64_t)j->noise_blocks);
 
+	at = (at + s->col_first / d->block_elems) % j->noise_blocks;
+
 	while (left > 0) {
 		int64_t n = j->noise_blocks - at < left ? j->noise_blocks - at : left;
 		memcpy(dst, j->noise + at * d->block_bytes, (size_t)(n * d->block_bytes));
@@ -146,11 +163,11 @@ turned_row(const Job *j, int k, int64_t row, Room *room)
 {
 	const PlanSource *s = &j->t->src[k];
 	Dtype   from = j->src[k].dtype;
-	int64_t elems = dtype_info(from)->block_elems, bytes = dtype_info(from)->block_bytes, cols = j->t->cols;
+	int64_t elems = dtype_info(from)->block_elems, bytes = dtype_info(from)->block_bytes, cols = j->t->cols, wide = file_cols(j->t);
 	int64_t matrix = row / s->transpose, block = row % s->transpose / elems;
 
 	if (room->source != k || room->matrix != matrix || room->block != block) {
-		const char *at = (const char *)j->src[k].data + (matrix * cols * (s->transpose / elems) + block) * bytes;
+		const char *at = (const char *)j->src[k].data + ((matrix * wide + s->col_first) * (s->transpose / elems) + block) * bytes;
 		float one[256];
 		for (int64_t c = 0; c < cols; c++) {
 			dequant_row(from, at + c * (s->transpose / elems) * bytes, one, elems);
@@ -162,6 +179,29 @@ turned_row(const Job *j, int k, int64_t row, Room *room)
 		room->block = block;
 	}
 	memcpy(room->row, room->turned + row % s->transpose % elems * cols, (size_t)cols * sizeof(float));
+}
+
+/* Columns of a row of the file that becomes the tensor's type whole: by a scheme, or where what shares a scale is cut. */
+static bool
+cut_row(Job *j, int k, int64_t row, char *tmp, Room *room)
+{
+	const PlanTensor *t = j->t;
+	const CheckpointTensor *c = &j->src[k];
+	int64_t wide = file_cols(t);
+	bool good = true;
+
+	if (c->made && t->dtype != c->made->dtype) { /* f32 */
+		good = scheme_row_f32(c->made, row, room->row);
+		memcpy(room->file, room->row, (size_t)wide * sizeof *room->row);
+	} else if (c->made) {
+		good = scheme_row(c->made, row, room->file);
+	} else {
+		dequant_row(c->dtype, (const char *)c->data + row * dtype_row_bytes(c->dtype, wide), room->row, wide);
+		quant_row_shared(t->dtype, t->scale_cols, t->symmetric, room->row, room->file, wide);
+	}
+	if (good)
+		memcpy(tmp, room->file + dtype_row_bytes(t->dtype, t->src[k].col_first), (size_t)j->row_bytes);
+	return good;
 }
 
 /* Row i of the tensor as the tensor's type: where it lies in the file when it is whole there, else made in tmp. */
@@ -184,26 +224,33 @@ file_row(Job *j, int64_t i, char *tmp, Room *room)
 	const char *data = j->src[k].data;
 	if (j->src[k].made) {
 		const SchemeMatrix *m = j->src[k].made;
-		if (!(t->dtype != m->dtype ? scheme_row_f32(m, row, (float *)tmp) : scheme_row(m, row, tmp))) {
+		bool good = s->col_total ? cut_row(j, k, row, tmp, room) : t->dtype != m->dtype ? scheme_row_f32(m, row, (float *)tmp) : scheme_row(m, row, tmp);
+		if (!good) {
 			memset(tmp, 0, (size_t)j->row_bytes);
 			atomic_store(&j->broken, k + 1);
 		}
 		return tmp;
 	}
+	int64_t wide = file_cols(t);
 	if (j->src[k].dtype != t->dtype) {
-		if (s->transpose)
+		if (s->transpose) {
 			turned_row(j, k, row, room);
-		else
-			dequant_row(j->src[k].dtype, data + row * dtype_row_bytes(j->src[k].dtype, t->cols), room->row, t->cols);
+		} else if (t->scale_cols > 0 && (s->col_first % t->scale_cols || t->cols % t->scale_cols)) {
+			cut_row(j, k, row, tmp, room);
+			return tmp;
+		} else { /* a column of a number each, unless the row is whole */
+			data += row * dtype_row_bytes(j->src[k].dtype, wide) + dtype_row_bytes(j->src[k].dtype, s->col_first);
+			dequant_row(j->src[k].dtype, data, room->row, t->cols);
+		}
 		quant_row_shared(t->dtype, t->scale_cols, t->symmetric, room->row, tmp, t->cols);
 	} else if (!s->transpose) {
 		if (!s->unit_rows)
-			return data + row * j->row_bytes;
+			return data + row * dtype_row_bytes(t->dtype, wide) + dtype_row_bytes(t->dtype, s->col_first);
 		memcpy(tmp, data + row * j->row_bytes, (size_t)j->row_bytes);
 	} else {
-		/* column row % r of matrix row / r, which is [cols, r] */
+		/* column row % r of matrix row / r, which is [wide, r] */
 		int64_t size = dtype_info(t->dtype)->block_bytes, r = s->transpose;
-		data += (row / r * t->cols * r + row % r) * size;
+		data += ((row / r * wide + s->col_first) * r + row % r) * size;
 		for (int64_t c = 0; c < t->cols; c++)
 			memcpy(tmp + c * size, data + c * r * size, (size_t)size);
 	}
@@ -219,10 +266,11 @@ pack_groups(void *user, int part, int n_parts)
 	const PlanTensor *t = j->t;
 	int64_t group = j->layout->group;
 	char *tmp = j->scratch + (size_t)part * j->scratch_bytes;
-	Room room = { .row = (float *)(tmp + ((group * j->row_bytes + 63) & ~(int64_t)63)), .source = -1 };
+	Room room = { .row = (float *)(tmp + up_64((size_t)(group * j->row_bytes))), .source = -1 };
 
 	(void)n_parts;
-	room.turned = room.row + t->cols;
+	room.file = (char *)room.row + up_64((size_t)file_cols(t) * 4);
+	room.turned = (float *)(room.file + up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))));
 	for (;;) {
 		int64_t g = atomic_fetch_add(&j->next, GROUPS_AT_ONCE), end = g + GROUPS_AT_ONCE;
 		if (g >= j->end)
@@ -293,7 +341,7 @@ fail:
 static char *
 make_noise(const PlanTensor *t, int64_t *n_blocks)
 {
-	int64_t n = t->cols > NOISE_ELEMS / 64 ? NOISE_ELEMS : (64 * t->cols + 255) / 256 * 256;
+	int64_t wide = file_cols(t), n = wide > NOISE_ELEMS / 64 ? NOISE_ELEMS : (64 * wide + 255) / 256 * 256;
 	float *f = malloc((size_t)n * sizeof *f);
 	char *noise = f ? calloc((size_t)n, 4) : NULL;
 

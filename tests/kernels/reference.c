@@ -46,7 +46,7 @@ main(int argc, char **argv)
 	static PlanTensor tensor[OP_MAX_ARGS];
 	PlanStep      step = { .op = argc < 4 ? OP_nop : op_by_name(argv[1]), .kernel = -1 };
 	const OpInfo *op = &op_info[step.op];
-	const OpModel model = { 1, 1 };
+	const OpModel model = { .vocab = 1, .max_positions = 1 };
 	llmc_step     s = { .n_tok = argc < 4 ? 0 : atoi(argv[2]), .n_out = argc < 4 ? 0 : atoi(argv[3]) };
 	RefArg        arg[OP_MAX_ARGS] = { 0 };
 	ArgShape      shape[OP_MAX_ARGS];

@@ -10,7 +10,7 @@
 
 #include "ops/ops.h"
 
-static const OpModel model = { 96, 64 };
+static const OpModel model = { .vocab = 96, .max_positions = 64 };
 
 /* Attributes as the row wants them: whole numbers `i` (but for what must be small), the first word of each list */
 static int

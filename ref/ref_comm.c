@@ -1,0 +1,50 @@
+/* Ops between ranks: what the runtime's comm is held to. A call has the first argument of every rank. */
+#include "ref/internal.h"
+
+/* The x of rank k; a call without peers is that of a rank alone. */
+static const float *
+term(const RefCall *c, int k)
+{
+	return c->n_peer ? c->peer[k] : ref_f32(c, 0);
+}
+
+void
+ref_all_reduce(const RefCall *c)
+{
+	int64_t n = ref_rows(c, ARG(all_reduce, y)), width = step_int(c->step, "width");
+	int     ranks = c->n_peer ? c->n_peer : 1;
+	float   scale = (float)step_num(c->step, "scale"), *y = ref_f32(c, ARG(all_reduce, y));
+	float  *b = c->scratch, *b2 = c->scratch + width;
+
+	bool has_b = ref_has(c, ARG(all_reduce, b)), has_b2 = ref_has(c, ARG(all_reduce, b2)), has_r = ref_has(c, ARG(all_reduce, r));
+	if (has_b)
+		ref_vector(&c->arg[ARG(all_reduce, b)], b);
+	if (has_b2)
+		ref_vector(&c->arg[ARG(all_reduce, b2)], b2);
+	for (int64_t i = 0; i < n * width; i++) {
+		float sum = term(c, 0)[i];
+		for (int k = 1; k < ranks; k++)
+			sum += term(c, k)[i];
+		if (has_b)
+			sum += b[i % width];
+		if (has_b2)
+			sum += b2[i % width];
+		if (has_r)
+			sum += scale * ref_f32(c, ARG(all_reduce, r))[i];
+		y[i] = sum;
+	}
+}
+
+void
+ref_all_gather(const RefCall *c)
+{
+	int64_t n = ref_rows(c, ARG(all_gather, y)), width = step_int(c->step, "width"), first, count;
+	int     ranks = c->n_peer ? c->n_peer : 1;
+	float  *y = ref_f32(c, ARG(all_gather, y));
+
+	for (int k = 0; k < ranks; k++) {
+		op_share(width, step_int(c->step, "unit"), ranks, k, &first, &count);
+		for (int64_t t = 0; t < n; t++)
+			memmove(y + t * width + first, term(c, k) + t * count, (size_t)count * sizeof *y);
+	}
+}

@@ -1,0 +1,222 @@
+/* Ranks as threads. Rank 0 has the books: sequences, pages, who runs next. It tells the others what it does as records, in order: a new
+ * sequence (whose rotation depends on its length), a page copied or cleared, a step with its arrays. They do the same to their own memory;
+ * page numbers are the same everywhere, pages hold the heads of their rank. Within a step the ranks meet in its collectives alone.
+ *
+ * A rank has its share of the processors from before its memory is touched, so that memory lies near them. */
+#include "runtime/ranks.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/state/rope.h"
+
+typedef enum RecordKind { RECORD_STEP, RECORD_SEQUENCE, RECORD_PAGE, RECORD_CLOSE } RecordKind;
+/* STEP: a phase, then the session's block. SEQUENCE: a its number, b the length it is bound by. PAGE: a is to be as b; b -1: zero */
+typedef struct Record { int32_t kind, a, b, more; } Record;
+
+typedef struct Follower {
+	Session   *lead;
+	Runtime   *rt;
+	Comm      *comm;
+	pthread_t  thread;
+	bool       started;
+	int        rank, ranks;
+	struct Group *group;
+	llmc_status status;
+	llmc_error err;
+} Follower;
+
+typedef struct Group {
+	int      n;          /* followers */
+	Comm    *lead;
+	pthread_mutex_t lock;
+	pthread_cond_t  opened;
+	int      n_opened;
+	Follower follower[];
+} Group;
+
+/* ---------------------------------------------------------------- places ---- */
+
+RankPlace
+ranks_enter(int rank, int ranks)
+{
+	const char *pin = getenv("LLMC_PIN");
+	RankPlace   p = { 0 };
+	Topology   *top = ranks > 1 && !(pin && !strcmp(pin, "0")) ? calloc(1, sizeof *top) : NULL;
+	cpu_set_t   mine;
+
+	if (!top)
+		return p;
+	topology_here(top);
+	CPU_ZERO(&mine);
+	for (int i = top->n_core * rank / ranks; i < top->n_core * (rank + 1) / ranks; i++)
+		CPU_SET(top->core[i], &mine);
+	if (ranks <= top->n_core && pthread_getaffinity_np(pthread_self(), sizeof p.was, &p.was) == 0)
+		p.moved = pthread_setaffinity_np(pthread_self(), sizeof mine, &mine) == 0;
+	free(top);
+	return p;
+}
+
+void
+ranks_leave(const RankPlace *p)
+{
+	if (p->moved)
+		(void)pthread_setaffinity_np(pthread_self(), sizeof p->was, &p->was);
+}
+
+/* ---------------------------------------------------------------- leading ---- */
+
+static bool
+leads(const Session *s)
+{
+	return s->comm && comm_rank(s->comm) == 0;
+}
+
+static bool
+tell(Session *s, Record r)
+{
+	return comm_send(s->comm, &r, sizeof r);
+}
+
+bool
+ranks_step(Session *s, int phase)
+{
+	return !leads(s) || (tell(s, (Record){ .kind = RECORD_STEP, .a = phase }) && comm_send(s->comm, s->block, (size_t)s->block_bytes));
+}
+
+void
+ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
+{
+	if (leads(s))
+		tell(s, (Record){ .kind = RECORD_SEQUENCE, .a = q, .b = length_bound });
+}
+
+static void
+page_told(void *user, int32_t to, int32_t from)
+{
+	tell(user, (Record){ .kind = RECORD_PAGE, .a = to, .b = from });
+}
+
+/* ---------------------------------------------------------------- following ---- */
+
+static void
+follow(Session *s)
+{
+	Record r;
+
+	while (comm_receive(s->comm, &r, sizeof r)) {
+		switch ((RecordKind)r.kind) {
+		case RECORD_STEP:
+			if (!comm_receive(s->comm, s->block, (size_t)s->block_bytes))
+				return;
+			if (s->device->forward(s, r.a, NULL, NULL) != LLMC_OK)
+				comm_end(s->comm);
+			break;
+		case RECORD_SEQUENCE:
+			session_turn(s, r.a, r.b);
+			break;
+		case RECORD_PAGE:
+			kv_page_as(&s->kv, r.a, r.b);
+			break;
+		case RECORD_CLOSE:
+			return;
+		}
+	}
+}
+
+static void *
+follower_main(void *arg)
+{
+	Follower *f = arg;
+	Group    *g = f->group;
+	Session  *s = NULL;
+
+	(void)ranks_enter(f->rank, f->ranks);
+	f->status = session_open_rank(f->rt, &f->lead->lim, f->comm, &s, &f->err);
+	pthread_mutex_lock(&g->lock);
+	g->n_opened++;
+	pthread_cond_signal(&g->opened);
+	pthread_mutex_unlock(&g->lock);
+	if (f->status == LLMC_OK)
+		follow(s);
+	session_close(s);
+	return NULL;
+}
+
+static llmc_status
+start(Group *g, Follower *f, llmc_error *err)
+{
+	sigset_t all, was;
+
+	/* the host program's signals go to its own threads */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &was);
+	int rc = pthread_create(&f->thread, NULL, follower_main, f);
+	pthread_sigmask(SIG_SETMASK, &was, NULL);
+	if (rc)
+		return error_set(err, LLMC_E_MEMORY, "cannot start rank %d of %d: %s", f->rank, g->n + 1, strerror(rc));
+	f->started = true;
+	return LLMC_OK;
+}
+
+llmc_status
+ranks_open(Session *s, llmc_error *err)
+{
+	const int   n = s->rt->n_rank - 1;
+	llmc_status status = LLMC_OK;
+	int         n_started = 0;
+	Comm       *end[PLAN_MAX_RANKS];
+
+	Group *g = s->group = calloc(1, sizeof *g + (size_t)n * sizeof *g->follower);
+	if (!g)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", n + 1);
+	TRY(comm_local(n + 1, s->lim.n_threads, end, err));
+	pthread_mutex_init(&g->lock, NULL);
+	pthread_cond_init(&g->opened, NULL);
+	g->n = n;
+	g->lead = s->comm = end[0];
+	for (int k = 0; k < n; k++)
+		g->follower[k] = (Follower){ .lead = s, .rt = s->rt->rank[k + 1], .comm = end[k + 1], .rank = k + 1, .ranks = n + 1, .group = g };
+	for (; n_started < n && status == LLMC_OK; n_started += status == LLMC_OK)
+		status = start(g, &g->follower[n_started], err);
+	pthread_mutex_lock(&g->lock);
+	while (g->n_opened < n_started)
+		pthread_cond_wait(&g->opened, &g->lock);
+	pthread_mutex_unlock(&g->lock);
+	for (int k = 0; k < n && status == LLMC_OK; k++)
+		if (g->follower[k].status != LLMC_OK) {
+			status = g->follower[k].status;
+			if (err)
+				*err = g->follower[k].err;
+		}
+	s->kv.told = page_told;
+	s->kv.told_user = s;
+	return status;
+}
+
+void
+ranks_close(Session *s)
+{
+	Group *g = s->group;
+
+	if (!g)
+		return;
+	if (s->comm) {
+		if (!tell(s, (Record){ .kind = RECORD_CLOSE }))
+			comm_end(s->comm);
+		for (int k = 0; k < g->n; k++) {
+			if (g->follower[k].started)
+				pthread_join(g->follower[k].thread, NULL);
+			comm_close(g->follower[k].comm);
+		}
+		comm_close(g->lead);
+		pthread_cond_destroy(&g->opened);
+		pthread_mutex_destroy(&g->lock);
+	}
+	s->kv.told = NULL;
+	s->comm = NULL;
+	s->group = NULL;
+	free(g);
+}

@@ -1,0 +1,23 @@
+/* Ranks of one model in this process: rank 0 leads, the others follow. See ranks.c. */
+#ifndef LLMC_RUNTIME_RANKS_H
+#define LLMC_RUNTIME_RANKS_H
+
+#include "runtime/comm/comm.h"
+#include "runtime/state/state.h"
+
+/* The session of rank 0 has been opened: open those of the others, a thread each, and have them follow it. */
+llmc_status ranks_open(Session *s, llmc_error *err);
+/* They end. Nothing happens where there are none. */
+void        ranks_close(Session *s);
+
+/* What the session of rank 0 tells the others, in the order of its own doing; of a session alone they do nothing. False: the group has
+ * ended. The step is the one that the session's arrays describe. */
+bool        ranks_step(Session *s, int phase);
+void        ranks_sequence(Session *s, llmc_seq q, int32_t length_bound);
+
+/* The calling thread's processors while a rank is opened, of `ranks` in equal shares; back to what they were. */
+typedef struct RankPlace { bool moved; cpu_set_t was; } RankPlace;
+RankPlace   ranks_enter(int rank, int ranks);
+void        ranks_leave(const RankPlace *p);
+
+#endif

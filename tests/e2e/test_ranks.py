@@ -1,0 +1,156 @@
+"""Models split over ranks (parallel.tp): against torch's logits on the reference and on kernels, and the same bits whatever a request
+runs with. Three ranks show what two and four hide: a sum of two has one order, and four are dealt evenly."""
+import os
+import re
+
+import numpy as np
+import pytest
+
+import conftest
+import llmc
+from golden_run import Refused, check, run, weights
+
+BEST = conftest.cpu_archs()[-1]
+CASES = weights.cases()
+ONE_EACH = {}
+for case in CASES:
+    ONE_EACH.setdefault(case.split("-")[0], case)
+REFUSED = re.compile(r"parallel\.tp = \d+: (more ranks than the \d+ kv heads must be a multiple|attention with ALiBi slopes|\d+ ranks would share a kv head)")
+ALL = os.environ.get("LLMC_CHECK_ALL")
+
+
+def split(name, tmp_path, ranks, *args):
+    """The golden model on so many ranks is what torch says; False where it cannot be dealt, for one of the reasons there are."""
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    try:
+        check(g, *run(tmp_path, g, "--tp", str(ranks), *args))
+    except Refused as e:
+        assert REFUSED.search(str(e)), e
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", CASES if ALL else ONE_EACH.values())
+def test_reference_over_ranks(name, tmp_path):
+    """Three ranks where they can be, else two; on request all numbers."""
+    done = [n for n in ((2, 3, 4, 8) if ALL else (3,)) if split(name, tmp_path, n, "--device", "ref")]
+    if not done:
+        done = split(name, tmp_path, 2, "--device", "ref")
+    assert done or name.startswith(("baichuan", "bloom", "falcon", "mpt"))  # ALiBi, and one kv head that two query heads read
+
+
+@pytest.mark.parametrize("name,ranks", [("llama-smol", 3), ("gpt2-inner", 2), ("gpt_neox-parallel", 2), ("gemma2-caps", 2), ("qwen2_moe-sparse", 2),
+                                        ("deepseek_v3-plain", 2), ("chatglm2-bias", 2)])
+def test_kernels_over_ranks(name, ranks, tmp_path):
+    assert split(name, tmp_path, ranks, "--arch", BEST, "--threads", "2")
+
+
+COMMON = "llmc: 1\nvocab_size: 323\nmax_positions: 1024\ntext: {bos: 1, eos: [2]}\n"
+MODELS = {
+    # 3 groups of 3 query heads, a width of 5 blocks: dealt 2, 2, 1
+    "llama": COMMON + """name: ranks-llama
+family: llama
+n_layers: 2
+hidden: 288
+attention: {n_heads: 9, n_kv_heads: 3, head_dim: 32}
+ffn: {width: 160}
+head: {tied: true}
+storage: {default: q4_1, rules: [{tensor: embed, type: q8_0}]}
+""",
+    # experts whose widths are cut, and a shared one; one block a rank
+    "moe": COMMON + """name: ranks-moe
+family: qwen2_moe
+n_layers: 2
+hidden: 64
+attention: {n_heads: 6, n_kv_heads: 3, head_dim: 16}
+ffn: {width: 96}
+moe: {n_experts: 7, top_k: 3, width: 96, shared: {width: 96}}
+""",
+}
+N = 150
+TOK = [int(t) for t in np.random.default_rng(1).integers(3, 323, N)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp(request.param) / "m.yaml"
+    path.write_text(MODELS[request.param])
+    with llmc.open(path, random_weights=True, arch=BEST, set=["parallel.tp=3"]) as m:
+        yield m
+
+
+def rows(session, chunks):
+    return np.array(session.forward(chunks)).view(np.uint32)
+
+
+def whole(model, tok, threads=1):
+    with model.session(context=N + 8, chunk=N, n_out=N, threads=threads) as s:
+        out = rows(s, [(s.seq(), tok, len(tok))])
+    values = out.view(np.float32)
+    assert np.isfinite(values).all() and values.std() > 0
+    return out
+
+
+def test_a_result_depends_on_the_request_alone(model):
+    want = whole(model, TOK)
+    assert np.array_equal(whole(model, TOK, threads=2), want)
+    with model.session(context=N, chunk=N, n_out=N, seqs=3, threads=1) as s:
+        q = s.seq()
+        got = [rows(s, [(q, [t], 1)]) for t in TOK]
+        assert np.array_equal(np.concatenate(got), want), "prefill and decode differ"
+        s.free(q)
+        q, at, got = s.seq(), 0, []
+        for n in (1, 7, 31, 33, N):
+            n = min(n, N - at)
+            other = s.seq()
+            part = rows(s, [(other, TOK[5:5 + 20], 1), (q, TOK[at:at + n], n)]) if n + 20 <= N else None
+            s.free(other)
+            part = part[1:] if part is not None else rows(s, [(q, TOK[at:at + n], n)])
+            got.append(part)
+            at += n
+        assert np.array_equal(np.concatenate(got), want), "chunks and company change the result"
+
+
+def test_pages_are_copied_on_all_ranks(model):
+    """A fork writes into a copy of the last page; a freed page that is used again is empty."""
+    want = whole(model, TOK)
+    with model.session(context=N, chunk=N, n_out=N, seqs=3) as s:
+        a = s.seq()
+        rows(s, [(a, TOK[:45], 1)])
+        b = s.fork(a)
+        rows(s, [(b, [9, 9, 9, 9], 1)])
+        assert np.array_equal(rows(s, [(a, TOK[45:80], 35)]), want[45:80])
+        s.free(b)
+        s.trim(a, 40)
+        assert np.array_equal(rows(s, [(a, TOK[40:], N - 40)]), want[40:])
+
+
+def test_requests_at_once_are_as_alone(model):
+    prompts = [TOK[i:i + 5 + 3 * i] for i in range(12)]
+    with model.engine(seqs=1, context=N) as e:
+        alone = [e.submit(p, max_tokens=12, ignore_eos=True).wait()["tokens"] for p in prompts]
+    with model.engine(seqs=5, context=N) as e:
+        requests = [e.submit(p, max_tokens=12, ignore_eos=True) for p in prompts]
+        assert [r.wait()["tokens"] for r in requests] == alone
+
+
+def test_what_ranks_do_not_do(model):
+    with model.session(context=64) as s:
+        q = s.seq()
+        s.forward([(q, TOK[:4], 1)])
+        with pytest.raises(llmc.Error, match="split over ranks are not saved"):
+            s.save(q)
+
+
+def test_an_artifact_has_a_plan_for_each_rank(tmp_path, llmc):
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["llama"])
+    llmc("compile", path, "-o", tmp_path / "out", "--arch", BEST, "--tp", "3", "--aot")
+    assert {f for f in os.listdir(tmp_path / "out") if f.endswith(".json")} == {f"plan-cpu-{BEST}-r{k}of3.json" for k in range(3)}
+    run_it = ("run", "--random-weights", "--tokens", "5,6,7", "-n", "8", "--ignore-eos", "--json", "--arch", BEST)
+    llmc(*run_it, tmp_path / "out")  # its last rank has a share of its own, with kernels that were shipped as well
+    assert "cannot be used" not in llmc.err
+    first = llmc.out
+    llmc(*run_it, path, "--tp", "3")
+    assert re.search(r'"tokens":\[[^]]*\]', first)[0] == re.search(r'"tokens":\[[^]]*\]', llmc.out)[0]

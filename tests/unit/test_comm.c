@@ -1,0 +1,312 @@
+/* Ranks that share memory: sums against additions in the order of ranks, bit for bit; joins of uneven shares; bytes in order; the end of a
+ * group while somebody waits. The reference's ops between ranks are held to the same. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "ops/ops.h"
+#include "ref/ref.h"
+#include "runtime/comm/comm.h"
+
+enum { RANKS = 5, PARTS = 3 };
+
+typedef struct Case {
+	int      ranks, parts;
+	int64_t  rows, width, unit;
+	bool     b, b2, r, same; /* same: y is r's memory */
+	Comm    *comm[RANKS];
+	float   *x[RANKS], *y[RANKS], *res[RANKS], *bias, *bias2;
+	int      rounds;
+} Case;
+
+typedef struct Thread { Case *c; int rank, part; pthread_t id; bool ok; } Thread;
+
+/* Numbers whose sum depends on the order of the additions. */
+static float
+noise(uint64_t i)
+{
+	i = (i + 1) * 0x9e3779b97f4a7c15u;
+	i ^= i >> 29;
+	return (float)((double)(int64_t)(i * 0xbf58476d1ce4e5b9u) / 9e18) * (float)(1 << (i % 20));
+}
+
+static void
+run_threads(Case *c, void *(*fn)(void *))
+{
+	Thread t[RANKS * PARTS];
+	int    n = 0;
+
+	for (int r = 0; r < c->ranks; r++)
+		for (int p = 0; p < c->parts; p++, n++) {
+			t[n] = (Thread){ .c = c, .rank = r, .part = p };
+			assert_int_equal(pthread_create(&t[n].id, NULL, fn, &t[n]), 0);
+		}
+	for (int i = 0; i < n; i++) {
+		pthread_join(t[i].id, NULL);
+		assert_true(t[i].ok);
+	}
+}
+
+static void *
+sum_main(void *arg)
+{
+	Thread *t = arg;
+	Case   *c = t->c;
+
+	t->ok = true;
+	for (int i = 0; i < c->rounds && t->ok; i++) {
+		CommSum s = { .x = c->x[t->rank], .b = c->b ? c->bias : NULL, .b2 = c->b2 ? c->bias2 : NULL, .r = c->r ? c->res[t->rank] : NULL,
+			      .y = c->same ? c->res[t->rank] : c->y[t->rank], .scale = 0.75f, .rows = c->rows, .width = c->width };
+		t->ok = comm_sum(c->comm[t->rank], t->part, &s);
+	}
+	return NULL;
+}
+
+static void
+sum_case(int ranks, int parts, int64_t rows, int64_t width, int terms, bool same)
+{
+	Case          c = { .ranks = ranks, .parts = parts, .rows = rows, .width = width, .b = terms > 0, .b2 = terms > 1, .r = terms > 2 || same, .same = same, .rounds = 1 };
+	const int64_t n = rows * width;
+	llmc_error    err;
+	float        *want = calloc((size_t)n + 1, 4), *scratch = calloc((size_t)(2 * width), 4);
+
+	c.bias = calloc((size_t)width, 4);
+	c.bias2 = calloc((size_t)width, 4);
+	for (int64_t i = 0; i < width; i++) {
+		c.bias[i] = noise((uint64_t)i + 7);
+		c.bias2[i] = noise((uint64_t)i + 70000);
+	}
+	for (int k = 0; k < ranks; k++) {
+		c.x[k] = calloc((size_t)n + 1, 4);
+		c.y[k] = calloc((size_t)n + 1, 4);
+		c.res[k] = calloc((size_t)n + 1, 4);
+		for (int64_t i = 0; i < n; i++) {
+			c.x[k][i] = noise((uint64_t)(i * RANKS + k));
+			c.res[k][i] = noise((uint64_t)i + 1000000);
+		}
+	}
+	for (int64_t i = 0; i < n; i++) {
+		want[i] = c.x[0][i];
+		for (int k = 1; k < ranks; k++)
+			want[i] += c.x[k][i];
+		want[i] = c.b ? want[i] + c.bias[i % width] : want[i];
+		want[i] = c.b2 ? want[i] + c.bias2[i % width] : want[i];
+		want[i] = c.r ? want[i] + 0.75f * c.res[0][i] : want[i];
+	}
+
+	/* the reference */
+	const PlanTensor vector = { .id = "b", .dtype = DT_F32, .rows = width, .layout = "f32" };
+	const PlanStep   step = { .op = OP_all_reduce, .kernel = -1, .n_attr = 2,
+		                  .attr = { { .key = "width", .kind = ATTR_INT, .i = width }, { .key = "scale", .kind = ATTR_NUM, .f = 0.75 } } };
+	const llmc_step  now = { .n_tok = (int32_t)rows };
+	const RefArg     arg[] = { { .kind = REF_BUFFER, .data = c.x[0] }, { .kind = c.b ? REF_TENSOR : REF_NONE, .data = c.bias, .tensor = &vector },
+		                   { .kind = c.b2 ? REF_TENSOR : REF_NONE, .data = c.bias2, .tensor = &vector },
+		                   { .kind = c.r ? REF_BUFFER : REF_NONE, .data = c.res[0] }, { .kind = REF_BUFFER, .data = c.y[0] } };
+	ref_find(OP_all_reduce)(&(RefCall){ .step = &step, .s = &now, .arg = arg, .scratch = scratch, .n_peer = ranks, .peer = (const float *const *)c.x });
+	assert_memory_equal(c.y[0], want, (size_t)n * 4);
+	memset(c.y[0], 0xff, (size_t)n * 4);
+
+	assert_int_equal(comm_local(ranks, parts, c.comm, &err), LLMC_OK);
+	run_threads(&c, sum_main);
+	for (int k = 0; k < ranks; k++) {
+		assert_memory_equal(c.same ? c.res[k] : c.y[k], want, (size_t)n * 4);
+		comm_close(c.comm[k]);
+		free(c.x[k]);
+		free(c.y[k]);
+		free(c.res[k]);
+	}
+	free(c.bias);
+	free(c.bias2);
+	free(want);
+	free(scratch);
+}
+
+static void
+sums_are_in_the_order_of_ranks(void **state)
+{
+	(void)state;
+	for (int ranks = 2; ranks <= RANKS; ranks++)
+		for (int parts = 1; parts <= PARTS; parts++) {
+			sum_case(ranks, parts, 1, 576, 0, false);
+			sum_case(ranks, parts, 3, 37, 3, false);
+			sum_case(ranks, parts, 1, 1, 1, false);
+		}
+	sum_case(3, 2, 33, 576, 2, true);  /* several pieces, in place */
+	sum_case(4, 1, 7, 5003, 3, true);
+	sum_case(3, 3, 0, 8, 3, false);    /* no row */
+}
+
+/* One rank behind the others by as much as can be: slots of two pieces are enough. */
+static void
+many_rounds_keep_apart(void **state)
+{
+	Case       c = { .ranks = 4, .parts = 2, .rows = 2, .width = 40, .rounds = 3000 };
+	llmc_error err;
+	float      want[80];
+
+	(void)state;
+	for (int k = 0; k < c.ranks; k++) {
+		c.x[k] = calloc(80, 4);
+		c.y[k] = calloc(80, 4);
+		for (int i = 0; i < 80; i++)
+			c.x[k][i] = noise((uint64_t)(i + 100 * k));
+	}
+	for (int i = 0; i < 80; i++) {
+		want[i] = c.x[0][i];
+		for (int k = 1; k < c.ranks; k++)
+			want[i] += c.x[k][i];
+	}
+	assert_int_equal(comm_local(c.ranks, c.parts, c.comm, &err), LLMC_OK);
+	run_threads(&c, sum_main);
+	for (int k = 0; k < c.ranks; k++) {
+		assert_memory_equal(c.y[k], want, sizeof want);
+		comm_close(c.comm[k]);
+		free(c.x[k]);
+		free(c.y[k]);
+	}
+}
+
+static void *
+join_main(void *arg)
+{
+	Thread *t = arg;
+	Case   *c = t->c;
+
+	t->ok = comm_join(c->comm[t->rank], t->part,
+	                  &(CommJoin){ .x = c->x[t->rank], .y = t->rank < 2 ? c->y[t->rank] : NULL, .rows = c->rows, .width = c->width, .unit = c->unit });
+	return NULL;
+}
+
+static void
+join_case(int ranks, int parts, int64_t rows, int64_t width, int64_t unit)
+{
+	Case       c = { .ranks = ranks, .parts = parts, .rows = rows, .width = width, .unit = unit };
+	llmc_error err;
+	float     *want = calloc((size_t)(rows * width) + 1, 4);
+	int64_t    first, count, at = 0;
+
+	for (int64_t i = 0; i < rows * width; i++)
+		want[i] = noise((uint64_t)i);
+	for (int k = 0; k < ranks; k++) {
+		op_share(width, unit, ranks, k, &first, &count);
+		assert_int_equal(first, at);
+		at += count;
+		c.x[k] = calloc((size_t)(rows * count) + 1, 4);
+		c.y[k] = calloc((size_t)(rows * width) + 1, 4);
+		for (int64_t t = 0; t < rows; t++)
+			memcpy(c.x[k] + t * count, want + t * width + first, (size_t)count * 4);
+	}
+	assert_int_equal(at, width);
+
+	const PlanStep  step = { .op = OP_all_gather, .kernel = -1, .n_attr = 2,
+		                 .attr = { { .key = "width", .kind = ATTR_INT, .i = width }, { .key = "unit", .kind = ATTR_INT, .i = unit } } };
+	const llmc_step now = { .n_tok = (int32_t)rows };
+	const RefArg    arg[] = { { .kind = REF_BUFFER, .data = c.x[0] }, { .kind = REF_BUFFER, .data = c.y[0] } };
+	ref_find(OP_all_gather)(&(RefCall){ .step = &step, .s = &now, .arg = arg, .n_peer = ranks, .peer = (const float *const *)c.x });
+	assert_memory_equal(c.y[0], want, (size_t)(rows * width) * 4);
+	memset(c.y[0], 0xff, (size_t)(rows * width) * 4);
+
+	assert_int_equal(comm_local(ranks, parts, c.comm, &err), LLMC_OK);
+	run_threads(&c, join_main);
+	for (int k = 0; k < ranks; k++) {
+		if (k < 2)
+			assert_memory_equal(c.y[k], want, (size_t)(rows * width) * 4);
+		comm_close(c.comm[k]);
+		free(c.x[k]);
+		free(c.y[k]);
+	}
+	free(want);
+}
+
+static void
+joins_of_uneven_shares(void **state)
+{
+	(void)state;
+	join_case(2, 1, 1, 96, 64);
+	join_case(3, 2, 5, 100, 1);
+	join_case(3, 3, 1, 49157, 64);
+	join_case(5, 2, 3, 5, 1);
+	join_case(4, 1, 0, 64, 1);
+}
+
+static void *
+bytes_main(void *arg)
+{
+	Thread       *t = arg;
+	unsigned char *data = malloc(700001);
+
+	t->ok = true;
+	for (size_t n = 1, i = 0; n <= 700001 && t->ok; n = n * 3 + 1, i++) {
+		for (size_t k = 0; k < n; k++)
+			data[k] = t->rank ? 0 : (unsigned char)(k * 31 + i);
+		t->ok = t->rank ? comm_receive(t->c->comm[t->rank], data, n) : comm_send(t->c->comm[0], data, n);
+		for (size_t k = 0; k < n && t->ok; k++)
+			t->ok = data[k] == (unsigned char)(k * 31 + i);
+	}
+	free(data);
+	return NULL;
+}
+
+static void
+bytes_arrive_in_order(void **state)
+{
+	Case       c = { .ranks = 4, .parts = 1 };
+	llmc_error err;
+
+	(void)state;
+	assert_int_equal(comm_local(c.ranks, 1, c.comm, &err), LLMC_OK);
+	run_threads(&c, bytes_main);
+	for (int k = 0; k < c.ranks; k++)
+		comm_close(c.comm[k]);
+}
+
+static void *
+waiting_main(void *arg)
+{
+	Thread *t = arg;
+	char    byte;
+	float   x = 1, y;
+
+	if (t->rank == 2) {
+		comm_end(t->c->comm[2]);
+		t->ok = comm_ended(t->c->comm[2]);
+	} else if (t->rank == 1) {
+		t->ok = !comm_receive(t->c->comm[1], &byte, 1);
+	} else {
+		t->ok = !comm_sum(t->c->comm[0], 0, &(CommSum){ .x = &x, .y = &y, .rows = 1, .width = 1 });
+	}
+	return NULL;
+}
+
+static void
+an_end_wakes_who_waits(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 20; i++) {
+		Case       c = { .ranks = 3, .parts = 1 };
+		llmc_error err;
+		char       byte = 0;
+		assert_int_equal(comm_local(c.ranks, 1, c.comm, &err), LLMC_OK);
+		run_threads(&c, waiting_main);
+		assert_false(comm_send(c.comm[0], &byte, 1));
+		for (int k = 0; k < c.ranks; k++)
+			comm_close(c.comm[k]);
+	}
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(sums_are_in_the_order_of_ranks), cmocka_unit_test(many_rounds_keep_apart), cmocka_unit_test(joins_of_uneven_shares),
+		cmocka_unit_test(bytes_arrive_in_order), cmocka_unit_test(an_end_wakes_who_waits),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,340 @@
+/* Models split over ranks: every element of the checkpoint is read by as many ranks as it should be, ranks agree on what they do together,
+ * sums are as few as they can be, what cannot be dealt is refused with the arithmetic, and plans of ranks that lie are refused. */
+#include "tests/unit/compiler_util.h"
+
+#include "compiler/shard.h"
+#include "formats/dequant.h"
+#include "runtime/weights/weights.h"
+
+static Spec *
+spec_of(Bench *b, const char *name, int ranks)
+{
+	const char *const set[] = { arena_printf(&b->arena, "parallel.tp=%d", ranks), NULL };
+
+	return spec_from_file(arena_printf(&b->arena, "tests/golden/graphs/%s.yaml", name), set, &b->diag, &b->arena);
+}
+
+static const Plan *
+plan_of(Bench *b, const Spec *s, const char *target, int rank, bool fuse)
+{
+	const Compiled *c = s ? compile_rank(s, target, rank, fuse, &b->diag, &b->arena) : NULL;
+
+	return c ? c->plan : NULL;
+}
+
+/* ---------------------------------------------------------------- who reads what ---- */
+
+static const PlanTensor *
+tensor_of(const Plan *p, const char *id)
+{
+	for (int i = 0; i < p->n_tensor; i++)
+		if (strcmp(p->tensor[i].id, id) == 0)
+			return &p->tensor[i];
+	return NULL;
+}
+
+/* Count the elements of the file that a tensor is made of; one name a tensor, or one an expert. */
+static void
+count(const PlanTensor *t, const PlanTensor *all, unsigned short *seen, int64_t each)
+{
+	for (int k = 0; k < t->n_src; k++) {
+		const PlanSource *s = &t->src[k];
+		int64_t           wide = s->col_total ? s->col_total : t->cols, at = 0;
+		while (at < all->n_src && strcmp(all->src[at].name, s->name) != 0)
+			at++;
+		assert_true(at < all->n_src);
+		for (int64_t i = 0; i < s->n_block * s->block; i++) {
+			int64_t r = i;
+			if (s->rope_pairs)
+				r = i / s->rope_pairs * s->rope_pairs + (i % s->rope_pairs < s->rope_pairs / 2 ? i % s->rope_pairs * 2 : (i % s->rope_pairs - s->rope_pairs / 2) * 2 + 1);
+			r = s->first + r / s->block * s->stride + r % s->block;
+			for (int64_t c = 0; c < (t->cols ? t->cols : 1); c++) {
+				int64_t e = s->transpose ? (r / s->transpose * wide + s->col_first + c) * s->transpose + r % s->transpose : r * (s->cols ? s->cols : 1) + s->col_first + c;
+				assert_true(e >= 0 && e < s->rows * (s->cols ? s->cols : 1) && e < each);
+				seen[at * each + e]++;
+			}
+		}
+	}
+}
+
+static bool
+role_in(const char *id, const char *roles)
+{
+	char        role[40];
+	const char *dot = id[0] == 'L' && id[1] >= '0' && id[1] <= '9' ? strchr(id, '.') + 1 : id;
+
+	snprintf(role, sizeof role, " %.*s ", (int)strcspn(dot, "."), dot);
+	return strstr(roles, role);
+}
+
+/* How often an element of a tensor must be read by n ranks */
+static int
+readers(const PlanTensor *t, int n, int copies)
+{
+	if (role_in(t->id, " k v "))
+		return copies;
+	if (role_in(t->id, " q q_b k_b v_b gate up e_gate e_up s_gate s_up ") || (t->cols && role_in(t->id, " o down e_down s_down ")))
+		return 1;
+	return strcmp(t->id, "head") == 0 ? 1 : n;
+}
+
+static void
+check_coverage(const Plan *whole, const Plan *const *rank, int n, int copies)
+{
+	for (int i = 0; i < whole->n_tensor; i++) {
+		const PlanTensor *t = &whole->tensor[i];
+		int64_t           each = 0;
+		for (int k = 0; k < t->n_src; k++)
+			if (t->src[k].rows * (t->src[k].cols ? t->src[k].cols : 1) > each)
+				each = t->src[k].rows * (t->src[k].cols ? t->src[k].cols : 1);
+		unsigned short *want = calloc((size_t)(each * t->n_src), sizeof *want), *have = calloc((size_t)(each * t->n_src), sizeof *have);
+		count(t, t, want, each);
+		for (int r = 0; r < n; r++) {
+			const PlanTensor *own = tensor_of(rank[r], t->id);
+			if (!own)
+				fail_msg("rank %d lacks %s", r, t->id);
+			count(own, t, have, each);
+		}
+		for (int64_t e = 0; e < each * t->n_src; e++)
+			if (have[e] != want[e] * readers(t, n, copies))
+				fail_msg("%s, %d ranks: element %d is read %d times, expected %d", t->id, n, (int)e, have[e], want[e] * readers(t, n, copies));
+		free(want);
+		free(have);
+	}
+}
+
+static int
+collectives(const Plan *p, OpKind op)
+{
+	int n = 0;
+
+	for (int i = 0; i < p->phase[0].n_step; i++)
+		n += p->phase[0].step[i].op == op;
+	return n;
+}
+
+/* What ranks do together must be the same in all plans, in the same order. */
+static void
+check_together(const Plan *a, const Plan *b)
+{
+	for (int ph = 0; ph < 2; ph++) {
+		assert_int_equal(a->phase[ph].n_step, b->phase[ph].n_step);
+		for (int i = 0; i < a->phase[ph].n_step; i++) {
+			const PlanStep *x = &a->phase[ph].step[i], *y = &b->phase[ph].step[i];
+			assert_int_equal(x->op, y->op);
+			if (op_info[x->op].flags & OPF_COMM)
+				for (int k = 0; k < x->n_attr; k++)
+					assert_true(x->attr[k].i == y->attr[k].i && x->attr[k].f == y->attr[k].f);
+		}
+	}
+	assert_int_equal(a->n_pool, b->n_pool);
+	assert_true(a->n_params == b->n_params);
+}
+
+BENCH_TEST(every_element_is_read_as_often_as_it_should_be)
+{
+	static const int sizes[] = { 2, 3, 4, 8 };
+	int split = 0;
+
+	for (int m = 0; m < N_TINY; m++)
+		for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+			const int   n = sizes[k];
+			const Plan *rank[8] = { NULL }, *whole;
+			const Spec *one = spec_of(b, tiny_models[m], 1), *spec = spec_of(b, tiny_models[m], n);
+			int         errors = b->diag.n_error;
+			for (int r = 0; r < n; r++)
+				if (!(rank[r] = plan_of(b, spec, "ref", r, false)))
+					break;
+				else
+					assert_int_equal(rank[r]->rank, r);
+			if (b->diag.n_error > errors) { /* fewer heads or blocks than ranks, alibi: told, not planned */
+				diag_init(&b->diag, &b->arena);
+				continue;
+			}
+			split++;
+			assert_non_null(whole = plan_of(b, one, "ref", 0, false));
+			int kv = spec->attention.kind == ATT_MLA ? spec->attention.n_heads : spec->attention.n_kv_heads;
+			check_coverage(whole, rank, n, n > kv ? n / kv : 1);
+			for (int r = 1; r < n; r++)
+				check_together(rank[0], rank[r]);
+			/* two sums a layer; one where both blocks add to the same stream without a norm between */
+			bool apart = !spec->residual.parallel || spec->norm.attn_out || spec->norm.ffn_out;
+			assert_int_equal(collectives(rank[0], OP_all_reduce), spec->n_layers * (apart ? 2 : 1));
+			assert_int_equal(collectives(rank[0], OP_all_gather), 1);
+			assert_int_equal(collectives(whole, OP_all_reduce) + collectives(whole, OP_all_gather), 0);
+			assert_true(rank[0]->n_params == whole->n_params);
+			/* and fused, for a target with kernels */
+			for (int r = 0; r < n; r++) {
+				const Plan *fused = plan_of(b, spec, "cpu-v3", r, true);
+				assert_non_null(fused);
+				assert_int_equal(collectives(fused, OP_all_reduce), collectives(rank[0], OP_all_reduce));
+				llmc_error err;
+				if (plan_check(fused, &err) != LLMC_OK)
+					fail_msg("%s, rank %d of %d: %s", tiny_models[m], r, n, err.text);
+			}
+		}
+	assert_true(split > 30);
+}
+
+/* ---------------------------------------------------------------- dealing ---- */
+
+static void
+shares_are_even_and_whole(void **state)
+{
+	(void)state;
+	for (int64_t total = 1; total < 70; total++)
+		for (int64_t unit = 1; unit < 9; unit++)
+			for (int n = 1; n < 10; n++) {
+				int64_t at = 0, most = 0, least = INT64_MAX, first, own;
+				for (int r = 0; r < n; r++) {
+					op_share(total, unit, n, r, &first, &own);
+					assert_true(own == 0 || first == at);
+					assert_true(r == n - 1 || own % unit == 0 || first + own == total);
+					at += own;
+					most = own > most ? own : most;
+					least = own < least ? own : least;
+				}
+				assert_int_equal(at, total);
+				assert_true(most - least < 2 * unit);
+			}
+}
+
+BENCH_TEST(what_cannot_be_dealt_is_refused)
+{
+	static const struct { const char *yaml, *text; } bad[] = {
+		{ "attention: {n_heads: 8, n_kv_heads: 2, head_dim: 8}\n" TINY_FFN "parallel: {tp: 3}\n",
+		  "parallel.tp = 3: more ranks than the 2 kv heads must be a multiple of them: 4, 6 or 8" },
+		{ "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8}\n" TINY_FFN "parallel: {tp: 8}\n",
+		  "parallel.tp = 8: 4 ranks would share a kv head, which 2 query heads read in 2 units: at most 4 ranks" },
+		{ "attention: {n_heads: 8, n_kv_heads: 8, head_dim: 8}\nffn: {width: 64}\nstorage: {rules: [{tensor: down, type: q8_0}]}\nparallel: {tp: 3}\n",
+		  "parallel.tp = 3: down has 2 blocks of 32 columns (q8_0), fewer than 3 ranks" },
+		{ "attention: {n_heads: 8, n_kv_heads: 8, head_dim: 32}\n" TINY_FFN "storage: {rules: [{tensor: o, type: q4_k}]}\nparallel: {tp: 2}\n",
+		  "parallel.tp = 2: blocks of 256 columns of o (q4_k) hold 8 kv heads of 32 columns together, which leaves shares for 1 of 2 ranks" },
+	};
+
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		diag_init(&b->diag, &b->arena);
+		bench_spec(b, "llama", bad[i].yaml);
+		assert_null(compile_rank(b->spec, "ref", 0, true, &b->diag, &b->arena));
+		if (!strstr(strbuf_str(&b->diag.text), bad[i].text))
+			fail_msg("%s", strbuf_str(&b->diag.text));
+	}
+	diag_init(&b->diag, &b->arena);
+	bench_spec(b, "bloom", "attention: {n_heads: 4}\nffn: {width: 128}\nparallel: {tp: 2}\n");
+	assert_null(compile_rank(b->spec, "ref", 0, true, &b->diag, &b->arena));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "attention with ALiBi slopes runs on one rank"));
+}
+
+/* ---------------------------------------------------------------- plans that lie ---- */
+
+static const struct { const char *from, *to, *text; } lies[] = {
+	{ "\"rank\":1,", "\"rank\":3,", "rank: is 3" },
+	{ "\"rank\":1,\"ranks\":3,", "", "all_reduce: the plan is for one rank" },
+	{ "\"ranks\":3", "\"ranks\":1", "ranks: is 1" },
+	{ "\"ranks\":3", "\"ranks\":200", "attributes break the rule at least one unit for each rank" },
+	{ "\"ranks\":3", "\"ranks\":2", "does not hold 48 elements" },
+	{ "\"col_total\":48", "\"col_total\":40", "have rows of 48 elements, expected 40|has rows of 48 elements, expected 40" },
+	{ "\"col_first\":16,\"col_total\":48", "\"col_first\":33,\"col_total\":48", "columns 33 .. 48 of 48 are not there" },
+	{ "\"col_first\":16,\"col_total\":48,\"stored\":null", "\"stored\":null", "has rows of 48 elements, expected 16" },
+	{ "\"op\":\"all_gather\",\"layer\":-1,\"kernel\":null,\"arg\":[\"logits.part\",\"logits\"],\"attr\":{\"width\":96",
+	  "\"op\":\"all_gather\",\"layer\":-1,\"kernel\":null,\"arg\":[\"logits.part\",\"logits\"],\"attr\":{\"width\":192", "does not hold" },
+};
+
+BENCH_TEST(plans_of_ranks_that_lie_are_refused)
+{
+	bench_spec(b, "llama", "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: {tp: 3}\n");
+	const Plan *p = plan_of(b, b->spec, "ref", 1, true), *q;
+	Strbuf      json = { 0 };
+
+	assert_non_null(p);
+	plan_write(p, &json);
+	for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+		const char *at = strstr(json.data, lies[i].from);
+		llmc_error  err = { 0 };
+		if (!at)
+			fail_msg("the plan does not hold %s", lies[i].from);
+		const char *text = arena_printf(&b->arena, "%.*s%s%s", (int)(at - json.data), json.data, lies[i].to, at + strlen(lies[i].from));
+		if (plan_read(text, strlen(text), "p.json", &b->arena, (Plan **)&q, &err) != LLMC_E_INPUT)
+			fail_msg("%s is taken", lies[i].to);
+		const char *first = lies[i].text, *bar = strchr(first, '|');
+		char        one[200];
+		snprintf(one, sizeof one, "%.*s", bar ? (int)(bar - first) : (int)strlen(first), first);
+		if (!strstr(err.text, one) && !(bar && strstr(err.text, bar + 1)))
+			fail_msg("%s\n  expected: %s", err.text, first);
+	}
+	Plan       *same;
+	llmc_error  err;
+	Strbuf      again = { 0 };
+	assert_int_equal(plan_read(json.data, json.len, "p.json", &b->arena, &same, &err), LLMC_OK);
+	plan_write(same, &again);
+	assert_string_equal(json.data, again.data);
+	strbuf_release(&json);
+	strbuf_release(&again);
+}
+
+/* ---------------------------------------------------------------- columns of every type ---- */
+
+static void
+columns_are_those_of_the_whole_row(void **state)
+{
+	enum { ROWS = 5, WIDE = 1024, FIRST = 256, COLS = 512 };
+	float *x = malloc(WIDE * sizeof *x), *want = malloc(WIDE * sizeof *want), *have = malloc(COLS * sizeof *have);
+
+	(void)state;
+	for (int made = 0; made < 2; made++) /* blocks of the file; made of f32 */
+		for (int d = 0; d < DT_COUNT; d++) {
+			Dtype   type = (Dtype)d;
+			int64_t row = dtype_row_bytes(type, WIDE);
+			if (type == DT_I32 || type == DT_I64)
+				continue;
+			for (int whole = 0; whole < (made && dtype_group(type).columns ? 2 : 1); whole++) {
+				char *file = calloc(ROWS, (size_t)WIDE * 4), *blocks = calloc(ROWS, (size_t)row), *dst = calloc(ROWS, (size_t)row);
+				bool  can = true;
+				for (int r = 0; r < ROWS; r++) {
+					for (int c = 0; c < WIDE; c++)
+						x[c] = (float)((r * 7919 + c * 104729) % 2003 - 1001) / 500 * (float)(c / 100 + 1);
+					memcpy(file + r * WIDE * 4, x, WIDE * 4);
+					can = quant_row_shared(type, whole ? WIDE : 0, false, x, blocks + r * row, WIDE);
+					if (!can)
+						noise_row(type, 0.1f, blocks + r * row, WIDE);
+				}
+				PlanSource s = { .name = "a", .rows = ROWS, .cols = WIDE, .block = ROWS, .stride = ROWS, .n_block = 1, .col_first = FIRST, .col_total = WIDE };
+				PlanTensor t = { .id = "t", .dtype = type, .rows = ROWS, .cols = COLS, .layout = "row", .scale_cols = whole ? WIDE : 0, .n_src = 1, .src = &s };
+				CheckpointTensor c = { .name = "a", .dtype = made ? DT_F32 : type, .data = made ? file : blocks };
+				size_t     room = pack_scratch_bytes(&t);
+				char      *scratch = aligned_alloc(64, (room + 63) & ~(size_t)63);
+				Threads   *threads;
+				llmc_error err;
+				assert_int_equal(threads_open(1, &threads, &err), LLMC_OK);
+				if (can || !made) {
+					assert_int_equal(pack_tensor(&t, &c, dst, threads, scratch, room, &err), LLMC_OK);
+					for (int r = 0; r < ROWS; r++) {
+						dequant_row(type, blocks + r * row, want, WIDE);
+						plan_tensor_row(&t, dst, r, have);
+						if (memcmp(have, want + FIRST, COLS * sizeof *have))
+							fail_msg("%s%s: row %d", dtype_text(type), made ? " of f32" : "", r);
+					}
+				}
+				threads_close(threads);
+				free(scratch);
+				free(file);
+				free(blocks);
+				free(dst);
+			}
+		}
+	free(x);
+	free(want);
+	free(have);
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(every_element_is_read_as_often_as_it_should_be), cmocka_unit_test(shares_are_even_and_whole),
+		cmocka_unit_test(what_cannot_be_dealt_is_refused), cmocka_unit_test(plans_of_ranks_that_lie_are_refused),
+		cmocka_unit_test(columns_are_those_of_the_whole_row),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
