@@ -17,6 +17,7 @@ static void
 model_free(llmc_model *m)
 {
 	runtime_close(m->rt);
+	world_release(m->world);
 	llmc_tokenizer_close(m->tokenizer);
 	arena_release(&m->arena);
 	free(m);
@@ -37,15 +38,17 @@ llmc_close(llmc_model *m)
 
 /* The reference keeps its KV in fp32 unless the caller says otherwise. */
 static const char *const *
-set_for_target(const char *const *set, const char *target, Arena *arena)
+set_for_target(const char *const *set, const char *target, int ranks, Arena *arena)
 {
 	size_t n = 0, k = 0;
 
 	while (set && set[n])
 		n++;
-	const char **all = NEW(arena, const char *, n + 2);
+	const char **all = NEW(arena, const char *, n + 3);
 	if (target_find(target)->kind == TARGET_REF)
 		all[k++] = "kv.dtype=f32";
+	if (ranks > 1) /* a launcher's number of ranks, unless the caller says otherwise, which is refused */
+		all[k++] = arena_printf(arena, "parallel.tp=%d", ranks);
 	for (size_t i = 0; i < n; i++)
 		all[k++] = arena_strdup(arena, set[i]);
 	return all;
@@ -86,7 +89,7 @@ write_to_cache(llmc_model *m, const Compiled *const *made, llmc_error *err)
 	TRY(file_cache_dir(dir, err));
 	m->artifact = arena_printf(&m->arena, "%s/models/%s-%.16s", strbuf_str(dir), m->spec->name, m->spec->sha256 + (strncmp(m->spec->sha256, "sha256:", 7) ? 0 : 7));
 	TRY(file_mkdirs_private(m->artifact, err));
-	return artifact_write(made, (size_t)m->spec->tp, m->artifact, err);
+	return artifact_write(made, (size_t)m->n_own, m->artifact, err);
 }
 
 static int
@@ -105,7 +108,7 @@ write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *
 	llmc_error why = { 0 };
 
 	if (m->artifact)
-		return artifact_write(made, (size_t)m->spec->tp, m->artifact, err);
+		return artifact_write(made, (size_t)m->n_own, m->artifact, err);
 	/* the cache has the plan that everybody else runs */
 	llmc_status s = m->unfused ? LLMC_E_IO : write_to_cache(m, made, &why);
 	if (s != LLMC_E_IO) {
@@ -120,7 +123,7 @@ write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *
 		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
 		         "what is compiled is not kept for the next time: %s (LLMC_CACHE names another folder)", why.text);
 	m->artifact = m->temporary = dir;
-	return artifact_write(made, (size_t)m->spec->tp, dir, err);
+	return artifact_write(made, (size_t)m->n_own, dir, err);
 }
 
 /* The plan as the runtime reads it: through the strict reader, whoever wrote it. */
@@ -133,7 +136,7 @@ read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *na
 	if (plan->rank != rank || plan->ranks != m->spec->tp)
 		return error_set(err, LLMC_E_INPUT, "%s: is for rank %d of %d, expected %d of %d", name, plan->rank, plan->ranks, rank, m->spec->tp);
 	m->rank[rank] = plan;
-	if (rank == 0)
+	if (rank == m->first)
 		m->plan = plan;
 	return LLMC_OK;
 }
@@ -158,30 +161,30 @@ compiled_file(const Compiled *c, const char *path)
 static llmc_status
 compile_model(llmc_model *m, const char *target, bool write, const llmc_options *opt, llmc_error *err)
 {
-	const Compiled **made = NEW(&m->arena, const Compiled *, m->spec->tp);
+	const Compiled **made = NEW(&m->arena, const Compiled *, m->n_own);
 
-	for (int rank = 0; rank < m->spec->tp; rank++) {
+	for (int k = 0; k < m->n_own; k++) {
 		Diag *const d = NEW(&m->arena, Diag, 1);
 		Compiled *volatile c = NULL;
 		diag_init(d, &m->arena);
 		if (!setjmp(d->bug))
-			c = compile_rank(m->spec, target, rank, !m->unfused, d, &m->arena);
+			c = compile_rank(m->spec, target, m->first + k, !m->unfused, d, &m->arena);
 		if (!c)
 			return diag_error(d, err);
-		if (rank == 0)
+		if (m->first + k == 0)
 			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
-		made[rank] = c;
+		made[k] = c;
 	}
 	if (write)
 		TRY(write_generated(m, made, opt, err));
 	m->plan_text = made[0]->plan_text;
-	for (int rank = 0; rank < m->spec->tp; rank++) {
-		const char *name = plan_file(m, target, rank, "json");
-		const ArtifactFile *json = compiled_file(made[rank], name);
+	for (int k = 0; k < m->n_own; k++) {
+		const char *name = plan_file(m, target, m->first + k, "json");
+		const ArtifactFile *json = compiled_file(made[k], name);
 		if (!json)
 			return error_set(err, LLMC_E_BUG, "the compiler made no %s", name);
-		m->plan_json = rank ? m->plan_json : json->text;
-		TRY(read_plan(m, rank, json->text, json->size, name, err));
+		m->plan_json = k ? m->plan_json : json->text;
+		TRY(read_plan(m, m->first + k, json->text, json->size, name, err));
 	}
 	return LLMC_OK;
 }
@@ -201,7 +204,7 @@ open_rank(llmc_model *m, const char *target, int rank, const llmc_options *opt, 
 		if (read_plan(m, rank, strbuf_str(text), text->len, name, &why) == LLMC_OK && strcmp(m->rank[rank]->target, target) == 0 &&
 		    strcmp(m->rank[rank]->spec_sha256, m->spec->sha256) == 0) {
 			*fits = true;
-			if (rank == 0)
+			if (rank == m->first)
 				m->plan_json = arena_strndup(&m->arena, strbuf_str(text), text->len);
 		} else {
 			log_line(opt->log, opt->log_user, LLMC_LOG_INFO, "%s: %s: compiling it again from model.yaml", name,
@@ -217,11 +220,11 @@ static llmc_status
 open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
 {
 	*fits = true;
-	for (int rank = 0; rank < m->spec->tp && *fits; rank++)
+	for (int rank = m->first; rank < m->first + m->n_own && *fits; rank++)
 		TRY(open_rank(m, target, rank, opt, fits, err));
 	if (*fits) {
 		Strbuf *text = arena_strbuf(&m->arena);
-		bool    read = file_read(arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, 0, "txt")), (size_t)1 << 30, text, NULL) == LLMC_OK;
+		bool    read = file_read(arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, m->first, "txt")), (size_t)1 << 30, text, NULL) == LLMC_OK;
 		m->plan_text = read ? arena_strndup(&m->arena, strbuf_str(text), text->len) : "";
 		strbuf_release(text);
 	}
@@ -231,7 +234,7 @@ open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits
 static bool
 has_plan(llmc_model *m, const char *target)
 {
-	for (int rank = 0; rank < m->spec->tp; rank++)
+	for (int rank = m->first; rank < m->first + m->n_own; rank++)
 		if (!file_exists(arena_printf(&m->arena, "%s/%s", m->artifact, plan_file(m, target, rank, "json"))))
 			return false;
 	return true;
@@ -319,13 +322,19 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	TRY(device_gpu(opt->device, &m->gpu, err));
 	TRY(target_name(opt->device, opt->arch, !opt->no_weights, target, err));
 	m->source = absolute(&m->arena, path);
-	m->set = set_for_target(opt->set, target, &m->arena);
+	m->set = set_for_target(opt->set, target, m->world ? world_ranks(m->world) : 1, &m->arena);
 	m->random_weights = opt->random_weights;
 	m->n_threads = opt->n_threads;
 	if (opt->random_weights && opt->weights)
 		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one", opt->weights);
 	TRY(source_spec(path, kind, m->set, opt->weights, &m->arena, opt->log, opt->log_user, &m->spec, err));
+	if (m->world && m->spec->tp != world_ranks(m->world))
+		return error_set(err, LLMC_E_INPUT, "the launcher started %d ranks, parallel.tp is %d", world_ranks(m->world), m->spec->tp);
 	m->rank = NEW(&m->arena, const Plan *, m->spec->tp);
+	m->first = m->world ? world_rank(m->world) : 0;
+	m->n_own = m->world ? 1 : m->spec->tp;
+	if (m->world && m->n_threads == 0)
+		m->n_threads = world_threads(m->world);
 	if (!opt->random_weights)
 		m->weights = (char *)weights_path(path, kind, m->spec, opt->weights, &m->arena);
 	bool fits = false;
@@ -344,16 +353,16 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	if (!m->weights && !opt->random_weights)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: no weights: say where with --weights PATH, write `weights: PATH` into the YAML, or measure with --random-weights", path);
-	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .n_threads = opt->n_threads, .device = m->gpu > 0 ? m->gpu : 0,
+	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .world = m->world, .n_threads = m->n_threads, .device = m->gpu > 0 ? m->gpu : 0,
 		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed, .cache_told = m->temporary != NULL,
 		              .log = opt->log, .log_user = opt->log_user };
 	llmc_error why = { 0 };
-	llmc_status status = runtime_open_ranks(m->rank, m->spec->tp, &ro, &m->rt, &why);
+	llmc_status status = runtime_open_ranks(m->rank + m->first, m->n_own, &ro, &m->rt, &why);
 	/* nothing to compile with, or it does not compile: better what was shipped for less than nothing, and why */
 	if (status == LLMC_E_MISSING && kind == SOURCE_ARTIFACT && !opt->out_dir && strcmp(m->plan->target, target) == 0 &&
 	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits) {
 		log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, why.text);
-		status = runtime_open_ranks(m->rank, m->spec->tp, &ro, &m->rt, &why);
+		status = runtime_open_ranks(m->rank + m->first, m->n_own, &ro, &m->rt, &why);
 	}
 	/* the compiler is older than the processor: the best that both know */
 	if (status == LLMC_E_MISSING && !opt->arch && target_find(target)->kind == TARGET_CPU && strcmp(m->plan->target, target) == 0) {
@@ -374,6 +383,24 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	return LLMC_OK;
 }
 
+/* Every rank of a launcher has opened its own, or none has: what they run must be the same. */
+static llmc_status
+open_together(llmc_model *m, llmc_status own, llmc_error *err)
+{
+	llmc_error why = *err;
+	char       checkpoint[17], together[17];
+
+	TRY(world_agree(m->world, own, &why, err));
+	runtime_fingerprint(m->rt, checkpoint, together);
+	TRY(world_same(m->world, "llmc", LLMC_VERSION, err));
+	TRY(world_same(m->world, "description", m->spec->sha256, err));
+	TRY(world_same(m->world, "target", m->plan->target, err));
+	TRY(world_same(m->world, "checkpoint", checkpoint, err));
+	TRY(world_same(m->world, "plan", together, err));
+	runtime_lead(m->rt);
+	return LLMC_OK;
+}
+
 static llmc_status
 open_as(const char *path, const llmc_options *opt, bool unfused, llmc_model **out, llmc_error *err)
 {
@@ -386,6 +413,11 @@ open_as(const char *path, const llmc_options *opt, bool unfused, llmc_model **ou
 	llmc_model *m = calloc(1, sizeof *m);
 	if (!m)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	llmc_status in_world = o.no_weights ? LLMC_OK : world_take(&m->world, err);
+	if (in_world != LLMC_OK) {
+		free(m);
+		return in_world;
+	}
 	atomic_init(&m->refs, 1);
 	m->unfused = unfused;
 	arena_init(&m->arena);
@@ -395,6 +427,8 @@ open_as(const char *path, const llmc_options *opt, bool unfused, llmc_model **ou
 		s = error_set(&own, LLMC_E_MEMORY, "%s: out of memory while opening it", path);
 	else
 		s = open_into(m, path, &o, &own);
+	if (m->world)
+		s = open_together(m, s, &own);
 	if (m->temporary)
 		nftw(m->temporary, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 	if (s != LLMC_OK) {

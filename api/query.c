@@ -37,6 +37,8 @@ llmc_info(const llmc_model *m, llmc_model_info *info)
 	all.has_tokenizer = m->tokenizer != NULL;
 	all.has_chat_template = llmc_has_chat_template(m->tokenizer);
 	all.n_params = p->n_params;
+	all.rank = m->first;
+	all.ranks = m->spec->tp;
 	for (int i = 0; i < p->n_tensor; i++)
 		all.weight_bytes += plan_tensor_bytes(&p->tensor[i]);
 	for (int i = 0; i < decode->n_step; i++)
@@ -69,6 +71,52 @@ llmc_status
 llmc_memory_for(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err)
 {
 	return session_memory(m->plan, lim, out, err);
+}
+
+/* Is the tensor one of this role, in a layer or outside? */
+static bool
+is_role(const PlanTensor *t, const char *role)
+{
+	const char *dot = strchr(t->id, '.');
+
+	return strcmp(t->id, role) == 0 || (dot && strcmp(dot + 1, role) == 0);
+}
+
+llmc_status
+llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_rank_info *out, llmc_error *err)
+{
+	llmc_rank_info r = LLMC_INIT(llmc_rank_info);
+	const Plan    *p = rank >= 0 && rank < m->spec->tp ? m->rank[rank] : NULL;
+
+	if (!p)
+		return error_set(err, LLMC_E_RANGE, "there is no rank %d here, of %d", rank, m->spec->tp);
+	r.memory.size = sizeof r.memory;
+	TRY(session_memory(p, lim, &r.memory, err));
+	r.kv_heads = p->n_pool && !p->pool[0].mla ? (int32_t)p->pool[0].kv_heads : 0;
+	for (int i = 0; i < p->n_tensor; i++) {
+		const PlanTensor *t = &p->tensor[i];
+		r.ffn = is_role(t, "down") && t->cols ? t->cols : r.ffn;
+		r.expert = is_role(t, "e_down") ? t->cols : r.expert;
+		r.shared = is_role(t, "s_down") && t->cols ? t->cols : r.shared;
+		r.vocab = is_role(t, "head") && t->cols ? t->rows : r.vocab;
+	}
+	for (int i = 0; i < p->phase[0].n_step; i++) {
+		const PlanStep *s = &p->phase[0].step[i];
+		int64_t         first, count;
+		if (op_info[s->op].flags & OPF_ATT)
+			r.heads = (int32_t)step_int(s, "heads");
+		if (s->op == OP_all_reduce) {
+			r.sums++;
+			r.sum_bytes += 4 * step_int(s, "width");
+		} else if (s->op == OP_all_gather) {
+			r.joins++;
+			op_share(step_int(s, "width"), step_int(s, "unit"), p->ranks, p->rank, &first, &count);
+			r.join_bytes += 4 * count;
+		}
+	}
+	r.vocab = r.vocab ? r.vocab : p->vocab; /* the embedding's */
+	SIZED_GIVE(out, r);
+	return LLMC_OK;
 }
 
 llmc_status

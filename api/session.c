@@ -35,6 +35,14 @@ llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llm
 	return LLMC_OK;
 }
 
+llmc_status
+llmc_follow(llmc_model *m, llmc_error *err)
+{
+	if (!m->world || m->first == 0)
+		return error_set(err, LLMC_E_RANGE, "this is rank 0: it leads");
+	return runtime_follow(m->rt, err);
+}
+
 void
 llmc_session_close(llmc_session *s)
 {

@@ -110,6 +110,24 @@ log_to_stderr(void *user, int level, const char *line)
 	}
 }
 
+/* Of several processes that a launcher has started the first runs the command; the others do their part of it, and end here. */
+static void
+follow_rank_0(llmc_model *m)
+{
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	llmc_error      err = { 0 };
+
+	llmc_info(m, &info);
+	if (info.rank == 0)
+		return;
+	signal(SIGINT, SIG_IGN); /* rank 0 drains, then ends all */
+	signal(SIGTERM, SIG_IGN);
+	llmc_status s = llmc_follow(m, &err);
+	int code = s == LLMC_OK ? 0 : fail_with(&err);
+	llmc_close(m);
+	exit(code);
+}
+
 llmc_status
 open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_error *err)
 {
@@ -151,6 +169,8 @@ open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_er
 	llmc_status s = llmc_open(path, &o, m, err);
 	progress_end();
 	free(set);
+	if (s == LLMC_OK && !no_weights)
+		follow_rank_0(*m);
 	return s;
 }
 

@@ -49,7 +49,7 @@ compile(int argc, char **argv)
 		{ OPT_TEXT, 0, "arch", "A,B", &arch, "instruction sets: generic, v3, vnni, v4, amx [this processor's best]" },
 		{ OPT_FLAG, 0, "aot", NULL, &aot, "build the kernels now and ship them in the artifact" },
 		{ OPT_LIST, 0, "set", "KEY=VALUE", &set, "override a key of the description; may be repeated" },
-		{ OPT_INT, 0, "tp", "N", &tp, "tensor parallel degree (same as --set parallel.tp=)" },
+		{ OPT_INT, 0, "tp", "N", &tp, "ranks that share each layer: a plan for each (same as --set parallel.tp=)" },
 		{ OPT_TEXT, 0, "dump", "STAGE", &dump, "print spec, graph, fuse, order or plan; write nothing" },
 		{ OPT_FLAG, 0, "json", NULL, &json, "{\"artifact\":\"...\",\"seconds\":...}" },
 		{ OPT_FLAG, 'q', "quiet", NULL, &quiet, "no progress" },

@@ -1,4 +1,5 @@
 /* llmc plan: what will run, and what it will cost. */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,6 +49,71 @@ predictions(const llmc_model *m, const char *gpu, int32_t context, bool json, ll
 	}
 	if (json)
 		printf("]}");
+	return LLMC_OK;
+}
+
+/* A column a rank: what it holds, what was cut how, what it says to the others. */
+static llmc_status
+ranks(const llmc_model *m, const llmc_limits *lim, bool json, llmc_error *err)
+{
+	static const struct { const char *name, *key; size_t at; bool bytes, is32; } row_of[] = {
+		{ "weights", "weights", offsetof(llmc_rank_info, memory.weights), true, false },
+		{ "kv", "kv", offsetof(llmc_rank_info, memory.kv), true, false },
+		{ "kv a position", "kv_per_token", offsetof(llmc_rank_info, memory.kv_per_token), true, false },
+		{ "scratch", "scratch", offsetof(llmc_rank_info, memory.scratch), true, false },
+		{ "query heads", "heads", offsetof(llmc_rank_info, heads), false, true },
+		{ "kv heads", "kv_heads", offsetof(llmc_rank_info, kv_heads), false, true },
+		{ "ffn columns", "ffn", offsetof(llmc_rank_info, ffn), false, false },
+		{ "of an expert", "expert", offsetof(llmc_rank_info, expert), false, false },
+		{ "of the shared one", "shared", offsetof(llmc_rank_info, shared), false, false },
+		{ "rows of the head", "vocab", offsetof(llmc_rank_info, vocab), false, false },
+		{ "all-reduces", "sums", offsetof(llmc_rank_info, sums), false, true },
+		{ "their bytes a row", "sum_bytes", offsetof(llmc_rank_info, sum_bytes), true, false },
+		{ "gathered a row", "join_bytes", offsetof(llmc_rank_info, join_bytes), true, false },
+	};
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	char text[32];
+
+	llmc_info(m, &info);
+	llmc_rank_info *r = calloc((size_t)info.ranks, sizeof *r);
+	for (int32_t k = 0; r && k < info.ranks; k++) {
+		r[k].size = sizeof *r;
+		llmc_status s = llmc_rank_for(m, k, lim, &r[k], err);
+		if (s != LLMC_OK) {
+			free(r);
+			return s;
+		}
+	}
+	for (size_t i = 0; r && !json && i < sizeof row_of / sizeof *row_of; i++) {
+		if (i == 0) {
+			printf("\n%-18s", "rank");
+			for (int32_t k = 0; k < info.ranks; k++)
+				printf(" %12d", k);
+			printf("\n");
+		}
+		int64_t sum = 0;
+		for (int32_t k = 0; k < info.ranks; k++)
+			sum += row_of[i].is32 ? *(int32_t *)((char *)&r[k] + row_of[i].at) : *(int64_t *)((char *)&r[k] + row_of[i].at);
+		if (!sum)
+			continue;
+		printf("  %-16s", row_of[i].name);
+		for (int32_t k = 0; k < info.ranks; k++) {
+			int64_t v = row_of[i].is32 ? *(int32_t *)((char *)&r[k] + row_of[i].at) : *(int64_t *)((char *)&r[k] + row_of[i].at);
+			if (row_of[i].bytes)
+				printf(" %12s", human_bytes((double)v, text));
+			else
+				printf(" %12lld", (long long)v);
+		}
+		printf("\n");
+	}
+	for (int32_t k = 0; r && json && k < info.ranks; k++) {
+		printf("%s{", k ? "," : ",\"ranks\":[");
+		for (size_t i = 0; i < sizeof row_of / sizeof *row_of; i++)
+			printf("%s\"%s\":%lld", i ? "," : "", row_of[i].key,
+			       (long long)(row_of[i].is32 ? *(int32_t *)((char *)&r[k] + row_of[i].at) : *(int64_t *)((char *)&r[k] + row_of[i].at)));
+		printf("}%s", k + 1 == info.ranks ? "]" : "");
+	}
+	free(r);
 	return LLMC_OK;
 }
 
@@ -111,6 +177,8 @@ plan(int argc, char **argv)
 		       (long long)mem.scratch, (long long)mem.state, (long long)sum, (long long)mem.kv_per_token);
 		if (fit >= 0)
 			printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)c.memory, fit);
+		if (info.ranks > 1)
+			s = ranks(m, &lim, true, &err);
 		if (gpu)
 			s = predictions(m, gpu, c.context ? c.context : 1024, true, &err);
 		printf(",\"plan\":%s}\n", llmc_plan_json(m));
@@ -124,6 +192,8 @@ plan(int argc, char **argv)
 		row("state", mem.state);
 		row("total", sum);
 		printf("kv per position: %s\n", human_bytes((double)mem.kv_per_token, text));
+		if (info.ranks > 1)
+			s = ranks(m, &lim, false, &err);
 		if (fit >= 0)
 			printf("in %s fit %d such sequences\n", human_bytes((double)c.memory, text), fit);
 		if (gpu)
@@ -135,9 +205,10 @@ plan(int argc, char **argv)
 }
 
 const Command cmd_plan = {
-	"plan", "MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--json]", "show the steps, kernels and bytes of a model",
+	"plan", "MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--json]", "show the steps, kernels and bytes of a model",
 	"  llmc plan configs/llama2-70b.yaml --memory 160G --length 4096\n"
 	"  llmc plan model.gguf --arch v3\n"
+	"  llmc plan configs/llama3-70b.yaml --tp 8\n"
 	"  llmc plan configs/llama3-8b.yaml --gpu h100\n",
 	plan,
 };

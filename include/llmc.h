@@ -137,6 +137,11 @@ typedef struct llmc_limits {
 	int     n_threads; /* [the model's] */
 } llmc_limits;
 
+/* In a program that mpirun or srun has started as several processes each calls llmc_open, which waits for the others and gives each its
+ * rank (llmc_info). Rank 0 then does what it likes with the model; the others call this, do as rank 0's sessions do, and return when rank 0
+ * closes the model. One model a process. E_DEVICE: ranks are lost; E_RANGE: rank 0 called. */
+LLMC_API llmc_status llmc_follow(llmc_model *m, llmc_error *err);
+
 LLMC_API llmc_status llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out,
                                        llmc_error *err);
 LLMC_API void        llmc_session_close(llmc_session *s);
@@ -213,6 +218,7 @@ typedef struct llmc_model_info {
 	int64_t weight_bytes;   /* packed, as held in memory */
 	int64_t token_bytes;    /* weight bytes streamed for one decoded token */
 	double  load_s, compile_s, pack_s; /* what opening took */
+	int32_t rank, ranks;    /* this process' first rank, of those that the model is split over (parallel.tp) */
 } llmc_model_info;
 LLMC_API void llmc_info(const llmc_model *m, llmc_model_info *info); /* info->size set by the caller */
 
@@ -226,6 +232,17 @@ typedef struct llmc_memory {
 	int64_t kv_per_token;                /* bytes of KV for one position */
 } llmc_memory;
 LLMC_API llmc_status llmc_memory_for(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err);
+/* One rank of a model that is split over several (parallel.tp), or all of one that is not. Sizes are 0 where the model has none. */
+typedef struct llmc_rank_info {
+	size_t  size;
+	llmc_memory memory;                  /* memory.size is set as well */
+	int32_t heads, kv_heads;             /* of attention; kv_heads 0: the latent, whole */
+	int64_t ffn, expert, shared, vocab;  /* columns of feed-forwards, rows of the head */
+	int32_t sums, joins;                 /* all-reduces and all-gathers of a step */
+	int64_t sum_bytes, join_bytes;       /* that the rank brings to them, for a row */
+} llmc_rank_info;
+/* E_RANGE: there is no such rank, or it is another process'. */
+LLMC_API llmc_status llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_rank_info *out, llmc_error *err);
 /* The largest number of sequences of lim->context positions that fit into `bytes` altogether; 0: not even one. */
 LLMC_API llmc_status llmc_fit(const llmc_model *m, int64_t bytes, const llmc_limits *lim, int32_t *seqs,
                               llmc_error *err);

@@ -189,7 +189,7 @@ session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, ll
 	TRY(s->device->enter(s, err));
 	fill(s, chunk, (int32_t)n, n_dec, true);
 	llmc_status status = ranks_step(s, phase) ? s->device->forward(s, phase, logits ? &made : NULL, err)
-	                                          : error_set(err, LLMC_E_DEVICE, "a rank of this model has ended");
+	                                          : comm_error(s->comm, err);
 	s->device->leave(s);
 	TRY(status);
 	count(s, chunk, n, phase);

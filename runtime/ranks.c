@@ -1,4 +1,4 @@
-/* Ranks as threads. Rank 0 has the books: sequences, pages, who runs next. It tells the others what it does as records, in order: a new
+/* Ranks as threads of this process, or as processes that a launcher has started. Rank 0 has the books: sequences, pages, who runs next. It tells the others what it does as records, in order: a new
  * sequence (whose rotation depends on its length), a page copied or cleared, a step with its arrays. They do the same to their own memory;
  * page numbers are the same everywhere, pages hold the heads of their rank. Within a step the ranks meet in its collectives alone.
  *
@@ -12,8 +12,9 @@
 
 #include "runtime/state/rope.h"
 
-typedef enum RecordKind { RECORD_STEP, RECORD_SEQUENCE, RECORD_PAGE, RECORD_CLOSE } RecordKind;
-/* STEP: a phase, then the session's block. SEQUENCE: a its number, b the length it is bound by. PAGE: a is to be as b; b -1: zero */
+typedef enum RecordKind { RECORD_STEP, RECORD_SEQUENCE, RECORD_PAGE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
+/* STEP: a phase, then the session's block. SEQUENCE: a its number, b the length it is bound by. PAGE: a is to be as b; b -1: zero.
+ * Between sessions: OPEN: limits follow, a session is opened; END: there are no more. */
 typedef struct Record { int32_t kind, a, b, more; } Record;
 
 typedef struct Follower {
@@ -121,6 +122,8 @@ follow(Session *s)
 			kv_page_as(&s->kv, r.a, r.b);
 			break;
 		case RECORD_CLOSE:
+		case RECORD_OPEN: /* not within a session */
+		case RECORD_END:
 			return;
 		}
 	}
@@ -196,11 +199,86 @@ ranks_open(Session *s, llmc_error *err)
 	return status;
 }
 
+/* ---------------------------------------------------------------- processes ---- */
+
+llmc_status
+ranks_announce(Runtime *rt, const llmc_limits *lim, llmc_error *err)
+{
+	const Record r = { .kind = RECORD_OPEN };
+
+	if (!rt->world || world_rank(rt->world) > 0)
+		return LLMC_OK;
+	if (world_send(rt->world, &r, sizeof r) && world_send(rt->world, lim, sizeof *lim))
+		return LLMC_OK;
+	return error_set(err, LLMC_E_DEVICE, "ranks of this job cannot be reached");
+}
+
+llmc_status
+ranks_meet(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
+{
+	llmc_error  why = { 0 };
+	llmc_status status;
+
+	if (own != LLMC_OK && err)
+		why = *err;
+	TRY_GOTO(world_agree(rt->world, own, &why, err));
+	TRY_GOTO(world_comm(rt->world, (*s)->lim.n_threads, &(*s)->comm, err));
+	if (comm_rank((*s)->comm) == 0) {
+		(*s)->kv.told = page_told;
+		(*s)->kv.told_user = *s;
+	}
+	return LLMC_OK;
+fail:
+	if (own == LLMC_OK)
+		session_close(*s);
+	*s = NULL;
+	return status;
+}
+
+llmc_status
+ranks_follow(Runtime *rt, llmc_error *err)
+{
+	Record      r;
+	llmc_limits lim;
+
+	while (world_receive(rt->world, &r, sizeof r)) {
+		if (r.kind == RECORD_END)
+			return LLMC_OK;
+		if (!world_receive(rt->world, &lim, sizeof lim))
+			break;
+		Session    *s = NULL;
+		llmc_status status = session_open_rank(rt, &lim, NULL, &s, err);
+		if (ranks_meet(&s, rt, status, err) != LLMC_OK)
+			continue; /* rank 0 has been told, and says what to do */
+		follow(s);
+		status = comm_ended(s->comm) ? comm_error(s->comm, err) : LLMC_OK;
+		session_close(s);
+		TRY(status);
+	}
+	return error_set(err, LLMC_E_DEVICE, "rank 0 cannot be reached");
+}
+
+void
+ranks_dismiss(Runtime *rt)
+{
+	if (rt->world && rt->led && world_rank(rt->world) == 0)
+		(void)world_send(rt->world, &(Record){ .kind = RECORD_END }, sizeof(Record));
+}
+
+/* ---------------------------------------------------------------- the end ---- */
+
 void
 ranks_close(Session *s)
 {
 	Group *g = s->group;
 
+	if (!g && s->comm && s->rt->world) {
+		if (comm_rank(s->comm) == 0)
+			(void)tell(s, (Record){ .kind = RECORD_CLOSE });
+		comm_close(s->comm);
+		s->comm = NULL;
+		s->kv.told = NULL;
+	}
 	if (!g)
 		return;
 	if (s->comm) {

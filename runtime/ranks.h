@@ -1,14 +1,20 @@
-/* Ranks of one model in this process: rank 0 leads, the others follow. See ranks.c. */
+/* Ranks of one model: rank 0 leads, the others follow. See ranks.c. */
 #ifndef LLMC_RUNTIME_RANKS_H
 #define LLMC_RUNTIME_RANKS_H
 
-#include "runtime/comm/comm.h"
+#include "runtime/comm/world.h"
 #include "runtime/state/state.h"
 
 /* The session of rank 0 has been opened: open those of the others, a thread each, and have them follow it. */
 llmc_status ranks_open(Session *s, llmc_error *err);
 /* They end. Nothing happens where there are none. */
 void        ranks_close(Session *s);
+
+/* Ranks that are processes. Rank 0 opens a session: the others do as well, with these limits, or all refuse. */
+llmc_status ranks_announce(Runtime *rt, const llmc_limits *lim, llmc_error *err);
+llmc_status ranks_meet(Session **s, Runtime *rt, llmc_status own, llmc_error *err);
+llmc_status ranks_follow(Runtime *rt, llmc_error *err);
+void        ranks_dismiss(Runtime *rt);
 
 /* What the session of rank 0 tells the others, in the order of its own doing; of a session alone they do nothing. False: the group has
  * ended. The step is the one that the session's arrays describe. */

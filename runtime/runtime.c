@@ -1,9 +1,11 @@
 /* Plan + weights + kernels, ready to be shared by sessions. */
 #include "runtime/ranks.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/file.h"
+#include "base/sum64.h"
 
 /* The devices there are. */
 const Device *
@@ -81,6 +83,7 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	rt->plan = plan;
 	rt->device = device;
+	rt->world = o.world;
 	rt->n_threads = o.n_threads = o.n_threads > 0 ? o.n_threads : topology_threads();
 	if (plan->ranks > 1 && device != device_of(TARGET_CPU)) {
 		status = error_set(err, LLMC_E_MISSING, "parallel.tp = %d: GPUs run models of one rank; processors run several (--device cpu)", plan->ranks);
@@ -139,6 +142,7 @@ runtime_close(Runtime *rt)
 {
 	if (!rt)
 		return;
+	ranks_dismiss(rt);
 	for (int k = 1; k < rt->n_rank; k++)
 		runtime_close(rt->rank[k]);
 	free(rt->rank);
@@ -150,6 +154,35 @@ runtime_close(Runtime *rt)
 	rt->device->model_close(rt->model);
 	weights_close(rt->weights);
 	free(rt);
+}
+
+void
+runtime_fingerprint(const Runtime *rt, char checkpoint[17], char together[17])
+{
+	uint64_t sum = 1;
+
+	for (int ph = 0; ph < rt->plan->n_phase; ph++)
+		for (int i = 0; i < rt->plan->phase[ph].n_step; i++) {
+			const PlanStep *st = &rt->plan->phase[ph].step[i];
+			int64_t fact[] = { ph, st->op, step_int(st, "width"), step_int(st, "unit"), (int64_t)(step_num(st, "scale") * 1e6) };
+			if (op_info[st->op].flags & OPF_COMM)
+				sum = sum64(fact, sizeof fact, sum);
+		}
+	snprintf(together, 17, "%016llx", (unsigned long long)sum);
+	sum = weights_checkpoint(rt->weights) ? checkpoint_content(weights_checkpoint(rt->weights)) : 0;
+	snprintf(checkpoint, 17, "%016llx", (unsigned long long)sum);
+}
+
+void
+runtime_lead(Runtime *rt)
+{
+	rt->led = true;
+}
+
+llmc_status
+runtime_follow(Runtime *rt, llmc_error *err)
+{
+	return ranks_follow(rt, err);
 }
 
 RuntimeTimes

@@ -9,6 +9,7 @@
 #include "plan/plan.h"
 
 typedef struct Runtime Runtime;
+typedef struct World World; /* comm/world.h */
 typedef struct Session Session;
 
 typedef struct RuntimeOptions {
@@ -20,6 +21,7 @@ typedef struct RuntimeOptions {
 	bool        cache_packed;
 	bool        cache_told;    /* that the cache takes no files has been said already */
 	size_t      stage_bytes;   /* as in WeightsOptions */
+	World      *world;         /* the plan is for this process' rank of them; NULL: there are none. It outlives the runtime */
 	llmc_log_fn log;
 	void       *log_user;
 } RuntimeOptions;
@@ -30,6 +32,12 @@ typedef struct RuntimeTimes { double compile_s, pack_s, load_s; } RuntimeTimes;
 llmc_status runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_error *err);
 /* The plans of all ranks, of which rank 0's stands for the model: its sessions are all ranks'. n 1: as runtime_open. */
 llmc_status runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Runtime **out, llmc_error *err);
+/* A rank other than 0 of a world: do what rank 0 does, until it closes its runtime. E_DEVICE: ranks are lost. */
+llmc_status runtime_follow(Runtime *rt, llmc_error *err);
+/* A text of the checkpoint's content, and of what the plan does together with other ranks: the same for all. hex: 16 digits each */
+void        runtime_fingerprint(const Runtime *rt, char checkpoint[17], char together[17]);
+/* All ranks of the world have opened theirs: from here on rank 0 tells the others when to end. */
+void        runtime_lead(Runtime *rt);
 void        runtime_close(Runtime *rt);
 RuntimeTimes runtime_times(const Runtime *rt);
 /* Does the artifact ship built kernels of this target that run here as they are? number: of the GPU */

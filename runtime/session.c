@@ -110,8 +110,17 @@ fail:
 llmc_status
 session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err)
 {
-	RankPlace at = ranks_enter(0, rt->n_rank);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	RankPlace   at;
 
+	*out = NULL;
+	if (rt->world) {
+		SIZED_TAKE(l, lim);
+		TRY(session_limits(rt->plan, &l, &l, err));
+		TRY(ranks_announce(rt, &l, err));
+		return ranks_meet(out, rt, session_open_rank(rt, &l, NULL, out, err), err);
+	}
+	at = ranks_enter(0, rt->n_rank);
 	llmc_status status = session_open_rank(rt, lim, NULL, out, err);
 	ranks_leave(&at);
 	if (status != LLMC_OK || rt->n_rank < 2)

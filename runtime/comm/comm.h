@@ -46,5 +46,7 @@ bool comm_receive(Comm *c, void *data, size_t n);
 /* Ends the group: whoever waits returns false, on all ranks, and so do all calls from now on. Any thread. */
 void comm_end(Comm *c);
 bool comm_ended(const Comm *c);
+/* Of a group that has ended: LLMC_E_DEVICE, and why as far as this rank knows. */
+llmc_status comm_error(const Comm *c, llmc_error *err);
 
 #endif

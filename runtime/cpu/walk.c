@@ -266,7 +266,7 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	threads_run(s->threads, walk, &w);
 	s->stats.barriers += w.phase->n_meet;
 	if (s->comm && comm_ended(s->comm))
-		return error_set(err, LLMC_E_DEVICE, "a rank of this model has ended");
+		return comm_error(s->comm, err);
 	if (logits)
 		*logits = (const float *)(const void *)s->slot[b->slot];
 	return LLMC_OK;

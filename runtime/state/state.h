@@ -17,6 +17,8 @@ struct Runtime {
 	RuntimeTimes  times;
 	int           n_rank;     /* rank 0 of several in this process: their runtimes, itself the first; else 0 */
 	Runtime     **rank;
+	bool          led;        /* the ranks of the world are those of an open model, and wait for rank 0 */
+	World        *world;      /* ranks are processes: the others' end; NULL */
 };
 
 typedef struct SeqState {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/sum64.h"
 #include "formats/dequant.h"
 #include "formats/gguf.h"
 #include "formats/names.h"
@@ -333,6 +334,26 @@ checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err)
 		last = t->file;
 	}
 	return LLMC_OK;
+}
+
+uint64_t
+checkpoint_content(const Checkpoint *c)
+{
+	enum { FIRST = 4096 };
+	size_t   n = c->gguf ? gguf_n_tensors(c->gguf) : safetensors_n(c->st);
+	uint64_t sum = n;
+
+	for (size_t i = 0; i < n; i++) {
+		CheckpointTensor t;
+		if (!checkpoint_find(c, c->gguf ? gguf_tensor_at(c->gguf, i)->name : safetensors_at(c->st, i)->name, &t))
+			continue;
+		int64_t fact[] = { t.dtype, t.n_dims, t.bytes };
+		sum = sum64(t.name, strlen(t.name), sum);
+		sum = sum64(fact, sizeof fact, sum);
+		if (t.data)
+			sum = sum64(t.data, (size_t)(t.bytes < FIRST ? t.bytes : FIRST), sum);
+	}
+	return sum;
 }
 
 void

@@ -34,6 +34,8 @@ llmc_status checkpoint_source(const Checkpoint *c, const PlanTensor *t, const Pl
 llmc_status checkpoint_vector(const Checkpoint *c, const char *name, float *dst, int64_t n, llmc_error *err);
 /* Path, size, mtime and the header's bytes of every file: what a cache of this checkpoint depends on. */
 llmc_status checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err);
+/* Of names, types, shapes and the first bytes of all tensors: what files on several machines must have in common. */
+uint64_t    checkpoint_content(const Checkpoint *c);
 /* Consumed pages of the mapping go back to the kernel; they are read again when touched. */
 void        checkpoint_forget(const CheckpointTensor *t);
 

@@ -263,6 +263,10 @@ class Model(_Handle):
         t = lib.llmc_model_tokenizer(self._h)
         return Tokenizer(_borrowed=t, _owner=self) if t else None
 
+    def follow(self):
+        """In a program that mpirun started, on ranks other than 0 (info["rank"]): do as rank 0 does, until it closes its model."""
+        _call(lib.llmc_follow, self._h)
+
     def memory(self, **limits):
         m = _ffi.Memory()
         _call(lib.llmc_memory_for, self._h, C.byref(_ffi.Limits(**_limits(limits))), C.byref(m))

@@ -81,7 +81,7 @@ class Info(Sized):
                 ("hard_limit", C.c_bool), ("n_eos", C.c_int32), ("eos", C.c_int32 * 8), ("bos", C.c_int32),
                 ("has_tokenizer", C.c_bool), ("has_chat_template", C.c_bool), ("n_params", C.c_int64),
                 ("weight_bytes", C.c_int64), ("token_bytes", C.c_int64), ("load_s", C.c_double),
-                ("compile_s", C.c_double), ("pack_s", C.c_double)]
+                ("compile_s", C.c_double), ("pack_s", C.c_double), ("rank", C.c_int32), ("ranks", C.c_int32)]
 
 
 class Memory(Sized):
@@ -152,6 +152,7 @@ _SIGNATURES = {
     "llmc_open": (C.c_int, [C.c_char_p, P(Options), P(C.c_void_p), _E]),
     "llmc_close": (None, [C.c_void_p]),
     "llmc_session_open": (C.c_int, [C.c_void_p, P(Limits), P(C.c_void_p), _E]),
+    "llmc_follow": (C.c_int, [C.c_void_p, _E]),
     "llmc_session_close": (None, [C.c_void_p]),
     "llmc_generate": (C.c_int, [C.c_void_p, P(C.c_int32), C.c_size_t, P(Params), TOKEN_FN, C.c_void_p, P(Result), _E]),
     "llmc_info": (None, [C.c_void_p, P(Info)]),

@@ -1,0 +1,107 @@
+/* What all ways of talking have in common: the terms behind a sum, the places of columns; and the way to the way. */
+#include "runtime/comm/inside.h"
+
+#include <string.h>
+
+#include "ops/ops.h"
+
+bool
+comm_sum(Comm *c, int part, const CommSum *s)
+{
+	return c->way->sum(c, part, s);
+}
+
+bool
+comm_join(Comm *c, int part, const CommJoin *j)
+{
+	return c->way->join(c, part, j);
+}
+
+bool
+comm_send(Comm *c, const void *data, size_t n)
+{
+	return c->way->send(c, data, n);
+}
+
+bool
+comm_receive(Comm *c, void *data, size_t n)
+{
+	return c->way->receive(c, data, n);
+}
+
+void
+comm_end(Comm *c)
+{
+	c->way->end(c);
+}
+
+bool
+comm_ended(const Comm *c)
+{
+	return c->way->ended(c);
+}
+
+void
+comm_close(Comm *c)
+{
+	if (c)
+		c->way->close(c);
+}
+
+int
+comm_rank(const Comm *c)
+{
+	return c->rank;
+}
+
+int
+comm_ranks(const Comm *c)
+{
+	return c->ranks;
+}
+
+llmc_status
+comm_error(const Comm *c, llmc_error *err)
+{
+	return error_set(err, LLMC_E_DEVICE, "%s", *c->why ? c->why : "a rank of this model has ended");
+}
+
+void
+comm_finish_sum(const CommSum *s, int64_t at, int64_t n, float *sum)
+{
+	const float *const bias[2] = { s->b, s->b2 };
+	const float       *r = s->r ? s->r + at : NULL;
+	float             *y = s->y + at;
+
+	for (int j = 0; j < 2; j++)
+		for (int64_t i = 0; bias[j] && i < n;) {
+			int64_t col = (at + i) % s->width, run = s->width - col < n - i ? s->width - col : n - i;
+			for (int64_t q = 0; q < run; q++)
+				sum[i + q] += bias[j][col + q];
+			i += run;
+		}
+	for (int64_t i = 0; i < n; i++)
+		y[i] = r ? sum[i] + s->scale * r[i] : sum[i];
+}
+
+CommStream
+comm_stream(const CommJoin *j, int ranks, int rank, int part, int parts)
+{
+	CommStream s;
+
+	op_share(j->width, j->unit, ranks, rank, &s.first, &s.count);
+	s.at = s.count * j->rows * part / parts;
+	s.end = s.count * j->rows * (part + 1) / parts;
+	return s;
+}
+
+void
+comm_place(const CommJoin *j, const CommStream *s, int64_t at, int64_t end, const float *x)
+{
+	while (at < end) {
+		int64_t row = at / s->count, col = at % s->count, run = s->count - col < end - at ? s->count - col : end - at;
+		memcpy(j->y + row * j->width + s->first + col, x, (size_t)run * sizeof *x);
+		x += run;
+		at += run;
+	}
+}

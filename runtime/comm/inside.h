@@ -1,0 +1,39 @@
+/* Between the files of comm/: a rank's end is the first member of what a way of talking keeps. */
+#ifndef LLMC_RUNTIME_COMM_INSIDE_H
+#define LLMC_RUNTIME_COMM_INSIDE_H
+
+#include "runtime/comm/comm.h"
+
+typedef struct CommWay {
+	bool (*sum)(Comm *c, int part, const CommSum *s);
+	bool (*join)(Comm *c, int part, const CommJoin *j);
+	bool (*send)(Comm *c, const void *data, size_t n);
+	bool (*receive)(Comm *c, void *data, size_t n);
+	void (*end)(Comm *c);
+	bool (*ended)(const Comm *c);
+	void (*close)(Comm *c);
+} CommWay;
+
+struct Comm {
+	const CommWay *way;
+	int            rank, ranks;
+	char           why[160]; /* the group has ended: why; empty: nobody has said */
+};
+
+/* sum: elements [at, at + n) of the x of all ranks, added; the other terms are added to it and the result goes to y. */
+void comm_finish_sum(const CommSum *s, int64_t at, int64_t n, float *sum);
+
+/* What part p of `parts` sends of rank k's rows, which lie one after the other: elements [at, end), of rows of `count` columns that begin
+ * at column `first` of the whole. */
+typedef struct CommStream { int64_t first, count, at, end; } CommStream;
+CommStream comm_stream(const CommJoin *j, int ranks, int rank, int part, int parts);
+/* Elements [at, end) of rank k's rows, to their places in y. */
+void       comm_place(const CommJoin *j, const CommStream *s, int64_t at, int64_t end, const float *x);
+
+/* shared.c: memory of comm_shared_bytes(ranks, parts) bytes, zero, seen by all ranks, aligned to 64; each makes its end over it. timeout_s:
+ * how long a rank may be late in a step; 0: for ever. release(user) is called when the end is closed. */
+size_t      comm_shared_bytes(int ranks, int parts);
+llmc_status comm_shared(void *memory, int rank, int ranks, int parts, int timeout_s, void (*release)(void *user), void *user, Comm **out,
+                        llmc_error *err);
+
+#endif

