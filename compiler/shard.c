@@ -463,7 +463,12 @@ shard_moe(Pass *p, Op *op)
 {
 	int n = (int)op_int(op, "n_experts");
 
+	if (op->arg[ARG(moe_ffn, down_b)] >= 0)
+		err_at(p->g->diag, op->loc, "parallel.tp = %d: biases of experts' down, which are weighted by the router, would be added once a rank: such experts run on one rank",
+		       p->g->ranks);
 	whole_inputs(p, op);
+	cut_arg(p, op, ARG(moe_ffn, gate_b), CUT_ROWS, SHARE_EXPERT, n, NULL);
+	cut_arg(p, op, ARG(moe_ffn, up_b), CUT_ROWS, SHARE_EXPERT, n, NULL);
 	cut_arg(p, op, ARG(moe_ffn, gate), CUT_ROWS, SHARE_EXPERT, n, NULL);
 	cut_arg(p, op, ARG(moe_ffn, up), CUT_ROWS, SHARE_EXPERT, n, NULL);
 	cut_arg(p, op, ARG(moe_ffn, down), CUT_COLS, SHARE_EXPERT, 1, NULL);
@@ -529,6 +534,7 @@ shard_op(Pass *p, Op *op)
 		along(p, op, "kv_heads");
 		return;
 	case OP_attention:
+		cut_arg(p, op, ARG(attention, sink), CUT_ROWS, SHARE_Q, 1, NULL);
 		set_int(op, "kv_heads", own(p, SHARE_KV, op_int(op, "kv_heads")));
 		along(p, op, "heads");
 		return;

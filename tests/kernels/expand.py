@@ -51,7 +51,7 @@ def _expand(target, path, values):
 
 def complete(args, declared):
     """Arguments as declared, with None for those that most ops lack and that the caller has left out; and where each given one went."""
-    if len(args) == len(declared):
+    if not declared or len(args) == len(declared):  # none: a kernel that is no template's
         return list(args), list(range(len(args)))
     place = [i for i, d in enumerate(declared) if d["name"] not in LACKS or d["dir"] != "none"]
     assert len(place) == len(args), f"{len(declared)} arguments, {len(place)} of them are there, {len(args)} given"
