@@ -7,7 +7,7 @@ import pytest
 import cuda_harness as H
 
 RUNTIME = H.TEMPLATES / "cuda" / "runtime"
-SOURCES = ["runtime/sample/sample.c", "runtime/sample/draw.c", "runtime/sample/math.c", "runtime/sample/watermark.c", "base/error.c"]
+SOURCES = ["runtime/sample/sample.c", "runtime/sample/draw.c", "runtime/sample/math.c", "runtime/sample/watermark.c", "base/error.c", "tests/cuda/no_grammar.c"]
 RING, PARTS, SEEN = 4, 16, 1 << 30
 SLOT = np.dtype([("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("repetition", "f4"), ("presence", "f4"), ("frequency", "f4"),
                  ("top_k", "i4"), ("penalties", "i4"), ("last", "i4"), ("pad", "i4"), ("seed", "u8"), ("n_pick", "u8")])
