@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "serve/gen.h"
+#include "serve/grammar.h"
 #include "text/text.h"
 #include "tests/serve/fake_engine.h"
 
@@ -52,8 +53,17 @@ check(const Req *r)
 			check_json(s, r->out.len, r);
 		return;
 	}
+	while (s < end && r->type != type_sse) { /* lines of JSON */
+		const char *stop = memchr(s, '\n', (size_t)(end - s));
+		if (!stop)
+			wrong("no line", r);
+		check_json(s, (size_t)(stop - s), r);
+		s = stop + 1;
+	}
 	while (s < end) {
 		const char *stop = memmem(s, (size_t)(end - s), "\n\n", 2);
+		if (stop && strncmp(s, "event: ", 7) == 0) /* the dialect's name of it */
+			s = (const char *)memchr(s, '\n', (size_t)(end - s)) + 1;
 		if (!stop || strncmp(s, "data:", 5) != 0)
 			wrong("no frame", r);
 		s += s[5] == ' ' ? 6 : 5;
@@ -82,6 +92,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	fake_init(&f, t, 4);
 	s.back = fake_backend(&f, 64);
+	s.grammars = grammars_open();
+	if (!s.grammars)
+		abort();
 	s.model_name = (char *)(uintptr_t)"m";
 	s.max_input = 63;
 	s.max_total = 64;
@@ -107,6 +120,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	check(r);
 	atomic_store(&r->refs, 1);
 	req_unref(r);
+	grammars_close(s.grammars);
 	free(f.held);
 	return 0;
 }
