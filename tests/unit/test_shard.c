@@ -148,6 +148,7 @@ BENCH_TEST(every_element_is_read_as_often_as_it_should_be)
 				else
 					assert_int_equal(rank[r]->rank, r);
 			if (b->diag.n_error > errors) { /* fewer heads or blocks than ranks, alibi: told, not planned */
+				strbuf_release(&b->diag.text);
 				diag_init(&b->diag, &b->arena);
 				continue;
 			}
@@ -213,12 +214,14 @@ BENCH_TEST(what_cannot_be_dealt_is_refused)
 	};
 
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		strbuf_release(&b->diag.text);
 		diag_init(&b->diag, &b->arena);
 		bench_spec(b, "llama", bad[i].yaml);
 		assert_null(compile_rank(b->spec, "ref", 0, true, &b->diag, &b->arena));
 		if (!strstr(strbuf_str(&b->diag.text), bad[i].text))
 			fail_msg("%s", strbuf_str(&b->diag.text));
 	}
+	strbuf_release(&b->diag.text);
 	diag_init(&b->diag, &b->arena);
 	bench_spec(b, "bloom", "attention: {n_heads: 4}\nffn: {width: 128}\nparallel: {tp: 2}\n");
 	assert_null(compile_rank(b->spec, "ref", 0, true, &b->diag, &b->arena));
