@@ -53,16 +53,6 @@ typedef struct Shared {
 /* ---------------------------------------------------------------- waiting ---- */
 
 static void
-pause_cpu(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
-
-static void
 futex(Line *l, int op, unsigned value, const struct timespec *most)
 {
 	syscall(SYS_futex, &l->at, op, value, most, NULL, 0);

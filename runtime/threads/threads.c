@@ -47,16 +47,6 @@ struct Threads {
 };
 
 static void
-pause_cpu(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
-
-static void
 gate_open(Gate *g)
 {
 	atomic_fetch_add(&g->turn, 1);

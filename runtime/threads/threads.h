@@ -41,4 +41,15 @@ int  topology_threads(void);            /* the same of this machine */
 int64_t topology_cache_bytes(const char *root);
 int  topology_describe(char *buf, size_t cap); /* a sentence for doctor; as snprintf */
 
+/* Between two looks at what another thread writes: lets the core's other thread on. */
+static inline void
+pause_cpu(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
 #endif
