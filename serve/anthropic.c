@@ -46,42 +46,22 @@ anthropic_problem(Req *r, const Problem *p)
 
 /* ---- requests ---- */
 
-/* Text of a string or of blocks of text; NULL with a Problem. */
-static json_t *
-block_text(const json_t *content, const char *where, Problem *p)
+/* where a block's text is; thinking is of earlier turns, templates leave it out */
+static const char *
+block_field(const char *type)
 {
-	Strbuf b = { 0 };
-	json_t *block, *out = NULL;
-	size_t i;
+	return !type ? NULL : !strcmp(type, "text") ? "text" : !strcmp(type, "thinking") || !strcmp(type, "redacted_thinking") ? "" : NULL;
+}
 
-	if (json_is_string(content))
-		return json_incref((json_t *)(uintptr_t)content);
-	if (!json_is_array(content)) {
-		problem(p, 400, where, "%s: expected a string or an array of content blocks, but got %s.", where, json_type_name(content));
-		return NULL;
-	}
-	json_array_foreach((json_t *)(uintptr_t)content, i, block) {
-		const char *type = json_string_value(json_object_get(block, "type"));
-		const json_t *text = json_object_get(block, "text");
-		if (type && (!strcmp(type, "thinking") || !strcmp(type, "redacted_thinking")))
-			continue; /* of earlier turns: templates leave them out */
-		if (!type || strcmp(type, "text") != 0) {
-			problem(p, 400, where, "%s.%zu: content of type '%.40s' is not supported: this server reads text only.", where, i, type ? type : "?");
-			goto out;
-		}
-		if (!json_is_string(text)) {
-			problem(p, 400, where, "%s.%zu.text: expected a string, but got %s.", where, i, json_type_name(text));
-			goto out;
-		}
-		strbuf_puts(&b, b.len ? "\n" : "");
-		strbuf_add(&b, json_string_value(text), json_string_length(text));
-	}
-	out = b.failed ? NULL : json_stringn(strbuf_str(&b), b.len);
-	if (!out)
-		problem_memory(p);
-out:
-	strbuf_release(&b);
-	return out;
+static void
+block_fault(Problem *p, const char *where, PartFault fault, size_t at, const char *got)
+{
+	if (fault == PART_LIST)
+		problem(p, 400, where, "%s: expected a string or an array of content blocks, but got %s.", where, got);
+	else if (fault == PART_TYPE)
+		problem(p, 400, where, "%s.%zu: content of type '%.40s' is not supported: this server reads text only.", where, at, got);
+	else
+		problem(p, 400, where, "%s.%zu.text: expected a string, but got %s.", where, at, got);
 }
 
 static bool
@@ -120,7 +100,7 @@ add_message(json_t *messages, const char *role, const json_t *content, const cha
 {
 	json_t *calls = json_array(), *rest = json_is_array(content) ? split(content, messages, calls) : json_incref((json_t *)(uintptr_t)content);
 	bool ok = true, said = !json_is_array(content) || json_array_size(rest) || !json_array_size(content);
-	json_t *text = said || json_array_size(calls) ? block_text(rest, where, p) : NULL;
+	json_t *text = said || json_array_size(calls) ? parts_text(rest, where, block_field, block_fault, p) : NULL;
 
 	if (text) {
 		json_t *m = json_pack("{s:s,s:o}", "role", role, "content", text);
@@ -369,14 +349,9 @@ say(Gen *g, Choice *c, const char *type, const char *said, size_t n)
 	block_delta(g, is_text ? "text_delta" : "thinking_delta", type, said, n);
 }
 
-typedef struct Speaker { Gen *g; Choice *c; } Speaker;
-
 static void
-on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *said, size_t n)
+on_piece(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *said, size_t n)
 {
-	Speaker *s = user;
-	Gen *g = s->g;
-	Choice *c = s->c;
 	Strbuf b = { 0 };
 	char id[40];
 
@@ -427,23 +402,11 @@ on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *said, size_
 }
 
 static void
-take(Gen *g, Choice *c, const llmc_event *ev, bool last)
-{
-	Speaker s = { g, c };
-	const char *said = ev->text ? ev->text : "";
-
-	begin(g);
-	if (!c->calls)
-		say(g, c, "text", said, ev->n_bytes);
-	else if (llmc_calls_feed(c->calls, said, ev->n_bytes, last, on_piece, &s, NULL) != LLMC_OK)
-		c->text.failed = true;
-}
-
-static void
 on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
-	take(g, c, ev, false);
+	begin(g);
+	gen_pieces(g, c, ev, false, on_piece);
 }
 
 static void
@@ -451,7 +414,8 @@ on_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
 	((Anthropic *)gen_own(g))->stop = ev->stop;
-	take(g, c, ev, true);
+	begin(g);
+	gen_pieces(g, c, ev, true, on_piece);
 }
 
 /* blocks of a whole answer: thinking, text, calls */

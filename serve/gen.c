@@ -315,6 +315,30 @@ count(Sub *sub, Choice *c, const llmc_event *ev)
 	}
 }
 
+typedef struct Listener { Gen *g; Choice *c; GenPieceFn fn; bool reasoned; } Listener;
+
+static void
+on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
+{
+	Listener *l = user;
+
+	l->reasoned |= kind == LLMC_PIECE_REASONING;
+	l->fn(l->g, l->c, kind, call, text, n);
+}
+
+void
+gen_pieces(Gen *g, Choice *c, const llmc_event *ev, bool last, GenPieceFn fn)
+{
+	Listener l = { g, c, fn, false };
+	const char *text = ev->text ? ev->text : "";
+
+	if (!c->calls)
+		fn(g, c, LLMC_PIECE_TEXT, -1, text, ev->n_bytes);
+	else if (llmc_calls_feed(c->calls, text, ev->n_bytes, last, on_piece, &l, NULL) != LLMC_OK)
+		c->text.failed = true;
+	c->n_reasoning += l.reasoned && !last;
+}
+
 /* Bytes that an answer has gathered where events of this choice go. */
 static size_t
 gathered(const Sub *sub, const Choice *c)

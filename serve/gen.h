@@ -95,6 +95,10 @@ bool gen_prompts(Gen *g, int32_t n, Problem *p);     /* room for n prompts, afte
 /* Submit all prompts; then everything goes by events. On false nothing runs, g is gone, the caller tells the Problem. */
 bool gen_start(Gen *g, Problem *p);
 void gen_event(Server *s, const llmc_event *ev);     /* pump's thread */
+/* The text of an event to fn in pieces: as the choice's reader tells them, as one of text where it has none. Counts tokens of reasoning.
+ * last: the event that ends the choice. */
+typedef void (*GenPieceFn)(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text, size_t n);
+void gen_pieces(Gen *g, Choice *c, const llmc_event *ev, bool last, GenPieceFn fn);
 void gen_sums(const Gen *g, int32_t *n_prompt, int32_t *n_new, int32_t *n_cached);
 uint64_t random_seed(void);
 

@@ -58,6 +58,39 @@ out:
 	return out;
 }
 
+json_t *
+parts_text(const json_t *content, const char *where, PartField field, PartTell tell, Problem *p)
+{
+	Strbuf b = { 0 };
+	json_t *part, *out = NULL;
+	size_t i;
+
+	if (json_is_string(content))
+		return json_incref((json_t *)(uintptr_t)content);
+	if (!json_is_array(content)) {
+		tell(p, where, PART_LIST, 0, json_type_name(content));
+		return NULL;
+	}
+	json_array_foreach((json_t *)(uintptr_t)content, i, part) {
+		const char *type = json_string_value(json_object_get(part, "type")), *key = field(type);
+		const json_t *text = key ? json_object_get(part, key) : NULL;
+		if (key && !*key)
+			continue;
+		if (!key || !json_is_string(text)) {
+			tell(p, where, key ? PART_TEXT : PART_TYPE, i, key ? json_type_name(text) : type ? type : "?");
+			goto out;
+		}
+		strbuf_puts(&b, b.len ? "\n" : "");
+		strbuf_add(&b, json_string_value(text), json_string_length(text));
+	}
+	out = b.failed ? NULL : json_stringn(strbuf_str(&b), b.len);
+	if (!out)
+		problem_memory(p);
+out:
+	strbuf_release(&b);
+	return out;
+}
+
 /* Templates want the arguments of a call as an object; the protocol has them as text. */
 static bool
 fix_calls(json_t *message, size_t at, Problem *p)

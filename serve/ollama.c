@@ -234,25 +234,20 @@ line(Gen *g, const char *text, size_t n, const Strbuf *thinking, const Strbuf *c
 	push(g, &b);
 }
 
-typedef struct Speaker { Gen *g; Choice *c; } Speaker;
-
 static void
-on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
+on_piece(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
 {
-	Speaker *s = user;
-	Choice *c = s->c;
-
 	switch (kind) {
 	case LLMC_PIECE_TEXT:
-		if (s->g->stream && n)
-			line(s->g, text, n, NULL, NULL);
+		if (g->stream && n)
+			line(g, text, n, NULL, NULL);
 		else
 			strbuf_add(&c->text, text, n);
 		break;
 	case LLMC_PIECE_REASONING:
 		strbuf_add(&c->reasoning, text, n);
-		if (s->g->stream && n) {
-			line(s->g, "", 0, &c->reasoning, NULL);
+		if (g->stream && n) {
+			line(g, "", 0, &c->reasoning, NULL);
 			strbuf_clear(&c->reasoning);
 		}
 		break;
@@ -274,8 +269,8 @@ on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_
 			strbuf_puts(&c->call, "{}");
 		json_decref(o);
 		strbuf_puts(&c->call, "}}");
-		if (s->g->stream) {
-			line(s->g, "", 0, NULL, &c->call);
+		if (g->stream) {
+			line(g, "", 0, NULL, &c->call);
 			strbuf_clear(&c->call);
 		}
 		break;
@@ -284,29 +279,17 @@ on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_
 }
 
 static void
-take(Gen *g, Choice *c, const llmc_event *ev, bool last)
-{
-	Speaker s = { g, c };
-	const char *text = ev->text ? ev->text : "";
-
-	if (!c->calls)
-		on_piece(&s, LLMC_PIECE_TEXT, -1, text, ev->n_bytes);
-	else if (llmc_calls_feed(c->calls, text, ev->n_bytes, last, on_piece, &s, NULL) != LLMC_OK)
-		c->text.failed = true;
-}
-
-static void
 on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
-	take(g, c, ev, false);
+	gen_pieces(g, c, ev, false, on_piece);
 }
 
 static void
 on_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
-	take(g, c, ev, true);
+	gen_pieces(g, c, ev, true, on_piece);
 }
 
 static void

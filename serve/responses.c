@@ -18,39 +18,32 @@ typedef struct Responses {
 
 /* ---- requests ---- */
 
+static const char *
+part_field(const char *type)
+{
+	static const char *const texts[] = { "input_text", "output_text", "text" };
+
+	for (size_t i = 0; type && i < sizeof texts / sizeof *texts; i++)
+		if (!strcmp(type, texts[i]))
+			return "text";
+	return type && !strcmp(type, "refusal") ? "refusal" : NULL;
+}
+
+static void
+part_fault(Problem *p, const char *where, PartFault fault, size_t at, const char *got)
+{
+	if (fault == PART_LIST)
+		problem(p, 400, where, "Invalid '%s': expected a string or an array of parts, but got %s instead.", where, got);
+	else if (fault == PART_TYPE)
+		problem(p, 400, where, "Invalid '%s[%zu]': content of type '%.40s' is not supported, this model reads text only.", where, at, got);
+	else
+		problem(p, 400, where, "Invalid '%s[%zu].text': expected a string, but got %s instead.", where, at, got);
+}
+
 static json_t *
 part_text(const json_t *content, const char *where, Problem *p)
 {
-	Strbuf b = { 0 };
-	json_t *part, *out = NULL;
-	size_t i;
-
-	if (json_is_string(content))
-		return json_incref((json_t *)(uintptr_t)content);
-	if (!json_is_array(content)) {
-		problem(p, 400, where, "Invalid '%s': expected a string or an array of parts, but got %s instead.", where, json_type_name(content));
-		return NULL;
-	}
-	json_array_foreach((json_t *)(uintptr_t)content, i, part) {
-		const char *type = json_string_value(json_object_get(part, "type"));
-		const json_t *text = json_object_get(part, type && !strcmp(type, "refusal") ? "refusal" : "text");
-		if (!type || (strcmp(type, "input_text") != 0 && strcmp(type, "output_text") != 0 && strcmp(type, "text") != 0 && strcmp(type, "refusal") != 0)) {
-			problem(p, 400, where, "Invalid '%s[%zu]': content of type '%.40s' is not supported, this model reads text only.", where, i, type ? type : "?");
-			goto out;
-		}
-		if (!json_is_string(text)) {
-			problem(p, 400, where, "Invalid '%s[%zu].text': expected a string, but got %s instead.", where, i, json_type_name(text));
-			goto out;
-		}
-		strbuf_puts(&b, b.len ? "\n" : "");
-		strbuf_add(&b, json_string_value(text), json_string_length(text));
-	}
-	out = b.failed ? NULL : json_stringn(strbuf_str(&b), b.len);
-	if (!out)
-		problem_memory(p);
-out:
-	strbuf_release(&b);
-	return out;
+	return parts_text(content, where, part_field, part_fault, p);
 }
 
 /* Calls of one turn stand in the message before them, when the assistant said it, else in a message of their own. */
@@ -382,21 +375,15 @@ item_end(Gen *g, Choice *c)
 	own->open = ITEM_NONE;
 }
 
-typedef struct Speaker { Gen *g; Choice *c; bool reasoned; } Speaker;
-
 static void
-on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
+on_piece(Gen *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
 {
-	Speaker *s = user;
-	Gen *g = s->g;
-	Choice *c = s->c;
 	const Responses *own = gen_own(g);
 	ItemKind want = kind == LLMC_PIECE_REASONING ? ITEM_REASONING : ITEM_MESSAGE;
 
 	switch (kind) {
 	case LLMC_PIECE_TEXT:
 	case LLMC_PIECE_REASONING:
-		s->reasoned |= kind == LLMC_PIECE_REASONING;
 		if (n && own->open != want) {
 			item_end(g, c);
 			item_begin(g, c, want, NULL, 0);
@@ -418,31 +405,19 @@ on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_
 }
 
 static void
-take(Gen *g, Choice *c, const llmc_event *ev, bool last)
-{
-	Speaker s = { g, c, false };
-	const char *text = ev->text ? ev->text : "";
-
-	begin(g);
-	if (!c->calls)
-		on_piece(&s, LLMC_PIECE_TEXT, -1, text, ev->n_bytes);
-	else if (llmc_calls_feed(c->calls, text, ev->n_bytes, last, on_piece, &s, NULL) != LLMC_OK)
-		c->text.failed = true;
-	c->n_reasoning += s.reasoned && !last;
-}
-
-static void
 on_token(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
-	take(g, c, ev, false);
+	begin(g);
+	gen_pieces(g, c, ev, false, on_piece);
 }
 
 static void
 on_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
-	take(g, c, ev, true);
+	begin(g);
+	gen_pieces(g, c, ev, true, on_piece);
 	item_end(g, c);
 }
 

@@ -17,4 +17,12 @@ bool chat_prompt(Server *s, const json_t *body, char **text, size_t *n, Problem 
 /* The same with tools that have been read (NULL: none). */
 bool chat_render(Server *s, const json_t *body, json_t *tools, char **text, size_t *n, Problem *p);
 
+/* Text of a content as another dialect has it, for "messages": a string, or parts whose texts stand a line each; a new reference. field: the key under
+ * which a part of this type (NULL: it says none) has its text, "" to pass it over, NULL when it is not taken. On NULL the dialect has said what is wrong in tell,
+ * of the content (PART_LIST; got: what it is) or of part `at` (PART_TYPE; got: the type or "?", PART_TEXT; got: what its text is), or memory is out. */
+typedef enum PartFault { PART_LIST, PART_TYPE, PART_TEXT } PartFault;
+typedef const char *(*PartField)(const char *type);
+typedef void (*PartTell)(Problem *p, const char *where, PartFault fault, size_t at, const char *got);
+json_t *parts_text(const json_t *content, const char *where, PartField field, PartTell tell, Problem *p);
+
 #endif
