@@ -10,6 +10,7 @@ import pytest
 
 import conftest
 import llmc
+from bits import rows, whole
 
 ARCHS = conftest.cpu_archs()
 BEST = ARCHS[-1]
@@ -119,20 +120,6 @@ def models(tmp_path_factory):
     yield get
     for m in opened.values():
         m.close()
-
-
-def rows(session, chunks):
-    """Logits of a forward as bits: equal means equal."""
-    out = session.forward(chunks)
-    return np.array(out).view(np.uint32)
-
-
-def whole(model, tok, threads=1):
-    with model.session(context=N + 8, chunk=N, n_out=N, threads=threads) as s:
-        out = rows(s, [(s.seq(), tok, len(tok))])
-    values = out.view(np.float32)
-    assert np.isfinite(values).all() and values.std() > 0
-    return out
 
 
 @pytest.mark.parametrize("name,arch", RUNS)

@@ -8,6 +8,7 @@ import pytest
 
 import conftest
 import llmc
+from bits import rows, whole
 from golden_run import Refused, check, run, weights
 
 BEST = conftest.cpu_archs()[-1]
@@ -79,18 +80,6 @@ def model(request, tmp_path_factory):
     path.write_text(MODELS[request.param])
     with llmc.open(path, random_weights=True, arch=BEST, set=["parallel.tp=3"]) as m:
         yield m
-
-
-def rows(session, chunks):
-    return np.array(session.forward(chunks)).view(np.uint32)
-
-
-def whole(model, tok, threads=1):
-    with model.session(context=N + 8, chunk=N, n_out=N, threads=threads) as s:
-        out = rows(s, [(s.seq(), tok, len(tok))])
-    values = out.view(np.float32)
-    assert np.isfinite(values).all() and values.std() > 0
-    return out
 
 
 def test_a_result_depends_on_the_request_alone(model):
