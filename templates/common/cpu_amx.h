@@ -15,7 +15,7 @@
  * tokens x 16 rows x 32 columns needs 48 fp32 multiplications and conversions, one a cycle beside tiles, 2 stores and 2 dots (8 bits: 1 and 1): at
  * least 48 cycles, of which dots are 32 (16). With everything around it a piece of Q4_0 takes 121 cycles of 3.05 GHz with 16 bits, 95 with 8
  * (8192 x 2048, 256 tokens). In a loop of its own, all in the nearest cache, a step takes 53 cycles with 8 bits. Digits as bf16, exact in fp32 to 2^24,
- * would save the conversion and one of two stores, but twice the bytes of A from the second cache cost as much: measured alike, 16 and 8 bits.
+ * would save the conversion and one of two stores, but A has twice the bytes: measured 0 to 10 % slower at 256 tokens, and slower at 8.
  *
  * Order of summation: cpu_stream.h.
  *
