@@ -63,7 +63,10 @@ comm_ranks(const Comm *c)
 llmc_status
 comm_error(const Comm *c, llmc_error *err)
 {
-	return error_set(err, LLMC_E_DEVICE, "%s", *c->why ? c->why : "a rank of this model has ended");
+	char why[160] = "a rank of this model has ended";
+
+	c->way->why(c, why, sizeof why);
+	return error_set(err, LLMC_E_DEVICE, "%s", why);
 }
 
 void

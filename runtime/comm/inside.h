@@ -11,13 +11,13 @@ typedef struct CommWay {
 	bool (*receive)(Comm *c, void *data, size_t n);
 	void (*end)(Comm *c);
 	bool (*ended)(const Comm *c);
+	void (*why)(const Comm *c, char *text, size_t n); /* it has ended: why; the same for all ranks that know. Untouched: nobody has said */
 	void (*close)(Comm *c);
 } CommWay;
 
 struct Comm {
 	const CommWay *way;
 	int            rank, ranks;
-	char           why[160]; /* the group has ended: why; empty: nobody has said */
 };
 
 /* sum: elements [at, at + n) of the x of all ranks, added; the other terms are added to it and the result goes to y. */

@@ -169,6 +169,8 @@ world_release(World *w)
 	if (!w)
 		return;
 	w->taken = false;
+	if (w->lost && w->rank_ > 0) /* rank 0 answers its requests first, and its end of the job is this process' too */
+		nanosleep(&(struct timespec){ .tv_sec = 2 }, NULL);
 	if (w->lost) /* the others would wait for ever */
 		w->end_job(w->world, 1);
 	else if (w->ours && !w->over)
@@ -320,7 +322,6 @@ gather(Through *t, const float *x, int64_t n)
 		return false;
 	if (w->allgather(x, (int)(n * 4), w->byte, t->all, (int)(n * 4), w->byte, w->world) == 0)
 		return true;
-	snprintf(t->c.why, sizeof t->c.why, "a rank of this job cannot be reached");
 	t->ended = w->lost = true;
 	return false;
 }
@@ -395,6 +396,13 @@ through_ended(const Comm *c)
 }
 
 static void
+through_why(const Comm *c, char *text, size_t n)
+{
+	if (through_ended(c))
+		snprintf(text, n, "a rank of this job cannot be reached");
+}
+
+static void
 through_close(Comm *c)
 {
 	Through *t = (Through *)c;
@@ -408,7 +416,7 @@ static llmc_status
 open_through(World *w, Comm **out, llmc_error *err)
 {
 	static const CommWay way = { .sum = through_sum, .join = through_join, .send = through_send, .receive = through_receive, .end = through_end,
-		.ended = through_ended, .close = through_close };
+		.ended = through_ended, .why = through_why, .close = through_close };
 	Through *t = calloc(1, sizeof *t);
 
 	if (!t || !(t->all = malloc((size_t)w->ranks * GATHER * sizeof *t->all)) || !(t->own = calloc(GATHER, sizeof *t->own))) {

@@ -32,6 +32,7 @@ typedef struct Line {
  * the slots [2][ranks][parts][PIECE]. */
 typedef struct Block {
 	atomic_bool ended;
+	atomic_int  lost;    /* 1 + the rank that did not answer; the first one that anybody missed */
 	Line        written; /* bytes that rank 0 has put into the ring */
 } Block;
 
@@ -87,7 +88,7 @@ line_wait(Shared *s, Line *l, uint64_t v, int of, bool idle)
 		if (s->timeout_s && !idle && since == 0)
 			since = clock_now();
 		if (since > 0 && clock_now() - since > s->timeout_s) {
-			snprintf(s->c.why, sizeof s->c.why, "rank %d of %d is lost: no answer for %d s in a step", of, s->c.ranks, s->timeout_s);
+			atomic_compare_exchange_strong(&s->b->lost, &(int){ 0 }, of + 1);
 			atomic_store(&s->b->ended, true);
 		}
 		futex(l, FUTEX_WAIT, (unsigned)now, &look);
@@ -138,6 +139,16 @@ static bool
 shared_ended(const Comm *c)
 {
 	return atomic_load(&((const Shared *)c)->b->ended);
+}
+
+static void
+shared_why(const Comm *c, char *text, size_t n)
+{
+	const Shared *s = (const Shared *)c;
+	int           lost = atomic_load(&s->b->lost);
+
+	if (lost)
+		snprintf(text, n, "rank %d of %d is lost: no answer for %d s in a step", lost - 1, c->ranks, s->timeout_s);
 }
 
 static void
@@ -277,7 +288,7 @@ llmc_status
 comm_shared(void *memory, int rank, int ranks, int parts, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err)
 {
 	static const CommWay way = { .sum = shared_sum, .join = shared_join, .send = shared_send, .receive = shared_receive, .end = shared_end,
-		.ended = shared_ended, .close = shared_close };
+		.ended = shared_ended, .why = shared_why, .close = shared_close };
 	Shared *s = calloc(1, sizeof *s);
 
 	*out = NULL;

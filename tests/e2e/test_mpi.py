@@ -79,7 +79,7 @@ def test_start_up_compares_ranks(mpi, model, tmp_path):
     assert "/nowhere/libmpi.so cannot be opened" in err
 
 
-def ask(port, path, body=None, timeout=30):
+def ask(port, path, body=None, timeout=120):
     data = json.dumps(body).encode() if body else None
     r = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
     return urllib.request.urlopen(r, timeout=timeout).read().decode()
@@ -119,8 +119,8 @@ def processes_of(p):
 
 @pytest.mark.parametrize("sig", ["KILL", "STOP"])
 def test_a_lost_rank_ends_all(mpi, model, sig):
-    """Killed: the launcher ends the job. Stopped, as a host that hangs: the step ends after LLMC_COMM_TIMEOUT, requests fail, rank 0 says who it was."""
-    p, port = serve(mpi, model, env={"LLMC_COMM_TIMEOUT": "1"})
+    """Killed: the launcher ends the job. Stopped, as a host that hangs: the step ends after LLMC_COMM_TIMEOUT, requests fail, and every rank that is left knows who it was."""
+    p, port = serve(mpi, model, env={"LLMC_COMM_TIMEOUT": "5"})
     try:
         ranks = processes_of(p)
         assert set(ranks) == {0, 1, 2}
@@ -129,11 +129,11 @@ def test_a_lost_rank_ends_all(mpi, model, sig):
         with pytest.raises((OSError, urllib.error.HTTPError)):
             for _ in range(50):
                 ask(port, "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True})
-        _, err = p.communicate(timeout=30)
+        _, err = p.communicate(timeout=120)
         assert p.returncode != 0
         if sig == "STOP":
-            # Open MPI's launcher takes a stopped process for a dead one, and ends the job before the second is over
-            assert "rank 2 of 3 is lost: no answer for 1 s" in err or (mpi.kind == "openmpi" and "signal" in err)
+            # Open MPI's launcher takes a stopped process for a dead one, and ends the job before the time is over
+            assert "rank 2 of 3 is lost: no answer for 5 s" in err or (mpi.kind == "openmpi" and "signal" in err)
     finally:
         for pid in processes_of(p).values():
             os.kill(pid, signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_a_server_over_ranks_ends_in_order(mpi, model):
         want = ask(port, "/v1/completions", {"prompt": [9, 8, 7, 6], "max_tokens": 8})
         assert json.loads(want)["usage"]["completion_tokens"] >= 1
         os.kill(ranks[0], signal.SIGTERM)
-        p.communicate(timeout=30)
+        p.communicate(timeout=120)
         assert p.returncode == 0
     finally:
         if p.poll() is None:
