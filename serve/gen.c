@@ -63,6 +63,7 @@ gen_free(Gen *g)
 	llmc_grammar_close(g->grammar);
 	free(g->after[0]);
 	free(g->after[1]);
+	strbuf_release(&g->asked);
 	req_unref(g->req);
 	free(g);
 }

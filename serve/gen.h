@@ -68,6 +68,7 @@ struct Gen {
 	bool      hide_new;
 	double    t_valid;       /* when validation was over */
 	double    queue_s, prefill_s, decode_s;
+	Strbuf    asked;         /* what an answer repeats of its request, as JSON */
 
 	Sub      *sub;
 	int32_t   n_sub;

@@ -153,6 +153,45 @@ read_format(const json_t *in, json_t *out, Problem *p)
 	return true;
 }
 
+static const char KEPT[] = "response"; /* in the chat's body: what the answer repeats of the request */
+
+static json_t *
+or_else(const json_t *in, const char *key, json_t *preset)
+{
+	json_t *v = json_object_get(in, key);
+
+	if (!v || json_is_null(v))
+		return preset;
+	json_decref(preset);
+	return json_incref(v);
+}
+
+/* Fields of the request that its answer has as well, with their defaults. Tools as they were sent: also those that the model is not told of. */
+static json_t *
+repeated(const json_t *in)
+{
+	static const char *const may[] = { "parameters", "strict" };
+	json_t *out = json_object(), *tools = or_else(in, "tools", json_array()), *format = json_object_get(json_object_get(in, "text"), "format");
+	json_t *effort = json_object_get(json_object_get(in, "reasoning"), "effort"), *tool;
+	json_t *mine = json_deep_copy(tools);
+	size_t i;
+
+	json_decref(tools);
+	json_array_foreach(mine, i, tool)
+		for (size_t k = 0; k < sizeof may / sizeof *may; k++)
+			if (json_is_string(json_object_get(tool, "name")) && !json_object_get(tool, may[k])) /* clients want them, if only as null */
+				json_object_set_new(tool, may[k], json_null());
+	json_object_set_new(out, "tools", mine);
+	json_object_set_new(out, "tool_choice", or_else(in, "tool_choice", json_string("auto")));
+	json_object_set_new(out, "parallel_tool_calls", or_else(in, "parallel_tool_calls", json_true()));
+	json_object_set_new(out, "instructions", or_else(in, "instructions", json_null()));
+	json_object_set_new(out, "metadata", or_else(in, "metadata", json_object()));
+	json_object_set_new(out, "max_output_tokens", or_else(in, "max_output_tokens", json_null()));
+	json_object_set_new(out, "text", json_pack("{s:o}", "format", format && !json_is_null(format) ? json_incref(format) : json_pack("{s:s}", "type", "text")));
+	json_object_set_new(out, "reasoning", json_pack("{s:o,s:n}", "effort", effort ? json_incref(effort) : json_null(), "summary"));
+	return out;
+}
+
 static json_t *
 to_chat(const json_t *in, Problem *p)
 {
@@ -192,11 +231,26 @@ to_chat(const json_t *in, Problem *p)
 			json_object_set(out, same[i].ours, v);
 	if (effort)
 		json_object_set_new(out, "chat_template_kwargs", json_pack("{s:s,s:b}", "reasoning_effort", effort, "enable_thinking", strcmp(effort, "none") != 0));
-	if (read_tools(in, out, p) && read_format(in, out, p))
+	if (read_tools(in, out, p) && read_format(in, out, p) && (json_object_set_new(out, KEPT, repeated(in)) == 0 || problem_memory(p)))
 		return out;
 fail:
 	json_decref(out);
 	return NULL;
+}
+
+static bool
+read_chat(Gen *g, const json_t *o, Problem *p)
+{
+	if (!openai_read_chat(g, o, p))
+		return false;
+	char *text = json_dumps(json_object_get(o, KEPT), JSON_COMPACT);
+	size_t n = text ? strlen(text) : 0;
+	if (n > 2) /* without its braces, behind other fields */
+		strbuf_add(&g->asked, text + 1, n - 2);
+	free(text);
+	if (n <= 2 || g->asked.failed)
+		return problem_memory(p);
+	return req_hold(g->req, g->asked.cap) || problem_busy(p);
 }
 
 /* ---- answers ---- */
@@ -233,8 +287,8 @@ response(const Gen *g, Strbuf *b, const char *status, const Choice *c, const Pro
 	else
 		strbuf_puts(b, "\"error\":null,");
 	strbuf_puts(b, !strcmp(status, "incomplete") ? "\"incomplete_details\":{\"reason\":\"max_output_tokens\"}," : "\"incomplete_details\":null,");
-	strbuf_puts(b, "\"instructions\":null,\"metadata\":{},\"parallel_tool_calls\":true,\"tool_choice\":\"auto\",\"tools\":[],\"text\":{\"format\":{\"type\":\"text\"}},");
-	json_printf(b, "\"temperature\":%g,\"top_p\":%g,\"output\":[", (double)g->ep.temperature, (double)g->ep.top_p);
+	strbuf_add(b, strbuf_str(&g->asked), g->asked.len);
+	json_printf(b, ",\"temperature\":%g,\"top_p\":%g,\"output\":[", (double)g->ep.temperature, (double)g->ep.top_p);
 	if (c)
 		strbuf_add(b, strbuf_str(&c->call), c->call.len);
 	strbuf_puts(b, "],\"usage\":");
@@ -454,5 +508,5 @@ static const Dialect dialect = {
 void
 openai_responses(Req *r)
 {
-	openai_handle(r, &dialect, "resp_", NULL, NULL, to_chat, openai_read_chat);
+	openai_handle(r, &dialect, "resp_", NULL, NULL, to_chat, read_chat);
 }

@@ -197,6 +197,7 @@ def responses(smol):
 def test_response(smol, responses):
     want, usage = openai_text(smol, [{"role": "system", "content": "Be brief."}, *MESSAGES], max_tokens=40)
     r = responses.create(model="smollm2", input="Say one word.", instructions="Be brief.", temperature=0, max_output_tokens=40)
+    assert r.instructions == "Be brief." and r.tools == [] and r.tool_choice == "auto" and r.text.format.type == "text"
     assert r.output_text == want and r.status == ("completed" if usage["completion_tokens"] < 40 else "incomplete")
     assert (r.usage.input_tokens, r.usage.output_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
     cut = responses.create(model="smollm2", input=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [{"type": "input_text", "text": "Say one word."}]}],
@@ -225,6 +226,8 @@ def test_response_tools(smol, responses):
     call = r.output[0]
     arguments = json.loads(call.arguments)
     assert call.name == "weather" and set(arguments) == {"city", "days"}
+    assert [t.type for t in r.tools] == ["function", "web_search"] and r.tools[0].model_dump(exclude_none=True) == tool
+    assert r.tool_choice.name == "weather" and r.parallel_tool_calls is False and r.max_output_tokens == 80
     with responses.stream(input="Weather in Paris?", **ask) as s:
         kinds = [e.type for e in s]
         streamed = s.get_final_response()
@@ -238,7 +241,7 @@ def test_response_tools(smol, responses):
 def test_response_of_a_schema(responses):
     r = responses.create(model="smollm2", input="Give JSON.", temperature=0, max_output_tokens=60,
                          text={"format": {"type": "json_schema", "name": "word", "schema": SCHEMA, "strict": True}})
-    assert json.loads(r.output_text).keys() == {"word", "n"}
+    assert json.loads(r.output_text).keys() == {"word", "n"} and r.text.format.schema_ == SCHEMA
 
 
 @pytest.mark.parametrize("body,said", [
