@@ -67,7 +67,7 @@ typedef struct Device {
 	 * wanted. A session with a probe is told what each step of the plan has made. */
 	llmc_status (*forward)(Session *s, int phase, const float **logits, llmc_error *err);
 	llmc_status (*prepare)(Session *s, llmc_error *err);                 /* as session_prepare; NULL: there is nothing to prepare */
-	/* As llmc_op_times, of the step that ran last; NULL: single ops are not measured there */
+	/* As llmc_op_times, of the step that ran last; NULL: single ops are not measured there. s->again, where it is set, before each run */
 	llmc_status (*op_times)(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
 	const DeviceSampler *sampler; /* NULL: tokens are sampled on the host */
 } Device;

@@ -218,8 +218,6 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 {
 	if (!s->device->op_times)
 		return error_set(err, LLMC_E_MISSING, "single ops are not measured on this device");
-	if (s->comm)
-		return error_set(err, LLMC_E_MISSING, "single ops are not measured while ranks share a model: they wait for each other");
 	if (s->size->n_seq < 1)
 		return error_set(err, LLMC_E_RANGE, "the ops of a step are measured after a step (llmc_forward)");
 	for (int32_t i = 0; i < s->size->n_seq; i++) {

@@ -12,8 +12,9 @@
 
 #include "runtime/state/rope.h"
 
-typedef enum RecordKind { RECORD_STEP, RECORD_SEQUENCE, RECORD_PAGE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
-/* STEP: a phase, then the session's block. SEQUENCE: a its number, b the length it is bound by. PAGE: a is to be as b; b -1: zero.
+typedef enum RecordKind { RECORD_STEP, RECORD_AGAIN, RECORD_SEQUENCE, RECORD_PAGE, RECORD_SIZES, RECORD_READ, RECORD_WRITE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
+/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by. PAGE: a is to
+ * be as b; b -1: zero. SIZES: each tells the bytes of a page. READ, WRITE: the numbers of a pages follow, and travel in b floats a rank.
  * Between sessions: OPEN: limits follow, a session is opened; END: there are no more. */
 typedef struct Record { int32_t kind, a, b, more; } Record;
 
@@ -100,6 +101,153 @@ page_told(void *user, int32_t to, int32_t from)
 	tell(user, (Record){ .kind = RECORD_PAGE, .a = to, .b = from });
 }
 
+static bool
+step_again(Session *s, int phase)
+{
+	return tell(s, (Record){ .kind = RECORD_AGAIN, .a = phase });
+}
+
+/* From here on the session of rank 0 tells the others. */
+static void
+lead(Session *s)
+{
+	s->kv.told = page_told;
+	s->kv.told_user = s;
+	s->again = step_again;
+}
+
+/* ---------------------------------------------------------------- pages out and in ---- */
+
+/* n floats of each rank, side by side in y of rank 0; no arithmetic touches them. By one thread in the place of all parts. */
+static bool
+join(Session *s, const float *x, float *y, int64_t n)
+{
+	const CommJoin j = { .x = x, .y = y, .rows = 1, .width = n * comm_ranks(s->comm), .unit = n };
+
+	for (int part = 0; part < s->lim.n_threads; part++)
+		if (!comm_join(s->comm, part, &j))
+			return false;
+	return true;
+}
+
+static bool
+join_sizes(Session *s, float *all)
+{
+	const int64_t own = kv_bytes(s->plan, 1);
+	float         x[2];
+
+	memcpy(x, &own, sizeof own);
+	return join(s, x, all, 2);
+}
+
+int64_t
+ranks_pages_bytes(Session *s, int32_t n)
+{
+	int64_t sum = 0;
+
+	if (!leads(s))
+		return n * kv_bytes(s->plan, 1);
+	if (!s->page_bytes) {
+		int64_t *all = calloc((size_t)comm_ranks(s->comm), sizeof *all);
+		if (!all || !tell(s, (Record){ .kind = RECORD_SIZES }) || !join_sizes(s, (float *)(void *)all)) {
+			free(all);
+			return -1;
+		}
+		s->page_bytes = all;
+	}
+	for (int k = 0; k < comm_ranks(s->comm); k++)
+		sum += s->page_bytes[k];
+	return n * sum;
+}
+
+/* Floats of a rank's part of a message: the most that one has */
+static int32_t
+most_floats(const Session *s)
+{
+	int64_t most = 0;
+
+	for (int k = 0; k < comm_ranks(s->comm); k++)
+		most = s->page_bytes[k] > most ? s->page_bytes[k] : most;
+	return (int32_t)(most / 4 + (most % 4 != 0));
+}
+
+/* Where page i of n of rank k begins in what is saved */
+static char *
+saved_at(const Session *s, const void *host, int32_t n, int k, int32_t i)
+{
+	char *at = (char *)(uintptr_t)host;
+
+	for (int j = 0; j < k; j++)
+		at += n * s->page_bytes[j];
+	return at + i * s->page_bytes[k];
+}
+
+/* A page at a time, `floats` of each rank. host: rank 0's, with the pages of all; NULL on the others. */
+static bool
+pages_move(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t floats, char *host)
+{
+	const int    ranks = comm_ranks(s->comm), rank = comm_rank(s->comm);
+	const size_t each = (size_t)floats * sizeof(float);
+	float       *all = calloc((size_t)ranks + 1, each), *own = all + (size_t)ranks * (size_t)floats;
+	bool         ok = all != NULL;
+
+	for (int32_t i = 0; i < n && ok && kind == RECORD_READ; i++) {
+		kv_pages_read(&s->kv, page + i, 1, own);
+		ok = join(s, own, host ? all : NULL, floats);
+		for (int k = 0; k < ranks && ok && host; k++)
+			memcpy(saved_at(s, host, n, k, i), all + (size_t)k * (size_t)floats, (size_t)s->page_bytes[k]);
+	}
+	for (int32_t i = 0; i < n && ok && kind == RECORD_WRITE; i++) {
+		for (int k = 0; k < ranks && host; k++)
+			memcpy(all + (size_t)k * (size_t)floats, saved_at(s, host, n, k, i), (size_t)s->page_bytes[k]);
+		ok = host ? comm_send(s->comm, all, (size_t)ranks * each) : comm_receive(s->comm, all, (size_t)ranks * each);
+		if (ok)
+			kv_pages_write(&s->kv, page + i, 1, all + (size_t)rank * (size_t)floats);
+	}
+	free(all);
+	if (!ok)
+		comm_end(s->comm);
+	return ok;
+}
+
+static bool
+pages_lead(Session *s, RecordKind kind, const int32_t *page, int32_t n, const void *host)
+{
+	if (ranks_pages_bytes(s, 1) < 0 || !tell(s, (Record){ .kind = kind, .a = n, .b = most_floats(s) }))
+		return false;
+	return comm_send(s->comm, page, (size_t)n * sizeof *page) && pages_move(s, kind, page, n, most_floats(s), (char *)(uintptr_t)host);
+}
+
+bool
+ranks_pages_read(Session *s, const int32_t *page, int32_t n, void *host)
+{
+	if (leads(s))
+		return pages_lead(s, RECORD_READ, page, n, host);
+	kv_pages_read(&s->kv, page, n, host);
+	return true;
+}
+
+bool
+ranks_pages_write(Session *s, const int32_t *page, int32_t n, const void *host)
+{
+	if (leads(s))
+		return pages_lead(s, RECORD_WRITE, page, n, host);
+	kv_pages_write(&s->kv, page, n, host);
+	return true;
+}
+
+static bool
+pages_follow(Session *s, const Record *r)
+{
+	int32_t *page = calloc((size_t)r->a + 1, sizeof *page);
+	bool     ok = page && comm_receive(s->comm, page, (size_t)r->a * sizeof *page) && pages_move(s, (RecordKind)r->kind, page, r->a, r->b, NULL);
+
+	free(page);
+	if (!ok)
+		comm_end(s->comm);
+	return ok;
+}
+
 /* ---------------------------------------------------------------- following ---- */
 
 static void
@@ -112,6 +260,8 @@ follow(Session *s)
 		case RECORD_STEP:
 			if (!comm_receive(s->comm, s->block, (size_t)s->block_bytes))
 				return;
+			/* fall through */
+		case RECORD_AGAIN:
 			if (s->device->forward(s, r.a, NULL, NULL) != LLMC_OK)
 				comm_end(s->comm);
 			break;
@@ -120,6 +270,15 @@ follow(Session *s)
 			break;
 		case RECORD_PAGE:
 			kv_page_as(&s->kv, r.a, r.b);
+			break;
+		case RECORD_SIZES:
+			if (!join_sizes(s, NULL))
+				return;
+			break;
+		case RECORD_READ:
+		case RECORD_WRITE:
+			if (!pages_follow(s, &r))
+				return;
 			break;
 		case RECORD_CLOSE:
 		case RECORD_OPEN: /* not within a session */
@@ -194,8 +353,7 @@ ranks_open(Session *s, llmc_error *err)
 			if (err)
 				*err = g->follower[k].err;
 		}
-	s->kv.told = page_told;
-	s->kv.told_user = s;
+	lead(s);
 	return status;
 }
 
@@ -223,10 +381,8 @@ ranks_meet(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 		why = *err;
 	TRY_GOTO(world_agree(rt->world, own, &why, err));
 	TRY_GOTO(world_comm(rt->world, (*s)->lim.n_threads, &(*s)->comm, err));
-	if (comm_rank((*s)->comm) == 0) {
-		(*s)->kv.told = page_told;
-		(*s)->kv.told_user = *s;
-	}
+	if (comm_rank((*s)->comm) == 0)
+		lead(*s);
 	return LLMC_OK;
 fail:
 	if (own == LLMC_OK)
@@ -272,6 +428,8 @@ ranks_close(Session *s)
 {
 	Group *g = s->group;
 
+	free(s->page_bytes);
+	s->page_bytes = NULL;
 	if (!g && s->comm && s->rt->world) {
 		if (comm_rank(s->comm) == 0)
 			(void)tell(s, (Record){ .kind = RECORD_CLOSE });

@@ -21,6 +21,12 @@ void        ranks_dismiss(Runtime *rt);
 bool        ranks_step(Session *s, int phase);
 void        ranks_sequence(Session *s, llmc_seq q, int32_t length_bound);
 
+/* Pages of all ranks, out and in again; of a session alone its own. bytes: of n pages together; rank by rank they lie one after the other.
+ * False: the group has ended. */
+int64_t     ranks_pages_bytes(Session *s, int32_t n);
+bool        ranks_pages_read(Session *s, const int32_t *page, int32_t n, void *host);
+bool        ranks_pages_write(Session *s, const int32_t *page, int32_t n, const void *host);
+
 /* The calling thread's processors while a rank is opened, of `ranks` in equal shares; back to what they were. */
 typedef struct RankPlace { bool moved; cpu_set_t was; } RankPlace;
 RankPlace   ranks_enter(int rank, int ranks);

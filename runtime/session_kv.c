@@ -2,9 +2,10 @@
 #include <string.h>
 
 #include "base/sum64.h"
+#include "runtime/ranks.h"
 #include "runtime/state/state.h"
 
-/* A saved sequence: this head, then its pages as kv_seq_save writes them. */
+/* A saved sequence: this head, then its pages, rank by rank as ranks_pages_read has them. */
 typedef struct SavedHead {
 	char    magic[8];
 	char    spec[72];       /* hash of the description */
@@ -34,18 +35,17 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 
 	if (session_seq_len(s, q) < 0)
 		return error_set(err, LLMC_E_RANGE, "there is no sequence %d in this session", q);
-	if (s->comm)
-		return error_set(err, LLMC_E_MISSING, "sequences of a model that is split over ranks are not saved: each rank has a part of them");
 	head_for(s, &h);
 	h.len = s->kv.seq[q].len;
 	h.length_bound = s->seq[q].length_bound;
 	h.prefix_len = s->seq[q].prefix_len;
 	h.mark = s->seq[q].mark;
-	h.bytes = kv_seq_bytes(&s->kv, h.len);
+	h.bytes = ranks_pages_bytes(s, kv_seq_pages(h.len));
 	*need = sizeof h + (size_t)h.bytes;
 	if (cap < *need)
 		return error_set(err, LLMC_E_RANGE, "the sequence needs %zu bytes, the buffer has %zu", *need, cap);
-	kv_seq_save(&s->kv, q, (char *)buf + sizeof h);
+	if (!ranks_pages_read(s, s->kv.seq[q].page, kv_seq_pages(h.len), (char *)buf + sizeof h))
+		return comm_error(s->comm, err);
 	h.sum = sum64((char *)buf + sizeof h, (size_t)h.bytes, 1);
 	memcpy(buf, &h, sizeof h);
 	return LLMC_OK;
@@ -57,8 +57,6 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	SavedHead h, own;
 
 	*out = -1;
-	if (s->comm)
-		return error_set(err, LLMC_E_MISSING, "sequences of a model that is split over ranks are not loaded: each rank has a part of them");
 	head_for(s, &own);
 	if (n < sizeof h || memcmp(buf, magic, sizeof magic) != 0)
 		return error_set(err, LLMC_E_INPUT, "these bytes are no saved sequence");
@@ -68,7 +66,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		                 "the saved sequence belongs to another model, target or type of cached rows: they must be the same (here %s)",
 		                 s->plan->target ? s->plan->target : "ref");
 	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len || h.mark < 0 ||
-	    h.bytes != kv_seq_bytes(&s->kv, h.len) || (size_t)h.bytes != n - sizeof h ||
+	    h.bytes != ranks_pages_bytes(s, kv_seq_pages(h.len)) || (size_t)h.bytes != n - sizeof h ||
 	    h.sum != sum64((const char *)buf + sizeof h, (size_t)h.bytes, 1))
 		return error_set(err, LLMC_E_INPUT, "the saved sequence is damaged or cut short");
 	TRY(session_seq_new(s, h.length_bound, out, err));
@@ -79,7 +77,9 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		return error_set(err, LLMC_E_FULL, "the saved sequence needs %lld KV pages, %d are free", (long long)pages,
 		                 s->kv.n_free);
 	}
-	kv_seq_load(&s->kv, *out, h.len, (const char *)buf + sizeof h);
+	kv_seq_room(&s->kv, *out, h.len);
+	if (!ranks_pages_write(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, (const char *)buf + sizeof h))
+		return comm_error(s->comm, err);
 	s->seq[*out].prefix_len = h.prefix_len;
 	s->seq[*out].mark = h.mark;
 	return LLMC_OK;

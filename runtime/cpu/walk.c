@@ -325,8 +325,14 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 	if (!t.seconds)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (double start = clock_now(), took = 0; t.round < ROUNDS && (took < LONG_ENOUGH || (t.round < 3 && took < VERY_LONG)); t.round++) {
+		if (s->again && !s->again(s, phase))
+			break;
 		threads_run(s->threads, walk_timed, &t);
 		took = clock_now() - start;
+	}
+	if (s->comm && comm_ended(s->comm)) {
+		free(t.seconds);
+		return comm_error(s->comm, err);
 	}
 	for (int i = 0; i < ph->n_step; i++)
 		qsort(t.seconds + i * ROUNDS, (size_t)t.round, sizeof *t.seconds, by_value);

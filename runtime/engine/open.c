@@ -8,6 +8,7 @@
 
 #include "runtime/engine/inside.h"
 #include "base/sized.h"
+#include "runtime/ranks.h"
 
 /* ------------------------------------------------------------------- the scheduler's hold on the session ---- */
 
@@ -63,7 +64,7 @@ op_save(void *user, llmc_seq q, int32_t n_tok)
 	double start = clock_now();
 	size_t need = 0;
 
-	int64_t bytes = kv_seq_bytes(&e->session->kv, n_tok);
+	int64_t bytes = ranks_pages_bytes(e->session, kv_seq_pages(n_tok));
 	if (bytes > e->swap_max - e->swap_used || 2 * (double)bytes / e->copy_bytes_s > n_tok * e->token_s)
 		return NULL;
 	session_seq_save(e->session, q, NULL, 0, &need, NULL);

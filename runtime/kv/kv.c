@@ -307,20 +307,18 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 	}
 }
 
-/* Run fn over the pieces of the first pages of a sequence, as they follow each other in a saved one. */
+/* Run fn over the pieces of pages, as they follow each other in a saved sequence. */
 typedef void piece_fn(Kv *kv, char *at, char *host, size_t bytes);
 
 static void
-each_piece(Kv *kv, int32_t q, char *host, piece_fn *fn)
+each_piece(Kv *kv, const int32_t *page, int32_t n_page, char *host, piece_fn *fn)
 {
-	const KvSeq *s = &kv->seq[q];
-
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
 		for (int l = 0; l < kv->plan->pool[i].n_layers; l++) {
 			char *layer = kv_layer(kv, i, l);
-			for (int32_t k = 0; k < s->n_page; k++, host += bytes)
-				fn(kv, layer + (size_t)s->page[k] * bytes, host, bytes);
+			for (int32_t k = 0; k < n_page; k++, host += bytes)
+				fn(kv, layer + (size_t)page[k] * bytes, host, bytes);
 		}
 	}
 }
@@ -337,27 +335,26 @@ piece_write(Kv *kv, char *at, char *host, size_t bytes)
 	kv->mem.write(kv->mem.user, at, host, bytes);
 }
 
-int64_t
-kv_seq_bytes(const Kv *kv, int32_t len)
+void
+kv_pages_read(Kv *kv, const int32_t *page, int32_t n, void *host)
 {
-	return kv_bytes(kv->plan, len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0));
+	each_piece(kv, page, n, host, piece_read);
 }
 
 void
-kv_seq_save(Kv *kv, int32_t q, void *host)
+kv_pages_write(Kv *kv, const int32_t *page, int32_t n, const void *host)
 {
-	each_piece(kv, q, host, piece_read);
+	each_piece(kv, page, n, (char *)(uintptr_t)host, piece_write); /* only read */
 }
 
 void
-kv_seq_load(Kv *kv, int32_t q, int32_t len, const void *host)
+kv_seq_room(Kv *kv, int32_t q, int32_t len)
 {
 	KvSeq *s = &kv->seq[q];
 
-	while (s->n_page < len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0)) {
+	while (s->n_page < kv_seq_pages(len)) {
 		s->page[s->n_page] = page_take(kv);
 		kv->stale[s->page[s->n_page++]] = true;
 	}
 	s->len = len;
-	each_piece(kv, q, (char *)(uintptr_t)host, piece_write); /* only read */
 }

@@ -95,11 +95,16 @@ void        kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok);
 /* Pages without a holder that the cache holds. */
 int32_t     kv_prefix_idle(const Kv *kv);
 
-/* Bytes of the pages of a sequence of len positions; out and in again, into an empty sequence, for which kv_need has
- * found the pages. */
-int64_t     kv_seq_bytes(const Kv *kv, int32_t len);
-void        kv_seq_save(Kv *kv, int32_t q, void *host);
-void        kv_seq_load(Kv *kv, int32_t q, int32_t len, const void *host);
+/* Pages of a sequence of len positions. An empty sequence takes that many, which kv_need has found. */
+static inline int32_t
+kv_seq_pages(int32_t len)
+{
+	return len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0);
+}
+void        kv_seq_room(Kv *kv, int32_t q, int32_t len);
+/* Pages out and in again: kv_bytes(n) of them. */
+void        kv_pages_read(Kv *kv, const int32_t *page, int32_t n, void *host);
+void        kv_pages_write(Kv *kv, const int32_t *page, int32_t n, const void *host);
 
 /* The invariants: every page is held as often as its count says, or free, or cached, once. NULL, or what is wrong. */
 const char *kv_check(const Kv *kv);

@@ -65,6 +65,8 @@ struct Session {
 
 	Comm         *comm;           /* to the other ranks; NULL: alone */
 	struct Group *group;          /* rank 0: the others, in ranks.c */
+	int64_t      *page_bytes;     /* [ranks] of a page of each, once somebody has asked; NULL */
+	bool        (*again)(Session *s, int phase); /* op_times: the step is about to run as it was; NULL: nobody asks. False: the group has ended */
 
 	session_probe_fn probe;
 	void         *probe_user;

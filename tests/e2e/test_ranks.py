@@ -1,5 +1,6 @@
 """Models split over ranks (parallel.tp): against torch's logits on the reference and on kernels, and the same bits whatever a request
 runs with. Three ranks show what two and four hide: a sum of two has one order, and four are dealt evenly."""
+import json
 import os
 import re
 
@@ -125,12 +126,32 @@ def test_requests_at_once_are_as_alone(model):
         assert [r.wait()["tokens"] for r in requests] == alone
 
 
-def test_what_ranks_do_not_do(model):
-    with model.session(context=64) as s:
+def test_a_saved_sequence_has_the_pages_of_all_ranks(model):
+    want = whole(model, TOK)
+    with model.session(context=N, chunk=N, n_out=N, seqs=3, threads=2) as s:
         q = s.seq()
-        s.forward([(q, TOK[:4], 1)])
-        with pytest.raises(llmc.Error, match="split over ranks are not saved"):
-            s.save(q)
+        rows(s, [(q, TOK[:70], 1)])
+        kept = s.save(q)
+        s.free(q)
+        other = s.seq()
+        rows(s, [(other, [9] * 100, 1)])  # where its pages were
+        s.free(other)
+        q = s.load(kept)
+        assert np.array_equal(rows(s, [(q, TOK[70:], N - 70)]), want[70:])
+    with model.session(context=N, chunk=N, n_out=N) as s:
+        q = s.load(kept)
+        assert np.array_equal(rows(s, [(q, TOK[70:], N - 70)]), want[70:])
+        with pytest.raises(llmc.Error, match="damaged or cut short"):
+            s.load(kept[:-1])
+
+
+def test_ops_are_timed_over_ranks(tmp_path, llmc):
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["llama"])
+    llmc("bench", path, "--random-weights", "--device", "ref", "--tp", "3", "--ops", "-p", "8", "-n", "4", "-r", "1", "--json")
+    for result in json.loads(llmc.out)["results"]:
+        ops = {o["op"]: o["n"] for o in result["ops"]}
+        assert ops["all_reduce"] == 4 and ops["all_gather"] == 1 and ops["attention"] == 2  # of two layers
 
 
 def test_an_artifact_has_a_plan_for_each_rank(tmp_path, llmc):

@@ -46,6 +46,20 @@ def test_a_folder_equals_transformers_on_its_values(name, tmp_path):
         assert "warning" not in err, err
 
 
+# Whose blocks hold all columns of a head's share of o: told, and never cut in their middle
+WHOLE = {"bnb-int8", "ct-fp8", "ct-int8", "ct-w4a16-channel", "modelopt-fp8", "torchao-int8", "fp8-deepseek"}
+
+
+@pytest.mark.parametrize("name", CASES if os.environ.get("LLMC_CHECK_ALL") else ["awq-gemm", "awq-gemv", "gptq-4", "fp8-blocks", "ct-w4a16-channel"])
+def test_groups_and_blocks_are_dealt_to_ranks(name, tmp_path):
+    g = np.load(os.path.join(FOLDER, name, "logits.npz"))
+    got, err = run(os.path.join(FOLDER, name), tmp_path, g["prompt"], "--device", "ref", "--tp", "2")
+    if name in WHOLE:
+        assert got is None and re.search(r"blocks of 128 columns of o .* which leaves shares for 1 of 2 ranks|s_down has 1 block of 32 columns", err), err
+    else:
+        assert got is not None and error(got, g["logits"]) <= REFERENCE, err
+
+
 def eetq(q):
     """int8 [out, in] -> [in, out] as EETQ stores it for sm_75 to sm_89: inputs of each 16 in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, tiles of 64
     inputs of two outputs in turn, offset by 128, bytes 1 and 2 of each four changed over"""

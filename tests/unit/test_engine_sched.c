@@ -106,10 +106,10 @@ fake_save(void *user, llmc_seq q, int32_t n_tok)
 
 	if ((int)roll(f, 8) >= f->save)
 		return NULL;
-	Saved *s = malloc(sizeof *s + (size_t)kv_seq_bytes(&f->kv, n_tok));
+	Saved *s = malloc(sizeof *s + (size_t)kv_bytes(f->kv.plan, kv_seq_pages(n_tok)));
 	assert_non_null(s);
 	s->n = n_tok;
-	kv_seq_save(&f->kv, q, s->cells);
+	kv_pages_read(&f->kv, f->kv.seq[q].page, f->kv.seq[q].n_page, s->cells);
 	f->n_saved++;
 	return s;
 }
@@ -129,7 +129,8 @@ fake_load(void *user, void *saved, llmc_seq *out)
 
 	*out = kv_seq_new(&f->kv);
 	assert_true(*out >= 0 && kv_need(&f->kv, out, &s->n, 1) <= f->kv.n_free);
-	kv_seq_load(&f->kv, *out, s->n, s->cells);
+	kv_seq_room(&f->kv, *out, s->n);
+	kv_pages_write(&f->kv, f->kv.seq[*out].page, f->kv.seq[*out].n_page, s->cells);
 	fake_drop(f, s);
 	return true;
 }

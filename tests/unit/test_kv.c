@@ -277,15 +277,16 @@ a_sequence_is_saved_and_restored(void **state)
 	for (int32_t i = 0; i < 70; i++)
 		tok[i] = i * i;
 	assert_int_equal(kv_open(&kv, &plan, 6, 128, 2, NULL), LLMC_OK);
-	assert_int_equal(kv_seq_bytes(&kv, 70), sizeof bytes);
-	assert_int_equal(kv_seq_bytes(&kv, 0), 0);
+	assert_int_equal(kv_bytes(&plan, kv_seq_pages(70)), sizeof bytes);
+	assert_int_equal(kv_seq_pages(0), 0);
 	int32_t q = kv_seq_new(&kv);
 	append(&kv, q, 70);
 	for (int32_t i = 0; i < 70; i++)
 		*cell(&kv, q, i, 1) = (float)tok[i];
-	kv_seq_save(&kv, q, bytes);
+	kv_pages_read(&kv, kv.seq[q].page, kv.seq[q].n_page, bytes);
 	int32_t r = kv_seq_new(&kv);
-	kv_seq_load(&kv, r, 70, bytes);
+	kv_seq_room(&kv, r, 70);
+	kv_pages_write(&kv, kv.seq[r].page, kv.seq[r].n_page, bytes);
 	assert_int_equal(kv.seq[r].len, 70);
 	assert_int_equal(kv.n_free, 0);
 	for (int32_t i = 0; i < 70; i++)

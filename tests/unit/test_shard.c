@@ -2,6 +2,9 @@
  * sums are as few as they can be, what cannot be dealt is refused with the arithmetic, and plans of ranks that lie are refused. */
 #include "tests/unit/compiler_util.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "compiler/shard.h"
 #include "formats/dequant.h"
 #include "runtime/weights/weights.h"
@@ -330,13 +333,66 @@ columns_are_those_of_the_whole_row(void **state)
 	free(have);
 }
 
+/* ---------------------------------------------------------------- who touches what ---- */
+
+/* A file of which a rank can only read the pages that hold something of it: pack_tensor ends here by SIGSEGV where it reads more. */
+static void
+a_rank_reads_its_rows_and_columns_alone(void **state)
+{
+	static const Dtype types[] = { DT_F32, DT_BF16, DT_Q8_0, DT_Q4_K };
+	enum { ROWS = 24, COLS = 1 << 17, RANKS = 3 };
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	Threads     *threads;
+	llmc_error   err;
+
+	(void)state;
+	assert_int_equal(threads_open(1, &threads, &err), LLMC_OK);
+	for (size_t k = 0; k < sizeof types / sizeof *types; k++)
+		for (int by_cols = 0; by_cols < 2; by_cols++)
+			for (int r = 0; r < RANKS; r++) {
+				const int64_t row = dtype_row_bytes(types[k], COLS);
+				const size_t  bytes = (size_t)(ROWS * row), pages = (bytes + page - 1) / page;
+				int64_t       first, n;
+				size_t        open = 0;
+				op_share(by_cols ? COLS : ROWS, by_cols ? 256 : 1, RANKS, r, &first, &n);
+				char *file = mmap(NULL, pages * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+				bool *needed = calloc(pages, 1);
+				assert_true(file != MAP_FAILED);
+				for (int64_t i = by_cols ? 0 : first; i < (by_cols ? ROWS : first + n); i++) {
+					size_t at = (size_t)(i * row + (by_cols ? dtype_row_bytes(types[k], first) : 0)), end = at + (size_t)(by_cols ? dtype_row_bytes(types[k], n) : row);
+					for (size_t p = at / page; p * page < end; p++)
+						needed[p] = true;
+				}
+				for (size_t p = 0; p < pages; p++) {
+					open += needed[p];
+					if (!needed[p])
+						assert_int_equal(mprotect(file + p * page, page, PROT_NONE), 0);
+				}
+				assert_true(open < pages / 2); /* a third, and the pages at its edges */
+				PlanSource s = { .name = "a", .rows = ROWS, .cols = COLS, .first = by_cols ? 0 : first, .block = by_cols ? ROWS : n, .n_block = 1 };
+				s.stride = s.block;
+				s.col_first = by_cols ? first : 0;
+				s.col_total = by_cols ? COLS : 0;
+				PlanTensor t = { .id = "t", .dtype = types[k], .rows = s.block, .cols = by_cols ? n : COLS, .layout = "row", .n_src = 1, .src = &s };
+				CheckpointTensor c = { .name = "a", .dtype = types[k], .data = file };
+				size_t room = pack_scratch_bytes(&t);
+				char  *scratch = aligned_alloc(64, (room + 63) & ~(size_t)63), *dst = malloc((size_t)plan_tensor_bytes(&t));
+				assert_int_equal(pack_tensor(&t, &c, dst, threads, scratch, room, &err), LLMC_OK);
+				free(dst);
+				free(scratch);
+				free(needed);
+				munmap(file, pages * page);
+			}
+	threads_close(threads);
+}
+
 int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_element_is_read_as_often_as_it_should_be), cmocka_unit_test(shares_are_even_and_whole),
 		cmocka_unit_test(what_cannot_be_dealt_is_refused), cmocka_unit_test(plans_of_ranks_that_lie_are_refused),
-		cmocka_unit_test(columns_are_those_of_the_whole_row),
+		cmocka_unit_test(columns_are_those_of_the_whole_row), cmocka_unit_test(a_rank_reads_its_rows_and_columns_alone),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,103 @@
+"""What `llmc plan --tp N` says of each rank, against sizes worked out here from the shapes that models' cards tell; one rank emits the plan of a
+description without the key; and what a process takes is what the plan says."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from golden_run import LLMC, ROOT
+
+# from the models' config.json: layers, hidden, query heads, kv heads, head, ffn, vocabulary
+CARDS = {
+    "llama3-70b": (80, 8192, 64, 8, 128, 28672, 128256),
+    "llama2-7b": (32, 4096, 32, 32, 128, 11008, 32000),
+    "llama3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256),
+    "mistral-7b": (32, 4096, 32, 8, 128, 14336, 32000),
+    "mixtral-8x7b": (32, 4096, 32, 8, 128, 14336, 32000),
+}
+
+
+def plan(name, *args):
+    p = subprocess.run([LLMC, "plan", f"{ROOT}/configs/{name}.yaml", "--device", "ref", "--json", "--set", "kv.dtype=f16", "-c", "4096", *args], capture_output=True, text=True, timeout=240)
+    assert p.returncode == 0, p.stderr
+    return json.loads(p.stdout)
+
+
+def dealt(total, unit, n):
+    """As even as whole units go, the first ranks have more"""
+    units = -(-total // unit)
+    share = [units // n + (k < units % n) for k in range(n)]
+    end = [min(sum(share[:k + 1]) * unit, total) for k in range(n)]
+    return [b - a for a, b in zip([0, *end], end)]
+
+
+@pytest.mark.parametrize("name", CARDS)
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_a_rank_holds_its_share(name, n):
+    layers, hidden, heads, kv_heads, head, ffn, vocab = CARDS[name]
+    experts = 8 if name == "mixtral-8x7b" else 1
+    kv, width, rows = dealt(kv_heads, 1, n), dealt(ffn, 32, n), dealt(vocab, 64, n)
+    got = plan(name, "--tp", str(n))["ranks"]
+    assert len(got) == n
+    for k, r in enumerate(got):
+        q = kv[k] * heads // kv_heads
+        matrices = layers * (2 * q * head * hidden + 2 * kv[k] * head * hidden + experts * 3 * width[k] * hidden) + vocab * hidden + rows[k] * hidden
+        small = layers * 2 * hidden + hidden  # norms, in 4 bytes
+        router = layers * experts * hidden if experts > 1 else 0
+        assert (r["heads"], r["kv_heads"], r["vocab"]) == (q, kv[k], rows[k])
+        assert (r["ffn"] or r["expert"]) == width[k]
+        assert r["weights"] == pytest.approx(2 * (matrices + router) + 4 * small, rel=2e-3)
+        assert r["kv_per_token"] == 2 * 2 * layers * kv[k] * head
+        assert (r["sums"], r["sum_bytes"]) == (2 * layers, 2 * layers * 4 * hidden)
+        assert r["join_bytes"] == 4 * rows[k]
+
+
+def test_more_ranks_than_kv_heads_share_them():
+    got = plan("llama3-70b", "--tp", "16")["ranks"]
+    assert {(r["heads"], r["kv_heads"], r["kv_per_token"]) for r in got} == {(4, 1, 2 * 2 * 80 * 128)}
+
+
+def test_latents_are_on_every_rank():
+    """DeepSeek-V3: 128 heads dealt, a latent of 512 + 64 of each of 61 layers everywhere, experts of 2048 columns"""
+    got = plan("deepseek-v3", "--tp", "8")["ranks"]
+    assert {(r["heads"], r["expert"], r["shared"], r["kv_per_token"]) for r in got} == {(16, 256, 256, 61 * 576 * 2)}
+
+
+def test_one_rank_is_a_plan_without_the_key(tmp_path):
+    source = open(f"{ROOT}/tests/golden/graphs/llama.yaml").read()
+    for name, text in (("without", source), ("with", source + "parallel: {tp: 1}\n")):
+        (tmp_path / f"{name}.yaml").write_text(text)
+        subprocess.run([LLMC, "compile", str(tmp_path / f"{name}.yaml"), "-o", str(tmp_path / name), "--arch", "v3"], check=True, capture_output=True)
+    files = sorted(os.path.relpath(os.path.join(d, f), tmp_path / "with") for d, _, fs in os.walk(tmp_path / "with") for f in fs)
+    assert files and any(f.startswith("plan") for f in files)
+    for f in files:
+        assert (tmp_path / "with" / f).read_bytes() == (tmp_path / "without" / f).read_bytes(), f
+
+
+MEASURE = """
+import re, sys, llmc
+def status(key):
+    return int(re.search(key + r":\\s*(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+before = status("RssAnon")
+with llmc.open(sys.argv[1], random_weights=True, device="ref", set=["parallel.tp=3"]) as m:
+    weights = status("RssAnon") - before
+    before = status("VmData")
+    with m.session(context=4096, seqs=16, threads=1) as s:
+        print(weights, status("VmData") - before)
+"""
+
+
+def test_a_process_takes_what_its_plans_say(tmp_path):
+    """Three ranks in one process: resident weights, and the memory that a session maps, within 5 %"""
+    path = tmp_path / "m.yaml"
+    path.write_text("llmc: 1\nname: sizes\nfamily: llama\nvocab_size: 8000\nmax_positions: 4096\nn_layers: 4\nhidden: 1024\ntext: {bos: 1, eos: [2]}\n"
+                    "attention: {n_heads: 16, n_kv_heads: 8, head_dim: 64}\nffn: {width: 4096}\ndtype: bf16\n")
+    out = subprocess.run([LLMC, "plan", str(path), "--device", "ref", "--tp", "3", "--json", "-c", "4096", "--seqs", "16"], capture_output=True, text=True, check=True).stdout
+    ranks = json.loads(out)["ranks"]
+    p = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, timeout=240)
+    assert p.returncode == 0, p.stderr
+    weights, session = map(int, p.stdout.split())
+    assert weights == pytest.approx(sum(r["weights"] for r in ranks), rel=0.05)
+    assert session == pytest.approx(sum(r["kv"] + r["scratch"] for r in ranks), rel=0.05)
