@@ -87,13 +87,21 @@ run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, ll
 			return error_set(err, LLMC_E_INPUT, "%s: no type for a folder, which becomes a folder; known: int4 int8 fp8", o->type);
 	} else if (o->type && folder_form(o->type) != FOLDER_NONE) {
 		return error_set(err, LLMC_E_INPUT, "%s: is for folders of safetensors; %s is a GGUF", o->type, in);
-	} else {
+	} else if (o->bits > 0 && o->type) {
+		return error_set(err, LLMC_E_INPUT, "bits and type: %s for all, or what %g bits allow for each", o->type, (double)o->bits);
+	} else if (o->bits == 0) {
 		TRY(quant_type(o->type ? o->type : "q4_k", &job->type, err));
 	}
+	if (o->bits < 0 || !(o->bits <= 16) || (o->bits > 0 && job->form != FOLDER_NONE))
+		return error_set(err, LLMC_E_INPUT, o->bits > 0 && o->bits <= 16 ? "bits %g: types are chosen for a GGUF, not for a folder" : "bits %g: above 0, and at most 16",
+		                 (double)o->bits);
 	if (o->group != 0 && o->group != 32 && o->group != 128)
 		return error_set(err, LLMC_E_RANGE, "group %d: 32 or 128", o->group);
 	job->group = o->group;
-	TRY(quant_type(o->head ? o->head : "q6_k", &job->head, err));
+	job->type = o->bits > 0 ? DT_NONE : job->type;
+	job->head = DT_NONE;
+	if (o->bits == 0 || o->head)
+		TRY(quant_type(o->head ? o->head : "q6_k", &job->head, err));
 	TRY(method_of(o->method ? o->method : "gptq", &job->method, err));
 	if (o->window < 2 || o->n_windows < 1 || o->damp < 0 || !(o->damp <= 1))
 		return error_set(err, LLMC_E_RANGE, "window, windows or damp out of range");
@@ -107,7 +115,9 @@ run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, ll
 	job->out = name;
 	job->damp = (double)o->damp;
 	job->hessian_bytes = o->hessian_bytes;
+	job->bits = (double)o->bits;
 	job->progress = o->progress;
+	job->chose = o->chose;
 	job->user = o->user;
 	job->log = o->log;
 	job->log_user = o->log_user;

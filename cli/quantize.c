@@ -4,26 +4,45 @@
 
 #include "cli/cli.h"
 
+typedef struct Output {
+	bool  quiet, json;
+	char *chosen; /* what --bits chose, as it is printed */
+	size_t n_chosen;
+	FILE *to;     /* chosen grows by it */
+} Output;
+
 static bool
 on_progress(void *user, const char *doing, int64_t done, int64_t of)
 {
-	const bool *quiet = user;
+	const Output *o = user;
 
-	if (!*quiet && doing)
+	if (!o->quiet && doing)
 		progress("%3.0f %%  %s", 100.0 * (double)done / (double)(of ? of : 1), doing);
-	else if (!*quiet)
+	else if (!o->quiet)
 		progress("calibrating, window %lld of %lld", (long long)done, (long long)of);
 	return !interrupted();
 }
 
 static void
+on_choice(void *user, const char *tensor, const char *type, double bits, double error)
+{
+	Output *o = user;
+
+	fflush(o->to);
+	if (o->json)
+		fprintf(o->to, "%s{\"name\":\"%s\",\"type\":\"%s\",\"bits\":%.6g,\"error\":%.6g}", o->n_chosen ? "," : "", tensor, type, bits, error);
+	else
+		fprintf(o->to, "%-40s %-7s %7.4g bits, error %.2g\n", tensor, type, bits, error);
+}
+
+static void
 on_log(void *user, int level, const char *line)
 {
-	const bool *quiet = user;
+	const Output *o = user;
 
 	if (level == LLMC_LOG_WARNING)
 		complain("%s", line);
-	else if (level == LLMC_LOG_INFO && !*quiet)
+	else if (level == LLMC_LOG_INFO && !o->quiet)
 		progress("%s", line);
 }
 
@@ -32,11 +51,12 @@ quantize(int argc, char **argv)
 {
 	llmc_quantize_options o = LLMC_INIT(llmc_quantize_options);
 	const char *file = NULL, *args[2] = { NULL };
-	bool quiet = false, json = false;
+	Output to = { 0 };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Types", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, iq4_nl, mxfp4, q4_0, q4_1, q5_0, q5_1 [q4_k]; of a folder: int4, int8, fp8 [int4]" },
-		{ OPT_TEXT, 0, "head", "TYPE", &o.head, "of the output's matrix, and of an embedding that is the output's too [q6_k]" },
+		{ OPT_FLOAT, 0, "bits", "N", &o.bits, "instead of a type: bits a weight that all matrices may have together; each gets what its measured error asks for" },
+		{ OPT_TEXT, 0, "head", "TYPE", &o.head, "of the output's matrix, and of an embedding that is the output's too [q6_k; with --bits chosen, too]" },
 		{ OPT_INT, 0, "group", "N", &o.group, "int4: columns that share a scale, 32 or 128 [128 where all matrices have whole ones]" },
 		{ OPT_GROUP, 0, "Method", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "method", "gptq|weighted|nearest", &o.method, "errors compensated by what a text shows, its importance alone, or neither [gptq]" },
@@ -50,8 +70,8 @@ quantize(int argc, char **argv)
 		{ OPT_BYTES, 0, "hessian-memory", "SIZE", &o.hessian_bytes, "for Hessians: more is fewer passes over the text, one layer is the least [2G]" },
 		{ OPT_INT, 't', "threads", "N", &o.n_threads, "threads [real cores within quota and affinity]" },
 		{ OPT_GROUP, 0, "Output", NULL, NULL, NULL },
-		{ OPT_FLAG, 0, "json", NULL, &json, "one JSON document on stdout, nothing else" },
-		{ OPT_FLAG, 'q', "quiet", NULL, &quiet, "no progress" },
+		{ OPT_FLAG, 0, "json", NULL, &to.json, "one JSON document on stdout, nothing else" },
+		{ OPT_FLAG, 'q', "quiet", NULL, &to.quiet, "no progress" },
 	};
 	llmc_quantize_result r = LLMC_INIT(llmc_quantize_result);
 	llmc_error err = { 0 };
@@ -64,25 +84,36 @@ quantize(int argc, char **argv)
 	o.text = text;
 	o.progress = on_progress;
 	o.log = on_log;
-	o.user = o.log_user = &quiet;
+	o.chose = on_choice;
+	o.user = o.log_user = &to;
+	if (!(to.to = open_memstream(&to.chosen, &to.n_chosen))) {
+		free(text);
+		complain("out of memory");
+		return EXIT_MACHINE;
+	}
 	interrupt_install();
 	llmc_status s = llmc_quantize(args[0], args[1], &o, &r, &err);
 	free(text);
-	if (s != LLMC_OK)
+	fclose(to.to);
+	if (s != LLMC_OK) {
+		free(to.chosen);
 		return fail_with(&err);
+	}
 	progress_end();
-	if (json)
-		printf("{\"tensors\":%d,\"quantized\":%d,\"resumed\":%d,\"in_bytes\":%lld,\"out_bytes\":%lld,\"bits\":%.6g,\"calibrate_s\":%.3f,\"seconds\":%.3f}\n", r.n_tensors,
-		       r.n_quantized, r.n_resumed, (long long)r.in_bytes, (long long)r.out_bytes, r.bits, r.calibrate_s, r.seconds);
+	if (to.json)
+		printf("{\"tensors\":%d,\"quantized\":%d,\"resumed\":%d,\"in_bytes\":%lld,\"out_bytes\":%lld,\"bits\":%.6g,\"calibrate_s\":%.3f,\"seconds\":%.3f,\"types\":[%s]}\n", r.n_tensors,
+		       r.n_quantized, r.n_resumed, (long long)r.in_bytes, (long long)r.out_bytes, r.bits, r.calibrate_s, r.seconds, to.chosen);
 	else
-		printf("%s: %d of %d tensors at %.2f bits a weight, %s from %s, %.1f s (%.1f s calibrating)\n", args[1], r.n_quantized, r.n_tensors, r.bits,
+		printf("%s%s: %d of %d tensors at %.2f bits a weight, %s from %s, %.1f s (%.1f s calibrating)\n", to.chosen, args[1], r.n_quantized, r.n_tensors, r.bits,
 		       human_bytes((double)r.out_bytes, out_size), human_bytes((double)r.in_bytes, in_size), r.seconds, r.calibrate_s);
+	free(to.chosen);
 	return 0;
 }
 
 const Command cmd_quantize = {
 	"quantize", "IN OUT [--type q4_k] [--method gptq]", "make a model smaller: blocks of 2 to 8 bits, errors compensated by a text",
 	"  llmc quantize model-f16.gguf model-q4_k.gguf\n"
+	"  llmc quantize model-f16.gguf model-4.25.gguf --bits 4.25\n"
 	"  llmc quantize model16/ model-int4/ --type int4 --group 32\n"
 	"  llmc quantize model-f16.gguf model-q5_k.gguf --type q5_k --calibration mine.txt\n"
 	"  llmc quantize model-f16.gguf model-q4_0.gguf --type q4_0 --method weighted --imatrix imatrix.dat\n",

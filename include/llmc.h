@@ -738,6 +738,9 @@ typedef struct llmc_quantize_options { /* 0 or NULL takes the default in bracket
 	llmc_log_fn log;
 	void       *log_user;
 	int32_t     group;      /* int4: columns that share a scale, 32 or 128 [128 where all matrices have whole ones] */
+	float       bits;       /* GGUF, instead of type: a weight, on average; types of matrices are chosen for the least measured error that this allows */
+	/* with bits: what was chosen, once a matrix; error: share of the energy of its outputs that is lost without compensation; may be NULL */
+	void      (*chose)(void *user, const char *tensor, const char *type, double bits, double error);
 } llmc_quantize_options;
 typedef struct llmc_quantize_result {
 	size_t  size;

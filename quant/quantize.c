@@ -18,6 +18,7 @@
 #include "formats/gguf_write.h"
 #include "formats/quantize.h"
 #include "formats/safetensors.h"
+#include "quant/budget.h"
 #include "quant/gptq.h"
 
 enum { ROWS_AT_ONCE = 8, PASSES = 3 /* over rows that compensation has rounded: more find little */ };
@@ -124,6 +125,100 @@ is_head(const Run *r, const char *name)
 	return strcmp(name, "output.weight") == 0 || (strcmp(name, "token_embd.weight") == 0 && !gguf_tensor(r->g, "output.weight"));
 }
 
+/* An entry for a tensor, when its sizes are the tensor's */
+static const ImatrixEntry *
+importance_of(const Run *r, const Imatrix *m, const GgufTensor *t)
+{
+	const ImatrixEntry *e = imatrix_find(m, t->name);
+
+	if (!e)
+		return NULL;
+	if (e->cols == t->dim[0] && e->n_mat > 0 && rows_of(t) % e->n_mat == 0)
+		return e;
+	/* the older form does not say how many experts its values are of */
+	if (e->n_mat == 1 && e->cols == t->dim[0] * t->dim[2]) {
+		ImatrixEntry *own = NEW(r->a, ImatrixEntry, 1);
+		*own = (ImatrixEntry){ e->name, t->dim[0], t->dim[2], e->mean, e->count };
+		return own;
+	}
+	log_line(r->job->log, r->job->log_user, LLMC_LOG_WARNING, "%s: the importance matrix has %lld columns, the tensor %lld: not used", t->name, (long long)e->cols,
+	         (long long)t->dim[0]);
+	return NULL;
+}
+
+/* llama.cpp's number for a file of mostly this type */
+static uint32_t
+file_type(Dtype d)
+{
+	switch (d) {
+	case DT_F16: return 1;
+	case DT_Q4_0: return 2;
+	case DT_Q4_1: return 3;
+	case DT_Q8_0: return 7;
+	case DT_Q5_0: return 8;
+	case DT_Q5_1: return 9;
+	case DT_Q2_K: return 10;
+	case DT_Q3_K: return 11;
+	case DT_Q4_K: return 14;
+	case DT_Q5_K: return 16;
+	case DT_Q6_K: return 18;
+	case DT_IQ4_NL: return 25;
+	case DT_IQ4_XS: return 30;
+	case DT_BF16: return 32;
+	case DT_MXFP4: return 38;
+	default: return 1024; /* guessed from the tensors */
+	}
+}
+
+static void
+copy_keys(Run *r)
+{
+	for (size_t i = 0; i < gguf_n_keys(r->g); i++) {
+		GgufRaw raw = gguf_raw_at(r->g, i);
+		if (strcmp(raw.name, "general.file_type") && strcmp(raw.name, "general.quantization_version"))
+			gguf_head_raw(&r->head, &raw);
+	}
+	gguf_head_u32(&r->head, "general.quantization_version", 2);
+	gguf_head_u32(&r->head, "general.file_type", file_type(r->job->type));
+}
+
+/* Types of all matrices by what each loses, within job->bits */
+static llmc_status
+choose_by_error(Run *r, llmc_error *err)
+{
+	QuantJob *job = r->job;
+	BudgetMatrix *m = NEW(r->a, BudgetMatrix, r->n + 1);
+	int *of = NEW(r->a, int, r->n + 1), n = 0;
+	int64_t weights[DT_COUNT] = { 0 };
+
+	if (job->session && !job->imatrix)
+		TRY(quant_calibrate(job, err));
+	if (job->calibration)
+		calibration_imatrix(job->calibration, r->a, &r->own);
+	for (int i = 0; i < r->n; i++) {
+		const GgufTensor *in = r->t[i].in;
+		bool named = is_head(r, in->name) && job->head != DT_NONE;
+		if (!is_matrix(in) || *budget_types(in->dim[0]) == DT_NONE)
+			continue;
+		const ImatrixEntry *e = importance_of(r, job->imatrix ? job->imatrix : &r->own, in);
+		m[n] = (BudgetMatrix){ .from = in->dtype, .src = in->data, .rows = rows_of(in), .cols = in->dim[0], .importance = e ? e->mean : NULL,
+		                       .n_mat = e ? e->n_mat : 1, .only = named ? fitting(job->head, in->dim[0]) : DT_NONE };
+		of[n++] = i;
+	}
+	TRY(budget_choose(m, n, job->bits, job->threads, err));
+	for (int k = 0; k < n; k++) {
+		Tensor *t = &r->t[of[k]];
+		t->to = m[k].to;
+		weights[t->to] += m[k].rows * m[k].cols;
+		if (job->chose)
+			job->chose(job->user, t->in->name, dtype_text(t->to), 8.0 * (double)dtype_row_bytes(t->to, m[k].cols) / (double)m[k].cols, m[k].error);
+	}
+	for (int d = 0; d < DT_COUNT; d++)
+		if (weights[d] > (job->type == DT_NONE ? 0 : weights[job->type]))
+			job->type = (Dtype)d;
+	return LLMC_OK;
+}
+
 static llmc_status
 choose_types(Run *r, llmc_error *err)
 {
@@ -139,18 +234,24 @@ choose_types(Run *r, llmc_error *err)
 			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has type %s, which llmc does not read", job->in, t->in->name,
 			                 ggml_type_name(t->in->ggml_type) ? ggml_type_name(t->in->ggml_type) : "unknown");
 		t->to = t->in->dtype;
-		job->in_bytes += t->in->bytes;
-		if (is_matrix(t->in)) {
+		if (is_matrix(t->in) && job->bits == 0) {
 			t->to = fitting(is_head(r, t->in->name) ? job->head : job->type, t->in->dim[0]);
 			/* what fits no block stays as it is rather than grow */
 			if (t->to == DT_F16 && dtype_info(t->in->dtype)->block_elems > 1)
 				t->to = t->in->dtype;
-			t->made = t->to != t->in->dtype;
-			if (t->made) {
-				coarse |= dtype_info(t->in->dtype)->block_elems > 1;
-				job->n_quantised++;
-				job->weights += t->in->dim[0] * rows_of(t->in);
-			}
+		}
+	}
+	if (job->bits > 0)
+		TRY(choose_by_error(r, err));
+	copy_keys(r);
+	for (int i = 0; i < r->n; i++) {
+		Tensor *t = &r->t[i];
+		job->in_bytes += t->in->bytes;
+		t->made = t->to != t->in->dtype;
+		if (t->made) {
+			coarse |= dtype_info(t->in->dtype)->block_elems > 1;
+			job->n_quantised++;
+			job->weights += t->in->dim[0] * rows_of(t->in);
 		}
 		t->bytes = dtype_row_bytes(t->to, t->in->dim[0]) * rows_of(t->in);
 		if (t->made)
@@ -250,42 +351,6 @@ choose_parts(Run *r, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* llama.cpp's number for a file of mostly this type */
-static uint32_t
-file_type(Dtype d)
-{
-	switch (d) {
-	case DT_F16: return 1;
-	case DT_Q4_0: return 2;
-	case DT_Q4_1: return 3;
-	case DT_Q8_0: return 7;
-	case DT_Q5_0: return 8;
-	case DT_Q5_1: return 9;
-	case DT_Q2_K: return 10;
-	case DT_Q3_K: return 11;
-	case DT_Q4_K: return 14;
-	case DT_Q5_K: return 16;
-	case DT_Q6_K: return 18;
-	case DT_IQ4_NL: return 25;
-	case DT_IQ4_XS: return 30;
-	case DT_BF16: return 32;
-	case DT_MXFP4: return 38;
-	default: return 1024; /* guessed from the tensors */
-	}
-}
-
-static void
-copy_keys(Run *r)
-{
-	for (size_t i = 0; i < gguf_n_keys(r->g); i++) {
-		GgufRaw raw = gguf_raw_at(r->g, i);
-		if (strcmp(raw.name, "general.file_type") && strcmp(raw.name, "general.quantization_version"))
-			gguf_head_raw(&r->head, &raw);
-	}
-	gguf_head_u32(&r->head, "general.quantization_version", 2);
-	gguf_head_u32(&r->head, "general.file_type", file_type(r->job->type));
-}
-
 /* --- the file that grows ------------------------------------------------------------------------------------------------ */
 
 /* What the bytes of the result depend on */
@@ -298,8 +363,8 @@ identity(Run *r)
 	Strbuf *text = arena_strbuf(r->a);
 
 	stat(job->in, &st);
-	strbuf_printf(text, "llmc quantize %s\n%s %lld %lld.%09ld\n%s %s %d %.9g %d %d\n%d %d\n", LLMC_VERSION, job->in, (long long)st.st_size, (long long)st.st_mtim.tv_sec,
-	              st.st_mtim.tv_nsec, dtype_text(job->type), dtype_text(job->head), job->method, job->damp, job->form,
+	strbuf_printf(text, "llmc quantize %s\n%s %lld %lld.%09ld\n%s %s %.9g %d %.9g %d %d\n%d %d\n", LLMC_VERSION, job->in, (long long)st.st_size, (long long)st.st_mtim.tv_sec,
+	              st.st_mtim.tv_nsec, dtype_text(job->type), dtype_text(job->head), job->bits, job->method, job->damp, job->form,
 	              job->group, job->n_window, job->width);
 	sha256_init(&sum);
 	sha256_add(&sum, strbuf_str(text), text->len);
@@ -539,27 +604,6 @@ quant_calibrate(QuantJob *job, llmc_error *err)
 	return s;
 }
 
-/* An entry for a tensor, when its sizes are the tensor's */
-static const ImatrixEntry *
-importance_of(const Run *r, const Imatrix *m, const GgufTensor *t)
-{
-	const ImatrixEntry *e = imatrix_find(m, t->name);
-
-	if (!e)
-		return NULL;
-	if (e->cols == t->dim[0] && e->n_mat > 0 && rows_of(t) % e->n_mat == 0)
-		return e;
-	/* the older form does not say how many experts its values are of */
-	if (e->n_mat == 1 && e->cols == t->dim[0] * t->dim[2]) {
-		ImatrixEntry *own = NEW(r->a, ImatrixEntry, 1);
-		*own = (ImatrixEntry){ e->name, t->dim[0], t->dim[2], e->mean, e->count };
-		return own;
-	}
-	log_line(r->job->log, r->job->log_user, LLMC_LOG_WARNING, "%s: the importance matrix has %lld columns, the tensor %lld: not used", t->name, (long long)e->cols,
-	         (long long)t->dim[0]);
-	return NULL;
-}
-
 static void
 find_importance(Run *r, const Imatrix *m)
 {
@@ -643,13 +687,15 @@ quantise_all(Run *r, llmc_error *err)
 		bool more = job->method == QUANT_GPTQ && next_group(r), left = false;
 		for (int i = 0; i < r->n; i++)
 			left |= !r->t[i].done && !r->t[i].input && r->t[i].made;
-		if (more || (left && !job->imatrix)) {
+		const bool seen = r->own.n > 0; /* by the choice of types */
+		if (more || (left && !job->imatrix && !seen)) {
 			TRY(quant_calibrate(job, err));
 			calibrated = true;
-			calibration_imatrix(job->calibration, r->a, &r->own);
-			if (!job->imatrix)
-				find_importance(r, &r->own);
+			if (!seen)
+				calibration_imatrix(job->calibration, r->a, &r->own);
 		}
+		if (!job->imatrix)
+			find_importance(r, &r->own);
 	}
 	for (int i = 0; i < r->n; i++)
 		if (!r->t[i].done && !r->t[i].input)
@@ -700,7 +746,6 @@ quant_run(QuantJob *job, Arena *a, llmc_error *err)
 		arena_defer(a, close_gguf, r.g);
 		gguf_int(r.g, "general.alignment", &align);
 		gguf_head_init(&r.head, align);
-		copy_keys(&r);
 		TRY_GOTO(choose_types(&r, err));
 	}
 	TRY_GOTO(open_partial(&r, err));

@@ -15,7 +15,8 @@ typedef enum QuantMethod { QUANT_NEAREST, QUANT_WEIGHTED, QUANT_GPTQ } QuantMeth
 
 typedef struct QuantJob {
 	const char  *in, *out;
-	Dtype        type, head;    /* of matrices; of the output's (and the embedding that is its too) */
+	Dtype        type, head;    /* of matrices; of the output's (and the embedding that is its too); DT_NONE, with bits: any */
+	double       bits;          /* > 0: a weight, on average, of matrices whose types are chosen (budget.h); type is then what most became */
 	FolderForm   form;         /* of matrices of a folder, which becomes a folder; FOLDER_NONE: a GGUF becomes a GGUF */
 	int          group;        /* int4: columns of a scale, 32 or 128; 0: 128 where all matrices have whole ones */
 	const Plan  *plan;         /* of the folder: what its tensors are */
@@ -31,6 +32,8 @@ typedef struct QuantJob {
 	Threads     *threads;
 	/* where the job is; false stops it */
 	bool       (*progress)(void *user, const char *doing, int64_t done, int64_t of);
+	/* bits: what was chosen, a call a matrix; may be NULL */
+	void       (*chose)(void *user, const char *tensor, const char *type, double bits, double error);
 	void        *user;
 	llmc_log_fn  log;
 	void        *log_user;

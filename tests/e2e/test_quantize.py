@@ -160,6 +160,53 @@ def read_dat(path):
         at += 4 * size
     return entries
 
+BITS = {Q.Q2_K: 2.625, Q.Q3_K: 3.4375, Q.IQ4_XS: 4.25, Q.IQ4_NL: 4.5, Q.Q4_K: 4.5, Q.Q5_0: 5.5, Q.Q5_K: 5.5, Q.Q5_1: 6, Q.Q6_K: 6.5625, Q.Q8_0: 8.5}
+
+
+def lost(model, out, importance):
+    """Bits a weight of all matrices, and what each loses of the energy of its outputs: as gguf reads the file, columns weighted by a file's importance"""
+    before, after, bits, n, errors = tensors(model), tensors(out), 0, 0, {}
+    for name, t in after.items():
+        if t.tensor_type == Q.F32:
+            continue
+        x, w = before[name].data.astype(np.float64), importance.get(name, 1)
+        errors[name] = (w * (values(t) - x) ** 2).sum() / (w * x ** 2).sum()
+        bits, n = bits + BITS[t.tensor_type] * x.size, n + x.size
+    return bits / n, errors
+
+
+def test_a_budget_of_bits_is_held_and_loses_less_than_one_type_for_all(llmc, model, tmp_path):
+    dat = tmp_path / "im.dat"
+    llmc("quantize", model, tmp_path / "q8.gguf", "--type", "q8_0", "--method", "weighted", "--imatrix-out", dat, "-q", *SMALL)
+    importance = read_dat(dat)
+    by = ["--method", "weighted", "--imatrix", dat, "-q"]
+    for kind in ("q4_k", "q5_k"):
+        fixed, free = tmp_path / f"{kind}.gguf", tmp_path / f"{kind}-bits.gguf"
+        llmc("quantize", model, fixed, "--type", kind, *by)
+        bits, errors = lost(model, fixed, importance)
+        r = llmc.json("quantize", model, free, "--bits", bits, *by, "-t", "2")
+        own_bits, own = lost(model, free, importance)
+        assert own_bits <= bits and abs(r["bits"] - own_bits) < 1e-4
+        assert own_bits > bits - .3  # what is left is less than a step of a small matrix
+        assert sum(own.values()) < sum(errors.values())
+        kinds = {t.name: t.tensor_type for t in GGUFReader(free).tensors}
+        assert {t["name"] for t in r["types"]} == set(own) and len({t["type"] for t in r["types"]}) > 1
+        for t in r["types"]:  # of rows that were measured
+            assert kinds[t["name"]] == getattr(Q, t["type"].upper()) and t["bits"] == BITS[kinds[t["name"]]]
+            assert abs(t["error"] / own[t["name"]] - 1) < .15, t
+        one = tmp_path / f"{kind}-1.gguf"
+        llmc("quantize", model, one, "--bits", bits, *by, "-t", "1")
+        assert one.read_bytes() == free.read_bytes()
+
+
+def test_a_budget_with_a_head_of_its_own_and_compensation(llmc, model, tmp_path):
+    out = tmp_path / "out.gguf"
+    r = llmc.json("quantize", model, out, "--bits", "6", "--head", "q5_0", *SMALL)
+    assert tensors(out)["output.weight"].tensor_type == Q.Q5_0 and r["bits"] <= 6
+    llmc("quantize", model, tmp_path / "again.gguf", "--bits", "6", "--head", "q5_0", *SMALL, "-t", "1")
+    assert re.search(r"^blk\.0\.ffn_down\.weight +q\d_\w +\S+ bits, error \S+$", llmc.out, re.M)
+    assert (tmp_path / "again.gguf").read_bytes() == out.read_bytes()
+
 
 def test_importance_in_both_forms_gives_the_same_file(llmc, model, tmp_path):
     files = []
@@ -183,6 +230,9 @@ def test_mistakes_are_sentences(llmc, model, tmp_path):
     assert "known: q4_0" in llmc.err
     llmc("quantize", model, out, "--method", "magic", code=1)
     assert "nearest weighted gptq" in llmc.err
+    for bits, more, says in ((3, [], "the least that there are types for is 4."), (17, [], "at most 16"), (4.5, ["--type", "q4_k"], "bits and type")):
+        llmc("quantize", model, out, "--bits", bits, "--method", "nearest", *more, code=1)
+        assert says in llmc.err
     llmc("quantize", model, model, code=1)
     assert "not overwritten" in llmc.err
     llmc("quantize", model, tmp_path / "no" / "out.gguf", "--method", "nearest", code=2)

@@ -1,0 +1,198 @@
+#include "quant/budget.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/dequant.h"
+#include "formats/quantize.h"
+
+enum { SAMPLE = 1 << 16 /* weights of a matrix that are measured, at least LEAST_ROWS rows */, LEAST_ROWS = 16, MOST_TYPES = 8 };
+
+const Dtype *
+budget_types(int64_t cols)
+{
+	static const Dtype super[] = { DT_Q2_K, DT_Q3_K, DT_IQ4_XS, DT_Q4_K, DT_Q5_K, DT_Q6_K, DT_Q8_0, DT_NONE };
+	static const Dtype small[] = { DT_IQ4_NL, DT_Q5_0, DT_Q5_1, DT_Q8_0, DT_NONE };
+	static const Dtype none[] = { DT_NONE };
+
+	return cols % 256 == 0 ? super : cols % 32 == 0 ? small : none;
+}
+
+typedef struct Choice { Dtype type; int64_t bytes; double error; } Choice;
+
+typedef struct Matrix {
+	int    n, at;               /* choices; the one taken */
+	Choice choice[MOST_TYPES];  /* by rising bytes */
+} Matrix;
+
+typedef struct Budget {
+	BudgetMatrix *m;
+	Matrix       *own;
+	int           n;
+	atomic_int    next;   /* choice of a matrix, counted through */
+	atomic_bool   failed;
+} Budget;
+
+/* --- what each type costs --------------------------------------------------------------------------------------------- */
+
+static double
+error_of(const BudgetMatrix *m, Dtype to, float *x, float *y, void *blocks)
+{
+	const int64_t want = SAMPLE / m->cols > LEAST_ROWS ? SAMPLE / m->cols : LEAST_ROWS, n = want < m->rows ? want : m->rows;
+	const int64_t from_bytes = dtype_row_bytes(m->from, m->cols), per_mat = m->rows / m->n_mat;
+	double lost = 0, all = 0;
+
+	for (int64_t i = 0; i < n; i++) {
+		const int64_t r = m->rows * i / n;
+		const float *importance = m->importance ? m->importance + r / per_mat * m->cols : NULL;
+		dequant_row(m->from, (const char *)m->src + r * from_bytes, x, m->cols);
+		quantize_row(to, x, importance, blocks, m->cols);
+		dequant_row(to, blocks, y, m->cols);
+		for (int64_t j = 0; j < m->cols; j++) {
+			double w = importance ? (double)importance[j] : 1, e = (double)y[j] - (double)x[j];
+			lost += w * e * e;
+			all += w * (double)x[j] * (double)x[j];
+		}
+	}
+	return all > 0 && isfinite(lost / all) ? lost / all : 0;
+}
+
+static void
+measure(void *user, int part, int n_parts)
+{
+	Budget *b = user;
+	int64_t cols = 0;
+
+	(void)part, (void)n_parts;
+	for (int i = 0; i < b->n; i++)
+		cols = b->m[i].cols > cols ? b->m[i].cols : cols;
+	float *x = malloc((size_t)cols * 4 * sizeof *x);
+	if (!x) {
+		atomic_store(&b->failed, true);
+		return;
+	}
+	for (int k; (k = atomic_fetch_add(&b->next, 1)) < b->n * MOST_TYPES;) {
+		Matrix *own = &b->own[k / MOST_TYPES];
+		if (k % MOST_TYPES < own->n)
+			own->choice[k % MOST_TYPES].error = error_of(&b->m[k / MOST_TYPES], own->choice[k % MOST_TYPES].type, x, x + cols, x + 2 * cols);
+	}
+	free(x);
+}
+
+/* --- which of them ----------------------------------------------------------------------------------------------------- */
+
+static int64_t
+bytes_of(const Budget *b)
+{
+	int64_t sum = 0;
+
+	for (int i = 0; i < b->n; i++)
+		sum += b->own[i].choice[b->own[i].at].bytes;
+	return sum;
+}
+
+static double
+sum_of(const Budget *b)
+{
+	double sum = 0;
+
+	for (int i = 0; i < b->n; i++)
+		sum += b->own[i].choice[b->own[i].at].error;
+	return sum;
+}
+
+/* Step by step the change of one matrix that saves most error a byte of those that still fit, until none does. Steps go past choices that lie above the hull:
+ * the steepest of all larger ones is the hull's next corner. */
+static void
+fill(Budget *b, int64_t room)
+{
+	for (int64_t used = bytes_of(b);;) {
+		double best = 0;
+		int which = -1, to = 0;
+		for (int i = 0; i < b->n; i++) {
+			const Matrix *m = &b->own[i];
+			const Choice *now = &m->choice[m->at];
+			for (int k = 0; k < m->n; k++) {
+				int64_t more = m->choice[k].bytes - now->bytes;
+				double gain = now->error - m->choice[k].error;
+				if (gain <= 0 || used + more > room)
+					continue;
+				double rate = more > 0 ? gain / (double)more : INFINITY;
+				if (rate > best)
+					best = rate, which = i, to = k;
+			}
+		}
+		if (which < 0)
+			return;
+		used += b->own[which].choice[to].bytes - b->own[which].choice[b->own[which].at].bytes;
+		b->own[which].at = to;
+	}
+}
+
+/* From the least, and from every type for all, as far as they fit: the best of these. */
+static bool
+solve(Budget *b, int64_t room, int *best)
+{
+	double least = INFINITY;
+
+	for (int start = -1; start < DT_COUNT; start++) {
+		bool any = start < 0;
+		for (int i = 0; i < b->n; i++) {
+			Matrix *m = &b->own[i];
+			m->at = 0;
+			for (int k = 0; k < m->n; k++)
+				if ((int)m->choice[k].type == start)
+					m->at = k, any = true;
+		}
+		if (!any || bytes_of(b) > room)
+			continue;
+		fill(b, room);
+		double sum = sum_of(b);
+		if (sum < least) {
+			least = sum;
+			for (int i = 0; i < b->n; i++)
+				best[i] = b->own[i].at;
+		}
+	}
+	return least < INFINITY;
+}
+
+llmc_status
+budget_choose(BudgetMatrix *m, int n, double bits, Threads *threads, llmc_error *err)
+{
+	Budget b = { .m = m, .n = n, .own = calloc((size_t)n + 1, sizeof *b.own) };
+	int *best = calloc((size_t)n + 1, sizeof *best);
+	int64_t weights = 0, least = 0;
+	llmc_status status = LLMC_OK;
+
+	if (!b.own || !best) {
+		status = error_set(err, LLMC_E_MEMORY, "out of memory for the choice of types");
+		goto fail;
+	}
+	for (int i = 0; i < n; i++) {
+		const Dtype only[2] = { m[i].only, DT_NONE }, *t = m[i].only != DT_NONE ? only : budget_types(m[i].cols);
+		for (; *t != DT_NONE && b.own[i].n < MOST_TYPES; t++)
+			b.own[i].choice[b.own[i].n++] = (Choice){ *t, dtype_row_bytes(*t, m[i].cols) * m[i].rows, 0 };
+		weights += m[i].rows * m[i].cols;
+		least += b.own[i].choice[0].bytes;
+	}
+	threads_run(threads, measure, &b);
+	if (atomic_load(&b.failed)) {
+		status = error_set(err, LLMC_E_MEMORY, "out of memory for rows to measure");
+		goto fail;
+	}
+	if (n && !solve(&b, (int64_t)(bits * (double)weights / 8), best)) {
+		status = error_set(err, LLMC_E_INPUT, "%g bits a weight: the least that there are types for is %.4g", bits, ceil(8e3 * (double)least / (double)weights) / 1e3);
+		goto fail;
+	}
+	for (int i = 0; i < n; i++) {
+		m[i].to = b.own[i].choice[best[i]].type;
+		m[i].error = b.own[i].choice[best[i]].error;
+	}
+fail:
+	free(b.own);
+	free(best);
+	return status;
+}
