@@ -13,7 +13,7 @@ SAN       ?=
 COMMA     := ,
 VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' include/llmc.h)
 
-ROOMS := base formats ops plan ref text text/jinja grammar compiler compiler/import runtime runtime/kv runtime/sample runtime/weights runtime/build runtime/threads runtime/comm runtime/state runtime/cpu runtime/cuda \
+ROOMS := base formats ops plan ref text text/jinja grammar compiler compiler/import runtime runtime/kv runtime/sample runtime/draft runtime/weights runtime/build runtime/threads runtime/comm runtime/state runtime/cpu runtime/cuda \
 	runtime/engine quant api serve
 SRC   := $(sort $(foreach d,$(ROOMS),$(wildcard $(d)/*.c)))
 OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o

@@ -10,6 +10,7 @@
 #include "plan/target.h"
 #include "runtime/comm/world.h"
 #include "runtime/device.h"
+#include "runtime/draft/draft.h"
 
 struct llmc_model {
 	atomic_int      refs;
@@ -37,8 +38,13 @@ struct llmc_model {
 struct llmc_session {
 	llmc_model *model;
 	Session    *s;
-	float      *logits;          /* [vocab] of the last row, for generate */
+	float      *logits;          /* [most_rows, vocab] of the last rows, for generate */
+	int32_t     most_rows;       /* of a step of generate: 1, or room for guesses */
+	Drafter     drafter;
 };
+
+/* Has a row the same bits whatever rows run beside it? What guesses need. */
+bool model_rows_alike(const llmc_model *m);
 
 /* What a path is. */
 typedef enum SourceKind { SOURCE_YAML, SOURCE_ARTIFACT, SOURCE_HF, SOURCE_GGUF, SOURCE_FLM } SourceKind;

@@ -23,6 +23,14 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 	llmc_engine *e = calloc(1, sizeof *e);
 	if (!e)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
+	if (!model_rows_alike(m)) {
+		if (o.speculate > 0) {
+			status = error_set(err, LLMC_E_INPUT, "speculate is %d: on a GPU guessed tokens change nothing only where the description says deterministic: true",
+			                   o.speculate);
+			goto fail;
+		}
+		o.speculate = -1;
+	}
 	llmc_limits lim = engine_limits(m->plan, &o);
 	TRY_GOTO(llmc_session_open(m, &lim, &e->session, err));
 	TRY_GOTO(session_prepare(e->session->s, err)); /* nothing is made while serving */

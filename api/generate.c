@@ -16,6 +16,9 @@ typedef struct Generate {
 	SampleScratch   scratch;
 	llmc_stream    *stream; /* NULL: the model has no tokenizer */
 	Stop           *stop;
+	Draft          *draft;  /* NULL: nothing is guessed */
+	int32_t        *text;   /* [n_prompt + most] with a draft: all tokens */
+	int32_t         n_text;
 } Generate;
 
 static bool
@@ -89,19 +92,59 @@ prefill(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, bool ahead, l
 	return LLMC_OK;
 }
 
-/* The host picks. */
+/* The token behind the text, with guesses behind it; *guesses: how many. */
+static llmc_status
+forward(Generate *g, llmc_seq q, int32_t id, int32_t room, int32_t *guesses, llmc_error *err)
+{
+	int32_t tok[1 + DRAFT_MOST] = { id };
+	Drafter *of = &g->s->drafter;
+
+	*guesses = 0;
+	if (g->draft) {
+		int32_t rows = g->s->most_rows - 1;
+		if (g->p.speculate > 0 && g->p.speculate < rows)
+			rows = g->p.speculate;
+		draft_look_up(g->draft, of, g->text, g->n_text, rows < room ? rows : room);
+		drafter_choose(of, &g->draft, 1, 1, rows);
+		*guesses = g->draft->run;
+		memcpy(tok + 1, g->draft->tok, (size_t)*guesses * sizeof *tok);
+	}
+	llmc_chunk c = { .seq = q, .tok = tok, .n_tok = 1 + *guesses, .n_out = 1 + *guesses };
+	double start = clock_now();
+	TRY(session_forward(g->s->s, &c, 1, g->s->logits, err));
+	if (g->draft)
+		drafter_measured(of, 1 + *guesses, *guesses > 0, clock_now() - start);
+	return LLMC_OK;
+}
+
+/* The host picks, row by row, while the picks are what was guessed. */
 static llmc_status
 decode(Generate *g, llmc_seq q, int32_t most, llmc_result *res, double *first, llmc_error *err)
 {
+	size_t vocab = (size_t)g->s->model->plan->vocab;
+	int32_t guesses = 0;
+
 	for (bool done = false; !done;) {
-		int32_t id;
-		TRY(sampler_sample(g->sampler, &g->scratch, g->s->logits, &id, err));
-		if (res->n_new == 0)
-			*first = clock_now();
-		TRY(take(g, id, most, res, &done, err));
-		llmc_chunk c = { .seq = q, .tok = &id, .n_tok = 1, .n_out = 1 };
-		if (!done)
-			TRY(session_forward(g->s->s, &c, 1, g->s->logits, err));
+		int32_t id = -1, came = 0;
+		bool right = true;
+		while (right && !done) {
+			TRY(sampler_sample(g->sampler, &g->scratch, g->s->logits + (size_t)came * vocab, &id, err));
+			if (res->n_new == 0)
+				*first = clock_now();
+			TRY(take(g, id, most, res, &done, err));
+			right = came < guesses && g->draft->tok[came] == id;
+			came++;
+			if (g->draft)
+				g->text[g->n_text++] = id;
+		}
+		if (g->draft)
+			draft_learn(g->draft, &g->s->drafter, g->text + g->n_text - came, came);
+		if (done)
+			break;
+		if (came - 1 < guesses) /* what was guessed wrong leaves the sequence */
+			TRY(session_seq_trim(g->s->s, q, session_seq_len(g->s->s, q) - (guesses - (came - 1)), err));
+		/* the last new token is never fed back */
+		TRY(forward(g, q, id, most - res->n_new - 1, &guesses, err));
 	}
 	return LLMC_OK;
 }
@@ -138,6 +181,13 @@ run(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, int32_t most, llm
 	TRY(prefill(g, q, tok, n_tok, ahead, err));
 	for (size_t i = 0; i < n_tok; i++)
 		llmc_sampler_accept(g->sampler, tok[i], true);
+	if (!ahead && g->p.speculate >= 0 && g->s->most_rows > 1) { /* without memory nothing is guessed */
+		g->text = malloc((n_tok + (size_t)most) * sizeof *g->text);
+		g->draft = g->text ? draft_new((int32_t)n_tok + most) : NULL;
+		if (g->draft)
+			memcpy(g->text, tok, n_tok * sizeof *tok);
+		g->n_text = (int32_t)n_tok;
+	}
 	double t1 = clock_now(), first = t1; /* decoding is timed from the first new token */
 	res->n_prompt = (int32_t)n_tok;
 	res->finish = LLMC_FINISH_LENGTH;
@@ -188,6 +238,8 @@ fail:
 	if (q >= 0)
 		session_seq_free(s->s, q);
 	llmc_stream_close(g.stream);
+	draft_free(g.draft);
+	free(g.text);
 	stop_close(g.stop);
 	llmc_sampler_close(g.sampler);
 	sample_scratch_release(&g.scratch);

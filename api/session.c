@@ -19,13 +19,19 @@ llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llm
 	if (l.n_threads == 0)
 		l.n_threads = m->n_threads;
 	llmc_session *s = calloc(1, sizeof *s);
-	if (!s || !(s->logits = calloc((size_t)m->plan->vocab, sizeof *s->logits))) {
-		free(s);
+	if (!s)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
-	}
 	llmc_status status = session_open(m->rt, &l, &s->s, err);
+	if (status == LLMC_OK) {
+		int32_t rows = session_limits_of(s->s)->n_out, most = model_rows_alike(m) ? draft_rows(m->plan) : 1;
+		s->most_rows = rows < most ? rows : most;
+		s->logits = calloc((size_t)s->most_rows * (size_t)m->plan->vocab, sizeof *s->logits);
+		if (!s->logits)
+			status = error_set(err, LLMC_E_MEMORY, "out of memory for a session");
+	}
 	if (status != LLMC_OK) {
-		free(s->logits);
+		if (s->s)
+			session_close(s->s);
 		free(s);
 		return status;
 	}
@@ -33,6 +39,14 @@ llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llm
 	llmc_retain(m);
 	*out = s;
 	return LLMC_OK;
+}
+
+bool
+model_rows_alike(const llmc_model *m)
+{
+	const Target *t = target_find(m->plan->target);
+
+	return !t || t->kind != TARGET_CUDA || m->spec->deterministic;
 }
 
 llmc_status

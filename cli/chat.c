@@ -35,7 +35,7 @@ static int
 chat(int argc, char **argv)
 {
 	Common c = { 0 };
-	Sampling smp = { .temperature = 0.7f, .top_p = 0.95f };
+	Sampling smp = { .temperature = 0.7f, .top_p = 0.95f, .speculate = LLMC_MAX_SPECULATE };
 	const char *system = NULL, *args[1] = { NULL };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Chat", NULL, NULL, NULL },
@@ -60,6 +60,8 @@ chat(int argc, char **argv)
 		snprintf(err.text, sizeof err.text, "%s: has no tokenizer: chat needs one", args[0]);
 	}
 	llmc_limits lim = limits_of(&c);
+	if (smp.speculate > 0)
+		lim.n_out = 1 + smp.speculate; /* a step's guesses and the token before them */
 	if (status == LLMC_OK)
 		status = check_memory(m, &c, &lim, &err);
 	if (status == LLMC_OK)

@@ -219,6 +219,7 @@ params_of(const Sampling *s)
 	p.seed = s->seed;
 	p.max_tokens = s->max_tokens;
 	p.ignore_eos = s->ignore_eos;
+	p.speculate = s->speculate > 0 ? s->speculate : -1;
 	p.stop = s->stop.v;
 	return p;
 }

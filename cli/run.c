@@ -141,7 +141,7 @@ static int
 run(int argc, char **argv)
 {
 	Common c = { 0 };
-	Sampling smp = { 0 };
+	Sampling smp = { .speculate = LLMC_MAX_SPECULATE };
 	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL, *schema = NULL, *gbnf = NULL, *args[1] = { NULL };
 	bool chat = false, show_tokens = false, no_special = false;
 	const Opt opt[] = {
@@ -236,6 +236,8 @@ run(int argc, char **argv)
 	int32_t chunk = lim.chunk ? lim.chunk : 512;
 	if (lim.context == 0 && n_tok + 256 > LLMC_DEFAULT_CONTEXT && (int64_t)n_tok + 256 <= info.max_positions)
 		lim.context = (int32_t)n_tok + 256; /* a long prompt asks for its room */
+	if (smp.speculate > 0)
+		lim.n_out = 1 + smp.speculate; /* a step's guesses and the token before them */
 	if (logits) {
 		if (lim.context && chunk > lim.context)
 			chunk = lim.context;

@@ -123,6 +123,7 @@ enum { /* numbers that the comments below say */
 	LLMC_DEFAULT_CONCURRENT_REQUESTS = 128,
 	LLMC_DEFAULT_WAITING_TOKENS = 20,
 	LLMC_MAX_CHOICES = 128, /* of a request */
+	LLMC_MAX_SPECULATE = 15, /* tokens guessed ahead in one step */
 	LLMC_MAX_TOP = 20,      /* alternatives of a place */
 };
 
@@ -171,6 +172,7 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	llmc_grammar *grammar;      /* the text is of this grammar, and ends where nothing can follow; NULL: any. Kept by who copies the params */
 	const char *const *grammar_after; /* texts that must have come, one behind the other, before the grammar begins (the end of a reasoning, the mark of a
 	                             * call); NULL-terminated, or NULL: it begins at once */
+	int32_t  speculate;         /* guessed tokens that run in one step at most, 1 .. LLMC_MAX_SPECULATE; 0: the engine's; -1: none. The text is the same */
 } llmc_params;
 
 typedef enum llmc_finish {
@@ -490,6 +492,8 @@ typedef struct llmc_engine_options { /* 0 or NULL takes the default in brackets 
 	int64_t swap_bytes;                 /* host memory for KV of requests preempted [0: they are computed again] */
 	llmc_log_fn log;                    /* on the engine's thread */
 	void   *log_user;
+	int32_t speculate;                  /* tokens guessed ahead in one step at most, where few requests run and it pays; -1: none
+	                                     * [LLMC_MAX_SPECULATE; none on GPUs without deterministic: true] */
 } llmc_engine_options;
 
 LLMC_API llmc_status llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **out, llmc_error *err);
@@ -597,6 +601,8 @@ typedef struct llmc_counts {
 	llmc_histogram queue_s, first_token_s, inter_token_s, prefill_s, decode_s, request_s;
 	llmc_histogram step_tokens, start_size;        /* things; start_size: requests that started together */
 	llmc_histogram request_prompt, request_new, request_max_new, request_n;
+	uint64_t drafts, drafted, accepted;            /* guesses at the next tokens; tokens of them that ran; that came true */
+	uint64_t accepted_at[LLMC_MAX_SPECULATE];      /* the same by place behind the last token */
 } llmc_counts;
 LLMC_API void llmc_engine_stats(llmc_engine *e, llmc_counts *out); /* out->size set by the caller */
 

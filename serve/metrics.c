@@ -178,14 +178,17 @@ vllm_lines(Strbuf *b, Server *s, const Metrics *m, const llmc_counts *c)
 		{ "vllm:gpu_prefix_cache_hits_total", "counter", "The same, by the older name.", (double)c->prefix_hits },
 		{ "vllm:gpu_prefix_cache_hit_rate", "gauge", "Hits of queries, as older routers read it.",
 		  c->prefix_queries ? (double)c->prefix_hits / (double)c->prefix_queries : 0 },
-		{ "vllm:spec_decode_num_drafts_total", "counter", "Drafts: there is no speculation.", 0 },
-		{ "vllm:spec_decode_num_draft_tokens_total", "counter", "Drafted tokens.", 0 },
-		{ "vllm:spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that were kept.", 0 },
+		{ "vllm:spec_decode_num_drafts_total", "counter", "Steps of a sequence with tokens guessed ahead.", (double)c->drafts },
+		{ "vllm:spec_decode_num_draft_tokens_total", "counter", "Guessed tokens that ran.", (double)c->drafted },
+		{ "vllm:spec_decode_num_accepted_tokens_total", "counter", "Of them those that came true.", (double)c->accepted },
 	};
 	for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
 		head(b, one[i].name, one[i].kind, one[i].help);
 		line(b, one[i].name, "", l, one[i].x);
 	}
+	head(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", "The same by place behind the last token.");
+	for (int i = 0; i < LLMC_MAX_SPECULATE; i++)
+		strbuf_printf(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total{%s,position=\"%d\"} %.0f\n", l, i, (double)c->accepted_at[i]);
 	head(b, "vllm:cache_config_info", "gauge", "The KV cache.");
 	strbuf_printf(b, "vllm:cache_config_info{%s,block_size=\"%d\",num_gpu_blocks=\"%lld\",kv_tokens=\"%lld\"} 1\n", l, LLMC_KV_PAGE,
 	              (long long)c->kv_pages_total, (long long)s->back.limits.kv_tokens);

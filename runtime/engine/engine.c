@@ -100,6 +100,8 @@ samples_on_device(Engine *e, int32_t n)
 {
 	bool says = false;
 
+	if (e->guesses) /* it picks at one row of a sequence */
+		return false;
 	for (int32_t i = 0; i < n; i++) {
 		const Job *j = e->sched->chunk_seq[i]->req->user;
 		if (e->sched->chunk[i].n_out && !j->on_device)
@@ -150,6 +152,66 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Guesses behind the tokens of a step that goes on with texts alone: as many as pay, by what rows have taken so far. */
+static void
+guess(Engine *e, int32_t n)
+{
+	Draft *draft[DRAFT_TEXTS];
+	int32_t chunk[DRAFT_TEXTS], n_draft = 0, rows = sched_spare(e->sched);
+
+	e->guesses = false;
+	if (n > DRAFT_TEXTS || rows < 1 || !e->speculate)
+		return;
+	for (int32_t i = 0; i < n; i++)
+		if (!sched_may_guess(e->sched, i))
+			return;
+	for (int32_t i = 0; i < n; i++) {
+		SchedSeq *q = e->sched->chunk_seq[i];
+		Job *j = q->req->user;
+		JobChoice *c = &j->choice[q->index];
+		if (!c->draft && j->speculate)
+			c->draft = draft_new(q->req->n_prompt + q->req->max_new);
+		if (!c->draft)
+			continue;
+		if (e->guess) {
+			c->draft->n = c->draft->run = e->guess(e->guess_user, q->tok, q->n_tok, c->draft->tok, j->speculate);
+		} else {
+			int32_t left = q->req->bound - q->n_tok;
+			draft_look_up(c->draft, &e->drafter, q->tok, q->n_tok, left < j->speculate ? left : j->speculate);
+		}
+		chunk[n_draft] = i;
+		draft[n_draft++] = c->draft;
+	}
+	if (!e->guess)
+		drafter_choose(&e->drafter, draft, n_draft, n, rows);
+	for (int32_t k = 0; k < n_draft; k++) {
+		if (draft[k]->run)
+			draft[k]->run = sched_guess(e->sched, chunk[k], draft[k]->tok, draft[k]->run);
+		e->guesses |= draft[k]->run > 0;
+		e->now.drafts += draft[k]->run > 0;
+		e->now.drafted += (uint64_t)draft[k]->run;
+	}
+}
+
+/* All pushes of the step are made: what was guessed wrong is taken back, and what came is compared with what was guessed. */
+static void
+settle(Engine *e, int32_t n)
+{
+	for (int32_t i = 0; i < n; i++) {
+		SchedSeq *q = e->sched->chunk_seq[i];
+		Job *j = q->req->user;
+		Draft *d = j->choice[q->index].draft;
+		int32_t from = e->n_tok_was[i], came = q->n_tok - from;
+		for (int32_t k = 0; d && k < d->run && k < came && d->tok[k] == q->tok[from + k]; k++) {
+			e->now.accepted++;
+			e->now.accepted_at[k]++;
+		}
+		if (d)
+			draft_learn(d, &e->drafter, q->tok + from, came);
+		sched_settle(e->sched, q);
+	}
+}
+
 static void
 add_sample(Engine *e, Job *j, SchedSeq *c, const float *logits)
 {
@@ -178,7 +240,8 @@ chunk_ran(Engine *e, int32_t i)
 		return;
 	if (!says)
 		return;
-	const float *last = logits + (size_t)(k->n_out - 1) * (size_t)e->plan->vocab;
+	/* the row of its last token; those of guesses behind it come in turn */
+	const float *last = logits + (size_t)(k->n_out - 1 - c->n_guess) * (size_t)e->plan->vocab;
 	add_sample(e, j, c, last);
 	if (!sched_must_fork(c))
 		return;
@@ -190,7 +253,8 @@ chunk_ran(Engine *e, int32_t i)
 		add_sample(e, j, &c->req->seq[n], last);
 }
 
-static void
+/* True: the token is the one that was guessed, and the next row is to be sampled. */
+static bool
 say(Engine *e, const Sampled *p)
 {
 	Job *j = p->job;
@@ -198,10 +262,10 @@ say(Engine *e, const Sampled *p)
 	bool finished;
 
 	if (j->over)
-		return;
+		return false;
 	if (p->status != LLMC_OK) {
 		job_fail(e, j, p->status, p->err.text);
-		return;
+		return false;
 	}
 	double now = clock_now();
 	if (j->first <= 0) {
@@ -213,11 +277,31 @@ say(Engine *e, const Sampled *p)
 	}
 	p->c->latest = now;
 	if (!job_token(e, j, p->c, p, &finish, &finished))
-		return;
-	if (finished)
-		job_finish(e, j, p->c, finish, p);
-	else
-		sched_push(e->sched, p->c->seq, p->id);
+		return false;
+	if (!finished)
+		return sched_push(e->sched, p->c->seq, p->id);
+	job_finish(e, j, p->c, finish, p);
+	return false;
+}
+
+/* Rows in turn: the next of a choice is sampled only when its guess has come true, by a sampler that has taken it in. */
+static void
+say_all(Engine *e, bool sampled)
+{
+	for (int32_t left; e->n_sampled; e->n_sampled = left) {
+		if (!sampled)
+			sample_all(e);
+		left = 0;
+		for (int32_t i = 0; i < e->n_sampled; i++) {
+			Sampled *p = &e->sampled[i];
+			if (!say(e, p))
+				continue;
+			Sampled *next = &e->sampled[left++];
+			next->job = p->job;
+			next->c = p->c;
+			next->logits = p->logits + e->plan->vocab;
+		}
+	}
 }
 
 /* Run the step; row[i]: where the logits of chunk i are. When a batch is refused, each of its chunks runs alone, so that
@@ -273,6 +357,7 @@ note_step(Engine *e, int32_t n)
 		const SchedSeq *c = e->sched->chunk_seq[i];
 		e->step_tokens += e->sched->chunk[i].n_tok;
 		e->is_prefill |= c->n_done < c->req->n_prompt;
+		e->n_tok_was[i] = c->n_tok;
 	}
 	e->now.batch_size = n;
 }
@@ -285,6 +370,8 @@ note_time(Engine *e, double took)
 	count_seconds(e->is_prefill ? &e->now.prefill_step_s : &e->now.decode_step_s, took);
 	count_things(&e->now.step_tokens, e->step_tokens);
 	e->now.last_step_s = took;
+	if (!e->is_prefill && (e->guesses || e->step_tokens == e->now.batch_size))
+		drafter_measured(&e->drafter, e->step_tokens, e->guesses, took);
 	if (e->step_tokens >= 16)
 		e->token_s += 0.25 * (took / e->step_tokens - e->token_s);
 }
@@ -338,6 +425,7 @@ step(Engine *e)
 	note_starts(e);
 	if (n == 0)
 		return;
+	guess(e, n);
 	note_step(e, n);
 	llmc_status status = samples_on_device(e, n) ? step_on_device(e, n, &err) : LLMC_E_RANGE;
 	bool sampled = status == LLMC_OK;
@@ -352,10 +440,9 @@ step(Engine *e)
 		e->n_sampled = 0;
 		for (int32_t i = 0; i < n; i++)
 			chunk_ran(e, i);
-		sample_all(e);
 	}
-	for (int32_t i = 0; i < e->n_sampled; i++)
-		say(e, &e->sampled[i]);
+	say_all(e, sampled);
+	settle(e, n);
 }
 
 static void

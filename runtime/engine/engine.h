@@ -31,5 +31,9 @@ void        engine_counts(Engine *e, llmc_counts *out);
  * E_BUG. Hold the thread before its next step, so that what is submitted meanwhile comes at once. */
 void        engine_set_check(Engine *e);
 void        engine_pause(Engine *e, bool paused);
+/* Guesses come from fn instead, and all of them run: up to `most` tokens to out behind tok [n], their number. Before the first
+ * request. */
+typedef int32_t (*engine_guess_fn)(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most);
+void        engine_set_guess(Engine *e, engine_guess_fn fn, void *user);
 
 #endif

@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "base/clock.h"
+#include "runtime/draft/draft.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/sched.h"
 #include "runtime/sample/sample.h"
@@ -27,6 +28,7 @@ typedef struct JobChoice {
 	llmc_stream  *stream;    /* NULL: no tokenizer */
 	Stop         *stop;
 	int32_t       n_new;
+	Draft        *draft;     /* NULL: none yet */
 	double        sum_logprob;
 	bool          done;
 	double        latest;    /* time of its last token */
@@ -42,6 +44,7 @@ typedef struct Job {
 	int32_t     n, best_of, n_top;
 	bool        logprobs, prompt_logprobs, keep_stop;
 	bool        on_device;   /* the session can sample its tokens */
+	int32_t     speculate;   /* guesses that run ahead at most; 0: none */
 	double      submitted, deadline; /* 0: none */
 	SchedReq   *req;
 	JobChoice     *choice;      /* [best_of] */
@@ -67,7 +70,7 @@ typedef struct Job {
 typedef struct Sampled {     /* one choice's token of the step */
 	Job         *job;
 	JobChoice      *c;
-	const float *logits;
+	const float *logits;     /* of the row; those of guesses behind it follow */
 	int32_t      id, n_top;
 	float        logprob;
 	llmc_logprob top[LLMC_MAX_TOP];
@@ -101,8 +104,14 @@ struct Engine {
 	SampleScratch *scratch;  /* [n_scratch] one for each thread that samples */
 	int64_t     swap_used, swap_max;
 	double      token_s, copy_bytes_s; /* measured: a token of a prompt; saving KV */
+	int32_t     speculate;   /* guesses that run ahead at most; 0: none */
+	Drafter     drafter;
+	engine_guess_fn guess;   /* a test's; NULL: looked up, where it is expected to pay */
+	void       *guess_user;
+	bool        guesses;     /* the step under way has some */
 	int32_t     step_tokens; /* of the step under way */
 	bool        is_prefill;
+	int32_t    *n_tok_was;   /* [seqs] known tokens of each chunk's choice before it */
 	bool        check;
 	llmc_counts now;
 	/* lock */

@@ -88,6 +88,7 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 	j->logprobs = r.logprobs || r.n_top || j->best_of > j->n;
 	j->prompt_logprobs = r.prompt_logprobs;
 	j->keep_stop = r.keep_stop;
+	j->speculate = p.speculate == 0 || p.speculate > e->speculate ? e->speculate : p.speculate < 0 ? 0 : p.speculate;
 	j->submitted = clock_now();
 	j->deadline = r.deadline_s > 0 ? j->submitted + r.deadline_s : 0;
 	j->req = sched_req_new(r.tok, (int32_t)r.n_tok, most_new(e, &r, &p), j->best_of);
@@ -131,6 +132,7 @@ job_free(Job *j)
 		llmc_sampler_close(j->choice[i].sampler);
 		llmc_stream_close(j->choice[i].stream);
 		stop_close(j->choice[i].stop);
+		draft_free(j->choice[i].draft);
 		event_list_free(&j->choice[i].held);
 	}
 	free(j->choice);

@@ -30,6 +30,12 @@ op_free(void *user, llmc_seq q)
 	session_seq_free(((Engine *)user)->session, q);
 }
 
+static void
+op_trim(void *user, llmc_seq q, int32_t len)
+{
+	session_seq_trim(((Engine *)user)->session, q, len, NULL);
+}
+
 static int64_t
 op_need(void *user, const llmc_seq *q, const int32_t *add, size_t n)
 {
@@ -128,6 +134,9 @@ check_options(const llmc_engine_options *o, llmc_error *err)
 	if (o->max_concurrent_requests < 0 || o->max_batch_prefill_tokens < 0 || o->max_batch_total_tokens < 0 ||
 	    o->max_waiting_tokens < 0 || o->swap_bytes < 0)
 		return error_set(err, LLMC_E_RANGE, "an option of the engine is below 0; 0 takes its default");
+	if (o->speculate < -1 || o->speculate > LLMC_MAX_SPECULATE)
+		return error_set(err, LLMC_E_RANGE, "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d", o->speculate,
+		                 LLMC_MAX_SPECULATE);
 	if (!(o->waiting_served_ratio >= 0))
 		return error_set(err, LLMC_E_RANGE, "waiting_served_ratio is %g, it must be 0 or above",
 		                 (double)o->waiting_served_ratio);
@@ -137,7 +146,7 @@ check_options(const llmc_engine_options *o, llmc_error *err)
 static llmc_status
 open_memory(Engine *e, llmc_error *err)
 {
-	const SchedOps ops = { .user = e, .seq_new = op_new, .seq_fork = op_fork, .seq_free = op_free, .pages_need = op_need,
+	const SchedOps ops = { .user = e, .seq_new = op_new, .seq_fork = op_fork, .seq_free = op_free, .seq_trim = op_trim, .pages_need = op_need,
 		.pages_free = op_pages, .prefix_find = op_find, .prefix_keep = op_keep, .save = op_save, .load = op_load,
 		.drop = op_drop };
 	int n = e->session->threads ? threads_count(e->session->threads) : 1;
@@ -149,9 +158,10 @@ open_memory(Engine *e, llmc_error *err)
 	e->ids = calloc((size_t)e->lim.seqs + 1, sizeof *e->ids);
 	e->logprobs = calloc((size_t)e->lim.seqs + 1, sizeof *e->logprobs);
 	e->row = calloc((size_t)e->lim.seqs + 1, sizeof *e->row);
+	e->n_tok_was = calloc((size_t)e->lim.seqs + 1, sizeof *e->n_tok_was);
 	e->sampled = calloc((size_t)e->lim.seqs + 1, sizeof *e->sampled);
 	e->scratch = calloc((size_t)n, sizeof *e->scratch);
-	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->sampled || !e->scratch)
+	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->n_tok_was || !e->sampled || !e->scratch)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine of %d sequences", e->lim.seqs);
 	for (; e->n_scratch < n; e->n_scratch++)
 		TRY(sample_scratch_open((int32_t)e->plan->vocab, &e->scratch[e->n_scratch], err));
@@ -202,6 +212,9 @@ engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	e->fd = -1;
 	e->max_jobs = opt->max_concurrent_requests ? opt->max_concurrent_requests : LLMC_DEFAULT_CONCURRENT_REQUESTS;
 	e->swap_max = opt->swap_bytes;
+	e->speculate = opt->speculate < 0 ? 0 : opt->speculate ? opt->speculate : LLMC_MAX_SPECULATE;
+	if (e->speculate > draft_rows(e->plan) - 1)
+		e->speculate = draft_rows(e->plan) - 1;
 	e->token_s = 1e-3;
 	e->copy_bytes_s = 2e9;
 	e->sched_lim = (SchedLimits){ .seqs = e->lim.seqs, .chunk = e->lim.chunk, .n_out = e->lim.n_out, .prefill = e->lim.chunk,
@@ -228,6 +241,13 @@ void
 engine_set_check(Engine *e)
 {
 	e->check = true;
+}
+
+void
+engine_set_guess(Engine *e, engine_guess_fn fn, void *user)
+{
+	e->guess = fn;
+	e->guess_user = user;
 }
 
 void
@@ -261,6 +281,7 @@ engine_close(Engine *e, int drain_ms)
 	free(e->scratch);
 	free(e->sampled);
 	free(e->row);
+	free(e->n_tok_was);
 	free(e->ids);
 	free(e->logprobs);
 	free(e->logits);

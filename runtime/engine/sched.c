@@ -179,6 +179,7 @@ stop_running(Sched *s, SchedSeq *c)
 	s->reserved -= reserve_of(c->req);
 	s->ops.seq_free(s->ops.user, c->q);
 	c->q = -1;
+	c->n_guess = 0;
 }
 
 static void
@@ -487,14 +488,71 @@ sched_plan(Sched *s)
 }
 
 bool
+sched_may_guess(const Sched *s, int32_t i)
+{
+	const SchedSeq *c = s->chunk_seq[i];
+
+	return s->chunk[i].n_tok == 1 && s->chunk[i].n_out == 1 && c->n_done && c->req->forked;
+}
+
+int32_t
+sched_spare(const Sched *s)
+{
+	int32_t tokens = s->lim.chunk, rows = s->lim.n_out;
+
+	for (int32_t i = 0; i < s->n_chunk; i++) {
+		tokens -= s->chunk[i].n_tok;
+		rows -= s->chunk[i].n_out;
+	}
+	return tokens < rows ? tokens : rows;
+}
+
+int32_t
+sched_guess(Sched *s, int32_t i, const int32_t *tok, int32_t n)
+{
+	SchedSeq *c = s->chunk_seq[i];
+	int32_t room = c->req->bound - c->n_tok, spare = sched_spare(s); /* the last new token is never fed back */
+
+	n = n < room ? n : room;
+	n = n < spare ? n : spare;
+	for (; n > 0; n--) {
+		s->add[i] = 1 + n;
+		if (pages_left(s) >= 0)
+			break;
+	}
+	if (n <= 0) {
+		s->add[i] = 1;
+		return 0;
+	}
+	memcpy(c->tok + c->n_tok, tok, (size_t)n * sizeof *tok);
+	s->chunk[i].n_tok = s->chunk[i].n_out = 1 + n;
+	return c->n_guess = n;
+}
+
+bool
 sched_ran(Sched *s, int32_t i)
 {
 	SchedSeq *c = s->chunk_seq[i];
 
-	c->n_done += s->chunk[i].n_tok;
-	if (!s->lim.no_prefix)
+	c->n_done += s->chunk[i].n_tok - c->n_guess;
+	if (!s->lim.no_prefix && !c->n_guess)
 		s->ops.prefix_keep(s->ops.user, c->q, c->tok);
 	return c->n_done == c->n_tok;
+}
+
+void
+sched_settle(Sched *s, SchedSeq *c)
+{
+	int32_t held = c->n_done + c->n_guess;
+
+	if (c->state != SEQ_RUNNING || !c->n_guess)
+		return;
+	c->n_guess = 0;
+	c->n_done = c->n_tok - 1 < held ? c->n_tok - 1 : held;
+	if (c->n_done < held)
+		s->ops.seq_trim(s->ops.user, c->q, c->n_done);
+	if (!s->lim.no_prefix)
+		s->ops.prefix_keep(s->ops.user, c->q, c->tok);
 }
 
 bool
@@ -518,12 +576,15 @@ sched_fork(Sched *s, SchedReq *r, llmc_error *err)
 	return LLMC_OK;
 }
 
-void
+bool
 sched_push(Sched *s, SchedSeq *c, int32_t id)
 {
+	bool guessed = c->n_tok < c->n_done + c->n_guess && c->tok[c->n_tok] == id;
+
 	(void)s;
 	c->req->forked = true; /* the prompt has been answered */
 	c->tok[c->n_tok++] = id;
+	return guessed;
 }
 
 /* ------------------------------------------------------------------------------------------ invariants ---- */

@@ -21,6 +21,7 @@ typedef struct SchedOps {
 	llmc_status (*seq_new)(void *user, int32_t bound, llmc_seq *out, llmc_error *err);
 	llmc_status (*seq_fork)(void *user, llmc_seq from, llmc_seq *out, llmc_error *err);
 	void        (*seq_free)(void *user, llmc_seq q);
+	void        (*seq_trim)(void *user, llmc_seq q, int32_t len);
 	int64_t     (*pages_need)(void *user, const llmc_seq *q, const int32_t *add, size_t n);
 	int64_t     (*pages_free)(void *user);
 	int32_t     (*prefix_find)(void *user, llmc_seq q, const int32_t *tok, int32_t n); /* positions found, < n */
@@ -53,6 +54,7 @@ typedef struct SchedSeq {
 	int32_t    n_tok, n_done;   /* known; in the KV */
 	int32_t    n_preempted;         /* times preempted */
 	int32_t    at;              /* its chunk of the step, or -1 */
+	int32_t    n_guess;         /* guesses behind its last token in this step; its KV holds them until sched_settle */
 	void      *saved;           /* ASIDE: saved KV of n_saved positions, or NULL */
 	int32_t    n_saved;
 	struct SchedSeq *older, *younger; /* in the queue of its state */
@@ -108,12 +110,22 @@ void        sched_cancel(Sched *s, SchedReq *r);
 
 /* Decide about a step: fills chunk and chunk_seq; the number of chunks, 0 when there is nothing to do. */
 int32_t     sched_plan(Sched *s);
+/* May chunk i, the single row of a choice that is being continued, have guesses behind it? */
+bool        sched_may_guess(const Sched *s, int32_t i);
+/* Rows that the step has room for beside those planned. */
+int32_t     sched_spare(const Sched *s);
+/* Put guesses behind the token of chunk i, as many of n as room and free pages allow; the number put. Logits of all its rows
+ * are wanted. Guesses never preempt anybody. */
+int32_t     sched_guess(Sched *s, int32_t i, const int32_t *tok, int32_t n);
 /* Chunk i has run. True: its last row says how its choice goes on; sched_push or sched_finish must follow, for a request
  * that was not forked and has more choices sched_fork first, then for each choice. */
 bool        sched_ran(Sched *s, int32_t i);
 bool        sched_must_fork(const SchedSeq *c);
 llmc_status sched_fork(Sched *s, SchedReq *r, llmc_error *err);
-void        sched_push(Sched *s, SchedSeq *c, int32_t id);
+/* The next token; true: it is the next guess, so that the row behind it says how the choice goes on. */
+bool        sched_push(Sched *s, SchedSeq *c, int32_t id);
+/* After all pushes of a step: guesses that have not come true leave the KV. */
+void        sched_settle(Sched *s, SchedSeq *c);
 void        sched_finish(Sched *s, SchedSeq *c);
 
 /* The invariants of queues and counts, in time linear in what is in work. NULL, or what is wrong. */

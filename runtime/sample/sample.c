@@ -80,6 +80,8 @@ sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err)
 		return error_set(err, LLMC_E_RANGE, "presence_penalty and frequency_penalty must be finite numbers");
 	if (p->min_tokens < 0)
 		return error_set(err, LLMC_E_RANGE, "min_tokens is %d, it must be 0 or above", p->min_tokens);
+	if (p->speculate < -1 || p->speculate > LLMC_MAX_SPECULATE)
+		return error_set(err, LLMC_E_RANGE, "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d", p->speculate, LLMC_MAX_SPECULATE);
 	return check_lists(p, vocab, err);
 }
 

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "api/api.h"
+#include "runtime/draft/draft.h"
 #include "runtime/engine/engine.h"
 
 enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
@@ -415,6 +416,163 @@ choices_draw_with_their_own_seeds(void **state)
 	assert_int_equal(above[1], 1);
 	llmc_event_release(&ev);
 	close_engine(b);
+}
+
+/* --- guesses ---------------------------------------------------------------------------------------------------------- */
+
+enum { CHOICES = 3, TOPS = 2 };
+
+typedef struct Said { int32_t tok[MOST], n; float logprob[MOST]; llmc_logprob top[MOST][TOPS]; llmc_finish finish; } Said;
+
+typedef struct Teller { const Said *said; int32_t n_prompt; uint64_t random; } Teller;
+
+/* What one of the choices says next, one token in five wrong; now and then nothing. */
+static int32_t
+tell(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
+{
+	Teller *t = user;
+	int32_t at = n - t->n_prompt;
+
+	for (int k = 0; k < CHOICES; k++) {
+		const Said *s = &t->said[k];
+		if (at > s->n || memcmp(s->tok, tok + t->n_prompt, (size_t)at * sizeof *tok))
+			continue;
+		most = (int32_t)roll(&t->random, (uint32_t)most + 1);
+		for (int32_t i = 0; i < most; i++)
+			out[i] = roll(&t->random, 5) && at + i < s->n ? s->tok[at + i] : (int32_t)roll(&t->random, VOCAB);
+		return most;
+	}
+	return 0;
+}
+
+static void
+gather(Box b, const llmc_request *q, Said said[CHOICES])
+{
+	llmc_event ev = LLMC_INIT(llmc_event);
+	int64_t id = submit(b, q);
+
+	for (int k = 0; k < CHOICES; k++)
+		said[k].n = 0;
+	do {
+		next(b, id, &ev);
+		Said *s = &said[ev.index];
+		if (ev.kind == LLMC_EVENT_TOKEN) {
+			s->tok[s->n] = ev.token;
+			for (int i = 0; i < ev.n_top; i++)
+				s->top[s->n][i] = ev.top[i];
+			s->logprob[s->n++] = ev.logprob;
+		} else if (ev.kind == LLMC_EVENT_FINISH) {
+			s->finish = ev.finish;
+		} else if (ev.kind == LLMC_EVENT_ERROR) {
+			fail_msg("%s", ev.text);
+		}
+	} while (!ev.last);
+	llmc_event_release(&ev);
+}
+
+/* The same tokens and logprobs, bit for bit, whatever is guessed: greedy, drawn, with penalties and forbidden words, of several choices, at stop
+ * tokens and at the last token that fits. */
+static void
+guesses_change_nothing(void **state)
+{
+	static Said off[CHOICES], on[CHOICES];
+	llmc_engine_options none = LLMC_INIT(llmc_engine_options);
+	const llmc_sequence bad[] = { { (const int32_t[]){ 20, 21 }, 2 }, { (const int32_t[]){ 30 }, 1 } };
+	const llmc_bias bias[] = { { 40, 3 }, { 41, -5 } };
+	Teller t = { .said = off, .random = 12345 };
+	int rounds = getenv("LLMC_CHECK_ALL") ? 400 : 24;
+	uint64_t r = 4242;
+
+	(void)state;
+	none.speculate = -1;
+	Box a = open_engine(4, 40, 0, &none), b = open_engine(4, 40, 0, NULL);
+	engine_set_guess(b.e, tell, &t);
+	for (int i = 0; i < rounds; i++) {
+		int32_t stop;
+		Ask k;
+		make_ask(&k, &r);
+		llmc_request q = request(&k);
+		q.n = 1 + (int32_t)roll(&r, CHOICES);
+		q.logprobs = roll(&r, 2);
+		q.n_top = q.logprobs ? TOPS : 0;
+		if (roll(&r, 2)) {
+			k.p.bad_words = bad;
+			k.p.n_bad_words = 2;
+			k.p.logit_bias = bias;
+			k.p.n_logit_bias = 2;
+			k.p.min_tokens = (int32_t)roll(&r, 20);
+		}
+		gather(a, &q, off);
+		if (off[0].n > 4 && roll(&r, 2)) { /* ends within what is guessed */
+			stop = off[0].tok[off[0].n / 2];
+			k.p.stop_tokens = &stop;
+			k.p.n_stop_tokens = 1;
+			gather(a, &q, off);
+		}
+		t.n_prompt = k.n_prompt;
+		gather(b, &q, on);
+		for (int32_t c = 0; c < q.n; c++) {
+			assert_int_equal(on[c].n, off[c].n);
+			assert_int_equal(on[c].finish, off[c].finish);
+			assert_memory_equal(on[c].tok, off[c].tok, (size_t)on[c].n * sizeof *on[c].tok);
+			assert_memory_equal(on[c].logprob, off[c].logprob, (size_t)on[c].n * sizeof *on[c].logprob);
+			assert_memory_equal(on[c].top, off[c].top, q.n_top ? (size_t)on[c].n * sizeof *on[c].top : 0);
+		}
+	}
+	llmc_counts n = counts(b), plain = counts(a);
+	assert_true(n.accepted > 100 && n.drafted > n.accepted && n.drafts > 20);
+	assert_true(n.accepted_at[0] > n.accepted_at[1] && n.accepted_at[1] > n.accepted_at[5] && n.accepted_at[5] > 0);
+	assert_true(n.steps < plain.steps);
+	assert_int_equal(plain.drafts + plain.drafted, 0);
+	close_engine(a);
+	close_engine(b);
+}
+
+/* Two hundred times the same words: they are found, and the odds of it rise. */
+static void
+what_came_before_is_guessed_again(void **state)
+{
+	enum { PERIOD = 7, N = 200 };
+	Draft *d = draft_new(N + 40);
+	Drafter of = { 0 };
+	int32_t tok[N + 40];
+
+	(void)state;
+	assert_non_null(d);
+	for (int32_t i = 0; i < N + 40; i++)
+		tok[i] = 100 + i % PERIOD;
+	drafter_measured(&of, 1, false, 1);
+	for (int32_t n = 1; n < N; n++) {
+		draft_look_up(d, &of, tok, n, DRAFT_MOST);
+		assert_true(n < PERIOD + 2 ? d->n == 0 : d->n > 0);
+		for (int32_t i = 0; i < d->n; i++)
+			assert_int_equal(d->tok[i], tok[n + i]);
+		draft_learn(d, &of, tok + n, 3);
+	}
+	draft_look_up(d, &of, tok, N, DRAFT_MOST);
+	assert_int_equal(d->n, DRAFT_MOST);
+	assert_true(d->odds_at[0] > 0.9f);
+	/* rows that cost next to nothing are all taken; those that cost a step each are not */
+	for (int32_t rows = 2; rows <= DRAFT_ROWS; rows++)
+		drafter_measured(&of, rows, true, 1 + 0.01 * rows);
+	drafter_choose(&of, &d, 1, 1, DRAFT_MOST);
+	assert_int_equal(d->run, DRAFT_MOST);
+	drafter_choose(&of, &d, 1, 1, 4);
+	assert_int_equal(d->run, 4);
+	for (int k = 0; k < 600; k++)
+		for (int32_t rows = 2; rows <= DRAFT_ROWS; rows++)
+			drafter_measured(&of, rows, true, rows);
+	drafter_measured(&of, 1, false, 1);
+	drafter_choose(&of, &d, 1, 1, DRAFT_MOST);
+	assert_int_equal(d->run, 0);
+	/* guesses that are wrong are believed less and less */
+	for (int k = 0; k < 60; k++) {
+		draft_look_up(d, &of, tok, N, DRAFT_MOST);
+		draft_learn(d, &of, (const int32_t[]){ 1 }, 1);
+	}
+	draft_look_up(d, &of, tok, N, DRAFT_MOST);
+	assert_true(d->odds_at[0] < 0.3f);
+	draft_free(d);
 }
 
 static double
@@ -886,6 +1044,8 @@ main(void)
 		cmocka_unit_test(text_without_room),
 		cmocka_unit_test(a_crowd_answers_as_each_alone),
 		cmocka_unit_test(choices_draw_with_their_own_seeds),
+		cmocka_unit_test(guesses_change_nothing),
+		cmocka_unit_test(what_came_before_is_guessed_again),
 		cmocka_unit_test(logprobs_are_those_of_the_logits),
 		cmocka_unit_test(the_queue_and_the_cache_have_bounds),
 		cmocka_unit_test(what_cannot_run_is_refused),

@@ -73,6 +73,12 @@ fake_free(void *user, llmc_seq q)
 	kv_seq_free(&((Fake *)user)->kv, q);
 }
 
+static void
+fake_trim(void *user, llmc_seq q, int32_t len)
+{
+	kv_seq_trim(&((Fake *)user)->kv, q, len);
+}
+
 static int64_t
 fake_need(void *user, const llmc_seq *q, const int32_t *add, size_t n)
 {
@@ -135,9 +141,11 @@ fake_load(void *user, void *saved, llmc_seq *out)
 	return true;
 }
 
-/* Run the tokens of a chunk; the state after the last. */
-static uint32_t
-fake_forward(Fake *f, const llmc_chunk *c)
+enum { GUESSES = 6 };
+
+/* Run the tokens of a chunk; state: after each of the last rows. */
+static void
+fake_forward(Fake *f, const llmc_chunk *c, int32_t rows, uint32_t state[1 + GUESSES])
 {
 	int32_t at = f->kv.seq[c->seq].len, end = at + c->n_tok;
 	uint32_t h = 1;
@@ -149,9 +157,11 @@ fake_forward(Fake *f, const llmc_chunk *c)
 		*cell(f, c->seq, at + i, true) = mix(past, (uint32_t)c->tok[i]);
 	}
 	f->kv.seq[c->seq].len = end;
-	for (int32_t i = 0; c->n_out && i < end; i++)
+	for (int32_t i = 0; c->n_out && i < end; i++) {
 		h = mix(mix(h, *cell(f, c->seq, i, false)), *cell(f, c->seq, i, true));
-	return h;
+		if (i >= end - rows)
+			state[i - (end - rows)] = h;
+	}
 }
 
 static int32_t
@@ -179,16 +189,32 @@ alone(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t index, i
 	return n - n_prompt;
 }
 
+/* What comes next, up to n tokens, each wrong one in `wrong` times. */
+static int32_t
+foretell(Fake *f, const SchedSeq *c, int32_t *out, int32_t n, uint32_t wrong)
+{
+	uint32_t h = 1, v = 7;
+
+	for (int32_t i = 0; i < c->n_tok + n; i++) {
+		uint32_t id = i < c->n_tok ? (uint32_t)c->tok[i] : (uint32_t)out[i - c->n_tok];
+		v = mix(v, id);
+		h = mix(mix(h, id), v);
+		if (i + 1 >= c->n_tok && i + 1 < c->n_tok + n)
+			out[i + 1 - c->n_tok] = roll(f, wrong) ? token(h, c->index) : 1 + (int32_t)roll(f, VOCAB - 1);
+	}
+	return n;
+}
+
 typedef struct Sim {
 	Fake      f;
 	Sched    *s;
 	SchedReq *live[64];
 	uint64_t  born[64];
 	int       n_live;
-	uint64_t  step, n_done, n_cancelled, slowest;
+	uint64_t  step, n_done, n_cancelled, slowest, n_guessed, n_right;
 } Sim;
 
-static const SchedOps ops = { .seq_new = fake_new, .seq_fork = fake_fork, .seq_free = fake_free, .pages_need = fake_need,
+static const SchedOps ops = { .seq_new = fake_new, .seq_fork = fake_fork, .seq_free = fake_free, .seq_trim = fake_trim, .pages_need = fake_need,
 	.pages_free = fake_pages, .prefix_find = fake_find, .prefix_keep = fake_keep, .save = fake_save, .load = fake_load,
 	.drop = fake_drop };
 
@@ -264,27 +290,40 @@ finish_some(Sim *m)
 	}
 }
 
+/* state: after its last token, then after each guess */
 static void
-answer(Sim *m, SchedSeq *c, uint32_t h)
+answer(Sim *m, SchedSeq *c, const uint32_t *state)
 {
-	int32_t id = token(h, c->index);
+	bool right;
 
-	assert_int_equal(c->state, SEQ_RUNNING);
-	sched_push(m->s, c, id);
-	if (id == EOS || c->n_tok == c->req->n_prompt + c->req->max_new)
-		sched_finish(m->s, c);
+	do {
+		int32_t id = token(*state++, c->index);
+		assert_int_equal(c->state, SEQ_RUNNING);
+		right = sched_push(m->s, c, id);
+		m->n_right += right;
+		if (id == EOS || c->n_tok == c->req->n_prompt + c->req->max_new) {
+			sched_finish(m->s, c);
+			right = false;
+		}
+	} while (right);
 }
 
 static void
 step(Sim *m)
 {
-	uint32_t state[16];
-	SchedSeq *who[16];
+	uint32_t state[16][1 + GUESSES];
+	SchedSeq *who[16], *ran[16];
+	bool guesses = roll(&m->f, 2);
 	int32_t n = sched_plan(m->s), n_tok = 0, n_out = 0;
 
 	/* a step without work while there is some would be for ever */
 	if (n == 0 && m->n_live)
 		fail_msg("step %llu: nothing runs, %d wait", (unsigned long long)m->step, m->n_live);
+	for (int32_t i = 0; i < n && guesses; i++) { /* in any step, whatever runs beside */
+		int32_t guess[GUESSES];
+		if (sched_may_guess(m->s, i) && roll(&m->f, 3))
+			m->n_guessed += (uint64_t)sched_guess(m->s, i, guess, foretell(&m->f, m->s->chunk_seq[i], guess, (int32_t)roll(&m->f, GUESSES + 1), 6));
+	}
 	for (int32_t i = 0; i < n; i++) {
 		n_tok += m->s->chunk[i].n_tok;
 		n_out += m->s->chunk[i].n_out;
@@ -293,9 +332,9 @@ step(Sim *m)
 	assert_true(n_tok <= m->s->lim.chunk && n_out <= m->s->lim.n_out);
 	assert_true(n == 0 || kv_need(&m->f.kv, m->s->q, m->s->add, (size_t)n) <= m->f.kv.n_free);
 	for (int32_t i = 0; i < n; i++) {
-		who[i] = m->s->chunk_seq[i];
-		state[i] = fake_forward(&m->f, &m->s->chunk[i]);
-		bool says = m->s->chunk[i].n_out > 0 && who[i]->n_done + m->s->chunk[i].n_tok == who[i]->n_tok;
+		ran[i] = who[i] = m->s->chunk_seq[i];
+		fake_forward(&m->f, &m->s->chunk[i], 1 + who[i]->n_guess, state[i]);
+		bool says = m->s->chunk[i].n_out > 0 && who[i]->n_done + m->s->chunk[i].n_tok - who[i]->n_guess == who[i]->n_tok;
 		assert_int_equal(sched_ran(m->s, i), says);
 		who[i] = says ? who[i] : NULL;
 	}
@@ -310,6 +349,8 @@ step(Sim *m)
 		}
 		answer(m, who[i], state[i]);
 	}
+	for (int32_t i = 0; i < n; i++)
+		sched_settle(m->s, ran[i]);
 	m->step++;
 	finish_some(m);
 	check(m);
@@ -366,7 +407,7 @@ random_requests_answer_as_alone(void **state)
 		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2 },
 	};
 	static Sim m;
-	uint64_t preempted = 0, saved = 0, hits = 0;
+	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0;
 	int steps = 13000;
 
 	(void)state;
@@ -376,6 +417,8 @@ random_requests_answer_as_alone(void **state)
 		preempted += m.s->n_preempted;
 		saved += m.s->n_loaded;
 		hits += m.s->prefix_hits;
+		guessed += m.n_guessed;
+		right += m.n_right;
 		print_message("%zu: %llu answered, %llu cancelled, %llu preempted, %llu loaded, %llu cached, at most %llu steps\n", i,
 		              (unsigned long long)m.n_done, (unsigned long long)m.n_cancelled, (unsigned long long)m.s->n_preempted,
 		              (unsigned long long)m.s->n_loaded, (unsigned long long)m.s->prefix_hits, (unsigned long long)m.slowest);
@@ -385,6 +428,7 @@ random_requests_answer_as_alone(void **state)
 	}
 	/* the simulation has been where it matters */
 	assert_true(preempted > 500 && saved > 200 && hits > 10000);
+	assert_true(right > 5000 && guessed - right > 2000);
 }
 
 /* ------------------------------------------------------------------------------------------ one by one ---- */
@@ -422,12 +466,13 @@ static int32_t
 quiet_step(Sim *m)
 {
 	int32_t n = sched_plan(m->s), n_tok = 0;
+	uint32_t state[1 + GUESSES];
 	SchedSeq *who[16];
 
 	for (int32_t i = 0; i < n; i++) {
 		n_tok += m->s->chunk[i].n_tok;
 		who[i] = m->s->chunk_seq[i];
-		fake_forward(&m->f, &m->s->chunk[i]);
+		fake_forward(&m->f, &m->s->chunk[i], 1, state);
 		if (!sched_ran(m->s, i))
 			who[i] = NULL;
 	}

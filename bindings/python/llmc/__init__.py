@@ -470,7 +470,7 @@ class Request:
 
 class Engine(_Handle):
     """Many requests at once, from any thread. options: max_concurrent_requests, max_batch_prefill_tokens,
-    max_batch_total_tokens, waiting_served_ratio, max_waiting_tokens, no_prefix_cache, swap_bytes; limits: context, seqs,
+    max_batch_total_tokens, waiting_served_ratio, max_waiting_tokens, no_prefix_cache, swap_bytes, speculate; limits: context, seqs,
     chunk, n_out, kv_tokens, threads. An engine serves either submit() and generate() or, in one event loop, stream()."""
 
     def __init__(self, model, *, log=None, **options):
@@ -565,6 +565,8 @@ class Engine(_Handle):
             v = getattr(c, name)
             if kind is _ffi.Histogram:
                 v = {"n": v.n, "sum": v.sum, "bucket": list(v.bucket)}
+            elif name == "accepted_at":
+                v = list(v)
             elif name == "finished":
                 v = dict(zip(FINISH, v))
             if name != "size":

@@ -63,7 +63,7 @@ class Params(Sized):
                 ("min_tokens", C.c_int32), ("n_stop_tokens", C.c_int32), ("n_logit_bias", C.c_int32),
                 ("n_bad_words", C.c_int32), ("stop_tokens", C.POINTER(C.c_int32)), ("logit_bias", C.POINTER(Bias)),
                 ("bad_words", C.POINTER(Sequence)), ("watermark", C.c_bool), ("grammar", C.c_void_p),
-                ("grammar_after", C.POINTER(C.c_char_p))]
+                ("grammar_after", C.POINTER(C.c_char_p)), ("speculate", C.c_int32)]
 
 
 class GrammarOptions(Sized):
@@ -103,7 +103,7 @@ class EngineOptions(Sized):
     _fields_ = [("size", C.c_size_t), ("limits", C.POINTER(Limits)), ("max_concurrent_requests", C.c_int32),
                 ("max_batch_prefill_tokens", C.c_int32), ("max_batch_total_tokens", C.c_int64),
                 ("waiting_served_ratio", C.c_float), ("max_waiting_tokens", C.c_int32), ("no_prefix_cache", C.c_bool),
-                ("swap_bytes", C.c_int64), ("log", LOG_FN), ("log_user", C.c_void_p)]
+                ("swap_bytes", C.c_int64), ("log", LOG_FN), ("log_user", C.c_void_p), ("speculate", C.c_int32)]
 
 
 class Request(Sized):
@@ -141,7 +141,8 @@ class Counts(Sized):
                     (name, Histogram) for name in (
                         "prefill_step_s", "decode_step_s", "queue_s", "first_token_s", "inter_token_s", "prefill_s", "decode_s",
                         "request_s", "step_tokens", "start_size", "request_prompt", "request_new", "request_max_new",
-                        "request_n")]
+                        "request_n")] + [
+                            ("drafts", C.c_uint64), ("drafted", C.c_uint64), ("accepted", C.c_uint64), ("accepted_at", C.c_uint64 * 15)]
 
 
 P = C.POINTER

@@ -1,0 +1,56 @@
+/* Drafts: what a text may go on with, guessed from where its last tokens stood before, and run behind its last token in one
+ * step. The sampler picks at every row as always; a guess is kept while the pick is the guess. So a text has the same tokens
+ * with drafts and without, and a wrong guess costs its row's time alone.
+ *
+ *   Draft    of one text: where pairs and triples of its tokens stand, and how often its guesses were right
+ *   Drafter  of a session: what its steps take by rows, measured, and how often guesses were right in all its texts
+ *
+ * How many guesses run is chosen by what is expected of them: tokens of a step by the odds, over the step's time. Guesses are
+ * compared with what came whether they ran or not, so odds are learnt while nothing is drafted. One thread at a time. */
+#ifndef LLMC_RUNTIME_DRAFT_H
+#define LLMC_RUNTIME_DRAFT_H
+
+#include "plan/plan.h"
+
+enum { DRAFT_MOST = 15, DRAFT_ROWS = 32, DRAFT_TEXTS = 8, DRAFT_BINS = 8 };
+
+/* By the length of the match that a guess rests on */
+typedef struct DraftOdds { float hit[DRAFT_BINS], all[DRAFT_BINS]; } DraftOdds;
+
+typedef struct DraftTime { double s; uint64_t at; } DraftTime; /* s 0: never measured; `at` in measured steps */
+
+typedef struct Drafter {
+	DraftTime plain[DRAFT_ROWS + 1], chain[DRAFT_ROWS + 1]; /* by rows: of steps without guesses, and with some */
+	double    factor;     /* chains against what is assumed before they are measured */
+	uint64_t  n_measured;
+	DraftOdds odds;
+} Drafter;
+
+typedef struct Draft {
+	int32_t  room;        /* tokens of the text at most */
+	int32_t  n_seen;      /* tokens that are in the tables */
+	uint32_t mask;
+	int32_t *last[2];     /* [mask + 1] place of the latest pair, triple of a hash; -1: none */
+	int32_t *before[2];   /* [room] the one before it */
+	DraftOdds odds;
+	/* of the step */
+	int32_t  tok[DRAFT_MOST], n, match; /* guesses, the length of their match */
+	int32_t  run;         /* of them in the step */
+	float    odds_at[DRAFT_MOST];       /* of all up to here being right */
+} Draft;
+
+/* Rows of a step that one sequence of this model may have with guesses and keep the bits of single rows; 1: no guesses. */
+int32_t draft_rows(const Plan *p);
+
+Draft  *draft_new(int32_t room); /* NULL: out of memory */
+void    draft_free(Draft *d);
+/* tok [n]: the text, which has only grown since the last call. d->n guesses, at most `most`. */
+void    draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_t most);
+/* Set d[i]->run for a step of so many texts, n of which have guesses; rows guesses at most. */
+void    drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t rows);
+/* The n_new tokens that came instead of d->tok. */
+void    draft_learn(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new);
+/* A step of so many rows, all of them single ones of their texts or guesses behind them, took so long. */
+void    drafter_measured(Drafter *of, int32_t rows, bool guesses, double seconds);
+
+#endif
