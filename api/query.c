@@ -92,7 +92,7 @@ llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_ra
 		return error_set(err, LLMC_E_RANGE, "there is no rank %d here, of %d", rank, m->spec->tp);
 	r.memory.size = sizeof r.memory;
 	TRY(session_memory(p, lim, &r.memory, err));
-	r.kv_heads = p->n_pool && !p->pool[0].mla ? (int32_t)p->pool[0].kv_heads : 0;
+	r.kv_heads = p->n_pool && !p->pool[0].mla && !p->pool[0].state ? (int32_t)p->pool[0].kv_heads : 0;
 	for (int i = 0; i < p->n_tensor; i++) {
 		const PlanTensor *t = &p->tensor[i];
 		r.ffn = is_role(t, "down") && t->cols ? t->cols : r.ffn;

@@ -2,6 +2,7 @@
  * else: no family is named here. Values are named for what they are ("L3.q"), which is what verify compares. */
 #include "compiler/graph.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "formats/dequant.h"
@@ -13,7 +14,8 @@ typedef struct Build {
 	int         layer;   /* -1 outside the layers */
 	Loc         loc;     /* of the YAML key that the ops being made come from */
 	int         rope[2], rope2; /* values of the tables; rope2: second axis */
-	int        *pool;    /* [n_layers] values */
+	int        *pool;    /* [n_layers] values; -1: the layer has no attention */
+	int        *conv, *state; /* [n_layers] of layers that keep a state; else -1 */
 	struct { int x, y; const char *order, *factor; } arranged[8]; /* of this layer, the last of them */
 	int         n_arranged;
 } Build;
@@ -191,6 +193,12 @@ windowed(const Spec *s, int layer)
 	return s->attention.window > 0 && s->attention.windowed && s->attention.windowed[layer];
 }
 
+static bool
+is_linear(const Spec *s, int l)
+{
+	return s->linear.n > 0 && s->linear.layer_in[l];
+}
+
 /* Rotate dims [first, first + dims of the layer's table) of each head. */
 static int
 rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *name)
@@ -279,6 +287,15 @@ gqa(Build *b, int h)
 	op_set_int(b->g, o, "window", windowed(s, b->layer) ? s->attention.window : 0);
 	op_set_word(b->g, o, "mask", s->attention.mask == MASK_PREFIX ? "prefix" : "causal");
 	op_set_num(b->g, o, "alibi", s->position == POS_ALIBI ? s->alibi_max_bias : 0);
+	if (s->attention.out_gate != GATE_NONE) {
+		at(b, "attention.out_gate");
+		int64_t gates = s->attention.out_gate == GATE_HEAD ? heads : heads * v_dim;
+		int     g = matmul(b, h, "q_gate", s->attention.bias, gates, s->hidden, "q_gate"), gated = value(b, "attn_gated");
+		o = OP(b, gate_mul, .x = y, .s = g, .y = gated);
+		op_set_int(b->g, o, "width", heads * v_dim);
+		op_set_int(b->g, o, "groups", gates);
+		y = gated;
+	}
 	return matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
 }
 
@@ -321,6 +338,72 @@ mla(Build *b, int h)
 	op_set_int(b->g, o, "v_dim", v_dim);
 	op_set_num(b->g, o, "scale", s->attention.scale);
 	return matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
+}
+
+/* --- a state in the place of a cache --- */
+
+/* y = act(w * x) along the sequence, w of `taps` rows for each of the channels */
+static int
+conv(Build *b, int x, const char *role, int64_t width, int taps, const char *gate, const char *name)
+{
+	int w = weight(b, role, width * taps, 0), y = value(b, name);
+	Op *o = OP(b, conv1d, .x = x, .w = w, .b = -1, .state = b->conv[b->layer], .y = y);
+
+	op_set_int(b->g, o, "width", width);
+	op_set_int(b->g, o, "taps", taps);
+	op_set_word(b->g, o, "gate", gate);
+	return y;
+}
+
+/* The gated delta rule: q, k and v through one convolution, a state for each head, a norm that another projection gates. */
+static int
+delta(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int64_t     k_heads = s->linear.k_heads, v_heads = s->linear.v_heads, k_dim = s->linear.k_dim, v_dim = s->linear.v_dim;
+	int64_t     width = 2 * k_heads * k_dim + v_heads * v_dim;
+	int         part[3];
+
+	at(b, "linear.layers");
+	part[0] = weight(b, "lin_q", k_heads * k_dim, s->hidden);
+	part[1] = weight(b, "lin_k", k_heads * k_dim, s->hidden);
+	part[2] = weight(b, "lin_v", v_heads * v_dim, s->hidden);
+	int w = part[0] < 0 || part[1] < 0 || part[2] < 0 ? -1 : graph_stack(b->g, arena_printf(b->g->arena, "L%d.lin_qkv", b->layer), part, 3);
+	if (w < 0) {
+		if (part[0] >= 0 && part[1] >= 0 && part[2] >= 0)
+			err_at(b->g->diag, b->loc, "layer %d: q, k and v in front of a convolution must be stored in one type", b->layer);
+		return h;
+	}
+	int qkv = value(b, "lin_qkv");
+	Op *o = OP(b, matmul, .x = h, .w = w, .b = -1, .y = qkv);
+	op_set_int(b->g, o, "rows", width);
+	op_set_int(b->g, o, "cols", s->hidden);
+	int z = matmul(b, h, "lin_z", false, v_heads * v_dim, s->hidden, "lin_z");
+	int beta = matmul(b, h, "lin_b", false, v_heads, s->hidden, "lin_b");
+	int a = matmul(b, h, "lin_a", false, v_heads, s->hidden, "lin_a");
+	int x = conv(b, qkv, "lin_conv", width, s->linear.taps, "silu", "lin_conv");
+
+	int rate = weight(b, "lin_rate", v_heads, 0), dt = weight(b, "lin_dt", v_heads, 0), y = value(b, "lin_y");
+	o = OP(b, delta_rule, .x = x, .a = a, .b = beta, .rate = rate, .dt = dt, .state = b->state[b->layer], .y = y);
+	op_set_int(b->g, o, "k_heads", k_heads);
+	op_set_int(b->g, o, "v_heads", v_heads);
+	op_set_int(b->g, o, "k_dim", k_dim);
+	op_set_int(b->g, o, "v_dim", v_dim);
+	op_set_int(b->g, o, "g_dim", 1);
+	op_set_num(b->g, o, "scale", 1 / sqrt((double)k_dim));
+	op_set_num(b->g, o, "eps", 1e-6);
+	op_set_int(b->g, o, "tiled", s->linear.tiled);
+	op_set_int(b->g, o, "a_log", s->linear.a_log);
+	op_set_num(b->g, o, "b_scale", s->linear.beta_scale);
+
+	int nw = weight(b, "lin_norm", v_dim, 0), gated = value(b, "lin_gated");
+	o = OP(b, norm_gate, .x = y, .z = z, .w = nw, .y = gated);
+	op_set_int(b->g, o, "dim", v_dim);
+	op_set_int(b->g, o, "groups", v_heads);
+	op_set_num(b->g, o, "eps", s->norm.eps);
+	op_set_word(b->g, o, "order", "norm_first");
+	op_set_word(b->g, o, "gate", "silu");
+	return matmul(b, gated, "lin_o", false, s->hidden, v_heads * v_dim, "attn_out");
 }
 
 /* --- feed-forward --- */
@@ -420,6 +503,7 @@ moe(Build *b, int h)
 		int mix = matmul(b, h, "s_mix", false, 1, hidden, "s_mix"), gated = value(b, "shared_gated");
 		o = OP(b, gate_mul, .x = z, .s = mix, .y = gated);
 		op_set_int(b->g, o, "width", hidden);
+		op_set_int(b->g, o, "groups", 1);
 		z = gated;
 	}
 	return add(b, y, z, 1.0, "ffn_out");
@@ -427,11 +511,12 @@ moe(Build *b, int h)
 
 /* --- a layer --- */
 
+/* Attention, or what stands in its place */
 static int
 attention_block(Build *b, int h)
 {
 	const Spec *s = b->s;
-	int         y = s->attention.kind == ATT_MLA ? mla(b, h) : gqa(b, h);
+	int         y = is_linear(s, b->layer) ? delta(b, h) : s->attention.kind == ATT_MLA ? mla(b, h) : gqa(b, h);
 
 	at(b, "norm.kind");
 	return norm(b, s->norm.attn_out, y, "attn_out_norm", "attn_out_normed");
@@ -560,6 +645,26 @@ ropes(Build *b)
 	}
 }
 
+/* Pools of what a layer keeps of each sequence: the values of their arguments, [n_layers] */
+static int *
+state_pool(Build *b, const char *id, const uint8_t *layer_in, int64_t heads, int64_t rows, int64_t cols)
+{
+	const Spec *s = b->s;
+	int        *v = NEW(b->g->arena, int, s->n_layers), index = b->g->n_pool++;
+	PlanPool   *p = &b->g->pool[index];
+
+	*p = (PlanPool){ .id = id, .state = true, .k = KVT_F32, .v = KVT_F32, .kv_heads = heads, .k_dim = rows, .v_dim = cols };
+	for (int l = 0; l < s->n_layers; l++) {
+		v[l] = -1;
+		if (!layer_in[l])
+			continue;
+		v[l] = graph_value(b->g, VAL_POOL, arena_printf(b->g->arena, "%s.%d", id, p->n_layers), spec_loc(s, "linear.layers"));
+		b->g->val[v[l]].tensor = index;
+		b->g->val[v[l]].dim[0] = p->n_layers++;
+	}
+	return v;
+}
+
 /* One pool for all layers, or a second one for the layers that see a window only and may let old pages go. */
 static void
 pools(Build *b)
@@ -575,9 +680,9 @@ pools(Build *b)
 	};
 
 	b->pool = NEW(b->g->arena, int, s->n_layers);
-	b->g->pool = NEW(b->g->arena, PlanPool, 2);
+	b->g->pool = NEW(b->g->arena, PlanPool, 4);
 	for (int l = 0; l < s->n_layers; l++)
-		count[windowed(s, l)]++;
+		count[windowed(s, l)] += !is_linear(s, l);
 	for (int w = 0; w < 2; w++)
 		if (count[w]) {
 			index[w] = b->g->n_pool++;
@@ -586,12 +691,20 @@ pools(Build *b)
 			b->g->pool[index[w]].keep = w ? s->attention.window : 0;
 		}
 	for (int l = 0; l < s->n_layers; l++) {
+		b->pool[l] = -1;
+		if (is_linear(s, l))
+			continue;
 		int      i = index[windowed(s, l)];
 		PlanPool *p = &b->g->pool[i];
 		int      v = graph_value(b->g, VAL_POOL, arena_printf(b->g->arena, "%s.%d", p->id, p->n_layers), spec_loc(s, "attention.n_heads"));
 		b->g->val[v].tensor = i;
 		b->g->val[v].dim[0] = p->n_layers++;
 		b->pool[l] = v;
+	}
+	if (s->linear.n > 0) {
+		int64_t k = (int64_t)s->linear.k_heads * s->linear.k_dim, v = (int64_t)s->linear.v_heads * s->linear.v_dim;
+		b->conv = state_pool(b, "conv", s->linear.layer_in, 1, s->linear.taps - 1, 2 * k + v);
+		b->state = state_pool(b, "state", s->linear.layer_in, s->linear.v_heads, s->linear.k_dim, s->linear.v_dim);
 	}
 }
 

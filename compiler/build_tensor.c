@@ -41,6 +41,13 @@ role_rows(const Spec *s, const char *role, size_t n)
 		{ "q", heads * dim },
 		{ "k", s->attention.n_kv_heads * dim },
 		{ "v", s->attention.n_kv_heads * (int64_t)s->attention.v_dim },
+		{ "q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * s->attention.v_dim },
+		{ "lin_q", (int64_t)s->linear.k_heads * s->linear.k_dim },
+		{ "lin_k", (int64_t)s->linear.k_heads * s->linear.k_dim },
+		{ "lin_v", (int64_t)s->linear.v_heads * s->linear.v_dim },
+		{ "lin_z", (int64_t)s->linear.v_heads * s->linear.v_dim },
+		{ "lin_a", s->linear.v_heads },
+		{ "lin_b", s->linear.v_heads },
 		{ "gate", s->ffn.width },
 		{ "up", s->ffn.width },
 		{ "e_gate", s->moe.width },
@@ -165,6 +172,16 @@ rule_or_error(Graph *g, const char *role, int *part, Loc loc)
 	return rule;
 }
 
+/* Parts of a tensor whose roles are interleaved head by head: one a group of heads that share a k and v, with q of its heads, then k, then v;
+ * or, where every head has its own, one a head. */
+static int64_t
+head_units(const Spec *s, const char *roles)
+{
+	bool each = strncmp(roles, "k_b", 3) == 0 || rule_has_role(roles, "q_gate");
+
+	return strncmp(roles, "lin_", 4) == 0 ? s->linear.k_heads : each ? s->attention.n_heads : s->attention.n_kv_heads;
+}
+
 int
 build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t rows, int64_t cols, Loc loc)
 {
@@ -193,8 +210,7 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 		src->first = before;
 		src->stride = total;
 		if (rule->per_head || rule->quarters) {
-			/* one unit a group of heads that share a k and v: q of its heads, then k, then v */
-			int64_t units = rule->quarters ? 4 : strncmp(rule->role, "k_b", 3) == 0 ? s->attention.n_heads : s->attention.n_kv_heads;
+			int64_t units = rule->quarters ? 4 : head_units(s, rule->role);
 			if (rows % units) {
 				err_at(g->diag, rule->loc, "tensors: '%s' lies in %d parts, which %lld rows of %s are not", rule->role, (int)units, (long long)rows, role);
 				return -1;

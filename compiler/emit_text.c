@@ -83,6 +83,11 @@ put_pools(const Plan *p, Strbuf *out)
 	for (int i = 0; i < p->n_pool; i++) {
 		const PlanPool *k = &p->pool[i];
 		strbuf_printf(out, "  %-10s ", k->id);
+		if (k->state) {
+			put_bytes(out, plan_layer_state_bytes(k) * k->n_layers);
+			strbuf_printf(out, " a sequence: %d layers, %" PRId64 " x %" PRId64 " x %" PRId64 " elements, f32\n", k->n_layers, k->kv_heads, k->k_dim, k->v_dim);
+			continue;
+		}
 		put_bytes(out, plan_layer_page_bytes(k) * k->n_layers / PLAN_KV_PAGE);
 		strbuf_printf(out, " a position: %d layers, ", k->n_layers);
 		if (k->mla)

@@ -11,7 +11,8 @@
 /* All roles of tensors. Norms and projections of a layer, of an expert (e_), of the shared expert (s_). */
 static const char *const roles[] = {
 	"embed", "pos_embed", "embed_norm", "final_norm", "head",
-	"attn_norm", "q", "k", "v", "o", "q_norm", "k_norm", "sinks", "attn_out_norm",
+	"attn_norm", "q", "k", "v", "o", "q_gate", "q_norm", "k_norm", "sinks", "attn_out_norm",
+	"lin_q", "lin_k", "lin_v", "lin_z", "lin_a", "lin_b", "lin_conv", "lin_rate", "lin_dt", "lin_norm", "lin_o",
 	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b",
 	"ffn_norm", "gate", "up", "down", "act_p", "act_n", "ffn_out_norm",
 	"router", "router_bias", "e_gate", "e_up", "e_down", "e_gate_b", "e_up_b", "e_down_b", "s_gate", "s_up", "s_down", "s_mix",

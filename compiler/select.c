@@ -46,7 +46,8 @@ same_use(const Graph *g, const Op *a, const Op *b)
 		if (x->kind == VAL_WEIGHT &&
 		    (x->dim[0] != y->dim[0] || strcmp(g->tensor[x->tensor].layout, g->tensor[y->tensor].layout) != 0))
 			return false;
-		if (x->kind == VAL_POOL && plan_layer_page_bytes(&g->pool[x->tensor]) != plan_layer_page_bytes(&g->pool[y->tensor]))
+		if (x->kind == VAL_POOL && (plan_layer_page_bytes(&g->pool[x->tensor]) != plan_layer_page_bytes(&g->pool[y->tensor]) ||
+		                            plan_layer_state_bytes(&g->pool[x->tensor]) != plan_layer_state_bytes(&g->pool[y->tensor])))
 			return false;
 	}
 	return true;

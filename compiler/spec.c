@@ -200,6 +200,18 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.nope_dim = (int)INT(nope_dim);
 	s->attention.rope_dim = (int)INT(rope_dim);
 	s->attention.v_dim = (int)INT(v_dim);
+	s->attention.out_gate = IS(out_gate, "head") ? GATE_HEAD : IS(out_gate, "element") ? GATE_ELEMENT : GATE_NONE;
+	s->linear.layer_in = t->val[K_linear_layers].layers;
+	for (int l = 0; l < s->n_layers; l++)
+		s->linear.n += s->linear.layer_in[l] != 0;
+	s->linear.k_heads = (int)INT(lin_k_heads);
+	s->linear.v_heads = (int)INT(lin_v_heads);
+	s->linear.k_dim = (int)INT(lin_k_dim);
+	s->linear.v_dim = (int)INT(lin_v_dim);
+	s->linear.taps = (int)INT(lin_taps);
+	s->linear.tiled = IS(lin_order, "tiled");
+	s->linear.a_log = IS(lin_rate, "log");
+	s->linear.beta_scale = NUM(lin_beta);
 	s->ffn.gated = IS(ffn_kind, "gated");
 	s->ffn.act = act_of(t, K_ffn_act);
 	s->ffn.limit = NUM(ffn_limit);

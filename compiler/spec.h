@@ -16,6 +16,7 @@ typedef enum RopeScaling { SCALE_NONE, SCALE_LINEAR, SCALE_DYNAMIC, SCALE_YARN, 
 typedef enum ActKind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_SWIGLU_OAI, ACT_XIELU } ActKind;
 typedef enum QkNorm { QK_NONE, QK_HEAD, QK_WHOLE, QK_UNIT } QkNorm; /* rms of each head, of the whole row, of each head without weights */
 typedef enum AttentionKind { ATT_GQA, ATT_MLA } AttentionKind;
+typedef enum OutGate { GATE_NONE, GATE_HEAD, GATE_ELEMENT } OutGate;
 typedef enum MlaForm { MLA_AUTO, MLA_ABSORBED, MLA_EXPANDED } MlaForm; /* the fewer operations, or one of the two */
 typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX } MaskKind;
 
@@ -84,10 +85,20 @@ typedef struct Spec {
 		int32_t prefix_mark, prefix_end; /* mask prefix: token ids; -1 none */
 		QkNorm  qk_norm;           /* on q and k */
 		bool    qk_after;          /* behind rope */
+		OutGate out_gate;
 		bool    sinks;             /* one more score a head, without a value */
 		MlaForm form;                                      /* mla */
 		int     q_rank, kv_rank, nope_dim, rope_dim, v_dim; /* mla; v_dim = head_dim for gqa; q_rank 0: plain q */
 	} attention;
+
+	struct {                           /* layers with a delta rule in the place of attention */
+		const uint8_t *layer_in;   /* [n_layers] */
+		int     n;                 /* of them */
+		int     k_heads, v_heads, k_dim, v_dim, taps;
+		bool    tiled;             /* value head h belongs to key head h % k_heads */
+		bool    a_log;             /* rates are stored as log(-rate) */
+		double  beta_scale;
+	} linear;
 
 	struct { bool gated; ActKind act; double limit; int64_t width; bool bias; } ffn;
 

@@ -74,6 +74,10 @@ check_heads(SpecTable *t)
 		err_at(t->d, LOC(qk_norm), "attention.qk_norm = %s: latent attention norms its latents instead", t->val[K_qk_norm].str);
 		note(t, K_att_kind);
 	}
+	if (t->val[K_out_gate].str && !IS(out_gate, "none")) {
+		err_at(t->d, LOC(out_gate), "attention.out_gate = %s: latent attention has no gate on its output", t->val[K_out_gate].str);
+		note(t, K_att_kind);
+	}
 	if (ON(sinks)) {
 		err_at(t->d, LOC(sinks), "attention.sinks = true: latent attention has no sinks");
 		note(t, K_att_kind);
@@ -202,6 +206,36 @@ check_mask(SpecTable *t)
 	}
 }
 
+/* Layers that keep a state */
+static void
+check_linear(SpecTable *t)
+{
+	static const SpecKey sizes[] = { K_lin_k_heads, K_lin_v_heads, K_lin_k_dim, K_lin_v_dim };
+	const uint8_t *in = t->val[K_linear_layers].layers;
+	int64_t k = INT(lin_k_heads), v = INT(lin_v_heads);
+	int n = 0;
+
+	for (int l = 0; in && l < (int)INT(n_layers); l++)
+		n += in[l] != 0;
+	if (!in || n == 0)
+		return;
+	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+		if (t->val[sizes[i]].known && t->val[sizes[i]].num < 1)
+			err_at(t->d, LOC(linear_layers), "%s is missing: %d layers have a delta rule", spec_key[sizes[i]].path, n);
+	if (k > 0 && v > 0 && v % k) {
+		err_at(t->d, LOC(lin_v_heads), "linear.v_heads = %lld is no multiple of linear.k_heads = %lld", (long long)v, (long long)k);
+		note(t, K_lin_k_heads);
+	}
+	if (IS(mask, "prefix")) {
+		err_at(t->d, LOC(linear_layers), "linear.layers: a delta rule is causal, mask prefix is not");
+		note(t, K_mask);
+	}
+	if (INT(tp) > 1) {
+		err_at(t->d, LOC(tp), "parallel.tp = %lld: layers that keep a state (linear.layers) cannot be split over ranks yet", (long long)INT(tp));
+		note(t, K_linear_layers);
+	}
+}
+
 static void
 check_moe(SpecTable *t)
 {
@@ -293,6 +327,7 @@ spec_check(SpecTable *t)
 	check_rope(t);
 	check_kv(t);
 	check_mask(t);
+	check_linear(t);
 	check_moe(t);
 	check_tokens(t);
 	if (IS(residual_from, "norm") && (IS(norm_kind, "none") || (KNOWN(attn_in) && !ON(attn_in)) || (KNOWN(ffn_in) && !ON(ffn_in)))) {

@@ -342,7 +342,7 @@ read_layers(SpecTable *t, SpecKey key)
 	if (v->node)
 		v->known = selector_read(v->node, spec_key[key].path, n_layers, out, t->d);
 	else
-		memset(out, 1, (size_t)n_layers); /* every default of this type is `all` */
+		memset(out, strcmp(spec_key[key].def, "all") == 0, (size_t)n_layers); /* defaults of this type are `all` and `none` */
 }
 
 static void

@@ -232,6 +232,7 @@ typedef struct llmc_memory {
 	size_t  size;
 	int64_t weights, kv, scratch, state; /* bytes */
 	int64_t kv_per_token;                /* bytes of KV for one position */
+	int64_t kv_per_seq;                  /* bytes of the states of one sequence, which are part of kv; 0: the model has none */
 } llmc_memory;
 LLMC_API llmc_status llmc_memory_for(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err);
 /* One rank of a model that is split over several (parallel.tp), or all of one that is not. Sizes are 0 where the model has none. */

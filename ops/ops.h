@@ -88,7 +88,8 @@ llmc_status attr_check(OpKind op, const Attr *a, int n, llmc_error *err);
 /* --- shapes (shapes.c) --- */
 
 typedef enum ValueKind { VAL_ACT, VAL_WEIGHT, VAL_ROPE, VAL_POOL, VAL_ORDER } ValueKind;
-typedef struct PoolShape { bool mla; int64_t kv_heads, k_dim, v_dim; } PoolShape;
+/* Pages of keys and values, pages of latents, or a state [kv_heads, k_dim, v_dim] of fp32 for each sequence */
+typedef struct PoolShape { bool mla, state; int64_t kv_heads, k_dim, v_dim; } PoolShape;
 
 typedef struct ArgShape {
 	ValueKind kind;

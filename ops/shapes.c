@@ -64,13 +64,19 @@ angles(int64_t dims)
 static ArgShape
 gqa(int64_t kv_heads, int64_t k_dim, int64_t v_dim)
 {
-	return (ArgShape){ .kind = VAL_POOL, .dtype = DT_F32, .rows = 1, .pool = { false, kv_heads, k_dim, v_dim } };
+	return (ArgShape){ .kind = VAL_POOL, .dtype = DT_F32, .rows = 1, .pool = { .kv_heads = kv_heads, .k_dim = k_dim, .v_dim = v_dim } };
 }
 
 static ArgShape
 latent(int64_t rank, int64_t rope_dim)
 {
-	return (ArgShape){ .kind = VAL_POOL, .dtype = DT_F32, .rows = 1, .pool = { true, 1, rank + rope_dim, 0 } };
+	return (ArgShape){ .kind = VAL_POOL, .dtype = DT_F32, .rows = 1, .pool = { .mla = true, .kv_heads = 1, .k_dim = rank + rope_dim } };
+}
+
+static ArgShape
+state(int64_t heads, int64_t rows, int64_t cols)
+{
+	return (ArgShape){ .kind = VAL_POOL, .dtype = DT_F32, .rows = 1, .pool = { .state = true, .kv_heads = heads, .k_dim = rows, .v_dim = cols } };
 }
 
 /* Words of act that only some ops know */
@@ -126,6 +132,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
 	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit);
+	const int64_t GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
 
@@ -211,7 +218,26 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		    .up_b = vec(mul(n_experts, width)), .down_b = vec(mul(n_experts, hidden)), .y = act(hidden));
 		break;
 	case OP_gate_mul:
-		SET(gate_mul, .x = act(width), .s = act(1), .y = act(width));
+		MUST(groups >= 1 && width % groups == 0, "width is a multiple of groups");
+		SET(gate_mul, .x = act(width), .s = act(groups), .y = act(width));
+		break;
+	case OP_conv1d:
+		MUST(taps >= 2, "taps >= 2");
+		SET(conv1d, .x = act(width), .w = vec(mul(width, taps)), .b = vec(width), .state = state(1, taps - 1, width), .y = act(width));
+		break;
+	case OP_delta_rule: {
+		int64_t q = mul(k_heads, k_dim), v = mul(v_heads, v_dim), g = mul(v_heads, g_dim);
+		MUST(v_heads % k_heads == 0, "v_heads is a multiple of k_heads");
+		MUST(g_dim == 1 || g_dim == k_dim, "g_dim is 1 or k_dim");
+		SET(delta_rule, .x = act(plus(mul(2, q), v)), .a = act(g), .b = act(v_heads), .rate = vec(v_heads), .dt = vec(g),
+		    .state = state(v_heads, k_dim, v_dim), .y = act(v));
+		break;
+	}
+	case OP_norm_gate:
+		MUST(groups >= 1, "groups >= 1");
+		MUST(strcmp(attr_word(a, n, "gate"), "none"), "gate is silu or sigmoid");
+		SET(norm_gate, .x = act(mul(groups, dim)), .z = act(mul(groups, dim)),
+		    .w = vec(strcmp(attr_word(a, n, "order"), "gate_first") ? dim : mul(groups, dim)), .y = act(mul(groups, dim)));
 		break;
 	case OP_cap:
 		MUST(attr_num(a, n, "cap") >= 0, "cap >= 0");

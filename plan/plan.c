@@ -24,11 +24,35 @@ plan_layer_page_bytes(const PlanPool *p)
 	const int64_t most = (int64_t)1 << 40;
 	int64_t       bytes;
 
+	if (p->state)
+		return 0;
 	if (p->kv_heads < 0 || p->k_dim < 0 || p->v_dim < 0 || p->k_dim > most || p->v_dim > most ||
 	    __builtin_mul_overflow(kv_row_bytes(p->k, p->k_dim) + kv_row_bytes(p->v, p->v_dim), p->kv_heads, &bytes) ||
 	    __builtin_mul_overflow(bytes, (int64_t)PLAN_KV_PAGE, &bytes))
 		return -1;
 	return bytes;
+}
+
+int64_t
+plan_layer_state_bytes(const PlanPool *p)
+{
+	int64_t bytes;
+
+	if (!p->state)
+		return 0;
+	if (p->kv_heads < 1 || p->k_dim < 1 || p->v_dim < 1 || __builtin_mul_overflow(p->k_dim, p->v_dim, &bytes) ||
+	    __builtin_mul_overflow(bytes, p->kv_heads, &bytes) || __builtin_mul_overflow(bytes, (int64_t)sizeof(float), &bytes))
+		return -1;
+	return bytes;
+}
+
+bool
+plan_has_state(const Plan *p)
+{
+	for (int i = 0; i < p->n_pool; i++)
+		if (p->pool[i].state)
+			return true;
+	return false;
 }
 
 int64_t

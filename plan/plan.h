@@ -74,11 +74,12 @@ typedef struct PlanTensor {
  *   v, plain types      [32][V]
  *   quantised           codes, then scales (and zeros); packed orders: ref/ref_kv.c; on GPUs: templates/common/cuda_kv.h
  *   mla                 one plane [32][rank + rope] of type `k`
+ * A pool of states has no pages: in each layer an array [kv_heads, k_dim, v_dim] of fp32 for each sequence of the session, by its number.
  * A pool argument of a step of layer l points at that layer's first page; pages of a layer follow each other
  * layer_page_bytes apart. */
 typedef struct PlanPool {
 	const char *id;
-	bool        mla;
+	bool        mla, state;       /* latents; states, of type f32 */
 	KvType      k, v;             /* types of keys and values; mla: the same twice */
 	bool        rotate;           /* rows of quantised types are turned by a Hadamard matrix */
 	int         n_layers;         /* layers that use it: index `slot` of a step's pool argument */
@@ -211,8 +212,11 @@ step_word(const PlanStep *s, const char *key)
 /* How symbols, directions and paths are written */
 extern const char *const plan_sym_text[SYM_COUNT], *const plan_dir_text[DIR_COUNT], *const plan_path_text[PATH_COUNT];
 
-/* Bytes of one layer's page of a pool. */
+/* Bytes of one layer's page of a pool; 0: it has none, being of states. -1: overflow */
 int64_t plan_layer_page_bytes(const PlanPool *p);
+/* Bytes of one layer's state of a sequence; 0: the pool is of pages. -1: overflow */
+int64_t plan_layer_state_bytes(const PlanPool *p);
+bool    plan_has_state(const Plan *p); /* does any pool hold states? */
 bool    plan_launch_runs(const PlanLaunch *u, const int64_t sym[SYM_COUNT]); /* in a step of so many rows */
 int64_t plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT]); /* -1: overflow */
 /* a, elements of a_bytes, is at most b, elements of b_bytes, for all values of the symbols. */

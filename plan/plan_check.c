@@ -117,13 +117,15 @@ check_pool(const PlanPool *p, llmc_error *err)
 {
 	int64_t all;
 
+	if (p->state && (p->mla || p->k != KVT_F32 || p->v != KVT_F32 || p->rotate || p->keep))
+		return BAD("pool %s: a pool of states holds f32 and nothing else", p->id);
 	if (p->mla && (p->kv_heads != 1 || p->v_dim != 0))
 		return BAD("pool %s: a latent pool has one head and no v_dim", p->id);
 	if (p->mla && (p->k != p->v || !kv_for_latents(p->k) || p->rotate))
 		return BAD("pool %s: a latent pool has one type, plain or with groups, and is not rotated", p->id);
 	if (p->rotate && !kv_quantised(p->k) && !kv_quantised(p->v))
 		return BAD("pool %s: %s and %s rows are not rotated", p->id, kv_type_info(p->k)->text, kv_type_info(p->v)->text);
-	int64_t one = plan_layer_page_bytes(p);
+	int64_t one = p->state ? plan_layer_state_bytes(p) : plan_layer_page_bytes(p);
 	if (one < 1 || __builtin_mul_overflow(one, (int64_t)p->n_layers, &all) || all > MAX_ELEMS)
 		return BAD("pool %s is too large", p->id);
 	return LLMC_OK;

@@ -78,7 +78,7 @@ check_pool(const Check *k, const char *name, const PlanRef *a, const PoolShape *
 	if (a->kind != REF_POOL)
 		return BAD(k, "%s: argument %s is not a pool", k->op->name, name);
 	const PlanPool *p = &k->p->pool[a->index];
-	if (p->mla != want->mla || p->kv_heads != want->kv_heads || p->k_dim != want->k_dim || p->v_dim != want->v_dim)
+	if (p->mla != want->mla || p->state != want->state || p->kv_heads != want->kv_heads || p->k_dim != want->k_dim || p->v_dim != want->v_dim)
 		return BAD(k, "%s: pool %s has other head counts or widths than the op", k->op->name, p->id);
 	if (a->layer_slot < 0 || a->layer_slot >= p->n_layers)
 		return BAD(k, "%s: layer %d of pool %s, which has %d", k->op->name, a->layer_slot, p->id, p->n_layers);

@@ -120,6 +120,8 @@ put_pool(Strbuf *out, const PlanPool *p)
 	strbuf_putc(out, '{');
 	key_str(out, "id", p->id);
 	key_bool(out, "mla", p->mla);
+	if (p->state)
+		key_bool(out, "state", true);
 	key_str(out, "k", kv_type_info(p->k)->text);
 	key_str(out, "v", kv_type_info(p->v)->text);
 	key_bool(out, "rotate", p->rotate);

@@ -163,11 +163,11 @@ ref_add(const RefCall *c)
 void
 ref_gate_mul(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(gate_mul, y)), width = step_int(c->step, "width");
+	int64_t      n = ref_rows(c, ARG(gate_mul, y)), groups = step_int(c->step, "groups"), width = step_int(c->step, "width") / groups;
 	const float *x = ref_f32(c, ARG(gate_mul, x)), *s = ref_f32(c, ARG(gate_mul, s));
 	float       *y = ref_f32(c, ARG(gate_mul, y));
 
-	for (int64_t t = 0; t < n; t++) {
+	for (int64_t t = 0; t < n * groups; t++) {
 		float gate = (float)(1.0 / (1.0 + exp(-(double)s[t])));
 
 		for (int64_t i = 0; i < width; i++)

@@ -61,6 +61,16 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 		break;
 	case OP_act: /* numbers of the function */
 		return 2;
+	case OP_conv1d:
+		ok = add_product(&n, step_int(step, "taps") + 1, width, 1);
+		break;
+	case OP_delta_rule:
+		ok = add_product(&n, 2, step_int(step, "k_dim"), 1) && add_product(&n, step_int(step, "v_heads"), step_int(step, "g_dim"), 1) &&
+		     add_product(&n, step_int(step, "v_heads"), 1, 1);
+		break;
+	case OP_norm_gate:
+		ok = add_product(&n, step_int(step, "groups") + 1, dim, 1);
+		break;
 	case OP_matmul:
 		ok = add_product(&n, rows, 1, 1) && add_product(&n, cols, 1, 1);
 		break;

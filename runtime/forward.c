@@ -1,5 +1,6 @@
 /* One step: chunks checked, pages found, the step's arrays filled, the plan walked, logits handed back. Until the pages
  * are found nothing has changed, so a refusal leaves every sequence as it was. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/sized.h"
@@ -227,9 +228,22 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 			return error_set(err, LLMC_E_RANGE, "sequence %d is not as the last step left it: the ops of a step are measured right behind it",
 			                 s->step_seq[i]);
 	}
-	TRY(s->device->enter(s, err));
-	llmc_status status = s->device->op_times(s, s->size->n_dec == s->size->n_seq ? 0 : 1, fn, user, err);
+	int64_t each = kv_state_bytes(s->plan, 1);
+	char   *states = each > 0 ? malloc((size_t)each * (size_t)s->size->n_seq) : NULL;
+	if (each > 0 && !states)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	llmc_status status = s->device->enter(s, err);
+	if (status != LLMC_OK)
+		goto fail;
+	/* measured steps change states once more */
+	for (int32_t i = 0; states && i < s->size->n_seq; i++)
+		kv_state_read(&s->kv, s->step_seq[i], states + i * each);
+	status = s->device->op_times(s, s->size->n_dec == s->size->n_seq ? 0 : 1, fn, user, err);
+	for (int32_t i = 0; states && i < s->size->n_seq; i++)
+		kv_state_write(&s->kv, s->step_seq[i], states + i * each);
 	s->device->leave(s);
+fail:
+	free(states);
 	return status;
 }
 

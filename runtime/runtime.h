@@ -63,6 +63,7 @@ void        session_seq_free(Session *s, llmc_seq q);
 /* session_kv.c: see llmc_seq_save; and for the engine: a new sequence begins with the pages that the prefix cache (once
  * kv_prefix_open has made one) holds of the prompt, and all its tokens are told after each step. */
 llmc_status session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, llmc_error *err);
+int64_t     session_seq_bytes(Session *s, int32_t len); /* of what is saved of a sequence of so many positions, but for its head; below 0: ranks are lost */
 llmc_status session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_error *err);
 int32_t     session_prefix_find(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok); /* positions found */
 void        session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok);

@@ -244,6 +244,8 @@ session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err)
 		return error_set(err, LLMC_E_RANGE,
 		                 "the first %d positions of sequence %d see each other: it can be trimmed to 0 or to %d and more",
 		                 s->seq[q].prefix_len, q, s->seq[q].prefix_len);
+	if (len && len < s->kv.seq[q].len && plan_has_state(s->plan))
+		return error_set(err, LLMC_E_RANGE, "this model keeps a state, which is that of a sequence's last position: sequence %d can be trimmed to 0 alone", q);
 	if (!len)
 		s->seq[q].prefix_len = s->seq[q].mark = 0;
 	kv_seq_trim(&s->kv, q, len);

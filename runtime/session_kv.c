@@ -5,14 +5,14 @@
 #include "runtime/ranks.h"
 #include "runtime/state/state.h"
 
-/* A saved sequence: this head, then its pages, rank by rank as ranks_pages_read has them. */
+/* A saved sequence: this head, then its pages, rank by rank as ranks_pages_read has them, then its states. */
 typedef struct SavedHead {
 	char    magic[8];
 	char    spec[72];       /* hash of the description */
 	char    target[32];
-	int64_t bytes;          /* of the pages */
+	int64_t bytes;          /* of pages and states */
 	int32_t len, length_bound, prefix_len, mark;
-	uint64_t sum;           /* of the pages */
+	uint64_t sum;           /* of them */
 } SavedHead;
 
 static const char magic[8] = "llmckv1";
@@ -28,6 +28,12 @@ head_for(const Session *s, SavedHead *h)
 		strncpy(h->target, s->plan->target, sizeof h->target - 1);
 }
 
+int64_t
+session_seq_bytes(Session *s, int32_t len)
+{
+	return ranks_pages_bytes(s, kv_seq_pages(len)) + kv_state_bytes(s->plan, 1);
+}
+
 llmc_status
 session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, llmc_error *err)
 {
@@ -40,12 +46,13 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	h.length_bound = s->seq[q].length_bound;
 	h.prefix_len = s->seq[q].prefix_len;
 	h.mark = s->seq[q].mark;
-	h.bytes = ranks_pages_bytes(s, kv_seq_pages(h.len));
+	h.bytes = session_seq_bytes(s, h.len);
 	*need = sizeof h + (size_t)h.bytes;
 	if (cap < *need)
 		return error_set(err, LLMC_E_RANGE, "the sequence needs %zu bytes, the buffer has %zu", *need, cap);
 	if (!ranks_pages_read(s, s->kv.seq[q].page, kv_seq_pages(h.len), (char *)buf + sizeof h))
 		return comm_error(s->comm, err);
+	kv_state_read(&s->kv, q, (char *)buf + *need - kv_state_bytes(s->plan, 1));
 	h.sum = sum64((char *)buf + sizeof h, (size_t)h.bytes, 1);
 	memcpy(buf, &h, sizeof h);
 	return LLMC_OK;
@@ -66,7 +73,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		                 "the saved sequence belongs to another model, target or type of cached rows: they must be the same (here %s)",
 		                 s->plan->target ? s->plan->target : "ref");
 	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len || h.mark < 0 ||
-	    h.bytes != ranks_pages_bytes(s, kv_seq_pages(h.len)) || (size_t)h.bytes != n - sizeof h ||
+	    h.bytes != session_seq_bytes(s, h.len) || (size_t)h.bytes != n - sizeof h ||
 	    h.sum != sum64((const char *)buf + sizeof h, (size_t)h.bytes, 1))
 		return error_set(err, LLMC_E_INPUT, "the saved sequence is damaged or cut short");
 	TRY(session_seq_new(s, h.length_bound, out, err));
@@ -80,6 +87,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	kv_seq_room(&s->kv, *out, h.len);
 	if (!ranks_pages_write(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, (const char *)buf + sizeof h))
 		return comm_error(s->comm, err);
+	kv_state_write(&s->kv, *out, (const char *)buf + n - kv_state_bytes(s->plan, 1));
 	s->seq[*out].prefix_len = h.prefix_len;
 	s->seq[*out].mark = h.mark;
 	return LLMC_OK;
@@ -102,7 +110,8 @@ root_of(const Session *s, llmc_seq q)
 int32_t
 session_prefix_find(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok)
 {
-	return s->plan->prompt_whole ? 0 : kv_prefix_find(&s->kv, q, root_of(s, q), tok, n_tok);
+	/* a state is there for the last position alone */
+	return s->plan->prompt_whole || plan_has_state(s->plan) ? 0 : kv_prefix_find(&s->kv, q, root_of(s, q), tok, n_tok);
 }
 
 void
@@ -110,6 +119,6 @@ session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok)
 {
 	const KvSeq *kv = &s->kv.seq[q];
 
-	if (!s->plan->prompt_whole && kv->n_kept < kv->len / PLAN_KV_PAGE)
+	if (!s->plan->prompt_whole && !plan_has_state(s->plan) && kv->n_kept < kv->len / PLAN_KV_PAGE)
 		kv_prefix_keep(&s->kv, q, kv->n_kept ? 0 : root_of(s, q), tok);
 }

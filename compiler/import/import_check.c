@@ -273,7 +273,20 @@ layer_roles(Check *c, int l)
 
 	if (s->norm.attn_in && normed)
 		ROLE("attn_norm", H, 0, nb);
-	if (s->attention.kind == ATT_MLA) {
+	if (s->linear.n && s->linear.layer_in[l]) {
+		int64_t q = (int64_t)s->linear.k_heads * s->linear.k_dim, v = (int64_t)s->linear.v_heads * s->linear.v_dim;
+		ROLE("lin_q", q, H, false);
+		ROLE("lin_k", q, H, false);
+		ROLE("lin_v", v, H, false);
+		ROLE("lin_z", v, H, false);
+		ROLE("lin_b", s->linear.v_heads, H, false);
+		ROLE("lin_a", s->linear.v_heads, H, false);
+		ROLE("lin_conv", (2 * q + v) * s->linear.taps, 0, false);
+		ROLE("lin_rate", s->linear.v_heads, 0, false);
+		ROLE("lin_dt", s->linear.v_heads, 0, false);
+		ROLE("lin_norm", s->linear.v_dim, 0, false);
+		ROLE("lin_o", H, v, false);
+	} else if (s->attention.kind == ATT_MLA) {
 		if (s->attention.q_rank) {
 			ROLE("q_a", s->attention.q_rank, H, ab);
 			ROLE("q_a_norm", s->attention.q_rank, 0, false);
@@ -296,8 +309,11 @@ layer_roles(Check *c, int l)
 		}
 		if (s->attention.sinks)
 			ROLE("sinks", heads, 0, false);
+		if (s->attention.out_gate != GATE_NONE)
+			ROLE("q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * s->attention.v_dim, H, ab);
 	}
-	ROLE("o", H, heads * s->attention.v_dim, s->attention.o_bias);
+	if (!s->linear.n || !s->linear.layer_in[l])
+		ROLE("o", H, heads * s->attention.v_dim, s->attention.o_bias);
 	if (s->norm.attn_out && normed)
 		ROLE("attn_out_norm", H, 0, nb);
 	if (s->norm.ffn_in && normed)
@@ -425,7 +441,7 @@ leftovers(Check *c)
 		bool dropped = t->used;
 		for (int k = 0; k < s->n_tensor_rule && !dropped; k++)
 			if (strcmp(s->tensor_rule[k].role, "drop") == 0)
-				dropped = layer_of(s->tensor_rule[k].name, t->name, false) >= 0;
+				dropped = layer_of(s->tensor_rule[k].name, t->name, false) >= 0 || glob_match(s->tensor_rule[k].name, t->name);
 		if (dropped || (s->head.tied && head && layer_of(head->name, t->name, true) >= 0))
 			continue;
 		long layer = stem ? layer_of(stem, t->name, true) : -1;

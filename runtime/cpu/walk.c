@@ -258,6 +258,7 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 		.n_tok = s->size->n_tok, .n_dec = s->size->n_dec, .n_seq = s->size->n_seq, .n_out = s->size->n_out, .tok = s->tok,
 		.pos = s->pos, .pos2 = s->pos2, .seq_of = s->seq_of, .q_start = s->q_start, .kv_len = s->kv_len,
 		.prefix_len = s->prefix_len, .out_row = s->out_row, .block_table = s->block_table, .block_stride = s->kv.max_page,
+		.seq = s->step_seq,
 	};
 	if (s->size->n_tok <= ROPE_ALONE)
 		fill_rope(s, 0, s->size->n_tok);

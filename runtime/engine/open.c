@@ -70,7 +70,7 @@ op_save(void *user, llmc_seq q, int32_t n_tok)
 	double start = clock_now();
 	size_t need = 0;
 
-	int64_t bytes = ranks_pages_bytes(e->session, kv_seq_pages(n_tok));
+	int64_t bytes = session_seq_bytes(e->session, n_tok);
 	if (bytes > e->swap_max - e->swap_used || 2 * (double)bytes / e->copy_bytes_s > n_tok * e->token_s)
 		return NULL;
 	session_seq_save(e->session, q, NULL, 0, &need, NULL);
@@ -220,7 +220,7 @@ engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	e->sched_lim = (SchedLimits){ .seqs = e->lim.seqs, .chunk = e->lim.chunk, .n_out = e->lim.n_out, .prefill = e->lim.chunk,
 		.pages = session->kv.n_page, .total_tokens = opt->max_batch_total_tokens, .waiting_ratio = opt->waiting_served_ratio,
 		.max_waiting_steps = opt->max_waiting_tokens ? opt->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS, .prompt_whole = e->plan->prompt_whole,
-		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole };
+		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole || plan_has_state(e->plan) };
 	if (opt->max_batch_prefill_tokens && opt->max_batch_prefill_tokens < e->lim.chunk)
 		e->sched_lim.prefill = opt->max_batch_prefill_tokens;
 #ifdef LLMC_ENGINE_CHECK

@@ -41,6 +41,20 @@ kv_bytes(const Plan *p, int64_t n_page)
 	return sum;
 }
 
+int64_t
+kv_state_bytes(const Plan *p, int64_t seqs)
+{
+	int64_t sum = 0;
+
+	for (int i = 0; i < p->n_pool; i++) {
+		int64_t one = plan_layer_state_bytes(&p->pool[i]);
+		if (one < 0 || __builtin_mul_overflow(one, seqs, &one) || __builtin_mul_overflow(one, (int64_t)p->pool[i].n_layers, &one) ||
+		    __builtin_add_overflow(sum, one, &sum))
+			return -1;
+	}
+	return sum;
+}
+
 static llmc_status
 host_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 {
@@ -107,12 +121,12 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t cont
 	for (int32_t i = 0; i < seqs; i++)
 		kv->seq[i].page = kv->tables + (size_t)i * (size_t)kv->max_page;
 	for (int i = 0; i < p->n_pool; i++) {
-		int64_t bytes = pool_bytes(&p->pool[i], n_page);
+		int64_t bytes = p->pool[i].state ? plan_layer_state_bytes(&p->pool[i]) * seqs * p->pool[i].n_layers : pool_bytes(&p->pool[i], n_page);
 		void *m = NULL;
 		if (bytes < 0 || (bytes && mem->alloc(mem->user, (size_t)bytes, &m, NULL) != LLMC_OK))
 			return error_set(err, LLMC_E_MEMORY,
 			                 "out of memory: the KV cache needs %lld MB; smaller limits (--context, --seqs) need less",
-			                 (long long)(kv_bytes(p, n_page) >> 20));
+			                 (long long)((kv_bytes(p, n_page) + kv_state_bytes(p, seqs)) >> 20));
 		kv->base[i] = m;
 		kv->pool_bytes[i] = (size_t)bytes;
 	}
@@ -143,6 +157,8 @@ kv_layer(const Kv *kv, int pool, int layer_slot)
 {
 	int64_t page = plan_layer_page_bytes(&kv->plan->pool[pool]);
 
+	if (kv->plan->pool[pool].state)
+		return kv->base[pool] + (int64_t)layer_slot * kv->n_seq * plan_layer_state_bytes(&kv->plan->pool[pool]);
 	return kv->base[pool] + (int64_t)layer_slot * kv->n_page * page;
 }
 
@@ -152,7 +168,7 @@ page_clear(Kv *kv, int32_t a)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
-		for (int l = 0; l < kv->plan->pool[i].n_layers; l++)
+		for (int l = 0; bytes && l < kv->plan->pool[i].n_layers; l++)
 			kv->mem.clear(kv->mem.user, (char *)kv_layer(kv, i, l) + (size_t)a * bytes, bytes);
 	}
 }
@@ -162,7 +178,7 @@ page_copy(Kv *kv, int32_t to, int32_t from)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
-		for (int l = 0; l < kv->plan->pool[i].n_layers; l++) {
+		for (int l = 0; bytes && l < kv->plan->pool[i].n_layers; l++) {
 			char *layer = kv_layer(kv, i, l);
 			kv->mem.copy(kv->mem.user, layer + (size_t)to * bytes, layer + (size_t)from * bytes, bytes);
 		}
@@ -214,6 +230,21 @@ kv_seq_new(Kv *kv)
 	return -1;
 }
 
+/* The state of sequence q in the n-th of all layers that have one; NULL: there are fewer */
+static char *
+state_at(const Kv *kv, int n, int32_t q, size_t *bytes)
+{
+	for (int i = 0; i < kv->plan->n_pool; i++) {
+		const PlanPool *p = &kv->plan->pool[i];
+		if (p->state && n < p->n_layers) {
+			*bytes = (size_t)plan_layer_state_bytes(p);
+			return (char *)kv_layer(kv, i, n) + (size_t)q * *bytes;
+		}
+		n -= p->state ? p->n_layers : 0;
+	}
+	return NULL;
+}
+
 int32_t
 kv_seq_fork(Kv *kv, int32_t from)
 {
@@ -230,6 +261,10 @@ kv_seq_fork(Kv *kv, int32_t from)
 		to->page[i] = s->page[i];
 		kv->refs[s->page[i]]++;
 	}
+	char  *state;
+	size_t bytes;
+	for (int n = 0; (state = state_at(kv, n, from, &bytes)) != NULL; n++)
+		kv->mem.copy(kv->mem.user, state_at(kv, n, q, &bytes), state, bytes);
 	return q;
 }
 
@@ -315,7 +350,7 @@ each_piece(Kv *kv, const int32_t *page, int32_t n_page, char *host, piece_fn *fn
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
-		for (int l = 0; l < kv->plan->pool[i].n_layers; l++) {
+		for (int l = 0; bytes && l < kv->plan->pool[i].n_layers; l++) {
 			char *layer = kv_layer(kv, i, l);
 			for (int32_t k = 0; k < n_page; k++, host += bytes)
 				fn(kv, layer + (size_t)page[k] * bytes, host, bytes);
@@ -357,4 +392,26 @@ kv_seq_room(Kv *kv, int32_t q, int32_t len)
 		kv->stale[s->page[s->n_page++]] = true;
 	}
 	s->len = len;
+}
+
+static void
+each_state(Kv *kv, int32_t q, char *host, piece_fn *fn)
+{
+	char  *state;
+	size_t bytes;
+
+	for (int n = 0; (state = state_at(kv, n, q, &bytes)) != NULL; n++, host += bytes)
+		fn(kv, state, host, bytes);
+}
+
+void
+kv_state_read(Kv *kv, int32_t q, void *host)
+{
+	each_state(kv, q, host, piece_read);
+}
+
+void
+kv_state_write(Kv *kv, int32_t q, const void *host)
+{
+	each_state(kv, q, (char *)(uintptr_t)host, piece_write); /* only read */
 }

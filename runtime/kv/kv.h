@@ -1,4 +1,5 @@
-/* KV pages of a session: who holds which. All pools share one numbering of pages, so one block table serves every layer.
+/* KV pages and states of a session: who holds which. A state belongs to one sequence, by its number; a fork copies it. A sequence's state is what its
+ * last position left; kernels take it for zero in front of position 0, so none is cleared. All pools share one numbering of pages, so one block table serves every layer.
  * Pages are counted: a fork shares them, and a shared page is copied before the first write to it.
  *
  * Prefix cache: a full page can be told its tokens (kv_prefix_keep). It is then found again by a prompt that begins with the
@@ -64,13 +65,14 @@ typedef struct Kv {
 /* Pages and bytes for limits; -1: overflow. */
 int64_t     kv_pages(int64_t kv_tokens, int64_t context, int64_t seqs, bool kv_tokens_given);
 int64_t     kv_bytes(const Plan *p, int64_t n_page);
+int64_t     kv_state_bytes(const Plan *p, int64_t seqs);  /* of the pools that hold a state for each sequence */
 
 llmc_status kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err);
 /* The same with pages elsewhere than in host memory. */
 llmc_status kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t context, int32_t seqs,
                        llmc_error *err);
 void        kv_release(Kv *kv);
-/* First page of a layer of a pool. */
+/* First page, or first sequence's state, of a layer of a pool. */
 void       *kv_layer(const Kv *kv, int pool, int layer_slot);
 
 int32_t     kv_seq_new(Kv *kv);                       /* -1: all taken */
@@ -105,6 +107,9 @@ void        kv_seq_room(Kv *kv, int32_t q, int32_t len);
 /* Pages out and in again: kv_bytes(n) of them. */
 void        kv_pages_read(Kv *kv, const int32_t *page, int32_t n, void *host);
 void        kv_pages_write(Kv *kv, const int32_t *page, int32_t n, const void *host);
+/* The states of a sequence, kv_state_bytes of one; out and in again */
+void        kv_state_read(Kv *kv, int32_t q, void *host);
+void        kv_state_write(Kv *kv, int32_t q, const void *host);
 
 /* The invariants: every page is held as often as its count says, or free, or cached, once. NULL, or what is wrong. */
 const char *kv_check(const Kv *kv);

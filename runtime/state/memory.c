@@ -125,8 +125,11 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 	if (m.state >= 0)
 		m.state = d->state_bytes(&s, m.state);
 	m.scratch = session_lay_out_slots(&s);
+	int64_t states = kv_state_bytes(plan, lim->seqs);
 	m.kv = kv_bytes(plan, session_pages(lim));
+	m.kv = m.kv < 0 || states < 0 || m.kv > INT64_MAX / 4 || states > INT64_MAX / 4 ? -1 : m.kv + states;
 	m.kv_per_token = kv_bytes(plan, 1) / PLAN_KV_PAGE;
+	m.kv_per_seq = kv_state_bytes(plan, 1);
 	for (int i = 0; i < plan->n_tensor; i++)
 		m.weights += plan_tensor_bytes(&plan->tensor[i]);
 	if (m.state < 0 || m.scratch < 0 || m.kv < 0)

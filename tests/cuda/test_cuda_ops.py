@@ -97,7 +97,7 @@ def sigmoid(x):
     ("glu", dict(ACT="relu2"), 2, lambda g, u: np.maximum(g, 0) ** 2 * u),
     ("glu", dict(ACT="silu"), 2, lambda g, u: g * sigmoid(g) * u),
     ("glu", dict(ACT="gelu_tanh"), 2, lambda g, u: act(g, "gelu_tanh") * u),
-    ("gate_mul", dict(), 2, lambda x, s: x * sigmoid(s)),
+    ("gate_mul", dict(GROUPS=1), 2, lambda x, s: x * sigmoid(s)),
 ])
 def test_elementwise(x, op, params, args, want):
     p = dict(WIDTH=70, **params)

@@ -89,6 +89,7 @@ MUTATIONS = {
     "hunyuan_v1_moe-plain": ["attention.qk_norm_place=before", "moe.renorm=false", "moe.top_k=1"],
     "arcee-plain": COMMON + ROPE, "nemotron-plain": COMMON + ROPE + ["norm.plus_one=false", "rope.dims=8"],
     "apertus-plain": [m for m in COMMON if "ffn" not in m] + ["rope.scaling.factor=9", "norm.qk_eps=0.02", "ffn.act=relu2"],
+    "qwen3_next-plain": ["attention.out_gate=none", "norm.plus_one=false", "rope.dims=8", "moe.renorm=false", "linear.beta_scale=1.01", "linear.order=tiled", "linear.rate=plain"],
     "opt-plain": [m for m in COMMON if "eps" not in m] + ["norm.eps=0.001"],
 }
 OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu", "relu": "silu", "relu2": "relu"}

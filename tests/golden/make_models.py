@@ -427,6 +427,30 @@ case("opt-plain", "opt", OPT)
 case("opt-no-bias", "opt", OPT, enable_bias=False, num_attention_heads=3, tie_word_embeddings=False)
 case("opt-modern-bf16", "opt", OPT, modern=True, dtype="bf16", hidden_size=40, word_embed_proj_dim=40, num_attention_heads=5)
 
+LINEAR = dict(linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=12, linear_value_head_dim=20, linear_conv_kernel_dim=4)
+QWEN3_NEXT = dict(LLAMA, hidden_size=52, num_attention_heads=6, num_key_value_heads=2, head_dim=16, num_hidden_layers=5, partial_rotary_factor=0.25, num_experts=7,
+                  num_experts_per_tok=3, moe_intermediate_size=24, shared_expert_intermediate_size=28, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[],
+                  full_attention_interval=4, **LINEAR)
+case("qwen3_next-plain", "qwen3_next", QWEN3_NEXT, plus_one=True)
+case("qwen3_next-one-tap-more", "qwen3_next", QWEN3_NEXT, plus_one=True, num_hidden_layers=3, linear_num_key_heads=5, linear_num_value_heads=5, linear_conv_kernel_dim=5,
+     linear_key_head_dim=40, linear_value_head_dim=9, layer_types=["full_attention", "linear_attention", "full_attention"], mlp_only_layers=[1], norm_topk_prob=False,
+     partial_rotary_factor=0.5, attention_bias=True)
+case("qwen3_next-modern-bf16", "qwen3_next", QWEN3_NEXT, plus_one=True, modern=True, dtype="bf16", num_hidden_layers=4, linear_num_key_heads=1, linear_num_value_heads=7,
+     linear_conv_kernel_dim=2, num_experts=5, num_experts_per_tok=5, tie_word_embeddings=True)
+QWEN3_5 = dict(LLAMA, hidden_size=52, num_attention_heads=6, num_key_value_heads=2, head_dim=16, num_hidden_layers=5, rope_theta=...,
+               rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.25, mrope_section=[1, 1, 0], mrope_interleaved=True), **LINEAR)
+QWEN3_5 = {k: v for k, v in QWEN3_5.items() if v is not ...}
+case("qwen3_5-plain", "qwen3_5_text", QWEN3_5, plus_one=True, full_attention_interval=3)
+case("qwen3_5-wrapped", "qwen3_5_text", QWEN3_5, plus_one=True, vision="qwen3_5", linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=17)
+case("qwen3_5-modern-bf16", "qwen3_5_text", QWEN3_5, plus_one=True, modern=True, dtype="bf16", linear_value_head_dim=33, linear_conv_kernel_dim=3,
+     layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"])
+QWEN3_5_MOE = dict({k: v for k, v in QWEN3_5.items() if k != "intermediate_size"}, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=24,
+                   shared_expert_intermediate_size=28)
+case("qwen3_5_moe-plain", "qwen3_5_moe_text", QWEN3_5_MOE, plus_one=True)
+case("qwen3_5_moe-wrapped", "qwen3_5_moe_text", QWEN3_5_MOE, plus_one=True, vision="qwen3_5_moe", num_hidden_layers=4, num_experts=5, num_experts_per_tok=5)
+case("qwen3_5_moe-modern-bf16", "qwen3_5_moe_text", QWEN3_5_MOE, plus_one=True, modern=True, dtype="bf16", num_experts_per_tok=1, tie_word_embeddings=True,
+     linear_num_value_heads=2)
+
 
 def header(path):
     with open(path, "rb") as f:

@@ -83,6 +83,10 @@ class Case:
         rows = k.shape[0]
         return self.arg(f"{text} {rows} {len(seqs)} {' '.join(map(str, seqs))} {numbers(k)} {numbers(v)}")
 
+    def state(self, heads, rows, cols, t):
+        """what lies in a pool of states: t [sequences, heads, rows, cols]"""
+        return self.arg(f"state {heads} {rows} {cols} {t.shape[0]} {numbers(t)}")
+
     def room(self, n, kind="f32"):
         """an output of n elements, filled with junk by the test"""
         self.last_room = self.n_arg
@@ -177,7 +181,7 @@ Case("act", "xielu", width=7, act="xielu").step([0, 1]).f32(x).vector(p).room(14
 x, r = rnd(2, 7), rnd(2, 7)
 Case("add", "scaled", width=7, scale=2.5).step([0, 1]).f32(x).f32(r).room(14).out(2.5 * x + r).end()
 s = rnd(2, 1)
-Case("gate_mul", "plain", width=7).step([0, 1]).f32(x).f32(s).room(14).out(x * torch.sigmoid(s)).end()
+Case("gate_mul", "plain", width=7, groups=1).step([0, 1]).f32(x).f32(s).room(14).out(x * torch.sigmoid(s)).end()
 x = rnd(2, 7, scale=5)
 Case("cap", "plain", width=7, scale=1.0, cap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(x / 3)).end()
 Case("cap", "scaled", width=7, scale=0.7, cap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(0.7 * x / 3)).end()
@@ -442,6 +446,55 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
         case.weight(q_b) if q_rank else case.none()
         case.vector(kvn).weight(k_b).arg(f"rope {rope} {numbers(ang)}").pool(True, 1, rank + rope, 0, "f32")
         case.room(3 * heads * (rank + rope)).out(wide).none().out(page, 7).end()
+
+# gates of pieces of a row, of each element
+for groups in (3, 12):
+    x, s = rnd(2, 12), rnd(2, groups)
+    Case("gate_mul", f"groups{groups}", width=12, groups=groups).step([0, 1]).f32(x).f32(s).room(24).out(
+        x * torch.sigmoid(s).repeat_interleave(12 // groups, 1)).end()
+
+# States: the first sequence goes on behind position 4, the second begins, whatever lies in its place; more and fewer rows than the window has
+POS, SEQ = [4, 5, 6, 7, 8, 0, 1], [0, 0, 0, 0, 0, 1, 1]
+for gate, taps, bias in (("silu", 4, None), ("none", 5, rnd(3)), ("none", 2, rnd(3))):
+    width, n = 3, [5, 2]
+    x, w, old = rnd(7, width), rnd(width, taps), rnd(2, 1, taps - 1, width)
+    y, new = [], []
+    for q, rows in enumerate(x.split(n)):
+        padded = torch.cat([old[q, 0] if q == 0 else torch.zeros(taps - 1, width), rows])
+        y.append(F.conv1d(padded.T[None], w[:, None], bias, groups=width)[0].T)
+        new.append(padded[-(taps - 1):])
+    y = torch.cat(y)
+    Case("conv1d", f"{gate}{taps}", width=width, taps=taps, gate=gate).step(POS, SEQ).f32(x).vector(w).vector(bias).state(1, taps - 1, width, old).room(
+        7 * width).out(F.silu(y) if gate == "silu" else y).out(torch.stack(new), 3).end()
+
+for name, k_heads, v_heads, k_dim, v_dim, channel, tiled, a_log, b_scale in (("grouped", 2, 4, 3, 5, False, 0, 1, 1.0), ("tiled", 2, 6, 3, 2, False, 1, 0, 2.0),
+                                                                             ("channel", 2, 2, 4, 3, True, 0, 1, 1.0)):
+    g_dim = k_dim if channel else 1
+    q, k, v = rnd(7, k_heads, k_dim), rnd(7, k_heads, k_dim), rnd(7, v_heads, v_dim)
+    a, b, rate, dt, old = rnd(7, v_heads, g_dim), rnd(7, v_heads), rnd(v_heads), rnd(v_heads, g_dim), rnd(2, v_heads, k_dim, v_dim)
+    rate = rate if a_log else -rate.abs()
+    unit = lambda u: u * torch.rsqrt((u * u).sum(-1, keepdim=True) + 1e-3)
+    of = torch.arange(v_heads) % k_heads if tiled else torch.arange(v_heads) * k_heads // v_heads
+    decay = ((-rate.exp() if a_log else rate)[:, None] * F.softplus(a + dt)).exp()
+    y, new = [], []
+    for s, rows in zip((old[0], torch.zeros_like(old[1])), (range(5), range(5, 7))):
+        for t in rows:
+            key, query = unit(k[t])[of], unit(q[t])[of] * 0.7
+            s = s * decay[t][:, :, None]
+            s = s + torch.einsum("hi,hj->hij", key, b_scale * torch.sigmoid(b[t])[:, None] * (v[t] - torch.einsum("hij,hi->hj", s, key)))
+            y.append(torch.einsum("hij,hi->hj", s, query))
+        new.append(s)
+    x = torch.cat([q.flatten(1), k.flatten(1), v.flatten(1)], 1)
+    Case("delta_rule", name, k_heads=k_heads, v_heads=v_heads, k_dim=k_dim, v_dim=v_dim, g_dim=g_dim, scale=0.7, eps=1e-3, tiled=tiled, a_log=a_log,
+         b_scale=b_scale).step(POS, SEQ).f32(x).f32(a).f32(b).vector(rate).vector(dt).state(v_heads, k_dim, v_dim, old).room(7 * v_heads * v_dim).out(
+        torch.stack(y)).out(torch.stack(new), 5).end()
+
+for order, gate in (("norm_first", "silu"), ("gate_first", "silu"), ("norm_first", "sigmoid")):
+    x, z = rnd(3, 2, 5), rnd(3, 2, 5)
+    w = rnd(2, 5) if order == "gate_first" else rnd(5)
+    g = F.silu(z) if gate == "silu" else torch.sigmoid(z)
+    Case("norm_gate", f"{order}_{gate}", dim=5, groups=2, eps=0.02, order=order, gate=gate).step([0, 1, 2]).f32(x).f32(z).vector(w).room(30).out(
+        rms(x * g, w, 0.02) if order == "gate_first" else rms(x, w, 0.02) * g).end()
 
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")

@@ -18,6 +18,7 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 {
 	static const struct { const char *key, *word; } words[] = {
 		{ "norm", "rms" }, { "act", "gelu_tanh" }, { "mask", "prefix" }, { "style", "half" }, { "score", "softmax" }, { "group_score", "top2" },
+		{ "gate", "silu" }, { "order", "norm_first" },
 	};
 	int n = 0;
 
@@ -139,6 +140,11 @@ rules_are_kept(void **state)
 		{ OP_moe_down_add, "mix", 2, 0, "mix <= 1" },
 		{ OP_rmsnorm, "groups", 0, 0, "groups >= 1" },
 		{ OP_cap, "cap", 8, -1, "cap >= 0" },
+		{ OP_gate_mul, "groups", 3, 0, "width is a multiple of groups" },
+		{ OP_conv1d, "taps", 1, 0, "taps >= 2" },
+		{ OP_delta_rule, "v_heads", 9, 0, "v_heads is a multiple of k_heads" },
+		{ OP_delta_rule, "g_dim", 2, 0, "g_dim is 1 or k_dim" },
+		{ OP_norm_gate, "groups", 0, 0, "groups >= 1" },
 	};
 
 	(void)state;

@@ -22,7 +22,7 @@ typedef struct Case {
 	char       key[OP_MAX_ATTRS][32], word[OP_MAX_ATTRS][32];
 	llmc_step  s;
 	int32_t    pos[64], pos2[64], seq_of[64], tok[64], kv_len[8], prefix_len[8], out_row[64], table[2 * PAGES];
-	int32_t    q_start[9];
+	int32_t    q_start[9], seq[8];
 	RefArg     arg[PLAN_MAX_ARGS];
 	PlanTensor tensor[PLAN_MAX_ARGS];
 	PlanBuffer buffer[PLAN_MAX_ARGS];
@@ -129,6 +129,19 @@ scan_pool(FILE *f, Case *c, int i)
 }
 
 static void
+scan_state(FILE *f, Case *c, int i)
+{
+	PlanPool *p = &c->pool[i];
+
+	*p = (PlanPool){ .id = "state", .state = true, .k = KVT_F32, .v = KVT_F32, .n_layers = 1 };
+	p->kv_heads = scan_int(f);
+	p->k_dim = scan_int(f);
+	p->v_dim = scan_int(f);
+	c->elems[i] = scan_int(f) * plan_layer_state_bytes(p) / 4;
+	c->arg[i] = (RefArg){ .kind = REF_POOL, .pool = p, .data = scan_floats(f, c->elems[i]) };
+}
+
+static void
 set_buffer(Case *c, int i, int64_t n, Dtype dtype)
 {
 	/* the ops with n_out rows have 2 of them in the file, of at least 3 tokens */
@@ -187,6 +200,8 @@ scan_arg(FILE *f, Case *c, const char *what)
 		c->arg[i].data = scan_floats(f, (int64_t)c->rope[i].dims * c->s.n_tok);
 	} else if (!strcmp(what, "pool")) {
 		scan_pool(f, c, i);
+	} else if (!strcmp(what, "state")) {
+		scan_state(f, c, i);
 	} else {
 		assert_string_equal(what, "none");
 	}
@@ -248,6 +263,9 @@ scan_case(FILE *f, Case *c)
 	c->s.out_row = c->out_row;
 	c->s.block_table = c->table;
 	c->s.block_stride = PAGES;
+	c->s.seq = c->seq;
+	for (int i = 0; i < 8; i++)
+		c->seq[i] = i;
 	/* pages out of order, but for those whose content is compared as a whole */
 	for (int i = 0; i < 2 * PAGES; i++)
 		c->table[i] = strstr(c->op, "attention") ? (i * 5 + 3) % (2 * PAGES) : i;
