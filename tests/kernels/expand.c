@@ -93,6 +93,11 @@ add_pool(Graph *g, const PoolShape *shape)
 		.id = "kv", .mla = shape->mla, .k = k ? kv_type_from_text(k) : t, .v = v ? kv_type_from_text(v) : t, .n_layers = 1,
 		.rotate = number(value_of("KV_ROTATE"), 0) != 0, .kv_heads = shape->kv_heads, .k_dim = shape->k_dim, .v_dim = shape->v_dim,
 	};
+	if (shape->state) {
+		g->pool[g->n_pool - 1].state = true;
+		g->pool[g->n_pool - 1].k = g->pool[g->n_pool - 1].v = KVT_F32;
+		return;
+	}
 	/* pages of another size than the op's: some kernels refuse them */
 	PlanPool *p = &g->pool[g->n_pool - 1];
 	int64_t   bytes = number(value_of("KV_PAGE_BYTES"), -1);
