@@ -1,0 +1,258 @@
+/* Vectors of texts: OpenAI's /v1/embeddings and Ollama's /api/embed. A model for embeddings says how it pools (llmc_model_info); a request may ask for
+ * another way. A text that is too long is refused unless the request says that it may be cut. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "serve/openai.h"
+
+enum { MAX_TEXTS = 2048 };
+
+typedef struct Embeddings {
+	OpenAi  base;
+	bool    base64, ollama;
+	int32_t dimensions; /* 0: all */
+} Embeddings;
+
+/* ---- requests ---- */
+
+static bool
+ids_of(const Gen *g, const json_t *list, Sub *sub, Problem *p)
+{
+	size_t n = json_array_size(list);
+
+	sub->tok = malloc((n + 1) * sizeof *sub->tok);
+	if (!sub->tok)
+		return problem_memory(p);
+	for (size_t i = 0; i < n; i++) {
+		const json_t *v = json_array_get(list, i);
+		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= g->srv->back.info.vocab)
+			return problem(p, 400, "input", "Invalid 'input': element %zu is no token id; expected integers from 0 to %d.", i, g->srv->back.info.vocab - 1);
+		sub->tok[sub->n_tok++] = (int32_t)json_integer_value(v);
+	}
+	return true;
+}
+
+static bool
+read_text(const Gen *g, const json_t *v, size_t i, bool cut, Sub *sub, Problem *p)
+{
+	int32_t most = g->srv->max_total;
+
+	if (json_is_array(v)) {
+		if (!ids_of(g, v, sub, p))
+			return false;
+	} else if (!json_is_string(v)) {
+		return problem(p, 400, "input", "Invalid type for 'input[%zu]': expected a string or an array of token ids, but got %s instead.", i, json_type_name(v));
+	} else if (!tokenize_prompt(g->srv, json_string_value(v), json_string_length(v), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, cut ? SIZE_MAX : (size_t)most, &sub->tok,
+	                            &sub->n_tok, p)) {
+		return false;
+	}
+	if (sub->n_tok == 0)
+		return problem(p, 400, "input", "Invalid 'input[%zu]': the text is empty.", i);
+	if (sub->n_tok > (size_t)most && !cut)
+		return problem(p, 400, "input", "This model's maximum context length is %d tokens, 'input[%zu]' has %s%zu.", most, i, sub->tok ? "" : "at least ", sub->n_tok);
+	if (sub->n_tok > (size_t)most)
+		sub->n_tok = (size_t)most;
+	return true;
+}
+
+/* One text, ids of one, or a list of these. */
+static bool
+read_input(Gen *g, const json_t *v, bool cut, Problem *p)
+{
+	const json_t *first = json_array_get(v, 0);
+	bool one = json_is_string(v) || json_is_integer(first);
+	size_t n = one ? 1 : json_array_size(v), most = g->srv->back.max_concurrent && g->srv->back.max_concurrent < MAX_TEXTS ? (size_t)g->srv->back.max_concurrent : MAX_TEXTS;
+
+	if (!v || json_is_null(v))
+		return openai_missing(p, "input");
+	if (!one && !json_is_array(v))
+		return problem(p, 400, "input", "Invalid type for 'input': expected a string, an array of strings, an array of token ids or an array of such arrays, but got %s instead.",
+		               json_type_name(v));
+	if (n == 0)
+		return problem(p, 400, "input", "Invalid 'input': the array is empty.");
+	if (n > most)
+		return problem(p, 400, "input", "Invalid 'input': %zu texts in one request, at most %zu are taken.", n, most);
+	if (!gen_prompts(g, (int32_t)n, p))
+		return false;
+	for (size_t i = 0; i < n; i++)
+		if (!read_text(g, one ? v : json_array_get(v, i), i, cut, &g->sub[i], p))
+			return false;
+	return true;
+}
+
+static bool
+read_pool(Gen *g, const json_t *o, Problem *p)
+{
+	static const char *const kinds[] = { "none", "last", "mean", "cls" };
+	const llmc_model_info *m = &g->srv->back.info;
+	const json_t *word = json_object_get(o, "pooling");
+
+	if (m->output == LLMC_OUTPUT_LOGITS)
+		return problem(p, 400, "model", "This model makes text, not embeddings: its checkpoint has no pooling. Start the server with --set head.kind=hidden for vectors of its last hidden states.");
+	g->er.pool = m->pool;
+	g->er.normalize = m->normalize;
+	for (int i = LLMC_POOL_LAST; i <= LLMC_POOL_CLS; i++)
+		if (json_is_string(word) && !strcmp(json_string_value(word), kinds[i]))
+			g->er.pool = (llmc_pool)i, word = NULL;
+	if (word && !json_is_null(word))
+		return problem(p, 400, "pooling", "Invalid 'pooling': expected 'last', 'mean' or 'cls'.");
+	if (g->er.pool == LLMC_POOL_NONE)
+		return problem(p, 400, "pooling", "This model does not say how it pools: ask for 'pooling' last, mean or cls, or start the server with --set pool.kind=...");
+	return field_bool(o, "normalize", &g->er.normalize, p);
+}
+
+static bool
+read_embeddings(Gen *g, const json_t *o, Problem *p)
+{
+	Embeddings *own = gen_own(g);
+	const json_t *format = json_object_get(o, "encoding_format"), *cut = json_object_get(o, "truncate_prompt_tokens");
+	int64_t dimensions = 0;
+
+	if (!openai_model(g->srv, o, p) || !read_pool(g, o, p) || !field_int(o, "dimensions", 1, g->srv->back.info.out_width, &dimensions, NULL, p))
+		return false;
+	own->dimensions = (int32_t)dimensions;
+	if (own->ollama) {
+		bool truncate = true;
+		g->er.normalize = true;
+		return field_bool(o, "truncate", &truncate, p) && read_input(g, json_object_get(o, "input"), truncate, p);
+	}
+	if (format && !json_is_null(format) && (!json_is_string(format) || (strcmp(json_string_value(format), "float") != 0 && strcmp(json_string_value(format), "base64") != 0)))
+		return problem(p, 400, "encoding_format", "Invalid 'encoding_format': expected 'float' or 'base64'.");
+	own->base64 = json_is_string(format) && !strcmp(json_string_value(format), "base64");
+	return read_input(g, json_object_get(o, "input"), json_integer_value(cut) == -1, p);
+}
+
+/* ---- answers ---- */
+
+static void
+put_base64(Strbuf *b, const unsigned char *data, size_t n)
+{
+	static const char digit[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+	for (size_t i = 0; i < n; i += 3) {
+		unsigned v = (unsigned)data[i] << 16 | (i + 1 < n ? (unsigned)data[i + 1] << 8 : 0) | (i + 2 < n ? data[i + 2] : 0);
+		strbuf_putc(b, digit[v >> 18]);
+		strbuf_putc(b, digit[v >> 12 & 63]);
+		strbuf_putc(b, i + 1 < n ? digit[v >> 6 & 63] : '=');
+		strbuf_putc(b, i + 2 < n ? digit[v & 63] : '=');
+	}
+}
+
+static void
+put_floats(Strbuf *b, const float *x, int32_t n)
+{
+	strbuf_putc(b, '[');
+	for (int32_t i = 0; i < n; i++)
+		json_printf(b, i ? ",%g" : "%g", (double)x[i]);
+	strbuf_putc(b, ']');
+}
+
+/* The first of them, and as long as the whole was. */
+static void
+shorten(float *x, int32_t n, bool normalize)
+{
+	double square = 0;
+
+	for (int32_t i = 0; i < n; i++)
+		square += (double)x[i] * (double)x[i];
+	for (int32_t i = 0; normalize && square > 0 && i < n; i++)
+		x[i] = (float)((double)x[i] / sqrt(square));
+}
+
+static void
+on_finish(Gen *g, Sub *sub, Choice *c, const llmc_event *ev)
+{
+	const Embeddings *own = gen_own(g);
+	int32_t n = own->dimensions && own->dimensions < ev->n_vector ? own->dimensions : ev->n_vector;
+	float *x = malloc(((size_t)n + 1) * sizeof *x);
+
+	(void)sub;
+	if (!x || !ev->vector) {
+		c->text.failed = true;
+		free(x);
+		return;
+	}
+	memcpy(x, ev->vector, (size_t)n * sizeof *x);
+	if (n < ev->n_vector)
+		shorten(x, n, g->er.normalize);
+	if (own->base64) {
+		strbuf_putc(&c->text, '"');
+		put_base64(&c->text, (const unsigned char *)x, (size_t)n * sizeof *x);
+		strbuf_putc(&c->text, '"');
+	} else {
+		put_floats(&c->text, x, n);
+	}
+	free(x);
+}
+
+static void
+on_done(Gen *g)
+{
+	const Embeddings *own = gen_own(g);
+	int32_t n_prompt, n_new, n_cached;
+	Strbuf b = { 0 };
+
+	gen_sums(g, &n_prompt, &n_new, &n_cached);
+	if (own->ollama)
+		json_printf(&b, "{\"model\":%s,\"embeddings\":[", g->srv->model_name);
+	else
+		strbuf_puts(&b, "{\"object\":\"list\",\"data\":[");
+	for (int32_t i = 0; i < g->n_sub; i++) {
+		const Strbuf *text = &g->choice[i].text;
+		strbuf_puts(&b, i ? "," : "");
+		if (!own->ollama)
+			strbuf_printf(&b, "{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i);
+		strbuf_add(&b, strbuf_str(text), text->len);
+		strbuf_puts(&b, own->ollama ? "" : "}");
+		b.failed |= text->failed;
+	}
+	if (own->ollama)
+		json_printf(&b, "],\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d}", (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt);
+	else
+		json_printf(&b, "],\"model\":%s,\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d}}", g->srv->model_name, n_prompt, n_prompt);
+	req_answer(g->req, 200, type_json, &b);
+}
+
+static void
+failed(Gen *g, const Problem *p)
+{
+	req_problem(g->req, p);
+}
+
+static const Dialect dialect = { .own_bytes = sizeof(Embeddings), .finish = on_finish, .done = on_done, .problem = failed };
+
+static void
+handle(Req *r, bool ollama)
+{
+	Problem p = { 0 };
+	Gen *g = NULL;
+
+	gen_count(r);
+	json_t *o = body_object(&r->body, &p);
+	if (o && !(g = gen_new(r, &dialect)))
+		problem_memory(&p);
+	if (g) {
+		((Embeddings *)gen_own(g))->ollama = ollama;
+		g->max_new = 1;
+	}
+	bool ok = g && read_embeddings(g, o, &p);
+	json_decref(o);
+	if (!ok)
+		gen_free(g);
+	if (!ok || !gen_start(g, &p))
+		req_problem(r, &p);
+}
+
+void
+openai_embeddings(Req *r)
+{
+	handle(r, false);
+}
+
+void
+ollama_embed(Req *r)
+{
+	handle(r, true);
+}

@@ -1,0 +1,80 @@
+"""/v1/embeddings by the openai client and /api/embed, against llmc_embed, which tests/e2e/test_vectors.py holds to transformers."""
+import json
+import math
+import pathlib
+
+import pytest
+
+import tiny_model
+
+TEXTS = ["hello world", "hello", "An older text, of more words than a page of the cache has places for tokens, so that pieces meet."]
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory):
+    folder = pathlib.Path(tiny_model.build(tmp_path_factory.mktemp("embed") / "tiny"))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (folder / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.models.{t}", "path": p} for t, p in
+                                                    (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(serve, vectors):
+    with serve(vectors, "--arch", "generic", "-t", "1", "--seqs", "4", "--model-name", "vectors") as s:
+        yield s
+        s.idle()
+
+
+@pytest.fixture(scope="module")
+def want(vectors):
+    import llmc
+    s = llmc.Model(vectors, arch="generic").session(context=256)
+    return {pool: [s.embed(t, pool) for t in TEXTS] for pool in ("last", "mean", "cls")}
+
+
+def test_the_openai_client(server, want):
+    import openai
+    c = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60).embeddings
+    whole = c.create(model="vectors", input=TEXTS)  # asks for base64
+    assert [d.index for d in whole.data] == [0, 1, 2] and whole.model == "vectors" and whole.usage.prompt_tokens == whole.usage.total_tokens > 20
+    assert [d.embedding for d in whole.data] == want["mean"]
+    floats = c.create(model="vectors", input=TEXTS[0], encoding_format="float").data[0].embedding
+    assert floats == pytest.approx(want["mean"][0], rel=1e-6) and math.hypot(*floats) == pytest.approx(1)
+    short = c.create(model="vectors", input=TEXTS[0], dimensions=5).data[0].embedding
+    length = math.hypot(*floats[:5])
+    assert short == pytest.approx([x / length for x in floats[:5]], rel=1e-5)
+    ids = server.post("/v1/tokenize", {"prompt": TEXTS[0]}).json()["tokens"]
+    assert [d.embedding for d in c.create(model="vectors", input=[ids, ids]).data] == 2 * [want["mean"][0]]
+    assert c.create(model="vectors", input=ids).data[0].embedding == want["mean"][0]
+    for pool in ("last", "cls"):
+        assert c.create(model="vectors", input=TEXTS[2], extra_body={"pooling": pool}).data[0].embedding == want[pool][2]
+
+
+def test_ollama(server, want):
+    r = server.post("/api/embed", {"model": "vectors:latest", "input": TEXTS}).json()
+    assert r["model"] == "vectors" and r["prompt_eval_count"] > 20 and [len(v) for v in r["embeddings"]] == 3 * [len(want["mean"][0])]
+    assert r["embeddings"][0] == pytest.approx(want["mean"][0], rel=1e-6)
+    assert server.post("/api/embed", {"input": "x" * 5000, "truncate": False}).status == 400
+    assert len(server.post("/api/embed", {"input": "x" * 5000}).json()["embeddings"]) == 1
+
+
+@pytest.mark.parametrize("body,said", [
+    ({}, "input"), ({"input": None}, "input"), ({"input": []}, "empty"), ({"input": 3}, "input"), ({"input": [3.5]}, "input[0]"), ({"input": [[99999]]}, "token id"),
+    ({"input": [1, "a"]}, "token id"), ({"input": [[]]}, "empty"), ({"input": "x" * 5000}, "context length"), ({"input": "a", "dimensions": 0}, "dimensions"),
+    ({"input": "a", "dimensions": 1000}, "dimensions"), ({"input": "a", "encoding_format": "int8"}, "encoding_format"), ({"input": "a", "pooling": "max"}, "pooling"),
+    ({"input": ["a"] * 3000}, "at most"), ({"input": "a", "normalize": 3}, "normalize"),
+])
+def test_refusals(server, body, said):
+    r = server.post("/v1/embeddings", body)
+    assert r.status == 400 and said in r.json()["error"]["message"]
+
+
+def test_each_model_has_its_own_routes(server, tiny):
+    assert server.get("/health").status == 200
+    r = server.post("/v1/completions", {"prompt": "a"})
+    assert r.status == 400 and "vectors" in r.json()["error"]["message"]
+    r = tiny.post("/v1/embeddings", {"input": "a"})
+    assert r.status == 400 and "head.kind=hidden" in r.json()["error"]["message"]
+    assert server.post("/v1/embeddings", {"model": "other", "input": "a"}).status == 404
