@@ -212,6 +212,8 @@ check(llmc_model *m, llmc_model *reference, const llmc_eval_options *o, llmc_err
 {
 	if (!m->rt || (reference && !reference->rt))
 		return error_set(err, LLMC_E_INPUT, "the model was opened without weights");
+	if (m->plan->output != LLMC_OUTPUT_LOGITS || (reference && reference->plan->output != LLMC_OUTPUT_LOGITS))
+		return error_set(err, LLMC_E_INPUT, "the model makes vectors of texts (head.kind), no logits: it has no perplexity");
 	if (reference && reference->plan->vocab != m->plan->vocab)
 		return error_set(err, LLMC_E_INPUT, "the model has %lld tokens and the reference %lld: they are no copies of one model", (long long)m->plan->vocab,
 		                 (long long)reference->plan->vocab);

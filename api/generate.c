@@ -216,6 +216,8 @@ llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_para
 	llmc_seq q = -1;
 
 	SIZED_TAKE(g.p, p);
+	if (s->model->plan->output != LLMC_OUTPUT_LOGITS)
+		return error_set(err, LLMC_E_INPUT, "this model makes vectors of texts (head.kind = %s), no text: llmc_embed", plan_output_name[s->model->plan->output]);
 	if (n_tok == 0)
 		return error_set(err, LLMC_E_INPUT, "the prompt is empty: a model needs at least one token to continue");
 	if (n_tok > (size_t)lim->context)

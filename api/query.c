@@ -39,6 +39,10 @@ llmc_info(const llmc_model *m, llmc_model_info *info)
 	all.n_params = p->n_params;
 	all.rank = m->first;
 	all.ranks = m->spec->tp;
+	all.output = p->output;
+	all.out_width = (int32_t)plan_out_width(p);
+	all.pool = m->spec->pool.kind;
+	all.normalize = m->spec->pool.normalize;
 	for (int i = 0; i < p->n_tensor; i++)
 		all.weight_bytes += plan_tensor_bytes(&p->tensor[i]);
 	for (int i = 0; i < decode->n_step; i++)

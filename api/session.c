@@ -25,7 +25,7 @@ llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llm
 	if (status == LLMC_OK) {
 		int32_t rows = session_limits_of(s->s)->n_out, most = model_rows_alike(m) ? draft_rows(m->plan) : 1;
 		s->most_rows = rows < most ? rows : most;
-		s->logits = calloc((size_t)s->most_rows * (size_t)m->plan->vocab, sizeof *s->logits);
+		s->logits = calloc((size_t)s->most_rows * (size_t)plan_out_width(m->plan), sizeof *s->logits);
 		if (!s->logits)
 			status = error_set(err, LLMC_E_MEMORY, "out of memory for a session");
 	}
@@ -169,4 +169,63 @@ llmc_status
 llmc_take_sampled(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *err)
 {
 	return session_take_sampled(s->s, ids, logprobs, err);
+}
+
+/* Rows [at, at + n) of a text of n_tok add to its vector; rows: of those of the chunk that were asked for, its last ones. */
+static void
+pool_rows(double *sum, int64_t width, llmc_pool pool, int32_t at, int32_t n, int32_t n_tok, const float *row)
+{
+	for (int32_t i = at; i < at + n; i++, row += width)
+		for (int64_t k = 0; k < width && (pool == LLMC_POOL_MEAN || i == (pool == LLMC_POOL_CLS ? 0 : n_tok - 1)); k++)
+			sum[k] += row[k];
+}
+
+static llmc_status
+embed_rows(llmc_session *s, llmc_seq q, const int32_t *tok, int32_t n_tok, llmc_pool pool, double *sum, llmc_error *err)
+{
+	const llmc_limits *lim = session_limits_of(s->s);
+	const int64_t width = plan_out_width(s->model->plan);
+	int32_t most = pool == LLMC_POOL_LAST || s->model->plan->prompt_whole ? lim->chunk : lim->n_out;
+	float *rows = malloc((size_t)lim->n_out * (size_t)width * sizeof *rows);
+	llmc_status status = rows ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for the rows of a text");
+
+	for (int32_t at = 0, n; status == LLMC_OK && at < n_tok; at += n) {
+		n = n_tok - at < most ? n_tok - at : most;
+		int32_t n_out = pool == LLMC_POOL_MEAN ? n : pool == LLMC_POOL_CLS ? (at == 0 ? n : 0) : at + n == n_tok;
+		status = session_forward(s->s, &(llmc_chunk){ .seq = q, .tok = tok + at, .n_tok = n, .n_out = n_out }, 1, rows, err);
+		if (status == LLMC_OK)
+			pool_rows(sum, width, pool, at + n - n_out, n_out, n_tok, rows);
+	}
+	free(rows);
+	return status;
+}
+
+llmc_status
+llmc_embed(llmc_session *s, const int32_t *tok, size_t n_tok, llmc_pool pool, bool normalize, float *out, llmc_error *err)
+{
+	const Plan *p = s->model->plan;
+	const int64_t width = plan_out_width(p);
+	llmc_seq q = -1;
+
+	if (p->output == LLMC_OUTPUT_LOGITS)
+		return error_set(err, LLMC_E_INPUT, "this model makes text, not vectors: open it with head.kind=hidden for its last hidden states");
+	if (pool <= LLMC_POOL_NONE || pool > LLMC_POOL_CLS)
+		return error_set(err, LLMC_E_INPUT, "a pool is wanted: the last row, the mean of all, or the first (cls)");
+	if (n_tok == 0)
+		return error_set(err, LLMC_E_INPUT, "the text is empty: a model needs at least one token");
+	if (n_tok > (size_t)session_limits_of(s->s)->context)
+		return error_set(err, LLMC_E_RANGE, "the text has %zu tokens, the context holds %d; open the session with a larger context", n_tok,
+		                 session_limits_of(s->s)->context);
+	double *sum = calloc((size_t)width, sizeof *sum);
+	if (!sum)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a vector");
+	llmc_status status = session_seq_new(s->s, (int32_t)n_tok, &q, err);
+	if (status == LLMC_OK)
+		status = embed_rows(s, q, tok, (int32_t)n_tok, pool, sum, err);
+	if (q >= 0)
+		session_seq_free(s->s, q);
+	if (status == LLMC_OK)
+		pool_vector(sum, width, pool == LLMC_POOL_MEAN ? (int32_t)n_tok : 1, normalize, out);
+	free(sum);
+	return status;
 }

@@ -612,6 +612,16 @@ head(Build *b, int x, int table)
 	op_set_int(b->g, o, "width", s->hidden);
 	at(b, "norm.kind");
 	last = norm(b, s->norm.final, last, "final_norm", "final_norm");
+	if (s->head.kind == LLMC_OUTPUT_HIDDEN)
+		return;
+	if (s->head.kind == LLMC_OUTPUT_LABELS) {
+		at(b, "head.labels");
+		int scores = value(b, "logits");
+		o = OP(b, matmul, .x = last, .w = weight(b, "labels", s->head.labels, s->hidden), .b = bias(b, s->head.bias, "labels", s->head.labels), .y = scores);
+		op_set_int(b->g, o, "rows", s->head.labels);
+		op_set_int(b->g, o, "cols", s->hidden);
+		return;
+	}
 	at(b, "head.tied");
 	int w = s->head.tied && !s->head.row_norm ? table : weight(b, "head", s->vocab_size, s->hidden);
 	int wb = bias(b, s->head.bias, "head", s->vocab_size), y = value(b, capped ? "logits_raw" : "logits");

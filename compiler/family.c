@@ -10,7 +10,7 @@
 
 /* All roles of tensors. Norms and projections of a layer, of an expert (e_), of the shared expert (s_). */
 static const char *const roles[] = {
-	"embed", "pos_embed", "embed_norm", "final_norm", "head",
+	"embed", "pos_embed", "embed_norm", "final_norm", "head", "labels",
 	"attn_norm", "q", "k", "v", "o", "q_gate", "q_norm", "k_norm", "sinks", "attn_out_norm",
 	"lin_q", "lin_k", "lin_v", "lin_z", "lin_a", "lin_b", "lin_conv", "lin_rate", "lin_dt", "lin_norm", "lin_o",
 	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b",

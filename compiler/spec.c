@@ -289,6 +289,10 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->head.scale = NUM(head_scale);
 	s->head.cap = NUM(head_cap);
 	s->head.bias = BOOL(head_bias);
+	s->head.kind = IS(head_kind, "hidden") ? LLMC_OUTPUT_HIDDEN : IS(head_kind, "labels") ? LLMC_OUTPUT_LABELS : LLMC_OUTPUT_LOGITS;
+	s->head.labels = INT(labels);
+	s->pool.kind = IS(pool_kind, "last") ? LLMC_POOL_LAST : IS(pool_kind, "mean") ? LLMC_POOL_MEAN : IS(pool_kind, "cls") ? LLMC_POOL_CLS : LLMC_POOL_NONE;
+	s->pool.normalize = BOOL(pool_norm);
 	s->dtype = dtype_of(t, K_dtype);
 	s->kv.k = kv_type_from_text(STR(kv_k));
 	s->kv.v = kv_type_from_text(STR(kv_v));

@@ -141,7 +141,8 @@ typedef struct Spec {
 
 	struct { bool parallel; bool from_norm; double skip_scale; } residual;
 	struct { double scale; bool round_scale; /* scale rounded to the activations' dtype */ } embed;
-	struct { bool tied; bool row_norm; double scale, cap; bool bias; } head;
+	struct { bool tied; bool row_norm; double scale, cap; bool bias; llmc_output kind; int64_t labels; } head;
+	struct { llmc_pool kind; bool normalize; } pool;
 
 	Dtype   dtype;                 /* of activations, as the description says; CPU computes in f32 */
 	struct { KvType k, v; bool rotate; } kv; /* of cached rows; latents: k and v are the same */

@@ -354,6 +354,18 @@ spec_check(SpecTable *t)
 		err_at(t->d, LOC(ffn_limit), "ffn.limit is for gated feed-forward layers");
 		note(t, K_ffn_kind);
 	}
+	if (IS(head_kind, "labels") != (INT(labels) > 0)) {
+		err_at(t->d, LOC(labels), "head.labels = %lld: a head of kind labels has rows, no other has", (long long)INT(labels));
+		note(t, K_head_kind);
+	}
+	if (!IS(pool_kind, "none") && IS(head_kind, "logits")) {
+		err_at(t->d, LOC(pool_kind), "pool.kind: rows of logits are not pooled; head.kind = hidden gives the rows in front of the head");
+		note(t, K_head_kind);
+	}
+	if (!IS(head_kind, "logits") && INT(tp) > 1) {
+		err_at(t->d, LOC(tp), "parallel.tp = %lld: a model without logits runs on one rank", (long long)INT(tp));
+		note(t, K_head_kind);
+	}
 	if (ON(tied) && ON(row_norm)) {
 		err_at(t->d, LOC(row_norm), "head.row_norm changes the head's rows: it cannot be the embedding as well");
 		note(t, K_tied);

@@ -133,7 +133,7 @@ typedef struct llmc_limits {
 	int32_t context;   /* positions of one sequence [min(the model's, LLMC_DEFAULT_CONTEXT)] */
 	int32_t seqs;      /* sequences at once [1] */
 	int32_t chunk;     /* tokens of one step [512] */
-	int32_t n_out;     /* rows of logits of one step [seqs] */
+	int32_t n_out;     /* rows of logits of one step [seqs; chunk where the output is no logits] */
 	int64_t kv_tokens; /* positions of all sequences together [context * seqs] */
 	int     n_threads; /* [the model's] */
 } llmc_limits;
@@ -146,6 +146,12 @@ LLMC_API llmc_status llmc_follow(llmc_model *m, llmc_error *err);
 LLMC_API llmc_status llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out,
                                        llmc_error *err);
 LLMC_API void        llmc_session_close(llmc_session *s);
+
+/* What a row of a model's output is: most models give logits; a model for embeddings, or one opened with "head.kind=hidden", gives its last hidden
+ * states, and a classifier scores of its labels. Such a model makes vectors (llmc_embed, llmc_request.pool), no text. */
+typedef enum llmc_output { LLMC_OUTPUT_LOGITS, LLMC_OUTPUT_HIDDEN, LLMC_OUTPUT_LABELS } llmc_output;
+/* Which rows of a text become its vector */
+typedef enum llmc_pool { LLMC_POOL_NONE, LLMC_POOL_LAST, LLMC_POOL_MEAN, LLMC_POOL_CLS } llmc_pool; /* the last, the mean of all, the first */
 
 typedef struct llmc_bias { int32_t id; float value; } llmc_bias;
 typedef struct llmc_sequence { const int32_t *tok; size_t n; } llmc_sequence;
@@ -221,6 +227,10 @@ typedef struct llmc_model_info {
 	int64_t token_bytes;    /* weight bytes streamed for one decoded token */
 	double  load_s, compile_s, pack_s; /* what opening took */
 	int32_t rank, ranks;    /* this process' first rank, of those that the model is split over (parallel.tp) */
+	llmc_output output;     /* what a row of llmc_forward is, and its floats: vocab of logits */
+	int32_t out_width;
+	llmc_pool pool;         /* how this model was trained to make a vector of a text; NONE: the caller must know */
+	bool    normalize;      /* and whether that is divided by its length */
 } llmc_model_info;
 LLMC_API void llmc_info(const llmc_model *m, llmc_model_info *info); /* info->size set by the caller */
 
@@ -400,10 +410,16 @@ typedef struct llmc_chunk {
 } llmc_chunk;
 
 /* Run chunks of different sequences through the model in one step.
- *   logits [sum of n_out, vocab] fp32, the caller's; chunks in order; NULL skips the copy
+ *   logits [sum of n_out, llmc_model_info.out_width] fp32, the caller's; chunks in order; NULL skips the copy
  * E_RANGE, E_FULL: nothing ran, no sequence changed. E_DEVICE: only llmc_session_close() is allowed now.
  * Blocks; allocates nothing. */
 LLMC_API llmc_status llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err);
+
+/* The vector of a text, of a model whose output is no logits: hidden states or scores of labels, pooled, divided by the vector's length where
+ * `normalize` says so. In a sequence of its own, freed at the end.
+ *   out [out_width] fp32, the caller's
+ * E_INPUT: no tokens, no pool, or the model's output is logits; E_RANGE, E_FULL as llmc_forward. */
+LLMC_API llmc_status llmc_embed(llmc_session *s, const int32_t *tok, size_t n_tok, llmc_pool pool, bool normalize, float *out, llmc_error *err);
 
 /* Decoding without waiting for the host: tokens are picked on the device, and the next step takes them before the host has
  * seen them. Sessions on a GPU can, for parameters without stop rules that need the host; CPU sessions cannot.
@@ -519,6 +535,8 @@ typedef struct llmc_request {
 	bool           show_special; /* special tokens appear in the text */
 	double         deadline_s;   /* ends with LLMC_FINISH_DEADLINE as many seconds after llmc_submit [none] */
 	void          *user;         /* comes back in every event */
+	llmc_pool      pool;         /* the vector of the prompt instead of new tokens; wanted where the model's output is no logits */
+	bool           normalize;    /* and divided by its length */
 } llmc_request;
 
 /* Copies all that the request points to. *id > 0 is never used twice by an engine.
@@ -560,7 +578,9 @@ typedef struct llmc_event {
 	int32_t     n_preempted;  /* times preempted */
 	double      sum_logprob;  /* of the new tokens (logprobs or best_of) */
 	double      queue_s, prefill_s, decode_s; /* waiting; until the first new token; from there on */
-	void       *memory_;      /* what top and text point to */
+	void       *memory_;      /* what top, text and vector point to */
+	const float *vector;      /* [n_vector] FINISH of a request with `pool`; NULL else */
+	int32_t     n_vector;
 } llmc_event;
 
 #define LLMC_ANY 0 /* of any request */

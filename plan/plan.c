@@ -11,6 +11,8 @@ const char *const plan_sym_text[SYM_COUNT] = {
 #undef X
 };
 
+const char *const plan_output_name[3] = { [LLMC_OUTPUT_LOGITS] = "logits", [LLMC_OUTPUT_HIDDEN] = "hidden", [LLMC_OUTPUT_LABELS] = "labels" };
+
 const char *const plan_dir_text[DIR_COUNT] = {
 	[DIR_IN] = "in",     [DIR_OUT] = "out",         [DIR_INOUT] = "inout", [DIR_POOL] = "pool",
 	[DIR_ROPE] = "rope", [DIR_SCRATCH] = "scratch", [DIR_NONE] = "none",

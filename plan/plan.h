@@ -169,6 +169,7 @@ typedef struct PlanPhase { const char *id; int n_step; PlanStep *step; } PlanPha
 
 typedef struct Plan {
 	int         format, step_abi;
+	llmc_output output;                                 /* what a row of `logits` is; written where it is something else */
 	const char *name, *family, *spec_sha256, *target;   /* target: ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_75 ... */
 	int         rank, ranks;                            /* of a model that is split: 0 <= rank < ranks; else 0 of 1 */
 	int64_t     vocab, vocab_used, hidden, max_positions;
@@ -187,8 +188,14 @@ typedef struct Plan {
 	int n_buffer;  PlanBuffer *buffer;
 	int n_kernel;  PlanKernel *kernel;
 	int n_phase;   PlanPhase  *phase;                    /* [0] decode, [1] mixed */
-	int logits;                                          /* buffer holding logits [n_out, vocab] f32 */
+	int logits;                                          /* buffer holding the output [n_out, plan_out_width] f32: logits [n_out, vocab] */
 } Plan;
+
+static inline int64_t
+plan_out_width(const Plan *p)
+{
+	return p->buffer[p->logits].extent.mul;
+}
 
 /* Attributes of a step */
 static inline int64_t
@@ -210,6 +217,7 @@ step_word(const PlanStep *s, const char *key)
 }
 
 /* How symbols, directions and paths are written */
+extern const char *const plan_output_name[3]; /* "logits", "hidden", "labels" */
 extern const char *const plan_sym_text[SYM_COUNT], *const plan_dir_text[DIR_COUNT], *const plan_path_text[PATH_COUNT];
 
 /* Bytes of one layer's page of a pool; 0: it has none, being of states. -1: overflow */

@@ -306,7 +306,6 @@ llmc_status
 plan_check(const Plan *p, llmc_error *err)
 {
 	const PlanBuffer *out;
-	const PlanExtent rows = { SYM_n_out, p->vocab, 1 };
 
 	for (int i = 0; i < p->n_tensor; i++)
 		TRY(check_tensor(&p->tensor[i], err));
@@ -324,8 +323,10 @@ plan_check(const Plan *p, llmc_error *err)
 	for (int i = 0; i < p->n_kernel; i++)
 		TRY(check_kernel(&p->kernel[i], err));
 	out = &p->buffer[p->logits];
-	if (out->dtype != DT_F32 || !plan_extent_within(&rows, 4, &out->extent, 4) || out->extent.mul != p->vocab)
-		return BAD("buffer %s cannot hold the logits: f32, n_out rows of %lld, are expected", out->id, (long long)p->vocab);
+	const int64_t width = p->output == LLMC_OUTPUT_LOGITS ? p->vocab : p->output == LLMC_OUTPUT_HIDDEN ? p->hidden : plan_out_width(p);
+	const PlanExtent rows = { SYM_n_out, width, 1 };
+	if (out->dtype != DT_F32 || !plan_extent_within(&rows, 4, &out->extent, 4) || out->extent.mul != width)
+		return BAD("buffer %s cannot hold the %s: f32, n_out rows of %lld, are expected", out->id, plan_output_name[p->output], (long long)width);
 	if (p->prompt_whole && (p->prefix_mark >= p->vocab || p->prefix_end >= p->vocab))
 		return BAD("prefix_mark or prefix_end is no token");
 	return plan_check_steps(p, err);

@@ -439,8 +439,8 @@ read_plan(Reader *r, json_t *j)
 	p->format = (int)rd_get_int(r, j, "format", 0, INT32_MAX);
 	if (p->format != PLAN_FORMAT)
 		rd_bad(r, "format", "is %d, this llmc reads %d: compile the model again with this llmc", p->format, PLAN_FORMAT);
-	bool ranks = json_object_get(j, "ranks");
-	rd_keys(r, j, ranks ? "format step_abi name family spec_sha256 target rank ranks " KEYS_BELOW : "format step_abi name family spec_sha256 target " KEYS_BELOW);
+	bool ranks = json_object_get(j, "ranks"), output = json_object_get(j, "output");
+	rd_keys(r, j, arena_printf(r->arena, "format step_abi name family spec_sha256 target %s%s" KEYS_BELOW, output ? "output " : "", ranks ? "rank ranks " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
 		rd_bad(r, "step_abi", "is %d, this llmc calls kernels with %d: compile the model again with this llmc", p->step_abi,
@@ -449,6 +449,11 @@ read_plan(Reader *r, json_t *j)
 	p->family = rd_get_str(r, j, "family");
 	p->spec_sha256 = rd_get_str(r, j, "spec_sha256");
 	p->target = rd_get_str(r, j, "target");
+	const char *word = output ? rd_get_str(r, j, "output") : plan_output_name[LLMC_OUTPUT_LOGITS];
+	while (p->output < LLMC_OUTPUT_LABELS && strcmp(word, plan_output_name[p->output]) != 0)
+		p->output++;
+	if (strcmp(word, plan_output_name[p->output]) != 0)
+		rd_bad(r, "output", "is \"%s\", expected logits, hidden or labels", name_text(word, strlen(word)).s);
 	p->ranks = ranks ? (int)rd_get_int(r, j, "ranks", 2, PLAN_MAX_RANKS) : 1;
 	p->rank = ranks ? (int)rd_get_int(r, j, "rank", 0, p->ranks - 1) : 0;
 	p->vocab = rd_get_int(r, j, "vocab", 1, INT32_MAX);

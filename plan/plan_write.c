@@ -335,6 +335,8 @@ plan_write(const Plan *p, Strbuf *out)
 	key_str(out, "family", p->family);
 	key_str(out, "spec_sha256", p->spec_sha256);
 	key_str(out, "target", p->target);
+	if (p->output != LLMC_OUTPUT_LOGITS)
+		key_str(out, "output", plan_output_name[p->output]);
 	if (p->ranks > 1) {
 		key_int(out, "rank", p->rank);
 		key_int(out, "ranks", p->ranks);

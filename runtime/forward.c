@@ -1,5 +1,6 @@
 /* One step: chunks checked, pages found, the step's arrays filled, the plan walked, logits handed back. Until the pages
  * are found nothing has changed, so a refusal leaves every sequence as it was. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -182,7 +183,7 @@ llmc_status
 session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
 {
 	const float *made = NULL;
-	size_t vocab = (size_t)s->plan->vocab;
+	size_t width = (size_t)plan_out_width(s->plan);
 	int32_t n_dec = 0;
 
 	TRY(admit(s, chunk, n, false, &n_dec, err));
@@ -196,11 +197,24 @@ session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, ll
 	count(s, chunk, n, phase);
 	for (size_t i = 0; logits && i < n; i++)
 		if (chunk[i].n_out) {
-			size_t floats = (size_t)chunk[i].n_out * vocab;
-			memcpy(logits, made + (size_t)s->out_base[i] * vocab, floats * sizeof *logits);
+			size_t floats = (size_t)chunk[i].n_out * width;
+			memcpy(logits, made + (size_t)s->out_base[i] * width, floats * sizeof *logits);
 			logits += floats;
 		}
 	return LLMC_OK;
+}
+
+void
+pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, float *out)
+{
+	double scale = 1.0 / n, square = 0;
+
+	for (int64_t k = 0; normalize && k < width; k++)
+		square += sum[k] * sum[k];
+	if (square > 0)
+		scale = 1 / sqrt(square);
+	for (int64_t k = 0; k < width; k++)
+		out[k] = (float)(sum[k] * scale);
 }
 
 llmc_status
@@ -269,7 +283,7 @@ session_can_sample(const Session *s, const llmc_params *p)
 {
 	llmc_params own = whole(p);
 
-	return s->device->sampler && !s->probe && !own.grammar && s->device->sampler->can(s, &own);
+	return s->device->sampler && s->plan->output == LLMC_OUTPUT_LOGITS && !s->probe && !own.grammar && s->device->sampler->can(s, &own);
 }
 
 llmc_status

@@ -67,6 +67,8 @@ int64_t     session_seq_bytes(Session *s, int32_t len); /* of what is saved of a
 llmc_status session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_error *err);
 int32_t     session_prefix_find(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok); /* positions found */
 void        session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok);
+/* A sum of n rows as a vector: their mean, divided by its length where asked. out [width] */
+void        pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, float *out);
 llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err);
 void        session_stats(const Session *s, llmc_stats *out);
 /* Do now what first steps would do later: decode graphs of every size (GPU). */

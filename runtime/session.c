@@ -36,8 +36,8 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 		l.chunk = plan->prompt_whole && l.context > 512 ? l.context : 512;
 	if (l.chunk < 1 || l.chunk > MAX_CONTEXT)
 		return range(err, "chunk", l.chunk, MAX_CONTEXT, "");
-	if (l.n_out == 0)
-		l.n_out = l.seqs;
+	if (l.n_out == 0) /* all rows of a text may be pooled, and they are short */
+		l.n_out = plan->output == LLMC_OUTPUT_LOGITS ? l.seqs : l.chunk;
 	if (l.n_out < 1)
 		return range(err, "n_out", l.n_out, l.chunk, "");
 	if (l.n_out > l.chunk) /* no step has more rows */

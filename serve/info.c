@@ -118,6 +118,7 @@ info_health(Req *r)
 		g->sub[0].tok = tok;
 		g->sub[0].n_tok = 1;
 		g->max_new = 1;
+		g->er.pool = s->back.info.output == LLMC_OUTPUT_LOGITS ? LLMC_POOL_NONE : LLMC_POOL_LAST;
 		if (gen_start(g, &p))
 			return;
 		if (p.status == 429) /* busy is not ill */

@@ -85,10 +85,8 @@ translate(const json_t *in, Problem *p)
 		goto fail;
 	}
 	json_object_set_new(out, "stream", json_boolean(!json_is_false(stream)));
-	if (json_is_string(name)) { /* a name without a tag is that of :latest */
-		const char *s = json_string_value(name);
-		size_t n = json_string_length(name);
-		json_object_set_new(out, "model", json_stringn(s, n > 7 && !strcmp(s + n - 7, ":latest") ? n - 7 : n));
+	if (json_is_string(name)) {
+		json_object_set(out, "model", (json_t *)(uintptr_t)name);
 	} else if (name && !json_is_null(name)) {
 		problem(p, 400, "model", "model: expected a string, but got %s", json_type_name(name));
 		goto fail;

@@ -51,8 +51,9 @@ openai_model(Server *s, const json_t *o, Problem *p)
 	if (!json_is_string(v))
 		return problem(p, 400, "model", "Invalid type for 'model': expected a string, but got %s instead.", json_type_name(v));
 	const char *name = json_string_value(v);
-	/* Hugging Face's client names the model so when it was given only an address */
-	if (strcmp(name, s->model_name) != 0 && strcmp(name, "tgi") != 0 && strcmp(name, "dummy") != 0) {
+	size_t own = strlen(s->model_name);
+	/* Ollama's clients write the tag of a model that has none; Hugging Face's name the model so when it was given only an address */
+	if (strcmp(name, s->model_name) != 0 && !(!strncmp(name, s->model_name, own) && !strcmp(name + own, ":latest")) && strcmp(name, "tgi") != 0 && strcmp(name, "dummy") != 0) {
 		problem(p, 404, "model", "The model '%.200s' does not exist; this server has '%s'.", name, s->model_name);
 		p->code = "model_not_found";
 		return false;

@@ -75,7 +75,7 @@ import_names(Source *s, const Spec *spec)
 		if (changed)
 			return true; /* the head's name may have moved too: look at it in the next round */
 	}
-	if (!spec->head.tied && head && !present(s, head) && present(s, embed)) {
+	if (!spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && head && !present(s, head) && present(s, embed)) {
 		source_set(s, K_tied, "true"); /* a head that is not stored is the embedding */
 		return true;
 	}
@@ -370,7 +370,9 @@ outer_roles(Check *c)
 		ROLE("embed_norm", H, 0, s->norm.bias);
 	if (s->norm.final && s->norm.kind != NORM_NONE && s->norm.weight)
 		ROLE("final_norm", H, 0, s->norm.bias);
-	if (!s->head.tied)
+	if (s->head.kind == LLMC_OUTPUT_LABELS)
+		ROLE("labels", s->head.labels, H, s->head.bias);
+	if (!s->head.tied && s->head.kind == LLMC_OUTPUT_LOGITS)
 		ROLE("head", s->vocab_size, H, s->head.bias);
 	if (s->rope[0].factors_tensor[1]) {
 		ROLE("rope_factors_long", s->rope[0].dims / 2, 0, false);
@@ -442,7 +444,7 @@ leftovers(Check *c)
 		for (int k = 0; k < s->n_tensor_rule && !dropped; k++)
 			if (strcmp(s->tensor_rule[k].role, "drop") == 0)
 				dropped = layer_of(s->tensor_rule[k].name, t->name, false) >= 0 || glob_match(s->tensor_rule[k].name, t->name);
-		if (dropped || (s->head.tied && head && layer_of(head->name, t->name, true) >= 0))
+		if (dropped || ((s->head.tied || s->head.kind != LLMC_OUTPUT_LOGITS) && head && layer_of(head->name, t->name, true) >= 0))
 			continue;
 		long layer = stem ? layer_of(stem, t->name, true) : -1;
 		if (layer >= s->n_layers && strcmp(c->s->format, "gguf") == 0 && !predicts(c, layer)) {

@@ -173,6 +173,16 @@ source_convert_gguf(Source *s)
 	}
 	if (*out)
 		source_set(s, K_eos, arena_printf(s->a, "[%s]", out));
+	/* 1 the mean, 2 the first, 3 the last, 4 a classifier's scores of the last */
+	if (source_num(s, "pooling_type", &v) && v >= 1 && v <= 4) {
+		static const char *const kind[] = { "mean", "cls", "last", "last" };
+		const SourceTensor *scores = source_tensor(s, "cls.output.weight");
+		source_set(s, K_pool_kind, kind[(int)v - 1]);
+		source_set(s, K_head_kind, v == 4 && scores ? "labels" : "hidden");
+		if (v == 4 && scores)
+			source_set_num(s, K_labels, (double)scores->dim[0]);
+		source_set(s, K_pool_norm, v == 4 ? "false" : "true"); /* as llama.cpp's servers do */
+	}
 	if (source_num(s, "tokenizer.ggml.bos_token_id", &v))
 		source_set_num(s, K_bos, v);
 }

@@ -190,6 +190,96 @@ source_take_weights(Source *s, llmc_error *err)
 	return true;
 }
 
+/* ------------------------------------------------------------------------------------------- vectors of texts */
+
+static bool
+ends_with(const char *text, const char *tail)
+{
+	size_t n = text ? strlen(text) : 0, m = strlen(tail);
+
+	return n >= m && !strcmp(text + n - m, tail);
+}
+
+/* How a folder of sentence-transformers pools: one flag a way, or a word. */
+static bool
+take_pooling(Source *s, const char *path, llmc_error *err)
+{
+	static const struct { const char *flag, *word, *kind; } ways[] = {
+		{ "pooling_mode_lasttoken", "lasttoken", "last" }, { "pooling_mode_mean_tokens", "mean", "mean" }, { "pooling_mode_cls_token", "cls", "cls" },
+	};
+	json_t *o = load_json(s, path, err), *v;
+	const char *kind = NULL, *word = o ? json_string_value(json_object_get(o, "pooling_mode")) : NULL, *flag;
+	int n = 0;
+
+	if (!o)
+		return false;
+	json_object_foreach(o, flag, v)
+		n += !strncmp(flag, "pooling_mode_", 13) && json_is_true(v);
+	for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+		if (word ? !strcmp(word, ways[i].word) : n == 1 && json_is_true(json_object_get(o, ways[i].flag)))
+			kind = ways[i].kind;
+	if (!kind)
+		err_at(s->d, (Loc){ 0 }, "%s: llmc pools by the last token, the mean or the first token (cls), one of them; this file wants something else", path);
+	else
+		source_set(s, K_pool_kind, kind);
+	arena_done(s->a, o);
+	return kind != NULL;
+}
+
+/* The modules of sentence-transformers: a model, a pooling, maybe a norm of the vector. */
+static bool
+take_modules(Source *s, llmc_error *err)
+{
+	const char *list = arena_printf(s->a, "%s/modules.json", s->path), *pooling = arena_printf(s->a, "%s/1_Pooling/config.json", s->path);
+	Strbuf *text = arena_strbuf(s->a);
+	json_error_t je;
+	json_t *module;
+	size_t i;
+
+	if (!file_exists(list) && !file_exists(pooling))
+		return true;
+	source_set(s, K_head_kind, "hidden");
+	if (!file_exists(list))
+		return take_pooling(s, pooling, err);
+	if (file_read(list, MAX_JSON_BYTES, text, err) != LLMC_OK)
+		return false;
+	json_t *root = json_read(s->a, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &je);
+	strbuf_release(text);
+	if (!json_is_array(root)) {
+		error_set(err, LLMC_E_INPUT, "%s: a JSON list of modules is expected", list);
+		return false;
+	}
+	json_array_foreach(root, i, module) {
+		const char *type = json_string_value(json_object_get(module, "type")), *path = json_string_value(json_object_get(module, "path"));
+		if (ends_with(type, ".Pooling")) {
+			if (!take_pooling(s, path && !strstr(path, "..") ? arena_printf(s->a, "%s/%s/config.json", s->path, path) : pooling, err))
+				return false;
+		} else if (ends_with(type, ".Normalize")) {
+			source_set(s, K_pool_norm, "true");
+		} else if (!ends_with(type, ".Transformer")) {
+			err_at(s->d, (Loc){ 0 }, "%s: a module of type %.80s stands behind the model: llmc knows Transformer, Pooling and Normalize", list, type ? type : "(none)");
+			return false;
+		}
+	}
+	arena_done(s->a, root);
+	return true;
+}
+
+/* A classifier's head: its scores are those of the last token. */
+static void
+take_labels(Source *s)
+{
+	ExprVal v = source_val(s, "architectures");
+	const SourceTensor *head = source_tensor(s, "score.weight");
+
+	if (s->value[K_head_kind] || v.kind != EXPR_LIST || v.n != 1 || v.item[0].kind != EXPR_STR || !ends_with(v.item[0].str, "ForSequenceClassification") || !head)
+		return;
+	source_set(s, K_head_kind, "labels");
+	source_set_num(s, K_labels, (double)head->dim[0]);
+	source_set(s, K_pool_kind, "last");
+	source_set(s, K_head_bias, source_tensor(s, "score.bias") ? "true" : "false");
+}
+
 /* A folder without any weights is a description all the same. */
 static bool
 has_weights(const char *dir, Arena *a)
@@ -231,6 +321,9 @@ source_read_hf(Source *s, llmc_error *err)
 		take_generation(s, generation);
 	if (weights)
 		take_tensors(s, weights);
+	if (!take_modules(s, err))
+		return false;
+	take_labels(s);
 	arena_done(s->a, weights);
 	arena_done(s->a, generation);
 	arena_done(s->a, config);

@@ -287,7 +287,7 @@ take_pinned(CudaSession *c, llmc_error *err)
 	const Session *s = c->s;
 	size_t block = (size_t)s->block_bytes * LLMC_RING, note = (size_t)c->st.note_stride * LLMC_RING;
 	size_t picks = ((size_t)c->max_out * LLMC_RING * sizeof(llmc_picked) + 255) & ~(size_t)255;
-	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)s->plan->vocab * sizeof(float);
+	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)plan_out_width(s->plan) * sizeof(float);
 	CUdeviceptr at;
 	void *p = NULL;
 

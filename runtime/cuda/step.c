@@ -403,7 +403,7 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 		TRY(cuda_launch_mixed(c, phase, false, err));
 	if (logits && s->size->n_out)
 		CUDA_TRY(d, d->api.copy_down(c->logits, (CUdeviceptr)(uintptr_t)c->st.logits,
-		                             (size_t)s->size->n_out * (size_t)s->plan->vocab * sizeof *c->logits, c->stream),
+		                             (size_t)s->size->n_out * (size_t)plan_out_width(s->plan) * sizeof *c->logits, c->stream),
 		         "copying logits from the GPU");
 	CUDA_TRY(d, d->api.stream_sync(c->stream), "running a step of %d tokens", s->size->n_tok);
 	if (logits)

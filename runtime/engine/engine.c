@@ -236,12 +236,18 @@ chunk_ran(Engine *e, int32_t i)
 	if (c->state != SEQ_RUNNING) /* its request has failed by another choice */
 		return;
 	bool says = sched_ran(e->sched, i);
+	if (j->pool) {
+		job_rows(e, j, at, k->n_tok, logits, k->n_out);
+		if (says)
+			job_finish(e, j, &j->choice[0], LLMC_FINISH_LENGTH, NULL);
+		return;
+	}
 	if (j->prompt_logprobs && k->n_out == k->n_tok && at < c->req->n_prompt && !job_prompt(e, j, at, k->n_tok, logits))
 		return;
 	if (!says)
 		return;
 	/* the row of its last token; those of guesses behind it come in turn */
-	const float *last = logits + (size_t)(k->n_out - 1 - c->n_guess) * (size_t)e->plan->vocab;
+	const float *last = logits + (size_t)(k->n_out - 1 - c->n_guess) * (size_t)plan_out_width(e->plan);
 	add_sample(e, j, c, last);
 	if (!sched_must_fork(c))
 		return;
@@ -314,7 +320,7 @@ forward(Engine *e, int32_t n, llmc_error *err)
 
 	for (int32_t i = 0; i < n; i++) {
 		e->row[i] = at;
-		at += (size_t)c[i].n_out * (size_t)e->plan->vocab;
+		at += (size_t)c[i].n_out * (size_t)plan_out_width(e->plan);
 	}
 	llmc_status status = session_forward(e->session, c, (size_t)n, e->logits, err);
 	if (status == LLMC_OK || status == LLMC_E_DEVICE)

@@ -18,7 +18,7 @@ enum { N_BUCKET = 1024 };
 typedef struct Event {
 	llmc_event    ev;
 	struct Event *next;
-	char          data[];   /* top, then text */
+	char          data[];   /* vector, top, then text */
 } Event;
 typedef struct EventList { Event *first, *last; } EventList;
 
@@ -43,6 +43,9 @@ typedef struct Job {
 	llmc_params p;           /* its lists are the samplers', its stops gone */
 	int32_t     n, best_of, n_top;
 	bool        logprobs, prompt_logprobs, keep_stop;
+	llmc_pool   pool;        /* NONE: it makes text */
+	bool        normalize;
+	double     *pooled;      /* [out_width] sum of the rows that make its vector */
 	bool        on_device;   /* the session can sample its tokens */
 	int32_t     speculate;   /* guesses that run ahead at most; 0: none */
 	double      submitted, deadline; /* 0: none */
@@ -141,6 +144,8 @@ void   engine_note(Engine *e);   /* gauges and the scheduler's counts */
 llmc_status job_open(Engine *e, const llmc_request *r, Job **out, llmc_error *err);
 void        job_free(Job *j);
 /* Answers of a choice: events on j->out (or held). Each returns false when the request has failed on the way. */
+/* Rows [at, at + n) of a prompt that becomes a vector; rows: those that the step gave of them, at its end. */
+void        job_rows(Engine *e, Job *j, int32_t at, int32_t n, const float *rows, int32_t n_rows);
 bool        job_prompt(Engine *e, Job *j, int32_t at, int32_t n, const float *logits);
 bool        job_token(Engine *e, Job *j, JobChoice *c, const Sampled *p, llmc_finish *finish, bool *finished);
 void        job_finish(Engine *e, Job *j, JobChoice *c, llmc_finish finish, const Sampled *p);

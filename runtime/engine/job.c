@@ -20,6 +20,12 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 		if (r->tok[i] < 0 || r->tok[i] >= e->plan->vocab)
 			return error_set(err, LLMC_E_RANGE, "token %zu of the prompt is %d, ids are 0 .. %lld", i, r->tok[i],
 			                 (long long)e->plan->vocab - 1);
+	if (e->plan->output == LLMC_OUTPUT_LOGITS && r->pool)
+		return error_set(err, LLMC_E_INPUT, "this model makes text, not vectors: open it with head.kind=hidden for its last hidden states");
+	if (e->plan->output != LLMC_OUTPUT_LOGITS && !r->pool)
+		return error_set(err, LLMC_E_INPUT, "this model makes vectors of texts (head.kind = %s), no text", plan_output_name[e->plan->output]);
+	if (r->pool > LLMC_POOL_CLS || (r->pool && (r->n > 1 || r->best_of > 1 || r->prompt_logprobs)))
+		return error_set(err, LLMC_E_RANGE, "pool is %d, with one choice and no log probabilities: the vector of a prompt is one", (int)r->pool);
 	if (r->n < 0 || r->n > LLMC_MAX_CHOICES)
 		return error_set(err, LLMC_E_RANGE, "n is %d, possible are 1 .. %d", r->n, LLMC_MAX_CHOICES);
 	if (r->best_of && (r->best_of < (r->n ? r->n : 1) || r->best_of > LLMC_MAX_CHOICES))
@@ -35,7 +41,7 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 static int32_t
 most_new(const Engine *e, const llmc_request *r, const llmc_params *p)
 {
-	int64_t room = e->lim.context - (int64_t)r->n_tok + 1, most = p->max_tokens == 0 ? 256 : p->max_tokens;
+	int64_t room = e->lim.context - (int64_t)r->n_tok + 1, most = r->pool ? 1 : p->max_tokens == 0 ? 256 : p->max_tokens;
 
 	if (most > room)
 		return (int32_t)room;
@@ -88,18 +94,22 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 	j->logprobs = r.logprobs || r.n_top || j->best_of > j->n;
 	j->prompt_logprobs = r.prompt_logprobs;
 	j->keep_stop = r.keep_stop;
-	j->speculate = p.speculate == 0 || p.speculate > e->speculate ? e->speculate : p.speculate < 0 ? 0 : p.speculate;
+	j->speculate = r.pool ? 0 : p.speculate == 0 || p.speculate > e->speculate ? e->speculate : p.speculate < 0 ? 0 : p.speculate;
+	j->pool = r.pool;
+	j->normalize = r.normalize;
 	j->submitted = clock_now();
 	j->deadline = r.deadline_s > 0 ? j->submitted + r.deadline_s : 0;
 	j->req = sched_req_new(r.tok, (int32_t)r.n_tok, most_new(e, &r, &p), j->best_of);
 	j->choice = calloc((size_t)j->best_of, sizeof *j->choice);
 	j->spare = calloc(1, sizeof *j->spare + 1);
-	if (!j->req || !j->choice || !j->spare) {
+	if (j->pool)
+		j->pooled = calloc((size_t)plan_out_width(e->plan), sizeof *j->pooled);
+	if (!j->req || !j->choice || !j->spare || (j->pool && !j->pooled)) {
 		status = error_set(err, LLMC_E_MEMORY, "out of memory for a request");
 		goto fail;
 	}
 	j->req->user = j;
-	j->req->prompt_rows = r.prompt_logprobs;
+	j->req->prompt_rows = r.prompt_logprobs || j->pool > LLMC_POOL_LAST;
 	const char *why = sched_refuses(&e->sched_lim, j->req);
 	if (why) {
 		status = error_set(err, LLMC_E_RANGE, "the request (%zu tokens, %d new ones, %d choices) cannot run here: %s", r.n_tok,
@@ -110,7 +120,7 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 		TRY_GOTO(open_choice(e, j, i, &r, &p, err));
 	if (r.prompt_logprobs && e->tok)
 		TRY_GOTO(llmc_stream_open(e->tok, false, &j->prompt_stream, err));
-	j->on_device = j->best_of == 1 && !r.prompt_logprobs && !r.n_top && session_can_sample(e->session, &p);
+	j->on_device = j->best_of == 1 && !j->pool && !r.prompt_logprobs && !r.n_top && session_can_sample(e->session, &p);
 	j->p.grammar = NULL;
 	j->p.grammar_after = NULL;
 	j->p.stop_tokens = NULL; /* the caller's lists: samplers and stops have their own */
@@ -141,6 +151,7 @@ job_free(Job *j)
 	event_list_free(&j->mail);
 	sched_req_free(j->req);
 	free(j->spare);
+	free(j->pooled);
 	pthread_cond_destroy(&j->cond);
 	free(j);
 }
@@ -148,11 +159,11 @@ job_free(Job *j)
 /* ------------------------------------------------------------------------------------------------ telling ---- */
 
 static Event *
-event_new(const Job *j, llmc_event_kind kind, int32_t index, const llmc_logprob *top, int32_t n_top, const char *text,
-          size_t n_bytes)
+event_new(const Job *j, llmc_event_kind kind, int32_t index, const llmc_logprob *top, int32_t n_top, int32_t n_vector,
+          const char *text, size_t n_bytes)
 {
-	size_t top_bytes = (size_t)n_top * sizeof *top;
-	Event *v = malloc(sizeof *v + top_bytes + n_bytes + 1);
+	size_t vector_bytes = (size_t)n_vector * sizeof(float), top_bytes = (size_t)n_top * sizeof *top;
+	Event *v = malloc(sizeof *v + vector_bytes + top_bytes + n_bytes + 1);
 
 	if (!v)
 		return NULL;
@@ -160,12 +171,14 @@ event_new(const Job *j, llmc_event_kind kind, int32_t index, const llmc_logprob 
 		.n_top = n_top, .n_bytes = n_bytes, .stop = -1, .time_s = clock_now(), .memory_ = v };
 	v->next = NULL;
 	if (n_top)
-		memcpy(v->data, top, top_bytes);
+		memcpy(v->data + vector_bytes, top, top_bytes);
 	if (n_bytes)
-		memcpy(v->data + top_bytes, text, n_bytes);
-	v->data[top_bytes + n_bytes] = 0;
-	v->ev.top = n_top ? (const llmc_logprob *)(const void *)v->data : NULL;
-	v->ev.text = v->data + top_bytes;
+		memcpy(v->data + vector_bytes + top_bytes, text, n_bytes);
+	v->data[vector_bytes + top_bytes + n_bytes] = 0;
+	v->ev.vector = n_vector ? (const float *)(const void *)v->data : NULL; /* filled in by who asked for it */
+	v->ev.n_vector = n_vector;
+	v->ev.top = n_top ? (const llmc_logprob *)(const void *)(v->data + vector_bytes) : NULL;
+	v->ev.text = v->data + vector_bytes + top_bytes;
 	return v;
 }
 
@@ -181,7 +194,7 @@ job_fail(Engine *e, Job *j, llmc_status status, const char *text)
 {
 	if (j->over)
 		return;
-	Event *v = event_new(j, LLMC_EVENT_ERROR, 0, NULL, 0, text, strlen(text));
+	Event *v = event_new(j, LLMC_EVENT_ERROR, 0, NULL, 0, 0, text, strlen(text));
 	if (!v) { /* the one that was put by, with a sentence that needs no room */
 		static const char out[] = "out of memory";
 		v = j->spare;
@@ -212,6 +225,21 @@ has_text(const Engine *e, int32_t id)
 	return id < llmc_tokenizer_size(e->tok);
 }
 
+void
+job_rows(Engine *e, Job *j, int32_t at, int32_t n, const float *rows, int32_t n_rows)
+{
+	const int64_t width = plan_out_width(e->plan);
+
+	for (int32_t i = at + n - n_rows; i < at + n; i++, rows += width) {
+		if (i < j->n_told || i >= j->req->n_prompt)
+			continue; /* it has run before */
+		j->n_told = i + 1;
+		if (j->pool == LLMC_POOL_MEAN || i == (j->pool == LLMC_POOL_CLS ? 0 : j->req->n_prompt - 1))
+			for (int64_t k = 0; k < width; k++)
+				j->pooled[k] += rows[k];
+	}
+}
+
 /* Tokens of the prompt whose places the rows [at, at + n) foretell, in their order, each once. */
 bool
 job_prompt(Engine *e, Job *j, int32_t at, int32_t n, const float *logits)
@@ -237,7 +265,7 @@ job_prompt(Engine *e, Job *j, int32_t at, int32_t n, const float *logits)
 			job_fail(e, j, err.code, err.text);
 			return false;
 		}
-		Event *v = event_new(j, LLMC_EVENT_PROMPT, 0, top, n_top, text, n_bytes);
+		Event *v = event_new(j, LLMC_EVENT_PROMPT, 0, top, n_top, 0, text, n_bytes);
 		if (!v)
 			return no_memory(e, j);
 		v->ev.token = tok[i];
@@ -298,7 +326,7 @@ job_token(Engine *e, Job *j, JobChoice *c, const Sampled *p, llmc_finish *finish
 		job_fail(e, j, err.code, err.text);
 		return false;
 	}
-	Event *v = event_new(j, LLMC_EVENT_TOKEN, c->seq->index, p->top, p->n_top, text, n);
+	Event *v = event_new(j, LLMC_EVENT_TOKEN, c->seq->index, p->top, p->n_top, 0, text, n);
 	if (!v)
 		return no_memory(e, j);
 	v->ev.token = p->id;
@@ -352,12 +380,15 @@ job_finish(Engine *e, Job *j, JobChoice *c, llmc_finish finish, const Sampled *p
 	if (stopped && finish == LLMC_FINISH_LENGTH)
 		finish = LLMC_FINISH_STOP;
 	bool by_token = p && ((finish == LLMC_FINISH_EOS && is_among(e->plan->eos, e->plan->n_eos, p->id)) || finish == LLMC_FINISH_TOKEN);
-	Event *v = event_new(j, LLMC_EVENT_FINISH, c->seq->index, by_token ? p->top : NULL, by_token ? p->n_top : 0, text, n);
+	const int32_t width = j->pool && finish == LLMC_FINISH_LENGTH ? (int32_t)plan_out_width(e->plan) : 0;
+	Event *v = event_new(j, LLMC_EVENT_FINISH, c->seq->index, by_token ? p->top : NULL, by_token ? p->n_top : 0, width, text, n);
 	if (!v) {
 		no_memory(e, j);
 		return;
 	}
 	llmc_event *ev = &v->ev;
+	if (width)
+		pool_vector(j->pooled, width, j->pool == LLMC_POOL_MEAN ? j->req->n_prompt : 1, j->normalize, (float *)(void *)v->data);
 	if (by_token) {
 		ev->token = p->id;
 		ev->logprob = j->logprobs ? p->logprob : 0;

@@ -120,7 +120,7 @@ engine_limits(const Plan *plan, const llmc_engine_options *opt)
 		l.context = (int32_t)(plan->max_positions < LLMC_DEFAULT_CONTEXT ? plan->max_positions : LLMC_DEFAULT_CONTEXT);
 	if (l.seqs == 0)
 		l.seqs = 16;
-	if (l.n_out == 0) /* room for pieces of prompts whose logits are wanted */
+	if (l.n_out == 0 && plan->output == LLMC_OUTPUT_LOGITS) /* room for pieces of prompts whose logits are wanted */
 		l.n_out = l.seqs + 32;
 	if (l.kv_tokens == 0)
 		l.kv_tokens = opt->max_batch_total_tokens > 0 ? opt->max_batch_total_tokens
@@ -154,7 +154,7 @@ open_memory(Engine *e, llmc_error *err)
 	TRY(sched_open(&e->sched_lim, &ops, &e->sched, err));
 	if (!e->sched_lim.no_prefix)
 		TRY(kv_prefix_open(&e->session->kv, err));
-	e->logits = calloc((size_t)e->lim.n_out * (size_t)e->plan->vocab, sizeof *e->logits);
+	e->logits = calloc((size_t)e->lim.n_out * (size_t)plan_out_width(e->plan), sizeof *e->logits);
 	e->ids = calloc((size_t)e->lim.seqs + 1, sizeof *e->ids);
 	e->logprobs = calloc((size_t)e->lim.seqs + 1, sizeof *e->logprobs);
 	e->row = calloc((size_t)e->lim.seqs + 1, sizeof *e->row);

@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char *const paths[] = { "/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/",
 	                             "/v1/tokenize", "/v1/detokenize", "/tokenize", "/chat_tokenize",
-	                             "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/show" };
+	                             "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/api/embed", "/api/chat", "/api/generate", "/api/show" };
 static const char vocabulary[] =
     "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,"
     "\"b\":2,\"\\u0120\":3,\"\\u00c3\":4,\"\\u00a9\":5,\"h\":6,\"i\":7,\"hi\":8},\"merges\":[\"h i\"]},\"pre_tokenizer\":{\"type\":\"ByteLevel\","

@@ -217,7 +217,7 @@ def test_bad_bodies(quick, i):
     body = BAD_BODIES[i]
     r = quick.post("/v1/completions", body)
     assert r.status == 400 and set(r.json()["error"]) == {"message", "type", "param", "code"}, r.text
-    for path in ("/v1/chat/completions", "/v1/tokenize", "/v1/detokenize", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/show"):
+    for path in ("/v1/chat/completions", "/v1/tokenize", "/v1/detokenize", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings", "/api/embed", "/api/chat", "/api/generate", "/api/show"):
         assert quick.post(path, body).status in (200, 400), "fields of other routes are passed over"
     for path in ("/generate", "/", "/tokenize", "/chat_tokenize", "/generate_stream"):
         assert quick.post(path, body).status in (200, 400, 422), path

@@ -332,8 +332,9 @@ class Session(_Handle):
         return q.value
 
     def forward(self, chunks):
-        """chunks: [(seq, tokens, n_out), ...]. The logits asked for: a memoryview of floats [sum of n_out, vocab]."""
-        vocab = self.model.info["vocab"]
+        """chunks: [(seq, tokens, n_out), ...]. The logits asked for: a memoryview of floats [sum of n_out, vocab]; of a model whose output is none,
+        rows of info["out_width"]."""
+        vocab = self.model.info["out_width"]
         keep = [_ids(t) for _, t, _ in chunks]
         arr = (_ffi.Chunk * len(chunks))(*[
             _ffi.Chunk(q, C.cast(ids, C.POINTER(C.c_int32)), len(ids), n) for (q, _, n), ids in zip(chunks, keep)])
@@ -341,6 +342,15 @@ class Session(_Handle):
         out = (C.c_float * max(1, rows * vocab))()
         _call(lib.llmc_forward, self._h, arr, len(chunks), out)
         return memoryview(out).cast("B").cast("f", (rows, vocab)) if rows else None
+
+    def embed(self, text, pool=None, normalize=None):
+        """The vector of a text (or of ids) as floats, of a model whose output is no logits. pool: "last", "mean", "cls"; None: the model's own."""
+        info = self.model.info
+        ids = self.model.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        kind = info["pool"] if pool is None else ["none", "last", "mean", "cls"].index(pool)
+        out = (C.c_float * info["out_width"])()
+        _call(lib.llmc_embed, self._h, _ids(ids), len(ids), kind, info["normalize"] if normalize is None else normalize, out)
+        return list(out)
 
     def stats(self):
         s = _ffi.Stats()

@@ -81,7 +81,8 @@ class Info(Sized):
                 ("hard_limit", C.c_bool), ("n_eos", C.c_int32), ("eos", C.c_int32 * 8), ("bos", C.c_int32),
                 ("has_tokenizer", C.c_bool), ("has_chat_template", C.c_bool), ("n_params", C.c_int64),
                 ("weight_bytes", C.c_int64), ("token_bytes", C.c_int64), ("load_s", C.c_double),
-                ("compile_s", C.c_double), ("pack_s", C.c_double), ("rank", C.c_int32), ("ranks", C.c_int32)]
+                ("compile_s", C.c_double), ("pack_s", C.c_double), ("rank", C.c_int32), ("ranks", C.c_int32),
+                ("output", C.c_int), ("out_width", C.c_int32), ("pool", C.c_int), ("normalize", C.c_bool)]
 
 
 class Memory(Sized):
@@ -110,7 +111,7 @@ class Request(Sized):
     _fields_ = [("size", C.c_size_t), ("tok", C.POINTER(C.c_int32)), ("n_tok", C.c_size_t), ("params", C.POINTER(Params)),
                 ("n", C.c_int32), ("best_of", C.c_int32), ("logprobs", C.c_bool), ("prompt_logprobs", C.c_bool),
                 ("n_top", C.c_int32), ("keep_stop", C.c_bool), ("show_special", C.c_bool), ("deadline_s", C.c_double),
-                ("user", C.c_void_p)]
+                ("user", C.c_void_p), ("pool", C.c_int), ("normalize", C.c_bool)]
 
 
 class Logprob(C.Structure):
@@ -123,7 +124,8 @@ class Event(Sized):
                 ("top", C.POINTER(Logprob)), ("text", C.POINTER(C.c_char)), ("n_bytes", C.c_size_t), ("time_s", C.c_double),
                 ("status", C.c_int), ("finish", C.c_int), ("stop", C.c_int32), ("n_prompt", C.c_int32), ("n_new", C.c_int32),
                 ("n_cached", C.c_int32), ("n_preempted", C.c_int32), ("sum_logprob", C.c_double), ("queue_s", C.c_double),
-                ("prefill_s", C.c_double), ("decode_s", C.c_double), ("memory_", C.c_void_p)]
+                ("prefill_s", C.c_double), ("decode_s", C.c_double), ("memory_", C.c_void_p),
+                ("vector", C.POINTER(C.c_float)), ("n_vector", C.c_int32)]
 
 
 class Histogram(C.Structure):
@@ -190,6 +192,7 @@ _SIGNATURES = {
     "llmc_seq_len": (C.c_int32, [C.c_void_p, C.c_int32]),
     "llmc_seq_free": (None, [C.c_void_p, C.c_int32]),
     "llmc_forward": (C.c_int, [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), _E]),
+    "llmc_embed": (C.c_int, [C.c_void_p, P(C.c_int32), C.c_size_t, C.c_int, C.c_bool, P(C.c_float), _E]),
     "llmc_session_stats": (None, [C.c_void_p, P(Stats)]),
     "llmc_seq_save": (C.c_int, [C.c_void_p, C.c_int32, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
     "llmc_seq_load": (C.c_int, [C.c_void_p, C.c_char_p, C.c_size_t, P(C.c_int32), _E]),
