@@ -8,9 +8,43 @@
 #include "base/sized.h"
 
 struct llmc_engine {
-	llmc_session *session;
+	llmc_session *session, *second; /* second: of the draft model, or NULL */
 	Engine       *e;
 };
+
+/* The first difference of two vocabularies, as a sentence. */
+static llmc_status
+same_tokens(const llmc_model *m, const llmc_model *draft, llmc_error *err)
+{
+	const llmc_tokenizer *a = m->tokenizer, *b = draft->tokenizer;
+
+	if (!a || !b)
+		return error_set(err, LLMC_E_INPUT, "a draft model must have the tokens of the model: %s has no tokenizer to compare", a ? draft->plan->name : m->plan->name);
+	if (llmc_tokenizer_size(a) != llmc_tokenizer_size(b))
+		return error_set(err, LLMC_E_INPUT, "a draft model must have the tokens of the model: %s has %d, %s has %d", draft->plan->name, llmc_tokenizer_size(b),
+		                 m->plan->name, llmc_tokenizer_size(a));
+	for (int32_t i = 0; i < llmc_tokenizer_size(a); i++) {
+		const char *x = llmc_token_text(a, i), *y = llmc_token_text(b, i);
+		if ((x || y) && (!x || !y || strcmp(x, y) != 0))
+			return error_set(err, LLMC_E_INPUT, "a draft model must have the tokens of the model: token %d is \"%s\" in %s, \"%s\" in %s", i, y ? y : "",
+			                 draft->plan->name, x ? x : "", m->plan->name);
+	}
+	if (draft->plan->prompt_whole)
+		return error_set(err, LLMC_E_INPUT, "%s reads its prompt in one piece: it cannot be a draft model", draft->plan->name);
+	return LLMC_OK;
+}
+
+static llmc_status
+open_second(llmc_engine *e, llmc_model *draft, llmc_error *err)
+{
+	llmc_limits lim = *session_limits_of(e->session->s);
+
+	lim.context = (int32_t)(draft->plan->max_positions < lim.context ? draft->plan->max_positions : lim.context);
+	lim.n_out = DRAFT_TEXTS;
+	TRY(llmc_session_open(draft, &lim, &e->second, err));
+	TRY(session_prepare(e->second->s, err));
+	return engine_set_second(e->e, e->second->s, err);
+}
 
 llmc_status
 llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **out, llmc_error *err)
@@ -23,10 +57,11 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 	llmc_engine *e = calloc(1, sizeof *e);
 	if (!e)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
+	if (o.draft)
+		TRY_GOTO(same_tokens(m, o.draft, err));
 	if (!model_rows_alike(m)) {
-		if (o.speculate > 0) {
-			status = error_set(err, LLMC_E_INPUT, "speculate is %d: on a GPU guessed tokens change nothing only where the description says deterministic: true",
-			                   o.speculate);
+		if (o.speculate > 0 || o.draft) {
+			status = error_set(err, LLMC_E_INPUT, "on a GPU guessed tokens (speculate, draft) change nothing only where the description says deterministic: true");
 			goto fail;
 		}
 		o.speculate = -1;
@@ -35,6 +70,8 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 	TRY_GOTO(llmc_session_open(m, &lim, &e->session, err));
 	TRY_GOTO(session_prepare(e->session->s, err)); /* nothing is made while serving */
 	TRY_GOTO(engine_open(e->session->s, m->tokenizer, &o, &e->e, err));
+	if (o.draft && o.speculate >= 0)
+		TRY_GOTO(open_second(e, o.draft, err));
 	*out = e;
 	return LLMC_OK;
 fail:
@@ -55,6 +92,7 @@ llmc_engine_close(llmc_engine *e, int drain_ms)
 		return;
 	engine_close(e->e, drain_ms);
 	llmc_session_close(e->session);
+	llmc_session_close(e->second);
 	free(e);
 }
 

@@ -129,6 +129,22 @@ key_from_file(const char *path)
 	return key;
 }
 
+/* The model that guesses: where the other one runs, from its own file, and within --memory as well. */
+static llmc_status
+open_draft(Common *c, const char *path, const llmc_limits *lim, llmc_model **out, llmc_error *err)
+{
+	llmc_memory mem = LLMC_INIT(llmc_memory);
+	Common own = { .device = c->device, .arch = c->arch, .threads = c->threads, .quiet = c->quiet, .verbose = c->verbose, .cache_packed = c->cache_packed };
+	llmc_status status = open_model(&own, path, false, out, err);
+
+	if (status == LLMC_OK && c->memory > 0) {
+		status = llmc_memory_for(*out, lim, &mem, err);
+		c->memory -= mem.weights + mem.kv + mem.scratch + mem.state;
+		c->memory = c->memory > 0 ? c->memory : 1;
+	}
+	return status;
+}
+
 static int
 serve(int argc, char **argv)
 {
@@ -136,6 +152,8 @@ serve(int argc, char **argv)
 	llmc_serve_options so = LLMC_INIT(llmc_serve_options);
 	llmc_engine_options eo = LLMC_INIT(llmc_engine_options);
 	int32_t speculate = -1;
+	const char *draft_path = NULL;
+	llmc_model *draft = NULL;
 	const char *config = NULL, *key_file = NULL, *log_file = NULL, *model = NULL, *args[1] = { NULL };
 	int64_t kv_tokens = 0;
 	float header_s = 0, body_s = 0, idle_s = 0, request_s = 0, drain_s = 30, leave_s = 0;
@@ -171,6 +189,7 @@ serve(int argc, char **argv)
 		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens, "positions of all sequences together [max-batch-total-tokens, or context * 4]" },
 		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache, "do not reuse the KV of prompts that begin alike" },
 		{ OPT_INT, 0, "speculate", "N", &speculate, "guess up to N tokens ahead, by what followed before, where few requests run and it is faster; same text; 0: never [15]" },
+		{ OPT_TEXT, 0, "draft", "MODEL", &draft_path, "a smaller model of the same tokenizer that guesses as well [none]" },
 		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests preempted [they are computed again]" },
 		{ OPT_GROUP, 0, "Connections", NULL, NULL, NULL },
 		{ OPT_INT, 0, "max-connections", "N", &so.max_connections, "for one more the oldest idle one is closed [1000]" },
@@ -250,6 +269,12 @@ serve(int argc, char **argv)
 	/* said here, so that --memory is held to what the engine will take */
 	lim.kv_tokens = kv_tokens ? kv_tokens : eo.max_batch_total_tokens ? eo.max_batch_total_tokens
 	                : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
+	if (draft_path) {
+		status = open_draft(&c, draft_path, &lim, &draft, &err);
+		if (status != LLMC_OK)
+			goto out;
+		eo.draft = draft;
+	}
 	status = check_memory(m, &c, &lim, &err);
 	if (status != LLMC_OK)
 		goto out;
@@ -300,6 +325,7 @@ out:
 		code = fail_with(&err);
 	llmc_serve_close(s);
 	llmc_engine_close(e, 0);
+	llmc_close(draft);
 	llmc_close(m);
 	if (log_file && log.fd >= 0)
 		close(log.fd);
@@ -313,6 +339,7 @@ const Command cmd_serve = {
 	"serve", "MODEL [--port N] [options]", "answer HTTP requests: the interfaces of OpenAI, TGI, Anthropic and Ollama, metrics, a chat page",
 	"  llmc serve model.gguf\n"
 	"  llmc serve model.gguf --port 8080 --context 8192 --seqs 32 --api-key-file key.txt --host 0.0.0.0\n"
+	"  llmc serve model-8b.gguf --draft model-0.5b.gguf\n"
 	"  llmc serve --config serve.yaml               model: model.gguf, port: 8080, ...: a setting a line\n"
 	"  LLMC_SERVE_PORT=8080 llmc serve model.gguf   every option is also a variable\n"
 	"  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"

@@ -511,6 +511,7 @@ typedef struct llmc_engine_options { /* 0 or NULL takes the default in brackets 
 	void   *log_user;
 	int32_t speculate;                  /* tokens guessed ahead in one step at most, where few requests run and it pays; -1: none
 	                                     * [LLMC_MAX_SPECULATE; none on GPUs without deterministic: true] */
+	llmc_model *draft;                  /* a smaller model of the same tokenizer that guesses as well [none]; the engine keeps it alive */
 } llmc_engine_options;
 
 LLMC_API llmc_status llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **out, llmc_error *err);

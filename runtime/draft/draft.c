@@ -9,12 +9,13 @@ enum {
 	TRIED = 24,       /* places that are compared */
 	STALE = 512,      /* measured steps after which a time is assumed again, so that a chain is tried again */
 	SHORTEST = 2,     /* match */
+	ASK_AGAIN = 100,  /* steps after which a model that was not worth it guesses once more */
 };
 
 /* Before anything is measured: rows of a chain share their weights, so each costs a fraction of the first. On the low side, so
  * that a chain is tried once. */
 static const double ROW_SHARE = 0.12;
-static const float prior[DRAFT_BINS] = { 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.88f, 0.93f };
+static const float prior[DRAFT_BINS] = { 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.88f, 0.93f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f };
 static const float PRIOR_WEIGHT = 4, SESSION_WEIGHT = 3; /* in guesses */
 static const float KEEP_TEXT = 0.97f, KEEP_SESSION = 0.999f; /* of what was counted, at each guess that is counted */
 /* A step with guesses must be expected to be faster by so much: what is measured is rough. */
@@ -99,8 +100,8 @@ match(const int32_t *tok, int32_t a, int32_t b)
 static int
 bin(int32_t n)
 {
-	static const int32_t from[DRAFT_BINS] = { 0, 3, 4, 5, 7, 10, 16, 32 };
-	int b = DRAFT_BINS - 1;
+	static const int32_t from[DRAFT_MATCHES] = { 0, 3, 4, 5, 7, 10, 16, 32 };
+	int b = DRAFT_MATCHES - 1;
 
 	while (n < from[b])
 		b--;
@@ -152,7 +153,28 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 	d->n = most;
 	for (int32_t i = 0; i < d->n; i++) { /* where what followed reaches the end, the guesses follow themselves */
 		d->tok[i] = best + 1 + i < n ? tok[best + 1 + i] : d->tok[best + 1 + i - n];
-		odds *= chance(d, of, bin(d->match + i));
+		d->bin[i] = (int8_t)bin(d->match + i);
+		odds *= chance(d, of, d->bin[i]);
+		d->odds_at[i] = odds;
+	}
+}
+
+static int
+model_bin(int32_t at)
+{
+	return DRAFT_MATCHES + (at < DRAFT_MATCHES ? at : DRAFT_MATCHES - 1);
+}
+
+void
+draft_from_model(Draft *d, const Drafter *of, int32_t n)
+{
+	float odds = 1;
+
+	d->n = n;
+	d->match = 0;
+	for (int32_t i = 0; i < n; i++) {
+		d->bin[i] = (int8_t)model_bin(i);
+		odds *= chance(d, of, d->bin[i]);
 		d->odds_at[i] = odds;
 	}
 }
@@ -169,8 +191,8 @@ draft_learn(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new)
 {
 	for (int32_t i = 0; i < d->n && i < n_new; i++) {
 		bool hit = d->tok[i] == tok[i];
-		count(&d->odds, bin(d->match + i), hit, KEEP_TEXT);
-		count(&of->odds, bin(d->match + i), hit, KEEP_SESSION);
+		count(&d->odds, d->bin[i], hit, KEEP_TEXT);
+		count(&of->odds, d->bin[i], hit, KEEP_SESSION);
 		if (!hit)
 			break;
 	}
@@ -244,6 +266,7 @@ hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t m
 	return best_rows;
 }
 
+/* What a smaller model costs is spent by then. */
 void
 drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t rows)
 {
@@ -253,4 +276,38 @@ drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int
 	if (texts >= 1 && texts <= DRAFT_TEXTS && of->plain[texts].s > 0)
 		run = hand_out(of, d, n, texts, rows, texts / of->plain[texts].s * MARGIN);
 	hand_out(of, d, n, texts, run, 0);
+}
+
+void
+drafter_model_measured(Drafter *of, double seconds)
+{
+	follow(&of->model.s, seconds, 0.1);
+	of->model.at = of->n_measured;
+}
+
+int32_t
+draft_model_most(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t most)
+{
+	int32_t best_most = 0;
+
+	if (n < 1 || texts > DRAFT_TEXTS || of->plain[texts].s <= 0)
+		return 0;
+	double expect = texts, odds[DRAFT_TEXTS], best = texts / of->plain[texts].s * MARGIN;
+	for (int32_t i = 0; i < n; i++)
+		odds[i] = 1;
+	for (int32_t k = 1; k <= most && texts + n * k <= DRAFT_ROWS; k++) {
+		for (int32_t i = 0; i < n; i++) {
+			odds[i] *= (double)chance(d[i], of, model_bin(k - 1));
+			expect += odds[i];
+		}
+		double speed = expect / (chain_time(of, texts, texts + n * k) + k * of->model.s);
+		if (speed > best) {
+			best = speed;
+			best_most = k;
+		}
+	}
+	of->model_idle = best_most ? 0 : of->model_idle + 1;
+	if (best_most == 0 && of->model_idle % ASK_AGAIN == 0) /* odds and times change: look now and then */
+		return most < 2 ? most : 2;
+	return best_most;
 }

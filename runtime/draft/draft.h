@@ -1,5 +1,5 @@
-/* Drafts: what a text may go on with, guessed from where its last tokens stood before, and run behind its last token in one
- * step. The sampler picks at every row as always; a guess is kept while the pick is the guess. So a text has the same tokens
+/* Drafts: what a text may go on with, guessed from where its last tokens stood before, or by a smaller model, and run behind its
+ * last token in one step. The sampler picks at every row as always; a guess is kept while the pick is the guess. So a text has the same tokens
  * with drafts and without, and a wrong guess costs its row's time alone.
  *
  *   Draft    of one text: where pairs and triples of its tokens stand, and how often its guesses were right
@@ -12,9 +12,9 @@
 
 #include "plan/plan.h"
 
-enum { DRAFT_MOST = 15, DRAFT_ROWS = 32, DRAFT_TEXTS = 8, DRAFT_BINS = 8 };
+enum { DRAFT_MOST = 15, DRAFT_ROWS = 32, DRAFT_TEXTS = 8, DRAFT_MATCHES = 8, DRAFT_BINS = 2 * DRAFT_MATCHES };
 
-/* By the length of the match that a guess rests on */
+/* By the length of the match that a guess rests on; behind them, of a smaller model's guesses, by their place */
 typedef struct DraftOdds { float hit[DRAFT_BINS], all[DRAFT_BINS]; } DraftOdds;
 
 typedef struct DraftTime { double s; uint64_t at; } DraftTime; /* s 0: never measured; `at` in measured steps */
@@ -22,6 +22,8 @@ typedef struct DraftTime { double s; uint64_t at; } DraftTime; /* s 0: never mea
 typedef struct Drafter {
 	DraftTime plain[DRAFT_ROWS + 1], chain[DRAFT_ROWS + 1]; /* by rows: of steps without guesses, and with some */
 	double    factor;     /* chains against what is assumed before they are measured */
+	DraftTime model;      /* of a step of the smaller model */
+	int32_t   model_idle; /* times that its guesses were not worth it, in a row */
 	uint64_t  n_measured;
 	DraftOdds odds;
 } Drafter;
@@ -34,7 +36,8 @@ typedef struct Draft {
 	int32_t *before[2];   /* [room] the one before it */
 	DraftOdds odds;
 	/* of the step */
-	int32_t  tok[DRAFT_MOST], n, match; /* guesses, the length of their match */
+	int32_t  tok[DRAFT_MOST], n, match; /* guesses, the length of their match (0: none) */
+	int8_t   bin[DRAFT_MOST];           /* their odds' place */
 	int32_t  run;         /* of them in the step */
 	float    odds_at[DRAFT_MOST];       /* of all up to here being right */
 } Draft;
@@ -46,6 +49,12 @@ Draft  *draft_new(int32_t room); /* NULL: out of memory */
 void    draft_free(Draft *d);
 /* tok [n]: the text, which has only grown since the last call. d->n guesses, at most `most`. */
 void    draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_t most);
+/* As many guesses of a smaller model as are worth its steps and the rows behind them, for a step of so many texts of which n are
+ * without a better guess; 0: none. */
+int32_t draft_model_most(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t most);
+/* n guesses of it are in d->tok. */
+void    draft_from_model(Draft *d, const Drafter *of, int32_t n);
+void    drafter_model_measured(Drafter *of, double seconds);
 /* Set d[i]->run for a step of so many texts, n of which have guesses; rows guesses at most. */
 void    drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t rows);
 /* The n_new tokens that came instead of d->tok. */

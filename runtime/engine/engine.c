@@ -157,6 +157,7 @@ static void
 guess(Engine *e, int32_t n)
 {
 	Draft *draft[DRAFT_TEXTS];
+	SchedSeq *seq[DRAFT_TEXTS];
 	int32_t chunk[DRAFT_TEXTS], n_draft = 0, rows = sched_spare(e->sched);
 
 	e->guesses = false;
@@ -180,8 +181,11 @@ guess(Engine *e, int32_t n)
 			draft_look_up(c->draft, &e->drafter, q->tok, q->n_tok, left < j->speculate ? left : j->speculate);
 		}
 		chunk[n_draft] = i;
+		seq[n_draft] = q;
 		draft[n_draft++] = c->draft;
 	}
+	if (e->second && !e->guess)
+		second_guess(e, seq, draft, n_draft, n);
 	if (!e->guess)
 		drafter_choose(&e->drafter, draft, n_draft, n, rows);
 	for (int32_t k = 0; k < n_draft; k++) {
@@ -202,10 +206,14 @@ settle(Engine *e, int32_t n)
 		Job *j = q->req->user;
 		Draft *d = j->choice[q->index].draft;
 		int32_t from = e->n_tok_was[i], came = q->n_tok - from;
-		for (int32_t k = 0; d && k < d->run && k < came && d->tok[k] == q->tok[from + k]; k++) {
-			e->now.accepted++;
-			e->now.accepted_at[k]++;
-		}
+		int32_t right = 0;
+		for (; d && right < d->n && right < came && d->tok[right] == q->tok[from + right]; right++)
+			if (right < d->run) {
+				e->now.accepted++;
+				e->now.accepted_at[right]++;
+			}
+		if (e->second)
+			second_settle(e, &j->choice[q->index], from + right);
 		if (d)
 			draft_learn(d, &e->drafter, q->tok + from, came);
 		sched_settle(e->sched, q);
@@ -369,7 +377,7 @@ note_step(Engine *e, int32_t n)
 }
 
 static void
-note_time(Engine *e, double took)
+note_time(Engine *e, double took, double forward_s)
 {
 	e->now.steps++;
 	e->now.prefill_steps += e->is_prefill;
@@ -377,7 +385,7 @@ note_time(Engine *e, double took)
 	count_things(&e->now.step_tokens, e->step_tokens);
 	e->now.last_step_s = took;
 	if (!e->is_prefill && (e->guesses || e->step_tokens == e->now.batch_size))
-		drafter_measured(&e->drafter, e->step_tokens, e->guesses, took);
+		drafter_measured(&e->drafter, e->step_tokens, e->guesses, forward_s);
 	if (e->step_tokens >= 16)
 		e->token_s += 0.25 * (took / e->step_tokens - e->token_s);
 }
@@ -433,6 +441,7 @@ step(Engine *e)
 		return;
 	guess(e, n);
 	note_step(e, n);
+	double guessed = clock_now();
 	llmc_status status = samples_on_device(e, n) ? step_on_device(e, n, &err) : LLMC_E_RANGE;
 	bool sampled = status == LLMC_OK;
 	if (!sampled && status != LLMC_E_DEVICE)
@@ -441,7 +450,8 @@ step(Engine *e)
 		die(e, &err);
 		return;
 	}
-	note_time(e, clock_now() - start);
+	double now = clock_now();
+	note_time(e, now - start, now - guessed);
 	if (!sampled) {
 		e->n_sampled = 0;
 		for (int32_t i = 0; i < n; i++)
@@ -463,6 +473,8 @@ check(Engine *e)
 		used += e->session->kv.seq[q].used;
 	if (!wrong && used != e->sched->running.n)
 		wrong = "a sequence has been lost";
+	if (!wrong && e->second)
+		wrong = kv_check(&e->second->kv);
 	for (const Job *j = e->work; !wrong && j; j = j->next)
 		if (j->over != (j->req->n_open == 0))
 			wrong = "a request without open choices is in work, or one with is over";
@@ -480,6 +492,8 @@ engine_run(void *user)
 
 	while (take_in(e)) {
 		step(e);
+		if (e->second)
+			second_forget(e);
 		if (e->check)
 			check(e);
 		engine_note(e);

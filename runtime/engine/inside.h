@@ -14,6 +14,8 @@
 #include "runtime/stop.h"
 
 enum { N_BUCKET = 1024 };
+/* A guess by what followed before that is so sure is taken before a second model is asked. */
+#define SURE 0.75f
 
 typedef struct Event {
 	llmc_event    ev;
@@ -29,6 +31,7 @@ typedef struct JobChoice {
 	Stop         *stop;
 	int32_t       n_new;
 	Draft        *draft;     /* NULL: none yet */
+	llmc_seq      second;    /* its sequence in the session of a second model; -1: none */
 	double        sum_logprob;
 	bool          done;
 	double        latest;    /* time of its last token */
@@ -112,6 +115,9 @@ struct Engine {
 	engine_guess_fn guess;   /* a test's; NULL: looked up, where it is expected to pay */
 	void       *guess_user;
 	bool        guesses;     /* the step under way has some */
+	Session    *second;      /* of a smaller model that guesses; NULL: none */
+	float      *second_logits; /* [its n_out, its vocab] */
+	int32_t     second_chunk; /* tokens that it catches up with in one step */
 	int32_t     step_tokens; /* of the step under way */
 	bool        is_prefill;
 	int32_t    *n_tok_was;   /* [seqs] known tokens of each chunk's choice before it */
@@ -139,6 +145,11 @@ struct Engine {
 /* engine.c */
 void  *engine_run(void *e);      /* the thread */
 void   engine_note(Engine *e);   /* gauges and the scheduler's counts */
+
+/* second.c: guesses of d[i] for the texts q[i], where it pays; what is certain of a text stays in its sequence */
+void        second_guess(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts);
+void        second_settle(Engine *e, JobChoice *c, int32_t certain);
+void        second_forget(Engine *e); /* sequences of texts that have ended */
 
 /* job.c */
 llmc_status job_open(Engine *e, const llmc_request *r, Job **out, llmc_error *err);

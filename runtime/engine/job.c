@@ -62,6 +62,7 @@ open_choice(Engine *e, Job *j, int32_t i, const llmc_request *r, llmc_params *p,
 
 	c->seq = &j->req->seq[i];
 	c->device_n = -1;
+	c->second = -1;
 	p->seed = j->p.seed + (uint64_t)i;
 	TRY(sampler_open((int32_t)e->plan->vocab, p, e->plan->eos, e->plan->n_eos, &c->sampler, err));
 	for (size_t k = 0; k < r->n_tok; k++)

@@ -243,6 +243,20 @@ engine_set_check(Engine *e)
 	e->check = true;
 }
 
+llmc_status
+engine_set_second(Engine *e, Session *second, llmc_error *err)
+{
+	const llmc_limits *lim = session_limits_of(second);
+
+	e->second_logits = calloc((size_t)lim->n_out * (size_t)second->plan->vocab, sizeof *e->second_logits);
+	if (!e->second_logits)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the model that guesses");
+	TRY(kv_prefix_open(&second->kv, err));
+	e->second_chunk = lim->chunk / DRAFT_TEXTS > 0 ? lim->chunk / DRAFT_TEXTS : 1;
+	e->second = second;
+	return LLMC_OK;
+}
+
 void
 engine_set_guess(Engine *e, engine_guess_fn fn, void *user)
 {
@@ -282,6 +296,7 @@ engine_close(Engine *e, int drain_ms)
 	free(e->sampled);
 	free(e->row);
 	free(e->n_tok_was);
+	free(e->second_logits);
 	free(e->ids);
 	free(e->logprobs);
 	free(e->logits);

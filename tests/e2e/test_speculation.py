@@ -85,3 +85,16 @@ def test_sessions_and_bounds(model, engine):
             assert a == b and len(a) == n
     with pytest.raises(llmc.Error, match="speculate is 16"):
         engine.submit(prompt, speculate=16)
+
+
+def test_a_draft_model(model, engine):
+    """The model is its own draft: nearly all that it guesses comes true, and nothing changes."""
+    prompt = chat(model, "Tell a story.")
+    with model.engine(context=512, seqs=4, chunk=128, draft=model) as own:
+        for settings in (dict(), dict(temperature=0.7, seed=1), dict(n=2, temperature=0.5, seed=2)):
+            said = [events(e.submit(prompt, max_tokens=40, n_top=1, speculate=k, **settings)) for e, k in ((engine, -1), (own, 0))]
+            assert said[0] == said[1]
+        s = own.stats()
+        assert s["drafts"] > 0 and s["running"] == 0
+    with llmc.open("configs/tiny.yaml", random_weights=True) as tiny, pytest.raises(llmc.Error, match="a draft model must have the tokens of the model"):
+        model.engine(draft=tiny)

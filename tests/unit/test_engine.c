@@ -528,6 +528,45 @@ guesses_change_nothing(void **state)
 	close_engine(b);
 }
 
+/* The model guesses for itself, from a session with room for two texts of eight: whoever finds room or not, is cancelled or preempted, all say what they say alone. */
+static void
+a_second_model_changes_nothing(void **state)
+{
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_session *second;
+	llmc_error err;
+	int64_t id[CROWD];
+	char why[256];
+
+	(void)state;
+	make_crowd();
+	for (int lone = 0; lone < 2; lone++) {
+		Box b = open_engine(lone ? 1 : 4, 40, 192, NULL);
+		l.context = 128; /* less than the texts have */
+		l.seqs = 4;
+		l.chunk = 24;
+		l.n_out = DRAFT_TEXTS;
+		l.kv_tokens = 160;
+		l.n_threads = 1;
+		if (llmc_session_open(model, &l, &second, &err) != LLMC_OK || engine_set_second(b.e, second->s, &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+		int n = getenv("LLMC_CHECK_ALL") ? CROWD : 16;
+		for (int i = 0; i < n; i++) {
+			llmc_request r = request(&crowd[i]);
+			id[i] = submit(b, &r);
+		}
+		for (int i = 0; i < n; i++)
+			if (!follow(b, id[i], &crowd[i], i % 5 == 3 ? i % 17 : -1, why, sizeof why))
+				fail_msg("%s", why);
+		assert_true(counts(b).drafts > 0);
+		close_engine(b);
+		llmc_stats st = LLMC_INIT(llmc_stats);
+		llmc_session_stats(second, &st);
+		assert_int_equal(st.kv_pages_used, 0);
+		llmc_session_close(second);
+	}
+}
+
 /* Two hundred times the same words: they are found, and the odds of it rise. */
 static void
 what_came_before_is_guessed_again(void **state)
@@ -1045,6 +1084,7 @@ main(void)
 		cmocka_unit_test(a_crowd_answers_as_each_alone),
 		cmocka_unit_test(choices_draw_with_their_own_seeds),
 		cmocka_unit_test(guesses_change_nothing),
+		cmocka_unit_test(a_second_model_changes_nothing),
 		cmocka_unit_test(what_came_before_is_guessed_again),
 		cmocka_unit_test(logprobs_are_those_of_the_logits),
 		cmocka_unit_test(the_queue_and_the_cache_have_bounds),

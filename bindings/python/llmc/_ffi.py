@@ -104,7 +104,8 @@ class EngineOptions(Sized):
     _fields_ = [("size", C.c_size_t), ("limits", C.POINTER(Limits)), ("max_concurrent_requests", C.c_int32),
                 ("max_batch_prefill_tokens", C.c_int32), ("max_batch_total_tokens", C.c_int64),
                 ("waiting_served_ratio", C.c_float), ("max_waiting_tokens", C.c_int32), ("no_prefix_cache", C.c_bool),
-                ("swap_bytes", C.c_int64), ("log", LOG_FN), ("log_user", C.c_void_p), ("speculate", C.c_int32)]
+                ("swap_bytes", C.c_int64), ("log", LOG_FN), ("log_user", C.c_void_p), ("speculate", C.c_int32),
+                ("draft", C.c_void_p)]
 
 
 class Request(Sized):
