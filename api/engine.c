@@ -29,8 +29,11 @@ same_tokens(const llmc_model *m, const llmc_model *draft, llmc_error *err)
 			return error_set(err, LLMC_E_INPUT, "a draft model must have the tokens of the model: token %d is \"%s\" in %s, \"%s\" in %s", i, y ? y : "",
 			                 draft->plan->name, x ? x : "", m->plan->name);
 	}
-	if (draft->plan->prompt_whole)
-		return error_set(err, LLMC_E_INPUT, "%s reads its prompt in one piece: it cannot be a draft model", draft->plan->name);
+	if (draft->plan->prompt_whole || plan_has_state(draft->plan))
+		return error_set(err, LLMC_E_INPUT, "%s %s: it cannot be a draft model", draft->plan->name,
+		                 draft->plan->prompt_whole ? "reads its prompt in one piece" : "keeps a state that cannot go back");
+	if (draft_rows(m->plan) < 2)
+		return error_set(err, LLMC_E_INPUT, "nothing can be guessed for %s: it keeps a state that cannot go back", m->plan->name);
 	return LLMC_OK;
 }
 

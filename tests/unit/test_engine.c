@@ -614,6 +614,26 @@ what_came_before_is_guessed_again(void **state)
 	draft_free(d);
 }
 
+/* States cannot go back; rows of latent attention must stay in the form of single rows. */
+static void
+some_models_guess_less(void **state)
+{
+	PlanPool pool = { .state = true };
+	PlanStep st = { .n_attr = 1, .attr = { { .key = "expand", .kind = ATTR_INT, .i = 9 } } };
+	PlanPhase phase = { .n_step = 1, .step = &st };
+	Plan p = { .n_pool = 1, .pool = &pool };
+
+	(void)state;
+	assert_int_equal(draft_rows(&p), 1);
+	pool.state = false;
+	assert_int_equal(draft_rows(&p), DRAFT_MOST + 1);
+	p.n_phase = 1;
+	p.phase = &phase;
+	assert_int_equal(draft_rows(&p), 6);
+	st.attr[0].i = 1; /* always expanded */
+	assert_int_equal(draft_rows(&p), DRAFT_MOST + 1);
+}
+
 static double
 logprob_of(const float *v, int32_t id)
 {
@@ -1086,6 +1106,7 @@ main(void)
 		cmocka_unit_test(guesses_change_nothing),
 		cmocka_unit_test(a_second_model_changes_nothing),
 		cmocka_unit_test(what_came_before_is_guessed_again),
+		cmocka_unit_test(some_models_guess_less),
 		cmocka_unit_test(logprobs_are_those_of_the_logits),
 		cmocka_unit_test(the_queue_and_the_cache_have_bounds),
 		cmocka_unit_test(what_cannot_run_is_refused),
