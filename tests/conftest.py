@@ -1,4 +1,6 @@
 """What all Python tests share: the built command, one cache for the run, the demo model."""
+import collections
+import hashlib
 import json
 import os
 import shutil
@@ -25,6 +27,32 @@ os.environ["LLMC_EMU_REPORT"] = FINDINGS
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "findings: the emulator is expected to find something")
+    config.addinivalue_line("markers", "sample(n): make check runs n of the cases, make check-all every one")
+
+
+def sampled(items, n):
+    """n of a test's cases, always the same ones: first those that show most values of parameters that no chosen one has."""
+    left = {i: {f"{k}={v!r}" for k, v in i.callspec.params.items()} for i in sorted(items, key=lambda i: hashlib.sha256(i.name.encode()).digest())}
+    seen, chosen = set(), []
+    while left and len(chosen) < n:
+        best = max(left, key=lambda i: len(left[i] - seen))
+        seen |= left.pop(best)
+        chosen.append(best)
+    return chosen
+
+
+def pytest_collection_modifyitems(config, items):
+    cases = collections.defaultdict(list)
+    for i in items:
+        mark = i.get_closest_marker("sample")
+        if mark and hasattr(i, "callspec"):
+            cases[i.parent.nodeid, i.originalname, mark.args[0]].append(i)
+    asked = any("[" in a for a in config.args)  # a case by its name
+    if "LLMC_CHECK_ALL" in os.environ or asked:
+        return
+    dropped = {i for (*_, n), group in cases.items() for i in set(group) - set(sampled(group, n))}
+    config.hook.pytest_deselected(items=[i for i in items if i in dropped])
+    items[:] = [i for i in items if i not in dropped]
 
 
 def pytest_unconfigure(config):

@@ -54,6 +54,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("gqa", "odd", "prefix", "bf16")])
 def test_portable(name, mode, seed):
     """Rows of every kind in one step: decode rows, and pieces of prompts."""
@@ -99,6 +100,7 @@ def decode_tests():
                     yield template, arch, name, mode, seed
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("template,arch,name,mode,seed", list(decode_tests()))
 def test_decode(template, arch, name, mode, seed):
     """One row a sequence, on grids that cut them differently."""
@@ -233,6 +235,7 @@ def angles(rng, n, dims):
     return np.concatenate([np.cos(a), np.sin(a)], 1).astype(np.float32)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("mode,seed", H.RUNS)
 @pytest.mark.parametrize("style", ["half", "interleaved"])
 @pytest.mark.parametrize("heads,dim,first,dims", [(3, 64, 0, 64), (2, 80, 0, 32), (5, 24, 16, 8), (1, 7, 2, 4)])
@@ -248,6 +251,7 @@ def test_rope(heads, dim, first, dims, style, mode, seed):
         assert np.abs(got - want).max() < 1e-6
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mode,seed", H.RUNS)
 @pytest.mark.parametrize("style", ["half", "interleaved"])
 @pytest.mark.parametrize("heads,dim,dims", [(3, 64, 32), (2, 20, 6)])

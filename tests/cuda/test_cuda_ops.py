@@ -85,6 +85,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-np.clip(x, -700, None)))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("op,params,args,want", [
     ("add", dict(SCALE=0.5), 2, lambda x, r: 0.5 * x + r),
     ("act", dict(ACT="silu"), 1, lambda x: x * sigmoid(x)),

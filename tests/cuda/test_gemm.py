@@ -102,6 +102,7 @@ def test_matmul_checked(arch, dtype):
     matmul(arch, [(n, "check", 2) for n in (3, 33, 130)], 520, 72, dtype, False)
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("dtype", [*H.BLOCK, *H.FP4, *(H.CODE if H.EVERY else ("q2_k", "iq4_nl", "iq3_s")), "u4_32_f32", "u4_128", "u8_128_f32", "f8_32", "nf4_64", "fp4_32", "u2_32", "u3_128", "m4_64"])
 def test_matmul_of_blocks(dtype):
     cols = 512 if H.super_block(dtype) else 256 if "_128" in dtype else 192 if "_64" in dtype or dtype == "nvfp4" else 224

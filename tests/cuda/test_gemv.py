@@ -45,6 +45,7 @@ def columns(dtype):
 
 
 # every type, each number of rows that is a case of its own: 1, 3 of 4, 8 (in slices where x is too much), 9 (two turns)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_types(dtype):
     cols, n_rows = columns(dtype), 43
@@ -188,6 +189,7 @@ SASS = [("norm_qkv", "bf16", "sm_90a", {}), ("norm_qkv", "bf16", "sm_90a", dict(
         ("norm_qkv", "q5_k", "sm_86", dict(HAS_QN=1, HAS_KN=1))]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.skipif(sass.disassembler() is None, reason="no nvdisasm")
 @pytest.mark.parametrize("op,dtype,arch,more", SASS)
 def test_sass(op, dtype, arch, more):

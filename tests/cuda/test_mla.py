@@ -74,6 +74,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("small", "odd", "deepseek")])
 def test_portable(name, mode, seed):
     c = Case(**CASES[name])
@@ -233,6 +234,7 @@ def attend_tests():
                 yield "sm_90a" if name in ("lite", "f16", "one", "int4") else "sm_86", name, mode, seed
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("arch,name,mode,seed", list(attend_tests()))
 def test_decode_attends(arch, name, mode, seed):
     c = Steps(**STEPS[name])
@@ -353,6 +355,7 @@ def rounds(c, k, rows, places=128):
     return -(-sum(-(-(before + r) // 128) * 128 for before, r in begun if c.expand and r > 1 and r * (2 * before + r) > 2 * c.expand * before) // places)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name,arch,mode,seed", [(n, a, *r) for n in MIXED for a in ("sm_86", "sm_90a") for r in H.RUNS
                                                  if r[1] == (a == "sm_90a") or r[1] == 2 and (n, a) in (("v_dim", "sm_86"), ("later", "sm_90a"))])
 def test_mixed_attends(name, arch, mode, seed):
@@ -390,6 +393,7 @@ def query_tests():
                     yield "mla_query_decode", "sm_90a", name, mode, seed
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("template,arch,name,mode,seed", list(query_tests()))
 def test_queries(template, arch, name, mode, seed):
     c = Steps(**QUERY[name])
@@ -399,6 +403,7 @@ def test_queries(template, arch, name, mode, seed):
     c.query(H.build(template, arch, c.params), rows, 1e-2 if "mixed" in template and c.q_rank else 5e-4 if "decode" in template and c.q_rank else 2e-5, mode=mode, seed=seed)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name,arch,mode,seed", [(n, a, *r) for n, a in (("plain", "sm_75"), ("latent", "sm_90a"), ("odd", "sm_75"), ("unturned", "sm_86"), ("split", "sm_90a"))
                                                  for r in H.RUNS])
 def test_values(name, arch, mode, seed):

@@ -38,6 +38,7 @@ ROUTES = {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("mode,seed", H.RUNS)
 @pytest.mark.parametrize("name", ROUTES)
 def test_route(name, mode, seed):
@@ -114,6 +115,7 @@ FFNS = {
 }
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in FFNS for r in H.RUNS if r[1] == 0 or n in ("f32", "bf16") or r[1] == 1 and n == "f16"])
 def test_ffn(name, mode, seed):
     c = Ffn(**FFNS[name])

@@ -20,6 +20,7 @@ def check(configs, archs, sets=()):
     assert rows and not wrong, "\n".join(wrong[:5])
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("arch", nvrtc.ARCHS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0"])
 def test_tiny(arch, dtype):
@@ -36,6 +37,7 @@ def test_8b_quantised(dtype):
     check(["llama3-8b.yaml"], ["sm_90a"], [f"storage.default={dtype}"])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.skipif(not os.environ.get("LLMC_CHECK_ALL"), reason="LLMC_CHECK_ALL is not set")
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 @pytest.mark.parametrize("kv", ["f8", "int8", "int6", "int4"])

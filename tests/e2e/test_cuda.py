@@ -35,6 +35,7 @@ def matches(g, logits, tokens, one_row=False):
         assert tokens == g.greedy[:len(tokens)]
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", CASES if EVERY else sorted({*ONE_EACH.values(), *CASES[::4]}))
 def test_golden(name, gpu, tmp_path):
     gpu("sm_90a", seed=len(name))
@@ -45,6 +46,7 @@ def test_golden(name, gpu, tmp_path):
         matches(g, *run(tmp_path, g, "--device", "cuda", "--chunk", "1"), one_row=True)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("name", ["llama-bias-linear-bf16", "qwen3-bias-tied"])
 def test_architectures(name, arch, gpu, tmp_path):

@@ -47,6 +47,7 @@ def refused_values(family):
             yield key, 77
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", ONE_EACH.values())
 def test_a_changed_checkpoint_shows(name, models):
     g, folder = models(name)

@@ -58,6 +58,7 @@ def test_reference(name, tmp_path):
     assert got == want
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name,arch", CPU)
 def test_cpu(name, arch, tmp_path):
     if not RUNS[arch]:

@@ -113,6 +113,7 @@ def run(where, tmp, *args, prompt=PROMPT):
     return (np.load(out) if p.returncode == 0 else None), p.stderr
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_the_values(name, tmp_path):
     args, rounded, which = CASES[name]

@@ -33,6 +33,7 @@ def split(name, tmp_path, ranks, *args):
     return True
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", CASES if ALL else ONE_EACH.values())
 def test_reference_over_ranks(name, tmp_path):
     """Three ranks where they can be, else two; on request all numbers."""
@@ -43,6 +44,7 @@ def test_reference_over_ranks(name, tmp_path):
     assert done or name.startswith(("baichuan", "bloom", "falcon", "mpt", "gpt_oss", "olmo2", "olmoe", "minimax_m2"))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name,ranks", [("llama-smol", 3), ("gpt2-inner", 2), ("gpt_neox-parallel", 2), ("gemma2-caps", 2), ("qwen2_moe-sparse", 2),
                                         ("deepseek_v3-plain", 2), ("chatglm2-bias", 2)])
 def test_kernels_over_ranks(name, ranks, tmp_path):

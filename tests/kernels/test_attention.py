@@ -102,6 +102,7 @@ def variants():
                 yield name, target
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name,target", list(variants()))
 def test_attention(name, target):
     c = Case(**CASES[name])
