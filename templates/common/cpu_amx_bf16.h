@@ -17,7 +17,7 @@
  *            a panel 82 % of the peak is left, with 8 75 %
  *   data     random numbers instead of zeros, of which the peak is measured, take 15 to 20 % of the time more
  *   weights  a block of a group 84 (Q4_0), once for all tokens in hand: with 256 a third of its dots' 256, hidden beside them; with 16
- *            it is what there is to wait for
+ *            it is what there is to wait for, and sums stay in registers to the end (amx_few)
  * 2048 x 2048, Q4_0, one thread, best of 5 x 9 interleaved with the kernel before, which scaled results instead of weights: 256 tokens 1.18 TFLOP/s
  * beside 0.68 (36 % of the peak of registers, 20 %), Q4_K 1.28 beside 0.51, 32 tokens 0.70 beside 0.66, one token 25 GFLOP/s beside 37.
  *
@@ -35,6 +35,7 @@
 enum {
 	AMX_PANEL = 32 * 1024 / 64,     /* vectors of a panel */
 	AMX_START = 4,                  /* blocks of the first, which nothing hides */
+	AMX_RING = 8, AMX_AHEAD = 2,    /* blocks, where there are few tokens */
 };
 
 /* of bf16 that a weight becomes */
@@ -215,6 +216,20 @@ amx_step(const Product p, const int two, const int wide, const vi *q, const uint
 		amx_slice(p, item, slice + 1);
 }
 
+/* The sums of one tile of activations, or two, with one group or two, to rows c_row bytes apart */
+LLMC_INLINE void
+amx_store(const int two, const int wide, float *c0, int64_t c0_row, float *c1, int64_t c1_row)
+{
+	AMX_STORE(0, c0, c0_row);
+	if (wide)
+		AMX_STORE(1, c0 + VL, c0_row);
+	if (two) {
+		AMX_STORE(2, c1, c1_row);
+		if (wide)
+			AMX_STORE(3, c1 + VL, c1_row);
+	}
+}
+
 /* A panel's n blocks from `first` on with one tile of activations, or that and the next, added to c0 and c1, whose rows are c_row bytes apart */
 LLMC_INLINE void
 amx_floats(const Product p, const vi *q, int groups, int first, int n, const act_rows *a, int tile, float *c0, int64_t c0_row, float *c1,
@@ -251,14 +266,37 @@ amx_floats(const Product p, const vi *q, int groups, int first, int n, const act
 	}
 	for (; b < n; b++, x0 += block, x1 += block, q += vectors)
 		amx_step(p, two, wide, q, x0, x1, NULL, 0);
-	AMX_STORE(0, c0, c0_row);
-	if (wide)
-		AMX_STORE(1, c0 + VL, c0_row);
-	if (two) {
-		AMX_STORE(2, c1, c1_row);
-		if (wide)
-			AMX_STORE(3, c1 + VL, c1_row);
+	amx_store(two, wide, c0, c0_row, c1, c1_row);
+}
+
+/* All columns with one or two tiles of activations: sums stay in registers, and the blocks of a ring are made one after the other, AMX_AHEAD before
+ * they are multiplied */
+LLMC_INLINE void
+amx_few(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups, const act_rows *a, int two, vi *ring, float *c0, int64_t c0_row,
+        float *c1, int64_t c1_row)
+{
+	const int all = p_blocks(p), wide = groups > 1, vectors = amx_block_vectors(p);
+	const size_t block = (size_t)(a->tile * act_block_bytes(p));
+	const uint8_t *x0 = a->q, *x1 = x0 + (size_t)a->tile * (size_t)act_row_bytes(p);
+	amx_work k = { .w = w, .groups = groups };
+
+	AMX_ZERO(0);
+	AMX_ZERO(1);
+	AMX_ZERO(2);
+	AMX_ZERO(3);
+	for (int b = -AMX_AHEAD; b < all; b++) {
+		if (b + AMX_AHEAD < all) {
+			k.to = ring + (b + AMX_AHEAD) % AMX_RING * vectors;
+			for (k.left = groups; k.left;)
+				expand(&k);
+		}
+		if (b < 0)
+			continue;
+		amx_step(p, two, wide, ring + b % AMX_RING * vectors, x0, x1, NULL, 0);
+		x0 += block;
+		x1 += block;
 	}
+	amx_store(two, wide, c0, c0_row, c1, c1_row);
 }
 
 /* out[t][row] of at most TILE_H groups, as tile_rows */
@@ -266,23 +304,26 @@ LLMC_INLINE void
 amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups, const act_rows *a, int tokens, float *out, int ld)
 {
 	const int T = a->tile, tiles = (tokens + T - 1) / T, whole = tokens / T;
-	/* few tokens: making panels is all there is to do, and both stay in the nearest cache */
-	const int all = p_blocks(p), most = AMX_PANEL / amx_block_vectors(p) / (tiles > 2 ? 1 : 4);
+	const int all = p_blocks(p), most = AMX_PANEL / amx_block_vectors(p);
+	const int64_t inside = (int64_t)ld * 4, outside = (int64_t)(VL * TILE_H * sizeof *out);
 	_Alignas(64) vi panel[2][AMX_PANEL];
 	_Alignas(64) float edge[AMX_T][TILE_H * VL];    /* of a tile with rows that do not exist */
 	int n = all < AMX_START ? all : AMX_START, now = 0;
 	amx_work k = { .w = w, .to = panel[0], .groups = groups, .left = n * groups };
 
 	amx_begin(T, 64);
-	while (k.left)
-		expand(&k);
-	for (int first = 0, after; first < all; first += n, n = after, now = !now) {
+	if (tiles <= 2)
+		amx_few(p, expand, w, groups, a, tiles == 2, panel[0], whole ? out : edge[0], whole ? inside : outside,
+		        whole == 2 ? out + (int64_t)T * ld : edge[0], whole == 2 ? inside : outside);
+	else
+		while (k.left)
+			expand(&k);
+	for (int first = 0, after; tiles > 2 && first < all; first += n, n = after, now = !now) {
 		after = all - first - n < most ? all - first - n : most;
 		k.to = panel[!now];
 		k.left = after * groups;
 		for (int i = 0; i < tiles; i += 2) {
 			float *c0 = i < whole ? out + (int64_t)(i * T) * ld : edge[0], *c1 = i + 1 < whole ? out + (int64_t)((i + 1) * T) * ld : edge[0];
-			const int64_t inside = (int64_t)ld * 4, outside = (int64_t)sizeof edge[0];
 			amx_floats(p, panel[now], groups, first, n, a, i, c0, i < whole ? inside : outside, i + 1 < tiles ? c1 : NULL,
 			           i + 1 < whole ? inside : outside, &k);
 		}
