@@ -1,0 +1,152 @@
+"""Models whose layers keep a state: what holds of sequences whose cache cannot be cut. Chunks, company, threads and forks change no bit; sequences are saved with their
+states; a prompt that was preempted goes on as it was; no prefix is taken for what it is not; what cannot work is refused in a sentence."""
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+import conftest
+import llmc
+from bits import rows, whole
+from golden_run import LLMC
+
+BEST = conftest.cpu_archs()[-1]
+TEXT = """llmc: 1
+name: states
+family: qwen3_5
+vocab_size: 320
+max_positions: 1024
+n_layers: 4
+hidden: 64
+attention: {n_heads: 4, n_kv_heads: 2, head_dim: 16}
+linear: {layers: [0, 1, 3], k_heads: 2, v_heads: 6, k_dim: 20, v_dim: 24, taps: 4}
+rope: {dims: 8}
+ffn: {width: 96}
+text: {bos: 1, eos: [2]}
+"""
+STATE = 3 * 4 * (3 * (2 * 2 * 20 + 6 * 24) + 6 * 20 * 24)
+N = 150
+TOK = [int(t) for t in np.random.default_rng(1).integers(3, 320, N)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    p = tmp_path_factory.mktemp("states") / "states.yaml"
+    p.write_text(TEXT)
+    return p
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    with llmc.open(path, random_weights=True, arch=BEST) as m:
+        yield m
+
+
+def test_a_result_depends_on_the_request_alone(model):
+    want = whole(model, TOK)
+    with model.session(context=N, chunk=N, n_out=N, seqs=3, threads=2) as s:
+        q = s.seq()
+        assert np.array_equal(np.concatenate([rows(s, [(q, [t], 1)]) for t in TOK]), want), "prefill and decode differ"
+        s.free(q)
+        q, at, got = s.seq(), 0, []
+        for n in (1, 2, 7, 31, 33, 1, N):
+            got.append(rows(s, [(q, TOK[at:at + n], len(TOK[at:at + n]))]))
+            at += n
+            if at == 41:  # a fork goes on by itself, and the other does not see it
+                fork = s.fork(q)
+                rows(s, [(fork, TOK[:5], 1)])
+                s.free(fork)
+            if at == 74:
+                fork = s.fork(q)
+        assert np.array_equal(np.concatenate(got), want), "chunks differ"
+        assert np.array_equal(rows(s, [(fork, TOK[74:], N - 74)]), want[74:]), "after a fork"
+        # from the beginning, in the place of a sequence that had another state
+        s.trim(q, 0)
+        assert np.array_equal(rows(s, [(q, TOK, N)]), want), "after a trim to nothing"
+    for threads in (3, 5):
+        with model.session(context=N, chunk=64, n_out=64, threads=threads) as s:
+            q = s.seq()
+            got = [rows(s, [(q, TOK[i:i + 50], 50)]) for i in range(0, N, 50)]
+            assert np.array_equal(np.concatenate(got), want), f"{threads} threads"
+
+
+def test_company_changes_nothing(model):
+    want = whole(model, TOK)
+    with model.session(context=N, chunk=64, n_out=64, seqs=3, threads=2) as s:
+        q, at, got = [s.seq() for _ in range(3)], [0, 0, 0], [[], [], []]
+        for step in range(400):
+            part = []
+            for i, n in enumerate(((1, 5, 9), (1, 1, 1), (7, 1, 1))[step % 3]):
+                if step >= 2 * i and at[i] < N:
+                    part.append((i, TOK[at[i]:at[i] + n]))
+            if not part:
+                break
+            out = rows(s, [(q[i], t, len(t)) for i, t in part])
+            for i, t in part:
+                got[i].append(out[:len(t)])
+                out = out[len(t):]
+                at[i] += len(t)
+        for g in got:
+            assert np.array_equal(np.concatenate(g), want)
+
+
+def test_saved_and_loaded(model):
+    want = whole(model, TOK)
+    with model.session(context=N, chunk=N, n_out=N, seqs=2) as s:
+        other, q = s.seq(), s.seq()
+        rows(s, [(other, TOK[9:20], 1), (q, TOK[:70], 1)])
+        data = s.save(q)
+        assert len(data) > STATE
+        with model.session(context=N, chunk=N, n_out=N) as t:
+            r = t.load(data)
+            assert t.length(r) == 70 and np.array_equal(rows(t, [(r, TOK[70:], N - 70)]), want[70:])
+        for damaged in (data[:-1], data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]):
+            with pytest.raises(llmc.Error, match="damaged or cut short"):
+                s.load(damaged)
+
+
+def test_a_state_cannot_be_cut(model):
+    with model.session(context=N, seqs=1) as s:
+        q = s.seq()
+        rows(s, [(q, TOK[:40], 1)])
+        for n in (1, 39):
+            with pytest.raises(llmc.Error, match="keeps a state"):
+                s.trim(q, n)
+        s.trim(q, 40)
+        assert s.length(q) == 40
+
+
+def test_memory_counts_states(model, path):
+    one, four = (model.memory(context=64, seqs=n) for n in (1, 4))
+    assert one["kv_per_seq"] == four["kv_per_seq"] == STATE
+    assert one["kv"] == 2 * 32 * one["kv_per_token"] + STATE and four["kv"] == 4 * one["kv"]
+    text = subprocess.run([LLMC, "plan", path, "--random-weights", "--arch", BEST], capture_output=True, text=True, check=True).stdout
+    assert re.search(r"states of a sequence, within kv: ", text) and re.search(r"conv .* a sequence: 3 layers", text) and re.search(r"state .* a sequence: 3 layers", text)
+
+
+@pytest.mark.parametrize("swap", [0, 1 << 24])
+def test_preempted_and_gone_on(model, swap):
+    """Four choices of a prompt, each a fork with its state, need more pages than there are: some are put aside, computed again or brought back, and all say
+    what one says alone."""
+    params = dict(max_tokens=40, ignore_eos=True, temperature=0)
+    with model.session(context=128) as s:
+        want = s.run(TOK[:40], **params)["tokens"]
+    with model.engine(context=128, seqs=4, chunk=32, kv_tokens=6 * 32, swap_bytes=swap) as e:
+        for k in range(2): # the second finds no prefix of the first
+            r = e.submit(TOK[:40], n=4, **params)
+            said = [[] for _ in range(4)]
+            for event in r.events():
+                if event.kind != "prompt" and event.token >= 0:
+                    said[event.index].append(event.token)
+            assert said == [want] * 4
+        stats = e.stats()
+        assert stats["preemptions"] > 0 and stats["prefix_hits"] == 0
+
+
+def test_refused(path):
+    """Ranks do not share such layers yet, and the description is checked."""
+    for args, words in ((["--set", "parallel.tp=2"], "cannot be split over ranks"), (["--set", "linear.v_heads=5"], "no multiple of linear.k_heads"), (["--set", "linear.k_dim=0"], "linear.k_dim is missing"),
+                        (["--set", "attention.mask=prefix"], "causal, mask prefix is not")):
+        p = subprocess.run([LLMC, "compile", path, "-o", path.parent / "out", *args], capture_output=True, text=True)
+        assert p.returncode != 0 and re.search(words, p.stderr), f"{args}: {p.returncode} {p.stderr}"
