@@ -15,7 +15,7 @@ cuda_bind(CudaSession *c, llmc_error *err)
 	const llmc_state *st = &c->st;
 	llmc_step k = { .n = st->s_n, .tok = st->s_tok, .pos = st->s_pos, .pos2 = st->s_pos2, .seq_of = st->s_seq_of,
 		.q_start = st->s_q_start, .kv_len = st->s_kv_len, .prefix_len = st->s_prefix_len, .out_row = st->s_out_row,
-		.block_table = st->s_block_table, .block_stride = st->block_stride };
+		.block_table = st->s_block_table, .seq = st->slot_of, .block_stride = st->block_stride };
 	int64_t max = s->sym[SYM_n_seq];
 
 	for (int i = 0; i < p->n_rope; i++)

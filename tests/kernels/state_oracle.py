@@ -1,0 +1,79 @@
+"""What kernels with states are held to, of processors and of GPUs: inputs and values in float64."""
+import numpy as np
+
+SEQS, ROWS = 4, [11, 7, 40]        # places of the pool, rows of three sequences
+AT = [2, 0, 3]                     # their places
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def steps(cuts):
+    """Each step as [(sequence, first row, end)]: all sequences are cut at the same rows."""
+    for a, b in zip(cuts, cuts[1:]):
+        yield [(i, a, min(b, n)) for i, n in enumerate(ROWS) if a < n]
+
+
+CONV = [(70, 4, "silu", False), (5, 2, "none", True), (130, 5, "silu", True)]
+
+
+def conv(width, taps, gate, bias):
+    """params, inputs of rows, what stands between them and the state, shapes of a state and of an output row, outputs, states behind the last row"""
+    rng = np.random.default_rng(width)
+    x = [rng.standard_normal((n, width)).astype(np.float32) for n in ROWS]
+    w, b = rng.standard_normal((width, taps)).astype(np.float32), rng.standard_normal(width).astype(np.float32) if bias else None
+    want, states = [], []
+    for s in x:
+        padded = np.concatenate([np.zeros((taps - 1, width)), s.astype(np.float64)])
+        z = sum(padded[j:j + len(s)] * w[:, j] for j in range(taps)) + (0 if b is None else b)
+        want.append(z * sigmoid(z) if gate == "silu" else z)
+        states.append(padded[len(s):])
+    params = dict(WIDTH=width, TAPS=taps, GATE=gate, HAS_B=int(bias))
+    return params, [x], [w, b], (taps - 1, width), (width,), want, states
+
+
+DELTA = [dict(k_heads=2, v_heads=6, k_dim=12, v_dim=20), dict(k_heads=3, v_heads=6, k_dim=128, v_dim=128, tiled=1), dict(k_heads=1, v_heads=3, k_dim=17, v_dim=33, a_log=0),
+         dict(k_heads=2, v_heads=2, k_dim=40, v_dim=64, g_dim=40, b_scale=2.0)]
+
+
+def delta(case):
+    p = dict(g_dim=1, tiled=0, a_log=1, b_scale=1.0) | DELTA[case]
+    hk, hv, dk, dv, dg = (p[k] for k in ("k_heads", "v_heads", "k_dim", "v_dim", "g_dim"))
+    rng, eps, scale = np.random.default_rng(case), 1e-6, dk ** -0.5
+    x = [rng.standard_normal((n, 2 * hk * dk + hv * dv)).astype(np.float32) for n in ROWS]
+    a, b = ([rng.standard_normal((n, hv, d)[:3 if d else 2]).astype(np.float32) for n in ROWS] for d in (dg, 0))
+    rate, dt = rng.standard_normal(hv).astype(np.float32), rng.standard_normal((hv, dg)).astype(np.float32)
+    if not p["a_log"]:
+        rate = -np.abs(rate)
+    a[0][0] = 40 # where softplus is its argument
+    a[1][1] = -40
+    want, states = [], []
+    of = np.arange(hv) % hk if p["tiled"] else np.arange(hv) * hk // hv
+    unit = lambda u: u / np.sqrt((u * u).sum(-1, keepdims=True) + eps)
+    for rows, an, bn in zip(x, a, b):
+        rows, state, y = rows.astype(np.float64), np.zeros((hv, dk, dv)), []
+        for r, ar, br in zip(rows, an.astype(np.float64), bn.astype(np.float64)):
+            q, k, v = unit(r[:hk * dk].reshape(hk, dk))[of] * scale, unit(r[hk * dk:2 * hk * dk].reshape(hk, dk))[of], r[2 * hk * dk:].reshape(hv, dv)
+            r64 = rate.astype(np.float64)
+            keep = np.exp((-np.exp(r64) if p["a_log"] else r64)[:, None] * np.logaddexp(0, ar + dt))
+            state = state * keep[:, :, None]
+            state = state + k[:, :, None] * (p["b_scale"] * sigmoid(br)[:, None] * (v - np.einsum("hij,hi->hj", state, k)))[:, None, :]
+            y.append(np.einsum("hij,hi->hj", state, q))
+        want.append(np.array(y))
+        states.append(state)
+    params = {k.upper(): v for k, v in p.items()} | dict(SCALE=scale, EPS=eps)
+    return params, [x, a, b], [rate, dt], (hv, dk, dv), (hv, dv), want, states
+
+
+GATES = [(20, 3, "norm_first", "silu"), (128, 2, "norm_first", "sigmoid"), (33, 5, "gate_first", "silu")]
+
+
+def gate(dim, groups, order, gate):
+    rng = np.random.default_rng(dim)
+    x, z = (rng.standard_normal((9, groups, dim)).astype(np.float32) for _ in range(2))
+    w = rng.standard_normal((groups, dim) if order == "gate_first" else dim).astype(np.float32)
+    g = sigmoid(z.astype(np.float64)) * (z if gate == "silu" else 1)
+    rms = lambda v: v / np.sqrt((v * v).mean(-1, keepdims=True) + 1e-3)
+    want = rms(x * g) * w if order == "gate_first" else rms(x.astype(np.float64)) * w * g
+    return dict(DIM=dim, GROUPS=groups, EPS=1e-3, ORDER=order, GATE=gate), [x, z, w], want
