@@ -65,7 +65,7 @@ write_imatrix(Made *m, const llmc_quantize_options *o, llmc_error *err)
 {
 	Imatrix found = { 0 };
 
-	if (calibration_at(m->job.calibration, 0)->seen == 0)
+	if (!calibration_whole(m->job.calibration))
 		TRY(quant_calibrate(&m->job, err));
 	calibration_imatrix(m->job.calibration, &m->arena, &found);
 	return imatrix_write(o->imatrix_out, &found, o->text ? "text" : "llmc calibration.txt", m->windows.n, m->windows.width, err);
@@ -126,12 +126,12 @@ run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, ll
 		job->imatrix = given;
 	}
 	TRY(threads_open(o->n_threads, &job->threads, err));
-	bool looks = job->method == QUANT_GPTQ || (job->method == QUANT_WEIGHTED && !o->imatrix) || o->imatrix_out;
+	bool looks = job->method == QUANT_GPTQ || (job->method == QUANT_WEIGHTED && !o->imatrix) || o->imatrix_out || o->bits > 0;
 	if (looks || kind == SOURCE_HF)
 		TRY(open_calibration(m, o, looks, err));
 	if (o->imatrix_out && job->method != QUANT_GPTQ)
 		TRY(write_imatrix(m, o, err));
-	if (job->method == QUANT_NEAREST)
+	if (job->method == QUANT_NEAREST && o->bits == 0)
 		session_close(job->session), job->session = NULL;
 	TRY(quant_run(job, &m->arena, err));
 	if (o->imatrix_out && job->method == QUANT_GPTQ)
@@ -150,7 +150,7 @@ llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt,
 	SIZED_TAKE(o, opt);
 	o.window = o.window ? o.window : WINDOW;
 	o.n_windows = o.n_windows ? o.n_windows : N_WINDOWS;
-	o.hessian_bytes = o.hessian_bytes ? o.hessian_bytes : (int64_t)2 << 30;
+	o.hessian_bytes = o.hessian_bytes ? o.hessian_bytes : (int64_t)512 << 20;
 	o.n_threads = o.n_threads ? o.n_threads : topology_threads();
 	Made *m = calloc(1, sizeof *m);
 	if (!m)
@@ -176,7 +176,7 @@ llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt,
 		*err = own;
 	}
 	if (m->job.calibration)
-		calibration_drop(m->job.calibration);
+		calibration_release(m->job.calibration);
 	session_close(m->job.session);
 	threads_close(m->job.threads);
 	llmc_close(m->model);

@@ -24,15 +24,15 @@ on_progress(void *user, const char *doing, int64_t done, int64_t of)
 }
 
 static void
-on_choice(void *user, const char *tensor, const char *type, double bits, double error)
+on_choice(void *user, const char *tensor, const char *type, double bits, double error, double cost)
 {
 	Output *o = user;
 
 	fflush(o->to);
 	if (o->json)
-		fprintf(o->to, "%s{\"name\":\"%s\",\"type\":\"%s\",\"bits\":%.6g,\"error\":%.6g}", o->n_chosen ? "," : "", tensor, type, bits, error);
+		fprintf(o->to, "%s{\"name\":\"%s\",\"type\":\"%s\",\"bits\":%.6g,\"error\":%.6g,\"cost\":%.6g}", o->n_chosen ? "," : "", tensor, type, bits, error, cost);
 	else
-		fprintf(o->to, "%-40s %-7s %7.4g bits, error %.2g\n", tensor, type, bits, error);
+		fprintf(o->to, "%-40s %-7s %7.4g bits, error %.2g, costs %.2g\n", tensor, type, bits, error, cost);
 }
 
 static void
@@ -55,7 +55,7 @@ quantize(int argc, char **argv)
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Types", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, iq4_nl, mxfp4, q4_0, q4_1, q5_0, q5_1 [q4_k]; of a folder: int4, int8, fp8 [int4]" },
-		{ OPT_FLOAT, 0, "bits", "N", &o.bits, "instead of a type: bits a weight that all matrices may have together; each gets what its measured error asks for" },
+		{ OPT_FLOAT, 0, "bits", "N", &o.bits, "instead of a type: bits a weight that all matrices may have together; each gets what the measured cost of its errors asks for" },
 		{ OPT_TEXT, 0, "head", "TYPE", &o.head, "of the output's matrix, and of an embedding that is the output's too [q6_k; with --bits chosen, too]" },
 		{ OPT_INT, 0, "group", "N", &o.group, "int4: columns that share a scale, 32 or 128 [128 where all matrices have whole ones]" },
 		{ OPT_GROUP, 0, "Method", NULL, NULL, NULL },
@@ -67,7 +67,7 @@ quantize(int argc, char **argv)
 		{ OPT_TEXT, 0, "imatrix", "FILE", &o.imatrix, "importance from a file, llama.cpp's .dat or GGUF [from the text]" },
 		{ OPT_TEXT, 0, "imatrix-out", "FILE", &o.imatrix_out, "write what the text gave; .dat is llama.cpp's older form" },
 		{ OPT_GROUP, 0, "Machine", NULL, NULL, NULL },
-		{ OPT_BYTES, 0, "hessian-memory", "SIZE", &o.hessian_bytes, "for Hessians: more is fewer passes over the text, one layer is the least [2G]" },
+		{ OPT_BYTES, 0, "hessian-memory", "SIZE", &o.hessian_bytes, "for Hessians of layers taken together; one layer is the least, and enough [512M]" },
 		{ OPT_INT, 't', "threads", "N", &o.n_threads, "threads [real cores within quota and affinity]" },
 		{ OPT_GROUP, 0, "Output", NULL, NULL, NULL },
 		{ OPT_FLAG, 0, "json", NULL, &to.json, "one JSON document on stdout, nothing else" },

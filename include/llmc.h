@@ -757,7 +757,7 @@ typedef struct llmc_quantize_options { /* 0 or NULL takes the default in bracket
 	const char *text;       /* [n_bytes] to calibrate with [the one that comes with the library] */
 	size_t      n_bytes;
 	int32_t     window, n_windows; /* tokens seen together, windows of them [512, 64] */
-	int64_t     hessian_bytes; /* of memory for Hessians; one layer needs (4 * inputs^2) a matrix [2 GiB]. More layers at once, fewer passes over the text */
+	int64_t     hessian_bytes; /* of memory for Hessians; one layer needs (4 * inputs^2) a matrix, and is taken where it needs more [512 MiB]. The text passes each layer once whatever it is */
 	float       damp;       /* share by which the diagonal of Hessians grows [0: 6 * columns / tokens, 0.03 to 1] */
 	int32_t     n_threads;  /* [real cores in the quota] */
 	/* doing: a tensor that is done and bytes of the input, or NULL and windows of the text; false: stop, E_CANCELLED */
@@ -766,9 +766,10 @@ typedef struct llmc_quantize_options { /* 0 or NULL takes the default in bracket
 	llmc_log_fn log;
 	void       *log_user;
 	int32_t     group;      /* int4: columns that share a scale, 32 or 128 [128 where all matrices have whole ones] */
-	float       bits;       /* GGUF, instead of type: a weight, on average; types of matrices are chosen for the least measured error that this allows */
-	/* with bits: what was chosen, once a matrix; error: share of the energy of its outputs that is lost without compensation; may be NULL */
-	void      (*chose)(void *user, const char *tensor, const char *type, double bits, double error);
+	float       bits;       /* GGUF, instead of type: a weight, on average; types of matrices are chosen for the least cost of their errors, both measured. Every method reads the text then */
+	/* with bits: what was chosen, once a matrix; error: share of the energy of its outputs that is lost without compensation; cost: nats of KL divergence that
+	 * this is expected to cost alone; may be NULL */
+	void      (*chose)(void *user, const char *tensor, const char *type, double bits, double error, double cost);
 } llmc_quantize_options;
 typedef struct llmc_quantize_result {
 	size_t  size;

@@ -8,7 +8,7 @@
 #include "formats/dequant.h"
 #include "formats/quantize.h"
 
-enum { SAMPLE = 1 << 16 /* weights of a matrix that are measured, at least LEAST_ROWS rows */, LEAST_ROWS = 16, MOST_TYPES = 8 };
+enum { SAMPLE = 1 << 16 /* weights of a matrix that are measured, at least LEAST_ROWS rows */, LEAST_ROWS = 16 };
 
 const Dtype *
 budget_types(int64_t cols)
@@ -20,16 +20,8 @@ budget_types(int64_t cols)
 	return cols % 256 == 0 ? super : cols % 32 == 0 ? small : none;
 }
 
-typedef struct Choice { Dtype type; int64_t bytes; double error; } Choice;
-
-typedef struct Matrix {
-	int    n, at;               /* choices; the one taken */
-	Choice choice[MOST_TYPES];  /* by rising bytes */
-} Matrix;
-
 typedef struct Budget {
 	BudgetMatrix *m;
-	Matrix       *own;
 	int           n;
 	atomic_int    next;   /* choice of a matrix, counted through */
 	atomic_bool   failed;
@@ -38,7 +30,7 @@ typedef struct Budget {
 /* --- what each type costs --------------------------------------------------------------------------------------------- */
 
 static double
-error_of(const BudgetMatrix *m, Dtype to, float *x, float *y, void *blocks)
+error_of(const BudgetMatrix *m, Dtype to, float *x, float *y, void *blocks, double *energy)
 {
 	const int64_t want = SAMPLE / m->cols > LEAST_ROWS ? SAMPLE / m->cols : LEAST_ROWS, n = want < m->rows ? want : m->rows;
 	const int64_t from_bytes = dtype_row_bytes(m->from, m->cols), per_mat = m->rows / m->n_mat;
@@ -51,11 +43,12 @@ error_of(const BudgetMatrix *m, Dtype to, float *x, float *y, void *blocks)
 		quantize_row(to, x, importance, blocks, m->cols);
 		dequant_row(to, blocks, y, m->cols);
 		for (int64_t j = 0; j < m->cols; j++) {
-			double w = importance ? (double)importance[j] : 1, e = (double)y[j] - (double)x[j];
+			double w = m->share ? m->share[j] : 1 / (double)m->cols, e = (double)y[j] - (double)x[j];
 			lost += w * e * e;
 			all += w * (double)x[j] * (double)x[j];
 		}
 	}
+	*energy = n ? all / (double)n : 0;
 	return all > 0 && isfinite(lost / all) ? lost / all : 0;
 }
 
@@ -73,10 +66,15 @@ measure(void *user, int part, int n_parts)
 		atomic_store(&b->failed, true);
 		return;
 	}
-	for (int k; (k = atomic_fetch_add(&b->next, 1)) < b->n * MOST_TYPES;) {
-		Matrix *own = &b->own[k / MOST_TYPES];
-		if (k % MOST_TYPES < own->n)
-			own->choice[k % MOST_TYPES].error = error_of(&b->m[k / MOST_TYPES], own->choice[k % MOST_TYPES].type, x, x + cols, x + 2 * cols);
+	for (int k; (k = atomic_fetch_add(&b->next, 1)) < b->n * BUDGET_TYPES;) {
+		BudgetMatrix *m = &b->m[k / BUDGET_TYPES];
+		BudgetChoice *choice = &m->choice[k % BUDGET_TYPES];
+		double energy;
+		if (k % BUDGET_TYPES >= m->n_choice)
+			continue;
+		choice->error = error_of(m, choice->type, x, x + cols, x + 2 * cols, &energy);
+		if (k % BUDGET_TYPES == 0)
+			m->energy = energy;
 	}
 	free(x);
 }
@@ -89,7 +87,7 @@ bytes_of(const Budget *b)
 	int64_t sum = 0;
 
 	for (int i = 0; i < b->n; i++)
-		sum += b->own[i].choice[b->own[i].at].bytes;
+		sum += b->m[i].choice[b->m[i].at].bytes;
 	return sum;
 }
 
@@ -99,7 +97,7 @@ sum_of(const Budget *b)
 	double sum = 0;
 
 	for (int i = 0; i < b->n; i++)
-		sum += b->own[i].choice[b->own[i].at].error;
+		sum += b->m[i].cost * b->m[i].choice[b->m[i].at].error;
 	return sum;
 }
 
@@ -112,11 +110,11 @@ fill(Budget *b, int64_t room)
 		double best = 0;
 		int which = -1, to = 0;
 		for (int i = 0; i < b->n; i++) {
-			const Matrix *m = &b->own[i];
-			const Choice *now = &m->choice[m->at];
-			for (int k = 0; k < m->n; k++) {
+			const BudgetMatrix *m = &b->m[i];
+			const BudgetChoice *now = &m->choice[m->at];
+			for (int k = 0; k < m->n_choice; k++) {
 				int64_t more = m->choice[k].bytes - now->bytes;
-				double gain = now->error - m->choice[k].error;
+				double gain = m->cost * (now->error - m->choice[k].error);
 				if (gain <= 0 || used + more > room)
 					continue;
 				double rate = more > 0 ? gain / (double)more : INFINITY;
@@ -126,8 +124,8 @@ fill(Budget *b, int64_t room)
 		}
 		if (which < 0)
 			return;
-		used += b->own[which].choice[to].bytes - b->own[which].choice[b->own[which].at].bytes;
-		b->own[which].at = to;
+		used += b->m[which].choice[to].bytes - b->m[which].choice[b->m[which].at].bytes;
+		b->m[which].at = to;
 	}
 }
 
@@ -140,9 +138,9 @@ solve(Budget *b, int64_t room, int *best)
 	for (int start = -1; start < DT_COUNT; start++) {
 		bool any = start < 0;
 		for (int i = 0; i < b->n; i++) {
-			Matrix *m = &b->own[i];
+			BudgetMatrix *m = &b->m[i];
 			m->at = 0;
-			for (int k = 0; k < m->n; k++)
+			for (int k = 0; k < m->n_choice; k++)
 				if ((int)m->choice[k].type == start)
 					m->at = k, any = true;
 		}
@@ -153,46 +151,45 @@ solve(Budget *b, int64_t room, int *best)
 		if (sum < least) {
 			least = sum;
 			for (int i = 0; i < b->n; i++)
-				best[i] = b->own[i].at;
+				best[i] = b->m[i].at;
 		}
 	}
 	return least < INFINITY;
 }
 
 llmc_status
-budget_choose(BudgetMatrix *m, int n, double bits, Threads *threads, llmc_error *err)
+budget_measure(BudgetMatrix *m, int n, Threads *threads, llmc_error *err)
 {
-	Budget b = { .m = m, .n = n, .own = calloc((size_t)n + 1, sizeof *b.own) };
+	Budget b = { .m = m, .n = n };
+
+	for (int i = 0; i < n; i++) {
+		const Dtype only[2] = { m[i].only, DT_NONE }, *t = m[i].only != DT_NONE ? only : budget_types(m[i].cols);
+		m[i].n_choice = 0;
+		for (; *t != DT_NONE && m[i].n_choice < BUDGET_TYPES; t++)
+			m[i].choice[m[i].n_choice++] = (BudgetChoice){ *t, dtype_row_bytes(*t, m[i].cols) * m[i].rows, 0 };
+	}
+	threads_run(threads, measure, &b);
+	return atomic_load(&b.failed) ? error_set(err, LLMC_E_MEMORY, "out of memory for rows to measure") : LLMC_OK;
+}
+
+llmc_status
+budget_choose(BudgetMatrix *m, int n, double bits, llmc_error *err)
+{
+	Budget b = { .m = m, .n = n };
 	int *best = calloc((size_t)n + 1, sizeof *best);
 	int64_t weights = 0, least = 0;
 	llmc_status status = LLMC_OK;
 
-	if (!b.own || !best) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory for the choice of types");
-		goto fail;
-	}
+	if (!best)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the choice of types");
 	for (int i = 0; i < n; i++) {
-		const Dtype only[2] = { m[i].only, DT_NONE }, *t = m[i].only != DT_NONE ? only : budget_types(m[i].cols);
-		for (; *t != DT_NONE && b.own[i].n < MOST_TYPES; t++)
-			b.own[i].choice[b.own[i].n++] = (Choice){ *t, dtype_row_bytes(*t, m[i].cols) * m[i].rows, 0 };
 		weights += m[i].rows * m[i].cols;
-		least += b.own[i].choice[0].bytes;
+		least += m[i].choice[0].bytes;
 	}
-	threads_run(threads, measure, &b);
-	if (atomic_load(&b.failed)) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory for rows to measure");
-		goto fail;
-	}
-	if (n && !solve(&b, (int64_t)(bits * (double)weights / 8), best)) {
+	if (n && !solve(&b, (int64_t)(bits * (double)weights / 8), best))
 		status = error_set(err, LLMC_E_INPUT, "%g bits a weight: the least that there are types for is %.4g", bits, ceil(8e3 * (double)least / (double)weights) / 1e3);
-		goto fail;
-	}
-	for (int i = 0; i < n; i++) {
-		m[i].to = b.own[i].choice[best[i]].type;
-		m[i].error = b.own[i].choice[best[i]].error;
-	}
-fail:
-	free(b.own);
+	for (int i = 0; i < n; i++)
+		m[i].at = best[i];
 	free(best);
 	return status;
 }

@@ -11,13 +11,16 @@ enum { TILE_M = 64, TILE_N = 256, DEPTH = 64 /* rows of a tile's inputs that lie
 typedef struct Inside {
 	CalibrationInput in;
 	const PlanStep *step; /* the first that reads it */
-	int      buffer;
+	int      buffer, piece;
 	bool     squared;     /* squares have been gathered by an earlier run */
 	float   *x;           /* [rows][cols] of this forward */
 	int64_t  rows, cap;   /* cap: floats of x */
 } Inside;
 
-typedef struct Seen { const float *data; int64_t rows; } Seen;
+typedef struct Seen { float *data; int64_t rows; } Seen;
+
+/* Between two steps: may the text be stopped there, and which buffers' values are read across */
+typedef struct Cut { bool here; int n, *buffer; int64_t width; } Cut; /* width: floats of a token */
 
 struct Calibration {
 	const Plan *plan;
@@ -26,6 +29,10 @@ struct Calibration {
 	Inside     *in;
 	Seen       *seen;     /* [n_buffer] what the probe was told last */
 	atomic_bool failed;   /* out of memory in the probe, or while gathering */
+	Cut        *cut;      /* [n_step + 1] before each step */
+	int         at;       /* the step that the text has come to */
+	float      *kept;     /* [n][stride] what steps from `at` on read of earlier ones, of each window; NULL: nothing */
+	int64_t     stride;
 };
 
 /* The input and the weights of a step that multiplies; -1, 0: it does not */
@@ -58,6 +65,93 @@ name_add(Arena *a, CalibrationInput *in, const PlanTensor *t)
 	in->n_name += t->n_src;
 }
 
+/* --- where the text can be stopped --------------------------------------------------------------------------------------- */
+
+/* Backwards over the steps: which values are read later than they are made, and which pages and state steps on both sides use (layers that share keys) */
+static void
+find_cuts(Calibration *c, Arena *a)
+{
+	const Plan *plan = c->plan;
+	const PlanPhase *ph = &plan->phase[1];
+	bool *live = NEW(a, bool, plan->n_buffer + 1), *made = NEW(a, bool, plan->n_buffer + 1);
+	int **first = NEW(a, int *, plan->n_pool + 1), open = 0; /* first: by slot, the first step that uses it, counted from 1; open: slots used on both sides */
+	bool **used = NEW(a, bool *, plan->n_pool + 1);
+
+	for (int p = 0; p < plan->n_pool; p++) {
+		first[p] = NEW(a, int, plan->pool[p].n_layers + 1);
+		used[p] = NEW(a, bool, plan->pool[p].n_layers + 1);
+	}
+	for (int i = ph->n_step; i-- > 0;)
+		for (int k = 0; k < ph->step[i].n_arg; k++)
+			if (ph->step[i].arg[k].kind == REF_POOL)
+				first[ph->step[i].arg[k].index][ph->step[i].arg[k].layer_slot] = i + 1;
+	for (int i = 0; i < ph->n_step; i++)
+		for (int k = 0; k < ph->step[i].n_make; k++)
+			if (ph->step[i].make[k].arg >= 0 && ph->step[i].arg[ph->step[i].make[k].arg].kind == REF_BUFFER)
+				made[ph->step[i].arg[ph->step[i].make[k].arg].index] = true;
+	c->cut = NEW(a, Cut, ph->n_step + 1);
+	c->cut[0].here = c->cut[ph->n_step].here = true;
+	for (int i = ph->n_step; i-- > 1;) {
+		const PlanStep *s = &ph->step[i];
+		bool out[PLAN_MAX_ARGS] = { false };
+		for (int k = 0; k < s->n_make; k++)
+			if (s->make[k].arg >= 0) {
+				out[s->make[k].arg] = true;
+				if (s->arg[s->make[k].arg].kind == REF_BUFFER)
+					live[s->arg[s->make[k].arg].index] = false;
+			}
+		for (int k = 0; k < s->n_arg; k++) {
+			const PlanRef *r = &s->arg[k];
+			if (r->kind == REF_BUFFER && !out[k] && made[r->index]) /* scratch is made by nobody */
+				live[r->index] = true;
+			if (r->kind == REF_POOL) {
+				open += !used[r->index][r->layer_slot];
+				used[r->index][r->layer_slot] = true;
+			}
+		}
+		for (int k = 0; k < s->n_arg; k++)
+			if (s->arg[k].kind == REF_POOL && first[s->arg[k].index][s->arg[k].layer_slot] == i + 1 && used[s->arg[k].index][s->arg[k].layer_slot]) {
+				open--;
+				used[s->arg[k].index][s->arg[k].layer_slot] = false;
+			}
+		if (open || s->layer == ph->step[i - 1].layer)
+			continue;
+		Cut *cut = &c->cut[i];
+		cut->here = true;
+		cut->buffer = NEW(a, int, plan->n_buffer);
+		for (int b = 0; b < plan->n_buffer; b++)
+			if (live[b]) {
+				const PlanBuffer *buf = &plan->buffer[b];
+				cut->buffer[cut->n++] = b;
+				cut->width += buf->extent.mul;
+				cut->here &= buf->dtype == DT_F32 && buf->extent.sym == SYM_n_tok && buf->extent.div == 1;
+			}
+		if (cut->here && cut->width > c->stride)
+			c->stride = cut->width;
+	}
+	for (int i = 0, piece = 0; i < ph->n_step; i++) {
+		piece += c->cut[i].here;
+		for (int k = 0; k < c->n; k++)
+			if (c->in[k].step == &ph->step[i])
+				c->in[k].piece = piece;
+	}
+}
+
+int
+calibration_piece(const Calibration *c, int i)
+{
+	return c->in[i].piece;
+}
+
+bool
+calibration_whole(const Calibration *c)
+{
+	for (int i = 0; i < c->n; i++)
+		if (!c->in[i].squared)
+			return false;
+	return true;
+}
+
 Calibration *
 calibration_new(const Plan *plan, Arena *a)
 {
@@ -75,7 +169,7 @@ calibration_new(const Plan *plan, Arena *a)
 			if (!fresh[b]) {
 				c->in = arena_grow(a, c->in, &c->cap, (size_t)c->n + 1, sizeof *c->in);
 				int64_t cols = plan->buffer[b].extent.mul;
-				c->in[c->n++] = (Inside){ .in = { .layer = s->layer, .cols = cols, .squares = NEW(a, double, cols) }, .step = s, .buffer = b };
+				c->in[c->n++] = (Inside){ .in = { .layer = s->layer, .cols = cols, .squares = NEW(a, double, cols), .share = NEW(a, double, cols) }, .step = s, .buffer = b };
 				fresh[b] = c->n;
 			}
 			for (int k = 0; k < n; k++)
@@ -85,6 +179,7 @@ calibration_new(const Plan *plan, Arena *a)
 			if (s->make[k].arg >= 0 && s->arg[s->make[k].arg].kind == REF_BUFFER)
 				fresh[s->arg[s->make[k].arg].index] = 0;
 	}
+	find_cuts(c, a);
 	return c;
 }
 
@@ -183,10 +278,18 @@ gather(void *user, int part, int n_parts)
 		const int64_t n = in->in.cols;
 		if (!in->rows)
 			continue;
-		if (!in->squared)
-			for (int64_t j = n * part / n_parts; j < n * (part + 1) / n_parts; j++)
-				for (int64_t t = 0; t < in->rows; t++)
-					in->in.squares[j] += (double)in->x[t * n + j] * (double)in->x[t * n + j];
+		for (int64_t t = 0; !in->squared && t < in->rows; t++) {
+			const float *x = in->x + t * n;
+			float length = 0;
+			for (int64_t j = 0; j < n; j++)
+				length += x[j] * x[j];
+			const double by = length > 0 ? 1 / (double)length : 0;
+			for (int64_t j = n * part / n_parts; j < n * (part + 1) / n_parts; j++) {
+				double square = (double)x[j] * (double)x[j];
+				in->in.squares[j] += square;
+				in->in.share[j] += square * by;
+			}
+		}
 		for (int64_t a = 0; in->in.h && a < n; a += TILE_M)
 			for (int64_t b = 0; b <= a + TILE_M - 1 && b < n; b += TILE_N)
 				if (tile++ % n_parts == part)
@@ -208,11 +311,74 @@ scale(void *user, int part, int n_parts)
 	}
 }
 
+/* What is read across a cut, of a window: from where the steps have it, or back to there */
+static void
+keep(Calibration *c, const Cut *cut, int32_t width, float *kept, bool back)
+{
+	for (int k = 0; k < cut->n; k++) {
+		const size_t n = (size_t)width * (size_t)c->plan->buffer[cut->buffer[k]].extent.mul;
+		float *data = c->seen[cut->buffer[k]].data;
+		memcpy(back ? data : kept, back ? kept : data, n * sizeof *kept);
+		kept += n;
+	}
+}
+
+/* Steps of the next run: c->at .. what is returned */
+static int
+reach(Calibration *c)
+{
+	const PlanPhase *ph = &c->plan->phase[1];
+	int first = ph->n_step, last = -1;
+
+	for (int i = 0; i < c->n; i++)
+		if (c->in[i].in.hessian) {
+			int step = (int)(c->in[i].step - ph->step);
+			first = step < first ? step : first;
+			last = step > last ? step : last;
+		}
+	if (first < c->at || c->at == ph->n_step)
+		c->at = 0;
+	if (last < 0)
+		return ph->n_step;
+	do
+		last++;
+	while (!c->cut[last].here);
+	return last;
+}
+
+static llmc_status
+run_window(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int32_t width, float *kept, int to, llmc_error *err)
+{
+	const int32_t n_out = session_limits_of(s)->n_out;
+	llmc_seq q;
+
+	for (int i = 0; i < c->n; i++)
+		c->in[i].rows = 0;
+	TRY(session_seq_new(s, width, &q, err));
+	if (c->at > 0)
+		keep(c, &c->cut[c->at], width, kept, true);
+	llmc_status status = session_forward(s, &(llmc_chunk){ .seq = q, .tok = tok, .n_tok = width, .n_out = width < n_out ? width : n_out }, 1, NULL, err);
+	session_seq_free(s, q);
+	TRY(status);
+	if (to < c->plan->phase[1].n_step)
+		keep(c, &c->cut[to], width, kept, false);
+	if (!c->failed)
+		threads_run(threads, gather, c);
+	if (c->failed)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the inputs of %d tokens", width);
+	for (int i = 0; i < c->n; i++)
+		if (!c->in[i].squared || c->in[i].in.hessian)
+			c->in[i].in.seen += c->in[i].rows;
+	return LLMC_OK;
+}
+
 llmc_status
 calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int32_t n, int32_t width,
                 bool (*progress)(void *user, int32_t done, int32_t of), void *user, llmc_error *err)
 {
-	const llmc_limits *lim = session_limits_of(s);
+	const int to = reach(c), n_step = c->plan->phase[1].n_step;
+	const PlanStep *first = &c->plan->phase[1].step[c->at];
+	const int64_t stride = c->stride * width;
 	llmc_status status = LLMC_OK;
 
 	for (int i = 0; i < c->n; i++) {
@@ -222,41 +388,33 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 		if (in->in.hessian && in->squared)
 			in->in.seen = 0;
 	}
-	memset(c->seen, 0, (size_t)c->plan->n_buffer * sizeof *c->seen);
+	if (c->at == 0)
+		memset(c->seen, 0, (size_t)c->plan->n_buffer * sizeof *c->seen);
+	if (to < n_step && !c->kept && !(c->kept = malloc((size_t)(stride * n) * sizeof *c->kept + 1)))
+		return error_set(err, LLMC_E_MEMORY, "out of memory for what lies between layers, %lld bytes", (long long)(stride * n * 4));
 	session_set_probe(s, probe, c);
+	session_set_span(s, c->at, to);
 	for (int32_t w = 0; w < n && status == LLMC_OK; w++) {
-		llmc_seq q;
-		TRY_GOTO(session_seq_new(s, width, &q, err));
-		for (int32_t at = 0, k; at < width; at += k) {
-			k = width - at < lim->chunk ? width - at : lim->chunk;
-			llmc_chunk chunk = { .seq = q, .tok = tok + (int64_t)w * width + at, .n_tok = k, .n_out = k < lim->n_out ? k : lim->n_out };
-			for (int i = 0; i < c->n; i++)
-				c->in[i].rows = 0;
-			TRY_GOTO(session_forward(s, &chunk, 1, NULL, err));
-			if (c->failed) {
-				status = error_set(err, LLMC_E_MEMORY, "out of memory for the inputs of %d tokens", k);
-				goto fail;
-			}
-			threads_run(threads, gather, c);
-			if (c->failed) {
-				status = error_set(err, LLMC_E_MEMORY, "out of memory for sums of inputs");
-				goto fail;
-			}
-			for (int i = 0; i < c->n; i++)
-				if (!c->in[i].squared || c->in[i].in.hessian)
-					c->in[i].in.seen += c->in[i].rows;
-		}
-		session_seq_free(s, q);
-		if (progress && !progress(user, w + 1, n))
+		status = run_window(c, s, threads, tok + (int64_t)w * width, width, c->kept ? c->kept + w * stride : NULL, to, err);
+		if (status == LLMC_OK && progress && !progress(user, w + 1, n))
 			status = error_set(err, LLMC_E_CANCELLED, "stopped while calibrating");
 	}
 	if (status == LLMC_OK) {
 		threads_run(threads, scale, c);
-		for (int i = 0; i < c->n; i++)
-			c->in[i].squared = true;
+		for (int i = 0; i < c->n; i++) {
+			CalibrationInput *in = &c->in[i].in;
+			for (int64_t j = 0; !c->in[i].squared && in->seen && j < in->cols; j++)
+				in->share[j] /= (double)in->seen;
+			c->in[i].squared |= c->in[i].step >= first && c->in[i].step < first + (to - c->at);
+		}
 	}
-fail:
+	c->at = status == LLMC_OK ? to : 0;
+	if (c->at == n_step || c->at == 0) {
+		free(c->kept);
+		c->kept = NULL;
+	}
 	session_set_probe(s, NULL, NULL);
+	session_set_span(s, 0, 0);
 	for (int i = 0; i < c->n; i++) {
 		free(c->in[i].x);
 		c->in[i].x = NULL;
@@ -273,6 +431,15 @@ calibration_drop(Calibration *c)
 		c->in[i].in.h = NULL;
 		c->in[i].in.hessian = false;
 	}
+}
+
+void
+calibration_release(Calibration *c)
+{
+	calibration_drop(c);
+	free(c->kept);
+	c->kept = NULL;
+	c->at = 0;
 }
 
 void

@@ -127,6 +127,7 @@ typedef struct Room {
 	float *pull;   /* [TOGETHER][cols] H e: half of the loss's slope */
 	int8_t    *code; /* [TOGETHER][cols] */
 	BlockGrid *grid; /* [TOGETHER][cols / block] */
+	float  level[GRID_MAX][TOGETHER], hq[GRID_MAX][TOGETHER]; /* of a sub-block: levels, and H with them */
 	float  more[TOGETHER][CHUNK]; /* what errors so far ask of the columns of the chunk */
 } Room;
 
@@ -184,40 +185,48 @@ again_scales(const GptqRows *job, Room *room, int m, int64_t j, int sub)
 	const int block = dtype_info(job->to)->block_elems;
 	const int64_t n = job->cols;
 	float by[GRID_MAX][TOGETHER] = { { 0 } }; /* what values grow by */
+	double qq[TOGETHER] = { 0 }, q1[TOGETHER] = { 0 }, gq[TOGETHER] = { 0 }, g1[TOGETHER] = { 0 }, one = 0; /* sums of H and of the slope with levels and ones */
 	bool any = false;
 
+	memset(room->level, 0, (size_t)sub * sizeof *room->level);
+	memset(room->hq, 0, (size_t)sub * sizeof *room->hq);
+	for (int r = 0; r < m; r++) {
+		const BlockGrid *g = &room->grid[(r * n + j) / block];
+		const int8_t *code = room->code + r * n + j;
+		for (int a = 0; a < sub; a++)
+			room->level[a][r] = (float)(g->level ? g->level[code[a]] : code[a]);
+	}
+	outer_add(job->full + j * n + j, n, room->level[0], TOGETHER, sub, room->hq[0], TOGETHER, sub, TOGETHER, 0);
+	for (int a = 0; a < sub; a++) {
+		const float *h = job->full + (j + a) * n + j;
+		float h1 = 0;
+		for (int b = 0; b < sub; b++)
+			h1 += h[b];
+		one += (double)h1;
+		for (int r = 0; r < m; r++) {
+			const double level = (double)room->level[a][r], pull = (double)room->pull[r * n + j + a];
+			qq[r] += (double)room->hq[a][r] * level;
+			q1[r] += (double)h1 * level;
+			gq[r] += pull * level;
+			g1[r] += pull;
+		}
+	}
 	for (int r = 0; r < m; r++) {
 		BlockGrid *g = &room->grid[(r * n + j) / block], best;
-		const int8_t *code = room->code + r * n + j;
 		const int k = (int)(j % block) / sub;
-		double qq = 0, q1 = 0, one = 0, gq = 0, g1 = 0;
-		float level[GRID_MAX];
-		for (int a = 0; a < sub; a++)
-			level[a] = (float)(g->level ? g->level[code[a]] : code[a]);
-		for (int a = 0; a < sub; a++) {
-			const float *h = job->full + (j + a) * n + j;
-			float hq = 0, h1 = 0;
-			for (int b = 0; b < sub; b++) {
-				hq += h[b] * level[b];
-				h1 += h[b];
-			}
-			qq += (double)(hq * level[a]);
-			q1 += (double)(h1 * level[a]);
-			one += (double)h1;
-			gq += (double)(room->pull[r * n + j + a] * level[a]);
-			g1 += (double)room->pull[r * n + j + a];
-		}
 		double least = 0;
 		best = *g;
 		/* where the loss is least, with another base and with the one there is */
-		double det = qq * one - q1 * q1, ds = det > 1e-7 * qq * one ? (gq * one - g1 * q1) / det : 0, db = det > 1e-7 * qq * one ? (g1 * qq - gq * q1) / det : 0;
+		const double det = qq[r] * one - q1[r] * q1[r];
+		const bool two = det > 1e-7 * qq[r] * one;
+		const double ds = two ? (gq[r] * one - g1[r] * q1[r]) / det : 0, db = two ? (g1[r] * qq[r] - gq[r] * q1[r]) / det : 0;
 		for (int t = 0; t < 18; t++) {
 			BlockGrid other = *g;
-			double to_s = t < 9 ? ds : qq > 0 ? gq / qq : 0, to_b = t < 9 ? db : 0;
+			double to_s = t < 9 ? ds : qq[r] > 0 ? gq[r] / qq[r] : 0, to_b = t < 9 ? db : 0;
 			if (!grid_move(job->to, &other, k, g->scale[k] + (float)to_s, g->base[k] + (float)to_b, t % 3 - 1, t / 3 % 3 - 1))
 				continue;
 			double s = (double)(other.scale[k] - g->scale[k]), b = (double)(other.base[k] - g->base[k]);
-			double loss = s * s * qq + 2 * s * b * q1 + b * b * one - 2 * (s * gq + b * g1);
+			double loss = s * s * qq[r] + 2 * s * b * q1[r] + b * b * one - 2 * (s * gq[r] + b * g1[r]);
 			if (loss < least)
 				least = loss, best = other;
 		}
@@ -225,7 +234,7 @@ again_scales(const GptqRows *job, Room *room, int m, int64_t j, int sub)
 			continue;
 		any = true;
 		for (int a = 0; a < sub; a++)
-			by[a][r] = (best.scale[k] - g->scale[k]) * level[a] + (best.base[k] - g->base[k]);
+			by[a][r] = (best.scale[k] - g->scale[k]) * room->level[a][r] + (best.base[k] - g->base[k]);
 		*g = best;
 	}
 	if (!any)

@@ -44,6 +44,21 @@ body(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float 
 					memcpy(c + (i + r) * ldc + j + h * WIDE, &v, sizeof v);
 				}
 		}
+		for (; j + WIDE <= n; j += WIDE) {
+			Wide sum[MOST_M] = { { 0 } };
+			for (int64_t t = 0; t < k; t++) {
+				Wide b0;
+				memcpy(&b0, b + t * ldb + j, sizeof b0);
+				for (int r = 0; r < tile_m; r++)
+					sum[r] += a[t * lda + i + r] * b0;
+			}
+			for (int r = 0; r < tile_m; r++) {
+				Wide v;
+				memcpy(&v, c + (i + r) * ldc + j, sizeof v);
+				v += sign * sum[r];
+				memcpy(c + (i + r) * ldc + j, &v, sizeof v);
+			}
+		}
 		edge(a + i, lda, b + j, ldb, k, c + i * ldc + j, ldc, tile_m, n - j, sign);
 	}
 	edge(a + i, lda, b, ldb, k, c + i * ldc, ldc, m - i, n, sign);

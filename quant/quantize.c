@@ -20,7 +20,9 @@
 #include "formats/safetensors.h"
 #include "quant/budget.h"
 #include "quant/gptq.h"
+#include "quant/sensitivity.h"
 
+enum { LOOK_WINDOWS = 4, LOOK_TOKENS = 128 /* for the choice of types: where importance comes from elsewhere; what errors cost */ };
 enum { ROWS_AT_ONCE = 8, PASSES = 3 /* over rows that compensation has rounded: more find little */ };
 
 typedef struct Tensor {
@@ -182,36 +184,72 @@ copy_keys(Run *r)
 	gguf_head_u32(&r->head, "general.file_type", file_type(r->job->type));
 }
 
-/* Types of all matrices by what each loses, within job->bits */
+static bool
+on_look(void *user, int32_t done, int32_t of)
+{
+	const QuantJob *job = user;
+	return !job->progress || job->progress(job->user, "what errors cost", done, of);
+}
+
+/* What inputs look like, for the choice of types: all of the text, when it is the importance of columns as well */
+static llmc_status
+look(Run *r, llmc_error *err)
+{
+	QuantJob *job = r->job;
+	const int32_t windows = job->n_window;
+	const bool all = job->method == QUANT_GPTQ || (job->method == QUANT_WEIGHTED && !job->imatrix);
+
+	if (!calibration_whole(job->calibration)) {
+		job->n_window = all || windows < LOOK_WINDOWS ? windows : LOOK_WINDOWS;
+		llmc_status s = quant_calibrate(job, err);
+		job->n_window = windows;
+		TRY(s);
+	}
+	if (all && !job->imatrix)
+		calibration_imatrix(job->calibration, r->a, &r->own);
+	return LLMC_OK;
+}
+
+/* Types of all matrices by what the errors of each cost, within job->bits */
 static llmc_status
 choose_by_error(Run *r, llmc_error *err)
 {
 	QuantJob *job = r->job;
 	BudgetMatrix *m = NEW(r->a, BudgetMatrix, r->n + 1);
-	int *of = NEW(r->a, int, r->n + 1), n = 0;
+	Sensitivity *cost = NEW(r->a, Sensitivity, r->n + 1);
+	int *of = NEW(r->a, int, r->n + 1), n = 0, n_cost = 0;
 	int64_t weights[DT_COUNT] = { 0 };
+	double sum = 0;
 
-	if (job->session && !job->imatrix)
-		TRY(quant_calibrate(job, err));
-	if (job->calibration)
-		calibration_imatrix(job->calibration, r->a, &r->own);
+	TRY(look(r, err));
 	for (int i = 0; i < r->n; i++) {
 		const GgufTensor *in = r->t[i].in;
 		bool named = is_head(r, in->name) && job->head != DT_NONE;
 		if (!is_matrix(in) || *budget_types(in->dim[0]) == DT_NONE)
 			continue;
 		const ImatrixEntry *e = importance_of(r, job->imatrix ? job->imatrix : &r->own, in);
-		m[n] = (BudgetMatrix){ .from = in->dtype, .src = in->data, .rows = rows_of(in), .cols = in->dim[0], .importance = e ? e->mean : NULL,
-		                       .n_mat = e ? e->n_mat : 1, .only = named ? fitting(job->head, in->dim[0]) : DT_NONE };
+		const CalibrationInput *seen = calibration_find(job->calibration, in->name);
+		m[n] = (BudgetMatrix){ .from = in->dtype, .src = in->data, .rows = rows_of(in), .cols = in->dim[0], .importance = e ? e->mean : NULL, .n_mat = e ? e->n_mat : 1,
+		                       .share = seen && seen->seen && seen->cols == in->dim[0] ? seen->share : NULL,
+		                       .only = named ? fitting(job->head, in->dim[0]) : DT_NONE };
 		of[n++] = i;
 	}
-	TRY(budget_choose(m, n, job->bits, job->threads, err));
+	TRY(budget_measure(m, n, job->threads, err));
+	for (int k = 0; k < n; k++)
+		cost[k] = (Sensitivity){ .name = r->t[of[k]].in->name, .energy = m[k].energy };
+	TRY(sensitivity_measure(cost, n, job->plan, job->session, job->tok, job->width < LOOK_TOKENS ? job->width : LOOK_TOKENS, on_look, job, err));
+	for (int k = 0; k < n; k++)
+		n_cost += cost[k].cost > 0, sum += cost[k].cost;
+	for (int k = 0; k < n; k++) /* what nothing reads of this text, say heads that guess ahead, counts like the others */
+		m[k].cost = cost[k].cost > 0 ? cost[k].cost : n_cost ? sum / n_cost : 1;
+	TRY(budget_choose(m, n, job->bits, err));
 	for (int k = 0; k < n; k++) {
 		Tensor *t = &r->t[of[k]];
-		t->to = m[k].to;
+		const BudgetChoice *c = &m[k].choice[m[k].at];
+		t->to = c->type;
 		weights[t->to] += m[k].rows * m[k].cols;
 		if (job->chose)
-			job->chose(job->user, t->in->name, dtype_text(t->to), 8.0 * (double)dtype_row_bytes(t->to, m[k].cols) / (double)m[k].cols, m[k].error);
+			job->chose(job->user, t->in->name, dtype_text(t->to), 8.0 * (double)c->bytes / (double)(m[k].rows * m[k].cols), c->error, m[k].cost * c->error);
 	}
 	for (int d = 0; d < DT_COUNT; d++)
 		if (weights[d] > (job->type == DT_NONE ? 0 : weights[job->type]))
@@ -612,26 +650,36 @@ find_importance(Run *r, const Imatrix *m)
 			r->t[i].importance = importance_of(r, m, r->t[i].in);
 }
 
-/* Which inputs' Hessians are taken together: from the first that is wanted, as many as the budget holds. false: none is left. */
+static bool
+is_wanted(const Run *r, const CalibrationInput *in)
+{
+	for (int k = 0; k < r->n; k++)
+		if (!r->t[k].done && r->t[k].input == in)
+			return true;
+	return false;
+}
+
+/* Which inputs' Hessians are taken together: from the first that is wanted, as many as the budget holds, in whole pieces of the model. false: none is left. */
 static bool
 next_group(Run *r)
 {
-	QuantJob *job = r->job;
+	Calibration *c = r->job->calibration;
 	int64_t bytes = 0;
 	bool any = false;
 
-	calibration_drop(job->calibration);
-	for (int i = 0; i < calibration_n(job->calibration); i++) {
-		CalibrationInput *in = calibration_at(job->calibration, i);
+	calibration_drop(c);
+	for (int i = 0, end; i < calibration_n(c); i = end) {
 		bool wanted = false;
-		for (int k = 0; k < r->n; k++)
-			wanted |= !r->t[k].done && r->t[k].input == in;
-		if (!wanted)
-			continue;
-		bytes += in->cols * in->cols * 4;
-		if (any && bytes > job->hessian_bytes)
+		for (end = i; end < calibration_n(c) && calibration_piece(c, end) == calibration_piece(c, i); end++)
+			if (is_wanted(r, calibration_at(c, end))) {
+				wanted = true;
+				bytes += calibration_at(c, end)->cols * calibration_at(c, end)->cols * 4;
+			}
+		if (any && bytes > r->job->hessian_bytes)
 			break;
-		in->hessian = any = true;
+		any |= wanted;
+		for (int k = i; k < end; k++)
+			calibration_at(c, k)->hessian = is_wanted(r, calibration_at(c, k));
 	}
 	return any;
 }
@@ -670,7 +718,6 @@ static llmc_status
 quantise_all(Run *r, llmc_error *err)
 {
 	QuantJob *job = r->job;
-	bool calibrated = false;
 
 	if (job->method == QUANT_GPTQ)
 		for (int i = 0; i < r->n; i++) {
@@ -681,31 +728,22 @@ quantise_all(Run *r, llmc_error *err)
 			if (t->input && t->input->cols != t->in->dim[0])
 				t->input = NULL;
 		}
-	if (job->imatrix)
-		find_importance(r, job->imatrix);
-	if (job->session) {
-		bool more = job->method == QUANT_GPTQ && next_group(r), left = false;
-		for (int i = 0; i < r->n; i++)
-			left |= !r->t[i].done && !r->t[i].input && r->t[i].made;
-		const bool seen = r->own.n > 0; /* by the choice of types */
-		if (more || (left && !job->imatrix && !seen)) {
-			TRY(quant_calibrate(job, err));
-			calibrated = true;
-			if (!seen)
-				calibration_imatrix(job->calibration, r->a, &r->own);
-		}
-		if (!job->imatrix)
-			find_importance(r, &r->own);
-	}
-	for (int i = 0; i < r->n; i++)
-		if (!r->t[i].done && !r->t[i].input)
-			TRY(quantise(r, &r->t[i], NULL, err));
-	for (bool more = calibrated; more && job->method == QUANT_GPTQ;) {
+	while (job->method == QUANT_GPTQ && next_group(r)) {
+		TRY(quant_calibrate(job, err));
 		TRY(quantise_group(r, err));
-		more = next_group(r);
-		if (more)
-			TRY(quant_calibrate(job, err));
 	}
+	bool left = false;
+	for (int i = 0; i < r->n; i++)
+		left |= !r->t[i].done && r->t[i].made;
+	if (left && job->method != QUANT_NEAREST && !job->imatrix && r->own.n == 0) {
+		if (!calibration_whole(job->calibration))
+			TRY(quant_calibrate(job, err));
+		calibration_imatrix(job->calibration, r->a, &r->own);
+	}
+	find_importance(r, job->imatrix ? job->imatrix : &r->own);
+	for (int i = 0; i < r->n; i++)
+		if (!r->t[i].done)
+			TRY(quantise(r, &r->t[i], NULL, err));
 	return LLMC_OK;
 }
 

@@ -33,7 +33,7 @@ typedef struct QuantJob {
 	/* where the job is; false stops it */
 	bool       (*progress)(void *user, const char *doing, int64_t done, int64_t of);
 	/* bits: what was chosen, a call a matrix; may be NULL */
-	void       (*chose)(void *user, const char *tensor, const char *type, double bits, double error);
+	void       (*chose)(void *user, const char *tensor, const char *type, double bits, double error, double cost);
 	void        *user;
 	llmc_log_fn  log;
 	void        *log_user;

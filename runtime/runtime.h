@@ -54,6 +54,9 @@ typedef bool (*session_probe_fn)(void *user, const PlanStep *step, const char *v
 llmc_status session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err);
 void        session_close(Session *s);
 void        session_set_probe(Session *s, session_probe_fn fn, void *user);
+/* Forwards run the steps from .. to - 1 of their phase alone; to 0: all. Memory of values stays where it is: what earlier steps have made is what the caller
+ * left there, in the places that a probe was shown. Pages and state are those of the sequence of this forward. On processors; GPUs run all. */
+void        session_set_span(Session *s, int from, int to);
 const llmc_limits *session_limits_of(const Session *s);
 llmc_status session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err);
 llmc_status session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err);

@@ -151,6 +151,13 @@ session_set_probe(Session *s, session_probe_fn fn, void *user)
 	s->probe_user = user;
 }
 
+void
+session_set_span(Session *s, int from, int to)
+{
+	s->span_from = from;
+	s->span_to = to;
+}
+
 const llmc_limits *
 session_limits_of(const Session *s)
 {

@@ -233,7 +233,8 @@ walk(void *user, int part, int n_parts)
 		fill_rope(s, n_tok * part / n_parts, n_tok * (part + 1) / n_parts);
 		threads_barrier(s->threads);
 	}
-	for (int i = 0; i < ph->n_step; i++) {
+	const int end = s->span_to > 0 ? s->span_to : ph->n_step;
+	for (int i = s->span_to > 0 ? s->span_from : 0; i < end; i++) {
 		const StepRun *r = &ph->step[i];
 		run_step(w, r, part, n_parts);
 		if (s->probe) { /* nobody may overwrite what is looked at */
@@ -242,7 +243,7 @@ walk(void *user, int part, int n_parts)
 				probe(s, r);
 		}
 		/* the last barrier is the end of threads_run */
-		if ((r->meet || s->probe) && i + 1 < ph->n_step)
+		if ((r->meet || s->probe) && i + 1 < end)
 			threads_barrier(s->threads);
 	}
 }

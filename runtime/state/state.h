@@ -70,6 +70,7 @@ struct Session {
 
 	session_probe_fn probe;
 	void         *probe_user;
+	int           span_from, span_to; /* steps that a forward runs, where span_to > 0 */
 	llmc_stats    stats;
 };
 
