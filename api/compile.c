@@ -77,7 +77,7 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 	TRY(source_kind(yaml, &kind, err));
 	const Spec *spec;
 	TRY(source_spec(yaml, kind, o->set, NULL, arena, o->log, o->log_user, &spec, err));
-	const size_t ranks = (size_t)spec->tp;
+	const size_t ranks = (size_t)spec_ranks(spec);
 	const Compiled **done = NEW(arena, const Compiled *, n * ranks);
 	for (size_t i = 0; i < n * ranks; i++) {
 		Compiled *volatile c = NULL;

@@ -42,8 +42,9 @@ set_for_target(const char *const *set, const char *target, int ranks, Arena *are
 {
 	size_t n = 0, k = 0;
 
-	while (set && set[n])
-		n++;
+	for (; set && set[n]; n++)
+		if (strncmp(set[n], "parallel.pp=", 12) == 0 && atoi(set[n] + 12) > 0)
+			ranks /= atoi(set[n] + 12); /* of each stage */
 	const char **all = NEW(arena, const char *, n + 3);
 	if (target_find(target)->kind == TARGET_REF)
 		all[k++] = "kv.dtype=f32";
@@ -133,8 +134,9 @@ read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *na
 	Plan *plan;
 
 	TRY(plan_read(json, size, name, &m->arena, &plan, err));
-	if (plan->rank != rank || plan->ranks != m->spec->tp)
-		return error_set(err, LLMC_E_INPUT, "%s: is for rank %d of %d, expected %d of %d", name, plan->rank, plan->ranks, rank, m->spec->tp);
+	if (plan->stage * plan->ranks + plan->rank != rank || plan->ranks != m->spec->tp || plan->stages != m->spec->pp)
+		return error_set(err, LLMC_E_INPUT, "%s: is for rank %d of %d in stage %d of %d, expected rank %d of %d x %d", name, plan->rank, plan->ranks, plan->stage,
+		                 plan->stages, rank, m->spec->tp, m->spec->pp);
 	m->rank[rank] = plan;
 	if (rank == m->first)
 		m->plan = plan;
@@ -145,8 +147,10 @@ read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *na
 static const char *
 plan_file(llmc_model *m, const char *target, int rank, const char *ending)
 {
-	return m->spec->tp > 1 ? arena_printf(&m->arena, "plan-%s-r%dof%d.%s", target, rank, m->spec->tp, ending)
-	                       : arena_printf(&m->arena, "plan-%s.%s", target, ending);
+	int ranks = spec_ranks(m->spec);
+
+	return ranks > 1 ? arena_printf(&m->arena, "plan-%s-r%dof%d.%s", target, rank, ranks, ending)
+	                 : arena_printf(&m->arena, "plan-%s.%s", target, ending);
 }
 
 static const ArtifactFile *
@@ -328,11 +332,14 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	if (opt->random_weights && opt->weights)
 		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one", opt->weights);
 	TRY(source_spec(path, kind, m->set, opt->weights, &m->arena, opt->log, opt->log_user, &m->spec, err));
-	if (m->world && m->spec->tp != world_ranks(m->world))
-		return error_set(err, LLMC_E_INPUT, "the launcher started %d ranks, parallel.tp is %d", world_ranks(m->world), m->spec->tp);
-	m->rank = NEW(&m->arena, const Plan *, m->spec->tp);
+	const int ranks = spec_ranks(m->spec);
+	if (m->world && ranks != world_ranks(m->world))
+		return m->spec->pp > 1 ? error_set(err, LLMC_E_INPUT, "the launcher started %d ranks, parallel.tp x parallel.pp is %d x %d", world_ranks(m->world),
+		                                   m->spec->tp, m->spec->pp)
+		                       : error_set(err, LLMC_E_INPUT, "the launcher started %d ranks, parallel.tp is %d", world_ranks(m->world), m->spec->tp);
+	m->rank = NEW(&m->arena, const Plan *, ranks);
 	m->first = m->world ? world_rank(m->world) : 0;
-	m->n_own = m->world ? 1 : m->spec->tp;
+	m->n_own = m->world ? 1 : ranks;
 	if (m->world && m->n_threads == 0)
 		m->n_threads = world_threads(m->world);
 	if (!opt->random_weights)

@@ -38,7 +38,7 @@ llmc_info(const llmc_model *m, llmc_model_info *info)
 	all.has_chat_template = llmc_has_chat_template(m->tokenizer);
 	all.n_params = p->n_params;
 	all.rank = m->first;
-	all.ranks = m->spec->tp;
+	all.ranks = spec_ranks(m->spec);
 	all.output = p->output;
 	all.out_width = (int32_t)plan_out_width(p);
 	all.pool = m->spec->pool.kind;
@@ -90,10 +90,10 @@ llmc_status
 llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_rank_info *out, llmc_error *err)
 {
 	llmc_rank_info r = LLMC_INIT(llmc_rank_info);
-	const Plan    *p = rank >= 0 && rank < m->spec->tp ? m->rank[rank] : NULL;
+	const Plan    *p = rank >= 0 && rank < spec_ranks(m->spec) ? m->rank[rank] : NULL;
 
 	if (!p)
-		return error_set(err, LLMC_E_RANGE, "there is no rank %d here, of %d", rank, m->spec->tp);
+		return error_set(err, LLMC_E_RANGE, "there is no rank %d here, of %d", rank, spec_ranks(m->spec));
 	r.memory.size = sizeof r.memory;
 	TRY(session_memory(p, lim, &r.memory, err));
 	r.kv_heads = p->n_pool && !p->pool[0].mla && !p->pool[0].state ? (int32_t)p->pool[0].kv_heads : 0;

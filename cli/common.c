@@ -132,8 +132,8 @@ llmc_status
 open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_error *err)
 {
 	llmc_options o = LLMC_INIT(llmc_options);
-	char kv[64], tp[64], quantize[64];
-	const char **set = calloc(c->set.n + 4, sizeof *set);
+	char kv[64], tp[64], pp[64], quantize[64];
+	const char **set = calloc(c->set.n + 5, sizeof *set);
 	size_t n = 0;
 
 	if (!set) {
@@ -152,6 +152,10 @@ open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_er
 	if (c->tp) {
 		snprintf(tp, sizeof tp, "parallel.tp=%d", c->tp);
 		set[n++] = tp;
+	}
+	if (c->pp) {
+		snprintf(pp, sizeof pp, "parallel.pp=%d", c->pp);
+		set[n++] = pp;
 	}
 	for (size_t i = 0; i < c->set.n; i++)
 		set[n++] = c->set.v[i];

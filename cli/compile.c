@@ -40,7 +40,7 @@ static int
 compile(int argc, char **argv)
 {
 	const char *out = NULL, *target = NULL, *arch = NULL, *dump = NULL, *args[1] = { NULL };
-	int32_t tp = 0;
+	int32_t tp = 0, pp = 0;
 	bool aot = false, json = false, quiet = false;
 	List set = { 0 };
 	const Opt opt[] = {
@@ -49,6 +49,7 @@ compile(int argc, char **argv)
 		{ OPT_TEXT, 0, "arch", "A,B", &arch, "instruction sets: generic, v3, vnni, v4, amx [this processor's best]" },
 		{ OPT_FLAG, 0, "aot", NULL, &aot, "build the kernels now and ship them in the artifact" },
 		{ OPT_LIST, 0, "set", "KEY=VALUE", &set, "override a key of the description; may be repeated" },
+		{ OPT_INT, 0, "pp", "N", &pp, "pipeline stages, of contiguous layers: a plan for each (same as --set parallel.pp=)" },
 		{ OPT_INT, 0, "tp", "N", &tp, "ranks that share each layer: a plan for each (same as --set parallel.tp=)" },
 		{ OPT_TEXT, 0, "dump", "STAGE", &dump, "print spec, graph, fuse, order or plan; write nothing" },
 		{ OPT_FLAG, 0, "json", NULL, &json, "{\"artifact\":\"...\",\"seconds\":...}" },
@@ -56,7 +57,7 @@ compile(int argc, char **argv)
 	};
 	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
 	llmc_error err = { 0 };
-	char dir[512], tp_text[64], *dumped = NULL;
+	char dir[512], tp_text[64], pp_text[64], *dumped = NULL;
 
 	if (OPT_PARSE(&cmd_compile, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_compile, "name a YAML description");
@@ -70,6 +71,10 @@ compile(int argc, char **argv)
 	if (tp) {
 		snprintf(tp_text, sizeof tp_text, "parallel.tp=%d", tp);
 		all[n++] = tp_text;
+	}
+	if (pp) {
+		snprintf(pp_text, sizeof pp_text, "parallel.pp=%d", pp);
+		all[n++] = pp_text;
 	}
 	for (size_t i = 0; i < set.n; i++)
 		all[n++] = set.v[i];

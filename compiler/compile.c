@@ -52,7 +52,8 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, Work *w)
 	size_t cap = 0, size;
 
 	file_add(c, &cap, a, "model.yaml", g->spec->yaml, strlen(g->spec->yaml));
-	const char *of = g->ranks > 1 ? arena_printf(a, "-r%dof%d", g->rank, g->ranks) : "";
+	const int   ranks = g->ranks * g->stages;
+	const char *of = ranks > 1 ? arena_printf(a, "-r%dof%d", g->stage * g->ranks + g->rank, ranks) : "";
 	file_add(c, &cap, a, arena_printf(a, "plan-%s%s.txt", c->plan->target, of), c->plan_text, strlen(c->plan_text));
 	plan_write(c->plan, w->text);
 	const char *json = take_text(a, w->text, &size);
@@ -86,8 +87,17 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 	int n_op = (int)g->n_op;
 	if (dump_is(dump, "graph"))
 		graph_dump(g, dump_out);
+	if (s->tp > 1 || s->pp > 1)
+		for (size_t i = 0; i < g->n_tensor; i++)
+			g->n_params += g->tensor[i].rows * (g->tensor[i].cols ? g->tensor[i].cols : 1);
+	if (s->pp > 1) {
+		if (!graph_stage(g, rank / s->tp))
+			return NULL;
+		graph_verify(g, "stage");
+		n_op = (int)g->n_op;
+	}
 	if (s->tp > 1) {
-		if (!graph_shard(g, rank))
+		if (!graph_shard(g, rank % s->tp))
 			return NULL;
 		graph_verify(g, "shard");
 		n_op = (int)g->n_op;

@@ -21,7 +21,7 @@ typedef struct Compiled {
  * the plan of the first.
  * NULL when d has errors. Warnings (an op without a tuned kernel) go to d. */
 Compiled   *compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm);
-/* The same of one of the spec's ranks (0 <= rank < s->tp). fuse false: without rewrites, so that what every op takes in is a value that a
+/* The same of one of the spec's ranks (0 <= rank < s->tp * s->pp). fuse false: without rewrites, so that what every op takes in is a value that a
  * probe sees. */
 Compiled   *compile_rank(const Spec *s, const char *target, int rank, bool fuse, Diag *d, Arena *perm);
 /* Write all files of several targets' Compiled into dir; nothing is left half-written. */

@@ -71,7 +71,7 @@ plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 		p->n_buffer++;
 	}
 	p->logits = to[logits];
-	if (!id_taken(p, "logits"))
+	if (g->stage + 1 == g->stages && !id_taken(p, "logits"))
 		p->buffer[p->logits].id = "logits";
 	p->n_slot = sel->n_slot;
 	p->slot = sel->slot;
@@ -238,10 +238,12 @@ emit_plan(const Graph *g, const Selection *sel, const char *target)
 	p->target = arena_strdup(a, target);
 	p->rank = g->rank;
 	p->ranks = g->ranks;
+	p->stage = g->stage;
+	p->stages = g->stages;
 	p->n_tensor = (int)g->n_tensor;
 	p->tensor = g->tensor;
 	p->n_params = g->n_params;
-	for (int i = 0; i < p->n_tensor && g->ranks == 1; i++)
+	for (int i = 0; i < p->n_tensor && g->ranks * g->stages == 1; i++)
 		p->n_params += p->tensor[i].rows * (p->tensor[i].cols ? p->tensor[i].cols : 1);
 	p->n_pool = g->n_pool;
 	p->pool = g->pool;

@@ -258,6 +258,10 @@ put_steps(const Graph *g, const Plan *p, Strbuf *out)
 		put_step(p, i, out);
 	for (int l = 0; l < p->n_layers; l++) {
 		size_t start = out->len;
+		if (i == ph->n_step || ph->step[i].layer != l) { /* another stage's */
+			group_of[l] = -1;
+			continue;
+		}
 		for (; i < ph->n_step && ph->step[i].layer == l; i++)
 			put_step(p, i, out);
 		const char *mine = out->failed ? "" : arena_strndup(g->arena, out->data + start, out->len - start);

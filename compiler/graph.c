@@ -11,7 +11,7 @@ graph_new(const Spec *s, Diag *d, Arena *perm)
 	g->arena = perm;
 	g->diag = d;
 	g->spec = s;
-	g->ranks = 1;
+	g->ranks = g->stages = 1;
 	return g;
 }
 

@@ -40,7 +40,8 @@ typedef struct Graph {
 	int    n_pool;
 	PlanPool *pool;
 	int    rank, ranks;    /* shard.c: 0 of 1 before it */
-	int64_t n_params;      /* of the whole model, once it is cut */
+	int    stage, stages;  /* stage.c: 0 of 1 before it */
+	int64_t n_params;      /* of the whole model, where this is a part of it */
 	const struct Shard *shard; /* what it cut; NULL: nothing */
 } Graph;
 
@@ -54,6 +55,8 @@ void   graph_verify(const Graph *g, const char *after);   /* BUG()s on a broken 
  * phases; ts NULL: wherever it is legal. */
 int    graph_fuse(Graph *g, const Templates *ts, Strbuf *log);
 void   graph_dump(const Graph *g, Strbuf *out);
+/* stage.c: the graph of one pipeline stage. False: d has errors. */
+bool   graph_stage(Graph *g, int stage);
 /* shard.c: the graph of one rank. False: d has errors, which are those of all ranks. */
 bool   graph_shard(Graph *g, int rank);
 

@@ -550,6 +550,23 @@ shard_op(Pass *p, Op *op)
 	keep(p, op);
 }
 
+/* Each rank has the logits of its rows of the vocabulary. */
+static void
+gather_logits(Graph *g)
+{
+	const Op   *last = &g->op[g->n_op - 1];
+	int         part = last->arg[op_info[last->kind].n_in];
+	const char *name = g->val[part].name;
+	Loc         loc = last->loc;
+
+	g->val[part].name = arena_printf(g->arena, "%s.part", name);
+	int all = graph_value(g, VAL_ACT, name, loc);
+	Op *join = graph_op(g, OP_all_gather, -1, loc);
+	op_args(join, OP_ARGS(all_gather, .x = part, .y = all));
+	op_set_int(g, join, "width", g->spec->vocab_size);
+	op_set_int(g, join, "unit", g->shard->unit[SHARE_VOCAB]);
+}
+
 /* requires: the unfused graph, inferred
  * keeps:    names of full values
  * effect:   the graph of one of ranks, as the head of this file says; logits are gathered at its end. */
@@ -559,9 +576,8 @@ graph_shard(Graph *g, int rank)
 	int   errors = g->diag->n_error;
 	size_t n_op = g->n_op;
 	Op   *op = g->op;
+	int   made = op[n_op - 1].arg[op_info[op[n_op - 1].kind].n_in];
 
-	for (size_t i = 0; i < g->n_tensor; i++)
-		g->n_params += g->tensor[i].rows * (g->tensor[i].cols ? g->tensor[i].cols : 1);
 	g->rank = rank;
 	g->ranks = g->spec->tp;
 	g->shard = shares(g);
@@ -577,16 +593,10 @@ graph_shard(Graph *g, int rank)
 	for (int i = 0; i < g->n_pool && g->spec->attention.kind != ATT_MLA; i++)
 		g->pool[i].kv_heads = own(&p, SHARE_KV, g->pool[i].kv_heads);
 
-	const Op *last = &g->op[g->n_op - 1];
-	int       logits = last->arg[op_info[last->kind].n_in], all;
-	Loc       loc = last->loc;
-	const char *name = g->val[logits].name;
-	g->val[logits].name = arena_printf(g->arena, "%s.part", name);
-	all = graph_value(g, VAL_ACT, name, loc);
-	Op *join = graph_op(g, OP_all_gather, -1, loc);
-	op_args(join, OP_ARGS(all_gather, .x = logits, .y = all));
-	op_set_int(g, join, "width", g->spec->vocab_size);
-	op_set_int(g, join, "unit", g->shard->unit[SHARE_VOCAB]);
+	if (p.state[made].kind != STATE_SPLIT)
+		whole(&p, made); /* what the next stage reads, or rows in front of the head */
+	else
+		gather_logits(g);
 	graph_infer(g);
 	graph_sweep(g);
 	return g->diag->n_error == errors;

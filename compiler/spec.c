@@ -308,6 +308,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->n_storage = t->n_storage;
 	s->storage = t->storage;
 	s->tp = (int)INT(tp);
+	s->pp = (int)INT(pp);
 	s->weights = STR(weights);
 	s->checkpoint = STR(checkpoint);
 	s->bos = (int32_t)INT(bos);

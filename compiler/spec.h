@@ -152,7 +152,7 @@ typedef struct Spec {
 	Dtype   storage_default;
 	int     n_storage;
 	const StorageRule *storage;    /* the first that matches decides */
-	int     tp;
+	int     tp, pp;         /* ranks of a layer; stages. Ranks are numbered stage by stage */
 
 	const char *weights;           /* path as written, or NULL */
 	const char *checkpoint;        /* "hf" or "gguf": whose names below */
@@ -164,6 +164,14 @@ typedef struct Spec {
 	const char *prompt_prefix;     /* text.prompt, or NULL */
 	const struct SpecTable *table; /* for spec_loc and spec_get; NULL in a Spec made by hand */
 } Spec;
+
+/* Ranks of all stages */
+static inline int
+spec_ranks(const Spec *s)
+{
+	return s->tp * s->pp;
+}
+
 
 /* Where a key ("attention.n_heads") was written; loc of the file when it is a default. */
 Loc   spec_loc(const Spec *s, const char *key);

@@ -330,6 +330,10 @@ spec_check(SpecTable *t)
 	check_linear(t);
 	check_moe(t);
 	check_tokens(t);
+	if (INT(tp) * INT(pp) > PLAN_MAX_RANKS) {
+		err_at(t->d, LOC(pp), "parallel.pp = %lld: with parallel.tp = %lld that is more than %d ranks", (long long)INT(pp), (long long)INT(tp), PLAN_MAX_RANKS);
+		note(t, K_tp);
+	}
 	if (IS(residual_from, "norm") && (IS(norm_kind, "none") || (KNOWN(attn_in) && !ON(attn_in)) || (KNOWN(ffn_in) && !ON(ffn_in)))) {
 		err_at(t->d, LOC(residual_from), "residual.from = norm: there must be a norm in front of attention and feed-forward");
 		note(t, IS(norm_kind, "none") ? K_norm_kind : ON(attn_in) ? K_ffn_in : K_attn_in);

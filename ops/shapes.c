@@ -304,6 +304,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_all_reduce:
 		SET(all_reduce, .x = act(width), .b = vec(width), .b2 = vec(width), .r = act(width), .y = act(width));
 		break;
+	case OP_stage_in:
+		SET(stage_in, .y = act(hidden));
+		break;
 	case OP_all_gather: {
 		int64_t from, own;
 		MUST((width + unit - 1) / unit >= m->ranks, "at least one unit for each rank");

@@ -171,7 +171,8 @@ typedef struct Plan {
 	int         format, step_abi;
 	llmc_output output;                                 /* what a row of `logits` is; written where it is something else */
 	const char *name, *family, *spec_sha256, *target;   /* target: ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_75 ... */
-	int         rank, ranks;                            /* of a model that is split: 0 <= rank < ranks; else 0 of 1 */
+	int         rank, ranks;                            /* of layers that are split: 0 <= rank < ranks; else 0 of 1 */
+	int         stage, stages;                          /* of a pipeline: 0 <= stage < stages; else 0 of 1 */
 	int64_t     vocab, vocab_used, hidden, max_positions;
 	int         n_layers;
 	bool        hard_limit, prompt_whole;               /* prompt_whole: the prompt runs in one chunk (prefix mask) */
@@ -188,13 +189,22 @@ typedef struct Plan {
 	int n_buffer;  PlanBuffer *buffer;
 	int n_kernel;  PlanKernel *kernel;
 	int n_phase;   PlanPhase  *phase;                    /* [0] decode, [1] mixed */
-	int logits;                                          /* buffer holding the output [n_out, plan_out_width] f32: logits [n_out, vocab] */
+	int logits;                                          /* buffer holding the output [n_out, plan_out_width] f32: logits [n_out, vocab]; of a stage
+	                                                      * before the last the stream [n_tok, hidden] */
 } Plan;
 
+/* A stage before the last one: it hands on the residual stream, and has no logits. */
+static inline bool
+plan_hands_on(const Plan *p)
+{
+	return p->stage + 1 < p->stages;
+}
+
+/* Of the model's output, whichever stage makes it */
 static inline int64_t
 plan_out_width(const Plan *p)
 {
-	return p->buffer[p->logits].extent.mul;
+	return p->output == LLMC_OUTPUT_LOGITS ? p->vocab : p->output == LLMC_OUTPUT_HIDDEN ? p->hidden : p->buffer[p->logits].extent.mul;
 }
 
 /* Attributes of a step */

@@ -323,10 +323,14 @@ plan_check(const Plan *p, llmc_error *err)
 	for (int i = 0; i < p->n_kernel; i++)
 		TRY(check_kernel(&p->kernel[i], err));
 	out = &p->buffer[p->logits];
-	const int64_t width = p->output == LLMC_OUTPUT_LOGITS ? p->vocab : p->output == LLMC_OUTPUT_HIDDEN ? p->hidden : plan_out_width(p);
-	const PlanExtent rows = { SYM_n_out, width, 1 };
+	const bool    last = !plan_hands_on(p);
+	const int64_t width = last ? plan_out_width(p) : p->hidden;
+	const PlanExtent rows = { last ? SYM_n_out : SYM_n_tok, width, 1 };
+	if (p->stages > 1 && p->output == LLMC_OUTPUT_LABELS)
+		return BAD("a model of labels over stages: the first one would not know how many there are");
 	if (out->dtype != DT_F32 || !plan_extent_within(&rows, 4, &out->extent, 4) || out->extent.mul != width)
-		return BAD("buffer %s cannot hold the %s: f32, n_out rows of %lld, are expected", out->id, plan_output_name[p->output], (long long)width);
+		return BAD("buffer %s cannot hold %s%s: f32, %s rows of %lld, are expected", out->id, last ? "the " : "what the stage hands on",
+		           last ? plan_output_name[p->output] : "", plan_sym_text[rows.sym], (long long)width);
 	if (p->prompt_whole && (p->prefix_mark >= p->vocab || p->prefix_end >= p->vocab))
 		return BAD("prefix_mark or prefix_end is no token");
 	return plan_check_steps(p, err);

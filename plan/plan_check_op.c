@@ -129,8 +129,10 @@ plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 
 	TRY(attr_check(step->op, step->attr, step->n_attr, err));
 	TRY(check_args(&k));
-	if (k.op->flags & OPF_COMM && (p->ranks < 2 || step->kernel >= 0))
-		return BAD(&k, "%s: %s", k.op->name, p->ranks < 2 ? "the plan is for one rank" : "it is done between ranks, by no kernel");
+	if (step->op == OP_stage_in && p->stage == 0)
+		return BAD(&k, "%s: no stage is before this one", k.op->name);
+	if (k.op->flags & OPF_COMM && ((step->op != OP_stage_in && p->ranks < 2) || step->kernel >= 0))
+		return BAD(&k, "%s: %s", k.op->name, step->kernel < 0 ? "the plan is for one rank" : "it is done between ranks, by no kernel");
 	if ((broken = op_shapes(step->op, step->attr, step->n_attr, &model, shape)) != NULL)
 		return BAD(&k, "%s: attributes break the rule %s", k.op->name, broken);
 	k.rows = rows_of(&k);

@@ -218,9 +218,15 @@ plan_check_steps(const Plan *p, llmc_error *err)
 		c.phase = &p->phase[ph];
 		for (int i = 0; i < p->n_buffer; i++)
 			c.writer[i] = -1;
+		int enters = 0;
 		for (c.number = 0; c.number < c.phase->n_step; c.number++) {
 			c.step = &c.phase->step[c.number];
 			TRY_GOTO(check_step(&c));
+			enters += c.step->op == OP_stage_in;
+		}
+		if (enters != (p->stage > 0)) {
+			status = error_set(err, LLMC_E_INPUT, "phase %s: stage %d of %d has %d stage_in, expected %d", c.phase->id, p->stage, p->stages, enters, p->stage > 0);
+			goto fail;
 		}
 		if (c.writer[p->logits] < 0) {
 			status = error_set(err, LLMC_E_INPUT, "phase %s: no step leaves logits in buffer %s", c.phase->id,

@@ -439,8 +439,9 @@ read_plan(Reader *r, json_t *j)
 	p->format = (int)rd_get_int(r, j, "format", 0, INT32_MAX);
 	if (p->format != PLAN_FORMAT)
 		rd_bad(r, "format", "is %d, this llmc reads %d: compile the model again with this llmc", p->format, PLAN_FORMAT);
-	bool ranks = json_object_get(j, "ranks"), output = json_object_get(j, "output");
-	rd_keys(r, j, arena_printf(r->arena, "format step_abi name family spec_sha256 target %s%s" KEYS_BELOW, output ? "output " : "", ranks ? "rank ranks " : ""));
+	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"), output = json_object_get(j, "output");
+	rd_keys(r, j, arena_printf(r->arena, "format step_abi name family spec_sha256 target %s%s%s" KEYS_BELOW, output ? "output " : "", ranks ? "rank ranks " : "",
+	                           stages ? "stage stages " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
 		rd_bad(r, "step_abi", "is %d, this llmc calls kernels with %d: compile the model again with this llmc", p->step_abi,
@@ -456,6 +457,8 @@ read_plan(Reader *r, json_t *j)
 		rd_bad(r, "output", "is \"%s\", expected logits, hidden or labels", name_text(word, strlen(word)).s);
 	p->ranks = ranks ? (int)rd_get_int(r, j, "ranks", 2, PLAN_MAX_RANKS) : 1;
 	p->rank = ranks ? (int)rd_get_int(r, j, "rank", 0, p->ranks - 1) : 0;
+	p->stages = stages ? (int)rd_get_int(r, j, "stages", 2, PLAN_MAX_RANKS) : 1;
+	p->stage = stages ? (int)rd_get_int(r, j, "stage", 0, p->stages - 1) : 0;
 	p->vocab = rd_get_int(r, j, "vocab", 1, INT32_MAX);
 	p->vocab_used = rd_get_int(r, j, "vocab_used", 1, p->vocab);
 	p->hidden = rd_get_int(r, j, "hidden", 1, INT32_MAX);

@@ -341,6 +341,10 @@ plan_write(const Plan *p, Strbuf *out)
 		key_int(out, "rank", p->rank);
 		key_int(out, "ranks", p->ranks);
 	}
+	if (p->stages > 1) {
+		key_int(out, "stage", p->stage);
+		key_int(out, "stages", p->stages);
+	}
 	strbuf_putc(out, '\n');
 	key_int(out, "vocab", p->vocab);
 	key_int(out, "vocab_used", p->vocab_used);

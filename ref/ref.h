@@ -20,7 +20,7 @@ typedef struct RefCall {
 	const llmc_step *s;
 	const RefArg    *arg;       /* by ARG(op, name) */
 	float           *scratch;   /* ref_scratch_floats() floats, the caller's */
-	int              n_peer;    /* ops between ranks: ranks, and the first argument of each; 0: this rank alone */
+	int              n_peer;    /* ops between ranks: ranks, and the first argument of each (stage_in: what the stage before leaves); 0: this rank alone */
 	const float *const *peer;
 } RefCall;
 

@@ -179,22 +179,125 @@ count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 	s->stats.steps_run += s->plan->phase[phase].n_step;
 }
 
-llmc_status
-session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
+/* --- a step over pipeline stages ------------------------------------------------------------------------------------ */
+
+/* Rows of a forward go through the stages in pieces, so that a stage has something to do while the next one works on what it has left.
+ * Pieces are of some rows at least: each of them reads the weights again. */
+enum { LEAST_ROWS = 32, PIECES_A_STAGE = 4 };
+
+/* A part of a chunk in a piece, and where its logits go */
+typedef struct Part { int32_t piece, base, n_out; int64_t to; } Part;
+typedef struct Pieces {
+	float      *made;  /* [n_out, plan_out_width] of a piece */
+	int64_t     made_bytes;
+	llmc_chunk *chunk; /* [most] of the piece */
+	Part       *part;  /* [most] of all pieces */
+	int32_t     most;
+	int32_t     out[];  /* [pieces] rows of logits */
+} Pieces;
+
+void
+forward_close(Session *s)
 {
-	const float *made = NULL;
-	size_t width = (size_t)plan_out_width(s->plan);
+	if (!s->pieces)
+		return;
+	session_unmap(s->pieces->made, s->pieces->made_bytes);
+	free(s->pieces->chunk);
+	free(s->pieces->part);
+	free(s->pieces);
+	s->pieces = NULL;
+}
+
+llmc_status
+forward_open(Session *s, llmc_error *err)
+{
+	const int most = PIECES_A_STAGE * s->plan->stages;
+
+	if (s->plan->stages < 2 || s->plan->stage > 0)
+		return LLMC_OK;
+	Pieces *p = s->pieces = calloc(1, sizeof *p + (size_t)most * sizeof *p->out);
+	if (p) {
+		p->most = s->lim.seqs + most;
+		p->made_bytes = (int64_t)s->lim.n_out * plan_out_width(s->plan) * (int64_t)sizeof *p->made;
+		p->made = session_map(p->made_bytes);
+		p->chunk = calloc((size_t)p->most, sizeof *p->chunk);
+		p->part = calloc((size_t)p->most, sizeof *p->part);
+	}
+	return p && p->made && p->chunk && p->part ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for the logits of the last stage");
+}
+
+static llmc_status
+forward_piece(Session *s, const llmc_chunk *chunk, size_t n, const float **made, llmc_error *err)
+{
 	int32_t n_dec = 0;
 
 	TRY(admit(s, chunk, n, false, &n_dec, err));
 	int phase = (size_t)n_dec == n ? 0 : 1;
 	TRY(s->device->enter(s, err));
 	fill(s, chunk, (int32_t)n, n_dec, true);
-	llmc_status status = ranks_step(s, phase) ? s->device->forward(s, phase, logits ? &made : NULL, err)
-	                                          : comm_error(s->comm, err);
+	llmc_status status = ranks_step(s, phase) ? s->device->forward(s, phase, made, err) : comm_error(s->comm, err);
 	s->device->leave(s);
 	TRY(status);
 	count(s, chunk, n, phase);
+	return LLMC_OK;
+}
+
+static llmc_status
+forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
+{
+	Pieces       *p = s->pieces;
+	const int     stages = s->plan->stages;
+	const int64_t width = plan_out_width(s->plan), forwards = s->stats.forwards;
+	int64_t       rows = 0, to = 0, each;
+	int32_t       n_part = 0, n_piece = 0, at = 0;
+
+	for (size_t i = 0; i < n; i++)
+		rows += chunk[i].n_tok;
+	each = (rows + PIECES_A_STAGE * stages - 1) / (PIECES_A_STAGE * stages);
+	each = s->plan->prompt_whole ? rows : each < LEAST_ROWS ? LEAST_ROWS : each;
+	for (size_t i = 0; i < n; n_piece++) {
+		int32_t first = n_part, here = 0;
+		for (; i < n && here < each; n_part++) {
+			const llmc_chunk *c = &chunk[i];
+			int32_t left = c->n_tok - at, take = left < each - here ? left : (int32_t)(each - here), silent = c->n_tok - c->n_out;
+			int32_t from = at > silent ? at : silent, out = at + take > from ? at + take - from : 0;
+			p->chunk[n_part - first] = (llmc_chunk){ .seq = c->seq, .tok = c->tok + at, .n_tok = take, .n_out = out };
+			p->part[n_part] = (Part){ .piece = n_piece, .n_out = out, .to = to };
+			to += out;
+			here += take;
+			at += take;
+			if (at == c->n_tok) {
+				at = 0;
+				i++;
+			}
+		}
+		TRY(forward_piece(s, p->chunk, (size_t)(n_part - first), NULL, err));
+		for (int32_t k = first; k < n_part; k++)
+			p->part[k].base = s->out_base[k - first];
+		p->out[n_piece] = s->size->n_out;
+	}
+	s->stats.forwards = forwards + 1;
+	for (int32_t k = 0, piece = 0; piece < n_piece; piece++) {
+		if (!comm_take(s->comm, p->made, (size_t)(p->out[piece] * width) * sizeof *p->made))
+			return comm_error(s->comm, err);
+		for (; k < n_part && p->part[k].piece == piece; k++)
+			if (logits)
+				memcpy(logits + p->part[k].to * width, p->made + p->part[k].base * width, (size_t)(p->part[k].n_out * width) * sizeof *logits);
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
+{
+	const float *made = NULL;
+	size_t width = (size_t)plan_out_width(s->plan);
+
+	if (s->pieces) {
+		TRY(admit(s, chunk, n, false, &(int32_t){ 0 }, err));
+		return forward_stages(s, chunk, n, logits, err);
+	}
+	TRY(forward_piece(s, chunk, n, logits ? &made : NULL, err));
 	for (size_t i = 0; logits && i < n; i++)
 		if (chunk[i].n_out) {
 			size_t floats = (size_t)chunk[i].n_out * width;
@@ -233,6 +336,8 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 {
 	if (!s->device->op_times)
 		return error_set(err, LLMC_E_MISSING, "single ops are not measured on this device");
+	if (s->plan->stages > 1)
+		return error_set(err, LLMC_E_MISSING, "single ops are not measured over pipeline stages: this rank has those of its own alone");
 	if (s->size->n_seq < 1)
 		return error_set(err, LLMC_E_RANGE, "the ops of a step are measured after a step (llmc_forward)");
 	for (int32_t i = 0; i < s->size->n_seq; i++) {

@@ -323,6 +323,15 @@ start(Group *g, Follower *f, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Between stages lie all rows of a forward and all its logits: nobody waits for a receiver that waits for somebody else. */
+static CommRoom
+room_of(const Session *s)
+{
+	if (s->plan->stages < 2)
+		return (CommRoom){ 0 };
+	return (CommRoom){ (size_t)s->lim.chunk * (size_t)s->plan->hidden * sizeof(float), (size_t)s->lim.n_out * (size_t)plan_out_width(s->plan) * sizeof(float) };
+}
+
 llmc_status
 ranks_open(Session *s, llmc_error *err)
 {
@@ -334,7 +343,7 @@ ranks_open(Session *s, llmc_error *err)
 	Group *g = s->group = calloc(1, sizeof *g + (size_t)n * sizeof *g->follower);
 	if (!g)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", n + 1);
-	TRY(comm_local(n + 1, s->lim.n_threads, end, err));
+	TRY(comm_local(n + 1, s->lim.n_threads, room_of(s), end, err));
 	pthread_mutex_init(&g->lock, NULL);
 	pthread_cond_init(&g->opened, NULL);
 	g->n = n;
@@ -380,7 +389,7 @@ ranks_meet(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 	if (own != LLMC_OK && err)
 		why = *err;
 	TRY_GOTO(world_agree(rt->world, own, &why, err));
-	TRY_GOTO(world_comm(rt->world, (*s)->lim.n_threads, &(*s)->comm, err));
+	TRY_GOTO(world_comm(rt->world, (*s)->lim.n_threads, room_of(*s), &(*s)->comm, err));
 	if (comm_rank((*s)->comm) == 0)
 		lead(*s);
 	return LLMC_OK;

@@ -85,6 +85,15 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	rt->device = device;
 	rt->world = o.world;
 	rt->n_threads = o.n_threads = o.n_threads > 0 ? o.n_threads : topology_threads();
+	if (plan->ranks > 1 && plan->stages > 1) {
+		status = error_set(err, LLMC_E_MISSING, "parallel.tp = %d with parallel.pp = %d: stages that are split themselves are planned (llmc plan) and not run yet",
+		                   plan->ranks, plan->stages);
+		goto fail;
+	}
+	if (plan->stages > 1 && device != device_of(TARGET_CPU)) {
+		status = error_set(err, LLMC_E_MISSING, "parallel.pp = %d: stages run on processors (--device cpu)", plan->stages);
+		goto fail;
+	}
 	if (plan->ranks > 1 && device != device_of(TARGET_CPU)) {
 		status = error_set(err, LLMC_E_MISSING, "parallel.tp = %d: GPUs run models of one rank; processors run several (--device cpu)", plan->ranks);
 		goto fail;
@@ -159,13 +168,14 @@ runtime_close(Runtime *rt)
 void
 runtime_fingerprint(const Runtime *rt, char checkpoint[17], char together[17])
 {
-	uint64_t sum = 1;
+	int64_t  stages[] = { rt->plan->stages, rt->plan->hidden, rt->plan->vocab };
+	uint64_t sum = sum64(stages, sizeof stages, 1);
 
 	for (int ph = 0; ph < rt->plan->n_phase; ph++)
 		for (int i = 0; i < rt->plan->phase[ph].n_step; i++) {
 			const PlanStep *st = &rt->plan->phase[ph].step[i];
 			int64_t fact[] = { ph, st->op, step_int(st, "width"), step_int(st, "unit"), (int64_t)(step_num(st, "scale") * 1e6) };
-			if (op_info[st->op].flags & OPF_COMM)
+			if (op_info[st->op].flags & OPF_COMM && rt->plan->stages == 1) /* stages have layers of their own */
 				sum = sum64(fact, sizeof fact, sum);
 		}
 	snprintf(together, 17, "%016llx", (unsigned long long)sum);

@@ -48,7 +48,7 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 	if (l.kv_tokens < 1 || kv_pages(l.kv_tokens, l.context, l.seqs, given) > INT32_MAX / 2)
 		return range(err, "kv_tokens", l.kv_tokens, (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE, "");
 	if (l.n_threads == 0) {
-		l.n_threads = topology_threads() / plan->ranks;
+		l.n_threads = topology_threads() / (plan->ranks * plan->stages);
 		l.n_threads = l.n_threads > 0 ? l.n_threads : 1;
 	}
 	if (l.n_threads < 1 || l.n_threads > TOPOLOGY_MAX)
@@ -98,6 +98,7 @@ session_open_rank(Runtime *rt, const llmc_limits *lim, Comm *comm, Session **out
 	}
 	session_lay_out(s, s->state);
 	TRY_GOTO(s->device->open(s, &need, err));
+	TRY_GOTO(forward_open(s, err));
 	s->stats.size = sizeof s->stats;
 	s->stats.kv_pages_total = s->kv.n_page;
 	*out = s;
@@ -139,6 +140,7 @@ session_close(Session *s)
 	if (!s)
 		return;
 	ranks_close(s);
+	forward_close(s);
 	s->device->close(s);
 	session_unmap(s->state, (int64_t)s->state_bytes);
 	free(s);

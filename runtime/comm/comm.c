@@ -29,6 +29,18 @@ comm_receive(Comm *c, void *data, size_t n)
 	return c->way->receive(c, data, n);
 }
 
+bool
+comm_hand(Comm *c, const void *data, size_t n)
+{
+	return c->way->hand(c, data, n);
+}
+
+bool
+comm_take(Comm *c, void *data, size_t n)
+{
+	return c->way->take(c, data, n);
+}
+
 void
 comm_end(Comm *c)
 {

@@ -13,8 +13,11 @@
 
 typedef struct Comm Comm; /* one rank's end */
 
+/* What comm_hand may leave behind before the receiver has come: bytes from a rank to the next, and from the last to the first. 0, 0: none */
+typedef struct CommRoom { size_t onward, back; } CommRoom;
+
 /* The ends of ranks that are threads of this process, with so many threads each: out [ranks], each to be closed, in any order. */
-llmc_status comm_local(int ranks, int parts, Comm **out, llmc_error *err);
+llmc_status comm_local(int ranks, int parts, CommRoom room, Comm **out, llmc_error *err);
 void        comm_close(Comm *c);
 int         comm_rank(const Comm *c);
 int         comm_ranks(const Comm *c);
@@ -42,6 +45,12 @@ bool comm_join(Comm *c, int part, const CommJoin *j);
  * until there is room, a receive for as long as it takes. False: the group has ended. */
 bool comm_send(Comm *c, const void *data, size_t n);
 bool comm_receive(Comm *c, void *data, size_t n);
+
+/* From each rank to the next one, and from the last to rank 0: bytes in order, by one thread of either. hand returns once they are on their
+ * way, which waits for the receiver where there is no room; take waits for as long as it takes, on rank 0 for a bounded time. False: the
+ * group has ended. */
+bool comm_hand(Comm *c, const void *data, size_t n);
+bool comm_take(Comm *c, void *data, size_t n);
 
 /* Ends the group: whoever waits returns false, on all ranks, and so do all calls from now on. Any thread. */
 void comm_end(Comm *c);

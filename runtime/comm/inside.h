@@ -9,6 +9,8 @@ typedef struct CommWay {
 	bool (*join)(Comm *c, int part, const CommJoin *j);
 	bool (*send)(Comm *c, const void *data, size_t n);
 	bool (*receive)(Comm *c, void *data, size_t n);
+	bool (*hand)(Comm *c, const void *data, size_t n);
+	bool (*take)(Comm *c, void *data, size_t n);
 	void (*end)(Comm *c);
 	bool (*ended)(const Comm *c);
 	void (*why)(const Comm *c, char *text, size_t n); /* it has ended: why; the same for all ranks that know. Untouched: nobody has said */
@@ -30,10 +32,10 @@ CommStream comm_stream(const CommJoin *j, int ranks, int rank, int part, int par
 /* Elements [at, end) of rank k's rows, to their places in y. */
 void       comm_place(const CommJoin *j, const CommStream *s, int64_t at, int64_t end, const float *x);
 
-/* shared.c: memory of comm_shared_bytes(ranks, parts) bytes, zero, seen by all ranks, aligned to 64; each makes its end over it. timeout_s:
+/* shared.c: memory of comm_shared_bytes bytes, zero, seen by all ranks, aligned to 64; each makes its end over it. timeout_s:
  * how long a rank may be late in a step; 0: for ever. release(user) is called when the end is closed. */
-size_t      comm_shared_bytes(int ranks, int parts);
-llmc_status comm_shared(void *memory, int rank, int ranks, int parts, int timeout_s, void (*release)(void *user), void *user, Comm **out,
+size_t      comm_shared_bytes(int ranks, int parts, CommRoom room);
+llmc_status comm_shared(void *memory, int rank, int ranks, int parts, CommRoom room, int timeout_s, void (*release)(void *user), void *user, Comm **out,
                         llmc_error *err);
 
 #endif

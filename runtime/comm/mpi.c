@@ -28,13 +28,15 @@ typedef void *Handle; /* of MPI: an address, or a number */
 	X(split_type, "MPI_Comm_split_type", (Handle, int, int, Handle, Handle *))                 \
 	X(allgather, "MPI_Allgather", (const void *, int, Handle, void *, int, Handle, Handle))    \
 	X(ibcast, "MPI_Ibcast", (void *, int, Handle, int, Handle, Handle *))                      \
+	X(isend, "MPI_Isend", (const void *, int, Handle, int, int, Handle, Handle *))             \
+	X(irecv, "MPI_Irecv", (void *, int, Handle, int, int, Handle, Handle *))                   \
 	X(test, "MPI_Test", (Handle *, int *, void *))                                             \
 	X(win_allocate, "MPI_Win_allocate_shared", (intptr_t, int, Handle, Handle, void *, Handle *)) \
 	X(win_query, "MPI_Win_shared_query", (Handle, int, intptr_t *, int *, void *))             \
 	X(win_free, "MPI_Win_free", (Handle *))                                                    \
 	X(barrier, "MPI_Barrier", (Handle))
 
-enum { SERIALIZED = 2, MOST_NAME = 1024, GATHER = 1 << 15 };
+enum { SERIALIZED = 2, MOST_NAME = 1024, GATHER = 1 << 15, PARCEL = 1 << 24, HANDED = 7 }; /* HANDED: a tag */
 
 struct World {
 	void  *lib;
@@ -260,31 +262,37 @@ world_same(World *w, const char *what, const char *text, llmc_error *err)
 /* ---------------------------------------------------------------- bytes from rank 0 ---- */
 
 /* Who waits looks again at once for some time, then less and less often: an idle rank takes no processor. */
+/* Until the request is done. patient: an idle rank takes no processor. */
+static bool
+finish(World *w, Handle *request, bool patient)
+{
+	char   status[256];
+	double since = clock_now();
+	long   pause = 20000;
+
+	for (int done = 0;;) {
+		if (w->test(request, &done, status))
+			return false;
+		if (done)
+			return true;
+		if (!patient || clock_now() - since < 0.002) {
+			sched_yield();
+			continue;
+		}
+		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
+		pause = pause < 500000 ? 2 * pause : 1000000;
+	}
+}
+
 static bool
 broadcast(World *w, void *data, size_t n, bool patient)
 {
 	Handle request = NULL;
-	char   status[256];
-	double since = clock_now();
-	long   pause = 20000;
-	int    done = 0;
 
 	while (n) {
 		size_t piece = n < (1 << 20) ? n : 1 << 20;
-		if (w->ibcast(data, (int)piece, w->byte, 0, w->world, &request))
+		if (w->ibcast(data, (int)piece, w->byte, 0, w->world, &request) || !finish(w, &request, patient))
 			return false;
-		for (done = 0; !done;) {
-			if (w->test(&request, &done, status))
-				return false;
-			if (done)
-				break;
-			if (!patient || clock_now() - since < 0.002) {
-				sched_yield();
-				continue;
-			}
-			nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
-			pause = pause < 500000 ? 2 * pause : 1000000;
-		}
 		data = (char *)data + piece;
 		n -= piece;
 	}
@@ -305,8 +313,12 @@ world_receive(World *w, void *data, size_t n)
 
 /* ---------------------------------------------------------------- steps through MPI ---- */
 
+/* What has been handed on and may not have left yet */
+typedef struct Parcel { struct Parcel *next; Handle request; char data[]; } Parcel;
+
 typedef struct Through {
 	Comm   c;
+	Parcel *out;  /* the oldest first */
 	World *w;
 	float *all;   /* [ranks][GATHER] */
 	float *own;   /* [GATHER] */
@@ -381,6 +393,68 @@ through_receive(Comm *c, void *data, size_t n)
 	return !t->ended && world_receive(t->w, data, n);
 }
 
+/* Parcels that have left are let go; all: whichever are there. */
+static bool
+through_clear(Through *t, bool all)
+{
+	char status[256];
+	int  done = 1;
+
+	while (t->out && done) {
+		Parcel *p = t->out;
+		if (all ? !finish(t->w, &p->request, true) : t->w->test(&p->request, &done, status))
+			return false;
+		if (!done)
+			break;
+		t->out = p->next;
+		free(p);
+	}
+	return true;
+}
+
+static bool
+through_hand(Comm *c, const void *data, size_t n)
+{
+	Through *t = (Through *)c;
+	World   *w = t->w;
+	Parcel **end = &t->out;
+
+	if (t->ended || !through_clear(t, false))
+		return false;
+	for (size_t at = 0; at < n; at += PARCEL) {
+		size_t  piece = n - at < PARCEL ? n - at : PARCEL;
+		Parcel *p = malloc(sizeof *p + piece);
+		if (!p)
+			return false;
+		*p = (Parcel){ 0 };
+		memcpy(p->data, (const char *)data + at, piece);
+		if (w->isend(p->data, (int)piece, w->byte, (c->rank + 1) % c->ranks, HANDED, w->world, &p->request)) {
+			free(p);
+			return false;
+		}
+		while (*end)
+			end = &(*end)->next;
+		*end = p;
+	}
+	return true;
+}
+
+static bool
+through_take(Comm *c, void *data, size_t n)
+{
+	Through *t = (Through *)c;
+	World   *w = t->w;
+	Handle   request = NULL;
+
+	for (size_t at = 0; at < n && !t->ended; at += PARCEL) {
+		size_t piece = n - at < PARCEL ? n - at : PARCEL;
+		if (w->irecv((char *)data + at, (int)piece, w->byte, (c->rank + c->ranks - 1) % c->ranks, HANDED, w->world, &request) ||
+		    !finish(w, &request, true))
+			return false;
+	}
+	return !t->ended;
+}
+
 static void
 through_end(Comm *c)
 {
@@ -407,6 +481,8 @@ through_close(Comm *c)
 {
 	Through *t = (Through *)c;
 
+	if (!t->ended)
+		(void)through_clear(t, true);
 	free(t->all);
 	free(t->own);
 	free(t);
@@ -415,7 +491,7 @@ through_close(Comm *c)
 static llmc_status
 open_through(World *w, Comm **out, llmc_error *err)
 {
-	static const CommWay way = { .sum = through_sum, .join = through_join, .send = through_send, .receive = through_receive, .end = through_end,
+	static const CommWay way = { .sum = through_sum, .join = through_join, .send = through_send, .receive = through_receive, .hand = through_hand, .take = through_take, .end = through_end,
 		.ended = through_ended, .why = through_why, .close = through_close };
 	Through *t = calloc(1, sizeof *t);
 
@@ -449,11 +525,11 @@ window_release(void *user)
 }
 
 static llmc_status
-open_window(World *w, int parts, Comm **out, llmc_error *err)
+open_window(World *w, int parts, CommRoom room, Comm **out, llmc_error *err)
 {
 	const char *text = getenv("LLMC_COMM_TIMEOUT");
 	int         seconds = text && atoi(text) > 0 ? atoi(text) : 30, unit;
-	size_t      bytes = comm_shared_bytes(w->ranks, parts) + 64;
+	size_t      bytes = comm_shared_bytes(w->ranks, parts, room) + 64;
 	intptr_t    size;
 	char       *memory = NULL;
 	Window     *win = calloc(1, sizeof *win);
@@ -470,7 +546,7 @@ open_window(World *w, int parts, Comm **out, llmc_error *err)
 	if (w->rank_ == 0)
 		memset(memory, 0, bytes - 64);
 	w->barrier(w->host);
-	llmc_status status = comm_shared(memory, w->rank_, w->ranks, parts, seconds, window_release, win, out, err);
+	llmc_status status = comm_shared(memory, w->rank_, w->ranks, parts, room, seconds, window_release, win, out, err);
 	if (status != LLMC_OK)
 		free(win);
 	else
@@ -479,7 +555,7 @@ open_window(World *w, int parts, Comm **out, llmc_error *err)
 }
 
 llmc_status
-world_comm(World *w, int parts, Comm **out, llmc_error *err)
+world_comm(World *w, int parts, CommRoom room, Comm **out, llmc_error *err)
 {
 	const char *way = getenv("LLMC_COMM");
 	char        n[24];
@@ -488,7 +564,7 @@ world_comm(World *w, int parts, Comm **out, llmc_error *err)
 	snprintf(n, sizeof n, "%d threads", parts);
 	if (w->one_host && !(way && strcmp(way, "mpi") == 0)) {
 		TRY(world_same(w, "number of threads", n, err));
-		return open_window(w, parts, out, err);
+		return open_window(w, parts, room, out, err);
 	}
 	return open_through(w, out, err);
 }

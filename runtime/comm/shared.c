@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,8 +29,8 @@ typedef struct Line {
 	atomic_int sleepers;
 } Line;
 
-/* The beginning of the memory. The rest: a Line a rank (bytes that it has taken out of the ring), a Line a rank and part (flags), the ring,
- * the slots [2][ranks][parts][PIECE]. */
+/* The beginning of the memory. The rest: a Line a rank (bytes that it has taken out of the ring), two a rank (bytes put into its pipe to the
+ * next rank, and taken out), a Line a rank and part (flags), the ring, the slots [2][ranks][parts][PIECE], the pipes. */
 typedef struct Block {
 	atomic_bool ended;
 	atomic_int  lost;    /* 1 + the rank that did not answer; the first one that anybody missed */
@@ -41,11 +42,13 @@ typedef struct Own { _Alignas(64) uint64_t piece; } Own;
 typedef struct Shared {
 	Comm     c;
 	Block   *b;
-	Line    *taken, *flag;
-	char    *ring;
+	Line    *taken, *put, *got, *flag;
+	char    *ring, *pipe; /* pipe: of rank 0; those of the others follow */
 	float   *slot;
+	CommRoom room;
 	int      parts, spins, timeout_s;
 	uint64_t at;    /* bytes sent, or received */
+	uint64_t handed, took;
 	Own     *part;  /* [parts] pieces that each part has sent */
 	void   (*release)(void *user);
 	void    *user;
@@ -68,9 +71,9 @@ line_set(Line *l, uint64_t v)
 		futex(l, FUTEX_WAKE, INT32_MAX, NULL);
 }
 
-/* Until the line, which rank `of` writes, is at v or beyond. idle: for as long as it takes. */
+/* Until the line, which rank `of` writes, is at v or beyond; most_s: for so many seconds, 0: as long as it takes. */
 static bool
-line_wait(Shared *s, Line *l, uint64_t v, int of, bool idle)
+line_wait(Shared *s, Line *l, uint64_t v, int of, int most_s)
 {
 	const struct timespec look = { .tv_nsec = LOOK_MS * 1000000L };
 	double since = 0;
@@ -85,9 +88,9 @@ line_wait(Shared *s, Line *l, uint64_t v, int of, bool idle)
 	}
 	atomic_fetch_add(&l->sleepers, 1);
 	for (uint64_t now; (now = atomic_load(&l->at)) < v && !atomic_load(&s->b->ended);) {
-		if (s->timeout_s && !idle && since == 0)
+		if (most_s && since == 0)
 			since = clock_now();
-		if (since > 0 && clock_now() - since > s->timeout_s) {
+		if (since > 0 && clock_now() - since > most_s) {
 			atomic_compare_exchange_strong(&s->b->lost, &(int){ 0 }, of + 1);
 			atomic_store(&s->b->ended, true);
 		}
@@ -99,27 +102,37 @@ line_wait(Shared *s, Line *l, uint64_t v, int of, bool idle)
 
 /* ---------------------------------------------------------------- opening ---- */
 
+/* Bytes of a rank's pipe to the next one */
 static size_t
-lay_out(Shared *s, char *base, int ranks, int parts)
+pipe_bytes(int rank, int ranks, CommRoom room)
+{
+	return ((rank + 1 == ranks ? room.back : room.onward) + 63) & ~(size_t)63;
+}
+
+static size_t
+lay_out(Shared *s, char *base, int ranks, int parts, CommRoom room)
 {
 	size_t at = (sizeof(Block) + 63) & ~(size_t)63, lines = at;
 	const size_t n = (size_t)ranks, p = (size_t)parts;
 
-	at += (n + n * p) * sizeof(Line);
+	at += (3 * n + n * p) * sizeof(Line);
 	if (base) {
 		s->b = (Block *)base;
 		s->taken = (Line *)(base + lines);
-		s->flag = s->taken + n;
+		s->put = s->taken + n;
+		s->got = s->put + n;
+		s->flag = s->got + n;
 		s->ring = base + at;
 		s->slot = (float *)(base + at + RING);
+		s->pipe = base + at + RING + 2 * n * p * PIECE * sizeof(float);
 	}
-	return at + RING + 2 * n * p * PIECE * sizeof(float);
+	return at + RING + 2 * n * p * PIECE * sizeof(float) + (n - 1) * pipe_bytes(0, 2, room) + pipe_bytes(ranks - 1, ranks, room);
 }
 
 size_t
-comm_shared_bytes(int ranks, int parts)
+comm_shared_bytes(int ranks, int parts, CommRoom room)
 {
-	return lay_out(NULL, NULL, ranks, parts);
+	return lay_out(NULL, NULL, ranks, parts, room);
 }
 
 static void
@@ -129,10 +142,8 @@ shared_end(Comm *c)
 
 	atomic_store(&s->b->ended, true);
 	futex(&s->b->written, FUTEX_WAKE, INT32_MAX, NULL);
-	for (int i = 0; i < c->ranks; i++)
+	for (int i = 0; i < c->ranks * (3 + s->parts); i++) /* taken, put, got, flag */
 		futex(&s->taken[i], FUTEX_WAKE, INT32_MAX, NULL);
-	for (int i = 0; i < c->ranks * s->parts; i++)
-		futex(&s->flag[i], FUTEX_WAKE, INT32_MAX, NULL);
 }
 
 static bool
@@ -179,7 +190,7 @@ exchange(Shared *s, int part, const float *x, int64_t n, uint64_t *piece)
 		memcpy(slot_of(s, e, s->c.rank, part), x, (size_t)n * sizeof *x);
 	line_set(&s->flag[s->c.rank * s->parts + part], e);
 	for (int k = 0; k < s->c.ranks; k++)
-		if (k != s->c.rank && !line_wait(s, &s->flag[k * s->parts + part], e, k, false))
+		if (k != s->c.rank && !line_wait(s, &s->flag[k * s->parts + part], e, k, s->timeout_s))
 			return false;
 	return true;
 }
@@ -254,7 +265,7 @@ shared_send(Comm *c, const void *data, size_t n)
 	while (n) {
 		size_t piece = ring_piece(s, n);
 		for (int k = 1; k < c->ranks; k++)
-			if (s->at + piece > RING && !line_wait(s, &s->taken[k], s->at + piece - RING, k, false))
+			if (s->at + piece > RING && !line_wait(s, &s->taken[k], s->at + piece - RING, k, s->timeout_s))
 				return false;
 		memcpy(s->ring + s->at % RING, from, piece);
 		s->at += piece;
@@ -273,7 +284,7 @@ shared_receive(Comm *c, void *data, size_t n)
 
 	while (n) {
 		size_t piece = ring_piece(s, n);
-		if (!line_wait(s, &s->b->written, s->at + piece, 0, true))
+		if (!line_wait(s, &s->b->written, s->at + piece, 0, 0))
 			return false;
 		memcpy(to, s->ring + s->at % RING, piece);
 		s->at += piece;
@@ -284,10 +295,65 @@ shared_receive(Comm *c, void *data, size_t n)
 	return true;
 }
 
-llmc_status
-comm_shared(void *memory, int rank, int ranks, int parts, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err)
+/* ---------------------------------------------------------------- bytes from a rank to the next ---- */
+
+enum { STAGES_PATIENCE = 20 }; /* rank 0 waits for whole steps of the others, not for a moment of one that all are in */
+
+static char *
+pipe_of(const Shared *s, int rank)
 {
-	static const CommWay way = { .sum = shared_sum, .join = shared_join, .send = shared_send, .receive = shared_receive, .end = shared_end,
+	return s->pipe + (size_t)rank * pipe_bytes(0, 2, s->room);
+}
+
+static bool
+shared_hand(Comm *c, const void *data, size_t n)
+{
+	Shared      *s = (Shared *)c;
+	const size_t room = pipe_bytes(c->rank, c->ranks, s->room);
+	const char  *from = data;
+
+	while (n) {
+		if (s->handed >= room && !line_wait(s, &s->got[c->rank], s->handed - room + 1, (c->rank + 1) % c->ranks, 0))
+			return false;
+		size_t free = room - (size_t)(s->handed - atomic_load(&s->got[c->rank].at)), run = room - s->handed % room;
+		run = run < free ? run : free;
+		run = run < n ? run : n;
+		memcpy(pipe_of(s, c->rank) + s->handed % room, from, run);
+		s->handed += run;
+		line_set(&s->put[c->rank], s->handed);
+		from += run;
+		n -= run;
+	}
+	return !shared_ended(c);
+}
+
+static bool
+shared_take(Comm *c, void *data, size_t n)
+{
+	Shared      *s = (Shared *)c;
+	const int    of = (c->rank + c->ranks - 1) % c->ranks;
+	const size_t room = pipe_bytes(of, c->ranks, s->room);
+	char        *to = data;
+
+	while (n) {
+		if (!line_wait(s, &s->put[of], s->took + 1, of, c->rank ? 0 : STAGES_PATIENCE * s->timeout_s))
+			return false;
+		size_t there = (size_t)(atomic_load(&s->put[of].at) - s->took), run = room - s->took % room;
+		run = run < there ? run : there;
+		run = run < n ? run : n;
+		memcpy(to, pipe_of(s, of) + s->took % room, run);
+		s->took += run;
+		line_set(&s->got[of], s->took);
+		to += run;
+		n -= run;
+	}
+	return true;
+}
+
+llmc_status
+comm_shared(void *memory, int rank, int ranks, int parts, CommRoom room, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err)
+{
+	static const CommWay way = { .sum = shared_sum, .join = shared_join, .send = shared_send, .receive = shared_receive, .hand = shared_hand, .take = shared_take, .end = shared_end,
 		.ended = shared_ended, .why = shared_why, .close = shared_close };
 	Shared *s = calloc(1, sizeof *s);
 
@@ -299,7 +365,8 @@ comm_shared(void *memory, int rank, int ranks, int parts, int timeout_s, void (*
 		return error_set(err, LLMC_E_MEMORY, "out of memory for rank %d", rank);
 	}
 	memset(s->part, 0, (size_t)parts * sizeof *s->part);
-	lay_out(s, memory, ranks, parts);
+	s->room = room;
+	lay_out(s, memory, ranks, parts, room);
 	s->c = (Comm){ .way = &way, .rank = rank, .ranks = ranks };
 	s->parts = parts;
 	s->spins = (int64_t)ranks * parts > (timeout_s ? sysconf(_SC_NPROCESSORS_ONLN) : topology_threads()) ? 0 : SPINS; /* a launcher binds a process to its own processors */
@@ -312,7 +379,7 @@ comm_shared(void *memory, int rank, int ranks, int parts, int timeout_s, void (*
 
 /* ---------------------------------------------------------------- threads of one process ---- */
 
-typedef struct Memory { atomic_int users; void *at; } Memory;
+typedef struct Memory { atomic_int users; void *at; size_t bytes; } Memory; /* zero, and taken as it is touched */
 
 static void
 memory_release(void *user)
@@ -321,29 +388,28 @@ memory_release(void *user)
 
 	if (atomic_fetch_sub(&m->users, 1) > 1)
 		return;
-	free(m->at);
+	munmap(m->at, m->bytes);
 	free(m);
 }
 
 llmc_status
-comm_local(int ranks, int parts, Comm **out, llmc_error *err)
+comm_local(int ranks, int parts, CommRoom room, Comm **out, llmc_error *err)
 {
-	size_t      bytes = (comm_shared_bytes(ranks, parts) + 63) & ~(size_t)63;
+	size_t      bytes = comm_shared_bytes(ranks, parts, room);
 	Memory     *m = calloc(1, sizeof *m);
 	llmc_status status = LLMC_OK;
 
 	for (int r = 0; r < ranks; r++)
 		out[r] = NULL;
 	if (m)
-		m->at = aligned_alloc(64, bytes);
-	if (!m || !m->at) {
+		m->at = mmap(NULL, m->bytes = bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (!m || m->at == MAP_FAILED) {
 		free(m);
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", ranks);
 	}
-	memset(m->at, 0, bytes);
 	atomic_store(&m->users, 1);
 	for (int r = 0; r < ranks && status == LLMC_OK; r++) {
-		status = comm_shared(m->at, r, ranks, parts, 0, memory_release, m, &out[r], err);
+		status = comm_shared(m->at, r, ranks, parts, room, 0, memory_release, m, &out[r], err);
 		if (status == LLMC_OK)
 			atomic_fetch_add(&m->users, 1);
 	}

@@ -197,6 +197,12 @@ run_comm(const Walk *w, const StepRun *r, int part)
 	const PlanStep *st = r->step;
 	Session        *s = w->s;
 	int64_t         width = step_int(st, "width");
+
+	if (st->op == OP_stage_in) {
+		if (part == 0)
+			comm_take(s->comm, r->a[ARG(stage_in, y)], (size_t)(s->size->n_tok * step_int(st, "hidden")) * sizeof(float));
+		return;
+	}
 	bool            out = s->plan->buffer[st->arg[op_info[st->op].n_arg - 1].index].extent.sym == SYM_n_out;
 	int64_t         rows = out ? s->size->n_out : s->size->n_tok;
 
@@ -268,6 +274,8 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	threads_run(s->threads, walk, &w);
 	s->stats.barriers += w.phase->n_meet;
 	if (s->comm && comm_ended(s->comm))
+		return comm_error(s->comm, err);
+	if (s->plan->stages > 1 && !comm_hand(s->comm, s->slot[b->slot], (size_t)((plan_hands_on(s->plan) ? s->size->n_tok : s->size->n_out) * b->extent.mul) * sizeof(float)))
 		return comm_error(s->comm, err);
 	if (logits)
 		*logits = (const float *)(const void *)s->slot[b->slot];

@@ -65,6 +65,7 @@ struct Session {
 
 	Comm         *comm;           /* to the other ranks; NULL: alone */
 	struct Group *group;          /* rank 0: the others, in ranks.c */
+	struct Pieces *pieces;        /* rank 0 of several stages: forward.c's; NULL */
 	int64_t      *page_bytes;     /* [ranks] of a page of each, once somebody has asked; NULL */
 	bool        (*again)(Session *s, int phase); /* op_times: the step is about to run as it was; NULL: nobody asks. False: the group has ended */
 
@@ -97,6 +98,9 @@ void       *session_argument(const Session *s, const PlanRef *r); /* its address
 void        session_turn(Session *s, llmc_seq q, int32_t length_bound);
 /* session_open of one rank alone; comm stays the caller's. */
 llmc_status session_open_rank(Runtime *rt, const llmc_limits *lim, Comm *comm, Session **out, llmc_error *err);
+/* forward.c: what the steps of rank 0 take over stages */
+llmc_status forward_open(Session *s, llmc_error *err);
+void        forward_close(Session *s);
 /* Add a step of the plan, as the session's step has it, to what is told of its op: runs, bytes and operations. */
 void        session_op_cost(const Session *s, const PlanStep *step, llmc_op_time *t);
 /* Rows of a value that a probe is told of in this step; -1: it is told of others only */

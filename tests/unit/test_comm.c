@@ -1,4 +1,4 @@
-/* Ranks that share memory: sums against additions in the order of ranks, bit for bit; joins of uneven shares; bytes in order; the end of a
+/* Ranks that share memory: sums against additions in the order of ranks, bit for bit; joins of uneven shares; bytes in order, and round a ring; the end of a
  * group while somebody waits. The reference's ops between ranks are held to the same. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -112,7 +112,7 @@ sum_case(int ranks, int parts, int64_t rows, int64_t width, int terms, bool same
 	assert_memory_equal(c.y[0], want, (size_t)n * 4);
 	memset(c.y[0], 0xff, (size_t)n * 4);
 
-	assert_int_equal(comm_local(ranks, parts, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_local(ranks, parts, (CommRoom){ 0 }, c.comm, &err), LLMC_OK);
 	run_threads(&c, sum_main);
 	for (int k = 0; k < ranks; k++) {
 		assert_memory_equal(c.same ? c.res[k] : c.y[k], want, (size_t)n * 4);
@@ -162,7 +162,7 @@ many_rounds_keep_apart(void **state)
 		for (int k = 1; k < c.ranks; k++)
 			want[i] += c.x[k][i];
 	}
-	assert_int_equal(comm_local(c.ranks, c.parts, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_local(c.ranks, c.parts, (CommRoom){ 0 }, c.comm, &err), LLMC_OK);
 	run_threads(&c, sum_main);
 	for (int k = 0; k < c.ranks; k++) {
 		assert_memory_equal(c.y[k], want, sizeof want);
@@ -212,7 +212,7 @@ join_case(int ranks, int parts, int64_t rows, int64_t width, int64_t unit)
 	assert_memory_equal(c.y[0], want, (size_t)(rows * width) * 4);
 	memset(c.y[0], 0xff, (size_t)(rows * width) * 4);
 
-	assert_int_equal(comm_local(ranks, parts, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_local(ranks, parts, (CommRoom){ 0 }, c.comm, &err), LLMC_OK);
 	run_threads(&c, join_main);
 	for (int k = 0; k < ranks; k++) {
 		if (k < 2)
@@ -260,10 +260,51 @@ bytes_arrive_in_order(void **state)
 	llmc_error err;
 
 	(void)state;
-	assert_int_equal(comm_local(c.ranks, 1, c.comm, &err), LLMC_OK);
+	assert_int_equal(comm_local(c.ranks, 1, (CommRoom){ 0 }, c.comm, &err), LLMC_OK);
 	run_threads(&c, bytes_main);
 	for (int k = 0; k < c.ranks; k++)
 		comm_close(c.comm[k]);
+}
+
+/* Each rank adds one to what the rank before it hands on; rank 0 begins, as far ahead of the last one as there is room. */
+static void *
+ring_main(void *arg)
+{
+	Thread    *t = arg;
+	enum { ROUNDS = 400, MOST = 900, AHEAD = 5 };
+	uint32_t   data[MOST];
+
+	t->ok = true;
+	for (int i = 0; i < ROUNDS + AHEAD && t->ok; i++) {
+		const int in = t->rank ? i : i - AHEAD, n_in = (in * 37) % MOST + 1, n_out = (i * 37) % MOST + 1;
+		if (in >= 0 && in < ROUNDS) {
+			t->ok = comm_take(t->c->comm[t->rank], data, (size_t)n_in * sizeof *data);
+			for (int k = 0; k < n_in && t->ok; k++)
+				t->ok = data[k] == (uint32_t)(in * 1000 + k + (t->rank ? t->rank - 1 : t->c->ranks - 1));
+		}
+		if (i >= ROUNDS)
+			continue;
+		for (int k = 0; k < n_out; k++)
+			data[k] = (uint32_t)(i * 1000 + k + t->rank);
+		t->ok = t->ok && comm_hand(t->c->comm[t->rank], data, (size_t)n_out * sizeof *data);
+	}
+	return NULL;
+}
+
+static void
+bytes_go_round(void **state)
+{
+	llmc_error err;
+
+	(void)state;
+	for (int ranks = 2; ranks < 5; ranks++) {
+		Case c = { .ranks = ranks, .parts = 1 };
+		/* pipes that are shorter than a message, and one that holds all that is on its way */
+		assert_int_equal(comm_local(c.ranks, 1, (CommRoom){ 1000, 32000 }, c.comm, &err), LLMC_OK);
+		run_threads(&c, ring_main);
+		for (int k = 0; k < c.ranks; k++)
+			comm_close(c.comm[k]);
+	}
 }
 
 static void *
@@ -277,7 +318,7 @@ waiting_main(void *arg)
 		comm_end(t->c->comm[2]);
 		t->ok = comm_ended(t->c->comm[2]);
 	} else if (t->rank == 1) {
-		t->ok = !comm_receive(t->c->comm[1], &byte, 1);
+		t->ok = !comm_receive(t->c->comm[1], &byte, 1) && !comm_take(t->c->comm[1], &byte, 1);
 	} else {
 		t->ok = !comm_sum(t->c->comm[0], 0, &(CommSum){ .x = &x, .y = &y, .rows = 1, .width = 1 });
 	}
@@ -292,7 +333,7 @@ an_end_wakes_who_waits(void **state)
 		Case       c = { .ranks = 3, .parts = 1 };
 		llmc_error err;
 		char       byte = 0;
-		assert_int_equal(comm_local(c.ranks, 1, c.comm, &err), LLMC_OK);
+		assert_int_equal(comm_local(c.ranks, 1, (CommRoom){ 0 }, c.comm, &err), LLMC_OK);
 		run_threads(&c, waiting_main);
 		assert_false(comm_send(c.comm[0], &byte, 1));
 		for (int k = 0; k < c.ranks; k++)
@@ -305,7 +346,7 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sums_are_in_the_order_of_ranks), cmocka_unit_test(many_rounds_keep_apart), cmocka_unit_test(joins_of_uneven_shares),
-		cmocka_unit_test(bytes_arrive_in_order), cmocka_unit_test(an_end_wakes_who_waits),
+		cmocka_unit_test(bytes_arrive_in_order), cmocka_unit_test(bytes_go_round), cmocka_unit_test(an_end_wakes_who_waits),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -180,6 +180,45 @@ BENCH_TEST(every_element_is_read_as_often_as_it_should_be)
 	assert_true(split > 30);
 }
 
+/* Layers are dealt to stages whole: each element has one reader, but for an embedding that is the head as well. */
+BENCH_TEST(stages_read_everything_once)
+{
+	for (int m = 0; m < N_TINY; m++) {
+		const char *const set[] = { "parallel.pp=2", NULL };
+		const Spec *one = spec_of(b, tiny_models[m], 1), *spec = spec_from_file(arena_printf(&b->arena, "tests/golden/graphs/%s.yaml", tiny_models[m]), set, &b->diag, &b->arena);
+		const Plan *whole = plan_of(b, one, "ref", 0, false), *stage[2];
+		int64_t     layers[2] = { 0 };
+		for (int k = 0; k < 2; k++) {
+			llmc_error  err;
+			assert_non_null(stage[k] = plan_of(b, spec, "ref", k, false));
+			const Plan *fused = plan_of(b, spec, "cpu-v3", k, true);
+			assert_non_null(fused);
+			if (plan_check(stage[k], &err) != LLMC_OK || plan_check(fused, &err) != LLMC_OK)
+				fail_msg("%s, stage %d: %s", tiny_models[m], k, err.text);
+			assert_true(stage[k]->stage == k && stage[k]->stages == 2 && stage[k]->n_params == whole->n_params);
+			assert_int_equal(collectives(stage[k], OP_stage_in), k);
+			for (int i = 0; i < stage[k]->n_pool; i++)
+				layers[k] += stage[k]->pool[i].n_layers;
+		}
+		assert_true(layers[0] == (spec->n_layers + 1) / 2 && layers[0] + layers[1] == spec->n_layers);
+		for (int i = 0; i < whole->n_tensor; i++) {
+			const char *id = whole->tensor[i].id;
+			int         n = 0, want = strcmp(id, "embed") == 0 && !tensor_of(whole, "head") ? 2 : 1;
+			for (int k = 0; k < 2; k++) {
+				const PlanTensor *t = tensor_of(stage[k], id);
+				n += t != NULL;
+				if (t)
+					assert_true(t->rows == whole->tensor[i].rows && t->cols == whole->tensor[i].cols && t->n_src == whole->tensor[i].n_src);
+			}
+			if (n != want)
+				fail_msg("%s: %s is read by %d stages, expected %d", tiny_models[m], id, n, want);
+		}
+		for (int k = 0; k < 2; k++)
+			for (int i = 0; i < stage[k]->n_tensor; i++)
+				assert_non_null(tensor_of(whole, stage[k]->tensor[i].id));
+	}
+}
+
 /* ---------------------------------------------------------------- dealing ---- */
 
 static void
@@ -233,7 +272,8 @@ BENCH_TEST(what_cannot_be_dealt_is_refused)
 
 /* ---------------------------------------------------------------- plans that lie ---- */
 
-static const struct { const char *from, *to, *text; } lies[] = {
+typedef struct Lie { const char *from, *to, *text; } Lie;
+static const Lie rank_lies[] = {
 	{ "\"rank\":1,", "\"rank\":3,", "rank: is 3" },
 	{ "\"rank\":1,\"ranks\":3,", "", "all_reduce: the plan is for one rank" },
 	{ "\"ranks\":3", "\"ranks\":1", "ranks: is 1" },
@@ -246,15 +286,25 @@ static const struct { const char *from, *to, *text; } lies[] = {
 	  "\"op\":\"all_gather\",\"layer\":-1,\"kernel\":null,\"arg\":[\"logits.part\",\"logits\"],\"attr\":{\"width\":192", "does not hold" },
 };
 
-BENCH_TEST(plans_of_ranks_that_lie_are_refused)
+/* Of the second of two stages */
+static const Lie stage_lies[] = {
+	{ "\"stage\":1", "\"stage\":2", "stage: is 2" },
+	{ "\"stages\":2", "\"stages\":1", "stages: is 1" },
+	{ "\"stage\":1,\"stages\":2,", "", "stage_in: no stage is before this one" },
+	{ "\"stage\":1", "\"stage\":0", "stage_in: no stage is before this one|what the stage hands on" },
+	{ "\"stages\":2", "\"stages\":3", "cannot hold what the stage hands on" },
+};
+
+static void
+refuse(Bench *b, const char *description, const Lie *lies, size_t n)
 {
-	bench_spec(b, "llama", "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: {tp: 3}\n");
+	bench_spec(b, "llama", description);
 	const Plan *p = plan_of(b, b->spec, "ref", 1, true), *q;
 	Strbuf      json = { 0 };
 
 	assert_non_null(p);
 	plan_write(p, &json);
-	for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+	for (size_t i = 0; i < n; i++) {
 		const char *at = strstr(json.data, lies[i].from);
 		llmc_error  err = { 0 };
 		if (!at)
@@ -276,6 +326,16 @@ BENCH_TEST(plans_of_ranks_that_lie_are_refused)
 	assert_string_equal(json.data, again.data);
 	strbuf_release(&json);
 	strbuf_release(&again);
+}
+
+BENCH_TEST(plans_of_ranks_that_lie_are_refused)
+{
+	refuse(b, "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: {tp: 3}\n", rank_lies, sizeof rank_lies / sizeof *rank_lies);
+}
+
+BENCH_TEST(plans_of_stages_that_lie_are_refused)
+{
+	refuse(b, "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: {pp: 2}\n", stage_lies, sizeof stage_lies / sizeof *stage_lies);
 }
 
 /* ---------------------------------------------------------------- columns of every type ---- */
@@ -390,8 +450,8 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_element_is_read_as_often_as_it_should_be), cmocka_unit_test(shares_are_even_and_whole),
-		cmocka_unit_test(what_cannot_be_dealt_is_refused), cmocka_unit_test(plans_of_ranks_that_lie_are_refused),
+		cmocka_unit_test(every_element_is_read_as_often_as_it_should_be), cmocka_unit_test(stages_read_everything_once), cmocka_unit_test(shares_are_even_and_whole),
+		cmocka_unit_test(what_cannot_be_dealt_is_refused), cmocka_unit_test(plans_of_ranks_that_lie_are_refused), cmocka_unit_test(plans_of_stages_that_lie_are_refused),
 		cmocka_unit_test(columns_are_those_of_the_whole_row), cmocka_unit_test(a_rank_reads_its_rows_and_columns_alone),
 	};
 

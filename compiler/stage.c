@@ -1,0 +1,104 @@
+/* Pipeline stages: the graph of the whole model becomes that of one stage.
+ *
+ * A stage has contiguous layers; the first has the embedding as well, the last the head. Of what one stage makes the next reads one value:
+ * the residual stream between two layers. The op stage_in brings it; at the other end it is the last value of the graph, as logits are of
+ * the last stage's. What is within a layer is as it was, so a stage is split over ranks like a model. */
+#include <inttypes.h>
+
+#include "compiler/graph.h"
+
+/* Which stage has each op: that of its layer; without one the first in front of the layers, the last behind them. */
+static int
+stage_of(const Graph *g, size_t i, bool behind, int stages)
+{
+	int64_t first, count;
+
+	for (int k = 0; g->op[i].layer >= 0 && k < stages; k++) {
+		op_share(g->spec->n_layers, 1, stages, k, &first, &count);
+		if (g->op[i].layer < first + count)
+			return k;
+	}
+	return behind ? stages - 1 : 0;
+}
+
+/* Pools hold the layers of this stage alone, from 0; without any they go. */
+static void
+own_pools(Graph *g)
+{
+	int *slots = NEW(g->arena, int, g->n_pool + 1), *to = NEW(g->arena, int, g->n_pool + 1), n = 0;
+
+	for (size_t i = 0; i < g->n_val; i++) {
+		Value *v = &g->val[i];
+		bool   used = false;
+		for (size_t k = 0; k < g->n_op && v->kind == VAL_POOL && !used; k++)
+			for (int a = 0; a < op_info[g->op[k].kind].n_arg; a++)
+				used |= g->op[k].arg[a] == (int)i;
+		if (used)
+			v->dim[0] = slots[v->tensor]++;
+	}
+	for (int i = 0; i < g->n_pool; i++) {
+		to[i] = n;
+		if (!slots[i])
+			continue;
+		g->pool[n] = g->pool[i];
+		g->pool[n++].n_layers = slots[i];
+	}
+	g->n_pool = n;
+	for (size_t i = 0; i < g->n_val; i++)
+		if (g->val[i].kind == VAL_POOL)
+			g->val[i].tensor = to[g->val[i].tensor];
+}
+
+/* requires: the unfused graph of the whole model, inferred
+ * keeps:    names, what is within a layer
+ * effect:   the graph of one stage; its last op makes what it hands on. */
+bool
+graph_stage(Graph *g, int stage)
+{
+	const int stages = g->spec->pp;
+	Op       *op = g->op;
+	size_t    n_op = g->n_op;
+	int       enters = -1;
+	bool      behind = false;
+
+	if (stages > g->spec->n_layers) {
+		err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: more stages than the %d layers", stages, g->spec->n_layers);
+		return false;
+	}
+	if (g->spec->head.kind == LLMC_OUTPUT_LABELS) {
+		err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: a model whose head has labels runs in one stage", stages);
+		return false;
+	}
+	g->stage = stage;
+	g->stages = stages;
+	int *of = NEW(g->arena, int, n_op + 1);
+	for (size_t i = 0; i < n_op; i++) {
+		behind |= op[i].layer >= 0;
+		of[i] = stage_of(g, i, behind, stages);
+	}
+	for (size_t i = 0; i < n_op; i++)
+		for (int k = 0; k < op_info[op[i].kind].n_in && of[i] == stage; k++) {
+			int v = op[i].arg[k];
+			if (v < 0 || g->val[v].def < 0 || of[g->val[v].def] == stage)
+				continue;
+			if (enters >= 0 && enters != v)
+				BUG(g->diag, op[i].loc, "stages: %s and %s are made by other stages than the one that reads them", g->val[enters].name, g->val[v].name);
+			enters = v;
+		}
+	g->op = NULL;
+	g->n_op = g->cap_op = 0;
+	if (enters >= 0) {
+		Op *in = graph_op(g, OP_stage_in, -1, g->val[enters].loc);
+		op_args(in, OP_ARGS(stage_in, .y = enters));
+		op_set_int(g, in, "hidden", g->spec->hidden);
+	}
+	for (size_t i = 0; i < n_op; i++)
+		if (of[i] == stage) {
+			Op *o = graph_op(g, op[i].kind, op[i].layer, op[i].loc);
+			*o = op[i];
+		}
+	own_pools(g);
+	graph_infer(g);
+	graph_sweep(g);
+	return true;
+}

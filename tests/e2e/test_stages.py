@@ -1,0 +1,123 @@
+"""Pipeline stages (parallel.pp): the bits of one rank, for every family, in any batch and chunk, by threads and by MPI; every family against
+torch's logits as well."""
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+import conftest
+import llmc
+from bits import rows, whole
+from golden_run import Refused, check, run, weights
+from test_mpi import mpi  # noqa: F401 (a fixture)
+
+BEST = conftest.cpu_archs()[-1]
+ALL = os.environ.get("LLMC_CHECK_ALL")
+CASES = weights.cases()
+ONE_EACH = {}
+for case in CASES:
+    ONE_EACH.setdefault(case.split("-")[0], case)
+MODEL = """llmc: 1
+name: stages
+family: gemma2
+vocab_size: 323
+max_positions: 1024
+n_layers: 5
+hidden: 96
+attention: {n_heads: 6, n_kv_heads: 3, head_dim: 16}
+ffn: {width: 160}
+text: {bos: 1, eos: [2]}
+"""
+N = 150
+TOK = [int(t) for t in np.random.default_rng(1).integers(3, 323, N)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stages") / "m.yaml"
+    path.write_text(MODEL)
+    return path
+
+
+@pytest.mark.parametrize("name", CASES if ALL else ONE_EACH.values())
+def test_every_family_over_stages(name, tmp_path):
+    """As many stages as layers, at most 3: what torch says, and the bits of one rank"""
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    one = run(tmp_path, g, "--device", "ref", "--threads", "1")
+    for stages in (3, 2):
+        try:
+            logits, tokens = run(tmp_path, g, "--pp", str(stages), "--device", "ref", "--threads", "1")
+            break
+        except Refused as e:
+            assert "more stages than the 2 layers" in str(e) and stages == 3, e
+    check(g, logits, tokens)
+    assert np.array_equal(logits.view(np.uint32), one[0].view(np.uint32)) and tokens == one[1]
+
+
+@pytest.mark.parametrize("device", [{"device": "ref"}, {"arch": BEST}], ids=["ref", BEST])
+def test_stages_have_the_bits_of_one_rank(path, device):
+    """Prompts go through in pieces, rows of one sequence in several of them"""
+    with llmc.open(path, random_weights=True, **device) as m:
+        want = whole(m, TOK)
+    with llmc.open(path, random_weights=True, set=["parallel.pp=3"], **device) as m:
+        assert np.array_equal(whole(m, TOK), want)
+        with m.session(context=N, chunk=N, n_out=N, seqs=3, threads=1) as s:
+            q = s.seq()
+            assert np.array_equal(np.concatenate([rows(s, [(q, [t], 1)]) for t in TOK[:20]]), want[:20])
+            rows(s, [(q, TOK[20:45], 1)])
+            b = s.fork(q)
+            rows(s, [(b, [9, 9, 9, 9], 1)])
+            kept = s.save(q)
+            # others beside it, before and behind, and logits of its last rows alone
+            other = s.seq()
+            got = rows(s, [(b, [7], 1), (q, TOK[45:120], 40), (other, TOK[:50], 3)])
+            assert np.array_equal(got[1:41], want[80:120]) and np.array_equal(got[41:], want[47:50])
+            s.free(b)
+            s.trim(q, 60)
+            assert np.array_equal(rows(s, [(q, TOK[60:], N - 60)]), want[60:])
+            s.free(q)
+            q = s.load(kept)
+            assert np.array_equal(rows(s, [(q, TOK[45:], N - 45)]), want[45:])
+
+
+def test_requests_at_once_are_as_alone(path):
+    prompts = [TOK[i:i + 5 + 9 * i] for i in range(12)]
+    with llmc.open(path, random_weights=True, device="ref") as m, m.engine(seqs=1, context=N) as e:
+        alone = [e.submit(p, max_tokens=12, ignore_eos=True).wait()["tokens"] for p in prompts]
+    with llmc.open(path, random_weights=True, device="ref", set=["parallel.pp=2"]) as m, m.engine(seqs=5, context=N) as e:
+        requests = [e.submit(p, max_tokens=12, ignore_eos=True) for p in prompts]
+        assert [r.wait()["tokens"] for r in requests] == alone
+
+
+def test_what_stages_refuse(path, llmc):
+    for code, args, says in [(1, ("--pp", "6"), "parallel.pp = 6: more stages than the 5 layers"),
+                             (2, ("--pp", "2", "--tp", "3"), "stages that are split themselves are planned"),
+                             (1, ("--pp", "1024", "--tp", "3"), "with parallel.tp = 3 that is more than 1024 ranks")]:
+        llmc("run", path, "--random-weights", "--device", "ref", "--tokens", "5,6", "-n", "1", *args, code=code)
+        assert says in llmc.err, llmc.err
+
+
+def test_an_artifact_has_a_plan_for_each_stage(path, tmp_path, llmc):
+    llmc("compile", path, "-o", tmp_path / "out", "--arch", "v3", "--pp", "2")
+    assert {f for f in os.listdir(tmp_path / "out") if f.endswith(".json")} == {f"plan-cpu-v3-r{k}of2.json" for k in range(2)}
+    first, last = (json.loads((tmp_path / "out" / f"plan-cpu-v3-r{k}of2.json").read_text()) for k in range(2))
+    assert (first["stage"], last["stage"], first["stages"]) == (0, 1, 2)
+    layers = [sorted({s["layer"] for s in p["phase"][0]["step"] if s["layer"] >= 0}) for p in (first, last)]
+    assert layers == [[0, 1, 2], [3, 4]]
+    # 5 layers of two pools in turn: each stage has the pages of its own
+    assert [sum(p["n_layers"] for p in plan["pool"]) for plan in (first, last)] == [3, 2]
+
+
+def test_stages_that_mpirun_starts(mpi, path, tmp_path, llmc):  # noqa: F811
+    args = ("run", path, "--random-weights", "--device", "ref", "--tokens", ",".join(map(str, TOK[:80])), "-n", "12", "--ignore-eos", "--json", "-q")
+    llmc(*args, "--logits", tmp_path / "want.npy")
+    want, tokens = (tmp_path / "want.npy").read_bytes(), json.loads(llmc.out)["tokens"]
+    for way in ("memory", "mpi"):
+        out, _ = mpi(3, *args, "--pp", "3", "--logits", tmp_path / "have.npy", env={"LLMC_COMM": way})
+        assert json.loads(out)["tokens"] == tokens
+        assert (tmp_path / "have.npy").read_bytes() == want, way
+    _, err = mpi(3, *args, "--pp", "2", code=1)
+    assert re.search(r"the launcher started 3 ranks, parallel\.tp x parallel\.pp is 1 x 2", err), err
