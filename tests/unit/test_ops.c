@@ -47,8 +47,8 @@ arguments_have_their_places(void **state)
 	assert_int_equal(ARG(norm_qkv, q), 9);
 	for (int op = OP_nop + 1; op < OP_COUNT; op++) {
 		const OpInfo *info = &op_info[op];
-		assert_in_range(info->n_in, 1, info->n_arg - 1);
-		assert_in_range(info->n_arg, 2, OP_MAX_ARGS);
+		assert_in_range(info->n_in, op == OP_stage_in ? 0 : 1, info->n_arg - 1);
+		assert_in_range(info->n_arg, info->n_in + 1, OP_MAX_ARGS);
 		for (int k = 0; k < info->n_arg; k++) { /* n_in counts wherever the inputs stand: they must stand in front */
 			assert_int_equal(info->arg[k].role == ROLE_OUT, k >= info->n_in);
 			for (int o = 0; o < k; o++)
