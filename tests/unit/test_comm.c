@@ -295,8 +295,16 @@ static void
 bytes_go_round(void **state)
 {
 	llmc_error err;
+	/* the reference's op: what the stage before leaves, as it is */
+	const PlanStep step = { .op = OP_stage_in, .kernel = -1, .n_attr = 1, .attr = { { .key = "hidden", .kind = ATTR_INT, .i = 3 } } };
+	const llmc_step now = { .n_tok = 2 };
+	const float     left[6] = { 1, -2, 3, 0.5f, 1e9f, -0.0f }, *const peer[] = { left };
+	float           y[6] = { 0 };
+	const RefArg    arg[] = { { .kind = REF_BUFFER, .data = y } };
 
 	(void)state;
+	ref_find(OP_stage_in)(&(RefCall){ .step = &step, .s = &now, .arg = arg, .n_peer = 1, .peer = peer });
+	assert_memory_equal(y, left, sizeof y);
 	for (int ranks = 2; ranks < 5; ranks++) {
 		Case c = { .ranks = ranks, .parts = 1 };
 		/* pipes that are shorter than a message, and one that holds all that is on its way */
