@@ -25,6 +25,7 @@ TINY = dict(vocab_size=280, hidden_size=32, intermediate_size=48, num_hidden_lay
 WIND = dict(layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2)
 LLLG = dict(layer_types=["sliding_attention"] * 3 + ["full_attention"], num_hidden_layers=4, hidden_size=16, intermediate_size=24)
 MOE = dict(moe_intermediate_size=20, num_experts=5, num_experts_per_tok=2)
+HYBRID = dict(num_hidden_layers=3, full_attention_interval=3, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
 # family: (class that the converter knows, a base of make_models.py, what differs)
 CASES = {
     "gpt_oss": ("GptOssForCausalLM", M.GPT_OSS, dict(TINY, **WIND, intermediate_size=24, head_dim=8, swiglu_limit=7.0)),
@@ -56,9 +57,12 @@ CASES = {
     "minimax_m2": ("MiniMaxM2ForCausalLM", M.MINIMAX, dict(TINY, head_dim=8, rotary_dim=4, intermediate_size=20)),
     "hunyuan_v1": ("HunYuanDenseV1ForCausalLM", M.HUNYUAN, dict(TINY, head_dim=8, rope_scaling=None)),
     "arcee": ("ArceeForCausalLM", M.ARCEE, TINY),
+    "qwen3_next": ("Qwen3NextForCausalLM", M.QWEN3_NEXT, dict(TINY, **HYBRID, **MOE, shared_expert_intermediate_size=12)),
+    "qwen3_5": ("Qwen3_5ForCausalLM", M.QWEN3_5, dict(TINY, **HYBRID)),
+    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", M.QWEN3_5_MOE, dict(TINY, **HYBRID, **MOE, shared_expert_intermediate_size=12)),
     "nemotron": ("NemotronForCausalLM", M.NEMOTRON, TINY),
 }
-MODEL_TYPE = {"seed_oss": "seed_oss", "hunyuan_v1": "hunyuan_v1_dense"}
+MODEL_TYPE = {"seed_oss": "seed_oss", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "hunyuan_v1": "hunyuan_v1_dense"}
 
 
 def converter(folder):
@@ -80,7 +84,7 @@ def attempt(name, seed, conv, folder):
     cls_name, base, more = CASES[name]
     config = dict(model_type=MODEL_TYPE.get(name, name), **{k: v for k, v in base.items() if k != "model_type"}) | more
     config = {k: v for k, v in config.items() if v is not ...} | dict(architectures=[cls_name])
-    c = dict(config=config, dtype="bf16", plus_one="gemma" in name or name == "nemotron", modern=False, strip="", emb_bf16=False, vision=None)
+    c = dict(config=config, dtype="bf16", plus_one="gemma" in name or name == "nemotron" or "qwen3_" in name and name != "qwen3_moe", modern=False, strip="", emb_bf16=False, vision=None)
     shapes, config, run, run64 = M.transformers_model(c, seed)
     hf = os.path.join(folder, name)
     os.makedirs(hf)
@@ -90,6 +94,7 @@ def attempt(name, seed, conv, folder):
     W.write_safetensors(os.path.join(hf, "model.safetensors"), {n: w.reshape(shapes[n]) for n, w in M.rounded_weights(c, shapes, seed).items()}, "bf16")
     path = os.path.join(folder, name + ".gguf")
     cls = conv(cls_name)
+    cls.no_mtp = True       # these models have no layers that predict further tokens
     cls.set_vocab = lambda self: self._set_vocab_gpt2()    # whatever the tokenizer of published models is
     with contextlib.redirect_stdout(sys.stderr):
         cls(pathlib.Path(hf), gguf.LlamaFileType.MOSTLY_BF16, pathlib.Path(path)).write()
