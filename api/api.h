@@ -12,6 +12,9 @@
 #include "runtime/device.h"
 #include "runtime/draft/draft.h"
 
+/* "cuda:2" -> 1 number, 2; "cuda" -> none, any will do; "cuda:0,3" -> 2 of them, one a rank */
+typedef struct GpuList { bool any; int n, number[PLAN_MAX_RANKS]; } GpuList; /* any: it is a GPU */
+
 struct llmc_model {
 	atomic_int      refs;
 	Arena           arena;       /* spec, plan, texts */
@@ -29,7 +32,8 @@ struct llmc_model {
 	bool            random_weights;
 	bool            unfused;     /* each op of the graph is a step, for probes */
 	int             n_threads;
-	int             gpu;         /* number of the GPU; -1: none */
+	int             gpu;         /* number of the first GPU; -1: none */
+	GpuList         gpus;        /* as the caller named them; then one for each rank of this process */
 	llmc_tokenizer *tokenizer;   /* NULL: none */
 	Runtime        *rt;          /* NULL when opened with no_weights */
 	double          compile_s, load_s;
@@ -53,8 +57,7 @@ llmc_status source_kind(const char *path, SourceKind *kind, llmc_error *err);
 /* Spec of any source. Warnings go to log. */
 llmc_status source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights, Arena *arena,
                         llmc_log_fn log, void *log_user, const Spec **out, llmc_error *err);
-/* "cuda:2" -> 2; -1: not a GPU */
-llmc_status device_gpu(const char *device, int *gpu, llmc_error *err);
+llmc_status device_gpus(const char *device, GpuList *out, llmc_error *err);
 /* "cpu" or "cuda" and an arch (NULL: what is at hand) -> "cpu-v3", "cuda-sm_90a"; "ref" -> "ref"; E_INPUT for unknown words */
 llmc_status target_name(const char *device, const char *arch, bool must_run, char out[32], llmc_error *err);
 

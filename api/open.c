@@ -48,7 +48,7 @@ set_for_target(const char *const *set, const char *target, int ranks, Arena *are
 	const char **all = NEW(arena, const char *, n + 3);
 	if (target_find(target)->kind == TARGET_REF)
 		all[k++] = "kv.dtype=f32";
-	if (ranks > 1) /* a launcher's number of ranks, unless the caller says otherwise, which is refused */
+	if (ranks > 1) /* a launcher's number of ranks, or of the GPUs that were named, unless the caller says otherwise, which is refused */
 		all[k++] = arena_printf(arena, "parallel.tp=%d", ranks);
 	for (size_t i = 0; i < n; i++)
 		all[k++] = arena_strdup(arena, set[i]);
@@ -315,6 +315,23 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 	return LLMC_OK;
 }
 
+/* One GPU for each rank: those that were named, else the first ones. */
+static llmc_status
+gpus_for_ranks(llmc_model *m, const char *device, llmc_error *err)
+{
+	GpuList  *g = &m->gpus;
+	const int ranks = spec_ranks(m->spec);
+
+	if (!g->any || m->world || g->n == ranks)
+		return LLMC_OK;
+	if (g->n)
+		return error_set(err, LLMC_E_INPUT, "parallel.tp = %d and --device %s: %d rank%s and %d GPU%s: name a GPU for each, or say --device cuda",
+		                 m->spec->tp, device, ranks, ranks == 1 ? "" : "s", g->n, g->n == 1 ? "" : "s");
+	for (; g->n < ranks; g->n++)
+		g->number[g->n] = g->n;
+	return LLMC_OK;
+}
+
 static llmc_status
 open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *err)
 {
@@ -323,10 +340,11 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	double t0 = clock_now();
 
 	TRY(source_kind(path, &kind, err));
-	TRY(device_gpu(opt->device, &m->gpu, err));
+	TRY(device_gpus(opt->device, &m->gpus, err));
+	m->gpu = !m->gpus.any ? -1 : m->gpus.n ? m->gpus.number[0] : 0;
 	TRY(target_name(opt->device, opt->arch, !opt->no_weights, target, err));
 	m->source = absolute(&m->arena, path);
-	m->set = set_for_target(opt->set, target, m->world ? world_ranks(m->world) : 1, &m->arena);
+	m->set = set_for_target(opt->set, target, m->world ? world_ranks(m->world) : m->gpus.n, &m->arena);
 	m->random_weights = opt->random_weights;
 	m->n_threads = opt->n_threads;
 	if (opt->random_weights && opt->weights)
@@ -337,6 +355,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		return m->spec->pp > 1 ? error_set(err, LLMC_E_INPUT, "the launcher started %d ranks, parallel.tp x parallel.pp is %d x %d", world_ranks(m->world),
 		                                   m->spec->tp, m->spec->pp)
 		                       : error_set(err, LLMC_E_INPUT, "the launcher started %d ranks, parallel.tp is %d", world_ranks(m->world), m->spec->tp);
+	TRY(gpus_for_ranks(m, opt->device, err));
 	m->rank = NEW(&m->arena, const Plan *, ranks);
 	m->first = m->world ? world_rank(m->world) : 0;
 	m->n_own = m->world ? 1 : ranks;
@@ -361,6 +380,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: no weights: say where with --weights PATH, write `weights: PATH` into the YAML, or measure with --random-weights", path);
 	RuntimeOptions ro = { .artifact = m->artifact, .weights = m->weights, .world = m->world, .n_threads = m->n_threads, .device = m->gpu > 0 ? m->gpu : 0,
+		              .devices = m->gpus.any ? m->gpus.number : NULL,
 		              .random_weights = opt->random_weights, .cache_packed = opt->cache_packed, .cache_told = m->temporary != NULL,
 		              .log = opt->log, .log_user = opt->log_user };
 	llmc_error why = { 0 };

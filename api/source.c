@@ -122,19 +122,31 @@ source_spec(const char *path, SourceKind kind, const char *const *set, const cha
 }
 
 llmc_status
-device_gpu(const char *device, int *gpu, llmc_error *err)
+device_gpus(const char *device, GpuList *out, llmc_error *err)
 {
-	*gpu = -1;
+	*out = (GpuList){ 0 };
 	if (!device || strncmp(device, "cuda", 4) != 0)
 		return LLMC_OK;
-	*gpu = 0;
-	if (!device[4])
+	const char *p = device + 4;
+	out->any = true;
+	if (!*p)
 		return LLMC_OK;
-	const char *p = device + 5;
-	for (; device[4] == ':' && *p >= '0' && *p <= '9' && *gpu < 1000; p++)
-		*gpu = *gpu * 10 + (*p - '0');
-	if (device[4] != ':' || p == device + 5 || *p)
-		return error_set(err, LLMC_E_INPUT, "device %s: expected cuda or cuda:N, N counted from 0", device);
+	for (char before = ':'; *p == before && out->n < PLAN_MAX_RANKS; before = ',') {
+		const char *from = ++p;
+		int         number = 0;
+		for (; *p >= '0' && *p <= '9' && number < 1000; p++)
+			number = number * 10 + (*p - '0');
+		if (p == from) {
+			out->n = 0;
+			break;
+		}
+		for (int i = 0; i < out->n; i++)
+			if (out->number[i] == number)
+				return error_set(err, LLMC_E_INPUT, "device %s: GPU %d is named twice: a rank has one of its own", device, number);
+		out->number[out->n++] = number;
+	}
+	if (*p || !out->n)
+		return error_set(err, LLMC_E_INPUT, "device %s: expected cuda, cuda:N, N counted from 0, or cuda:N,N,... with a GPU for each rank", device);
 	return LLMC_OK;
 }
 
@@ -183,10 +195,10 @@ target_name(const char *device, const char *arch, bool must_run, char out[32], l
 		snprintf(out, 32, "ref");
 		return LLMC_OK;
 	}
-	int gpu;
+	GpuList gpus;
 	if (device && strncmp(device, "cuda", 4) == 0) {
-		TRY(device_gpu(device, &gpu, err));
-		return cuda_target_name(gpu, arch, must_run, out, err);
+		TRY(device_gpus(device, &gpus, err));
+		return cuda_target_name(gpus.n ? gpus.number[0] : 0, arch, must_run, out, err);
 	}
 	if (device && strcmp(device, "cpu") != 0)
 		return error_set(err, LLMC_E_INPUT, "device %s: expected cpu, cuda, cuda:0, ... or ref", device);

@@ -43,7 +43,7 @@ typedef struct Common {
 } Common;
 #define OPT_COMMON(c)                                                                              \
 	{ OPT_GROUP, 0, "Model", NULL, NULL, NULL },                                               \
-	{ OPT_TEXT, 0, "device", "cpu|cuda|ref", &(c).device, "where to run: cpu, cuda or cuda:N, or ref, the plain fp32 interpreter [cpu]" }, \
+	{ OPT_TEXT, 0, "device", "cpu|cuda|ref", &(c).device, "where to run: cpu, cuda, cuda:N or cuda:0,1 (a rank each), or ref, the plain fp32 interpreter [cpu]" }, \
 	{ OPT_TEXT, 0, "arch", "NAME", &(c).arch, "what kernels are made for: generic, v3, vnni, v4, amx; sm_80, sm_90a, ... [what is at hand]" }, \
 	{ OPT_INT, 't', "threads", "N", &(c).threads, "threads [real cores within quota and affinity]" }, \
 	{ OPT_TEXT, 'w', "weights", "PATH", &(c).weights, "checkpoint, when the model does not say" }, \
@@ -53,7 +53,7 @@ typedef struct Common {
 	{ OPT_TEXT, 0, "quantize", "SCHEME", &(c).quantize, "quantise a 16-bit checkpoint while it is read: q4_k, q8_0, eetq, awq, ... (same as --set quant.scheme=)" }, \
 	{ OPT_TEXT, 0, "kv", "TYPE", &(c).kv, "type of cached keys and values: f16, f32, bf16, int8, f8, int8_32, f8_32, int6, int4 (same as --set kv.dtype=)" }, \
 	{ OPT_INT, 0, "pp", "N", &(c).pp, "pipeline stages, of contiguous layers (same as --set parallel.pp=)" }, \
-	{ OPT_INT, 0, "tp", "N", &(c).tp, "ranks that share each layer, threads of this process (same as --set parallel.tp=); under mpirun as many as it starts" }, \
+	{ OPT_INT, 0, "tp", "N", &(c).tp, "ranks that share each layer: threads of this process, or GPUs (same as --set parallel.tp=); under mpirun as many as it starts" }, \
 	{ OPT_TEXT, 0, "artifact", "DIR", &(c).out_dir, "write the generated files here [the cache]" }, \
 	{ OPT_GROUP, 0, "Limits", NULL, NULL, NULL },                                              \
 	{ OPT_INT, 'c', "context", "N", &(c).context, "positions of one sequence [what the model was trained for, at most 4096]" }, \

@@ -34,6 +34,7 @@ typedef size_t (*CUoccupancyB2DSize)(int block_size);
 	X(ERROR_INVALID_CONTEXT, 201, "invalid device context") \
 	X(ERROR_NO_BINARY_FOR_GPU, 209, "no kernel image is available for execution on the device") \
 	X(ERROR_ECC_UNCORRECTABLE, 214, "uncorrectable ECC error encountered") \
+	X(ERROR_PEER_ACCESS_UNSUPPORTED, 217, "peer access is not supported between these two devices") \
 	X(ERROR_INVALID_PTX, 218, "a PTX JIT compilation failed") \
 	X(ERROR_NVLINK_UNCORRECTABLE, 220, "uncorrectable NVLink error detected during the execution") \
 	X(ERROR_CONTAINED, 226, "Invalid access of peer GPU memory over nvlink or a hardware error") \
@@ -48,6 +49,8 @@ typedef size_t (*CUoccupancyB2DSize)(int block_size);
 	X(ERROR_LAUNCH_TIMEOUT, 702, "the launch timed out and was terminated") \
 	X(ERROR_CONTEXT_IS_DESTROYED, 709, "context is destroyed") \
 	X(ERROR_ASSERT, 710, "device-side assert triggered") \
+	X(ERROR_PEER_ACCESS_ALREADY_ENABLED, 704, "peer access is already enabled") \
+	X(ERROR_PEER_ACCESS_NOT_ENABLED, 705, "peer access has not been enabled") \
 	X(ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712, "part or all of the requested memory range is already mapped") \
 	X(ERROR_HOST_MEMORY_NOT_REGISTERED, 713, "pointer does not correspond to a registered memory region") \
 	X(ERROR_HARDWARE_STACK_ERROR, 714, "hardware stack error") \

@@ -99,7 +99,7 @@ enum { LLMC_LOG_WARNING = 1, LLMC_LOG_INFO = 2, LLMC_LOG_DEBUG = 3 };
 
 typedef struct llmc_options {
 	size_t      size;
-	const char *device;     /* "cpu", "cuda", "cuda:N", "ref"; NULL: cpu */
+	const char *device;     /* "cpu", "cuda", "cuda:N", "cuda:0,1" (a GPU for each rank), "ref"; NULL: cpu */
 	const char *arch;       /* "v3", "v4", "generic", "sm_80"; NULL: the best that runs here, of an artifact the best that it has or ships built */
 	const char *weights;    /* checkpoint file or folder, when the model does not say (relative to the cwd) */
 	const char *out_dir;    /* where to write the generated artifact; NULL: the cache */

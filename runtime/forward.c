@@ -237,7 +237,7 @@ forward_piece(Session *s, const llmc_chunk *chunk, size_t n, const float **made,
 	fill(s, chunk, (int32_t)n, n_dec, true);
 	llmc_status status = ranks_step(s, phase) ? s->device->forward(s, phase, made, err) : comm_error(s->comm, err);
 	s->device->leave(s);
-	TRY(status);
+	TRY(ranks_why(s, status, err));
 	count(s, chunk, n, phase);
 	return LLMC_OK;
 }
@@ -388,7 +388,7 @@ session_can_sample(const Session *s, const llmc_params *p)
 {
 	llmc_params own = whole(p);
 
-	return s->device->sampler && s->plan->output == LLMC_OUTPUT_LOGITS && !s->probe && !own.grammar && s->device->sampler->can(s, &own);
+	return s->device->sampler && !s->comm && s->plan->output == LLMC_OUTPUT_LOGITS && !s->probe && !own.grammar && s->device->sampler->can(s, &own);
 }
 
 llmc_status
@@ -413,7 +413,7 @@ session_queue_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *er
 {
 	int32_t n_dec = 0;
 
-	if (!s->device->sampler)
+	if (!s->device->sampler || s->comm)
 		return not_here(err);
 	TRY(admit(s, chunk, n, true, &n_dec, err));
 	bool decode = (size_t)n_dec == n;

@@ -9,8 +9,11 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "runtime/state/rope.h"
+
+enum { SAY_S = 2 }; /* how long rank 0 waits to hear why the group has ended */
 
 typedef enum RecordKind { RECORD_STEP, RECORD_AGAIN, RECORD_SEQUENCE, RECORD_PAGE, RECORD_SIZES, RECORD_READ, RECORD_WRITE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
 /* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by. PAGE: a is to
@@ -23,9 +26,10 @@ typedef struct Follower {
 	Runtime   *rt;
 	Comm      *comm;
 	pthread_t  thread;
-	bool       started;
+	bool       started, over, echo; /* over: it follows no more; echo: because others have ended */
 	int        rank, ranks;
 	struct Group *group;
+	Session  *session;  /* once it has been opened */
 	llmc_status status;
 	llmc_error err;
 } Follower;
@@ -250,42 +254,48 @@ pages_follow(Session *s, const Record *r)
 
 /* ---------------------------------------------------------------- following ---- */
 
-static void
-follow(Session *s)
+/* Until rank 0 closes the session, or the group has ended; the failure of a step of its own. */
+static llmc_status
+follow(Session *s, llmc_error *err)
 {
+	llmc_status status;
 	Record r;
 
 	while (comm_receive(s->comm, &r, sizeof r)) {
 		switch ((RecordKind)r.kind) {
 		case RECORD_STEP:
 			if (!comm_receive(s->comm, s->block, (size_t)s->block_bytes))
-				return;
+				return LLMC_OK;
 			/* fall through */
 		case RECORD_AGAIN:
-			if (s->device->forward(s, r.a, NULL, NULL) != LLMC_OK)
-				comm_end(s->comm);
+			TRY(s->device->enter(s, err));
+			status = s->device->forward(s, r.a, NULL, err);
+			s->device->leave(s);
+			TRY(status);
 			break;
 		case RECORD_SEQUENCE:
 			session_turn(s, r.a, r.b);
+			s->seq[r.a].fresh = true;
 			break;
 		case RECORD_PAGE:
 			kv_page_as(&s->kv, r.a, r.b);
 			break;
 		case RECORD_SIZES:
 			if (!join_sizes(s, NULL))
-				return;
+				return LLMC_OK;
 			break;
 		case RECORD_READ:
 		case RECORD_WRITE:
 			if (!pages_follow(s, &r))
-				return;
+				return LLMC_OK;
 			break;
 		case RECORD_CLOSE:
 		case RECORD_OPEN: /* not within a session */
 		case RECORD_END:
-			return;
+			return LLMC_OK;
 		}
 	}
+	return LLMC_OK;
 }
 
 static void *
@@ -298,13 +308,60 @@ follower_main(void *arg)
 	(void)ranks_enter(f->rank, f->ranks);
 	f->status = session_open_rank(f->rt, &f->lead->lim, f->comm, &s, &f->err);
 	pthread_mutex_lock(&g->lock);
+	f->session = s;
 	g->n_opened++;
 	pthread_cond_signal(&g->opened);
 	pthread_mutex_unlock(&g->lock);
-	if (f->status == LLMC_OK)
-		follow(s);
-	session_close(s);
-	return NULL;
+	if (f->status != LLMC_OK)
+		return NULL;
+	llmc_error  why = { 0 };
+	llmc_status status = follow(s, &why);
+	bool        echo = comm_ended(s->comm);
+	pthread_mutex_lock(&g->lock);
+	f->status = status;
+	f->err = why;
+	f->over = true;
+	f->echo = echo;
+	pthread_cond_signal(&g->opened);
+	pthread_mutex_unlock(&g->lock);
+	if (status != LLMC_OK)
+		comm_end(s->comm);
+	return NULL; /* the session stays until all ranks have stopped: they may write to its memory */
+}
+
+llmc_status
+ranks_why(Session *s, llmc_status own, llmc_error *err)
+{
+	Group *g = s->group;
+
+	if (own == LLMC_OK || !g)
+		return own;
+	if (!comm_ended(g->lead)) {
+		comm_end(g->lead); /* the others wait for this rank */
+		return own;
+	}
+	struct timespec most;
+	clock_gettime(CLOCK_REALTIME, &most);
+	most.tv_sec += SAY_S;
+	pthread_mutex_lock(&g->lock);
+	for (int rc = 0; rc == 0;) {
+		int n_over = 0;
+		for (int k = 0; k < g->n; k++) {
+			const Follower *f = &g->follower[k];
+			n_over += f->over;
+			/* of those that failed by themselves, not because others have */
+			if (f->over && f->status != LLMC_OK && !f->echo) {
+				own = error_set(err, f->status, "rank %d of %d: %s", k + 1, g->n + 1, f->err.text);
+				n_over = g->n;
+				break;
+			}
+		}
+		if (n_over == g->n)
+			break;
+		rc = pthread_cond_timedwait(&g->opened, &g->lock, &most);
+	}
+	pthread_mutex_unlock(&g->lock);
+	return own;
 }
 
 static llmc_status
@@ -362,6 +419,12 @@ ranks_open(Session *s, llmc_error *err)
 			if (err)
 				*err = g->follower[k].err;
 		}
+	if (status == LLMC_OK && s->device->join) {
+		Session *rank[PLAN_MAX_RANKS] = { s };
+		for (int k = 0; k < n; k++)
+			rank[k + 1] = g->follower[k].session;
+		status = s->device->join(rank, n + 1, err);
+	}
 	lead(s);
 	return status;
 }
@@ -415,8 +478,11 @@ ranks_follow(Runtime *rt, llmc_error *err)
 		llmc_status status = session_open_rank(rt, &lim, NULL, &s, err);
 		if (ranks_meet(&s, rt, status, err) != LLMC_OK)
 			continue; /* rank 0 has been told, and says what to do */
-		follow(s);
-		status = comm_ended(s->comm) ? comm_error(s->comm, err) : LLMC_OK;
+		status = follow(s, err);
+		if (status != LLMC_OK)
+			comm_end(s->comm);
+		if (status == LLMC_OK && comm_ended(s->comm))
+			status = comm_error(s->comm, err);
 		session_close(s);
 		TRY(status);
 	}
@@ -451,9 +517,11 @@ ranks_close(Session *s)
 	if (s->comm) {
 		if (!tell(s, (Record){ .kind = RECORD_CLOSE }))
 			comm_end(s->comm);
-		for (int k = 0; k < g->n; k++) {
+		for (int k = 0; k < g->n; k++)
 			if (g->follower[k].started)
 				pthread_join(g->follower[k].thread, NULL);
+		for (int k = 0; k < g->n; k++) {
+			session_close(g->follower[k].session);
 			comm_close(g->follower[k].comm);
 		}
 		comm_close(g->lead);

@@ -20,6 +20,8 @@ void        ranks_dismiss(Runtime *rt);
  * ended. The step is the one that the session's arrays describe. */
 bool        ranks_step(Session *s, int phase);
 void        ranks_sequence(Session *s, llmc_seq q, int32_t length_bound);
+/* A step of rank 0 has failed: if because another rank of this process has, that one's error. */
+llmc_status ranks_why(Session *s, llmc_status own, llmc_error *err);
 
 /* Pages of all ranks, out and in again; of a session alone its own. bytes: of n pages together; rank by rank they lie one after the other.
  * False: the group has ended. */

@@ -94,8 +94,8 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 		status = error_set(err, LLMC_E_MISSING, "parallel.pp = %d: stages run on processors (--device cpu)", plan->stages);
 		goto fail;
 	}
-	if (plan->ranks > 1 && device != device_of(TARGET_CPU)) {
-		status = error_set(err, LLMC_E_MISSING, "parallel.tp = %d: GPUs run models of one rank; processors run several (--device cpu)", plan->ranks);
+	if (o.world && device != device_of(TARGET_CPU)) {
+		status = error_set(err, LLMC_E_MISSING, "ranks on GPUs are threads of one process: llmc --tp %d --device cuda, without a launcher", plan->ranks);
 		goto fail;
 	}
 	TRY_GOTO(open_weights(rt, &o, err));
@@ -124,6 +124,7 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (int k = 0; k < n; k++) {
 		RankPlace at = ranks_enter(k, n);
+		o.device = opt->devices ? opt->devices[k] : opt->device;
 		status = runtime_open(plan[k], &o, &rank[k], err);
 		ranks_leave(&at);
 		if (status != LLMC_OK)

@@ -17,6 +17,7 @@ typedef struct RuntimeOptions {
 	const char *weights;       /* checkpoint file or folder; NULL: plan->weights relative to artifact */
 	int         n_threads;     /* of each rank, also for packing and compiling; 0: topology's, shared among them */
 	int         device;        /* number of the GPU, for targets that are for one */
+	const int  *devices;       /* [ranks] the same of each rank; NULL: device */
 	bool        random_weights;
 	bool        cache_packed;
 	bool        cache_told;    /* that the cache takes no files has been said already */

@@ -4,6 +4,7 @@
 #include "switch.h"
 #include "../cuda_api.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,7 @@ bool emu_check;
 int emu_arch;
 uint64_t emu_progress;
 static uint64_t spins, spin_progress;
+bool emu_give_up;
 static bool failed;
 
 static void
@@ -112,7 +114,27 @@ block_wait(ThreadState why, Site at)
 	fiber_wait(t, why);
 }
 
-/* A spinning thread lets others run, of this block and of others; when all only spin, nothing will ever come. */
+uint64_t
+block_spins(void)
+{
+	return spin_progress == emu_progress ? spins : 0;
+}
+
+/* Which devices had something to do, and which not: one that has nothing queued has left out what the others wait for. */
+static NORETURN void
+never_comes(const Thread *t, Site at)
+{
+	char idle[64] = "";
+
+	for (int d = 0; d < 8; d++)
+		if (d != t->blk->op->device && emu_peers(t->blk->op->device, d) && !timeline_busy(d))
+			snprintf(idle + strlen(idle), sizeof idle - strlen(idle), "%s%d", *idle ? ", " : "", d);
+	emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at, "spins for ever on device %d: what it waits for is never written%s%s%s", t->blk->op->device,
+	        *idle ? "; nothing is queued on device " : "", idle, *idle ? ", which is late, left something out, or is gone" : "");
+}
+
+/* A spinning thread lets others run, of this block and of others; when all only spin, nothing will ever come, unless another thread of
+ * the program brings it to another device: timeline_run sees to that. */
 void
 block_yield(Site at)
 {
@@ -122,8 +144,10 @@ block_yield(Site at)
 	if (spin_progress != emu_progress) {
 		spin_progress = emu_progress;
 		spins = 0;
-	} else if (++spins > SPIN_LIMIT) {
+	} else if (++spins > SPIN_LIMIT || emu_give_up) {
 		mbar_stuck(t, at);
+		if (emu_contexts() > 1)
+			never_comes(t, at);
 		emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at, "spins for ever: what it waits for is never written");
 	}
 	t->state = T_READY;
@@ -293,6 +317,7 @@ block_free(Block *b)
 	mbar_forget(b);
 	if (wg)
 		wgmma_forget(b);
+	free(b->heard);
 	region_drop(b->arena);
 	threads_give(b->t, b->op->block);
 	free(b);

@@ -272,7 +272,7 @@ clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk)
 			int mid = (lo + hi) / 2;
 			if (k->e[mid].buid == buid)
 				return k->e[mid].vc->c[(int)thread < k->e[mid].vc->n ? (int)thread : k->e[mid].vc->n - 1] >= clk
-				    || (buid - op->buid0 >= op->n_block && op_of_buid(buid) && op_before(op_of_buid(buid)->seq, op, t->gdc_waited));
+				    || (buid - op->buid0 >= op->n_block && (!op_of_buid(buid) || op_before(op_of_buid(buid)->seq, op, t->gdc_waited)));
 			if (k->e[mid].buid < buid)
 				lo = mid + 1;
 			else

@@ -104,6 +104,7 @@ struct Block {
 	NamedBar named[16];
 	uint32_t bar_epoch;
 	uint32_t async_clk, store_clk;
+	struct OpSet *heard;    /* by relaxed atomics of its threads, until a fence; NULL: nothing */
 	struct Wg *wg;
 	Warp warp[32];          /* last: those that the block has */
 };
@@ -141,7 +142,7 @@ struct Func {
 typedef enum { OP_KERNEL, OP_COPY, OP_SET, OP_HOST, OP_EMPTY } OpKind;
 typedef enum { OP_QUEUED, OP_RUNNING, OP_DONE } OpState;
 enum { TIMELINE = 2048 };
-typedef struct { uint64_t w[TIMELINE / 64]; } OpSet;
+typedef struct OpSet { uint64_t w[TIMELINE / 64]; } OpSet;
 
 struct Op {
 	uint64_t seq;
@@ -182,6 +183,7 @@ struct Op {
 	struct Work *work;          /* a library's (library.h), its data behind it */
 	size_t work_bytes;
 	int depth;                  /* how many unfinished programmatic predecessors */
+	int device;
 };
 
 /* ---- engine state ---- */
@@ -238,6 +240,8 @@ void block_yield(Site at);
 NORETURN void block_abandon(void);     /* after a finding: back to the host */
 void grid_meet(Op *op);
 extern uint64_t emu_progress;          /* counts all that is not a spin */
+uint64_t block_spins(void);            /* since the last progress */
+extern bool emu_give_up;               /* nobody else will bring what is waited for: the next spin is the last */
 
 /* region.c: regions of device, pinned and shared memory */
 typedef enum { R_DEVICE, R_PINNED, R_SHARED, R_MODULE } RegionKind;
@@ -253,6 +257,7 @@ struct Region {
 	uint32_t *constant;     /* per two bytes: the last launch (its number, truncated) that read them through the read-only path; NULL: none did */
 	char *base;             /* mapping, guards included */
 	size_t map_bytes, bytes;
+	int device;             /* whose memory; -1: of no one device */
 	bool lazy;              /* large: readers are not recorded in pages that no kernel wrote */
 	uint64_t *page_w;       /* lazy regions: who wrote a whole page that has no cells; 0 none */
 	uint8_t *page_cells;
@@ -274,7 +279,7 @@ uint32_t launches_with(uint32_t set, uint64_t seq);      /* sets of launches: 0 
 uint64_t launches_next(uint32_t *set);                   /* one of a set, which becomes the rest; 0: forgotten */
 
 /* shadow.c */
-enum { ACCESS_PLAIN, ACCESS_DEVICE, ACCESS_CLUSTER, ACCESS_BLOCK, ACCESS_COPY }; /* atomics by scope; by a copy engine */
+enum { ACCESS_PLAIN, ACCESS_DEVICE, ACCESS_CLUSTER, ACCESS_BLOCK, ACCESS_COPY, ACCESS_SYSTEM }; /* atomics by scope; by a copy engine */
 void shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, Site at);
 void shadow_read(const void *p, size_t n, const void *pc, Site at);  /* the same, soon done with what is in order */
 void shadow_write(const void *p, size_t n, const void *pc, Site at);
@@ -322,7 +327,8 @@ void clock_learn(Thread *t, int slot, uint32_t clk); /* an asynchronous reader i
 void clock_proxy_fence(Thread *t);
 
 /* sync.c, mbar.c */
-void sync_reset(void);
+void sync_renumber(uint64_t seq);                     /* as op_forget, of all that was released */
+void sync_reset(bool all);                            /* no kernel runs; what devices told each other stays, unless all goes */
 void mbar_forget(Block *b);
 bool mbar_inflight(const Block *b);
 void mbar_stuck(const Thread *t, Site at);            /* ends the kernel if it is an mbarrier that the thread polls for ever */
@@ -368,6 +374,9 @@ void copy_land(Thread *t, const void *bar);               /* the copies that som
 
 extern __thread bool emu_in_host_fn; /* of cuLaunchHostFunc */
 void emu_breathe(void);            /* device.c: other threads may call the driver for a moment */
+int emu_contexts(void);            /* devices in use */
+int emu_device(void);              /* of the calling thread's context; -1 */
+bool emu_peers(int from, int to);  /* may kernels of one device touch the other's memory? */
 
 /* timeline.c */
 extern uint64_t timeline_base;
@@ -377,11 +386,16 @@ Op *op_at(uint64_t seq);           /* NULL: long done and known to the host */
 bool op_done(uint64_t seq);
 void timeline_run(const uint64_t *seq, int n);    /* until these are done */
 void timeline_run_all(void);
+void timeline_run_device(void);    /* all of the calling thread's device */
 void timeline_some(void);          /* now and then, some work goes on by itself */
 void timeline_known(const uint64_t *seq, int n);  /* the host has waited for these */
-void timeline_known_all(void);
+void timeline_known_all(int device); /* of all that is done on it; -1: on all */
+bool timeline_busy(int device);   /* it has work that has not ended */
 void timeline_drop(void);          /* after an error: everything queued is gone */
 bool op_before(uint64_t a, const Op *b, bool waited);
+void op_learns(Op *op, const OpSet *of); /* a thread of it has heard from one that was ordered after these */
+void op_told(const Op *op, bool waited, OpSet *of); /* what a thread of it may tell */
+void op_forget(OpSet *of, uint64_t seq); /* the number is another's from now on */
 Op *op_of_buid(uint32_t buid);
 bool op_known(uint64_t seq);       /* the host has waited for it; in fast mode: it is done */
 const Op *timeline_uses(bool (*uses)(const Op *op, const void *what), const void *what); /* one that is queued and that the host has not waited for */

@@ -63,6 +63,7 @@ region_new(RegionKind kind, size_t bytes)
 		return r;
 	}
 	Region *r = emu_alloc(sizeof *r);
+	r->device = kind == R_DEVICE ? emu_device() : -1;
 	size_t want = kind == R_SHARED ? ARENA : bytes;
 	size_t body = (want + 255 + 4095) / 4096 * 4096;
 	r->kind = kind;
@@ -106,6 +107,7 @@ region_adopt(RegionKind kind, void *lo, size_t bytes)
 	Region *r = emu_alloc(sizeof *r);
 
 	r->kind = kind;
+	r->device = -1;
 	r->lo = lo;
 	r->hi = r->lo + bytes;
 	r->bytes = bytes;

@@ -189,7 +189,12 @@ static bool
 in_scope(const Thread *t, uint64_t w, int scope)
 {
 	const Cluster *c = t->blk->cluster;
+	const Op *by = emu_contexts() > 1 ? op_of_buid(BUID(w)) : NULL;
 
+	if (by && by->device != t->blk->op->device)
+		return scope == ACCESS_SYSTEM && !(w & W_NARROW);
+	if (scope == ACCESS_SYSTEM)
+		scope = ACCESS_DEVICE;
 	if ((scope == 1 && !(w & W_NARROW)) || BUID(w) == t->blk->buid)
 		return true;
 	for (int i = 0; scope < 3 && i < c->n; i++)
@@ -210,6 +215,21 @@ shadow_peer(Thread *t, Block *o, const void *p, size_t n, const void *pc, Site a
 	o->far_clk[t->cluster_rank][t->lin] = t->clk;
 	o->far_at = at;
 	o->far_pc = pc;
+}
+
+/* Memory of another device: where that is allowed, and atomics there are for the other device to see as well. */
+static COLD void
+shadow_far(Thread *t, const Region *r, const void *p, size_t n, bool narrow, const void *pc, Site at)
+{
+	int from = t->blk->op->device;
+
+	if (!emu_peers(from, r->device)) {
+		char *where = region_describe(p);
+		emu_die_at(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, "access from device %d to memory of device %d without peer access (cuCtxEnablePeerAccess): %zu bytes, %s",
+		           from, r->device, n, where);
+	}
+	if (narrow)
+		text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n, "an atomic without the system's scope on memory of another device", 0, 0);
 }
 
 /* What shadow_read and shadow_write, below, know of the running thread from the slow way through shadow_access. */
@@ -233,10 +253,10 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 {
 	Thread *t = emu_cur;
 	const char *a = p;
-	bool by_copy = atomic == ACCESS_COPY;
+	bool by_copy = atomic == ACCESS_COPY, system = atomic == ACCESS_SYSTEM;
 
-	if (by_copy)
-		atomic = 0;
+	if (by_copy || system)
+		atomic = system ? ACCESS_DEVICE : 0;
 	if (!t || !t->blk || (size_t)(a - t->stack) < emu_stack_bytes)
 		return;
 	Region *r = region_of(p);
@@ -264,6 +284,8 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 			pinned_used(p, n, write);
 		return;
 	}
+	if (unlikely(r->device >= 0 && r->device != t->blk->op->device))
+		shadow_far(t, r, p, n, atomic && !system, pc, at);
 	size_t off = (size_t)(a - r->lo);
 	if (r->lazy) {
 		size_t page = off / 4096, last = (off + n - 1) / 4096;
@@ -294,7 +316,7 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 		if (!write && ((rd >> 2) & mask) != mask)
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
 			             w & 3 ? "read of the target of an asynchronous copy that has not been waited for" : "read of memory that nothing wrote", w, here->w);
-		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) && !(atomic && (w & W_ATOMIC) && in_scope(t, w, atomic))
+		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) && !(atomic && (w & W_ATOMIC) && in_scope(t, w, system ? ACCESS_SYSTEM : atomic))
 		    && !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w), CLK(w)))
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
 			             atomic && (w & W_ATOMIC) ? "race: an atomic and another one, of which one has a scope without the other's thread"

@@ -6,8 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What was released at an address: to everyone, to one cluster (of that first block), and to one block only. */
-typedef struct { const void *p; Known *all, *cluster, *block; uint32_t cuid, buid; } Place;
+/* What was released at an address: to all devices, to one device, to one cluster (of that first block), and to one block only. Of
+ * operations before those that run, `ops` says which the releasing ones were ordered after. */
+typedef struct Place {
+	const void *p;
+	Known *all, *gpu, *cluster, *block;
+	uint32_t cuid, buid, from; /* from: devices that have released to all, as bits */
+	int device;                /* of gpu */
+	OpSet ops, gpu_ops;
+} Place;
 
 static Place *place;
 static int n_place, cap_place;
@@ -28,22 +35,55 @@ place_of(const void *p, bool make)
 	return &place[n_place++];
 }
 
+static void
+forget(Place *s)
+{
+	known_drop(s->all);
+	known_drop(s->gpu);
+	known_drop(s->cluster);
+	known_drop(s->block);
+	*s = (Place){ .p = s->p };
+}
+
 void
-sync_reset(void)
+sync_reset(bool all)
+{
+	int n = 0;
+
+	for (int i = 0; i < n_place; i++)
+		if (!all && place[i].all && emu_contexts() > 1)
+			place[n++] = place[i];
+		else
+			forget(&place[i]);
+	n_place = n;
+}
+
+void
+sync_renumber(uint64_t seq)
 {
 	for (int i = 0; i < n_place; i++) {
-		known_drop(place[i].all);
-		known_drop(place[i].cluster);
-		known_drop(place[i].block);
+		op_forget(&place[i].ops, seq);
+		op_forget(&place[i].gpu_ops, seq);
 	}
-	n_place = 0;
 }
 
 static void
 publish(Place *s, Thread *t, Known *k, int scope)
 {
 	uint32_t cuid = t->blk->cluster->b[0]->buid;
+	Op *op = t->blk->op;
 
+	if (scope == EMU_GPU) {
+		if (s->device != op->device) {
+			known_drop(s->gpu);
+			s->gpu = NULL;
+			s->gpu_ops = (OpSet){ 0 };
+			s->device = op->device;
+		}
+		s->gpu = known_join(s->gpu, k);
+		op_told(op, t->gdc_waited, &s->gpu_ops);
+		return;
+	}
 	if (scope == EMU_CLUSTER) {
 		if (s->cuid != cuid) {
 			known_drop(s->cluster);
@@ -55,6 +95,8 @@ publish(Place *s, Thread *t, Known *k, int scope)
 	}
 	if (scope != EMU_CTA) {
 		s->all = known_join(s->all, k);
+		s->from |= 1u << op->device;
+		op_told(op, t->gdc_waited, &s->ops);
 		return;
 	}
 	if (s->buid != t->blk->buid) {
@@ -63,6 +105,23 @@ publish(Place *s, Thread *t, Known *k, int scope)
 		s->buid = t->blk->buid;
 	}
 	s->block = known_join(s->block, k);
+}
+
+/* Of operations that the releasing one was ordered after: at once, or at the next fence. */
+static void
+hear(Thread *t, const OpSet *of, bool now)
+{
+	if (emu_contexts() < 2)
+		return;
+	if (now) {
+		op_learns(t->blk->op, of);
+		return;
+	}
+	OpSet **heard = &t->blk->heard;
+	if (!*heard)
+		*heard = emu_alloc(sizeof **heard);
+	for (size_t i = 0; i < sizeof of->w / sizeof *of->w; i++)
+		(*heard)->w[i] |= of->w[i];
 }
 
 static void
@@ -75,9 +134,17 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 		if (s) {
 			bool now = order == EMU_ACQUIRE || order == EMU_ACQ_REL;
 			Known *got = NULL;
-			/* A reader with block scope learns only what its own block released, whatever scope that had. */
-			if (!block_only || region_of(p) == t->blk->arena)
+			/* A reader with block scope learns only what its own block released, whatever scope that had; one with the device's
+			 * scope what its own device did. */
+			bool wide = scope == EMU_SYS || !(s->from & ~(1u << t->blk->op->device));
+			if ((!block_only && wide) || region_of(p) == t->blk->arena) {
 				got = known_join(got, s->all);
+				hear(t, &s->ops, now);
+			}
+			if ((!block_only && s->device == t->blk->op->device) || region_of(p) == t->blk->arena) {
+				got = known_join(got, s->gpu);
+				hear(t, &s->gpu_ops, now);
+			}
 			if (s->cuid == t->blk->cluster->b[0]->buid && (!block_only || region_of(p) == t->blk->arena))
 				got = known_join(got, s->cluster);
 			if (s->buid == t->blk->buid)
@@ -93,10 +160,7 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 		return;
 	Place *s = place_of(p, true);
 	if (kind == EMU_STORE) { /* a plain store ends the release sequence */
-		known_drop(s->all);
-		known_drop(s->cluster);
-		known_drop(s->block);
-		s->all = s->cluster = s->block = NULL;
+		forget(s);
 	}
 	if (order == EMU_RELEASE || order == EMU_ACQ_REL) {
 		Known *k = clock_publish(t);
@@ -130,7 +194,8 @@ emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file
 		char *where = region_describe(p);
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "atomic on memory that nothing wrote: %u bytes, %s", n, where);
 	}
-	shadow_access(p, n, kind != EMU_LOAD, scope == EMU_CTA ? ACCESS_BLOCK : scope == EMU_CLUSTER ? ACCESS_CLUSTER : ACCESS_DEVICE, NULL, at);
+	shadow_access(p, n, kind != EMU_LOAD, scope == EMU_CTA ? ACCESS_BLOCK : scope == EMU_CLUSTER ? ACCESS_CLUSTER : scope == EMU_SYS ? ACCESS_SYSTEM : ACCESS_DEVICE,
+	              NULL, at);
 	order_memory(t, p, kind, order, scope);
 }
 
@@ -145,6 +210,8 @@ emu_fence(int scope, const char *file, int line)
 	clock_acquire(t, t->pending);
 	known_drop(t->pending);
 	t->pending = NULL;
+	if (t->blk->heard)
+		op_learns(t->blk->op, t->blk->heard);
 	known_drop(t->fence);
 	t->fence = clock_publish(t);
 	t->fence_cta = scope == EMU_CTA;

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_DEPTH = 3, PATIENCE = 2000 /* ms */ };
+enum { MAX_DEPTH = 3, SPIN = 4000, HELD = 300 };
 
 uint64_t timeline_base = 1;
 static uint64_t next_seq = 1;
@@ -77,7 +77,30 @@ op_of_buid(uint32_t buid)
 bool
 op_before(uint64_t a, const Op *b, bool waited)
 {
-	return a < timeline_base || (a < b->seq && set_has(waited ? &b->after : &b->before, a));
+	return a < timeline_base || set_has(waited ? &b->after : &b->before, a);
+}
+
+void
+op_forget(OpSet *of, uint64_t seq)
+{
+	of->w[seq % TIMELINE / 64] &= ~(1ull << (seq % 64));
+}
+
+void
+op_learns(Op *op, const OpSet *of)
+{
+	if (emu_contexts() < 2)
+		return;
+	set_join(&op->before, of);
+	set_join(&op->after, of);
+	shadow_learnt();
+}
+
+void
+op_told(const Op *op, bool waited, OpSet *of)
+{
+	if (emu_contexts() > 1)
+		set_join(of, waited ? &op->after : &op->before);
 }
 
 Op *
@@ -156,7 +179,7 @@ op_add(Op *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
 {
 	if (next_seq - timeline_base >= TIMELINE - 1) { /* more in flight than we keep apart: as if the host waited */
 		timeline_run_all();
-		timeline_known_all();
+		timeline_known_all(-1);
 		if (emu_error) {
 			op_free(op);
 			return;
@@ -166,10 +189,11 @@ op_add(Op *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
 	op->buid0 = next_buid;
 	next_buid += op->n_block;
 	if (emu_check) { /* the number's place in the sets was another's */
-		host_known.w[op->seq % TIMELINE / 64] &= ~(1ull << (op->seq % 64));
+		op_forget(&host_known, op->seq);
+		sync_renumber(op->seq);
 		for (uint64_t s = timeline_base; s < op->seq; s++) {
-			ring[s % TIMELINE]->before.w[op->seq % TIMELINE / 64] &= ~(1ull << (op->seq % 64));
-			ring[s % TIMELINE]->after.w[op->seq % TIMELINE / 64] &= ~(1ull << (op->seq % 64));
+			op_forget(&ring[s % TIMELINE]->before, op->seq);
+			op_forget(&ring[s % TIMELINE]->after, op->seq);
 		}
 		op->before = host_known;
 	}
@@ -298,7 +322,7 @@ finish(Op *op)
 			if (running[i] == op->seq)
 				running[i--] = running[--n_running];
 		if (!n_running)
-			sync_reset();
+			sync_reset(false);
 		r = region_damage(&where);
 		if (r) {
 			emu_note("kernel '%s': out-of-bounds write found after it ran, %s of a device allocation of %zu bytes%s", op->name, where,
@@ -501,7 +525,7 @@ timeline_drop(void)
 		op->n_res = 0;
 	}
 	n_running = 0;
-	sync_reset();
+	sync_reset(true);
 	while (timeline_base < next_seq) {
 		Op *op = ring[timeline_base % TIMELINE];
 		ring[timeline_base++ % TIMELINE] = NULL;
@@ -550,19 +574,64 @@ gated(void)
 	return false;
 }
 
+bool
+timeline_busy(int device)
+{
+	for (uint64_t s = first_open; s < next_seq; s++)
+		if (ring[s % TIMELINE]->state != OP_DONE && ring[s % TIMELINE]->device == device)
+			return true;
+	return false;
+}
+
+/* Milliseconds that a wait has gone on without anything happening on any device. */
+typedef struct Patience { uint64_t progress; long waited; } Patience;
+
+/* Let other threads of the program call the driver, if there is time left. */
+static bool
+wait_for_others(Patience *p)
+{
+	if (p->progress != emu_progress)
+		*p = (Patience){ .progress = emu_progress };
+	if (p->waited++ >= emu_env("LLMC_EMU_PATIENCE", 60000))
+		return false;
+	emu_breathe();
+	return true;
+}
+
 /* Another thread of the program may bring what is waited for. */
 static bool
-patience(int *left)
+patience(Patience *p)
 {
 	if (emu_error || !gated())
 		return false;
-	if (!(*left)--) {
-		emu_note("a collective waits for ranks that never call it, or that call another one");
-		emu_error = CUDA_ERROR_LAUNCH_TIMEOUT;
-		return false;
+	if (wait_for_others(p))
+		return true;
+	emu_note("a collective waits for ranks that never call it, or that call another one");
+	emu_error = CUDA_ERROR_LAUNCH_TIMEOUT;
+	return false;
+}
+
+/* Kernels only spin: what they wait for may come from a device that another thread has yet to give its work. */
+static void
+spinning(Patience *p)
+{
+	if (emu_contexts() > 1 && block_spins() > SPIN && !wait_for_others(p))
+		emu_give_up = true;
+}
+
+/* One device after another stands still for a while, so that it is late for all that the others do with it. */
+static int
+held_back(void)
+{
+	static int device = -1, left;
+
+	if (emu_contexts() < 2)
+		return -1;
+	if (left-- <= 0) {
+		left = (int)emu_random_below(HELD);
+		device = emu_random_below(3) ? (int)emu_random_below(8) : -1;
 	}
-	emu_breathe();
-	return true;
+	return device;
 }
 
 /* One step of the schedule; false when nothing is left or a finding ended it. */
@@ -614,7 +683,14 @@ step(void)
 			deadlock();
 		return false;
 	}
-	Op *op = cand[emu_random_below((uint64_t)n)];
+	int held_device = held_back(), others = 0;
+	for (int i = 0; i < n; i++)
+		if (cand[i]->device != held_device) {
+			Op *first = cand[others];
+			cand[others++] = cand[i];
+			cand[i] = first;
+		}
+	Op *op = cand[emu_random_below((uint64_t)(others ? others : n))];
 	if (op->state == OP_QUEUED) {
 		if (op->kind == OP_KERNEL)
 			start_kernel(op);
@@ -636,20 +712,37 @@ step(void)
 void
 timeline_run(const uint64_t *seq, int n)
 {
-	int left = PATIENCE;
+	Patience p = { 0 };
 
 	for (int i = 0; i < n && !emu_error; i++)
-		while (!op_done(seq[i]) && (step() || (!op_done(seq[i]) && patience(&left))))
-			;
+		while (!op_done(seq[i]) && (step() || (!op_done(seq[i]) && patience(&p))))
+			spinning(&p);
+	emu_give_up = false;
 }
 
 void
 timeline_run_all(void)
 {
-	int left = PATIENCE;
+	Patience p = { 0 };
 
-	while (step() || patience(&left))
-		;
+	while (step() || patience(&p))
+		spinning(&p);
+	emu_give_up = false;
+}
+
+void
+timeline_run_device(void)
+{
+	Patience p = { 0 };
+	int device = emu_device();
+
+	if (emu_contexts() < 2 || device < 0) {
+		timeline_run_all();
+		return;
+	}
+	while (timeline_busy(device) && (step() || patience(&p)))
+		spinning(&p);
+	emu_give_up = false;
 }
 
 void
@@ -677,11 +770,11 @@ timeline_known(const uint64_t *seq, int n)
 }
 
 void
-timeline_known_all(void)
+timeline_known_all(int device)
 {
 	if (emu_check)
 		for (uint64_t s = timeline_base; s < next_seq; s++)
-			if (ring[s % TIMELINE]->state == OP_DONE)
+			if (ring[s % TIMELINE]->state == OP_DONE && (device < 0 || emu_contexts() < 2 || ring[s % TIMELINE]->device == device))
 				set_put(&host_known, s);
 	pinned_settle();
 	advance_base();

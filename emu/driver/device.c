@@ -354,6 +354,28 @@ API(cuDeviceGetAttribute, (int *v, int attribute, CUdevice d))
 
 /* ---- contexts ---- */
 
+int
+emu_contexts(void)
+{
+	int n = 0;
+
+	for (int i = 0; i < n_device; i++)
+		n += primary[i].ref > 0;
+	return n;
+}
+
+int
+emu_device(void)
+{
+	return driver_context ? driver_context->device : -1;
+}
+
+bool
+emu_peers(int from, int to)
+{
+	return from == to || (from >= 0 && to >= 0 && from < n_device && to < n_device && primary[from].peers >> to & 1);
+}
+
 API(cuDevicePrimaryCtxRetain, (CUcontext *c, CUdevice d))
 {
 	ENTER(cuDevicePrimaryCtxRetain, NEEDS_INIT);
@@ -392,8 +414,10 @@ API(cuDevicePrimaryCtxRelease_v2, (CUdevice d))
 		return CUDA_ERROR_INVALID_DEVICE;
 	if (!primary[d].ref)
 		return CUDA_ERROR_INVALID_CONTEXT;
-	if (!--primary[d].ref)
+	if (!--primary[d].ref) {
+		primary[d].peers = 0;
 		end_context();
+	}
 	return CUDA_SUCCESS;
 }
 
@@ -476,8 +500,8 @@ API(cuCtxGetDevice, (CUdevice *d))
 API(cuCtxSynchronize, (void))
 {
 	ENTER(cuCtxSynchronize, NEEDS_CONTEXT | UNSAFE_IN_CAPTURE);
-	timeline_run_all();
-	timeline_known_all();
+	timeline_run_device();
+	timeline_known_all(emu_device());
 	return driver_sticky();
 }
 

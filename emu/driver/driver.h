@@ -24,7 +24,7 @@ typedef struct { uint64_t *seq; int n, cap; } Seqs;
 typedef struct Node Node;
 typedef struct Capture Capture;
 
-struct CUctx_st { int device, ref; };
+struct CUctx_st { int device, ref; unsigned peers; /* peers: devices whose memory its kernels may touch, as bits */ };
 
 struct CUmod_st {
 	struct CUmod_st *next;

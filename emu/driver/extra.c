@@ -62,14 +62,32 @@ API(cuDeviceCanAccessPeer, (int *can, CUdevice a, CUdevice b))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (a < 0 || b < 0 || a >= n || b >= n)
 		return CUDA_ERROR_INVALID_DEVICE;
-	*can = a != b;
+	*can = a != b && !emu_env("LLMC_EMU_NO_PEERS", 0);
 	return CUDA_SUCCESS;
 }
 
 API(cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags))
 {
 	ENTER(cuCtxEnablePeerAccess, NEEDS_CONTEXT);
-	return !peer || flags || peer == driver_context ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+	if (!peer || flags || peer == driver_context)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (emu_env("LLMC_EMU_NO_PEERS", 0))
+		return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+	if (emu_peers(driver_context->device, peer->device))
+		return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+	driver_context->peers |= 1u << peer->device;
+	return CUDA_SUCCESS;
+}
+
+API(cuCtxDisablePeerAccess, (CUcontext peer))
+{
+	ENTER(cuCtxDisablePeerAccess, NEEDS_CONTEXT);
+	if (!peer || peer == driver_context)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!emu_peers(driver_context->device, peer->device))
+		return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+	driver_context->peers &= ~(1u << peer->device);
+	return CUDA_SUCCESS;
 }
 
 API(cuMemcpyPeerAsync, (CUdeviceptr d, CUcontext to, CUdeviceptr s, CUcontext from, size_t n, CUstream stream))

@@ -347,6 +347,7 @@ API(cuGraphLaunch, (CUgraphExec e, CUstream handle))
 		if (!n->n_dep && !n->n_prog)
 			seqs_join(&dep, &root);
 		Op *op = op_clone(n->op);
+		op->device = driver_context->device;
 		op_add(op, dep.seq, dep.n, prog.seq, prog.n);
 		free(dep.seq);
 		free(prog.seq);

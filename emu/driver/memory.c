@@ -128,8 +128,8 @@ API(cuMemFree_v2, (CUdeviceptr p))
 	for (Piece **x = &device_pieces; *x; x = &(*x)->next)
 		if ((uintptr_t)(*x)->r->lo == p) {
 			Piece *dead = *x;
-			timeline_run_all(); /* as CUDA does: freeing waits */
-			timeline_known_all();
+			timeline_run_device(); /* as CUDA does: freeing waits */
+			timeline_known_all(emu_device());
 			if (!emu_error)
 				damage_check();
 			give(dead->r->bytes);
@@ -202,8 +202,8 @@ host_drop(void *p, bool registered)
 				emu_note("%s: nobody has waited for a %s that uses this memory", registered ? "cuMemHostUnregister" : "cuMemFreeHost", op->name);
 				emu_error = CUDA_ERROR_LAUNCH_FAILED;
 			}
-			timeline_run_all();
-			timeline_known_all();
+			timeline_run_device();
+			timeline_known_all(emu_device());
 			region_drop(dead->r);
 			if (!registered)
 				free(dead->host);

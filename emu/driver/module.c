@@ -160,8 +160,8 @@ API(cuModuleUnload, (CUmodule m))
 		emu_note("cuModuleUnload: nobody has waited for kernel '%s' of this module", op->name);
 		emu_error = CUDA_ERROR_LAUNCH_FAILED;
 	}
-	timeline_run_all();
-	timeline_known_all();
+	timeline_run_device();
+	timeline_known_all(emu_device());
 	if (m->refs > 1) {
 		m->refs--;
 		dlclose(m->so);

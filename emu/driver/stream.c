@@ -101,6 +101,7 @@ stream_add(CUstream s, Op *op, bool programmatic)
 		}
 	else if (s->blocking)
 		seqs_join(&dep, &driver_null.tail);
+	op->device = s == &driver_null ? driver_context->device : s->device;
 	op_add(op, dep.seq, dep.n, &prog, prog != 0);
 	free(dep.seq);
 	if (emu_error)

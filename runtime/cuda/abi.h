@@ -21,6 +21,7 @@ enum { /* results that are told apart */
 	CU_OK = 0, CU_OUT_OF_MEMORY = 2, CU_DEINITIALIZED = 4, CU_STUB_LIBRARY = 34, CU_OLD_DRIVER = 35, CU_DEVICE_UNAVAILABLE = 46,
 	CU_NO_DEVICE = 100, CU_INVALID_DEVICE = 101,
 	CU_INVALID_IMAGE = 200, CU_NO_BINARY = 209, CU_ECC = 214, CU_NVLINK = 220, CU_CONTAINED = 226, CU_ILLEGAL_ADDRESS = 700, CU_LAUNCH_RESOURCES = 701,
+	CU_PEERS_ALREADY = 704,
 	CU_LAUNCH_TIMEOUT = 702, CU_CONTEXT_IS_DESTROYED = 709, CU_ASSERT = 710, CU_HARDWARE_STACK = 714, CU_ILLEGAL_INSTRUCTION = 715,
 	CU_MISALIGNED = 716, CU_ADDRESS_SPACE = 717, CU_INVALID_PC = 718, CU_LAUNCH_FAILED = 719, CU_TENSOR_MEMORY_LEAK = 721,
 	CU_SYSTEM_NOT_READY = 802, CU_DRIVER_MISMATCH = 803, CU_MPS_RPC = 806, CU_MPS_TERMINATED = 810, CU_EXTERNAL_DEVICE = 911,
@@ -31,14 +32,14 @@ enum { /* attributes of devices and functions */
 	CU_FUNC_STATIC_SHARED = 1, CU_FUNC_DYNAMIC_SHARED = 8, CU_FUNC_CARVEOUT = 9,
 };
 enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_NO_TIMING = 2, CU_CAPTURE_THREAD_LOCAL = 1, CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2 };
-enum { CU_LAUNCH_CLUSTER = 4, CU_LAUNCH_PDL = 6 };
+enum { CU_LAUNCH_COOPERATIVE = 2, CU_LAUNCH_CLUSTER = 4, CU_LAUNCH_PDL = 6 };
 
 typedef struct CudaLaunchAttr {
 	int  id, pad;
 	union {
 		char     pad[64];
 		struct { unsigned x, y, z; } cluster;
-		int      pdl;
+		int      pdl, cooperative;
 	} value;
 } CudaLaunchAttr;
 
@@ -67,6 +68,8 @@ _Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56, "
 	X(ctx_push, cuCtxPushCurrent_v2, (CUcontext)) \
 	X(ctx_pop, cuCtxPopCurrent_v2, (CUcontext *)) \
 	X(ctx_sync, cuCtxSynchronize, (void)) \
+	X(can_peer, cuDeviceCanAccessPeer, (int *can, CUdevice from, CUdevice to)) \
+	X(peer_enable, cuCtxEnablePeerAccess, (CUcontext of, unsigned flags)) \
 	X(mem_info, cuMemGetInfo_v2, (size_t *left, size_t *total)) \
 	X(mem_alloc, cuMemAlloc_v2, (CUdeviceptr *, size_t bytes)) \
 	X(mem_free, cuMemFree_v2, (CUdeviceptr)) \

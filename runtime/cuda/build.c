@@ -9,8 +9,9 @@
 #include "runtime/cuda/cuda.h"
 #include "plan/target.h"
 
-enum { N_OWN = 2 };
-static const char *const own_kernels[N_OWN + 1] = { "runtime/begin.cu", "runtime/sample.cu", NULL };
+/* The runtime's own, of models on one GPU and of ranks */
+static const char *const own_kernels[] = { "runtime/begin.cu", "runtime/sample.cu", NULL };
+static const char *const rank_kernels[] = { "runtime/begin.cu", "runtime/sample.cu", "runtime/collective.cu", NULL };
 static const char mark[8] = "llmc cu1"; /* format of an image and its seal */
 
 /* What an image has beside its unit. */
@@ -26,6 +27,22 @@ struct CudaBuild {
 	Nvrtc            nvrtc;
 	Image           *image;      /* [n_unit] */
 };
+
+static const char *const *
+own_of(const Plan *p)
+{
+	return p->ranks > 1 ? rank_kernels : own_kernels;
+}
+
+static int
+n_own(const Plan *p)
+{
+	int n = 0;
+
+	while (own_of(p)[n])
+		n++;
+	return n;
+}
 
 static llmc_status
 take(void *cuda_build, int unit, llmc_error *err)
@@ -98,7 +115,7 @@ prepare(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_err
 	if (!b)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	b->opt = *opt;
-	TRY_GOTO(build_init(&b->build, plan, &o, &kind, b, own_kernels, err));
+	TRY_GOTO(build_init(&b->build, plan, &o, &kind, b, own_of(plan), err));
 	b->image = calloc((size_t)b->build.n_unit, sizeof *b->image);
 	if (!b->image) {
 		status = error_set(err, LLMC_E_MEMORY, "out of memory for %d kernels", plan->n_kernel);
@@ -106,7 +123,7 @@ prepare(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_err
 	}
 	for (int i = 0; i < b->build.n_unit; i++) {
 		const char *file = b->build.unit[i].file;
-		TRY_GOTO(i >= b->build.n_unit - N_OWN ? cuda_source_embedded(file, &b->image[i].source, err)
+		TRY_GOTO(i >= b->build.n_unit - n_own(plan) ? cuda_source_embedded(file, &b->image[i].source, err)
 		                                      : cuda_source_read(opt->artifact, file, &b->image[i].source, err));
 	}
 	snprintf(b->arch, sizeof b->arch, "%s", target_find(plan->target)->isa);
@@ -314,7 +331,7 @@ cuda_build_own(const CudaBuild *b, const char *name)
 	char file[64];
 
 	snprintf(file, sizeof file, "runtime/%s.cu", name);
-	for (int i = b->build.n_unit - N_OWN; i < b->build.n_unit; i++)
+	for (int i = b->build.n_unit - n_own(b->build.plan); i < b->build.n_unit; i++)
 		if (!strcmp(b->build.unit[i].file, file))
 			return i;
 	return -1;

@@ -175,9 +175,9 @@ gather(CudaSession *c, CudaLt *lt, llmc_error *err)
 	for (int i = 0; i < plan->phase[1].n_step; i++) {
 		const CudaStep *k = &c->step[1][i];
 		const PlanProduct *p = plan_product(k->kernel);
-		int *of = &lt->of[k->step->kernel];
 		if (!p)
 			continue;
+		int *of = &lt->of[k->step->kernel];
 		if (*of < 0) {
 			LtProduct *to = &lt->product[lt->n_product];
 			*to = (LtProduct){ .kernel = k->kernel, .p = p, .rows = k->kernel->arg[p->y].extent.mul, .cols = k->kernel->arg[p->act].extent.mul };
@@ -304,7 +304,7 @@ cuda_lt_choice(CudaSession *c, const CudaStep *k, int64_t n)
 {
 	CudaLt *lt = c->lt;
 
-	if (!lt || lt->of[k->step->kernel] < 0 || (n < LT_MIN_ROWS && !lt->always))
+	if (!lt || k->step->kernel < 0 || lt->of[k->step->kernel] < 0 || (n < LT_MIN_ROWS && !lt->always))
 		return NULL;
 	LtChoice *by = lt_find(&lt->product[lt->of[k->step->kernel]], n);
 	return by && by->library ? by : NULL;

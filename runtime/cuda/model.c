@@ -146,6 +146,12 @@ functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
 	}
 	TRY(function(m, &m->begin, cuda_build_own(b, "begin"), "llmc_begin", b, err));
 	TRY(function(m, &m->sample, cuda_build_own(b, "sample"), "llmc_sample", b, err));
+	if (m->plan->ranks > 1) {
+		TRY(function(m, &m->all_reduce, cuda_build_own(b, "collective"), "llmc_all_reduce", b, err));
+		TRY(function(m, &m->all_gather, cuda_build_own(b, "collective"), "llmc_all_gather", b, err));
+		TRY(all_shared(m, m->all_reduce, "llmc_all_reduce", err));
+		TRY(all_shared(m, m->all_gather, "llmc_all_gather", err));
+	}
 	TRY(all_shared(m, m->begin, "llmc_begin", err));
 	return all_shared(m, m->sample, "llmc_sample", err);
 }

@@ -63,6 +63,9 @@ cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error 
 {
 	CudaSession *c = s->on;
 	int n_step = c->s->plan->phase[phase].n_step;
+
+	if (c->s->comm)
+		return error_set(err, LLMC_E_MISSING, "single ops are not measured while GPUs share a model: they wait for each other");
 	int64_t rows = c->s->size->n_tok;
 
 	for (int i = 0; i < n_step; i++) {

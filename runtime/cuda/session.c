@@ -166,6 +166,7 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	BUMP(&b, st->all_done, 1);
 	BUMP(&b, st->count, 1);
 	BUMP(&b, st->now, 1);
+	cuda_window_lay_out(c, s, &b);
 	return b.over ? -1 : b.at;
 }
 
@@ -352,7 +353,7 @@ clear(CudaSession *c, llmc_error *err)
 	         "clearing counters");
 	CUDA_TRY(d, d->api.set8(c->block_to, 0, (size_t)s->block_bytes, c->stream), "clearing the step");
 	CUDA_TRY(d, d->api.set8(address(st->slot), 0, (size_t)s->lim.seqs * sizeof *st->slot, c->stream), "clearing the step");
-	return LLMC_OK;
+	return cuda_window_clear(c, err);
 }
 
 static llmc_status
@@ -423,6 +424,7 @@ cuda_session_close(Session *s)
 	if (current && c->stream) /* steps under way end before their memory goes */
 		CUDA_RELEASE(d->api.stream_sync(c->stream));
 	cuda_lt_close(c);
+	cuda_group_leave(c);
 	kv_release(&s->kv); /* its pages are freed through this session */
 	if (current) {
 		for (int k = 0; k < 2; k++)

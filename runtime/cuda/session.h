@@ -4,6 +4,7 @@
 
 #include "runtime/cuda/model.h"
 #include "runtime/state/state.h"
+#include "templates/common/cuda_comm.h"
 #include "templates/common/cuda_state.h"
 #include "templates/common/cuda_step.h"
 
@@ -19,7 +20,12 @@ typedef struct CudaStep {
 	const CUfunction *fn;      /* [n_launch] */
 	llmc_call         call;
 	CudaMaps         *maps;    /* NULL: none */
+	llmc_collective   comm;    /* of a step between ranks, whose kernel has no launches */
 } CudaStep;
+
+/* Of a rank, on its device: what the other ranks write to, and where those have theirs. */
+typedef struct CudaWindow { llmc_peers *peers; unsigned *epoch, *flag; float *slot; } CudaWindow;
+typedef struct CudaGroup CudaGroup; /* peers.c */
 
 typedef struct CudaLt CudaLt;       /* lt.h */
 typedef struct LtChoice LtChoice;
@@ -41,6 +47,8 @@ typedef struct CudaSession {
 	CudaStep    *step[2];
 	CudaMaps    *maps;           /* of all steps that have some */
 	CudaLt      *lt;           /* NULL: all products are our own */
+	CudaWindow   window;       /* with other ranks */
+	CudaGroup   *group;        /* NULL: alone, or the others are not known yet */
 	llmc_state   st;           /* the argument of begin and sample */
 	int32_t      max_out, n_freq, n_bucket, bucket[CUDA_BUCKETS];
 	CUgraphExec  graph[2][CUDA_BUCKETS]; /* [picks][bucket] */
@@ -112,6 +120,21 @@ llmc_status cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user,
 /* For it: the step of op i as it is launched for so many rows, and the launches of one kernel of the step that ran last */
 CudaStep   *cuda_step_for(CudaSession *c, int phase, int i, int64_t rows);
 llmc_status cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error *err);
+
+/* peers.c: ranks on GPUs. The window's place in the state (false: more ranks than it is made for), and its flags at zero */
+bool        cuda_window_lay_out(CudaSession *c, const Session *s, Bump *b);
+llmc_status cuda_window_clear(CudaSession *c, llmc_error *err);
+/* The launch of a step between ranks, in k->comm. number: of the step in its phase */
+llmc_status cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_error *err);
+/* As the member `join` of Device; a session leaves when it is closed. */
+llmc_status cuda_group_open(Session *const *rank, int n, llmc_error *err);
+void        cuda_group_leave(CudaSession *c);
+/* A step begins, or is over: one that takes too long ends the group. */
+void        cuda_group_step(CudaSession *c, bool runs);
+/* The ranks end: kernels that wait return, and every step from now on fails. Any thread. */
+void        cuda_group_end(CudaSession *c);
+/* E_DEVICE, and who was late where: the group has ended, and what the step made is worth nothing. */
+llmc_status cuda_group_check(CudaSession *c, int phase, llmc_error *err);
 
 /* sample.c: as the member of Device */
 extern const DeviceSampler cuda_sampler;

@@ -16,6 +16,7 @@ cuda_bind(CudaSession *c, llmc_error *err)
 	llmc_step k = { .n = st->s_n, .tok = st->s_tok, .pos = st->s_pos, .pos2 = st->s_pos2, .seq_of = st->s_seq_of,
 		.q_start = st->s_q_start, .kv_len = st->s_kv_len, .prefix_len = st->s_prefix_len, .out_row = st->s_out_row,
 		.block_table = st->s_block_table, .seq = st->slot_of, .block_stride = st->block_stride };
+	static const PlanKernel between = { .id = "collective", .file = "runtime/collective.cu" };
 	int64_t max = s->sym[SYM_n_seq];
 
 	for (int i = 0; i < p->n_rope; i++)
@@ -28,6 +29,11 @@ cuda_bind(CudaSession *c, llmc_error *err)
 		for (int i = 0; i < n_step; i++) {
 			const PlanStep *ps = &p->phase[ph].step[i];
 			CudaStep *to = &c->step[ph][i];
+			if (op_info[ps->op].flags & OPF_COMM) {
+				*to = (CudaStep){ .step = ps, .kernel = &between };
+				TRY(cuda_collective_bind(c, to, i, err));
+				continue;
+			}
 			if (ps->kernel < 0)
 				return error_set(err, LLMC_E_INPUT, "the plan has no kernel for op %s (layer %d): a GPU runs nothing else",
 				                 op_info[ps->op].name, ps->layer);
@@ -126,8 +132,11 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 
 /* --- launches ---------------------------------------------------------------------------------------------------- */
 
+/* PROGRAMMATIC: it may start before what was launched before it has ended. TOGETHER: all its blocks are on the device at a time. */
+typedef enum Edge { PLAIN, PROGRAMMATIC, TOGETHER } Edge;
+
 static llmc_status
-launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], int block, int cluster, int64_t shared, bool pdl,
+launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], int block, int cluster, int64_t shared, Edge edge,
        void *arg, void *maps, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
@@ -147,9 +156,13 @@ launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], in
 		attr[k.n_attr].value.cluster.y = attr[k.n_attr].value.cluster.z = 1;
 		k.n_attr++;
 	}
-	if (pdl && c->m->pdl) {
+	if (edge == PROGRAMMATIC && c->m->pdl) {
 		attr[k.n_attr].id = CU_LAUNCH_PDL;
 		attr[k.n_attr++].value.pdl = 1;
+	}
+	if (edge == TOGETHER) {
+		attr[k.n_attr].id = CU_LAUNCH_COOPERATIVE;
+		attr[k.n_attr++].value.cooperative = 1;
 	}
 	CUDA_TRY(d, d->api.launch(&k, f, params, NULL), "launching %s", name);
 	return LLMC_OK;
@@ -158,14 +171,23 @@ launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], in
 static llmc_status
 launch_begin(CudaSession *c, int64_t rows, llmc_error *err)
 {
-	return launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, false, &c->st, NULL, err);
+	return launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, PLAIN, &c->st, NULL, err);
 }
 
 static llmc_status
 launch_sample(CudaSession *c, int64_t n_out, llmc_error *err)
 {
 	return launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ LLMC_PICK_PARTS, n_out > 0 ? n_out : 1, 1 }, 512, 1, 0,
-	              true, &c->st, NULL, err);
+	              PROGRAMMATIC, &c->st, NULL, err);
+}
+
+static llmc_status
+launch_collective(CudaSession *c, CudaStep *k, llmc_error *err)
+{
+	bool sum = k->step->op == OP_all_reduce;
+
+	return launch(c, sum ? c->m->all_reduce : c->m->all_gather, sum ? "llmc_all_reduce" : "llmc_all_gather", (int64_t[3]){ LLMC_LANES, 1, 1 },
+	              LLMC_LANE_THREADS, 1, 0, TOGETHER, &k->comm, NULL, err);
 }
 
 /* Rounds of so many positions of which latent attention makes keys and values in this step. */
@@ -187,6 +209,8 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 {
 	PlanPath other = by ? PATH_OWN : PATH_LIBRARY;
 
+	if (op_info[k->step->op].flags & OPF_COMM)
+		return launch_collective(c, k, err);
 	k->call.s.rows = (int)sym[SYM_n_tok];
 	k->call.s.round = 0;
 	for (int l = 0, first = 0; l < k->kernel->n_launch; l++) {
@@ -207,7 +231,7 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 			grid[i] = plan_extent_elems(&p->grid[i], sym);
 		if (!grid[0] || !grid[1] || !grid[2])
 			continue; /* nothing of its kind in this step */
-		TRY(launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, p->shared, p->pdl, &k->call, k->maps, err));
+		TRY(launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, p->shared, p->pdl ? PROGRAMMATIC : PLAIN, &k->call, k->maps, err));
 		if (p->rounds && (l + 1 == k->kernel->n_launch || !p[1].rounds) && ++k->call.s.round < rounds_of(c, k->step, p->rounds))
 			l = first - 1;
 	}
@@ -246,11 +270,12 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 		void *host = bytes ? malloc(bytes) : NULL; /* a check, not serving */
 		if (!host)
 			continue;
-		CUresult r = d->api.copy_down(host, (CUdeviceptr)(uintptr_t)k->call.a[m->arg], bytes, c->stream);
+		CUdeviceptr at = (CUdeviceptr)(uintptr_t)session_argument(s, &k->step->arg[m->arg]);
+		CUresult r = d->api.copy_down(host, at, bytes, c->stream);
 		if (r == CU_OK)
 			r = d->api.stream_sync(c->stream);
 		if (r == CU_OK && s->probe(s->probe_user, k->step, m->value, b->dtype, host, rows, b->extent.mul)) {
-			r = d->api.copy_up((CUdeviceptr)(uintptr_t)k->call.a[m->arg], host, bytes, c->stream);
+			r = d->api.copy_up(at, host, bytes, c->stream);
 			if (r == CU_OK)
 				r = d->api.stream_sync(c->stream);
 		}
@@ -408,15 +433,17 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 	CUDA_TRY(d, d->api.stream_sync(c->stream), "running a step of %d tokens", s->size->n_tok);
 	if (logits)
 		*logits = c->logits;
-	return LLMC_OK;
+	return cuda_group_check(c, phase, err);
 }
 
 llmc_status
 cuda_forward(Session *s, int phase, const float **logits, llmc_error *err)
 {
 	CudaSession *c = s->on;
+	cuda_group_step(c, true);
 	llmc_status status = forward(c, phase, logits, err);
 
+	cuda_group_step(c, false);
 	if (status != LLMC_OK) /* copies out of the ring's entry end before it is filled again */
 		(void)!c->m->dev.api.stream_sync(c->stream);
 	return status;

@@ -4,7 +4,7 @@ set -u
 cd "$(dirname "$0")/../.."
 BUILD=${BUILD:-build}
 export EMU_DIR=$BUILD/emu
-make --no-print-directory -s -f emu/emu.mk BUILD="$BUILD" emu-lib "$EMU_DIR/t_basic" "$EMU_DIR/t_sm90" "$EMU_DIR/t_bugs" "$EMU_DIR/t_host" || exit 1
+make --no-print-directory -s -f emu/emu.mk BUILD="$BUILD" emu-lib "$EMU_DIR/t_basic" "$EMU_DIR/t_sm90" "$EMU_DIR/t_bugs" "$EMU_DIR/t_host" "$EMU_DIR/t_peers" || exit 1
 rc=0
 for mode in fast check; do
 	for seed in 0 1 2 3 4 5 6 7; do
@@ -15,5 +15,6 @@ for mode in fast check; do
 done
 "$EMU_DIR/t_bugs" "" 4 || rc=1
 "$EMU_DIR/t_host" "" 4 || rc=1
+"$EMU_DIR/t_peers" "" 4 || rc=1
 [ $rc = 0 ] && echo "emulator: all tests passed"
 exit $rc

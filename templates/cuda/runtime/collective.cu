@@ -1,0 +1,133 @@
+/* All-reduce and all-gather over the memory of peers; templates/common/cuda_comm.h has the protocol. A block is a lane. */
+#include "common/cuda_ptx.h"
+#include "common/cuda_comm.h"
+
+struct lane_state { int ended; };
+
+/* Elements [at, end) of a message of n that a lane has: whole lines of 16 while there are such. */
+static __device__ void
+share_of(long long n, int lane, long long &at, long long &end)
+{
+	long long each = (n + LLMC_LANES - 1) / LLMC_LANES;
+
+	each = each < LLMC_LANE_LEAST ? LLMC_LANE_LEAST : (each + 15) / 16 * 16;
+	at = each * lane < n ? each * lane : n;
+	end = at + each < n ? at + each : n;
+}
+
+static __device__ float *
+slot_of(const llmc_peers &p, int of, unsigned piece, int from, int lane)
+{
+	return p.slot[of] + (((long long)(piece & 1) * p.ranks + from) * LLMC_LANES + lane) * LLMC_PIECE;
+}
+
+static __device__ void
+copy(float *to, const float *from, int n)
+{
+	for (int i = 4 * threadIdx.x; i < n; i += 4 * LLMC_LANE_THREADS)
+		if (i + 4 <= n)
+			st_v4((float4 *)(to + i), ld_v4((const float4 *)(from + i)));
+		else
+			for (int k = i; k < n; k++)
+				to[k] = from[k];
+}
+
+/* Thread k tells rank k, and hears from it. False: the group has ended. */
+static __device__ bool
+meet(const llmc_peers &p, lane_state &s, unsigned piece, int lane, int step)
+{
+	const int k = (int)threadIdx.x;
+
+	__syncthreads();
+	if (k < p.ranks && k != p.rank) {
+		st_release_sys(p.flag[k] + p.rank * LLMC_LANES + lane, piece);
+		const unsigned *own = p.flag[p.rank] + k * LLMC_LANES + lane;
+		for (int looks = 1; (int)(ld_acquire_sys(own) - piece) < 0; looks++)
+			if (looks % LLMC_LOOK == 0 && ld_relaxed_sys(p.end)) {
+				p.late[lane * LLMC_PEERS + k] = (unsigned)step + 1;
+				s.ended = 1;
+				break;
+			}
+	}
+	__syncthreads();
+	return !s.ended;
+}
+
+extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
+llmc_all_reduce(const llmc_collective c)
+{
+	SHARED(lane_state, s);
+	const llmc_peers &p = *c.peers;
+	const int lane = (int)blockIdx.x, ranks = p.ranks;
+	unsigned piece = p.epoch[lane];
+	long long at, end;
+
+	if (threadIdx.x == 0)
+		s.ended = 0;
+	share_of((long long)*c.rows * c.width, lane, at, end);
+	for (; at < end; at += LLMC_PIECE) {
+		const int n = end - at < LLMC_PIECE ? (int)(end - at) : LLMC_PIECE;
+		piece++;
+		for (int j = 1; j < ranks; j++) {
+			const int k = (p.rank + j) % ranks;
+			copy(slot_of(p, k, piece, p.rank, lane), c.x + at, n);
+		}
+		if (!meet(p, s, piece, lane, c.step))
+			return;
+		for (int i = (int)threadIdx.x; i < n; i += LLMC_LANE_THREADS) {
+			const int column = (int)((at + i) % c.width);
+			float sum = p.rank == 0 ? c.x[at + i] : slot_of(p, p.rank, piece, 0, lane)[i];
+			for (int k = 1; k < ranks; k++)
+				sum += k == p.rank ? c.x[at + i] : slot_of(p, p.rank, piece, k, lane)[i];
+			if (c.b)
+				sum += c.b[column];
+			if (c.b2)
+				sum += c.b2[column];
+			c.y[at + i] = c.r ? sum + c.scale * c.r[at + i] : sum;
+		}
+	}
+	__syncthreads();
+	if (threadIdx.x == 0)
+		p.epoch[lane] = piece;
+}
+
+/* Shares of ranks differ by a unit at most: a rank whose lane is done takes part with nothing until all are. */
+extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
+llmc_all_gather(const llmc_collective c)
+{
+	SHARED(lane_state, s);
+	const llmc_peers &p = *c.peers;
+	const int lane = (int)blockIdx.x, ranks = p.ranks, rows = *c.rows;
+	unsigned piece = p.epoch[lane];
+	long long most = 0, at, end;
+
+	if (threadIdx.x == 0)
+		s.ended = 0;
+	for (int k = 0; k < ranks; k++) {
+		share_of((long long)rows * (c.first[k + 1] - c.first[k]), lane, at, end);
+		most = end - at > most ? end - at : most;
+	}
+	for (long long from = 0; from < most; from += LLMC_PIECE) {
+		piece++;
+		share_of((long long)rows * (c.first[p.rank + 1] - c.first[p.rank]), lane, at, end);
+		const long long left = end - at - from;
+		const int own = left < 0 ? 0 : left < LLMC_PIECE ? (int)left : LLMC_PIECE;
+		for (int j = 1; j < ranks; j++) {
+			const int k = (p.rank + j) % ranks;
+			copy(slot_of(p, k, piece, p.rank, lane), c.x + at + from, own);
+		}
+		if (!meet(p, s, piece, lane, c.step))
+			return;
+		for (int k = 0; k < ranks; k++) {
+			const int first = c.first[k], width = c.first[k + 1] - first;
+			share_of((long long)rows * width, lane, at, end);
+			const long long last = at + from + LLMC_PIECE < end ? at + from + LLMC_PIECE : end;
+			const float *x = k == p.rank ? c.x + at + from : slot_of(p, p.rank, piece, k, lane);
+			for (long long i = at + from + threadIdx.x; i < last; i += LLMC_LANE_THREADS)
+				c.y[i / width * c.width + first + i % width] = x[i - at - from];
+		}
+	}
+	__syncthreads();
+	if (threadIdx.x == 0)
+		p.epoch[lane] = piece;
+}

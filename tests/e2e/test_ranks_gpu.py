@@ -1,0 +1,130 @@
+"""Ranks on GPUs of one process, on emulated devices in checking mode: their all-reduces write into each other's memory, and flags, slots and
+orders between devices are checked on the way, with devices that stand still in turn. Logits against the reference on one rank; the same bits
+in any batch and chunk; a rank that fails or never comes ends the group with a sentence."""
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from cuda_emu import environment
+from golden_run import weights
+import test_ranks
+
+ALL = os.environ.get("LLMC_CHECK_ALL")
+COMMON = test_ranks.COMMON
+MODELS = {
+    "llama": test_ranks.MODELS["llama"],  # 3 ranks: 9 heads over 3, a width of 5 blocks
+    "moe": test_ranks.MODELS["moe"],
+    # kv heads on two ranks each, biases after the sum, 10 blocks dealt to 8 ranks
+    "wide": COMMON + """name: ranks-wide
+family: qwen2
+n_layers: 1
+hidden: 96
+attention: {n_heads: 8, n_kv_heads: 4, head_dim: 32}
+ffn: {width: 320}
+storage: {default: q4_0}
+""",
+}
+
+SCRIPT = """
+import json, sys
+sys.path.insert(0, "tests/e2e")
+import numpy as np, llmc
+from bits import rows, whole
+path, ranks, device = sys.argv[1:]
+N = 37
+tok = [int(t) for t in np.random.default_rng(1).integers(3, 323, N)]
+with llmc.open(path, random_weights=True, device="ref") as m:
+    want = whole(m, tok).view(np.float32)
+with llmc.open(path, random_weights=True, device=device, arch="sm_75", set=[f"parallel.tp={ranks}", "deterministic=true"]) as m:
+    got = whole(m, tok)
+    far = float(abs(got.view(np.float32) - want).max() / abs(want).max())
+    with m.session(context=64, chunk=32, n_out=32, seqs=3) as s:
+        q, at, parts = s.seq(), 0, []
+        for n in (1, 7, 20, 9):  # chunks with another sequence beside them, decode, a fork whose page is copied
+            o = s.seq()
+            parts.append(rows(s, [(o, tok[5:9], 1), (q, tok[at:at + n], n)])[1:])
+            s.free(o)
+            at += n
+        f = s.fork(q)
+        rows(s, [(f, [9], 1)])
+        s.trim(q, 33)
+        parts[-1] = parts[-1][:-4]
+        parts += [rows(s, [(q, [t], 1)]) for t in tok[33:]]
+        same = bool(np.array_equal(np.concatenate(parts), got))
+    with m.engine(context=64, seqs=3) as e:
+        prompts = [tok[i:i + 3 + 4 * i] for i in range(4)]
+        alone = [e.submit(prompts[i], max_tokens=3, ignore_eos=True).wait()["tokens"] for i in (0, 3)]
+        together = [r.wait()["tokens"] for r in [e.submit(p, max_tokens=3, ignore_eos=True) for p in prompts]]
+print(json.dumps([far, same, alone == [together[0], together[3]]]))
+"""
+
+
+def run(script, *args, **env):
+    return subprocess.run([sys.executable, "-c", script, *map(str, args)], capture_output=True, text=True,
+                          env={**os.environ, **environment(**env)})
+
+
+@pytest.mark.parametrize("name, ranks, device, seed", [("llama", 3, "cuda:2,0,1", 1), ("wide", 4, "cuda", 2)] + (
+    [("moe", 3, "cuda", seed) for seed in range(4)] + [("wide", n, "cuda", n) for n in (2, 8)] if ALL else []))
+def test_ranks_on_gpus(name, ranks, device, seed, tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS[name])
+    p = run(SCRIPT, path, ranks, device, mode="check", seed=seed, LLMC_EMU_DEVICES=ranks)
+    assert p.returncode == 0, p.stderr
+    far, same, alike = json.loads(p.stdout.splitlines()[-1])
+    assert far < 1e-4
+    assert same, "chunks, company or decoding change the bits"
+    assert alike
+
+
+@pytest.mark.parametrize("name", test_ranks.ONE_EACH.values() if ALL else ["deepseek_v3-plain"])
+def test_goldens_on_gpus(name, tmp_path, monkeypatch):
+    """What torch says, on two GPUs; in fast mode, since the numbers are what counts here."""
+    for k, v in environment(arch="sm_75", LLMC_EMU_DEVICES=2).items():
+        monkeypatch.setenv(k, v)
+    assert test_ranks.split(name, tmp_path, 2, "--device", "cuda", "--arch", "sm_75") or ALL
+
+
+FAULT = """
+import sys, llmc
+path, ranks = sys.argv[1:]
+with llmc.open(path, random_weights=True, device="cuda", arch="sm_75", set=[f"parallel.tp={ranks}"]) as m:
+    with m.session(context=64) as s:
+        for i in range(3):
+            try:
+                print("tokens", s.run([5, 6, 7], max_tokens=4, ignore_eos=True)["tokens"])
+            except llmc.Error as e:
+                print("failed", e)
+"""
+
+
+def test_a_gpu_that_fails_ends_the_group(tmp_path):
+    """Whichever rank it is: the others are let go, and the sentence names it."""
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["llama"])
+    p = run(FAULT, path, 3, LLMC_EMU_DEVICES=3, LLMC_EMU_FAIL="cuGraphLaunch@4:719")
+    assert p.returncode == 0, p.stderr  # closing it works
+    lines = p.stdout.splitlines()
+    assert len(lines) == 3 and lines[-1].startswith("failed") and lines[-2].startswith("failed"), p.stdout
+
+
+def test_which_gpus(tmp_path, llmc):
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["llama"])
+    args = ("run", path, "--random-weights", "--tokens", "5,6,7", "-n", "1", "--arch", "sm_75")
+    env = environment(LLMC_EMU_DEVICES=2)
+
+    def refused(*more, **other):
+        p = subprocess.run([llmc.path, *map(str, args), *more], capture_output=True, text=True, env={**os.environ, **env, **other})
+        assert p.returncode, p.stdout
+        return p.stderr
+
+    assert "3 ranks and 2 GPUs: name a GPU for each" in refused("--device", "cuda:0,1", "--tp", "3")
+    assert "GPU 1 is named twice" in refused("--device", "cuda:1,1")
+    assert "expected cuda, cuda:N" in refused("--device", "cuda:0,")
+    assert "there is no GPU 2" in refused("--device", "cuda", "--tp", "3")
+    assert re.search("does not reach the memory of GPU", refused("--device", "cuda", "--tp", "3", LLMC_EMU_DEVICES="3", LLMC_EMU_NO_PEERS="1"))

@@ -1,0 +1,57 @@
+// A sum over devices by flags and slots in each other's memory, right (BUG 0) and with one mistake each.
+enum { RANKS = 8, N = 256 };
+enum { RIGHT, STALE_FLAG, NO_RELEASE, DEVICE_SCOPE, ARRIVAL_ORDER, EARLY_READ, ONE_SLOT, DEVICE_WAIT };
+struct Args { int rank, ranks; unsigned round; unsigned *flag[RANKS]; float *slot[RANKS]; float *x, *y; };
+
+static __device__ float *
+slot_of(const Args &a, int of, int from)
+{
+	return a.slot[of] + ((BUG == ONE_SLOT ? 0 : a.round & 1) * RANKS + from) * N;
+}
+
+extern "C" __global__ void
+sum(Args a)
+{
+	struct S { int order[RANKS], n; };
+	SHARED(S, s);
+	const int t = threadIdx.x;
+	const unsigned number = BUG == STALE_FLAG ? 1 : a.round;
+
+	for (int k = 0; k < a.ranks; k++)
+		slot_of(a, k, a.rank)[t] = a.x[t]; // ONE_SLOT
+	if (t == 0)
+		s.n = 0;
+	__syncthreads();
+	if (t < a.ranks) {
+		unsigned *to = a.flag[t] + a.rank;
+		if (BUG == NO_RELEASE)
+			st_relaxed_sys(to, number);
+		else if (BUG == DEVICE_SCOPE)
+			st_release_gpu(to, number); // DEVICE_SCOPE
+		else
+			st_release_sys(to, number);
+	}
+	float early = BUG == EARLY_READ ? slot_of(a, a.rank, 0)[t] : 0; // EARLY_READ
+	if (BUG == ARRIVAL_ORDER) {
+		if (t == 0)
+			for (unsigned seen = 0; s.n < a.ranks;)
+				for (int k = 0; k < a.ranks; k++)
+					if (!(seen >> k & 1) && (int)(ld_acquire_sys(a.flag[a.rank] + k) - number) >= 0) {
+						seen |= 1u << k;
+						s.order[s.n++] = k;
+					}
+	} else if (t < a.ranks) {
+		if (BUG == DEVICE_WAIT)
+			while ((int)(ld_acquire_gpu(a.flag[a.rank] + t) - number) < 0) // DEVICE_WAIT
+				;
+		while ((int)(ld_acquire_sys(a.flag[a.rank] + t) - number) < 0) // SKIPPED
+			;
+	}
+	__syncthreads();
+	float v = 0;
+	for (int k = 0; k < a.ranks; k++) {
+		const int from = BUG == ARRIVAL_ORDER ? s.order[k] : k;
+		v += BUG == EARLY_READ && k == 0 ? early : slot_of(a, a.rank, from)[t]; // STALE_FLAG NO_RELEASE
+	}
+	a.y[t] += v;
+}
