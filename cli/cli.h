@@ -34,7 +34,7 @@ typedef struct Command {
 
 /* Options shared by commands that open a model. */
 typedef struct Common {
-	const char *device, *arch, *weights, *kv, *quantize, *out_dir;
+	const char *device, *arch, *weights, *kv, *quantize, *lora, *out_dir;
 	int32_t     threads, tp, pp;
 	List        set;
 	bool        quiet, verbose, json, random_weights, cache_packed;
@@ -51,6 +51,7 @@ typedef struct Common {
 	{ OPT_FLAG, 0, "cache-packed", NULL, &(c).cache_packed, "keep packed weights in the cache and read them next time" }, \
 	{ OPT_LIST, 0, "set", "KEY=VALUE", &(c).set, "override a key of the description; may be repeated" }, \
 	{ OPT_TEXT, 0, "quantize", "SCHEME", &(c).quantize, "quantise a 16-bit checkpoint while it is read: q4_k, q8_0, eetq, awq, ... (same as --set quant.scheme=)" }, \
+	{ OPT_TEXT, 0, "lora", "DIR", &(c).lora, "add a low-rank adapter that PEFT has saved to the weights (same as --set lora.path=)" }, \
 	{ OPT_TEXT, 0, "kv", "TYPE", &(c).kv, "type of cached keys and values: f16, f32, bf16, int8, f8, int8_32, f8_32, int6, int4 (same as --set kv.dtype=)" }, \
 	{ OPT_INT, 0, "pp", "N", &(c).pp, "pipeline stages, of contiguous layers (same as --set parallel.pp=)" }, \
 	{ OPT_INT, 0, "tp", "N", &(c).tp, "ranks that share each layer: threads of this process, or GPUs (same as --set parallel.tp=); under mpirun as many as it starts" }, \

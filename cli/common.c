@@ -1,5 +1,6 @@
 /* What several commands need: messages, opening, small parsers. */
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,8 +133,8 @@ llmc_status
 open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_error *err)
 {
 	llmc_options o = LLMC_INIT(llmc_options);
-	char kv[64], tp[64], pp[64], quantize[64];
-	const char **set = calloc(c->set.n + 5, sizeof *set);
+	char kv[64], tp[64], pp[64], quantize[64], lora[PATH_MAX + 16];
+	const char **set = calloc(c->set.n + 6, sizeof *set);
 	size_t n = 0;
 
 	if (!set) {
@@ -144,6 +145,12 @@ open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_er
 	if (c->kv) {
 		snprintf(kv, sizeof kv, "kv.dtype=%s", c->kv);
 		set[n++] = kv;
+	}
+	if (c->lora) {
+		char *real = realpath(c->lora, NULL); /* the cache's description is read from anywhere */
+		snprintf(lora, sizeof lora, "lora.path=\"%s\"", real ? real : c->lora);
+		free(real);
+		set[n++] = lora;
 	}
 	if (c->quantize) {
 		snprintf(quantize, sizeof quantize, "quant.scheme=%s", c->quantize);

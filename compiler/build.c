@@ -1,6 +1,7 @@
 /* Spec -> Graph: the model's equations, one op each, nothing fused. Families differ by what the Spec says and by nothing
  * else: no family is named here. Values are named for what they are ("L3.q"), which is what verify compares. */
 #include "compiler/graph.h"
+#include "formats/peft.h"
 
 #include <math.h>
 #include <string.h>
@@ -757,6 +758,28 @@ check_size(const Graph *g, Diag *d)
 	}
 }
 
+static void
+close_adapter(void *p)
+{
+	peft_close(p);
+}
+
+/* Its names are read here, its values where the weights are. */
+static bool
+open_adapter(Graph *g, Diag *d, Arena *perm)
+{
+	llmc_error err;
+
+	if (!g->spec->lora.path)
+		return true;
+	if (peft_open(g->spec->lora.path, g->spec->lora.scale, &g->peft, &err) != LLMC_OK) {
+		err_at(d, spec_loc(g->spec, "lora.path"), "%s", err.text);
+		return false;
+	}
+	arena_defer(perm, close_adapter, g->peft);
+	return true;
+}
+
 /* requires: a Spec that spec.c has accepted
  * effect:   ops in the order of the equations; weights with the places of their rows in the checkpoint; names the tensor map
  *           lacks and shapes the storage formats cannot hold are errors. Shapes of values are graph_infer's. */
@@ -766,7 +789,7 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 	Build b = { .g = graph_new(s, d, perm), .s = s, .layer = -1 };
 	int   table, x, errors = d->n_error;
 
-	if (!experts_plausible(s, d))
+	if (!experts_plausible(s, d) || !open_adapter(b.g, d, perm))
 		return NULL;
 	ropes(&b);
 	pools(&b);

@@ -2,6 +2,7 @@
  * checkpoint stores roles; what the graph and the kernels want is one tensor a role, rows in plain order. */
 #include "compiler/family.h"
 #include "compiler/graph.h"
+#include "formats/peft.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -10,21 +11,21 @@ enum { MAX_STACKED = 4 };
 
 /* The rule for a role, alone or as a part of a stack ("q+k+v"); *part: which one. */
 static const TensorRule *
-rule_find(const Spec *s, const char *role, int *part)
+rule_in(const TensorRule *rule, int n_rule, const char *role, int *part)
 {
 	size_t n = strlen(role);
 
 	*part = 0;
-	for (int i = 0; i < s->n_tensor_rule; i++)
-		if (strcmp(s->tensor_rule[i].role, role) == 0)
-			return &s->tensor_rule[i];
-	for (int i = 0; i < s->n_tensor_rule; i++) {
-		const char *at = s->tensor_rule[i].role;
+	for (int i = 0; i < n_rule; i++)
+		if (strcmp(rule[i].role, role) == 0)
+			return &rule[i];
+	for (int i = 0; i < n_rule; i++) {
+		const char *at = rule[i].role;
 		for (int k = 0; at; k++) {
 			size_t len = strcspn(at, "+");
 			if (len == n && memcmp(at, role, n) == 0) {
 				*part = k;
-				return &s->tensor_rule[i];
+				return &rule[i];
 			}
 			at = at[len] ? at + len + 1 : NULL;
 		}
@@ -164,7 +165,7 @@ memory_storage(Graph *g, PlanSource *src, int n_src, StorageRule r, Loc loc)
 static const TensorRule *
 rule_or_error(Graph *g, const char *role, int *part, Loc loc)
 {
-	const TensorRule *rule = rule_find(g->spec, role, part);
+	const TensorRule *rule = rule_in(g->spec->tensor_rule, g->spec->n_tensor_rule, role, part);
 
 	if (!rule)
 		err_at(g->diag, loc, "the %s tensor map of family %s gives no name for '%s', which this model needs",
@@ -182,6 +183,78 @@ head_units(const Spec *s, const char *roles)
 	return strncmp(roles, "lin_", 4) == 0 ? s->linear.k_heads : each ? s->attention.n_heads : s->attention.n_kv_heads;
 }
 
+/* Which rows of the tensor that a rule names are a role's. */
+static bool
+rule_rows(Graph *g, const TensorRule *rule, const char *role, int part, int64_t rows, PlanSource *src)
+{
+	const Spec *s = g->spec;
+	int64_t     before, total;
+
+	if (!strchr(rule->role, '+'))
+		return true;
+	if (!stack_rows(s, rule, part, &before, &total)) {
+		err_at(g->diag, rule->loc, "tensors: '%s' stacks roles whose rows llmc does not know how to tell apart", rule->role);
+		return false;
+	}
+	src->rows = total;
+	src->first = before;
+	src->stride = total;
+	if (rule->per_head || rule->quarters) {
+		int64_t units = rule->quarters ? 4 : head_units(s, rule->role);
+		if (rows % units) {
+			err_at(g->diag, rule->loc, "tensors: '%s' lies in %d parts, which %lld rows of %s are not", rule->role, (int)units, (long long)rows, role);
+			return false;
+		}
+		src->first = before / units;
+		src->block = rows / units;
+		src->stride = total / units;
+		src->n_block = units;
+	}
+	return true;
+}
+
+/* What an adapter adds to a matrix goes by the module's name and rows, as Hugging Face has them. Blocks that cannot hold the sum (the file's own) become f16:
+ * nothing is quantised twice. */
+static bool
+add_adapter(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src, StorageRule *as, Loc loc)
+{
+	const Spec *s = g->spec;
+	int         part;
+	const TensorRule *rule = g->peft ? rule_in(s->lora.rule, s->lora.n_rule, role, &part) : NULL;
+	PlanSource  theirs = { .block = rows, .stride = rows, .n_block = 1 };
+
+	if (!rule)
+		return true;
+	const char *name = rule_name(g->arena, rule, layer, -1, "");
+	if (strlen(name) > 7 && strcmp(name + strlen(name) - 7, ".weight") == 0)
+		name = arena_strndup(g->arena, name, strlen(name) - 7);
+	if (!peft_has(g->peft, name))
+		return true;
+	if (strcmp(role, "embed") == 0 && s->head.tied && s->head.kind == LLMC_OUTPUT_LOGITS) {
+		err_at(g->diag, spec_loc(s, "lora.path"), "lora.path: the adapter changes %s, which is the head as well (head.tied): the two would differ", name);
+		return false;
+	}
+	if (!rule_rows(g, rule, role, part, rows, &theirs))
+		return false;
+	if (src->arranged) {
+		err_at(g->diag, spec_loc(s, "lora.path"), "lora.path: the adapter changes %s, whose columns the checkpoint's scheme keeps in an order of their own: merge it into the checkpoint it was "
+		       "trained on", name);
+		return false;
+	}
+	src->lora = name;
+	src->lora_first = theirs.first;
+	src->lora_block = theirs.block;
+	src->lora_stride = theirs.stride;
+	const char *scheme = spec_get(s, g->arena, "quant.scheme");
+	bool own_blocks = strcmp(s->checkpoint, "gguf") == 0 || (scheme && strcmp(scheme, "null") != 0 && dtype_from_text(scheme) == DT_NONE);
+	if (dtype_info(as->dtype)->block_elems > 1 && own_blocks) {
+		src->stored = dtype_text(as->dtype);
+		*as = (StorageRule){ .dtype = DT_F16 };
+	}
+	(void)loc;
+	return true;
+}
+
 int
 build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t rows, int64_t cols, Loc loc)
 {
@@ -192,7 +265,6 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	int         part;
 	const TensorRule *rule = rule_or_error(g, from, &part, loc);
 	PlanSource *src = NEW(g->arena, PlanSource, 1);
-	int64_t     before = 0, total = rows;
 
 	if (!rule)
 		return -1;
@@ -201,26 +273,9 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 		.rows = rows, .cols = cols, .block = rows, .stride = rows, .n_block = 1,
 		.unit_rows = head && s->head.row_norm && cols > 0,
 	};
-	if (strchr(rule->role, '+')) {
-		if (!stack_rows(s, rule, part, &before, &total)) {
-			err_at(g->diag, rule->loc, "tensors: '%s' stacks roles whose rows llmc does not know how to tell apart", rule->role);
-			return -1;
-		}
-		src->rows = total;
-		src->first = before;
-		src->stride = total;
-		if (rule->per_head || rule->quarters) {
-			int64_t units = rule->quarters ? 4 : head_units(s, rule->role);
-			if (rows % units) {
-				err_at(g->diag, rule->loc, "tensors: '%s' lies in %d parts, which %lld rows of %s are not", rule->role, (int)units, (long long)rows, role);
-				return -1;
-			}
-			src->first = before / units;
-			src->block = rows / units;
-			src->stride = total / units;
-			src->n_block = units;
-		}
-	}
+	if (!rule_rows(g, rule, role, part, rows, src))
+		return -1;
+	const int64_t total = src->rows;
 	if (rule->transpose && cols > 0) {
 		int64_t each = rule->per_head && !strchr(rule->role, '+') ? rows / s->attention.n_heads : total;
 		src->rows = total / each * cols;
@@ -233,6 +288,8 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	src->arranged = file.order || file.factor;
 	if (src->arranged && (src->transpose || !role_arranges(role)))
 		err_at(g->diag, loc, "storage.rules: order and factor are for matrices that x is multiplied by as they are, which %s of layer %d is not", role, layer);
+	if (cols && !add_adapter(g, role, layer, rows, src, &as, loc))
+		return -1;
 	return tensor_add(g, tensor_id(g->arena, role, layer, suffix), as, rows, cols, src, 1, loc);
 }
 
@@ -297,7 +354,10 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 static bool
 source_continues(const PlanSource *a, const PlanSource *b)
 {
-	return strcmp(a->name, b->name) == 0 && a->n_block == 1 && b->n_block == 1 && b->first == a->first + a->block &&
+	bool alike = !a->lora == !b->lora && (!a->lora || (strcmp(a->lora, b->lora) == 0 && a->lora_first == a->first && b->lora_first == b->first && a->lora_block == a->block &&
+	                                                   b->lora_block == b->block && a->lora_stride == a->stride && b->lora_stride == b->stride));
+
+	return alike && strcmp(a->name, b->name) == 0 && a->n_block == 1 && b->n_block == 1 && b->first == a->first + a->block &&
 	       a->rows == b->rows && a->cols == b->cols && a->rope_pairs == b->rope_pairs && a->transpose == b->transpose &&
 	       a->unit_rows == b->unit_rows && a->arranged == b->arranged && a->stored == b->stored && a->col_first == b->col_first && a->col_total == b->col_total;
 }
@@ -328,6 +388,8 @@ graph_stack(Graph *g, const char *name, const int *val, int n)
 			if (a && source_continues(a, b)) {
 				a->block += b->block;
 				a->stride = a->rows;
+				a->lora_block = a->block;
+				a->lora_stride = a->stride;
 			} else {
 				src[n_src++] = *b;
 			}

@@ -207,6 +207,8 @@ plan_model(const Spec *s, Plan *p)
 	p->format = PLAN_FORMAT;
 	p->step_abi = PLAN_STEP_ABI;
 	p->output = s->head.kind;
+	p->lora = s->lora.path;
+	p->lora_scale = s->lora.scale;
 	p->name = s->name;
 	p->family = s->family;
 	p->spec_sha256 = s->sha256;

@@ -31,6 +31,7 @@ typedef struct Graph {
 	Arena *arena;
 	Diag  *diag;
 	const Spec *spec;
+	struct Peft *peft;     /* the adapter of lora.path (formats/peft.h); NULL: none */
 	size_t n_op, cap_op;
 	Op    *op;
 	size_t n_val, cap_val;

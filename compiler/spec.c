@@ -318,6 +318,31 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->prompt_prefix = STR(prompt);
 }
 
+/* Modules of adapters have the names of Hugging Face's checkpoints, whatever this one has. */
+static void
+lora_rules(SpecTable *t, const Family *f, const char *dir, Spec *s)
+{
+	SpecVal  *prefix = &t->val[K_names_prefix], own = *prefix, *replace = &t->val[K_names_replace], own_replace = *replace;
+	Family    hf;
+
+	s->lora.path = t->val[K_lora_path].str;
+	s->lora.scale = t->val[K_lora_scale].num;
+	s->lora.rule = s->tensor_rule;
+	s->lora.n_rule = s->n_tensor_rule;
+	if (strcmp(t->val[K_checkpoint].str, "hf") == 0)
+		return;
+	if (!f || !family_load(&hf, f->name, dir, "hf", t->val[K_lora_path].loc, t->d, t->a) || !hf.format) {
+		err_at(t->d, t->val[K_lora_path].loc, "lora.path: the family does not say what Hugging Face's modules are called, which adapters go by");
+		return;
+	}
+	const Node *theirs = node_get(hf.format, "prefix");
+	prefix->str = theirs ? theirs->text : NULL;
+	replace->str = NULL;
+	s->lora.rule = family_rules(t, &hf, &s->lora.n_rule);
+	*prefix = own;
+	*replace = own_replace;
+}
+
 static Spec *
 resolve(const Node *root, const SourceText *src, const char *dir, const char *const *set, Diag *d, Arena *a)
 {
@@ -372,6 +397,8 @@ resolve(const Node *root, const SourceText *src, const char *dir, const char *co
 	s->table = t;
 	if (have || resolved)
 		s->tensor_rule = family_rules(t, have ? &f : NULL, &s->n_tensor_rule);
+	if (t->val[K_lora_path].str)
+		lora_rules(t, have ? &f : NULL, dir, s);
 	if (d->n_error)
 		return NULL;
 	fill_shapes(t, s);

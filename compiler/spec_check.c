@@ -366,9 +366,13 @@ spec_check(SpecTable *t)
 		err_at(t->d, LOC(pool_kind), "pool.kind: rows of logits are not pooled; head.kind = hidden gives the rows in front of the head");
 		note(t, K_head_kind);
 	}
-	if (!IS(head_kind, "logits") && INT(tp) > 1) {
-		err_at(t->d, LOC(tp), "parallel.tp = %lld: a model without logits runs on one rank", (long long)INT(tp));
+	if (!IS(head_kind, "logits") && INT(tp) * INT(pp) > 1) {
+		err_at(t->d, INT(tp) > 1 ? LOC(tp) : LOC(pp), "%s: a model without logits runs on one rank", INT(tp) > 1 ? "parallel.tp" : "parallel.pp");
 		note(t, K_head_kind);
+	}
+	if (t->val[K_lora_path].str && INT(tp) * INT(pp) > 1) {
+		err_at(t->d, LOC(lora_path), "lora.path: an adapter is added to the weights of one rank");
+		note(t, INT(tp) > 1 ? K_tp : K_pp);
 	}
 	if (ON(tied) && ON(row_norm)) {
 		err_at(t->d, LOC(row_norm), "head.row_norm changes the head's rows: it cannot be the embedding as well");

@@ -52,6 +52,8 @@ typedef struct PlanSource {
 	bool    unit_rows, arranged;
 	int64_t col_first, col_total;
 	const char *stored;
+	const char *lora;      /* module of the adapter that is added while the rows are read; NULL: none */
+	int64_t lora_first, lora_block, lora_stride; /* its row for row i that is taken: first + i / block * stride + i % block */
 } PlanSource;
 
 /* layout: "row": file order, dtype as stored; "f32": dequantised rows (norms, biases): the file may
@@ -180,6 +182,8 @@ typedef struct Plan {
 	const char *prompt_prefix;                          /* or NULL */
 	const char *checkpoint;                             /* hf | gguf */
 	const char *weights;                                /* path relative to the artifact or absolute; NULL */
+	const char *lora;                                   /* folder of an adapter; NULL: none, and no source names one */
+	double      lora_scale;
 	int32_t     bos; int n_eos; int32_t eos[PLAN_MAX_EOS];
 	int64_t     n_params;
 	int n_tensor;  PlanTensor *tensor;

@@ -39,6 +39,8 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	Dtype from = plan_source_dtype(t, s);
 	if (from == DT_NONE || from == DT_I32 || from == DT_I64)
 		return BAD("tensor %s: source %s: stored as \"%s\", which is no type of weights", t->id, s->name, s->stored);
+	if (s->lora && (!t->cols || s->lora_block < 1))
+		return BAD("tensor %s: source %s: an adapter changes matrices, this is none", t->id, s->name);
 	if (s->stored && (!t->cols || !dtype_is_float(t->dtype)))
 		return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 are made from another type, this is %s", t->id,
 		           s->name, dtype_text(t->dtype));
@@ -322,6 +324,10 @@ plan_check(const Plan *p, llmc_error *err)
 	}
 	for (int i = 0; i < p->n_kernel; i++)
 		TRY(check_kernel(&p->kernel[i], err));
+	for (int i = 0; i < p->n_tensor && !p->lora; i++)
+		for (int k = 0; k < p->tensor[i].n_src; k++)
+			if (p->tensor[i].src[k].lora)
+				return BAD("tensor %s: a source names %s of an adapter, and the plan has none", p->tensor[i].id, p->tensor[i].src[k].lora);
 	out = &p->buffer[p->logits];
 	const bool    last = !plan_hands_on(p);
 	const int64_t width = last ? plan_out_width(p) : p->hidden;

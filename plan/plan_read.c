@@ -30,8 +30,9 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 		json_t *s = json_array_get(a, (size_t)i);
 		size_t was = rd_enter(r, "src", i);
 		bool cut = json_object_get(s, "col_total");
-		rd_keys(r, s, cut ? "name rows cols first block stride n_block rope_pairs transpose unit_rows arranged col_first col_total stored"
-		                  : "name rows cols first block stride n_block rope_pairs transpose unit_rows arranged stored");
+		bool lora = json_object_get(s, "lora");
+		rd_keys(r, s, arena_printf(r->arena, "name rows cols first block stride n_block rope_pairs transpose unit_rows arranged stored%s%s", cut ? " col_first col_total" : "",
+		                           lora ? " lora lora_first lora_block lora_stride" : ""));
 		src[i] = (PlanSource){
 			.name = rd_get_str(r, s, "name"),
 			.rows = rd_get_int(r, s, "rows", 1, RD_MAX_SIZE), .cols = rd_get_int(r, s, "cols", 0, RD_MAX_SIZE),
@@ -42,6 +43,8 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 			.arranged = rd_get_bool(r, s, "arranged"), .stored = rd_get_str_or_null(r, s, "stored"),
 			.col_first = cut ? rd_get_int(r, s, "col_first", 0, RD_MAX_SIZE) : 0,
 			.col_total = cut ? rd_get_int(r, s, "col_total", 1, RD_MAX_SIZE) : 0,
+			.lora = lora ? rd_get_str(r, s, "lora") : NULL, .lora_first = lora ? rd_get_int(r, s, "lora_first", 0, RD_MAX_SIZE) : 0,
+			.lora_block = lora ? rd_get_int(r, s, "lora_block", 1, RD_MAX_SIZE) : 0, .lora_stride = lora ? rd_get_int(r, s, "lora_stride", 0, RD_MAX_SIZE) : 0,
 		};
 		rd_leave(r, was);
 	}
@@ -439,8 +442,8 @@ read_plan(Reader *r, json_t *j)
 	p->format = (int)rd_get_int(r, j, "format", 0, INT32_MAX);
 	if (p->format != PLAN_FORMAT)
 		rd_bad(r, "format", "is %d, this llmc reads %d: compile the model again with this llmc", p->format, PLAN_FORMAT);
-	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"), output = json_object_get(j, "output");
-	rd_keys(r, j, arena_printf(r->arena, "format step_abi name family spec_sha256 target %s%s%s" KEYS_BELOW, output ? "output " : "", ranks ? "rank ranks " : "",
+	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"), output = json_object_get(j, "output"), lora = json_object_get(j, "lora");
+	rd_keys(r, j, arena_printf(r->arena, "format step_abi name family spec_sha256 target %s%s%s%s" KEYS_BELOW, lora ? "lora lora_scale " : "", output ? "output " : "", ranks ? "rank ranks " : "",
 	                           stages ? "stage stages " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
@@ -459,6 +462,8 @@ read_plan(Reader *r, json_t *j)
 	p->rank = ranks ? (int)rd_get_int(r, j, "rank", 0, p->ranks - 1) : 0;
 	p->stages = stages ? (int)rd_get_int(r, j, "stages", 2, PLAN_MAX_RANKS) : 1;
 	p->stage = stages ? (int)rd_get_int(r, j, "stage", 0, p->stages - 1) : 0;
+	p->lora = lora ? rd_get_str(r, j, "lora") : NULL;
+	p->lora_scale = lora ? rd_get_num(r, j, "lora_scale") : 0;
 	p->vocab = rd_get_int(r, j, "vocab", 1, INT32_MAX);
 	p->vocab_used = rd_get_int(r, j, "vocab_used", 1, p->vocab);
 	p->hidden = rd_get_int(r, j, "hidden", 1, INT32_MAX);

@@ -107,6 +107,12 @@ put_tensor(Strbuf *out, const PlanTensor *t)
 			key_int(out, "col_total", s->col_total);
 		}
 		key_str(out, "stored", s->stored);
+		if (s->lora) {
+			key_str(out, "lora", s->lora);
+			key_int(out, "lora_first", s->lora_first);
+			key_int(out, "lora_block", s->lora_block);
+			key_int(out, "lora_stride", s->lora_stride);
+		}
 		end(out, '}');
 		strbuf_putc(out, ',');
 	}
@@ -335,6 +341,10 @@ plan_write(const Plan *p, Strbuf *out)
 	key_str(out, "family", p->family);
 	key_str(out, "spec_sha256", p->spec_sha256);
 	key_str(out, "target", p->target);
+	if (p->lora) {
+		key_str(out, "lora", p->lora);
+		key_num(out, "lora_scale", p->lora_scale);
+	}
 	if (p->output != LLMC_OUTPUT_LOGITS)
 		key_str(out, "output", plan_output_name[p->output]);
 	if (p->ranks > 1) {

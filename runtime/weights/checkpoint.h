@@ -19,6 +19,7 @@ typedef struct CheckpointTensor {
 	int64_t     bytes;
 	bool        copied;     /* data is in memory, not in the mapping */
 	const SchemeMatrix *made; /* by scheme_row; NULL: they are the file's */
+	const struct PeftDelta *delta; /* added to its rows while they are read; NULL: nothing */
 } CheckpointTensor;
 
 /* A GGUF or safetensors file, an index.json, or a folder that holds one of them. */

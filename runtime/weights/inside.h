@@ -2,11 +2,13 @@
 #ifndef LLMC_RUNTIME_WEIGHTS_INSIDE_H
 #define LLMC_RUNTIME_WEIGHTS_INSIDE_H
 
+#include "formats/peft.h"
 #include "runtime/weights/weights.h"
 
 struct Weights {
 	const Plan  *plan;
 	Checkpoint  *checkpoint;
+	Peft        *peft;    /* NULL: no adapter */
 	CheckpointTensor *src; /* of all sources of all tensors, until they are packed; NULL: noise */
 	const void **data;    /* [n_tensor] */
 	void        *region;  /* packed tensors */

@@ -7,6 +7,7 @@
 
 #include "formats/dequant.h"
 #include "formats/layout.h"
+#include "formats/peft.h"
 #include "runtime/weights/weights.h"
 
 typedef struct Job {
@@ -51,7 +52,7 @@ pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **dat
 	const PlanSource *s = &t->src[0];
 	uintptr_t align = t->dtype == DT_F32 ? 4 : 2;
 
-	if (s->col_total || src->made || src->dtype != t->dtype || strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
+	if (src->delta || s->col_total || src->made || src->dtype != t->dtype || strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose || s->unit_rows || s->stored ||
 	    (s->n_block > 1 && s->stride != s->block))
 		return false;
 	const char *at = (const char *)src->data;
@@ -204,6 +205,31 @@ cut_row(Job *j, int k, int64_t row, char *tmp, Room *room)
 	return good;
 }
 
+/* Row i of source k, which an adapter changes: the sum in fp32, rounded once. */
+static void
+adapted_row(Job *j, int k, int64_t i, int64_t row, char *tmp, Room *room)
+{
+	const PlanTensor *t = j->t;
+	const PlanSource *s = &t->src[k];
+	const CheckpointTensor *c = &j->src[k];
+	int64_t wide = file_cols(t);
+
+	if (c->made) {
+		if (!scheme_row_f32(c->made, row, room->row)) {
+			memset(room->row, 0, (size_t)wide * sizeof *room->row);
+			atomic_store(&j->broken, k + 1);
+		}
+	} else if (s->transpose) {
+		turned_row(j, k, row, room);
+	} else {
+		dequant_row(c->dtype, (const char *)c->data + row * dtype_row_bytes(c->dtype, wide), room->row, wide);
+	}
+	peft_add(c->delta, s->lora_first + i / s->lora_block * s->lora_stride + i % s->lora_block, 0, t->cols, room->row);
+	quant_row_shared(t->dtype, t->scale_cols, t->symmetric, room->row, tmp, t->cols);
+	if (s->unit_rows)
+		unit_row(t->dtype, tmp, t->cols, room->row);
+}
+
 /* Row i of the tensor as the tensor's type: where it lies in the file when it is whole there, else made in tmp. */
 static const char *
 file_row(Job *j, int64_t i, char *tmp, Room *room)
@@ -219,6 +245,10 @@ file_row(Job *j, int64_t i, char *tmp, Room *room)
 	int64_t row = source_row(s, i);
 	if (!j->src) {
 		random_row(j, s, row, tmp);
+		return tmp;
+	}
+	if (j->src[k].delta) {
+		adapted_row(j, k, i, row, tmp, room);
 		return tmp;
 	}
 	const char *data = j->src[k].data;

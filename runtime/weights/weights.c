@@ -11,9 +11,27 @@
 
 enum { HUGE_FROM = 32 << 20 };
 
+/* What an adapter adds to a source. The rows that are asked for are within it. */
+static llmc_status
+find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta **out, llmc_error *err)
+{
+	int64_t n = s->n_block * s->block;
+
+	*out = NULL;
+	if (!peft || !s->lora)
+		return LLMC_OK;
+	int64_t rows = s->transpose ? s->rows / t->cols * s->transpose : s->rows;
+	TRY(peft_delta(peft, s->lora, s->lora_block == s->block && s->lora_stride == s->stride ? rows : -1, t->cols, out, err));
+	const int64_t theirs = *out ? (*out)->rows : 0;
+	if (*out && (s->col_total || s->lora_block < 1 || s->lora_first > theirs || (n - 1) / s->lora_block > (theirs - s->lora_first) / (s->lora_stride ? s->lora_stride : 1) ||
+	    s->lora_first + (n - 1) / s->lora_block * s->lora_stride + (n - 1) % s->lora_block >= theirs))
+		return error_set(err, LLMC_E_INPUT, "tensor %s: rows of the adapter's %s that are not there are asked for", t->id, s->lora);
+	return LLMC_OK;
+}
+
 /* All sources of all tensors, in order; *first[i] is tensor i's. */
 static llmc_status
-find_sources(const Plan *p, const Checkpoint *c, CheckpointTensor **out, llmc_error *err)
+find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **out, llmc_error *err)
 {
 	size_t n = 0;
 
@@ -23,8 +41,12 @@ find_sources(const Plan *p, const Checkpoint *c, CheckpointTensor **out, llmc_er
 	if (!src)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a list of %zu tensors", n);
 	for (int i = 0; i < p->n_tensor; i++)
-		for (int k = 0; k < p->tensor[i].n_src; k++)
-			TRY(checkpoint_source(c, &p->tensor[i], &p->tensor[i].src[k], src++, err));
+		for (int k = 0; k < p->tensor[i].n_src; k++, src++) {
+			TRY(checkpoint_source(c, &p->tensor[i], &p->tensor[i].src[k], src, err));
+			TRY(find_delta(peft, &p->tensor[i], &p->tensor[i].src[k], &src->delta, err));
+		}
+	if (peft && peft_unused(peft))
+		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes %s, which is no matrix of this model, or one that llmc does not adapt", p->lora, peft_unused(peft));
 	return LLMC_OK;
 }
 
@@ -117,7 +139,7 @@ load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src,
 	char key[65];
 	llmc_error why = { 0 };
 	int n_quant = converted(p, src);
-	bool cache = (o->cache_packed || (n_quant && o->cache_made)) && src && map->bytes;
+	bool cache = (o->cache_packed || (n_quant && o->cache_made)) && src && map->bytes && !w->peft; /* its files are no part of the key */
 
 	TRY(take_region(map, w, err));
 	if (cache && pack_cache_key(p, map, w->checkpoint, key, &why) != LLMC_OK)
@@ -159,7 +181,9 @@ weights_open(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_er
 			goto fail;
 		}
 		TRY_GOTO(checkpoint_open(opt->path, &w->checkpoint, err));
-		TRY_GOTO(find_sources(plan, w->checkpoint, &w->src, err));
+		if (plan->lora)
+			TRY_GOTO(peft_open(plan->lora, plan->lora_scale, &w->peft, err));
+		TRY_GOTO(find_sources(plan, w->checkpoint, w->peft, &w->src, err));
 	}
 	*out = w;
 	return LLMC_OK;
@@ -203,6 +227,7 @@ weights_close(Weights *w)
 	if (w->region)
 		munmap(w->region, w->region_bytes);
 	checkpoint_close(w->checkpoint);
+	peft_close(w->peft);
 	free(w->src);
 	free(w->data);
 	free(w);

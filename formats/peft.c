@@ -1,0 +1,297 @@
+/* PEFT's names: "base_model.model." + the module + ".lora_A.weight" [rank, in] and ".lora_B.weight" [out, rank]; of an embedding ".lora_embedding_A"
+ * [rank, rows] and ".lora_embedding_B" [cols, rank]. */
+#include "formats/peft.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/strbuf.h"
+#include "formats/dequant.h"
+#include "formats/safetensors.h"
+
+static const char PREFIX[] = "base_model.model.";
+
+typedef struct Pair {
+	char           *module;
+	const StTensor *a, *b;
+	bool            embedding, used;
+	PeftDelta       delta;
+	float          *memory;
+} Pair;
+
+struct Peft {
+	char        *folder;
+	double       scale, alpha, rank;
+	bool         root; /* alpha / sqrt(r) */
+	json_t      *config;
+	Safetensors *st;
+	size_t       n;
+	Pair        *pair;
+};
+
+/* Fields that change what an adapter is; any other value than these is refused. */
+static llmc_status
+check_config(const Peft *p, llmc_error *err)
+{
+	static const char *const off[] = { "use_dora", "use_qalora", "lora_bias", "use_bdlora", "modules_to_save", "target_parameters", "trainable_token_indices",
+		"alora_invocation_tokens", "layer_replication", "arrow_config", "monteclora_config" };
+	const char *type = json_string_value(json_object_get(p->config, "peft_type")), *bias = json_string_value(json_object_get(p->config, "bias"));
+
+	if (!type || strcmp(type, "LORA") != 0)
+		return error_set(err, LLMC_E_INPUT, "%s: an adapter of peft_type %.40s: llmc reads LORA", p->folder, type ? type : "(none)");
+	if (bias && strcmp(bias, "none") != 0)
+		return error_set(err, LLMC_E_INPUT, "%s: bias = %.40s: an adapter that trains biases is not read", p->folder, bias);
+	for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
+		const json_t *v = json_object_get(p->config, off[i]);
+		bool nothing = !v || json_is_null(v) || json_is_false(v) || (json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v));
+		if (!nothing)
+			return error_set(err, LLMC_E_INPUT, "%s: adapter_config.json has %s, which llmc does not read", p->folder, off[i]);
+	}
+	return LLMC_OK;
+}
+
+static bool
+cut_tail(const char *name, const char *tail, size_t *n)
+{
+	size_t len = strlen(name), m = strlen(tail);
+
+	*n = len - m;
+	return len > m && !strcmp(name + len - m, tail);
+}
+
+static Pair *
+pair_of(Peft *p, const char *module, size_t n)
+{
+	for (size_t i = 0; i < p->n; i++)
+		if (strlen(p->pair[i].module) == n && !memcmp(p->pair[i].module, module, n))
+			return &p->pair[i];
+	p->pair[p->n] = (Pair){ .module = strndup(module, n) };
+	return p->pair[p->n].module ? &p->pair[p->n++] : NULL;
+}
+
+static llmc_status
+take_tensor(Peft *p, const StTensor *t, llmc_error *err)
+{
+	static const struct { const char *tail; bool b, embedding; } parts[] = {
+		{ ".lora_A.weight", false, false }, { ".lora_B.weight", true, false }, { ".lora_embedding_A", false, true }, { ".lora_embedding_B", true, true },
+	};
+	const char *name = t->name;
+	size_t n;
+
+	name += !strncmp(name, PREFIX, sizeof PREFIX - 1) ? sizeof PREFIX - 1 : 0;
+	if (cut_tail(name, ".base_layer.weight", &n)) /* the model's own, saved beside */
+		return LLMC_OK;
+	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+		if (!cut_tail(name, parts[i].tail, &n))
+			continue;
+		if (t->n_dims != 2 || !dtype_is_float(t->dtype))
+			return error_set(err, LLMC_E_INPUT, "%s: \"%s\": a matrix of f32, f16 or bf16 is expected", p->folder, t->name);
+		Pair *pair = pair_of(p, name, n);
+		if (!pair)
+			return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
+		pair->embedding = parts[i].embedding;
+		*(parts[i].b ? &pair->b : &pair->a) = t;
+		return LLMC_OK;
+	}
+	return error_set(err, LLMC_E_INPUT, "%s: the adapter holds \"%s\", which is no low-rank pair: whole modules, biases and magnitudes are not read", p->folder, t->name);
+}
+
+/* alpha_pattern: a pattern is the end of a module's name, from a dot on; PEFT's expressions beyond that are not read. */
+static llmc_status
+alpha_of(const Peft *p, const char *module, double *alpha, llmc_error *err)
+{
+	const char *pattern;
+	json_t *v;
+
+	*alpha = p->alpha;
+	json_object_foreach(json_object_get(p->config, "alpha_pattern"), pattern, v) {
+		char plain[512];
+		size_t n = 0;
+		for (const char *c = !strncmp(pattern, ".*\\.", 4) ? pattern + 4 : *pattern == '^' ? pattern + 1 : pattern; *c && n + 1 < sizeof plain; c++) {
+			if (*c == '\\' && c[1] == '.')
+				continue;
+			if (strchr("*+?()[]{}|\\^$", *c))
+				return error_set(err, LLMC_E_INPUT, "%s: alpha_pattern \"%.80s\": only the end of a module's name is read, no expression", p->folder, pattern);
+			plain[n++] = *c;
+		}
+		plain[n] = 0;
+		size_t len = strlen(module);
+		if (len >= n && !strcmp(module + len - n, plain) && (len == n || module[len - n - 1] == '.')) {
+			*alpha = json_number_value(v);
+			return LLMC_OK;
+		}
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+peft_open(const char *folder, double scale, Peft **out, llmc_error *err)
+{
+	Strbuf text = { 0 }, path = { 0 };
+	llmc_status status;
+	json_error_t je;
+	Peft *p = calloc(1, sizeof *p);
+
+	*out = NULL;
+	if (!p || !(p->folder = strdup(folder)))
+		TRY_GOTO(error_set(err, LLMC_E_MEMORY, "out of memory for an adapter"));
+	file_join(&path, folder, "adapter_config.json");
+	if (!file_exists(strbuf_str(&path)))
+		TRY_GOTO(error_set(err, LLMC_E_INPUT, "%s: holds no adapter_config.json: a folder that PEFT has saved is expected", folder));
+	TRY_GOTO(file_read(strbuf_str(&path), 1 << 20, &text, err));
+	p->config = json_loadb(strbuf_str(&text), text.len, JSON_REJECT_DUPLICATES, &je);
+	if (!json_is_object(p->config))
+		TRY_GOTO(error_set(err, LLMC_E_INPUT, "%s: not a JSON object: %s", strbuf_str(&path), je.text));
+	TRY_GOTO(check_config(p, err));
+	p->scale = scale;
+	p->alpha = json_number_value(json_object_get(p->config, "lora_alpha"));
+	p->root = json_is_true(json_object_get(p->config, "use_rslora"));
+	strbuf_clear(&path);
+	file_join(&path, folder, "adapter_model.safetensors");
+	TRY_GOTO(safetensors_open(strbuf_str(&path), &p->st, err));
+	p->pair = calloc(safetensors_n(p->st) + 1, sizeof *p->pair);
+	if (!p->pair)
+		TRY_GOTO(error_set(err, LLMC_E_MEMORY, "out of memory for an adapter"));
+	for (size_t i = 0; i < safetensors_n(p->st); i++)
+		TRY_GOTO(take_tensor(p, safetensors_at(p->st, i), err));
+	for (size_t i = 0; i < p->n; i++)
+		if (!p->pair[i].a || !p->pair[i].b || p->pair[i].a->dim[0] != p->pair[i].b->dim[1])
+			TRY_GOTO(error_set(err, LLMC_E_INPUT, "%s: %s: two factors of one rank are expected", folder, p->pair[i].module));
+	*out = p;
+	p = NULL;
+fail:
+	peft_close(p);
+	strbuf_release(&text);
+	strbuf_release(&path);
+	return status;
+}
+
+void
+peft_close(Peft *p)
+{
+	if (!p)
+		return;
+	for (size_t i = 0; i < p->n; i++) {
+		free(p->pair[i].module);
+		free(p->pair[i].memory);
+	}
+	free(p->pair);
+	safetensors_close(p->st);
+	json_decref(p->config);
+	free(p->folder);
+	free(p);
+}
+
+/* "h.0.attn" is the end of "transformer.h.0.attn" */
+static bool
+ends_in(const char *whole, const char *part)
+{
+	size_t n = strlen(whole), m = strlen(part);
+
+	return n > m && whole[n - m - 1] == '.' && !strcmp(whole + n - m, part);
+}
+
+/* By its name, or by the end of it: checkpoints leave out the first part here and there. */
+static Pair *
+find(const Peft *p, const char *module)
+{
+	Pair *near = NULL;
+
+	for (size_t i = 0; i < p->n; i++)
+		if (!strcmp(p->pair[i].module, module))
+			return &p->pair[i];
+	for (size_t i = 0; i < p->n; i++)
+		if (ends_in(p->pair[i].module, module) || ends_in(module, p->pair[i].module)) {
+			if (near)
+				return NULL;
+			near = &p->pair[i];
+		}
+	return near;
+}
+
+bool
+peft_has(const Peft *p, const char *module)
+{
+	return find(p, module) != NULL;
+}
+
+/* [n, m] -> [m, n] */
+static void
+turn(float *x, float *tmp, int64_t n, int64_t m)
+{
+	memcpy(tmp, x, (size_t)(n * m) * sizeof *x);
+	for (int64_t i = 0; i < n; i++)
+		for (int64_t k = 0; k < m; k++)
+			x[k * n + i] = tmp[i * m + k];
+}
+
+static llmc_status
+expand(const Peft *p, Pair *pair, llmc_error *err)
+{
+	const int64_t rank = pair->a->dim[0], in = pair->a->dim[1], out = pair->b->dim[0], most = in > out ? in : out;
+	float *a = malloc((size_t)(rank * (in + out + most) + 16) * sizeof *a), *b = a ? a + rank * in : NULL, *tmp = a ? b + rank * out : NULL;
+	double alpha;
+
+	if (!a)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
+	pair->memory = a;
+	TRY(alpha_of(p, pair->module, &alpha, err));
+	dequant_row(pair->a->dtype, pair->a->data, a, rank * in);
+	dequant_row(pair->b->dtype, pair->b->data, b, rank * out);
+	float *left = b, *right = a;
+	if (pair->embedding) { /* rows are the table's: its lookup is by A */
+		turn(a, tmp, rank, in);
+		turn(b, tmp, out, rank);
+		left = a;
+		right = b;
+	}
+	pair->delta = (PeftDelta){ .rows = pair->embedding ? in : out, .cols = pair->embedding ? out : in, .rank = rank, .left = left, .right = right };
+	const float scale = (float)(p->scale * alpha / (p->root ? sqrt((double)rank) : (double)rank));
+	for (int64_t i = 0; i < pair->delta.rows * rank; i++)
+		left[i] *= scale;
+	return LLMC_OK;
+}
+
+llmc_status
+peft_delta(Peft *p, const char *module, int64_t rows, int64_t cols, const PeftDelta **out, llmc_error *err)
+{
+	Pair *pair = find(p, module);
+
+	*out = NULL;
+	if (!pair)
+		return LLMC_OK;
+	pair->used = true;
+	if (!pair->memory)
+		TRY(expand(p, pair, err));
+	if ((rows >= 0 && pair->delta.rows != rows) || pair->delta.cols != cols)
+		return error_set(err, LLMC_E_INPUT, "%s: %s: the adapter is for a matrix [%lld, %lld], the model's is [%lld, %lld]: it was trained on another model", p->folder, module,
+		                 (long long)pair->delta.rows, (long long)pair->delta.cols, (long long)rows, (long long)cols);
+	*out = &pair->delta;
+	return LLMC_OK;
+}
+
+const char *
+peft_unused(const Peft *p)
+{
+	for (size_t i = 0; i < p->n; i++)
+		if (!p->pair[i].used)
+			return p->pair[i].module;
+	return NULL;
+}
+
+void
+peft_add(const PeftDelta *d, int64_t row, int64_t first, int64_t n, float *x)
+{
+	const float *left = d->left + row * d->rank;
+
+	for (int64_t k = 0; k < d->rank; k++) {
+		const float *right = d->right + k * d->cols + first;
+		for (int64_t c = 0; c < n; c++)
+			x[c] += left[k] * right[c];
+	}
+}

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/lora/<case>/: an adapter as PEFT saves it, and the logits that PEFT's model gives, over the golden models' weights (weights.py).
+
+Needs torch, transformers 5 and peft. Run again:  python tests/golden/make_lora.py
+"""
+import json
+import os
+import shutil
+import tempfile
+
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+import weights as W
+
+torch.set_num_threads(1)
+OUT = os.path.join(W.HERE, "lora")
+CASES = {  # case: base, what PEFT is told
+    "llama-all": ("llama-modern", dict(r=3, lora_alpha=5, target_modules="all-linear")),
+    "qv-rslora": ("qwen3-plain", dict(r=4, lora_alpha=6, use_rslora=True, target_modules=["q_proj", "v_proj"], alpha_pattern={"v_proj": 9}, rank_pattern={"layers.1.self_attn.q_proj": 2})),
+    "embed-head": ("llama-modern", dict(r=2, lora_alpha=4, target_modules=["embed_tokens", "lm_head"])),
+    "gpt2-stack": ("gpt2-inner", dict(r=2, lora_alpha=3, fan_in_fan_out=True, target_modules=["c_attn", "c_proj", "c_fc"])),
+    "phi3-stacks": ("phi3-longrope-long", dict(r=2, lora_alpha=4, target_modules=["qkv_proj", "gate_up_proj", "down_proj"])),
+}
+
+
+def make(case, base, options):
+    g = W.Golden(base)
+    out = os.path.join(OUT, case)
+    shutil.rmtree(out, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as d:
+        g.build(d)
+        model = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation="eager")
+        p = get_peft_model(model, LoraConfig(**options)).eval()
+        with torch.no_grad():
+            for name, x in p.named_parameters():
+                if "lora_" in name:
+                    x.copy_(torch.from_numpy(W.noise(f"{case}/{name}", x.numel()).reshape(x.shape)) * 0.15)
+            logits = p(torch.tensor([g.prompt])).logits[0]
+        p.save_pretrained(d + "/a", save_embedding_layers=False)
+        os.makedirs(out)
+        shutil.copy(d + "/a/adapter_model.safetensors", out)
+        with open(d + "/a/adapter_config.json") as f:
+            config = json.load(f)
+        config["base_model_name_or_path"] = base
+        with open(os.path.join(out, "adapter_config.json"), "w") as f:
+            json.dump(config, f, indent=1, sort_keys=True)
+    np.save(os.path.join(out, "logits.npy"), logits.numpy().astype(np.float32))
+    print(case, float(np.abs(logits.numpy() - g.logits).max()), float(np.abs(g.logits).max()))
+
+
+if __name__ == "__main__":
+    for case, (base, options) in CASES.items():
+        make(case, base, options)
