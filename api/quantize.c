@@ -84,8 +84,8 @@ run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, ll
 	if (kind == SOURCE_HF) {
 		job->form = folder_form(o->type ? o->type : "int4");
 		if (job->form == FOLDER_NONE)
-			return error_set(err, LLMC_E_INPUT, "%s: no type for a folder, which becomes a folder; known: int4 int8 fp8", o->type);
-	} else if (o->type && folder_form(o->type) != FOLDER_NONE) {
+			return error_set(err, LLMC_E_INPUT, "%s: no type for a folder, which becomes a folder; known: " FOLDER_WORDS, o->type);
+	} else if (o->type && folder_form(o->type) != FOLDER_NONE && dtype_from_text(o->type) == DT_NONE) {
 		return error_set(err, LLMC_E_INPUT, "%s: is for folders of safetensors; %s is a GGUF", o->type, in);
 	} else if (o->bits > 0 && o->type) {
 		return error_set(err, LLMC_E_INPUT, "bits and type: %s for all, or what %g bits allow for each", o->type, (double)o->bits);

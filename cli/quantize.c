@@ -54,7 +54,7 @@ quantize(int argc, char **argv)
 	Output to = { 0 };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Types", NULL, NULL, NULL },
-		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, iq4_nl, mxfp4, q4_0, q4_1, q5_0, q5_1 [q4_k]; of a folder: int4, int8, fp8 [int4]" },
+		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, iq4_nl, mxfp4, q4_0, q4_1, q5_0, q5_1 [q4_k]; of a folder: int4, int8, fp8, mxfp4 [int4]" },
 		{ OPT_FLOAT, 0, "bits", "N", &o.bits, "instead of a type: bits a weight that all matrices may have together; each gets what the measured cost of its errors asks for" },
 		{ OPT_TEXT, 0, "head", "TYPE", &o.head, "of the output's matrix, and of an embedding that is the output's too [q6_k; with --bits chosen, too]" },
 		{ OPT_INT, 0, "group", "N", &o.group, "int4: columns that share a scale, 32 or 128 [128 where all matrices have whole ones]" },

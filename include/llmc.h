@@ -749,7 +749,7 @@ LLMC_API llmc_status llmc_eval_plot(const llmc_eval_result *res, const char *tit
 
 typedef struct llmc_quantize_options { /* 0 or NULL takes the default in brackets */
 	size_t      size;
-	const char *type;       /* of matrices. GGUF: "q4_k", "q8_0", ... [q4_k]; columns that are no whole block take the next type of 32. Folder: "int4", "int8", "fp8" [int4] */
+	const char *type;       /* of matrices. GGUF: "q4_k", "q8_0", ... [q4_k]; columns that are no whole block take the next type of 32. Folder: "int4", "int8", "fp8", "mxfp4" [int4] */
 	const char *head;       /* of the output's matrix, and of an embedding that is the output's too [q6_k] */
 	const char *method;     /* "gptq": errors compensated by Hessians of a text; "weighted": importance alone; "nearest": neither [gptq] */
 	const char *imatrix;    /* importance from this file, llama.cpp's old form or GGUF [from the text] */

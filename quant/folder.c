@@ -13,21 +13,36 @@
 
 enum { MAX_BESIDE_BYTES = 1 << 29 };
 
+static const char *const words[FOLDER_FORMS] = { [FOLDER_INT4] = "int4", [FOLDER_INT8] = "int8", [FOLDER_FP8] = "fp8", [FOLDER_MXFP4] = "mxfp4" };
+
 FolderForm
 folder_form(const char *word)
 {
-	return strcmp(word, "int4") == 0 ? FOLDER_INT4 : strcmp(word, "int8") == 0 ? FOLDER_INT8 : strcmp(word, "fp8") == 0 ? FOLDER_FP8 : FOLDER_NONE;
+	for (int f = FOLDER_NONE + 1; f < FOLDER_FORMS; f++)
+		if (strcmp(word, words[f]) == 0)
+			return (FolderForm)f;
+	return FOLDER_NONE;
+}
+
+const char *
+folder_word(FolderForm f)
+{
+	return words[f];
 }
 
 bool
 folder_fits(FolderForm f, int64_t cols, int group)
 {
-	return f == FOLDER_INT4 ? cols % group == 0 : f == FOLDER_FP8 || cols % 4 == 0;
+	return f == FOLDER_INT4 ? cols % group == 0 : f == FOLDER_MXFP4 ? cols % 32 == 0 : f == FOLDER_FP8 || cols % 4 == 0;
 }
 
 Dtype
-folder_blocks(int group, Dtype scale)
+folder_blocks(FolderForm f, int group, Dtype scale)
 {
+	if (f == FOLDER_MXFP4)
+		return DT_MXFP4;
+	if (f != FOLDER_INT4)
+		return DT_NONE;
 	if (scale == DT_F16)
 		return group == 128 ? DT_U4_128 : DT_U4_32;
 	return group == 128 ? DT_U4_128_F32 : DT_U4_32_F32;
@@ -36,21 +51,23 @@ folder_blocks(int group, Dtype scale)
 static int64_t
 code_bytes(FolderForm f, int64_t rows, int64_t cols)
 {
-	return f == FOLDER_INT4 ? rows * cols / 2 : rows * cols;
+	return f == FOLDER_INT4 || f == FOLDER_MXFP4 ? rows * cols / 2 : rows * cols;
 }
 
 int
 folder_parts(FolderForm f, const char *name, int64_t rows, int64_t cols, int group, Dtype scale, Arena *a, FolderPart part[FOLDER_PARTS])
 {
-	const int64_t groups = f == FOLDER_INT4 ? cols / group : 1;
-	const char *type = dtype_info(scale)->safetensors;
+	const int64_t groups = f == FOLDER_INT4 ? cols / group : f == FOLDER_MXFP4 ? cols / 32 : 1;
+	const bool power = f == FOLDER_MXFP4;
+	const char *packed = arena_printf(a, "%s_packed", name);
 
-	if (f == FOLDER_FP8)
-		part[0] = (FolderPart){ name, "F8_E4M3", 2, { rows, cols }, code_bytes(f, rows, cols) };
-	else
-		part[0] = (FolderPart){ arena_printf(a, "%s_packed", name), "I32", 2, { rows, f == FOLDER_INT4 ? cols / 8 : cols / 4 }, code_bytes(f, rows, cols) };
-	part[1] = (FolderPart){ arena_printf(a, "%s_scale", name), type, 2, { rows, groups }, rows * groups * 2 };
-	if (f == FOLDER_FP8)
+	switch (f) {
+	case FOLDER_FP8: part[0] = (FolderPart){ name, "F8_E4M3", 2, { rows, cols }, code_bytes(f, rows, cols) }; break;
+	case FOLDER_MXFP4: part[0] = (FolderPart){ packed, "U8", 2, { rows, cols / 2 }, code_bytes(f, rows, cols) }; break;
+	default: part[0] = (FolderPart){ packed, "I32", 2, { rows, f == FOLDER_INT4 ? cols / 8 : cols / 4 }, code_bytes(f, rows, cols) }; break;
+	}
+	part[1] = (FolderPart){ arena_printf(a, "%s_scale", name), power ? "U8" : dtype_info(scale)->safetensors, 2, { rows, groups }, rows * groups * (power ? 1 : 2) };
+	if (f == FOLDER_FP8 || f == FOLDER_MXFP4)
 		return 2;
 	part[2] = (FolderPart){ arena_printf(a, "%s_shape", name), "I64", 1, { 2 }, 16 };
 	return 3;
@@ -64,25 +81,40 @@ put_shape(uint8_t *dst, int64_t rows, int64_t cols)
 	memcpy(dst, shape, sizeof shape);
 }
 
+/* Codes lie as columns c and c + 16 in a byte; a folder has neighbours there. Where a block has its scale first. */
+static uint8_t *
+neighbours(const uint8_t *q, int columns, uint8_t *dst)
+{
+	for (int c = 0; c < columns; c += 2) {
+		const uint8_t *at = q + c / 32 * 16 + c % 16;
+		const int shift = c % 32 / 16 * 4;
+		*dst++ = (uint8_t)((at[0] >> shift & 15) | (at[1] >> shift & 15) << 4);
+	}
+	return dst;
+}
+
 void
 folder_from_blocks(Dtype blocks, const void *src, int64_t rows, int64_t cols, uint8_t *dst)
 {
-	const DtypeGroup g = dtype_group(blocks);
-	const int bytes = dtype_info(blocks)->block_bytes;
+	const int columns = dtype_info(blocks)->block_elems, bytes = dtype_info(blocks)->block_bytes;
+	const int64_t n = rows * cols / columns;
 	const uint8_t *b = src;
-	uint8_t *scale = dst + rows * cols / 2, *word = dst;
+	uint8_t *scale = dst + rows * cols / 2;
 
-	for (int64_t k = 0; k < rows * cols / g.columns; k++, b += bytes) {
+	if (blocks == DT_MXFP4) {
+		for (int64_t k = 0; k < n; k++, b += bytes) {
+			scale[k] = b[0];
+			dst = neighbours(b + 1, columns, dst);
+		}
+		return;
+	}
+	const DtypeGroup g = dtype_group(blocks);
+	for (int64_t k = 0; k < n; k++, b += bytes) {
 		/* a scale of four bytes is a bf16 with nothing below it */
 		memcpy(scale + 2 * k, b + (g.scale_bytes == 2 ? 0 : 2), 2);
-		const uint8_t *q = b + g.scale_bytes + 1;
-		for (int c = 0; c < g.columns; c += 2, word++) {
-			const uint8_t *at = q + c / 32 * 16 + c % 16;
-			const int shift = c % 32 / 16 * 4;
-			*word = (uint8_t)((at[0] >> shift & 15) | (at[1] >> shift & 15) << 4);
-		}
+		dst = neighbours(b + g.scale_bytes + 1, columns, dst);
 	}
-	put_shape(scale + 2 * (rows * cols / g.columns), rows, cols);
+	put_shape(scale + 2 * n, rows, cols);
 }
 
 /* --- int8 and fp8: a scale a row ---------------------------------------------------------------------------------------- */
@@ -171,16 +203,23 @@ folder_head_text(const Strbuf *head, Strbuf *out)
 static json_t *
 quantization_config(FolderForm f, int group, const char *const *ignored, int n_ignored)
 {
-	json_t *ignore = json_array(), *weights = json_pack("{s:i, s:s, s:b, s:s, s:b, s:s}", "num_bits", f == FOLDER_INT4 ? 4 : 8, "type", f == FOLDER_FP8 ? "float" : "int",
-	                                                   "symmetric", 1, "strategy", f == FOLDER_INT4 ? "group" : "channel", "dynamic", 0, "observer", "minmax");
+	static const char *const formats[FOLDER_FORMS] = { [FOLDER_INT4] = "pack-quantized", [FOLDER_INT8] = "pack-quantized", [FOLDER_FP8] = "float-quantized",
+	                                                   [FOLDER_MXFP4] = "mxfp4-pack-quantized" };
+	const bool grouped = f == FOLDER_INT4 || f == FOLDER_MXFP4, is_float = f == FOLDER_FP8 || f == FOLDER_MXFP4;
+	json_t *ignore = json_array(), *weights = json_pack("{s:i, s:s, s:b, s:s, s:b, s:s}", "num_bits", grouped ? 4 : 8, "type", is_float ? "float" : "int",
+	                                                   "symmetric", 1, "strategy", grouped ? "group" : "channel", "dynamic", 0, "observer", "minmax");
 
 	for (int i = 0; i < n_ignored; i++)
 		json_array_append_new(ignore, json_string(ignored[i]));
-	if (weights && f == FOLDER_INT4)
-		json_object_set_new(weights, "group_size", json_integer(group));
-	return json_pack("{s:s, s:s, s:s, s:{s:{s:[s], s:o, s:n, s:n}}, s:o}", "quant_method", "compressed-tensors", "format",
-	                 f == FOLDER_FP8 ? "float-quantized" : "pack-quantized", "quantization_status", "compressed", "config_groups", "group_0", "targets", "Linear",
-	                 "weights", weights, "input_activations", "output_activations", "ignore", ignore);
+	if (weights && grouped)
+		json_object_set_new(weights, "group_size", json_integer(f == FOLDER_MXFP4 ? 32 : group));
+	json_t *group_0 = json_pack("{s:[s], s:o, s:n, s:n}", "targets", "Linear", "weights", weights, "input_activations", "output_activations");
+	if (group_0 && f == FOLDER_MXFP4) {
+		json_object_set_new(weights, "scale_dtype", json_string("torch.uint8"));
+		json_object_set_new(group_0, "format", json_string(formats[f]));
+	}
+	return json_pack("{s:s, s:s, s:s, s:{s:o}, s:o}", "quant_method", "compressed-tensors", "format", formats[f], "quantization_status", "compressed",
+	                 "config_groups", "group_0", group_0, "ignore", ignore);
 }
 
 static bool

@@ -364,7 +364,7 @@ choose_parts(Run *r, llmc_error *err)
 			return error_set(err, LLMC_E_INPUT, "%s: tensor %s has no bytes of its own to copy", job->in, s->name);
 		t->made = t->made && folder_fits(job->form, t->in->dim[0], job->group);
 		t->scale = t->in->dtype == DT_F16 ? DT_F16 : DT_BF16;
-		t->to = t->made ? job->form == FOLDER_INT4 ? folder_blocks(job->group, t->scale) : DT_NONE : t->in->dtype;
+		t->to = t->made ? folder_blocks(job->form, job->group, t->scale) : t->in->dtype;
 		if (t->made) {
 			t->n_part = folder_parts(job->form, s->name, s->dim[0], s->dim[1], job->group, t->scale, r->a, t->part);
 			job->n_quantised++;
@@ -385,7 +385,7 @@ choose_parts(Run *r, llmc_error *err)
 	}
 	job->n_tensor = r->n;
 	if (!job->n_quantised)
-		return error_set(err, LLMC_E_INPUT, "%s: has no matrix that can become %s", job->in, job->form == FOLDER_INT4 ? "int4" : job->form == FOLDER_INT8 ? "int8" : "fp8");
+		return error_set(err, LLMC_E_INPUT, "%s: has no matrix that can become %s", job->in, folder_word(job->form));
 	return LLMC_OK;
 }
 
