@@ -34,6 +34,7 @@ $(BUILD)/%.o: %.c
 
 # Sums of products that promise no last bit: multiplied and added at once.
 $(BUILD)/quant/outer.o: override CFLAGS += -O3 -ffp-contract=fast
+$(BUILD)/quant/gram.o: override CFLAGS += -O3
 # Searches for scales, whose loops are worth unrolling.
 $(BUILD)/formats/quantize.o: override CFLAGS += -O3
 

@@ -4,9 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "quant/outer.h"
-
-enum { TILE_M = 64, TILE_N = 256, DEPTH = 64 /* rows of a tile's inputs that lie close together, in the nearest caches */ };
+#include "quant/gram.h"
 
 typedef struct Inside {
 	CalibrationInput in;
@@ -29,6 +27,8 @@ struct Calibration {
 	Inside     *in;
 	Seen       *seen;     /* [n_buffer] what the probe was told last */
 	atomic_bool failed;   /* out of memory in the probe, or while gathering */
+	Threads    *threads;  /* of the run */
+	Gram        gram;
 	Cut        *cut;      /* [n_step + 1] before each step */
 	int         at;       /* the step that the text has come to */
 	float      *kept;     /* [n][stride] what steps from `at` on read of earlier ones, of each window; NULL: nothing */
@@ -241,37 +241,9 @@ probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *da
 }
 
 static void
-together(const float *x, int64_t n, int64_t width, int64_t rows, float *out, int64_t step)
-{
-	for (int64_t t = 0; t < rows; t++)
-		memcpy(out + t * step, x + t * n, (size_t)width * sizeof *out);
-}
-
-/* A tile of X'X */
-static void
-gather_tile(const Inside *in, int64_t a, int64_t b, float *left, float *right)
-{
-	const int64_t n = in->in.cols, m = n - a < TILE_M ? n - a : TILE_M, w = n - b < TILE_N ? n - b : TILE_N;
-
-	for (int64_t t = 0; t < in->rows; t += DEPTH) {
-		int64_t k = in->rows - t < DEPTH ? in->rows - t : DEPTH;
-		together(in->x + t * n + a, n, m, k, left, TILE_M);
-		together(in->x + t * n + b, n, w, k, right, TILE_N);
-		outer_add(left, TILE_M, right, TILE_N, k, in->in.h + a * n + b, n, m, w, 0);
-	}
-}
-
-static void
 gather(void *user, int part, int n_parts)
 {
 	Calibration *c = user;
-	int64_t tile = 0;
-	float *left = malloc(DEPTH * (TILE_M + TILE_N) * sizeof *left), *right = left + DEPTH * TILE_M;
-
-	if (!left) {
-		atomic_store(&c->failed, true);
-		return;
-	}
 
 	for (int i = 0; i < c->n; i++) {
 		Inside *in = &c->in[i];
@@ -290,12 +262,9 @@ gather(void *user, int part, int n_parts)
 				in->in.share[j] += square * by;
 			}
 		}
-		for (int64_t a = 0; in->in.h && a < n; a += TILE_M)
-			for (int64_t b = 0; b <= a + TILE_M - 1 && b < n; b += TILE_N)
-				if (tile++ % n_parts == part)
-					gather_tile(in, a, b, left, right);
+		if (in->in.h)
+			gram_add(&c->gram, c->threads, part, in->x, in->rows, n, in->in.h);
 	}
-	free(left);
 }
 
 static void
@@ -362,6 +331,8 @@ run_window(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int
 	TRY(status);
 	if (to < c->plan->phase[1].n_step)
 		keep(c, &c->cut[to], width, kept, false);
+	for (int i = 0; i < c->n; i++)
+		c->failed |= c->in[i].rows && c->in[i].in.h && !gram_room(&c->gram, c->in[i].rows, c->in[i].in.cols);
 	if (!c->failed)
 		threads_run(threads, gather, c);
 	if (c->failed)
@@ -392,6 +363,8 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 		memset(c->seen, 0, (size_t)c->plan->n_buffer * sizeof *c->seen);
 	if (to < n_step && !c->kept && !(c->kept = malloc((size_t)(stride * n) * sizeof *c->kept + 1)))
 		return error_set(err, LLMC_E_MEMORY, "out of memory for what lies between layers, %lld bytes", (long long)(stride * n * 4));
+	c->threads = threads;
+	gram_open(&c->gram, threads);
 	session_set_probe(s, probe, c);
 	session_set_span(s, c->at, to);
 	for (int32_t w = 0; w < n && status == LLMC_OK; w++) {
@@ -415,6 +388,7 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 	}
 	session_set_probe(s, NULL, NULL);
 	session_set_span(s, 0, 0);
+	gram_release(&c->gram);
 	for (int i = 0; i < c->n; i++) {
 		free(c->in[i].x);
 		c->in[i].x = NULL;

@@ -12,6 +12,7 @@
 #include "formats/dequant.h"
 #include "formats/quantize.h"
 #include "quant/gptq.h"
+#include "quant/gram.h"
 
 static uint64_t state = 1;
 
@@ -219,6 +220,61 @@ compensation_pays(void **unused)
 	free(full);
 }
 
+/* Beside sums in doubles, of rows that tiles see rounded; two rounds add up; nothing depends on the number of threads. */
+typedef struct Add { Gram *g; Threads *threads; const float *x; int64_t rows, n; float *h; } Add;
+
+static void
+add(void *user, int part, int n_parts)
+{
+	const Add *a = user;
+
+	(void)n_parts;
+	gram_add(a->g, a->threads, part, a->x, a->rows, a->n, a->h);
+}
+
+static void
+products_are_sums(void **unused)
+{
+	enum { MOST = 300 };
+	static const int shape[][2] = { { 1, 1 }, { 37, 53 }, { 64, 32 }, { 31, 300 }, { 100, 16 } };
+	static float x[MOST * MOST], h[2][MOST * MOST];
+
+	(void)unused;
+	for (int k = 0; k < 5; k++)
+		for (int tiles = 0; tiles < 2; tiles++) {
+			const int rows = shape[k][0], n = shape[k][1];
+			for (int i = 0; i < rows * n; i++)
+				x[i] = noise() * (i % 7 ? 1 : 30);
+			memset(h, 0, sizeof h);
+			bool has = true;
+			for (int n_threads = 1; n_threads <= 2; n_threads++) {
+				Threads *t;
+				Gram g;
+				assert_int_equal(threads_open(n_threads, &t, NULL), LLMC_OK);
+				gram_open(&g, t);
+				has = g.tiles;
+				g.tiles = tiles && has;
+				assert_true(gram_room(&g, rows, n));
+				for (int round = 0; round < 2; round++)
+					threads_run(t, add, &(Add){ &g, t, x, rows, n, h[n_threads - 1] });
+				gram_release(&g);
+				threads_close(t);
+			}
+			for (int i = 0; i < rows * n && tiles && has; i++)
+				x[i] = bf16_to_f32(f32_to_bf16(x[i]));
+			for (int i = 0; i < n; i++)
+				for (int j = 0; j <= i; j++) {
+					double want = 0, size = 0;
+					for (int r = 0; r < rows; r++) {
+						want += 2 * (double)x[r * n + i] * (double)x[r * n + j];
+						size += 2 * fabs((double)x[r * n + i] * (double)x[r * n + j]);
+					}
+					assert_true(fabs((double)h[0][i * n + j] - want) <= 1e-5 * size + 1e-30);
+					assert_true(h[0][i * n + j] == h[1][i * n + j]);
+				}
+		}
+}
+
 int
 main(void)
 {
@@ -227,6 +283,7 @@ main(void)
 		cmocka_unit_test(searching_beats_the_range),
 		cmocka_unit_test(the_factor_is_one),
 		cmocka_unit_test(compensation_pays),
+		cmocka_unit_test(products_are_sums),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
