@@ -190,6 +190,8 @@ serve(int argc, char **argv)
 		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache, "do not reuse the KV of prompts that begin alike" },
 		{ OPT_INT, 0, "speculate", "N", &speculate, "guess up to N tokens ahead, by what followed before, where few requests run and it is faster; same text; 0: never [15]" },
 		{ OPT_TEXT, 0, "draft", "MODEL", &draft_path, "a smaller model of the same tokenizer that guesses as well [none]" },
+		{ OPT_TEXT, 0, "prefix-dir", "DIR", &eo.prefix_dir, "keep pages of prompts as files, found again after a restart; shared by servers of the same model [none]" },
+		{ OPT_BYTES, 0, "prefix-dir-size", "SIZE", &eo.prefix_dir_bytes, "bytes of these files, the least recently used go first [8G]" },
 		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests preempted [they are computed again]" },
 		{ OPT_GROUP, 0, "Connections", NULL, NULL, NULL },
 		{ OPT_INT, 0, "max-connections", "N", &so.max_connections, "for one more the oldest idle one is closed [1000]" },
@@ -285,6 +287,8 @@ serve(int argc, char **argv)
 	if (log_file)
 		sigaction(SIGHUP, &sa, NULL);
 	eo.limits = &lim;
+	eo.log = on_log;
+	eo.log_user = &log;
 	status = llmc_engine_open(m, &eo, &e, &err);
 	if (status != LLMC_OK)
 		goto out;
@@ -339,6 +343,7 @@ const Command cmd_serve = {
 	"serve", "MODEL [--port N] [options]", "answer HTTP requests: the interfaces of OpenAI, TGI, Anthropic and Ollama, metrics, a chat page",
 	"  llmc serve model.gguf\n"
 	"  llmc serve model.gguf --port 8080 --context 8192 --seqs 32 --api-key-file key.txt --host 0.0.0.0\n"
+	"  llmc serve model.gguf --prefix-dir /var/lib/llmc/prefix --prefix-dir-size 20G\n"
 	"  llmc serve model-8b.gguf --draft model-0.5b.gguf\n"
 	"  llmc serve --config serve.yaml               model: model.gguf, port: 8080, ...: a setting a line\n"
 	"  LLMC_SERVE_PORT=8080 llmc serve model.gguf   every option is also a variable\n"

@@ -127,6 +127,8 @@ enum { /* numbers that the comments below say */
 	LLMC_MAX_TOP = 20,      /* alternatives of a place */
 };
 
+#define LLMC_DEFAULT_PREFIX_DIR_BYTES ((int64_t)8 << 30)
+
 /* Limits of a session; 0 takes the default in brackets. KV memory and scratch are allocated once, for exactly these. */
 typedef struct llmc_limits {
 	size_t  size;
@@ -507,10 +509,12 @@ typedef struct llmc_engine_options { /* 0 or NULL takes the default in brackets 
 	int32_t max_waiting_tokens;         /* ... or after this many steps without a start [LLMC_DEFAULT_WAITING_TOKENS] */
 	bool    no_prefix_cache;
 	int64_t swap_bytes;                 /* host memory for KV of requests preempted [0: they are computed again] */
-	llmc_log_fn log;                    /* on the engine's thread */
+	llmc_log_fn log;                    /* on the engine's threads */
 	void   *log_user;
 	int32_t speculate;                  /* tokens guessed ahead in one step at most, where few requests run and it pays; -1: none
 	                                     * [LLMC_MAX_SPECULATE; none on GPUs without deterministic: true] */
+	const char *prefix_dir;             /* folder of prefix pages as files, shared by restarts and by engines of the same model [none] */
+	int64_t prefix_dir_bytes;           /* of its files at most [LLMC_DEFAULT_PREFIX_DIR_BYTES] */
 	llmc_model *draft;                  /* a smaller model of the same tokenizer that guesses as well [none]; the engine keeps it alive */
 } llmc_engine_options;
 
@@ -624,6 +628,7 @@ typedef struct llmc_counts {
 	llmc_histogram step_tokens, start_size;        /* things; start_size: requests that started together */
 	llmc_histogram request_prompt, request_new, request_max_new, request_n;
 	uint64_t drafts, drafted, accepted;            /* guesses at the next tokens; tokens of them that ran; that came true */
+	uint64_t prefix_read, prefix_written, prefix_wrong; /* positions of prefix pages: from files, to files, of files that were damaged */
 	uint64_t accepted_at[LLMC_MAX_SPECULATE];      /* the same by place behind the last token */
 } llmc_counts;
 LLMC_API void llmc_engine_stats(llmc_engine *e, llmc_counts *out); /* out->size set by the caller */

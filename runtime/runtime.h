@@ -71,6 +71,11 @@ int64_t     session_seq_bytes(Session *s, int32_t len); /* of what is saved of a
 llmc_status session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_error *err);
 int32_t     session_prefix_find(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok); /* positions found */
 void        session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok);
+/* From now on pages of the prefix cache are files in dir as well, max_bytes of them at most (kv/disk.h). extra: what else the values
+ * depend on. */
+llmc_status session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *extra, llmc_log_fn log, void *log_user, llmc_error *err);
+/* Positions of pages read from there, written, found wrong. */
+void        session_prefix_counts(Session *s, uint64_t *read, uint64_t *written, uint64_t *wrong);
 /* A sum of n rows as a vector: their mean, divided by its length where asked. out [width] */
 void        pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, float *out);
 llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/sized.h"
+#include "runtime/kv/disk.h"
 #include "runtime/ranks.h"
 #include "runtime/state/rope.h"
 
@@ -139,6 +140,8 @@ session_close(Session *s)
 {
 	if (!s)
 		return;
+	kv_disk_close(s->disk);
+	free(s->disk_page);
 	ranks_close(s);
 	forward_close(s);
 	s->device->close(s);

@@ -1,7 +1,10 @@
 /* What outlives a sequence: its KV as bytes, and its prompt's pages in the prefix cache. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/sum64.h"
+#include "runtime/kv/disk.h"
 #include "runtime/ranks.h"
 #include "runtime/state/state.h"
 
@@ -107,18 +110,105 @@ root_of(const Session *s, llmc_seq q)
 	return -(int64_t)(h >> 1) - 1;
 }
 
+/* Is a sequence's beginning worth what its pages hold? A prompt that is seen whole has other values for each of its ends, and a state is there for the
+ * last position alone. */
+static bool
+has_prefixes(const Session *s)
+{
+	return !s->plan->prompt_whole && !plan_has_state(s->plan);
+}
+
+/* Pages behind those that were found in memory. */
+static void
+from_disk(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok)
+{
+	KvSeq *kv = &s->kv.seq[q];
+	int64_t root = root_of(s, q);
+	KvKey key = kv_disk_root(s->disk, root);
+
+	for (int32_t i = 0; i < kv->len; i += PLAN_KV_PAGE)
+		kv_disk_next(&key, tok + i);
+	while (kv->len + PLAN_KV_PAGE < n_tok && kv->n_page < s->kv.max_page && s->kv.n_free > 0) {
+		const int32_t *own = tok + kv->len;
+		kv_disk_next(&key, own);
+		if (!kv_disk_load(s->disk, &key, own, s->disk_page))
+			break;
+		kv_seq_room(&s->kv, q, kv->len + PLAN_KV_PAGE);
+		if (!ranks_pages_write(s, &kv->page[kv->n_page - 1], 1, s->disk_page)) {
+			kv_seq_trim(&s->kv, q, kv->len - PLAN_KV_PAGE);
+			break;
+		}
+	}
+	kv_prefix_keep(&s->kv, q, kv->n_kept ? 0 : root, tok);
+}
+
+static void
+to_disk(Session *s, llmc_seq q, const int32_t *tok, int32_t from)
+{
+	const KvSeq *kv = &s->kv.seq[q];
+	KvKey key = kv_disk_root(s->disk, root_of(s, q));
+
+	for (int32_t i = 0; i < kv->n_kept; i++) {
+		const int32_t *own = tok + (size_t)i * PLAN_KV_PAGE;
+		kv_disk_next(&key, own);
+		void *page = i >= from && kv_disk_wants(s->disk, &key) ? kv_disk_page(s->disk) : NULL;
+		if (page && ranks_pages_read(s, &kv->page[i], 1, page))
+			kv_disk_save(s->disk, &key, own, page);
+		else if (page)
+			kv_disk_drop(page);
+	}
+}
+
 int32_t
 session_prefix_find(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok)
 {
-	/* a state is there for the last position alone */
-	return s->plan->prompt_whole || plan_has_state(s->plan) ? 0 : kv_prefix_find(&s->kv, q, root_of(s, q), tok, n_tok);
+	if (!has_prefixes(s))
+		return 0;
+	kv_prefix_find(&s->kv, q, root_of(s, q), tok, n_tok);
+	if (s->disk)
+		from_disk(s, q, tok, n_tok);
+	return s->kv.seq[q].len;
 }
 
 void
 session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok)
 {
 	const KvSeq *kv = &s->kv.seq[q];
+	int32_t from = kv->n_kept;
 
-	if (!s->plan->prompt_whole && !plan_has_state(s->plan) && kv->n_kept < kv->len / PLAN_KV_PAGE)
-		kv_prefix_keep(&s->kv, q, kv->n_kept ? 0 : root_of(s, q), tok);
+	if (!has_prefixes(s) || from >= kv->len / PLAN_KV_PAGE)
+		return;
+	kv_prefix_keep(&s->kv, q, from ? 0 : root_of(s, q), tok);
+	if (s->disk)
+		to_disk(s, q, tok, from);
+}
+
+llmc_status
+session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *extra, llmc_log_fn log, void *log_user, llmc_error *err)
+{
+	int64_t bytes = ranks_pages_bytes(s, 1);
+	char root[512], checkpoint[17], together[17];
+
+	if (!has_prefixes(s))
+		return error_set(err, LLMC_E_INPUT, "%s: prompts of this model are not reused: it %s", dir,
+		                 s->plan->prompt_whole ? "reads them in one piece" : "keeps a state");
+	if (bytes <= 0)
+		return error_set(err, LLMC_E_DEVICE, "the pages of all ranks could not be measured");
+	s->disk_page = malloc((size_t)bytes);
+	if (!s->disk_page)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a page of the prefix cache");
+	runtime_fingerprint(s->rt, checkpoint, together);
+	snprintf(root, sizeof root, "llmc " LLMC_VERSION " %s %s %s %d %s %lld %s", checkpoint, s->plan->spec_sha256 ? s->plan->spec_sha256 : "",
+	         s->plan->target ? s->plan->target : "", s->plan->ranks, together, (long long)bytes, extra);
+	return kv_disk_open(dir, max_bytes, root, (size_t)bytes, log, log_user, &s->disk, err);
+}
+
+void
+session_prefix_counts(Session *s, uint64_t *read, uint64_t *written, uint64_t *wrong)
+{
+	KvDiskCounts c = s->disk ? kv_disk_counts(s->disk) : (KvDiskCounts){ 0 };
+
+	*read = c.read * PLAN_KV_PAGE;
+	*written = c.written * PLAN_KV_PAGE;
+	*wrong = c.wrong * PLAN_KV_PAGE;
 }

@@ -8,7 +8,7 @@ enum {
 	LONGEST = 48,     /* of a match that is measured */
 	TRIED = 24,       /* places that are compared */
 	STALE = 512,      /* measured steps after which a time is assumed again, so that a chain is tried again */
-	SHORTEST = 2,     /* match */
+	NEAR = 12,        /* tokens behind a copy's end where one token alone is a match */
 	ASK_AGAIN = 100,  /* steps after which a model that was not worth it guesses once more */
 };
 
@@ -52,6 +52,7 @@ draft_new(int32_t room)
 	if (!d)
 		return NULL;
 	d->room = room;
+	d->next = -1;
 	d->mask = heads - 1;
 	for (int k = 0; k < 2; k++) {
 		d->last[k] = malloc(heads * sizeof *d->last[k]);
@@ -102,7 +103,7 @@ match(const int32_t *tok, int32_t a, int32_t b)
 static int
 bin(int32_t n)
 {
-	static const int32_t from[DRAFT_MATCHES] = { 0, 3, 4, 5, 7, 10, 16, 32 };
+	static const int32_t from[DRAFT_MATCHES] = { 0, 2, 3, 4, 6, 9, 16, 32 };
 	int b = DRAFT_MATCHES - 1;
 
 	while (n < from[b])
@@ -127,7 +128,7 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 	d->n = d->run = d->match = 0;
 	most = most < DRAFT_MOST ? most : DRAFT_MOST;
 	most = most < n - 2 ? most : n - 2; /* no more rows than positions before them: draft_rows counts on it */
-	if (n > d->room || n < SHORTEST + 1 || most < 1)
+	if (n > d->room || n < 3 || most < 1)
 		return;
 	/* up to the token before the last: what ends with the last has nothing behind it */
 	for (int32_t at = d->n_seen; at < n - 1; at++)
@@ -150,8 +151,15 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 			}
 		}
 	}
+	/* a text that was being copied often goes on a little further in its source: there the last token alone is enough */
+	for (int32_t at = d->next; best < 0 && at >= 0 && at < d->next + NEAR && at < n - 1; at++)
+		if (tok[at] == tok[n - 1]) {
+			d->match = 1;
+			best = at;
+		}
 	if (best < 0)
 		return;
+	d->from = best + 1;
 	d->n = most;
 	for (int32_t i = 0; i < d->n; i++) { /* where what followed reaches the end, the guesses follow themselves */
 		d->tok[i] = best + 1 + i < n ? tok[best + 1 + i] : d->tok[best + 1 + i - n];
@@ -191,13 +199,18 @@ count(DraftOdds *o, int b, bool hit, float keep)
 void
 draft_learn(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new)
 {
+	int32_t right = 0;
+
 	for (int32_t i = 0; i < d->n && i < n_new; i++) {
 		bool hit = d->tok[i] == tok[i];
 		count(&d->odds, d->bin[i], hit, KEEP_TEXT);
 		count(&of->odds, d->bin[i], hit, KEEP_SESSION);
 		if (!hit)
 			break;
+		right++;
 	}
+	if (d->n && d->match)
+		d->next = d->from + right;
 	d->n = d->run = 0;
 }
 

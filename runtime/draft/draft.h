@@ -31,6 +31,7 @@ typedef struct Drafter {
 typedef struct Draft {
 	int32_t  room;        /* tokens of the text at most */
 	int32_t  n_seen;      /* tokens that are in the tables */
+	int32_t  from, next;  /* the place whose followers were guessed last, and the one that comes after those that came true; -1: none */
 	uint32_t mask;
 	int32_t *last[2];     /* [mask + 1] place of the latest pair, triple of a hash; -1: none */
 	int32_t *before[2];   /* [room] the one before it */

@@ -407,6 +407,7 @@ engine_note(Engine *e)
 	c->swap_bytes_used = e->swap_used;
 	c->prefix_queries = s->prefix_queries;
 	c->prefix_hits = s->prefix_hits;
+	session_prefix_counts(e->session, &c->prefix_read, &c->prefix_written, &c->prefix_wrong);
 	c->preemptions = s->n_preempted;
 	c->swaps_out = s->n_saved;
 	c->swaps_in = s->n_loaded;

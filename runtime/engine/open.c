@@ -132,7 +132,7 @@ static llmc_status
 check_options(const llmc_engine_options *o, llmc_error *err)
 {
 	if (o->max_concurrent_requests < 0 || o->max_batch_prefill_tokens < 0 || o->max_batch_total_tokens < 0 ||
-	    o->max_waiting_tokens < 0 || o->swap_bytes < 0)
+	    o->max_waiting_tokens < 0 || o->swap_bytes < 0 || o->prefix_dir_bytes < 0)
 		return error_set(err, LLMC_E_RANGE, "an option of the engine is below 0; 0 takes its default");
 	if (o->speculate < -1 || o->speculate > LLMC_MAX_SPECULATE)
 		return error_set(err, LLMC_E_RANGE, "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d", o->speculate,
@@ -144,7 +144,7 @@ check_options(const llmc_engine_options *o, llmc_error *err)
 }
 
 static llmc_status
-open_memory(Engine *e, llmc_error *err)
+open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 {
 	const SchedOps ops = { .user = e, .seq_new = op_new, .seq_fork = op_fork, .seq_free = op_free, .seq_trim = op_trim, .pages_need = op_need,
 		.pages_free = op_pages, .prefix_find = op_find, .prefix_keep = op_keep, .save = op_save, .load = op_load,
@@ -154,6 +154,11 @@ open_memory(Engine *e, llmc_error *err)
 	TRY(sched_open(&e->sched_lim, &ops, &e->sched, err));
 	if (!e->sched_lim.no_prefix)
 		TRY(kv_prefix_open(&e->session->kv, err));
+	if (opt->prefix_dir && e->sched_lim.no_prefix && opt->no_prefix_cache)
+		return error_set(err, LLMC_E_INPUT, "prefix_dir and no_prefix_cache exclude each other");
+	if (opt->prefix_dir)
+		TRY(session_prefix_dir(e->session, opt->prefix_dir, opt->prefix_dir_bytes ? opt->prefix_dir_bytes : LLMC_DEFAULT_PREFIX_DIR_BYTES, "",
+		                       opt->log, opt->log_user, err));
 	e->logits = calloc((size_t)e->lim.n_out * (size_t)plan_out_width(e->plan), sizeof *e->logits);
 	e->ids = calloc((size_t)e->lim.seqs + 1, sizeof *e->ids);
 	e->logprobs = calloc((size_t)e->lim.seqs + 1, sizeof *e->logprobs);
@@ -226,7 +231,7 @@ engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 #ifdef LLMC_ENGINE_CHECK
 	e->check = true;
 #endif
-	TRY_GOTO(open_memory(e, err));
+	TRY_GOTO(open_memory(e, opt, err));
 	engine_note(e);
 	e->counts = e->now;
 	TRY_GOTO(start_thread(e, err));

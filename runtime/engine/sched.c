@@ -212,9 +212,26 @@ done(Sched *s, SchedSeq *c)
 	c->state = SEQ_DONE;
 }
 
+/* Of what a choice holds, the first tokens are certain: the rest leaves. */
+static void
+settle(Sched *s, SchedSeq *c, int32_t certain)
+{
+	int32_t held = c->n_done + c->n_guess;
+
+	if (c->state != SEQ_RUNNING || !c->n_guess)
+		return;
+	c->n_guess = 0;
+	c->n_done = certain < held ? certain : held;
+	if (c->n_done < held)
+		s->ops.seq_trim(s->ops.user, c->q, c->n_done);
+	if (!s->lim.no_prefix)
+		s->ops.prefix_keep(s->ops.user, c->q, c->tok);
+}
+
 void
 sched_finish(Sched *s, SchedSeq *c)
 {
+	settle(s, c, c->n_tok);
 	done(s, c);
 }
 
@@ -543,16 +560,7 @@ sched_ran(Sched *s, int32_t i)
 void
 sched_settle(Sched *s, SchedSeq *c)
 {
-	int32_t held = c->n_done + c->n_guess;
-
-	if (c->state != SEQ_RUNNING || !c->n_guess)
-		return;
-	c->n_guess = 0;
-	c->n_done = c->n_tok - 1 < held ? c->n_tok - 1 : held;
-	if (c->n_done < held)
-		s->ops.seq_trim(s->ops.user, c->q, c->n_done);
-	if (!s->lim.no_prefix)
-		s->ops.prefix_keep(s->ops.user, c->q, c->tok);
+	settle(s, c, c->n_tok - 1); /* the last has not been run */
 }
 
 bool

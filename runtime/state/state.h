@@ -69,6 +69,9 @@ struct Session {
 	int64_t      *page_bytes;     /* [ranks] of a page of each, once somebody has asked; NULL */
 	bool        (*again)(Session *s, int phase); /* op_times: the step is about to run as it was; NULL: nobody asks. False: the group has ended */
 
+	struct KvDisk *disk;          /* pages of prompts as files; NULL: none */
+	char         *disk_page;      /* of one page */
+
 	session_probe_fn probe;
 	void         *probe_user;
 	int           span_from, span_to; /* steps that a forward runs, where span_to > 0 */

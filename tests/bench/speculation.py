@@ -42,16 +42,16 @@ CODE = '''class Cart:
             print(item["name"], item["price"], item["quantity"])
         print("Total:", self.total(tax))
 '''
-PEOPLE = """Anna Berg, 31, works as an engineer in Oslo. Bert Cohen, 45, is a teacher in Haifa. Cara Diaz, 28, is a nurse in Lima. Dora Evans, 52, is a
-lawyer in Cardiff. Emil Fischer, 39, is a baker in Bonn. Fatima Ghali, 34, is a pilot in Cairo."""
+ORDERS = """Order 1041: Anna Berg, Oslo, 3 lamps, 120.50. Order 1042: Bert Cohen, Haifa, 1 chair, 89.00. Order 1043: Cara Diaz, Lima, 2 tables, 410.00. Order 1044: Dora
+Evans, Cardiff, 5 cups, 25.25. Order 1045: Emil Fischer, Bonn, 1 sofa, 799.99. Order 1046: Fatima Ghali, Cairo, 4 plates, 36.40."""
 LETTER = """Dear Sir, i am writting to you becuase the washing mashine that i bougth in your shop last weak does not work. It makes a loud noize and the watter
 stays inside. I have called your servise three times, but nobody has anserwed. Please send sombody to repare it or give me my mony back."""
 NEWS = """The city council decided on Tuesday to close the old bridge over the river for at least two years. Engineers had found cracks in three of its eight
 pillars. Buses will take the northern bridge, and a ferry for pedestrians and bicycles will run every ten minutes from April on. Shop owners on the east bank fear for
 their business and demand help from the city. The mayor said that safety came first and that the new bridge would be wider, with lanes for bicycles on both sides."""
 TEXTS = {
-    "rewriting code": ("Write this Python class again with the method total renamed to sum_up. Change nothing else.\n\n```python\n" + CODE + "```", 320),
-    "extraction": ("List all people of this text as JSON objects with the keys name, age, job and city.\n\n" + PEOPLE, 240),
+    "rewriting code": ("Write this Python class again with the method total renamed to sum_up. Change nothing else.\n\n```python\n" + CODE + "```", 210),
+    "extraction": ("Extract the orders of this text as a JSON list with the keys order, name, city, item and price.\n\n" + ORDERS, 240),
     "correction": ("Correct the spelling of this letter:\n\n" + LETTER, 160),
     "summary": ("Summarise this article:\n\n" + NEWS, 160),
     "new code": ("Write a Python class for a stack with push, pop, peek and size, with docstrings and an example of use.", 240),

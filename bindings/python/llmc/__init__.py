@@ -480,9 +480,8 @@ class Request:
 
 class Engine(_Handle):
     """Many requests at once, from any thread. options: max_concurrent_requests, max_batch_prefill_tokens,
-    max_batch_total_tokens, waiting_served_ratio, max_waiting_tokens, no_prefix_cache, swap_bytes, speculate, draft
-    (a smaller Model of the same tokenizer); limits: context, seqs,
-    chunk, n_out, kv_tokens, threads. An engine serves either submit() and generate() or, in one event loop, stream()."""
+    max_batch_total_tokens, waiting_served_ratio, max_waiting_tokens, no_prefix_cache, swap_bytes, prefix_dir,
+    prefix_dir_bytes, speculate, draft (a smaller Model of the same tokenizer); limits: context, seqs, chunk, n_out, kv_tokens, threads. An engine serves either submit() and generate() or, in one event loop, stream()."""
 
     def __init__(self, model, *, log=None, **options):
         self._h = None
@@ -490,6 +489,8 @@ class Engine(_Handle):
         self._loop, self._waiting = None, {}
         limits = {k: options.pop(k) for k in ("context", "seqs", "chunk", "n_out", "kv_tokens", "threads") if k in options}
         keep = _ffi.Limits(**_limits(limits))
+        if options.get("prefix_dir"):
+            options["prefix_dir"] = os.fsencode(options["prefix_dir"])
         if options.get("draft"):
             options["draft"] = options["draft"]._h
         self._log = _ffi.LOG_FN(lambda user, level, line: log(level, line.decode("utf-8", "replace"))) if log else _ffi.LOG_FN()

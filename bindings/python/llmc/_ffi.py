@@ -105,7 +105,7 @@ class EngineOptions(Sized):
                 ("max_batch_prefill_tokens", C.c_int32), ("max_batch_total_tokens", C.c_int64),
                 ("waiting_served_ratio", C.c_float), ("max_waiting_tokens", C.c_int32), ("no_prefix_cache", C.c_bool),
                 ("swap_bytes", C.c_int64), ("log", LOG_FN), ("log_user", C.c_void_p), ("speculate", C.c_int32),
-                ("draft", C.c_void_p)]
+                ("prefix_dir", C.c_char_p), ("prefix_dir_bytes", C.c_int64), ("draft", C.c_void_p)]
 
 
 class Request(Sized):
@@ -145,7 +145,8 @@ class Counts(Sized):
                         "prefill_step_s", "decode_step_s", "queue_s", "first_token_s", "inter_token_s", "prefill_s", "decode_s",
                         "request_s", "step_tokens", "start_size", "request_prompt", "request_new", "request_max_new",
                         "request_n")] + [
-                            ("drafts", C.c_uint64), ("drafted", C.c_uint64), ("accepted", C.c_uint64), ("accepted_at", C.c_uint64 * 15)]
+                            ("drafts", C.c_uint64), ("drafted", C.c_uint64), ("accepted", C.c_uint64), ("prefix_read", C.c_uint64),
+                            ("prefix_written", C.c_uint64), ("prefix_wrong", C.c_uint64), ("accepted_at", C.c_uint64 * 15)]
 
 
 P = C.POINTER
