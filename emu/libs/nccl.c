@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define API(ret, name, args) __attribute__((visibility("default"))) ret name args; __attribute__((visibility("default"))) ret name args
-enum { OK_, UNHANDLED_CUDA, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE };
+enum { OK_, UNHANDLED_CUDA, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, IN_PROGRESS = 7 };
 enum { I32 = 2, F16 = 6, F32 = 7, BF16 = 9 };
 enum { SUM, PROD, MAX, MIN, AVG };
 enum { MAX_RANKS = 8, IN_FLIGHT = 64 };
@@ -17,7 +17,7 @@ typedef struct { char internal[128]; } Id;
 typedef enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST } Kind;
 typedef struct { Kind kind; int type, op, root; size_t count; } What;
 typedef struct { What what; int n_queued, n_done; uint64_t number, seq[MAX_RANKS]; const void *send[MAX_RANKS]; char *result; } Meeting;
-typedef struct Group { struct Group *next; Id id; int n, n_joined, n_left; uint64_t next_of[MAX_RANKS]; Meeting meet[IN_FLIGHT]; bool bad; } Group;
+typedef struct Group { struct Group *next; Id id; int n, n_joined, n_left; uint64_t next_of[MAX_RANKS]; Meeting meet[IN_FLIGHT]; bool bad, aborted; } Group;
 typedef struct { Group *group; int rank, device; } Comm;
 typedef struct { Comm comm; What what; const void *send; void *recv; uint64_t number; } Call;
 
@@ -53,13 +53,14 @@ API(int, ncclGetUniqueId, (Id *id))
 API(int, ncclGroupStart, (void)) { depth++; return OK_; }
 API(int, ncclGroupEnd, (void)) { return depth-- > 0 ? OK_ : (depth = 0, INVALID_USAGE); }
 
-API(int, ncclCommInitRank, (Comm **out, int n, Id id, int rank))
+static int
+init(Comm **out, int n, Id id, int rank, bool wait)
 {
 	Group *g;
 
 	if (!out || n < 1 || n > MAX_RANKS || rank < 0 || rank >= n)
 		return INVALID_ARGUMENT;
-	if (emu_library_call("ncclCommInitRank") || emu_library_device() < 0)
+	if (emu_library_call(wait ? "ncclCommInitRank" : "ncclCommInitRankConfig") || emu_library_device() < 0)
 		return UNHANDLED_CUDA;
 	pthread_mutex_lock(&lock);
 	for (g = groups; g && memcmp(&g->id, &id, sizeof id); g = g->next)
@@ -77,12 +78,24 @@ API(int, ncclCommInitRank, (Comm **out, int n, Id id, int rank))
 	}
 	g->n_joined++;
 	pthread_cond_broadcast(&changed);
-	while (!depth && g->n_joined < n)
+	while (wait && !depth && g->n_joined < n)
 		pthread_cond_wait(&changed, &lock);
 	pthread_mutex_unlock(&lock);
 	*out = calloc(1, sizeof **out);
 	**out = (Comm){ g, rank, emu_library_device() };
 	return OK_;
+}
+
+API(int, ncclCommInitRank, (Comm **out, int n, Id id, int rank)) { return init(out, n, id, rank, true); }
+
+/* As far as it was in 2.14: what is behind `blocking` is left as it is here. */
+typedef struct { size_t size; unsigned magic, version; int blocking; } Config;
+API(int, ncclCommInitRankConfig, (Comm **out, int n, Id id, int rank, const Config *c))
+{
+	if (!c || c->size < sizeof *c || c->magic != 0xcafebeef || c->blocking < 0 || c->blocking > 1)
+		return INVALID_ARGUMENT;
+	int r = init(out, n, id, rank, c->blocking);
+	return r == OK_ && !c->blocking ? IN_PROGRESS : r;
 }
 
 API(int, ncclCommDestroy, (Comm *c))
@@ -100,11 +113,17 @@ API(int, ncclCommDestroy, (Comm *c))
 	free(c);
 	return OK_;
 }
-API(int, ncclCommAbort, (Comm *c)) { return ncclCommDestroy(c); }
+/* What waits in streams of any rank comes to its end, and does nothing. */
+API(int, ncclCommAbort, (Comm *c))
+{
+	if (c)
+		__atomic_store_n(&c->group->aborted, true, __ATOMIC_SEQ_CST);
+	return ncclCommDestroy(c);
+}
 API(int, ncclCommCount, (const Comm *c, int *n)) { return c && n ? (*n = c->group->n, OK_) : INVALID_ARGUMENT; }
 API(int, ncclCommUserRank, (const Comm *c, int *n)) { return c && n ? (*n = c->rank, OK_) : INVALID_ARGUMENT; }
 API(int, ncclCommCuDevice, (const Comm *c, int *n)) { return c && n ? (*n = c->device, OK_) : INVALID_ARGUMENT; }
-API(int, ncclCommGetAsyncError, (Comm *c, int *r)) { return c && r ? (*r = c->group->bad ? INVALID_USAGE : OK_, OK_) : INVALID_ARGUMENT; }
+API(int, ncclCommGetAsyncError, (Comm *c, int *r)) { return c && r ? (*r = c->group->bad ? INVALID_USAGE : c->group->n_joined < c->group->n ? IN_PROGRESS : OK_, OK_) : INVALID_ARGUMENT; }
 
 static size_t
 elem(int type)
@@ -138,6 +157,8 @@ ready(void *blob)
 	const Call *c = blob;
 	const Meeting *m = &c->comm.group->meet[c->number % IN_FLIGHT];
 
+	if (__atomic_load_n(&c->comm.group->aborted, __ATOMIC_SEQ_CST))
+		return true;
 	if (c->comm.group->bad || m->n_queued != c->comm.group->n)
 		return false;
 	for (int i = 0; !m->result && i < c->comm.group->n; i++)
@@ -235,6 +256,8 @@ run(void *blob)
 	Meeting *m = &g->meet[c->number % IN_FLIGHT];
 	size_t bytes = elem(m->what.type) * m->what.count;
 
+	if (g->aborted)
+		return;
 	if (!m->result)
 		compute(m, g->n);
 	if (m->what.kind == ALL_GATHER)

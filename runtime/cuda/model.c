@@ -149,6 +149,8 @@ functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
 	if (m->plan->ranks > 1) {
 		TRY(function(m, &m->all_reduce, cuda_build_own(b, "collective"), "llmc_all_reduce", b, err));
 		TRY(function(m, &m->all_gather, cuda_build_own(b, "collective"), "llmc_all_gather", b, err));
+		TRY(function(m, &m->add_ranks, cuda_build_own(b, "collective"), "llmc_add_ranks", b, err));
+		TRY(function(m, &m->place_ranks, cuda_build_own(b, "collective"), "llmc_place_ranks", b, err));
 		TRY(all_shared(m, m->all_reduce, "llmc_all_reduce", err));
 		TRY(all_shared(m, m->all_gather, "llmc_all_gather", err));
 	}

@@ -11,9 +11,10 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "runtime/cuda/session.h"
+#include "runtime/cuda/nccl.h"
+#include "runtime/cuda/ways.h"
 
-enum { LOOK_MS = 100 };
+enum { LOOK_MS = 100, GATHER = 1 << 20 /* floats that NCCL gathers at a time, of all ranks, if a row is not longer */ };
 
 /* What the host and all GPUs see: pinned. */
 typedef struct Word {
@@ -32,12 +33,16 @@ struct CudaGroup {
 	atomic_int      users;
 	CudaDevice     *dev;    /* of rank 0, whose pinned memory this is */
 	Word           *word;
+	bool            peers;  /* each sees the others' windows */
+	Nccl           *nccl;   /* NULL: not there, or not wanted */
+	Ways            ways;
 	Member          rank[LLMC_PEERS];
 	pthread_t       thread;
 	bool            started;
 	pthread_mutex_t lock;
 	pthread_cond_t  changed;
 	bool            over;
+	atomic_int      lost;   /* the rank that had no step while others waited in one; -1 */
 };
 
 static int64_t
@@ -47,6 +52,27 @@ now_ms(void)
 }
 
 /* ---------------------------------------------------------------- windows ---- */
+
+/* Floats of the longest row that a rank sends */
+static int64_t
+longest(const Session *s)
+{
+	int64_t most = 1;
+
+	for (int ph = 0; ph < s->plan->n_phase; ph++)
+		for (int i = 0; i < s->plan->phase[ph].n_step; i++) {
+			const PlanStep *st = &s->plan->phase[ph].step[i];
+			if (!(op_info[st->op].flags & OPF_COMM))
+				continue;
+			int64_t width = step_int(st, "width"), first, own;
+			if (st->op == OP_all_gather) {
+				op_share(width, step_int(st, "unit"), s->plan->ranks, 0, &first, &own);
+				width = own + step_int(st, "unit");
+			}
+			most = width > most ? width : most;
+		}
+	return most;
+}
 
 bool
 cuda_window_lay_out(CudaSession *c, const Session *s, Bump *b)
@@ -60,6 +86,9 @@ cuda_window_lay_out(CudaSession *c, const Session *s, Bump *b)
 	BUMP(b, w->epoch, LLMC_LANES);
 	BUMP(b, w->flag, n * LLMC_LANES);
 	BUMP(b, w->slot, 2 * n * LLMC_LANES * LLMC_PIECE);
+	w->room = GATHER / n > longest(s) ? GATHER / n : longest(s);
+	if (ways_wanted() != WAYS_OWN)
+		BUMP(b, w->gather, n * w->room);
 	return n <= LLMC_PEERS;
 }
 
@@ -72,6 +101,11 @@ cuda_window_clear(CudaSession *c, llmc_error *err)
 	if (n < 2)
 		return LLMC_OK;
 	CUDA_TRY(d, d->api.set8((CUdeviceptr)(uintptr_t)c->window.epoch, 0, LLMC_LANES * sizeof *c->window.epoch, c->stream), "clearing flags");
+	/* what is gathered may be more than was made: rows of a graph that a step does not have, shares padded to the largest */
+	if (c->window.gather)
+		CUDA_TRY(d, d->api.set8(c->slots, 0, (size_t)session_lay_out_slots(c->s), c->stream), "clearing memory of ranks");
+	if (c->window.gather)
+		CUDA_TRY(d, d->api.set8((CUdeviceptr)(uintptr_t)c->window.gather, 0, n * (size_t)c->window.room * sizeof(float), c->stream), "clearing memory of ranks");
 	CUDA_TRY(d, d->api.set8((CUdeviceptr)(uintptr_t)c->window.flag, 0, n * LLMC_LANES * sizeof *c->window.flag, c->stream), "clearing flags");
 	return LLMC_OK;
 }
@@ -92,7 +126,7 @@ cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_error *err)
 		return error_set(err, LLMC_E_MISSING, "parallel.tp = %d: GPUs of one machine are at most %d ranks", s->plan->ranks, LLMC_PEERS);
 	for (int a = 0; a < st->n_arg && a < LLMC_CALL_ARGS; a++)
 		arg[a] = session_argument(s, &st->arg[a]);
-	bool out = s->plan->buffer[y->index].extent.sym == SYM_n_out;
+	bool out = k->of_out = s->plan->buffer[y->index].extent.sym == SYM_n_out;
 	*to = (llmc_collective){ .peers = c->window.peers, .rows = c->st.s_n + (out ? 3 : 0), .scale = 1, .width = (int)step_int(st, "width"), .step = number };
 	if (sum) {
 		to->x = arg[ARG(all_reduce, x)];
@@ -113,6 +147,61 @@ cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* NCCL's way: a piece of the message at a time is gathered, and a kernel makes of it what the op is. */
+static llmc_status
+by_nccl(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err)
+{
+	const int          n = c->s->plan->ranks, rank = c->s->plan->rank;
+	const int64_t      room = c->window.room;
+	const CudaDevice  *d = &c->m->dev;
+	llmc_gathered      g = { .c = k->comm, .from = c->window.gather, .ranks = n };
+
+	if (k->step->op == OP_all_reduce) {
+		for (int64_t all = rows * k->comm.width; g.at < all; g.at += g.n) {
+			g.n = (int)(all - g.at < room ? all - g.at : room);
+			g.stride = g.n;
+			TRY(nccl_all_gather(c->group->nccl, rank, k->comm.x + g.at, c->window.gather, g.n, c->stream, err));
+			TRY(cuda_launch(c, c->m->add_ranks, "llmc_add_ranks", (int64_t[3]){ (g.n + LLMC_LANE_THREADS - 1) / LLMC_LANE_THREADS, 1, 1 },
+			                LLMC_LANE_THREADS, 1, 0, PLAIN, &g, NULL, err));
+		}
+		return LLMC_OK;
+	}
+	const int64_t own = k->comm.first[rank + 1] - k->comm.first[rank];
+	int64_t       most = 1;
+	for (int r = 0; r < n; r++)
+		most = k->comm.first[r + 1] - k->comm.first[r] > most ? k->comm.first[r + 1] - k->comm.first[r] : most;
+	for (; g.at < rows; g.at += g.n) {
+		g.n = (int)(rows - g.at < room / most ? rows - g.at : room / most);
+		g.stride = g.n * most;
+		float *to = c->window.gather + rank * g.stride;
+		CUDA_TRY(&c->m->dev, d->api.copy_on((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)(k->comm.x + g.at * own),
+		                                    (size_t)(g.n * own) * sizeof(float), c->stream), "copying a rank's columns");
+		TRY(nccl_all_gather(c->group->nccl, rank, to, c->window.gather, g.stride, c->stream, err));
+		TRY(cuda_launch(c, c->m->place_ranks, "llmc_place_ranks", (int64_t[3]){ g.n, 1, 1 }, LLMC_LANE_THREADS, 1, 0, PLAIN, &g, NULL, err));
+	}
+	return LLMC_OK;
+}
+
+static llmc_status
+by_peers(CudaSession *c, const CudaStep *k, llmc_error *err)
+{
+	bool            sum = k->step->op == OP_all_reduce;
+	llmc_collective one = k->comm;
+
+	return cuda_launch(c, sum ? c->m->all_reduce : c->m->all_gather, sum ? "llmc_all_reduce" : "llmc_all_gather", (int64_t[3]){ LLMC_LANES, 1, 1 },
+	                   LLMC_LANE_THREADS, 1, 0, TOGETHER, &one, NULL, err);
+}
+
+llmc_status
+cuda_collective_launch(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err)
+{
+	const CudaGroup *g = c->group;
+
+	if (g && g->nccl && (!g->peers || ways_nccl(&g->ways, rows * k->comm.width * (int64_t)sizeof(float))))
+		return by_nccl(c, k, rows, err);
+	return by_peers(c, k, err);
+}
+
 /* ---------------------------------------------------------------- the end ---- */
 
 void
@@ -124,6 +213,7 @@ cuda_group_end(CudaSession *c)
 		return;
 	if (g->word)
 		atomic_store(&g->word->end, 1);
+	nccl_abort(g->nccl);
 	if (c->s->comm)
 		comm_end(c->s->comm);
 }
@@ -151,6 +241,9 @@ cuda_group_check(CudaSession *c, int phase, llmc_error *err)
 		return LLMC_OK;
 	late = told(g, &step);
 	const PlanPhase *p = &c->s->plan->phase[phase];
+	if (late < 0 && atomic_load(&g->lost) >= 0)
+		return error_set(err, LLMC_E_DEVICE, "rank %d of %d is lost: it came to no step for %d s while others were in one", atomic_load(&g->lost), g->n,
+		                 g->timeout_s);
 	if (late < 0 || step >= p->n_step)
 		return comm_error(c->s->comm, err);
 	const PlanStep *st = &p->step[step];
@@ -183,6 +276,9 @@ look_after(void *arg)
 			int64_t since = atomic_load(&g->rank[r].since);
 			end = end || (since && now_ms() - since > (int64_t)g->timeout_s * 1000);
 		}
+		for (int r = 0; r < g->n && end && !g->over; r++)
+			if (!atomic_load(&g->rank[r].since))
+				atomic_store(&g->lost, r);
 		if (end) {
 			cuda_group_end(g->rank[0].c);
 			break;
@@ -197,12 +293,6 @@ look_after(void *arg)
 static llmc_status
 see(CudaDevice *a, CudaDevice *b, llmc_error *err)
 {
-	int can = 0;
-
-	CUDA_TRY(a, a->api.can_peer(&can, a->dev, b->dev), "asking whether GPU %d reaches GPU %d", a->number, b->number);
-	if (!can)
-		return error_set(err, LLMC_E_MISSING, "GPU %d (%s) does not reach the memory of GPU %d (%s): ranks need GPUs of one kind with NVLink or PCIe "
-		                 "between them (`nvidia-smi topo -p2p rw`)", a->number, a->name, b->number, b->name);
 	CUresult r = a->api.peer_enable(b->ctx, 0);
 	if (r != CU_OK && r != CU_PEERS_ALREADY)
 		return cuda_error(a, r, err, "opening the memory of GPU %d to GPU %d", b->number, a->number);
@@ -221,7 +311,7 @@ introduce(CudaGroup *g, int rank, llmc_error *err)
 	for (int k = 0; k < g->n; k++) {
 		p.flag[k] = g->rank[k].c->window.flag;
 		p.slot[k] = g->rank[k].c->window.slot;
-		if (k != rank)
+		if (k != rank && g->peers)
 			TRY(see(d, &g->rank[k].c->m->dev, err));
 	}
 	CUDA_TRY(d, d->api.host_device_ptr(&word, g->word, 0), "mapping pinned memory");
@@ -255,6 +345,136 @@ start(CudaGroup *g, llmc_error *err)
 	return rc ? error_set(err, LLMC_E_MEMORY, "cannot start a thread: %s", strerror(rc)) : LLMC_OK;
 }
 
+/* ---------------------------------------------------------------- which way ---- */
+
+typedef struct Trial { CudaGroup *g; int rank, times; int64_t rows; bool nccl; double seconds; llmc_status status; llmc_error err; } Trial;
+
+/* The first all_reduce of a decode step; NULL: there is none */
+static const CudaStep *
+any_sum(const CudaSession *c)
+{
+	for (int i = 0; i < c->s->plan->phase[0].n_step; i++)
+		if (c->step[0][i].step->op == OP_all_reduce)
+			return &c->step[0][i];
+	return NULL;
+}
+
+static llmc_status
+try_on(Trial *t, llmc_error *err)
+{
+	CudaSession *c = t->g->rank[t->rank].c;
+	CudaDevice  *d = &c->m->dev;
+	const int    n[4] = { (int)t->rows, (int)t->rows, (int)t->rows, (int)t->rows };
+
+	TRY(cuda_enter(d, err));
+	CUresult r = d->api.copy_up((CUdeviceptr)(uintptr_t)c->st.s_n, n, sizeof n, c->stream);
+	r = r == CU_OK ? d->api.stream_sync(c->stream) : r;
+	llmc_status status = r == CU_OK ? LLMC_OK : cuda_error(d, r, err, "measuring messages between ranks");
+	double      from = clock_now();
+	for (int i = 0; i < t->times && status == LLMC_OK; i++)
+		status = t->nccl ? by_nccl(c, any_sum(c), t->rows, err) : by_peers(c, any_sum(c), err);
+	r = d->api.stream_sync(c->stream);
+	t->seconds = clock_now() - from;
+	if (status == LLMC_OK && r == CU_OK)
+		r = d->api.set8((CUdeviceptr)(uintptr_t)c->st.s_n, 0, sizeof n, c->stream);
+	if (status == LLMC_OK && r != CU_OK)
+		status = cuda_error(d, r, err, "measuring messages between ranks");
+	cuda_leave(d);
+	return status;
+}
+
+static void *
+trial_main(void *arg)
+{
+	Trial *t = arg;
+
+	t->status = try_on(t, &t->err);
+	return NULL;
+}
+
+static llmc_status
+trial(void *user, bool nccl, int64_t bytes, int times, double *seconds, llmc_error *err)
+{
+	CudaGroup  *g = user;
+	Trial       t[LLMC_PEERS];
+	pthread_t   thread[LLMC_PEERS];
+	int64_t     row = any_sum(g->rank[0].c)->comm.width * (int64_t)sizeof(float), most = g->rank[0].c->s->sym[SYM_n_tok];
+	llmc_status status = LLMC_OK;
+	int         n = 0;
+
+	*seconds = 0;
+	for (; n < g->n && status == LLMC_OK; n++) {
+		t[n] = (Trial){ .g = g, .rank = n, .times = times, .rows = bytes < row ? 1 : bytes / row, .nccl = nccl };
+		t[n].rows = t[n].rows < most ? t[n].rows : most;
+		if (pthread_create(&thread[n], NULL, trial_main, &t[n])) {
+			status = error_set(err, LLMC_E_MEMORY, "cannot start a thread");
+			atomic_store(&g->word->end, 1); /* those that run wait for it */
+			nccl_abort(g->nccl);
+			break;
+		}
+	}
+	for (int k = 0; k < n; k++) {
+		pthread_join(thread[k], NULL);
+		*seconds = t[k].seconds > *seconds ? t[k].seconds : *seconds;
+		if (t[k].status != LLMC_OK && status == LLMC_OK) {
+			status = t[k].status;
+			if (err)
+				*err = t[k].err;
+		}
+	}
+	return status;
+}
+
+static llmc_status
+choose(CudaGroup *g, llmc_error *err)
+{
+	const CudaSession *c = g->rank[0].c;
+	const CudaDevice  *d = &c->m->dev;
+	char               machine[512];
+
+	if (!any_sum(c))
+		return LLMC_OK;
+	snprintf(machine, sizeof machine, "%s %d %d %d ranks %d nccl %d", d->name, d->cc, d->n_sm, d->driver, g->n, nccl_version(g->nccl));
+	for (int k = 0; k < g->n; k++) /* links differ by pair */
+		snprintf(machine + strlen(machine), sizeof machine - strlen(machine), " %d", g->rank[k].c->m->dev.number);
+	return ways_choose(&g->ways, machine, c->s->sym[SYM_n_tok] * any_sum(c)->comm.width * (int64_t)sizeof(float), trial, g, err);
+}
+
+/* Peers' memory, NCCL or both: what there is, and what is wanted. */
+static llmc_status
+connect(CudaGroup *g, llmc_error *err)
+{
+	WaysWanted   wanted = ways_wanted();
+	llmc_error   why = { 0 };
+	CudaSession *c[LLMC_PEERS];
+	llmc_status  status = LLMC_OK;
+
+	if (wanted == WAYS_UNKNOWN)
+		return error_set(err, LLMC_E_INPUT, "LLMC_NCCL is \"%s\", expected auto, always or never", getenv("LLMC_NCCL"));
+	g->peers = true;
+	for (int k = 0; k < g->n; k++)
+		for (int j = 0; j < g->n; j++) {
+			CudaDevice *d = &g->rank[k].c->m->dev;
+			int         can = 1;
+			if (j != k)
+				CUDA_TRY(d, d->api.can_peer(&can, d->dev, g->rank[j].c->m->dev.dev), "asking whether GPU %d reaches GPU %d", d->number,
+				         g->rank[j].c->m->dev.number);
+			g->peers = g->peers && can;
+		}
+	for (int k = 0; k < g->n; k++)
+		c[k] = g->rank[k].c;
+	if (wanted != WAYS_OWN)
+		status = nccl_open(c, g->n, g->timeout_s, &g->nccl, &why);
+	if (status != LLMC_OK && (wanted == WAYS_NCCL || status != LLMC_E_MISSING))
+		return error_set(err, status, "%s", why.text);
+	if (wanted == WAYS_NCCL)
+		g->peers = false;
+	if (!g->peers && !g->nccl)
+		return error_set(err, LLMC_E_MISSING, "GPUs do not reach each other's memory (`nvidia-smi topo -p2p rw`), and ranks without NCCL need that%s%s",
+		                 why.text[0] ? ": " : "; LLMC_NCCL is \"never\"", why.text);
+	return LLMC_OK;
+}
+
 llmc_status
 cuda_group_open(Session *const *rank, int n, llmc_error *err)
 {
@@ -267,6 +487,7 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 	pthread_mutex_init(&g->lock, NULL);
 	pthread_cond_init(&g->changed, NULL);
 	g->n = n;
+	atomic_init(&g->lost, -1);
 	g->timeout_s = timeout && atoi(timeout) > 0 ? atoi(timeout) : 30;
 	atomic_init(&g->users, n);
 	for (int r = 0; r < n; r++) {
@@ -281,6 +502,7 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 	CUDA_TRY(g->dev, r, "pinning memory for ranks");
 	g->word = word;
 	memset(word, 0, sizeof *g->word);
+	TRY(connect(g, err));
 	for (int k = 0; k < n; k++) {
 		CudaDevice *d = &g->rank[k].c->m->dev;
 		TRY(cuda_enter(d, err));
@@ -288,6 +510,8 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 		cuda_leave(d);
 		TRY(status);
 	}
+	if (g->peers && g->nccl)
+		TRY(choose(g, err));
 	return start(g, err);
 }
 
@@ -310,6 +534,7 @@ cuda_group_leave(CudaSession *c)
 	if (atomic_fetch_sub(&g->users, 1) > 1)
 		return;
 	Word *word = g->word;
+	nccl_close(g->nccl);
 	group_free(g);
 	if (word)
 		CUDA_RELEASE(c->m->dev.api.host_free(word));

@@ -386,7 +386,7 @@ bind(CudaSession *c, llmc_error *err)
 	TRY(clear(c, err));
 	TRY(cuda_bind(c, err));
 	TRY(cuda_lt_open(c, err));
-	for (int pick = 0; pick < 2; pick++)
+	for (int pick = 0; pick < 2 && s->plan->ranks < 2; pick++) /* ranks have yet to meet */
 		TRY(cuda_graph(c, 0, pick, err));
 	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream), "clearing the memory of a session");
 	return cuda_session_check(c, err);

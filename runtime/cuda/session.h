@@ -21,10 +21,11 @@ typedef struct CudaStep {
 	llmc_call         call;
 	CudaMaps         *maps;    /* NULL: none */
 	llmc_collective   comm;    /* of a step between ranks, whose kernel has no launches */
+	bool              of_out;  /* it has as many rows as logits are wanted */
 } CudaStep;
 
 /* Of a rank, on its device: what the other ranks write to, and where those have theirs. */
-typedef struct CudaWindow { llmc_peers *peers; unsigned *epoch, *flag; float *slot; } CudaWindow;
+typedef struct CudaWindow { llmc_peers *peers; unsigned *epoch, *flag; float *slot, *gather; int64_t room; /* floats of a rank in gather */ } CudaWindow;
 typedef struct CudaGroup CudaGroup; /* peers.c */
 
 typedef struct CudaLt CudaLt;       /* lt.h */
@@ -105,6 +106,10 @@ void        cuda_flight_keep(CudaSession *c, CudaFlight *f);
 llmc_status cuda_ring_take(CudaSession *c, llmc_error *err);
 /* Values of the symbols in a step */
 void        cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_t n_dec, int64_t n_seq, int64_t n_out);
+/* PROGRAMMATIC: it may start before what was launched before it has ended. TOGETHER: all its blocks are on the device at a time. */
+typedef enum Edge { PLAIN, PROGRAMMATIC, TOGETHER } Edge;
+llmc_status cuda_launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], int block, int cluster, int64_t shared, Edge edge,
+                        void *arg, void *maps, llmc_error *err);
 /* The launches of one kernel, the product as `by` says (NULL: our own way); `only`: those alone that the other way has not. */
 llmc_status cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], LtChoice *by, bool only, llmc_error *err);
 llmc_status cuda_bind(CudaSession *c, llmc_error *err);
@@ -129,6 +134,8 @@ llmc_status cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_e
 /* As the member `join` of Device; a session leaves when it is closed. */
 llmc_status cuda_group_open(Session *const *rank, int n, llmc_error *err);
 void        cuda_group_leave(CudaSession *c);
+/* The launches of a step between ranks, of so many rows at most */
+llmc_status cuda_collective_launch(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err);
 /* A step begins, or is over: one that takes too long ends the group. */
 void        cuda_group_step(CudaSession *c, bool runs);
 /* The ranks end: kernels that wait return, and every step from now on fails. Any thread. */

@@ -132,12 +132,9 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 
 /* --- launches ---------------------------------------------------------------------------------------------------- */
 
-/* PROGRAMMATIC: it may start before what was launched before it has ended. TOGETHER: all its blocks are on the device at a time. */
-typedef enum Edge { PLAIN, PROGRAMMATIC, TOGETHER } Edge;
-
-static llmc_status
-launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], int block, int cluster, int64_t shared, Edge edge,
-       void *arg, void *maps, llmc_error *err)
+llmc_status
+cuda_launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], int block, int cluster, int64_t shared, Edge edge,
+            void *arg, void *maps, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	CudaLaunchAttr attr[2];
@@ -171,23 +168,14 @@ launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3], in
 static llmc_status
 launch_begin(CudaSession *c, int64_t rows, llmc_error *err)
 {
-	return launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, PLAIN, &c->st, NULL, err);
+	return cuda_launch(c, c->m->begin, "llmc_begin", (int64_t[3]){ rows, 1, 1 }, 128, 1, 0, PLAIN, &c->st, NULL, err);
 }
 
 static llmc_status
 launch_sample(CudaSession *c, int64_t n_out, llmc_error *err)
 {
-	return launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ LLMC_PICK_PARTS, n_out > 0 ? n_out : 1, 1 }, 512, 1, 0,
+	return cuda_launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ LLMC_PICK_PARTS, n_out > 0 ? n_out : 1, 1 }, 512, 1, 0,
 	              PROGRAMMATIC, &c->st, NULL, err);
-}
-
-static llmc_status
-launch_collective(CudaSession *c, CudaStep *k, llmc_error *err)
-{
-	bool sum = k->step->op == OP_all_reduce;
-
-	return launch(c, sum ? c->m->all_reduce : c->m->all_gather, sum ? "llmc_all_reduce" : "llmc_all_gather", (int64_t[3]){ LLMC_LANES, 1, 1 },
-	              LLMC_LANE_THREADS, 1, 0, TOGETHER, &k->comm, NULL, err);
 }
 
 /* Rounds of so many positions of which latent attention makes keys and values in this step. */
@@ -210,7 +198,7 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 	PlanPath other = by ? PATH_OWN : PATH_LIBRARY;
 
 	if (op_info[k->step->op].flags & OPF_COMM)
-		return launch_collective(c, k, err);
+		return cuda_collective_launch(c, k, sym[k->of_out ? SYM_n_out : SYM_n_tok], err);
 	k->call.s.rows = (int)sym[SYM_n_tok];
 	k->call.s.round = 0;
 	for (int l = 0, first = 0; l < k->kernel->n_launch; l++) {
@@ -231,7 +219,7 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 			grid[i] = plan_extent_elems(&p->grid[i], sym);
 		if (!grid[0] || !grid[1] || !grid[2])
 			continue; /* nothing of its kind in this step */
-		TRY(launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, p->shared, p->pdl ? PROGRAMMATIC : PLAIN, &k->call, k->maps, err));
+		TRY(cuda_launch(c, k->fn[l], p->fn, grid, p->block, p->cluster, p->shared, p->pdl ? PROGRAMMATIC : PLAIN, &k->call, k->maps, err));
 		if (p->rounds && (l + 1 == k->kernel->n_launch || !p[1].rounds) && ++k->call.s.round < rounds_of(c, k->step, p->rounds))
 			l = first - 1;
 	}

@@ -43,4 +43,13 @@ typedef struct llmc_collective {
 	int               first[LLMC_PEERS + 1];
 } llmc_collective;
 
+/* What a library has gathered: [ranks, stride] floats at `from`. llmc_add_ranks: elements [at, at + n) of the all_reduce's message;
+ * llmc_place_ranks: rows [at, at + n) of the all_gather's. */
+typedef struct llmc_gathered {
+	llmc_collective c;
+	const float    *from;
+	long long       stride, at;
+	int             n, ranks;
+} llmc_gathered;
+
 #endif

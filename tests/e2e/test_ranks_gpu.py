@@ -89,6 +89,49 @@ def test_goldens_on_gpus(name, tmp_path, monkeypatch):
     assert test_ranks.split(name, tmp_path, 2, "--device", "cuda", "--arch", "sm_75") or ALL
 
 
+WAYS = """
+import json, sys
+sys.path.insert(0, "tests/e2e")
+import numpy as np, llmc
+from bits import rows, whole
+tok = [int(t) for t in np.random.default_rng(1).integers(3, 323, 20)]
+with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.tp=3", "deterministic=true"]) as m:
+    with m.session(context=64, chunk=20, n_out=20, seqs=2) as s:
+        q, o = s.seq(), s.seq()
+        got = [rows(s, [(q, tok, 20)]), rows(s, [(q, [9], 1), (o, [7], 1)]), rows(s, [(q, [11], 1)])]
+print(json.dumps([g.tolist() for g in got]))
+"""
+
+
+def test_ways_have_the_same_bits(tmp_path):
+    """Peers' memory, NCCL, whichever was measured as faster, and NCCL where GPUs do not reach each other; with steps of three sizes."""
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["llama"])
+    libs = tmp_path / "libs"  # of a machine without NCCL
+    libs.mkdir()
+    from cuda_emu import LIBS
+    for lib in ("libcuda.so.1", "libnvrtc.so.13"):
+        (libs / lib).symlink_to(os.path.join(LIBS, lib))
+
+    def bits(**env):
+        p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_CACHE=tmp_path / "cache", **env)
+        assert p.returncode == 0, p.stderr
+        return p.stdout.splitlines()[-1]
+
+    want = bits(LLMC_NCCL="never")
+    assert bits(mode="check", LLMC_NCCL="always") == want
+    assert bits(LLMC_NCCL="auto") == want
+    choice = os.listdir(tmp_path / "cache" / "nccl")
+    assert len(choice) == 1
+    assert bits(LLMC_NCCL="auto") == want and os.listdir(tmp_path / "cache" / "nccl") == choice
+    assert bits(LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1) == want
+    assert bits(LLMC_NCCL="auto", LLMC_CUDA_LIBDIR=libs) == want
+    p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1, LLMC_CUDA_LIBDIR=libs)
+    assert p.returncode and "do not reach each other's memory" in p.stderr and "libnccl.so.2 is not there: pip install" in p.stderr
+    p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="sometimes")
+    assert p.returncode and "expected auto, always or never" in p.stderr
+
+
 FAULT = """
 import sys, llmc
 path, ranks = sys.argv[1:]
@@ -112,6 +155,28 @@ def test_a_gpu_that_fails_ends_the_group(tmp_path):
     assert len(lines) == 3 and lines[-1].startswith("failed") and lines[-2].startswith("failed"), p.stdout
 
 
+LATE = """
+import sys, llmc
+with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.tp=2"]) as m:
+    with m.session(context=1024, chunk=1000) as s:
+        for i in range(2):
+            try:
+                print("tokens", s.run(list(range(3, 320)) * 3, max_tokens=1, ignore_eos=True)["tokens"])
+            except llmc.Error as e:
+                print("failed", e)
+"""
+
+
+@pytest.mark.parametrize("nccl", ["never", "always"])
+def test_a_step_that_does_not_end_ends_the_group(nccl, tmp_path):
+    """A prompt of 951 tokens takes the emulator far longer than the second that it is given."""
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["wide"])
+    p = run(LATE, path, LLMC_EMU_DEVICES=2, LLMC_NCCL=nccl, LLMC_COMM_TIMEOUT=1)
+    assert p.returncode == 0, p.stderr
+    assert [line.split()[0] for line in p.stdout.splitlines()] == ["failed", "failed"], p.stdout
+
+
 def test_which_gpus(tmp_path, llmc):
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["llama"])
@@ -127,4 +192,4 @@ def test_which_gpus(tmp_path, llmc):
     assert "GPU 1 is named twice" in refused("--device", "cuda:1,1")
     assert "expected cuda, cuda:N" in refused("--device", "cuda:0,")
     assert "there is no GPU 2" in refused("--device", "cuda", "--tp", "3")
-    assert re.search("does not reach the memory of GPU", refused("--device", "cuda", "--tp", "3", LLMC_EMU_DEVICES="3", LLMC_EMU_NO_PEERS="1"))
+    assert re.search("do not reach each other's memory.*LLMC_NCCL is", refused("--device", "cuda", "--tp", "3", LLMC_EMU_DEVICES="3", LLMC_EMU_NO_PEERS="1"))

@@ -32,6 +32,19 @@ copy(float *to, const float *from, int n)
 				to[k] = from[k];
 }
 
+/* Element i of the message, with what comes after the ranks' terms. */
+static __device__ void
+put_sum(const llmc_collective &c, long long i, float sum)
+{
+	const int column = (int)(i % c.width);
+
+	if (c.b)
+		sum += c.b[column];
+	if (c.b2)
+		sum += c.b2[column];
+	c.y[i] = c.r ? sum + c.scale * c.r[i] : sum;
+}
+
 /* Thread k tells rank k, and hears from it. False: the group has ended. */
 static __device__ bool
 meet(const llmc_peers &p, lane_state &s, unsigned piece, int lane, int step)
@@ -75,15 +88,10 @@ llmc_all_reduce(const llmc_collective c)
 		if (!meet(p, s, piece, lane, c.step))
 			return;
 		for (int i = (int)threadIdx.x; i < n; i += LLMC_LANE_THREADS) {
-			const int column = (int)((at + i) % c.width);
 			float sum = p.rank == 0 ? c.x[at + i] : slot_of(p, p.rank, piece, 0, lane)[i];
 			for (int k = 1; k < ranks; k++)
 				sum += k == p.rank ? c.x[at + i] : slot_of(p, p.rank, piece, k, lane)[i];
-			if (c.b)
-				sum += c.b[column];
-			if (c.b2)
-				sum += c.b2[column];
-			c.y[at + i] = c.r ? sum + c.scale * c.r[at + i] : sum;
+			put_sum(c, at + i, sum);
 		}
 	}
 	__syncthreads();
@@ -130,4 +138,35 @@ llmc_all_gather(const llmc_collective c)
 	__syncthreads();
 	if (threadIdx.x == 0)
 		p.epoch[lane] = piece;
+}
+
+/* ---- behind a library's all-gather ---- */
+
+extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
+llmc_add_ranks(const llmc_gathered g)
+{
+	const long long all = (long long)*g.c.rows * g.c.width - g.at, n = g.n < all ? g.n : all;
+
+	for (long long i = (long long)blockIdx.x * LLMC_LANE_THREADS + threadIdx.x; i < n; i += (long long)gridDim.x * LLMC_LANE_THREADS) {
+		float sum = g.from[i];
+		for (int k = 1; k < g.ranks; k++)
+			sum += g.from[k * g.stride + i];
+		put_sum(g.c, g.at + i, sum);
+	}
+}
+
+/* A block a row */
+extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
+llmc_place_ranks(const llmc_gathered g)
+{
+	const long long row = g.at + blockIdx.x;
+
+	if (row >= *g.c.rows)
+		return;
+	for (int k = 0; k < g.ranks; k++) {
+		const int first = g.c.first[k], width = g.c.first[k + 1] - first;
+		const float *x = g.from + k * g.stride + (long long)blockIdx.x * width;
+		for (int i = (int)threadIdx.x; i < width; i += LLMC_LANE_THREADS)
+			g.c.y[row * g.c.width + first + i] = x[i];
+	}
 }

@@ -1,0 +1,171 @@
+/* NCCL between GPUs, opened at run time. It carries bytes and adds nothing: an all-reduce is an all-gather of the ranks' terms, and a kernel of
+ * ours that adds them in the order of ranks, so the bits are those of our own way (peers.c). Communicators do not block: a rank that never comes
+ * is waited for until the group ends, and then all are aborted. */
+#include "runtime/cuda/nccl.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+
+enum { NCCL_OK = 0, NCCL_IN_PROGRESS = 7, NCCL_F32 = 7, NCCL_OLDEST = 21400 };
+
+typedef struct NcclId { char internal[128]; } NcclId;
+/* The first members of ncclConfig_t, which has grown: what is behind them is told by size and version. */
+typedef struct NcclConfig { size_t size; unsigned magic, version; int blocking, cga, min_ctas, max_ctas; const char *net; int split; } NcclConfig;
+
+#define NCCL_CALLS(X) \
+	X(int, get_version, ncclGetVersion, (int *)) \
+	X(int, unique_id, ncclGetUniqueId, (NcclId *)) \
+	X(const char *, error_string, ncclGetErrorString, (int)) \
+	X(int, group_start, ncclGroupStart, (void)) \
+	X(int, group_end, ncclGroupEnd, (void)) \
+	X(int, init, ncclCommInitRankConfig, (void **comm, int n, NcclId, int rank, NcclConfig *)) \
+	X(int, async_error, ncclCommGetAsyncError, (void *comm, int *)) \
+	X(int, destroy, ncclCommDestroy, (void *comm)) \
+	X(int, give_up, ncclCommAbort, (void *comm)) \
+	X(int, all_gather, ncclAllGather, (const void *send, void *receive, size_t count, int type, void *comm, CUstream))
+
+struct Nccl {
+	void  *lib;
+	char   path[1024];
+	int    version, n;
+	void  *comm[LLMC_PEERS];
+	_Atomic bool aborted;
+#define X(type, member, symbol, args) type (*member) args;
+	NCCL_CALLS(X)
+#undef X
+};
+
+static llmc_status
+failed(const Nccl *l, int r, const char *what, llmc_error *err)
+{
+	return error_set(err, LLMC_E_DEVICE, "%s: NCCL (%s): %s (%d)", what, l->path, l->error_string(r), r);
+}
+
+static llmc_status
+library(Nccl *l, llmc_error *err)
+{
+	const char *lacks = NULL;
+
+	l->lib = cuda_lib_open(cuda_nccl_names, l->path, sizeof l->path);
+	if (!l->lib)
+		return error_set(err, LLMC_E_MISSING, "libnccl.so.2 is not there: pip install nvidia-nccl-cu13");
+#define X(type, member, symbol, args)                        \
+	do {                                                     \
+		void *at_ = dlsym(l->lib, #symbol);                  \
+		memcpy(&l->member, &at_, sizeof at_);                \
+		lacks = at_ || lacks ? lacks : #symbol;              \
+	} while (0);
+	NCCL_CALLS(X)
+#undef X
+	if (lacks)
+		return error_set(err, LLMC_E_MISSING, "%s is too old: it lacks %s; pip install nvidia-nccl-cu13", l->path, lacks);
+	if (l->get_version(&l->version) != NCCL_OK || l->version < NCCL_OLDEST)
+		return error_set(err, LLMC_E_MISSING, "%s is of version %d.%d, 2.14 is needed; pip install nvidia-nccl-cu13", l->path, l->version / 10000,
+		                 l->version / 100 % 100);
+	return LLMC_OK;
+}
+
+/* Every call has returned at once: until all communicators are as they should be, or one is not. */
+static llmc_status
+settle(Nccl *l, double until, llmc_error *err)
+{
+	for (int i = 0; i < l->n;) {
+		int state = NCCL_OK, r = l->async_error(l->comm[i], &state);
+		if (r != NCCL_OK || (state != NCCL_OK && state != NCCL_IN_PROGRESS))
+			return failed(l, r != NCCL_OK ? r : state, "connecting ranks", err);
+		if (state == NCCL_OK)
+			i++;
+		else if (clock_now() > until)
+			return error_set(err, LLMC_E_DEVICE, "connecting ranks: NCCL (%s) has not come to an end", l->path);
+		else
+			nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+	}
+	return LLMC_OK;
+}
+
+llmc_status
+nccl_open(CudaSession *const *rank, int n, int timeout_s, Nccl **out, llmc_error *err)
+{
+	Nccl       *l = calloc(1, sizeof *l);
+	NcclConfig  config = { .size = sizeof config, .magic = 0xcafebeef, .blocking = 0, .cga = INT32_MIN, .min_ctas = INT32_MIN, .max_ctas = INT32_MIN,
+		.split = INT32_MIN };
+	NcclId      id;
+	llmc_status status;
+	int         r;
+
+	*out = NULL;
+	if (!l)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	TRY_GOTO(library(l, err));
+	config.version = (unsigned)NCCL_OLDEST; /* as the struct was then */
+	r = l->unique_id(&id);
+	if (r == NCCL_OK)
+		r = l->group_start();
+	for (int k = 0; k < n && r == NCCL_OK; k++) {
+		CudaDevice *d = &rank[k]->m->dev;
+		status = cuda_enter(d, err);
+		if (status != LLMC_OK)
+			goto fail;
+		r = l->init(&l->comm[k], n, id, k, &config);
+		r = r == NCCL_IN_PROGRESS ? NCCL_OK : r;
+		cuda_leave(d);
+		l->n = k + 1;
+	}
+	if (r == NCCL_OK)
+		r = l->group_end();
+	if (r != NCCL_OK && r != NCCL_IN_PROGRESS) {
+		status = failed(l, r, "connecting ranks", err);
+		goto fail;
+	}
+	TRY_GOTO(settle(l, clock_now() + timeout_s, err));
+	*out = l;
+	return LLMC_OK;
+fail:
+	nccl_abort(l);
+	nccl_close(l);
+	return status;
+}
+
+void
+nccl_abort(Nccl *l)
+{
+	if (!l || atomic_exchange(&l->aborted, true))
+		return;
+	for (int k = 0; k < l->n; k++)
+		if (l->comm[k])
+			(void)!l->give_up(l->comm[k]);
+}
+
+void
+nccl_close(Nccl *l)
+{
+	if (!l)
+		return;
+	for (int k = 0; k < l->n && !atomic_load(&l->aborted); k++)
+		(void)!l->destroy(l->comm[k]);
+	if (l->lib)
+		dlclose(l->lib);
+	free(l);
+}
+
+llmc_status
+nccl_all_gather(Nccl *l, int rank, const float *send, float *receive, int64_t count, CUstream stream, llmc_error *err)
+{
+	int r = atomic_load(&l->aborted) ? NCCL_OK : l->all_gather(send, receive, (size_t)count, NCCL_F32, l->comm[rank], stream);
+
+	if (r == NCCL_IN_PROGRESS) /* the call goes on behind it */
+		for (r = NCCL_OK; l->async_error(l->comm[rank], &r) == NCCL_OK && r == NCCL_IN_PROGRESS && !atomic_load(&l->aborted);)
+			nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
+	return r == NCCL_OK || r == NCCL_IN_PROGRESS ? LLMC_OK : failed(l, r, "an all-gather", err);
+}
+
+int
+nccl_version(const Nccl *l)
+{
+	return l->version;
+}
