@@ -13,6 +13,7 @@ copy_gpu(const Gpu *g, llmc_gpu *out)
 	llmc_gpu all = {
 		.name = g->name, .title = g->title, .arch = strchr(g->target, '-') + 1, .source = g->source, .sms = g->sms,
 		.memory = (int64_t)g->memory_gib << 30, .bandwidth = g->bandwidth, .peak = g->peak, .launch_s = g->launch_s,
+		.link = g->link->title, .link_source = g->link->source, .link_bandwidth = g->link->bandwidth, .link_latency_s = g->link->latency_s,
 	};
 
 	SIZED_GIVE(out, all);
@@ -54,11 +55,30 @@ llmc_predict(const llmc_model *m, const char *gpu, bool prefill, int32_t rows, i
 		return error_set(err, LLMC_E_INPUT, "the plan is for %s: open the model for device cuda to predict a GPU", m->plan->target);
 	if (rows < 1 || context < 1 || (prefill && rows > context))
 		return error_set(err, LLMC_E_RANGE, "%d rows at %d positions make no step", rows, context);
-	Prediction p = predict(m->plan, g, prefill, rows, context);
-	const char *bound = p.flops_s > p.bytes_s && p.flops_s > p.launch_s ? "compute"
-	                    : p.launch_s > p.bytes_s                        ? "launches" : "bandwidth";
+	Prediction p = { 0 };
+	double     slowest = 0;
+	for (int stage = 0; stage < m->spec->pp; stage++) { /* the first rank of a stage has the largest share of it */
+		const Plan *of = m->rank[stage * m->spec->tp];
+		if (!of)
+			return error_set(err, LLMC_E_RANGE, "the plans of other processes are not here");
+		Prediction k = predict(of, g, prefill, rows, context);
+		p.bytes += k.bytes;
+		p.flops += k.flops;
+		p.launches += k.launches;
+		p.sums += k.sums;
+		p.sum_bytes += k.sum_bytes;
+		p.bytes_s += k.bytes_s;
+		p.flops_s += k.flops_s;
+		p.launch_s += k.launch_s;
+		p.link_s += k.link_s;
+		p.seconds += k.seconds;
+		slowest = k.seconds > slowest ? k.seconds : slowest;
+	}
+	const char *bound = p.link_s > p.bytes_s && p.link_s > p.flops_s && p.link_s > p.launch_s ? "links"
+	                    : p.flops_s > p.bytes_s && p.flops_s > p.launch_s                     ? "compute"
+	                    : p.launch_s > p.bytes_s                                              ? "launches" : "bandwidth";
 	llmc_prediction all = { .bytes = p.bytes, .flops = p.flops, .launches = p.launches, .seconds = p.seconds,
-		.tokens_per_s = rows / p.seconds, .bound = bound };
+		.tokens_per_s = rows / slowest, .bound = bound, .sums = p.sums, .sum_bytes = p.sum_bytes, .link_s = p.link_s };
 	SIZED_GIVE(out, all);
 	return LLMC_OK;
 }

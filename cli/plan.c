@@ -15,21 +15,28 @@ row(const char *name, int64_t bytes)
 
 /* Predictions at the points people compare: decode at batch 1, 8 and 64, prefill of 4096. */
 static llmc_status
-predictions(const llmc_model *m, const char *gpu, int32_t context, bool json, llmc_error *err)
+predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weights, bool json, llmc_error *err)
 {
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	static const struct { bool prefill; int32_t rows; } point[] = { { false, 1 }, { false, 8 }, { false, 64 }, { true, 4096 } };
 	llmc_gpu g = LLMC_INIT(llmc_gpu);
-	char text[32];
+	char text[32], room[32];
 
 	llmc_status s = llmc_gpu_find(gpu, &g, err);
 	if (s != LLMC_OK)
 		return s;
+	llmc_info(m, &info);
 	if (json)
-		printf(",\"gpu\":{\"name\":\"%s\",\"title\":\"%s\",\"bandwidth\":%.0f,\"peak\":%.0f,\"memory\":%lld,\"source\":\"%s\",\"steps\":[", g.name,
-		       g.title, g.bandwidth, g.peak, (long long)g.memory, g.source);
+		printf(",\"gpu\":{\"name\":\"%s\",\"title\":\"%s\",\"bandwidth\":%.0f,\"peak\":%.0f,\"memory\":%lld,\"launch_s\":%.9f,\"link\":\"%s\",\"source\":\"%s\",\"steps\":[", g.name,
+		       g.title, g.bandwidth, g.peak, (long long)g.memory, g.launch_s, g.link, g.source);
 	else
-		printf("on %s (%.0f GB/s, %.0f TFLOP/s; %s), by arithmetic alone\n  %-22s %10s %10s %8s %10s %12s  bound\n", g.title,
-		       g.bandwidth * 1e-9, g.peak * 1e-12, g.source, "step", "bytes", "GFLOP", "kernels", "ms", "tokens/s");
+		printf("on %s (%.0f GB/s, %.0f TFLOP/s; %s), by arithmetic alone\n", g.title, g.bandwidth * 1e-9, g.peak * 1e-12, g.source);
+	if (!json && info.ranks > 1)
+		printf("%d of them over %s (%.0f GB/s, %.1f us a sum; %s)\n", info.ranks, g.link, g.link_bandwidth * 1e-9, g.link_latency_s * 1e6, g.link_source);
+	if (!json && weights > g.memory)
+		printf("its %s do not hold the weights, which are %s\n", human_bytes((double)g.memory, room), human_bytes((double)weights, text));
+	if (!json)
+		printf("  %-22s %10s %10s %8s %10s %10s %12s  bound\n", "step", "bytes", "GFLOP", "kernels", "links ms", "ms", "tokens/s");
 	for (size_t i = 0; i < sizeof point / sizeof *point; i++) {
 		llmc_prediction p = LLMC_INIT(llmc_prediction);
 		int32_t length = point[i].prefill ? point[i].rows : context;
@@ -39,13 +46,13 @@ predictions(const llmc_model *m, const char *gpu, int32_t context, bool json, ll
 			return s;
 		if (json) {
 			printf("%s{\"test\":\"%s\",\"rows\":%d,\"context\":%d,\"bytes\":%lld,\"flops\":%lld,\"launches\":%d,\"seconds\":%.9f,"
-			       "\"tps\":%.3f,\"bound\":\"%s\"}", i ? "," : "", point[i].prefill ? "prefill" : "decode", point[i].rows, length,
-			       (long long)p.bytes, (long long)p.flops, p.launches, p.seconds, p.tokens_per_s, p.bound);
+			       "\"tps\":%.3f,\"bound\":\"%s\",\"sums\":%d,\"sum_bytes\":%lld,\"link_s\":%.9f}", i ? "," : "", point[i].prefill ? "prefill" : "decode", point[i].rows, length,
+			       (long long)p.bytes, (long long)p.flops, p.launches, p.seconds, p.tokens_per_s, p.bound, p.sums, (long long)p.sum_bytes, p.link_s);
 			continue;
 		}
 		snprintf(name, sizeof name, point[i].prefill ? "prefill %d" : "decode, batch %d", point[i].rows);
-		printf("  %-22s %10s %10.1f %8d %10.3f %12.1f  %s\n", name, human_bytes((double)p.bytes, text), (double)p.flops * 1e-9,
-		       p.launches, p.seconds * 1e3, p.tokens_per_s, p.bound);
+		printf("  %-22s %10s %10.1f %8d %10.3f %10.3f %12.1f  %s\n", name, human_bytes((double)p.bytes, text), (double)p.flops * 1e-9,
+		       p.launches, p.link_s * 1e3, p.seconds * 1e3, p.tokens_per_s, p.bound);
 	}
 	if (json)
 		printf("]}");
@@ -180,7 +187,7 @@ plan(int argc, char **argv)
 		if (info.ranks > 1)
 			s = ranks(m, &lim, true, &err);
 		if (gpu)
-			s = predictions(m, gpu, c.context ? c.context : 1024, true, &err);
+			s = predictions(m, gpu, c.context ? c.context : 1024, mem.weights, true, &err);
 		printf(",\"plan\":%s}\n", llmc_plan_json(m));
 	} else {
 		printf("%s\n", llmc_plan_text(m));
@@ -199,7 +206,7 @@ plan(int argc, char **argv)
 		if (fit >= 0)
 			printf("in %s fit %d such sequences\n", human_bytes((double)c.memory, text), fit);
 		if (gpu)
-			s = predictions(m, gpu, c.context ? c.context : 1024, false, &err);
+			s = predictions(m, gpu, c.context ? c.context : 1024, mem.weights, false, &err);
 	}
 	llmc_close(m);
 	free(c.set.v);
@@ -207,10 +214,11 @@ plan(int argc, char **argv)
 }
 
 const Command cmd_plan = {
-	"plan", "MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--json]", "show the steps, kernels and bytes of a model",
+	"plan", "MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--pp N] [--json]", "show the steps, kernels and bytes of a model",
 	"  llmc plan configs/llama2-70b.yaml --memory 160G --length 4096\n"
 	"  llmc plan model.gguf --arch v3\n"
 	"  llmc plan configs/llama3-70b.yaml --tp 8\n"
-	"  llmc plan configs/llama3-8b.yaml --gpu h100\n",
+	"  llmc plan configs/llama3-8b.yaml --gpu h100\n"
+	"  llmc plan configs/llama2-70b.yaml --gpu h100 --tp 8\n",
 	plan,
 };

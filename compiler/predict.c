@@ -6,9 +6,22 @@
 /* Shares that good kernels reach: single kernels read at 90-97 % of the data sheet's bandwidth, large GEMMs run at 70-80 %. */
 static const double READ_SHARE = 0.90, MMA_SHARE = 0.75;
 
+typedef enum LinkName {
+#define LINK(name, title, bandwidth, latency, source) LINK_##name,
+#include "compiler/link.def"
+#undef LINK
+} LinkName;
+
+static const Link links[] = {
+#define LINK(name, title, bandwidth, latency, source) { #name, title, (bandwidth) * 1e9, (latency) * 1e-6, source },
+#include "compiler/link.def"
+#undef LINK
+};
+const Link *const gpu_network = &links[LINK_ndr];
+
 static const Gpu table[] = {
-#define GPU(name, title, target, sms, memory, bandwidth, peak, launch, source)                     \
-	{ #name, title, target, sms, memory, (bandwidth) * 1e9, (peak) * 1e12, (launch) * 1e-6, source },
+#define GPU(name, title, target, sms, memory, bandwidth, peak, launch, link, source)               \
+	{ #name, title, target, sms, memory, (bandwidth) * 1e9, (peak) * 1e12, (launch) * 1e-6, &links[LINK_##link], source },
 #include "compiler/gpu.def"
 #undef GPU
 };
@@ -125,6 +138,38 @@ own_launches(const PlanKernel *k, int64_t rows, int64_t wanted)
 	return n ? n : 1;
 }
 
+/* Bytes that a rank adds or joins in an op between ranks; 0: it is none */
+static int64_t
+between_bytes(const Plan *p, const PlanStep *s, int64_t rows)
+{
+	int64_t first, own;
+
+	if (s->op == OP_all_reduce)
+		return 4 * rows * step_int(s, "width");
+	if (s->op == OP_stage_in)
+		return 4 * rows * step_int(s, "hidden");
+	if (s->op != OP_all_gather)
+		return 0;
+	op_share(step_int(s, "width"), step_int(s, "unit"), p->ranks, p->rank, &first, &own);
+	return 4 * rows * own;
+}
+
+static double
+between_seconds(const Plan *p, const PlanStep *s, const Gpu *gpu, int64_t bytes)
+{
+	const double n = p->ranks, inner = n < GPU_HOST ? n : GPU_HOST, hosts = (p->ranks + GPU_HOST - 1) / GPU_HOST;
+	const double turns = s->op == OP_all_reduce ? 2 : 1, b = s->op == OP_all_gather ? (double)bytes * n : (double)bytes;
+
+	if (s->op == OP_stage_in) {
+		const Link *l = p->ranks * p->stages > GPU_HOST ? gpu_network : gpu->link;
+		return l->latency_s + (double)bytes / l->bandwidth;
+	}
+	double t = gpu->link->latency_s + turns * (inner - 1) / inner * b / gpu->link->bandwidth;
+	if (hosts > 1)
+		t += gpu_network->latency_s + turns * (hosts - 1) / hosts * b / inner / gpu_network->bandwidth;
+	return t;
+}
+
 Prediction
 predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
 {
@@ -135,6 +180,13 @@ predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
 		const PlanStep *s = &ph->step[i];
 		/* wanted rows only: of a prompt the last */
 		int64_t n = op_info[s->op].flags & OPF_PICK && phase == 1 ? 1 : rows;
+		int64_t between = between_bytes(p, s, s->op == OP_all_gather && phase == 1 ? 1 : n);
+		if (between) {
+			r.sums++;
+			r.sum_bytes += between;
+			r.link_s += between_seconds(p, s, gpu, between);
+			continue;
+		}
 		int64_t bytes = plan_step_weights(p, s, rows) + activation_bytes(p, s, rows), flops = s->flops_per_row * n;
 		add_attention(p, s, phase, rows, context, &bytes, &flops);
 		double by_bytes = (double)bytes / (gpu->bandwidth * READ_SHARE);
@@ -145,6 +197,6 @@ predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
 		r.launches += s->kernel >= 0 ? own_launches(&p->kernel[s->kernel], rows, phase == 1 ? 1 : rows) : 1;
 	}
 	r.launch_s = r.launches * gpu->launch_s;
-	r.seconds = r.bytes_s + r.flops_s + r.launch_s;
+	r.seconds = r.bytes_s + r.flops_s + r.launch_s + r.link_s;
 	return r;
 }

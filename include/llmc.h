@@ -797,6 +797,8 @@ typedef struct llmc_gpu {
 	double      bandwidth; /* bytes/s */
 	double      peak;      /* flop/s of 16-bit matrix instructions with fp32 sums, dense */
 	double      launch_s;  /* what one more kernel in a graph costs */
+	const char *link, *link_source; /* to the other GPUs of its host, and where its figures are from */
+	double      link_bandwidth, link_latency_s; /* bytes/s that one GPU sends; of a sum of few bytes */
 } llmc_gpu;
 LLMC_API bool        llmc_gpu_at(int i, llmc_gpu *out); /* the i-th of the table; false behind the last */
 /* By its name here, or the one that its driver tells ("NVIDIA H100 80GB HBM3"). E_INPUT names all */
@@ -807,10 +809,14 @@ typedef struct llmc_prediction {
 	int64_t     bytes, flops;  /* of one step: weights, KV and activations read; operations */
 	int32_t     launches;      /* kernels */
 	double      seconds, tokens_per_s;
-	const char *bound;         /* "bandwidth", "compute" or "launches": the largest part */
+	const char *bound;         /* "bandwidth", "compute", "launches" or "links": the largest part */
+	int32_t     sums;          /* ops between ranks of the step */
+	int64_t     sum_bytes;     /* that they add and join, of one rank */
+	double      link_s;        /* what they take */
 } llmc_prediction;
 /* One step by arithmetic alone: decode of `rows` sequences of `context` positions, or a prefill of the last `rows` of
- * `context` positions. The model must have been opened for device cuda (no_weights will do). */
+ * `context` positions. Of a model over ranks: one of each, on a GPU of its own; the largest share counts. Of one over pipeline stages: bytes,
+ * seconds and all else of the whole way; tokens_per_s with as many steps in flight as stages. The model must have been opened for device cuda (no_weights will do). */
 LLMC_API llmc_status llmc_predict(const llmc_model *m, const char *gpu, bool prefill, int32_t rows, int32_t context,
                                   llmc_prediction *out, llmc_error *err);
 

@@ -65,6 +65,12 @@ def test_latents_are_on_every_rank():
     assert {(r["heads"], r["expert"], r["shared"], r["kv_per_token"]) for r in got} == {(16, 256, 256, 61 * 576 * 2)}
 
 
+@pytest.mark.parametrize("name", ["llama2-70b"] + ["deepseek-v3"] * bool(os.environ.get("LLMC_CHECK_ALL")))
+def test_the_guide_has_the_figures_of_the_command(name):
+    p = subprocess.run([sys.executable, f"{ROOT}/tools/parallel_doc.py", "--check", name], capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+
+
 def test_one_rank_is_a_plan_without_the_key(tmp_path):
     source = open(f"{ROOT}/tests/golden/graphs/llama.yaml").read()
     for name, text in (("without", source), ("with", source + "parallel: {tp: 1}\n")):

@@ -102,6 +102,42 @@ BENCH_TEST(figures_of_a_step)
 	near("half the time", predict(p, &fast, 0, 1, 1000).bytes_s / predict(p, &slow, 0, 1, 1000).bytes_s, 0.499, 0.501);
 }
 
+/* Ops between ranks by hand: 2 sums a layer and the logits; a ring sends 2 (n - 1) / n of a sum. Beyond a host the network comes on top. */
+BENCH_TEST(links_of_a_step)
+{
+	static const int tp[] = { 2, 8, 16 };
+	const Gpu       *g = gpu_find("h100");
+	const Link      *l = g->link;
+
+	assert_true(l->bandwidth == 450e9 && l->latency_s == 6e-6 && strlen(l->source) > 8 && gpu_network->bandwidth < l->bandwidth);
+	for (size_t i = 0; i < sizeof tp / sizeof *tp; i++) {
+		const char *set[] = { arena_printf(&b->arena, "parallel.tp=%d", tp[i]), NULL };
+		b->spec = spec_from_file("configs/llama3-8b.yaml", set, &b->diag, &b->arena);
+		const Compiled *c = b->spec ? compile_spec(b->spec, g->target, NULL, NULL, &b->diag, &b->arena) : NULL;
+		if (!c)
+			fail_msg("%s", strbuf_str(&b->diag.text));
+		for (int rows = 1; rows <= 64; rows *= 8) {
+			const double n = tp[i], in = n < 8 ? n : 8, sum = 4 * HIDDEN * rows, share = 4 * VOCAB / n * rows;
+			double       want = 2 * LAYERS * (l->latency_s + 2 * (in - 1) / in * sum / l->bandwidth) + l->latency_s + (in - 1) / in * share * n / l->bandwidth;
+			if (n > 8)
+				want += 2 * LAYERS * (gpu_network->latency_s + sum / in / gpu_network->bandwidth) + gpu_network->latency_s + share * n / 2 / in / gpu_network->bandwidth;
+			Prediction r = predict(c->plan, g, 0, rows, 1000);
+			assert_int_equal(r.sums, 2 * LAYERS + 1);
+			near("seconds on links", r.link_s, 0.99 * want, 1.01 * want);
+			near("bytes of sums", (double)r.sum_bytes, 2 * LAYERS * sum + share, 2 * LAYERS * sum + 1.01 * share + 256 * rows);
+			assert_true(r.seconds == r.bytes_s + r.flops_s + r.launch_s + r.link_s);
+		}
+	}
+	/* what a stage is handed is a row; stages of one host use its links */
+	const char *set[] = { "parallel.pp=2", NULL };
+	b->spec = spec_from_file("configs/llama3-8b.yaml", set, &b->diag, &b->arena);
+	const Compiled *first = compile_rank(b->spec, g->target, 0, true, &b->diag, &b->arena), *last = compile_rank(b->spec, g->target, 1, true, &b->diag, &b->arena);
+	Prediction r = predict(first->plan, g, 0, 8, 1000), s = predict(last->plan, g, 0, 8, 1000);
+	assert_true(r.link_s == 0 && r.sums == 0 && s.sums == 1);
+	near("a row handed on", s.link_s, l->latency_s + 8 * 4 * HIDDEN / l->bandwidth, 1.001 * (l->latency_s + 8 * 4 * HIDDEN / l->bandwidth));
+	near("layers of both", (double)(r.bytes + s.bytes), 2 * LAYERS * (HIDDEN * QKV + HIDDEN * HIDDEN + 3 * HIDDEN * WIDTH), 2.4 * (LAYERS * (HIDDEN * QKV + HIDDEN * HIDDEN + 3 * HIDDEN * WIDTH) + VOCAB * HIDDEN));
+}
+
 /* A decode step has at most five kernels a layer and four outside (with the step's begin and the pick of tokens), one launch each; from
  * sm_90 on each may start before the one before it has ended. */
 BENCH_TEST(kernels_of_a_decode_step)
@@ -180,7 +216,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(names), cmocka_unit_test(rows_of_the_table), cmocka_unit_test(figures_of_a_step),
+		cmocka_unit_test(names), cmocka_unit_test(rows_of_the_table), cmocka_unit_test(figures_of_a_step), cmocka_unit_test(links_of_a_step),
 		cmocka_unit_test(kernels_of_a_decode_step), cmocka_unit_test(a_mixture_reads_the_chosen_experts),
 	};
 
