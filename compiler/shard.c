@@ -463,9 +463,8 @@ shard_moe(Pass *p, Op *op)
 {
 	int n = (int)op_int(op, "n_experts");
 
-	if (op->arg[ARG(moe_ffn, down_b)] >= 0)
-		err_at(p->g->diag, op->loc, "parallel.tp = %d: biases of experts' down, which are weighted by the router, would be added once a rank: such experts run on one rank",
-		       p->g->ranks);
+	if (p->rank > 0) /* weighted by the router, they are part of rank 0's term alone */
+		op->arg[ARG(moe_ffn, down_b)] = -1;
 	whole_inputs(p, op);
 	cut_arg(p, op, ARG(moe_ffn, gate_b), CUT_ROWS, SHARE_EXPERT, n, NULL);
 	cut_arg(p, op, ARG(moe_ffn, up_b), CUT_ROWS, SHARE_EXPERT, n, NULL);
@@ -475,6 +474,38 @@ shard_moe(Pass *p, Op *op)
 	set_int(op, "width", own(p, SHARE_EXPERT, op_int(op, "width")));
 	make_partial(p, op, ARG(moe_ffn, y), -1);
 	keep(p, op);
+}
+
+/* A norm over columns of all ranks: they are gathered, each rank norms all of them, and goes on with its own. */
+static void
+norm_of_all(Pass *p, Op *op)
+{
+	enum { X = ARG(rmsnorm, x), Y = ARG(rmsnorm, y) };
+	Graph        *g = p->g;
+	const int     x = op->arg[X], y = op->arg[Y], layer = op->layer;
+	const Loc     loc = op->loc;
+	ShareKind     by = p->state[x].by;
+	const int64_t width = op_int(op, "groups") * op_int(op, "dim"), total = p->s->total[by];
+
+	if (by == SHARE_KV && p->s->copies > 1) {
+		err_at(g->diag, loc, "parallel.tp = %d: a norm over all %" PRId64 " kv heads together, which several ranks hold each: at most %" PRId64 " ranks", g->ranks, total, total);
+		return;
+	}
+	int all = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.all", g->val[x].name), loc);
+	int normed = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.all", g->val[y].name), loc);
+	Op *join = graph_op(g, OP_all_gather, layer, loc);
+	op_args(join, OP_ARGS(all_gather, .x = x, .y = all));
+	op_set_int(g, join, "width", width);
+	op_set_int(g, join, "unit", width / total * p->s->unit[by]);
+	op->arg[X] = all;
+	op->arg[Y] = normed;
+	keep(p, op);
+	Op *slice = graph_op(g, OP_slice, layer, loc);
+	op_args(slice, OP_ARGS(slice, .x = normed, .y = y));
+	op_set_int(g, slice, "width", width);
+	op_set_int(g, slice, "first", own_first(p, by, width));
+	op_set_int(g, slice, "count", own(p, by, width));
+	mark_split(p, y, by);
 }
 
 static void
@@ -506,12 +537,13 @@ shard_op(Pass *p, Op *op)
 			break;
 		along(p, op, "heads");
 		return;
-	case OP_rmsnorm: /* of each head by itself */
+	case OP_rmsnorm: /* of each head by itself, or of all together */
 		if (!split(p, op->arg[0]))
 			break;
 		if (op_int(op, "groups") % p->s->total[p->state[op->arg[0]].by])
-			err_at(p->g->diag, op->loc, "parallel.tp = %d: a norm over all heads together needs a sum over ranks of its own, which is not done", p->g->ranks);
-		along(p, op, "groups");
+			norm_of_all(p, op);
+		else
+			along(p, op, "groups");
 		return;
 	case OP_act:
 	case OP_glu:

@@ -190,7 +190,7 @@ probe(Session *s, const StepRun *r)
 	}
 }
 
-/* An op between ranks. Logits are for rank 0, which hands them out. */
+/* An op between ranks. Wanted rows, logits that is, are for rank 0, which hands them out. */
 static void
 run_comm(const Walk *w, const StepRun *r, int part)
 {
@@ -212,7 +212,7 @@ run_comm(const Walk *w, const StepRun *r, int part)
 			.y = r->a[ARG(all_reduce, y)], .scale = (float)step_num(st, "scale"), .rows = rows, .width = width });
 	else
 		comm_join(s->comm, part, &(CommJoin){
-			.x = r->a[ARG(all_gather, x)], .y = comm_rank(s->comm) == 0 ? r->a[ARG(all_gather, y)] : NULL, .rows = rows, .width = width,
+			.x = r->a[ARG(all_gather, x)], .y = !out || comm_rank(s->comm) == 0 ? r->a[ARG(all_gather, y)] : NULL, .rows = rows, .width = width,
 			.unit = step_int(st, "unit") });
 }
 

@@ -17,7 +17,7 @@ CASES = weights.cases()
 ONE_EACH = {}
 for case in CASES:
     ONE_EACH.setdefault(case.split("-")[0], case)
-REFUSED = re.compile(r"parallel\.tp = \d+: (more ranks than the \d+ kv heads must be a multiple|attention with ALiBi slopes|biases of experts' down|a norm over all heads together|\d+ ranks would share a kv head)")
+REFUSED = re.compile(r"parallel\.tp = \d+: (more ranks than the \d+ kv heads must be a multiple|attention with ALiBi slopes|a norm over all \d+ kv heads together|\d+ ranks would share a kv head)")
 ALL = os.environ.get("LLMC_CHECK_ALL")
 
 
@@ -40,13 +40,13 @@ def test_reference_over_ranks(name, tmp_path):
     done = [n for n in ((2, 3, 4, 8) if ALL else (3,)) if split(name, tmp_path, n, "--device", "ref")]
     if not done:
         done = split(name, tmp_path, 2, "--device", "ref")
-    # ALiBi, one kv head that two query heads read, biases of experts' down, norms over all heads
-    assert done or name.startswith(("baichuan", "bloom", "falcon", "mpt", "gpt_oss", "olmo2", "olmoe", "minimax_m2"))
+    # ALiBi, one kv head that two query heads read
+    assert done or name.startswith(("baichuan", "bloom", "falcon", "mpt"))
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name,ranks", [("llama-smol", 3), ("gpt2-inner", 2), ("gpt_neox-parallel", 2), ("gemma2-caps", 2), ("qwen2_moe-sparse", 2),
-                                        ("deepseek_v3-plain", 2), ("chatglm2-bias", 2)])
+                                        ("deepseek_v3-plain", 2), ("chatglm2-bias", 2)] + [("gpt_oss-plain", 2), ("olmo2-plain", 2)] * bool(ALL))
 def test_kernels_over_ranks(name, ranks, tmp_path):
     assert split(name, tmp_path, ranks, "--arch", BEST, "--threads", "2")
 
