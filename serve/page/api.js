@@ -38,13 +38,24 @@ export async function* events(response) {
   }
 }
 
-// Pieces of an answer: {text} as it comes, {usage} and {finish} when known.
+function parsed(text, what) {
+  try {
+    return JSON.parse(text);
+  } catch (e) {
+    throw new Error(`${what} in the settings is no JSON: ${e.message}`);
+  }
+}
+
+// Pieces of an answer: {text}, {reasoning}, {call: {index, name, arguments}} and {tokens} as they come, {usage} and {finish} when known.
 export async function* complete({ model, messages, settings, plain, signal }) {
   const body = { model, stream: true, stream_options: { include_usage: true } };
   if (settings.temperature !== "") body.temperature = Number(settings.temperature);
   if (settings.top_p !== "") body.top_p = Number(settings.top_p);
   if (settings.max_tokens !== "") body.max_tokens = Number(settings.max_tokens);
   if (settings.seed !== "") body.seed = Number(settings.seed);
+  if (settings.probs && !plain) Object.assign(body, { logprobs: true, top_logprobs: 5 });
+  if (settings.schema.trim()) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: parsed(settings.schema, "The JSON schema") } };
+  if (settings.tools.trim() && !plain) body.tools = parsed(settings.tools, "The list of tools");
   if (plain) {
     body.prompt = messages.map((m) => m.content).join("\n\n");
   } else {
@@ -59,7 +70,11 @@ export async function* complete({ model, messages, settings, plain, signal }) {
     const c = e.choices?.[0];
     if (!c) continue;
     const text = plain ? c.text : c.delta?.content;
-    if (text) yield { text };
+    if (c.delta?.reasoning_content) yield { reasoning: c.delta.reasoning_content };
+    for (const k of c.delta?.tool_calls || []) yield { call: { index: k.index, name: k.function?.name || "", arguments: k.function?.arguments || "" } };
+    const tokens = plain ? [] : c.logprobs?.content || [];
+    if (text || tokens.length)
+      yield { text: text || "", tokens: tokens.map((t) => ({ text: t.token, p: Math.exp(t.logprob), top: (t.top_logprobs || []).map((o) => [o.token, Math.exp(o.logprob)]) })) };
     if (c.finish_reason) yield { finish: c.finish_reason };
   }
 }

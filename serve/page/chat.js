@@ -1,11 +1,12 @@
 // The chat page: conversations on the left, one of them on the right.
 import { complete, headers } from "./api.js";
 import { copyButton } from "./copy.js";
-import { markdown } from "./markdown.js";
+import { asMarkdown, turnBody } from "./turn.js";
 import { drop, dropAll, keep, loadAll, loadSettings, onChange, saveSettings } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 let all = loadAll(), settings = loadSettings(), model = "", running = null;
+let context = 0, files = [];
 let now = all[0] || fresh();
 
 function fresh() {
@@ -38,7 +39,9 @@ function button(text, does, title) {
 }
 
 function drawList() {
-  $("list").replaceChildren(...all.map((c) => {
+  const wanted = $("search").value.trim().toLowerCase();
+  const has = (c) => !wanted || c.title.toLowerCase().includes(wanted) || c.turns.some((t) => t.content.toLowerCase().includes(wanted));
+  $("list").replaceChildren(...all.filter(has).map((c) => {
     const pick = button(c.title, () => open(c), c.title);
     pick.className = "pick";
     pick.setAttribute("aria-current", String(c === now));
@@ -53,8 +56,9 @@ function drawList() {
 
 function fill(node, turn) {
   const body = node.querySelector(".body");
-  if (turn.role === "user") body.textContent = turn.content;
-  else body.replaceChildren(...markdown(turn.content));
+  const open = new Set([...body.querySelectorAll("details[open]")].map((d) => d.className));
+  body.replaceChildren(...turnBody(turn, running !== null));
+  for (const d of body.querySelectorAll("details")) d.open ||= open.has(d.className);
   const tools = node.querySelector(".tools"), last = now.turns.at(-1) === turn;
   tools.replaceChildren();
   if (turn.error) {
@@ -63,8 +67,19 @@ function fill(node, turn) {
     e.textContent = turn.error;
     tools.append(e);
   }
+  if (turn.role === "user" && !running) {
+    const edit = button("Edit", () => editTurn(node, turn), "Ask another question here, in a branch of its own");
+    edit.className = "edit";
+    tools.append(edit);
+  }
   if (turn.role === "assistant" && !(running && last)) {
     if (turn.content) tools.append(copyButton(() => turn.content));
+    if (turn.tokens?.length) {
+      const b = button(turn.asTokens ? "Text" : "Probabilities", () => { turn.asTokens = !turn.asTokens; fill(node, turn); });
+      b.className = "probs";
+      tools.append(b);
+    }
+    if (!last) tools.append(button("Branch", () => branch(turn, turn), "Go on from here in a conversation of its own"));
     if (last) {
       const again = button("Regenerate", regenerate);
       again.className = "again";
@@ -107,9 +122,87 @@ function busy(is) {
 
 // ---- doing ----
 
+// The turns up to this one in a new conversation, with `turn` in its place; the old one stays.
+function branch(at, turn) {
+  const c = { ...fresh(), title: now.title, turns: [...now.turns.slice(0, now.turns.indexOf(at)), structuredClone(turn)] };
+  save(now);
+  now = c;
+  save(c);
+  draw();
+}
+
+function editTurn(node, turn) {
+  const area = document.createElement("textarea"), tools = node.querySelector(".tools");
+  area.value = turn.content;
+  area.setAttribute("aria-label", "Edit the message");
+  node.querySelector(".body").replaceChildren(area);
+  const done = button("Send", () => {
+    if (!area.value.trim() || running) return;
+    branch(turn, { role: "user", content: area.value });
+    answer();
+  });
+  done.className = "edited";
+  tools.replaceChildren(done, button("Cancel", () => fill(node, turn)));
+  area.focus();
+}
+
+function rename() {
+  const title = prompt("Name of this conversation", now.title);
+  if (!title?.trim()) return;
+  now.title = title.trim();
+  save(now);
+  $("title").textContent = now.title;
+  drawList();
+}
+
+function download() {
+  const a = document.createElement("a"), url = URL.createObjectURL(new Blob([asMarkdown(now)], { type: "text/markdown" }));
+  a.href = url;
+  a.download = (now.title.replace(/[^\p{L}\p{N} _-]+/gu, "").trim() || "conversation") + ".md";
+  a.click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+// Text files go with the next message, each behind its name.
+async function attach(list) {
+  for (const f of list) {
+    const text = f.size > 1 << 20 ? null : await f.text();
+    if (text === null || text.includes("\0")) note(`${f.name}: ${text === null ? "larger than 1 MB" : "no text"}; it is not attached.`);
+    else files.push({ name: f.name, text });
+  }
+  drawFiles();
+}
+
+function drawFiles() {
+  $("files").hidden = !files.length;
+  $("files").replaceChildren(...files.map((f) => {
+    const li = document.createElement("li"), away = button("\u00d7", () => { files = files.filter((x) => x !== f); drawFiles(); }, "Take away");
+    away.setAttribute("aria-label", "Take away " + f.name);
+    li.append(f.name + " ", away);
+    return li;
+  }));
+}
+
+function withFiles(text) {
+  const fence = (t) => "`".repeat(Math.max(3, ...[...t.matchAll(/`+/g)].map((m) => m[0].length + 1)));
+  const parts = files.map((f) => `${f.name}:\n${fence(f.text)}\n${f.text.replace(/\n$/, "")}\n${fence(f.text)}`);
+  files = [];
+  drawFiles();
+  return [text, ...parts].join("\n\n");
+}
+
+function meter(usage) {
+  const m = $("context");
+  m.hidden = !usage || !context;
+  if (m.hidden) return;
+  m.value = usage.total_tokens / context;
+  m.title = `${usage.total_tokens} of ${context} tokens of context`;
+}
+
 function open(c) {
   running?.abort();
   now = c;
+  meter(null);
   $("side").classList.remove("open");
   draw();
   $("prompt").focus();
@@ -163,10 +256,17 @@ async function answer() {
   try {
     for await (const p of complete({ model, messages, settings, plain: settings.plain, signal: abort.signal })) {
       if (p.usage) usage = p.usage;
-      if (!p.text) continue;
+      if (p.text === undefined && !p.reasoning && !p.call) continue;
       first ||= performance.now();
       pieces++;
-      turn.content += p.text;
+      turn.content += p.text || "";
+      if (p.reasoning) turn.reasoning = (turn.reasoning || "") + p.reasoning;
+      if (p.tokens?.length) (turn.tokens ||= []).push(...p.tokens);
+      if (p.call) {
+        const call = ((turn.calls ||= [])[p.call.index] ||= { name: "", arguments: "" });
+        call.name += p.call.name;
+        call.arguments += p.call.arguments;
+      }
       turn.note = speed();
       if (!queued) {
         queued = true;
@@ -174,6 +274,7 @@ async function answer() {
       }
     }
     turn.note = speed();
+    meter(usage);
   } catch (e) {
     if (e.name === "AbortError") {
       turn.note = [speed(), "stopped"].filter(Boolean).join(", ");
@@ -203,7 +304,7 @@ async function answer() {
   if (now === c && c.skip) note(`The conversation is longer than the model's context: its first ${c.skip} messages are no longer sent.`);
   if (now === c) {
     const bottom = log.scrollHeight - log.scrollTop - log.clientHeight < 90;
-    fill(node, turn);
+    [...log.children].forEach((n, i) => fill(n, c.turns[i])); /* what may not be done while it writes, may be now */
     if (bottom) log.scrollTop = log.scrollHeight;
   }
 }
@@ -213,7 +314,7 @@ function send() {
   if (!text.trim() || running) return;
   $("prompt").value = "";
   grow();
-  now.turns.push({ role: "user", content: text });
+  now.turns.push({ role: "user", content: withFiles(text) });
   if (now.turns.length === 1) now.title = text.trim().replace(/\s+/g, " ").slice(0, 60);
   save(now);
   answer();
@@ -256,8 +357,13 @@ async function hello() {
       note("The server wants an API key: give it in the settings.");
       return;
     }
-    model = (await models.json()).data[0].id;
+    const known = (await models.json()).data;
+    model = known.find((m) => m.id === model)?.id || known[0].id;
+    context = known.find((m) => m.id === model).max_model_len || 0;
     $("model").textContent = model;
+    $("model").hidden = known.length > 1;
+    $("models").hidden = known.length < 2;
+    $("models").replaceChildren(...known.map((m) => new Option(m.id, m.id, m.id === model, m.id === model)));
     const v = await fetch("/version");
     if (v.ok) $("version").textContent = "llmc " + (await v.json()).version;
     note("");
@@ -270,6 +376,12 @@ async function hello() {
 
 $("form").addEventListener("submit", (e) => { e.preventDefault(); send(); });
 $("stop").addEventListener("click", () => running?.abort());
+$("models").addEventListener("change", () => { model = $("models").value; hello(); });
+$("search").addEventListener("input", drawList);
+$("rename").addEventListener("click", rename);
+$("export").addEventListener("click", download);
+$("attach").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", () => { attach([...$("file").files]); $("file").value = ""; });
 $("new").addEventListener("click", () => open(fresh()));
 $("side-open").addEventListener("click", () => { $("side").classList.add("open"); $("new").focus(); });
 $("side-close").addEventListener("click", () => $("side").classList.remove("open"));

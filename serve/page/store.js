@@ -1,9 +1,10 @@
-// Conversations and settings, kept in the browser. A conversation: {id, title, turns: [{role, content, note?}], skip?}.
+// Conversations and settings, kept in the browser. A conversation: {id, title, turns: [{role, content, note?,
+// reasoning?, calls?, tokens?}], skip?}.
 // Several tabs share them: each change reads what the others have written and touches one conversation only.
 
 const KEY = "llmc.chat.v1";
 const SETTINGS = "llmc.settings.v1";
-export const defaults = { system: "", temperature: "0.7", top_p: "", max_tokens: "", seed: "", key: "", plain: false };
+export const defaults = { system: "", temperature: "0.7", top_p: "", max_tokens: "", seed: "", key: "", plain: false, schema: "", tools: "", probs: false };
 
 function read(key, otherwise) {
   try {

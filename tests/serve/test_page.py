@@ -203,7 +203,7 @@ def test_copy_on_plain_http(browser, serve, tiny_folder):
         browser.refresh()
         assert not browser.execute_script("return window.isSecureContext")
         prompt = browser.find_element(By.ID, "prompt")
-        for button, text in ((".code-head button", "int x;"), (".tools button", "an answer\n\n```c\nint x;\n```")):
+        for button, text in ((".code-head button", "int x;"), (".assistant .tools button", "an answer\n\n```c\nint x;\n```")):
             browser.find_element(By.CSS_SELECTOR, button).click()
             wait(browser, lambda b: b.find_element(By.CSS_SELECTOR, button).text == "Copied", 5)
             prompt.clear()
@@ -285,6 +285,94 @@ def test_settings_by_keyboard(chat):
     say(chat, "Count to twenty.")
     wait(chat, idle)
     assert "3 tokens" in chat.find_element(By.CSS_SELECTOR, ".turn.assistant .tools").text
+
+
+def css(b, what):
+    return b.find_element(By.CSS_SELECTOR, what)
+
+
+def test_reasoning_calls_and_probabilities_are_drawn(chat):
+    turn = {"role": "assistant", "content": "Sunny.", "reasoning": "They ask for **weather**.", "calls": [{"name": "weather", "arguments": '{"city":"Ghent"}'}],
+            "tokens": [{"text": "Sun", "p": 0.9, "top": [["Sun", 0.9], ["Rain", 0.05]]}, {"text": "ny.", "p": 0.1, "top": [["ny.", 0.1]]}]}
+    keep(chat, [{"id": "x", "title": "Weather", "turns": [{"role": "user", "content": "Weather in Ghent?"}, turn]}])
+    chat.refresh()
+    reasoning = css(chat, "details.reasoning")
+    assert not reasoning.get_attribute("open") and "weather" not in reasoning.text
+    reasoning.find_element(By.TAG_NAME, "summary").click()
+    assert reasoning.find_element(By.TAG_NAME, "strong").text == "weather"
+    assert "weather" in css(chat, "details.call summary").text and '"city": "Ghent"' in css(chat, "details.call pre").text
+    css(chat, ".probs").click()
+    token = css(chat, ".tokens .token")
+    assert token.text == "Sun" and "90.0 %" in token.get_attribute("title") and "Rain" in token.get_attribute("title")
+    token.click()
+    assert [e.text for e in chat.find_elements(By.CSS_SELECTOR, ".top tr")] == ["Sun 90.0 %", "Rain 5.0 %"]
+    shot(chat, "chat-turn")
+    chat.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 375, "height": 720, "deviceScaleFactor": 1, "mobile": True})
+    chat.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    try:
+        assert chat.execute_script("return document.scrollingElement.scrollWidth") <= 375
+        shot(chat, "chat-turn-phone-dark")
+    finally:
+        chat.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        chat.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    no_errors(chat)
+
+
+def test_a_schema_and_probabilities_of_an_answer(chat):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    chat.execute_script("localStorage.setItem('llmc.settings.v1', arguments[0])", json.dumps({"temperature": "0", "max_tokens": "24", "schema": json.dumps(schema), "probs": True}))
+    chat.refresh()
+    say(chat, "Give a number.")
+    wait(chat, idle)
+    assert list(json.loads(answers(chat)[-1])) == ["n"]
+    css(chat, ".probs").click()
+    assert "".join(e.get_attribute("textContent") for e in chat.find_elements(By.CSS_SELECTOR, ".tokens .token")).startswith("{")
+    meter = css(chat, "#context")
+    assert meter.is_displayed() and "of 1024 tokens" in meter.get_attribute("title")
+    chat.execute_script("localStorage.setItem('llmc.settings.v1', JSON.stringify({schema: '{'}))")
+    chat.refresh()
+    say(chat, "Again.")
+    wait(chat, lambda b: b.find_elements(By.CSS_SELECTOR, ".turn .error"))
+    assert "no JSON" in css(chat, ".turn .error").text
+    no_errors(chat)
+
+
+def test_edit_branches_rename_search_export(chat, tmp_path):
+    say(chat, "Say one.")
+    wait(chat, idle)
+    css(chat, ".edit").click()
+    area = css(chat, ".turn textarea")
+    area.clear()
+    area.send_keys("Say two.")
+    css(chat, ".edited").click()
+    wait(chat, lambda b: len(titles(b)) == 2 and idle(b))
+    assert css(chat, ".turn.user .body").text == "Say two." and len(answers(chat)) == 1
+    chat.execute_script("window.prompt = () => ' Second name '")
+    css(chat, "#rename").click()
+    assert titles(chat) == ["Second name", "Say one."] and css(chat, "#title").text == "Second name"
+    css(chat, "#search").send_keys("say ONE")
+    assert titles(chat) == ["Say one."]
+    css(chat, "#search").clear()
+    css(chat, "#search").send_keys("name")
+    assert titles(chat) == ["Second name"]
+    chat.execute_script("HTMLAnchorElement.prototype.click = function () { window.saved = this.download; fetch(this.href).catch(() => 0); }")
+    css(chat, "#export").click()
+    assert chat.execute_script("return window.saved") == "Second name.md"
+    chat.get_log("browser")
+
+
+def test_attached_files_go_with_the_message(chat, tmp_path):
+    (tmp_path / "notes.txt").write_text("```\nthe word is lighthouse\n")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
+    css(chat, "#file").send_keys(f"{tmp_path}/notes.txt\n{tmp_path}/picture.png")
+    wait(chat, lambda b: "no text" in b.find_element(By.ID, "note").text)
+    assert [e.text.split()[0] for e in chat.find_elements(By.CSS_SELECTOR, "#files li")] == ["notes.txt"]
+    shot(chat, "chat-files")
+    say(chat, "What is the word?")
+    wait(chat, idle)
+    sent = css(chat, ".turn.user .body").text
+    assert sent.startswith("What is the word?") and "notes.txt:" in sent and "lighthouse" in sent and "````" in sent
+    assert not css(chat, "#files").is_displayed()
 
 
 def test_status_page(browser, smol):
