@@ -14,7 +14,7 @@
 
 #define BUDGET_S 1.0
 enum { ROUNDS = 3, TIMES = 10 };
-static const char mark[8] = "llmc nc1";
+static const char mark[8] = "llmc nc2";
 
 WaysWanted
 ways_wanted(void)
@@ -39,7 +39,11 @@ size_of(int64_t bytes)
 bool
 ways_nccl(const Ways *w, int64_t bytes)
 {
-	return w->nccl[size_of(bytes)];
+	int i = size_of(bytes);
+
+	while (i > 0 && w->us[0][i] <= 0) /* larger ones: as the last that was measured */
+		i--;
+	return w->us[1][i] < 0.98f * w->us[0][i];
 }
 
 static llmc_status
@@ -69,8 +73,8 @@ measure(Ways *w, int64_t most_bytes, ways_run_fn run, void *user, llmc_error *er
 				TRY(run(user, way == 1, (int64_t)1 << (WAYS_FROM + i), TIMES, &s, err));
 				best[way] = s < best[way] ? s : best[way];
 			}
-		for (int k = i; k < WAYS_SIZES; k++) /* larger ones: as the last that was measured */
-			w->nccl[k] = best[1] < 0.98 * best[0];
+		for (int way = 0; way < 2; way++)
+			w->us[way][i] = (float)(best[way] / TIMES * 1e6);
 		if (clock_now() > end)
 			break;
 	}
@@ -85,13 +89,12 @@ ways_choose(Ways *w, const char *machine, int64_t most_bytes, ways_run_fn run, v
 	char        key[65];
 	bool        cache = cache_path(machine, key, &dir, &path) == LLMC_OK;
 
-	if (cache && sealed_read(strbuf_str(&path), mark, key, &held, NULL) == LLMC_OK && held.len == WAYS_SIZES) {
-		for (int i = 0; i < WAYS_SIZES; i++)
-			w->nccl[i] = held.data[i] == 1;
+	if (cache && sealed_read(strbuf_str(&path), mark, key, &held, NULL) == LLMC_OK && held.len == sizeof *w) {
+		memcpy(w, held.data, sizeof *w);
 	} else {
 		status = measure(w, most_bytes, run, user, err);
 		if (status == LLMC_OK && cache && file_mkdirs_private(strbuf_str(&dir), NULL) == LLMC_OK)
-			(void)!sealed_write(strbuf_str(&path), mark, key, w->nccl, WAYS_SIZES, NULL);
+			(void)!sealed_write(strbuf_str(&path), mark, key, w, sizeof *w, NULL);
 	}
 	strbuf_release(&dir);
 	strbuf_release(&path);

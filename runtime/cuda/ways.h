@@ -12,7 +12,7 @@ typedef enum WaysWanted { WAYS_AUTO, WAYS_OWN, WAYS_NCCL, WAYS_UNKNOWN } WaysWan
 WaysWanted ways_wanted(void);
 
 enum { WAYS_FROM = 11, WAYS_SIZES = 16 }; /* 2 KB, 4 KB, ... 64 MB */
-typedef struct Ways { bool nccl[WAYS_SIZES]; } Ways;
+typedef struct Ways { float us[2][WAYS_SIZES]; } Ways; /* ours, NCCL's: microseconds a message; 0: not measured. The cache's file begins with it */
 bool ways_nccl(const Ways *w, int64_t bytes);
 
 /* Time `times` messages of so many bytes by one way, on all ranks at once. */

@@ -35,7 +35,8 @@ def check():
 
 def test_every_stage(check, tmp_path):
     text, r = check(tmp_path / "r.json")
-    assert {k: v["status"] for k, v in r["stages"].items()} == dict.fromkeys(("machine", "conform", "models", "figures", "kernels", "sanitize"), "passed")
+    assert {k: v["status"] for k, v in r["stages"].items()} == dict.fromkeys(("machine", "conform", "models", "figures", "ranks", "kernels", "sanitize"), "passed")
+    assert set(r["stages"]["ranks"]["all-reduce over 2, us"]) >= {"2 KB"}
     assert r["stages"]["conform"]["sm90"] == "passed" and r["machine"]["read_gbps"] > 0
     for model, ops in OPS.items():
         assert [x["test"] for x in r["figures"]["llmc"] if x["model"] == model and x.get("way")] == ["pp"]  # without cuBLASLt

@@ -6,6 +6,7 @@ Stages, the most valuable first; each has a limit of its own and is a process of
   conform   every wrapper's PTX against what the PTX manual says it does, bit for bit
   models    golden models and the head of SmolLM2 end to end: as transformers and the plain interpreter have them
   figures   decode and prefill of random weights: shares of the read bandwidth, of the GEMMs alone, against PyTorch, op by op
+  ranks     two GPUs and more: golden models over ranks, the same tokens by each way, all-reduce by size and way
   kernels   the kernel tests of this architecture (tests/cuda)
   sanitize  compute-sanitizer over a tiny model
 The result file is written anew after every stage; stages that it has from an earlier run and that are not run again stay. The last lines are a table of
@@ -23,6 +24,7 @@ import platform
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tarfile
@@ -35,8 +37,8 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tools"), str(ROOT / "tests" / "golden")]
 import figures  # noqa: E402
 
-LIMIT = dict(machine=120, conform=90, models=100, figures=320, kernels=120, sanitize=120)
-LEAST = dict(machine=5, conform=15, models=15, figures=30, kernels=25, sanitize=20)
+LIMIT = dict(machine=120, conform=90, models=100, figures=320, ranks=90, kernels=120, sanitize=120)
+LEAST = dict(machine=5, conform=15, models=15, figures=30, ranks=10, kernels=25, sanitize=20)
 GOLDEN = ("llama-smol", "llama-bias-linear-bf16", "qwen3-bias-tied", "gemma2-caps", "mixtral-bf16", "deepseek_v3-plain", "gpt2-plain")
 # the kernels that the measured models run on first
 KERNELS = ("test_gemv.py", "test_sm90.py", "test_flash.py", "test_cuda_attention.py", "test_cuda_sample.py", "test_gemm.py", "test_cuda_weights.py", "test_moe.py",
@@ -192,7 +194,7 @@ def stage_kernels(r):
 
 # ---- models -------------------------------------------------------------------------------------------------------
 
-def golden(r, name):
+def golden(r, name, *more, env=None):
     import numpy as np
     import weights
     g = weights.Golden(name)
@@ -201,7 +203,7 @@ def golden(r, name):
         out = os.path.join(d, "logits.npy")
         text = r.llmc("run", d, "--device", "cuda", "--tokens", ",".join(map(str, g.prompt)), "--logits", out, "--json", "--ignore-eos",
                       "-n", len(g.greedy) or 1, "--artifact", os.path.join(d, "artifact"), "--set", "kv.dtype=f32", *g.args,
-                      *[x for k, v in g.set.items() for x in ("--set", f"{k}={v}")], most=60)
+                      *[x for k, v in g.set.items() for x in ("--set", f"{k}={v}")], *more, most=60, env=env)
         logits = np.load(out)
     error = float(np.abs(logits - g.logits).max() / np.ptp(g.logits))
     if not error < (2e-2 if "bf16" in name else 1e-4):
@@ -245,6 +247,61 @@ def stage_models(r):
     return done
 
 
+# ---- ranks --------------------------------------------------------------------------------------------------------
+
+# 512 floats a row: messages of one row are 2 KB, those of 512 rows 1 MB
+SUMS = """llmc: 1
+name: gpu-check-sums
+family: llama
+n_layers: 1
+vocab_size: 1024
+max_positions: 1024
+hidden: 512
+attention: {n_heads: 16, n_kv_heads: 8, head_dim: 32}
+ffn: {width: 512}
+text: {bos: 1, eos: [2]}
+storage: {default: bf16}
+"""
+
+
+def sums(r, n, env):
+    """Tokens of a model over n GPUs by each way, and microseconds of an all-reduce by size, as llmc has measured them (runtime/cuda/ways.h)."""
+    model = os.path.join(r.tmp, "sums.yaml")
+    Path(model).write_text(SUMS)
+    told, us = {}, {}
+    for way in ("never", "always", "auto"):
+        cache = os.path.join(r.tmp, f"cache-{n}-{way}")
+        rc, out, err = r.call([r.bin, "run", model, "--random-weights", "--device", "cuda", "--tp", n, "--tokens", "1,2,3,4,5", "-n", "8", "--ignore-eos", "--json",
+                               "--set", "deterministic=true"], env={**env, "LLMC_NCCL": way, "LLMC_CACHE": cache}, check=way == "never")
+        if rc and "libnccl" not in err:
+            raise Failed(err.strip()[-1500:])
+        told[way] = json.loads(out)["tokens"] if not rc else "no NCCL"
+        for path in glob.glob(cache + "/nccl/*"):
+            f = struct.unpack("32f", Path(path).read_bytes()[:128])
+            us = {f"{2 << i} KB": dict(peers=round(f[i], 1), nccl=round(f[16 + i], 1)) for i in range(10) if f[i] > 0}
+    if any(t not in (told["never"], "no NCCL") for t in told.values()):
+        raise Failed(f"other tokens by another way: {told}")
+    return us or "no NCCL to compare with"
+
+
+def stage_ranks(r):
+    if lacks(r):
+        return lacks(r)
+    env = dict(LLMC_EMU_DEVICES="2", LLMC_COMM_TIMEOUT="3600") if r.small else {}
+    n_gpu = 2 if r.small else len((r.out["machine"]["doctor"] or {}).get("devices") or [])
+    if n_gpu < 2:
+        return dict(skipped=f"{n_gpu} GPU: two or more are needed")
+    done = {}
+    for name in GOLDEN[:1] if r.small else ("llama-smol", "deepseek_v3-plain", "gemma2-caps"):
+        done[f"{name} over 2"] = golden(r, name, "--tp", "2", env=env)
+        r.keep(**done)
+    for n in (2, 4, 8):
+        if n <= n_gpu:
+            done[f"all-reduce over {n}, us"] = sums(r, n, env)
+            r.keep(**done)
+    return done
+
+
 def stage_sanitize(r):
     tool = shutil.which("compute-sanitizer") or next(iter(sorted(glob.glob("/usr/local/cuda*/bin/compute-sanitizer") + glob.glob("/opt/nvidia/*/compute-sanitizer"))), None)
     if r.small:  # stands in for it: its options end before the program
@@ -277,7 +334,7 @@ def stage_sanitize(r):
     return done
 
 
-STAGES = dict(machine=stage_machine, conform=stage_conform, models=stage_models, figures=figures.stage, kernels=stage_kernels, sanitize=stage_sanitize)
+STAGES = dict(machine=stage_machine, conform=stage_conform, models=stage_models, figures=figures.stage, ranks=stage_ranks, kernels=stage_kernels, sanitize=stage_sanitize)
 
 
 def libraries(r):
