@@ -15,8 +15,9 @@ typedef struct Build {
 	int         layer;   /* -1 outside the layers */
 	Loc         loc;     /* of the YAML key that the ops being made come from */
 	int         rope[2], rope2; /* values of the tables; rope2: second axis */
-	int        *pool;    /* [n_layers] values; -1: the layer has no attention */
+	int        *pool, *done; /* [n_layers] values: the cache that a layer reads, and that it has been appended to; -1: the layer has no attention */
 	int        *conv, *state; /* [n_layers] of layers that keep a state; else -1 */
+	int         ple;     /* what per-layer embeddings bring to all layers, side by side; -1: none */
 	struct { int x, y; const char *order, *factor; } arranged[8]; /* of this layer, the last of them */
 	int         n_arranged;
 } Build;
@@ -142,16 +143,34 @@ norm(Build *b, bool wanted, int x, const char *role, const char *name)
 	return y;
 }
 
-/* y = scale * x + r */
+/* y = scale * x, or with a role that number of the checkpoint times it */
 static int
-add(Build *b, int x, int r, double scale, const char *name)
+gain(Build *b, int x, const char *role, double scale, int64_t width, const char *name)
+{
+	int w = role ? weight(b, role, 1, 0) : -1, y = value(b, name);
+	Op *o = OP(b, gain, .x = x, .w = w, .y = y);
+
+	op_set_int(b->g, o, "width", width);
+	op_set_num(b->g, o, "scale", scale);
+	return y;
+}
+
+/* y = scale * x + r, of any width */
+static int
+add_wide(Build *b, int x, int r, double scale, int64_t width, const char *name)
 {
 	int y = value(b, name);
 	Op *o = OP(b, add, .x = x, .r = r, .y = y);
 
-	op_set_int(b->g, o, "width", b->s->hidden);
+	op_set_int(b->g, o, "width", width);
 	op_set_num(b->g, o, "scale", scale);
 	return y;
+}
+
+static int
+add(Build *b, int x, int r, double scale, const char *name)
+{
+	return add_wide(b, x, r, scale, b->s->hidden, name);
 }
 
 static int
@@ -189,12 +208,6 @@ act_word(ActKind a)
 }
 
 static bool
-windowed(const Spec *s, int layer)
-{
-	return s->attention.window > 0 && s->attention.windowed && s->attention.windowed[layer];
-}
-
-static bool
 is_linear(const Spec *s, int l)
 {
 	return s->linear.n > 0 && s->linear.layer_in[l];
@@ -205,7 +218,7 @@ static int
 rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *name)
 {
 	const Spec *s = b->s;
-	int         table = s->n_rope > 1 && windowed(s, b->layer) ? 1 : 0;
+	int         table = s->n_rope > 1 && spec_windowed(s, b->layer) ? 1 : 0;
 	const char *style = s->rope_style == ROPE_HALF ? "half" : "interleaved";
 
 	if (s->position != POS_ROPE || (s->rope_in && !s->rope_in[b->layer]))
@@ -236,7 +249,7 @@ qk_norm(Build *b, bool after, int x, const char *role, int64_t heads, const char
 {
 	const Spec *s = b->s;
 	bool        whole = s->attention.qk_norm == QK_WHOLE;
-	int64_t     dim = s->attention.head_dim;
+	int64_t     dim = spec_heads(s, b->layer).head_dim;
 
 	if (s->attention.qk_norm == QK_NONE || s->attention.qk_after != after)
 		return x;
@@ -245,32 +258,52 @@ qk_norm(Build *b, bool after, int x, const char *role, int64_t heads, const char
 	               s->attention.qk_norm != QK_UNIT && s->norm.plus_one, name);
 }
 
+/* Keys and values of this layer go to the cache; what comes out orders that before its readers. */
+static int
+append(Build *b, int k, int v, const HeadShape *shape)
+{
+	int done = value(b, "kv");
+	Op *o = OP(b, kv_append, .k = k, .v = v, .kv = b->pool[b->layer], .done = done);
+
+	op_set_int(b->g, o, "kv_heads", shape->n_kv_heads);
+	op_set_int(b->g, o, "dim", shape->head_dim);
+	op_set_int(b->g, o, "v_dim", shape->v_dim);
+	return done;
+}
+
 static int
 gqa(Build *b, int h)
 {
-	const Spec *s = b->s;
-	int64_t     heads = s->attention.n_heads, kv_heads = s->attention.n_kv_heads, dim = s->attention.head_dim;
-	int64_t     v_dim = s->attention.v_dim;
-	int         kv = b->pool[b->layer];
+	const Spec     *s = b->s;
+	const HeadShape shape = spec_heads(s, b->layer);
+	int64_t         heads = shape.n_heads, kv_heads = shape.n_kv_heads, dim = shape.head_dim, v_dim = shape.v_dim;
+	int             source = spec_kv_layer(s, b->layer), kv = b->pool[b->layer], k = -1, v = -1;
+	bool            own = source == b->layer; /* keys and values */
+	Op             *o;
 
 	at(b, "attention.n_heads");
 	int q = matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q");
-	int k = matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k");
-	int v = matmul(b, h, "v", s->attention.bias, kv_heads * v_dim, s->hidden, "v");
+	if (own) {
+		k = v = matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k");
+		if (!s->attention.k_is_v[b->layer])
+			v = matmul(b, h, "v", s->attention.bias, kv_heads * v_dim, s->hidden, "v");
+	}
 	q = qk_norm(b, false, q, "q_norm", heads, "q_normed");
-	k = qk_norm(b, false, k, "k_norm", kv_heads, "k_normed");
+	if (own)
+		k = qk_norm(b, false, k, "k_norm", kv_heads, "k_normed");
 	at(b, "position");
 	q = rotate(b, q, heads, dim, 0, "q_rope");
-	k = rotate(b, k, kv_heads, dim, 0, "k_rope");
+	if (own)
+		k = rotate(b, k, kv_heads, dim, 0, "k_rope");
 	q = qk_norm(b, true, q, "q_norm", heads, "q_normed");
-	k = qk_norm(b, true, k, "k_norm", kv_heads, "k_normed");
-
+	if (own)
+		k = qk_norm(b, true, k, "k_norm", kv_heads, "k_normed");
+	if (own && s->attention.v_norm) {
+		at(b, "attention.v_norm");
+		v = rmsnorm(b, v, NULL, v_dim, kv_heads, s->norm.qk_eps, false, "v_normed");
+	}
 	at(b, "attention.n_heads");
-	int done = value(b, "kv");
-	Op *o = OP(b, kv_append, .k = k, .v = v, .kv = kv, .done = done);
-	op_set_int(b->g, o, "kv_heads", kv_heads);
-	op_set_int(b->g, o, "dim", dim);
-	op_set_int(b->g, o, "v_dim", v_dim);
+	int done = b->done[b->layer] = own ? append(b, k, v, &shape) : b->done[source];
 
 	int sink = -1;
 	if (s->attention.sinks) {
@@ -285,7 +318,7 @@ gqa(Build *b, int h)
 	op_set_int(b->g, o, "v_dim", v_dim);
 	op_set_num(b->g, o, "scale", s->attention.scale);
 	op_set_num(b->g, o, "cap", s->attention.score_cap);
-	op_set_int(b->g, o, "window", windowed(s, b->layer) ? s->attention.window : 0);
+	op_set_int(b->g, o, "window", spec_windowed(s, b->layer) ? s->attention.window : 0);
 	op_set_word(b->g, o, "mask", s->attention.mask == MASK_PREFIX ? "prefix" : "causal");
 	op_set_num(b->g, o, "alibi", s->position == POS_ALIBI ? s->alibi_max_bias : 0);
 	if (s->attention.out_gate != GATE_NONE) {
@@ -451,18 +484,24 @@ dense(Build *b, int h)
 	const Spec *s = b->s;
 
 	at(b, "ffn.width");
-	return ffn(b, h, &(FfnRoles){ "gate", "up", "down", "act", "ffn_out" }, s->ffn.width, s->ffn.gated, s->ffn.bias, s->ffn.act, s->ffn.limit);
+	return ffn(b, h, &(FfnRoles){ "gate", "up", "down", "act", s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out" }, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias, s->ffn.act, s->ffn.limit);
 }
 
+/* x: the stream, which a router with a norm of its own reads */
 static int
-moe(Build *b, int h)
+moe(Build *b, int h, int x)
 {
 	const Spec *s = b->s;
-	int         n = s->moe.n_experts, shared_bias = -1;
+	int         n = s->moe.n_experts, shared_bias = -1, seen = h;
 	int64_t     hidden = s->hidden, width = s->moe.width, shared = s->moe.shared_width;
 
 	at(b, "moe.n_experts");
-	int logits = matmul(b, h, "router", s->moe.router_bias, n, hidden, "router");
+	if (s->moe.router_norm) {
+		at(b, "moe.router_norm");
+		seen = rmsnorm(b, x, "router_norm", hidden, 1, s->norm.eps, false, "router_normed");
+		seen = gain(b, seen, NULL, pow((double)hidden, -0.5), hidden, "router_in");
+	}
+	int logits = matmul(b, seen, "router", s->moe.router_bias, n, hidden, "router");
 	if (s->moe.choice_bias)
 		shared_bias = bias(b, true, "router_bias", n);
 	int id = value(b, "expert_id"), weights = value(b, "expert_weight");
@@ -476,6 +515,15 @@ moe(Build *b, int h)
 	op_set_int(b->g, o, "keep_groups", s->moe.groups > 0 ? s->moe.keep_groups : 1);
 	op_set_word(b->g, o, "group_score", s->moe.group_top2 ? "top2" : "max");
 
+	if (s->moe.expert_gain) {
+		at(b, "moe.expert_gain");
+		int each = weight(b, "expert_gain", n, 0), y = value(b, "expert_weight_gained");
+		o = OP(b, expert_gain, .id = id, .weight = weights, .w = each, .y = y);
+		op_set_int(b->g, o, "n_experts", n);
+		op_set_int(b->g, o, "top_k", s->moe.top_k);
+		weights = y;
+		at(b, "moe.n_experts");
+	}
 	int gate = build_experts(b->g, "e_gate", b->layer, n, width, hidden, b->loc);
 	int up = build_experts(b->g, "e_up", b->layer, n, width, hidden, b->loc);
 	int down = build_experts(b->g, "e_down", b->layer, n, hidden, width, b->loc);
@@ -487,7 +535,7 @@ moe(Build *b, int h)
 		down_b = build_experts(b->g, "e_down_b", b->layer, n, hidden, 0, b->loc);
 		at(b, "moe.n_experts");
 	}
-	int y = value(b, shared > 0 ? "routed" : "ffn_out");
+	int y = value(b, shared > 0 || s->moe.beside ? "routed" : "ffn_out");
 	o = OP(b, moe_ffn, .x = h, .id = id, .weight = weights, .gate = gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
 	op_set_int(b->g, o, "n_experts", n);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
@@ -523,15 +571,48 @@ attention_block(Build *b, int h)
 	return norm(b, s->norm.attn_out, y, "attn_out_norm", "attn_out_normed");
 }
 
+/* h: the normed stream x */
 static int
-ffn_block(Build *b, int h)
+ffn_block(Build *b, int h, int x)
 {
 	const Spec *s = b->s;
 	bool        sparse = s->moe.n_experts > 0 && s->moe.layer_in && s->moe.layer_in[b->layer];
-	int         y = sparse ? moe(b, h) : dense(b, h);
+	int         y;
+
+	if (sparse && s->moe.beside) {
+		int d = norm(b, true, dense(b, h), "dense_out_norm", "dense_normed");
+		int e = moe(b, norm(b, true, x, "moe_norm", "moe_in"), x);
+		y = add(b, d, norm(b, true, e, "moe_out_norm", "moe_normed"), 1.0, "ffn_out");
+	} else {
+		y = sparse ? moe(b, h, x) : dense(b, h);
+	}
 
 	at(b, "norm.kind");
 	return norm(b, s->norm.ffn_out, y, "ffn_out_norm", "ffn_out_normed");
+}
+
+/* The end of a layer: x += norm(out(act(gate x) * what the token brings to this layer)), then the layer's number. */
+static int
+layer_end(Build *b, int x)
+{
+	const Spec *s = b->s;
+	int64_t     width = s->ple_width;
+
+	if (width) {
+		at(b, "per_layer.width");
+		int g = matmul(b, x, "ple_gate", false, width, s->hidden, "ple_gate");
+		int u = slice(b, b->ple, s->n_layers * width, b->layer * width, width, "ple_u"), y = value(b, "ple_act");
+		Op *o = OP(b, glu, .g = g, .u = u, .y = y);
+		op_set_int(b->g, o, "width", width);
+		op_set_word(b->g, o, "act", act_word(s->ffn.act));
+		op_set_num(b->g, o, "limit", 0);
+		y = matmul(b, y, "ple_out", false, s->hidden, width, "ple_out");
+		x = add(b, x, norm(b, true, y, "ple_out_norm", "ple_normed"), 1.0, "with_ple");
+	}
+	if (!s->residual.layer_gain)
+		return x;
+	at(b, "residual.layer_gain");
+	return gain(b, x, "layer_gain", 1.0, s->hidden, "gained");
 }
 
 static int
@@ -547,19 +628,19 @@ layer(Build *b, int x, int l)
 		/* both blocks read the same stream; without a norm of its own the second shares the first's */
 		int h2 = s->norm.ffn_in ? norm(b, true, x, "ffn_norm", "ffn_in") : h;
 		int from = s->residual.from_norm ? h : x;
-		int a = attention_block(b, h), f = ffn_block(b, h2);
+		int a = attention_block(b, h), f = ffn_block(b, h2, x);
 		at(b, "residual.form");
 		int mid = add(b, from, a, skip, "mid");
-		return add(b, mid, f, 1.0, "out");
+		return layer_end(b, add(b, mid, f, 1.0, "out"));
 	}
 	int a = attention_block(b, h);
 	at(b, "residual.form");
 	int mid = add(b, s->residual.from_norm ? h : x, a, skip, "mid");
 	at(b, "norm.kind");
 	int h2 = norm(b, s->norm.ffn_in, mid, "ffn_norm", "ffn_in");
-	int f = ffn_block(b, h2);
+	int f = ffn_block(b, h2, mid);
 	at(b, "residual.form");
-	return add(b, s->residual.from_norm ? h2 : mid, f, skip, "out");
+	return layer_end(b, add(b, s->residual.from_norm ? h2 : mid, f, skip, "out"));
 }
 
 /* --- the model --- */
@@ -598,6 +679,25 @@ embed(Build *b, int *table)
 	}
 	at(b, "norm.kind");
 	return norm(b, s->norm.embed, x, "embed_norm", "x0_normed");
+}
+
+/* What a token brings to each layer: a row of its own table, and a product of its embedding, normed layer by layer; the mean of both
+ * by the square root of two. */
+static int
+per_layer(Build *b, int x)
+{
+	const Spec *s = b->s;
+	int64_t     width = s->ple_width, all = s->n_layers * width;
+
+	at(b, "per_layer.width");
+	int w = weight(b, "ple_embed", s->vocab_size, all), own = value(b, "ple_token");
+	Op *o = OP(b, embed, .w = w, .y = own);
+	op_set_int(b->g, o, "hidden", all);
+	op_set_num(b->g, o, "scale", sqrt(width / 2.0));
+	int p = matmul(b, x, "ple_proj", false, all, s->hidden, "ple_proj");
+	p = gain(b, p, NULL, pow((double)s->hidden, -0.5), all, "ple_scaled");
+	p = rmsnorm(b, p, "ple_norm", width, s->n_layers, s->norm.eps, s->norm.plus_one, "ple_projected");
+	return add_wide(b, p, own, sqrt(0.5), all, "ple");
 }
 
 static void
@@ -683,29 +783,33 @@ pools(Build *b)
 	const Spec *s = b->s;
 	bool        mla_kind = s->attention.kind == ATT_MLA;
 	int         count[2] = { 0 }, index[2] = { -1, -1 };
-	PlanPool    like = {
-		.mla = mla_kind, .k = s->kv.k, .v = s->kv.v, .rotate = s->kv.rotate,
-		.kv_heads = mla_kind ? 1 : s->attention.n_kv_heads,
-		.k_dim = mla_kind ? s->attention.kv_rank + s->attention.rope_dim : s->attention.head_dim,
-		.v_dim = mla_kind ? 0 : s->attention.v_dim,
-	};
 
 	b->pool = NEW(b->g->arena, int, s->n_layers);
+	b->done = NEW(b->g->arena, int, s->n_layers);
 	b->g->pool = NEW(b->g->arena, PlanPool, 4);
 	for (int l = 0; l < s->n_layers; l++)
-		count[windowed(s, l)] += !is_linear(s, l);
+		count[spec_windowed(s, l)] += !is_linear(s, l) && spec_kv_layer(s, l) == l;
 	for (int w = 0; w < 2; w++)
 		if (count[w]) {
 			index[w] = b->g->n_pool++;
-			b->g->pool[index[w]] = like;
-			b->g->pool[index[w]].id = w ? "kv_window" : "kv";
-			b->g->pool[index[w]].keep = w ? s->attention.window : 0;
+			const HeadShape h = w ? s->attention.local : spec_heads(s, -1);
+			b->g->pool[index[w]] = (PlanPool){
+				.id = w ? "kv_window" : "kv", .keep = w ? s->attention.window : 0,
+				.mla = mla_kind, .k = s->kv.k, .v = s->kv.v, .rotate = s->kv.rotate,
+				.kv_heads = mla_kind ? 1 : h.n_kv_heads,
+				.k_dim = mla_kind ? s->attention.kv_rank + s->attention.rope_dim : h.head_dim,
+				.v_dim = mla_kind ? 0 : h.v_dim,
+			};
 		}
 	for (int l = 0; l < s->n_layers; l++) {
 		b->pool[l] = -1;
 		if (is_linear(s, l))
 			continue;
-		int      i = index[windowed(s, l)];
+		int      i = index[spec_windowed(s, l)], from = spec_kv_layer(s, l);
+		if (from != l) {
+			b->pool[l] = b->pool[from];
+			continue;
+		}
 		PlanPool *p = &b->g->pool[i];
 		int      v = graph_value(b->g, VAL_POOL, arena_printf(b->g->arena, "%s.%d", p->id, p->n_layers), spec_loc(s, "attention.n_heads"));
 		b->g->val[v].tensor = i;
@@ -786,7 +890,7 @@ open_adapter(Graph *g, Diag *d, Arena *perm)
 Graph *
 graph_build(const Spec *s, Diag *d, Arena *perm)
 {
-	Build b = { .g = graph_new(s, d, perm), .s = s, .layer = -1 };
+	Build b = { .g = graph_new(s, d, perm), .s = s, .layer = -1, .ple = -1 };
 	int   table, x, errors = d->n_error;
 
 	if (!experts_plausible(s, d) || !open_adapter(b.g, d, perm))
@@ -794,6 +898,8 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 	ropes(&b);
 	pools(&b);
 	x = embed(&b, &table);
+	if (s->ple_width)
+		b.ple = per_layer(&b, x);
 	for (int l = 0; l < s->n_layers; l++) {
 		x = layer(&b, x, l);
 		b.g->val[x].name = arena_printf(perm, "x%d", l + 1);

@@ -35,22 +35,23 @@ rule_in(const TensorRule *rule, int n_rule, const char *role, int *part)
 
 /* Rows of the roles that checkpoints stack; 0: none of them. */
 static int64_t
-role_rows(const Spec *s, const char *role, size_t n)
+role_rows(const Spec *s, int layer, const char *role, size_t n)
 {
-	int64_t heads = s->attention.n_heads, dim = s->attention.head_dim;
+	const HeadShape h = spec_heads(s, layer);
+	int64_t heads = h.n_heads, dim = h.head_dim;
 	const struct { const char *role; int64_t rows; } known[] = {
 		{ "q", heads * dim },
-		{ "k", s->attention.n_kv_heads * dim },
-		{ "v", s->attention.n_kv_heads * (int64_t)s->attention.v_dim },
-		{ "q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * s->attention.v_dim },
+		{ "k", h.n_kv_heads * dim },
+		{ "v", h.n_kv_heads * (int64_t)h.v_dim },
+		{ "q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * h.v_dim },
 		{ "lin_q", (int64_t)s->linear.k_heads * s->linear.k_dim },
 		{ "lin_k", (int64_t)s->linear.k_heads * s->linear.k_dim },
 		{ "lin_v", (int64_t)s->linear.v_heads * s->linear.v_dim },
 		{ "lin_z", (int64_t)s->linear.v_heads * s->linear.v_dim },
 		{ "lin_a", s->linear.v_heads },
 		{ "lin_b", s->linear.v_heads },
-		{ "gate", s->ffn.width },
-		{ "up", s->ffn.width },
+		{ "gate", spec_ffn_width(s, layer) },
+		{ "up", spec_ffn_width(s, layer) },
 		{ "e_gate", s->moe.width },
 		{ "e_up", s->moe.width },
 		{ "e_gate_b", s->moe.width },
@@ -58,7 +59,7 @@ role_rows(const Spec *s, const char *role, size_t n)
 		{ "s_gate", s->moe.shared_width },
 		{ "s_up", s->moe.shared_width },
 		{ "k_b", heads * s->attention.nope_dim },
-		{ "v_b", heads * s->attention.v_dim },
+		{ "v_b", heads * h.v_dim },
 		{ "q_a", s->attention.q_rank },
 		{ "kv_a", s->attention.kv_rank + s->attention.rope_dim },
 	};
@@ -71,14 +72,14 @@ role_rows(const Spec *s, const char *role, size_t n)
 
 /* Rows before and of all parts of a stacked rule. */
 static bool
-stack_rows(const Spec *s, const TensorRule *rule, int part, int64_t *before, int64_t *total)
+stack_rows(const Spec *s, int layer, const TensorRule *rule, int part, int64_t *before, int64_t *total)
 {
 	const char *at = rule->role;
 
 	*before = *total = 0;
 	for (int k = 0; at; k++) {
 		size_t  len = strcspn(at, "+");
-		int64_t rows = role_rows(s, at, len);
+		int64_t rows = role_rows(s, layer, at, len);
 		if (rows == 0)
 			return false;
 		if (k < part)
@@ -176,23 +177,23 @@ rule_or_error(Graph *g, const char *role, int *part, Loc loc)
 /* Parts of a tensor whose roles are interleaved head by head: one a group of heads that share a k and v, with q of its heads, then k, then v;
  * or, where every head has its own, one a head. */
 static int64_t
-head_units(const Spec *s, const char *roles)
+head_units(const Spec *s, int layer, const char *roles)
 {
 	bool each = strncmp(roles, "k_b", 3) == 0 || rule_has_role(roles, "q_gate");
 
-	return strncmp(roles, "lin_", 4) == 0 ? s->linear.k_heads : each ? s->attention.n_heads : s->attention.n_kv_heads;
+	return strncmp(roles, "lin_", 4) == 0 ? s->linear.k_heads : each ? spec_heads(s, layer).n_heads : spec_heads(s, layer).n_kv_heads;
 }
 
 /* Which rows of the tensor that a rule names are a role's. */
 static bool
-rule_rows(Graph *g, const TensorRule *rule, const char *role, int part, int64_t rows, PlanSource *src)
+rule_rows(Graph *g, int layer, const TensorRule *rule, const char *role, int part, int64_t rows, PlanSource *src)
 {
 	const Spec *s = g->spec;
 	int64_t     before, total;
 
 	if (!strchr(rule->role, '+'))
 		return true;
-	if (!stack_rows(s, rule, part, &before, &total)) {
+	if (!stack_rows(s, layer, rule, part, &before, &total)) {
 		err_at(g->diag, rule->loc, "tensors: '%s' stacks roles whose rows llmc does not know how to tell apart", rule->role);
 		return false;
 	}
@@ -200,7 +201,7 @@ rule_rows(Graph *g, const TensorRule *rule, const char *role, int part, int64_t 
 	src->first = before;
 	src->stride = total;
 	if (rule->per_head || rule->quarters) {
-		int64_t units = rule->quarters ? 4 : head_units(s, rule->role);
+		int64_t units = rule->quarters ? 4 : head_units(s, layer, rule->role);
 		if (rows % units) {
 			err_at(g->diag, rule->loc, "tensors: '%s' lies in %d parts, which %lld rows of %s are not", rule->role, (int)units, (long long)rows, role);
 			return false;
@@ -234,7 +235,7 @@ add_adapter(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 		err_at(g->diag, spec_loc(s, "lora.path"), "lora.path: the adapter changes %s, which is the head as well (head.tied): the two would differ", name);
 		return false;
 	}
-	if (!rule_rows(g, rule, role, part, rows, &theirs))
+	if (!rule_rows(g, layer, rule, role, part, rows, &theirs))
 		return false;
 	if (src->arranged) {
 		err_at(g->diag, spec_loc(s, "lora.path"), "lora.path: the adapter changes %s, whose columns the checkpoint's scheme keeps in an order of their own: merge it into the checkpoint it was "
@@ -259,6 +260,7 @@ int
 build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t rows, int64_t cols, Loc loc)
 {
 	const Spec *s = g->spec;
+	const HeadShape heads = spec_heads(s, layer);
 	bool        head = strcmp(role, "head") == 0;
 	/* a tied head whose rows are normalised is a tensor of its own, made from the embedding */
 	const char *from = head && s->head.tied ? "embed" : role;
@@ -273,17 +275,17 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 		.rows = rows, .cols = cols, .block = rows, .stride = rows, .n_block = 1,
 		.unit_rows = head && s->head.row_norm && cols > 0,
 	};
-	if (!rule_rows(g, rule, role, part, rows, src))
+	if (!rule_rows(g, layer, rule, role, part, rows, src))
 		return -1;
 	const int64_t total = src->rows;
 	if (rule->transpose && cols > 0) {
-		int64_t each = rule->per_head && !strchr(rule->role, '+') ? rows / s->attention.n_heads : total;
+		int64_t each = rule->per_head && !strchr(rule->role, '+') ? rows / heads.n_heads : total;
 		src->rows = total / each * cols;
 		src->cols = each;
 		src->transpose = each;
 	}
 	if (rule->rope_pairs && (strcmp(role, "q") == 0 || strcmp(role, "k") == 0))
-		src->rope_pairs = s->attention.head_dim;
+		src->rope_pairs = heads.head_dim;
 	StorageRule file = file_storage(g, role, layer, cols ? src->cols : 0, loc), as = memory_storage(g, src, 1, file, loc);
 	src->arranged = file.order || file.factor;
 	if (src->arranged && (src->transpose || !role_arranges(role)))
@@ -316,7 +318,7 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 
 	if (!rule)
 		return -1;
-	if (strchr(rule->role, '+') && !stack_rows(g->spec, rule, part, &before, &total)) {
+	if (strchr(rule->role, '+') && !stack_rows(g->spec, layer, rule, part, &before, &total)) {
 		err_at(g->diag, rule->loc, "tensors: '%s' stacks roles whose rows llmc does not know how to tell apart", rule->role);
 		return -1;
 	}

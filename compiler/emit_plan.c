@@ -172,6 +172,8 @@ scaling_text(RopeScaling s)
 		return "llama3";
 	case SCALE_LONGROPE:
 		return "longrope";
+	case SCALE_PROPORTIONAL:
+		return "proportional";
 	}
 	return "none";
 }
@@ -180,7 +182,7 @@ static PlanRope
 plan_rope(const RopeTable *r, int axis)
 {
 	return (PlanRope){
-		.theta = r->theta, .dims = r->dims, .scaling = scaling_text(r->scaling), .factor = r->factor,
+		.theta = r->theta, .dims = r->dims, .scaling = scaling_text(r->scaling), .factor = r->factor, .turning = r->turning,
 		.original_positions = r->original_positions, .low_freq_factor = r->low_freq_factor,
 		.high_freq_factor = r->high_freq_factor, .beta_fast = r->beta_fast, .beta_slow = r->beta_slow,
 		.attention_factor = r->attention_factor, .mscale = r->mscale, .mscale_all_dim = r->mscale_all_dim,

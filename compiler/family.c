@@ -14,8 +14,9 @@ static const char *const roles[] = {
 	"attn_norm", "q", "k", "v", "o", "q_gate", "q_norm", "k_norm", "sinks", "attn_out_norm",
 	"lin_q", "lin_k", "lin_v", "lin_z", "lin_a", "lin_b", "lin_conv", "lin_rate", "lin_dt", "lin_norm", "lin_o",
 	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b",
-	"ffn_norm", "gate", "up", "down", "act_p", "act_n", "ffn_out_norm",
-	"router", "router_bias", "e_gate", "e_up", "e_down", "e_gate_b", "e_up_b", "e_down_b", "s_gate", "s_up", "s_down", "s_mix",
+	"ffn_norm", "gate", "up", "down", "act_p", "act_n", "ffn_out_norm", "dense_out_norm", "moe_norm", "moe_out_norm", "layer_gain",
+	"ple_embed", "ple_proj", "ple_norm", "ple_gate", "ple_out", "ple_out_norm",
+	"router", "router_bias", "router_norm", "expert_gain", "e_gate", "e_up", "e_down", "e_gate_b", "e_up_b", "e_down_b", "s_gate", "s_up", "s_down", "s_mix",
 	"rope_factors", "rope_factors_long", "rope_factors_short", "drop",
 };
 enum { N_ROLES = sizeof roles / sizeof *roles };
@@ -322,7 +323,7 @@ family_rules(SpecTable *t, const Family *f, int *n)
 bool
 role_arranges(const char *role)
 {
-	static const char *const none[] = { "embed", "pos_embed", "router", "s_mix", "k_b", "v_b" };
+	static const char *const none[] = { "embed", "pos_embed", "ple_embed", "router", "s_mix", "k_b", "v_b" };
 
 	for (size_t i = 0; i < sizeof none / sizeof *none; i++)
 		if (strcmp(role, none[i]) == 0)

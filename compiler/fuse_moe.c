@@ -5,7 +5,7 @@
 
 /* What a mixture's feed-forward is made of: its ops; the shared expert's, where it fits in; who adds the result to what. */
 typedef struct Mixture {
-	Op *logits, *route, *ffn;
+	Op *logits, *route, *gain, *ffn;                /* gain: NULL, or what multiplies the weights by numbers of the experts */
 	Op *gate, *up, *glu, *down, *mix, *gated, *sum; /* shared expert: NULL without; mix, gated: without a gate */
 	Op *add;                                        /* NULL: the result goes elsewhere */
 	int r, y;                                       /* what the result is added to, or -1; what comes out */
@@ -58,11 +58,14 @@ static bool
 match_mixture(const Fuse *f, Op *ffn, bool with_shared, Mixture *m)
 {
 	*m = (Mixture){ .ffn = ffn, .r = -1 };
-	int h = ffn->arg[ARG(moe_ffn, x)], id = ffn->arg[ARG(moe_ffn, id)], weight = ffn->arg[ARG(moe_ffn, weight)];
-	m->route = fuse_only_def(f, id, OP_moe_route);
-	if (!m->route || fuse_uses(f, weight) != 1 || m->route->arg[ARG(moe_route, weight)] != weight ||
-	    !(m->logits = fuse_only_def(f, m->route->arg[ARG(moe_route, logits)], OP_matmul)) || m->logits->arg[ARG(matmul, x)] != h ||
-	    (with_shared && !match_shared(f, m)) || (m->mix && m->logits->arg[ARG(matmul, b)] >= 0))
+	int id = ffn->arg[ARG(moe_ffn, id)], weight = ffn->arg[ARG(moe_ffn, weight)];
+	m->gain = fuse_only_def(f, weight, OP_expert_gain);
+	m->route = fuse_def(f, id);
+	if (m->gain)
+		weight = m->gain->arg[ARG(expert_gain, weight)];
+	if (!m->route || m->route->kind != OP_moe_route || fuse_uses(f, id) != (m->gain ? 2 : 1) || fuse_uses(f, weight) != 1 || m->route->arg[ARG(moe_route, weight)] != weight ||
+	    !(m->logits = fuse_only_def(f, m->route->arg[ARG(moe_route, logits)], OP_matmul)) ||
+	    (with_shared && !match_shared(f, m)) || (m->mix && (m->gain || m->logits->arg[ARG(matmul, b)] >= 0)))
 		return false;
 	m->y = with_shared ? m->sum->arg[ARG(add, y)] : ffn->arg[ARG(moe_ffn, y)];
 	m->add = only_add(f, m->y);
@@ -105,25 +108,25 @@ arg_of(const Op *op, int arg)
 	return op ? op->arg[arg] : -1;
 }
 
-/* The three ops of a mixture */
+/* The three ops of a mixture; seen: the norm in front of the router, front: in front of the experts */
 static void
-make_mixture(Fuse *f, const Mixture *m, const Front *front, int router, Op op[3])
+make_mixture(Fuse *f, const Mixture *m, const Front *seen, const Front *front, int router, Op op[3])
 {
 	Graph   *g = f->g;
 	const Op *ffn = m->ffn;
 	int64_t  top_k = op_int(ffn, "top_k"), width = op_int(ffn, "width"), shared = m->gate ? op_int(m->gate, "rows") : 0, mix = m->mix != NULL;
-	int      id = ffn->arg[ARG(moe_ffn, id)], weight = ffn->arg[ARG(moe_ffn, weight)];
+	int      id = ffn->arg[ARG(moe_ffn, id)], weight = m->route->arg[ARG(moe_route, weight)];
 	int      h = row_value(f, ffn, "experts_act", top_k * width + shared);
 
 	if (mix)
 		weight = row_value(f, ffn, "expert_weight_mix", top_k + 1);
-	op[0] = fuse_op(OP_norm_route, m->route, OP_ARGS(norm_route, .x = front->x, .nw = front->nw, .nb = front->nb, .w = router,
+	op[0] = fuse_op(OP_norm_route, m->route, OP_ARGS(norm_route, .x = seen->x, .nw = seen->nw, .nb = seen->nb, .w = router,
 	                                                 .logit_b = m->logits->arg[ARG(matmul, b)], .bias = m->route->arg[ARG(moe_route, bias)], .id = id, .weight = weight));
 	op[1] = fuse_op(OP_norm_moe_glu, ffn, OP_ARGS(norm_moe_glu, .x = front->x, .nw = front->nw, .nb = front->nb, .id = id,
 	                                               .gate = ffn->arg[ARG(moe_ffn, gate)], .up = ffn->arg[ARG(moe_ffn, up)],
 	                                               .gate_b = ffn->arg[ARG(moe_ffn, gate_b)], .up_b = ffn->arg[ARG(moe_ffn, up_b)],
 	                                               .s_gate = arg_of(m->gate, ARG(matmul, w)), .s_up = arg_of(m->up, ARG(matmul, w)), .h = h));
-	op[2] = fuse_op(OP_moe_down_add, ffn, OP_ARGS(moe_down_add, .h = h, .id = id, .weight = weight, .down = ffn->arg[ARG(moe_ffn, down)], .down_b = ffn->arg[ARG(moe_ffn, down_b)],
+	op[2] = fuse_op(OP_moe_down_add, ffn, OP_ARGS(moe_down_add, .h = h, .id = id, .weight = m->gain ? m->gain->arg[ARG(expert_gain, y)] : weight, .down = ffn->arg[ARG(moe_ffn, down)], .down_b = ffn->arg[ARG(moe_ffn, down_b)],
 	                                               .s_down = arg_of(m->down, ARG(matmul, w)), .r = m->r, .y = m->y));
 	for (int i = 0; i < 3; i++) {
 		op_set_int(g, &op[i], "n_experts", op_int(ffn, "n_experts"));
@@ -145,7 +148,7 @@ make_mixture(Fuse *f, const Mixture *m, const Front *front, int router, Op op[3]
 		else if (strcmp(a->key, "n_experts") != 0 && strcmp(a->key, "top_k") != 0)
 			op_set_int(g, &op[0], a->key, a->i);
 	}
-	front_set(f, &op[0], front);
+	front_set(f, &op[0], seen);
 	op_set_word(g, &op[1], "act", op_word(ffn, "act"));
 	op_set_num(g, &op[1], "limit", op_num(ffn, "limit"));
 	front_set(f, &op[1], front);
@@ -190,10 +193,11 @@ fuse_mixture(Fuse *f)
 			if (!match_mixture(f, &g->op[i], with_shared, &m) || (router = router_with(f, &m)) < 0)
 				continue;
 			int   h = m.ffn->arg[ARG(moe_ffn, x)];
-			Front front[2] = { front_norm(f, h, 1), front_plain(h) };
+			int   in = m.logits->arg[ARG(matmul, x)]; /* h, but for a router with a norm of its own */
+			Front front[2] = { front_norm(f, h, 1), front_plain(h) }, own = in == h ? front[0] : front_norm(f, in, 0);
 			for (int t = front[0].norm < 0 ? 1 : 0; t < 2 && !done; t++) {
 				Op op[3];
-				make_mixture(f, &m, &front[t], router, op);
+				make_mixture(f, &m, in == h ? &front[t] : &own, &front[t], router, op);
 				if (!fuse_accepted(f, &op[0]) || !fuse_accepted(f, &op[1]) || !fuse_accepted(f, &op[2]))
 					continue;
 				mixture_makes(f, &m, op);

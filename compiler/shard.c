@@ -187,6 +187,14 @@ shares(Graph *g)
 {
 	const Spec *spec = g->spec;
 	Shard      *s = NEW(g->arena, Shard, 1);
+	const HeadShape a = spec_heads(spec, -1), b = spec->attention.local;
+
+	if (a.n_heads != b.n_heads || a.n_kv_heads != b.n_kv_heads || a.head_dim != b.head_dim || a.v_dim != b.v_dim)
+		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: layers with heads of different shapes run on one rank", g->ranks);
+	if (spec->ple_width)
+		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: per-layer embeddings run on one rank", g->ranks);
+	if (spec->ffn.wide_in && memchr(spec->ffn.wide_in, 1, (size_t)spec->n_layers))
+		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: layers with feed-forwards of different widths run on one rank", g->ranks);
 
 	deal_heads(g, s);
 	deal_columns(g, s, SHARE_FFN, "down", spec->ffn.width);

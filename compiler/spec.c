@@ -136,7 +136,7 @@ scaling_of(const SpecTable *t, SpecKey k)
 {
 	static const char *const name[] = {
 		[SCALE_NONE] = "none", [SCALE_LINEAR] = "linear", [SCALE_DYNAMIC] = "dynamic", [SCALE_YARN] = "yarn",
-		[SCALE_LLAMA3] = "llama3", [SCALE_LONGROPE] = "longrope",
+		[SCALE_LLAMA3] = "llama3", [SCALE_LONGROPE] = "longrope", [SCALE_PROPORTIONAL] = "proportional",
 	};
 
 	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
@@ -155,7 +155,7 @@ scaling_of(const SpecTable *t, SpecKey k)
 	(RopeTable)                                                                                \
 	{                                                                                          \
 		.theta = NUM(P##theta), .dims = (int)INT(DIMS), .scaling = scaling_of(t, K_##P##scaling), \
-		.factor = NUM(P##factor), .original_positions = NUM(P##original),                  \
+		.factor = NUM(P##factor), .turning = NUM(P##turning), .original_positions = NUM(P##original),                  \
 		.low_freq_factor = NUM(P##low_freq), .high_freq_factor = NUM(P##high_freq),        \
 		.beta_fast = NUM(P##beta_fast), .beta_slow = NUM(P##beta_slow),                    \
 		.attention_factor = NUM(P##attention_factor), .mscale = NUM(P##mscale),            \
@@ -200,6 +200,10 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.nope_dim = (int)INT(nope_dim);
 	s->attention.rope_dim = (int)INT(rope_dim);
 	s->attention.v_dim = (int)INT(v_dim);
+	s->attention.local = (HeadShape){ (int)INT(local_n_heads), (int)INT(local_n_kv_heads), (int)INT(local_head_dim), (int)INT(local_v_dim) };
+	s->attention.k_is_v = t->val[K_k_is_v].layers;
+	s->attention.kv_shared = (int)INT(kv_shared);
+	s->attention.v_norm = IS(v_norm, "unit");
 	s->attention.out_gate = IS(out_gate, "head") ? GATE_HEAD : IS(out_gate, "element") ? GATE_ELEMENT : GATE_NONE;
 	s->linear.layer_in = t->val[K_linear_layers].layers;
 	for (int l = 0; l < s->n_layers; l++)
@@ -217,6 +221,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->ffn.limit = NUM(ffn_limit);
 	s->ffn.width = INT(ffn_width);
 	s->ffn.bias = BOOL(ffn_bias);
+	s->ffn.wide = INT(wide_width);
+	s->ffn.wide_in = t->val[K_wide_layers].layers;
 	s->moe.n_experts = (int)INT(n_experts);
 	s->moe.top_k = (int)INT(top_k);
 	s->moe.width = INT(moe_width);
@@ -227,6 +233,9 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->moe.choice_bias = BOOL(choice_bias);
 	s->moe.router_bias = BOOL(router_bias);
 	s->moe.bias = BOOL(expert_bias);
+	s->moe.beside = BOOL(moe_beside);
+	s->moe.router_norm = BOOL(router_norm);
+	s->moe.expert_gain = BOOL(expert_gain);
 	s->moe.renorm = BOOL(renorm);
 	s->moe.scale = NUM(moe_scale);
 	s->moe.groups = (int)INT(groups);
@@ -282,6 +291,8 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->residual.parallel = IS(residual_form, "parallel");
 	s->residual.from_norm = IS(residual_from, "norm");
 	s->residual.skip_scale = NUM(skip_scale);
+	s->residual.layer_gain = BOOL(layer_gain);
+	s->ple_width = (int)INT(ple_width);
 	s->embed.scale = NUM(embed_scale);
 	s->embed.round_scale = BOOL(round_scale);
 	s->head.tied = BOOL(tied);
@@ -448,6 +459,38 @@ spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *pe
 	const char *slash = strrchr(yaml_path, '/');
 	const char *dir = slash ? arena_strndup(perm, yaml_path, (size_t)(slash - yaml_path)) : ".";
 	return from_source(src, slash == yaml_path ? "/" : dir, set, d, perm);
+}
+
+bool
+spec_windowed(const Spec *s, int layer)
+{
+	return s->attention.window > 0 && s->attention.windowed && layer >= 0 && s->attention.windowed[layer];
+}
+
+HeadShape
+spec_heads(const Spec *s, int layer)
+{
+	return spec_windowed(s, layer) ? s->attention.local
+	                               : (HeadShape){ s->attention.n_heads, s->attention.n_kv_heads, s->attention.head_dim, s->attention.v_dim };
+}
+
+int64_t
+spec_ffn_width(const Spec *s, int layer)
+{
+	return layer >= 0 && s->ffn.wide_in && s->ffn.wide_in[layer] ? s->ffn.wide : s->ffn.width;
+}
+
+int
+spec_kv_layer(const Spec *s, int layer)
+{
+	int own = s->n_layers - s->attention.kv_shared;
+
+	if (layer < own)
+		return layer;
+	for (int l = own; l-- > 0;)
+		if (spec_windowed(s, l) == spec_windowed(s, layer) && !(s->linear.n && s->linear.layer_in[l]))
+			return l;
+	return -1;
 }
 
 Loc

@@ -12,7 +12,7 @@
 typedef enum NormKind { NORM_NONE, NORM_RMS, NORM_LAYER } NormKind;
 typedef enum PositionKind { POS_NONE, POS_ROPE, POS_ALIBI, POS_LEARNED } PositionKind;
 typedef enum RopeStyle { ROPE_HALF, ROPE_INTERLEAVED } RopeStyle;
-typedef enum RopeScaling { SCALE_NONE, SCALE_LINEAR, SCALE_DYNAMIC, SCALE_YARN, SCALE_LLAMA3, SCALE_LONGROPE } RopeScaling;
+typedef enum RopeScaling { SCALE_NONE, SCALE_LINEAR, SCALE_DYNAMIC, SCALE_YARN, SCALE_LLAMA3, SCALE_LONGROPE, SCALE_PROPORTIONAL } RopeScaling;
 typedef enum ActKind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_SWIGLU_OAI, ACT_XIELU } ActKind;
 typedef enum QkNorm { QK_NONE, QK_HEAD, QK_WHOLE, QK_UNIT } QkNorm; /* rms of each head, of the whole row, of each head without weights */
 typedef enum AttentionKind { ATT_GQA, ATT_MLA } AttentionKind;
@@ -26,6 +26,7 @@ typedef struct RopeTable {
 	int         dims;             /* rotated elements of a head */
 	RopeScaling scaling;
 	double      factor;
+	double      turning;          /* proportional: share of the pairs that turn */
 	double      original_positions;
 	double      low_freq_factor, high_freq_factor;      /* llama3 */
 	double      beta_fast, beta_slow;                   /* yarn */
@@ -61,6 +62,9 @@ typedef struct StorageRule {
 	const char    *factor;    /* role whose columns' factors x is multiplied by; NULL: 1 */
 } StorageRule;
 
+/* Heads of a layer's attention */
+typedef struct HeadShape { int n_heads, n_kv_heads, head_dim, v_dim; } HeadShape;
+
 typedef struct Spec {
 	const char *name, *family;
 	const char *sha256;            /* of the resolved description's text */
@@ -75,7 +79,11 @@ typedef struct Spec {
 
 	struct {
 		AttentionKind kind;
-		int     n_heads, n_kv_heads, head_dim;
+		int     n_heads, n_kv_heads, head_dim;             /* of layers without a window: spec_heads is for all */
+		HeadShape local;           /* of windowed layers */
+		const uint8_t *k_is_v;     /* [n_layers]: values are the keys in front of their norm */
+		int     kv_shared;         /* the last layers, which read keys and values of earlier ones */
+		bool    v_norm;            /* of each head, without weights */
 		bool    bias, o_bias;
 		double  scale;             /* of scores; the mla yarn factor is in it */
 		double  score_cap;         /* 0: none */
@@ -88,7 +96,7 @@ typedef struct Spec {
 		OutGate out_gate;
 		bool    sinks;             /* one more score a head, without a value */
 		MlaForm form;                                      /* mla */
-		int     q_rank, kv_rank, nope_dim, rope_dim, v_dim; /* mla; v_dim = head_dim for gqa; q_rank 0: plain q */
+		int     q_rank, kv_rank, nope_dim, rope_dim, v_dim; /* mla; q_rank 0: plain q */
 	} attention;
 
 	struct {                           /* layers with a delta rule in the place of attention */
@@ -100,7 +108,7 @@ typedef struct Spec {
 		double  beta_scale;
 	} linear;
 
-	struct { bool gated; ActKind act; double limit; int64_t width; bool bias; } ffn;
+	struct { bool gated; ActKind act; double limit; int64_t width, wide; const uint8_t *wide_in; bool bias; } ffn; /* spec_ffn_width */
 
 	struct {
 		int     n_experts;         /* 0: no moe at all */
@@ -110,6 +118,8 @@ typedef struct Spec {
 		bool    sigmoid;           /* router scores; else softmax */
 		bool    choice_bias, renorm;
 		bool    router_bias, bias; /* on logits; on gate, up and down of the experts */
+		bool    beside;            /* with the dense feed-forward, each between norms of its own */
+		bool    router_norm, expert_gain;
 		double  scale;
 		int     groups, keep_groups;
 		bool    group_top2;        /* group score: sum of two best; else max */
@@ -139,7 +149,8 @@ typedef struct Spec {
 	double       alibi_max_bias;   /* 8 */
 	int          pos_offset;       /* learned: row of position 0 */
 
-	struct { bool parallel; bool from_norm; double skip_scale; } residual;
+	struct { bool parallel; bool from_norm; double skip_scale; bool layer_gain; } residual;
+	int          ple_width;        /* per-layer embeddings; 0: none */
 	struct { double scale; bool round_scale; /* scale rounded to the activations' dtype */ } embed;
 	struct { bool tied; bool row_norm; double scale, cap; bool bias; llmc_output kind; int64_t labels; } head;
 	struct { llmc_pool kind; bool normalize; } pool;
@@ -173,7 +184,11 @@ spec_ranks(const Spec *s)
 	return s->tp * s->pp;
 }
 
-
+bool      spec_windowed(const Spec *s, int layer);
+HeadShape spec_heads(const Spec *s, int layer); /* -1: of layers without a window */
+int64_t   spec_ffn_width(const Spec *s, int layer);
+/* The layer whose keys and values a layer reads: itself, but for attention.kv_shared; -1: there is none */
+int       spec_kv_layer(const Spec *s, int layer);
 /* Where a key ("attention.n_heads") was written; loc of the file when it is a default. */
 Loc   spec_loc(const Spec *s, const char *key);
 /* How a role is stored in a layer (-1: outside the layers). "q.bias" asks for the bias of q: its own rule, else q's. */

@@ -30,6 +30,65 @@ blame(const SpecTable *t, SpecKey a, SpecKey b)
 	return t->val[a].from >= t->val[b].from ? a : b;
 }
 
+/* What windowed layers have of their own, and layers without keys and values. */
+static void
+check_kinds(SpecTable *t)
+{
+	const int64_t heads = INT(local_n_heads), kv = INT(local_n_kv_heads), shared = INT(kv_shared), n_layers = INT(n_layers);
+	const uint8_t *in = t->val[K_window_layers].layers, *bare = t->val[K_k_is_v].layers;
+	bool kind[2] = { false };
+
+	if (heads > 0 && kv > 0 && heads % kv && (heads != INT(n_heads) || kv != INT(n_kv_heads))) {
+		SpecKey at = blame(t, K_local_n_kv_heads, K_local_n_heads);
+		err_at(t->d, t->val[at].loc, "attention.local.n_kv_heads = %lld does not divide attention.local.n_heads = %lld", (long long)kv, (long long)heads);
+		note(t, at == K_local_n_heads ? K_local_n_kv_heads : K_local_n_heads);
+	}
+	for (int64_t l = 0; bare && l < n_layers; l++) {
+		bool local = INT(window) > 0 && in && in[l];
+		if (bare[l] && INT(head_dim) > 0 && (local ? INT(local_head_dim) != INT(local_v_dim) : INT(head_dim) != INT(v_dim))) {
+			err_at(t->d, LOC(k_is_v), "attention.k_is_v_layers: keys of layer %lld are not as wide as its values", (long long)l);
+			note(t, local ? K_local_v_dim : K_v_dim);
+			break;
+		}
+	}
+	if (shared <= 0 || n_layers < 1)
+		return;
+	if (shared >= n_layers) {
+		err_at(t->d, LOC(kv_shared), "attention.kv_shared = %lld: fewer than n_layers = %lld are expected", (long long)shared, (long long)n_layers);
+		note(t, K_n_layers);
+		return;
+	}
+	for (int64_t l = 0; l < n_layers; l++) {
+		bool local = INT(window) > 0 && in && in[l];
+		if (l < n_layers - shared) {
+			kind[local] = true;
+		} else if (!kind[local]) {
+			err_at(t->d, LOC(kv_shared), "attention.kv_shared = %lld: no layer before them is %s, as layer %lld is, whose keys and values it could read", (long long)shared,
+			       local ? "windowed" : "without a window", (long long)l);
+			note(t, K_window_layers);
+			return;
+		}
+	}
+}
+
+/* Keys that say nothing of latent attention. */
+static void
+check_latent(SpecTable *t)
+{
+	static const SpecKey same[][2] = { { K_local_n_heads, K_n_heads }, { K_local_n_kv_heads, K_n_kv_heads }, { K_local_head_dim, K_head_dim }, { K_local_v_dim, K_v_dim } };
+	const uint8_t *bare = t->val[K_k_is_v].layers;
+
+	for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+		if (t->val[same[i][0]].known && t->val[same[i][1]].known && t->val[same[i][0]].num != t->val[same[i][1]].num)
+			err_at(t->d, t->val[same[i][0]].loc, "%s: latent attention has one shape in all layers", spec_key[same[i][0]].path);
+	if (INT(kv_shared) > 0)
+		err_at(t->d, LOC(kv_shared), "attention.kv_shared = %lld: layers of latent attention share nothing", (long long)INT(kv_shared));
+	if (IS(v_norm, "unit"))
+		err_at(t->d, LOC(v_norm), "attention.v_norm = unit: latent attention norms its latents instead");
+	if (bare && INT(n_layers) > 0 && memchr(bare, 1, (size_t)INT(n_layers)))
+		err_at(t->d, LOC(k_is_v), "attention.k_is_v_layers: latent attention has no values beside its latents");
+}
+
 static void
 check_heads(SpecTable *t)
 {
@@ -44,13 +103,10 @@ check_heads(SpecTable *t)
 		if (!IS(att_form, "auto"))
 			err_at(t->d, LOC(att_form), "attention.form = %s: only latent attention (attention.kind: mla) has forms, this model has none",
 			       t->val[K_att_form].str);
-		if (KNOWN(v_dim) && d > 0 && INT(v_dim) != d) {
-			err_at(t->d, LOC(v_dim), "attention.v_dim = %lld differs from attention.head_dim = %lld: only attention.kind mla allows that",
-			       (long long)INT(v_dim), (long long)d);
-			note(t, K_head_dim);
-		}
+		check_kinds(t);
 		return;
 	}
+	check_latent(t);
 	if (INT(kv_rank) < 1)
 		err_at(t->d, LOC(kv_rank), "attention.kv_rank is missing: latent attention needs the width of its latent");
 	if (INT(nope_dim) < 1)
@@ -146,11 +202,17 @@ check_rope(SpecTable *t)
 		err_at(t->d, LOC(rope_low_freq), "rope.scaling.low_freq_factor must be below high_freq_factor");
 		note(t, K_rope_high_freq);
 	}
-	if (!ON(local_theta)) /* 0: no table of its own */
+	if (!ON(local_theta)) { /* 0: no table of its own */
+		if (!mla && INT(window) > 0 && dims > 0 && INT(local_head_dim) > 0 && dims * axes > INT(local_head_dim)) {
+			err_at(t->d, LOC(local_head_dim), "attention.local.head_dim = %lld is less than rope.dims = %lld: windowed layers need a table of their own (rope.local.theta)",
+			       (long long)INT(local_head_dim), (long long)dims);
+			note(t, K_rope_dims);
+		}
 		return;
-	if (INT(local_dims) % 2 || (head > 0 && INT(local_dims) > head))
-		err_at(t->d, LOC(local_dims), "rope.local.dims = %lld: an even number up to attention.head_dim = %lld is expected",
-		       (long long)INT(local_dims), (long long)head);
+	}
+	if (INT(local_dims) % 2 || (head > 0 && INT(local_dims) > INT(local_head_dim)))
+		err_at(t->d, LOC(local_dims), "rope.local.dims = %lld: an even number up to attention.local.head_dim = %lld is expected",
+		       (long long)INT(local_dims), (long long)INT(local_head_dim));
 	check_table(t, K_local_theta, K_local_scaling, K_local_original, INT(local_dims));
 	check_factors(t, K_local_short_factor, INT(local_dims), IS(local_scaling, "longrope"));
 	check_factors(t, K_local_long_factor, INT(local_dims), IS(local_scaling, "longrope"));
@@ -183,6 +245,10 @@ check_kv(SpecTable *t)
 	else if (KNOWN(head_dim) && d > 0 && kv_rotation(d) < KV_LEAST_ROTATION)
 		err_at(t->d, LOC(kv_rotate), "kv.rotate = true: attention.head_dim = %lld is no multiple of %d, and rotation mixes a power of two of elements",
 		       (long long)d, KV_LEAST_ROTATION);
+	else if (KNOWN(v_dim) && KNOWN(local_v_dim) && (kv_rotation(INT(v_dim)) < KV_LEAST_ROTATION || kv_rotation(INT(local_head_dim)) < KV_LEAST_ROTATION ||
+	                                            kv_rotation(INT(local_v_dim)) < KV_LEAST_ROTATION))
+		err_at(t->d, LOC(kv_rotate), "kv.rotate = true: a width of values or of heads in windowed layers is no multiple of %d, and rotation mixes a power of two of elements",
+		       KV_LEAST_ROTATION);
 }
 
 static void
@@ -247,6 +313,8 @@ check_moe(SpecTable *t)
 		return;
 	for (int l = 0; l < n_layers; l++)
 		dense += !(e > 0 && in && in[l]);
+	if (ON(moe_beside) && e > 0)
+		dense = n_layers;
 	if (dense && KNOWN(ffn_width) && INT(ffn_width) < 1) {
 		err_at(t->d, t->val[K_ffn_width].given ? LOC(ffn_width) : t->file, "ffn.width is missing: %d of %d layers are dense", dense, n_layers);
 		if (e > 0)
@@ -373,6 +441,17 @@ spec_check(SpecTable *t)
 	if (t->val[K_lora_path].str && INT(tp) * INT(pp) > 1) {
 		err_at(t->d, LOC(lora_path), "lora.path: an adapter is added to the weights of one rank");
 		note(t, INT(tp) > 1 ? K_tp : K_pp);
+	}
+	if (INT(pp) > 1 && (INT(ple_width) > 0 || INT(kv_shared) > 0)) {
+		err_at(t->d, LOC(pp), "parallel.pp = %lld: layers read what others made (per-layer embeddings, shared keys and values), which lies on one rank", (long long)INT(pp));
+		note(t, INT(ple_width) > 0 ? K_ple_width : K_kv_shared);
+	}
+	const uint8_t *wide = t->val[K_wide_layers].layers;
+	if (KNOWN(wide_width) && INT(wide_width) < 1 && wide && INT(n_layers) > 0 && memchr(wide, 1, (size_t)INT(n_layers)))
+		err_at(t->d, LOC(wide_layers), "ffn.wide.width is missing: there are layers of another width");
+	if (INT(ple_width) > 0 && !IS(ffn_kind, "gated")) {
+		err_at(t->d, LOC(ple_width), "per_layer.width = %lld: its gates have the activation of gated feed-forward layers", (long long)INT(ple_width));
+		note(t, K_ffn_kind);
 	}
 	if (ON(tied) && ON(row_norm)) {
 		err_at(t->d, LOC(row_norm), "head.row_norm changes the head's rows: it cannot be the embedding as well");

@@ -239,6 +239,13 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(norm_gate, .x = act(mul(groups, dim)), .z = act(mul(groups, dim)),
 		    .w = vec(strcmp(attr_word(a, n, "order"), "gate_first") ? dim : mul(groups, dim)), .y = act(mul(groups, dim)));
 		break;
+	case OP_gain:
+		SET(gain, .x = act(width), .w = vec(1), .y = act(width));
+		break;
+	case OP_expert_gain:
+		MUST(top_k <= n_experts, "top_k <= n_experts");
+		SET(expert_gain, .id = ids(top_k), .weight = act(top_k), .w = vec(n_experts), .y = act(top_k));
+		break;
 	case OP_cap:
 		MUST(attr_num(a, n, "cap") >= 0, "cap >= 0");
 		SET(cap, .x = act(width), .y = act(width));

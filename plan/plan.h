@@ -92,8 +92,8 @@ typedef struct PlanPool {
 typedef struct PlanRope { /* copy of RopeTable: see compiler/spec.h for the meaning */
 	double theta;
 	int    dims;
-	const char *scaling;          /* none linear dynamic yarn llama3 longrope */
-	double factor, original_positions, low_freq_factor, high_freq_factor, beta_fast, beta_slow, attention_factor,
+	const char *scaling;          /* none linear dynamic yarn llama3 longrope proportional */
+	double factor, turning, original_positions, low_freq_factor, high_freq_factor, beta_fast, beta_slow, attention_factor,
 	    mscale, mscale_all_dim;
 	bool   truncate;
 	int    n_short, n_long;

@@ -147,18 +147,20 @@ check_rope(const PlanRope *r, int i, llmc_error *err)
 {
 	const char *s = r->scaling;
 	bool dynamic = !strcmp(s, "dynamic"), yarn = !strcmp(s, "yarn"), llama3 = !strcmp(s, "llama3"),
-	     longrope = !strcmp(s, "longrope"), linear = !strcmp(s, "linear");
+	     longrope = !strcmp(s, "longrope"), linear = !strcmp(s, "linear"), proportional = !strcmp(s, "proportional");
 
-	if (!dynamic && !yarn && !llama3 && !longrope && !linear && strcmp(s, "none"))
+	if (!dynamic && !yarn && !llama3 && !longrope && !linear && !proportional && strcmp(s, "none"))
 		return BAD("rope[%d]: unknown scaling \"%s\"", i, s);
 	if (r->dims % 2)
 		return BAD("rope[%d]: dims is %d, it must be even", i, r->dims);
 	if (!(r->theta > 1))
 		return BAD("rope[%d]: theta is %g, it must be above 1", i, r->theta);
-	if ((dynamic || yarn || llama3 || linear) && !(r->factor > 0))
+	if ((dynamic || yarn || llama3 || linear || proportional) && !(r->factor > 0))
 		return BAD("rope[%d]: scaling %s has factor %g, it must be above 0", i, s, r->factor);
 	if ((dynamic || yarn || llama3 || longrope) && !(r->original_positions > 1))
 		return BAD("rope[%d]: scaling %s has original_positions %g, it must be above 1", i, s, r->original_positions);
+	if (proportional && !(r->turning >= 0 && r->turning <= 1))
+		return BAD("rope[%d]: scaling proportional has turning %g, expected 0 to 1", i, r->turning);
 	if (dynamic && r->dims < 4)
 		return BAD("rope[%d]: scaling dynamic needs at least 4 dims", i);
 	if (yarn && !(r->beta_fast > 0 && r->beta_slow > 0))

@@ -92,11 +92,11 @@ read_rope(Reader *r, json_t *j, PlanRope *o)
 {
 	int n;
 
-	rd_keys(r, j, "theta dims scaling factor original_positions low_freq_factor high_freq_factor beta_fast beta_slow "
+	rd_keys(r, j, "theta dims scaling factor turning original_positions low_freq_factor high_freq_factor beta_fast beta_slow "
 	           "attention_factor mscale mscale_all_dim truncate short_factor long_factor factors_tensor axis");
 	*o = (PlanRope){
 		.theta = rd_get_num(r, j, "theta"), .dims = (int)rd_get_int(r, j, "dims", 2, 1 << 16),
-		.scaling = rd_get_str(r, j, "scaling"), .factor = rd_get_num(r, j, "factor"),
+		.scaling = rd_get_str(r, j, "scaling"), .factor = rd_get_num(r, j, "factor"), .turning = rd_get_num(r, j, "turning"),
 		.original_positions = rd_get_num(r, j, "original_positions"),
 		.low_freq_factor = rd_get_num(r, j, "low_freq_factor"), .high_freq_factor = rd_get_num(r, j, "high_freq_factor"),
 		.beta_fast = rd_get_num(r, j, "beta_fast"), .beta_slow = rd_get_num(r, j, "beta_slow"),

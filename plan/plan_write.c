@@ -147,6 +147,7 @@ put_rope(Strbuf *out, const PlanRope *r)
 	key_int(out, "dims", r->dims);
 	key_str(out, "scaling", r->scaling);
 	key_num(out, "factor", r->factor);
+	key_num(out, "turning", r->turning);
 	key_num(out, "original_positions", r->original_positions);
 	key_num(out, "low_freq_factor", r->low_freq_factor);
 	key_num(out, "high_freq_factor", r->high_freq_factor);

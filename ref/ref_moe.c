@@ -219,3 +219,15 @@ ref_moe_down_add(const RefCall *c)
 	for (int64_t i = 0; i < n * hidden; i++)
 		y[i] += mix ? weight[i / hidden * (top_k + 1) + top_k] * z[i] : z[i];
 }
+
+void
+ref_expert_gain(const RefCall *c)
+{
+	const int64_t  n = ref_rows(c, ARG(expert_gain, y)) * step_int(c->step, "top_k");
+	const int32_t *id = c->arg[ARG(expert_gain, id)].data;
+	const float   *weight = ref_f32(c, ARG(expert_gain, weight)), *w = ref_vector(&c->arg[ARG(expert_gain, w)], c->scratch);
+	float         *y = ref_f32(c, ARG(expert_gain, y));
+
+	for (int64_t i = 0; i < n; i++)
+		y[i] = weight[i] * w[id[i]];
+}

@@ -95,6 +95,10 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 		break;
 	case OP_mla_value:
 		return rank;
+	case OP_gain:
+		return 1;
+	case OP_expert_gain:
+		return experts;
 	case OP_moe_route:
 		ok = add_product(&n, 3, experts, 1) && add_product(&n, step_int(step, "groups"), 1, 1);
 		break;

@@ -252,7 +252,7 @@ roles(Check *c, const Role *role, int n, int layer, int n_experts)
 			for (int e = 0; e < n_experts; e++)
 				tensor(c, r, role[i].name, layer, e, rows, role[i].cols, 1, suffix);
 		} else {
-			int64_t units = each ? n_experts : r->per_head && !strchr(r->role, '+') ? s->attention.n_heads : 1;
+			int64_t units = each ? n_experts : r->per_head && !strchr(r->role, '+') ? spec_heads(s, layer).n_heads : 1;
 			tensor(c, r, role[i].name, layer, -1, each ? rows * n_experts : rows, role[i].cols, units, suffix);
 		}
 		if (role[i].bias)
@@ -266,9 +266,11 @@ static void
 layer_roles(Check *c, int l)
 {
 	const Spec *s = c->spec;
-	int64_t H = s->hidden, heads = s->attention.n_heads, D = s->attention.head_dim, W;
+	const HeadShape shape = spec_heads(s, l);
+	int64_t H = s->hidden, heads = shape.n_heads, D = shape.head_dim, W;
+	bool sparse = s->moe.n_experts && s->moe.layer_in[l], owner = spec_kv_layer(s, l) == l;
 	bool ab = s->attention.bias, nb = s->norm.bias, normed = s->norm.kind != NORM_NONE && s->norm.weight;
-	Role role[32];
+	Role role[40];
 	int n = 0;
 
 	if (s->norm.attn_in && normed)
@@ -300,26 +302,38 @@ layer_roles(Check *c, int l)
 		ROLE("v_b", heads * s->attention.v_dim, s->attention.kv_rank, false);
 	} else {
 		ROLE("q", heads * D, H, ab);
-		ROLE("k", s->attention.n_kv_heads * D, H, ab);
-		ROLE("v", s->attention.n_kv_heads * (int64_t)s->attention.v_dim, H, ab);
+		if (owner)
+			ROLE("k", shape.n_kv_heads * D, H, ab);
+		if (owner && !s->attention.k_is_v[l])
+			ROLE("v", shape.n_kv_heads * (int64_t)shape.v_dim, H, ab);
 		bool whole = s->attention.qk_norm == QK_WHOLE;
 		if (s->attention.qk_norm == QK_HEAD || whole) {
 			ROLE("q_norm", whole ? heads * D : D, 0, false);
-			ROLE("k_norm", whole ? s->attention.n_kv_heads * D : D, 0, false);
+			if (owner)
+				ROLE("k_norm", whole ? shape.n_kv_heads * D : D, 0, false);
 		}
 		if (s->attention.sinks)
 			ROLE("sinks", heads, 0, false);
 		if (s->attention.out_gate != GATE_NONE)
-			ROLE("q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * s->attention.v_dim, H, ab);
+			ROLE("q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * shape.v_dim, H, ab);
 	}
 	if (!s->linear.n || !s->linear.layer_in[l])
-		ROLE("o", H, heads * s->attention.v_dim, s->attention.o_bias);
+		ROLE("o", H, heads * shape.v_dim, s->attention.o_bias);
 	if (s->norm.attn_out && normed)
 		ROLE("attn_out_norm", H, 0, nb);
 	if (s->norm.ffn_in && normed)
 		ROLE("ffn_norm", H, 0, nb);
-	if (s->moe.n_experts && s->moe.layer_in[l]) {
+	if (sparse) {
 		W = s->moe.width;
+		if (s->moe.router_norm)
+			ROLE("router_norm", H, 0, false);
+		if (s->moe.expert_gain)
+			ROLE("expert_gain", s->moe.n_experts, 0, false);
+		if (s->moe.beside) {
+			ROLE("dense_out_norm", H, 0, nb);
+			ROLE("moe_norm", H, 0, nb);
+			ROLE("moe_out_norm", H, 0, nb);
+		}
 		ROLE("router", s->moe.n_experts, H, s->moe.router_bias);
 		if (s->moe.choice_bias)
 			ROLE("router_bias", s->moe.n_experts, 0, false);
@@ -339,8 +353,9 @@ layer_roles(Check *c, int l)
 		}
 		if (W && s->moe.shared_gate)
 			ROLE("s_mix", 1, H, false);
-	} else {
-		W = s->ffn.width;
+	}
+	if (!sparse || s->moe.beside) {
+		W = spec_ffn_width(s, l);
 		if (s->ffn.gated)
 			ROLE("gate", W, H, s->ffn.bias);
 		ROLE("up", W, H, s->ffn.bias);
@@ -352,6 +367,13 @@ layer_roles(Check *c, int l)
 	}
 	if (s->norm.ffn_out && normed)
 		ROLE("ffn_out_norm", H, 0, nb);
+	if (s->ple_width) {
+		ROLE("ple_gate", s->ple_width, H, false);
+		ROLE("ple_out", H, s->ple_width, false);
+		ROLE("ple_out_norm", H, 0, nb);
+	}
+	if (s->residual.layer_gain)
+		ROLE("layer_gain", 1, 0, false);
 	roles(c, role, n, l, s->moe.n_experts);
 }
 
@@ -360,7 +382,7 @@ outer_roles(Check *c)
 {
 	const Spec *s = c->spec;
 	int64_t H = s->hidden;
-	Role role[12];
+	Role role[16];
 	int n = 0;
 
 	ROLE("embed", s->vocab_size, H, false);
@@ -370,6 +392,11 @@ outer_roles(Check *c)
 		ROLE("embed_norm", H, 0, s->norm.bias);
 	if (s->norm.final && s->norm.kind != NORM_NONE && s->norm.weight)
 		ROLE("final_norm", H, 0, s->norm.bias);
+	if (s->ple_width) {
+		ROLE("ple_embed", s->vocab_size, s->n_layers * (int64_t)s->ple_width, false);
+		ROLE("ple_proj", s->n_layers * (int64_t)s->ple_width, H, false);
+		ROLE("ple_norm", s->ple_width, 0, false);
+	}
 	if (s->head.kind == LLMC_OUTPUT_LABELS)
 		ROLE("labels", s->head.labels, H, s->head.bias);
 	if (!s->head.tied && s->head.kind == LLMC_OUTPUT_LOGITS)
@@ -424,6 +451,22 @@ predicts(Check *c, long layer)
 	return false;
 }
 
+/* Keys and values of a layer that reads those of another: some files hold them all the same. */
+static bool
+kept_by_others(Check *c, const char *name)
+{
+	static const char *const role[] = { "k", "v", "k_norm" };
+	const Spec *s = c->spec;
+
+	for (size_t i = 0; s->attention.kv_shared && i < sizeof role / sizeof *role; i++) {
+		const TensorRule *r = rule_for(s->tensor_rule, s->n_tensor_rule, role[i]);
+		long layer = r ? layer_of(r->name, name, true) : -1;
+		if (layer >= 0 && layer < s->n_layers && spec_kv_layer(s, (int)layer) != layer)
+			return true;
+	}
+	return false;
+}
+
 static void
 leftovers(Check *c)
 {
@@ -444,6 +487,7 @@ leftovers(Check *c)
 		for (int k = 0; k < s->n_tensor_rule && !dropped; k++)
 			if (strcmp(s->tensor_rule[k].role, "drop") == 0)
 				dropped = layer_of(s->tensor_rule[k].name, t->name, false) >= 0 || glob_match(s->tensor_rule[k].name, t->name);
+		dropped |= kept_by_others(c, t->name);
 		if (dropped || ((s->head.tied || s->head.kind != LLMC_OUTPUT_LOGITS) && head && layer_of(head->name, t->name, true) >= 0))
 			continue;
 		long layer = stem ? layer_of(stem, t->name, true) : -1;

@@ -391,16 +391,18 @@ convert_rope(Source *s, const char *object, SpecKey base)
 		return;
 	if (strcmp(type, "su") == 0 || (strcmp(type, "yarn") == 0 && shorts.kind == EXPR_LIST))
 		type = "longrope"; /* earlier names of it */
-	static const char *const known[] = { "linear", "dynamic", "yarn", "llama3", "longrope" };
+	static const char *const known[] = { "linear", "dynamic", "yarn", "llama3", "longrope", "proportional" };
 	bool found = false;
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
 		found |= strcmp(known[i], type) == 0;
 	if (!found) {
-		err_at(s->d, (Loc){ 0 }, "%s: %s.rope_type = %.60s: llmc knows default, linear, dynamic, yarn, llama3 and longrope", s->file, object, type);
+		err_at(s->d, (Loc){ 0 }, "%s: %s.rope_type = %.60s: llmc knows default, linear, dynamic, yarn, llama3, longrope and proportional", s->file, object, type);
 		return;
 	}
 	source_set(s, base, arena_strdup(s->a, type));
 	num_key(s, at(base, K_rope_factor), object, "factor");
+	if (strcmp(type, "proportional") == 0)
+		num_key(s, at(base, K_rope_turning), object, "partial_rotary_factor");
 	num_key(s, at(base, K_rope_low_freq), object, "low_freq_factor");
 	num_key(s, at(base, K_rope_high_freq), object, "high_freq_factor");
 	num_key(s, at(base, K_rope_beta_fast), object, "beta_fast");
@@ -465,6 +467,31 @@ rope_keys(Source *s)
 	source_use(s, "original_max_position_embeddings");
 }
 
+/* per_layer_config.7.head_dim -> per_layer_config.full_attention.head_dim, by the word of layer 7: layers of one word have one shape. */
+static void
+layer_config(Source *s)
+{
+	static const char stem[] = "per_layer_config.";
+	const ExprVal     types = source_val(s, "layer_types");
+
+	for (size_t i = 0, n = s->n_key; i < n; i++) {
+		const char *name = s->key[i].name, *at = name + sizeof stem - 1;
+		char       *end;
+		if (strncmp(name, stem, sizeof stem - 1) != 0 || *at < '0' || *at > '9')
+			continue;
+		long l = strtol(at, &end, 10);
+		if (*end != '.' || types.kind != EXPR_LIST || l < 0 || (size_t)l >= types.n || types.item[l].kind != EXPR_STR)
+			continue;
+		const char *kind = arena_printf(s->a, "%s%s%s", stem, types.item[l].str, end);
+		ExprVal     before = source_val(s, kind), v = s->key[i].val;
+		if (before.kind == EXPR_NULL)
+			source_add(s, kind, v);
+		else if (before.kind != v.kind || (v.kind == EXPR_NUM && before.num != v.num))
+			err_at(s->d, (Loc){ 0 }, "%s: %s differs from other layers of the type %s: llmc has one shape a type", s->file, name, types.item[l].str);
+	}
+	source_use(s, "per_layer_config*");
+}
+
 static void
 ids(Source *s, SpecKey k, ExprVal v)
 {
@@ -496,6 +523,7 @@ source_convert_hf(Source *s)
 	source_use(s, "quantization_config*");
 	source_use(s, "quantization.*"); /* MLX writes it twice */
 	rope_keys(s);
+	layer_config(s);
 	const char *torch = source_str(s, "torch_dtype"), *plain = source_str(s, "dtype");
 	const char *dtype = dtype_word(plain ? plain : torch);
 	if (dtype)

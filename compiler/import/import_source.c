@@ -118,6 +118,11 @@ source_set_layers(Source *s, SpecKey k, ExprVal types)
 	const bool experts = k == K_moe_layers;
 	const char *out = "", *in = experts ? "sparse" : k == K_linear_layers ? "linear_attention" : "sliding_attention", *no = experts ? "dense" : "full_attention";
 
+	if (k == K_k_is_v) { /* asked of layers without a window */
+		in = "full_attention";
+		no = "sliding_attention";
+	}
+
 	for (size_t i = 0; i < types.n; i++) {
 		if (types.item[i].kind == EXPR_BOOL || (k == K_rope_layers && types.item[i].kind == EXPR_NUM)) {
 			if (types.item[i].num != 0)
@@ -125,7 +130,7 @@ source_set_layers(Source *s, SpecKey k, ExprVal types)
 			continue;
 		}
 		const char *t = types.item[i].kind == EXPR_STR ? types.item[i].str : "(not text)";
-		bool older = !experts && (strcmp(t, "local") == 0 || strcmp(t, "global") == 0);
+		bool older = !experts && k != K_k_is_v && (strcmp(t, "local") == 0 || strcmp(t, "global") == 0);
 		if (strcmp(t, older ? "local" : in) == 0)
 			out = arena_printf(s->a, "%s%s%zu", out, *out ? ", " : "", i);
 		else if (strcmp(t, older ? "global" : no) != 0) {

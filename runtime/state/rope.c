@@ -80,7 +80,11 @@ rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2
 		theta *= pow(r->factor * (double)length / r->original_positions - (r->factor - 1), (double)r->dims / (r->dims - 2));
 	for (int i = 0; i < half; i++)
 		freq[i] = 1 / pow(theta, 2.0 * i / r->dims);
-	if (is(r, "linear")) {
+	if (is(r, "proportional")) {
+		int turning = (int)(r->turning * r->dims / 2);
+		for (int i = 0; i < half; i++)
+			freq[i] = i < turning ? freq[i] / r->factor : 0;
+	} else if (is(r, "linear")) {
 		for (int i = 0; i < half; i++)
 			freq[i] /= r->factor;
 	} else if (is(r, "yarn")) {

@@ -122,6 +122,23 @@ def test_xielu(x):
     everywhere("act", dict(WIDTH=70, ACT="xielu", HAS_P=1), ROWS, [x, p, H.out((N, 70))], want, bucket=9)
 
 
+def test_gains(x):
+    w, id = np.array([-1.7], np.float32), np.random.default_rng(6).integers(0, 5, (N, 3)).astype(np.int32)
+    for given in [H.inout(x), H.alias(0)], [x, H.out((N, 70))]:
+        everywhere("gain", dict(WIDTH=70, SCALE=0.6, HAS_W=1), ROWS, [given[0], w, given[1]], 0.6 * -1.7 * x.astype(np.float64), bucket=9)
+        everywhere("gain", dict(WIDTH=70, SCALE=0.6, HAS_W=0), ROWS, [given[0], None, given[1]], 0.6 * x.astype(np.float64))
+    each_one = np.array([0.5, -2, 1, 3, 0.1], np.float32)
+    weight = np.ascontiguousarray(x[:, :3])
+    params, want = dict(N_EXPERTS=5, TOP_K=3), weight * each_one[id]
+    for given in [H.inout(weight), H.alias(1)], [weight, H.out((N, 3))]:
+        each("expert_gain", params, STEP, [id, given[0], each_one, given[1]], lambda got: np.testing.assert_array_equal(got[0], want))
+    for target in () if H.REAL else CPU.TARGETS:
+        chosen, y = CPU.aligned((N, 3)).view(np.int32), CPU.aligned((N, 3))
+        chosen[...] = id
+        CPU.build("expert_gain", target, params).call(CPU.make_step(**ROWS), [chosen, weight, each_one, y], 2)
+        np.testing.assert_array_equal(y, want)
+
+
 def test_cap_slice_pick(x):
     x3, picked = x[:3], x[[1, 2, 6]]
     everywhere("cap", dict(WIDTH=70, SCALE=0.8, CAP=2.5), ROWS, [x3, H.out((3, 70))], 2.5 * np.tanh(0.8 * x3.astype(np.float64) / 2.5), bucket=9)

@@ -452,6 +452,25 @@ case("qwen3_5_moe-modern-bf16", "qwen3_5_moe_text", QWEN3_5_MOE, plus_one=True, 
      linear_num_value_heads=2)
 
 
+# --- heads by the kind of layer, keys that are values, layers that share them, per-layer embeddings, experts beside a dense feed-forward
+GEMMA4 = dict(vocab_size=149, hidden_size=60, intermediate_size=84, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=3, head_dim=12, global_head_dim=20,
+              hidden_activation="gelu_pytorch_tanh", max_position_embeddings=128, rms_norm_eps=1e-2, attention_bias=False, final_logit_softcapping=3.0, sliding_window=6,
+              layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+              rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.3, rope_theta=5000.0),
+                                   sliding_attention=dict(rope_type="default", rope_theta=50.0)),
+              hidden_size_per_layer_input=0, num_kv_shared_layers=0, enable_moe_block=False, use_double_wide_mlp=False, attention_k_eq_v=False,
+              tie_word_embeddings=True, torch_dtype="float32", **EOS)
+SMALL4 = dict(hidden_size_per_layer_input=16, vocab_size_per_layer_input=149, num_hidden_layers=7, num_kv_shared_layers=3,
+              layer_types=["sliding_attention", "full_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention", "full_attention"])
+MOE4 = dict(enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=28, attention_k_eq_v=True, num_global_key_value_heads=1)
+case("gemma4-plain", "gemma4_text", GEMMA4)
+case("gemma4-k-is-v", "gemma4_text", GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=2, sliding_window=33)
+case("gemma4-small", "gemma4_text", GEMMA4, **SMALL4, use_double_wide_mlp=True)
+case("gemma4-small-one-kv", "gemma4_text", GEMMA4, **dict(SMALL4, num_kv_shared_layers=1), num_key_value_heads=1, global_head_dim=8)
+case("gemma4-experts", "gemma4_text", GEMMA4, **MOE4)
+case("gemma4-modern-bf16", "gemma4_text", GEMMA4, **dict(MOE4, num_experts=7, top_k_experts=7), modern=True, dtype="bf16", torch_dtype="bfloat16", emb_bf16=True, hidden_size=42)
+
+
 def header(path):
     with open(path, "rb") as f:
         n = struct.unpack("<Q", f.read(8))[0]

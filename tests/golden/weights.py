@@ -41,6 +41,8 @@ def tensor(seed, name, shape, plus_one=False):
     is_norm = len(shape) == 1 and last == "weight"
     if is_norm:
         n = 0.3 * n if plus_one else 1 + 0.3 * n
+    elif name.endswith((".layer_scalar", ".router.scale", ".per_expert_scale")):
+        n = 1 + 0.3 * n
     elif "e_score_correction_bias" in name:
         n = 0.3 * np.abs(n)
     elif len(shape) == 1:
@@ -48,7 +50,7 @@ def tensor(seed, name, shape, plus_one=False):
     elif "embed" in name or "wte" in name or "wpe" in name:
         n = (0.15 if plus_one else 0.3) * n     # small, or a tied model just repeats its input
     else:
-        gain = 2.0 if name.endswith(("mlp.gate.weight", "block_sparse_moe.gate.weight")) else 1.2
+        gain = 2.0 if name.endswith(("mlp.gate.weight", "block_sparse_moe.gate.weight", ".router.proj.weight")) else 1.2
         n = n * (gain / np.sqrt(shape[-1]))
         loud = np.abs(noise(f"{seed}/{name}/loud", shape[-1])) > 1.8
         n = np.where(loud, 4 * n, n)

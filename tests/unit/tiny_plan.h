@@ -34,7 +34,7 @@ static const char tiny_plan[] =
     "," TINY_SRC("kv.weight", 4, 4) "]},\n{\"id\":\"o\",\"dtype\":\"f32\",\"rows\":4,\"cols\":4,\"layout\":\"row\",\"scale_cols\":0,\"symmetric\":false,\"src\":["
     TINY_SRC("o.weight", 4, 4) "]}],\n"
     "\"pool\":[{\"id\":\"kv\",\"mla\":false,\"k\":\"f32\",\"v\":\"f32\",\"rotate\":false,\"n_layers\":1,\"kv_heads\":1,\"k_dim\":2,\"v_dim\":2,\"keep\":0}],\n"
-    "\"rope\":[{\"theta\":10000.0,\"dims\":2,\"scaling\":\"none\",\"factor\":1.0,\"original_positions\":256.0,"
+    "\"rope\":[{\"theta\":10000.0,\"dims\":2,\"scaling\":\"none\",\"factor\":1.0,\"turning\":1.0,\"original_positions\":256.0,"
     "\"low_freq_factor\":0.0,\"high_freq_factor\":0.0,\"beta_fast\":0.0,\"beta_slow\":0.0,\"attention_factor\":0.0,"
     "\"mscale\":0.0,\"mscale_all_dim\":0.0,\"truncate\":true,\"short_factor\":[],\"long_factor\":[],"
     "\"factors_tensor\":[null,null],\"axis\":0}],\n"
