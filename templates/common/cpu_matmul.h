@@ -182,6 +182,7 @@ mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *
 typedef struct mm_amx {
 #if defined(LLMC_TILES)
 	amx_fn *const *dot;
+	amx_few_fn *const *few;
 	amx_expand_fn *expand;
 #else
 	int none;
@@ -200,6 +201,10 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	if (act_is_bf16(p)) {
 		for (int g = 0; g < groups; g += TILE_H)
 			amx_rows_bf16(p, amx.expand, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, out + g * VL, ld);
+		return;
+	}
+	if (!w_is_float(p.w) && m->n > STREAM_TOKENS && m->n <= AMX_FEW) {
+		amx.few[a.tile](w, groups, &a, m->n, out, ld);
 		return;
 	}
 	if (!w_is_float(p.w) && m->n > STREAM_TOKENS) {
@@ -235,10 +240,11 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	}
 #define TILE_ENTRY(name, T) [T] = name##_tile_##T,
 
-/* AMX_EACH(X, name): tokens of a tile of blocks, more than STREAM_TOKENS */
+/* AMX_EACH(X, name): tokens of a tile of blocks, more than AMX_FEW; AMX_EACH_FEW: at most so many, more than STREAM_TOKENS */
 #if defined(LLMC_TILES)
 #define AMX_EACH(X, name)                                                                                                       \
-	X(name, 6) X(name, 8) X(name, 10) X(name, 12) X(name, 14) X(name, 16)
+	X(name, 10) X(name, 12) X(name, 14) X(name, 16)
+#define AMX_EACH_FEW(X, name) X(name, 6) X(name, 8)
 #define AMX_DEFINE(name, T)                                                                                                     \
 	static __attribute__((noinline)) void name##_amx_##T(const tile_weights *w, int groups, int first, int n,                   \
 	                                                     const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead)       \
@@ -246,16 +252,26 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 		if (!w_is_float(name().w) && !act_is_bf16(name()))                                                                  \
 			amx_blocks(name(), T, w, groups, first, n, a, tiles, sum, ahead);                                           \
 	}
+#define AMX_DEFINE_FEW(name, T)                                                                                                 \
+	static __attribute__((noinline)) void name##_few_##T(const uint8_t *w, int groups, const act_rows *a, int tokens,           \
+	                                                     float *out, int ld)                                                    \
+	{                                                                                                                           \
+		if (!w_is_float(name().w) && !act_is_bf16(name()))                                                                  \
+			amx_few_rows(name(), T, w, groups, a, tokens, out, ld);                                                     \
+	}
+#define AMX_ENTRY_FEW(name, T) [T] = name##_few_##T,
 #define AMX_ENTRY(name, T) [T] = name##_amx_##T,
 #define AMX_TABLE(name)                                                                                                         \
 	AMX_EACH(AMX_DEFINE, name)                                                                                                  \
+	AMX_EACH_FEW(AMX_DEFINE_FEW, name)                                                                                          \
 	static __attribute__((noinline)) void name##_expand(amx_work *k)                                                            \
 	{                                                                                                                           \
 		if (act_is_bf16(name()))                                                                                            \
 			amx_expand(name(), k);                                                                                      \
 	}                                                                                                                           \
 	static amx_fn *const name##_dot[17] = { AMX_EACH(AMX_ENTRY, name) };                                                        \
-	static const mm_amx  name##_amx = { name##_dot, name##_expand };
+	static amx_few_fn *const name##_few[AMX_FEW + 1] = { AMX_EACH_FEW(AMX_ENTRY_FEW, name) };                                   \
+	static const mm_amx  name##_amx = { name##_dot, name##_few, name##_expand };
 #else
 #define AMX_TABLE(name) static const mm_amx name##_amx = { 0 };
 #endif
