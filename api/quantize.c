@@ -20,14 +20,14 @@ typedef struct Made {
 static llmc_status
 method_of(const char *name, QuantMethod *out, llmc_error *err)
 {
-	static const char *const names[] = { "nearest", "weighted", "gptq" };
+	static const char *const names[] = { "nearest", "weighted", "gptq", "awq" };
 
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < 4; i++)
 		if (strcmp(name, names[i]) == 0) {
 			*out = (QuantMethod)i;
 			return LLMC_OK;
 		}
-	return error_set(err, LLMC_E_INPUT, "%s: no method; known: nearest weighted gptq", name);
+	return error_set(err, LLMC_E_INPUT, "%s: no method; known: nearest weighted gptq awq", name);
 }
 
 /* A session that a probe watches; logits of a part of each chunk, for the head's inputs */
@@ -126,8 +126,8 @@ run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, ll
 		job->imatrix = given;
 	}
 	TRY(threads_open(o->n_threads, &job->threads, err));
-	bool looks = job->method == QUANT_GPTQ || (job->method == QUANT_WEIGHTED && !o->imatrix) || o->imatrix_out || o->bits > 0;
-	if (looks || kind == SOURCE_HF)
+	bool looks = job->method == QUANT_GPTQ || ((job->method == QUANT_WEIGHTED || job->method == QUANT_AWQ) && !o->imatrix) || o->imatrix_out || o->bits > 0;
+	if (looks || kind == SOURCE_HF || job->method == QUANT_AWQ)
 		TRY(open_calibration(m, o, looks, err));
 	if (o->imatrix_out && job->method != QUANT_GPTQ)
 		TRY(write_imatrix(m, o, err));

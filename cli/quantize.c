@@ -59,7 +59,7 @@ quantize(int argc, char **argv)
 		{ OPT_TEXT, 0, "head", "TYPE", &o.head, "of the output's matrix, and of an embedding that is the output's too [q6_k; with --bits chosen, too]" },
 		{ OPT_INT, 0, "group", "N", &o.group, "int4: columns that share a scale, 32 or 128 [128 where all matrices have whole ones]" },
 		{ OPT_GROUP, 0, "Method", NULL, NULL, NULL },
-		{ OPT_TEXT, 0, "method", "gptq|weighted|nearest", &o.method, "errors compensated by what a text shows, its importance alone, or neither [gptq]" },
+		{ OPT_TEXT, 0, "method", "gptq|awq|weighted|nearest", &o.method, "errors compensated by what a text shows, importance of columns with factors folded into norms, importance alone, or neither [gptq]" },
 		{ OPT_TEXT, 'f', "calibration", "FILE", &file, "text to calibrate with; - is standard input [one that comes with llmc]" },
 		{ OPT_INT, 0, "window", "N", &o.window, "tokens of it seen together [512]" },
 		{ OPT_INT, 0, "windows", "N", &o.n_windows, "use the first N windows [64]" },

@@ -756,7 +756,7 @@ typedef struct llmc_quantize_options { /* 0 or NULL takes the default in bracket
 	size_t      size;
 	const char *type;       /* of matrices. GGUF: "q4_k", "q8_0", ... [q4_k]; columns that are no whole block take the next type of 32. Folder: "int4", "int8", "fp8", "mxfp4" [int4] */
 	const char *head;       /* of the output's matrix, and of an embedding that is the output's too [q6_k] */
-	const char *method;     /* "gptq": errors compensated by Hessians of a text; "weighted": importance alone; "nearest": neither [gptq] */
+	const char *method;     /* "gptq": errors compensated by Hessians of a text; "awq": importance, with factors of columns folded into norms; "weighted": importance alone; "nearest": neither [gptq] */
 	const char *imatrix;    /* importance from this file, llama.cpp's old form or GGUF [from the text] */
 	const char *imatrix_out; /* and what the text gave to this one; ".dat": the old form */
 	const char *text;       /* [n_bytes] to calibrate with [the one that comes with the library] */

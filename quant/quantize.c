@@ -18,6 +18,7 @@
 #include "formats/gguf_write.h"
 #include "formats/quantize.h"
 #include "formats/safetensors.h"
+#include "quant/awq.h"
 #include "quant/budget.h"
 #include "quant/gptq.h"
 #include "quant/sensitivity.h"
@@ -36,6 +37,7 @@ typedef struct Tensor {
 	bool    done;
 	CalibrationInput *input; /* whose Hessian it is rounded by; NULL: none */
 	const ImatrixEntry *importance;
+	const float *times, *over; /* factors of columns, of a matrix; what a norm's weights are divided by; NULL: none */
 } Tensor;
 
 typedef struct Run {
@@ -197,7 +199,7 @@ look(Run *r, llmc_error *err)
 {
 	QuantJob *job = r->job;
 	const int32_t windows = job->n_window;
-	const bool all = job->method == QUANT_GPTQ || (job->method == QUANT_WEIGHTED && !job->imatrix);
+	const bool all = job->method == QUANT_GPTQ || (job->method != QUANT_NEAREST && !job->imatrix);
 
 	if (!calibration_whole(job->calibration)) {
 		job->n_window = all || windows < LOOK_WINDOWS ? windows : LOOK_WINDOWS;
@@ -569,7 +571,8 @@ convert(void *user, int part, int n_parts)
 	const GgufTensor *in = w->t->in;
 	const int64_t cols = in->dim[0], from = dtype_row_bytes(in->dtype, cols), to = w->t->to == DT_NONE ? 0 : dtype_row_bytes(w->t->to, cols), n = rows_of(in);
 	const int64_t per_mat = w->t->importance && w->t->importance->n_mat > 1 ? n / w->t->importance->n_mat : n;
-	float *row = malloc((size_t)cols * sizeof *row);
+	const float *times = w->t->times;
+	float *row = malloc((size_t)cols * 2 * sizeof *row), *counts = row + cols;
 
 	(void)part, (void)n_parts;
 	if (!row) {
@@ -580,6 +583,12 @@ convert(void *user, int part, int n_parts)
 		for (int64_t i = first; i < n && i < first + ROWS_AT_ONCE; i++) {
 			const float *importance = w->t->importance ? w->t->importance->mean + i / per_mat * cols : NULL;
 			dequant_row(in->dtype, (const char *)in->data + i * from, row, cols);
+			for (int64_t j = 0; times && j < cols; j++) {
+				row[j] *= times[j];
+				counts[j] = (importance ? importance[j] : 1) / (times[j] * times[j]);
+			}
+			if (times)
+				importance = counts;
 			if (w->t->to == DT_NONE)
 				folder_row(w->form, w->t->scale, row, importance, i, n, cols, w->dst);
 			else if (grid_has(w->t->to))
@@ -590,12 +599,32 @@ convert(void *user, int part, int n_parts)
 	free(row);
 }
 
+/* A norm's weights, divided */
+static llmc_status
+keep_divided(Run *r, Tensor *t, llmc_error *err)
+{
+	const int64_t n = t->in->dim[0];
+	float *w = malloc((size_t)n * 2 * sizeof *w);
+
+	if (!w)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %s", t->in->name);
+	dequant_row(t->in->dtype, t->in->data, w, n);
+	for (int64_t j = 0; j < n; j++)
+		w[j] /= t->over[j];
+	quant_row(t->in->dtype, w, w + n, n);
+	llmc_status s = keep(r, t, w + n, err);
+	free(w);
+	return s;
+}
+
 static llmc_status
 quantise(Run *r, Tensor *t, const float *full, llmc_error *err)
 {
 	const QuantJob *job = r->job;
 	bool ok;
 
+	if (t->over)
+		return keep_divided(r, t, err);
 	if (!t->made)
 		return keep(r, t, t->in->data, err);
 	const bool blocks = t->n_part && t->to != DT_NONE; /* which parts are made of */
@@ -646,7 +675,7 @@ static void
 find_importance(Run *r, const Imatrix *m)
 {
 	for (int i = 0; i < r->n; i++)
-		if (!r->t[i].done && r->t[i].made)
+		if (r->t[i].made)
 			r->t[i].importance = importance_of(r, m, r->t[i].in);
 }
 
@@ -714,6 +743,64 @@ quantise_group(Run *r, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* --- factors of columns ----------------------------------------------------------------------------------------------------- */
+
+static Tensor *
+tensor_named(const Run *r, const char *name)
+{
+	for (int i = 0; i < r->n; i++)
+		if (strcmp(r->t[i].in->name, name) == 0)
+			return &r->t[i];
+	return NULL;
+}
+
+/* Factors for the matrices behind one norm. The norm's weights are rounded to what they are stored as, and the factors become what that leaves: the
+ * product is as it was. */
+static llmc_status
+scale_behind(Run *r, Tensor *norm, Tensor *const *t, int n, llmc_error *err)
+{
+	const int64_t cols = t[0]->in->dim[0];
+	AwqMatrix m[AWQ_READERS];
+	float *s = NEW(r->a, float, cols), *w = NEW(r->a, float, 3 * cols);
+
+	for (int i = 0; i < n; i++)
+		m[i] = (AwqMatrix){ t[i]->in->dtype, t[i]->to, t[i]->in->data, rows_of(t[i]->in) };
+	if (!awq_factors(m, n, cols, t[0]->importance->mean, r->job->threads, s))
+		return error_set(err, LLMC_E_MEMORY, "out of memory for factors of %s", norm->in->name);
+	dequant_row(norm->in->dtype, norm->in->data, w, cols);
+	for (int64_t j = 0; j < cols; j++)
+		w[cols + j] = w[j] / s[j];
+	quant_row(norm->in->dtype, w + cols, w + 2 * cols, cols);
+	dequant_row(norm->in->dtype, w + 2 * cols, w + cols, cols);
+	for (int64_t j = 0; j < cols; j++)
+		s[j] = w[j] != 0 && w[cols + j] != 0 && isfinite(w[j] / w[cols + j]) ? w[j] / w[cols + j] : 1;
+	norm->over = s;
+	for (int i = 0; i < n; i++)
+		t[i]->times = s;
+	return LLMC_OK;
+}
+
+static llmc_status
+find_factors(Run *r, llmc_error *err)
+{
+	const Plan *plan = r->job->plan;
+	const char *weight, *name[AWQ_READERS];
+
+	for (int i = 0; i < plan->phase[1].n_step; i++) {
+		Tensor *t[AWQ_READERS], *norm;
+		int n = awq_readers(plan, i, &weight, name);
+		bool all = n > 0 && (norm = tensor_named(r, weight)) && !norm->made && !norm->over && dtype_is_float(norm->in->dtype);
+		for (int k = 0; k < n && all; k++) {
+			t[k] = tensor_named(r, name[k]);
+			all = t[k] && t[k]->made && t[k]->to != DT_NONE && grid_has(t[k]->to) && !t[k]->times && t[k]->in->dim[0] == norm->in->dim[0] && t[k]->importance &&
+			      t[k]->importance->n_mat == 1;
+		}
+		if (all)
+			TRY(scale_behind(r, norm, t, n, err));
+	}
+	return LLMC_OK;
+}
+
 static llmc_status
 quantise_all(Run *r, llmc_error *err)
 {
@@ -741,6 +828,8 @@ quantise_all(Run *r, llmc_error *err)
 		calibration_imatrix(job->calibration, r->a, &r->own);
 	}
 	find_importance(r, job->imatrix ? job->imatrix : &r->own);
+	if (job->method == QUANT_AWQ)
+		TRY(find_factors(r, err));
 	for (int i = 0; i < r->n; i++)
 		if (!r->t[i].done)
 			TRY(quantise(r, &r->t[i], NULL, err));

@@ -11,7 +11,7 @@
 #include "quant/calibrate.h"
 #include "quant/folder.h"
 
-typedef enum QuantMethod { QUANT_NEAREST, QUANT_WEIGHTED, QUANT_GPTQ } QuantMethod;
+typedef enum QuantMethod { QUANT_NEAREST, QUANT_WEIGHTED, QUANT_GPTQ, QUANT_AWQ } QuantMethod;
 
 typedef struct QuantJob {
 	const char  *in, *out;
@@ -19,7 +19,7 @@ typedef struct QuantJob {
 	double       bits;          /* > 0: a weight, on average, of matrices whose types are chosen (budget.h); type is then what most became */
 	FolderForm   form;         /* of matrices of a folder, which becomes a folder; FOLDER_NONE: a GGUF becomes a GGUF */
 	int          group;        /* int4: columns of a scale, 32 or 128; 0: 128 where all matrices have whole ones */
-	const Plan  *plan;         /* of the folder: what its tensors are */
+	const Plan  *plan;         /* of a folder, and for awq: what its tensors are */
 	QuantMethod  method;
 	double       damp;          /* of Hessians; 0: 6 * columns / inputs seen, 0.03 to 1 */
 	int64_t      hessian_bytes; /* at once, unless one layer needs more */

@@ -208,6 +208,34 @@ def test_a_budget_with_a_head_of_its_own_and_compensation(llmc, model, tmp_path)
     assert (tmp_path / "again.gguf").read_bytes() == out.read_bytes()
 
 
+def test_factors_are_folded_into_norms_and_errors_fall(llmc, model, tmp_path):
+    """Norm times matrix is what the model multiplies by: nearer to the model's than rounding by importance alone leaves it, where factors were found"""
+    dat = tmp_path / "im.dat"
+    by = ["--type", "q4_0", "--head", "q8_0", "-q", *SMALL]
+    llmc("quantize", model, tmp_path / "weighted.gguf", "--method", "weighted", "--imatrix-out", dat, *by)
+    llmc("quantize", model, tmp_path / "awq.gguf", "--method", "awq", *by)
+    llmc("quantize", model, tmp_path / "again.gguf", "--method", "awq", "--imatrix", dat, *by, "-t", "1")
+    importance, plain = read_dat(dat), tensors(model)
+    sums, changed = {}, 0
+    for made in ("weighted", "awq"):
+        t = tensors(tmp_path / f"{made}.gguf")
+        for i in range(LAYERS):
+            for norm, names in (("attn_norm", ("attn_q", "attn_k", "attn_v")), ("ffn_norm", ("ffn_gate", "ffn_up"))):
+                over = plain[f"blk.{i}.{norm}.weight"].data, t[f"blk.{i}.{norm}.weight"].data
+                changed += made == "awq" and bool((over[0] != over[1]).any())
+                assert made == "awq" or (over[0] == over[1]).all()
+                for name in (f"blk.{i}.{k}.weight" for k in names):
+                    x, w = plain[name].data.astype(np.float64), importance[name]
+                    e = values(t[name]) * (over[1].astype(np.float64) / over[0]) - x
+                    sums[made] = sums.get(made, 0) + (w * e ** 2).sum() / (w * x ** 2).sum()
+            for name in ("attn_output", "ffn_down"):
+                key = f"blk.{i}.{name}.weight"
+                assert (t[key].data == tensors(tmp_path / "weighted.gguf")[key].data).all()
+    assert changed > 0 and sums["awq"] < .98 * sums["weighted"], (changed, sums)
+    awq, again = tensors(tmp_path / "awq.gguf"), tensors(tmp_path / "again.gguf")
+    assert all(np.allclose(awq[k].data, again[k].data, rtol=1e-4) for k in awq if "norm" in k)
+
+
 def test_importance_in_both_forms_gives_the_same_file(llmc, model, tmp_path):
     files = []
     for form in ("dat", "gguf"):
@@ -229,7 +257,7 @@ def test_mistakes_are_sentences(llmc, model, tmp_path):
     llmc("quantize", model, out, "--type", "q9_k", code=1)
     assert "known: q4_0" in llmc.err
     llmc("quantize", model, out, "--method", "magic", code=1)
-    assert "nearest weighted gptq" in llmc.err
+    assert "nearest weighted gptq awq" in llmc.err
     for bits, more, says in ((3, [], "the least that there are types for is 4."), (17, [], "at most 16"), (4.5, ["--type", "q4_k"], "bits and type")):
         llmc("quantize", model, out, "--bits", bits, "--method", "nearest", *more, *SMALL, code=1)
         assert says in llmc.err

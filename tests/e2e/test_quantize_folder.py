@@ -120,10 +120,10 @@ def test_llmc_reads_the_same_values(llmc, model, tmp_path, kind):
 
 def test_compensation_is_nearer(llmc, model, tmp_path):
     kl = {}
-    for method in ("nearest", "gptq"):
+    for method in ("nearest", "awq", "gptq"):
         llmc("quantize", model, tmp_path / method, "--method", method, *SMALL)
         kl[method] = llmc.json("eval", tmp_path / method, "--reference", model, "--text", "configs/texts/calibration.txt", "--window", "64", "--windows", "6")["kl"]["mean"]
-    assert kl["gptq"] < .8 * kl["nearest"], kl
+    assert kl["gptq"] < .8 * kl["nearest"] and kl["awq"] < kl["nearest"], kl
     llmc("quantize", model, tmp_path / "again", *SMALL[:-3], "-t", "1")
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "gptq/model.safetensors").read_bytes()
 
