@@ -192,11 +192,25 @@ by_peers(CudaSession *c, const CudaStep *k, llmc_error *err)
 	                   LLMC_LANE_THREADS, 1, 0, TOGETHER, &one, NULL, err);
 }
 
+/* Of a decode step: those of its graph, which another rank may launch where this one has none (a probe looks between its ops). */
+static int64_t
+rows_of_graph(const CudaSession *c, const CudaStep *k, int64_t rows)
+{
+	int64_t bucket = rows;
+
+	if (k < c->step[0] || k >= c->step[0] + c->s->plan->phase[0].n_step)
+		return rows;
+	for (int i = c->n_bucket - 1; i >= 0 && c->bucket[i] >= rows; i--)
+		bucket = c->bucket[i];
+	return k->of_out && bucket > c->s->sym[SYM_n_out] ? c->s->sym[SYM_n_out] : bucket;
+}
+
 llmc_status
 cuda_collective_launch(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err)
 {
 	const CudaGroup *g = c->group;
 
+	rows = rows_of_graph(c, k, rows);
 	if (g && g->nccl && (!g->peers || ways_nccl(&g->ways, rows * k->comm.width * (int64_t)sizeof(float))))
 		return by_nccl(c, k, rows, err);
 	return by_peers(c, k, err);

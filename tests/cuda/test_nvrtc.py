@@ -1,6 +1,7 @@
 """Every kernel that llmc emits, through the real NVRTC: it compiles without a warning and nothing spills. The tiny description for every
 architecture and storage type, an 8B model for sm_80 and sm_90a; LLMC_CHECK_ALL=1: all descriptions of configs/ for all."""
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,6 +49,15 @@ def test_8b_cached_rows(kv, arch):
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 def test_turned_rows(arch):
     check(["tiny.yaml"], [arch], ["kv={k: int8, v: int4, rotate: true}"])
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+def test_between_ranks(arch):
+    """Kernels of the runtime's own, which no description emits."""
+    p = subprocess.run([sys.executable, str(ROOT / "tools/nvrtc.py"), "--arch", arch, "-I", "templates", "templates/cuda/runtime/collective.cu"], cwd=ROOT,
+                       capture_output=True, text=True)
+    lines = p.stdout.splitlines()
+    assert p.returncode == 0 and len(lines) == 4 and all(" 0 spill" in line for line in lines), p.stdout + p.stderr
 
 
 @pytest.mark.skipif(not os.environ.get("LLMC_CHECK_ALL"), reason="LLMC_CHECK_ALL is not set")

@@ -157,7 +157,7 @@ def test_a_gpu_that_fails_ends_the_group(tmp_path):
 
 LATE = """
 import sys, llmc
-with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.tp=2"]) as m:
+with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.tp=2", "n_layers=3"]) as m:
     with m.session(context=1024, chunk=1000) as s:
         for i in range(2):
             try:
@@ -167,9 +167,9 @@ with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", se
 """
 
 
-@pytest.mark.parametrize("nccl", ["never", "always"])
+@pytest.mark.parametrize("nccl", ["never", "always"] if ALL else ["never"])
 def test_a_step_that_does_not_end_ends_the_group(nccl, tmp_path):
-    """A prompt of 951 tokens takes the emulator far longer than the second that it is given."""
+    """A prompt of 951 tokens takes the emulator many times the second that it is given."""
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["wide"])
     p = run(LATE, path, LLMC_EMU_DEVICES=2, LLMC_NCCL=nccl, LLMC_COMM_TIMEOUT=1)
