@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/plan_html.h"
 
 static void
 row(const char *name, int64_t bytes)
@@ -129,7 +129,8 @@ plan(int argc, char **argv)
 {
 	Common c = { 0 };
 	int32_t batch = 0, length = 0;
-	const char *args[1] = { NULL }, *gpu = NULL;
+	const char *args[1] = { NULL }, *gpu = NULL, *html = NULL;
+	char folder[] = "/tmp/llmc-plan.XXXXXX";
 	char gpu_text[256] = "predict speed on a GPU:";
 	llmc_gpu g = LLMC_INIT(llmc_gpu);
 	for (int i = 0; llmc_gpu_at(i, &g); i++)
@@ -139,6 +140,7 @@ plan(int argc, char **argv)
 		{ OPT_INT, 'b', "batch", "B", &batch, "sequences (same as --seqs)" },
 		{ OPT_INT, 'l', "length", "L", &length, "positions of each (same as --context)" },
 		{ OPT_TEXT, 0, "gpu", "NAME", &gpu, gpu_text },
+		{ OPT_TEXT, 0, "html", "FILE", &html, "write one page: layers, bytes and memory as pictures, roofline, steps with their kernels and lines" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -160,17 +162,31 @@ plan(int argc, char **argv)
 		c.device = c.device ? c.device : "cuda";
 		c.arch = c.arch ? c.arch : g.arch;
 	}
-	if (open_model(&c, args[0], true, &m, &err) != LLMC_OK)
+	bool own = html && !c.out_dir; /* kernels are shown in the page: they are written for it */
+	if (own) {
+		if (!mkdtemp(folder))
+			return opt_usage_error(&cmd_plan, "--html: no folder can be made in /tmp; name one with --artifact");
+		c.out_dir = folder;
+	}
+	if (open_model(&c, args[0], true, &m, &err) != LLMC_OK) {
+		if (own)
+			plan_html_forget(folder);
 		return fail_with(&err);
+	}
 	llmc_limits lim = limits_of(&c);
 	if (lim.n_threads == 0)
 		lim.n_threads = 1;
 	llmc_status s = llmc_memory_for(m, &lim, &mem, &err);
 	if (s == LLMC_OK && c.memory > 0)
 		s = llmc_fit(m, c.memory, &lim, &fit, &err);
-	if (s != LLMC_OK) {
+	if (s == LLMC_OK && html)
+		s = plan_html(html, m, &mem, gpu ? &g : NULL, c.out_dir, &err);
+	if (own)
+		plan_html_forget(folder);
+	if (s != LLMC_OK || html) {
 		llmc_close(m);
-		return fail_with(&err);
+		free(c.set.v);
+		return s == LLMC_OK ? 0 : fail_with(&err);
 	}
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	llmc_info(m, &info);
@@ -214,11 +230,12 @@ plan(int argc, char **argv)
 }
 
 const Command cmd_plan = {
-	"plan", "MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--pp N] [--json]", "show the steps, kernels and bytes of a model",
+	"plan", "MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--pp N] [--json] [--html FILE]", "show the steps, kernels and bytes of a model",
 	"  llmc plan configs/llama2-70b.yaml --memory 160G --length 4096\n"
 	"  llmc plan model.gguf --arch v3\n"
 	"  llmc plan configs/llama3-70b.yaml --tp 8\n"
 	"  llmc plan configs/llama3-8b.yaml --gpu h100\n"
+	"  llmc plan configs/llama3-8b.yaml --gpu h100 --html plan.html\n"
 	"  llmc plan configs/llama2-70b.yaml --gpu h100 --tp 8\n",
 	plan,
 };

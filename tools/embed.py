@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write a C file that holds configs/, templates/ and the server's pages as byte arrays (base/embed.h).
+"""Write a C file that holds configs/, templates/ and pages as byte arrays (base/embed.h).
 
 Usage: embed.py OUT.c"""
 import os
@@ -17,6 +17,7 @@ def files():
     for name in sorted(os.listdir(page)):
         if name.endswith((".html", ".js", ".css", ".svg", ".json")):
             yield os.path.join(page, name)
+    yield "cli/plan.html"
 
 
 def main():
