@@ -231,6 +231,8 @@ plane(const Fit *f, const char *which, SchemePlane *out)
 		if (__builtin_mul_overflow(out->dim[i >= lead], t.dim[i], &out->dim[i >= lead]))
 			return shape_bad(f, out, "that is too much");
 	out->stack = lead > 1 ? t.dim[0] : 0;
+	if (scheme_text(rule, "as"))
+		out->type = scheme_text(rule, "as");
 	if (node_get(rule, "add") && node_int(node_get(rule, "add"), &add))
 		out->add = (int)add;
 	for (int i = 0; i < 8; i++)
@@ -511,7 +513,9 @@ fit(const Fit *f, SchemeMatrix *m)
 
 	const char *values = scheme_text(code, "values");
 	TRY(plane(f, "code", &m->code));
-	m->codes = values && strcmp(values, "e2m1") == 0 ? SCHEME_E2M1 : strcmp(m->code.type, "F8_E4M3") == 0 ? SCHEME_E4M3 : SCHEME_INT;
+	m->codes = values && strcmp(values, "e2m1") == 0                                              ? SCHEME_E2M1
+	         : (values && strcmp(values, "e4m3") == 0) || strcmp(m->code.type, "F8_E4M3") == 0 ? SCHEME_E4M3
+	                                                                                           : SCHEME_INT;
 	m->stack = m->code.stack;
 	TRY(plane(f, "scale", &m->scale));
 	TRY(whole(f, m));

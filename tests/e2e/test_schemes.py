@@ -118,6 +118,7 @@ MISTAKES = [
     ("gptq-4", "g_idx", lambda x: x[::-1]), ("gptq-4", "scales", lambda x: x.T.reshape(x.shape)), ("awq-gemm", "scales", lambda x: x.T.reshape(x.shape)),
     ("awq-gemv", "qzeros", lambda x: x ^ 1), ("ct-w4a16", "weight_scale", lambda x: x.T.reshape(x.shape)), ("ct-w8a16", "weight_packed", lambda x: x[::-1]),
     ("ct-int8", "weight_scale", lambda x: x[::-1]), ("ct-fp8", "weight_scale", lambda x: x * 2), ("mlx-mxfp4", "scales", lambda x: x.T.reshape(x.shape)),
+    ("mlx-nvfp4", "weight", swapped_nibbles), ("mlx-nvfp4", "scales", lambda x: x.T.reshape(x.shape)), ("mlx-mxfp8", "scales", lambda x: x[::-1]),
     ("hqq-3", "W_q", lambda x: x[::-1]), ("gptq-3", "qweight", lambda x: x[::-1]), ("gptq-3", "scales", lambda x: x.T.reshape(x.shape)), ("gptq-2-asym", "qzeros", lambda x: x ^ 1),
 ]
 
@@ -292,7 +293,6 @@ def setting(**more):
     ("mlx-4", one("scales", 0x7fc0), "is NaN or infinite"),
     ("mlx-4", one("biases", 0xff80), "is NaN or infinite"),
     ("mlx-4", setting(bits=9), "no codes of 2 to 8 bits"),
-    ("mlx-4", setting(mode="nvfp4"), "affine and mxfp4 are read"),
     ("hqq-4", one("scale", np.nan), "is NaN or infinite"),
     ("gptq-4", unknown, "one of these: gptq, awq"),
 ])

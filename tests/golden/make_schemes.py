@@ -254,7 +254,7 @@ CASES = {
     "ct-nvfp4": compressed("NVFP4A16"), "ct-mxfp4": compressed("MXFP4A16"), "ct-mxfp8": compressed("MXFP8A16"), "modelopt-nvfp4": modelopt("NVFP4_DEFAULT_CFG"),
     "modelopt-fp8": modelopt("FP8_DEFAULT_CFG"), "modelopt-int4-awq": modelopt("INT4_AWQ_CFG"), "torchao-int8": torchao("int8"), "torchao-int4": torchao("int4"),
     "hqq-4": hqq(4), "hqq-3": hqq(3), "mlx-4": mlx(q_bits=4, q_group_size=64), "mlx-mixed": mlx(q_bits=3, q_group_size=32, quant_predicate=three_and_six),
-    "mlx-mxfp4": mlx(q_mode="mxfp4"),
+    "mlx-mxfp4": mlx(q_mode="mxfp4"), "mlx-nvfp4": mlx(q_mode="nvfp4"), "mlx-mxfp8": mlx(q_mode="mxfp8"),
     "bnb-nf4": four_bits("nf4", True), "bnb-fp4": four_bits("fp4", False),
 }
 

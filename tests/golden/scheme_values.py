@@ -104,6 +104,10 @@ def module(t, name, config):
             z = z + 1 & (1 << bits) - 1
         g = has["g_idx"][1]
         return ((q - z[g]) * get("scales")[g]).T
+    if "scales" in has and config.get("mode") == "nvfp4":  # MLX
+        return E2M1[bits_along(has["weight"][1], 4, 1)] * np.repeat(floats("F8_E4M3", has["scales"][1]), 16, 1)
+    if "scales" in has and config.get("mode") == "mxfp8":
+        return floats("F8_E4M3", np.ascontiguousarray(has["weight"][1]).view(np.uint8)) * np.repeat(powers(*has["scales"]), 32, 1)
     if "scales" in has and has["scales"][0] == "U8":  # MLX's mxfp4
         q = E2M1[bits_along(has["weight"][1], 4, 1)]
         return q * np.repeat(powers(*has["scales"]), 32, 1)
