@@ -258,6 +258,24 @@ qk_norm(Build *b, bool after, int x, const char *role, int64_t heads, const char
 	               s->attention.qk_norm != QK_UNIT && s->norm.plus_one, name);
 }
 
+/* Queries grow with the position, where the description says so. It stands behind the append, where fused queries come out. */
+static int
+temper(Build *b, int q, int64_t width)
+{
+	const Spec *s = b->s;
+
+	if (s->attention.temper.scale == 0 || !s->attention.temper.layer_in[b->layer])
+		return q;
+	at(b, "attention.temperature.scale");
+	int y = value(b, "q_tempered");
+	Op *o = OP(b, pos_scale, .x = q, .y = y);
+	op_set_int(b->g, o, "width", width);
+	op_set_num(b->g, o, "scale", s->attention.temper.scale);
+	op_set_int(b->g, o, "offset", s->attention.temper.offset);
+	op_set_int(b->g, o, "base", s->attention.temper.positions);
+	return y;
+}
+
 /* Keys and values of this layer go to the cache; what comes out orders that before its readers. */
 static int
 append(Build *b, int k, int v, const HeadShape *shape)
@@ -304,7 +322,9 @@ gqa(Build *b, int h)
 	}
 	at(b, "attention.n_heads");
 	int done = b->done[b->layer] = own ? append(b, k, v, &shape) : b->done[source];
+	q = temper(b, q, heads * dim);
 
+	at(b, "attention.n_heads");
 	int sink = -1;
 	if (s->attention.sinks) {
 		at(b, "attention.sinks");
@@ -362,6 +382,8 @@ mla(Build *b, int h)
 	op_set_int(b->g, o, "kv_rank", rank);
 	op_set_int(b->g, o, "rope_dim", rope);
 
+	q = temper(b, q, heads * (nope + rope));
+	at(b, "attention.kind");
 	int k_b = weight(b, "k_b", heads * nope, rank), v_b = weight(b, "v_b", heads * v_dim, rank);
 	int y = value(b, "attn");
 	o = OP(b, mla_attention, .q = q, .k_b = k_b, .v_b = v_b, .kv = kv, .done = done, .y = y);

@@ -72,7 +72,11 @@ fuse_norm_qkv(Fuse *f)
 				att = &g->op[j];
 		int64_t kv_heads = op_int(append, "kv_heads"), dim = op_int(append, "dim");
 		int     w, b, rotated = att ? att->arg[ARG(attention, q)] : -1;
+		Op     *temper = fuse_only_def(f, rotated, OP_pos_scale); /* of what comes out */
 		Chain   q, k;
+
+		if (temper)
+			rotated = temper->arg[ARG(pos_scale, x)];
 		Op     *v = fuse_only_def(f, append->arg[ARG(kv_append, v)], OP_matmul);
 		if (!att || !v || dim != op_int(append, "v_dim") || !chain_match(f, rotated, op_int(att, "heads"), dim, &q) ||
 		    !chain_match(f, append->arg[ARG(kv_append, k)], kv_heads, dim, &k) || !chains_agree(&q, &k, v) ||

@@ -7,7 +7,7 @@
 
 /* The ops around one mla_attention, as build made them: query and latent on their way to it */
 typedef struct Latent {
-	Op *att, *append;
+	Op *att, *append, *temper;       /* temper: NULL, or the factor of queries by position */
 	Op *q_rope, *q_b, *q_norm, *q;   /* q_b, q_norm: where there is a query latent; q: the matmul of the normed row */
 	Op *norm, *latent, *key, *k_rope, *kv;
 } Latent;
@@ -23,6 +23,8 @@ latent_match(const Fuse *f, Op *att, Latent *m)
 		return false;
 	c = m->append->arg[ARG(mla_append, latent)];
 	k = m->append->arg[ARG(mla_append, rope_k)];
+	if ((m->temper = fuse_only_def(f, q, OP_pos_scale)))
+		q = m->temper->arg[ARG(pos_scale, x)];
 	if ((m->q_rope = fuse_only_def(f, q, OP_rope))) {
 		if (op_int(m->q_rope, "heads") != heads || op_int(m->q_rope, "dim") != nope + rope || op_int(m->q_rope, "first") != nope ||
 		    op_int(m->q_rope, "rope_dims") != rope)
@@ -111,10 +113,10 @@ fuse_mla(Fuse *f)
 		bool    stacked = fuse_both_have(m.q, m.kv, ARG(matmul, b)) && fuse_stack_matmuls(f, att->layer, "qkv_a", (Op *[]){ m.q, m.kv }, 2, &w, &b);
 		int     a = stacked ? new_value(f, att, VAL_ACT, "qkv_a") : m.q->arg[ARG(matmul, y)];
 		int     c = stacked ? -1 : m.kv->arg[ARG(matmul, y)];
-		int     q = new_value(f, att, VAL_ACT, "q_mla"), o = new_value(f, att, VAL_ACT, "o_mla");
+		int     q = new_value(f, att, VAL_ACT, "q_mla"), read = m.temper ? new_value(f, att, VAL_ACT, "q_mla_tempered") : q, o = new_value(f, att, VAL_ACT, "o_mla");
 		int     h = m.q->arg[ARG(matmul, x)];
 		Front   front[2] = { front_norm(f, h, 0), front_plain(h) };
-		Op      first = { 0 }, query, attend, value;
+		Op      first = { 0 }, query, attend, value, temper = { 0 };
 		bool    taken = false;
 		for (int t = stacked && front[0].norm < 0 ? 1 : 0; stacked && t < 2 && !taken; t++) {
 			first = fuse_op(OP_norm_matmul, m.q, OP_ARGS(norm_matmul, .x = front[t].x, .nw = front[t].nw, .nb = front[t].nb, .w = w, .b = b, .y = a));
@@ -144,7 +146,7 @@ fuse_mla(Fuse *f)
 			op_set_int(g, &query, "expand", expand);
 			op_set_num(g, &query, "eps", op_num(m.norm, "eps"));
 			op_set_word(g, &query, "style", m.q_rope ? op_word(m.q_rope, "style") : "none");
-			attend = fuse_op(OP_mla_attend, att, OP_ARGS(mla_attend, .q = q, .k_b = expand > 0 ? k_b : -1, .v_b = expand > 0 ? v_b : -1,
+			attend = fuse_op(OP_mla_attend, att, OP_ARGS(mla_attend, .q = read, .k_b = expand > 0 ? k_b : -1, .v_b = expand > 0 ? v_b : -1,
 			                                           .kv = kv, .done = done, .o = o));
 			op_set_int(g, &attend, "heads", heads);
 			op_set_int(g, &attend, "kv_rank", rank);
@@ -160,7 +162,15 @@ fuse_mla(Fuse *f)
 			op_set_int(g, &value, "expand", expand);
 			value_width(f, &query, ARG(mla_query, q));
 			value_width(f, &attend, ARG(mla_attend, o));
-			taken = fuse_accepted(f, &query) && fuse_accepted(f, &attend) && fuse_accepted(f, &value);
+			if (m.temper) {
+				temper = fuse_op(OP_pos_scale, m.temper, OP_ARGS(pos_scale, .x = q, .y = read));
+				op_set_int(g, &temper, "width", heads * (rank + rope));
+				op_set_num(g, &temper, "scale", op_num(m.temper, "scale"));
+				op_set_int(g, &temper, "offset", op_int(m.temper, "offset"));
+				op_set_int(g, &temper, "base", op_int(m.temper, "base"));
+				value_width(f, &temper, ARG(pos_scale, y));
+			}
+			taken = (!m.temper || fuse_accepted(f, &temper)) && fuse_accepted(f, &query) && fuse_accepted(f, &attend) && fuse_accepted(f, &value);
 		}
 		if (!taken)
 			continue;
@@ -175,7 +185,9 @@ fuse_mla(Fuse *f)
 		if (stacked)
 			fuse_place(f, m.kv, &first);
 		fuse_place(f, m.key, &query);
-		fuse_place(f, m.append, &attend);
+		fuse_place(f, m.append, m.temper ? &temper : &attend);
+		if (m.temper)
+			fuse_place(f, m.temper, &attend);
 		fuse_place(f, att, &value);
 		n++;
 	}

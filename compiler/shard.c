@@ -553,6 +553,7 @@ shard_op(Pass *p, Op *op)
 		else
 			along(p, op, "groups");
 		return;
+	case OP_pos_scale:
 	case OP_act:
 	case OP_glu:
 	case OP_cap:

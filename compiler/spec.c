@@ -184,6 +184,10 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.o_bias = BOOL(o_bias);
 	s->attention.scale = NUM(att_scale);
 	s->attention.score_cap = NUM(score_cap);
+	s->attention.temper.scale = NUM(temper_scale);
+	s->attention.temper.positions = INT(temper_positions);
+	s->attention.temper.offset = (int)INT(temper_offset);
+	s->attention.temper.layer_in = t->val[K_temper_layers].layers;
 	s->attention.window = INT(window);
 	s->attention.windowed = t->val[K_window_layers].layers;
 	if (s->attention.window == 0)

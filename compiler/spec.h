@@ -87,6 +87,7 @@ typedef struct Spec {
 		bool    bias, o_bias;
 		double  scale;             /* of scores; the mla yarn factor is in it */
 		double  score_cap;         /* 0: none */
+		struct { double scale; int64_t positions; int offset; const uint8_t *layer_in; } temper; /* of queries, by position; scale 0: none */
 		int64_t window;            /* positions seen; 0: none */
 		const uint8_t *windowed;   /* [n_layers] */
 		MaskKind mask;

@@ -242,6 +242,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_gain:
 		SET(gain, .x = act(width), .w = vec(1), .y = act(width));
 		break;
+	case OP_pos_scale:
+		SET(pos_scale, .x = act(width), .y = act(width));
+		break;
 	case OP_expert_gain:
 		MUST(top_k <= n_experts, "top_k <= n_experts");
 		SET(expert_gain, .id = ids(top_k), .weight = act(top_k), .w = vec(n_experts), .y = act(top_k));

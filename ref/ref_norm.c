@@ -187,6 +187,22 @@ ref_gain(const RefCall *c)
 		y[i] = (float)(scale * x[i]);
 }
 
+void
+ref_pos_scale(const RefCall *c)
+{
+	const int64_t n = ref_rows(c, ARG(pos_scale, y)), width = step_int(c->step, "width"), offset = step_int(c->step, "offset"), base = step_int(c->step, "base");
+	const double  scale = step_num(c->step, "scale");
+	const float  *x = ref_f32(c, ARG(pos_scale, x));
+	float        *y = ref_f32(c, ARG(pos_scale, y));
+
+	for (int64_t t = 0; t < n; t++) {
+		const double m = 1 + scale * log1p((double)((c->s->pos[t] + offset) / base));
+
+		for (int64_t i = 0; i < width; i++)
+			y[t * width + i] = (float)(m * x[t * width + i]);
+	}
+}
+
 float
 ref_cap_one(float x, double scale, double cap)
 {

@@ -139,6 +139,12 @@ def test_gains(x):
         np.testing.assert_array_equal(y, want)
 
 
+def test_pos_scale(x):
+    want = x.astype(np.float64) * (1 + 0.3 * np.log1p((np.array(ROWS["pos"]) + 1) // 4))[:, None]
+    for args in [H.inout(x), H.alias(0)], [x, H.out((N, 70))]:
+        everywhere("pos_scale", dict(WIDTH=70, SCALE=0.3, OFFSET=1, BASE=4), ROWS, args, want, bucket=9)
+
+
 def test_cap_slice_pick(x):
     x3, picked = x[:3], x[[1, 2, 6]]
     everywhere("cap", dict(WIDTH=70, SCALE=0.8, CAP=2.5), ROWS, [x3, H.out((3, 70))], 2.5 * np.tanh(0.8 * x3.astype(np.float64) / 2.5), bucket=9)

@@ -69,6 +69,8 @@ MUTATIONS = {
     "hy_v3-plain": ROPE + ["moe.renorm=false", "moe.scale=2.1", "moe.choice_bias=false"],
     "qwen3_vl_moe-plain": ROPE + ["moe.renorm=false", "moe.top_k=2"], "mellum-windows": ["rope.theta=110", "rope.local.theta=33", "attention.window=7", "moe.renorm=false"],
     "mistral4-groups": ROPE + ["moe.keep_groups=3", "moe.group_score=max", "moe.scale=1.45", "norm.latent_eps=0.001", "rope.scaling.factor=5"],
+    "mistral-temperature": ["attention.temperature.scale=0", "attention.temperature.scale=0.11", "attention.temperature.positions=9", "attention.temperature.layers=[0, 1]"],
+    "mistral4-temperature": ["attention.temperature.scale=0", "attention.temperature.offset=1"],
     "starcoder2-window": COMMON[:-1] + ROPE + ["attention.window=8"], "gpt_bigcode-plain": [m for m in COMMON if "ffn" not in m] + ["position=none"],
     "stablelm-parallel": COMMON + ROPE + ["rope.dims=6", "residual.form=serial"],
     "gptj-plain": [m for m in COMMON if "ffn" not in m] + ROPE + ["rope.dims=8"], "phi-plain": [m for m in COMMON if "ffn" not in m] + ROPE + ["rope.dims=6"],

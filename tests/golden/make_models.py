@@ -301,6 +301,8 @@ case("deepseek_v3-youtu", "youtu", {k: v for k, v in DSV3.items() if "moe" not i
 INDEXER = dict(index_topk=64, index_n_heads=24, index_head_dim=16)
 case("deepseek_v3-v32", "deepseek_v32", DSV3, **INDEXER)
 case("deepseek_v3-glm5", "glm_moe_dsa", DSV3, **INDEXER, mlp_layer_types=["dense", "sparse", "sparse"], first_k_dense_replace=...)
+case("mistral-temperature", "ministral3", MINISTRAL3, modern=True, rope_parameters=dict(TEMPERATURE, original_max_position_embeddings=8), max_position_embeddings=128, rope_theta=...)
+case("mistral4-temperature", "mistral4", MISTRAL4, modern=True, max_position_embeddings=128, rope_parameters=dict(TEMPERATURE, rope_theta=10000.0, original_max_position_embeddings=8))
 
 STARCODER2 = dict(LLAMA, norm_epsilon=1e-2, hidden_act="gelu_pytorch_tanh", use_bias=True, tie_word_embeddings=True, sliding_window=None)
 case("starcoder2-plain", "starcoder2", STARCODER2)

@@ -502,6 +502,9 @@ Case("gain", "plain", width=7, scale=-2.5).step([0, 1]).f32(x).none().room(14).o
 x, w, chosen = rnd(3, 2), rnd(5), torch.tensor([[4, 0], [2, 2], [1, 3]])
 Case("expert_gain", "plain", n_experts=5, top_k=2).step([0, 1, 2]).i32(chosen).f32(x).vector(w).room(6).out(x * w[chosen]).end()
 
+x = rnd(3, 4)
+Case("pos_scale", "plain", width=4, scale=0.3, offset=1, base=5).step([3, 4, 15]).f32(x).room(12).out(x * torch.tensor([[1], [1 + 0.3 * math.log(2)], [1 + 0.3 * math.log(4)]])).end()
+
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")
 print(f"{OUT}: {sum(l.startswith('case') for l in lines)} cases, {os.path.getsize(OUT)} bytes")
