@@ -305,11 +305,10 @@ moe_down(const moe_down_operands<C> &in)
 		for (int u0 = 0; u0 < UNITS; u0 += 32 * N) {
 			typename W::raw raw[N];
 #pragma unroll
-			for (int k = 0; k < N; k++) {
+			for (int k = 0; k < N; k++) { /* past the end the last unit once more: a condition costs registers, which sm_120a spilled */
 				const int u = min(u0 + 32 * k + lane, UNITS - 1);
 				const long long e = __shfl_sync(~0u, expert, u / W::UNITS);
-				if (UNITS % (32 * N) == 0 || u0 + 32 * k + lane < UNITS)
-					raw[k] = W::load(in.down.row(e * C::H + o), u % W::UNITS);
+				raw[k] = W::load(in.down.row(e * C::H + o), u % W::UNITS);
 			}
 #pragma unroll
 			for (int k = 0; k < N; k++) {
