@@ -165,6 +165,7 @@ serve(int argc, char **argv)
 		{ OPT_INT, 'p', "port", "N", &so.port, "0: the kernel chooses [8000]" },
 		{ OPT_TEXT, 0, "api-key", "KEY", &so.api_key, "clients must send it as 'Authorization: Bearer KEY' [none]" },
 		{ OPT_TEXT, 0, "api-key-file", "FILE", &key_file, "the same, read from the first line of a file" },
+		{ OPT_TEXT, 0, "keys", "FILE", &so.keys, "a key a line with limits: NAME KEY [requests=N] [tokens=N] [priority=N] [none]" },
 		{ OPT_FLAG, 0, "open-probes", NULL, &so.open_probes, "/metrics, /v1/models, /get_load and /model_info need no key: for routers and scrapers" },
 		{ OPT_FLAG, 0, "allow-remote", NULL, &so.allow_remote, "listen beyond loopback without a key" },
 		{ OPT_TEXT, 0, "allow-origin", "ORIGIN", &so.allow_origin, "let web pages of this origin call, * for all [none]" },

@@ -542,6 +542,7 @@ typedef struct llmc_request {
 	void          *user;         /* comes back in every event */
 	llmc_pool      pool;         /* the vector of the prompt instead of new tokens; wanted where the model's output is no logits */
 	bool           normalize;    /* and divided by its length */
+	int32_t        priority;     /* the lower, the sooner it starts, in place of others where it must [0] */
 } llmc_request;
 
 /* Copies all that the request points to. *id > 0 is never used twice by an engine.
@@ -669,6 +670,7 @@ typedef struct llmc_serve_options { /* 0 or NULL takes the default in brackets; 
 	void       *log_user;
 	const char *allow_host;         /* "a.example,b.example", or "*" for all: names that a request may be meant for where no
 	                                 * key is set, beside addresses, localhost and host [none on loopback, else all] */
+	const char *keys;               /* file of keys with limits, a line each: NAME KEY [requests=N] [tokens=N] [priority=N], beside api_key [none] */
 	bool        open_probes;        /* what routers and scrapers read needs no key: /metrics, /v1/models, /get_load, /model_info */
 } llmc_serve_options;
 

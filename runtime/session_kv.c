@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/sum64.h"
 #include "runtime/kv/disk.h"
@@ -183,6 +184,25 @@ session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok)
 		to_disk(s, q, tok, from);
 }
 
+/* An adapter's files: what they are called does not tell what they hold. */
+static uint64_t
+adapter_sum(const Plan *p)
+{
+	static const char *const files[] = { "adapter_config.json", "adapter_model.safetensors" };
+	uint64_t sum = p->lora ? sum64(&p->lora_scale, sizeof p->lora_scale, 5) : 0;
+
+	for (size_t i = 0; p->lora && i < sizeof files / sizeof *files; i++) {
+		char path[4200];
+		struct stat st;
+		snprintf(path, sizeof path, "%s/%s", p->lora, files[i]);
+		if (stat(path, &st) != 0 && stat(p->lora, &st) != 0)
+			continue;
+		int64_t fact[] = { st.st_size, st.st_mtim.tv_sec, st.st_mtim.tv_nsec };
+		sum = sum64(fact, sizeof fact, sum);
+	}
+	return sum;
+}
+
 llmc_status
 session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *extra, llmc_log_fn log, void *log_user, llmc_error *err)
 {
@@ -198,8 +218,8 @@ session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *e
 	if (!s->disk_page)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a page of the prefix cache");
 	runtime_fingerprint(s->rt, checkpoint, together);
-	snprintf(root, sizeof root, "llmc " LLMC_VERSION " %s %s %s %d %s %lld %s", checkpoint, s->plan->spec_sha256 ? s->plan->spec_sha256 : "",
-	         s->plan->target ? s->plan->target : "", s->plan->ranks, together, (long long)bytes, extra);
+	snprintf(root, sizeof root, "llmc " LLMC_VERSION " %s %s %s %d %s %lld %016llx %s", checkpoint, s->plan->spec_sha256 ? s->plan->spec_sha256 : "",
+	         s->plan->target ? s->plan->target : "", s->plan->ranks, together, (long long)bytes, (unsigned long long)adapter_sum(s->plan), extra);
 	return kv_disk_open(dir, max_bytes, root, (size_t)bytes, log, log_user, &s->disk, err);
 }
 

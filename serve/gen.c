@@ -4,6 +4,7 @@
 #include <sys/random.h>
 
 #include "serve/gen.h"
+#include "serve/keys.h"
 
 uint64_t
 random_seed(void)
@@ -158,6 +159,8 @@ done(Gen *g)
 
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
 	pthread_mutex_lock(&s->lock);
+	if (g->key_taken) /* before the answer: a client's next request finds its place free */
+		key_give(r->key, g->key_tokens);
 	bool gone = r->gone, told = g->silent || (r->ready && !g->stream);
 	r->n_prompt = n_prompt;
 	r->n_new = n_new;
@@ -235,7 +238,13 @@ gen_start(Gen *g, Problem *p)
 	g->er.best_of = g->best_of;
 	g->er.deadline_s = s->opt.request_timeout_s;
 	g->t_valid = clock_now();
+	for (int32_t i = 0; i < g->n_sub; i++)
+		g->key_tokens += (int64_t)g->sub[i].n_tok + (int64_t)max_tokens(g, &g->sub[i]) * (g->best_of > g->n ? g->best_of : g->n);
+	if (r->key && g->er.priority < r->key->priority)
+		g->er.priority = r->key->priority;
 	pthread_mutex_lock(&s->lock);
+	if (r->key)
+		g->failed = !(ok = g->key_taken = key_take(r->key, g->key_tokens, p));
 	g->submitting = true;
 	r->gen = g;
 	r->cancel = gen_cancel;

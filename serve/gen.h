@@ -68,6 +68,8 @@ struct Gen {
 	bool      hide_new;
 	double    t_valid;       /* when validation was over */
 	double    queue_s, prefill_s, decode_s;
+	int64_t   key_tokens;    /* that it takes of what its key may have in work */
+	bool      key_taken;     /* under the lock */
 	Strbuf    asked;         /* what an answer repeats of its request, as JSON */
 
 	Sub      *sub;

@@ -6,6 +6,7 @@
 #include <strings.h>
 #include <sys/random.h>
 
+#include "serve/keys.h"
 #include "serve/req.h"
 
 enum {
@@ -53,26 +54,20 @@ choose_id(Req *r)
 
 /* Equal without telling by its time where the first difference is. */
 static bool
-same_key(const char *given, const char *key)
-{
-	size_t n = strlen(key), m = strlen(given);
-	unsigned char d = n != m;
-
-	for (size_t i = 0; i < m; i++)
-		d |= (unsigned char)(given[i] ^ key[n ? i % n : 0]);
-	return d == 0;
-}
-
-static bool
 key_ok(Req *r)
 {
 	const char *key = r->srv->opt.api_key, *given = req_header(r, "Authorization");
 
-	if (!key || !*key)
+	if (!(key && *key) && !r->srv->keys)
 		return true;
-	if (!given && (given = req_header(r, "x-api-key")) != NULL) /* Anthropic's clients */
-		return same_key(given, key);
-	return given && strncasecmp(given, "Bearer ", 7) == 0 && same_key(given + 7, key);
+	if (given)
+		given = strncasecmp(given, "Bearer ", 7) == 0 ? given + 7 : NULL;
+	else
+		given = req_header(r, "x-api-key"); /* Anthropic's clients */
+	if (!given)
+		return false;
+	r->key = keys_find(r->srv->keys, given);
+	return r->key || (key && *key && keys_same(given, key));
 }
 
 Req *
@@ -395,7 +390,7 @@ host_ok(const Req *r)
 	char name[256];
 	unsigned char addr[16];
 
-	if (!host || s->opt.api_key || (!list && !s->loopback))
+	if (!host || s->opt.api_key || s->keys || (!list && !s->loopback))
 		return true;
 	bool six = *host == '[';
 	size_t n = six ? strcspn(host, "]") - (strchr(host, ']') != NULL) : strcspn(host, ":");

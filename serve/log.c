@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "serve/req.h"
+#include "serve/keys.h"
 
 void
 serve_log(Server *s, int level, const char *fmt, ...)
@@ -57,6 +57,8 @@ log_request(Req *r)
 		strbuf_printf(&b, ",\"status\":%d,\"ms\":%.1f", gone && !status ? 499 : status, ms);
 		if (n_prompt || n_new)
 			json_printf(&b, ",\"prompt_tokens\":%d,\"new_tokens\":%d,\"finish\":%s", n_prompt, n_new, finish);
+		if (r->key)
+			json_printf(&b, ",\"key\":%s", r->key->name);
 		strbuf_printf(&b, ",\"gone\":%s}", gone ? "true" : "false");
 	} else {
 		strbuf_printf(&b, "%s %s %s %s ", when, r->id, r->client, r->method);
@@ -64,6 +66,8 @@ log_request(Req *r)
 		strbuf_printf(&b, " %d %.1f ms", gone && !status ? 499 : status, ms);
 		if (n_prompt || n_new)
 			strbuf_printf(&b, " prompt=%d new=%d finish=%s", n_prompt, n_new, finish ? finish : "-");
+		if (r->key)
+			strbuf_printf(&b, " key=%s", r->key->name);
 		if (gone)
 			strbuf_puts(&b, " client-gone");
 	}

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "serve/keys.h"
 #include "serve/grammar.h"
 #include "serve/openai.h"
 
@@ -172,7 +173,7 @@ openai_read(Gen *g, const json_t *o, Problem *p)
 {
 	double temperature = 1, top_p = 1, min_p = 0, presence = 0, frequency = 0, repetition = 1;
 	int64_t n = 1, top_k = 0, min_tokens = 0, seed = 0;
-	int64_t speculate = -1;
+	int64_t speculate = -1, priority = 0;
 	bool has_seed, ignore_eos = false, skip_special = true, usage = false;
 	const json_t *so = json_object_get(o, "stream_options");
 
@@ -182,7 +183,8 @@ openai_read(Gen *g, const json_t *o, Problem *p)
 	    !field_num(o, "repetition_penalty", 0, 100, &repetition, NULL, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
 	    !field_int(o, "top_k", -1, INT32_MAX, &top_k, NULL, p) || !field_int(o, "min_tokens", 0, INT32_MAX, &min_tokens, NULL, p) ||
 	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) || !field_bool(o, "ignore_eos", &ignore_eos, p) ||
-	    !field_int(o, "speculate", 0, LLMC_MAX_SPECULATE, &speculate, NULL, p) || !field_bool(o, "skip_special_tokens", &skip_special, p) || !field_bool(o, "stream", &g->stream, p) ||
+	    !field_int(o, "speculate", 0, LLMC_MAX_SPECULATE, &speculate, NULL, p) ||
+	    !field_int(o, "priority", -PRIORITY_MOST, PRIORITY_MOST, &priority, NULL, p) || !field_bool(o, "skip_special_tokens", &skip_special, p) || !field_bool(o, "stream", &g->stream, p) ||
 	    !read_stop(g, o, p) || !read_stop_tokens(g, o, p) || !read_bias(g, o, p))
 		return false;
 	if (!(repetition > 0))
@@ -211,6 +213,7 @@ openai_read(Gen *g, const json_t *o, Problem *p)
 	g->ep.repetition_penalty = (float)repetition;
 	g->ep.min_tokens = (int32_t)min_tokens;
 	g->ep.ignore_eos = ignore_eos;
+	g->er.priority = (int32_t)priority;
 	g->ep.speculate = speculate == 0 ? -1 : speculate < 0 ? 0 : (int32_t)speculate;
 	g->ep.seed = has_seed ? (uint64_t)seed : random_seed();
 	g->er.show_special = !skip_special;

@@ -39,6 +39,7 @@ struct Req {
 	double  t_start;
 	Strbuf  body;
 	bool    too_large, no_memory, wants_html, content_json, auth_ok;
+	struct Key *key;       /* whose limits hold; NULL: none */
 	char    allow_origin[256];
 	const char *allow_headers; /* of a preflight, as it asked */
 	const char *tail;      /* of the path, below a prefix route; points into path */

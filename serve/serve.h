@@ -88,6 +88,7 @@ struct llmc_server {
 	size_t   max_body, max_held; /* bytes of one body, of all */
 
 	struct Grammars *grammars; /* of late */
+	struct Keys *keys;         /* of several clients; NULL */
 	const Route *routes;       /* ends with the row of what is not there */
 	struct Net *net;
 	int      listen_fd;

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "serve/keys.h"
 #include "serve/grammar.h"
 #include "serve/req.h"
 #include "base/sized.h"
@@ -32,7 +33,7 @@ listen_on(Server *s, llmc_error *err)
 	int rc = getaddrinfo(host, port, &hint, &list);
 	if (rc != 0)
 		return error_set(err, LLMC_E_INPUT, "host %s: %s; give an address of this machine, such as 127.0.0.1 or 0.0.0.0", host, gai_strerror(rc));
-	if (!is_loopback(list->ai_addr) && !(s->opt.api_key && *s->opt.api_key) && !s->opt.allow_remote) {
+	if (!is_loopback(list->ai_addr) && !(s->opt.api_key && *s->opt.api_key) && !s->keys && !s->opt.allow_remote) {
 		freeaddrinfo(list);
 		return error_set(err, LLMC_E_INPUT, "host %s is reachable from other machines: set an API key (--api-key), or allow anybody with --allow-remote", host);
 	}
@@ -70,6 +71,9 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	o->api_key = o->api_key && *o->api_key ? strdup(o->api_key) : NULL;
 	o->allow_host = o->allow_host && *o->allow_host ? strdup(o->allow_host) : NULL;
 	o->allow_origin = o->allow_origin && *o->allow_origin ? strdup(o->allow_origin) : NULL;
+	if (o->keys)
+		TRY(keys_open(o->keys, &s->keys, err));
+	o->keys = NULL; /* the path is read */
 	s->model_name = strdup(o->model_name && *o->model_name ? o->model_name : s->back.info.name);
 	if (!o->host || !s->model_name)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
@@ -230,5 +234,6 @@ server_close(Server *s)
 	free((char *)(uintptr_t)s->opt.allow_host);
 	free(s->model_name);
 	grammars_close(s->grammars);
+	keys_close(s->keys);
 	free(s);
 }

@@ -110,6 +110,7 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 		goto fail;
 	}
 	j->req->user = j;
+	j->req->priority = r.priority;
 	j->req->prompt_rows = r.prompt_logprobs || j->pool > LLMC_POOL_LAST;
 	const char *why = sched_refuses(&e->sched_lim, j->req);
 	if (why) {

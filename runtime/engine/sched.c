@@ -78,9 +78,15 @@ sched_refuses(const SchedLimits *lim, const SchedReq *r)
 /* ------------------------------------------------------------------------------------------------ queues ---- */
 
 static bool
+sooner(const SchedReq *a, const SchedReq *b)
+{
+	return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
+}
+
+static bool
 older(const SchedSeq *a, const SchedSeq *b)
 {
-	return a->req->order != b->req->order ? a->req->order < b->req->order : a->index < b->index;
+	return a->req == b->req ? a->index < b->index : sooner(a->req, b->req);
 }
 
 static void
@@ -149,10 +155,16 @@ sched_close(Sched *s)
 void
 sched_submit(Sched *s, SchedReq *r)
 {
+	SchedReq **at = &s->first;
+
 	r->order = ++s->n_order;
-	r->next = NULL;
-	*(s->last ? &s->last->next : &s->first) = r;
-	s->last = r;
+	if (s->last && sooner(s->last, r)) /* nearly always */
+		at = &s->last->next;
+	while (*at && sooner(*at, r))
+		at = &(*at)->next;
+	r->next = *at;
+	*at = r;
+	s->last = r->next ? s->last : r;
 	s->n_waiting++;
 }
 
@@ -331,6 +343,20 @@ piece(Sched *s, const SchedSeq *c, const Budget *b)
 	return n > 0 ? n : 0;
 }
 
+/* Take the youngest out of the step and of its sequence; what it was given of the step comes back. */
+static void
+give_way(Sched *s, Budget *b)
+{
+	SchedSeq *out = s->running.youngest;
+
+	if (out->at >= 0) {
+		b->tokens += s->add[out->at];
+		b->rows += s->chunk[out->at].n_out;
+		b->prefill += out->n_done && out->n_tok - out->n_done == 1 ? 0 : s->add[out->at];
+	}
+	preempt(s, out);
+}
+
 /* Give a piece of a prompt its pages: younger ones make room, then it is cut to what there is. */
 static void
 plan_piece(Sched *s, SchedSeq *c, Budget *b)
@@ -341,12 +367,7 @@ plan_piece(Sched *s, SchedSeq *c, Budget *b)
 		return;
 	while (pages_left(s) < pages_of(c->n_done + n) - pages_of(c->n_done)) {
 		if (s->running.youngest != c) {
-			SchedSeq *out = s->running.youngest;
-			if (out->at >= 0) { /* its budget comes back */
-				b->tokens += s->add[out->at];
-				b->rows += s->chunk[out->at].n_out;
-			}
-			preempt(s, out);
+			give_way(s, b);
 			continue;
 		}
 		int64_t room = (pages_of(c->n_done) + pages_left(s)) * PLAN_KV_PAGE - c->n_done;
@@ -448,10 +469,15 @@ start(Sched *s, Budget *b)
 	while (s->first && b->tokens > 0 && b->prefill > 0) {
 		SchedReq *r = s->first;
 		SchedSeq *c = &r->seq[0];
-		if (!has_place(s, r->n_seq) || (s->lim.total_tokens && s->total_tokens + cost_of(r) > s->lim.total_tokens))
+		if (s->preempted.n && !sooner(r, s->preempted.oldest->req))
 			return;
-		if (!enter(s, c, use_prefix(s, c)))
+		if (s->lim.total_tokens && s->total_tokens + cost_of(r) > s->lim.total_tokens)
 			return;
+		while (!has_place(s, r->n_seq) || !enter(s, c, use_prefix(s, c))) {
+			if (!s->running.n || s->running.youngest->req->priority <= r->priority)
+				return;
+			give_way(s, b);
+		}
 		s->first = r->next;
 		s->last = s->first ? s->last : NULL;
 		s->n_waiting--;
@@ -470,6 +496,8 @@ resume(Sched *s, Budget *b)
 {
 	while (s->preempted.oldest && b->tokens > 0) {
 		SchedSeq *c = s->preempted.oldest;
+		if (s->first && s->first->priority < c->req->priority) /* it would only have to give way again */
+			return;
 		if (b->prefill < 1 && !c->saved)
 			return;
 		if (!has_place(s, 1 + reserve_of(c->req)))
@@ -496,7 +524,7 @@ sched_plan(Sched *s)
 	/* who had to make room in this step cannot go on in it, and nobody else can start */
 	if (s->n_preempted == preempted)
 		resume(s, &b);
-	if (!s->preempted.n && may_start(s))
+	if (may_start(s))
 		start(s, &b);
 	s->steps_since_start = s->n_started ? 0 : s->steps_since_start + 1;
 	for (int32_t i = 0; i < s->n_chunk; i++) /* what is cancelled from now on leaves the step as it is */
@@ -629,9 +657,8 @@ sched_check(const Sched *s)
 		return wrong;
 	if (s->running.n && s->preempted.n && older(s->preempted.oldest, s->running.youngest))
 		return "a younger choice runs while an older one is preempted";
-	uint64_t order = 0;
-	for (const SchedReq *r = s->first; r; order = r->order, r = r->next, n++) {
-		if (r->started || r->order <= order)
+	for (const SchedReq *r = s->first, *before = NULL; r; before = r, r = r->next, n++) {
+		if (r->started || (before && !sooner(before, r)))
 			return "the waiting requests are not in order";
 		if (n > s->n_waiting || (!r->next && r != s->last))
 			return "the waiting requests are not a list";

@@ -2,12 +2,13 @@
  * It knows no threads, no clock and no model: sequences and pages are reached through SchedOps, so that a simulation can
  * stand in for them.
  *
- *   request  a prompt and 1 .. n choices to continue it; waits in order of arrival, then has started
+ *   request  a prompt and 1 .. n choices to continue it; waits in order of priority and arrival, then has started
  *   choice   its tokens so far; once started it is RUNNING (has a sequence), ASIDE (has none: its tokens run again, or
  *            its saved KV is loaded) or DONE. Choices after the first begin as copies of it when the prompt has run.
  *
- * Age is (arrival, choice). Rules: a running choice gets pages by preempting younger ones, never older ones, so the
- * oldest always advances; what was preempted goes on before anything new starts; new requests start in order. One thread. */
+ * Age is (priority, arrival, choice), the lower priority first. Rules: a running choice gets pages by preempting younger ones, never
+ * older ones, so the oldest always advances; what was preempted goes on before anything younger starts; new requests start in order, and
+ * take the places of choices of a worse priority. One thread. */
 #ifndef LLMC_RUNTIME_ENGINE_SCHED_H
 #define LLMC_RUNTIME_ENGINE_SCHED_H
 
@@ -62,6 +63,7 @@ typedef struct SchedSeq {
 
 struct SchedReq {
 	uint64_t   order;
+	int32_t    priority;        /* the lower, the sooner */
 	int32_t    n_prompt, max_new, n_seq;
 	int32_t    bound;           /* positions of a sequence at most */
 	bool       prompt_rows;     /* logits of every row of the prompt are wanted */

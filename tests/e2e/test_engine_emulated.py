@@ -31,7 +31,18 @@ with llmc.open("configs/tiny.yaml", random_weights=True, device="cuda", arch="sm
         two = [(v.index, v.token) for v in two.events() if v.kind == "token"]
         crowd += [[t for i, t in two if i == 1], [t for i, t in two if i == 0]]
         stats = e.stats()
-print(json.dumps([alone, first, crowd, {k: stats[k] for k in (
+    # guessed ahead or not: the same tokens and logprobs, drawn and greedy; the bias makes the text repeat itself
+    with m.engine(context=96, seqs=2, chunk=40) as e:
+        guess = [[[(v.token, repr(v.logprob)) for v in e.submit(prompts[3], max_tokens=9, ignore_eos=True, logprobs=True, speculate=k, logit_bias={5: 9, 6: 8}, **p).events()
+                   if v.kind == "token"] for p in (dict(), dict(temperature=0.5, seed=2))] for k in (-1, 0)]
+        drafts = e.stats()["drafts"]
+with llmc.open("configs/tiny.yaml", random_weights=True, device="cuda", arch="sm_75", no_weights=True) as m:
+    try:
+        m.engine(speculate=3)
+        refused = ""
+    except llmc.Error as e:
+        refused = str(e)
+print(json.dumps([guess, drafts, refused, alone, first, crowd, {k: stats[k] for k in (
     "kv_pages_used", "preemptions", "swaps_in", "swaps_out", "prefix_hits", "failed", "running")}]))
 """
 
@@ -42,7 +53,8 @@ def test_a_crowd_on_a_gpu_answers_as_each_alone():
     p = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True,
                        env={**os.environ, "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu")})
     assert p.returncode == 0, p.stderr
-    alone, first, crowd, stats = json.loads(p.stdout.splitlines()[-1])
+    guess, drafts, refused, alone, first, crowd, stats = json.loads(p.stdout.splitlines()[-1])
+    assert guess[0] == guess[1] and drafts > 0 and "deterministic: true" in refused
     assert first == alone[0] and crowd == alone[:1:-1] + [alone[1], alone[1]]
     assert stats["preemptions"] > 0 and stats["swaps_in"] == stats["swaps_out"] > 0 and stats["prefix_hits"] > 0
     assert stats["kv_pages_used"] == stats["failed"] == stats["running"] == 0

@@ -210,6 +210,7 @@ typedef struct Sim {
 	Sched    *s;
 	SchedReq *live[64];
 	uint64_t  born[64];
+	int       priorities;
 	int       n_live;
 	uint64_t  step, n_done, n_cancelled, slowest, n_guessed, n_right;
 } Sim;
@@ -251,6 +252,7 @@ submit(Sim *m, int choices)
 	SchedReq *r = sched_req_new(prompt, n, max_new, 1 + (int32_t)roll(&m->f, (uint32_t)choices));
 	assert_non_null(r);
 	r->prompt_rows = roll(&m->f, 8) == 0;
+	r->priority = m->priorities ? (int32_t)roll(&m->f, (uint32_t)m->priorities) - 1 : 0;
 	if (sched_refuses(&m->s->lim, r)) {
 		sched_req_free(r);
 		return;
@@ -277,7 +279,7 @@ finish_some(Sim *m)
 			m->slowest = m->step - m->born[i];
 		/* requests start in order */
 		for (int k = 0; r->started && k < m->n_live; k++)
-			assert_true(m->live[k]->started || m->live[k]->order > r->order);
+			assert_true(m->live[k]->started || m->live[k]->priority != r->priority || m->live[k]->order > r->order);
 		if (r->n_open)
 			continue;
 		for (int32_t k = 0; k < r->n_seq; k++) {
@@ -357,7 +359,7 @@ step(Sim *m)
 }
 
 static void
-simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save)
+simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /* m->priorities: kinds of them */
 {
 	SchedOps o = ops;
 	int32_t pages = (int32_t)lim.pages;
@@ -412,7 +414,7 @@ random_requests_answer_as_alone(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
-		m = (Sim){ .f.random = 88172645463325252u + i };
+		m = (Sim){ .f.random = 88172645463325252u + i, .priorities = i % 3 == 1 ? 3 : 0 };
 		simulate(&m, with[i].lim, steps, with[i].choices, with[i].busy, with[i].save);
 		preempted += m.s->n_preempted;
 		saved += m.s->n_loaded;
@@ -447,7 +449,7 @@ open_sim(SchedLimits lim)
 }
 
 static SchedReq *
-put(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq)
+put_at(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq, int32_t priority)
 {
 	int32_t prompt[CONTEXT];
 
@@ -457,8 +459,15 @@ put(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq)
 	assert_non_null(r);
 	assert_null(sched_refuses(&m->s->lim, r));
 	m->live[m->n_live++] = r;
+	r->priority = priority;
 	sched_submit(m->s, r);
 	return r;
+}
+
+static SchedReq *
+put(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq)
+{
+	return put_at(m, n_prompt, max_new, n_seq, 0);
 }
 
 /* A step in which nobody comes to an end before max_new. */
@@ -518,6 +527,31 @@ the_token_budget_stops_at_the_first_that_does_not_fit(void **state)
 	SchedReq *d = sched_req_new((const int32_t[]){ 1, 2 }, 2, 25, 4);
 	assert_string_equal(sched_refuses(&m->s->lim, d), "prompt and new tokens are more than max_batch_total_tokens");
 	sched_req_free(d);
+	close_sim(m);
+}
+
+static void
+the_urgent_come_first(void **state)
+{
+	Sim *m = open_sim((SchedLimits){ .seqs = 2, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60 });
+
+	(void)state;
+	SchedReq *a = put(m, 10, 40, 1), *b = put_at(m, 20, 40, 1, 3);
+	quiet_step(m);
+	assert_true(a->started && b->started);
+	SchedReq *later = put(m, 5, 40, 1), *urgent = put_at(m, 6, 40, 1, -1);
+	assert_ptr_equal(m->s->first, urgent);
+	quiet_step(m); /* it takes the place of the one with the worst priority; the other of its own stays */
+	assert_true(urgent->started && !later->started);
+	assert_int_equal(b->seq[0].state, SEQ_PREEMPTED);
+	assert_int_equal(a->seq[0].state, SEQ_RUNNING);
+	sched_cancel(m->s, urgent);
+	quiet_step(m); /* who waits is better than who was preempted */
+	assert_true(later->started);
+	assert_int_equal(b->seq[0].state, SEQ_PREEMPTED);
+	sched_cancel(m->s, a);
+	quiet_step(m);
+	assert_int_equal(b->seq[0].state, SEQ_RUNNING);
 	close_sim(m);
 }
 
@@ -600,6 +634,7 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(random_requests_answer_as_alone),
 		cmocka_unit_test(the_token_budget_stops_at_the_first_that_does_not_fit),
+		cmocka_unit_test(the_urgent_come_first),
 		cmocka_unit_test(who_decodes_is_not_disturbed_until_enough_wait),
 		cmocka_unit_test(prompts_run_in_pieces_beside_decoding),
 		cmocka_unit_test(the_youngest_makes_room_and_goes_on_first),

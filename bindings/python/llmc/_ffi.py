@@ -112,7 +112,7 @@ class Request(Sized):
     _fields_ = [("size", C.c_size_t), ("tok", C.POINTER(C.c_int32)), ("n_tok", C.c_size_t), ("params", C.POINTER(Params)),
                 ("n", C.c_int32), ("best_of", C.c_int32), ("logprobs", C.c_bool), ("prompt_logprobs", C.c_bool),
                 ("n_top", C.c_int32), ("keep_stop", C.c_bool), ("show_special", C.c_bool), ("deadline_s", C.c_double),
-                ("user", C.c_void_p), ("pool", C.c_int), ("normalize", C.c_bool)]
+                ("user", C.c_void_p), ("pool", C.c_int), ("normalize", C.c_bool), ("priority", C.c_int32)]
 
 
 class Logprob(C.Structure):

@@ -1,0 +1,33 @@
+/* Keys of several clients: a file with a line for each,
+ *
+ *     NAME KEY [requests=N] [tokens=N] [priority=N]
+ *
+ * requests and tokens bound what a key has in work at once, tokens being those of prompts and of the most that answers may have; priority is the best
+ * that its requests get. Lines that begin with # are remarks. */
+#ifndef LLMC_SERVE_KEYS_H
+#define LLMC_SERVE_KEYS_H
+
+#include "serve/req.h"
+
+enum { PRIORITY_MOST = 1000 };
+
+typedef struct Key {
+	char   *name, *text;
+	int32_t max_requests, priority; /* max 0: no limit */
+	int64_t max_tokens;
+	int32_t requests;               /* in work; Server.lock */
+	int64_t tokens;
+} Key;
+
+typedef struct Keys { Key *key; int n; } Keys;
+
+llmc_status keys_open(const char *path, Keys **out, llmc_error *err);
+void        keys_close(Keys *k);
+/* In a time that does not tell how much of it is right. */
+bool        keys_same(const char *given, const char *key);
+Key        *keys_find(const Keys *k, const char *given); /* NULL: none */
+/* One more request of so many tokens; false: it is more than the key may have, *p says so. Lock held. */
+bool        key_take(Key *k, int64_t tokens, Problem *p);
+void        key_give(Key *k, int64_t tokens);
+
+#endif

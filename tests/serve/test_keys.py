@@ -1,0 +1,80 @@
+"""Keys with limits: who may ask, for how much at once, what the log says of it; and files of keys that are wrong."""
+import json
+import subprocess
+import time
+
+import pytest
+
+from conftest import BUILD
+
+KEYS = """# name key limits
+alice  sk-alice   requests=1 tokens=60
+bob\tsk-bob\tpriority=5
+
+carl   sk-carl    tokens=100000
+"""
+
+
+@pytest.fixture(scope="module")
+def server(serve, tiny_folder, tmp_path_factory):
+    d = tmp_path_factory.mktemp("keys")
+    (d / "keys.txt").write_text(KEYS)
+    with serve(tiny_folder, "--arch", "generic", "-t", "1", "--seqs", "4", "--model-name", "tiny", "--keys", d / "keys.txt", "--api-key", "sk-all", "--log-json",
+               "--log-file", d / "log") as s:
+        s.lines = d / "log"
+        yield s
+
+
+def ask(s, key, tokens=8, **more):
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return s.post("/v1/completions", {"model": "tiny", "prompt": "a b c", "max_tokens": tokens, "ignore_eos": True, **more}, headers=headers)
+
+
+def test_who_may_ask(server):
+    for key in ("sk-alice", "sk-bob", "sk-carl", "sk-all"):
+        assert ask(server, key).status == 200
+    for key in (None, "", "sk-alic", "sk-alicee", "alice", "#"):
+        a = ask(server, key)
+        assert (a.status, a.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert server.post("/v1/messages", {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]}, headers={"x-api-key": "sk-bob"}).status in (200, 400)
+
+
+def test_limits_hold_and_places_come_back(server):
+    for i in range(5):  # one at a time, each finds the place free
+        assert ask(server, "sk-alice", 40).status == 200
+        a = ask(server, "sk-alice", 60)
+        assert (a.status, a.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "(alice) may have 60 tokens at once, 0 are in work" in a.json()["error"]["message"]
+        assert ask(server, "sk-carl", 60).status == 200
+    assert ask(server, "sk-alice", 15, n=4).status == 429  # of all choices
+    frames = ask(server, "sk-alice", 40, stream=True).frames()
+    assert frames[-1] == "[DONE]" and ask(server, "sk-alice", 40).status == 200
+    assert ask(server, "sk-alice", 8, temperature=9).status == 400 and ask(server, "sk-alice", 8).status == 200
+
+
+def test_priorities(server):
+    texts = {ask(server, key, 20, seed=1, **more).json()["choices"][0]["text"] for key in ("sk-bob", "sk-carl") for more in ({}, {"priority": -3}, {"priority": 7})}
+    assert len(texts) == 1
+    assert ask(server, "sk-bob", priority=1001).status == 400 and ask(server, "sk-bob", priority="x").status == 400
+
+
+def test_the_log_names_who_asked(server):
+    ask(server, "sk-bob", 3)
+    ask(server, "sk-all", 3)
+    for _ in range(1200):  # a line may come after its answer
+        keys = {x.get("key") for x in map(json.loads, filter(lambda x: x.endswith("}"), server.lines.read_text().splitlines()))}
+        if keys >= {"bob", None}:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"the log names {keys}")
+
+
+@pytest.mark.parametrize("text,why", [
+    ("", "holds no key"), ("# a b\n", "holds no key"), ("alice\n", ":1: expected NAME KEY"), ("a x requests=0", "expected requests=N"),
+    ("a x\nb x", ":2: b has a name or a key that an earlier line has"), ("a x\na y", ":2: a has a name"), ("a x priority=1001", "priority=N (-1000 .. 1000)"),
+    ("a x tokens=1.5", "expected requests=N"), ("a x speed=9", "speed=9: expected"),
+])
+def test_wrong_files(tmp_path, tiny_folder, text, why):
+    (tmp_path / "keys").write_text(text)
+    p = subprocess.run([BUILD + "/llmc", "serve", tiny_folder, "--arch", "generic", "-p", "0", "--keys", tmp_path / "keys"], capture_output=True, text=True, timeout=120)
+    assert p.returncode == 1 and why in p.stderr
