@@ -5,7 +5,7 @@
 
 /* What a mixture's feed-forward is made of: its ops; the shared expert's, where it fits in; who adds the result to what. */
 typedef struct Mixture {
-	Op *logits, *route, *gain, *ffn;                /* gain: NULL, or what multiplies the weights by numbers of the experts */
+	Op *logits, *route, *gain, *own, *ffn;          /* gain: NULL, or what multiplies the weights by numbers of the experts; own: of a rank with some of the experts, else NULL */
 	Op *gate, *up, *glu, *down, *mix, *gated, *sum; /* shared expert: NULL without; mix, gated: without a gate */
 	Op *add;                                        /* NULL: the result goes elsewhere */
 	int r, y;                                       /* what the result is added to, or -1; what comes out */
@@ -60,6 +60,8 @@ match_mixture(const Fuse *f, Op *ffn, bool with_shared, Mixture *m)
 	*m = (Mixture){ .ffn = ffn, .r = -1 };
 	int id = ffn->arg[ARG(moe_ffn, id)], weight = ffn->arg[ARG(moe_ffn, weight)];
 	m->gain = fuse_only_def(f, weight, OP_expert_gain);
+	if ((m->own = fuse_only_def(f, id, OP_own_experts)))
+		id = m->own->arg[ARG(own_experts, id)];
 	m->route = fuse_def(f, id);
 	if (m->gain)
 		weight = m->gain->arg[ARG(expert_gain, weight)];
@@ -115,13 +117,13 @@ make_mixture(Fuse *f, const Mixture *m, const Front *seen, const Front *front, i
 	Graph   *g = f->g;
 	const Op *ffn = m->ffn;
 	int64_t  top_k = op_int(ffn, "top_k"), width = op_int(ffn, "width"), shared = m->gate ? op_int(m->gate, "rows") : 0, mix = m->mix != NULL;
-	int      id = ffn->arg[ARG(moe_ffn, id)], weight = m->route->arg[ARG(moe_route, weight)];
+	int      id = ffn->arg[ARG(moe_ffn, id)], all = m->route->arg[ARG(moe_route, id)], weight = m->route->arg[ARG(moe_route, weight)];
 	int      h = row_value(f, ffn, "experts_act", top_k * width + shared);
 
 	if (mix)
 		weight = row_value(f, ffn, "expert_weight_mix", top_k + 1);
 	op[0] = fuse_op(OP_norm_route, m->route, OP_ARGS(norm_route, .x = seen->x, .nw = seen->nw, .nb = seen->nb, .w = router,
-	                                                 .logit_b = m->logits->arg[ARG(matmul, b)], .bias = m->route->arg[ARG(moe_route, bias)], .id = id, .weight = weight));
+	                                                 .logit_b = m->logits->arg[ARG(matmul, b)], .bias = m->route->arg[ARG(moe_route, bias)], .id = all, .weight = weight));
 	op[1] = fuse_op(OP_norm_moe_glu, ffn, OP_ARGS(norm_moe_glu, .x = front->x, .nw = front->nw, .nb = front->nb, .id = id,
 	                                               .gate = ffn->arg[ARG(moe_ffn, gate)], .up = ffn->arg[ARG(moe_ffn, up)],
 	                                               .gate_b = ffn->arg[ARG(moe_ffn, gate_b)], .up_b = ffn->arg[ARG(moe_ffn, up_b)],
@@ -129,7 +131,7 @@ make_mixture(Fuse *f, const Mixture *m, const Front *seen, const Front *front, i
 	op[2] = fuse_op(OP_moe_down_add, ffn, OP_ARGS(moe_down_add, .h = h, .id = id, .weight = m->gain ? m->gain->arg[ARG(expert_gain, y)] : weight, .down = ffn->arg[ARG(moe_ffn, down)], .down_b = ffn->arg[ARG(moe_ffn, down_b)],
 	                                               .s_down = arg_of(m->down, ARG(matmul, w)), .r = m->r, .y = m->y));
 	for (int i = 0; i < 3; i++) {
-		op_set_int(g, &op[i], "n_experts", op_int(ffn, "n_experts"));
+		op_set_int(g, &op[i], "n_experts", op_int(i ? ffn : m->route, "n_experts"));
 		op_set_int(g, &op[i], "top_k", top_k);
 		op_set_int(g, &op[i], "hidden", op_int(ffn, "hidden"));
 		if (i > 0) {
@@ -206,8 +208,11 @@ fuse_mixture(Fuse *f)
 				for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
 					if (gone[d] && gone[d] != last)
 						fuse_drop(f, gone[d]);
+				Op mine = m.own ? *m.own : (Op){ 0 };
 				fuse_place(f, m.logits, &op[0]);
-				fuse_place(f, m.route, &op[1]);
+				fuse_place(f, m.route, m.own ? &mine : &op[1]);
+				if (m.own)
+					fuse_place(f, m.own, &op[1]);
 				fuse_place(f, last, &op[2]);
 				done = true;
 				n++;

@@ -198,7 +198,12 @@ shares(Graph *g)
 
 	deal_heads(g, s);
 	deal_columns(g, s, SHARE_FFN, "down", spec->ffn.width);
-	deal_columns(g, s, SHARE_EXPERT, "e_down", spec->moe.width);
+	if (!spec->experts_whole)
+		deal_columns(g, s, SHARE_EXPERT, "e_down", spec->moe.width);
+	else if (spec->moe.n_experts > 0 && spec->moe.n_experts < g->ranks)
+		err_at(g->diag, spec_loc(spec, "parallel.experts"), "parallel.experts = whole: %d ranks, and %d experts are fewer", g->ranks, spec->moe.n_experts);
+	else if (spec->moe.n_experts > 0)
+		deal(g, s, SHARE_EXPERT, spec->moe.n_experts, 1);
 	deal_columns(g, s, SHARE_SHARED, "s_down", spec->moe.shared_width);
 	if (spec->vocab_size < g->ranks)
 		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: more ranks than the %" PRId64 " rows of the head", g->ranks, spec->vocab_size);
@@ -466,11 +471,39 @@ shard_add(Pass *p, Op *op)
 	keep(p, op);
 }
 
+/* The experts of this rank, whole: the choice is the same on all ranks, and each goes on with what is its own of it. */
+static void
+shard_moe_whole(Pass *p, Op *op)
+{
+	enum { GATE = ARG(moe_ffn, gate), DOWN_B = ARG(moe_ffn, down_b), ID = ARG(moe_ffn, id) };
+	Graph        *g = p->g;
+	const int64_t n = op_int(op, "n_experts");
+
+	whole_inputs(p, op);
+	for (int k = GATE; k <= DOWN_B; k++)
+		cut_arg(p, op, k, CUT_ROWS, SHARE_EXPERT, 1, NULL);
+	int mine = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.own", g->val[op->arg[ID]].name), op->loc);
+	Op *o = graph_op(g, OP_own_experts, op->layer, op->loc);
+	op_args(o, OP_ARGS(own_experts, .id = op->arg[ID], .own = mine));
+	op_set_int(g, o, "n_experts", n);
+	op_set_int(g, o, "top_k", op_int(op, "top_k"));
+	op_set_int(g, o, "first", p->s->share[SHARE_EXPERT][p->rank].first);
+	op_set_int(g, o, "count", p->s->share[SHARE_EXPERT][p->rank].count);
+	op->arg[ID] = mine;
+	set_int(op, "n_experts", p->s->share[SHARE_EXPERT][p->rank].count);
+	make_partial(p, op, ARG(moe_ffn, y), -1);
+	keep(p, op);
+}
+
 static void
 shard_moe(Pass *p, Op *op)
 {
 	int n = (int)op_int(op, "n_experts");
 
+	if (p->g->spec->experts_whole) {
+		shard_moe_whole(p, op);
+		return;
+	}
 	if (p->rank > 0) /* weighted by the router, they are part of rank 0's term alone */
 		op->arg[ARG(moe_ffn, down_b)] = -1;
 	whole_inputs(p, op);

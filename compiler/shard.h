@@ -6,7 +6,7 @@
 
 /* What is dealt to ranks: heads with all that is theirs, columns of a feed-forward, rows of the head */
 #define SHARE_LIST(X)                                                                              \
-	X(Q, "query heads") X(KV, "kv heads") X(FFN, "ffn columns") X(EXPERT, "columns of an expert") X(SHARED, "columns of the shared expert") \
+	X(Q, "query heads") X(KV, "kv heads") X(FFN, "ffn columns") X(EXPERT, "columns of an expert, or experts") X(SHARED, "columns of the shared expert") \
 	X(VOCAB, "vocabulary")
 typedef enum ShareKind {
 #define X(name, text) SHARE_##name,

@@ -324,6 +324,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->storage = t->storage;
 	s->tp = (int)INT(tp);
 	s->pp = (int)INT(pp);
+	s->experts_whole = IS(experts, "whole");
 	s->weights = STR(weights);
 	s->checkpoint = STR(checkpoint);
 	s->bos = (int32_t)INT(bos);

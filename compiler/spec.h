@@ -164,6 +164,7 @@ typedef struct Spec {
 	Dtype   storage_default;
 	int     n_storage;
 	const StorageRule *storage;    /* the first that matches decides */
+	bool    experts_whole;
 	int     tp, pp;         /* ranks of a layer; stages. Ranks are numbered stage by stage */
 
 	const char *weights;           /* path as written, or NULL */

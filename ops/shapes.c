@@ -297,13 +297,11 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_norm_moe_glu:
 		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
-		MUST(top_k <= n_experts, "top_k <= n_experts");
 		SET(norm_moe_glu, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .id = ids(top_k),
 		    .gate = stack(n_experts, top_k, width, hidden), .up = stack(n_experts, top_k, width, hidden), .gate_b = vec(mul(n_experts, width)), .up_b = vec(mul(n_experts, width)), .s_gate = mat(shared, hidden),
 		    .s_up = mat(shared, hidden), .h = act(plus(mul(top_k, width), shared)));
 		break;
 	case OP_moe_down_add:
-		MUST(top_k <= n_experts, "top_k <= n_experts");
 		MUST(mix <= 1, "mix <= 1");
 		SET(moe_down_add, .h = act(plus(mul(top_k, width), shared)), .id = ids(top_k), .weight = act(top_k + mix),
 		    .down = stack(n_experts, top_k, hidden, width), .down_b = vec(mul(n_experts, hidden)), .s_down = mat(hidden, shared), .r = act(hidden), .y = act(hidden));
@@ -313,6 +311,11 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_all_reduce:
 		SET(all_reduce, .x = act(width), .b = vec(width), .b2 = vec(width), .r = act(width), .y = act(width));
+		break;
+	case OP_own_experts:
+		MUST(first + count <= n_experts, "first + count <= n_experts");
+		MUST(top_k <= n_experts, "top_k <= n_experts");
+		SET(own_experts, .id = ids(top_k), .own = ids(top_k));
 		break;
 	case OP_stage_in:
 		SET(stage_in, .y = act(hidden));

@@ -148,7 +148,7 @@ check_reads(const Check *c)
 		if (c->writer[at] < 0)
 			return BAD(c, "buffer %s is read, but no step has written it since its memory was used otherwise", b->id);
 		const PlanStep *w = &c->phase->step[c->writer[at]];
-		if (b->dtype == DT_I32 && (step_int(w, "n_experts") != step_int(c->step, "n_experts") ||
+		if (b->dtype == DT_I32 && (step_int(w, w->op == OP_own_experts ? "count" : "n_experts") != step_int(c->step, "n_experts") ||
 		                           step_int(w, "top_k") != step_int(c->step, "top_k")))
 			return BAD(c, "buffer %s holds indices that step[%d] made for other sizes", b->id, c->writer[at]);
 	}

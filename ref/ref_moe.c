@@ -231,3 +231,14 @@ ref_expert_gain(const RefCall *c)
 	for (int64_t i = 0; i < n; i++)
 		y[i] = weight[i] * w[id[i]];
 }
+
+void
+ref_own_experts(const RefCall *c)
+{
+	const int32_t first = (int32_t)step_int(c->step, "first"), count = (int32_t)step_int(c->step, "count");
+	const int32_t *id = c->arg[ARG(own_experts, id)].data;
+	int32_t       *own = c->arg[ARG(own_experts, own)].data;
+
+	for (int64_t i = 0; i < ref_rows(c, ARG(own_experts, own)) * step_int(c->step, "top_k"); i++)
+		own[i] = id[i] >= first && id[i] - first < count ? id[i] - first : -1;
+}

@@ -21,13 +21,14 @@ enum {
 	MOE_FETCH = 4,   /* what it costs to fetch and unpack a unit, in rows of x that meet it */
 };
 
-/* count[e] of n choices */
+/* count[e] of n choices; numbers that are no expert here are other ranks' */
 LLMC_INLINE void
 moe_count(const int32_t *id, int n, int n_experts, int32_t *count)
 {
 	memset(count, 0, (size_t)n_experts * sizeof *count);
 	for (int i = 0; i < n; i++)
-		count[id[i]]++;
+		if (id[i] >= 0)
+			count[id[i]]++;
 }
 
 /* The next n choices of expert e among all, from *at on: where they are in id. There are so many. */

@@ -51,6 +51,25 @@ def test_kernels_over_ranks(name, ranks, tmp_path):
     assert split(name, tmp_path, ranks, "--arch", BEST, "--threads", "2")
 
 
+@pytest.mark.parametrize("name", [c for c in (CASES if ALL else ONE_EACH.values()) if ("moe" in c or c.startswith(("gpt_oss", "mixtral", "deepseek"))) and "qwen3_5" not in c])
+def test_experts_dealt_whole(name, tmp_path):
+    """parallel.experts: whole: what torch says, by fewer experts on the last rank, and choices that are all another's"""
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    for ranks in (3, 2):
+        try:
+            check(g, *run(tmp_path, g, "--tp", str(ranks), "--set", "parallel.experts=whole", "--device", "ref"))
+            return
+        except Refused as e:
+            assert REFUSED.search(str(e)) or "experts are fewer" in str(e), e
+    assert False, "neither 3 nor 2 ranks take it"
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe-sparse"] + ["deepseek_v3-plain", "gpt_oss-plain", "mixtral-plain"] * bool(ALL))
+def test_kernels_with_experts_whole(name, tmp_path):
+    assert split(name, tmp_path, 2, "--set", "parallel.experts=whole", "--arch", BEST, "--threads", "2")
+
+
 COMMON = "llmc: 1\nvocab_size: 323\nmax_positions: 1024\ntext: {bos: 1, eos: [2]}\n"
 MODELS = {
     # 3 groups of 3 query heads, a width of 5 blocks: dealt 2, 2, 1

@@ -94,6 +94,17 @@ def test_route_of_nothing(lib):
     assert all(len(set(r)) == 4 and 0 <= min(r) and max(r) < 40 for r in ids.tolist())
 
 
+@pytest.mark.parametrize("first,count", [(0, 3), (3, 3), (6, 1)])
+def test_own_experts(first, count):
+    """Experts dealt whole to ranks: those of this one under their numbers here"""
+    k = H.build("own_experts", TARGETS[-1], dict(N_EXPERTS=7, TOP_K=5, FIRST=first, COUNT=count), FAST)
+    ids = np.array([np.random.default_rng(t).permutation(7)[:5] for t in range(9)], np.int32)
+    for parts in (1, 2, 4):
+        own = H.aligned((9, 5), np.int32, 99)
+        k.call(H.make_step([0] * 9), [ids, own], parts)
+        assert (own == np.where((ids >= first) & (ids < first + count), ids - first, -1)).all()
+
+
 def gated(act, g, u, limit):
     if limit:
         g, u = np.minimum(g, limit), np.clip(u, -limit, limit)

@@ -291,6 +291,37 @@ ring_main(void *arg)
 	return NULL;
 }
 
+/* Experts that are dealt whole: every choice is one rank's, under its number there. */
+static void
+a_choice_is_of_one_rank(void **state)
+{
+	enum { N = 7, TOP_K = 3, RANKS_OF_EXPERTS = 3 };
+	int32_t         id[2 * TOP_K] = { 6, 0, 3, 2, 4, 5 };
+	const llmc_step now = { .n_tok = 2 };
+	int             seen[2 * TOP_K] = { 0 };
+
+	(void)state;
+	for (int r = 0; r < RANKS_OF_EXPERTS; r++) {
+		int64_t first, count;
+		int32_t own[2 * TOP_K];
+		op_share(N, 1, RANKS_OF_EXPERTS, r, &first, &count);
+		const PlanStep step = { .op = OP_own_experts, .kernel = -1, .n_attr = 4,
+			                .attr = { { .key = "n_experts", .kind = ATTR_INT, .i = N }, { .key = "top_k", .kind = ATTR_INT, .i = TOP_K },
+			                          { .key = "first", .kind = ATTR_INT, .i = first }, { .key = "count", .kind = ATTR_INT, .i = count } } };
+		const RefArg arg[] = { { .kind = REF_BUFFER, .data = id }, { .kind = REF_BUFFER, .data = own } };
+		ref_find(OP_own_experts)(&(RefCall){ .step = &step, .s = &now, .arg = arg });
+		for (int i = 0; i < 2 * TOP_K; i++)
+			if (own[i] >= 0) {
+				assert_true(own[i] < count && own[i] + first == id[i]);
+				seen[i]++;
+			} else {
+				assert_int_equal(own[i], -1);
+			}
+	}
+	for (int i = 0; i < 2 * TOP_K; i++)
+		assert_int_equal(seen[i], 1);
+}
+
 static void
 bytes_go_round(void **state)
 {
@@ -354,7 +385,7 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sums_are_in_the_order_of_ranks), cmocka_unit_test(many_rounds_keep_apart), cmocka_unit_test(joins_of_uneven_shares),
-		cmocka_unit_test(bytes_arrive_in_order), cmocka_unit_test(bytes_go_round), cmocka_unit_test(an_end_wakes_who_waits),
+		cmocka_unit_test(bytes_arrive_in_order), cmocka_unit_test(bytes_go_round), cmocka_unit_test(a_choice_is_of_one_rank), cmocka_unit_test(an_end_wakes_who_waits),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

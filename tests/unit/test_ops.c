@@ -136,7 +136,7 @@ rules_are_kept(void **state)
 		{ OP_moe_route, "groups", 3, 0, "n_experts is a multiple of groups" },
 		{ OP_norm_route, "top_k", 9, 0, "top_k <= n_experts" },
 		{ OP_norm_route, "mix", 2, 0, "mix <= 1" },
-		{ OP_norm_moe_glu, "top_k", 9, 0, "top_k <= n_experts" },
+		{ OP_own_experts, "count", 9, 0, "first + count <= n_experts" },
 		{ OP_moe_down_add, "mix", 2, 0, "mix <= 1" },
 		{ OP_rmsnorm, "groups", 0, 0, "groups >= 1" },
 		{ OP_cap, "cap", 8, -1, "cap >= 0" },

@@ -10,9 +10,9 @@
 #include "runtime/weights/weights.h"
 
 static Spec *
-spec_of(Bench *b, const char *name, int ranks)
+spec_of(Bench *b, const char *name, int ranks, bool whole)
 {
-	const char *const set[] = { arena_printf(&b->arena, "parallel.tp=%d", ranks), NULL };
+	const char *const set[] = { arena_printf(&b->arena, "parallel.tp=%d", ranks), whole ? "parallel.experts=whole" : NULL, NULL };
 
 	return spec_from_file(arena_printf(&b->arena, "tests/golden/graphs/%s.yaml", name), set, &b->diag, &b->arena);
 }
@@ -140,11 +140,14 @@ BENCH_TEST(every_element_is_read_as_often_as_it_should_be)
 	int split = 0;
 
 	for (int m = 0; m < N_TINY; m++)
-		for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-			const int   n = sizes[k];
+		for (size_t at = 0; at < 2 * sizeof sizes / sizeof *sizes; at++) { /* experts in parts, and whole */
+			const size_t k = at / 2, way = at % 2;
+			const int    n = sizes[k];
 			const Plan *rank[8] = { NULL }, *whole;
-			const Spec *one = spec_of(b, tiny_models[m], 1), *spec = spec_of(b, tiny_models[m], n);
+			const Spec *one = spec_of(b, tiny_models[m], 1, false), *spec = spec_of(b, tiny_models[m], n, way > 0);
 			int         errors = b->diag.n_error;
+			if (way && !spec->moe.n_experts)
+				continue;
 			for (int r = 0; r < n; r++)
 				if (!(rank[r] = plan_of(b, spec, "ref", r, false)))
 					break;
@@ -185,7 +188,7 @@ BENCH_TEST(stages_read_everything_once)
 {
 	for (int m = 0; m < N_TINY; m++) {
 		const char *const set[] = { "parallel.pp=2", NULL };
-		const Spec *one = spec_of(b, tiny_models[m], 1), *spec = spec_from_file(arena_printf(&b->arena, "tests/golden/graphs/%s.yaml", tiny_models[m]), set, &b->diag, &b->arena);
+		const Spec *one = spec_of(b, tiny_models[m], 1, false), *spec = spec_from_file(arena_printf(&b->arena, "tests/golden/graphs/%s.yaml", tiny_models[m]), set, &b->diag, &b->arena);
 		const Plan *whole = plan_of(b, one, "ref", 0, false), *stage[2];
 		int64_t     layers[2] = { 0 };
 		for (int k = 0; k < 2; k++) {
