@@ -440,7 +440,7 @@ open_as(const char *path, const llmc_options *opt, bool unfused, llmc_model **ou
 	llmc_model *m = calloc(1, sizeof *m);
 	if (!m)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	llmc_status in_world = o.no_weights ? LLMC_OK : world_take(&m->world, err);
+	llmc_status in_world = o.no_weights ? LLMC_OK : world_take(o.mpi_comm, &m->world, err);
 	if (in_world != LLMC_OK) {
 		free(m);
 		return in_world;

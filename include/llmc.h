@@ -110,6 +110,8 @@ typedef struct llmc_options {
 	bool        cache_packed;    /* keep packed weights in the cache and read them next time */
 	llmc_log_fn log;
 	void       *log_user;
+	const void *mpi_comm;   /* an MPI_Comm of a program that has started MPI (MPI_THREAD_SERIALIZED or more), whose processes are the ranks and all
+	                         * make this call; NULL: all that a launcher has started. Read and duplicated here; MPI stays the program's to end */
 } llmc_options;
 
 /* Open whatever the command line can: a YAML description, a generated folder, a Hugging Face folder, a FastLLM model (.flm) or a GGUF

@@ -21,6 +21,8 @@ typedef void *Handle; /* of MPI: an address, or a number */
 #define MPI_CALLS(X)                                                                               \
 	X(initialized, "MPI_Initialized", (int *))                                                 \
 	X(init, "MPI_Init_thread", (int *, char ***, int, int *))                                  \
+	X(thread_level, "MPI_Query_thread", (int *))                                               \
+	X(dup, "MPI_Comm_dup", (Handle, Handle *))                                                 \
 	X(finalize, "MPI_Finalize", (void))                                                        \
 	X(end_job, "MPI_Abort", (Handle, int))                                                      \
 	X(rank, "MPI_Comm_rank", (Handle, int *))                                                  \
@@ -43,7 +45,7 @@ struct World {
 	Handle world, byte, info_null, host; /* host: the ranks of this host */
 	int    type_shared;
 	int    rank_, ranks, on_host;
-	bool   one_host, taken, lost, ours, over; /* ours: MPI was started here; over: and ended */
+	bool   one_host, taken, lost, given, ours, over; /* given: world is a program's communicator; ours: MPI was started here; over: and ended */
 #define X(member, symbol, args) int(*member) args;
 	MPI_CALLS(X)
 #undef X
@@ -109,16 +111,27 @@ open_library(World *w, const Launcher *l, llmc_error *err)
 
 /* Together from here on: a rank that fails ends the job, since the others are in the same calls. */
 static llmc_status
-start(World *w, const Launcher *l, llmc_error *err)
+start(World *w, const Launcher *l, const void *comm, llmc_error *err)
 {
-	int done = 0, level = 0, size = 0, want = number_of(l->size);
+	int done = 0, level = 0, size = 0, want = comm ? 0 : number_of(l->size);
 
 	TRY(open_library(w, l, err));
-	if (w->initialized(&done) || (!done && w->init(NULL, NULL, SERIALIZED, &level)))
+	if (w->initialized(&done) || (!done && !comm && w->init(NULL, NULL, SERIALIZED, &level)))
 		return error_set(err, LLMC_E_MISSING, "MPI does not start (MPI_Init_thread)");
-	w->ours = !done;
-	if (!done && level < SERIALIZED)
-		return error_set(err, LLMC_E_MISSING, "this MPI library allows no calls from several threads, one after the other (MPI_THREAD_SERIALIZED)");
+	if (comm && !done)
+		return error_set(err, LLMC_E_INPUT, "mpi_comm: this program has not started MPI");
+	w->ours = w->ours || !done;
+	if (done && w->thread_level(&level))
+		return error_set(err, LLMC_E_MISSING, "MPI does not say from which threads it may be called (MPI_Query_thread)");
+	if (level < SERIALIZED)
+		return error_set(err, LLMC_E_MISSING, "MPI has been started so that several threads may not call it, one after the other (MPI_THREAD_SERIALIZED)");
+	if (comm) { /* a handle is an address, or a number */
+		Handle own = NULL, given = NULL;
+		memcpy(&given, comm, dlsym(w->lib, "ompi_mpi_comm_world") ? sizeof given : sizeof(int));
+		if (w->dup(given, &own)) /* messages of the program stay its own */
+			return error_set(err, LLMC_E_INPUT, "mpi_comm: is no communicator (MPI_Comm_dup)");
+		w->world = own;
+	}
 	w->rank(w->world, &w->rank_);
 	w->size(w->world, &size);
 	if (want > 0 && size != want)
@@ -139,7 +152,7 @@ start(World *w, const Launcher *l, llmc_error *err)
 }
 
 llmc_status
-world_take(World **out, llmc_error *err)
+world_take(const void *comm, World **out, llmc_error *err)
 {
 	World          *w = &the_world;
 	const Launcher *l = NULL;
@@ -147,12 +160,15 @@ world_take(World **out, llmc_error *err)
 	*out = NULL;
 	for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !l; i++)
 		l = number_of(launchers[i].rank) >= 0 ? &launchers[i] : NULL;
-	if (!l || number_of(l->size) == 1)
+	if (!l && comm)
+		return error_set(err, LLMC_E_MISSING, "mpi_comm: no launcher has started this program (mpirun, srun)");
+	if (!l || (!comm && number_of(l->size) == 1))
 		return LLMC_OK;
 	if (w->taken || w->over)
 		return error_set(err, LLMC_E_BUSY, "one model runs on the ranks that a launcher has started, and one %s", w->taken ? "does" : "did");
-	if (!w->ranks) {
-		llmc_status status = start(w, l, err);
+	if (!w->ranks || comm || w->given) {
+		w->given = comm != NULL;
+		llmc_status status = start(w, l, comm, err);
 		if (status != LLMC_OK) {
 			w->ranks = 0;
 			return status;

@@ -7,10 +7,10 @@
 
 typedef struct World World;
 
-/* The group that this process is one of; *out NULL: there is no launcher, or it started this process alone. The first call opens MPI and
- * starts it, which takes all ranks; one model has the group: E_BUSY for others. world_release ends MPI, if it was started here, or the whole
+/* The group that this process is one of; *out NULL: there is no launcher, or it started this process alone. comm: an MPI_Comm of a program that has started MPI:
+ * its processes, or NULL: all. The first call opens MPI and starts it, which takes all ranks; one model has the group: E_BUSY for others. world_release ends MPI, if it was started here, or the whole
  * job where ranks are lost; a process that ends without it is one that the launcher takes for dead. */
-llmc_status world_take(World **out, llmc_error *err);
+llmc_status world_take(const void *comm, World **out, llmc_error *err);
 void        world_release(World *w);
 int         world_rank(const World *w);
 int         world_ranks(const World *w);
