@@ -309,6 +309,50 @@ build_beside(Graph *g, const char *role, int layer, const char *what, int64_t co
 	return tensor_add(g, id, (StorageRule){ .dtype = DT_F32 }, cols, 0, src, 1, loc);
 }
 
+/* Adapters of experts: a pair for each expert where they are modules, or the stacked ones of gate and up together, and of down. */
+static bool
+adapt_experts(Graph *g, const TensorRule *rule, const char *role, int layer, PlanSource *src, int n_src, int n_experts, int64_t rows, StorageRule *as)
+{
+	const bool down = strcmp(role, "e_down") == 0, up = strcmp(role, "e_up") == 0;
+	const int64_t out = down ? rows : 2 * rows, cols = src->transpose ? src->rows / (rule->stacked ? n_experts : 1) : src->cols;
+	int  part;
+	char name[1024];
+
+	if (!g->peft)
+		return true;
+	const TensorRule *theirs = rule_in(g->spec->lora.rule, g->spec->lora.n_rule, role, &part);
+	const char *first = theirs ? rule_name(g->arena, theirs, layer, 0, "") : "", *at = strstr(first, ".experts");
+	for (; at && at > first && at[-1] != '.'; at--) /* "model.layers.0.mlp.experts.0" -> "model.layers.0" */
+		;
+	const char *stem = at > first ? arena_strndup(g->arena, first, (size_t)(at - 1 - first)) : NULL;
+	bool stacked = stem && peft_experts(g->peft, stem, down ? "down_proj" : "gate_up_proj", out, cols, name, sizeof name), any = stacked;
+	if (stacked && (rule->interleaved || rule->transpose)) {
+		err_at(g->diag, spec_loc(g->spec, "lora.path"), "lora.path: the adapter changes experts of layer %d, which this family stores turned or interleaved: merge it into the checkpoint", layer);
+		return false;
+	}
+	for (int e = 0; e < n_src; e++) {
+		const char *own = theirs ? rule_name(g->arena, theirs, layer, e, "") : "";
+		if (stacked) {
+			src[e].lora = arena_strdup(g->arena, name);
+			src[e].lora_first = e * out + (up ? rows : 0);
+			src[e].lora_block = rows;
+			src[e].lora_stride = out;
+		} else if (n_src > 1 && peft_has(g->peft, own)) {
+			src[e].lora = own;
+			src[e].lora_block = src[e].lora_stride = rows;
+			any = true;
+		}
+	}
+	const char *scheme = spec_get(g->spec, g->arena, "quant.scheme");
+	bool own_blocks = strcmp(g->spec->checkpoint, "gguf") == 0 || (scheme && strcmp(scheme, "null") != 0 && dtype_from_text(scheme) == DT_NONE);
+	if (any && dtype_info(as->dtype)->block_elems > 1 && own_blocks) {
+		for (int e = 0; e < n_src; e++)
+			src[e].stored = dtype_text(as->dtype);
+		*as = (StorageRule){ .dtype = DT_F16 };
+	}
+	return true;
+}
+
 int
 build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows, int64_t cols, Loc loc)
 {
@@ -347,6 +391,8 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 		source_join(&src[e]);
 	}
 	StorageRule as = memory_storage(g, src, n_src, file_storage(g, role, layer, src->cols, loc), loc);
+	if (cols && !adapt_experts(g, rule, role, layer, src, n_src, n_experts, rows, &as))
+		return -1;
 	if (as.order || as.factor)
 		err_at(g->diag, loc, "storage.rules: order and factor are for matrices that each row of x meets, which %s of layer %d are not", role, layer);
 	return tensor_add(g, tensor_id(g->arena, role, layer, ""), as, n_experts * rows, cols, src, n_src, loc);

@@ -38,7 +38,7 @@ struct Peft {
 static llmc_status
 check_config(const Peft *p, llmc_error *err)
 {
-	static const char *const off[] = { "use_dora", "use_qalora", "lora_bias", "use_bdlora", "modules_to_save", "target_parameters", "trainable_token_indices",
+	static const char *const off[] = { "use_dora", "use_qalora", "lora_bias", "use_bdlora", "modules_to_save", "trainable_token_indices",
 		"alora_invocation_tokens", "layer_replication", "arrow_config", "monteclora_config" };
 	const char *type = json_string_value(json_object_get(p->config, "peft_type")), *bias = json_string_value(json_object_get(p->config, "bias"));
 
@@ -101,28 +101,28 @@ take_tensor(Peft *p, const StTensor *t, llmc_error *err)
 	return error_set(err, LLMC_E_INPUT, "%s: the adapter holds \"%s\", which is no low-rank pair: whole modules, biases and magnitudes are not read", p->folder, t->name);
 }
 
-/* alpha_pattern: a pattern is the end of a module's name, from a dot on; PEFT's expressions beyond that are not read. */
+/* alpha_pattern, rank_pattern: a pattern is the end of a module's name, from a dot on; PEFT's expressions beyond that are not read. */
 static llmc_status
-alpha_of(const Peft *p, const char *module, double *alpha, llmc_error *err)
+pattern_of(const Peft *p, const char *which, const char *module, double preset, double *out, llmc_error *err)
 {
 	const char *pattern;
 	json_t *v;
 
-	*alpha = p->alpha;
-	json_object_foreach(json_object_get(p->config, "alpha_pattern"), pattern, v) {
+	*out = preset;
+	json_object_foreach(json_object_get(p->config, which), pattern, v) {
 		char plain[512];
 		size_t n = 0;
 		for (const char *c = !strncmp(pattern, ".*\\.", 4) ? pattern + 4 : *pattern == '^' ? pattern + 1 : pattern; *c && n + 1 < sizeof plain; c++) {
 			if (*c == '\\' && c[1] == '.')
 				continue;
 			if (strchr("*+?()[]{}|\\^$", *c))
-				return error_set(err, LLMC_E_INPUT, "%s: alpha_pattern \"%.80s\": only the end of a module's name is read, no expression", p->folder, pattern);
+				return error_set(err, LLMC_E_INPUT, "%s: %s \"%.80s\": only the end of a module's name is read, no expression", p->folder, which, pattern);
 			plain[n++] = *c;
 		}
 		plain[n] = 0;
 		size_t len = strlen(module);
 		if (len >= n && !strcmp(module + len - n, plain) && (len == n || module[len - n - 1] == '.')) {
-			*alpha = json_number_value(v);
+			*out = json_number_value(v);
 			return LLMC_OK;
 		}
 	}
@@ -230,6 +230,60 @@ turn(float *x, float *tmp, int64_t n, int64_t m)
 			x[k * n + i] = tmp[i * m + k];
 }
 
+/* "x.experts.base_layer" -> "x.experts" */
+static size_t
+experts_length(const char *module)
+{
+	size_t n = strlen(module);
+
+	if (n > 11 && !strcmp(module + n - 11, ".base_layer"))
+		n -= 11;
+	return n > 8 && !strncmp(module + n - 8, ".experts", 8) ? n : 0;
+}
+
+/* Ranks of all experts stand in one factor: A [rank of expert 0; of expert 1; ...], B [out, rank x experts], the experts counting fastest. */
+static llmc_status
+expand_experts(const Peft *p, Pair *pair, const char *param, llmc_error *err)
+{
+	const int64_t total = pair->a->dim[0], in = pair->a->dim[1], out = pair->b->dim[0];
+	double alpha, rank;
+	char name[1024];
+
+	snprintf(name, sizeof name, "%.*s.%s", (int)experts_length(pair->module), pair->module, param);
+	TRY(pattern_of(p, "alpha_pattern", name, p->alpha, &alpha, err));
+	TRY(pattern_of(p, "rank_pattern", name, json_number_value(json_object_get(p->config, "r")), &rank, err));
+	const int64_t r = (int64_t)rank;
+	if (r < 1 || total % r)
+		return error_set(err, LLMC_E_INPUT, "%s: %s: factors of rank %lld for each expert are expected, there are %lld in all", p->folder, name, (long long)r, (long long)total);
+	const int64_t n = total / r;
+	float *a = malloc((size_t)(total * (in + 2 * out) + 16) * sizeof *a), *left = a ? a + total * in : NULL, *b = a ? left + total * out : NULL;
+	if (!a)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
+	pair->memory = a;
+	dequant_row(pair->a->dtype, pair->a->data, a, total * in);
+	dequant_row(pair->b->dtype, pair->b->data, b, total * out);
+	const float scale = (float)(p->scale * alpha / (p->root ? sqrt((double)r) : (double)r));
+	for (int64_t e = 0; e < n; e++)
+		for (int64_t o = 0; o < out; o++)
+			for (int64_t k = 0; k < r; k++)
+				left[(e * out + o) * r + k] = scale * b[o * total + k * n + e];
+	pair->delta = (PeftDelta){ .rows = n * out, .cols = in, .rank = r, .each = out, .left = left, .right = a };
+	return LLMC_OK;
+}
+
+bool
+peft_experts(const Peft *p, const char *stem, const char *param, int64_t out, int64_t cols, char *buf, size_t cap)
+{
+	size_t m = strlen(stem);
+
+	for (size_t i = 0; i < p->n; i++) {
+		const Pair *pair = &p->pair[i];
+		if (experts_length(pair->module) && !strncmp(pair->module, stem, m) && pair->module[m] == '.' && pair->b->dim[0] == out && pair->a->dim[1] == cols)
+			return snprintf(buf, cap, "%s#%s", pair->module, param) < (int)cap;
+	}
+	return false;
+}
+
 static llmc_status
 expand(const Peft *p, Pair *pair, llmc_error *err)
 {
@@ -240,7 +294,7 @@ expand(const Peft *p, Pair *pair, llmc_error *err)
 	if (!a)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
 	pair->memory = a;
-	TRY(alpha_of(p, pair->module, &alpha, err));
+	TRY(pattern_of(p, "alpha_pattern", pair->module, p->alpha, &alpha, err));
 	dequant_row(pair->a->dtype, pair->a->data, a, rank * in);
 	dequant_row(pair->b->dtype, pair->b->data, b, rank * out);
 	float *left = b, *right = a;
@@ -260,14 +314,17 @@ expand(const Peft *p, Pair *pair, llmc_error *err)
 llmc_status
 peft_delta(Peft *p, const char *module, int64_t rows, int64_t cols, const PeftDelta **out, llmc_error *err)
 {
-	Pair *pair = find(p, module);
+	char plain[1024];
+	const char *param = strchr(module, '#');
 
 	*out = NULL;
+	snprintf(plain, sizeof plain, "%.*s", param ? (int)(param - module) : (int)strlen(module), module);
+	Pair *pair = find(p, plain);
 	if (!pair)
 		return LLMC_OK;
 	pair->used = true;
 	if (!pair->memory)
-		TRY(expand(p, pair, err));
+		TRY(param ? expand_experts(p, pair, param + 1, err) : expand(p, pair, err));
 	if ((rows >= 0 && pair->delta.rows != rows) || pair->delta.cols != cols)
 		return error_set(err, LLMC_E_INPUT, "%s: %s: the adapter is for a matrix [%lld, %lld], the model's is [%lld, %lld]: it was trained on another model", p->folder, module,
 		                 (long long)pair->delta.rows, (long long)pair->delta.cols, (long long)rows, (long long)cols);
@@ -287,10 +344,10 @@ peft_unused(const Peft *p)
 void
 peft_add(const PeftDelta *d, int64_t row, int64_t first, int64_t n, float *x)
 {
-	const float *left = d->left + row * d->rank;
+	const float *left = d->left + row * d->rank, *matrix = d->right + (d->each ? row / d->each : 0) * d->rank * d->cols;
 
 	for (int64_t k = 0; k < d->rank; k++) {
-		const float *right = d->right + k * d->cols + first;
+		const float *right = matrix + k * d->cols + first;
 		for (int64_t c = 0; c < n; c++)
 			x[c] += left[k] * right[c];
 	}

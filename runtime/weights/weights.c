@@ -21,7 +21,7 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta
 	if (!peft || !s->lora)
 		return LLMC_OK;
 	int64_t rows = s->transpose ? s->rows / t->cols * s->transpose : s->rows;
-	TRY(peft_delta(peft, s->lora, s->lora_block == s->block && s->lora_stride == s->stride ? rows : -1, t->cols, out, err));
+	TRY(peft_delta(peft, s->lora, !strchr(s->lora, '#') && s->lora_block == s->block && s->lora_stride == s->stride ? rows : -1, t->cols, out, err));
 	const int64_t theirs = *out ? (*out)->rows : 0;
 	if (*out && (s->col_total || s->lora_block < 1 || s->lora_first > theirs || (n - 1) / s->lora_block > (theirs - s->lora_first) / (s->lora_stride ? s->lora_stride : 1) ||
 	    s->lora_first + (n - 1) / s->lora_block * s->lora_stride + (n - 1) % s->lora_block >= theirs))

@@ -6,6 +6,7 @@ Needs torch, transformers 5 and peft. Run again:  python tests/golden/make_lora.
 import json
 import os
 import shutil
+import sys
 import tempfile
 
 import numpy as np
@@ -22,6 +23,8 @@ CASES = {  # case: base, what PEFT is told
     "qv-rslora": ("qwen3-plain", dict(r=4, lora_alpha=6, use_rslora=True, target_modules=["q_proj", "v_proj"], alpha_pattern={"v_proj": 9}, rank_pattern={"layers.1.self_attn.q_proj": 2})),
     "embed-head": ("llama-modern", dict(r=2, lora_alpha=4, target_modules=["embed_tokens", "lm_head"])),
     "gpt2-stack": ("gpt2-inner", dict(r=2, lora_alpha=3, fan_in_fan_out=True, target_modules=["c_attn", "c_proj", "c_fc"])),
+    "mixtral-experts": ("mixtral-window", dict(r=2, lora_alpha=3, target_modules=["q_proj"], target_parameters=["experts.gate_up_proj", "experts.down_proj"], alpha_pattern={"experts.down_proj": 5})),
+    "qwen3-moe-experts": ("qwen3_moe-renorm", dict(r=2, lora_alpha=4, target_modules=["o_proj"], target_parameters=["experts.down_proj", "experts.gate_up_proj"])),
     "phi3-stacks": ("phi3-longrope-long", dict(r=2, lora_alpha=4, target_modules=["qkv_proj", "gate_up_proj", "down_proj"])),
 }
 
@@ -53,4 +56,5 @@ def make(case, base, options):
 
 if __name__ == "__main__":
     for case, (base, options) in CASES.items():
-        make(case, base, options)
+        if not sys.argv[1:] or case in sys.argv[1:]:
+            make(case, base, options)
