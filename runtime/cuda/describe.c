@@ -97,8 +97,8 @@ cuda_describe(char **json, llmc_error *err)
 	json_object_set_new(j, "devices", usable ? devices(&d, &d.api) : json_array());
 	json_object_set_new(j, "nvrtc", nvrtc(usable ? d.driver : 0));
 	json_object_set_new(j, "cublaslt", cublaslt(usable ? d.driver : 0));
-	json_object_set_new(j, "nccl", library(cuda_nccl_names, "not found: only several GPUs at once need it (`pip install "
-	                                       "nvidia-nccl-cu13`)"));
+	json_object_set_new(j, "nccl", library(cuda_nccl_names, "not found: GPUs that share a model (--tp) write to each other's memory "
+	                                       "without it, where they reach that (`pip install nvidia-nccl-cu13`)"));
 	if (usable)
 		cuda_device_close(&d);
 	*json = j ? json_dumps(j, JSON_INDENT(2)) : NULL;

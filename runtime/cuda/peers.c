@@ -439,6 +439,27 @@ trial(void *user, bool nccl, int64_t bytes, int times, double *seconds, llmc_err
 	return status;
 }
 
+/* Bytes of the largest sum of a step */
+static int64_t
+most_bytes(const CudaSession *c)
+{
+	return c->s->sym[SYM_n_tok] * any_sum(c)->comm.width * (int64_t)sizeof(float);
+}
+
+/* NCCL connects ranks when it first takes a way for a size, and all must call then: before one of them captures alone. */
+static llmc_status
+connect_sizes(CudaGroup *g, llmc_error *err)
+{
+	const CudaSession *c = g->rank[0].c;
+	double             s;
+
+	if (!any_sum(c))
+		return LLMC_OK;
+	for (int64_t bytes = (int64_t)1 << WAYS_FROM; bytes < 2 * most_bytes(c); bytes *= 2)
+		TRY(trial(g, true, bytes, 1, &s, err));
+	return LLMC_OK;
+}
+
 static llmc_status
 choose(CudaGroup *g, llmc_error *err)
 {
@@ -451,7 +472,7 @@ choose(CudaGroup *g, llmc_error *err)
 	snprintf(machine, sizeof machine, "%s %d %d %d ranks %d nccl %d", d->name, d->cc, d->n_sm, d->driver, g->n, nccl_version(g->nccl));
 	for (int k = 0; k < g->n; k++) /* links differ by pair */
 		snprintf(machine + strlen(machine), sizeof machine - strlen(machine), " %d", g->rank[k].c->m->dev.number);
-	return ways_choose(&g->ways, machine, c->s->sym[SYM_n_tok] * any_sum(c)->comm.width * (int64_t)sizeof(float), trial, g, err);
+	return ways_choose(&g->ways, machine, most_bytes(c), trial, g, err);
 }
 
 /* Peers' memory, NCCL or both: what there is, and what is wanted. */
@@ -524,6 +545,8 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 		cuda_leave(d);
 		TRY(status);
 	}
+	if (g->nccl)
+		TRY(connect_sizes(g, err));
 	if (g->peers && g->nccl)
 		TRY(choose(g, err));
 	return start(g, err);

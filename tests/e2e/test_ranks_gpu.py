@@ -123,9 +123,9 @@ def test_ways_have_the_same_bits(tmp_path):
     assert bits(LLMC_NCCL="auto") == want
     choice = os.listdir(tmp_path / "cache" / "nccl")
     assert len(choice) == 1
-    assert bits(LLMC_NCCL="auto") == want and os.listdir(tmp_path / "cache" / "nccl") == choice
-    assert bits(LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1) == want
-    assert bits(LLMC_NCCL="auto", LLMC_CUDA_LIBDIR=libs) == want
+    assert bits(LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1) == want and os.listdir(tmp_path / "cache" / "nccl") == choice
+    if ALL:
+        assert bits(LLMC_NCCL="auto", LLMC_CUDA_LIBDIR=libs) == want
     p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1, LLMC_CUDA_LIBDIR=libs)
     assert p.returncode and "do not reach each other's memory" in p.stderr and "libnccl.so.2 is not there: pip install" in p.stderr
     p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="sometimes")
@@ -157,7 +157,7 @@ def test_a_gpu_that_fails_ends_the_group(tmp_path):
 
 LATE = """
 import sys, llmc
-with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.tp=2", "n_layers=3"]) as m:
+with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.tp=2", "n_layers=2"]) as m:
     with m.session(context=1024, chunk=1000) as s:
         for i in range(2):
             try:
