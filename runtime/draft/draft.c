@@ -28,8 +28,6 @@ draft_rows(const Plan *p)
 
 	if (plan_has_state(p)) /* a state is that of the last position: wrong guesses could not be taken back */
 		return 1;
-	if (plan_has_state(p)) /* a wrong guess could not be taken back */
-		return 1;
 	/* latent attention has two forms: rows of a chain must take the one that single rows take (llmc_mla.h) for any number of
 	 * positions before them that is not below their own */
 	for (int ph = 0; ph < p->n_phase; ph++)
