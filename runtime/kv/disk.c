@@ -209,7 +209,7 @@ look_around(KvDisk *d)
 			all = more;
 			cap = cap ? 2 * cap : 256;
 		}
-		snprintf(all[n].name, sizeof all[n].name, "%s", e->d_name);
+		memcpy(all[n].name, e->d_name, len + 1); /* 67 bytes, as was asked */
 		all[n].bytes = st.st_size;
 		all[n++].used = st.st_mtim;
 		sum += st.st_size;
