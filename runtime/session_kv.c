@@ -111,12 +111,11 @@ root_of(const Session *s, llmc_seq q)
 	return -(int64_t)(h >> 1) - 1;
 }
 
-/* Is a sequence's beginning worth what its pages hold? A prompt that is seen whole has other values for each of its ends, and a state is there for the
- * last position alone. */
+/* Is a sequence's beginning worth what its pages hold? A prompt that is seen whole has other values for each of its ends. */
 static bool
 has_prefixes(const Session *s)
 {
-	return !s->plan->prompt_whole && !plan_has_state(s->plan);
+	return !s->plan->prompt_whole;
 }
 
 /* Pages behind those that were found in memory. */
@@ -177,7 +176,7 @@ session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok)
 	const KvSeq *kv = &s->kv.seq[q];
 	int32_t from = kv->n_kept;
 
-	if (!has_prefixes(s) || from >= kv->len / PLAN_KV_PAGE)
+	if (!has_prefixes(s) || (from >= kv->len / PLAN_KV_PAGE && !plan_has_state(s->plan)))
 		return;
 	kv_prefix_keep(&s->kv, q, from ? 0 : root_of(s, q), tok);
 	if (s->disk)
@@ -209,7 +208,7 @@ session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *e
 	int64_t bytes = ranks_pages_bytes(s, 1);
 	char root[512], checkpoint[17], together[17];
 
-	if (!has_prefixes(s))
+	if (!has_prefixes(s) || plan_has_state(s->plan)) /* files hold pages, and no states */
 		return error_set(err, LLMC_E_INPUT, "%s: prompts of this model are not reused: it %s", dir,
 		                 s->plan->prompt_whole ? "reads them in one piece" : "keeps a state");
 	if (bytes <= 0)

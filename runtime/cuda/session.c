@@ -32,6 +32,17 @@ enter_quietly(CudaSession *c)
 	return r == CU_OK;
 }
 
+static void
+page_clear(void *user, void *at, size_t bytes)
+{
+	CudaSession *c = user;
+
+	if (enter_quietly(c)) {
+		note_failure(c, c->m->dev.api.set8(address(at), 0, bytes, c->stream), "clearing KV pages");
+		cuda_leave(&c->m->dev);
+	}
+}
+
 static llmc_status
 page_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 {
@@ -40,14 +51,18 @@ page_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 	CUdeviceptr p = 0;
 
 	*out = NULL;
-	CUresult r = d->api.mem_alloc(&p, bytes);
+	CUresult r = enter_quietly(c) ? CU_OK : CU_DEINITIALIZED;
+	if (r == CU_OK) {
+		r = d->api.mem_alloc(&p, bytes);
+		cuda_leave(d);
+	}
 	if (r != CU_OK) {
 		c->failed = cuda_error(d, r, &c->why, "allocating %zu MB for the KV cache", bytes >> 20);
 		if (err)
 			*err = c->why;
 		return c->failed;
 	}
-	note_failure(c, d->api.set8(p, 0, bytes, c->stream), "clearing the KV cache");
+	page_clear(c, (void *)(uintptr_t)p, bytes);
 	*out = (void *)(uintptr_t)p;
 	return LLMC_OK;
 }
@@ -71,17 +86,6 @@ page_copy(void *user, void *to, const void *from, size_t bytes)
 
 	if (enter_quietly(c)) {
 		note_failure(c, c->m->dev.api.copy_on(address(to), address(from), bytes, c->stream), "copying KV pages");
-		cuda_leave(&c->m->dev);
-	}
-}
-
-static void
-page_clear(void *user, void *at, size_t bytes)
-{
-	CudaSession *c = user;
-
-	if (enter_quietly(c)) {
-		note_failure(c, c->m->dev.api.set8(address(at), 0, bytes, c->stream), "clearing KV pages");
 		cuda_leave(&c->m->dev);
 	}
 }

@@ -225,7 +225,7 @@ engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	e->sched_lim = (SchedLimits){ .seqs = e->lim.seqs, .chunk = e->lim.chunk, .n_out = e->lim.n_out, .prefill = e->lim.chunk,
 		.pages = session->kv.n_page, .total_tokens = opt->max_batch_total_tokens, .waiting_ratio = opt->waiting_served_ratio,
 		.max_waiting_steps = opt->max_waiting_tokens ? opt->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS, .prompt_whole = e->plan->prompt_whole,
-		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole || plan_has_state(e->plan) };
+		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole, .borders = plan_has_state(e->plan) };
 	if (opt->max_batch_prefill_tokens && opt->max_batch_prefill_tokens < e->lim.chunk)
 		e->sched_lim.prefill = opt->max_batch_prefill_tokens;
 #ifdef LLMC_ENGINE_CHECK

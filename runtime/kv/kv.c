@@ -147,8 +147,7 @@ kv_release(Kv *kv)
 	free(kv->tables);
 	free(kv->base);
 	free(kv->pool_bytes);
-	free(kv->cached);
-	free(kv->bucket);
+	prefix_release(kv);
 	*kv = (Kv){ 0 };
 }
 
@@ -224,15 +223,15 @@ kv_seq_new(Kv *kv)
 	for (int32_t q = 0; q < kv->n_seq; q++)
 		if (!kv->seq[q].used) {
 			kv->seq[q].used = true;
-			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_kept = 0;
+			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_kept = kv->seq[q].told_len = 0;
 			return q;
 		}
 	return -1;
 }
 
 /* The state of sequence q in the n-th of all layers that have one; NULL: there are fewer */
-static char *
-state_at(const Kv *kv, int n, int32_t q, size_t *bytes)
+char *
+kv_state_at(const Kv *kv, int n, int32_t q, size_t *bytes)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		const PlanPool *p = &kv->plan->pool[i];
@@ -257,14 +256,15 @@ kv_seq_fork(Kv *kv, int32_t from)
 	to->n_page = s->n_page;
 	to->n_kept = s->n_kept;
 	to->kept_as = s->kept_as;
+	to->told_len = s->told_len;
 	for (int32_t i = 0; i < s->n_page; i++) {
 		to->page[i] = s->page[i];
 		kv->refs[s->page[i]]++;
 	}
 	char  *state;
 	size_t bytes;
-	for (int n = 0; (state = state_at(kv, n, from, &bytes)) != NULL; n++)
-		kv->mem.copy(kv->mem.user, state_at(kv, n, q, &bytes), state, bytes);
+	for (int n = 0; (state = kv_state_at(kv, n, from, &bytes)) != NULL; n++)
+		kv->mem.copy(kv->mem.user, kv_state_at(kv, n, q, &bytes), state, bytes);
 	return q;
 }
 
@@ -285,6 +285,7 @@ void
 kv_seq_free(Kv *kv, int32_t q)
 {
 	kv_seq_trim(kv, q, 0);
+	prefix_leave(kv, q);
 	kv->seq[q].used = false;
 }
 
@@ -400,7 +401,7 @@ each_state(Kv *kv, int32_t q, char *host, piece_fn *fn)
 	char  *state;
 	size_t bytes;
 
-	for (int n = 0; (state = state_at(kv, n, q, &bytes)) != NULL; n++, host += bytes)
+	for (int n = 0; (state = kv_state_at(kv, n, q, &bytes)) != NULL; n++, host += bytes)
 		fn(kv, state, host, bytes);
 }
 

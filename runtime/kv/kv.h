@@ -4,7 +4,11 @@
  *
  * Prefix cache: a full page can be told its tokens (kv_prefix_keep). It is then found again by a prompt that begins with the
  * same tokens, also after its last holder is gone: such pages are handed out anew only when no other is free, the least
- * recently used first. A page is known by the page before it and its own tokens, compared one by one, so no hash decides. */
+ * recently used first. A page is known by the page before it and its own tokens, compared one by one, so no hash decides.
+ *
+ * Where layers keep a state, a prompt can only go on behind a page whose state was saved: a snapshot, which is the page's. They are taken when a step ends at
+ * the end of a page. A sequence has two that move with it, one while its steps have several rows (its prompt) and one while they have one (its answer), so
+ * the last border of each stays; the least recently used makes room. */
 #ifndef LLMC_RUNTIME_KV_H
 #define LLMC_RUNTIME_KV_H
 
@@ -28,6 +32,7 @@ typedef struct KvSeq {
 	int32_t *page;        /* [max_page] */
 	int32_t  n_kept;      /* pages that the prefix cache has been told of */
 	int64_t  kept_as;     /* serial of the last of them */
+	int32_t  told_len;    /* positions when it was told last */
 } KvSeq;
 
 /* A page of the prefix cache */
@@ -36,8 +41,17 @@ typedef struct KvCached {
 	int64_t parent;       /* serial of the page before; of a first page: the root, negative */
 	int32_t next;         /* in its bucket; -1: none */
 	int32_t older, newer; /* in the list of those without a holder */
+	int32_t snap;         /* number of its snapshot, from 1 on; 0: none */
 	int32_t tok[PLAN_KV_PAGE];
 } KvCached;
+
+/* The states behind a page */
+typedef struct KvSnap {
+	int32_t  page;        /* -1: free */
+	int32_t  seq;         /* whose moving snapshot it is; -1: nobody's any more */
+	bool     prompt;      /* of its prompt, or of its answer */
+	uint64_t used;
+} KvSnap;
 
 typedef struct Kv {
 	const Plan *plan;
@@ -60,6 +74,10 @@ typedef struct Kv {
 	int32_t  n_bucket;    /* power of two */
 	int32_t  oldest, newest;
 	int64_t  last_serial;
+	KvSnap  *snap;        /* [n_snap] */
+	int32_t  n_snap;
+	uint64_t n_used;
+	char   **snap_base;   /* [n_pool] layers outermost, then snapshots */
 } Kv;
 
 /* Pages and bytes for limits; -1: overflow. */
@@ -87,7 +105,7 @@ void        kv_extend(Kv *kv, int32_t q, int32_t add);
 /* Page `to`, in every layer of every pool, becomes as page `from`; -1: zero. For memory that follows the books of another Kv. */
 void        kv_page_as(Kv *kv, int32_t to, int32_t from);
 
-/* Switch the prefix cache on. */
+/* Switch the prefix cache on. Where there are states, with room for two snapshots a sequence. */
 llmc_status kv_prefix_open(Kv *kv, llmc_error *err);
 /* Give an empty sequence the cached pages that hold the beginning of tok; the positions found, whole pages, less than n_tok.
  * root < 0: only pages kept under the same root are found (what else decides about the values of a position). */

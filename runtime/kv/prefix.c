@@ -6,6 +6,138 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* --- snapshots of states ----------------------------------------------------------------------------------------- */
+
+static void
+snaps_release(Kv *kv)
+{
+	for (int i = 0; kv->snap_base && i < kv->plan->n_pool; i++)
+		if (kv->snap_base[i])
+			kv->mem.free(kv->mem.user, kv->snap_base[i],
+			             (size_t)plan_layer_state_bytes(&kv->plan->pool[i]) * (size_t)kv->plan->pool[i].n_layers * (size_t)kv->n_snap);
+	free(kv->snap_base);
+	free(kv->snap);
+	kv->snap_base = NULL;
+	kv->snap = NULL;
+	kv->n_snap = 0;
+}
+
+static llmc_status
+snaps_open(Kv *kv, int32_t n, llmc_error *err)
+{
+	const Plan *p = kv->plan;
+
+	kv->snap = calloc((size_t)n, sizeof *kv->snap);
+	kv->snap_base = calloc((size_t)p->n_pool + 1, sizeof *kv->snap_base);
+	if (!kv->snap || !kv->snap_base)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the snapshots of %d states", n);
+	for (; kv->n_snap < n; kv->n_snap++)
+		kv->snap[kv->n_snap].page = kv->snap[kv->n_snap].seq = -1;
+	for (int i = 0; i < p->n_pool; i++) {
+		void  *m = NULL;
+		size_t bytes = (size_t)plan_layer_state_bytes(&p->pool[i]) * (size_t)p->pool[i].n_layers * (size_t)n;
+		if (bytes && kv->mem.alloc(kv->mem.user, bytes, &m, NULL) != LLMC_OK)
+			return error_set(err, LLMC_E_MEMORY, "out of memory: the prefix cache keeps %d states of sequences, %lld MB; without it, or with fewer sequences (--seqs), there is room", n,
+			                 (long long)(kv_state_bytes(p, n) >> 20));
+		kv->snap_base[i] = m;
+	}
+	return LLMC_OK;
+}
+
+static char *
+snap_at(const Kv *kv, int n, int32_t snap)
+{
+	for (int i = 0; i < kv->plan->n_pool; i++) {
+		const PlanPool *p = &kv->plan->pool[i];
+		if (p->state && n < p->n_layers)
+			return kv->snap_base[i] + ((size_t)n * (size_t)kv->n_snap + (size_t)snap) * (size_t)plan_layer_state_bytes(p);
+		n -= p->state ? p->n_layers : 0;
+	}
+	return NULL;
+}
+
+static void
+snap_drop(Kv *kv, int32_t snap)
+{
+	if (kv->snap[snap].page >= 0)
+		kv->cached[kv->snap[snap].page].snap = 0;
+	kv->snap[snap].page = kv->snap[snap].seq = -1;
+}
+
+/* The one of this sequence that moves, else a free one, else the least recently used */
+static int32_t
+snap_choose(const Kv *kv, int32_t q, bool prompt)
+{
+	int32_t best = 0;
+
+	for (int32_t i = 0; i < kv->n_snap; i++)
+		if (kv->snap[i].page >= 0 && kv->snap[i].seq == q && kv->snap[i].prompt == prompt)
+			return i;
+	for (int32_t i = 0; i < kv->n_snap; i++) {
+		if (kv->snap[i].page < 0)
+			return i;
+		if (kv->snap[i].used < kv->snap[best].used)
+			best = i;
+	}
+	return best;
+}
+
+/* A sequence stands behind this page of the cache. */
+static void
+snap_take(Kv *kv, int32_t q, int32_t page, bool prompt)
+{
+	char  *state;
+	size_t bytes;
+
+	if (!kv->n_snap || kv->cached[page].snap)
+		return;
+	int32_t i = snap_choose(kv, q, prompt);
+	snap_drop(kv, i);
+	for (int n = 0; (state = kv_state_at(kv, n, q, &bytes)) != NULL; n++)
+		kv->mem.copy(kv->mem.user, snap_at(kv, n, i), state, bytes);
+	kv->snap[i] = (KvSnap){ .page = page, .seq = q, .prompt = prompt, .used = ++kv->n_used };
+	kv->cached[page].snap = i + 1;
+}
+
+/* A new sequence goes on behind the last of its pages that has one: those after it are let go. */
+static void
+snap_give(Kv *kv, int32_t q)
+{
+	KvSeq *s = &kv->seq[q];
+	int32_t n = s->n_page;
+	char  *state;
+	size_t bytes;
+
+	while (n > 0 && !kv->cached[s->page[n - 1]].snap)
+		n--;
+	kv_seq_trim(kv, q, n * PLAN_KV_PAGE);
+	if (n == 0)
+		return;
+	int32_t i = kv->cached[s->page[n - 1]].snap - 1;
+	kv->snap[i].used = ++kv->n_used;
+	kv->snap[i].seq = -1; /* it is wanted here again */
+	for (int l = 0; (state = kv_state_at(kv, l, q, &bytes)) != NULL; l++)
+		kv->mem.copy(kv->mem.user, state, snap_at(kv, l, i), bytes);
+}
+
+void
+prefix_leave(Kv *kv, int32_t q)
+{
+	for (int32_t i = 0; i < kv->n_snap; i++)
+		if (kv->snap[i].seq == q)
+			kv->snap[i].seq = -1;
+}
+
+void
+prefix_release(Kv *kv)
+{
+	snaps_release(kv);
+	free(kv->cached);
+	free(kv->bucket);
+}
+
+/* --- pages --------------------------------------------------------------------------------------------------------- */
+
 llmc_status
 kv_prefix_open(Kv *kv, llmc_error *err)
 {
@@ -21,7 +153,7 @@ kv_prefix_open(Kv *kv, llmc_error *err)
 	if (!kv->cached || !kv->bucket)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the prefix cache of %d KV pages", kv->n_page);
 	memset(kv->bucket, 0xff, (size_t)kv->n_bucket * sizeof *kv->bucket);
-	return LLMC_OK;
+	return plan_has_state(kv->plan) ? snaps_open(kv, 2 * kv->n_seq, err) : LLMC_OK;
 }
 
 static int32_t *
@@ -77,6 +209,8 @@ prefix_forget(Kv *kv, int32_t page)
 		at = &kv->cached[*at].next;
 	*at = c->next;
 	c->serial = 0;
+	if (c->snap)
+		snap_drop(kv, c->snap - 1);
 }
 
 int32_t
@@ -93,12 +227,11 @@ int32_t
 kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_tok)
 {
 	KvSeq *s = &kv->seq[q];
-	int64_t parent = root;
 
 	if (!kv->cached)
 		return 0;
 	for (; s->len + PLAN_KV_PAGE < n_tok && s->n_page < kv->max_page; s->len += PLAN_KV_PAGE) {
-		int32_t page = look_up(kv, parent, tok + s->len);
+		int32_t page = look_up(kv, s->n_page ? kv->cached[s->page[s->n_page - 1]].serial : root, tok + s->len);
 		if (page < 0)
 			break;
 		if (kv->refs[page]++ == 0) {
@@ -106,38 +239,49 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 			kv->n_free--;
 		}
 		s->page[s->n_page++] = page;
-		parent = kv->cached[page].serial;
 	}
+	if (plan_has_state(kv->plan))
+		snap_give(kv, q);
 	s->n_kept = s->n_page;
-	s->kept_as = parent;
+	s->kept_as = s->n_page ? kv->cached[s->page[s->n_page - 1]].serial : root;
+	s->told_len = s->len;
 	return s->len;
+}
+
+/* The page of the cache that holds what page n_kept of the sequence holds: its own, or another one with the same content, which stays */
+static int32_t
+page_known(Kv *kv, const KvSeq *s, const int32_t *own)
+{
+	int32_t page = look_up(kv, s->kept_as, own);
+
+	if (page >= 0)
+		return page;
+	page = s->page[s->n_kept];
+	KvCached *c = &kv->cached[page];
+	if (c->serial) /* known as the successor of a page that is gone */
+		return page;
+	int32_t *at = bucket_of(kv, s->kept_as, own);
+	*c = (KvCached){ .serial = ++kv->last_serial, .parent = s->kept_as, .next = *at };
+	memcpy(c->tok, own, sizeof c->tok);
+	return *at = page;
 }
 
 void
 kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok)
 {
 	KvSeq *s = &kv->seq[q];
+	bool   prompt = s->len - s->told_len > 1;
 
 	if (!kv->cached)
 		return;
+	s->told_len = s->len;
 	if (s->n_kept == 0)
 		s->kept_as = root;
 	for (; s->n_kept < s->len / PLAN_KV_PAGE; s->n_kept++) {
-		const int32_t *own = tok + (size_t)s->n_kept * PLAN_KV_PAGE;
-		int32_t page = look_up(kv, s->kept_as, own);
-		if (page < 0) { /* else another page with the same content is known: that one stays */
-			page = s->page[s->n_kept];
-			KvCached *c = &kv->cached[page];
-			if (c->serial) { /* known as the successor of a page that is gone */
-				s->kept_as = c->serial;
-				continue;
-			}
-			int32_t *at = bucket_of(kv, s->kept_as, own);
-			*c = (KvCached){ .serial = ++kv->last_serial, .parent = s->kept_as, .next = *at };
-			memcpy(c->tok, own, sizeof c->tok);
-			*at = page;
-		}
+		int32_t page = page_known(kv, s, tok + (size_t)s->n_kept * PLAN_KV_PAGE);
 		s->kept_as = kv->cached[page].serial;
+		if ((s->n_kept + 1) * PLAN_KV_PAGE == s->len)
+			snap_take(kv, q, page, prompt);
 	}
 }
 
@@ -175,6 +319,9 @@ kv_check(const Kv *kv)
 		if (kv->cached && kv->cached[i].serial && kv->refs[i] == 0 && look_up(kv, kv->cached[i].parent, kv->cached[i].tok) < 0)
 			wrong = "a cached page cannot be found";
 	}
+	for (int32_t i = 0; i < kv->n_snap; i++)
+		if (kv->snap[i].page >= 0 && (kv->cached[kv->snap[i].page].snap != i + 1 || !kv->cached[kv->snap[i].page].serial))
+			wrong = "a snapshot is of a page that does not know it";
 	if (n_free != kv->n_free || idle + kv->n_stack != n_free)
 		wrong = "the number of free pages is wrong";
 	free(held);

@@ -6,6 +6,9 @@
 
 void    prefix_idle(Kv *kv, int32_t page);   /* its last holder has gone */
 int32_t prefix_evict(Kv *kv);                /* the least recently used without a holder, forgotten */
+char   *kv_state_at(const Kv *kv, int n, int32_t q, size_t *bytes); /* kv.c: of the n-th layer that has one */
+void    prefix_release(Kv *kv);
+void    prefix_leave(Kv *kv, int32_t q);     /* a sequence is no more: its snapshots stay, and move no longer */
 void    prefix_forget(Kv *kv, int32_t page); /* a page with a holder; fine when it is not in the cache */
 
 #endif

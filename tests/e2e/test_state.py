@@ -133,7 +133,7 @@ def test_preempted_and_gone_on(model, swap):
     with model.session(context=128) as s:
         want = s.run(TOK[:40], **params)["tokens"]
     with model.engine(context=128, seqs=4, chunk=32, kv_tokens=6 * 32, swap_bytes=swap) as e:
-        for k in range(2): # the second finds no prefix of the first
+        for k in range(2):
             r = e.submit(TOK[:40], n=4, **params)
             said = [[] for _ in range(4)]
             for event in r.events():
@@ -141,7 +141,37 @@ def test_preempted_and_gone_on(model, swap):
                     said[event.index].append(event.token)
             assert said == [want] * 4
         stats = e.stats()
-        assert stats["preemptions"] > 0 and stats["prefix_hits"] == 0
+        assert stats["preemptions"] > 0
+
+
+def test_prefixes_end_where_a_state_was_saved(model):
+    """A conversation goes on behind the last border of what was asked, or of what was answered; what only begins alike finds nothing but its own borders. The
+    answers are those of an engine without a cache."""
+    params = dict(max_tokens=40, ignore_eos=True, temperature=0)
+
+    def ask(e, prompt):
+        events = [x for x in e.submit(prompt, **params).events()]
+        return [x.token for x in events if x.token >= 0], events[-1].n_cached
+    with model.engine(context=1024, seqs=4, chunk=64, no_prefix_cache=True) as e:
+        def alone(p):
+            return ask(e, p)[0]
+        with model.engine(context=1024, seqs=4, chunk=64) as c:
+            first, second = TOK[:100], TOK[50:90]
+            a, found = ask(c, first)
+            assert a == alone(first) and found == 0
+            b, found = ask(c, first)                        # the same again: behind the border before its last token
+            assert b == a and found == 96
+            going_on = first + a + second                   # 140 positions, of which 139 were computed: 128 is a border
+            d, found = ask(c, going_on)
+            assert d == alone(going_on) and found == 128
+            other = first[:70] + second                     # pages of 64 positions are the same, but no state was saved behind them
+            f, found = ask(c, other)
+            assert f == alone(other) and found == 0
+            g, found = ask(c, first + second)               # as if the answer had been taken back
+            assert g == alone(first + second) and found == 96
+            exact = first[:96]
+            h, found = ask(c, exact)                        # one token at least is computed
+            assert h == alone(exact) and found <= 64
 
 
 def test_refused(path):
