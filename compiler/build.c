@@ -213,6 +213,12 @@ is_linear(const Spec *s, int l)
 	return s->linear.n > 0 && s->linear.layer_in[l];
 }
 
+static bool
+is_conv(const Spec *s, int l)
+{
+	return s->conv.n > 0 && s->conv.layer_in[l];
+}
+
 /* Rotate dims [first, first + dims of the layer's table) of each head. */
 static int
 rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *name)
@@ -400,10 +406,10 @@ mla(Build *b, int h)
 
 /* y = act(w * x) along the sequence, w of `taps` rows for each of the channels */
 static int
-conv(Build *b, int x, const char *role, int64_t width, int taps, const char *gate, const char *name)
+conv(Build *b, int x, const char *role, bool with_bias, int64_t width, int taps, const char *gate, const char *name)
 {
-	int w = weight(b, role, width * taps, 0), y = value(b, name);
-	Op *o = OP(b, conv1d, .x = x, .w = w, .b = -1, .state = b->conv[b->layer], .y = y);
+	int w = weight(b, role, width * taps, 0), wb = bias(b, with_bias, role, width), y = value(b, name);
+	Op *o = OP(b, conv1d, .x = x, .w = w, .b = wb, .state = b->conv[b->layer], .y = y);
 
 	op_set_int(b->g, o, "width", width);
 	op_set_int(b->g, o, "taps", taps);
@@ -437,7 +443,7 @@ delta(Build *b, int h)
 	int z = matmul(b, h, "lin_z", false, v_heads * v_dim, s->hidden, "lin_z");
 	int beta = matmul(b, h, "lin_b", false, v_heads, s->hidden, "lin_b");
 	int a = matmul(b, h, "lin_a", false, v_heads, s->hidden, "lin_a");
-	int x = conv(b, qkv, "lin_conv", width, s->linear.taps, "silu", "lin_conv");
+	int x = conv(b, qkv, "lin_conv", false, width, s->linear.taps, "silu", "lin_conv");
 
 	int rate = weight(b, "lin_rate", v_heads, 0), dt = weight(b, "lin_dt", v_heads, 0), y = value(b, "lin_y");
 	o = OP(b, delta_rule, .x = x, .a = a, .b = beta, .rate = rate, .dt = dt, .state = b->state[b->layer], .y = y);
@@ -460,6 +466,30 @@ delta(Build *b, int h)
 	op_set_word(b->g, o, "order", "norm_first");
 	op_set_word(b->g, o, "gate", "silu");
 	return matmul(b, gated, "lin_o", false, s->hidden, v_heads * v_dim, "attn_out");
+}
+
+static int
+mul(Build *b, int x, int z, int64_t width, const char *name)
+{
+	int y = value(b, name);
+	Op *o = OP(b, mul, .x = x, .z = z, .y = y);
+
+	op_set_int(b->g, o, "width", width);
+	return y;
+}
+
+/* out(c * conv(b * x)) */
+static int
+short_conv(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int64_t     hidden = s->hidden;
+
+	at(b, "conv.layers");
+	int gate = matmul(b, h, "conv_b", s->conv.bias, hidden, hidden, "conv_b"), out = matmul(b, h, "conv_c", s->conv.bias, hidden, hidden, "conv_c");
+	int x = mul(b, gate, matmul(b, h, "conv_x", s->conv.bias, hidden, hidden, "conv_x"), hidden, "conv_in");
+	x = conv(b, x, "conv_w", s->conv.bias, hidden, s->conv.taps, "none", "conv_y");
+	return matmul(b, mul(b, out, x, hidden, "conv_out"), "conv_o", s->conv.bias, hidden, hidden, "attn_out");
 }
 
 /* --- feed-forward --- */
@@ -587,7 +617,7 @@ static int
 attention_block(Build *b, int h)
 {
 	const Spec *s = b->s;
-	int         y = is_linear(s, b->layer) ? delta(b, h) : s->attention.kind == ATT_MLA ? mla(b, h) : gqa(b, h);
+	int         y = is_linear(s, b->layer) ? delta(b, h) : is_conv(s, b->layer) ? short_conv(b, h) : s->attention.kind == ATT_MLA ? mla(b, h) : gqa(b, h);
 
 	at(b, "norm.kind");
 	return norm(b, s->norm.attn_out, y, "attn_out_norm", "attn_out_normed");
@@ -808,9 +838,9 @@ pools(Build *b)
 
 	b->pool = NEW(b->g->arena, int, s->n_layers);
 	b->done = NEW(b->g->arena, int, s->n_layers);
-	b->g->pool = NEW(b->g->arena, PlanPool, 4);
+	b->g->pool = NEW(b->g->arena, PlanPool, 5);
 	for (int l = 0; l < s->n_layers; l++)
-		count[spec_windowed(s, l)] += !is_linear(s, l) && spec_kv_layer(s, l) == l;
+		count[spec_windowed(s, l)] += !is_linear(s, l) && !is_conv(s, l) && spec_kv_layer(s, l) == l;
 	for (int w = 0; w < 2; w++)
 		if (count[w]) {
 			index[w] = b->g->n_pool++;
@@ -825,7 +855,7 @@ pools(Build *b)
 		}
 	for (int l = 0; l < s->n_layers; l++) {
 		b->pool[l] = -1;
-		if (is_linear(s, l))
+		if (is_linear(s, l) || is_conv(s, l))
 			continue;
 		int      i = index[spec_windowed(s, l)], from = spec_kv_layer(s, l);
 		if (from != l) {
@@ -838,10 +868,15 @@ pools(Build *b)
 		b->g->val[v].dim[0] = p->n_layers++;
 		b->pool[l] = v;
 	}
+	if (s->conv.n > 0)
+		b->conv = state_pool(b, "short_conv", s->conv.layer_in, 1, s->conv.taps - 1, s->hidden);
 	if (s->linear.n > 0) {
 		int64_t k = (int64_t)s->linear.k_heads * s->linear.k_dim, v = (int64_t)s->linear.v_heads * s->linear.v_dim;
+		int *other = b->conv;
 		b->conv = state_pool(b, "conv", s->linear.layer_in, 1, s->linear.taps - 1, 2 * k + v);
 		b->state = state_pool(b, "state", s->linear.layer_in, s->linear.v_heads, s->linear.k_dim, s->linear.v_dim);
+		for (int l = 0; other && l < s->n_layers; l++)
+			b->conv[l] = is_conv(s, l) ? other[l] : b->conv[l];
 	}
 }
 

@@ -212,6 +212,11 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->linear.layer_in = t->val[K_linear_layers].layers;
 	for (int l = 0; l < s->n_layers; l++)
 		s->linear.n += s->linear.layer_in[l] != 0;
+	s->conv.layer_in = t->val[K_conv_layers].layers;
+	for (int l = 0; l < s->n_layers; l++)
+		s->conv.n += s->conv.layer_in[l] != 0;
+	s->conv.taps = (int)INT(conv_taps);
+	s->conv.bias = BOOL(conv_bias);
 	s->linear.k_heads = (int)INT(lin_k_heads);
 	s->linear.v_heads = (int)INT(lin_v_heads);
 	s->linear.k_dim = (int)INT(lin_k_dim);

@@ -109,6 +109,8 @@ typedef struct Spec {
 		double  beta_scale;
 	} linear;
 
+	struct { const uint8_t *layer_in; int n, taps; bool bias; } conv; /* layers with a short convolution in the place of attention; n of them */
+
 	struct { bool gated; ActKind act; double limit; int64_t width, wide; const uint8_t *wide_in; bool bias; } ffn; /* spec_ffn_width */
 
 	struct {

@@ -277,28 +277,40 @@ static void
 check_linear(SpecTable *t)
 {
 	static const SpecKey sizes[] = { K_lin_k_heads, K_lin_v_heads, K_lin_k_dim, K_lin_v_dim };
-	const uint8_t *in = t->val[K_linear_layers].layers;
+	const uint8_t *in = t->val[K_linear_layers].layers, *conv = t->val[K_conv_layers].layers;
 	int64_t k = INT(lin_k_heads), v = INT(lin_v_heads);
-	int n = 0;
+	int n = 0, n_conv = 0;
 
-	for (int l = 0; in && l < (int)INT(n_layers); l++)
+	for (int l = 0; in && conv && l < (int)INT(n_layers); l++) {
 		n += in[l] != 0;
-	if (!in || n == 0)
+		n_conv += conv[l] != 0;
+		if (in[l] && conv[l]) {
+			err_at(t->d, LOC(conv_layers), "layer %d is in conv.layers and in linear.layers", l);
+			note(t, K_linear_layers);
+			break;
+		}
+	}
+	if (n + n_conv == 0)
 		return;
-	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+	const SpecKey which = n ? K_linear_layers : K_conv_layers;
+	for (size_t i = 0; n && i < sizeof sizes / sizeof *sizes; i++)
 		if (t->val[sizes[i]].known && t->val[sizes[i]].num < 1)
 			err_at(t->d, LOC(linear_layers), "%s is missing: %d layers have a delta rule", spec_key[sizes[i]].path, n);
-	if (k > 0 && v > 0 && v % k) {
+	if (n && k > 0 && v > 0 && v % k) {
 		err_at(t->d, LOC(lin_v_heads), "linear.v_heads = %lld is no multiple of linear.k_heads = %lld", (long long)v, (long long)k);
 		note(t, K_lin_k_heads);
 	}
 	if (IS(mask, "prefix")) {
-		err_at(t->d, LOC(linear_layers), "linear.layers: a delta rule is causal, mask prefix is not");
+		err_at(t->d, t->val[which].loc, "%s: a state is causal, mask prefix is not", spec_key[which].path);
 		note(t, K_mask);
 	}
-	if (INT(tp) > 1) {
-		err_at(t->d, LOC(tp), "parallel.tp = %lld: layers that keep a state (linear.layers) cannot be split over ranks yet", (long long)INT(tp));
-		note(t, K_linear_layers);
+	for (int i = 0; i < 2; i++) {
+		const SpecKey ranks = i ? K_pp : K_tp;
+		if (spec_int(t, ranks) < 2)
+			continue;
+		err_at(t->d, t->val[ranks].loc, "%s = %lld: a model with layers that keep a state (%s) does not run on several ranks yet", spec_key[ranks].path,
+		       (long long)spec_int(t, ranks), spec_key[which].path);
+		note(t, which);
 	}
 }
 

@@ -221,6 +221,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		MUST(groups >= 1 && width % groups == 0, "width is a multiple of groups");
 		SET(gate_mul, .x = act(width), .s = act(groups), .y = act(width));
 		break;
+	case OP_mul:
+		SET(mul, .x = act(width), .z = act(width), .y = act(width));
+		break;
 	case OP_conv1d:
 		MUST(taps >= 2, "taps >= 2");
 		SET(conv1d, .x = act(width), .w = vec(mul(width, taps)), .b = vec(width), .state = state(1, taps - 1, width), .y = act(width));

@@ -161,6 +161,17 @@ ref_add(const RefCall *c)
 }
 
 void
+ref_mul(const RefCall *c)
+{
+	int64_t      n = ref_rows(c, ARG(mul, y)) * step_int(c->step, "width");
+	const float *x = ref_f32(c, ARG(mul, x)), *z = ref_f32(c, ARG(mul, z));
+	float       *y = ref_f32(c, ARG(mul, y));
+
+	for (int64_t i = 0; i < n; i++)
+		y[i] = x[i] * z[i];
+}
+
+void
 ref_gate_mul(const RefCall *c)
 {
 	int64_t      n = ref_rows(c, ARG(gate_mul, y)), groups = step_int(c->step, "groups"), width = step_int(c->step, "width") / groups;

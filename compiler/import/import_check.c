@@ -260,6 +260,16 @@ roles(Check *c, const Role *role, int n, int layer, int n_experts)
 	}
 }
 
+/* The bias of a vector whose length is another one */
+static void
+bias_role(Check *c, const char *role, int layer, int64_t rows)
+{
+	const TensorRule *r = rule_for(c->spec->tensor_rule, c->spec->n_tensor_rule, role);
+
+	if (r)
+		tensor(c, r, role, layer, -1, rows, 0, 1, ".bias");
+}
+
 #define ROLE(nm, r, c_, b) role[n++] = (Role){ nm, r, c_, b }
 
 static void
@@ -288,6 +298,14 @@ layer_roles(Check *c, int l)
 		ROLE("lin_dt", s->linear.v_heads, 0, false);
 		ROLE("lin_norm", s->linear.v_dim, 0, false);
 		ROLE("lin_o", H, v, false);
+	} else if (s->conv.n && s->conv.layer_in[l]) {
+		ROLE("conv_b", H, H, s->conv.bias);
+		ROLE("conv_c", H, H, s->conv.bias);
+		ROLE("conv_x", H, H, s->conv.bias);
+		ROLE("conv_w", H * s->conv.taps, 0, false);
+		if (s->conv.bias)
+			bias_role(c, "conv_w", l, H);
+		ROLE("conv_o", H, H, s->conv.bias);
 	} else if (s->attention.kind == ATT_MLA) {
 		if (s->attention.q_rank) {
 			ROLE("q_a", s->attention.q_rank, H, ab);
@@ -317,7 +335,7 @@ layer_roles(Check *c, int l)
 		if (s->attention.out_gate != GATE_NONE)
 			ROLE("q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * shape.v_dim, H, ab);
 	}
-	if (!s->linear.n || !s->linear.layer_in[l])
+	if (!(s->linear.n && s->linear.layer_in[l]) && !(s->conv.n && s->conv.layer_in[l]))
 		ROLE("o", H, heads * shape.v_dim, s->attention.o_bias);
 	if (s->norm.attn_out && normed)
 		ROLE("attn_out_norm", H, 0, nb);

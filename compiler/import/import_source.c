@@ -109,14 +109,14 @@ source_set_num(Source *s, SpecKey k, double v)
 	s->value[k] = spec_key[k].type == TYPE_BOOL ? (v != 0 ? "true" : "false") : arena_strdup(s->a, text);
 }
 
-/* ["full_attention", "sliding_attention", ...] -> the layers that slide, also called global and local; those of linear_attention
- * where they are asked for; ["dense", "sparse", ...] -> those with
+/* ["full_attention", "sliding_attention", ...] -> the layers that slide, also called global and local; those of linear_attention or
+ * conv where they are asked for; ["dense", "sparse", ...] -> those with
  * experts; [true, false, ...] -> those that are true; [1, 0, ...] -> those of a 1, where layers that rotate are asked for */
 bool
 source_set_layers(Source *s, SpecKey k, ExprVal types)
 {
 	const bool experts = k == K_moe_layers;
-	const char *out = "", *in = experts ? "sparse" : k == K_linear_layers ? "linear_attention" : "sliding_attention", *no = experts ? "dense" : "full_attention";
+	const char *out = "", *in = experts ? "sparse" : k == K_linear_layers ? "linear_attention" : k == K_conv_layers ? "conv" : "sliding_attention", *no = experts ? "dense" : "full_attention";
 
 	if (k == K_k_is_v) { /* asked of layers without a window */
 		in = "full_attention";

@@ -88,6 +88,7 @@ def sigmoid(x):
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("op,params,args,want", [
     ("add", dict(SCALE=0.5), 2, lambda x, r: 0.5 * x + r),
+    ("mul", dict(), 2, lambda x, z: x * z),
     ("act", dict(ACT="silu"), 1, lambda x: x * sigmoid(x)),
     ("act", dict(ACT="gelu"), 1, lambda x: act(x, "gelu")),
     ("act", dict(ACT="gelu_tanh"), 1, lambda x: act(x, "gelu_tanh")),
@@ -109,7 +110,7 @@ def test_elementwise(x, op, params, args, want):
     w = want(*[g.astype(np.float64) for g in given])
     everywhere(op, p, ROWS, given + [H.out((N, 70))], w, bucket=20)
     everywhere(op, p, ROWS, [H.inout(x)] + given[1:] + [H.alias(0)], w)
-    if op in ("add", "glu"):
+    if op in ("add", "glu", "mul"):
         everywhere(op, p, ROWS, [x, H.inout(other), H.alias(1)], w)
 
 

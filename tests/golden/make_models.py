@@ -453,6 +453,13 @@ case("qwen3_5_moe-wrapped", "qwen3_5_moe_text", QWEN3_5_MOE, plus_one=True, visi
 case("qwen3_5_moe-modern-bf16", "qwen3_5_moe_text", QWEN3_5_MOE, plus_one=True, modern=True, dtype="bf16", num_experts_per_tok=1, tie_word_embeddings=True,
      linear_num_value_heads=2)
 
+LFM2 = dict({k: v for k, v in LLAMA.items() if k not in ("rms_norm_eps", "hidden_act")}, hidden_size=48, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=4, norm_eps=1e-2,
+            conv_L_cache=3, conv_bias=False, block_auto_adjust_ff_dim=True, block_multiple_of=8, block_ffn_dim_multiplier=1.0, layer_types=["conv", "conv", "full_attention", "conv"],
+            tie_word_embeddings=True)
+case("lfm2-plain", "lfm2", LFM2)
+case("lfm2-bias", "lfm2", LFM2, conv_bias=True, conv_L_cache=5, num_key_value_heads=3, layer_types=["full_attention", "conv", "conv", "full_attention"], tie_word_embeddings=False)
+case("lfm2-modern-bf16", "lfm2", LFM2, modern=True, dtype="bf16", conv_L_cache=2, num_key_value_heads=1, block_auto_adjust_ff_dim=False)
+
 
 # --- heads by the kind of layer, keys that are values, layers that share them, per-layer embeddings, experts beside a dense feed-forward
 GEMMA4 = dict(vocab_size=149, hidden_size=60, intermediate_size=84, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=3, head_dim=12, global_head_dim=20,
