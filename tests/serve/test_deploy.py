@@ -187,6 +187,24 @@ def test_the_unit_verifies(tmp_path):
     assert said == [], said
 
 
+def test_ranks_over_pods():
+    """The scripts are sh, what they name is mounted, their settings are those of a lone pod, and the pods are what Kubernetes takes"""
+    settings, group, service = yaml.safe_load_all(text("kubernetes/ranks.yaml"))
+    for name in ("lead.sh", "follow.sh"):
+        subprocess.run(["sh", "-n"], input=settings["data"][name], text=True, check=True)
+        for path in re.findall(r"/etc/llmc/([\w./]+)", settings["data"][name]):
+            assert path in settings["data"] or path.startswith("keys/"), path
+    drain = yaml.safe_load(settings["data"]["serve.yaml"])
+    assert drain == yaml.safe_load(next(yaml.safe_load_all(text("kubernetes/llmc.yaml")))["data"]["serve.yaml"])
+    template = group["spec"]["leaderWorkerTemplate"]
+    leader, worker = template["leaderTemplate"], template["workerTemplate"]
+    assert service["spec"]["selector"].items() <= leader["metadata"]["labels"].items()
+    assert leader["spec"]["terminationGracePeriodSeconds"] > drain["drain-delay"] + drain["drain-timeout"]
+    checker = pytest.importorskip("kubernetes_validate")
+    for d in (settings, service, *({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": t["spec"]} for t in (leader, worker))):
+        checker.validate(d, checker.latest_version(), strict=True)
+
+
 @pytest.mark.parametrize("name", ["envoy.yaml", "litellm.yaml", "kubernetes/inferencepool.yaml"])
 def test_yaml_is_yaml(name):
     assert all(yaml.safe_load_all(text(name)))
