@@ -22,7 +22,7 @@ CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
 EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/page/* cli/*.html)
 
-.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all san tsan fuzz bench bench-peer bench-startup soak golden format install clean unit smollm2
+.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all san tsan fuzz bench bench-peer bench-ranks bench-startup soak golden format install clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference
 
 help: ## this list
@@ -104,6 +104,9 @@ bench: all ## tokens/s of the demo model on this machine
 
 bench-peer: all ## llmc and llama.cpp on the same files, interleaved; PEER_ARGS=--help, "--quick --isa v3", "--widths --quick --minutes 11"
 	@tools/venv.sh >/dev/null && "$$(tools/venv.sh)/bin/python" tests/bench/peer.py $(PEER_ARGS)
+
+bench-ranks: all ## decode of two ranks and two stages beside one rank, in turns; RANKS_ARGS=--help
+	@python3 tests/bench/ranks.py "$$(tools/smollm2.sh)" $(RANKS_ARGS)
 
 bench-startup: all ## time to the first token, cold and warm, and peak memory; of mixtures beside a dense model
 	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py

@@ -1,0 +1,74 @@
+"""What ranks cost on one machine: decode of two ranks of one thread, as threads and as processes of mpirun, and of two stages, beside one rank with two
+threads; and what one of their sums takes.
+
+    python tests/bench/ranks.py model.gguf [--rounds 9] [--tokens 64] [--mpi openmpi|mpich|none] [--out FILE.json]
+
+The ways take turns, and each counts by its ratio to the first one of the same round, so that what else the machine does falls on all of them alike. A
+rank with a processor of its own is what is measured: on fewer free processors than ranks the figures are those of the scheduler."""
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
+
+
+def mpirun(kind):
+    """Command and environment to start two ranks; None: there is no such library"""
+    if kind == "none":
+        return None
+    p = subprocess.run([os.path.join(ROOT, "tools", "mpi.sh"), kind], capture_output=True, text=True)
+    if p.returncode:
+        print(f"no {kind}: {p.stderr.strip()[-200:]}", file=sys.stderr)
+        return None
+    folder = p.stdout.strip()
+    env = {"LD_LIBRARY_PATH": os.path.join(folder, "lib")}
+    if kind == "openmpi":
+        env |= dict(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OPAL_PREFIX=folder, OMPI_MCA_osc="sm")
+    return [os.path.join(folder, "bin", "mpirun"), *(["--bind-to", "core"] if kind == "openmpi" else ["-bind-to", "core"]), "-n", "2"], env
+
+
+def bench(args, model, tokens, launcher=None, ops=False):
+    front, env = launcher or ([], {})
+    p = subprocess.run([*front, LLMC, "bench", model, "-p", "0", "-n", str(tokens), "-r", "1", "--json", *args, *(["--ops"] if ops else [])],
+                       capture_output=True, text=True, env=dict(os.environ, **env))
+    if p.returncode:
+        sys.exit(p.stderr)
+    return json.loads(p.stdout)["results"][0]
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("model")
+    a.add_argument("--rounds", type=int, default=9)
+    a.add_argument("--tokens", type=int, default=64)
+    a.add_argument("--mpi", default="openmpi", choices=["openmpi", "mpich", "none"])
+    a.add_argument("--out")
+    a = a.parse_args()
+    ways = {"1 rank, 2 threads": (["-t", "2"], None), "2 ranks, threads": (["-t", "1", "--tp", "2"], None), "2 stages, threads": (["-t", "1", "--pp", "2"], None)}
+    launcher = mpirun(a.mpi)
+    if launcher:
+        ways["2 ranks, processes"] = (["-t", "1"], launcher)
+    tps = {name: [] for name in ways}
+    for _ in range(a.rounds):
+        for name, (args, start) in ways.items():
+            tps[name].append(bench(args, a.model, a.tokens, start)["tps"])
+    first = next(iter(tps))
+    report = {"model": os.path.basename(a.model), "machine": platform.processor() or platform.machine(), "processors": os.cpu_count(), "rounds": a.rounds,
+              "decode": {name: {"tps": statistics.median(v), "ratio": statistics.median(x / y for x, y in zip(v, tps[first]))} for name, v in tps.items()}}
+    ops = {o["op"]: o for o in bench(["-t", "1", "--tp", "2"], a.model, 8, ops=True)["ops"]}
+    report["all_reduce_us"] = 1e6 * ops["all_reduce"]["s"] / ops["all_reduce"]["n"]
+    for name, r in report["decode"].items():
+        print(f"{name:20} {r['tps']:8.1f} tokens/s   {r['ratio']:.3f} of one rank")
+    print(f"a sum of two ranks that are threads: {report['all_reduce_us']:.1f} us")
+    if a.out:
+        with open(a.out, "w") as f:
+            json.dump(report, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()
