@@ -312,6 +312,10 @@ check_linear(SpecTable *t)
 		       (long long)spec_int(t, ranks), spec_key[which].path);
 		note(t, which);
 	}
+	if (INT(pp) > 1) {
+		err_at(t->d, LOC(pp), "parallel.pp = %lld: layers that keep a state (linear.layers) run in one stage: forks and saved sequences have pages of all stages, and states of one", (long long)INT(pp));
+		note(t, K_linear_layers);
+	}
 }
 
 static void

