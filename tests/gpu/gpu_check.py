@@ -269,17 +269,17 @@ def sums(r, n, env):
     model = os.path.join(r.tmp, "sums.yaml")
     Path(model).write_text(SUMS)
     told, us = {}, {}
-    for way in ("never", "always", "auto"):
+    for way in ("auto",) if r.small else ("never", "always", "auto"):
         cache = os.path.join(r.tmp, f"cache-{n}-{way}")
         rc, out, err = r.call([r.bin, "run", model, "--random-weights", "--device", "cuda", "--tp", n, "--tokens", "1,2,3,4,5", "-n", "8", "--ignore-eos", "--json",
-                               "--set", "deterministic=true"], env={**env, "LLMC_NCCL": way, "LLMC_CACHE": cache}, check=way == "never")
+                               "--set", "deterministic=true"], env={**env, "LLMC_NCCL": way, "LLMC_CACHE": cache}, check=way == "never" or r.small)
         if rc and "libnccl" not in err:
             raise Failed(err.strip()[-1500:])
         told[way] = json.loads(out)["tokens"] if not rc else "no NCCL"
         for path in glob.glob(cache + "/nccl/*"):
             f = struct.unpack("32f", Path(path).read_bytes()[:128])
             us = {f"{2 << i} KB": dict(peers=round(f[i], 1), nccl=round(f[16 + i], 1)) for i in range(10) if f[i] > 0}
-    if any(t not in (told["never"], "no NCCL") for t in told.values()):
+    if any(t not in (told.get("never", t), "no NCCL") for t in told.values()):
         raise Failed(f"other tokens by another way: {told}")
     return us or "no NCCL to compare with"
 
