@@ -23,7 +23,8 @@ static const char *const configs[] = { NULL, "{", "{\"quantization_config\": {\"
 	"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [16, 32]}}",
 	"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [-1, 9223372036854775807]}}",
 	"{\"quantization_config\": {\"quant_method\": \"gptq\", \"checkpoint_format\": \"marlin\"}}",
-	"{\"quantization\": {\"bits\": 4, \"group_size\": 32, \"m\": {\"bits\": 3}}}", "{\"quantization_config\": {\"bits\": 4, \"group_size\": 32, \"mode\": \"mxfp4\"}}" };
+	"{\"quantization\": {\"bits\": 4, \"group_size\": 32, \"m\": {\"bits\": 3}}}", "{\"quantization_config\": {\"bits\": 4, \"group_size\": 32, \"mode\": \"mxfp4\"}}",
+	"{\"quantization_config\": {\"bits\": 4, \"group_size\": 16, \"mode\": \"nvfp4\"}}", "{\"quantization_config\": {\"bits\": 8, \"group_size\": 32, \"mode\": \"mxfp8\"}}" };
 
 static const char *const states[] = { "{\"blocksize\": 64, \"shape\": [8, 96]}", "{\"blocksize\": 32, \"shape\": [16, 32], \"nested_blocksize\": 256, \"nested_offset\": 0.5}",
 	"{\"blocksize\": 64, \"shape\": [2147483648, 2147483648]}", "{\"blocksize\": 7, \"shape\": [3, 5]}" };
