@@ -75,7 +75,15 @@ void hist_add(Hist *h, double x);
 typedef struct Conn Conn; /* one TCP connection (net.c) */
 
 typedef struct Queue { Req *first, **end; } Queue;
-enum { MAX_WORKERS = 16, N_SPEED = 60 };
+enum { MAX_WORKERS = 16, N_SPEED = 60, N_PAST = 360, PAST_SECONDS = 10 };
+
+typedef struct Past { /* the server as it was */
+	double   at;               /* clock_now() */
+	int32_t  running, waiting; /* preempted ones as well */
+	int64_t  pages;            /* in use */
+	uint64_t prompt, fresh, queries, hits; /* since the start: tokens of prompts, new ones, looked up and found in the prefix cache */
+} Past;
+
 
 struct llmc_server {
 	Backend  back;
@@ -118,6 +126,8 @@ struct llmc_server {
 	Metrics  metrics;
 	struct { double at; uint64_t prompt, fresh; } speed[N_SPEED]; /* a ring, one a second, for /status.json */
 	int      speed_at;
+	Past     past[N_PAST];     /* the last hour, a ring */
+	uint64_t n_past;           /* ever taken */
 };
 
 /* net.c */

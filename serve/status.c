@@ -19,7 +19,41 @@ status_tick(Server *s, double now)
 	s->speed[s->speed_at].at = now;
 	s->speed[s->speed_at].prompt = c.prompt_tokens;
 	s->speed[s->speed_at].fresh = c.new_tokens;
+	if (!s->n_past || now - s->past[(s->n_past - 1) % N_PAST].at >= PAST_SECONDS)
+		s->past[s->n_past++ % N_PAST] = (Past){ now, c.running, c.waiting + c.preempted, c.kv_pages_used, c.prompt_tokens, c.new_tokens, c.prefix_queries, c.prefix_hits };
 	pthread_mutex_unlock(&s->lock);
+}
+
+/* The last hour, oldest first: what was so at the time, and rates since the sample before. */
+void
+info_history(Req *r)
+{
+	Server *s = r->srv;
+	Strbuf b = { 0 };
+	double now = clock_now();
+	Past past[N_PAST];
+
+	pthread_mutex_lock(&s->lock);
+	int n = s->n_past < N_PAST ? (int)s->n_past : N_PAST;
+	for (int i = 0; i < n; i++)
+		past[i] = s->past[(s->n_past - (uint64_t)(n - i)) % N_PAST];
+	pthread_mutex_unlock(&s->lock);
+	json_printf(&b, "{\"seconds\":%d,\"pages_total\":%lld,\"max_running\":%d,\"samples\":[", PAST_SECONDS, (long long)(s->back.limits.kv_tokens / LLMC_KV_PAGE), s->back.limits.seqs);
+	for (int i = 0; i < n; i++) {
+		const Past *p = &past[i], *q = i ? p - 1 : p;
+		double dt = p->at - q->at;
+		uint64_t looked = p->queries - q->queries;
+		json_printf(&b, i ? ",{\"ago\":%g,\"running\":%d,\"waiting\":%d,\"pages\":%lld," : "{\"ago\":%g,\"running\":%d,\"waiting\":%d,\"pages\":%lld,", now - p->at, p->running, p->waiting,
+		            (long long)p->pages);
+		json_printf(&b, "\"prompt_per_s\":%g,\"new_per_s\":%g,\"prefix_hits\":", dt > 0 ? (double)(p->prompt - q->prompt) / dt : 0, dt > 0 ? (double)(p->fresh - q->fresh) / dt : 0);
+		if (looked)
+			json_printf(&b, "%g}", (double)(p->hits - q->hits) / (double)looked);
+		else
+			strbuf_puts(&b, "null}");
+	}
+	strbuf_puts(&b, "]}");
+	req_head(r, "Cache-Control", "no-store");
+	req_answer(r, 200, type_json, &b);
 }
 
 void

@@ -40,7 +40,7 @@ function svg(name, attributes) {
   return e;
 }
 
-for (const p of plots) {
+function plotIn(p, parent) {
   const box = document.createElement("div"), h = document.createElement("h2");
   box.className = "plot";
   h.textContent = p.title;
@@ -51,7 +51,37 @@ for (const p of plots) {
   p.line = svg("path", {});
   pic.append(p.area, p.line);
   box.append(h, p.now, pic);
-  document.getElementById("plots").append(box);
+  document.getElementById(parent).append(box);
+}
+for (const p of plots) plotIn(p, "plots");
+
+// The server keeps the last hour: figures that were so before this page was opened.
+const hour = [
+  { title: "New tokens a second", of: (s) => s.new_per_s },
+  { title: "Prompt tokens a second", of: (s) => s.prompt_per_s },
+  { title: "Running sequences", of: (s) => s.running, most: (h) => h.max_running },
+  { title: "Waiting requests", of: (s) => s.waiting },
+  { title: "KV pages in use", of: (s) => s.pages, most: (h) => h.pages_total },
+  { title: "Prefix hits, %", of: (s) => (s.prefix_hits === null ? null : 100 * s.prefix_hits), most: () => 100 },
+];
+for (const p of hour) plotIn(p, "hour");
+
+function drawHour(h) {
+  for (const p of hour) {
+    const some = h.samples.filter((s) => p.of(s) !== null && s.ago <= 3600), top = Math.max(0, ...some.map(p.of)), most = p.most?.(h) || Math.max(1, top) * 1.1;
+    const at = some.map((s) => `${(W * (1 - s.ago / 3600)).toFixed(1)},${(H - 1 - (H - 2) * Math.min(1, p.of(s) / most)).toFixed(1)}`);
+    p.line.setAttribute("d", at.length ? "M" + at.join("L") : "");
+    p.area.setAttribute("d", at.length ? "M" + at.join("L") + `L${at.at(-1).split(",")[0]},${H}L${at[0].split(",")[0]},${H}Z` : "");
+    p.now.textContent = some.length ? "most " + (top < 10 ? Number(top.toFixed(1)) : count(top)) : "none yet";
+  }
+}
+
+async function tickHour() {
+  try {
+    const r = await fetch("/status/history.json", { headers: headers(loadSettings().key) });
+    if (r.ok) drawHour(await r.json());
+  } catch { /* the live figures say that the server is away */ }
+  setTimeout(tickHour, document.hidden ? 60000 : 10000);
 }
 
 function draw(s) {
@@ -86,3 +116,4 @@ async function tick() {
   setTimeout(tick, document.hidden ? 5000 : 1000);
 }
 tick();
+tickHour();
