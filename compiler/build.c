@@ -326,13 +326,17 @@ gqa(Build *b, int h)
 		at(b, "attention.v_norm");
 		v = rmsnorm(b, v, NULL, v_dim, kv_heads, s->norm.qk_eps, false, "v_normed");
 	}
+	if (own && s->attention.v_scale != 1) {
+		at(b, "attention.v_scale");
+		v = gain(b, v, NULL, s->attention.v_scale, kv_heads * v_dim, "v_scaled");
+	}
 	at(b, "attention.n_heads");
 	int done = b->done[b->layer] = own ? append(b, k, v, &shape) : b->done[source];
 	q = temper(b, q, heads * dim);
 
 	at(b, "attention.n_heads");
 	int sink = -1;
-	if (s->attention.sinks) {
+	if (s->attention.sinks && s->attention.sink_in[b->layer]) {
 		at(b, "attention.sinks");
 		sink = weight(b, "sinks", heads, 0);
 	}

@@ -167,6 +167,18 @@ raw(Parse *s, char out[MAX_NAME])
 	return n > 0;
 }
 
+/* [1, 0] -> [true, false]: of layers, which are meant, where numbers of a list would be the layers themselves */
+static ExprVal
+truths(Parse *s, ExprVal list)
+{
+	if (list.kind != EXPR_LIST)
+		return null_val;
+	ExprVal *item = NEW(s->a, ExprVal, list.n + 1);
+	for (size_t i = 0; i < list.n; i++)
+		item[i] = truth(expr_true(list.item[i]));
+	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
+}
+
 static ExprVal
 primary(Parse *s)
 {
@@ -211,11 +223,22 @@ primary(Parse *s)
 		bool cols = strcmp(id, "cols") == 0, size = cols || strcmp(id, "rows") == 0;
 		char arg[MAX_NAME];
 		double v;
-		if (!size && strcmp(id, "has") != 0)
-			return fail(s, "known functions are has(x), rows(tensor) and cols(tensor)");
+		bool whole = strcmp(id, "floor") == 0, flags = strcmp(id, "flags") == 0;
+		if (!size && !whole && !flags && strcmp(id, "has") != 0)
+			return fail(s, "known functions are has(x), rows(tensor), cols(tensor), floor(x) and flags(list)");
 		s->p++;
+		if (whole) {
+			ExprVal x = expr_or(s);
+			space(s);
+			if (*s->p != ')')
+				return fail(s, "a ) is expected here");
+			s->p++;
+			return x.kind == EXPR_NUM ? num(floor(x.num)) : null_val;
+		}
 		if (!raw(s, arg))
 			return fail(s, "a name and ) are expected here");
+		if (flags)
+			return truths(s, s->env->key ? s->env->key(s->env->user, arg) : null_val);
 		if (!size)
 			return truth(s->env->has && s->env->has(s->env->user, arg));
 		return s->env->size && s->env->size(s->env->user, arg, cols, &v) ? num(v) : null_val;

@@ -1,7 +1,7 @@
 /* The small language of family files and of defaults:
  *
  *     or, and, not; == != < <= > >=; + - * / ^; ( ); numbers; $key (already resolved); key (of the source);
- *     has(key or tensor, with *); rows(tensor), cols(tensor): its first and its last dimension
+ *     has(key or tensor, with *); rows(tensor), cols(tensor): its first and its last dimension; floor(x); flags(key): a list of 0 and 1 as false and true
  *
  * Right of == and != a bare word is a word, true, false or null. What is absent is null; arithmetic on null is null. No loops. */
 #ifndef LLMC_COMPILER_EXPR_H

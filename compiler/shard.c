@@ -587,6 +587,7 @@ shard_op(Pass *p, Op *op)
 			along(p, op, "groups");
 		return;
 	case OP_pos_scale:
+	case OP_gain: /* of split values: without a weight */
 	case OP_act:
 	case OP_glu:
 	case OP_cap:

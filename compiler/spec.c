@@ -198,6 +198,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.qk_norm = IS(qk_norm, "head") ? QK_HEAD : IS(qk_norm, "whole") ? QK_WHOLE : IS(qk_norm, "unit") ? QK_UNIT : QK_NONE;
 	s->attention.qk_after = IS(qk_place, "after");
 	s->attention.sinks = BOOL(sinks);
+	s->attention.sink_in = t->val[K_sink_layers].layers;
+	s->attention.v_scale = NUM(v_scale);
 	s->attention.q_rank = (int)INT(q_rank);
 	s->attention.kv_rank = (int)INT(kv_rank);
 	s->attention.form = IS(att_form, "absorbed") ? MLA_ABSORBED : IS(att_form, "expanded") ? MLA_EXPANDED : MLA_AUTO;

@@ -95,6 +95,8 @@ typedef struct Spec {
 		QkNorm  qk_norm;           /* on q and k */
 		bool    qk_after;          /* behind rope */
 		OutGate out_gate;
+		const uint8_t *sink_in;    /* [n_layers]: the layers with sinks */
+		double  v_scale;           /* of values */
 		bool    sinks;             /* one more score a head, without a value */
 		MlaForm form;                                      /* mla */
 		int     q_rank, kv_rank, nope_dim, rope_dim, v_dim; /* mla; q_rank 0: plain q */

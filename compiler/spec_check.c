@@ -83,6 +83,8 @@ check_latent(SpecTable *t)
 			err_at(t->d, t->val[same[i][0]].loc, "%s: latent attention has one shape in all layers", spec_key[same[i][0]].path);
 	if (INT(kv_shared) > 0)
 		err_at(t->d, LOC(kv_shared), "attention.kv_shared = %lld: layers of latent attention share nothing", (long long)INT(kv_shared));
+	if (KNOWN(v_scale) && t->val[K_v_scale].num != 1)
+		err_at(t->d, LOC(v_scale), "attention.v_scale = %g: latent attention has no values beside its latents", t->val[K_v_scale].num);
 	if (IS(v_norm, "unit"))
 		err_at(t->d, LOC(v_norm), "attention.v_norm = unit: latent attention norms its latents instead");
 	if (bare && INT(n_layers) > 0 && memchr(bare, 1, (size_t)INT(n_layers)))

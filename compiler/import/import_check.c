@@ -330,7 +330,7 @@ layer_roles(Check *c, int l)
 			if (owner)
 				ROLE("k_norm", whole ? shape.n_kv_heads * D : D, 0, false);
 		}
-		if (s->attention.sinks)
+		if (s->attention.sinks && s->attention.sink_in[l])
 			ROLE("sinks", heads, 0, false);
 		if (s->attention.out_gate != GATE_NONE)
 			ROLE("q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * shape.v_dim, H, ab);

@@ -31,14 +31,14 @@ CPU = {  # case: instruction sets
     "granite-tied": "v4", "ernie4_5_moe-plain": "v3", "gpt_oss-plain": "generic v4 amx", "gpt_oss-modern-bf16": "v3",
     "olmo2-olmo3-yarn": "v3", "hunyuan_v1-alpha": "v4", "nemotron-biases": "v4", "apertus-plain": "v3",
     "qwen3_next-plain": "v3 v4", "qwen3_next-one-tap-more": "generic", "qwen3_5-modern-bf16": "v4",
-    "gemma4-small": "v4", "gemma4-experts": "v3", "mistral-temperature": "v3", "mistral4-temperature": "v4"}
+    "gemma4-small": "v4", "gemma4-experts": "v3", "mistral-temperature": "v3", "mistral4-temperature": "v4", "mimo_v2-plain": "v3"}
 if os.environ.get("LLMC_CHECK_ALL"):
     CPU = {c: "v4" for c in CASES} | CPU | {c: " ".join(RUNS) for c in CASES if c.split("-")[0] in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")}
 
 
 def test_every_family_has_three():
     families = [c.split("-")[0] for c in CASES]
-    assert len(set(families)) == 63
+    assert len(set(families)) == 64
     assert all(families.count(f) >= 3 for f in families)
 
 
@@ -67,6 +67,32 @@ def test_experts_stored_transposed(tmp_path):
     turned = {n: (kind, x.transpose(0, 2, 1) if x.ndim == 3 else x) for n, (kind, x) in t.items()}
     assert any(x.ndim == 3 for _, x in t.values())
     scheme_values.write(path, turned)
+    check(g, *run(tmp_path, g, "--device", "ref"))
+
+
+def test_layers_by_numbers(tmp_path):
+    """Published configurations of MiMo-V2-Flash say by lists of 0 and 1 which layers are windowed and which have experts, and the window without the token itself."""
+    g = weights.Golden("mimo_v2-plain")
+    g.build(tmp_path)
+    drop = ("layer_types", "mlp_layer_types", "rope_parameters", "sliding_window", "rms_norm_eps")
+    config = {k: v for k, v in g.config.items() if k not in drop} | dict(
+        hybrid_layer_pattern=[0, 1, 1, 0], moe_layer_freq=[0, 1, 1, 0], sliding_window_size=5, layernorm_epsilon=1e-2, rope_theta=5000.0, swa_rope_theta=50.0,
+        partial_rotary_factor=0.7, swa_num_key_value_heads=6, swa_num_attention_heads=12, swa_head_dim=12, swa_v_head_dim=10, n_shared_experts=None,
+        add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False, scoring_func="sigmoid", topk_method="noaux_tc")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check(g, *run(tmp_path, g, "--device", "ref"))
+
+
+def test_a_wrapper_with_the_keys_of_others(tmp_path):
+    """Published files of Gemma 4 hold parts that see, and keys for layers that read those of others."""
+    g = weights.Golden("gemma4-small")
+    config = dict(model_type="gemma4", text_config=g.config, vision_config=dict(model_type="gemma4_vision"), tie_word_embeddings=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    t = {n.replace("model.", "model.language_model.", 1): weights.tensor(g.seed, n, s, g.plus_one) for n, s in g.tensors.items()}
+    t["model.vision_tower.patch.weight"] = np.ones((2, 2), np.float32)
+    for part, shape in ("k_proj", (60, 60)), ("v_proj", (60, 60)), ("k_norm", (20,)):
+        t[f"model.language_model.layers.6.self_attn.{part}.weight"] = np.ones(shape, np.float32)
+    weights.write_safetensors(str(tmp_path / "model.safetensors"), t, "f32")
     check(g, *run(tmp_path, g, "--device", "ref"))
 
 

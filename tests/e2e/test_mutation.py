@@ -71,6 +71,7 @@ MUTATIONS = {
     "mistral4-groups": ROPE + ["moe.keep_groups=3", "moe.group_score=max", "moe.scale=1.45", "norm.latent_eps=0.001", "rope.scaling.factor=5"],
     "mistral-temperature": ["attention.temperature.scale=0", "attention.temperature.scale=0.11", "attention.temperature.positions=9", "attention.temperature.layers=[0, 1]"],
     "mistral4-temperature": ["attention.temperature.scale=0", "attention.temperature.offset=1"],
+    "mimo_v2-plain": ["attention.v_scale=1", "attention.sinks=false", "attention.window=7", "rope.local.theta=55", "rope.theta=5500", "moe.renorm=false", "moe.choice_bias=false", "norm.eps=0.011"],
     "starcoder2-window": COMMON[:-1] + ROPE + ["attention.window=8"], "gpt_bigcode-plain": [m for m in COMMON if "ffn" not in m] + ["position=none"],
     "stablelm-parallel": COMMON + ROPE + ["rope.dims=6", "residual.form=serial"],
     "gptj-plain": [m for m in COMMON if "ffn" not in m] + ROPE + ["rope.dims=8"], "phi-plain": [m for m in COMMON if "ffn" not in m] + ROPE + ["rope.dims=6"],

@@ -480,6 +480,18 @@ case("gemma4-experts", "gemma4_text", GEMMA4, **MOE4)
 case("gemma4-modern-bf16", "gemma4_text", GEMMA4, **dict(MOE4, num_experts=7, top_k_experts=7), modern=True, dtype="bf16", torch_dtype="bfloat16", emb_bf16=True, hidden_size=42)
 
 
+MIMO = dict(vocab_size=131, hidden_size=60, intermediate_size=84, moe_intermediate_size=20, num_hidden_layers=4, num_attention_heads=12, num_key_value_heads=3, head_dim=12,
+            v_head_dim=10, hidden_act="silu", max_position_embeddings=128, rms_norm_eps=1e-2, attention_bias=False, sliding_window=6, attention_value_scale=0.707,
+            n_routed_experts=8, num_experts_per_tok=3, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=None,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"], mlp_layer_types=["dense", "sparse", "sparse", "dense"],
+            rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=5000.0, partial_rotary_factor=0.7),
+                                 sliding_attention=dict(rope_type="default", rope_theta=50.0, partial_rotary_factor=0.7)),
+            tie_word_embeddings=False, torch_dtype="float32", **EOS)
+case("mimo_v2-plain", "mimo_v2_flash", MIMO)
+case("mimo_v2-groups", "mimo_v2_flash", MIMO, n_group=4, topk_group=2, num_key_value_heads=1, v_head_dim=16, attention_value_scale=1.3, sliding_window=33)
+case("mimo_v2-modern-bf16", "mimo_v2_flash", MIMO, modern=True, dtype="bf16", mlp_layer_types=["sparse"] * 4, n_routed_experts=5, num_experts_per_tok=5, routed_scaling_factor=1.5)
+
+
 def header(path):
     with open(path, "rb") as f:
         n = struct.unpack("<Q", f.read(8))[0]

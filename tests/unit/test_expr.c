@@ -131,7 +131,7 @@ BENCH_TEST(mistakes)
 	wrong(b, "1 2", "it should end here");
 	wrong(b, "kind + 1", "text where a number is wanted");
 	wrong(b, "list * 2", "a list where a number is wanted");
-	wrong(b, "max(1)", "known functions are has(x), rows(tensor) and cols(tensor)");
+	wrong(b, "max(1)", "known functions are has(x), rows(tensor), cols(tensor), floor(x) and flags(list)");
 	wrong(b, "has(", "a name and ) are expected");
 	wrong(b, "$", "$ wants the name of a key");
 	wrong(b, "1 & 2", "it should end here");
