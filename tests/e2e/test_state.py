@@ -1,5 +1,6 @@
 """Models whose layers keep a state: what holds of sequences whose cache cannot be cut. Chunks, company, threads and forks change no bit; sequences are saved with their
 states; a prompt that was preempted goes on as it was; no prefix is taken for what it is not; what cannot work is refused in a sentence."""
+import os
 import re
 import subprocess
 
@@ -9,6 +10,7 @@ import pytest
 import conftest
 import llmc
 from bits import rows, whole
+from cuda_emu import environment
 from golden_run import LLMC
 
 BEST = conftest.cpu_archs()[-1]
@@ -172,6 +174,26 @@ def test_prefixes_end_where_a_state_was_saved(model):
             exact = first[:96]
             h, found = ask(c, exact)                        # one token at least is computed
             assert h == alone(exact) and found <= 64
+
+
+@pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set")
+def test_on_an_emulated_gpu(path, monkeypatch):
+    """States that lie on a device: forks, saved sequences, snapshots."""
+    for k, v in environment("sm_90a").items():
+        monkeypatch.setenv(k, v)
+    params = dict(max_tokens=40, ignore_eos=True, temperature=0)
+    with llmc.open(path, random_weights=True, device="cuda", set={"dtype": "f32", "deterministic": "true", "storage.default": "f32"}) as m:
+        with m.session(context=256, seqs=3) as s:
+            q = s.seq()
+            rows(s, [(q, TOK[:50], 1)])
+            fork = s.fork(q)
+            assert np.array_equal(rows(s, [(q, TOK[50:60], 1)]), rows(s, [(fork, TOK[50:60], 1)]))
+            loaded = s.load(s.save(q))
+            assert np.array_equal(rows(s, [(q, TOK[60:61], 1)]), rows(s, [(loaded, TOK[60:61], 1)]))
+        with m.engine(context=256, seqs=4, chunk=64, no_prefix_cache=True) as plain, m.engine(context=256, seqs=4, chunk=64) as e:
+            for prompt, found in ((TOK[:100], 0), (TOK[:100], 96), (TOK[:120], 96)):
+                want, events = list(plain.submit(prompt, **params).events()), list(e.submit(prompt, **params).events())
+                assert [x.token for x in events] == [x.token for x in want] and events[-1].n_cached == found
 
 
 def test_refused(path):
