@@ -204,6 +204,7 @@ serve(int argc, char **argv)
 		{ OPT_FLOAT, 0, "drain-timeout", "SECONDS", &drain_s, "then running requests get this long [30]" },
 		{ OPT_GROUP, 0, "Log", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "log-file", "FILE", &log_file, "a line per request, appended; SIGHUP opens it again [standard error]" },
+		{ OPT_TEXT, 0, "otlp", "URL", &so.otlp, "send spans of requests to an OpenTelemetry collector, http://127.0.0.1:4318 [off]" },
 		{ OPT_FLAG, 0, "log-json", NULL, &so.log_json, "the lines are JSON objects" },
 		OPT_COMMON(c),
 	};

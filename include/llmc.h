@@ -673,6 +673,7 @@ typedef struct llmc_serve_options { /* 0 or NULL takes the default in brackets; 
 	const char *allow_host;         /* "a.example,b.example", or "*" for all: names that a request may be meant for where no
 	                                 * key is set, beside addresses, localhost and host [none on loopback, else all] */
 	const char *keys;               /* file of keys with limits, a line each: NAME KEY [requests=N] [tokens=N] [priority=N], beside api_key [none] */
+	const char *otlp;               /* spans of requests go there, as http://127.0.0.1:4318: OpenTelemetry's OTLP over HTTP [nowhere] */
 	bool        open_probes;        /* what routers and scrapers read needs no key: /metrics, /v1/models, /get_load, /model_info */
 } llmc_serve_options;
 

@@ -164,6 +164,10 @@ done(Gen *g)
 	bool gone = r->gone, told = g->silent || (r->ready && !g->stream);
 	r->n_prompt = n_prompt;
 	r->n_new = n_new;
+	r->t_valid = g->t_valid;
+	r->queue_s = g->queue_s;
+	r->prefill_s = g->prefill_s;
+	r->decode_s = g->decode_s;
 	r->finish = g->failed ? "error" : g->n_sub ? llmc_finish_name(g->choice[0].finish) : NULL;
 	if (gone && !g->silent && r->generates)
 		s->metrics.failure[ERR_DROPPED]++;

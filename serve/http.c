@@ -7,6 +7,7 @@
 #include <sys/random.h>
 
 #include "serve/keys.h"
+#include "serve/trace.h"
 #include "serve/req.h"
 
 enum {
@@ -514,6 +515,7 @@ req_begin(Req *r, char *head, size_t n)
 		copy_header(r->allow_origin, sizeof r->allow_origin, opt);
 	r->auth_ok = key_ok(r);
 	choose_id(r);
+	trace_begin(r);
 	admit(r);
 	/* a small body is read even so, that the client is not cut off while it sends */
 	bool large = r->in.expect || r->in.length > READ_ANYWAY;
@@ -557,5 +559,6 @@ req_over(Req *r, bool sent)
 		pthread_cond_broadcast(&s->idle);
 	pthread_mutex_unlock(&s->lock);
 	log_request(r);
+	trace_request(s->trace, r);
 	req_unref(r);
 }

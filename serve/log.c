@@ -59,6 +59,8 @@ log_request(Req *r)
 			json_printf(&b, ",\"prompt_tokens\":%d,\"new_tokens\":%d,\"finish\":%s", n_prompt, n_new, finish);
 		if (r->key)
 			json_printf(&b, ",\"key\":%s", r->key->name);
+		if (r->trace[0])
+			json_printf(&b, ",\"trace\":%s", r->trace);
 		strbuf_printf(&b, ",\"gone\":%s}", gone ? "true" : "false");
 	} else {
 		strbuf_printf(&b, "%s %s %s %s ", when, r->id, r->client, r->method);

@@ -67,6 +67,9 @@ struct Req {
 	/* for the log */
 	int32_t n_prompt, n_new;
 	const char *finish;
+	double  t_valid, queue_s, prefill_s, decode_s;
+	char    trace[33], parent[17], span[17]; /* digits, as OpenTelemetry has them */
+	bool    untraced;      /* its client does not want it told */
 };
 
 /* http.c */

@@ -97,6 +97,7 @@ struct llmc_server {
 
 	struct Grammars *grammars; /* of late */
 	struct Keys *keys;         /* of several clients; NULL */
+	struct Trace *trace;       /* spans go there; NULL: nowhere */
 	const Route *routes;       /* ends with the row of what is not there */
 	struct Net *net;
 	int      listen_fd;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "serve/keys.h"
+#include "serve/trace.h"
 #include "serve/grammar.h"
 #include "serve/req.h"
 #include "base/sized.h"
@@ -71,6 +72,9 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	o->api_key = o->api_key && *o->api_key ? strdup(o->api_key) : NULL;
 	o->allow_host = o->allow_host && *o->allow_host ? strdup(o->allow_host) : NULL;
 	o->allow_origin = o->allow_origin && *o->allow_origin ? strdup(o->allow_origin) : NULL;
+	if (o->otlp)
+		TRY(trace_open(s, o->otlp, &s->trace, err));
+	o->otlp = NULL;
 	if (o->keys)
 		TRY(keys_open(o->keys, &s->keys, err));
 	o->keys = NULL; /* the path is read */
@@ -217,6 +221,7 @@ server_close(Server *s)
 	work_close(s); /* the pump has taken the last events: no request is with the engine */
 	s->ended = true;
 	net_close(s);
+	trace_close(s->trace);
 	for (Req *list[] = { s->small.first, s->large.first }, **l = list; l < list + 2; l++) /* they came when the workers had ended */
 		for (Req *r = *l, *next; r; r = next) {
 			next = r->next;

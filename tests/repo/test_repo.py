@@ -45,7 +45,7 @@ def test_the_server_sits_on_the_public_header():
 
     def symbols(kind, *rooms):
         objects = [f"{build}/{f[:-2]}.o" for f in files(*rooms) if f.endswith(".c")]
-        out = subprocess.run(["nm", kind, *(f for f in objects if os.path.exists(f))], capture_output=True, text=True, check=True).stdout
+        out = subprocess.run(["nm", "-g", kind, *(f for f in objects if os.path.exists(f))], capture_output=True, text=True, check=True).stdout
         return {line.split()[-1] for line in out.split("\n") if " " in line}
     rooms = ("api", "compiler", "formats", "ops", "plan", "ref", "runtime", "text")
     used = symbols("-u", "serve") & symbols("--defined-only", *rooms)
