@@ -130,7 +130,8 @@ plan(int argc, char **argv)
 	Common c = { 0 };
 	int32_t batch = 0, length = 0;
 	const char *args[1] = { NULL }, *gpu = NULL, *html = NULL;
-	char folder[] = "/tmp/llmc-plan.XXXXXX";
+	const char *tmp = getenv("TMPDIR");
+	char folder[512];
 	char gpu_text[256] = "predict speed on a GPU:";
 	llmc_gpu g = LLMC_INIT(llmc_gpu);
 	for (int i = 0; llmc_gpu_at(i, &g); i++)
@@ -164,8 +165,9 @@ plan(int argc, char **argv)
 	}
 	bool own = html && !c.out_dir; /* kernels are shown in the page: they are written for it */
 	if (own) {
-		if (!mkdtemp(folder))
-			return opt_usage_error(&cmd_plan, "--html: no folder can be made in /tmp; name one with --artifact");
+		int n = snprintf(folder, sizeof folder, "%s/llmc-plan.XXXXXX", tmp && *tmp ? tmp : "/tmp");
+		if (n >= (int)sizeof folder || !mkdtemp(folder))
+			return opt_usage_error(&cmd_plan, "--html: no folder can be made for the kernels (TMPDIR); name one with --artifact");
 		c.out_dir = folder;
 	}
 	if (open_model(&c, args[0], true, &m, &err) != LLMC_OK) {

@@ -1,5 +1,4 @@
 """llmc plan --html: a page that needs nothing else."""
-import glob
 import json
 import os
 import re
@@ -16,9 +15,9 @@ SCREENS = os.path.join(ROOT, "build", "screens")
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     out = tmp_path_factory.mktemp("plan") / "plan.html"
-    before = set(glob.glob("/tmp/llmc-plan.*"))
-    subprocess.run([os.path.join(BUILD, "llmc"), "plan", "configs/tiny.yaml", "--arch", "v3", "--set", "text.prompt='</script><b>{text}'", "--html", out], check=True, cwd=ROOT)
-    assert set(glob.glob("/tmp/llmc-plan.*")) <= before, "what was written for the page alone is gone"
+    tmp = tmp_path_factory.mktemp("tmp")
+    subprocess.run([os.path.join(BUILD, "llmc"), "plan", "configs/tiny.yaml", "--arch", "v3", "--set", "text.prompt='</script><b>{text}'", "--html", out], check=True, cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp)})
+    assert not os.listdir(tmp), "what was written for the page alone is gone"
     return out
 
 
