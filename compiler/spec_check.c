@@ -310,13 +310,9 @@ check_linear(SpecTable *t)
 		const SpecKey ranks = i ? K_pp : K_tp;
 		if (spec_int(t, ranks) < 2)
 			continue;
-		err_at(t->d, t->val[ranks].loc, "%s = %lld: a model with layers that keep a state (%s) does not run on several ranks yet", spec_key[ranks].path,
+		err_at(t->d, t->val[ranks].loc, "%s = %lld: layers that keep a state (%s) run on one rank: forks and saved sequences have states of one", spec_key[ranks].path,
 		       (long long)spec_int(t, ranks), spec_key[which].path);
 		note(t, which);
-	}
-	if (INT(pp) > 1) {
-		err_at(t->d, LOC(pp), "parallel.pp = %lld: layers that keep a state (linear.layers) run in one stage: forks and saved sequences have pages of all stages, and states of one", (long long)INT(pp));
-		note(t, K_linear_layers);
 	}
 }
 

@@ -52,7 +52,7 @@ def test_every_family_over_stages(name, tmp_path):
             logits, tokens = run(tmp_path, g, "--pp", str(stages), "--device", "ref", "--threads", "1")
             break
         except Refused as e:
-            if "layers that keep a state (linear.layers) run in one stage" in str(e):
+            if re.search(r"layers that keep a state .* run on one rank|layers read what others made .* which lies on one rank", str(e)):
                 return
             assert "more stages than the 2 layers" in str(e) and stages == 3, e
     check(g, logits, tokens)
