@@ -198,7 +198,7 @@ def test_on_an_emulated_gpu(path, monkeypatch):
 
 def test_refused(path):
     """Ranks do not share such layers yet, and the description is checked."""
-    for args, words in ((["--set", "parallel.tp=2"], "not run on several ranks"), (["--set", "parallel.pp=2"], "not run on several ranks"), (["--set", "linear.v_heads=5"], "no multiple of linear.k_heads"), (["--set", "linear.k_dim=0"], "linear.k_dim is missing"),
+    for args, words in ((["--set", "parallel.tp=2"], "run on one rank"), (["--set", "parallel.pp=2"], "run on one rank"), (["--set", "linear.v_heads=5"], "no multiple of linear.k_heads"), (["--set", "linear.k_dim=0"], "linear.k_dim is missing"),
                         (["--set", "attention.mask=prefix"], "causal, mask prefix is not")):
         p = subprocess.run([LLMC, "compile", path, "-o", path.parent / "out", *args], capture_output=True, text=True)
         assert p.returncode != 0 and re.search(words, p.stderr), f"{args}: {p.returncode} {p.stderr}"
