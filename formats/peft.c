@@ -39,8 +39,11 @@ static llmc_status
 check_config(const Peft *p, llmc_error *err)
 {
 	static const char *const off[] = { "use_dora", "use_qalora", "lora_bias", "use_bdlora", "modules_to_save", "trainable_token_indices",
-		"alora_invocation_tokens", "layer_replication", "arrow_config", "monteclora_config" };
+		"alora_invocation_tokens", "layer_replication", "arrow_config", "monteclora_config", "kasa_config" };
+	/* these take what the pair is at first out of the model's own matrix, which is not saved */
+	static const char *const moved[] = { "pissa", "corda", "olora", "lora_ga", "loftq" };
 	const char *type = json_string_value(json_object_get(p->config, "peft_type")), *bias = json_string_value(json_object_get(p->config, "bias"));
+	const char *init = json_string_value(json_object_get(p->config, "init_lora_weights"));
 
 	if (!type || strcmp(type, "LORA") != 0)
 		return error_set(err, LLMC_E_INPUT, "%s: an adapter of peft_type %.40s: llmc reads LORA", p->folder, type ? type : "(none)");
@@ -52,6 +55,12 @@ check_config(const Peft *p, llmc_error *err)
 		if (!nothing)
 			return error_set(err, LLMC_E_INPUT, "%s: adapter_config.json has %s, which llmc does not read", p->folder, off[i]);
 	}
+	for (size_t i = 0; init && i < sizeof moved / sizeof *moved; i++)
+		if (strncasecmp(init, moved[i], strlen(moved[i])) == 0)
+			return error_set(err, LLMC_E_INPUT, "%s: init_lora_weights = %.40s: this adapter is for matrices that its training has changed first; save it with "
+			                 "path_initial_model_for_weight_conversion, or merge it into the checkpoint", p->folder, init);
+	if (!json_is_number(json_object_get(p->config, "lora_alpha")))
+		return error_set(err, LLMC_E_INPUT, "%s: adapter_config.json has no number lora_alpha", p->folder);
 	return LLMC_OK;
 }
 
@@ -94,8 +103,11 @@ take_tensor(Peft *p, const StTensor *t, llmc_error *err)
 		Pair *pair = pair_of(p, name, n);
 		if (!pair)
 			return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
+		const StTensor **side = parts[i].b ? &pair->b : &pair->a;
+		if (*side)
+			return error_set(err, LLMC_E_INPUT, "%s: \"%s\" and \"%s\" are the same factor", p->folder, (*side)->name, t->name);
 		pair->embedding = parts[i].embedding;
-		*(parts[i].b ? &pair->b : &pair->a) = t;
+		*side = t;
 		return LLMC_OK;
 	}
 	return error_set(err, LLMC_E_INPUT, "%s: the adapter holds \"%s\", which is no low-rank pair: whole modules, biases and magnitudes are not read", p->folder, t->name);
@@ -123,7 +135,7 @@ pattern_of(const Peft *p, const char *which, const char *module, double preset, 
 		size_t len = strlen(module);
 		if (len >= n && !strcmp(module + len - n, plain) && (len == n || module[len - n - 1] == '.')) {
 			*out = json_number_value(v);
-			return LLMC_OK;
+			return json_is_number(v) ? LLMC_OK : error_set(err, LLMC_E_INPUT, "%s: %s \"%.80s\": a number is expected", p->folder, which, pattern);
 		}
 	}
 	return LLMC_OK;
@@ -160,7 +172,7 @@ peft_open(const char *folder, double scale, Peft **out, llmc_error *err)
 	for (size_t i = 0; i < safetensors_n(p->st); i++)
 		TRY_GOTO(take_tensor(p, safetensors_at(p->st, i), err));
 	for (size_t i = 0; i < p->n; i++)
-		if (!p->pair[i].a || !p->pair[i].b || p->pair[i].a->dim[0] != p->pair[i].b->dim[1])
+		if (!p->pair[i].a || !p->pair[i].b || p->pair[i].a->dim[0] != p->pair[i].b->dim[1] || p->pair[i].a->dim[0] < 1)
 			TRY_GOTO(error_set(err, LLMC_E_INPUT, "%s: %s: two factors of one rank are expected", folder, p->pair[i].module));
 	*out = p;
 	p = NULL;
@@ -241,6 +253,14 @@ experts_length(const char *module)
 	return n > 8 && !strncmp(module + n - 8, ".experts", 8) ? n : 0;
 }
 
+/* alpha / r, which fp32 must hold: rows that are no numbers would say nothing of where they come from. */
+static llmc_status
+scale_of(const Peft *p, const char *module, double alpha, int64_t rank, float *out, llmc_error *err)
+{
+	*out = (float)(p->scale * alpha / (p->root ? sqrt((double)rank) : (double)rank));
+	return isfinite(*out) ? LLMC_OK : error_set(err, LLMC_E_INPUT, "%s: %s: a factor of %g / %lld is no number", p->folder, module, alpha, (long long)rank);
+}
+
 /* Ranks of all experts stand in one factor: A [rank of expert 0; of expert 1; ...], B [out, rank x experts], the experts counting fastest. */
 static llmc_status
 expand_experts(const Peft *p, Pair *pair, const char *param, llmc_error *err)
@@ -252,9 +272,11 @@ expand_experts(const Peft *p, Pair *pair, const char *param, llmc_error *err)
 	snprintf(name, sizeof name, "%.*s.%s", (int)experts_length(pair->module), pair->module, param);
 	TRY(pattern_of(p, "alpha_pattern", name, p->alpha, &alpha, err));
 	TRY(pattern_of(p, "rank_pattern", name, json_number_value(json_object_get(p->config, "r")), &rank, err));
-	const int64_t r = (int64_t)rank;
+	const int64_t r = rank >= 1 && rank <= (double)total ? (int64_t)rank : 0;
 	if (r < 1 || total % r)
-		return error_set(err, LLMC_E_INPUT, "%s: %s: factors of rank %lld for each expert are expected, there are %lld in all", p->folder, name, (long long)r, (long long)total);
+		return error_set(err, LLMC_E_INPUT, "%s: %s: factors of rank %g for each expert are expected, there are %lld in all", p->folder, name, rank, (long long)total);
+	float scale;
+	TRY(scale_of(p, name, alpha, r, &scale, err));
 	const int64_t n = total / r;
 	float *a = malloc((size_t)(total * (in + 2 * out) + 16) * sizeof *a), *left = a ? a + total * in : NULL, *b = a ? left + total * out : NULL;
 	if (!a)
@@ -262,7 +284,6 @@ expand_experts(const Peft *p, Pair *pair, const char *param, llmc_error *err)
 	pair->memory = a;
 	dequant_row(pair->a->dtype, pair->a->data, a, total * in);
 	dequant_row(pair->b->dtype, pair->b->data, b, total * out);
-	const float scale = (float)(p->scale * alpha / (p->root ? sqrt((double)r) : (double)r));
 	for (int64_t e = 0; e < n; e++)
 		for (int64_t o = 0; o < out; o++)
 			for (int64_t k = 0; k < r; k++)
@@ -290,11 +311,13 @@ expand(const Peft *p, Pair *pair, llmc_error *err)
 	const int64_t rank = pair->a->dim[0], in = pair->a->dim[1], out = pair->b->dim[0], most = in > out ? in : out;
 	float *a = malloc((size_t)(rank * (in + out + most) + 16) * sizeof *a), *b = a ? a + rank * in : NULL, *tmp = a ? b + rank * out : NULL;
 	double alpha;
+	float scale;
 
 	if (!a)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
 	pair->memory = a;
 	TRY(pattern_of(p, "alpha_pattern", pair->module, p->alpha, &alpha, err));
+	TRY(scale_of(p, pair->module, alpha, rank, &scale, err));
 	dequant_row(pair->a->dtype, pair->a->data, a, rank * in);
 	dequant_row(pair->b->dtype, pair->b->data, b, rank * out);
 	float *left = b, *right = a;
@@ -305,7 +328,6 @@ expand(const Peft *p, Pair *pair, llmc_error *err)
 		right = b;
 	}
 	pair->delta = (PeftDelta){ .rows = pair->embedding ? in : out, .cols = pair->embedding ? out : in, .rank = rank, .left = left, .right = right };
-	const float scale = (float)(p->scale * alpha / (p->root ? sqrt((double)rank) : (double)rank));
 	for (int64_t i = 0; i < pair->delta.rows * rank; i++)
 		left[i] *= scale;
 	return LLMC_OK;

@@ -72,7 +72,8 @@ def test_the_sum_is_rounded_once(tmp_path):
 
 @pytest.mark.parametrize("change,said", [
     ({"peft_type": "LOHA"}, "LOHA"), ({"bias": "all"}, "biases"), ({"use_dora": True}, "use_dora"), ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-    ({"alpha_pattern": {"[qv]_proj": 3}}, "expression"),
+    ({"alpha_pattern": {"[qv]_proj": 3}}, "expression"), ({"alpha_pattern": {"q_proj": "3"}}, "a number is expected"), ({"lora_alpha": None}, "lora_alpha"), ({"lora_alpha": "5"}, "lora_alpha"),
+    ({"lora_alpha": 1e300}, "no number"), ({"init_lora_weights": "pissa_niter_4"}, "pissa"), ({"init_lora_weights": "olora"}, "init_lora_weights"), ({"kasa_config": {"a": 1}}, "kasa_config"),
 ])
 def test_what_is_not_read_is_refused(change, said, tmp_path):
     g = weights.Golden("llama-modern")
