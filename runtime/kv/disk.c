@@ -253,8 +253,11 @@ write_page(KvDisk *d, const Waiting *w)
 	path_of(d, w->head.key, path, sizeof path);
 	if (access(path, F_OK) == 0) /* somebody else's, who shares the folder */
 		return true;
-	snprintf(made, sizeof made, "%s/.made-%ld-%u", d->dir, (long)getpid(), d->n_made++);
-	int fd = open(made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+	int fd;
+	do { /* a name may be taken: a process of the same number has left it behind, or runs in another container over the same folder */
+		snprintf(made, sizeof made, "%s/.made-%ld-%u", d->dir, (long)getpid(), d->n_made++);
+		fd = open(made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+	} while (fd < 0 && errno == EEXIST);
 	if (fd < 0)
 		return false;
 	/* not synced: what a crash leaves incomplete has the wrong sum, and is no loss */

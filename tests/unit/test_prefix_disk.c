@@ -260,6 +260,28 @@ a_full_disk_harms_nobody(void **state)
 	kv_disk_close(d);
 }
 
+/* What a server of the same process number has begun to write, in a container of its own or before it ended. */
+static void
+names_that_are_taken(void **state)
+{
+	char path[4096];
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		snprintf(path, sizeof path, "%s/.made-%ld-%d", dir, (long)getpid(), i);
+		FILE *f = fopen(path, "wb");
+		assert_non_null(f);
+		fclose(f);
+	}
+	KvDisk *d = open_disk("a", 1 << 20);
+	put(d, 1, 0);
+	kv_disk_flush(d);
+	assert_int_equal(kv_disk_counts(d).written, 1);
+	assert_true(get(d, 1, 0) && n_said == 0);
+	kv_disk_close(d);
+	assert_int_equal(access(path, F_OK), 0); /* not ours */
+}
+
 static void
 the_folder_is_ours_alone(void **state)
 {
@@ -371,6 +393,7 @@ main(void)
 		cmocka_unit_test_setup_teardown(what_is_wrong_is_not_taken, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(the_least_used_go_first, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_full_disk_harms_nobody, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(names_that_are_taken, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(the_folder_is_ours_alone, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_restart_finds_what_was_read, set_up, tear_down),
 	};
