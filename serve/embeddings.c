@@ -120,6 +120,8 @@ read_embeddings(Gen *g, const json_t *o, Problem *p)
 	}
 	if (format && !json_is_null(format) && (!json_is_string(format) || (strcmp(json_string_value(format), "float") != 0 && strcmp(json_string_value(format), "base64") != 0)))
 		return problem(p, 400, "encoding_format", "Invalid 'encoding_format': expected 'float' or 'base64'.");
+	if (cut && !json_is_null(cut) && (!json_is_integer(cut) || json_integer_value(cut) != -1))
+		return problem(p, 400, "truncate_prompt_tokens", "Invalid 'truncate_prompt_tokens': expected -1, which cuts a text to the model's context.");
 	own->base64 = json_is_string(format) && !strcmp(json_string_value(format), "base64");
 	return read_input(g, json_object_get(o, "input"), json_integer_value(cut) == -1, p);
 }

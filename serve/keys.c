@@ -70,6 +70,8 @@ keys_open(const char *path, Keys **out, llmc_error *err)
 	TRY(file_read(path, 1 << 20, &text, err));
 	Keys *k = calloc(1, sizeof *k);
 	llmc_status status = k ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
+	if (status == LLMC_OK && text.data && strlen(text.data) != text.len) /* keys behind it would be lost */
+		status = error_set(err, LLMC_E_INPUT, "%s: no text: byte %zu is 0", path, strlen(text.data));
 	for (char *at = text.data; at && *at && status == LLMC_OK; number++) {
 		char *end = at + strcspn(at, "\n"), *next = *end ? end + 1 : end;
 		*end = 0;

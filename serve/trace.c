@@ -12,7 +12,7 @@
 #include "base/json.h"
 #include "serve/keys.h"
 
-enum { MOST_WAITING = 4096, AT_ONCE = 256, EVERY_MS = 1000, SEND_S = 5 };
+enum { MOST_WAITING = 4096, AT_ONCE = 256, EVERY_MS = 1000, SEND_S = 5, POST_S = 10 };
 
 typedef struct Span { struct Span *next; char text[]; } Span;
 
@@ -157,9 +157,11 @@ trace_request(Trace *t, Req *r)
 /* --- to the collector ---------------------------------------------------------------------------------------------------- */
 
 static bool
-send_all(int fd, const char *at, size_t n)
+send_all(int fd, const char *at, size_t n, double until)
 {
 	while (n) {
+		if (clock_now() > until)
+			return false;
 		ssize_t put = send(fd, at, n, MSG_NOSIGNAL);
 		if (put < 0 && errno == EINTR)
 			continue;
@@ -171,7 +173,7 @@ send_all(int fd, const char *at, size_t n)
 	return true;
 }
 
-/* One request, its status; 0: no answer */
+/* One request, its status; 0: no answer. A collector that takes or gives a byte now and then does not hold the thread, which the server waits for at its end. */
 static int
 post(const Trace *t, const Strbuf *body)
 {
@@ -179,12 +181,13 @@ post(const Trace *t, const Strbuf *body)
 	const struct timeval patience = { .tv_sec = SEND_S };
 	struct addrinfo *list = NULL;
 	char head[700], answer[64] = "";
+	const double until = clock_now() + POST_S;
 	int fd = -1, status = 0;
 	size_t got = 0;
 
 	if (getaddrinfo(t->host, t->port, &want, &list) != 0)
 		return 0;
-	for (const struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
+	for (const struct addrinfo *a = list; a && fd < 0 && clock_now() < until; a = a->ai_next) {
 		fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 		if (fd < 0)
 			continue;
@@ -200,8 +203,8 @@ post(const Trace *t, const Strbuf *body)
 		return 0;
 	int n = snprintf(head, sizeof head, "POST %s HTTP/1.1\r\nHost: %s:%s\r\nContent-Type: application/json\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n", t->path,
 	                 t->host, t->port, body->len);
-	if (send_all(fd, head, (size_t)n) && send_all(fd, body->data, body->len)) {
-		while (got < 13) {
+	if (send_all(fd, head, (size_t)n, until) && send_all(fd, body->data, body->len, until)) {
+		while (got < 13 && clock_now() < until) {
 			ssize_t k = recv(fd, answer + got, sizeof answer - 1 - got, 0);
 			if (k <= 0)
 				break;
@@ -209,7 +212,7 @@ post(const Trace *t, const Strbuf *body)
 		}
 		if (got >= 12 && strncmp(answer, "HTTP/1.", 7) == 0)
 			status = atoi(answer + 9);
-		for (ssize_t k = 1; k > 0;) /* to its end, so that the collector sees no broken connection */
+		for (ssize_t k = 1; k > 0 && clock_now() < until;) /* to its end, so that the collector sees no broken connection */
 			k = recv(fd, head, sizeof head, 0);
 	}
 	close(fd);

@@ -63,7 +63,7 @@ def test_ollama(server, want):
 @pytest.mark.parametrize("body,said", [
     ({}, "input"), ({"input": None}, "input"), ({"input": []}, "empty"), ({"input": 3}, "input"), ({"input": [3.5]}, "input[0]"), ({"input": [[99999]]}, "token id"),
     ({"input": [1, "a"]}, "token id"), ({"input": [[]]}, "empty"), ({"input": "x" * 5000}, "context length"), ({"input": "a", "dimensions": 0}, "dimensions"),
-    ({"input": "a", "dimensions": 1000}, "dimensions"), ({"input": "a", "encoding_format": "int8"}, "encoding_format"), ({"input": "a", "pooling": "max"}, "pooling"),
+    ({"input": "a", "dimensions": 1000}, "dimensions"), ({"input": "a", "encoding_format": "int8"}, "encoding_format"), ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"), ({"input": "a", "pooling": "max"}, "pooling"),
     ({"input": ["a"] * 3000}, "at most"), ({"input": "a", "normalize": 3}, "normalize"),
 ])
 def test_refusals(server, body, said):

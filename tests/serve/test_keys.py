@@ -72,7 +72,7 @@ def test_the_log_names_who_asked(server):
 @pytest.mark.parametrize("text,why", [
     ("", "holds no key"), ("# a b\n", "holds no key"), ("alice\n", ":1: expected NAME KEY"), ("a x requests=0", "expected requests=N"),
     ("a x\nb x", ":2: b has a name or a key that an earlier line has"), ("a x\na y", ":2: a has a name"), ("a x priority=1001", "priority=N (-1000 .. 1000)"),
-    ("a x tokens=1.5", "expected requests=N"), ("a x speed=9", "speed=9: expected"),
+    ("a x tokens=1.5", "expected requests=N"), ("a x speed=9", "speed=9: expected"), ("a x\nb \0y\nc z\n", "byte 6 is 0"),
 ])
 def test_wrong_files(tmp_path, tiny_folder, text, why):
     (tmp_path / "keys").write_text(text)
