@@ -279,7 +279,7 @@ forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llm
 	s->stats.forwards = forwards + 1;
 	for (int32_t k = 0, piece = 0; piece < n_piece; piece++) {
 		if (!comm_take(s->comm, p->made, (size_t)(p->out[piece] * width) * sizeof *p->made))
-			return comm_error(s->comm, err);
+			return ranks_why(s, comm_error(s->comm, err), err);
 		for (; k < n_part && p->part[k].piece == piece; k++)
 			if (logits)
 				memcpy(logits + p->part[k].to * width, p->made + p->part[k].base * width, (size_t)(p->part[k].n_out * width) * sizeof *logits);

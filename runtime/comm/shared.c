@@ -21,7 +21,9 @@
 #include "runtime/comm/inside.h"
 #include "runtime/threads/threads.h"
 
-enum { PIECE = 4096, RING = 1 << 18, SPINS = 2000, YIELDS = 64, LOOK_MS = 100 };
+/* STAGES_PATIENCE: stages wait for whole steps of the others, not for a moment of one that all are in; so does who sends them the next one, or asks for
+ * their pages. */
+enum { PIECE = 4096, RING = 1 << 18, SPINS = 2000, YIELDS = 64, LOOK_MS = 100, STAGES_PATIENCE = 20 };
 
 /* A number that only grows, written by one thread. Its low half is the futex. */
 typedef struct Line {
@@ -297,8 +299,6 @@ shared_receive(Comm *c, void *data, size_t n)
 
 /* ---------------------------------------------------------------- bytes from a rank to the next ---- */
 
-enum { STAGES_PATIENCE = 20 }; /* rank 0 waits for whole steps of the others, not for a moment of one that all are in */
-
 static char *
 pipe_of(const Shared *s, int rank)
 {
@@ -336,7 +336,7 @@ shared_take(Comm *c, void *data, size_t n)
 	char        *to = data;
 
 	while (n) {
-		if (!line_wait(s, &s->put[of], s->took + 1, of, c->rank ? 0 : STAGES_PATIENCE * s->timeout_s))
+		if (!line_wait(s, &s->put[of], s->took + 1, of, c->rank ? 0 : s->timeout_s))
 			return false;
 		size_t there = (size_t)(atomic_load(&s->put[of].at) - s->took), run = room - s->took % room;
 		run = run < there ? run : there;
@@ -370,7 +370,7 @@ comm_shared(void *memory, int rank, int ranks, int parts, CommRoom room, int tim
 	s->c = (Comm){ .way = &way, .rank = rank, .ranks = ranks };
 	s->parts = parts;
 	s->spins = (int64_t)ranks * parts > (timeout_s ? sysconf(_SC_NPROCESSORS_ONLN) : topology_threads()) ? 0 : SPINS; /* a launcher binds a process to its own processors */
-	s->timeout_s = timeout_s;
+	s->timeout_s = room.onward ? STAGES_PATIENCE * timeout_s : timeout_s;
 	s->release = release;
 	s->user = user;
 	*out = &s->c;
