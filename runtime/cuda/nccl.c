@@ -104,20 +104,23 @@ nccl_open(CudaSession *const *rank, int n, int timeout_s, Nccl **out, llmc_error
 	TRY_GOTO(library(l, err));
 	config.version = (unsigned)NCCL_OLDEST; /* as the struct was then */
 	r = l->unique_id(&id);
-	if (r == NCCL_OK)
-		r = l->group_start();
+	bool opened = r == NCCL_OK && (r = l->group_start()) == NCCL_OK;
 	for (int k = 0; k < n && r == NCCL_OK; k++) {
 		CudaDevice *d = &rank[k]->m->dev;
 		status = cuda_enter(d, err);
-		if (status != LLMC_OK)
+		if (status != LLMC_OK) {
+			(void)l->group_end();
 			goto fail;
+		}
 		r = l->init(&l->comm[k], n, id, k, &config);
 		r = r == NCCL_IN_PROGRESS ? NCCL_OK : r;
 		cuda_leave(d);
 		l->n = k + 1;
 	}
-	if (r == NCCL_OK)
-		r = l->group_end();
+	if (opened) { /* or this thread's next calls would wait for it */
+		int end = l->group_end();
+		r = r == NCCL_OK ? end : r;
+	}
 	if (r != NCCL_OK && r != NCCL_IN_PROGRESS) {
 		status = failed(l, r, "connecting ranks", err);
 		goto fail;
@@ -148,7 +151,7 @@ nccl_close(Nccl *l)
 		return;
 	for (int k = 0; k < l->n && !atomic_load(&l->aborted); k++)
 		(void)!l->destroy(l->comm[k]);
-	if (l->lib)
+	if (l->lib && !atomic_load(&l->aborted)) /* what was given up may still run in there */
 		dlclose(l->lib);
 	free(l);
 }
@@ -159,7 +162,7 @@ nccl_all_gather(Nccl *l, int rank, const float *send, float *receive, int64_t co
 	int r = atomic_load(&l->aborted) ? NCCL_OK : l->all_gather(send, receive, (size_t)count, NCCL_F32, l->comm[rank], stream);
 
 	if (r == NCCL_IN_PROGRESS) /* the call goes on behind it */
-		for (r = NCCL_OK; l->async_error(l->comm[rank], &r) == NCCL_OK && r == NCCL_IN_PROGRESS && !atomic_load(&l->aborted);)
+		for (r = NCCL_OK; !atomic_load(&l->aborted) && l->async_error(l->comm[rank], &r) == NCCL_OK && r == NCCL_IN_PROGRESS;)
 			nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
 	return r == NCCL_OK || r == NCCL_IN_PROGRESS ? LLMC_OK : failed(l, r, "an all-gather", err);
 }

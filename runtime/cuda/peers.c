@@ -14,7 +14,8 @@
 #include "runtime/cuda/nccl.h"
 #include "runtime/cuda/ways.h"
 
-enum { LOOK_MS = 100, GATHER = 1 << 20 /* floats that NCCL gathers at a time, of all ranks, if a row is not longer */ };
+enum { LOOK_MS = 100, FIRST_MS = 30000 /* what ranks may take longer to meet for the first time */ };
+enum { GATHER = 1 << 20 /* floats that NCCL gathers at a time, of all ranks, if a row is not longer */ };
 
 /* What the host and all GPUs see: pinned. */
 typedef struct Word {
@@ -194,23 +195,23 @@ by_peers(CudaSession *c, const CudaStep *k, llmc_error *err)
 
 /* Of a decode step: those of its graph, which another rank may launch where this one has none (a probe looks between its ops). */
 static int64_t
-rows_of_graph(const CudaSession *c, const CudaStep *k, int64_t rows)
+rows_of_graph(const CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT])
 {
-	int64_t bucket = rows;
+	int64_t bucket = sym[SYM_n_tok];
 
 	if (k < c->step[0] || k >= c->step[0] + c->s->plan->phase[0].n_step)
-		return rows;
-	for (int i = c->n_bucket - 1; i >= 0 && c->bucket[i] >= rows; i--)
+		return sym[k->of_out ? SYM_n_out : SYM_n_tok];
+	for (int i = c->n_bucket - 1; i >= 0 && c->bucket[i] >= sym[SYM_n_tok]; i--)
 		bucket = c->bucket[i];
 	return k->of_out && bucket > c->s->sym[SYM_n_out] ? c->s->sym[SYM_n_out] : bucket;
 }
 
 llmc_status
-cuda_collective_launch(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err)
+cuda_collective_launch(CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err)
 {
 	const CudaGroup *g = c->group;
+	const int64_t    rows = rows_of_graph(c, k, sym);
 
-	rows = rows_of_graph(c, k, rows);
 	if (g && g->nccl && (!g->peers || ways_nccl(&g->ways, rows * k->comm.width * (int64_t)sizeof(float))))
 		return by_nccl(c, k, rows, err);
 	return by_peers(c, k, err);
@@ -285,15 +286,15 @@ look_after(void *arg)
 		at.tv_sec += at.tv_nsec / 1000000000L;
 		at.tv_nsec %= 1000000000L;
 		pthread_cond_timedwait(&g->changed, &g->lock, &at);
-		bool end = !g->over && comm_ended(g->rank[0].c->s->comm);
+		bool end = !g->over && comm_ended(g->rank[0].c->s->comm), late = false;
 		for (int r = 0; r < g->n && !g->over; r++) {
 			int64_t since = atomic_load(&g->rank[r].since);
-			end = end || (since && now_ms() - since > (int64_t)g->timeout_s * 1000);
+			late = late || (since && now_ms() - since > (int64_t)g->timeout_s * 1000);
 		}
-		for (int r = 0; r < g->n && end && !g->over; r++)
+		for (int r = 0; r < g->n && late && !end && !g->over; r++)
 			if (!atomic_load(&g->rank[r].since))
 				atomic_store(&g->lost, r);
-		if (end) {
+		if (end || late) {
 			cuda_group_end(g->rank[0].c);
 			break;
 		}
@@ -385,10 +386,12 @@ try_on(Trial *t, llmc_error *err)
 	r = r == CU_OK ? d->api.stream_sync(c->stream) : r;
 	llmc_status status = r == CU_OK ? LLMC_OK : cuda_error(d, r, err, "measuring messages between ranks");
 	double      from = clock_now();
+	atomic_store(&t->g->rank[t->rank].since, now_ms() + FIRST_MS);
 	for (int i = 0; i < t->times && status == LLMC_OK; i++)
 		status = t->nccl ? by_nccl(c, any_sum(c), t->rows, err) : by_peers(c, any_sum(c), err);
 	r = d->api.stream_sync(c->stream);
 	t->seconds = clock_now() - from;
+	cuda_group_step(c, false);
 	if (status == LLMC_OK && r == CU_OK)
 		r = d->api.set8((CUdeviceptr)(uintptr_t)c->st.s_n, 0, sizeof n, c->stream);
 	if (status == LLMC_OK && r != CU_OK)
@@ -403,6 +406,8 @@ trial_main(void *arg)
 	Trial *t = arg;
 
 	t->status = try_on(t, &t->err);
+	if (t->status != LLMC_OK) /* the others wait for this rank */
+		cuda_group_end(t->g->rank[t->rank].c);
 	return NULL;
 }
 
@@ -422,8 +427,7 @@ trial(void *user, bool nccl, int64_t bytes, int times, double *seconds, llmc_err
 		t[n].rows = t[n].rows < most ? t[n].rows : most;
 		if (pthread_create(&thread[n], NULL, trial_main, &t[n])) {
 			status = error_set(err, LLMC_E_MEMORY, "cannot start a thread");
-			atomic_store(&g->word->end, 1); /* those that run wait for it */
-			nccl_abort(g->nccl);
+			cuda_group_end(g->rank[0].c); /* those that run wait for it */
 			break;
 		}
 	}
@@ -436,7 +440,7 @@ trial(void *user, bool nccl, int64_t bytes, int times, double *seconds, llmc_err
 				*err = t[k].err;
 		}
 	}
-	return status;
+	return status == LLMC_OK ? cuda_group_check(g->rank[0].c, 0, err) : status;
 }
 
 /* Bytes of the largest sum of a step */
@@ -545,11 +549,10 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 		cuda_leave(d);
 		TRY(status);
 	}
+	TRY(start(g, err)); /* memory of peers that is said to be reached, and is not, shows when it is measured */
 	if (g->nccl)
 		TRY(connect_sizes(g, err));
-	if (g->peers && g->nccl)
-		TRY(choose(g, err));
-	return start(g, err);
+	return g->peers && g->nccl ? choose(g, err) : LLMC_OK;
 }
 
 /* With the first one to go nobody is looked after any more. The last one frees the word: rank 0, whose memory it is; the others' threads have

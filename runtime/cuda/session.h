@@ -134,8 +134,8 @@ llmc_status cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_e
 /* As the member `join` of Device; a session leaves when it is closed. */
 llmc_status cuda_group_open(Session *const *rank, int n, llmc_error *err);
 void        cuda_group_leave(CudaSession *c);
-/* The launches of a step between ranks, of so many rows at most */
-llmc_status cuda_collective_launch(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err);
+/* The launches of a step between ranks, of so many rows at most, or of as many as its graph has */
+llmc_status cuda_collective_launch(CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err);
 /* A step begins, or is over: one that takes too long ends the group. */
 void        cuda_group_step(CudaSession *c, bool runs);
 /* The ranks end: kernels that wait return, and every step from now on fails. Any thread. */

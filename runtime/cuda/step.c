@@ -198,7 +198,7 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 	PlanPath other = by ? PATH_OWN : PATH_LIBRARY;
 
 	if (op_info[k->step->op].flags & OPF_COMM)
-		return cuda_collective_launch(c, k, sym[k->of_out ? SYM_n_out : SYM_n_tok], err);
+		return cuda_collective_launch(c, k, sym, err);
 	k->call.s.rows = (int)sym[SYM_n_tok];
 	k->call.s.round = 0;
 	for (int l = 0, first = 0; l < k->kernel->n_launch; l++) {

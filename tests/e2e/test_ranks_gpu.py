@@ -155,6 +155,14 @@ def test_a_gpu_that_fails_ends_the_group(tmp_path):
     assert len(lines) == 3 and lines[-1].startswith("failed") and lines[-2].startswith("failed"), p.stdout
 
 
+def test_a_rank_that_fails_while_ways_are_measured(tmp_path):
+    """The others, which wait for it, are let go: opening fails with what it said."""
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["llama"])
+    p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_CACHE=tmp_path / "cache", LLMC_NCCL="auto", LLMC_EMU_FAIL="ncclAllGather@2:2")
+    assert p.returncode > 0 and "an all-gather: NCCL" in p.stderr, p.stderr
+
+
 LATE = """
 import sys, llmc
 with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.tp=2", "n_layers=2"]) as m:
