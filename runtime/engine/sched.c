@@ -466,6 +466,13 @@ may_start(const Sched *s)
 	       s->steps_since_start >= s->lim.max_waiting_steps;
 }
 
+/* Within total_tokens of all that have started? Who was preempted counts. */
+static bool
+has_tokens(const Sched *s, const SchedReq *r)
+{
+	return !s->lim.total_tokens || s->total_tokens + cost_of(r) <= s->lim.total_tokens;
+}
+
 static void
 start(Sched *s, Budget *b)
 {
@@ -474,7 +481,7 @@ start(Sched *s, Budget *b)
 		SchedSeq *c = &r->seq[0];
 		if (s->preempted.n && !sooner(r, s->preempted.oldest->req))
 			return;
-		if (s->lim.total_tokens && s->total_tokens + cost_of(r) > s->lim.total_tokens)
+		if (!has_tokens(s, r))
 			return;
 		while (!has_place(s, r->n_seq) || !enter(s, c, use_prefix(s, c))) {
 			if (!s->running.n || s->running.youngest->req->priority <= r->priority)
@@ -499,7 +506,8 @@ resume(Sched *s, Budget *b)
 {
 	while (s->preempted.oldest && b->tokens > 0) {
 		SchedSeq *c = s->preempted.oldest;
-		if (s->first && s->first->priority < c->req->priority) /* it would only have to give way again */
+		/* it would only have to give way again; but who waits for its tokens to be free cannot start before it has ended */
+		if (s->first && s->first->priority < c->req->priority && has_tokens(s, s->first))
 			return;
 		if (b->prefill < 1 && !c->saved)
 			return;

@@ -414,7 +414,7 @@ random_requests_answer_as_alone(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
-		m = (Sim){ .f.random = 88172645463325252u + i, .priorities = i % 3 == 1 ? 3 : 0 };
+		m = (Sim){ .f.random = 88172645463325252u + i, .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0 };
 		simulate(&m, with[i].lim, steps, with[i].choices, with[i].busy, with[i].save);
 		preempted += m.s->n_preempted;
 		saved += m.s->n_loaded;
@@ -556,6 +556,24 @@ the_urgent_come_first(void **state)
 }
 
 static void
+who_waits_for_tokens_lets_the_preempted_end(void **state)
+{
+	Sim *m = open_sim((SchedLimits){ .seqs = 1, .chunk = 64, .n_out = 4, .prefill = 64, .pages = 60, .total_tokens = 100 });
+
+	(void)state;
+	SchedReq *slow = put_at(m, 10, 50, 1, 9);
+	quiet_step(m);
+	SchedReq *soon = put_at(m, 10, 20, 1, 0), *large = put_at(m, 10, 50, 1, 0);
+	quiet_step(m);
+	assert_true(soon->started && !large->started); /* 60 + 30 of 100 tokens: 60 more do not fit */
+	assert_int_equal(slow->seq[0].state, SEQ_PREEMPTED);
+	for (int i = 0; i < 200 && large->n_open; i++)
+		assert_true(quiet_step(m) > 0);
+	assert_true(slow->n_open == 0 && soon->n_open == 0 && large->n_open == 0);
+	close_sim(m);
+}
+
+static void
 who_decodes_is_not_disturbed_until_enough_wait(void **state)
 {
 	Sim *m = open_sim((SchedLimits){ .seqs = 12, .chunk = 64, .n_out = 12, .prefill = 64, .pages = 90, .waiting_ratio = 1.2f,
@@ -635,6 +653,7 @@ main(void)
 		cmocka_unit_test(random_requests_answer_as_alone),
 		cmocka_unit_test(the_token_budget_stops_at_the_first_that_does_not_fit),
 		cmocka_unit_test(the_urgent_come_first),
+		cmocka_unit_test(who_waits_for_tokens_lets_the_preempted_end),
 		cmocka_unit_test(who_decodes_is_not_disturbed_until_enough_wait),
 		cmocka_unit_test(prompts_run_in_pieces_beside_decoding),
 		cmocka_unit_test(the_youngest_makes_room_and_goes_on_first),
