@@ -298,11 +298,45 @@ static const Lie stage_lies[] = {
 	{ "\"stages\":2", "\"stages\":3", "cannot hold what the stage hands on" },
 };
 
+/* Of layers with states: more is read or written than there is */
+static const Lie state_lies[] = {
+	{ "\"id\":\"conv\",\"mla\":false,\"state\":true,\"k\":\"f32\"", "\"id\":\"conv\",\"mla\":false,\"state\":true,\"k\":\"f16\"", "a pool of states holds f32 and nothing else" },
+	{ "\"id\":\"conv\",\"mla\":false,\"state\":true,", "\"id\":\"conv\",\"mla\":false,", "conv1d: pool conv has other head counts or widths than the op" },
+	{ "\"k_dim\":3,\"v_dim\":64", "\"k_dim\":2,\"v_dim\":64", "conv1d: pool conv has other head counts or widths than the op" },
+	{ "\"k_dim\":3,\"v_dim\":64", "\"k_dim\":2147483647,\"v_dim\":64", "k_dim: is 2147483647" },
+	{ "\"kv_heads\":1,\"k_dim\":3,\"v_dim\":64", "\"kv_heads\":65536,\"k_dim\":1048576,\"v_dim\":1048576", "pool conv is too large" },
+	{ "\"kv:conv:0\"", "\"kv:state:0\"", "conv1d: pool state has other head counts or widths than the op" },
+	{ "\"kv:conv:0\"", "\"kv:conv:1\"", "\"kv:conv:1\" is no pool and layer of this plan" },
+	{ "\"kv:conv:0\"", "\"lin_z\"", "conv1d: argument state is not a pool" },
+	{ "\"width\":64,\"taps\":4", "\"width\":64,\"taps\":5", "conv1d: tensor L0.lin_conv is 256 x 0, expected 320 x 0" },
+	{ "\"width\":64,\"taps\":4", "\"width\":128,\"taps\":2", "conv1d: buffer lin_qkv does not hold 128 elements for each row" },
+	{ "\"width\":64,\"taps\":4", "\"width\":2147483647,\"taps\":2147483647", "conv1d" },
+	{ "[\"lin_qkv\",\"L0.lin_conv\",null,\"kv:conv:0\",\"lin_conv\"]", "[\"lin_qkv\",\"L0.lin_conv\",null,\"kv:conv:0\",\"lin_qkv\"]", "buffers lin_qkv and lin_qkv share memory" },
+	{ "[\"lin_qkv\",\"L0.lin_conv\",null,\"kv:conv:0\",\"lin_conv\"]", "[\"lin_qkv\",\"L0.lin_conv\",null,\"kv:conv:0\",\"logits\"]", "conv1d: buffer logits does not hold 64 elements for each row" },
+	{ "\"k_heads\":2,\"v_heads\":4", "\"k_heads\":4,\"v_heads\":4", "delta_rule: buffer lin_conv does not hold 96 elements for each row" },
+	{ "\"k_heads\":2,\"v_heads\":4,\"k_dim\":8", "\"k_heads\":2,\"v_heads\":4,\"k_dim\":4", "delta_rule: pool state has other head counts or widths than the op" },
+	{ "\"k_heads\":2,\"v_heads\":4,\"k_dim\":8,\"v_dim\":8,\"g_dim\":1", "\"k_heads\":2,\"v_heads\":4,\"k_dim\":8,\"v_dim\":8,\"g_dim\":8", "delta_rule: buffer lin_a does not hold 32 elements for each row" },
+	{ "\"k_heads\":2,\"v_heads\":4,\"k_dim\":8,\"v_dim\":8", "\"k_heads\":2147483646,\"v_heads\":2147483646,\"k_dim\":2147483647,\"v_dim\":2147483647", "delta_rule: buffer lin_conv does not hold" },
+	{ "\"dim\":8,\"groups\":4,\"eps\":1e-05,\"order\"", "\"dim\":8,\"groups\":8,\"eps\":1e-05,\"order\"", "norm_gate: buffer lin_y does not hold 64 elements for each row" },
+	{ "\"dim\":8,\"groups\":4,\"eps\":1e-05,\"order\":\"norm_first\"", "\"dim\":8,\"groups\":4,\"eps\":1e-05,\"order\":\"gate_first\"", "norm_gate: tensor L0.lin_norm is 8 x 0, expected 32 x 0" },
+};
+
+/* Of the second of two ranks with whole experts, each of which has a gain. What a rank has as -1 is no place in a vector: 32 experts, and a vector of 32. */
+static const Lie gain_lies[] = {
+	{ "{\"op\":\"moe_ffn\"", "{\"op\":\"expert_gain\",\"layer\":0,\"kernel\":null,\"arg\":[\"expert_id\",\"expert_weight\",\"L0.attn_norm\",\"expert_weight\"],"
+	  "\"attr\":{\"n_experts\":32,\"top_k\":2},\"make\":[],\"yaml_line\":0,\"weight_bytes\":0,\"flops_per_row\":0},{\"op\":\"moe_ffn\"",
+	  "holds -1 for experts of other ranks" },
+	{ "\"attr\":{\"n_experts\":64,\"top_k\":2},", "\"attr\":{\"n_experts\":63,\"top_k\":2},", "expert_gain: tensor L0.expert_gain is 64 x 0, expected 63 x 0" },
+	{ "\"attr\":{\"n_experts\":64,\"top_k\":2},", "\"attr\":{\"n_experts\":64,\"top_k\":3},", "expert_gain: buffer expert_id does not hold 3 elements for each row" },
+	{ "\"first\":32,\"count\":32", "\"first\":33,\"count\":32", "own_experts: attributes break the rule first + count <= n_experts" },
+	{ "\"first\":32,\"count\":32", "\"first\":30,\"count\":33", "holds indices that step" },
+};
+
 static void
-refuse(Bench *b, const char *description, const Lie *lies, size_t n)
+refuse(Bench *b, const char *family, const char *description, int rank, const Lie *lies, size_t n)
 {
-	bench_spec(b, "llama", description);
-	const Plan *p = plan_of(b, b->spec, "ref", 1, true), *q;
+	bench_spec(b, family, description);
+	const Plan *p = plan_of(b, b->spec, "ref", rank, true), *q;
 	Strbuf      json = { 0 };
 
 	assert_non_null(p);
@@ -333,12 +367,24 @@ refuse(Bench *b, const char *description, const Lie *lies, size_t n)
 
 BENCH_TEST(plans_of_ranks_that_lie_are_refused)
 {
-	refuse(b, "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: {tp: 3}\n", rank_lies, sizeof rank_lies / sizeof *rank_lies);
+	refuse(b, "llama", "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: {tp: 3}\n", 1, rank_lies, sizeof rank_lies / sizeof *rank_lies);
 }
 
 BENCH_TEST(plans_of_stages_that_lie_are_refused)
 {
-	refuse(b, "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: {pp: 2}\n", stage_lies, sizeof stage_lies / sizeof *stage_lies);
+	refuse(b, "llama", "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: {pp: 2}\n", 1, stage_lies, sizeof stage_lies / sizeof *stage_lies);
+}
+
+BENCH_TEST(plans_of_states_that_lie_are_refused)
+{
+	refuse(b, "qwen3_next", "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8}\nlinear: {layers: [0], k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 8}\nffn: {width: 48}\n", 0,
+	       state_lies, sizeof state_lies / sizeof *state_lies);
+}
+
+BENCH_TEST(plans_of_experts_with_gains_that_lie_are_refused)
+{
+	refuse(b, "gemma4", "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8, window: 8}\nffn: {width: 16}\nmoe: {n_experts: 64, top_k: 2, width: 16}\n"
+	       "parallel: {tp: 2, experts: whole}\n", 1, gain_lies, sizeof gain_lies / sizeof *gain_lies);
 }
 
 /* ---------------------------------------------------------------- columns of every type ---- */
@@ -455,6 +501,7 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_element_is_read_as_often_as_it_should_be), cmocka_unit_test(stages_read_everything_once), cmocka_unit_test(shares_are_even_and_whole),
 		cmocka_unit_test(what_cannot_be_dealt_is_refused), cmocka_unit_test(plans_of_ranks_that_lie_are_refused), cmocka_unit_test(plans_of_stages_that_lie_are_refused),
+		cmocka_unit_test(plans_of_states_that_lie_are_refused), cmocka_unit_test(plans_of_experts_with_gains_that_lie_are_refused),
 		cmocka_unit_test(columns_are_those_of_the_whole_row), cmocka_unit_test(a_rank_reads_its_rows_and_columns_alone),
 	};
 
