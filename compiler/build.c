@@ -428,20 +428,30 @@ delta(Build *b, int h)
 	const Spec *s = b->s;
 	int64_t     k_heads = s->linear.k_heads, v_heads = s->linear.v_heads, k_dim = s->linear.k_dim, v_dim = s->linear.v_dim;
 	int64_t     width = 2 * k_heads * k_dim + v_heads * v_dim;
+	static const char *const role[] = { "lin_q", "lin_k", "lin_v" };
+	const int64_t rows[] = { k_heads * k_dim, k_heads * k_dim, v_heads * v_dim };
+	const StorageRule as = spec_storage(s, role[0], b->layer);
 	int         part[3];
+	bool        there = true;
 
 	at(b, "linear.layers");
-	part[0] = weight(b, "lin_q", k_heads * k_dim, s->hidden);
-	part[1] = weight(b, "lin_k", k_heads * k_dim, s->hidden);
-	part[2] = weight(b, "lin_v", v_heads * v_dim, s->hidden);
-	int w = part[0] < 0 || part[1] < 0 || part[2] < 0 ? -1 : graph_stack(b->g, arena_printf(b->g->arena, "L%d.lin_qkv", b->layer), part, 3);
+	for (int i = 0; i < 3; i++) {
+		const StorageRule own = spec_storage(s, role[i], b->layer);
+		part[i] = weight(b, role[i], rows[i], s->hidden);
+		there &= part[i] >= 0;
+		if (!same_word(own.order, as.order) || !same_word(own.factor, as.factor)) {
+			err_at(b->g->diag, b->loc, "layer %d: q, k and v in front of a convolution must have their columns in one order, with one factor", b->layer);
+			return h;
+		}
+	}
+	int w = there ? graph_stack(b->g, arena_printf(b->g->arena, "L%d.lin_qkv", b->layer), part, 3) : -1;
 	if (w < 0) {
-		if (part[0] >= 0 && part[1] >= 0 && part[2] >= 0)
+		if (there)
 			err_at(b->g->diag, b->loc, "layer %d: q, k and v in front of a convolution must be stored in one type", b->layer);
 		return h;
 	}
-	int qkv = value(b, "lin_qkv");
-	Op *o = OP(b, matmul, .x = h, .w = w, .b = -1, .y = qkv);
+	int qkv = value(b, "lin_qkv"), in = arrange(b, h, role[0], s->hidden);
+	Op *o = OP(b, matmul, .x = in, .w = w, .b = -1, .y = qkv);
 	op_set_int(b->g, o, "rows", width);
 	op_set_int(b->g, o, "cols", s->hidden);
 	int z = matmul(b, h, "lin_z", false, v_heads * v_dim, s->hidden, "lin_z");

@@ -86,6 +86,23 @@ BENCH_TEST(absurd_sizes_are_refused)
 }
 
 /* q, k and v of a tensor stacked head by head: each takes its part of every head's rows. */
+#define TINY_LINEAR TINY_GQA TINY_FFN "linear: {layers: [0], k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 8}\n"
+
+/* q, k and v of a delta rule are one product: x is brought into the order of their columns once */
+BENCH_TEST(columns_in_front_of_a_delta_rule_are_in_one_order)
+{
+	bench_spec(b, "qwen3_next", TINY_LINEAR "storage: {rules: [{tensor: lin_q, type: u4_32, order: lin_q}, {tensor: lin_k, type: u4_32, order: lin_q}, "
+	           "{tensor: lin_v, type: u4_32, order: lin_q}, {tensor: lin_z, type: u4_32, order: lin_q}]}\n");
+	const Graph *g = bench_graph(b);
+	const Op    *arrange = graph_first(g, OP_arrange), *first = graph_first(g, OP_matmul);
+	assert_int_equal(graph_count(g, OP_arrange), 1);
+	assert_string_equal(g->val[first->arg[ARG(matmul, y)]].name, "L0.lin_qkv");
+	assert_int_equal(first->arg[ARG(matmul, x)], arrange->arg[ARG(arrange, y)]);
+	bench_spec(b, "qwen3_next", TINY_LINEAR "storage: {rules: [{tensor: lin_q, type: u4_32, order: lin_q}, {tensor: lin_k, type: u4_32}, {tensor: lin_v, type: u4_32}]}\n");
+	assert_null(graph_build(b->spec, &b->diag, &b->arena));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "q, k and v in front of a convolution must have their columns in one order, with one factor"));
+}
+
 BENCH_TEST(stacked_heads_are_taken_apart)
 {
 	bench_file(b, "gpt-neox");
@@ -146,7 +163,7 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(graphs_are_as_reviewed),          cmocka_unit_test(rows_change_at_pick_only),
 		cmocka_unit_test(missing_tensor_name_is_an_error), cmocka_unit_test(rows_must_be_whole_blocks),
-		cmocka_unit_test(absurd_sizes_are_refused),
+		cmocka_unit_test(absurd_sizes_are_refused),        cmocka_unit_test(columns_in_front_of_a_delta_rule_are_in_one_order),
 		cmocka_unit_test(stacked_heads_are_taken_apart),   cmocka_unit_test(verify_finds_a_broken_graph),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
