@@ -500,7 +500,7 @@ spec_kv_layer(const Spec *s, int layer)
 	if (layer < own)
 		return layer;
 	for (int l = own; l-- > 0;)
-		if (spec_windowed(s, l) == spec_windowed(s, layer) && !(s->linear.n && s->linear.layer_in[l]))
+		if (spec_windowed(s, l) == spec_windowed(s, layer) && !(s->linear.n && s->linear.layer_in[l]) && !(s->conv.n && s->conv.layer_in[l]))
 			return l;
 	return -1;
 }

@@ -36,6 +36,8 @@ check_kinds(SpecTable *t)
 {
 	const int64_t heads = INT(local_n_heads), kv = INT(local_n_kv_heads), shared = INT(kv_shared), n_layers = INT(n_layers);
 	const uint8_t *in = t->val[K_window_layers].layers, *bare = t->val[K_k_is_v].layers;
+	const uint8_t *linear = t->val[K_linear_layers].layers, *conv = t->val[K_conv_layers].layers;
+	SpecKey apart = K_window_layers; /* what layers differ by */
 	bool kind[2] = { false };
 
 	if (heads > 0 && kv > 0 && heads % kv && (heads != INT(n_heads) || kv != INT(n_kv_heads))) {
@@ -60,12 +62,16 @@ check_kinds(SpecTable *t)
 	}
 	for (int64_t l = 0; l < n_layers; l++) {
 		bool local = INT(window) > 0 && in && in[l];
+		if ((linear && linear[l]) || (conv && conv[l])) { /* a state, and no keys and values */
+			apart = linear && linear[l] ? K_linear_layers : K_conv_layers;
+			continue;
+		}
 		if (l < n_layers - shared) {
 			kind[local] = true;
 		} else if (!kind[local]) {
 			err_at(t->d, LOC(kv_shared), "attention.kv_shared = %lld: no layer before them is %s, as layer %lld is, whose keys and values it could read", (long long)shared,
-			       local ? "windowed" : "without a window", (long long)l);
-			note(t, K_window_layers);
+			       local ? "windowed" : apart == K_window_layers ? "without a window" : "one of attention", (long long)l);
+			note(t, apart);
 			return;
 		}
 	}
