@@ -144,7 +144,7 @@ block_yield(Site at)
 	if (spin_progress != emu_progress) {
 		spin_progress = emu_progress;
 		spins = 0;
-	} else if (++spins > SPIN_LIMIT || emu_give_up) {
+	} else if (emu_give_up || (++spins > SPIN_LIMIT && emu_contexts() < 2)) { /* several threads that wait count as many spins a millisecond */
 		mbar_stuck(t, at);
 		if (emu_contexts() > 1)
 			never_comes(t, at);
