@@ -17,6 +17,10 @@ enum { VOCAB = 400, EOS = 0, CONTEXT = 336 };
 
 static PlanPool pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 } };
 static const Plan plan = { .n_pool = 1, .pool = pools };
+/* A state beside it, as models with such layers have: the value of the last position */
+static PlanPool state_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 },
+	{ .id = "state", .state = true, .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 } };
+static const Plan state_plan = { .n_pool = 2, .pool = state_pools };
 
 static uint32_t
 mix(uint32_t h, uint32_t x)
@@ -48,6 +52,12 @@ cell(Fake *f, llmc_seq q, int32_t pos, bool value)
 	uint32_t *page = (uint32_t *)((char *)kv_layer(&f->kv, 0, 0) +
 	                              f->kv.seq[q].page[pos / PLAN_KV_PAGE] * plan_layer_page_bytes(&pools[0]));
 	return &page[pos % PLAN_KV_PAGE + (value ? PLAN_KV_PAGE : 0)];
+}
+
+static uint32_t *
+state_of(Fake *f, llmc_seq q)
+{
+	return plan_has_state(f->kv.plan) ? (uint32_t *)kv_layer(&f->kv, 1, 0) + q : NULL;
 }
 
 static llmc_status
@@ -112,8 +122,10 @@ fake_save(void *user, llmc_seq q, int32_t n_tok)
 
 	if ((int)roll(f, 8) >= f->save)
 		return NULL;
-	Saved *s = malloc(sizeof *s + (size_t)kv_bytes(f->kv.plan, kv_seq_pages(n_tok)));
+	size_t pages = (size_t)kv_bytes(f->kv.plan, kv_seq_pages(n_tok));
+	Saved *s = malloc(sizeof *s + pages + (size_t)kv_state_bytes(f->kv.plan, 1));
 	assert_non_null(s);
+	kv_state_read(&f->kv, q, (char *)s->cells + pages);
 	s->n = n_tok;
 	kv_pages_read(&f->kv, f->kv.seq[q].page, f->kv.seq[q].n_page, s->cells);
 	f->n_saved++;
@@ -137,6 +149,7 @@ fake_load(void *user, void *saved, llmc_seq *out)
 	assert_true(*out >= 0 && kv_need(&f->kv, out, &s->n, 1) <= f->kv.n_free);
 	kv_seq_room(&f->kv, *out, s->n);
 	kv_pages_write(&f->kv, f->kv.seq[*out].page, f->kv.seq[*out].n_page, s->cells);
+	kv_state_write(&f->kv, *out, (char *)s->cells + kv_bytes(f->kv.plan, kv_seq_pages(s->n)));
 	fake_drop(f, s);
 	return true;
 }
@@ -148,8 +161,10 @@ static void
 fake_forward(Fake *f, const llmc_chunk *c, int32_t rows, uint32_t state[1 + GUESSES])
 {
 	int32_t at = f->kv.seq[c->seq].len, end = at + c->n_tok;
-	uint32_t h = 1;
+	uint32_t h = 1, *own = state_of(f, c->seq);
 
+	if (own && at) /* it is that of the last position, whoever has left it there */
+		assert_int_equal(*own, *cell(f, c->seq, at - 1, true));
 	kv_extend(&f->kv, c->seq, c->n_tok);
 	for (int32_t i = 0; i < c->n_tok; i++) {
 		uint32_t past = at + i ? *cell(f, c->seq, at + i - 1, true) : 7;
@@ -157,6 +172,8 @@ fake_forward(Fake *f, const llmc_chunk *c, int32_t rows, uint32_t state[1 + GUES
 		*cell(f, c->seq, at + i, true) = mix(past, (uint32_t)c->tok[i]);
 	}
 	f->kv.seq[c->seq].len = end;
+	if (own)
+		*own = *cell(f, c->seq, end - 1, true);
 	for (int32_t i = 0; c->n_out && i < end; i++) {
 		h = mix(mix(h, *cell(f, c->seq, i, false)), *cell(f, c->seq, i, true));
 		if (i >= end - rows)
@@ -315,7 +332,7 @@ step(Sim *m)
 {
 	uint32_t state[16][1 + GUESSES];
 	SchedSeq *who[16], *ran[16];
-	bool guesses = roll(&m->f, 2);
+	bool guesses = roll(&m->f, 2) && !m->s->lim.borders;
 	int32_t n = sched_plan(m->s), n_tok = 0, n_out = 0;
 
 	/* a step without work while there is some would be for ever */
@@ -367,7 +384,7 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 	o.user = &m->f;
 	m->f.save = save;
 	m->slowest = 0;
-	assert_int_equal(kv_open(&m->f.kv, &plan, pages, CONTEXT, lim.seqs, NULL), LLMC_OK);
+	assert_int_equal(kv_open(&m->f.kv, lim.borders ? &state_plan : &plan, pages, CONTEXT, lim.seqs, NULL), LLMC_OK);
 	if (!lim.no_prefix)
 		assert_int_equal(kv_prefix_open(&m->f.kv, NULL), LLMC_OK);
 	assert_int_equal(sched_open(&lim, &o, &m->s, NULL), LLMC_OK);
@@ -407,6 +424,8 @@ random_requests_answer_as_alone(void **state)
 		{ { .seqs = 10, .chunk = 100, .n_out = 10, .prefill = 100, .pages = 12, .total_tokens = 900,
 		    .waiting_ratio = 1.2f, .max_waiting_steps = 20 }, 2, 30, 2 },
 		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .borders = true }, 3, 16, 3 },
+		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .borders = true }, 2, 12, 4 },
 	};
 	static Sim m;
 	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0;
@@ -425,6 +444,7 @@ random_requests_answer_as_alone(void **state)
 		              (unsigned long long)m.n_done, (unsigned long long)m.n_cancelled, (unsigned long long)m.s->n_preempted,
 		              (unsigned long long)m.s->n_loaded, (unsigned long long)m.s->prefix_hits, (unsigned long long)m.slowest);
 		assert_true(m.n_done > 100);
+		assert_true(!with[i].lim.borders || m.s->prefix_hits > 500);
 		sched_close(m.s);
 		kv_release(&m.f.kv);
 	}
