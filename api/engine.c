@@ -18,6 +18,8 @@ same_tokens(const llmc_model *m, const llmc_model *draft, llmc_error *err)
 {
 	const llmc_tokenizer *a = m->tokenizer, *b = draft->tokenizer;
 
+	if (draft->plan->output != LLMC_OUTPUT_LOGITS)
+		return error_set(err, LLMC_E_INPUT, "%s makes vectors of texts (head.kind), no text: it cannot be a draft model", draft->plan->name);
 	if (!a || !b)
 		return error_set(err, LLMC_E_INPUT, "a draft model must have the tokens of the model: %s has no tokenizer to compare", a ? draft->plan->name : m->plan->name);
 	if (llmc_tokenizer_size(a) != llmc_tokenizer_size(b))
