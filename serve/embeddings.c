@@ -34,6 +34,22 @@ ids_of(const Gen *g, const json_t *list, Sub *sub, Problem *p)
 	return true;
 }
 
+/* How many tokens the tokenizer puts behind a text. */
+static size_t
+n_behind(const Server *s)
+{
+	int32_t with[64], plain[64];
+	size_t n = 0, m = 0;
+	llmc_error err;
+
+	if (llmc_tokenize(s->back.tok, "a", 1, LLMC_ADD_SPECIAL, with, 64, &n, &err) != LLMC_OK || llmc_tokenize(s->back.tok, "a", 1, 0, plain, 64, &m, &err) != LLMC_OK || m < 1)
+		return 0;
+	for (size_t i = 0; i + m <= n; i++)
+		if (!memcmp(with + i, plain, m * sizeof *plain))
+			return n - m - i;
+	return 0;
+}
+
 static bool
 read_text(const Gen *g, const json_t *v, size_t i, bool cut, Sub *sub, Problem *p)
 {
@@ -52,8 +68,12 @@ read_text(const Gen *g, const json_t *v, size_t i, bool cut, Sub *sub, Problem *
 		return problem(p, 400, "input", "Invalid 'input[%zu]': the text is empty.", i);
 	if (sub->n_tok > (size_t)most && !cut)
 		return problem(p, 400, "input", "This model's maximum context length is %d tokens, 'input[%zu]' has %s%zu.", most, i, sub->tok ? "" : "at least ", sub->n_tok);
-	if (sub->n_tok > (size_t)most)
+	if (sub->n_tok > (size_t)most) { /* the text is cut, not the end that the model was trained to pool */
+		size_t behind = json_is_string(v) ? n_behind(g->srv) : 0;
+		if (behind < (size_t)most)
+			memmove(sub->tok + most - behind, sub->tok + sub->n_tok - behind, behind * sizeof *sub->tok);
 		sub->n_tok = (size_t)most;
+	}
 	return true;
 }
 

@@ -2,6 +2,7 @@
 import json
 import math
 import pathlib
+import shutil
 
 import pytest
 
@@ -58,6 +59,26 @@ def test_ollama(server, want):
     assert r["embeddings"][0] == pytest.approx(want["mean"][0], rel=1e-6)
     assert server.post("/api/embed", {"input": "x" * 5000, "truncate": False}).status == 400
     assert len(server.post("/api/embed", {"input": "x" * 5000}).json()["embeddings"]) == 1
+
+
+def test_what_is_cut_keeps_its_end(serve, vectors, tmp_path):
+    """As the tokenizers library truncates: what the template puts around a text stays, pooled or not."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = shutil.copytree(vectors, tmp_path / "ends")
+    description = json.loads((folder / "tokenizer.json").read_text())
+    ids = {name: tiny_model.vocabulary().index(name) for name in ("<s>", "</s>")}
+    description["post_processor"] = {
+        "type": "TemplateProcessing", "pair": [],
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+        "special_tokens": {name: {"id": name, "ids": [i], "tokens": [name]} for name, i in ids.items()},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(description))
+    with serve(folder, "--arch", "generic", "-t", "1", "--model-name", "ends") as s:
+        theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        theirs.enable_truncation(s.get("/info").json()["max_total_tokens"])
+        for text in ("hello", " a text of words" * 200):
+            want = s.post("/v1/embeddings", {"input": theirs.encode(text).ids, "pooling": "last"}).json()["data"]
+            assert s.post("/v1/embeddings", {"input": text, "pooling": "last", "truncate_prompt_tokens": -1}).json()["data"] == want
 
 
 @pytest.mark.parametrize("body,said", [
