@@ -212,7 +212,7 @@ post(const Trace *t, const Strbuf *body)
 		}
 		if (got >= 12 && strncmp(answer, "HTTP/1.", 7) == 0)
 			status = atoi(answer + 9);
-		for (ssize_t k = 1; k > 0 && clock_now() < until;) /* to its end, so that the collector sees no broken connection */
+		for (ssize_t k = 1; status && k > 0 && clock_now() < until;) /* to its end, so that the collector sees no broken connection */
 			k = recv(fd, head, sizeof head, 0);
 	}
 	close(fd);
