@@ -1,0 +1,72 @@
+/* Between the files that make a graph of a Spec: what is being built, and the equations that all of them use. Each makes one op and returns its result's
+ * value; names are those of the layer being built. */
+#ifndef LLMC_COMPILER_BUILD_H
+#define LLMC_COMPILER_BUILD_H
+
+#include <string.h>
+
+#include "compiler/graph.h"
+
+typedef struct Build {
+	Graph      *g;
+	const Spec *s;
+	int         layer;   /* -1 outside the layers */
+	Loc         loc;     /* of the YAML key that the ops being made come from */
+	int         rope[2], rope2; /* values of the tables; rope2: second axis */
+	int        *pool, *done; /* [n_layers] values: the cache that a layer reads, and that it has been appended to; -1: the layer has no attention */
+	int        *conv, *state; /* [n_layers] of layers that keep a state; else -1 */
+	int         ple;     /* what per-layer embeddings bring to all layers, side by side; -1: none */
+	struct { int x, y; const char *order, *factor; } arranged[8]; /* of this layer, the last of them */
+	int         n_arranged;
+} Build;
+
+static inline bool
+same_word(const char *a, const char *b)
+{
+	return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+static inline bool
+is_linear(const Spec *s, int l)
+{
+	return s->linear.n > 0 && s->linear.layer_in[l];
+}
+
+static inline bool
+is_conv(const Spec *s, int l)
+{
+	return s->conv.n > 0 && s->conv.layer_in[l];
+}
+
+/* build_ops.c */
+int build_value(Build *b, const char *name);
+int build_matrix(Build *b, const char *role, int64_t rows, int64_t cols);
+int build_bias(Build *b, bool wanted, const char *role, int64_t rows);
+/* An op with its arguments; attributes are set by the caller. */
+Op *build_op(Build *b, OpKind kind, const int *arg);
+#define OP(b, kind, ...) build_op(b, OP_##kind, OP_ARGS(kind, __VA_ARGS__))
+void build_at(Build *b, const char *key);
+/* x as the columns of the role's matrix are stored; one value for all that are alike */
+int build_arrange(Build *b, int x, const char *role, int64_t cols);
+/* y = x w^T + b */
+int build_matmul(Build *b, int x, const char *role, bool with_bias, int64_t rows, int64_t cols, const char *name);
+/* role NULL: without weights */
+int build_rmsnorm(Build *b, int x, const char *role, int64_t dim, int64_t groups, double eps, bool plus_one, const char *name);
+/* The norm of the stream: of the description's kind; x itself where there is none. */
+int build_norm(Build *b, bool wanted, int x, const char *role, const char *name);
+/* y = scale * x, or with a role that number of the checkpoint times it */
+int build_gain(Build *b, int x, const char *role, double scale, int64_t width, const char *name);
+/* y = scale * x + r, of any width */
+int build_add_wide(Build *b, int x, int r, double scale, int64_t width, const char *name);
+int build_add(Build *b, int x, int r, double scale, const char *name);
+int build_slice(Build *b, int x, int64_t width, int64_t first, int64_t count, const char *name);
+const char *build_act_word(ActKind a);
+
+/* build_attention.c: attention of the layer, or what stands in its place, of the normed stream h */
+int build_attention(Build *b, int h);
+
+/* build_ffn.c: the feed-forward of the normed stream h; experts, whose router may have a norm of its own over the stream x */
+int build_dense(Build *b, int h);
+int build_moe(Build *b, int h, int x);
+
+#endif

@@ -1,0 +1,299 @@
+/* The first block of a layer: attention over keys and values or over latents, or a state in its place. */
+#include "compiler/build.h"
+
+#include <math.h>
+
+/* Rotate dims [first, first + dims of the layer's table) of each head. */
+static int
+rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *name)
+{
+	const Spec *s = b->s;
+	int         table = s->n_rope > 1 && spec_windowed(s, b->layer) ? 1 : 0;
+	const char *style = s->rope_style == ROPE_HALF ? "half" : "interleaved";
+
+	if (s->position != POS_ROPE || (s->rope_in && !s->rope_in[b->layer]))
+		return x;
+	int y = build_value(b, name);
+	if (s->rope_axes == 2) {
+		Op *o = OP(b, rope_2d, .x = x, .rope = b->rope[0], .rope2 = b->rope2, .y = y);
+		op_set_int(b->g, o, "heads", heads);
+		op_set_int(b->g, o, "dim", dim);
+		op_set_int(b->g, o, "rope_dims", s->rope[0].dims);
+		op_set_word(b->g, o, "style", style);
+		return y;
+	}
+	Op *o = OP(b, rope, .x = x, .rope = b->rope[table], .y = y);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "dim", dim);
+	op_set_int(b->g, o, "first", first);
+	op_set_int(b->g, o, "rope_dims", s->rope[table].dims);
+	op_set_word(b->g, o, "style", style);
+	return y;
+}
+
+/* The norm of q or k, if it stands here */
+static int
+qk_norm(Build *b, bool after, int x, const char *role, int64_t heads, const char *name)
+{
+	const Spec *s = b->s;
+	bool        whole = s->attention.qk_norm == QK_WHOLE;
+	int64_t     dim = spec_heads(s, b->layer).head_dim;
+
+	if (s->attention.qk_norm == QK_NONE || s->attention.qk_after != after)
+		return x;
+	build_at(b, "attention.qk_norm");
+	return build_rmsnorm(b, x, s->attention.qk_norm == QK_UNIT ? NULL : role, whole ? heads * dim : dim, whole ? 1 : heads, s->norm.qk_eps,
+	               s->attention.qk_norm != QK_UNIT && s->norm.plus_one, name);
+}
+
+/* Queries grow with the position, where the description says so. It stands behind the append, where fused queries come out. */
+static int
+temper(Build *b, int q, int64_t width)
+{
+	const Spec *s = b->s;
+
+	if (s->attention.temper.scale == 0 || !s->attention.temper.layer_in[b->layer])
+		return q;
+	build_at(b, "attention.temperature.scale");
+	int y = build_value(b, "q_tempered");
+	Op *o = OP(b, pos_scale, .x = q, .y = y);
+	op_set_int(b->g, o, "width", width);
+	op_set_num(b->g, o, "scale", s->attention.temper.scale);
+	op_set_int(b->g, o, "offset", s->attention.temper.offset);
+	op_set_int(b->g, o, "base", s->attention.temper.positions);
+	return y;
+}
+
+/* Keys and values of this layer go to the cache; what comes out orders that before its readers. */
+static int
+append(Build *b, int k, int v, const HeadShape *shape)
+{
+	int done = build_value(b, "kv");
+	Op *o = OP(b, kv_append, .k = k, .v = v, .kv = b->pool[b->layer], .done = done);
+
+	op_set_int(b->g, o, "kv_heads", shape->n_kv_heads);
+	op_set_int(b->g, o, "dim", shape->head_dim);
+	op_set_int(b->g, o, "v_dim", shape->v_dim);
+	return done;
+}
+
+static int
+gqa(Build *b, int h)
+{
+	const Spec     *s = b->s;
+	const HeadShape shape = spec_heads(s, b->layer);
+	int64_t         heads = shape.n_heads, kv_heads = shape.n_kv_heads, dim = shape.head_dim, v_dim = shape.v_dim;
+	int             source = spec_kv_layer(s, b->layer), kv = b->pool[b->layer], k = -1, v = -1;
+	bool            own = source == b->layer; /* keys and values */
+	Op             *o;
+
+	build_at(b, "attention.n_heads");
+	int q = build_matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q");
+	if (own) {
+		k = v = build_matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k");
+		if (!s->attention.k_is_v[b->layer])
+			v = build_matmul(b, h, "v", s->attention.bias, kv_heads * v_dim, s->hidden, "v");
+	}
+	q = qk_norm(b, false, q, "q_norm", heads, "q_normed");
+	if (own)
+		k = qk_norm(b, false, k, "k_norm", kv_heads, "k_normed");
+	build_at(b, "position");
+	q = rotate(b, q, heads, dim, 0, "q_rope");
+	if (own)
+		k = rotate(b, k, kv_heads, dim, 0, "k_rope");
+	q = qk_norm(b, true, q, "q_norm", heads, "q_normed");
+	if (own)
+		k = qk_norm(b, true, k, "k_norm", kv_heads, "k_normed");
+	if (own && s->attention.v_norm) {
+		build_at(b, "attention.v_norm");
+		v = build_rmsnorm(b, v, NULL, v_dim, kv_heads, s->norm.qk_eps, false, "v_normed");
+	}
+	if (own && s->attention.v_scale != 1) {
+		build_at(b, "attention.v_scale");
+		v = build_gain(b, v, NULL, s->attention.v_scale, kv_heads * v_dim, "v_scaled");
+	}
+	build_at(b, "attention.n_heads");
+	int done = b->done[b->layer] = own ? append(b, k, v, &shape) : b->done[source];
+	q = temper(b, q, heads * dim);
+
+	build_at(b, "attention.n_heads");
+	int sink = -1;
+	if (s->attention.sinks && s->attention.sink_in[b->layer]) {
+		build_at(b, "attention.sinks");
+		sink = build_matrix(b, "sinks", heads, 0);
+	}
+	int y = build_value(b, "attn");
+	o = OP(b, attention, .q = q, .kv = kv, .done = done, .sink = sink, .y = y);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "kv_heads", kv_heads);
+	op_set_int(b->g, o, "dim", dim);
+	op_set_int(b->g, o, "v_dim", v_dim);
+	op_set_num(b->g, o, "scale", s->attention.scale);
+	op_set_num(b->g, o, "cap", s->attention.score_cap);
+	op_set_int(b->g, o, "window", spec_windowed(s, b->layer) ? s->attention.window : 0);
+	op_set_word(b->g, o, "mask", s->attention.mask == MASK_PREFIX ? "prefix" : "causal");
+	op_set_num(b->g, o, "alibi", s->position == POS_ALIBI ? s->alibi_max_bias : 0);
+	if (s->attention.out_gate != GATE_NONE) {
+		build_at(b, "attention.out_gate");
+		int64_t gates = s->attention.out_gate == GATE_HEAD ? heads : heads * v_dim;
+		int     g = build_matmul(b, h, "q_gate", s->attention.bias, gates, s->hidden, "q_gate"), gated = build_value(b, "attn_gated");
+		o = OP(b, gate_mul, .x = y, .s = g, .y = gated);
+		op_set_int(b->g, o, "width", heads * v_dim);
+		op_set_int(b->g, o, "groups", gates);
+		y = gated;
+	}
+	return build_matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
+}
+
+/* The cache holds the normed latent and one rotated key; k_b and v_b stay two factors beside it. */
+static int
+mla(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int64_t     heads = s->attention.n_heads, nope = s->attention.nope_dim, rope = s->attention.rope_dim;
+	int64_t     rank = s->attention.kv_rank, q_rank = s->attention.q_rank, v_dim = s->attention.v_dim;
+	int         kv = b->pool[b->layer], q;
+
+	build_at(b, "attention.kind");
+	if (q_rank > 0) {
+		int low = build_matmul(b, h, "q_a", s->attention.bias, q_rank, s->hidden, "q_a");
+		low = build_rmsnorm(b, low, "q_a_norm", q_rank, 1, s->norm.latent_eps, false, "q_a_normed");
+		q = build_matmul(b, low, "q_b", false, heads * (nope + rope), q_rank, "q");
+	} else {
+		q = build_matmul(b, h, "q", false, heads * (nope + rope), s->hidden, "q");
+	}
+	q = rotate(b, q, heads, nope + rope, nope, "q_rope");
+	int both = build_matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
+	int latent = build_slice(b, both, rank + rope, 0, rank, "latent");
+	latent = build_rmsnorm(b, latent, "kv_a_norm", rank, 1, s->norm.latent_eps, false, "latent_normed");
+	int key = build_slice(b, both, rank + rope, rank, rope, "k_pe");
+	key = rotate(b, key, 1, rope, 0, "k_rope");
+
+	int done = build_value(b, "kv");
+	Op *o = OP(b, mla_append, .latent = latent, .rope_k = key, .kv = kv, .done = done);
+	op_set_int(b->g, o, "kv_rank", rank);
+	op_set_int(b->g, o, "rope_dim", rope);
+
+	q = temper(b, q, heads * (nope + rope));
+	build_at(b, "attention.kind");
+	int k_b = build_matrix(b, "k_b", heads * nope, rank), v_b = build_matrix(b, "v_b", heads * v_dim, rank);
+	int y = build_value(b, "attn");
+	o = OP(b, mla_attention, .q = q, .k_b = k_b, .v_b = v_b, .kv = kv, .done = done, .y = y);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "kv_rank", rank);
+	op_set_int(b->g, o, "nope_dim", nope);
+	op_set_int(b->g, o, "rope_dim", rope);
+	op_set_int(b->g, o, "v_dim", v_dim);
+	op_set_num(b->g, o, "scale", s->attention.scale);
+	return build_matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
+}
+
+/* --- a state in the place of a cache --- */
+
+/* y = act(w * x) along the sequence, w of `taps` rows for each of the channels */
+static int
+conv(Build *b, int x, const char *role, bool with_bias, int64_t width, int taps, const char *gate, const char *name)
+{
+	int w = build_matrix(b, role, width * taps, 0), wb = build_bias(b, with_bias, role, width), y = build_value(b, name);
+	Op *o = OP(b, conv1d, .x = x, .w = w, .b = wb, .state = b->conv[b->layer], .y = y);
+
+	op_set_int(b->g, o, "width", width);
+	op_set_int(b->g, o, "taps", taps);
+	op_set_word(b->g, o, "gate", gate);
+	return y;
+}
+
+/* The gated delta rule: q, k and v through one convolution, a state for each head, a norm that another projection gates. */
+static int
+delta(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int64_t     k_heads = s->linear.k_heads, v_heads = s->linear.v_heads, k_dim = s->linear.k_dim, v_dim = s->linear.v_dim;
+	int64_t     width = 2 * k_heads * k_dim + v_heads * v_dim;
+	static const char *const role[] = { "lin_q", "lin_k", "lin_v" };
+	const int64_t rows[] = { k_heads * k_dim, k_heads * k_dim, v_heads * v_dim };
+	const StorageRule as = spec_storage(s, role[0], b->layer);
+	int         part[3];
+	bool        there = true;
+
+	build_at(b, "linear.layers");
+	for (int i = 0; i < 3; i++) {
+		const StorageRule own = spec_storage(s, role[i], b->layer);
+		part[i] = build_matrix(b, role[i], rows[i], s->hidden);
+		there &= part[i] >= 0;
+		if (!same_word(own.order, as.order) || !same_word(own.factor, as.factor)) {
+			err_at(b->g->diag, b->loc, "layer %d: q, k and v in front of a convolution must have their columns in one order, with one factor", b->layer);
+			return h;
+		}
+	}
+	int w = there ? graph_stack(b->g, arena_printf(b->g->arena, "L%d.lin_qkv", b->layer), part, 3) : -1;
+	if (w < 0) {
+		if (there)
+			err_at(b->g->diag, b->loc, "layer %d: q, k and v in front of a convolution must be stored in one type", b->layer);
+		return h;
+	}
+	int qkv = build_value(b, "lin_qkv"), in = build_arrange(b, h, role[0], s->hidden);
+	Op *o = OP(b, matmul, .x = in, .w = w, .b = -1, .y = qkv);
+	op_set_int(b->g, o, "rows", width);
+	op_set_int(b->g, o, "cols", s->hidden);
+	int z = build_matmul(b, h, "lin_z", false, v_heads * v_dim, s->hidden, "lin_z");
+	int beta = build_matmul(b, h, "lin_b", false, v_heads, s->hidden, "lin_b");
+	int a = build_matmul(b, h, "lin_a", false, v_heads, s->hidden, "lin_a");
+	int x = conv(b, qkv, "lin_conv", false, width, s->linear.taps, "silu", "lin_conv");
+
+	int rate = build_matrix(b, "lin_rate", v_heads, 0), dt = build_matrix(b, "lin_dt", v_heads, 0), y = build_value(b, "lin_y");
+	o = OP(b, delta_rule, .x = x, .a = a, .b = beta, .rate = rate, .dt = dt, .state = b->state[b->layer], .y = y);
+	op_set_int(b->g, o, "k_heads", k_heads);
+	op_set_int(b->g, o, "v_heads", v_heads);
+	op_set_int(b->g, o, "k_dim", k_dim);
+	op_set_int(b->g, o, "v_dim", v_dim);
+	op_set_int(b->g, o, "g_dim", 1);
+	op_set_num(b->g, o, "scale", 1 / sqrt((double)k_dim));
+	op_set_num(b->g, o, "eps", 1e-6);
+	op_set_int(b->g, o, "tiled", s->linear.tiled);
+	op_set_int(b->g, o, "a_log", s->linear.a_log);
+	op_set_num(b->g, o, "b_scale", s->linear.beta_scale);
+
+	int nw = build_matrix(b, "lin_norm", v_dim, 0), gated = build_value(b, "lin_gated");
+	o = OP(b, norm_gate, .x = y, .z = z, .w = nw, .y = gated);
+	op_set_int(b->g, o, "dim", v_dim);
+	op_set_int(b->g, o, "groups", v_heads);
+	op_set_num(b->g, o, "eps", s->norm.eps);
+	op_set_word(b->g, o, "order", "norm_first");
+	op_set_word(b->g, o, "gate", "silu");
+	return build_matmul(b, gated, "lin_o", false, s->hidden, v_heads * v_dim, "attn_out");
+}
+
+static int
+mul(Build *b, int x, int z, int64_t width, const char *name)
+{
+	int y = build_value(b, name);
+	Op *o = OP(b, mul, .x = x, .z = z, .y = y);
+
+	op_set_int(b->g, o, "width", width);
+	return y;
+}
+
+/* out(c * conv(b * x)) */
+static int
+short_conv(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int64_t     hidden = s->hidden;
+
+	build_at(b, "conv.layers");
+	int gate = build_matmul(b, h, "conv_b", s->conv.bias, hidden, hidden, "conv_b"), out = build_matmul(b, h, "conv_c", s->conv.bias, hidden, hidden, "conv_c");
+	int x = mul(b, gate, build_matmul(b, h, "conv_x", s->conv.bias, hidden, hidden, "conv_x"), hidden, "conv_in");
+	x = conv(b, x, "conv_w", s->conv.bias, hidden, s->conv.taps, "none", "conv_y");
+	return build_matmul(b, mul(b, out, x, hidden, "conv_out"), "conv_o", s->conv.bias, hidden, hidden, "attn_out");
+}
+
+int
+build_attention(Build *b, int h)
+{
+	if (is_linear(b->s, b->layer))
+		return delta(b, h);
+	if (is_conv(b->s, b->layer))
+		return short_conv(b, h);
+	return b->s->attention.kind == ATT_MLA ? mla(b, h) : gqa(b, h);
+}

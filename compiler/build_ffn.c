@@ -1,0 +1,119 @@
+/* The second block of a layer: a feed-forward, or experts. */
+#include "compiler/build.h"
+
+#include <math.h>
+
+typedef struct FfnRoles { const char *gate, *up, *down, *act, *out; } FfnRoles;
+
+/* The two numbers of a layer's xielu */
+static int
+act_numbers(Build *b)
+{
+	int p[2];
+
+	p[0] = build_matrix(b, "act_p", 1, 0);
+	p[1] = build_matrix(b, "act_n", 1, 0);
+	return graph_stack(b->g, arena_printf(b->g->arena, "L%d.act_numbers", b->layer), p, 2);
+}
+
+/* down(glu(gate x, up x)), or down(act(up x)) */
+static int
+ffn(Build *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias, ActKind act, double limit)
+{
+	int64_t hidden = b->s->hidden;
+	int     y, g = -1;
+	Op     *o;
+
+	if (gated)
+		g = build_matmul(b, h, r->gate, with_bias, width, hidden, r->gate);
+	int u = build_matmul(b, h, r->up, with_bias, width, hidden, r->up);
+	y = build_value(b, r->act);
+	if (gated)
+		o = OP(b, glu, .g = g, .u = u, .y = y);
+	else
+		o = OP(b, act, .x = u, .p = act == ACT_XIELU ? act_numbers(b) : -1, .y = y);
+	op_set_int(b->g, o, "width", width);
+	op_set_word(b->g, o, "act", build_act_word(act));
+	if (gated)
+		op_set_num(b->g, o, "limit", limit);
+	return build_matmul(b, y, r->down, with_bias, hidden, width, r->out);
+}
+
+int
+build_dense(Build *b, int h)
+{
+	const Spec *s = b->s;
+
+	build_at(b, "ffn.width");
+	return ffn(b, h, &(FfnRoles){ "gate", "up", "down", "act", s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out" }, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias, s->ffn.act, s->ffn.limit);
+}
+
+int
+build_moe(Build *b, int h, int x)
+{
+	const Spec *s = b->s;
+	int         n = s->moe.n_experts, shared_bias = -1, seen = h;
+	int64_t     hidden = s->hidden, width = s->moe.width, shared = s->moe.shared_width;
+
+	build_at(b, "moe.n_experts");
+	if (s->moe.router_norm) {
+		build_at(b, "moe.router_norm");
+		seen = build_rmsnorm(b, x, "router_norm", hidden, 1, s->norm.eps, false, "router_normed");
+		seen = build_gain(b, seen, NULL, pow((double)hidden, -0.5), hidden, "router_in");
+	}
+	int logits = build_matmul(b, seen, "router", s->moe.router_bias, n, hidden, "router");
+	if (s->moe.choice_bias)
+		shared_bias = build_bias(b, true, "router_bias", n);
+	int id = build_value(b, "expert_id"), weights = build_value(b, "expert_weight");
+	Op *o = OP(b, moe_route, .logits = logits, .bias = shared_bias, .id = id, .weight = weights);
+	op_set_int(b->g, o, "n_experts", n);
+	op_set_int(b->g, o, "top_k", s->moe.top_k);
+	op_set_word(b->g, o, "score", s->moe.sigmoid ? "sigmoid" : "softmax");
+	op_set_int(b->g, o, "renorm", s->moe.renorm);
+	op_set_num(b->g, o, "scale", s->moe.scale);
+	op_set_int(b->g, o, "groups", s->moe.groups > 0 ? s->moe.groups : 1);
+	op_set_int(b->g, o, "keep_groups", s->moe.groups > 0 ? s->moe.keep_groups : 1);
+	op_set_word(b->g, o, "group_score", s->moe.group_top2 ? "top2" : "max");
+
+	if (s->moe.expert_gain) {
+		build_at(b, "moe.expert_gain");
+		int each = build_matrix(b, "expert_gain", n, 0), y = build_value(b, "expert_weight_gained");
+		o = OP(b, expert_gain, .id = id, .weight = weights, .w = each, .y = y);
+		op_set_int(b->g, o, "n_experts", n);
+		op_set_int(b->g, o, "top_k", s->moe.top_k);
+		weights = y;
+		build_at(b, "moe.n_experts");
+	}
+	int gate = build_experts(b->g, "e_gate", b->layer, n, width, hidden, b->loc);
+	int up = build_experts(b->g, "e_up", b->layer, n, width, hidden, b->loc);
+	int down = build_experts(b->g, "e_down", b->layer, n, hidden, width, b->loc);
+	int gate_b = -1, up_b = -1, down_b = -1;
+	if (s->moe.bias) {
+		build_at(b, "moe.bias");
+		gate_b = build_experts(b->g, "e_gate_b", b->layer, n, width, 0, b->loc);
+		up_b = build_experts(b->g, "e_up_b", b->layer, n, width, 0, b->loc);
+		down_b = build_experts(b->g, "e_down_b", b->layer, n, hidden, 0, b->loc);
+		build_at(b, "moe.n_experts");
+	}
+	int y = build_value(b, shared > 0 || s->moe.beside ? "routed" : "ffn_out");
+	o = OP(b, moe_ffn, .x = h, .id = id, .weight = weights, .gate = gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
+	op_set_int(b->g, o, "n_experts", n);
+	op_set_int(b->g, o, "top_k", s->moe.top_k);
+	op_set_int(b->g, o, "hidden", hidden);
+	op_set_int(b->g, o, "width", width);
+	op_set_word(b->g, o, "act", build_act_word(s->moe.act));
+	op_set_num(b->g, o, "limit", s->moe.limit);
+	if (shared <= 0)
+		return y;
+
+	build_at(b, "moe.shared.width");
+	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, true, s->ffn.bias, s->moe.act, s->moe.limit);
+	if (s->moe.shared_gate) {
+		int mix = build_matmul(b, h, "s_mix", false, 1, hidden, "s_mix"), gated = build_value(b, "shared_gated");
+		o = OP(b, gate_mul, .x = z, .s = mix, .y = gated);
+		op_set_int(b->g, o, "width", hidden);
+		op_set_int(b->g, o, "groups", 1);
+		z = gated;
+	}
+	return build_add(b, y, z, 1.0, "ffn_out");
+}
