@@ -1,0 +1,64 @@
+/* Between the files of a quantisation that runs: its tensors, what each becomes, and the file that grows. */
+#ifndef LLMC_QUANT_RUN_H
+#define LLMC_QUANT_RUN_H
+
+#include <stdio.h>
+
+#include "base/strbuf.h"
+#include "formats/gguf_write.h"
+#include "formats/safetensors.h"
+#include "quant/quantize.h"
+
+typedef struct Tensor {
+	const GgufTensor *in;  /* as a GGUF says it, of a folder too */
+	Dtype   to;            /* blocks that rows become; DT_NONE: bytes of folder_row */
+	bool    made;          /* else it is copied */
+	FolderPart part[FOLDER_PARTS];
+	int     n_part;        /* 0: GGUF */
+	Dtype   scale;         /* of a folder's matrix */
+	int64_t offset, bytes; /* in the data of the output */
+	bool    done;
+	CalibrationInput *input; /* whose Hessian it is rounded by; NULL: none */
+	const ImatrixEntry *importance;
+	const float *times, *over; /* factors of columns, of a matrix; what a norm's weights are divided by; NULL: none */
+} Tensor;
+
+typedef struct Run {
+	QuantJob *job;
+	Arena    *a;
+	Gguf     *g;           /* NULL: a folder */
+	Safetensors *st;
+	const char **ignored;  /* modules that stay as they are */
+	int       n_ignored;
+	Tensor   *t;
+	int       n;
+	GgufHead  head;
+	Strbuf    names;       /* the head of a folder's file */
+	int64_t   data_bytes;
+	int64_t   data_at; /* of the file */
+	int       fd;
+	FILE     *done;
+	const char *partial, *done_path, *folder; /* folder: that partial lies in */
+	Imatrix   own;     /* what calibration found */
+	int64_t   done_bytes;
+} Run;
+
+static inline int64_t
+rows_of(const GgufTensor *t)
+{
+	return t->dim[1] * t->dim[2] * t->dim[3];
+}
+
+/* choose.c */
+/* An entry for a tensor, when its sizes are the tensor's */
+const ImatrixEntry *run_importance(const Run *r, const Imatrix *m, const GgufTensor *t);
+llmc_status run_choose_types(Run *r, llmc_error *err);
+llmc_status run_choose_parts(Run *r, llmc_error *err);
+
+/* partial.c */
+/* Take up what an earlier run has left, or begin. */
+llmc_status run_open(Run *r, llmc_error *err);
+llmc_status run_keep(Run *r, Tensor *t, const void *data, llmc_error *err);
+llmc_status run_finish(Run *r, llmc_error *err);
+
+#endif
