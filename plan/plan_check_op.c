@@ -131,6 +131,8 @@ plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 	TRY(check_args(&k));
 	if (step->op == OP_stage_in && p->stage == 0)
 		return BAD(&k, "%s: no stage is before this one", k.op->name);
+	if (step->op == OP_stage_in && step_int(step, "hidden") != p->hidden)
+		return BAD(&k, "%s: rows of %lld, the stage before hands on rows of %lld", k.op->name, (long long)step_int(step, "hidden"), (long long)p->hidden);
 	if (k.op->flags & OPF_COMM && ((step->op != OP_stage_in && p->ranks < 2) || step->kernel >= 0))
 		return BAD(&k, "%s: %s", k.op->name, step->kernel < 0 ? "the plan is for one rank" : "it is done between ranks, by no kernel");
 	if ((broken = op_shapes(step->op, step->attr, step->n_attr, &model, shape)) != NULL)

@@ -296,6 +296,7 @@ static const Lie stage_lies[] = {
 	{ "\"stage\":1,\"stages\":2,", "", "stage_in: no stage is before this one" },
 	{ "\"stage\":1", "\"stage\":0", "stage_in: no stage is before this one|what the stage hands on" },
 	{ "\"stages\":2", "\"stages\":3", "cannot hold what the stage hands on" },
+	{ "\"attr\":{\"hidden\":32}", "\"attr\":{\"hidden\":16}", "stage_in: rows of 16, the stage before hands on rows of 32" },
 };
 
 /* Of layers with states: more is read or written than there is */
