@@ -224,7 +224,7 @@ state_pool(Build *b, const char *id, const uint8_t *layer_in, int64_t heads, int
 	return v;
 }
 
-/* One pool for all layers, or a second one for the layers that see a window only and may let old pages go. */
+/* One pool for all layers of attention, or a second one for those that see a window only, and pools for what layers keep as a state. */
 static void
 pools(Build *b)
 {
