@@ -48,6 +48,7 @@ struct KvDisk {
 	bool       has_thread;
 	uint32_t   n_made;         /* names of temporary files; the thread's */
 	int64_t    used;           /* bytes of files; the thread's */
+	int64_t    since;          /* of them written since all were counted; the thread's */
 	double     pause_until;    /* after a failed write; the thread's */
 	bool       told;           /* that the disk does not take files; the thread's */
 	pthread_mutex_t lock;
@@ -224,6 +225,7 @@ look_around(KvDisk *d)
 	if (dir)
 		closedir(dir);
 	d->used = sum;
+	d->since = 0;
 }
 
 /* --- writing ---------------------------------------------------------------------------------------------------------- */
@@ -273,6 +275,7 @@ write_page(KvDisk *d, const Waiting *w)
 		errno = error;
 	}
 	d->used += ok ? (int64_t)(sizeof w->head + d->page_bytes) : 0;
+	d->since += ok ? (int64_t)(sizeof w->head + d->page_bytes) : 0;
 	return ok;
 }
 
@@ -302,7 +305,7 @@ write_pages(void *user)
 		} else if (ok) {
 			d->told = false;
 		}
-		if (d->used > d->max_bytes)
+		if (d->used > d->max_bytes || d->since > d->max_bytes / 16) /* others write as well */
 			look_around(d);
 		pthread_mutex_lock(&d->lock);
 		d->counts.written += ok;

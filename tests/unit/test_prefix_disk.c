@@ -260,6 +260,24 @@ a_full_disk_harms_nobody(void **state)
 	kv_disk_close(d);
 }
 
+/* The limit is the folder's, not each server's. */
+static void
+servers_share_the_limit(void **state)
+{
+	KvDisk *d[4];
+
+	(void)state;
+	for (int i = 0; i < 4; i++)
+		d[i] = open_disk("a", 32 * (BYTES + 300));
+	for (int n = 0; n < 100; n++) { /* 25 pages each */
+		put(d[n % 4], n, 0);
+		kv_disk_flush(d[n % 4]);
+	}
+	for (int i = 0; i < 4; i++)
+		kv_disk_close(d[i]);
+	assert_in_range(files(NULL, 0, 0), 20, 45);
+}
+
 /* What a server of the same process number has begun to write, in a container of its own or before it ended. */
 static void
 names_that_are_taken(void **state)
@@ -393,6 +411,7 @@ main(void)
 		cmocka_unit_test_setup_teardown(what_is_wrong_is_not_taken, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(the_least_used_go_first, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_full_disk_harms_nobody, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(servers_share_the_limit, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(names_that_are_taken, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(the_folder_is_ours_alone, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_restart_finds_what_was_read, set_up, tear_down),
