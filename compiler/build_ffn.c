@@ -13,7 +13,12 @@ act_numbers(Build *b)
 
 	p[0] = build_matrix(b, "act_p", 1, 0);
 	p[1] = build_matrix(b, "act_n", 1, 0);
-	return graph_stack(b->g, arena_printf(b->g->arena, "L%d.act_numbers", b->layer), p, 2);
+	if (p[0] < 0 || p[1] < 0)
+		return -1;
+	int both = graph_stack(b->g, arena_printf(b->g->arena, "L%d.act_numbers", b->layer), p, 2);
+	if (both < 0)
+		err_at(b->g->diag, b->loc, "layer %d: the two numbers of xielu must be stored in one type", b->layer);
+	return both;
 }
 
 /* down(glu(gate x, up x)), or down(act(up x)) */
