@@ -4,6 +4,7 @@
 #include "runtime/cuda/nccl.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,7 @@ struct Nccl {
 	int    version, n;
 	void  *comm[LLMC_PEERS];
 	_Atomic bool aborted;
+	pthread_mutex_t in_call[LLMC_PEERS]; /* a communicator is given up while nobody is in a call with it */
 #define X(type, member, symbol, args) type (*member) args;
 	NCCL_CALLS(X)
 #undef X
@@ -101,6 +103,8 @@ nccl_open(CudaSession *const *rank, int n, int timeout_s, Nccl **out, llmc_error
 	*out = NULL;
 	if (!l)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	for (int k = 0; k < LLMC_PEERS; k++)
+		pthread_mutex_init(&l->in_call[k], NULL);
 	TRY_GOTO(library(l, err));
 	config.version = (unsigned)NCCL_OLDEST; /* as the struct was then */
 	r = l->unique_id(&id);
@@ -139,9 +143,12 @@ nccl_abort(Nccl *l)
 {
 	if (!l || atomic_exchange(&l->aborted, true))
 		return;
-	for (int k = 0; k < l->n; k++)
+	for (int k = 0; k < l->n; k++) {
+		pthread_mutex_lock(&l->in_call[k]);
 		if (l->comm[k])
 			(void)!l->give_up(l->comm[k]);
+		pthread_mutex_unlock(&l->in_call[k]);
+	}
 }
 
 void
@@ -153,17 +160,28 @@ nccl_close(Nccl *l)
 		(void)!l->destroy(l->comm[k]);
 	if (l->lib && !atomic_load(&l->aborted)) /* what was given up may still run in there */
 		dlclose(l->lib);
+	for (int k = 0; k < LLMC_PEERS; k++)
+		pthread_mutex_destroy(&l->in_call[k]);
 	free(l);
 }
 
 llmc_status
 nccl_all_gather(Nccl *l, int rank, const float *send, float *receive, int64_t count, CUstream stream, llmc_error *err)
 {
-	int r = atomic_load(&l->aborted) ? NCCL_OK : l->all_gather(send, receive, (size_t)count, NCCL_F32, l->comm[rank], stream);
+	int r = NCCL_OK;
 
-	if (r == NCCL_IN_PROGRESS) /* the call goes on behind it */
-		for (r = NCCL_OK; !atomic_load(&l->aborted) && l->async_error(l->comm[rank], &r) == NCCL_OK && r == NCCL_IN_PROGRESS;)
-			nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
+	/* calls return at once; what was given up is no communicator any more */
+	pthread_mutex_lock(&l->in_call[rank]);
+	if (!atomic_load(&l->aborted))
+		r = l->all_gather(send, receive, (size_t)count, NCCL_F32, l->comm[rank], stream);
+	pthread_mutex_unlock(&l->in_call[rank]);
+	while (r == NCCL_IN_PROGRESS) { /* the call goes on behind it */
+		int seen = NCCL_OK;
+		nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
+		pthread_mutex_lock(&l->in_call[rank]);
+		r = atomic_load(&l->aborted) || l->async_error(l->comm[rank], &seen) != NCCL_OK ? NCCL_OK : seen;
+		pthread_mutex_unlock(&l->in_call[rank]);
+	}
 	return r == NCCL_OK || r == NCCL_IN_PROGRESS ? LLMC_OK : failed(l, r, "an all-gather", err);
 }
 

@@ -1,4 +1,4 @@
-"""Kernels of GPUs that keep a state: against the values that tests/kernels/test_state.py makes, on the emulator and in its checking mode, whole and cut into steps, which
+"""Kernels of GPUs that keep a state: against the values that tests/kernels/test_states.py makes, on the emulator and in its checking mode, whole and cut into steps, which
 must not change a bit."""
 import numpy as np
 import pytest
