@@ -286,7 +286,7 @@ map_file(Safetensors *s, const char *path, llmc_error *err)
 	return m ? read_file(s, m->data, m->size, path, err) : error_set(err, why.code, "%s", why.text);
 }
 
-/* Sort the names; a name in two shards is refused. */
+/* Sort the names; a name in two shards, or twice in one, is refused. */
 static llmc_status
 index_names(Safetensors *s, llmc_error *err)
 {
@@ -294,11 +294,13 @@ index_names(Safetensors *s, llmc_error *err)
 	for (size_t i = 0; i < s->n; i++)
 		s->name[i] = (NameEntry){ s->tensor[i].name, i };
 	const NameEntry *twice = names_sort(s->name, s->n);
-	if (twice)
-		return error_set(err, LLMC_E_INPUT, "tensor %s is in both %s and %s",
-		                 name_text(twice->name, strlen(twice->name)).s, s->tensor[twice[-1].at].file,
-		                 s->tensor[twice->at].file);
-	return LLMC_OK;
+	if (!twice)
+		return LLMC_OK;
+	const NameText text = name_text(twice->name, strlen(twice->name));
+	const char *one = s->tensor[twice[-1].at].file, *other = s->tensor[twice->at].file;
+	if (strcmp(one, other) == 0)
+		return error_set(err, LLMC_E_INPUT, "%s: has two tensors %s", one, text.s);
+	return error_set(err, LLMC_E_INPUT, "tensor %s is in both %s and %s", text.s, one, other);
 }
 
 static int
