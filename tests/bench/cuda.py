@@ -10,7 +10,6 @@ into tests/bench/results/."""
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,14 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests" / "bench"), str(ROOT / "tests" / "e2e")]
 import nvrtc  # noqa: E402
+from machine import machine, result_file  # noqa: E402
 
 LLMC = os.environ.get("LLMC", str(ROOT / "build" / "llmc"))
 EMU = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build")) / "emu"
-
-
-def machine():
-    name = next((x.split(":", 1)[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), "unknown")
-    return dict(cpu=name, cores=os.cpu_count(), kernel=platform.release())
 
 
 def timed(runs, fn):
@@ -86,10 +81,7 @@ def main():
                 return t["decode_s"] / 4
             token(0)
             out[f"emulated_token_{mode}_s"] = timed(min(a.runs, 3), token)
-    name = "".join(c if c.isalnum() else "-" for c in out["machine"]["cpu"].lower()).strip("-")
-    while "--" in name:
-        name = name.replace("--", "-")
-    path = ROOT / "tests" / "bench" / "results" / f"cuda-{name}.json"
+    path = result_file("cuda")
     path.write_text(json.dumps(out, indent=1) + "\n")
     print(json.dumps(out, indent=1))
 

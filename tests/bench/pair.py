@@ -9,12 +9,12 @@ import argparse
 import datetime
 import json
 import os
-import re
 import statistics
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import peer  # noqa: E402
+from machine import machine, result_file  # noqa: E402
 
 TOKENS = ",".join(str(1000 + i * 37 % 9000) for i in range(512))
 TESTS = {"prefill 512": ("--tokens", TOKENS, "-n", "1"), "decode 384": ("--tokens", "1,2,3,4", "-n", "385")}
@@ -45,7 +45,7 @@ def main():
     ap.add_argument("--out")
     a = ap.parse_args()
     model = peer.sh(os.path.join(peer.ROOT, "tools", "smollm2.sh")).strip()
-    result = {"date": datetime.date.today().isoformat(), "machine": peer.machine(), "model": os.path.basename(model), "threads": 1, "rounds": a.rounds,
+    result = {"date": datetime.date.today().isoformat(), "machine": machine(), "model": os.path.basename(model), "threads": 1, "rounds": a.rounds,
               "load_before": os.getloadavg()[0], "measured": "processor time in user mode of the tokens, other build over this one", "tests": []}
     cases = [(arch, act, t) for arch in a.arch.split(",") for act in ("i16", "i8") for t in TESTS]
     ratios, start = {}, {}
@@ -67,8 +67,7 @@ def main():
                "least": round(min(v), 3), "most": round(max(v), 3)}
         result["tests"].append(row)
         print(row)
-    slug = re.sub("[^a-z0-9]+", "-", result["machine"]["cpu"].lower()).strip("-")
-    out = a.out or os.path.join(peer.ROOT, "tests", "bench", "results", f"pair-{slug}.json")
+    out = a.out or result_file("pair")
     with open(out, "w") as f:
         json.dump(result, f, indent=1)
         f.write("\n")

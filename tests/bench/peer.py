@@ -18,7 +18,6 @@ import datetime
 import glob
 import json
 import os
-import platform
 import re
 import signal
 import statistics
@@ -26,6 +25,8 @@ import subprocess
 import sys
 import tarfile
 import time
+
+from machine import machine, result_file
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CACHE = os.environ.get("LLMC_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
@@ -201,17 +202,6 @@ def llmc_bench(model, threads, isa, sets, tests, ops=False):
     r = json.loads(sh(*cmd, stderr=subprocess.DEVNULL))
     key = {(f"pp{t.p}" if t.p else f"tg{t.n}" + (f" b{t.batch}" if t.batch > 1 else "") + (f" @ d{t.depth}" if t.depth else "")): t.name for t in tests}
     return {key[x["test"]]: x for x in r["results"]}, r
-
-
-def machine():
-    name = "unknown"
-    with open("/proc/cpuinfo") as f:
-        for line in f:
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-                break
-    flags = open("/proc/cpuinfo").read()
-    return {"cpu": name, "cores": os.cpu_count(), "avx512_vnni": "avx512_vnni" in flags, "amx_int8": "amx_int8" in flags, "kernel": platform.release()}
 
 
 def tiles(threads):
@@ -468,9 +458,7 @@ def main():
     peak, load = tiles(a.threads), os.getloadavg()[0]
     result = {"date": datetime.date.today().isoformat(), "machine": machine(), "isa": a.isa, "threads": a.threads, "rounds": rounds,
               "load_before": load, "quiet": load < 0.5, "peer": about, "tiles_peak": peak, "tests": []}
-    out = a.out or os.path.join(ROOT, "tests", "bench", "results",
-                                f"peer-{re.sub('[^a-z0-9]+', '-', result['machine']['cpu'].lower()).strip('-')}-{a.isa}"
-                                f"{'-formats' if a.formats else '-widths' if a.widths else '-codes' if a.codes else ''}.json")
+    out = a.out or result_file("peer", a.isa + ("-formats" if a.formats else "-widths" if a.widths else "-codes" if a.codes else ""))
     os.makedirs(os.path.dirname(out), exist_ok=True)
     for r in range(rounds):
         for c in todo:

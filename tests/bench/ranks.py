@@ -6,12 +6,14 @@ threads; and what one of their sums takes.
 The ways take turns, and each counts by its ratio to the first one of the same round, so that what else the machine does falls on all of them alike. A
 rank with a processor of its own is what is measured: on fewer free processors than ranks the figures are those of the scheduler."""
 import argparse
+import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
+
+from machine import machine, result_file
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
@@ -53,21 +55,21 @@ def main():
     launcher = mpirun(a.mpi)
     if launcher:
         ways["2 ranks, processes"] = (["-t", "1"], launcher)
-    tps = {name: [] for name in ways}
+    tps, load = {name: [] for name in ways}, os.getloadavg()[0]
     for _ in range(a.rounds):
         for name, (args, start) in ways.items():
             tps[name].append(bench(args, a.model, a.tokens, start)["tps"])
     first = next(iter(tps))
-    report = {"model": os.path.basename(a.model), "machine": platform.processor() or platform.machine(), "processors": os.cpu_count(), "rounds": a.rounds,
-              "decode": {name: {"tps": statistics.median(v), "ratio": statistics.median(x / y for x, y in zip(v, tps[first]))} for name, v in tps.items()}}
+    report = {"model": os.path.basename(a.model), "date": datetime.date.today().isoformat(), "machine": machine(), "load_before": load, "rounds": a.rounds,
+              "decode": {name: {"tps": statistics.median(v), "ratio": statistics.median(r := [x / y for x, y in zip(v, tps[first])]), "least": min(r), "most": max(r)} for name, v in tps.items()}}
     ops = {o["op"]: o for o in bench(["-t", "1", "--tp", "2"], a.model, 8, ops=True)["ops"]}
     report["all_reduce_us"] = 1e6 * ops["all_reduce"]["s"] / ops["all_reduce"]["n"]
     for name, r in report["decode"].items():
         print(f"{name:20} {r['tps']:8.1f} tokens/s   {r['ratio']:.3f} of one rank")
     print(f"a sum of two ranks that are threads: {report['all_reduce_us']:.1f} us")
-    if a.out:
-        with open(a.out, "w") as f:
-            json.dump(report, f, indent=1)
+    with open(a.out or result_file("ranks"), "w") as f:
+        json.dump(report, f, indent=1)
+        f.write("\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import peer  # noqa: E402
+from machine import machine, result_file  # noqa: E402
 
 SLOTS, CONTEXT = 16, 512
 
@@ -104,14 +104,12 @@ def main():
                     peer.say(f"round {round_ + 1} {name:9} {n:3} clients: {r['output_tps']:8.1f} tokens/s, first token p99 {r['ttft']['p99']:.2f} s")
             finally:
                 s.stop()
-    name = next((x.split(":", 1)[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), "unknown")
-    out = dict(date=datetime.date.today().isoformat(), machine=dict(cpu=name, cores=os.cpu_count(), kernel=platform.release()),
+    out = dict(date=datetime.date.today().isoformat(), machine=machine(),
                model=os.path.basename(model), slots=SLOTS, context=CONTEXT, llama_cpp=about, clients={})
     for n, by in runs.items():
         ratio = [x["output_tps"] / y["output_tps"] for x, y in zip(by["llmc"], by["llama.cpp"])]
         out["clients"][n] = {k: summary(v) for k, v in by.items()} | {"tps_ratio": dict(median=statistics.median(ratio), least=min(ratio), most=max(ratio))}
-    slug = "-".join(w for w in "".join(c if c.isalnum() else " " for c in name.lower()).split())
-    path = os.path.join(peer.ROOT, "tests", "bench", "results", f"serve-{slug}.json")
+    path = result_file("serve")
     with open(path, "w") as f:
         json.dump(out, f, indent=1)
         f.write("\n")

@@ -1,6 +1,6 @@
 """Tokens guessed ahead against none, in one engine, in pairs one after the other: kinds of texts alone, and sixteen clients at once.
 
-    PYTHONPATH=bindings/python VENV/bin/python tests/bench/speculation.py MODEL.gguf [--threads 2] [--rounds 5] [--out tests/bench/results/speculation-HOST.json]
+    PYTHONPATH=bindings/python VENV/bin/python tests/bench/speculation.py MODEL.gguf [--threads 2] [--rounds 5] [--out FILE.json]
 
 A ratio is the median over the pairs of decoding time without by decoding time with; both must say the same tokens. BARS are what main promises of SmolLM2-135M Q4_1
 on two threads; below one the exit code is 1."""
@@ -9,7 +9,6 @@ import datetime
 import json
 import os
 import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -17,6 +16,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bindings" / "python"))
 import llmc  # noqa: E402
+from machine import machine, result_file  # noqa: E402
 
 CODE = '''class Cart:
     def __init__(self, owner):
@@ -104,7 +104,7 @@ def main():
     a.add_argument("--only")
     a.add_argument("--out")
     a = a.parse_args()
-    out = {"date": str(datetime.date.today()), "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}, "threads": a.threads,
+    out = {"date": str(datetime.date.today()), "machine": machine(), "threads": a.threads,
            "model": pathlib.Path(a.model).name, "load_before": os.getloadavg()[0], "texts": {}}
     below = []
     with llmc.open(a.model) as model, model.engine(context=1024, seqs=16, kv_tokens=16384, threads=a.threads) as engine:
@@ -123,8 +123,8 @@ def main():
             print(f"{name:16s} {ratio:5.2f}  {out['texts'][name]['ratios']}  accepted {d['accepted']} of {d['drafted']} in {d['drafts']} drafts", flush=True)
             if name in BARS and ratio < BARS[name]:
                 below.append(name)
-    if a.out:
-        pathlib.Path(a.out).write_text(json.dumps(out, indent=1) + "\n")
+    if a.out or not a.only:
+        pathlib.Path(a.out or result_file("speculation")).write_text(json.dumps(out, indent=1) + "\n")
     if below:
         sys.exit("below the bar: " + ", ".join(below))
 

@@ -10,8 +10,6 @@ differs is what is compiled, so seconds of the processor are written beside thos
 import datetime
 import json
 import os
-import platform
-import re
 import shutil
 import statistics
 import subprocess
@@ -19,9 +17,10 @@ import sys
 import tempfile
 import time
 
+from machine import machine, result_file
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LLMC = os.path.join(ROOT, "build", "llmc")
-
 
 # a context that the memory run fills to the brim, so that every planned page is touched
 LIMITS = ["--context", "1024", "--chunk", "32"]
@@ -80,21 +79,17 @@ def mixtures(rounds):
     return out
 
 
-def write(name, cpu, result):
+def write(name, result):
     print(json.dumps(result, indent=1))
-    out = os.path.join(ROOT, "tests", "bench", "results", f"{name}-{re.sub('[^a-z0-9]+', '-', cpu.lower()).strip('-')}.json")
-    os.makedirs(os.path.dirname(out), exist_ok=True)
-    with open(out, "w") as f:
+    with open(result_file(name), "w") as f:
         json.dump(result, f, indent=1)
         f.write("\n")
 
 
 def main():
-    name = next((x.split(":", 1)[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), "unknown")
-    machine = {"date": datetime.date.today().isoformat(), "machine": {"cpu": name, "cores": os.cpu_count(), "kernel": platform.release()},
-               "load_before": os.getloadavg()[0]}
+    run = {"date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0]}
     if sys.argv[1:2] == ["--mixtures"]:
-        return write("startup-mixtures", name, dict(machine, first_token=mixtures(int(sys.argv[2]) if sys.argv[2:] else 3)))
+        return write("startup-mixtures", dict(run, first_token=mixtures(int(sys.argv[2]) if sys.argv[2:] else 3)))
     model = sys.argv[1] if len(sys.argv) > 1 else subprocess.run([os.path.join(ROOT, "tools", "smollm2.sh")], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
     first, warm, packed, peak = [], [], [], []
     for _ in range(3):
@@ -113,11 +108,11 @@ def main():
     _, _, usage = os.wait4(tokenizer.pid, 0)
     process = usage.ru_maxrss * 1024
     m = statistics.median
-    result = {**machine, "cold_s": round(m(first), 3), "cold_all_s": [round(x, 3) for x in first],
+    result = {**run, "cold_s": round(m(first), 3), "cold_all_s": [round(x, 3) for x in first],
               "warm_s": round(m(warm), 3), "warm_all_s": [round(x, 3) for x in warm], "warm_packed_cache_s": round(m(packed), 3),
               "plan_bytes": plan["memory"]["total"], "peak_bytes": int(m(peak)), "process_and_vocabulary_bytes": process,
               "peak_over_plan": round((m(peak) - process) / plan["memory"]["total"], 4)}
-    write("startup", name, result)
+    write("startup", result)
 
 
 main()
