@@ -68,22 +68,27 @@ layer(Build *b, int x, int l)
 {
 	const Spec *s = b->s;
 	double      skip = s->residual.skip_scale;
+	int         mid = x;
 
 	b->layer = l;
 	build_at(b, "norm.kind");
-	int h = build_norm(b, s->norm.attn_in, x, "attn_norm", "attn_in");
+	int h = build_norm(b, s->norm.attn_in && spec_has_block(s, l), x, "attn_norm", "attn_in");
 	if (s->residual.parallel) {
 		/* both blocks read the same stream; without a norm of its own the second shares the first's */
 		int h2 = s->norm.ffn_in ? build_norm(b, true, x, "ffn_norm", "ffn_in") : h;
 		int from = s->residual.from_norm ? h : x;
 		int a = attention_block(b, h), f = ffn_block(b, h2, x);
 		build_at(b, "residual.form");
-		int mid = build_add(b, from, a, skip, "mid");
+		mid = build_add(b, from, a, skip, "mid");
 		return layer_end(b, build_add(b, mid, f, 1.0, "out"));
 	}
-	int a = attention_block(b, h);
-	build_at(b, "residual.form");
-	int mid = build_add(b, s->residual.from_norm ? h : x, a, skip, "mid");
+	if (spec_has_block(s, l)) {
+		int a = attention_block(b, h);
+		build_at(b, "residual.form");
+		mid = build_add(b, s->residual.from_norm ? h : x, a, skip, "mid");
+	}
+	if (!spec_has_ffn(s, l))
+		return layer_end(b, mid);
 	build_at(b, "norm.kind");
 	int h2 = build_norm(b, s->norm.ffn_in, mid, "ffn_norm", "ffn_in");
 	int f = ffn_block(b, h2, mid);
@@ -204,24 +209,22 @@ ropes(Build *b)
 	}
 }
 
-/* Pools of what a layer keeps of each sequence: the values of their arguments, [n_layers] */
-static int *
-state_pool(Build *b, const char *id, const uint8_t *layer_in, int64_t heads, int64_t rows, int64_t cols)
+/* A pool of what layers keep of each sequence; v [n_layers]: the values of its arguments */
+static void
+state_pool(Build *b, int *v, const char *id, const uint8_t *layer_in, int64_t heads, int64_t rows, int64_t cols)
 {
 	const Spec *s = b->s;
-	int        *v = NEW(b->g->arena, int, s->n_layers), index = b->g->n_pool++;
+	int         index = b->g->n_pool++;
 	PlanPool   *p = &b->g->pool[index];
 
 	*p = (PlanPool){ .id = id, .state = true, .k = KVT_F32, .v = KVT_F32, .kv_heads = heads, .k_dim = rows, .v_dim = cols };
 	for (int l = 0; l < s->n_layers; l++) {
-		v[l] = -1;
 		if (!layer_in[l])
 			continue;
 		v[l] = graph_value(b->g, VAL_POOL, arena_printf(b->g->arena, "%s.%d", id, p->n_layers), spec_loc(s, "linear.layers"));
 		b->g->val[v[l]].tensor = index;
 		b->g->val[v[l]].dim[0] = p->n_layers++;
 	}
-	return v;
 }
 
 /* One pool for all layers of attention, or a second one for those that see a window only, and pools for what layers keep as a state. */
@@ -234,9 +237,11 @@ pools(Build *b)
 
 	b->pool = NEW(b->g->arena, int, s->n_layers);
 	b->done = NEW(b->g->arena, int, s->n_layers);
-	b->g->pool = NEW(b->g->arena, PlanPool, 5);
+	b->conv = NEW(b->g->arena, int, s->n_layers);
+	b->state = NEW(b->g->arena, int, s->n_layers);
+	b->g->pool = NEW(b->g->arena, PlanPool, 7);
 	for (int l = 0; l < s->n_layers; l++)
-		count[spec_windowed(s, l)] += !is_linear(s, l) && !is_conv(s, l) && spec_kv_layer(s, l) == l;
+		count[spec_windowed(s, l)] += spec_attends(s, l) && spec_kv_layer(s, l) == l;
 	for (int w = 0; w < 2; w++)
 		if (count[w]) {
 			index[w] = b->g->n_pool++;
@@ -250,8 +255,8 @@ pools(Build *b)
 			};
 		}
 	for (int l = 0; l < s->n_layers; l++) {
-		b->pool[l] = -1;
-		if (is_linear(s, l) || is_conv(s, l))
+		b->pool[l] = b->conv[l] = b->state[l] = -1;
+		if (!spec_attends(s, l))
 			continue;
 		int      i = index[spec_windowed(s, l)], from = spec_kv_layer(s, l);
 		if (from != l) {
@@ -265,14 +270,15 @@ pools(Build *b)
 		b->pool[l] = v;
 	}
 	if (s->conv.n > 0)
-		b->conv = state_pool(b, "short_conv", s->conv.layer_in, 1, s->conv.taps - 1, s->hidden);
+		state_pool(b, b->conv, "short_conv", s->conv.layer_in, 1, s->conv.taps - 1, s->hidden);
 	if (s->linear.n > 0) {
 		int64_t k = (int64_t)s->linear.k_heads * s->linear.k_dim, v = (int64_t)s->linear.v_heads * s->linear.v_dim;
-		int *other = b->conv;
-		b->conv = state_pool(b, "conv", s->linear.layer_in, 1, s->linear.taps - 1, 2 * k + v);
-		b->state = state_pool(b, "state", s->linear.layer_in, s->linear.v_heads, s->linear.k_dim, s->linear.v_dim);
-		for (int l = 0; other && l < s->n_layers; l++)
-			b->conv[l] = is_conv(s, l) ? other[l] : b->conv[l];
+		state_pool(b, b->conv, "conv", s->linear.layer_in, 1, s->linear.taps - 1, 2 * k + v);
+		state_pool(b, b->state, "state", s->linear.layer_in, s->linear.v_heads, s->linear.k_dim, s->linear.v_dim);
+	}
+	if (s->ssm.n > 0) {
+		state_pool(b, b->conv, "ssm_conv", s->ssm.layer_in, 1, s->ssm.taps - 1, spec_ssm_row(s));
+		state_pool(b, b->state, "ssm_state", s->ssm.layer_in, s->ssm.heads, s->ssm.state, s->ssm.dim);
 	}
 }
 

@@ -26,18 +26,6 @@ same_word(const char *a, const char *b)
 	return a == b || (a && b && strcmp(a, b) == 0);
 }
 
-static inline bool
-is_linear(const Spec *s, int l)
-{
-	return s->linear.n > 0 && s->linear.layer_in[l];
-}
-
-static inline bool
-is_conv(const Spec *s, int l)
-{
-	return s->conv.n > 0 && s->conv.layer_in[l];
-}
-
 /* build_ops.c */
 int build_value(Build *b, const char *name);
 int build_matrix(Build *b, const char *role, int64_t rows, int64_t cols);

@@ -288,12 +288,66 @@ short_conv(Build *b, int h)
 	return build_matmul(b, mul(b, out, x, hidden, "conv_out"), "conv_o", s->conv.bias, hidden, hidden, "attn_out");
 }
 
+/* What a scan leaves, gated by z */
+static int
+scan_gate(Build *b, int y, int z, int64_t inner)
+{
+	const Spec *s = b->s;
+	int         out = build_value(b, "ssm_gated");
+	bool        first = s->ssm.norm == SSM_GATE_FIRST;
+	Op         *o;
+
+	if (s->ssm.norm == SSM_NO_NORM) {
+		o = OP(b, glu, .g = z, .u = y, .y = out);
+		op_set_int(b->g, o, "width", inner);
+		op_set_word(b->g, o, "act", "silu");
+		op_set_num(b->g, o, "limit", 0);
+		return out;
+	}
+	int64_t dim = inner / s->ssm.norm_groups;
+	o = OP(b, norm_gate, .x = y, .z = z, .w = build_matrix(b, "ssm_norm", inner, 0), .y = out);
+	op_set_int(b->g, o, "dim", dim);
+	op_set_int(b->g, o, "groups", s->ssm.norm_groups);
+	op_set_num(b->g, o, "eps", s->norm.ssm_eps);
+	op_set_word(b->g, o, "order", first ? "gate_first" : "norm_first");
+	op_set_word(b->g, o, "gate", "silu");
+	return out;
+}
+
+/* The selective scan: [u | B | C] through one convolution, a state for each head, a gate with a norm. */
+static int
+scan(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int64_t     heads = s->ssm.heads, inner = heads * s->ssm.dim, width = spec_ssm_row(s);
+
+	build_at(b, "ssm.layers");
+	int z = build_matmul(b, h, "ssm_z", s->ssm.bias, inner, s->hidden, "ssm_z");
+	int in = build_matmul(b, h, "ssm_x", s->ssm.bias, width, s->hidden, "ssm_x");
+	int dt = build_matmul(b, h, "ssm_dt", s->ssm.bias, heads, s->hidden, "ssm_dt");
+	int x = conv(b, in, "ssm_conv", s->ssm.conv_bias, width, s->ssm.taps, "silu", "ssm_conv");
+
+	int rate = build_matrix(b, "ssm_rate", heads, 0), bias = build_matrix(b, "ssm_dt_bias", heads, 0), skip = build_matrix(b, "ssm_skip", heads, 0);
+	int y = build_value(b, "ssm_y");
+	Op *o = OP(b, selective_scan, .x = x, .dt = dt, .rate = rate, .bias = bias, .skip = skip, .state = b->state[b->layer], .y = y);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "dim", s->ssm.dim);
+	op_set_int(b->g, o, "groups", s->ssm.groups);
+	op_set_int(b->g, o, "n_state", s->ssm.state);
+	op_set_int(b->g, o, "a_log", s->ssm.a_log);
+	op_set_num(b->g, o, "dt_min", s->ssm.dt_min);
+	op_set_num(b->g, o, "dt_max", s->ssm.dt_max);
+	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner, "attn_out");
+}
+
 int
 build_attention(Build *b, int h)
 {
-	if (is_linear(b->s, b->layer))
+	if (spec_linear(b->s, b->layer))
 		return delta(b, h);
-	if (is_conv(b->s, b->layer))
+	if (spec_conv(b->s, b->layer))
 		return short_conv(b, h);
+	if (spec_ssm(b->s, b->layer))
+		return scan(b, h);
 	return b->s->attention.kind == ATT_MLA ? mla(b, h) : gqa(b, h);
 }

@@ -179,6 +179,51 @@ truths(Parse *s, ExprVal list)
 	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
+/* Is the text of n characters one of the words, which commas and spaces are between? */
+static bool
+listed(const char *words, const char *text, size_t n)
+{
+	for (const char *p = words; *p;) {
+		size_t k = strcspn(p, ", ");
+		if (k == n && n && memcmp(p, text, n) == 0)
+			return true;
+		p += k + (p[k] != 0);
+	}
+	return false;
+}
+
+static ExprVal
+count(ExprVal v)
+{
+	return v.kind == EXPR_STR ? num((double)strlen(v.str)) : v.kind == EXPR_LIST ? num((double)v.n) : null_val;
+}
+
+static ExprVal
+places(Parse *s, ExprVal list, const char *words)
+{
+	size_t n = (size_t)count(list).num, found = 0;
+
+	if (count(list).kind == EXPR_NULL)
+		return null_val;
+	ExprVal *item = NEW(s->a, ExprVal, n + 1);
+	for (size_t i = 0; i < n; i++) {
+		const char *text = list.kind == EXPR_STR ? list.str + i : list.item[i].kind == EXPR_STR ? list.item[i].str : "";
+		if (listed(words, text, list.kind == EXPR_STR ? 1 : strlen(text)))
+			item[found++] = num((double)i);
+	}
+	return (ExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
+}
+
+static ExprVal
+element(ExprVal list, const char *text)
+{
+	double i;
+
+	while (*text == ' ')
+		text++;
+	return list.kind == EXPR_LIST && number_parse(text, &i) && i >= 0 && i < (double)list.n ? list.item[(size_t)i] : null_val;
+}
+
 static ExprVal
 primary(Parse *s)
 {
@@ -223,9 +268,9 @@ primary(Parse *s)
 		bool cols = strcmp(id, "cols") == 0, size = cols || strcmp(id, "rows") == 0;
 		char arg[MAX_NAME];
 		double v;
-		bool whole = strcmp(id, "floor") == 0, flags = strcmp(id, "flags") == 0;
-		if (!size && !whole && !flags && strcmp(id, "has") != 0)
-			return fail(s, "known functions are has(x), rows(tensor), cols(tensor), floor(x) and flags(list)");
+		bool whole = strcmp(id, "floor") == 0, flags = strcmp(id, "flags") == 0, where = strcmp(id, "where") == 0, length = strcmp(id, "length") == 0, at = strcmp(id, "at") == 0;
+		if (!size && !whole && !flags && !where && !length && !at && strcmp(id, "has") != 0)
+			return fail(s, "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list) and at(list, n)");
 		s->p++;
 		if (whole) {
 			ExprVal x = expr_or(s);
@@ -237,6 +282,13 @@ primary(Parse *s)
 		}
 		if (!raw(s, arg))
 			return fail(s, "a name and ) are expected here");
+		if (where || length || at) {
+			char *more = arg + strcspn(arg, ",");
+			if (*more)
+				*more++ = 0;
+			ExprVal list = s->env->key ? s->env->key(s->env->user, arg) : null_val;
+			return where ? places(s, list, more) : length ? count(list) : element(list, more);
+		}
 		if (flags)
 			return truths(s, s->env->key ? s->env->key(s->env->user, arg) : null_val);
 		if (!size)

@@ -207,6 +207,7 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.rope_dim = (int)INT(rope_dim);
 	s->attention.v_dim = (int)INT(v_dim);
 	s->attention.local = (HeadShape){ (int)INT(local_n_heads), (int)INT(local_n_kv_heads), (int)INT(local_head_dim), (int)INT(local_v_dim) };
+	s->attention.layer_in = t->val[K_att_layers].layers;
 	s->attention.k_is_v = t->val[K_k_is_v].layers;
 	s->attention.kv_shared = (int)INT(kv_shared);
 	s->attention.v_norm = IS(v_norm, "unit");
@@ -219,6 +220,21 @@ fill_shapes(const SpecTable *t, Spec *s)
 		s->conv.n += s->conv.layer_in[l] != 0;
 	s->conv.taps = (int)INT(conv_taps);
 	s->conv.bias = BOOL(conv_bias);
+	s->ssm.layer_in = t->val[K_ssm_layers].layers;
+	for (int l = 0; l < s->n_layers; l++)
+		s->ssm.n += s->ssm.layer_in[l] != 0;
+	s->ssm.heads = (int)INT(ssm_heads);
+	s->ssm.dim = (int)INT(ssm_dim);
+	s->ssm.groups = (int)INT(ssm_groups);
+	s->ssm.state = (int)INT(ssm_state);
+	s->ssm.taps = (int)INT(ssm_taps);
+	s->ssm.conv_bias = BOOL(ssm_conv_bias);
+	s->ssm.bias = BOOL(ssm_bias);
+	s->ssm.a_log = IS(ssm_rate, "log");
+	s->ssm.dt_min = NUM(ssm_dt_min);
+	s->ssm.dt_max = NUM(ssm_dt_max);
+	s->ssm.norm = IS(ssm_norm, "none") ? SSM_NO_NORM : IS(ssm_norm, "norm_first") ? SSM_NORM_FIRST : SSM_GATE_FIRST;
+	s->ssm.norm_groups = (int)INT(ssm_norm_groups);
 	s->linear.k_heads = (int)INT(lin_k_heads);
 	s->linear.v_heads = (int)INT(lin_v_heads);
 	s->linear.k_dim = (int)INT(lin_k_dim);
@@ -232,14 +248,16 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->ffn.limit = NUM(ffn_limit);
 	s->ffn.width = INT(ffn_width);
 	s->ffn.bias = BOOL(ffn_bias);
+	s->ffn.layer_in = t->val[K_ffn_layers].layers;
 	s->ffn.wide = INT(wide_width);
 	s->ffn.wide_in = t->val[K_wide_layers].layers;
 	s->moe.n_experts = (int)INT(n_experts);
 	s->moe.top_k = (int)INT(top_k);
 	s->moe.width = INT(moe_width);
-	s->moe.layer_in = t->val[K_moe_layers].layers;
-	if (s->moe.n_experts == 0)
-		s->moe.layer_in = NEW(t->a, uint8_t, s->n_layers);
+	uint8_t *sparse = NEW(t->a, uint8_t, s->n_layers);
+	for (int l = 0; l < s->n_layers; l++)
+		sparse[l] = s->moe.n_experts > 0 && t->val[K_moe_layers].layers[l] && spec_has_ffn(s, l);
+	s->moe.layer_in = sparse;
 	s->moe.sigmoid = IS(moe_score, "sigmoid");
 	s->moe.choice_bias = BOOL(choice_bias);
 	s->moe.router_bias = BOOL(router_bias);
@@ -273,6 +291,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->norm.eps = NUM(norm_eps);
 	s->norm.latent_eps = NUM(latent_eps);
 	s->norm.qk_eps = NUM(qk_eps);
+	s->norm.ssm_eps = NUM(ssm_eps);
 	s->norm.plus_one = BOOL(plus_one);
 	s->norm.bias = s->norm.kind == NORM_LAYER && BOOL(norm_bias);
 	s->norm.weight = BOOL(norm_weight);
@@ -492,6 +511,48 @@ spec_ffn_width(const Spec *s, int layer)
 	return layer >= 0 && s->ffn.wide_in && s->ffn.wide_in[layer] ? s->ffn.wide : s->ffn.width;
 }
 
+bool
+spec_has_block(const Spec *s, int layer)
+{
+	return !s->attention.layer_in || s->attention.layer_in[layer];
+}
+
+bool
+spec_has_ffn(const Spec *s, int layer)
+{
+	return !s->ffn.layer_in || s->ffn.layer_in[layer];
+}
+
+bool
+spec_linear(const Spec *s, int layer)
+{
+	return s->linear.n > 0 && s->linear.layer_in[layer];
+}
+
+bool
+spec_conv(const Spec *s, int layer)
+{
+	return s->conv.n > 0 && s->conv.layer_in[layer];
+}
+
+bool
+spec_ssm(const Spec *s, int layer)
+{
+	return s->ssm.n > 0 && s->ssm.layer_in[layer];
+}
+
+int64_t
+spec_ssm_row(const Spec *s)
+{
+	return (int64_t)s->ssm.heads * s->ssm.dim + 2 * (int64_t)s->ssm.groups * s->ssm.state;
+}
+
+bool
+spec_attends(const Spec *s, int layer)
+{
+	return spec_has_block(s, layer) && !spec_linear(s, layer) && !spec_conv(s, layer) && !spec_ssm(s, layer);
+}
+
 int
 spec_kv_layer(const Spec *s, int layer)
 {
@@ -500,7 +561,7 @@ spec_kv_layer(const Spec *s, int layer)
 	if (layer < own)
 		return layer;
 	for (int l = own; l-- > 0;)
-		if (spec_windowed(s, l) == spec_windowed(s, layer) && !(s->linear.n && s->linear.layer_in[l]) && !(s->conv.n && s->conv.layer_in[l]))
+		if (spec_windowed(s, l) == spec_windowed(s, layer) && spec_attends(s, l))
 			return l;
 	return -1;
 }

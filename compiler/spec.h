@@ -17,6 +17,7 @@ typedef enum ActKind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, A
 typedef enum QkNorm { QK_NONE, QK_HEAD, QK_WHOLE, QK_UNIT } QkNorm; /* rms of each head, of the whole row, of each head without weights */
 typedef enum AttentionKind { ATT_GQA, ATT_MLA } AttentionKind;
 typedef enum OutGate { GATE_NONE, GATE_HEAD, GATE_ELEMENT } OutGate;
+typedef enum SsmNorm { SSM_GATE_FIRST, SSM_NORM_FIRST, SSM_NO_NORM } SsmNorm;
 typedef enum MlaForm { MLA_AUTO, MLA_ABSORBED, MLA_EXPANDED } MlaForm; /* the fewer operations, or one of the two */
 typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX } MaskKind;
 
@@ -81,6 +82,7 @@ typedef struct Spec {
 		AttentionKind kind;
 		int     n_heads, n_kv_heads, head_dim;             /* of layers without a window: spec_heads is for all */
 		HeadShape local;           /* of windowed layers */
+		const uint8_t *layer_in;   /* [n_layers], NULL: all; spec_block, spec_attends */
 		const uint8_t *k_is_v;     /* [n_layers]: values are the keys in front of their norm */
 		int     kv_shared;         /* the last layers, which read keys and values of earlier ones */
 		bool    v_norm;            /* of each head, without weights */
@@ -111,9 +113,20 @@ typedef struct Spec {
 		double  beta_scale;
 	} linear;
 
+	struct {                           /* layers with a selective scan in the place of attention */
+		const uint8_t *layer_in;   /* [n_layers] */
+		int     n;                 /* of them */
+		int     heads, dim, groups, state, taps;
+		bool    conv_bias, bias;   /* on the convolution; on the projections */
+		bool    a_log;             /* rates are stored as log(-rate) */
+		double  dt_min, dt_max;    /* dt_max 0: none */
+		SsmNorm norm;
+		int     norm_groups;
+	} ssm;
+
 	struct { const uint8_t *layer_in; int n, taps; bool bias; } conv; /* layers with a short convolution in the place of attention; n of them */
 
-	struct { bool gated; ActKind act; double limit; int64_t width, wide; const uint8_t *wide_in; bool bias; } ffn; /* spec_ffn_width */
+	struct { bool gated; ActKind act; double limit; int64_t width, wide; const uint8_t *wide_in, *layer_in; bool bias; } ffn; /* spec_ffn_width, spec_has_ffn */
 
 	struct {
 		int     n_experts;         /* 0: no moe at all */
@@ -136,7 +149,7 @@ typedef struct Spec {
 
 	struct {
 		NormKind kind;
-		double   eps, latent_eps, qk_eps;
+		double   eps, latent_eps, qk_eps, ssm_eps;
 		bool     plus_one;
 		bool     bias;             /* layer norm has a bias */
 		bool     weight;           /* norms of the stream have a weight */
@@ -193,6 +206,13 @@ spec_ranks(const Spec *s)
 bool      spec_windowed(const Spec *s, int layer);
 HeadShape spec_heads(const Spec *s, int layer); /* -1: of layers without a window */
 int64_t   spec_ffn_width(const Spec *s, int layer);
+bool      spec_has_block(const Spec *s, int layer); /* attention, or a state in its place */
+bool      spec_has_ffn(const Spec *s, int layer);   /* dense or of experts */
+bool      spec_attends(const Spec *s, int layer);   /* its first block reads keys and values or latents */
+bool      spec_linear(const Spec *s, int layer);    /* what stands in the place of attention: a delta rule, */
+bool      spec_conv(const Spec *s, int layer);      /* a short convolution, */
+bool      spec_ssm(const Spec *s, int layer);       /* a selective scan */
+int64_t   spec_ssm_row(const Spec *s);              /* elements of what its convolution sees: [u | B | C] */
 /* The layer whose keys and values a layer reads: itself, but for attention.kv_shared; -1: there is none */
 int       spec_kv_layer(const Spec *s, int layer);
 /* Where a key ("attention.n_heads") was written; loc of the file when it is a default. */

@@ -30,14 +30,32 @@ blame(const SpecTable *t, SpecKey a, SpecKey b)
 	return t->val[a].from >= t->val[b].from ? a : b;
 }
 
+/* What stands in the place of attention, where it is none: keys whose layers have it */
+static const SpecKey state_key[] = { K_linear_layers, K_conv_layers, K_ssm_layers };
+enum { N_STATE_KEY = sizeof state_key / sizeof *state_key };
+
+/* Does a layer have keys and values? *why: the key that says no */
+static bool
+attends(const SpecTable *t, int64_t l, SpecKey *why)
+{
+	const uint8_t *blocks = t->val[K_att_layers].layers;
+
+	for (int i = 0; i < N_STATE_KEY; i++)
+		if (t->val[state_key[i]].layers && t->val[state_key[i]].layers[l]) {
+			*why = state_key[i];
+			return false;
+		}
+	*why = K_att_layers;
+	return !blocks || blocks[l];
+}
+
 /* What windowed layers have of their own, and layers without keys and values. */
 static void
 check_kinds(SpecTable *t)
 {
 	const int64_t heads = INT(local_n_heads), kv = INT(local_n_kv_heads), shared = INT(kv_shared), n_layers = INT(n_layers);
 	const uint8_t *in = t->val[K_window_layers].layers, *bare = t->val[K_k_is_v].layers;
-	const uint8_t *linear = t->val[K_linear_layers].layers, *conv = t->val[K_conv_layers].layers;
-	SpecKey apart = K_window_layers; /* what layers differ by */
+	SpecKey apart = K_window_layers, own; /* what layers differ by */
 	bool kind[2] = { false };
 
 	if (heads > 0 && kv > 0 && heads % kv && (heads != INT(n_heads) || kv != INT(n_kv_heads))) {
@@ -62,8 +80,8 @@ check_kinds(SpecTable *t)
 	}
 	for (int64_t l = 0; l < n_layers; l++) {
 		bool local = INT(window) > 0 && in && in[l];
-		if ((linear && linear[l]) || (conv && conv[l])) { /* a state, and no keys and values */
-			apart = linear && linear[l] ? K_linear_layers : K_conv_layers;
+		if (!attends(t, l, &own)) { /* a state, and no keys and values */
+			apart = own;
 			continue;
 		}
 		if (l < n_layers - shared) {
@@ -280,34 +298,75 @@ check_mask(SpecTable *t)
 	}
 }
 
+/* Sizes that layers of the key need */
+static void
+check_sizes(SpecTable *t, SpecKey layers, int n, const SpecKey *size, size_t n_size, const char *what)
+{
+	for (size_t i = 0; n && i < n_size; i++)
+		if (t->val[size[i]].known && t->val[size[i]].num < 1)
+			err_at(t->d, t->val[layers].loc, "%s is missing: %d layers have a %s", spec_key[size[i]].path, n, what);
+}
+
+static void
+check_ssm(SpecTable *t)
+{
+	int64_t heads = INT(ssm_heads), groups = INT(ssm_groups), inner = heads * INT(ssm_dim), pieces = INT(ssm_norm_groups);
+	double  least = t->val[K_ssm_dt_min].num, most = t->val[K_ssm_dt_max].num;
+
+	if (heads > 0 && groups > 0 && heads % groups) {
+		err_at(t->d, LOC(ssm_groups), "ssm.groups = %lld does not divide ssm.heads = %lld", (long long)groups, (long long)heads);
+		note(t, K_ssm_heads);
+	}
+	if (inner > 0 && pieces > 0 && inner % pieces) {
+		err_at(t->d, LOC(ssm_norm_groups), "ssm.norm_groups = %lld does not divide ssm.heads * ssm.dim = %lld", (long long)pieces, (long long)inner);
+		note(t, K_ssm_heads);
+	}
+	if (IS(ssm_norm, "norm_first") && pieces > 1) {
+		err_at(t->d, LOC(ssm_norm), "ssm.norm = norm_first: such a norm is of the whole row");
+		note(t, K_ssm_norm_groups);
+	}
+	if (most > 0 && least >= most) {
+		err_at(t->d, LOC(ssm_dt_max), "ssm.dt_max = %g is not above ssm.dt_min = %g", most, least);
+		note(t, K_ssm_dt_min);
+	}
+}
+
 /* Layers that keep a state */
 static void
-check_linear(SpecTable *t)
+check_states(SpecTable *t)
 {
-	static const SpecKey sizes[] = { K_lin_k_heads, K_lin_v_heads, K_lin_k_dim, K_lin_v_dim };
-	const uint8_t *in = t->val[K_linear_layers].layers, *conv = t->val[K_conv_layers].layers;
+	static const SpecKey sizes[] = { K_lin_k_heads, K_lin_v_heads, K_lin_k_dim, K_lin_v_dim }, ssm[] = { K_ssm_heads, K_ssm_dim, K_ssm_state };
 	int64_t k = INT(lin_k_heads), v = INT(lin_v_heads);
-	int n = 0, n_conv = 0;
+	int     n[N_STATE_KEY] = { 0 }, all = 0;
+	SpecKey which = K_linear_layers;
 
-	for (int l = 0; in && conv && l < (int)INT(n_layers); l++) {
-		n += in[l] != 0;
-		n_conv += conv[l] != 0;
-		if (in[l] && conv[l]) {
-			err_at(t->d, LOC(conv_layers), "layer %d is in conv.layers and in linear.layers", l);
-			note(t, K_linear_layers);
-			break;
+	for (int l = 0; l < (int)INT(n_layers); l++) {
+		int first = -1;
+		for (int i = 0; i < N_STATE_KEY; i++) {
+			const uint8_t *in = t->val[state_key[i]].layers;
+			if (!in || !in[l])
+				continue;
+			n[i]++;
+			all++;
+			which = state_key[i];
+			if (first >= 0) {
+				err_at(t->d, t->val[state_key[i]].loc, "layer %d is in %s and in %s", l, spec_key[state_key[i]].path, spec_key[state_key[first]].path);
+				note(t, state_key[first]);
+				return;
+			}
+			first = i;
 		}
 	}
-	if (n + n_conv == 0)
+	if (all == 0)
 		return;
-	const SpecKey which = n ? K_linear_layers : K_conv_layers;
-	for (size_t i = 0; n && i < sizeof sizes / sizeof *sizes; i++)
-		if (t->val[sizes[i]].known && t->val[sizes[i]].num < 1)
-			err_at(t->d, LOC(linear_layers), "%s is missing: %d layers have a delta rule", spec_key[sizes[i]].path, n);
-	if (n && k > 0 && v > 0 && v % k) {
+	check_sizes(t, K_linear_layers, n[0], sizes, sizeof sizes / sizeof *sizes, "delta rule");
+	check_sizes(t, K_ssm_layers, n[2], ssm, sizeof ssm / sizeof *ssm, "selective scan");
+	if (n[0] && k > 0 && v > 0 && v % k) {
 		err_at(t->d, LOC(lin_v_heads), "linear.v_heads = %lld is no multiple of linear.k_heads = %lld", (long long)v, (long long)k);
 		note(t, K_lin_k_heads);
 	}
+	if (n[2])
+		check_ssm(t);
 	if (IS(mask, "prefix")) {
 		err_at(t->d, t->val[which].loc, "%s: a state is causal, mask prefix is not", spec_key[which].path);
 		note(t, K_mask);
@@ -322,6 +381,33 @@ check_linear(SpecTable *t)
 	}
 }
 
+/* Layers that lack one of their two blocks */
+static void
+check_halves(SpecTable *t)
+{
+	const uint8_t *first = t->val[K_att_layers].layers, *second = t->val[K_ffn_layers].layers;
+
+	for (int l = 0; first && second && l < (int)INT(n_layers); l++) {
+		if (!first[l] && !second[l]) {
+			err_at(t->d, LOC(ffn_layers), "layer %d is neither in attention.layers nor in ffn.layers", l);
+			note(t, K_att_layers);
+			return;
+		}
+		if ((!first[l] || !second[l]) && IS(residual_form, "parallel")) {
+			const SpecKey key = first[l] ? K_ffn_layers : K_att_layers;
+			err_at(t->d, t->val[key].loc, "%s: layer %d lacks a block, and in parallel form layers have two", spec_key[key].path, l);
+			note(t, K_residual_form);
+			return;
+		}
+		for (int i = 0; !first[l] && i < N_STATE_KEY; i++)
+			if (t->val[state_key[i]].layers && t->val[state_key[i]].layers[l]) {
+				err_at(t->d, t->val[state_key[i]].loc, "layer %d is in %s and not in attention.layers", l, spec_key[state_key[i]].path);
+				note(t, K_att_layers);
+				return;
+			}
+	}
+}
+
 static void
 check_moe(SpecTable *t)
 {
@@ -331,8 +417,9 @@ check_moe(SpecTable *t)
 
 	if (!KNOWN(n_experts))
 		return;
+	const uint8_t *fed = t->val[K_ffn_layers].layers;
 	for (int l = 0; l < n_layers; l++)
-		dense += !(e > 0 && in && in[l]);
+		dense += (!fed || fed[l]) && !(e > 0 && in && in[l]);
 	if (ON(moe_beside) && e > 0)
 		dense = n_layers;
 	if (dense && KNOWN(ffn_width) && INT(ffn_width) < 1) {
@@ -415,7 +502,8 @@ spec_check(SpecTable *t)
 	check_rope(t);
 	check_kv(t);
 	check_mask(t);
-	check_linear(t);
+	check_states(t);
+	check_halves(t);
 	check_moe(t);
 	check_tokens(t);
 	if (INT(tp) * INT(pp) > PLAN_MAX_RANKS) {

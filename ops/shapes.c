@@ -132,7 +132,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
 	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit);
-	const int64_t GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps);
+	const int64_t GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
 
@@ -234,6 +234,15 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		MUST(g_dim == 1 || g_dim == k_dim, "g_dim is 1 or k_dim");
 		SET(delta_rule, .x = act(plus(mul(2, q), v)), .a = act(g), .b = act(v_heads), .rate = vec(v_heads), .dt = vec(g),
 		    .state = state(v_heads, k_dim, v_dim), .y = act(v));
+		break;
+	}
+	case OP_selective_scan: {
+		int64_t u = mul(heads, dim), part = mul(groups, n_state);
+		double  least = attr_num(a, n, "dt_min"), most = attr_num(a, n, "dt_max");
+		MUST(groups >= 1 && heads % groups == 0, "heads is a multiple of groups");
+		MUST(least >= 0 && (most == 0 || most >= least), "0 <= dt_min <= dt_max, where dt_max is not 0");
+		SET(selective_scan, .x = act(plus(u, mul(2, part))), .dt = act(heads), .rate = vec(heads), .bias = vec(heads), .skip = vec(heads),
+		    .state = state(heads, n_state, dim), .y = act(u));
 		break;
 	}
 	case OP_norm_gate:

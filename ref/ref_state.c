@@ -1,4 +1,4 @@
-/* Ops that keep a state for each sequence: a causal convolution, the gated delta rule, and the gated norm behind them. */
+/* Ops that keep a state for each sequence: a causal convolution, the gated delta rule, the selective scan, and the gated norm behind them. */
 #include "ref/internal.h"
 
 /* The state of the step's sequence i, as it was before its first row: zero in front of position 0. elems: of a layer and sequence */
@@ -113,6 +113,43 @@ ref_delta_rule(const RefCall *c)
 						sum += (double)s[j * v_dim + d] * q[j];
 					}
 					y[d] = (float)sum;
+				}
+			}
+	}
+}
+
+/* scratch: rates, biases and skips */
+void
+ref_selective_scan(const RefCall *c)
+{
+	int64_t      heads = step_int(c->step, "heads"), dim = step_int(c->step, "dim"), groups = step_int(c->step, "groups"), n_state = step_int(c->step, "n_state");
+	int64_t      inner = heads * dim, row = inner + 2 * groups * n_state;
+	bool         a_log = step_int(c->step, "a_log") != 0;
+	double       least = step_num(c->step, "dt_min"), most = step_num(c->step, "dt_max");
+	const float *rate = ref_vector(&c->arg[ARG(selective_scan, rate)], c->scratch), *bias = ref_vector(&c->arg[ARG(selective_scan, bias)], c->scratch + heads);
+	const float *skip = ref_vector(&c->arg[ARG(selective_scan, skip)], c->scratch + 2 * heads);
+
+	for (int32_t i = 0; i < c->s->n_seq; i++) {
+		float *all = state_of(c, ARG(selective_scan, state), i, heads * n_state * dim);
+
+		for (int64_t t = c->s->q_start[i]; t < c->s->q_start[i + 1]; t++)
+			for (int64_t h = 0; h < heads; h++) {
+				const float *x = ref_f32(c, ARG(selective_scan, x)) + t * row, *u = x + h * dim, *in = x + inner + h * groups / heads * n_state;
+				const float *out = in + groups * n_state;
+				double       d = softplus((double)ref_f32(c, ARG(selective_scan, dt))[t * heads + h] + bias[h]);
+				float       *s = all + h * n_state * dim, *y = ref_f32(c, ARG(selective_scan, y)) + t * inner + h * dim;
+
+				d = fmax(d, least);
+				d = most > 0 ? fmin(d, most) : d;
+				double e = exp((a_log ? -exp(rate[h]) : rate[h]) * d);
+				for (int64_t k = 0; k < dim; k++) {
+					double sum = 0;
+
+					for (int64_t j = 0; j < n_state; j++) {
+						s[j * dim + k] = (float)(e * s[j * dim + k] + in[j] * (d * u[k]));
+						sum += (double)s[j * dim + k] * out[j];
+					}
+					y[k] = (float)(sum + (double)skip[h] * u[k]);
 				}
 			}
 	}

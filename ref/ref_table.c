@@ -68,6 +68,9 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 		ok = add_product(&n, 2, step_int(step, "k_dim"), 1) && add_product(&n, step_int(step, "v_heads"), step_int(step, "g_dim"), 1) &&
 		     add_product(&n, step_int(step, "v_heads"), 1, 1);
 		break;
+	case OP_selective_scan:
+		ok = add_product(&n, 3, step_int(step, "heads"), 1);
+		break;
 	case OP_norm_gate:
 		ok = add_product(&n, step_int(step, "groups") + 1, dim, 1);
 		break;

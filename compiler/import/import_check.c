@@ -278,14 +278,14 @@ layer_roles(Check *c, int l)
 	const Spec *s = c->spec;
 	const HeadShape shape = spec_heads(s, l);
 	int64_t H = s->hidden, heads = shape.n_heads, D = shape.head_dim, W;
-	bool sparse = s->moe.n_experts && s->moe.layer_in[l], owner = spec_kv_layer(s, l) == l;
+	bool sparse = s->moe.layer_in[l], owner = spec_kv_layer(s, l) == l;
 	bool ab = s->attention.bias, nb = s->norm.bias, normed = s->norm.kind != NORM_NONE && s->norm.weight;
 	Role role[40];
 	int n = 0;
 
-	if (s->norm.attn_in && normed)
+	if (s->norm.attn_in && normed && spec_has_block(s, l))
 		ROLE("attn_norm", H, 0, nb);
-	if (s->linear.n && s->linear.layer_in[l]) {
+	if (spec_linear(s, l)) {
 		int64_t q = (int64_t)s->linear.k_heads * s->linear.k_dim, v = (int64_t)s->linear.v_heads * s->linear.v_dim;
 		ROLE("lin_q", q, H, false);
 		ROLE("lin_k", q, H, false);
@@ -298,7 +298,7 @@ layer_roles(Check *c, int l)
 		ROLE("lin_dt", s->linear.v_heads, 0, false);
 		ROLE("lin_norm", s->linear.v_dim, 0, false);
 		ROLE("lin_o", H, v, false);
-	} else if (s->conv.n && s->conv.layer_in[l]) {
+	} else if (spec_conv(s, l)) {
 		ROLE("conv_b", H, H, s->conv.bias);
 		ROLE("conv_c", H, H, s->conv.bias);
 		ROLE("conv_x", H, H, s->conv.bias);
@@ -306,6 +306,22 @@ layer_roles(Check *c, int l)
 		if (s->conv.bias)
 			bias_role(c, "conv_w", l, H);
 		ROLE("conv_o", H, H, s->conv.bias);
+	} else if (spec_ssm(s, l)) {
+		int64_t inner = (int64_t)s->ssm.heads * s->ssm.dim, row = spec_ssm_row(s);
+		ROLE("ssm_z", inner, H, s->ssm.bias);
+		ROLE("ssm_x", row, H, s->ssm.bias);
+		ROLE("ssm_dt", s->ssm.heads, H, s->ssm.bias);
+		ROLE("ssm_conv", row * s->ssm.taps, 0, false);
+		if (s->ssm.conv_bias)
+			bias_role(c, "ssm_conv", l, row);
+		ROLE("ssm_rate", s->ssm.heads, 0, false);
+		ROLE("ssm_dt_bias", s->ssm.heads, 0, false);
+		ROLE("ssm_skip", s->ssm.heads, 0, false);
+		if (s->ssm.norm != SSM_NO_NORM)
+			ROLE("ssm_norm", inner, 0, false);
+		ROLE("ssm_o", H, inner, s->ssm.bias);
+	} else if (!spec_has_block(s, l)) {
+		/* a feed-forward alone */
 	} else if (s->attention.kind == ATT_MLA) {
 		if (s->attention.q_rank) {
 			ROLE("q_a", s->attention.q_rank, H, ab);
@@ -335,11 +351,11 @@ layer_roles(Check *c, int l)
 		if (s->attention.out_gate != GATE_NONE)
 			ROLE("q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * shape.v_dim, H, ab);
 	}
-	if (!(s->linear.n && s->linear.layer_in[l]) && !(s->conv.n && s->conv.layer_in[l]))
+	if (spec_attends(s, l))
 		ROLE("o", H, heads * shape.v_dim, s->attention.o_bias);
-	if (s->norm.attn_out && normed)
+	if (s->norm.attn_out && normed && spec_has_block(s, l))
 		ROLE("attn_out_norm", H, 0, nb);
-	if (s->norm.ffn_in && normed)
+	if (s->norm.ffn_in && normed && spec_has_ffn(s, l))
 		ROLE("ffn_norm", H, 0, nb);
 	if (sparse) {
 		W = s->moe.width;
@@ -372,7 +388,7 @@ layer_roles(Check *c, int l)
 		if (W && s->moe.shared_gate)
 			ROLE("s_mix", 1, H, false);
 	}
-	if (!sparse || s->moe.beside) {
+	if (spec_has_ffn(s, l) && (!sparse || s->moe.beside)) {
 		W = spec_ffn_width(s, l);
 		if (s->ffn.gated)
 			ROLE("gate", W, H, s->ffn.bias);
@@ -383,7 +399,7 @@ layer_roles(Check *c, int l)
 			ROLE("act_n", 1, 0, false);
 		}
 	}
-	if (s->norm.ffn_out && normed)
+	if (s->norm.ffn_out && normed && spec_has_ffn(s, l))
 		ROLE("ffn_out_norm", H, 0, nb);
 	if (s->ple_width) {
 		ROLE("ple_gate", s->ple_width, H, false);

@@ -9,10 +9,14 @@ import state_oracle as O
 RUNS = [("fast", "sm_75", 0, [0, 40]), ("check", "sm_90a", 1, [0, 1, 3, 40]), ("fast", "sm_90a", 2, [0, 13, 14, 40])]
 
 
-def compare(op, params, inputs, fixed, shape, out_shape, want, want_state):
+def compare(op, params, inputs, fixed, shape, out_shape, want, want_state, runs=RUNS, changed=None):
+    """changed: (text, other text) of the kernel"""
     first = None
-    for mode, arch, seed, cuts in RUNS:
+    for mode, arch, seed, cuts in runs:
         kernel = H.build(op, arch, params)
+        if changed:
+            assert kernel.text.count(changed[0]) == 1, changed[0]
+            kernel.text = kernel.text.replace(*changed)
         state, y = np.full((O.SEQS, *shape), np.nan, np.float32), [np.zeros((n, *out_shape), np.float32) for n in O.ROWS]
         for step in O.steps(cuts):
             pos = [p for _, a, b in step for p in range(a, b)]
@@ -42,18 +46,74 @@ def test_delta_rule(case):
     compare("delta_rule", *O.delta(case))
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("case", range(len(O.SCAN)))
+def test_selective_scan(case):
+    compare("selective_scan", *O.scan(case))
+
+
+def norm_gate(case, runs=RUNS, changed=None):
+    params, args, want = O.gate(*O.GATES[case])
+    for mode, arch, seed, _ in runs:
+        kernel = H.build("norm_gate", arch, params)
+        if changed:
+            assert kernel.text.count(changed[0]) == 1, changed[0]
+            kernel.text = kernel.text.replace(*changed)
+        y, = kernel.run(H.make_step([3] * 9), [*args, H.out(want.shape)], mode=mode, seed=seed)
+        np.testing.assert_allclose(y, want, rtol=0, atol=3e-6 * np.abs(want).max())
+
+
 @pytest.mark.parametrize("case", range(len(O.GATES)))
 def test_norm_gate(case):
-    params, args, want = O.gate(*O.GATES[case])
-    for mode, arch, seed, _ in RUNS:
-        y, = H.build("norm_gate", arch, params).run(H.make_step([3] * 9), [*args, H.out(want.shape)], mode=mode, seed=seed)
-        np.testing.assert_allclose(y, want, rtol=0, atol=3e-6 * np.abs(want).max())
+    norm_gate(case)
+
+
+# What each of the kernels could get wrong: the emulator in checking mode, or the values, must tell. A wait that is missing shows behind a kernel that a test does not
+# have in front of it, so those are left to tests/emu.
+PLANTED = {
+    "conv1d: a state of the sequence before": ("conv1d", "p.s.seq[q] *", "q *"),
+    "conv1d: what lay there before position 0": ("conv1d", "begins ? 0 : state", "0 ? 0 : state"),
+    "conv1d: the state is not written": ("conv1d", "state[j * WIDTH] = seen[j];", ";"),
+    "conv1d: a channel too many": ("conv1d", "i < n; i += flat_threads()", "i <= n; i += flat_threads()"),
+    "conv1d: taps in the other order": ("conv1d", "fmaf(tap[j], seen[j], sum)", "fmaf(tap[TAPS - 1 - j], seen[j], sum)"),
+    "delta_rule: a state of the sequence before": ("delta_rule", "(p.s.seq[n_seq] * (long long)VH", "(n_seq * (long long)VH"),
+    "delta_rule: what lay there before position 0": ("delta_rule", "!begins && j < KD", "j < KD"),
+    "delta_rule: columns behind the head's last": ("delta_rule", "if (r * 32 + lane < KD && col + c < VD)", "if (r * 32 + lane < KD)"),
+    "delta_rule: rows behind the head's last": ("delta_rule", "v[r] = r * 32 + (int)lane_id() < KD ? x[r * 32 + lane_id()] : 0;", "v[r] = x[r * 32 + lane_id()];"),
+    "delta_rule: a sum of one lane": ("delta_rule", "- warp_sum(u[c]));", "- u[c]);"),
+    "delta_rule: keys of another head": ("delta_rule", "part(x + (KH + from) * KD, k);", "part(x + (KH + h) * KD, k);"),
+    "selective_scan: a state of the sequence before": ("selective_scan", "(p.s.seq[n_seq] * (long long)H", "(n_seq * (long long)H"),
+    "selective_scan: what lay there before position 0": ("selective_scan", "!begins && r * 32", "r * 32"),
+    "selective_scan: columns behind the head's last": ("selective_scan", "if (r * 32 + lane < N && col + c < D)", "if (r * 32 + lane < N)"),
+    "selective_scan: rows behind the head's last": ("selective_scan", "v[r] = r * 32 + (int)lane_id() < N ? x[r * 32 + lane_id()] : 0;", "v[r] = x[r * 32 + lane_id()];"),
+    "selective_scan: a sum of one lane": ("selective_scan", "= warp_sum(y[c]);", "= y[c];"),
+    "selective_scan: the group of another head": ("selective_scan", "from = h / (H / G)", "from = h % G"),
+    "selective_scan: the input is not scaled": ("selective_scan", "const float add = d * (", "const float add = ("),
+    "norm_gate: a group too many": ("norm_gate", "g < n; g += (long long)gridDim.x", "g <= n; g += (long long)gridDim.x"),
+    "norm_gate: a sum of one lane": ("norm_gate", "warp_sum(sum) / DIM", "sum / DIM"),
+    "norm_gate: an element too many": ("norm_gate", "for (int i = lane_id(); i < DIM; i += 32)\n\t\t\ty[i]", "for (int i = lane_id(); i <= DIM; i += 32)\n\t\t\ty[i]"),
+}
+
+
+@pytest.mark.findings
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("what", PLANTED)
+def test_planted(what):
+    op, right, wrong = PLANTED[what]
+    runs = [("check", "sm_90a", 1, [0, 13, 40])]
+    with pytest.raises((H.Finding, AssertionError)):
+        if op == "norm_gate":
+            norm_gate(0, runs, (right, wrong))
+        else:
+            compare(op, *dict(conv1d=lambda: O.conv(*O.CONV[0]), delta_rule=lambda: O.delta(0), selective_scan=lambda: O.scan(0))[op](), runs=runs, changed=(right, wrong))
 
 
 @pytest.mark.parametrize("op,params", [
     ("conv1d", dict(WIDTH=8192, TAPS=4, GATE="silu", HAS_B=0)),
     ("delta_rule", dict(K_HEADS=16, V_HEADS=32, K_DIM=128, V_DIM=128, G_DIM=1, SCALE=0.1, EPS=1e-6, TILED=0, A_LOG=1, B_SCALE=1.0)),
     ("delta_rule", dict(K_HEADS=4, V_HEADS=4, K_DIM=256, V_DIM=512, G_DIM=256, SCALE=0.1, EPS=1e-6, TILED=0, A_LOG=1, B_SCALE=2.0)),
+    ("selective_scan", dict(HEADS=128, DIM=64, GROUPS=8, N_STATE=128, A_LOG=1, DT_MIN=0.0, DT_MAX=0.0)),
+    ("selective_scan", dict(HEADS=32, DIM=64, GROUPS=1, N_STATE=1024, A_LOG=0, DT_MIN=0.001, DT_MAX=0.1)),
     ("norm_gate", dict(DIM=128, GROUPS=32, EPS=1e-6, ORDER="norm_first", GATE="silu"))])
 def test_compiles_without_spills(op, params):
     if H.nvrtc(op, params, ["sm_75", "sm_90a", "sm_120a"]) is None:

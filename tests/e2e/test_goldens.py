@@ -31,6 +31,7 @@ CPU = {  # case: instruction sets
     "granite-tied": "v4", "ernie4_5_moe-plain": "v3", "gpt_oss-plain": "generic v4 amx", "gpt_oss-modern-bf16": "v3",
     "olmo2-olmo3-yarn": "v3", "hunyuan_v1-alpha": "v4", "nemotron-biases": "v4", "apertus-plain": "v3",
     "qwen3_next-plain": "v3 v4", "qwen3_next-one-tap-more": "generic", "qwen3_5-modern-bf16": "v4",
+    "granitemoehybrid-plain": "generic v4", "granitemoehybrid-dense": "v3", "granitemoehybrid-all-mamba": "v4",
     "gemma4-small": "v4", "gemma4-experts": "v3", "mistral-temperature": "v3", "mistral4-temperature": "v4", "mimo_v2-plain": "v3"}
 if os.environ.get("LLMC_CHECK_ALL"):
     CPU = {c: "v4" for c in CASES} | CPU | {c: " ".join(RUNS) for c in CASES if c.split("-")[0] in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")}
@@ -38,7 +39,7 @@ if os.environ.get("LLMC_CHECK_ALL"):
 
 def test_every_family_has_three():
     families = [c.split("-")[0] for c in CASES]
-    assert len(set(families)) == 64
+    assert len(set(families)) == 65
     assert all(families.count(f) >= 3 for f in families)
 
 

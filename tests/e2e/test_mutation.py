@@ -98,6 +98,10 @@ MUTATIONS = {
     "arcee-plain": COMMON + ROPE, "nemotron-plain": COMMON + ROPE + ["norm.plus_one=false", "rope.dims=8"],
     "apertus-plain": [m for m in COMMON if "ffn" not in m] + ["rope.scaling.factor=9", "norm.qk_eps=0.02", "ffn.act=relu2"],
     "qwen3_next-plain": ["attention.out_gate=none", "norm.plus_one=false", "rope.dims=8", "moe.renorm=false", "linear.beta_scale=1.01", "linear.order=tiled", "linear.rate=plain"],
+    "granitemoehybrid-plain": ["norm.eps=0.04", "norm.ssm_eps=0.02", "embed.scale=*1.01", "attention.scale=*1.1", "head.scale=2.1", "position=rope", "moe.renorm=false", "moe.top_k=2", "moe.act=gelu",
+                               "ssm.rate=plain", "ssm.dt_min=0.3", "ssm.dt_max=0.9", "ssm.norm=none", "ssm.norm_groups=1", "ssm.norm_groups=4"],
+    "granitemoehybrid-dense": ["ffn.act=gelu", "position=none", "rope.theta=120", "norm.ssm_eps=0.02", "ssm.norm=norm_first"],
+    "granitemoehybrid-limits-modern-bf16": ["ssm.dt_min=0", "ssm.dt_max=0", "ssm.dt_min=0.21", "ssm.dt_max=0.88"],
     "opt-plain": [m for m in COMMON if "eps" not in m] + ["norm.eps=0.001"],
 }
 OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu", "relu": "silu", "relu2": "relu"}

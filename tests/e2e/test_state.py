@@ -14,28 +14,40 @@ from cuda_emu import environment
 from golden_run import LLMC
 
 BEST = conftest.cpu_archs()[-1]
-TEXT = """llmc: 1
+COMMON = """llmc: 1
 name: states
-family: qwen3_5
 vocab_size: 320
 max_positions: 1024
 n_layers: 4
 hidden: 64
 attention: {n_heads: 4, n_kv_heads: 2, head_dim: 16}
-linear: {layers: [0, 1, 3], k_heads: 2, v_heads: 6, k_dim: 20, v_dim: 24, taps: 4}
-rope: {dims: 8}
 ffn: {width: 96}
 text: {bos: 1, eos: [2]}
 """
-STATE = 3 * 4 * (3 * (2 * 2 * 20 + 6 * 24) + 6 * 20 * 24)
+# a gated delta rule in layers 0 and 3, a selective scan in layer 1; scans in all layers, so that there is no cache beside the states
+TEXTS = {"kinds": COMMON + """family: qwen3_5
+linear: {layers: [0, 3], k_heads: 2, v_heads: 6, k_dim: 20, v_dim: 24, taps: 4}
+ssm: {layers: [1], heads: 6, dim: 20, groups: 2, state: 24, taps: 3}
+rope: {dims: 8}
+tensors: {ssm_z+ssm_x+ssm_dt: .a, ssm_conv: .b, ssm_rate: .c, ssm_dt_bias: .d, ssm_skip: .e, ssm_norm: .f, ssm_o: .g}
+""", "scans": COMMON + """family: granitemoehybrid
+ssm: {layers: all, heads: 3, dim: 33, groups: 3, state: 17, taps: 3, conv_bias: true, norm_groups: 3}
+"""}
+STATE = {"kinds": 4 * (2 * (3 * (2 * 2 * 20 + 6 * 24) + 6 * 20 * 24) + 2 * (6 * 20 + 2 * 2 * 24) + 6 * 24 * 20), "scans": 4 * 4 * (2 * (99 + 2 * 3 * 17) + 99 * 17)}
+ALL = pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set")
 N = 150
 TOK = [int(t) for t in np.random.default_rng(1).integers(3, 320, N)]
 
 
+@pytest.fixture(scope="module", params=["kinds", pytest.param("scans", marks=ALL)])
+def kind(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
+def path(kind, tmp_path_factory):
     p = tmp_path_factory.mktemp("states") / "states.yaml"
-    p.write_text(TEXT)
+    p.write_text(TEXTS[kind])
     return p
 
 
@@ -93,13 +105,13 @@ def test_company_changes_nothing(model):
             assert np.array_equal(np.concatenate(g), want)
 
 
-def test_saved_and_loaded(model):
+def test_saved_and_loaded(model, kind):
     want = whole(model, TOK)
     with model.session(context=N, chunk=N, n_out=N, seqs=2) as s:
         other, q = s.seq(), s.seq()
         rows(s, [(other, TOK[9:20], 1), (q, TOK[:70], 1)])
         data = s.save(q)
-        assert len(data) > STATE
+        assert len(data) > STATE[kind]
         with model.session(context=N, chunk=N, n_out=N) as t:
             r = t.load(data)
             assert t.length(r) == 70 and np.array_equal(rows(t, [(r, TOK[70:], N - 70)]), want[70:])
@@ -119,12 +131,13 @@ def test_a_state_cannot_be_cut(model):
         assert s.length(q) == 40
 
 
-def test_memory_counts_states(model, path):
+def test_memory_counts_states(model, path, kind):
     one, four = (model.memory(context=64, seqs=n) for n in (1, 4))
-    assert one["kv_per_seq"] == four["kv_per_seq"] == STATE
-    assert one["kv"] == 2 * 32 * one["kv_per_token"] + STATE and four["kv"] == 4 * one["kv"]
+    assert one["kv_per_seq"] == four["kv_per_seq"] == STATE[kind]
+    assert one["kv"] == 2 * 32 * one["kv_per_token"] + STATE[kind] and four["kv"] == 4 * one["kv"] and (one["kv_per_token"] == 0) == (kind == "scans")
     text = subprocess.run([LLMC, "plan", path, "--random-weights", "--arch", BEST], capture_output=True, text=True, check=True).stdout
-    assert re.search(r"states of a sequence, within kv: ", text) and re.search(r"conv .* a sequence: 3 layers", text) and re.search(r"state .* a sequence: 3 layers", text)
+    pools = (("ssm_conv", 4), ("ssm_state", 4)) if kind == "scans" else (("conv", 2), ("state", 2), ("ssm_conv", 1), ("ssm_state", 1))
+    assert re.search(r"states of a sequence, within kv: ", text) and all(re.search(rf"\b{id} .* a sequence: {n} layer", text) for id, n in pools)
 
 
 @pytest.mark.parametrize("swap", [0, 1 << 24])
@@ -176,7 +189,7 @@ def test_prefixes_end_where_a_state_was_saved(model):
             assert h == alone(exact) and found <= 64
 
 
-@pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set")
+@ALL
 def test_on_an_emulated_gpu(path, monkeypatch):
     """States that lie on a device: forks, saved sequences, snapshots."""
     for k, v in environment("sm_90a").items():
@@ -196,9 +209,19 @@ def test_on_an_emulated_gpu(path, monkeypatch):
                 assert [x.token for x in events] == [x.token for x in want] and events[-1].n_cached == found
 
 
-def test_refused(path):
+REFUSED = (  # what is set, and words of the answer
+    (["parallel.tp=2"], "run on one rank"), (["parallel.pp=2"], "run on one rank"), (["attention.mask=prefix"], "causal, mask prefix is not"),
+    (["linear.v_heads=5"], "no multiple of linear.k_heads"), (["linear.k_dim=0"], "linear.k_dim is missing"), (["ssm.layers=[0]"], "layer 0 is in ssm.layers and in linear.layers"),
+    (["ssm.groups=4"], "ssm.groups = 4 does not divide ssm.heads = 6"), (["ssm.state=0"], "ssm.state is missing: 1 layers have a selective scan"),
+    (["ssm.norm_groups=7"], "does not divide ssm.heads . ssm.dim = 120"), (["ssm.dt_max=0.1", "ssm.dt_min=0.2"], "is not above ssm.dt_min = 0.2"),
+    (["ssm.norm=norm_first", "ssm.norm_groups=2"], "norm_first: such a norm is of the whole row"), (["attention.layers=[2]"], "layer 0 is in linear.layers and not in attention.layers"),
+    (["ffn.layers=[0, 1]", "attention.layers=[0, 1, 3]"], "layer 2 is neither in"), (["residual.form=parallel", "ffn.layers=[0, 1]"], "in parallel form layers have two"),
+    (["attention.kv_shared=2", "linear.layers=[0]", "ssm.layers=[1]", "attention.layers=[0, 1, 3]"], "no layer before them is one of attention"))
+
+
+def test_refused(path, kind):
     """Ranks do not share such layers yet, and the description is checked."""
-    for args, words in ((["--set", "parallel.tp=2"], "run on one rank"), (["--set", "parallel.pp=2"], "run on one rank"), (["--set", "linear.v_heads=5"], "no multiple of linear.k_heads"), (["--set", "linear.k_dim=0"], "linear.k_dim is missing"),
-                        (["--set", "attention.mask=prefix"], "causal, mask prefix is not")):
+    for arg, words in REFUSED[:3] if kind == "scans" else REFUSED:
+        args = [x for a in arg for x in ("--set", a)]
         p = subprocess.run([LLMC, "compile", path, "-o", path.parent / "out", *args], capture_output=True, text=True)
         assert p.returncode != 0 and re.search(words, p.stderr), f"{args}: {p.returncode} {p.stderr}"

@@ -460,6 +460,19 @@ case("lfm2-plain", "lfm2", LFM2)
 case("lfm2-bias", "lfm2", LFM2, conv_bias=True, conv_L_cache=5, num_key_value_heads=3, layer_types=["full_attention", "conv", "conv", "full_attention"], tie_word_embeddings=False)
 case("lfm2-modern-bf16", "lfm2", LFM2, modern=True, dtype="bf16", conv_L_cache=2, num_key_value_heads=1, block_auto_adjust_ff_dim=False)
 
+# selective scans: heads of odd width, groups, a state that is no multiple of a vector; with experts and without, with positions and without
+GRANITE4 = dict(LLAMA, hidden_size=60, intermediate_size=28, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=4, mamba_n_heads=12, mamba_d_head=10, mamba_expand=2,
+                mamba_n_groups=2, mamba_d_state=20, mamba_d_conv=4, mamba_conv_bias=True, mamba_chunk_size=8, layer_types=["mamba", "mamba", "attention", "mamba"],
+                embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.2, logits_scaling=0.5, num_local_experts=7, num_experts_per_tok=3,
+                shared_intermediate_size=44, position_embedding_type="nope")
+case("granitemoehybrid-plain", "granitemoehybrid", GRANITE4)
+case("granitemoehybrid-dense", "granitemoehybrid", GRANITE4, num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=5, mamba_d_head=36, mamba_expand=3, mamba_n_groups=1, mamba_d_conv=2,
+     mamba_d_state=33, mamba_conv_bias=False, mamba_proj_bias=True, position_embedding_type="rope", attention_bias=True, tie_word_embeddings=True,
+     layer_types=["attention", "mamba", "attention", "mamba"])
+case("granitemoehybrid-limits-modern-bf16", "granitemoehybrid", GRANITE4, modern=True, dtype="bf16", num_local_experts=5, num_experts_per_tok=5, mamba_n_groups=3,
+     time_step_limit=[0.2, 0.9])
+case("granitemoehybrid-all-mamba", "granitemoehybrid", GRANITE4, layer_types=["mamba"] * 4, num_local_experts=0, num_experts_per_tok=0)
+
 
 # --- heads by the kind of layer, keys that are values, layers that share them, per-layer embeddings, experts beside a dense feed-forward
 GEMMA4 = dict(vocab_size=149, hidden_size=60, intermediate_size=84, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=3, head_dim=12, global_head_dim=20,

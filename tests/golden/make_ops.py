@@ -489,6 +489,22 @@ for name, k_heads, v_heads, k_dim, v_dim, channel, tiled, a_log, b_scale in (("g
          b_scale=b_scale).step(POS, SEQ).f32(x).f32(a).f32(b).vector(rate).vector(dt).state(v_heads, k_dim, v_dim, old).room(7 * v_heads * v_dim).out(
         torch.stack(y)).out(torch.stack(new), 5).end()
 
+for name, heads, groups, dim, n, a_log, least, most in (("groups", 4, 2, 3, 5, 1, 0.0, 0.0), ("limits", 3, 1, 2, 4, 1, 0.4, 0.9), ("plain", 2, 2, 1, 6, 0, 0.3, 0.0)):
+    u, b, c, dt = rnd(7, heads, dim), rnd(7, groups, n), rnd(7, groups, n), rnd(7, heads)
+    rate, bias, skip, old = rnd(heads), rnd(heads), rnd(heads), rnd(2, heads, n, dim)
+    rate = rate if a_log else -rate.abs()
+    each = lambda v: v.repeat_interleave(heads // groups, 0)
+    d = F.softplus(dt + bias).clamp(least, most or math.inf)
+    y, new = [], []
+    for s, rows in zip((old[0], torch.zeros_like(old[1])), (range(5), range(5, 7))):
+        for t in rows:
+            s = s * ((-rate.exp() if a_log else rate) * d[t]).exp()[:, None, None] + torch.einsum("hi,hj->hij", each(b[t]), d[t][:, None] * u[t])
+            y.append(torch.einsum("hij,hi->hj", s, each(c[t])) + skip[:, None] * u[t])
+        new.append(s)
+    x = torch.cat([u.flatten(1), b.flatten(1), c.flatten(1)], 1)
+    Case("selective_scan", name, heads=heads, dim=dim, groups=groups, n_state=n, a_log=a_log, dt_min=least, dt_max=most).step(POS, SEQ).f32(x).f32(dt).vector(
+        rate).vector(bias).vector(skip).state(heads, n, dim, old).room(7 * heads * dim).out(torch.stack(y)).out(torch.stack(new), 5).end()
+
 for order, gate in (("norm_first", "silu"), ("gate_first", "silu"), ("norm_first", "sigmoid")):
     x, z = rnd(3, 2, 5), rnd(3, 2, 5)
     w = rnd(2, 5) if order == "gate_first" else rnd(5)

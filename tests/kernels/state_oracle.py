@@ -66,6 +66,36 @@ def delta(case):
     return params, [x, a, b], [rate, dt], (hv, dk, dv), (hv, dv), want, states
 
 
+SCAN = [dict(heads=6, dim=20, groups=2, n_state=12), dict(heads=2, dim=64, groups=1, n_state=128, dt_min=0.3, dt_max=0.9), dict(heads=3, dim=33, groups=3, n_state=17, a_log=0),
+        dict(heads=5, dim=1, groups=1, n_state=40), dict(heads=1, dim=70, groups=1, n_state=300, dt_max=1.5)]
+
+
+def scan(case):
+    p = dict(a_log=1, dt_min=0.0, dt_max=0.0) | SCAN[case]
+    heads, dim, groups, n = (p[k] for k in ("heads", "dim", "groups", "n_state"))
+    rng = np.random.default_rng(case + 50)
+    x = [rng.standard_normal((k, heads * dim + 2 * groups * n)).astype(np.float32) for k in ROWS]
+    dt = [rng.standard_normal((k, heads)).astype(np.float32) for k in ROWS]
+    rate, bias, skip = (rng.standard_normal(heads).astype(np.float32) for _ in range(3))
+    if not p["a_log"]:
+        rate = -np.abs(rate)
+    dt[0][0] = 40 # where softplus is its argument
+    dt[1][1] = -40
+    want, states = [], []
+    of = np.arange(heads) * groups // heads
+    for rows, steps_of in zip(x, dt):
+        state, y = np.zeros((heads, n, dim)), []
+        for r, d in zip(rows.astype(np.float64), steps_of.astype(np.float64)):
+            u, b, c = r[:heads * dim].reshape(heads, dim), r[heads * dim:heads * dim + groups * n].reshape(groups, n)[of], r[heads * dim + groups * n:].reshape(groups, n)[of]
+            d = np.clip(np.logaddexp(0, d + bias), p["dt_min"], p["dt_max"] or None)
+            r64 = rate.astype(np.float64)
+            state = np.exp((-np.exp(r64) if p["a_log"] else r64) * d)[:, None, None] * state + b[:, :, None] * (d[:, None] * u)[:, None, :]
+            y.append(np.einsum("hij,hi->hj", state, c) + skip[:, None] * u)
+        want.append(np.array(y))
+        states.append(state)
+    return {k.upper(): v for k, v in p.items()}, [x, dt], [rate, bias, skip], (heads, n, dim), (heads, dim), want, states
+
+
 GATES = [(20, 3, "norm_first", "silu"), (128, 2, "norm_first", "sigmoid"), (33, 5, "gate_first", "silu")]
 
 

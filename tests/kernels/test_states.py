@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import harness as H
-from state_oracle import AT, CONV, DELTA, GATES, ROWS, SEQS, conv, delta, gate, steps
+from state_oracle import AT, CONV, DELTA, GATES, ROWS, SCAN, SEQS, conv, delta, gate, scan, steps
 
 
 def run(kernel, inputs, fixed, shape, out_shape, cuts, n_parts):
@@ -48,6 +48,13 @@ def test_conv1d(target, case):
 @pytest.mark.parametrize("case", range(len(DELTA)))
 def test_delta_rule(target, case):
     compare(target, "delta_rule", *delta(case))
+
+
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("target", H.TARGETS)
+@pytest.mark.parametrize("case", range(len(SCAN)))
+def test_selective_scan(target, case):
+    compare(target, "selective_scan", *scan(case))
 
 
 @pytest.mark.parametrize("target", H.TARGETS)

@@ -21,6 +21,12 @@ key(void *user, const char *name)
 		return (ExprVal){ .kind = EXPR_STR, .str = "alpha" };
 	if (strcmp(name, "list") == 0)
 		return (ExprVal){ .kind = EXPR_LIST, .n = 1, .item = item };
+	if (strcmp(name, "kinds") == 0) {
+		static const ExprVal word[] = { { .kind = EXPR_STR, .str = "conv" }, { .kind = EXPR_STR, .str = "attn" }, { .kind = EXPR_NUM, .num = 3 }, { .kind = EXPR_STR, .str = "convs" } };
+		return (ExprVal){ .kind = EXPR_LIST, .n = 4, .item = word };
+	}
+	if (strcmp(name, "letters") == 0)
+		return (ExprVal){ .kind = EXPR_STR, .str = "M-M*E" };
 	if (strcmp(name, "rope.base") == 0)
 		return (ExprVal){ .kind = EXPR_NUM, .num = 10000 };
 	return (ExprVal){ .kind = EXPR_NULL };
@@ -59,6 +65,20 @@ number(Bench *b, const char *text, double want)
 		fail_msg("%s: %s", text, strbuf_str(&b->diag.text));
 	if ((v.kind != EXPR_NUM && v.kind != EXPR_BOOL) || fabs(v.num - want) > 1e-15 * fabs(want))
 		fail_msg("%s: kind %d, %g", text, (int)v.kind, v.num);
+}
+
+/* digits: the elements, one after the other */
+static void
+places_are(Bench *b, const char *text, const char *digits)
+{
+	ExprVal v;
+
+	if (!expr_eval(text, (Loc){ 0 }, &env, &b->diag, &b->arena, &v))
+		fail_msg("%s: %s", text, strbuf_str(&b->diag.text));
+	assert_int_equal(v.kind, EXPR_LIST);
+	assert_int_equal(v.n, strlen(digits));
+	for (size_t i = 0; i < v.n; i++)
+		assert_int_equal(v.item[i].num, digits[i] - '0');
 }
 
 static void
@@ -104,7 +124,21 @@ BENCH_TEST(values)
 	number(b, "two < 2", 0);
 	number(b, "absent > 1", 0);
 	number(b, "two == rows(blk.0.attn_q.weight) / 48", 1);
+	number(b, "length(kinds)", 4);
+	number(b, "length(letters) + 1", 6);
+	number(b, "at(list, 0)", 7);
+	places_are(b, "where(kinds, attn, convs)", "13");
+	places_are(b, "where(kinds, con)", "");
+	places_are(b, "where(kinds)", "");
+	places_are(b, "where(letters, M)", "02");
+	places_are(b, "where(letters, *, -)", "13");
 	null(b, "absent");
+	null(b, "length(absent)");
+	null(b, "length(two)");
+	null(b, "at(list, 1)");
+	null(b, "at(list)");
+	null(b, "at(two, 0)");
+	null(b, "where(absent, conv)");
 	null(b, "absent * 2");
 	null(b, "1 / 0");
 	null(b, "rows(nothing) + 1");
@@ -131,7 +165,7 @@ BENCH_TEST(mistakes)
 	wrong(b, "1 2", "it should end here");
 	wrong(b, "kind + 1", "text where a number is wanted");
 	wrong(b, "list * 2", "a list where a number is wanted");
-	wrong(b, "max(1)", "known functions are has(x), rows(tensor), cols(tensor), floor(x) and flags(list)");
+	wrong(b, "max(1)", "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list) and at(list, n)");
 	wrong(b, "has(", "a name and ) are expected");
 	wrong(b, "$", "$ wants the name of a key");
 	wrong(b, "1 & 2", "it should end here");
