@@ -3,6 +3,11 @@
 #include <string.h>
 #include <strings.h>
 
+enum {
+	METHOD_MAX = 31,
+	FIRST_LINE_MAX = METHOD_MAX + 1 + HEAD_TARGET_MAX + sizeof " HTTP/1.1\r\n" - 1, /* no request's first line is longer */
+};
+
 static bool
 refuse(HeadError *e, int status, const char *text)
 {
@@ -40,17 +45,18 @@ head_span(const char *s, size_t n, size_t seen, HeadError *e)
 			return -1;
 		}
 	}
-	const char *space = memchr(s, ' ', n < 32 ? n : 32);
-	for (size_t i = 0; i < (space ? (size_t)(space - s) : n < 32 ? n : 32); i++)
+	const size_t start = n <= METHOD_MAX ? n : METHOD_MAX + 1;
+	const char *space = memchr(s, ' ', start);
+	for (size_t i = 0; i < (space ? (size_t)(space - s) : start); i++)
 		if (!is_token((unsigned char)s[i])) {
 			refuse(e, 400, "The request does not begin with a method.");
 			return -1;
 		}
-	if (!space && n >= 32) {
+	if (!space && n > METHOD_MAX) {
 		refuse(e, 400, "The request does not begin with a method.");
 		return -1;
 	}
-	if (n > HEAD_TARGET_MAX && !memchr(s, '\n', HEAD_TARGET_MAX + 64 < n ? HEAD_TARGET_MAX + 64 : n)) {
+	if (n > FIRST_LINE_MAX && !memchr(s, '\n', FIRST_LINE_MAX)) {
 		refuse(e, 414, "The address is longer than 8192 bytes.");
 		return -1;
 	}
@@ -73,7 +79,7 @@ request_line(char *s, Head *h, char **authority, HeadError *e)
 	*target++ = *version++ = 0;
 	h->method = s;
 	for (const char *c = s; *c; c++)
-		if (!is_token((unsigned char)*c))
+		if (!is_token((unsigned char)*c) || c - s >= METHOD_MAX)
 			return refuse(e, 400, "The request does not begin with a method.");
 	if (strncmp(version, "HTTP/", 5) != 0 || version[5] < '0' || version[5] > '9' || version[6] != '.' || version[7] < '0' || version[7] > '9' || version[8])
 		return refuse(e, 400, "The request's first line does not end with a version of HTTP.");

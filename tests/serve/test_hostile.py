@@ -99,6 +99,7 @@ REFUSED = {
     "101 fields": (431, GET + b"A: b\r\n" * 100 + b"\r\n"),
     "an address of 100 kB": (414, b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     "a method of 100 kB": (400, b"G" * 100000 + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+    "a method of 32 letters": (400, b"G" * 32 + b" /version HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     "an expectation that cannot be met": (417, POST + b"Expect: a miracle\r\nContent-Length: 2\r\n\r\n{}"),
     "a name that is not ours": (403, b"GET /version HTTP/1.1\r\nHost: evil.test\r\n\r\n"),
     "a name that is not ours in the address": (403, b"GET http://evil.test/version HTTP/1.1\r\nHost: localhost\r\n\r\n"),
@@ -136,6 +137,7 @@ ACCEPTED = {
     "the form for proxies": POST.replace(b"POST /", b"POST http://localhost/") + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
     "letters written as %XX": POST.replace(b"completions", b"%63omple%74ions?a=%00") + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
     "100 fields": POST + b"A: b\r\n" * 96 + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
+    "an address of 8192 bytes": POST.replace(b" HTTP", b"?" + b"a" * (8191 - len(POST.split()[1])) + b" HTTP") + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
     "HTTP/1.0": POST.replace(b"1.1", b"1.0").replace(b"Host: localhost\r\n", b"") + b"Content-Length: %d\r\nConnection: keep-alive\r\n\r\n%s" % (len(BODY), BODY),
 }
 
