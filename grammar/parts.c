@@ -59,9 +59,15 @@ text(Build *b, const char *s, size_t n)
 static Ex *
 until(Build *b, const char *end)
 {
-	size_t n = strlen(end);
+	size_t n = strlen(end), len;
 	int32_t rule[MAX_UNTIL + 1];
 
+	int32_t id = n && strchr("<[|", end[0]) ? special_at(b->lexicon, end, n, &len) : -1;
+	if (id >= 0) { /* a token of its own: no character of the text can begin it */
+		Range all[2];
+		size_t n_all = ranges_invert(NULL, 0, all);
+		return ex_seq(b, 3, ex_rep(b, ex_chars(b, all, n_all), 0, -1), ex_token(b, id), text(b, end + len, n - len));
+	}
 	if (!n || n > MAX_UNTIL || end[0] & 0x80)
 		build_fail(b, "parts: 'until' wants a text of 1 to %d characters of ASCII", MAX_UNTIL);
 	for (size_t i = 0; i < n; i++)

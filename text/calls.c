@@ -15,6 +15,12 @@ is_blank(char c)
 	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
+static bool
+is_name(char c)
+{
+	return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.';
+}
+
 /* A mark without the blanks around it: models are free with these. */
 static Span
 core(const char *s)
@@ -404,13 +410,18 @@ text_step(llmc_calls *c, bool last)
 		}
 		if (k && !last)
 			return false;
-		if (c->hold.len && c->hold.data[0] == '{' && c->tools) {
+		if (c->hold.len && c->hold.data[0] == '{' && c->tools && r->body == BODY_JSON) {
 			begin_call(c, "", 0);
+			return true;
+		}
+		if (c->hold.len && c->hold.data[0] == '[' && c->tools && r->body == BODY_LITERALS) {
+			begin_call(c, "[", 1);
+			drop(&c->hold, 1);
 			return true;
 		}
 	}
 	mark[n++] = core(r->think[0]);
-	mark[n++] = c->tools ? core(r->section[0]) : (Span){ 0 };
+	mark[n++] = c->tools && !r->bare ? core(r->section[0]) : (Span){ 0 };
 	mark[n++] = c->tools ? core(r->open) : (Span){ 0 };
 	for (int i = 0; i < r->n_drop; i++)
 		mark[n++] = core(r->drop[i]);
@@ -467,14 +478,18 @@ between_step(llmc_calls *c, bool last)
 	}
 	if (!c->hold.len)
 		return false;
-	if (c->row.bare && c->hold.data[0] == '{') {
+	if (c->row.bare && c->row.body == BODY_JSON && c->hold.data[0] == '{') {
 		begin_call(c, "", 0);
 		return true;
 	}
+	if (c->row.body == BODY_LITERALS && c->hold.data[0] == ',') { /* between two of a list */
+		drop(&c->hold, 1);
+		return true;
+	}
 	size_t k = begins(open, &c->hold), m = begins(end, &c->hold);
-	if (k && k == open.n) {
+	if ((k && k == open.n) || (!open.n && c->row.body == BODY_LITERALS && is_name(c->hold.data[0]))) {
 		drop(&c->hold, k);
-		begin_call(c, open.s, open.n);
+		begin_call(c, open.n ? open.s : "", open.n);
 	} else if (m && m == end.n) {
 		drop(&c->hold, m);
 		c->state = AT_TEXT;
@@ -489,19 +504,42 @@ between_step(llmc_calls *c, bool last)
 }
 
 static bool
+has_tool(const llmc_calls *c, const char *name, size_t n)
+{
+	json_t *v;
+	size_t i;
+
+	json_array_foreach(c->tools, i, v) {
+		const char *s = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
+		if (s && strlen(s) == n && memcmp(s, name, n) == 0)
+			return true;
+	}
+	return false;
+}
+
+static bool
 name_step(llmc_calls *c, bool last)
 {
 	Span end = core(c->row.name_end);
 	const char *h = strbuf_str(&c->hold);
 	const char *p = end.n ? memmem(h, c->hold.len, end.s, end.n) : memchr(h, '\n', c->hold.len);
 
+	size_t names = 0; /* characters that a name may have */
+
+	while (names < c->hold.len && is_name(h[names]))
+		names++;
 	if (!p) {
-		if (!last && c->hold.len < 2 * MAX_NAME)
+		if (!last && c->hold.len < 2 * MAX_NAME && (c->row.body != BODY_LITERALS || names == c->hold.len))
 			return false;
 		fail(c);
 		return true;
 	}
 	size_t n = (size_t)(p - h), from = 0;
+	/* without a mark in front it is a call only where it calls one of the tools */
+	if (c->row.body == BODY_LITERALS && (names != n || (c->row.bare && !has_tool(c, h, n)))) {
+		fail(c);
+		return true;
+	}
 	while (from < n && is_blank(h[from]))
 		from++;
 	size_t to = from;
@@ -516,7 +554,8 @@ name_step(llmc_calls *c, bool last)
 	name_call(c, h + from, to - from);
 	drop(&c->hold, n + (end.n ? end.n : 1));
 	begin_value(c);
-	c->state = c->row.body == BODY_PAIRS ? AT_PAIR : AT_ARGUMENTS;
+	c->scan = (LiteralScan){ 0 };
+	c->state = c->row.body == BODY_PAIRS ? AT_PAIR : c->row.body == BODY_LITERALS ? AT_LITERAL : AT_ARGUMENTS;
 	return true;
 }
 
@@ -577,6 +616,58 @@ pair_step(llmc_calls *c, bool last)
 	return true;
 }
 
+/* The key of an argument, without quotes; an empty one: it is none */
+static Span
+key_of(const char *s, size_t n)
+{
+	size_t names = 0;
+
+	while (n && is_blank(s[n - 1]))
+		n--;
+	if (n > 1 && (s[0] == '"' || s[0] == '\'') && s[n - 1] == s[0])
+		s++, n -= 2;
+	while (names < n && is_name(s[names]))
+		names++;
+	return (Span){ s, names == n ? n : 0 };
+}
+
+/* key=value, once its end is there. A value without a key is not told: nothing says which parameter it is. */
+static bool
+literal_step(llmc_calls *c)
+{
+	Span mid = core(c->row.pair[1]);
+
+	if (!c->scan.at) {
+		skip_blanks(c);
+		if (!c->hold.len)
+			return false;
+	}
+	const char *h = strbuf_str(&c->hold);
+	if (!literal_ends(&c->scan, h, c->hold.len, c->row.quote))
+		return false;
+	size_t n = c->scan.at;
+	const char *p = mid.n ? memmem(h, n, mid.s, mid.n) : NULL;
+	Span key = p ? key_of(h, (size_t)(p - h)) : (Span){ 0 };
+	if (key.n) {
+		strbuf_puts(&c->out, c->any ? ", " : "{");
+		json_str(&c->out, key.s, key.n);
+		strbuf_puts(&c->out, ": ");
+		literal_put(&c->out, (Span){ p + mid.n, (size_t)(h + n - p) - mid.n }, c->row.quote);
+		c->any = true;
+	}
+	bool more = h[n] == ',';
+	if (!more && c->any)
+		strbuf_putc(&c->out, '}');
+	tell_out(c);
+	drop(&c->hold, n + 1);
+	c->scan = (LiteralScan){ 0 };
+	if (!more) {
+		end_call(c);
+		c->state = AT_CLOSE;
+	}
+	return true;
+}
+
 static bool
 close_step(llmc_calls *c, bool last)
 {
@@ -608,6 +699,8 @@ step(llmc_calls *c, bool last)
 		return arguments_step(c);
 	case AT_PAIR:
 		return pair_step(c, last);
+	case AT_LITERAL:
+		return literal_step(c);
 	case AT_CLOSE:
 		return close_step(c, last);
 	default:
@@ -664,7 +757,7 @@ read_row(llmc_calls *c, const llmc_tokenizer *t, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
 	TRY(call_row(t, &c->arena, &c->row, err));
 	Span mark = core(c->row.section[0] ? c->row.section[0] : c->row.open);
-	c->mark = mark.n ? arena_strndup(&c->arena, mark.s, mark.n) : NULL;
+	c->mark = mark.n && !(c->row.bare && c->row.section[0]) ? arena_strndup(&c->arena, mark.s, mark.n) : NULL;
 	return LLMC_OK;
 }
 

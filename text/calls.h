@@ -4,10 +4,10 @@
 
 #include "text/text.h"
 
-typedef enum CallBody { BODY_NONE, BODY_JSON, BODY_ARRAY, BODY_NAMED, BODY_PAIRS } CallBody;
+typedef enum CallBody { BODY_NONE, BODY_JSON, BODY_ARRAY, BODY_NAMED, BODY_PAIRS, BODY_LITERALS } CallBody;
 enum { MAX_DROP = 8 };
 typedef struct CallRow { /* texts as they are written; NULL: none */
-	const char *name, *open, *close, *between, *name_end, *number, *bare, *system;
+	const char *name, *open, *close, *between, *name_end, *number, *bare, *quote, *system;
 	const char *think[2], *section[2], *key[2], *pair[3], *drop[MAX_DROP];
 	int         n_drop;
 	CallBody    body;
@@ -15,9 +15,17 @@ typedef struct CallRow { /* texts as they are written; NULL: none */
 
 /* Where the reading is. J_ are places of a JSON object. */
 typedef enum CallState {
-	AT_TEXT, AT_REASONING, AT_BETWEEN, AT_NAME, AT_ARGUMENTS, AT_PAIR, AT_CLOSE,
+	AT_TEXT, AT_REASONING, AT_BETWEEN, AT_NAME, AT_ARGUMENTS, AT_PAIR, AT_LITERAL, AT_CLOSE,
 	J_LIST, J_NEXT, J_OBJECT, J_KEY, J_IN_KEY, J_COLON, J_VALUE, J_NAME, J_ARGUMENTS, J_ARGUMENTS_TEXT, J_OTHER,
 } CallState;
+
+/* A value of BODY_LITERALS whose end is looked for, from where it was left. All zero to begin. */
+typedef struct LiteralScan {
+	size_t at;
+	int    depth;
+	enum { SCAN_OUT, SCAN_QUOTED, SCAN_TRIPLE, SCAN_MARKED } in;
+	char   quote;
+} LiteralScan;
 
 struct llmc_calls {
 	Arena     arena;
@@ -33,11 +41,16 @@ struct llmc_calls {
 	bool      named, any, said, escaped, in_list, trim; /* trim: blanks behind a reasoning or a call are not text */
 	int       depth;       /* of the value that passes */
 	bool      in_text, started;
+	LiteralScan scan;
 	int32_t   call;        /* number of the call; -1: none yet */
 	llmc_piece_fn fn;
 	void     *user;
 };
 
 llmc_status call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err); /* calls_rows.c; may jump to the arena's oom */
+
+/* calls_literal.c. quote: the mark around texts; NULL: as Python writes them */
+bool literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote); /* at s->at stands what ends it; false: not yet */
+void literal_put(Strbuf *out, Span value, const char *quote);                 /* as JSON; what is no value becomes a text */
 
 #endif

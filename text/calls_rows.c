@@ -7,6 +7,8 @@
 #include "formats/yaml.h"
 #include "text/calls.h"
 
+enum { MAX_LITERALS = 16, MAX_OPTIONAL = 16 }; /* depth of values; optional properties of which any may be the first */
+
 #define FILE_NAME "configs/formats/calls.yaml"
 
 static const char *
@@ -42,9 +44,9 @@ fits(const Node *row, const char *template)
 static CallBody
 body_of(const char *word)
 {
-	static const char *const names[] = { "", "json", "array", "named", "pairs" };
+	static const char *const names[] = { "", "json", "array", "named", "pairs", "literals" };
 
-	for (int i = 1; word && i < 5; i++)
+	for (int i = 1; word && i < 6; i++)
 		if (!strcmp(word, names[i]))
 			return (CallBody)i;
 	return BODY_NONE;
@@ -74,6 +76,7 @@ call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 		out->name_end = text_of(row, "name_end");
 		out->number = text_of(row, "number");
 		out->bare = text_of(row, "bare");
+		out->quote = text_of(row, "quote");
 		out->system = text_of(row, "system");
 		out->body = body_of(text_of(row, "body"));
 		texts_of(row, "think", out->think, 2);
@@ -123,18 +126,37 @@ takes_text(const json_t *schema)
 	return (json_is_string(type) && !strcmp(json_string_value(type), "string") && !json_object_get(schema, "enum")) || !type;
 }
 
+static bool
+is_required(const json_t *parameters, const char *key)
+{
+	json_t *name;
+	size_t i;
+
+	json_array_foreach(json_object_get(parameters, "required"), i, name)
+		if (json_is_string(name) && !strcmp(json_string_value(name), key))
+			return true;
+	return false;
+}
+
+/* A value as it stands in JSON */
+static void
+json_text(Strbuf *b, const json_t *v)
+{
+	char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+
+	put_text(b, text, NULL, NULL, NULL);
+	free(text);
+}
+
 /* Properties one behind the other; those that are not required may be left out. */
 static void
 put_pairs(const CallRow *r, Strbuf *b, const json_t *parameters)
 {
-	const json_t *properties = json_object_get(parameters, "properties"), *required = json_object_get(parameters, "required"), *v, *name;
+	const json_t *properties = json_object_get(parameters, "properties"), *v;
 	const char *key;
-	size_t i;
 
 	json_object_foreach((json_t *)(uintptr_t)properties, key, v) {
-		bool must = false;
-		json_array_foreach((json_t *)(uintptr_t)required, i, name)
-			must |= json_is_string(name) && !strcmp(json_string_value(name), key);
+		bool must = is_required(parameters, key);
 		strbuf_puts(b, must ? ",{\"seq\":[" : ",{\"alt\":[{\"seq\":[]},{\"seq\":[");
 		put_text(b, r->pair[0], key, r->pair[1], NULL);
 		strbuf_putc(b, ',');
@@ -151,6 +173,165 @@ put_pairs(const CallRow *r, Strbuf *b, const json_t *parameters)
 	}
 }
 
+/* ---- arguments as Python or Gemma write them ---- */
+
+static void put_literal(const CallRow *r, Strbuf *b, const json_t *schema, int depth);
+static void put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth);
+
+/* A text that is known */
+static void
+put_known_text(const CallRow *r, Strbuf *b, const char *s)
+{
+	Strbuf all = { 0 };
+
+	if (r->quote)
+		strbuf_puts(&all, s);
+	else
+		json_str(&all, s, strlen(s));
+	put_text(b, r->quote, strbuf_str(&all), r->quote, NULL);
+	b->failed |= all.failed;
+	strbuf_release(&all);
+}
+
+static void
+put_typed(const CallRow *r, Strbuf *b, const json_t *schema, const char *type, int depth)
+{
+	const json_t *items = json_object_get(schema, "items");
+	const char *yes = r->quote ? "true" : "True", *no = r->quote ? "false" : "False", *none = r->quote ? "null" : "None";
+
+	if (!strcmp(type, "string") && r->quote) {
+		strbuf_puts(b, "{\"seq\":[");
+		put_text(b, r->quote, NULL, NULL, NULL);
+		strbuf_puts(b, ",{\"until\":");
+		json_str(b, r->quote, strlen(r->quote));
+		strbuf_puts(b, "}]}");
+	} else if (!strcmp(type, "boolean")) {
+		strbuf_puts(b, "{\"alt\":[");
+		put_text(b, yes, NULL, NULL, NULL);
+		strbuf_putc(b, ',');
+		put_text(b, no, NULL, NULL, NULL);
+		strbuf_puts(b, "]}");
+	} else if (!strcmp(type, "null")) {
+		put_text(b, none, NULL, NULL, NULL);
+	} else if (!strcmp(type, "array") && json_is_object(items)) {
+		strbuf_puts(b, "{\"seq\":[{\"text\":\"[\"},{\"alt\":[{\"seq\":[]},{\"many\":[");
+		put_literal(r, b, items, depth + 1);
+		strbuf_putc(b, ',');
+		put_text(b, r->pair[2], NULL, NULL, NULL);
+		strbuf_puts(b, "]}]},{\"text\":\"]\"}]}");
+	} else if (!strcmp(type, "object") && json_object_size(json_object_get(schema, "properties"))) {
+		strbuf_puts(b, "{\"seq\":[{\"text\":\"{\"},");
+		put_arguments(r, b, schema, depth + 1);
+		strbuf_puts(b, ",{\"text\":\"}\"}]}");
+	} else {
+		put_schema(b, schema, type, false);
+	}
+}
+
+/* A value: what no rule of ours speaks of is JSON, which is read as well. */
+static void
+put_literal(const CallRow *r, Strbuf *b, const json_t *schema, int depth)
+{
+	const json_t *type = json_object_get(schema, "type"), *values = json_object_get(schema, "enum"), *any = json_object_get(schema, "anyOf"), *v;
+	const json_t *list = json_array_size(any) ? any : json_array_size(values) ? values : json_is_array(type) ? type : NULL;
+	size_t i;
+
+	if (depth > MAX_LITERALS) {
+		put_schema(b, schema, "value", false);
+		return;
+	}
+	if (!list && json_is_string(type)) {
+		put_typed(r, b, schema, json_string_value(type), depth);
+		return;
+	}
+	if (!json_array_size(list)) {
+		put_typed(r, b, schema, r->quote ? "string" : "", depth);
+		return;
+	}
+	strbuf_puts(b, "{\"alt\":[");
+	json_array_foreach((json_t *)(uintptr_t)list, i, v) {
+		if (i)
+			strbuf_putc(b, ',');
+		if (list == any)
+			put_literal(r, b, v, depth + 1);
+		else if (list == type)
+			put_typed(r, b, schema, json_is_string(v) ? json_string_value(v) : "", depth);
+		else if (json_is_string(v))
+			put_known_text(r, b, json_string_value(v));
+		else if (json_is_boolean(v) && !r->quote)
+			put_text(b, json_is_true(v) ? "True" : "False", NULL, NULL, NULL);
+		else if (json_is_null(v) && !r->quote)
+			put_text(b, "None", NULL, NULL, NULL);
+		else
+			json_text(b, v);
+	}
+	strbuf_puts(b, "]}");
+}
+
+static void
+put_argument(const CallRow *r, Strbuf *b, const char *key, const json_t *v, int depth)
+{
+	Strbuf quoted = { 0 };
+
+	if (depth && !r->quote) /* within an object Python's keys are texts */
+		json_str(&quoted, key, strlen(key));
+	else
+		strbuf_puts(&quoted, key);
+	strbuf_puts(b, "{\"seq\":[");
+	put_text(b, strbuf_str(&quoted), depth && !r->quote ? ": " : r->pair[1], NULL, NULL);
+	strbuf_putc(b, ',');
+	put_literal(r, b, v, depth);
+	strbuf_puts(b, "]}");
+	b->failed |= quoted.failed;
+	strbuf_release(&quoted);
+}
+
+/* Properties in their order, commas between them. Those before the first that is required bring the comma behind them, those behind it the one before them;
+ * where none is required, any may be the first. */
+static void
+put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth)
+{
+	const json_t *properties = json_object_get(parameters, "properties"), *v;
+	size_t n = json_object_size(properties), i = 0, anchor = n;
+	const char *key;
+
+	json_object_foreach((json_t *)(uintptr_t)properties, key, v) {
+		if (anchor == n && is_required(parameters, key))
+			anchor = i;
+		i++;
+	}
+	size_t turns = anchor < n ? 1 : n < MAX_OPTIONAL ? n : MAX_OPTIONAL;
+	strbuf_puts(b, anchor < n ? "{\"alt\":[" : "{\"alt\":[{\"seq\":[]}");
+	for (size_t turn = 0; turn < turns; turn++) {
+		size_t first = anchor < n ? anchor : turn;
+		bool some = false;
+		strbuf_puts(b, turn || anchor == n ? ",{\"seq\":[" : "{\"seq\":[");
+		i = 0;
+		json_object_foreach((json_t *)(uintptr_t)properties, key, v) {
+			bool must = i == first || (i > first && is_required(parameters, key));
+			size_t at = i++;
+			if (at < first && anchor == n)
+				continue;
+			if (some)
+				strbuf_putc(b, ',');
+			some = true;
+			strbuf_puts(b, must ? "{\"seq\":[" : "{\"alt\":[{\"seq\":[]},{\"seq\":[");
+			if (at > first) {
+				put_text(b, r->pair[2], NULL, NULL, NULL);
+				strbuf_putc(b, ',');
+			}
+			put_argument(r, b, key, v, depth);
+			if (at < first) {
+				strbuf_putc(b, ',');
+				put_text(b, r->pair[2], NULL, NULL, NULL);
+			}
+			strbuf_puts(b, must ? "]}" : "]}]}");
+		}
+		strbuf_puts(b, "]}");
+	}
+	strbuf_puts(b, "]}");
+}
+
 /* One call of one tool, with `open` in front */
 static void
 put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, bool free_)
@@ -161,7 +342,14 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 	Strbuf head = { 0 };
 
 	strbuf_puts(b, "{\"seq\":[");
-	if (r->body == BODY_NAMED || r->body == BODY_PAIRS) {
+	if (r->body == BODY_LITERALS) {
+		bool brace = r->name_end && strchr(r->name_end, '{');
+		put_text(b, open, name, r->name_end, NULL);
+		strbuf_putc(b, ',');
+		put_arguments(r, b, free_ ? NULL : parameters, 0);
+		strbuf_putc(b, ',');
+		put_text(b, brace ? "}" : ")", r->close, NULL, NULL);
+	} else if (r->body == BODY_NAMED || r->body == BODY_PAIRS) {
 		strbuf_puts(&head, name);
 		if (r->number)
 			strbuf_printf(&head, "%s0", r->number);

@@ -50,6 +50,19 @@ CASES = [
     ("minimax-m2", "<minimax:tool_call> <parameter name=", '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Zürich "x" }</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>', ("", "", WANT)),
     ("granite", "<|tool_call|>", '<|tool_call|>[{"name": "weather", "arguments": ' + ARGS + "}]", ("", "", WANT)),
     ("command", "<|START_ACTION|>", '<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[{"tool_call_id": "0", "tool_name": "weather", "parameters": ' + ARGS + "}]<|END_ACTION|>", ("", "a", WANT)),
+    ("gemma", "<|tool_call> call:", '<|channel>thought\nhm<channel|>Ok.<|tool_call>call:weather{city:<|"|>Zürich "x" }<|"|>,days:3}<tool_call|><|tool_call>call:now{}<tool_call|>', ("Ok.", "\nhm", BOTH)),
+    ("gemma", "<|tool_call> call:", '<|tool_call>call:now{a:{b:[<|"|>x,}<|"|>,-1.5e3,true,{}],"c d":null},e:<|"|><|"|>}<tool_call|>', ("", "", [("now", {"a": {"b": ["x,}", -1500.0, True, {}], "c d": None}, "e": ""})])),
+    ("gemma", "<|tool_call> call:", "It is 5 < 7 <|tool", ("It is 5 < 7 <|tool", "", [])),
+    ("function-gemma", "<start_function_call> <escape>", '<start_function_call>call:weather{city:<escape>Zürich "x" }<escape>,days:3}<end_function_call>', ("", "", WANT)),
+    ("lfm2", "<|tool_call_start|>", 'Ok.<|tool_call_start|>[weather(city="Zürich \\"x\\" }", days=3), now()]<|tool_call_end|>', ("Ok.", "", BOTH)),
+    ("lfm2", "<|tool_call_start|>", "<|tool_call_start|>[now(a={'b': [True, None, (1, 2,)], \"c\": 'it\\'s \\x41\\u00e9\\U0001F600\\ud83d\\ude00'}, d='''x\n'y' ''', e=-2.5)]<|tool_call_end|>Done",
+     ("Done", "", [("now", {"a": {"b": [True, None, [1, 2]], "c": "it's A\u00e9\U0001F600\U0001F600"}, "d": "x\n'y' ", "e": -2.5})])),
+    ("lfm2", "<|tool_call_start|>", "<|tool_call_start|>[now(7, a=b, c=f(1, x), d='\\ud83d')]<|tool_call_end|>", ("", "", [("now", {"a": "b", "c": "f(1, x)", "d": "'\\ud83d'"})])),
+    ("olmo3", "<function_calls>", '<function_calls>\nweather(city=\'Zürich "x" }\', days=3)\nnow()\n</function_calls>', ("", "", BOTH)),
+    ("llama-pythonic", "[func_name1(", '[weather(city="Zürich \\"x\\" }", days=3), now()]', ("", "", BOTH)),
+    ("llama-pythonic", "[func_name1(", '<|python_start|>[weather(city="Zürich \\"x\\" }", days=3)]<|python_end|>', ("", "", WANT)),
+    ("llama-pythonic", "[func_name1(", "[1, 2] is a list, [now()] too", ("[1, 2] is a list, [now()] too", "", [])),
+    ("llama-pythonic", "[func_name1(", "[other()] is not ours", ("[other()] is not ours", "", [])),
     ("generic", "nothing", '<tool_call>\n{"name": "weather", "arguments": ' + ARGS + "}\n</tool_call>", ("", "", WANT)),
 ]
 
@@ -149,7 +162,7 @@ def test_what_forces_calls_is_what_the_reading_takes(tokenizer, smollm2, row, te
     buf, need, err = C.create_string_buffer(1 << 16), C.c_size_t(), text_lib.Error()
     assert LIB.llmc_calls_rules(r.h, only and only.encode(), 1, buf, len(buf), C.byref(need), C.byref(err)) == 0, err.text
     tok = llmc.Tokenizer(smollm2)
-    out = b""
+    out, end = b"", {"gemma": b'<|"|>', "function-gemma": b"<escape>"}.get(row, b"")
     with llmc.Grammar(tok, "parts", buf.value.decode()) as g, g.matcher() as m:
         singles = [tok.encode(bytes([b]), special=0) for b in range(32, 127)]
         singles = [(s[0], bytes([b])) for b, s in zip(range(32, 127), singles) if len(s) == 1] + [(tok.encode("\n", special=0)[0], b"\n")]
@@ -157,7 +170,9 @@ def test_what_forces_calls_is_what_the_reading_takes(tokenizer, smollm2, row, te
         for _ in range(400):
             if m.ended or (m.may_end and out.rstrip().endswith((b"}", b"]", b">"))):
                 break
-            for t, b in sorted(singles, key=lambda x: b'"}]<>/'.find(x[1]) if x[1] in b'"}]<>/' else 99):
+            begun = next((n for n in range(len(end) - 1, 0, -1) if out.endswith(end[:n])), 0)
+            order = end[begun:begun + 1] + b'"}]<>/'
+            for t, b in sorted(singles, key=lambda x: order.find(x[1]) if x[1] in order else 99):
                 if m.allows(t):
                     m.accept(t)
                     out += b
