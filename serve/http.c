@@ -511,6 +511,9 @@ req_begin(Req *r, char *head, size_t n)
 	const char *accept = req_header(r, "Accept"), *type = req_header(r, "Content-Type"), *origin = req_header(r, "Origin");
 	r->wants_html = accept && strstr(accept, "text/html") != NULL;
 	r->content_json = type && strncasecmp(type, "application/json", 16) == 0;
+	/* Ollama's clients may leave the type out. A page of the web can do so too, but its browser tells where it is from. */
+	if (!type && !origin && !req_header(r, "Sec-Fetch-Site") && strncmp(r->path, "/api/", 5) == 0)
+		r->content_json = true;
 	if (origin && opt && (!strcmp(opt, "*") || !strcmp(opt, origin)))
 		copy_header(r->allow_origin, sizeof r->allow_origin, opt);
 	r->auth_ok = key_ok(r);

@@ -65,6 +65,7 @@ read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
 	if (!tool_named(use->tools, name))
 		return problem(p, 400, "tool_choice", "Invalid 'tool_choice': there is no tool '%.100s'.", name);
 	use->only = name;
+	use->one = true; /* a call of this one is asked for, not as many as the model likes */
 	return use->forced = true;
 }
 

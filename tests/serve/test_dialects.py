@@ -48,6 +48,16 @@ def test_anthropic_stop_sequence(smol, claude):
     assert m.stop_reason == "stop_sequence" and m.stop_sequence == word and m.content[0].text == want[:want.index(word)]
 
 
+def test_ollama_without_a_content_type(smol):
+    """Some of its clients send none. What a web page could send without asking first is refused: its browser says where it is from."""
+    body = json.dumps({"model": "smollm2", "messages": MESSAGES, "stream": False, "options": {"num_predict": 2}}).encode()
+    head = b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n" % len(body)
+    for more, status in ((b"", b"200"), (b"Origin: http://example.com\r\n", b"415"), (b"Sec-Fetch-Site: cross-site\r\n", b"415"), (b"Content-Type: text/plain\r\n", b"415")):
+        with smol.connect(60) as c:
+            c.sendall(head + more + b"\r\n" + body)
+            assert c.recv(100).split()[1] == status, more
+
+
 def test_anthropic_key(serve, tiny_folder):
     anthropic = pytest.importorskip("anthropic")
     with serve(tiny_folder, "--arch", "generic", "--api-key", "secret") as s:

@@ -32,6 +32,12 @@ def test_forced_calls_are_of_their_schema(client, choice):
         assert m.tool_calls[0].id.startswith("call_") and (choice == "required" or m.tool_calls[0].function.name == "weather")
 
 
+def test_a_named_function_is_called_once(client):
+    """Also where several calls would be allowed: libraries that ask for a typed answer this way say nothing of that."""
+    r = client.chat.completions.create(model="smollm2", messages=ASK, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}}, max_tokens=200, temperature=0)
+    assert r.choices[0].finish_reason == "tool_calls" and len(r.choices[0].message.tool_calls) == 1
+
+
 def test_a_stream_of_a_call_is_the_whole(client):
     args = dict(model="smollm2", messages=ASK, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}}, parallel_tool_calls=False, max_tokens=120, temperature=0)
     whole = client.chat.completions.create(**args).choices[0].message.tool_calls[0].function
