@@ -1,4 +1,4 @@
-/* Values of arguments as Python writes them, or as Gemma does (texts between marks of its own, keys bare): where one ends, and the same as JSON. */
+/* Values of arguments as Python writes them, or with texts between marks of a row's own and keys bare: where one ends, and the same as JSON. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -173,7 +173,7 @@ put_pairs(const CallRow *r, Strbuf *b, const json_t *parameters)
 	}
 }
 
-/* ---- arguments as Python or Gemma write them ---- */
+/* ---- arguments of BODY_LITERALS ---- */
 
 static void put_literal(const CallRow *r, Strbuf *b, const json_t *schema, int depth);
 static void put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth);
