@@ -16,7 +16,7 @@ attention_block(Build *b, int h)
 	int         y = build_attention(b, h);
 
 	build_at(b, "norm.kind");
-	return build_norm(b, s->norm.attn_out, y, "attn_out_norm", "attn_out_normed");
+	return build_norm(b, s->norm.attn_out && s->norm.out_layers[b->layer], y, "attn_out_norm", "attn_out_normed");
 }
 
 /* h: the normed stream x */
@@ -36,7 +36,7 @@ ffn_block(Build *b, int h, int x)
 	}
 
 	build_at(b, "norm.kind");
-	return build_norm(b, s->norm.ffn_out, y, "ffn_out_norm", "ffn_out_normed");
+	return build_norm(b, s->norm.ffn_out && s->norm.out_layers[b->layer], y, "ffn_out_norm", "ffn_out_normed");
 }
 
 /* The end of a layer: x += norm(out(act(gate x) * what the token brings to this layer)), then the layer's number. */
@@ -69,13 +69,14 @@ layer(Build *b, int x, int l)
 	const Spec *s = b->s;
 	double      skip = s->residual.skip_scale;
 	int         mid = x;
+	bool        ffn_in = s->norm.ffn_in && s->norm.in_layers[l];
 
 	b->layer = l;
 	build_at(b, "norm.kind");
-	int h = build_norm(b, s->norm.attn_in && spec_has_block(s, l), x, "attn_norm", "attn_in");
+	int h = build_norm(b, s->norm.attn_in && s->norm.in_layers[l] && spec_has_block(s, l), x, "attn_norm", "attn_in");
 	if (s->residual.parallel) {
 		/* both blocks read the same stream; without a norm of its own the second shares the first's */
-		int h2 = s->norm.ffn_in ? build_norm(b, true, x, "ffn_norm", "ffn_in") : h;
+		int h2 = ffn_in ? build_norm(b, true, x, "ffn_norm", "ffn_in") : h;
 		int from = s->residual.from_norm ? h : x;
 		int a = attention_block(b, h), f = ffn_block(b, h2, x);
 		build_at(b, "residual.form");
@@ -90,7 +91,7 @@ layer(Build *b, int x, int l)
 	if (!spec_has_ffn(s, l))
 		return layer_end(b, mid);
 	build_at(b, "norm.kind");
-	int h2 = build_norm(b, s->norm.ffn_in, mid, "ffn_norm", "ffn_in");
+	int h2 = build_norm(b, ffn_in, mid, "ffn_norm", "ffn_in");
 	int f = ffn_block(b, h2, mid);
 	build_at(b, "residual.form");
 	return layer_end(b, build_add(b, s->residual.from_norm ? h2 : mid, f, skip, "out"));

@@ -190,11 +190,11 @@ mla(Build *b, int h)
 
 /* --- a state in the place of a cache --- */
 
-/* y = act(w * x) along the sequence, w of `taps` rows for each of the channels */
+/* y = act(w * x + wb) along the sequence, w of `taps` rows for each of the channels */
 static int
-conv(Build *b, int x, const char *role, bool with_bias, int64_t width, int taps, const char *gate, const char *name)
+conv(Build *b, int x, int w, int wb, int64_t width, int taps, const char *gate, const char *name)
 {
-	int w = build_matrix(b, role, width * taps, 0), wb = build_bias(b, with_bias, role, width), y = build_value(b, name);
+	int y = build_value(b, name);
 	Op *o = OP(b, conv1d, .x = x, .w = w, .b = wb, .state = b->conv[b->layer], .y = y);
 
 	op_set_int(b->g, o, "width", width);
@@ -203,13 +203,38 @@ conv(Build *b, int x, const char *role, bool with_bias, int64_t width, int taps,
 	return y;
 }
 
+/* The convolution's weights of q, k and v, one behind the other as their channels are */
+static int
+conv_weights(Build *b, const int64_t rows[3])
+{
+	static const char *const role[] = { "lin_conv_q", "lin_conv_k", "lin_conv_v" };
+	int part[3];
+
+	for (int i = 0; i < 3; i++)
+		if ((part[i] = build_matrix(b, role[i], rows[i] * b->s->linear.taps, 0)) < 0)
+			return -1;
+	int w = graph_stack(b->g, arena_printf(b->g->arena, "L%d.lin_conv", b->layer), part, 3);
+	if (w < 0)
+		err_at(b->g->diag, b->loc, "layer %d: the convolution's weights of q, k and v must be stored in one type", b->layer);
+	return w;
+}
+
+/* One product, or, of a rank, two: `low` has so many rows */
+static int
+low_rank(Build *b, int h, const char *low, const char *role, int64_t rank, int64_t rows)
+{
+	if (rank)
+		h = build_matmul(b, h, low, false, rank, b->s->hidden, low);
+	return build_matmul(b, h, role, false, rows, rank ? rank : b->s->hidden, role);
+}
+
 /* The gated delta rule: q, k and v through one convolution, a state for each head, a norm that another projection gates. */
 static int
 delta(Build *b, int h)
 {
 	const Spec *s = b->s;
 	int64_t     k_heads = s->linear.k_heads, v_heads = s->linear.v_heads, k_dim = s->linear.k_dim, v_dim = s->linear.v_dim;
-	int64_t     width = 2 * k_heads * k_dim + v_heads * v_dim;
+	int64_t     width = 2 * k_heads * k_dim + v_heads * v_dim, decays = s->linear.per_channel ? k_dim : 1;
 	static const char *const role[] = { "lin_q", "lin_k", "lin_v" };
 	const int64_t rows[] = { k_heads * k_dim, k_heads * k_dim, v_heads * v_dim };
 	const StorageRule as = spec_storage(s, role[0], b->layer);
@@ -236,18 +261,18 @@ delta(Build *b, int h)
 	Op *o = OP(b, matmul, .x = in, .w = w, .b = -1, .y = qkv);
 	op_set_int(b->g, o, "rows", width);
 	op_set_int(b->g, o, "cols", s->hidden);
-	int z = build_matmul(b, h, "lin_z", false, v_heads * v_dim, s->hidden, "lin_z");
+	int z = low_rank(b, h, "lin_z_low", "lin_z", s->linear.gate_rank, v_heads * v_dim);
 	int beta = build_matmul(b, h, "lin_b", false, v_heads, s->hidden, "lin_b");
-	int a = build_matmul(b, h, "lin_a", false, v_heads, s->hidden, "lin_a");
-	int x = conv(b, qkv, "lin_conv", false, width, s->linear.taps, "silu", "lin_conv");
+	int a = low_rank(b, h, "lin_a_low", "lin_a", s->linear.decay_rank, v_heads * decays);
+	int x = conv(b, qkv, conv_weights(b, rows), -1, width, s->linear.taps, "silu", "lin_conv");
 
-	int rate = build_matrix(b, "lin_rate", v_heads, 0), dt = build_matrix(b, "lin_dt", v_heads, 0), y = build_value(b, "lin_y");
+	int rate = build_matrix(b, "lin_rate", v_heads, 0), dt = build_matrix(b, "lin_dt", v_heads * decays, 0), y = build_value(b, "lin_y");
 	o = OP(b, delta_rule, .x = x, .a = a, .b = beta, .rate = rate, .dt = dt, .state = b->state[b->layer], .y = y);
 	op_set_int(b->g, o, "k_heads", k_heads);
 	op_set_int(b->g, o, "v_heads", v_heads);
 	op_set_int(b->g, o, "k_dim", k_dim);
 	op_set_int(b->g, o, "v_dim", v_dim);
-	op_set_int(b->g, o, "g_dim", 1);
+	op_set_int(b->g, o, "g_dim", decays);
 	op_set_num(b->g, o, "scale", 1 / sqrt((double)k_dim));
 	op_set_num(b->g, o, "eps", 1e-6);
 	op_set_int(b->g, o, "tiled", s->linear.tiled);
@@ -258,9 +283,9 @@ delta(Build *b, int h)
 	o = OP(b, norm_gate, .x = y, .z = z, .w = nw, .y = gated);
 	op_set_int(b->g, o, "dim", v_dim);
 	op_set_int(b->g, o, "groups", v_heads);
-	op_set_num(b->g, o, "eps", s->norm.eps);
+	op_set_num(b->g, o, "eps", s->norm.linear_eps);
 	op_set_word(b->g, o, "order", "norm_first");
-	op_set_word(b->g, o, "gate", "silu");
+	op_set_word(b->g, o, "gate", s->linear.gate);
 	return build_matmul(b, gated, "lin_o", false, s->hidden, v_heads * v_dim, "attn_out");
 }
 
@@ -284,7 +309,8 @@ short_conv(Build *b, int h)
 	build_at(b, "conv.layers");
 	int gate = build_matmul(b, h, "conv_b", s->conv.bias, hidden, hidden, "conv_b"), out = build_matmul(b, h, "conv_c", s->conv.bias, hidden, hidden, "conv_c");
 	int x = mul(b, gate, build_matmul(b, h, "conv_x", s->conv.bias, hidden, hidden, "conv_x"), hidden, "conv_in");
-	x = conv(b, x, "conv_w", s->conv.bias, hidden, s->conv.taps, "none", "conv_y");
+	int w = build_matrix(b, "conv_w", hidden * s->conv.taps, 0), wb = build_bias(b, s->conv.bias, "conv_w", hidden);
+	x = conv(b, x, w, wb, hidden, s->conv.taps, "none", "conv_y");
 	return build_matmul(b, mul(b, out, x, hidden, "conv_out"), "conv_o", s->conv.bias, hidden, hidden, "attn_out");
 }
 
@@ -325,7 +351,8 @@ scan(Build *b, int h)
 	int z = build_matmul(b, h, "ssm_z", s->ssm.bias, inner, s->hidden, "ssm_z");
 	int in = build_matmul(b, h, "ssm_x", s->ssm.bias, width, s->hidden, "ssm_x");
 	int dt = build_matmul(b, h, "ssm_dt", s->ssm.bias, heads, s->hidden, "ssm_dt");
-	int x = conv(b, in, "ssm_conv", s->ssm.conv_bias, width, s->ssm.taps, "silu", "ssm_conv");
+	int cw = build_matrix(b, "ssm_conv", width * s->ssm.taps, 0), cb = build_bias(b, s->ssm.conv_bias, "ssm_conv", width);
+	int x = conv(b, in, cw, cb, width, s->ssm.taps, "silu", "ssm_conv");
 
 	int rate = build_matrix(b, "ssm_rate", heads, 0), bias = build_matrix(b, "ssm_dt_bias", heads, 0), skip = build_matrix(b, "ssm_skip", heads, 0);
 	int y = build_value(b, "ssm_y");

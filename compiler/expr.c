@@ -358,6 +358,20 @@ expr_product(Parse *s)
 	}
 }
 
+/* Layers that are counted from 1, say: each element of a list of numbers, and what is added to it */
+static ExprVal
+shifted(Parse *s, ExprVal list, double by)
+{
+	ExprVal *item = NEW(s->a, ExprVal, list.n + 1);
+
+	for (size_t i = 0; i < list.n; i++) {
+		if (!numeric(s, list.item[i]))
+			return null_val;
+		item[i] = num(list.item[i].num + by);
+	}
+	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
+}
+
 static ExprVal
 expr_sum(Parse *s)
 {
@@ -368,6 +382,10 @@ expr_sum(Parse *s)
 		if (!plus && !sign(s, "-"))
 			return v;
 		ExprVal w = expr_product(s);
+		if (v.kind == EXPR_LIST && w.kind == EXPR_NUM) {
+			v = shifted(s, v, plus ? w.num : -w.num);
+			continue;
+		}
 		bool ok = numeric(s, v) && numeric(s, w);
 		v = ok ? num(plus ? v.num + w.num : v.num - w.num) : null_val;
 	}

@@ -12,7 +12,7 @@
 static const char *const roles[] = {
 	"embed", "pos_embed", "embed_norm", "final_norm", "head", "labels",
 	"attn_norm", "q", "k", "v", "o", "q_gate", "q_norm", "k_norm", "sinks", "attn_out_norm",
-	"lin_q", "lin_k", "lin_v", "lin_z", "lin_a", "lin_b", "lin_conv", "lin_rate", "lin_dt", "lin_norm", "lin_o",
+	"lin_q", "lin_k", "lin_v", "lin_z", "lin_z_low", "lin_a", "lin_a_low", "lin_b", "lin_conv_q", "lin_conv_k", "lin_conv_v", "lin_rate", "lin_dt", "lin_norm", "lin_o",
 	"ssm_z", "ssm_x", "ssm_dt", "ssm_conv", "ssm_rate", "ssm_dt_bias", "ssm_skip", "ssm_norm", "ssm_o",
 	"conv_b", "conv_c", "conv_x", "conv_w", "conv_o",
 	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b",

@@ -243,6 +243,10 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->linear.tiled = IS(lin_order, "tiled");
 	s->linear.a_log = IS(lin_rate, "log");
 	s->linear.beta_scale = NUM(lin_beta);
+	s->linear.per_channel = IS(lin_decay, "channel");
+	s->linear.decay_rank = (int)INT(lin_decay_rank);
+	s->linear.gate_rank = (int)INT(lin_gate_rank);
+	s->linear.gate = STR(lin_gate);
 	s->ffn.gated = IS(ffn_kind, "gated");
 	s->ffn.act = act_of(t, K_ffn_act);
 	s->ffn.limit = NUM(ffn_limit);
@@ -292,6 +296,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->norm.latent_eps = NUM(latent_eps);
 	s->norm.qk_eps = NUM(qk_eps);
 	s->norm.ssm_eps = NUM(ssm_eps);
+	s->norm.linear_eps = NUM(lin_eps);
 	s->norm.plus_one = BOOL(plus_one);
 	s->norm.bias = s->norm.kind == NORM_LAYER && BOOL(norm_bias);
 	s->norm.weight = BOOL(norm_weight);
@@ -299,6 +304,8 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->norm.ffn_in = BOOL(ffn_in);
 	s->norm.attn_out = BOOL(attn_out);
 	s->norm.ffn_out = BOOL(ffn_out);
+	s->norm.in_layers = t->val[K_in_layers].layers;
+	s->norm.out_layers = t->val[K_out_layers].layers;
 	s->norm.embed = BOOL(norm_embed);
 	s->norm.final = BOOL(norm_final);
 	s->position = IS(position, "rope") ? POS_ROPE : IS(position, "alibi") ? POS_ALIBI : IS(position, "learned") ? POS_LEARNED : POS_NONE;

@@ -111,6 +111,9 @@ typedef struct Spec {
 		bool    tiled;             /* value head h belongs to key head h % k_heads */
 		bool    a_log;             /* rates are stored as log(-rate) */
 		double  beta_scale;
+		bool    per_channel;       /* decays */
+		int     decay_rank, gate_rank; /* 0: one matrix */
+		const char *gate;          /* "silu" or "sigmoid" */
 	} linear;
 
 	struct {                           /* layers with a selective scan in the place of attention */
@@ -149,12 +152,13 @@ typedef struct Spec {
 
 	struct {
 		NormKind kind;
-		double   eps, latent_eps, qk_eps, ssm_eps;
+		double   eps, latent_eps, qk_eps, ssm_eps, linear_eps;
 		bool     plus_one;
 		bool     bias;             /* layer norm has a bias */
 		bool     weight;           /* norms of the stream have a weight */
 		bool     attn_in, ffn_in;  /* pre-norms (true) */
 		bool     attn_out, ffn_out; /* sandwich */
+		const uint8_t *in_layers, *out_layers; /* [n_layers]: those that have the two in front, the two behind */
 		bool     embed, final;
 	} norm;
 

@@ -148,8 +148,8 @@ check_heads(SpecTable *t)
 		err_at(t->d, LOC(n_kv_heads), "attention.n_kv_heads = %lld: latent attention has as many as attention.n_heads = %lld", (long long)k, (long long)h);
 		note(t, K_n_heads);
 	}
-	if (t->val[K_position].str && !IS(position, "rope")) {
-		err_at(t->d, LOC(position), "position = %s: latent attention needs rope", t->val[K_position].str);
+	if (t->val[K_position].str && !IS(position, "rope") && !IS(position, "none")) {
+		err_at(t->d, LOC(position), "position = %s: latent attention needs rope, or none", t->val[K_position].str);
 		note(t, K_att_kind);
 	}
 	if (t->val[K_qk_norm].str && !IS(qk_norm, "none")) {

@@ -280,22 +280,30 @@ layer_roles(Check *c, int l)
 	int64_t H = s->hidden, heads = shape.n_heads, D = shape.head_dim, W;
 	bool sparse = s->moe.layer_in[l], owner = spec_kv_layer(s, l) == l;
 	bool ab = s->attention.bias, nb = s->norm.bias, normed = s->norm.kind != NORM_NONE && s->norm.weight;
+	bool in = normed && s->norm.in_layers[l], out = normed && s->norm.out_layers[l];
 	Role role[40];
 	int n = 0;
 
-	if (s->norm.attn_in && normed && spec_has_block(s, l))
+	if (s->norm.attn_in && in && spec_has_block(s, l))
 		ROLE("attn_norm", H, 0, nb);
 	if (spec_linear(s, l)) {
 		int64_t q = (int64_t)s->linear.k_heads * s->linear.k_dim, v = (int64_t)s->linear.v_heads * s->linear.v_dim;
 		ROLE("lin_q", q, H, false);
 		ROLE("lin_k", q, H, false);
 		ROLE("lin_v", v, H, false);
-		ROLE("lin_z", v, H, false);
+		int64_t decays = s->linear.v_heads * (int64_t)(s->linear.per_channel ? s->linear.k_dim : 1), a = s->linear.decay_rank, z = s->linear.gate_rank;
+		if (z)
+			ROLE("lin_z_low", z, H, false);
+		ROLE("lin_z", v, z ? z : H, false);
 		ROLE("lin_b", s->linear.v_heads, H, false);
-		ROLE("lin_a", s->linear.v_heads, H, false);
-		ROLE("lin_conv", (2 * q + v) * s->linear.taps, 0, false);
+		if (a)
+			ROLE("lin_a_low", a, H, false);
+		ROLE("lin_a", decays, a ? a : H, false);
+		ROLE("lin_conv_q", q * s->linear.taps, 0, false);
+		ROLE("lin_conv_k", q * s->linear.taps, 0, false);
+		ROLE("lin_conv_v", v * s->linear.taps, 0, false);
 		ROLE("lin_rate", s->linear.v_heads, 0, false);
-		ROLE("lin_dt", s->linear.v_heads, 0, false);
+		ROLE("lin_dt", decays, 0, false);
 		ROLE("lin_norm", s->linear.v_dim, 0, false);
 		ROLE("lin_o", H, v, false);
 	} else if (spec_conv(s, l)) {
@@ -353,9 +361,9 @@ layer_roles(Check *c, int l)
 	}
 	if (spec_attends(s, l))
 		ROLE("o", H, heads * shape.v_dim, s->attention.o_bias);
-	if (s->norm.attn_out && normed && spec_has_block(s, l))
+	if (s->norm.attn_out && out && spec_has_block(s, l))
 		ROLE("attn_out_norm", H, 0, nb);
-	if (s->norm.ffn_in && normed && spec_has_ffn(s, l))
+	if (s->norm.ffn_in && in && spec_has_ffn(s, l))
 		ROLE("ffn_norm", H, 0, nb);
 	if (sparse) {
 		W = s->moe.width;
@@ -399,7 +407,7 @@ layer_roles(Check *c, int l)
 			ROLE("act_n", 1, 0, false);
 		}
 	}
-	if (s->norm.ffn_out && normed && spec_has_ffn(s, l))
+	if (s->norm.ffn_out && out && spec_has_ffn(s, l))
 		ROLE("ffn_out_norm", H, 0, nb);
 	if (s->ple_width) {
 		ROLE("ple_gate", s->ple_width, H, false);

@@ -4,7 +4,7 @@
 
 #include "common/cpu_math.h"
 
-enum { ROPE_half, ROPE_interleaved }; /* pairs (i, i + dims / 2); pairs (2i, 2i + 1) */
+enum { ROPE_half, ROPE_interleaved, ROPE_none }; /* pairs (i, i + dims / 2); pairs (2i, 2i + 1); nothing is turned */
 
 /* dims elements of x to y, which may be x; angle: cos of dims / 2 angles, then their sines */
 LLMC_INLINE void

@@ -102,6 +102,11 @@ MUTATIONS = {
                                "ssm.rate=plain", "ssm.dt_min=0.3", "ssm.dt_max=0.9", "ssm.norm=none", "ssm.norm_groups=1", "ssm.norm_groups=4"],
     "granitemoehybrid-dense": ["ffn.act=gelu", "position=none", "rope.theta=120", "norm.ssm_eps=0.02", "ssm.norm=norm_first"],
     "granitemoehybrid-limits-modern-bf16": ["ssm.dt_min=0", "ssm.dt_max=0", "ssm.dt_min=0.21", "ssm.dt_max=0.88"],
+    "lfm2_moe-all": ["norm.eps=0.011", "rope.theta=110", "moe.scale=1.6", "moe.renorm=true", "moe.score=softmax", "moe.choice_bias=false"],
+    "olmo_hybrid-rope": ["norm.linear_eps=0.01", "norm.eps=0.011", "rope.theta=110", "position=none", "linear.beta_scale=1.01", "linear.gate=sigmoid", "norm.in_layers=none",
+                         "norm.out_layers=none", "attention.qk_norm=unit"],
+    "kimi_linear-plain": ["norm.linear_eps=0.011", "norm.latent_eps=0.001", "linear.gate=silu", "linear.beta_scale=1.01", "linear.rate=plain", "moe.scale=2.4", "moe.renorm=false",
+                          "moe.choice_bias=false", "moe.top_k=2", "attention.scale=*1.01"],
     "opt-plain": [m for m in COMMON if "eps" not in m] + ["norm.eps=0.001"],
 }
 OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu", "relu": "silu", "relu2": "relu"}

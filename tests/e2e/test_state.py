@@ -35,6 +35,20 @@ ssm: {layers: all, heads: 3, dim: 33, groups: 3, state: 17, taps: 3, conv_bias: 
 """}
 STATE = {"kinds": 4 * (2 * (3 * (2 * 2 * 20 + 6 * 24) + 6 * 20 * 24) + 2 * (6 * 20 + 2 * 2 * 24) + 6 * 24 * 20), "scans": 4 * 4 * (2 * (99 + 2 * 3 * 17) + 99 * 17)}
 ALL = pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set")
+# each channel of a key decays by itself, beside latent attention without positions and experts
+CHANNELS = """llmc: 1
+name: channels
+family: kimi_linear
+vocab_size: 320
+max_positions: 1024
+n_layers: 4
+hidden: 72
+attention: {n_heads: 3, kv_rank: 40, nope_dim: 24, rope_dim: 16, v_dim: 20, form: absorbed}
+linear: {layers: [0, 1, 3], k_heads: 3, k_dim: 40, decay_rank: 40, gate_rank: 40, taps: 3}
+moe: {n_experts: 5, top_k: 2, width: 24, layers: {from: 1}, shared: {width: 24}}
+ffn: {width: 96}
+text: {bos: 1, eos: [2]}
+"""
 N = 150
 TOK = [int(t) for t in np.random.default_rng(1).integers(3, 320, N)]
 
@@ -103,6 +117,15 @@ def test_company_changes_nothing(model):
                 at[i] += len(t)
         for g in got:
             assert np.array_equal(np.concatenate(g), want)
+
+
+@ALL
+def test_channels_that_decay_by_themselves(tmp_path):
+    p = tmp_path / "channels.yaml"
+    p.write_text(CHANNELS)
+    with llmc.open(p, random_weights=True, arch=BEST) as m:
+        test_a_result_depends_on_the_request_alone(m)
+        test_company_changes_nothing(m)
 
 
 def test_saved_and_loaded(model, kind):

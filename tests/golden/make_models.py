@@ -7,6 +7,7 @@ Each case states what it is there to show; the last line of its output tells how
 """
 import json
 import os
+import re
 import shutil
 import struct
 import sys
@@ -459,6 +460,32 @@ LFM2 = dict({k: v for k, v in LLAMA.items() if k not in ("rms_norm_eps", "hidden
 case("lfm2-plain", "lfm2", LFM2)
 case("lfm2-bias", "lfm2", LFM2, conv_bias=True, conv_L_cache=5, num_key_value_heads=3, layer_types=["full_attention", "conv", "conv", "full_attention"], tie_word_embeddings=False)
 case("lfm2-modern-bf16", "lfm2", LFM2, modern=True, dtype="bf16", conv_L_cache=2, num_key_value_heads=1, block_auto_adjust_ff_dim=False)
+LFM2_MOE = dict({k: v for k, v in LFM2.items() if not k.startswith("block_")}, num_hidden_layers=5, layer_types=["conv", "full_attention", "conv", "conv", "full_attention"],
+                num_dense_layers=2, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=20, use_expert_bias=True, norm_topk_prob=True, routed_scaling_factor=1.0)
+case("lfm2_moe-plain", "lfm2_moe", LFM2_MOE)
+case("lfm2_moe-all", "lfm2_moe", LFM2_MOE, num_experts=5, num_experts_per_tok=5, num_dense_layers=1, conv_bias=True, conv_L_cache=4, norm_topk_prob=False,
+     routed_scaling_factor=1.7, num_key_value_heads=3)
+case("lfm2_moe-modern-bf16", "lfm2_moe", LFM2_MOE, modern=True, dtype="bf16", num_dense_layers=0, num_experts_per_tok=1, use_expert_bias=False, conv_L_cache=2)
+
+OLMO_HYBRID = dict(OLMO, num_hidden_layers=5, attention_bias=False, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=12, linear_value_head_dim=20,
+                   linear_conv_kernel_dim=4, layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"])
+OLMO_HYBRID = {k: v for k, v in OLMO_HYBRID.items() if k not in ("rope_theta", "clip_qkv")}
+case("olmo_hybrid-plain", "olmo_hybrid", OLMO_HYBRID, rope_parameters=dict(rope_type="default", rope_theta=None))
+case("olmo_hybrid-rope", "olmo_hybrid", OLMO_HYBRID, rope_parameters=dict(rope_type="default", rope_theta=100.0), attention_bias=True, linear_allow_neg_eigval=False,
+     linear_num_key_heads=5, linear_num_value_heads=5, linear_value_head_dim=9, linear_key_head_dim=40, num_key_value_heads=1)
+case("olmo_hybrid-modern-bf16", "olmo_hybrid", OLMO_HYBRID, modern=True, dtype="bf16", rope_parameters=None, linear_conv_kernel_dim=2, linear_num_key_heads=1,
+     linear_num_value_heads=7, tie_word_embeddings=True, num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"])
+
+KIMI_LINEAR = dict(vocab_size=157, hidden_size=55, intermediate_size=72, moe_intermediate_size=20, num_hidden_layers=4, num_attention_heads=5, num_key_value_heads=5,
+                   num_shared_experts=2, num_experts=8, num_experts_per_token=3, routed_scaling_factor=2.446, kv_lora_rank=40, q_lora_rank=None, qk_rope_head_dim=16,
+                   qk_nope_head_dim=12, v_head_dim=10, num_expert_group=1, topk_group=1, moe_renormalize=True, hidden_act="silu", model_max_length=128, rms_norm_eps=1e-2,
+                   first_k_dense_replace=1, attention_bias=False, tie_word_embeddings=False, torch_dtype="float32",
+                   linear_attn_config=dict(full_attn_layers=[3], kda_layers=[1, 2, 4], head_dim=12, num_heads=3, short_conv_kernel_size=4), **EOS)
+case("kimi_linear-plain", "kimi_linear", KIMI_LINEAR)
+case("kimi_linear-groups", "kimi_linear", KIMI_LINEAR, num_expert_group=4, topk_group=2, q_lora_rank=20, moe_renormalize=False, num_hidden_layers=3, num_shared_experts=1,
+     linear_attn_config=dict(full_attn_layers=[2], kda_layers=[1, 3], head_dim=40, num_heads=2, short_conv_kernel_size=3))
+case("kimi_linear-modern-bf16", "kimi_linear", KIMI_LINEAR, modern=True, dtype="bf16", num_experts=5, num_experts_per_token=5,
+     linear_attn_config=dict(full_attn_layers=[1, 4], kda_layers=[2, 3], head_dim=33, num_heads=1, short_conv_kernel_size=2))
 
 # selective scans: heads of odd width, groups, a state that is no multiple of a vector; with experts and without, with positions and without
 GRANITE4 = dict(LLAMA, hidden_size=60, intermediate_size=28, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=4, mamba_n_heads=12, mamba_d_head=10, mamba_expand=2,
@@ -516,6 +543,24 @@ def rounded_weights(c, shapes, seed):
     return {n: W.rounded(W.tensor(seed, n, s, c["plus_one"]), c["dtype"]) for n, s in shapes.items()}
 
 
+def as_published(c, shapes):
+    """transformers 5 cuts OLMo-Hybrid's convolution into three equal parts, whatever q, k and v are, gives the second norm of all layers one name, and Kimi Linear's
+    dense layers the name of those with experts."""
+    if c["config"]["model_type"] == "kimi_linear" and not c["modern"]:
+        return {re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", n): s for n, s in shapes.items()}
+    if c["config"]["model_type"] != "olmo_hybrid":
+        return shapes
+    config, out = c["config"], {}
+    rows = dict(q=config["linear_num_key_heads"] * config["linear_key_head_dim"], v=config["linear_num_value_heads"] * config["linear_value_head_dim"])
+    for n, s in shapes.items():
+        if "_conv1d" in n:
+            s = [rows["v" if "v_conv1d" in n else "q"]] + s[1:]
+        elif not c["modern"] and "feedforward_layer_norm" in n and config["layer_types"][int(n.split(".")[2])] == "full_attention":
+            n = n.replace("feedforward_layer_norm", "post_attention_layernorm")
+        out[n] = s
+    return dict(sorted(out.items()))
+
+
 def transformers_model(c, seed):
     """(shapes, config as committed, function ids -> logits in fp32, the same in fp64)"""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -536,7 +581,7 @@ def transformers_model(c, seed):
         create(cfg, dtype=torch.float32).save_pretrained(d + "/m")
         with open(d + "/m/config.json") as f:
             config = json.load(f)
-        shapes = header(d + "/m/model.safetensors")
+        shapes = as_published(c, header(d + "/m/model.safetensors"))
         seen = {n: s for n, s in shapes.items() if ".visual." not in n}
         if c["strip"]:
             shapes = {n.removeprefix(c["strip"]): s for n, s in shapes.items()}
