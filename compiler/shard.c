@@ -12,14 +12,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-const char *const share_text[SHARE_COUNT] = {
-#define X(name, text) text,
-	SHARE_LIST(X)
-#undef X
-};
-
-enum { EVEN = 32, EVEN_VOCAB = 64 }; /* shares in whole ones of these, where there are enough: blocks of activations, rows of layouts */
-
 typedef enum Cut { CUT_NONE, CUT_ROWS, CUT_COLS } Cut;
 
 static const struct { const char *role; Cut cut; ShareKind by; } rule[] = {
@@ -28,7 +20,10 @@ static const struct { const char *role; Cut cut; ShareKind by; } rule[] = {
 	{ "o", CUT_COLS, SHARE_Q },        { "gate", CUT_ROWS, SHARE_FFN },    { "up", CUT_ROWS, SHARE_FFN },
 	{ "down", CUT_COLS, SHARE_FFN },   { "e_gate", CUT_ROWS, SHARE_EXPERT }, { "e_up", CUT_ROWS, SHARE_EXPERT },
 	{ "e_down", CUT_COLS, SHARE_EXPERT }, { "s_gate", CUT_ROWS, SHARE_SHARED }, { "s_up", CUT_ROWS, SHARE_SHARED },
-	{ "s_down", CUT_COLS, SHARE_SHARED }, { "head", CUT_ROWS, SHARE_VOCAB },
+	{ "s_down", CUT_COLS, SHARE_SHARED }, { "q_gate", CUT_ROWS, SHARE_Q },
+	{ "lin_z", CUT_ROWS, SHARE_LIN },  { "lin_a", CUT_ROWS, SHARE_LIN },   { "lin_b", CUT_ROWS, SHARE_LIN },
+	{ "lin_o", CUT_COLS, SHARE_LIN },  { "conv_b", CUT_ROWS, SHARE_CONV }, { "conv_c", CUT_ROWS, SHARE_CONV },
+	{ "conv_x", CUT_ROWS, SHARE_CONV }, { "conv_o", CUT_COLS, SHARE_CONV },
 };
 
 typedef enum StateKind { STATE_FULL, STATE_SPLIT, STATE_PARTIAL } StateKind;
@@ -49,168 +44,6 @@ typedef struct Pass {
 	State       *state;  /* [values of the whole graph] */
 	int          rank;
 } Pass;
-
-/* ---------------------------------------------------------------- dealing ---- */
-
-static int64_t
-gcd(int64_t a, int64_t b)
-{
-	return b ? gcd(b, a % b) : a;
-}
-
-static int64_t
-lcm(int64_t a, int64_t b)
-{
-	return a / gcd(a, b) * b;
-}
-
-/* "L3.o.bias" -> "o", which is *len long */
-static const char *
-role_of(const char *id, size_t *len)
-{
-	if (id[0] == 'L' && id[1] >= '0' && id[1] <= '9' && strchr(id, '.'))
-		id = strchr(id, '.') + 1;
-	*len = strcspn(id, ".");
-	return id;
-}
-
-static bool
-is_role(const PlanTensor *t, const char *role)
-{
-	size_t      n;
-	const char *at = role_of(t->id, &n);
-
-	return strlen(role) == n && memcmp(at, role, n) == 0;
-}
-
-/* Columns between which every tensor of a role can be cut, and one of them, for the text; 0: there is none of the role. */
-static int64_t
-block_of(const Graph *g, const char *role, const PlanTensor **like)
-{
-	int64_t block = 0;
-
-	for (size_t i = 0; i < g->n_tensor; i++) {
-		const PlanTensor *t = &g->tensor[i];
-		if (!t->cols || !is_role(t, role))
-			continue;
-		int64_t own = dtype_info(t->dtype)->block_elems;
-		if (own > block || !block)
-			*like = t;
-		block = block ? lcm(block, own) : own;
-	}
-	return block;
-}
-
-static void
-deal(Graph *g, Shard *s, ShareKind k, int64_t total, int64_t unit)
-{
-	s->total[k] = total;
-	s->unit[k] = unit;
-	s->share[k] = NEW(g->arena, Share, g->ranks);
-	for (int r = 0; r < g->ranks; r++)
-		op_share(total, unit, g->ranks, r, &s->share[k][r].first, &s->share[k][r].count);
-}
-
-/* Columns of `role`, of which units keep blocks whole. */
-static void
-deal_columns(Graph *g, Shard *s, ShareKind k, const char *role, int64_t total)
-{
-	const PlanTensor *like = NULL;
-	int64_t block = block_of(g, role, &like);
-
-	if (!block || total <= 0)
-		return;
-	if (total / block < g->ranks) {
-		err_at(g->diag, spec_loc(g->spec, "parallel.tp"), "parallel.tp = %d: %s has %" PRId64 " block%s of %" PRId64 " columns (%s), fewer than %d ranks",
-		       g->ranks, role, total / block, total / block == 1 ? "" : "s", block, dtype_text(like->dtype), g->ranks);
-		return;
-	}
-	int64_t even = lcm(block, EVEN);
-	deal(g, s, k, total, total / even >= g->ranks ? even : block);
-}
-
-/* Whole heads: a kv head with the query heads that read it, or query heads alone where a kv head lies on several ranks. What they take
- * of o's columns is whole blocks. */
-static void
-deal_heads(Graph *g, Shard *s)
-{
-	const Spec *spec = g->spec;
-	Loc         loc = spec_loc(spec, "parallel.tp");
-	bool        latent = spec->attention.kind == ATT_MLA;
-	const PlanTensor *like = NULL;
-	int64_t     n = g->ranks, q = spec->attention.n_heads, kv = latent ? q : spec->attention.n_kv_heads, group = q / kv;
-	int64_t     block = block_of(g, "o", &like), v_dim = spec->attention.v_dim;
-
-	s->copies = 1;
-	if (spec->position == POS_ALIBI)
-		err_at(g->diag, loc, "parallel.tp = %d: attention with ALiBi slopes runs on one rank: its kernels count heads from the first", g->ranks);
-	if (latent && n > q) {
-		err_at(g->diag, loc, "parallel.tp = %d: more ranks than the %" PRId64 " heads", g->ranks, q);
-		return;
-	}
-	if (n > kv && n % kv) {
-		int64_t next = (n / kv + 1) * kv;
-		err_at(g->diag, loc, "parallel.tp = %d: more ranks than the %" PRId64 " kv heads must be a multiple of them: %" PRId64 ", %" PRId64 " or %" PRId64,
-		       g->ranks, kv, next, next + kv, next + 2 * kv);
-		return;
-	}
-	if (n <= kv) {
-		int64_t unit = block / gcd(block, group * v_dim), units = kv / unit + (kv % unit != 0);
-		if (units < n) {
-			err_at(g->diag, loc, "parallel.tp = %d: blocks of %" PRId64 " columns of o (%s) hold %" PRId64 " kv head%s of %" PRId64 " columns together, which leaves shares for %" PRId64 " of %d ranks",
-			       g->ranks, block, dtype_text(like->dtype), unit, unit == 1 ? "" : "s", group * v_dim, units, g->ranks);
-			return;
-		}
-		deal(g, s, SHARE_KV, kv, unit);
-		deal(g, s, SHARE_Q, q, unit * group);
-		return;
-	}
-	s->copies = (int)(n / kv);
-	int64_t unit = block / gcd(block, v_dim), units = group / unit + (group % unit != 0);
-	if (units < s->copies) {
-		err_at(g->diag, loc, "parallel.tp = %d: %d ranks would share a kv head, which %" PRId64 " query heads read in %" PRId64 " unit%s: at most %" PRId64 " ranks",
-		       g->ranks, s->copies, group, units, units == 1 ? "" : "s", units * kv);
-		return;
-	}
-	deal(g, s, SHARE_KV, kv, 1);
-	deal(g, s, SHARE_Q, q, 1);
-	for (int r = 0; r < g->ranks; r++) {
-		int64_t head = r / s->copies;
-		s->share[SHARE_KV][r] = (Share){ head, 1 };
-		op_share(group, unit, s->copies, r % s->copies, &s->share[SHARE_Q][r].first, &s->share[SHARE_Q][r].count);
-		s->share[SHARE_Q][r].first += head * group;
-	}
-}
-
-static Shard *
-shares(Graph *g)
-{
-	const Spec *spec = g->spec;
-	Shard      *s = NEW(g->arena, Shard, 1);
-	const HeadShape a = spec_heads(spec, -1), b = spec->attention.local;
-
-	if (a.n_heads != b.n_heads || a.n_kv_heads != b.n_kv_heads || a.head_dim != b.head_dim || a.v_dim != b.v_dim)
-		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: layers with heads of different shapes run on one rank", g->ranks);
-	if (spec->ple_width)
-		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: per-layer embeddings run on one rank", g->ranks);
-	if (spec->ffn.wide_in && memchr(spec->ffn.wide_in, 1, (size_t)spec->n_layers))
-		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: layers with feed-forwards of different widths run on one rank", g->ranks);
-
-	deal_heads(g, s);
-	deal_columns(g, s, SHARE_FFN, "down", spec->ffn.width);
-	if (!spec->experts_whole)
-		deal_columns(g, s, SHARE_EXPERT, "e_down", spec->moe.width);
-	else if (spec->moe.n_experts > 0 && spec->moe.n_experts < g->ranks)
-		err_at(g->diag, spec_loc(spec, "parallel.experts"), "parallel.experts = whole: %d ranks, and %d experts are fewer", g->ranks, spec->moe.n_experts);
-	else if (spec->moe.n_experts > 0)
-		deal(g, s, SHARE_EXPERT, spec->moe.n_experts, 1);
-	deal_columns(g, s, SHARE_SHARED, "s_down", spec->moe.shared_width);
-	if (spec->vocab_size < g->ranks)
-		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: more ranks than the %" PRId64 " rows of the head", g->ranks, spec->vocab_size);
-	else
-		deal(g, s, SHARE_VOCAB, spec->vocab_size, spec->vocab_size / EVEN_VOCAB >= g->ranks ? EVEN_VOCAB : 1);
-	return s;
-}
 
 /* ---------------------------------------------------------------- tensors ---- */
 
@@ -237,44 +70,12 @@ push_rows(PlanSource *out, int *n, const PlanSource *s, int64_t first, int64_t c
 	}
 }
 
-/* The weight v with rows [first, first + count) of each of `parts` equal parts, or with these columns, as a tensor of its own. */
+/* t, a part of weight v, as a tensor of its own */
 static int
-cut_weight(Pass *p, int v, const char *id, Cut cut, int parts, int64_t first, int64_t count)
+add_part(Graph *g, int v, PlanTensor t)
 {
-	Graph     *g = p->g;
-	PlanTensor t = g->tensor[g->val[v].tensor];
-	int64_t    each = t.rows / parts;
-	int        n = 0, most = 0;
+	int w = graph_value(g, VAL_WEIGHT, t.id, g->val[v].loc);
 
-	t.id = id;
-	if (cut == CUT_ROWS) {
-		for (int k = 0; k < t.n_src; k++)
-			most += (int)t.src[k].n_block + parts;
-		PlanSource *src = NEW(g->arena, PlanSource, most + 1);
-		for (int e = 0; e < parts; e++) {
-			int64_t from = e * each + first, end = from + count, before = 0;
-			for (int k = 0; k < t.n_src; k++) {
-				int64_t rows = t.src[k].n_block * t.src[k].block;
-				int64_t lo = from > before ? from : before, hi = end < before + rows ? end : before + rows;
-				if (lo < hi)
-					push_rows(src, &n, &t.src[k], lo - before, hi - lo);
-				before += rows;
-			}
-		}
-		t.src = src;
-		t.n_src = n;
-		t.rows = parts * count;
-	} else {
-		PlanSource *src = NEW(g->arena, PlanSource, t.n_src);
-		for (int k = 0; k < t.n_src; k++) {
-			src[k] = t.src[k];
-			src[k].col_first = first;
-			src[k].col_total = t.cols;
-		}
-		t.src = src;
-		t.cols = count;
-	}
-	int w = graph_value(g, VAL_WEIGHT, id, g->val[v].loc);
 	g->tensor = arena_grow(g->arena, g->tensor, &g->cap_tensor, g->n_tensor + 1, sizeof *g->tensor);
 	g->tensor[g->n_tensor] = t;
 	g->val[w].tensor = (int)g->n_tensor++;
@@ -282,6 +83,54 @@ cut_weight(Pass *p, int v, const char *id, Cut cut, int parts, int64_t first, in
 	g->val[w].dim[0] = t.rows;
 	g->val[w].dim[1] = t.cols;
 	return w;
+}
+
+/* The weight v with these ranges of its rows, one behind the other; rows may come twice. */
+static int
+cut_rows(Pass *p, int v, const char *id, const Share *range, int n_range)
+{
+	Graph     *g = p->g;
+	PlanTensor t = g->tensor[g->val[v].tensor];
+	int        n = 0, most = 0;
+
+	for (int k = 0; k < t.n_src; k++)
+		most += (int)t.src[k].n_block * n_range + n_range;
+	PlanSource *src = NEW(g->arena, PlanSource, most + 1);
+	int64_t     count = 0;
+	for (int e = 0; e < n_range; e++) {
+		int64_t from = range[e].first, end = from + range[e].count, before = 0;
+		for (int k = 0; k < t.n_src; k++) {
+			int64_t rows = t.src[k].n_block * t.src[k].block;
+			int64_t lo = from > before ? from : before, hi = end < before + rows ? end : before + rows;
+			if (lo < hi)
+				push_rows(src, &n, &t.src[k], lo - before, hi - lo);
+			before += rows;
+		}
+		count += range[e].count;
+	}
+	t.id = id;
+	t.src = src;
+	t.n_src = n;
+	t.rows = count;
+	return add_part(g, v, t);
+}
+
+static int
+cut_cols(Pass *p, int v, const char *id, int64_t first, int64_t count)
+{
+	Graph      *g = p->g;
+	PlanTensor  t = g->tensor[g->val[v].tensor];
+	PlanSource *src = NEW(g->arena, PlanSource, t.n_src);
+
+	for (int k = 0; k < t.n_src; k++) {
+		src[k] = t.src[k];
+		src[k].col_first = first;
+		src[k].col_total = t.cols;
+	}
+	t.id = id;
+	t.src = src;
+	t.cols = count;
+	return add_part(g, v, t);
 }
 
 /* This rank's part of n elements that lie in the order of a share */
@@ -297,16 +146,38 @@ own_first(const Pass *p, ShareKind by, int64_t n)
 	return n / p->s->total[by] * p->s->share[by][p->rank].first;
 }
 
-/* How a weight is cut: CUT_NONE where no rule says so. A tied head is the embedding, which stays whole: a row of it is read a token. */
-static Cut
-cut_of(const Pass *p, int w, bool head, ShareKind *by)
+/* What is dealt in a layer in the place of `by`: layers of another kind have shares of their own. */
+static ShareKind
+kind_in(const Pass *p, ShareKind by, int layer)
 {
-	for (size_t i = 0; w >= 0 && i < sizeof rule / sizeof *rule; i++)
-		if (head ? rule[i].by == SHARE_VOCAB : is_role(&p->g->tensor[p->g->val[w].tensor], rule[i].role)) {
-			*by = rule[i].by;
+	const Spec *s = p->g->spec;
+
+	if (layer < 0)
+		return by;
+	if (p->s->total[SHARE_Q_WINDOW] && spec_windowed(s, layer))
+		return by == SHARE_Q ? SHARE_Q_WINDOW : by == SHARE_KV ? SHARE_KV_WINDOW : by;
+	return by == SHARE_FFN && s->ffn.wide_in && s->ffn.wide_in[layer] ? SHARE_FFN_WIDE : by;
+}
+
+/* How a weight is cut: CUT_NONE where no rule says so. */
+static Cut
+cut_of(const Pass *p, int w, int layer, ShareKind *by)
+{
+	for (size_t i = 0; i < sizeof rule / sizeof *rule; i++)
+		if (shard_role(&p->g->tensor[p->g->val[w].tensor], rule[i].role)) {
+			*by = kind_in(p, rule[i].by, layer);
 			return rule[i].cut;
 		}
 	return CUT_NONE;
+}
+
+/* The rows of logits: a matrix of its own, or the embedding, which stays whole as well: a row of it is read a token. */
+static bool
+is_head(const Pass *p, const Op *op, int w)
+{
+	const PlanTensor *t = p->g->val[w].kind == VAL_WEIGHT ? &p->g->tensor[p->g->val[w].tensor] : NULL;
+
+	return t && op->layer < 0 && (shard_role(t, "head") || shard_role(t, "embed"));
 }
 
 /* An argument of an op becomes this rank's part of it. */
@@ -318,8 +189,12 @@ cut_arg(Pass *p, Op *op, int arg, Cut cut, ShareKind by, int parts, const char *
 	if (v < 0)
 		return;
 	const PlanTensor *t = &p->g->tensor[p->g->val[v].tensor];
+	const char       *name = id ? id : t->id;
 	int64_t           n = cut == CUT_COLS ? t->cols : t->rows / parts;
-	op->arg[arg] = cut_weight(p, v, id ? id : t->id, cut, parts, own_first(p, by, n), own(p, by, n));
+	Share            *range = NEW(p->g->arena, Share, parts);
+	for (int e = 0; e < parts; e++)
+		range[e] = (Share){ e * n + own_first(p, by, n), own(p, by, n) };
+	op->arg[arg] = cut == CUT_COLS ? cut_cols(p, v, name, range->first, range->count) : cut_rows(p, v, name, range, parts);
 }
 
 /* ---------------------------------------------------------------- values ---- */
@@ -402,18 +277,125 @@ along(Pass *p, Op *op, const char *key)
 	keep(p, op);
 }
 
+/* ---------------------------------------------------------------- states ---- */
+
+/* Key heads of this rank, in the order of its value heads: those that belong to them. */
+static int64_t
+key_heads(const Pass *p)
+{
+	const Spec   *s = p->g->spec;
+	const int64_t own_heads = p->s->share[SHARE_LIN][p->rank].count;
+
+	if (!s->linear.tiled)
+		return own_heads / (s->linear.v_heads / s->linear.k_heads);
+	return own_heads % s->linear.k_heads == 0 ? s->linear.k_heads : own_heads;
+}
+
+/* q, k and v of this rank in rows of q, k and v of all heads; the ranges are `times` rows for each. Where value heads go round the key heads (tiled), a rank's
+ * key heads begin with that of its first value head, and several ranks may have one. Returns how many ranges, at most 2 key_heads + 1. */
+static int
+lin_rows(const Pass *p, int64_t times, Share *range)
+{
+	const Spec   *s = p->g->spec;
+	const Share   v = p->s->share[SHARE_LIN][p->rank];
+	const int64_t k_dim = s->linear.k_dim * times, v_dim = s->linear.v_dim * times, k_heads = s->linear.k_heads, n = key_heads(p);
+	const int64_t first = s->linear.tiled ? v.first % k_heads : v.first / (s->linear.v_heads / k_heads);
+	int           m = 0;
+
+	for (int part = 0; part < 2; part++)
+		for (int64_t i = 0; i < n;) {
+			int64_t head = (first + i) % k_heads, run = k_heads - head < n - i ? k_heads - head : n - i;
+			range[m++] = (Share){ (part * k_heads + head) * k_dim, run * k_dim };
+			i += run;
+		}
+	range[m++] = (Share){ 2 * k_heads * k_dim + v.first * v_dim, v.count * v_dim };
+	return m;
+}
+
+static int64_t
+lin_width(const Pass *p)
+{
+	const Spec *s = p->g->spec;
+
+	return 2 * key_heads(p) * s->linear.k_dim + p->s->share[SHARE_LIN][p->rank].count * s->linear.v_dim;
+}
+
+/* q, k and v of a layer with a delta rule: one matrix. */
+static void
+shard_lin_qkv(Pass *p, Op *op)
+{
+	const int   w = op->arg[ARG(matmul, w)];
+	Share      *range = NEW(p->g->arena, Share, 2 * key_heads(p) + 1);
+	int         n = lin_rows(p, 1, range);
+
+	op->arg[ARG(matmul, w)] = cut_rows(p, w, p->g->tensor[p->g->val[w].tensor].id, range, n);
+	set_int(op, "rows", lin_width(p));
+	mark_split(p, op->arg[ARG(matmul, y)], SHARE_LIN);
+	keep(p, op);
+}
+
+/* Channels of a convolution: those of this rank's heads, or an equal share of all. */
+static void
+shard_conv(Pass *p, Op *op)
+{
+	enum { W = ARG(conv1d, w), B = ARG(conv1d, b) };
+	const ShareKind by = p->state[op->arg[ARG(conv1d, x)]].by;
+
+	for (int a = W; a <= B && by == SHARE_LIN; a++) {
+		Share *range = NEW(p->g->arena, Share, 2 * key_heads(p) + 1);
+		if (op->arg[a] >= 0)
+			op->arg[a] = cut_rows(p, op->arg[a], p->g->tensor[p->g->val[op->arg[a]].tensor].id, range, lin_rows(p, a == W ? op_int(op, "taps") : 1, range));
+	}
+	if (by == SHARE_LIN) {
+		set_int(op, "width", lin_width(p));
+		mark_split(p, op->arg[ARG(conv1d, y)], by);
+		keep(p, op);
+		return;
+	}
+	cut_arg(p, op, W, CUT_ROWS, by, 1, NULL);
+	cut_arg(p, op, B, CUT_ROWS, by, 1, NULL);
+	along(p, op, "width");
+}
+
+static void
+shard_delta(Pass *p, Op *op)
+{
+	cut_arg(p, op, ARG(delta_rule, rate), CUT_ROWS, SHARE_LIN, 1, NULL);
+	cut_arg(p, op, ARG(delta_rule, dt), CUT_ROWS, SHARE_LIN, 1, NULL);
+	set_int(op, "k_heads", key_heads(p));
+	along(p, op, "v_heads");
+}
+
+/* What this rank keeps of each sequence */
+static void
+shard_pool(const Pass *p, PlanPool *pool)
+{
+	if (strcmp(pool->id, "state") == 0)
+		pool->kv_heads = own(p, SHARE_LIN, pool->kv_heads);
+	else if (strcmp(pool->id, "conv") == 0)
+		pool->v_dim = lin_width(p);
+	else if (strcmp(pool->id, "short_conv") == 0)
+		pool->v_dim = own(p, SHARE_CONV, pool->v_dim);
+	else if (!pool->mla && !pool->state) /* states of scans are whole on every rank */
+		pool->kv_heads = own(p, p->s->total[SHARE_KV_WINDOW] && strcmp(pool->id, "kv_window") == 0 ? SHARE_KV_WINDOW : SHARE_KV, pool->kv_heads);
+}
+
 /* ---------------------------------------------------------------- ops ---- */
 
 static void
 shard_matmul(Pass *p, Op *op)
 {
 	enum { X = ARG(matmul, x), W = ARG(matmul, w), B = ARG(matmul, b), Y = ARG(matmul, y) };
-	bool      head = p->g->val[op->arg[W]].kind == VAL_WEIGHT && op->layer < 0;
-	ShareKind by = SHARE_Q;
-	Cut       cut = cut_of(p, op->arg[W], head, &by);
+	bool      head = is_head(p, op, op->arg[W]);
+	ShareKind by = SHARE_VOCAB;
+	Cut       cut = head ? CUT_ROWS : p->g->val[op->arg[W]].kind == VAL_WEIGHT ? cut_of(p, op->arg[W], op->layer, &by) : CUT_NONE;
 
 	if (cut != CUT_COLS)
 		whole(p, op->arg[X]);
+	if (!head && shard_role(&p->g->tensor[p->g->val[op->arg[W]].tensor], "lin_qkv")) {
+		shard_lin_qkv(p, op);
+		return;
+	}
 	if (cut == CUT_ROWS) {
 		cut_arg(p, op, W, CUT_ROWS, by, 1, head ? "head" : NULL);
 		cut_arg(p, op, B, CUT_ROWS, by, 1, NULL);
@@ -517,32 +499,46 @@ shard_moe(Pass *p, Op *op)
 	keep(p, op);
 }
 
-/* A norm over columns of all ranks: they are gathered, each rank norms all of them, and goes on with its own. */
-static void
-norm_of_all(Pass *p, Op *op)
+/* Do the shares lie one behind the other, as a gather puts them? Those of heads follow the kv heads, which several ranks may hold. */
+static bool
+one_by_one(const Pass *p, ShareKind by)
 {
-	enum { X = ARG(rmsnorm, x), Y = ARG(rmsnorm, y) };
+	bool so = true;
+
+	for (int r = 0; r < p->g->ranks; r++) {
+		Share s;
+		op_share(p->s->total[by], p->s->unit[by], p->g->ranks, r, &s.first, &s.count);
+		so &= s.first == p->s->share[by][r].first && s.count == p->s->share[by][r].count;
+	}
+	return so;
+}
+
+/* An op over columns of all ranks, from argument X to Y of `width`: they are gathered, each rank does all of them, and goes on with its own. */
+static void
+of_all(Pass *p, Op *op, int X, int Y, int64_t width, const char *what)
+{
 	Graph        *g = p->g;
 	const int     x = op->arg[X], y = op->arg[Y], layer = op->layer;
 	const Loc     loc = op->loc;
 	ShareKind     by = p->state[x].by;
-	const int64_t width = op_int(op, "groups") * op_int(op, "dim"), total = p->s->total[by];
+	const int64_t total = p->s->total[by];
 
-	if (by == SHARE_KV && p->s->copies > 1) {
-		err_at(g->diag, loc, "parallel.tp = %d: a norm over all %" PRId64 " kv heads together, which several ranks hold each: at most %" PRId64 " ranks", g->ranks, total, total);
+	if (!one_by_one(p, by)) {
+		err_at(g->diag, loc, "parallel.tp = %d: %s of layer %d is over all heads together, and %d ranks share a kv head: at most %d rank%s", g->ranks, what, layer, p->s->copies[by],
+		       g->ranks / p->s->copies[by], g->ranks == p->s->copies[by] ? "" : "s");
 		return;
 	}
 	int all = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.all", g->val[x].name), loc);
-	int normed = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.all", g->val[y].name), loc);
+	int done = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.all", g->val[y].name), loc);
 	Op *join = graph_op(g, OP_all_gather, layer, loc);
 	op_args(join, OP_ARGS(all_gather, .x = x, .y = all));
 	op_set_int(g, join, "width", width);
 	op_set_int(g, join, "unit", width / total * p->s->unit[by]);
 	op->arg[X] = all;
-	op->arg[Y] = normed;
+	op->arg[Y] = done;
 	keep(p, op);
 	Op *slice = graph_op(g, OP_slice, layer, loc);
-	op_args(slice, OP_ARGS(slice, .x = normed, .y = y));
+	op_args(slice, OP_ARGS(slice, .x = done, .y = y));
 	op_set_int(g, slice, "width", width);
 	op_set_int(g, slice, "first", own_first(p, by, width));
 	op_set_int(g, slice, "count", own(p, by, width));
@@ -564,6 +560,11 @@ shard_op(Pass *p, Op *op)
 		return;
 	case OP_gate_mul: {
 		State *x = &p->state[op->arg[ARG(gate_mul, x)]];
+		if (x->kind == STATE_SPLIT) {
+			set_int(op, "groups", own(p, x->by, op_int(op, "groups")));
+			along(p, op, "width");
+			return;
+		}
 		if (x->kind != STATE_PARTIAL || x->bias[0] >= 0 || x->r >= 0)
 			break;
 		whole(p, op->arg[ARG(gate_mul, s)]);
@@ -582,7 +583,7 @@ shard_op(Pass *p, Op *op)
 		if (!split(p, op->arg[0]))
 			break;
 		if (op_int(op, "groups") % p->s->total[p->state[op->arg[0]].by])
-			norm_of_all(p, op);
+			of_all(p, op, ARG(rmsnorm, x), ARG(rmsnorm, y), op_int(op, "groups") * op_int(op, "dim"), "a norm");
 		else
 			along(p, op, "groups");
 		return;
@@ -591,26 +592,42 @@ shard_op(Pass *p, Op *op)
 	case OP_act:
 	case OP_glu:
 	case OP_cap:
+	case OP_mul:
 		if (!split(p, op->arg[0]))
 			break;
 		along(p, op, "width");
 		return;
+	case OP_conv1d:
+		if (!split(p, op->arg[ARG(conv1d, x)]))
+			break;
+		shard_conv(p, op);
+		return;
+	case OP_delta_rule:
+		shard_delta(p, op);
+		return;
+	case OP_norm_gate:
+		if (!split(p, op->arg[ARG(norm_gate, x)]))
+			break;
+		if (strcmp(op_word(op, "order"), "gate_first") == 0)
+			cut_arg(p, op, ARG(norm_gate, w), CUT_ROWS, p->state[op->arg[ARG(norm_gate, x)]].by, 1, NULL);
+		along(p, op, "groups");
+		return;
 	case OP_arrange:
 		if (!split(p, op->arg[ARG(arrange, x)]))
 			break;
-		if (op->arg[ARG(arrange, order)] >= 0)
-			err_at(p->g->diag, op->loc, "parallel.tp = %d: columns of a matrix of layer %d lie in an order of their own (desc_act), which crosses the ranks that they are dealt to",
-			       p->g->ranks, op->layer);
-		else
-			cut_arg(p, op, ARG(arrange, factor), CUT_ROWS, p->state[op->arg[ARG(arrange, x)]].by, 1, NULL);
+		if (op->arg[ARG(arrange, order)] >= 0) { /* it crosses ranks */
+			of_all(p, op, ARG(arrange, x), ARG(arrange, y), op_int(op, "width"), "the order of a matrix' columns (desc_act)");
+			return;
+		}
+		cut_arg(p, op, ARG(arrange, factor), CUT_ROWS, p->state[op->arg[ARG(arrange, x)]].by, 1, NULL);
 		along(p, op, "width");
 		return;
 	case OP_kv_append:
 		along(p, op, "kv_heads");
 		return;
 	case OP_attention:
-		cut_arg(p, op, ARG(attention, sink), CUT_ROWS, SHARE_Q, 1, NULL);
-		set_int(op, "kv_heads", own(p, SHARE_KV, op_int(op, "kv_heads")));
+		cut_arg(p, op, ARG(attention, sink), CUT_ROWS, kind_in(p, SHARE_Q, op->layer), 1, NULL);
+		set_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
 		along(p, op, "heads");
 		return;
 	case OP_mla_attention:
@@ -655,7 +672,7 @@ graph_shard(Graph *g, int rank)
 
 	g->rank = rank;
 	g->ranks = g->spec->tp;
-	g->shard = shares(g);
+	g->shard = shard_deal(g);
 	if (g->diag->n_error > errors)
 		return false;
 	Pass p = { .g = g, .s = g->shard, .state = NEW(g->arena, State, g->n_val + 1), .rank = rank };
@@ -665,9 +682,8 @@ graph_shard(Graph *g, int rank)
 		shard_op(&p, &op[i]);
 	if (g->diag->n_error > errors)
 		return false;
-	for (int i = 0; i < g->n_pool && g->spec->attention.kind != ATT_MLA; i++)
-		g->pool[i].kv_heads = own(&p, SHARE_KV, g->pool[i].kv_heads);
-
+	for (int i = 0; i < g->n_pool; i++)
+		shard_pool(&p, &g->pool[i]);
 	if (p.state[made].kind != STATE_SPLIT)
 		whole(&p, made); /* what the next stage reads, or rows in front of the head */
 	else

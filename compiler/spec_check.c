@@ -371,14 +371,6 @@ check_states(SpecTable *t)
 		err_at(t->d, t->val[which].loc, "%s: a state is causal, mask prefix is not", spec_key[which].path);
 		note(t, K_mask);
 	}
-	for (int i = 0; i < 2; i++) {
-		const SpecKey ranks = i ? K_pp : K_tp;
-		if (spec_int(t, ranks) < 2)
-			continue;
-		err_at(t->d, t->val[ranks].loc, "%s = %lld: layers that keep a state (%s) run on one rank: forks and saved sequences have states of one", spec_key[ranks].path,
-		       (long long)spec_int(t, ranks), spec_key[which].path);
-		note(t, which);
-	}
 }
 
 /* Layers that lack one of their two blocks */

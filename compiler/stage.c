@@ -21,6 +21,16 @@ stage_of(const Graph *g, size_t i, bool behind, int stages)
 	return behind ? stages - 1 : 0;
 }
 
+static bool
+keeps_state(const Graph *g)
+{
+	bool any = false;
+
+	for (int i = 0; i < g->n_pool; i++)
+		any |= g->pool[i].state;
+	return any;
+}
+
 /* Pools hold the layers of this stage alone, from 0; without any they go. */
 static void
 own_pools(Graph *g)
@@ -97,7 +107,12 @@ graph_stage(Graph *g, int stage)
 			Op *o = graph_op(g, op[i].kind, op[i].layer, op[i].loc);
 			*o = op[i];
 		}
+	bool states = keeps_state(g);
 	own_pools(g);
+	if (stage == 0 && states && !keeps_state(g)) {
+		err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: the first stage, which has the books of sequences, has no layer that keeps a state as others do: fewer stages", stages);
+		return false;
+	}
 	graph_infer(g);
 	graph_sweep(g);
 	return true;

@@ -213,7 +213,7 @@ forward_open(Session *s, llmc_error *err)
 {
 	const int most = PIECES_A_STAGE * s->plan->stages;
 
-	if (s->plan->stages < 2 || s->plan->stage > 0)
+	if (s->plan->stages < 2 || s->plan->stage > 0 || s->plan->rank > 0)
 		return LLMC_OK;
 	Pieces *p = s->pieces = calloc(1, sizeof *p + (size_t)most * sizeof *p->out);
 	if (p) {
@@ -347,7 +347,7 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 			return error_set(err, LLMC_E_RANGE, "sequence %d is not as the last step left it: the ops of a step are measured right behind it",
 			                 s->step_seq[i]);
 	}
-	int64_t each = kv_state_bytes(s->plan, 1);
+	int64_t each = plan_has_state(s->plan) ? ranks_kept_bytes(s, 0, true) : 0;
 	char   *states = each > 0 ? malloc((size_t)each * (size_t)s->size->n_seq) : NULL;
 	if (each > 0 && !states)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
@@ -355,11 +355,18 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 	if (status != LLMC_OK)
 		goto fail;
 	/* measured steps change states once more */
-	for (int32_t i = 0; states && i < s->size->n_seq; i++)
-		kv_state_read(&s->kv, s->step_seq[i], states + i * each);
+	bool together = true;
+	for (int32_t i = 0; states && i < s->size->n_seq && together; i++)
+		together = ranks_kept_read(s, NULL, 0, s->step_seq[i], states + i * each);
+	if (!together) {
+		status = comm_error(s->comm, err);
+		goto over;
+	}
 	status = s->device->op_times(s, s->size->n_dec == s->size->n_seq ? 0 : 1, fn, user, err);
-	for (int32_t i = 0; states && i < s->size->n_seq; i++)
-		kv_state_write(&s->kv, s->step_seq[i], states + i * each);
+	for (int32_t i = 0; states && i < s->size->n_seq && status == LLMC_OK; i++)
+		if (!ranks_kept_write(s, NULL, 0, s->step_seq[i], states + i * each))
+			status = comm_error(s->comm, err);
+over:
 	s->device->leave(s);
 fail:
 	free(states);

@@ -1,5 +1,5 @@
 /* Ranks as threads of this process, or as processes that a launcher has started. Rank 0 has the books: sequences, pages, who runs next. It tells the others what it does as records, in order: a new
- * sequence (whose rotation depends on its length), a page copied or cleared, a step with its arrays. They do the same to their own memory;
+ * sequence (whose rotation depends on its length), a page copied or cleared, a state copied, a step with its arrays. They do the same to their own memory;
  * page numbers are the same everywhere, pages hold the heads of their rank. Within a step the ranks meet in its collectives alone.
  *
  * A rank has its share of the processors from before its memory is touched, so that memory lies near them. */
@@ -15,9 +15,10 @@
 
 enum { SAY_S = 2 }; /* how long rank 0 waits to hear why the group has ended */
 
-typedef enum RecordKind { RECORD_STEP, RECORD_AGAIN, RECORD_SEQUENCE, RECORD_PAGE, RECORD_SIZES, RECORD_READ, RECORD_WRITE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
-/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by. PAGE: a is to
- * be as b; b -1: zero. SIZES: each tells the bytes of a page. READ, WRITE: the numbers of a pages follow, and travel in b floats a rank.
+typedef enum RecordKind { RECORD_STEP, RECORD_AGAIN, RECORD_SEQUENCE, RECORD_KV, RECORD_SIZES, RECORD_READ, RECORD_WRITE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
+/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by. KV: the
+ * deed `more` with a and b (kv.h). SIZES: each tells the bytes of what it keeps. READ, WRITE: of a pages and of the states of sequence b, or -1: floats a rank of
+ * either and the numbers of the pages follow, then what travels.
  * Between sessions: OPEN: limits follow, a session is opened; END: there are no more. */
 typedef struct Record { int32_t kind, a, b, more; } Record;
 
@@ -100,9 +101,9 @@ ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
 }
 
 static void
-page_told(void *user, int32_t to, int32_t from)
+kv_told(void *user, KvDeed deed, int32_t to, int32_t from)
 {
-	tell(user, (Record){ .kind = RECORD_PAGE, .a = to, .b = from });
+	tell(user, (Record){ .kind = RECORD_KV, .a = to, .b = from, .more = (int32_t)deed });
 }
 
 static bool
@@ -115,99 +116,125 @@ step_again(Session *s, int phase)
 static void
 lead(Session *s)
 {
-	s->kv.told = page_told;
+	s->kv.told = kv_told;
 	s->kv.told_user = s;
 	s->again = step_again;
 }
 
-/* ---------------------------------------------------------------- pages out and in ---- */
+/* ---------------------------------------------------------------- pages and states out and in ---- */
 
-/* n floats of each rank, side by side in y of rank 0; no arithmetic touches them. By one thread in the place of all parts. */
-static bool
-join(Session *s, const float *x, float *y, int64_t n)
+static Kept
+kept_here(const Plan *p)
 {
-	const CommJoin j = { .x = x, .y = y, .rows = 1, .width = n * comm_ranks(s->comm), .unit = n };
-
-	for (int part = 0; part < s->lim.n_threads; part++)
-		if (!comm_join(s->comm, part, &j))
-			return false;
-	return true;
+	return (Kept){ kv_bytes(p, 1), kv_state_bytes(p, 1) };
 }
 
 static bool
-join_sizes(Session *s, float *all)
+collect_sizes(Session *s, Kept *all)
 {
-	const int64_t own = kv_bytes(s->plan, 1);
-	float         x[2];
+	const Kept own = kept_here(s->plan);
 
-	memcpy(x, &own, sizeof own);
-	return join(s, x, all, 2);
+	return comm_collect(s->comm, &own, sizeof own, all);
+}
+
+/* What each rank keeps; NULL: the group has ended */
+static const Kept *
+kept_of_all(Session *s)
+{
+	if (!s->kept) {
+		Kept *all = calloc((size_t)comm_ranks(s->comm), sizeof *all);
+		if (!all || !tell(s, (Record){ .kind = RECORD_SIZES }) || !collect_sizes(s, all)) {
+			free(all);
+			return NULL;
+		}
+		s->kept = all;
+	}
+	return s->kept;
 }
 
 int64_t
-ranks_pages_bytes(Session *s, int32_t n)
+ranks_kept_bytes(Session *s, int32_t n, bool states)
 {
-	int64_t sum = 0;
+	const Kept  own = kept_here(s->plan), *all = leads(s) ? kept_of_all(s) : &own;
+	const int   ranks = leads(s) ? comm_ranks(s->comm) : 1;
+	int64_t     sum = 0;
 
-	if (!leads(s))
-		return n * kv_bytes(s->plan, 1);
-	if (!s->page_bytes) {
-		int64_t *all = calloc((size_t)comm_ranks(s->comm), sizeof *all);
-		if (!all || !tell(s, (Record){ .kind = RECORD_SIZES }) || !join_sizes(s, (float *)(void *)all)) {
-			free(all);
-			return -1;
-		}
-		s->page_bytes = all;
-	}
-	for (int k = 0; k < comm_ranks(s->comm); k++)
-		sum += s->page_bytes[k];
-	return n * sum;
+	for (int k = 0; all && k < ranks; k++)
+		sum += n * all[k].page + (states ? all[k].state : 0);
+	return all ? sum : -1;
 }
 
 /* Floats of a rank's part of a message: the most that one has */
 static int32_t
-most_floats(const Session *s)
+most_floats(const Session *s, bool states)
 {
 	int64_t most = 0;
 
-	for (int k = 0; k < comm_ranks(s->comm); k++)
-		most = s->page_bytes[k] > most ? s->page_bytes[k] : most;
+	for (int k = 0; k < comm_ranks(s->comm); k++) {
+		int64_t own = states ? s->kept[k].state : s->kept[k].page;
+		most = own > most ? own : most;
+	}
 	return (int32_t)(most / 4 + (most % 4 != 0));
 }
 
-/* Where page i of n of rank k begins in what is saved */
+/* Where page i of n of rank k begins in what is saved; i = n: its states */
 static char *
 saved_at(const Session *s, const void *host, int32_t n, int k, int32_t i)
 {
 	char *at = (char *)(uintptr_t)host;
 
-	for (int j = 0; j < k; j++)
-		at += n * s->page_bytes[j];
-	return at + i * s->page_bytes[k];
+	for (int j = 0; j < (i < n ? k : comm_ranks(s->comm)); j++)
+		at += n * s->kept[j].page;
+	for (int j = 0; i == n && j < k; j++)
+		at += s->kept[j].state;
+	return i < n ? at + i * s->kept[k].page : at;
 }
 
-/* A page at a time, `floats` of each rank. host: rank 0's, with the pages of all; NULL on the others. */
-static bool
-pages_move(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t floats, char *host)
-{
-	const int    ranks = comm_ranks(s->comm), rank = comm_rank(s->comm);
-	const size_t each = (size_t)floats * sizeof(float);
-	float       *all = calloc((size_t)ranks + 1, each), *own = all + (size_t)ranks * (size_t)floats;
-	bool         ok = all != NULL;
+/* How a piece of what is kept goes through memory of all ranks: page i of n, or behind the last one the states of sequence q */
+typedef struct Moved { RecordKind kind; const int32_t *page; int32_t n, floats[2]; llmc_seq q; char *host; } Moved; /* host: rank 0's; NULL on the others */
 
-	for (int32_t i = 0; i < n && ok && kind == RECORD_READ; i++) {
-		kv_pages_read(&s->kv, page + i, 1, own);
-		ok = join(s, own, host ? all : NULL, floats);
-		for (int k = 0; k < ranks && ok && host; k++)
-			memcpy(saved_at(s, host, n, k, i), all + (size_t)k * (size_t)floats, (size_t)s->page_bytes[k]);
+static bool
+move_piece(Session *s, const Moved *m, int32_t i, float *all)
+{
+	const bool    states = i == m->n;
+	const int     ranks = comm_ranks(s->comm);
+	const int64_t floats = m->floats[states];
+	const size_t  each = (size_t)floats * sizeof(float);
+	float        *own = all + (m->kind == RECORD_READ ? ranks : comm_rank(s->comm)) * floats;
+	bool          ok;
+
+	if (m->kind == RECORD_READ) {
+		if (states)
+			kv_state_read(&s->kv, m->q, own);
+		else
+			kv_pages_read(&s->kv, m->page + i, 1, own);
+		ok = comm_collect(s->comm, own, each, m->host ? all : NULL);
+		for (int k = 0; k < ranks && ok && m->host; k++)
+			memcpy(saved_at(s, m->host, m->n, k, i), all + k * floats, (size_t)(states ? s->kept[k].state : s->kept[k].page));
+		return ok;
 	}
-	for (int32_t i = 0; i < n && ok && kind == RECORD_WRITE; i++) {
-		for (int k = 0; k < ranks && host; k++)
-			memcpy(all + (size_t)k * (size_t)floats, saved_at(s, host, n, k, i), (size_t)s->page_bytes[k]);
-		ok = host ? comm_send(s->comm, all, (size_t)ranks * each) : comm_receive(s->comm, all, (size_t)ranks * each);
-		if (ok)
-			kv_pages_write(&s->kv, page + i, 1, all + (size_t)rank * (size_t)floats);
-	}
+	for (int k = 0; k < ranks && m->host; k++)
+		memcpy(all + k * floats, saved_at(s, m->host, m->n, k, i), (size_t)(states ? s->kept[k].state : s->kept[k].page));
+	ok = m->host ? comm_send(s->comm, all, (size_t)ranks * each) : comm_receive(s->comm, all, (size_t)ranks * each);
+	if (ok && states)
+		kv_state_write(&s->kv, m->q, own);
+	else if (ok)
+		kv_pages_write(&s->kv, m->page + i, 1, own);
+	return ok;
+}
+
+/* A page at a time, then the states; of each rank as many floats as the largest has. */
+static bool
+move_kept(Session *s, const Moved *m)
+{
+	const int32_t most = m->floats[0] > m->floats[1] ? m->floats[0] : m->floats[1];
+	float        *all = calloc((size_t)comm_ranks(s->comm) + 1, (size_t)most * sizeof *all + 1);
+	bool          ok = all != NULL;
+
+	for (int32_t i = 0; i < m->n && ok; i++)
+		ok = move_piece(s, m, i, all);
+	if (m->q >= 0 && ok)
+		ok = move_piece(s, m, m->n, all);
 	free(all);
 	if (!ok)
 		comm_end(s->comm);
@@ -215,36 +242,43 @@ pages_move(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t 
 }
 
 static bool
-pages_lead(Session *s, RecordKind kind, const int32_t *page, int32_t n, const void *host)
+kept_lead(Session *s, RecordKind kind, const int32_t *page, int32_t n, llmc_seq q, const void *host)
 {
-	if (ranks_pages_bytes(s, 1) < 0 || !tell(s, (Record){ .kind = kind, .a = n, .b = most_floats(s) }))
+	if (!kept_of_all(s))
 		return false;
-	return comm_send(s->comm, page, (size_t)n * sizeof *page) && pages_move(s, kind, page, n, most_floats(s), (char *)(uintptr_t)host);
+	const Moved m = { .kind = kind, .page = page, .n = n, .floats = { most_floats(s, false), most_floats(s, true) }, .q = q, .host = (char *)(uintptr_t)host };
+	return tell(s, (Record){ .kind = kind, .a = n, .b = q }) && comm_send(s->comm, m.floats, sizeof m.floats) &&
+	       comm_send(s->comm, page, (size_t)n * sizeof *page) && move_kept(s, &m);
 }
 
 bool
-ranks_pages_read(Session *s, const int32_t *page, int32_t n, void *host)
+ranks_kept_read(Session *s, const int32_t *page, int32_t n, llmc_seq q, void *host)
 {
 	if (leads(s))
-		return pages_lead(s, RECORD_READ, page, n, host);
+		return kept_lead(s, RECORD_READ, page, n, q, host);
 	kv_pages_read(&s->kv, page, n, host);
+	if (q >= 0)
+		kv_state_read(&s->kv, q, (char *)host + kv_bytes(s->plan, n));
 	return true;
 }
 
 bool
-ranks_pages_write(Session *s, const int32_t *page, int32_t n, const void *host)
+ranks_kept_write(Session *s, const int32_t *page, int32_t n, llmc_seq q, const void *host)
 {
 	if (leads(s))
-		return pages_lead(s, RECORD_WRITE, page, n, host);
+		return kept_lead(s, RECORD_WRITE, page, n, q, host);
 	kv_pages_write(&s->kv, page, n, host);
+	if (q >= 0)
+		kv_state_write(&s->kv, q, (const char *)host + kv_bytes(s->plan, n));
 	return true;
 }
 
 static bool
-pages_follow(Session *s, const Record *r)
+kept_follow(Session *s, const Record *r)
 {
 	int32_t *page = calloc((size_t)r->a + 1, sizeof *page);
-	bool     ok = page && comm_receive(s->comm, page, (size_t)r->a * sizeof *page) && pages_move(s, (RecordKind)r->kind, page, r->a, r->b, NULL);
+	Moved    m = { .kind = (RecordKind)r->kind, .page = page, .n = r->a, .q = r->b };
+	bool     ok = page && comm_receive(s->comm, m.floats, sizeof m.floats) && comm_receive(s->comm, page, (size_t)r->a * sizeof *page) && move_kept(s, &m);
 
 	free(page);
 	if (!ok)
@@ -277,16 +311,16 @@ follow(Session *s, llmc_error *err)
 			session_turn(s, r.a, r.b);
 			s->seq[r.a].fresh = true;
 			break;
-		case RECORD_PAGE:
-			kv_page_as(&s->kv, r.a, r.b);
+		case RECORD_KV:
+			TRY(kv_do(&s->kv, (KvDeed)r.more, r.a, r.b, err));
 			break;
 		case RECORD_SIZES:
-			if (!join_sizes(s, NULL))
+			if (!collect_sizes(s, NULL))
 				return LLMC_OK;
 			break;
 		case RECORD_READ:
 		case RECORD_WRITE:
-			if (!pages_follow(s, &r))
+			if (!kept_follow(s, &r))
 				return LLMC_OK;
 			break;
 		case RECORD_CLOSE:
@@ -381,12 +415,16 @@ start(Group *g, Follower *f, llmc_error *err)
 }
 
 /* Between stages lie all rows of a forward and all its logits: nobody waits for a receiver that waits for somebody else. */
-static CommRoom
-room_of(const Session *s)
+static CommShape
+shape_of(const Session *s)
 {
-	if (s->plan->stages < 2)
-		return (CommRoom){ 0 };
-	return (CommRoom){ (size_t)s->lim.chunk * (size_t)s->plan->hidden * sizeof(float), (size_t)s->lim.n_out * (size_t)plan_out_width(s->plan) * sizeof(float) };
+	CommShape c = { .ranks = s->plan->ranks * s->plan->stages, .team = s->plan->ranks, .parts = s->lim.n_threads };
+
+	if (s->plan->stages > 1) {
+		c.onward = (size_t)s->lim.chunk * (size_t)s->plan->hidden * sizeof(float);
+		c.back = (size_t)s->lim.n_out * (size_t)plan_out_width(s->plan) * sizeof(float);
+	}
+	return c;
 }
 
 llmc_status
@@ -400,7 +438,7 @@ ranks_open(Session *s, llmc_error *err)
 	Group *g = s->group = calloc(1, sizeof *g + (size_t)n * sizeof *g->follower);
 	if (!g)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", n + 1);
-	TRY(comm_local(n + 1, s->lim.n_threads, room_of(s), end, err));
+	TRY(comm_local(shape_of(s), end, err));
 	pthread_mutex_init(&g->lock, NULL);
 	pthread_cond_init(&g->opened, NULL);
 	g->n = n;
@@ -452,7 +490,7 @@ ranks_meet(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 	if (own != LLMC_OK && err)
 		why = *err;
 	TRY_GOTO(world_agree(rt->world, own, &why, err));
-	TRY_GOTO(world_comm(rt->world, (*s)->lim.n_threads, room_of(*s), &(*s)->comm, err));
+	TRY_GOTO(world_comm(rt->world, shape_of(*s), &(*s)->comm, err));
 	if (comm_rank((*s)->comm) == 0)
 		lead(*s);
 	return LLMC_OK;
@@ -503,8 +541,8 @@ ranks_close(Session *s)
 {
 	Group *g = s->group;
 
-	free(s->page_bytes);
-	s->page_bytes = NULL;
+	free(s->kept);
+	s->kept = NULL;
 	if (!g && s->comm && s->rt->world) {
 		if (comm_rank(s->comm) == 0)
 			(void)tell(s, (Record){ .kind = RECORD_CLOSE });

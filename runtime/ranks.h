@@ -23,11 +23,11 @@ void        ranks_sequence(Session *s, llmc_seq q, int32_t length_bound);
 /* A step of rank 0 has failed: if because another rank of this process has, that one's error. */
 llmc_status ranks_why(Session *s, llmc_status own, llmc_error *err);
 
-/* Pages of all ranks, out and in again; of a session alone its own. bytes: of n pages together; rank by rank they lie one after the other.
- * False: the group has ended. */
-int64_t     ranks_pages_bytes(Session *s, int32_t n);
-bool        ranks_pages_read(Session *s, const int32_t *page, int32_t n, void *host);
-bool        ranks_pages_write(Session *s, const int32_t *page, int32_t n, const void *host);
+/* What all ranks keep, out and in again; of a session alone its own: n pages, rank by rank, then the states of sequence q, rank by rank; q -1: none.
+ * bytes: of all that; below 0, or false: the group has ended. */
+int64_t     ranks_kept_bytes(Session *s, int32_t n, bool states);
+bool        ranks_kept_read(Session *s, const int32_t *page, int32_t n, llmc_seq q, void *host);
+bool        ranks_kept_write(Session *s, const int32_t *page, int32_t n, llmc_seq q, const void *host);
 
 /* The calling thread's processors while a rank is opened, of `ranks` in equal shares; back to what they were. */
 typedef struct RankPlace { bool moved; cpu_set_t was; } RankPlace;

@@ -85,11 +85,6 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	rt->device = device;
 	rt->world = o.world;
 	rt->n_threads = o.n_threads = o.n_threads > 0 ? o.n_threads : topology_threads();
-	if (plan->ranks > 1 && plan->stages > 1) {
-		status = error_set(err, LLMC_E_MISSING, "parallel.tp = %d with parallel.pp = %d: stages that are split themselves are planned (llmc plan) and not run yet",
-		                   plan->ranks, plan->stages);
-		goto fail;
-	}
 	if (plan->stages > 1 && device != device_of(TARGET_CPU)) {
 		status = error_set(err, LLMC_E_MISSING, "parallel.pp = %d: stages run on processors (--device cpu)", plan->stages);
 		goto fail;
@@ -169,7 +164,7 @@ runtime_close(Runtime *rt)
 void
 runtime_fingerprint(const Runtime *rt, char checkpoint[17], char together[17])
 {
-	int64_t  stages[] = { rt->plan->stages, rt->plan->hidden, rt->plan->vocab };
+	int64_t  stages[] = { rt->plan->stages, rt->plan->ranks, rt->plan->hidden, rt->plan->vocab };
 	uint64_t sum = sum64(stages, sizeof stages, 1);
 
 	for (int ph = 0; ph < rt->plan->n_phase; ph++)

@@ -30,6 +30,12 @@ comm_receive(Comm *c, void *data, size_t n)
 }
 
 bool
+comm_collect(Comm *c, const void *data, size_t n, void *all)
+{
+	return c->way->collect(c, data, n, all);
+}
+
+bool
 comm_hand(Comm *c, const void *data, size_t n)
 {
 	return c->way->hand(c, data, n);

@@ -13,11 +13,13 @@
 
 typedef struct Comm Comm; /* one rank's end */
 
-/* What comm_hand may leave behind before the receiver has come: bytes from a rank to the next, and from the last to the first. 0, 0: none */
-typedef struct CommRoom { size_t onward, back; } CommRoom;
+/* Who talks to whom. Ranks stand stage by stage: `team` ranks of one stage after the other, which sum and join among themselves; without stages
+ * all are one team. A rank has `parts` threads in a step. onward, back: bytes that comm_hand may leave behind before the receiver has come, from a rank to
+ * its fellow of the next stage, and from the last stage to rank 0. */
+typedef struct CommShape { int ranks, team, parts; size_t onward, back; } CommShape;
 
-/* The ends of ranks that are threads of this process, with so many threads each: out [ranks], each to be closed, in any order. */
-llmc_status comm_local(int ranks, int parts, CommRoom room, Comm **out, llmc_error *err);
+/* The ends of ranks that are threads of this process: out [ranks], each to be closed, in any order. */
+llmc_status comm_local(CommShape shape, Comm **out, llmc_error *err);
 void        comm_close(Comm *c);
 int         comm_rank(const Comm *c);
 int         comm_ranks(const Comm *c);
@@ -29,14 +31,14 @@ typedef struct CommSum {
 	int64_t      rows, width;
 } CommSum;
 
-/* y[t] = x_0[t], x_1[t] ... side by side: rows of width columns, dealt to ranks by op_share(width, unit). y NULL: not wanted here. */
+/* y[t] = x_0[t], x_1[t] ... side by side: rows of width columns, dealt to the team by op_share(width, unit). y NULL: not wanted here. */
 typedef struct CommJoin {
 	const float *x;
 	float       *y;
 	int64_t      rows, width, unit;
 } CommJoin;
 
-/* Collective: every part (0 <= part < parts) of every rank calls the same with the same sizes; a part returns when what it made of y is
+/* Collective of a team: every part (0 <= part < parts) of every rank of it calls the same with the same sizes; a part returns when what it made of y is
  * there, and x may be written again. The parts of a rank make y together. False: the group has ended. */
 bool comm_sum(Comm *c, int part, const CommSum *s);
 bool comm_join(Comm *c, int part, const CommJoin *j);
@@ -46,9 +48,12 @@ bool comm_join(Comm *c, int part, const CommJoin *j);
 bool comm_send(Comm *c, const void *data, size_t n);
 bool comm_receive(Comm *c, void *data, size_t n);
 
-/* From each rank to the next one, and from the last to rank 0: bytes in order, by one thread of either. hand returns once they are on their
- * way, which waits for the receiver where there is no room; take waits for as long as it takes, on rank 0 for a bounded time. False: the
- * group has ended. */
+/* From every rank, one thread each: n bytes, a multiple of 4, which lie side by side in `all` [ranks][n] of rank 0; NULL on the others. False: the group has ended. */
+bool comm_collect(Comm *c, const void *data, size_t n, void *all);
+
+/* From each rank to its fellow of the next stage, and from the first rank of the last stage to rank 0: bytes in order, by one thread of either. hand returns
+ * once they are on their way, which waits for the receiver where there is no room; take waits for as long as it takes, on rank 0 for a
+ * bounded time. False: the group has ended. */
 bool comm_hand(Comm *c, const void *data, size_t n);
 bool comm_take(Comm *c, void *data, size_t n);
 

@@ -27,6 +27,8 @@ typedef void *Handle; /* of MPI: an address, or a number */
 	X(end_job, "MPI_Abort", (Handle, int))                                                      \
 	X(rank, "MPI_Comm_rank", (Handle, int *))                                                  \
 	X(size, "MPI_Comm_size", (Handle, int *))                                                  \
+	X(split, "MPI_Comm_split", (Handle, int, int, Handle *))                                   \
+	X(comm_free, "MPI_Comm_free", (Handle *))                                                  \
 	X(split_type, "MPI_Comm_split_type", (Handle, int, int, Handle, Handle *))                 \
 	X(allgather, "MPI_Allgather", (const void *, int, Handle, void *, int, Handle, Handle))    \
 	X(ibcast, "MPI_Ibcast", (void *, int, Handle, int, Handle, Handle *))                      \
@@ -336,19 +338,21 @@ typedef struct Through {
 	Comm   c;
 	Parcel *out;  /* the oldest first */
 	World *w;
+	Handle team;  /* the ranks of this stage */
 	float *all;   /* [ranks][GATHER] */
 	float *own;   /* [GATHER] */
 	bool   ended;
 } Through;
 
+/* n floats of all ranks of `of`, side by side in t->all */
 static bool
-gather(Through *t, const float *x, int64_t n)
+gather(Through *t, Handle of, const float *x, int64_t n)
 {
 	World *w = t->w;
 
 	if (t->ended)
 		return false;
-	if (w->allgather(x, (int)(n * 4), w->byte, t->all, (int)(n * 4), w->byte, w->world) == 0)
+	if (w->allgather(x, (int)(n * 4), w->byte, t->all, (int)(n * 4), w->byte, of) == 0)
 		return true;
 	t->ended = w->lost = true;
 	return false;
@@ -363,9 +367,9 @@ through_sum(Comm *c, int part, const CommSum *s)
 
 	for (int64_t at = 0; part == 0 && at < n; at += GATHER) {
 		int64_t count = n - at < GATHER ? n - at : GATHER;
-		if (!gather(t, s->x + at, count))
+		if (!gather(t, t->team, s->x + at, count))
 			return false;
-		for (int k = 1; k < c->ranks; k++)
+		for (int k = 1; k < c->team; k++)
 			for (int64_t i = 0; i < count; i++)
 				t->all[i] += t->all[k * count + i];
 		comm_finish_sum(s, at, count, t->all);
@@ -377,16 +381,16 @@ static bool
 through_join(Comm *c, int part, const CommJoin *j)
 {
 	Through   *t = (Through *)c;
-	CommStream own = comm_stream(j, c->ranks, c->rank, 0, 1), most = comm_stream(j, c->ranks, 0, 0, 1);
+	CommStream own = comm_stream(j, c->team, c->rank - c->first, 0, 1), most = comm_stream(j, c->team, 0, 0, 1);
 
 	for (int64_t at = 0; part == 0 && at < most.end; at += GATHER) {
 		int64_t count = most.end - at < GATHER ? most.end - at : GATHER, left = own.end - at < count ? own.end - at : count;
 		if (left > 0)
 			memcpy(t->own, j->x + at, (size_t)left * sizeof *t->own);
-		if (!gather(t, t->own, count))
+		if (!gather(t, t->team, t->own, count))
 			return false;
-		for (int k = 0; k < c->ranks && j->y; k++) {
-			CommStream of = comm_stream(j, c->ranks, k, 0, 1);
+		for (int k = 0; k < c->team && j->y; k++) {
+			CommStream of = comm_stream(j, c->team, k, 0, 1);
 			comm_place(j, &of, at, at + count < of.end ? at + count : of.end, t->all + k * count);
 		}
 	}
@@ -407,6 +411,23 @@ through_receive(Comm *c, void *data, size_t n)
 	Through *t = (Through *)c;
 
 	return !t->ended && world_receive(t->w, data, n);
+}
+
+static bool
+through_collect(Comm *c, const void *data, size_t n, void *all)
+{
+	Through      *t = (Through *)c;
+	const int64_t floats = (int64_t)(n / sizeof(float));
+	const float  *x = data;
+
+	for (int64_t at = 0; at < floats; at += GATHER) {
+		int64_t count = floats - at < GATHER ? floats - at : GATHER;
+		if (!gather(t, t->w->world, x + at, count))
+			return false;
+		for (int k = 0; k < c->ranks && all; k++)
+			memcpy((float *)all + k * floats + at, t->all + k * count, (size_t)count * sizeof(float));
+	}
+	return !t->ended;
 }
 
 /* Parcels that have left are let go; all: whichever are there. */
@@ -444,7 +465,7 @@ through_hand(Comm *c, const void *data, size_t n)
 			return false;
 		*p = (Parcel){ 0 };
 		memcpy(p->data, (const char *)data + at, piece);
-		if (w->isend(p->data, (int)piece, w->byte, (c->rank + 1) % c->ranks, HANDED, w->world, &p->request)) {
+		if (w->isend(p->data, (int)piece, w->byte, comm_after(c), HANDED, w->world, &p->request)) {
 			free(p);
 			return false;
 		}
@@ -464,7 +485,7 @@ through_take(Comm *c, void *data, size_t n)
 
 	for (size_t at = 0; at < n && !t->ended; at += PARCEL) {
 		size_t piece = n - at < PARCEL ? n - at : PARCEL;
-		if (w->irecv((char *)data + at, (int)piece, w->byte, (c->rank + c->ranks - 1) % c->ranks, HANDED, w->world, &request) ||
+		if (w->irecv((char *)data + at, (int)piece, w->byte, comm_before(c), HANDED, w->world, &request) ||
 		    !finish(w, &request, true))
 			return false;
 	}
@@ -497,18 +518,20 @@ through_close(Comm *c)
 {
 	Through *t = (Through *)c;
 
-	if (!t->ended)
+	if (!t->ended) {
 		(void)through_clear(t, true);
+		t->w->comm_free(&t->team);
+	}
 	free(t->all);
 	free(t->own);
 	free(t);
 }
 
 static llmc_status
-open_through(World *w, Comm **out, llmc_error *err)
+open_through(World *w, CommShape shape, Comm **out, llmc_error *err)
 {
-	static const CommWay way = { .sum = through_sum, .join = through_join, .send = through_send, .receive = through_receive, .hand = through_hand, .take = through_take, .end = through_end,
-		.ended = through_ended, .why = through_why, .close = through_close };
+	static const CommWay way = { .sum = through_sum, .join = through_join, .send = through_send, .receive = through_receive, .collect = through_collect, .hand = through_hand,
+		.take = through_take, .end = through_end, .ended = through_ended, .why = through_why, .close = through_close };
 	Through *t = calloc(1, sizeof *t);
 
 	if (!t || !(t->all = malloc((size_t)w->ranks * GATHER * sizeof *t->all)) || !(t->own = calloc(GATHER, sizeof *t->own))) {
@@ -517,8 +540,15 @@ open_through(World *w, Comm **out, llmc_error *err)
 		free(t);
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
 	}
-	t->c = (Comm){ .way = &way, .rank = w->rank_, .ranks = w->ranks };
+	t->c = comm_of(&way, w->rank_, shape);
 	t->w = w;
+	if (w->split(w->world, t->c.first, w->rank_, &t->team)) {
+		free(t->all);
+		free(t->own);
+		free(t);
+		return error_set(err, LLMC_E_DEVICE, "MPI does not put ranks %d to %d together (MPI_Comm_split)", w->rank_ / shape.team * shape.team,
+		                 w->rank_ / shape.team * shape.team + shape.team - 1);
+	}
 	*out = &t->c;
 	return LLMC_OK;
 }
@@ -541,11 +571,11 @@ window_release(void *user)
 }
 
 static llmc_status
-open_window(World *w, int parts, CommRoom room, Comm **out, llmc_error *err)
+open_window(World *w, CommShape shape, Comm **out, llmc_error *err)
 {
 	const char *text = getenv("LLMC_COMM_TIMEOUT");
 	int         seconds = text && atoi(text) > 0 ? atoi(text) : 30, unit;
-	size_t      bytes = comm_shared_bytes(w->ranks, parts, room) + 64;
+	size_t      bytes = comm_shared_bytes(shape) + 64;
 	intptr_t    size;
 	char       *memory = NULL;
 	Window     *win = calloc(1, sizeof *win);
@@ -562,7 +592,7 @@ open_window(World *w, int parts, CommRoom room, Comm **out, llmc_error *err)
 	if (w->rank_ == 0)
 		memset(memory, 0, bytes - 64);
 	w->barrier(w->host);
-	llmc_status status = comm_shared(memory, w->rank_, w->ranks, parts, room, seconds, window_release, win, out, err);
+	llmc_status status = comm_shared(memory, w->rank_, shape, seconds, window_release, win, out, err);
 	if (status != LLMC_OK)
 		free(win);
 	else
@@ -571,16 +601,17 @@ open_window(World *w, int parts, CommRoom room, Comm **out, llmc_error *err)
 }
 
 llmc_status
-world_comm(World *w, int parts, CommRoom room, Comm **out, llmc_error *err)
+world_comm(World *w, CommShape shape, Comm **out, llmc_error *err)
 {
 	const char *way = getenv("LLMC_COMM");
 	char        n[24];
 
 	*out = NULL;
-	snprintf(n, sizeof n, "%d threads", parts);
+	shape.ranks = w->ranks;
+	snprintf(n, sizeof n, "%d threads", shape.parts);
 	if (w->one_host && !(way && strcmp(way, "mpi") == 0)) {
 		TRY(world_same(w, "number of threads", n, err));
-		return open_window(w, parts, room, out, err);
+		return open_window(w, shape, out, err);
 	}
-	return open_through(w, out, err);
+	return open_through(w, shape, out, err);
 }

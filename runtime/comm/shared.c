@@ -32,7 +32,8 @@ typedef struct Line {
 } Line;
 
 /* The beginning of the memory. The rest: a Line a rank (bytes that it has taken out of the ring), two a rank (bytes put into its pipe to the
- * next rank, and taken out), a Line a rank and part (flags), the ring, the slots [2][ranks][parts][PIECE], the pipes. */
+ * next stage, and taken out), one a rank (pieces for rank 0), a Line a rank and part (flags), the ring, the slots [2][ranks][parts][PIECE], those of
+ * pieces for rank 0 [2][ranks][PIECE], the pipes. */
 typedef struct Block {
 	atomic_bool ended;
 	atomic_int  lost;    /* 1 + the rank that did not answer; the first one that anybody missed */
@@ -44,13 +45,13 @@ typedef struct Own { _Alignas(64) uint64_t piece; } Own;
 typedef struct Shared {
 	Comm     c;
 	Block   *b;
-	Line    *taken, *put, *got, *flag;
+	Line    *taken, *put, *got, *kept, *flag;
 	char    *ring, *pipe; /* pipe: of rank 0; those of the others follow */
-	float   *slot;
-	CommRoom room;
+	float   *slot, *corner;
+	CommShape shape;
 	int      parts, spins, timeout_s;
 	uint64_t at;    /* bytes sent, or received */
-	uint64_t handed, took;
+	uint64_t handed, took, collected;
 	Own     *part;  /* [parts] pieces that each part has sent */
 	void   (*release)(void *user);
 	void    *user;
@@ -104,37 +105,45 @@ line_wait(Shared *s, Line *l, uint64_t v, int of, int most_s)
 
 /* ---------------------------------------------------------------- opening ---- */
 
-/* Bytes of a rank's pipe to the next one */
 static size_t
-pipe_bytes(int rank, int ranks, CommRoom room)
+lines_of(size_t bytes)
 {
-	return ((rank + 1 == ranks ? room.back : room.onward) + 63) & ~(size_t)63;
+	return (bytes + 63) & ~(size_t)63;
+}
+
+/* Bytes of a rank's pipe: those of the last stage lie behind the others, and its first rank's alone is used */
+static size_t
+pipe_bytes(int rank, CommShape c)
+{
+	return lines_of(rank + c.team >= c.ranks ? c.back : c.onward);
 }
 
 static size_t
-lay_out(Shared *s, char *base, int ranks, int parts, CommRoom room)
+lay_out(Shared *s, char *base, CommShape c)
 {
-	size_t at = (sizeof(Block) + 63) & ~(size_t)63, lines = at;
-	const size_t n = (size_t)ranks, p = (size_t)parts;
+	size_t at = lines_of(sizeof(Block)), lines = at;
+	const size_t n = (size_t)c.ranks, p = (size_t)c.parts;
 
-	at += (3 * n + n * p) * sizeof(Line);
+	at += (4 * n + n * p) * sizeof(Line);
 	if (base) {
 		s->b = (Block *)base;
 		s->taken = (Line *)(base + lines);
 		s->put = s->taken + n;
 		s->got = s->put + n;
-		s->flag = s->got + n;
+		s->kept = s->got + n;
+		s->flag = s->kept + n;
 		s->ring = base + at;
 		s->slot = (float *)(base + at + RING);
-		s->pipe = base + at + RING + 2 * n * p * PIECE * sizeof(float);
+		s->corner = s->slot + 2 * n * p * PIECE;
+		s->pipe = (char *)(s->corner + 2 * n * PIECE);
 	}
-	return at + RING + 2 * n * p * PIECE * sizeof(float) + (n - 1) * pipe_bytes(0, 2, room) + pipe_bytes(ranks - 1, ranks, room);
+	return at + RING + 2 * n * (p + 1) * PIECE * sizeof(float) + (n - (size_t)c.team) * lines_of(c.onward) + lines_of(c.back);
 }
 
 size_t
-comm_shared_bytes(int ranks, int parts, CommRoom room)
+comm_shared_bytes(CommShape shape)
 {
-	return lay_out(NULL, NULL, ranks, parts, room);
+	return lay_out(NULL, NULL, shape);
 }
 
 static void
@@ -144,7 +153,7 @@ shared_end(Comm *c)
 
 	atomic_store(&s->b->ended, true);
 	futex(&s->b->written, FUTEX_WAKE, INT32_MAX, NULL);
-	for (int i = 0; i < c->ranks * (3 + s->parts); i++) /* taken, put, got, flag */
+	for (int i = 0; i < c->ranks * (4 + s->parts); i++) /* taken, put, got, kept, flag */
 		futex(&s->taken[i], FUTEX_WAKE, INT32_MAX, NULL);
 }
 
@@ -182,7 +191,7 @@ slot_of(const Shared *s, uint64_t piece, int rank, int part)
 	return s->slot + ((((piece & 1) * (size_t)s->c.ranks + (size_t)rank) * (size_t)s->parts) + (size_t)part) * PIECE;
 }
 
-/* Put n floats into this part's slot, and wait until all ranks have. */
+/* Put n floats into this part's slot, and wait until all ranks of the team have. */
 static bool
 exchange(Shared *s, int part, const float *x, int64_t n, uint64_t *piece)
 {
@@ -191,7 +200,7 @@ exchange(Shared *s, int part, const float *x, int64_t n, uint64_t *piece)
 	if (n > 0)
 		memcpy(slot_of(s, e, s->c.rank, part), x, (size_t)n * sizeof *x);
 	line_set(&s->flag[s->c.rank * s->parts + part], e);
-	for (int k = 0; k < s->c.ranks; k++)
+	for (int k = s->c.first; k < s->c.first + s->c.team; k++)
 		if (k != s->c.rank && !line_wait(s, &s->flag[k * s->parts + part], e, k, s->timeout_s))
 			return false;
 	return true;
@@ -210,8 +219,8 @@ shared_sum(Comm *c, int part, const CommSum *j)
 		float   sum[PIECE];
 		if (!exchange(s, part, j->x + at, count, &e))
 			return false;
-		for (int k = 0; k < c->ranks; k++) {
-			const float *x = slot_of(s, e, k, part);
+		for (int k = 0; k < c->team; k++) {
+			const float *x = slot_of(s, e, c->first + k, part);
 			if (k == 0)
 				memcpy(sum, x, (size_t)count * sizeof *sum);
 			for (int64_t i = 0; k > 0 && i < count; i++)
@@ -229,19 +238,19 @@ shared_join(Comm *c, int part, const CommJoin *j)
 	int64_t  most = 0;
 	uint64_t e;
 
-	for (int k = 0; k < c->ranks; k++) {
-		CommStream of = comm_stream(j, c->ranks, k, part, s->parts);
+	for (int k = 0; k < c->team; k++) {
+		CommStream of = comm_stream(j, c->team, k, part, s->parts);
 		most = of.end - of.at > most ? of.end - of.at : most;
 	}
 	for (int64_t from = 0; from < most; from += PIECE) {
-		CommStream own = comm_stream(j, c->ranks, c->rank, part, s->parts);
+		CommStream own = comm_stream(j, c->team, c->rank - c->first, part, s->parts);
 		int64_t    left = own.end - own.at - from;
 		if (!exchange(s, part, j->x + own.at + from, left < PIECE ? left : PIECE, &e))
 			return false;
-		for (int k = 0; k < c->ranks && j->y; k++) {
-			CommStream of = comm_stream(j, c->ranks, k, part, s->parts);
+		for (int k = 0; k < c->team && j->y; k++) {
+			CommStream of = comm_stream(j, c->team, k, part, s->parts);
 			int64_t    end = of.at + from + PIECE < of.end ? of.at + from + PIECE : of.end;
-			comm_place(j, &of, of.at + from, end, slot_of(s, e, k, part));
+			comm_place(j, &of, of.at + from, end, slot_of(s, e, c->first + k, part));
 		}
 	}
 	return true;
@@ -297,23 +306,46 @@ shared_receive(Comm *c, void *data, size_t n)
 	return true;
 }
 
-/* ---------------------------------------------------------------- bytes from a rank to the next ---- */
+/* ---------------------------------------------------------------- bytes to rank 0 ---- */
+
+static bool
+shared_collect(Comm *c, const void *data, size_t n, void *all)
+{
+	Shared      *s = (Shared *)c;
+	const size_t most = PIECE * sizeof(float);
+
+	for (size_t at = 0; at < n; at += most) {
+		const size_t   count = n - at < most ? n - at : most;
+		const uint64_t e = ++s->collected;
+		float         *corner = s->corner + (size_t)(e & 1) * (size_t)c->ranks * PIECE; /* in turn, as slots are */
+		memcpy(corner + (size_t)c->rank * PIECE, (const char *)data + at, count);
+		line_set(&s->kept[c->rank], e);
+		for (int k = 0; k < c->ranks; k++)
+			if (k != c->rank && !line_wait(s, &s->kept[k], e, k, s->timeout_s))
+				return false;
+		for (int k = 0; k < c->ranks && all; k++)
+			memcpy((char *)all + (size_t)k * n + at, corner + (size_t)k * PIECE, count);
+	}
+	return !shared_ended(c);
+}
+
+/* ---------------------------------------------------------------- bytes from stage to stage ---- */
 
 static char *
 pipe_of(const Shared *s, int rank)
 {
-	return s->pipe + (size_t)rank * pipe_bytes(0, 2, s->room);
+	return s->pipe + (size_t)rank * lines_of(s->shape.onward);
 }
 
 static bool
 shared_hand(Comm *c, const void *data, size_t n)
 {
 	Shared      *s = (Shared *)c;
-	const size_t room = pipe_bytes(c->rank, c->ranks, s->room);
+	const size_t room = pipe_bytes(c->rank, s->shape);
 	const char  *from = data;
 
 	while (n) {
-		if (s->handed >= room && !line_wait(s, &s->got[c->rank], s->handed - room + 1, (c->rank + 1) % c->ranks, 0))
+		if (s->handed >= room && !line_wait(s, &s->got[c->rank], s->handed - room + 1, comm_after(c), 0))
 			return false;
 		size_t free = room - (size_t)(s->handed - atomic_load(&s->got[c->rank].at)), run = room - s->handed % room;
 		run = run < free ? run : free;
@@ -331,8 +363,8 @@ static bool
 shared_take(Comm *c, void *data, size_t n)
 {
 	Shared      *s = (Shared *)c;
-	const int    of = (c->rank + c->ranks - 1) % c->ranks;
-	const size_t room = pipe_bytes(of, c->ranks, s->room);
+	const int    of = comm_before(c);
+	const size_t room = pipe_bytes(of, s->shape);
 	char        *to = data;
 
 	while (n) {
@@ -351,26 +383,26 @@ shared_take(Comm *c, void *data, size_t n)
 }
 
 llmc_status
-comm_shared(void *memory, int rank, int ranks, int parts, CommRoom room, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err)
+comm_shared(void *memory, int rank, CommShape shape, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err)
 {
-	static const CommWay way = { .sum = shared_sum, .join = shared_join, .send = shared_send, .receive = shared_receive, .hand = shared_hand, .take = shared_take, .end = shared_end,
-		.ended = shared_ended, .why = shared_why, .close = shared_close };
+	static const CommWay way = { .sum = shared_sum, .join = shared_join, .send = shared_send, .receive = shared_receive, .collect = shared_collect, .hand = shared_hand, .take = shared_take,
+		.end = shared_end, .ended = shared_ended, .why = shared_why, .close = shared_close };
 	Shared *s = calloc(1, sizeof *s);
 
 	*out = NULL;
 	if (s)
-		s->part = aligned_alloc(64, (size_t)parts * sizeof *s->part);
+		s->part = aligned_alloc(64, (size_t)shape.parts * sizeof *s->part);
 	if (!s || !s->part) {
 		free(s);
 		return error_set(err, LLMC_E_MEMORY, "out of memory for rank %d", rank);
 	}
-	memset(s->part, 0, (size_t)parts * sizeof *s->part);
-	s->room = room;
-	lay_out(s, memory, ranks, parts, room);
-	s->c = (Comm){ .way = &way, .rank = rank, .ranks = ranks };
-	s->parts = parts;
-	s->spins = (int64_t)ranks * parts > (timeout_s ? sysconf(_SC_NPROCESSORS_ONLN) : topology_threads()) ? 0 : SPINS; /* a launcher binds a process to its own processors */
-	s->timeout_s = room.onward ? STAGES_PATIENCE * timeout_s : timeout_s;
+	memset(s->part, 0, (size_t)shape.parts * sizeof *s->part);
+	s->shape = shape;
+	lay_out(s, memory, shape);
+	s->c = comm_of(&way, rank, shape);
+	s->parts = shape.parts;
+	s->spins = (int64_t)shape.ranks * shape.parts > (timeout_s ? sysconf(_SC_NPROCESSORS_ONLN) : topology_threads()) ? 0 : SPINS; /* a launcher binds a process to its own processors */
+	s->timeout_s = shape.onward ? STAGES_PATIENCE * timeout_s : timeout_s;
 	s->release = release;
 	s->user = user;
 	*out = &s->c;
@@ -393,9 +425,10 @@ memory_release(void *user)
 }
 
 llmc_status
-comm_local(int ranks, int parts, CommRoom room, Comm **out, llmc_error *err)
+comm_local(CommShape shape, Comm **out, llmc_error *err)
 {
-	size_t      bytes = comm_shared_bytes(ranks, parts, room);
+	const int   ranks = shape.ranks;
+	size_t      bytes = comm_shared_bytes(shape);
 	Memory     *m = calloc(1, sizeof *m);
 	llmc_status status = LLMC_OK;
 
@@ -409,7 +442,7 @@ comm_local(int ranks, int parts, CommRoom room, Comm **out, llmc_error *err)
 	}
 	atomic_store(&m->users, 1);
 	for (int r = 0; r < ranks && status == LLMC_OK; r++) {
-		status = comm_shared(m->at, r, ranks, parts, room, 0, memory_release, m, &out[r], err);
+		status = comm_shared(m->at, r, shape, 0, memory_release, m, &out[r], err);
 		if (status == LLMC_OK)
 			atomic_fetch_add(&m->users, 1);
 	}

@@ -21,9 +21,9 @@ int         world_threads(const World *w);
 llmc_status world_agree(World *w, llmc_status own, const llmc_error *why, llmc_error *err);
 /* Every rank has the same text as rank 0 (less than 160 bytes): else all have a sentence with `what`, the rank and its host. */
 llmc_status world_same(World *w, const char *what, const char *text, llmc_error *err);
-/* A group to run steps with, of so many threads a rank: through memory where all ranks are on one host, else through MPI
+/* A group to run steps with, of all ranks (shape.ranks is theirs): through memory where all ranks are on one host, else through MPI
  * ($LLMC_COMM = "mpi": in any case). It ends before the world is released. */
-llmc_status world_comm(World *w, int parts, CommRoom room, Comm **out, llmc_error *err);
+llmc_status world_comm(World *w, CommShape shape, Comm **out, llmc_error *err);
 /* Bytes from rank 0 outside of steps; the others wait without taking a processor. */
 bool        world_send(World *w, const void *data, size_t n);
 bool        world_receive(World *w, void *data, size_t n);

@@ -190,7 +190,7 @@ probe(Session *s, const StepRun *r)
 	}
 }
 
-/* An op between ranks. Wanted rows, logits that is, are for rank 0, which hands them out. */
+/* An op between ranks. Wanted rows, logits that is, are for the first of them, which hands them out. */
 static void
 run_comm(const Walk *w, const StepRun *r, int part)
 {
@@ -212,7 +212,7 @@ run_comm(const Walk *w, const StepRun *r, int part)
 			.y = r->a[ARG(all_reduce, y)], .scale = (float)step_num(st, "scale"), .rows = rows, .width = width });
 	else
 		comm_join(s->comm, part, &(CommJoin){
-			.x = r->a[ARG(all_gather, x)], .y = !out || comm_rank(s->comm) == 0 ? r->a[ARG(all_gather, y)] : NULL, .rows = rows, .width = width,
+			.x = r->a[ARG(all_gather, x)], .y = !out || s->plan->rank == 0 ? r->a[ARG(all_gather, y)] : NULL, .rows = rows, .width = width,
 			.unit = step_int(st, "unit") });
 }
 
@@ -275,7 +275,9 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	s->stats.barriers += w.phase->n_meet;
 	if (s->comm && comm_ended(s->comm))
 		return comm_error(s->comm, err);
-	if (s->plan->stages > 1 && !comm_hand(s->comm, s->slot[b->slot], (size_t)((plan_hands_on(s->plan) ? s->size->n_tok : s->size->n_out) * b->extent.mul) * sizeof(float)))
+	/* all ranks of a stage have what it makes, and each hands it to its fellow of the next; of the logits there is one receiver */
+	if (s->plan->stages > 1 && (plan_hands_on(s->plan) || s->plan->rank == 0) &&
+	    !comm_hand(s->comm, s->slot[b->slot], (size_t)((plan_hands_on(s->plan) ? s->size->n_tok : s->size->n_out) * b->extent.mul) * sizeof(float)))
 		return comm_error(s->comm, err);
 	if (logits)
 		*logits = (const float *)(const void *)s->slot[b->slot];

@@ -184,15 +184,10 @@ page_copy(Kv *kv, int32_t to, int32_t from)
 	}
 }
 
-void
-kv_page_as(Kv *kv, int32_t to, int32_t from)
+static void
+page_as(Kv *kv, int32_t to, int32_t from)
 {
-	if (from < 0)
-		page_clear(kv, to);
-	else
-		page_copy(kv, to, from);
-	if (kv->told)
-		kv->told(kv->told_user, to, from);
+	(void)kv_do(kv, KV_PAGE, to, from, NULL); /* takes no memory */
 }
 
 static int32_t
@@ -244,6 +239,44 @@ kv_state_at(const Kv *kv, int n, int32_t q, size_t *bytes)
 	return NULL;
 }
 
+static void
+state_fork(Kv *kv, int32_t q, int32_t from)
+{
+	char  *state;
+	size_t bytes;
+
+	for (int n = 0; (state = kv_state_at(kv, n, from, &bytes)) != NULL; n++)
+		kv->mem.copy(kv->mem.user, kv_state_at(kv, n, q, &bytes), state, bytes);
+}
+
+llmc_status
+kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from, llmc_error *err)
+{
+	switch (deed) {
+	case KV_PAGE:
+		if (from < 0)
+			page_clear(kv, to);
+		else
+			page_copy(kv, to, from);
+		break;
+	case KV_FORK:
+		state_fork(kv, to, from);
+		break;
+	case KV_SNAPS:
+		TRY(snaps_open(kv, to, err));
+		break;
+	case KV_TAKE:
+		snap_copy(kv, to, from, true);
+		break;
+	case KV_GIVE:
+		snap_copy(kv, from, to, false);
+		break;
+	}
+	if (kv->told)
+		kv->told(kv->told_user, deed, to, from);
+	return LLMC_OK;
+}
+
 int32_t
 kv_seq_fork(Kv *kv, int32_t from)
 {
@@ -261,10 +294,8 @@ kv_seq_fork(Kv *kv, int32_t from)
 		to->page[i] = s->page[i];
 		kv->refs[s->page[i]]++;
 	}
-	char  *state;
-	size_t bytes;
-	for (int n = 0; (state = kv_state_at(kv, n, from, &bytes)) != NULL; n++)
-		kv->mem.copy(kv->mem.user, kv_state_at(kv, n, q, &bytes), state, bytes);
+	if (plan_has_state(kv->plan))
+		(void)kv_do(kv, KV_FORK, q, from, NULL); /* takes no memory */
 	return q;
 }
 
@@ -326,7 +357,7 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 
 	if (writes_shared(kv, s)) {
 		int32_t *last = &s->page[s->n_page - 1], own = page_take(kv);
-		kv_page_as(kv, own, *last);
+		page_as(kv, own, *last);
 		kv->stale[own] = true;
 		page_drop(kv, *last);
 		*last = own;
@@ -337,7 +368,7 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 		int32_t page = page_take(kv);
 		/* a kernel may read beyond the last position and mask it: no NaN of a former owner there */
 		if (kv->stale[page])
-			kv_page_as(kv, page, -1);
+			page_as(kv, page, -1);
 		kv->stale[page] = true;
 		s->page[s->n_page++] = page;
 	}

@@ -53,10 +53,15 @@ typedef struct KvSnap {
 	uint64_t used;
 } KvSnap;
 
+/* What happens to memory of pages and states beside steps. Memory elsewhere that follows the books of this Kv does the same (kv_do).
+ * PAGE: page `to`, in every layer of every pool, becomes as page `from`; -1: zero. FORK: the states of sequence `to` become those of sequence `from`.
+ * SNAPS: there is room for `to` snapshots. TAKE: the states of sequence `from` become snapshot `to`. GIVE: those of sequence `to` become as snapshot `from`. */
+typedef enum KvDeed { KV_PAGE, KV_FORK, KV_SNAPS, KV_TAKE, KV_GIVE } KvDeed;
+
 typedef struct Kv {
 	const Plan *plan;
 	KvMem    mem;
-	void   (*told)(void *user, int32_t to, int32_t from); /* as kv_page_as, which has just been done; NULL: nobody asks */
+	void   (*told)(void *user, KvDeed deed, int32_t to, int32_t from); /* it has just been done; NULL: nobody asks */
 	void    *told_user;
 	int32_t  n_page, n_free, max_page, n_seq; /* n_free: with the cached ones; max_page: of one sequence */
 	int32_t  n_stack;
@@ -102,8 +107,8 @@ int64_t     kv_need(Kv *kv, const int32_t *q, const int32_t *add, size_t n);
 /* Make room for `add` more positions, which kv_need has found; the length grows when the step is done. */
 void        kv_extend(Kv *kv, int32_t q, int32_t add);
 
-/* Page `to`, in every layer of every pool, becomes as page `from`; -1: zero. For memory that follows the books of another Kv. */
-void        kv_page_as(Kv *kv, int32_t to, int32_t from);
+/* E_MEMORY: there is none for snapshots. */
+llmc_status kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from, llmc_error *err);
 
 /* Switch the prefix cache on. Where there are states, with room for two snapshots a sequence. */
 llmc_status kv_prefix_open(Kv *kv, llmc_error *err);

@@ -22,7 +22,7 @@ snaps_release(Kv *kv)
 	kv->n_snap = 0;
 }
 
-static llmc_status
+llmc_status
 snaps_open(Kv *kv, int32_t n, llmc_error *err)
 {
 	const Plan *p = kv->plan;
@@ -56,6 +56,16 @@ snap_at(const Kv *kv, int n, int32_t snap)
 	return NULL;
 }
 
+void
+snap_copy(Kv *kv, int32_t snap, int32_t q, bool taken)
+{
+	char  *state;
+	size_t bytes;
+
+	for (int n = 0; (state = kv_state_at(kv, n, q, &bytes)) != NULL; n++)
+		kv->mem.copy(kv->mem.user, taken ? snap_at(kv, n, snap) : state, taken ? state : snap_at(kv, n, snap), bytes);
+}
+
 static void
 snap_drop(Kv *kv, int32_t snap)
 {
@@ -86,15 +96,11 @@ snap_choose(const Kv *kv, int32_t q, bool prompt)
 static void
 snap_take(Kv *kv, int32_t q, int32_t page, bool prompt)
 {
-	char  *state;
-	size_t bytes;
-
 	if (!kv->n_snap || kv->cached[page].snap)
 		return;
 	int32_t i = snap_choose(kv, q, prompt);
 	snap_drop(kv, i);
-	for (int n = 0; (state = kv_state_at(kv, n, q, &bytes)) != NULL; n++)
-		kv->mem.copy(kv->mem.user, snap_at(kv, n, i), state, bytes);
+	(void)kv_do(kv, KV_TAKE, i, q, NULL); /* takes no memory */
 	kv->snap[i] = (KvSnap){ .page = page, .seq = q, .prompt = prompt, .used = ++kv->n_used };
 	kv->cached[page].snap = i + 1;
 }
@@ -105,8 +111,6 @@ snap_give(Kv *kv, int32_t q)
 {
 	KvSeq *s = &kv->seq[q];
 	int32_t n = s->n_page;
-	char  *state;
-	size_t bytes;
 
 	while (n > 0 && !kv->cached[s->page[n - 1]].snap)
 		n--;
@@ -116,8 +120,7 @@ snap_give(Kv *kv, int32_t q)
 	int32_t i = kv->cached[s->page[n - 1]].snap - 1;
 	kv->snap[i].used = ++kv->n_used;
 	kv->snap[i].seq = -1; /* it is wanted here again */
-	for (int l = 0; (state = kv_state_at(kv, l, q, &bytes)) != NULL; l++)
-		kv->mem.copy(kv->mem.user, state, snap_at(kv, l, i), bytes);
+	(void)kv_do(kv, KV_GIVE, q, i, NULL); /* takes no memory */
 }
 
 void
@@ -153,7 +156,7 @@ kv_prefix_open(Kv *kv, llmc_error *err)
 	if (!kv->cached || !kv->bucket)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the prefix cache of %d KV pages", kv->n_page);
 	memset(kv->bucket, 0xff, (size_t)kv->n_bucket * sizeof *kv->bucket);
-	return plan_has_state(kv->plan) ? snaps_open(kv, 2 * kv->n_seq, err) : LLMC_OK;
+	return plan_has_state(kv->plan) ? kv_do(kv, KV_SNAPS, 2 * kv->n_seq, 0, err) : LLMC_OK;
 }
 
 static int32_t *

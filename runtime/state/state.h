@@ -33,6 +33,9 @@ typedef struct SeqState {
 
 typedef struct StepSize { int32_t n_tok, n_dec, n_seq, n_out; } StepSize;
 
+/* Bytes that a rank keeps: of a page, and of a sequence's states */
+typedef struct Kept { int64_t page, state; } Kept;
+
 struct Session {
 	Runtime      *rt;
 	const Plan   *plan;
@@ -66,7 +69,7 @@ struct Session {
 	Comm         *comm;           /* to the other ranks; NULL: alone */
 	struct Group *group;          /* rank 0: the others, in ranks.c */
 	struct Pieces *pieces;        /* rank 0 of several stages: forward.c's; NULL */
-	int64_t      *page_bytes;     /* [ranks] of a page of each, once somebody has asked; NULL */
+	Kept         *kept;           /* [ranks] once somebody has asked; NULL */
 	bool        (*again)(Session *s, int phase); /* op_times: the step is about to run as it was; NULL: nobody asks. False: the group has ended */
 
 	struct KvDisk *disk;          /* pages of prompts as files; NULL: none */

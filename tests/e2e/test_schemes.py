@@ -203,7 +203,8 @@ def test_columns_in_any_order(name, index, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     want, err = run(dense_twin(tmp_path, config, tmp_path / "dense"), tmp_path / "dense", [3, 4, 5, 6], "--device", "ref")
     assert want is not None, err
-    for args, within in [(["--device", "ref"], REFERENCE)] + [([], KERNELS)] * (name == "gptq-4-asym-v2"):
+    # on two ranks the order of o's columns crosses them
+    for args, within in [(["--device", "ref"], REFERENCE), (["--device", "ref", "--tp", "2"], REFERENCE)] + [([], KERNELS)] * (name == "gptq-4-asym-v2"):
         got, err = run(tmp_path, tmp_path, [3, 4, 5, 6], *args)
         assert got is not None and "warning" not in err, err
         assert error(got, want) <= within, args
