@@ -19,6 +19,8 @@ BUILD = os.path.join(ROOT, os.environ.get("LLMC_TEST_BUILD", "build"))
 sys.path.insert(0, HERE)
 import tiny_model  # noqa: E402
 
+HANG = 300  # seconds after which something hangs: no answer of a slow machine takes as long
+
 
 class Answer:
     def __init__(self, status, headers, body):
@@ -55,10 +57,10 @@ class Server:
         self.process.wait()
         raise RuntimeError(f"the server did not start: {command}\n{open(log).read() if log else ''}")
 
-    def connect(self, timeout=20):
+    def connect(self, timeout=HANG):
         return socket.create_connection((self.host, self.port), timeout=timeout)
 
-    def request(self, method, path, body=None, headers=None, timeout=30):
+    def request(self, method, path, body=None, headers=None, timeout=HANG):
         """One request over a connection of its own."""
         c = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
@@ -79,7 +81,7 @@ class Server:
     def status(self):
         return self.get("/status.json").json()
 
-    def until(self, condition, seconds=20):
+    def until(self, condition, seconds=HANG):
         """What becomes true sooner or later; the bound is only against hanging."""
         end = time.monotonic() + seconds
         while not condition():
@@ -96,7 +98,7 @@ class Server:
             return s["requests"]["active"] == 1 and s["batch"]["running"] == 0 and s["queue"]["waiting"] == 0 and s["kv"]["pages_used"] == 0
         self.until(quiet)
 
-    def stop(self, sig=signal.SIGTERM, timeout=30):
+    def stop(self, sig=signal.SIGTERM, timeout=HANG):
         if self.process.poll() is None:
             self.process.send_signal(sig)
         rest = self.process.stdout.read()

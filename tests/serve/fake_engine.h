@@ -1,10 +1,11 @@
 /* An engine that is none, for tests of what lies around it: each choice repeats its prompt, a token a step. It has no
- * thread: the caller of next() makes the steps. `hold` keeps everything waiting; `fail_at` makes the n-th step fail. */
+ * thread: the caller of next() makes the steps. `hold` keeps everything waiting while it is set; `fail_at` makes the n-th step fail. */
 #ifndef LLMC_TESTS_FAKE_ENGINE_H
 #define LLMC_TESTS_FAKE_ENGINE_H
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -32,7 +33,7 @@ typedef struct Fake {
 	FakeEvent *first, **end, *held;
 	int        n_live, max_live, step_ms, vocab;
 	int64_t    next_id, steps, fail_at, tokens;
-	bool       hold;
+	atomic_bool hold;
 } Fake;
 
 static inline void

@@ -2,7 +2,8 @@
  *
  *   fake_server [key=value ...]      tokenizer= context= max_live= step_ms= fail_at= hold=1, and options of the server
  *
- * Prints its URL; ends on SIGTERM as llmc serve does, then prints how many requests were left in the engine. */
+ * Prints its URL; ends on SIGTERM as llmc serve does, then prints how many requests were left in the engine. SIGUSR1 lets an engine go on
+ * that holds. */
 #include <signal.h>
 #include <stdio.h>
 
@@ -14,6 +15,19 @@ on_log(void *user, int level, const char *line)
 	(void)user;
 	if (level <= LLMC_LOG_INFO)
 		fprintf(stderr, "%s\n", line);
+}
+
+static void *
+let_go(void *engine)
+{
+	sigset_t set;
+	int sig;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGUSR1);
+	sigwait(&set, &sig);
+	((Fake *)engine)->hold = false;
+	return NULL;
 }
 
 int
@@ -28,6 +42,7 @@ main(int argc, char **argv)
 	long fail_at = 0;
 	bool hold = false;
 	sigset_t set;
+	pthread_t waits;
 
 	o.log = on_log;
 	for (int i = 1; i < argc; i++) {
@@ -80,11 +95,16 @@ main(int argc, char **argv)
 	sigemptyset(&set);
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGUSR1);
 	pthread_sigmask(SIG_BLOCK, &set, NULL);
+	sigdelset(&set, SIGUSR1);
 	fake_init(&f, t, max_live);
 	f.step_ms = step_ms;
 	f.fail_at = fail_at;
 	f.hold = hold;
+	if (pthread_create(&waits, NULL, let_go, &f) != 0)
+		return 1;
+	pthread_detach(waits);
 	Backend b = fake_backend(&f, context);
 	if (server_open(&b, &o, &s, &err) != LLMC_OK) {
 		fprintf(stderr, "%s\n", err.text);

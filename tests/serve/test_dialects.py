@@ -9,7 +9,7 @@ MESSAGES = [{"role": "user", "content": "Say one word."}]
 @pytest.fixture(scope="module")
 def claude(smol):
     anthropic = pytest.importorskip("anthropic")
-    return anthropic.Anthropic(base_url=smol.url, api_key="none", max_retries=0, timeout=60)
+    return anthropic.Anthropic(base_url=smol.url, api_key="none", max_retries=0, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def ollama(smol):
 
 
 def openai_text(smol, messages, **fields):
-    r = smol.post("/v1/chat/completions", {"messages": messages, "temperature": 0, **fields}, timeout=120).json()
+    r = smol.post("/v1/chat/completions", {"messages": messages, "temperature": 0, **fields}, timeout=300).json()
     return r["choices"][0]["message"]["content"], r["usage"]
 
 
@@ -156,9 +156,9 @@ def test_ollama_tools(smol, ollama):
     """Whole answer and stream tell the same calls, if the model makes any; calls and results of earlier turns are read."""
     tool = {"type": "function", "function": {"name": TOOL["name"], "description": TOOL["description"], "parameters": TOOL["input_schema"]}}
     body = {"model": "smollm2", "messages": MESSAGES, "tools": [tool], "options": {"temperature": 0, "num_predict": 40}}
-    r = smol.post("/api/chat", {**body, "stream": False}, timeout=120).json()
+    r = smol.post("/api/chat", {**body, "stream": False}, timeout=300).json()
     assert r["done"] and r["message"]["role"] == "assistant"
-    parts = [json.loads(x) for x in smol.post("/api/chat", body, timeout=120).text.splitlines()]
+    parts = [json.loads(x) for x in smol.post("/api/chat", body, timeout=300).text.splitlines()]
     assert "".join(p["message"]["content"] for p in parts) == r["message"]["content"]
     assert [c for p in parts for c in p["message"].get("tool_calls", [])] == r["message"].get("tool_calls", [])
     told = ollama.chat(model="smollm2", messages=[*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Rome", "days": 1}}}]},
@@ -201,7 +201,7 @@ def test_ollama_refuses(tiny, path, body, status, said):
 @pytest.fixture(scope="module")
 def responses(smol):
     import openai
-    return openai.OpenAI(base_url=smol.url + "/v1", api_key="none", max_retries=0, timeout=60).responses
+    return openai.OpenAI(base_url=smol.url + "/v1", api_key="none", max_retries=0, timeout=300).responses
 
 
 def test_response(smol, responses):

@@ -37,7 +37,7 @@ def want(vectors):
 
 def test_the_openai_client(server, want):
     import openai
-    c = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60).embeddings
+    c = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=300).embeddings
     whole = c.create(model="vectors", input=TEXTS)  # asks for base64
     assert [d.index for d in whole.data] == [0, 1, 2] and whole.model == "vectors" and whole.usage.prompt_tokens == whole.usage.total_tokens > 20
     assert [d.embedding for d in whole.data] == want["mean"]

@@ -25,7 +25,7 @@ def test_curl_examples(tiny, i):
 
 @pytest.mark.parametrize("i", range(len(PYTHON)))
 def test_python_examples(tiny, i):
-    p = subprocess.run([sys.executable, "-c", fitted(PYTHON[i], tiny)], capture_output=True, timeout=60, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+    p = subprocess.run([sys.executable, "-c", fitted(PYTHON[i], tiny)], capture_output=True, timeout=300, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
     assert p.returncode == 0 and p.stdout.strip(), p.stderr
 
 

@@ -76,5 +76,5 @@ def test_the_log_names_who_asked(server):
 ])
 def test_wrong_files(tmp_path, tiny_folder, text, why):
     (tmp_path / "keys").write_text(text)
-    p = subprocess.run([BUILD + "/llmc", "serve", tiny_folder, "--arch", "generic", "-p", "0", "--keys", tmp_path / "keys"], capture_output=True, text=True, timeout=120)
+    p = subprocess.run([BUILD + "/llmc", "serve", tiny_folder, "--arch", "generic", "-p", "0", "--keys", tmp_path / "keys"], capture_output=True, text=True, timeout=300)
     assert p.returncode == 1 and why in p.stderr

@@ -63,7 +63,7 @@ def chat(browser, smol):
     return browser
 
 
-def wait(b, what, seconds=60):
+def wait(b, what, seconds=300):
     return WebDriverWait(b, seconds, poll_frequency=0.05, ignored_exceptions=[StaleElementReferenceException]).until(what)
 
 
@@ -90,7 +90,6 @@ def no_errors(b):
 
 def test_send_stream_reload(chat):
     say(chat, "What is the capital of France?")
-    wait(chat, lambda b: b.find_element(By.ID, "stop").is_displayed())
     wait(chat, idle)
     first = answers(chat)[-1]
     assert "Paris" in first
@@ -152,11 +151,11 @@ def test_two_tabs_keep_each_other_s_conversations(chat, smol):
         say(chat, "Say one.")
         wait(chat, idle)
         chat.switch_to.window(second)
-        wait(chat, lambda b: titles(b) == ["Say one."], 5)
+        wait(chat, lambda b: titles(b) == ["Say one."])
         say(chat, "Say two.")
         wait(chat, idle)
         chat.switch_to.window(first)
-        wait(chat, lambda b: titles(b) == ["Say two.", "Say one."], 5)
+        wait(chat, lambda b: titles(b) == ["Say two.", "Say one."])
         say(chat, "Say more.")
         wait(chat, lambda b: len(answers(b)) == 2 and idle(b))
         chat.refresh()
@@ -165,7 +164,7 @@ def test_two_tabs_keep_each_other_s_conversations(chat, smol):
         assert len(answers(chat)) == 2
         chat.find_elements(By.CSS_SELECTOR, "#list .drop")[0].click()
         chat.switch_to.window(second)
-        wait(chat, lambda b: titles(b) == ["Say one."], 5)
+        wait(chat, lambda b: titles(b) == ["Say one."])
         no_errors(chat)
     finally:
         chat.switch_to.window(second)
@@ -205,7 +204,7 @@ def test_copy_on_plain_http(browser, serve, tiny_folder):
         prompt = browser.find_element(By.ID, "prompt")
         for button, text in ((".code-head button", "int x;"), (".assistant .tools button", "an answer\n\n```c\nint x;\n```")):
             browser.find_element(By.CSS_SELECTOR, button).click()
-            wait(browser, lambda b: b.find_element(By.CSS_SELECTOR, button).text == "Copied", 5)
+            wait(browser, lambda b: b.find_element(By.CSS_SELECTOR, button).text == "Copied")
             prompt.clear()
             prompt.send_keys(Keys.CONTROL, "v")
             assert prompt.get_attribute("value") == text
@@ -267,7 +266,7 @@ def test_phone_and_dark(chat):
         assert broken == []
         shot(chat, "chat-phone-words")
         chat.find_element(By.ID, "side-open").click()
-        wait(chat, lambda b: b.find_element(By.ID, "new").is_displayed(), 5)
+        wait(chat, lambda b: b.find_element(By.ID, "new").is_displayed())
         shot(chat, "chat-phone-list")
         chat.find_element(By.ID, "side-close").click()
     finally:
@@ -278,10 +277,10 @@ def test_phone_and_dark(chat):
 def test_settings_by_keyboard(chat):
     chat.find_element(By.ID, "settings-open").send_keys(Keys.ENTER)
     box = chat.find_element(By.NAME, "max_tokens")
-    wait(chat, lambda b: box.is_displayed(), 5)
+    wait(chat, lambda b: box.is_displayed())
     box.clear()
     box.send_keys("3", Keys.ENTER)
-    wait(chat, lambda b: not b.find_element(By.ID, "settings").is_displayed(), 5)
+    wait(chat, lambda b: not b.find_element(By.ID, "settings").is_displayed())
     say(chat, "Count to twenty.")
     wait(chat, idle)
     assert "3 tokens" in chat.find_element(By.CSS_SELECTOR, ".turn.assistant .tools").text
@@ -378,7 +377,7 @@ def test_attached_files_go_with_the_message(chat, tmp_path):
 def test_status_page(browser, smol):
     browser.set_window_size(1100, 800)
     browser.get(smol.url + "/status")
-    wait(browser, lambda b: b.find_element(By.ID, "state").text == "running", 10)
+    wait(browser, lambda b: b.find_element(By.ID, "state").text == "running")
     wait(browser, lambda b: all(p.get_attribute("d") for p in b.find_elements(By.CSS_SELECTOR, "#plots path")))
     wait(browser, lambda b: all(e.text for e in b.find_elements(By.CSS_SELECTOR, "#hour .now")))
     assert len(browser.find_elements(By.CSS_SELECTOR, "#plots .plot")) == len(browser.find_elements(By.CSS_SELECTOR, "#hour .plot")) == 6

@@ -169,7 +169,7 @@ def test_web_pages_of_other_origins(fake):
 
 
 def run(binary, *args, env=None):
-    p = subprocess.run([binary, "serve", *map(str, args)], capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=60)
+    p = subprocess.run([binary, "serve", *map(str, args)], capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=300)
     return p.returncode, p.stderr
 
 

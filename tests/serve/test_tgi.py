@@ -12,7 +12,7 @@ PROMPT = "hello world"
 
 @pytest.fixture(scope="module")
 def client(tiny):
-    return Client(tiny.url, timeout=20)
+    return Client(tiny.url, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_its_client_raises(tiny, client):
 
 def test_its_async_client(tiny):
     async def main():
-        c = AsyncClient(tiny.url, timeout=20)
+        c = AsyncClient(tiny.url, timeout=300)
         a = await c.generate(PROMPT, max_new_tokens=4)
         b = [f.token.text async for f in c.generate_stream(PROMPT, max_new_tokens=4)]
         return a.generated_text, "".join(b)
