@@ -2,7 +2,7 @@
 # Build the fuzzers and run each over its kept corpus (tests/fuzz/corpus/<name>) and mutations of it.
 #
 #   tests/fuzz/run.sh [name...]     all fuzzers, or those named: gguf yaml ...
-#   FUZZ_SECONDS=30                 so long per fuzzer, with new inputs each time; without: short and deterministic
+#   FUZZ_SECONDS=30                 so long per fuzzer, with new inputs each time; without: short, and the same inputs in every run
 #   FUZZ_RUNS=5000                  so many inputs per fuzzer when FUZZ_SECONDS is not set; without: some ten seconds' worth
 #   FUZZ_CC=gcc                     do without libFuzzer, with tests/fuzz/driver.c in its place
 #   BUILD=build                     results go to $BUILD/fuzz; an input that failed is kept there
@@ -40,6 +40,17 @@ if [ $# -eq 0 ]; then
 	done
 fi
 libs=$(pkg-config --libs yaml-0.1 jansson libpcre2-8 libutf8proc)
+# libFuzzer's choices follow addresses, of code and of what is compared, files in the order of the folder, and the clock: all three are taken away, so
+# that two runs of one program try the same inputs. What addresses guide is left to runs with FUZZ_SECONDS.
+fixed=
+if [ -z "${FUZZ_SECONDS:-}" ]; then
+	fixed="env -i PATH=$PATH"
+	if setarch -R true 2> /dev/null; then
+		fixed="$fixed setarch -R"
+	else
+		echo "fuzz: addresses cannot be fixed here (setarch -R)"
+	fi
+fi
 failed=
 for name; do
 	bin=$build/fuzz_$name
@@ -61,12 +72,18 @@ for name; do
 	http) runs=20000 ;;
 	*) runs=50000 ;;
 	esac
-	limit="-seed=1 -runs=${FUZZ_RUNS:-$runs}"
-	[ -z "${FUZZ_SECONDS:-}" ] || limit="-max_total_time=$FUZZ_SECONDS -seed=$(date +%s)"
 	set -- "$new" "tests/fuzz/corpus/$name"
+	limit="-seed=1 -runs=${FUZZ_RUNS:-$runs}"
+	if [ -n "${FUZZ_SECONDS:-}" ]; then
+		limit="-max_total_time=$FUZZ_SECONDS -seed=$(date +%s)"
+	elif [ "$link" != "${link#*fuzzer}" ]; then
+		LC_ALL=C ls "tests/fuzz/corpus/$name" | sed "s|^|tests/fuzz/corpus/$name/|" | paste -sd, > "$build/$name.inputs"
+		limit="$limit -reload=0 -use_cmp=0 -seed_inputs=@$build/$name.inputs"
+		set -- "$new"
+	fi
 	[ ! -e "tests/fuzz/$name.dict" ] || set -- "-dict=tests/fuzz/$name.dict" "$@"
 	# shellcheck disable=SC2086
-	if "$bin" $limit -max_len=4096 -timeout=20 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
+	if $fixed "$bin" $limit -max_len=4096 -timeout=20 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
 		"-artifact_prefix=$build/$name-" "$@" > "$build/$name.log" 2>&1; then
 		echo "fuzz $name: ok ($(sed -n -e 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs/p' \
 			-e 's/^driver: //p' "$build/$name.log"))"
