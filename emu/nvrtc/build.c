@@ -267,11 +267,14 @@ arguments(const Source *s, bool check, bool wgmma, const char **a, int *n, const
 {
 	static const char *const common[] = { "-x", "c++", "-std=c++17", "-fdeclspec", "-O1", "-g1", "-fPIC", "-fno-exceptions", "-fno-rtti",
 		"-fno-threadsafe-statics", "-fno-stack-protector", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-everything", "-Werror=uninitialized",
-		"-fno-color-diagnostics", "-fno-caret-diagnostics", "-fno-math-errno", "-fno-delete-null-pointer-checks", "-DLLMC_EMU=1", "-D__CUDACC_RTC__=1", "-include", "emu_device.h" };
+		"-fno-color-diagnostics", "-fno-caret-diagnostics", "-fno-math-errno", "-fno-delete-null-pointer-checks", "-DLLMC_EMU=1", "-D__CUDACC_RTC__=1", "-include", "emu_device.h",
+		"-mllvm", "-experimental-debug-variable-locations=0" /* lines are wanted, and finding variables takes a fifth of the time */ };
 	static const char *const checking[] = { "-DLLMC_EMU_CHECK=1", "-fsanitize=thread,alignment,bounds,integer-divide-by-zero,shift-exponent,signed-integer-overflow",
 		"-fno-wrapv", "-ftrivial-auto-var-init=pattern", "-fno-vectorize", "-fno-slp-vectorize", "-fno-unroll-loops",
 		"-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-memintrinsics=1",
-		"-mllvm", "-tsan-distinguish-volatile=1", "-Xclang", "-fdump-record-layouts", "-mllvm", "-tsan-instrument-read-before-write=1" };
+		"-mllvm", "-tsan-distinguish-volatile=1", "-Xclang", "-fdump-record-layouts", "-mllvm", "-tsan-instrument-read-before-write=1",
+		/* the hooks take most of what such a kernel takes to run, the compiler most of all */
+		"-mllvm", "-regalloc=fast", "-mllvm", "-optimize-regalloc=0" };
 
 	/* Then locals are watched too: accumulators belong to the matrix instruction until it has been waited for. */
 	static const char *const locals[] = { "-Xclang", "-fsanitize-coverage-type=1", "-Xclang", "-fsanitize-coverage-trace-loads", "-Xclang",
