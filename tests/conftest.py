@@ -10,14 +10,14 @@ import tempfile
 
 import pytest
 
+import quick_cc
 from processor import RUNS
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 os.chdir(ROOT)
 sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
 os.environ["LLMC_CACHE"] = os.path.join(ROOT, "build", "test-cache")
-# emitted kernels are tested for what they compute: -O1 builds them in half the time
-os.environ.setdefault("LLMC_KERNEL_CFLAGS", "-O1")
+os.environ.setdefault("LLMC_KERNEL_CFLAGS", quick_cc.kernel_cflags())
 
 
 # what the emulated GPU of any process finds wrong comes here, and fails the test that ran it

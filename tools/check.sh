@@ -41,7 +41,8 @@ run_pytest() {
 	venv=$(tools/venv.sh) || return 1
 	LLMC_SMOLLM2=$(tools/smollm2.sh) || return 1
 	export LLMC_SMOLLM2
-	PYTHONPATH=bindings/python "$venv/bin/python" -m pytest -q --maxfail=10 -p no:cacheprovider --durations=15 "$@"
+	# a process gets neighbouring tests, so that kernels and models which they share are made once
+	PYTHONPATH=bindings/python "$venv/bin/python" -m pytest -q --dist worksteal --maxfail=10 -p no:cacheprovider --durations=15 "$@"
 }
 
 step_pytest() {

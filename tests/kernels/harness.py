@@ -1,5 +1,6 @@
 """What kernel tests need: a template expanded by the compiler, compiled as the runtime would, called through ctypes."""
 import ctypes as C
+import functools
 import hashlib
 import os
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import expand as E
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import quick_cc  # noqa: E402
 from processor import RUNS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,11 @@ def expand(template, target, params):
     return k
 
 
+@functools.cache
+def vectors():
+    return quick_cc.include([*FLAGS, *WARN], {t: [*ARCH[t], "-O1"] for t in [*TARGETS, *MORE] if t != "generic"})
+
+
 _headers = None
 
 
@@ -86,7 +93,7 @@ def compiled(name, target, text, extra=()):
     global _headers
     if _headers is None:
         _headers = b"".join(p.read_bytes() for p in sorted((TEMPLATES / "common").iterdir()))
-    cmd = [CC, *FLAGS, *WARN, *ARCH[target], *extra, *os.environ.get("LLMC_KERNEL_TEST_CFLAGS", "").split(), f"-I{TEMPLATES}"]
+    cmd = [CC, *FLAGS, *WARN, *ARCH[target], *extra, *vectors(), *os.environ.get("LLMC_KERNEL_TEST_CFLAGS", "").split(), f"-I{TEMPLATES}"]
     key = hashlib.sha256(text.encode() + _headers + " ".join(cmd).encode()).hexdigest()[:24]
     CACHE.mkdir(parents=True, exist_ok=True)
     so = CACHE / f"{name}-{target}-{key}.so"
