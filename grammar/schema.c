@@ -78,7 +78,7 @@ not_enforced(Schema *s, const json_t *o, const char *key, const Path *p)
 {
 	const json_t *v = json_object_get(o, key);
 
-	if (v && !json_is_false(v) && s->b->opt.strict)
+	if (v && !(json_is_false(v) && (!strcmp(key, "uniqueItems") || !strcmp(key, "not"))) && s->b->opt.strict)
 		schema_fail(s, p, key, "this keyword is not enforced, and the schema is strict");
 }
 
@@ -391,6 +391,8 @@ array(Schema *s, const json_t *o, const Path *p)
 		first = items;
 		items = json_object_get(o, "additionalItems");
 	}
+	if (!items)
+		items = json_object_get(o, "unevaluatedItems");
 	not_enforced(s, o, "uniqueItems", p);
 	not_enforced(s, o, "contains", p);
 	if (first && !json_is_array(first))
@@ -538,8 +540,8 @@ open_members(Schema *s, const json_t *o, Names *names, const Path *p)
 	}
 	if (additional && (!json_object_size(patterns) || !parts.n)) { /* beside patterns: those alone, since others must not match them */
 		Ex *name = other_key(s, names);
-		if (json_is_object(named) && !names->n)
-			name = string(s, named, &(Path){ p, "propertyNames" });
+		if (named && !names->n) /* as values that are texts */
+			name = schema_value(s, schema_merge(s, named, schema_keep(s, json_pack("{s:s}", "type", "string")), p, 0), &(Path){ p, "propertyNames" });
 		else
 			not_enforced(s, o, "propertyNames", p);
 		Ex *value = json_is_true(additional) ? json_any_value(b) : schema_value(s, additional, &(Path){ p, "additionalProperties" });
@@ -744,7 +746,8 @@ of_types(Schema *s, const json_t *o, const Path *p)
 Ex *
 schema_value(Schema *s, const json_t *v, const Path *p)
 {
-	static const char *const never[] = { "not", "if", "then", "else", "unevaluatedItems", "$dynamicRef", "$recursiveRef", NULL };
+	static const char *const never[] = { "not", "if", "then", "else", "$dynamicRef", "$recursiveRef", NULL };
+	static const char *const beside[] = { "$ref", "allOf", "anyOf", "oneOf", "contains", NULL };
 	const json_t *o, *option;
 	ExList parts = { 0 };
 	size_t i;
@@ -760,6 +763,9 @@ schema_value(Schema *s, const json_t *v, const Path *p)
 		schema_fail(s, p, NULL, s->depth > MAX_NEST ? "nested too deeply" : "the schema is too large");
 	for (const char *const *k = never; *k; k++)
 		not_enforced(s, v, *k, p);
+	for (const char *const *k = beside; *k; k++) /* alone it is `items` */
+		if (json_object_get(v, *k))
+			not_enforced(s, v, "unevaluatedItems", p);
 	const json_t *ref = json_object_get(v, "$ref");
 	if (ref && !schema_says(v, "$ref")) {
 		x = referred(s, schema_target(s, ref, p), &(Path){ p, "$ref" });

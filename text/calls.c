@@ -599,6 +599,8 @@ pair_step(llmc_calls *c, bool last)
 				value++, n--;
 			if (n && value[n - 1] == '\n')
 				n--;
+			while (key < p && is_blank(*key))
+				key++;
 			pair(c, (Span){ key, (size_t)(p - key) }, (Span){ value, n });
 			tell_out(c);
 			drop(&c->hold, (size_t)(stop - h) + end.n);
@@ -677,8 +679,10 @@ close_step(llmc_calls *c, bool last)
 	size_t k = begins(close, &c->hold);
 	if (close.n && k < close.n && k == c->hold.len && !last)
 		return false;
-	if (k == close.n)
-		drop(&c->hold, k);
+	const char *h = strbuf_str(&c->hold), *p = c->row.to_close && close.n ? memmem(h, c->hold.len, close.s, close.n) : NULL;
+	if (c->row.to_close && !p && !last)
+		return false;
+	drop(&c->hold, p ? (size_t)(p - h) + close.n : k == close.n ? k : 0);
 	c->state = AT_BETWEEN;
 	return true;
 }

@@ -11,6 +11,7 @@ typedef struct CallRow { /* texts as they are written; NULL: none */
 	const char *think[2], *section[2], *key[2], *pair[3], *drop[MAX_DROP];
 	int         n_drop;
 	CallBody    body;
+	bool        to_close;  /* what stands between the arguments and `close` is dropped */
 } CallRow;
 
 /* Where the reading is. J_ are places of a JSON object. */
@@ -48,6 +49,7 @@ struct llmc_calls {
 };
 
 llmc_status call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err); /* calls_rows.c; may jump to the arena's oom */
+void call_row_own(const char *response_template, Arena *a, CallRow *row); /* calls_own.c: what it says takes the place of the row's; the same jump */
 
 /* calls_literal.c. quote: the mark around texts; NULL: as Python writes them */
 bool literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote); /* at s->at stands what ends it; false: not yet */

@@ -84,6 +84,8 @@ call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 		texts_of(row, "keys", out->key, 2);
 		texts_of(row, "pair", out->pair, 3);
 		out->n_drop = texts_of(row, "drop", out->drop, MAX_DROP);
+		if (t->response)
+			call_row_own(t->response, a, out);
 		return LLMC_OK;
 	}
 	return error_set(err, LLMC_E_BUG, FILE_NAME " has no last row for everything else");

@@ -95,6 +95,10 @@ take_templates(const Side *s)
 	llmc_tokenizer *t = s->t;
 	const json_t *v = json_object_get(s->config, "chat_template");
 
+	char *response = json_is_object(json_object_get(s->config, "response_template")) ? json_dumps(json_object_get(s->config, "response_template"), JSON_COMPACT) : NULL;
+	if (response)
+		arena_defer(&t->arena, free, response);
+	t->response = response;
 	if (s->jinja->len) {
 		t->chat = arena_strndup(&t->arena, s->jinja->data, s->jinja->len);
 		return;

@@ -193,6 +193,7 @@ struct llmc_tokenizer {
 	int32_t   eos[TEXT_MAX_EOS];
 	int32_t   n_eos;
 	const char *chat, *chat_tools; /* templates, or NULL */
+	const char *response;          /* response_template of tokenizer_config.json, or NULL */
 
 	pcre2_code          **regex; /* all that were compiled, for close */
 	size_t                n_regex, cap_regex;

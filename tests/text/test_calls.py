@@ -188,3 +188,55 @@ def test_what_forces_calls_is_what_the_reading_takes(tokenizer, smollm2, row, te
                     raise AssertionError(out)
     _, _, calls = r.read([out])
     assert calls and calls[0][0] in ("weather", "now") and (not only or calls[0][0] == only), out
+
+
+def region(open_, close, **more):
+    return {**({"open_pattern": open_[1:]} if open_[0] == "~" else {"open": open_}), "close": close, **more}
+
+
+NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+WITHIN = {"type": "function", "function": {"name": "{content.tool}", "arguments": "{content.args}"}}
+EACH = {"type": "function", "function": {"name": "{tool}", "arguments": "{args}"}}
+# fields of a checkpoint's response_template, answer, (text, reasoning, calls); what transformers' parse_response makes of the answers is the same
+OWN = [
+    ({"thinking": region("<hm>", "</hm>"), "content": {"close": "<end>"}, "tool_calls": region("<do>", "</do>", repeats=True, content="json", transform=WITHIN)},
+     '<hm>so</hm>Ok.<do>{"tool": "weather", "args": ' + ARGS + '}</do><do>{"tool": "now", "args": {}}</do><end>', ("Ok.", "so", BOTH)),
+    ({"content": {}, "tool_calls": region("[do]", "[/do]", content="json", transform=EACH, transform_each=True)},
+     '[do][{"tool": "weather", "args": ' + ARGS + '}, {"tool": "now", "args": {}}][/do]', ("", "", BOTH)),
+    ({"reasoning_content": region("<hm>", ["</hm>", "</hmm>"]), "content": {}, "tool_calls": region("~<do>\\s*(?P<name>[\\w.-]+)\\s*<with>", "</do>", repeats=True, content="json", transform=NAMED)},
+     "<hm>so</hm><do>\nweather\n<with>" + ARGS + "</do><do>\nnow<with>{}</do>", ("", "so", BOTH)),
+    ({"content": {}, "tool_calls": region("~<do (?P<name>\\w+)>", "</do>", repeats=True, content="xml-inline", transform=NAMED,
+                                          content_args={"tag_pattern": "<arg (?P<key>\\w+)>\\s*(?P<value>.*?)\\s*</arg>", "value_parser": {"name": "json", "args": {"allow_non_json": True}}})},
+     '<do weather>\n<arg city>Zürich "x" }</arg>\n<arg days>\n3\n</arg>\nand so on\n</do>\n<do now></do>', ("", "", BOTH)),
+    ({"thinking": region("<|channel>thought\n", "<channel|>"), "content": {"close": ["<turn|>", "<|tool_response>"]},
+      "tool_calls": region("~<\\|do>call:(?P<name>\\w+)", "<do|>", repeats=True, content="json", transform=NAMED, content_args={"unquoted_keys": True, "string_delims": [["<|q|>", "<|q|>"]]})},
+     '<|channel>thought\nso<channel|><|do>call:weather{city:<|q|>Zürich "x" }<|q|>,days:3}<do|><|do>call:now{}<do|><turn|>', ("", "\nso", BOTH)),
+]
+
+
+def own(folder, fields, template="{# nothing #}"):
+    (folder / "tokenizer.json").write_text(json.dumps(SMALL))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "chat_template": template, "response_template": {"start_anchor": "<|im_start|>assistant\n", "fields": fields}}))
+    return text_lib.Tokenizer(folder)
+
+
+@pytest.mark.parametrize("fields,answer,want", OWN)
+def test_a_checkpoint_tells_of_its_own_format(tmp_path, fields, answer, want):
+    t = own(tmp_path, fields)
+    assert LIB.llmc_calls_mark(Reader(t).h, 0) == b"response_template"
+    assert Reader(t).read([answer.encode()]) == want
+    for at in range(1, len(answer)):
+        assert Reader(t).read([answer[:at].encode(), answer[at:].encode()]) == want, answer[:at]
+    buf, need, err = C.create_string_buffer(1 << 16), C.c_size_t(), text_lib.Error()
+    assert LIB.llmc_calls_rules(Reader(t).h, None, 1, buf, len(buf), C.byref(need), C.byref(err)) == 0, err.text
+    t.close()
+
+
+@pytest.mark.parametrize("field", [
+    region("~<do>.*?(?P<name>\\w+)>", "</do>", content="json", transform=NAMED), region("~<do (?P<name>\\w+)|x>", "</do>", content="json", transform=NAMED),
+    region("<do>", "</do>", content="kv-lines", transform=WITHIN), region("~<do (?P<name>\\w+", "</do>", content="json", transform=NAMED), region("<do>", "</do>"), {}, 7, None])
+def test_what_no_row_can_say_is_left_to_the_rows(tmp_path, field):
+    t = own(tmp_path, {"thinking": region("<hm>", "</hm>"), "tool_calls": field}, '{# <tool_call> "arguments" #}')
+    assert LIB.llmc_calls_mark(Reader(t).h, 0) == b"hermes"
+    assert Reader(t).read([b'<hm>so</hm><tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>']) == ("", "so", [("now", {})])
+    t.close()
