@@ -5,6 +5,7 @@
 #ifndef LLMC_CLI_H
 #define LLMC_CLI_H
 
+#include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -95,9 +96,9 @@ size_t opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, cha
 	opt_parse(cmd, opt, sizeof(opt) / sizeof *(opt), argc, argv, args, sizeof(args) / sizeof *(args))
 /* Settings from a YAML file (--config), environment variables and the command line; the last wins: the arguments with
  * those of the file and the environment in front. A variable is prefix + NAME of the option in capitals, as
- * LLMC_SERVE_PORT. *model: what the file or the environment names, or NULL. Prints and exits on mistakes. */
+ * LLMC_SERVE_PORT. *models: what the file or the environment names, for a command line that names none. Prints and exits on mistakes. */
 char **settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char **argv, int *n_out,
-                      const char **model);
+                      List *models);
 int  opt_usage_error(const Command *cmd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* "llmc: text" in red on a terminal; returns the exit code that goes with the status */
@@ -109,7 +110,13 @@ void progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void progress_end(void);
 bool colour_on(FILE *f);
 
-/* options_of: the llmc_options of Common (set list merged); open_model also logs to stderr */
+/* The llmc_options of Common, log to stderr; they point into *out, which stays where it is, and set is free()d. False: out of memory. */
+typedef struct OpenOptions {
+	llmc_options o;
+	const char **set;
+	char kv[64], tp[64], pp[64], quantize[64], lora[PATH_MAX + 16];
+} OpenOptions;
+bool options_of(const Common *c, bool no_weights, OpenOptions *out);
 llmc_status open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_error *err);
 llmc_limits limits_of(const Common *c);
 /* Refuses when weights + KV + scratch exceed --memory. */

@@ -129,57 +129,67 @@ follow_rank_0(llmc_model *m)
 	exit(code);
 }
 
-llmc_status
-open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_error *err)
+bool
+options_of(const Common *c, bool no_weights, OpenOptions *out)
 {
-	llmc_options o = LLMC_INIT(llmc_options);
-	char kv[64], tp[64], pp[64], quantize[64], lora[PATH_MAX + 16];
 	const char **set = calloc(c->set.n + 6, sizeof *set);
 	size_t n = 0;
 
-	if (!set) {
+	*out = (OpenOptions){ .o = LLMC_INIT(llmc_options), .set = set };
+	if (!set)
+		return false;
+	if (c->kv) {
+		snprintf(out->kv, sizeof out->kv, "kv.dtype=%s", c->kv);
+		set[n++] = out->kv;
+	}
+	if (c->lora) {
+		char *real = realpath(c->lora, NULL); /* the cache's description is read from anywhere */
+		snprintf(out->lora, sizeof out->lora, "lora.path=\"%s\"", real ? real : c->lora);
+		free(real);
+		set[n++] = out->lora;
+	}
+	if (c->quantize) {
+		snprintf(out->quantize, sizeof out->quantize, "quant.scheme=%s", c->quantize);
+		set[n++] = out->quantize;
+	}
+	if (c->tp) {
+		snprintf(out->tp, sizeof out->tp, "parallel.tp=%d", c->tp);
+		set[n++] = out->tp;
+	}
+	if (c->pp) {
+		snprintf(out->pp, sizeof out->pp, "parallel.pp=%d", c->pp);
+		set[n++] = out->pp;
+	}
+	for (size_t i = 0; i < c->set.n; i++)
+		set[n++] = c->set.v[i];
+	llmc_options *o = &out->o;
+	o->device = c->device;
+	o->arch = c->arch;
+	o->weights = c->weights;
+	o->out_dir = c->out_dir;
+	o->set = set;
+	o->n_threads = c->threads;
+	o->random_weights = c->random_weights;
+	o->no_weights = no_weights;
+	o->cache_packed = c->cache_packed;
+	o->log = log_to_stderr;
+	o->log_user = (void *)(uintptr_t)c;
+	return true;
+}
+
+llmc_status
+open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_error *err)
+{
+	OpenOptions own;
+
+	if (!options_of(c, no_weights, &own)) {
 		err->code = LLMC_E_MEMORY;
 		snprintf(err->text, sizeof err->text, "out of memory");
 		return LLMC_E_MEMORY;
 	}
-	if (c->kv) {
-		snprintf(kv, sizeof kv, "kv.dtype=%s", c->kv);
-		set[n++] = kv;
-	}
-	if (c->lora) {
-		char *real = realpath(c->lora, NULL); /* the cache's description is read from anywhere */
-		snprintf(lora, sizeof lora, "lora.path=\"%s\"", real ? real : c->lora);
-		free(real);
-		set[n++] = lora;
-	}
-	if (c->quantize) {
-		snprintf(quantize, sizeof quantize, "quant.scheme=%s", c->quantize);
-		set[n++] = quantize;
-	}
-	if (c->tp) {
-		snprintf(tp, sizeof tp, "parallel.tp=%d", c->tp);
-		set[n++] = tp;
-	}
-	if (c->pp) {
-		snprintf(pp, sizeof pp, "parallel.pp=%d", c->pp);
-		set[n++] = pp;
-	}
-	for (size_t i = 0; i < c->set.n; i++)
-		set[n++] = c->set.v[i];
-	o.device = c->device;
-	o.arch = c->arch;
-	o.weights = c->weights;
-	o.out_dir = c->out_dir;
-	o.set = set;
-	o.n_threads = c->threads;
-	o.random_weights = c->random_weights;
-	o.no_weights = no_weights;
-	o.cache_packed = c->cache_packed;
-	o.log = log_to_stderr;
-	o.log_user = c;
-	llmc_status s = llmc_open(path, &o, m, err);
+	llmc_status s = llmc_open(path, &own.o, m, err);
 	progress_end();
-	free(set);
+	free(own.set);
 	if (s == LLMC_OK && !no_weights)
 		follow_rank_0(*m);
 	return s;

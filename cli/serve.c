@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "cli/cli.h"
+#include "cli/serve_models.h"
 
 static int stop_fd = -1; /* the signal handler's only way out: a count of signals to stop, and HANGUP for each SIGHUP */
 #define HANGUP ((uint64_t)1 << 32)
@@ -154,9 +154,11 @@ serve(int argc, char **argv)
 	int32_t speculate = -1;
 	const char *draft_path = NULL;
 	llmc_model *draft = NULL;
-	const char *config = NULL, *key_file = NULL, *log_file = NULL, *model = NULL, *args[1] = { NULL };
+	const char *config = NULL, *key_file = NULL, *log_file = NULL, *model_name = NULL, *args[1] = { NULL };
+	List models = { 0 }, set_models = { 0 }, loras = { 0 };
+	ServeModels all = { 0 };
 	int64_t kv_tokens = 0;
-	float header_s = 0, body_s = 0, idle_s = 0, request_s = 0, drain_s = 30, leave_s = 0;
+	float header_s = 0, body_s = 0, idle_s = 0, request_s = 0, drain_s = 30, leave_s = 0, sleep_s = 0;
 	char *key = NULL;
 	so.port = 8000;
 	Opt opt[] = {
@@ -170,8 +172,11 @@ serve(int argc, char **argv)
 		{ OPT_FLAG, 0, "allow-remote", NULL, &so.allow_remote, "listen beyond loopback without a key" },
 		{ OPT_TEXT, 0, "allow-origin", "ORIGIN", &so.allow_origin, "let web pages of this origin call, * for all [none]" },
 		{ OPT_TEXT, 0, "allow-host", "NAMES", &so.allow_host, "without a key, answer also to these names of this machine, a.b,c.d or * [addresses, localhost]" },
-		{ OPT_TEXT, 0, "model-name", "NAME", &so.model_name, "what clients call the model [its own name]" },
+		{ OPT_TEXT, 0, "model-name", "NAME", &model_name, "what clients call the model [its own name]" },
 		{ OPT_TEXT, 0, "config", "FILE", &config, "YAML file of these settings, as 'port: 8000'" },
+		{ OPT_GROUP, 0, "Models", NULL, NULL, NULL },
+		{ OPT_LIST, 0, "model", "NAME=PATH", &models, "a model by the name that requests choose it with; may be repeated: the first is opened at once, others when they are asked for" },
+		{ OPT_FLOAT, 0, "sleep-after", "SECONDS", &sleep_s, "close the engine of a model that nobody has asked for so long, until somebody does [never]" },
 		{ OPT_GROUP, 0, "Requests", NULL, NULL, NULL },
 		{ OPT_INT, 0, "max-input-length", "N", &so.max_input_length, "tokens of a prompt [max-total-tokens - 1]" },
 		{ OPT_INT, 0, "max-total-tokens", "N", &so.max_total_tokens, "tokens of a prompt and its answer [the context]" },
@@ -218,21 +223,31 @@ serve(int argc, char **argv)
 	int code = 0;
 
 	c.seqs = 16;
-	for (size_t i = 0; i < sizeof opt / sizeof *opt; i++)
+	for (size_t i = 0; i < sizeof opt / sizeof *opt; i++) {
 		if (opt[i].to == &c.seqs)
 			opt[i].help = "sequences at once, the largest batch [16]";
-	argv = settings_merge("LLMC_SERVE_", opt, sizeof opt / sizeof *opt, argc, argv, &argc, &model);
+		if (opt[i].to == &c.memory)
+			opt[i].help = "refuse to use more than this, as 8G; of several models those used longest ago are closed for others";
+		if (opt[i].to == &c.lora) {
+			opt[i].kind = OPT_LIST;
+			opt[i].to = &loras;
+			opt[i].arg = "[NAME=]DIR";
+			opt[i].help = "add a low-rank adapter that PEFT has saved to the weights; with a name it is a model of its own beside the other, may be repeated";
+		}
+	}
+	argv = settings_merge("LLMC_SERVE_", opt, sizeof opt / sizeof *opt, argc, argv, &argc, &set_models);
 	size_t n_arg = OPT_PARSE(&cmd_serve, opt, argc, argv, args);
-	if (n_arg == 0)
-		args[0] = model;
-	if (!args[0])
-		return opt_usage_error(&cmd_serve, "name a model");
+	code = serve_models(&cmd_serve, &c, n_arg ? args[0] : NULL, n_arg || models.n ? &models : &set_models, &loras, model_name, &all);
+	if (code)
+		return code;
+	if (draft_path && all.n > 1)
+		return opt_usage_error(&cmd_serve, "--draft goes with one model");
 	if (speculate < -1 || speculate > LLMC_MAX_SPECULATE)
 		return opt_usage_error(&cmd_serve, "--speculate: 0 .. %d, got %d", LLMC_MAX_SPECULATE, speculate);
 	eo.speculate = speculate == 0 ? -1 : speculate < 0 ? 0 : speculate;
 	if (c.seqs < 1)
 		return opt_usage_error(&cmd_serve, "--seqs: at least 1, got %d", c.seqs);
-	if (!(header_s >= 0 && body_s >= 0 && idle_s >= 0 && request_s >= 0 && drain_s >= 0 && leave_s >= 0))
+	if (!(header_s >= 0 && body_s >= 0 && idle_s >= 0 && request_s >= 0 && sleep_s >= 0 && drain_s >= 0 && leave_s >= 0))
 		return opt_usage_error(&cmd_serve, "a timeout is negative");
 	if (key_file) {
 		if (so.api_key)
@@ -262,15 +277,16 @@ serve(int argc, char **argv)
 	mallopt(M_TRIM_THRESHOLD, 2 << 20);
 #endif
 	signal(SIGPIPE, SIG_IGN);
-	llmc_status status = open_model(&c, args[0], false, &m, &err);
+	llmc_status status = open_model(&all.model[0]->common, all.model[0]->path, false, &m, &err);
 	if (status != LLMC_OK)
 		goto out;
-	llmc_limits lim = limits_of(&c);
+	llmc_limits lim = limits_of(&c), shared = lim; /* shared: what is not said follows from each model */
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	llmc_info(m, &info);
 	if (lim.context == 0)
 		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions : LLMC_DEFAULT_CONTEXT;
 	/* said here, so that --memory is held to what the engine will take */
+	shared.kv_tokens = kv_tokens;
 	lim.kv_tokens = kv_tokens ? kv_tokens : eo.max_batch_total_tokens ? eo.max_batch_total_tokens
 	                : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
 	if (draft_path) {
@@ -301,13 +317,32 @@ serve(int argc, char **argv)
 	so.request_timeout_s = request_s;
 	so.log = on_log;
 	so.log_user = &log;
-	status = llmc_serve_open(m, e, &so, &s, &err);
-	if (status == LLMC_OK)
-		status = llmc_memory_for(m, llmc_engine_limits(e), &mem, &err);
+	so.memory_bytes = c.memory;
+	so.sleep_after_s = sleep_s;
+	all.log = on_log;
+	all.log_user = &log;
+	status = llmc_memory_for(m, llmc_engine_limits(e), &mem, &err);
+	if (status != LLMC_OK)
+		goto out;
+	llmc_limits in_force = *llmc_engine_limits(e);
+	if (!serve_models_init(&all, &eo, &shared)) {
+		complain("out of memory");
+		code = EXIT_MACHINE;
+		goto out;
+	}
+	for (size_t i = 1; i < all.n; i++)
+		all.init[i].parent = all.model[i]->adapter ? all.model[0]->name ? all.model[0]->name : info.name : NULL;
+	all.init[0].model = m; /* both are the server's from here on */
+	all.init[0].engine = e;
+	llmc_retain(m); /* for the table */
+	e = NULL;
+	status = llmc_serve_models(all.init, (int32_t)all.n, &so, &s, &err);
 	if (status != LLMC_OK)
 		goto out;
 	progress_end();
-	memory_table(m, llmc_engine_limits(e), &mem, llmc_serve_url(s), c.json);
+	memory_table(m, &in_force, &mem, llmc_serve_url(s), c.json);
+	llmc_close(m);
+	m = NULL;
 
 	while (!stopped(&log, -1))
 		;
@@ -333,6 +368,10 @@ out:
 	llmc_engine_close(e, 0);
 	llmc_close(draft);
 	llmc_close(m);
+	serve_models_free(&all);
+	free(models.v);
+	free(set_models.v);
+	free(loras.v);
 	if (log_file && log.fd >= 0)
 		close(log.fd);
 	free(key);
@@ -342,11 +381,13 @@ out:
 }
 
 const Command cmd_serve = {
-	"serve", "MODEL [--port N] [options]", "answer HTTP requests: the interfaces of OpenAI, TGI, Anthropic and Ollama, metrics, a chat page",
+	"serve", "MODEL | --model NAME=PATH ... [--port N] [options]", "answer HTTP requests: the interfaces of OpenAI, TGI, Anthropic and Ollama, metrics, a chat page",
 	"  llmc serve model.gguf\n"
 	"  llmc serve model.gguf --port 8080 --context 8192 --seqs 32 --api-key-file key.txt --host 0.0.0.0\n"
 	"  llmc serve model.gguf --prefix-dir /var/lib/llmc/prefix --prefix-dir-size 20G\n"
 	"  llmc serve model-8b.gguf --draft model-0.5b.gguf\n"
+	"  llmc serve --model small=model-1b.gguf --model large=model-8b.gguf --memory 16G   requests choose by \"model\"\n"
+	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b             an adapter is a model, too\n"
 	"  llmc serve --config serve.yaml               model: model.gguf, port: 8080, ...: a setting a line\n"
 	"  LLMC_SERVE_PORT=8080 llmc serve model.gguf   every option is also a variable\n"
 	"  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"

@@ -99,7 +99,7 @@ from_file(Args *a, Args *model, const char *path, const Opt *opt, size_t n_opt)
 			}
 			break;
 		case YAML_SEQUENCE_START_EVENT:
-			if (!o || o->kind != OPT_LIST || depth != 1) {
+			if ((!is_model && (!o || o->kind != OPT_LIST)) || depth != 1) {
 				complain("%s: a list is not expected here", where);
 				exit(EXIT_INPUT);
 			}
@@ -121,6 +121,7 @@ from_file(Args *a, Args *model, const char *path, const Opt *opt, size_t n_opt)
 						*c = '-';
 				is_model = !strcmp(text, "model");
 				o = find(opt, n_opt, text);
+				model->n = is_model ? 0 : model->n;
 				if ((!o || !strcmp(text, "config")) && !is_model) {
 					complain("%s: %s: no such setting; llmc serve --help lists them", where, text);
 					exit(EXIT_INPUT);
@@ -129,7 +130,6 @@ from_file(Args *a, Args *model, const char *path, const Opt *opt, size_t n_opt)
 				break;
 			}
 			if (is_model) {
-				model->n = 0;
 				push(model, strdup(text));
 			} else {
 				setting(a, o, text, where);
@@ -160,7 +160,7 @@ from_file(Args *a, Args *model, const char *path, const Opt *opt, size_t n_opt)
 }
 
 char **
-settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char **argv, int *n_out, const char **model)
+settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char **argv, int *n_out, List *models)
 {
 	Args a = { 0 }, m = { 0 };
 	const char *config = NULL;
@@ -186,14 +186,17 @@ settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char 
 		for (char *c = name; *c; c++)
 			*c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
 		const char *value = getenv(name);
-		if (value && strcmp(opt[i].name, "config") != 0)
+		if (value && strcmp(opt[i].name, "config") != 0 && strcmp(opt[i].name, "model") != 0)
 			setting(&a, &opt[i], value, name);
 	}
 	snprintf(name, sizeof name, "%sMODEL", prefix);
-	*model = getenv(name) ? getenv(name) : m.n ? m.v[0] : NULL;
+	if (getenv(name)) {
+		m.n = 0;
+		push(&m, getenv(name));
+	}
+	*models = (List){ (const char **)(uintptr_t)m.v, (size_t)m.n };
 	for (int i = 1; i < argc; i++)
 		push(&a, argv[i]);
 	*n_out = a.n;
-	free(m.v); /* the texts live as long as the command */
 	return a.v;
 }

@@ -675,12 +675,29 @@ typedef struct llmc_serve_options { /* 0 or NULL takes the default in brackets; 
 	const char *keys;               /* file of keys with limits, a line each: NAME KEY [requests=N] [tokens=N] [priority=N], beside api_key [none] */
 	const char *otlp;               /* spans of requests go there, as http://127.0.0.1:4318: OpenTelemetry's OTLP over HTTP [nowhere] */
 	bool        open_probes;        /* what routers and scrapers read needs no key: /metrics, /v1/models, /get_load, /model_info */
+	int64_t     memory_bytes;       /* llmc_serve_models: that engines take together; those used longest ago are closed for others [no limit] */
+	double      sleep_after_s;      /* and those that nobody has asked for so long [never] */
 } llmc_serve_options;
+
+/* A model that the server opens and closes by itself. What it points to stays as it is until llmc_serve_close. */
+typedef struct llmc_serve_model {
+	size_t      size;
+	const char *name;          /* what clients call it [its own] */
+	const char *path;          /* as llmc_open */
+	const llmc_options *options;         /* [all defaults] */
+	const llmc_engine_options *engine_options; /* their limits by default those of the model [all defaults] */
+	llmc_model *model;         /* open already, with an engine over it, both the server's from here on, also on failure; */
+	llmc_engine *engine;       /* NULL: when it is first asked for */
+	const char *parent;        /* of an adapter, the name of the model it changes [none] */
+} llmc_serve_model;
 
 /* E_INPUT: an option is out of range, or a host beyond loopback without api_key and allow_remote; E_IO: the address
  * cannot be listened on. */
 LLMC_API llmc_status llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_serve_options *opt, llmc_server **out,
                                      llmc_error *err);
+/* Several models behind one port, the first for requests that name none: each is compiled here, so that mistakes are told, and opened when it is asked for.
+ * Also E_FULL: one does not fit into memory_bytes by itself; and what llmc_open returns. */
+LLMC_API llmc_status llmc_serve_models(const llmc_serve_model *models, int32_t n, const llmc_serve_options *opt, llmc_server **out, llmc_error *err);
 LLMC_API int         llmc_serve_port(const llmc_server *s);
 LLMC_API const char *llmc_serve_url(const llmc_server *s); /* "http://127.0.0.1:8000"; lives as long as the server */
 LLMC_API void        llmc_serve_leave(llmc_server *s);

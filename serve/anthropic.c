@@ -263,7 +263,7 @@ usage(Strbuf *b, int32_t n_prompt, int32_t n_cached, int32_t n_new)
 static void
 message_open(const Gen *g, Strbuf *b)
 {
-	json_printf(b, "{\"id\":%s,\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":", openai_own(g)->id, g->srv->model_name);
+	json_printf(b, "{\"id\":%s,\"type\":\"message\",\"role\":\"assistant\",\"model\":%s,\"content\":", openai_own(g)->id, g->model->name);
 }
 
 static void
@@ -503,7 +503,7 @@ anthropic_count(Req *r)
 	size_t n = 0, n_tok = 0;
 	Strbuf b = { 0 };
 
-	bool ok = o && chat_prompt(r->srv, o, &prompt, &n, &p) && tokenize_prompt(r->srv, prompt, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p);
+	bool ok = o && chat_prompt(r->model, o, &prompt, &n, &p) && tokenize_prompt(r->model, prompt, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p);
 	free(prompt);
 	free(tok);
 	json_decref(o);

@@ -1,8 +1,10 @@
 /* The public calls: a server over a real engine. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "serve/serve.h"
+#include "base/sized.h"
+#include "serve/model.h"
 
 static llmc_status
 engine_submit(void *self, const llmc_request *r, int64_t *id, llmc_error *err)
@@ -28,25 +30,158 @@ engine_stats(void *self, llmc_counts *out)
 	llmc_engine_stats(self, out);
 }
 
-llmc_status
-llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_serve_options *opt, llmc_server **out, llmc_error *err)
+static void
+describe(Backend *b, const llmc_model *m, const llmc_limits *lim, const llmc_engine_options *eo)
 {
-	Backend b = { .self = e, .submit = engine_submit, .next = engine_next, .release = llmc_event_release, .cancel = engine_cancel, .stats = engine_stats };
 	char dtype[16] = "";
 	size_t need;
 
-	b.tok = llmc_model_tokenizer(m);
-	b.limits = *llmc_engine_limits(e);
-	b.info = LLMC_INIT(llmc_model_info);
-	llmc_info(m, &b.info);
+	b->limits = *lim;
+	b->info = LLMC_INIT(llmc_model_info);
+	llmc_info(m, &b->info);
 	llmc_get(m, "dtype", dtype, sizeof dtype, &need, NULL);
-	snprintf(b.dtype, sizeof b.dtype, "%s", !strcmp(dtype, "f32") ? "float32" : !strcmp(dtype, "f16") ? "float16" : !strcmp(dtype, "bf16") ? "bfloat16" : dtype);
-	const llmc_engine_options *eo = opt ? opt->engine : NULL;
-	b.max_concurrent = eo && eo->max_concurrent_requests ? eo->max_concurrent_requests : LLMC_DEFAULT_CONCURRENT_REQUESTS;
-	b.max_waiting_tokens = eo && eo->max_waiting_tokens ? eo->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS;
-	b.waiting_served_ratio = eo ? eo->waiting_served_ratio : 0;
-	b.max_batch_total = eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : b.limits.kv_tokens;
+	snprintf(b->dtype, sizeof b->dtype, "%s", !strcmp(dtype, "f32") ? "float32" : !strcmp(dtype, "f16") ? "float16" : !strcmp(dtype, "bf16") ? "bfloat16" : dtype);
+	b->max_concurrent = eo && eo->max_concurrent_requests ? eo->max_concurrent_requests : LLMC_DEFAULT_CONCURRENT_REQUESTS;
+	b->max_waiting_tokens = eo && eo->max_waiting_tokens ? eo->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS;
+	b->waiting_served_ratio = eo ? eo->waiting_served_ratio : 0;
+	b->max_batch_total = eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : lim->kv_tokens;
+}
+
+static Backend
+backend(llmc_model *m, llmc_engine *e, const llmc_engine_options *eo)
+{
+	Backend b = { .self = e, .submit = engine_submit, .next = engine_next, .release = llmc_event_release, .cancel = engine_cancel, .stats = engine_stats };
+
+	b.model = m;
+	b.tok = llmc_model_tokenizer(m);
+	describe(&b, m, llmc_engine_limits(e), eo);
+	return b;
+}
+
+llmc_status
+llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_serve_options *opt, llmc_server **out, llmc_error *err)
+{
+	Backend b = backend(m, e, opt ? opt->engine : NULL);
+
 	return server_open(&b, opt, out, err);
+}
+
+/* ---- models that come and go ---- */
+
+static void
+model_close(Backend *b)
+{
+	llmc_engine_close(b->self, 0);
+	llmc_close(b->model);
+}
+
+/* What the engine's limits will be, said before it is opened. */
+static llmc_limits
+limits_for(const llmc_serve_model *o, const llmc_model *m)
+{
+	llmc_limits lim = LLMC_INIT(llmc_limits);
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	const llmc_engine_options *eo = o->engine_options;
+
+	if (eo && eo->limits)
+		lim = *eo->limits;
+	llmc_info(m, &info);
+	if (!lim.context)
+		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions : LLMC_DEFAULT_CONTEXT;
+	if (info.hard_limit && lim.context > info.max_positions) /* models of one server share the setting */
+		lim.context = info.max_positions;
+	if (!lim.seqs)
+		lim.seqs = 16;
+	if (!lim.kv_tokens)
+		lim.kv_tokens = eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
+	return lim;
+}
+
+static llmc_status
+bytes_for(const llmc_model *m, const llmc_limits *lim, int64_t *bytes, llmc_error *err)
+{
+	llmc_memory mem = LLMC_INIT(llmc_memory);
+
+	TRY(llmc_memory_for(m, lim, &mem, err));
+	*bytes = mem.weights + mem.kv + mem.scratch + mem.state;
+	return LLMC_OK;
+}
+
+static llmc_status
+model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
+{
+	const llmc_serve_model *o = self;
+	llmc_options opt = LLMC_INIT(llmc_options);
+	llmc_model *m;
+
+	if (o->options)
+		opt = *o->options;
+	opt.no_weights = true;
+	TRY(llmc_open(o->path, &opt, &m, err));
+	llmc_limits lim = limits_for(o, m);
+	llmc_status status = bytes_for(m, &lim, bytes, err);
+	if (status == LLMC_OK)
+		describe(about, m, &lim, o->engine_options);
+	llmc_close(m);
+	return status;
+}
+
+static llmc_status
+model_open(void *self, Backend *out, llmc_error *err)
+{
+	const llmc_serve_model *o = self;
+	llmc_engine_options eo = LLMC_INIT(llmc_engine_options);
+	llmc_model *m;
+	llmc_engine *e;
+
+	TRY(llmc_open(o->path, o->options, &m, err));
+	if (o->engine_options)
+		eo = *o->engine_options;
+	llmc_limits lim = limits_for(o, m);
+	eo.limits = &lim;
+	llmc_status status = llmc_engine_open(m, &eo, &e, err);
+	if (status == LLMC_OK)
+		*out = backend(m, e, o->engine_options);
+	else
+		llmc_close(m);
+	return status;
+}
+
+llmc_status
+llmc_serve_models(const llmc_serve_model *models, int32_t n, const llmc_serve_options *opt, llmc_server **out, llmc_error *err)
+{
+	SlotInit *init = calloc((size_t)n + 1, sizeof *init);
+	Backend *open = calloc((size_t)n + 1, sizeof *open);
+	llmc_serve_model *own = calloc((size_t)n + 1, sizeof *own);
+	llmc_status status = LLMC_OK;
+
+	*out = NULL;
+	if (!init || !open || !own || n < 1)
+		status = error_set(err, n < 1 ? LLMC_E_INPUT : LLMC_E_MEMORY, n < 1 ? "no model to serve" : "out of memory");
+	for (int32_t i = 0; i < n && init && open && own; i++) {
+		SIZED_TAKE(own[i], &models[i]);
+		init[i] = (SlotInit){ .name = own[i].name, .parent = own[i].parent, .src = { .look = model_look, .open = model_open, .close = model_close, .free = free } };
+		init[i].src.self = malloc(sizeof own[i]);
+		if (init[i].src.self)
+			memcpy(init[i].src.self, &own[i], sizeof own[i]);
+		else
+			status = error_set(err, LLMC_E_MEMORY, "out of memory");
+		if (own[i].engine) {
+			open[i] = backend(own[i].model, own[i].engine, own[i].engine_options);
+			init[i].back = &open[i];
+			if (status == LLMC_OK)
+				status = bytes_for(own[i].model, &open[i].limits, &init[i].bytes, err);
+		}
+	}
+	if (status == LLMC_OK)
+		status = server_open_models(init, n, opt, out, err);
+	else
+		for (int32_t i = 0; i < n && init && open && own; i++)
+			models_drop(&init[i]);
+	free(init);
+	free(open);
+	free(own);
+	return status;
 }
 
 int

@@ -27,8 +27,8 @@ ids_of(const Gen *g, const json_t *list, Sub *sub, Problem *p)
 		return problem_memory(p);
 	for (size_t i = 0; i < n; i++) {
 		const json_t *v = json_array_get(list, i);
-		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= g->srv->back.info.vocab)
-			return problem(p, 400, "input", "Invalid 'input': element %zu is no token id; expected integers from 0 to %d.", i, g->srv->back.info.vocab - 1);
+		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= g->model->back.info.vocab)
+			return problem(p, 400, "input", "Invalid 'input': element %zu is no token id; expected integers from 0 to %d.", i, g->model->back.info.vocab - 1);
 		sub->tok[sub->n_tok++] = (int32_t)json_integer_value(v);
 	}
 	return true;
@@ -36,31 +36,31 @@ ids_of(const Gen *g, const json_t *list, Sub *sub, Problem *p)
 
 /* How many tokens the tokenizer puts behind a text. */
 static size_t
-n_behind(const Server *s)
+n_behind(const Model *m)
 {
 	int32_t with[64], plain[64];
-	size_t n = 0, m = 0;
+	size_t n = 0, k = 0;
 	llmc_error err;
 
-	if (llmc_tokenize(s->back.tok, "a", 1, LLMC_ADD_SPECIAL, with, 64, &n, &err) != LLMC_OK || llmc_tokenize(s->back.tok, "a", 1, 0, plain, 64, &m, &err) != LLMC_OK || m < 1)
+	if (llmc_tokenize(m->back.tok, "a", 1, LLMC_ADD_SPECIAL, with, 64, &n, &err) != LLMC_OK || llmc_tokenize(m->back.tok, "a", 1, 0, plain, 64, &k, &err) != LLMC_OK || k < 1)
 		return 0;
-	for (size_t i = 0; i + m <= n; i++)
-		if (!memcmp(with + i, plain, m * sizeof *plain))
-			return n - m - i;
+	for (size_t i = 0; i + k <= n; i++)
+		if (!memcmp(with + i, plain, k * sizeof *plain))
+			return n - k - i;
 	return 0;
 }
 
 static bool
 read_text(const Gen *g, const json_t *v, size_t i, bool cut, Sub *sub, Problem *p)
 {
-	int32_t most = g->srv->max_total;
+	int32_t most = g->model->max_total;
 
 	if (json_is_array(v)) {
 		if (!ids_of(g, v, sub, p))
 			return false;
 	} else if (!json_is_string(v)) {
 		return problem(p, 400, "input", "Invalid type for 'input[%zu]': expected a string or an array of token ids, but got %s instead.", i, json_type_name(v));
-	} else if (!tokenize_prompt(g->srv, json_string_value(v), json_string_length(v), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, cut ? SIZE_MAX : (size_t)most, &sub->tok,
+	} else if (!tokenize_prompt(g->model, json_string_value(v), json_string_length(v), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, cut ? SIZE_MAX : (size_t)most, &sub->tok,
 	                            &sub->n_tok, p)) {
 		return false;
 	}
@@ -69,7 +69,7 @@ read_text(const Gen *g, const json_t *v, size_t i, bool cut, Sub *sub, Problem *
 	if (sub->n_tok > (size_t)most && !cut)
 		return problem(p, 400, "input", "This model's maximum context length is %d tokens, 'input[%zu]' has %s%zu.", most, i, sub->tok ? "" : "at least ", sub->n_tok);
 	if (sub->n_tok > (size_t)most) { /* the text is cut, not the end that the model was trained to pool */
-		size_t behind = json_is_string(v) ? n_behind(g->srv) : 0;
+		size_t behind = json_is_string(v) ? n_behind(g->model) : 0;
 		if (behind < (size_t)most)
 			memmove(sub->tok + most - behind, sub->tok + sub->n_tok - behind, behind * sizeof *sub->tok);
 		sub->n_tok = (size_t)most;
@@ -83,7 +83,7 @@ read_input(Gen *g, const json_t *v, bool cut, Problem *p)
 {
 	const json_t *first = json_array_get(v, 0);
 	bool one = json_is_string(v) || json_is_integer(first);
-	size_t n = one ? 1 : json_array_size(v), most = g->srv->back.max_concurrent && g->srv->back.max_concurrent < MAX_TEXTS ? (size_t)g->srv->back.max_concurrent : MAX_TEXTS;
+	size_t n = one ? 1 : json_array_size(v), most = g->model->back.max_concurrent && g->model->back.max_concurrent < MAX_TEXTS ? (size_t)g->model->back.max_concurrent : MAX_TEXTS;
 
 	if (!v || json_is_null(v))
 		return openai_missing(p, "input");
@@ -106,7 +106,7 @@ static bool
 read_pool(Gen *g, const json_t *o, Problem *p)
 {
 	static const char *const kinds[] = { "none", "last", "mean", "cls" };
-	const llmc_model_info *m = &g->srv->back.info;
+	const llmc_model_info *m = &g->model->back.info;
 	const json_t *word = json_object_get(o, "pooling");
 
 	if (m->output == LLMC_OUTPUT_LOGITS)
@@ -130,7 +130,7 @@ read_embeddings(Gen *g, const json_t *o, Problem *p)
 	const json_t *format = json_object_get(o, "encoding_format"), *cut = json_object_get(o, "truncate_prompt_tokens");
 	int64_t dimensions = 0;
 
-	if (!openai_model(g->srv, o, p) || !read_pool(g, o, p) || !field_int(o, "dimensions", 1, g->srv->back.info.out_width, &dimensions, NULL, p))
+	if (!openai_model(g->req, o, p) || !read_pool(g, o, p) || !field_int(o, "dimensions", 1, g->model->back.info.out_width, &dimensions, NULL, p))
 		return false;
 	own->dimensions = (int32_t)dimensions;
 	if (own->ollama) {
@@ -218,7 +218,7 @@ on_done(Gen *g)
 
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
 	if (own->ollama)
-		json_printf(&b, "{\"model\":%s,\"embeddings\":[", g->srv->model_name);
+		json_printf(&b, "{\"model\":%s,\"embeddings\":[", g->model->name);
 	else
 		strbuf_puts(&b, "{\"object\":\"list\",\"data\":[");
 	for (int32_t i = 0; i < g->n_sub; i++) {
@@ -233,7 +233,7 @@ on_done(Gen *g)
 	if (own->ollama)
 		json_printf(&b, "],\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d}", (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt);
 	else
-		json_printf(&b, "],\"model\":%s,\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d}}", g->srv->model_name, n_prompt, n_prompt);
+		json_printf(&b, "],\"model\":%s,\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d}}", g->model->name, n_prompt, n_prompt);
 	req_answer(g->req, 200, type_json, &b);
 }
 

@@ -26,6 +26,10 @@ gen_new(Req *r, const Dialect *d)
 	g->req = r;
 	atomic_fetch_add(&r->refs, 1);
 	g->srv = r->srv;
+	g->model = r->model;
+	pthread_mutex_lock(&g->srv->lock);
+	model_ref(g->model);
+	pthread_mutex_unlock(&g->srv->lock);
 	g->dialect = d;
 	g->n = 1;
 	g->er = LLMC_INIT(llmc_request);
@@ -65,6 +69,7 @@ gen_free(Gen *g)
 	free(g->after[0]);
 	free(g->after[1]);
 	strbuf_release(&g->asked);
+	model_unref(g->model);
 	req_unref(g->req);
 	free(g);
 }
@@ -74,7 +79,7 @@ gen_count(Req *r)
 {
 	pthread_mutex_lock(&r->srv->lock);
 	r->generates = true;
-	r->srv->metrics.requests++;
+	r->slot->metrics.requests++;
 	pthread_mutex_unlock(&r->srv->lock);
 }
 
@@ -117,7 +122,7 @@ submit_problem(Gen *g, llmc_status status, const llmc_error *err, Problem *p)
 	default:
 		if (status == LLMC_E_DEVICE) {
 			pthread_mutex_lock(&g->srv->lock);
-			g->srv->failed = true;
+			g->model->failed = true;
 			pthread_mutex_unlock(&g->srv->lock);
 		}
 		problem(p, 500, NULL, "%s", err->text);
@@ -132,7 +137,7 @@ gen_cancel(Req *r)
 
 	for (int32_t i = 0; g && i < g->n_sub; i++)
 		if (g->sub[i].id && !g->sub[i].over)
-			g->srv->back.cancel(g->srv->back.self, g->sub[i].id);
+			g->model->back.cancel(g->model->back.self, g->sub[i].id);
 }
 
 void
@@ -170,9 +175,9 @@ done(Gen *g)
 	r->decode_s = g->decode_s;
 	r->finish = g->failed ? "error" : g->n_sub ? llmc_finish_name(g->choice[0].finish) : NULL;
 	if (gone && !g->silent && r->generates)
-		s->metrics.failure[ERR_DROPPED]++;
+		r->slot->metrics.failure[ERR_DROPPED]++;
 	if (!gone && !told && r->generates) {
-		Metrics *m = &s->metrics;
+		Metrics *m = &r->slot->metrics;
 		if (g->failed) {
 			if (g->stream) /* else the answer counts it */
 				m->failure[ERR_GENERATION]++;
@@ -187,7 +192,7 @@ done(Gen *g)
 		}
 	}
 	if (!gone && !told && (!g->failed || g->fail_status != LLMC_E_CANCELLED))
-		s->healthy = !g->failed;
+		g->model->healthy = !g->failed;
 	pthread_mutex_unlock(&s->lock);
 	if (!gone && !told && g->failed) {
 		problem(&p, g->fail_status == LLMC_E_CANCELLED || g->fail_status == LLMC_E_MEMORY ? 503 : 500, NULL, "%s", g->fail_text);
@@ -200,7 +205,8 @@ done(Gen *g)
 	pthread_mutex_lock(&s->lock);
 	r->gen = NULL;
 	r->cancel = NULL;
-	s->n_gens--;
+	g->model->n_gens--;
+	g->model->slot->used_at = clock_now();
 	pthread_mutex_unlock(&s->lock);
 	gen_free(g);
 }
@@ -222,7 +228,7 @@ settle(Gen *g, int delta, bool submitted)
 static int32_t
 max_tokens(const Gen *g, const Sub *sub)
 {
-	return g->max_new < 0 ? g->srv->max_total - (int32_t)sub->n_tok : g->hide_new ? 1 : g->max_new;
+	return g->max_new < 0 ? g->model->max_total - (int32_t)sub->n_tok : g->hide_new ? 1 : g->max_new;
 }
 
 bool
@@ -252,10 +258,10 @@ gen_start(Gen *g, Problem *p)
 	g->submitting = true;
 	r->gen = g;
 	r->cancel = gen_cancel;
-	s->n_gens++;
+	g->model->n_gens++;
 	for (int32_t i = 0; i < g->n_sub && r->generates; i++) {
-		hist_add(&s->metrics.input_length, (double)g->sub[i].n_tok);
-		hist_add(&s->metrics.max_new, max_tokens(g, &g->sub[i]));
+		hist_add(&r->slot->metrics.input_length, (double)g->sub[i].n_tok);
+		hist_add(&r->slot->metrics.max_new, max_tokens(g, &g->sub[i]));
 	}
 	pthread_mutex_unlock(&s->lock);
 	for (int32_t i = 0; ok && i < g->n_sub; i++) {
@@ -265,7 +271,7 @@ gen_start(Gen *g, Problem *p)
 		g->er.tok = sub->tok;
 		g->er.n_tok = sub->n_tok;
 		g->er.user = sub;
-		llmc_status status = s->back.submit(s->back.self, &g->er, &id, &err);
+		llmc_status status = g->model->back.submit(g->model->back.self, &g->er, &id, &err);
 		pthread_mutex_lock(&s->lock);
 		if (status == LLMC_OK) {
 			g->n_open++;
@@ -306,7 +312,7 @@ fail(Gen *g, llmc_status status, const char *text)
 		req_cancel(g->req);
 	}
 	if (status == LLMC_E_DEVICE)
-		g->srv->failed = true;
+		g->model->failed = true;
 	pthread_mutex_unlock(&g->srv->lock);
 }
 

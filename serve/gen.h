@@ -2,7 +2,7 @@
 #ifndef LLMC_SERVE_GEN_H
 #define LLMC_SERVE_GEN_H
 
-#include "serve/req.h"
+#include "serve/model.h"
 
 typedef struct Gen Gen;
 typedef struct Sub Sub;
@@ -52,6 +52,7 @@ struct Sub { /* one request of the engine: a prompt */
 struct Gen {
 	Req      *req;
 	Server   *srv;
+	Model    *model;         /* with a reference */
 	const Dialect *dialect;
 	bool      stream;
 

@@ -90,35 +90,35 @@ keep(Grammars *c, llmc_grammar *g, llmc_grammar_kind kind, const char *text, siz
 }
 
 bool
-grammar_of(Server *s, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p)
+grammar_of(Model *m, llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p)
 {
 	llmc_error err = { 0 };
 
-	if (!s->back.tok)
+	if (!m->back.tok)
 		return problem(p, 400, param, "This model has no tokenizer: texts cannot be constrained.");
-	*out = find(s->grammars, kind, text, n, opt);
+	*out = find(m->grammars, kind, text, n, opt);
 	if (*out)
 		return true;
-	llmc_status status = llmc_grammar_open(s->back.tok, kind, text, n, opt, out, &err);
+	llmc_status status = llmc_grammar_open(m->back.tok, kind, text, n, opt, out, &err);
 	if (status == LLMC_E_MEMORY)
 		return problem_memory(p);
 	if (status != LLMC_OK)
 		return problem(p, 400, param, "Invalid '%s': %s", param, err.text);
-	keep(s->grammars, *out, kind, text, n, opt);
+	keep(m->grammars, *out, kind, text, n, opt);
 	return true;
 }
 
 bool
-grammar_of_schema(Server *s, const json_t *schema, const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p)
+grammar_of_schema(Model *m, const json_t *schema, const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p)
 {
 	if (json_is_string(schema))
-		return grammar_of(s, LLMC_GRAMMAR_JSON_SCHEMA, json_string_value(schema), json_string_length(schema), opt, param, out, p);
+		return grammar_of(m, LLMC_GRAMMAR_JSON_SCHEMA, json_string_value(schema), json_string_length(schema), opt, param, out, p);
 	if (!json_is_object(schema) && !json_is_boolean(schema))
 		return problem(p, 400, param, "Invalid '%s': expected a JSON schema, but got %s instead.", param, json_type_name(schema));
 	char *text = json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY);
 	if (!text)
 		return problem_memory(p);
-	bool ok = grammar_of(s, LLMC_GRAMMAR_JSON_SCHEMA, text, strlen(text), opt, param, out, p);
+	bool ok = grammar_of(m, LLMC_GRAMMAR_JSON_SCHEMA, text, strlen(text), opt, param, out, p);
 	free(text);
 	return ok;
 }
@@ -130,7 +130,7 @@ of_string(Gen *g, llmc_grammar_kind kind, const json_t *v, const char *param, Pr
 
 	if (!json_is_string(v))
 		return problem(p, 400, param, "Invalid type for '%s': expected a string, but got %s instead.", param, json_type_name(v));
-	return grammar_of(g->srv, kind, json_string_value(v), json_string_length(v), &opt, param, &g->grammar, p);
+	return grammar_of(g->model, kind, json_string_value(v), json_string_length(v), &opt, param, &g->grammar, p);
 }
 
 static bool
@@ -141,7 +141,7 @@ of_choice(Gen *g, const json_t *v, const char *param, Problem *p)
 	if (!json_is_array(v))
 		return problem(p, 400, param, "Invalid type for '%s': expected an array of strings, but got %s instead.", param, json_type_name(v));
 	char *text = json_dumps(v, JSON_COMPACT);
-	bool ok = text ? grammar_of(g->srv, LLMC_GRAMMAR_CHOICE, text, strlen(text), &opt, param, &g->grammar, p) : problem_memory(p);
+	bool ok = text ? grammar_of(g->model, LLMC_GRAMMAR_CHOICE, text, strlen(text), &opt, param, &g->grammar, p) : problem_memory(p);
 	free(text);
 	return ok;
 }
@@ -149,7 +149,7 @@ of_choice(Gen *g, const json_t *v, const char *param, Problem *p)
 static bool
 of_any_json(Gen *g, const llmc_grammar_options *opt, const char *param, Problem *p)
 {
-	return grammar_of(g->srv, LLMC_GRAMMAR_JSON, "", 0, opt, param, &g->grammar, p);
+	return grammar_of(g->model, LLMC_GRAMMAR_JSON, "", 0, opt, param, &g->grammar, p);
 }
 
 bool
@@ -168,7 +168,7 @@ grammar_read_typed(Gen *g, const json_t *v, const char *param, Problem *p)
 	if (!strcmp(type, "json_schema") && json_object_get(value, "schema"))
 		value = json_object_get(value, "schema");
 	if (!strcmp(type, "json") || !strcmp(type, "json_schema"))
-		return grammar_of_schema(g->srv, value, &opt, param, &g->grammar, p);
+		return grammar_of_schema(g->model, value, &opt, param, &g->grammar, p);
 	return problem(p, 400, param, "Invalid '%s': type '%.40s' is none of 'json', 'json_schema', 'regex' and 'grammar'.", param, type);
 }
 
@@ -184,7 +184,7 @@ read_format(Gen *g, const json_t *v, Problem *p)
 	if (!strcmp(type, "text"))
 		return true;
 	if (!strcmp(type, "json_object"))
-		return schema ? grammar_of_schema(g->srv, schema, &opt, "response_format", &g->grammar, p) : of_any_json(g, &opt, "response_format", p);
+		return schema ? grammar_of_schema(g->model, schema, &opt, "response_format", &g->grammar, p) : of_any_json(g, &opt, "response_format", p);
 	if (!strcmp(type, "json_schema")) {
 		if (json_is_object(inner)) {
 			schema = json_object_get(inner, "schema");
@@ -195,7 +195,7 @@ read_format(Gen *g, const json_t *v, Problem *p)
 		}
 		if (!schema)
 			return problem(p, 400, "response_format", "Invalid 'response_format': expected a 'json_schema' with a 'schema'.");
-		return grammar_of_schema(g->srv, schema, &opt, "response_format", &g->grammar, p);
+		return grammar_of_schema(g->model, schema, &opt, "response_format", &g->grammar, p);
 	}
 	if (json_object_get(v, "value"))
 		return grammar_read_typed(g, v, "response_format", p);
@@ -227,7 +227,7 @@ read_structured(Gen *g, const json_t *v, Problem *p)
 	if (!field_bool(v, "disable_any_whitespace", &opt.compact, p))
 		return false;
 	if (asks(json_object_get(v, "json")))
-		return grammar_of_schema(g->srv, json_object_get(v, "json"), &opt, param, &g->grammar, p);
+		return grammar_of_schema(g->model, json_object_get(v, "json"), &opt, param, &g->grammar, p);
 	if (asks(json_object_get(v, "regex")))
 		return of_string(g, LLMC_GRAMMAR_REGEX, json_object_get(v, "regex"), param, p);
 	if (asks(json_object_get(v, "choice")))
@@ -262,7 +262,7 @@ grammar_read(Gen *g, const json_t *o, Problem *p)
 	if (!strcmp(which, "structured_outputs"))
 		return read_structured(g, v, p);
 	if (!strcmp(which, "guided_json") || !strcmp(which, "json_schema"))
-		return grammar_of_schema(g->srv, v, &opt, which, &g->grammar, p);
+		return grammar_of_schema(g->model, v, &opt, which, &g->grammar, p);
 	if (!strcmp(which, "guided_choice"))
 		return of_choice(g, v, which, p);
 	if (!strcmp(which, "grammar") && json_is_object(v))

@@ -74,6 +74,7 @@ request_line(char *s, Head *h, char **authority, HeadError *e)
 	char *target = strchr(s, ' '), *version = target ? strchr(target + 1, ' ') : NULL;
 
 	*authority = NULL;
+	h->query = "";
 	if (!target || !version || target == s)
 		return refuse(e, 400, "The request's first line is not a method, an address and a version.");
 	*target++ = *version++ = 0;
@@ -104,7 +105,12 @@ request_line(char *s, Head *h, char **authority, HeadError *e)
 	}
 	if (*target != '/' && strcmp(target, "*") != 0)
 		return refuse(e, 400, "The address does not begin with '/'.");
-	target[strcspn(target, "?#")] = 0;
+	target[strcspn(target, "#")] = 0;
+	char *query = strchr(target, '?');
+	if (query) {
+		*query = 0;
+		h->query = query + 1;
+	}
 	char *to = target;
 	for (const char *c = target; *c; c++) {
 		if (*c != '%') {

@@ -25,6 +25,7 @@ typedef struct HeadError {
 
 typedef struct Head { /* texts point into the bytes that were parsed */
 	const char *method, *path; /* path: decoded, without the query */
+	const char *query;         /* behind the '?', as it was sent; "": none */
 	const char *host;          /* with its port; NULL: HTTP/1.0 that names none */
 	bool        http10, close; /* close: the client wants no further answer on this connection */
 	bool        expect;        /* waits for "100 Continue" before it sends the body */

@@ -8,7 +8,7 @@
 
 #include "serve/keys.h"
 #include "serve/trace.h"
-#include "serve/req.h"
+#include "serve/model.h"
 
 enum {
 	MAX_UNREAD = 64 << 20,   /* bytes of a stream that its client has not taken */
@@ -79,6 +79,7 @@ req_new(Server *s, Conn *conn, const char *client)
 	if (!r)
 		return NULL;
 	r->srv = s;
+	r->slot = s->slot[0];
 	r->conn = conn;
 	atomic_init(&r->refs, 1);
 	r->t_start = clock_now();
@@ -227,7 +228,7 @@ req_problem(Req *r, const Problem *p)
 	if (r->generates) {
 		int kind = p->status == 429 ? ERR_OVERLOADED : p->status >= 500 ? ERR_GENERATION : ERR_VALIDATION;
 		pthread_mutex_lock(&r->srv->lock);
-		r->srv->metrics.failure[kind]++;
+		r->slot->metrics.failure[kind]++;
 		r->finish = "error";
 		pthread_mutex_unlock(&r->srv->lock);
 	}

@@ -13,19 +13,32 @@ answer(Req *r, Strbuf *b)
 }
 
 static void
-one_model(Server *s, Strbuf *b)
+one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 {
-	json_printf(b, "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":\"llmc\",\"root\":%s,\"parent\":null,\"max_model_len\":%d}",
-	            s->model_name, (long long)s->started, s->back.info.name, s->max_total);
+	json_printf(b, "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":\"llmc\",\"root\":%s,\"parent\":", t->name, (long long)s->started,
+	            t->about.info.name);
+	if (t->parent)
+		json_str(b, t->parent, strlen(t->parent));
+	else
+		strbuf_puts(b, "null");
+	json_printf(b, ",\"max_model_len\":%d,\"status\":{\"value\":%s}}", t->max_total, slot_state(t));
 }
 
 void
 info_models(Req *r)
 {
+	Server *s = r->srv;
 	Strbuf b = { 0 };
+	int n = 0;
 
 	strbuf_puts(&b, "{\"object\":\"list\",\"data\":[");
-	one_model(r->srv, &b);
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++)
+		if (!s->slot[i]->removed) {
+			strbuf_puts(&b, n++ ? "," : "");
+			one_model(s, s->slot[i], &b);
+		}
+	pthread_mutex_unlock(&s->lock);
 	strbuf_puts(&b, "]}");
 	answer(r, &b);
 }
@@ -36,13 +49,15 @@ info_model(Req *r)
 	Strbuf b = { 0 };
 	Problem p;
 
-	if (strcmp(r->tail, r->srv->model_name) != 0) {
-		problem(&p, 404, "model", "The model '%s' does not exist; this server has '%s'.", r->tail, r->srv->model_name);
-		p.code = "model_not_found";
+	Slot *t = models_find(r->srv, r->tail);
+	if (!t) {
+		models_unknown(r->srv, r->tail, &p);
 		req_problem(r, &p);
 		return;
 	}
-	one_model(r->srv, &b);
+	pthread_mutex_lock(&r->srv->lock);
+	one_model(r->srv, t, &b);
+	pthread_mutex_unlock(&r->srv->lock);
 	answer(r, &b);
 }
 
@@ -50,16 +65,19 @@ void
 info_tgi(Req *r)
 {
 	Server *s = r->srv;
+	const Slot *t = s->slot[0];
 	Strbuf b = { 0 };
 
+	pthread_mutex_lock(&s->lock);
 	json_printf(&b, "{\"model_id\":%s,\"model_sha\":null,\"model_dtype\":%s,\"model_device_type\":%s,\"model_pipeline_tag\":\"text-generation\",",
-	            s->model_name, s->back.dtype, strncmp(s->back.info.target, "cuda", 4) ? "cpu" : "cuda");
+	            t->name, t->about.dtype, strncmp(t->about.info.target, "cuda", 4) ? "cpu" : "cuda");
 	json_printf(&b, "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,\"max_input_length\":%d,\"max_total_tokens\":%d,",
-	            s->back.max_concurrent, s->opt.max_best_of, s->opt.max_stop_sequences, s->max_input, s->max_total);
+	            t->about.max_concurrent, s->opt.max_best_of, s->opt.max_stop_sequences, t->max_input, t->max_total);
 	json_printf(&b, "\"waiting_served_ratio\":%g,\"max_batch_total_tokens\":%lld,\"max_waiting_tokens\":%d,\"validation_workers\":%d,",
-	            (double)s->back.waiting_served_ratio, (long long)s->back.max_batch_total, s->back.max_waiting_tokens, s->opt.validation_workers);
+	            (double)t->about.waiting_served_ratio, (long long)t->about.max_batch_total, t->about.max_waiting_tokens, s->opt.validation_workers);
 	json_printf(&b, "\"max_input_tokens\":%d,\"max_client_batch_size\":%d,\"router\":\"llmc\",\"version\":%s,\"sha\":null,\"docker_label\":null}",
-	            s->max_input, s->opt.max_best_of, llmc_version());
+	            t->max_input, s->opt.max_best_of, llmc_version());
+	pthread_mutex_unlock(&s->lock);
 	answer(r, &b);
 }
 
@@ -97,28 +115,28 @@ failed(Gen *g, const Problem *p)
 
 static const Dialect health = { .done = well, .problem = failed };
 
-/* The first time a token is really made; later the engine's own word is taken. */
+/* The first time a token is really made, by each engine; later its own word is taken. One that sleeps or is being opened is not ill. */
 void
 info_health(Req *r)
 {
 	Server *s = r->srv;
 	Problem p;
 	int32_t *tok;
+	bool ill;
 
-	pthread_mutex_lock(&s->lock);
-	bool healthy = s->healthy, ill = s->failed || s->leaving || s->draining;
-	pthread_mutex_unlock(&s->lock);
-	if (healthy && !ill) {
+	r->model = models_unproven(s, &ill);
+	ill |= s->leaving || s->draining;
+	if (!r->model && !ill) {
 		req_answer(r, 200, NULL, NULL);
 		return;
 	}
 	Gen *g = ill ? NULL : gen_new(r, &health);
 	if (g && gen_prompts(g, 1, &p) && (tok = malloc(sizeof *tok)) != NULL) {
-		*tok = s->back.info.bos >= 0 ? s->back.info.bos : 0;
+		*tok = r->model->back.info.bos >= 0 ? r->model->back.info.bos : 0;
 		g->sub[0].tok = tok;
 		g->sub[0].n_tok = 1;
 		g->max_new = 1;
-		g->er.pool = s->back.info.output == LLMC_OUTPUT_LOGITS ? LLMC_POOL_NONE : LLMC_POOL_LAST;
+		g->er.pool = r->model->back.info.output == LLMC_OUTPUT_LOGITS ? LLMC_POOL_NONE : LLMC_POOL_LAST;
 		if (gen_start(g, &p))
 			return;
 		if (p.status == 429) /* busy is not ill */

@@ -4,7 +4,7 @@
 #include <strings.h>
 
 #include "base/json.h"
-#include "serve/req.h"
+#include "serve/model.h"
 #include "serve/route.h"
 
 void
@@ -13,7 +13,7 @@ load_sglang(Req *r)
 	llmc_counts c = LLMC_INIT(llmc_counts);
 	Strbuf b = { 0 };
 
-	r->srv->back.stats(r->srv->back.self, &c);
+	models_counts(r->srv, &c);
 	json_printf(&b, "[{\"dp_rank\":0,\"num_reqs\":%d,\"num_waiting_reqs\":%d,\"num_tokens\":%lld}]", c.running + c.waiting + c.preempted,
 	            c.waiting + c.preempted, (long long)c.kv_pages_used * LLMC_KV_PAGE);
 	req_answer(r, 200, type_json, &b);
@@ -25,9 +25,12 @@ load_model(Req *r)
 	Server *s = r->srv;
 	Strbuf b = { 0 };
 
-	json_printf(&b, "{\"model_path\":%s,\"served_model_name\":%s,\"is_generation\":", s->back.info.name, s->model_name);
+	Slot *t = s->slot[0];
+	pthread_mutex_lock(&s->lock);
+	json_printf(&b, "{\"model_path\":%s,\"served_model_name\":%s,\"is_generation\":", t->about.info.name, t->name);
 	strbuf_puts(&b, "true");
-	json_printf(&b, ",\"max_model_len\":%d,\"max_running_requests\":%d,\"version\":%s}", s->max_total, s->back.limits.seqs, llmc_version());
+	json_printf(&b, ",\"max_model_len\":%d,\"max_running_requests\":%d,\"version\":%s}", t->max_total, t->about.limits.seqs, llmc_version());
+	pthread_mutex_unlock(&s->lock);
 	req_answer(r, 200, type_json, &b);
 }
 
@@ -39,7 +42,7 @@ load_header(Req *r, Strbuf *b)
 
 	if (!form || (strcasecmp(form, "TEXT") != 0 && strcasecmp(form, "JSON") != 0))
 		return;
-	r->srv->back.stats(r->srv->back.self, &c);
+	models_counts(r->srv, &c);
 	double kv = c.kv_pages_total > 0 ? (double)c.kv_pages_used / (double)c.kv_pages_total : 0;
 	strbuf_puts(b, "endpoint-load-metrics: ");
 	if (!strcasecmp(form, "JSON"))

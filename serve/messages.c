@@ -161,7 +161,7 @@ one_message(const json_t *in, size_t at, Problem *p)
 }
 
 static llmc_status
-apply(Server *s, const json_t *messages, const json_t *options, char **text, size_t *n, llmc_error *err)
+apply(Model *model, const json_t *messages, const json_t *options, char **text, size_t *n, llmc_error *err)
 {
 	char *m = json_dumps(messages, JSON_COMPACT), *opt = json_dumps(options, JSON_COMPACT);
 	size_t cap = 8192;
@@ -169,7 +169,7 @@ apply(Server *s, const json_t *messages, const json_t *options, char **text, siz
 
 	while (m && opt) {
 		*text = malloc(cap);
-		status = *text ? llmc_chat(s->back.tok, m, opt, *text, cap, n, err) : LLMC_E_MEMORY;
+		status = *text ? llmc_chat(model->back.tok, m, opt, *text, cap, n, err) : LLMC_E_MEMORY;
 		if (status == LLMC_OK)
 			break;
 		free(*text);
@@ -198,13 +198,13 @@ empty_nulls(json_t *messages)
 }
 
 static bool
-render(Server *s, json_t *messages, const json_t *options, char **text, size_t *n, Problem *p)
+render(Model *model, json_t *messages, const json_t *options, char **text, size_t *n, Problem *p)
 {
 	llmc_error err = { 0 };
-	llmc_status status = apply(s, messages, options, text, n, &err);
+	llmc_status status = apply(model, messages, options, text, n, &err);
 
 	if (status == LLMC_E_INPUT && empty_nulls(messages))
-		status = apply(s, messages, options, text, n, &err);
+		status = apply(model, messages, options, text, n, &err);
 	if (status == LLMC_E_MEMORY)
 		return problem_memory(p);
 	return status == LLMC_OK || problem(p, 400, "messages", "The chat template refuses these messages: %s", err.text);
@@ -212,13 +212,13 @@ render(Server *s, json_t *messages, const json_t *options, char **text, size_t *
 
 /* Whether the template shows the tools of the options: without them, its text is another. */
 static bool
-tools_shown(Server *s, json_t *messages, json_t *options, const char *text, size_t n, bool *shown, Problem *p)
+tools_shown(Model *model, json_t *messages, json_t *options, const char *text, size_t n, bool *shown, Problem *p)
 {
 	char *without = NULL;
 	size_t m;
 
 	json_object_del(options, "tools");
-	if (!render(s, messages, options, &without, &m, p))
+	if (!render(model, messages, options, &without, &m, p))
 		return false;
 	*shown = n != m || memcmp(text, without, n) != 0;
 	free(without);
@@ -227,20 +227,20 @@ tools_shown(Server *s, json_t *messages, json_t *options, const char *text, size
 
 /* The prompt with its tools: as the template has them, or else told in the system message. */
 static bool
-with_tools(Server *s, json_t **messages, json_t *options, char **text, size_t *n, const json_t *tools, Problem *p)
+with_tools(Model *model, json_t **messages, json_t *options, char **text, size_t *n, const json_t *tools, Problem *p)
 {
 	bool shown;
 
-	if (!tools_shown(s, *messages, options, *text, *n, &shown, p) || shown)
+	if (!tools_shown(model, *messages, options, *text, *n, &shown, p) || shown)
 		return !p->status;
-	json_t *told = tools_told(s, *messages, tools);
+	json_t *told = tools_told(model, *messages, tools);
 	if (!told)
 		return problem_memory(p);
 	json_decref(*messages);
 	*messages = told;
 	free(*text);
 	*text = NULL;
-	return render(s, *messages, options, text, n, p);
+	return render(model, *messages, options, text, n, p);
 }
 
 /* For continue_final_message: what the template put behind the last message's text goes. */
@@ -264,7 +264,7 @@ leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 }
 
 bool
-chat_render(Server *s, const json_t *o, json_t *tools, char **text, size_t *n, Problem *p)
+chat_render(Model *model, const json_t *o, json_t *tools, char **text, size_t *n, Problem *p)
 {
 	json_t *in = json_object_get(o, "messages"), *kwargs = json_object_get(o, "chat_template_kwargs"), *value;
 	json_t *messages = NULL, *options = NULL;
@@ -272,7 +272,7 @@ chat_render(Server *s, const json_t *o, json_t *tools, char **text, size_t *n, P
 	const char *key;
 
 	*text = NULL;
-	if (!s->back.tok || !s->back.info.has_chat_template)
+	if (!model->back.tok || !model->back.info.has_chat_template)
 		return problem(p, 400, "messages", "This model has no chat template: use /v1/completions.");
 	if (!in || json_is_null(in)) {
 		problem(p, 400, "messages", "Missing required parameter: 'messages'.");
@@ -315,7 +315,7 @@ chat_render(Server *s, const json_t *o, json_t *tools, char **text, size_t *n, P
 	json_object_set_new(options, "add_generation_prompt", json_boolean(generate));
 	if (tools)
 		json_object_set(options, "tools", tools);
-	ok = render(s, messages, options, text, n, p) && (!tools || with_tools(s, &messages, options, text, n, tools, p)) &&
+	ok = render(model, messages, options, text, n, p) && (!tools || with_tools(model, &messages, options, text, n, tools, p)) &&
 	     (!go_on || leave_open(messages, *text, n, p));
 out:
 	json_decref(messages);
@@ -328,10 +328,10 @@ out:
 }
 
 bool
-chat_prompt(Server *s, const json_t *o, char **text, size_t *n, Problem *p)
+chat_prompt(Model *model, const json_t *o, char **text, size_t *n, Problem *p)
 {
 	ToolUse use;
-	bool ok = tools_read(o, &use, p) && chat_render(s, o, use.tools, text, n, p);
+	bool ok = tools_read(o, &use, p) && chat_render(model, o, use.tools, text, n, p);
 
 	tools_release(&use);
 	return ok;

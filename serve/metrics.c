@@ -1,10 +1,11 @@
 /* Counters in Prometheus' text form: TGI's names, and vLLM's for what these have in common. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "base/number.h"
-#include "serve/req.h"
+#include "serve/model.h"
 #include "serve/route.h"
 
 static void
@@ -155,14 +156,14 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 }
 
 static void
-vllm_lines(Strbuf *b, Server *s, const Metrics *m, const llmc_counts *c)
+vllm_lines(Strbuf *b, const char *name, const char *state, const Metrics *m, const llmc_counts *c, const Backend *back)
 {
 	Strbuf label = { 0 };
 	double pages = (double)c->kv_pages_total;
 	static const llmc_histogram none;
 
 	strbuf_puts(&label, "engine=\"0\",model_name=");
-	json_str(&label, s->model_name, strlen(s->model_name));
+	json_str(&label, name, strlen(name));
 	const char *l = strbuf_str(&label);
 	const struct { const char *name, *kind, *help; double x; } one[] = {
 		{ "vllm:num_requests_running", "gauge", "Sequences in the batch.", c->running },
@@ -194,7 +195,10 @@ vllm_lines(Strbuf *b, Server *s, const Metrics *m, const llmc_counts *c)
 		strbuf_printf(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total{%s,position=\"%d\"} %.0f\n", l, i, (double)c->accepted_at[i]);
 	head(b, "vllm:cache_config_info", "gauge", "The KV cache.");
 	strbuf_printf(b, "vllm:cache_config_info{%s,block_size=\"%d\",num_gpu_blocks=\"%lld\",kv_tokens=\"%lld\"} 1\n", l, LLMC_KV_PAGE,
-	              (long long)c->kv_pages_total, (long long)s->back.limits.kv_tokens);
+	              (long long)c->kv_pages_total, (long long)back->limits.kv_tokens);
+	head(b, "vllm:engine_sleep_state", "gauge", "Whether the model is in memory.");
+	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"awake\"} %d\n", l, !strcmp(state, "loaded"));
+	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"discard_all\"} %d\n", l, strcmp(state, "loaded") != 0);
 	head(b, "vllm:lora_requests_info", "gauge", "Adapters: none; the value is the time.");
 	strbuf_printf(b, "vllm:lora_requests_info{%s,max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} %lld\n", l, (long long)time(NULL));
 	head(b, "vllm:request_success_total", "counter", "Choices that ended, by reason.");
@@ -231,19 +235,81 @@ vllm_lines(Strbuf *b, Server *s, const Metrics *m, const llmc_counts *c)
 	strbuf_release(&label);
 }
 
+/* Texts of several models have the same families in the same order; here each family's lines stand together, as the format demands. TGI's names have no
+ * label for the model: they get one. at: where each text has been read to. */
+static void
+weave(Strbuf *b, Strbuf *text, Slot *const *slot, int n)
+{
+	const char **at = calloc((size_t)n, sizeof *at);
+	bool more = at != NULL;
+
+	b->failed |= !at;
+	for (int i = 0; at && i < n; i++) {
+		at[i] = strbuf_str(&text[i]);
+		b->failed |= text[i].failed;
+	}
+	while (more) {
+		more = false;
+		for (int i = 0; i < n; i++) {
+			bool head = true; /* of a family: comments, then lines */
+			while (*at[i] && (*at[i] != '#' || head)) {
+				size_t len = strcspn(at[i], "\n") + 1, name = strcspn(at[i], "{ ");
+				head &= *at[i] == '#';
+				if (*at[i] == '#') {
+					if (i == 0)
+						strbuf_add(b, at[i], len);
+				} else if (strncmp(at[i], "tgi_", 4) != 0) {
+					strbuf_add(b, at[i], len);
+				} else {
+					strbuf_add(b, at[i], name);
+					strbuf_puts(b, "{model_name=");
+					json_str(b, slot[i]->name, strlen(slot[i]->name));
+					strbuf_puts(b, at[i][name] == '{' ? "," : "}");
+					name += at[i][name] == '{';
+					strbuf_add(b, at[i] + name, len - name);
+				}
+				at[i] += len;
+			}
+			more |= *at[i] != 0;
+		}
+	}
+	free(at);
+}
+
 void
 metrics_text(Req *r)
 {
 	Server *s = r->srv;
-	llmc_counts c = LLMC_INIT(llmc_counts);
-	Metrics m;
-	Strbuf b = { 0 };
+	int n = models_number(s), used = 0;
+	Strbuf b = { 0 }, *text = calloc((size_t)n, sizeof *text);
+	Slot **slot = calloc((size_t)n, sizeof *slot);
 
-	s->back.stats(s->back.self, &c);
-	pthread_mutex_lock(&s->lock);
-	m = s->metrics;
-	pthread_mutex_unlock(&s->lock);
-	tgi_lines(&b, &m, &c, &s->back);
-	vllm_lines(&b, s, &m, &c);
+	for (int i = 0; text && slot && i < n; i++) {
+		Slot *t = s->slot[i];
+		llmc_counts c = LLMC_INIT(llmc_counts);
+		model_counts(s, t, &c);
+		pthread_mutex_lock(&s->lock);
+		Metrics m = t->metrics;
+		Backend about = t->about;
+		const char *state = slot_state(t);
+		bool removed = t->removed;
+		pthread_mutex_unlock(&s->lock);
+		if (removed)
+			continue;
+		tgi_lines(&text[used], &m, &c, &about);
+		vllm_lines(&text[used], t->name, state, &m, &c, &about);
+		slot[used++] = t;
+	}
+	if (used == 1) {
+		b = text[0];
+		text[0] = (Strbuf){ 0 };
+	} else if (used) {
+		weave(&b, text, slot, used);
+	}
+	b.failed |= !text || !slot;
+	for (int i = 0; text && i < n; i++)
+		strbuf_release(&text[i]);
+	free(text);
+	free(slot);
 	req_answer(r, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
 }

@@ -173,8 +173,8 @@ read_generate(Gen *g, const json_t *o, Problem *p)
 		return openai_read_chat(g, o, p);
 	g->max_new = most ? (int32_t)json_integer_value(most) : -1;
 	return gen_prompts(g, 1, p) &&
-	       tokenize_prompt(g->srv, json_string_value(prompt), json_string_length(prompt), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL,
-	                       (size_t)g->srv->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p) &&
+	       tokenize_prompt(g->model, json_string_value(prompt), json_string_length(prompt), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL,
+	                       (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p) &&
 	       openai_fits(g, g->sub[0].n_tok, "prompt", p);
 }
 
@@ -197,7 +197,7 @@ line_open(const Gen *g, Strbuf *b, const char *text, size_t n, const Strbuf *thi
 {
 	bool chat = ((const Ollama *)gen_own(g))->chat;
 
-	json_printf(b, "{\"model\":%s,\"created_at\":", g->srv->model_name);
+	json_printf(b, "{\"model\":%s,\"created_at\":", g->model->name);
 	now(b, time(NULL));
 	strbuf_puts(b, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
 	json_str(b, text, n);
@@ -341,9 +341,9 @@ ollama_generate(Req *r)
 /* ---- the model ---- */
 
 static void
-details(const Server *s, Strbuf *b)
+details(const Slot *t, Strbuf *b) /* lock held */
 {
-	const llmc_model_info *i = &s->back.info;
+	const llmc_model_info *i = &t->about.info;
 	char size[32];
 
 	snprintf(size, sizeof size, i->n_params >= 1000000000 ? "%.1fB" : "%.0fM", (double)i->n_params / (i->n_params >= 1000000000 ? 1e9 : 1e6));
@@ -352,22 +352,30 @@ details(const Server *s, Strbuf *b)
 }
 
 static void
-one_model(const Server *s, Strbuf *b)
+one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 {
-	json_printf(b, "{\"name\":%s,\"model\":%s,\"modified_at\":", s->model_name, s->model_name);
+	json_printf(b, "{\"name\":%s,\"model\":%s,\"modified_at\":", t->name, t->name);
 	now(b, s->started);
-	json_printf(b, ",\"size\":%lld,\"digest\":\"\",", (long long)s->back.info.weight_bytes);
-	details(s, b);
+	json_printf(b, ",\"size\":%lld,\"digest\":\"\",", (long long)t->about.info.weight_bytes);
+	details(t, b);
 	strbuf_putc(b, '}');
 }
 
 void
 ollama_tags(Req *r)
 {
+	Server *s = r->srv;
 	Strbuf b = { 0 };
+	int n = 0;
 
 	strbuf_puts(&b, "{\"models\":[");
-	one_model(r->srv, &b);
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++)
+		if (!s->slot[i]->removed) {
+			strbuf_puts(&b, n++ ? "," : "");
+			one_model(s, s->slot[i], &b);
+		}
+	pthread_mutex_unlock(&s->lock);
 	strbuf_puts(&b, "]}");
 	req_answer(r, 200, type_json, &b);
 }
@@ -375,8 +383,6 @@ ollama_tags(Req *r)
 void
 ollama_show(Req *r)
 {
-	const Server *s = r->srv;
-	const llmc_model_info *i = &s->back.info;
 	Problem p = { 0 };
 	Strbuf b = { 0 };
 	json_t *in = body_object(&r->body, &p);
@@ -384,17 +390,21 @@ ollama_show(Req *r)
 	if (in && !json_object_get(in, "model")) /* as older clients say it */
 		json_object_set(in, "model", json_object_get(in, "name"));
 	json_t *o = in ? translate(in, &p) : NULL;
-	bool ok = o && openai_model(r->srv, o, &p);
+	bool ok = o && openai_model(r, o, &p);
 	json_decref(o);
 	json_decref(in);
 	if (!ok) {
 		req_problem(r, &p);
 		return;
 	}
+	const Slot *t = r->slot;
+	pthread_mutex_lock(&r->srv->lock);
+	const llmc_model_info *i = &t->about.info;
 	strbuf_puts(&b, "{\"modelfile\":\"\",\"parameters\":\"\",\"template\":\"\",");
-	details(s, &b);
+	details(t, &b);
 	json_printf(&b, ",\"model_info\":{\"general.architecture\":%s,\"general.parameter_count\":%lld,", i->family, (long long)i->n_params);
-	strbuf_printf(&b, "\"%s.context_length\":%d,\"%s.embedding_length\":%d,\"%s.block_count\":%d},\"capabilities\":[\"completion\",\"tools\"]}", i->family, s->max_total,
+	strbuf_printf(&b, "\"%s.context_length\":%d,\"%s.embedding_length\":%d,\"%s.block_count\":%d},\"capabilities\":[\"completion\",\"tools\"]}", i->family, t->max_total,
 	              i->family, i->hidden, i->family, i->n_layers);
+	pthread_mutex_unlock(&r->srv->lock);
 	req_answer(r, 200, type_json, &b);
 }

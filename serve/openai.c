@@ -43,22 +43,20 @@ openai_missing(Problem *p, const char *key)
 /* ---- requests ---- */
 
 bool
-openai_model(Server *s, const json_t *o, Problem *p)
+openai_model(Req *r, const json_t *o, Problem *p)
 {
 	const json_t *v = json_object_get(o, "model");
 
 	if (!v || json_is_null(v))
-		return true; /* there is only one */
+		return true; /* the first, or the only one */
 	if (!json_is_string(v))
 		return problem(p, 400, "model", "Invalid type for 'model': expected a string, but got %s instead.", json_type_name(v));
-	const char *name = json_string_value(v);
-	size_t own = strlen(s->model_name);
-	/* Ollama's clients write the tag of a model that has none; Hugging Face's name the model so when it was given only an address */
-	if (strcmp(name, s->model_name) != 0 && !(!strncmp(name, s->model_name, own) && !strcmp(name + own, ":latest")) && strcmp(name, "tgi") != 0 && strcmp(name, "dummy") != 0) {
-		problem(p, 404, "model", "The model '%.200s' does not exist; this server has '%s'.", name, s->model_name);
-		p->code = "model_not_found";
+	Slot *t = models_find(r->srv, json_string_value(v));
+	if (!t) {
+		models_unknown(r->srv, json_string_value(v), p);
 		return false;
 	}
+	r->slot = t;
 	return true;
 }
 
@@ -130,8 +128,8 @@ read_stop_tokens(Gen *g, const json_t *o, Problem *p)
 		return problem_memory(p);
 	for (size_t i = 0; i < n; i++) {
 		const json_t *one = json_array_get(v, i);
-		if (!json_is_integer(one) || json_integer_value(one) < 0 || json_integer_value(one) >= g->srv->back.info.vocab)
-			return problem(p, 400, "stop_token_ids", "Invalid 'stop_token_ids[%zu]': expected an id from 0 to %d.", i, g->srv->back.info.vocab - 1);
+		if (!json_is_integer(one) || json_integer_value(one) < 0 || json_integer_value(one) >= g->model->back.info.vocab)
+			return problem(p, 400, "stop_token_ids", "Invalid 'stop_token_ids[%zu]': expected an id from 0 to %d.", i, g->model->back.info.vocab - 1);
 		g->stop_tokens[i] = (int32_t)json_integer_value(one);
 	}
 	g->ep.n_stop_tokens = (int32_t)n;
@@ -158,8 +156,8 @@ read_bias(Gen *g, const json_t *o, Problem *p)
 	json_object_foreach(v, key, one) {
 		char *end;
 		long id = strtol(key, &end, 10);
-		if (end == key || *end || id < 0 || id >= g->srv->back.info.vocab)
-			return problem(p, 400, "logit_bias", "Invalid key in 'logit_bias': '%.40s'. Expected a token id from 0 to %d.", key, g->srv->back.info.vocab - 1);
+		if (end == key || *end || id < 0 || id >= g->model->back.info.vocab)
+			return problem(p, 400, "logit_bias", "Invalid key in 'logit_bias': '%.40s'. Expected a token id from 0 to %d.", key, g->model->back.info.vocab - 1);
 		if (!json_is_number(one) || !(fabs(json_number_value(one)) <= 100))
 			return problem(p, 400, "logit_bias", "Invalid value in 'logit_bias' for id %ld: expected a number from -100 to 100.", id);
 		g->bias[n++] = (llmc_bias){ (int32_t)id, (float)json_number_value(one) };
@@ -177,7 +175,7 @@ openai_read(Gen *g, const json_t *o, Problem *p)
 	bool has_seed, ignore_eos = false, skip_special = true, usage = false;
 	const json_t *so = json_object_get(o, "stream_options");
 
-	if (!openai_model(g->srv, o, p) || !check_unsupported(o, p) || !field_num(o, "temperature", 0, 2, &temperature, NULL, p) || !field_num(o, "top_p", 0, 1, &top_p, NULL, p) ||
+	if (!openai_model(g->req, o, p) || !check_unsupported(o, p) || !field_num(o, "temperature", 0, 2, &temperature, NULL, p) || !field_num(o, "top_p", 0, 1, &top_p, NULL, p) ||
 	    !field_num(o, "min_p", 0, 1, &min_p, NULL, p) || !field_num(o, "presence_penalty", -2, 2, &presence, NULL, p) ||
 	    !field_num(o, "frequency_penalty", -2, 2, &frequency, NULL, p) ||
 	    !field_num(o, "repetition_penalty", 0, 100, &repetition, NULL, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
@@ -223,14 +221,14 @@ openai_read(Gen *g, const json_t *o, Problem *p)
 bool
 openai_fits(const Gen *g, size_t n_tok, const char *what, Problem *p)
 {
-	const Server *s = g->srv;
-	int64_t most = s->max_total, new_tokens = g->max_new < 0 ? 1 : g->max_new;
+	const Model *m = g->model;
+	int64_t most = m->max_total, new_tokens = g->max_new < 0 ? 1 : g->max_new;
 
 	if (n_tok == 0)
 		return problem(p, 400, what, "The prompt is empty: at least one token is needed.");
-	if ((int64_t)n_tok + new_tokens > most || n_tok > (size_t)s->max_input) {
-		if (n_tok > (size_t)s->max_input && (int64_t)n_tok + new_tokens <= most)
-			most = s->max_input;
+	if ((int64_t)n_tok + new_tokens > most || n_tok > (size_t)m->max_input) {
+		if (n_tok > (size_t)m->max_input && (int64_t)n_tok + new_tokens <= most)
+			most = m->max_input;
 		if (g->max_new < 0)
 			problem(p, 400, what, "This model's maximum context length is %lld tokens. However, your messages resulted in %zu tokens. Please reduce the length of the messages.",
 			        (long long)most, n_tok);
@@ -286,7 +284,7 @@ openai_open(const Gen *g, Strbuf *b, bool chunk)
 	const OpenAi *own = openai_own(g);
 
 	json_printf(b, "{\"id\":%s,\"object\":%s,\"created\":%lld,\"model\":%s,\"system_fingerprint\":\"llmc-" LLMC_VERSION "\",\"choices\":[", own->id,
-	            chunk ? own->chunk : own->object, (long long)own->created, g->srv->model_name);
+	            chunk ? own->chunk : own->object, (long long)own->created, g->model->name);
 }
 
 void

@@ -26,8 +26,8 @@ openai_own(const Gen *g)
 void openai_handle(Req *r, const Dialect *d, const char *id_prefix, const char *object, const char *chunk,
                    json_t *(*translate)(const json_t *in, Problem *p), bool (*read)(Gen *g, const json_t *o, Problem *p));
 bool openai_read_chat(Gen *g, const json_t *o, Problem *p);
-/* "model" is ours, or not said. */
-bool openai_model(Server *s, const json_t *o, Problem *p);
+/* "model" is one of ours, or not said. */
+bool openai_model(Req *r, const json_t *o, Problem *p);
 bool openai_missing(Problem *p, const char *key);
 /* The fields that both routes have. */
 bool openai_read(Gen *g, const json_t *o, Problem *p);

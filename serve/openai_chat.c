@@ -33,10 +33,10 @@ openai_read_chat(Gen *g, const json_t *o, Problem *p)
 	ToolUse use = { 0 };
 	if (!tools_read(o, &use, p))
 		return false;
-	bool ok = chat_render(g->srv, o, use.tools, &text, &n, p) && gen_prompts(g, 1, p) && tools_begin(g, &use, text, n, p);
+	bool ok = chat_render(g->model, o, use.tools, &text, &n, p) && gen_prompts(g, 1, p) && tools_begin(g, &use, text, n, p);
 	tools_release(&use);
-	ok = ok && tokenize_prompt(g->srv, text, n, LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
-	                                                  (size_t)g->srv->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);
+	ok = ok && tokenize_prompt(g->model, text, n, LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
+	                                                  (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);
 	free(text);
 	return ok && openai_fits(g, g->sub[0].n_tok, "messages", p);
 }
@@ -48,7 +48,7 @@ chat_token(const Gen *g, Strbuf *b, int32_t id, float lp)
 {
 	Strbuf raw = { 0 };
 
-	token_bytes(g->srv->back.tok, id, &raw);
+	token_bytes(g->model->back.tok, id, &raw);
 	strbuf_puts(b, "\"token\":");
 	json_str(b, strbuf_str(&raw), raw.len);
 	strbuf_puts(b, ",\"logprob\":");

@@ -18,8 +18,8 @@ ids_of(Gen *g, const json_t *list, Sub *sub, Problem *p)
 		return problem_memory(p);
 	for (size_t i = 0; i < n; i++) {
 		const json_t *v = json_array_get(list, i);
-		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= g->srv->back.info.vocab)
-			return problem(p, 400, "prompt", "Invalid 'prompt': element %zu is no token id; expected integers from 0 to %d.", i, g->srv->back.info.vocab - 1);
+		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= g->model->back.info.vocab)
+			return problem(p, 400, "prompt", "Invalid 'prompt': element %zu is no token id; expected integers from 0 to %d.", i, g->model->back.info.vocab - 1);
 		sub->tok[sub->n_tok++] = (int32_t)json_integer_value(v);
 	}
 	return true;
@@ -39,17 +39,17 @@ read_prompt(Gen *g, const json_t *o, Problem *p)
 	if (!json_is_string(v) && !ids && !json_is_string(first) && !json_is_array(first))
 		return problem(p, 400, "prompt", "Invalid type for 'prompt': expected a string, an array of strings, an array of token ids or an array of such arrays, but got %s%s instead.",
 		               json_is_array(v) ? "an array of " : "", json_type_name(json_is_array(v) ? first : v));
-	if (n > MAX_PROMPTS || (g->srv->back.max_concurrent && n > (size_t)g->srv->back.max_concurrent))
+	if (n > MAX_PROMPTS || (g->model->back.max_concurrent && n > (size_t)g->model->back.max_concurrent))
 		return problem(p, 400, "prompt", "Invalid 'prompt': %zu prompts in one request, at most %d are taken.", n,
-		               g->srv->back.max_concurrent && g->srv->back.max_concurrent < MAX_PROMPTS ? g->srv->back.max_concurrent : MAX_PROMPTS);
+		               g->model->back.max_concurrent && g->model->back.max_concurrent < MAX_PROMPTS ? g->model->back.max_concurrent : MAX_PROMPTS);
 	if (!field_bool(o, "add_special_tokens", &special, p) || !gen_prompts(g, (int32_t)n, p))
 		return false;
 	for (size_t i = 0; i < n; i++) {
 		const json_t *one = json_is_array(v) && !ids ? json_array_get(v, i) : v;
 		Sub *sub = &g->sub[i];
 		if (json_is_string(one)) {
-			if (!tokenize_prompt(g->srv, json_string_value(one), json_string_length(one), LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
-			                     (size_t)g->srv->max_input, &sub->tok, &sub->n_tok, p))
+			if (!tokenize_prompt(g->model, json_string_value(one), json_string_length(one), LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
+			                     (size_t)g->model->max_input, &sub->tok, &sub->n_tok, p))
 				return false;
 			if (openai_own(g)->echo) {
 				sub->n_echo = json_string_length(one);
@@ -59,7 +59,7 @@ read_prompt(Gen *g, const json_t *o, Problem *p)
 				memcpy(sub->echo, json_string_value(one), sub->n_echo + 1);
 			}
 		} else if (json_is_array(one)) {
-			if (!ids_of(g, one, sub, p) || (openai_own(g)->echo && g->srv->back.tok && !detokenize_prompt(g->srv, sub->tok, sub->n_tok, &sub->echo, &sub->n_echo, p)))
+			if (!ids_of(g, one, sub, p) || (openai_own(g)->echo && g->model->back.tok && !detokenize_prompt(g->model, sub->tok, sub->n_tok, &sub->echo, &sub->n_echo, p)))
 				return false;
 		} else {
 			return problem(p, 400, "prompt", "Invalid type for 'prompt[%zu]': expected %s, but got %s instead.", i,
@@ -112,7 +112,7 @@ token_text(const Gen *g, int32_t id, Strbuf *out)
 {
 	Strbuf raw = { 0 };
 
-	token_bytes(g->srv->back.tok, id, &raw);
+	token_bytes(g->model->back.tok, id, &raw);
 	if (utf8_valid(strbuf_str(&raw), raw.len)) {
 		json_str(out, strbuf_str(&raw), raw.len);
 	} else {

@@ -15,6 +15,7 @@ enum { /* flags of a Route */
 	RT_PREFIX = 8,  /* also takes what lies below its path, which ends in '/' */
 	RT_HTML   = 16, /* for clients that accept HTML */
 	RT_DRAIN  = 32, /* answered by a worker while the server shuts down, too */
+	RT_MODEL  = 128, /* asks a model, by the "model" of its body */
 	RT_PROBE  = 64, /* for routers and scrapers: needs no key where the server's open_probes say so */
 };
 
@@ -40,6 +41,9 @@ struct Req {
 	Strbuf  body;
 	bool    too_large, no_memory, wants_html, content_json, auth_ok;
 	struct Key *key;       /* whose limits hold; NULL: none */
+	Slot   *slot;          /* whose metrics count it */
+	Model  *model;         /* while a worker handles it, of a route that asks one; with a reference */
+	bool    all_models;    /* a call to sleep: of all */
 	char    allow_origin[256];
 	const char *allow_headers; /* of a preflight, as it asked */
 	const char *tail;      /* of the path, below a prefix route; points into path */

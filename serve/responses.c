@@ -283,7 +283,7 @@ response(const Gen *g, Strbuf *b, const char *status, const Choice *c, const Pro
 	int32_t n_prompt, n_new, n_cached;
 
 	json_printf(b, "{\"id\":%s,\"object\":\"response\",\"created_at\":%lld,\"status\":%s,\"model\":%s,", openai_own(g)->id, (long long)openai_own(g)->created, status,
-	            g->srv->model_name);
+	            g->model->name);
 	if (error)
 		json_printf(b, "\"error\":{\"code\":\"server_error\",\"message\":%s},", error->text);
 	else

@@ -4,16 +4,18 @@
  *   gen, body, json, tokens, grammar     what dialects share: a generation, bodies in, JSON out, text and ids, constraints
  *   openai_*, responses, tgi_*, anthropic, ollama   dialects
  *   info, text, page, metrics, ...       other routes
+ *   models, sleep                        names and the engines behind them, which come and go (model.h)
  *
- * Three kinds of threads:
+ * Four kinds of threads:
  *   http     one thread (epoll): reads requests, writes answers, sees who has gone or is too slow, never waits
  *   workers  parse, validate, apply templates, tokenize, submit
- *   pump     takes events from the engine, turns them into bytes of answers
+ *   pumps    one an engine: takes its events, turns them into bytes of answers
+ *   keeper   opens and closes engines
  * A connection whose answer is not ready costs a descriptor and some memory, no thread. What bodies, their parsing and
  * answers that wait take is counted in bytes (Server.held): beyond the limit large requests get 503, small ones pass.
  *
  * One lock (Server.lock) guards the lists, the counters and what http and the others share of a Req. It is never held
- * while an engine call may wait, nor while JSON is made. Bodies, headers and files of requests are untrusted.
+ * while an engine call may wait, nor while the JSON of an answer that can be long is made. Bodies, headers and files of requests are untrusted.
  * Nothing here prints: log lines go to the caller's function. */
 #ifndef LLMC_SERVE_H
 #define LLMC_SERVE_H
@@ -32,10 +34,13 @@
 typedef struct llmc_server Server;
 typedef struct Req Req;
 typedef struct Route Route;
+typedef struct Model Model; /* an engine that serves a name (model.h) */
+typedef struct Slot Slot;   /* the name */
 
 /* What the server needs of an engine: tests put a false one here. */
 typedef struct Backend {
 	void *self;
+	void *model;           /* of its Source */
 	llmc_status (*submit)(void *self, const llmc_request *r, int64_t *id, llmc_error *err);
 	llmc_status (*next)(void *self, int timeout_ms, llmc_event *ev, llmc_error *err);
 	void        (*release)(llmc_event *ev);
@@ -75,7 +80,7 @@ void hist_add(Hist *h, double x);
 typedef struct Conn Conn; /* one TCP connection (net.c) */
 
 typedef struct Queue { Req *first, **end; } Queue;
-enum { MAX_WORKERS = 16, N_SPEED = 60, N_PAST = 360, PAST_SECONDS = 10 };
+enum { MAX_WORKERS = 16, N_SPEED = 60, N_PAST = 360, MAX_MODELS = 256, PAST_SECONDS = 10 };
 
 typedef struct Past { /* the server as it was */
 	double   at;               /* clock_now() */
@@ -86,16 +91,20 @@ typedef struct Past { /* the server as it was */
 
 
 struct llmc_server {
-	Backend  back;
 	llmc_serve_options opt; /* strings are owned */
-	char    *model_name;
 	char     url[300];
 	int      port;
 	time_t   started;
-	int32_t  max_input, max_total;
 	size_t   max_body, max_held; /* bytes of one body, of all */
 
-	struct Grammars *grammars; /* of late */
+	Slot    *slot[MAX_MODELS]; /* the first is meant where a request names none */
+	int      n_slots;          /* grows under the lock */
+	Model   *retired;          /* they end when nobody uses them */
+	Queue    sleepers;         /* calls that are answered then */
+	uint64_t n_wanted;         /* times that a slot has begun to want an engine */
+	pthread_t keeper;
+	bool     has_keeper;
+	pthread_cond_t keep;       /* the keeper has something to do */
 	struct Keys *keys;         /* of several clients; NULL */
 	struct Trace *trace;       /* spans go there; NULL: nowhere */
 	const Route *routes;       /* ends with the row of what is not there */
@@ -104,29 +113,24 @@ struct llmc_server {
 	bool     loopback;         /* only this machine can reach it */
 	pthread_mutex_t lock, log_lock;
 	pthread_cond_t  work, idle;
-	pthread_t worker[MAX_WORKERS + 1], pump; /* the first for small requests only */
+	pthread_t worker[MAX_WORKERS + 1]; /* the first for small requests only */
 	int      n_workers;
-	bool     has_pump;
 	atomic_bool leaving;       /* routers shall send new requests elsewhere; all are still taken */
 	atomic_bool draining;      /* no new requests */
-	atomic_bool closing;       /* what runs is cancelled, workers and pump end */
-	atomic_bool plain_chat;    /* the model's format has no reasoning: without tools an answer is text */
+	atomic_bool closing;       /* what runs is cancelled, workers and pumps end */
 	atomic_bool ended;         /* they have: no answer that is not there will come */
-	bool     healthy;          /* a generation has worked since the last failure */
-	bool     failed;           /* the engine's device is gone */
 
 	Queue    large, small;     /* requests for the workers */
 	Req     *woken;            /* those that http should look at */
 	atomic_int n_conns;
 	int      n_active;         /* requests whose answer is not complete */
-	int      n_gens;
 	size_t   held;             /* bytes of requests and answers in memory */
 	bool     pressed;          /* some request found no room since http last looked */
 	bool     trim;             /* much was freed: the heap can give some back */
 	uint64_t next_id;
-	Metrics  metrics;
 	struct { double at; uint64_t prompt, fresh; } speed[N_SPEED]; /* a ring, one a second, for /status.json */
 	int      speed_at;
+	double   ticked;           /* when the last one was begun */
 	Past     past[N_PAST];     /* the last hour, a ring */
 	uint64_t n_past;           /* ever taken */
 };
@@ -136,16 +140,18 @@ llmc_status net_open(Server *s, llmc_error *err);
 void        net_wake(Server *s);     /* look at the server's state */
 void        net_close(Server *s);    /* answers that are ready are sent, for two seconds; then all closes */
 void        http_wake(Req *r);       /* its answer has grown; call without the lock */
-/* work.c, log.c, status.c (on the pump's thread, every tenth of a second) */
+/* work.c, log.c, status.c */
 llmc_status work_open(Server *s, llmc_error *err);
 void        work_push(Server *s, Req *r); /* with the lock held */
 void        work_close(Server *s);
 void        log_request(Req *r);
 void        serve_log(Server *s, int level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-void        status_tick(Server *s, double now);
+void        status_tick(Server *s, double now); /* on any pump's thread */
 
 /* server.c: also what tests use */
-llmc_status server_open(const Backend *b, const llmc_serve_options *opt, Server **out, llmc_error *err);
+struct SlotInit;
+llmc_status server_open(const Backend *b, const llmc_serve_options *opt, Server **out, llmc_error *err); /* one model, open for good */
+llmc_status server_open_models(const struct SlotInit *init, int n, const llmc_serve_options *opt, Server **out, llmc_error *err);
 int         server_port(const Server *s);
 void        server_leave(Server *s);                 /* unhealthy to routers, else as before */
 void        server_stop(Server *s);                  /* no new requests */

@@ -10,8 +10,7 @@
 
 #include "serve/keys.h"
 #include "serve/trace.h"
-#include "serve/grammar.h"
-#include "serve/req.h"
+#include "serve/model.h"
 #include "base/sized.h"
 
 static bool
@@ -78,8 +77,8 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	if (o->keys)
 		TRY(keys_open(o->keys, &s->keys, err));
 	o->keys = NULL; /* the path is read */
-	s->model_name = strdup(o->model_name && *o->model_name ? o->model_name : s->back.info.name);
-	if (!o->host || !s->model_name)
+	o->model_name = NULL; /* the first slot has it */
+	if (!o->host)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 #define DEFAULT(field, value)                                                                      \
 	do {                                                                                       \
@@ -88,13 +87,8 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 		if (o->field < 0)                                                                  \
 			return error_set(err, LLMC_E_INPUT, #field " is negative");                \
 	} while (0)
-	int32_t context = s->back.limits.context;
-	/* what a request may have even when it runs alone */
-	int64_t room = s->back.limits.kv_tokens;
-	if (s->back.max_batch_total > 0 && s->back.max_batch_total < room)
-		room = s->back.max_batch_total;
-	DEFAULT(max_total_tokens, room < context ? (int32_t)room : context);
-	DEFAULT(max_input_length, o->max_total_tokens - 1);
+	DEFAULT(max_total_tokens, 0); /* by the model, as the next */
+	DEFAULT(max_input_length, 0);
 	DEFAULT(max_best_of, 2);
 	DEFAULT(max_stop_sequences, 4);
 	DEFAULT(max_top_n_tokens, 5);
@@ -111,10 +105,8 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 		return error_set(err, LLMC_E_INPUT, "port %d: expected 0 to 65535", o->port);
 	if (o->validation_workers > MAX_WORKERS)
 		return error_set(err, LLMC_E_INPUT, "validation_workers %d: at most %d", o->validation_workers, MAX_WORKERS);
-	if (o->max_total_tokens > context)
-		return error_set(err, LLMC_E_INPUT, "max_total_tokens %d is more than the context of %d; raise --context", o->max_total_tokens, context);
-	if (o->max_input_length >= o->max_total_tokens)
-		return error_set(err, LLMC_E_INPUT, "max_input_length %d must be less than max_total_tokens %d", o->max_input_length, o->max_total_tokens);
+	if (o->memory_bytes < 0 || !(o->sleep_after_s >= 0))
+		return error_set(err, LLMC_E_INPUT, "memory_bytes or sleep_after_s is negative");
 	if (o->max_top_n_tokens > LLMC_MAX_TOP)
 		return error_set(err, LLMC_E_INPUT, "max_top_n_tokens %d: at most %d", o->max_top_n_tokens, LLMC_MAX_TOP);
 	if (o->max_body_bytes > 1 << 30)
@@ -128,8 +120,6 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 		          (unsigned long long)files.rlim_cur, fit, o->max_connections);
 		o->max_connections = fit < 1 ? 1 : fit;
 	}
-	s->max_input = o->max_input_length;
-	s->max_total = o->max_total_tokens;
 	s->max_body = (size_t)o->max_body_bytes;
 	s->max_held = 32 * s->max_body > ((size_t)256 << 20) ? 32 * s->max_body : (size_t)256 << 20;
 	return LLMC_OK;
@@ -138,13 +128,24 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 llmc_status
 server_open(const Backend *b, const llmc_serve_options *opt, Server **out, llmc_error *err)
 {
+	SlotInit one = { .name = opt ? opt->model_name : NULL, .back = b };
+
+	return server_open_models(&one, 1, opt, out, err);
+}
+
+llmc_status
+server_open_models(const SlotInit *init, int n, const llmc_serve_options *opt, Server **out, llmc_error *err)
+{
+	bool taken = false;
 	Server *s = calloc(1, sizeof *s);
 	llmc_status status;
 
 	*out = NULL;
-	if (!s)
+	if (!s) {
+		for (int i = 0; i < n; i++)
+			models_drop(&init[i]);
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	s->back = *b;
+	}
 	s->listen_fd = -1;
 	s->started = time(NULL);
 	s->routes = serve_routes;
@@ -155,18 +156,19 @@ server_open(const Backend *b, const llmc_serve_options *opt, Server **out, llmc_
 	pthread_mutex_init(&s->log_lock, NULL);
 	pthread_cond_init(&s->work, NULL);
 	pthread_cond_init(&s->idle, &attr);
+	pthread_cond_init(&s->keep, &attr);
 	pthread_condattr_destroy(&attr);
-	s->grammars = grammars_open();
-	if (!s->grammars)
-		TRY_GOTO(error_set(err, LLMC_E_MEMORY, "out of memory"));
 	TRY_GOTO(set_options(s, opt, err));
-	metrics_init(&s->metrics, s->max_input, s->max_total);
 	TRY_GOTO(listen_on(s, err));
+	taken = true;
+	TRY_GOTO(models_open(s, init, n, err));
 	TRY_GOTO(work_open(s, err));
 	TRY_GOTO(net_open(s, err));
 	*out = s;
 	return LLMC_OK;
 fail:
+	for (int i = 0; i < n && !taken; i++)
+		models_drop(&init[i]);
 	server_close(s);
 	return status;
 }
@@ -218,7 +220,9 @@ server_close(Server *s)
 	s->closing = true;
 	pthread_mutex_unlock(&s->lock);
 	net_wake(s);   /* it cancels what runs */
-	work_close(s); /* the pump has taken the last events: no request is with the engine */
+	models_stop(s);
+	work_close(s);
+	models_end(s); /* the pumps have taken the last events: no request is with an engine */
 	s->ended = true;
 	net_close(s);
 	trace_close(s->trace);
@@ -227,18 +231,18 @@ server_close(Server *s)
 			next = r->next;
 			req_unref(r);
 		}
+	models_close(s);
 	if (s->listen_fd >= 0)
 		close(s->listen_fd);
 	pthread_cond_destroy(&s->work);
 	pthread_cond_destroy(&s->idle);
+	pthread_cond_destroy(&s->keep);
 	pthread_mutex_destroy(&s->lock);
 	pthread_mutex_destroy(&s->log_lock);
 	free((char *)(uintptr_t)s->opt.host);
 	free((char *)(uintptr_t)s->opt.api_key);
 	free((char *)(uintptr_t)s->opt.allow_origin);
 	free((char *)(uintptr_t)s->opt.allow_host);
-	free(s->model_name);
-	grammars_close(s->grammars);
 	keys_close(s->keys);
 	free(s);
 }

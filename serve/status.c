@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "serve/req.h"
+#include "serve/model.h"
 #include "serve/route.h"
 
 /* Once a second the totals go into a ring, from which rates follow. */
@@ -11,9 +11,14 @@ status_tick(Server *s, double now)
 {
 	llmc_counts c = LLMC_INIT(llmc_counts);
 
-	if (now - s->speed[s->speed_at].at < 1)
+	pthread_mutex_lock(&s->lock); /* every pump comes by */
+	bool due = now - s->ticked >= 1;
+	if (due)
+		s->ticked = now;
+	pthread_mutex_unlock(&s->lock);
+	if (!due)
 		return;
-	s->back.stats(s->back.self, &c);
+	models_counts(s, &c);
 	pthread_mutex_lock(&s->lock);
 	s->speed_at = (s->speed_at + 1) % N_SPEED;
 	s->speed[s->speed_at].at = now;
@@ -32,13 +37,20 @@ info_history(Req *r)
 	Strbuf b = { 0 };
 	double now = clock_now();
 	Past past[N_PAST];
+	int64_t pages = 0;
+	int seqs = 0;
 
 	pthread_mutex_lock(&s->lock);
 	int n = s->n_past < N_PAST ? (int)s->n_past : N_PAST;
 	for (int i = 0; i < n; i++)
 		past[i] = s->past[(s->n_past - (uint64_t)(n - i)) % N_PAST];
+	for (int i = 0; i < s->n_slots; i++)
+		if (s->slot[i]->model || s->n_slots == 1) {
+			pages += s->slot[i]->about.limits.kv_tokens / LLMC_KV_PAGE;
+			seqs += s->slot[i]->about.limits.seqs;
+		}
 	pthread_mutex_unlock(&s->lock);
-	json_printf(&b, "{\"seconds\":%d,\"pages_total\":%lld,\"max_running\":%d,\"samples\":[", PAST_SECONDS, (long long)(s->back.limits.kv_tokens / LLMC_KV_PAGE), s->back.limits.seqs);
+	json_printf(&b, "{\"seconds\":%d,\"pages_total\":%lld,\"max_running\":%d,\"samples\":[", PAST_SECONDS, (long long)pages, seqs);
 	for (int i = 0; i < n; i++) {
 		const Past *p = &past[i], *q = i ? p - 1 : p;
 		double dt = p->at - q->at;
@@ -64,7 +76,7 @@ info_status(Req *r)
 	Strbuf b = { 0 };
 	double now = clock_now();
 
-	s->back.stats(s->back.self, &c);
+	models_counts(s, &c);
 	pthread_mutex_lock(&s->lock);
 	int last = s->speed_at, before = (last + N_SPEED - 5) % N_SPEED;
 	double dt = s->speed[before].at > 0 ? now - s->speed[before].at : s->speed[1].at > 0 ? now - s->speed[1].at : 0;
@@ -73,19 +85,36 @@ info_status(Req *r)
 	int active = s->n_active, conns = s->n_conns;
 	size_t held = s->held;
 	bool draining = s->draining;
-	uint64_t requests = s->metrics.requests, success = s->metrics.success, failures = 0;
-	for (int i = 0; i < ERR_KINDS; i++)
-		failures += s->metrics.failure[i];
+	uint64_t requests = 0, success = 0, failures = 0;
+	int max_waiting = 0, max_running = 0;
+	for (int k = 0; k < s->n_slots; k++) {
+		const Slot *at = s->slot[k];
+		requests += at->metrics.requests;
+		success += at->metrics.success;
+		for (int i = 0; i < ERR_KINDS; i++)
+			failures += at->metrics.failure[i];
+		max_waiting += at->model || s->n_slots == 1 ? at->about.max_concurrent : 0;
+		max_running += at->model || s->n_slots == 1 ? at->about.limits.seqs : 0;
+	}
+	json_printf(&b, "{\"model\":%s,\"version\":%s,\"target\":%s,\"uptime_s\":%lld,\"models\":[", s->slot[0]->name, llmc_version(),
+	            s->slot[0]->about.info.target, (long long)(time(NULL) - s->started));
+	for (int k = 0, n = 0; k < s->n_slots; k++) {
+		const Slot *at = s->slot[k];
+		if (at->removed)
+			continue;
+		strbuf_puts(&b, n++ ? "," : "");
+		json_printf(&b, "{\"name\":%s,\"state\":%s,\"bytes\":%lld,\"waiting\":%d,\"requests\":%lld}", at->name, slot_state(at), (long long)at->bytes, at->n_waiting,
+		            (long long)at->metrics.requests);
+	}
+	json_printf(&b, "],\"memory_bytes\":%lld,\"draining\":", (long long)s->opt.memory_bytes);
 	pthread_mutex_unlock(&s->lock);
-	json_printf(&b, "{\"model\":%s,\"version\":%s,\"target\":%s,\"uptime_s\":%lld,\"draining\":", s->model_name, llmc_version(),
-	            s->back.info.target, (long long)(time(NULL) - s->started));
 	strbuf_puts(&b, draining ? "true" : "false");
 	json_printf(&b, ",\"connections\":%d,\"memory\":{\"held\":%lld,\"max\":%lld}", conns, (long long)held, (long long)s->max_held);
 	json_printf(&b, ",\"requests\":{\"active\":%d,\"total\":%lld,\"success\":%lld,\"failure\":%lld}", active,
 	            (long long)requests, (long long)success, (long long)failures);
-	json_printf(&b, ",\"queue\":{\"waiting\":%d,\"preempted\":%d,\"max\":%d}", c.waiting, c.preempted, s->back.max_concurrent);
+	json_printf(&b, ",\"queue\":{\"waiting\":%d,\"preempted\":%d,\"max\":%d}", c.waiting, c.preempted, max_waiting);
 	json_printf(&b, ",\"batch\":{\"running\":%d,\"max\":%d,\"last_size\":%d,\"max_tokens\":%lld,\"last_step_ms\":%g}", c.running,
-	            s->back.limits.seqs, c.batch_size, (long long)c.batch_max_tokens, 1e3 * c.last_step_s);
+	            max_running, c.batch_size, (long long)c.batch_max_tokens, 1e3 * c.last_step_s);
 	json_printf(&b, ",\"kv\":{\"pages_total\":%lld,\"pages_used\":%lld,\"pages_cached\":%lld,\"swap_bytes\":%lld}", (long long)c.kv_pages_total,
 	            (long long)c.kv_pages_used, (long long)c.kv_pages_cached, (long long)c.swap_bytes_used);
 	json_printf(&b, ",\"tokens\":{\"prompt\":%lld,\"new\":%lld,\"prompt_per_s\":%g,\"new_per_s\":%g}", (long long)c.prompt_tokens,

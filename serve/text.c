@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "serve/req.h"
+#include "serve/model.h"
 #include "serve/route.h"
 #include "serve/text.h"
 
@@ -50,26 +50,26 @@ tokenize_object(Req *r, json_t *o, Strbuf *b, Problem *p)
 	if (!field_bool(o, "add_special_tokens", &special, p) || !field_bool(o, "return_token_strs", &strs, p))
 		return;
 	if (chat) {
-		if (!chat_prompt(r->srv, o, &text, &n, p))
+		if (!chat_prompt(r->model, o, &text, &n, p))
 			return;
 	} else if (!json_is_string(prompt)) {
 		problem(p, 400, "prompt", prompt ? "Invalid type for 'prompt': expected a string, but got %s instead." : "Missing required parameter: 'prompt' or 'messages'; got %s.",
 		        json_type_name(prompt));
 		return;
 	}
-	bool ok = tokenize_prompt(r->srv, chat ? text : json_string_value(prompt), chat ? n : json_string_length(prompt),
+	bool ok = tokenize_prompt(r->model, chat ? text : json_string_value(prompt), chat ? n : json_string_length(prompt),
 	                          LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0), SIZE_MAX, &tok, &n_tok, p);
 	free(text);
 	if (!ok)
 		return;
-	json_printf(b, "{\"count\":%lld,\"max_model_len\":%d,\"tokens\":[", (long long)n_tok, r->srv->max_total);
+	json_printf(b, "{\"count\":%lld,\"max_model_len\":%d,\"tokens\":[", (long long)n_tok, r->model->max_total);
 	for (size_t i = 0; i < n_tok; i++)
 		strbuf_printf(b, i ? ",%d" : "%d", tok[i]);
 	strbuf_puts(b, "],\"token_strs\":");
 	if (strs) {
 		for (size_t i = 0; i < n_tok; i++) {
 			strbuf_clear(&piece);
-			token_bytes(r->srv->back.tok, tok[i], &piece);
+			token_bytes(r->model->back.tok, tok[i], &piece);
 			strbuf_putc(b, i ? ',' : '[');
 			json_str(b, strbuf_str(&piece), piece.len);
 		}
@@ -97,7 +97,7 @@ text_tokenize(Req *r)
 void
 text_detokenize(Req *r)
 {
-	Server *s = r->srv;
+	Model *m = r->model;
 	Problem p = { 0 };
 	json_t *o = body_object(&r->body, &p), *list = json_object_get(o, "tokens"), *v;
 	size_t n = json_array_size(list), i, need = 0;
@@ -107,7 +107,7 @@ text_detokenize(Req *r)
 
 	if (!o)
 		goto out;
-	if (!s->back.tok) {
+	if (!m->back.tok) {
 		problem(&p, 400, NULL, "This model has no tokenizer.");
 		goto out;
 	}
@@ -121,13 +121,13 @@ text_detokenize(Req *r)
 		goto out;
 	}
 	json_array_foreach(list, i, v) {
-		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= llmc_tokenizer_size(s->back.tok)) {
-			problem(&p, 400, "tokens", "Invalid 'tokens': element %zu is no token id; expected integers from 0 to %d.", i, llmc_tokenizer_size(s->back.tok) - 1);
+		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= llmc_tokenizer_size(m->back.tok)) {
+			problem(&p, 400, "tokens", "Invalid 'tokens': element %zu is no token id; expected integers from 0 to %d.", i, llmc_tokenizer_size(m->back.tok) - 1);
 			goto out;
 		}
 		tok[i] = (int32_t)json_integer_value(v);
 	}
-	if (!detokenize_prompt(s, tok, n, &text, &need, &p))
+	if (!detokenize_prompt(m, tok, n, &text, &need, &p))
 		goto out;
 	strbuf_puts(&b, "{\"prompt\":");
 	json_str(&b, text, need);
@@ -143,7 +143,7 @@ out:
 
 /* TGI: a list of tokens with the bytes' places in the text. */
 static void
-tgi_list(const Server *s, const char *text, size_t n_text, const int32_t *tok, size_t n_tok, Strbuf *b)
+tgi_list(const Model *m, const char *text, size_t n_text, const int32_t *tok, size_t n_tok, Strbuf *b)
 {
 	Strbuf piece = { 0 };
 	size_t at = 0;
@@ -151,7 +151,7 @@ tgi_list(const Server *s, const char *text, size_t n_text, const int32_t *tok, s
 	strbuf_putc(b, '[');
 	for (size_t i = 0; i < n_tok; i++) {
 		strbuf_clear(&piece);
-		token_bytes(s->back.tok, tok[i], &piece);
+		token_bytes(m->back.tok, tok[i], &piece);
 		const char *t = strbuf_str(&piece);
 		size_t n = piece.len, skip = 0;
 		/* what the tokenizer put in front (a prefix space, bos) has no place in the text */
@@ -183,8 +183,8 @@ text_tgi_tokenize(Req *r)
 		problem(&p, 422, NULL, inputs ? "Failed to deserialize the JSON body into the target type: inputs: invalid type: %s, expected a string" : "Failed to deserialize the JSON body into the target type: missing field `inputs`, got %s",
 		        json_type_name(inputs));
 		p.type = "plain";
-	} else if (o && tokenize_prompt(r->srv, json_string_value(inputs), json_string_length(inputs), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
-		tgi_list(r->srv, json_string_value(inputs), json_string_length(inputs), tok, n_tok, &b);
+	} else if (o && tokenize_prompt(r->model, json_string_value(inputs), json_string_length(inputs), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
+		tgi_list(r->model, json_string_value(inputs), json_string_length(inputs), tok, n_tok, &b);
 	}
 	free(tok);
 	end(r, OF_PLACES, o, &b, &p);
@@ -200,9 +200,9 @@ text_chat_tokenize(Req *r)
 	int32_t *tok = NULL;
 	Strbuf b = { 0 };
 
-	if (o && chat_prompt(r->srv, o, &text, &n, &p) && tokenize_prompt(r->srv, text, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
+	if (o && chat_prompt(r->model, o, &text, &n, &p) && tokenize_prompt(r->model, text, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
 		strbuf_puts(&b, "{\"tokenize_response\":");
-		tgi_list(r->srv, text, n, tok, n_tok, &b);
+		tgi_list(r->model, text, n, tok, n_tok, &b);
 		strbuf_puts(&b, ",\"templated_text\":");
 		json_str(&b, text, n);
 		strbuf_putc(&b, '}');

@@ -172,8 +172,8 @@ validate(Gen *g, Fields *f, Problem *p)
 		return invalid(p, "`top_n_tokens` must be >= 0 and <= %d. Given: %lld", s->opt.max_top_n_tokens, (long long)f->top_n);
 	if (json_string_length(f->inputs) == 0)
 		return invalid(p, "`inputs` cannot be empty");
-	if (f->has_truncate && (f->truncate == 0 || f->truncate > s->max_input))
-		return invalid(p, "`truncate` must be strictly positive and less than %d. Given: %lld", s->max_input, (long long)f->truncate);
+	if (f->has_truncate && (f->truncate == 0 || f->truncate > g->model->max_input))
+		return invalid(p, "`truncate` must be strictly positive and less than %d. Given: %lld", g->model->max_input, (long long)f->truncate);
 	g->n = (int32_t)f->best_of;
 	own->seeded = sample;
 	g->ep.seed = f->has_seed ? f->seed : random_seed();
@@ -218,7 +218,7 @@ read_stop(Gen *g, const json_t *stop, Problem *p)
 static bool
 read_request(Gen *g, Fields *f, Problem *p)
 {
-	Server *s = g->srv;
+	Model *m = g->model;
 	Sub *sub;
 
 	if (!validate(g, f, p) || !read_stop(g, f->stop, p))
@@ -231,8 +231,8 @@ read_request(Gen *g, Fields *f, Problem *p)
 	if (!gen_prompts(g, 1, p))
 		return false;
 	sub = &g->sub[0];
-	if (!tokenize_prompt(s, json_string_value(f->inputs), json_string_length(f->inputs), LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL,
-	                     f->has_truncate ? SIZE_MAX : (size_t)s->max_input, &sub->tok, &sub->n_tok, p)) {
+	if (!tokenize_prompt(m, json_string_value(f->inputs), json_string_length(f->inputs), LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL,
+	                     f->has_truncate ? SIZE_MAX : (size_t)m->max_input, &sub->tok, &sub->n_tok, p)) {
 		p->type = "validation";
 		p->status = p->status == 400 ? 422 : p->status;
 		return false;
@@ -241,11 +241,11 @@ read_request(Gen *g, Fields *f, Problem *p)
 		memmove(sub->tok, sub->tok + (sub->n_tok - (size_t)f->truncate), (size_t)f->truncate * sizeof *sub->tok);
 		sub->n_tok = (size_t)f->truncate;
 	}
-	if ((int64_t)sub->n_tok + f->max_new > s->max_total)
-		return invalid(p, "`inputs` tokens + `max_new_tokens` must be <= %d. Given: %zu `inputs` tokens and %lld `max_new_tokens`", s->max_total,
+	if ((int64_t)sub->n_tok + f->max_new > m->max_total)
+		return invalid(p, "`inputs` tokens + `max_new_tokens` must be <= %d. Given: %zu `inputs` tokens and %lld `max_new_tokens`", m->max_total,
 		               sub->n_tok, (long long)f->max_new);
-	if (sub->n_tok > (size_t)s->max_input)
-		return invalid(p, "`inputs` must have less than %d tokens. Given: %zu", s->max_input, sub->n_tok);
+	if (sub->n_tok > (size_t)m->max_input)
+		return invalid(p, "`inputs` must have less than %d tokens. Given: %zu", m->max_input, sub->n_tok);
 	if (sub->n_tok == 0)
 		return invalid(p, "`inputs` cannot be empty");
 	sub->n_echo = json_string_length(f->inputs);
@@ -266,7 +266,7 @@ refuse(Req *r, bool stream, const Problem *p)
 	}
 	int kind = p->status == 429 ? ERR_OVERLOADED : p->status == 422 || p->status == 400 ? ERR_VALIDATION : ERR_GENERATION;
 	pthread_mutex_lock(&r->srv->lock);
-	r->srv->metrics.failure[kind]++;
+	r->slot->metrics.failure[kind]++;
 	r->finish = "error";
 	pthread_mutex_unlock(&r->srv->lock);
 	req_stream(r, NULL);
@@ -305,7 +305,7 @@ generate(Req *r, Stream stream)
 			if (read_request(g, &f, &p)) {
 				size_t n_chars = (size_t)utf8_count(json_string_value(f.inputs), json_string_length(f.inputs));
 				json_decref(o);
-				req_head(r, "x-compute-type", "%s", r->srv->back.info.target);
+				req_head(r, "x-compute-type", "%s", r->model->back.info.target);
 				req_head(r, "x-compute-characters", "%zu", n_chars);
 				if (streams)
 					req_head(r, "X-Accel-Buffering", "no");

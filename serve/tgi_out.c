@@ -84,7 +84,7 @@ tgi_frame_problem(Req *r, const Problem *p)
 static void
 token_json(const Gen *g, Strbuf *b, int32_t id, const char *text, size_t n_text, float lp, bool with_special)
 {
-	const llmc_tokenizer *t = g->srv->back.tok;
+	const llmc_tokenizer *t = g->model->back.tok;
 	bool special = llmc_token_is_special(t, id);
 	Strbuf raw = { 0 };
 

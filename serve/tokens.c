@@ -1,25 +1,26 @@
 /* Text to ids and back. */
 #include <stdlib.h>
 
+#include "serve/model.h"
 #include "serve/text.h"
 
 bool
-tokenize_prompt(Server *s, const char *text, size_t n, int flags, size_t most, int32_t **ids, size_t *n_ids, Problem *p)
+tokenize_prompt(Model *m, const char *text, size_t n, int flags, size_t most, int32_t **ids, size_t *n_ids, Problem *p)
 {
 	size_t cap = n / 2 + 16;
 	llmc_error err = { 0 };
 
 	*ids = NULL;
-	if (!s->back.tok)
+	if (!m->back.tok)
 		return problem(p, 400, "prompt", "This model has no tokenizer: send token ids.");
-	*n_ids = llmc_tokenize_least(s->back.tok, text, n);
+	*n_ids = llmc_tokenize_least(m->back.tok, text, n);
 	if (*n_ids > most)
 		return true;
 	for (;;) {
 		*ids = malloc(cap * sizeof **ids);
 		if (!*ids)
 			return problem_memory(p);
-		llmc_status status = llmc_tokenize(s->back.tok, text, n, flags, *ids, cap, n_ids, &err);
+		llmc_status status = llmc_tokenize(m->back.tok, text, n, flags, *ids, cap, n_ids, &err);
 		if (status == LLMC_OK)
 			return true;
 		free(*ids);
@@ -31,7 +32,7 @@ tokenize_prompt(Server *s, const char *text, size_t n, int flags, size_t most, i
 }
 
 bool
-detokenize_prompt(Server *s, const int32_t *ids, size_t n_ids, char **text, size_t *n, Problem *p)
+detokenize_prompt(Model *m, const int32_t *ids, size_t n_ids, char **text, size_t *n, Problem *p)
 {
 	size_t cap = 8 * n_ids + 64;
 	llmc_error err = { 0 };
@@ -40,7 +41,7 @@ detokenize_prompt(Server *s, const int32_t *ids, size_t n_ids, char **text, size
 		*text = malloc(cap);
 		if (!*text)
 			return problem_memory(p);
-		llmc_status status = llmc_detokenize(s->back.tok, ids, n_ids, false, *text, cap, n, &err);
+		llmc_status status = llmc_detokenize(m->back.tok, ids, n_ids, false, *text, cap, n, &err);
 		if (status == LLMC_OK)
 			return true;
 		free(*text);

@@ -146,14 +146,14 @@ plain_message(const json_t *m)
 }
 
 json_t *
-tools_told(Server *s, const json_t *messages, const json_t *tools)
+tools_told(Model *model, const json_t *messages, const json_t *tools)
 {
 	llmc_calls *c = NULL;
 	json_t *out = json_array(), *m, *tool;
 	Strbuf list = { 0 }, text = { 0 };
 	const char *system;
 	size_t i;
-	bool ok = out && llmc_calls_open(s->back.tok, "", 0, NULL, &c, NULL) == LLMC_OK;
+	bool ok = out && llmc_calls_open(model->back.tok, "", 0, NULL, &c, NULL) == LLMC_OK;
 
 	system = ok ? llmc_calls_mark(c, LLMC_MARK_SYSTEM) : NULL;
 	json_array_foreach((json_t *)(uintptr_t)tools, i, tool)
@@ -220,7 +220,7 @@ force(Gen *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 		llmc_grammar *made = NULL;
 		if (!text)
 			return use->forced ? problem(p, 400, "tool_choice", "This model's format of calls is not known: they cannot be forced.") : true;
-		bool ok = grammar_of(g->srv, LLMC_GRAMMAR_PARTS, text, strlen(text), &opt, "tools", &made, p);
+		bool ok = grammar_of(g->model, LLMC_GRAMMAR_PARTS, text, strlen(text), &opt, "tools", &made, p);
 		free(text);
 		if (ok) {
 			llmc_grammar_close(g->grammar);
@@ -244,7 +244,7 @@ force(Gen *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 bool
 tools_begin(Gen *g, const ToolUse *use, const char *prompt, size_t n, Problem *p)
 {
-	if (!use->tools && (!g->dialect->pieces || atomic_load(&g->srv->plain_chat)))
+	if (!use->tools && (!g->dialect->pieces || atomic_load(&g->model->plain_chat)))
 		return true; /* this model's answers are text alone */
 	char *tools = use->tools ? json_dumps(use->tools, JSON_COMPACT) : NULL;
 	llmc_error err = { 0 };
@@ -252,7 +252,7 @@ tools_begin(Gen *g, const ToolUse *use, const char *prompt, size_t n, Problem *p
 	if (use->tools && !tools)
 		return problem_memory(p);
 	for (int32_t i = 0; i < g->n; i++) {
-		llmc_status status = llmc_calls_open(g->srv->back.tok, prompt, n, tools, &g->choice[i].calls, &err);
+		llmc_status status = llmc_calls_open(g->model->back.tok, prompt, n, tools, &g->choice[i].calls, &err);
 		if (status != LLMC_OK) {
 			free(tools);
 			return status == LLMC_E_MEMORY ? problem_memory(p) : problem(p, 500, NULL, "%s", err.text);
@@ -269,7 +269,7 @@ tools_begin(Gen *g, const ToolUse *use, const char *prompt, size_t n, Problem *p
 			llmc_calls_close(g->choice[i].calls);
 			g->choice[i].calls = NULL;
 		}
-		atomic_store(&g->srv->plain_chat, true);
+		atomic_store(&g->model->plain_chat, true);
 		return true;
 	}
 	g->er.show_special = true;

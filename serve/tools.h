@@ -17,7 +17,7 @@ typedef struct ToolUse {
 bool tools_read(const json_t *body, ToolUse *use, Problem *p);
 void tools_release(ToolUse *use);
 /* The messages with the tools in them, for a template that has no place for tools; a new reference, NULL: out of memory. */
-json_t *tools_told(Server *s, const json_t *messages, const json_t *tools);
+json_t *tools_told(Model *model, const json_t *messages, const json_t *tools);
 /* Readers of the choices, and the grammar of calls, for the prompt as it is rendered. */
 bool tools_begin(Gen *g, const ToolUse *use, const char *prompt, size_t n, Problem *p);
 

@@ -11,6 +11,7 @@
 
 #include "base/json.h"
 #include "serve/keys.h"
+#include "serve/model.h"
 
 enum { MOST_WAITING = 4096, AT_ONCE = 256, EVERY_MS = 1000, SEND_S = 5, POST_S = 10 };
 
@@ -117,7 +118,7 @@ trace_request(Trace *t, Req *r)
 	}
 	if (n_prompt || n_new) {
 		strbuf_puts(&b, ",{\"key\":");
-		text_attribute(&b, "gen_ai.request.model", t->server->model_name);
+		text_attribute(&b, "gen_ai.request.model", r->slot->name);
 		strbuf_printf(&b, ",{\"key\":\"gen_ai.usage.input_tokens\",\"value\":{\"intValue\":\"%d\"}},{\"key\":\"gen_ai.usage.output_tokens\",\"value\":{\"intValue\":\"%d\"}}",
 		              n_prompt, n_new);
 		if (finish) {

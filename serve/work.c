@@ -51,7 +51,8 @@ parse_cost(const char *s, size_t n)
 	return 4 * n + 300 * objects + 100 * values;
 }
 
-static void
+/* false: it has been put aside, and is no longer ours */
+static bool
 handle(Server *s, Req *r)
 {
 	size_t cost = parse_cost(strbuf_str(&r->body), r->body.len);
@@ -61,13 +62,27 @@ handle(Server *s, Req *r)
 		problem(&p, 413, NULL, "The body has too many values for this server: reading it would take %zu bytes of memory.", cost);
 	else if (!req_hold(r, cost))
 		problem_busy(&p);
-	else
+	else if (!(r->route->flags & RT_MODEL) || r->model || models_take(s, r, &p))
 		r->route->handle(r);
+	else if (!p.status) {
+		req_let_go(r, cost);
+		return false;
+	}
 	if (p.status)
 		req_problem(r, &p);
 	else
 		req_let_go(r, cost);
 	req_drop_body(r);
+	return true;
+}
+
+static void
+drop_model(Req *r)
+{
+	Model *m = r->model;
+
+	r->model = NULL;
+	model_unref(m);
 }
 
 /* The first worker takes small requests alone, so that none waits behind large ones. */
@@ -86,8 +101,8 @@ worker(void *arg)
 		if (r) {
 			bool gone = r->gone;
 			pthread_mutex_unlock(&s->lock);
-			if (!gone)
-				handle(s, r);
+			if (gone || handle(s, r))
+				drop_model(r);
 			req_unref(r);
 			pthread_mutex_lock(&s->lock);
 		} else if (s->closing) {
@@ -107,40 +122,6 @@ worker(void *arg)
 	return NULL;
 }
 
-/* Events of the engine to requests. */
-static void *
-pump(void *arg)
-{
-	Server *s = arg;
-	llmc_event ev = LLMC_INIT(llmc_event);
-	llmc_error err = { 0 };
-	double looked = 0;
-	int dead = 0; /* calls in a row that failed */
-
-	for (;;) {
-		llmc_status status = s->back.next(s->back.self, 100, &ev, &err);
-		dead = status == LLMC_OK ? 0 : dead + 1;
-		if (status == LLMC_OK && ev.kind != LLMC_EVENT_NONE) {
-			gen_event(s, &ev);
-		} else if (status != LLMC_OK) {
-			struct timespec rest = { 0, 50000000 }; /* an engine that cannot wait must not make us spin */
-			nanosleep(&rest, NULL);
-		}
-		double now = clock_now();
-		if (now - looked >= 0.1) {
-			looked = now;
-			status_tick(s, now);
-			pthread_mutex_lock(&s->lock);
-			bool end = s->closing && s->n_workers == 0 && (s->n_gens == 0 || dead > 20);
-			pthread_mutex_unlock(&s->lock);
-			if (end)
-				break;
-		}
-	}
-	s->back.release(&ev);
-	return NULL;
-}
-
 llmc_status
 work_open(Server *s, llmc_error *err)
 {
@@ -148,9 +129,6 @@ work_open(Server *s, llmc_error *err)
 
 	s->small.end = &s->small.first;
 	s->large.end = &s->large.first;
-	if (pthread_create(&s->pump, NULL, pump, s) != 0)
-		return error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
-	s->has_pump = true;
 	pthread_mutex_lock(&s->lock); /* a worker reads where it stands */
 	int rc = 0;
 	for (; s->n_workers < n && rc == 0; s->n_workers += rc == 0)
@@ -169,10 +147,5 @@ work_close(Server *s) /* s->closing is set */
 	pthread_mutex_unlock(&s->lock);
 	for (int i = 0; i < s->n_workers; i++)
 		pthread_join(s->worker[i], NULL);
-	pthread_mutex_lock(&s->lock);
-	s->n_workers = 0; /* nobody submits any more: the pump may end when nothing is left */
-	pthread_mutex_unlock(&s->lock);
-	if (s->has_pump)
-		pthread_join(s->pump, NULL);
-	s->has_pump = false;
+	s->n_workers = 0;
 }

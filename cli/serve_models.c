@@ -1,0 +1,133 @@
+/* The models of llmc serve: what a command line names, as the server takes it. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/serve_models.h"
+
+/* NAME=PATH: the name is what stands before the first '=', when no '/' is in it and no file has the whole for its name. */
+static const char *
+split(const char *text, char **name)
+{
+	size_t n = strcspn(text, "=");
+
+	*name = NULL;
+	if (n == 0 || !text[n] || memchr(text, '/', n) || access(text, F_OK) == 0)
+		return text;
+	*name = strndup(text, n);
+	return text + n + 1;
+}
+
+/* For engines that are opened while the server runs: what they say beyond warnings is no line of a log of requests. */
+static void
+warnings(void *user, int level, const char *line)
+{
+	const ServeModels *all = user;
+
+	if (level == LLMC_LOG_WARNING)
+		all->log(all->log_user, level, line);
+}
+
+static ServeModel *
+add(ServeModels *all, const Common *c, const char *text)
+{
+	ServeModel *m = calloc(1, sizeof *m);
+	ServeModel **list = realloc(all->model, (all->n + 1) * sizeof *list);
+
+	if (list)
+		all->model = list;
+	if (!m || !list) {
+		free(m);
+		return NULL;
+	}
+	list[all->n++] = m;
+	m->path = split(text, &m->name);
+	m->common = *c;
+	m->common.lora = NULL;
+	return m;
+}
+
+int
+serve_models(const Command *cmd, const Common *c, const char *first, const List *more, const List *loras, const char *model_name, ServeModels *all)
+{
+	const char *merged = NULL;
+	size_t n_base;
+
+	if (first && !add(all, c, first))
+		return EXIT_MACHINE;
+	for (size_t i = 0; i < more->n; i++)
+		if (!add(all, c, more->v[i]))
+			return EXIT_MACHINE;
+	if (!all->n)
+		return opt_usage_error(cmd, "name a model");
+	n_base = all->n;
+	if (model_name && n_base > 1)
+		return opt_usage_error(cmd, "--model-name goes with one model; of several each has its own: --model NAME=PATH");
+	if (model_name) {
+		free(all->model[0]->name);
+		all->model[0]->name = strdup(model_name);
+	}
+	if (n_base > 1 && (c->weights || c->out_dir))
+		return opt_usage_error(cmd, "%s goes with one model", c->weights ? "--weights" : "--artifact");
+	for (size_t i = 0; i < loras->n; i++) {
+		char *name;
+		const char *dir = split(loras->v[i], &name);
+		ServeModel *m;
+		if (!name) {
+			if (merged)
+				return opt_usage_error(cmd, "--lora: one adapter is added to the weights, others are chosen by name: --lora NAME=DIR");
+			merged = dir;
+			continue;
+		}
+		if (n_base > 1)
+			return opt_usage_error(cmd, "--lora NAME=DIR goes with one model");
+		m = add(all, c, all->model[0]->path);
+		if (!m)
+			return EXIT_MACHINE;
+		free(m->name);
+		m->name = name;
+		m->path = all->model[0]->path;
+		m->common.lora = dir;
+		m->adapter = true;
+	}
+	if (merged && all->n > 1)
+		return opt_usage_error(cmd, "--lora DIR adds to the weights of one model; beside others it is --lora NAME=DIR");
+	all->model[0]->common.lora = merged ? merged : all->model[0]->common.lora;
+	return 0;
+}
+
+bool
+serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *lim)
+{
+	all->init = calloc(all->n, sizeof *all->init);
+	if (!all->init)
+		return false;
+	for (size_t i = 0; i < all->n; i++) {
+		ServeModel *m = all->model[i];
+		m->limits = *lim;
+		m->engine = *eo;
+		m->engine.limits = &m->limits;
+		if (!options_of(&m->common, false, &m->options))
+			return false;
+		m->options.o.log = warnings;
+		m->options.o.log_user = all;
+		all->init[i] = LLMC_INIT(llmc_serve_model);
+		all->init[i].name = m->name;
+		all->init[i].path = m->path;
+		all->init[i].options = &m->options.o;
+		all->init[i].engine_options = &m->engine;
+	}
+	return true;
+}
+
+void
+serve_models_free(ServeModels *all)
+{
+	for (size_t i = 0; i < all->n; i++) {
+		free(all->model[i]->name);
+		free(all->model[i]->options.set);
+		free(all->model[i]);
+	}
+	free(all->model);
+	free(all->init);
+}

@@ -1,0 +1,143 @@
+/* Calls that make engines come and go: /sleep, /wake_up and /is_sleeping as vLLM has them, /reload. `?model=NAME` says which. */
+#include <string.h>
+#include <strings.h>
+
+#include "base/json.h"
+#include "serve/model.h"
+#include "serve/route.h"
+
+static int
+hex(char c)
+{
+	return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
+
+/* A field of the query, decoded; false: it is not there, or longer than out. */
+static bool
+query_field(const char *q, const char *key, char *out, size_t cap)
+{
+	size_t n = strlen(key), at = 0;
+
+	for (; *q; q += strcspn(q, "&"), q += *q == '&')
+		if (!strncmp(q, key, n) && q[n] == '=') {
+			for (q += n + 1; *q && *q != '&' && at + 1 < cap; q++) {
+				int hi = *q == '%' ? hex(q[1]) : -1, lo = hi < 0 ? -1 : hex(q[2]);
+				out[at++] = lo >= 0 ? (char)(hi << 4 | lo) : *q == '+' ? ' ' : *q;
+				q += lo >= 0 ? 2 : 0;
+			}
+			out[at] = 0;
+			return !*q || *q == '&';
+		}
+	return false;
+}
+
+/* A web page of somebody else may send such a request without asking first, and a client with limits is not the operator. */
+static bool
+may(Req *r, Problem *p)
+{
+	const char *origin = req_header(r, "Origin"), *host = r->in.host;
+
+	if (r->key)
+		return problem(p, 403, NULL, "A key of --keys cannot do this: it takes the server's own, --api-key.");
+	const char *own = origin ? strstr(origin, "://") : NULL;
+	if (!origin || r->allow_origin[0] || (own && host && !strcasecmp(own + 3, host)))
+		return true;
+	return problem(p, 403, NULL, "A page of '%.100s' asks for this; --allow-origin lets it.", origin);
+}
+
+/* The slot that is meant: NULL with status 0 where none is named. */
+static Slot *
+meant(Req *r, Problem *p)
+{
+	char name[512];
+	Slot *t = NULL;
+
+	if (query_field(r->in.query, "model", name, sizeof name)) {
+		t = models_find(r->srv, name);
+		if (!t)
+			models_unknown(r->srv, name, p);
+		else
+			r->slot = t;
+	}
+	return t;
+}
+
+/* One that can come and go. */
+static Slot *
+one(Req *r, Problem *p)
+{
+	Slot *t = may(r, p) ? meant(r, p) : NULL;
+
+	if (!t && !p->status && models_number(r->srv) > 1)
+		problem(p, 400, "model", "This server has several models: say which, ?model=NAME.");
+	else if (!t && !p->status)
+		t = r->srv->slot[0];
+	if (t && !t->src.open)
+		problem(p, 400, "model", "The program that opened the model '%.200s' keeps it: it cannot be closed and opened here.", t->name);
+	return p->status ? NULL : t;
+}
+
+void
+sleep_begin(Req *r)
+{
+	Problem p = { 0 };
+	char level[16] = "1";
+
+	query_field(r->in.query, "level", level, sizeof level);
+	if (strcmp(level, "1") != 0 && strcmp(level, "2") != 0)
+		problem(&p, 400, "level", "Invalid 'level': expected 1 or 2, which are the same here.");
+	Slot *t = !p.status && may(r, &p) ? meant(r, &p) : NULL;
+	Slot *first = t ? t : r->srv->slot[0];
+	if (!p.status && !first->src.open)
+		problem(&p, 400, "model", "The program that opened the model '%.200s' keeps it: it cannot sleep.", first->name);
+	r->all_models = !t;
+	if (p.status)
+		req_problem(r, &p);
+	else
+		models_sleep(r->srv, t, r);
+}
+
+void
+sleep_end(Req *r)
+{
+	Problem p = { 0 };
+	Slot *t = one(r, &p);
+
+	if (t)
+		models_want(r->srv, t, r);
+	else
+		req_problem(r, &p);
+}
+
+void
+sleep_reload(Req *r)
+{
+	Problem p = { 0 };
+	Slot *t = one(r, &p);
+
+	if (t)
+		models_reload(r->srv, t, r);
+	else
+		req_problem(r, &p);
+}
+
+void
+sleep_told(Req *r)
+{
+	Server *s = r->srv;
+	Problem p = { 0 };
+	Strbuf b = { 0 };
+	Slot *t = meant(r, &p);
+	bool sleeping = true;
+
+	if (p.status) {
+		req_problem(r, &p);
+		return;
+	}
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++)
+		sleeping &= (t && s->slot[i] != t) || !s->slot[i]->model;
+	pthread_mutex_unlock(&s->lock);
+	strbuf_puts(&b, sleeping ? "{\"is_sleeping\":true}" : "{\"is_sleeping\":false}");
+	req_answer(r, 200, type_json, &b);
+}

@@ -1,0 +1,245 @@
+"""Several models in one server: chosen by name, opened when they are asked for, closed for others within a budget, put to sleep, read again."""
+import json
+import os
+import shutil
+import subprocess
+import threading
+
+import pytest
+
+import tiny_model
+
+OPTIONS = ("--arch", "generic", "-t", "1", "--seqs", "4", "--context", "128")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two models of one vocabulary and other sizes, and one whose weights are cut short."""
+    root = tmp_path_factory.mktemp("models")
+    a = tiny_model.build(root / "a", context=256)
+    b = tiny_model.build(root / "b", context=128, padding=8)
+    return str(a), str(b)
+
+
+def ask(s, model, prompt="hello world", n=8, **kw):
+    return s.post("/v1/completions", {"model": model, "prompt": prompt, "max_tokens": n, "temperature": 0, **kw}, timeout=120)
+
+
+def states(s):
+    return {m["id"]: m["status"]["value"] for m in s.get("/v1/models").json()["data"]}
+
+
+def need(s, name):
+    return next(m["bytes"] for m in s.status()["models"] if m["name"] == name)
+
+
+@pytest.fixture(scope="module")
+def both(serve, folders):
+    with serve(f"--model=a={folders[0]}", "--model", f"b={folders[1]}", *OPTIONS) as s:
+        yield s
+        assert s.stop()[0] == 0
+
+
+def test_names_choose_and_the_first_is_the_default(both):
+    assert list(states(both)) == ["a", "b"] and states(both)["a"] == "loaded"
+    a, b = ask(both, "a").json(), ask(both, "b").json()
+    assert a["model"] == "a" and b["model"] == "b"
+    assert states(both) == {"a": "loaded", "b": "loaded"}
+    no_name = both.post("/v1/completions", {"prompt": "hello world", "max_tokens": 8, "temperature": 0}).json()
+    assert no_name["model"] == "a" and no_name["choices"] == a["choices"]
+    assert both.get("/v1/models/b").json()["max_model_len"] == 128
+    # other dialects choose alike
+    assert both.post("/api/generate", {"model": "b:latest", "prompt": "hello", "stream": False, "options": {"num_predict": 2}}).json()["model"] == "b"
+    assert both.post("/v1/messages", {"model": "b", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}).json()["model"] == "b"
+    assert [m["name"] for m in both.get("/api/tags").json()["models"]] == ["a", "b"]
+
+
+def test_unknown_names_are_told_which_there_are(both):
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+                       ("/v1/embeddings", {"input": "x"}), ("/tokenize", {"prompt": "x"})):
+        r = both.post(path, {"model": "c", **body})
+        assert r.status == 404 and "'a', 'b'" in r.text, (path, r.text)
+    assert both.post("/v1/completions", {"model": "c", "prompt": "x"}).json()["error"]["code"] == "model_not_found"
+    assert both.get("/v1/models/c").status == 404
+    assert both.post("/v1/completions", {"model": 3, "prompt": "x"}).status == 400
+
+
+def test_with_the_openai_client(both):
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=both.url + "/v1", api_key="none", max_retries=0)
+    assert [m.id for m in client.models.list()] == ["a", "b"]
+    for name in ("b", "a"):
+        assert client.completions.create(model=name, prompt="hello", max_tokens=2).model == name
+        text = [c.choices[0].delta.content for c in client.chat.completions.create(
+            model=name, messages=[{"role": "user", "content": "x"}], max_tokens=3, stream=True) if c.choices]
+        assert text
+    with pytest.raises(openai.NotFoundError, match="'a', 'b'"):
+        client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": "x"}])
+
+
+def test_metrics_say_which_model(both):
+    ask(both, "a"), ask(both, "b")
+    lines = both.get("/metrics").text.split("\n")
+    families = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+    for name in ("a", "b"):
+        assert any(line.startswith(f'tgi_request_count{{model_name="{name}"}}') for line in lines)
+        assert any(line.startswith(f'vllm:generation_tokens_total{{engine="0",model_name="{name}"}}') for line in lines)
+        assert f'tgi_request_failure{{model_name="{name}",err="dropped"}} 0' in lines
+    at = None
+    for line in lines:  # lines of a family stand under its head
+        if line.startswith("# TYPE"):
+            at = line.split()[2]
+        elif line and not line.startswith("#"):
+            assert line.startswith(at), (at, line)
+
+
+def test_sleep_and_wake(both):
+    first = ask(both, "b").json()["choices"]
+    assert both.get("/is_sleeping?model=b").json() == {"is_sleeping": False}
+    assert both.request("POST", "/sleep?level=1&model=b").json() == {"model": "b", "status": "unloaded"}
+    assert states(both) == {"a": "loaded", "b": "unloaded"}
+    assert both.get("/is_sleeping?model=b").json() == {"is_sleeping": True}
+    assert both.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert both.get("/health").status == 200
+    assert 'vllm:engine_sleep_state{engine="0",model_name="b",sleep_state="awake"} 0' in both.get("/metrics").text
+    assert both.request("POST", "/wake_up?model=b").status == 200 and states(both)["b"] == "loaded"
+    assert both.request("POST", "/wake_up?model=b").status == 200  # again: nothing to do
+    both.request("POST", "/sleep?model=b")
+    assert ask(both, "b").json()["choices"] == first  # asking wakes it, and it is what it was
+    assert both.request("POST", "/sleep").status == 200  # all
+    assert both.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert both.get("/health").status == 200 and both.get("/info").status == 200 and both.get("/status.json").status == 200
+    assert ask(both, "a").status == 200
+    assert both.request("POST", "/wake_up").status == 400  # which?
+    assert both.request("POST", "/wake_up?model=c").status == 404
+    assert both.request("POST", "/sleep?level=7").status == 400
+    # a page of somebody else's cannot do that
+    assert both.request("POST", "/sleep?model=a", headers={"Origin": "http://evil.example"}).status == 403
+    assert states(both)["a"] == "loaded"
+
+
+def test_what_runs_ends_before_its_model_sleeps(both):
+    """The stream is read to its end, though its model has been put to sleep behind it; what comes meanwhile opens it again."""
+    whole = ask(both, "b", n=100, ignore_eos=True).json()["choices"][0]["text"]
+    got = {}
+
+    def run():
+        got["text"] = ask(both, "b", n=100, ignore_eos=True).json()["choices"][0]["text"]
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for t in threads:
+        t.start()
+    answers = [both.request("POST", "/sleep?model=b", timeout=120).status for _ in range(3)]
+    for t in threads:
+        t.join()
+    assert answers == [200] * 3 and got["text"] == whole
+    assert ask(both, "b", n=100, ignore_eos=True).json()["choices"][0]["text"] == whole
+
+
+def test_reload(serve, folders, tmp_path):
+    """A model is read again under its name; from a broken file it is not, and the one in service stays."""
+    home = tmp_path / "m"
+    shutil.copytree(folders[0], home)
+    weights = next(p for p in home.iterdir() if p.suffix == ".safetensors")
+    with serve(f"--model=m={home}", *OPTIONS) as s:
+        before = ask(s, "m").json()["choices"]
+        good = weights.read_bytes()
+        fresh = tmp_path / "fresh"
+        fresh.write_bytes(good[:len(good) // 2])
+        os.replace(fresh, weights)
+        r = s.request("POST", "/reload")
+        assert r.status == 400 and "stays" in r.json()["error"]["message"], r.text
+        assert ask(s, "m").json()["choices"] == before and states(s) == {"m": "loaded"}
+        # other weights: the same bytes of values in another order
+        n = int.from_bytes(good[:8], "little")
+        changed = bytearray(good)
+        head = json.loads(good[8:8 + n])
+        name = next(k for k in head if "embed" in k)
+        lo, hi = (8 + n + x for x in head[name]["data_offsets"])
+        half = (hi - lo) // 2
+        changed[lo:lo + half], changed[lo + half:lo + 2 * half] = good[lo + half:lo + 2 * half], good[lo:lo + half]
+        fresh.write_bytes(changed)
+        os.replace(fresh, weights)
+        assert s.request("POST", "/reload?model=m", timeout=120).json() == {"model": "m", "status": "reloaded"}
+        after = ask(s, "m").json()["choices"]
+        fresh.write_bytes(good)
+        os.replace(fresh, weights)
+        assert s.request("POST", "/reload", timeout=120).status == 200
+        assert ask(s, "m").json()["choices"] == before != after
+
+
+def test_a_budget_for_one_of_two(serve, both, folders):
+    """Both are answered though only one fits at a time; nothing is lost when many ask for both at once."""
+    budget = max(need(both, "a"), need(both, "b")) + 1000
+    want = {name: ask(both, name, n=16).json()["choices"] for name in "ab"}
+    with serve(f"--model=a={folders[0]}", "--model", f"b={folders[1]}", *OPTIONS, "--memory", budget) as s:
+        assert states(s) == {"a": "loaded", "b": "unloaded"}
+        assert ask(s, "b", n=16).json()["choices"] == want["b"] and states(s) == {"a": "unloaded", "b": "loaded"}
+        got = []
+
+        def run(name):
+            got.append((name, ask(s, name, n=16)))
+        threads = [threading.Thread(target=run, args=("ab"[i % 2],)) for i in range(12)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert len(got) == 12
+        for name, r in got:
+            assert r.status == 200 and r.json()["choices"] == want[name], r.text
+        # no room for a second copy beside the first
+        name = next(k for k, v in states(s).items() if v == "loaded")
+        r = s.request("POST", f"/reload?model={name}")
+        assert r.status == 503 and "--memory" in r.text and "stays" in r.text
+        assert ask(s, name, n=16).json()["choices"] == want[name]
+
+
+def fails(llmc_binary, *args):
+    r = subprocess.run([llmc_binary, "serve", "--port", "0", *map(str, args)], capture_output=True, text=True, timeout=120)
+    assert r.returncode == 1 or r.returncode == 2, (r.returncode, r.stderr)
+    return r.stderr
+
+
+def test_mistakes_at_the_start(llmc_binary, folders, tmp_path):
+    a, b = folders
+    assert "name a model" in fails(llmc_binary)
+    assert "two models are named x" in fails(llmc_binary, "--model", f"x={a}", "--model", f"x={b}", *OPTIONS)
+    assert "no/where" in fails(llmc_binary, "--model", f"a={a}", "--model", "b=no/where", *OPTIONS)
+    assert "--memory allows" in fails(llmc_binary, "--model", f"a={a}", "--memory", "1K", *OPTIONS)
+    assert "--model-name" in fails(llmc_binary, "--model", f"a={a}", "--model", f"b={b}", "--model-name", "c", *OPTIONS)
+    assert "--draft" in fails(llmc_binary, "--model", f"a={a}", "--model", f"b={b}", "--draft", a, *OPTIONS)
+    broken = tmp_path / "broken"
+    shutil.copytree(b, broken)
+    (broken / "config.json").write_text("{")
+    assert "broken" in fails(llmc_binary, "--model", f"a={a}", "--model", f"b={broken}", *OPTIONS)
+
+
+def test_a_model_that_breaks_later(serve, folders, tmp_path):
+    """Requests for it are told why, the others go on; when the file is back it works."""
+    home = tmp_path / "m"
+    shutil.copytree(folders[1], home)
+    weights = next(p for p in home.iterdir() if p.suffix == ".safetensors")
+    with serve(f"--model=a={folders[0]}", "--model", f"m={home}", *OPTIONS) as s:
+        os.rename(weights, tmp_path / "away")
+        r = ask(s, "m")
+        assert r.status == 503 and r.json()["error"]["code"] == "model_not_loaded", r.text
+        assert s.request("POST", "/wake_up?model=m").status == 503
+        assert ask(s, "a").status == 200 and s.get("/health").status == 200 and states(s)["m"] == "unloaded"
+        os.rename(tmp_path / "away", weights)
+        assert ask(s, "m").status == 200
+
+
+def test_settings_file_names_several(serve, folders, tmp_path):
+    config = tmp_path / "serve.yaml"
+    config.write_text(f"model: [a={folders[0]}, b={folders[1]}]\narch: generic\nthreads: 1\nseqs: 2\n")
+    with serve(folders[0], "--config", config, "--model-name", "only") as s:
+        assert list(states(s)) == ["only"]  # the command line's models replace those of the file
+    with serve(f"--config={config}") as s:
+        assert list(states(s)) == ["a", "b"]
+
+
+def test_idle_models_fall_asleep(serve, folders):
+    with serve(f"--model=a={folders[0]}", *OPTIONS, "--sleep-after", "0.2") as s:
+        s.until(lambda: states(s) == {"a": "unloaded"})
+        assert ask(s, "a").status == 200
+        s.until(lambda: states(s) == {"a": "unloaded"})
