@@ -103,6 +103,20 @@ fail:
 	return status;
 }
 
+/* A hash, from `sum` on, of what a plan does together with other ranks of its stage */
+static uint64_t
+said_together(const Plan *p, uint64_t sum)
+{
+	for (int ph = 0; ph < p->n_phase; ph++)
+		for (int i = 0; i < p->phase[ph].n_step; i++) {
+			const PlanStep *st = &p->phase[ph].step[i];
+			int64_t fact[] = { ph, st->op, step_int(st, "width"), step_int(st, "unit"), (int64_t)(step_num(st, "scale") * 1e6) };
+			if (op_info[st->op].flags & OPF_COMM)
+				sum = sum64(fact, sizeof fact, sum);
+		}
+	return sum;
+}
+
 llmc_status
 runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Runtime **out, llmc_error *err)
 {
@@ -117,6 +131,13 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 	Runtime **rank = calloc((size_t)n, sizeof *rank), *first = NULL;
 	if (!rank)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	for (int k = 0; k < n; k++) { /* a group whose plans differ would wait for ever */
+		const int lead = k / plan[k]->ranks * plan[k]->ranks;
+		if (said_together(plan[k], 1) != said_together(plan[lead], 1) || plan[k]->ranks != plan[0]->ranks || plan[k]->stages != plan[0]->stages) {
+			status = error_set(err, LLMC_E_INPUT, "rank %d of %d has another plan than rank %d: what they sum and join together differs", k, n, lead);
+			goto fail;
+		}
+	}
 	for (int k = 0; k < n; k++) {
 		RankPlace at = ranks_enter(k, n);
 		o.device = opt->devices ? opt->devices[k] : opt->device;
@@ -167,13 +188,8 @@ runtime_fingerprint(const Runtime *rt, char checkpoint[17], char together[17])
 	int64_t  stages[] = { rt->plan->stages, rt->plan->ranks, rt->plan->hidden, rt->plan->vocab };
 	uint64_t sum = sum64(stages, sizeof stages, 1);
 
-	for (int ph = 0; ph < rt->plan->n_phase; ph++)
-		for (int i = 0; i < rt->plan->phase[ph].n_step; i++) {
-			const PlanStep *st = &rt->plan->phase[ph].step[i];
-			int64_t fact[] = { ph, st->op, step_int(st, "width"), step_int(st, "unit"), (int64_t)(step_num(st, "scale") * 1e6) };
-			if (op_info[st->op].flags & OPF_COMM && rt->plan->stages == 1) /* stages have layers of their own */
-				sum = sum64(fact, sizeof fact, sum);
-		}
+	if (rt->plan->stages == 1) /* stages have layers of their own */
+		sum = said_together(rt->plan, sum);
 	snprintf(together, 17, "%016llx", (unsigned long long)sum);
 	sum = weights_checkpoint(rt->weights) ? checkpoint_content(weights_checkpoint(rt->weights)) : 0;
 	snprintf(checkpoint, 17, "%016llx", (unsigned long long)sum);

@@ -1,5 +1,5 @@
 """A program that has started MPI itself hands in a communicator: four processes, two models of two ranks each at the same time, beside messages of
-the program's own. The program is Python with ctypes, as there are no headers of MPI here."""
+the program's own. The program is Python with ctypes; the one in C is the example, of which half the processes have the model."""
 import ast
 import os
 import subprocess
@@ -67,6 +67,26 @@ def test_a_communicator_of_the_program(mpi, tmp_path):  # noqa: F811
     with llmc.open(tmp_path / "m.yaml", device="ref", random_weights=True, threads=1, set=["parallel.tp=2"]) as m, m.engine(seqs=1, context=64) as e:
         for rank, _, tokens in got:
             assert tokens == e.submit([5 + rank, 6, 7, 8], max_tokens=8, ignore_eos=True).wait()["tokens"]
+
+
+def test_the_example_in_c(mpi, tmp_path):  # noqa: F811
+    import llmc
+    from golden_run import weights
+    folder, lib = os.path.dirname(os.path.dirname(mpi.run)), os.path.dirname(os.path.abspath(os.environ.get("LLMC_LIBRARY", "build/libllmc.so")))
+    if not os.path.exists(os.path.join(folder, "include", "mpi.h")):
+        pytest.skip("no header of MPI")
+    g = weights.Golden("llama-smol")
+    g.build(tmp_path)
+    os.symlink(os.path.join(lib, "libllmc.so"), tmp_path / "libllmc.so.0")
+    subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-isystem", os.path.join(folder, "include"), "examples/mpi.c", f"-L{lib}", "-lllmc",
+                    f"-L{folder}/lib", "-lmpi", "-o", tmp_path / "mpi"], check=True)
+    p = subprocess.run([mpi.run, *mpi.options, "-n", "4", tmp_path / "mpi", tmp_path, "ref", "5", "6", "7"],
+                       env=mpi.env | {"LD_LIBRARY_PATH": f"{tmp_path}:{folder}/lib"}, capture_output=True, text=True, timeout=240)
+    assert p.returncode == 0, (p.stdout, p.stderr)
+    assert "4 processes, 6 together" in p.stdout
+    with llmc.open(tmp_path, device="ref", set=["parallel.tp=2"]) as m, m.session() as s:
+        tokens = s.run([5, 6, 7], max_tokens=12, ignore_eos=True)["tokens"]
+    assert "2 ranks: " + " ".join(map(str, tokens)) in p.stdout
 
 
 def test_mpi_that_threads_may_not_call(mpi, tmp_path):  # noqa: F811

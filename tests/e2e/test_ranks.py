@@ -175,6 +175,19 @@ def test_ops_are_timed_over_ranks(tmp_path, llmc):
         assert ops["all_reduce"] == 4 and ops["all_gather"] == 1 and ops["attention"] == 2  # of two layers
 
 
+def test_plans_of_one_process_are_compared(tmp_path, llmc):
+    """Two plans that would wait for each other for ever"""
+    path, out = tmp_path / "m.yaml", tmp_path / "out"
+    path.write_text(MODELS["llama"])
+    llmc("compile", path, "-o", out, "--target", "ref", "--tp", "3", "--set", "kv.dtype=f32")
+    plan = out / "plan-ref-r2of3.json"
+    text = plan.read_text()
+    plan.write_text(re.sub(r'("op":"all_reduce".{0,200}?"scale":)1\.0', r"\g<1>0.5", text, count=1, flags=re.S))
+    assert plan.read_text() != text
+    llmc("run", out, "--random-weights", "--device", "ref", "--tokens", "5,6,7", "-n", "2", code=1)
+    assert "rank 2 of 3 has another plan than rank 0" in llmc.err
+
+
 def test_an_artifact_has_a_plan_for_each_rank(tmp_path, llmc):
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["llama"])
