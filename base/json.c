@@ -123,3 +123,31 @@ json_read(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why)
 		arena_out(a);
 	return tree;
 }
+
+json_t *
+json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why)
+{
+	static const char *const word[] = { "-Infinity", "Infinity", "NaN" };
+	Strbuf *out = arena_strbuf(a);
+	bool    quoted = false;
+
+	for (size_t i = 0; i < n; i++) {
+		size_t len = 0;
+		if (quoted && text[i] == '\\' && i + 1 < n) {
+			strbuf_add(out, text + i++, 1);
+		} else if (text[i] == '"') {
+			quoted = !quoted;
+		} else if (!quoted) {
+			for (size_t w = 0; w < sizeof word / sizeof *word && !len; w++)
+				if (n - i >= strlen(word[w]) && memcmp(text + i, word[w], strlen(word[w])) == 0)
+					len = strlen(word[w]);
+		}
+		strbuf_add(out, len ? "null" : text + i, len ? 4 : 1);
+		i += len ? len - 1 : 0;
+	}
+	if (out->failed)
+		arena_out(a);
+	json_t *tree = json_read(a, strbuf_str(out), out->len, flags, why);
+	strbuf_release(out);
+	return tree;
+}

@@ -19,6 +19,8 @@ void json_escape(char out[16], int32_t cp, bool ascii);
 
 /* json_loadb, which takes want of memory for a mistake in the text: NULL with *no_memory when that was it. */
 json_t *json_parse(const char *text, size_t n, size_t flags, json_error_t *why, bool *no_memory);
+/* The same of text as Python writes it: Infinity, -Infinity and NaN are null. */
+json_t *json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);
 /* The same with a tree that goes with the arena (or earlier, by arena_done); memory that is out jumps. NULL: not JSON. */
 json_t *json_read(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);
 

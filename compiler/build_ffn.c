@@ -61,6 +61,9 @@ build_moe(Build *b, int h, int x)
 	int64_t     hidden = s->hidden, width = s->moe.width, shared = s->moe.shared_width;
 
 	build_at(b, "moe.n_experts");
+	/* in front of the choice, since the experts' first step takes its place when they are fused */
+	int64_t row = s->moe.latent ? s->moe.latent : hidden;
+	int     in = s->moe.latent ? build_matmul(b, h, "moe_in", s->ffn.bias, row, hidden, "expert_in") : h;
 	if (s->moe.router_norm) {
 		build_at(b, "moe.router_norm");
 		seen = build_rmsnorm(b, x, "router_norm", hidden, 1, s->norm.eps, false, "router_normed");
@@ -89,9 +92,10 @@ build_moe(Build *b, int h, int x)
 		weights = y;
 		build_at(b, "moe.n_experts");
 	}
-	int gate = build_experts(b->g, "e_gate", b->layer, n, width, hidden, b->loc);
-	int up = build_experts(b->g, "e_up", b->layer, n, width, hidden, b->loc);
-	int down = build_experts(b->g, "e_down", b->layer, n, hidden, width, b->loc);
+	/* relu2(u) = relu(u) u: where there is no gate, up is it, and kernels find each row of it twice in their nearest cache */
+	int up = build_experts(b->g, "e_up", b->layer, n, width, row, b->loc);
+	int gate = s->moe.plain ? up : build_experts(b->g, "e_gate", b->layer, n, width, row, b->loc);
+	int down = build_experts(b->g, "e_down", b->layer, n, row, width, b->loc);
 	int gate_b = -1, up_b = -1, down_b = -1;
 	if (s->moe.bias) {
 		build_at(b, "moe.bias");
@@ -100,19 +104,21 @@ build_moe(Build *b, int h, int x)
 		down_b = build_experts(b->g, "e_down_b", b->layer, n, hidden, 0, b->loc);
 		build_at(b, "moe.n_experts");
 	}
-	int y = build_value(b, shared > 0 || s->moe.beside ? "routed" : "ffn_out");
-	o = OP(b, moe_ffn, .x = h, .id = id, .weight = weights, .gate = gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
+	int y = build_value(b, s->moe.latent ? "expert_out" : shared > 0 || s->moe.beside ? "routed" : "ffn_out");
+	o = OP(b, moe_ffn, .x = in, .id = id, .weight = weights, .gate = gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
 	op_set_int(b->g, o, "n_experts", n);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
-	op_set_int(b->g, o, "hidden", hidden);
+	op_set_int(b->g, o, "hidden", row);
 	op_set_int(b->g, o, "width", width);
-	op_set_word(b->g, o, "act", build_act_word(s->moe.act));
+	op_set_word(b->g, o, "act", s->moe.plain ? "relu" : build_act_word(s->moe.act));
 	op_set_num(b->g, o, "limit", s->moe.limit);
+	if (s->moe.latent)
+		y = build_matmul(b, y, "moe_out", s->ffn.bias, hidden, row, shared > 0 || s->moe.beside ? "routed" : "ffn_out");
 	if (shared <= 0)
 		return y;
 
 	build_at(b, "moe.shared.width");
-	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, true, s->ffn.bias, s->moe.act, s->moe.limit);
+	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, !s->moe.plain, s->ffn.bias, s->moe.act, s->moe.limit);
 	if (s->moe.shared_gate) {
 		int mix = build_matmul(b, h, "s_mix", false, 1, hidden, "s_mix"), gated = build_value(b, "shared_gated");
 		o = OP(b, gate_mul, .x = z, .s = mix, .y = gated);

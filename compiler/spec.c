@@ -258,6 +258,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->moe.n_experts = (int)INT(n_experts);
 	s->moe.top_k = (int)INT(top_k);
 	s->moe.width = INT(moe_width);
+	s->moe.latent = INT(moe_latent);
+	s->moe.plain = IS(moe_kind, "plain");
 	uint8_t *sparse = NEW(t->a, uint8_t, s->n_layers);
 	for (int l = 0; l < s->n_layers; l++)
 		sparse[l] = s->moe.n_experts > 0 && t->val[K_moe_layers].layers[l] && spec_has_ffn(s, l);

@@ -135,6 +135,8 @@ typedef struct Spec {
 		int     n_experts;         /* 0: no moe at all */
 		int     top_k;
 		int64_t width;
+		int64_t latent;            /* width of the rows that experts read and write; 0: hidden */
+		bool    plain;             /* down(relu2(up x)): a gate that is up itself, under relu */
 		const uint8_t *layer_in;   /* [n_layers]: this layer is moe */
 		bool    sigmoid;           /* router scores; else softmax */
 		bool    choice_bias, renorm;

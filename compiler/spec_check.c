@@ -423,6 +423,19 @@ check_moe(SpecTable *t)
 		return;
 	if (KNOWN(moe_width) && INT(moe_width) < 1)
 		err_at(t->d, LOC(n_experts), "moe.width is missing: there are %lld experts", (long long)e);
+	if (IS(moe_kind, "plain") && !IS(moe_act, "relu2")) {
+		err_at(t->d, LOC(moe_act), "moe.act = %s: plain experts have relu2", t->val[K_moe_act].str);
+		note(t, K_moe_kind);
+	}
+	if (IS(moe_kind, "plain") && (ON(expert_bias) || INT(tp) > 1)) {
+		SpecKey key = ON(expert_bias) ? K_expert_bias : K_tp;
+		err_at(t->d, t->val[key].loc, "%s: plain experts %s", spec_key[key].path, ON(expert_bias) ? "have no bias" : "run on one rank");
+		note(t, K_moe_kind);
+	}
+	if (INT(moe_latent) > 0 && INT(tp) > 1) {
+		err_at(t->d, LOC(tp), "parallel.tp = %lld: experts with rows of their own run on one rank", (long long)INT(tp));
+		note(t, K_moe_latent);
+	}
 	if (KNOWN(top_k) && (k < 1 || k > e)) {
 		err_at(t->d, t->val[K_top_k].given ? LOC(top_k) : LOC(n_experts), "moe.top_k = %lld: 1 to moe.n_experts = %lld is expected", (long long)k, (long long)e);
 		note(t, K_n_experts);

@@ -32,7 +32,7 @@ static void
 read_config(Schemes *s, const char *text, size_t n)
 {
 	json_error_t why;
-	const json_t *root = text ? json_read(s->a, text, n, JSON_REJECT_DUPLICATES, &why) : NULL; /* whoever reads descriptions says why not */
+	const json_t *root = text ? json_read_python(s->a, text, n, JSON_REJECT_DUPLICATES, &why) : NULL; /* whoever reads descriptions says why not */
 
 	s->quant = json_object_get(root, "quantization_config");
 	if (!s->quant) /* MLX, before it wrote both */

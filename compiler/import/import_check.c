@@ -379,9 +379,15 @@ layer_roles(Check *c, int l)
 		ROLE("router", s->moe.n_experts, H, s->moe.router_bias);
 		if (s->moe.choice_bias)
 			ROLE("router_bias", s->moe.n_experts, 0, false);
-		ROLE("e_gate", W, H, false);
-		ROLE("e_up", W, H, false);
-		ROLE("e_down", H, W, false);
+		int64_t row = s->moe.latent ? s->moe.latent : H;
+		if (s->moe.latent) {
+			ROLE("moe_in", row, H, s->ffn.bias);
+			ROLE("moe_out", H, row, s->ffn.bias);
+		}
+		if (!s->moe.plain)
+			ROLE("e_gate", W, row, false);
+		ROLE("e_up", W, row, false);
+		ROLE("e_down", row, W, false);
 		if (s->moe.bias) {
 			ROLE("e_gate_b", W, 0, false);
 			ROLE("e_up_b", W, 0, false);
@@ -389,9 +395,10 @@ layer_roles(Check *c, int l)
 		}
 		W = s->moe.shared_width;
 		if (W) {
-			ROLE("s_gate", W, H, false);
-			ROLE("s_up", W, H, false);
-			ROLE("s_down", H, W, false);
+			if (!s->moe.plain)
+				ROLE("s_gate", W, H, s->ffn.bias);
+			ROLE("s_up", W, H, s->ffn.bias);
+			ROLE("s_down", H, W, s->ffn.bias);
 		}
 		if (W && s->moe.shared_gate)
 			ROLE("s_mix", 1, H, false);

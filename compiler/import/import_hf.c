@@ -77,7 +77,7 @@ load_json(Source *s, const char *path, llmc_error *err)
 
 	if (file_read(path, MAX_JSON_BYTES, text, err) != LLMC_OK)
 		return NULL;
-	json_t *root = json_read(s->a, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &je);
+	json_t *root = json_read_python(s->a, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &je);
 	strbuf_release(text);
 	if (!root) {
 		error_set(err, LLMC_E_INPUT, "%s:%d:%d: error: not JSON: %s", path, je.line, je.column, je.text);

@@ -107,6 +107,10 @@ MUTATIONS = {
                          "norm.out_layers=none", "attention.qk_norm=unit"],
     "kimi_linear-plain": ["norm.linear_eps=0.011", "norm.latent_eps=0.001", "linear.gate=silu", "linear.beta_scale=1.01", "linear.rate=plain", "moe.scale=2.4", "moe.renorm=false",
                           "moe.choice_bias=false", "moe.top_k=2", "attention.scale=*1.01"],
+    "nemotron_h-plain": ["norm.eps=0.011", "attention.scale=*1.1", "position=rope", "moe.renorm=false", "moe.scale=1.6", "moe.top_k=2", "moe.score=softmax", "moe.choice_bias=false",
+                         "ssm.norm_groups=1", "norm.ssm_eps=0.02", "ffn.act=relu"],
+    "nemotron_h-dense": ["ssm.dt_min=0.3", "ssm.norm=none", "ssm.norm=norm_first"], "nemotron_h-latent-modern-bf16": ["moe.keep_groups=3", "moe.group_score=max", "moe.renorm=true"],
+    "bamba-plain": ["norm.eps=0.011", "rope.dims=12", "rope.theta=110", "rope.style=*", "ssm.norm_groups=1", "norm.ssm_eps=0.02", "ssm.dt_max=0.9"],
     "opt-plain": [m for m in COMMON if "eps" not in m] + ["norm.eps=0.001"],
 }
 OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu", "relu": "silu", "relu2": "relu"}

@@ -500,6 +500,23 @@ case("granitemoehybrid-limits-modern-bf16", "granitemoehybrid", GRANITE4, modern
      time_step_limit=[0.2, 0.9])
 case("granitemoehybrid-all-mamba", "granitemoehybrid", GRANITE4, layer_types=["mamba"] * 4, num_local_experts=0, num_experts_per_tok=0)
 
+NEMOTRON_H = dict(vocab_size=131, hidden_size=60, intermediate_size=52, num_attention_heads=6, num_key_value_heads=2, head_dim=14, hybrid_override_pattern="M-M*E", max_position_embeddings=128,
+                  mlp_hidden_act="relu2", ssm_state_size=20, mamba_num_heads=6, mamba_head_dim=10, n_groups=2, conv_kernel=4, use_conv_bias=True, expand=2, chunk_size=8,
+                  time_step_min=0.001, time_step_limit=[0.0, float("inf")], n_routed_experts=7, moe_intermediate_size=28, moe_shared_expert_intermediate_size=44, num_experts_per_tok=3, routed_scaling_factor=1.5,
+                  n_group=1, topk_group=1, norm_topk_prob=True, layer_norm_epsilon=1e-2, tie_word_embeddings=False, torch_dtype="float32", **EOS)
+case("nemotron_h-plain", "nemotron_h", NEMOTRON_H)
+case("nemotron_h-dense", "nemotron_h", NEMOTRON_H, hybrid_override_pattern="*-M-", use_bias=True, mlp_bias=True, use_conv_bias=False, n_groups=1, mamba_num_heads=5, mamba_head_dim=33,
+     ssm_state_size=17, conv_kernel=3, time_step_min=0.4)
+case("nemotron_h-latent-modern-bf16", "nemotron_h", NEMOTRON_H, modern=True, dtype="bf16", hybrid_override_pattern="ME*EM-", moe_latent_size=36, n_routed_experts=8, n_group=4, topk_group=2,
+     norm_topk_prob=False, num_experts_per_tok=3)
+case("nemotron_h-mixtures", "nemotron_h", NEMOTRON_H, hybrid_override_pattern="EMEE", mlp_bias=True, moe_latent_size=40, num_experts_per_tok=7, n_groups=3)
+BAMBA = dict(LLAMA, hidden_size=60, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=4, attn_layer_indices=[2], mamba_n_heads=12, mamba_d_head=10, mamba_expand=2, mamba_n_groups=2,
+             mamba_d_state=20, mamba_d_conv=4, mamba_conv_bias=True, mamba_chunk_size=8)
+BAMBA = {k: v for k, v in BAMBA.items() if k != "rope_theta"} | dict(rope_theta=100.0, head_dim=12)
+case("bamba-plain", "bamba", BAMBA)
+case("bamba-bias", "bamba", BAMBA, mamba_proj_bias=True, mamba_conv_bias=False, mlp_bias=True, attention_bias=True, attn_layer_indices=[0, 3], mamba_d_conv=3, mamba_n_groups=3, num_key_value_heads=6)
+case("bamba-modern-bf16", "bamba", BAMBA, modern=True, dtype="bf16", mamba_d_state=33, mamba_n_groups=1, tie_word_embeddings=True)
+
 
 # --- heads by the kind of layer, keys that are values, layers that share them, per-layer embeddings, experts beside a dense feed-forward
 GEMMA4 = dict(vocab_size=149, hidden_size=60, intermediate_size=84, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=3, head_dim=12, global_head_dim=20,

@@ -365,6 +365,28 @@ json_reads_back(void **state)
 	strbuf_release(&fixed);
 }
 
+/* Configurations that Python wrote: words that JSON lacks are null, and texts that hold them stay. */
+static void
+json_of_python(void **state)
+{
+	static const char text[] = "{\"a\": [0.0, Infinity, -Infinity, NaN], \"In\\\"NaN\": \"Infinity\", \"b\": -1}";
+	json_error_t why;
+	Arena a = { 0 };
+
+	(void)state;
+	json_t *v = json_read_python(&a, text, sizeof text - 1, 0, &why), *list = json_object_get(v, "a");
+	assert_non_null(v);
+	assert_int_equal(json_array_size(list), 4);
+	assert_true(json_number_value(json_array_get(list, 0)) == 0);
+	for (size_t i = 1; i < 4; i++)
+		assert_true(json_is_null(json_array_get(list, i)));
+	assert_string_equal(json_string_value(json_object_get(v, "In\"NaN")), "Infinity");
+	assert_int_equal(json_integer_value(json_object_get(v, "b")), -1);
+	assert_null(json_read_python(&a, "{\"a\": Infinit}", 14, 0, &why));
+	assert_null(json_read_python(&a, "{\"a", 3, 0, &why));
+	arena_release(&a);
+}
+
 int
 main(void)
 {
@@ -376,7 +398,7 @@ main(void)
 		cmocka_unit_test(errors_are_sentences_of_the_caller),
 		cmocka_unit_test(sha256_matches_known_sums),
 		cmocka_unit_test(numbers_in_any_locale),
-		cmocka_unit_test(json_reads_back),
+		cmocka_unit_test(json_reads_back), cmocka_unit_test(json_of_python),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
