@@ -93,8 +93,8 @@ build_moe(Build *b, int h, int x)
 		build_at(b, "moe.n_experts");
 	}
 	/* relu2(u) = relu(u) u: where there is no gate, up is it, and kernels find each row of it twice in their nearest cache */
+	int gate = s->moe.plain ? -1 : build_experts(b->g, "e_gate", b->layer, n, width, row, b->loc);
 	int up = build_experts(b->g, "e_up", b->layer, n, width, row, b->loc);
-	int gate = s->moe.plain ? up : build_experts(b->g, "e_gate", b->layer, n, width, row, b->loc);
 	int down = build_experts(b->g, "e_down", b->layer, n, row, width, b->loc);
 	int gate_b = -1, up_b = -1, down_b = -1;
 	if (s->moe.bias) {
@@ -105,7 +105,7 @@ build_moe(Build *b, int h, int x)
 		build_at(b, "moe.n_experts");
 	}
 	int y = build_value(b, s->moe.latent ? "expert_out" : shared > 0 || s->moe.beside ? "routed" : "ffn_out");
-	o = OP(b, moe_ffn, .x = in, .id = id, .weight = weights, .gate = gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
+	o = OP(b, moe_ffn, .x = in, .id = id, .weight = weights, .gate = s->moe.plain ? up : gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
 	op_set_int(b->g, o, "n_experts", n);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
 	op_set_int(b->g, o, "hidden", row);
