@@ -247,6 +247,7 @@ typedef struct llmc_memory {
 	int64_t weights, kv, scratch, state; /* bytes */
 	int64_t kv_per_token;                /* bytes of KV for one position */
 	int64_t kv_per_seq;                  /* bytes of the states of one sequence, which are part of kv; 0: the model has none */
+	int64_t kv_saved;                    /* bytes that kv takes less because layers that see a window keep no more than they see; 0: none does */
 } llmc_memory;
 LLMC_API llmc_status llmc_memory_for(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err);
 /* One rank of a model that is split over several (parallel.tp), or all of one that is not. Sizes are 0 where the model has none. */
@@ -398,7 +399,9 @@ LLMC_API void        llmc_matcher_reset(llmc_matcher *m);   /* back to the begin
  * length_bound: prompt + new tokens at most (0: the context); fixes length-dependent rope tables. */
 LLMC_API llmc_status llmc_seq_new(llmc_session *s, int32_t length_bound, llmc_seq *out, llmc_error *err);
 LLMC_API llmc_status llmc_seq_fork(llmc_session *s, llmc_seq from, llmc_seq *out, llmc_error *err); /* shares pages */
-LLMC_API llmc_status llmc_seq_trim(llmc_session *s, llmc_seq q, int32_t len, llmc_error *err);      /* forget from len on */
+/* Forget from len on. E_RANGE as well where layers see a window and positions that they would see again are no longer kept: those in front of the last 32
+ * lengths may be. */
+LLMC_API llmc_status llmc_seq_trim(llmc_session *s, llmc_seq q, int32_t len, llmc_error *err);
 LLMC_API int32_t     llmc_seq_len(const llmc_session *s, llmc_seq q); /* -1: no such sequence */
 LLMC_API void        llmc_seq_free(llmc_session *s, llmc_seq q);
 /* The KV of a sequence as bytes, and a new sequence from them, in any session of the same model on the same target.

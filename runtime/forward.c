@@ -121,6 +121,17 @@ fill_rows(Session *s, const SeqState *st, int32_t row, int32_t n, int32_t pos, i
 	}
 }
 
+/* The pages of a sequence of the step, and from max_page on those of its window */
+static void
+fill_table(Session *s, int32_t i, const KvSeq *kv)
+{
+	int32_t *to = s->block_table + (size_t)i * (size_t)s->kv.stride;
+
+	memcpy(to, kv->page, (size_t)kv->n_page * sizeof *to);
+	if (s->kv.window)
+		memcpy(to + s->kv.max_page, kv->page + s->kv.max_page, (size_t)kv->n_page * sizeof *to);
+}
+
 static void
 fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 {
@@ -142,7 +153,7 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 		s->kv_len[i] = kv->len + c->n_tok;
 		s->prefix_len[i] = st->prefix_len;
 		if (tables)
-			memcpy(s->block_table + (size_t)i * (size_t)s->kv.max_page, kv->page, (size_t)kv->n_page * sizeof *kv->page);
+			fill_table(s, i, kv);
 		row += c->n_tok;
 		s->out_base[s->order[i]] = out;
 		for (int32_t k = c->n_out; k > 0; k--)
@@ -172,7 +183,7 @@ static void
 count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 {
 	for (size_t i = 0; i < n; i++)
-		s->kv.seq[chunk[i].seq].len += chunk[i].n_tok;
+		kv_advance(&s->kv, chunk[i].seq, chunk[i].n_tok);
 	s->stats.forwards++;
 	s->stats.tokens += s->size->n_tok;
 	s->stats.weight_bytes = weight_bytes(s, phase);

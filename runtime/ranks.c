@@ -153,7 +153,7 @@ kept_of_all(Session *s)
 }
 
 int64_t
-ranks_kept_bytes(Session *s, int32_t n, bool states)
+ranks_kept_bytes(Session *s, int32_t n, int32_t behind, bool states)
 {
 	const Kept  own = kept_here(s->plan), *all = leads(s) ? kept_of_all(s) : &own;
 	const int   ranks = leads(s) ? comm_ranks(s->comm) : 1;
@@ -161,7 +161,7 @@ ranks_kept_bytes(Session *s, int32_t n, bool states)
 
 	for (int k = 0; all && k < ranks; k++)
 		sum += n * all[k].page + (states ? all[k].state : 0);
-	return all ? sum : -1;
+	return all ? sum - kv_window_bytes(s->plan, behind) : -1;
 }
 
 /* Floats of a rank's part of a message: the most that one has */
@@ -207,7 +207,7 @@ move_piece(Session *s, const Moved *m, int32_t i, float *all)
 		if (states)
 			kv_state_read(&s->kv, m->q, own);
 		else
-			kv_pages_read(&s->kv, m->page + i, 1, own);
+			kv_pages_read(&s->kv, m->page + i, 1, 0, own);
 		ok = comm_collect(s->comm, own, each, m->host ? all : NULL);
 		for (int k = 0; k < ranks && ok && m->host; k++)
 			memcpy(saved_at(s, m->host, m->n, k, i), all + k * floats, (size_t)(states ? s->kept[k].state : s->kept[k].page));
@@ -219,7 +219,7 @@ move_piece(Session *s, const Moved *m, int32_t i, float *all)
 	if (ok && states)
 		kv_state_write(&s->kv, m->q, own);
 	else if (ok)
-		kv_pages_write(&s->kv, m->page + i, 1, own);
+		kv_pages_write(&s->kv, m->page + i, 1, 0, own);
 	return ok;
 }
 
@@ -252,24 +252,24 @@ kept_lead(Session *s, RecordKind kind, const int32_t *page, int32_t n, llmc_seq 
 }
 
 bool
-ranks_kept_read(Session *s, const int32_t *page, int32_t n, llmc_seq q, void *host)
+ranks_kept_read(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, void *host)
 {
 	if (leads(s))
 		return kept_lead(s, RECORD_READ, page, n, q, host);
-	kv_pages_read(&s->kv, page, n, host);
+	kv_pages_read(&s->kv, page, n, behind, host);
 	if (q >= 0)
-		kv_state_read(&s->kv, q, (char *)host + kv_bytes(s->plan, n));
+		kv_state_read(&s->kv, q, (char *)host + kv_bytes(s->plan, n) - kv_window_bytes(s->plan, behind));
 	return true;
 }
 
 bool
-ranks_kept_write(Session *s, const int32_t *page, int32_t n, llmc_seq q, const void *host)
+ranks_kept_write(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, const void *host)
 {
 	if (leads(s))
 		return kept_lead(s, RECORD_WRITE, page, n, q, host);
-	kv_pages_write(&s->kv, page, n, host);
+	kv_pages_write(&s->kv, page, n, behind, host);
 	if (q >= 0)
-		kv_state_write(&s->kv, q, (const char *)host + kv_bytes(s->plan, n));
+		kv_state_write(&s->kv, q, (const char *)host + kv_bytes(s->plan, n) - kv_window_bytes(s->plan, behind));
 	return true;
 }
 

@@ -19,7 +19,7 @@ typedef struct SavedHead {
 	uint64_t sum;           /* of them */
 } SavedHead;
 
-static const char magic[8] = "llmckv1";
+static const char magic[8] = "llmckv2";
 
 static void
 head_for(const Session *s, SavedHead *h)
@@ -35,7 +35,7 @@ head_for(const Session *s, SavedHead *h)
 int64_t
 session_seq_bytes(Session *s, int32_t len)
 {
-	return ranks_kept_bytes(s, kv_seq_pages(len), true);
+	return ranks_kept_bytes(s, kv_seq_pages(len), kv_behind(&s->kv, len), true);
 }
 
 /* Whose states go with its pages; -1: there are none */
@@ -61,7 +61,7 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	*need = sizeof h + (size_t)h.bytes;
 	if (cap < *need)
 		return error_set(err, LLMC_E_RANGE, "the sequence needs %zu bytes, the buffer has %zu", *need, cap);
-	if (!ranks_kept_read(s, s->kv.seq[q].page, kv_seq_pages(h.len), states_of(s, q), (char *)buf + sizeof h))
+	if (!ranks_kept_read(s, s->kv.seq[q].page, kv_seq_pages(h.len), kv_behind(&s->kv, h.len), states_of(s, q), (char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	h.sum = sum64((char *)buf + sizeof h, (size_t)h.bytes, 1);
 	memcpy(buf, &h, sizeof h);
@@ -95,7 +95,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		                 s->kv.n_free);
 	}
 	kv_seq_room(&s->kv, *out, h.len);
-	if (!ranks_kept_write(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, states_of(s, *out), (const char *)buf + sizeof h))
+	if (!ranks_kept_write(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, kv_behind(&s->kv, h.len), states_of(s, *out), (const char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	s->seq[*out].prefix_len = h.prefix_len;
 	s->seq[*out].mark = h.mark;
@@ -139,7 +139,7 @@ from_disk(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok)
 		if (!kv_disk_load(s->disk, &key, own, s->disk_page))
 			break;
 		kv_seq_room(&s->kv, q, kv->len + PLAN_KV_PAGE);
-		if (!ranks_kept_write(s, &kv->page[kv->n_page - 1], 1, -1, s->disk_page)) {
+		if (!ranks_kept_write(s, &kv->page[kv->n_page - 1], 1, 0, -1, s->disk_page)) {
 			kv_seq_trim(&s->kv, q, kv->len - PLAN_KV_PAGE);
 			break;
 		}
@@ -156,8 +156,8 @@ to_disk(Session *s, llmc_seq q, const int32_t *tok, int32_t from)
 	for (int32_t i = 0; i < kv->n_kept; i++) {
 		const int32_t *own = tok + (size_t)i * PLAN_KV_PAGE;
 		kv_disk_next(&key, own);
-		void *page = i >= from && kv_disk_wants(s->disk, &key) ? kv_disk_page(s->disk) : NULL;
-		if (page && ranks_kept_read(s, &kv->page[i], 1, -1, page))
+		void *page = i >= from && kv_has_window(&s->kv, kv->page[i]) && kv_disk_wants(s->disk, &key) ? kv_disk_page(s->disk) : NULL;
+		if (page && ranks_kept_read(s, &kv->page[i], 1, 0, -1, page))
 			kv_disk_save(s->disk, &key, own, page);
 		else if (page)
 			kv_disk_drop(page);
@@ -210,7 +210,7 @@ adapter_sum(const Plan *p)
 llmc_status
 session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *extra, llmc_log_fn log, void *log_user, llmc_error *err)
 {
-	int64_t bytes = ranks_kept_bytes(s, 1, false);
+	int64_t bytes = ranks_kept_bytes(s, 1, 0, false);
 	char root[512], checkpoint[17], together[17];
 
 	if (!has_prefixes(s) || plan_has_state(s->plan)) /* files hold pages, and no states */

@@ -18,6 +18,7 @@ typedef struct StepRun {
 	ref_fn         *ref;
 	bool            comm;    /* done between ranks, by all threads */
 	bool            meet;    /* a barrier follows */
+	bool            window;  /* its pages are window pages */
 	void           *a[PLAN_MAX_ARGS];
 	RefArg          arg[PLAN_MAX_ARGS]; /* reference only */
 } StepRun;
@@ -31,7 +32,7 @@ typedef struct PhaseRun {
 typedef struct CpuSession {
 	PhaseRun  phase[2];
 	float    *scratch;       /* of reference steps */
-	llmc_step step;
+	llmc_step step, window;  /* window: of steps over window pages */
 	char     *state;         /* memory of all above, and of the angles */
 	int64_t   state_bytes, slots_bytes;
 } CpuSession;
@@ -100,6 +101,7 @@ bind(Session *s, CpuSession *c)
 			StepRun *r = &run->step[i];
 			const PlanStep *st = r->step = &p->phase[ph].step[i];
 			r->comm = op_info[st->op].flags & OPF_COMM;
+			r->window = session_sees_window(s, st);
 			if (st->kernel >= 0)
 				r->kernel = kernels_find(m->kernels, st->kernel);
 			else
@@ -128,7 +130,7 @@ cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err)
 
 	if (!c)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
-	TRY(kv_open(&s->kv, s->plan, (int32_t)session_pages(&s->lim), s->lim.context, s->lim.seqs, err));
+	TRY(kv_open_on(&s->kv, NULL, s->plan, (int32_t)session_pages(&s->lim), (int32_t)session_window_pages(s->plan, &s->lim), s->lim.context, s->lim.seqs, err));
 	c->slots_bytes = need->scratch;
 	c->state_bytes = lay_out(c, s, NULL);
 	s->slots = session_map(c->slots_bytes);
@@ -219,12 +221,14 @@ run_comm(const Walk *w, const StepRun *r, int part)
 static void
 run_step(const Walk *w, const StepRun *r, int part, int n_parts)
 {
+	const llmc_step *s = r->window ? &w->c->window : &w->c->step;
+
 	if (r->comm)
 		run_comm(w, r, part);
 	else if (r->kernel)
-		r->kernel(&w->c->step, r->a, part, n_parts);
+		r->kernel(s, r->a, part, n_parts);
 	else if (part == 0)
-		r->ref(&(RefCall){ .step = r->step, .s = &w->c->step, .arg = r->arg, .scratch = w->c->scratch });
+		r->ref(&(RefCall){ .step = r->step, .s = s, .arg = r->arg, .scratch = w->c->scratch });
 }
 
 static void
@@ -264,9 +268,11 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	c->step = (llmc_step){
 		.n_tok = s->size->n_tok, .n_dec = s->size->n_dec, .n_seq = s->size->n_seq, .n_out = s->size->n_out, .tok = s->tok,
 		.pos = s->pos, .pos2 = s->pos2, .seq_of = s->seq_of, .q_start = s->q_start, .kv_len = s->kv_len,
-		.prefix_len = s->prefix_len, .out_row = s->out_row, .block_table = s->block_table, .block_stride = s->kv.max_page,
+		.prefix_len = s->prefix_len, .out_row = s->out_row, .block_table = s->block_table, .block_stride = s->kv.stride,
 		.seq = s->step_seq,
 	};
+	c->window = c->step;
+	c->window.block_table += s->kv.max_page;
 	if (s->size->n_tok <= ROPE_ALONE)
 		fill_rope(s, 0, s->size->n_tok);
 	else

@@ -21,7 +21,7 @@ argument_bytes(const Session *s, const PlanRef *r)
 		n = plan_extent_elems(&p->buffer[r->index].extent, s->sym);
 		return n < 0 ? -1 : n * dtype_info(p->buffer[r->index].dtype)->block_bytes;
 	case REF_POOL:
-		return (int64_t)s->kv.n_page * plan_layer_page_bytes(&p->pool[r->index]);
+		return (int64_t)kv_pool_pages(&s->kv, r->index) * plan_layer_page_bytes(&p->pool[r->index]);
 	case REF_NONE:
 	case REF_ROPE:
 		break;

@@ -60,35 +60,53 @@ set_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, 
 
 /* --- notes ------------------------------------------------------------------------------------------------------- */
 
+/* Do the device's and the host's table of a sequence name the same page, and the same window page? */
+static bool
+same_page(const Kv *kv, const int32_t *have, const int32_t *page, int32_t i)
+{
+	return have[i] == page[i] && (!kv->window || have[kv->max_page + i] == page[kv->max_page + i]);
+}
+
+static llmc_status
+copy_table(CudaSession *c, int32_t q, int32_t from, int32_t n, llmc_error *err)
+{
+	CudaDevice *d = &c->m->dev;
+
+	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.tables + (int64_t)q * c->st.block_stride + from), c->s->kv.seq[q].page + from,
+	                           (size_t)n * sizeof(int32_t), c->stream), "copying a block table to the GPU");
+	return LLMC_OK;
+}
+
 /* What the device's table of a sequence lacks: one page goes with the note, more are copied. first: from where on the
  * table has changed */
 static llmc_status
 table_news(CudaSession *c, int32_t q, llmc_note_row *w, int32_t *first, llmc_error *err)
 {
-	CudaDevice *d = &c->m->dev;
-	const KvSeq *kv = &c->s->kv.seq[q];
-	int32_t *have = c->table + (size_t)q * (size_t)c->s->kv.max_page;
-	int32_t n = kv->n_page, from = 0, end = n;
+	const Kv *kv = &c->s->kv;
+	const KvSeq *s = &kv->seq[q];
+	int32_t *have = c->table + (size_t)q * (size_t)kv->stride, window = kv->max_page;
+	int32_t n = s->n_page, from = 0, end = n;
 
 	w->page_at = -1;
-	if (!memcmp(have, kv->page, (size_t)n * sizeof *have)) {
-		*first = n;
-		return LLMC_OK;
-	}
-	while (have[from] == kv->page[from])
+	while (from < n && same_page(kv, have, s->page, from))
 		from++;
-	while (have[end - 1] == kv->page[end - 1])
-		end--;
 	*first = from;
+	if (from == n)
+		return LLMC_OK;
+	while (same_page(kv, have, s->page, end - 1))
+		end--;
 	if (end - from == 1) {
 		w->page_at = from;
-		w->page = kv->page[from];
+		w->page = s->page[from];
+		w->window = kv->window ? s->page[window + from] : 0;
 	} else {
-		CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.tables + (int64_t)q * c->st.block_stride + from),
-		                           kv->page + from, (size_t)(end - from) * sizeof *have, c->stream),
-		         "copying a block table to the GPU");
+		TRY(copy_table(c, q, from, end - from, err));
+		if (kv->window)
+			TRY(copy_table(c, q, window + from, end - from, err));
 	}
-	memcpy(have + from, kv->page + from, (size_t)(end - from) * sizeof *have);
+	memcpy(have + from, s->page + from, (size_t)(end - from) * sizeof *have);
+	if (kv->window)
+		memcpy(have + window + from, s->page + window + from, (size_t)(end - from) * sizeof *have);
 	return LLMC_OK;
 }
 
@@ -153,7 +171,7 @@ take_back(CudaSession *c)
 
 	(void)!c->m->dev.api.stream_sync(c->stream);
 	for (int32_t i = 0; i < s->size->n_seq; i++)
-		memset(c->table + (size_t)s->step_seq[i] * (size_t)s->kv.max_page, 0xff, (size_t)s->kv.max_page * sizeof *c->table);
+		memset(c->table + (size_t)s->step_seq[i] * (size_t)s->kv.stride, 0xff, (size_t)s->kv.stride * sizeof *c->table);
 	for (int64_t i = 0; i < s->sym[SYM_n_seq]; i++)
 		c->row_seq[i] = -1;
 }

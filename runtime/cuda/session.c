@@ -146,11 +146,11 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	const Plan *p = s->plan;
 	Bump b = { .base = pointer(base), .align = ALIGN };
 	llmc_state *st = &c->st;
-	int64_t seqs = s->lim.seqs, max_page = session_max_page(s);
+	int64_t seqs = s->lim.seqs, stride = session_table_stride(s), max_page = session_max_page(s);
 
 	c->n_freq = 0;
 	c->max_out = (int32_t)(s->sym[SYM_n_out] < s->sym[SYM_n_seq] ? s->sym[SYM_n_out] : s->sym[SYM_n_seq]);
-	*st = (llmc_state){ .n_rope = p->n_rope, .block_stride = (int)max_page, .vocab = (int)p->vocab, .max_out = c->max_out };
+	*st = (llmc_state){ .n_rope = p->n_rope, .block_stride = (int)stride, .window_at = stride > max_page ? (int)max_page : 0, .vocab = (int)p->vocab, .max_out = c->max_out };
 	st->note_stride = (int)((sizeof(llmc_note) + (size_t)s->sym[SYM_n_seq] * sizeof(llmc_note_row) + 63) & ~(size_t)63);
 	c->block_to = address(bump(&b, s->block_bytes, 1));
 	for (int i = 0; i < p->n_rope && i < LLMC_MAX_ROPE; i++) {
@@ -160,7 +160,7 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	}
 	st->n_freq = c->n_freq;
 	BUMP(&b, st->slot, seqs);
-	BUMP(&b, st->tables, seqs * max_page);
+	BUMP(&b, st->tables, seqs * stride);
 	BUMP(&b, st->counts, seqs * p->vocab);
 	BUMP(&b, st->freq, seqs * c->n_freq);
 	BUMP(&b, st->factor, seqs * p->n_rope);
@@ -270,7 +270,8 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	if (need->kv + need->scratch + need->state > (int64_t)left)
 		return does_not_fit(c, need, left, total, err);
 	CUDA_TRY(d, d->api.stream_create(&c->stream, CU_STREAM_NON_BLOCKING), "making a stream");
-	llmc_status status = kv_open_on(&s->kv, &mem, s->plan, (int32_t)session_pages(&s->lim), s->lim.context, s->lim.seqs, err);
+	llmc_status status = kv_open_on(&s->kv, &mem, s->plan, (int32_t)session_pages(&s->lim), (int32_t)session_window_pages(s->plan, &s->lim), s->lim.context,
+	                                s->lim.seqs, err);
 	if (c->failed == LLMC_E_MEMORY)
 		return does_not_fit(c, need, left, total, err);
 	TRY(cuda_session_check(c, err));
@@ -321,7 +322,7 @@ take_tables(CudaSession *c, llmc_error *err)
 	size_t n_seq = (size_t)s->sym[SYM_n_seq];
 	bool ok = true;
 
-	c->table = calloc((size_t)s->lim.seqs * (size_t)s->kv.max_page, sizeof *c->table);
+	c->table = calloc((size_t)s->lim.seqs * (size_t)s->kv.stride, sizeof *c->table);
 	c->row_seq = calloc(n_seq, sizeof *c->row_seq);
 	c->row_pages = calloc(n_seq, sizeof *c->row_pages);
 	c->counts = calloc((size_t)s->plan->vocab, sizeof *c->counts);
@@ -334,7 +335,7 @@ take_tables(CudaSession *c, llmc_error *err)
 	if (!ok || !c->table || !c->row_seq || !c->row_pages || !c->counts || !c->freq)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
 	memset(c->row_seq, 0xff, n_seq * sizeof *c->row_seq);
-	memset(c->table, 0xff, (size_t)s->lim.seqs * (size_t)s->kv.max_page * sizeof *c->table);
+	memset(c->table, 0xff, (size_t)s->lim.seqs * (size_t)s->kv.stride * sizeof *c->table);
 	return LLMC_OK;
 }
 

@@ -66,7 +66,7 @@ typedef struct CudaSession {
 	CudaFlight   flight[CUDA_FLIGHT];
 	int32_t      n_flight;
 	/* what the device's tables hold */
-	int32_t     *table;        /* [seqs, max_page] */
+	int32_t     *table;        /* [seqs, kv.stride] */
 	int32_t     *row_seq, *row_pages; /* [n_seq] sequence whose first row_pages pages row i of the step's table holds; -1 */
 	int32_t     *counts;       /* [vocab] for uploading */
 	float       *freq;         /* [n_freq] for uploading */

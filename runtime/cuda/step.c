@@ -38,6 +38,8 @@ cuda_bind(CudaSession *c, llmc_error *err)
 				return error_set(err, LLMC_E_INPUT, "the plan has no kernel for op %s (layer %d): a GPU runs nothing else",
 				                 op_info[ps->op].name, ps->layer);
 			*to = (CudaStep){ .step = ps, .kernel = &p->kernel[ps->kernel], .fn = c->m->fn[ps->kernel], .call = { .s = k } };
+			if (session_sees_window(s, ps))
+				to->call.s.block_table += st->window_at;
 			for (int a = 0; a < ps->n_arg && a < LLMC_CALL_ARGS; a++)
 				to->call.a[a] = session_argument(s, &ps->arg[a]);
 		}
@@ -118,7 +120,7 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 	int e = (int)(c->number % LLMC_RING);
 	char *block = c->block + (size_t)e * (size_t)s->block_bytes;
 	llmc_note *note = (llmc_note *)(void *)(c->note + (size_t)e * (size_t)c->st.note_stride);
-	const char *end = (const char *)(s->block_table + (size_t)s->size->n_seq * (size_t)s->kv.max_page);
+	const char *end = (const char *)(s->block_table + (size_t)s->size->n_seq * (size_t)s->kv.stride);
 	size_t bytes = (size_t)(end - s->block);
 
 	memcpy(block, s->block, bytes);

@@ -1,6 +1,7 @@
 /* See kv.h. Nothing here allocates after kv_open and kv_prefix_open. The prefix cache is in prefix.c. */
 #include "runtime/kv/kv.h"
 #include "runtime/kv/prefix.h"
+#include "runtime/kv/window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -96,21 +97,23 @@ static const KvMem host_memory = { .alloc = host_alloc, .free = host_free, .copy
 llmc_status
 kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
 {
-	return kv_open_on(kv, &host_memory, p, n_page, context, seqs, err);
+	return kv_open_on(kv, NULL, p, n_page, kv_keep(p) ? n_page : 0, context, seqs, err);
 }
 
 llmc_status
-kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
+kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window, int32_t context, int32_t seqs, llmc_error *err)
 {
-	*kv = (Kv){ .plan = p, .mem = *mem, .n_page = n_page, .n_free = n_page, .n_stack = n_page, .n_seq = seqs,
-		.oldest = -1, .newest = -1 };
+	*kv = (Kv){ .plan = p, .mem = mem ? *mem : host_memory, .n_page = n_page, .n_free = n_page, .n_stack = n_page, .n_seq = seqs,
+		.n_window = n_window, .oldest = -1, .newest = -1 };
 	kv->max_page = context / PLAN_KV_PAGE + (context % PLAN_KV_PAGE != 0);
+	TRY(window_open(kv, err));
+	kv->stride = kv->window ? 2 * kv->max_page : kv->max_page;
 	kv->free_page = calloc((size_t)n_page, sizeof *kv->free_page);
 	kv->refs = calloc((size_t)n_page, sizeof *kv->refs);
 	kv->drops = calloc((size_t)n_page, sizeof *kv->drops);
 	kv->stale = calloc((size_t)n_page, sizeof *kv->stale);
 	kv->seq = calloc((size_t)seqs, sizeof *kv->seq);
-	kv->tables = calloc((size_t)seqs * (size_t)kv->max_page, sizeof *kv->tables);
+	kv->tables = calloc((size_t)seqs * (size_t)kv->stride, sizeof *kv->tables);
 	kv->base = calloc((size_t)p->n_pool + 1, sizeof *kv->base);
 	kv->pool_bytes = calloc((size_t)p->n_pool + 1, sizeof *kv->pool_bytes);
 	if (!kv->free_page || !kv->refs || !kv->drops || !kv->stale || !kv->seq || !kv->tables || !kv->base ||
@@ -119,14 +122,14 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t cont
 	for (int32_t i = 0; i < n_page; i++)
 		kv->free_page[i] = n_page - 1 - i; /* page 0 first */
 	for (int32_t i = 0; i < seqs; i++)
-		kv->seq[i].page = kv->tables + (size_t)i * (size_t)kv->max_page;
+		kv->seq[i].page = kv->tables + (size_t)i * (size_t)kv->stride;
 	for (int i = 0; i < p->n_pool; i++) {
-		int64_t bytes = p->pool[i].state ? plan_layer_state_bytes(&p->pool[i]) * seqs * p->pool[i].n_layers : pool_bytes(&p->pool[i], n_page);
+		int64_t bytes = p->pool[i].state ? plan_layer_state_bytes(&p->pool[i]) * seqs * p->pool[i].n_layers : pool_bytes(&p->pool[i], kv_pool_pages(kv, i));
 		void *m = NULL;
-		if (bytes < 0 || (bytes && mem->alloc(mem->user, (size_t)bytes, &m, NULL) != LLMC_OK))
+		if (bytes < 0 || (bytes && kv->mem.alloc(kv->mem.user, (size_t)bytes, &m, NULL) != LLMC_OK))
 			return error_set(err, LLMC_E_MEMORY,
 			                 "out of memory: the KV cache needs %lld MB; smaller limits (--context, --seqs) need less",
-			                 (long long)((kv_bytes(p, n_page) + kv_state_bytes(p, seqs)) >> 20));
+			                 (long long)((kv_bytes(p, n_page) - kv_window_bytes(p, n_page - kv->n_window) + kv_state_bytes(p, seqs)) >> 20));
 		kv->base[i] = m;
 		kv->pool_bytes[i] = (size_t)bytes;
 	}
@@ -148,7 +151,14 @@ kv_release(Kv *kv)
 	free(kv->base);
 	free(kv->pool_bytes);
 	prefix_release(kv);
+	window_release(kv);
 	*kv = (Kv){ 0 };
+}
+
+int32_t
+kv_pool_pages(const Kv *kv, int pool)
+{
+	return kv->window && kv->plan->pool[pool].keep ? kv->n_window : kv->n_page;
 }
 
 void *
@@ -158,7 +168,7 @@ kv_layer(const Kv *kv, int pool, int layer_slot)
 
 	if (kv->plan->pool[pool].state)
 		return kv->base[pool] + (int64_t)layer_slot * kv->n_seq * plan_layer_state_bytes(&kv->plan->pool[pool]);
-	return kv->base[pool] + (int64_t)layer_slot * kv->n_page * page;
+	return kv->base[pool] + (int64_t)layer_slot * kv_pool_pages(kv, pool) * page;
 }
 
 /* A page, in every layer of every pool */
@@ -166,9 +176,10 @@ static void
 page_clear(Kv *kv, int32_t a)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
-		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
-		for (int l = 0; bytes && l < kv->plan->pool[i].n_layers; l++)
-			kv->mem.clear(kv->mem.user, (char *)kv_layer(kv, i, l) + (size_t)a * bytes, bytes);
+		size_t  bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
+		int32_t at = window_place(kv, i, a);
+		for (int l = 0; bytes && at >= 0 && l < kv->plan->pool[i].n_layers; l++)
+			kv->mem.clear(kv->mem.user, (char *)kv_layer(kv, i, l) + (size_t)at * bytes, bytes);
 	}
 }
 
@@ -176,10 +187,11 @@ static void
 page_copy(Kv *kv, int32_t to, int32_t from)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
-		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
-		for (int l = 0; bytes && l < kv->plan->pool[i].n_layers; l++) {
+		size_t  bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
+		int32_t a = window_place(kv, i, to), b = window_place(kv, i, from);
+		for (int l = 0; bytes && a >= 0 && b >= 0 && l < kv->plan->pool[i].n_layers; l++) {
 			char *layer = kv_layer(kv, i, l);
-			kv->mem.copy(kv->mem.user, layer + (size_t)to * bytes, layer + (size_t)from * bytes, bytes);
+			kv->mem.copy(kv->mem.user, layer + (size_t)a * bytes, layer + (size_t)b * bytes, bytes);
 		}
 	}
 }
@@ -195,6 +207,7 @@ page_take(Kv *kv)
 {
 	int32_t page = kv->n_stack ? kv->free_page[--kv->n_stack] : prefix_evict(kv);
 
+	window_drop(kv, page); /* of a page of the prefix cache */
 	kv->n_free--;
 	kv->refs[page] = 1;
 	return page;
@@ -208,8 +221,10 @@ page_drop(Kv *kv, int32_t page)
 	kv->n_free++;
 	if (kv->cached && kv->cached[page].serial)
 		prefix_idle(kv, page);
-	else
+	else {
+		window_drop(kv, page);
 		kv->free_page[kv->n_stack++] = page;
+	}
 }
 
 int32_t
@@ -218,7 +233,7 @@ kv_seq_new(Kv *kv)
 	for (int32_t q = 0; q < kv->n_seq; q++)
 		if (!kv->seq[q].used) {
 			kv->seq[q].used = true;
-			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_kept = kv->seq[q].told_len = 0;
+			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_behind = kv->seq[q].n_kept = kv->seq[q].told_len = 0;
 			return q;
 		}
 	return -1;
@@ -287,12 +302,15 @@ kv_seq_fork(Kv *kv, int32_t from)
 	KvSeq *to = &kv->seq[q], *s = &kv->seq[from];
 	to->len = s->len;
 	to->n_page = s->n_page;
+	to->n_behind = s->n_behind;
 	to->n_kept = s->n_kept;
 	to->kept_as = s->kept_as;
 	to->told_len = s->told_len;
 	for (int32_t i = 0; i < s->n_page; i++) {
 		to->page[i] = s->page[i];
 		kv->refs[s->page[i]]++;
+		if (i >= to->n_behind)
+			window_need(kv, s->page[i]);
 	}
 	if (plan_has_state(kv->plan))
 		(void)kv_do(kv, KV_FORK, q, from, NULL); /* takes no memory */
@@ -305,9 +323,15 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 	KvSeq *s = &kv->seq[q];
 	int32_t keep = len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0);
 
-	while (s->n_page > keep)
-		page_drop(kv, s->page[--s->n_page]);
+	while (s->n_page > keep) {
+		int32_t page = s->page[--s->n_page];
+		if (s->n_page >= s->n_behind)
+			window_leave(kv, page);
+		page_drop(kv, page);
+	}
+	s->n_behind = s->n_behind < s->n_page ? s->n_behind : s->n_page;
 	s->len = len;
+	window_to(kv, s, kv_behind(kv, len));
 	if (s->n_kept > len / PLAN_KV_PAGE)
 		s->n_kept = 0; /* told again from the first page on */
 }
@@ -357,8 +381,11 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 
 	if (writes_shared(kv, s)) {
 		int32_t *last = &s->page[s->n_page - 1], own = page_take(kv);
+		window_give(kv, own);
 		page_as(kv, own, *last);
 		kv->stale[own] = true;
+		window_need(kv, own);
+		window_leave(kv, *last);
 		page_drop(kv, *last);
 		*last = own;
 	} else if (s->len % PLAN_KV_PAGE != 0 && kv->cached) {
@@ -367,25 +394,37 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 	while (s->n_page < want) {
 		int32_t page = page_take(kv);
 		/* a kernel may read beyond the last position and mask it: no NaN of a former owner there */
-		if (kv->stale[page])
+		if (window_give(kv, page) || kv->stale[page])
 			page_as(kv, page, -1);
 		kv->stale[page] = true;
+		window_need(kv, page);
 		s->page[s->n_page++] = page;
 	}
+	window_table(kv, s);
+}
+
+void
+kv_advance(Kv *kv, int32_t q, int32_t add)
+{
+	KvSeq *s = &kv->seq[q];
+
+	s->len += add;
+	window_to(kv, s, kv_behind(kv, s->len));
 }
 
 /* Run fn over the pieces of pages, as they follow each other in a saved sequence. */
 typedef void piece_fn(Kv *kv, char *at, char *host, size_t bytes);
 
 static void
-each_piece(Kv *kv, const int32_t *page, int32_t n_page, char *host, piece_fn *fn)
+each_piece(Kv *kv, const int32_t *page, int32_t n_page, int32_t behind, char *host, piece_fn *fn)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
-		size_t bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
+		size_t  bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
+		int32_t first = kv->plan->pool[i].keep ? behind : 0;
 		for (int l = 0; bytes && l < kv->plan->pool[i].n_layers; l++) {
 			char *layer = kv_layer(kv, i, l);
-			for (int32_t k = 0; k < n_page; k++, host += bytes)
-				fn(kv, layer + (size_t)page[k] * bytes, host, bytes);
+			for (int32_t k = first; k < n_page; k++, host += bytes)
+				fn(kv, layer + (size_t)window_place(kv, i, page[k]) * bytes, host, bytes);
 		}
 	}
 }
@@ -403,27 +442,35 @@ piece_write(Kv *kv, char *at, char *host, size_t bytes)
 }
 
 void
-kv_pages_read(Kv *kv, const int32_t *page, int32_t n, void *host)
+kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t behind, void *host)
 {
-	each_piece(kv, page, n, host, piece_read);
+	each_piece(kv, page, n, behind, host, piece_read);
 }
 
 void
-kv_pages_write(Kv *kv, const int32_t *page, int32_t n, const void *host)
+kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host)
 {
-	each_piece(kv, page, n, (char *)(uintptr_t)host, piece_write); /* only read */
+	each_piece(kv, page, n, behind, (char *)(uintptr_t)host, piece_write); /* only read */
 }
 
 void
 kv_seq_room(Kv *kv, int32_t q, int32_t len)
 {
-	KvSeq *s = &kv->seq[q];
+	KvSeq  *s = &kv->seq[q];
+	int32_t behind = kv_behind(kv, len);
 
 	while (s->n_page < kv_seq_pages(len)) {
-		s->page[s->n_page] = page_take(kv);
-		kv->stale[s->page[s->n_page++]] = true;
+		int32_t page = s->page[s->n_page] = page_take(kv);
+		kv->stale[page] = true;
+		if (s->n_page++ < behind) { /* of an empty sequence */
+			s->n_behind = s->n_page;
+		} else {
+			window_give(kv, page);
+			window_need(kv, page);
+		}
 	}
 	s->len = len;
+	window_to(kv, s, behind);
 }
 
 static void

@@ -2,6 +2,9 @@
  * last position left; kernels take it for zero in front of position 0, so none is cleared. All pools share one numbering of pages, so one block table serves every layer.
  * Pages are counted: a fork shares them, and a shared page is copied before the first write to it.
  *
+ * Layers that see a window (PlanPool.keep) have fewer pages, numbered apart: a page has a window page while a sequence may still see it, and until it is
+ * wanted elsewhere (window.c). Their kernels take the second half of a sequence's table.
+ *
  * Prefix cache: a full page can be told its tokens (kv_prefix_keep). It is then found again by a prompt that begins with the
  * same tokens, also after its last holder is gone: such pages are handed out anew only when no other is free, the least
  * recently used first. A page is known by the page before it and its own tokens, compared one by one, so no hash decides.
@@ -26,10 +29,13 @@ typedef struct KvMem {
 	void (*write)(void *user, void *at, const void *host, size_t bytes); /* host may be reused on return */
 } KvMem;
 
+enum { KV_BACK = 32 }; /* positions by which a sequence can always be trimmed: guesses are fewer */
+
 typedef struct KvSeq {
 	bool     used;
 	int32_t  len, n_page;
-	int32_t *page;        /* [max_page] */
+	int32_t  n_behind;    /* first pages, which no windowed layer sees any more */
+	int32_t *page;        /* [stride]: pages, and from max_page on their window pages, of those that are not behind */
 	int32_t  n_kept;      /* pages that the prefix cache has been told of */
 	int64_t  kept_as;     /* serial of the last of them */
 	int32_t  told_len;    /* positions when it was told last */
@@ -64,6 +70,7 @@ typedef struct Kv {
 	void   (*told)(void *user, KvDeed deed, int32_t to, int32_t from); /* it has just been done; NULL: nobody asks */
 	void    *told_user;
 	int32_t  n_page, n_free, max_page, n_seq; /* n_free: with the cached ones; max_page: of one sequence */
+	int32_t  stride;      /* of tables: max_page, twice of it where there are windows */
 	int32_t  n_stack;
 	int32_t *free_page;   /* stack [n_stack] */
 	int32_t *refs;        /* [n_page] */
@@ -73,6 +80,14 @@ typedef struct Kv {
 	int32_t *tables;      /* memory of seq[].page */
 	char   **base;        /* [n_pool] pools, layers outermost */
 	size_t  *pool_bytes;
+	/* window pages; NULL where no pool has a window */
+	int32_t  keep, n_window; /* positions that are seen behind the newest, itself included */
+	int32_t *window;      /* [n_page] window page of a page; -1: none */
+	int32_t *needs;       /* [n_page] sequences that it is not behind of */
+	int32_t *owner;       /* [n_window] page that has it; -1: free */
+	uint64_t *since;      /* [n_window] when its page was needed last */
+	bool    *window_stale; /* [n_window] as stale */
+	uint64_t n_left;
 	/* prefix cache */
 	KvCached *cached;     /* [n_page]; NULL: never used */
 	int32_t *bucket;      /* [n_bucket] first page, or -1 */
@@ -87,25 +102,35 @@ typedef struct Kv {
 
 /* Pages and bytes for limits; -1: overflow. */
 int64_t     kv_pages(int64_t kv_tokens, int64_t context, int64_t seqs, bool kv_tokens_given);
-int64_t     kv_bytes(const Plan *p, int64_t n_page);
+int64_t     kv_bytes(const Plan *p, int64_t n_page);      /* of pages of all pools */
+int64_t     kv_window_bytes(const Plan *p, int64_t n);    /* of window pages */
+/* Positions that layers with a window see, the newest included; 0: none has one, or ranks and stages share the pages, and all positions are kept. */
+int64_t     kv_keep(const Plan *p);
+/* Window pages for limits: a window for each sequence, half as many that prompts that begin alike may find again, and the rows of a step.
+ * Never more than pages; 0: no windows. */
+int64_t     kv_window_pages(const Plan *p, int64_t n_page, int64_t seqs, int64_t chunk);
 int64_t     kv_state_bytes(const Plan *p, int64_t seqs);  /* of the pools that hold a state for each sequence */
 
 llmc_status kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err);
-/* The same with pages elsewhere than in host memory. */
-llmc_status kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t context, int32_t seqs,
+/* The same with pages elsewhere than in host memory (mem NULL: there), and n_window of them for windows; kv_open has as many as pages. */
+llmc_status kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window, int32_t context, int32_t seqs,
                        llmc_error *err);
 void        kv_release(Kv *kv);
+int32_t     kv_pool_pages(const Kv *kv, int pool);  /* of each layer */
 /* First page, or first sequence's state, of a layer of a pool. */
 void       *kv_layer(const Kv *kv, int pool, int layer_slot);
 
 int32_t     kv_seq_new(Kv *kv);                       /* -1: all taken */
 int32_t     kv_seq_fork(Kv *kv, int32_t from);
-void        kv_seq_trim(Kv *kv, int32_t q, int32_t len); /* len <= its length */
+/* Are the positions there that windowed layers see behind len? Always of the last KV_BACK lengths. */
+bool        kv_can_trim(const Kv *kv, int32_t q, int32_t len);
+void        kv_seq_trim(Kv *kv, int32_t q, int32_t len); /* len <= its length, which kv_can_trim has found */
 void        kv_seq_free(Kv *kv, int32_t q);
 /* Pages that appending add[i] positions to q[i], different sequences, will take. */
 int64_t     kv_need(Kv *kv, const int32_t *q, const int32_t *add, size_t n);
 /* Make room for `add` more positions, which kv_need has found; the length grows when the step is done. */
 void        kv_extend(Kv *kv, int32_t q, int32_t add);
+void        kv_advance(Kv *kv, int32_t q, int32_t add); /* it is, or on its way */
 
 /* E_MEMORY: there is none for snapshots. */
 llmc_status kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from, llmc_error *err);
@@ -127,9 +152,12 @@ kv_seq_pages(int32_t len)
 	return len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0);
 }
 void        kv_seq_room(Kv *kv, int32_t q, int32_t len);
-/* Pages out and in again: kv_bytes(n) of them. */
-void        kv_pages_read(Kv *kv, const int32_t *page, int32_t n, void *host);
-void        kv_pages_write(Kv *kv, const int32_t *page, int32_t n, const void *host);
+/* First pages of a sequence of len positions that no windowed layer sees: they are saved without their window pages. */
+int32_t     kv_behind(const Kv *kv, int32_t len);
+bool        kv_has_window(const Kv *kv, int32_t page); /* may all of it be read? True where there are no windows */
+/* Pages out and in again: kv_bytes(n) of them less kv_window_bytes(behind), for the first of them that lack their window pages. */
+void        kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t behind, void *host);
+void        kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host);
 /* The states of a sequence, kv_state_bytes of one; out and in again */
 void        kv_state_read(Kv *kv, int32_t q, void *host);
 void        kv_state_write(Kv *kv, int32_t q, const void *host);

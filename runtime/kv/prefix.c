@@ -2,6 +2,7 @@
  * age. A sequence lets go of its last page first, so that what follows a page is older than the page itself and goes first;
  * a page whose predecessor is gone all the same is never found again and ages out. */
 #include "runtime/kv/prefix.h"
+#include "runtime/kv/window.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -105,19 +106,15 @@ snap_take(Kv *kv, int32_t q, int32_t page, bool prompt)
 	kv->cached[page].snap = i + 1;
 }
 
-/* A new sequence goes on behind the last of its pages that has one: those after it are let go. */
+/* A new sequence goes on behind its last page, which has one. */
 static void
 snap_give(Kv *kv, int32_t q)
 {
 	KvSeq *s = &kv->seq[q];
-	int32_t n = s->n_page;
 
-	while (n > 0 && !kv->cached[s->page[n - 1]].snap)
-		n--;
-	kv_seq_trim(kv, q, n * PLAN_KV_PAGE);
-	if (n == 0)
+	if (s->n_page == 0)
 		return;
-	int32_t i = kv->cached[s->page[n - 1]].snap - 1;
+	int32_t i = kv->cached[s->page[s->n_page - 1]].snap - 1;
 	kv->snap[i].used = ++kv->n_used;
 	kv->snap[i].seq = -1; /* it is wanted here again */
 	(void)kv_do(kv, KV_GIVE, q, i, NULL); /* takes no memory */
@@ -226,6 +223,18 @@ prefix_evict(Kv *kv)
 	return page;
 }
 
+/* How many of the pages of a new sequence it can go on behind: there must be a snapshot where states are kept, and what windowed layers see */
+static int32_t
+deepest(const Kv *kv, const KvSeq *s)
+{
+	bool    states = plan_has_state(kv->plan);
+	int32_t n = s->n_page;
+
+	while (n > 0 && ((states && !kv->cached[s->page[n - 1]].snap) || !window_whole(kv, s, n * PLAN_KV_PAGE)))
+		n--;
+	return n;
+}
+
 int32_t
 kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_tok)
 {
@@ -243,6 +252,8 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 		}
 		s->page[s->n_page++] = page;
 	}
+	s->n_behind = kv->window ? s->n_page : 0; /* none is needed yet */
+	kv_seq_trim(kv, q, deepest(kv, s) * PLAN_KV_PAGE);
 	if (plan_has_state(kv->plan))
 		snap_give(kv, q);
 	s->n_kept = s->n_page;
@@ -251,15 +262,39 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 	return s->len;
 }
 
+/* What a page is known as becomes another page's of the same content, which still has its window page. */
+static void
+record_move(Kv *kv, int32_t to, int32_t from)
+{
+	KvCached *c = &kv->cached[from];
+	int32_t  *at = bucket_of(kv, c->parent, c->tok);
+
+	while (*at != from)
+		at = &kv->cached[*at].next;
+	*at = to;
+	if (kv->refs[from] == 0) {
+		unlist(kv, from);
+		kv->free_page[kv->n_stack++] = from;
+	}
+	kv->cached[to] = *c;
+	if (c->snap)
+		kv->snap[c->snap - 1].page = to;
+	*c = (KvCached){ 0 };
+}
+
 /* The page of the cache that holds what page n_kept of the sequence holds: its own, or another one with the same content, which stays */
 static int32_t
 page_known(Kv *kv, const KvSeq *s, const int32_t *own)
 {
-	int32_t page = look_up(kv, s->kept_as, own);
+	int32_t page = look_up(kv, s->kept_as, own), mine = s->page[s->n_kept];
 
+	if (page >= 0 && !kv_has_window(kv, page) && kv_has_window(kv, mine) && !kv->cached[mine].serial) {
+		record_move(kv, mine, page);
+		page = mine;
+	}
 	if (page >= 0)
 		return page;
-	page = s->page[s->n_kept];
+	page = mine;
 	KvCached *c = &kv->cached[page];
 	if (c->serial) /* known as the successor of a page that is gone */
 		return page;
@@ -308,7 +343,12 @@ kv_check(const Kv *kv)
 			wrong = "a sequence is longer than its pages";
 		for (int32_t i = 0; s->used && i < s->n_page; i++)
 			held[s->page[i]]++;
+		if (kv->window && s->used && (s->n_behind > s->n_page || !window_whole(kv, s, s->len)))
+			wrong = "a sequence lacks pages of its window";
 	}
+	for (int32_t i = 0; kv->window && i < kv->n_page; i++)
+		if ((kv->needs[i] > 0 && kv->window[i] < 0) || kv->needs[i] > kv->refs[i] || (kv->window[i] >= 0 && kv->owner[kv->window[i]] != i))
+			wrong = "a page's window page is not its own, or needed by nobody who holds it";
 	for (int32_t i = 0; i < kv->n_stack; i++)
 		if (held[kv->free_page[i]]++)
 			wrong = "a free page is held, or free twice";

@@ -32,9 +32,30 @@ session_pages(const llmc_limits *l)
 }
 
 int64_t
+session_window_pages(const Plan *p, const llmc_limits *l)
+{
+	return kv_window_pages(p, session_pages(l), l->seqs, l->chunk);
+}
+
+int64_t
 session_max_page(const Session *s)
 {
 	return (s->lim.context + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE;
+}
+
+int64_t
+session_table_stride(const Session *s)
+{
+	return session_max_page(s) * (kv_keep(s->plan) ? 2 : 1);
+}
+
+bool
+session_sees_window(const Session *s, const PlanStep *step)
+{
+	for (int k = 0; s->kv.window && k < step->n_arg; k++)
+		if (step->arg[k].kind == REF_POOL && s->plan->pool[step->arg[k].index].keep)
+			return true;
+	return false;
 }
 
 void *
@@ -68,7 +89,7 @@ lay_out_block(Session *s, Bump *b)
 	BUMP(b, s->pos2, n_tok);
 	BUMP(b, s->rope_pos, n_tok);
 	BUMP(b, s->seq_of, n_tok);
-	BUMP(b, s->block_table, n_seq * session_max_page(s));
+	BUMP(b, s->block_table, n_seq * session_table_stride(s));
 	s->block_bytes = b->at - start;
 }
 
@@ -125,8 +146,11 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 	if (m.state >= 0)
 		m.state = d->state_bytes(&s, m.state);
 	m.scratch = session_lay_out_slots(&s);
-	int64_t states = kv_state_bytes(plan, lim->seqs);
-	m.kv = kv_bytes(plan, session_pages(lim));
+	int64_t states = kv_state_bytes(plan, lim->seqs), pages = session_pages(lim);
+	m.kv = kv_bytes(plan, pages);
+	if (kv_keep(plan) && m.kv >= 0)
+		m.kv_saved = kv_window_bytes(plan, pages - session_window_pages(plan, lim));
+	m.kv -= m.kv_saved;
 	m.kv = m.kv < 0 || states < 0 || m.kv > INT64_MAX / 4 || states > INT64_MAX / 4 ? -1 : m.kv + states;
 	m.kv_per_token = kv_bytes(plan, 1) / PLAN_KV_PAGE;
 	m.kv_per_seq = kv_state_bytes(plan, 1);

@@ -98,7 +98,10 @@ llmc_status session_need(const Device *d, const Plan *plan, const llmc_limits *l
 void       *session_map(int64_t bytes);                       /* zeroed; NULL: out of memory */
 void        session_unmap(void *m, int64_t bytes);
 int64_t     session_pages(const llmc_limits *l);
+int64_t     session_window_pages(const Plan *p, const llmc_limits *l);
 int64_t     session_max_page(const Session *s);               /* of one sequence */
+int64_t     session_table_stride(const Session *s);           /* of block tables: kv.stride, before kv is open */
+bool        session_sees_window(const Session *s, const PlanStep *step); /* is its pool one of window pages? It takes the tables from max_page on */
 void       *session_argument(const Session *s, const PlanRef *r); /* its address for kernels */
 /* A sequence's rotary frequencies, which depend on the length that it is bound by. */
 void        session_turn(Session *s, llmc_seq q, int32_t length_bound);

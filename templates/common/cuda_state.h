@@ -22,7 +22,8 @@
  *     s_kv_len[r] = w.pos + 1, s_prefix_len[r] = w.prefix_len, slot_of[r] = w.slot
  *     s_out_row[w.out_at] = r                        where w.out_at >= 0
  *     s_block_table[r * block_stride + j] = tables[w.slot * block_stride + j]  for w.table_from <= j <= w.pos / 32, but for
- *       j == w.page_at (when >= 0) the new page w.page, which is stored to tables[...] as well
+ *       j == w.page_at (when >= 0) the new page w.page, which is stored to tables[...] as well; where window_at > 0 the same for the
+ *       window pages, at window_at + j, the new one w.window
  *     s_n[0..3] = n_row, n_row, n_row, note->n_out   by block 0
  *   note->mixed == 1: the host has copied all the step's arrays (and slot_of, rope_pos) to the device. Only
  *     s_tok[r] < 0 becomes slot[-1 - s_tok[r]].last
@@ -62,7 +63,7 @@ typedef struct llmc_slot {   /* a sequence of the session */
 } llmc_slot;
 
 typedef struct llmc_note_row {
-	int slot, tok, pos, rope_pos, pos2, prefix_len, out_at, table_from, page_at, page;
+	int slot, tok, pos, rope_pos, pos2, prefix_len, out_at, table_from, page_at, page, window;
 } llmc_note_row;
 
 typedef struct llmc_note {
@@ -99,6 +100,7 @@ typedef struct llmc_state {
 	unsigned *count, *now;
 	llmc_rope_table rope[LLMC_MAX_ROPE];
 	int n_rope, n_freq, block_stride, vocab, max_out, note_stride;
+	int window_at;               /* window pages in a row of a table: so far behind the pages; 0: none */
 } llmc_state;
 
 #endif

@@ -28,23 +28,24 @@ def job(arrays, ropes, sizes, launches, fetch):
     fields = list(POINTERS)
     for i in range(8):
         fields += [*ropes[i], 0] if i < len(ropes) else [0] * 5
-    return dict(arrays=a, pack="@" + "Q" * len(POINTERS) + "Qiiii" * 8 + "6i", fields=fields + list(sizes), launches=launches, fetch=fetch)
+    return dict(arrays=a, pack="@" + "Q" * len(POINTERS) + "Qiiii" * 8 + "7i", fields=fields + list(sizes), launches=launches, fetch=fetch)
 
 
 # ---- begin ----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("mode,seed", H.RUNS)
-def test_begin_makes_a_decode_step(mode, seed):
-    stride, cap, n = 5, 6, 3
+@pytest.mark.parametrize("window", [0, 5])
+def test_begin_makes_a_decode_step(mode, seed, window):
+    stride, cap, n = 5 + window, 6, 3
     rng = np.random.default_rng(2)
-    rows = [  # slot tok pos rope_pos pos2 prefix_len out_at table_from page_at page
-        [2, 7, 70, 71, 3, 0, 0, 0, 2, 44],
-        [0, -1, 131071 % 160, 131071, 0, 9, -1, 3, -1, 0],
-        [3, -1, 31, 31, 1, 0, 1, 0, 0, 55],
+    rows = [  # slot tok pos rope_pos pos2 prefix_len out_at table_from page_at page window
+        [2, 7, 70, 71, 3, 0, 0, 0, 2, 44, 66],
+        [0, -1, 131071 % 160, 131071, 0, 9, -1, 3, -1, 0, 0],
+        [3, -1, 31, 31, 1, 0, 1, 0, 0, 55, 77],
     ]
-    note = np.zeros((RING, 4 + 10 * cap), np.int32)
+    note = np.zeros((RING, 4 + 11 * cap), np.int32)
     note[5 % RING, :4] = 0, n, 2, 0
-    note[5 % RING, 4:4 + 10 * n] = np.ravel(rows)
+    note[5 % RING, 4:4 + 11 * n] = np.ravel(rows)
     slots = np.zeros(4, SLOT)
     slots["last"] = [100, 101, 102, 103]
     tables = rng.integers(1, 90, (4, stride)).astype(np.int32)
@@ -56,7 +57,7 @@ def test_begin_makes_a_decode_step(mode, seed):
                   rope_b=np.zeros((cap, 6), np.float32))
     fetch = [*STEP, "slot_of", "tables", "now", "rope_a", "rope_b", "slot"]
     ropes = [("rope_a", 8, 0, 0), ("rope_b", 6, 1, 4)]
-    got, = H.submit("sm_90a", mode, seed, 4, job(arrays, ropes, (2, 7, stride, 1, 1, note.strides[0]),
+    got, = H.submit("sm_90a", mode, seed, 4, job(arrays, ropes, (2, 7, stride, 1, 1, note.strides[0], window),
                                                  [(text("begin"), "begin.cu", "llmc_begin", (2,), 128, 0, {})], fetch))
     assert got["s_n"].tolist() == [3, 3, 3, 2] and got["now"][0] == 5
     assert got["s_tok"][:3].tolist() == [7, 100, 103]
@@ -67,9 +68,14 @@ def test_begin_makes_a_decode_step(mode, seed):
     want = np.full((cap, stride), -7)
     want[0, :3] = tables[2, 0], tables[2, 1], 44
     want[2, 0] = 55
+    if window:
+        want[0, 5:8] = tables[2, 5], tables[2, 6], 66
+        want[2, 5] = 77
     assert (got["s_block_table"] == want).all()
     after = tables.copy()
     after[2, 2], after[3, 0] = 44, 55
+    if window:
+        after[2, 7], after[3, 5] = 66, 77
     assert (got["tables"] == after).all()
     for name, (_, dims, axis, at) in zip(("rope_a", "rope_b"), ropes):
         for r, w in enumerate(rows):
@@ -89,7 +95,7 @@ def test_begin_of_a_mixed_step(mode, seed):
     arrays = dict(s_n=i32(n, 1, 2, 2), s_tok=i32(-3, 8, 9, 10, -1), s_pos=i32(3, 0, 1, 2, 3), s_pos2=i32(0, 0, 1, 1, 2), s_seq_of=i32(0, 1, 1, 1, 1),
                   rope_pos=i32(3, 5, 6, 7, 8), slot_of=i32(2, 0), slot=slots, freq=np.array([[.5, .25], [9, 9], [1, 2]], np.float32),
                   factor=np.array([[2.0], [9], [1]]), note=note, count=np.array([9], np.uint32), rope=np.zeros((n, 4), np.float32))
-    got, = H.submit("sm_75", mode, seed, 4, job(arrays, [("rope", 4, 0, 0)], (1, 2, 1, 1, 1, note.strides[0]),
+    got, = H.submit("sm_75", mode, seed, 4, job(arrays, [("rope", 4, 0, 0)], (1, 2, 1, 1, 1, note.strides[0], 0),
                                                 [(text("begin"), "begin.cu", "llmc_begin", (8,), 128, 0, {})], ["s_tok", "rope", "now", "s_n"]))
     assert got["s_tok"].tolist() == [52, 8, 9, 10, 50] and got["now"][0] == 9 and got["s_n"].tolist() == [n, 1, 2, 2]
     a = np.array([3, 5, 6, 7, 8])[:, None] * arrays["freq"][[2, 0, 0, 0, 0]].astype(np.float64)

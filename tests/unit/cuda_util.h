@@ -75,18 +75,26 @@ keep_log(void *user, int level, const char *line)
 	snprintf(last_log + n, sizeof last_log - n, "%s\n", line);
 }
 
+/* configs/tiny.yaml, with changes: "key=value", NULL-terminated, or NULL */
 static inline llmc_status
-open_tiny(const char *device, const char *arch, llmc_model **m, llmc_error *err)
+open_tiny_with(const char *device, const char *arch, const char *const *set, llmc_model **m, llmc_error *err)
 {
 	llmc_options o = LLMC_INIT(llmc_options);
 
 	o.device = device;
 	o.arch = arch;
+	o.set = set;
 	o.random_weights = true;
 	o.n_threads = 2;
 	o.log = keep_log;
 	last_log[0] = 0;
 	return llmc_open("configs/tiny.yaml", &o, m, err);
+}
+
+static inline llmc_status
+open_tiny(const char *device, const char *arch, llmc_model **m, llmc_error *err)
+{
+	return open_tiny_with(device, arch, NULL, m, err);
 }
 
 #endif

@@ -142,22 +142,21 @@ fork_seq(Pair *p, int32_t from, int32_t to)
 }
 
 static void
-many_steps(void **state)
+many_steps_of(const char *const *set, int steps)
 {
 	Pair p;
 	llmc_limits l = LLMC_INIT(llmc_limits);
 
-	(void)state;
 	l.context = CONTEXT;
 	l.seqs = SEQS;
 	l.chunk = CHUNK;
 	for (int i = 0; i < SEQS; i++)
 		p.q[i][0] = p.q[i][1] = -1;
 	for (int k = 0; k < 2; k++) {
-		OK(open_tiny(k ? "cuda" : "ref", NULL, &p.m[k], err));
+		OK(open_tiny_with(k ? "cuda" : "ref", NULL, set, &p.m[k], err));
 		OK(llmc_session_open(p.m[k], &l, &p.s[k], err));
 	}
-	for (int i = 0; i < 90; i++) {
+	for (int i = 0; i < steps; i++) {
 		int32_t a = pick(SEQS), b = pick(SEQS);
 		if (p.q[a][0] < 0) {
 			new_seq(&p, a);
@@ -199,6 +198,23 @@ many_steps(void **state)
 		llmc_session_close(p.s[k]);
 		llmc_close(p.m[k]);
 	}
+}
+
+static void
+many_steps(void **state)
+{
+	(void)state;
+	many_steps_of(NULL, 90);
+}
+
+/* One layer of three sees a window: its pages are numbered apart. */
+static void
+many_steps_with_windows(void **state)
+{
+	static const char *const set[] = { "attention.window=21", "attention.window_layers=[1]", NULL };
+
+	(void)state;
+	many_steps_of(set, 60);
 }
 
 /* A decode step of two rows that cannot be queued, because there is no memory for its graph, at a place where both sequences
@@ -312,7 +328,7 @@ main(void)
 	if (tempdir_open(&cache) != 0)
 		return 1;
 	setenv("LLMC_CACHE", cache.path, 1);
-	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps), cmocka_unit_test(queued_again), cmocka_unit_test(closed_in_flight) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps), cmocka_unit_test(many_steps_with_windows), cmocka_unit_test(queued_again), cmocka_unit_test(closed_in_flight) };
 	int rc = no_findings(cmocka_run_group_tests(tests, NULL, NULL));
 	tempdir_close(&cache);
 	return rc;

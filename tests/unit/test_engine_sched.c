@@ -21,6 +21,13 @@ static const Plan plan = { .n_pool = 1, .pool = pools };
 static PlanPool state_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 },
 	{ .id = "state", .state = true, .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 } };
 static const Plan state_plan = { .n_pool = 2, .pool = state_pools };
+/* Layers that see the last positions, beside it, and beside both: a copy of the values */
+#define SEES { .id = "kv_window", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1, .keep = 23 }
+static PlanPool window_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 }, SEES };
+static const Plan window_plan = { .n_pool = 2, .pool = window_pools };
+static PlanPool both_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 },
+	{ .id = "state", .state = true, .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 }, SEES };
+static const Plan both_plan = { .n_pool = 3, .pool = both_pools };
 
 static uint32_t
 mix(uint32_t h, uint32_t x)
@@ -34,6 +41,7 @@ typedef struct Fake {
 	uint64_t random;
 	int      save;      /* of 8 */
 	int      n_saved;   /* alive */
+	int      n_dropped; /* forwards of sequences that had let go of window pages */
 } Fake;
 
 static uint32_t
@@ -86,6 +94,7 @@ fake_free(void *user, llmc_seq q)
 static void
 fake_trim(void *user, llmc_seq q, int32_t len)
 {
+	assert_true(kv_can_trim(&((Fake *)user)->kv, q, len));
 	kv_seq_trim(&((Fake *)user)->kv, q, len);
 }
 
@@ -127,7 +136,7 @@ fake_save(void *user, llmc_seq q, int32_t n_tok)
 	assert_non_null(s);
 	kv_state_read(&f->kv, q, (char *)s->cells + pages);
 	s->n = n_tok;
-	kv_pages_read(&f->kv, f->kv.seq[q].page, f->kv.seq[q].n_page, s->cells);
+	kv_pages_read(&f->kv, f->kv.seq[q].page, f->kv.seq[q].n_page, kv_behind(&f->kv, n_tok), s->cells);
 	f->n_saved++;
 	return s;
 }
@@ -148,13 +157,27 @@ fake_load(void *user, void *saved, llmc_seq *out)
 	*out = kv_seq_new(&f->kv);
 	assert_true(*out >= 0 && kv_need(&f->kv, out, &s->n, 1) <= f->kv.n_free);
 	kv_seq_room(&f->kv, *out, s->n);
-	kv_pages_write(&f->kv, f->kv.seq[*out].page, f->kv.seq[*out].n_page, s->cells);
+	kv_pages_write(&f->kv, f->kv.seq[*out].page, f->kv.seq[*out].n_page, kv_behind(&f->kv, s->n), s->cells);
 	kv_state_write(&f->kv, *out, (char *)s->cells + kv_bytes(f->kv.plan, kv_seq_pages(s->n)));
 	fake_drop(f, s);
 	return true;
 }
 
 enum { GUESSES = 6 };
+
+/* Rows at .. end - 1 write window pages, and see in them what lies in the window of each. */
+static void
+see_window(Fake *f, llmc_seq q, int32_t at, int32_t end)
+{
+	const int32_t *table = f->kv.seq[q].page + f->kv.max_page;
+
+	for (int32_t i = at; f->kv.window && i < end; i++) {
+		uint32_t *base = kv_layer(&f->kv, f->kv.plan->n_pool - 1, 0);
+		base[table[i / PLAN_KV_PAGE] * 2 * PLAN_KV_PAGE + i % PLAN_KV_PAGE] = *cell(f, q, i, true);
+		for (int32_t p = i >= f->kv.keep ? i - f->kv.keep + 1 : 0; p <= i; p++)
+			assert_int_equal(base[table[p / PLAN_KV_PAGE] * 2 * PLAN_KV_PAGE + p % PLAN_KV_PAGE], *cell(f, q, p, true));
+	}
+}
 
 /* Run the tokens of a chunk; state: after each of the last rows. */
 static void
@@ -165,13 +188,16 @@ fake_forward(Fake *f, const llmc_chunk *c, int32_t rows, uint32_t state[1 + GUES
 
 	if (own && at) /* it is that of the last position, whoever has left it there */
 		assert_int_equal(*own, *cell(f, c->seq, at - 1, true));
+	if (f->kv.window) /* nobody has room to keep what is not needed */
+		f->n_dropped += !kv_can_trim(&f->kv, c->seq, at / 2);
 	kv_extend(&f->kv, c->seq, c->n_tok);
 	for (int32_t i = 0; i < c->n_tok; i++) {
 		uint32_t past = at + i ? *cell(f, c->seq, at + i - 1, true) : 7;
 		*cell(f, c->seq, at + i, false) = (uint32_t)c->tok[i];
 		*cell(f, c->seq, at + i, true) = mix(past, (uint32_t)c->tok[i]);
 	}
-	f->kv.seq[c->seq].len = end;
+	see_window(f, c->seq, at, end);
+	kv_advance(&f->kv, c->seq, c->n_tok);
 	if (own)
 		*own = *cell(f, c->seq, end - 1, true);
 	for (int32_t i = 0; c->n_out && i < end; i++) {
@@ -228,6 +254,7 @@ typedef struct Sim {
 	SchedReq *live[64];
 	uint64_t  born[64];
 	int       priorities;
+	bool      windows;
 	int       n_live;
 	uint64_t  step, n_done, n_cancelled, slowest, n_guessed, n_right;
 } Sim;
@@ -384,7 +411,9 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 	o.user = &m->f;
 	m->f.save = save;
 	m->slowest = 0;
-	assert_int_equal(kv_open(&m->f.kv, lim.borders ? &state_plan : &plan, pages, CONTEXT, lim.seqs, NULL), LLMC_OK);
+	/* less than sessions take: what all sequences see, and the rows of a step */
+	const Plan *p = m->windows ? lim.borders ? &both_plan : &window_plan : lim.borders ? &state_plan : &plan;
+	assert_int_equal(kv_open_on(&m->f.kv, NULL, p, pages, m->windows ? 4 * lim.seqs + lim.chunk / PLAN_KV_PAGE + 1 : 0, CONTEXT, lim.seqs, NULL), LLMC_OK);
 	if (!lim.no_prefix)
 		assert_int_equal(kv_prefix_open(&m->f.kv, NULL), LLMC_OK);
 	assert_int_equal(sched_open(&lim, &o, &m->s, NULL), LLMC_OK);
@@ -414,26 +443,29 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 static void
 random_requests_answer_as_alone(void **state)
 {
-	static const struct { SchedLimits lim; int choices, busy, save; } with[] = {
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 }, 3, 16, 3 },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 32, .pages = 10 }, 3, 12, 0 },
-		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 }, 4, 30, 8 },
-		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 60 }, 2, 8, 4 },
-		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 4 },
-		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 9, .no_prefix = true }, 2, 10, 2 },
+	static const struct { SchedLimits lim; int choices, busy, save; bool windows; } with[] = {
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 }, 3, 16, 3, false },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 32, .pages = 10 }, 3, 12, 0, false },
+		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 }, 4, 30, 8, false },
+		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 60 }, 2, 8, 4, false },
+		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 4, false },
+		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 9, .no_prefix = true }, 2, 10, 2, false },
 		{ { .seqs = 10, .chunk = 100, .n_out = 10, .prefill = 100, .pages = 12, .total_tokens = 900,
-		    .waiting_ratio = 1.2f, .max_waiting_steps = 20 }, 2, 30, 2 },
-		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2 },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .borders = true }, 3, 16, 3 },
-		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .borders = true }, 2, 12, 4 },
+		    .waiting_ratio = 1.2f, .max_waiting_steps = 20 }, 2, 30, 2, false },
+		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2, false },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .borders = true }, 3, 16, 3, false },
+		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .borders = true }, 2, 12, 4, false },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 }, 3, 12, 3, true },
+		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 18 }, 2, 10, 4, true },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .borders = true }, 2, 12, 3, true },
 	};
 	static Sim m;
 	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0;
-	int steps = 13000;
+	int steps = 10000;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
-		m = (Sim){ .f.random = 88172645463325252u + i, .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0 };
+		m = (Sim){ .f.random = 88172645463325252u + i, .windows = with[i].windows, .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0 };
 		simulate(&m, with[i].lim, steps, with[i].choices, with[i].busy, with[i].save);
 		preempted += m.s->n_preempted;
 		saved += m.s->n_loaded;
@@ -444,7 +476,8 @@ random_requests_answer_as_alone(void **state)
 		              (unsigned long long)m.n_done, (unsigned long long)m.n_cancelled, (unsigned long long)m.s->n_preempted,
 		              (unsigned long long)m.s->n_loaded, (unsigned long long)m.s->prefix_hits, (unsigned long long)m.slowest);
 		assert_true(m.n_done > 100);
-		assert_true(!with[i].lim.borders || m.s->prefix_hits > 500);
+		assert_true((!with[i].lim.borders && !with[i].windows) || m.s->prefix_hits > 500);
+		assert_true(!with[i].windows || m.f.n_dropped > 500);
 		sched_close(m.s);
 		kv_release(&m.f.kv);
 	}

@@ -20,7 +20,7 @@ append(Kv *kv, int32_t q, int32_t n)
 {
 	assert_true(kv_need(kv, &q, &n, 1) <= kv->n_free);
 	kv_extend(kv, q, n);
-	kv->seq[q].len += n;
+	kv_advance(kv, q, n);
 }
 
 static float *
@@ -283,10 +283,10 @@ a_sequence_is_saved_and_restored(void **state)
 	append(&kv, q, 70);
 	for (int32_t i = 0; i < 70; i++)
 		*cell(&kv, q, i, 1) = (float)tok[i];
-	kv_pages_read(&kv, kv.seq[q].page, kv.seq[q].n_page, bytes);
+	kv_pages_read(&kv, kv.seq[q].page, kv.seq[q].n_page, 0, bytes);
 	int32_t r = kv_seq_new(&kv);
 	kv_seq_room(&kv, r, 70);
-	kv_pages_write(&kv, kv.seq[r].page, kv.seq[r].n_page, bytes);
+	kv_pages_write(&kv, kv.seq[r].page, kv.seq[r].n_page, 0, bytes);
 	assert_int_equal(kv.seq[r].len, 70);
 	assert_int_equal(kv.n_free, 0);
 	for (int32_t i = 0; i < 70; i++)

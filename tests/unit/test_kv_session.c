@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "runtime/cpu/cpu.h"
+#include "runtime/state/state.h"
 #include "tests/unit/tiny_plan.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__)
@@ -424,6 +425,128 @@ a_prefix_stays_whole(void **state)
 	runtime_close(own);
 }
 
+/* The tiny plan whose layer sees WINDOW positions: pages behind them are let go. A session for many sequences has room to keep all that one of them
+ * leaves behind, one for a single sequence has not: the same bits, through forks, trims, saved sequences and reused prompts. */
+enum { WINDOW = 9, FAR = 700 };
+
+static Plan *
+windowed_plan(int keep)
+{
+	static char text[sizeof tiny_plan + 64];
+	const char *from = tiny_plan;
+	char *to = text;
+	llmc_error err;
+	Plan *p;
+
+	while (*from) {
+		static const char *const key[2] = { "\"window\":0", "\"keep\":0" };
+		int k = !strncmp(from, key[0], strlen(key[0])) ? 0 : !strncmp(from, key[1], strlen(key[1])) ? 1 : -1;
+		if (k < 0)
+			*to++ = *from++;
+		else {
+			to += sprintf(to, "%.*s%d", (int)strlen(key[k]) - 1, key[k], k ? keep : WINDOW);
+			from += strlen(key[k]);
+		}
+	}
+	if (plan_read(text, (size_t)(to - text), "tiny", &arena, &p, &err) != LLMC_OK) {
+		assert_non_null(strstr(err.text, "attention: a window of 9 positions (0: all) over pool kv, which keeps 8"));
+		return NULL;
+	}
+	return p;
+}
+
+static void
+pages_behind_a_window_change_nothing(void **state)
+{
+	const RuntimeOptions o = { .random_weights = true, .n_threads = 2 };
+	static float want[FAR][VOCAB], got[FAR][VOCAB], other[40][VOCAB];
+	static char saved[2][4096];
+	int32_t tok[FAR], b[40];
+	size_t need[2];
+	llmc_error err;
+	llmc_seq full, q, fork;
+	Runtime *was = rt;
+	Session *s[2];
+
+	(void)state;
+	assert_null(windowed_plan(WINDOW - 1));
+	assert_int_equal(runtime_open(windowed_plan(WINDOW), &o, &rt, &err), LLMC_OK);
+	tokens(tok, FAR, 3);
+	tokens(b, 40, 4);
+	s[0] = open_session(FAR, 16, 64, 64, 0, 1);
+	s[1] = open_session(FAR, 2, 16, 16, 0, 2);
+	assert_true(s[0]->kv.n_window > FAR / PLAN_KV_PAGE && s[1]->kv.n_window < FAR / PLAN_KV_PAGE);
+	full = new_seq(s[0]);
+	for (int at = 0; at < FAR; at += 64)
+		feed(s[0], full, tok + at, FAR - at < 64 ? FAR - at : 64, want[at]);
+	q = new_seq(s[1]);
+	for (int at = 0; at < 600; at += 15)
+		feed(s[1], q, tok + at, 15, got[at]);
+	assert_memory_equal(want, got, 600 * sizeof *want);
+	assert_null(kv_check(&s[1]->kv));
+	/* a little back always, far back where nobody needed the room */
+	assert_int_equal(session_seq_trim(s[1], q, 570, NULL), LLMC_OK);
+	assert_int_equal(session_seq_trim(s[1], q, 100, &err), LLMC_E_RANGE);
+	assert_string_equal(err.text, "sequence 0 cannot be trimmed to 100: layers of this model see the last 9 positions, and older ones are no longer kept");
+	assert_int_equal(session_seq_len(s[1], q), 570);
+	assert_int_equal(session_seq_fork(s[0], full, &fork, NULL), LLMC_OK);
+	assert_int_equal(session_seq_trim(s[0], fork, 570, NULL), LLMC_OK);
+	feed(s[0], fork, b, 40, other[0]);
+	assert_int_equal(session_seq_trim(s[0], fork, 100, NULL), LLMC_OK);
+	feed(s[0], fork, tok + 100, 60, got[100]);
+	assert_memory_equal(want[100], got[100], 60 * sizeof *want);
+	/* two ways on, one after the other */
+	assert_int_equal(session_seq_fork(s[1], q, &fork, NULL), LLMC_OK);
+	for (int at = 0; at < 40; at += 10)
+		feed(s[1], fork, b + at, 10, got[at]);
+	assert_memory_equal(other, got, sizeof other);
+	for (int at = 570; at < FAR; at += 13)
+		feed(s[1], q, tok + at, 13, got[at]);
+	assert_memory_equal(want[570], got[570], (FAR - 570) * sizeof *want);
+	assert_null(kv_check(&s[1]->kv));
+	/* what is saved is what is seen, whoever saves it */
+	session_seq_free(s[1], fork);
+	assert_int_equal(session_seq_trim(s[0], full, FAR - 20, NULL), LLMC_OK);
+	assert_int_equal(session_seq_trim(s[1], q, FAR - 20, NULL), LLMC_OK);
+	assert_int_equal(session_seq_save(s[0], full, saved[0], sizeof saved[0], &need[0], NULL), LLMC_OK);
+	assert_int_equal(session_seq_save(s[1], q, saved[1], sizeof saved[1], &need[1], NULL), LLMC_OK);
+	assert_true(need[0] == need[1] && need[0] < 3 * (size_t)plan_layer_page_bytes(&rt->plan->pool[0]) + 256);
+	session_seq_free(s[1], q);
+	for (int k = 0; k < 2; k++) {
+		assert_int_equal(session_seq_load(s[1 - k], saved[k], need[k], &q, NULL), LLMC_OK);
+		feed(s[1 - k], q, tok + FAR - 20, 12, got[0]);
+		assert_memory_equal(want[FAR - 20], got, 12 * sizeof *want);
+		assert_null(kv_check(&s[1 - k]->kv));
+		session_seq_free(s[1 - k], q);
+	}
+	/* a prompt goes on behind what is still seen of the one before */
+	assert_int_equal(kv_prefix_open(&s[1]->kv, NULL), LLMC_OK);
+	for (int round = 0; round < 3; round++) {
+		q = new_seq(s[1]);
+		int found = session_prefix_find(s[1], q, tok, FAR);
+		assert_int_equal(found, round == 1 ? 672 : 0);
+		for (int at = found; at < FAR; at += 15) {
+			feed(s[1], q, tok + at, FAR - at < 15 ? FAR - at : 15, got[at]);
+			session_prefix_keep(s[1], q, tok);
+		}
+		assert_memory_equal(want[found], got[found], (size_t)(FAR - found) * sizeof *want);
+		assert_null(kv_check(&s[1]->kv));
+		session_seq_free(s[1], q);
+		for (int k = 0; round == 1 && k < 2; k++) { /* others take the room */
+			q = new_seq(s[1]);
+			tok[0] = 5 - tok[0];
+			for (int at = 0; at < 690; at += 15)
+				feed(s[1], q, tok + at, 15, NULL);
+			tok[0] = 5 - tok[0];
+			session_seq_free(s[1], q);
+		}
+	}
+	session_close(s[0]);
+	session_close(s[1]);
+	runtime_close(rt);
+	rt = was;
+}
+
 static void
 plans_of_other_targets_are_refused(void **state)
 {
@@ -456,6 +579,7 @@ main(void)
 		cmocka_unit_test(a_step_allocates_nothing_and_is_counted),
 		cmocka_unit_test(the_probe_hears_each_value),
 		cmocka_unit_test(a_prefix_stays_whole),
+		cmocka_unit_test(pages_behind_a_window_change_nothing),
 		cmocka_unit_test(plans_of_other_targets_are_refused),
 	};
 

@@ -33,13 +33,20 @@ decode_row(const llmc_state &p, const llmc_note_row &w, int r, int n)
 	int *to = p.s_block_table + (long long)r * p.block_stride;
 
 	for (int j = w.table_from + (int)threadIdx.x; j <= w.pos / PAGE; j += blockDim.x)
-		if (j != w.page_at)
+		if (j != w.page_at) {
 			to[j] = table[j];
+			if (p.window_at > 0)
+				to[p.window_at + j] = table[p.window_at + j];
+		}
 	if (threadIdx.x)
 		return;
 	if (w.page_at >= 0) {
 		to[w.page_at] = w.page;
 		p.tables[(long long)w.slot * p.block_stride + w.page_at] = w.page;
+		if (p.window_at > 0) {
+			to[p.window_at + w.page_at] = w.window;
+			p.tables[(long long)w.slot * p.block_stride + p.window_at + w.page_at] = w.window;
+		}
 	}
 	p.s_tok[r] = w.tok < 0 ? p.slot[w.slot].last : w.tok;
 	p.s_pos[r] = w.pos;
@@ -93,7 +100,7 @@ llmc_begin(const llmc_state p)
 			if (threadIdx.x < WORDS)
 				s.word[threadIdx.x] = ld_relaxed_sys(from + threadIdx.x);
 			__syncthreads();
-			const llmc_note_row w = { s.word[0], s.word[1], s.word[2], s.word[3], s.word[4], s.word[5], s.word[6], s.word[7], s.word[8], s.word[9] };
+			const llmc_note_row w = { s.word[0], s.word[1], s.word[2], s.word[3], s.word[4], s.word[5], s.word[6], s.word[7], s.word[8], s.word[9], s.word[10] };
 			decode_row(p, w, r, n);
 			angles(p, r, w.slot, w.rope_pos, w.pos2);
 		} else {

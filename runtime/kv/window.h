@@ -1,0 +1,23 @@
+/* Between kv.c, prefix.c and window.c. All do nothing where there are no windows. */
+#ifndef LLMC_RUNTIME_KV_WINDOW_H
+#define LLMC_RUNTIME_KV_WINDOW_H
+
+#include "runtime/kv/kv.h"
+
+llmc_status window_open(Kv *kv, llmc_error *err);
+void        window_release(Kv *kv);
+bool        window_give(Kv *kv, int32_t page);  /* a page that will be written gets one; has that held positions of somebody else? */
+void        window_drop(Kv *kv, int32_t page);  /* a page that is nobody's lets go of its own */
+void        window_need(Kv *kv, int32_t page);  /* one more sequence may see it, one less */
+void        window_leave(Kv *kv, int32_t page);
+void        window_to(Kv *kv, KvSeq *s, int32_t behind); /* s sees its pages from there on */
+bool        window_whole(const Kv *kv, const KvSeq *s, int32_t len); /* what s sees at that length is there */
+void        window_table(Kv *kv, KvSeq *s);     /* window pages into the table of s */
+/* Page `page` of a pool as the pool numbers it; -1: it is not there */
+static inline int32_t
+window_place(const Kv *kv, int pool, int32_t page)
+{
+	return kv->window && kv->plan->pool[pool].keep ? kv->window[page] : page;
+}
+
+#endif
