@@ -28,7 +28,7 @@ def job(arrays, ropes, sizes, launches, fetch):
     fields = list(POINTERS)
     for i in range(8):
         fields += [*ropes[i], 0] if i < len(ropes) else [0] * 5
-    return dict(arrays=a, pack="@" + "Q" * len(POINTERS) + "Qiiii" * 8 + "7i", fields=fields + list(sizes), launches=launches, fetch=fetch)
+    return dict(arrays=a, pack="@" + "Q" * len(POINTERS) + "Qiiii" * 8 + "7i", fields=fields + list(sizes) + [0] * (7 - len(sizes)), launches=launches, fetch=fetch)
 
 
 # ---- begin ----------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_begin_of_a_mixed_step(mode, seed):
     arrays = dict(s_n=i32(n, 1, 2, 2), s_tok=i32(-3, 8, 9, 10, -1), s_pos=i32(3, 0, 1, 2, 3), s_pos2=i32(0, 0, 1, 1, 2), s_seq_of=i32(0, 1, 1, 1, 1),
                   rope_pos=i32(3, 5, 6, 7, 8), slot_of=i32(2, 0), slot=slots, freq=np.array([[.5, .25], [9, 9], [1, 2]], np.float32),
                   factor=np.array([[2.0], [9], [1]]), note=note, count=np.array([9], np.uint32), rope=np.zeros((n, 4), np.float32))
-    got, = H.submit("sm_75", mode, seed, 4, job(arrays, [("rope", 4, 0, 0)], (1, 2, 1, 1, 1, note.strides[0], 0),
+    got, = H.submit("sm_75", mode, seed, 4, job(arrays, [("rope", 4, 0, 0)], (1, 2, 1, 1, 1, note.strides[0]),
                                                 [(text("begin"), "begin.cu", "llmc_begin", (8,), 128, 0, {})], ["s_tok", "rope", "now", "s_n"]))
     assert got["s_tok"].tolist() == [52, 8, 9, 10, 50] and got["now"][0] == 9 and got["s_n"].tolist() == [n, 1, 2, 2]
     a = np.array([3, 5, 6, 7, 8])[:, None] * arrays["freq"][[2, 0, 0, 0, 0]].astype(np.float64)
