@@ -358,7 +358,7 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 			return error_set(err, LLMC_E_RANGE, "sequence %d is not as the last step left it: the ops of a step are measured right behind it",
 			                 s->step_seq[i]);
 	}
-	int64_t each = plan_has_state(s->plan) ? ranks_kept_bytes(s, 0, true) : 0;
+	int64_t each = plan_has_state(s->plan) ? ranks_kept_bytes(s, 0, 0, true) : 0;
 	char   *states = each > 0 ? malloc((size_t)each * (size_t)s->size->n_seq) : NULL;
 	if (each > 0 && !states)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
@@ -368,14 +368,14 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 	/* measured steps change states once more */
 	bool together = true;
 	for (int32_t i = 0; states && i < s->size->n_seq && together; i++)
-		together = ranks_kept_read(s, NULL, 0, s->step_seq[i], states + i * each);
+		together = ranks_kept_read(s, NULL, 0, 0, s->step_seq[i], states + i * each);
 	if (!together) {
 		status = comm_error(s->comm, err);
 		goto over;
 	}
 	status = s->device->op_times(s, s->size->n_dec == s->size->n_seq ? 0 : 1, fn, user, err);
 	for (int32_t i = 0; states && i < s->size->n_seq && status == LLMC_OK; i++)
-		if (!ranks_kept_write(s, NULL, 0, s->step_seq[i], states + i * each))
+		if (!ranks_kept_write(s, NULL, 0, 0, s->step_seq[i], states + i * each))
 			status = comm_error(s->comm, err);
 over:
 	s->device->leave(s);
