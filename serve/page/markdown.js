@@ -2,6 +2,8 @@
 // and links go to http, https and mailto only. So whatever a model writes stays inert.
 
 import { copyButton } from "./copy.js";
+import { highlight } from "./highlight.js";
+import { math } from "./math.js";
 
 const safeLink = /^(https?:\/\/|mailto:)[^\s]*$/i;
 
@@ -11,9 +13,19 @@ function el(name, ...children) {
   return e;
 }
 
-// Code spans first, then links, strong, emphasis, strike; the earliest match wins.
+// A formula, or its source where it cannot be read
+function formula(source, display, m) {
+  return math(source, display) || el("code", m);
+}
+
+// Code spans and formulas first, then links, strong, emphasis, strike; the earliest match wins.
 const spans = [
   { re: /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)/, make: (m) => el("code", m[2].replace(/^ (.+) $/s, "$1")) },
+  { re: /\$\$([^$]+?)\$\$/, make: (m) => formula(m[1], true, m[0]) },
+  { re: /\\\[([\s\S]+?)\\\]/, make: (m) => formula(m[1], true, m[0]) },
+  { re: /\\\(([\s\S]+?)\\\)/, make: (m) => formula(m[1], false, m[0]) },
+  // dollars of prices are none: no blank within, no digit behind
+  { re: /(?<![\\$\w])\$(?=[^\s$])([^$\n`]*?[^\s$\\`])\$(?![\d$])/, make: (m) => formula(m[1], false, m[0]) },
   { re: /\[([^\]\n]+)\]\(([^\s()]+(?:\([^\s()]*\))?)\)/, make: (m, depth) => link(m[2], inline(m[1], depth + 1), m[0]) },
   { re: /<?(https?:\/\/[^\s<>()\]]*[^\s<>()\].,;:!?'"])>?/i, make: (m) => link(m[1], [m[1]], m[0]) },
   { re: /(\*\*|__)(?=\S)([\s\S]*?\S)\1/, make: (m, depth) => el("strong", ...inline(m[2], depth + 1)) },
@@ -48,10 +60,31 @@ function inline(text, depth = 0) {
 }
 
 function codeBlock(lines, language) {
-  const code = el("code", lines.join("\n"));
+  const code = el("code", ...highlight(lines.join("\n"), language));
   const head = el("div", el("span", language.slice(0, 40)), copyButton(() => code.textContent));
   head.className = "code-head";
   return el("div", head, el("pre", code));
+}
+
+// A formula of its own from line i on: [what ends it, whether that belongs to it], or null
+function formulaAt(line) {
+  const m = /^\s*(?:(\$\$)|(\\\[)|\\begin\{((?:equation|align|gather)\*?)\})/.exec(line);
+  return m && (m[1] ? ["$$", false] : m[2] ? ["\\]", false] : ["\\end{" + m[3] + "}", true]);
+}
+
+// [node, next line], or null: it has no end so far
+function formulaBlock(lines, i) {
+  const [end, keep] = formulaAt(lines[i]);
+  let text = keep ? lines[i] : lines[i].trim().slice(2);
+  for (let next = i + 1; ; text += "\n" + lines[next++]) {
+    const at = text.indexOf(end);
+    if (at >= 0 && !text.slice(at + end.length).trim()) {
+      const source = keep ? text.slice(0, at + end.length) : text.slice(0, at), node = el("div", formula(source, true, lines.slice(i, next).join("\n")));
+      node.className = "math-block";
+      return [node, next];
+    }
+    if (at >= 0 || next >= lines.length || next - i > 60) return null;
+  }
 }
 
 const listItem = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
@@ -104,6 +137,9 @@ function blocks(lines, depth) {
     } else if ((m = /^(#{1,6})\s+(.*?)\s*#*$/.exec(line))) {
       out.push(el("h" + Math.min(6, m[1].length + 1), ...inline(m[2])));
       i++;
+    } else if (formulaAt(line) && (m = formulaBlock(lines, i))) {
+      out.push(m[0]);
+      i = m[1];
     } else if (/^\s*([-*_])(\s*\1){2,}\s*$/.test(line)) {
       out.push(el("hr"));
       i++;
@@ -123,7 +159,7 @@ function blocks(lines, depth) {
     } else {
       const body = [];
       do body.push(lines[i++]);
-      while (i < lines.length && lines[i].trim() && !/^\s*(```|~~~|#{1,6}\s|>)/.test(lines[i]) && !listItem.test(lines[i]) && !tableAt(lines, i));
+      while (i < lines.length && lines[i].trim() && !/^\s*(```|~~~|#{1,6}\s|>)/.test(lines[i]) && !listItem.test(lines[i]) && !tableAt(lines, i) && !formulaAt(lines[i]));
       const p = el("p");
       body.forEach((text, k) => {
         if (k) p.append(/( {2}|\\)$/.test(body[k - 1]) ? el("br") : "\n");

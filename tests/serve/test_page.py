@@ -236,6 +236,63 @@ def test_hostile_markdown_stays_inert(chat):
     shot(chat, "chat-hostile")
 
 
+CODE = {
+    "python": "@cached\ndef f(x: int) -> str:\n    '''a \"text\"'''\n    return f\"{x}\" if x > 0x1F else None  # why\n", "js": "const a = `x ${b}`; // c\nfunction g() { return a + 1.5e3; }\n",
+    "c": "#include <stdio.h>\nint main(void) { printf(\"hi\\n\"); /* c */ return 0; }\n", "rust": "fn main() { let x: &'a str = \"a\"; let c = 'x'; }\n", "sh": "for i in $HOME; do echo \"${i}#\"; done # end\n",
+    "json": '{"a": [1, true, "b"]}\n', "yaml": "a: 1 # c\nb: 'x'\n", "html": "<a href=\"x\">b &amp; c</a><!-- d -->\n", "css": ".a { color: #fff; }\n", "sql": "SELECT count(*) FROM t -- c\n", "diff": "-a\n+b\n",
+    "go": "func main() { x := `a` }\n", "java": "@Override public int f() { return 1; }\n", "unknown": "<b>x</b> \"unfinished\n",
+}
+FORMULAS = r"""Inline $e^{i\pi} + 1 = 0$ and \(a_1^2 \le \sqrt[3]{b}\), prices of $5 and $6 stay, `$x$` too.
+
+$$
+\sum_{i=1}^{n} i = \frac{n(n+1)}{2}, \qquad \left( \int_0^\infty e^{-x^2}\,dx \right)^2
+$$
+
+\[ A = \begin{pmatrix} a & b \\ c & d \end{pmatrix}, \quad f(x) = \begin{cases} 1 & x \in \mathbb{R} \\ 0 & \text{else} \end{cases} \]
+
+\begin{align}
+x &= y \\
+z' &= \unknown{w} \hat{v}
+\end{align}
+
+$$\begin{nothing} x \end{nothing}$$ and $$ unclosed
+"""
+
+
+def test_code_has_colours_and_formulas_are_drawn(chat):
+    """Colours change no character, and what cannot be read as a formula stands as its source."""
+    content = "\n\n".join(f"```{name}\n{text}```" for name, text in CODE.items()) + "\n\n" + FORMULAS
+    keep(chat, [{"id": "x", "title": "t", "turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]}])
+    chat.refresh()
+    code = chat.find_elements(By.CSS_SELECTOR, ".turn.assistant .body pre code")
+    assert [e.get_property("textContent") for e in code] == [t[:-1] for t in CODE.values()]
+    kinds = {name: {(s.get_attribute("class")[4:], s.get_property("textContent")) for s in e.find_elements(By.TAG_NAME, "span")} for name, e in zip(CODE, code)}
+    assert {("w", "def"), ("s", "'''a \"text\"'''"), ("n", "0x1F"), ("c", "# why"), ("k", "@cached"), ("f", "f")} <= kinds["python"]
+    assert {("c", "#include <stdio.h>"), ("w", "int"), ("f", "printf"), ("s", '"hi\\n"'), ("c", "/* c */"), ("n", "0")} <= kinds["c"]
+    assert {("s", '"a"'), ("k", "'a"), ("s", "'x'"), ("w", "let")} <= kinds["rust"] and {("k", '"a"'), ("s", '"b"'), ("w", "true")} <= kinds["json"]
+    assert {("w", "SELECT"), ("c", "-- c")} <= kinds["sql"] and {("d", "-a"), ("s", "+b")} == kinds["diff"] and not kinds["unknown"]
+    drawn = chat.execute_script("""return [...document.querySelectorAll('.turn.assistant math')].map((m) => [m.namespaceURI, m.getAttribute('display'), m.textContent.replace(/\\s+/g, ''),
+        [...new Set([...m.querySelectorAll('*')].map((e) => e.localName))], m.getBoundingClientRect().height > 5])""")
+    assert [d[1] for d in drawn] == [None, None, "block", "block", "block"] and all(d[0].endswith("MathML") and d[4] for d in drawn)
+    assert [d[2] for d in drawn][:2] == ["eiπ+1=0", "a12≤b3"] and {"msubsup", "mroot"} <= set(drawn[1][3]) and {"munderover", "mfrac", "msup"} <= set(drawn[2][3]) and "mtable" in drawn[3][3]
+    assert "∑i=1ni=n(n+1)2" in drawn[2][2] and "ℝ" in drawn[3][2] and "else" in drawn[3][2] and "\\unknown" in drawn[4][2]
+    text = chat.find_element(By.CSS_SELECTOR, ".turn.assistant .body").text
+    assert "prices of $5 and $6 stay, $x$ too" in text and "\\begin{nothing} x \\end{nothing}" in text and "$$ unclosed" in text
+    chat.execute_script("document.querySelector('#log math').scrollIntoView()")
+    shot(chat, "chat-code-formulas")
+    chat.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 375, "height": 720, "deviceScaleFactor": 1, "mobile": True})
+    chat.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    try:
+        assert chat.execute_script("return document.scrollingElement.scrollWidth") <= 375
+        chat.execute_script("document.querySelector('#log pre').scrollIntoView()")
+        shot(chat, "chat-phone-code")
+        chat.execute_script("document.querySelector('#log math').scrollIntoView()")
+        shot(chat, "chat-phone-formulas")
+    finally:
+        chat.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        chat.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
 def test_phone_and_dark(chat):
     chat.execute_script("localStorage.setItem('llmc.chat.v1', arguments[0])", json.dumps([{"id": "x", "title": "A table", "turns": [
         {"role": "user", "content": "w" * 300}, {"role": "assistant", "content": "| a | b |\n|---|---|\n| " + "1" * 200 + " | 2 |\n\n```c\n" + "int x; " * 60 + "\n```"}]}]))
