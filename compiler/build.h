@@ -44,6 +44,9 @@ int build_rmsnorm(Build *b, int x, const char *role, int64_t dim, int64_t groups
 int build_norm(Build *b, bool wanted, int x, const char *role, const char *name);
 /* y = scale * x, or with a role that number of the checkpoint times it */
 int build_gain(Build *b, int x, const char *role, double scale, int64_t width, const char *name);
+/* y = scale * x, or x itself for a scale of 1; of a part of the row */
+int build_scaled(Build *b, int x, double scale, int64_t width, const char *name);
+int build_scaled_part(Build *b, int x, double scale, int64_t width, int64_t first, int64_t count, const char *name);
 /* y = scale * x + r, of any width */
 int build_add_wide(Build *b, int x, int r, double scale, int64_t width, const char *name);
 int build_add(Build *b, int x, int r, double scale, const char *name);

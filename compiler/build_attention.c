@@ -348,9 +348,14 @@ scan(Build *b, int h)
 	int64_t     heads = s->ssm.heads, inner = heads * s->ssm.dim, width = spec_ssm_row(s);
 
 	build_at(b, "ssm.layers");
-	int z = build_matmul(b, h, "ssm_z", s->ssm.bias, inner, s->hidden, "ssm_z");
+	const double *gain = s->ssm.gain;
+	const int64_t part = (int64_t)s->ssm.groups * s->ssm.state;
+	int z = build_scaled(b, build_matmul(b, h, "ssm_z", s->ssm.bias, inner, s->hidden, "ssm_z"), gain[0], inner, "ssm_z_scaled");
 	int in = build_matmul(b, h, "ssm_x", s->ssm.bias, width, s->hidden, "ssm_x");
-	int dt = build_matmul(b, h, "ssm_dt", s->ssm.bias, heads, s->hidden, "ssm_dt");
+	in = build_scaled_part(b, in, gain[1], width, 0, inner, "ssm_u_scaled");
+	in = build_scaled_part(b, in, gain[2], width, inner, part, "ssm_b_scaled");
+	in = build_scaled_part(b, in, gain[3], width, inner + part, part, "ssm_c_scaled");
+	int dt = build_scaled(b, build_matmul(b, h, "ssm_dt", s->ssm.bias, heads, s->hidden, "ssm_dt"), gain[4], heads, "ssm_dt_scaled");
 	int cw = build_matrix(b, "ssm_conv", width * s->ssm.taps, 0), cb = build_bias(b, s->ssm.conv_bias, "ssm_conv", width);
 	int x = conv(b, in, cw, cb, width, s->ssm.taps, "silu", "ssm_conv");
 
@@ -364,7 +369,8 @@ scan(Build *b, int h)
 	op_set_int(b->g, o, "a_log", s->ssm.a_log);
 	op_set_num(b->g, o, "dt_min", s->ssm.dt_min);
 	op_set_num(b->g, o, "dt_max", s->ssm.dt_max);
-	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner, "attn_out");
+	int out = build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner, s->ssm.beside ? "ssm_out" : "attn_out");
+	return build_scaled(b, out, s->ssm.out_scale, s->hidden, "ssm_out_scaled");
 }
 
 int
@@ -374,7 +380,10 @@ build_attention(Build *b, int h)
 		return delta(b, h);
 	if (spec_conv(b->s, b->layer))
 		return short_conv(b, h);
-	if (spec_ssm(b->s, b->layer))
-		return scan(b, h);
-	return b->s->attention.kind == ATT_MLA ? mla(b, h) : gqa(b, h);
+	int y = spec_ssm(b->s, b->layer) ? scan(b, h) : -1;
+	if (!spec_attends(b->s, b->layer))
+		return y;
+	int a = b->s->attention.kind == ATT_MLA ? mla(b, h) : gqa(b, h);
+	a = build_scaled(b, a, b->s->attention.out_scale, b->s->hidden, "attn_out_scaled");
+	return y < 0 ? a : build_add(b, y, a, 1.0, "mixed");
 }

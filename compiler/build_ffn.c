@@ -23,14 +23,14 @@ act_numbers(Build *b)
 
 /* down(glu(gate x, up x)), or down(act(up x)) */
 static int
-ffn(Build *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias, ActKind act, double limit)
+ffn(Build *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias, ActKind act, double limit, double gate_scale)
 {
 	int64_t hidden = b->s->hidden;
 	int     y, g = -1;
 	Op     *o;
 
 	if (gated)
-		g = build_matmul(b, h, r->gate, with_bias, width, hidden, r->gate);
+		g = build_scaled(b, build_matmul(b, h, r->gate, with_bias, width, hidden, r->gate), gate_scale, width, "gate_scaled");
 	int u = build_matmul(b, h, r->up, with_bias, width, hidden, r->up);
 	y = build_value(b, r->act);
 	if (gated)
@@ -50,7 +50,9 @@ build_dense(Build *b, int h)
 	const Spec *s = b->s;
 
 	build_at(b, "ffn.width");
-	return ffn(b, h, &(FfnRoles){ "gate", "up", "down", "act", s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out" }, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias, s->ffn.act, s->ffn.limit);
+	const FfnRoles roles = { "gate", "up", "down", "act", s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out" };
+	int y = ffn(b, h, &roles, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias, s->ffn.act, s->ffn.limit, s->ffn.gate_scale);
+	return build_scaled(b, y, s->ffn.out_scale, s->hidden, "ffn_out_scaled");
 }
 
 int
@@ -118,7 +120,7 @@ build_moe(Build *b, int h, int x)
 		return y;
 
 	build_at(b, "moe.shared.width");
-	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, !s->moe.plain, s->ffn.bias, s->moe.act, s->moe.limit);
+	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, !s->moe.plain, s->ffn.bias, s->moe.act, s->moe.limit, 1);
 	if (s->moe.shared_gate) {
 		int mix = build_matmul(b, h, "s_mix", false, 1, hidden, "s_mix"), gated = build_value(b, "shared_gated");
 		o = OP(b, gate_mul, .x = z, .s = mix, .y = gated);

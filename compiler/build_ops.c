@@ -110,15 +110,35 @@ build_norm(Build *b, bool wanted, int x, const char *role, const char *name)
 	return y;
 }
 
-int
-build_gain(Build *b, int x, const char *role, double scale, int64_t width, const char *name)
+static int
+gain_part(Build *b, int x, const char *role, double scale, int64_t width, int64_t first, int64_t count, const char *name)
 {
 	int w = role ? build_matrix(b, role, 1, 0) : -1, y = build_value(b, name);
 	Op *o = OP(b, gain, .x = x, .w = w, .y = y);
 
 	op_set_int(b->g, o, "width", width);
 	op_set_num(b->g, o, "scale", scale);
+	op_set_int(b->g, o, "first", first);
+	op_set_int(b->g, o, "count", count);
 	return y;
+}
+
+int
+build_gain(Build *b, int x, const char *role, double scale, int64_t width, const char *name)
+{
+	return gain_part(b, x, role, scale, width, 0, width, name);
+}
+
+int
+build_scaled(Build *b, int x, double scale, int64_t width, const char *name)
+{
+	return build_scaled_part(b, x, scale, width, 0, width, name);
+}
+
+int
+build_scaled_part(Build *b, int x, double scale, int64_t width, int64_t first, int64_t count, const char *name)
+{
+	return scale == 1 ? x : gain_part(b, x, NULL, scale, width, first, count, name);
 }
 
 int

@@ -587,8 +587,13 @@ shard_op(Pass *p, Op *op)
 		else
 			along(p, op, "groups");
 		return;
+	case OP_gain: /* of split values: without a weight, and of all their elements */
+		if (!split(p, op->arg[0]) || op_int(op, "count") != op_int(op, "width"))
+			break;
+		along(p, op, "width");
+		set_int(op, "count", op_int(op, "width"));
+		return;
 	case OP_pos_scale:
-	case OP_gain: /* of split values: without a weight */
 	case OP_act:
 	case OP_glu:
 	case OP_cap:

@@ -183,6 +183,7 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.bias = BOOL(att_bias);
 	s->attention.o_bias = BOOL(o_bias);
 	s->attention.scale = NUM(att_scale);
+	s->attention.out_scale = NUM(att_out_scale);
 	s->attention.score_cap = NUM(score_cap);
 	s->attention.temper.scale = NUM(temper_scale);
 	s->attention.temper.positions = INT(temper_positions);
@@ -233,6 +234,10 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->ssm.a_log = IS(ssm_rate, "log");
 	s->ssm.dt_min = NUM(ssm_dt_min);
 	s->ssm.dt_max = NUM(ssm_dt_max);
+	s->ssm.beside = BOOL(ssm_beside);
+	for (int i = 0; i < 5; i++)
+		s->ssm.gain[i] = NUM(ssm_in_scale) * (t->val[K_ssm_gains].n == 5 ? t->val[K_ssm_gains].list[i] : 1);
+	s->ssm.out_scale = NUM(ssm_out_scale);
 	s->ssm.norm = IS(ssm_norm, "none") ? SSM_NO_NORM : IS(ssm_norm, "norm_first") ? SSM_NORM_FIRST : SSM_GATE_FIRST;
 	s->ssm.norm_groups = (int)INT(ssm_norm_groups);
 	s->linear.k_heads = (int)INT(lin_k_heads);
@@ -252,6 +257,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->ffn.limit = NUM(ffn_limit);
 	s->ffn.width = INT(ffn_width);
 	s->ffn.bias = BOOL(ffn_bias);
+	s->ffn.gate_scale = NUM(ffn_gate_scale);
+	s->ffn.out_scale = NUM(ffn_out_scale);
 	s->ffn.layer_in = t->val[K_ffn_layers].layers;
 	s->ffn.wide = INT(wide_width);
 	s->ffn.wide_in = t->val[K_wide_layers].layers;
@@ -559,7 +566,7 @@ spec_ssm_row(const Spec *s)
 bool
 spec_attends(const Spec *s, int layer)
 {
-	return spec_has_block(s, layer) && !spec_linear(s, layer) && !spec_conv(s, layer) && !spec_ssm(s, layer);
+	return spec_has_block(s, layer) && !spec_linear(s, layer) && !spec_conv(s, layer) && (!spec_ssm(s, layer) || s->ssm.beside);
 }
 
 int

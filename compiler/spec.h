@@ -88,6 +88,7 @@ typedef struct Spec {
 		bool    v_norm;            /* of each head, without weights */
 		bool    bias, o_bias;
 		double  scale;             /* of scores; the mla yarn factor is in it */
+		double  out_scale;         /* of what is added to the stream */
 		double  score_cap;         /* 0: none */
 		struct { double scale; int64_t positions; int offset; const uint8_t *layer_in; } temper; /* of queries, by position; scale 0: none */
 		int64_t window;            /* positions seen; 0: none */
@@ -123,13 +124,15 @@ typedef struct Spec {
 		bool    conv_bias, bias;   /* on the convolution; on the projections */
 		bool    a_log;             /* rates are stored as log(-rate) */
 		double  dt_min, dt_max;    /* dt_max 0: none */
+		bool    beside;            /* attention is there as well */
+		double  gain[5], out_scale; /* of gate, input, B, C, step; of what comes out */
 		SsmNorm norm;
 		int     norm_groups;
 	} ssm;
 
 	struct { const uint8_t *layer_in; int n, taps; bool bias; } conv; /* layers with a short convolution in the place of attention; n of them */
 
-	struct { bool gated; ActKind act; double limit; int64_t width, wide; const uint8_t *wide_in, *layer_in; bool bias; } ffn; /* spec_ffn_width, spec_has_ffn */
+	struct { bool gated; ActKind act; double limit; int64_t width, wide; const uint8_t *wide_in, *layer_in; bool bias; double gate_scale, out_scale; } ffn; /* spec_ffn_width, spec_has_ffn */
 
 	struct {
 		int     n_experts;         /* 0: no moe at all */

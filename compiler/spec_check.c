@@ -41,7 +41,7 @@ attends(const SpecTable *t, int64_t l, SpecKey *why)
 	const uint8_t *blocks = t->val[K_att_layers].layers;
 
 	for (int i = 0; i < N_STATE_KEY; i++)
-		if (t->val[state_key[i]].layers && t->val[state_key[i]].layers[l]) {
+		if (t->val[state_key[i]].layers && t->val[state_key[i]].layers[l] && !(state_key[i] == K_ssm_layers && ON(ssm_beside))) {
 			*why = state_key[i];
 			return false;
 		}
@@ -321,6 +321,8 @@ check_ssm(SpecTable *t)
 		err_at(t->d, LOC(ssm_norm_groups), "ssm.norm_groups = %lld does not divide ssm.heads * ssm.dim = %lld", (long long)pieces, (long long)inner);
 		note(t, K_ssm_heads);
 	}
+	if (t->val[K_ssm_gains].n && t->val[K_ssm_gains].n != 5)
+		err_at(t->d, LOC(ssm_gains), "ssm.gains has %d values: 5 are expected, of gate, input, B, C and step", t->val[K_ssm_gains].n);
 	if (IS(ssm_norm, "norm_first") && pieces > 1) {
 		err_at(t->d, LOC(ssm_norm), "ssm.norm = norm_first: such a norm is of the whole row");
 		note(t, K_ssm_norm_groups);
@@ -533,6 +535,10 @@ spec_check(SpecTable *t)
 	}
 	if (IS(ffn_act, "xielu") && !IS(ffn_kind, "plain")) {
 		err_at(t->d, LOC(ffn_act), "ffn.act = xielu is for plain feed-forward layers");
+		note(t, K_ffn_kind);
+	}
+	if (KNOWN(ffn_gate_scale) && t->val[K_ffn_gate_scale].num != 1 && !IS(ffn_kind, "gated")) {
+		err_at(t->d, LOC(ffn_gate_scale), "ffn.gate_scale is for gated feed-forward layers");
 		note(t, K_ffn_kind);
 	}
 	if (t->val[K_ffn_limit].num > 0 && !IS(ffn_kind, "gated")) {

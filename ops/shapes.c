@@ -252,6 +252,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		    .w = vec(strcmp(attr_word(a, n, "order"), "gate_first") ? dim : mul(groups, dim)), .y = act(mul(groups, dim)));
 		break;
 	case OP_gain:
+		MUST(first + count <= width, "first + count <= width");
 		SET(gain, .x = act(width), .w = vec(1), .y = act(width));
 		break;
 	case OP_pos_scale:

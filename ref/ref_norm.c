@@ -189,13 +189,13 @@ ref_gate_mul(const RefCall *c)
 void
 ref_gain(const RefCall *c)
 {
-	int64_t      n = ref_rows(c, ARG(gain, y)) * step_int(c->step, "width");
+	int64_t      width = step_int(c->step, "width"), n = ref_rows(c, ARG(gain, y)) * width, first = step_int(c->step, "first"), end = first + step_int(c->step, "count");
 	const float *x = ref_f32(c, ARG(gain, x)), *w = ref_vector(&c->arg[ARG(gain, w)], c->scratch);
 	float       *y = ref_f32(c, ARG(gain, y));
 	double       scale = step_num(c->step, "scale") * (w ? w[0] : 1);
 
 	for (int64_t i = 0; i < n; i++)
-		y[i] = (float)(scale * x[i]);
+		y[i] = i % width >= first && i % width < end ? (float)(scale * x[i]) : x[i];
 }
 
 void

@@ -286,6 +286,21 @@ layer_roles(Check *c, int l)
 
 	if (s->norm.attn_in && in && spec_has_block(s, l))
 		ROLE("attn_norm", H, 0, nb);
+	if (spec_ssm(s, l)) {
+		int64_t inner = (int64_t)s->ssm.heads * s->ssm.dim, row = spec_ssm_row(s);
+		ROLE("ssm_z", inner, H, s->ssm.bias);
+		ROLE("ssm_x", row, H, s->ssm.bias);
+		ROLE("ssm_dt", s->ssm.heads, H, s->ssm.bias);
+		ROLE("ssm_conv", row * s->ssm.taps, 0, false);
+		if (s->ssm.conv_bias)
+			bias_role(c, "ssm_conv", l, row);
+		ROLE("ssm_rate", s->ssm.heads, 0, false);
+		ROLE("ssm_dt_bias", s->ssm.heads, 0, false);
+		ROLE("ssm_skip", s->ssm.heads, 0, false);
+		if (s->ssm.norm != SSM_NO_NORM)
+			ROLE("ssm_norm", inner, 0, false);
+		ROLE("ssm_o", H, inner, s->ssm.bias);
+	}
 	if (spec_linear(s, l)) {
 		int64_t q = (int64_t)s->linear.k_heads * s->linear.k_dim, v = (int64_t)s->linear.v_heads * s->linear.v_dim;
 		ROLE("lin_q", q, H, false);
@@ -314,22 +329,8 @@ layer_roles(Check *c, int l)
 		if (s->conv.bias)
 			bias_role(c, "conv_w", l, H);
 		ROLE("conv_o", H, H, s->conv.bias);
-	} else if (spec_ssm(s, l)) {
-		int64_t inner = (int64_t)s->ssm.heads * s->ssm.dim, row = spec_ssm_row(s);
-		ROLE("ssm_z", inner, H, s->ssm.bias);
-		ROLE("ssm_x", row, H, s->ssm.bias);
-		ROLE("ssm_dt", s->ssm.heads, H, s->ssm.bias);
-		ROLE("ssm_conv", row * s->ssm.taps, 0, false);
-		if (s->ssm.conv_bias)
-			bias_role(c, "ssm_conv", l, row);
-		ROLE("ssm_rate", s->ssm.heads, 0, false);
-		ROLE("ssm_dt_bias", s->ssm.heads, 0, false);
-		ROLE("ssm_skip", s->ssm.heads, 0, false);
-		if (s->ssm.norm != SSM_NO_NORM)
-			ROLE("ssm_norm", inner, 0, false);
-		ROLE("ssm_o", H, inner, s->ssm.bias);
-	} else if (!spec_has_block(s, l)) {
-		/* a feed-forward alone */
+	} else if (!spec_attends(s, l)) {
+		/* a scan, or a feed-forward alone */
 	} else if (s->attention.kind == ATT_MLA) {
 		if (s->attention.q_rank) {
 			ROLE("q_a", s->attention.q_rank, H, ab);

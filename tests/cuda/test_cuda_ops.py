@@ -126,8 +126,10 @@ def test_xielu(x):
 def test_gains(x):
     w, id = np.array([-1.7], np.float32), np.random.default_rng(6).integers(0, 5, (N, 3)).astype(np.int32)
     for given in [H.inout(x), H.alias(0)], [x, H.out((N, 70))]:
-        everywhere("gain", dict(WIDTH=70, SCALE=0.6, HAS_W=1), ROWS, [given[0], w, given[1]], 0.6 * -1.7 * x.astype(np.float64), bucket=9)
-        everywhere("gain", dict(WIDTH=70, SCALE=0.6, HAS_W=0), ROWS, [given[0], None, given[1]], 0.6 * x.astype(np.float64))
+        everywhere("gain", dict(WIDTH=70, SCALE=0.6, FIRST=0, COUNT=70, HAS_W=1), ROWS, [given[0], w, given[1]], 0.6 * -1.7 * x.astype(np.float64), bucket=9)
+        everywhere("gain", dict(WIDTH=70, SCALE=0.6, FIRST=0, COUNT=70, HAS_W=0), ROWS, [given[0], None, given[1]], 0.6 * x.astype(np.float64))
+        part = (np.arange(70) >= 9) & (np.arange(70) < 46)
+        everywhere("gain", dict(WIDTH=70, SCALE=0.6, FIRST=9, COUNT=37, HAS_W=0), ROWS, [given[0], None, given[1]], np.where(part, 0.6 * x.astype(np.float64), x))
     each_one = np.array([0.5, -2, 1, 3, 0.1], np.float32)
     weight = np.ascontiguousarray(x[:, :3])
     params, want = dict(N_EXPERTS=5, TOP_K=3), weight * each_one[id]

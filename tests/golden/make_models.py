@@ -517,6 +517,15 @@ case("bamba-plain", "bamba", BAMBA)
 case("bamba-bias", "bamba", BAMBA, mamba_proj_bias=True, mamba_conv_bias=False, mlp_bias=True, attention_bias=True, attn_layer_indices=[0, 3], mamba_d_conv=3, mamba_n_groups=3, num_key_value_heads=6)
 case("bamba-modern-bf16", "bamba", BAMBA, modern=True, dtype="bf16", mamba_d_state=33, mamba_n_groups=1, tie_word_embeddings=True)
 
+FALCON_H1 = dict(LLAMA, hidden_size=60, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=3, head_dim=10, mamba_d_ssm=100, mamba_n_heads=10, mamba_d_head=10, mamba_expand=2,
+                 mamba_n_groups=2, mamba_d_state=20, mamba_d_conv=4, mamba_conv_bias=True, mamba_chunk_size=8, mamba_rms_norm=False, mamba_norm_before_gate=False,
+                 embedding_multiplier=2.0, lm_head_multiplier=0.4, key_multiplier=0.8, attention_in_multiplier=1.2, attention_out_multiplier=0.7, ssm_in_multiplier=1.1,
+                 ssm_out_multiplier=0.9, ssm_multipliers=[0.6, 1.2, 0.7, 1.4, 0.9], mlp_multipliers=[0.8, 1.3])
+case("falcon_h1-plain", "falcon_h1", FALCON_H1)
+case("falcon_h1-norm", "falcon_h1", FALCON_H1, mamba_rms_norm=True, mamba_norm_before_gate=True, mamba_n_groups=1, mamba_d_ssm=99, mamba_n_heads=3, mamba_d_head=33, mamba_d_state=17, mamba_d_conv=3,
+     mamba_conv_bias=False, mlp_bias=True, num_key_value_heads=6, mlp_multipliers=..., ssm_multipliers=..., ssm_in_multiplier=...)
+case("falcon_h1-modern-bf16", "falcon_h1", FALCON_H1, modern=True, dtype="bf16", mamba_rms_norm=True, tie_word_embeddings=True, num_key_value_heads=1, mamba_n_groups=5)
+
 
 # --- heads by the kind of layer, keys that are values, layers that share them, per-layer embeddings, experts beside a dense feed-forward
 GEMMA4 = dict(vocab_size=149, hidden_size=60, intermediate_size=84, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=3, head_dim=12, global_head_dim=20,

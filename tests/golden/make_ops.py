@@ -513,8 +513,9 @@ for order, gate in (("norm_first", "silu"), ("gate_first", "silu"), ("norm_first
         rms(x * g, w, 0.02) if order == "gate_first" else rms(x, w, 0.02) * g).end()
 
 x, w = rnd(2, 7), rnd(1)
-Case("gain", "weight", width=7, scale=0.6).step([0, 1]).f32(x).vector(w).room(14).out(0.6 * w * x).end()
-Case("gain", "plain", width=7, scale=-2.5).step([0, 1]).f32(x).none().room(14).out(-2.5 * x).end()
+Case("gain", "weight", width=7, scale=0.6, first=0, count=7).step([0, 1]).f32(x).vector(w).room(14).out(0.6 * w * x).end()
+Case("gain", "plain", width=7, scale=-2.5, first=0, count=7).step([0, 1]).f32(x).none().room(14).out(-2.5 * x).end()
+Case("gain", "part", width=7, scale=-2.5, first=2, count=3).step([0, 1]).f32(x).none().room(14).out(torch.cat([x[:, :2], -2.5 * x[:, 2:5], x[:, 5:]], 1)).end()
 x, w, chosen = rnd(3, 2), rnd(5), torch.tensor([[4, 0], [2, 2], [1, 3]])
 Case("expert_gain", "plain", n_experts=5, top_k=2).step([0, 1, 2]).i32(chosen).f32(x).vector(w).room(6).out(x * w[chosen]).end()
 
