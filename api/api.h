@@ -55,7 +55,7 @@ typedef enum SourceKind { SOURCE_YAML, SOURCE_ARTIFACT, SOURCE_HF, SOURCE_GGUF, 
 llmc_status source_kind(const char *path, SourceKind *kind, llmc_error *err);
 
 /* Spec of any source. Warnings go to log. */
-llmc_status source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights, Arena *arena,
+llmc_status source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights, bool allow_unknown_keys, Arena *arena,
                         llmc_log_fn log, void *log_user, const Spec **out, llmc_error *err);
 llmc_status device_gpus(const char *device, GpuList *out, llmc_error *err);
 /* "cpu" or "cuda" and an arch (NULL: what is at hand) -> "cpu-v3", "cuda-sm_90a"; "ref" -> "ref"; E_INPUT for unknown words */

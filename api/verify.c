@@ -215,6 +215,7 @@ llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_r
 	o.device = "ref";
 	o.weights = m->random_weights ? NULL : m->weights;
 	o.random_weights = m->random_weights;
+	o.allow_unknown_keys = true; /* m is open: its own were told */
 	o.set = m->set;
 	o.n_threads = m->n_threads;
 	TRY_GOTO(llmc_open(m->source, &o, &ref, err));

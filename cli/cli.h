@@ -38,10 +38,11 @@ typedef struct Common {
 	const char *device, *arch, *weights, *kv, *quantize, *lora, *out_dir;
 	int32_t     threads, tp, pp;
 	List        set;
-	bool        quiet, verbose, json, random_weights, cache_packed;
+	bool        quiet, verbose, json, random_weights, cache_packed, allow_unknown_keys;
 	int32_t     context, seqs, chunk;
 	int64_t     memory; /* bytes; 0: not limited */
 } Common;
+#define OPT_ALLOW_UNKNOWN_KEYS(flag) { OPT_FLAG, 0, "allow-unknown-keys", NULL, &(flag), "warn of keys and tensors of a checkpoint that its family does not know, instead of refusing" }
 #define OPT_COMMON(c)                                                                              \
 	{ OPT_GROUP, 0, "Model", NULL, NULL, NULL },                                               \
 	{ OPT_TEXT, 0, "device", "cpu|cuda|ref", &(c).device, "where to run: cpu, cuda, cuda:N or cuda:0,1 (a rank each), or ref, the plain fp32 interpreter [cpu]" }, \
@@ -50,6 +51,7 @@ typedef struct Common {
 	{ OPT_TEXT, 'w', "weights", "PATH", &(c).weights, "checkpoint, when the model does not say" }, \
 	{ OPT_FLAG, 0, "random-weights", NULL, &(c).random_weights, "no checkpoint: seeded noise" }, \
 	{ OPT_FLAG, 0, "cache-packed", NULL, &(c).cache_packed, "keep packed weights in the cache and read them next time" }, \
+	OPT_ALLOW_UNKNOWN_KEYS((c).allow_unknown_keys), \
 	{ OPT_LIST, 0, "set", "KEY=VALUE", &(c).set, "override a key of the description; may be repeated" }, \
 	{ OPT_TEXT, 0, "quantize", "SCHEME", &(c).quantize, "quantise a 16-bit checkpoint while it is read: q4_k, q8_0, eetq, awq, ... (same as --set quant.scheme=)" }, \
 	{ OPT_TEXT, 0, "lora", "DIR", &(c).lora, "add a low-rank adapter that PEFT has saved to the weights (same as --set lora.path=)" }, \

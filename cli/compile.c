@@ -43,19 +43,20 @@ compile(int argc, char **argv)
 	int32_t tp = 0, pp = 0;
 	bool aot = false, json = false, quiet = false;
 	List set = { 0 };
+	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
 	const Opt opt[] = {
 		{ OPT_TEXT, 'o', "output", "DIR", &out, "where to write [generated/<model>]" },
 		{ OPT_TEXT, 0, "target", "cpu|ref", &target, "what to compile for [cpu]" },
 		{ OPT_TEXT, 0, "arch", "A,B", &arch, "instruction sets: generic, v3, vnni, v4, amx [this processor's best]" },
 		{ OPT_FLAG, 0, "aot", NULL, &aot, "build the kernels now and ship them in the artifact" },
 		{ OPT_LIST, 0, "set", "KEY=VALUE", &set, "override a key of the description; may be repeated" },
+		OPT_ALLOW_UNKNOWN_KEYS(o.allow_unknown_keys),
 		{ OPT_INT, 0, "pp", "N", &pp, "pipeline stages, of contiguous layers: a plan for each (same as --set parallel.pp=)" },
 		{ OPT_INT, 0, "tp", "N", &tp, "ranks that share each layer: a plan for each (same as --set parallel.tp=)" },
 		{ OPT_TEXT, 0, "dump", "STAGE", &dump, "print spec, graph, fuse, order or plan; write nothing" },
 		{ OPT_FLAG, 0, "json", NULL, &json, "{\"artifact\":\"...\",\"seconds\":...}" },
 		{ OPT_FLAG, 'q', "quiet", NULL, &quiet, "no progress" },
 	};
-	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
 	llmc_error err = { 0 };
 	char dir[512], tp_text[64], pp_text[64], *dumped = NULL;
 

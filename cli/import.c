@@ -17,12 +17,13 @@ import(int argc, char **argv)
 {
 	const char *out = NULL, *args[1] = { NULL };
 	bool json = false;
+	llmc_options o = LLMC_INIT(llmc_options);
 	const Opt opt[] = {
 		{ OPT_TEXT, 'o', "output", "FILE", &out, "where to write the YAML [standard output]" },
+		OPT_ALLOW_UNKNOWN_KEYS(o.allow_unknown_keys),
 		{ OPT_FLAG, 0, "json", NULL, &json, "{\"yaml\":\"...\"}" },
 	};
 	llmc_error err = { 0 };
-	llmc_options o = LLMC_INIT(llmc_options);
 	char *yaml = NULL;
 	int code = 0;
 
@@ -53,6 +54,7 @@ import(int argc, char **argv)
 const Command cmd_import = {
 	"import", "SRC [-o FILE]", "write the YAML description of a Hugging Face folder, a GGUF file or a FastLLM model",
 	"  llmc import model.gguf -o model.yaml\n"
-	"  llmc import ./Qwen2.5-7B-Instruct\n",
+	"  llmc import ./Qwen2.5-7B-Instruct\n"
+	"  llmc import ./brand-new-model --allow-unknown-keys -o model.yaml\n",
 	import,
 };

@@ -235,7 +235,8 @@ const char *spec_get(const Spec *s, Arena *a, const char *key);
  * Family files come from the embedded configs (base/embed.h), or from the folder of the YAML first. */
 Spec *spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *perm);
 Spec *spec_from_text(const char *name, const char *text, size_t size, const char *const *set, Diag *d, Arena *perm);
-/* import/: HF folder or GGUF -> YAML text (arena); NULL when d has errors. Warnings for keys nothing consumes. */
-char *import_yaml(const char *src, Diag *d, Arena *perm, llmc_error *err);
+/* import/: HF folder or GGUF -> YAML text (arena); NULL when d has errors. Keys of the checkpoint that nothing consumes are an error, or a warning where they
+ * are allowed. */
+char *import_yaml(const char *src, bool allow_unknown_keys, Diag *d, Arena *perm, llmc_error *err);
 
 #endif

@@ -112,6 +112,7 @@ typedef struct llmc_options {
 	void       *log_user;
 	const void *mpi_comm;   /* an MPI_Comm of a program that has started MPI (MPI_THREAD_SERIALIZED or more), whose processes are the ranks and all
 	                         * make this call; NULL: all that a launcher has started. Read and duplicated here; MPI stays the program's to end */
+	bool        allow_unknown_keys; /* a checkpoint's configuration may have keys that its family does not know: a warning, no error */
 } llmc_options;
 
 /* Open whatever the command line can: a YAML description, a generated folder, a Hugging Face folder, a FastLLM model (.flm) or a GGUF
@@ -722,6 +723,7 @@ typedef struct llmc_compile_options {
 	bool        aot;        /* also build the kernels and ship them in the artifact */
 	llmc_log_fn log;
 	void       *log_user;
+	bool        allow_unknown_keys; /* as in llmc_options */
 } llmc_compile_options;
 /* YAML file -> artifact folder. Nothing is written when it fails. */
 LLMC_API llmc_status llmc_compile(const char *yaml_path, const char *out_dir, const llmc_compile_options *opt,

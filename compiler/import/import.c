@@ -154,12 +154,12 @@ import(Source *s, bool folder, llmc_error *err)
 }
 
 char *
-import_yaml(const char *src, Diag *d, Arena *perm, llmc_error *err)
+import_yaml(const char *src, bool allow_unknown_keys, Diag *d, Arena *perm, llmc_error *err)
 {
 	Source *s = NEW(perm, Source, 1);
 	bool folder = file_is_dir(src);
 
-	*s = (Source){ .d = d, .a = perm, .path = src };
+	*s = (Source){ .d = d, .a = perm, .path = src, .allow_unknown_keys = allow_unknown_keys };
 	if (folder && !file_exists(arena_printf(perm, "%s/config.json", src))) {
 		error_set(err, LLMC_E_INPUT, "%s: holds no config.json: a Hugging Face folder or a GGUF file is expected", src);
 		return NULL;

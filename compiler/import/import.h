@@ -36,6 +36,8 @@ typedef struct Source {
 	size_t        n_key, cap_key;
 	SourceKey    *key;
 	bool          have_tensors;
+	bool          allow_unknown_keys;
+	bool          wrapper;  /* the language model of something that has other parts, whose tensors are not ours */
 	size_t        n_tensor;
 	SourceTensor *tensor;   /* sorted by name */
 	Family        family;

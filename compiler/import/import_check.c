@@ -561,8 +561,11 @@ leftovers(Check *c)
 		warn_at(c->s->d, (Loc){ 0 }, "%s: %zu tensors of layers beyond the %d of the model are left out", c->s->path, n_beyond, s->n_layers);
 	if (n_zeros)
 		warn_at(c->s->d, (Loc){ 0 }, "%s: %zu biases of zeros are left out: GPTQ stores them for layers that have none", c->s->path, n_zeros);
-	if (n_other)
+	if (n_other && (c->s->wrapper || c->s->allow_unknown_keys))
 		warn_at(c->s->d, (Loc){ 0 }, "%s: tensors outside the language model are left out, %zu in number, the first is %s", c->s->path, n_other, other);
+	else if (n_other)
+		err_at(c->s->d, (Loc){ 0 }, "%s: the family %s does not know the tensor %s%s, and it may change the result; --allow-unknown-keys (allow_unknown_keys) leaves it out", c->s->path,
+		       s->family, other, n_other > 1 ? arena_printf(c->s->a, " and %zu others", n_other - 1) : "");
 }
 
 /* ------------------------------------------------------------------------------------------ storage rules */

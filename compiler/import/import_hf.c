@@ -112,6 +112,7 @@ source_take_config(Source *s, const json_t *root)
 	flatten(s, root, "", false, 0);
 	for (size_t i = own; i < s->n_key; i++)
 		s->key[i].used = true;
+	s->wrapper = true;
 	if (json_object_get(root, "vision_config") || json_object_get(root, "audio_config"))
 		warn_at(s->d, (Loc){ 0 }, "%s: only the language model is imported, not the parts that see or hear", s->file);
 }
@@ -449,6 +450,7 @@ rope_keys(Source *s)
 		copy_num(s, "rope_parameters.full_attention.rope_theta", "rope.theta");
 		copy_num(s, "rope_parameters.full_attention.partial_rotary_factor", "rope.partial_rotary_factor");
 		copy_num(s, "rope_parameters.sliding_attention.rope_theta", "rope.local.theta");
+		copy_num(s, "rope_parameters.sliding_attention.partial_rotary_factor", "rope.local.partial_rotary_factor");
 		convert_rope(s, "rope_parameters.full_attention", K_rope_scaling);
 		convert_rope(s, "rope_parameters.sliding_attention", K_local_scaling);
 	}

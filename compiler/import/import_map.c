@@ -385,6 +385,26 @@ ignore(Source *s, const Node *list)
 			source_use(s, list->item[i]->text);
 }
 
+/* A key that nobody knows may say something that changes every logit: all of them in one sentence, with the way out. */
+static void
+unknown_keys(Source *s)
+{
+	enum { SHOWN = 12 };
+	const char *list = "";
+	size_t n = 0;
+
+	for (size_t i = 0; i < s->n_key; i++)
+		if (!s->key[i].used && s->key[i].val.kind != EXPR_NULL && n++ < SHOWN)
+			list = arena_printf(s->a, "%s%s%.80s = %s", list, *list ? ", " : "", s->key[i].name, show(s, s->key[i].val));
+	if (n > SHOWN)
+		list = arena_printf(s->a, "%s and %zu more", list, n - SHOWN);
+	if (n && s->allow_unknown_keys)
+		warn_at(s->d, (Loc){ 0 }, "%s: family %s does not know the key%s %s: left out", s->file, s->family.name, n > 1 ? "s" : "", list);
+	else if (n)
+		err_at(s->d, (Loc){ 0 }, "%s: family %s does not know the key%s %s, which may change what the model computes; --allow-unknown-keys (allow_unknown_keys) leaves %s out",
+		       s->file, s->family.name, n > 1 ? "s" : "", list, n > 1 ? "them" : "it");
+}
+
 void
 import_map(Source *s)
 {
@@ -397,8 +417,5 @@ import_map(Source *s)
 		ignore(s, node_get(s->family.format, "ignore"));
 	}
 	ignore(s, node_get(s->family.base, "ignore"));
-	for (size_t i = 0; i < s->n_key; i++)
-		if (!s->key[i].used && s->key[i].val.kind != EXPR_NULL)
-			warn_at(s->d, (Loc){ 0 }, "%s: family %s does not know the key %.80s = %s, which is left out", s->file, s->family.name,
-			        s->key[i].name, show(s, s->key[i].val));
+	unknown_keys(s);
 }

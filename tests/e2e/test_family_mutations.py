@@ -1,5 +1,5 @@
-"""Nothing of a checkpoint passes unseen: for every family a renamed tensor is refused, a key that nobody knows is named, and so is each value that a family
-file says it does not support. Import alone, so quick."""
+"""Nothing of a checkpoint passes unseen: for every family a key that nobody knows, a tensor that nobody knows, a renamed tensor and each value that a family
+file says it does not support are refused, keys and tensors outside the layers unless --allow-unknown-keys is given. Import alone, so quick."""
 import json
 import os
 import subprocess
@@ -13,8 +13,8 @@ from test_goldens import ONE_EACH
 FAMILIES = os.path.join(ROOT, "configs", "families")
 
 
-def imported(folder):
-    return subprocess.run([LLMC, "import", str(folder)], capture_output=True, text=True, timeout=60)
+def imported(folder, *args):
+    return subprocess.run([LLMC, "import", str(folder), *args], capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +52,16 @@ def refused_values(family):
 def test_a_changed_checkpoint_shows(name, models):
     g, folder = models(name)
     plain = imported(folder)
-    assert plain.returncode == 0, plain.stderr
+    assert plain.returncode == 0 and "does not know" not in plain.stderr, plain.stderr
     # a key of nobody
     config = folder / "config.json"
     def changed(**more):
         return dict(g.config, text_config=g.config["text_config"] | more) if "text_config" in g.config else g.config | more
     config.write_text(json.dumps(changed(frobnication_factor=2)))
     p = imported(folder)
-    assert "frobnication_factor = 2" in p.stderr
+    assert p.returncode != 0 and "does not know the key frobnication_factor = 2" in p.stderr and "--allow-unknown-keys" in p.stderr
+    p = imported(folder, "--allow-unknown-keys")
+    assert p.returncode == 0 and p.stdout == plain.stdout and "does not know the key frobnication_factor = 2: left out" in p.stderr, p.stderr
     # what the family excludes
     for key, value in refused_values(g.family):
         config.write_text(json.dumps(changed(**{key: value})))
@@ -78,6 +80,13 @@ def test_a_changed_checkpoint_shows(name, models):
         path.write_bytes(len(text).to_bytes(8, "little") + text + good[8 + size:])
         p = imported(folder)
         assert p.returncode != 0 and (tensor in p.stderr or tensor[:-1] + "q" in p.stderr), f"{tensor}: {p.stderr}"
+    # one more, outside the layers
+    text = json.dumps(head | {"model.frobnicator.weight": dict(dtype="F32", shape=[0], data_offsets=[0, 0])}).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + good[8 + size:])
+    p = imported(folder)
+    assert ("text_config" in g.config) == (p.returncode == 0) and "model.frobnicator.weight" in p.stderr, p.stderr
+    assert imported(folder, "--allow-unknown-keys").returncode == 0
     path.write_bytes(good)
 
 

@@ -162,9 +162,17 @@ def test_mixed_types_become_rules(llmc, tmp_path):
     assert {"tensor": "down", "layers": "1", "type": "f16"} in d["storage"]["rules"] and len(d["storage"]["rules"]) == 2
 
 
-def test_unknown_keys_are_reported_and_null_ones_are_not(llmc, tmp_path):
-    described(llmc, folder(tmp_path / "m", LLAMA | {"secret_sauce": 3, "nothing": None}))
-    assert "does not know the key secret_sauce = 3" in llmc.err and "nothing" not in llmc.err
+def test_unknown_keys_are_refused_and_null_ones_are_not(llmc, tmp_path):
+    strange = LLAMA | {"secret_sauce": 3, "more_of_it": {"deep": "x"}, "nothing": None}
+    refused(llmc, folder(tmp_path / "m", strange), "family llama does not know the keys ", "secret_sauce = 3", "more_of_it.deep = x", "--allow-unknown-keys")
+    assert "nothing" not in llmc.err
+    llmc("import", tmp_path / "m", "--allow-unknown-keys")
+    assert yaml.safe_load(llmc.out)["family"] == "llama" and "warning: " in llmc.err and "secret_sauce = 3" in llmc.err
+    many = LLAMA | {f"key_{i}": i for i in range(40)}
+    refused(llmc, folder(tmp_path / "n", many), "key_0 = 0", " and 28 more, which may change")
+    said = "unsloth_version", "neftune_noise_alpha", "temperature", "do_sample", "router_aux_loss_coef", "initializer_factor"
+    described(llmc, folder(tmp_path / "o", LLAMA | {k: 1 for k in said}))
+    assert not llmc.err
 
 
 def test_layers_behind_the_last_are_left_out(llmc, tmp_path):
@@ -173,7 +181,11 @@ def test_layers_behind_the_last_are_left_out(llmc, tmp_path):
 
 
 def test_tensors_of_other_parts_are_left_out(llmc, tmp_path):
-    described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors() | {"vision_tower.patch.weight": [4, 4]}))
+    more = llama_tensors() | {"vision_tower.patch.weight": [4, 4]}
+    described(llmc, folder(tmp_path / "m", {"model_type": "wrapper", "text_config": LLAMA}, more))
+    assert "the first is vision_tower.patch.weight" in llmc.err
+    refused(llmc, folder(tmp_path / "n", LLAMA, more), "does not know the tensor vision_tower.patch.weight", "--allow-unknown-keys")
+    llmc("import", tmp_path / "n", "--allow-unknown-keys")
     assert "the first is vision_tower.patch.weight" in llmc.err
 
 

@@ -157,6 +157,18 @@ wrong(Bench *b, const char *text, const char *words)
 	b->diag.n_error = 0;
 }
 
+BENCH_TEST(lists)
+{
+	ExprVal v, list;
+
+	assert_true(expr_eval("list", (Loc){ 0 }, &env, &b->diag, &b->arena, &list));
+	assert_true(expr_eval("list - 1 + two", (Loc){ 0 }, &env, &b->diag, &b->arena, &v));
+	assert_int_equal(v.kind, EXPR_LIST);
+	assert_int_equal(v.n, list.n);
+	for (size_t i = 0; i < v.n; i++)
+		assert_true(v.item[i].kind == EXPR_NUM && v.item[i].num == list.item[i].num + 1);
+}
+
 BENCH_TEST(mistakes)
 {
 	wrong(b, "", "it ends too early");
@@ -243,7 +255,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(values), cmocka_unit_test(mistakes), cmocka_unit_test(globs), cmocka_unit_test(nearest_words),
+		cmocka_unit_test(values), cmocka_unit_test(lists), cmocka_unit_test(mistakes), cmocka_unit_test(globs), cmocka_unit_test(nearest_words),
 		cmocka_unit_test(carets), cmocka_unit_test(numbers),
 	};
 

@@ -215,8 +215,10 @@ class Model(_Handle):
     _close = lib.llmc_close
 
     def __init__(self, path, *, device=None, arch=None, weights=None, out_dir=None, set=None, threads=0,
-                 random_weights=False, no_weights=False, cache_packed=False, log=None, mpi_comm=None):
-        """mpi_comm: the address of an MPI_Comm (mpi4py: MPI._addressof(comm)) whose processes are the model's ranks"""
+                 random_weights=False, no_weights=False, cache_packed=False, log=None, mpi_comm=None,
+                 allow_unknown_keys=False):
+        """mpi_comm: the address of an MPI_Comm (mpi4py: MPI._addressof(comm)) whose processes are the model's ranks; allow_unknown_keys: those of config.json that
+        the family does not know are told to log, and are no error"""
         def text(s):
             return None if s is None else str(s).encode()
 
@@ -225,7 +227,7 @@ class Model(_Handle):
         log_fn = _ffi.LOG_FN(lambda user, level, line: log(level, line.decode("utf-8", "replace"))) if log else _ffi.LOG_FN()
         o = _ffi.Options(device=text(device), arch=text(arch), weights=text(weights), out_dir=text(out_dir), set=keep,
                          n_threads=threads, random_weights=random_weights, no_weights=no_weights,
-                         cache_packed=cache_packed, log=log_fn, mpi_comm=mpi_comm)
+                         cache_packed=cache_packed, log=log_fn, mpi_comm=mpi_comm, allow_unknown_keys=allow_unknown_keys)
         h = C.c_void_p()
         _call(lib.llmc_open, str(path).encode(), C.byref(o), C.byref(h))
         self._h = h

@@ -39,7 +39,7 @@ class Options(Sized):
     _fields_ = [("size", C.c_size_t), ("device", C.c_char_p), ("arch", C.c_char_p), ("weights", C.c_char_p),
                 ("out_dir", C.c_char_p), ("set", C.POINTER(C.c_char_p)), ("n_threads", C.c_int),
                 ("random_weights", C.c_bool), ("no_weights", C.c_bool), ("cache_packed", C.c_bool),
-                ("log", LOG_FN), ("log_user", C.c_void_p), ("mpi_comm", C.c_void_p)]
+                ("log", LOG_FN), ("log_user", C.c_void_p), ("mpi_comm", C.c_void_p), ("allow_unknown_keys", C.c_bool)]
 
 
 class Limits(Sized):
