@@ -12,6 +12,7 @@ import pytest
 from cuda_emu import environment
 from golden_run import weights
 import test_ranks
+import test_state
 
 ALL = os.environ.get("LLMC_CHECK_ALL")
 COMMON = test_ranks.COMMON
@@ -79,6 +80,45 @@ def test_ranks_on_gpus(name, ranks, device, seed, tmp_path):
     assert far < 1e-4
     assert same, "chunks, company or decoding change the bits"
     assert alike
+
+
+STATES = """
+import json, sys
+sys.path.insert(0, "tests/e2e")
+import numpy as np, llmc
+from bits import rows, whole
+tok, params = [int(t) for t in np.random.default_rng(1).integers(3, 320, 40)], dict(max_tokens=3, ignore_eos=True, temperature=0)
+sets = ["linear.order=" + sys.argv[2], "dtype=f32", "storage.default=f32", "kv.dtype=f32"]
+with llmc.open(sys.argv[1], random_weights=True, device="ref", set=sets) as m:
+    want = whole(m, tok).view(np.float32)
+with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.tp=2", "deterministic=true", *sets]) as m:
+    got = whole(m, tok)
+    far = float(abs(got.view(np.float32) - want).max() / abs(want).max())
+    with m.session(context=64, chunk=32, n_out=32, seqs=3) as s:
+        q = s.seq()
+        rows(s, [(q, tok[:20], 1)])
+        fork = s.fork(q)
+        rows(s, [(q, [7], 1)])
+        loaded = s.load(s.save(fork))
+        same = all(np.array_equal(rows(s, [(x, tok[20:25], 5)]), got[20:25]) for x in (fork, loaded))
+    with m.engine(context=64, seqs=2, chunk=32, no_prefix_cache=True) as e:
+        alone = [[x.token for x in e.submit(tok[:n], **params).events()] for n in (36, 36, 40)]
+    with m.engine(context=64, seqs=2, chunk=32) as e:
+        events = [list(e.submit(tok[:n], **params).events()) for n in (36, 36, 40)]
+print(json.dumps([far, same, [[x.token for x in v] for v in events] == alone, [v[-1].n_cached for v in events]]))
+"""
+
+
+@pytest.mark.skipif(not ALL, reason="emulated at length: make check-all")
+@pytest.mark.parametrize("order", ["grouped", "tiled"])
+def test_states_on_gpus(order, tmp_path):
+    """Forks, saved sequences and snapshots have the states of both"""
+    path = tmp_path / "m.yaml"
+    path.write_text(test_state.TEXTS["kinds"])
+    p = run(STATES, path, order, mode="check", seed=1, LLMC_EMU_DEVICES=2)
+    assert p.returncode == 0, p.stderr
+    far, same, alike, found = json.loads(p.stdout.splitlines()[-1])
+    assert far < 1e-4 and same and alike and found == [0, 32, 32]
 
 
 @pytest.mark.parametrize("name", test_ranks.ONE_EACH.values() if ALL else ["deepseek_v3-plain"])
