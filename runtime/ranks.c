@@ -1,6 +1,6 @@
 /* Ranks as threads of this process, or as processes that a launcher has started. Rank 0 has the books: sequences, pages, who runs next. It tells the others what it does as records, in order: a new
  * sequence (whose rotation depends on its length), a page copied or cleared, a state copied, a step with its arrays. They do the same to their own memory;
- * page numbers are the same everywhere, pages hold the heads of their rank. Within a step the ranks meet in its collectives alone.
+ * numbers of pages and of window pages are the same everywhere, pages hold the heads of their rank. Within a step the ranks meet in its collectives alone.
  *
  * A rank has its share of the processors from before its memory is touched, so that memory lies near them. */
 #include "runtime/ranks.h"
@@ -17,10 +17,10 @@ enum { SAY_S = 2 }; /* how long rank 0 waits to hear why the group has ended */
 
 typedef enum RecordKind { RECORD_STEP, RECORD_AGAIN, RECORD_SEQUENCE, RECORD_KV, RECORD_SIZES, RECORD_READ, RECORD_WRITE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
 /* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by. KV: the
- * deed `more` with a and b (kv.h). SIZES: each tells the bytes of what it keeps. READ, WRITE: of a pages and of the states of sequence b, or -1: floats a rank of
- * either and the numbers of the pages follow, then what travels.
+ * deed `more` with a and b (kv.h), and the window pages of both. SIZES: each tells the bytes of what it keeps. READ, WRITE: of a pages and of the states of sequence b, or -1: floats a rank of
+ * either, the numbers of the pages and of their window pages follow, then what travels; the first `more` pages go without window pages.
  * Between sessions: OPEN: limits follow, a session is opened; END: there are no more. */
-typedef struct Record { int32_t kind, a, b, more; } Record;
+typedef struct Record { int32_t kind, a, b, more, window[2]; } Record;
 
 typedef struct Follower {
 	Session   *lead;
@@ -103,7 +103,10 @@ ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
 static void
 kv_told(void *user, KvDeed deed, int32_t to, int32_t from)
 {
-	tell(user, (Record){ .kind = RECORD_KV, .a = to, .b = from, .more = (int32_t)deed });
+	const int32_t *window = deed == KV_PAGE ? ((Session *)user)->kv.window : NULL;
+
+	tell(user, (Record){ .kind = RECORD_KV, .a = to, .b = from, .more = (int32_t)deed,
+	                     .window = { window ? window[to] : -1, window && from >= 0 ? window[from] : -1 } });
 }
 
 static bool
@@ -161,7 +164,7 @@ ranks_kept_bytes(Session *s, int32_t n, int32_t behind, bool states)
 
 	for (int k = 0; all && k < ranks; k++)
 		sum += n * all[k].page + (states ? all[k].state : 0);
-	return all ? sum - kv_window_bytes(s->plan, behind) : -1;
+	return !all ? -1 : leads(s) ? sum : sum - kv_window_bytes(s->plan, behind);
 }
 
 /* Floats of a rank's part of a message: the most that one has */
@@ -191,7 +194,7 @@ saved_at(const Session *s, const void *host, int32_t n, int k, int32_t i)
 }
 
 /* How a piece of what is kept goes through memory of all ranks: page i of n, or behind the last one the states of sequence q */
-typedef struct Moved { RecordKind kind; const int32_t *page; int32_t n, floats[2]; llmc_seq q; char *host; } Moved; /* host: rank 0's; NULL on the others */
+typedef struct Moved { RecordKind kind; const int32_t *page; int32_t n, behind, floats[2]; llmc_seq q; char *host; } Moved; /* host: rank 0's; NULL on the others */
 
 static bool
 move_piece(Session *s, const Moved *m, int32_t i, float *all)
@@ -207,7 +210,7 @@ move_piece(Session *s, const Moved *m, int32_t i, float *all)
 		if (states)
 			kv_state_read(&s->kv, m->q, own);
 		else
-			kv_pages_read(&s->kv, m->page + i, 1, 0, own);
+			kv_pages_read(&s->kv, m->page + i, 1, i < m->behind, own);
 		ok = comm_collect(s->comm, own, each, m->host ? all : NULL);
 		for (int k = 0; k < ranks && ok && m->host; k++)
 			memcpy(saved_at(s, m->host, m->n, k, i), all + k * floats, (size_t)(states ? s->kept[k].state : s->kept[k].page));
@@ -219,11 +222,11 @@ move_piece(Session *s, const Moved *m, int32_t i, float *all)
 	if (ok && states)
 		kv_state_write(&s->kv, m->q, own);
 	else if (ok)
-		kv_pages_write(&s->kv, m->page + i, 1, 0, own);
+		kv_pages_write(&s->kv, m->page + i, 1, i < m->behind, own);
 	return ok;
 }
 
-/* A page at a time, then the states; of each rank as many floats as the largest has. */
+/* A page at a time, then the states; of each rank as many floats as the largest has, and of a whole page, also where there is no window page. */
 static bool
 move_kept(Session *s, const Moved *m)
 {
@@ -242,20 +245,26 @@ move_kept(Session *s, const Moved *m)
 }
 
 static bool
-kept_lead(Session *s, RecordKind kind, const int32_t *page, int32_t n, llmc_seq q, const void *host)
+kept_lead(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, const void *host)
 {
-	if (!kept_of_all(s))
-		return false;
-	const Moved m = { .kind = kind, .page = page, .n = n, .floats = { most_floats(s, false), most_floats(s, true) }, .q = q, .host = (char *)(uintptr_t)host };
-	return tell(s, (Record){ .kind = kind, .a = n, .b = q }) && comm_send(s->comm, m.floats, sizeof m.floats) &&
-	       comm_send(s->comm, page, (size_t)n * sizeof *page) && move_kept(s, &m);
+	int32_t *window = calloc((size_t)n + 1, sizeof *window);
+
+	for (int32_t i = 0; window && i < n; i++)
+		window[i] = s->kv.window ? s->kv.window[page[i]] : -1;
+	bool ok = window && kept_of_all(s);
+	const Moved m = { .kind = kind, .page = page, .n = n, .behind = behind, .floats = { ok ? most_floats(s, false) : 0, ok ? most_floats(s, true) : 0 },
+		.q = q, .host = (char *)(uintptr_t)host };
+	ok = ok && tell(s, (Record){ .kind = kind, .a = n, .b = q, .more = behind }) && comm_send(s->comm, m.floats, sizeof m.floats) &&
+	     comm_send(s->comm, page, (size_t)n * sizeof *page) && comm_send(s->comm, window, (size_t)n * sizeof *window);
+	free(window);
+	return ok && move_kept(s, &m);
 }
 
 bool
 ranks_kept_read(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, void *host)
 {
 	if (leads(s))
-		return kept_lead(s, RECORD_READ, page, n, q, host);
+		return kept_lead(s, RECORD_READ, page, n, behind, q, host);
 	kv_pages_read(&s->kv, page, n, behind, host);
 	if (q >= 0)
 		kv_state_read(&s->kv, q, (char *)host + kv_bytes(s->plan, n) - kv_window_bytes(s->plan, behind));
@@ -266,7 +275,7 @@ bool
 ranks_kept_write(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, const void *host)
 {
 	if (leads(s))
-		return kept_lead(s, RECORD_WRITE, page, n, q, host);
+		return kept_lead(s, RECORD_WRITE, page, n, behind, q, host);
 	kv_pages_write(&s->kv, page, n, behind, host);
 	if (q >= 0)
 		kv_state_write(&s->kv, q, (const char *)host + kv_bytes(s->plan, n) - kv_window_bytes(s->plan, behind));
@@ -276,11 +285,16 @@ ranks_kept_write(Session *s, const int32_t *page, int32_t n, int32_t behind, llm
 static bool
 kept_follow(Session *s, const Record *r)
 {
-	int32_t *page = calloc((size_t)r->a + 1, sizeof *page);
-	Moved    m = { .kind = (RecordKind)r->kind, .page = page, .n = r->a, .q = r->b };
-	bool     ok = page && comm_receive(s->comm, m.floats, sizeof m.floats) && comm_receive(s->comm, page, (size_t)r->a * sizeof *page) && move_kept(s, &m);
+	int32_t *page = calloc((size_t)r->a + 1, sizeof *page), *window = calloc((size_t)r->a + 1, sizeof *window);
+	Moved    m = { .kind = (RecordKind)r->kind, .page = page, .n = r->a, .behind = r->more, .q = r->b };
+	bool     ok = page && window && comm_receive(s->comm, m.floats, sizeof m.floats) && comm_receive(s->comm, page, (size_t)r->a * sizeof *page) &&
+	          comm_receive(s->comm, window, (size_t)r->a * sizeof *window);
 
+	for (int32_t i = 0; ok && i < r->a; i++)
+		kv_window_as(&s->kv, page[i], window[i]);
+	ok = ok && move_kept(s, &m);
 	free(page);
+	free(window);
 	if (!ok)
 		comm_end(s->comm);
 	return ok;
@@ -312,6 +326,10 @@ follow(Session *s, llmc_error *err)
 			s->seq[r.a].fresh = true;
 			break;
 		case RECORD_KV:
+			if (r.more == KV_PAGE)
+				kv_window_as(&s->kv, r.a, r.window[0]);
+			if (r.more == KV_PAGE && r.b >= 0)
+				kv_window_as(&s->kv, r.b, r.window[1]);
 			TRY(kv_do(&s->kv, (KvDeed)r.more, r.a, r.b, err));
 			break;
 		case RECORD_SIZES:

@@ -24,7 +24,7 @@ void        ranks_sequence(Session *s, llmc_seq q, int32_t length_bound);
 llmc_status ranks_why(Session *s, llmc_status own, llmc_error *err);
 
 /* What all ranks keep, out and in again; of a session alone its own: n pages, rank by rank, then the states of sequence q, rank by rank; q -1: none.
- * behind: as kv_pages_read; 0 with ranks. bytes: of all that; below 0, or false: the group has ended. */
+ * behind: as kv_pages_read. bytes: of all that; below 0, or false: the group has ended. */
 int64_t     ranks_kept_bytes(Session *s, int32_t n, int32_t behind, bool states);
 bool        ranks_kept_read(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, void *host);
 bool        ranks_kept_write(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, const void *host);

@@ -104,7 +104,7 @@ typedef struct Kv {
 int64_t     kv_pages(int64_t kv_tokens, int64_t context, int64_t seqs, bool kv_tokens_given);
 int64_t     kv_bytes(const Plan *p, int64_t n_page);      /* of pages of all pools */
 int64_t     kv_window_bytes(const Plan *p, int64_t n);    /* of window pages */
-/* Positions that layers with a window see, the newest included; 0: none has one, or ranks and stages share the pages, and all positions are kept. */
+/* Positions that layers with a window see, the newest included; 0: none has one, or the model runs in stages, which keep all positions. */
 int64_t     kv_keep(const Plan *p);
 /* Window pages for limits: a window for each sequence, half as many that prompts that begin alike may find again, and the rows of a step.
  * Never more than pages; 0: no windows. */
@@ -134,6 +134,7 @@ void        kv_advance(Kv *kv, int32_t q, int32_t add); /* it is, or on its way 
 
 /* E_MEMORY: there is none for snapshots. */
 llmc_status kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from, llmc_error *err);
+void        kv_window_as(Kv *kv, int32_t page, int32_t window); /* elsewhere the page has this window page; -1: none */
 
 /* Switch the prefix cache on. Where there are states, with room for two snapshots a sequence. */
 llmc_status kv_prefix_open(Kv *kv, llmc_error *err);

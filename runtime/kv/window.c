@@ -11,7 +11,7 @@ kv_keep(const Plan *p)
 {
 	int64_t keep = 0;
 
-	if (p->ranks > 1 || p->stages > 1 || p->prompt_whole)
+	if (p->stages > 1 || p->prompt_whole)
 		return 0;
 	for (int i = 0; i < p->n_pool; i++)
 		keep = p->pool[i].keep > keep ? p->pool[i].keep : keep;
@@ -85,6 +85,13 @@ bool
 kv_has_window(const Kv *kv, int32_t page)
 {
 	return !kv->window || kv->window[page] >= 0;
+}
+
+void
+kv_window_as(Kv *kv, int32_t page, int32_t window)
+{
+	if (kv->window)
+		kv->window[page] = window;
 }
 
 void

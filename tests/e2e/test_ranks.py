@@ -72,12 +72,12 @@ def test_kernels_with_experts_whole(name, tmp_path):
 
 COMMON = "llmc: 1\nvocab_size: 323\nmax_positions: 1024\ntext: {bos: 1, eos: [2]}\n"
 MODELS = {
-    # 3 groups of 3 query heads, a width of 5 blocks: dealt 2, 2, 1
+    # 3 groups of 3 query heads, a width of 5 blocks: dealt 2, 2, 1; one layer sees a window, whose pages are numbered apart
     "llama": COMMON + """name: ranks-llama
 family: llama
 n_layers: 2
 hidden: 288
-attention: {n_heads: 9, n_kv_heads: 3, head_dim: 32}
+attention: {n_heads: 9, n_kv_heads: 3, head_dim: 32, window: 23, window_layers: [1]}
 ffn: {width: 160}
 head: {tied: true}
 storage: {default: q4_1, rules: [{tensor: embed, type: q8_0}]}
