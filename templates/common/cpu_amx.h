@@ -25,10 +25,11 @@
  *
  * Order of summation: cpu_stream.h.
  *
- * The process has the system's permission before a kernel runs (runtime/cpu/isa.c). Tiles are configured for a call and released after. */
+ * Tiles are configured for a call and released after. */
 #ifndef LLMC_CPU_AMX_H
 #define LLMC_CPU_AMX_H
 
+#include "common/cpu_amx_regs.h"
 #include "common/cpu_tile.h"
 
 #if defined(LLMC_TILES)
@@ -37,39 +38,6 @@ enum {
 	AMX_FEW = 8,                /* tokens that share no unpacking with others: amx_few_rows */
 	AMX_STEPS = 8,              /* vectors of integers that a block of a group becomes */
 };
-
-typedef struct amx_config {
-	uint8_t  palette, start, none[14];
-	uint16_t bytes[16];             /* of a row of each register */
-	uint8_t  rows[16];
-} amx_config;
-
-#define AMX_LOAD(r, p, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride)) : "memory")
-/* past the nearest cache: what is met once, beside what is met again and again */
-#define AMX_PASS(r, p, stride) __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride)) : "memory")
-#define AMX_STORE(r, p, stride) __asm__ volatile("tilestored %%tmm" #r ", (%0,%1,1)" ::"r"(p), "r"((int64_t)(stride)) : "memory")
-#define AMX_ZERO(r) __asm__ volatile("tilezero %tmm" #r)
-#define AMX_INT8(c, a, b) __asm__ volatile("tdpbssd %tmm" #b ", %tmm" #a ", %tmm" #c)
-#define AMX_BF16(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
-
-/* Registers 0 to 3: results; 4, 5: activations; 6, 7: weights. columns: bytes of a row of A */
-LLMC_INLINE void
-amx_begin(int tokens, int columns)
-{
-	_Alignas(64) amx_config c = { .palette = 1 };
-
-	for (int r = 0; r < 8; r++) {
-		c.rows[r] = (uint8_t)(r < 6 ? tokens : columns / 4);
-		c.bytes[r] = (uint16_t)(r == 4 || r == 5 ? columns : 64);
-	}
-	__asm__ volatile("ldtilecfg %0" ::"m"(c));
-}
-
-LLMC_INLINE void
-amx_end(void)
-{
-	__asm__ volatile("tilerelease");
-}
 
 /* --- sizes ------------------------------------------------------------------------------------------------------------- */
 LLMC_INLINE int

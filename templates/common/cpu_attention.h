@@ -9,6 +9,7 @@
  *   span     2^k whole chunks, at multiples of their size; chunks are merged in order. k is the smallest with at most
  *            64 spans in [lo, hi), so it depends on the row alone; partial results fit fixed memory at any length
  *   row      spans are merged in order; y = o / l, with a sink o / (l + exp(sink - m))
+ * On tile registers (cpu_attention_amx.h) a score and the sum of a chunk are added up as there, in decode as well; all else is the same.
  * Terms outside [lo, hi) may be added as exact zeros, as long as what they multiply is finite. That is all a tile of many rows does
  * differently from a single row.
  *
@@ -237,6 +238,22 @@ att_prefetch_piece(const char *p, int i, const int bytes)
 		__builtin_prefetch(p + i * bytes);
 }
 
+/* On tile registers? Parts of keys and values cost as much as products of four heads with them, which is what a row alone has to pay. */
+LLMC_INLINE int
+att_tiled(const Att a)
+{
+#if defined(LLMC_TILES)
+	return att_group(a) >= 4 && (a.kv.k == KV_f16 || a.kv.k == KV_bf16) && (a.kv.v == KV_f16 || a.kv.v == KV_bf16);
+#else
+	(void)a;
+	return 0;
+#endif
+}
+
+#if defined(LLMC_TILES)
+#include "common/cpu_attention_amx.h"
+#endif
+
 /* --- one row: units, chunks, spans --------------------------------------------------------------------------------- */
 /* Scores of a page's 32 keys for gb heads; next: a page to be read soon. sums: kv_query_sums of each query */
 LLMC_INLINE void
@@ -347,6 +364,7 @@ typedef struct AttUnit {
 	float   *sums;                         /* [att_hb][kv_groups] of it: kv_query_sums */
 	float   *scores;                       /* [att_hb][ATT_CHUNK] */
 	AttPart  chunk, span, sum;             /* of a chunk, a span, the row */
+	uint8_t *queries, *keys, *values, *weights; /* on tile registers, in parts: of the row, a page, 32 of a chunk, a chunk */
 } AttUnit;
 
 LLMC_INLINE void
@@ -361,6 +379,23 @@ att_part_merge(const Att a, AttPart *to, const AttPart *from)
 	for (int g = 0; g < att_hb(a); g++)
 		att_merge(a.v_dim, &to->m[g], &to->l[g], to->o + g * att_vs(a), from->m[g], from->l[g], from->o + g * att_vs(a));
 }
+
+#if defined(LLMC_TILES)
+/* What a unit has in parts, from work on; returned: what comes behind, a row of zeros first */
+LLMC_INLINE float *
+att_amx_unit(const Att a, AttUnit *u, float *work)
+{
+	const int steps = att_amx_steps(a.dim);
+
+	u->queries = (uint8_t *)work;
+	u->weights = u->queries + steps * 2 * AMX_TILE;
+	u->keys = u->weights + ATT_AMX_P;
+	u->values = u->keys + att_amx_key_bytes(a) / ATT_PAGES;
+	work = (float *)(void *)(u->values + 2 * att_amx_value_tile(a));
+	memset(work, 0, (size_t)(steps * 32) * sizeof *work);
+	return work;
+}
+#endif
 
 /* unit: 0 .. att_units of row `row`; work: ATT_WORK floats, 64-byte aligned */
 LLMC_INLINE void
@@ -381,6 +416,13 @@ att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, con
 		u->n_head = hb;
 	u->range = att_range(a, s, u->seq, u->pos);
 	u->shift = split_shift(ATT_SPLIT, u->range);
+#if defined(LLMC_TILES)
+	float *padded = work;
+	if (att_tiled(a)) {
+		padded = att_amx_unit(a, u, work);
+		work = padded + att_amx_steps(a.dim) * 32;
+	}
+#endif
 	u->scores = work;
 	u->chunk.o = work + hb * ATT_CHUNK;
 	u->span.o = u->chunk.o + part;
@@ -393,6 +435,12 @@ att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, con
 		const float *from = q + ((size_t)row * (size_t)a.heads + (size_t)h) * (size_t)a.dim;
 		att_query(a, u->q + g * a.dim, from);
 		kv_query_sums(a.kv.k, a.dim, u->q + g * a.dim, u->sums + g * kv_groups(a.kv.k, a.dim), 1);
+#if defined(LLMC_TILES)
+		if (att_tiled(a)) {
+			memcpy(padded, u->q + g * a.dim, (size_t)a.dim * sizeof *padded);
+			att_amx_query(a, padded, g, u->queries);
+		}
+#endif
 		u->slope[g] = a.alibi > 0 ? att_slope(a, h) : 0;
 	}
 	att_part_clear(&u->sum);
@@ -410,12 +458,12 @@ att_page_v(const Att a, const AttUnit *u, int page)
 	return kv_v(a.kv, kv_page(u->s, u->pool, a.kv.page_bytes, u->seq, page), u->kv_head);
 }
 
-/* A plane to ask memory for while plane i of a chunk is read, K of its n pages, then V of them. Quantised planes are read faster than memory answers, so it is
- * one further on. */
+/* A plane to ask memory for while plane i of a chunk is read, K of its n pages, then V of them. Quantised planes, and those that become tiles, are read
+ * faster than memory answers, so it is one further on. */
 LLMC_INLINE const char *
 att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const *v, int n, int i, int page)
 {
-	i += kv_plain(a.kv.k) ? 1 : ATT_AHEAD;
+	i += kv_plain(a.kv.k) && !att_tiled(a) ? 1 : ATT_AHEAD;
 	if (i < 2 * n)
 		return i < n ? k[i] : v[i - n];
 	page += i - n; /* of the next chunk */
@@ -438,6 +486,20 @@ att_chunk(const Att a, const AttUnit *u, int chunk, AttPart *out)
 		k[p] = att_page_k(a, u, base + p);
 		v[p0 + p] = att_page_v(a, u, base + p);
 	}
+#if defined(LLMC_TILES)
+	if (att_tiled(a)) {
+		const char *soon[ATT_PAGES];
+		for (int p = 0; p < n; p++) {
+			soon[p] = att_ahead(a, u, k, v + p0, n, p, base);
+			ahead[p0 + p] = att_ahead(a, u, k, v + p0, n, n + p, base);
+		}
+		att_amx_row_scores(a, u->queries, k, soon, n, u->keys, s + p0 * KV_PAGE);
+		for (int g = 0; g < hb; g++)
+			att_amx_softmax(a, s + g * ATT_CHUNK, p0, p0 + n, pos0, lo, hi, u->pos, u->slope[g], u->weights, g, &out->m[g], &out->l[g]);
+		att_amx_row_sums(a, u->weights, v, ahead, p0, p0 + n, hi - p0 * KV_PAGE, u->values, out->o);
+		return;
+	}
+#endif
 	for (int p = 0; p < n; p++) {
 		const char *next = att_ahead(a, u, k, v + p0, n, p, base);
 		float *to = s + (p0 + p) * KV_PAGE;
@@ -467,10 +529,18 @@ att_span(const Att a, AttUnit *u, int span)
 	SplitChunks c = split_chunks(ATT_SPLIT, u->range, u->shift, span);
 
 	att_part_clear(&u->span);
+#if defined(LLMC_TILES)
+	if (att_tiled(a))
+		amx_begin(att_hb(a), 64);
+#endif
 	for (; c.first <= c.last; c.first++) {
 		att_chunk(a, u, c.first, &u->chunk);
 		att_part_merge(a, &u->span, &u->chunk);
 	}
+#if defined(LLMC_TILES)
+	if (att_tiled(a))
+		amx_end();
+#endif
 }
 
 LLMC_INLINE void

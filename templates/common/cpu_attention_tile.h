@@ -22,6 +22,10 @@ enum {
 LLMC_INLINE int
 att_tile_tokens(const Att a)
 {
+#if defined(LLMC_TILES)
+	if (att_tiled(a))
+		return ATT_AMX_R / att_hb(a);
+#endif
 	return ATT_TILE_R / att_hb(a);
 }
 
@@ -212,11 +216,177 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		        att_sink(sink ? sink + head + r % nh : NULL, t->m[r], t->l[r]));
 }
 
+#if defined(LLMC_TILES)
+/* What a tile on tile registers works in: cpu_attention_amx.h. Rows are tokens by heads, row r is token r / nh */
+typedef struct AttAmx {
+	uint8_t *q, *keys, *values, *p;
+	float   *s, *oc, *os, *o;                /* [32][128], [32][vs], [row][vs] twice */
+	_Alignas(64) float mc[2 * ATT_AMX_B], lc[2 * ATT_AMX_B], ms[ATT_AMX_R], ls[ATT_AMX_R], m[ATT_AMX_R], l[ATT_AMX_R];
+	float slope[ATT_MOST_HB];
+	SplitRange range[ATT_AMX_R];             /* of a token */
+	int   shift[ATT_AMX_R], pos[ATT_AMX_R];
+	const char *next[2 * ATT_PAGES];         /* planes of keys, and of values, of the chunk after this one, */
+	int   n_next, asked;                     /* pages of it; lines that memory has been asked for */
+} AttAmx;
+
+/* Asks memory for n lines of the next chunk */
+LLMC_INLINE void
+att_amx_ahead(const Att a, AttAmx *t, int n)
+{
+	const int k = (int)kv_plane(a.kv.k, a.dim) / 64, v = (int)kv_plane(a.kv.v, a.v_dim) / 64;
+
+	for (; n > 0 && t->asked < t->n_next * (k + v); n--, t->asked++) {
+		const int page = t->asked / (k + v), line = t->asked % (k + v);
+		__builtin_prefetch(line < k ? t->next[2 * page] + line * 64 : t->next[2 * page + 1] + (line - k) * 64, 0, 2);
+	}
+}
+
+/* Rows [r0, r0 + 16) after a chunk, whose sums are oc, mc, lc: to their spans, and these, where they end, to the rows */
+LLMC_INLINE void
+att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, const float *mc, const float *lc, const float *oc)
+{
+	const int vs = att_vs(a);
+	_Alignas(64) float alone[ATT_AMX_B], some[ATT_AMX_B], ended[ATT_AMX_B];
+	int n_alone = 0, n_some = 0, n_end = 0;
+
+	for (int r = 0; r < ATT_AMX_B; r++) {
+		const int i = (r0 + r < n_row ? r0 + r : 0) / nh, mask = (1 << t->shift[i]) - 1, add = lc[r] != 0;
+		const int end = add && mask && ((chunk & mask) == mask || chunk == (t->range[i].hi - 1) / ATT_CHUNK);
+		alone[r] = mask ? 0 : lc[r];
+		some[r] = mask ? lc[r] : 0;
+		ended[r] = end;
+		n_alone += add && !mask;
+		n_some += add && mask;
+		n_end += end;
+	}
+	if (n_alone) /* a span is a chunk */
+		att_amx_merge(vs, t->m + r0, t->l + r0, t->o + r0 * vs, mc, alone, oc);
+	if (n_some)
+		att_amx_merge(vs, t->ms + r0, t->ls + r0, t->os + r0 * vs, mc, some, oc);
+	if (!n_end)
+		return;
+	for (int r = 0; r < ATT_AMX_B; r++)
+		ended[r] = ended[r] != 0 ? t->ls[r0 + r] : 0;
+	att_amx_merge(vs, t->m + r0, t->l + r0, t->o + r0 * vs, t->ms + r0, ended, t->os + r0 * vs);
+	for (int r = 0; r < ATT_AMX_B; r++)
+		t->ls[r0 + r] = ended[r] != 0 ? 0 : t->ls[r0 + r];
+}
+
+/* One or two blocks of rows from r0 on with a chunk; ahead: lines of the next one that a row asks for */
+LLMC_INLINE void
+att_amx_blocks(const Att a, AttAmx *t, const int two, int chunk, int n_row, int nh, int r0, int ahead)
+{
+	const int vs = att_vs(a), pos0 = chunk * ATT_CHUNK, rows = (two + 1) * ATT_AMX_B, end = r0 + rows < n_row ? r0 + rows : n_row;
+	int lo = t->range[r0 / nh].lo - pos0, hi = t->range[(end - 1) / nh].hi - pos0;
+
+	if (hi <= 0 || lo >= ATT_CHUNK)
+		return;
+	const int first = lo > 0 ? lo / KV_PAGE : 0, last = hi < ATT_CHUNK ? (hi + KV_PAGE - 1) / KV_PAGE : ATT_PAGES;
+	att_amx_scores(a, two, t->q + r0 / ATT_AMX_B * att_amx_steps(a.dim) * 2 * AMX_TILE, t->keys, first, last, t->s);
+	for (int r = 0; r < rows; r++) {
+		const int i = r0 + r < n_row ? (r0 + r) / nh : 0;
+		uint8_t *p = t->p + r / ATT_AMX_B * ATT_AMX_P;
+		lo = t->range[i].lo > pos0 ? t->range[i].lo - pos0 : 0;
+		hi = t->range[i].hi < pos0 + ATT_CHUNK ? t->range[i].hi - pos0 : ATT_CHUNK;
+		t->mc[r] = t->lc[r] = 0;
+		if (r0 + r < n_row && lo < hi)
+			att_amx_softmax(a, t->s + r * ATT_CHUNK, first, last, pos0, lo, hi, t->pos[i], t->slope[(r0 + r) % nh], p, r % ATT_AMX_B,
+			                &t->mc[r], &t->lc[r]);
+		else
+			att_amx_unseen(first, last, p, r % ATT_AMX_B);
+		att_amx_ahead(a, t, ahead);
+	}
+	att_amx_sums(a, two, t->p, t->values, first, last, t->oc);
+	for (int b = 0; b <= two; b++)
+		att_amx_close(a, t, chunk, n_row, nh, r0 + b * ATT_AMX_B, t->mc + b * ATT_AMX_B, t->lc + b * ATT_AMX_B, t->oc + b * ATT_AMX_B * vs);
+}
+
+/* As att_tile */
+LLMC_INLINE void
+att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
+{
+	const int hb = att_hb(a), vs = att_vs(a), group = att_group(a), steps = att_amx_steps(a.dim);
+	const int kv_head = unit / att_blocks(a), head = kv_head * group + unit % att_blocks(a) * hb;
+	const int nh = (kv_head + 1) * group - head < hb ? (kv_head + 1) * group - head : hb;
+	const int n_row = n * nh, n_block = (n_row + ATT_AMX_B - 1) / ATT_AMX_B;
+	const int ahead = (int)(kv_plane(a.kv.k, a.dim) + kv_plane(a.kv.v, a.v_dim)) / 64 * ATT_PAGES / (n_block * ATT_AMX_B) + 1;
+	AttAmx tile, *const t = &tile;
+	int lo = s->pos[row0], hi = 0;
+
+	t->q = (uint8_t *)work;
+	t->keys = t->q + ATT_AMX_R / ATT_AMX_B * steps * 2 * AMX_TILE;
+	t->values = t->keys + att_amx_key_bytes(a);
+	t->p = t->values + vs / VL * att_amx_value_tile(a);
+	t->s = (float *)(void *)(t->p + 2 * ATT_AMX_P);
+	t->oc = t->s + 2 * ATT_AMX_B * ATT_CHUNK;
+	t->os = t->oc + 2 * ATT_AMX_B * vs;
+	t->o = t->os + ATT_AMX_R * vs;
+	float *row = t->o + ATT_AMX_R * vs;
+	memset(t->l, 0, sizeof t->l);
+	memset(t->ls, 0, sizeof t->ls);
+	memset(t->m, 0, sizeof t->m);
+	memset(t->ms, 0, sizeof t->ms);
+	for (int i = 0; i < n; i++) {
+		t->pos[i] = s->pos[row0 + i];
+		t->range[i] = att_range(a, s, seq, t->pos[i]);
+		t->shift[i] = split_shift(ATT_SPLIT, t->range[i]);
+		lo = t->range[i].lo < lo ? t->range[i].lo : lo;
+		hi = t->range[i].hi > hi ? t->range[i].hi : hi;
+	}
+	memset(row, 0, (size_t)(steps * 32) * sizeof *row);
+	for (int r = 0; r < n_block * ATT_AMX_B; r++) {
+		if (r < n_row)
+			att_query(a, row, q + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.dim);
+		att_amx_query(a, row, r % ATT_AMX_B, t->q + r / ATT_AMX_B * steps * 2 * AMX_TILE);
+	}
+	for (int g = 0; g < nh; g++)
+		t->slope[g] = a.alibi > 0 ? att_slope(a, head + g) : 0;
+
+	amx_begin(ATT_AMX_B, 64);
+	for (int chunk = lo / ATT_CHUNK; chunk * ATT_CHUNK < hi; chunk++) {
+		const int pos0 = chunk * ATT_CHUNK, j0 = lo > pos0 ? lo - pos0 : 0, j1 = hi < pos0 + ATT_CHUNK ? hi - pos0 : ATT_CHUNK;
+		int b = 0;
+
+		for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
+			char *page = kv_page(s, pool, a.kv.page_bytes, seq, chunk * ATT_PAGES + p);
+			att_amx_keys(a, kv_k(a.kv, page, kv_head), NULL, t->keys + p * (att_amx_key_bytes(a) / ATT_PAGES));
+			att_amx_values(a, kv_v(a.kv, page, kv_head), NULL, j1 - p * KV_PAGE, p, 0, a.v_dim, t->values);
+		}
+		t->n_next = t->asked = 0;
+		for (int p = 0; p < ATT_PAGES && pos0 + ATT_CHUNK + p * KV_PAGE < hi; p++, t->n_next++) {
+			char *page = kv_page(s, pool, a.kv.page_bytes, seq, (chunk + 1) * ATT_PAGES + p);
+			t->next[2 * p] = kv_k(a.kv, page, kv_head);
+			t->next[2 * p + 1] = kv_v(a.kv, page, kv_head);
+		}
+		for (; b + 2 <= n_block; b += 2)
+			att_amx_blocks(a, t, 1, chunk, n_row, nh, b * ATT_AMX_B, ahead);
+		if (b < n_block)
+			att_amx_blocks(a, t, 0, chunk, n_row, nh, b * ATT_AMX_B, ahead);
+	}
+	amx_end();
+	for (int r = 0; r < n_row; r++)
+		att_put(a, y + ((size_t)(row0 + r / nh) * (size_t)a.heads + (size_t)(head + r % nh)) * (size_t)a.v_dim, t->o + r * vs,
+		        att_sink(sink ? sink + head + r % nh : NULL, t->m[r], t->l[r]));
+}
+#endif
+
+LLMC_INLINE void
+att_any_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
+{
+#if defined(LLMC_TILES)
+	if (att_tiled(a)) {
+		att_amx_tile(a, work, s, pool, q, sink, y, seq, row0, n, unit);
+		return;
+	}
+#endif
+	att_tile(a, work, s, pool, q, sink, y, seq, row0, n, unit);
+}
+
 #define ATTENTION_TILE(name)                                                                                                             \
 	static __attribute__((noinline, unused)) void name##_run_tile(float *work, const llmc_step *s, const void *pool, const float *q, \
 	                                                              const float *sink, float *y, int seq, int row0, int n, int unit)   \
 	{                                                                                                                                \
-		att_tile(name(), work, s, pool, q, sink, y, seq, row0, n, unit);                                                         \
+		att_any_tile(name(), work, s, pool, q, sink, y, seq, row0, n, unit);                                              \
 	}
 
 #endif

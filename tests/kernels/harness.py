@@ -121,7 +121,7 @@ class Kernel:
         """Zeroed, as the runtime hands it out the first time."""
         syms = dict(n_part=n_parts, n_tok=step.n_tok, n_seq=step.n_seq, n_out=step.n_out)
         types = {"f32": np.float32, "i32": np.int32, "u8": np.uint8}
-        return [np.zeros(E.elems(a["extent"], syms), dtype=types[a["type"]]) for a in self.scratch_decl]
+        return [aligned(E.elems(a["extent"], syms), types[a["type"]], 0) for a in self.scratch_decl]
 
     def call(self, step, args, n_parts=1, order=None, threads=False, scratch=None):
         """args: numpy arrays, None or addresses, as in the head; parts one after the other in `order`, or as threads."""

@@ -1,0 +1,84 @@
+/* The tile registers of AMX and what works on them: products of matrices (cpu_amx.h) and attention (cpu_attention_amx.h).
+ *
+ * A register has up to 16 rows of 64 bytes. C += A B: rows of A are rows of C, and B has pairs of bf16 (fours of int8) of 16 columns in each of its rows. The
+ * process has the system's permission before a kernel runs (runtime/cpu/isa.c). */
+#ifndef LLMC_CPU_AMX_REGS_H
+#define LLMC_CPU_AMX_REGS_H
+
+#include "common/cpu_math.h"
+
+#if defined(LLMC_TILES)
+enum { AMX_TILE = 1024 }; /* bytes of a register */
+
+typedef struct amx_config {
+	uint8_t  palette, start, none[14];
+	uint16_t bytes[16];             /* of a row of each register */
+	uint8_t  rows[16];
+} amx_config;
+
+#define AMX_LOAD(r, p, stride) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride)) : "memory")
+/* past the nearest cache: what is met once, beside what is met again and again */
+#define AMX_PASS(r, p, stride) __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride)) : "memory")
+#define AMX_STORE(r, p, stride) __asm__ volatile("tilestored %%tmm" #r ", (%0,%1,1)" ::"r"(p), "r"((int64_t)(stride)) : "memory")
+#define AMX_ZERO(r) __asm__ volatile("tilezero %tmm" #r)
+#define AMX_INT8(c, a, b) __asm__ volatile("tdpbssd %tmm" #b ", %tmm" #a ", %tmm" #c)
+#define AMX_BF16(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
+
+/* Registers 0 to 3: results; 4, 5: activations; 6, 7: weights. columns: bytes of a row of A */
+LLMC_INLINE void
+amx_begin(int tokens, int columns)
+{
+	_Alignas(64) amx_config c = { .palette = 1 };
+
+	for (int r = 0; r < 8; r++) {
+		c.rows[r] = (uint8_t)(r < 6 ? tokens : columns / 4);
+		c.bytes[r] = (uint16_t)(r == 4 || r == 5 ? columns : 64);
+	}
+	__asm__ volatile("ldtilecfg %0" ::"m"(c));
+}
+
+LLMC_INLINE void
+amx_end(void)
+{
+	__asm__ volatile("tilerelease");
+}
+
+/* --- two columns as bf16, side by side in each lane: x below, y above ------------------------------------------------------- */
+typedef uint32_t amx_bits __attribute__((vector_size(64), may_alias));
+
+/* cut */
+LLMC_INLINE vi
+amx_two(vi x, vi y)
+{
+	return (vi)_mm512_ternarylogic_epi32((__m512i)y, (__m512i)vi_set1((int32_t)0xffff0000), (__m512i)((amx_bits)x >> 16), 0xea);
+}
+
+/* the part of x that bf16 holds, cut: exact for halves, whose rest it holds as well */
+LLMC_INLINE vf
+amx_cut(vf x)
+{
+	return (vf)((vi)x & vi_set1((int32_t)0xffff0000));
+}
+
+/* `parts` of x and y to tiles, a part each: what is exactly so many (bf16 one, f16 two) */
+LLMC_INLINE void
+amx_put_exact(const int parts, vf x, vf y, uint8_t *to)
+{
+	*(vi *)(void *)to = amx_two((vi)x, (vi)y);
+	if (parts == 2)
+		*(vi *)(void *)(to + AMX_TILE) = amx_two((vi)(x - amx_cut(x)), (vi)(y - amx_cut(y)));
+}
+
+/* x and y in two parts, each rounded to nearest: relative error 2^-17 */
+LLMC_INLINE void
+amx_put_rounded(vf x, vf y, uint8_t *to)
+{
+	const vi half = vi_set1(0x8000);
+	const vi hx = (vi)x + half, hy = (vi)y + half;
+
+	*(vi *)(void *)to = amx_two(hx, hy);
+	*(vi *)(void *)(to + AMX_TILE) = amx_two((vi)(x - amx_cut((vf)hx)) + half, (vi)(y - amx_cut((vf)hy)) + half);
+}
+#endif
+
+#endif
