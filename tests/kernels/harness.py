@@ -77,7 +77,7 @@ def expand(template, target, params):
 
 @functools.cache
 def vectors():
-    return quick_cc.include([*FLAGS, *WARN], {t: [*ARCH[t], "-O1"] for t in [*TARGETS, *MORE] if t != "generic"})
+    return quick_cc.include([*FLAGS, *WARN], {t: ARCH[t] for t in [*TARGETS, *MORE] if t != "generic"})
 
 
 _headers = None
