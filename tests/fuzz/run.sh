@@ -69,6 +69,7 @@ for name; do
 	plan | spec | scheme) runs=1000 ;;
 	yaml) runs=2500 ;;
 	kernel | template | tokenizer | grammar) runs=10000 ;;
+	calls) runs=800 ;;
 	http) runs=20000 ;;
 	*) runs=50000 ;;
 	esac

@@ -1,6 +1,7 @@
 """Ten minutes (or so many seconds as the first argument says) of every kind of client against one server on a tiny
-model: whole answers, streams, n, TGI, clients that leave, nonsense. At the end nothing may be left in the engine and
-memory must be where it was after the first tenth.
+model, an adapter as a second one, and guesses ahead: whole answers, streams, n, TGI, the other dialects, constraints,
+calls of tools, clients that leave, nonsense. At the end nothing may be left in the engine and memory must be where it was
+after the first tenth; what a constraint holds must fit it.
 
     venv/bin/python tests/serve/soak.py [SECONDS] [CLIENTS]
 """
@@ -8,6 +9,7 @@ import json
 import os
 import random
 import signal
+import struct
 import sys
 import tempfile
 import threading
@@ -23,6 +25,60 @@ def rss(pid):
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 6}, "b": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["a", "b"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}, {"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def fits(text):
+    v = json.loads(text)
+    return set(v) == {"a", "b"} and len(v["a"]) <= 6 and 1 <= v["b"] <= 9
+
+
+def held(server, r, prompt):
+    """A request whose answer a grammar holds, in one of the dialects; its status, or what is wrong with it"""
+    messages = [{"role": "user", "content": prompt}]
+    model = r.choice(["tiny", "low"])
+    common = {"model": model, "temperature": r.choice([0, 1]), "stream": r.random() < 0.3, "speculate": r.choice([0, 15])}
+    kind = r.randrange(6)
+    if kind == 0:
+        a = server.post("/v1/chat/completions", {**common, "messages": messages, "max_tokens": 100, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}})
+        texts = [c["message"]["content"] for c in a.json()["choices"] if c["finish_reason"] == "stop"] if a.status == 200 and not common["stream"] else []
+        return a.status if all(map(fits, texts)) else f"not of its schema: {texts}"
+    if kind == 1:
+        a = server.post("/v1/chat/completions", {**common, "messages": messages, "max_tokens": 120, "tools": TOOLS, "tool_choice": r.choice(["auto", "required", {"type": "function", "function": {"name": "f"}}])})
+        calls = [t["function"] for c in a.json()["choices"] if c["finish_reason"] == "tool_calls" for t in c["message"]["tool_calls"]] if a.status == 200 and not common["stream"] else []
+        return a.status if all(c["name"] == "g" or fits(c["arguments"]) for c in calls) else f"not of its tool: {calls}"
+    if kind == 2:  # a schema that is new each time: it is compiled, and the oldest is dropped
+        a = server.post("/v1/completions", {**common, "prompt": prompt, "max_tokens": 20, "guided_json": {"const": prompt}})
+    elif kind == 3:
+        a = server.post("/v1/responses", {"model": model, "input": prompt, "max_output_tokens": 60, "stream": common["stream"], "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}})
+    elif kind == 4:
+        a = server.post("/v1/messages", {"model": model, "max_tokens": 60, "stream": common["stream"], "messages": messages, "tools": [{"name": "f", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}})
+    else:
+        a = server.post("/api/chat", {"model": model, "messages": messages, "format": SCHEMA, "stream": common["stream"], "options": {"num_predict": 40}})
+    return a.status
+
+
+def adapter(folder, model):
+    """A small adapter of the first layers' projections, as PEFT writes it"""
+    os.makedirs(folder)
+    with open(os.path.join(model, "config.json")) as f:
+        hidden = json.load(f)["hidden_size"]
+    data, head, at = b"", {}, 0
+    r = random.Random(1)
+    for name, shape in (("A", [4, hidden]), ("B", [hidden, 4])):
+        raw = struct.pack(f"<{shape[0] * shape[1]}f", *(r.uniform(-0.05, 0.05) for _ in range(shape[0] * shape[1])))
+        head[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(raw)]}
+        data += raw
+        at += len(raw)
+    text = json.dumps(head).encode()
+    with open(os.path.join(folder, "adapter_model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+        json.dump({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}, f)
+    return folder
+
+
 def client(server, seed, stop, counts):
     r = random.Random(seed)
     while not stop.is_set():
@@ -33,7 +89,10 @@ def client(server, seed, stop, counts):
                 "temperature": r.choice([0, 1]), "stop": r.choice([None, ["lo"]]), "logprobs": r.choice([None, 2]), "echo": r.random() < 0.2}
         kind = r.random()
         try:
-            if kind < 0.6:
+            status = None
+            if kind < 0.25:
+                a, status = None, held(server, r, prompt)
+            elif kind < 0.6:
                 a = server.post("/v1/completions", body)
             elif kind < 0.75:
                 a = server.post(r.choice(["/generate", "/generate_stream"]), {"inputs": prompt, "parameters": {"max_new_tokens": 20, "details": True}})
@@ -56,7 +115,7 @@ def client(server, seed, stop, counts):
                             pass
                 status = "left"
                 a = None
-            status = a.status if a else "left"
+            status = status or (a.status if a else "left")
         except OSError as e:
             status = type(e).__name__
         with counts["lock"]:
@@ -67,9 +126,9 @@ def main():
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 600
     n = int(sys.argv[2]) if len(sys.argv) > 2 else 12
     with tempfile.TemporaryDirectory() as tmp:
-        folder = tiny_model.build(os.path.join(tmp, "tiny"))
-        with Server([os.path.join(BUILD, "llmc"), "serve", folder, "--port", "0", "--arch", "generic", "-t", "1", "--seqs", "8", "--kv-tokens", "512",
-                     "--body-timeout", "2", "--quiet"], log=os.path.join(tmp, "log")) as s:
+        folder = tiny_model.build(os.path.join(tmp, "tiny"), context=1024)
+        with Server([os.path.join(BUILD, "llmc"), "serve", folder, "--port", "0", "--arch", "generic", "-t", "1", "--seqs", "8", "--kv-tokens", "1536",
+                     "--body-timeout", "2", "--quiet", "--model-name", "tiny", "--lora", "low=" + adapter(os.path.join(tmp, "adapter"), folder)], log=os.path.join(tmp, "log")) as s:
             stop, counts = threading.Event(), {"lock": threading.Lock()}
             threads = [threading.Thread(target=client, args=(s, i, stop, counts)) for i in range(n)]
             start = time.monotonic()
