@@ -526,6 +526,13 @@ case("falcon_h1-norm", "falcon_h1", FALCON_H1, mamba_rms_norm=True, mamba_norm_b
      mamba_conv_bias=False, mlp_bias=True, num_key_value_heads=6, mlp_multipliers=..., ssm_multipliers=..., ssm_in_multiplier=...)
 case("falcon_h1-modern-bf16", "falcon_h1", FALCON_H1, modern=True, dtype="bf16", mamba_rms_norm=True, tie_word_embeddings=True, num_key_value_heads=1, mamba_n_groups=5)
 
+MAMBA2 = dict(vocab_size=131, hidden_size=60, num_hidden_layers=3, num_heads=12, head_dim=10, state_size=20, expand=2, conv_kernel=4, n_groups=2, use_bias=False, use_conv_bias=True,
+              hidden_act="silu", layer_norm_epsilon=1e-2, chunk_size=8, tie_word_embeddings=False, torch_dtype="float32", **EOS)
+case("mamba2-plain", "mamba2", MAMBA2)
+case("mamba2-bias", "mamba2", MAMBA2, use_bias=True, use_conv_bias=False, n_groups=1, num_heads=4, head_dim=30, state_size=33, conv_kernel=3, tie_word_embeddings=True,
+     time_step_limit=[0.3, 0.9])
+case("mamba2-modern-bf16", "mamba2", MAMBA2, modern=True, dtype="bf16", n_groups=6, state_size=7)
+
 
 # --- heads by the kind of layer, keys that are values, layers that share them, per-layer embeddings, experts beside a dense feed-forward
 GEMMA4 = dict(vocab_size=149, hidden_size=60, intermediate_size=84, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=3, head_dim=12, global_head_dim=20,
