@@ -8,6 +8,8 @@ import sys
 import pytest
 import yaml
 
+from golden_run import weights
+
 LLAMA = dict(model_type="llama", vocab_size=40, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=3,
              num_key_value_heads=1, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False, hidden_act="silu",
              torch_dtype="float32", eos_token_id=2, bos_token_id=1)
@@ -173,6 +175,14 @@ def test_unknown_keys_are_refused_and_null_ones_are_not(llmc, tmp_path):
     said = "unsloth_version", "neftune_noise_alpha", "temperature", "do_sample", "router_aux_loss_coef", "initializer_factor"
     described(llmc, folder(tmp_path / "o", LLAMA | {k: 1 for k in said}))
     assert not llmc.err
+
+
+@pytest.mark.parametrize("case", ["lfm2-plain", "lfm2-modern-bf16"])
+def test_a_width_that_is_rounded_up(case, llmc, tmp_path):
+    """LFM2 says its feed-forward's width by a rule; the tensors have it."""
+    g = weights.Golden(case)
+    d = described(llmc, folder(tmp_path / "m", g.config))
+    assert d["ffn"]["width"] == g.tensors["model.layers.0.feed_forward.w1.weight"][0]
 
 
 def test_layers_behind_the_last_are_left_out(llmc, tmp_path):
