@@ -84,10 +84,10 @@ smollm2: ## fetch the demo model (92 MB) into the cache and print its path
 demo: ## install, build, fetch SmolLM2, compile it and let it answer
 	@tools/demo.sh
 
-check: ## the whole test suite
+check: ## the test suite: of wide sweeps a sample, twenty minutes on two cores
 	@tools/check.sh
 
-check-all: ## the same, with memory failing at every allocation and kernels in every type, not samples of them
+check-all: ## the same with every case: memory failing at each allocation, kernels in each type, goldens on each target
 	@LLMC_CHECK_ALL=1 tools/check.sh
 
 san: ## unit and end-to-end tests under ASan and UBSan

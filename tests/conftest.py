@@ -31,7 +31,8 @@ def pytest_configure(config):
 
 
 def sampled(items, n):
-    """n of a test's cases, always the same ones: first those that show most values of parameters that no chosen one has."""
+    """What `make check` runs of a sweep; `make check-all` adds its other cases: types that share the traits of those that are here, instruction sets and
+    GPUs whose kernels differ in width, families that combine the same ops. n of a test's cases, always the same ones: first those that show most values of parameters that no chosen one has."""
     left = {i: {f"{k}={v!r}" for k, v in i.callspec.params.items()} for i in sorted(items, key=lambda i: hashlib.sha256(i.name.encode()).digest())}
     seen, chosen = set(), []
     while left and len(chosen) < n:

@@ -513,7 +513,7 @@ def not_here(arch):
         pytest.skip(f"for {arch}")
 
 
-def submit(arch, mode, seed, sms, job, timeout=100):
+def submit(arch, mode, seed, sms, job, timeout=600):
     if REAL:
         timeout = min(timeout, 30)  # most of it is compiling
         not_here(arch)
@@ -585,7 +585,7 @@ class Kernel:
         self.maps = [(m["arg"], m["cols"], tuple(m["box"]), m["swizzle"]) for m in k["map"]]
         self.args, self.scratch = ([a for a in k["arg"] if (a["dir"] == "scratch") == want] for want in (False, True))
 
-    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=100, path="own", early=None, rounds=1):
+    def run(self, step, args, mode="fast", seed=0, sms=4, bucket=0, repeat=None, timeout=600, path="own", early=None, rounds=1):
         args, place = E.complete(args, self.args)
         syms = {k: max(v, bucket) for k, v in step.n.items()}
         syms.update(n_pre=syms["n_tok"], n_sm=sms, n_part=1)

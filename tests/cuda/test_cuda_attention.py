@@ -54,7 +54,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("gqa", "odd", "prefix", "bf16")])
 def test_portable(name, mode, seed):
     """Rows of every kind in one step: decode rows, and pieces of prompts."""
@@ -100,7 +100,7 @@ def decode_tests():
                     yield template, arch, name, mode, seed
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("template,arch,name,mode,seed", list(decode_tests()))
 def test_decode(template, arch, name, mode, seed):
     """One row a sequence, on grids that cut them differently."""
@@ -182,6 +182,7 @@ def test_appends_to_a_large_pool():
     assert np.array_equal(got, pool.pages)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mode,seed", H.RUNS)
 @pytest.mark.parametrize("kv,dim,v_dim", [("f16", 64, 64), ("bf16", 20, 12), ("f32", 7, 9)])
 def test_kv_append(kv, dim, v_dim, mode, seed):
@@ -235,7 +236,7 @@ def angles(rng, n, dims):
     return np.concatenate([np.cos(a), np.sin(a)], 1).astype(np.float32)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mode,seed", H.RUNS)
 @pytest.mark.parametrize("style", ["half", "interleaved"])
 @pytest.mark.parametrize("heads,dim,first,dims", [(3, 64, 0, 64), (2, 80, 0, 32), (5, 24, 16, 8), (1, 7, 2, 4)])

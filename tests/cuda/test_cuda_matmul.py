@@ -43,7 +43,7 @@ def rows(rng, n, cols):
     return rng.standard_normal((n, cols)).astype(np.float32) * np.exp(rng.standard_normal((n, 1))).astype(np.float32)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", *H.BLOCK, *H.FP4, *(H.CODE if H.EVERY else ("q2_k", "iq3_s")), "u4_128_f32", "u8_32", "f8_32", "nf4_64", "u3_128", "m4_64"])
 def test_matmul(dtype):
     cols, n_rows, n = columns(dtype), 37, 11

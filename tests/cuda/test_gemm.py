@@ -90,6 +90,7 @@ def matmul(arch, runs, rows, cols, dtype, bias=True):
         close(y, want[:n])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("arch, rows, cols, ns, dtype", [
     ("sm_80", 97, 72, (1, 16, 17, 65), "bf16"), ("sm_80", 300, 160, (3, 130, 257), "bf16"), ("sm_80", 1030, 64, (40, 129), "f16"),
     ("sm_100a", 300, 168, (1, 17, 130, 257), "bf16"), ("sm_120a", 1030, 232, (5, 65, 129), "f16")])
@@ -102,7 +103,7 @@ def test_matmul_checked(arch, dtype):
     matmul(arch, [(n, "check", 2) for n in (3, 33, 130)], 520, 72, dtype, False)
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", [*H.BLOCK, *H.FP4, *(H.CODE if H.EVERY else ("q2_k", "iq4_nl", "iq3_s")), "u4_32_f32", "u4_128", "u8_128_f32", "f8_32", "nf4_64", "fp4_32", "u2_32", "u3_128", "m4_64"])
 def test_matmul_of_blocks(dtype):
     cols = 512 if H.super_block(dtype) else 256 if "_128" in dtype else 192 if "_64" in dtype or dtype == "nvfp4" else 224
@@ -137,6 +138,7 @@ def test_norm_matmul(kind, plus_one, dtype, arch):
         close(y, rounded(norm(c.x, kind, nw, nb, plus_one), dtype) @ w.T + b, 2e-3)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype, rows, ns, arch", [
     ("bf16", 263, (6, 50, 130), "sm_80"), ("q4_k", 520, (6, 40, 130), "sm_80"), ("bf16", 263, (6, 50, 130), "sm_100a"),
     ("f16", 263, (6, 50, 130), "sm_120a")])
@@ -163,6 +165,7 @@ def test_act(arch):
     close(y, gelu_tanh(rounded(norm(c.x, "layer", nw, nb), "bf16") @ w.T + b), 5e-3)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("n_out, cap, arch", [(0, 0.0, "sm_80"), (3, 0.0, "sm_80"), (20, 30.0, "sm_80"), (3, 0.0, "sm_120a"), (0, 0.0, "sm_120a")])
 def test_head(n_out, cap, arch):
     rows, cols, n = 211, 64, 24
@@ -219,6 +222,7 @@ def test_qkv(style, qn, kv_dtype):
                 close(values[p, part, :, pos[t] % H.PAGE].astype(np.float64), raw[t, heads + part * kv:heads + (part + 1) * kv], 1e-2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype, rows, cols, arch", [
     ("bf16", 300, 160, "sm_80"), ("q5_0", 520, 224, "sm_80"), ("q6_k", 1030, 512, "sm_80"), ("bf16", 300, 168, "sm_100a")])  # built by other tests, too
 def test_rows_do_not_depend_on_company(dtype, rows, cols, arch):

@@ -16,6 +16,10 @@ OPS = {  # of a decode step, in the order of the plan
 }
 
 
+# make check leaves out the figures of latent attention: their kernels take as long as all others together
+MODELS = [m for m in OPS if H.EVERY or m != "rehearsal-mla"]
+
+
 def rows_of(r, model):
     return {(x["test"], x["batch"], x["depth"]): x for x in r["figures"]["llmc"] if x["model"] == model and not x.get("way")}
 
@@ -25,7 +29,7 @@ def check():
     H._emulator()
     H.subprocess.run(["make", "--no-print-directory", "-s", "-f", "emu/emu.mk", f"BUILD={H.BUILD}", f"{H.BUILD}/emu/t_sm90"], cwd=H.ROOT, check=True)
 
-    def run(out, *args, code=0, timeout=560):
+    def run(out, *args, code=0, timeout=1800):
         p = subprocess.run([sys.executable, str(H.ROOT / "tests/gpu/gpu_check.py"), "--rehearse", "--out", str(out), *map(str, args)], capture_output=True, text=True,
                            timeout=timeout, env={**os.environ, "BUILD": str(H.BUILD), "LLMC_CUDA_LIBDIR": str(H.BUILD / "emu"), "LLMC_EMU_CACHE": str(H.BUILD / "emu/cache")})
         assert p.returncode == code, p.stdout + p.stderr
@@ -34,11 +38,11 @@ def check():
 
 
 def test_every_stage(check, tmp_path):
-    text, r = check(tmp_path / "r.json")
+    text, r = check(tmp_path / "r.json", *([] if H.EVERY else ["--models", ",".join(MODELS)]))
     assert {k: v["status"] for k, v in r["stages"].items()} == dict.fromkeys(("machine", "conform", "models", "figures", "ranks", "kernels", "sanitize"), "passed")
     assert set(r["stages"]["ranks"]["all-reduce over 2, us"]) >= {"2 KB"}
     assert r["stages"]["conform"]["sm90"] == "passed" and r["machine"]["read_gbps"] > 0
-    for model, ops in OPS.items():
+    for model, ops in [(m, OPS[m]) for m in MODELS]:
         assert [x["test"] for x in r["figures"]["llmc"] if x["model"] == model and x.get("way")] == ["pp"]  # without cuBLASLt
         rows = rows_of(r, model)
         assert set(rows) == {("pp", 1, 0), ("tg", 1, 0), ("tg", 2, 0), ("tg", 1, 40)}

@@ -113,7 +113,7 @@ def some(c, mode):
     return [(i, ps[-2:]) for i, ps in rows[-2:]] if mode == "check" else rows
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in {**CASES, **ODD} for r in H.RUNS if r[1] == 0])
 def test_portable(name, mode, seed):
     c = Case(**(CASES | ODD)[name])
@@ -121,7 +121,7 @@ def test_portable(name, mode, seed):
     close(c.run(H.build("attention", ARCH[seed], c.params), rows, mode=mode, seed=seed), np.concatenate([c.want(i, ps) for i, ps in rows]))
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in {**CASES, **ODD} for r in H.RUNS if r[1] == 0 or n == "int8"])
 def test_decode(name, mode, seed):
     c = Case(**(CASES | ODD)[name])
@@ -129,7 +129,7 @@ def test_decode(name, mode, seed):
     close(c.run(H.build("attention_decode", ARCH[seed], c.params), rows, mode=mode, seed=seed), np.concatenate([c.want(i, ps) for i, ps in rows]))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n == "int8"])
 def test_flash(name, mode, seed):
     """Values made of codes are rounded to f16 on their way to tensor cores, as queries and weights are."""
@@ -150,6 +150,7 @@ MMA = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in MMA for r in H.RUNS if r[1] == 0 or n in ("turned", "int4")])
 def test_decode_by_tensor_cores(name, mode, seed):
     """Where several heads share a read: codes become f16, which is all that differs."""
@@ -185,7 +186,7 @@ def test_planted(right):
         c.run(k, c.last(), mode="check")
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mode,seed", H.RUNS)
 @pytest.mark.parametrize("kv,kv_v,dim,v_dim,rotate", [("int8", "int8", 64, 20, 0), ("f8", "int6", 20, 72, 0), ("int4", "int4", 36, 64, 0), ("int8", "int4", 128, 48, 1),
                                                       ("f8", "f16", 36, 64, 1), ("int8_32", "f8_32", 36, 72, 0), ("int6", "int8", 20, 192, 1)])
@@ -214,7 +215,7 @@ QKV = {
 }
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name,kv,template", [(n, t, f) for n in QKV for t in ("int8", "int4") for f in ("norm_qkv", "norm_qkv_decode", "norm_qkv_mixed")])
 def test_qkv(name, kv, template):
     """The rows that a page gets are the keys and values of float64, to half a step of their codes."""

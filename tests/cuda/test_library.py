@@ -24,6 +24,7 @@ def through_bf16(x):
     return from_bf16(to_bf16(x)).astype(np.float64)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("gen", ARCH)
 @pytest.mark.parametrize("dtype, bias, n, rows, cols", [("bf16", 1, 5, 2080, 64), ("f16", 0, 130, 97, 192)])
 def test_matmul(gen, dtype, bias, n, rows, cols):
@@ -34,6 +35,7 @@ def test_matmul(gen, dtype, bias, n, rows, cols):
         close(y, rounded(c.x, dtype) @ w.T + (b if bias else 0))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("gen", ARCH)
 @pytest.mark.parametrize("dtype, bias", [("bf16", 0), ("f16", 1)])
 def test_add(gen, dtype, bias):
@@ -50,6 +52,7 @@ def test_add(gen, dtype, bias):
     close(y, want)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("gen", ARCH)
 def test_norm_matmul(gen):
     c = Case(4, 66, 50, 64, "bf16")
@@ -59,6 +62,7 @@ def test_norm_matmul(gen):
         close(y, rounded(norm(c.x, "layer", nw, nb), "bf16") @ w.T, 2e-3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("gen", ARCH)
 def test_glu(gen):
     rows = 33
@@ -70,6 +74,7 @@ def test_glu(gen):
         close(y, silu(z[:, :rows]) * z[:, rows:], 1e-2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("gen", ARCH)
 def test_act(gen):
     c = Case(5, 68, 2056, 64, "bf16")
@@ -80,6 +85,7 @@ def test_act(gen):
         close(y, gelu_tanh(z), 1e-2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("gen", ARCH)
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_qkv(gen, dtype):

@@ -21,7 +21,7 @@ def check(configs, archs, sets=()):
     assert rows and not wrong, "\n".join(wrong[:5])
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("arch", nvrtc.ARCHS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0"])
 def test_tiny(arch, dtype):
@@ -33,6 +33,7 @@ def test_8b(arch):
     check(["llama3-8b.yaml"], [arch])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["q4_0", "q5_1", "q4_k", "q6_k"])
 def test_8b_quantised(dtype):
     check(["llama3-8b.yaml"], ["sm_90a"], [f"storage.default={dtype}"])

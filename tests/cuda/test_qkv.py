@@ -89,7 +89,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("llama", "prompt", "phi", "qwen3")])
 def test_portable(name, mode, seed):
     c = Case(**CASES[name])

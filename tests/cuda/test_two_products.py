@@ -24,6 +24,7 @@ def run(fn, arch, arrays, n, bucket, shared, mode, seed, sms=5):
     return [got[y] for y in ("y0", "y1", "y2")]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("n, bucket", [(1, 1), (3, 4), (8, 8)])
 def test_gemv_of_two_formats(n, bucket):
     a, b = Weights("q4_k", ROWS, 512, seed=1), Weights("bf16", ROWS, 328, seed=2)
@@ -44,6 +45,7 @@ def test_gemv_of_rows_far_away():
         close(y[0], x.astype(np.float64) @ b.value.T, 2e-4)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("n", [5, 70, 150])
 def test_gemm_of_two_matrices_and_formats(n):
     a, c, b = Weights("q6_k", ROWS, 256, seed=1), Weights("q6_k", ROWS, 256, seed=2), Weights("bf16", ROWS, 328, seed=3)

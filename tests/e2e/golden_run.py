@@ -19,7 +19,7 @@ class Refused(Exception):
     pass
 
 
-def run(folder, golden, *args, set=None, n=None, timeout=240):
+def run(folder, golden, *args, set=None, n=None, timeout=600):
     """(logits [n_prompt, vocab], new tokens). Refused when the command ends with an error.
     The artifact stays in the folder; built kernels go to the cache that all tests share."""
     out = os.path.join(str(folder), "out.npy")

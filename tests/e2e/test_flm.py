@@ -20,7 +20,7 @@ KEYS = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_a
 
 
 def command(*args):
-    p = subprocess.run([LLMC, *map(str, args)], capture_output=True, text=True, timeout=240)
+    p = subprocess.run([LLMC, *map(str, args)], capture_output=True, text=True, timeout=600)
     return p.returncode, p.stdout, p.stderr
 
 

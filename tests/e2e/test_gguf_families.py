@@ -22,7 +22,7 @@ def test_reference(name, tmp_path):
     g = np.load(os.path.join(FOLDER, name + ".npz"))
     out = str(tmp_path / "out.npy")
     p = subprocess.run([LLMC, "run", os.path.join(FOLDER, name + ".gguf"), "--device", "ref", "--tokens", ",".join(map(str, g["prompt"])), "--logits", out, "--json",
-                        "--ignore-eos", "-n", str(len(g["greedy"])), "--set", "kv.dtype=f32", "--artifact", str(tmp_path)], capture_output=True, text=True, timeout=120)
+                        "--ignore-eos", "-n", str(len(g["greedy"])), "--set", "kv.dtype=f32", "--artifact", str(tmp_path)], capture_output=True, text=True, timeout=600)
     assert p.returncode == 0, p.stderr
     assert "warning" not in p.stderr, p.stderr
     got, want = np.load(out), g["logits"]

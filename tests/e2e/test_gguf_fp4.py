@@ -108,7 +108,7 @@ def model(change=lambda name, raw: raw, factor=lambda name, f: f):
 def run(path, tmp, *args):
     out = str(tmp / "out.npy")
     p = subprocess.run([LLMC, "run", str(path), "--tokens", "5,9,31,7,200,3", "--logits", out, "--json", "--ignore-eos", "-n", "2", "--threads", "2",
-                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=240)
+                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=600)
     return (np.load(out) if p.returncode == 0 else None), p.stderr
 
 

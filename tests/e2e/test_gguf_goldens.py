@@ -38,7 +38,7 @@ def run(name, folder, *args):
     out = os.path.join(str(folder), "out.npy")
     p = subprocess.run([LLMC, "run", os.path.join(FOLDER, name + ".gguf"), "--tokens", ",".join(map(str, g["prompt"])),
                         "--logits", out, "--json", "--ignore-eos", "-n", str(len(g["greedy"])), "--threads", "2",
-                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=120)
+                        "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=600)
     assert p.returncode == 0, p.stderr
     got, want = np.load(out), g["logits"]
     assert got.shape == want.shape and np.isfinite(got).all()

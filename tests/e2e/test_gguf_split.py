@@ -38,7 +38,7 @@ def parts(tmp_path):
 
 def run(path, out, *more):
     return subprocess.run([LLMC, "run", str(path), "--tokens", "5,6,7,8", "-n", "1", "--device", "ref", "--logits", str(out), *more],
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=600)
 
 
 def test_parts_are_the_whole_file(parts):

@@ -52,7 +52,7 @@ def test_reference(name, tmp_path):
     check(g, *run(tmp_path, g, "--device", "ref"))
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", [n for f, n in ONE_EACH.items() if f != "chatglm1"])
 def test_reference_in_chunks(name, tmp_path):
     """The prompt in pieces of seven tokens; chatglm1 takes it whole, as its tokens see each other."""
@@ -149,7 +149,7 @@ def test_kv_in_half_precision(name, tmp_path):
     assert 1e-6 < error(g, logits) < 5e-3
 
 
-@pytest.mark.sample(28)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name,arch", [(n, a) for n, archs in CPU.items() for a in archs.split()])
 def test_cpu(name, arch, tmp_path):
     if not RUNS[arch]:

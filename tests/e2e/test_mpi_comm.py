@@ -55,7 +55,7 @@ def start(mpi, tmp_path, level):  # noqa: F811
     names = ["libmpi.so.40"] if mpi.kind == "openmpi" else ["libmpi.so.12", "libmpich.so.12"]
     name = next(n for n in names if os.path.exists(os.path.join(folder, n)))
     p = subprocess.run([mpi.run, *mpi.options, "-n", "4", sys.executable, str(program), mpi.kind, os.path.join(folder, name), str(path), str(level)],
-                       env=mpi.env, capture_output=True, text=True, timeout=240)
+                       env=mpi.env, capture_output=True, text=True, timeout=600)
     assert p.returncode == 0, (p.stdout, p.stderr)
     return sorted(ast.literal_eval(line) for line in p.stdout.splitlines() if line.startswith("("))
 

@@ -140,7 +140,7 @@ def models(tmp_path_factory):
     return get
 
 
-@pytest.mark.sample(170)
+@pytest.mark.sample(90)
 @pytest.mark.parametrize("name,mutation", CASES)
 def test_mutation_shows(name, mutation, models):
     g, folder, value = models(name)

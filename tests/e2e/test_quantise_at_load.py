@@ -109,11 +109,11 @@ def folder(path, values, kind):
 def run(where, tmp, *args, prompt=PROMPT):
     out = str(tmp / "out.npy")
     p = subprocess.run([LLMC, "run", str(where), "--tokens", ",".join(map(str, prompt)), "--logits", out, "--json", "--ignore-eos", "-n", "1", "--threads", "2",
-                        "--artifact", str(tmp / "artifact"), "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=240)
+                        "--artifact", str(tmp / "artifact"), "--set", "kv.dtype=f32", *args], capture_output=True, text=True, timeout=600)
     return (np.load(out) if p.returncode == 0 else None), p.stderr
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_the_values(name, tmp_path):
     args, rounded, which = CASES[name]

@@ -91,6 +91,7 @@ def test_blocks_are_what_gguf_reads_and_better_than_its_own(llmc, model, tmp_pat
 CODES = {"q2_k": (Q.Q2_K, 2, 16, True), "q3_k": (Q.Q3_K, 3, 16, False), "iq4_xs": (Q.IQ4_XS, 4, 32, False), "iq4_nl": (Q.IQ4_NL, 4, 32, False)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CODES)
 def test_few_bits_are_better_than_the_range_of_each_group(llmc, model, tmp_path, name):
     """Beside rounding onto evenly spaced values between the ends of each group, whose scales nothing rounds"""
@@ -138,7 +139,7 @@ def test_what_was_stopped_goes_on_to_the_same_bytes(llmc, model, tmp_path):
         if "%" in line:
             break
     p.send_signal(signal.SIGINT)
-    err = p.communicate(timeout=120)[1]
+    err = p.communicate(timeout=600)[1]
     assert p.returncode in (0, 130)
     if p.returncode == 130:  # it was fast enough otherwise
         assert "goes on" in err or "stopped" in err

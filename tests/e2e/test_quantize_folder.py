@@ -101,6 +101,7 @@ def test_matrices_are_what_the_layout_says(llmc, model, tmp_path, kind):
     assert sorted(os.listdir(out)) == sorted(os.listdir(model)) and sorted(os.listdir(tmp_path)) == ["out"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_llmc_reads_the_same_values(llmc, model, tmp_path, kind):
     """A folder with the values of the matrices written out gives the same logits."""

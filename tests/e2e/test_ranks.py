@@ -33,7 +33,7 @@ def split(name, tmp_path, ranks, *args):
     return True
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", CASES if ALL else ONE_EACH.values())
 def test_reference_over_ranks(name, tmp_path):
     """Three ranks where they can be, else two; on request all numbers."""
@@ -44,13 +44,14 @@ def test_reference_over_ranks(name, tmp_path):
     assert done or name.startswith(("baichuan", "bloom", "falcon", "mpt", "qwen3_next"))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name,ranks", [("llama-smol", 3), ("gpt2-inner", 2), ("gpt_neox-parallel", 2), ("gemma2-caps", 2), ("qwen2_moe-sparse", 2),
                                         ("deepseek_v3-plain", 2), ("chatglm2-bias", 2)] + [("gpt_oss-plain", 2), ("olmo2-plain", 2)] * bool(ALL))
 def test_kernels_over_ranks(name, ranks, tmp_path):
     assert split(name, tmp_path, ranks, "--arch", BEST, "--threads", "2")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", [c for c in (CASES if ALL else ONE_EACH.values()) if ("moe" in c or c.startswith(("gpt_oss", "mixtral", "deepseek")))])
 def test_experts_dealt_whole(name, tmp_path):
     """parallel.experts: whole: what torch says, by fewer experts on the last rank, and choices that are all another's"""

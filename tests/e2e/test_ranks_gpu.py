@@ -206,12 +206,15 @@ def test_a_rank_that_fails_while_ways_are_measured(tmp_path):
 LATE = """
 import sys, llmc
 with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.tp=2", "n_layers=2"]) as m:
-    with m.session(context=1024, chunk=1000) as s:
-        for i in range(2):
-            try:
-                print("tokens", s.run(list(range(3, 320)) * 3, max_tokens=1, ignore_eos=True)["tokens"])
-            except llmc.Error as e:
-                print("failed", e)
+    try:
+        with m.session(context=1024, chunk=1000) as s:
+            for i in range(2):
+                try:
+                    print("tokens", s.run(list(range(3, 320)) * 3, max_tokens=1, ignore_eos=True)["tokens"])
+                except llmc.Error as e:
+                    print("failed", e)
+    except llmc.Error as e:  # on a machine where meeting takes a second
+        print("failed", e, "\\nfailed")
 """
 
 

@@ -46,7 +46,7 @@ BEST = "v4" if RUNS["v4"] else "v3" if RUNS["v3"] else "generic"
 
 
 @pytest.mark.parametrize("device,arch,n_cases,n_new", [
-    ("cpu", a, *((16, 48) if a == BEST else n)) for a, n in (("v4", (0, 0)), ("v3", (6, 24)), ("generic", (3, 8)), ("amx", (4, 16)))
+    ("cpu", a, *((16, 24) if a == BEST else n)) for a, n in (("v4", (0, 0)), ("v3", (4, 16)), ("generic", (2, 8)), ("amx", (4, 16)))
 ] + [("ref", None, 1, 3)])
 def test_greedy(device, arch, n_cases, n_new, model_file):
     if arch and not RUNS[arch]:

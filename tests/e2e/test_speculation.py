@@ -32,7 +32,7 @@ def model(smollm2):
 
 @pytest.fixture(scope="module")
 def engine(model):
-    with model.engine(context=512, seqs=4, chunk=128) as e:
+    with model.engine(context=512, seqs=4, chunk=128, threads=1) as e:
         yield e
         s = e.stats()
         assert s["accepted"] <= s["drafted"] and sum(s["accepted_at"]) == s["accepted"]
@@ -53,7 +53,7 @@ def events(request):
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(s) or "greedy")
 def test_nothing_changes(model, engine, settings):
     prompt = chat(model, ASK)
-    said = [events(engine.submit(prompt, max_tokens=60, n_top=2, speculate=k, **settings)) for k in (-1, 0, 5)]
+    said = [events(engine.submit(prompt, max_tokens=32, n_top=2, speculate=k, **settings)) for k in (-1, 0, 5)]
     assert said[0] == said[1] == said[2]
 
 
@@ -61,7 +61,7 @@ def test_grammars(model, engine):
     schema = {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}}
     with llmc.Grammar(model.tokenizer, "json_schema", schema) as g:
         prompt = chat(model, "As JSON:\n" + LIST)
-        said = [events(engine.submit(prompt, max_tokens=90, grammar=g, speculate=k, temperature=t, seed=9)) for t in (0, 0.8) for k in (-1, 0)]
+        said = [events(engine.submit(prompt, max_tokens=60, grammar=g, speculate=k, temperature=t, seed=9)) for t in (0, 0.8) for k in (-1, 0)]
     assert said[0] == said[1] and said[2] == said[3]
 
 
@@ -76,8 +76,8 @@ def test_side_by_side(model, engine):
 
 def test_sessions_and_bounds(model, engine):
     prompt = chat(model, ASK)
-    with model.session(context=512, n_out=16) as s:
-        said = [s.run(prompt, max_tokens=60, seed=3, temperature=t, speculate=k) for t in (0, 0.7) for k in (-1, 0, 2)]
+    with model.session(context=512, n_out=16, threads=1) as s:
+        said = [s.run(prompt, max_tokens=32, seed=3, temperature=t, speculate=k) for t in (0, 0.7) for k in (-1, 0, 2)]
         assert len({str(r["tokens"]) for r in said[:3]}) == 1 and len({str(r["tokens"]) for r in said[3:]}) == 1
         # the last positions of a context, and single tokens
         for n in (1, 2, 512 - len(prompt) + 1):
@@ -90,7 +90,7 @@ def test_sessions_and_bounds(model, engine):
 def test_a_draft_model(model, engine):
     """The model is its own draft: nearly all that it guesses comes true, and nothing changes."""
     prompt = chat(model, "Tell a story.")
-    with model.engine(context=512, seqs=4, chunk=128, draft=model) as own:
+    with model.engine(context=512, seqs=4, chunk=128, threads=1, draft=model) as own:
         for settings in (dict(), dict(temperature=0.7, seed=1), dict(n=2, temperature=0.5, seed=2)):
             said = [events(e.submit(prompt, max_tokens=40, n_top=1, speculate=k, **settings)) for e, k in ((engine, -1), (own, 0))]
             assert said[0] == said[1]

@@ -3,7 +3,7 @@
 #
 #   tests/fuzz/run.sh [name...]     all fuzzers, or those named: gguf yaml ...
 #   FUZZ_SECONDS=30                 so long per fuzzer, with new inputs each time; without: short, and the same inputs in every run
-#   FUZZ_RUNS=5000                  so many inputs per fuzzer when FUZZ_SECONDS is not set; without: some ten seconds' worth
+#   FUZZ_RUNS=5000                  so many inputs per fuzzer when FUZZ_SECONDS is not set; without: some five seconds' worth
 #   FUZZ_CC=gcc                     do without libFuzzer, with tests/fuzz/driver.c in its place
 #   BUILD=build                     results go to $BUILD/fuzz; an input that failed is kept there
 set -eu
@@ -65,10 +65,12 @@ for name; do
 	rm -rf "$new"
 	mkdir -p "$new" "tests/fuzz/corpus/$name"
 	case $name in
-	config | import) runs=300 ;;
-	plan | spec | scheme) runs=1000 ;;
+	config) runs=300 ;;
+	import) runs=150 ;;
+	plan | spec) runs=500 ;;
+	scheme) runs=1000 ;;
 	yaml) runs=2500 ;;
-	kernel | template | tokenizer | grammar) runs=10000 ;;
+	kernel | template | tokenizer | grammar) runs=6000 ;;
 	calls) runs=800 ;;
 	http) runs=20000 ;;
 	*) runs=50000 ;;

@@ -209,7 +209,7 @@ def embeddings():
     yield "f32", "f32", V
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype,layout,target", sorted(set(embeddings())))
 def test_embed(dtype, layout, target):
     raw, exact = table_of(dtype)

@@ -44,6 +44,7 @@ def test_conv1d(target, case):
     compare(target, "conv1d", *conv(*CONV[case]))
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("target", H.TARGETS)
 @pytest.mark.parametrize("case", range(len(DELTA)))
 def test_delta_rule(target, case):
