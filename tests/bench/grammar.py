@@ -2,6 +2,8 @@
 
     PYTHONPATH=bindings/python VENV/bin/python tests/bench/grammar.py MODEL.gguf [VOCAB.gguf=EOS ...] [--out tests/bench/results/grammar-HOST.csv]
 
+With --suite FOLDER (drafts of the JSON Schema test suite): all of its schemas that both compile, over their valid instances that both take.
+
 First run of a text: no mask is known. Second run: what a server sees when a schema comes again. llguidance computes every mask anew. Times are of one call from Python,
 whose own cost both have."""
 import argparse
@@ -70,9 +72,62 @@ def theirs(judge, rules, ids, words):
     return out
 
 
+def rules_of(schema):
+    return LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}}))
+
+
+def p99(x):
+    return sorted(x)[min(len(x) - 1, len(x) * 99 // 100)]
+
+
+def least(runs):  # of each mask, the run that nothing disturbed
+    return [min(r[k] for r in runs) for k in range(len(runs[0]))]
+
+
+def suite(v, folder):
+    """(schemas, instances, times of compiling and of masks: ours, theirs)"""
+    words, n, texts, compiles, judged, first, judge = (len(v.tokens) + 31) // 32, 0, 0, [], [], [], []
+    for path in sorted(pathlib.Path(folder).glob("*.json")):
+        for group in json.loads(path.read_text()):
+            schema = group["schema"]
+            try:
+                rules = rules_of(schema)
+                start = time.perf_counter_ns()
+                g = llmc.Grammar(v.tokenizer, "json_schema", json.dumps(schema), compact=True, standard=True, strict=True)
+                mine = (time.perf_counter_ns() - start) / 1000
+            except (TypeError, ValueError, llmc.Error):
+                continue
+            if LLMatcher.validate_grammar(rules, v.judge):
+                continue
+            start = time.perf_counter_ns()
+            LLMatcher(v.judge, rules)
+            judged.append((time.perf_counter_ns() - start) / 1000)
+            compiles.append(mine)
+            n += 1
+            for test in group["tests"]:
+                try:
+                    ids = tokens_of(v, g, json.dumps(test["data"], separators=(",", ":"), ensure_ascii=False)) if test["valid"] else None
+                except (StopIteration, KeyError):
+                    continue
+                m = LLMatcher(v.judge, rules)
+                if not ids or m.validate_tokens(ids) != len(ids):
+                    continue
+                texts += 1
+                mine, other = [], []
+                for _ in range(5):
+                    with llmc.Grammar(v.tokenizer, "json_schema", json.dumps(schema), compact=True, standard=True, strict=True) as fresh:
+                        mine.append(ours(fresh, ids, words))
+                    other.append(theirs(v.judge, rules, ids, words))
+                first += least(mine)
+                judge += least(other)
+            g.close()
+    return n, texts, compiles, judged, first, judge
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("vocabularies", nargs="+")
+    p.add_argument("--suite")
     p.add_argument("--out")
     args = p.parse_args()
     rows = [("vocabulary", "tokens", "case", "masks", "compile_us", "llguidance_compile_us", "mean_first_us", "mean_again_us", "llguidance_mean_us", "p99_first_us", "llguidance_p99_us")]
@@ -80,9 +135,17 @@ def main():
         path, _, eos = arg.partition("=")
         v = Vocabulary(path, (eos or next((e.decode() for n, e in EOS.items() if n in path), "<|im_end|>")).encode())
         words = (len(v.tokens) + 31) // 32
+        if args.suite:
+            n, texts, compiles, judged, first, judge = suite(v, args.suite)
+            rows[0] = ("vocabulary", "tokens", "suite", "schemas", "texts", "masks", *(f"{who}{what}" for what in ("compile_mean_us", "mask_mean_us", "mask_p50_us", "mask_p99_us") for who in ("", "llguidance_")))
+            rows.append((os.path.basename(path), len(v.tokens), os.path.basename(os.path.normpath(args.suite)), n, texts, len(first), *(round(f(x), 1) for f, x in (
+                (statistics.mean, compiles), (statistics.mean, judged), (statistics.mean, first), (statistics.mean, judge), (statistics.median, first), (statistics.median, judge), (p99, first), (p99, judge)))))
+            print(*rows[0], sep=", ")
+            print(*rows[-1], sep=", ", flush=True)
+            continue
         for name, schema, texts in BENCH:
             text = texts[0] if isinstance(texts[0], str) else json.dumps(texts[0], separators=(",", ":"), ensure_ascii=False)
-            rules = LLMatcher.grammar_from_json_schema(json.dumps({**schema, "x-guidance": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}}))
+            rules = rules_of(schema)
             data, options = json.dumps(schema), {"compact": True, "standard": True}
             ids = tokens_of(v, llmc.Grammar(v.tokenizer, "json_schema", data, **options), text)
             compiles, judged, first, again, judge = [], [], [], [], []
@@ -99,12 +162,8 @@ def main():
                 again.append(ours(g, ids, words))
                 g.close()
 
-            def least(runs):  # of each mask, the run that nothing disturbed
-                return [min(r[k] for r in runs) for k in range(len(runs[0]))]
             f, a, j = least(first), least(again), least(judge)
 
-            def p99(x):
-                return sorted(x)[min(len(x) - 1, len(x) * 99 // 100)]
             rows.append((os.path.basename(path), len(v.tokens), name, len(f), *(round(x, 1) for x in (
                 min(compiles), min(judged), statistics.mean(f), statistics.mean(a), statistics.mean(j), p99(f), p99(j)))))
             print(*rows[-1], sep=", ", flush=True)
