@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
-"""Speed of the CPU matmul kernels: python3 tests/bench/kernels.py [--target v3] [--dtype q4_1] [--tok 1,8,256] ...
+"""Speed of the CPU matmul kernels: python3 tests/bench/kernels.py [--target v3] [--dtype q4_1] [--tok 1,8,256] ... [--write]
 
-Not a test. Compare only figures of one run, better several in turn: memory speed drifts with what else a machine does."""
+Not a test. Memory speed and clock drift with what else a machine does, so what a kernel is held to is measured beside it in every round: plain reads of
+the same bytes (kernels.c), and the tiles' peak (tiles.c) before each run of a kernel on tiles. What is told is the median of the rounds' shares. --write:
+into tests/bench/results/kernels-<cpu>.json."""
 import argparse
+import datetime
 import json
+import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "kernels"))
@@ -15,7 +22,6 @@ import harness as H  # noqa: E402
 
 OUT = ROOT / "build" / "bench"
 LANES = {"generic": 4, "v3": 8, "vnni": 8, "amx": 16, "v4": 16, "v4p": 16}
-PEAK = {}
 # elements of a block, bytes a row takes of it in a packed layout
 BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24),
          "q8_0": (32, 34), "q4_k": (256, 148), "q5_k": (256, 180), "q6_k": (256, 210)}
@@ -31,14 +37,33 @@ def build(target, dtype, bits, rows, cols, cc, flags):
     return str(stem) + ".so", made["symbol"]
 
 
-def tiles(dtype, bits, threads, out):
-    """Operations of tile instructions, counted in products of parts, as a share of what the registers do at best."""
-    kind = "bf16" if dtype in ("f16", "bf16") or bits == "bf16" else "int8"
-    if not PEAK:
-        subprocess.run(["gcc", "-O2", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-pthread", "tests/bench/tiles.c", "-o", str(OUT / "tiles")], check=True, cwd=ROOT)
-        PEAK.update(json.loads(subprocess.run([str(OUT / "tiles"), "1"], check=True, capture_output=True, text=True).stdout))
-    parts = 1 if bits == "bf16" else {"bf16": 2, "f16": 3}.get(dtype, int(bits) // 8)
-    return float(re.search(r"([\d.]+) GOPS", out)[1]) * 1e9 * parts / (PEAK[kind] * threads)
+def tiles_peak(threads):
+    """Operations a second of int8 and bf16 products in registers, on all threads."""
+    return json.loads(subprocess.run([str(OUT / "tiles"), str(threads)], check=True, capture_output=True, text=True).stdout)
+
+
+def tiles_parts(dtype, bits):
+    """Which products of tiles a kernel is made of, and how many of them a product of its own is."""
+    if dtype in ("f16", "bf16") or bits == "bf16":
+        return "bf16", 1 if bits == "bf16" else {"bf16": 2, "f16": 3}[dtype]
+    return "int8", int(bits) // 8
+
+
+def measure(args, target, dtype, bits, threads, rounds):
+    """Medians of `rounds` runs; tile_share: of the shares of the peak that was measured before each."""
+    got = {}
+    for _ in range(rounds):
+        peak = tiles_peak(threads) if target == "amx" else None
+        out = subprocess.run([str(x) for x in args], check=True, capture_output=True, text=True).stdout
+        call, rate, read, share, gops = (float(re.search(p, out)[1]) for p in (r"([\d.]+) us a call", r"call, +([\d.]+) GB/s", r"read +([\d.]+) GB/s",
+                                                                               r"share of it ([\d.]+)", r"([\d.]+) GOPS"))
+        row = {"us": call, "gbps": rate, "read_gbps": read, "read_share": share, "gops": gops}
+        if peak:
+            kind, parts = tiles_parts(dtype, bits)
+            row |= {"tile_peak_gops": peak[kind] * 1e-9, "tile_share": gops * 1e9 * parts / peak[kind]}
+        for k, v in row.items():
+            got.setdefault(k, []).append(v)
+    return {k: float(f"{statistics.median(v):.4g}") for k, v in got.items()}
 
 
 def main():
@@ -51,9 +76,14 @@ def main():
     p.add_argument("--threads", default="2")
     p.add_argument("--cc", default="gcc")
     p.add_argument("--flags", default="-O2")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--write", action="store_true", help="figures into tests/bench/results/kernels-<cpu>.json")
     a = p.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     subprocess.run(["gcc", "-O2", "-I.", "tests/bench/kernels.c", "-o", str(OUT / "kernels"), "-lpthread", "-ldl"], check=True, cwd=ROOT)
+    if "amx" in a.target.split(","):
+        subprocess.run(["gcc", "-O2", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-pthread", "tests/bench/tiles.c", "-o", str(OUT / "tiles")], check=True, cwd=ROOT)
+    load, rows_out = os.getloadavg()[0], []
     for target in a.target.split(","):
         for dtype in a.dtype.split(","):
             for shape in a.shape.split(","):
@@ -66,11 +96,14 @@ def main():
                         for th in a.threads.split(","):
                             args = [str(OUT / "kernels"), so, symbol, rows, cols, cols // k * row * lanes,
                                     (rows + lanes - 1) // lanes, th, tok, 1, 0, 3, 4]
-                            print(f"{target:7} {dtype:5} i{bits:2} {shape:10} {th} threads {tok:>4} tokens: ", end="", flush=True)
-                            sys.stdout.flush()
-                            out = subprocess.run([str(x) for x in args], check=True, capture_output=True, text=True).stdout.strip()
-                            share = f", {tiles(dtype, bits, int(th), out):.0%} of the tiles' peak" if target == "amx" else ""
-                            print(out + share, flush=True)
+                            got = measure(args, target, dtype, bits, int(th), a.rounds)
+                            share = f", {got['tile_share']:.0%} of the tiles' peak" if "tile_share" in got else ""
+                            print(f"{target:7} {dtype:5} i{bits:2} {shape:10} {th} threads {tok:>4} tokens: {got['us']:8.1f} us a call, {got['gbps']:6.2f} GB/s, "
+                                  f"share of reads {got['read_share']:.2f}, {got['gops']:7.1f} GOPS{share}", flush=True)
+                            rows_out.append({"target": target, "dtype": dtype, "activations": bits, "shape": shape, "threads": int(th), "tokens": int(tok), **got})
+    if a.write:
+        text = json.dumps({"date": datetime.date.today().isoformat(), "machine": machine.machine(), "load_before": load, "rounds": a.rounds, "kernels": rows_out}, indent=1)
+        machine.result_file("kernels").write_text(text + "\n")
 
 
 main()
