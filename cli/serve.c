@@ -176,6 +176,7 @@ serve(int argc, char **argv)
 		{ OPT_TEXT, 0, "config", "FILE", &config, "YAML file of these settings, as 'port: 8000'" },
 		{ OPT_GROUP, 0, "Models", NULL, NULL, NULL },
 		{ OPT_LIST, 0, "model", "NAME=PATH", &models, "a model by the name that requests choose it with; may be repeated: the first is opened at once, others when they are asked for" },
+		{ OPT_TEXT, 0, "lora-dir", "DIR", &so.lora_dir, "clients may load adapters from below this folder while the server runs, by /v1/load_lora_adapter [they may not]" },
 		{ OPT_FLOAT, 0, "sleep-after", "SECONDS", &sleep_s, "close the engine of a model that nobody has asked for so long, until somebody does [never]" },
 		{ OPT_GROUP, 0, "Requests", NULL, NULL, NULL },
 		{ OPT_INT, 0, "max-input-length", "N", &so.max_input_length, "tokens of a prompt [max-total-tokens - 1]" },

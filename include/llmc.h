@@ -680,6 +680,7 @@ typedef struct llmc_serve_options { /* 0 or NULL takes the default in brackets; 
 	const char *otlp;               /* spans of requests go there, as http://127.0.0.1:4318: OpenTelemetry's OTLP over HTTP [nowhere] */
 	bool        open_probes;        /* what routers and scrapers read needs no key: /metrics, /v1/models, /get_load, /model_info */
 	int64_t     memory_bytes;       /* llmc_serve_models: that engines take together; those used longest ago are closed for others [no limit] */
+	const char *lora_dir;           /* llmc_serve_models: clients may load PEFT adapters from below this folder, by /v1/load_lora_adapter [they may not] */
 	double      sleep_after_s;      /* and those that nobody has asked for so long [never] */
 } llmc_serve_options;
 

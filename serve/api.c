@@ -107,10 +107,27 @@ bytes_for(const llmc_model *m, const llmc_limits *lim, int64_t *bytes, llmc_erro
 	return LLMC_OK;
 }
 
+typedef struct Known { /* a Source's self */
+	llmc_serve_model o;
+	llmc_options opt;      /* of an adapter: those of its base with one more setting */
+	const char **set;
+	char        *lora;
+} Known;
+
+static void
+known_free(void *self)
+{
+	Known *k = self;
+
+	free(k->set);
+	free(k->lora);
+	free(k);
+}
+
 static llmc_status
 model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 {
-	const llmc_serve_model *o = self;
+	const llmc_serve_model *o = &((const Known *)self)->o;
 	llmc_options opt = LLMC_INIT(llmc_options);
 	llmc_model *m;
 
@@ -129,7 +146,7 @@ model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 static llmc_status
 model_open(void *self, Backend *out, llmc_error *err)
 {
-	const llmc_serve_model *o = self;
+	const llmc_serve_model *o = &((const Known *)self)->o;
 	llmc_engine_options eo = LLMC_INIT(llmc_engine_options);
 	llmc_model *m;
 	llmc_engine *e;
@@ -147,6 +164,50 @@ model_open(void *self, Backend *out, llmc_error *err)
 	return status;
 }
 
+static llmc_status model_adapt(void *self, const char *dir, Source *out, llmc_error *err);
+
+static Source
+source(Known *k)
+{
+	return (Source){ .self = k, .look = model_look, .open = model_open, .close = model_close, .free = known_free, .adapt = model_adapt };
+}
+
+static llmc_status
+model_adapt(void *self, const char *dir, Source *out, llmc_error *err)
+{
+	const Known *base = self;
+	const char *const *set = base->o.options ? base->o.options->set : NULL;
+	size_t n = 0;
+
+	if (strpbrk(dir, "\"\\"))
+		return error_set(err, LLMC_E_INPUT, "%s: a path with quotes is not taken", dir);
+	for (; set && set[n]; n++)
+		if (!strncmp(set[n], "lora.path", 9))
+			return error_set(err, LLMC_E_INPUT, "the model has an adapter in its weights");
+	Known *k = calloc(1, sizeof *k);
+	if (k) {
+		k->o = base->o;
+		k->o.model = NULL;
+		k->o.engine = NULL;
+		k->opt = base->o.options ? *base->o.options : LLMC_INIT(llmc_options);
+		k->o.options = &k->opt;
+		k->set = calloc(n + 2, sizeof *k->set);
+		if (asprintf(&k->lora, "lora.path=\"%s\"", dir) < 0)
+			k->lora = NULL;
+	}
+	if (!k || !k->set || !k->lora) {
+		if (k)
+			known_free(k);
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	}
+	for (size_t i = 0; i < n; i++)
+		k->set[i] = set[i];
+	k->set[n] = k->lora;
+	k->opt.set = k->set;
+	*out = source(k);
+	return LLMC_OK;
+}
+
 llmc_status
 llmc_serve_models(const llmc_serve_model *models, int32_t n, const llmc_serve_options *opt, llmc_server **out, llmc_error *err)
 {
@@ -160,12 +221,15 @@ llmc_serve_models(const llmc_serve_model *models, int32_t n, const llmc_serve_op
 		status = error_set(err, n < 1 ? LLMC_E_INPUT : LLMC_E_MEMORY, n < 1 ? "no model to serve" : "out of memory");
 	for (int32_t i = 0; i < n && init && open && own; i++) {
 		SIZED_TAKE(own[i], &models[i]);
-		init[i] = (SlotInit){ .name = own[i].name, .parent = own[i].parent, .src = { .look = model_look, .open = model_open, .close = model_close, .free = free } };
-		init[i].src.self = malloc(sizeof own[i]);
-		if (init[i].src.self)
-			memcpy(init[i].src.self, &own[i], sizeof own[i]);
-		else
+		Known *k = calloc(1, sizeof *k);
+		init[i] = (SlotInit){ .name = own[i].name, .parent = own[i].parent };
+		if (k) {
+			k->o = own[i];
+			init[i].src = source(k);
+		} else {
+			init[i].src.close = model_close;
 			status = error_set(err, LLMC_E_MEMORY, "out of memory");
+		}
 		if (own[i].engine) {
 			open[i] = backend(own[i].model, own[i].engine, own[i].engine_options);
 			init[i].back = &open[i];

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "serve/embeddings.h"
 #include "serve/openai.h"
 
 enum { MAX_TEXTS = 2048 };
@@ -50,8 +51,8 @@ n_behind(const Model *m)
 	return 0;
 }
 
-static bool
-read_text(const Gen *g, const json_t *v, size_t i, bool cut, Sub *sub, Problem *p)
+bool
+embeddings_text(const Gen *g, const json_t *v, const char *what, size_t i, bool cut, Sub *sub, Problem *p)
 {
 	int32_t most = g->model->max_total;
 
@@ -59,15 +60,15 @@ read_text(const Gen *g, const json_t *v, size_t i, bool cut, Sub *sub, Problem *
 		if (!ids_of(g, v, sub, p))
 			return false;
 	} else if (!json_is_string(v)) {
-		return problem(p, 400, "input", "Invalid type for 'input[%zu]': expected a string or an array of token ids, but got %s instead.", i, json_type_name(v));
+		return problem(p, 400, what, "Invalid type for '%s[%zu]': expected a string or an array of token ids, but got %s instead.", what, i, json_type_name(v));
 	} else if (!tokenize_prompt(g->model, json_string_value(v), json_string_length(v), LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, cut ? SIZE_MAX : (size_t)most, &sub->tok,
 	                            &sub->n_tok, p)) {
 		return false;
 	}
 	if (sub->n_tok == 0)
-		return problem(p, 400, "input", "Invalid 'input[%zu]': the text is empty.", i);
+		return problem(p, 400, what, "Invalid '%s[%zu]': the text is empty.", what, i);
 	if (sub->n_tok > (size_t)most && !cut)
-		return problem(p, 400, "input", "This model's maximum context length is %d tokens, 'input[%zu]' has %s%zu.", most, i, sub->tok ? "" : "at least ", sub->n_tok);
+		return problem(p, 400, what, "This model's maximum context length is %d tokens, '%s[%zu]' has %s%zu.", most, what, i, sub->tok ? "" : "at least ", sub->n_tok);
 	if (sub->n_tok > (size_t)most) { /* the text is cut, not the end that the model was trained to pool */
 		size_t behind = json_is_string(v) ? n_behind(g->model) : 0;
 		if (behind < (size_t)most)
@@ -77,13 +78,21 @@ read_text(const Gen *g, const json_t *v, size_t i, bool cut, Sub *sub, Problem *
 	return true;
 }
 
+size_t
+embeddings_most(const Gen *g)
+{
+	int32_t n = g->model->back.max_concurrent;
+
+	return n && n < MAX_TEXTS ? (size_t)n : MAX_TEXTS;
+}
+
 /* One text, ids of one, or a list of these. */
 static bool
 read_input(Gen *g, const json_t *v, bool cut, Problem *p)
 {
 	const json_t *first = json_array_get(v, 0);
 	bool one = json_is_string(v) || json_is_integer(first);
-	size_t n = one ? 1 : json_array_size(v), most = g->model->back.max_concurrent && g->model->back.max_concurrent < MAX_TEXTS ? (size_t)g->model->back.max_concurrent : MAX_TEXTS;
+	size_t n = one ? 1 : json_array_size(v), most = embeddings_most(g);
 
 	if (!v || json_is_null(v))
 		return openai_missing(p, "input");
@@ -97,13 +106,13 @@ read_input(Gen *g, const json_t *v, bool cut, Problem *p)
 	if (!gen_prompts(g, (int32_t)n, p))
 		return false;
 	for (size_t i = 0; i < n; i++)
-		if (!read_text(g, one ? v : json_array_get(v, i), i, cut, &g->sub[i], p))
+		if (!embeddings_text(g, one ? v : json_array_get(v, i), "input", i, cut, &g->sub[i], p))
 			return false;
 	return true;
 }
 
-static bool
-read_pool(Gen *g, const json_t *o, Problem *p)
+bool
+embeddings_pool(Gen *g, const json_t *o, Problem *p)
 {
 	static const char *const kinds[] = { "none", "last", "mean", "cls" };
 	const llmc_model_info *m = &g->model->back.info;
@@ -130,7 +139,7 @@ read_embeddings(Gen *g, const json_t *o, Problem *p)
 	const json_t *format = json_object_get(o, "encoding_format"), *cut = json_object_get(o, "truncate_prompt_tokens");
 	int64_t dimensions = 0;
 
-	if (!openai_model(g->req, o, p) || !read_pool(g, o, p) || !field_int(o, "dimensions", 1, g->model->back.info.out_width, &dimensions, NULL, p))
+	if (!openai_model(g->req, o, p) || !embeddings_pool(g, o, p) || !field_int(o, "dimensions", 1, g->model->back.info.out_width, &dimensions, NULL, p))
 		return false;
 	own->dimensions = (int32_t)dimensions;
 	if (own->ollama) {

@@ -18,6 +18,8 @@ typedef struct Source {
 	llmc_status (*open)(void *self, Backend *out, llmc_error *err);
 	void        (*close)(Backend *b); /* what open made */
 	void        (*free)(void *self);
+	/* the source of the same with an adapter from a folder; NULL: it takes none */
+	llmc_status (*adapt)(void *self, const char *dir, struct Source *out, llmc_error *err);
 } Source;
 
 struct Model {
@@ -90,6 +92,10 @@ void  models_counts(Server *s, llmc_counts *out);         /* sums over those tha
 void  models_want(Server *s, Slot *t, Req *r);
 void  models_reload(Server *s, Slot *t, Req *r);
 void  models_sleep(Server *s, Slot *t, Req *r);
+/* A new name for base with an adapter; dir is taken over. */
+void  models_adapt(Server *s, Slot *base, const char *name, char *dir, Req *r);
+/* An adapter's name is no more; what runs goes on. False with a Problem: there is none. */
+bool  models_remove(Server *s, const char *name, Problem *p);
 const char *slot_state(const Slot *t); /* "loaded", "loading", "unloaded"; lock held */
 
 #endif

@@ -217,6 +217,64 @@ want(Server *s, Slot *t) /* lock held */
 	pthread_cond_signal(&s->keep);
 }
 
+/* ---- slots ---- */
+
+/* Ollama's clients write the tag of a model that has none; Hugging Face's call the model "tgi" or "dummy" when they were given only an address. */
+static bool
+is_named(const char *own, const char *name)
+{
+	size_t n = strlen(own);
+
+	return strncmp(name, own, n) == 0 && (!name[n] || !strcmp(name + n, ":latest"));
+}
+
+static void
+slot_free(Slot *t)
+{
+	if (!t)
+		return;
+	if (t->src.free)
+		t->src.free(t->src.self);
+	free(t->name);
+	free(t->parent);
+	free(t);
+}
+
+/* A slot that is in no list yet, and its engine where it has one. Source and engine are the caller's again on failure. */
+static llmc_status
+slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
+{
+	Slot *t = calloc(1, sizeof *t);
+	Backend about = { 0 };
+	int64_t bytes = init->bytes;
+	llmc_status status = LLMC_OK;
+
+	*out = t;
+	if (!t)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	if (init->back)
+		about = *init->back;
+	else
+		status = init->src.look(init->src.self, &about, &bytes, err);
+	if (status != LLMC_OK)
+		return status;
+	t->name = strdup(init->name && *init->name ? init->name : about.info.name);
+	t->parent = init->parent ? strdup(init->parent) : NULL;
+	if (!t->name || (init->parent && !t->parent))
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	if (s->opt.memory_bytes > 0 && bytes > s->opt.memory_bytes)
+		return error_set(err, LLMC_E_FULL, "%s needs %.2f GiB, --memory allows %.2f GiB; lower --context or --seqs (llmc plan shows what fits)", t->name,
+		                 (double)bytes / 1073741824.0, (double)s->opt.memory_bytes / 1073741824.0);
+	TRY(set_limits(s, &about, t->name, &t->max_input, &t->max_total, err));
+	t->src = init->src;
+	t->about = about;
+	t->about.self = t->about.model = NULL;
+	t->about.tok = NULL;
+	t->bytes = bytes;
+	metrics_init(&t->metrics, t->max_input, t->max_total);
+	return LLMC_OK;
+}
+
 /* ---- the keeper; all of this with the lock held, given back while it waits for a file ---- */
 
 typedef enum Room { ROOM_YES, ROOM_SOON, ROOM_NO } Room;
@@ -443,6 +501,115 @@ reload_one(Server *s)
 	return true;
 }
 
+typedef struct Adding {
+	struct Adding *next;
+	Slot *base;
+	char *name, *dir;
+	Req  *r; /* with a reference */
+} Adding;
+
+static void
+adding_free(Adding *a)
+{
+	if (!a)
+		return;
+	free(a->name);
+	free(a->dir);
+	req_unref(a->r);
+	free(a);
+}
+
+/* Where a new slot is from here on: in the place of one of its name that was removed, *old is then to be freed, or the next. NULL: there are too many; lock held. */
+static Slot *
+put_slot(Server *s, Slot *t, Slot **old)
+{
+	t->removed = true; /* until its engine has been tried */
+	for (int i = 0; i < s->n_slots; i++) {
+		Slot *at = s->slot[i];
+		if (!at->removed || strcmp(at->name, t->name) != 0 || at->wanted)
+			continue;
+		Source src = at->src; /* requests and metrics point to the old slot, so it stays and changes */
+		char *parent = at->parent;
+		at->src = t->src;
+		at->parent = t->parent;
+		at->about = t->about;
+		at->bytes = t->bytes;
+		at->max_input = t->max_input;
+		at->max_total = t->max_total;
+		t->src = src;
+		t->parent = parent;
+		*old = t;
+		return at;
+	}
+	if (s->n_slots == MAX_MODELS)
+		return NULL;
+	return s->slot[s->n_slots++] = t;
+}
+
+/* The slot's first engine, where there is room for it: an adapter of another model is found out so. Lock held. */
+static llmc_status
+try_open(Server *s, Slot *t, llmc_error *err)
+{
+	Room room;
+	Model *m;
+
+	while ((room = make_room(s, t, t->bytes, false)) == ROOM_SOON && end_one(s))
+		;
+	if (room != ROOM_YES)
+		return LLMC_OK;
+	TRY(open_slot(s, t, t->bytes, &m, err));
+	model_set(t, m);
+	return LLMC_OK;
+}
+
+static bool
+adapt_one(Server *s)
+{
+	Adding *a = s->adding;
+	SlotInit init = { 0 };
+	llmc_error err = { 0 };
+	Slot *t = NULL, *old = NULL, *to = NULL;
+	Problem p = { 0 };
+
+	if (!a)
+		return false;
+	s->adding = a->next;
+	bool taken = false; /* the keeper alone adds names */
+	for (int i = 0; i < s->n_slots; i++)
+		taken |= !s->slot[i]->removed && (is_named(s->slot[i]->name, a->name) || is_named(a->name, s->slot[i]->name));
+	pthread_mutex_unlock(&s->lock);
+	init.name = a->name;
+	init.parent = a->base->name;
+	llmc_status status = taken ? error_set(&err, LLMC_E_INPUT, "the name is taken") : a->base->src.adapt(a->base->src.self, a->dir, &init.src, &err);
+	if (status == LLMC_OK)
+		status = slot_new(s, &init, &t, &err);
+	pthread_mutex_lock(&s->lock);
+	if (status == LLMC_OK) {
+		to = put_slot(s, t, &old);
+		status = to ? try_open(s, to, &err) : error_set(&err, LLMC_E_FULL, "a server has at most %d names in its life", MAX_MODELS);
+	}
+	if (status == LLMC_OK)
+		to->removed = false;
+	pthread_mutex_unlock(&s->lock);
+	if (!to) {
+		if (t)
+			t->src = (Source){ 0 };
+		slot_free(t);
+		if (init.src.free)
+			init.src.free(init.src.self);
+	}
+	slot_free(old);
+	if (status == LLMC_OK) {
+		req_text(a->r, 200, "Success: LoRA adapter '%s' added successfully.", a->name);
+	} else {
+		problem(&p, 400, taken ? "lora_name" : "lora_path", "The LoRA adapter '%.200s' cannot be loaded: %.700s", a->name, err.text);
+		req_problem(a->r, &p);
+	}
+	adding_free(a);
+	pthread_mutex_lock(&s->lock);
+	return true;
+}
+
 /* Those that nobody has asked for long; when the next one is due, in milliseconds. */
 static int
 doze(Server *s)
@@ -471,7 +638,7 @@ keeper(void *arg)
 	pthread_mutex_lock(&s->lock);
 	while (!s->closing) {
 		int ms = doze(s);
-		if (end_one(s) || told_sleepers(s) || reload_one(s) || load_one(s))
+		if (end_one(s) || told_sleepers(s) || adapt_one(s) || reload_one(s) || load_one(s))
 			continue;
 		clock_after(&until, ms);
 		pthread_cond_timedwait(&s->keep, &s->lock, &until);
@@ -487,27 +654,25 @@ keeper(void *arg)
 		pthread_mutex_lock(&s->lock);
 	}
 	Queue over = s->sleepers;
+	Adding *adding = s->adding;
 	s->sleepers = (Queue){ 0 };
+	s->adding = NULL;
 	pthread_mutex_unlock(&s->lock);
 	answer_all(over, &p, NULL);
+	for (Adding *next; adding; adding = next) {
+		next = adding->next;
+		req_problem(adding->r, &p);
+		adding_free(adding);
+	}
 	return NULL;
 }
 
-/* ---- slots ---- */
+/* ---- what others ask ---- */
 
 const char *
 slot_state(const Slot *t)
 {
 	return t->model ? "loaded" : t->loading ? "loading" : "unloaded";
-}
-
-/* Ollama's clients write the tag of a model that has none; Hugging Face's call the model "tgi" or "dummy" when they were given only an address. */
-static bool
-is_named(const char *own, const char *name)
-{
-	size_t n = strlen(own);
-
-	return strncmp(name, own, n) == 0 && (!name[n] || !strcmp(name + n, ":latest"));
 }
 
 static Slot *
@@ -721,51 +886,52 @@ models_sleep(Server *s, Slot *t, Req *r)
 	answer_closing(r, closing);
 }
 
-static void
-slot_free(Slot *t)
+void
+models_adapt(Server *s, Slot *base, const char *name, char *dir, Req *r)
 {
-	if (!t)
+	Adding *a = calloc(1, sizeof *a);
+	Problem p = { 0 };
+
+	if (a)
+		*a = (Adding){ .base = base, .name = strdup(name), .dir = dir, .r = r };
+	if (!a || !a->name) {
+		free(a);
+		free(dir);
+		problem_memory(&p);
+		req_problem(r, &p);
 		return;
-	if (t->src.free)
-		t->src.free(t->src.self);
-	free(t->name);
-	free(t->parent);
-	free(t);
+	}
+	atomic_fetch_add(&r->refs, 1);
+	pthread_mutex_lock(&s->lock);
+	bool closing = s->closing;
+	if (!closing) {
+		a->next = s->adding;
+		s->adding = a;
+		pthread_cond_signal(&s->keep);
+	}
+	pthread_mutex_unlock(&s->lock);
+	answer_closing(r, closing);
+	if (closing)
+		adding_free(a);
 }
 
-/* A slot that is in no list yet, and its engine where it has one. Source and engine are the caller's again on failure. */
-static llmc_status
-slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
+bool
+models_remove(Server *s, const char *name, Problem *p)
 {
-	Slot *t = calloc(1, sizeof *t);
-	Backend about = { 0 };
-	int64_t bytes = init->bytes;
-	llmc_status status = LLMC_OK;
+	bool found = false;
 
-	*out = t;
-	if (!t)
-		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	if (init->back)
-		about = *init->back;
-	else
-		status = init->src.look(init->src.self, &about, &bytes, err);
-	if (status != LLMC_OK)
-		return status;
-	t->name = strdup(init->name && *init->name ? init->name : about.info.name);
-	t->parent = init->parent ? strdup(init->parent) : NULL;
-	if (!t->name || (init->parent && !t->parent))
-		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	if (s->opt.memory_bytes > 0 && bytes > s->opt.memory_bytes)
-		return error_set(err, LLMC_E_FULL, "%s needs %.2f GiB, --memory allows %.2f GiB; lower --context or --seqs (llmc plan shows what fits)", t->name,
-		                 (double)bytes / 1073741824.0, (double)s->opt.memory_bytes / 1073741824.0);
-	TRY(set_limits(s, &about, t->name, &t->max_input, &t->max_total, err));
-	t->src = init->src;
-	t->about = about;
-	t->about.self = t->about.model = NULL;
-	t->about.tok = NULL;
-	t->bytes = bytes;
-	metrics_init(&t->metrics, t->max_input, t->max_total);
-	return LLMC_OK;
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots && !found; i++) {
+		Slot *t = s->slot[i];
+		if (t->removed || !t->parent || strcmp(t->name, name) != 0)
+			continue;
+		found = t->removed = true;
+		if (t->model)
+			retire(s, t);
+		pthread_cond_signal(&s->keep);
+	}
+	pthread_mutex_unlock(&s->lock);
+	return found || problem(p, 404, "lora_name", "The LoRA adapter '%.200s' cannot be found.", name);
 }
 
 void

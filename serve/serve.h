@@ -101,6 +101,7 @@ struct llmc_server {
 	int      n_slots;          /* grows under the lock */
 	Model   *retired;          /* they end when nobody uses them */
 	Queue    sleepers;         /* calls that are answered then */
+	struct Adding *adding;     /* adapters that the keeper shall look at */
 	uint64_t n_wanted;         /* times that a slot has begun to want an engine */
 	pthread_t keeper;
 	bool     has_keeper;

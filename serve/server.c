@@ -74,6 +74,7 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	if (o->otlp)
 		TRY(trace_open(s, o->otlp, &s->trace, err));
 	o->otlp = NULL;
+	o->lora_dir = o->lora_dir && *o->lora_dir ? strdup(o->lora_dir) : NULL;
 	if (o->keys)
 		TRY(keys_open(o->keys, &s->keys, err));
 	o->keys = NULL; /* the path is read */
@@ -243,6 +244,7 @@ server_close(Server *s)
 	free((char *)(uintptr_t)s->opt.api_key);
 	free((char *)(uintptr_t)s->opt.allow_origin);
 	free((char *)(uintptr_t)s->opt.allow_host);
+	free((char *)(uintptr_t)s->opt.lora_dir);
 	keys_close(s->keys);
 	free(s);
 }

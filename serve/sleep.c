@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "serve/model.h"
 #include "serve/route.h"
+#include "serve/sleep.h"
 
 static int
 hex(char c)
@@ -32,8 +33,8 @@ query_field(const char *q, const char *key, char *out, size_t cap)
 }
 
 /* A web page of somebody else may send such a request without asking first, and a client with limits is not the operator. */
-static bool
-may(Req *r, Problem *p)
+bool
+sleep_allowed(Req *r, Problem *p)
 {
 	const char *origin = req_header(r, "Origin"), *host = r->in.host;
 
@@ -66,7 +67,7 @@ meant(Req *r, Problem *p)
 static Slot *
 one(Req *r, Problem *p)
 {
-	Slot *t = may(r, p) ? meant(r, p) : NULL;
+	Slot *t = sleep_allowed(r, p) ? meant(r, p) : NULL;
 
 	if (!t && !p->status && models_number(r->srv) > 1)
 		problem(p, 400, "model", "This server has several models: say which, ?model=NAME.");
@@ -86,7 +87,7 @@ sleep_begin(Req *r)
 	query_field(r->in.query, "level", level, sizeof level);
 	if (strcmp(level, "1") != 0 && strcmp(level, "2") != 0)
 		problem(&p, 400, "level", "Invalid 'level': expected 1 or 2, which are the same here.");
-	Slot *t = !p.status && may(r, &p) ? meant(r, &p) : NULL;
+	Slot *t = !p.status && sleep_allowed(r, &p) ? meant(r, &p) : NULL;
 	Slot *first = t ? t : r->srv->slot[0];
 	if (!p.status && !first->src.open)
 		problem(&p, 400, "model", "The program that opened the model '%.200s' keeps it: it cannot sleep.", first->name);

@@ -99,3 +99,44 @@ def test_each_model_has_its_own_routes(server, tiny):
     r = tiny.post("/v1/embeddings", {"input": "a"})
     assert r.status == 400 and "head.kind=hidden" in r.json()["error"]["message"]
     assert server.post("/v1/embeddings", {"model": "other", "input": "a"}).status == 404
+
+
+def cosine(a, b):
+    return sum(x * y for x, y in zip(a, b)) / math.hypot(*a) / math.hypot(*b)
+
+
+def test_scores(server, want):
+    """The cosine of the vectors, one text with many or one by one."""
+    v = want["mean"]
+    r = server.post("/v1/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()
+    assert [d["index"] for d in r["data"]] == [0, 1, 2] and r["object"] == "list" and r["model"] == "vectors" and r["usage"]["total_tokens"] > 20
+    assert [d["score"] for d in r["data"]] == pytest.approx([cosine(v[0], x) for x in v], abs=1e-6)
+    r = server.post("/score", {"text_1": TEXTS, "text_2": TEXTS[::-1]}).json()
+    assert [d["score"] for d in r["data"]] == pytest.approx([cosine(x, y) for x, y in zip(v, v[::-1])], abs=1e-6)
+    last = want["last"]
+    r = server.post("/v1/score", {"text_1": TEXTS[1], "text_2": TEXTS[2], "pooling": "last"}).json()
+    assert [d["score"] for d in r["data"]] == pytest.approx([cosine(last[1], last[2])], abs=1e-6)
+
+
+def test_rerank(server, want):
+    v = want["mean"]
+    order = sorted(range(3), key=lambda i: -cosine(v[1], v[i]))
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        r = server.post(path, {"model": "vectors", "query": TEXTS[1], "documents": TEXTS}).json()
+        assert [x["index"] for x in r["results"]] == order == [1, *order[1:]]
+        assert [x["relevance_score"] for x in r["results"]] == pytest.approx([cosine(v[1], v[i]) for i in order], abs=1e-6)
+        assert [x["document"]["text"] for x in r["results"]] == [TEXTS[i] for i in order]
+    r = server.post("/v1/rerank", {"query": TEXTS[1], "documents": [{"text": t} for t in TEXTS], "top_n": 1, "return_documents": False}).json()
+    assert [set(x) for x in r["results"]] == [{"index", "relevance_score"}]
+
+
+def test_scores_that_cannot_be(server, tiny):
+    for path, body in (("/v1/score", {"text_1": TEXTS[:2], "text_2": TEXTS}), ("/v1/score", {"text_1": "a"}), ("/v1/score", {"text_1": "a", "text_2": []}),
+                       ("/v1/score", {"text_1": "a", "text_2": [3]}), ("/v1/score", {"text_1": "a", "text_2": ""}), ("/v1/score", {"text_1": "a", "text_2": "x" * 5000}),
+                       ("/v1/rerank", {"query": ["a", "b"], "documents": ["a"]}), ("/v1/rerank", {"query": "a", "documents": "a"}), ("/v1/rerank", {"query": "a", "documents": ["a"] * 200}),
+                       ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": -1})):
+        r = server.post(path, body)
+        assert r.status == 400 and r.json()["error"]["param"], (path, body, r.text)
+    assert server.post("/v1/score", {"text_1": "a", "text_2": "x" * 5000, "truncate_prompt_tokens": -1}).status == 200
+    assert server.post("/v1/score", {"model": "other", "text_1": "a", "text_2": "b"}).status == 404
+    assert tiny.post("/v1/score", {"text_1": "a", "text_2": "b"}).status == 400

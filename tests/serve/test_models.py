@@ -1,13 +1,16 @@
 """Several models in one server: chosen by name, opened when they are asked for, closed for others within a budget, put to sleep, read again."""
 import json
+import math
 import os
 import shutil
 import subprocess
 import threading
 
+import numpy as np
 import pytest
 
 import tiny_model
+import weights
 
 OPTIONS = ("--arch", "generic", "-t", "1", "--seqs", "4", "--context", "128")
 
@@ -243,3 +246,60 @@ def test_idle_models_fall_asleep(serve, folders):
         s.until(lambda: states(s) == {"a": "unloaded"})
         assert ask(s, "a").status == 200
         s.until(lambda: states(s) == {"a": "unloaded"})
+
+
+LORA = os.path.join(weights.HERE, "lora")
+
+
+def agrees(s, model, prompt, logits):
+    """Sums of log probabilities of the prompt's tokens are those of PEFT's logits."""
+    r = s.post("/v1/completions", {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 0}, timeout=120)
+    assert r.status == 200, r.text
+    got = r.json()["choices"][0]["logprobs"]["token_logprobs"][1:len(prompt)]
+    x = logits.astype(np.float64)
+    x = x - x.max(-1, keepdims=True)
+    x = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    want = [x[i, prompt[i + 1]] for i in range(len(prompt) - 1)]
+    return np.abs(np.array(got) - want).max()
+
+
+def test_adapters_by_name(serve, tmp_path):
+    """--lora NAME=DIR and /v1/load_lora_adapter: each answers as PEFT's model does, the base as without."""
+    g = weights.Golden("llama-modern")
+    g.build(tmp_path / "base")
+    home = tmp_path / "adapters"
+    shutil.copytree(os.path.join(LORA, "embed-head"), home / "head")
+    shutil.copytree(os.path.join(LORA, "qv-rslora"), home / "other")  # of another model
+    outside = tmp_path / "outside"
+    shutil.copytree(os.path.join(LORA, "embed-head"), outside)
+    os.symlink(outside, home / "link")
+    logits = {c: np.load(os.path.join(LORA, c, "logits.npy")) for c in ("llama-all", "embed-head")}
+    with serve(tmp_path / "base", "--model-name", "base", "--lora", f"all={LORA}/llama-all", "--lora-dir", home, "--set", "kv.dtype=f32", "--arch", "generic",
+               "-t", "1", "--seqs", "2") as s:
+        def load(name, path, **kw):
+            return s.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **kw}, timeout=120)
+        assert {m["id"]: m["parent"] for m in s.get("/v1/models").json()["data"]} == {"base": None, "all": "base"}
+        r = load("head", "head")
+        assert r.status == 200 and "'head'" in r.text, r.text
+        scale = np.abs(logits["llama-all"]).max()
+        for model, want in (("base", g.logits), ("all", logits["llama-all"]), ("head", logits["embed-head"])):
+            assert agrees(s, model, g.prompt, want) < 6e-3 * scale, model
+        assert agrees(s, "all", g.prompt, g.logits) > 0.1
+        # mistakes
+        assert load("head", "head").status == 400 and load("base", "head").status == 400
+        for path in ("link", "../outside", str(outside), "/etc", "none"):
+            assert load("x", path).status == 404, path
+        assert load("x", "other").status == 400 and load("x", "head", base_model_name="none").status == 404 and load("x", "head", base_model_name="all").status == 400
+        assert s.post("/v1/load_lora_adapter", {"lora_name": "x"}).status == 400
+        assert s.post("/v1/unload_lora_adapter", {"lora_name": "base"}).status == 404
+        # gone, and back
+        assert s.post("/v1/unload_lora_adapter", {"lora_name": "head"}).status == 200
+        assert s.post("/v1/unload_lora_adapter", {"lora_name": "head"}).status == 404
+        assert ask(s, "head", prompt=[5, 6]).status == 404 and "head" not in states(s)
+        assert load("head", str(home / "head")).status == 200
+        assert agrees(s, "head", g.prompt, logits["embed-head"]) < 6e-3 * scale
+        assert s.stop()[0] == 0
+
+
+def test_adapters_are_not_loaded_unasked(both):
+    assert both.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "y"}).status == 403
