@@ -966,9 +966,11 @@ models_open(Server *s, const SlotInit *init, int n, llmc_error *err)
 			one.back = NULL; /* closed, when it is not begun */
 		}
 		if (status == LLMC_OK) {
+			pthread_mutex_lock(&s->lock); /* pumps look at the list already */
 			if (m)
 				model_set(t, m);
 			s->slot[s->n_slots++] = t;
+			pthread_mutex_unlock(&s->lock);
 		} else {
 			if (t)
 				t->src = (Source){ 0 };
