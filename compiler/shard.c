@@ -588,10 +588,14 @@ shard_op(Pass *p, Op *op)
 			along(p, op, "groups");
 		return;
 	case OP_gain: /* of split values: without a weight, and of all their elements */
-		if (!split(p, op->arg[0]) || op_int(op, "count") != op_int(op, "width"))
+		if (!split(p, op->arg[0]))
 			break;
+		if (op_int(op, "count") != op_int(op, "width")) {
+			err_at(p->g->diag, op->loc, "parallel.tp = %d: a factor of some columns of what ranks share runs on one rank", p->g->ranks);
+			return;
+		}
+		set_int(op, "count", own(p, p->state[op->arg[0]].by, op_int(op, "count")));
 		along(p, op, "width");
-		set_int(op, "count", op_int(op, "width"));
 		return;
 	case OP_pos_scale:
 	case OP_act:
