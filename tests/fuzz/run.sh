@@ -80,8 +80,9 @@ for name; do
 	if [ -n "${FUZZ_SECONDS:-}" ]; then
 		limit="-max_total_time=$FUZZ_SECONDS -seed=$(date +%s)"
 	elif [ "$link" != "${link#*fuzzer}" ]; then
-		LC_ALL=C ls "tests/fuzz/corpus/$name" | sed "s|^|tests/fuzz/corpus/$name/|" | paste -sd, > "$build/$name.inputs"
-		limit="$limit -reload=0 -use_cmp=0 -seed_inputs=@$build/$name.inputs"
+		LC_ALL=C ls "tests/fuzz/corpus/$name" | sed "s|^|tests/fuzz/corpus/$name/|" | paste -sd, | tr -d '\n' > "$build/$name.inputs"
+		limit="$limit -reload=0 -use_cmp=0"
+		[ ! -s "$build/$name.inputs" ] || limit="$limit -seed_inputs=@$build/$name.inputs"
 		set -- "$new"
 	fi
 	[ ! -e "tests/fuzz/$name.dict" ] || set -- "-dict=tests/fuzz/$name.dict" "$@"
