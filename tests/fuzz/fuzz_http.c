@@ -6,6 +6,7 @@
 
 #include "serve/gen.h"
 #include "serve/grammar.h"
+#include "serve/model.h"
 #include "text/text.h"
 #include "tests/serve/fake_engine.h"
 
@@ -79,6 +80,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	static llmc_tokenizer *t;
 	Fake f;
 	Server s = { 0 };
+	Slot slot = { .name = (char *)(uintptr_t)"m", .max_input = 63, .max_total = 64 };
+	Model m = { .slot = &slot, .name = "m", .srv = &s, .max_input = 63, .max_total = 64, .healthy = true };
+	Problem p = { 0 };
 	const char *tail;
 	bool wrong_method;
 	llmc_error err;
@@ -91,36 +95,42 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		t->chat = template;
 	}
 	fake_init(&f, t, 4);
-	s.back = fake_backend(&f, 64);
-	s.grammars = grammars_open();
-	if (!s.grammars)
+	slot.about = m.back = fake_backend(&f, 64);
+	slot.model = &m;
+	m.grammars = grammars_open();
+	if (!m.grammars)
 		abort();
-	s.model_name = (char *)(uintptr_t)"m";
-	s.max_input = 63;
-	s.max_total = 64;
+	s.slot[0] = &slot;
+	s.n_slots = 1;
 	s.max_body = 1 << 16;
 	s.max_held = 1 << 30;
 	s.opt.max_best_of = 2;
 	s.opt.max_stop_sequences = 4;
 	s.opt.max_top_n_tokens = 5;
 	pthread_mutex_init(&s.lock, NULL);
-	metrics_init(&s.metrics, 63, 64);
+	pthread_cond_init(&s.keep, NULL);
+	metrics_init(&slot.metrics, 63, 64);
 	Req *r = calloc(1, sizeof *r);
 	r->srv = &s;
+	r->slot = &slot;
 	atomic_init(&r->refs, 2);
 	r->route = route_find(serve_routes, "POST", paths[data[0] % (sizeof paths / sizeof *paths)], false, &tail, &wrong_method);
 	strbuf_add(&r->body, data + 1, size - 1);
-	r->route->handle(r);
+	if (!(r->route->flags & RT_MODEL) || models_take(&s, r, &p)) /* as a worker does */
+		r->route->handle(r);
+	else
+		wrong("the model is not there", r);
+	model_unref(r->model);
 	llmc_event ev;
-	for (int i = 0; s.n_gens && i < 100000; i++)
+	for (int i = 0; m.n_gens && i < 100000; i++)
 		if (fake_next(&f, 0, &ev, &err) == LLMC_OK && ev.kind != LLMC_EVENT_NONE)
 			gen_event(&s, &ev);
-	if (s.n_gens || f.n_live || atomic_load(&r->refs) != 2)
+	if (m.n_gens || m.n_refs || f.n_live || atomic_load(&r->refs) != 2)
 		wrong("something is left", r);
 	check(r);
 	atomic_store(&r->refs, 1);
 	req_unref(r);
-	grammars_close(s.grammars);
+	grammars_close(m.grammars);
 	free(f.held);
 	return 0;
 }
