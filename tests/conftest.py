@@ -26,6 +26,7 @@ os.environ["LLMC_EMU_REPORT"] = FINDINGS
 
 
 def pytest_configure(config):
+    config.failed_path = os.environ.pop("LLMC_FAILED", None)
     config.addinivalue_line("markers", "findings: the emulator is expected to find something")
     config.addinivalue_line("markers", "sample(n): make check runs n of the cases, make check-all every one")
 
@@ -54,6 +55,14 @@ def pytest_collection_modifyitems(config, items):
     dropped = {i for (*_, n), group in cases.items() for i in set(group) - set(sampled(group, n))}
     config.hook.pytest_deselected(items=[i for i in items if i in dropped])
     items[:] = [i for i in items if i not in dropped]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """The names of failed tests, a line each, for a second try (tools/check.sh)"""
+    if config.failed_path:
+        failed = terminalreporter.stats.get("failed", []) + terminalreporter.stats.get("error", [])
+        with open(config.failed_path, "w") as f:
+            f.writelines(f"{name}\n" for name in sorted({r.nodeid for r in failed}))
 
 
 def pytest_unconfigure(config):

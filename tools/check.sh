@@ -35,14 +35,21 @@ step_unit() {
 	LLMC_EMU_MODE=check tools/unit.sh build/unit/test_cuda_load build/unit/test_cuda_session
 }
 
-# pytest in the tests' own environment
+# pytest in the tests' own environment. One to three tests that failed run once more, alone: those that pass then are named in the step's line as unsteady,
+# one that fails again fails the step.
 run_pytest() {
-	local venv
+	local venv failed again
 	venv=$(tools/venv.sh) || return 1
 	LLMC_SMOLLM2=$(tools/smollm2.sh) || return 1
 	export LLMC_SMOLLM2
+	failed=$(mktemp "$log/failed.XXXXXX")
 	# a process gets neighbouring tests, so that kernels and models which they share are made once
-	PYTHONPATH=bindings/python "$venv/bin/python" -m pytest -q --dist worksteal --maxfail=10 -p no:cacheprovider --durations=15 "$@"
+	local pytest=(env PYTHONPATH=bindings/python "$venv/bin/python" -m pytest -q -p no:cacheprovider)
+	LLMC_FAILED=$failed "${pytest[@]}" --dist worksteal --maxfail=10 --durations=15 "$@" && return
+	mapfile -t again <"$failed"
+	[ ${#again[@]} -ge 1 ] && [ ${#again[@]} -le 3 ] || return 1
+	"${pytest[@]}" "${again[@]}" || return 1
+	echo "passed, but unsteady (failed among others, passed alone): ${again[*]}"
 }
 
 step_pytest() {
