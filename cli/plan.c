@@ -178,6 +178,7 @@ plan(int argc, char **argv)
 	llmc_limits lim = limits_of(&c);
 	if (lim.n_threads == 0)
 		lim.n_threads = 1;
+	lim.snapshots = LLMC_DEFAULT_SNAPSHOTS; /* as a server has */
 	llmc_status s = llmc_memory_for(m, &lim, &mem, &err);
 	if (s == LLMC_OK && c.memory > 0)
 		s = llmc_fit(m, c.memory, &lim, &fit, &err);
@@ -197,10 +198,11 @@ plan(int argc, char **argv)
 		printf("{\"name\":");
 		json_text(stdout, info.name, strlen(info.name));
 		printf(",\"target\":\"%s\",\"params\":%lld,\"token_bytes\":%lld,\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,"
-		       "\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,\"kv_per_seq\":%lld,\"kv_saved\":%lld}",
+		       "\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,\"kv_per_seq\":%lld,\"kv_saved\":%lld,"
+		       "\"kv_snapshots\":%lld}",
 		       info.target, (long long)info.n_params, (long long)info.token_bytes, (long long)mem.weights, (long long)mem.kv,
 		       (long long)mem.scratch, (long long)mem.state, (long long)sum, (long long)mem.kv_per_token, (long long)mem.kv_per_seq,
-		       (long long)mem.kv_saved);
+		       (long long)mem.kv_saved, (long long)mem.kv_snapshots);
 		if (fit >= 0)
 			printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)c.memory, fit);
 		if (info.ranks > 1)
@@ -222,6 +224,9 @@ plan(int argc, char **argv)
 			printf("windows: kv takes %s less than with all positions of windowed layers\n", human_bytes((double)mem.kv_saved, text));
 		if (mem.kv_per_seq)
 			printf("states of a sequence, within kv: %s\n", human_bytes((double)mem.kv_per_seq, text));
+		if (mem.kv_snapshots)
+			printf("snapshots of states, within kv: %s, %d a sequence, for prompts that begin alike (none with --no-prefix-cache, run or chat)\n",
+			       human_bytes((double)mem.kv_snapshots, text), lim.snapshots);
 		if (info.ranks > 1)
 			s = ranks(m, &lim, false, &err);
 		if (fit >= 0)

@@ -82,7 +82,7 @@ log_reopen(const Log *l)
 static void
 memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem, const char *url, bool json)
 {
-	char a[32], b[32], c[32], d[32], e[32], f[32];
+	char a[32], b[32], c[32], d[32], e[32], f[32], g[32], kept[64] = "";
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	int64_t total = mem->weights + mem->kv + mem->scratch + mem->state;
 
@@ -90,15 +90,18 @@ memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem
 	if (json) {
 		printf("{\"url\":\"%s\",\"model\":", url);
 		json_text(stdout, info.name, strlen(info.name));
-		printf(",\"target\":\"%s\",\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld},"
+		printf(",\"target\":\"%s\",\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,"
+		       "\"kv_snapshots\":%lld},"
 		       "\"limits\":{\"context\":%d,\"seqs\":%d,\"chunk\":%d,\"kv_tokens\":%lld}}\n",
 		       info.target, (long long)mem->weights, (long long)mem->kv, (long long)mem->scratch, (long long)mem->state, (long long)total,
-		       (long long)mem->kv_per_token, lim->context, lim->seqs, lim->chunk, (long long)lim->kv_tokens);
+		       (long long)mem->kv_per_token, (long long)mem->kv_snapshots, lim->context, lim->seqs, lim->chunk, (long long)lim->kv_tokens);
 	} else {
-		printf("%s on %s\n  weights %12s\n  KV      %12s   %d sequences, %d positions each, %lld together; %s a position\n"
+		if (mem->kv_snapshots)
+			snprintf(kept, sizeof kept, "; %s of it snapshots of states", human_bytes((double)mem->kv_snapshots, g));
+		printf("%s on %s\n  weights %12s\n  KV      %12s   %d sequences, %d positions each, %lld together; %s a position%s\n"
 		       "  scratch %12s   steps of up to %d tokens\n  state   %12s\n  total   %12s\nlistening on %s\n",
 		       info.name, info.target, human_bytes((double)mem->weights, a), human_bytes((double)mem->kv, b), lim->seqs, lim->context,
-		       (long long)lim->kv_tokens, human_bytes((double)mem->kv_per_token, c), human_bytes((double)mem->scratch, d), lim->chunk,
+		       (long long)lim->kv_tokens, human_bytes((double)mem->kv_per_token, c), kept, human_bytes((double)mem->scratch, d), lim->chunk,
 		       human_bytes((double)mem->state, e), human_bytes((double)total, f), url);
 	}
 	fflush(stdout);
@@ -290,6 +293,7 @@ serve(int argc, char **argv)
 	shared.kv_tokens = kv_tokens;
 	lim.kv_tokens = kv_tokens ? kv_tokens : eo.max_batch_total_tokens ? eo.max_batch_total_tokens
 	                : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
+	lim.snapshots = eo.no_prefix_cache ? 0 : LLMC_DEFAULT_SNAPSHOTS;
 	if (draft_path) {
 		status = open_draft(&c, draft_path, &lim, &draft, &err);
 		if (status != LLMC_OK)

@@ -125,6 +125,7 @@ enum { /* numbers that the comments below say */
 	LLMC_DEFAULT_CONTEXT = 4096,
 	LLMC_DEFAULT_CONCURRENT_REQUESTS = 128,
 	LLMC_DEFAULT_WAITING_TOKENS = 20,
+	LLMC_DEFAULT_SNAPSHOTS = 2, /* one moves with a sequence's prompt, one with its answer */
 	LLMC_MAX_CHOICES = 128, /* of a request */
 	LLMC_MAX_SPECULATE = 15, /* tokens guessed ahead in one step */
 	LLMC_MAX_TOP = 20,      /* alternatives of a place */
@@ -141,6 +142,8 @@ typedef struct llmc_limits {
 	int32_t n_out;     /* rows of logits of one step [seqs; chunk where the output is no logits] */
 	int64_t kv_tokens; /* positions of all sequences together [context * seqs] */
 	int     n_threads; /* [the model's] */
+	int32_t snapshots; /* of a sequence's states, kept for prompts that begin alike; models whose layers keep none have none
+	                    * [an engine LLMC_DEFAULT_SNAPSHOTS, without its prefix cache 0; else 0] */
 } llmc_limits;
 
 /* In a program that mpirun or srun has started as several processes each calls llmc_open, which waits for the others and gives each its
@@ -249,6 +252,7 @@ typedef struct llmc_memory {
 	int64_t kv_per_token;                /* bytes of KV for one position */
 	int64_t kv_per_seq;                  /* bytes of the states of one sequence, which are part of kv; 0: the model has none */
 	int64_t kv_saved;                    /* bytes that kv takes less because layers that see a window keep no more than they see; 0: none does */
+	int64_t kv_snapshots;                /* bytes of limits.snapshots of all sequences, which are part of kv */
 } llmc_memory;
 LLMC_API llmc_status llmc_memory_for(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err);
 /* One rank of a model that is split over several (parallel.tp), or all of one that is not. Sizes are 0 where the model has none. */

@@ -330,7 +330,7 @@ follow(Session *s, llmc_error *err)
 				kv_window_as(&s->kv, r.a, r.window[0]);
 			if (r.more == KV_PAGE && r.b >= 0)
 				kv_window_as(&s->kv, r.b, r.window[1]);
-			TRY(kv_do(&s->kv, (KvDeed)r.more, r.a, r.b, err));
+			kv_do(&s->kv, (KvDeed)r.more, r.a, r.b);
 			break;
 		case RECORD_SIZES:
 			if (!collect_sizes(s, NULL))

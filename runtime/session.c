@@ -9,7 +9,7 @@
 #include "runtime/ranks.h"
 #include "runtime/state/rope.h"
 
-enum { MAX_CONTEXT = 1 << 28, MAX_SEQS = 1 << 16 };
+enum { MAX_CONTEXT = 1 << 28, MAX_SEQS = 1 << 16, MAX_SNAPSHOTS = 1 << 10 };
 
 static llmc_status
 range(llmc_error *err, const char *what, int64_t have, int64_t max, const char *why)
@@ -54,6 +54,10 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 	}
 	if (l.n_threads < 1 || l.n_threads > TOPOLOGY_MAX)
 		return range(err, "n_threads", l.n_threads, TOPOLOGY_MAX, "");
+	if (l.snapshots < 0 || l.snapshots > MAX_SNAPSHOTS)
+		return range(err, "snapshots", l.snapshots, MAX_SNAPSHOTS, ", or 0: none");
+	if (!plan_has_state(plan))
+		l.snapshots = 0;
 	*out = l;
 	return LLMC_OK;
 }

@@ -92,6 +92,8 @@ limits_for(const llmc_serve_model *o, const llmc_model *m)
 		lim.context = info.max_positions;
 	if (!lim.seqs)
 		lim.seqs = 16;
+	if (!lim.snapshots && !(eo && eo->no_prefix_cache))
+		lim.snapshots = LLMC_DEFAULT_SNAPSHOTS;
 	if (!lim.kv_tokens)
 		lim.kv_tokens = eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
 	return lim;

@@ -227,7 +227,7 @@ does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t 
 {
 	const Session *s = c->s;
 	const CudaDevice *d = &c->m->dev;
-	char w[32], k[32], sc[32], st[32], l[32], t[32], fits[160] = "not even one position of one sequence would fit";
+	char w[32], k[32], sc[32], st[32], l[32], t[32], kept[96] = "", fits[160] = "not even one position of one sequence would fit";
 	int64_t room = (int64_t)left - (8 << 20); /* of the driver's own */
 	int32_t chunk = s->lim.chunk, lo = longest_in(s, room, chunk), seqs = 0;
 
@@ -245,16 +245,18 @@ does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t 
 		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", lo, s->lim.seqs);
 	else if (seqs)
 		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", s->lim.context, seqs);
+	if (need->kv_snapshots)
+		snprintf(kept, sizeof kept, "; %s of it snapshots of states, none without a prefix cache", cuda_bytes_text(need->kv_snapshots, k));
 	return error_set(err, LLMC_E_MEMORY,
 	                 "this session does not fit GPU %d (%s):\n"
 	                 "  weights  %s (loaded)\n"
-	                 "  kv       %s (context %d, %d sequence%s)\n"
+	                 "  kv       %s (context %d, %d sequence%s%s)\n"
 	                 "  scratch  %s (chunk %d)\n"
 	                 "  state    %s\n"
 	                 "  free     %s of %s\n"
 	                 "%s",
 	                 d->number, d->name, cuda_bytes_text(need->weights, w), cuda_bytes_text(need->kv, k), s->lim.context,
-	                 s->lim.seqs, s->lim.seqs == 1 ? "" : "s", cuda_bytes_text(need->scratch, sc), s->lim.chunk,
+	                 s->lim.seqs, s->lim.seqs == 1 ? "" : "s", kept, cuda_bytes_text(need->scratch, sc), s->lim.chunk,
 	                 cuda_bytes_text(need->state, st), cuda_bytes_text((int64_t)left, l), cuda_bytes_text((int64_t)total, t), fits);
 }
 
@@ -270,8 +272,8 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	if (need->kv + need->scratch + need->state > (int64_t)left)
 		return does_not_fit(c, need, left, total, err);
 	CUDA_TRY(d, d->api.stream_create(&c->stream, CU_STREAM_NON_BLOCKING), "making a stream");
-	llmc_status status = kv_open_on(&s->kv, &mem, s->plan, (int32_t)session_pages(&s->lim), (int32_t)session_window_pages(s->plan, &s->lim), s->lim.context,
-	                                s->lim.seqs, err);
+	llmc_status status = kv_open_on(&s->kv, &mem, s->plan, (int32_t)session_pages(&s->lim), (int32_t)session_window_pages(s->plan, &s->lim),
+	                                session_snapshots(&s->lim), s->lim.context, s->lim.seqs, err);
 	if (c->failed == LLMC_E_MEMORY)
 		return does_not_fit(c, need, left, total, err);
 	TRY(cuda_session_check(c, err));

@@ -125,6 +125,10 @@ engine_limits(const Plan *plan, const llmc_engine_options *opt)
 	if (l.kv_tokens == 0)
 		l.kv_tokens = opt->max_batch_total_tokens > 0 ? opt->max_batch_total_tokens
 		                                              : (int64_t)l.context * (l.seqs < 4 ? l.seqs : 4);
+	if (opt->no_prefix_cache || plan->prompt_whole)
+		l.snapshots = 0;
+	else if (l.snapshots == 0)
+		l.snapshots = LLMC_DEFAULT_SNAPSHOTS;
 	return l;
 }
 

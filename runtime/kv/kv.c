@@ -97,11 +97,12 @@ static const KvMem host_memory = { .alloc = host_alloc, .free = host_free, .copy
 llmc_status
 kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
 {
-	return kv_open_on(kv, NULL, p, n_page, kv_keep(p) ? n_page : 0, context, seqs, err);
+	return kv_open_on(kv, NULL, p, n_page, kv_keep(p) ? n_page : 0, 0, context, seqs, err);
 }
 
 llmc_status
-kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window, int32_t context, int32_t seqs, llmc_error *err)
+kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window, int32_t n_snap, int32_t context, int32_t seqs,
+           llmc_error *err)
 {
 	*kv = (Kv){ .plan = p, .mem = mem ? *mem : host_memory, .n_page = n_page, .n_free = n_page, .n_stack = n_page, .n_seq = seqs,
 		.n_window = n_window, .oldest = -1, .newest = -1 };
@@ -133,7 +134,7 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_wi
 		kv->base[i] = m;
 		kv->pool_bytes[i] = (size_t)bytes;
 	}
-	return LLMC_OK;
+	return n_snap && plan_has_state(p) ? snaps_open(kv, n_snap, err) : LLMC_OK;
 }
 
 void
@@ -199,7 +200,7 @@ page_copy(Kv *kv, int32_t to, int32_t from)
 static void
 page_as(Kv *kv, int32_t to, int32_t from)
 {
-	(void)kv_do(kv, KV_PAGE, to, from, NULL); /* takes no memory */
+	kv_do(kv, KV_PAGE, to, from);
 }
 
 static int32_t
@@ -264,8 +265,8 @@ state_fork(Kv *kv, int32_t q, int32_t from)
 		kv->mem.copy(kv->mem.user, kv_state_at(kv, n, q, &bytes), state, bytes);
 }
 
-llmc_status
-kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from, llmc_error *err)
+void
+kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from)
 {
 	switch (deed) {
 	case KV_PAGE:
@@ -277,9 +278,6 @@ kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from, llmc_error *err)
 	case KV_FORK:
 		state_fork(kv, to, from);
 		break;
-	case KV_SNAPS:
-		TRY(snaps_open(kv, to, err));
-		break;
 	case KV_TAKE:
 		snap_copy(kv, to, from, true);
 		break;
@@ -289,7 +287,6 @@ kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from, llmc_error *err)
 	}
 	if (kv->told)
 		kv->told(kv->told_user, deed, to, from);
-	return LLMC_OK;
 }
 
 int32_t
@@ -313,7 +310,7 @@ kv_seq_fork(Kv *kv, int32_t from)
 			window_need(kv, s->page[i]);
 	}
 	if (plan_has_state(kv->plan))
-		(void)kv_do(kv, KV_FORK, q, from, NULL); /* takes no memory */
+		kv_do(kv, KV_FORK, q, from);
 	return q;
 }
 

@@ -61,8 +61,8 @@ typedef struct KvSnap {
 
 /* What happens to memory of pages and states beside steps. Memory elsewhere that follows the books of this Kv does the same (kv_do).
  * PAGE: page `to`, in every layer of every pool, becomes as page `from`; -1: zero. FORK: the states of sequence `to` become those of sequence `from`.
- * SNAPS: there is room for `to` snapshots. TAKE: the states of sequence `from` become snapshot `to`. GIVE: those of sequence `to` become as snapshot `from`. */
-typedef enum KvDeed { KV_PAGE, KV_FORK, KV_SNAPS, KV_TAKE, KV_GIVE } KvDeed;
+ * TAKE: the states of sequence `from` become snapshot `to`. GIVE: those of sequence `to` become as snapshot `from`. */
+typedef enum KvDeed { KV_PAGE, KV_FORK, KV_TAKE, KV_GIVE } KvDeed;
 
 typedef struct Kv {
 	const Plan *plan;
@@ -112,9 +112,10 @@ int64_t     kv_window_pages(const Plan *p, int64_t n_page, int64_t seqs, int64_t
 int64_t     kv_state_bytes(const Plan *p, int64_t seqs);  /* of the pools that hold a state for each sequence */
 
 llmc_status kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err);
-/* The same with pages elsewhere than in host memory (mem NULL: there), and n_window of them for windows; kv_open has as many as pages. */
-llmc_status kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window, int32_t context, int32_t seqs,
-                       llmc_error *err);
+/* The same with pages elsewhere than in host memory (mem NULL: there), n_window of them for windows, and room for n_snap snapshots of states; kv_open has
+ * as many for windows as pages, and no snapshots. */
+llmc_status kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window, int32_t n_snap, int32_t context,
+                       int32_t seqs, llmc_error *err);
 void        kv_release(Kv *kv);
 int32_t     kv_pool_pages(const Kv *kv, int pool);  /* of each layer */
 /* First page, or first sequence's state, of a layer of a pool. */
@@ -132,11 +133,10 @@ int64_t     kv_need(Kv *kv, const int32_t *q, const int32_t *add, size_t n);
 void        kv_extend(Kv *kv, int32_t q, int32_t add);
 void        kv_advance(Kv *kv, int32_t q, int32_t add); /* it is, or on its way */
 
-/* E_MEMORY: there is none for snapshots. */
-llmc_status kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from, llmc_error *err);
+void        kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from); /* takes no memory */
 void        kv_window_as(Kv *kv, int32_t page, int32_t window); /* elsewhere the page has this window page; -1: none */
 
-/* Switch the prefix cache on. Where there are states, with room for two snapshots a sequence. */
+/* Switch the prefix cache on. Where there are states it finds what snapshots were taken of: nothing without room for them. */
 llmc_status kv_prefix_open(Kv *kv, llmc_error *err);
 /* Give an empty sequence the cached pages that hold the beginning of tok; the positions found, whole pages, less than n_tok.
  * root < 0: only pages kept under the same root are found (what else decides about the values of a position). */

@@ -38,7 +38,7 @@ snaps_open(Kv *kv, int32_t n, llmc_error *err)
 		void  *m = NULL;
 		size_t bytes = (size_t)plan_layer_state_bytes(&p->pool[i]) * (size_t)p->pool[i].n_layers * (size_t)n;
 		if (bytes && kv->mem.alloc(kv->mem.user, bytes, &m, NULL) != LLMC_OK)
-			return error_set(err, LLMC_E_MEMORY, "out of memory: the prefix cache keeps %d states of sequences, %lld MB; without it, or with fewer sequences (--seqs), there is room", n,
+			return error_set(err, LLMC_E_MEMORY, "out of memory: the prefix cache keeps %d states of sequences, %lld MB; without it (--no-prefix-cache), or with fewer sequences (--seqs), less is needed", n,
 			                 (long long)(kv_state_bytes(p, n) >> 20));
 		kv->snap_base[i] = m;
 	}
@@ -101,7 +101,7 @@ snap_take(Kv *kv, int32_t q, int32_t page, bool prompt)
 		return;
 	int32_t i = snap_choose(kv, q, prompt);
 	snap_drop(kv, i);
-	(void)kv_do(kv, KV_TAKE, i, q, NULL); /* takes no memory */
+	kv_do(kv, KV_TAKE, i, q);
 	kv->snap[i] = (KvSnap){ .page = page, .seq = q, .prompt = prompt, .used = ++kv->n_used };
 	kv->cached[page].snap = i + 1;
 }
@@ -117,7 +117,7 @@ snap_give(Kv *kv, int32_t q)
 	int32_t i = kv->cached[s->page[s->n_page - 1]].snap - 1;
 	kv->snap[i].used = ++kv->n_used;
 	kv->snap[i].seq = -1; /* it is wanted here again */
-	(void)kv_do(kv, KV_GIVE, q, i, NULL); /* takes no memory */
+	kv_do(kv, KV_GIVE, q, i);
 }
 
 void
@@ -153,7 +153,7 @@ kv_prefix_open(Kv *kv, llmc_error *err)
 	if (!kv->cached || !kv->bucket)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the prefix cache of %d KV pages", kv->n_page);
 	memset(kv->bucket, 0xff, (size_t)kv->n_bucket * sizeof *kv->bucket);
-	return plan_has_state(kv->plan) ? kv_do(kv, KV_SNAPS, 2 * kv->n_seq, 0, err) : LLMC_OK;
+	return LLMC_OK;
 }
 
 static int32_t *

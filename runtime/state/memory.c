@@ -37,6 +37,12 @@ session_window_pages(const Plan *p, const llmc_limits *l)
 	return kv_window_pages(p, session_pages(l), l->seqs, l->chunk);
 }
 
+int32_t
+session_snapshots(const llmc_limits *l)
+{
+	return l->seqs * l->snapshots;
+}
+
 int64_t
 session_max_page(const Session *s)
 {
@@ -146,7 +152,7 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 	if (m.state >= 0)
 		m.state = d->state_bytes(&s, m.state);
 	m.scratch = session_lay_out_slots(&s);
-	int64_t states = kv_state_bytes(plan, lim->seqs), pages = session_pages(lim);
+	int64_t kept = session_snapshots(lim), states = kv_state_bytes(plan, lim->seqs + kept), pages = session_pages(lim);
 	m.kv = kv_bytes(plan, pages);
 	if (kv_keep(plan) && m.kv >= 0)
 		m.kv_saved = kv_window_bytes(plan, pages - session_window_pages(plan, lim));
@@ -154,6 +160,7 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 	m.kv = m.kv < 0 || states < 0 || m.kv > INT64_MAX / 4 || states > INT64_MAX / 4 ? -1 : m.kv + states;
 	m.kv_per_token = kv_bytes(plan, 1) / PLAN_KV_PAGE;
 	m.kv_per_seq = kv_state_bytes(plan, 1);
+	m.kv_snapshots = kv_state_bytes(plan, kept);
 	for (int i = 0; i < plan->n_tensor; i++)
 		m.weights += plan_tensor_bytes(&plan->tensor[i]);
 	if (m.state < 0 || m.scratch < 0 || m.kv < 0)

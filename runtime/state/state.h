@@ -99,6 +99,7 @@ void       *session_map(int64_t bytes);                       /* zeroed; NULL: o
 void        session_unmap(void *m, int64_t bytes);
 int64_t     session_pages(const llmc_limits *l);
 int64_t     session_window_pages(const Plan *p, const llmc_limits *l);
+int32_t     session_snapshots(const llmc_limits *l);          /* of states, of all sequences */
 int64_t     session_max_page(const Session *s);               /* of one sequence */
 int64_t     session_table_stride(const Session *s);           /* of block tables: kv.stride, before kv is open */
 bool        session_sees_window(const Session *s, const PlanStep *step); /* is its pool one of window pages? It takes the tables from max_page on */

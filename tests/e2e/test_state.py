@@ -3,6 +3,7 @@ states; a prompt that was preempted goes on as it was; no prefix is taken for wh
 import os
 import re
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -155,12 +156,53 @@ def test_a_state_cannot_be_cut(model):
 
 
 def test_memory_counts_states(model, path, kind):
-    one, four = (model.memory(context=64, seqs=n) for n in (1, 4))
+    one, four, kept = (model.memory(context=64, seqs=n, snapshots=k) for n, k in ((1, 0), (4, 0), (4, 3)))
+    assert kept["kv_snapshots"] == 4 * 3 * STATE[kind] == kept["kv"] - four["kv"] and four["kv_snapshots"] == 0
     assert one["kv_per_seq"] == four["kv_per_seq"] == STATE[kind]
     assert one["kv"] == 2 * 32 * one["kv_per_token"] + STATE[kind] and four["kv"] == 4 * one["kv"] and (one["kv_per_token"] == 0) == (kind == "scans")
     text = subprocess.run([LLMC, "plan", path, "--random-weights", "--arch", BEST], capture_output=True, text=True, check=True).stdout
     pools = (("ssm_conv", 4), ("ssm_state", 4)) if kind == "scans" else (("conv", 2), ("state", 2), ("ssm_conv", 1), ("ssm_state", 1))
+    assert re.search(r"snapshots of states, within kv: .*, 2 a sequence", text)
     assert re.search(r"states of a sequence, within kv: ", text) and all(re.search(rf"\b{id} .* a sequence: {n} layer", text) for id, n in pools)
+
+
+# how many bytes of the emulated device an engine takes, and what is said of it before
+TAKEN = """
+import os, sys, llmc
+def taken():
+    with open(os.environ["LLMC_EMU_SHARED"], "rb") as f:
+        return int.from_bytes(f.read(8), "little")
+limits, more = dict(context=64, seqs=4, chunk=16), eval(sys.argv[2])
+with llmc.open(sys.argv[1], random_weights=True, device="cuda") as m:
+    said = m.memory(**limits, kv_tokens=256, n_out=36, snapshots=0 if "no_prefix_cache" in more else more.get("snapshots", 2))
+    before = taken()
+    try:
+        with m.engine(**limits, kv_tokens=256, n_out=36, **more) as e:
+            print(taken() - before, said["kv"] + said["scratch"] + said["state"], said["kv_snapshots"])
+    except llmc.Error as e:
+        print(e)
+"""
+
+
+def test_an_engine_takes_what_is_said(tmp_path):
+    """Snapshots of states are memory as well: counted before anything is taken, refused where they do not fit."""
+    path = tmp_path / "large.yaml"
+    path.write_text(COMMON.replace("n_layers: 4", "n_layers: 1") + """family: mamba2
+ssm: {layers: all, heads: 64, dim: 64, groups: 1, state: 128, norm_groups: 1}
+""")
+    state = 4 * (64 * 64 * 128 + 3 * (64 * 64 + 2 * 128))
+
+    def run(more, mb=16384):
+        env = environment("sm_90a", LLMC_EMU_SHARED=tmp_path / "used", LLMC_EMU_MEM_MB=mb)
+        p = subprocess.run([sys.executable, "-c", TAKEN, path, repr(more)], env=os.environ | env, capture_output=True, text=True)
+        assert p.returncode == 0, p.stderr
+        (tmp_path / "used").unlink()
+        return p.stdout
+    for more, n in ((dict(), 2), (dict(snapshots=5), 5), (dict(no_prefix_cache=True), 0)):
+        took, said, snaps = (int(x) for x in run(more).split())
+        assert snaps == 4 * n * state and abs(took - said) <= 0.05 * said, f"{more}: took {took}, said {said}"
+    assert re.search(r"does not fit GPU 0(.|\n)*; 17\.2 MB of it snapshots of states, none without a prefix cache", run(dict(), 24))
+    assert len(run(dict(no_prefix_cache=True), 24).split()) == 3
 
 
 @pytest.mark.parametrize("swap", [0, 1 << 24])

@@ -413,7 +413,8 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 	m->slowest = 0;
 	/* less than sessions take: what all sequences see, and the rows of a step */
 	const Plan *p = m->windows ? lim.borders ? &both_plan : &window_plan : lim.borders ? &state_plan : &plan;
-	assert_int_equal(kv_open_on(&m->f.kv, NULL, p, pages, m->windows ? 4 * lim.seqs + lim.chunk / PLAN_KV_PAGE + 1 : 0, CONTEXT, lim.seqs, NULL), LLMC_OK);
+	assert_int_equal(kv_open_on(&m->f.kv, NULL, p, pages, m->windows ? 4 * lim.seqs + lim.chunk / PLAN_KV_PAGE + 1 : 0,
+	                            lim.no_prefix ? 0 : 2 * lim.seqs, CONTEXT, lim.seqs, NULL), LLMC_OK);
 	if (!lim.no_prefix)
 		assert_int_equal(kv_prefix_open(&m->f.kv, NULL), LLMC_OK);
 	assert_int_equal(sched_open(&lim, &o, &m->s, NULL), LLMC_OK);

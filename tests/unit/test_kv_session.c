@@ -293,6 +293,7 @@ limits_are_checked(void **state)
 		{ { .n_out = -1 }, "limit n_out is -1, possible are 1 .. 512" },
 		{ { .kv_tokens = -1 }, "limit kv_tokens is -1, possible are 1 .. 34359738336" },
 		{ { .n_threads = 2000 }, "limit n_threads is 2000, possible are 1 .. 1024" },
+		{ { .snapshots = -1 }, "limit snapshots is -1, possible are 1 .. 1024, or 0: none" },
 	};
 	llmc_limits l = LLMC_INIT(llmc_limits), out;
 	llmc_memory m = LLMC_INIT(llmc_memory);

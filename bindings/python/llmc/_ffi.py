@@ -44,7 +44,7 @@ class Options(Sized):
 
 class Limits(Sized):
     _fields_ = [("size", C.c_size_t), ("context", C.c_int32), ("seqs", C.c_int32), ("chunk", C.c_int32),
-                ("n_out", C.c_int32), ("kv_tokens", C.c_int64), ("n_threads", C.c_int)]
+                ("n_out", C.c_int32), ("kv_tokens", C.c_int64), ("n_threads", C.c_int), ("snapshots", C.c_int32)]
 
 
 class Bias(C.Structure):
@@ -87,7 +87,8 @@ class Info(Sized):
 
 class Memory(Sized):
     _fields_ = [("size", C.c_size_t), ("weights", C.c_int64), ("kv", C.c_int64), ("scratch", C.c_int64),
-                ("state", C.c_int64), ("kv_per_token", C.c_int64), ("kv_per_seq", C.c_int64), ("kv_saved", C.c_int64)]
+                ("state", C.c_int64), ("kv_per_token", C.c_int64), ("kv_per_seq", C.c_int64), ("kv_saved", C.c_int64),
+                ("kv_snapshots", C.c_int64)]
 
 
 class Chunk(C.Structure):
