@@ -279,6 +279,7 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->moe.router_norm = BOOL(router_norm);
 	s->moe.expert_gain = BOOL(expert_gain);
 	s->moe.renorm = BOOL(renorm);
+	s->moe.renorm_eps = NUM(renorm_eps);
 	s->moe.scale = NUM(moe_scale);
 	s->moe.groups = (int)INT(groups);
 	s->moe.keep_groups = (int)INT(keep_groups);

@@ -146,7 +146,7 @@ typedef struct Spec {
 		bool    router_bias, bias; /* on logits; on gate, up and down of the experts */
 		bool    beside;            /* with the dense feed-forward, each between norms of its own */
 		bool    router_norm, expert_gain;
-		double  scale;
+		double  renorm_eps, scale;
 		int     groups, keep_groups;
 		bool    group_top2;        /* group score: sum of two best; else max */
 		ActKind act;

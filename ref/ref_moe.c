@@ -12,7 +12,7 @@ route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t
 	bool         sigmoid = !strcmp(step_word(step, "score"), "sigmoid");
 	bool         top2 = !strcmp(step_word(step, "group_score"), "top2");
 	bool         renorm = step_int(step, "renorm") != 0;
-	double       scale = step_num(step, "scale");
+	double       sum_eps = step_num(step, "sum_eps"), scale = step_num(step, "scale");
 	float       *score = scratch, *choice = score + n_experts, *group = choice + 2 * n_experts;
 	const float *bias = ref_vector(bias_arg, choice + n_experts);
 
@@ -73,8 +73,7 @@ route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t
 			weight[k] = score[best];
 			sum += score[best];
 		}
-		if (sigmoid)
-			sum += 1e-20;
+		sum += sum_eps;
 		for (int64_t k = 0; k < top_k; k++)
 			weight[k] = (float)((renorm ? weight[k] / sum : weight[k]) * scale);
 	}

@@ -10,7 +10,7 @@ typedef struct Route {
 	int   renorm;
 	int   groups, keep_groups;
 	int   top2;                 /* a group's score: the sum of its best two, or its best */
-	float scale;
+	float sum_eps, scale;
 } Route;
 
 enum { ROUTE_MOST = 4096 };         /* experts */
@@ -87,8 +87,7 @@ route_row(const Route r, const float *x, const float *bias, int32_t *id, float *
 		weight[k] = score[best];
 		sum += score[best];
 	}
-	if (r.sigmoid)
-		sum += 1e-20f;
+	sum += r.sum_eps;
 	for (int k = 0; k < r.top_k; k++)
 		weight[k] = (r.renorm ? weight[k] / sum : weight[k]) * r.scale;
 }

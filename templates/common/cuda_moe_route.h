@@ -102,7 +102,7 @@ route_row(route_room<R> &s, const float *x, const float *bias, float scale, int 
 			s.id[k] = e;
 	}
 	__syncwarp();
-	float total = R::SCORE == ROUTE_sigmoid ? 1e-20f : 0;
+	float total = R::SUM_EPS;
 	for (int k = 0; k < K; k++)
 		total += s.score[s.id[k]];
 	for (int k = lane; k < K; k += 32) {

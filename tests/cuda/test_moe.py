@@ -8,7 +8,7 @@ import cuda_weights as CW
 ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
 
 
-def route(x, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max"):
+def route(x, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max", sum_eps=1e-20):
     """As ops.def says, row by row; float32 scores so that ties are ties."""
     ids, weights = [], []
     for row in x.astype(np.float64):
@@ -23,7 +23,7 @@ def route(x, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, k
         e = np.argsort(-c, kind="stable")[:top_k]
         w = s[e].astype(np.float64)
         if renorm:
-            w = w / (w.sum() + (1e-20 if score == "sigmoid" else 0))
+            w = w / (w.sum() + sum_eps)
         ids.append(e), weights.append(w * scale)
     return np.array(ids), np.array(weights)
 
@@ -34,6 +34,7 @@ ROUTES = {
     "deepseek": dict(n=64, top_k=6, score="sigmoid", renorm=1, scale=2.5, groups=8, keep=3, group_score="top2", bias=True),
     "max":      dict(n=40, top_k=3, groups=5, keep=2, group_score="max", scale=16.0),
     "one":      dict(n=5, top_k=5, score="sigmoid", bias=True),
+    "lfm2":     dict(n=7, top_k=2, score="sigmoid", renorm=1, sum_eps=0.25, bias=True),
     "single":   dict(n=12, top_k=2, groups=12, keep=3, group_score="top2"),
 }
 
@@ -49,7 +50,7 @@ def test_route(name, mode, seed):
     x[1] = 0                                # all equal
     x[2] = np.round(x[2])                   # many equal
     bias = (np.round(rng.standard_normal(n) * 4) / 8).astype(np.float32) if has_bias else None
-    k = H.build("moe_route", ARCH[seed], dict(N_EXPERTS=n, TOP_K=top_k, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0),
+    k = H.build("moe_route", ARCH[seed], dict(N_EXPERTS=n, TOP_K=top_k, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=c.get("sum_eps", 1e-20),
                 SCALE=float(c.get("scale", 1.0)), GROUPS=c.get("groups", 1), KEEP_GROUPS=c.get("keep", 1),
                 GROUP_SCORE=c.get("group_score", "max"), HAS_BIAS=int(has_bias)))
     ids, weights = route(x, top_k, bias, **c)
@@ -63,7 +64,7 @@ def test_route_of_nothing():
     """Logits that are no numbers give experts that exist, each once."""
     x = np.full((3, 40), np.nan, np.float32)
     x[1, 7], x[2] = 3, -np.inf
-    k = H.build("moe_route", "sm_75", dict(N_EXPERTS=40, TOP_K=4, SCORE="sigmoid", RENORM=1, SCALE=1.0, GROUPS=1, KEEP_GROUPS=1,
+    k = H.build("moe_route", "sm_75", dict(N_EXPERTS=40, TOP_K=4, SCORE="sigmoid", RENORM=1, SUM_EPS=1e-20, SCALE=1.0, GROUPS=1, KEEP_GROUPS=1,
                 GROUP_SCORE="max", HAS_BIAS=0))
     ids, _ = k.run(H.make_step([0, 1, 2], [3]), [x, None, H.out((3, 4), np.int32), H.out((3, 4))])
     assert all(sorted(set(r)) == sorted(r) and 0 <= min(r) and max(r) < 40 for r in ids.tolist()) and 7 in ids[1]

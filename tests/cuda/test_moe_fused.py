@@ -31,7 +31,7 @@ def step(n):
 def router(name, hidden, dtype, mix, kind="rms"):
     c = dict(ROUTES[name])
     n, top_k, has_bias = c.pop("n"), c.pop("top_k"), c.pop("bias", False)
-    params = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SCALE=float(c.get("scale", 1.0)),
+    params = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=c.get("sum_eps", 1e-20), SCALE=float(c.get("scale", 1.0)),
                   GROUPS=c.get("groups", 1), KEEP_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), HAS_BIAS=int(has_bias), NORM=kind, EPS=EPS,
                   PLUS_ONE=0, W_DTYPE=dtype, W_ROWS=n + mix)
     return c, n, top_k, has_bias, params

@@ -465,6 +465,7 @@ LFM2_MOE = dict({k: v for k, v in LFM2.items() if not k.startswith("block_")}, n
 case("lfm2_moe-plain", "lfm2_moe", LFM2_MOE)
 case("lfm2_moe-all", "lfm2_moe", LFM2_MOE, num_experts=5, num_experts_per_tok=5, num_dense_layers=1, conv_bias=True, conv_L_cache=4, norm_topk_prob=False,
      routed_scaling_factor=1.7, num_key_value_heads=3)
+case("lfm2_moe-one", "lfm2_moe", LFM2_MOE, num_experts=1, num_experts_per_tok=1, num_dense_layers=0, num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"])
 case("lfm2_moe-modern-bf16", "lfm2_moe", LFM2_MOE, modern=True, dtype="bf16", num_dense_layers=0, num_experts_per_tok=1, use_expert_bias=False, conv_L_cache=2)
 
 OLMO_HYBRID = dict(OLMO, num_hidden_layers=5, attention_bias=False, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=12, linear_value_head_dim=20,

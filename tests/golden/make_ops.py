@@ -274,7 +274,7 @@ Case("mla_attention", "absorbed", heads=heads, kv_rank=rank, nope_dim=nope, rope
 
 
 # --- experts
-def route(x, bias, top_k, score, renorm, scale, groups, keep, group_score):
+def route(x, bias, top_k, score, renorm, scale, groups, keep, group_score, sum_eps=1e-20):
     s = x.sigmoid() if score == "sigmoid" else x.softmax(-1)
     choice = s + (bias if bias is not None else 0)
     if groups > 1:
@@ -285,7 +285,7 @@ def route(x, bias, top_k, score, renorm, scale, groups, keep, group_score):
     ids = choice.topk(top_k, -1).indices
     wt = s.gather(1, ids)
     if renorm:
-        wt = wt / (wt.sum(-1, keepdim=True) + (1e-20 if score == "sigmoid" else 0))
+        wt = wt / (wt.sum(-1, keepdim=True) + sum_eps)
     return ids, wt * scale
 
 
@@ -294,7 +294,7 @@ for name, bias, score, renorm, scale, groups, keep, gs in (
         ("v2", 0, "softmax", 0, 16.0, 4, 2, "max"), ("v3", 1, "sigmoid", 1, 2.5, 4, 2, "top2")):
     x, b = rnd(6, 8, scale=2), rnd(8, scale=0.5) if bias else None
     ids, wt = route(x, b, 3, score, renorm, scale, groups, keep, gs)
-    Case("moe_route", name, n_experts=8, top_k=3, score=score, renorm=renorm, scale=scale, groups=groups,
+    Case("moe_route", name, n_experts=8, top_k=3, score=score, renorm=renorm, sum_eps=1e-20, scale=scale, groups=groups,
          keep_groups=keep, group_score=gs).step(list(range(6))).f32(x).vector(b).room(18, "i32").out(ids).room(
         18).out(wt).end()
 ids, wt = torch.tensor([[2, 0], [3, 2], [0, 3]]), rnd(3, 2)
@@ -366,7 +366,7 @@ for name, bias, score, renorm, scale, groups, keep, gs, mix in (
     ids, wt = route(logits[:, :8], b, 3, score, renorm, scale, groups, keep, gs)
     if mix:
         wt = torch.cat([wt, logits[:, 8:].sigmoid()], 1)
-    Case("norm_route", name, n_experts=8, top_k=3, hidden=9, mix=mix, score=score, renorm=renorm, scale=scale, groups=groups,
+    Case("norm_route", name, n_experts=8, top_k=3, hidden=9, mix=mix, score=score, renorm=renorm, sum_eps=1e-20, scale=scale, groups=groups,
          keep_groups=keep, group_score=gs, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(nw).none().weight(
         w).vector(lb).vector(b).room(9, "i32").out(ids).room(wt.numel()).out(wt).end()
 for name, shared, mix, scale, act, limit in (("routed", 0, 0, 1.0, "gelu", 0.0), ("shared", 7, 0, 1.5, "gelu", 0.0), ("gated", 7, 1, 1.0, "gelu", 0.0),
@@ -521,6 +521,11 @@ Case("expert_gain", "plain", n_experts=5, top_k=2).step([0, 1, 2]).i32(chosen).f
 
 x = rnd(3, 4)
 Case("pos_scale", "plain", width=4, scale=0.3, offset=1, base=5).step([3, 4, 15]).f32(x).room(12).out(x * torch.tensor([[1], [1 + 0.3 * math.log(2)], [1 + 0.3 * math.log(4)]])).end()
+
+x, b = rnd(4, 8, scale=2), rnd(8, scale=0.5)
+ids, wt = route(x, b, 3, "sigmoid", 1, 1.5, 1, 1, "max", 0.25)
+Case("moe_route", "sum_eps", n_experts=8, top_k=3, score="sigmoid", renorm=1, sum_eps=0.25, scale=1.5, groups=1, keep_groups=1, group_score="max").step(
+    list(range(4))).f32(x).vector(b).room(12, "i32").out(ids).room(12).out(wt).end()
 
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")

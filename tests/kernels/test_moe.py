@@ -11,7 +11,7 @@ from test_matmul import DTYPES, FAST, SMALL, TARGETS, Weights, activation, close
 EVERY = os.environ.get("LLMC_CHECK_ALL")  # make check-all
 
 
-def route(logits, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max"):
+def route(logits, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max", sum_eps=1e-20):
     """As ops.def says, row by row; scores are fp32, so that ties are ties."""
     ids, weights = [], []
     for row in logits:
@@ -26,7 +26,7 @@ def route(logits, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups
         e = np.argsort(-c, kind="stable")[:top_k]
         w = s[e].astype(np.float64)
         ids.append(e)
-        weights.append((w / (w.sum() + (1e-20 if score == "sigmoid" else 0)) if renorm else w) * scale)
+        weights.append((w / (w.sum() + sum_eps) if renorm else w) * scale)
     return np.array(ids), np.array(weights)
 
 
@@ -36,16 +36,17 @@ ROUTES = {
     "deepseek": dict(n=64, top_k=6, hidden=64, dtype="f32", score="sigmoid", renorm=1, scale=2.5, groups=8, keep=3, group_score="top2", bias=True),
     "all":      dict(n=7, top_k=7, hidden=64, dtype="q8_0", mix=1, kind="layer"),
     "gpt-oss":  dict(n=32, top_k=4, hidden=72, dtype="bf16", renorm=1, logit_bias=True),
+    "lfm2":     dict(n=7, top_k=2, hidden=40, dtype="f32", score="sigmoid", renorm=1, sum_eps=0.25, bias=True),
     "max":      dict(n=40, top_k=3, hidden=33, dtype="f32", groups=5, keep=2, group_score="max", scale=16.0, mix=1),
 }
 
 
 @pytest.mark.parametrize("target,name", [(t, r) for t in TARGETS for r in ROUTES if EVERY or t == TARGETS[-1] or r == "deepseek"])
 def test_route(lib, target, name):
-    c = dict(kind="rms", mix=0, bias=False, logit_bias=False, renorm=0, scale=1.0, groups=1, keep=1, score="softmax", group_score="max") | ROUTES[name]
+    c = dict(kind="rms", mix=0, bias=False, logit_bias=False, renorm=0, scale=1.0, groups=1, keep=1, score="softmax", group_score="max", sum_eps=1e-20) | ROUTES[name]
     n, top_k, hidden, mix, kind = c["n"], c["top_k"], c["hidden"], c["mix"], c["kind"]
     k = H.build("norm_route", target, dict(
-        N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c["score"], RENORM=c["renorm"], SCALE=c["scale"], GROUPS=c["groups"],
+        N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c["score"], RENORM=c["renorm"], SUM_EPS=c["sum_eps"], SCALE=c["scale"], GROUPS=c["groups"],
         KEEP_GROUPS=c["keep"], GROUP_SCORE=c["group_score"], NORM=kind, EPS=1e-5, PLUS_ONE=0, HAS_BIAS=c["bias"], HAS_LOGIT_B=c["logit_bias"], W_DTYPE=c["dtype"],
         ACT_BITS=16), FAST)
     w = Weights(lib, c["dtype"], n + mix, hidden)
@@ -67,7 +68,7 @@ def test_route(lib, target, name):
         return ids[:-1], weight[:-1]
     ids, weight = run(range(150), 1)
     logits = norm(x, kind, nw, nb) @ w.value.astype(np.float64).T + (0 if logit_b is None else logit_b)
-    want_ids, want = route(logits[:, :n], top_k, bias, *(c[v] for v in ("score", "renorm", "scale", "groups", "keep", "group_score")))
+    want_ids, want = route(logits[:, :n], top_k, bias, *(c[v] for v in ("score", "renorm", "scale", "groups", "keep", "group_score", "sum_eps")))
     exact = c["dtype"] not in SMALL
     assert (ids == want_ids).all() if exact else (ids == want_ids).mean() > 0.95
     hit = (ids == want_ids).all(1)
@@ -85,7 +86,7 @@ def test_route_of_nothing(lib):
     """Logits that are no numbers give experts that exist, each once."""
     target = TARGETS[-1]
     k = H.build("norm_route", target, dict(
-        N_EXPERTS=40, TOP_K=4, HIDDEN=8, MIX=0, SCORE="sigmoid", RENORM=1, SCALE=1.0, GROUPS=8, KEEP_GROUPS=1, GROUP_SCORE="top2", NORM="none",
+        N_EXPERTS=40, TOP_K=4, HIDDEN=8, MIX=0, SCORE="sigmoid", RENORM=1, SUM_EPS=1e-20, SCALE=1.0, GROUPS=8, KEEP_GROUPS=1, GROUP_SCORE="top2", NORM="none",
         EPS=0.0, PLUS_ONE=0, HAS_BIAS=0, W_DTYPE="f32", ACT_BITS=16), FAST)
     x = np.full((3, 8), np.nan, np.float32)
     x[1], x[2] = np.inf, -1e38
