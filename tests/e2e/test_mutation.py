@@ -116,7 +116,7 @@ MUTATIONS = {
                         "ffn.gate_scale=1", "ffn.out_scale=1", "rope.theta=110", "head.scale=0.41", "embed.scale=*1.1"],
     "falcon_h1-norm": ["ssm.norm=gate_first", "ssm.norm=none", "norm.ssm_eps=0.02"], "falcon_h1-modern-bf16": ["ssm.norm_groups=1", "ssm.norm=none"],
     "mamba2-plain": ["norm.eps=0.011", "norm.ssm_eps=0.02", "ssm.norm_groups=1", "ssm.dt_max=0.9"], "mamba2-bias": ["ssm.dt_min=0", "ssm.dt_max=0"],
-    "lfm2_moe-one": ["moe.renorm_eps=1e-20", "moe.renorm_eps=0.00001"],
+    "lfm2_moe-one": ["moe.renorm_eps=0.00001"],
     "opt-plain": [m for m in COMMON if "eps" not in m] + ["norm.eps=0.001"],
 }
 OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu", "relu": "silu", "relu2": "relu"}
