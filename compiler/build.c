@@ -87,6 +87,7 @@ layer(Build *b, int x, int l)
 		int a = attention_block(b, h);
 		build_at(b, "residual.form");
 		mid = build_add(b, s->residual.from_norm ? h : x, a, skip, "mid");
+		mid = build_norm(b, s->norm.sum && s->norm.in_layers[l], mid, "attn_norm", "mid_normed");
 	}
 	if (!spec_has_ffn(s, l))
 		return layer_end(b, mid);
@@ -94,7 +95,8 @@ layer(Build *b, int x, int l)
 	int h2 = build_norm(b, ffn_in, mid, "ffn_norm", "ffn_in");
 	int f = ffn_block(b, h2, mid);
 	build_at(b, "residual.form");
-	return layer_end(b, build_add(b, s->residual.from_norm ? h2 : mid, f, skip, "out"));
+	int out = build_add(b, s->residual.from_norm ? h2 : mid, f, skip, "out");
+	return layer_end(b, build_norm(b, s->norm.sum && s->norm.in_layers[l], out, "ffn_norm", "out_normed"));
 }
 
 /* --- the model --- */
@@ -118,11 +120,15 @@ embed(Build *b, int *table)
 	const Spec *s = b->s;
 
 	build_at(b, "vocab_size");
-	*table = build_matrix(b, "embed", s->vocab_size, s->hidden);
-	int x = build_value(b, "x0");
+	*table = build_matrix(b, "embed", s->vocab_size, s->embed.width);
+	int x = build_value(b, spec_narrow(s) ? "x0_narrow" : "x0");
 	Op *o = OP(b, embed, .w = *table, .y = x);
-	op_set_int(b->g, o, "hidden", s->hidden);
+	op_set_int(b->g, o, "hidden", s->embed.width);
 	op_set_num(b->g, o, "scale", embed_scale(s));
+	if (spec_narrow(s)) {
+		build_at(b, "embed.width");
+		x = build_matmul(b, x, "embed_in", false, s->hidden, s->embed.width, "x0");
+	}
 	if (s->position == POS_LEARNED) {
 		build_at(b, "position");
 		int w = build_matrix(b, "pos_embed", s->max_positions + s->pos_offset, s->hidden), y = build_value(b, "x0_pos");
@@ -178,11 +184,13 @@ head(Build *b, int x, int table)
 		return;
 	}
 	build_at(b, "head.tied");
-	int w = s->head.tied && !s->head.row_norm ? table : build_matrix(b, "head", s->vocab_size, s->hidden);
+	if (spec_narrow(s))
+		last = build_matmul(b, last, "embed_out", false, s->embed.width, s->hidden, "last_narrow");
+	int w = s->head.tied && !s->head.row_norm ? table : build_matrix(b, "head", s->vocab_size, s->embed.width);
 	int wb = build_bias(b, s->head.bias, "head", s->vocab_size), y = build_value(b, capped ? "logits_raw" : "logits");
 	o = OP(b, matmul, .x = last, .w = w, .b = wb, .y = y);
 	op_set_int(b->g, o, "rows", s->vocab_size);
-	op_set_int(b->g, o, "cols", s->hidden);
+	op_set_int(b->g, o, "cols", s->embed.width);
 	if (!capped)
 		return;
 	build_at(b, "head.cap");

@@ -40,6 +40,8 @@ int build_arrange(Build *b, int x, const char *role, int64_t cols);
 int build_matmul(Build *b, int x, const char *role, bool with_bias, int64_t rows, int64_t cols, const char *name);
 /* role NULL: without weights */
 int build_rmsnorm(Build *b, int x, const char *role, int64_t dim, int64_t groups, double eps, bool plus_one, const char *name);
+/* role NULL: without weights and bias; each: every group has weights of its own, and no bias */
+int build_layernorm(Build *b, int x, const char *role, int64_t dim, int64_t groups, bool each, double eps, const char *name);
 /* The norm of the stream: of the description's kind; x itself where there is none. */
 int build_norm(Build *b, bool wanted, int x, const char *role, const char *name);
 /* y = scale * x, or with a role that number of the checkpoint times it */

@@ -42,8 +42,27 @@ qk_norm(Build *b, bool after, int x, const char *role, int64_t heads, const char
 	if (s->attention.qk_norm == QK_NONE || s->attention.qk_after != after)
 		return x;
 	build_at(b, "attention.qk_norm");
+	if (s->attention.qk_norm == QK_LAYER || s->attention.qk_norm == QK_LAYER_EACH)
+		return build_layernorm(b, x, role, dim, heads, s->attention.qk_norm == QK_LAYER_EACH, s->norm.qk_eps, name);
 	return build_rmsnorm(b, x, s->attention.qk_norm == QK_UNIT ? NULL : role, whole ? heads * dim : dim, whole ? 1 : heads, s->norm.qk_eps,
 	               s->attention.qk_norm != QK_UNIT && s->norm.plus_one, name);
+}
+
+/* q, k or v, kept within the limit of a description that has one */
+static int
+clipped(Build *b, int x, int64_t width, const char *name)
+{
+	const Spec *s = b->s;
+
+	if (s->attention.qkv_limit == 0)
+		return x;
+	build_at(b, "attention.qkv_limit");
+	int y = build_value(b, name);
+	Op *o = OP(b, clip, .x = x, .y = y);
+	op_set_int(b->g, o, "width", width);
+	op_set_num(b->g, o, "limit", s->attention.qkv_limit);
+	build_at(b, "attention.n_heads");
+	return y;
 }
 
 /* Queries grow with the position, where the description says so. It stands behind the append, where fused queries come out. */
@@ -88,11 +107,11 @@ gqa(Build *b, int h)
 	Op             *o;
 
 	build_at(b, "attention.n_heads");
-	int q = build_matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q");
+	int q = clipped(b, build_matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q"), heads * dim, "q_clipped");
 	if (own) {
-		k = v = build_matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k");
+		k = v = clipped(b, build_matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k"), kv_heads * dim, "k_clipped");
 		if (!s->attention.k_is_v[b->layer])
-			v = build_matmul(b, h, "v", s->attention.bias, kv_heads * v_dim, s->hidden, "v");
+			v = clipped(b, build_matmul(b, h, "v", s->attention.bias, kv_heads * v_dim, s->hidden, "v"), kv_heads * v_dim, "v_clipped");
 	}
 	q = qk_norm(b, false, q, "q_norm", heads, "q_normed");
 	if (own)

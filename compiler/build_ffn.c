@@ -78,10 +78,11 @@ build_moe(Build *b, int h, int x)
 	Op *o = OP(b, moe_route, .logits = logits, .bias = shared_bias, .id = id, .weight = weights);
 	op_set_int(b->g, o, "n_experts", n);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
-	op_set_word(b->g, o, "score", s->moe.sigmoid ? "sigmoid" : "softmax");
+	op_set_word(b->g, o, "score", s->moe.score);
 	op_set_int(b->g, o, "renorm", s->moe.renorm);
 	op_set_num(b->g, o, "sum_eps", s->moe.renorm_eps);
 	op_set_num(b->g, o, "scale", s->moe.scale);
+	op_set_num(b->g, o, "jitter", s->moe.jitter);
 	op_set_int(b->g, o, "groups", s->moe.groups > 0 ? s->moe.groups : 1);
 	op_set_int(b->g, o, "keep_groups", s->moe.groups > 0 ? s->moe.keep_groups : 1);
 	op_set_word(b->g, o, "group_score", s->moe.group_top2 ? "top2" : "max");

@@ -94,6 +94,22 @@ build_rmsnorm(Build *b, int x, const char *role, int64_t dim, int64_t groups, do
 }
 
 int
+build_layernorm(Build *b, int x, const char *role, int64_t dim, int64_t groups, bool each, double eps, const char *name)
+{
+	const Spec *s = b->s;
+	int64_t     n = each ? groups * dim : dim;
+	int         w = role ? build_matrix(b, role, n, 0) : -1, wb = build_bias(b, role && s->norm.bias && !each, role, n), y = build_value(b, name);
+	Op         *o = OP(b, layernorm, .x = x, .w = w, .b = wb, .y = y);
+
+	op_set_int(b->g, o, "dim", dim);
+	op_set_int(b->g, o, "groups", groups);
+	op_set_int(b->g, o, "each", each);
+	op_set_num(b->g, o, "eps", eps);
+	op_set_int(b->g, o, "plus_one", s->norm.plus_one);
+	return y;
+}
+
+int
 build_norm(Build *b, bool wanted, int x, const char *role, const char *name)
 {
 	const Spec *s = b->s;
@@ -102,12 +118,7 @@ build_norm(Build *b, bool wanted, int x, const char *role, const char *name)
 		return x;
 	if (s->norm.kind == NORM_RMS)
 		return build_rmsnorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, s->norm.eps, s->norm.plus_one, name);
-	int w = s->norm.weight ? build_matrix(b, role, s->hidden, 0) : -1, wb = build_bias(b, s->norm.bias, role, s->hidden), y = build_value(b, name);
-	Op *o = OP(b, layernorm, .x = x, .w = w, .b = wb, .y = y);
-	op_set_int(b->g, o, "dim", s->hidden);
-	op_set_num(b->g, o, "eps", s->norm.eps);
-	op_set_int(b->g, o, "plus_one", s->norm.plus_one);
-	return y;
+	return build_layernorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, false, s->norm.eps, name);
 }
 
 static int

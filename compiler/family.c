@@ -10,7 +10,7 @@
 
 /* All roles of tensors. Norms and projections of a layer, of an expert (e_), of the shared expert (s_). */
 static const char *const roles[] = {
-	"embed", "pos_embed", "embed_norm", "final_norm", "head", "labels",
+	"embed", "embed_in", "embed_out", "pos_embed", "embed_norm", "final_norm", "head", "labels",
 	"attn_norm", "q", "k", "v", "o", "q_gate", "q_norm", "k_norm", "sinks", "attn_out_norm",
 	"lin_q", "lin_k", "lin_v", "lin_z", "lin_z_low", "lin_a", "lin_a_low", "lin_b", "lin_conv_q", "lin_conv_k", "lin_conv_v", "lin_rate", "lin_dt", "lin_norm", "lin_o",
 	"ssm_z", "ssm_x", "ssm_dt", "ssm_conv", "ssm_rate", "ssm_dt_bias", "ssm_skip", "ssm_norm", "ssm_o",

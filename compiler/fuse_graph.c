@@ -128,7 +128,7 @@ front_norm(const Fuse *f, int h, int others)
 		return front_plain(h);
 	if (o->kind == OP_rmsnorm && op_int(o, "groups") == 1)
 		return (Front){ o->arg[ARG(rmsnorm, x)], o->arg[ARG(rmsnorm, w)], -1, "rms", op_num(o, "eps"), (int)op_int(o, "plus_one"), h };
-	if (o->kind == OP_layernorm)
+	if (o->kind == OP_layernorm && op_int(o, "groups") == 1)
 		return (Front){ o->arg[ARG(layernorm, x)], o->arg[ARG(layernorm, w)], o->arg[ARG(layernorm, b)], "layer", op_num(o, "eps"), (int)op_int(o, "plus_one"), h };
 	return front_plain(h);
 }

@@ -587,6 +587,15 @@ shard_op(Pass *p, Op *op)
 		else
 			along(p, op, "groups");
 		return;
+	case OP_layernorm: /* of heads; of the stream it is whole */
+		if (!split(p, op->arg[0]))
+			break;
+		if (op_int(op, "each")) {
+			cut_arg(p, op, ARG(layernorm, w), CUT_ROWS, p->state[op->arg[0]].by, 1, NULL);
+			cut_arg(p, op, ARG(layernorm, b), CUT_ROWS, p->state[op->arg[0]].by, 1, NULL);
+		}
+		along(p, op, "groups");
+		return;
 	case OP_gain: /* of split values: without a weight, and of all their elements */
 		if (!split(p, op->arg[0]))
 			break;
@@ -601,6 +610,7 @@ shard_op(Pass *p, Op *op)
 	case OP_act:
 	case OP_glu:
 	case OP_cap:
+	case OP_clip:
 	case OP_mul:
 		if (!split(p, op->arg[0]))
 			break;

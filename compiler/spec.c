@@ -196,7 +196,9 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.mask = IS(mask, "prefix") ? MASK_PREFIX : MASK_CAUSAL;
 	s->attention.prefix_mark = (int32_t)INT(prefix_mark);
 	s->attention.prefix_end = (int32_t)INT(prefix_end);
-	s->attention.qk_norm = IS(qk_norm, "head") ? QK_HEAD : IS(qk_norm, "whole") ? QK_WHOLE : IS(qk_norm, "unit") ? QK_UNIT : QK_NONE;
+	s->attention.qk_norm = IS(qk_norm, "head") ? QK_HEAD : IS(qk_norm, "whole") ? QK_WHOLE : IS(qk_norm, "unit") ? QK_UNIT :
+	                       IS(qk_norm, "layer") ? QK_LAYER : IS(qk_norm, "layer_each") ? QK_LAYER_EACH : QK_NONE;
+	s->attention.qkv_limit = NUM(qkv_limit);
 	s->attention.qk_after = IS(qk_place, "after");
 	s->attention.sinks = BOOL(sinks);
 	s->attention.sink_in = t->val[K_sink_layers].layers;
@@ -271,7 +273,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	for (int l = 0; l < s->n_layers; l++)
 		sparse[l] = s->moe.n_experts > 0 && t->val[K_moe_layers].layers[l] && spec_has_ffn(s, l);
 	s->moe.layer_in = sparse;
-	s->moe.sigmoid = IS(moe_score, "sigmoid");
+	s->moe.score = STR(moe_score);
+	s->moe.jitter = NUM(moe_jitter);
 	s->moe.choice_bias = BOOL(choice_bias);
 	s->moe.router_bias = BOOL(router_bias);
 	s->moe.bias = BOOL(expert_bias);
@@ -314,6 +317,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->norm.ffn_in = BOOL(ffn_in);
 	s->norm.attn_out = BOOL(attn_out);
 	s->norm.ffn_out = BOOL(ffn_out);
+	s->norm.sum = BOOL(norm_sum);
 	s->norm.in_layers = t->val[K_in_layers].layers;
 	s->norm.out_layers = t->val[K_out_layers].layers;
 	s->norm.embed = BOOL(norm_embed);
@@ -340,6 +344,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->residual.skip_scale = NUM(skip_scale);
 	s->residual.layer_gain = BOOL(layer_gain);
 	s->ple_width = (int)INT(ple_width);
+	s->embed.width = INT(embed_width);
 	s->embed.scale = NUM(embed_scale);
 	s->embed.round_scale = BOOL(round_scale);
 	s->head.tied = BOOL(tied);
@@ -520,6 +525,12 @@ spec_heads(const Spec *s, int layer)
 {
 	return spec_windowed(s, layer) ? s->attention.local
 	                               : (HeadShape){ s->attention.n_heads, s->attention.n_kv_heads, s->attention.head_dim, s->attention.v_dim };
+}
+
+bool
+spec_narrow(const Spec *s)
+{
+	return s->embed.width != s->hidden;
 }
 
 int64_t

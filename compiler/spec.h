@@ -14,7 +14,7 @@ typedef enum PositionKind { POS_NONE, POS_ROPE, POS_ALIBI, POS_LEARNED } Positio
 typedef enum RopeStyle { ROPE_HALF, ROPE_INTERLEAVED } RopeStyle;
 typedef enum RopeScaling { SCALE_NONE, SCALE_LINEAR, SCALE_DYNAMIC, SCALE_YARN, SCALE_LLAMA3, SCALE_LONGROPE, SCALE_PROPORTIONAL } RopeScaling;
 typedef enum ActKind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_SWIGLU_OAI, ACT_XIELU } ActKind;
-typedef enum QkNorm { QK_NONE, QK_HEAD, QK_WHOLE, QK_UNIT } QkNorm; /* rms of each head, of the whole row, of each head without weights */
+typedef enum QkNorm { QK_NONE, QK_HEAD, QK_WHOLE, QK_UNIT, QK_LAYER, QK_LAYER_EACH } QkNorm; /* rms of each head, of the whole row, of each head without weights; layer norm of each head, with weights of all or its own */
 typedef enum AttentionKind { ATT_GQA, ATT_MLA } AttentionKind;
 typedef enum OutGate { GATE_NONE, GATE_HEAD, GATE_ELEMENT } OutGate;
 typedef enum SsmNorm { SSM_GATE_FIRST, SSM_NORM_FIRST, SSM_NO_NORM } SsmNorm;
@@ -97,6 +97,7 @@ typedef struct Spec {
 		int32_t prefix_mark, prefix_end; /* mask prefix: token ids; -1 none */
 		QkNorm  qk_norm;           /* on q and k */
 		bool    qk_after;          /* behind rope */
+		double  qkv_limit;         /* of elements of q, k and v; 0: none */
 		OutGate out_gate;
 		const uint8_t *sink_in;    /* [n_layers]: the layers with sinks */
 		double  v_scale;           /* of values */
@@ -141,7 +142,8 @@ typedef struct Spec {
 		int64_t latent;            /* width of the rows that experts read and write; 0: hidden */
 		bool    plain;             /* down(relu2(up x)): a gate that is up itself, under relu */
 		const uint8_t *layer_in;   /* [n_layers]: this layer is moe */
-		bool    sigmoid;           /* router scores; else softmax */
+		const char *score;         /* what makes scores of the router's logits: the op's word */
+		double  jitter;            /* of sparsemixer */
 		bool    choice_bias, renorm;
 		bool    router_bias, bias; /* on logits; on gate, up and down of the experts */
 		bool    beside;            /* with the dense feed-forward, each between norms of its own */
@@ -163,6 +165,7 @@ typedef struct Spec {
 		bool     weight;           /* norms of the stream have a weight */
 		bool     attn_in, ffn_in;  /* pre-norms (true) */
 		bool     attn_out, ffn_out; /* sandwich */
+		bool     sum;              /* of the stream and what a block adds; attn_in and ffn_in are off */
 		const uint8_t *in_layers, *out_layers; /* [n_layers]: those that have the two in front, the two behind */
 		bool     embed, final;
 	} norm;
@@ -178,7 +181,7 @@ typedef struct Spec {
 
 	struct { bool parallel; bool from_norm; double skip_scale; bool layer_gain; } residual;
 	int          ple_width;        /* per-layer embeddings; 0: none */
-	struct { double scale; bool round_scale; /* scale rounded to the activations' dtype */ } embed;
+	struct { int64_t width; double scale; bool round_scale; /* scale rounded to the activations' dtype */ } embed; /* width: spec_narrow */
 	struct { bool tied; bool row_norm; double scale, cap; bool bias; llmc_output kind; int64_t labels; } head;
 	struct { llmc_pool kind; bool normalize; } pool;
 
@@ -215,6 +218,7 @@ spec_ranks(const Spec *s)
 bool      spec_windowed(const Spec *s, int layer);
 HeadShape spec_heads(const Spec *s, int layer); /* -1: of layers without a window */
 int64_t   spec_ffn_width(const Spec *s, int layer);
+bool      spec_narrow(const Spec *s);               /* the embedding is not as wide as the stream */
 bool      spec_has_block(const Spec *s, int layer); /* attention, or a state in its place */
 bool      spec_has_ffn(const Spec *s, int layer);   /* dense or of experts */
 bool      spec_attends(const Spec *s, int layer);   /* its first block reads keys and values or latents */

@@ -109,6 +109,8 @@ check_latent(SpecTable *t)
 		err_at(t->d, LOC(kv_shared), "attention.kv_shared = %lld: layers of latent attention share nothing", (long long)INT(kv_shared));
 	if (KNOWN(v_scale) && t->val[K_v_scale].num != 1)
 		err_at(t->d, LOC(v_scale), "attention.v_scale = %g: latent attention has no values beside its latents", t->val[K_v_scale].num);
+	if (KNOWN(qkv_limit) && t->val[K_qkv_limit].num > 0)
+		err_at(t->d, LOC(qkv_limit), "attention.qkv_limit = %g: latent attention has no q, k and v that could be cut off", t->val[K_qkv_limit].num);
 	if (IS(v_norm, "unit"))
 		err_at(t->d, LOC(v_norm), "attention.v_norm = unit: latent attention norms its latents instead");
 	if (bare && INT(n_layers) > 0 && memchr(bare, 1, (size_t)INT(n_layers)))
@@ -442,6 +444,11 @@ check_moe(SpecTable *t)
 		err_at(t->d, t->val[K_top_k].given ? LOC(top_k) : LOC(n_experts), "moe.top_k = %lld: 1 to moe.n_experts = %lld is expected", (long long)k, (long long)e);
 		note(t, K_n_experts);
 	}
+	if (IS(moe_score, "sparsemixer") && (ON(renorm) || g > 1 || ON(choice_bias))) {
+		SpecKey key = ON(renorm) ? K_renorm : g > 1 ? K_groups : K_choice_bias;
+		err_at(t->d, t->val[key].loc, "%s: sparsemixer chooses by logits alone, and its weights are what they are", spec_key[key].path);
+		note(t, K_moe_score);
+	}
 	if (g < 2)
 		return;
 	if (e % g) {
@@ -520,6 +527,14 @@ spec_check(SpecTable *t)
 	if (IS(residual_from, "norm") && (IS(norm_kind, "none") || (KNOWN(attn_in) && !ON(attn_in)) || (KNOWN(ffn_in) && !ON(ffn_in)))) {
 		err_at(t->d, LOC(residual_from), "residual.from = norm: there must be a norm in front of attention and feed-forward");
 		note(t, IS(norm_kind, "none") ? K_norm_kind : ON(attn_in) ? K_ffn_in : K_attn_in);
+	}
+	if (ON(norm_sum) && (ON(attn_in) || ON(ffn_in) || ON(attn_out) || ON(ffn_out) || IS(norm_kind, "none") || IS(residual_form, "parallel"))) {
+		err_at(t->d, LOC(norm_sum), "norm.sum = true: norms stand behind the sums alone, one after each of two blocks");
+		note(t, ON(attn_in) ? K_attn_in : ON(ffn_in) ? K_ffn_in : ON(attn_out) ? K_attn_out : ON(ffn_out) ? K_ffn_out : IS(norm_kind, "none") ? K_norm_kind : K_residual_form);
+	}
+	if (KNOWN(embed_width) && KNOWN(hidden) && INT(embed_width) != INT(hidden) && !IS(head_kind, "logits")) {
+		err_at(t->d, LOC(embed_width), "embed.width = %lld: with a head of kind %s it is hidden = %lld", (long long)INT(embed_width), t->val[K_head_kind].str, (long long)INT(hidden));
+		note(t, K_head_kind);
 	}
 	if (IS(residual_form, "parallel") && IS(residual_from, "norm")) {
 		err_at(t->d, LOC(residual_form), "residual.form = parallel: there is one skip branch, which carries the stream");

@@ -131,7 +131,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 #define GET(key) key = attr_int(a, n, #key)
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
-	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit);
+	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit), GET(each);
 	const int64_t GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
@@ -154,7 +154,13 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(rmsnorm, .x = act(groups * dim), .w = vec(dim), .y = act(groups * dim));
 		break;
 	case OP_layernorm:
-		SET(layernorm, .x = act(dim), .w = vec(dim), .b = vec(dim), .y = act(dim));
+		MUST(groups >= 1, "groups >= 1");
+		MUST(each <= 1, "each <= 1");
+		SET(layernorm, .x = act(mul(groups, dim)), .w = vec(each ? mul(groups, dim) : dim), .b = vec(each ? mul(groups, dim) : dim), .y = act(mul(groups, dim)));
+		break;
+	case OP_clip:
+		MUST(attr_num(a, n, "limit") > 0, "limit > 0");
+		SET(clip, .x = act(width), .y = act(width));
 		break;
 	case OP_matmul:
 		SET(matmul, .x = act(cols), .w = mat(rows, cols), .b = vec(rows), .y = act(rows));
@@ -203,6 +209,8 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		MUST(groups <= 1 || n_experts % groups == 0, "n_experts is a multiple of groups");
 		MUST(groups <= 1 || (keep_groups >= 1 && keep_groups <= groups), "1 <= keep_groups <= groups");
 		MUST(mix <= 1, "mix <= 1");
+		MUST(attr_num(a, n, "jitter") >= 0, "jitter >= 0");
+		MUST(strcmp(attr_word(a, n, "score"), "sparsemixer") || (groups <= 1 && !attr_int(a, n, "renorm")), "sparsemixer has no groups and is not renormalised");
 		if (op == OP_norm_route) {
 			SET(norm_route, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .w = mat(n_experts + mix, hidden), .logit_b = vec(n_experts), .bias = vec(n_experts),
 			    .id = ids(top_k), .weight = act(top_k + mix));

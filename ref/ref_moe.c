@@ -1,6 +1,31 @@
 /* Mixture of experts: choosing them, and running the chosen ones. */
 #include "ref/internal.h"
 
+/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax over those near it. left [n_experts] */
+static void
+sparsemixer(const float *x, int64_t n_experts, int64_t top_k, double near, double scale, int32_t *id, float *weight, float *left)
+{
+	for (int64_t e = 0; e < n_experts; e++)
+		left[e] = 1;
+	for (int64_t k = 0; k < top_k; k++) {
+		int64_t best = -1;
+		double  sum = 0;
+
+		for (int64_t e = 0; e < n_experts; e++)
+			if (left[e] != 0 && (best < 0 || x[e] > x[best]))
+				best = e;
+		for (int64_t e = 0; e < n_experts; e++) {
+			double below = (double)x[best] - x[e];
+			if (left[e] != 0 && !(below / fmax(fabs((double)x[e]), x[best]) > near))
+				sum += exp(-below);
+		}
+		id[k] = (int32_t)best;
+		weight[k] = (float)(scale / sum);
+		left[best] = 0;
+	}
+}
+
+
 /* The experts of n rows of logits, stride floats apart, and their weights, w_stride apart.
  * scratch: scores, choice scores, bias [E] each, group scores [groups] */
 static void
@@ -19,6 +44,11 @@ route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t
 	for (int64_t t = 0; t < n; t++, id += top_k, weight += w_stride) {
 		const float *x = logits + t * stride;
 		double       max = x[0], sum = 0;
+
+		if (!strcmp(step_word(step, "score"), "sparsemixer")) {
+			sparsemixer(x, n_experts, top_k, 2 * step_num(step, "jitter"), scale, id, weight, choice);
+			continue;
+		}
 
 		for (int64_t e = 1; e < n_experts; e++)
 			if (x[e] > max)

@@ -58,13 +58,16 @@ ref_rmsnorm(const RefCall *c)
 void
 ref_layernorm(const RefCall *c)
 {
-	int64_t      dim = step_int(c->step, "dim"), n = ref_rows(c, ARG(layernorm, y));
+	int64_t      dim = step_int(c->step, "dim"), groups = step_int(c->step, "groups"), n = ref_rows(c, ARG(layernorm, y)) * groups;
+	int64_t      own = step_int(c->step, "each") ? groups : 1; /* weights: those of a group stand `at` elements on */
 	const float *x = ref_f32(c, ARG(layernorm, x)), *w = ref_vector(&c->arg[ARG(layernorm, w)], c->scratch);
-	const float *b = ref_vector(&c->arg[ARG(layernorm, b)], c->scratch + dim);
+	const float *b = ref_vector(&c->arg[ARG(layernorm, b)], c->scratch + own * dim);
 	float       *y = ref_f32(c, ARG(layernorm, y));
 
-	for (int64_t i = 0; i < n; i++, x += dim, y += dim)
-		ref_layer_row(x, w, b, dim, step_num(c->step, "eps"), step_int(c->step, "plus_one") != 0, y);
+	for (int64_t i = 0; i < n; i++, x += dim, y += dim) {
+		int64_t at = i % own * dim;
+		ref_layer_row(x, w ? w + at : NULL, b ? b + at : NULL, dim, step_num(c->step, "eps"), step_int(c->step, "plus_one") != 0, y);
+	}
 }
 
 void
@@ -230,6 +233,18 @@ ref_cap(const RefCall *c)
 
 	for (int64_t i = 0; i < n; i++)
 		y[i] = ref_cap_one(x[i], scale, cap);
+}
+
+void
+ref_clip(const RefCall *c)
+{
+	int64_t      n = ref_rows(c, ARG(clip, y)) * step_int(c->step, "width");
+	float        limit = (float)step_num(c->step, "limit");
+	const float *x = ref_f32(c, ARG(clip, x));
+	float       *y = ref_f32(c, ARG(clip, y));
+
+	for (int64_t i = 0; i < n; i++)
+		y[i] = fmaxf(-limit, fminf(x[i], limit));
 }
 
 void

@@ -53,8 +53,8 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 	case OP_embed_pos:
 		return hidden;
 	case OP_rmsnorm:
-	case OP_layernorm:
-		ok = add_product(&n, 2, dim, 1);
+	case OP_layernorm: /* vectors, of each group where they are its own */
+		ok = add_product(&n, 2, dim, step_int(step, "each") ? step_int(step, "groups") : 1);
 		break;
 	case OP_arrange: /* two vectors, a row, the norm's vectors */
 		ok = add_product(&n, 5, width, 1);

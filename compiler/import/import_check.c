@@ -284,7 +284,7 @@ layer_roles(Check *c, int l)
 	Role role[40];
 	int n = 0;
 
-	if (s->norm.attn_in && in && spec_has_block(s, l))
+	if ((s->norm.attn_in || s->norm.sum) && in && spec_has_block(s, l))
 		ROLE("attn_norm", H, 0, nb);
 	if (spec_ssm(s, l)) {
 		int64_t inner = (int64_t)s->ssm.heads * s->ssm.dim, row = spec_ssm_row(s);
@@ -349,11 +349,12 @@ layer_roles(Check *c, int l)
 			ROLE("k", shape.n_kv_heads * D, H, ab);
 		if (owner && !s->attention.k_is_v[l])
 			ROLE("v", shape.n_kv_heads * (int64_t)shape.v_dim, H, ab);
-		bool whole = s->attention.qk_norm == QK_WHOLE;
-		if (s->attention.qk_norm == QK_HEAD || whole) {
-			ROLE("q_norm", whole ? heads * D : D, 0, false);
+		const QkNorm qk = s->attention.qk_norm;
+		bool all = qk == QK_WHOLE || qk == QK_LAYER_EACH, biased = qk == QK_LAYER && nb;
+		if (qk != QK_NONE && qk != QK_UNIT) {
+			ROLE("q_norm", all ? heads * D : D, 0, biased);
 			if (owner)
-				ROLE("k_norm", whole ? shape.n_kv_heads * D : D, 0, false);
+				ROLE("k_norm", all ? shape.n_kv_heads * D : D, 0, biased);
 		}
 		if (s->attention.sinks && s->attention.sink_in[l])
 			ROLE("sinks", heads, 0, false);
@@ -364,7 +365,7 @@ layer_roles(Check *c, int l)
 		ROLE("o", H, heads * shape.v_dim, s->attention.o_bias);
 	if (s->norm.attn_out && out && spec_has_block(s, l))
 		ROLE("attn_out_norm", H, 0, nb);
-	if (s->norm.ffn_in && in && spec_has_ffn(s, l))
+	if ((s->norm.ffn_in || s->norm.sum) && in && spec_has_ffn(s, l))
 		ROLE("ffn_norm", H, 0, nb);
 	if (sparse) {
 		W = s->moe.width;
@@ -435,7 +436,11 @@ outer_roles(Check *c)
 	Role role[16];
 	int n = 0;
 
-	ROLE("embed", s->vocab_size, H, false);
+	ROLE("embed", s->vocab_size, s->embed.width, false);
+	if (spec_narrow(s)) {
+		ROLE("embed_in", H, s->embed.width, false);
+		ROLE("embed_out", s->embed.width, H, false);
+	}
 	if (s->position == POS_LEARNED)
 		ROLE("pos_embed", s->max_positions + s->pos_offset, H, false);
 	if (s->norm.embed && s->norm.weight)
@@ -450,7 +455,7 @@ outer_roles(Check *c)
 	if (s->head.kind == LLMC_OUTPUT_LABELS)
 		ROLE("labels", s->head.labels, H, s->head.bias);
 	if (!s->head.tied && s->head.kind == LLMC_OUTPUT_LOGITS)
-		ROLE("head", s->vocab_size, H, s->head.bias);
+		ROLE("head", s->vocab_size, s->embed.width, s->head.bias);
 	if (s->rope[0].factors_tensor[1]) {
 		ROLE("rope_factors_long", s->rope[0].dims / 2, 0, false);
 		ROLE("rope_factors_short", s->rope[0].dims / 2, 0, false);

@@ -6,14 +6,15 @@
 
 typedef struct Route {
 	int   n_experts, top_k;
-	int   sigmoid;              /* scores: 1 sigmoid, 0 softmax */
+	int   score;                /* ROUTE_softmax, .. */
 	int   renorm;
 	int   groups, keep_groups;
 	int   top2;                 /* a group's score: the sum of its best two, or its best */
-	float sum_eps, scale;
+	float sum_eps, scale, jitter;
 } Route;
 
 enum { ROUTE_MOST = 4096 };         /* experts */
+enum { ROUTE_softmax, ROUTE_sigmoid, ROUTE_sparsemixer };
 
 /* s[e] of all experts, and what follows them up to a whole vector. x is readable as far. */
 LLMC_INLINE void
@@ -21,7 +22,7 @@ route_scores(const Route r, const float *x, float *s)
 {
 	float top = x[0], sum = 0;
 
-	if (r.sigmoid) {
+	if (r.score == ROUTE_sigmoid) {
 		for (int e = 0; e < r.n_experts; e += VL)
 			vf_store(s + e, vf_sigmoid(vf_load(x + e)));
 		return;
@@ -65,6 +66,29 @@ route_groups(const Route r, float *choice)
 	}
 }
 
+/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax over those near it. */
+LLMC_INLINE void
+route_sparsemixer(const Route r, const float *x, int32_t *id, float *weight)
+{
+	uint8_t taken[ROUTE_MOST] = { 0 };
+
+	for (int k = 0; k < r.top_k; k++) {
+		int best = -1;
+		float sum = 0;
+		for (int e = 0; e < r.n_experts; e++)
+			if (!taken[e] && (best < 0 || x[e] > x[best]))
+				best = e;
+		for (int e = 0; e < r.n_experts; e++) {
+			const float below = x[best] - x[e], size = x[e] < 0 ? -x[e] : x[e];
+			if (!taken[e] && !(below / (size > x[best] ? size : x[best]) > 2 * r.jitter))
+				sum += vf_exp(vf_set1(-below))[0];
+		}
+		taken[best] = 1;
+		id[k] = best;
+		weight[k] = r.scale / sum;
+	}
+}
+
 /* x: logits, readable up to a whole vector. Of equal experts the first is chosen; each is chosen once, whatever the logits are. */
 LLMC_INLINE void
 route_row(const Route r, const float *x, const float *bias, int32_t *id, float *weight)
@@ -72,6 +96,10 @@ route_row(const Route r, const float *x, const float *bias, int32_t *id, float *
 	float score[ROUTE_MOST], choice[ROUTE_MOST], sum = 0;
 	uint8_t taken[ROUTE_MOST] = { 0 };
 
+	if (r.score == ROUTE_sparsemixer) {
+		route_sparsemixer(r, x, id, weight);
+		return;
+	}
 	route_scores(r, x, score);
 	for (int e = 0; e < r.n_experts; e++)
 		choice[e] = bias ? score[e] + bias[e] : score[e];

@@ -6,10 +6,10 @@
 #include "common/cuda_step.h"
 #include "common/cuda_math.h"
 
-enum { ROUTE_softmax, ROUTE_sigmoid, ROUTE_max, ROUTE_top2 };
+enum { ROUTE_softmax, ROUTE_sigmoid, ROUTE_sparsemixer, ROUTE_max, ROUTE_top2 };
 
 /* E experts in GROUPS, of which KEEP stay, K chosen; MIX: behind the logits is one more, of the shared expert's gate, and behind the weights its
- * sigmoid */
+ * sigmoid. R, made of it, has SUM_EPS, and NEAR: how near to the greatest logit those are that sparsemixer sums, as a share of it. */
 template <int E_, int K_, int SCORE_, int RENORM_, int GROUPS_, int KEEP_, int GROUP_, int MIX_> struct route_config {
 	enum { E = E_, K = K_, SCORE = SCORE_, RENORM = RENORM_, GROUPS = GROUPS_, KEEP = KEEP_, GROUP = GROUP_, MIX = MIX_, SIZE = GROUPS > 0 ? E / GROUPS : E };
 };
@@ -38,6 +38,53 @@ route_top(unsigned long long k)
 	return k;
 }
 
+/* The lane's best key among those that are left, then the warp's: an expert's number, taken from now on */
+template <class R> DEV int
+route_take(route_room<R> &s, const float *choice)
+{
+	enum { E = R::E };
+	unsigned long long best = 0;
+
+	for (int e = lane_id(); e < E; e += 32)
+		if (!s.taken[e]) {
+			const unsigned long long key = (unsigned long long)route_order(choice[e]) << 32 | (unsigned)(E - e);
+			best = key > best ? key : best;
+		}
+	return E - (int)(unsigned)route_top(best);
+}
+
+/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax over those near it. */
+template <class R> DEV void
+route_sparsemixer(route_room<R> &s, const float *x, float scale, int *id, float *weight)
+{
+	enum { E = R::E, K = R::K };
+	const int lane = lane_id();
+
+	__syncwarp();
+	for (int e = lane; e < E; e += 32)
+		s.taken[e] = 0;
+	__syncwarp();
+	for (int k = 0; k < K; k++) {
+		const int   e = route_take<R>(s, x);
+		const float top = x[e];
+		float       sum = 0;
+		for (int o = lane; o < E; o += 32)
+			if (!s.taken[o] && !((top - x[o]) / fmaxf(fabsf(x[o]), top) > R::NEAR))
+				sum += expf(x[o] - top);
+		sum = warp_sum(sum);
+		__syncwarp();
+		if (lane == 0) {
+			s.taken[e] = 1;
+			id[k] = e;
+			weight[k] = scale / sum;
+		}
+		__syncwarp();
+	}
+	if (R::MIX && lane == 0)
+		weight[K] = act_sigmoid(x[E]);
+	__syncwarp();
+}
+
 /* x [E + MIX] logits, bias [E] or NULL; id [K], weight [K + MIX] */
 template <class R> DEV void
 route_row(route_room<R> &s, const float *x, const float *bias, float scale, int *id, float *weight)
@@ -46,6 +93,10 @@ route_row(route_room<R> &s, const float *x, const float *bias, float scale, int 
 	const int lane = lane_id();
 	float top = x[0], sum = 0;
 
+	if constexpr (R::SCORE == ROUTE_sparsemixer) {
+		route_sparsemixer<R>(s, x, scale, id, weight);
+		return;
+	}
 	if (R::SCORE == ROUTE_softmax) {
 		for (int e = lane; e < E; e += 32)
 			top = fmaxf(top, x[e]);
@@ -89,13 +140,7 @@ route_row(route_room<R> &s, const float *x, const float *bias, float scale, int 
 		__syncwarp();
 	}
 	for (int k = 0; k < K; k++) {
-		unsigned long long best = 0;
-		for (int e = lane; e < E; e += 32)
-			if (!s.taken[e]) {
-				const unsigned long long key = (unsigned long long)route_order(s.choice[e]) << 32 | (unsigned)(E - e);
-				best = key > best ? key : best;
-			}
-		const int e = E - (int)(unsigned)route_top(best);
+		const int e = route_take<R>(s, s.choice);
 		if (lane == e % 32)
 			s.taken[e] = 1;
 		if (lane == 0)

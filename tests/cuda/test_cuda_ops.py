@@ -191,8 +191,25 @@ def test_layernorm(bias):
     x = rng.standard_normal((N, 70)).astype(np.float32) * 3 + 20
     w, b = rng.standard_normal(70).astype(np.float32), rng.standard_normal(70).astype(np.float32) if bias else None
     want = norm(x, "layer", w, b)
-    each("layernorm", dict(DIM=70, EPS=1e-5), STEP, [x, w, b, H.out(x.shape)], lambda got: close(got[0], want, rel=2e-5), bucket=9)
-    each("layernorm", dict(DIM=70, EPS=1e-5, ROWS_OF="n_out"), STEP, [x[:3], w, b, H.out((3, 70))], lambda got: close(got[0], want[:3], rel=2e-5))
+    each("layernorm", dict(DIM=70, GROUPS=1, EPS=1e-5), STEP, [x, w, b, H.out(x.shape)], lambda got: close(got[0], want, rel=2e-5), bucket=9)
+    each("layernorm", dict(DIM=70, GROUPS=1, EPS=1e-5, ROWS_OF="n_out"), STEP, [x[:3], w, b, H.out((3, 70))], lambda got: close(got[0], want[:3], rel=2e-5))
+
+
+@pytest.mark.parametrize("own,bias,dim,groups", [(0, 1, 14, 5), (1, 0, 14, 5), (1, 1, 45, 3), (0, 0, 33, 2)])
+def test_layernorm_of_groups(own, bias, dim, groups):
+    """Heads, with weights of all of them or of each"""
+    rng = np.random.default_rng(own * 2 + bias)
+    x = rng.standard_normal((N, groups, dim)).astype(np.float32) * 3 + 5
+    w, b = (rng.standard_normal((groups, dim) if own else dim).astype(np.float32) for _ in range(2))
+    want = norm(x, "layer", w, b if bias else None)
+    flat = lambda v: v.reshape(N, groups * dim)
+    everywhere("layernorm", dict(DIM=dim, GROUPS=groups, EACH=own, EPS=1e-5), ROWS, [flat(x), w.ravel(), b.ravel() if bias else None, H.out((N, groups * dim))], flat(want))
+
+
+def test_clip(x):
+    want = np.clip(x, -np.float32(0.7), np.float32(0.7))
+    everywhere("clip", dict(WIDTH=70, LIMIT=0.7), ROWS, [x, H.out((N, 70))], want, exact=True, bucket=9)
+    everywhere("clip", dict(WIDTH=70, LIMIT=0.7), ROWS, [H.inout(x), H.alias(0)], want, exact=True)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"])

@@ -8,8 +8,27 @@ import cuda_weights as CW
 ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
 
 
-def route(x, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max", sum_eps=1e-20):
+def sparsemixer(logits, top_k, jitter, scale):
+    """One expert after the other, as ops.def says"""
+    ids, weights = [], []
+    for row in logits.astype(np.float64):
+        s, left, e, w = row.copy(), np.ones(len(row), bool), [], []
+        for _ in range(top_k):
+            best = int(np.where(left, s, -np.inf).argmax())
+            with np.errstate(invalid="ignore", divide="ignore"):      # 0 / 0 is near
+                near = left & ~((s[best] - s) / np.maximum(np.abs(s), s[best]) > 2 * jitter)
+            w.append(scale / np.exp(s[near] - s[best]).sum())
+            e.append(best)
+            left[best] = False
+        ids.append(e)
+        weights.append(w)
+    return np.array(ids), np.array(weights)
+
+
+def route(x, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max", sum_eps=1e-20, jitter=0.0):
     """As ops.def says, row by row; float32 scores so that ties are ties."""
+    if score == "sparsemixer":
+        return sparsemixer(x, top_k, jitter, scale)
     ids, weights = [], []
     for row in x.astype(np.float64):
         s = 1 / (1 + np.exp(-row)) if score == "sigmoid" else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
@@ -36,6 +55,8 @@ ROUTES = {
     "one":      dict(n=5, top_k=5, score="sigmoid", bias=True),
     "lfm2":     dict(n=7, top_k=2, score="sigmoid", renorm=1, sum_eps=0.25, bias=True),
     "single":   dict(n=12, top_k=2, groups=12, keep=3, group_score="top2"),
+    "phimoe":   dict(n=5, top_k=2, score="sparsemixer", jitter=0.3),
+    "near":     dict(n=70, top_k=70, score="sparsemixer", jitter=0.1, scale=1.5),
 }
 
 
@@ -52,7 +73,7 @@ def test_route(name, mode, seed):
     bias = (np.round(rng.standard_normal(n) * 4) / 8).astype(np.float32) if has_bias else None
     k = H.build("moe_route", ARCH[seed], dict(N_EXPERTS=n, TOP_K=top_k, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=c.get("sum_eps", 1e-20),
                 SCALE=float(c.get("scale", 1.0)), GROUPS=c.get("groups", 1), KEEP_GROUPS=c.get("keep", 1),
-                GROUP_SCORE=c.get("group_score", "max"), HAS_BIAS=int(has_bias)))
+                GROUP_SCORE=c.get("group_score", "max"), JITTER=c.get("jitter", 0), HAS_BIAS=int(has_bias)))
     ids, weights = route(x, top_k, bias, **c)
     step = H.make_step(list(range(9)), [9])
     got_id, got_w = k.run(step, [x, bias, H.out((9, top_k), np.int32), H.out((9, top_k))], mode=mode, seed=seed)

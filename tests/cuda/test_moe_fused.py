@@ -33,7 +33,7 @@ def router(name, hidden, dtype, mix, kind="rms"):
     n, top_k, has_bias = c.pop("n"), c.pop("top_k"), c.pop("bias", False)
     params = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c.get("score", "softmax"), RENORM=c.get("renorm", 0), SUM_EPS=c.get("sum_eps", 1e-20), SCALE=float(c.get("scale", 1.0)),
                   GROUPS=c.get("groups", 1), KEEP_GROUPS=c.get("keep", 1), GROUP_SCORE=c.get("group_score", "max"), HAS_BIAS=int(has_bias), NORM=kind, EPS=EPS,
-                  PLUS_ONE=0, W_DTYPE=dtype, W_ROWS=n + mix)
+                  JITTER=c.get("jitter", 0), PLUS_ONE=0, W_DTYPE=dtype, W_ROWS=n + mix)
     return c, n, top_k, has_bias, params
 
 
@@ -43,7 +43,8 @@ def router(name, hidden, dtype, mix, kind="rms"):
     ("norm_route_mixed", "sm_80", "max", 96, "f16", 1, [(20, "fast", 0)]),
     ("norm_route", "sm_75", "mixtral", 36, "f32", 1, [(9, "fast", 0), (2, "check", 2)]),
     ("norm_route_decode", "sm_80", "one", 64, "q8_0", 0, [(3, "fast", 1)]),
-    ("norm_route_mixed", "sm_90a", "deepseek", 128, "bf16", 0, [(40, "check", 2)])], 3))
+    ("norm_route_mixed", "sm_90a", "deepseek", 128, "bf16", 0, [(40, "check", 2)]),
+    ("norm_route", "sm_75", "phimoe", 36, "f32", 1, [(9, "check", 1)])], 3))
 def test_norm_route(template, arch, name, hidden, dtype, mix, runs):
     c, n, top_k, has_bias, params = router(name, hidden, dtype, mix)
     rng = np.random.default_rng(hidden)

@@ -117,6 +117,14 @@ MUTATIONS = {
     "falcon_h1-norm": ["ssm.norm=gate_first", "ssm.norm=none", "norm.ssm_eps=0.02"], "falcon_h1-modern-bf16": ["ssm.norm_groups=1", "ssm.norm=none"],
     "mamba2-plain": ["norm.eps=0.011", "norm.ssm_eps=0.02", "ssm.norm_groups=1", "ssm.dt_max=0.9"], "mamba2-bias": ["ssm.dt_min=0", "ssm.dt_max=0"],
     "lfm2_moe-one": ["moe.renorm_eps=0.00001"],
+    "internlm2-plain": COMMON[:-1] + ROPE, "internlm2-dynamic": ["rope.scaling.factor=2.1", "rope.scaling.kind=none"],
+    "cohere-qk-norm": ["attention.qk_norm=none", "attention.qk_norm=unit", "attention.qk_norm_place=after", "norm.qk_eps=0.02"], "phi-qk-norm": ["attention.qk_norm=none", "norm.qk_eps=0.02"],
+    "olmo-clipped": ["attention.qkv_limit=0", "attention.qkv_limit=0.71"], "mpt-clipped": ["attention.qkv_limit=0", "attention.qkv_limit=0.61"],
+    "persimmon-plain": ["attention.qk_norm=none", "norm.qk_eps=0.02", "rope.dims=8", "ffn.act=*", "norm.eps=0.011"],
+    "phimoe-plain": ["moe.jitter=0.39", "moe.jitter=0", "moe.score=softmax", "moe.top_k=1", "moe.scale=1.01", "norm.eps=0.011", "rope.theta=110", "head.bias=false"],
+    "phimoe-longrope": ["rope.scaling.attention_factor=1.21", "rope.theta=110"],
+    "dbrx-plain": ["attention.qkv_limit=0", "attention.qkv_limit=0.81", "moe.renorm=false", "moe.top_k=1", "moe.act=gelu", "rope.theta=110"],
+    "opt-350m": ["norm.sum=false", "norm.eps=0.001", "residual.skip_scale=*1.001", "attention.scale=*1.01"],
     "opt-plain": [m for m in COMMON if "eps" not in m] + ["norm.eps=0.001"],
 }
 OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu", "relu": "silu", "relu2": "relu"}

@@ -330,6 +330,7 @@ case("gptj-modern-bf16", "gptj", GPTJ, modern=True, dtype="bf16", n_embd=40, n_h
 PHI = dict(LLAMA, layer_norm_eps=1e-2, hidden_act="gelu_new", partial_rotary_factor=0.5, qk_layernorm=False, num_key_value_heads=9)
 case("phi-plain", "phi", PHI)
 case("phi-groups", "phi", PHI, num_key_value_heads=3, partial_rotary_factor=0.25)
+case("phi-qk-norm", "phi", PHI, qk_layernorm=True, num_key_value_heads=3)
 case("phi-modern-bf16", "phi", PHI, modern=True, dtype="bf16", hidden_size=60, num_attention_heads=5, num_key_value_heads=5, partial_rotary_factor=1.0)
 
 FALCON = dict(vocab_size=181, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, layer_norm_epsilon=1e-2, alibi=False, new_decoder_architecture=False,
@@ -343,6 +344,7 @@ MPT = dict(vocab_size=181, d_model=48, n_layers=3, n_heads=4, max_seq_len=128, e
            attn_config=dict(alibi=True, alibi_bias_max=8), torch_dtype="float32", **EOS)
 case("mpt-plain", "mpt", MPT)
 case("mpt-odd", "mpt", MPT, n_heads=6, d_model=60, attn_config=dict(alibi=True, alibi_bias_max=8, softmax_scale=0.2))
+case("mpt-clipped", "mpt", MPT, n_heads=3, attn_config=dict(alibi=True, alibi_bias_max=8, clip_qkv=0.6))
 case("mpt-modern-bf16", "mpt", MPT, modern=True, dtype="bf16", n_heads=3)
 
 NEO = dict(vocab_size=173, hidden_size=48, num_layers=4, num_heads=6, max_position_embeddings=64, layer_norm_epsilon=1e-2, activation_function="gelu_new",
@@ -369,6 +371,8 @@ COHERE = dict(LLAMA, layer_norm_eps=1e-2, logit_scale=0.4, attention_bias=False,
 case("cohere-plain", "cohere", COHERE)
 case("cohere-bias", "cohere", COHERE, attention_bias=True, tie_word_embeddings=False, logit_scale=2.5)
 case("cohere-modern-bf16", "cohere", COHERE, modern=True, dtype="bf16", num_key_value_heads=1)
+case("cohere-qk-norm", "cohere", COHERE, use_qk_norm=True)
+case("cohere-qk-norm-bf16", "cohere", COHERE, use_qk_norm=True, modern=True, dtype="bf16", num_key_value_heads=9, hidden_size=54)
 COHERE2 = dict(COHERE, sliding_window=6, num_hidden_layers=4, sliding_window_pattern=4, head_dim=10)
 case("cohere2-pattern", "cohere2", COHERE2)
 case("cohere2-layers", "cohere2", COHERE2, layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"], attention_bias=True)
@@ -383,6 +387,7 @@ OLMO = dict(LLAMA, clip_qkv=None, attention_bias=False)
 case("olmo-plain", "olmo", OLMO)
 case("olmo-bias", "olmo", OLMO, attention_bias=True, tie_word_embeddings=True)
 case("olmo-modern-bf16", "olmo", OLMO, modern=True, dtype="bf16", num_key_value_heads=9)
+case("olmo-clipped", "olmo", OLMO, clip_qkv=0.7, num_key_value_heads=3)
 case("olmo2-plain", "olmo2", OLMO)
 case("olmo2-one-kv", "olmo2", OLMO, num_key_value_heads=1, attention_bias=True)
 case("olmo2-modern-bf16", "olmo2", OLMO, modern=True, dtype="bf16", tie_word_embeddings=True)
@@ -428,6 +433,9 @@ OPT = dict(vocab_size=173, hidden_size=48, ffn_dim=76, num_hidden_layers=3, num_
            do_layer_norm_before=True, word_embed_proj_dim=48, torch_dtype="float32", bos_token_id=2, eos_token_id=2, pad_token_id=1)
 case("opt-plain", "opt", OPT)
 case("opt-no-bias", "opt", OPT, enable_bias=False, num_attention_heads=3, tie_word_embeddings=False)
+case("opt-350m", "opt", OPT, do_layer_norm_before=False, word_embed_proj_dim=28)
+case("opt-350m-untied", "opt", OPT, do_layer_norm_before=False, word_embed_proj_dim=52, num_attention_heads=3, tie_word_embeddings=False)
+case("opt-no-final-norm", "opt", OPT, _remove_final_layer_norm=True, hidden_size=40, word_embed_proj_dim=40, num_attention_heads=5)
 case("opt-modern-bf16", "opt", OPT, modern=True, dtype="bf16", hidden_size=40, word_embed_proj_dim=40, num_attention_heads=5)
 
 LINEAR = dict(linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=12, linear_value_head_dim=20, linear_conv_kernel_dim=4)
@@ -564,6 +572,36 @@ MIMO = dict(vocab_size=131, hidden_size=60, intermediate_size=84, moe_intermedia
 case("mimo_v2-plain", "mimo_v2_flash", MIMO)
 case("mimo_v2-groups", "mimo_v2_flash", MIMO, n_group=4, topk_group=2, num_key_value_heads=1, v_head_dim=16, attention_value_scale=1.3, sliding_window=33)
 case("mimo_v2-modern-bf16", "mimo_v2_flash", MIMO, modern=True, dtype="bf16", mlp_layer_types=["sparse"] * 4, n_routed_experts=5, num_experts_per_tok=5, routed_scaling_factor=1.5)
+
+
+# --- norms of heads that are layer norms, q, k and v cut off, experts chosen one after the other
+PERSIMMON = dict(LLAMA, layer_norm_eps=1e-2, hidden_act="relu2", partial_rotary_factor=0.5, qk_layernorm=True, num_key_value_heads=...)
+PERSIMMON = {k: v for k, v in PERSIMMON.items() if v is not ... and k != "rms_norm_eps"}
+case("persimmon-plain", "persimmon", PERSIMMON)
+case("persimmon-no-norm", "persimmon", PERSIMMON, qk_layernorm=False, num_attention_heads=3, partial_rotary_factor=0.25)
+case("persimmon-modern-bf16", "persimmon", PERSIMMON, modern=True, dtype="bf16", num_attention_heads=4, partial_rotary_factor=1.0)
+
+PHIMOE = dict(LLAMA, num_local_experts=5, num_experts_per_tok=2, intermediate_size=36, router_jitter_noise=0.4, attention_bias=True, lm_head_bias=True, sliding_window=None)
+PHIMOE_ROPE = dict(type="longrope", short_factor=[1.0, 1.3, 1.9, 2.5], long_factor=[1.0, 3.5, 8.0, 33.0], short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=64)
+case("phimoe-plain", "phimoe", PHIMOE)
+case("phimoe-longrope", "phimoe", PHIMOE, num_local_experts=7, rope_scaling=PHIMOE_ROPE, attention_bias=False, lm_head_bias=False, num_key_value_heads=1)
+case("phimoe-two", "phimoe", PHIMOE, num_local_experts=2, router_jitter_noise=0.01, sliding_window=7)
+case("phimoe-modern-bf16", "phimoe", PHIMOE, modern=True, dtype="bf16", num_local_experts=16, router_jitter_noise=0.1, num_key_value_heads=9)
+
+DBRX = dict(vocab_size=131, d_model=72, n_heads=9, n_layers=3, max_seq_len=128, attn_config=dict(clip_qkv=0.8, kv_n_heads=3, rope_theta=100.0), rope_theta=100.0,
+            ffn_config=dict(ffn_hidden_size=36, moe_num_experts=5, moe_top_k=2, moe_normalize_expert_weights=1.0, ffn_act_fn=dict(name="silu")), tie_word_embeddings=False,
+            torch_dtype="float32", **EOS)
+case("dbrx-plain", "dbrx", DBRX)
+case("dbrx-all", "dbrx", DBRX, attn_config=dict(clip_qkv=3.0, kv_n_heads=1, rope_theta=100.0),
+     ffn_config=dict(ffn_hidden_size=28, moe_num_experts=7, moe_top_k=7, moe_normalize_expert_weights=1.0, ffn_act_fn=dict(name="gelu")))
+case("dbrx-modern-bf16", "dbrx", DBRX, modern=True, dtype="bf16", attn_config=dict(clip_qkv=2.0, kv_n_heads=9, rope_theta=100.0))
+
+INTERNLM2 = dict(LLAMA, bias=False)
+case("internlm2-plain", "internlm2", INTERNLM2, other="InternLM2")
+case("internlm2-bias", "internlm2", INTERNLM2, other="InternLM2", bias=True, num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=False)
+case("internlm2-bf16", "internlm2", INTERNLM2, other="InternLM2", dtype="bf16", num_attention_heads=4, num_key_value_heads=4, rope_theta=1e6)
+case("internlm2-dynamic", "internlm2", INTERNLM2, other="InternLM2", greedy=0, max_position_embeddings=16, args=["--context", "64"], num_key_value_heads=1,
+     rope_scaling=dict(type="dynamic", factor=2.0))
 
 
 def header(path):

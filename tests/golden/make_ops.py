@@ -147,10 +147,10 @@ x = rnd(2, 12, scale=3)
 Case("rmsnorm", "unit", dim=6, groups=2, eps=0.01, plus_one=0).step([0, 1]).f32(x).none().room(24).out(rms(x.view(2, 2, 6), None, 0.01)).end()
 for b in (None, rnd(9)):
     x, w = rnd(2, 9, scale=2) + 3, rnd(9)
-    Case("layernorm", "bias" if b is not None else "plain", dim=9, eps=0.02, plus_one=0).step([0, 1]).f32(x).vector(w).vector(
+    Case("layernorm", "bias" if b is not None else "plain", dim=9, groups=1, each=0, eps=0.02, plus_one=0).step([0, 1]).f32(x).vector(w).vector(
         b).room(18).out(layer(x, w, b, 0.02)).end()
-Case("layernorm", "plus_one", dim=9, eps=0.02, plus_one=1).step([0, 1]).f32(x).vector(w).none().room(18).out(layer(x, w + 1, None, 0.02)).end()
-Case("layernorm", "unit", dim=9, eps=0.02, plus_one=0).step([0, 1]).f32(x).none().none().room(18).out(layer(x, None, None, 0.02)).end()
+Case("layernorm", "plus_one", dim=9, groups=1, each=0, eps=0.02, plus_one=1).step([0, 1]).f32(x).vector(w).none().room(18).out(layer(x, w + 1, None, 0.02)).end()
+Case("layernorm", "unit", dim=9, groups=1, each=0, eps=0.02, plus_one=0).step([0, 1]).f32(x).none().none().room(18).out(layer(x, None, None, 0.02)).end()
 for b in (None, rnd(4)):
     x, w = rnd(3, 19), rnd(4, 19)
     Case("matmul", "bias" if b is not None else "plain", rows=4, cols=19).step([0, 1, 2]).f32(x).weight(w).vector(
@@ -294,7 +294,7 @@ for name, bias, score, renorm, scale, groups, keep, gs in (
         ("v2", 0, "softmax", 0, 16.0, 4, 2, "max"), ("v3", 1, "sigmoid", 1, 2.5, 4, 2, "top2")):
     x, b = rnd(6, 8, scale=2), rnd(8, scale=0.5) if bias else None
     ids, wt = route(x, b, 3, score, renorm, scale, groups, keep, gs)
-    Case("moe_route", name, n_experts=8, top_k=3, score=score, renorm=renorm, sum_eps=1e-20, scale=scale, groups=groups,
+    Case("moe_route", name, n_experts=8, top_k=3, score=score, renorm=renorm, sum_eps=1e-20, scale=scale, jitter=0.0, groups=groups,
          keep_groups=keep, group_score=gs).step(list(range(6))).f32(x).vector(b).room(18, "i32").out(ids).room(
         18).out(wt).end()
 ids, wt = torch.tensor([[2, 0], [3, 2], [0, 3]]), rnd(3, 2)
@@ -366,7 +366,7 @@ for name, bias, score, renorm, scale, groups, keep, gs, mix in (
     ids, wt = route(logits[:, :8], b, 3, score, renorm, scale, groups, keep, gs)
     if mix:
         wt = torch.cat([wt, logits[:, 8:].sigmoid()], 1)
-    Case("norm_route", name, n_experts=8, top_k=3, hidden=9, mix=mix, score=score, renorm=renorm, sum_eps=1e-20, scale=scale, groups=groups,
+    Case("norm_route", name, n_experts=8, top_k=3, hidden=9, mix=mix, score=score, renorm=renorm, sum_eps=1e-20, scale=scale, jitter=0.0, groups=groups,
          keep_groups=keep, group_score=gs, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(nw).none().weight(
         w).vector(lb).vector(b).room(9, "i32").out(ids).room(wt.numel()).out(wt).end()
 for name, shared, mix, scale, act, limit in (("routed", 0, 0, 1.0, "gelu", 0.0), ("shared", 7, 0, 1.5, "gelu", 0.0), ("gated", 7, 1, 1.0, "gelu", 0.0),
@@ -524,8 +524,36 @@ Case("pos_scale", "plain", width=4, scale=0.3, offset=1, base=5).step([3, 4, 15]
 
 x, b = rnd(4, 8, scale=2), rnd(8, scale=0.5)
 ids, wt = route(x, b, 3, "sigmoid", 1, 1.5, 1, 1, "max", 0.25)
-Case("moe_route", "sum_eps", n_experts=8, top_k=3, score="sigmoid", renorm=1, sum_eps=0.25, scale=1.5, groups=1, keep_groups=1, group_score="max").step(
+Case("moe_route", "sum_eps", n_experts=8, top_k=3, score="sigmoid", renorm=1, sum_eps=0.25, scale=1.5, jitter=0.0, groups=1, keep_groups=1, group_score="max").step(
     list(range(4))).f32(x).vector(b).room(12, "i32").out(ids).room(12).out(wt).end()
+
+# layer norms of heads; what is kept within a limit; experts one after the other
+for name, own, bias in (("shared", 0, 1), ("each", 1, 0)):
+    x, w, b = rnd(2, 3, 4, scale=2) + 3, rnd(3, 4) if own else rnd(4), rnd(4) if bias else None
+    y = torch.stack([layer(x[:, h], w[h] if own else w, b, 0.02) for h in range(3)], 1)
+    Case("layernorm", name, dim=4, groups=3, each=own, eps=0.02, plus_one=0).step([0, 1]).f32(x).vector(w.reshape(-1)).vector(b).room(24).out(y).end()
+x = rnd(2, 7)
+Case("clip", "plain", width=7, limit=0.6).step([0, 1]).f32(x).room(14).out(x.clamp(-0.6, 0.6)).end()
+
+
+def mixer(x, top_k, jitter):
+    """The published steps: a threshold relative to each score, a softmax over what is left, the best one masked out"""
+    scores, masked, ids, wt = x, x, [], []
+    for _ in range(top_k):
+        top, best = masked.max(-1, keepdim=True)
+        factor = scores.abs().clamp(min=top)
+        gates = masked.masked_fill((top - scores) / factor > 2 * jitter, -math.inf).softmax(-1)
+        ids.append(best)
+        wt.append(gates.gather(-1, best))
+        masked = masked.scatter(-1, best, -math.inf)
+    return torch.cat(ids, -1), torch.cat(wt, -1)
+
+
+for top_k, jitter in ((2, 0.3), (5, 0.05)):
+    x = rnd(6, 5, scale=2)
+    ids, wt = mixer(x, top_k, jitter)
+    Case("moe_route", f"sparsemixer_{top_k}", n_experts=5, top_k=top_k, score="sparsemixer", renorm=0, sum_eps=1e-20, scale=1.5, jitter=jitter, groups=1, keep_groups=1, group_score="max").step(
+        list(range(6))).f32(x).none().room(6 * top_k, "i32").out(ids).room(6 * top_k).out(1.5 * wt).end()
 
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""ChatGLM-6B, ChatGLM2/3 (and GLM-4 with remote code) and Baichuan in plain torch, written from the description of
+"""ChatGLM-6B, ChatGLM2/3 (and GLM-4 with remote code), Baichuan and InternLM2 in plain torch, written from the description of
 these architectures, because transformers does not have them. Only the forward pass over a whole sequence."""
 import math
 
@@ -185,3 +185,43 @@ class ChatGLM2:
         if c["post_layer_norm"]:
             x = rms(x, w["transformer.encoder.final_layernorm.weight"], eps)
         return F.linear(x, w["transformer.output_layer.weight"])
+
+
+class InternLM2:
+    """q, k and v of a key head side by side; from max_position_embeddings on, `dynamic` stretches the base by the length."""
+
+    def __init__(self, c):
+        self.c = c
+
+    def shapes(self):
+        c, h, f = self.c, self.c["hidden_size"], self.c["intermediate_size"]
+        groups, d = c["num_key_value_heads"], h // c["num_attention_heads"]
+        rows = h + 2 * groups * d
+        s = {"model.tok_embeddings.weight": [c["vocab_size"], h]}
+        for i in range(c["num_hidden_layers"]):
+            p = f"model.layers.{i}."
+            s |= {p + "attention_norm.weight": [h], p + "attention.wqkv.weight": [rows, h], p + "attention.wo.weight": [h, h]}
+            s |= {p + "attention.wqkv.bias": [rows], p + "attention.wo.bias": [h]} if c["bias"] else {}
+            s |= {p + "ffn_norm.weight": [h], p + "feed_forward.w1.weight": [f, h], p + "feed_forward.w3.weight": [f, h], p + "feed_forward.w2.weight": [h, f]}
+        return s | {"model.norm.weight": [h], "output.weight": [c["vocab_size"], h]}
+
+    def logits(self, w, ids):
+        c, n, eps = self.c, len(ids), self.c["rms_norm_eps"]
+        heads, groups = c["num_attention_heads"], c["num_key_value_heads"]
+        each, d = heads // groups, c["hidden_size"] // heads
+        pos, theta, scaling = torch.arange(n), c["rope_theta"], c.get("rope_scaling")
+        if scaling and n > c["max_position_embeddings"]:
+            theta *= (scaling["factor"] * n / c["max_position_embeddings"] - (scaling["factor"] - 1)) ** (d / (d - 2))
+
+        def lin(name, x):
+            return F.linear(x, w[name + ".weight"], w.get(name + ".bias"))
+        x = w["model.tok_embeddings.weight"][ids]
+        for i in range(c["num_hidden_layers"]):
+            p = f"model.layers.{i}."
+            qkv = lin(p + "attention.wqkv", rms(x, w[p + "attention_norm.weight"], eps)).view(n, groups, each + 2, d)
+            q, k, v = qkv[:, :, :each].reshape(n, heads, d), qkv[:, :, -2], qkv[:, :, -1]
+            a = softmax_attention(half_rope(q, pos, theta), half_rope(k, pos, theta), v, pos[None] <= pos[:, None])
+            x = x + lin(p + "attention.wo", a)
+            h = rms(x, w[p + "ffn_norm.weight"], eps)
+            x = x + lin(p + "feed_forward.w2", F.silu(lin(p + "feed_forward.w1", h)) * lin(p + "feed_forward.w3", h))
+        return F.linear(rms(x, w["model.norm.weight"], eps), w["output.weight"])

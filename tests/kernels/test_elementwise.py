@@ -64,7 +64,7 @@ def test_layernorm(target, dim):
     x64 = x.astype(np.float64)
     m = x64.mean(-1, keepdims=True)
     want = (x64 - m) / np.sqrt(((x64 - m) ** 2).mean(-1, keepdims=True) + F(1e-5)) * w
-    p = dict(DIM=dim, EPS=1e-5)
+    p = dict(DIM=dim, GROUPS=1, EPS=1e-5)
     close(run("layernorm", target, p, 6, [x, w, b], x.shape), want + b, 5e-6, 5e-6)
     close(run("layernorm", target, p, 6, [x, w, None], x.shape), want, 5e-6, 5e-6)
 

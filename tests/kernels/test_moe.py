@@ -11,8 +11,27 @@ from test_matmul import DTYPES, FAST, SMALL, TARGETS, Weights, activation, close
 EVERY = os.environ.get("LLMC_CHECK_ALL")  # make check-all
 
 
-def route(logits, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max", sum_eps=1e-20):
+def sparsemixer(logits, top_k, jitter, scale):
+    """One expert after the other, as ops.def says"""
+    ids, weights = [], []
+    for row in logits.astype(np.float64):
+        s, left, e, w = row.copy(), np.ones(len(row), bool), [], []
+        for _ in range(top_k):
+            best = int(np.where(left, s, -np.inf).argmax())
+            with np.errstate(invalid="ignore", divide="ignore"):      # 0 / 0 is near
+                near = left & ~((s[best] - s) / np.maximum(np.abs(s), s[best]) > 2 * jitter)
+            w.append(scale / np.exp(s[near] - s[best]).sum())
+            e.append(best)
+            left[best] = False
+        ids.append(e)
+        weights.append(w)
+    return np.array(ids), np.array(weights)
+
+
+def route(logits, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max", sum_eps=1e-20, jitter=0.0):
     """As ops.def says, row by row; scores are fp32, so that ties are ties."""
+    if score == "sparsemixer":
+        return sparsemixer(logits, top_k, jitter, scale)
     ids, weights = [], []
     for row in logits:
         s = 1 / (1 + np.exp(-row)) if score == "sigmoid" else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
@@ -38,17 +57,19 @@ ROUTES = {
     "gpt-oss":  dict(n=32, top_k=4, hidden=72, dtype="bf16", renorm=1, logit_bias=True),
     "lfm2":     dict(n=7, top_k=2, hidden=40, dtype="f32", score="sigmoid", renorm=1, sum_eps=0.25, bias=True),
     "max":      dict(n=40, top_k=3, hidden=33, dtype="f32", groups=5, keep=2, group_score="max", scale=16.0, mix=1),
+    "phimoe":   dict(n=5, top_k=2, hidden=67, dtype="f32", score="sparsemixer", jitter=0.3, kind="layer"),
+    "near":     dict(n=33, top_k=4, hidden=40, dtype="f32", score="sparsemixer", jitter=0.1, scale=1.5, mix=1),
 }
 
 
 @pytest.mark.parametrize("target,name", [(t, r) for t in TARGETS for r in ROUTES if EVERY or t == TARGETS[-1] or r == "deepseek"])
 def test_route(lib, target, name):
-    c = dict(kind="rms", mix=0, bias=False, logit_bias=False, renorm=0, scale=1.0, groups=1, keep=1, score="softmax", group_score="max", sum_eps=1e-20) | ROUTES[name]
+    c = dict(kind="rms", mix=0, bias=False, logit_bias=False, renorm=0, scale=1.0, groups=1, keep=1, score="softmax", group_score="max", sum_eps=1e-20, jitter=0.0) | ROUTES[name]
     n, top_k, hidden, mix, kind = c["n"], c["top_k"], c["hidden"], c["mix"], c["kind"]
     k = H.build("norm_route", target, dict(
         N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, MIX=mix, SCORE=c["score"], RENORM=c["renorm"], SUM_EPS=c["sum_eps"], SCALE=c["scale"], GROUPS=c["groups"],
         KEEP_GROUPS=c["keep"], GROUP_SCORE=c["group_score"], NORM=kind, EPS=1e-5, PLUS_ONE=0, HAS_BIAS=c["bias"], HAS_LOGIT_B=c["logit_bias"], W_DTYPE=c["dtype"],
-        ACT_BITS=16), FAST)
+        JITTER=c["jitter"], ACT_BITS=16), FAST)
     w = Weights(lib, c["dtype"], n + mix, hidden)
     w.file[3] = w.file[2]                       # two experts that are always equal: the first is the better
     lib.dequant_row(DTYPES.index(c["dtype"]), w.file[3].ctypes.data, w.value[3].ctypes.data, hidden)
@@ -68,7 +89,7 @@ def test_route(lib, target, name):
         return ids[:-1], weight[:-1]
     ids, weight = run(range(150), 1)
     logits = norm(x, kind, nw, nb) @ w.value.astype(np.float64).T + (0 if logit_b is None else logit_b)
-    want_ids, want = route(logits[:, :n], top_k, bias, *(c[v] for v in ("score", "renorm", "scale", "groups", "keep", "group_score", "sum_eps")))
+    want_ids, want = route(logits[:, :n], top_k, bias, *(c[v] for v in ("score", "renorm", "scale", "groups", "keep", "group_score", "sum_eps", "jitter")))
     exact = c["dtype"] not in SMALL
     assert (ids == want_ids).all() if exact else (ids == want_ids).mean() > 0.95
     hit = (ids == want_ids).all(1)

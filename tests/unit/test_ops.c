@@ -32,7 +32,7 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 			a[n].i = 0;
 		if (!strcmp(key, "rope_dims"))
 			a[n].i = i / 2;
-		if (!strcmp(key, "groups") || !strcmp(key, "mix"))
+		if (!strcmp(key, "groups") || !strcmp(key, "mix") || !strcmp(key, "each"))
 			a[n].i = 1;
 	}
 	return n;
@@ -71,6 +71,7 @@ each_attribute_is_known(void **state)
 		int        n = attributes((OpKind)op, 8, a), words = 1;
 		for (const char *p = op_info[op].attrs; *p; p++)
 			words += *p == ' ';
+		assert_in_range(n, 1, OP_MAX_ATTRS);
 		if (n != words)
 			fail_msg("%s: \"%s\": the attribute after number %d is in no list of ops.def", op_info[op].name, op_info[op].attrs, n);
 		if (attr_check((OpKind)op, a, n, &err) != LLMC_OK)
@@ -140,6 +141,10 @@ rules_are_kept(void **state)
 		{ OP_moe_down_add, "mix", 2, 0, "mix <= 1" },
 		{ OP_rmsnorm, "groups", 0, 0, "groups >= 1" },
 		{ OP_cap, "cap", 8, -1, "cap >= 0" },
+		{ OP_clip, "limit", 8, 0, "limit > 0" },
+		{ OP_layernorm, "groups", 0, 0, "groups >= 1" },
+		{ OP_layernorm, "each", 2, 0, "each <= 1" },
+		{ OP_moe_route, "jitter", 8, -1, "jitter >= 0" },
 		{ OP_gate_mul, "groups", 3, 0, "width is a multiple of groups" },
 		{ OP_conv1d, "taps", 1, 0, "taps >= 2" },
 		{ OP_delta_rule, "v_heads", 9, 0, "v_heads is a multiple of k_heads" },

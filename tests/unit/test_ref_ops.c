@@ -386,7 +386,7 @@ test_values(void **state)
 static void
 test_in_place(void **state)
 {
-	static const char *const ops[] = { "act", "glu", "add", "cap", "gain", "pos_scale", "gate_mul", "rmsnorm", "layernorm", "rope", "rope_2d",
+	static const char *const ops[] = { "act", "glu", "add", "cap", "clip", "gain", "pos_scale", "gate_mul", "rmsnorm", "layernorm", "rope", "rope_2d",
 		                           "matmul_add" };
 	FILE *f = open_cases();
 	Case  c;
