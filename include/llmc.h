@@ -404,8 +404,8 @@ LLMC_API void        llmc_matcher_reset(llmc_matcher *m);   /* back to the begin
  * length_bound: prompt + new tokens at most (0: the context); fixes length-dependent rope tables. */
 LLMC_API llmc_status llmc_seq_new(llmc_session *s, int32_t length_bound, llmc_seq *out, llmc_error *err);
 LLMC_API llmc_status llmc_seq_fork(llmc_session *s, llmc_seq from, llmc_seq *out, llmc_error *err); /* shares pages */
-/* Forget from len on. E_RANGE as well where layers see a window and positions that they would see again are no longer kept: those in front of the last 32
- * lengths may be. */
+/* Forget from len on. E_RANGE as well where layers see a window and positions that they would see again are no longer kept: they always are where the
+ * sequence has not been longer than len + 32. */
 LLMC_API llmc_status llmc_seq_trim(llmc_session *s, llmc_seq q, int32_t len, llmc_error *err);
 LLMC_API int32_t     llmc_seq_len(const llmc_session *s, llmc_seq q); /* -1: no such sequence */
 LLMC_API void        llmc_seq_free(llmc_session *s, llmc_seq q);

@@ -16,10 +16,11 @@ typedef struct SavedHead {
 	char    target[32];
 	int64_t bytes;          /* of pages and states */
 	int32_t len, length_bound, prefix_len, mark;
+	int32_t behind, unused; /* its first pages, which are there without their window pages */
 	uint64_t sum;           /* of them */
 } SavedHead;
 
-static const char magic[8] = "llmckv2";
+static const char magic[8] = "llmckv3";
 
 static void
 head_for(const Session *s, SavedHead *h)
@@ -35,7 +36,7 @@ head_for(const Session *s, SavedHead *h)
 int64_t
 session_seq_bytes(Session *s, int32_t len)
 {
-	return ranks_kept_bytes(s, kv_seq_pages(len), kv_behind(&s->kv, len), true);
+	return ranks_kept_bytes(s, kv_seq_pages(len), kv_behind(&s->kv, len - KV_BACK), true);
 }
 
 /* Whose states go with its pages; -1: there are none */
@@ -57,11 +58,12 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	h.length_bound = s->seq[q].length_bound;
 	h.prefix_len = s->seq[q].prefix_len;
 	h.mark = s->seq[q].mark;
-	h.bytes = session_seq_bytes(s, h.len);
+	h.behind = s->kv.seq[q].n_behind;
+	h.bytes = ranks_kept_bytes(s, kv_seq_pages(h.len), h.behind, true);
 	*need = sizeof h + (size_t)h.bytes;
 	if (cap < *need)
 		return error_set(err, LLMC_E_RANGE, "the sequence needs %zu bytes, the buffer has %zu", *need, cap);
-	if (!ranks_kept_read(s, s->kv.seq[q].page, kv_seq_pages(h.len), kv_behind(&s->kv, h.len), states_of(s, q), (char *)buf + sizeof h))
+	if (!ranks_kept_read(s, s->kv.seq[q].page, kv_seq_pages(h.len), h.behind, states_of(s, q), (char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	h.sum = sum64((char *)buf + sizeof h, (size_t)h.bytes, 1);
 	memcpy(buf, &h, sizeof h);
@@ -83,7 +85,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		                 "the saved sequence belongs to another model, target or type of cached rows: they must be the same (here %s)",
 		                 s->plan->target ? s->plan->target : "ref");
 	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len || h.mark < 0 ||
-	    h.bytes != session_seq_bytes(s, h.len) || (size_t)h.bytes != n - sizeof h ||
+	    h.behind < kv_behind(&s->kv, h.len - KV_BACK) || h.behind > kv_behind(&s->kv, h.len) || h.bytes != ranks_kept_bytes(s, kv_seq_pages(h.len), h.behind, true) || (size_t)h.bytes != n - sizeof h ||
 	    h.sum != sum64((const char *)buf + sizeof h, (size_t)h.bytes, 1))
 		return error_set(err, LLMC_E_INPUT, "the saved sequence is damaged or cut short");
 	TRY(session_seq_new(s, h.length_bound, out, err));
@@ -94,8 +96,8 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		return error_set(err, LLMC_E_FULL, "the saved sequence needs %lld KV pages, %d are free", (long long)pages,
 		                 s->kv.n_free);
 	}
-	kv_seq_room(&s->kv, *out, h.len);
-	if (!ranks_kept_write(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, kv_behind(&s->kv, h.len), states_of(s, *out), (const char *)buf + sizeof h))
+	kv_seq_room(&s->kv, *out, h.len, h.behind);
+	if (!ranks_kept_write(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, h.behind, states_of(s, *out), (const char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	s->seq[*out].prefix_len = h.prefix_len;
 	s->seq[*out].mark = h.mark;
@@ -138,7 +140,7 @@ from_disk(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok)
 		kv_disk_next(&key, own);
 		if (!kv_disk_load(s->disk, &key, own, s->disk_page))
 			break;
-		kv_seq_room(&s->kv, q, kv->len + PLAN_KV_PAGE);
+		kv_seq_room(&s->kv, q, kv->len + PLAN_KV_PAGE, 0);
 		if (!ranks_kept_write(s, &kv->page[kv->n_page - 1], 1, 0, -1, s->disk_page)) {
 			kv_seq_trim(&s->kv, q, kv->len - PLAN_KV_PAGE);
 			break;

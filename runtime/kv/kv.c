@@ -328,7 +328,7 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 	}
 	s->n_behind = s->n_behind < s->n_page ? s->n_behind : s->n_page;
 	s->len = len;
-	window_to(kv, s, kv_behind(kv, len));
+	window_cut(kv, s);
 	if (s->n_kept > len / PLAN_KV_PAGE)
 		s->n_kept = 0; /* told again from the first page on */
 }
@@ -406,7 +406,7 @@ kv_advance(Kv *kv, int32_t q, int32_t add)
 	KvSeq *s = &kv->seq[q];
 
 	s->len += add;
-	window_to(kv, s, kv_behind(kv, s->len));
+	window_grown(kv, s);
 }
 
 /* Run fn over the pieces of pages, as they follow each other in a saved sequence. */
@@ -451,10 +451,9 @@ kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const voi
 }
 
 void
-kv_seq_room(Kv *kv, int32_t q, int32_t len)
+kv_seq_room(Kv *kv, int32_t q, int32_t len, int32_t behind)
 {
-	KvSeq  *s = &kv->seq[q];
-	int32_t behind = kv_behind(kv, len);
+	KvSeq *s = &kv->seq[q];
 
 	while (s->n_page < kv_seq_pages(len)) {
 		int32_t page = s->page[s->n_page] = page_take(kv);
@@ -467,7 +466,7 @@ kv_seq_room(Kv *kv, int32_t q, int32_t len)
 		}
 	}
 	s->len = len;
-	window_to(kv, s, behind);
+	window_grown(kv, s);
 }
 
 static void

@@ -34,7 +34,7 @@ enum { KV_BACK = 32 }; /* positions by which a sequence can always be trimmed: g
 typedef struct KvSeq {
 	bool     used;
 	int32_t  len, n_page;
-	int32_t  n_behind;    /* first pages, which no windowed layer sees any more */
+	int32_t  n_behind;    /* first pages, which no windowed layer sees any more, also KV_BACK positions before the end */
 	int32_t *page;        /* [stride]: pages, and from max_page on their window pages, of those that are not behind */
 	int32_t  n_kept;      /* pages that the prefix cache has been told of */
 	int64_t  kept_as;     /* serial of the last of them */
@@ -123,7 +123,7 @@ void       *kv_layer(const Kv *kv, int pool, int layer_slot);
 
 int32_t     kv_seq_new(Kv *kv);                       /* -1: all taken */
 int32_t     kv_seq_fork(Kv *kv, int32_t from);
-/* Are the positions there that windowed layers see behind len? Always of the last KV_BACK lengths. */
+/* Are the positions there that windowed layers see behind len? Always where the sequence has never been longer than len + KV_BACK. */
 bool        kv_can_trim(const Kv *kv, int32_t q, int32_t len);
 void        kv_seq_trim(Kv *kv, int32_t q, int32_t len); /* len <= its length, which kv_can_trim has found */
 void        kv_seq_free(Kv *kv, int32_t q);
@@ -146,14 +146,14 @@ void        kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok);
 /* Pages without a holder that the cache holds. */
 int32_t     kv_prefix_idle(const Kv *kv);
 
-/* Pages of a sequence of len positions. An empty sequence takes that many, which kv_need has found. */
+/* Pages of a sequence of len positions. One takes as many as it lacks, which kv_need has found; an empty one the first `behind` of them without window pages. */
 static inline int32_t
 kv_seq_pages(int32_t len)
 {
 	return len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0);
 }
-void        kv_seq_room(Kv *kv, int32_t q, int32_t len);
-/* First pages of a sequence of len positions that no windowed layer sees: they are saved without their window pages. */
+void        kv_seq_room(Kv *kv, int32_t q, int32_t len, int32_t behind);
+/* First pages of a sequence of len positions that no windowed layer sees from there on. */
 int32_t     kv_behind(const Kv *kv, int32_t len);
 bool        kv_has_window(const Kv *kv, int32_t page); /* may all of it be read? True where there are no windows */
 /* Pages out and in again: kv_bytes(n) of them less kv_window_bytes(behind), for the first of them that lack their window pages. */

@@ -76,7 +76,7 @@ window_release(Kv *kv)
 int32_t
 kv_behind(const Kv *kv, int32_t len)
 {
-	int64_t first = (int64_t)len - (kv->keep - 1) - KV_BACK;
+	int64_t first = (int64_t)len - (kv->keep - 1);
 
 	return kv->window && first > 0 ? (int32_t)(first / PLAN_KV_PAGE) : 0;
 }
@@ -155,6 +155,27 @@ window_to(Kv *kv, KvSeq *s, int32_t behind)
 		window_leave(kv, s->page[s->n_behind++]);
 	while (s->n_behind > behind)
 		window_need(kv, s->page[--s->n_behind]);
+}
+
+void
+window_grown(Kv *kv, KvSeq *s)
+{
+	int32_t behind = kv_behind(kv, s->len - KV_BACK);
+
+	if (behind > s->n_behind)
+		window_to(kv, s, behind);
+}
+
+void
+window_cut(Kv *kv, KvSeq *s)
+{
+	int32_t behind = s->n_page, least = kv_behind(kv, s->len - KV_BACK);
+
+	if (!kv->window)
+		return;
+	while (behind > least && kv_has_window(kv, s->page[behind - 1]))
+		behind--;
+	window_to(kv, s, behind);
 }
 
 bool

@@ -10,7 +10,9 @@ bool        window_give(Kv *kv, int32_t page);  /* a page that will be written g
 void        window_drop(Kv *kv, int32_t page);  /* a page that is nobody's lets go of its own */
 void        window_need(Kv *kv, int32_t page);  /* one more sequence may see it, one less */
 void        window_leave(Kv *kv, int32_t page);
-void        window_to(Kv *kv, KvSeq *s, int32_t behind); /* s sees its pages from there on */
+void        window_to(Kv *kv, KvSeq *s, int32_t behind); /* s needs its pages from there on */
+void        window_grown(Kv *kv, KvSeq *s); /* it needs what it would see KV_BACK positions before its end */
+void        window_cut(Kv *kv, KvSeq *s);   /* the same, of the pages that still have a window page */
 bool        window_whole(const Kv *kv, const KvSeq *s, int32_t len); /* what s sees at that length is there */
 void        window_table(Kv *kv, KvSeq *s);     /* window pages into the table of s */
 /* Page `page` of a pool as the pool numbers it; -1: it is not there */

@@ -285,7 +285,7 @@ a_sequence_is_saved_and_restored(void **state)
 		*cell(&kv, q, i, 1) = (float)tok[i];
 	kv_pages_read(&kv, kv.seq[q].page, kv.seq[q].n_page, 0, bytes);
 	int32_t r = kv_seq_new(&kv);
-	kv_seq_room(&kv, r, 70);
+	kv_seq_room(&kv, r, 70, 0);
 	kv_pages_write(&kv, kv.seq[r].page, kv.seq[r].n_page, 0, bytes);
 	assert_int_equal(kv.seq[r].len, 70);
 	assert_int_equal(kv.n_free, 0);
@@ -293,6 +293,54 @@ a_sequence_is_saved_and_restored(void **state)
 		assert_true(*cell(&kv, r, i, 1) == (float)tok[i]);
 	assert_null(kv_check(&kv));
 	kv_release(&kv);
+}
+
+/* A sequence can be cut back by KV_BACK positions, whoever took pages since; what is saved of it can be cut back as far. */
+static void
+a_window_stays_for_a_little_back(void **state)
+{
+	static const int64_t keeps[] = { 1, 2, 31, 32, 33, 70 };
+
+	(void)state;
+	for (size_t k = 0; k < sizeof keeps / sizeof *keeps; k++) {
+		PlanPool seen[] = { pools[0], { .id = "kv_window", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1, .keep = keeps[k] } };
+		const Plan windowed = { .n_pool = 2, .pool = seen };
+		const int32_t pages = 64, seqs = 3, chunk = 8, context = 640;
+		Kv kv;
+		assert_int_equal(kv_open_on(&kv, NULL, &windowed, pages, (int32_t)kv_window_pages(&windowed, pages, seqs, chunk), context, seqs, NULL), LLMC_OK);
+		for (int32_t len = 1; len < 170; len += 1 + len % 3) {
+			int32_t a = kv_seq_new(&kv), b = kv_seq_new(&kv);
+			for (int32_t at = 0; at < len; at += chunk)
+				append(&kv, a, len - at < chunk ? len - at : chunk);
+			for (int32_t at = 0; at < context; at += chunk) /* all that is not needed is taken */
+				append(&kv, b, chunk);
+			assert_null(kv_check(&kv));
+			for (int32_t back = 0; back <= KV_BACK && back <= len; back++)
+				assert_true(kv_can_trim(&kv, a, len - back));
+			int32_t to = len > KV_BACK ? len - len % (KV_BACK + 1) : 0, fork = kv_seq_fork(&kv, a);
+			kv_seq_trim(&kv, a, to);
+			assert_null(kv_check(&kv));
+			append(&kv, a, 1);
+			append(&kv, fork, 3);
+			assert_null(kv_check(&kv));
+			/* out and in again */
+			int32_t n = kv.seq[fork].n_page, behind = kv.seq[fork].n_behind;
+			len = kv.seq[fork].len;
+			kv_seq_free(&kv, fork);
+			kv_seq_free(&kv, a);
+			a = kv_seq_new(&kv);
+			kv_seq_room(&kv, a, len, behind);
+			assert_int_equal(kv.seq[a].n_page, n);
+			for (int32_t back = 0; back <= KV_BACK && back <= len; back++)
+				assert_true(kv_can_trim(&kv, a, len - back));
+			assert_null(kv_check(&kv));
+			len -= 3;
+			kv_seq_free(&kv, a);
+			kv_seq_free(&kv, b);
+			assert_int_equal(kv.n_free, pages);
+		}
+		kv_release(&kv);
+	}
 }
 
 int
@@ -306,6 +354,7 @@ main(void)
 		cmocka_unit_test(random_steps_keep_the_books),
 		cmocka_unit_test(a_prefix_is_found_again),
 		cmocka_unit_test(a_sequence_is_saved_and_restored),
+		cmocka_unit_test(a_window_stays_for_a_little_back),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
