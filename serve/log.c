@@ -15,6 +15,8 @@ serve_log(Server *s, int level, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
+	for (char *c = text; *c; c++) /* one line, whatever a name or a path holds */
+		*c = (unsigned char)*c < ' ' || *c == 127 ? ' ' : *c;
 	pthread_mutex_lock(&s->log_lock);
 	s->opt.log(s->opt.log_user, level, text);
 	pthread_mutex_unlock(&s->log_lock);

@@ -101,6 +101,23 @@ engine_lines(Strbuf *b, const char *name, const char *labels, const llmc_histogr
 	hist_lines(b, name, labels, LLMC_BUCKETS - 1, bound, h->bucket, h->sum);
 }
 
+/* A value of a label, with the escapes that the format has, which are fewer than those of JSON. */
+static void
+label_text(Strbuf *b, const char *s)
+{
+	Strbuf json = { 0 };
+
+	json_str(&json, s, strlen(s)); /* UTF-8 from here on */
+	for (const char *c = strbuf_str(&json); *c; c++) {
+		bool known = *c == '\\' && c[1] && strchr("\\\"n", c[1]);
+		strbuf_putc(b, *c == '\\' && !known ? ' ' : *c);
+		if (known)
+			strbuf_putc(b, *++c);
+	}
+	b->failed |= json.failed;
+	strbuf_release(&json);
+}
+
 static void
 tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back)
 {
@@ -163,7 +180,7 @@ vllm_lines(Strbuf *b, const char *name, const char *state, const Metrics *m, con
 	static const llmc_histogram none;
 
 	strbuf_puts(&label, "engine=\"0\",model_name=");
-	json_str(&label, name, strlen(name));
+	label_text(&label, name);
 	const char *l = strbuf_str(&label);
 	const struct { const char *name, *kind, *help; double x; } one[] = {
 		{ "vllm:num_requests_running", "gauge", "Sequences in the batch.", c->running },
@@ -263,7 +280,7 @@ weave(Strbuf *b, Strbuf *text, Slot *const *slot, int n)
 				} else {
 					strbuf_add(b, at[i], name);
 					strbuf_puts(b, "{model_name=");
-					json_str(b, slot[i]->name, strlen(slot[i]->name));
+					label_text(b, slot[i]->name);
 					strbuf_puts(b, at[i][name] == '{' ? "," : "}");
 					name += at[i][name] == '{';
 					strbuf_add(b, at[i] + name, len - name);

@@ -392,6 +392,23 @@ hand_out(Server *s, Slot *t)
 	pthread_mutex_lock(&s->lock);
 }
 
+/* An engine is there and serves, unless its slot has been removed meanwhile: who has waited for it finds no such name, and it goes again. */
+static void
+begin_service(Server *s, Slot *t, Model *m)
+{
+	model_set(t, m);
+	hand_out(s, t);
+	if (t->removed && t->model == m)
+		retire(s, t);
+}
+
+static void
+no_more(const Slot *t, Problem *p)
+{
+	problem(p, 404, "model", "The model '%.200s' has been unloaded.", t->name);
+	p->code = "model_not_found";
+}
+
 /* Open the slot's engine, the lock given back meanwhile. */
 static llmc_status
 open_slot(Server *s, Slot *t, int64_t bytes, Model **out, llmc_error *err)
@@ -427,8 +444,7 @@ load_one(Server *s)
 	if (!t)
 		return false;
 	if (t->removed) {
-		problem(&p, 404, "model", "The model '%.200s' has been unloaded.", t->name);
-		p.code = "model_not_found";
+		no_more(t, &p);
 	} else if (t->model) {
 		t->wanted = false;
 		hand_out(s, t);
@@ -441,8 +457,7 @@ load_one(Server *s)
 			too_large(s, t, t->bytes, &p);
 	}
 	if (!p.status && open_slot(s, t, t->bytes, &m, &err) == LLMC_OK) {
-		model_set(t, m);
-		hand_out(s, t);
+		begin_service(s, t, m);
 		return true;
 	}
 	if (!p.status) {
@@ -471,7 +486,9 @@ reload_one(Server *s)
 	pthread_mutex_unlock(&s->lock);
 	llmc_status status = t->src.look(t->src.self, &about, &bytes, &err);
 	pthread_mutex_lock(&s->lock);
-	if (status == LLMC_OK) {
+	if (t->removed) {
+		no_more(t, &p);
+	} else if (status == LLMC_OK) {
 		Room room = make_room(s, t, bytes, false);
 		if (room == ROOM_SOON)
 			return end_one(s);
@@ -483,15 +500,14 @@ reload_one(Server *s)
 	}
 	if (status == LLMC_OK && !p.status)
 		status = open_slot(s, t, bytes, &m, &err);
-	if (status != LLMC_OK) {
+	if (status != LLMC_OK && !p.status) {
 		problem(&p, 400, "model", "The model '%.200s' cannot be read again, what was in service stays: %.700s", t->name, err.text);
 		p.code = "model_not_loaded";
 	}
 	if (m) {
 		if (t->model)
 			retire(s, t);
-		model_set(t, m);
-		hand_out(s, t);
+		begin_service(s, t, m);
 	}
 	Queue over = t->reloads;
 	t->reloads = (Queue){ 0 };
@@ -519,19 +535,24 @@ adding_free(Adding *a)
 	free(a);
 }
 
-/* Where a new slot is from here on: in the place of one of its name that was removed, *old is then to be freed, or the next. NULL: there are too many; lock held. */
+/* Where a new slot is from here on: in the place of one of its name that was removed, or of one that was never reached, *old is then to be freed, or the next.
+ * NULL: there are too many; lock held. */
 static Slot *
 put_slot(Server *s, Slot *t, Slot **old)
 {
 	t->removed = true; /* until its engine has been tried */
 	for (int i = 0; i < s->n_slots; i++) {
 		Slot *at = s->slot[i];
-		if (!at->removed || strcmp(at->name, t->name) != 0 || at->wanted)
+		if (!at->removed || (at->reached && strcmp(at->name, t->name) != 0) || at->wanted || at->reloads.first)
 			continue;
 		Source src = at->src; /* requests and metrics point to the old slot, so it stays and changes */
-		char *parent = at->parent;
+		char *parent = at->parent, *name = at->name;
 		at->src = t->src;
 		at->parent = t->parent;
+		if (!at->reached) {
+			at->name = t->name;
+			t->name = name;
+		}
 		at->about = t->about;
 		at->bytes = t->bytes;
 		at->max_input = t->max_input;
@@ -588,8 +609,10 @@ adapt_one(Server *s)
 		to = put_slot(s, t, &old);
 		status = to ? try_open(s, to, &err) : error_set(&err, LLMC_E_FULL, "a server has at most %d names in its life", MAX_MODELS);
 	}
-	if (status == LLMC_OK)
+	if (status == LLMC_OK) {
 		to->removed = false;
+		to->reached = true;
+	}
 	pthread_mutex_unlock(&s->lock);
 	if (!to) {
 		if (t)
@@ -969,6 +992,7 @@ models_open(Server *s, const SlotInit *init, int n, llmc_error *err)
 			pthread_mutex_lock(&s->lock); /* pumps look at the list already */
 			if (m)
 				model_set(t, m);
+			t->reached = true;
 			s->slot[s->n_slots++] = t;
 			pthread_mutex_unlock(&s->lock);
 		} else {

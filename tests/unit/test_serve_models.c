@@ -1,0 +1,461 @@
+/* Several models in one server: engines come and go while requests ask for them, fail to open, are put to sleep, read again, get adapters and lose them.
+ * Every request is answered, engines never take more than the budget, none is closed with work in it, none is left. The engines are false ones. */
+#include <arpa/inet.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "serve/model.h"
+#include "tempdir.h"
+#include "tests/serve/fake_engine.h"
+#include "text/text.h"
+
+enum { BUDGET = 60, N_MODELS = 4, N_CLIENTS = 5, N_ASKED = 40 };
+
+/* Also on threads that are not the test's */
+#define MUST(x) ((x) ? (void)0 : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x), abort()))
+
+static const char vocabulary[] =
+    "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,\"b\":2,\"\\u0120\":3},\"merges\":[]},"
+    "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false},\"decoder\":{\"type\":\"ByteLevel\"}}";
+static llmc_tokenizer *tokenizer;
+static Tempdir dir;
+
+typedef struct World {
+	atomic_int bytes, n_engines, n_sources, n_opened; /* now, now, now, ever */
+	atomic_int opening;   /* an engine that is being opened stands at the gate */
+	atomic_bool gate;     /* closed */
+	int fail_every;       /* each so many openings fail; 0: none */
+} World;
+static World world;
+
+typedef struct Origin { const char *name; int bytes; } Origin; /* a Source's self */
+typedef struct Engine { Fake fake; int bytes; } Engine;
+
+static llmc_status
+look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
+{
+	const Origin *o = self;
+	Fake f;
+
+	(void)err;
+	fake_init(&f, tokenizer, 64);
+	*about = fake_backend(&f, 64);
+	snprintf(about->info.name, sizeof about->info.name, "%s", o->name);
+	*bytes = o->bytes;
+	return LLMC_OK;
+}
+
+static llmc_status
+open_engine(void *self, Backend *out, llmc_error *err)
+{
+	const Origin *o = self;
+	struct timespec rest = { 0, 1000000 };
+
+	atomic_fetch_add(&world.opening, 1);
+	do
+		nanosleep(&rest, NULL);
+	while (atomic_load(&world.gate));
+	atomic_fetch_sub(&world.opening, 1);
+	int n = atomic_fetch_add(&world.n_opened, 1);
+	if (world.fail_every && n % world.fail_every == 0)
+		return error_set(err, LLMC_E_IO, "%s: no such file", o->name);
+	Engine *e = calloc(1, sizeof *e);
+	fake_init(&e->fake, tokenizer, 64);
+	e->bytes = o->bytes;
+	*out = fake_backend(&e->fake, 64);
+	MUST(atomic_fetch_add(&world.bytes, e->bytes) + e->bytes <= BUDGET);
+	atomic_fetch_add(&world.n_engines, 1);
+	return LLMC_OK;
+}
+
+static void
+close_engine(Backend *b)
+{
+	Engine *e = b->self;
+
+	MUST(e->fake.n_live == 0);
+	atomic_fetch_sub(&world.bytes, e->bytes);
+	atomic_fetch_sub(&world.n_engines, 1);
+	free(e->fake.held);
+	free(e);
+}
+
+static void
+free_source(void *self)
+{
+	atomic_fetch_sub(&world.n_sources, 1);
+	free(self);
+}
+
+static llmc_status adapt(void *self, const char *path, Source *out, llmc_error *err);
+
+static Source
+source(const char *name, int bytes)
+{
+	Origin *o = calloc(1, sizeof *o);
+
+	*o = (Origin){ name, bytes };
+	atomic_fetch_add(&world.n_sources, 1);
+	return (Source){ .self = o, .look = look, .open = open_engine, .close = close_engine, .free = free_source, .adapt = adapt };
+}
+
+static llmc_status
+adapt(void *self, const char *path, Source *out, llmc_error *err)
+{
+	if (strstr(path, "other"))
+		return error_set(err, LLMC_E_INPUT, "an adapter of another model");
+	*out = source("adapted", ((const Origin *)self)->bytes);
+	return LLMC_OK;
+}
+
+static Server *
+begin(int n)
+{
+	static const char *const names[N_MODELS] = { "a", "b", "c", "d" };
+	llmc_serve_options o = LLMC_INIT(llmc_serve_options);
+	SlotInit init[N_MODELS] = { 0 };
+	llmc_error err = { 0 };
+	Server *s;
+
+	o.memory_bytes = BUDGET;
+	o.lora_dir = dir.path;
+	for (int i = 0; i < n; i++)
+		init[i] = (SlotInit){ .name = names[i], .src = source(names[i], 10 * (i + 1)) };
+	if (server_open_models(init, n, &o, &s, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	return s;
+}
+
+static void
+end(Server *s)
+{
+	server_stop(s);
+	assert_true(server_wait(s, -1));
+	server_close(s);
+	assert_int_equal(world.n_engines, 0);
+	assert_int_equal(world.n_sources, 0);
+	assert_int_equal(world.bytes, 0);
+	world = (World){ 0 };
+}
+
+/* One request on a connection of its own; its status, and the answer into `said`. leave: nobody waits for it, 0. */
+static int
+ask(const Server *s, const char *method, const char *path, const char *body, bool leave, char *said, size_t cap)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons((uint16_t)server_port(s)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), status = 0;
+	char text[1024];
+	size_t n = 0;
+	ssize_t k;
+
+	MUST(fd >= 0 && connect(fd, (struct sockaddr *)&at, sizeof at) == 0);
+	int len = snprintf(text, sizeof text, "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s", method,
+	                   path, strlen(body), body);
+	MUST(len < (int)sizeof text && write(fd, text, (size_t)len) == len);
+	if (leave) {
+		close(fd);
+		return 0;
+	}
+	while (n + 1 < cap && (k = read(fd, said + n, cap - 1 - n)) > 0)
+		n += (size_t)k;
+	said[n] = 0;
+	while (n + 1 == cap && read(fd, text, sizeof text) > 0)
+		;
+	close(fd);
+	MUST(sscanf(said, "HTTP/1.1 %d", &status) == 1);
+	return status;
+}
+
+static int
+complete(const Server *s, const char *model, char *said, size_t cap)
+{
+	char body[200];
+
+	snprintf(body, sizeof body, "{\"model\":\"%s\",\"prompt\":[1,2],\"max_tokens\":3}", model);
+	int status = ask(s, "POST", "/v1/completions", body, false, said, cap);
+	MUST(status != 200 || strstr(said, "\"completion_tokens\":3"));
+	return status;
+}
+
+typedef struct Client { const Server *s; uint32_t state; pthread_t thread; } Client;
+
+static uint32_t
+roll(Client *c, uint32_t n)
+{
+	c->state = c->state * 1664525u + 1013904223u;
+	return (c->state >> 16) % n;
+}
+
+static void *
+client(void *arg)
+{
+	static const char *const models[] = { "a", "b", "c", "d", "x", "y", "b:latest", "tgi" }, *const calls[] = { "sleep", "wake_up", "reload" };
+	static const char *const reads[] = { "/metrics", "/v1/models", "/status.json", "/is_sleeping", "/health", "/get_load", "/v1/models/x" };
+	Client *c = arg;
+	char said[65536], text[200];
+
+	for (int i = 0; i < N_ASKED; i++) {
+		const char *model = models[roll(c, 8)];
+		uint32_t what = roll(c, 20);
+		int status;
+		if (what < 11) {
+			status = complete(c->s, model, said, sizeof said);
+			MUST(status == 200 || status == 404 || status == 503);
+		} else if (what < 13) {
+			snprintf(text, sizeof text, "{\"model\":\"%s\",\"prompt\":[1,2],\"max_tokens\":50,\"stream\":true}", model);
+			ask(c->s, "POST", "/v1/completions", text, true, NULL, 0);
+		} else if (what < 15) {
+			snprintf(text, sizeof text, "/%s?model=%s", calls[roll(c, 3)], model);
+			status = ask(c->s, "POST", text, "", false, said, sizeof said);
+			MUST(status == 200 || status == 400 || status == 404 || status == 503);
+		} else if (what < 17) {
+			snprintf(text, sizeof text, "{\"lora_name\":\"%s\",\"lora_path\":\"%s\"}", roll(c, 2) ? "x" : "y", roll(c, 4) ? "one" : "other");
+			status = ask(c->s, "POST", "/v1/load_lora_adapter", text, false, said, sizeof said);
+			MUST(status == 200 || status == 400);
+		} else if (what < 18) {
+			snprintf(text, sizeof text, "{\"lora_name\":\"%s\"}", roll(c, 2) ? "x" : "y");
+			status = ask(c->s, "POST", "/v1/unload_lora_adapter", text, false, said, sizeof said);
+			MUST(status == 200 || status == 404);
+		} else {
+			status = ask(c->s, "GET", reads[roll(c, 7)], "", false, said, sizeof said);
+			MUST(status == 200 || status == 404);
+		}
+	}
+	return NULL;
+}
+
+static void
+all_at_once(void **state)
+{
+	Client c[N_CLIENTS];
+	char said[4096];
+
+	(void)state;
+	Server *s = begin(N_MODELS);
+	world.fail_every = 7;
+	for (int i = 0; i < N_CLIENTS; i++) {
+		c[i] = (Client){ .s = s, .state = (uint32_t)i + 1 };
+		assert_int_equal(pthread_create(&c[i].thread, NULL, client, &c[i]), 0);
+	}
+	for (int i = 0; i < N_CLIENTS; i++)
+		pthread_join(c[i].thread, NULL);
+	world.fail_every = 0;
+	for (int i = 0; i < N_MODELS; i++)
+		assert_int_equal(complete(s, (char[2]){ (char)('a' + i), 0 }, said, sizeof said), 200);
+	end(s);
+}
+
+/* ---- one after the other, with the keeper held at the gate ---- */
+
+static void
+until(bool (*is_so)(Server *), Server *s)
+{
+	struct timespec rest = { 0, 1000000 };
+
+	while (!is_so(s))
+		nanosleep(&rest, NULL);
+}
+
+static bool
+stands_at_the_gate(Server *s)
+{
+	(void)s;
+	return world.opening > 0;
+}
+
+static bool
+reload_waits(Server *s)
+{
+	bool waits = false;
+
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++)
+		waits |= s->slot[i]->reloads.first != NULL;
+	pthread_mutex_unlock(&s->lock);
+	return waits;
+}
+
+static bool
+closes(Server *s)
+{
+	return s->closing;
+}
+
+static bool
+no_engine_is_left(Server *s)
+{
+	(void)s;
+	return world.n_engines == 0;
+}
+
+typedef struct Call { const Server *s; const char *method, *path, *body; int status; char said[4096]; pthread_t thread; } Call;
+
+static void *
+call(void *arg)
+{
+	Call *c = arg;
+
+	c->status = ask(c->s, c->method, c->path, c->body, false, c->said, sizeof c->said);
+	return NULL;
+}
+
+static void
+later(Call *c, const Server *s, const char *path, const char *body)
+{
+	*c = (Call){ .s = s, .method = "POST", .path = path, .body = body };
+	assert_int_equal(pthread_create(&c->thread, NULL, call, c), 0);
+}
+
+static int
+came(Call *c)
+{
+	pthread_join(c->thread, NULL);
+	return c->status;
+}
+
+#define ADD "{\"lora_name\":\"x\",\"lora_path\":\"one\"}"
+#define FOR_X "{\"model\":\"x\",\"prompt\":[1],\"max_tokens\":2}"
+
+static void
+an_adapter_that_goes_while_it_is_opened(void **state)
+{
+	static Call c;
+	char said[4096];
+
+	(void)state;
+	Server *s = begin(1);
+	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said), 200);
+	assert_int_equal(ask(s, "POST", "/sleep", "", false, said, sizeof said), 200);
+	assert_int_equal(world.n_engines, 0);
+	world.gate = true;
+	later(&c, s, "/v1/completions", FOR_X);
+	until(stands_at_the_gate, s);
+	assert_int_equal(ask(s, "POST", "/v1/unload_lora_adapter", ADD, false, said, sizeof said), 200);
+	world.gate = false;
+	assert_int_equal(came(&c), 404);
+	until(no_engine_is_left, s);
+	assert_int_equal(complete(s, "x", said, sizeof said), 404);
+	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said), 200);
+	assert_int_equal(complete(s, "x", said, sizeof said), 200);
+	end(s);
+}
+
+static void
+an_adapter_that_goes_before_it_is_read_again(void **state)
+{
+	static Call c[2];
+	char said[4096];
+
+	(void)state;
+	Server *s = begin(1);
+	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said), 200);
+	world.gate = true;
+	later(&c[0], s, "/v1/completions", "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
+	until(stands_at_the_gate, s);
+	later(&c[1], s, "/reload?model=x", "");
+	until(reload_waits, s);
+	assert_int_equal(ask(s, "POST", "/v1/unload_lora_adapter", ADD, false, said, sizeof said), 200);
+	world.gate = false;
+	assert_int_equal(came(&c[0]), 200);
+	assert_int_equal(came(&c[1]), 404);
+	assert_int_equal(ask(s, "POST", "/sleep", "", false, said, sizeof said), 200);
+	assert_int_equal(world.n_engines, 0);
+	end(s);
+}
+
+static void *
+close_server(void *s)
+{
+	server_close(s);
+	return NULL;
+}
+
+static void
+the_end_while_an_engine_is_opened(void **state)
+{
+	static Call c[2];
+	pthread_t thread;
+
+	(void)state;
+	Server *s = begin(2);
+	world.gate = true;
+	later(&c[0], s, "/v1/completions", "{\"model\":\"b\",\"prompt\":[1],\"max_tokens\":2}");
+	until(stands_at_the_gate, s);
+	later(&c[1], s, "/reload?model=a", "");
+	until(reload_waits, s);
+	assert_int_equal(pthread_create(&thread, NULL, close_server, s), 0);
+	until(closes, s);
+	world.gate = false;
+	for (int i = 0; i < 2; i++) {
+		int status = came(&c[i]);
+		assert_true(status == 503 || (i == 0 && status == 200));
+	}
+	pthread_join(thread, NULL);
+	assert_int_equal(world.n_engines, 0);
+	assert_int_equal(world.n_sources, 0);
+	world = (World){ 0 };
+}
+
+/* Adapters that cannot be opened take no names, and what names hold goes into logs and metrics without harm. */
+static void
+names_of_adapters(void **state)
+{
+	static char said[1 << 20];
+	char body[200];
+
+	(void)state;
+	Server *s = begin(1);
+	world.fail_every = 1;
+	for (int i = 0; i < MAX_MODELS + 10; i++) {
+		snprintf(body, sizeof body, "{\"lora_name\":\"n%d\",\"lora_path\":\"one\"}", i);
+		assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", body, false, said, sizeof said), 400);
+		assert_non_null(strstr(said, "no such file"));
+	}
+	world.fail_every = 0;
+	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", "{\"lora_name\":\"\\t\\u0001\\n\\\\\\\"\\u00e9\",\"lora_path\":\"one\"}", false, said, sizeof said), 200);
+	assert_int_equal(ask(s, "GET", "/metrics", "", false, said, sizeof said), 200);
+	assert_non_null(strstr(said, "tgi_request_count{model_name=\" t u0001\\n\\\\\\\"\xc3\xa9\"} 0\n"));
+	assert_non_null(strstr(said, "tgi_request_count{model_name=\"a\"} 0\n"));
+	assert_null(strstr(said, "\"n1\""));
+	end(s);
+}
+
+static int
+setup(void **state)
+{
+	llmc_error err;
+
+	(void)state;
+	if (tempdir_open(&dir) != 0 || mkdir(tempdir_file(&dir, "one"), 0700) != 0 || mkdir(tempdir_file(&dir, "other"), 0700) != 0)
+		return -1;
+	return text_open_json(vocabulary, sizeof vocabulary - 1, "test", &tokenizer, &err) == LLMC_OK ? 0 : -1;
+}
+
+static int
+teardown(void **state)
+{
+	(void)state;
+	llmc_tokenizer_close(tokenizer);
+	tempdir_close(&dir);
+	return 0;
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(all_at_once),
+		cmocka_unit_test(an_adapter_that_goes_while_it_is_opened),
+		cmocka_unit_test(an_adapter_that_goes_before_it_is_read_again),
+		cmocka_unit_test(the_end_while_an_engine_is_opened),
+		cmocka_unit_test(names_of_adapters),
+	};
+
+	return cmocka_run_group_tests(tests, setup, teardown);
+}
