@@ -504,7 +504,8 @@ def test_tiny_requests_without_end(fake):
         for t in threads:
             t.join()
         s.idle()
-        assert s.status()["connections"] == 1 and s.stop()[0] == 0
+        s.until(lambda: s.status()["connections"] == 1)
+        assert s.stop()[0] == 0
 
 
 def test_keys_said_twice_and_texts_that_are_none(patient):
