@@ -307,7 +307,7 @@ a_window_stays_for_a_little_back(void **state)
 		const Plan windowed = { .n_pool = 2, .pool = seen };
 		const int32_t pages = 64, seqs = 3, chunk = 8, context = 640;
 		Kv kv;
-		assert_int_equal(kv_open_on(&kv, NULL, &windowed, pages, (int32_t)kv_window_pages(&windowed, pages, seqs, chunk), context, seqs, NULL), LLMC_OK);
+		assert_int_equal(kv_open_on(&kv, NULL, &windowed, pages, (int32_t)kv_window_pages(&windowed, pages, seqs, chunk), 0, context, seqs, NULL), LLMC_OK);
 		for (int32_t len = 1; len < 170; len += 1 + len % 3) {
 			int32_t a = kv_seq_new(&kv), b = kv_seq_new(&kv);
 			for (int32_t at = 0; at < len; at += chunk)
