@@ -13,6 +13,7 @@
 
 enum {
 	N_SLICE = 3,           /* of tries: plain tokens of any length, of at most 32 and of 12 characters */
+	N_BRIEF = 32,          /* characters of plain tokens that have masks by their number */
 	MAX_TOKEN = 512,       /* bytes of a token that a grammar allows; longer ones never */
 	MAX_DEPTH = 512,       /* of a stack */
 	MAX_CONFS = 1 << 16,   /* of a set */
@@ -159,6 +160,7 @@ struct Lexicon {
 	TokenTrie all, rest[N_SLICE];
 	uint32_t *plain[N_SLICE]; /* masks of what rest leaves out: tokens of characters that JSON strings hold as they are */
 	int32_t   limit[N_SLICE]; /* characters, at most, of those */
+	uint32_t *brief;     /* [N_BRIEF + 1][n_words] the same of at most so many characters */
 };
 
 /* ---- sets (sets.c) ---- */
@@ -170,7 +172,7 @@ typedef struct Uncertain { const TokenTrie *trie; uint32_t node; uint32_t path; 
 typedef struct Set {
 	uint32_t  at, n;     /* its confs */
 	bool      accept, tokens;
-	int8_t    plain;     /* its slice; -1: not known, N_SLICE: none */
+	int8_t    plain;     /* its slice; -1: not known, N_SLICE: none, N_SLICE + 1 + n: plain tokens of n characters are allowed and no longer ones */
 	int32_t   canon[N_SLICE], cut; /* -1: not known */
 	uint32_t *mask;      /* of the set cut; NULL: not made */
 	uint32_t *exact;     /* of itself; NULL: not kept */

@@ -110,6 +110,12 @@ make_tries(Lexicon *l)
 					l->plain[s][id >> 5] |= 1u << (id & 31);
 		ok = ok && trie_make(l, some, rest, &l->rest[s]);
 	}
+	l->brief = ok ? calloc((N_BRIEF + 1) * l->n_words + 1, sizeof *l->brief) : NULL;
+	ok = l->brief != NULL;
+	for (size_t i = 0; ok && i < k; i++)
+		for (int most = chars[ids[i]]; most >= 0 && most <= N_BRIEF; most++)
+			for (int32_t id = ids[i]; id >= 0; id = l->same[id])
+				l->brief[(size_t)most * l->n_words + (size_t)(id >> 5)] |= 1u << (id & 31);
 	free(ids);
 	free(some);
 	free(chars);
@@ -173,5 +179,6 @@ lexicon_close(Lexicon *l)
 		free(l->rest[s].v);
 		free(l->plain[s]);
 	}
+	free(l->brief);
 	free(l);
 }

@@ -1,10 +1,12 @@
 /* A set beside the tries of the vocabulary -> a mask. What is walked is the set with its stacks cut, so that a nesting of any depth has few masks; tokens that
- * looked below the cut are kept as places of the tries and tried on the whole set each time. Where all plain characters lead back to the set, their
- * mask is taken as it is. */
+ * looked below the cut are kept as places of the tries and tried on the whole set each time. Where all plain characters are allowed, for ever or so many
+ * of them, the mask of their tokens is taken as it is and only the other tokens are walked. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "grammar/inside.h"
+
+enum { MAX_REACH = 24 }; /* sets that plain characters may lead to */
 
 static void
 allow(const Lexicon *l, int32_t id, uint32_t *mask)
@@ -22,55 +24,112 @@ plain_lead(uint8_t c, uint8_t *lo, uint8_t *hi)
 	return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
 }
 
-/* Does every plain character lead from `at` to s, with counts that no token of the slice brings to their limit? */
-static bool
-plain_tail(Grammar *g, int32_t s, int32_t at, int left, uint8_t lo, uint8_t hi, int slice)
+/* Sets that plain characters lead to, and whether one of them is allowed, one is not. */
+typedef struct Reach {
+	int32_t set[MAX_REACH];
+	int     n;
+	bool    full, lives, dies;
+} Reach;
+
+/* Characters whose first bytes have led to `at`, to their ends; slice: counts that none of its tokens brings to their limit are one (-1: none are). */
+static void
+reach_tail(Grammar *g, int32_t at, int left, uint8_t lo, uint8_t hi, int slice, Reach *r)
 {
-	if (!left)
-		return set_canon(g, at, slice) == s;
+	if (!left) {
+		int32_t end = slice < 0 ? at : set_canon(g, at, slice);
+		int i = 0;
+		r->lives = true;
+		while (i < r->n && r->set[i] != end)
+			i++;
+		r->full |= i == MAX_REACH;
+		if (i == r->n && i < MAX_REACH)
+			r->set[r->n++] = end;
+		return;
+	}
 	for (int k = g->m.cls[lo]; k <= g->m.cls[hi]; k++) {
 		int32_t t = set_step(g, at, k);
-		if (!t || !plain_tail(g, s, t, left - 1, 0x80, 0xBF, slice))
-			return false;
+		if (t)
+			reach_tail(g, t, left - 1, 0x80, 0xBF, slice, r);
+		else
+			r->dies = true;
 	}
-	return true;
 }
 
-static bool
-plain_loops(Grammar *g, int32_t s, int slice)
+/* One more plain character from s; no further than it is known that some are allowed and some are not. */
+static void
+reach(Grammar *g, int32_t s, int slice, Reach *r)
 {
 	uint8_t lo, hi;
 
-	for (int k = 0; k < g->m.n_class; k++) {
+	for (int k = 0; k < g->m.n_class && !(r->lives && r->dies); k++) {
 		uint8_t c = g->m.byte_of[k];
 		int n = plain_lead(c, &lo, &hi);
 		if (!n || c < 0x20 || c == '"' || c == '\\' || c == 0x7F)
 			continue;
 		int32_t t = set_step(g, s, k);
-		if (!t || !plain_tail(g, s, t, n - 1, lo, hi, slice))
-			return false;
+		if (t)
+			reach_tail(g, t, n - 1, lo, hi, slice, r);
+		else
+			r->dies = true;
 	}
-	return true;
 }
 
-/* The largest slice whose tokens are all allowed in s; N_SLICE: none. */
-static int
-plain_slice(Grammar *g, int32_t s)
+/* May any plain characters follow each other from s, as many as a token of the slice has? All sets that they lead to are looked at. */
+static bool
+plain_loops(Grammar *g, int32_t s, int slice)
 {
-	int slice = g->t.set[s].plain;
+	Reach r = { .n = 1, .set = { set_canon(g, s, slice) } };
+
+	for (int i = 0; i < r.n && !r.dies && !r.full && !g->touched; i++)
+		reach(g, r.set[i], slice, &r);
+	return !r.dies && !r.full && !g->touched;
+}
+
+/* How many plain characters may come at most where nothing depends on which they are; -1: something does, or they are too many. */
+static int
+plain_most(Grammar *g, int32_t s)
+{
+	Reach at = { .n = 1, .set = { s } };
+
+	for (int n = 0; n <= N_BRIEF; n++) {
+		Reach next = { 0 };
+		for (int i = 0; i < at.n; i++) {
+			reach(g, at.set[i], -1, &next);
+			if ((next.lives && next.dies) || next.full || g->touched)
+				return -1;
+		}
+		if (!next.lives)
+			return n;
+		at = next;
+	}
+	return -1;
+}
+
+/* What is known of plain tokens in s without looking at each: Set.plain. */
+static int
+plain_of(Grammar *g, int32_t s)
+{
+	int plain = g->t.set[s].plain;
 	bool before = g->touched;
 
-	if (slice >= 0)
-		return slice;
-	for (slice = 0; slice < N_SLICE; slice++) {
-		int32_t t = set_canon(g, s, slice);
+	if (plain >= 0)
+		return plain;
+	Reach one = { 0 };
+	g->touched = false;
+	reach(g, s, -1, &one);
+	bool some = one.lives && !one.dies && !g->touched;
+	for (plain = some ? 0 : N_SLICE; plain < N_SLICE; plain++) {
 		g->touched = false;
-		if (plain_loops(g, t, slice) && !g->touched)
+		if (plain_loops(g, s, plain))
 			break;
 	}
+	g->touched = false;
+	int most = plain < N_SLICE || (one.lives && one.dies) ? -1 : plain_most(g, s);
+	if (most >= 0)
+		plain = N_SLICE + 1 + most;
 	g->touched = before;
-	g->t.set[s].plain = (int8_t)slice;
-	return slice;
+	g->t.set[s].plain = (int8_t)plain;
+	return plain;
 }
 
 static void
@@ -131,16 +190,16 @@ static void
 make_mask(Grammar *g, int32_t c)
 {
 	const Lexicon *l = g->lexicon;
-	int slice = plain_slice(g, c);
-	const TokenTrie *trie = slice < N_SLICE ? &l->rest[slice] : &l->all;
+	int plain = plain_of(g, c);
+	const TokenTrie *trie = plain < N_SLICE ? &l->rest[plain] : plain > N_SLICE ? &l->rest[0] : &l->all;
 	size_t bytes = l->n_words * sizeof(uint32_t);
 	uint32_t *mask = calloc(l->n_words + 1, sizeof *mask);
 
 	if (!mask)
 		grammar_fault(g, LLMC_E_MEMORY, "out of memory for a mask");
 	g->t.set[c].exact = mask; /* so that it is freed whatever happens; a cut set has no other use for it */
-	if (slice < N_SLICE)
-		memcpy(mask, l->plain[slice], bytes);
+	if (plain != N_SLICE)
+		memcpy(mask, plain < N_SLICE ? l->plain[plain] : l->brief + (size_t)(plain - N_SLICE - 1) * l->n_words, bytes);
 	g->n_unc = 0;
 	g->stack[0] = c;
 	walk(g, trie, 0, trie->n, mask, true);

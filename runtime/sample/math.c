@@ -70,6 +70,37 @@ sample_largest(const float *v, int32_t n, int32_t *at, llmc_error *err)
 	return LLMC_OK;
 }
 
+llmc_status
+sample_largest_of(const float *v, int32_t n, const uint32_t *bits, int32_t *at, llmc_error *err)
+{
+	float most = -INFINITY;
+	int32_t where = -1; /* the first of the word that holds it */
+	bool bad;
+
+	for (int32_t i = 0; i < n; i += 32) {
+		uint32_t b = bits[i >> 5];
+		float x = -INFINITY;
+		if (n - i < 32)
+			b &= (1u << (n - i)) - 1;
+		if (b == UINT32_MAX)
+			x = largest_of(v + i, 32, &bad);
+		else
+			for (; b; b &= b - 1) {
+				float y = v[i + __builtin_ctz(b)];
+				x = y > x ? y : x;
+			}
+		if (x > most) {
+			most = x;
+			where = i;
+		}
+	}
+	if (where < 0)
+		return error_set(err, LLMC_E_CHECK, "all logits are minus infinity: no token can be picked");
+	for (*at = where; v[*at] != most || !(bits[*at >> 5] >> (*at & 31) & 1); ++*at)
+		;
+	return LLMC_OK;
+}
+
 /* exp for x <= 0 with a relative error below 2e-7; 0 below -87. 2^n * exp(r), |r| <= ln 2 / 2. */
 static inline __attribute__((always_inline)) void
 exp_lanes(Lanes *v)

@@ -333,52 +333,57 @@ forbid(llmc_sampler *s, float *work)
 		work[s->p.stop_tokens[i]] = -INFINITY;
 }
 
-/* What the grammar does not allow is out. *any: something is left. */
+/* What the grammar allows, as bits of m->mask; *all: everything. */
 static llmc_status
-mask(llmc_sampler *s, const SampleScratch *m, float *work, bool *any, llmc_error *err)
+allowed(llmc_sampler *s, const SampleScratch *m, bool *all, llmc_error *err)
 {
 	size_t n = ((size_t)s->vocab + 31) / 32;
 	uint32_t some = 0;
-	bool all;
 
-	*any = true;
-	TRY(matcher_mask(s->matcher, m->mask, n, &all, err));
-	if (all)
+	TRY(matcher_mask(s->matcher, m->mask, n, all, err));
+	if (*all)
 		return LLMC_OK;
 	if (s->n_eos && matcher_may_end(s->matcher)) /* a model may have end tokens that its tokenizer does not know of */
 		for (int32_t i = 0; i < s->n_eos; i++)
 			if (s->eos[i] >= 0 && s->eos[i] < s->vocab)
 				m->mask[s->eos[i] >> 5] |= 1u << (s->eos[i] & 31);
-	for (size_t w = 0; w < n; w++) {
-		uint32_t bits = m->mask[w];
-		int32_t at = (int32_t)w * 32, end = s->vocab - at < 32 ? s->vocab - at : 32;
-		some |= bits;
-		if (bits == UINT32_MAX)
-			continue;
-		for (int32_t k = 0; k < end; k++)
-			if (!(bits >> k & 1))
+	for (size_t w = 0; w < n; w++)
+		some |= m->mask[w];
+	return some ? LLMC_OK : error_set(err, LLMC_E_CHECK, "the grammar allows no token here");
+}
+
+/* All others are out. */
+static void
+forbid_others(const uint32_t *bits, float *work, int32_t vocab)
+{
+	for (int32_t at = 0; at < vocab; at += 32) {
+		uint32_t out = ~bits[at >> 5];
+		int32_t n = vocab - at < 32 ? vocab - at : 32;
+		if (out == UINT32_MAX) {
+			for (int32_t k = 0; k < n; k++)
 				work[at + k] = -INFINITY;
+			continue;
+		}
+		for (out &= UINT32_MAX >> (32 - n); out; out &= out - 1)
+			work[at + __builtin_ctz(out)] = -INFINITY;
 	}
-	*any = some != 0;
-	return LLMC_OK;
 }
 
 llmc_status
 sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int32_t *id, llmc_error *err)
 {
+	bool all = true, copied = s->p.temperature > 0 || s->changes;
 	int32_t best;
 
 	TRY(sample_largest(logits, s->vocab, &best, err));
-	if (s->p.temperature > 0 || s->changes || s->matcher)
+	if (s->matcher)
+		TRY(allowed(s, m, &all, err));
+	if (copied)
 		memcpy(m->work, logits, (size_t)s->vocab * sizeof *m->work);
-	if (s->matcher) {
-		bool any;
-		TRY(mask(s, m, m->work, &any, err));
-		if (!any)
-			return error_set(err, LLMC_E_CHECK, "the grammar allows no token here");
-		if (!s->changes)
-			TRY(sample_largest(m->work, s->vocab, &best, err));
-	}
+	if (copied && !all)
+		forbid_others(m->mask, m->work, s->vocab);
+	if (!s->changes && !all)
+		TRY(sample_largest_of(logits, s->vocab, m->mask, &best, err));
 	if (s->changes) {
 		for (int32_t i = 0; i < s->p.n_logit_bias; i++)
 			m->work[s->p.logit_bias[i].id] += s->p.logit_bias[i].value;

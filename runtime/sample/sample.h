@@ -40,6 +40,8 @@ float       sample_logprobs(const float *logits, int32_t vocab, int32_t id, llmc
 /* math.c */
 /* The largest, the first of equals; NaN, or nothing above -inf: E_CHECK. */
 llmc_status sample_largest(const float *v, int32_t n, int32_t *at, llmc_error *err);
+/* The same of those whose bit is set; v holds no NaN. */
+llmc_status sample_largest_of(const float *v, int32_t n, const uint32_t *bits, int32_t *at, llmc_error *err);
 /* v[i] = exp(v[i] / temperature - max); sum of all */
 double      sample_weights(float *v, int32_t n, float temperature, float max);
 
