@@ -108,13 +108,28 @@ crossed(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 	return out;
 }
 
-/* The schema that o has for a property that it does not list; NULL: any */
+/* The schema that o has for a property that it does not list: those of the patterns that the name fits, or of all others; NULL: any */
 static const json_t *
-unlisted(const json_t *o)
+unlisted(Schema *s, const json_t *o, const char *name, const Path *p, int depth)
 {
-	const json_t *v = json_object_get(o, "additionalProperties");
+	const json_t *out = NULL, *v;
+	const char *pattern;
 
-	return json_object_get(o, "patternProperties") ? NULL : v;
+	json_object_foreach(json_object_get(o, "patternProperties"), pattern, v)
+		if (schema_fits(s, pattern, name, p))
+			out = out ? schema_merge(s, out, v, p, depth + 1) : v;
+	return out ? out : json_object_get(o, "additionalProperties");
+}
+
+const json_t *
+schema_member(Schema *s, const json_t *o, const char *name, const Path *p, int depth)
+{
+	const json_t *v = json_object_get(json_object_get(o, "properties"), name), *more;
+
+	if (!v)
+		return unlisted(s, o, name, p, depth);
+	more = json_object_get(o, "patternProperties") ? unlisted(s, o, name, p, depth) : NULL;
+	return more && more != json_object_get(o, "additionalProperties") ? schema_merge(s, v, more, p, depth + 1) : v;
 }
 
 static const json_t *
@@ -127,15 +142,33 @@ properties(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth
 	schema_keep(s, out);
 	json_object_foreach((json_t *)(uintptr_t)pa, key, v) {
 		const json_t *other = json_object_get(pb, key);
-		other = other ? other : unlisted(b);
+		other = other ? other : unlisted(s, b, key, p, depth);
 		set(s, out, key, other ? schema_merge(s, v, other, p, depth + 1) : v);
 	}
 	json_object_foreach((json_t *)(uintptr_t)pb, key, v)
 		if (!json_object_get(pa, key)) {
-			const json_t *other = unlisted(a);
+			const json_t *other = unlisted(s, a, key, p, depth);
 			set(s, out, key, other ? schema_merge(s, other, v, p, depth + 1) : v);
 		}
 	return out;
+}
+
+/* Places of two arrays: each has what both say of it, one by itself or of all that are behind its own. */
+static void
+tuples(Schema *s, json_t *out, const json_t *a, const json_t *b, const Path *p, int depth)
+{
+	const json_t *la = json_object_get(a, "prefixItems"), *lb = json_object_get(b, "prefixItems"), *ra = json_object_get(a, "items"), *rb = json_object_get(b, "items");
+	size_t n = json_array_size(la) > json_array_size(lb) ? json_array_size(la) : json_array_size(lb);
+	json_t *list = json_array();
+
+	schema_keep(s, list);
+	for (size_t i = 0; i < n; i++) {
+		const json_t *x = i < json_array_size(la) ? json_array_get(la, i) : ra, *y = i < json_array_size(lb) ? json_array_get(lb, i) : rb;
+		const json_t *both = x && y ? schema_merge(s, x, y, p, depth + 1) : x ? x : y ? y : json_true();
+		if (json_array_append(list, (json_t *)(uintptr_t)both) != 0)
+			arena_out(s->b->a);
+	}
+	set(s, out, "prefixItems", list);
 }
 
 /* Values of each key of two objects, merged where both have it */
@@ -175,7 +208,9 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 		return properties(s, a, b, p, depth);
 	if (!strcmp(key, "patternProperties"))
 		return by_key(s, x, y, p, depth);
-	if (!strcmp(key, "additionalProperties") || !strcmp(key, "unevaluatedProperties") || !strcmp(key, "propertyNames") ||
+	if (!strcmp(key, "prefixItems"))
+		return x; /* tuples() makes them */
+	if (!strcmp(key, "additionalProperties") || !strcmp(key, LATE_PROPERTIES) || !strcmp(key, "propertyNames") ||
 	    (!strcmp(key, "items") && !json_is_array(x) && !json_is_array(y)))
 		return schema_merge(s, x, y, p, depth + 1);
 	if (!strcmp(key, "anyOf"))
@@ -231,8 +266,43 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 		set(s, out, key, both);
 	}
 	/* properties of one, closed by the other */
-	if (json_object_get(a, "properties") && !json_object_get(b, "properties") && unlisted(b))
+	if (json_object_get(a, "properties") && !json_object_get(b, "properties"))
 		set(s, out, "properties", properties(s, a, b, p, depth));
+	if (json_object_get(a, "prefixItems") || json_object_get(b, "prefixItems"))
+		tuples(s, out, a, b, p, depth);
+	/* keys that one has patterns for, and the other an opinion of all others */
+	for (int i = 0; i < 2; i++)
+		if (json_object_get(i ? b : a, "patternProperties") && !json_is_true(json_object_get(i ? a : b, "additionalProperties")) && json_object_get(i ? a : b, "additionalProperties"))
+			schema_not_enforced(s, out, "patternProperties", p);
+	return out;
+}
+
+/* Unevaluated is what is additional, where nothing else speaks of the value; tuples of the older drafts become those of the newer. */
+static const json_t *
+plain(Schema *s, const json_t *v, bool options)
+{
+	const json_t *items = json_object_get(v, "items"), *late = json_object_get(v, "unevaluatedProperties"), *rest = json_object_get(v, "unevaluatedItems");
+
+	if (!late && !rest && !json_object_get(v, "additionalItems") && !json_is_array(items))
+		return v;
+	json_t *out = json_copy((json_t *)(uintptr_t)v);
+	schema_keep(s, out);
+	if (json_is_array(items)) {
+		const json_t *more = json_object_get(v, "additionalItems");
+		set(s, out, "prefixItems", items);
+		json_object_del(out, "items");
+		if (more)
+			set(s, out, "items", more);
+	}
+	json_object_del(out, "additionalItems");
+	json_object_del(out, "unevaluatedProperties");
+	if (late && !json_object_get(out, "additionalProperties"))
+		set(s, out, options ? LATE_PROPERTIES : "additionalProperties", late);
+	if (rest && !options && !json_object_get(out, "contains")) {
+		json_object_del(out, "unevaluatedItems");
+		if (!json_object_get(out, "items"))
+			set(s, out, "items", rest);
+	}
 	return out;
 }
 
@@ -248,6 +318,14 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 		schema_fail(s, p, NULL, "expected a schema: an object, true or false");
 	if (depth > MAX_NEST)
 		schema_fail(s, p, ref ? "$ref" : "allOf", "schemas of one value are nested too deeply, or in a ring");
+	if (!ref && !all && !one && !json_object_get(v, "anyOf"))
+		return plain(s, v, false);
+	if (depth > 0) { /* of one that is to be merged with others it is no more known what it has evaluated */
+		schema_not_enforced(s, v, "unevaluatedItems", p);
+		if (json_object_get(v, "anyOf") || one)
+			schema_not_enforced(s, v, "unevaluatedProperties", p);
+	}
+	v = plain(s, v, true);
 	if (!ref && !all && !one)
 		return v;
 	json_t *rest = json_copy((json_t *)(uintptr_t)v);
@@ -264,11 +342,22 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 		out = schema_merge(s, out, schema_target(s, ref, p), p, depth + 1);
 	json_array_foreach((json_t *)(uintptr_t)all, i, part)
 		out = schema_merge(s, out, part, p, depth + 1);
+	if (one && s->b->opt.strict && !s->asked)
+		schema_one_of(s, out, one, p);
 	if (one) {
 		json_t *any = json_object();
 		schema_keep(s, any);
 		set(s, any, "anyOf", one);
 		out = schema_merge(s, out, any, p, depth + 1);
+	}
+	const json_t *late = json_object_get(out, LATE_PROPERTIES);
+	if (late && !json_object_get(out, "anyOf")) { /* all that speaks of the value is merged */
+		json_t *closed = json_copy((json_t *)(uintptr_t)out);
+		schema_keep(s, closed);
+		json_object_del(closed, LATE_PROPERTIES);
+		if (!json_object_get(closed, "additionalProperties"))
+			set(s, closed, "additionalProperties", late);
+		out = closed;
 	}
 	return out;
 }

@@ -73,8 +73,8 @@ at_most(Schema *s, const json_t *o, const char *key, const Path *p)
 	return n >= MAX_COUNT ? -1 : n;
 }
 
-static void
-not_enforced(Schema *s, const json_t *o, const char *key, const Path *p)
+void
+schema_not_enforced(Schema *s, const json_t *o, const char *key, const Path *p)
 {
 	const json_t *v = json_object_get(o, key);
 
@@ -387,14 +387,10 @@ array(Schema *s, const json_t *o, const Path *p)
 	Ex *rest = NULL;
 	size_t i;
 
-	if (json_is_array(items)) { /* before 2020 */
-		first = items;
-		items = json_object_get(o, "additionalItems");
-	}
 	if (!items)
 		items = json_object_get(o, "unevaluatedItems");
-	not_enforced(s, o, "uniqueItems", p);
-	not_enforced(s, o, "contains", p);
+	schema_not_enforced(s, o, "uniqueItems", p);
+	schema_not_enforced(s, o, "contains", p);
 	if (first && !json_is_array(first))
 		schema_fail(s, p, "prefixItems", "expected an array of schemas");
 	if (max >= 0 && min > max)
@@ -504,7 +500,7 @@ other_key(Schema *s, Names *names)
 static const json_t *
 additional_of(Schema *s, const json_t *o)
 {
-	const json_t *v = json_object_get(o, "additionalProperties"), *late = json_object_get(o, "unevaluatedProperties");
+	const json_t *v = json_object_get(o, "additionalProperties"), *late = json_object_get(o, LATE_PROPERTIES);
 
 	v = v ? v : late;
 	if (!v) {
@@ -531,9 +527,13 @@ open_members(Schema *s, const json_t *o, Names *names, const Path *p)
 	const char *key;
 	Build *b = s->b;
 
+	schema_patterns(s, o, p);
 	json_object_foreach((json_t *)(uintptr_t)patterns, key, v) {
-		if (is_false(v))
+		if (is_false(v)) {
+			if (additional) /* names that are not of it */
+				schema_not_enforced(s, o, "patternProperties", p);
 			continue;
+		}
 		Ex *inside = expression(s, key, strlen(key), (RegexFlags){ .json = true, .search = true }, p, "patternProperties");
 		Ex *value = schema_value(s, v, &(Path){ p, arena_printf(b->a, "patternProperties/%.60s", key) });
 		ex_push(b, &parts, ex_seq(b, 6, ex_text(b, "\""), inside, ex_text(b, "\""), ex_text(b, ":"), json_ws(b), value));
@@ -543,7 +543,7 @@ open_members(Schema *s, const json_t *o, Names *names, const Path *p)
 		if (named && !names->n) /* as values that are texts */
 			name = schema_value(s, schema_merge(s, named, schema_keep(s, json_pack("{s:s}", "type", "string")), p, 0), &(Path){ p, "propertyNames" });
 		else
-			not_enforced(s, o, "propertyNames", p);
+			schema_not_enforced(s, o, "propertyNames", p);
 		Ex *value = json_is_true(additional) ? json_any_value(b) : schema_value(s, additional, &(Path){ p, "additionalProperties" });
 		ex_push(b, &parts, ex_seq(b, 4, name, ex_text(b, ":"), json_ws(b), value));
 	}
@@ -564,7 +564,7 @@ object(Schema *s, const json_t *o, const Path *p)
 	size_t i;
 
 	for (const char *const *k = never; *k; k++)
-		not_enforced(s, o, *k, p);
+		schema_not_enforced(s, o, *k, p);
 	if (properties && !json_is_object(properties))
 		schema_fail(s, p, "properties", "expected an object");
 	if (required && !json_is_array(required) && !json_is_boolean(required))
@@ -575,7 +575,7 @@ object(Schema *s, const json_t *o, const Path *p)
 		names.v[names.n++] = key;
 		if (is_false(v) && !must)
 			continue;
-		Ex *value = schema_value(s, v, &(Path){ &(Path){ p, "properties" }, key });
+		Ex *value = schema_value(s, schema_member(s, o, key, p, 0), &(Path){ &(Path){ p, "properties" }, key });
 		member(s, &members, how, json_quoted(b, key, strlen(key)), value, must ? ORDER_MUST : ORDER_MAY);
 	}
 	json_array_foreach((json_t *)(uintptr_t)required, i, v) { /* required, but not described */
@@ -584,12 +584,13 @@ object(Schema *s, const json_t *o, const Path *p)
 			schema_fail(s, p, "required", "expected an array of names");
 		if (json_object_get(properties, name))
 			continue;
-		const json_t *additional = additional_of(s, o);
-		if (!additional && (json_object_get(o, "additionalProperties") || json_object_get(o, "unevaluatedProperties")) && !json_object_get(o, "patternProperties"))
+		const json_t *own = schema_member(s, o, name, p, 0);
+		own = own ? own : json_object_get(o, LATE_PROPERTIES);
+		if (is_false(own))
 			return ex_none(b);
 		names.v = arena_grow(b->a, names.v, &names.cap, names.n + 1, sizeof *names.v);
 		names.v[names.n++] = name;
-		Ex *value = !additional || json_is_true(additional) ? json_any_value(b) : schema_value(s, additional, &(Path){ p, "additionalProperties" });
+		Ex *value = own ? schema_value(s, own, &(Path){ p, "additionalProperties" }) : json_any_value(b);
 		member(s, &members, how, json_quoted(b, name, strlen(name)), value, ORDER_MUST);
 	}
 	Ex *others = open_members(s, o, &names, p);
@@ -630,8 +631,6 @@ object(Schema *s, const json_t *o, const Path *p)
 
 /* ---- values ---- */
 
-enum { T_NULL = 1, T_BOOLEAN = 2, T_INTEGER = 4, T_NUMBER = 8, T_STRING = 16, T_ARRAY = 32, T_OBJECT = 64, T_ALL = 127 };
-
 static int
 type_bit(Schema *s, const json_t *v, const Path *p)
 {
@@ -662,8 +661,8 @@ inferred(const json_t *o)
 	return types ? types : T_ALL;
 }
 
-static int
-types_of(Schema *s, const json_t *o, const Path *p)
+int
+schema_types(Schema *s, const json_t *o, const Path *p)
 {
 	const json_t *type = json_object_get(o, "type"), *v;
 	int types = 0;
@@ -680,8 +679,8 @@ types_of(Schema *s, const json_t *o, const Path *p)
 	return types;
 }
 
-static int
-type_of(const json_t *v)
+int
+schema_type_of(const json_t *v)
 {
 	switch (json_typeof(v)) {
 	case JSON_OBJECT: return T_OBJECT;
@@ -701,7 +700,7 @@ static Ex *
 fixed(Schema *s, const json_t *o, const Path *p)
 {
 	const json_t *one = json_object_get(o, "const"), *list = json_object_get(o, "enum"), *v;
-	int types = json_object_get(o, "type") ? types_of(s, o, p) : T_ALL;
+	int types = json_object_get(o, "type") ? schema_types(s, o, p) : T_ALL;
 	ExList parts = { 0 };
 	size_t i;
 
@@ -709,12 +708,12 @@ fixed(Schema *s, const json_t *o, const Path *p)
 		bool in = !list;
 		json_array_foreach((json_t *)(uintptr_t)list, i, v)
 			in |= json_equal((json_t *)(uintptr_t)v, (json_t *)(uintptr_t)one);
-		return in && (type_of(one) & types) ? json_literal(s->b, one) : ex_none(s->b);
+		return in && (schema_type_of(one) & types) ? json_literal(s->b, one) : ex_none(s->b);
 	}
 	if (!json_is_array(list))
 		schema_fail(s, p, "enum", "expected an array of values");
 	json_array_foreach((json_t *)(uintptr_t)list, i, v)
-		if (type_of(v) & types)
+		if (schema_type_of(v) & types)
 			ex_push(s->b, &parts, json_literal(s->b, v));
 	return ex_list(s->b, EX_ALT, &parts);
 }
@@ -722,7 +721,7 @@ fixed(Schema *s, const json_t *o, const Path *p)
 static Ex *
 of_types(Schema *s, const json_t *o, const Path *p)
 {
-	int types = types_of(s, o, p);
+	int types = schema_types(s, o, p);
 	ExList parts = { 0 };
 	Build *b = s->b;
 
@@ -762,15 +761,17 @@ schema_value(Schema *s, const json_t *v, const Path *p)
 	if (++s->depth > MAX_NEST || ++s->n_values > MAX_VALUES)
 		schema_fail(s, p, NULL, s->depth > MAX_NEST ? "nested too deeply" : "the schema is too large");
 	for (const char *const *k = never; *k; k++)
-		not_enforced(s, v, *k, p);
+		schema_not_enforced(s, v, *k, p);
 	for (const char *const *k = beside; *k; k++) /* alone it is `items` */
 		if (json_object_get(v, *k))
-			not_enforced(s, v, "unevaluatedItems", p);
+			schema_not_enforced(s, v, "unevaluatedItems", p);
 	const json_t *ref = json_object_get(v, "$ref");
 	if (ref && !schema_says(v, "$ref")) {
 		x = referred(s, schema_target(s, ref, p), &(Path){ p, "$ref" });
 	} else {
 		o = schema_flat(s, v, p, 0);
+		for (const char *const *k = never; *k; k++) /* of those that were merged */
+			schema_not_enforced(s, o, *k, p);
 		if (json_is_boolean(o)) {
 			x = json_is_true(o) ? json_any_value(s->b) : ex_none(s->b);
 		} else if (json_object_get(o, "anyOf")) {

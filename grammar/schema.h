@@ -17,7 +17,13 @@ typedef struct Schema {
 	int           depth;
 	size_t        n_values, n_merged;
 	int32_t       string_tail;  /* rule: the rest of a string; -1: not made */
+	int           asked;        /* > 0: a schema is only asked about, not made */
 } Schema;
+
+enum { T_NULL = 1, T_BOOLEAN = 2, T_INTEGER = 4, T_NUMBER = 8, T_STRING = 16, T_ARRAY = 32, T_OBJECT = 64, T_ALL = 127 };
+enum { MAX_ONE_OF = 128 };
+/* What unevaluatedProperties says of a schema whose options are not merged yet. */
+#define LATE_PROPERTIES "\x7Funevaluated"
 
 void          schema_fail(Schema *s, const Path *p, const char *keyword, const char *fmt, ...) __attribute__((noreturn, format(printf, 4, 5)));
 Ex           *schema_value(Schema *s, const json_t *v, const Path *p);
@@ -29,6 +35,19 @@ const json_t *schema_without(Schema *s, const json_t *o, const char *key);
 /* Without $ref, allOf and oneOf; what they say is in it. */
 const json_t *schema_flat(Schema *s, const json_t *v, const Path *p, int depth);
 const json_t *schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth); /* both hold */
+/* What o has for a property of this name: listed, by patterns or else; NULL: anything. */
+const json_t *schema_member(Schema *s, const json_t *o, const char *name, const Path *p, int depth);
+/* Does a name fit an expression of patternProperties? */
+bool          schema_fits(Schema *s, const char *pattern, const char *name, const Path *p);
+void          schema_not_enforced(Schema *s, const json_t *o, const char *key, const Path *p); /* an error where the schema is strict and has it */
+int           schema_types(Schema *s, const json_t *o, const Path *p);    /* T_ bits */
+int           schema_type_of(const json_t *v);
+/* apart.c. An error where a name may fit two expressions of patternProperties, or one and a listed property, that say different things, and the schema is strict. */
+void          schema_patterns(Schema *s, const json_t *o, const Path *p);
+/* No value fits both; false: one may. */
+bool          schema_apart(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth);
+/* The options of a oneOf, each with base, are apart; an error where they may not be. */
+void          schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p);
 Ex           *json_some_members(Build *b, const ExList *members, const uint8_t *how); /* { ... } with at least one of optional members */
 const char   *format_regex(const char *name); /* NULL: not known */
 

@@ -99,3 +99,52 @@ def test_the_suite(suite, smollm2, draft, capsys):
         if os.environ.get("SCHEMA_SUITE_LIST"):
             print(*behind, "WRONGLY TAKEN", *wrong, sep="\n")
     assert count["llmc"][PASSED] >= count["llguidance"][PASSED], behind
+    assert not wrong
+
+
+OBJECT = {"type": "object"}
+KINDS = [{"properties": {"kind": {"const": k}, "v": {"type": t}}, "required": ["kind"]} for k, t in (("a", "integer"), ("b", "string"))]
+CLOSED = {"properties": {"b": {"type": "integer"}}, "unevaluatedProperties": False}
+# strict ones: what an error names, or None where they are enforced
+STRICT = [
+    ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "#/oneOf"), ({"type": "string", "oneOf": [{"minLength": 2}, {"maxLength": 4}]}, "#/oneOf"), ({"oneOf": [True, True]}, "#/oneOf"),
+    ({"oneOf": [True, False]}, None), ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "#/oneOf"), ({"oneOf": [{"type": "integer"}, {"type": ["string", "null"]}]}, None),
+    ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "#/oneOf"), ({"oneOf": [{"const": 1}, {"enum": [2, "1"]}, {"type": "array"}]}, None), ({"oneOf": [{"enum": [1, "x"]}, {"type": "string"}]}, "#/oneOf"),
+    ({"type": "integer", "oneOf": [{"maximum": 3}, {"minimum": 3}]}, "#/oneOf"), ({"type": "integer", "oneOf": [{"maximum": 3}, {"exclusiveMinimum": 3}]}, None),
+    ({"type": "string", "oneOf": [{"maxLength": 1}, {"minLength": 2}]}, None), ({**OBJECT, "oneOf": KINDS}, None), ({"oneOf": KINDS}, "#/oneOf"),
+    ({**OBJECT, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, "#/oneOf"),
+    ({**OBJECT, "oneOf": [{"required": ["a"]}, {"properties": {"a": False}}]}, None), ({**OBJECT, "oneOf": [{"required": ["a"]}, {"properties": {"b": True}, "additionalProperties": False}]}, None),
+    ({"$defs": {"k": {**OBJECT, **KINDS[0]}}, "properties": {"x": {"oneOf": [{"$ref": "#/$defs/k"}, {"type": "null"}, {**OBJECT, **KINDS[1]}]}}, "required": ["x"]}, None),
+    ({"oneOf": [{"anyOf": [{"type": "null"}, {"type": "array"}]}, {"type": "boolean"}]}, None), ({"allOf": [{"not": {"type": "null"}}]}, "#/not"),
+    ({**OBJECT, "allOf": [{"properties": {"a": True}}, {"unevaluatedProperties": False}]}, None), ({**OBJECT, "allOf": [{"properties": {"a": True}}], "unevaluatedProperties": False}, None),
+    ({**OBJECT, "properties": {"a": True}, "anyOf": [CLOSED, {"required": ["kind"]}]}, None), ({**OBJECT, "anyOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}, {"required": ["b"]}],
+      "unevaluatedProperties": {"type": "integer"}}, None), ({"allOf": [{"prefixItems": [True]}, {"unevaluatedItems": False}]}, None),
+    ({"type": "array", "allOf": [{"prefixItems": [{"type": "integer"}, True]}, {"prefixItems": [{"minimum": 2}], "items": {"type": "string"}}]}, None),
+    ({"type": "array", "items": [{"type": "integer"}], "additionalItems": {"type": "string"}}, None), ({**OBJECT, "patternProperties": {"^a": {"type": "integer"}, "b$": {"type": "string"}}}, "#/patternProperties"),
+    ({**OBJECT, "patternProperties": {"^a": {"type": "integer"}, "^b": {"type": "string"}}}, None), ({**OBJECT, "properties": {"a": True}, "patternProperties": {"^a": {"type": "integer"}}}, "#/patternProperties"),
+    ({**OBJECT, "patternProperties": {"^a": False}}, "#/patternProperties"), ({**OBJECT, "patternProperties": {"^a": {"type": "integer"}}, "required": ["a", "b"]}, None),
+    ({"allOf": [{**OBJECT, "patternProperties": {"^a": True}}, {"properties": {"b": True}, "additionalProperties": False}]}, "#/patternProperties"),
+    ({**OBJECT, "properties": {"v": {"anyOf": [{"type": "null"}], "allOf": [{"anyOf": [True], "unevaluatedProperties": False}]}}}, "/unevaluatedProperties"),
+]
+VALUES = [None, True, 0, 1, 1.0, 2, 2.5, 3, 4, "", "1", "x", "foo", [], [1], [2], [3, "x"], [2, 2], ["x"], {}, *({**a, **b} for a in ({"kind": "a"}, {"kind": "b"}, {"a": 1}, {"a": "x"}, {"ab": 1}, {"x": {"kind": "a"}})
+          for b in ({}, {"v": 1}, {"v": "x"}, {"b": 1}, {"b": 1, "kind": 1}, {"b": "x"}))]
+
+
+def test_nothing_is_taken_that_another_validator_refuses(smollm2):
+    import jsonschema
+    v = Vocabulary(smollm2, b"<|im_end|>")
+    single = {t[0]: i for i, t in enumerate(v.tokens) if len(t) == 1}
+    for schema, error in STRICT:
+        judge = (jsonschema.Draft7Validator if isinstance(schema.get("items"), list) else jsonschema.Draft202012Validator)(schema)
+        instances = [(json.dumps(x, separators=(",", ":")), judge.is_valid(x)) for x in VALUES]
+        try:
+            grammar = llmc.Grammar(v.tokenizer, "json_schema", schema, standard=True, strict=True)
+        except llmc.Error as e:
+            assert error and error in str(e), (schema, e)
+            continue
+        grammar.close()
+        assert not error, schema
+        right = ours(v, single, schema, instances)
+        taken = [text for (text, valid), r in zip(instances, right) if r == valid]
+        assert all(r or valid for (_, valid), r in zip(instances, right)), (schema, [t for (t, valid), r in zip(instances, right) if not r and not valid])
+        assert taken or not any(valid for _, valid in instances), schema
