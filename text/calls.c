@@ -7,14 +7,6 @@
 
 #include "base/json.h"
 
-enum { MAX_NAME = 256 };
-
-static bool
-is_blank(char c)
-{
-	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
 static bool
 is_name(char c)
 {
@@ -50,8 +42,8 @@ drop(Strbuf *b, size_t n)
 		b->data[b->len] = 0;
 }
 
-static void
-tell_out(llmc_calls *c)
+void
+call_tell_out(llmc_calls *c)
 {
 	tell(c, LLMC_PIECE_ARGUMENTS, strbuf_str(&c->out), c->out.len);
 	strbuf_clear(&c->out);
@@ -82,8 +74,8 @@ begin_call(llmc_calls *c, const char *mark, size_t n)
 	c->state = c->row.body == BODY_JSON ? J_NEXT : c->row.body == BODY_ARRAY ? J_LIST : AT_NAME;
 }
 
-static void
-name_call(llmc_calls *c, const char *s, size_t n)
+void
+call_name(llmc_calls *c, const char *s, size_t n)
 {
 	c->call++;
 	c->named = true;
@@ -96,10 +88,10 @@ name_call(llmc_calls *c, const char *s, size_t n)
 	strbuf_clear(&c->early);
 }
 
-static void
-end_call(llmc_calls *c)
+void
+call_end(llmc_calls *c)
 {
-	tell_out(c);
+	call_tell_out(c);
 	if (!c->any)
 		tell(c, LLMC_PIECE_ARGUMENTS, "{}", 2); /* a call always has arguments */
 	tell(c, LLMC_PIECE_DONE, "", 0);
@@ -107,206 +99,17 @@ end_call(llmc_calls *c)
 }
 
 /* It cannot be read as a call: what has no name yet is text. */
-static void
-fail(llmc_calls *c)
+void
+call_fail(llmc_calls *c)
 {
 	c->state = AT_TEXT;
 	if (c->named) {
-		end_call(c);
+		call_end(c);
 		return;
 	}
 	c->trim = false;
 	say(c, strbuf_str(&c->raw), c->raw.len);
 	strbuf_clear(&c->raw);
-}
-
-/* A byte of a JSON value: 0 goes on, 1 the last one, 2 behind the last. */
-static int
-pass(llmc_calls *c, char x)
-{
-	if (c->in_text) {
-		if (c->escaped)
-			c->escaped = false;
-		else if (x == '\\')
-			c->escaped = true;
-		else if (x == '"') {
-			c->in_text = false;
-			return c->depth == 0;
-		}
-		return 0;
-	}
-	if (x == '"') {
-		c->in_text = c->started = true;
-		return 0;
-	}
-	if (x == '{' || x == '[') {
-		c->depth++;
-		c->started = true;
-		return 0;
-	}
-	if (x == '}' || x == ']')
-		return c->depth == 0 ? 2 : --c->depth == 0;
-	if (c->depth == 0 && c->started && (x == ',' || is_blank(x)))
-		return 2;
-	c->started |= !is_blank(x);
-	return 0;
-}
-
-static void
-begin_value(llmc_calls *c)
-{
-	c->depth = 0;
-	c->in_text = c->escaped = c->started = false;
-}
-
-static void
-argument_byte(llmc_calls *c, char x)
-{
-	Strbuf *to = c->named ? &c->out : &c->early;
-
-	if (!to->len && !c->any && is_blank(x))
-		return;
-	if (c->named)
-		c->any = true;
-	strbuf_putc(to, x);
-}
-
-static bool
-is_key(const llmc_calls *c, int which)
-{
-	static const char *const also[2][3] = { { "name", "tool_name", "function" }, { "arguments", "parameters", "input" } };
-	const char *s = strbuf_str(&c->word);
-
-	if (c->row.key[which] && !strcmp(s, c->row.key[which]))
-		return true;
-	for (int i = 0; i < 3; i++)
-		if (!strcmp(s, also[which][i]))
-			return true;
-	return false;
-}
-
-static void
-object_ends(llmc_calls *c)
-{
-	if (!c->named) {
-		fail(c);
-		return;
-	}
-	end_call(c);
-	strbuf_clear(&c->raw);
-	c->state = c->in_list ? J_LIST : AT_CLOSE;
-}
-
-/* A byte of {"name": ..., "arguments": ...}, or of a list of these; false: it has not been used up. */
-static bool
-json_byte(llmc_calls *c, char x)
-{
-	int end;
-
-	if (!c->named)
-		strbuf_putc(&c->raw, x);
-	switch (c->state) {
-	case J_LIST: /* [ or what stands behind an object of it */
-		if (is_blank(x) || x == ',')
-			return true;
-		if (x == '[' && !c->in_list) {
-			c->in_list = true;
-			c->state = J_LIST;
-		} else if (x == '{') {
-			c->state = J_OBJECT;
-			strbuf_clear(&c->early);
-			c->any = false;
-		} else if (x == ']' && c->in_list) {
-			c->state = AT_CLOSE;
-			strbuf_clear(&c->raw);
-		} else {
-			fail(c);
-		}
-		return true;
-	case J_NEXT:
-		if (x == '{')
-			c->state = J_OBJECT;
-		else if (!is_blank(x))
-			fail(c);
-		return true;
-	case J_OBJECT:
-		if (x == '"') {
-			c->state = J_IN_KEY;
-			strbuf_clear(&c->word);
-		} else if (x == '}') {
-			object_ends(c);
-		} else if (!is_blank(x) && x != ',') {
-			fail(c);
-		}
-		return true;
-	case J_IN_KEY:
-		if (x == '"')
-			c->state = J_COLON;
-		else if (c->word.len < MAX_NAME)
-			strbuf_putc(&c->word, x);
-		else
-			fail(c);
-		return true;
-	case J_COLON:
-		if (x == ':') {
-			c->state = J_VALUE;
-			begin_value(c);
-		} else if (!is_blank(x)) {
-			fail(c);
-		}
-		return true;
-	case J_VALUE:
-		if (is_blank(x))
-			return true;
-		if (!c->named && is_key(c, 0) && x == '"') {
-			c->state = J_NAME;
-			strbuf_clear(&c->word);
-			return true;
-		}
-		if (is_key(c, 1) && !c->any) {
-			c->state = x == '"' ? J_ARGUMENTS_TEXT : J_ARGUMENTS;
-			if (x == '"')
-				return true;
-		} else {
-			c->state = J_OTHER;
-		}
-		break; /* it is the value's first byte */
-	case J_NAME:
-		if (x == '"') {
-			char name[MAX_NAME + 1];
-			size_t n = c->word.len;
-			memcpy(name, strbuf_str(&c->word), n);
-			c->state = J_OBJECT;
-			name_call(c, name, n);
-		} else if (c->word.len < MAX_NAME) {
-			strbuf_putc(&c->word, x);
-		} else {
-			fail(c);
-		}
-		return true;
-	case J_ARGUMENTS_TEXT: /* JSON within a text, as OpenAI's own form has it */
-		if (c->escaped) {
-			c->escaped = false;
-			argument_byte(c, x == 'n' ? '\n' : x == 't' ? '\t' : x == 'r' ? '\r' : x);
-		} else if (x == '\\') {
-			c->escaped = true;
-		} else if (x == '"') {
-			c->state = J_OBJECT;
-		} else {
-			argument_byte(c, x);
-		}
-		return true;
-	default:
-		break;
-	}
-	end = pass(c, x);
-	if (end != 2 && c->state == J_ARGUMENTS)
-		argument_byte(c, x);
-	if (end)
-		c->state = J_OBJECT;
-	if (end == 2 && !c->named && c->raw.len)
-		c->raw.len--;
-	return end != 2;
 }
 
 static const json_t *
@@ -531,13 +334,13 @@ name_step(llmc_calls *c, bool last)
 	if (!p) {
 		if (!last && c->hold.len < 2 * MAX_NAME && (c->row.body != BODY_LITERALS || names == c->hold.len))
 			return false;
-		fail(c);
+		call_fail(c);
 		return true;
 	}
 	size_t n = (size_t)(p - h), from = 0;
 	/* without a mark in front it is a call only where it calls one of the tools */
 	if (c->row.body == BODY_LITERALS && (names != n || (c->row.bare && !has_tool(c, h, n)))) {
-		fail(c);
+		call_fail(c);
 		return true;
 	}
 	while (from < n && is_blank(h[from]))
@@ -546,14 +349,14 @@ name_step(llmc_calls *c, bool last)
 	while (to < n && !is_blank(h[to]) && h[to] != '<' && !(c->row.number && h[to] == c->row.number[0]))
 		to++;
 	if (to == from || to - from > MAX_NAME) {
-		fail(c);
+		call_fail(c);
 		return true;
 	}
 	strbuf_clear(&c->word);
 	strbuf_add(&c->word, h + from, to - from);
-	name_call(c, h + from, to - from);
+	call_name(c, h + from, to - from);
 	drop(&c->hold, n + (end.n ? end.n : 1));
-	begin_value(c);
+	call_value_begin(c);
 	c->scan = (LiteralScan){ 0 };
 	c->state = c->row.body == BODY_PAIRS ? AT_PAIR : c->row.body == BODY_LITERALS ? AT_LITERAL : AT_ARGUMENTS;
 	return true;
@@ -566,16 +369,16 @@ arguments_step(llmc_calls *c)
 	int end = 0;
 
 	for (; i < c->hold.len && !end; i++) {
-		end = pass(c, c->hold.data[i]);
+		end = call_value_byte(c, c->hold.data[i]);
 		if (end != 2)
-			argument_byte(c, c->hold.data[i]);
+			call_argument_byte(c, c->hold.data[i]);
 		else
 			break;
 	}
-	tell_out(c);
+	call_tell_out(c);
 	drop(&c->hold, i);
 	if (end) {
-		end_call(c);
+		call_end(c);
 		c->state = AT_CLOSE;
 	}
 	return end != 0;
@@ -602,7 +405,7 @@ pair_step(llmc_calls *c, bool last)
 			while (key < p && is_blank(*key))
 				key++;
 			pair(c, (Span){ key, (size_t)(p - key) }, (Span){ value, n });
-			tell_out(c);
+			call_tell_out(c);
 			drop(&c->hold, (size_t)(stop - h) + end.n);
 			return true;
 		}
@@ -613,7 +416,7 @@ pair_step(llmc_calls *c, bool last)
 	}
 	if (c->any)
 		strbuf_putc(&c->out, '}');
-	end_call(c);
+	call_end(c);
 	c->state = AT_CLOSE;
 	return true;
 }
@@ -660,11 +463,11 @@ literal_step(llmc_calls *c)
 	bool more = h[n] == ',';
 	if (!more && c->any)
 		strbuf_putc(&c->out, '}');
-	tell_out(c);
+	call_tell_out(c);
 	drop(&c->hold, n + 1);
 	c->scan = (LiteralScan){ 0 };
 	if (!more) {
-		end_call(c);
+		call_end(c);
 		c->state = AT_CLOSE;
 	}
 	return true;
@@ -712,9 +515,9 @@ step(llmc_calls *c, bool last)
 	}
 	size_t i = 0;
 	while (i < c->hold.len && c->state >= J_LIST)
-		i += json_byte(c, c->hold.data[i]);
+		i += call_json_byte(c, c->hold.data[i]);
 	if (c->named)
-		tell_out(c);
+		call_tell_out(c);
 	drop(&c->hold, i);
 	return i > 0;
 }
@@ -730,7 +533,7 @@ llmc_calls_feed(llmc_calls *c, const char *text, size_t n, bool last, llmc_piece
 	if (last && c->state != AT_TEXT && c->state != AT_REASONING && c->state != AT_BETWEEN && c->state != AT_CLOSE) {
 		/* it broke off: what has a name stays a call with what there is of its arguments */
 		if (c->named) {
-			tell_out(c);
+			call_tell_out(c);
 			tell(c, LLMC_PIECE_DONE, "", 0);
 		} else {
 			say(c, strbuf_str(&c->raw), c->raw.len);

@@ -5,7 +5,7 @@
 #include "text/text.h"
 
 typedef enum CallBody { BODY_NONE, BODY_JSON, BODY_ARRAY, BODY_NAMED, BODY_PAIRS, BODY_LITERALS } CallBody;
-enum { MAX_DROP = 8 };
+enum { MAX_DROP = 8, MAX_NAME = 256 };
 typedef struct CallRow { /* texts as they are written; NULL: none */
 	const char *name, *open, *close, *between, *name_end, *number, *bare, *quote, *system;
 	const char *think[2], *section[2], *key[2], *pair[3], *drop[MAX_DROP];
@@ -50,6 +50,24 @@ struct llmc_calls {
 
 llmc_status call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err); /* calls_rows.c; may jump to the arena's oom */
 void call_row_own(const char *response_template, Arena *a, CallRow *row); /* calls_own.c: what it says takes the place of the row's; the same jump */
+
+static inline bool
+is_blank(char c)
+{
+	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+/* calls.c: what is found goes to the caller */
+void call_name(llmc_calls *c, const char *s, size_t n); /* the call's name, and arguments that came before it */
+void call_tell_out(llmc_calls *c);                      /* c->out as arguments */
+void call_end(llmc_calls *c);
+void call_fail(llmc_calls *c);                          /* it cannot be read as a call: what has no name yet is text */
+
+/* calls_json.c */
+void call_value_begin(llmc_calls *c);
+int  call_value_byte(llmc_calls *c, char x);            /* of a JSON value: 0 goes on, 1 the last one, 2 behind the last */
+void call_argument_byte(llmc_calls *c, char x);         /* into c->out, before the name is known into c->early */
+bool call_json_byte(llmc_calls *c, char x);             /* at one of the J_ places; false: it has not been used up */
 
 /* calls_literal.c. quote: the mark around texts; NULL: as Python writes them */
 bool literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote); /* at s->at stands what ends it; false: not yet */
