@@ -172,9 +172,46 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 		engine_lines(b, "tgi_batch_forward_duration", step[i].label, step[i].h, false);
 }
 
+/* Adapters of a model, each a slot of its own: those that have sequences in a batch, and those that requests wait for. Of an adapter: nothing. */
 static void
-vllm_lines(Strbuf *b, const char *name, const char *state, const Metrics *m, const llmc_counts *c, const Backend *back)
+adapter_lines(Strbuf *b, Server *s, const Slot *t, const char *label)
 {
+	Strbuf running = { 0 }, waiting = { 0 };
+	int n = models_number(s), most = 0;
+
+	head(b, "vllm:lora_requests_info", "gauge", "Adapters that requests run on and wait for; the value is the time.");
+	for (int i = 0; i < n && !t->parent; i++) {
+		Slot *a = s->slot[i];
+		llmc_counts c = LLMC_INIT(llmc_counts);
+		pthread_mutex_lock(&s->lock);
+		bool ours = a->parent && !a->removed && !strcmp(a->parent, t->name);
+		int aside = a->n_waiting;
+		pthread_mutex_unlock(&s->lock);
+		if (!ours)
+			continue;
+		model_counts(s, a, &c);
+		most++;
+		if (c.running)
+			strbuf_printf(&running, "%s%s", running.len ? "," : "", a->name);
+		if (c.waiting || c.preempted || aside)
+			strbuf_printf(&waiting, "%s%s", waiting.len ? "," : "", a->name);
+	}
+	if (!t->parent) {
+		strbuf_printf(b, "vllm:lora_requests_info{%s,max_lora=\"%d\",running_lora_adapters=", label, most);
+		json_str(b, strbuf_str(&running), running.len);
+		strbuf_puts(b, ",waiting_lora_adapters=");
+		json_str(b, strbuf_str(&waiting), waiting.len);
+		strbuf_printf(b, "} %lld\n", (long long)time(NULL));
+	}
+	b->failed |= running.failed || waiting.failed;
+	strbuf_release(&running);
+	strbuf_release(&waiting);
+}
+
+static void
+vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics *m, const llmc_counts *c, const Backend *back)
+{
+	const char *name = t->name;
 	Strbuf label = { 0 };
 	double pages = (double)c->kv_pages_total;
 	static const llmc_histogram none;
@@ -216,8 +253,7 @@ vllm_lines(Strbuf *b, const char *name, const char *state, const Metrics *m, con
 	head(b, "vllm:engine_sleep_state", "gauge", "Whether the model is in memory.");
 	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"awake\"} %d\n", l, !strcmp(state, "loaded"));
 	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"discard_all\"} %d\n", l, strcmp(state, "loaded") != 0);
-	head(b, "vllm:lora_requests_info", "gauge", "Adapters: none; the value is the time.");
-	strbuf_printf(b, "vllm:lora_requests_info{%s,max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} %lld\n", l, (long long)time(NULL));
+	adapter_lines(b, s, t, l);
 	head(b, "vllm:request_success_total", "counter", "Choices that ended, by reason.");
 	static const char *const reason[] = { "stop", "length", "abort", "error" };
 	double ended[] = { (double)(c->finished[LLMC_FINISH_EOS] + c->finished[LLMC_FINISH_STOP] + c->finished[LLMC_FINISH_TOKEN]),
@@ -314,7 +350,7 @@ metrics_text(Req *r)
 		if (removed)
 			continue;
 		tgi_lines(&text[used], &m, &c, &about);
-		vllm_lines(&text[used], t->name, state, &m, &c, &about);
+		vllm_lines(&text[used], s, t, state, &m, &c, &about);
 		slot[used++] = t;
 	}
 	if (used == 1) {
