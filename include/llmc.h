@@ -132,6 +132,7 @@ enum { /* numbers that the comments below say */
 };
 
 #define LLMC_DEFAULT_PREFIX_DIR_BYTES ((int64_t)8 << 30)
+#define LLMC_DEFAULT_BATCH_DIR_BYTES ((int64_t)1 << 30)
 
 /* Limits of a session; 0 takes the default in brackets. KV memory and scratch are allocated once, for exactly these. */
 typedef struct llmc_limits {
@@ -686,6 +687,8 @@ typedef struct llmc_serve_options { /* 0 or NULL takes the default in brackets; 
 	int64_t     memory_bytes;       /* llmc_serve_models: that engines take together; those used longest ago are closed for others [no limit] */
 	const char *lora_dir;           /* llmc_serve_models: clients may load PEFT adapters from below this folder, by /v1/load_lora_adapter [they may not] */
 	double      sleep_after_s;      /* and those that nobody has asked for so long [never] */
+	const char *batch_dir;          /* folder of /v1/files and /v1/batches, this server's alone; it and its batches survive a restart [they are not there] */
+	int64_t     batch_dir_bytes;    /* of its files at most [LLMC_DEFAULT_BATCH_DIR_BYTES] */
 } llmc_serve_options;
 
 /* A model that the server opens and closes by itself. What it points to stays as it is until llmc_serve_close. */

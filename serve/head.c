@@ -238,6 +238,25 @@ head_field(const Head *h, const char *name)
 	return NULL;
 }
 
+bool
+head_query(const Head *h, const char *key, char *out, size_t cap)
+{
+	const char *q = h->query ? h->query : "";
+	size_t n = strlen(key), at = 0;
+
+	for (; *q; q += strcspn(q, "&"), q += *q == '&')
+		if (!strncmp(q, key, n) && q[n] == '=') {
+			for (q += n + 1; *q && *q != '&' && at + 1 < cap; q++) {
+				int hi = *q == '%' ? hex((unsigned char)q[1]) : -1, lo = hi < 0 ? -1 : hex((unsigned char)q[2]);
+				out[at++] = lo >= 0 ? (char)(hi << 4 | lo) : *q == '+' ? ' ' : *q;
+				q += lo >= 0 ? 2 : 0;
+			}
+			out[at] = 0;
+			return !*q || *q == '&';
+		}
+	return false;
+}
+
 void
 body_begin(Body *b, const Head *h)
 {

@@ -40,6 +40,8 @@ typedef struct Head { /* texts point into the bytes that were parsed */
 ptrdiff_t   head_span(const char *s, size_t n, size_t seen, HeadError *e);
 bool        head_parse(char *s, size_t n, Head *h, HeadError *e); /* s: a whole head; becomes the texts of h */
 const char *head_field(const Head *h, const char *name);          /* the first of that name, or NULL */
+/* A field of the query, decoded; false: it is not there, or longer than out. */
+bool        head_query(const Head *h, const char *key, char *out, size_t cap);
 
 typedef struct Body { /* where in its body a request is */
 	enum { BODY_PLAIN, BODY_SIZE, BODY_EXTENSION, BODY_SIZE_LF, BODY_CHUNK, BODY_CR, BODY_LF, BODY_TRAILER, BODY_OVER } at;

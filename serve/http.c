@@ -94,6 +94,27 @@ req_new(Server *s, Conn *conn, const char *client)
 	return r;
 }
 
+Req *
+req_inside(Server *s, const char *path, const char *body, size_t n, void (*answered)(Req *r))
+{
+	Req *r = req_new(s, NULL, "batch");
+	const char *tail = "";
+	bool wrong_method;
+
+	if (!r)
+		return NULL;
+	snprintf(r->method, sizeof r->method, "POST");
+	snprintf(r->path, sizeof r->path, "%s", path);
+	r->route = route_find(s->routes, r->method, r->path, false, &tail, &wrong_method);
+	r->tail = tail;
+	r->auth_ok = r->content_json = true;
+	r->answered = answered;
+	choose_id(r);
+	trace_begin(r);
+	req_body(r, body, n);
+	return r;
+}
+
 static bool
 hold(Req *r, size_t n) /* lock held */
 {
@@ -325,10 +346,11 @@ reason(int status)
 {
 	static const struct { int status; const char *text; } known[] = {
 		{ 200, "OK" }, { 204, "No Content" }, { 400, "Bad Request" }, { 401, "Unauthorized" }, { 403, "Forbidden" }, { 404, "Not Found" },
-		{ 405, "Method Not Allowed" }, { 408, "Request Timeout" }, { 413, "Content Too Large" }, { 414, "URI Too Long" },
+		{ 405, "Method Not Allowed" }, { 408, "Request Timeout" }, { 409, "Conflict" }, { 413, "Content Too Large" }, { 414, "URI Too Long" },
 		{ 415, "Unsupported Media Type" }, { 417, "Expectation Failed" }, { 422, "Unprocessable Content" }, { 424, "Failed Dependency" },
 		{ 429, "Too Many Requests" }, { 431, "Request Header Fields Too Large" }, { 500, "Internal Server Error" }, { 501, "Not Implemented" },
 		{ 503, "Service Unavailable" }, { 505, "HTTP Version Not Supported" },
+		{ 507, "Insufficient Storage" },
 	};
 
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -429,7 +451,7 @@ admit(Req *r)
 	r->route = route_find(s->routes, r->method, r->path, r->wants_html, &tail, &wrong_method);
 	r->tail = tail;
 	if (!r->route->path && !strcmp(r->method, "OPTIONS") && r->allow_origin[0]) {
-		req_head(r, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+		req_head(r, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
 		req_head(r, "Access-Control-Max-Age", "600");
 		/* clients send headers of their own invention, x-stainless-* for one: none of them matters here */
 		r->allow_headers = req_header(r, "Access-Control-Request-Headers");
@@ -454,6 +476,13 @@ admit(Req *r)
 	req_problem(r, &p);
 }
 
+/* Bytes that its body may have. */
+static size_t
+body_limit(const Req *r)
+{
+	return r->route->flags & RT_UPLOAD && r->srv->store ? r->srv->max_upload : r->srv->max_body;
+}
+
 /* The request is complete: check its form, then let it be handled here or by a worker. */
 static void
 dispatch(Req *r)
@@ -461,7 +490,8 @@ dispatch(Req *r)
 	Problem p = { 0 };
 
 	if (r->too_large) {
-		problem(&p, 413, NULL, "The body is larger than %zu bytes, the server's --max-body-size.", r->srv->max_body);
+		problem(&p, 413, NULL, "The body is larger than %zu bytes, %s.", body_limit(r),
+		        body_limit(r) == r->srv->max_body ? "the server's --max-body-size" : "the most that a file may have here");
 	} else if (r->no_memory) {
 		problem_busy(&p);
 	} else if ((r->route->flags & RT_JSON) && !r->content_json) {
@@ -484,7 +514,7 @@ req_body(Req *r, const char *data, size_t n)
 {
 	if (r->ready || r->too_large || r->no_memory)
 		return;
-	r->too_large = n > r->srv->max_body - r->body.len;
+	r->too_large = n > body_limit(r) - r->body.len;
 	r->no_memory = !r->too_large && !req_hold(r, n);
 	if (!r->too_large && !r->no_memory) {
 		strbuf_add(&r->body, data, n);
@@ -523,7 +553,7 @@ req_begin(Req *r, char *head, size_t n)
 	admit(r);
 	/* a small body is read even so, that the client is not cut off while it sends */
 	bool large = r->in.expect || r->in.length > READ_ANYWAY;
-	if (!r->ready && r->in.length > r->srv->max_body && large) {
+	if (!r->ready && r->in.length > body_limit(r) && large) {
 		r->too_large = true;
 		dispatch(r);
 	}

@@ -733,6 +733,10 @@ http_wake(Req *r)
 {
 	Server *s = r->srv;
 
+	if (r->answered) {
+		r->answered(r);
+		return;
+	}
 	pthread_mutex_lock(&s->lock);
 	bool wake = r->conn && !r->awake && !r->listed;
 	if (wake) {

@@ -16,6 +16,7 @@ enum { /* flags of a Route */
 	RT_HTML   = 16, /* for clients that accept HTML */
 	RT_DRAIN  = 32, /* answered by a worker while the server shuts down, too */
 	RT_MODEL  = 128, /* asks a model, by the "model" of its body */
+	RT_UPLOAD = 256, /* its body is a file's bytes: larger than others, and no JSON */
 	RT_PROBE  = 64, /* for routers and scrapers: needs no key where the server's open_probes say so */
 };
 
@@ -68,6 +69,7 @@ struct Req {
 	size_t  n_fixed;
 	void   *gen;           /* what is being generated; NULL: nothing, or over */
 	void  (*cancel)(Req *r); /* stops that; called with the lock held */
+	void  (*answered)(Req *r); /* of a request without a connection: its answer is whole; NULL: it has one */
 	/* for the log */
 	int32_t n_prompt, n_new;
 	const char *finish;
@@ -90,6 +92,8 @@ void   req_whole(Req *r);
 void   req_write_head(Req *r, bool close, Strbuf *b);
 bool   req_take(Req *r, Strbuf *piece, bool *over); /* the next piece of a stream, for the last; false: it breaks off */
 void   req_over(Req *r, bool sent);
+/* A request of the server's own to a route, behind all others: then req_whole, when answered() may come on any thread, at last req_over. NULL: out of memory. */
+Req   *req_inside(Server *s, const char *path, const char *body, size_t n, void (*answered)(Req *r));
 
 /* http.c: what handlers call, from any thread */
 bool   req_hold(Req *r, size_t n);           /* count n bytes as in use until req_let_go or the end; false: too many are */

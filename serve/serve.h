@@ -3,14 +3,16 @@
  *   server, net, head, http, work, log   the machine; it knows no route: rows of serve/routes.def come as a table
  *   gen, body, json, tokens, grammar     what dialects share: a generation, bodies in, JSON out, text and ids, constraints
  *   openai_*, responses, tgi_*, anthropic, ollama   dialects
+ *   files, batches, batch_run            files of requests and their answers, over a folder (batch.h)
  *   info, text, page, metrics, ...       other routes
  *   models, sleep                        names and the engines behind them, which come and go (model.h)
  *
- * Four kinds of threads:
+ * Five kinds of threads:
  *   http     one thread (epoll): reads requests, writes answers, sees who has gone or is too slow, never waits
  *   workers  parse, validate, apply templates, tokenize, submit
  *   pumps    one an engine: takes its events, turns them into bytes of answers
  *   keeper   opens and closes engines
+ *   batches  sends the lines of files as requests, where a folder for them is given
  * A connection whose answer is not ready costs a descriptor and some memory, no thread. What bodies, their parsing and
  * answers that wait take is counted in bytes (Server.held): beyond the limit large requests get 503, small ones pass.
  *
@@ -96,6 +98,7 @@ struct llmc_server {
 	int      port;
 	time_t   started;
 	size_t   max_body, max_held; /* bytes of one body, of all */
+	size_t   max_upload;       /* of one that is a file */
 
 	Slot    *slot[MAX_MODELS]; /* the first is meant where a request names none */
 	int      n_slots;          /* grows under the lock */
@@ -108,6 +111,7 @@ struct llmc_server {
 	pthread_cond_t keep;       /* the keeper has something to do */
 	struct Keys *keys;         /* of several clients; NULL */
 	struct Trace *trace;       /* spans go there; NULL: nowhere */
+	struct Store *store;       /* files and batches; NULL: none are kept */
 	const Route *routes;       /* ends with the row of what is not there */
 	struct Net *net;
 	int      listen_fd;

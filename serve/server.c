@@ -8,10 +8,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "serve/batch.h"
 #include "serve/keys.h"
 #include "serve/trace.h"
 #include "serve/model.h"
 #include "base/sized.h"
+
+enum { UPLOAD_HEADS = 16384 }; /* what a file's body holds beside the file */
 
 static bool
 is_loopback(const struct sockaddr *a)
@@ -75,6 +78,7 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 		TRY(trace_open(s, o->otlp, &s->trace, err));
 	o->otlp = NULL;
 	o->lora_dir = o->lora_dir && *o->lora_dir ? strdup(o->lora_dir) : NULL;
+	o->batch_dir = o->batch_dir && *o->batch_dir ? strdup(o->batch_dir) : NULL;
 	if (o->keys)
 		TRY(keys_open(o->keys, &s->keys, err));
 	o->keys = NULL; /* the path is read */
@@ -95,6 +99,7 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	DEFAULT(max_top_n_tokens, 5);
 	DEFAULT(validation_workers, 2);
 	DEFAULT(max_body_bytes, 2 << 20);
+	DEFAULT(batch_dir_bytes, LLMC_DEFAULT_BATCH_DIR_BYTES);
 	DEFAULT(max_connections, 1000);
 	DEFAULT(max_connections_per_client, 0);
 	DEFAULT(header_timeout_s, 10);
@@ -163,8 +168,14 @@ server_open_models(const SlotInit *init, int n, const llmc_serve_options *opt, S
 	TRY_GOTO(listen_on(s, err));
 	taken = true;
 	TRY_GOTO(models_open(s, init, n, err));
+	if (s->opt.batch_dir) {
+		TRY_GOTO(store_open(s, s->opt.batch_dir, s->opt.batch_dir_bytes, &s->store, err));
+		s->max_upload = (size_t)s->store->max_file + UPLOAD_HEADS;
+	}
 	TRY_GOTO(work_open(s, err));
 	TRY_GOTO(net_open(s, err));
+	if (s->store)
+		TRY_GOTO(batch_start(s->store, err));
 	*out = s;
 	return LLMC_OK;
 fail:
@@ -221,6 +232,7 @@ server_close(Server *s)
 	s->closing = true;
 	pthread_mutex_unlock(&s->lock);
 	net_wake(s);   /* it cancels what runs */
+	batch_stop(s->store);
 	models_stop(s);
 	work_close(s);
 	models_end(s); /* the pumps have taken the last events: no request is with an engine */
@@ -233,6 +245,7 @@ server_close(Server *s)
 			req_unref(r);
 		}
 	models_close(s);
+	store_close(s->store);
 	if (s->listen_fd >= 0)
 		close(s->listen_fd);
 	pthread_cond_destroy(&s->work);
@@ -245,6 +258,7 @@ server_close(Server *s)
 	free((char *)(uintptr_t)s->opt.allow_origin);
 	free((char *)(uintptr_t)s->opt.allow_host);
 	free((char *)(uintptr_t)s->opt.lora_dir);
+	free((char *)(uintptr_t)s->opt.batch_dir);
 	keys_close(s->keys);
 	free(s);
 }

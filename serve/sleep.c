@@ -7,31 +7,6 @@
 #include "serve/route.h"
 #include "serve/sleep.h"
 
-static int
-hex(char c)
-{
-	return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
-}
-
-/* A field of the query, decoded; false: it is not there, or longer than out. */
-static bool
-query_field(const char *q, const char *key, char *out, size_t cap)
-{
-	size_t n = strlen(key), at = 0;
-
-	for (; *q; q += strcspn(q, "&"), q += *q == '&')
-		if (!strncmp(q, key, n) && q[n] == '=') {
-			for (q += n + 1; *q && *q != '&' && at + 1 < cap; q++) {
-				int hi = *q == '%' ? hex(q[1]) : -1, lo = hi < 0 ? -1 : hex(q[2]);
-				out[at++] = lo >= 0 ? (char)(hi << 4 | lo) : *q == '+' ? ' ' : *q;
-				q += lo >= 0 ? 2 : 0;
-			}
-			out[at] = 0;
-			return !*q || *q == '&';
-		}
-	return false;
-}
-
 /* A web page of somebody else may send such a request without asking first, and a client with limits is not the operator. */
 bool
 sleep_allowed(Req *r, Problem *p)
@@ -53,7 +28,7 @@ meant(Req *r, Problem *p)
 	char name[512];
 	Slot *t = NULL;
 
-	if (query_field(r->in.query, "model", name, sizeof name)) {
+	if (head_query(&r->in, "model", name, sizeof name)) {
 		t = models_find(r->srv, name);
 		if (!t)
 			models_unknown(r->srv, name, p);
@@ -84,7 +59,7 @@ sleep_begin(Req *r)
 	Problem p = { 0 };
 	char level[16] = "1";
 
-	query_field(r->in.query, "level", level, sizeof level);
+	head_query(&r->in, "level", level, sizeof level);
 	if (strcmp(level, "1") != 0 && strcmp(level, "2") != 0)
 		problem(&p, 400, "level", "Invalid 'level': expected 1 or 2, which are the same here.");
 	Slot *t = !p.status && sleep_allowed(r, &p) ? meant(r, &p) : NULL;

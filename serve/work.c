@@ -55,7 +55,7 @@ parse_cost(const char *s, size_t n)
 static bool
 handle(Server *s, Req *r)
 {
-	size_t cost = parse_cost(strbuf_str(&r->body), r->body.len);
+	size_t cost = r->route->flags & RT_UPLOAD ? 0 : parse_cost(strbuf_str(&r->body), r->body.len);
 	Problem p = { 0 };
 
 	if (cost > s->max_held)

@@ -81,6 +81,12 @@ main(int argc, char **argv)
 			o.allow_origin = v;
 		else if (IS("max_body_bytes"))
 			o.max_body_bytes = atol(v);
+		else if (IS("batch_dir"))
+			o.batch_dir = v;
+		else if (IS("batch_dir_bytes"))
+			o.batch_dir_bytes = atol(v);
+		else if (IS("keys"))
+			o.keys = v;
 		else if (IS("max_connections"))
 			o.max_connections = atoi(v);
 		else if (IS("header_timeout_s"))

@@ -35,7 +35,7 @@ def test_every_option_and_route_is_told(llmc_binary):
     assert len(options) > 40 and [o for o in options if f"`--{o}" not in GUIDE] == []
     told = set(re.findall(r"--([a-z][a-z-]+)", GUIDE))
     assert sorted(told - set(options)) == []
-    routes = re.findall(r'ROUTE\("(GET|POST)", +"([^"]+)"', open("serve/routes.def").read())
+    routes = re.findall(r'ROUTE\("(GET|POST|DELETE)", +"([^"]+)"', open("serve/routes.def").read())
     assert [p for _, p in routes if p not in ("/page/", "/detokenize") and p.rstrip("/") not in GUIDE] == []
 
 

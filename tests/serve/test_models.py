@@ -285,6 +285,8 @@ def test_adapters_by_name(serve, tmp_path):
         for model, want in (("base", g.logits), ("all", logits["llama-all"]), ("head", logits["embed-head"])):
             assert agrees(s, model, g.prompt, want) < 6e-3 * scale, model
         assert agrees(s, "all", g.prompt, g.logits) > 0.1
+        told = [line for line in s.get("/metrics").text.splitlines() if line.startswith("vllm:lora_requests_info{")]
+        assert len(told) == 1 and 'model_name="base",max_lora="2",running_lora_adapters="",waiting_lora_adapters=""' in told[0]  # of the base alone
         # mistakes
         assert load("head", "head").status == 400 and load("base", "head").status == 400
         for path in ("link", "../outside", str(outside), "/etc", "none"):

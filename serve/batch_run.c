@@ -1,0 +1,657 @@
+/* The thread that does batches, the oldest first: see batch.h.
+ *
+ * All lines are looked at before the first one runs. Some then run at a time, each a request of the server without a connection, behind all others in priority;
+ * what finds no room is tried again later. An answer is one line more of <id>.part, so that a server that stops, or falls, goes on behind the last whole line.
+ * A line that has been answered, and whose answer was lost with the machine, runs again. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "serve/batch.h"
+#include "serve/model.h"
+
+enum { MAX_ERRORS = 100, MAX_TRIES = 20, MAX_NAME = 512, LOOK_AGAIN_MS = 1000 };
+
+typedef struct Line { uint64_t at; uint32_t n; uint8_t tries; bool begun, done; } Line; /* of the file: n bytes at at */
+
+typedef struct Run {
+	Store  *st;
+	Batch  *b;
+	FileMap in;
+	Line   *line;
+	size_t  n_line, next;     /* lines before next have begun */
+	json_t *names;            /* custom_id: the number of its line */
+	uint32_t again[MAX_FLIGHTS]; /* lines that found no room */
+	int     n_again, n_flights, most_flights, busy; /* busy: answers in a row that there was no room */
+	double  pause_until;
+	int     part[2];          /* of answers, of errors; -1: not open */
+	json_t *errors;           /* what is wrong with the file */
+	bool    full;             /* the disk takes no more */
+} Run;
+
+/* ---- what is in the file ---- */
+
+static void
+wrong(Run *run, size_t line, const char *code, const char *param, const char *fmt, ...)
+{
+	char text[512];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	if (!run->errors)
+		run->errors = json_array();
+	if (json_array_size(run->errors) >= MAX_ERRORS)
+		return;
+	json_t *e = json_pack("{s:s, s:s, s:s?}", "code", code, "message", text, "param", param);
+	if (e)
+		json_object_set_new(e, "line", line ? json_integer((json_int_t)line) : json_null());
+	json_array_append_new(run->errors, e);
+}
+
+/* Where the value of `key` lies within the object s [n], which is JSON: as it was written, numbers and all. */
+static bool
+value_span(const char *s, size_t n, const char *key, const char **at, size_t *len)
+{
+	size_t k = strlen(key), from = 0;
+	int depth = 0;
+	bool ours = false, found = false;
+
+	for (size_t i = 0; i < n; i++) {
+		if (s[i] == '"') {
+			size_t begin = ++i;
+			while (i < n && s[i] != '"')
+				i += s[i] == '\\' ? 2 : 1;
+			size_t colon = i + 1;
+			while (colon < n && strchr(" \t\r", s[colon]))
+				colon++;
+			if (depth == 1 && colon < n && s[colon] == ':' && !from) {
+				ours = i - begin == k && memcmp(s + begin, key, k) == 0;
+				from = colon + 1;
+				i = colon;
+			}
+		} else if (s[i] == '{' || s[i] == '[') {
+			depth++;
+		} else if (s[i] == '}' || s[i] == ']' || s[i] == ',') {
+			depth -= s[i] != ',';
+			if (from && ((s[i] == ',' && depth == 1) || !depth)) {
+				if (ours) { /* the last of a name counts, as it does for the parser */
+					*at = s + from;
+					*len = i - from;
+					found = true;
+				}
+				from = 0;
+			}
+		}
+	}
+	return found;
+}
+
+/* A line of the file as an object; what it says must be right when it has been looked at. */
+static json_t *
+line_object(const Run *run, size_t i, Problem *p)
+{
+	json_t *o = body_parse((const char *)run->in.data + run->line[i].at, run->line[i].n, p);
+
+	if (o && !json_is_object(o)) {
+		problem(p, 400, NULL, "the line is %s, an object is expected", json_type_name(o));
+		json_decref(o);
+		o = NULL;
+	}
+	return o;
+}
+
+static const char *
+text_of(const json_t *o, const char *key)
+{
+	return json_string_value(json_object_get(o, key));
+}
+
+static void
+check_line(Run *run, size_t i)
+{
+	Problem p = { 0 };
+	json_t *o = line_object(run, i, &p);
+	const char *name = text_of(o, "custom_id"), *method = text_of(o, "method"), *url = text_of(o, "url"), *at;
+	const json_t *body = json_object_get(o, "body");
+	size_t n = json_string_length(json_object_get(o, "custom_id")), len;
+
+	if (!o)
+		wrong(run, i + 1, "invalid_json_line", NULL, "This line is not parseable as valid JSON: %s", p.text);
+	else if (!name || !n)
+		wrong(run, i + 1, "missing_required_parameter", "custom_id", "A 'custom_id' is missing: a text that no other line has.");
+	else if (n > MAX_NAME || n != strlen(name))
+		wrong(run, i + 1, "invalid_value", "custom_id", "The 'custom_id' is longer than %d bytes, or has a NUL in it.", MAX_NAME);
+	else if (json_object_get(run->names, name))
+		wrong(run, i + 1, "duplicate_custom_id", "custom_id", "The 'custom_id' '%.64s' is that of line %lld.", name, (long long)json_integer_value(json_object_get(run->names, name)) + 1);
+	else if (!method || strcmp(method, "POST") != 0)
+		wrong(run, i + 1, "invalid_method", "method", "The 'method' must be POST.");
+	else if (!url || strcmp(url, run->b->endpoint) != 0)
+		wrong(run, i + 1, "mismatched_url", "url", "The 'url' must be the batch's endpoint, %s.", run->b->endpoint);
+	else if (!json_is_object(body) || !value_span((const char *)run->in.data + run->line[i].at, run->line[i].n, "body", &at, &len))
+		wrong(run, i + 1, "invalid_type", "body", "The 'body' must be an object: the request.");
+	else if (len > run->st->srv->max_body)
+		wrong(run, i + 1, "invalid_value", "body", "The 'body' has more than %zu bytes, the server's --max-body-size.", run->st->srv->max_body);
+	else if (json_is_true(json_object_get(body, "stream")))
+		wrong(run, i + 1, "invalid_value", "body.stream", "Answers of a batch are no streams.");
+	else if (json_object_set_new(run->names, name, json_integer((json_int_t)i)) != 0)
+		wrong(run, i + 1, "server_error", NULL, "The server is out of memory.");
+	json_decref(o);
+}
+
+static bool
+halted(Run *run)
+{
+	pthread_mutex_lock(&run->st->lock);
+	bool halt = run->st->stop;
+	pthread_mutex_unlock(&run->st->lock);
+	return halt;
+}
+
+/* Lines that hold anything. */
+static bool
+find_lines(Run *run)
+{
+	const char *s = (const char *)run->in.data;
+	size_t cap = 0;
+
+	for (size_t i = 0, n; i < run->in.size && run->n_line <= MAX_LINES; i += n + 1) {
+		const char *end = memchr(s + i, '\n', run->in.size - i);
+		n = end ? (size_t)(end - (s + i)) : run->in.size - i;
+		if (n == 0 || (n == 1 && s[i] == '\r'))
+			continue;
+		if (n > INT32_MAX)
+			return false;
+		if (run->n_line == cap) {
+			cap = cap ? 2 * cap : 256;
+			Line *more = realloc(run->line, cap * sizeof *more);
+			if (!more)
+				return false;
+			run->line = more;
+		}
+		run->line[run->n_line++] = (Line){ .at = i, .n = (uint32_t)n };
+	}
+	return true;
+}
+
+/* False: it cannot run, run->errors says why, or it was halted. */
+static bool
+look(Run *run)
+{
+	char path[PATH_MAX];
+	llmc_error err;
+
+	store_path(run->st, path, sizeof path, run->b->input, "");
+	run->names = json_object();
+	if (file_map(path, &run->in, &err) != LLMC_OK || !run->names || !find_lines(run)) {
+		wrong(run, 0, "file_unreadable", "input_file_id", "The file cannot be read.");
+		return false;
+	}
+	if (!run->n_line)
+		wrong(run, 0, "empty_file", "input_file_id", "The file is empty: a line for each request is expected.");
+	if (run->n_line > MAX_LINES)
+		wrong(run, 0, "too_many_requests", "input_file_id", "The file has more than %d lines.", MAX_LINES);
+	for (size_t i = 0; i < run->n_line && run->n_line <= MAX_LINES; i++) {
+		if (i % 256 == 0 && halted(run))
+			return false;
+		check_line(run, i);
+	}
+	return !run->errors;
+}
+
+/* ---- files of answers ---- */
+
+static void
+count(Run *run, int which)
+{
+	pthread_mutex_lock(&run->st->lock);
+	*(which ? &run->b->failed : &run->b->completed) += 1;
+	pthread_mutex_unlock(&run->st->lock);
+}
+
+/* What a run before this one has written: its lines are done, and a line without an end is cut off. */
+static bool
+open_part(Run *run, int which)
+{
+	char path[PATH_MAX];
+	FileMap old = { 0 };
+	size_t whole = 0;
+
+	store_path(run->st, path, sizeof path, run->b->file[which], ".part");
+	int fd = run->part[which] = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd < 0 || file_map(path, &old, NULL) != LLMC_OK)
+		return false;
+	const char *s = (const char *)old.data;
+	for (const char *end; whole < old.size && (end = memchr(s + whole, '\n', old.size - whole)); whole = (size_t)(end - s) + 1) {
+		Problem p;
+		json_t *o = body_parse(s + whole, (size_t)(end - (s + whole)), &p);
+		const char *name = text_of(o, "custom_id");
+		const json_t *line = name ? json_object_get(run->names, name) : NULL;
+		size_t i = line ? (size_t)json_integer_value(line) : run->n_line;
+		if (i < run->n_line && !run->line[i].done) {
+			run->line[i].done = run->line[i].begun = true;
+			count(run, which);
+		}
+		json_decref(o);
+	}
+	size_t size = old.size;
+	file_unmap(&old);
+	if (whole < size && ftruncate(fd, (off_t)whole) != 0)
+		return false;
+	pthread_mutex_lock(&run->st->lock);
+	run->st->used -= (int64_t)(size - whole);
+	pthread_mutex_unlock(&run->st->lock);
+	return true;
+}
+
+/* A line more, or none of it. */
+static bool
+append(Run *run, int which, const Strbuf *line)
+{
+	Store *st = run->st;
+	int fd = run->part[which];
+	size_t at = 0;
+	struct stat is;
+
+	if (line->failed || fstat(fd, &is) != 0)
+		return false;
+	pthread_mutex_lock(&st->lock);
+	bool room = (int64_t)line->len <= st->max_bytes - st->used;
+	st->used += room ? (int64_t)line->len : 0;
+	pthread_mutex_unlock(&st->lock);
+	while (room && at < line->len) {
+		ssize_t n = write(fd, line->data + at, line->len - at);
+		if (n > 0)
+			at += (size_t)n;
+		else if (n == 0 || errno != EINTR)
+			break;
+	}
+	if (room && at == line->len)
+		return true;
+	if (at && ftruncate(fd, is.st_size) != 0)
+		serve_log(st->srv, LLMC_LOG_WARNING, "%s: half a line of answers stays in %s", st->dir, run->b->file[which]);
+	pthread_mutex_lock(&st->lock);
+	st->used -= room ? (int64_t)line->len : 0;
+	pthread_mutex_unlock(&st->lock);
+	return false;
+}
+
+/* begin: id and custom_id of line i */
+static void
+line_begin(const Run *run, size_t i, Strbuf *b)
+{
+	Problem p;
+	char id[ID_SIZE];
+	json_t *o = line_object(run, i, &p);
+	const json_t *name = json_object_get(o, "custom_id");
+
+	store_id(id, "batch_req_");
+	json_printf(b, "{\"id\":%s,\"custom_id\":", id);
+	json_str(b, json_string_value(name) ? json_string_value(name) : "", json_string_length(name));
+	json_decref(o);
+}
+
+/* A line that was never run. */
+static bool
+write_expired(Run *run, size_t i)
+{
+	Strbuf b = { 0 };
+
+	line_begin(run, i, &b);
+	strbuf_puts(&b, ",\"response\":null,\"error\":{\"code\":\"batch_expired\",\"message\":\"This request could not be executed before the completion window expired.\"}}\n");
+	bool ok = append(run, 1, &b);
+	strbuf_release(&b);
+	if (ok)
+		count(run, 1);
+	return ok;
+}
+
+/* The answer of a request that is over. */
+static bool
+write_answer(Run *run, size_t i, const Req *r)
+{
+	Strbuf b = { 0 };
+	const char *text = r->fixed ? r->fixed : strbuf_str(&r->out);
+	size_t n = r->fixed ? r->n_fixed : r->out.len;
+	int which = r->status >= 200 && r->status < 300 ? 0 : 1;
+
+	line_begin(run, i, &b);
+	json_printf(&b, ",\"response\":{\"status_code\":%d,\"request_id\":%s,\"body\":", r->status, r->id);
+	if (r->type == type_json && n) {
+		size_t from = b.len;
+		strbuf_add(&b, text, n);
+		for (size_t k = from; k < b.len; k++)
+			if (b.data[k] == '\n' || b.data[k] == '\r') /* between values, never in one */
+				b.data[k] = ' ';
+	} else {
+		json_str(&b, text, n);
+	}
+	strbuf_puts(&b, "},\"error\":null}\n");
+	bool ok = append(run, which, &b);
+	strbuf_release(&b);
+	if (ok)
+		count(run, which);
+	return ok;
+}
+
+/* ---- flights ---- */
+
+/* On any thread of the server: the answer of r is whole. */
+static void
+answered(Req *r)
+{
+	Store *st = r->srv->store;
+
+	pthread_mutex_lock(&st->lock);
+	for (int i = 0; i < MAX_FLIGHTS; i++)
+		if (st->flight[i].r == r) {
+			st->flight[i].done = true;
+			pthread_cond_broadcast(&st->change);
+		}
+	pthread_mutex_unlock(&st->lock);
+}
+
+/* Half of the places that requests of clients have, and no more than keep the batch full. */
+static int
+flights_for(Server *s)
+{
+	pthread_mutex_lock(&s->lock);
+	int seqs = s->slot[0]->about.limits.seqs, most = s->slot[0]->about.max_concurrent;
+	pthread_mutex_unlock(&s->lock);
+	int n = seqs > 0 ? 2 * seqs : 16;
+	if (most > 0 && n > most / 2)
+		n = most / 2;
+	return n < 1 ? 1 : n > MAX_FLIGHTS ? MAX_FLIGHTS : n;
+}
+
+static void
+launch(Run *run, size_t i)
+{
+	Store *st = run->st;
+	const char *at = NULL;
+	size_t n = 0;
+	int place = 0;
+
+	run->line[i].begun = true;
+	value_span((const char *)run->in.data + run->line[i].at, run->line[i].n, "body", &at, &n);
+	Req *r = req_inside(st->srv, run->b->endpoint, at ? at : "", n, answered);
+	if (!r) { /* out of memory */
+		run->again[run->n_again++] = (uint32_t)i;
+		run->pause_until = clock_now() + 1;
+		return;
+	}
+	pthread_mutex_lock(&st->lock);
+	while (st->flight[place].r)
+		place++;
+	st->flight[place] = (Flight){ .r = r, .line = i };
+	pthread_mutex_unlock(&st->lock);
+	run->n_flights++;
+	req_whole(r);
+}
+
+/* What has no place now, and may have one later; what the server cannot do for another reason is tried so many times. */
+static bool
+may_wait(const Req *r, Line *line)
+{
+	return r->status == 429 || (r->status == 503 && line->tries++ < MAX_TRIES);
+}
+
+static void
+land(Run *run, const Flight *f)
+{
+	Line *line = &run->line[f->line];
+	double later = 0.05;
+
+	run->n_flights--;
+	if (may_wait(f->r, line)) {
+		run->again[run->n_again++] = (uint32_t)f->line;
+		for (int i = 0; i < run->busy && later < 30; i++)
+			later *= 2;
+		run->busy++;
+		run->pause_until = clock_now() + later;
+	} else {
+		run->busy = 0;
+		line->done = true;
+		run->full |= !write_answer(run, f->line, f->r);
+	}
+	req_over(f->r, true);
+}
+
+/* Nobody waits for them any more. */
+static void
+abort_flights(Run *run)
+{
+	Store *st = run->st;
+
+	for (int i = 0; i < MAX_FLIGHTS; i++) {
+		pthread_mutex_lock(&st->lock);
+		Req *r = st->flight[i].r;
+		st->flight[i].r = NULL;
+		pthread_mutex_unlock(&st->lock);
+		if (r)
+			req_over(r, false);
+	}
+	run->n_flights = 0;
+}
+
+/* One that is over, taken out of the table; lock held. */
+static bool
+over_one(Store *st, Flight *out)
+{
+	for (int i = 0; i < MAX_FLIGHTS; i++)
+		if (st->flight[i].r && st->flight[i].done) {
+			*out = st->flight[i];
+			st->flight[i].r = NULL;
+			return true;
+		}
+	return false;
+}
+
+/* The next line that shall run; n_line: none, now. */
+static size_t
+next_line(Run *run)
+{
+	if (run->n_flights >= run->most_flights || clock_now() < run->pause_until)
+		return run->n_line;
+	if (run->n_again) /* before new ones: so they are never more than flights */
+		return run->again[--run->n_again];
+	while (run->next < run->n_line && run->line[run->next].begun)
+		run->next++;
+	return run->next;
+}
+
+/* Lines in and answers out, until nothing is left or something ends it. */
+static void
+fly(Run *run)
+{
+	Store *st = run->st;
+	Flight f;
+
+	run->most_flights = flights_for(st->srv);
+	for (;;) {
+		pthread_mutex_lock(&st->lock);
+		bool landed = over_one(st, &f), end = st->stop || run->b->cancel || run->full;
+		pthread_mutex_unlock(&st->lock);
+		if (landed) {
+			land(run, &f);
+			continue;
+		}
+		if (end || time(NULL) >= run->b->expires)
+			break;
+		size_t i = st->srv->draining ? run->n_line : next_line(run);
+		if (i < run->n_line) {
+			launch(run, i);
+			continue;
+		}
+		if (!run->n_flights && !run->n_again && run->next == run->n_line)
+			break;
+		struct timespec t;
+		double left = run->pause_until - clock_now();
+		clock_after(&t, left > 0 && left < 1 ? 1 + (int)(1000 * left) : LOOK_AGAIN_MS);
+		pthread_mutex_lock(&st->lock);
+		bool news = st->stop || run->b->cancel;
+		for (int k = 0; k < MAX_FLIGHTS && !news; k++)
+			news = st->flight[k].r && st->flight[k].done;
+		if (!news)
+			pthread_cond_timedwait(&st->change, &st->lock, &t);
+		pthread_mutex_unlock(&st->lock);
+	}
+	abort_flights(run);
+}
+
+/* ---- a batch from its beginning to its end ---- */
+
+static void
+set_status(Run *run, BatchStatus status)
+{
+	Batch *b = run->b;
+
+	pthread_mutex_lock(&run->st->lock);
+	if (b->cancel && status < BATCH_COMPLETED)
+		status = BATCH_CANCELLING;
+	b->status = status;
+	if (!b->at[status])
+		b->at[status] = time(NULL);
+	if (run->errors && !b->errors)
+		b->errors = json_pack("{s:s, s:O}", "object", "list", "data", run->errors);
+	batch_save(run->st, b);
+	pthread_mutex_unlock(&run->st->lock);
+}
+
+/* What has been written becomes a file of the client's. */
+static void
+keep_part(Run *run, int which)
+{
+	static const char *const what[2] = { "output", "error" };
+	char part[PATH_MAX], path[PATH_MAX], name[ID_SIZE + 16];
+	Store *st = run->st;
+	Batch *b = run->b;
+	struct stat is;
+
+	if (run->part[which] < 0)
+		return;
+	store_path(st, part, sizeof part, b->file[which], ".part");
+	store_path(st, path, sizeof path, b->file[which], "");
+	bool ok = fsync(run->part[which]) == 0;
+	ok = fstat(run->part[which], &is) == 0 && ok;
+	close(run->part[which]);
+	run->part[which] = -1;
+	if (!ok || !is.st_size) {
+		unlink(part);
+		pthread_mutex_lock(&st->lock);
+		st->used -= ok ? 0 : (int64_t)is.st_size;
+		pthread_mutex_unlock(&st->lock);
+		return;
+	}
+	snprintf(name, sizeof name, "%s_%s.jsonl", b->id, what[which]);
+	Stored f = { .name = name, .owner = b->owner, .purpose = "batch_output", .bytes = is.st_size, .created = time(NULL) };
+	memcpy(f.id, b->file[which], sizeof f.id);
+	ok = rename(part, path) == 0;
+	pthread_mutex_lock(&st->lock);
+	b->has[which] = ok && store_add(st, &f);
+	pthread_mutex_unlock(&st->lock);
+}
+
+static void
+finish(Run *run)
+{
+	bool late = time(NULL) >= run->b->expires, expired = false, cancelled;
+
+	pthread_mutex_lock(&run->st->lock);
+	cancelled = run->b->cancel;
+	pthread_mutex_unlock(&run->st->lock);
+	for (size_t i = 0; i < run->n_line && late && !cancelled && !run->full && run->part[1] >= 0; i++)
+		if (!run->line[i].done) {
+			expired = true;
+			run->full |= !write_expired(run, i);
+		}
+	if (run->full)
+		wrong(run, 0, "storage_full", NULL, "The server's disk takes no more answers: what there is stands in the files.");
+	set_status(run, BATCH_FINALIZING);
+	for (int i = 0; i < 2; i++)
+		keep_part(run, i);
+	set_status(run, run->full ? BATCH_FAILED : cancelled ? BATCH_CANCELLED : expired ? BATCH_EXPIRED : BATCH_COMPLETED);
+}
+
+static void
+batch_do(Store *st, Batch *b)
+{
+	Run run = { .st = st, .b = b, .part = { -1, -1 } };
+	bool ready = look(&run), stop;
+
+	pthread_mutex_lock(&st->lock);
+	stop = st->stop;
+	b->total = run.errors ? 0 : (int64_t)run.n_line;
+	b->completed = b->failed = 0;
+	pthread_mutex_unlock(&st->lock);
+	if (ready && !stop) {
+		set_status(&run, BATCH_IN_PROGRESS);
+		if (!open_part(&run, 0) || !open_part(&run, 1))
+			run.full = true;
+		else
+			fly(&run);
+	}
+	pthread_mutex_lock(&st->lock);
+	stop = st->stop;
+	pthread_mutex_unlock(&st->lock);
+	if (run.errors && !run.full && !stop)
+		set_status(&run, BATCH_FAILED);
+	else if (!stop)
+		finish(&run);
+	for (int i = 0; i < 2; i++)
+		if (run.part[i] >= 0)
+			close(run.part[i]);
+	file_unmap(&run.in);
+	json_decref(run.names);
+	json_decref(run.errors);
+	free(run.line);
+}
+
+static void *
+work(void *arg)
+{
+	Store *st = arg;
+
+	pthread_mutex_lock(&st->lock);
+	while (!st->stop) {
+		Batch *b = st->first;
+		while (b && batch_ended(b))
+			b = b->next;
+		if (!b) {
+			pthread_cond_wait(&st->change, &st->lock);
+			continue;
+		}
+		pthread_mutex_unlock(&st->lock);
+		batch_do(st, b);
+		pthread_mutex_lock(&st->lock);
+	}
+	pthread_mutex_unlock(&st->lock);
+	return NULL;
+}
+
+llmc_status
+batch_start(Store *st, llmc_error *err)
+{
+	st->has_thread = pthread_create(&st->thread, NULL, work, st) == 0;
+	return st->has_thread ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
+}
+
+void
+batch_stop(Store *st)
+{
+	if (!st || !st->has_thread)
+		return;
+	pthread_mutex_lock(&st->lock);
+	st->stop = true;
+	pthread_cond_broadcast(&st->change);
+	pthread_mutex_unlock(&st->lock);
+	pthread_join(st->thread, NULL);
+	st->has_thread = false;
+}
