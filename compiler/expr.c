@@ -2,11 +2,12 @@
 #include "compiler/expr.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "formats/yaml.h"
 
-enum { MAX_DEPTH = 32, MAX_NAME = 128 };
+enum { MAX_DEPTH = 32, MAX_NAME = 128, MAX_LAYERS = 4096 };
 
 typedef struct Parse {
 	const char    *text, *p;
@@ -221,7 +222,44 @@ element(ExprVal list, const char *text)
 
 	while (*text == ' ')
 		text++;
-	return list.kind == EXPR_LIST && number_parse(text, &i) && i >= 0 && i < (double)list.n ? list.item[(size_t)i] : null_val;
+	if (list.kind != EXPR_LIST || !number_parse(text, &i))
+		return null_val;
+	i += i < 0 ? (double)list.n : 0;
+	return i >= 0 && i < (double)list.n ? list.item[(size_t)i] : null_val;
+}
+
+/* The largest number of a list, or the one there is */
+static ExprVal
+greatest(ExprVal v)
+{
+	ExprVal most = v.kind == EXPR_LIST ? null_val : v;
+
+	for (size_t i = 0; v.kind == EXPR_LIST && i < v.n; i++)
+		if (v.item[i].kind == EXPR_NUM && (most.kind == EXPR_NULL || v.item[i].num > most.num))
+			most = v.item[i];
+	return most.kind == EXPR_NUM ? most : null_val;
+}
+
+/* The layers in which a tensor of the pattern is, whose first * stands for a layer's number; they end where no tensor has the number. */
+static ExprVal
+layers_with(Parse *s, const char *pattern)
+{
+	const char *star = strchr(pattern, '*');
+	ExprVal    *item = NEW(s->a, ExprVal, MAX_LAYERS);
+	size_t      found = 0;
+
+	if (!star || !s->env->has)
+		return null_val;
+	for (int l = 0; l < MAX_LAYERS; l++) {
+		char any[MAX_NAME + 16], own[2 * MAX_NAME];
+		snprintf(any, sizeof any, "%.*s%d.*", (int)(star - pattern), pattern, l);
+		snprintf(own, sizeof own, "%.*s%d%s", (int)(star - pattern), pattern, l, star + 1);
+		if (!s->env->has(s->env->user, any))
+			break;
+		if (s->env->has(s->env->user, own))
+			item[found++] = num(l);
+	}
+	return (ExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
 }
 
 static ExprVal
@@ -269,8 +307,9 @@ primary(Parse *s)
 		char arg[MAX_NAME];
 		double v;
 		bool whole = strcmp(id, "floor") == 0, flags = strcmp(id, "flags") == 0, where = strcmp(id, "where") == 0, length = strcmp(id, "length") == 0, at = strcmp(id, "at") == 0;
-		if (!size && !whole && !flags && !where && !length && !at && strcmp(id, "has") != 0)
-			return fail(s, "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list) and at(list, n)");
+		bool most = strcmp(id, "greatest") == 0, layers = strcmp(id, "layers") == 0;
+		if (!size && !whole && !flags && !where && !length && !at && !most && !layers && strcmp(id, "has") != 0)
+			return fail(s, "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list), at(list, n), greatest(list) and layers(tensors)");
 		s->p++;
 		if (whole) {
 			ExprVal x = expr_or(s);
@@ -289,6 +328,10 @@ primary(Parse *s)
 			ExprVal list = s->env->key ? s->env->key(s->env->user, arg) : null_val;
 			return where ? places(s, list, more) : length ? count(list) : element(list, more);
 		}
+		if (layers)
+			return layers_with(s, arg);
+		if (most)
+			return greatest(s->env->key ? s->env->key(s->env->user, arg) : null_val);
 		if (flags)
 			return truths(s, s->env->key ? s->env->key(s->env->user, arg) : null_val);
 		if (!size)

@@ -26,6 +26,13 @@ WIND = dict(layer_types=["sliding_attention", "full_attention"], num_hidden_laye
 LLLG = dict(layer_types=["sliding_attention"] * 3 + ["full_attention"], num_hidden_layers=4, hidden_size=16, intermediate_size=24)
 MOE = dict(moe_intermediate_size=20, num_experts=5, num_experts_per_tok=2)
 HYBRID = dict(num_hidden_layers=3, full_attention_interval=3, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
+TWO = dict(num_hidden_layers=2, layer_types=["mamba", "attention"])
+FOUR = dict(vocab_size=268, bos_token_id=256, eos_token_id=257, num_hidden_layers=4, hidden_size=36, intermediate_size=40, moe_intermediate_size=28,
+            layer_types=["sliding_attention", "full_attention"] * 2)
+HEAD = dict(vocab_size=280, bos_token_id=256, eos_token_id=257)
+# factors that the converter multiplies weights by, without rounding them; the square root of 36 is exact as well
+H1 = dict(HEAD, num_hidden_layers=2, embedding_multiplier=2.0, lm_head_multiplier=0.5, key_multiplier=0.5, attention_in_multiplier=2.0, attention_out_multiplier=0.5,
+          ssm_in_multiplier=2.0, ssm_out_multiplier=0.5, ssm_multipliers=[0.5, 2.0, 0.25, 2.0, 1.0], mlp_multipliers=[0.5, 2.0])
 # family: (class that the converter knows, a base of make_models.py, what differs)
 CASES = {
     "gpt_oss": ("GptOssForCausalLM", M.GPT_OSS, dict(TINY, **WIND, intermediate_size=24, head_dim=8, swiglu_limit=7.0)),
@@ -61,8 +68,29 @@ CASES = {
     "qwen3_5": ("Qwen3_5ForCausalLM", M.QWEN3_5, dict(TINY, **HYBRID)),
     "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", M.QWEN3_5_MOE, dict(TINY, **HYBRID, **MOE, shared_expert_intermediate_size=12)),
     "nemotron": ("NemotronForCausalLM", M.NEMOTRON, TINY),
+    "cohere_norms": ("CohereForCausalLM", M.COHERE, dict(TINY, use_qk_norm=True)),
+    "olmo_clipped": ("OlmoForCausalLM", M.OLMO, dict(TINY, clip_qkv=0.7)),
+    "stablelm_norms": ("StableLmForCausalLM", M.STABLELM, dict(TINY, qk_layernorm=True, use_parallel_residual=True, rope_theta=10000.0)),
+    "internlm2": ("InternLM2ForCausalLM", M.INTERNLM2, TINY),
+    "phimoe": ("PhiMoEForCausalLM", M.PHIMOE, dict(TINY, intermediate_size=24, router_jitter_noise=0.01, rope_scaling=dict(M.PHIMOE_ROPE, short_mscale=1.243163121016122, long_mscale=1.243163121016122))),
+    "dbrx": ("DbrxForCausalLM", M.DBRX, dict(vocab_size=280, d_model=32, n_layers=2, n_heads=4, bos_token_id=256, eos_token_id=257, attn_config=dict(clip_qkv=0.8, kv_n_heads=2, rope_theta=100.0))),
+    "mamba2": ("Mamba2ForCausalLM", M.MAMBA2, dict(vocab_size=280, num_hidden_layers=2, bos_token_id=256, eos_token_id=257)),
+    "lfm2": ("Lfm2ForCausalLM", M.LFM2, dict(TINY, num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"])),
+    "lfm2_moe": ("Lfm2MoeForCausalLM", M.LFM2_MOE, dict(TINY, **MOE, num_hidden_layers=3, num_dense_layers=1, layer_types=["conv", "full_attention", "conv"])),
+    "granite4": ("GraniteMoeHybridForCausalLM", M.GRANITE4, dict(HEAD, **TWO, intermediate_size=20, num_local_experts=5, shared_intermediate_size=20)),
+    "granite4_dense": ("GraniteMoeHybridForCausalLM", M.GRANITE4, dict(HEAD, **TWO, num_local_experts=0, num_experts_per_tok=0, intermediate_size=20, mamba_conv_bias=False)),
+    "bamba": ("BambaForCausalLM", M.BAMBA, dict(HEAD, num_hidden_layers=2, attn_layer_indices=[1], hidden_size=48, head_dim=8, mamba_d_head=8, attn_rotary_emb=4)),
+    "nemotron_h": ("NemotronHForCausalLM", M.NEMOTRON_H, dict(HEAD, hybrid_override_pattern="*-M-", num_hidden_layers=4, num_experts_per_tok=..., n_routed_experts=..., mamba_d_head=10)),
+    "nemotron_h_moe": ("NemotronHForCausalLM", M.NEMOTRON_H, dict(HEAD, hybrid_override_pattern="ME*E", num_hidden_layers=4, n_shared_experts=1, moe_latent_size=36, n_routed_experts=5, mamba_d_head=10)),
+    "falcon_h1": ("FalconH1ForCausalLM", M.FALCON_H1, H1),
+    "falcon_h1_norm": ("FalconH1ForCausalLM", M.FALCON_H1, dict(H1, mamba_rms_norm=True)),
+    "gemma4": ("Gemma4ForCausalLM", M.GEMMA4, dict(FOUR, attention_k_eq_v=True, num_global_key_value_heads=1)),
+    "gemma4_small": ("Gemma4ForCausalLM", M.GEMMA4, dict(M.SMALL4, **FOUR, vocab_size_per_layer_input=268, num_kv_shared_layers=2, use_double_wide_mlp=True)),
+    "gemma4_experts": ("Gemma4ForCausalLM", M.GEMMA4, dict(M.MOE4, **{k: v for k, v in FOUR.items() if "moe" not in k})),
 }
-MODEL_TYPE = {"seed_oss": "seed_oss", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "hunyuan_v1": "hunyuan_v1_dense"}
+MODEL_TYPE = {"seed_oss": "seed_oss", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "hunyuan_v1": "hunyuan_v1_dense", "cohere_norms": "cohere", "olmo_clipped": "olmo", "stablelm_norms": "stablelm", "granite4": "granitemoehybrid",
+              "granite4_dense": "granitemoehybrid", "nemotron_h_moe": "nemotron_h", "falcon_h1_norm": "falcon_h1", "gemma4": "gemma4_text", "gemma4_small": "gemma4_text",
+              "gemma4_experts": "gemma4_text"}
 
 
 def converter(folder):
@@ -79,13 +107,22 @@ def converter(folder):
     return conversion.get_model_class
 
 
+def whole(modify):
+    """A converter that hands over a generator where it should go through it (StableLM's norms of heads) loses what that makes."""
+    def all_of(self, *args):
+        made = yield from modify(self, *args)
+        yield from made or ()
+    return all_of
+
+
 def attempt(name, seed, conv, folder):
     import gguf
     cls_name, base, more = CASES[name]
     config = dict(model_type=MODEL_TYPE.get(name, name), **{k: v for k, v in base.items() if k != "model_type"}) | more
     config = {k: v for k, v in config.items() if v is not ...} | dict(architectures=[cls_name])
-    c = dict(config=config, dtype="bf16", plus_one="gemma" in name or name == "nemotron" or "qwen3_" in name and name != "qwen3_moe", modern=False, strip="", emb_bf16=False, vision=None)
-    shapes, config, run, run64 = M.transformers_model(c, seed)
+    c = dict(config=config, dtype="bf16", plus_one="gemma" in name and "gemma4" not in name or name == "nemotron" or "qwen3_" in name and name != "qwen3_moe", modern=False, strip="", emb_bf16=False, vision=None,
+             other="InternLM2" if name == "internlm2" else None, set={})
+    shapes, config, run, run64 = (M.other_model if c["other"] else M.transformers_model)(c, seed)
     hf = os.path.join(folder, name)
     os.makedirs(hf)
     with open(os.path.join(hf, "config.json"), "w") as f:
@@ -94,6 +131,7 @@ def attempt(name, seed, conv, folder):
     W.write_safetensors(os.path.join(hf, "model.safetensors"), {n: w.reshape(shapes[n]) for n, w in M.rounded_weights(c, shapes, seed).items()}, "bf16")
     path = os.path.join(folder, name + ".gguf")
     cls = conv(cls_name)
+    cls.modify_tensors = whole(cls.modify_tensors)
     cls.no_mtp = True       # these models have no layers that predict further tokens
     cls.set_vocab = lambda self: self._set_vocab_gpt2()    # whatever the tokenizer of published models is
     with contextlib.redirect_stdout(sys.stderr):
