@@ -199,10 +199,10 @@ plan(int argc, char **argv)
 		json_text(stdout, info.name, strlen(info.name));
 		printf(",\"target\":\"%s\",\"params\":%lld,\"token_bytes\":%lld,\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,"
 		       "\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,\"kv_per_seq\":%lld,\"kv_saved\":%lld,"
-		       "\"kv_snapshots\":%lld}",
+		       "\"kv_snapshots\":%lld,\"kv_exact\":%lld}",
 		       info.target, (long long)info.n_params, (long long)info.token_bytes, (long long)mem.weights, (long long)mem.kv,
 		       (long long)mem.scratch, (long long)mem.state, (long long)sum, (long long)mem.kv_per_token, (long long)mem.kv_per_seq,
-		       (long long)mem.kv_saved, (long long)mem.kv_snapshots);
+		       (long long)mem.kv_saved, (long long)mem.kv_snapshots, (long long)mem.kv_exact);
 		if (fit >= 0)
 			printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)c.memory, fit);
 		if (info.ranks > 1)
@@ -222,6 +222,8 @@ plan(int argc, char **argv)
 		printf("kv per position: %s\n", human_bytes((double)mem.kv_per_token, text));
 		if (mem.kv_saved)
 			printf("windows: kv takes %s less than with all positions of windowed layers\n", human_bytes((double)mem.kv_saved, text));
+		if (mem.kv_exact)
+			printf("recent and first positions in 16 bit, within kv: %s\n", human_bytes((double)mem.kv_exact, text));
 		if (mem.kv_per_seq)
 			printf("states of a sequence, within kv: %s\n", human_bytes((double)mem.kv_per_seq, text));
 		if (mem.kv_snapshots)

@@ -257,7 +257,7 @@ pools(Build *b)
 			const HeadShape h = w ? s->attention.local : spec_heads(s, -1);
 			b->g->pool[index[w]] = (PlanPool){
 				.id = w ? "kv_window" : "kv", .keep = w ? s->attention.window : 0,
-				.mla = mla_kind, .k = s->kv.k, .v = s->kv.v, .rotate = s->kv.rotate,
+				.mla = mla_kind, .k = s->kv.k, .v = s->kv.v, .rotate = s->kv.rotate, .recent = s->kv.window, .sinks = s->kv.sinks,
 				.kv_heads = mla_kind ? 1 : h.n_kv_heads,
 				.k_dim = mla_kind ? s->attention.kv_rank + s->attention.rope_dim : h.head_dim,
 				.v_dim = mla_kind ? 0 : h.v_dim,

@@ -100,6 +100,12 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 		err_at(d, spec_loc(s, "parallel.experts"), "parallel.experts = whole: kernels of GPUs have all experts of a layer: tensor deals parts of them");
 		return NULL;
 	}
+	if ((s->kv.window > 0 || s->kv.sinks > 0) && target_find(target)->kind == TARGET_CUDA) {
+		err_at(d, spec_loc(s, s->kv.window > 0 ? "kv.window" : "kv.sinks"),
+		       "%s = %d: kernels of GPUs read all positions in one type: without it, or on the processor (--device cpu)", s->kv.window > 0 ? "kv.window" : "kv.sinks",
+		       s->kv.window > 0 ? s->kv.window : s->kv.sinks);
+		return NULL;
+	}
 	if (s->tp > 1) {
 		if (!graph_shard(g, rank % s->tp))
 			return NULL;

@@ -102,6 +102,14 @@ put_pools(const Plan *p, Strbuf *out)
 		strbuf_printf(out, ", pages of %d positions", PLAN_KV_PAGE);
 		if (k->keep)
 			strbuf_printf(out, "; %" PRId64 " positions needed behind the newest", k->keep);
+		if (k->recent || k->sinks) {
+			strbuf_printf(out, "; the last %" PRId64 " and the first %" PRId64 " also as %s", k->recent, k->sinks, kv_type_info(kv_exact(k->k))->text);
+			if (kv_exact(k->v) != kv_exact(k->k))
+				strbuf_printf(out, " and %s", kv_type_info(kv_exact(k->v))->text);
+			strbuf_puts(out, ", ");
+			put_bytes(out, plan_layer_exact_bytes(k) * k->n_layers / PLAN_KV_PAGE);
+			strbuf_puts(out, " each");
+		}
 		strbuf_putc(out, '\n');
 	}
 }

@@ -23,6 +23,13 @@ select_layouts(Graph *g, const Templates *ts)
 	}
 }
 
+static bool
+same_pool(const PlanPool *a, const PlanPool *b)
+{
+	return plan_layer_page_bytes(a) == plan_layer_page_bytes(b) && plan_layer_state_bytes(a) == plan_layer_state_bytes(b) &&
+	       a->recent == b->recent && a->sinks == b->sinks && (!(a->recent || a->sinks) || (a->keep > 0) == (b->keep > 0));
+}
+
 /* Two ops that a template cannot tell apart: same attributes, same weights but for their names, same rows. */
 static bool
 same_use(const Graph *g, const Op *a, const Op *b)
@@ -46,8 +53,7 @@ same_use(const Graph *g, const Op *a, const Op *b)
 		if (x->kind == VAL_WEIGHT &&
 		    (x->dim[0] != y->dim[0] || strcmp(g->tensor[x->tensor].layout, g->tensor[y->tensor].layout) != 0))
 			return false;
-		if (x->kind == VAL_POOL && (plan_layer_page_bytes(&g->pool[x->tensor]) != plan_layer_page_bytes(&g->pool[y->tensor]) ||
-		                            plan_layer_state_bytes(&g->pool[x->tensor]) != plan_layer_state_bytes(&g->pool[y->tensor])))
+		if (x->kind == VAL_POOL && !same_pool(&g->pool[x->tensor], &g->pool[y->tensor]))
 			return false;
 	}
 	return true;

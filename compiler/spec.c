@@ -364,6 +364,8 @@ fill_rest(const SpecTable *t, Spec *s)
 		s->kv.v = kv_of_latents(s->kv.v);
 	}
 	s->kv.rotate = BOOL(kv_rotate);
+	s->kv.window = (int)INT(kv_window);
+	s->kv.sinks = (int)INT(kv_sinks);
 	s->activations_i8 = IS(activations, "i8");
 	s->activations_bf16 = IS(activations, "bf16");
 	s->deterministic = BOOL(deterministic);

@@ -279,6 +279,32 @@ check_kv(SpecTable *t)
 		       KV_LEAST_ROTATION);
 }
 
+/* Positions that are kept in 16 bit beside the quantised rows */
+static void
+check_exact(SpecTable *t)
+{
+	const KvType  k = kv_type_from_text(t->val[K_kv_k].str), v = kv_type_from_text(t->val[K_kv_v].str);
+	const SpecKey key = INT(kv_window) > 0 ? K_kv_window : K_kv_sinks;
+	const Loc     at = t->val[key].loc;
+	const char   *name = spec_key[key].path;
+	const long long n = (long long)spec_int(t, key);
+
+	if (n <= 0 || k == KVT_NONE || v == KVT_NONE)
+		return;
+	if (IS(att_kind, "mla")) {
+		err_at(t->d, at, "%s = %lld: latents (attention.kind: mla) are kept in one type", name, n);
+		note(t, K_att_kind);
+	} else if (!kv_quantised(k) && !kv_quantised(v)) {
+		err_at(t->d, at, "%s = %lld: it is for quantised rows, keys are %s and values %s", name, n, t->val[K_kv_k].str, t->val[K_kv_v].str);
+	} else if (IS(mask, "prefix")) {
+		err_at(t->d, at, "%s = %lld: mask prefix shows tokens that come later, and its prompts run whole", name, n);
+		note(t, K_mask);
+	} else if (INT(pp) > 1) {
+		err_at(t->d, at, "%s = %lld: stages keep all positions in one type", name, n);
+		note(t, K_pp);
+	}
+}
+
 static void
 check_mask(SpecTable *t)
 {
@@ -515,6 +541,7 @@ spec_check(SpecTable *t)
 	check_heads(t);
 	check_rope(t);
 	check_kv(t);
+	check_exact(t);
 	check_mask(t);
 	check_states(t);
 	check_halves(t);

@@ -243,6 +243,14 @@ template_name(void *user, const char *name, HeadValue *out)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = pool->rotate }, true;
 	if (strcmp(name, "KV_PAGE_BYTES") == 0 && pool)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = plan_layer_page_bytes(pool) }, true;
+	if (strcmp(name, "KV_EXACT_BYTES") == 0 && pool)
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = plan_layer_exact_bytes(pool) }, true;
+	if (strcmp(name, "KV_RECENT") == 0 && pool)
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = pool->recent }, true;
+	if (strcmp(name, "KV_SINKS") == 0 && pool)
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = pool->sinks }, true;
+	if (strcmp(name, "KV_WINDOWED") == 0 && pool)
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = pool->keep > 0 }, true;
 	if (strcmp(name, "LIBRARY") == 0)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = library_may(b) }, true;
 	for (int i = 0; i < b->op->n_attr; i++) {

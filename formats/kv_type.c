@@ -30,6 +30,12 @@ kv_quantised(KvType t)
 	return info[t].scales > 0;
 }
 
+KvType
+kv_exact(KvType t)
+{
+	return kv_quantised(t) ? KVT_F16 : t;
+}
+
 bool
 kv_for_latents(KvType t)
 {

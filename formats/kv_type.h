@@ -9,7 +9,9 @@
  *   int4  codes 0 .. 15, groups of 32, zero the smallest, scale = (largest - smallest) / 15
  *
  * With rotation a row of a quantised type is first multiplied by a Hadamard matrix over each kv_rotation(dim) of its elements, which spreads
- * outliers over all of them; queries and results are turned likewise, so nothing else changes. */
+ * outliers over all of them; queries and results are turned likewise, so nothing else changes.
+ *
+ * Rows of some positions may be kept a second time, in kv_exact's type: turned as the others are, plain. */
 #ifndef LLMC_FORMATS_KV_TYPE_H
 #define LLMC_FORMATS_KV_TYPE_H
 
@@ -47,11 +49,12 @@ typedef struct KvTypeInfo {
 	int         scales; /* bytes of a group's scale and zero; 0: elements are plain numbers */
 } KvTypeInfo;
 
-enum { KV_LEAST_ROTATION = 4 };
+enum { KV_LEAST_ROTATION = 4, KV_MOST_EXACT = 1 << 20 /* positions that are kept exactly as well, recent ones and first ones each */ };
 
 const KvTypeInfo *kv_type_info(KvType t);              /* t must be valid */
 KvType            kv_type_from_text(const char *text); /* KVT_NONE: unknown */
 bool              kv_quantised(KvType t);
+KvType            kv_exact(KvType t);                  /* of rows that are kept beside quantised ones: f16; of a plain type: itself */
 /* May a latent and its key lie in one row? One scale would not suit both. And the type that is meant by t for latents: of its codes, in groups */
 bool              kv_for_latents(KvType t);
 KvType            kv_of_latents(KvType t);

@@ -254,6 +254,7 @@ typedef struct llmc_memory {
 	int64_t kv_per_seq;                  /* bytes of the states of one sequence, which are part of kv; 0: the model has none */
 	int64_t kv_saved;                    /* bytes that kv takes less because layers that see a window keep no more than they see; 0: none does */
 	int64_t kv_snapshots;                /* bytes of limits.snapshots of all sequences, which are part of kv */
+	int64_t kv_exact;                    /* bytes of kv that hold recent and first positions in 16 bit (kv.window, kv.sinks); 0: none are */
 } llmc_memory;
 LLMC_API llmc_status llmc_memory_for(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err);
 /* One rank of a model that is split over several (parallel.tp), or all of one that is not. Sizes are 0 where the model has none. */

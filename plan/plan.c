@@ -20,19 +20,29 @@ const char *const plan_dir_text[DIR_COUNT] = {
 
 const char *const plan_path_text[PATH_COUNT] = { [PATH_ANY] = "any", [PATH_OWN] = "own", [PATH_LIBRARY] = "library" };
 
-int64_t
-plan_layer_page_bytes(const PlanPool *p)
+static int64_t
+page_bytes(const PlanPool *p, KvType k, KvType v)
 {
 	const int64_t most = (int64_t)1 << 40;
 	int64_t       bytes;
 
-	if (p->state)
-		return 0;
 	if (p->kv_heads < 0 || p->k_dim < 0 || p->v_dim < 0 || p->k_dim > most || p->v_dim > most ||
-	    __builtin_mul_overflow(kv_row_bytes(p->k, p->k_dim) + kv_row_bytes(p->v, p->v_dim), p->kv_heads, &bytes) ||
+	    __builtin_mul_overflow(kv_row_bytes(k, p->k_dim) + kv_row_bytes(v, p->v_dim), p->kv_heads, &bytes) ||
 	    __builtin_mul_overflow(bytes, (int64_t)PLAN_KV_PAGE, &bytes))
 		return -1;
 	return bytes;
+}
+
+int64_t
+plan_layer_page_bytes(const PlanPool *p)
+{
+	return p->state ? 0 : page_bytes(p, p->k, p->v);
+}
+
+int64_t
+plan_layer_exact_bytes(const PlanPool *p)
+{
+	return p->recent || p->sinks ? page_bytes(p, kv_exact(p->k), kv_exact(p->v)) : 0;
 }
 
 int64_t

@@ -78,7 +78,9 @@ typedef struct PlanTensor {
  *   mla                 one plane [32][rank + rope] of type `k`
  * A pool of states has no pages: in each layer an array [kv_heads, k_dim, v_dim] of fp32 for each sequence of the session, by its number.
  * A pool argument of a step of layer l points at that layer's first page; pages of a layer follow each other
- * layer_page_bytes apart. */
+ * layer_page_bytes apart.
+ * Exact pages: planes of the same heads, of types kv_exact(k) and kv_exact(v), turned as those of the page are. They are numbered as window pages
+ * (runtime/kv/kv.h); number w lies (w + 1) x layer_exact_bytes in front of the layer's first page. */
 typedef struct PlanPool {
 	const char *id;
 	bool        mla, state;       /* latents; states, of type f32 */
@@ -87,6 +89,7 @@ typedef struct PlanPool {
 	int         n_layers;         /* layers that use it: index `slot` of a step's pool argument */
 	int64_t     kv_heads, k_dim, v_dim; /* mla: 1, rank + rope, 0 */
 	int64_t     keep;             /* positions needed behind the newest; 0: all */
+	int64_t     recent, sinks;    /* a row reads the last `recent` positions, its own included, and the first `sinks` from exact pages */
 } PlanPool;
 
 typedef struct PlanRope { /* copy of RopeTable: see compiler/spec.h for the meaning */
@@ -236,6 +239,8 @@ extern const char *const plan_sym_text[SYM_COUNT], *const plan_dir_text[DIR_COUN
 
 /* Bytes of one layer's page of a pool; 0: it has none, being of states. -1: overflow */
 int64_t plan_layer_page_bytes(const PlanPool *p);
+/* Bytes of one layer's exact page; 0: the pool has none. -1: overflow */
+int64_t plan_layer_exact_bytes(const PlanPool *p);
 /* Bytes of one layer's state of a sequence; 0: the pool is of pages. -1: overflow */
 int64_t plan_layer_state_bytes(const PlanPool *p);
 bool    plan_has_state(const Plan *p); /* does any pool hold states? */

@@ -115,9 +115,14 @@ check_tensor(const PlanTensor *t, llmc_error *err)
 /* --- the others ------------------------------------------------------------------------------------------------- */
 
 static llmc_status
-check_pool(const PlanPool *p, llmc_error *err)
+check_pool(const Plan *plan, const PlanPool *p, llmc_error *err)
 {
-	int64_t all;
+	int64_t all, exact = plan_layer_exact_bytes(p);
+
+	if (exact && (p->mla || p->state || (!kv_quantised(p->k) && !kv_quantised(p->v))))
+		return BAD("pool %s: exact pages go with pages of quantised keys or values", p->id);
+	if (exact && (plan->stages > 1 || plan->prompt_whole))
+		return BAD("pool %s: stages, and models that see their prompt whole, have no exact pages", p->id);
 
 	if (p->state && (p->mla || p->k != KVT_F32 || p->v != KVT_F32 || p->rotate || p->keep))
 		return BAD("pool %s: a pool of states holds f32 and nothing else", p->id);
@@ -128,7 +133,7 @@ check_pool(const PlanPool *p, llmc_error *err)
 	if (p->rotate && !kv_quantised(p->k) && !kv_quantised(p->v))
 		return BAD("pool %s: %s and %s rows are not rotated", p->id, kv_type_info(p->k)->text, kv_type_info(p->v)->text);
 	int64_t one = p->state ? plan_layer_state_bytes(p) : plan_layer_page_bytes(p);
-	if (one < 1 || __builtin_mul_overflow(one, (int64_t)p->n_layers, &all) || all > MAX_ELEMS)
+	if (one < 1 || exact < 0 || __builtin_add_overflow(one, exact, &one) || __builtin_mul_overflow(one, (int64_t)p->n_layers, &all) || all > MAX_ELEMS)
 		return BAD("pool %s is too large", p->id);
 	return LLMC_OK;
 }
@@ -314,7 +319,7 @@ plan_check(const Plan *p, llmc_error *err)
 	for (int i = 0; i < p->n_tensor; i++)
 		TRY(check_tensor(&p->tensor[i], err));
 	for (int i = 0; i < p->n_pool; i++)
-		TRY(check_pool(&p->pool[i], err));
+		TRY(check_pool(p, &p->pool[i], err));
 	for (int i = 0; i < p->n_rope; i++)
 		TRY(check_rope(&p->rope[i], i, err));
 	for (int i = 0; i < p->n_buffer; i++) {

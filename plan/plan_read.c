@@ -64,15 +64,18 @@ get_kv_type(Reader *r, json_t *j, const char *key)
 static void
 read_pool(Reader *r, json_t *j, PlanPool *p)
 {
-	bool state = json_object_get(j, "state") != NULL;
+	bool state = json_object_get(j, "state") != NULL, exact = json_object_get(j, "recent") != NULL;
 
-	rd_keys(r, j, state ? "id mla state k v rotate n_layers kv_heads k_dim v_dim keep" : "id mla k v rotate n_layers kv_heads k_dim v_dim keep");
+	rd_keys(r, j, state   ? "id mla state k v rotate n_layers kv_heads k_dim v_dim keep"
+	              : exact ? "id mla k v rotate n_layers kv_heads k_dim v_dim keep recent sinks"
+	                      : "id mla k v rotate n_layers kv_heads k_dim v_dim keep");
 	*p = (PlanPool){
 		.id = rd_get_id(r, j, "id"), .mla = rd_get_bool(r, j, "mla"), .state = state && rd_get_bool(r, j, "state"),
 		.k = get_kv_type(r, j, "k"), .v = get_kv_type(r, j, "v"), .rotate = rd_get_bool(r, j, "rotate"),
 		.n_layers = (int)rd_get_int(r, j, "n_layers", 1, 1 << 16),
 		.kv_heads = rd_get_int(r, j, "kv_heads", 1, 1 << 20), .k_dim = rd_get_int(r, j, "k_dim", 1, 1 << 20),
 		.v_dim = rd_get_int(r, j, "v_dim", 0, 1 << 20), .keep = rd_get_int(r, j, "keep", 0, RD_MAX_SIZE),
+		.recent = exact ? rd_get_int(r, j, "recent", 0, KV_MOST_EXACT) : 0, .sinks = exact ? rd_get_int(r, j, "sinks", 0, KV_MOST_EXACT) : 0,
 	};
 }
 

@@ -136,6 +136,10 @@ put_pool(Strbuf *out, const PlanPool *p)
 	key_int(out, "k_dim", p->k_dim);
 	key_int(out, "v_dim", p->v_dim);
 	key_int(out, "keep", p->keep);
+	if (p->recent || p->sinks) {
+		key_int(out, "recent", p->recent);
+		key_int(out, "sinks", p->sinks);
+	}
 	end(out, '}');
 }
 

@@ -70,6 +70,24 @@ ref_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 	return (char *)c->arg[arg].data + page * plan_layer_page_bytes(c->arg[arg].pool);
 }
 
+/* The exact page of a position; windowed pools are called with the second half of the table already */
+static inline char *
+ref_exact_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
+{
+	const llmc_step *s = c->s;
+	const PlanPool  *p = c->arg[arg].pool;
+	int64_t page = s->block_table[(int64_t)seq * s->block_stride + (p->keep ? 0 : s->block_stride / 2) + pos / PLAN_KV_PAGE];
+
+	return (char *)c->arg[arg].data - (page + 1) * plan_layer_exact_bytes(p);
+}
+
+/* Does a row at pos read position j from its exact page? */
+static inline bool
+ref_reads_exact(const PlanPool *p, int64_t pos, int64_t j)
+{
+	return j < p->sinks || pos - j < p->recent;
+}
+
 static inline float
 ref_kv_get(KvType d, const char *page, int64_t i)
 {
@@ -100,6 +118,9 @@ ref_kv_put(KvType d, char *page, int64_t i, float f)
 /* A row into a plane of keys or values, and out again (ref_kv.c). turned: dim floats */
 void ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned);
 void ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim);
+/* The same with a plane of an exact page; t: the type of the quantised rows beside it */
+void ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned);
+void ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim);
 
 /* Element i of the latent and key at position `at` of a page */
 float ref_latent_get(const PlanPool *p, const char *page, int64_t at, int64_t i);
@@ -107,13 +128,22 @@ float ref_latent_get(const PlanPool *p, const char *page, int64_t at, int64_t i)
 /* row times the Hadamard matrices of kv_rotation(dim), in place; it is its own inverse */
 void ref_turn(float *row, int64_t dim);
 
-/* The plane of keys, or of values, of a head in a page */
+/* The plane of keys, or of values, of a head in a page, */
 static inline char *
 ref_plane(const PlanPool *p, char *page, bool key, int64_t head)
 {
 	int64_t k = PLAN_KV_PAGE * kv_row_bytes(p->k, p->k_dim), v = PLAN_KV_PAGE * kv_row_bytes(p->v, p->v_dim);
 
 	return page + (key ? head * k : p->kv_heads * k + head * v);
+}
+
+/* and in an exact page */
+static inline char *
+ref_exact_plane(const PlanPool *p, char *page, bool key, int64_t head)
+{
+	const PlanPool exact = { .k = kv_exact(p->k), .v = kv_exact(p->v), .kv_heads = p->kv_heads, .k_dim = p->k_dim, .v_dim = p->v_dim };
+
+	return ref_plane(&exact, page, key, head);
 }
 
 /* Append k [K][D] and v [K][V] of row t to the pool: the body of kv_append. turned: as many floats as the wider row */

@@ -67,6 +67,27 @@ ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const fl
 		ref_kv_put_row(p->k, p->rotate, true, ref_plane(p, page, true, h), at, k + h * dim, dim, turned);
 		ref_kv_put_row(p->v, p->rotate, false, ref_plane(p, page, false, h), at, v + h * v_dim, v_dim, turned);
 	}
+	if (!plan_layer_exact_bytes(p))
+		return;
+	page = ref_exact_page(c, kv_arg, c->s->seq_of[t], pos);
+	for (int64_t h = 0; h < kv_heads; h++) {
+		ref_exact_put_row(p->k, p->rotate, true, ref_exact_plane(p, page, true, h), at, k + h * dim, dim, turned);
+		ref_exact_put_row(p->v, p->rotate, false, ref_exact_plane(p, page, false, h), at, v + h * v_dim, v_dim, turned);
+	}
+}
+
+/* The key, or the value, of a head at position j as a row at pos reads it */
+static void
+read_row(const RefCall *c, int kv_arg, bool key, int32_t seq, int64_t pos, int64_t j, int64_t head, float *row)
+{
+	const PlanPool *p = c->arg[kv_arg].pool;
+	const KvType    t = key ? p->k : p->v;
+	const int64_t   dim = key ? p->k_dim : p->v_dim, at = j % PLAN_KV_PAGE;
+
+	if (ref_reads_exact(p, pos, j))
+		ref_exact_get_row(t, p->rotate, key, ref_exact_plane(p, ref_exact_page(c, kv_arg, seq, j), key, head), at, row, dim);
+	else
+		ref_kv_get_row(t, p->rotate, key, ref_plane(p, ref_page(c, kv_arg, seq, j), key, head), at, row, dim);
 }
 
 void
@@ -134,7 +155,6 @@ ref_attention(const RefCall *c)
 	double          scale = step_num(c->step, "scale"), cap = step_num(c->step, "cap"), alibi = step_num(c->step, "alibi");
 	int64_t         window = step_int(c->step, "window");
 	bool            prefix = !strcmp(step_word(c->step, "mask"), "prefix");
-	const PlanPool *pool = c->arg[ARG(attention, kv)].pool;
 	double         *sum = (double *)c->scratch;
 	float          *row = c->scratch + 2 * v_dim, *sinks = row + (dim > v_dim ? dim : v_dim), *p = sinks + heads;
 	const float    *sink = ref_vector(&c->arg[ARG(attention, sink)], sinks);
@@ -150,10 +170,9 @@ ref_attention(const RefCall *c)
 			double       slope = alibi > 0 ? alibi_slope(heads, h, alibi) : 0;
 
 			for (int64_t j = first; j < end; j++) {
-				char  *page = ref_page(c, ARG(attention, kv), seq, j);
 				double s = 0;
 
-				ref_kv_get_row(pool->k, pool->rotate, true, ref_plane(pool, page, true, kh), j % PLAN_KV_PAGE, row, dim);
+				read_row(c, ARG(attention, kv), true, seq, c->s->pos[t], j, kh, row);
 				for (int64_t i = 0; i < dim; i++)
 					s += (double)q[i] * (double)row[i];
 				s *= scale;
@@ -165,9 +184,7 @@ ref_attention(const RefCall *c)
 			for (int64_t i = 0; i < v_dim; i++)
 				sum[i] = 0;
 			for (int64_t j = first; j < end; j++) {
-				char *page = ref_page(c, ARG(attention, kv), seq, j);
-
-				ref_kv_get_row(pool->v, pool->rotate, false, ref_plane(pool, page, false, kh), j % PLAN_KV_PAGE, row, v_dim);
+				read_row(c, ARG(attention, kv), false, seq, c->s->pos[t], j, kh, row);
 				for (int64_t i = 0; i < v_dim; i++)
 					sum[i] += (double)p[j - first] * (double)row[i];
 			}

@@ -273,3 +273,22 @@ ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, f
 	if (rotate && kv_quantised(t))
 		ref_turn(row, dim);
 }
+
+void
+ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned)
+{
+	if (rotate && kv_quantised(t)) {
+		memcpy(turned, row, (size_t)dim * sizeof *row);
+		ref_turn(turned, dim);
+		row = turned;
+	}
+	ref_kv_put_row(kv_exact(t), false, key, plane, at, row, dim, turned);
+}
+
+void
+ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim)
+{
+	ref_kv_get_row(kv_exact(t), false, key, plane, at, row, dim);
+	if (rotate && kv_quantised(t))
+		ref_turn(row, dim);
+}

@@ -164,7 +164,7 @@ ranks_kept_bytes(Session *s, int32_t n, int32_t behind, bool states)
 
 	for (int k = 0; all && k < ranks; k++)
 		sum += n * all[k].page + (states ? all[k].state : 0);
-	return !all ? -1 : leads(s) ? sum : sum - kv_window_bytes(s->plan, behind);
+	return !all ? -1 : leads(s) ? sum : sum - kv_behind_bytes(s->plan, behind);
 }
 
 /* Floats of a rank's part of a message: the most that one has */
@@ -210,7 +210,7 @@ move_piece(Session *s, const Moved *m, int32_t i, float *all)
 		if (states)
 			kv_state_read(&s->kv, m->q, own);
 		else
-			kv_pages_read(&s->kv, m->page + i, 1, i < m->behind, own);
+			kv_page_read(&s->kv, m->page[i], kv_lacks(&s->kv, i, m->behind), own);
 		ok = comm_collect(s->comm, own, each, m->host ? all : NULL);
 		for (int k = 0; k < ranks && ok && m->host; k++)
 			memcpy(saved_at(s, m->host, m->n, k, i), all + k * floats, (size_t)(states ? s->kept[k].state : s->kept[k].page));
@@ -222,7 +222,7 @@ move_piece(Session *s, const Moved *m, int32_t i, float *all)
 	if (ok && states)
 		kv_state_write(&s->kv, m->q, own);
 	else if (ok)
-		kv_pages_write(&s->kv, m->page + i, 1, i < m->behind, own);
+		kv_page_write(&s->kv, m->page[i], kv_lacks(&s->kv, i, m->behind), own);
 	return ok;
 }
 
@@ -267,7 +267,7 @@ ranks_kept_read(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc
 		return kept_lead(s, RECORD_READ, page, n, behind, q, host);
 	kv_pages_read(&s->kv, page, n, behind, host);
 	if (q >= 0)
-		kv_state_read(&s->kv, q, (char *)host + kv_bytes(s->plan, n) - kv_window_bytes(s->plan, behind));
+		kv_state_read(&s->kv, q, (char *)host + kv_bytes(s->plan, n) - kv_behind_bytes(s->plan, behind));
 	return true;
 }
 
@@ -278,7 +278,7 @@ ranks_kept_write(Session *s, const int32_t *page, int32_t n, int32_t behind, llm
 		return kept_lead(s, RECORD_WRITE, page, n, behind, q, host);
 	kv_pages_write(&s->kv, page, n, behind, host);
 	if (q >= 0)
-		kv_state_write(&s->kv, q, (const char *)host + kv_bytes(s->plan, n) - kv_window_bytes(s->plan, behind));
+		kv_state_write(&s->kv, q, (const char *)host + kv_bytes(s->plan, n) - kv_behind_bytes(s->plan, behind));
 	return true;
 }
 

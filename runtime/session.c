@@ -264,7 +264,8 @@ session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err)
 		return error_set(err, LLMC_E_RANGE, "this model keeps a state, which is that of a sequence's last position: sequence %d can be trimmed to 0 alone", q);
 	if (!kv_can_trim(&s->kv, q, len))
 		return error_set(err, LLMC_E_RANGE,
-		                 "sequence %d cannot be trimmed to %d: layers of this model see the last %d positions, and older ones are no longer kept", q, len, s->kv.keep);
+		                 "sequence %d cannot be trimmed to %d: layers of this model see the last %d positions%s, and older ones are no longer kept", q, len, s->kv.keep,
+		                 kv_exact_bytes(s->plan, 1) ? ", or read them in 16 bit (kv.window)" : "");
 	if (!len)
 		s->seq[q].prefix_len = s->seq[q].mark = 0;
 	kv_seq_trim(&s->kv, q, len);

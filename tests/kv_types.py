@@ -117,9 +117,23 @@ def kept(kv, x, rotate=False):
     """x as attention sees it, float64"""
     rotate = rotate and not plain(kv)
     y = decode(kv, encode(kv, turn(x) if rotate else x), x.shape[-1])
-    if not rotate:
-        return y
-    n = x.shape[-1] & -x.shape[-1]
+    return turned_back(y) if rotate else y
+
+
+def exact(kv):
+    """type of rows that are kept beside those of kv"""
+    return kv if plain(kv) else "f16"
+
+
+def kept_exact(kv, x, rotate=False):
+    """x as attention sees it in rows beside those of kv, float64"""
+    rotate = rotate and not plain(kv)
+    y = decode(exact(kv), encode(exact(kv), turn(x) if rotate else x), x.shape[-1])
+    return turned_back(y) if rotate else y
+
+
+def turned_back(y):
+    n = y.shape[-1] & -y.shape[-1]
     h = np.ones((1, 1))
     while len(h) < n:
         h = np.block([[h, h], [h, -h]])

@@ -19,12 +19,12 @@ kv_pages(int64_t kv_tokens, int64_t context, int64_t seqs, bool kv_tokens_given)
 }
 
 static int64_t
-pool_bytes(const PlanPool *p, int64_t n_page)
+pool_bytes(const PlanPool *p, int64_t n_page, int64_t n_exact)
 {
-	int64_t one = plan_layer_page_bytes(p), bytes;
+	int64_t one = plan_layer_page_bytes(p), exact = plan_layer_exact_bytes(p), bytes;
 
-	if (one < 0 || __builtin_mul_overflow(one, n_page, &bytes) ||
-	    __builtin_mul_overflow(bytes, (int64_t)p->n_layers, &bytes))
+	if (one < 0 || exact < 0 || __builtin_mul_overflow(one, n_page, &bytes) || __builtin_mul_overflow(exact, n_exact, &exact) ||
+	    __builtin_add_overflow(bytes, exact, &bytes) || __builtin_mul_overflow(bytes, (int64_t)p->n_layers, &bytes))
 		return -1;
 	return bytes;
 }
@@ -35,7 +35,7 @@ kv_bytes(const Plan *p, int64_t n_page)
 	int64_t sum = 0;
 
 	for (int i = 0; i < p->n_pool; i++) {
-		int64_t one = pool_bytes(&p->pool[i], n_page);
+		int64_t one = pool_bytes(&p->pool[i], n_page, n_page);
 		if (one < 0 || __builtin_add_overflow(sum, one, &sum))
 			return -1;
 	}
@@ -125,7 +125,7 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_wi
 	for (int32_t i = 0; i < seqs; i++)
 		kv->seq[i].page = kv->tables + (size_t)i * (size_t)kv->stride;
 	for (int i = 0; i < p->n_pool; i++) {
-		int64_t bytes = p->pool[i].state ? plan_layer_state_bytes(&p->pool[i]) * seqs * p->pool[i].n_layers : pool_bytes(&p->pool[i], kv_pool_pages(kv, i));
+		int64_t bytes = p->pool[i].state ? plan_layer_state_bytes(&p->pool[i]) * seqs * p->pool[i].n_layers : pool_bytes(&p->pool[i], kv_pool_pages(kv, i), kv->n_window);
 		void *m = NULL;
 		if (bytes < 0 || (bytes && kv->mem.alloc(kv->mem.user, (size_t)bytes, &m, NULL) != LLMC_OK))
 			return error_set(err, LLMC_E_MEMORY,
@@ -165,11 +165,11 @@ kv_pool_pages(const Kv *kv, int pool)
 void *
 kv_layer(const Kv *kv, int pool, int layer_slot)
 {
-	int64_t page = plan_layer_page_bytes(&kv->plan->pool[pool]);
+	int64_t page = plan_layer_page_bytes(&kv->plan->pool[pool]), exact = plan_layer_exact_bytes(&kv->plan->pool[pool]) * kv->n_window;
 
 	if (kv->plan->pool[pool].state)
 		return kv->base[pool] + (int64_t)layer_slot * kv->n_seq * plan_layer_state_bytes(&kv->plan->pool[pool]);
-	return kv->base[pool] + (int64_t)layer_slot * kv_pool_pages(kv, pool) * page;
+	return kv->base[pool] + (int64_t)layer_slot * (kv_pool_pages(kv, pool) * page + exact) + exact;
 }
 
 /* A page, in every layer of every pool */
@@ -177,10 +177,16 @@ static void
 page_clear(Kv *kv, int32_t a)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
-		size_t  bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
+		const PlanPool *p = &kv->plan->pool[i];
+		size_t  bytes = (size_t)plan_layer_page_bytes(p);
 		int32_t at = window_place(kv, i, a);
-		for (int l = 0; bytes && at >= 0 && l < kv->plan->pool[i].n_layers; l++)
-			kv->mem.clear(kv->mem.user, (char *)kv_layer(kv, i, l) + (size_t)at * bytes, bytes);
+		for (int l = 0; bytes && l < p->n_layers; l++) {
+			char *layer = kv_layer(kv, i, l), *exact = window_exact(kv, i, layer, a);
+			if (at >= 0)
+				kv->mem.clear(kv->mem.user, layer + (size_t)at * bytes, bytes);
+			if (exact)
+				kv->mem.clear(kv->mem.user, exact, (size_t)plan_layer_exact_bytes(p));
+		}
 	}
 }
 
@@ -188,11 +194,15 @@ static void
 page_copy(Kv *kv, int32_t to, int32_t from)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
-		size_t  bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
+		const PlanPool *p = &kv->plan->pool[i];
+		size_t  bytes = (size_t)plan_layer_page_bytes(p);
 		int32_t a = window_place(kv, i, to), b = window_place(kv, i, from);
-		for (int l = 0; bytes && a >= 0 && b >= 0 && l < kv->plan->pool[i].n_layers; l++) {
-			char *layer = kv_layer(kv, i, l);
-			kv->mem.copy(kv->mem.user, layer + (size_t)a * bytes, layer + (size_t)b * bytes, bytes);
+		for (int l = 0; bytes && l < p->n_layers; l++) {
+			char *layer = kv_layer(kv, i, l), *exact = window_exact(kv, i, layer, to), *other = window_exact(kv, i, layer, from);
+			if (a >= 0 && b >= 0)
+				kv->mem.copy(kv->mem.user, layer + (size_t)a * bytes, layer + (size_t)b * bytes, bytes);
+			if (exact && other)
+				kv->mem.copy(kv->mem.user, exact, other, (size_t)plan_layer_exact_bytes(p));
 		}
 	}
 }
@@ -306,7 +316,7 @@ kv_seq_fork(Kv *kv, int32_t from)
 	for (int32_t i = 0; i < s->n_page; i++) {
 		to->page[i] = s->page[i];
 		kv->refs[s->page[i]]++;
-		if (i >= to->n_behind)
+		if (window_sees(kv, to, i))
 			window_need(kv, s->page[i]);
 	}
 	if (plan_has_state(kv->plan))
@@ -322,7 +332,7 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 
 	while (s->n_page > keep) {
 		int32_t page = s->page[--s->n_page];
-		if (s->n_page >= s->n_behind)
+		if (window_sees(kv, s, s->n_page))
 			window_leave(kv, page);
 		page_drop(kv, page);
 	}
@@ -412,16 +422,26 @@ kv_advance(Kv *kv, int32_t q, int32_t add)
 /* Run fn over the pieces of pages, as they follow each other in a saved sequence. */
 typedef void piece_fn(Kv *kv, char *at, char *host, size_t bytes);
 
+/* Pages [from, to) lack their window pages. */
 static void
-each_piece(Kv *kv, const int32_t *page, int32_t n_page, int32_t behind, char *host, piece_fn *fn)
+each_piece(Kv *kv, const int32_t *page, int32_t n_page, int32_t from, int32_t to, char *host, piece_fn *fn)
 {
 	for (int i = 0; i < kv->plan->n_pool; i++) {
-		size_t  bytes = (size_t)plan_layer_page_bytes(&kv->plan->pool[i]);
-		int32_t first = kv->plan->pool[i].keep ? behind : 0;
-		for (int l = 0; bytes && l < kv->plan->pool[i].n_layers; l++) {
+		const PlanPool *p = &kv->plan->pool[i];
+		size_t bytes = (size_t)plan_layer_page_bytes(p), exact = (size_t)plan_layer_exact_bytes(p);
+		for (int l = 0; bytes && l < p->n_layers; l++) {
 			char *layer = kv_layer(kv, i, l);
-			for (int32_t k = first; k < n_page; k++, host += bytes)
-				fn(kv, layer + (size_t)window_place(kv, i, page[k]) * bytes, host, bytes);
+			for (int32_t k = 0; k < n_page; k++) {
+				const bool lacks = k >= from && k < to;
+				if (!p->keep || !lacks) {
+					fn(kv, layer + (size_t)window_place(kv, i, page[k]) * bytes, host, bytes);
+					host += bytes;
+				}
+				if (exact && !lacks) {
+					fn(kv, window_exact(kv, i, layer, page[k]), host, exact);
+					host += exact;
+				}
+			}
 		}
 	}
 }
@@ -441,13 +461,25 @@ piece_write(Kv *kv, char *at, char *host, size_t bytes)
 void
 kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t behind, void *host)
 {
-	each_piece(kv, page, n, behind, host, piece_read);
+	each_piece(kv, page, n, kv->sinks, behind, host, piece_read);
 }
 
 void
 kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host)
 {
-	each_piece(kv, page, n, behind, (char *)(uintptr_t)host, piece_write); /* only read */
+	each_piece(kv, page, n, kv->sinks, behind, (char *)(uintptr_t)host, piece_write); /* only read */
+}
+
+void
+kv_page_read(Kv *kv, int32_t page, bool lacks, void *host)
+{
+	each_piece(kv, &page, 1, 0, lacks, host, piece_read);
+}
+
+void
+kv_page_write(Kv *kv, int32_t page, bool lacks, const void *host)
+{
+	each_piece(kv, &page, 1, 0, lacks, (char *)(uintptr_t)host, piece_write); /* only read */
 }
 
 void
@@ -458,9 +490,9 @@ kv_seq_room(Kv *kv, int32_t q, int32_t len, int32_t behind)
 	while (s->n_page < kv_seq_pages(len)) {
 		int32_t page = s->page[s->n_page] = page_take(kv);
 		kv->stale[page] = true;
-		if (s->n_page++ < behind) { /* of an empty sequence */
-			s->n_behind = s->n_page;
-		} else {
+		if (s->n_page < behind) /* of an empty sequence */
+			s->n_behind = s->n_page + 1;
+		if (window_sees(kv, s, s->n_page++)) {
 			window_give(kv, page);
 			window_need(kv, page);
 		}

@@ -4,6 +4,8 @@
  *
  * Layers that see a window (PlanPool.keep) have fewer pages, numbered apart: a page has a window page while a sequence may still see it, and until it is
  * wanted elsewhere (window.c). Their kernels take the second half of a sequence's table.
+ * Exact pages (PlanPool.recent, sinks) are numbered as window pages too, in all layers that have them: a page has one while a sequence reads it so, and the
+ * first ones of a sequence always. A layer's exact pages lie in front of its pages, backwards.
  *
  * Prefix cache: a full page can be told its tokens (kv_prefix_keep). It is then found again by a prompt that begins with the
  * same tokens, also after its last holder is gone: such pages are handed out anew only when no other is free, the least
@@ -34,8 +36,8 @@ enum { KV_BACK = 32 }; /* positions by which a sequence can always be trimmed: g
 typedef struct KvSeq {
 	bool     used;
 	int32_t  len, n_page;
-	int32_t  n_behind;    /* first pages, which no windowed layer sees any more, also KV_BACK positions before the end */
-	int32_t *page;        /* [stride]: pages, and from max_page on their window pages, of those that are not behind */
+	int32_t  n_behind;    /* first pages, which need no window page any more, also KV_BACK positions before the end, but for Kv.sinks of them */
+	int32_t *page;        /* [stride]: pages, and from max_page on their window pages, of those that need one */
 	int32_t  n_kept;      /* pages that the prefix cache has been told of */
 	int64_t  kept_as;     /* serial of the last of them */
 	int32_t  told_len;    /* positions when it was told last */
@@ -82,6 +84,7 @@ typedef struct Kv {
 	size_t  *pool_bytes;
 	/* window pages; NULL where no pool has a window */
 	int32_t  keep, n_window; /* positions that are seen behind the newest, itself included */
+	int32_t  sinks;       /* first pages of each sequence, whose window pages are needed always */
 	int32_t *window;      /* [n_page] window page of a page; -1: none */
 	int32_t *needs;       /* [n_page] sequences that it is not behind of */
 	int32_t *owner;       /* [n_window] page that has it; -1: free */
@@ -102,9 +105,12 @@ typedef struct Kv {
 
 /* Pages and bytes for limits; -1: overflow. */
 int64_t     kv_pages(int64_t kv_tokens, int64_t context, int64_t seqs, bool kv_tokens_given);
-int64_t     kv_bytes(const Plan *p, int64_t n_page);      /* of pages of all pools */
-int64_t     kv_window_bytes(const Plan *p, int64_t n);    /* of window pages */
-/* Positions that layers with a window see, the newest included; 0: none has one, or the model runs in stages, which keep all positions. */
+int64_t     kv_bytes(const Plan *p, int64_t n_page);      /* of pages of all pools, and as many exact pages */
+int64_t     kv_window_bytes(const Plan *p, int64_t n);    /* of window pages, exact ones included, */
+int64_t     kv_exact_bytes(const Plan *p, int64_t n);     /* and of these alone */
+int64_t     kv_behind_bytes(const Plan *p, int32_t behind); /* of the window pages that a sequence lacks whose n_behind is that */
+/* Positions that layers with a window see, or that are read from exact pages, the newest included; 0: no window pages, or the model runs in stages, which keep
+ * all positions. */
 int64_t     kv_keep(const Plan *p);
 /* Window pages for limits: a window for each sequence, half as many that prompts that begin alike may find again, and the rows of a step.
  * Never more than pages; 0: no windows. */
@@ -153,12 +159,16 @@ kv_seq_pages(int32_t len)
 	return len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0);
 }
 void        kv_seq_room(Kv *kv, int32_t q, int32_t len, int32_t behind);
-/* First pages of a sequence of len positions that no windowed layer sees from there on. */
+/* First pages of a sequence of len positions that need no window page from there on, but for its sinks. */
 int32_t     kv_behind(const Kv *kv, int32_t len);
 bool        kv_has_window(const Kv *kv, int32_t page); /* may all of it be read? True where there are no windows */
-/* Pages out and in again: kv_bytes(n) of them less kv_window_bytes(behind), for the first of them that lack their window pages. */
+/* Pages of a sequence, from its first on, out and in again: kv_bytes(n) of them less kv_behind_bytes(behind), for those that lack their window pages. */
 void        kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t behind, void *host);
 void        kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host);
+/* One page, wherever it stands; lacks: without its window page */
+void        kv_page_read(Kv *kv, int32_t page, bool lacks, void *host);
+void        kv_page_write(Kv *kv, int32_t page, bool lacks, const void *host);
+bool        kv_lacks(const Kv *kv, int32_t i, int32_t behind); /* page i of a sequence its window page? */
 /* The states of a sequence, kv_state_bytes of one; out and in again */
 void        kv_state_read(Kv *kv, int32_t q, void *host);
 void        kv_state_write(Kv *kv, int32_t q, const void *host);

@@ -252,7 +252,9 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 		}
 		s->page[s->n_page++] = page;
 	}
-	s->n_behind = kv->window ? s->n_page : 0; /* none is needed yet */
+	s->n_behind = kv->window ? s->n_page : 0; /* none is needed yet, but for sinks */
+	for (int32_t i = 0; i < s->n_page && i < kv->sinks; i++)
+		window_need(kv, s->page[i]);
 	kv_seq_trim(kv, q, deepest(kv, s) * PLAN_KV_PAGE);
 	if (plan_has_state(kv->plan))
 		snap_give(kv, q);

@@ -13,23 +13,60 @@ kv_keep(const Plan *p)
 
 	if (p->stages > 1 || p->prompt_whole)
 		return 0;
+	for (int i = 0; i < p->n_pool; i++) {
+		const PlanPool *k = &p->pool[i];
+		int64_t own = k->keep > k->recent ? k->keep : k->recent;
+		own = own == 0 && k->sinks ? 1 : own;
+		keep = own > keep ? own : keep;
+	}
+	if (keep < INT32_MAX / 2)
+		return keep;
+	return kv_exact_bytes(p, 1) ? INT32_MAX / 2 : 0;
+}
+
+/* First pages of a sequence that hold a sink of some layer */
+static int32_t
+sink_pages(const Plan *p)
+{
+	int64_t most = 0;
+
 	for (int i = 0; i < p->n_pool; i++)
-		keep = p->pool[i].keep > keep ? p->pool[i].keep : keep;
-	return keep < INT32_MAX / 2 ? keep : 0;
+		most = p->pool[i].sinks > most ? p->pool[i].sinks : most;
+	return (int32_t)(most / PLAN_KV_PAGE + (most % PLAN_KV_PAGE != 0));
+}
+
+static int64_t
+bytes_of(const Plan *p, int64_t n, bool windows)
+{
+	int64_t sum = 0;
+
+	for (int i = 0; i < p->n_pool; i++) {
+		int64_t one = windows && p->pool[i].keep ? plan_layer_page_bytes(&p->pool[i]) : 0, exact = plan_layer_exact_bytes(&p->pool[i]);
+		if (one < 0 || exact < 0 || __builtin_add_overflow(one, exact, &one) || __builtin_mul_overflow(one, n, &one) || __builtin_mul_overflow(one, (int64_t)p->pool[i].n_layers, &one) ||
+		    __builtin_add_overflow(sum, one, &sum))
+			return -1;
+	}
+	return sum;
 }
 
 int64_t
 kv_window_bytes(const Plan *p, int64_t n)
 {
-	int64_t sum = 0;
+	return bytes_of(p, n, true);
+}
 
-	for (int i = 0; i < p->n_pool; i++) {
-		int64_t one = p->pool[i].keep ? plan_layer_page_bytes(&p->pool[i]) : 0;
-		if (one < 0 || __builtin_mul_overflow(one, n, &one) || __builtin_mul_overflow(one, (int64_t)p->pool[i].n_layers, &one) ||
-		    __builtin_add_overflow(sum, one, &sum))
-			return -1;
-	}
-	return sum;
+int64_t
+kv_exact_bytes(const Plan *p, int64_t n)
+{
+	return bytes_of(p, n, false);
+}
+
+int64_t
+kv_behind_bytes(const Plan *p, int32_t behind)
+{
+	const int32_t sinks = sink_pages(p);
+
+	return kv_window_bytes(p, behind > sinks ? behind - sinks : 0);
 }
 
 int64_t
@@ -40,7 +77,7 @@ kv_window_pages(const Plan *p, int64_t n_page, int64_t seqs, int64_t chunk)
 	if (!keep)
 		return 0;
 	/* begun pages at both ends, and the copy of one that is shared */
-	n = (keep - 1 + KV_BACK) / PLAN_KV_PAGE + 3;
+	n = (keep - 1 + KV_BACK) / PLAN_KV_PAGE + 3 + sink_pages(p);
 	n = n * (seqs + seqs / 2) + chunk / PLAN_KV_PAGE + 1;
 	return n < n_page ? n : n_page;
 }
@@ -51,6 +88,7 @@ window_open(Kv *kv, llmc_error *err)
 	kv->keep = (int32_t)kv_keep(kv->plan);
 	if (!kv->keep)
 		return LLMC_OK;
+	kv->sinks = sink_pages(kv->plan);
 	kv->window = malloc((size_t)kv->n_page * sizeof *kv->window);
 	kv->needs = calloc((size_t)kv->n_page, sizeof *kv->needs);
 	kv->owner = malloc((size_t)kv->n_window * sizeof *kv->owner);
@@ -151,10 +189,24 @@ window_to(Kv *kv, KvSeq *s, int32_t behind)
 {
 	if (!kv->window)
 		return;
-	while (s->n_behind < behind)
-		window_leave(kv, s->page[s->n_behind++]);
+	for (; s->n_behind < behind; s->n_behind++)
+		if (s->n_behind >= kv->sinks)
+			window_leave(kv, s->page[s->n_behind]);
 	while (s->n_behind > behind)
-		window_need(kv, s->page[--s->n_behind]);
+		if (--s->n_behind >= kv->sinks)
+			window_need(kv, s->page[s->n_behind]);
+}
+
+bool
+window_sees(const Kv *kv, const KvSeq *s, int32_t i)
+{
+	return !kv_lacks(kv, i, s->n_behind);
+}
+
+bool
+kv_lacks(const Kv *kv, int32_t i, int32_t behind)
+{
+	return i >= kv->sinks && i < behind;
 }
 
 void
@@ -185,7 +237,11 @@ window_whole(const Kv *kv, const KvSeq *s, int32_t len)
 
 	while (i > from && kv_has_window(kv, s->page[i - 1]))
 		i--;
-	return i <= from;
+	if (i > from)
+		return false;
+	for (i = from < kv->sinks ? from : kv->sinks; i > 0 && kv_has_window(kv, s->page[i - 1]); i--)
+		;
+	return i == 0;
 }
 
 bool
@@ -197,6 +253,8 @@ kv_can_trim(const Kv *kv, int32_t q, int32_t len)
 void
 window_table(Kv *kv, KvSeq *s)
 {
+	for (int32_t i = 0; i < kv->sinks && i < s->n_page; i++)
+		s->page[kv->max_page + i] = kv->window[s->page[i]];
 	for (int32_t i = s->n_behind; kv->window && i < s->n_page; i++)
 		s->page[kv->max_page + i] = kv->window[s->page[i]];
 }

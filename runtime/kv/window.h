@@ -13,6 +13,7 @@ void        window_leave(Kv *kv, int32_t page);
 void        window_to(Kv *kv, KvSeq *s, int32_t behind); /* s needs its pages from there on */
 void        window_grown(Kv *kv, KvSeq *s); /* it needs what it would see KV_BACK positions before its end */
 void        window_cut(Kv *kv, KvSeq *s);   /* the same, of the pages that still have a window page */
+bool        window_sees(const Kv *kv, const KvSeq *s, int32_t i); /* does s need the window page of its page i? */
 bool        window_whole(const Kv *kv, const KvSeq *s, int32_t len); /* what s sees at that length is there */
 void        window_table(Kv *kv, KvSeq *s);     /* window pages into the table of s */
 /* Page `page` of a pool as the pool numbers it; -1: it is not there */
@@ -20,6 +21,14 @@ static inline int32_t
 window_place(const Kv *kv, int pool, int32_t page)
 {
 	return kv->window && kv->plan->pool[pool].keep ? kv->window[page] : page;
+}
+/* The exact page of page `page` in a layer of a pool, whose first page is `layer`; NULL: it has none */
+static inline char *
+window_exact(const Kv *kv, int pool, char *layer, int32_t page)
+{
+	int64_t bytes = plan_layer_exact_bytes(&kv->plan->pool[pool]);
+
+	return bytes && kv->window && kv->window[page] >= 0 ? layer - (kv->window[page] + 1) * bytes : NULL;
 }
 
 #endif

@@ -154,11 +154,15 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 	m.scratch = session_lay_out_slots(&s);
 	int64_t kept = session_snapshots(lim), states = kv_state_bytes(plan, lim->seqs + kept), pages = session_pages(lim);
 	m.kv = kv_bytes(plan, pages);
-	if (kv_keep(plan) && m.kv >= 0)
-		m.kv_saved = kv_window_bytes(plan, pages - session_window_pages(plan, lim));
+	if (kv_keep(plan) && m.kv >= 0) {
+		int64_t windows = session_window_pages(plan, lim), exact = kv_exact_bytes(plan, pages - windows);
+		m.kv_saved = kv_window_bytes(plan, pages - windows) - exact;
+		m.kv_exact = kv_exact_bytes(plan, windows);
+		m.kv -= exact;
+	}
 	m.kv -= m.kv_saved;
 	m.kv = m.kv < 0 || states < 0 || m.kv > INT64_MAX / 4 || states > INT64_MAX / 4 ? -1 : m.kv + states;
-	m.kv_per_token = kv_bytes(plan, 1) / PLAN_KV_PAGE;
+	m.kv_per_token = (kv_bytes(plan, 1) - kv_exact_bytes(plan, 1)) / PLAN_KV_PAGE;
 	m.kv_per_seq = kv_state_bytes(plan, 1);
 	m.kv_snapshots = kv_state_bytes(plan, kept);
 	for (int i = 0; i < plan->n_tensor; i++)

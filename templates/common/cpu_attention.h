@@ -1,6 +1,7 @@
 /* Attention of one row, the same bits in every phase, batch, chunk of the prompt and number of threads.
  *
- * Keys and values of quantised types are read as cpu_kv.h says: the scale of a row multiplies s_j before cap, and e_j after l.
+ * Keys and values of quantised types are read as cpu_kv.h says: the scale of a row multiplies s_j before cap, and e_j after l. Where a pool has exact
+ * pages (KvExact), a chunk is up to three pieces, each with m, l and o of its own, merged in order: first positions, those that are read quantised, recent ones.
  *
  * For a row at position p and one query head, over the visible positions lo <= j < hi:
  *   score    s_j = cap(scale q . k_j) + alibi: products added in the order of d by one fused chain
@@ -98,6 +99,42 @@ att_range(const Att a, const llmc_step *s, int seq, int pos)
 	if (a.window > 0 && pos + 1 > a.window)
 		r.lo = pos + 1 - a.window;
 	return r;
+}
+
+/* How a row reads a piece of what it sees */
+enum { ATT_FIRST, ATT_QUANTISED, ATT_RECENT };
+
+LLMC_INLINE Att
+att_piece_form(const Att a, const int piece)
+{
+	Att b = a;
+
+	if (piece != ATT_QUANTISED)
+		b.kv = kv_exact_form(a.kv);
+	return b;
+}
+
+/* Does a row ever read such a piece? */
+LLMC_INLINE int
+att_has_piece(const Att a, const int piece)
+{
+	return piece == ATT_FIRST ? a.kv.exact.sinks > 0 : piece == ATT_RECENT ? a.kv.exact.recent > 0 : 1;
+}
+
+/* The positions of a piece, of those in r that a row at pos sees; lo >= hi: none */
+LLMC_INLINE SplitRange
+att_piece(const Att a, const int piece, SplitRange r, int pos)
+{
+	const int first = r.lo > a.kv.exact.sinks ? r.lo : a.kv.exact.sinks, from = pos + 1 - a.kv.exact.recent;
+	const int recent = from > first ? from : first;
+
+	if (!a.kv.exact.page_bytes)
+		return r;
+	if (piece == ATT_FIRST)
+		return (SplitRange){ r.lo, r.hi < first ? r.hi : first };
+	if (piece == ATT_RECENT)
+		return (SplitRange){ recent, r.hi };
+	return (SplitRange){ first, r.hi < recent ? r.hi : recent };
 }
 
 /* 2^-x, x >= 0, to fp32's precision: the series of e^y in double, y = -frac(x) ln 2 */
@@ -238,12 +275,12 @@ att_prefetch_piece(const char *p, int i, const int bytes)
 		__builtin_prefetch(p + i * bytes);
 }
 
-/* On tile registers? Parts of keys and values cost as much as products of four heads with them, which is what a row alone has to pay. */
+/* On tile registers? Not where exact pages stand beside others: the sums of both forms are those below. Parts of keys and values cost as much as products of four heads with them, which is what a row alone has to pay. */
 LLMC_INLINE int
 att_tiled(const Att a)
 {
 #if defined(LLMC_TILES)
-	return att_group(a) >= 4 && (a.kv.k == KV_f16 || a.kv.k == KV_bf16) && (a.kv.v == KV_f16 || a.kv.v == KV_bf16);
+	return att_group(a) >= 4 && !a.kv.is_exact && (a.kv.k == KV_f16 || a.kv.k == KV_bf16) && (a.kv.v == KV_f16 || a.kv.v == KV_bf16);
 #else
 	(void)a;
 	return 0;
@@ -449,37 +486,37 @@ att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, con
 LLMC_INLINE const char *
 att_page_k(const Att a, const AttUnit *u, int page)
 {
-	return kv_k(a.kv, kv_page(u->s, u->pool, a.kv.page_bytes, u->seq, page), u->kv_head);
+	return kv_k(a.kv, kv_page_at(a.kv, u->s, u->pool, u->seq, page), u->kv_head);
 }
 
 LLMC_INLINE const char *
 att_page_v(const Att a, const AttUnit *u, int page)
 {
-	return kv_v(a.kv, kv_page(u->s, u->pool, a.kv.page_bytes, u->seq, page), u->kv_head);
+	return kv_v(a.kv, kv_page_at(a.kv, u->s, u->pool, u->seq, page), u->kv_head);
 }
 
 /* A plane to ask memory for while plane i of a chunk is read, K of its n pages, then V of them. Quantised planes, and those that become tiles, are read
- * faster than memory answers, so it is one further on. */
+ * faster than memory answers, so it is one further on. end: behind the last position that is read so */
 LLMC_INLINE const char *
-att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const *v, int n, int i, int page)
+att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const *v, int n, int i, int page, int end)
 {
 	i += kv_plain(a.kv.k) && !att_tiled(a) ? 1 : ATT_AHEAD;
 	if (i < 2 * n)
 		return i < n ? k[i] : v[i - n];
 	page += i - n; /* of the next chunk */
-	return page * KV_PAGE < u->range.hi ? att_page_k(a, u, page) : v[n - 1];
+	return page * KV_PAGE < end ? att_page_k(a, u, page) : v[n - 1];
 }
 
-/* One chunk: K of its pages, softmax, V of its pages */
+/* One chunk, as far as it lies in `see`: K of its pages, softmax, V of its pages */
 LLMC_INLINE void
-att_chunk(const Att a, const AttUnit *u, int chunk, AttPart *out)
+att_chunk(const Att a, const AttUnit *u, SplitRange see, int chunk, AttPart *out)
 {
 	const int hb = att_hb(a), gb = att_gb(a), tail = hb % gb, groups = kv_groups(a.kv.k, a.dim);
 	const char *k[ATT_PAGES], *v[ATT_PAGES], *ahead[ATT_PAGES];
 	float *s = u->scores;
 	int pos0 = chunk * ATT_CHUNK;
-	int lo = u->range.lo > pos0 ? u->range.lo - pos0 : 0;
-	int hi = u->range.hi < pos0 + ATT_CHUNK ? u->range.hi - pos0 : ATT_CHUNK;
+	int lo = see.lo > pos0 ? see.lo - pos0 : 0;
+	int hi = see.hi < pos0 + ATT_CHUNK ? see.hi - pos0 : ATT_CHUNK;
 	int p0 = lo / KV_PAGE, n = (hi - 1) / KV_PAGE + 1 - p0, base = chunk * ATT_PAGES + p0;
 
 	for (int p = 0; p < n; p++) {
@@ -490,8 +527,8 @@ att_chunk(const Att a, const AttUnit *u, int chunk, AttPart *out)
 	if (att_tiled(a)) {
 		const char *soon[ATT_PAGES];
 		for (int p = 0; p < n; p++) {
-			soon[p] = att_ahead(a, u, k, v + p0, n, p, base);
-			ahead[p0 + p] = att_ahead(a, u, k, v + p0, n, n + p, base);
+			soon[p] = att_ahead(a, u, k, v + p0, n, p, base, see.hi);
+			ahead[p0 + p] = att_ahead(a, u, k, v + p0, n, n + p, base, see.hi);
 		}
 		att_amx_row_scores(a, u->queries, k, soon, n, u->keys, s + p0 * KV_PAGE);
 		for (int g = 0; g < hb; g++)
@@ -501,14 +538,14 @@ att_chunk(const Att a, const AttUnit *u, int chunk, AttPart *out)
 	}
 #endif
 	for (int p = 0; p < n; p++) {
-		const char *next = att_ahead(a, u, k, v + p0, n, p, base);
+		const char *next = att_ahead(a, u, k, v + p0, n, p, base, see.hi);
 		float *to = s + (p0 + p) * KV_PAGE;
 		int g = 0;
 		for (; g + gb <= hb; g += gb)
 			att_scores(a, gb, k[p], u->q + g * a.dim, u->sums + g * groups, to + g * ATT_CHUNK, next);
 		if (tail)
 			att_scores(a, tail, k[p], u->q + g * a.dim, u->sums + g * groups, to + g * ATT_CHUNK, next);
-		ahead[p0 + p] = att_ahead(a, u, k, v + p0, n, n + p, base);
+		ahead[p0 + p] = att_ahead(a, u, k, v + p0, n, n + p, base, see.hi);
 	}
 	for (int g = 0; g < hb; g++)
 		att_softmax(a, ATT_CHUNK, s + g * ATT_CHUNK, pos0, lo, hi, u->pos, u->slope[g], &out->m[g], &out->l[g]);
@@ -520,6 +557,19 @@ att_chunk(const Att a, const AttUnit *u, int chunk, AttPart *out)
 		att_values_all(a, gb, v, ahead, lo, hi, s + g * ATT_CHUNK, out->o + g * att_vs(a));
 	if (tail)
 		att_values_all(a, tail, v, ahead, lo, hi, s + g * ATT_CHUNK, out->o + g * att_vs(a));
+}
+
+/* A piece of a chunk, if the row reads such a one, to u->span */
+LLMC_INLINE void
+att_chunk_piece(const Att a, const int piece, AttUnit *u, int chunk)
+{
+	if (!att_has_piece(a, piece))
+		return;
+	const SplitRange see = att_piece(a, piece, u->range, u->pos);
+	if (see.lo >= see.hi || see.lo >= (chunk + 1) * ATT_CHUNK || see.hi <= chunk * ATT_CHUNK)
+		return;
+	att_chunk(att_piece_form(a, piece), u, see, chunk, &u->chunk);
+	att_part_merge(a, &u->span, &u->chunk);
 }
 
 /* to u->span */
@@ -534,8 +584,9 @@ att_span(const Att a, AttUnit *u, int span)
 		amx_begin(att_hb(a), 64);
 #endif
 	for (; c.first <= c.last; c.first++) {
-		att_chunk(a, u, c.first, &u->chunk);
-		att_part_merge(a, &u->span, &u->chunk);
+		att_chunk_piece(a, ATT_FIRST, u, c.first);
+		att_chunk_piece(a, ATT_QUANTISED, u, c.first);
+		att_chunk_piece(a, ATT_RECENT, u, c.first);
 	}
 #if defined(LLMC_TILES)
 	if (att_tiled(a))

@@ -1,7 +1,7 @@
 /* Attention of a tile: several rows of one sequence and the query heads of one group, so that each page of K and V is read and
  * converted once for all of them. Every row's sums are those of cpu_attention.h, bit for bit.
  *
- *   for each chunk of 128 positions that a row of the tile sees:
+ *   for each chunk of 128 positions that a row of the tile sees (each piece of it, where there are exact pages):
  *     K of a page --to fp32, once--> x [D][32] --blocks of ATT_TILE_MR rows--> s [rows][128]
  *     s --cap, bias, mask, softmax of each row--> weights, m, l
  *     V of a page --to fp32, once--> x [32][V] --blocks of ATT_TILE_MR rows--> oc [rows][V]
@@ -120,6 +120,81 @@ att_tile_values(const Att a, const AttTile *t, int n_block, int at, int j0, int 
 	}
 }
 
+/* What the rows of a tile have in common */
+typedef struct AttRows {
+	const llmc_step *s;
+	const void *pool;
+	int seq, kv_head;
+	int n, nh, n_row, n_block;   /* tokens, heads, rows, blocks of rows */
+} AttRows;
+
+/* A piece of a chunk of all rows that read such a one: to their spans, or where a span is a chunk that is no more than this, to the rows */
+LLMC_INLINE void
+att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, int chunk)
+{
+	const Att a = att_piece_form(whole, piece);
+	const int vs = att_vs(a), pos0 = chunk * ATT_CHUNK, nh = in->nh, n_row = in->n_row;
+	SplitRange see[ATT_TILE_R];
+	int j0 = ATT_CHUNK, j1 = 0;
+
+	if (!att_has_piece(whole, piece))
+		return;
+	for (int i = 0; i < in->n; i++) {
+		see[i] = att_piece(whole, piece, t->range[i], t->pos[i]);
+		see[i].lo = see[i].lo > pos0 ? see[i].lo - pos0 : 0;
+		see[i].hi = see[i].hi < pos0 + ATT_CHUNK ? see[i].hi - pos0 : ATT_CHUNK;
+		if (see[i].lo >= see[i].hi)
+			continue;
+		j0 = see[i].lo < j0 ? see[i].lo : j0;
+		j1 = see[i].hi > j1 ? see[i].hi : j1;
+	}
+	for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
+		const char *k = kv_k(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p), in->kv_head);
+		for (int j = 0; j < KV_PAGE; j += VL)
+			for (int d = 0; d < a.dim; d += 4) {
+				vf x[4];
+				kv_keys(a.kv.k, a.dim, k, d / 4, j, x);
+				LLMC_EACH(e, 4, 4)
+					if (a.dim % 4 == 0 || d + e < a.dim)
+						vf_store(t->x + (d + e) * KV_PAGE + j, x[e]);
+			}
+		att_tile_scores(a, t, k, in->n_block, p * KV_PAGE);
+	}
+	if (j0 >= j1)
+		return;
+	for (int r = 0; r < in->n_block * ATT_TILE_MR; r++) {
+		t->lc[r] = 0;
+		const SplitRange own = see[r < n_row ? r / nh : 0];
+		if (r < n_row && own.lo < own.hi)
+			att_softmax(a, ATT_CHUNK, t->s + r * ATT_CHUNK, pos0, own.lo, own.hi, t->pos[r / nh], t->slope[r % nh], &t->mc[r], &t->lc[r]);
+		else
+			memset(t->s + r * ATT_CHUNK, 0, ATT_CHUNK * sizeof *t->s);
+	}
+	for (int p = j0 / KV_PAGE, first = 1; p * KV_PAGE < j1; p++, first = 0) {
+		int at = p * KV_PAGE, from = j0 > at ? j0 : at, to = j1 < at + KV_PAGE ? j1 : at + KV_PAGE, d = 0;
+		const char *v = kv_v(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p), in->kv_head);
+		_Alignas(64) float scale[KV_ROOM];
+		if (kv_grouped(a.kv.v))
+			kv_scales_v(a.kv.v, a.v_dim, v, scale);
+		for (int r = 0; kv_folded(a.kv.v) && r < n_row; r++)
+			kv_fold_v(a.kv.v, a.v_dim, v, t->s + r * ATT_CHUNK + at);
+		for (int j = from - at; j < to - at; j++)
+			for (int i = 0; i < vs; i += VL)
+				vf_store(t->x + j * vs + i, kv_val(a.kv.v, a.v_dim, v, j, i, scale));
+		for (; d < vs; d += att_tile_nv(a) * VL)
+			att_tile_values(a, t, in->n_block, at, from, to, d, first);
+	}
+	for (int r = 0; r < n_row; r++) {
+		if (t->lc[r] == 0)
+			continue;
+		/* the same bits as by way of the span, one copy less */
+		if (t->shift[r / nh] == 0 && !a.kv.exact.page_bytes)
+			att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->mc[r], t->lc[r], t->oc + r * vs);
+		else
+			att_merge(a.v_dim, &t->ms[r], &t->ls[r], t->os + r * vs, t->mc[r], t->lc[r], t->oc + r * vs);
+	}
+}
+
 /* Rows [row0, row0 + n) of sequence seq, n <= att_tile_tokens, unit 0 .. att_units; sink [heads], or NULL; work: as att_unit_init's */
 LLMC_INLINE void
 att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q, const float *sink, float *y, int seq, int row0, int n, int unit)
@@ -129,6 +204,7 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 	int kv_head = unit / att_blocks(a), head = kv_head * group + unit % att_blocks(a) * hb;
 	int nh = (kv_head + 1) * group - head < hb ? (kv_head + 1) * group - head : hb;
 	int n_row = n * nh, n_block = (n_row + ATT_TILE_MR - 1) / ATT_TILE_MR;
+	const AttRows in = { s, pool, seq, kv_head, n, nh, n_row, n_block };
 	int lo = s->pos[row0], hi = 0;
 
 	t->s = work;
@@ -158,57 +234,15 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		t->slope[g] = a.alibi > 0 ? att_slope(a, head + g) : 0;
 
 	for (int chunk = lo / ATT_CHUNK; chunk * ATT_CHUNK < hi; chunk++) {
-		int pos0 = chunk * ATT_CHUNK;
-		int j0 = lo > pos0 ? lo - pos0 : 0, j1 = hi < pos0 + ATT_CHUNK ? hi - pos0 : ATT_CHUNK;
-
-		for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
-			const char *k = kv_k(a.kv, kv_page(s, pool, a.kv.page_bytes, seq, chunk * ATT_PAGES + p), kv_head);
-			for (int j = 0; j < KV_PAGE; j += VL)
-				for (int d = 0; d < a.dim; d += 4) {
-					vf x[4];
-					kv_keys(a.kv.k, a.dim, k, d / 4, j, x);
-					LLMC_EACH(e, 4, 4)
-						if (a.dim % 4 == 0 || d + e < a.dim)
-							vf_store(t->x + (d + e) * KV_PAGE + j, x[e]);
-				}
-			att_tile_scores(a, t, k, n_block, p * KV_PAGE);
-		}
-		for (int r = 0; r < n_block * ATT_TILE_MR; r++) {
-			t->lc[r] = 0;
-			SplitRange see = t->range[r < n_row ? r / nh : 0];
-			int from = see.lo > pos0 ? see.lo - pos0 : 0, to = see.hi < pos0 + ATT_CHUNK ? see.hi - pos0 : ATT_CHUNK;
-			if (r < n_row && from < to)
-				att_softmax(a, ATT_CHUNK, t->s + r * ATT_CHUNK, pos0, from, to, t->pos[r / nh], t->slope[r % nh], &t->mc[r], &t->lc[r]);
-			else
-				memset(t->s + r * ATT_CHUNK, 0, ATT_CHUNK * sizeof *t->s);
-		}
-		for (int p = j0 / KV_PAGE, first = 1; p * KV_PAGE < j1; p++, first = 0) {
-			int at = p * KV_PAGE, from = j0 > at ? j0 : at, to = j1 < at + KV_PAGE ? j1 : at + KV_PAGE, d = 0;
-			const char *v = kv_v(a.kv, kv_page(s, pool, a.kv.page_bytes, seq, chunk * ATT_PAGES + p), kv_head);
-			_Alignas(64) float scale[KV_ROOM];
-			if (kv_grouped(a.kv.v))
-				kv_scales_v(a.kv.v, a.v_dim, v, scale);
-			for (int r = 0; kv_folded(a.kv.v) && r < n_row; r++)
-				kv_fold_v(a.kv.v, a.v_dim, v, t->s + r * ATT_CHUNK + at);
-			for (int j = from - at; j < to - at; j++)
-				for (int i = 0; i < vs; i += VL)
-					vf_store(t->x + j * vs + i, kv_val(a.kv.v, a.v_dim, v, j, i, scale));
-			for (; d < vs; d += att_tile_nv(a) * VL)
-				att_tile_values(a, t, n_block, at, from, to, d, first);
-		}
+		att_tile_piece(a, ATT_FIRST, t, &in, chunk);
+		att_tile_piece(a, ATT_QUANTISED, t, &in, chunk);
+		att_tile_piece(a, ATT_RECENT, t, &in, chunk);
 		for (int r = 0; r < n_row; r++) {
 			int i = r / nh, mask = (1 << t->shift[i]) - 1;
-			if (t->lc[r] == 0)
+			if (t->ls[r] == 0 || ((chunk & mask) != mask && chunk != (t->range[i].hi - 1) / ATT_CHUNK))
 				continue;
-			if (mask == 0) {
-				att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->mc[r], t->lc[r], t->oc + r * vs);
-				continue;
-			}
-			att_merge(a.v_dim, &t->ms[r], &t->ls[r], t->os + r * vs, t->mc[r], t->lc[r], t->oc + r * vs);
-			if ((chunk & mask) == mask || chunk == (t->range[i].hi - 1) / ATT_CHUNK) {
-				att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->ms[r], t->ls[r], t->os + r * vs);
-				t->ls[r] = 0;
-			}
+			att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->ms[r], t->ls[r], t->os + r * vs);
+			t->ls[r] = 0;
 		}
 	}
 	for (int r = 0; r < n_row; r++)

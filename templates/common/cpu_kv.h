@@ -1,7 +1,7 @@
 /* Pages of the KV cache: 32 positions each. The page of one layer holds planes of k, a head each, then planes of v; or latent and key
  * [32][rank + rope]. A type is KV_f32 ... KV_int4, a constant wherever functions are inlined; what rows of each are is said in
  * formats/kv_type.h, where their codes lie in ref/ref_kv.c. Plain types: k [D][32], v [32][V]. A kernel must not read positions at or beyond
- * kv_len: they hold anything. A latent and its key are a row of values, of a plain type or one with groups.
+ * kv_len: they hold anything. Recent and first positions may lie in exact pages as well (KvExact; plan/plan.h has their place). A latent and its key are a row of values, of a plain type or one with groups.
  *
  * Whoever reads them adds up the same numbers in the same order. Keys are read as codes: a group's products are added up, then scaled, and its zero times the sum
  * of its queries is added (kv_score). Values are code * scale + zero where groups have scales, else codes, and the row's scale multiplies a weight. */
@@ -441,15 +441,15 @@ kv_store(const int type, const int turn, const int key, char *plane, int pos, co
 	f16 *s = (f16 *)(void *)(plane + KV_PAGE * kv_codes(type, dim));
 	float turned[KV_MOST_DIM];
 
-	if (kv_plain(type)) {
-		for (int d = 0; d < dim; d++)
-			kv_put(type, plane, key ? d * KV_PAGE + at : (int64_t)at * dim + d, row[d]);
-		return;
-	}
 	if (turn) {
 		memcpy(turned, row, (size_t)dim * sizeof *row);
 		kv_turn(dim, turn, turned);
 		row = turned;
+	}
+	if (kv_plain(type)) {
+		for (int d = 0; d < dim; d++)
+			kv_put(type, plane, key ? d * KV_PAGE + at : (int64_t)at * dim + d, row[d]);
+		return;
 	}
 	for (int g = 0; g < groups; g++) {
 		f16 *scale = key ? s + g * KV_PAGE + at : s + (at * groups + g) * kv_scales(type);
@@ -495,12 +495,44 @@ kv_page_of(const llmc_step *s, const void *pool, size_t page_bytes, int t)
 	return kv_page(s, pool, page_bytes, s->seq_of[t], s->pos[t] / KV_PAGE);
 }
 
+/* Exact pages of a pool: a row reads the last `recent` positions, its own included, and the first `sinks` from them, all others from the quantised pages.
+ * What a row reads so depends on its position alone. page_bytes 0: there are none. windowed: all pages of the pool are window pages, so both have one number */
+typedef struct KvExact {
+	size_t page_bytes;
+	int    recent, sinks, windowed;
+} KvExact;
+
 /* What a pool of keys and values is */
 typedef struct KvForm {
 	int    k, v, rotate;            /* types */
 	int    heads, dim, v_dim;
 	size_t page_bytes;
+	KvExact exact;
+	int    is_exact;                /* this is the form of the exact pages themselves */
 } KvForm;
+
+/* The type of exact rows */
+LLMC_INLINE int
+kv_exact_type(const int type)
+{
+	return kv_plain(type) ? type : KV_f16;
+}
+
+LLMC_INLINE KvForm
+kv_exact_form(const KvForm f)
+{
+	return (KvForm){ kv_exact_type(f.k), kv_exact_type(f.v), 0, f.heads, f.dim, f.v_dim, f.exact.page_bytes, f.exact, 1 };
+}
+
+/* Page `index` of sequence `seq` in this form */
+LLMC_INLINE char *
+kv_page_at(const KvForm f, const llmc_step *s, const void *pool, int seq, int index)
+{
+	if (!f.is_exact)
+		return kv_page(s, pool, f.page_bytes, seq, index);
+	int32_t page = s->block_table[(size_t)seq * (size_t)s->block_stride + (size_t)(f.exact.windowed ? 0 : s->block_stride / 2) + (size_t)index];
+	return (char *)(uintptr_t)pool - (size_t)(page + 1) * f.page_bytes;
+}
 
 /* The planes of a head in a page */
 LLMC_INLINE char *
@@ -515,18 +547,28 @@ kv_v(const KvForm f, char *page, int head)
 	return page + (size_t)f.heads * kv_plane(f.k, f.dim) + (size_t)head * kv_plane(f.v, f.v_dim);
 }
 
-/* Key (dim) of one head at a position to its place in the page, */
+/* Key (dim) of one head in row t of the step to its place in the pool, */
 LLMC_INLINE void
-kv_store_k(const KvForm f, char *page, int pos, int head, const float *key)
+kv_store_k(const KvForm f, const llmc_step *s, const void *pool, int t, int head, const float *key)
 {
-	kv_store(f.k, kv_turned(f.k, f.rotate, f.dim), 1, kv_k(f, page, head), pos, f.dim, key);
+	const int turn = kv_turned(f.k, f.rotate, f.dim), seq = s->seq_of[t], pos = s->pos[t];
+	const KvForm exact = kv_exact_form(f);
+
+	kv_store(f.k, turn, 1, kv_k(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos, f.dim, key);
+	if (exact.page_bytes)
+		kv_store(exact.k, turn, 1, kv_k(exact, kv_page_at(exact, s, pool, seq, pos / KV_PAGE), head), pos, f.dim, key);
 }
 
 /* and value (v_dim) */
 LLMC_INLINE void
-kv_store_v(const KvForm f, char *page, int pos, int head, const float *value)
+kv_store_v(const KvForm f, const llmc_step *s, const void *pool, int t, int head, const float *value)
 {
-	kv_store(f.v, kv_turned(f.v, f.rotate, f.v_dim), 0, kv_v(f, page, head), pos, f.v_dim, value);
+	const int turn = kv_turned(f.v, f.rotate, f.v_dim), seq = s->seq_of[t], pos = s->pos[t];
+	const KvForm exact = kv_exact_form(f);
+
+	kv_store(f.v, turn, 0, kv_v(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos, f.v_dim, value);
+	if (exact.page_bytes)
+		kv_store(exact.v, turn, 0, kv_v(exact, kv_page_at(exact, s, pool, seq, pos / KV_PAGE), head), pos, f.v_dim, value);
 }
 
 #endif

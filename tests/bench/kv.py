@@ -30,6 +30,10 @@ TYPES = {
     "int6 and int4, rotated": {"k": "int6", "v": "int4", "rotate": "true"},
     "int4, rotated": {"dtype": "int4", "rotate": "true"},
     "int4": {"dtype": "int4"},
+    "int6 and int4, rotated, 128 + 32 in f16": {"k": "int6", "v": "int4", "rotate": "true", "window": "128", "sinks": "32"},
+    "int4, rotated, 32 in f16": {"dtype": "int4", "rotate": "true", "window": "32"},
+    "int4, rotated, first 32 in f16": {"dtype": "int4", "rotate": "true", "sinks": "32"},
+    "int4, rotated, 128 + 32 in f16": {"dtype": "int4", "rotate": "true", "window": "128", "sinks": "32"},
 }
 
 
@@ -42,6 +46,7 @@ def kernel(target, names, depth, rounds, heads=9, kv_heads=3, dim=64, layers=30)
     import harness
     import kv_types
     args = []
+    names = [n for n in names if not TYPES[n].keys() & {"window", "sinks"}] # which have pages of two kinds
     for n in names:
         k, v = (TYPES[n].get(key, TYPES[n].get("dtype", "f16")) for key in "kv")
         page = 32 * kv_heads * (kv_types.row_bytes(k, dim) + kv_types.row_bytes(v, dim))
@@ -125,7 +130,7 @@ def main():
     names = a.types.split(";") if ";" in a.types or a.types in TYPES else list(TYPES)
     if a.kernel:
         us = kernel(a.kernel, names, a.depth, a.rounds)
-        for n in names:
+        for n in us:
             print(f"{n:24} {us[n]:7.1f} us  {us['f16'] / us[n]:.2f} of f16" if "f16" in us else f"{n:24} {us[n]:7.1f} us", flush=True)
         return
     first = open_model(a.model, {})

@@ -38,6 +38,10 @@ class Attention:
     def rounded_v(self, x):
         return self.rounded(x)
 
+    def seen(self, seq, p):
+        """keys and values as the row at position p reads them"""
+        return self.k[seq].astype(np.float64), self.v[seq].astype(np.float64)
+
     def slopes(self):
         # the rule that BLOOM's authors published, for any number of heads
         n = self.heads
@@ -53,8 +57,8 @@ class Attention:
         """float64, row by row: [rows, heads, v_dim]"""
         out = np.empty((len(pos), self.heads, self.v_dim))
         g = self.heads // self.kv_heads
-        k, v = self.k[seq].astype(np.float64), self.v[seq].astype(np.float64)
         for r, p in enumerate(pos):
+            k, v = self.seen(seq, p)
             hi = max(p + 1, min(self.prefix[seq], self.lens[seq]) if self.mask == "prefix" else 0)
             lo = max(0, p + 1 - self.window) if self.window else 0
             q = self.q[seq][p].astype(np.float64).reshape(self.kv_heads, g, self.dim)

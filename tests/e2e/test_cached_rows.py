@@ -25,9 +25,13 @@ def some(names, *sample):
 
 def golden(name):
     """(case, what to set, logits, greedy)"""
-    case, k, v, *turned = name.removesuffix(".npz").split(".")
+    case, k, v, *more = name.removesuffix(".npz").split(".")
+    kv = {"kv.k": k, "kv.v": v, "kv.rotate": str("turned" in more).lower()}
+    for m in more:
+        if m.startswith("near"):
+            kv["kv.window"], kv["kv.sinks"] = m.removeprefix("near").split("-")
     with np.load(os.path.join(FOLDER, name)) as z:
-        return weights.Golden(case), {"kv.k": k, "kv.v": v, "kv.rotate": str(bool(turned)).lower()}, z["logits"], z["greedy"].tolist()
+        return weights.Golden(case), kv, z["logits"], z["greedy"].tolist()
 
 
 def compare(name, tmp_path, *args, most=5e-3):
@@ -54,7 +58,7 @@ def test_cpu(name, tmp_path):
     compare(name, tmp_path, "--device", "cpu", "--arch", arch, "--threads", "2")
 
 
-@pytest.mark.parametrize("name", some(GOLDEN, "qwen3-plain", "deepseek_v3-plain"))
+@pytest.mark.parametrize("name", [n for n in some(GOLDEN, "qwen3-plain", "deepseek_v3-plain") if ".near" not in n])
 def test_cuda(name, tmp_path, monkeypatch):
     """On an emulated GPU: decode steps, and prompts through the portable kernel; heads of 16 meet tensor cores, which round queries, weights and values."""
     for k, v in environment("sm_90a" if name.startswith("glm") else "sm_75", mode="check" if ALL and name.startswith("qwen3-plain") else "fast").items():
@@ -65,6 +69,7 @@ def test_cuda(name, tmp_path, monkeypatch):
 TYPES = {
     "bf16": {"dtype": "bf16"}, "f8": {"dtype": "f8"}, "int8": {"dtype": "int8", "rotate": "true"}, "int6": {"dtype": "int6"}, "int4": {"dtype": "int4"},
     "int6 and int4": {"k": "int6", "v": "int4", "rotate": "true"},
+    "int4, near 16": {"dtype": "int4", "rotate": "true", "window": "16", "sinks": "3"},
 }
 PROMPTS = [[3 + (i * 7 + k * 5) % 290 for k in range(n)] for i, n in enumerate((70, 65, 40, 12))]
 PROMPTS.append(PROMPTS[0][:66] + [9])
@@ -74,7 +79,7 @@ def tiny(kv):
     return llmc.open("configs/tiny.yaml", random_weights=True, arch="generic", set={f"kv.{k}": v for k, v in kv.items()})
 
 
-@pytest.mark.parametrize("name", some(TYPES, "f8", "int8", "int6 and int4"))
+@pytest.mark.parametrize("name", some(TYPES, "f8", "int8", "int6 and int4", "int4, near"))
 def test_a_crowd_answers_as_each_alone(name):
     """Too few pages for all: requests are preempted, their pages swapped to the host and back, prefixes found again, choices forked."""
     params = [dict(max_tokens=n, ignore_eos=True) for n in (12, 60, 16, 9, 8)]
@@ -95,7 +100,7 @@ def test_a_crowd_answers_as_each_alone(name):
     assert stats["kv_pages_used"] == stats["failed"] == stats["running"] == 0
 
 
-@pytest.mark.parametrize("name", some(TYPES, "f8", "int8", "int6 and int4"))
+@pytest.mark.parametrize("name", some(TYPES, "f8", "int8", "int6 and int4", "int4, near"))
 def test_saved_rows(name):
     """A saved sequence goes on with the same bits, after a fork and a trim as well; one that was changed or cut anywhere is refused and takes no page."""
     rng = np.random.default_rng(5)

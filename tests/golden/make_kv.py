@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/kv/<case>.<k>.<v>[.turned].npz: logits and greedy tokens of golden models by transformers, whose cache keeps every row of keys and
-values as tests/kv_types.py says, from the first token on.
+"""Writes tests/golden/kv/<case>.<k>.<v>[.turned][.near<recent>-<sinks>].npz: logits and greedy tokens of golden models by transformers, whose cache keeps every
+row of keys and values as tests/kv_types.py says, from the first token on. near: each token sees the last `recent` positions, its own included, and the first
+`sinks` as they are kept beside those; such a model takes its tokens one by one.
 
 Needs torch and transformers 5, as make_models.py does. The last line of a case tells how far its logits are from those of a cache of fp32, how near two tokens
 come, and how far a hair's change of the rows moves them (some code falls on the other side)."""
@@ -20,6 +21,7 @@ import weights as W  # noqa: E402
 OUT = os.path.join(W.HERE, "kv")
 CASES = [("llama-smol", "int8", "int8", False), ("qwen3-plain", "int6", "int4", True), ("mistral-nemo", "f8", "f8", False), ("gemma2-caps", "int4", "int4", False),
          ("deepseek_v3-plain", "int8_32", "int8_32", False), ("deepseek_v2-lite", "f8_32", "f8_32", False), ("deepseek_v3-yarn", "int4", "int4", False),
+         ("llama-smol", "int4", "int4", True, (5, 3)), ("gemma2-caps", "int6", "int4", True, (4, 2)),
          ("glm-bias", "int8", "int4", True), ("qwen3_moe-renorm", "int6", "int6", False), ("llama-scaled3", "bf16", "int8", False)]
 
 
@@ -44,7 +46,29 @@ class Rounded(DynamicCache):
         return super().update(kept(self.types[0], key), kept(self.types[1], value), layer, *args, **kw)
 
 
-def make(name, k, v, turned):
+class Near(DynamicCache):
+    """Rows as they come; what is read depends on how far back they lie."""
+
+    def __init__(self, k, v, turned, recent, sinks, hair=0.0):
+        super().__init__()
+        self.types, self.turned, self.near, self.hair = (k, v), turned, (recent, sinks), hair
+        self.rng = np.random.default_rng(1)
+
+    def update(self, key, value, layer, *args, **kw):
+        def noisy(x):
+            return torch.from_numpy(x.numpy() * (1 + self.hair * self.rng.standard_normal(x.shape)).astype(np.float32))
+
+        def read(t, x):
+            rows, at = x.numpy(), np.arange(x.shape[-2])
+            exact = ((at < self.near[1]) | (len(at) - 1 - at < self.near[0]))[:, None]
+            return torch.from_numpy(np.where(exact, kv_types.kept_exact(t, rows, self.turned), kv_types.kept(t, rows, self.turned)).astype(np.float32))
+
+        assert key.shape[-2] == 1
+        both = super().update(noisy(key), noisy(value), layer, *args, **kw)
+        return tuple(read(t, x) for t, x in zip(self.types, both))
+
+
+def make(name, k, v, turned, near=None):
     g = W.Golden(name)
     with tempfile.TemporaryDirectory() as d:
         g.build(d)
@@ -52,6 +76,9 @@ def make(name, k, v, turned):
 
     @torch.no_grad()
     def run(ids, hair=0.0):
+        if near:
+            cache = Near(k, v, turned, *near, hair)
+            return np.concatenate([model(torch.tensor([[i]]), past_key_values=cache, use_cache=True).logits[0].float().numpy() for i in ids])
         return model(torch.tensor([ids]), past_key_values=Rounded(k, v, turned, hair), use_cache=True).logits[0].float().numpy()
 
     logits = run(g.prompt)
@@ -65,7 +92,7 @@ def make(name, k, v, turned):
     hair = float(np.abs(run(g.prompt, 1e-7) - logits).max()) / spread
     far = float(np.abs(g.logits - logits).max()) / spread
     os.makedirs(OUT, exist_ok=True)
-    path = os.path.join(OUT, f"{name}.{k}.{v}{'.turned' if turned else ''}.npz")
+    path = os.path.join(OUT, f"{name}.{k}.{v}{'.turned' if turned else ''}{'.near%d-%d' % near if near else ''}.npz")
     np.savez_compressed(path, logits=logits.astype(np.float32), greedy=np.array(greedy, np.int32))
     print(f"{os.path.basename(path):40} beside fp32 {far:.1e} gap {min(gaps):.1e} hair {hair:.1e}", flush=True)
 

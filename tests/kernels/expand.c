@@ -91,7 +91,8 @@ add_pool(Graph *g, const PoolShape *shape)
 	g->pool = NEW(g->arena, PlanPool, 1);
 	g->pool[g->n_pool++] = (PlanPool){
 		.id = "kv", .mla = shape->mla, .k = k ? kv_type_from_text(k) : t, .v = v ? kv_type_from_text(v) : t, .n_layers = 1,
-		.rotate = number(value_of("KV_ROTATE"), 0) != 0, .kv_heads = shape->kv_heads, .k_dim = shape->k_dim, .v_dim = shape->v_dim,
+		.rotate = number(value_of("KV_ROTATE"), 0) != 0, .recent = number(value_of("KV_RECENT"), 0), .sinks = number(value_of("KV_SINKS"), 0),
+		.keep = number(value_of("KV_WINDOWED"), 0), .kv_heads = shape->kv_heads, .k_dim = shape->k_dim, .v_dim = shape->v_dim,
 	};
 	if (shape->state) {
 		g->pool[g->n_pool - 1].state = true;

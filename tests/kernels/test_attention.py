@@ -13,7 +13,14 @@ from attention_oracle import Attention, close
 
 
 class Case(Attention):
-    """In scattered pages; whatever is not a key or value is NaN."""
+    """In scattered pages; whatever is not a key or value is NaN. recent, sinks: positions that are read from exact pages, which lie in front of the others,
+    backwards; windowed: both have one number"""
+
+    def __init__(self, lens, recent=0, sinks_kept=0, windowed=False, **kw):
+        self.recent, self.kept, self.windowed = recent, sinks_kept, windowed
+        super().__init__(lens, **kw)
+        if recent or sinks_kept:
+            self.params |= dict(KV_RECENT=recent, KV_SINKS=sinks_kept, KV_WINDOWED=int(windowed))
 
     def make_pool(self, rng):
         self.k_bytes, self.v_bytes = (H.PAGE * K.row_bytes(t, d) for t, d in ((self.kv, self.dim), (self.kv_v, self.v_dim)))
@@ -23,32 +30,61 @@ class Case(Attention):
         for i, n in enumerate(n_pages):
             self.table[i, :n] = [next(order) for _ in range(n)]
         self.page_bytes = self.kv_heads * (self.k_bytes + self.v_bytes)
-        self.pool = H.aligned((sum(n_pages) + 3, self.page_bytes), np.uint8)
-        self.pool[...] = 0xff # NaN in every type but the integers
+        n = sum(n_pages) + 3
+        types = (K.exact(self.kv), self.dim), (K.exact(self.kv_v), self.v_dim)
+        self.exact_bytes = self.kv_heads * sum(H.PAGE * K.row_bytes(*t) for t in types) if self.recent or self.kept else 0
+        room = H.aligned((n * (self.exact_bytes + self.page_bytes),), np.uint8)
+        room[...] = 0xff # NaN in every type but the integers
+        self.exact, self.pool = room[:n * self.exact_bytes].reshape(n, -1), room[n * self.exact_bytes:].reshape(n, -1)
+        self.number = self.table
+        if self.exact_bytes and not self.windowed:
+            self.number = np.full(self.table.shape, 1 << 29, np.int64)
+            order = iter(rng.permutation(n))
+            for i, pages in enumerate(n_pages):
+                self.number[i, :pages] = [next(order) for _ in range(pages)]
+            self.table = np.concatenate([self.table, self.number], 1)
+
+    def rounded(self, kv, x):
+        self.rows, self.exact_rows, self.plain = (getattr(self, n, []) for n in ("rows", "exact_rows", "plain"))
+        x = x.astype(np.float32)
+        turned = self.rotate and not K.plain(kv)
+        self.rows.append(K.encode(kv, K.turn(x) if turned else x))
+        self.exact_rows.append(K.encode(K.exact(kv), K.turn(x) if turned else x))
+        self.plain.append(K.kept_exact(kv, x, self.rotate))
+        return K.kept(kv, x, self.rotate)
 
     def rounded_k(self, x):
-        self.rows = getattr(self, "rows", [])
-        x = x.astype(np.float32)
-        self.rows.append(K.encode(self.kv, K.turn(x) if self.rotate and not K.plain(self.kv) else x))
-        return K.kept(self.kv, x, self.rotate)
+        return self.rounded(self.kv, x)
 
     def rounded_v(self, x):
-        x = x.astype(np.float32)
-        self.rows.append(K.encode(self.kv_v, K.turn(x) if self.rotate and not K.plain(self.kv_v) else x))
-        return K.kept(self.kv_v, x, self.rotate)
+        return self.rounded(self.kv_v, x)
+
+    def seen(self, seq, p):
+        k, v = super().seen(seq, p)
+        if not self.exact_bytes:
+            return k, v
+        at = np.arange(len(k))
+        exact = ((at < self.kept) | (p - at < self.recent))[:, None, None]
+        return np.where(exact, self.plain[seq], k), np.where(exact, self.plain[len(self.lens) + seq], v)
 
     def fill(self, seq):
-        kk, vv = self.rows[seq], self.rows[len(self.lens) + seq]
+        self.fill_pages(seq, self.pool, self.table, self.kv, self.kv_v, self.rows)
+        if self.exact_bytes:
+            self.fill_pages(seq, self.exact[::-1], self.number, K.exact(self.kv), K.exact(self.kv_v), self.exact_rows)
+
+    def fill_pages(self, seq, pool, table, kv, kv_v, rows):
+        kk, vv = rows[seq], rows[len(self.lens) + seq]
+        keys = self.kv_heads * H.PAGE * K.row_bytes(kv, self.dim)
         for p in range(-(-self.lens[seq] // H.PAGE)):
-            page = self.pool[self.table[seq, p]]
+            page = pool[table[seq, p]]
             part = slice(p * H.PAGE, min(self.lens[seq], (p + 1) * H.PAGE))
             n = part.stop - part.start
 
             def whole(a):
                 # beyond the end: NaN, or any code
                 return a if a is None else np.concatenate([a[part], np.full((H.PAGE - n, *a.shape[1:]), np.nan if a.dtype.kind == "f" else 15 if a.dtype == np.uint8 else 0xffff, a.dtype)])
-            page[:self.kv_heads * self.k_bytes] = K.plane(self.kv, K.Rows(*map(whole, kk)), self.dim, True).reshape(-1)
-            page[self.kv_heads * self.k_bytes:] = K.plane(self.kv_v, K.Rows(*map(whole, vv)), self.v_dim, False).reshape(-1)
+            page[:keys] = K.plane(kv, K.Rows(*map(whole, kk)), self.dim, True).reshape(-1)
+            page[keys:] = K.plane(kv_v, K.Rows(*map(whole, vv)), self.v_dim, False).reshape(-1)
 
     def run(self, kernel, rows, n_parts=1, **kw):
         """rows: list of (sequence, [positions]); returns the outputs stacked, [rows, heads, v_dim]"""
@@ -92,6 +128,15 @@ CASES |= {
     "f8x32":   dict(lens=[40, 200], heads=3, kv_heads=1, dim=20, v_dim=64, kv="f8_32", rotate=True),
     "bf16":    dict(lens=[64, 300], heads=6, kv_heads=2, dim=20, kv="bf16"),
 }
+# Recent and first positions from exact pages: fewer and more than a chunk, borders within pages, beside a window of their own, more than there are, none of one kind
+CASES |= {
+    "near8":   dict(lens=LENS, kv="int8", recent=40, sinks_kept=4),
+    "near4r":  dict(lens=[7, 33, 130, 290], heads=5, kv_heads=1, dim=20, v_dim=12, kv="int4", rotate=True, recent=129, sinks_kept=35),
+    "near64":  dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, kv="int6", kv_v="int4", recent=1),
+    "nearwin": dict(lens=[9, 40, 300], heads=8, kv_heads=2, dim=24, window=100, sinks=True, kv="int4", rotate=True, recent=33, sinks_kept=64, windowed=True),
+    "first":   dict(lens=[31, 260, 1200], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0, kv="f16", kv_v="int8", sinks_kept=130),
+    "allnear": dict(lens=[33, 300], heads=6, kv_heads=2, dim=24, kv="f8", recent=1000, sinks_kept=1000),
+}
 # f16 or bf16, with at least four query heads to a key: dimensions that are no whole tile, windows, caps, alibi, a prefix, sinks, blocks that are not full
 CASES |= {
     "gqa4":    dict(lens=LENS, heads=8, kv_heads=2),
@@ -102,7 +147,7 @@ CASES |= {
     "capwin4": dict(lens=[513], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1),
 }
 TILES = ("gqa4", "d128", "odd", "odd5", "alibi4", "prefix4", "falcon", "sinks", "sink8", "capwin4")
-QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4")
+QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4", "near4r")
 
 
 def variants():

@@ -136,6 +136,36 @@ def test_kv_append(target, kv, kv_v, rotate):
         assert np.array_equal(pool, want)
 
 
+@pytest.mark.parametrize("kv,kv_v,rotate,windowed", [("int8", "int4", 1, 0), ("f32", "int6", 0, 1)])
+def test_kv_append_exact(kv, kv_v, rotate, windowed):
+    """Rows go to exact pages as well, which lie in front of the pages, backwards, and have numbers of their own, or where the layer has a window the pages'."""
+    heads, dim, v_dim = 3, 20, 72
+    bytes_k, bytes_v = (heads * 32 * K.row_bytes(t, d) for t, d in ((kv, dim), (kv_v, v_dim)))
+    exact_k, exact_v = (heads * 32 * K.row_bytes(K.exact(t), d) for t, d in ((kv, dim), (kv_v, v_dim)))
+    p = dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_K=kv, KV_V=kv_v, KV_ROTATE=rotate, KV_PAGE_BYTES=bytes_k + bytes_v)
+    pos, n = [30, 31, 32, 33, 0], [4, 1]
+    table, number = np.array([[5, 2], [0, 9]]), np.array([[5, 2], [0, 9]] if windowed else [[1, 4], [3, 9]])
+    k, v = rows(5, heads, dim, seed=1), rows(5, heads, v_dim, seed=2)
+    k[0, 0, :4] = [1e9, -1e9, 65504, 1e-7]
+    plain, both = np.zeros((10, bytes_k + bytes_v), np.uint8), np.zeros(10 * (exact_k + exact_v + bytes_k + bytes_v), np.uint8)
+    H.build("kv_append", V, p).call(H.make_step(pos, n, table=table), [k, v, plain, None], 2)
+    exact, pool = both[:10 * (exact_k + exact_v)].reshape(10, -1), both[10 * (exact_k + exact_v):].reshape(10, -1)
+    H.build("kv_append", V, p | dict(KV_RECENT=8, KV_SINKS=1, KV_WINDOWED=windowed)).call(
+        H.make_step(pos, n, table=table if windowed else np.concatenate([table, number], 1)), [k, v, pool, None], 3)
+    assert np.array_equal(plain, pool)
+    want = np.zeros_like(exact)
+    for (x, t, d, key, part) in ((k, kv, dim, True, slice(0, exact_k)), (v, kv_v, v_dim, False, slice(exact_k, None))):
+        made = K.encode(K.exact(t), K.turn(x) if rotate and not K.plain(t) else x).code
+        for seq, pages in enumerate(number):
+            for i, page in enumerate(pages):
+                whole = np.zeros((32, heads, d), made.dtype)
+                for row, at in enumerate(pos):
+                    if (row == 4) == seq and at // 32 == i:
+                        whole[at % 32] = made[row]
+                want[9 - page, part] = K.plane(K.exact(t), K.Rows(whole), d, key).reshape(-1)
+    assert np.array_equal(exact, want)
+
+
 # --- embeddings ---------------------------------------------------------------------------------------------------
 COLS, TABLE = 512, 37
 QUANT = gguf.GGMLQuantizationType

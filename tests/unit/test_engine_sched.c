@@ -25,6 +25,10 @@ static const Plan state_plan = { .n_pool = 2, .pool = state_pools };
 #define SEES { .id = "kv_window", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1, .keep = 23 }
 static PlanPool window_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 }, SEES };
 static const Plan window_plan = { .n_pool = 2, .pool = window_pools };
+/* A layer that reads recent and first positions from exact pages, of which the test writes and sees nothing else */
+static PlanPool exact_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 },
+	{ .id = "kv_exact", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1, .recent = 23, .sinks = 40 } };
+static const Plan exact_plan = { .n_pool = 2, .pool = exact_pools };
 static PlanPool both_pools[] = { { .id = "kv", .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 },
 	{ .id = "state", .state = true, .k = KVT_F32, .v = KVT_F32, .n_layers = 1, .kv_heads = 1, .k_dim = 1, .v_dim = 1 }, SEES };
 static const Plan both_plan = { .n_pool = 3, .pool = both_pools };
@@ -165,17 +169,29 @@ fake_load(void *user, void *saved, llmc_seq *out)
 
 enum { GUESSES = 6 };
 
-/* Rows at .. end - 1 write window pages, and see in them what lies in the window of each. */
+/* Position pos of the last pool: in its window page, or its exact page */
+static uint32_t *
+window_cell(Fake *f, llmc_seq q, int32_t pos)
+{
+	const int       last = f->kv.plan->n_pool - 1;
+	const PlanPool *p = &f->kv.plan->pool[last];
+	const int32_t   at = f->kv.seq[q].page[f->kv.max_page + pos / PLAN_KV_PAGE];
+	char           *layer = kv_layer(&f->kv, last, 0);
+
+	return (uint32_t *)(p->recent ? layer - (at + 1) * plan_layer_exact_bytes(p) : layer + at * plan_layer_page_bytes(p)) + pos % PLAN_KV_PAGE;
+}
+
+/* Rows at .. end - 1 write window pages, and see in them what lies in the window of each, and the sinks. */
 static void
 see_window(Fake *f, llmc_seq q, int32_t at, int32_t end)
 {
-	const int32_t *table = f->kv.seq[q].page + f->kv.max_page;
+	const int32_t sinks = (int32_t)f->kv.plan->pool[f->kv.plan->n_pool - 1].sinks;
 
 	for (int32_t i = at; f->kv.window && i < end; i++) {
-		uint32_t *base = kv_layer(&f->kv, f->kv.plan->n_pool - 1, 0);
-		base[table[i / PLAN_KV_PAGE] * 2 * PLAN_KV_PAGE + i % PLAN_KV_PAGE] = *cell(f, q, i, true);
-		for (int32_t p = i >= f->kv.keep ? i - f->kv.keep + 1 : 0; p <= i; p++)
-			assert_int_equal(base[table[p / PLAN_KV_PAGE] * 2 * PLAN_KV_PAGE + p % PLAN_KV_PAGE], *cell(f, q, p, true));
+		*window_cell(f, q, i) = *cell(f, q, i, true);
+		for (int32_t p = 0; p <= i; p++)
+			if (p < sinks || p > i - f->kv.keep)
+				assert_int_equal(*window_cell(f, q, p), *cell(f, q, p, true));
 	}
 }
 
@@ -254,7 +270,7 @@ typedef struct Sim {
 	SchedReq *live[64];
 	uint64_t  born[64];
 	int       priorities;
-	bool      windows;
+	int       windows;   /* 1: a layer sees one, 2: it has exact pages */
 	int       n_live;
 	uint64_t  step, n_done, n_cancelled, slowest, n_guessed, n_right;
 } Sim;
@@ -412,8 +428,8 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 	m->f.save = save;
 	m->slowest = 0;
 	/* less than sessions take: what all sequences see, and the rows of a step */
-	const Plan *p = m->windows ? lim.borders ? &both_plan : &window_plan : lim.borders ? &state_plan : &plan;
-	assert_int_equal(kv_open_on(&m->f.kv, NULL, p, pages, m->windows ? 4 * lim.seqs + lim.chunk / PLAN_KV_PAGE + 1 : 0,
+	const Plan *p = m->windows == 2 ? &exact_plan : m->windows ? lim.borders ? &both_plan : &window_plan : lim.borders ? &state_plan : &plan;
+	assert_int_equal(kv_open_on(&m->f.kv, NULL, p, pages, m->windows ? (m->windows == 2 ? 5 : 4) * lim.seqs + lim.chunk / PLAN_KV_PAGE + 1 : 0,
 	                            lim.no_prefix ? 0 : 2 * lim.seqs, CONTEXT, lim.seqs, NULL), LLMC_OK);
 	if (!lim.no_prefix)
 		assert_int_equal(kv_prefix_open(&m->f.kv, NULL), LLMC_OK);
@@ -444,21 +460,22 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 static void
 random_requests_answer_as_alone(void **state)
 {
-	static const struct { SchedLimits lim; int choices, busy, save; bool windows; } with[] = {
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 }, 3, 16, 3, false },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 32, .pages = 10 }, 3, 12, 0, false },
-		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 }, 4, 30, 8, false },
-		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 60 }, 2, 8, 4, false },
-		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 4, false },
-		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 9, .no_prefix = true }, 2, 10, 2, false },
+	static const struct { SchedLimits lim; int choices, busy, save, windows; } with[] = {
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 }, 3, 16, 3, 0 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 32, .pages = 10 }, 3, 12, 0, 0 },
+		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 }, 4, 30, 8, 0 },
+		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 60 }, 2, 8, 4, 0 },
+		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 4, 0 },
+		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 9, .no_prefix = true }, 2, 10, 2, 0 },
 		{ { .seqs = 10, .chunk = 100, .n_out = 10, .prefill = 100, .pages = 12, .total_tokens = 900,
-		    .waiting_ratio = 1.2f, .max_waiting_steps = 20 }, 2, 30, 2, false },
-		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2, false },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .borders = true }, 3, 16, 3, false },
-		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .borders = true }, 2, 12, 4, false },
-		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 }, 3, 12, 3, true },
-		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 18 }, 2, 10, 4, true },
-		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .borders = true }, 2, 12, 3, true },
+		    .waiting_ratio = 1.2f, .max_waiting_steps = 20 }, 2, 30, 2, 0 },
+		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2, 0 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .borders = true }, 3, 16, 3, 0 },
+		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .borders = true }, 2, 12, 4, 0 },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 }, 3, 12, 3, 1 },
+		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 18 }, 2, 10, 4, 1 },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .borders = true }, 2, 12, 3, 1 },
+		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 }, 2, 10, 4, 2 },
 	};
 	static Sim m;
 	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0;

@@ -426,42 +426,45 @@ a_prefix_stays_whole(void **state)
 	runtime_close(own);
 }
 
-/* The tiny plan whose layer sees WINDOW positions: pages behind them are let go. A session for many sequences has room to keep all that one of them
+/* The tiny plan whose layer sees 9 positions: pages behind them are let go. A session for many sequences has room to keep all that one of them
  * leaves behind, one for a single sequence has not: the same bits, through forks, trims, saved sequences and reused prompts. */
-enum { WINDOW = 9, FAR = 700 };
+enum { FAR = 700 };
 
 static Plan *
-windowed_plan(int keep)
+edited_plan(const char *const edit[][2], const char *refused)
 {
-	static char text[sizeof tiny_plan + 64];
+	static char text[sizeof tiny_plan + 256];
 	const char *from = tiny_plan;
 	char *to = text;
 	llmc_error err;
 	Plan *p;
 
 	while (*from) {
-		static const char *const key[2] = { "\"window\":0", "\"keep\":0" };
-		int k = !strncmp(from, key[0], strlen(key[0])) ? 0 : !strncmp(from, key[1], strlen(key[1])) ? 1 : -1;
-		if (k < 0)
+		int k = 0;
+		while (edit[k][0] && strncmp(from, edit[k][0], strlen(edit[k][0])))
+			k++;
+		if (!edit[k][0])
 			*to++ = *from++;
 		else {
-			to += sprintf(to, "%.*s%d", (int)strlen(key[k]) - 1, key[k], k ? keep : WINDOW);
-			from += strlen(key[k]);
+			to += sprintf(to, "%s", edit[k][1]);
+			from += strlen(edit[k][0]);
 		}
 	}
 	if (plan_read(text, (size_t)(to - text), "tiny", &arena, &p, &err) != LLMC_OK) {
-		assert_non_null(strstr(err.text, "attention: a window of 9 positions (0: all) over pool kv, which keeps 8"));
+		assert_non_null(refused);
+		assert_non_null(strstr(err.text, refused));
 		return NULL;
 	}
 	return p;
 }
 
+/* sinks: of the plan's pool; see: what the refusal of a trim says */
 static void
-pages_behind_a_window_change_nothing(void **state)
+pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 {
 	const RuntimeOptions o = { .random_weights = true, .n_threads = 2 };
 	static float want[FAR][VOCAB], got[FAR][VOCAB], other[40][VOCAB];
-	static char saved[2][4096];
+	static char saved[2][1 << 14];
 	int32_t tok[FAR], b[40];
 	size_t need[2];
 	llmc_error err;
@@ -469,9 +472,7 @@ pages_behind_a_window_change_nothing(void **state)
 	Runtime *was = rt;
 	Session *s[2];
 
-	(void)state;
-	assert_null(windowed_plan(WINDOW - 1));
-	assert_int_equal(runtime_open(windowed_plan(WINDOW), &o, &rt, &err), LLMC_OK);
+	assert_int_equal(runtime_open(windowed, &o, &rt, &err), LLMC_OK);
 	tokens(tok, FAR, 3);
 	tokens(b, 40, 4);
 	s[0] = open_session(FAR, 16, 64, 64, 0, 1);
@@ -488,7 +489,7 @@ pages_behind_a_window_change_nothing(void **state)
 	/* a little back always, far back where nobody needed the room */
 	assert_int_equal(session_seq_trim(s[1], q, 570, NULL), LLMC_OK);
 	assert_int_equal(session_seq_trim(s[1], q, 100, &err), LLMC_E_RANGE);
-	assert_string_equal(err.text, "sequence 0 cannot be trimmed to 100: layers of this model see the last 9 positions, and older ones are no longer kept");
+	assert_string_equal(err.text, see);
 	assert_int_equal(session_seq_len(s[1], q), 570);
 	assert_int_equal(session_seq_fork(s[0], full, &fork, NULL), LLMC_OK);
 	assert_int_equal(session_seq_trim(s[0], fork, 570, NULL), LLMC_OK);
@@ -511,7 +512,11 @@ pages_behind_a_window_change_nothing(void **state)
 	assert_int_equal(session_seq_trim(s[1], q, FAR - 20, NULL), LLMC_OK);
 	assert_int_equal(session_seq_save(s[0], full, saved[0], sizeof saved[0], &need[0], NULL), LLMC_OK);
 	assert_int_equal(session_seq_save(s[1], q, saved[1], sizeof saved[1], &need[1], NULL), LLMC_OK);
-	assert_true(need[0] == need[1] && need[0] < 3 * (size_t)plan_layer_page_bytes(&rt->plan->pool[0]) + 256);
+	assert_true(need[0] == need[1]);
+	if (!sinks)
+		assert_true(need[0] < 3 * (size_t)plan_layer_page_bytes(&rt->plan->pool[0]) + 256);
+	else
+		assert_true(need[0] < 22 * (size_t)plan_layer_page_bytes(&rt->plan->pool[0]) + 5 * (size_t)plan_layer_exact_bytes(&rt->plan->pool[0]) + 256);
 	session_seq_free(s[1], q);
 	for (int k = 0; k < 2; k++) {
 		assert_int_equal(session_seq_load(s[1 - k], saved[k], need[k], &q, NULL), LLMC_OK);
@@ -549,6 +554,31 @@ pages_behind_a_window_change_nothing(void **state)
 }
 
 static void
+pages_behind_a_window_change_nothing(void **state)
+{
+	static const char *const narrow[][2] = { { "\"window\":0", "\"window\":9" }, { "\"keep\":0", "\"keep\":8" }, { NULL, NULL } };
+	static const char *const fits[][2] = { { "\"window\":0", "\"window\":9" }, { "\"keep\":0", "\"keep\":9" }, { NULL, NULL } };
+
+	(void)state;
+	assert_null(edited_plan(narrow, "attention: a window of 9 positions (0: all) over pool kv, which keeps 8"));
+	pages_behind_change_nothing(edited_plan(fits, NULL), 0,
+	                            "sequence 0 cannot be trimmed to 100: layers of this model see the last 9 positions, and older ones are no longer kept");
+}
+
+/* Quantised rows, of which the last 9 and the first 8 positions are read from exact pages. */
+static void
+exact_pages_behind_change_nothing(void **state)
+{
+	static const char *const plain[][2] = { { "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":8" }, { NULL, NULL } };
+	static const char *const fits[][2] = { { "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":8" }, { "\"k\":\"f32\",\"v\":\"f32\"", "\"k\":\"int8\",\"v\":\"int8\"" }, { NULL, NULL } };
+
+	(void)state;
+	assert_null(edited_plan(plain, "pool kv: exact pages go with pages of quantised keys or values"));
+	pages_behind_change_nothing(edited_plan(fits, NULL), 8,
+	                            "sequence 0 cannot be trimmed to 100: layers of this model see the last 9 positions, or read them in 16 bit (kv.window), and older ones are no longer kept");
+}
+
+static void
 plans_of_other_targets_are_refused(void **state)
 {
 	const RuntimeOptions o = { .random_weights = true, .n_threads = 1 };
@@ -581,6 +611,7 @@ main(void)
 		cmocka_unit_test(the_probe_hears_each_value),
 		cmocka_unit_test(a_prefix_stays_whole),
 		cmocka_unit_test(pages_behind_a_window_change_nothing),
+		cmocka_unit_test(exact_pages_behind_change_nothing),
 		cmocka_unit_test(plans_of_other_targets_are_refused),
 	};
 

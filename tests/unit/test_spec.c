@@ -62,7 +62,9 @@ BENCH_TEST(later_layers_hide_earlier_ones)
 BENCH_TEST(types_of_cached_rows)
 {
 	static const char *const set[] = { "kv.dtype=int6", "kv.v=int4", "kv.rotate=true", NULL };
-	static const struct { const char *set[3], *want; } bad[] = {
+	static const struct { const char *set[4], *want; } bad[] = {
+		{ { "kv.window=64" }, "--set:1:11: error: kv.window = 64: it is for quantised rows, keys are f16 and values f16" },
+		{ { "kv={k: int8, sinks: 4}", "parallel.pp=2" }, "kv.sinks = 4: stages keep all positions in one type" },
 		{ { "kv.dtype=int9" }, "kv.dtype = int9: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4; did you mean int" },
 		{ { "kv.rotate=true" }, "--set:1:11: error: kv.rotate = true: only rows of quantised types are rotated, keys are f16 and values f16" },
 		{ { "attention.head_dim=6", "kv={dtype: int8, rotate: true}" }, "attention.head_dim = 6 is no multiple of 4, and rotation mixes a power of two" },
@@ -73,6 +75,7 @@ BENCH_TEST(types_of_cached_rows)
 	assert_int_equal(s->kv.k, KVT_INT6);
 	assert_int_equal(s->kv.v, KVT_INT4);
 	assert_true(s->kv.rotate);
+	assert_int_equal(s->kv.window + s->kv.sinks, 0);
 	assert_int_equal(kv_row_bytes(s->kv.k, 80), 3 * 26);
 	assert_int_equal(kv_row_bytes(s->kv.v, 64), 2 * 20);
 	assert_int_equal(kv_row_bytes(KVT_INT8, 80), 82);

@@ -88,7 +88,7 @@ class Info(Sized):
 class Memory(Sized):
     _fields_ = [("size", C.c_size_t), ("weights", C.c_int64), ("kv", C.c_int64), ("scratch", C.c_int64),
                 ("state", C.c_int64), ("kv_per_token", C.c_int64), ("kv_per_seq", C.c_int64), ("kv_saved", C.c_int64),
-                ("kv_snapshots", C.c_int64)]
+                ("kv_snapshots", C.c_int64), ("kv_exact", C.c_int64)]
 
 
 class Chunk(C.Structure):
