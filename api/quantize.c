@@ -1,11 +1,14 @@
 /* llmc_quantize: the text as tokens, a model of unfused steps to see inputs in, and the job of quant/. */
-#include <limits.h>
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "api/eval.h"
 #include "base/file.h"
 #include "base/sized.h"
+#include "quant/convert.h"
 #include "quant/quantize.h"
 
 enum { WINDOW = 512, N_WINDOWS = 64, OUT_SHARE = 8 };
@@ -15,6 +18,7 @@ typedef struct Made {
 	QuantJob    job;
 	llmc_model *model;
 	Windows     windows;
+	const char *whole; /* a folder as a GGUF of 16 bits, beside the result until that is there; NULL: none */
 } Made;
 
 static llmc_status
@@ -71,6 +75,49 @@ write_imatrix(Made *m, const llmc_quantize_options *o, llmc_error *err)
 	return imatrix_write(o->imatrix_out, &found, o->text ? "text" : "llmc calibration.txt", m->windows.n, m->windows.width, err);
 }
 
+/* --- a folder as a GGUF ----------------------------------------------------------------------------------------------------- */
+
+static bool
+ends_with(const char *s, const char *end)
+{
+	size_t n = strlen(s), k = strlen(end);
+
+	return n >= k && strcmp(s + n - k, end) == 0;
+}
+
+/* Has nothing in the folder changed since the file was made? */
+static bool
+is_fresh(Made *m, const char *file, const char *folder)
+{
+	struct stat own, st;
+	DIR *dir;
+	bool fresh = stat(file, &own) == 0;
+
+	if (!fresh || !(dir = opendir(folder)))
+		return false;
+	for (struct dirent *e; (e = readdir(dir));)
+		if (stat(arena_printf(&m->arena, "%s/%s", folder, e->d_name), &st) == 0 && S_ISREG(st.st_mode) &&
+		    (st.st_mtim.tv_sec > own.st_mtim.tv_sec || (st.st_mtim.tv_sec == own.st_mtim.tv_sec && st.st_mtim.tv_nsec > own.st_mtim.tv_nsec)))
+			fresh = false;
+	closedir(dir);
+	return fresh;
+}
+
+/* The folder becomes `path`, a GGUF with matrices of a 16-bit type, or of their own */
+static llmc_status
+as_gguf(Made *m, const char *folder, const char *path, Dtype type, const llmc_quantize_options *o, llmc_error *err)
+{
+	ConvertJob c = { .folder = folder, .out = path, .type = type, .progress = o->progress, .user = o->user, .log = o->log, .log_user = o->log_user };
+
+	TRY(convert_gguf(&c, err));
+	m->job.n_tensor = c.n_tensor;
+	m->job.in_bytes = c.in_bytes;
+	m->job.out_bytes = c.out_bytes;
+	m->job.weights = c.weights;
+	m->job.weight_bytes = c.weight_bytes;
+	return LLMC_OK;
+}
+
 static llmc_status
 run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, llmc_error *err)
 {
@@ -81,12 +128,13 @@ run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, ll
 	TRY(source_kind(in, &kind, err));
 	if (kind != SOURCE_GGUF && kind != SOURCE_HF)
 		return error_set(err, LLMC_E_INPUT, "%s: neither a GGUF file nor a folder of safetensors, which is what llmc quantizes", in);
-	if (kind == SOURCE_HF) {
+	const bool over = kind == SOURCE_HF && ends_with(out, ".gguf"); /* from the one to the other */
+	if (kind == SOURCE_HF && !over) {
 		job->form = folder_form(o->type ? o->type : "int4");
 		if (job->form == FOLDER_NONE)
-			return error_set(err, LLMC_E_INPUT, "%s: no type for a folder, which becomes a folder; known: " FOLDER_WORDS, o->type);
+			return error_set(err, LLMC_E_INPUT, "%s: no type for a folder; known: " FOLDER_WORDS "; other types are those of a GGUF, whose name ends in .gguf", o->type);
 	} else if (o->type && folder_form(o->type) != FOLDER_NONE && dtype_from_text(o->type) == DT_NONE) {
-		return error_set(err, LLMC_E_INPUT, "%s: is for folders of safetensors; %s is a GGUF", o->type, in);
+		return error_set(err, LLMC_E_INPUT, "%s: is for folders of safetensors; %s is a GGUF", o->type, over ? out : in);
 	} else if (o->bits > 0 && o->type) {
 		return error_set(err, LLMC_E_INPUT, "bits and type: %s for all, or what %g bits allow for each", o->type, (double)o->bits);
 	} else if (o->bits == 0) {
@@ -111,7 +159,16 @@ run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, ll
 	char *name = arena_strdup(&m->arena, out);
 	for (size_t n = strlen(name); n > 1 && name[n - 1] == '/'; n--)
 		name[n - 1] = 0;
-	job->in = in;
+	const bool plain = over && o->bits == 0 && dtype_info(job->type)->block_elems == 1; /* f16, bf16: the file is made at once */
+	if (over) {
+		m->whole = plain ? NULL : arena_printf(&m->arena, "%s.partial.16.gguf", name);
+		if (plain)
+			return as_gguf(m, in, name, job->type, o, err);
+		if (!is_fresh(m, m->whole, in))
+			TRY(as_gguf(m, in, m->whole, DT_NONE, o, err));
+		job->in_bytes = job->out_bytes = job->weights = job->weight_bytes = 0;
+	}
+	job->in = over ? m->whole : in;
 	job->out = name;
 	job->damp = (double)o->damp;
 	job->hessian_bytes = o->hessian_bytes;
@@ -127,7 +184,7 @@ run(Made *m, const char *in, const char *out, const llmc_quantize_options *o, ll
 	}
 	TRY(threads_open(o->n_threads, &job->threads, err));
 	bool looks = job->method == QUANT_GPTQ || ((job->method == QUANT_WEIGHTED || job->method == QUANT_AWQ) && !o->imatrix) || o->imatrix_out || o->bits > 0;
-	if (looks || kind == SOURCE_HF || job->method == QUANT_AWQ)
+	if (looks || job->form != FOLDER_NONE || job->method == QUANT_AWQ)
 		TRY(open_calibration(m, o, looks, err));
 	if (o->imatrix_out && job->method != QUANT_GPTQ)
 		TRY(write_imatrix(m, o, err));
@@ -180,6 +237,8 @@ llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt,
 	session_close(m->job.session);
 	threads_close(m->job.threads);
 	llmc_close(m->model);
+	if (m->whole && status != LLMC_E_CANCELLED) /* who stops it goes on later */
+		unlink(m->whole);
 	free(m->windows.tok);
 	arena_release(&m->arena);
 	free(m);

@@ -34,7 +34,7 @@ source_kind(const char *path, SourceKind *kind, llmc_error *err)
 	if (!file_exists(path))
 		return error_set(err, LLMC_E_INPUT, "%s: no such file or folder", path);
 	if (file_is_dir(path)) {
-		if (has_file(path, "config.json"))
+		if (has_file(path, "config.json") || (has_file(path, "params.json") && has_file(path, "consolidated.00.pth")))
 			*kind = SOURCE_HF;
 		else if (has_file(path, "model.yaml"))
 			*kind = SOURCE_ARTIFACT;

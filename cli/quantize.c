@@ -54,7 +54,7 @@ quantize(int argc, char **argv)
 	Output to = { 0 };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Types", NULL, NULL, NULL },
-		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, iq4_nl, mxfp4, q4_0, q4_1, q5_0, q5_1 [q4_k]; of a folder: int4, int8, fp8, mxfp4 [int4]" },
+		{ OPT_TEXT, 0, "type", "TYPE", &o.type, "of matrices: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, iq4_nl, mxfp4, q4_0, q4_1, q5_0, q5_1, f16, bf16 [q4_k]; of a folder that becomes a folder: int4, int8, fp8, mxfp4 [int4]" },
 		{ OPT_FLOAT, 0, "bits", "N", &o.bits, "instead of a type: bits a weight that all matrices may have together; each gets what the measured cost of its errors asks for" },
 		{ OPT_TEXT, 0, "head", "TYPE", &o.head, "of the output's matrix, and of an embedding that is the output's too [q6_k; with --bits chosen, too]" },
 		{ OPT_INT, 0, "group", "N", &o.group, "int4: columns that share a scale, 32 or 128 [128 where all matrices have whole ones]" },
@@ -114,6 +114,8 @@ const Command cmd_quantize = {
 	"quantize", "IN OUT [--type q4_k] [--method gptq]", "make a model smaller: blocks of 2 to 8 bits, errors compensated by a text",
 	"  llmc quantize model-f16.gguf model-q4_k.gguf\n"
 	"  llmc quantize model-f16.gguf model-4.25.gguf --bits 4.25\n"
+	"  llmc quantize model16/ model-q4_k.gguf                 a folder as a GGUF, with its tokenizer\n"
+	"  llmc quantize model16/ model-bf16.gguf --type bf16\n"
 	"  llmc quantize model16/ model-int4/ --type int4 --group 32\n"
 	"  llmc quantize model-f16.gguf model-q5_k.gguf --type q5_k --calibration mine.txt\n"
 	"  llmc quantize model-f16.gguf model-q4_0.gguf --type q4_0 --method weighted --imatrix imatrix.dat\n",

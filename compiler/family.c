@@ -86,7 +86,8 @@ bool
 family_load(Family *f, const char *name, const char *dir, const char *format, Loc at, Diag *d, Arena *a)
 {
 	static const char *const top[] = { "family", "match", "block", "hf", "gguf" };
-	static const char *const part[] = { "prefix", "block", "keys", "values", "when", "expect", "tensors", "ignore" };
+	static const char *const part[] = { "prefix", "block", "keys", "values", "when", "expect", "tensors", "ignore", "arch", "write" };
+	const size_t n_part = sizeof part / sizeof *part - (strcmp(format, "gguf") == 0 ? 0 : 2); /* the last two are for files that are written */
 	int before = d->n_error;
 
 	*f = (Family){ .name = name };
@@ -108,7 +109,7 @@ family_load(Family *f, const char *name, const char *dir, const char *format, Lo
 	f->format = node_get(f->root, format);
 	if (f->format && f->format->kind != NODE_MAP)
 		f->format = node_is_null(f->format) ? NULL : f->format;
-	check_keys(f->format, arena_printf(a, "%s of a family file", format), part, sizeof part / sizeof *part, d);
+	check_keys(f->format, arena_printf(a, "%s of a family file", format), part, n_part, d);
 	f->base = family_file(arena_printf(a, "families/_%s.yaml", format), dir, d, a);
 	if (!f->base && d->n_error == before)
 		err_at(d, at, "families/_%s.yaml is missing", format);

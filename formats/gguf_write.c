@@ -83,6 +83,36 @@ gguf_head_u32(GgufHead *h, const char *key, uint32_t value)
 	h->n_key++;
 }
 
+void
+gguf_head_f32(GgufHead *h, const char *key, float value)
+{
+	gguf_head_raw(h, &(GgufRaw){ .name = key, .type = GGUF_F32, .value = &value, .bytes = sizeof value });
+}
+
+void
+gguf_head_bool(GgufHead *h, const char *key, bool value)
+{
+	uint8_t byte = value;
+
+	gguf_head_raw(h, &(GgufRaw){ .name = key, .type = GGUF_BOOL, .value = &byte, .bytes = 1 });
+}
+
+void
+gguf_head_list(GgufHead *h, const char *key, GgufType elem, const void *value, size_t bytes, size_t n)
+{
+	gguf_head_raw(h, &(GgufRaw){ .name = key, .type = GGUF_ARR, .elem = elem, .count = n, .value = value, .bytes = bytes });
+}
+
+void
+gguf_head_texts(GgufHead *h, const char *key, const GgufStr *value, size_t n)
+{
+	gguf_head_list(h, key, GGUF_STR, NULL, 0, n);
+	for (size_t i = 0; i < n; i++) {
+		add_u64(&h->keys, value[i].n);
+		strbuf_add(&h->keys, value[i].s, value[i].n);
+	}
+}
+
 int64_t
 gguf_head_tensor(GgufHead *h, const char *name, Dtype d, int n_dims, const int64_t *dim)
 {

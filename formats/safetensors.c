@@ -12,9 +12,10 @@
 #include "base/json.h"
 #include "formats/flm.h"
 #include "formats/names.h"
+#include "formats/shards.h"
 #include "formats/torch.h"
 
-enum { MAX_HEADER_BYTES = 100 * 1000 * 1000, /* as the format's own library sets it */ MAX_CONFIG_BYTES = 8 << 20 };
+enum { MAX_HEADER_BYTES = 100 * 1000 * 1000, /* as the format's own library sets it */ MAX_CONFIG_BYTES = 8 << 20, MAX_SHARDS = 64 };
 
 struct Safetensors {
 	Arena      arena;
@@ -412,12 +413,46 @@ found_one(Safetensors *s, const char *folder, const Found *f, const char *kind, 
 	                 f->first, f->second, whole, whole);
 }
 
+/* The width of the model that params.json tells of */
+static llmc_status
+params_width(Safetensors *s, const char *folder, int64_t *out, llmc_error *err)
+{
+	const char *path = arena_printf(&s->arena, "%s/params.json", folder);
+	Strbuf *text = arena_strbuf(&s->arena);
+	json_error_t e;
+
+	TRY(file_read(path, MAX_CONFIG_BYTES, text, err));
+	json_t *root = json_read(&s->arena, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &e);
+	if (!root)
+		return json_failed(path, "params.json", &e, err);
+	*out = json_integer_value(json_object_get(root, "dim"));
+	if (*out < 1)
+		return error_set(err, LLMC_E_INPUT, "%s: dim is no whole number above 0", path);
+	return LLMC_OK;
+}
+
+/* Meta's own: consolidated.00.pth and those that follow */
+static llmc_status
+open_shards(Safetensors *s, const char *folder, llmc_error *err)
+{
+	int64_t width = 0;
+	int n = 0;
+
+	for (const char *file; n < MAX_SHARDS && file_exists(file = arena_printf(&s->arena, "%s/consolidated.%02d.pth", folder, n)); n++)
+		TRY(map_file(s, file, err));
+	TRY(params_width(s, folder, &width, err));
+	return shards_join(&s->arena, s->tensor, &s->n, n, width, err);
+}
+
 static llmc_status
 open_folder(Safetensors *s, const char *path, llmc_error *err)
 {
 	static const char *const whole[] = { "model.safetensors", "pytorch_model.bin" };
 	Found found[2] = { 0 };
 
+	if (file_exists(arena_printf(&s->arena, "%s/params.json", path)) && file_exists(arena_printf(&s->arena, "%s/consolidated.00.pth", path)) &&
+	    !file_exists(arena_printf(&s->arena, "%s/config.json", path)))
+		return open_shards(s, path, err);
 	for (int i = 0; i < 2; i++) {
 		const char *one = arena_printf(&s->arena, "%s/%s", path, whole[i]), *index = arena_printf(&s->arena, "%s.index.json", one), *only;
 		if (file_exists(one))

@@ -23,7 +23,7 @@ typedef struct StTensor {
 } StTensor;
 
 /* path: a .safetensors file, one of torch.save, an index.json, or a folder that holds model.safetensors, an index, or a single .safetensors, else
- * the same of pytorch_model.bin. */
+ * the same of pytorch_model.bin; or params.json and consolidated.00.pth (shards.h). */
 llmc_status safetensors_open(const char *path, Safetensors **out, llmc_error *err);
 llmc_status safetensors_open_memory(const void *data, size_t size, const char *name, Safetensors **out, llmc_error *err);
 void        safetensors_close(Safetensors *s);

@@ -790,7 +790,7 @@ LLMC_API llmc_status llmc_eval_plot(const llmc_eval_result *res, const char *tit
 
 typedef struct llmc_quantize_options { /* 0 or NULL takes the default in brackets */
 	size_t      size;
-	const char *type;       /* of matrices. GGUF: "q4_k", "q8_0", ... [q4_k]; columns that are no whole block take the next type of 32. Folder: "int4", "int8", "fp8", "mxfp4" [int4] */
+	const char *type;       /* of matrices. GGUF: "q4_k", "q8_0", ... [q4_k]; columns that are no whole block take the next type of 32. Folder to folder: "int4", "int8", "fp8", "mxfp4" [int4] */
 	const char *head;       /* of the output's matrix, and of an embedding that is the output's too [q6_k] */
 	const char *method;     /* "gptq": errors compensated by Hessians of a text; "awq": importance, with factors of columns folded into norms; "weighted": importance alone; "nearest": neither [gptq] */
 	const char *imatrix;    /* importance from this file, llama.cpp's old form or GGUF [from the text] */
@@ -819,9 +819,10 @@ typedef struct llmc_quantize_result {
 	double  bits;           /* a weight of the quantised matrices */
 	double  calibrate_s, seconds;
 } llmc_quantize_result;
-/* A GGUF file -> a GGUF file of blocks, an ordinary one; a folder of safetensors -> a folder in the layout of compressed-tensors, all weights in one file. The same bytes from run to run on one machine, for any number of threads. `out` must not exist; it
+/* A GGUF file -> a GGUF file of blocks, an ordinary one; a folder of safetensors -> a folder in the layout of compressed-tensors, all weights in one file;
+ * a folder -> a GGUF where the name of `out` ends in .gguf, with the folder's tokenizer, as llama.cpp's converter writes it: types "f32", "f16" and "bf16" at once, others by way of OUT.partial.16.gguf. The same bytes from run to run on one machine, for any number of threads. `out` must not exist; it
  * appears when it is complete. Stopped or failed, what is done stays as OUT.partial, and the next call with the same input and options goes on from there.
- * E_INPUT: options, or `out` is there; E_IO: the disk is full, say. */
+ * E_INPUT: options, `out` is there, or a folder's model that no GGUF describes; E_IO: the disk is full, say. */
 LLMC_API llmc_status llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt, llmc_quantize_result *res, llmc_error *err);
 
 /* A GPU of the table behind predictions; figures of its data sheet. */

@@ -155,6 +155,16 @@ plan_slot_bytes(const Plan *p, int slot, const int64_t sym[SYM_COUNT])
 	return n < 0 || n > INT64_MAX - 255 ? -1 : (n + 255) & ~(int64_t)255;
 }
 
+int64_t
+plan_source_row(const PlanSource *s, int64_t i)
+{
+	if (s->rope_pairs > 0) {
+		int64_t d = s->rope_pairs, r = i % d;
+		i += (r < d / 2 ? 2 * r : 2 * (r - d / 2) + 1) - r;
+	}
+	return s->first + i / s->block * s->stride + i % s->block;
+}
+
 Dtype
 plan_source_dtype(const PlanTensor *t, const PlanSource *s)
 {

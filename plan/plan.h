@@ -257,6 +257,7 @@ const PlanProduct *plan_product(const PlanKernel *k);
 bool plan_paths_fit(const PlanKernel *k, const char **why);
 /* Bytes of a tensor in memory in its layout; -1: bad shape for the layout */
 int64_t plan_tensor_bytes(const PlanTensor *t);
+int64_t plan_source_row(const PlanSource *s, int64_t i); /* of the file, or of its transposed view: where row i of the piece is */
 Dtype   plan_source_dtype(const PlanTensor *t, const PlanSource *s); /* of the file; DT_NONE: `stored` is no type */
 /* Weight bytes that a step of so many rows reads once: of stacked experts those that are chosen, when each row chooses by chance. */
 int64_t plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows);

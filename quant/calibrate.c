@@ -10,8 +10,11 @@ typedef struct Inside {
 	CalibrationInput in;
 	const PlanStep *step; /* the first that reads it */
 	int      buffer, piece;
+	int      chosen;      /* buffer of the experts of each row; -1: none */
+	int64_t  room;        /* rows that fit in.row */
 	bool     squared;     /* squares have been gathered by an earlier run */
 	float   *x;           /* [rows][cols] of this forward */
+	int32_t *ids;         /* [rows][top_k] of a mixture */
 	int64_t  rows, cap;   /* cap: floats of x */
 } Inside;
 
@@ -63,6 +66,21 @@ name_add(Arena *a, CalibrationInput *in, const PlanTensor *t)
 		all[in->n_name + i] = t->src[i].name;
 	in->name = all;
 	in->n_name += t->n_src;
+}
+
+static void
+mixture_of(Inside *in, const PlanStep *s, Arena *a)
+{
+	CalibrationInput *i = &in->in;
+
+	if (s->arg[ARG(moe_ffn, id)].kind != REF_BUFFER)
+		return;
+	in->chosen = s->arg[ARG(moe_ffn, id)].index;
+	i->experts = s;
+	i->n_experts = (int)step_int(s, "n_experts");
+	i->top_k = (int)step_int(s, "top_k");
+	i->squares_of = NEW(a, float, i->n_experts * i->cols);
+	i->seen_of = NEW(a, int64_t, i->n_experts);
 }
 
 /* --- where the text can be stopped --------------------------------------------------------------------------------------- */
@@ -165,15 +183,20 @@ calibration_new(const Plan *plan, Arena *a)
 		const PlanStep *s = &ph->step[i];
 		int x, w[2], n = matrices(s, &x, w);
 		if (n && s->arg[x].kind == REF_BUFFER) {
-			int b = s->arg[x].index;
-			if (!fresh[b]) {
+			const bool mixture = s->op == OP_moe_ffn; /* an input of its own, though other steps may read the same */
+			int b = s->arg[x].index, at = mixture ? 0 : fresh[b];
+			if (!at) {
 				c->in = arena_grow(a, c->in, &c->cap, (size_t)c->n + 1, sizeof *c->in);
 				int64_t cols = plan->buffer[b].extent.mul;
-				c->in[c->n++] = (Inside){ .in = { .layer = s->layer, .cols = cols, .squares = NEW(a, double, cols), .share = NEW(a, double, cols) }, .step = s, .buffer = b };
-				fresh[b] = c->n;
+				c->in[c->n++] = (Inside){ .in = { .layer = s->layer, .cols = cols, .squares = NEW(a, double, cols), .share = NEW(a, double, cols) }, .step = s, .buffer = b, .chosen = -1 };
+				at = c->n;
+				if (!mixture)
+					fresh[b] = at;
 			}
+			if (mixture)
+				mixture_of(&c->in[at - 1], s, a);
 			for (int k = 0; k < n; k++)
-				name_add(a, &c->in[fresh[b] - 1].in, &plan->tensor[s->arg[w[k]].index]);
+				name_add(a, &c->in[at - 1].in, &plan->tensor[s->arg[w[k]].index]);
 		}
 		for (int k = 0; k < s->n_make; k++)
 			if (s->make[k].arg >= 0 && s->arg[s->make[k].arg].kind == REF_BUFFER)
@@ -205,6 +228,27 @@ calibration_find(Calibration *c, const char *tensor)
 	return NULL;
 }
 
+/* Room for the rows of a forward in what is kept of a mixture's input */
+static bool
+rows_room(Inside *in)
+{
+	CalibrationInput *i = &in->in;
+	const int64_t need = i->seen + in->rows, room = in->room * 2 > need ? in->room * 2 : need;
+
+	if (need <= in->room)
+		return true;
+	float *row = realloc(i->row, (size_t)(room * i->cols) * sizeof *row);
+	if (row)
+		i->row = row;
+	int32_t *chosen = realloc(i->chosen, (size_t)(room * i->top_k) * sizeof *chosen);
+	if (chosen)
+		i->chosen = chosen;
+	if (!row || !chosen)
+		return false;
+	in->room = room;
+	return true;
+}
+
 /* The input of a step is whole when the step has run: nobody overwrites what it still reads. */
 static bool
 probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows, int64_t width)
@@ -212,9 +256,7 @@ probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *da
 	Calibration *c = user;
 	int x, w[2];
 
-	(void)width;
-	if (dtype != DT_F32)
-		return false;
+	(void)width, (void)dtype;
 	if (matrices(step, &x, w) && step->arg[x].kind == REF_BUFFER)
 		for (int i = 0; i < c->n; i++) {
 			Inside *in = &c->in[i];
@@ -233,6 +275,18 @@ probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *da
 			}
 			memcpy(in->x, seen->data, (size_t)need * sizeof *in->x);
 			in->rows = seen->rows;
+			const Seen *id = in->chosen >= 0 ? &c->seen[in->chosen] : NULL;
+			if (id && id->rows != in->rows)
+				in->rows = 0;
+			if (id && in->rows) {
+				const size_t bytes = (size_t)(in->rows * in->in.top_k) * sizeof *in->ids;
+				free(in->ids);
+				if (!(in->ids = malloc(bytes))) {
+					c->failed = true;
+					return false;
+				}
+				memcpy(in->ids, id->data, bytes);
+			}
 		}
 	for (int k = 0; k < step->n_make; k++)
 		if (strcmp(step->make[k].value, value) == 0 && step->make[k].arg >= 0)
@@ -261,6 +315,13 @@ gather(void *user, int part, int n_parts)
 				in->in.squares[j] += square;
 				in->in.share[j] += square * by;
 			}
+		}
+		for (int64_t t = 0; in->ids && !in->squared && t < in->rows * in->in.top_k; t++) {
+			const float *x = in->x + t / in->in.top_k * n;
+			float *to = in->in.squares_of + in->ids[t] * n;
+			for (int64_t j = n * part / n_parts; j < n * (part + 1) / n_parts; j++)
+				to[j] += x[j] * x[j];
+			in->in.seen_of[in->ids[t]] += part == 0;
 		}
 		if (in->in.h)
 			gram_add(&c->gram, c->threads, part, in->x, in->rows, n, in->in.h);
@@ -337,9 +398,17 @@ run_window(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int
 		threads_run(threads, gather, c);
 	if (c->failed)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the inputs of %d tokens", width);
-	for (int i = 0; i < c->n; i++)
-		if (!c->in[i].squared || c->in[i].in.hessian)
-			c->in[i].in.seen += c->in[i].rows;
+	for (int i = 0; i < c->n; i++) {
+		Inside *in = &c->in[i];
+		if (in->in.hessian && in->ids && in->rows) {
+			if (!rows_room(in))
+				return error_set(err, LLMC_E_MEMORY, "out of memory for the rows that experts see");
+			memcpy(in->in.row + in->in.seen * in->in.cols, in->x, (size_t)(in->rows * in->in.cols) * sizeof *in->x);
+			memcpy(in->in.chosen + in->in.seen * in->in.top_k, in->ids, (size_t)(in->rows * in->in.top_k) * sizeof *in->ids);
+		}
+		if (!in->squared || in->in.hessian)
+			in->in.seen += in->rows;
+	}
 	return LLMC_OK;
 }
 
@@ -354,7 +423,7 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 
 	for (int i = 0; i < c->n; i++) {
 		Inside *in = &c->in[i];
-		if (in->in.hessian && !in->in.h && !(in->in.h = calloc((size_t)in->in.cols * (size_t)in->in.cols, sizeof(float))))
+		if (in->in.hessian && !in->in.experts && !in->in.h && !(in->in.h = calloc((size_t)in->in.cols * (size_t)in->in.cols, sizeof(float))))
 			return error_set(err, LLMC_E_MEMORY, "out of memory for the Hessian of %s", in->in.name[0]);
 		if (in->in.hessian && in->squared)
 			in->in.seen = 0;
@@ -391,7 +460,9 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 	gram_release(&c->gram);
 	for (int i = 0; i < c->n; i++) {
 		free(c->in[i].x);
+		free(c->in[i].ids);
 		c->in[i].x = NULL;
+		c->in[i].ids = NULL;
 		c->in[i].cap = 0;
 	}
 	return status;
@@ -402,7 +473,11 @@ calibration_drop(Calibration *c)
 {
 	for (int i = 0; i < c->n; i++) {
 		free(c->in[i].in.h);
-		c->in[i].in.h = NULL;
+		free(c->in[i].in.row);
+		free(c->in[i].in.chosen);
+		c->in[i].in.h = c->in[i].in.row = NULL;
+		c->in[i].in.chosen = NULL;
+		c->in[i].room = 0;
 		c->in[i].in.hessian = false;
 	}
 }
@@ -416,6 +491,23 @@ calibration_release(Calibration *c)
 	c->at = 0;
 }
 
+/* Importance for each expert by its own rows; one that saw none: by all of them */
+static void
+experts_imatrix(const CalibrationInput *in, const float *mean, Arena *a, Imatrix *out)
+{
+	const int n = in->n_experts;
+	float *own = NEW(a, float, n * in->cols);
+
+	for (int e = 0; e < n; e++)
+		for (int64_t j = 0; j < in->cols; j++)
+			own[e * in->cols + j] = in->seen_of[e] ? in->squares_of[e * in->cols + j] / (float)in->seen_of[e] : mean[j];
+	/* gate and up, each one tensor of all, or one of each expert in turn */
+	for (int k = 0; k < in->n_name; k++) {
+		const bool each = in->n_name > 2;
+		imatrix_add(out, a, &(ImatrixEntry){ in->name[k], in->cols, each ? 1 : n, own + (each ? k % n * in->cols : 0), (double)in->seen });
+	}
+}
+
 void
 calibration_imatrix(const Calibration *c, Arena *a, Imatrix *out)
 {
@@ -426,6 +518,10 @@ calibration_imatrix(const Calibration *c, Arena *a, Imatrix *out)
 			continue;
 		for (int64_t j = 0; j < in->cols; j++)
 			mean[j] = (float)(in->squares[j] / (double)in->seen);
+		if (in->experts) {
+			experts_imatrix(in, mean, a, out);
+			continue;
+		}
 		for (int k = 0; k < in->n_name; k++)
 			imatrix_add(out, a, &(ImatrixEntry){ in->name[k], in->cols, 1, mean, (double)in->seen });
 	}

@@ -16,7 +16,14 @@ typedef struct CalibrationInput {
 	double      *squares;    /* [cols] sums */
 	double      *share;      /* [cols] sums of squares of rows of length 1; calibration_run leaves their mean, where rows have been seen */
 	bool         hessian;    /* wanted by calibration_run */
-	float       *h;          /* [cols][cols] X'X / seen, lower triangle; NULL: not wanted or taken */
+	float       *h;          /* [cols][cols] X'X / seen, lower triangle; NULL: not wanted or taken, or of experts */
+	/* of a mixture, whose experts see a part of the rows each */
+	const PlanStep *experts; /* the step; NULL: every row meets every matrix */
+	int          n_experts, top_k;
+	float       *squares_of; /* [n_experts][cols] sums over the rows of each */
+	int64_t     *seen_of;    /* [n_experts] */
+	float       *row;        /* [seen][cols] when hessian is wanted: the rows themselves, */
+	int32_t     *chosen;     /* [seen][top_k] and their experts */
 	int          n_name;
 	const char **name;       /* tensors of the checkpoint */
 } CalibrationInput;
@@ -37,7 +44,7 @@ bool              calibration_whole(const Calibration *c);
  * anew where that is too far. progress returns false: E_CANCELLED. */
 llmc_status       calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int32_t n, int32_t width,
                                   bool (*progress)(void *user, int32_t done, int32_t of), void *user, llmc_error *err);
-void              calibration_drop(Calibration *c);    /* Hessians */
+void              calibration_drop(Calibration *c);    /* Hessians and rows */
 void              calibration_release(Calibration *c); /* and what was kept to go on */
 void              calibration_imatrix(const Calibration *c, Arena *a, Imatrix *out);
 

@@ -19,7 +19,7 @@ quant_type(const char *name, Dtype *out, llmc_error *err)
 	Strbuf known = { 0 };
 
 	*out = dtype_from_text(name);
-	if (*out != DT_NONE && ((grid_has(*out) && dtype_info(*out)->ggml_type >= 0) || *out == DT_F16 || *out == DT_BF16))
+	if (*out != DT_NONE && ((grid_has(*out) && dtype_info(*out)->ggml_type >= 0) || *out == DT_F32 || *out == DT_F16 || *out == DT_BF16))
 		return LLMC_OK;
 	for (int d = 0; d < DT_COUNT; d++)
 		if (grid_has((Dtype)d) && dtype_info((Dtype)d)->ggml_type >= 0)
@@ -99,6 +99,7 @@ static uint32_t
 file_type(Dtype d)
 {
 	switch (d) {
+	case DT_F32: return 0;
 	case DT_F16: return 1;
 	case DT_Q4_0: return 2;
 	case DT_Q4_1: return 3;

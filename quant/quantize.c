@@ -16,8 +16,7 @@
 #include "quant/awq.h"
 #include "quant/gptq.h"
 
-enum { LOOK_WINDOWS = 4, LOOK_TOKENS = 128 /* for the choice of types: where importance comes from elsewhere; what errors cost */ };
-enum { ROWS_AT_ONCE = 8, PASSES = 3 /* over rows that compensation has rounded: more find little */ };
+enum { ROWS_AT_ONCE = 8 };
 
 /* --- tensors ------------------------------------------------------------------------------------------------------------- */
 
@@ -82,6 +81,20 @@ keep_divided(Run *r, Tensor *t, llmc_error *err)
 	return s;
 }
 
+llmc_status
+run_keep_blocks(Run *r, Tensor *t, const uint8_t *blocks, llmc_error *err)
+{
+	if (!t->n_part)
+		return run_keep(r, t, blocks, err);
+	uint8_t *parts = malloc((size_t)t->bytes);
+	if (!parts)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %s", t->in->name);
+	folder_from_blocks(t->to, blocks, rows_of(t->in), t->in->dim[0], parts);
+	llmc_status s = run_keep(r, t, parts, err);
+	free(parts);
+	return s;
+}
+
 static llmc_status
 quantise(Run *r, Tensor *t, const float *full, llmc_error *err)
 {
@@ -98,21 +111,13 @@ quantise(Run *r, Tensor *t, const float *full, llmc_error *err)
 	if (!dst)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %s", t->in->name);
 	if (t->input && t->input->h && t->to != DT_NONE && grid_has(t->to)) {
-		ok = gptq_rows(&(GptqRows){ t->in->dtype, t->to, t->in->data, dst, rows_of(t->in), t->in->dim[0], t->input->h, full, PASSES }, job->threads);
+		ok = gptq_rows(&(GptqRows){ t->in->dtype, t->to, t->in->data, dst, rows_of(t->in), t->in->dim[0], t->input->h, full, RUN_PASSES }, job->threads);
 	} else {
 		Rows w = { .t = t, .dst = dst, .form = job->form };
 		threads_run(job->threads, convert, &w);
 		ok = !atomic_load(&w.failed);
 	}
-	if (ok && blocks) {
-		uint8_t *parts = malloc((size_t)t->bytes);
-		ok = parts != NULL;
-		if (ok)
-			folder_from_blocks(t->to, dst, rows_of(t->in), t->in->dim[0], parts);
-		free(dst);
-		dst = parts;
-	}
-	llmc_status s = ok ? run_keep(r, t, dst, err) : error_set(err, LLMC_E_MEMORY, "out of memory for rows of %s", t->in->name);
+	llmc_status s = !ok ? error_set(err, LLMC_E_MEMORY, "out of memory for rows of %s", t->in->name) : blocks ? run_keep_blocks(r, t, dst, err) : run_keep(r, t, dst, err);
 	free(dst);
 	return s;
 }
@@ -153,6 +158,13 @@ is_wanted(const Run *r, const CalibrationInput *in)
 	return false;
 }
 
+/* A Hessian, or the rows that experts see */
+static int64_t
+bytes_of(const Run *r, const CalibrationInput *in)
+{
+	return 4 * in->cols * (in->experts ? (int64_t)r->job->n_window * r->job->width : in->cols);
+}
+
 /* Which inputs' Hessians are taken together: from the first that is wanted, as many as the budget holds, in whole pieces of the model. false: none is left. */
 static bool
 next_group(Run *r)
@@ -167,7 +179,7 @@ next_group(Run *r)
 		for (end = i; end < calibration_n(c) && calibration_piece(c, end) == calibration_piece(c, i); end++)
 			if (is_wanted(r, calibration_at(c, end))) {
 				wanted = true;
-				bytes += calibration_at(c, end)->cols * calibration_at(c, end)->cols * 4;
+				bytes += bytes_of(r, calibration_at(c, end));
 			}
 		if (any && bytes > r->job->hessian_bytes)
 			break;
@@ -185,6 +197,14 @@ quantise_group(Run *r, llmc_error *err)
 
 	for (int i = 0; i < calibration_n(job->calibration); i++) {
 		CalibrationInput *in = calibration_at(job->calibration, i);
+		if (in->experts && in->hessian) {
+			if (in->row)
+				TRY(run_experts(r, in, err));
+			for (int k = 0; k < r->n; k++) /* none were seen */
+				if (r->t[k].input == in && !r->t[k].done)
+					r->t[k].input = NULL;
+			in->hessian = false;
+		}
 		if (!in->h)
 			continue;
 		/* few inputs a column say little of how columns hang together: without a word from the user the damping grows with what is not known */
@@ -271,15 +291,18 @@ quantise_all(Run *r, llmc_error *err)
 {
 	QuantJob *job = r->job;
 
-	if (job->method == QUANT_GPTQ)
+	if (job->method == QUANT_GPTQ) {
+		run_mixtures(r);
 		for (int i = 0; i < r->n; i++) {
 			Tensor *t = &r->t[i];
-			/* a tied embedding is read by rows as well; experts have no Hessians of their own yet */
-			if (t->made && t->to != DT_NONE && rows_of(t->in) == t->in->dim[1] && strcmp(t->in->name, "token_embd.weight") != 0)
-				t->input = calibration_find(job->calibration, t->in->name);
-			if (t->input && t->input->cols != t->in->dim[0])
+			/* a tied embedding is read by rows as well */
+			if (t->input || !t->made || t->to == DT_NONE || rows_of(t->in) != t->in->dim[1] || strcmp(t->in->name, "token_embd.weight") == 0)
+				continue;
+			t->input = calibration_find(job->calibration, t->in->name);
+			if (t->input && (t->input->experts || t->input->cols != t->in->dim[0]))
 				t->input = NULL;
 		}
+	}
 	while (job->method == QUANT_GPTQ && next_group(r)) {
 		TRY(quant_calibrate(job, err));
 		TRY(quantise_group(r, err));

@@ -20,6 +20,7 @@ typedef struct Tensor {
 	bool    done;
 	CalibrationInput *input; /* whose Hessian it is rounded by; NULL: none */
 	const ImatrixEntry *importance;
+	uint8_t *room; /* blocks of a mixture's tensor while its experts are made in turn */
 	const float *times, *over; /* factors of columns, of a matrix; what a norm's weights are divided by; NULL: none */
 } Tensor;
 
@@ -48,6 +49,18 @@ rows_of(const GgufTensor *t)
 {
 	return t->dim[1] * t->dim[2] * t->dim[3];
 }
+
+enum { RUN_PASSES = 3 /* over rows that compensation has rounded: more find little */ };
+
+/* quantize.c */
+/* rows of t->to, as the file has them: in a folder, parts are made of them */
+llmc_status run_keep_blocks(Run *r, Tensor *t, const uint8_t *blocks, llmc_error *err);
+
+/* experts.c */
+/* Tensors of experts get the mixture as their input, where they lie in a form that run_experts takes */
+void run_mixtures(Run *r);
+/* Round all tensors of a mixture whose rows were kept (t->input is in), and keep them */
+llmc_status run_experts(Run *r, CalibrationInput *in, llmc_error *err);
 
 /* choose.c */
 /* An entry for a tensor, when its sizes are the tensor's */

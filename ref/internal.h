@@ -52,8 +52,6 @@ void ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64
 /* cap * tanh(scale * x / cap); cap 0: scale * x */
 float  ref_cap_one(float x, double scale, double cap);
 double ref_activate(const char *act, double x);
-/* of the step's act and limit */
-double ref_glu_one(const PlanStep *step, double g, double u);
 /* Rotate elements [0, rope_dims) of x into y; angles: cos, then sin, rope_dims / 2 each. y may be x. */
 void ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interleaved, float *y);
 

@@ -28,4 +28,6 @@ typedef void ref_fn(const RefCall *c);
 ref_fn *ref_find(OpKind op);
 /* Scratch that a step needs for at most n_tok rows and kv_len positions; -1: overflow */
 int64_t ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len);
+/* Gate and up of one element, of the step's act and limit */
+double ref_glu_one(const PlanStep *step, double g, double u);
 #endif

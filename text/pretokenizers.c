@@ -124,6 +124,45 @@ pretokenizer_load(llmc_tokenizer *t, Span name, bool *add_bos, llmc_error *err)
 	return LLMC_OK;
 }
 
+static bool
+has_exprs(yaml_document_t *d, const yaml_node_t *split, const char *exprs, size_t n)
+{
+	if (!split || split->type != YAML_SEQUENCE_NODE)
+		return false;
+	for (yaml_node_item_t *k = split->data.sequence.items.start; k < split->data.sequence.items.top; k++) {
+		size_t own = n ? strlen(exprs) : 0;
+		if (!n || !is(yaml_document_get_node(d, *k), exprs, own))
+			return false;
+		exprs += own + 1;
+		n -= own + 1;
+	}
+	return n == 0;
+}
+
+bool
+pretokenizer_name(const char *exprs, size_t n, bool ignore_merges, char name[64])
+{
+	yaml_document_t d;
+	bool found = false;
+
+	if (!open_doc(&d))
+		return false;
+	yaml_node_t *list = value(&d, yaml_document_get_root_node(&d), "pretokenizers");
+	for (yaml_node_item_t *i = list ? list->data.sequence.items.start : NULL; list && !found && i < list->data.sequence.items.top; i++) {
+		yaml_node_t *entry = yaml_document_get_node(&d, *i), *names = value(&d, entry, "names");
+		size_t len = 0;
+		if (is(value(&d, entry, "ignore_merges"), "true", 4) != ignore_merges || !has_exprs(&d, value(&d, entry, "split"), exprs, n) || !names ||
+		    names->type != YAML_SEQUENCE_NODE)
+			continue;
+		const char *s = scalar(yaml_document_get_node(&d, *names->data.sequence.items.start), &len);
+		found = s && len < 64;
+		if (found)
+			memcpy(name, s, len), name[len] = 0;
+	}
+	yaml_document_delete(&d);
+	return found;
+}
+
 bool
 end_list_open(llmc_tokenizer *t)
 {

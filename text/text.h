@@ -209,6 +209,9 @@ llmc_status text_open_ice(const char *data, size_t n, int32_t shift, const char 
 /* A folder with vocab.json and merges.txt */
 llmc_status text_open_merges(const char *dir, llmc_tokenizer **out, llmc_error *err);
 llmc_status text_open_flm(const uint8_t *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);
+/* The keys tokenizer.* of a GGUF for a folder's tokenizer, with n_ids ids. E_INPUT: GGUF files have no form for it, or what they have would cut text in another way */
+struct GgufHead;
+llmc_status text_export_gguf(const char *folder, int32_t n_ids, struct GgufHead *head, llmc_error *err);
 /* From memory: what fuzzers and tests use. `name` is for errors. */
 llmc_status text_open_json(const char *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);
 llmc_status text_open_spm(const char *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);
@@ -237,6 +240,8 @@ llmc_status regex_compile(llmc_tokenizer *t, const char *what, Span pattern, pcr
 llmc_status charsmap_read(Arena *a, Span blob, Charsmap *out, llmc_error *err);
 /* The entry of configs/pretokenizers.yaml with this name becomes pre-tokenizers. */
 llmc_status pretokenizer_load(llmc_tokenizer *t, Span name, bool *add_bos, llmc_error *err);
+/* The first name of the entry with these expressions (each ended by a NUL, n bytes together) and this way with pieces that are in the vocabulary: copied to `name`. false: none has them */
+bool     pretokenizer_name(const char *exprs, size_t n, bool ignore_merges, char name[64]);
 /* The list end_of_generation of the same file, held in t->scratch: open it, then ask. */
 bool     end_list_open(llmc_tokenizer *t);
 bool     ends_generation(const llmc_tokenizer *t, Span token);

@@ -51,8 +51,8 @@ goes_without_saying(const Source *s, SpecKey k)
 	return number_parse(text, &x) && number_parse(def, &y) && x == y;
 }
 
-static const char *
-yaml_text(const Source *s)
+const char *
+import_text(const Source *s)
 {
 	const char *out = arena_printf(s->a, "# imported by llmc from %s\n", strcmp(s->format, "gguf") == 0 ? "a GGUF file" : flm_name(s->path) ? "a FastLLM model" : "a Hugging Face folder");
 	const char *open = ""; /* the map whose keys are being written, one line each up to its last dot */
@@ -117,11 +117,9 @@ drop_foreign_tokens(Source *s, SpecKey k)
 		source_set(s, k, !*out ? NULL : list ? arena_printf(s->a, "[%s]", out) : out);
 }
 
-static char *
-import(Source *s, bool folder, llmc_error *err)
+char *
+import_source(Source *s)
 {
-	if (!(folder ? source_read_hf : flm_name(s->path) ? source_read_flm : source_read_gguf)(s, err))
-		return NULL;
 	if (!import_family(s))
 		return NULL;
 	source_set(s, K_llmc, "1");
@@ -139,15 +137,15 @@ import(Source *s, bool folder, llmc_error *err)
 	source_set(s, K_checkpoint, s->format);
 	if (s->d->n_error)
 		return NULL;
-	const char *text = yaml_text(s);
+	const char *text = import_text(s);
 	Spec *spec = resolve(s, text);
 	for (int round = 0; spec && s->have_tensors && round < 3 && import_names(s, spec); round++)
-		spec = resolve(s, text = yaml_text(s));
+		spec = resolve(s, text = import_text(s));
 	if (!spec)
 		return NULL;
 	if (s->have_tensors) {
 		import_check(s, spec);
-		if (s->d->n_error || !resolve(s, text = yaml_text(s)))
+		if (s->d->n_error || !resolve(s, text = import_text(s)))
 			return NULL;
 	}
 	return arena_strdup(s->a, text);
@@ -160,9 +158,9 @@ import_yaml(const char *src, bool allow_unknown_keys, Diag *d, Arena *perm, llmc
 	bool folder = file_is_dir(src);
 
 	*s = (Source){ .d = d, .a = perm, .path = src, .allow_unknown_keys = allow_unknown_keys };
-	if (folder && !file_exists(arena_printf(perm, "%s/config.json", src))) {
+	if (folder && !file_exists(arena_printf(perm, "%s/config.json", src)) && !file_exists(arena_printf(perm, "%s/params.json", src))) {
 		error_set(err, LLMC_E_INPUT, "%s: holds no config.json: a Hugging Face folder or a GGUF file is expected", src);
 		return NULL;
 	}
-	return import(s, folder, err);
+	return (folder ? source_read_hf : flm_name(src) ? source_read_flm : source_read_gguf)(s, err) ? import_source(s) : NULL;
 }

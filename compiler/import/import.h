@@ -68,7 +68,11 @@ void          source_set_num(Source *s, SpecKey k, double v);
 bool          source_set_layers(Source *s, SpecKey k, ExprVal layer_types);
 const char   *family_word(const Source *s, SpecKey k);    /* what the family's blocks say; NULL: nothing */
 
+/* From keys and tensors to YAML (arena); NULL: errors are in s->d */
+char *import_source(Source *s);
+const char *import_text(const Source *s); /* what s->value says, as YAML */
 bool import_family(Source *s);     /* match */
+bool import_eval(Source *s, const Node *n, ExprVal *out); /* an expression over the source's keys */
 void import_nearest(Source *s, const Family *family, size_t n); /* a note: which of these is nearest, and how it differs */
 void import_map(Source *s);        /* keys, values, when, expect, unknown keys */
 bool import_names(Source *s, const Spec *spec);  /* true: values changed, make the Spec again */

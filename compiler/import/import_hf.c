@@ -303,7 +303,12 @@ source_read_hf(Source *s, llmc_error *err)
 	s->file = arena_printf(s->a, "%s/config.json", s->path);
 	const char *more = arena_printf(s->a, "%s/generation_config.json", s->path);
 	bool look = has_weights(s->path, s->a);
+	const bool original = !file_exists(s->file); /* Meta's params.json, which names no model */
+	if (original)
+		s->file = arena_printf(s->a, "%s/params.json", s->path);
 	json_t *config = load_json(s, s->file, err);
+	if (config && original && json_object_set_new(config, "model_type", json_string("original")) != 0)
+		arena_out(s->a);
 	if (!config || (file_exists(more) && !(generation = load_json(s, more, err))))
 		return false;
 	llmc_error none = { 0 };

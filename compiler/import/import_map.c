@@ -61,8 +61,8 @@ env_size(void *user, const char *tensor, bool last, double *out)
 	return true;
 }
 
-static bool
-eval(Source *s, const Node *n, ExprVal *out)
+bool
+import_eval(Source *s, const Node *n, ExprVal *out)
 {
 	ExprEnv env = { .user = s, .key = env_key, .resolved = env_resolved, .has = env_has, .size = env_size };
 
@@ -91,7 +91,7 @@ import_family(Source *s)
 		ExprVal v;
 		if (!m || m->kind != NODE_SCALAR)
 			continue;
-		if (!eval(s, m, &v))
+		if (!import_eval(s, m, &v))
 			return false;
 		if (expr_true(v)) {
 			s->family = f;
@@ -124,7 +124,7 @@ fill_template(Source *s, const Node *n)
 		if (t->item[i]->kind != NODE_SCALAR)
 			return NULL;
 		t->item[i]->loc = n->loc;
-		if (!eval(s, t->item[i], &v))
+		if (!import_eval(s, t->item[i], &v))
 			return NULL;
 		if (v.kind == EXPR_NUM || v.kind == EXPR_BOOL) {
 			yaml_number(num, v.num);
@@ -216,7 +216,7 @@ one_alternative(Source *s, SpecKey k, const Node *n)
 		return NULL;
 	if (*n->text == '{')
 		return fill_template(s, n);
-	return eval(s, n, &v) ? value_text(s, k, v, n) : NULL;
+	return import_eval(s, n, &v) ? value_text(s, k, v, n) : NULL;
 }
 
 /* The first alternative whose keys exist. The others are looked at as well, so that their keys count as known. */
@@ -235,7 +235,7 @@ map_key(Source *s, SpecKey k, const Node *n)
 			if (x->kind == NODE_SCALAR && *x->text == '{')
 				fill_template(s, x);
 			else if (x->kind == NODE_SCALAR)
-				eval(s, x, &unused);
+				import_eval(s, x, &unused);
 		}
 	}
 	if (found)
@@ -287,7 +287,7 @@ apply_when(Source *s)
 			err_at(s->d, when->item[i]->loc, "when: {if: condition, set: {key: value}} is expected");
 			continue;
 		}
-		bool holds = eval(s, cond, &v) && expr_true(v);
+		bool holds = import_eval(s, cond, &v) && expr_true(v);
 		for (size_t j = 0; j < set->n; j++) {
 			int k = spec_key_find(set->key[j]->text);
 			const Node *to = set->item[j];
@@ -310,7 +310,7 @@ apply_when(Source *s)
 				source_set(s, (SpecKey)k, NULL);
 				map_key(s, (SpecKey)k, to);
 			} else if (to->kind == NODE_SCALAR && *to->text != '{') {
-				eval(s, to, &v); /* its keys are known */
+				import_eval(s, to, &v); /* its keys are known */
 			}
 		}
 	}

@@ -35,17 +35,6 @@ typedef struct Room {
 	int64_t matrix, block;
 } Room;
 
-/* Row of the file, or of its transposed view, for row i of a piece. */
-static int64_t
-source_row(const PlanSource *s, int64_t i)
-{
-	if (s->rope_pairs > 0) {
-		int64_t d = s->rope_pairs, r = i % d;
-		i += (r < d / 2 ? 2 * r : 2 * (r - d / 2) + 1) - r;
-	}
-	return s->first + i / s->block * s->stride + i % s->block;
-}
-
 bool
 pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **data)
 {
@@ -242,7 +231,7 @@ file_row(Job *j, int64_t i, char *tmp, Room *room)
 		k++;
 	}
 	const PlanSource *s = &t->src[k];
-	int64_t row = source_row(s, i);
+	int64_t row = plan_source_row(s, i);
 	if (!j->src) {
 		random_row(j, s, row, tmp);
 		return tmp;
@@ -352,7 +341,7 @@ pack_vector(const PlanTensor *t, const CheckpointTensor *src, void *dst, llmc_er
 		for (int64_t i = 0; !src && i < n; i++) /* norms are about 1, biases about 0 */
 			file[i] = (norm ? 1.0f : 0.0f) + 0.02f * noise_at(mix(name_hash(s->name)) + (uint64_t)i);
 		for (int64_t i = 0; i < s->n_block * s->block; i++, at += width)
-			memcpy(out + at, file + source_row(s, i) * width, (size_t)width * sizeof *out);
+			memcpy(out + at, file + plan_source_row(s, i) * width, (size_t)width * sizeof *out);
 	}
 	if (!strcmp(t->layout, "f32"))
 		memcpy(dst, out, (size_t)t->rows * sizeof *out);

@@ -1,0 +1,550 @@
+/* A folder's model as a GGUF has it (compiler/export.h).
+ *
+ * Keys: those that every architecture has, what the family's map names by a plain key, and what its `write` says by an expression over the folder's keys. Then import
+ * reads them back; a key of ours that came out different is written too, if the map has a name for it. Tensors: the graph of the description with the names of
+ * GGUF files, whose sources say where rows lie there. Last, the graph that was read back is held against the folder's. */
+#include "compiler/export.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "compiler/import/import.h"
+
+typedef struct Job {
+	Source     *from;    /* the folder */
+	Family      family;  /* with its gguf part */
+	Diag       *d;
+	Arena      *a;
+	const char *path;
+	const Spec *spec;
+	Export     *x;
+	bool        written[K_COUNT];
+} Job;
+
+/* --- keys --------------------------------------------------------------------------------------------------------------- */
+
+/* Numbers of these are f32 in every file. */
+static bool
+is_real(const char *name)
+{
+	static const char *const ends[] = { "epsilon", "freq_base", "freq_base_swa", "scale", "factor", "softcapping", "alibi_bias", "clamp_kqv", "beta_fast", "beta_slow", "multiplier",
+	                                    "weights_scale" };
+
+	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+		size_t n = strlen(name), k = strlen(ends[i]);
+		if (n >= k && strcmp(name + n - k, ends[i]) == 0)
+			return true;
+	}
+	return false;
+}
+
+static void
+key_add(Job *j, const char *name, ExprVal v)
+{
+	Export *x = j->x;
+	const char *full = arena_printf(j->a, "%s.%s", x->arch, name);
+
+	for (size_t i = 0; i < x->n_key; i++)
+		if (strcmp(x->key[i].name, full) == 0)
+			return;
+	x->key = arena_grow(j->a, x->key, &x->cap_key, x->n_key + 1, sizeof *x->key);
+	x->key[x->n_key++] = (ExportKey){ full, v, is_real(name) };
+}
+
+static void
+num_add(Job *j, const char *name, double v)
+{
+	key_add(j, name, (ExprVal){ .kind = EXPR_NUM, .num = v });
+}
+
+static void
+str_add(Job *j, const char *name, const char *v)
+{
+	key_add(j, name, (ExprVal){ .kind = EXPR_STR, .str = v });
+}
+
+/* A key of the file and nothing around it */
+static bool
+is_plain(const char *s)
+{
+	return *s >= 'a' && *s <= 'z' && !s[strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789_.")] && strcmp(s, "null") && strcmp(s, "true") && strcmp(s, "false");
+}
+
+/* The file's key for one of ours; NULL: it has none, or only as a part of something */
+static const char *
+plain_key(const Job *j, SpecKey k)
+{
+	const Node *own = node_get(j->family.format, "keys"), *n = own ? node_get(own, spec_key[k].path) : NULL, *base = node_get(j->family.base, "keys");
+	const char *found = NULL;
+
+	if (!n)
+		n = base ? node_get(base, spec_key[k].path) : NULL;
+	for (size_t i = 0; n && i < (n->kind == NODE_LIST ? n->n : 1); i++) {
+		const Node *v = n->kind == NODE_LIST ? n->item[i] : n;
+		if (v->kind != NODE_SCALAR || node_is_null(v) || !is_plain(v->text))
+			continue;
+		/* of the two names of an epsilon the one of the norm that is there */
+		if (k == K_norm_eps && (strstr(v->text, "rms") != NULL) != (j->spec->norm.kind == NORM_RMS))
+			continue;
+		if (!found)
+			found = v->text;
+	}
+	return found;
+}
+
+static bool
+write_key(Job *j, SpecKey k)
+{
+	const char *name = plain_key(j, k), *text = spec_get(j->spec, j->a, spec_key[k].path);
+	double v;
+
+	if (j->written[k] || !name || !text)
+		return false;
+	if (spec_key[k].type == TYPE_BOOL)
+		key_add(j, name, (ExprVal){ .kind = EXPR_BOOL, .num = strcmp(text, "true") == 0 });
+	else if ((spec_key[k].type == TYPE_INT || spec_key[k].type == TYPE_NUM) && number_parse(text, &v))
+		num_add(j, name, v);
+	else
+		return false;
+	return j->written[k] = true;
+}
+
+/* What `write` of the family's gguf part says */
+static bool
+family_keys(Job *j)
+{
+	const Node *map = node_get(j->family.format, "write");
+
+	for (size_t i = 0; map && map->kind == NODE_MAP && i < map->n; i++) {
+		ExprVal v;
+		if (map->item[i]->kind != NODE_SCALAR || !import_eval(j->from, map->item[i], &v))
+			return false;
+		if (v.kind != EXPR_NULL)
+			key_add(j, map->key[i]->text, v);
+	}
+	return true;
+}
+
+static void
+rope_keys(Job *j)
+{
+	const RopeTable *r = &j->spec->rope[0];
+
+	switch (r->scaling) {
+	case SCALE_NONE:
+	case SCALE_DYNAMIC:
+	case SCALE_PROPORTIONAL:
+	case SCALE_LLAMA3: /* a tensor of factors */
+		break;
+	case SCALE_LINEAR:
+		str_add(j, "rope.scaling.type", "linear");
+		num_add(j, "rope.scaling.factor", r->factor);
+		break;
+	case SCALE_YARN:
+		str_add(j, "rope.scaling.type", "yarn");
+		num_add(j, "rope.scaling.factor", r->factor);
+		num_add(j, "rope.scaling.original_context_length", r->original_positions);
+		if (r->attention_factor > 0) /* on top of yarn's own */
+			num_add(j, "rope.scaling.attn_factor", r->attention_factor / (1 + 0.1 * log(r->factor > 1 ? r->factor : 1)));
+		if (r->beta_fast != 32)
+			num_add(j, "rope.scaling.yarn_beta_fast", r->beta_fast);
+		if (r->beta_slow != 1)
+			num_add(j, "rope.scaling.yarn_beta_slow", r->beta_slow);
+		break;
+	case SCALE_LONGROPE: {
+		double by_rule = r->factor > 1 ? sqrt(1 + log(r->factor) / log(r->original_positions)) : 1;
+		num_add(j, "rope.scaling.original_context_length", r->original_positions);
+		num_add(j, "rope.scaling.attn_factor", r->attention_factor > 0 ? r->attention_factor : by_rule);
+		break;
+	}
+	}
+}
+
+/* --- tensors ------------------------------------------------------------------------------------------------------------ */
+
+/* The part of a tensor's name that says its role: "L3.q.bias" -> "q.bias" */
+static const char *
+role_of(const char *id)
+{
+	const char *dot = *id == 'L' ? strchr(id, '.') : NULL;
+
+	return dot ? dot + 1 : id;
+}
+
+static bool
+tensor_add(Job *j, const PlanTensor *t, const PlanSource *s)
+{
+	static const char *const always[] = { "router", "s_mix", "pos_embed", "lin_conv", "ssm_conv", "conv_w" };
+	const char *role = role_of(t->id);
+	Export *x = j->x;
+	int64_t stack = strncmp(role, "e_", 2) == 0 && t->n_src == 1 && j->spec->moe.n_experts > 0 ? j->spec->moe.n_experts : 1;
+	ExportTensor n = { .name = s->name, .rows = s->rows, .cols = s->cols };
+
+	for (size_t i = 0; i < x->n_tensor; i++)
+		if (strcmp(x->tensor[i].name, s->name) == 0)
+			return x->tensor[i].rows == s->rows && x->tensor[i].cols == s->cols;
+	if (s->transpose || s->rows % stack)
+		return false;
+	if (stack > 1 || strncmp(role, "e_", 2) == 0)
+		n.dim[n.n_dims++] = stack;
+	if (n.n_dims || s->cols == 0 || s->rows > 1) /* a matrix of one row is a vector there */
+		n.dim[n.n_dims++] = s->rows / stack;
+	if (s->cols)
+		n.dim[n.n_dims++] = s->cols;
+	n.f32 = n.n_dims == 1 || s->cols == 0 || strstr(role, "norm");
+	for (size_t i = 0; i < sizeof always / sizeof *always; i++)
+		n.f32 |= strncmp(role, always[i], strlen(always[i])) == 0;
+	x->tensor = arena_grow(j->a, x->tensor, &x->cap_tensor, x->n_tensor + 1, sizeof *x->tensor);
+	x->tensor[x->n_tensor++] = n;
+	return true;
+}
+
+static void
+made_add(Job *j, const char *name, int n, const double *value)
+{
+	Export *x = j->x;
+	float *f = NEW(j->a, float, n + 1);
+
+	for (int i = 0; i < n; i++)
+		f[i] = (float)value[i];
+	x->tensor = arena_grow(j->a, x->tensor, &x->cap_tensor, x->n_tensor + 1, sizeof *x->tensor);
+	x->tensor[x->n_tensor++] = (ExportTensor){ .name = name, .n_dims = 1, .dim = { n }, .rows = n, .f32 = true, .value = f };
+}
+
+/* Wavelengths that are stretched one by one: by what each frequency is divided */
+static void
+rope_tensors(Job *j)
+{
+	const RopeTable *r = &j->spec->rope[0];
+	const int n = r->dims / 2;
+
+	if (j->spec->position != POS_ROPE)
+		return;
+	if (r->scaling == SCALE_LONGROPE) {
+		made_add(j, "rope_factors_long.weight", r->n_long, r->long_factor);
+		made_add(j, "rope_factors_short.weight", r->n_short, r->short_factor);
+	}
+	if (r->scaling != SCALE_LLAMA3)
+		return;
+	double *factor = NEW(j->a, double, n + 1);
+	for (int i = 0; i < n; i++) {
+		double turns = r->original_positions * pow(r->theta, -2.0 * i / r->dims) / (2 * M_PI);
+		double stay = (turns - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+		factor[i] = turns > r->high_freq_factor ? 1 : turns < r->low_freq_factor ? r->factor : 1 / ((1 - stay) / r->factor + stay);
+	}
+	made_add(j, "rope_freqs.weight", n, factor);
+}
+
+/* --- read back ---------------------------------------------------------------------------------------------------------- */
+
+static const Spec *
+read_back(const Job *j)
+{
+	Source *s = NEW(j->a, Source, 1);
+
+	*s = (Source){ .d = j->d, .a = j->a, .path = j->path, .file = j->path, .format = "gguf", .arch = j->x->arch, .have_tensors = true };
+	source_add(s, "general.architecture", (ExprVal){ .kind = EXPR_STR, .str = s->arch });
+	for (size_t i = 0; i < j->x->n_key; i++)
+		source_add(s, j->x->key[i].name, j->x->key[i].val);
+	s->tensor = NEW(j->a, SourceTensor, j->x->n_tensor + 1);
+	for (size_t i = 0; i < j->x->n_tensor; i++) {
+		const ExportTensor *t = &j->x->tensor[i];
+		SourceTensor *to = &s->tensor[s->n_tensor++];
+		*to = (SourceTensor){ .name = t->name, .dtype = t->f32 ? DT_F32 : DT_F16, .dtype_name = t->f32 ? "F32" : "F16", .n_dims = t->n_dims };
+		memcpy(to->dim, t->dim, sizeof t->dim);
+	}
+	source_sort(s);
+	const char *yaml = import_source(s);
+	return yaml ? spec_from_text(arena_printf(j->a, "%s (read back)", j->path), yaml, strlen(yaml), NULL, j->d, j->a) : NULL;
+}
+
+/* Keys that say where a model lies, how it is stored and run, not what it computes */
+static bool
+is_apart(SpecKey k)
+{
+	static const char *const paths[] = { "llmc", "name", "family", "resolved", "dtype", "text.", "storage.", "weights", "checkpoint", "names.", "tensors", "kv.", "limits." };
+
+	for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+		if (strncmp(spec_key[k].path, paths[i], strlen(paths[i])) == 0)
+			return true;
+	return false;
+}
+
+static bool
+near(double a, double b, double rel)
+{
+	return fabs(a - b) <= rel * fmax(fabs(a), fabs(b));
+}
+
+static bool
+key_differs(const Job *j, const Spec *back, SpecKey k)
+{
+	const char *a = spec_get(j->spec, j->a, spec_key[k].path), *b = spec_get(back, j->a, spec_key[k].path);
+	double x, y;
+
+	if (is_apart(k) || !a || !b || strcmp(a, b) == 0)
+		return false;
+	return !number_parse(a, &x) || !number_parse(b, &y) || !near(x, y, 1e-6);
+}
+
+/* Attributes of two ops, but for what a norm's weights lack and what a scale's rounding changes */
+static bool
+ops_agree(const Op *a, const Op *b)
+{
+	if (a->kind != b->kind || a->layer != b->layer || a->n_attr != b->n_attr)
+		return false;
+	for (int i = 0; i < a->n_attr; i++) {
+		const Attr *x = &a->attr[i], *y = &b->attr[i];
+		if (strcmp(x->key, y->key) == 0 && strcmp(x->key, "plus_one") == 0)
+			continue;
+		double rel = a->kind == OP_embed && strcmp(x->key, "scale") == 0 ? 1.0 / 256 : 1e-6;
+		if (strcmp(x->key, y->key) || x->kind != y->kind || x->i != y->i || !near(x->f, y->f, rel) || (x->s && y->s && strcmp(x->s, y->s)))
+			return false;
+	}
+	return true;
+}
+
+static bool
+ropes_agree(const Spec *a, const Spec *b)
+{
+	if (a->position != b->position || a->n_rope != b->n_rope || a->rope_style != b->rope_style || a->rope_axes != b->rope_axes)
+		return false;
+	for (int i = 0; i < a->n_rope && a->position == POS_ROPE; i++) {
+		const RopeTable *x = &a->rope[i], *y = &b->rope[i];
+		bool same = x->dims == y->dims && near(x->theta, y->theta, 1e-6);
+		if (x->scaling == SCALE_LLAMA3)
+			same = same && y->scaling == SCALE_NONE && y->factors_tensor[0] && i == 0;
+		else
+			same = same && x->scaling == y->scaling;
+		if (x->scaling == SCALE_LONGROPE)
+			same = same && i == 0 && y->factors_tensor[0] && y->factors_tensor[1] && near(x->original_positions, y->original_positions, 1e-6);
+		if (x->scaling == SCALE_LINEAR || x->scaling == SCALE_YARN || x->scaling == SCALE_DYNAMIC)
+			same = same && near(x->factor, y->factor, 1e-6);
+		if (x->scaling == SCALE_YARN)
+			same = same && near(x->original_positions, y->original_positions, 1e-6) && near(x->beta_fast, y->beta_fast, 1e-6) && near(x->beta_slow, y->beta_slow, 1e-6) &&
+			       near(x->attention_factor, y->attention_factor, 1e-5) && x->mscale == y->mscale && x->mscale_all_dim == y->mscale_all_dim && x->truncate == y->truncate;
+		if (!same || x->scaling == SCALE_PROPORTIONAL)
+			return false;
+	}
+	return true;
+}
+
+static bool
+graphs_agree(const Graph *a, const Graph *b)
+{
+	bool same = a->n_op == b->n_op && a->n_tensor == b->n_tensor && a->n_pool == b->n_pool && ropes_agree(a->spec, b->spec);
+
+	for (size_t i = 0; same && i < a->n_op; i++) {
+		same = ops_agree(&a->op[i], &b->op[i]);
+		for (int k = 0; same && k < OP_MAX_ARGS; k++) {
+			int v = a->op[i].arg[k], w = b->op[i].arg[k];
+			same = (v < 0) == (w < 0) && (v < 0 || strcmp(a->val[v].name, b->val[w].name) == 0);
+		}
+	}
+	for (size_t i = 0; same && i < a->n_tensor; i++)
+		same = strcmp(a->tensor[i].id, b->tensor[i].id) == 0 && a->tensor[i].rows == b->tensor[i].rows && a->tensor[i].cols == b->tensor[i].cols;
+	for (int i = 0; same && i < a->n_pool; i++)
+		same = a->pool[i].keep == b->pool[i].keep && a->pool[i].n_layers == b->pool[i].n_layers && a->pool[i].kv_heads == b->pool[i].kv_heads &&
+		       a->pool[i].k_dim == b->pool[i].k_dim && a->pool[i].v_dim == b->pool[i].v_dim;
+	return same && a->spec->max_positions == b->spec->max_positions;
+}
+
+/* What is to be added to a norm's weights: [tensors of the graph] */
+static float *
+norms_of(const Job *j, const Graph *a, const Graph *b)
+{
+	float *add = NEW(j->a, float, a->n_tensor + 1);
+
+	for (size_t i = 0; i < a->n_op; i++) {
+		const Op *o = &a->op[i];
+		int w = o->kind == OP_rmsnorm ? o->arg[ARG(rmsnorm, w)] : o->kind == OP_layernorm ? o->arg[ARG(layernorm, w)] : -1;
+		if (w >= 0)
+			add[a->val[w].tensor] = (float)(attr_int(o->attr, o->n_attr, "plus_one") - attr_int(b->op[i].attr, b->op[i].n_attr, "plus_one"));
+	}
+	return add;
+}
+
+/* --- all of it ------------------------------------------------------------------------------------------------------------ */
+
+static const char *
+known_families(const Job *j)
+{
+	const Node *index = family_file("families/_index.yaml", NULL, j->d, j->a), *list = index ? node_get(index, "families") : NULL;
+	const char *out = "";
+
+	for (size_t i = 0; list && list->kind == NODE_LIST && i < list->n; i++) {
+		const Node *root = family_file(arena_printf(j->a, "families/%s.yaml", list->item[i]->text), NULL, j->d, j->a);
+		const Node *match = root ? node_get(root, "match") : NULL, *gguf = root ? node_get(root, "gguf") : NULL;
+		if ((match && node_get(match, "gguf")) || (gguf && node_get(gguf, "arch")))
+			out = arena_printf(j->a, "%s%s%s", out, *out ? ", " : "", list->item[i]->text);
+	}
+	return out;
+}
+
+/* general.architecture: what the gguf part says, else what its condition asks for */
+static const char *
+arch_of(const Job *j)
+{
+	const Node *own = j->family.format ? node_get(j->family.format, "arch") : NULL, *match = node_get(j->family.root, "match"), *m = match ? node_get(match, "gguf") : NULL;
+	const char *at = m && m->kind == NODE_SCALAR ? strstr(m->text, "arch == ") : NULL;
+
+	if (own && own->kind == NODE_SCALAR)
+		return own->text;
+	return at ? arena_strndup(j->a, at + 8, strcspn(at + 8, " )")) : NULL;
+}
+
+static const Spec *
+spec_of(const Job *j, const char *what)
+{
+	const char *yaml = import_text(j->from);
+
+	return spec_from_text(arena_printf(j->a, "%s (%s)", j->from->path, what), yaml, strlen(yaml), NULL, j->d, j->a);
+}
+
+/* The folder's description with the names of GGUF files */
+static const Spec *
+renamed(const Job *j)
+{
+	static const SpecKey folder[] = { K_tensors, K_names_prefix, K_names_replace, K_storage_rules, K_storage_default };
+
+	for (size_t i = 0; i < sizeof folder / sizeof *folder; i++)
+		source_set(j->from, folder[i], NULL);
+	source_set(j->from, K_checkpoint, "gguf");
+	return spec_of(j, "as a GGUF");
+}
+
+static bool
+has_form(const Job *j)
+{
+	const Spec *s = j->spec;
+	const char *what = s->attention.kind == ATT_MLA ? "latent attention" : s->linear.n ? "a delta rule" : s->ssm.n ? "a selective scan" : s->conv.n ? "short convolutions" :
+	                   s->ple_width ? "per-layer embeddings" : s->head.kind != LLMC_OUTPUT_LOGITS ? "no logits" : s->lora.path ? "an adapter" : NULL;
+
+	if (what)
+		err_at(j->d, (Loc){ 0 }, "%s: a model with %s, which llmc does not write as a GGUF", j->from->path, what);
+	return !what;
+}
+
+/* requires: tensors and first keys
+ * effect:   keys that import needs to find the same model; the Spec that it then finds; NULL: errors are in d */
+static const Spec *
+complete(Job *j, SpecKey *differs)
+{
+	const Spec *back = NULL;
+	bool more = true;
+
+	while (more) {
+		if (!(back = read_back(j)))
+			return NULL;
+		more = false;
+		*differs = K_COUNT;
+		for (int k = 0; k < K_COUNT; k++)
+			if (key_differs(j, back, (SpecKey)k)) {
+				if (write_key(j, (SpecKey)k))
+					more = true;
+				else if (*differs == K_COUNT && k != K_plus_one && k != K_round_scale)
+					*differs = (SpecKey)k;
+			}
+	}
+	return back;
+}
+
+static void
+first_keys(Job *j)
+{
+	static const SpecKey always[] = { K_vocab_size, K_max_positions, K_hidden, K_n_layers, K_ffn_width, K_n_heads, K_n_kv_heads, K_head_dim, K_norm_eps };
+	static const SpecKey moe[] = { K_n_experts, K_top_k, K_moe_width };
+	const Spec *s = j->spec;
+
+	for (size_t i = 0; i < sizeof always / sizeof *always; i++)
+		write_key(j, always[i]);
+	num_add(j, "attention.value_length", spec_heads(s, -1).v_dim);
+	if (s->position == POS_ROPE) {
+		write_key(j, K_rope_theta);
+		write_key(j, K_rope_dims);
+		rope_keys(j);
+	}
+	if (s->attention.window > 0)
+		write_key(j, K_window);
+	for (size_t i = 0; s->moe.n_experts && i < sizeof moe / sizeof *moe; i++)
+		write_key(j, moe[i]);
+}
+
+static bool
+parts(Job *j, const Graph *mine, const Graph *file)
+{
+	Export *x = j->x;
+	float *add = norms_of(j, mine, file);
+
+	for (size_t i = 0; i < file->n_tensor; i++) {
+		const PlanTensor *t = &file->tensor[i];
+		int64_t first = 0;
+		for (int k = 0; k < t->n_src; k++) {
+			ExportPart p = { .tensor = -1, .from = &mine->tensor[i], .as = t, .source = k, .first = first, .add = add[i] };
+			first += t->src[k].n_block * t->src[k].block;
+			for (size_t n = 0; n < x->n_tensor; n++)
+				if (strcmp(x->tensor[n].name, t->src[k].name) == 0)
+					p.tensor = (int)n;
+			if (p.tensor < 0)
+				return false;
+			x->part = arena_grow(j->a, x->part, &x->cap_part, x->n_part + 1, sizeof *x->part);
+			x->part[x->n_part++] = p;
+		}
+	}
+	return true;
+}
+
+static bool
+export(Job *j)
+{
+	Diag *d = j->d;
+	const char *folder = j->from->path;
+	SpecKey differs;
+
+	if (!family_load(&j->family, j->from->family.name, NULL, "gguf", (Loc){ 0 }, d, j->a))
+		return false;
+	j->x->arch = arch_of(j);
+	if (!j->x->arch || !j->family.format) {
+		err_at(d, (Loc){ 0 }, "%s: llmc knows no name for the family %s in GGUF files; it writes those of %s", folder, j->family.name, known_families(j));
+		return false;
+	}
+	if (!(j->spec = spec_of(j, "imported")) || !has_form(j))
+		return false;
+	const Graph *mine = graph_build(j->spec, d, j->a), *names = NULL, *file = NULL;
+	if (!mine || !family_keys(j))
+		return false;
+	first_keys(j);
+	const Spec *as = renamed(j), *back;
+	if (!as || !(names = graph_build(as, d, j->a)))
+		return false;
+	for (size_t i = 0; i < names->n_tensor; i++)
+		for (int k = 0; k < names->tensor[i].n_src; k++)
+			if (!tensor_add(j, &names->tensor[i], &names->tensor[i].src[k])) {
+				err_at(d, (Loc){ 0 }, "%s: llmc does not write %s as GGUF files have it", folder, names->tensor[i].src[k].name);
+				return false;
+			}
+	rope_tensors(j);
+	if (!(back = complete(j, &differs)) || !(file = graph_build(back, d, j->a))) {
+		note_at(d, (Loc){ 0 }, "%s: that is what a GGUF of %s would be read as: none is written", folder, j->x->arch);
+		return false;
+	}
+	if (!graphs_agree(mine, file) || !parts(j, mine, file)) {
+		const char *path = differs < K_COUNT ? spec_key[differs].path : NULL;
+		err_at(d, (Loc){ 0 }, "%s: a GGUF of the architecture %s would be read as another model%s%s%s%s%s%s: none is written", folder, j->x->arch,
+		       path ? " (" : "", path ? path : "", path ? " = " : "", path ? spec_get(back, j->a, path) : "", path ? " in place of " : "",
+		       path ? arena_printf(j->a, "%s)", spec_get(j->spec, j->a, path)) : "");
+		return false;
+	}
+	return true;
+}
+
+const Export *
+export_gguf(const char *folder, const char *path, Diag *d, Arena *a, llmc_error *err)
+{
+	Job j = { .from = NEW(a, Source, 1), .d = d, .a = a, .path = path, .x = NEW(a, Export, 1) };
+
+	*j.from = (Source){ .d = d, .a = a, .path = folder };
+	if (!source_read_hf(j.from, err) || !import_source(j.from))
+		return NULL;
+	return export(&j) ? j.x : NULL;
+}
