@@ -222,6 +222,8 @@ plane(const Fit *f, const char *which, SchemePlane *out)
 	int64_t add = 0, place, lead = 1;
 	if (node_get(f->form, "lead"))
 		(void)node_int(node_get(f->form, "lead"), &lead);
+	if (flag_of(f->form, "stacked") && t.n_dims == 3) /* matrices of experts, or one */
+		lead = 2;
 	if (t.n_dims > 2 && (lead == 1 || t.n_dims <= lead))
 		return error_set(f->err, LLMC_E_INPUT, "%s has %d dimensions; two are expected", t.name, t.n_dims);
 	const Node *places = node_get(rule, "places");
