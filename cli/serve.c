@@ -121,6 +121,20 @@ stopped(const Log *l, int timeout_ms)
 	return n % HANGUP != 0;
 }
 
+/* Until a signal to stop. False: ranks of the model are lost, which /health has said for a while; who has started them starts them again. */
+static bool
+serve_on(const Log *l, llmc_server *s, bool ranks)
+{
+	enum { LOOK_MS = 100, TOLD_MS = 1000 };
+
+	for (int told_ms = 0; !stopped(l, ranks ? LOOK_MS : -1);) {
+		told_ms += ranks && llmc_serve_failed(s) ? LOOK_MS : 0;
+		if (told_ms > TOLD_MS)
+			return false;
+	}
+	return true;
+}
+
 static char *
 key_from_file(const char *path)
 {
@@ -351,8 +365,10 @@ serve(int argc, char **argv)
 	llmc_close(m);
 	m = NULL;
 
-	while (!stopped(&log, -1))
-		;
+	if (!serve_on(&log, s, info.ranks > 1)) {
+		code = EXIT_MACHINE;
+		goto out;
+	}
 	if (leave_s > 0) {
 		if (!c.quiet)
 			fprintf(stderr, "llmc: leaving: /health says 503, requests are taken for %.0f s more; again to go on\n", (double)leave_s);

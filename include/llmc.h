@@ -603,7 +603,8 @@ typedef struct llmc_event {
 
 #define LLMC_ANY 0 /* of any request */
 /* The next event of a request, within timeout_ms (< 0: as long as it takes). ev, set up with LLMC_INIT, is reused from
- * call to call: what it points to lasts until then. E_RANGE: no such request, or its last event has been taken. */
+ * call to call: what it points to lasts until then. E_RANGE: no such request, or its last event has been taken. Of LLMC_ANY, when there is no event left:
+ * E_CANCELLED: the engine is drained; E_DEVICE: it has failed, also where no request ran. */
 LLMC_API llmc_status llmc_next(llmc_engine *e, int64_t id, int timeout_ms, llmc_event *ev, llmc_error *err);
 LLMC_API void        llmc_event_release(llmc_event *ev);
 /* Stop a request: its pages are free within a step, its open choices finish with LLMC_FINISH_CANCEL. Any number of
@@ -716,6 +717,8 @@ LLMC_API const char *llmc_serve_url(const llmc_server *s); /* "http://127.0.0.1:
 LLMC_API void        llmc_serve_leave(llmc_server *s);
 LLMC_API void        llmc_serve_stop(llmc_server *s);
 LLMC_API bool        llmc_serve_wait(llmc_server *s, int timeout_ms); /* true: nothing is in work any more */
+/* An engine of it has failed for good: its device, or a rank, is lost. /health says 503, and its requests fail, until the server is closed. Any thread. */
+LLMC_API bool        llmc_serve_failed(llmc_server *s);
 LLMC_API void        llmc_serve_close(llmc_server *s); /* ends what is in work; NULL is fine */
 
 /* ------------------------------------------------------------- compiling, checking, measuring ---- */

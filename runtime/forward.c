@@ -318,6 +318,15 @@ session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, ll
 	return LLMC_OK;
 }
 
+bool
+session_whole(const Session *s, llmc_error *err)
+{
+	if (!s->comm || !comm_ended(s->comm))
+		return true;
+	(void)comm_error(s->comm, err);
+	return false;
+}
+
 void
 pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, float *out)
 {

@@ -79,6 +79,8 @@ void        session_prefix_counts(Session *s, uint64_t *read, uint64_t *written,
 /* A sum of n rows as a vector: their mean, divided by its length where asked. out [width] */
 void        pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, float *out);
 llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err);
+/* Between steps: false, and E_DEVICE with why in err: a rank is lost, no step will run any more. A session alone is whole. */
+bool        session_whole(const Session *s, llmc_error *err);
 void        session_stats(const Session *s, llmc_stats *out);
 /* Do now what first steps would do later: decode graphs of every size (GPU). */
 llmc_status session_prepare(Session *s, llmc_error *err);

@@ -280,6 +280,12 @@ llmc_serve_wait(llmc_server *s, int timeout_ms)
 	return server_wait(s, timeout_ms);
 }
 
+bool
+llmc_serve_failed(llmc_server *s)
+{
+	return models_failed(s);
+}
+
 void
 llmc_serve_close(llmc_server *s)
 {

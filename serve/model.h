@@ -84,6 +84,7 @@ void  models_unknown(Server *s, const char *name, Problem *p); /* 404 that says 
 bool  models_take(Server *s, Req *r, Problem *p);
 /* A model that is there, and healthy so far or not; with a reference. NULL: none. */
 Model *models_unproven(Server *s, bool *ill);
+bool   models_failed(Server *s); /* an engine has, for good */
 void  model_ref(Model *m);   /* lock held */
 void  model_unref(Model *m); /* without it */
 int   models_number(Server *s); /* of slots, removed ones too */

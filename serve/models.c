@@ -91,6 +91,9 @@ pump(void *arg)
 		if (status == LLMC_OK && ev.kind != LLMC_EVENT_NONE) {
 			gen_event(s, &ev);
 		} else if (status != LLMC_OK) {
+			pthread_mutex_lock(&s->lock);
+			m->failed |= status == LLMC_E_DEVICE;
+			pthread_mutex_unlock(&s->lock);
 			struct timespec rest = { 0, 50000000 }; /* an engine that cannot wait must not make us spin */
 			nanosleep(&rest, NULL);
 		}
@@ -773,19 +776,36 @@ models_take(Server *s, Req *r, Problem *p)
 	return taken;
 }
 
+/* lock held */
+static bool
+some_failed(const Server *s)
+{
+	bool failed = false;
+
+	for (int i = 0; i < s->n_slots; i++)
+		failed |= s->slot[i]->model && s->slot[i]->model->failed;
+	return failed;
+}
+
+bool
+models_failed(Server *s)
+{
+	pthread_mutex_lock(&s->lock);
+	bool failed = some_failed(s);
+	pthread_mutex_unlock(&s->lock);
+	return failed;
+}
+
 Model *
 models_unproven(Server *s, bool *ill)
 {
 	Model *m = NULL;
 
-	*ill = false;
 	pthread_mutex_lock(&s->lock);
-	for (int i = 0; i < s->n_slots; i++) {
-		Model *at = s->slot[i]->model;
-		*ill |= at && at->failed;
-		if (at && !at->healthy && !m)
-			m = at;
-	}
+	*ill = some_failed(s);
+	for (int i = 0; i < s->n_slots && !m; i++)
+		if (s->slot[i]->model && !s->slot[i]->model->healthy)
+			m = s->slot[i]->model;
 	if (m)
 		model_ref(m);
 	pthread_mutex_unlock(&s->lock);

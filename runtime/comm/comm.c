@@ -1,6 +1,7 @@
 /* What all ways of talking have in common: the terms behind a sum, the places of columns; and the way to the way. */
 #include "runtime/comm/inside.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "ops/ops.h"
@@ -78,10 +79,33 @@ comm_ranks(const Comm *c)
 	return c->ranks;
 }
 
+/* 32 bits of the step's number, 16 of the layer's and 16 of the op's, both from 1 on */
+void
+comm_at(Comm *c, int64_t step, int layer, int op)
+{
+	if (c->where)
+		atomic_store_explicit(c->where, (uint64_t)(step & 0xffffffff) << 32 | (uint64_t)((layer + 1) & 0xffff) << 16 | (uint64_t)((op + 1) & 0xffff), memory_order_relaxed);
+}
+
+void
+comm_where(uint64_t where, char *text, size_t n)
+{
+	const unsigned step = (unsigned)(where >> 32), layer = where >> 16 & 0xffff, op = where & 0xffff;
+
+	if (!step)
+		snprintf(text, n, "before the first step");
+	else if (!op || op > OP_COUNT)
+		snprintf(text, n, "behind step %u", step);
+	else if (!layer)
+		snprintf(text, n, "in step %u, %s", step, op_info[op - 1].name);
+	else
+		snprintf(text, n, "in step %u, layer %u, %s", step, layer - 1, op_info[op - 1].name);
+}
+
 llmc_status
 comm_error(const Comm *c, llmc_error *err)
 {
-	char why[160] = "a rank of this model has ended";
+	char why[300] = "a rank of this model has ended";
 
 	c->way->why(c, why, sizeof why);
 	return error_set(err, LLMC_E_DEVICE, "%s", why);

@@ -23,6 +23,8 @@ llmc_status comm_local(CommShape shape, Comm **out, llmc_error *err);
 void        comm_close(Comm *c);
 int         comm_rank(const Comm *c);
 int         comm_ranks(const Comm *c);
+/* Where this rank is, for those who miss it: a layer (-1: none) and an op (ops.h) of a step, counted from 1; op -1: the step is over. One thread. */
+void        comm_at(Comm *c, int64_t step, int layer, int op);
 
 /* y = ((x_0 + x_1) + x_2 ...) + b + b2 + scale * r: [rows, width] of floats; b, b2 [width] and r may be NULL, y may be r. */
 typedef struct CommSum {

@@ -2,6 +2,8 @@
 #ifndef LLMC_RUNTIME_COMM_INSIDE_H
 #define LLMC_RUNTIME_COMM_INSIDE_H
 
+#include <stdatomic.h>
+
 #include "runtime/comm/comm.h"
 
 typedef struct CommWay {
@@ -22,12 +24,16 @@ struct Comm {
 	const CommWay *way;
 	int            rank, ranks;
 	int            team, first; /* ranks first .. first + team - 1 are those of this stage */
+	atomic_ullong *where;       /* what comm_at said last, where others see it; NULL: nobody looks */
 };
+
+/* "in step 7, layer 3, all_reduce", "behind step 7": what comm_at has left */
+void comm_where(uint64_t where, char *text, size_t n);
 
 static inline Comm
 comm_of(const CommWay *way, int rank, CommShape shape)
 {
-	return (Comm){ way, rank, shape.ranks, shape.team, rank / shape.team * shape.team };
+	return (Comm){ .way = way, .rank = rank, .ranks = shape.ranks, .team = shape.team, .first = rank / shape.team * shape.team };
 }
 
 /* Who is handed what this rank has made, and by whom it is */
@@ -53,8 +59,17 @@ CommStream comm_stream(const CommJoin *j, int ranks, int rank, int part, int par
 /* Elements [at, end) of rank k's rows, to their places in y. */
 void       comm_place(const CommJoin *j, const CommStream *s, int64_t at, int64_t end, const float *x);
 
-/* shared.c: memory of comm_shared_bytes bytes, zero, seen by all ranks, aligned to 64; each makes its end over it. timeout_s:
- * how long a rank may be late in a step; 0: for ever. release(user) is called when the end is closed. */
+/* life.c: signs of life of ranks that are processes of one host, in memory that all see. Each has a thread that counts its beat up, ten times a second, and looks whether
+ * those of the others grow: a process that is stopped, or gone, counts no more, however long the step takes that it is in, and also between steps. */
+typedef struct Life { _Alignas(64) atomic_ullong beat, where, space; atomic_int pid; } Life;
+typedef struct Watch Watch;
+/* life [ranks], zero before the first one begins. missed(user, k, gone) once, on a thread of its own: rank k has been still for timeout_s seconds, or its process has ended. A rank that has not
+ * begun, or has closed its watch, is not missed. */
+llmc_status watch_open(Life *life, int rank, int ranks, int timeout_s, void (*missed)(void *user, int rank, bool gone), void *user, Watch **out, llmc_error *err);
+void        watch_close(Watch *w); /* NULL is fine */
+
+/* shared.c: memory of comm_shared_bytes bytes, zero, seen by all ranks, aligned to 64; each makes its end over it. timeout_s: how long a rank, a process
+ * of its own, may be late in a step, or give no sign of life; 0: for ever, they are threads of one process. release(user) is called when the end is closed. */
 size_t      comm_shared_bytes(CommShape shape);
 llmc_status comm_shared(void *memory, int rank, CommShape shape, int timeout_s, void (*release)(void *user), void *user, Comm **out, llmc_error *err);
 

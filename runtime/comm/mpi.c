@@ -320,13 +320,13 @@ broadcast(World *w, void *data, size_t n, bool patient)
 bool
 world_send(World *w, const void *data, size_t n)
 {
-	return broadcast(w, (void *)(uintptr_t)data, n, false); /* the root's is only read */
+	return !w->lost && broadcast(w, (void *)(uintptr_t)data, n, false); /* the root's is only read */
 }
 
 bool
 world_receive(World *w, void *data, size_t n)
 {
-	return broadcast(w, data, n, true);
+	return !w->lost && broadcast(w, data, n, true);
 }
 
 /* ---------------------------------------------------------------- steps through MPI ---- */

@@ -5,7 +5,9 @@
  * There are two slots for each, in turn. Whoever writes piece e + 2 has seen all flags at e + 1, and who raises a flag to e + 1 has read
  * piece e.
  *
- * Waiting goes in three stages, as in threads.c: a short spin, a few yields, then sleep on a futex. */
+ * Waiting goes in three stages, as in threads.c: a short spin, a few yields, then sleep on a futex. How long it takes is counted in looks, not by the clock: a job
+ * that is stopped as a whole, and goes on, has lost nobody. */
+#include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -17,13 +19,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "runtime/comm/inside.h"
 #include "runtime/threads/threads.h"
 
+typedef enum Missed { LATE_IN_STEP, STILL, GONE } Missed;
 /* STAGES_PATIENCE: stages wait for whole steps of the others, not for a moment of one that all are in; so does who sends them the next one, or asks for
  * their pages. */
-enum { PIECE = 4096, RING = 1 << 18, SPINS = 2000, YIELDS = 64, LOOK_MS = 100, STAGES_PATIENCE = 20 };
+enum { HOW = 1 << 16, PIECE = 4096, RING = 1 << 18, SPINS = 2000, YIELDS = 64, LOOK_MS = 100, STAGES_PATIENCE = 20 };
 
 /* A number that only grows, written by one thread. Its low half is the futex. */
 typedef struct Line {
@@ -32,11 +34,11 @@ typedef struct Line {
 } Line;
 
 /* The beginning of the memory. The rest: a Line a rank (bytes that it has taken out of the ring), two a rank (bytes put into its pipe to the
- * next stage, and taken out), one a rank (pieces for rank 0), a Line a rank and part (flags), the ring, the slots [2][ranks][parts][PIECE], those of
+ * next stage, and taken out), one a rank (pieces for rank 0), a Line a rank and part (flags), a Life a rank, the ring, the slots [2][ranks][parts][PIECE], those of
  * pieces for rank 0 [2][ranks][PIECE], the pipes. */
 typedef struct Block {
 	atomic_bool ended;
-	atomic_int  lost;    /* 1 + the rank that did not answer; the first one that anybody missed */
+	atomic_int  lost;    /* 1 + the rank that is missed, and how, times HOW; the first one that anybody missed */
 	Line        written; /* bytes that rank 0 has put into the ring */
 } Block;
 
@@ -49,20 +51,32 @@ typedef struct Shared {
 	char    *ring, *pipe; /* pipe: of rank 0; those of the others follow */
 	float   *slot, *corner;
 	CommShape shape;
-	int      parts, spins, timeout_s;
+	int      parts, spins, timeout_s, still_s; /* timeout_s: within a step; still_s: without a sign of life */
 	uint64_t at;    /* bytes sent, or received */
 	uint64_t handed, took, collected;
 	Own     *part;  /* [parts] pieces that each part has sent */
+	Life    *life;
+	Watch   *watch; /* NULL: ranks are threads of this process */
 	void   (*release)(void *user);
 	void    *user;
 } Shared;
 
 /* ---------------------------------------------------------------- waiting ---- */
 
-static void
+/* False: the time is up */
+static bool
 futex(Line *l, int op, unsigned value, const struct timespec *most)
 {
-	syscall(SYS_futex, &l->at, op, value, most, NULL, 0);
+	return syscall(SYS_futex, &l->at, op, value, most, NULL, 0) >= 0 || errno != ETIMEDOUT;
+}
+
+/* Rank k is missed: the group ends. Only the first one counts: others wait for it. */
+static void
+lose(Shared *s, int k, Missed how)
+{
+	if (!atomic_load(&s->b->ended)) /* else those that are left end, each by itself */
+		atomic_compare_exchange_strong(&s->b->lost, &(int){ 0 }, 1 + k + HOW * (int)how);
+	atomic_store(&s->b->ended, true);
 }
 
 static void
@@ -79,7 +93,7 @@ static bool
 line_wait(Shared *s, Line *l, uint64_t v, int of, int most_s)
 {
 	const struct timespec look = { .tv_nsec = LOOK_MS * 1000000L };
-	double since = 0;
+	int looks = 0;
 
 	for (int i = 0; i < s->spins + YIELDS; i++) {
 		if (atomic_load_explicit(&l->at, memory_order_acquire) >= v)
@@ -91,13 +105,9 @@ line_wait(Shared *s, Line *l, uint64_t v, int of, int most_s)
 	}
 	atomic_fetch_add(&l->sleepers, 1);
 	for (uint64_t now; (now = atomic_load(&l->at)) < v && !atomic_load(&s->b->ended);) {
-		if (most_s && since == 0)
-			since = clock_now();
-		if (since > 0 && clock_now() - since > most_s) {
-			atomic_compare_exchange_strong(&s->b->lost, &(int){ 0 }, of + 1);
-			atomic_store(&s->b->ended, true);
-		}
-		futex(l, FUTEX_WAIT, (unsigned)now, &look);
+		looks += !futex(l, FUTEX_WAIT, (unsigned)now, &look);
+		if (most_s && looks > most_s * (1000 / LOOK_MS))
+			lose(s, of, LATE_IN_STEP);
 	}
 	atomic_fetch_sub(&l->sleepers, 1);
 	return !atomic_load(&s->b->ended);
@@ -124,7 +134,7 @@ lay_out(Shared *s, char *base, CommShape c)
 	size_t at = lines_of(sizeof(Block)), lines = at;
 	const size_t n = (size_t)c.ranks, p = (size_t)c.parts;
 
-	at += (4 * n + n * p) * sizeof(Line);
+	at += (4 * n + n * p) * sizeof(Line) + n * sizeof(Life);
 	if (base) {
 		s->b = (Block *)base;
 		s->taken = (Line *)(base + lines);
@@ -132,6 +142,7 @@ lay_out(Shared *s, char *base, CommShape c)
 		s->got = s->put + n;
 		s->kept = s->got + n;
 		s->flag = s->kept + n;
+		s->life = (Life *)(s->flag + n * p);
 		s->ring = base + at;
 		s->slot = (float *)(base + at + RING);
 		s->corner = s->slot + 2 * n * p * PIECE;
@@ -167,10 +178,17 @@ static void
 shared_why(const Comm *c, char *text, size_t n)
 {
 	const Shared *s = (const Shared *)c;
-	int           lost = atomic_load(&s->b->lost);
+	const int     lost = atomic_load(&s->b->lost), k = lost % HOW - 1;
+	const Missed  missed = (Missed)(lost / HOW);
+	char          where[100], host[60] = "", how[40] = "its process has ended";
 
-	if (lost)
-		snprintf(text, n, "rank %d of %d is lost: no answer for %d s in a step", lost - 1, c->ranks, s->timeout_s);
+	if (!lost)
+		return;
+	gethostname(host, sizeof host - 1);
+	comm_where(atomic_load(&s->life[k].where), where, sizeof where);
+	if (missed != GONE)
+		snprintf(how, sizeof how, "no answer for %d s", missed == STILL ? s->still_s : s->timeout_s);
+	snprintf(text, n, "rank %d of %d (host %s) is lost: %s %s", k, c->ranks, host, how, where);
 }
 
 static void
@@ -178,9 +196,20 @@ shared_close(Comm *c)
 {
 	Shared *s = (Shared *)c;
 
+	watch_close(s->watch);
 	s->release(s->user);
 	free(s->part);
 	free(s);
+}
+
+/* Another rank gives no sign of life. */
+static void
+miss(void *user, int rank, bool gone)
+{
+	Shared *s = user;
+
+	lose(s, rank, gone ? GONE : STILL);
+	shared_end(&s->c); /* wakes all */
 }
 
 /* ---------------------------------------------------------------- in a step ---- */
@@ -403,8 +432,16 @@ comm_shared(void *memory, int rank, CommShape shape, int timeout_s, void (*relea
 	s->parts = shape.parts;
 	s->spins = (int64_t)shape.ranks * shape.parts > (timeout_s ? sysconf(_SC_NPROCESSORS_ONLN) : topology_threads()) ? 0 : SPINS; /* a launcher binds a process to its own processors */
 	s->timeout_s = shape.onward ? STAGES_PATIENCE * timeout_s : timeout_s;
+	s->still_s = timeout_s;
 	s->release = release;
 	s->user = user;
+	s->c.where = timeout_s ? &s->life[rank].where : NULL;
+	llmc_status status = timeout_s ? watch_open(s->life, rank, shape.ranks, timeout_s, miss, s, &s->watch, err) : LLMC_OK;
+	if (status != LLMC_OK) {
+		free(s->part);
+		free(s);
+		return status;
+	}
 	*out = &s->c;
 	return LLMC_OK;
 }

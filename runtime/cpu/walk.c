@@ -34,7 +34,7 @@ typedef struct CpuSession {
 	float    *scratch;       /* of reference steps */
 	llmc_step step, window;  /* window: of steps over window pages */
 	char     *state;         /* memory of all above, and of the angles */
-	int64_t   state_bytes, slots_bytes;
+	int64_t   state_bytes, slots_bytes, n_walk;
 } CpuSession;
 
 /* --- opening ----------------------------------------------------------------------------------------------------- */
@@ -247,6 +247,8 @@ walk(void *user, int part, int n_parts)
 	const int end = s->span_to > 0 ? s->span_to : ph->n_step;
 	for (int i = s->span_to > 0 ? s->span_from : 0; i < end; i++) {
 		const StepRun *r = &ph->step[i];
+		if (part == 0 && s->comm)
+			comm_at(s->comm, w->c->n_walk, r->step->layer, (int)r->step->op);
 		run_step(w, r, part, n_parts);
 		if (s->probe) { /* nobody may overwrite what is looked at */
 			threads_barrier(s->threads);
@@ -266,6 +268,7 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	Walk w = { s, c, &c->phase[phase] };
 	const PlanBuffer *b = &s->plan->buffer[s->plan->logits];
 
+	c->n_walk++;
 	c->step = (llmc_step){
 		.n_tok = s->size->n_tok, .n_dec = s->size->n_dec, .n_seq = s->size->n_seq, .n_out = s->size->n_out, .tok = s->tok,
 		.pos = s->pos, .pos2 = s->pos2, .seq_of = s->seq_of, .q_start = s->q_start, .kv_len = s->kv_len,
@@ -286,6 +289,8 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	if (s->plan->stages > 1 && (plan_hands_on(s->plan) || s->plan->rank == 0) &&
 	    !comm_hand(s->comm, s->slot[b->slot], (size_t)((plan_hands_on(s->plan) ? s->size->n_tok : s->size->n_out) * b->extent.mul) * sizeof(float)))
 		return comm_error(s->comm, err);
+	if (s->comm)
+		comm_at(s->comm, c->n_walk, -1, -1);
 	if (logits)
 		*logits = (const float *)(const void *)s->slot[b->slot];
 	return LLMC_OK;

@@ -5,11 +5,42 @@
 
 #include "runtime/engine/inside.h"
 
+enum { LOOK_MS = 100 };
+
 static void
 fail_all(Engine *e, llmc_status status, const char *text)
 {
 	for (Job *j = e->work; j; j = j->next)
 		job_fail(e, j, status, text);
+}
+
+static void
+die(Engine *e, const llmc_error *err)
+{
+	pthread_mutex_lock(&e->lock);
+	e->dead = *err;
+	pthread_cond_broadcast(&e->any);
+	pthread_mutex_unlock(&e->lock);
+	if (e->log)
+		e->log(e->log_user, LLMC_LOG_WARNING, err->text);
+	fail_all(e, err->code, err->text);
+}
+
+/* With the lock held. A session over ranks may lose one while nothing runs. */
+static void
+wait_for_work(Engine *e)
+{
+	struct timespec until;
+	llmc_error      err;
+
+	clock_after(&until, LOOK_MS);
+	if (!e->ranks || e->dead.code != LLMC_OK) {
+		pthread_cond_wait(&e->wake, &e->lock);
+	} else if (pthread_cond_timedwait(&e->wake, &e->lock, &until) != 0 && !session_whole(e->session, &err)) {
+		pthread_mutex_unlock(&e->lock);
+		die(e, &err);
+		pthread_mutex_lock(&e->lock);
+	}
 }
 
 static void
@@ -31,7 +62,7 @@ take_in(Engine *e)
 
 	pthread_mutex_lock(&e->lock);
 	while (e->paused || (!e->inbox && !e->work && !e->stop))
-		pthread_cond_wait(&e->wake, &e->lock);
+		wait_for_work(e);
 	bool stop = e->stop && !e->inbox && !e->work, cut = e->cut;
 	fresh = e->inbox;
 	e->inbox = e->inbox_last = NULL;
@@ -413,17 +444,6 @@ engine_note(Engine *e)
 	c->swaps_in = s->n_loaded;
 	if (!e->work)
 		c->batch_size = 0;
-}
-
-static void
-die(Engine *e, const llmc_error *err)
-{
-	pthread_mutex_lock(&e->lock);
-	e->dead = *err;
-	pthread_mutex_unlock(&e->lock);
-	if (e->log)
-		e->log(e->log_user, LLMC_LOG_WARNING, err->text);
-	fail_all(e, err->code, err->text);
 }
 
 static void

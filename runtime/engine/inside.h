@@ -86,6 +86,7 @@ typedef struct Sampled {     /* one choice's token of the step */
 
 struct Engine {
 	Session *session;
+	bool        ranks;       /* it may lose one while nothing runs */
 	const Plan *plan;
 	const llmc_tokenizer *tok;
 	llmc_limits lim;

@@ -174,10 +174,12 @@ engine_next(Engine *e, int64_t id, int timeout_ms, llmc_event *ev, llmc_error *e
 		clock_after(&until, timeout_ms);
 	pthread_mutex_lock(&e->lock);
 	if (id == LLMC_ANY) {
-		while (!e->ready && time && !(e->draining && !e->n_table))
+		while (!e->ready && time && !((e->draining || e->dead.code != LLMC_OK) && !e->n_table))
 			time = wait_for(e, &e->any, timeout_ms, &until);
 		if (e->ready)
 			pop(e, e->ready, ev);
+		else if (e->dead.code != LLMC_OK && !e->n_table)
+			status = error_set(err, e->dead.code, "%s", e->dead.text);
 		else if (e->draining && !e->n_table)
 			status = error_set(err, LLMC_E_CANCELLED, "the engine is shutting down and all events have been taken");
 	} else {

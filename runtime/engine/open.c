@@ -213,6 +213,7 @@ engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	pthread_cond_init(&e->any, &e->monotonic);
 	pthread_cond_init(&e->idle, &e->monotonic);
 	e->session = session;
+	e->ranks = session->comm != NULL;
 	e->plan = session->plan;
 	e->tok = tok;
 	e->lim = *session_limits_of(session);

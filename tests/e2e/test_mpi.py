@@ -4,8 +4,11 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import subprocess
+import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -83,8 +86,8 @@ def ask(port, path, body=None, timeout=600):
     return urllib.request.urlopen(r, timeout=timeout).read().decode()
 
 
-def serve(mpi, model, env=()):
-    p = mpi.start(3, "serve", model, "--random-weights", "--device", "ref", "--port", "0", "--seqs", "4", env=env, start_new_session=True)
+def serve(mpi, model, *args, ranks=3, env=()):
+    p = mpi.start(ranks, "serve", model, "--random-weights", "--device", "ref", "--port", "0", "--seqs", "4", *args, env=env, start_new_session=True)
     p.model = model
     for line in p.stdout:
         url = re.search(r"http://[0-9.]+:(\d+)", line)
@@ -109,29 +112,66 @@ def processes_of(p):
     return dict(found)
 
 
+def end(p):
+    """Whatever is left of it"""
+    for pid in processes_of(p).values():
+        os.kill(pid, signal.SIGKILL)
+    if p.poll() is None:
+        os.killpg(p.pid, signal.SIGKILL)
+    p.wait()
+
+
+def begin_request(port, when):
+    """A connection with a request that is in its prompt, as far as one can tell, or has said a token; idle: nothing runs."""
+    if when == "idle":
+        return None
+    c = http.client.HTTPConnection("127.0.0.1", int(port), timeout=600)
+    body = {"prompt": [5 + i % 300 for i in range(900 if when == "prompt" else 3)], "max_tokens": 900 if when == "decode" else 1, "ignore_eos": True, "stream": when == "decode"}
+    c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    if when == "decode":
+        c.answer = c.getresponse()
+        assert c.answer.status == 200 and c.answer.readline().startswith(b"data: ")
+    else:
+        while json.loads(ask(port, "/status.json"))["batch"]["running"] == 0 and not select.select([c.sock], [], [], 0.01)[0]:
+            pass
+    return c
+
+
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("sig", ["KILL", "STOP"])
-def test_a_lost_rank_ends_all(mpi, model, sig):
-    """Killed: the launcher ends the job. Stopped, as a host that hangs: the step ends after LLMC_COMM_TIMEOUT, requests fail, and every rank that is left knows who it was."""
-    p, port = serve(mpi, model, env={"LLMC_COMM_TIMEOUT": "10"})
+@pytest.mark.parametrize("when", ["decode", "prompt", "idle"])
+@pytest.mark.parametrize("stages, lost", [(1, 2), (2, 3), (2, 1), (2, 0)])
+def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig):
+    """Killed: the launcher ends the job. Stopped, as a host that hangs: the others miss it after LLMC_COMM_TIMEOUT, also while nothing runs; what runs fails, /health with it, rank 0 says who it
+    was and at what, and the job ends. Ranks of one stage, and two stages of two. Nothing is said of how far the request was: that depends on the machine."""
+    ranks, log = stages * 2 if stages > 1 else 3, tmp_path / "log"
+    p, port = serve(mpi, model, "--pp", stages, "--log-file", log, ranks=ranks, env={"LLMC_COMM_TIMEOUT": "5"})
     try:
-        ranks = processes_of(p)
-        assert set(ranks) == {0, 1, 2}
+        pids = processes_of(p)
+        assert set(pids) == set(range(ranks))
         assert "choices" in ask(port, "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True})
-        os.kill(ranks[2], getattr(signal, f"SIG{sig}"))
-        with pytest.raises((OSError, http.client.HTTPException)):  # refused, reset, an error for an answer, or half of one
-            for _ in range(50):
-                ask(port, "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True})
-        _, err = p.communicate(timeout=600)
+        c = begin_request(port, when)
+        os.kill(pids[lost], getattr(signal, f"SIG{sig}"))
+        health = []
+        while lost:
+            try:
+                health.append(ask(port, "/health") is not None)
+            except urllib.error.HTTPError as e:
+                assert e.code == 503
+                health.append(False)
+            except (OSError, http.client.HTTPException):
+                break  # it has ended
+            time.sleep(0.05)
+        assert health == sorted(health, reverse=True), "well again"
+        p.communicate(timeout=600)
         assert p.returncode != 0
-        if sig == "STOP":
-            # Open MPI's launcher takes a stopped process for a dead one, and ends the job before the time is over
-            assert "rank 2 of 3 is lost: no answer for 10 s" in err or (mpi.kind == "openmpi" and "signal" in err)
+        if c:
+            c.close()
+        # Open MPI's launcher takes a stopped process for a dead one, and ends the job before the time is over
+        if sig == "STOP" and mpi.kind == "mpich" and lost:
+            assert re.search(rf"rank {lost} of {ranks} \(host \S+\) is lost: no answer for 5 s (in step \d+, (layer \d+, )?\w+|behind step \d+)\n", log.read_text())
     finally:
-        for pid in processes_of(p).values():
-            os.kill(pid, signal.SIGKILL)
-        if p.poll() is None:
-            os.killpg(p.pid, signal.SIGKILL)
-        p.wait()
+        end(p)
 
 
 def test_a_server_over_ranks_ends_in_order(mpi, model):
@@ -144,5 +184,4 @@ def test_a_server_over_ranks_ends_in_order(mpi, model):
         p.communicate(timeout=600)
         assert p.returncode == 0
     finally:
-        if p.poll() is None:
-            os.killpg(p.pid, signal.SIGKILL)
+        end(p)

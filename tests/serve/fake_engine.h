@@ -1,5 +1,5 @@
 /* An engine that is none, for tests of what lies around it: each choice repeats its prompt, a token a step. It has no
- * thread: the caller of next() makes the steps. `hold` keeps everything waiting while it is set; `fail_at` makes the n-th step fail. */
+ * thread: the caller of next() makes the steps. `hold` keeps everything waiting while it is set; `fail_at` makes the n-th step fail. From when `gone` is set its device is lost. */
 #ifndef LLMC_TESTS_FAKE_ENGINE_H
 #define LLMC_TESTS_FAKE_ENGINE_H
 
@@ -33,7 +33,7 @@ typedef struct Fake {
 	FakeEvent *first, **end, *held;
 	int        n_live, max_live, step_ms, vocab;
 	int64_t    next_id, steps, fail_at, tokens;
-	atomic_bool hold;
+	atomic_bool hold, gone;
 } Fake;
 
 static inline void
@@ -52,6 +52,8 @@ fake_submit(void *self, const llmc_request *r, int64_t *id, llmc_error *err)
 	Fake *f = self;
 	FakeLive *l = NULL;
 
+	if (f->gone)
+		return error_set(err, LLMC_E_DEVICE, "rank 1 of 2 is lost");
 	pthread_mutex_lock(&f->lock);
 	if (f->n_live >= f->max_live) {
 		pthread_mutex_unlock(&f->lock);
@@ -165,7 +167,8 @@ fake_next(void *self, int timeout_ms, llmc_event *ev, llmc_error *err)
 {
 	Fake *f = self;
 
-	(void)err;
+	if (f->gone)
+		return error_set(err, LLMC_E_DEVICE, "rank 1 of 2 is lost");
 	pthread_mutex_lock(&f->lock);
 	free(f->held);
 	f->held = NULL;

@@ -1,9 +1,9 @@
 /* The HTTP server over a false engine, for tests that want its clock and its failures in their hand.
  *
- *   fake_server [key=value ...]      tokenizer= context= max_live= step_ms= fail_at= hold=1, and options of the server
+ *   fake_server [key=value ...]      tokenizer= context= max_live= step_ms= fail_at= hold=1 mortal=1, and options of the server
  *
  * Prints its URL; ends on SIGTERM as llmc serve does, then prints how many requests were left in the engine. SIGUSR1 lets an engine go on
- * that holds. */
+ * that holds, and is the end of one that is mortal. */
 #include <signal.h>
 #include <stdio.h>
 
@@ -17,6 +17,8 @@ on_log(void *user, int level, const char *line)
 		fprintf(stderr, "%s\n", line);
 }
 
+static bool mortal;
+
 static void *
 let_go(void *engine)
 {
@@ -27,6 +29,7 @@ let_go(void *engine)
 	sigaddset(&set, SIGUSR1);
 	sigwait(&set, &sig);
 	((Fake *)engine)->hold = false;
+	((Fake *)engine)->gone = mortal;
 	return NULL;
 }
 
@@ -65,6 +68,8 @@ main(int argc, char **argv)
 			fail_at = atol(v);
 		else if (IS("hold"))
 			hold = atoi(v) != 0;
+		else if (IS("mortal"))
+			mortal = atoi(v) != 0;
 		else if (IS("drain_ms"))
 			drain_ms = atoi(v);
 		else if (IS("api_key"))

@@ -307,6 +307,17 @@ def test_the_model_fails_midway(fake):
         assert s.get("/health").status == 200
 
 
+def test_an_engine_that_is_lost_while_nothing_runs(fake):
+    with fake(mortal=1) as s:
+        well(s)
+        s.process.send_signal(signal.SIGUSR1)
+        s.until(lambda: s.get("/health").status == 503)
+        r = s.post("/v1/completions", COMPLETION)
+        assert r.status == 500 and r.json()["error"]["message"] == "rank 1 of 2 is lost"
+        assert s.get("/health").status == 503
+        assert s.stop()[0] == 0
+
+
 def test_sigterm_lets_requests_finish(fake):
     with fake(hold=1, drain_ms=600000) as s:
         answers = []

@@ -1,0 +1,245 @@
+/* Ranks that are processes, two stages of two: one is stopped, or killed, within a sum, in front of a message of the stage before, or between two steps. All that are left
+ * stop waiting and know which one it was, where, and what it was at. All groups run side by side, and mostly sleep. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "ops/ops.h"
+#include "runtime/comm/inside.h"
+
+enum { RANKS = 4, TIMEOUT_S = 3, WIDTH = 5, LAST_STEP = 2 };
+
+static const CommShape shape = { .ranks = RANKS, .team = 2, .parts = 1, .onward = 64, .back = 64 };
+
+typedef enum When { IN_SUM, IN_TAKE, IDLE, LEAVES, NEVER } When; /* LEAVES: it closes its end, and is gone; NEVER: all are stopped for a while */
+
+/* How each group is to end. sig: what the rank does to itself */
+static const struct { When when; int rank, sig; const char *how, *where; } cases[] = {
+	{ IN_SUM, 3, SIGSTOP, "no answer for 3 s", "in step 2, layer 3, all_reduce" },
+	{ IN_SUM, 3, SIGKILL, "its process has ended", "in step 2, layer 3, all_reduce" },
+	{ IN_SUM, 0, SIGSTOP, "no answer for 3 s", "in step 2, layer 3, all_reduce" },
+	{ IN_TAKE, 2, SIGSTOP, "no answer for 3 s", "in step 2, stage_in" },
+	{ IN_TAKE, 2, SIGKILL, "its process has ended", "in step 2, stage_in" },
+	{ IDLE, 3, SIGSTOP, "no answer for 3 s", "behind step 2" },
+	{ IDLE, 1, SIGKILL, "its process has ended", "behind step 2" },
+	{ IDLE, 0, SIGKILL, "its process has ended", "behind step 2" },
+	{ LEAVES, 3, 0, NULL, NULL },
+	{ NEVER, -1, 0, NULL, NULL },
+};
+enum { GROUPS = sizeof cases / sizeof *cases };
+
+/* Seen by all */
+typedef struct Told {
+	atomic_int idle, over; /* it has done its steps; it has written its text, or has left */
+	bool       ended;
+	llmc_error err;
+} Told;
+typedef struct Wall { Told rank[RANKS]; atomic_bool end; } Wall;
+
+/* The parent's alone: fork tells the child another number */
+typedef struct Group { Wall *w; char *comm; pid_t pid[RANKS]; } Group;
+
+static void
+rest(int ms)
+{
+	nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L }, NULL);
+}
+
+static void
+release(void *user)
+{
+	(void)user;
+}
+
+/* One step of a rank, with two sums, and what it was told for it; false: the group has ended. */
+static bool
+run_step(Comm *c, int64_t step, When when, int sig)
+{
+	const int rank = comm_rank(c), stage = rank / shape.team;
+	float     x[WIDTH] = { (float)rank }, y[WIDTH] = { 0 };
+	char      record = 0;
+	bool      ok = rank ? comm_receive(c, &record, 1) : comm_send(c, &record, 1);
+
+	if (ok && stage) {
+		comm_at(c, step, -1, OP_stage_in);
+		if (when == IN_TAKE && step == LAST_STEP)
+			raise(sig);
+		ok = comm_take(c, x, sizeof x);
+	}
+	for (int layer = 2; layer < 4 && ok; layer++) {
+		comm_at(c, step, layer, OP_all_reduce);
+		if (when == IN_SUM && step == LAST_STEP && layer == 3)
+			raise(sig);
+		ok = comm_sum(c, 0, &(CommSum){ .x = x, .y = y, .rows = 1, .width = WIDTH });
+	}
+	if (ok && rank != 3) /* of the last stage the first one alone */
+		ok = comm_hand(c, y, sizeof y);
+	if (ok && rank == 0)
+		ok = comm_take(c, y, sizeof y);
+	comm_at(c, step, -1, -1);
+	return ok;
+}
+
+static void
+run_rank(Wall *w, char *memory, int group, int rank)
+{
+	const bool lost = cases[group].rank == rank;
+	const When when = lost ? cases[group].when : NEVER;
+	Told      *told = &w->rank[rank];
+	Comm      *c;
+	char       record;
+	bool       ok = true;
+
+	if (comm_shared(memory, rank, shape, TIMEOUT_S, release, NULL, &c, &told->err) != LLMC_OK)
+		_exit(1);
+	for (int64_t step = 1; step <= LAST_STEP && ok; step++)
+		ok = run_step(c, step, when, cases[group].sig);
+	if (ok && when == IDLE)
+		raise(cases[group].sig);
+	atomic_store(&told->idle, 1);
+	while (rank == 0 && !comm_ended(c) && !atomic_load(&w->end))
+		rest(10);
+	if (rank == 0 && atomic_load(&w->end)) {
+		told->ended = comm_ended(c);
+		comm_end(c);
+	} else if (!(lost && when == LEAVES)) {
+		told->ended = (!ok || !comm_receive(c, &record, 1)) && comm_ended(c);
+	}
+	comm_error(c, &told->err);
+	comm_close(c);
+	atomic_store(&told->over, 1);
+	_exit(0);
+}
+
+static void
+begin(Group *g, int group)
+{
+	g->comm = mmap(NULL, comm_shared_bytes(shape), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_ptr_not_equal(g->comm, MAP_FAILED);
+	for (int k = 0; k < RANKS; k++) {
+		pid_t pid = fork();
+		assert_true(pid >= 0);
+		if (pid == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			run_rank(g->w, g->comm, group, k);
+		}
+		g->pid[k] = pid;
+	}
+}
+
+static void
+await(const atomic_int *flag)
+{
+	while (!atomic_load(flag))
+		rest(10);
+}
+
+/* For longer than a rank may be still: nobody is missed, since nobody could look. */
+static void
+stop_all(const Group *g)
+{
+	for (int k = 0; k < RANKS; k++)
+		await(&g->w->rank[k].idle);
+	for (int k = 0; k < RANKS; k++)
+		kill(g->pid[k], SIGSTOP);
+	rest((TIMEOUT_S + 1) * 1000);
+	for (int k = 0; k < RANKS; k++)
+		kill(g->pid[k], SIGCONT);
+	rest(500);
+}
+
+static void
+finish(const Group *g, int group)
+{
+	Wall *w = g->w;
+	char  host[60] = "", want[200];
+
+	gethostname(host, sizeof host - 1);
+	snprintf(want, sizeof want, "rank %d of 4 (host %s) is lost: %s %s", cases[group].rank, host, cases[group].how, cases[group].where);
+	if (!cases[group].how) {
+		snprintf(want, sizeof want, "a rank of this model has ended");
+		if (cases[group].when == LEAVES)
+			await(&w->rank[cases[group].rank].over);
+		atomic_store(&w->end, true);
+	}
+	for (int k = 0; k < RANKS; k++) {
+		if (k == cases[group].rank)
+			continue;
+		await(&w->rank[k].over);
+		assert_string_equal(w->rank[k].err.text, want);
+		assert_int_equal(w->rank[k].err.code, LLMC_E_DEVICE);
+		assert_int_equal(w->rank[k].ended, cases[group].how || k > 0);
+	}
+	if (cases[group].sig == SIGSTOP)
+		kill(g->pid[cases[group].rank], SIGKILL);
+	munmap(g->comm, comm_shared_bytes(shape));
+}
+
+static void
+all_that_are_left_know_who_is_lost(void **state)
+{
+	Group group[GROUPS];
+	Wall *wall = mmap(NULL, sizeof *wall * GROUPS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	(void)state;
+	assert_ptr_not_equal(wall, MAP_FAILED);
+	signal(SIGCHLD, SIG_IGN); /* who is killed is gone, as launchers see to */
+	alarm(300);
+	for (int g = 0; g < GROUPS; g++) {
+		group[g] = (Group){ .w = &wall[g] };
+		begin(&group[g], g);
+	}
+	for (int g = 0; g < GROUPS; g++) /* meanwhile a rank that has left is not missed either */
+		if (cases[g].when == NEVER)
+			stop_all(&group[g]);
+	for (int g = 0; g < GROUPS; g++)
+		finish(&group[g], g);
+	while (wait(NULL) > 0)
+		;
+	munmap(wall, sizeof *wall * GROUPS);
+}
+
+static void
+a_place_is_told_as_it_is(void **state)
+{
+	atomic_ullong where = 0;
+	Comm          c = { .where = &where };
+	char          text[100];
+
+	(void)state;
+	comm_where(0, text, sizeof text);
+	assert_string_equal(text, "before the first step");
+	comm_at(&c, 4294967295, 1023, OP_COUNT - 1);
+	comm_where(where, text, sizeof text);
+	assert_non_null(strstr(text, "in step 4294967295, layer 1023, "));
+	assert_non_null(strstr(text, op_info[OP_COUNT - 1].name));
+	comm_at(&c, 12, 0, 0);
+	comm_where(where, text, sizeof text);
+	assert_non_null(strstr(text, "in step 12, layer 0, "));
+	comm_at(&c, 12, -1, -1);
+	comm_where(where, text, sizeof text);
+	assert_string_equal(text, "behind step 12");
+	comm_where(UINT64_MAX, text, sizeof text); /* of an op that there is not */
+	assert_string_equal(text, "behind step 4294967295");
+	comm_at(&(Comm){ 0 }, 1, 2, 3); /* nobody looks */
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = { cmocka_unit_test(a_place_is_told_as_it_is), cmocka_unit_test(all_that_are_left_know_who_is_lost) };
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
