@@ -303,6 +303,8 @@ block_free(Block *b)
 {
 	bool wg = b->wg != NULL;
 
+	if (emu_check)
+		clock_leave(b);
 	for (int i = 0; i < b->nt; i++) {
 		Thread *t = &b->t[i];
 		if (emu_check)
@@ -593,8 +595,10 @@ emu_gdc_wait(const char *file, int line)
 	}
 	t->gdc_waited = true;
 	op->any_waited = true;
-	if (emu_check)
+	if (emu_check) {
+		clock_waited(t);
 		shadow_learnt();
+	}
 }
 
 EXPORT void

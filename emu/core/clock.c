@@ -90,6 +90,20 @@ known_drop(Known *k)
 	free(k);
 }
 
+static bool
+known_covers(const Known *a, const Known *b)
+{
+	int i = 0;
+
+	for (int j = 0; j < b->n; j++) {
+		while (i < a->n && a->e[i].buid < b->e[j].buid)
+			i++;
+		if (i == a->n || a->e[i].buid != b->e[j].buid || !vc_covers(a->e[i].vc, b->e[j].vc))
+			return false;
+	}
+	return true;
+}
+
 Known *
 known_join(Known *a, const Known *b)
 {
@@ -97,6 +111,8 @@ known_join(Known *a, const Known *b)
 		return a;
 	if (!a)
 		return known_ref((Known *)b);
+	if (known_covers(a, b))
+		return a;
 	Known *k = emu_alloc(sizeof *k + sizeof k->e[0] * (size_t)(a->n + b->n));
 	int i = 0, j = 0;
 
@@ -115,6 +131,27 @@ known_join(Known *a, const Known *b)
 	return k;
 }
 
+Known *
+known_keep(Known *k, bool (*keep)(uint32_t buid, const void *user), const void *user)
+{
+	int n = 0;
+
+	for (int i = 0; k && i < k->n; i++)
+		n += keep(k->e[i].buid, user);
+	if (!k || n == k->n)
+		return k;
+	Known *less = n ? emu_alloc(sizeof *less + sizeof less->e[0] * (size_t)n) : NULL;
+	for (int i = 0; i < k->n && less; i++)
+		if (keep(k->e[i].buid, user)) {
+			less->e[less->n].buid = k->e[i].buid;
+			less->e[less->n++].vc = vc_ref(k->e[i].vc);
+		}
+	if (less)
+		less->ref = 1;
+	known_drop(k);
+	return less;
+}
+
 static void
 tick(Thread *t)
 {
@@ -127,6 +164,26 @@ clock_start(Thread *t)
 {
 	t->clk = 1;
 	t->vc = t->lin ? vc_ref(t->blk->t[0].vc) : vc_new(CLOCK_N(t->blk));
+	t->kn = known_ref(t->blk->op->from);
+}
+
+void
+clock_waited(Thread *t)
+{
+	Known *all = t->blk->op->waited;
+
+	if (clock_heard(t)) {
+		t->kn = known_join(t->kn, all);
+	} else if (all) { /* as it is: it has heard nothing by itself */
+		known_drop(t->kn);
+		t->kn = known_ref(all);
+	}
+}
+
+bool
+clock_heard(const Thread *t)
+{
+	return t->kn && t->kn != t->blk->op->from && t->kn != t->blk->op->waited;
 }
 
 void
@@ -182,6 +239,16 @@ join_kn(Block *b, int first, int end, uint32_t lanes)
 			kn = known_join(kn, last);
 		}
 	return kn;
+}
+
+void
+clock_leave(Block *b)
+{
+	if (emu_contexts() < 2)
+		return;
+	Known *kn = join_kn(b, 0, b->nt, ~0u);
+	b->op->heard = known_join(b->op->heard, kn);
+	known_drop(kn);
 }
 
 void

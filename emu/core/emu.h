@@ -153,6 +153,9 @@ struct Op {
 	uint32_t buid0, n_block;
 	const char *name;
 	OpSet before, after;        /* checking mode: what it knows at start; what its end implies */
+	/* checking mode, several devices: what is known of blocks that may still run. Its threads start with `from`, go on with `waited` behind their wait for
+	 * programmatic predecessors, and leave `heard` to what comes after. */
+	Known *from, *waited, *heard;
 	/* kernel */
 	Func *fn;
 	Dim grid, block, cluster;
@@ -321,6 +324,10 @@ void clock_blocks(Block **b, int n);              /* cluster or grid barrier */
 bool clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk);
 bool clock_met(const Thread *t, uint32_t buid);   /* anything at all that the other block did */
 void clock_start(Thread *t);
+void clock_waited(Thread *t);                        /* for what came before its kernel by programmatic edges */
+void clock_leave(Block *b);                          /* its threads are done: their kernel hands on what they heard */
+bool clock_heard(const Thread *t);                   /* anything since its kernel began */
+Known *known_keep(Known *k, bool (*keep)(uint32_t buid, const void *user), const void *user); /* consumes k */
 void clock_stop(Thread *t);
 Known *clock_async(Block *b);                        /* what the block's asynchronous copies have done so far */
 void clock_learn(Thread *t, int slot, uint32_t clk); /* an asynchronous reader is known to be done */

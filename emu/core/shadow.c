@@ -106,7 +106,7 @@ launch_known(const Thread *t, uint64_t r)
 	if (!op)
 		return true;
 	if (op == t->blk->op)
-		return t->kn != NULL;
+		return clock_heard(t);
 	return op_before(op->seq, t->blk->op, t->gdc_waited);
 }
 

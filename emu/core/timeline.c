@@ -3,7 +3,10 @@
  * mostly does: what it does before its wait happens before the predecessor has written anything.
  *
  * Checking mode keeps for each operation the set of operations that are ordered before it: `before` at its start, `after` once
- * it has waited for its programmatic predecessors. Operations that the host has waited for leave the window. */
+ * it has waited for its programmatic predecessors. Operations that the host has waited for leave the window.
+ *
+ * Kernels of several devices talk while they run. What the threads of one have heard of another that still runs holds for what comes after it, too:
+ * operations hand it on, and so does the host once it has waited (`from`, `waited`, `heard`), less what `before` and `after` say anyway. */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "library.h"
@@ -18,6 +21,7 @@ static uint64_t next_seq = 1;
 static uint32_t next_buid = 1;
 static Op *ring[TIMELINE];
 static OpSet host_known;
+static Known *host_heard;          /* of blocks that may still run: what the operations that the host has waited for had heard of them */
 static uint64_t *running;          /* kernels in flight */
 static int n_running, cap_running;
 static uint64_t first_open = 1;    /* all before are done */
@@ -86,6 +90,22 @@ op_forget(OpSet *of, uint64_t seq)
 	of->w[seq % TIMELINE / 64] &= ~(1ull << (seq % 64));
 }
 
+/* Is what was heard of a block more than op knows anyway? op NULL: than the host does */
+static bool
+is_news(uint32_t buid, const void *user)
+{
+	const Op *op = user, *of = op_of_buid(buid);
+
+	return of && of != op && !(op ? op_before(of->seq, op, op->any_waited) : set_has(&host_known, of->seq));
+}
+
+/* The host has waited for it. */
+static void
+host_learns(const Op *op)
+{
+	host_heard = known_join(host_heard, op->heard);
+}
+
 void
 op_learns(Op *op, const OpSet *of)
 {
@@ -143,6 +163,9 @@ op_free(Op *op)
 	free(op->res);
 	free(op->stage);
 	free(op->work);
+	known_drop(op->from);
+	known_drop(op->waited);
+	known_drop(op->heard);
 	free(op);
 }
 
@@ -196,6 +219,7 @@ op_add(Op *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
 			op_forget(&ring[s % TIMELINE]->after, op->seq);
 		}
 		op->before = host_known;
+		op->from = known_ref(host_heard);
 	}
 	op->n_dep = n_dep;
 	op->dep = copy_seqs(dep, &op->n_dep);
@@ -287,6 +311,7 @@ sets_at_start(Op *op)
 		if (d) {
 			set_join(&op->before, d->any_waited ? &d->after : &d->before);
 			set_put(&op->before, d->seq);
+			op->from = known_join(op->from, d->heard);
 		}
 	}
 	for (int i = 0; i < op->n_prog; i++) {
@@ -295,6 +320,7 @@ sets_at_start(Op *op)
 			set_join(&op->before, held(d) ? &d->after : &d->before);
 	}
 	op->after = op->before;
+	op->waited = known_ref(op->from);
 }
 
 static void
@@ -306,6 +332,7 @@ sets_at_wait(Op *op)
 		if (d) {
 			set_join(&op->after, d->any_waited ? &d->after : &d->before);
 			set_put(&op->after, d->seq);
+			op->waited = known_join(op->waited, d->heard);
 		}
 	}
 }
@@ -317,6 +344,8 @@ finish(Op *op)
 	Region *r;
 
 	op->state = OP_DONE;
+	if (emu_check)
+		op->heard = known_keep(known_join(op->heard, op->kind == OP_KERNEL ? NULL : op->from), is_news, op);
 	if (op->kind == OP_KERNEL) {
 		for (int i = 0; i < n_running; i++)
 			if (running[i] == op->seq)
@@ -533,6 +562,8 @@ timeline_drop(void)
 	}
 	first_open = timeline_base;
 	memset(&host_known, 0, sizeof host_known);
+	known_drop(host_heard);
+	host_heard = NULL;
 }
 
 static void
@@ -764,7 +795,9 @@ timeline_known(const uint64_t *seq, int n)
 				continue;
 			set_join(&host_known, op->any_waited ? &op->after : &op->before);
 			set_put(&host_known, op->seq);
+			host_learns(op);
 		}
+	host_heard = known_keep(host_heard, is_news, NULL);
 	pinned_settle();
 	advance_base();
 }
@@ -774,8 +807,11 @@ timeline_known_all(int device)
 {
 	if (emu_check)
 		for (uint64_t s = timeline_base; s < next_seq; s++)
-			if (ring[s % TIMELINE]->state == OP_DONE && (device < 0 || emu_contexts() < 2 || ring[s % TIMELINE]->device == device))
+			if (ring[s % TIMELINE]->state == OP_DONE && (device < 0 || emu_contexts() < 2 || ring[s % TIMELINE]->device == device)) {
 				set_put(&host_known, s);
+				host_learns(ring[s % TIMELINE]);
+			}
+	host_heard = known_keep(host_heard, is_news, NULL);
 	pinned_settle();
 	advance_base();
 }

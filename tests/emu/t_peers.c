@@ -6,15 +6,16 @@
 #include <sys/mman.h>
 
 enum { MOST = 8, N = 256, ROUNDS = 5 };
-enum { RIGHT, STALE_FLAG, NO_RELEASE, DEVICE_SCOPE, ARRIVAL_ORDER, EARLY_READ, ONE_SLOT, DEVICE_WAIT, SKIPPED, DISAGREES, NO_ACCESS, LATE, N_KIND };
-typedef struct { int rank, ranks; unsigned round; CUdeviceptr flag[MOST], slot[MOST]; CUdeviceptr x, y; } Args;
+enum { RIGHT, STALE_FLAG, NO_RELEASE, DEVICE_SCOPE, ARRIVAL_ORDER, EARLY_READ, ONE_SLOT, DEVICE_WAIT, LONG, LAST_UNHEARD, SKIPPED, DISAGREES, NO_ACCESS, LATE, N_KIND };
+typedef struct { int rank, ranks; unsigned round, pieces; CUdeviceptr flag[MOST], slot[MOST]; CUdeviceptr x, y; } Args;
 
 /* what the finding says; "": it shows in the sums alone */
 static const struct { const char *name, *want; } kinds[N_KIND] = {
-	[RIGHT] = { "RIGHT", NULL }, [LATE] = { "LATE", NULL }, [ARRIVAL_ORDER] = { "ARRIVAL_ORDER", "" },
+	[RIGHT] = { "RIGHT", NULL }, [LONG] = { "LONG", NULL }, [LATE] = { "LATE", NULL }, [ARRIVAL_ORDER] = { "ARRIVAL_ORDER", "" },
 	[STALE_FLAG] = { "STALE_FLAG", "race: " }, [NO_RELEASE] = { "NO_RELEASE", "race: " },
 	[DEVICE_SCOPE] = { "DEVICE_SCOPE", "an atomic without the system's scope on memory of another device" },
 	[DEVICE_WAIT] = { "DEVICE_WAIT", "race: an atomic and another one" },
+	[LAST_UNHEARD] = { "LAST_UNHEARD", "race: " },
 	[EARLY_READ] = { "EARLY_READ", "race: " }, [ONE_SLOT] = { "ONE_SLOT", "race: " },
 	[SKIPPED] = { "SKIPPED", "nothing is queued on device 1" }, [DISAGREES] = { "DISAGREES", "race: " }, [NO_ACCESS] = { "NO_ACCESS", "without peer access" },
 };
@@ -55,8 +56,11 @@ run(void *arg)
 	Args a = { .rank = me->number, .ranks = ranks, .y = me->y };
 	for (int k = 0; k < ranks; k++)
 		a.flag[k] = rank[k].flag, a.slot[k] = rank[k].slot;
-	for (int r = 0; r < ROUNDS && !me->r; r++) {
+	/* two pieces a launch: what a kernel has heard of one that still runs the next one relies on */
+	const int pieces = me->kind == LONG || me->kind == LAST_UNHEARD ? 2 : 1;
+	for (int r = 0; r < ROUNDS && !me->r; r += pieces) {
 		a.round = (unsigned)r + 1;
+		a.pieces = (unsigned)(ROUNDS - r < pieces ? ROUNDS - r : pieces);
 		a.x = me->x + (CUdeviceptr)r * sizeof *x;
 		if (me->kind == LATE && me->number == 1)
 			for (volatile int i = 0; i < 20000000; i++)
@@ -132,7 +136,7 @@ main(int argc, char **argv)
 		for (int seed = 0; seed < seeds; seed++)
 			for (int check = 1; check >= (kinds[kind].want && *kinds[kind].want); check--) {
 				int status;
-				ranks = kind == RIGHT ? 2 << seed % 3 : 4;
+				ranks = kind == RIGHT || kind == LONG ? 2 << seed % 3 : 4;
 				fflush(NULL);
 				pid_t pid = fork();
 				if (pid == 0)

@@ -1,24 +1,25 @@
 // A sum over devices by flags and slots in each other's memory, right (BUG 0) and with one mistake each.
 enum { RANKS = 8, N = 256 };
-enum { RIGHT, STALE_FLAG, NO_RELEASE, DEVICE_SCOPE, ARRIVAL_ORDER, EARLY_READ, ONE_SLOT, DEVICE_WAIT };
-struct Args { int rank, ranks; unsigned round; unsigned *flag[RANKS]; float *slot[RANKS]; float *x, *y; };
+enum { RIGHT, STALE_FLAG, NO_RELEASE, DEVICE_SCOPE, ARRIVAL_ORDER, EARLY_READ, ONE_SLOT, DEVICE_WAIT, LONG, LAST_UNHEARD };
+struct Args { int rank, ranks; unsigned round; unsigned pieces; unsigned *flag[RANKS]; float *slot[RANKS]; float *x, *y; };
 
 static __device__ float *
-slot_of(const Args &a, int of, int from)
+slot_of(const Args &a, unsigned round, int of, int from)
 {
-	return a.slot[of] + ((BUG == ONE_SLOT ? 0 : a.round & 1) * RANKS + from) * N;
+	return a.slot[of] + ((BUG == ONE_SLOT ? 0 : round & 1) * RANKS + from) * N;
 }
 
-extern "C" __global__ void
-sum(Args a)
+struct S { int order[RANKS], n; };
+
+/* One round: x goes to all, and what has come is added to y. */
+static __device__ void
+piece(const Args &a, S &s, unsigned round, const float *x, bool last)
 {
-	struct S { int order[RANKS], n; };
-	SHARED(S, s);
 	const int t = threadIdx.x;
-	const unsigned number = BUG == STALE_FLAG ? 1 : a.round;
+	const unsigned number = BUG == STALE_FLAG ? 1 : round;
 
 	for (int k = 0; k < a.ranks; k++)
-		slot_of(a, k, a.rank)[t] = a.x[t]; // ONE_SLOT
+		slot_of(a, round, k, a.rank)[t] = x[t]; // ONE_SLOT LAST_UNHEARD
 	if (t == 0)
 		s.n = 0;
 	__syncthreads();
@@ -31,7 +32,9 @@ sum(Args a)
 		else
 			st_release_sys(to, number);
 	}
-	float early = BUG == EARLY_READ ? slot_of(a, a.rank, 0)[t] : 0; // EARLY_READ
+	if (BUG == LAST_UNHEARD && last) // nobody waits for what the next launch takes as heard
+		return;
+	float early = BUG == EARLY_READ ? slot_of(a, round, a.rank, 0)[t] : 0; // EARLY_READ
 	if (BUG == ARRIVAL_ORDER) {
 		if (t == 0)
 			for (unsigned seen = 0; s.n < a.ranks;)
@@ -51,7 +54,16 @@ sum(Args a)
 	float v = 0;
 	for (int k = 0; k < a.ranks; k++) {
 		const int from = BUG == ARRIVAL_ORDER ? s.order[k] : k;
-		v += BUG == EARLY_READ && k == 0 ? early : slot_of(a, a.rank, from)[t]; // STALE_FLAG NO_RELEASE
+		v += BUG == EARLY_READ && k == 0 ? early : slot_of(a, round, a.rank, from)[t]; // STALE_FLAG NO_RELEASE
 	}
 	a.y[t] += v;
+}
+
+extern "C" __global__ void
+sum(Args a)
+{
+	SHARED(S, s);
+
+	for (unsigned i = 0; i < a.pieces; i++)
+		piece(a, s, a.round + i, a.x + i * N, a.pieces > 1 && i + 1 == a.pieces);
 }
