@@ -137,7 +137,7 @@ def begin_request(port, when):
     return c
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("sig", ["KILL", "STOP"])
 @pytest.mark.parametrize("when", ["decode", "prompt", "idle"])
 @pytest.mark.parametrize("stages, lost", [(1, 2), (2, 3), (2, 1), (2, 0)])
