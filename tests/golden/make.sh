@@ -13,4 +13,5 @@ python=${PYTHON:-python3}
 "$python" tests/golden/make_gguf.py
 "$python" tests/golden/make_mixture_gguf.py
 LLMC_GOLDEN=1 make unit-test_graph
+"$python" tests/golden/rank_plans.py
 "$python" tests/golden/smollm2/make.py "$(tools/smollm2.sh)"
