@@ -93,7 +93,14 @@ append(Build *b, int k, int v, const HeadShape *shape)
 	op_set_int(b->g, o, "kv_heads", shape->n_kv_heads);
 	op_set_int(b->g, o, "dim", shape->head_dim);
 	op_set_int(b->g, o, "v_dim", shape->v_dim);
-	return done;
+	if (!kv_by_channel(b->s->kv.k))
+		return done;
+	int closed = build_value(b, "kv_closed");
+	o = OP(b, kv_close, .kv = b->pool[b->layer], .done = done, .closed = closed);
+	op_set_int(b->g, o, "kv_heads", shape->n_kv_heads);
+	op_set_int(b->g, o, "dim", shape->head_dim);
+	op_set_int(b->g, o, "v_dim", shape->v_dim);
+	return closed;
 }
 
 static int

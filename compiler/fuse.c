@@ -67,9 +67,13 @@ fuse_norm_qkv(Fuse *f)
 		if (append->kind != OP_kv_append)
 			continue;
 		Op *att = NULL;
-		for (size_t j = i + 1; j < g->n_op && !att; j++)
-			if (g->op[j].kind == OP_attention && g->op[j].arg[ARG(attention, done)] == append->arg[ARG(kv_append, done)])
+		int done = append->arg[ARG(kv_append, done)];
+		for (size_t j = i + 1; j < g->n_op && !att; j++) {
+			if (g->op[j].kind == OP_kv_close && g->op[j].arg[ARG(kv_close, done)] == done)
+				done = g->op[j].arg[ARG(kv_close, closed)];
+			if (g->op[j].kind == OP_attention && g->op[j].arg[ARG(attention, done)] == done)
 				att = &g->op[j];
+		}
 		int64_t kv_heads = op_int(append, "kv_heads"), dim = op_int(append, "dim");
 		int     w, b, rotated = att ? att->arg[ARG(attention, q)] : -1;
 		Op     *temper = fuse_only_def(f, rotated, OP_pos_scale); /* of what comes out */

@@ -644,6 +644,10 @@ shard_op(Pass *p, Op *op)
 	case OP_kv_append:
 		along(p, op, "kv_heads");
 		return;
+	case OP_kv_close:
+		set_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
+		keep(p, op);
+		return;
 	case OP_attention:
 		cut_arg(p, op, ARG(attention, sink), CUT_ROWS, kind_in(p, SHARE_Q, op->layer), 1, NULL);
 		set_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));

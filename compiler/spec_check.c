@@ -267,7 +267,7 @@ check_kv(SpecTable *t)
 	}
 	if (!ON(kv_rotate) || IS(att_kind, "mla"))
 		return;
-	if (!kv_quantised(k) && !kv_quantised(v))
+	if (!kv_turns(k) && !kv_turns(v))
 		err_at(t->d, LOC(kv_rotate), "kv.rotate = true: only rows of quantised types are rotated, keys are %s and values %s", t->val[K_kv_k].str,
 		       t->val[K_kv_v].str);
 	else if (KNOWN(head_dim) && d > 0 && kv_rotation(d) < KV_LEAST_ROTATION)
@@ -289,7 +289,17 @@ check_exact(SpecTable *t)
 	const char   *name = spec_key[key].path;
 	const long long n = (long long)spec_int(t, key);
 
-	if (n <= 0 || k == KVT_NONE || v == KVT_NONE)
+	if (k == KVT_NONE || v == KVT_NONE)
+		return;
+	if (kv_by_channel(v)) {
+		err_at(t->d, LOC(kv_v), "kv.v = %s: it is a type of keys alone (kv.k)", t->val[K_kv_v].str);
+		return;
+	}
+	if (kv_by_channel(k) && INT(kv_window) < KV_LEAST_RECENT) {
+		err_at(t->d, LOC(kv_k), "kv.k = %s: a page of keys is quantised when it is full, kv.window of at least %d positions is needed beside it", t->val[K_kv_k].str, KV_LEAST_RECENT);
+		return;
+	}
+	if (n <= 0)
 		return;
 	if (IS(att_kind, "mla")) {
 		err_at(t->d, at, "%s = %lld: latents (attention.kind: mla) are kept in one type", name, n);

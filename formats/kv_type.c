@@ -30,6 +30,18 @@ kv_quantised(KvType t)
 	return info[t].scales > 0;
 }
 
+bool
+kv_by_channel(KvType t)
+{
+	return t == KVT_INT4C;
+}
+
+bool
+kv_turns(KvType t)
+{
+	return kv_quantised(t) && !kv_by_channel(t);
+}
+
 KvType
 kv_exact(KvType t)
 {
@@ -39,7 +51,7 @@ kv_exact(KvType t)
 bool
 kv_for_latents(KvType t)
 {
-	return !kv_quantised(t) || info[t].group > 0;
+	return !kv_quantised(t) || (info[t].group > 0 && !kv_by_channel(t));
 }
 
 KvType

@@ -7,6 +7,8 @@
  *   f8_32, int8_32   the same codes, groups of 32: for latents, where one scale does not suit a latent and its key
  *   int6  codes -31 .. 31, groups of 32, scale = largest / 31
  *   int4  codes 0 .. 15, groups of 32, zero the smallest, scale = (largest - smallest) / 15
+ *   int4c codes as int4's, of keys alone: a group is an element of a head over the 32 positions of a page, so a page gets its codes when it is full, from
+ *         its exact rows. Rows read the last 32 positions at least exactly: whichever page they read otherwise is full. Not rotated
  *
  * With rotation a row of a quantised type is first multiplied by a Hadamard matrix over each kv_rotation(dim) of its elements, which spreads
  * outliers over all of them; queries and results are turned likewise, so nothing else changes.
@@ -28,7 +30,8 @@
 	X(F8_32, "f8_32", 8, 32, 2)        \
 	X(INT8_32, "int8_32", 8, 32, 2)    \
 	X(INT6, "int6", 6, 32, 2)          \
-	X(INT4, "int4", 4, 32, 4)
+	X(INT4, "int4", 4, 32, 4)          \
+	X(INT4C, "int4c", 4, 32, 4)
 
 /* "f32 f16 ...": what a description may ask for */
 #define KV_TYPE_WORD(name, text, bits, group, scales) " " text
@@ -49,11 +52,13 @@ typedef struct KvTypeInfo {
 	int         scales; /* bytes of a group's scale and zero; 0: elements are plain numbers */
 } KvTypeInfo;
 
-enum { KV_LEAST_ROTATION = 4, KV_MOST_EXACT = 1 << 20 /* positions that are kept exactly as well, recent ones and first ones each */ };
+enum { KV_LEAST_ROTATION = 4, KV_LEAST_RECENT = 32 /* with types by channel */, KV_MOST_EXACT = 1 << 20 /* positions that are kept exactly as well, recent ones and first ones each */ };
 
 const KvTypeInfo *kv_type_info(KvType t);              /* t must be valid */
 KvType            kv_type_from_text(const char *text); /* KVT_NONE: unknown */
 bool              kv_quantised(KvType t);
+bool              kv_by_channel(KvType t);
+bool              kv_turns(KvType t);                  /* is a row of it rotated, where that is asked for? */
 KvType            kv_exact(KvType t);                  /* of rows that are kept beside quantised ones: f16; of a plain type: itself */
 /* May a latent and its key lie in one row? One scale would not suit both. And the type that is meant by t for latents: of its codes, in groups */
 bool              kv_for_latents(KvType t);

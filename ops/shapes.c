@@ -180,6 +180,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_kv_append:
 		SET(kv_append, .k = act(kv_heads * dim), .v = act(kv_heads * v_dim), .kv = gqa(kv_heads, dim, v_dim), .done = order());
 		break;
+	case OP_kv_close:
+		SET(kv_close, .kv = gqa(kv_heads, dim, v_dim), .done = order(), .closed = order());
+		break;
 	case OP_attention:
 		MUST(heads % kv_heads == 0, "heads is a multiple of kv_heads");
 		SET(attention, .q = act(heads * dim), .kv = gqa(kv_heads, dim, v_dim), .done = order(), .sink = vec(heads), .y = act(heads * v_dim));

@@ -116,6 +116,8 @@ ref_kv_put(KvType d, char *page, int64_t i, float f)
 /* A row into a plane of keys or values, and out again (ref_kv.c). turned: dim floats */
 void ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned);
 void ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim);
+/* A full page's plane of keys by channel, from that of its exact page */
+void ref_kv_close_plane(KvType t, char *plane, const char *exact, int64_t dim);
 /* The same with a plane of an exact page; t: the type of the quantised rows beside it */
 void ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned);
 void ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim);

@@ -100,6 +100,24 @@ ref_kv_append(const RefCall *c)
 		               ref_f32(c, ARG(kv_append, v)) + t * kv_heads * v_dim, kv_heads, dim, v_dim, c->scratch);
 }
 
+void
+ref_kv_close(const RefCall *c)
+{
+	const PlanPool *p = c->arg[ARG(kv_close, kv)].pool;
+	int64_t         kv_heads = step_int(c->step, "kv_heads"), dim = step_int(c->step, "dim");
+
+	for (int64_t t = 0; t < c->s->n_tok; t++) {
+		int64_t pos = c->s->pos[t];
+		int32_t seq = c->s->seq_of[t];
+
+		if (pos % PLAN_KV_PAGE != PLAN_KV_PAGE - 1)
+			continue;
+		char *page = ref_page(c, ARG(kv_close, kv), seq, pos), *exact = ref_exact_page(c, ARG(kv_close, kv), seq, pos);
+		for (int64_t h = 0; h < kv_heads; h++)
+			ref_kv_close_plane(p->k, ref_plane(p, page, true, h), ref_exact_plane(p, exact, true, h), dim);
+	}
+}
+
 /* ALiBi: powers of 2^(-bias / n) for the first n heads, n the largest power of two within `heads`; the others take the
  * odd powers of the series for 2n heads. */
 static double

@@ -12,6 +12,8 @@
  *            scale [G][32]                                    scale [32][G]
  *   4 bits   [16 G][32]: of elements 2 r and 2 r + 1          [32][16 G]: of i and i + 16 of a group
  *            scale [G][32], zero [G][32]                      scale and zero [32][G][2]
+ *   int4c    as 4 bits; of element i, for all positions:      none
+ *            scale [32 G], zero [32 G]
  *
  * A byte belongs to one position, so rows may be written side by side. */
 #include <math.h>
@@ -93,6 +95,8 @@ plane_codes(const Plane *p)
 static char *
 plane_scale(const Plane *p, int64_t at, int64_t g, int which)
 {
+	if (kv_by_channel(p->type)) /* g: the element */
+		return p->at + plane_codes(p) + (which * p->groups * 32 + g) * 2;
 	int64_t n = p->key ? (which * p->groups + g) * PLAN_KV_PAGE + at : (at * p->groups + g) * (kv_type_info(p->type)->scales / 2) + which;
 
 	return p->at + plane_codes(p) + n * 2;
@@ -226,10 +230,10 @@ get_value(const Plane *p, int64_t at, int64_t i)
 
 	if (!kv_quantised(t))
 		return ref_kv_get(t, p->at, plain_place(p, at, i));
-	const int64_t g = kv_type_info(t)->group ? i / kv_type_info(t)->group : 0;
+	const int64_t g = kv_by_channel(t) ? i : kv_type_info(t)->group ? i / kv_type_info(t)->group : 0;
 	unsigned      code = get_code(p, at, i);
 	memcpy(&scale, plane_scale(p, at, g, 0), 2);
-	if (t == KVT_INT4)
+	if (t == KVT_INT4 || t == KVT_INT4C)
 		memcpy(&zero, plane_scale(p, at, g, 1), 2);
 	double c = is_f8(t) ? e4m3_value((uint8_t)code) : is_int8(t) ? (int8_t)code : t == KVT_INT6 ? (int)code - 32 : (int)code;
 	return (float)(c * (double)f16_to_f32(scale) + (double)f16_to_f32(zero));
@@ -253,6 +257,8 @@ ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const f
 			ref_kv_put(t, plane, plain_place(&p, at, i), row[i]);
 		return;
 	}
+	if (kv_by_channel(t)) /* it gets its codes with its page */
+		return;
 	if (rotate) {
 		memcpy(turned, row, (size_t)dim * sizeof *row);
 		ref_turn(turned, dim);
@@ -270,14 +276,38 @@ ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, f
 
 	for (int64_t i = 0; i < dim; i++)
 		row[i] = get_value(&p, at, i);
-	if (rotate && kv_quantised(t))
+	if (rotate && kv_turns(t))
 		ref_turn(row, dim);
+}
+
+void
+ref_kv_close_plane(KvType t, char *plane, const char *exact, int64_t dim)
+{
+	const Plane to = plane_of(t, true, plane, dim), from = plane_of(kv_exact(t), true, (char *)(uintptr_t)exact, dim);
+
+	for (int64_t i = 0; i < dim; i++) {
+		float    x[PLAN_KV_PAGE], lo = 0, hi = 0;
+		uint16_t h;
+
+		for (int64_t at = 0; at < PLAN_KV_PAGE; at++) {
+			x[at] = get_value(&from, at, i);
+			lo = at == 0 || x[at] < lo ? x[at] : lo;
+			hi = at == 0 || x[at] > hi ? x[at] : hi;
+		}
+		h = half_of(lo);
+		memcpy(plane_scale(&to, 0, i, 1), &h, 2);
+		h = half_of((hi - lo) / 15);
+		memcpy(plane_scale(&to, 0, i, 0), &h, 2);
+		const float scale = f16_to_f32(h), inverse = scale > 0 ? 1 / scale : 0;
+		for (int64_t at = 0; at < PLAN_KV_PAGE; at++)
+			put_code(&to, at, i, (unsigned)(int)limit(rintf((x[at] - lo) * inverse), 0, 15));
+	}
 }
 
 void
 ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row, int64_t dim, float *turned)
 {
-	if (rotate && kv_quantised(t)) {
+	if (rotate && kv_turns(t)) {
 		memcpy(turned, row, (size_t)dim * sizeof *row);
 		ref_turn(turned, dim);
 		row = turned;
@@ -289,6 +319,6 @@ void
 ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row, int64_t dim)
 {
 	ref_kv_get_row(kv_exact(t), false, key, plane, at, row, dim);
-	if (rotate && kv_quantised(t))
+	if (rotate && kv_turns(t))
 		ref_turn(row, dim);
 }

@@ -25,17 +25,26 @@ def plain(kv):
 
 
 def group(kv, dim):
-    return 32 if kv in ("int6", "int4") or kv.endswith("_32") else dim
+    return 32 if kv in ("int6", "int4", "int4c") or kv.endswith("_32") else dim
 
 
 def groups(kv, dim):
     return -(-dim // group(kv, dim))
 
 
+def by_channel(kv):
+    """keys whose scales belong to an element over the positions of a page"""
+    return kv == "int4c"
+
+
+def turns(kv):
+    return not plain(kv) and not by_channel(kv)
+
+
 def row_bytes(kv, dim):
     if plain(kv):
         return dim * PLAIN[kv]().itemsize
-    return groups(kv, dim) * {"int6": 26, "int4": 20}.get(kv, group(kv, dim) + 2)
+    return groups(kv, dim) * {"int6": 26, "int4": 20, "int4c": 20}.get(kv, group(kv, dim) + 2)
 
 
 def turn(x):
@@ -76,6 +85,8 @@ def encode(kv, x):
     x = np.asarray(x, np.float32)
     if plain(kv):
         return Rows(x if kv == "f32" else half(x) if kv == "f16" else bf16(x))
+    if by_channel(kv):
+        return encode_pages(x)
     dim, size = x.shape[-1], group(kv, x.shape[-1])
     pad = groups(kv, dim) * size - dim
     y = np.concatenate([x, np.repeat(x[..., -1:], pad, -1)], -1).reshape(*x.shape[:-1], -1, size)
@@ -104,7 +115,26 @@ def encode(kv, x):
     return Rows(code, scale, zero)
 
 
+def encode_pages(x):
+    """x [n, ..., dim]: code of its shape, scale and zero [pages, ..., dim]; the scales of a page that is not full are NaN"""
+    x = half(x).astype(np.float32)
+    code = np.full(x.shape, 15, np.uint8)
+    scale, zero = (np.full((-(-len(x) // PAGE), *x.shape[1:]), np.nan, np.float16) for _ in range(2))
+    for p in range(len(x) // PAGE):
+        part = slice(p * PAGE, (p + 1) * PAGE)
+        zero[p] = x[part].min(0)
+        scale[p] = half((x[part].max(0) - zero[p].astype(np.float32)) / np.float32(15))
+        wide = scale[p].astype(np.float32)
+        with np.errstate(divide="ignore"):
+            inverse = np.where(wide > 0, np.float32(1) / wide, np.float32(0))
+        code[part] = np.rint((x[part] - zero[p].astype(np.float32)) * inverse).clip(0, 15)
+    return Rows(code, scale, zero)
+
+
 def decode(kv, r, dim):
+    if by_channel(kv):
+        page = np.arange(len(r.code)) // PAGE
+        return r.code * r.scale.astype(float)[page] + r.zero.astype(float)[page]
     if plain(kv):
         return ((r.code.astype(np.uint32) << 16).view(np.float32) if kv == "bf16" else r.code).astype(np.float64)
     size = group(kv, dim)
@@ -115,7 +145,7 @@ def decode(kv, r, dim):
 
 def kept(kv, x, rotate=False):
     """x as attention sees it, float64"""
-    rotate = rotate and not plain(kv)
+    rotate = rotate and turns(kv)
     y = decode(kv, encode(kv, turn(x) if rotate else x), x.shape[-1])
     return turned_back(y) if rotate else y
 
@@ -127,7 +157,7 @@ def exact(kv):
 
 def kept_exact(kv, x, rotate=False):
     """x as attention sees it in rows beside those of kv, float64"""
-    rotate = rotate and not plain(kv)
+    rotate = rotate and turns(kv)
     y = decode(exact(kv), encode(exact(kv), turn(x) if rotate else x), x.shape[-1])
     return turned_back(y) if rotate else y
 
@@ -149,6 +179,17 @@ def spans(kv, dim, at):
     if bits == 6:
         out.append((PAGE * low + at * wide // 4, wide // 4))
     return [*out, (PAGE * wide * bits // 8 + at * g * scales, g * scales)]
+
+
+def plane_by_channel(code, scale, zero):
+    """code [32, heads, dim], scale and zero [heads, dim]: bytes [heads, bytes]"""
+    heads, dim = scale.shape
+    wide = -(-dim // 32) * 32
+    low = np.zeros((heads, wide, PAGE), np.uint8)
+    low[:, :dim] = np.moveaxis(code, 0, -1)
+    scales = np.zeros((heads, 2, wide), np.float16)
+    scales[:, 0, :dim], scales[:, 1, :dim] = scale, zero
+    return np.concatenate([(low[:, ::2] | low[:, 1::2] << 4).reshape(heads, -1), scales.reshape(heads, -1).view(np.uint8)], 1)
 
 
 def plane(kv, r, dim, key):

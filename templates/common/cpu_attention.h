@@ -299,6 +299,9 @@ att_scores(const Att a, const int gb, const char *k, const float *q, const float
 	const int group = kv_group(a.kv.k, a.dim), groups = kv_groups(a.kv.k, a.dim);
 	const int nk = gb * ATT_NK <= ATT_ACC ? ATT_NK : gb * (ATT_NK / 2) <= ATT_ACC ? ATT_NK / 2 : ATT_NK > 4 ? ATT_NK / 4 : 1;
 
+	_Alignas(64) float channels[2 * KV_MOST_DIM];
+
+	kv_channels(a.kv.k, a.dim, k, channels);
 	LLMC_UNROLL
 	for (int j0 = 0; j0 < ATT_NK; j0 += nk) {
 		vf total[8][8];
@@ -318,7 +321,7 @@ att_scores(const Att a, const int gb, const char *k, const float *q, const float
 						att_prefetch_piece(next, d + e, (int)kv_plane(a.kv.k, a.dim) / a.dim);
 				LLMC_EACH(j, nk, 8) {
 					vf x[4];
-					kv_keys(a.kv.k, a.dim, k, d / 4, (j0 + j) * VL, x);
+					kv_keys(a.kv.k, a.dim, k, d / 4, (j0 + j) * VL, channels, x);
 					LLMC_EACH(e, 4, 4)
 						if (a.dim % 4 == 0 || d + e < end)
 							LLMC_EACH(g, gb, 8)

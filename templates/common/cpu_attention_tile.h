@@ -150,10 +150,12 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 	}
 	for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
 		const char *k = kv_k(a.kv, kv_page_at(a.kv, in->s, in->pool, in->seq, chunk * ATT_PAGES + p), in->kv_head);
+		_Alignas(64) float channels[2 * KV_MOST_DIM];
+		kv_channels(a.kv.k, a.dim, k, channels);
 		for (int j = 0; j < KV_PAGE; j += VL)
 			for (int d = 0; d < a.dim; d += 4) {
 				vf x[4];
-				kv_keys(a.kv.k, a.dim, k, d / 4, j, x);
+				kv_keys(a.kv.k, a.dim, k, d / 4, j, channels, x);
 				LLMC_EACH(e, 4, 4)
 					if (a.dim % 4 == 0 || d + e < a.dim)
 						vf_store(t->x + (d + e) * KV_PAGE + j, x[e]);

@@ -4,7 +4,7 @@
  * kv_len: they hold anything. Recent and first positions may lie in exact pages as well (KvExact; plan/plan.h has their place). A latent and its key are a row of values, of a plain type or one with groups.
  *
  * Whoever reads them adds up the same numbers in the same order. Keys are read as codes: a group's products are added up, then scaled, and its zero times the sum
- * of its queries is added (kv_score). Values are code * scale + zero where groups have scales, else codes, and the row's scale multiplies a weight. */
+ * of its queries is added (kv_score); keys by channel are code * scale + zero. Values are code * scale + zero where groups have scales, else codes, and the row's scale multiplies a weight. */
 #ifndef LLMC_CPU_KV_H
 #define LLMC_CPU_KV_H
 
@@ -13,7 +13,7 @@
 
 enum { KV_PAGE = 32, KV_GROUP = 32, KV_MOST_DIM = 1024 /* of quantised rows */ };
 
-enum { KV_f32, KV_f16, KV_bf16, KV_f8, KV_int8, KV_f8_32, KV_int8_32, KV_int6, KV_int4 };
+enum { KV_f32, KV_f16, KV_bf16, KV_f8, KV_int8, KV_f8_32, KV_int8_32, KV_int6, KV_int4, KV_int4c };
 
 /* scale and zero of a group for each lane */
 typedef struct KvScale { vf s, z; } KvScale;
@@ -25,11 +25,18 @@ kv_plain(const int type)
 	return type <= KV_bf16;
 }
 
-/* groups of 32 elements with scales of their own; else a row has one scale */
+/* keys with scales for each element, over a page's positions */
+LLMC_INLINE int
+kv_by_channel(const int type)
+{
+	return type == KV_int4c;
+}
+
+/* groups of 32 elements with scales of their own; else a row has one scale, or a channel */
 LLMC_INLINE int
 kv_grouped(const int type)
 {
-	return type >= KV_f8_32;
+	return type >= KV_f8_32 && !kv_by_channel(type);
 }
 
 LLMC_INLINE int
@@ -72,6 +79,7 @@ kv_codes(const int type, const int dim)
 	return kv_plain(type)   ? dim * kv_bytes(type)
 	     : type == KV_int6  ? kv_groups(type, dim) * 24
 	     : type == KV_int4  ? kv_groups(type, dim) * 16
+	     : type == KV_int4c ? (dim + KV_GROUP - 1) / KV_GROUP * 16
 	     : kv_grouped(type) ? kv_groups(type, dim) * KV_GROUP
 	                        : dim;
 }
@@ -80,20 +88,20 @@ kv_codes(const int type, const int dim)
 LLMC_INLINE int
 kv_scales(const int type)
 {
-	return kv_plain(type) ? 0 : type == KV_int4 ? 2 : 1;
+	return kv_plain(type) ? 0 : type == KV_int4 || type == KV_int4c ? 2 : 1;
 }
 
 LLMC_INLINE size_t
 kv_plane(const int type, const int dim)
 {
-	return (size_t)KV_PAGE * (size_t)(kv_codes(type, dim) + 2 * kv_scales(type) * kv_groups(type, dim));
+	return (size_t)KV_PAGE * (size_t)(kv_codes(type, dim) + 2 * kv_scales(type) * (kv_by_channel(type) ? (dim + KV_GROUP - 1) / KV_GROUP : kv_groups(type, dim)));
 }
 
 /* elements that a rotation mixes; 0: none */
 LLMC_INLINE int
 kv_turned(const int type, const int rotate, const int dim)
 {
-	return rotate && !kv_plain(type) ? dim & -dim : 0;
+	return rotate && !kv_plain(type) && !kv_by_channel(type) ? dim & -dim : 0;
 }
 
 /* --- plain elements ---------------------------------------------------------------------------------------------- */
@@ -168,7 +176,7 @@ kv_of_e4m3(const uint8_t *p)
 LLMC_INLINE int
 kv_folded(const int type)
 {
-	return !kv_plain(type) && !kv_grouped(type);
+	return !kv_plain(type) && !kv_grouped(type) && !kv_by_channel(type);
 }
 
 /* VL codes of 8 bits at p */
@@ -227,7 +235,7 @@ kv_scale_k(const int type, const int dim, const char *plane, int g, int j)
 	const f16 *s = kv_scales_of(type, dim, plane) + g * KV_PAGE + j;
 	KvScale v = { vf_set1(0), vf_set1(0) };
 
-	if (!kv_plain(type))
+	if (!kv_plain(type) && !kv_by_channel(type))
 		v.s = kv_scale_at(type, s);
 	if (type == KV_int4)
 		v.z = kv_scale_at(type, s + kv_groups(type, dim) * KV_PAGE);
@@ -238,7 +246,7 @@ kv_scale_k(const int type, const int dim, const char *plane, int g, int j)
 LLMC_INLINE vf
 kv_score(const int type, int first, vf total, vf acc, KvScale s, vf query)
 {
-	if (kv_plain(type))
+	if (kv_plain(type) || kv_by_channel(type))
 		return acc;
 	if (type == KV_int4)
 		acc = vf_fma(acc, s.s, query * s.z);
@@ -261,9 +269,22 @@ kv_query_sums(const int type, const int dim, const float *query, float *to, int 
 	}
 }
 
-/* Elements 4 i .. 4 i + 3, as far as there are some; of quantised types: their codes */
+/* Scales, and from KV_MOST_DIM on zeros, of the elements of keys by channel: room for 2 KV_MOST_DIM */
 LLMC_INLINE void
-kv_keys(const int type, const int dim, const char *plane, int i, int j, vf *x)
+kv_channels(const int type, const int dim, const char *plane, float *to)
+{
+	const int n = (dim + KV_GROUP - 1) / KV_GROUP * KV_GROUP;
+	const f16 *s = kv_scales_of(type, dim, plane);
+
+	for (int i = 0; kv_by_channel(type) && i < n; i += VL) {
+		vf_store(to + i, vf_load_f16(s + i));
+		vf_store(to + KV_MOST_DIM + i, vf_load_f16(s + n + i));
+	}
+}
+
+/* Elements 4 i .. 4 i + 3, as far as there are some; of quantised types: their codes, by channel: their values. channels: kv_channels */
+LLMC_INLINE void
+kv_keys(const int type, const int dim, const char *plane, int i, int j, const float *channels, vf *x)
 {
 	const uint8_t *p = (const uint8_t *)plane;
 
@@ -288,8 +309,11 @@ kv_keys(const int type, const int dim, const char *plane, int i, int j, vf *x)
 		return;
 	}
 	LLMC_UNROLL
-	for (int e = 0; e < 4; e++)
+	for (int e = 0; e < 4; e++) {
 		x[e] = kv_four(c[e]);
+		if (kv_by_channel(type))
+			x[e] = vf_fma(x[e], vf_set1(channels[4 * i + e]), vf_set1(channels[KV_MOST_DIM + 4 * i + e]));
+	}
 }
 
 /* --- reading values: elements d .. d + VL of position j; d is a multiple of VL ---------------------------------------- */
@@ -413,7 +437,7 @@ kv_encode(const int type, const float *x, int n, uint8_t *code, f16 *scale_out, 
 		lo = x[i] < lo ? x[i] : lo;
 		hi = x[i] > hi ? x[i] : hi;
 	}
-	if (type == KV_int4) {
+	if (type == KV_int4 || type == KV_int4c) {
 		*zero_out = kv_half(lo);
 		zero = f16_get(*zero_out);
 		scale = (hi - zero) / 15;
@@ -441,6 +465,8 @@ kv_store(const int type, const int turn, const int key, char *plane, int pos, co
 	f16 *s = (f16 *)(void *)(plane + KV_PAGE * kv_codes(type, dim));
 	float turned[KV_MOST_DIM];
 
+	if (kv_by_channel(type)) /* it gets its codes with its page */
+		return;
 	if (turn) {
 		memcpy(turned, row, (size_t)dim * sizeof *row);
 		kv_turn(dim, turn, turned);
@@ -569,6 +595,28 @@ kv_store_v(const KvForm f, const llmc_step *s, const void *pool, int t, int head
 	kv_store(f.v, turn, 0, kv_v(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos, f.v_dim, value);
 	if (exact.page_bytes)
 		kv_store(exact.v, turn, 0, kv_v(exact, kv_page_at(exact, s, pool, seq, pos / KV_PAGE), head), pos, f.v_dim, value);
+}
+
+/* Keys by channel of a full page of a head, from its exact page */
+LLMC_INLINE void
+kv_close(const KvForm f, const llmc_step *s, const void *pool, int seq, int index, int head)
+{
+	const KvForm exact = kv_exact_form(f);
+	const char *from = kv_k(exact, kv_page_at(exact, s, pool, seq, index), head);
+	char *plane = kv_k(f, kv_page_at(f, s, pool, seq, index), head);
+	f16 *scale = (f16 *)(void *)(plane + KV_PAGE * kv_codes(f.k, f.dim)), *zero = scale + (f.dim + KV_GROUP - 1) / KV_GROUP * KV_GROUP;
+
+	for (int d = 0; d < f.dim; d += 2) {
+		uint8_t code[2][KV_PAGE] = { { 0 } };
+		for (int e = 0; e < 2 && d + e < f.dim; e++) {
+			float x[KV_PAGE];
+			for (int j = 0; j < KV_PAGE; j += VL)
+				vf_store(x + j, kv_load(exact.k, from, (d + e) * KV_PAGE + j));
+			kv_encode(f.k, x, KV_PAGE, code[e], &scale[d + e], &zero[d + e]);
+		}
+		for (int j = 0; j < KV_PAGE; j++)
+			plane[d / 2 * KV_PAGE + j] = (char)(code[0][j] | code[1][j] << 4);
+	}
 }
 
 #endif

@@ -30,6 +30,8 @@ TYPES = {
     "int6 and int4, rotated": {"k": "int6", "v": "int4", "rotate": "true"},
     "int4, rotated": {"dtype": "int4", "rotate": "true"},
     "int4": {"dtype": "int4"},
+    "int4c and int4, rotated, 32 in f16": {"k": "int4c", "v": "int4", "rotate": "true", "window": "32"},
+    "int4c and int4, rotated, 128 + 32 in f16": {"k": "int4c", "v": "int4", "rotate": "true", "window": "128", "sinks": "32"},
     "int6 and int4, rotated, 128 + 32 in f16": {"k": "int6", "v": "int4", "rotate": "true", "window": "128", "sinks": "32"},
     "int4, rotated, 32 in f16": {"dtype": "int4", "rotate": "true", "window": "32"},
     "int4, rotated, first 32 in f16": {"dtype": "int4", "rotate": "true", "sinks": "32"},

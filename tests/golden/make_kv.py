@@ -21,7 +21,7 @@ import weights as W  # noqa: E402
 OUT = os.path.join(W.HERE, "kv")
 CASES = [("llama-smol", "int8", "int8", False), ("qwen3-plain", "int6", "int4", True), ("mistral-nemo", "f8", "f8", False), ("gemma2-caps", "int4", "int4", False),
          ("deepseek_v3-plain", "int8_32", "int8_32", False), ("deepseek_v2-lite", "f8_32", "f8_32", False), ("deepseek_v3-yarn", "int4", "int4", False),
-         ("llama-smol", "int4", "int4", True, (5, 3)), ("gemma2-caps", "int6", "int4", True, (4, 2)),
+         ("llama-smol", "int4", "int4", True, (5, 3)), ("gemma2-caps", "int6", "int4", True, (4, 2)), ("llama-smol", "int4c", "int4", True, (32, 0)),
          ("glm-bias", "int8", "int4", True), ("qwen3_moe-renorm", "int6", "int6", False), ("llama-scaled3", "bf16", "int8", False)]
 
 
@@ -61,7 +61,8 @@ class Near(DynamicCache):
         def read(t, x):
             rows, at = x.numpy(), np.arange(x.shape[-2])
             exact = ((at < self.near[1]) | (len(at) - 1 - at < self.near[0]))[:, None]
-            return torch.from_numpy(np.where(exact, kv_types.kept_exact(t, rows, self.turned), kv_types.kept(t, rows, self.turned)).astype(np.float32))
+            kept = np.moveaxis(kv_types.kept(t, np.moveaxis(rows, -2, 0), self.turned), 0, -2)
+            return torch.from_numpy(np.where(exact, kv_types.kept_exact(t, rows, self.turned), kept).astype(np.float32))
 
         assert key.shape[-2] == 1
         both = super().update(noisy(key), noisy(value), layer, *args, **kw)

@@ -47,7 +47,7 @@ class Case(Attention):
     def rounded(self, kv, x):
         self.rows, self.exact_rows, self.plain = (getattr(self, n, []) for n in ("rows", "exact_rows", "plain"))
         x = x.astype(np.float32)
-        turned = self.rotate and not K.plain(kv)
+        turned = self.rotate and K.turns(kv)
         self.rows.append(K.encode(kv, K.turn(x) if turned else x))
         self.exact_rows.append(K.encode(K.exact(kv), K.turn(x) if turned else x))
         self.plain.append(K.kept_exact(kv, x, self.rotate))
@@ -83,7 +83,11 @@ class Case(Attention):
             def whole(a):
                 # beyond the end: NaN, or any code
                 return a if a is None else np.concatenate([a[part], np.full((H.PAGE - n, *a.shape[1:]), np.nan if a.dtype.kind == "f" else 15 if a.dtype == np.uint8 else 0xffff, a.dtype)])
-            page[:keys] = K.plane(kv, K.Rows(*map(whole, kk)), self.dim, True).reshape(-1)
+            if K.by_channel(kv):
+                code = whole(kk.code)
+                page[:keys] = K.plane_by_channel(code, kk.scale[p], kk.zero[p]).reshape(-1)
+            else:
+                page[:keys] = K.plane(kv, K.Rows(*map(whole, kk)), self.dim, True).reshape(-1)
             page[keys:] = K.plane(kv_v, K.Rows(*map(whole, vv)), self.v_dim, False).reshape(-1)
 
     def run(self, kernel, rows, n_parts=1, **kw):
@@ -135,6 +139,9 @@ CASES |= {
     "near64":  dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, kv="int6", kv_v="int4", recent=1),
     "nearwin": dict(lens=[9, 40, 300], heads=8, kv_heads=2, dim=24, window=100, sinks=True, kv="int4", rotate=True, recent=33, sinks_kept=64, windowed=True),
     "first":   dict(lens=[31, 260, 1200], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0, kv="f16", kv_v="int8", sinks_kept=130),
+    "chan":    dict(lens=LENS, kv="int4c", kv_v="int4", rotate=True, recent=32),
+    "chanodd": dict(lens=[7, 33, 130, 290], heads=10, kv_heads=2, dim=20, v_dim=12, kv="int4c", kv_v="int8", recent=100, sinks_kept=40),
+    "chanwin": dict(lens=[9, 40, 300], heads=4, kv_heads=1, dim=80, window=150, kv="int4c", kv_v="f16", recent=33, windowed=True, alibi=8.0),
     "allnear": dict(lens=[33, 300], heads=6, kv_heads=2, dim=24, kv="f8", recent=1000, sinks_kept=1000),
 }
 # f16 or bf16, with at least four query heads to a key: dimensions that are no whole tile, windows, caps, alibi, a prefix, sinks, blocks that are not full
@@ -147,7 +154,7 @@ CASES |= {
     "capwin4": dict(lens=[513], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1),
 }
 TILES = ("gqa4", "d128", "odd", "odd5", "alibi4", "prefix4", "falcon", "sinks", "sink8", "capwin4")
-QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4", "near4r")
+QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4", "near4r", "chanodd")
 
 
 def variants():

@@ -166,6 +166,39 @@ def test_kv_append_exact(kv, kv_v, rotate, windowed):
     assert np.array_equal(exact, want)
 
 
+@pytest.mark.parametrize("windowed,dim", [(0, 64), (1, 20)])
+def test_kv_close(windowed, dim):
+    """Pages whose last position is a row of the step get their codes; nothing else is written."""
+    heads, v_dim = 3, 8
+    keys, bytes_v, exact = heads * 32 * K.row_bytes("int4c", dim), heads * 32 * K.row_bytes("int6", v_dim), heads * 64 * (dim + v_dim)
+    pos, n = [30, 31, 32, 63, 31, 62], [4, 1, 1]
+    table, number = np.array([[5, 2], [0, 9], [7, 8]]), np.array([[5, 2], [0, 9], [7, 8]] if windowed else [[1, 4], [3, 9], [0, 2]])
+    both = np.random.default_rng(4).integers(0, 256, 10 * (exact + keys + bytes_v), np.uint8)
+    pages, pool = both[:10 * exact].reshape(10, -1), both[10 * exact:].reshape(10, -1)
+    x = (np.random.default_rng(5).standard_normal((10, 32, heads, dim)) * 3).astype(np.float16)
+    x[:, :, 1, 3] = 2.5
+    pages[:, :64 * heads * dim] = np.stack([K.plane("f16", K.Rows(a), dim, True).reshape(-1) for a in x])
+    want = both.copy()
+    for seq, page in ((0, 0), (0, 1), (1, 0)):
+        r = K.encode("int4c", x[9 - number[seq][page]])
+        want[10 * exact:].reshape(10, -1)[table[seq][page], :keys] = K.plane_by_channel(r.code, r.scale[0], r.zero[0]).reshape(-1)
+    got = H.build("kv_close", V, dict(KV_HEADS=heads, DIM=dim, V_DIM=v_dim, KV_K="int4c", KV_V="int6", KV_ROTATE=1, KV_RECENT=32, KV_WINDOWED=windowed))
+    before, wide = both.copy(), -(-dim // 32) * 32
+
+    def known(a):
+        """without codes and scales of elements that a head does not have: they are nobody's"""
+        a = a.copy()
+        planes = a[10 * exact:].reshape(10, -1)[:, :keys].reshape(10, heads, -1)
+        for first in (dim // 2 * 32, 16 * wide + 2 * dim, 18 * wide + 2 * dim):
+            planes[:, :, first:first + (16 * (wide - dim) if first < 16 * wide else 2 * (wide - dim))] = 0
+        return a
+
+    for parts in (1, 4):
+        both[:] = before
+        got.call(H.make_step(pos, n, table=table if windowed else np.concatenate([table, number], 1)), [pool, None, None], parts)
+        assert np.array_equal(known(both), known(want))
+
+
 # --- embeddings ---------------------------------------------------------------------------------------------------
 COLS, TABLE = 512, 37
 QUANT = gguf.GGMLQuantizationType

@@ -154,7 +154,7 @@ static const struct { const char *from, *to, *text; } bad[] = {
 
 	/* pools, rotary tables */
 	{ "\"k\":\"f32\"", "\"k\":\"q8_0\"",
-	  "p.json: pool[0].k: \"q8_0\" is no type of keys and values; these are: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4" },
+	  "p.json: pool[0].k: \"q8_0\" is no type of keys and values; these are: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4 int4c" },
 	{ "\"rotate\":false", "\"rotate\":true", "p.json: pool kv: f32 and f32 rows are not rotated" },
 	{ "\"k\":\"f32\",\"v\":\"f32\"", "\"k\":\"int8\",\"v\":\"int4\"", NULL },
 	{ "\"v\":\"f32\",\"rotate\":false", "\"v\":\"int6\",\"rotate\":1", "p.json: pool[0].rotate: is an integer, expected true or false" },
