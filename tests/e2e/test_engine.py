@@ -143,6 +143,16 @@ def test_a_full_queue_and_a_deadline():
         assert err.value.name == "LLMC_E_CANCELLED"
 
 
+def test_prompts_are_kept_for_the_next_engine(tmp_path):
+    prompt = [3 + k * 7 % 290 for k in range(100)]
+    with llmc.open(TINY, random_weights=True, arch="generic") as m:
+        said = []
+        for folder in (tmp_path / "pages", str(tmp_path / "pages")):
+            with m.engine(context=128, seqs=1, prefix_dir=folder) as e:
+                said.append(e.submit(prompt, max_tokens=4, ignore_eos=True).wait())
+        assert said[0]["tokens"] == said[1]["tokens"] and [r["n_cached"] for r in said] == [0, 96]
+
+
 def test_threads_share_an_engine():
     with llmc.open(TINY, random_weights=True, arch="generic") as m, m.engine(context=128, seqs=4, threads=1) as e:
         with m.session(context=128, threads=1) as s:

@@ -17,6 +17,7 @@ A model may be used from any thread, a session from one at a time.
 import asyncio
 import ctypes as C
 import json
+import os
 import queue
 import threading
 
