@@ -475,7 +475,7 @@ ranks_open(Session *s, llmc_error *err)
 			if (err)
 				*err = g->follower[k].err;
 		}
-	if (status == LLMC_OK && s->device->join) {
+	if (status == LLMC_OK && s->device->join && s->plan->ranks > 1) { /* stages talk through this process alone */
 		Session *rank[PLAN_MAX_RANKS] = { s };
 		for (int k = 0; k < n; k++)
 			rank[k + 1] = g->follower[k].session;

@@ -85,8 +85,9 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	rt->device = device;
 	rt->world = o.world;
 	rt->n_threads = o.n_threads = o.n_threads > 0 ? o.n_threads : topology_threads();
-	if (plan->stages > 1 && device != device_of(TARGET_CPU)) {
-		status = error_set(err, LLMC_E_MISSING, "parallel.pp = %d: stages run on processors (--device cpu)", plan->stages);
+	if (plan->stages > 1 && plan->ranks > 1 && device != device_of(TARGET_CPU)) {
+		status = error_set(err, LLMC_E_MISSING, "parallel.tp = %d, parallel.pp = %d: stages that are split run on processors (--device cpu); a GPU is a whole stage, or a rank of one stage",
+		                   plan->ranks, plan->stages);
 		goto fail;
 	}
 	if (o.world && device != device_of(TARGET_CPU)) {

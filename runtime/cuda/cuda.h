@@ -10,6 +10,7 @@
  *   sample.c   steps that sample on the device                  lt*.c      cuBLASLt for products of mixed steps
  *   table.c    the table that runtime/device.h asks for         profile.c  what single ops take
  *   peers.c    ranks on GPUs of one process                 nccl.c     the same by NCCL; ways.c: which of both
+ *   stages.c   pipeline stages on GPUs of one process
  *
  * Every call makes the device's own context current and puts back what was: a host program that uses CUDA itself is not
  * disturbed. */

@@ -210,8 +210,10 @@ llmc_status
 cuda_collective_launch(CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err)
 {
 	const CudaGroup *g = c->group;
-	const int64_t    rows = rows_of_graph(c, k, sym);
 
+	if (k->step->op == OP_stage_in) /* it is there: stages.c */
+		return LLMC_OK;
+	const int64_t rows = rows_of_graph(c, k, sym);
 	if (g && g->nccl && (!g->peers || ways_nccl(&g->ways, rows * k->comm.width * (int64_t)sizeof(float))))
 		return by_nccl(c, k, rows, err);
 	return by_peers(c, k, err);

@@ -287,7 +287,7 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Pinned memory: blocks, notes, picks, logits. */
+/* Pinned memory: blocks, notes, picks, logits, what a stage gets and hands on. */
 static llmc_status
 take_pinned(CudaSession *c, llmc_error *err)
 {
@@ -296,13 +296,14 @@ take_pinned(CudaSession *c, llmc_error *err)
 	size_t block = (size_t)s->block_bytes * LLMC_RING, note = (size_t)c->st.note_stride * LLMC_RING;
 	size_t picks = ((size_t)c->max_out * LLMC_RING * sizeof(llmc_picked) + 255) & ~(size_t)255;
 	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)plan_out_width(s->plan) * sizeof(float);
+	size_t stream = s->plan->stages > 1 ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->hidden * sizeof(float) : 0;
 	CUdeviceptr at;
 	void *p = NULL;
 
 	note = (note + 255) & ~(size_t)255;
 	block = (block + 255) & ~(size_t)255;
-	CUDA_TRY(d, d->api.host_alloc(&p, block + note + picks + logits, CU_HOST_PORTABLE | CU_HOST_MAPPED),
-	         "pinning %zu MB for steps", (block + note + picks + logits) >> 20);
+	CUDA_TRY(d, d->api.host_alloc(&p, block + note + picks + logits + 2 * stream, CU_HOST_PORTABLE | CU_HOST_MAPPED),
+	         "pinning %zu MB for steps", (block + note + picks + logits + 2 * stream) >> 20);
 	c->pinned = p;
 	memset(p, 0, block + note + picks);
 	CUDA_TRY(d, d->api.host_device_ptr(&at, p, 0), "mapping pinned memory");
@@ -310,6 +311,8 @@ take_pinned(CudaSession *c, llmc_error *err)
 	c->note = c->block + block;
 	c->picked = (llmc_picked *)(void *)(c->note + note);
 	c->logits = (float *)(void *)(c->note + note + picks);
+	c->came = c->logits + logits / sizeof *c->logits;
+	c->goes = c->came + stream / sizeof *c->came;
 	c->st.note = (const llmc_note *)(uintptr_t)(at + block);
 	c->st.picked = (llmc_picked *)(uintptr_t)(at + block + note);
 	for (int i = 0; i < LLMC_RING; i++)
@@ -393,7 +396,7 @@ bind(CudaSession *c, llmc_error *err)
 	TRY(clear(c, err));
 	TRY(cuda_bind(c, err));
 	TRY(cuda_lt_open(c, err));
-	for (int pick = 0; pick < 2 && s->plan->ranks < 2; pick++) /* ranks have yet to meet */
+	for (int pick = 0; pick < 2 && s->plan->ranks < 2 && s->plan->stages < 2; pick++) /* ranks have yet to meet; of stages nobody picks here */
 		TRY(cuda_graph(c, 0, pick, err));
 	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream), "clearing the memory of a session");
 	return cuda_session_check(c, err);

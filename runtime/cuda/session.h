@@ -54,11 +54,13 @@ typedef struct CudaSession {
 	int32_t      max_out, n_freq, n_bucket, bucket[CUDA_BUCKETS];
 	CUgraphExec  graph[2][CUDA_BUCKETS]; /* [picks][bucket] */
 	/* pinned: a ring of LLMC_RING each */
-	char        *pinned;       /* blocks, notes, picks, logits */
+	char        *pinned;       /* blocks, notes, picks, logits, rows between stages */
 	char        *block;        /* the step's arrays, block_bytes each */
 	char        *note;
 	llmc_picked *picked;
 	float       *logits;       /* [n_out, vocab] */
+	float       *came, *goes;  /* of stages: [n_tok, hidden] of the one before, and for the next one */
+	CUdeviceptr  stage_in[2];  /* where that is to lie, in each phase */
 	CUdeviceptr  block_to;     /* where the arrays lie on the device */
 	CUevent      event[LLMC_RING];
 	bool         busy[LLMC_RING];
@@ -136,6 +138,12 @@ llmc_status cuda_group_open(Session *const *rank, int n, llmc_error *err);
 void        cuda_group_leave(CudaSession *c);
 /* The launches of a step between ranks, of so many rows at most, or of as many as its graph has */
 llmc_status cuda_collective_launch(CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err);
+/* stages.c: step i of a phase brings what the stage before hands on. Around the launches of a step: it is waited for, and copied to the GPU; what is handed on is
+ * copied from there, and goes when the GPU is done. Of one stage they do nothing. */
+llmc_status cuda_stage_bind(CudaSession *c, int phase, int i, llmc_error *err);
+llmc_status cuda_stage_take(CudaSession *c, int phase, llmc_error *err);
+llmc_status cuda_stage_fetch(CudaSession *c, llmc_error *err);
+llmc_status cuda_stage_hand(CudaSession *c, llmc_error *err);
 /* A step begins, or is over: one that takes too long ends the group. */
 void        cuda_group_step(CudaSession *c, bool runs);
 /* The ranks end: kernels that wait return, and every step from now on fails. Any thread. */

@@ -31,7 +31,7 @@ cuda_bind(CudaSession *c, llmc_error *err)
 			CudaStep *to = &c->step[ph][i];
 			if (op_info[ps->op].flags & OPF_COMM) {
 				*to = (CudaStep){ .step = ps, .kernel = &between };
-				TRY(cuda_collective_bind(c, to, i, err));
+				TRY(ps->op == OP_stage_in ? cuda_stage_bind(c, ph, i, err) : cuda_collective_bind(c, to, i, err));
 				continue;
 			}
 			if (ps->kernel < 0)
@@ -407,22 +407,26 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	const Session *s = c->s;
+	const bool last = s->plan->stages > 1 && !plan_hands_on(s->plan);
 
 	TRY(cuda_session_check(c, err)); /* pages */
 	TRY(cuda_ring_take(c, err));
 	TRY(cuda_upload_freq(c, err));
 	TRY(cuda_upload_step(c, err));
+	TRY(cuda_stage_take(c, phase, err));
 	if (phase == 0 && !s->probe)
 		TRY(cuda_launch_decode(c, s->size->n_tok, false, err));
 	else
 		TRY(cuda_launch_mixed(c, phase, false, err));
-	if (logits && s->size->n_out)
+	TRY(cuda_stage_fetch(c, err));
+	if ((logits || last) && s->size->n_out)
 		CUDA_TRY(d, d->api.copy_down(c->logits, (CUdeviceptr)(uintptr_t)c->st.logits,
 		                             (size_t)s->size->n_out * (size_t)plan_out_width(s->plan) * sizeof *c->logits, c->stream),
 		         "copying logits from the GPU");
 	CUDA_TRY(d, d->api.stream_sync(c->stream), "running a step of %d tokens", s->size->n_tok);
 	if (logits)
 		*logits = c->logits;
+	TRY(cuda_stage_hand(c, err));
 	return cuda_group_check(c, phase, err);
 }
 

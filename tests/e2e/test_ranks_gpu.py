@@ -82,6 +82,65 @@ def test_ranks_on_gpus(name, ranks, device, seed, tmp_path):
     assert alike
 
 
+STAGES = """
+import json, sys
+sys.path.insert(0, "tests/e2e")
+import numpy as np, llmc
+from bits import rows, whole
+N = 45
+tok = [int(t) for t in np.random.default_rng(1).integers(3, 323, N)]
+common = dict(random_weights=True, arch="sm_75")
+with llmc.open(sys.argv[1], device="cuda", set=["deterministic=true"], **common) as m:
+    want = whole(m, tok)
+with llmc.open(sys.argv[1], device=sys.argv[2], set=["parallel.pp=2", "deterministic=true"], **common) as m:
+    got = whole(m, tok)  # in several pieces
+    with m.session(context=96, chunk=64, n_out=64, seqs=3) as s:
+        q = s.seq()
+        parts = [rows(s, [(q, tok[:40], 40)])] + [rows(s, [(q, [t], 1)]) for t in tok[40:43]]
+        f, kept = s.fork(q), s.save(q)
+        rows(s, [(f, [9], 1)])
+        s.free(q)
+        q = s.load(kept)
+        parts.append(rows(s, [(f, [7], 1), (q, tok[43:], N - 43)])[1:])
+    with m.engine(context=96, seqs=3) as e:
+        prompts = [tok[i:i + 3 + 4 * i] for i in range(4)]
+        alone = [e.submit(prompts[i], max_tokens=3, ignore_eos=True).wait()["tokens"] for i in (0, 3)]
+        together = [r.wait()["tokens"] for r in [e.submit(p, max_tokens=3, ignore_eos=True) for p in prompts]]
+print(json.dumps([bool(np.array_equal(got, want)), bool(np.array_equal(np.concatenate(parts), want)), alone == [together[0], together[3]]]))
+"""
+
+
+@pytest.mark.parametrize("name, device, mode", [("llama", "cuda:1,0", "fast")] + [("llama", "cuda", "check"), ("moe", "cuda", "check")] * bool(ALL))
+def test_stages_on_gpus(name, device, mode, tmp_path):
+    """A GPU a stage: the bits of one GPU, in pieces, decoding, with forks, saved sequences and company"""
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS[name])
+    p = run(STAGES, path, device, mode=mode, seed=1, LLMC_EMU_DEVICES=2)
+    assert p.returncode == 0, p.stderr
+    assert json.loads(p.stdout.splitlines()[-1]) == [True, True, True]
+
+
+STAGE_FAULT = """
+import sys, llmc
+with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.pp=2"]) as m:
+    with m.session(context=64) as s:
+        for i in range(2):
+            try:
+                print("tokens", s.run([5, 6, 7], max_tokens=4, ignore_eos=True)["tokens"])
+            except llmc.Error as e:
+                print("failed", e)
+"""
+
+
+def test_a_gpu_of_a_stage_that_fails_ends_all(tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["llama"])
+    p = run(STAGE_FAULT, path, LLMC_EMU_DEVICES=2, LLMC_EMU_FAIL="cuGraphLaunch@3:719")
+    assert p.returncode == 0, p.stderr  # closing it works
+    lines = p.stdout.splitlines()
+    assert len(lines) == 2 and all(line.startswith("failed") for line in lines), p.stdout
+
+
 STATES = """
 import json, sys
 sys.path.insert(0, "tests/e2e")
@@ -243,4 +302,5 @@ def test_which_gpus(tmp_path, llmc):
     assert "GPU 1 is named twice" in refused("--device", "cuda:1,1")
     assert "expected cuda, cuda:N" in refused("--device", "cuda:0,")
     assert "there is no GPU 2" in refused("--device", "cuda", "--tp", "3")
+    assert "stages that are split run on processors" in refused("--device", "cuda", "--tp", "2", "--pp", "2", LLMC_EMU_DEVICES="4")
     assert re.search("do not reach each other's memory.*LLMC_NCCL is", refused("--device", "cuda", "--tp", "3", LLMC_EMU_DEVICES="3", LLMC_EMU_NO_PEERS="1"))
