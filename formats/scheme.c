@@ -34,6 +34,12 @@ read_config(Schemes *s, const char *text, size_t n)
 	json_error_t why;
 	const json_t *root = text ? json_read_python(s->a, text, n, JSON_REJECT_DUPLICATES, &why) : NULL; /* whoever reads descriptions says why not */
 
+	static const char *const width[] = { "hidden_size", "n_embd", "d_model" };
+	for (size_t i = 0; i < sizeof width / sizeof *width && s->hidden < 1; i++) {
+		s->hidden = json_integer_value(json_object_get(root, width[i]));
+		if (s->hidden < 1)
+			s->hidden = json_integer_value(json_object_get(json_object_get(root, "text_config"), width[i]));
+	}
 	s->quant = json_object_get(root, "quantization_config");
 	if (!s->quant) /* MLX, before it wrote both */
 		s->quant = json_object_get(root, "quantization");

@@ -12,6 +12,7 @@ const Node *scheme_yaml(Arena *a, Diag *d, const char *name);
 struct Schemes {
 	Arena        *a;
 	const json_t *quant;   /* quantization_config; NULL: none */
+	int64_t       hidden;  /* the model's width as config.json has it; 0: it does not say */
 	const char   *known;   /* names, for errors */
 	size_t        n_form, cap;
 	const Node  **form;
@@ -37,7 +38,7 @@ int64_t     scheme_elements(const SchemeTensor *t);
 Dtype       scheme_dtype(DtypeGroup want, int64_t together, int64_t cols);
 /* Codes that lie one after the other, whatever the rows, with a table of what they stand for (bitsandbytes) */
 llmc_status scheme_flat(const Fit *f, SchemeMatrix *m);
-/* Groups that lie one below the other, whatever the rows (HQQ) */
+/* Groups that lie one below the other, whatever the rows (HQQ, quanto) */
 llmc_status scheme_hqq(const Fit *f, SchemeMatrix *m);
 bool        scheme_hqq_row(const SchemeMatrix *m, int64_t row, void *dst);
 float       scheme_number(const char *type, const uint8_t *data, int64_t i); /* of F16, BF16, F32 */

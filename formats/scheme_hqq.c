@@ -1,6 +1,9 @@
 /* HQQ: a matrix as groups of `group_size` neighbours of a row, one group below the other; codes of `nbits` bits, 8 / nbits of them in a byte (of three bits
  * ten in 32): the first part of the groups in the highest bits, the next ones below. value = (code - zero) * scale, where zero is no whole number: groups have
- * a minimum, or are F32 where they are no whole pieces of rows. */
+ * a minimum, or are F32 where they are no whole pieces of rows.
+ *
+ * quanto: the same with the first part in the lowest bits, value = code * scale - shift, and no word of shape, bits or group: they follow from the sizes of codes and scales and
+ * from the model's width. */
 #include <math.h>
 #include <string.h>
 
@@ -14,6 +17,7 @@ struct SchemeHqq {
 	int            bits;
 	const char    *scale_type, *zero_type;
 	const uint8_t *scale, *zero; /* [groups] */
+	bool           shift;        /* zero is what is taken from code * scale, and the first part is the lowest */
 };
 
 /* A whole number that a tensor of one element is; -1: none */
@@ -50,6 +54,64 @@ of_groups(const Fit *f, const Node *names, const char *key, int64_t n, const cha
 	return LLMC_OK;
 }
 
+/* "model.layers.0.mlp.up_proj." ends in one of the list */
+static bool
+module_is(const Fit *f, const Node *list)
+{
+	size_t n = strlen(f->module), end = n && f->module[n - 1] == '.' ? n - 1 : n, at = end;
+
+	while (at > 0 && f->module[at - 1] != '.')
+		at--;
+	for (size_t i = 0; list && list->kind == NODE_LIST && i < list->n; i++)
+		if (strlen(list->item[i]->text) == end - at && memcmp(list->item[i]->text, f->module + at, end - at) == 0)
+			return true;
+	return false;
+}
+
+static void
+take(SchemeMatrix *m, SchemeHqq *w, int64_t rows, int64_t cols)
+{
+	m->rows = rows;
+	m->cols = cols;
+	m->hqq = w;
+	m->dtype = DT_F32;
+	if (m->cols % w->size == 0)
+		m->dtype = scheme_dtype((DtypeGroup){ .bits = w->bits == 1 ? 2 : w->bits, .scale_bytes = 4, .zero_bytes = 4, .values = VALUES_INT }, w->size, m->cols);
+}
+
+static llmc_status
+quanto(const Fit *f, SchemeMatrix *m)
+{
+	const Node *names = node_get(f->form, "groups");
+	const char *suffix = scheme_text(names, "scale");
+	const int64_t width = f->s->hidden;
+	SchemeHqq *w = NEW(f->s->a, SchemeHqq, 1);
+	SchemeTensor code, scale;
+
+	scheme_part(f, scheme_text(node_get(f->form, "code"), "tensor"), &code);
+	if (strcmp(code.type, "U8") || code.n_dims != 2 || code.dim[0] < 1 || code.dim[1] < 1)
+		return error_set(f->err, LLMC_E_INPUT, "%s: bytes (U8) of two dimensions are expected", code.name);
+	if (!suffix || !scheme_part(f, suffix, &scale))
+		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it", f->module, suffix ? suffix : "scale", f->module);
+	w->each = code.dim[0];
+	w->size = code.dim[1];
+	w->groups = scheme_elements(&scale);
+	w->bits = (w->groups + 1) / 2 == w->each ? 4 : w->groups / 4 + (w->groups % 4 != 0) == w->each ? 2 : 0;
+	if (!w->bits || w->groups < 1)
+		return error_set(f->err, LLMC_E_INPUT, "%s: groups of %lld codes, two or four to a byte, for %lld scales are expected", code.name, (long long)w->size, (long long)w->groups);
+	if (width < 1 || w->groups > INT64_MAX / 64 / w->size || w->groups * w->size % width)
+		return error_set(f->err, LLMC_E_INPUT, "%s holds %lld groups of %lld, no rows or columns of the %lld that config.json says is the model's width", code.name, (long long)w->groups,
+		                 (long long)w->size, (long long)width);
+	w->code = code.data;
+	w->shift = true;
+	TRY(of_groups(f, names, "scale", w->groups, &w->scale_type, &w->scale));
+	TRY(of_groups(f, names, "shift", w->groups, &w->zero_type, &w->zero));
+	const int64_t other = w->groups * w->size / width;
+	const bool rows = module_is(f, node_get(names, "hidden"));
+	take(m, w, rows ? width : other, rows ? other : width);
+	return LLMC_OK;
+}
+
 llmc_status
 scheme_hqq(const Fit *f, SchemeMatrix *m)
 {
@@ -60,6 +122,8 @@ scheme_hqq(const Fit *f, SchemeMatrix *m)
 	SchemeTensor code, t;
 	int64_t is[2] = { 0 };
 
+	if (node_get(names, "shift"))
+		return quanto(f, m);
 	scheme_part(f, scheme_text(node_get(f->form, "code"), "tensor"), &code);
 	if (shape && scheme_part(f, shape, &t) && strcmp(t.type, "I64") == 0 && scheme_elements(&t) == 2)
 		memcpy(is, t.data, sizeof is);
@@ -77,12 +141,7 @@ scheme_hqq(const Fit *f, SchemeMatrix *m)
 	w->code = code.data;
 	TRY(of_groups(f, names, "scale", w->groups, &w->scale_type, &w->scale));
 	TRY(of_groups(f, names, "zero", w->groups, &w->zero_type, &w->zero));
-	m->rows = is[0];
-	m->cols = is[1];
-	m->hqq = w;
-	m->dtype = DT_F32;
-	if (m->cols % w->size == 0)
-		m->dtype = scheme_dtype((DtypeGroup){ .bits = bits == 1 ? 2 : (int)bits, .scale_bytes = 4, .zero_bytes = 4, .values = VALUES_INT }, w->size, m->cols);
+	take(m, w, is[0], is[1]);
 	return LLMC_OK;
 }
 
@@ -95,7 +154,7 @@ code_at(const SchemeHqq *w, int64_t g, int64_t i)
 	uint32_t v;
 
 	if (w->bits != 3)
-		return w->code[at] >> (8 - w->bits - part * w->bits) & ((1 << w->bits) - 1);
+		return w->code[at] >> (w->shift ? part * w->bits : 8 - w->bits - part * w->bits) & ((1 << w->bits) - 1);
 	memcpy(&v, w->code + 4 * at, 4);
 	return v >> (27 - 3 * part) & 7;
 }
@@ -110,12 +169,13 @@ scheme_hqq_row(const SchemeMatrix *m, int64_t row, void *dst)
 
 	for (int64_t k = 0; k < m->cols; k++) {
 		const int64_t i = row * m->cols + k, g = i / w->size;
-		const float scale = scheme_number(w->scale_type, w->scale, g), zero = scheme_number(w->zero_type, w->zero, g), least = -zero * scale;
+		const float scale = scheme_number(w->scale_type, w->scale, g), zero = scheme_number(w->zero_type, w->zero, g);
+		const float least = w->shift ? -zero : -zero * scale;
 		const int code = code_at(w, g, i);
 		if (!isfinite(scale) || !isfinite(least))
 			return false;
 		if (!t.columns) {
-			y[k] = ((float)code - zero) * scale;
+			y[k] = w->shift ? (float)code * scale - zero : ((float)code - zero) * scale;
 			continue;
 		}
 		uint8_t *block = to + k / t.columns * dtype_info(m->dtype)->block_bytes;

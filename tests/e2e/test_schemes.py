@@ -48,7 +48,7 @@ def test_a_folder_equals_transformers_on_its_values(name, tmp_path):
 
 
 # Whose blocks hold all columns of a head's share of o: told, and never cut in their middle
-WHOLE = {"bnb-int8", "ct-fp8", "ct-int8", "ct-w4a16-channel", "modelopt-fp8", "torchao-int8", "fp8-deepseek"}
+WHOLE = {"bnb-int8", "ct-fp8", "ct-int8", "ct-w4a16-channel", "modelopt-fp8", "torchao-int8", "fp8-deepseek", "quanto-int8"}
 
 
 @pytest.mark.parametrize("name", CASES if os.environ.get("LLMC_CHECK_ALL") else ["awq-gemm", "awq-gemv", "gptq-4", "fp8-blocks", "ct-w4a16-channel"])
@@ -120,6 +120,8 @@ MISTAKES = [
     ("ct-int8", "weight_scale", lambda x: x[::-1]), ("ct-fp8", "weight_scale", lambda x: x * 2), ("mlx-mxfp4", "scales", lambda x: x.T.reshape(x.shape)),
     ("mlx-nvfp4", "weight", swapped_nibbles), ("mlx-nvfp4", "scales", lambda x: x.T.reshape(x.shape)), ("mlx-mxfp8", "scales", lambda x: x[::-1]),
     ("hqq-3", "W_q", lambda x: x[::-1]), ("gptq-3", "qweight", lambda x: x[::-1]), ("gptq-3", "scales", lambda x: x.T.reshape(x.shape)), ("gptq-2-asym", "qzeros", lambda x: x ^ 1),
+    ("quanto-int4", "weight._data._data", swapped_nibbles), ("quanto-int4", "weight._shift", lambda x: x[::-1]), ("quanto-int2", "weight._scale", lambda x: x[::-1]),
+    ("quanto-int8", "weight._scale", lambda x: x[::-1]),
 ]
 
 
@@ -254,6 +256,12 @@ def setting(**more):
     return change
 
 
+def width(hidden):
+    def change(t, config):
+        config["hidden_size"] = hidden
+    return change
+
+
 @pytest.mark.parametrize("name,change,says", [
     ("gptq-4", without("qzeros"), "down_proj.qzeros is missing"),
     ("gptq-4", without("scales"), "down_proj"),
@@ -295,6 +303,11 @@ def setting(**more):
     ("mlx-4", one("biases", 0xff80), "is NaN or infinite"),
     ("mlx-4", setting(bits=9), "no codes of 2 to 8 bits"),
     ("hqq-4", one("scale", np.nan), "is NaN or infinite"),
+    ("quanto-int4", without("weight._shift"), "down_proj.weight._shift is missing"),
+    ("quanto-int4", cut("weight._scale"), "down_proj.weight._data._data holds 63 groups of 96"),
+    ("quanto-int2", cut("weight._shift"), "numbers of F16, BF16 or F32"),
+    ("quanto-int4", one("weight._scale", np.inf), "is NaN or infinite"),
+    ("quanto-int4", width(60), "that config.json says is the model's width"),
     ("gptq-4", unknown, "one of these: gptq, awq"),
 ])
 def test_folders_that_lie(name, change, says, tmp_path):

@@ -3,7 +3,7 @@
     make_schemes.py [case ...]
 
 Needs torch, transformers 5.23 and, for the cases named after them, compressed-tensors 0.20, gptqmodel 7.7, autoawq 0.2.9, bitsandbytes 0.50,
-nvidia-modelopt 0.47, torchao 0.18, hqq 0.2.8, mlx 0.32.4 with mlx-lm 0.32.2. The logits
+nvidia-modelopt 0.47, torchao 0.18, hqq 0.2.8, optimum-quanto 0.2.7, mlx 0.32.4 with mlx-lm 0.32.2. The logits
 are those of transformers in fp32 on the values that scheme_values.py reads; before that these are held to what the package itself loads.
 """
 import copy
@@ -239,6 +239,19 @@ def hqq_folder(src, folder, bits):
     return None, 0
 
 
+def quanto(kind):
+    def make(src, folder):
+        import optimum.quanto as Q
+        m = Q.QuantizedModelForCausalLM.quantize(AutoModelForCausalLM.from_pretrained(src, dtype=torch.float32), weights=getattr(Q, kind), exclude="lm_head")
+        m.save_pretrained(folder)
+        ours = S.dense(folder)
+        for name, layer in m._wrapped.named_modules():
+            if name.endswith("_proj"):
+                assert np.allclose(layer.weight.dequantize().detach().float().numpy(), ours[name + ".weight"], rtol=1e-6, atol=1e-7), name
+        return m._wrapped, 1e-5
+    return make
+
+
 def int8(src, folder):
     from transformers import BitsAndBytesConfig
     m = AutoModelForCausalLM.from_pretrained(src, quantization_config=BitsAndBytesConfig(load_in_8bit=True), dtype=torch.float32, device_map="cpu")
@@ -255,6 +268,7 @@ CASES = {
     "modelopt-fp8": modelopt("FP8_DEFAULT_CFG"), "modelopt-int4-awq": modelopt("INT4_AWQ_CFG"), "torchao-int8": torchao("int8"), "torchao-int4": torchao("int4"),
     "hqq-4": hqq(4), "hqq-3": hqq(3), "mlx-4": mlx(q_bits=4, q_group_size=64), "mlx-mixed": mlx(q_bits=3, q_group_size=32, quant_predicate=three_and_six),
     "mlx-mxfp4": mlx(q_mode="mxfp4"), "mlx-nvfp4": mlx(q_mode="nvfp4"), "mlx-mxfp8": mlx(q_mode="mxfp8"),
+    "quanto-int4": quanto("qint4"), "quanto-int2": quanto("qint2"), "quanto-int8": quanto("qint8"),
     "bnb-nf4": four_bits("nf4", True), "bnb-fp4": four_bits("fp4", False),
 }
 
@@ -266,7 +280,7 @@ def logits(folder):
     with open(os.path.join(folder, "config.json")) as f:
         config = json.load(f)
     config.pop("quantization", None)
-    del config["quantization_config"]
+    config.pop("quantization_config", None)
     with open(os.path.join(plain, "config.json"), "w") as f:
         json.dump(config, f)
     save_file({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in S.dense(folder).items()}, os.path.join(plain, "model.safetensors"), {"format": "pt"})

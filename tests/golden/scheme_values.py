@@ -124,6 +124,13 @@ def module(t, name, config):
             return ((q - get("zero")) * get("scale")).reshape(has["shape"][1])
         q = np.concatenate([has["W_q"][1] >> 8 - bits - i * bits & (1 << bits) - 1 for i in range(8 // bits)]).astype(np.float32)
         return ((q - get("zero")) * get("scale")).reshape(has["shape"][1]) if q.shape[1] == size else None
+    if "weight._data._data" in has:  # quanto: the first part of the groups in the lowest bits; no shape: rows of o and down are the model's width, of others columns
+        b, s = has["weight._data._data"][1], get("weight._scale")
+        bits = 4 if len(b) == -(-len(s) // 2) else 2
+        q = np.concatenate([b >> i * bits & (1 << bits) - 1 for i in range(8 // bits)])[:len(s)].astype(np.float32)
+        return (q * s - get("weight._shift")).reshape(*((config["hidden"], -1) if name.endswith(("o_proj", "down_proj")) else (-1, config["hidden"])))
+    if "weight._data" in has:
+        return get("weight._data") * get("weight._scale")
     if "_weight_qdata" in has:
         q = get("_weight_qdata")
         return (q - spread(get("_weight_zero_point"), *q.shape)) * spread(get("_weight_scale"), *q.shape)
@@ -164,7 +171,8 @@ def module(t, name, config):
 def dense(folder):
     """All tensors of the model that a folder stands for: name -> fp32"""
     with open(os.path.join(folder, "config.json")) as f:
-        config = json.load(f).get("quantization_config", {})
+        root = json.load(f)
+    config = root.get("quantization_config", {}) | {"hidden": root.get("hidden_size")}
     t, out = read(os.path.join(folder, "model.safetensors")), {}
     for name in sorted({k.rsplit(".weight", 1)[0] if ".weight." in k else k.rsplit(".", 1)[0] for k in t}):
         w = module(t, name, config)
