@@ -73,7 +73,9 @@ layer(Build *b, int x, int l)
 
 	b->layer = l;
 	build_at(b, "norm.kind");
-	int h = build_norm(b, s->norm.attn_in && s->norm.in_layers[l] && spec_has_block(s, l), x, "attn_norm", "attn_in");
+	int seen = spec_shared(s, l) ? build_add(b, x, build_shared(b, x), 1.0, "with_shared") : x; /* the stream goes on without it */
+	build_at(b, "norm.kind");
+	int h = build_norm(b, s->norm.attn_in && s->norm.in_layers[l] && spec_has_block(s, l), seen, "attn_norm", "attn_in");
 	if (s->residual.parallel) {
 		/* both blocks read the same stream; without a norm of its own the second shares the first's */
 		int h2 = ffn_in ? build_norm(b, true, x, "ffn_norm", "ffn_in") : h;
@@ -287,7 +289,10 @@ pools(Build *b)
 	}
 	if (s->ssm.n > 0) {
 		state_pool(b, b->conv, "ssm_conv", s->ssm.layer_in, 1, s->ssm.taps - 1, spec_ssm_row(s));
-		state_pool(b, b->state, "ssm_state", s->ssm.layer_in, s->ssm.heads, s->ssm.state, s->ssm.dim);
+		if (s->ssm.dt_rank)
+			state_pool(b, b->state, "ssm_state", s->ssm.layer_in, 1, s->ssm.dim, s->ssm.state);
+		else
+			state_pool(b, b->state, "ssm_state", s->ssm.layer_in, s->ssm.heads, s->ssm.state, s->ssm.dim);
 	}
 }
 
@@ -365,7 +370,7 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 		return NULL;
 	ropes(&b);
 	pools(&b);
-	x = embed(&b, &table);
+	x = b.embedded = embed(&b, &table);
 	if (s->ple_width)
 		b.ple = per_layer(&b, x);
 	for (int l = 0; l < s->n_layers; l++) {

@@ -15,6 +15,7 @@ typedef struct Build {
 	int         rope[2], rope2; /* values of the tables; rope2: second axis */
 	int        *pool, *done; /* [n_layers] values: the cache that a layer reads, and that it has been appended to; -1: the layer has no attention */
 	int        *conv, *state; /* [n_layers] of layers that keep a state; else -1 */
+	int         embedded; /* the embedded tokens */
 	int         ple;     /* what per-layer embeddings bring to all layers, side by side; -1: none */
 	struct { int x, y; const char *order, *factor; } arranged[8]; /* of this layer, the last of them */
 	int         n_arranged;
@@ -57,6 +58,8 @@ const char *build_act_word(ActKind a);
 
 /* build_attention.c: attention of the layer, or what stands in its place, of the normed stream h */
 int build_attention(Build *b, int h);
+/* The block in front of a layer's own whose weights layers share, of the stream x and the embedded tokens */
+int build_shared(Build *b, int x);
 
 /* build_ffn.c: the feed-forward of the normed stream h; experts, whose router may have a norm of its own over the stream x */
 int build_dense(Build *b, int h);

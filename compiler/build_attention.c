@@ -103,15 +103,40 @@ append(Build *b, int k, int v, const HeadShape *shape)
 	return closed;
 }
 
+/* What queries find in the cache of this layer, once `done` is there */
+static int
+attend(Build *b, int q, int done, const HeadShape *shape)
+{
+	const Spec *s = b->s;
+	int         sink = -1;
+
+	build_at(b, "attention.n_heads");
+	if (s->attention.sinks && s->attention.sink_in[b->layer]) {
+		build_at(b, "attention.sinks");
+		sink = build_matrix(b, "sinks", shape->n_heads, 0);
+	}
+	int y = build_value(b, "attn");
+	Op *o = OP(b, attention, .q = q, .kv = b->pool[b->layer], .done = done, .sink = sink, .y = y);
+	op_set_int(b->g, o, "heads", shape->n_heads);
+	op_set_int(b->g, o, "kv_heads", shape->n_kv_heads);
+	op_set_int(b->g, o, "dim", shape->head_dim);
+	op_set_int(b->g, o, "v_dim", shape->v_dim);
+	op_set_num(b->g, o, "scale", s->attention.scale);
+	op_set_num(b->g, o, "cap", s->attention.score_cap);
+	op_set_int(b->g, o, "window", spec_windowed(s, b->layer) ? s->attention.window : 0);
+	op_set_word(b->g, o, "mask", s->attention.mask == MASK_PREFIX ? "prefix" : "causal");
+	op_set_num(b->g, o, "alibi", s->position == POS_ALIBI ? s->alibi_max_bias : 0);
+	return y;
+}
+
 static int
 gqa(Build *b, int h)
 {
 	const Spec     *s = b->s;
 	const HeadShape shape = spec_heads(s, b->layer);
 	int64_t         heads = shape.n_heads, kv_heads = shape.n_kv_heads, dim = shape.head_dim, v_dim = shape.v_dim;
-	int             source = spec_kv_layer(s, b->layer), kv = b->pool[b->layer], k = -1, v = -1;
+	int             source = spec_kv_layer(s, b->layer), k = -1, v = -1;
 	bool            own = source == b->layer; /* keys and values */
-	Op             *o;
 
 	build_at(b, "attention.n_heads");
 	int q = clipped(b, build_matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q"), heads * dim, "q_clipped");
@@ -140,30 +165,12 @@ gqa(Build *b, int h)
 	}
 	build_at(b, "attention.n_heads");
 	int done = b->done[b->layer] = own ? append(b, k, v, &shape) : b->done[source];
-	q = temper(b, q, heads * dim);
-
-	build_at(b, "attention.n_heads");
-	int sink = -1;
-	if (s->attention.sinks && s->attention.sink_in[b->layer]) {
-		build_at(b, "attention.sinks");
-		sink = build_matrix(b, "sinks", heads, 0);
-	}
-	int y = build_value(b, "attn");
-	o = OP(b, attention, .q = q, .kv = kv, .done = done, .sink = sink, .y = y);
-	op_set_int(b->g, o, "heads", heads);
-	op_set_int(b->g, o, "kv_heads", kv_heads);
-	op_set_int(b->g, o, "dim", dim);
-	op_set_int(b->g, o, "v_dim", v_dim);
-	op_set_num(b->g, o, "scale", s->attention.scale);
-	op_set_num(b->g, o, "cap", s->attention.score_cap);
-	op_set_int(b->g, o, "window", spec_windowed(s, b->layer) ? s->attention.window : 0);
-	op_set_word(b->g, o, "mask", s->attention.mask == MASK_PREFIX ? "prefix" : "causal");
-	op_set_num(b->g, o, "alibi", s->position == POS_ALIBI ? s->alibi_max_bias : 0);
+	int y = attend(b, temper(b, q, heads * dim), done, &shape);
 	if (s->attention.out_gate != GATE_NONE) {
 		build_at(b, "attention.out_gate");
 		int64_t gates = s->attention.out_gate == GATE_HEAD ? heads : heads * v_dim;
 		int     g = build_matmul(b, h, "q_gate", s->attention.bias, gates, s->hidden, "q_gate"), gated = build_value(b, "attn_gated");
-		o = OP(b, gate_mul, .x = y, .s = g, .y = gated);
+		Op     *o = OP(b, gate_mul, .x = y, .s = g, .y = gated);
 		op_set_int(b->g, o, "width", heads * v_dim);
 		op_set_int(b->g, o, "groups", gates);
 		y = gated;
@@ -366,6 +373,39 @@ scan_gate(Build *b, int y, int z, int64_t inner)
 	return out;
 }
 
+/* A part of what makes the steps, B and C of a scan by channels, normed where they are */
+static int
+scan_part(Build *b, int x, const char *role, int64_t rows)
+{
+	const Spec *s = b->s;
+	int         y = build_matmul(b, x, role, false, rows, s->ssm.dim, role);
+	const char *norm = s->ssm.low_norm == LOW_WEIGHT ? arena_printf(b->g->arena, "%s_norm", role) : NULL;
+
+	return s->ssm.low_norm == LOW_NO_NORM ? y : build_rmsnorm(b, y, norm, rows, 1, s->norm.ssm_eps, false, arena_printf(b->g->arena, "%s_normed", role));
+}
+
+/* The selective scan of Mamba: u alone goes through the convolution; steps, B and C follow from what it leaves, rates belong to channels. */
+static int
+channel_scan(Build *b, int h)
+{
+	const Spec *s = b->s;
+	int64_t     inner = s->ssm.dim, n = s->ssm.state;
+
+	int z = build_matmul(b, h, "ssm_z", s->ssm.bias, inner, s->hidden, "ssm_z"), u = build_matmul(b, h, "ssm_x", s->ssm.bias, inner, s->hidden, "ssm_x");
+	int cw = build_matrix(b, "ssm_conv", inner * s->ssm.taps, 0), cb = build_bias(b, s->ssm.conv_bias, "ssm_conv", inner);
+	int x = conv(b, u, cw, cb, inner, s->ssm.taps, "silu", "ssm_conv");
+	int low = scan_part(b, x, "ssm_low", s->ssm.dt_rank), in = scan_part(b, x, "ssm_b", n), out = scan_part(b, x, "ssm_c", n);
+	int dt = build_matmul(b, low, "ssm_dt", false, inner, s->ssm.dt_rank, "ssm_dt");
+
+	int rate = build_matrix(b, "ssm_rate", inner * n, 0), bias = build_matrix(b, "ssm_dt_bias", inner, 0), skip = build_matrix(b, "ssm_skip", inner, 0);
+	int y = build_value(b, "ssm_y");
+	Op *o = OP(b, channel_scan, .x = x, .dt = dt, .b = in, .c = out, .rate = rate, .bias = bias, .skip = skip, .state = b->state[b->layer], .y = y);
+	op_set_int(b->g, o, "width", inner);
+	op_set_int(b->g, o, "n_state", n);
+	op_set_int(b->g, o, "a_log", s->ssm.a_log);
+	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner, s->ssm.beside ? "ssm_out" : "attn_out");
+}
+
 /* The selective scan: [u | B | C] through one convolution, a state for each head, a gate with a norm. */
 static int
 scan(Build *b, int h)
@@ -373,7 +413,6 @@ scan(Build *b, int h)
 	const Spec *s = b->s;
 	int64_t     heads = s->ssm.heads, inner = heads * s->ssm.dim, width = spec_ssm_row(s);
 
-	build_at(b, "ssm.layers");
 	const double *gain = s->ssm.gain;
 	const int64_t part = (int64_t)s->ssm.groups * s->ssm.state;
 	int z = build_scaled(b, build_matmul(b, h, "ssm_z", s->ssm.bias, inner, s->hidden, "ssm_z"), gain[0], inner, "ssm_z_scaled");
@@ -395,8 +434,105 @@ scan(Build *b, int h)
 	op_set_int(b->g, o, "a_log", s->ssm.a_log);
 	op_set_num(b->g, o, "dt_min", s->ssm.dt_min);
 	op_set_num(b->g, o, "dt_max", s->ssm.dt_max);
-	int out = build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner, s->ssm.beside ? "ssm_out" : "attn_out");
-	return build_scaled(b, out, s->ssm.out_scale, s->hidden, "ssm_out_scaled");
+	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner, s->ssm.beside ? "ssm_out" : "attn_out");
+}
+
+/* --- a block whose weights layers share ----------------------------------------------------------------------------- */
+
+/* A weight of the block, which its first layer has made */
+static int
+shared_weight(Build *b, const char *role, int64_t rows, int64_t cols)
+{
+	const int   own = b->layer, first = spec_shared_layer(b->s, own);
+	const char *id = arena_printf(b->g->arena, "L%d.%s", first, role);
+
+	for (size_t v = 0; v < b->g->n_val; v++)
+		if (b->g->val[v].kind == VAL_WEIGHT && strcmp(b->g->tensor[b->g->val[v].tensor].id, id) == 0)
+			return (int)v;
+	b->layer = first;
+	int w = build_matrix(b, role, rows, cols);
+	b->layer = own;
+	return w;
+}
+
+static int
+product(Build *b, int x, int w, int wb, int64_t rows, int64_t cols, const char *name)
+{
+	int y = build_value(b, name);
+	Op *o = OP(b, matmul, .x = x, .w = w, .b = wb, .y = y);
+
+	op_set_int(b->g, o, "rows", rows);
+	op_set_int(b->g, o, "cols", cols);
+	return y;
+}
+
+/* x w^T, w of the block; where `low` is a value, with (low b^T) added, b the layer's own of rank */
+static int
+adapted(Build *b, int x, const char *role, int64_t rows, int64_t cols, int low, int64_t rank)
+{
+	int y = product(b, x, shared_weight(b, role, rows, cols), -1, rows, cols, role);
+
+	if (low < 0)
+		return y;
+	const char *own = arena_printf(b->g->arena, "%s_b", role);
+	return build_add_wide(b, y, product(b, low, build_matrix(b, own, rows, rank), -1, rows, rank, own), 1.0, rows, arena_printf(b->g->arena, "%s_adapted", role));
+}
+
+static int
+low_of(Build *b, int x, const char *role, int64_t rank, int64_t cols)
+{
+	return rank ? product(b, x, build_matrix(b, role, rank, cols), -1, rank, cols, role) : -1;
+}
+
+static int
+shared_norm(Build *b, int x, const char *role, int64_t width, const char *name)
+{
+	int w = shared_weight(b, role, width, 0), y = build_value(b, name);
+	Op *o = OP(b, rmsnorm, .x = x, .w = w, .y = y);
+
+	op_set_int(b->g, o, "dim", width);
+	op_set_int(b->g, o, "groups", 1);
+	op_set_num(b->g, o, "eps", b->s->norm.eps);
+	op_set_int(b->g, o, "plus_one", b->s->norm.plus_one);
+	return y;
+}
+
+/* from_shared(down(glu(gate h, up h))), h = norm(o attention(norm([x | embedded]))): nothing is added within */
+int
+build_shared(Build *b, int x)
+{
+	const Spec     *s = b->s;
+	const HeadShape shape = spec_heads(s, b->layer);
+	const int64_t   hidden = s->hidden, heads = shape.n_heads, kv = shape.n_kv_heads, dim = shape.head_dim, width = s->ffn.width, wide = 2 * hidden;
+
+	build_at(b, "shared.layers");
+	int both = build_value(b, "shared_in");
+	Op *o = OP(b, join, .x = x, .z = b->embedded, .y = both);
+	op_set_int(b->g, o, "width", hidden);
+	op_set_int(b->g, o, "count", hidden);
+	int h = shared_norm(b, both, "shared_norm", wide, "shared_normed"), rank = s->shared.qkv_rank;
+	int q = adapted(b, h, "shared_q", heads * dim, wide, low_of(b, h, "shared_q_a", rank, wide), rank);
+	int k = adapted(b, h, "shared_k", kv * dim, wide, low_of(b, h, "shared_k_a", rank, wide), rank);
+	int v = adapted(b, h, "shared_v", kv * dim, wide, low_of(b, h, "shared_v_a", rank, wide), rank);
+	build_at(b, "position");
+	q = rotate(b, q, heads, dim, 0, "q_rope");
+	k = rotate(b, k, kv, dim, 0, "k_rope");
+	build_at(b, "shared.layers");
+	int done = b->done[b->layer] = append(b, k, v, &shape);
+	int y = attend(b, q, done, &shape);
+	build_at(b, "shared.layers");
+	y = product(b, y, shared_weight(b, "shared_o", hidden, heads * dim), -1, hidden, heads * dim, "shared_attn");
+
+	h = shared_norm(b, y, "shared_ffn_norm", hidden, "shared_ffn_in");
+	rank = s->shared.rank;
+	int low = low_of(b, h, "shared_ffn_a", rank, hidden), g = adapted(b, h, "shared_gate", width, hidden, low, rank), u = adapted(b, h, "shared_up", width, hidden, low, rank);
+	y = build_value(b, "shared_act");
+	o = OP(b, glu, .g = g, .u = u, .y = y);
+	op_set_int(b->g, o, "width", width);
+	op_set_word(b->g, o, "act", build_act_word(s->ffn.act));
+	op_set_num(b->g, o, "limit", s->ffn.limit);
+	y = product(b, y, shared_weight(b, "shared_down", hidden, width), -1, hidden, width, "shared_ffn");
+	return build_matmul(b, y, "from_shared", false, hidden, hidden, "from_shared");
 }
 
 int
@@ -406,8 +542,13 @@ build_attention(Build *b, int h)
 		return delta(b, h);
 	if (spec_conv(b->s, b->layer))
 		return short_conv(b, h);
-	int y = spec_ssm(b->s, b->layer) ? scan(b, h) : -1;
-	if (!spec_attends(b->s, b->layer))
+	int y = -1;
+	if (spec_ssm(b->s, b->layer)) {
+		build_at(b, "ssm.layers");
+		y = b->s->ssm.dt_rank ? channel_scan(b, h) : scan(b, h);
+		y = build_scaled(b, y, b->s->ssm.out_scale, b->s->hidden, "ssm_out_scaled");
+	}
+	if (!spec_attends(b->s, b->layer) || spec_shared(b->s, b->layer))
 		return y;
 	int a = b->s->attention.kind == ATT_MLA ? mla(b, h) : gqa(b, h);
 	a = build_scaled(b, a, b->s->attention.out_scale, b->s->hidden, "attn_out_scaled");

@@ -56,6 +56,13 @@ role_rows(const Spec *s, int layer, const char *role, size_t n)
 		{ "ssm_z", (int64_t)s->ssm.heads * s->ssm.dim },
 		{ "ssm_x", spec_ssm_row(s) },
 		{ "ssm_dt", s->ssm.heads },
+		{ "ssm_low", s->ssm.dt_rank },
+		{ "ssm_b", s->ssm.state },
+		{ "ssm_c", s->ssm.state },
+		{ "shared_gate", s->ffn.width },
+		{ "shared_up", s->ffn.width },
+		{ "shared_gate_b", s->ffn.width },
+		{ "shared_up_b", s->ffn.width },
 		{ "conv_b", s->hidden },
 		{ "conv_c", s->hidden },
 		{ "conv_x", s->hidden },
@@ -235,7 +242,7 @@ add_adapter(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 
 	if (!rule)
 		return true;
-	const char *name = rule_name(g->arena, rule, layer, -1, "");
+	const char *name = rule_name_in(g->arena, s, rule, layer, -1, "");
 	if (strlen(name) > 7 && strcmp(name + strlen(name) - 7, ".weight") == 0)
 		name = arena_strndup(g->arena, name, strlen(name) - 7);
 	if (!peft_has(g->peft, name))
@@ -280,7 +287,7 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	if (!rule)
 		return -1;
 	*src = (PlanSource){
-		.name = rule_name(g->arena, rule, layer, -1, strcmp(role, "router_bias") == 0 ? "" : suffix),
+		.name = rule_name_in(g->arena, s, rule, layer, -1, strcmp(role, "router_bias") == 0 ? "" : suffix),
 		.rows = rows, .cols = cols, .block = rows, .stride = rows, .n_block = 1,
 		.unit_rows = head && s->head.row_norm && cols > 0,
 	};
@@ -313,7 +320,7 @@ build_beside(Graph *g, const char *role, int layer, const char *what, int64_t co
 	if (!rule)
 		return -1;
 	PlanSource *src = NEW(g->arena, PlanSource, 1);
-	*src = (PlanSource){ .name = rule_name(g->arena, rule, layer, -1, arena_printf(g->arena, ".%s", what)), .rows = cols, .block = cols, .stride = cols, .n_block = 1 };
+	*src = (PlanSource){ .name = rule_name_in(g->arena, g->spec, rule, layer, -1, arena_printf(g->arena, ".%s", what)), .rows = cols, .block = cols, .stride = cols, .n_block = 1 };
 	const char *id = arena_printf(g->arena, "%s.%s", tensor_id(g->arena, role, layer, ""), what);
 	return tensor_add(g, id, (StorageRule){ .dtype = DT_F32 }, cols, 0, src, 1, loc);
 }

@@ -13,8 +13,10 @@ static const char *const roles[] = {
 	"embed", "embed_in", "embed_out", "pos_embed", "embed_norm", "final_norm", "head", "labels",
 	"attn_norm", "q", "k", "v", "o", "q_gate", "q_norm", "k_norm", "sinks", "attn_out_norm",
 	"lin_q", "lin_k", "lin_v", "lin_z", "lin_z_low", "lin_a", "lin_a_low", "lin_b", "lin_conv_q", "lin_conv_k", "lin_conv_v", "lin_rate", "lin_dt", "lin_norm", "lin_o",
-	"ssm_z", "ssm_x", "ssm_dt", "ssm_conv", "ssm_rate", "ssm_dt_bias", "ssm_skip", "ssm_norm", "ssm_o",
+	"ssm_z", "ssm_x", "ssm_dt", "ssm_low", "ssm_b", "ssm_c", "ssm_low_norm", "ssm_b_norm", "ssm_c_norm", "ssm_conv", "ssm_rate", "ssm_dt_bias", "ssm_skip", "ssm_norm", "ssm_o",
 	"conv_b", "conv_c", "conv_x", "conv_w", "conv_o",
+	"shared_norm", "shared_q", "shared_k", "shared_v", "shared_o", "shared_ffn_norm", "shared_gate", "shared_up", "shared_down", "from_shared",
+	"shared_q_a", "shared_q_b", "shared_k_a", "shared_k_b", "shared_v_a", "shared_v_b", "shared_ffn_a", "shared_gate_b", "shared_up_b",
 	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b",
 	"ffn_norm", "gate", "up", "down", "act_p", "act_n", "ffn_out_norm", "dense_out_norm", "moe_norm", "moe_out_norm", "moe_in", "moe_out", "layer_gain",
 	"ple_embed", "ple_proj", "ple_norm", "ple_gate", "ple_out", "ple_out_norm",
@@ -140,6 +142,19 @@ rule_name(Arena *a, const TensorRule *r, int layer, int expert, const char *suff
 	}
 	strcpy(p, whole ? "" : suffix);
 	return out;
+}
+
+const char *
+rule_name_in(Arena *a, const Spec *s, const TensorRule *r, int layer, int expert, const char *suffix)
+{
+	const char *hole = strstr(r->name, "{+"), *end = hole ? strchr(hole, '}') : NULL;
+	TensorRule  own = *r;
+
+	if (end)
+		own.name = arena_printf(a, "%.*s%.*s%s", (int)(hole - r->name), r->name, layer >= 0 && spec_shared(s, layer) ? (int)(end - hole) - 2 : 0, hole + 2, end + 1);
+	if (strncmp(r->role, "shared_", 7) == 0 && layer >= 0)
+		return rule_name(a, &own, spec_shared_layer(s, layer), spec_shared_use(s, layer), suffix);
+	return rule_name(a, &own, layer, expert, suffix);
 }
 
 bool

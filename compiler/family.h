@@ -23,6 +23,9 @@ const TensorRule *family_rules(SpecTable *t, const Family *f, int *n);
 const TensorRule *rule_for(const TensorRule *rule, int n, const char *role);
 /* The tensor that a rule names: "model.layers.{l}.x.{e}" with the numbers in place, and suffix, unless the name is complete. In the arena. */
 const char *rule_name(Arena *a, const TensorRule *r, int layer, int expert, const char *suffix);
+/* The same in a model: "{+text}" is text in layers that share a block, nothing in others; roles of such blocks (shared_) go by the number of the block's first
+ * layer, and {e} by that of the layer among those that have one. */
+const char *rule_name_in(Arena *a, const Spec *s, const TensorRule *r, int layer, int expert, const char *suffix);
 bool rule_has_role(const char *roles, const char *role); /* "q+k+v" has "k" */
 
 /* Is x of a role's matrix the step's, so that it may be brought into another order first? Not where rows are looked up, or experts and heads share it. */

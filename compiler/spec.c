@@ -226,6 +226,12 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->ssm.layer_in = t->val[K_ssm_layers].layers;
 	for (int l = 0; l < s->n_layers; l++)
 		s->ssm.n += s->ssm.layer_in[l] != 0;
+	s->shared.layer_in = t->val[K_shared_layers].layers;
+	for (int l = 0; l < s->n_layers; l++)
+		s->shared.n += s->shared.layer_in[l] != 0;
+	s->shared.blocks = (int)INT(shared_blocks);
+	s->shared.rank = (int)INT(shared_rank);
+	s->shared.qkv_rank = (int)INT(shared_qkv_rank);
 	s->ssm.heads = (int)INT(ssm_heads);
 	s->ssm.dim = (int)INT(ssm_dim);
 	s->ssm.groups = (int)INT(ssm_groups);
@@ -242,6 +248,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->ssm.out_scale = NUM(ssm_out_scale);
 	s->ssm.norm = IS(ssm_norm, "none") ? SSM_NO_NORM : IS(ssm_norm, "norm_first") ? SSM_NORM_FIRST : SSM_GATE_FIRST;
 	s->ssm.norm_groups = (int)INT(ssm_norm_groups);
+	s->ssm.dt_rank = (int)INT(ssm_dt_rank);
+	s->ssm.low_norm = IS(ssm_low_norm, "none") ? LOW_NO_NORM : IS(ssm_low_norm, "unit") ? LOW_UNIT : LOW_WEIGHT;
 	s->linear.k_heads = (int)INT(lin_k_heads);
 	s->linear.v_heads = (int)INT(lin_v_heads);
 	s->linear.k_dim = (int)INT(lin_k_dim);
@@ -574,13 +582,39 @@ spec_ssm(const Spec *s, int layer)
 int64_t
 spec_ssm_row(const Spec *s)
 {
-	return (int64_t)s->ssm.heads * s->ssm.dim + 2 * (int64_t)s->ssm.groups * s->ssm.state;
+	return (int64_t)s->ssm.heads * s->ssm.dim + (s->ssm.dt_rank ? 0 : 2 * (int64_t)s->ssm.groups * s->ssm.state);
+}
+
+bool
+spec_shared(const Spec *s, int layer)
+{
+	return s->shared.n > 0 && s->shared.layer_in[layer];
+}
+
+int
+spec_shared_use(const Spec *s, int layer)
+{
+	int n = 0;
+
+	for (int l = 0; l < layer; l++)
+		n += spec_shared(s, l);
+	return n;
+}
+
+int
+spec_shared_layer(const Spec *s, int layer)
+{
+	int block = spec_shared_use(s, layer) % s->shared.blocks, l = 0;
+
+	while (!spec_shared(s, l) || block-- > 0)
+		l++;
+	return l;
 }
 
 bool
 spec_attends(const Spec *s, int layer)
 {
-	return spec_has_block(s, layer) && !spec_linear(s, layer) && !spec_conv(s, layer) && (!spec_ssm(s, layer) || s->ssm.beside);
+	return spec_has_block(s, layer) && !spec_linear(s, layer) && !spec_conv(s, layer) && (!spec_ssm(s, layer) || s->ssm.beside || spec_shared(s, layer));
 }
 
 int

@@ -18,6 +18,7 @@ typedef enum QkNorm { QK_NONE, QK_HEAD, QK_WHOLE, QK_UNIT, QK_LAYER, QK_LAYER_EA
 typedef enum AttentionKind { ATT_GQA, ATT_MLA } AttentionKind;
 typedef enum OutGate { GATE_NONE, GATE_HEAD, GATE_ELEMENT } OutGate;
 typedef enum SsmNorm { SSM_GATE_FIRST, SSM_NORM_FIRST, SSM_NO_NORM } SsmNorm;
+typedef enum LowNorm { LOW_NO_NORM, LOW_UNIT, LOW_WEIGHT } LowNorm; /* of what a scan by channels makes its steps, B and C of */
 typedef enum MlaForm { MLA_AUTO, MLA_ABSORBED, MLA_EXPANDED } MlaForm; /* the fewer operations, or one of the two */
 typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX } MaskKind;
 
@@ -129,8 +130,11 @@ typedef struct Spec {
 		double  gain[5], out_scale; /* of gate, input, B, C, step; of what comes out */
 		SsmNorm norm;
 		int     norm_groups;
+		int     dt_rank;           /* 0: Mamba2 */
+		LowNorm low_norm;
 	} ssm;
 
+	struct { const uint8_t *layer_in; int n, blocks, rank, qkv_rank; } shared; /* layers with a block in front whose weights are shared; n of them */
 	struct { const uint8_t *layer_in; int n, taps; bool bias; } conv; /* layers with a short convolution in the place of attention; n of them */
 
 	struct { bool gated; ActKind act; double limit; int64_t width, wide; const uint8_t *wide_in, *layer_in; bool bias; double gate_scale, out_scale; } ffn; /* spec_ffn_width, spec_has_ffn */
@@ -225,7 +229,10 @@ bool      spec_attends(const Spec *s, int layer);   /* its first block reads key
 bool      spec_linear(const Spec *s, int layer);    /* what stands in the place of attention: a delta rule, */
 bool      spec_conv(const Spec *s, int layer);      /* a short convolution, */
 bool      spec_ssm(const Spec *s, int layer);       /* a selective scan */
-int64_t   spec_ssm_row(const Spec *s);              /* elements of what its convolution sees: [u | B | C] */
+int64_t   spec_ssm_row(const Spec *s);              /* elements of what its convolution sees: [u | B | C], or u */
+bool      spec_shared(const Spec *s, int layer);    /* a block whose weights layers share is in front of the scan */
+int       spec_shared_use(const Spec *s, int layer);   /* how many layers before have one */
+int       spec_shared_layer(const Spec *s, int layer); /* the first layer with the same one */
 /* The layer whose keys and values a layer reads: itself, but for attention.kv_shared; -1: there is none */
 int       spec_kv_layer(const Spec *s, int layer);
 /* Where a key ("attention.n_heads") was written; loc of the file when it is a default. */

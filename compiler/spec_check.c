@@ -41,7 +41,7 @@ attends(const SpecTable *t, int64_t l, SpecKey *why)
 	const uint8_t *blocks = t->val[K_att_layers].layers;
 
 	for (int i = 0; i < N_STATE_KEY; i++)
-		if (t->val[state_key[i]].layers && t->val[state_key[i]].layers[l] && !(state_key[i] == K_ssm_layers && ON(ssm_beside))) {
+		if (t->val[state_key[i]].layers && t->val[state_key[i]].layers[l] && !(state_key[i] == K_ssm_layers && (ON(ssm_beside) || t->val[K_shared_layers].layers[l]))) {
 			*why = state_key[i];
 			return false;
 		}
@@ -359,6 +359,18 @@ check_ssm(SpecTable *t)
 		err_at(t->d, LOC(ssm_norm_groups), "ssm.norm_groups = %lld does not divide ssm.heads * ssm.dim = %lld", (long long)pieces, (long long)inner);
 		note(t, K_ssm_heads);
 	}
+	static const SpecKey heads_only[] = { K_ssm_groups, K_ssm_dt_min, K_ssm_dt_max, K_ssm_in_scale, K_ssm_gains };
+	if (INT(ssm_dt_rank) > 0 && heads > 1) {
+		err_at(t->d, LOC(ssm_heads), "ssm.heads = %lld: with ssm.dt_rank there is one, of ssm.dim channels", (long long)heads);
+		note(t, K_ssm_dt_rank);
+	}
+	for (size_t i = 0; i < sizeof heads_only / sizeof *heads_only; i++)
+		if (INT(ssm_dt_rank) > 0 && t->val[heads_only[i]].given) {
+			err_at(t->d, t->val[heads_only[i]].loc, "%s belongs to scans with a rate a head, not to those with ssm.dt_rank", spec_key[heads_only[i]].path);
+			note(t, K_ssm_dt_rank);
+		}
+	if (INT(ssm_dt_rank) == 0 && !IS(ssm_low_norm, "none"))
+		err_at(t->d, LOC(ssm_low_norm), "ssm.low_norm belongs to scans with ssm.dt_rank");
 	if (t->val[K_ssm_gains].n && t->val[K_ssm_gains].n != 5)
 		err_at(t->d, LOC(ssm_gains), "ssm.gains has %d values: 5 are expected, of gate, input, B, C and step", t->val[K_ssm_gains].n);
 	if (IS(ssm_norm, "norm_first") && pieces > 1) {
@@ -369,6 +381,29 @@ check_ssm(SpecTable *t)
 		err_at(t->d, LOC(ssm_dt_max), "ssm.dt_max = %g is not above ssm.dt_min = %g", most, least);
 		note(t, K_ssm_dt_min);
 	}
+}
+
+/* Blocks whose weights layers share */
+static void
+check_shared(SpecTable *t)
+{
+	const uint8_t *in = t->val[K_shared_layers].layers, *scans = t->val[K_ssm_layers].layers;
+	int            n = 0;
+
+	for (int l = 0; in && l < (int)INT(n_layers); l++) {
+		n += in[l] != 0;
+		if (in[l] && (!scans || !scans[l] || ON(ssm_beside))) {
+			err_at(t->d, LOC(shared_layers), "layer %d is in shared.layers: such a block stands in front of a selective scan without attention of its own", l);
+			note(t, ON(ssm_beside) ? K_ssm_beside : K_ssm_layers);
+			return;
+		}
+	}
+	if (n && INT(shared_blocks) > n)
+		err_at(t->d, LOC(shared_blocks), "shared.blocks = %lld: more than the %d layers of shared.layers", (long long)INT(shared_blocks), n);
+	if (n && (INT(tp) > 1 || INT(pp) > 1))
+		err_at(t->d, INT(tp) > 1 ? LOC(tp) : LOC(pp), "%s: layers that share a block (shared.layers) run on one rank", INT(tp) > 1 ? "parallel.tp" : "parallel.pp");
+	if (n && (INT(moe_latent) > 0 || IS(residual_form, "parallel")))
+		err_at(t->d, LOC(shared_layers), "shared.layers: such layers have a scan and nothing behind it");
 }
 
 /* Layers that keep a state */
@@ -407,6 +442,7 @@ check_states(SpecTable *t)
 	}
 	if (n[2])
 		check_ssm(t);
+	check_shared(t);
 	if (IS(mask, "prefix")) {
 		err_at(t->d, t->val[which].loc, "%s: a state is causal, mask prefix is not", spec_key[which].path);
 		note(t, K_mask);

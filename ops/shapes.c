@@ -232,6 +232,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		MUST(groups >= 1 && width % groups == 0, "width is a multiple of groups");
 		SET(gate_mul, .x = act(width), .s = act(groups), .y = act(width));
 		break;
+	case OP_join:
+		SET(join, .x = act(width), .z = act(count), .y = act(plus(width, count)));
+		break;
 	case OP_mul:
 		SET(mul, .x = act(width), .z = act(width), .y = act(width));
 		break;
@@ -256,6 +259,10 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		    .state = state(heads, n_state, dim), .y = act(u));
 		break;
 	}
+	case OP_channel_scan:
+		SET(channel_scan, .x = act(width), .dt = act(width), .b = act(n_state), .c = act(n_state), .rate = vec(mul(width, n_state)), .bias = vec(width),
+		    .skip = vec(width), .state = state(1, width, n_state), .y = act(width));
+		break;
 	case OP_norm_gate:
 		MUST(groups >= 1, "groups >= 1");
 		MUST(strcmp(attr_word(a, n, "gate"), "none"), "gate is silu or sigmoid");

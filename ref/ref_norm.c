@@ -248,6 +248,19 @@ ref_clip(const RefCall *c)
 }
 
 void
+ref_join(const RefCall *c)
+{
+	int64_t      n = ref_rows(c, ARG(join, y)), width = step_int(c->step, "width"), count = step_int(c->step, "count");
+	const float *x = ref_f32(c, ARG(join, x)), *z = ref_f32(c, ARG(join, z));
+	float       *y = ref_f32(c, ARG(join, y));
+
+	for (int64_t t = 0; t < n; t++, x += width, z += count, y += width + count) {
+		memcpy(y, x, (size_t)width * sizeof *y);
+		memcpy(y + width, z, (size_t)count * sizeof *y);
+	}
+}
+
+void
 ref_slice(const RefCall *c)
 {
 	int64_t      n = ref_rows(c, ARG(slice, y)), width = step_int(c->step, "width"), count = step_int(c->step, "count");

@@ -155,6 +155,38 @@ ref_selective_scan(const RefCall *c)
 	}
 }
 
+/* scratch: rates, biases and skips */
+void
+ref_channel_scan(const RefCall *c)
+{
+	int64_t      width = step_int(c->step, "width"), n_state = step_int(c->step, "n_state");
+	bool         a_log = step_int(c->step, "a_log") != 0;
+	const float *rate = ref_vector(&c->arg[ARG(channel_scan, rate)], c->scratch), *bias = ref_vector(&c->arg[ARG(channel_scan, bias)], c->scratch + width * n_state);
+	const float *skip = ref_vector(&c->arg[ARG(channel_scan, skip)], c->scratch + width * (n_state + 1));
+
+	for (int32_t i = 0; i < c->s->n_seq; i++) {
+		float *all = state_of(c, ARG(channel_scan, state), i, width * n_state);
+
+		for (int64_t t = c->s->q_start[i]; t < c->s->q_start[i + 1]; t++) {
+			const float *x = ref_f32(c, ARG(channel_scan, x)) + t * width, *dt = ref_f32(c, ARG(channel_scan, dt)) + t * width;
+			const float *in = ref_f32(c, ARG(channel_scan, b)) + t * n_state, *out = ref_f32(c, ARG(channel_scan, c)) + t * n_state;
+			float       *y = ref_f32(c, ARG(channel_scan, y)) + t * width;
+
+			for (int64_t k = 0; k < width; k++) {
+				double       d = softplus((double)dt[k] + bias[k]), sum = (double)skip[k] * x[k];
+				const float *r = rate + k * n_state;
+				float       *s = all + k * n_state;
+
+				for (int64_t j = 0; j < n_state; j++) {
+					s[j] = (float)(exp((a_log ? -exp(r[j]) : r[j]) * d) * s[j] + in[j] * (d * x[k]));
+					sum += (double)s[j] * out[j];
+				}
+				y[k] = (float)sum;
+			}
+		}
+	}
+}
+
 /* scratch: weights, a piece */
 void
 ref_norm_gate(const RefCall *c)

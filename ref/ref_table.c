@@ -71,6 +71,9 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 	case OP_selective_scan:
 		ok = add_product(&n, 3, step_int(step, "heads"), 1);
 		break;
+	case OP_channel_scan:
+		ok = add_product(&n, step_int(step, "n_state") + 2, width, 1);
+		break;
 	case OP_norm_gate:
 		ok = add_product(&n, step_int(step, "groups") + 1, dim, 1);
 		break;

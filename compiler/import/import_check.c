@@ -164,7 +164,7 @@ shape_text(Arena *a, const int64_t *dim, int n)
 static void
 tensor(Check *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows, int64_t cols, int64_t units, const char *suffix)
 {
-	const char *name = rule_name(c->s->a, r, layer, expert, suffix);
+	const char *name = rule_name_in(c->s->a, c->spec, r, layer, expert, suffix);
 	SourceTensor *t = source_tensor(c->s, name);
 
 	if (!t) {
@@ -281,7 +281,7 @@ layer_roles(Check *c, int l)
 	bool sparse = s->moe.layer_in[l], owner = spec_kv_layer(s, l) == l;
 	bool ab = s->attention.bias, nb = s->norm.bias, normed = s->norm.kind != NORM_NONE && s->norm.weight;
 	bool in = normed && s->norm.in_layers[l], out = normed && s->norm.out_layers[l];
-	Role role[40];
+	Role role[56];
 	int n = 0;
 
 	if ((s->norm.attn_in || s->norm.sum) && in && spec_has_block(s, l))
@@ -290,13 +290,27 @@ layer_roles(Check *c, int l)
 		int64_t inner = (int64_t)s->ssm.heads * s->ssm.dim, row = spec_ssm_row(s);
 		ROLE("ssm_z", inner, H, s->ssm.bias);
 		ROLE("ssm_x", row, H, s->ssm.bias);
-		ROLE("ssm_dt", s->ssm.heads, H, s->ssm.bias);
 		ROLE("ssm_conv", row * s->ssm.taps, 0, false);
 		if (s->ssm.conv_bias)
 			bias_role(c, "ssm_conv", l, row);
-		ROLE("ssm_rate", s->ssm.heads, 0, false);
-		ROLE("ssm_dt_bias", s->ssm.heads, 0, false);
-		ROLE("ssm_skip", s->ssm.heads, 0, false);
+		if (s->ssm.dt_rank) {
+			int64_t rows = s->ssm.state, low = s->ssm.dt_rank;
+			ROLE("ssm_low", low, inner, false);
+			ROLE("ssm_b", rows, inner, false);
+			ROLE("ssm_c", rows, inner, false);
+			if (s->ssm.low_norm == LOW_WEIGHT) {
+				ROLE("ssm_low_norm", low, 0, false);
+				ROLE("ssm_b_norm", rows, 0, false);
+				ROLE("ssm_c_norm", rows, 0, false);
+			}
+			ROLE("ssm_dt", inner, low, false);
+		} else {
+			ROLE("ssm_dt", s->ssm.heads, H, s->ssm.bias);
+		}
+		int64_t own = s->ssm.dt_rank ? inner : s->ssm.heads;
+		ROLE("ssm_rate", s->ssm.dt_rank ? inner * s->ssm.state : own, 0, false);
+		ROLE("ssm_dt_bias", own, 0, false);
+		ROLE("ssm_skip", own, 0, false);
 		if (s->ssm.norm != SSM_NO_NORM)
 			ROLE("ssm_norm", inner, 0, false);
 		ROLE("ssm_o", H, inner, s->ssm.bias);
@@ -329,6 +343,33 @@ layer_roles(Check *c, int l)
 		if (s->conv.bias)
 			bias_role(c, "conv_w", l, H);
 		ROLE("conv_o", H, H, s->conv.bias);
+	} else if (spec_shared(s, l)) {
+		int64_t F = s->ffn.width, rank = s->shared.rank, qkv = s->shared.qkv_rank, kv = shape.n_kv_heads * D;
+		if (spec_shared_layer(s, l) == l) {
+			ROLE("shared_norm", 2 * H, 0, false);
+			ROLE("shared_q", heads * D, 2 * H, false);
+			ROLE("shared_k", kv, 2 * H, false);
+			ROLE("shared_v", kv, 2 * H, false);
+			ROLE("shared_o", H, heads * D, false);
+			ROLE("shared_ffn_norm", H, 0, false);
+			ROLE("shared_gate", F, H, false);
+			ROLE("shared_up", F, H, false);
+			ROLE("shared_down", H, F, false);
+		}
+		if (qkv) {
+			ROLE("shared_q_a", qkv, 2 * H, false);
+			ROLE("shared_q_b", heads * D, qkv, false);
+			ROLE("shared_k_a", qkv, 2 * H, false);
+			ROLE("shared_k_b", kv, qkv, false);
+			ROLE("shared_v_a", qkv, 2 * H, false);
+			ROLE("shared_v_b", kv, qkv, false);
+		}
+		if (rank) {
+			ROLE("shared_ffn_a", rank, H, false);
+			ROLE("shared_gate_b", F, rank, false);
+			ROLE("shared_up_b", F, rank, false);
+		}
+		ROLE("from_shared", H, H, false);
 	} else if (!spec_attends(s, l)) {
 		/* a scan, or a feed-forward alone */
 	} else if (s->attention.kind == ATT_MLA) {
@@ -361,7 +402,7 @@ layer_roles(Check *c, int l)
 		if (s->attention.out_gate != GATE_NONE)
 			ROLE("q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * shape.v_dim, H, ab);
 	}
-	if (spec_attends(s, l))
+	if (spec_attends(s, l) && !spec_shared(s, l))
 		ROLE("o", H, heads * shape.v_dim, s->attention.o_bias);
 	if (s->norm.attn_out && out && spec_has_block(s, l))
 		ROLE("attn_out_norm", H, 0, nb);

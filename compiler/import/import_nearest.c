@@ -16,7 +16,7 @@ names_role(const Node *map, const char *role)
 	return false;
 }
 
-/* "{l}" and "{e}" are any text, what follows "|" is no part of the name */
+/* "{l}", "{e}" and "{+..}" are any text, what follows "|" is no part of the name */
 static const char *
 pattern_of(Arena *a, const char *prefix, const char *layer, const char *name)
 {
@@ -27,9 +27,10 @@ pattern_of(Arena *a, const char *prefix, const char *layer, const char *name)
 	while (n && full[n - 1] == ' ')
 		n--;
 	for (size_t i = 0; i < n; i++) {
-		if (full[i] == '{' && i + 2 < n && full[i + 2] == '}') {
+		const char *end = full[i] == '{' ? memchr(full + i, '}', n - i) : NULL;
+		if (end) {
 			*p++ = '*';
-			i += 2;
+			i = (size_t)(end - full);
 		} else {
 			*p++ = full[i];
 		}

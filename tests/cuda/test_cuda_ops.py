@@ -151,6 +151,7 @@ def test_pos_scale(x):
 def test_cap_slice_pick(x):
     x3, picked = x[:3], x[[1, 2, 6]]
     everywhere("cap", dict(WIDTH=70, SCALE=0.8, CAP=2.5), ROWS, [x3, H.out((3, 70))], 2.5 * np.tanh(0.8 * x3.astype(np.float64) / 2.5), bucket=9)
+    everywhere("join", dict(WIDTH=70, COUNT=21), ROWS, [x, np.ascontiguousarray(x[:, 9:30]), H.out((N, 91))], np.concatenate([x, x[:, 9:30]], 1), exact=True, bucket=9)
     everywhere("slice", dict(WIDTH=70, FIRST=3, COUNT=21), ROWS, [x, H.out((N, 21))], x[:, 3:24], exact=True, bucket=9)
     everywhere("pick", dict(WIDTH=70), ROWS, [x, H.out((3, 70))], picked, exact=True)
     everywhere("pick", dict(WIDTH=70), ROWS, [H.inout(x), H.alias(0)], picked, exact=True)
@@ -229,6 +230,6 @@ def test_embed(dtype):
 def test_real_compiler():
     p = dict(WIDTH=4096, SCALE=1.0, ACT="gelu", CAP=30.0, FIRST=1, COUNT=77, DIM=4096, GROUPS=1, EPS=1e-5, PLUS_ONE=0, W_DTYPE="q5_k",
              W_ROWS=32000, HIDDEN=4096, OFFSET=0)
-    for op in "add act glu gate_mul cap slice pick rmsnorm layernorm embed embed_pos".split():
+    for op in "add act glu gate_mul cap join slice pick rmsnorm layernorm embed embed_pos".split():
         if H.nvrtc(op, p, ["sm_75", "sm_90a"] if op != "act" else H.ARCHS) is None:
             pytest.skip("no libnvrtc")

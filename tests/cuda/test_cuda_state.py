@@ -52,6 +52,12 @@ def test_selective_scan(case):
     compare("selective_scan", *O.scan(case))
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", range(len(O.CHANNELS)))
+def test_channel_scan(case):
+    compare("channel_scan", *O.channels(case))
+
+
 def norm_gate(case, runs=RUNS, changed=None):
     params, args, want = O.gate(*O.GATES[case])
     for mode, arch, seed, _ in runs:
@@ -89,6 +95,14 @@ PLANTED = {
     "selective_scan: a sum of one lane": ("selective_scan", "= warp_sum(y[c]);", "= y[c];"),
     "selective_scan: the group of another head": ("selective_scan", "from = h / (H / G)", "from = h % G"),
     "selective_scan: the input is not scaled": ("selective_scan", "const float add = d * (", "const float add = ("),
+    "channel_scan: a state of the sequence before": ("channel_scan", "(p.s.seq[q] * (long long)W", "(q * (long long)W"),
+    "channel_scan: what lay there before position 0": ("channel_scan", "!begins && there", "there"),
+    "channel_scan: channels behind the last": ("channel_scan", "if (i < W && j + r < N)", "if (j + r < N)"),
+    "channel_scan: rows behind a state's last": ("channel_scan", "if (i < W && j + r < N)", "if (i < W)"),
+    "channel_scan: a sum of one lane": ("channel_scan", "y += __shfl_xor_sync(~0u, y, k);", ";"),
+    "channel_scan: rates of the channel before": ("channel_scan", "ARG_rate[(long long)i * N", "ARG_rate[(long long)(i > 0 ? i - 1 : 0) * N"),
+    "channel_scan: a row too few": ("channel_scan", "if (t + 1 < end)", "if (t + 2 < end)"),
+    "channel_scan: a row too many": ("channel_scan", "if (t + 1 < end)", "if (t < end)"),
     "norm_gate: a group too many": ("norm_gate", "g < n; g += (long long)gridDim.x", "g <= n; g += (long long)gridDim.x"),
     "norm_gate: a sum of one lane": ("norm_gate", "warp_sum(sum) / DIM", "sum / DIM"),
     "norm_gate: an element too many": ("norm_gate", "for (int i = lane_id(); i < DIM; i += 32)\n\t\t\ty[i]", "for (int i = lane_id(); i <= DIM; i += 32)\n\t\t\ty[i]"),
@@ -105,7 +119,7 @@ def test_planted(what):
         if op == "norm_gate":
             norm_gate(0, runs, (right, wrong))
         else:
-            compare(op, *dict(conv1d=lambda: O.conv(*O.CONV[0]), delta_rule=lambda: O.delta(0), selective_scan=lambda: O.scan(0))[op](), runs=runs, changed=(right, wrong))
+            compare(op, *dict(conv1d=lambda: O.conv(*O.CONV[0]), delta_rule=lambda: O.delta(0), selective_scan=lambda: O.scan(0), channel_scan=lambda: O.channels(1))[op](), runs=runs, changed=(right, wrong))
 
 
 @pytest.mark.parametrize("op,params", [
@@ -114,6 +128,9 @@ def test_planted(what):
     ("delta_rule", dict(K_HEADS=4, V_HEADS=4, K_DIM=256, V_DIM=512, G_DIM=256, SCALE=0.1, EPS=1e-6, TILED=0, A_LOG=1, B_SCALE=2.0)),
     ("selective_scan", dict(HEADS=128, DIM=64, GROUPS=8, N_STATE=128, A_LOG=1, DT_MIN=0.0, DT_MAX=0.0)),
     ("selective_scan", dict(HEADS=32, DIM=64, GROUPS=1, N_STATE=1024, A_LOG=0, DT_MIN=0.001, DT_MAX=0.1)),
+    ("channel_scan", dict(WIDTH=8192, N_STATE=16, A_LOG=1)),
+    ("channel_scan", dict(WIDTH=1536, N_STATE=64, A_LOG=0)),
+    ("channel_scan", dict(WIDTH=520, N_STATE=512, A_LOG=1)),
     ("norm_gate", dict(DIM=128, GROUPS=32, EPS=1e-6, ORDER="norm_first", GATE="silu"))])
 def test_compiles_without_spills(op, params):
     if H.nvrtc(op, params, ["sm_75", "sm_90a", "sm_120a"]) is None:

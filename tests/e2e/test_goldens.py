@@ -33,6 +33,7 @@ CPU = {  # case: instruction sets
     "qwen3_next-plain": "v3 v4", "qwen3_next-one-tap-more": "generic", "qwen3_5-modern-bf16": "v4",
     "granitemoehybrid-plain": "generic v4", "granitemoehybrid-dense": "v3", "granitemoehybrid-all-mamba": "v4",
     "nemotron_h-plain": "v4", "nemotron_h-latent-modern-bf16": "v3", "nemotron_h-mixtures": "generic", "bamba-bias": "v4", "falcon_h1-plain": "v4", "mamba2-bias": "v3",
+    "mamba-plain": "generic v4", "falcon_mamba-auto": "v3", "jamba-plain": "v4", "zamba2-plain": "generic", "zamba2-adapters": "v4",
     "gemma4-small": "v4", "gemma4-experts": "v3", "mistral-temperature": "v3", "mistral4-temperature": "v4", "mimo_v2-plain": "v3",
     "lfm2_moe-plain": "v3", "olmo_hybrid-rope": "v4", "kimi_linear-groups": "v4", "kimi_linear-plain": "generic",
     "cohere-qk-norm": "v4", "phimoe-plain": "generic"}
@@ -42,7 +43,7 @@ if os.environ.get("LLMC_CHECK_ALL"):
 
 def test_every_family_has_three():
     families = [c.split("-")[0] for c in CASES]
-    assert len(set(families)) == 76
+    assert len(set(families)) == 80
     assert all(families.count(f) >= 3 for f in families)
 
 

@@ -542,6 +542,36 @@ case("mamba2-bias", "mamba2", MAMBA2, use_bias=True, use_conv_bias=False, n_grou
      time_step_limit=[0.3, 0.9])
 case("mamba2-modern-bf16", "mamba2", MAMBA2, modern=True, dtype="bf16", n_groups=6, state_size=7)
 
+# rates of channels: a state of 16 rows and of odd numbers, norms of what steps, B and C are made of, attention and experts beside
+MAMBA = dict(vocab_size=131, hidden_size=60, num_hidden_layers=3, state_size=16, expand=2, conv_kernel=4, time_step_rank=7, use_bias=False, use_conv_bias=True,
+             hidden_act="silu", layer_norm_epsilon=1e-2, tie_word_embeddings=False, torch_dtype="float32", **EOS)
+case("mamba-plain", "mamba", MAMBA)
+case("mamba-bias", "mamba", MAMBA, use_bias=True, use_conv_bias=False, state_size=5, conv_kernel=3, hidden_size=45, expand=3, tie_word_embeddings=True)
+case("mamba-modern-bf16", "mamba", MAMBA, modern=True, dtype="bf16", state_size=20, time_step_rank="auto")
+case("falcon_mamba-plain", "falcon_mamba", MAMBA, mixer_rms_eps=1e-3)
+case("falcon_mamba-auto", "falcon_mamba", MAMBA, time_step_rank="auto", state_size=33, tie_word_embeddings=True, hidden_size=52, use_bias=True)
+case("falcon_mamba-modern-bf16", "falcon_mamba", MAMBA, modern=True, dtype="bf16", conv_kernel=2, state_size=7)
+JAMBA = dict(LLAMA, hidden_size=60, intermediate_size=44, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=5, attn_layer_period=4, attn_layer_offset=2,
+             expert_layer_period=2, expert_layer_offset=1, num_experts=7, num_experts_per_tok=2, mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, mamba_dt_rank=9,
+             mamba_conv_bias=True, mamba_proj_bias=False)
+JAMBA = {k: v for k, v in JAMBA.items() if k != "rope_theta"}
+case("jamba-plain", "jamba", JAMBA)
+case("jamba-dense", "jamba", JAMBA, num_experts=1, num_experts_per_tok=1, mamba_d_state=9, mamba_proj_bias=True, mamba_conv_bias=False, mamba_dt_rank="auto", num_key_value_heads=6,
+     attn_layer_offset=0, tie_word_embeddings=True)
+case("jamba-modern-bf16", "jamba", JAMBA, modern=True, dtype="bf16", num_experts=5, num_experts_per_tok=5, expert_layer_period=1, expert_layer_offset=0, mamba_d_conv=3,
+     num_hidden_layers=4, mamba_d_state=33)
+
+# attention and a feed-forward whose weights layers share, in turn, with low-rank matrices of each layer; transformers shares them where the head is tied
+ZAMBA2 = dict(vocab_size=131, hidden_size=60, num_hidden_layers=6, layers_block_type=["mamba", "hybrid", "hybrid", "mamba", "hybrid", "hybrid"], mamba_d_state=20, mamba_d_conv=4,
+              mamba_expand=2, mamba_ngroups=2, n_mamba_heads=12, chunk_size=8, intermediate_size=44, hidden_act="gelu", num_attention_heads=6, num_key_value_heads=6,
+              num_mem_blocks=2, use_shared_attention_adapter=False, adapter_rank=9, use_mem_rope=False, rms_norm_eps=1e-2, max_position_embeddings=128,
+              tie_word_embeddings=True, torch_dtype="float32", **EOS)
+case("zamba2-plain", "zamba2", ZAMBA2)
+case("zamba2-adapters", "zamba2", ZAMBA2, use_shared_attention_adapter=True, use_mem_rope=True, rope_theta=100.0, num_mem_blocks=1, num_hidden_layers=4, time_step_min=0.4,
+     layers_block_type=["hybrid", "mamba", "hybrid", "hybrid"], n_mamba_heads=5, mamba_expand=3, mamba_ngroups=1, mamba_d_conv=3, mamba_d_state=33)
+case("zamba2-modern-bf16", "zamba2", ZAMBA2, modern=True, dtype="bf16", use_mem_rope=True, use_shared_attention_adapter=True, num_mem_blocks=3, adapter_rank=16, num_attention_heads=4,
+     num_key_value_heads=4)
+
 
 # --- heads by the kind of layer, keys that are values, layers that share them, per-layer embeddings, experts beside a dense feed-forward
 GEMMA4 = dict(vocab_size=149, hidden_size=60, intermediate_size=84, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=3, head_dim=12, global_head_dim=20,

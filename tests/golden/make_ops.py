@@ -522,6 +522,23 @@ Case("expert_gain", "plain", n_experts=5, top_k=2).step([0, 1, 2]).i32(chosen).f
 x = rnd(3, 4)
 Case("pos_scale", "plain", width=4, scale=0.3, offset=1, base=5).step([3, 4, 15]).f32(x).room(12).out(x * torch.tensor([[1], [1 + 0.3 * math.log(2)], [1 + 0.3 * math.log(4)]])).end()
 
+for name, width, n, a_log in (("log", 5, 3, 1), ("plain", 3, 6, 0), ("one_row", 4, 1, 1)):
+    u, dt, b, c = rnd(7, width), rnd(7, width), rnd(7, n), rnd(7, n)
+    rate, bias, skip, old = rnd(width, n), rnd(width), rnd(width), rnd(2, 1, width, n)
+    rate = rate if a_log else -rate.abs()
+    d = F.softplus(dt + bias)
+    y, new = [], []
+    for s, rows in zip((old[0, 0], torch.zeros_like(old[1, 0])), (range(5), range(5, 7))):
+        for t in rows:
+            s = s * ((-rate.exp() if a_log else rate) * d[t][:, None]).exp() + torch.outer(d[t] * u[t], b[t])
+            y.append(s @ c[t] + skip * u[t])
+        new.append(s)
+    Case("channel_scan", name, width=width, n_state=n, a_log=a_log).step(POS, SEQ).f32(u).f32(dt).f32(b).f32(c).vector(rate).vector(bias).vector(skip).state(
+        1, width, n, old).room(7 * width).out(torch.stack(y)).out(torch.stack(new), 7).end()
+
+x, z = rnd(3, 5), rnd(3, 2)
+Case("join", "sides", width=5, count=2).step([0, 1, 2]).f32(x).f32(z).room(21).out(torch.cat([x, z], 1)).end()
+
 x, b = rnd(4, 8, scale=2), rnd(8, scale=0.5)
 ids, wt = route(x, b, 3, "sigmoid", 1, 1.5, 1, 1, "max", 0.25)
 Case("moe_route", "sum_eps", n_experts=8, top_k=3, score="sigmoid", renorm=1, sum_eps=0.25, scale=1.5, jitter=0.0, groups=1, keep_groups=1, group_score="max").step(

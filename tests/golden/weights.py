@@ -50,7 +50,7 @@ def tensor(seed, name, shape, plus_one=False):
     elif "embed" in name or "wte" in name or "wpe" in name:
         n = (0.15 if plus_one else 0.3) * n     # small, or a tied model just repeats its input
     else:
-        gain = 2.0 if name.endswith(("mlp.gate.weight", "block_sparse_moe.gate.weight", ".router.proj.weight")) else 1.2
+        gain = 2.0 if name.endswith(("mlp.gate.weight", "block_sparse_moe.gate.weight", ".router.proj.weight")) else 0.5 if ".shared_transformer." in name else 1.2
         n = n * (gain / np.sqrt(shape[-1]))
         loud = np.abs(noise(f"{seed}/{name}/loud", shape[-1])) > 1.8
         n = np.where(loud, 4 * n, n)

@@ -96,6 +96,32 @@ def scan(case):
     return {k.upper(): v for k, v in p.items()}, [x, dt], [rate, bias, skip], (heads, n, dim), (heads, dim), want, states
 
 
+CHANNELS = [dict(width=70, n_state=16), dict(width=9, n_state=7, a_log=0), dict(width=33, n_state=20), dict(width=5, n_state=130), dict(width=130, n_state=1)]
+
+
+def channels(case):
+    p = dict(a_log=1) | CHANNELS[case]
+    width, n = p["width"], p["n_state"]
+    rng = np.random.default_rng(case + 90)
+    x, dt, b, c = ([rng.standard_normal((k, w)).astype(np.float32) for k in ROWS] for w in (width, width, n, n))
+    rate, bias, skip = rng.standard_normal((width, n)).astype(np.float32), *(rng.standard_normal(width).astype(np.float32) for _ in range(2))
+    if not p["a_log"]:
+        rate = -np.abs(rate)
+    dt[0][0] = 40 # where softplus is its argument
+    dt[1][1] = -40
+    r = -np.exp(rate.astype(np.float64)) if p["a_log"] else rate.astype(np.float64)
+    want, states = [], []
+    for rows in zip(x, dt, b, c):
+        state, y = np.zeros((width, n)), []
+        for u, d, i, o in zip(*(v.astype(np.float64) for v in rows)):
+            d = np.logaddexp(0, d + bias)
+            state = np.exp(r * d[:, None]) * state + (d * u)[:, None] * i
+            y.append(state @ o + skip * u)
+        want.append(np.array(y))
+        states.append(state)
+    return {k.upper(): v for k, v in p.items()}, [x, dt, b, c], [rate, bias, skip], (width, n), (width,), want, states
+
+
 GATES = [(20, 3, "norm_first", "silu"), (128, 2, "norm_first", "sigmoid"), (33, 5, "gate_first", "silu")]
 
 

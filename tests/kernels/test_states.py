@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import harness as H
-from state_oracle import AT, CONV, DELTA, GATES, ROWS, SCAN, SEQS, conv, delta, gate, scan, steps
+from state_oracle import AT, CHANNELS, CONV, DELTA, GATES, ROWS, SCAN, SEQS, channels, conv, delta, gate, scan, steps
 
 
 def run(kernel, inputs, fixed, shape, out_shape, cuts, n_parts):
@@ -56,6 +56,13 @@ def test_delta_rule(target, case):
 @pytest.mark.parametrize("case", range(len(SCAN)))
 def test_selective_scan(target, case):
     compare(target, "selective_scan", *scan(case))
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("target", H.TARGETS)
+@pytest.mark.parametrize("case", range(len(CHANNELS)))
+def test_channel_scan(target, case):
+    compare(target, "channel_scan", *channels(case))
 
 
 @pytest.mark.parametrize("target", H.TARGETS)
