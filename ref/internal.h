@@ -83,7 +83,7 @@ ref_exact_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 static inline bool
 ref_reads_exact(const PlanPool *p, int64_t pos, int64_t j)
 {
-	return j < p->sinks || pos - j < p->recent;
+	return j < p->sinks || (p->recent > 0 && pos - j < p->recent);
 }
 
 static inline float
