@@ -6,7 +6,7 @@
 
 #include "grammar/inside.h"
 
-enum { MAX_REACH = 24 }; /* sets that plain characters may lead to */
+enum { MAX_REACH = 96 }; /* sets that plain characters may lead to */
 
 static void
 allow(const Lexicon *l, int32_t id, uint32_t *mask)
@@ -27,7 +27,7 @@ plain_lead(uint8_t c, uint8_t *lo, uint8_t *hi)
 /* Sets that plain characters lead to, and whether one of them is allowed, one is not. */
 typedef struct Reach {
 	int32_t set[MAX_REACH];
-	int     n;
+	int     n, latest; /* where the last one was found: most lead to one set */
 	bool    full, lives, dies;
 } Reach;
 
@@ -39,11 +39,14 @@ reach_tail(Grammar *g, int32_t at, int left, uint8_t lo, uint8_t hi, int slice, 
 		int32_t end = slice < 0 ? at : set_canon(g, at, slice);
 		int i = 0;
 		r->lives = true;
+		if (r->n && r->set[r->latest] == end)
+			return;
 		while (i < r->n && r->set[i] != end)
 			i++;
 		r->full |= i == MAX_REACH;
 		if (i == r->n && i < MAX_REACH)
 			r->set[r->n++] = end;
+		r->latest = i < MAX_REACH ? i : 0;
 		return;
 	}
 	for (int k = g->m.cls[lo]; k <= g->m.cls[hi]; k++) {
