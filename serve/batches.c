@@ -396,7 +396,7 @@ answer_one(Req *r, bool cancel)
 	Strbuf text = { 0 };
 	Store *st = store_of(r, &p);
 
-	if (st) {
+	if (st && (!cancel || req_own_page(r, &p))) {
 		pthread_mutex_lock(&st->lock);
 		Batch *b = meant(r, st, cancel ? "/cancel" : "", &p);
 		if (b && cancel && batch_ended(b) && b->status != BATCH_CANCELLED) {

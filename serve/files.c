@@ -336,7 +336,7 @@ files_upload(Req *r)
 	Store *st = store_of(r, &p);
 	Strbuf b = { 0 };
 
-	if (st && read_upload(r, &part, &p)) {
+	if (st && req_own_page(r, &p) && read_upload(r, &part, &p)) {
 		Stored f = { .name = part.file, .owner = (char *)(uintptr_t)(r->key ? r->key->name : ""), .purpose = "batch", .bytes = (int64_t)part.n, .created = time(NULL) };
 		store_id(f.id, "file-");
 		pthread_mutex_lock(&st->lock);

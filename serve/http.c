@@ -433,6 +433,16 @@ host_ok(const Req *r)
 	return false;
 }
 
+bool
+req_own_page(Req *r, Problem *p)
+{
+	const char *origin = req_header(r, "Origin"), *host = r->in.host, *own = origin ? strstr(origin, "://") : NULL;
+
+	if (!origin || r->allow_origin[0] || (own && host && !strcasecmp(own + 3, host)))
+		return true;
+	return problem(p, 403, NULL, "A page of '%.100s' asks for this; --allow-origin lets it.", origin);
+}
+
 /* Who asks for what; a request that may not go on has its answer. */
 static void
 admit(Req *r)

@@ -112,6 +112,8 @@ void   req_stream(Req *r, const char *type);
 void   req_push(Req *r, const char *data, size_t n);
 void   req_end(Req *r);
 const char *req_header(Req *r, const char *name);
+/* Not a web page of somebody else's: it may send some kinds of requests without asking first. False with a Problem. */
+bool   req_own_page(Req *r, Problem *p);
 /* load.c: the header of how busy we are, where the request asks for it */
 void   load_header(Req *r, Strbuf *b);
 extern const char type_json[], type_text[], type_sse[], type_html[];

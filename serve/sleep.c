@@ -1,24 +1,18 @@
 /* Calls that make engines come and go: /sleep, /wake_up and /is_sleeping as vLLM has them, /reload. `?model=NAME` says which. */
 #include <string.h>
-#include <strings.h>
 
 #include "base/json.h"
 #include "serve/model.h"
 #include "serve/route.h"
 #include "serve/sleep.h"
 
-/* A web page of somebody else may send such a request without asking first, and a client with limits is not the operator. */
+/* A client with limits is not the operator. */
 bool
 sleep_allowed(Req *r, Problem *p)
 {
-	const char *origin = req_header(r, "Origin"), *host = r->in.host;
-
 	if (r->key)
 		return problem(p, 403, NULL, "A key of --keys cannot do this: it takes the server's own, --api-key.");
-	const char *own = origin ? strstr(origin, "://") : NULL;
-	if (!origin || r->allow_origin[0] || (own && host && !strcasecmp(own + 3, host)))
-		return true;
-	return problem(p, 403, NULL, "A page of '%.100s' asks for this; --allow-origin lets it.", origin);
+	return req_own_page(r, p);
 }
 
 /* The slot that is meant: NULL with status 0 where none is named. */

@@ -182,7 +182,9 @@ def test_forms(server, body, type, status):
 
 
 def test_requests_that_are_wrong(server):
-    f = upload(server, line("a")).json()["id"]
+    page = {"Origin": "https://elsewhere.example"}  # its browser sends forms without asking first
+    assert upload(server, line("a"), headers=page).status == 403 and server.request("POST", "/v1/batches/x/cancel", b"", page).status == 403
+    f = upload(server, line("a"), headers={"Origin": server.url}).json()["id"]
     good = {"input_file_id": f, "endpoint": "/v1/completions", "completion_window": "24h"}
     for change, status, param in (({"endpoint": "/v1/files"}, 400, "endpoint"), ({"endpoint": None}, 400, "endpoint"), ({"completion_window": "1h"}, 400, "completion_window"),
                                   ({"input_file_id": "file-x"}, 404, "input_file_id"), ({"input_file_id": 7}, 400, "input_file_id"), ({"input_file_id": "../lock"}, 404, "input_file_id"),
