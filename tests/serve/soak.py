@@ -1,5 +1,5 @@
 """Ten minutes (or so many seconds as the first argument says) of every kind of client against one server on a tiny
-model, an adapter as a second one, and guesses ahead: whole answers, streams, n, TGI, the other dialects, constraints,
+model, an adapter as a second one, guesses ahead and batches of requests behind all others: whole answers, streams, n, TGI, the other dialects, constraints,
 calls of tools, clients that leave, nonsense. At the end nothing may be left in the engine and memory must be where it was
 after the first tenth; what a constraint holds must fit it.
 
@@ -122,15 +122,41 @@ def client(server, seed, stop, counts):
             counts[status] = counts.get(status, 0) + 1
 
 
+def batches(server, stop, counts):
+    """Files of requests behind all the others: run to their end or cancelled, their files deleted"""
+    r = random.Random(0)
+    while not stop.is_set():
+        lines = [json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": {"model": r.choice(["tiny", "low"]), "prompt": "a b c", "max_tokens": r.randrange(1, 60),
+                                                                                                 "temperature": r.choice([0, 1, 9])}}) for i in range(r.randrange(1, 9))]
+        form = "".join(f'--m\r\nContent-Disposition: form-data; name={name}\r\n\r\n{value}\r\n' for name, value in (("purpose", "batch"), ("file; filename=x", "\n".join(lines)))) + "--m--\r\n"
+        file = server.request("POST", "/v1/files", form.encode(), {"Content-Type": "multipart/form-data; boundary=m"}).json()["id"]
+        batch = server.post("/v1/batches", {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}).json()
+        cancel = r.random() < 0.2
+        while batch["status"] not in ("completed", "failed", "cancelled") and not stop.wait(0.05):
+            batch = server.request("POST", f"/v1/batches/{batch['id']}/cancel", b"").json() if cancel else server.get(f"/v1/batches/{batch['id']}").json()
+            if "error" in batch:  # it had ended
+                cancel, batch = False, {"id": server.get("/v1/batches?limit=1").json()["data"][0]["id"], "status": ""}
+        if batch["status"]:
+            told = [batch[k] for k in ("output_file_id", "error_file_id") if batch.get(k)]
+            made = sum(len(server.get(f"/v1/files/{f}/content").text.splitlines()) for f in told)
+            right = batch["status"] != "failed" and (batch["status"] == "cancelled" or made == len(lines)) if batch["status"] in ("completed", "failed", "cancelled") else True
+            for f in [*told, file]:
+                server.request("DELETE", f"/v1/files/{f}")
+            with counts["lock"]:
+                status = 200 if right else f"a batch is wrong: {batch}"
+                counts[status] = counts.get(status, 0) + 1
+
+
 def main():
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 600
     n = int(sys.argv[2]) if len(sys.argv) > 2 else 12
     with tempfile.TemporaryDirectory() as tmp:
         folder = tiny_model.build(os.path.join(tmp, "tiny"), context=1024)
         with Server([os.path.join(BUILD, "llmc"), "serve", folder, "--port", "0", "--arch", "generic", "-t", "1", "--seqs", "8", "--kv-tokens", "1536",
-                     "--body-timeout", "2", "--quiet", "--model-name", "tiny", "--lora", "low=" + adapter(os.path.join(tmp, "adapter"), folder)], log=os.path.join(tmp, "log")) as s:
+                     "--body-timeout", "2", "--quiet", "--model-name", "tiny", "--lora", "low=" + adapter(os.path.join(tmp, "adapter"), folder),
+                     "--batch-dir", os.path.join(tmp, "batches")], log=os.path.join(tmp, "log")) as s:
             stop, counts = threading.Event(), {"lock": threading.Lock()}
-            threads = [threading.Thread(target=client, args=(s, i, stop, counts)) for i in range(n)]
+            threads = [threading.Thread(target=client, args=(s, i, stop, counts)) for i in range(n)] + [threading.Thread(target=batches, args=(s, stop, counts))]
             start = time.monotonic()
             for t in threads:
                 t.start()
