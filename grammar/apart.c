@@ -5,13 +5,19 @@
 
 #include "grammar/schema.h"
 
-enum { MAX_DEPTH_ASKED = 6, MAX_MATCH = 100000 };
+enum { MAX_DEPTH_ASKED = 6, MAX_MATCH = 100000, MAX_ASKED = 50000, MAX_FITS = 20000 };
 
 bool
 schema_fits(Schema *s, const char *pattern, const char *name, const Path *p)
 {
 	int code = 0;
 	PCRE2_SIZE at;
+
+	if (++s->n_fits > MAX_FITS) {
+		if (s->b->opt.strict)
+			schema_fail(s, p, "patternProperties", "there are too many names and expressions to compare, and the schema is strict");
+		return false;
+	}
 	pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_DOLLAR_ENDONLY | PCRE2_ALT_BSUX, &code, &at, NULL);
 	pcre2_match_data *m = re ? pcre2_match_data_create(1, NULL) : NULL;
 	pcre2_match_context *limits = m ? pcre2_match_context_create(NULL) : NULL;
@@ -27,9 +33,9 @@ schema_fits(Schema *s, const char *pattern, const char *name, const Path *p)
 	pcre2_code_free(re);
 	if (re && code == PCRE2_ERROR_NOMEMORY)
 		arena_out(s->b->a);
-	if (!re || (code < 0 && code != PCRE2_ERROR_NOMATCH))
+	if ((!re || (code < 0 && code != PCRE2_ERROR_NOMATCH)) && s->b->opt.strict)
 		schema_fail(s, p, "patternProperties", "whether the name '%.60s' fits the expression '%.100s' cannot be told", name, pattern);
-	return code >= 0;
+	return re && code >= 0;
 }
 
 /* Literal characters that all names of an expression begin with; false: it has alternatives, or is not anchored. */
@@ -206,7 +212,8 @@ options_apart(Schema *s, const json_t *a, const json_t *b, const Path *p, int de
 bool
 schema_apart(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
-	if (depth > MAX_DEPTH_ASKED)
+	s->n_asked += json_object_get(a, "$ref") || json_object_get(b, "$ref") || json_object_get(a, "allOf") || json_object_get(b, "allOf") ? 25 : 1; /* these are copied */
+	if (depth > MAX_DEPTH_ASKED || s->n_asked > MAX_ASKED)
 		return false;
 	s->asked++; /* what is asked of options is looked at when they are made */
 	a = schema_flat(s, a, p, 1);

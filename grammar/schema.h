@@ -15,7 +15,7 @@ typedef struct Schema {
 	const json_t *root;
 	Ref          *ref[N_REF_BUCKET];
 	int           depth;
-	size_t        n_values, n_merged;
+	size_t        n_values, n_merged, n_asked, n_fits; /* work done, which is bounded */
 	int32_t       string_tail;  /* rule: the rest of a string; -1: not made */
 	int           asked;        /* > 0: a schema is only asked about, not made */
 } Schema;
