@@ -244,6 +244,7 @@ emit_plan(const Graph *g, const Selection *sel, const char *target)
 	p->ranks = g->ranks;
 	p->stage = g->stage;
 	p->stages = g->stages;
+	p->window = g->window;
 	p->n_tensor = (int)g->n_tensor;
 	p->tensor = g->tensor;
 	p->n_params = g->n_params;

@@ -108,6 +108,8 @@ graph_stage(Graph *g, int stage)
 			*o = op[i];
 		}
 	bool states = keeps_state(g);
+	for (int i = 0; i < g->n_pool; i++)
+		g->window = g->pool[i].keep > g->window ? g->pool[i].keep : g->window;
 	own_pools(g);
 	if (stage == 0 && states && !keeps_state(g)) {
 		err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: the first stage, which has the books of sequences, has no layer that keeps a state as others do: fewer stages", stages);

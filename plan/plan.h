@@ -178,6 +178,7 @@ typedef struct Plan {
 	const char *name, *family, *spec_sha256, *target;   /* target: ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_75 ... */
 	int         rank, ranks;                            /* of layers that are split: 0 <= rank < ranks; else 0 of 1 */
 	int         stage, stages;                          /* of a pipeline: 0 <= stage < stages; else 0 of 1 */
+	int64_t     window;                                 /* over stages: the most that a pool of any of them keeps, whose pages all number alike; 0: all positions, or one stage */
 	int64_t     vocab, vocab_used, hidden, max_positions;
 	int         n_layers;
 	bool        hard_limit, prompt_whole;               /* prompt_whole: the prompt runs in one chunk (prefix mask) */

@@ -359,6 +359,7 @@ plan_write(const Plan *p, Strbuf *out)
 	if (p->stages > 1) {
 		key_int(out, "stage", p->stage);
 		key_int(out, "stages", p->stages);
+		key_int(out, "window", p->window);
 	}
 	strbuf_putc(out, '\n');
 	key_int(out, "vocab", p->vocab);

@@ -134,7 +134,7 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (int k = 0; k < n; k++) { /* a group whose plans differ would wait for ever */
 		const int lead = k / plan[k]->ranks * plan[k]->ranks;
-		if (said_together(plan[k], 1) != said_together(plan[lead], 1) || plan[k]->ranks != plan[0]->ranks || plan[k]->stages != plan[0]->stages) {
+		if (said_together(plan[k], 1) != said_together(plan[lead], 1) || plan[k]->ranks != plan[0]->ranks || plan[k]->stages != plan[0]->stages || plan[k]->window != plan[0]->window) {
 			status = error_set(err, LLMC_E_INPUT, "rank %d of %d has another plan than rank %d: what they sum and join together differs", k, n, lead);
 			goto fail;
 		}
@@ -186,7 +186,7 @@ runtime_close(Runtime *rt)
 void
 runtime_fingerprint(const Runtime *rt, char checkpoint[17], char together[17])
 {
-	int64_t  stages[] = { rt->plan->stages, rt->plan->ranks, rt->plan->hidden, rt->plan->vocab };
+	int64_t  stages[] = { rt->plan->stages, rt->plan->ranks, rt->plan->hidden, rt->plan->vocab, rt->plan->window };
 	uint64_t sum = sum64(stages, sizeof stages, 1);
 
 	if (rt->plan->stages == 1) /* stages have layers of their own */

@@ -109,8 +109,8 @@ int64_t     kv_bytes(const Plan *p, int64_t n_page);      /* of pages of all poo
 int64_t     kv_window_bytes(const Plan *p, int64_t n);    /* of window pages, exact ones included, */
 int64_t     kv_exact_bytes(const Plan *p, int64_t n);     /* and of these alone */
 int64_t     kv_behind_bytes(const Plan *p, int32_t behind); /* of the window pages that a sequence lacks whose n_behind is that */
-/* Positions that layers with a window see, or that are read from exact pages, the newest included; 0: no window pages, or the model runs in stages, which keep
- * all positions. */
+/* Positions that layers with a window see, or that are read from exact pages, the newest included; 0: no window pages. The same for all ranks and stages: the
+ * first one numbers the pages for them. */
 int64_t     kv_keep(const Plan *p);
 /* Window pages for limits: a window for each sequence, half as many that prompts that begin alike may find again, and the rows of a step.
  * Never more than pages; 0: no windows. */

@@ -9,9 +9,9 @@
 int64_t
 kv_keep(const Plan *p)
 {
-	int64_t keep = 0;
+	int64_t keep = p->window; /* the first stage has the books for all, also where no layer of its own has a window */
 
-	if (p->stages > 1 || p->prompt_whole)
+	if (p->prompt_whole)
 		return 0;
 	for (int i = 0; i < p->n_pool; i++) {
 		const PlanPool *k = &p->pool[i];

@@ -26,7 +26,7 @@ vocab_size: 323
 max_positions: 1024
 n_layers: 5
 hidden: 96
-attention: {n_heads: 6, n_kv_heads: 3, head_dim: 16}
+attention: {n_heads: 6, n_kv_heads: 3, head_dim: 16, window: 23}
 ffn: {width: 160}
 text: {bos: 1, eos: [2]}
 """
@@ -103,6 +103,35 @@ def test_stages_have_the_bits_of_one_rank(path, device, tp):
             s.free(q)
             q = s.load(kept)
             assert np.array_equal(rows(s, [(q, TOK[45:], N - 45)]), want[45:])
+
+
+@pytest.mark.parametrize("layers", ["[2, 3]", "[0]"])
+def test_windows_of_one_stage_alone(layers, tmp_path, llmc):
+    """The first stage numbers window pages for all, whichever of them has layers with windows; few are taken, and used again"""
+    path = tmp_path / "m.yaml"
+    path.write_text(MODEL.replace("gemma2", "llama").replace("n_layers: 5", "n_layers: 4").replace("window: 23", f"window: 40, window_layers: {layers}"))
+    limits = dict(context=300, chunk=32, n_out=32, seqs=1, threads=1)
+    tok, bits, kv = TOK + TOK[:130], [], []
+    for pp in (1, 2):
+        with llmc_of(path, pp) as m, m.session(**limits) as s:
+            q = s.seq()
+            got = [rows(s, [(q, tok[i:i + 32], len(tok[i:i + 32]))]) for i in range(0, 280, 32)]
+            kept = s.save(q)
+            s.trim(q, 270)
+            got.append(rows(s, [(q, tok[270:275], 5)]))
+            s.free(q)
+            got.append(rows(s, [(s.load(kept), [7], 1)]))
+            bits.append(np.concatenate(got))
+        llmc("plan", path, "--device", "ref", "--pp", str(pp), "--json", "-c", "300", "--seqs", "1", "--chunk", "32")
+        said = json.loads(llmc.out)
+        assert pp > 1 or said["memory"]["kv_saved"] > 0
+        kv.append(sum(r["kv"] for r in said["ranks"]) if pp > 1 else said["memory"]["kv"])
+    assert np.array_equal(*bits)
+    assert kv[0] == kv[1]
+
+
+def llmc_of(path, stages):
+    return llmc.open(path, random_weights=True, device="ref", set=[f"parallel.pp={stages}"] if stages > 1 else [])
 
 
 def test_requests_at_once_are_as_alone(path):

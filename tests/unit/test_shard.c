@@ -293,7 +293,10 @@ static const Lie rank_lies[] = {
 static const Lie stage_lies[] = {
 	{ "\"stage\":1", "\"stage\":2", "stage: is 2" },
 	{ "\"stages\":2", "\"stages\":1", "stages: is 1" },
-	{ "\"stage\":1,\"stages\":2,", "", "stage_in: no stage is before this one" },
+	{ "\"stage\":1,\"stages\":2,\"window\":16,", "", "stage_in: no stage is before this one" },
+	{ "\"window\":16", "\"window\":15", "keeps 16 positions, stages number pages for 15" },
+	{ "\"window\":16", "\"window\":-1", "window: is -1" },
+	{ "\"window\":16,", "", "window" },
 	{ "\"stage\":1", "\"stage\":0", "stage_in: no stage is before this one|what the stage hands on" },
 	{ "\"stages\":2", "\"stages\":3", "cannot hold what the stage hands on" },
 	{ "\"attr\":{\"hidden\":32}", "\"attr\":{\"hidden\":16}", "stage_in: rows of 16, the stage before hands on rows of 32" },
@@ -373,7 +376,7 @@ BENCH_TEST(plans_of_ranks_that_lie_are_refused)
 
 BENCH_TEST(plans_of_stages_that_lie_are_refused)
 {
-	refuse(b, "llama", "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: {pp: 2}\n", 1, stage_lies, sizeof stage_lies / sizeof *stage_lies);
+	refuse(b, "llama", "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8, window: 16}\nffn: {width: 48}\nparallel: {pp: 2}\n", 1, stage_lies, sizeof stage_lies / sizeof *stage_lies);
 }
 
 BENCH_TEST(plans_of_states_that_lie_are_refused)
