@@ -79,6 +79,48 @@ amx_put_rounded(vf x, vf y, uint8_t *to)
 	*(vi *)(void *)to = amx_two(hx, hy);
 	*(vi *)(void *)(to + AMX_TILE) = amx_two((vi)(x - amx_cut((vf)hx)) + half, (vi)(y - amx_cut((vf)hy)) + half);
 }
+
+/* 16 x 16 lanes, turned */
+LLMC_INLINE void
+amx_turn(const uint8_t *from, uint8_t *to)
+{
+	__m512i a[16], b[16];
+
+	LLMC_UNROLL
+	for (int i = 0; i < 16; i++)
+		a[i] = _mm512_loadu_si512(from + i * 64);
+	LLMC_UNROLL
+	for (int i = 0; i < 16; i += 2) {
+		b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+		b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+	}
+	LLMC_UNROLL
+	for (int i = 0; i < 16; i += 4) { /* a[i + c], of lanes 4 k .. 4 k + 3: column 4 k + c of rows i .. i + 3 */
+		a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+		a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+		a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+		a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+	}
+	LLMC_UNROLL
+	for (int c = 0; c < 4; c++) {
+		const __m512i x = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88), y = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+		const __m512i z = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd), u = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+		_mm512_storeu_si512(to + c * 64, _mm512_shuffle_i32x4(x, y, 0x88));
+		_mm512_storeu_si512(to + (4 + c) * 64, _mm512_shuffle_i32x4(z, u, 0x88));
+		_mm512_storeu_si512(to + (8 + c) * 64, _mm512_shuffle_i32x4(x, y, 0xdd));
+		_mm512_storeu_si512(to + (12 + c) * 64, _mm512_shuffle_i32x4(z, u, 0xdd));
+	}
+}
+
+/* Asks memory for piece i of `of` of some bytes, to the second cache: what waits for the nearest one holds up its loads */
+LLMC_INLINE void
+amx_ask(const char *p, const int bytes, int i, const int of)
+{
+	const int lines = bytes / 64;
+
+	for (int at = i * lines / of; at < (i + 1) * lines / of; at++)
+		__builtin_prefetch(p + at * 64, 0, 2);
+}
 #endif
 
 #endif

@@ -275,7 +275,8 @@ att_prefetch_piece(const char *p, int i, const int bytes)
 		__builtin_prefetch(p + i * bytes);
 }
 
-/* On tile registers? Not where exact pages stand beside others: the sums of both forms are those below. Parts of keys and values cost as much as products of four heads with them, which is what a row alone has to pay. */
+/* On tile registers? Not where exact pages stand beside others: the sums of both forms are those below. Parts of keys and values cost as much as products of four heads with them, which is what a row alone has to pay:
+ * beside memory it is hidden. */
 LLMC_INLINE int
 att_tiled(const Att a)
 {
@@ -404,7 +405,7 @@ typedef struct AttUnit {
 	float   *sums;                         /* [att_hb][kv_groups] of it: kv_query_sums */
 	float   *scores;                       /* [att_hb][ATT_CHUNK] */
 	AttPart  chunk, span, sum;             /* of a chunk, a span, the row */
-	uint8_t *queries, *keys, *values, *weights; /* on tile registers, in parts: of the row, a page, 32 of a chunk, a chunk */
+	uint8_t *queries, *weights, *ring; /* on tile registers, in parts: of the row, a chunk, keys or values in hand */
 } AttUnit;
 
 LLMC_INLINE void
@@ -429,9 +430,8 @@ att_amx_unit(const Att a, AttUnit *u, float *work)
 
 	u->queries = (uint8_t *)work;
 	u->weights = u->queries + steps * 2 * AMX_TILE;
-	u->keys = u->weights + ATT_AMX_P;
-	u->values = u->keys + att_amx_key_bytes(a) / ATT_PAGES;
-	work = (float *)(void *)(u->values + 2 * att_amx_value_tile(a));
+	u->ring = u->weights + ATT_AMX_P;
+	work = (float *)(void *)(u->ring + att_amx_ring_bytes(a));
 	memset(work, 0, (size_t)(steps * 32) * sizeof *work);
 	return work;
 }
@@ -533,10 +533,10 @@ att_chunk(const Att a, const AttUnit *u, SplitRange see, int chunk, AttPart *out
 			soon[p] = att_ahead(a, u, k, v + p0, n, p, base, see.hi);
 			ahead[p0 + p] = att_ahead(a, u, k, v + p0, n, n + p, base, see.hi);
 		}
-		att_amx_row_scores(a, u->queries, k, soon, n, u->keys, s + p0 * KV_PAGE);
+		att_amx_row_scores(a, u->queries, k, soon, n, u->ring, s + p0 * KV_PAGE);
 		for (int g = 0; g < hb; g++)
 			att_amx_softmax(a, s + g * ATT_CHUNK, p0, p0 + n, pos0, lo, hi, u->pos, u->slope[g], u->weights, g, &out->m[g], &out->l[g]);
-		att_amx_row_sums(a, u->weights, v, ahead, p0, p0 + n, hi - p0 * KV_PAGE, u->values, out->o);
+		att_amx_row_sums(a, u->weights, v, ahead, p0, p0 + n, hi - p0 * KV_PAGE, u->ring, out->o);
 		return;
 	}
 #endif

@@ -255,9 +255,9 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 #if defined(LLMC_TILES)
 /* What a tile on tile registers works in: cpu_attention_amx.h. Rows are tokens by heads, row r is token r / nh */
 typedef struct AttAmx {
-	uint8_t *q, *keys, *values, *p;
-	float   *s, *oc, *os, *o;                /* [32][128], [32][vs], [row][vs] twice */
-	_Alignas(64) float mc[2 * ATT_AMX_B], lc[2 * ATT_AMX_B], ms[ATT_AMX_R], ls[ATT_AMX_R], m[ATT_AMX_R], l[ATT_AMX_R];
+	uint8_t *q, *keys, *values;
+	float   *oc, *os, *o;                    /* [32][vs], [row][vs] twice */
+	_Alignas(64) float ms[ATT_AMX_R], ls[ATT_AMX_R], m[ATT_AMX_R], l[ATT_AMX_R];
 	float slope[ATT_MOST_HB];
 	SplitRange range[ATT_AMX_R];             /* of a token */
 	int   shift[ATT_AMX_R], pos[ATT_AMX_R];
@@ -308,33 +308,79 @@ att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, cons
 		t->ls[r0 + r] = ended[r] != 0 ? 0 : t->ls[r0 + r];
 }
 
-/* One or two blocks of rows from r0 on with a chunk; ahead: lines of the next one that a row asks for */
-LLMC_INLINE void
-att_amx_blocks(const Att a, AttAmx *t, const int two, int chunk, int n_row, int nh, int r0, int ahead)
-{
-	const int vs = att_vs(a), pos0 = chunk * ATT_CHUNK, rows = (two + 1) * ATT_AMX_B, end = r0 + rows < n_row ? r0 + rows : n_row;
-	int lo = t->range[r0 / nh].lo - pos0, hi = t->range[(end - 1) / nh].hi - pos0;
+/* One or two blocks of rows from r0 on with pages [first, last) of a chunk */
+typedef struct AttBlocks {
+	int      r0, two, first, last;
+	float   *s;                              /* [32][128] */
+	uint8_t *p;                              /* [2] weights in parts */
+	_Alignas(64) float mc[2 * ATT_AMX_B], lc[2 * ATT_AMX_B];
+} AttBlocks;
 
-	if (hi <= 0 || lo >= ATT_CHUNK)
-		return;
-	const int first = lo > 0 ? lo / KV_PAGE : 0, last = hi < ATT_CHUNK ? (hi + KV_PAGE - 1) / KV_PAGE : ATT_PAGES;
-	att_amx_scores(a, two, t->q + r0 / ATT_AMX_B * att_amx_steps(a.dim) * 2 * AMX_TILE, t->keys, first, last, t->s);
-	for (int r = 0; r < rows; r++) {
-		const int i = r0 + r < n_row ? (r0 + r) / nh : 0;
-		uint8_t *p = t->p + r / ATT_AMX_B * ATT_AMX_P;
-		lo = t->range[i].lo > pos0 ? t->range[i].lo - pos0 : 0;
-		hi = t->range[i].hi < pos0 + ATT_CHUNK ? t->range[i].hi - pos0 : ATT_CHUNK;
-		t->mc[r] = t->lc[r] = 0;
-		if (r0 + r < n_row && lo < hi)
-			att_amx_softmax(a, t->s + r * ATT_CHUNK, first, last, pos0, lo, hi, t->pos[i], t->slope[(r0 + r) % nh], p, r % ATT_AMX_B,
-			                &t->mc[r], &t->lc[r]);
-		else
-			att_amx_unseen(first, last, p, r % ATT_AMX_B);
-		att_amx_ahead(a, t, ahead);
+/* What they see of the chunk: 0 for nothing */
+LLMC_INLINE int
+att_amx_seen(const AttAmx *t, AttBlocks *b, int chunk, int n_row, int nh)
+{
+	const int end = b->r0 + (b->two + 1) * ATT_AMX_B < n_row ? b->r0 + (b->two + 1) * ATT_AMX_B : n_row, pos0 = chunk * ATT_CHUNK;
+	const int lo = t->range[b->r0 / nh].lo - pos0, hi = t->range[(end - 1) / nh].hi - pos0;
+
+	b->first = lo > 0 ? lo / KV_PAGE : 0;
+	b->last = hi < ATT_CHUNK ? (hi + KV_PAGE - 1) / KV_PAGE : ATT_PAGES;
+	return hi > 0 && lo < ATT_CHUNK;
+}
+
+/* Row r of blocks: scores to weights */
+LLMC_INLINE void
+att_amx_weigh(const Att a, const AttAmx *t, AttBlocks *b, int chunk, int n_row, int nh, int r)
+{
+	const int row = b->r0 + r, i = row < n_row ? row / nh : 0, pos0 = chunk * ATT_CHUNK;
+	const int lo = t->range[i].lo > pos0 ? t->range[i].lo - pos0 : 0, hi = t->range[i].hi < pos0 + ATT_CHUNK ? t->range[i].hi - pos0 : ATT_CHUNK;
+	uint8_t *p = b->p + r / ATT_AMX_B * ATT_AMX_P;
+
+	b->mc[r] = b->lc[r] = 0;
+	if (row < n_row && lo < hi)
+		att_amx_softmax(a, b->s + r * ATT_CHUNK, b->first, b->last, pos0, lo, hi, t->pos[i], t->slope[row % nh], p, r % ATT_AMX_B, &b->mc[r], &b->lc[r]);
+	else
+		att_amx_unseen(b->first, b->last, p, r % ATT_AMX_B);
+}
+
+/* All rows with a chunk, whose keys and values are there; ahead: lines of the next one that a row asks for. While scores of some blocks become weights,
+ * those of the next ones are multiplied, and weights of the ones before with values: vector instructions beside tile instructions. */
+LLMC_INLINE void
+att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, int nh, int ahead)
+{
+	const int vs = att_vs(a), n_block = (n_row + ATT_AMX_B - 1) / ATT_AMX_B;
+	AttBlocks *now = NULL, *before = NULL;
+
+	for (int k = 0, b = 0; ; k++) {
+		AttBlocks *next = NULL;
+		AttDots scores = { 0 }, sums = { 0 };
+		for (; b < n_block && !next; b += 2) { /* those that see something */
+			turn[k % 3].r0 = b * ATT_AMX_B;
+			turn[k % 3].two = b + 1 < n_block;
+			if (att_amx_seen(t, &turn[k % 3], chunk, n_row, nh))
+				next = &turn[k % 3];
+		}
+		if (next)
+			scores = att_amx_scores(a, next->two, t->q + next->r0 / ATT_AMX_B * att_amx_steps(a.dim) * 2 * AMX_TILE, t->keys, next->first, next->last, next->s);
+		if (before)
+			sums = att_amx_sums(a, before->two, before->p, t->values, before->first, before->last, t->oc);
+		const int rows = now ? (now->two + 1) * ATT_AMX_B : 0, steps = scores.left * scores.steps + sums.left * sums.steps;
+		for (int r = 0, done = 0; r < rows; r++) {
+			for (; done < (r + 1) * steps / rows; done++)
+				if (!att_amx_sum(a, &sums))
+					att_amx_score(a, &scores);
+			att_amx_weigh(a, t, now, chunk, n_row, nh, r);
+			att_amx_ahead(a, t, ahead);
+		}
+		while (att_amx_sum(a, &sums) || att_amx_score(a, &scores))
+			;
+		for (int i = 0; before && i <= before->two; i++)
+			att_amx_close(a, t, chunk, n_row, nh, before->r0 + i * ATT_AMX_B, before->mc + i * ATT_AMX_B, before->lc + i * ATT_AMX_B, t->oc + i * ATT_AMX_B * vs);
+		if (!next && !now)
+			return;
+		before = now;
+		now = next;
 	}
-	att_amx_sums(a, two, t->p, t->values, first, last, t->oc);
-	for (int b = 0; b <= two; b++)
-		att_amx_close(a, t, chunk, n_row, nh, r0 + b * ATT_AMX_B, t->mc + b * ATT_AMX_B, t->lc + b * ATT_AMX_B, t->oc + b * ATT_AMX_B * vs);
 }
 
 /* As att_tile */
@@ -347,14 +393,18 @@ att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, con
 	const int n_row = n * nh, n_block = (n_row + ATT_AMX_B - 1) / ATT_AMX_B;
 	const int ahead = (int)(kv_plane(a.kv.k, a.dim) + kv_plane(a.kv.v, a.v_dim)) / 64 * ATT_PAGES / (n_block * ATT_AMX_B) + 1;
 	AttAmx tile, *const t = &tile;
+	AttBlocks turn[3];
 	int lo = s->pos[row0], hi = 0;
 
 	t->q = (uint8_t *)work;
 	t->keys = t->q + ATT_AMX_R / ATT_AMX_B * steps * 2 * AMX_TILE;
 	t->values = t->keys + att_amx_key_bytes(a);
-	t->p = t->values + vs / VL * att_amx_value_tile(a);
-	t->s = (float *)(void *)(t->p + 2 * ATT_AMX_P);
-	t->oc = t->s + 2 * ATT_AMX_B * ATT_CHUNK;
+	t->oc = (float *)(void *)(t->values + vs / VL * att_amx_value_tile(a));
+	for (int i = 0; i < 3; i++) {
+		turn[i].p = (uint8_t *)t->oc;
+		turn[i].s = t->oc + 2 * ATT_AMX_P / 4;
+		t->oc = turn[i].s + 2 * ATT_AMX_B * ATT_CHUNK;
+	}
 	t->os = t->oc + 2 * ATT_AMX_B * vs;
 	t->o = t->os + ATT_AMX_R * vs;
 	float *row = t->o + ATT_AMX_R * vs;
@@ -381,12 +431,11 @@ att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, con
 	amx_begin(ATT_AMX_B, 64);
 	for (int chunk = lo / ATT_CHUNK; chunk * ATT_CHUNK < hi; chunk++) {
 		const int pos0 = chunk * ATT_CHUNK, j0 = lo > pos0 ? lo - pos0 : 0, j1 = hi < pos0 + ATT_CHUNK ? hi - pos0 : ATT_CHUNK;
-		int b = 0;
 
 		for (int p = j0 / KV_PAGE; p * KV_PAGE < j1; p++) {
 			char *page = kv_page(s, pool, a.kv.page_bytes, seq, chunk * ATT_PAGES + p);
-			att_amx_keys(a, kv_k(a.kv, page, kv_head), NULL, t->keys + p * (att_amx_key_bytes(a) / ATT_PAGES));
-			att_amx_values(a, kv_v(a.kv, page, kv_head), NULL, j1 - p * KV_PAGE, p, 0, a.v_dim, t->values);
+			att_amx_keys(a, kv_k(a.kv, page, kv_head), t->keys + p * (att_amx_key_bytes(a) / ATT_PAGES));
+			att_amx_values(a, kv_v(a.kv, page, kv_head), j1 - p * KV_PAGE, p, t->values);
 		}
 		t->n_next = t->asked = 0;
 		for (int p = 0; p < ATT_PAGES && pos0 + ATT_CHUNK + p * KV_PAGE < hi; p++, t->n_next++) {
@@ -394,10 +443,7 @@ att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, con
 			t->next[2 * p] = kv_k(a.kv, page, kv_head);
 			t->next[2 * p + 1] = kv_v(a.kv, page, kv_head);
 		}
-		for (; b + 2 <= n_block; b += 2)
-			att_amx_blocks(a, t, 1, chunk, n_row, nh, b * ATT_AMX_B, ahead);
-		if (b < n_block)
-			att_amx_blocks(a, t, 0, chunk, n_row, nh, b * ATT_AMX_B, ahead);
+		att_amx_blocks(a, t, turn, chunk, n_row, nh, ahead);
 	}
 	amx_end();
 	for (int r = 0; r < n_row; r++)

@@ -152,8 +152,9 @@ CASES |= {
     "prefix4": dict(lens=[40, 300], heads=4, kv_heads=1, dim=32, mask="prefix", prefix=[17, 200], kv="bf16"),
     "sink8":   dict(lens=[5, 40, 300], heads=8, kv_heads=1, dim=80, window=20, sinks=True),
     "capwin4": dict(lens=[513], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1),
+    "rest4":   dict(lens=[31, 200], heads=8, kv_heads=2, dim=72, v_dim=104),
 }
-TILES = ("gqa4", "d128", "odd", "odd5", "alibi4", "prefix4", "falcon", "sinks", "sink8", "capwin4")
+TILES = ("rest4", "gqa4", "d128", "odd", "odd5", "alibi4", "prefix4", "falcon", "sinks", "sink8", "capwin4")
 QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4", "near4r", "chanodd")
 
 
