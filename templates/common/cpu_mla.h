@@ -159,7 +159,7 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 		t->l[r] = t->ls[r] = 0;
 #if defined(LLMC_TILES)
 		if (mla_tiled(a)) {
-			mla_amx_query(t->q, width, r, from, r < t->rows ? width : 0, a.scale);
+			mla_amx_query(a, (uint8_t *)t->q, r, from, r < t->rows ? width : 0);
 			continue;
 		}
 #endif
@@ -265,22 +265,12 @@ mla_chunk(const Mla a, MlaTile *t, int chunk)
 
 #if defined(LLMC_TILES)
 	if (mla_tiled(a)) {
-		mla_amx_begin();
-		mla_amx_fetch(a, t->s, t->pool, t->seq, pos0, n, t->x, t->pairs);
-		const char *next[2] = { NULL, NULL };
-		for (int r = 0; r < t->rows; r += MLA_TR) {
-			for (int p = 0; p < 2; p++) {
-				int ahead = pos0 + MLA_CHUNK + p * KV_PAGE;
-				next[p] = r == 0 && ahead < end ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) : NULL;
-			}
-			mla_amx_scores(a, t->x, t->q, r, t->w, next);
-		}
+		mla_amx_chunk(a, t, pos0, n);
+		return;
 	}
 #endif
-	if (!mla_tiled(a)) {
-		mla_fetch(a, t->s, t->pool, t->seq, pos0, n, t->x);
-		mla_scores(a, t, pos0, n);
-	}
+	mla_fetch(a, t->s, t->pool, t->seq, pos0, n, t->x);
+	mla_scores(a, t, pos0, n);
 	for (int r = 0; r < mla_up(t->rows, MLA_PAD); r++) {
 		float *w = t->w + r * MLA_CHUNK;
 		int hi = r < t->rows ? t->range[r / t->n_head].hi - pos0 : 0;
@@ -290,14 +280,6 @@ mla_chunk(const Mla a, MlaTile *t, int chunk)
 		else
 			memset(w, 0, MLA_CHUNK * sizeof *w);
 	}
-#if defined(LLMC_TILES)
-	if (mla_tiled(a)) {
-		for (int r = 0; r < t->rows; r += MLA_TR)
-			mla_amx_sums(a, t->pairs, t->w, r, t->parts, t->oc);
-		amx_end();
-		return;
-	}
-#endif
 	for (; d + 2 * VL <= os; d += 2 * VL)
 		mla_sums(a, t, 2, n, d);
 	if (d < os)

@@ -68,6 +68,21 @@ mla_vd(const Mla a)
  *   q       [block of 16 rows][2][16][kd]     A of the scores
  *   keys    [2][kd / 2][128][2]               B of the scores
  *   values  [2][128 / 2][vd][2]               B of the sums, with weights [2][16][128] as A */
+typedef uint32_t mla_bits __attribute__((vector_size(64), may_alias));
+
+LLMC_INLINE void
+mla_put16(uint16_t *to, vf x)
+{
+	_mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16((__m512i)((mla_bits)x >> 16)));
+}
+
+/* to bf16 */
+LLMC_INLINE vf
+mla_round(vf x)
+{
+	return (vf)((vi)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)) << 16);
+}
+
 LLMC_INLINE void
 mla_put_query(const Mla a, const MlaSpace *p, int r, const float *row)
 {
@@ -104,8 +119,8 @@ mla_put_values(const Mla a, const MlaSpace *p, int j, const float *row, const fl
 
 	for (int d = 0; d < mla_vd(a); d += VL) {
 		vf x = vf_load(row + d), y = vf_load(next + d), h = mla_round(x), g = mla_round(y);
-		mla_put_pairs(hi + 2 * d, h, g);
-		mla_put_pairs(lo + 2 * d, mla_round(x - h), mla_round(y - g));
+		_mm512_storeu_si512(hi + 2 * d, (__m512i)amx_two((vi)h, (vi)g));
+		_mm512_storeu_si512(lo + 2 * d, (__m512i)amx_two((vi)mla_round(x - h), (vi)mla_round(y - g)));
 	}
 }
 
@@ -281,7 +296,7 @@ mla_expand(const Mla a, const MlaUnit *u, const MlaMatrix kb, const MlaMatrix vb
 
 		mla_make_all(a, u, &p, kb, vb, pos0, see);
 #if defined(LLMC_TILES)
-		mla_amx_begin();
+		amx_begin(MLA_EB, 64);
 #endif
 		for (int r0 = 0; r0 < u->n; r0 += MLA_EB) {
 			const int n = u->n - r0 < MLA_EB ? u->n - r0 : MLA_EB;
