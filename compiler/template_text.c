@@ -109,6 +109,24 @@ put_text(Text *out, const char *s)
 	text_add(out, s, strlen(s));
 }
 
+/* LLMC_WEIGHTS of templates/common/cpu_weights.h: the families of the matrices */
+static void
+put_weights(const Making *m, Text *out)
+{
+	int families = 0;
+
+	for (int i = 0; i < op_info[m->b.op->kind].n_arg; i++) {
+		const int at = m->b.op->arg[i];
+		const Value *v = at < 0 ? NULL : &m->b.g->val[at];
+		if (!v || v->kind != VAL_WEIGHT || strcmp(m->k->row.arg[i].type, "packed") != 0)
+			continue;
+		const Dtype d = m->b.g->tensor[v->tensor].dtype;
+		families |= dtype_kind(d) ? 4 : dtype_is_float(d) || dtype_group(d).values != VALUES_INT ? 2 : 1;
+	}
+	if (families)
+		put_text(out, arena_printf(m->b.ts->arena, "#define LLMC_WEIGHTS %d\n", families));
+}
+
 static bool
 expand_text(Making *m, Text *out)
 {
@@ -124,6 +142,8 @@ expand_text(Making *m, Text *out)
 	for (int i = 0; i < m->k->row.n_arg; i++)
 		if (m->k->row.arg[i].dir != DIR_NONE || *m->k->row.arg[i].type)
 			put_arg(b, &m->k->row.arg[i], i, out);
+	if (!cuda)
+		put_weights(m, out);
 	for (size_t i = 0; i < b->t->body.n; i++) {
 		const Line *l = &b->t->body.line[i];
 		if (!template_taken(b, l, &take) || (take && !expand_line(b, l, out)))

@@ -112,6 +112,38 @@ amx_turn(const uint8_t *from, uint8_t *to)
 	}
 }
 
+/* Dot i of six of rows (hi, lo tiles at a) with tiles (parts) at b and, where it is wide, `apart` bytes behind it: results c0 and c1 */
+#define AMX_PAIR(i, c0, c1, parts, wide, a, b, apart)                           \
+	do {                                                                    \
+		if ((i) == 0) {                                                 \
+			AMX_LOAD(4, a, 64);                                     \
+			AMX_LOAD(6, b, 64);                                     \
+			AMX_BF16(c0, 4, 6);                                     \
+		} else if ((i) == 1 && (wide)) {                                \
+			AMX_LOAD(7, (b) + (apart), 64);                         \
+			AMX_BF16(c1, 4, 7);                                     \
+		} else if ((i) == 2) {                                          \
+			AMX_LOAD(5, (a) + AMX_TILE, 64);                        \
+			AMX_BF16(c0, 5, 6);                                     \
+		} else if ((i) == 3 && (wide)) {                                \
+			AMX_BF16(c1, 5, 7);                                     \
+		} else if ((i) == 4 && (parts) == 2) {                          \
+			AMX_LOAD(6, (b) + AMX_TILE, 64);                        \
+			AMX_BF16(c0, 4, 6);                                     \
+		} else if ((i) == 5 && (parts) == 2 && (wide)) {                \
+			AMX_LOAD(7, (b) + (apart) + AMX_TILE, 64);              \
+			AMX_BF16(c1, 4, 7);                                     \
+		}                                                               \
+	} while (0)
+/* In a switch over the rows of parts that are made meanwhile, 0 to 15: these dots are the ones from `first` on of `of` */
+#define AMX_CASES(first, of, ...)                                               \
+	case ((first) + 1) * 16 / (of) - 1: AMX_PAIR(0, __VA_ARGS__); break;    \
+	case ((first) + 2) * 16 / (of) - 1: AMX_PAIR(1, __VA_ARGS__); break;    \
+	case ((first) + 3) * 16 / (of) - 1: AMX_PAIR(2, __VA_ARGS__); break;    \
+	case ((first) + 4) * 16 / (of) - 1: AMX_PAIR(3, __VA_ARGS__); break;    \
+	case ((first) + 5) * 16 / (of) - 1: AMX_PAIR(4, __VA_ARGS__); break;    \
+	case ((first) + 6) * 16 / (of) - 1: AMX_PAIR(5, __VA_ARGS__); break;
+
 /* Asks memory for piece i of `of` of some bytes, to the second cache: what waits for the nearest one holds up its loads */
 LLMC_INLINE void
 amx_ask(const char *p, const int bytes, int i, const int of)

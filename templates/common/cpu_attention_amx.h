@@ -230,34 +230,7 @@ att_amx_sum(const Att a, AttDots *d)
 /* --- a chunk of one row, whose heads are a block ---------------------------------------------------------------------------------- */
 /* Making parts takes longest. Tiles are multiplied while the next ones are made, a dot after every few rows of parts, so that none waits for the one before
  * it nor for stores. Memory is asked for the planes after next all the while. */
-enum {
-	ATT_AMX_V = 64,         /* values at once, whose sums stay in registers */
-	ATT_AMX_DOTS = 6,       /* of a pair of tiles */
-};
-
-/* Dot i of rows (hi, lo tiles at a) with tiles (parts) at b and, where it is wide, `apart` bytes behind it: results c0 and c1 */
-#define ATT_AMX_DOT(i, c0, c1, parts, wide, a, b, apart)                               \
-	do {                                                                           \
-		if ((i) == 0) {                                                        \
-			AMX_LOAD(4, a, 64);                                            \
-			AMX_LOAD(6, b, 64);                                            \
-			AMX_BF16(c0, 4, 6);                                            \
-		} else if ((i) == 1 && (wide)) {                                       \
-			AMX_LOAD(7, (b) + (apart), 64);                                \
-			AMX_BF16(c1, 4, 7);                                            \
-		} else if ((i) == 2) {                                                 \
-			AMX_LOAD(5, (a) + AMX_TILE, 64);                               \
-			AMX_BF16(c0, 5, 6);                                            \
-		} else if ((i) == 3 && (wide)) {                                       \
-			AMX_BF16(c1, 5, 7);                                            \
-		} else if ((i) == 4 && (parts) == 2) {                                 \
-			AMX_LOAD(6, (b) + AMX_TILE, 64);                               \
-			AMX_BF16(c0, 4, 6);                                            \
-		} else if ((i) == 5 && (parts) == 2 && (wide)) {                       \
-			AMX_LOAD(7, (b) + (apart) + AMX_TILE, 64);                     \
-			AMX_BF16(c1, 4, 7);                                            \
-		}                                                                      \
-	} while (0)
+enum { ATT_AMX_V = 64 };        /* values at once, whose sums stay in registers */
 
 /* bytes of keys, and of values, in hand: those that are multiplied and those that are made */
 LLMC_INLINE int
@@ -280,13 +253,15 @@ att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const ch
 			AMX_ZERO(0);
 			AMX_ZERO(1);
 		}
-		LLMC_EACH(dot, ATT_AMX_DOTS, 6) {
-			for (int r = dot * 16 / ATT_AMX_DOTS; i < n * steps && r < (dot + 1) * 16 / ATT_AMX_DOTS; r++) {
+		for (int r = 0; r < 16; r++) {
+			if (i < n * steps) {
 				amx_ask(next[i / steps], (int)kv_plane(a.kv.k, a.dim), step * 16 + r, steps * 16);
 				att_amx_keys_row(a, k[i / steps], step, r, to, tile);
 			}
 			if (i > 0)
-				ATT_AMX_DOT(dot, 0, 1, parts, 1, q + before * 2 * AMX_TILE, from, tile);
+				switch (r) {
+					AMX_CASES(0, 6, 0, 1, parts, 1, q + before * 2 * AMX_TILE, from, tile)
+				}
 		}
 		if (i > 0 && before == steps - 1) {
 			AMX_STORE(0, s, ATT_CHUNK * 4);
@@ -301,7 +276,7 @@ LLMC_INLINE void
 att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const char *const *next, int first, int last, int n, int d, const int n_d,
                    int piece, const int of, uint8_t *ring, float *oc)
 {
-	const int vs = att_vs(a), parts = att_amx_parts(a.kv.v), tile = parts * AMX_TILE, dots = n_d > 32 ? 2 * ATT_AMX_DOTS : ATT_AMX_DOTS;
+	const int vs = att_vs(a), parts = att_amx_parts(a.kv.v), tile = parts * AMX_TILE;
 
 	AMX_ZERO(0);
 	AMX_ZERO(1);
@@ -311,18 +286,19 @@ att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const ch
 	for (int page = first; page <= last; page++, n -= KV_PAGE, p += 2 * AMX_TILE) {
 		uint8_t *const to = ring + page % 2 * (ATT_AMX_V / VL) * tile;
 		const uint8_t *const from = ring + (page + 1) % 2 * (ATT_AMX_V / VL) * tile;
-		LLMC_EACH(dot, dots, 12) {
-			for (int i = dot * 16 / dots; page < last && i < (dot + 1) * 16 / dots; i++) {
+		for (int i = 0; i < 16; i++) {
+			if (page < last) {
 				amx_ask(next[page], (int)kv_plane(a.kv.v, a.v_dim), piece * 16 + i, of * 16);
 				if (n >= KV_PAGE)
 					att_amx_values_row(a, 1, v[page], n, d, n_d, i, to, tile);
 				else
 					att_amx_values_row(a, 0, v[page], n, d, n_d, i, to, tile);
 			}
-			if (page > first && dot < ATT_AMX_DOTS)
-				ATT_AMX_DOT(dot, 0, 1, parts, n_d > 16, p, from, tile);
-			else if (page > first)
-				ATT_AMX_DOT(dot - ATT_AMX_DOTS, 2, 3, parts, n_d > 48, p, from + 2 * tile, tile);
+			if (page > first)
+				switch (i) {
+					AMX_CASES(0, 12, 0, 1, parts, n_d > 16, p, from, tile)
+					AMX_CASES(6, 12, 2, 3, parts, n_d > 48, p, from + 2 * tile, tile)
+				}
 		}
 	}
 	AMX_STORE(0, oc + d, vs * 4);
@@ -345,8 +321,6 @@ att_amx_row_sums(const Att a, const uint8_t *p, const char *const *v, const char
 	if (rest)
 		att_amx_row_values(a, p, v, next, first, last, n, whole * ATT_AMX_V, rest, whole, of, ring, oc);
 }
-#undef ATT_AMX_DOT
-
 /* --- rows ------------------------------------------------------------------------------------------------------------------------ */
 /* att_softmax of pages [first, last) of a chunk, lo < hi among them; weights in parts to row r of the block p */
 LLMC_INLINE void

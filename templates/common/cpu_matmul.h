@@ -28,10 +28,6 @@
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
 
-#ifndef LLMC_ACT_BF16
-#define LLMC_ACT_BF16 0   /* a kernel defines it before: activations: bf16 */
-#endif
-
 #include "common/cpu_math_share.h"
 #include "common/cpu_norm.h"
 #include "common/cpu_amx_bf16.h"

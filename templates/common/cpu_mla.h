@@ -98,8 +98,7 @@ typedef struct MlaTile {
 	int    seq, row0, n_tok, head, n_head, rows;     /* rows: n_tok * n_head, row r is token r / n_head */
 	float *x, *q, *w;                                /* [64][stride], [row][stride] scaled, weights [row][64] */
 	float *oc, *os, *o;                              /* [row][mla_os]: of a chunk, of a span, of the row */
-	float *pairs;                                    /* cpu_mla_amx.h */
-	uint16_t *parts;
+	uint8_t *ring, *weights;                         /* cpu_mla_amx.h */
 	float  mc[MLA_R], lc[MLA_R], ms[MLA_R], ls[MLA_R], m[MLA_R], l[MLA_R];
 	SplitRange range[MLA_R];                         /* of each token */
 	int    shift[MLA_R];
@@ -147,8 +146,10 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 	t->oc = t->w + MLA_R * MLA_CHUNK;
 	t->os = t->oc + MLA_R * mla_os(a);
 	t->o = t->os + MLA_R * mla_os(a);
-	t->pairs = t->o + MLA_R * mla_os(a);
-	t->parts = (uint16_t *)(void *)(t->pairs + MLA_CHUNK * mla_os(a));
+#if defined(LLMC_TILES)
+	t->ring = (uint8_t *)(t->o + MLA_R * mla_os(a));
+	t->weights = t->ring + MLA_RING;
+#endif
 	for (int i = 0; i < n; i++) {
 		t->range[i] = mla_range(s, row0 + i);
 		t->shift[i] = split_shift(MLA_SPLIT, t->range[i]);

@@ -2,23 +2,33 @@
  * and weights become two parts as well: relative error 2^-17. Products of lo and lo are left out. What meets in a lane pair is element or position i and
  * i + 16 of 32, so that parts are made without moving any.
  *
- *   pages --> [16 positions][32 elements][hi, lo]  tiles of A, 32 positions x 32 elements at a time
- *         |                                          |
- *         |   queries [32 elements][hi, lo]  B ------+--> s [position][16 rows] --softmax, a row a lane; turned--> weights [32 positions][hi, lo]  A
- *         |                                                                                                           |
- *         +-> [16 elements][32 positions][hi, lo]  B -----------------------------------------------------------------+--> oc [row][rank]
+ *   pages --32 positions x 32 elements--> [16 positions][hi, lo]  tiles of A --+
+ *     |          queries [32 elements][hi, lo]  B -----------------------------+--> s [position][16 rows] --softmax, a row a lane; turned--> p
+ *     |                                                                                                                                      |
+ *     +-----32 positions x 64 elements--> [16 elements][hi, lo]  B --------------------+                                                     |
+ *                                         p [32 positions][hi, lo]  A <----------------+-- <-------------------------------------------------+
+ *                                                                                      +--> oc [row][rank]
  *
- * Rows by 16; a row's sums are the same in any company. By count a chunk of rank 512 + 64 takes 408 dot instructions of 16 cycles for 16
- * rows, where fp32 takes 70,000 multiplications, and 16 vector instructions for 32 elements of the cache to bring them into both orders, beside which
- * the dots of scores run. Memory is asked for the next chunk meanwhile.
- *
- * Memory: tiles of the chunk take the place of x and pairs, queries in parts the place of q; weights in parts lie behind pairs. */
+ * One or two blocks of 16 rows at a time; a row's sums are the same in any company. Latents are made into parts twice, from the second cache, since in both
+ * orders they would fill it and pass through it twice: 12 vector instructions for 32 elements, between which dots of the tiles before run. By count a chunk of rank
+ * 512 + 64 takes 408 dots of 16 cycles for 16 rows, where fp32 takes 70,000 multiplications. Memory is asked for the next chunk meanwhile. */
 #ifndef LLMC_CPU_MLA_AMX_H
 #define LLMC_CPU_MLA_AMX_H
 
 #include "common/cpu_amx_regs.h"
 
-enum { MLA_TR = 16 };           /* rows of a tile register */
+enum {
+	MLA_TR     = 16,                        /* rows of a tile register */
+	MLA_RING   = 2 * 4 * 2 * AMX_TILE,      /* bytes: tiles that are multiplied, and those that are made */
+	MLA_WEIGHT = 2 * 2 * AMX_TILE,          /* of the weights of 16 rows */
+};
+
+/* Where a chunk's latents are */
+typedef struct MlaPages {
+	const char *page[2], *next[2];          /* of the chunk, and of the one after it; or NULL */
+	int         n;                          /* positions */
+	_Alignas(64) float scale[2][KV_ROOM];
+} MlaPages;
 
 /* tiles along what a position holds */
 LLMC_INLINE int
@@ -48,96 +58,77 @@ mla_amx_query(const Mla a, uint8_t *q, int r, const float *from, int n)
 	}
 }
 
-/* Row i of the tiles of 32 elements from d on of a page: its positions i and i + 16, as far as there are n, or all. x: of its first positions, the
- * others' `apart` bytes behind; pairs: of its first elements */
-LLMC_INLINE void
-mla_amx_row(const Mla a, const int all, const char *page, const float *scale, int n, int d, int i, uint8_t *x, const int apart, uint8_t *pairs)
+/* Elements [d, d + VL) of position `at` of half of a chunk, or zeros: all: it has all positions; some: there are some elements */
+LLMC_INLINE vf
+mla_amx_get(const Mla a, const int all, const int some, const MlaPages *p, int half, int at, int d)
 {
-	vf v[2][2] = { { { 0 } } };
-
-	LLMC_EACH(k, 2, 2)
-		LLMC_EACH(e, 2, 2)
-			if ((all || i + k * 16 < n) && d + e * VL < mla_width(a))
-				v[k][e] = kv_val(a.kv, mla_width(a), page, i + k * 16, d + e * VL, scale);
-	LLMC_EACH(k, 2, 2)
-		amx_put_exact(2, v[k][0], v[k][1], x + k * apart + i * 64);
-	LLMC_EACH(e, 2, 2)
-		if (d + e * VL < mla_os(a))
-			amx_put_exact(2, v[0][e], v[1][e], pairs + e * 4 * AMX_TILE + i * 64);
+	if ((all || half * KV_PAGE + at < p->n) && (some || d < mla_width(a)))
+		return kv_val(a.kv, mla_width(a), p->page[half], at, d, p->scale[half]);
+	return vf_set1(0);
 }
 
-/* Sixteen positions `at` (hi, lo) with queries in 6 and 7, added to c */
-#define MLA_POSITIONS(c, at)                   \
-	do {                                   \
-		AMX_LOAD(4, at, 64);           \
-		AMX_BF16(c, 4, 6);             \
-		AMX_BF16(c, 4, 7);             \
-		AMX_LOAD(5, (at) + AMX_TILE, 64); \
-		AMX_BF16(c, 5, 6);             \
-	} while (0)
-
-/* Positions [0, n) of a chunk to x [16 positions][step][hi, lo] and pairs [16 elements][32 positions][hi, lo], and scores of the first 16 rows, w [64][16] */
+/* Row i of the tiles of 32 elements from d on: of positions i and i + 16, elements in pairs */
 LLMC_INLINE void
-mla_amx_take(const Mla a, const MlaTile *t, int pos0, int n)
+mla_amx_keys_row(const Mla a, const int all, const MlaPages *p, int half, int d, int i, uint8_t *to)
 {
-	const int steps = mla_steps(a), apart = steps * 2 * AMX_TILE, bytes = (int)kv_plane(a.kv, mla_width(a)), end = t->range[t->n_tok - 1].hi;
-	_Alignas(64) float scale[KV_ROOM];
+	const int whole = mla_width(a) % 32 == 0;
 
-	for (int half = 0; half < 2; half++) {
-		const int there = n - half * KV_PAGE, ahead = pos0 + MLA_CHUNK + half * KV_PAGE;
-		const char *page = there > 0 ? kv_page(t->s, t->pool, a.page_bytes, t->seq, pos0 / KV_PAGE + half) : NULL;
-		const char *next = ahead < end ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) : NULL;
-		uint8_t *x = (uint8_t *)t->x + half * 2 * apart, *pairs = (uint8_t *)t->pairs + half * 2 * AMX_TILE;
-		const uint8_t *q = (const uint8_t *)t->q;
-		if (kv_grouped(a.kv) && page)
-			kv_scales_v(a.kv, mla_width(a), page, scale);
-		AMX_ZERO(0);
-		AMX_ZERO(1);
-		for (int step = 0; step < steps; step++, x += 2 * AMX_TILE, pairs += 8 * AMX_TILE, q += 2 * AMX_TILE) {
-			for (int i = 0; i < 16; i++) {
-				if (next)
-					amx_ask(next, bytes, step * 16 + i, steps * 16);
-				if (there >= KV_PAGE)
-					mla_amx_row(a, 1, page, scale, there, step * 32, i, x, apart, pairs);
-				else
-					mla_amx_row(a, 0, page, scale, there, step * 32, i, x, apart, pairs);
-			}
-			AMX_LOAD(6, q, 64);
-			AMX_LOAD(7, q + AMX_TILE, 64);
-			MLA_POSITIONS(0, x);
-			MLA_POSITIONS(1, x + apart);
+	for (int k = 0; k < 2; k++)
+		amx_put_exact(2, mla_amx_get(a, all, whole, p, half, i + k * 16, d), mla_amx_get(a, all, whole, p, half, i + k * 16, d + VL),
+		              to + k * 2 * AMX_TILE + i * 64);
+}
+
+/* Row i of n tiles of 16 elements from d on: positions i and i + 16 in pairs */
+LLMC_INLINE void
+mla_amx_values_row(const Mla a, const int all, const MlaPages *p, int half, int d, int n, int i, uint8_t *to)
+{
+	for (int k = 0; k < n; k++)
+		if (mla_os(a) % 64 == 0 || d + k * 16 < mla_os(a))
+			amx_put_exact(2, mla_amx_get(a, all, 1, p, half, i, d + k * 16), mla_amx_get(a, all, 1, p, half, i + 16, d + k * 16), to + k * 2 * AMX_TILE + i * 64);
+}
+
+/* Scores w [64][16] of one or two blocks of rows, whose queries are q, with a chunk. ask: for the first page of the next one */
+LLMC_INLINE void
+mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int ask, uint8_t *ring, float *w)
+{
+	const int steps = mla_steps(a), block = steps * 2 * AMX_TILE, bytes = (int)kv_plane(a.kv, mla_width(a));
+
+	for (int n = 0; n <= 2 * steps; n++) {
+		const int half = n / steps, step = n % steps, before = (n + steps - 1) % steps;
+		uint8_t *const to = ring + n % 2 * 4 * AMX_TILE;
+		const uint8_t *const from = ring + (n + 1) % 2 * 4 * AMX_TILE, *const at = q + before * 2 * AMX_TILE;
+		if (n > 0 && before == 0) {
+			AMX_ZERO(0);
+			AMX_ZERO(1);
+			AMX_ZERO(2);
+			AMX_ZERO(3);
 		}
-		AMX_STORE(0, t->w + half * 2 * MLA_TR * 16, 64);
-		AMX_STORE(1, t->w + (half * 2 + 1) * MLA_TR * 16, 64);
+		for (int i = 0; i < 16; i++) {
+			if (n < 2 * steps) {
+				if (ask && p->next[0])
+					amx_ask(p->next[0], bytes, n * 16 + i, 2 * steps * 16);
+				if (p->n == MLA_CHUNK)
+					mla_amx_keys_row(a, 1, p, half, step * 32, i, to);
+				else
+					mla_amx_keys_row(a, 0, p, half, step * 32, i, to);
+			}
+			if (n > 0)
+				switch (i) {
+					AMX_CASES(0, 12, 0, 1, 2, two, from, at, block)
+					AMX_CASES(6, 12, 2, 3, 2, two, from + 2 * AMX_TILE, at, block)
+				}
+		}
+		if (n > 0 && before == steps - 1) {
+			AMX_STORE(0, w, 64);
+			AMX_STORE(2, w + 16 * MLA_TR, 64);
+			if (two) {
+				AMX_STORE(1, w + MLA_CHUNK * MLA_TR, 64);
+				AMX_STORE(3, w + (MLA_CHUNK + 16) * MLA_TR, 64);
+			}
+			w += 2 * 16 * MLA_TR;
+		}
 	}
 }
-
-/* w [64][16] of rows from r0 on */
-LLMC_INLINE void
-mla_amx_scores(const Mla a, const MlaTile *t, int r0)
-{
-	const int steps = mla_steps(a), apart = steps * 2 * AMX_TILE;
-	const uint8_t *x = (const uint8_t *)t->x, *q = (const uint8_t *)t->q + (size_t)(r0 / MLA_TR) * (size_t)apart;
-	float *w = t->w + r0 * MLA_CHUNK;
-
-	AMX_ZERO(0);
-	AMX_ZERO(1);
-	AMX_ZERO(2);
-	AMX_ZERO(3);
-	for (int step = 0; step < steps; step++, x += 2 * AMX_TILE, q += 2 * AMX_TILE) {
-		AMX_LOAD(6, q, 64);
-		AMX_LOAD(7, q + AMX_TILE, 64);
-		MLA_POSITIONS(0, x);
-		MLA_POSITIONS(1, x + apart);
-		MLA_POSITIONS(2, x + 2 * apart);
-		MLA_POSITIONS(3, x + 3 * apart);
-	}
-	AMX_STORE(0, w, 64);
-	AMX_STORE(1, w + 16 * MLA_TR, 64);
-	AMX_STORE(2, w + 32 * MLA_TR, 64);
-	AMX_STORE(3, w + 48 * MLA_TR, 64);
-}
-#undef MLA_POSITIONS
 
 /* Scores w [64][16] of 16 rows to weights, [32 positions][hi, lo] tiles p. see: positions that each row sees, `whole`: all of them do all; l is 0 where
  * it is none. */
@@ -169,61 +160,93 @@ mla_amx_softmax(float *w, const vi see, int whole, float *m, float *l, uint8_t *
 	vf_store(l, sum);
 }
 
-/* oc [16][os] of weights p */
+/* oc [16 or 32][os] of weights in parts. ask: for the second page of the next chunk */
 LLMC_INLINE void
-mla_amx_sums(const Mla a, const uint8_t *pairs, const uint8_t *p, float *oc)
+mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, int ask, uint8_t *ring, float *oc)
 {
-	const int os = mla_os(a);
+	const int os = mla_os(a), tiles = two ? 2 : 4, blocks = (os / 16 + tiles - 1) / tiles, bytes = (int)kv_plane(a.kv, mla_width(a));
 
-	AMX_LOAD(4, p, 64);
-	AMX_LOAD(5, p + 2 * AMX_TILE, 64);
-	AMX_LOAD(6, p + AMX_TILE, 64);
-	AMX_LOAD(7, p + 3 * AMX_TILE, 64);
-/* sixteen elements at v [32 positions][hi, lo] to c */
-#define MLA_ELEMENTS(c, v)                        \
-	do {                                      \
-		AMX_ZERO(c);                      \
-		AMX_LOAD(2, v, 64);               \
-		AMX_BF16(c, 4, 2);                \
-		AMX_LOAD(3, (v) + 2 * AMX_TILE, 64); \
-		AMX_BF16(c, 5, 3);                \
-		AMX_BF16(c, 6, 2);                \
-		AMX_BF16(c, 7, 3);                \
-		AMX_LOAD(2, (v) + AMX_TILE, 64);  \
-		AMX_BF16(c, 4, 2);                \
-		AMX_LOAD(3, (v) + 3 * AMX_TILE, 64); \
-		AMX_BF16(c, 5, 3);                \
-	} while (0)
-	for (int d = 0; d < os; d += 32, pairs += 8 * AMX_TILE) {
-		MLA_ELEMENTS(0, pairs);
-		if (d + 16 < os)
-			MLA_ELEMENTS(1, pairs + 4 * AMX_TILE);
-		AMX_STORE(0, oc + d, 4 * os);
-		if (d + 16 < os)
-			AMX_STORE(1, oc + d + 16, 4 * os);
+	for (int n = 0; n <= 2 * blocks; n++) {
+		uint8_t *const to = ring + n % 2 * 8 * AMX_TILE;
+		const uint8_t *const from = ring + (n + 1) % 2 * 8 * AMX_TILE, *const rows = weights + (n + 1) % 2 * 2 * AMX_TILE;
+		const int d = n / 2 * tiles * 16, before = (n - 1) / 2 * tiles * 16;
+		if (n % 2) {
+			AMX_ZERO(0);
+			AMX_ZERO(1);
+			AMX_ZERO(2);
+			AMX_ZERO(3);
+		}
+		for (int i = 0; i < 16; i++) {
+			if (n < 2 * blocks) {
+				if (ask && p->next[1])
+					amx_ask(p->next[1], bytes, n * 16 + i, 2 * blocks * 16);
+				if (p->n == MLA_CHUNK)
+					mla_amx_values_row(a, 1, p, n % 2, d, tiles, i, to);
+				else
+					mla_amx_values_row(a, 0, p, n % 2, d, tiles, i, to);
+			}
+			if (n > 0)
+				switch (i) {
+					AMX_CASES(0, 12, 0, 1, 2, 1, rows, from, 2 * AMX_TILE)
+					AMX_CASES(6, 12, 2, 3, 2, 1, two ? rows + MLA_WEIGHT : rows, two ? from : from + 4 * AMX_TILE, 2 * AMX_TILE)
+				}
+		}
+		if (n == 0 || n % 2)
+			continue;
+		AMX_STORE(0, oc + before, 4 * os);
+		if (before + 16 < os)
+			AMX_STORE(1, oc + before + 16, 4 * os);
+		if (two) {
+			AMX_STORE(2, oc + 16 * os + before, 4 * os);
+			if (before + 16 < os)
+				AMX_STORE(3, oc + 16 * os + before + 16, 4 * os);
+			continue;
+		}
+		if (before + 32 < os)
+			AMX_STORE(2, oc + before + 32, 4 * os);
+		if (before + 48 < os)
+			AMX_STORE(3, oc + before + 48, 4 * os);
 	}
-#undef MLA_ELEMENTS
+}
+
+/* oc, mc, lc of one or two blocks of rows from r0 on with a chunk from pos0 on */
+LLMC_INLINE void
+mla_amx_rows(const Mla a, int two, MlaTile *t, const MlaPages *p, int pos0, int r0)
+{
+	const uint8_t *q = (const uint8_t *)t->q + (size_t)(r0 / MLA_TR * mla_steps(a)) * 2 * AMX_TILE;
+
+	mla_amx_scores(a, two, p, q, r0 == 0, t->ring, t->w + r0 * MLA_CHUNK);
+	for (int b = 0; b <= two; b++) {
+		int see[MLA_TR], whole = 1, first = r0 + b * MLA_TR;
+		vi lanes;
+		for (int r = 0; r < MLA_TR; r++) { /* rows that do not exist: nobody reads theirs */
+			see[r] = first + r < t->rows ? t->range[(first + r) / t->n_head].hi - pos0 : MLA_CHUNK;
+			whole &= see[r] >= MLA_CHUNK;
+		}
+		memcpy(&lanes, see, sizeof lanes);
+		mla_amx_softmax(t->w + first * MLA_CHUNK, lanes, whole, t->mc + first, t->lc + first, t->weights + b * MLA_WEIGHT);
+	}
+	mla_amx_sums(a, two, p, t->weights, r0 == 0, t->ring, t->oc + r0 * mla_os(a));
 }
 
 /* oc, mc, lc of a chunk with n positions, all rows of a tile */
 LLMC_INLINE void
 mla_amx_chunk(const Mla a, MlaTile *t, int pos0, int n)
 {
-	amx_begin(MLA_TR, 64);
-	mla_amx_take(a, t, pos0, n);
-	for (int r0 = 0; r0 < t->rows; r0 += MLA_TR) {
-		int see[MLA_TR], whole = 1;
-		vi lanes;
-		for (int r = 0; r < MLA_TR; r++) { /* rows that do not exist: nobody reads theirs */
-			see[r] = r0 + r < t->rows ? t->range[(r0 + r) / t->n_head].hi - pos0 : MLA_CHUNK;
-			whole &= see[r] >= MLA_CHUNK;
-		}
-		memcpy(&lanes, see, sizeof lanes);
-		if (r0 > 0)
-			mla_amx_scores(a, t, r0);
-		mla_amx_softmax(t->w + r0 * MLA_CHUNK, lanes, whole, t->mc + r0, t->lc + r0, (uint8_t *)t->parts);
-		mla_amx_sums(a, (const uint8_t *)t->pairs, (const uint8_t *)t->parts, t->oc + r0 * mla_os(a));
+	MlaPages p = { .n = n };
+
+	for (int half = 0; half < 2; half++) {
+		const int at = pos0 + half * KV_PAGE, end = t->range[t->n_tok - 1].hi;
+		if (half * KV_PAGE < n)
+			p.page[half] = kv_page(t->s, t->pool, a.page_bytes, t->seq, at / KV_PAGE);
+		if (at + MLA_CHUNK < end)
+			p.next[half] = kv_page(t->s, t->pool, a.page_bytes, t->seq, (at + MLA_CHUNK) / KV_PAGE);
+		if (kv_grouped(a.kv) && p.page[half])
+			kv_scales_v(a.kv, mla_width(a), p.page[half], p.scale[half]);
 	}
+	amx_begin(MLA_TR, 64);
+	for (int r0 = 0; r0 < t->rows; r0 += 2 * MLA_TR)
+		mla_amx_rows(a, r0 + MLA_TR < t->rows, t, &p, pos0, r0);
 	amx_end();
 }
 

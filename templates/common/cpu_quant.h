@@ -16,6 +16,10 @@
 
 #include "common/cpu_weights.h"
 
+#ifndef LLMC_ACT_BF16
+#define LLMC_ACT_BF16 0   /* a kernel defines it before: activations: bf16 */
+#endif
+
 /* Constant wherever functions are inlined, like the format in it. The matrix itself is a pointer to its first group. */
 typedef struct Product {
 	Weight w;
@@ -45,16 +49,11 @@ act_tile_bytes(const Product p)
 }
 
 /* Products by tiles of bf16, whatever the number of tokens: of 16-bit weights, and beside plain activations of all but fp32 */
-LLMC_INLINE int
-act_is_bf16(const Product p)
-{
 #if defined(LLMC_TILES)
-	return p.w.bits < 32 && p.cols % 32 == 0 && (p.act_plain || p.w.bits == 16);
+#define act_is_bf16(p) (((LLMC_WEIGHTS & 2) || LLMC_ACT_BF16) && (p).w.bits < 32 && (p).cols % 32 == 0 && ((p).act_plain || (p).w.bits == 16))
 #else
-	(void)p;
-	return 0;
+#define act_is_bf16(p) (0 && (p).cols)
 #endif
-}
 
 LLMC_INLINE int
 act_block_bytes(const Product p)

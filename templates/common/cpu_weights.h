@@ -102,11 +102,13 @@ typedef struct Weight {
 #define W_mxfp4      ((Weight){ .bits = 4, .halves = 1, .code = W_E2M1 })
 #define W_nvfp4      ((Weight){ .bits = 4, .halves = 2, .code = W_E2M1 })
 
-LLMC_INLINE int
-w_is_float(const Weight w)
-{
-	return w.bits >= 16 || (w.code && w.code != W_E2M1);
-}
+/* The families among the kernel's weights, as the compiler says in front of it: what no weight needs is never seen by the C compiler, which would inline it
+ * a hundred times before it found that out. 1: blocks of numbers; 2: floats, read column by column; 4: blocks of codes */
+#ifndef LLMC_WEIGHTS
+#define LLMC_WEIGHTS 7
+#endif
+#define w_is_float(w) ((LLMC_WEIGHTS & 2) && (LLMC_WEIGHTS == 2 || (w).bits >= 16 || ((w).code && (w).code != W_E2M1)))
+#define w_is_coded(w) ((LLMC_WEIGHTS & 4) && (LLMC_WEIGHTS == 4 || (w).kind))
 
 /* what w_bytes returns is below 1 << this */
 LLMC_INLINE int
@@ -121,7 +123,7 @@ w_offset(const Weight w)
 {
 	if (w.code == W_E2M1)
 		return 12;
-	if (w.kind)
+	if (w_is_coded(w))
 		return llmc_codes_of((llmc_codes_kind)w.kind).zero;
 	return w.min && w.bits < 8 ? 0 : 1 << (w.bits - 1);
 }
@@ -130,7 +132,7 @@ w_offset(const Weight w)
 LLMC_INLINE int
 w_quant_bytes(const Weight w)
 {
-	if (w.kind)
+	if (w_is_coded(w))
 		return llmc_codes_of((llmc_codes_kind)w.kind).words * 4 * VL;
 	return (w.bits == 6 ? 24 : w.bits * 4) * VL;
 }
@@ -148,7 +150,7 @@ w_head_bytes(const Weight w)
 {
 	const llmc_codes_shape s = llmc_codes_of((llmc_codes_kind)w.kind);
 
-	if (w.kind)
+	if (w_is_coded(w))
 		return (2 + 2 * s.min + s.columns / 32 * (s.scales + s.high)) * VL;
 	if (w.super)
 		return (w.min ? 4 + 8 * 2 : 2 + 8 * w.halves) * VL;
@@ -306,7 +308,7 @@ w_shared(const Weight w, const uint8_t *group, int b)
 		return k;
 	}
 	k.d = w_halves(k.head);
-	if (w.kind && llmc_codes_of((llmc_codes_kind)w.kind).factor < 1)
+	if (w_is_coded(w) && llmc_codes_of((llmc_codes_kind)w.kind).factor < 1)
 		k.d *= vf_set1(llmc_codes_of((llmc_codes_kind)w.kind).factor);
 	if (w.min)
 		k.m = w_halves(k.head + 2 * VL);
@@ -456,7 +458,7 @@ w_codes_scale(const Weight w, w_at k, int half)
 LLMC_INLINE vi
 w_bytes(const Weight w, w_at k, int i)
 {
-	if (w.kind)
+	if (w_is_coded(w))
 		return w_codes_bytes(w, k, i);
 	if (w.bits == 8)
 		return vi_load(k.quant + 4 * VL * i) ^ vi_all((int32_t)0x80808080);
@@ -485,7 +487,7 @@ w_bytes(const Weight w, w_at k, int i)
 LLMC_INLINE vi
 w_words(const Weight w, w_at k, int i)
 {
-	if (w.bits == 8 && !w.kind) {
+	if (w.bits == 8 && !w_is_coded(w)) {
 		vw v = (vw)vi_load(k.quant + 4 * VL * (i / 2));
 		return (vi)(i & 1 ? v >> 8 : v << 8 >> 8);
 	}
@@ -499,7 +501,7 @@ w_scale(const Weight w, w_at k, int half)
 {
 	if (w.code && w.halves == 2)
 		return k.d * w_e4m3(vi_of_u8(k.head + (4 + 2 * k.sub + half) * VL));
-	if (w.kind)
+	if (w_is_coded(w))
 		return w_codes_scale(w, k, half);
 	if (!w.super)
 		return k.d;
@@ -511,7 +513,7 @@ w_scale(const Weight w, w_at k, int half)
 LLMC_INLINE vf
 w_min(const Weight w, w_at k, int half)
 {
-	if (w.kind)
+	if (w_is_coded(w))
 		return k.m * vf_of_vi(vi_of_u8(w_side(w, k, 0) + half * VL) >> 4);
 	if (w.super)
 		k.m *= vf_of_vi(vi_of_u8(k.head + (4 + 2 * k.sub + 1) * VL));
@@ -547,7 +549,7 @@ file_float(const Weight w, const uint8_t *p)
 LLMC_INLINE int
 file_bytes(const Weight w)
 {
-	if (w.kind)
+	if (w_is_coded(w))
 		return llmc_codes_of((llmc_codes_kind)w.kind).bytes;
 	if (w.group)
 		return 2 + 2 * w.wide + w_zero_bytes(w) + w.group * w.bits / 8;
@@ -667,7 +669,7 @@ file_codes(const Weight w, const uint8_t *p, float *y)
 LLMC_INLINE void
 file_block(const Weight w, const uint8_t *p, float *y)
 {
-	if (w.kind)
+	if (w_is_coded(w))
 		file_codes(w, p, y);
 	else if (w.group)
 		file_group(w, p, y);

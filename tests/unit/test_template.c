@@ -101,6 +101,7 @@ expressions_that_make_no_sense(void **state)
 #define NAMES(of) \
 	"#define ARG_x ((const float *)" of "[0])\n#define ARG_w ((const void *)" of "[1])\n#define ARG_b ((const float *)" of "[2])\n" \
 	"#define ARG_y ((float *)" of "[3])\n"
+#define WEIGHTS "#define LLMC_WEIGHTS 2\n" /* bf16: cpu_weights.h */
 #define CUDA_NAMES "#include \"common/cuda_step.h\"\n" NAMES("p.a")
 #define ARGS "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]\n//@arg y out f32[n_tok, ROWS]\n"
 
@@ -132,7 +133,7 @@ BENCH_TEST(names_become_values)
 	                         "void ${SYMBOL}(void); /* ${ROWS}x${COLS} ${W_DTYPE} ${W_LAYOUT} ${HAS_B} ${TARGET} ${PHASE} ${ACT_BITS} ${W_ROWS} */\n",
 	                         2);
 	assert_non_null(k);
-	assert_string_equal(k->text, arena_printf(&b->arena, NAMES("a") "void matmul_mixed_%s(void); /* 32x32 bf16 r8 0 v3 mixed 16 32 */\n", k->key));
+	assert_string_equal(k->text, arena_printf(&b->arena, NAMES("a") WEIGHTS "void matmul_mixed_%s(void); /* 32x32 bf16 r8 0 v3 mixed 16 32 */\n", k->key));
 	assert_string_equal(k->row.symbol, arena_printf(&b->arena, "matmul_mixed_%s", k->key));
 	assert_string_equal(k->row.file, arena_printf(&b->arena, "kernels/matmul_mixed.%s.c", k->key));
 	assert_int_equal(k->row.n_arg, 4);
@@ -264,7 +265,7 @@ BENCH_TEST(lets_are_names)
 	                         "//@scratch s u8[TILE, 2]\n${TILE} ${KIND}\n", 2);
 
 	assert_non_null(k);
-	assert_string_equal(k->text, NAMES("a") "#define ARG_s ((unsigned char *)a[4])\n48 bf16\n");
+	assert_string_equal(k->text, NAMES("a") "#define ARG_s ((unsigned char *)a[4])\n" WEIGHTS "48 bf16\n");
 	assert_int_equal(k->row.arg[4].extent.mul, 96);
 }
 
@@ -325,7 +326,7 @@ BENCH_TEST(fragments_stand_in_place)
 	const Kernel *k = expand_with(b, "//@op matmul\n" ARGS "//@if ROWS == 32\n//@include heads/good.head\n//@end\n${N}\n");
 
 	assert_non_null(k);
-	assert_string_equal(k->text, NAMES("a") "#define ARG_s ((unsigned char *)a[4])\n#define FROM_GOOD 64\n64\n");
+	assert_string_equal(k->text, NAMES("a") "#define ARG_s ((unsigned char *)a[4])\n" WEIGHTS "#define FROM_GOOD 64\n64\n");
 	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@if ROWS == 31\n//@include heads/good.head\n//@end\n${N}\n"));
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "N: the op matmul gives no such value"));
 }
