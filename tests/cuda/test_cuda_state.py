@@ -1,11 +1,14 @@
 """Kernels of GPUs that keep a state: against the values that tests/kernels/test_states.py makes, on the emulator and in its checking mode, whole and cut into steps, which
 must not change a bit."""
+import os
+
 import numpy as np
 import pytest
 
 import cuda_harness as H
 import state_oracle as O
 
+EVERY = os.environ.get("LLMC_CHECK_ALL")
 RUNS = [("fast", "sm_75", 0, [0, 40]), ("check", "sm_90a", 1, [0, 1, 3, 40]), ("fast", "sm_90a", 2, [0, 13, 14, 40])]
 
 
@@ -86,15 +89,18 @@ PLANTED = {
     "delta_rule: what lay there before position 0": ("delta_rule", "!begins && j < KD", "j < KD"),
     "delta_rule: columns behind the head's last": ("delta_rule", "if (r * 32 + lane < KD && col + c < VD)", "if (r * 32 + lane < KD)"),
     "delta_rule: rows behind the head's last": ("delta_rule", "v[r] = r * 32 + (int)lane_id() < KD ? x[r * 32 + lane_id()] : 0;", "v[r] = x[r * 32 + lane_id()];"),
-    "delta_rule: a sum of one lane": ("delta_rule", "- warp_sum(u[c]));", "- u[c]);"),
+    "delta_rule: a sum of one lane": ("delta_rule", "column_sum<COLS>(u);", "u[0];"),
     "delta_rule: keys of another head": ("delta_rule", "part(x + (KH + from) * KD, k);", "part(x + (KH + h) * KD, k);"),
     "selective_scan: a state of the sequence before": ("selective_scan", "(p.s.seq[n_seq] * (long long)H", "(n_seq * (long long)H"),
     "selective_scan: what lay there before position 0": ("selective_scan", "!begins && r * 32", "r * 32"),
     "selective_scan: columns behind the head's last": ("selective_scan", "if (r * 32 + lane < N && col + c < D)", "if (r * 32 + lane < N)"),
     "selective_scan: rows behind the head's last": ("selective_scan", "v[r] = r * 32 + (int)lane_id() < N ? x[r * 32 + lane_id()] : 0;", "v[r] = x[r * 32 + lane_id()];"),
-    "selective_scan: a sum of one lane": ("selective_scan", "= warp_sum(y[c]);", "= y[c];"),
+    "selective_scan: a sum of one lane": ("selective_scan", "column_sum<COLS>(y);", "y[0];"),
+    "selective_scan: another column's sum": ("selective_scan", "col + column_of<COLS>(lane)", "col + (COLS - 1 - column_of<COLS>(lane))"),
+    "selective_scan: a row too few": ("selective_scan", "if (t + 1 < end)", "if (t + 2 < end)"),
+    "delta_rule: another column's sum": ("delta_rule", "column_get<COLS>(seen, c)", "column_get<COLS>(seen, 0)"),
     "selective_scan: the group of another head": ("selective_scan", "from = h / (H / G)", "from = h % G"),
-    "selective_scan: the input is not scaled": ("selective_scan", "const float add = d * (", "const float add = ("),
+    "selective_scan: the input is not scaled": ("selective_scan", "const float add = d * row.u[c]", "const float add = row.u[c]"),
     "channel_scan: a state of the sequence before": ("channel_scan", "(p.s.seq[q] * (long long)W", "(q * (long long)W"),
     "channel_scan: what lay there before position 0": ("channel_scan", "!begins && there", "there"),
     "channel_scan: channels behind the last": ("channel_scan", "if (i < W && j + r < N)", "if (j + r < N)"),
@@ -122,16 +128,29 @@ def test_planted(what):
             compare(op, *dict(conv1d=lambda: O.conv(*O.CONV[0]), delta_rule=lambda: O.delta(0), selective_scan=lambda: O.scan(0), channel_scan=lambda: O.channels(1))[op](), runs=runs, changed=(right, wrong))
 
 
-@pytest.mark.parametrize("op,params", [
+SPILLS = [ # published shapes, and the widest that a template takes
     ("conv1d", dict(WIDTH=8192, TAPS=4, GATE="silu", HAS_B=0)),
+    ("conv1d", dict(WIDTH=10240, TAPS=4, GATE="silu", HAS_B=1)),
+    ("conv1d", dict(WIDTH=2048, TAPS=3, GATE="none", HAS_B=0)),
+    ("conv1d", dict(WIDTH=520, TAPS=16, GATE="silu", HAS_B=1)),
     ("delta_rule", dict(K_HEADS=16, V_HEADS=32, K_DIM=128, V_DIM=128, G_DIM=1, SCALE=0.1, EPS=1e-6, TILED=0, A_LOG=1, B_SCALE=1.0)),
+    ("delta_rule", dict(K_HEADS=32, V_HEADS=32, K_DIM=128, V_DIM=128, G_DIM=128, SCALE=0.1, EPS=1e-6, TILED=0, A_LOG=1, B_SCALE=1.0)),
     ("delta_rule", dict(K_HEADS=4, V_HEADS=4, K_DIM=256, V_DIM=512, G_DIM=256, SCALE=0.1, EPS=1e-6, TILED=0, A_LOG=1, B_SCALE=2.0)),
-    ("selective_scan", dict(HEADS=128, DIM=64, GROUPS=8, N_STATE=128, A_LOG=1, DT_MIN=0.0, DT_MAX=0.0)),
+    ("selective_scan", dict(HEADS=128, DIM=64, GROUPS=8, N_STATE=128, A_LOG=1, DT_MIN=0.001, DT_MAX=0.0)),
+    ("selective_scan", dict(HEADS=128, DIM=64, GROUPS=1, N_STATE=128, A_LOG=1, DT_MIN=0.0, DT_MAX=0.0)),
+    ("selective_scan", dict(HEADS=32, DIM=128, GROUPS=2, N_STATE=256, A_LOG=1, DT_MIN=0.0, DT_MAX=0.0)),
+    ("selective_scan", dict(HEADS=112, DIM=64, GROUPS=2, N_STATE=64, A_LOG=1, DT_MIN=0.001, DT_MAX=0.0)),
     ("selective_scan", dict(HEADS=32, DIM=64, GROUPS=1, N_STATE=1024, A_LOG=0, DT_MIN=0.001, DT_MAX=0.1)),
     ("channel_scan", dict(WIDTH=8192, N_STATE=16, A_LOG=1)),
     ("channel_scan", dict(WIDTH=1536, N_STATE=64, A_LOG=0)),
     ("channel_scan", dict(WIDTH=520, N_STATE=512, A_LOG=1)),
-    ("norm_gate", dict(DIM=128, GROUPS=32, EPS=1e-6, ORDER="norm_first", GATE="silu"))])
+    ("norm_gate", dict(DIM=128, GROUPS=32, EPS=1e-6, ORDER="norm_first", GATE="silu")),
+    ("norm_gate", dict(DIM=1024, GROUPS=8, EPS=1e-5, ORDER="gate_first", GATE="silu")),
+    ("norm_gate", dict(DIM=8192, GROUPS=1, EPS=1e-5, ORDER="gate_first", GATE="silu"))]
+
+
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("op,params", SPILLS)
 def test_compiles_without_spills(op, params):
-    if H.nvrtc(op, params, ["sm_75", "sm_90a", "sm_120a"]) is None:
+    if H.nvrtc(op, params, None if EVERY else ["sm_75", "sm_90a", "sm_120a"]) is None:
         pytest.skip("no libnvrtc")
