@@ -82,6 +82,8 @@ check_pool(const Check *k, const char *name, const PlanRef *a, const PoolShape *
 		return BAD(k, "%s: pool %s has other head counts or widths than the op", k->op->name, p->id);
 	if (a->layer_slot < 0 || a->layer_slot >= p->n_layers)
 		return BAD(k, "%s: layer %d of pool %s, which has %d", k->op->name, a->layer_slot, p->id, p->n_layers);
+	if (k->step->op == OP_kv_close && !kv_by_channel(p->k))
+		return BAD(k, "%s: keys of pool %s have no scales by channel, but %s", k->op->name, p->id, kv_type_info(p->k)->text);
 	int64_t window = step_int(k->step, "window");
 	if (p->keep && k->op->flags & OPF_ATT && (window < 1 || window > p->keep))
 		return BAD(k, "%s: a window of %lld positions (0: all) over pool %s, which keeps %lld", k->op->name, (long long)window, p->id, (long long)p->keep);
