@@ -61,7 +61,8 @@ name_add(Arena *a, CalibrationInput *in, const PlanTensor *t)
 {
 	const char **all = NEW(a, const char *, in->n_name + t->n_src);
 
-	memcpy(all, in->name, (size_t)in->n_name * sizeof *all);
+	if (in->n_name)
+		memcpy(all, in->name, (size_t)in->n_name * sizeof *all);
 	for (int i = 0; i < t->n_src; i++)
 		all[in->n_name + i] = t->src[i].name;
 	in->name = all;
