@@ -408,6 +408,7 @@ const Command cmd_serve = {
 	"  llmc serve model.gguf\n"
 	"  llmc serve model.gguf --port 8080 --context 8192 --seqs 32 --api-key-file key.txt --host 0.0.0.0\n"
 	"  llmc serve model.gguf --prefix-dir /var/lib/llmc/prefix --prefix-dir-size 20G\n"
+	"  llmc serve model.gguf --batch-dir /var/lib/llmc/batches --batch-dir-size 4G\n"
 	"  llmc serve model-8b.gguf --draft model-0.5b.gguf\n"
 	"  llmc serve --model small=model-1b.gguf --model large=model-8b.gguf --memory 16G   requests choose by \"model\"\n"
 	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b             an adapter is a model, too\n"

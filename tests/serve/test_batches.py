@@ -103,7 +103,7 @@ def test_openais_client(tiny_folder, serve, tmp_path):
         assert s.stop()[0] == 0
 
 
-def test_embeddings_and_responses(server):
+def test_completions_and_responses(server):
     batch = ended(server, start(server, [line("a", "/v1/chat"), line("b", n=2)]))
     assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
     assert {a["custom_id"]: len(a["response"]["body"]["choices"]) for a in lines_of(server, batch["output_file_id"])} == {"a": 1, "b": 2}
