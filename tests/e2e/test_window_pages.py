@@ -1,5 +1,5 @@
 """Layers that see a window keep what they see: whatever is done to sequences beside each other, in whatever order, each has the bits of its own tokens in one chunk,
-and can be cut back by 32 positions. Forks, cuts, saved sequences, steps with several of them, in a session with few pages; on a processor, over ranks and over stages."""
+and can be cut back by 32 positions. Forks, cuts, saved sequences, steps with several of them, in a session with few pages; alone, over ranks and over stages."""
 import random
 
 import numpy as np
@@ -20,7 +20,11 @@ ffn: {width: 32}
 text: {bos: 1, eos: [2]}
 """
 OPS, CHUNK, BACK = 120, 24, 32
-CASES = [(window, sets) for window in (1, 2, 23, 32, 33, 40) for sets in ([], ["parallel.pp=2"])] + [(w, ["ffn.width=64", "attention.n_heads=4", "attention.n_kv_heads=2", "parallel.tp=2"]) for w in (5, 33)]
+WIDE = ["attention.head_dim=32"]
+CASES = [(window, sets) for window in (1, 2, 23, 32, 33, 40) for sets in ([], ["parallel.pp=2"])]
+CASES += [(window, ["ffn.width=64", "attention.n_heads=4", "attention.n_kv_heads=2", "parallel.tp=2"]) for window in (5, 33)]
+# rows that are read in 16 bit while they are recent
+CASES += [(23, WIDE + ["kv.k=int4c", "kv.v=int4", "kv.window=32", "kv.sinks=5"]), (33, WIDE + ["kv.dtype=int4", "kv.window=3", "kv.sinks=40"]), (1, WIDE + ["kv.dtype=int8", "kv.window=70"])]
 
 
 class Sequences:
@@ -92,7 +96,7 @@ class Sequences:
             self.drop(self.any())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("window,sets", CASES)
 def test_sequences_have_the_bits_of_their_tokens(window, sets, tmp_path):
     path = tmp_path / "m.yaml"
