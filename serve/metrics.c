@@ -198,9 +198,9 @@ adapter_lines(Strbuf *b, Server *s, const Slot *t, const char *label)
 	}
 	if (!t->parent) {
 		strbuf_printf(b, "vllm:lora_requests_info{%s,max_lora=\"%d\",running_lora_adapters=", label, most);
-		json_str(b, strbuf_str(&running), running.len);
+		label_text(b, strbuf_str(&running));
 		strbuf_puts(b, ",waiting_lora_adapters=");
-		json_str(b, strbuf_str(&waiting), waiting.len);
+		label_text(b, strbuf_str(&waiting));
 		strbuf_printf(b, "} %lld\n", (long long)time(NULL));
 	}
 	b->failed |= running.failed || waiting.failed;
@@ -304,10 +304,10 @@ weave(Strbuf *b, Strbuf *text, Slot *const *slot, int n)
 	while (more) {
 		more = false;
 		for (int i = 0; i < n; i++) {
-			bool head = true; /* of a family: comments, then lines */
-			while (*at[i] && (*at[i] != '#' || head)) {
+			int comments = 0; /* of a family: two, then lines, or none */
+			while (*at[i] && (*at[i] != '#' || comments < 2)) {
 				size_t len = strcspn(at[i], "\n") + 1, name = strcspn(at[i], "{ ");
-				head &= *at[i] == '#';
+				comments = *at[i] == '#' ? comments + 1 : 2;
 				if (*at[i] == '#') {
 					if (i == 0)
 						strbuf_add(b, at[i], len);

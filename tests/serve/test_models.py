@@ -80,21 +80,26 @@ def test_with_the_openai_client(both):
         client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": "x"}])
 
 
-def test_metrics_say_which_model(both):
-    ask(both, "a"), ask(both, "b")
-    lines = both.get("/metrics").text.split("\n")
+def metrics(s):
+    """Lines of /metrics: each family once, its lines under its head."""
+    lines, at = s.get("/metrics").text.split("\n"), None
     families = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
-    for name in ("a", "b"):
-        assert any(line.startswith(f'tgi_request_count{{model_name="{name}"}}') for line in lines)
-        assert any(line.startswith(f'vllm:generation_tokens_total{{engine="0",model_name="{name}"}}') for line in lines)
-        assert f'tgi_request_failure{{model_name="{name}",err="dropped"}} 0' in lines
-    at = None
-    for line in lines:  # lines of a family stand under its head
+    for line in lines:
         if line.startswith("# TYPE"):
             at = line.split()[2]
         elif line and not line.startswith("#"):
             assert line.startswith(at), (at, line)
+    return lines
+
+
+def test_metrics_say_which_model(both):
+    ask(both, "a"), ask(both, "b")
+    lines = metrics(both)
+    for name in ("a", "b"):
+        assert any(line.startswith(f'tgi_request_count{{model_name="{name}"}}') for line in lines)
+        assert any(line.startswith(f'vllm:generation_tokens_total{{engine="0",model_name="{name}"}}') for line in lines)
+        assert f'tgi_request_failure{{model_name="{name}",err="dropped"}} 0' in lines
 
 
 def test_sleep_and_wake(both):
@@ -285,7 +290,7 @@ def test_adapters_by_name(serve, tmp_path):
         for model, want in (("base", g.logits), ("all", logits["llama-all"]), ("head", logits["embed-head"])):
             assert agrees(s, model, g.prompt, want) < 6e-3 * scale, model
         assert agrees(s, "all", g.prompt, g.logits) > 0.1
-        told = [line for line in s.get("/metrics").text.splitlines() if line.startswith("vllm:lora_requests_info{")]
+        told = [line for line in metrics(s) if line.startswith("vllm:lora_requests_info{")]
         assert len(told) == 1 and 'model_name="base",max_lora="2",running_lora_adapters="",waiting_lora_adapters=""' in told[0]  # of the base alone
         # mistakes
         assert load("head", "head").status == 400 and load("base", "head").status == 400
