@@ -402,6 +402,8 @@ check_shared(SpecTable *t)
 		err_at(t->d, LOC(shared_blocks), "shared.blocks = %lld: more than the %d layers of shared.layers", (long long)INT(shared_blocks), n);
 	if (n && (INT(tp) > 1 || INT(pp) > 1))
 		err_at(t->d, INT(tp) > 1 ? LOC(tp) : LOC(pp), "%s: layers that share a block (shared.layers) run on one rank", INT(tp) > 1 ? "parallel.tp" : "parallel.pp");
+	if (n && (IS(att_kind, "mla") || !IS(qk_norm, "none") || !IS(out_gate, "none") || INT(kv_shared) > 0 || ON(att_bias)))
+		err_at(t->d, LOC(shared_layers), "shared.layers: attention of such a block is plain: no latents, norms of heads, gates, biases, or keys of other layers");
 	if (n && (INT(moe_latent) > 0 || IS(residual_form, "parallel")))
 		err_at(t->d, LOC(shared_layers), "shared.layers: such layers have a scan and nothing behind it");
 }

@@ -320,6 +320,9 @@ REFUSED = (  # what is set, and words of the answer
     (["ssm.norm_groups=7"], "does not divide ssm.heads . ssm.dim = 120"), (["ssm.dt_max=0.1", "ssm.dt_min=0.2"], "is not above ssm.dt_min = 0.2"),
     (["ssm.norm=norm_first", "ssm.norm_groups=2"], "norm_first: such a norm is of the whole row"), (["attention.layers=[2]"], "layer 0 is in linear.layers and not in attention.layers"),
     (["ffn.layers=[0, 1]", "attention.layers=[0, 1, 3]"], "layer 2 is neither in"), (["residual.form=parallel", "ffn.layers=[0, 1]"], "in parallel form layers have two"),
+    (["shared.layers=[2]"], "layer 2 is in shared.layers: such a block stands in front of a selective scan"), (["shared.layers=[1]", "shared.blocks=2"], "more than the 1 layers of shared.layers"),
+    (["ssm.dt_rank=4"], "ssm.heads = 6: with ssm.dt_rank there is one"), (["ssm.dt_rank=4", "ssm.heads=1", "ssm.groups=1"], "ssm.groups belongs to scans with a rate a head"),
+    (["ssm.low_norm=unit"], "belongs to scans with ssm.dt_rank"), (["linear.layers=[0]", "shared.layers=[1]", "attention.qk_norm=head"], "attention of such a block is plain"),
     (["attention.kv_shared=2", "linear.layers=[0]", "ssm.layers=[1]", "attention.layers=[0, 1, 3]"], "no layer before them is one of attention"))
 
 
