@@ -39,7 +39,7 @@ qk_norm(Build *b, bool after, int x, const char *role, int64_t heads, const char
 	bool        whole = s->attention.qk_norm == QK_WHOLE;
 	int64_t     dim = spec_heads(s, b->layer).head_dim;
 
-	if (s->attention.qk_norm == QK_NONE || s->attention.qk_after != after)
+	if (s->attention.qk_norm == QK_NONE || !s->attention.qk_in[b->layer] || s->attention.qk_after != after)
 		return x;
 	build_at(b, "attention.qk_norm");
 	if (s->attention.qk_norm == QK_LAYER || s->attention.qk_norm == QK_LAYER_EACH)
@@ -124,6 +124,7 @@ attend(Build *b, int q, int done, const HeadShape *shape)
 	op_set_num(b->g, o, "scale", s->attention.scale);
 	op_set_num(b->g, o, "cap", s->attention.score_cap);
 	op_set_int(b->g, o, "window", spec_windowed(s, b->layer) ? s->attention.window : 0);
+	op_set_int(b->g, o, "chunk", spec_windowed(s, b->layer) && s->attention.chunked);
 	op_set_word(b->g, o, "mask", s->attention.mask == MASK_PREFIX ? "prefix" : "causal");
 	op_set_num(b->g, o, "alibi", s->position == POS_ALIBI ? s->alibi_max_bias : 0);
 	return y;

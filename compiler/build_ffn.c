@@ -96,6 +96,15 @@ build_moe(Build *b, int h, int x)
 		weights = y;
 		build_at(b, "moe.n_experts");
 	}
+	if (s->moe.weighs_input) {
+		build_at(b, "moe.weights_on");
+		int y = build_value(b, "expert_weighed"), one = build_value(b, "expert_weight_one");
+		o = OP(b, expert_input, .x = in, .weight = weights, .y = y, .one = one);
+		op_set_int(b->g, o, "hidden", row);
+		in = y;
+		weights = one;
+		build_at(b, "moe.n_experts");
+	}
 	/* relu2(u) = relu(u) u: where there is no gate, up is it, and kernels find each row of it twice in their nearest cache */
 	int gate = s->moe.plain ? -1 : build_experts(b->g, "e_gate", b->layer, n, width, row, b->loc);
 	int up = build_experts(b->g, "e_up", b->layer, n, width, row, b->loc);

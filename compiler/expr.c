@@ -170,13 +170,16 @@ raw(Parse *s, char out[MAX_NAME])
 
 /* [1, 0] -> [true, false]: of layers, which are meant, where numbers of a list would be the layers themselves */
 static ExprVal
-truths(Parse *s, ExprVal list)
+truths(Parse *s, ExprVal list, const char *text)
 {
+	double n;
+	bool   one = number_parse(text + strspn(text, " "), &n); /* asked for */
+
 	if (list.kind != EXPR_LIST)
 		return null_val;
 	ExprVal *item = NEW(s->a, ExprVal, list.n + 1);
 	for (size_t i = 0; i < list.n; i++)
-		item[i] = truth(expr_true(list.item[i]));
+		item[i] = truth(one ? list.item[i].kind == EXPR_NUM && list.item[i].num == n : expr_true(list.item[i]));
 	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
@@ -321,19 +324,17 @@ primary(Parse *s)
 		}
 		if (!raw(s, arg))
 			return fail(s, "a name and ) are expected here");
-		if (where || length || at) {
+		if (where || length || at || flags) {
 			char *more = arg + strcspn(arg, ",");
 			if (*more)
 				*more++ = 0;
 			ExprVal list = s->env->key ? s->env->key(s->env->user, arg) : null_val;
-			return where ? places(s, list, more) : length ? count(list) : element(list, more);
+			return where ? places(s, list, more) : length ? count(list) : flags ? truths(s, list, more) : element(list, more);
 		}
 		if (layers)
 			return layers_with(s, arg);
 		if (most)
 			return greatest(s->env->key ? s->env->key(s->env->user, arg) : null_val);
-		if (flags)
-			return truths(s, s->env->key ? s->env->key(s->env->user, arg) : null_val);
 		if (!size)
 			return truth(s->env->has && s->env->has(s->env->user, arg));
 		return s->env->size && s->env->size(s->env->user, arg, cols, &v) ? num(v) : null_val;

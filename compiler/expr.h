@@ -1,7 +1,7 @@
 /* The small language of family files and of defaults:
  *
  *     or, and, not; == != < <= > >=; + - * / ^; ( ); numbers; $key (already resolved); key (of the source);
- *     has(key or tensor, with *); rows(tensor), cols(tensor): its first and its last dimension; floor(x); flags(key): a list of 0 and 1 as false and true;
+ *     has(key or tensor, with *); rows(tensor), cols(tensor): its first and its last dimension; floor(x); flags(key): a list of 0 and 1 as false and true, flags(key, n): elements that are n as true;
  *     where(key, word, word ..): the places of a list of words, or of a text's letters, that are one of these; length(key): how many there are;
  *     at(key, n): element n of a list, from 0 on, or below 0 from its end; greatest(key): the largest number of a list; layers(tensors): the layers, the first * of the name, in which such a tensor is; list + x, list - x: of each element
  *

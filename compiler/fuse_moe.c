@@ -5,7 +5,7 @@
 
 /* What a mixture's feed-forward is made of: its ops; the shared expert's, where it fits in; who adds the result to what. */
 typedef struct Mixture {
-	Op *logits, *route, *gain, *own, *ffn;          /* gain: NULL, or what multiplies the weights by numbers of the experts; own: of a rank with some of the experts, else NULL */
+	Op *logits, *route, *gain, *weigh, *own, *ffn;  /* gain: NULL, or what multiplies the weights by numbers of the experts; weigh: NULL, or what multiplies the experts' input by them; own: of a rank with some of the experts, else NULL */
 	Op *gate, *up, *glu, *down, *mix, *gated, *sum; /* shared expert: NULL without; mix, gated: without a gate */
 	Op *add;                                        /* NULL: the result goes elsewhere */
 	int r, y;                                       /* what the result is added to, or -1; what comes out */
@@ -65,9 +65,11 @@ match_mixture(const Fuse *f, Op *ffn, bool with_shared, Mixture *m)
 	m->route = fuse_def(f, id);
 	if (m->gain)
 		weight = m->gain->arg[ARG(expert_gain, weight)];
+	if ((m->weigh = fuse_only_def(f, weight, OP_expert_input)))
+		weight = m->weigh->arg[ARG(expert_input, weight)];
 	if (!m->route || m->route->kind != OP_moe_route || fuse_uses(f, id) != (m->gain ? 2 : 1) || fuse_uses(f, weight) != 1 || m->route->arg[ARG(moe_route, weight)] != weight ||
 	    !(m->logits = fuse_only_def(f, m->route->arg[ARG(moe_route, logits)], OP_matmul)) ||
-	    (with_shared && !match_shared(f, m)) || (m->mix && (m->gain || m->logits->arg[ARG(matmul, b)] >= 0)))
+	    (with_shared && !match_shared(f, m)) || (m->mix && (m->gain || m->weigh || m->logits->arg[ARG(matmul, b)] >= 0)))
 		return false;
 	m->y = with_shared ? m->sum->arg[ARG(add, y)] : ffn->arg[ARG(moe_ffn, y)];
 	m->add = only_add(f, m->y);
@@ -128,7 +130,7 @@ make_mixture(Fuse *f, const Mixture *m, const Front *seen, const Front *front, i
 	                                               .gate = ffn->arg[ARG(moe_ffn, gate)], .up = ffn->arg[ARG(moe_ffn, up)],
 	                                               .gate_b = ffn->arg[ARG(moe_ffn, gate_b)], .up_b = ffn->arg[ARG(moe_ffn, up_b)],
 	                                               .s_gate = arg_of(m->gate, ARG(matmul, w)), .s_up = arg_of(m->up, ARG(matmul, w)), .h = h));
-	op[2] = fuse_op(OP_moe_down_add, ffn, OP_ARGS(moe_down_add, .h = h, .id = id, .weight = m->gain ? m->gain->arg[ARG(expert_gain, y)] : weight, .down = ffn->arg[ARG(moe_ffn, down)], .down_b = ffn->arg[ARG(moe_ffn, down_b)],
+	op[2] = fuse_op(OP_moe_down_add, ffn, OP_ARGS(moe_down_add, .h = h, .id = id, .weight = m->gain || m->weigh ? ffn->arg[ARG(moe_ffn, weight)] : weight, .down = ffn->arg[ARG(moe_ffn, down)], .down_b = ffn->arg[ARG(moe_ffn, down_b)],
 	                                               .s_down = arg_of(m->down, ARG(matmul, w)), .r = m->r, .y = m->y));
 	for (int i = 0; i < 3; i++) {
 		op_set_int(g, &op[i], "n_experts", op_int(i ? ffn : m->route, "n_experts"));
@@ -208,11 +210,12 @@ fuse_mixture(Fuse *f)
 				for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
 					if (gone[d] && gone[d] != last)
 						fuse_drop(f, gone[d]);
-				Op mine = m.own ? *m.own : (Op){ 0 };
+				/* what stands between the choice and the experts stays between them */
+				Op *between = m.own ? m.own : m.weigh, mine = between ? *between : (Op){ 0 };
 				fuse_place(f, m.logits, &op[0]);
-				fuse_place(f, m.route, m.own ? &mine : &op[1]);
-				if (m.own)
-					fuse_place(f, m.own, &op[1]);
+				fuse_place(f, m.route, between ? &mine : &op[1]);
+				if (between)
+					fuse_place(f, between, &op[1]);
 				fuse_place(f, last, &op[2]);
 				done = true;
 				n++;

@@ -199,6 +199,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.qk_norm = IS(qk_norm, "head") ? QK_HEAD : IS(qk_norm, "whole") ? QK_WHOLE : IS(qk_norm, "unit") ? QK_UNIT :
 	                       IS(qk_norm, "layer") ? QK_LAYER : IS(qk_norm, "layer_each") ? QK_LAYER_EACH : QK_NONE;
 	s->attention.qkv_limit = NUM(qkv_limit);
+	s->attention.chunked = IS(window_kind, "chunks");
+	s->attention.qk_in = t->val[K_qk_norm_layers].layers;
 	s->attention.qk_after = IS(qk_place, "after");
 	s->attention.sinks = BOOL(sinks);
 	s->attention.sink_in = t->val[K_sink_layers].layers;
@@ -283,6 +285,7 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->moe.layer_in = sparse;
 	s->moe.score = STR(moe_score);
 	s->moe.jitter = NUM(moe_jitter);
+	s->moe.weighs_input = IS(moe_weights_on, "input");
 	s->moe.choice_bias = BOOL(choice_bias);
 	s->moe.router_bias = BOOL(router_bias);
 	s->moe.bias = BOOL(expert_bias);

@@ -94,10 +94,12 @@ typedef struct Spec {
 		struct { double scale; int64_t positions; int offset; const uint8_t *layer_in; } temper; /* of queries, by position; scale 0: none */
 		int64_t window;            /* positions seen; 0: none */
 		const uint8_t *windowed;   /* [n_layers] */
+		bool    chunked;           /* windows are pieces of the positions */
 		MaskKind mask;
 		int32_t prefix_mark, prefix_end; /* mask prefix: token ids; -1 none */
 		QkNorm  qk_norm;           /* on q and k */
 		bool    qk_after;          /* behind rope */
+		const uint8_t *qk_in;      /* [n_layers]: the layers that have it */
 		double  qkv_limit;         /* of elements of q, k and v; 0: none */
 		OutGate out_gate;
 		const uint8_t *sink_in;    /* [n_layers]: the layers with sinks */
@@ -148,6 +150,7 @@ typedef struct Spec {
 		const uint8_t *layer_in;   /* [n_layers]: this layer is moe */
 		const char *score;         /* what makes scores of the router's logits: the op's word */
 		double  jitter;            /* of sparsemixer */
+		bool    weighs_input;      /* weights multiply what experts see */
 		bool    choice_bias, renorm;
 		bool    router_bias, bias; /* on logits; on gate, up and down of the experts */
 		bool    beside;            /* with the dense feed-forward, each between norms of its own */

@@ -518,6 +518,10 @@ check_moe(SpecTable *t)
 		err_at(t->d, t->val[K_top_k].given ? LOC(top_k) : LOC(n_experts), "moe.top_k = %lld: 1 to moe.n_experts = %lld is expected", (long long)k, (long long)e);
 		note(t, K_n_experts);
 	}
+	if (IS(moe_weights_on, "input") && (k != 1 || ON(expert_gain))) {
+		err_at(t->d, LOC(moe_weights_on), "moe.weights_on = input: an expert sees its weight where it is the only one, and has no gain");
+		note(t, k != 1 ? K_top_k : K_expert_gain);
+	}
 	if (IS(moe_score, "sparsemixer") && (ON(renorm) || g > 1 || ON(choice_bias))) {
 		SpecKey key = ON(renorm) ? K_renorm : g > 1 ? K_groups : K_choice_bias;
 		err_at(t->d, t->val[key].loc, "%s: sparsemixer chooses by logits alone, and its weights are what they are", spec_key[key].path);

@@ -131,7 +131,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 #define GET(key) key = attr_int(a, n, #key)
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
-	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit), GET(each);
+	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit), GET(each), GET(chunk);
 	const int64_t GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
@@ -185,6 +185,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_attention:
 		MUST(heads % kv_heads == 0, "heads is a multiple of kv_heads");
+		MUST(chunk <= 1, "chunk <= 1");
 		SET(attention, .q = act(heads * dim), .kv = gqa(kv_heads, dim, v_dim), .done = order(), .sink = vec(heads), .y = act(heads * v_dim));
 		break;
 	case OP_mla_append:
@@ -279,6 +280,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_expert_gain:
 		MUST(top_k <= n_experts, "top_k <= n_experts");
 		SET(expert_gain, .id = ids(top_k), .weight = act(top_k), .w = vec(n_experts), .y = act(top_k));
+		break;
+	case OP_expert_input:
+		SET(expert_input, .x = act(hidden), .weight = act(1), .y = act(hidden), .one = act(1));
 		break;
 	case OP_cap:
 		MUST(attr_num(a, n, "cap") >= 0, "cap >= 0");

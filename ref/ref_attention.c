@@ -152,7 +152,7 @@ ref_softmax(float *p, int64_t n, const float *sink)
 
 /* Positions that row t sees: [*first, return). */
 static int64_t
-visible(const RefCall *c, int64_t t, int64_t window, bool prefix, int64_t *first)
+visible(const RefCall *c, int64_t t, int64_t window, bool chunk, bool prefix, int64_t *first)
 {
 	int32_t seq = c->s->seq_of[t];
 	int64_t pos = c->s->pos[t], end = pos + 1;
@@ -161,7 +161,7 @@ visible(const RefCall *c, int64_t t, int64_t window, bool prefix, int64_t *first
 		end = c->s->prefix_len[seq];
 	if (end > c->s->kv_len[seq])
 		end = c->s->kv_len[seq];
-	*first = window > 0 && pos - window + 1 > 0 ? pos - window + 1 : 0;
+	*first = window > 0 && chunk ? pos - pos % window : window > 0 && pos - window + 1 > 0 ? pos - window + 1 : 0;
 	return end;
 }
 
@@ -172,14 +172,14 @@ ref_attention(const RefCall *c)
 	int64_t         dim = step_int(c->step, "dim"), v_dim = step_int(c->step, "v_dim");
 	double          scale = step_num(c->step, "scale"), cap = step_num(c->step, "cap"), alibi = step_num(c->step, "alibi");
 	int64_t         window = step_int(c->step, "window");
-	bool            prefix = !strcmp(step_word(c->step, "mask"), "prefix");
+	bool            prefix = !strcmp(step_word(c->step, "mask"), "prefix"), chunk = step_int(c->step, "chunk") != 0;
 	double         *sum = (double *)c->scratch;
 	float          *row = c->scratch + 2 * v_dim, *sinks = row + (dim > v_dim ? dim : v_dim), *p = sinks + heads;
 	const float    *sink = ref_vector(&c->arg[ARG(attention, sink)], sinks);
 
 	for (int64_t t = 0; t < c->s->n_tok; t++) {
 		int32_t seq = c->s->seq_of[t];
-		int64_t first, end = visible(c, t, window, prefix, &first);
+		int64_t first, end = visible(c, t, window, chunk, prefix, &first);
 
 		for (int64_t h = 0; h < heads; h++) {
 			int64_t      kh = h / (heads / kv_heads);
@@ -255,7 +255,7 @@ ref_mla_attention(const RefCall *c)
 		}
 		for (int64_t t = 0; t < n_tok; t++) {
 			const float *q_rope = ref_f32(c, ARG(mla_attention, q)) + (t * heads + h) * (nope + rope) + nope;
-			int64_t      first, end = visible(c, t, 0, false, &first);
+			int64_t      first, end = visible(c, t, 0, false, false, &first);
 			int32_t      seq = c->s->seq_of[t];
 
 			for (int64_t j = 0; j < end; j++) {

@@ -271,3 +271,17 @@ ref_own_experts(const RefCall *c)
 	for (int64_t i = 0; i < ref_rows(c, ARG(own_experts, own)) * step_int(c->step, "top_k"); i++)
 		own[i] = id[i] >= first && id[i] - first < count ? id[i] - first : -1;
 }
+
+void
+ref_expert_input(const RefCall *c)
+{
+	int64_t      hidden = step_int(c->step, "hidden"), n = ref_rows(c, ARG(expert_input, y));
+	const float *x = ref_f32(c, ARG(expert_input, x)), *weight = ref_f32(c, ARG(expert_input, weight));
+	float       *y = ref_f32(c, ARG(expert_input, y)), *one = ref_f32(c, ARG(expert_input, one));
+
+	for (int64_t t = 0; t < n; t++) {
+		for (int64_t i = 0; i < hidden; i++)
+			y[t * hidden + i] = x[t * hidden + i] * weight[t];
+		one[t] = 1;
+	}
+}

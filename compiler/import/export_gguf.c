@@ -417,7 +417,9 @@ static bool
 has_form(const Job *j)
 {
 	const Spec *s = j->spec;
-	const char *what = s->attention.kind == ATT_MLA ? "latent attention" : s->linear.n ? "a delta rule" : s->ssm.n ? "a selective scan" : s->conv.n ? "short convolutions" :
+	const HeadShape far = spec_heads(s, -1), near = s->attention.window > 0 ? s->attention.local : far;
+	const bool two = far.n_heads != near.n_heads || far.n_kv_heads != near.n_kv_heads || far.head_dim != near.head_dim || far.v_dim != near.v_dim;
+	const char *what = two ? "heads of two shapes" : s->attention.kind == ATT_MLA ? "latent attention" : s->linear.n ? "a delta rule" : s->ssm.n ? "a selective scan" : s->conv.n ? "short convolutions" :
 	                   s->ple_width ? "per-layer embeddings" : s->head.kind != LLMC_OUTPUT_LOGITS ? "no logits" : s->lora.path ? "an adapter" : NULL;
 
 	if (what)

@@ -392,7 +392,7 @@ layer_roles(Check *c, int l)
 			ROLE("v", shape.n_kv_heads * (int64_t)shape.v_dim, H, ab);
 		const QkNorm qk = s->attention.qk_norm;
 		bool all = qk == QK_WHOLE || qk == QK_LAYER_EACH, biased = qk == QK_LAYER && nb;
-		if (qk != QK_NONE && qk != QK_UNIT) {
+		if (qk != QK_NONE && qk != QK_UNIT && s->attention.qk_in[l]) {
 			ROLE("q_norm", all ? heads * D : D, 0, biased);
 			if (owner)
 				ROLE("k_norm", all ? shape.n_kv_heads * D : D, 0, biased);

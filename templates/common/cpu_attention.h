@@ -25,7 +25,7 @@
 typedef struct Att {
 	int    heads, kv_heads, dim, v_dim;
 	float  scale, cap;
-	int    window;
+	int    window, chunk; /* chunk: positions are seen from the last multiple of the window on */
 	double alibi;
 	int    prefix;       /* 1: rows see the prefix of their sequence */
 	KvForm kv;
@@ -96,7 +96,9 @@ att_range(const Att a, const llmc_step *s, int seq, int pos)
 		if (r.hi < prefix)
 			r.hi = prefix;
 	}
-	if (a.window > 0 && pos + 1 > a.window)
+	if (a.window > 0 && a.chunk)
+		r.lo = pos - pos % a.window;
+	else if (a.window > 0 && pos + 1 > a.window)
 		r.lo = pos + 1 - a.window;
 	return r;
 }

@@ -12,7 +12,7 @@
 /* An attention: K of a type E_ and V of a type EV_ (cuda_kv_rows.h), query heads in groups that share a head of K, D elements wide, and of V, V wide; bytes
  * from page to page of the pool; TURN_: quantised rows are turned. SCORES says how scores are made and what is seen:
  *     static constexpr float SCALE, CAP, ALIBI;     CAP, ALIBI 0: none
- *     enum { WINDOW, PREFIX };                      WINDOW 0: none; PREFIX 1: all rows see the sequence's first prefix_len positions */
+ *     enum { WINDOW, CHUNK, PREFIX };               WINDOW 0: none; CHUNK 1: rows see from the last multiple of the window on; PREFIX 1: all rows see the sequence's first prefix_len positions */
 template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, long long PAGE_BYTES_, class EV_ = E_, bool TURN_ = false> struct att_config {
 	typedef typename E_::math E;      /* for tensor cores */
 	typedef kv_plane<E_, D_, TURN_>  KP;
@@ -52,7 +52,8 @@ att_range(const llmc_step &s, int seq, int pos)
 {
 	AttRange r;
 
-	r.lo = A::WINDOW > 0 && pos - A::WINDOW + 1 > 0 ? pos - A::WINDOW + 1 : 0;
+	constexpr int W = A::WINDOW > 0 ? (int)A::WINDOW : 1;
+	r.lo = A::WINDOW == 0 ? 0 : A::SCORES::CHUNK ? pos - pos % W : max(pos - W + 1, 0);
 	r.hi = pos + 1;
 	if constexpr (A::SCORES::PREFIX)
 		r.hi = min(max(r.hi, s.prefix_len[seq]), s.kv_len[seq]);

@@ -13,7 +13,7 @@ enum { MLA_WARPS = 8 };
 /* scores of queries that have their scale already */
 struct mla_scores {
 	static constexpr float SCALE = 1, CAP = 0, ALIBI = 0;
-	enum { WINDOW = 0, PREFIX = 0 };
+	enum { WINDOW = 0, CHUNK = 0, PREFIX = 0 };
 };
 
 /* A latent attention: KV elements of type E, heads, the latent's width, that of a query's part without and with positions (and of the shared

@@ -8,12 +8,13 @@ class Attention:
     """Sequences of given lengths with random K, V and queries. A target's own class says what its pages are: make_pool, rounded,
     fill, page_bytes."""
 
-    def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, mask="causal", alibi=0.0, kv="f16",
+    def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, chunk=0, mask="causal", alibi=0.0, kv="f16",
                  prefix=None, seed=0, spread=1.0, low=0.0, kv_v=None, rotate=False, sinks=False):
         """low: all scores are lower by this much, through the first dimension: a maximum that starts at 0 would make all weights 0"""
         v_dim = dim if v_dim is None else v_dim
         self.heads, self.kv_heads, self.dim, self.v_dim, self.kv = heads, kv_heads, dim, v_dim, kv
         self.kv_v, self.rotate = kv_v or kv, rotate
+        self.chunk = chunk
         self.lens, self.window, self.cap, self.alibi, self.mask = list(lens), window, cap, alibi, mask
         self.scale = dim ** -0.5 if scale is None else scale
         self.prefix = list(prefix) if prefix is not None else [0] * len(lens)
@@ -27,7 +28,7 @@ class Attention:
         self.sink = (3 * np.random.default_rng(77).standard_normal(heads) + low).astype(np.float32) if sinks else None
         for i in range(len(lens)):
             self.fill(i)
-        self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap), WINDOW=window,
+        self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap), WINDOW=window, CHUNK=chunk,
                            MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.page_bytes, HAS_SINK=int(sinks))
         if (kv_v or kv) != kv or rotate:
             self.params |= dict(KV_K=kv, KV_V=self.kv_v, KV_ROTATE=int(rotate))
@@ -60,7 +61,7 @@ class Attention:
         for r, p in enumerate(pos):
             k, v = self.seen(seq, p)
             hi = max(p + 1, min(self.prefix[seq], self.lens[seq]) if self.mask == "prefix" else 0)
-            lo = max(0, p + 1 - self.window) if self.window else 0
+            lo = p - p % self.window if self.chunk else max(0, p + 1 - self.window) if self.window else 0
             q = self.q[seq][p].astype(np.float64).reshape(self.kv_heads, g, self.dim)
             s = self.scale * np.einsum("kgd,jkd->kgj", q, k[lo:hi])
             if self.cap:

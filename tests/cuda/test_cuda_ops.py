@@ -213,6 +213,15 @@ def test_clip(x):
     everywhere("clip", dict(WIDTH=70, LIMIT=0.7), ROWS, [H.inout(x), H.alias(0)], want, exact=True)
 
 
+def test_expert_input(x):
+    w = np.random.default_rng(9).standard_normal((N, 1)).astype(np.float32)
+    def check(got):
+        assert np.array_equal(got[0], x * w) and (got[1] == 1).all()
+    each("expert_input", dict(HIDDEN=70), STEP, [x, w, H.out((N, 70)), H.out((N, 1))], check, bucket=9)
+    if not H.REAL:
+        on_processors("expert_input", dict(HIDDEN=70), ROWS, [x, w, H.out((N, 70)), H.out((N, 1))], check)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"])
 def test_embed(dtype):
     cols = 256 if dtype in H.BLOCK else 75

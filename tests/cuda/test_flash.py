@@ -17,6 +17,7 @@ CASES = {
     "d80":    dict(lens=[40, 70], heads=2, kv_heads=2, dim=80, kv="bf16"),
     "d96":    dict(lens=[70], heads=2, kv_heads=1, dim=96, window=40),
     "d256":   dict(lens=[20, 90], heads=4, kv_heads=1, dim=256, cap=30.0, window=50, kv="bf16", scale=0.08),
+    "chunks": dict(lens=[40, 130], heads=4, kv_heads=2, dim=64, window=70, chunk=1),
     "v_dim":  dict(lens=[70], heads=3, kv_heads=1, dim=96, v_dim=64),
     "mqa":    dict(lens=[5, 40], heads=71, kv_heads=1, dim=64, kv="bf16"),
     "alibi":  dict(lens=[64, 90], heads=6, kv_heads=6, dim=32, alibi=8.0),
@@ -26,7 +27,7 @@ CASES = {
 }
 # wgmma: chunks of 128 positions (64 for wide heads), tiles of 128 pairs; one of its warpgroups without work, rings that come round
 SM90 = {
-    **{k: CASES[k] for k in ("gqa", "llama", "d80", "d96", "d256", "mqa", "alibi", "low", "prefix", "sinks")},
+    **{k: CASES[k] for k in ("gqa", "llama", "d80", "d96", "d256", "mqa", "alibi", "low", "prefix", "sinks", "chunks")},
     "alone":  dict(lens=[128, 130, 257], heads=2, kv_heads=2, dim=128),
     "eight":  dict(lens=[7, 40], heads=16, kv_heads=2, dim=48, scale=0.2),
     "d192":   dict(lens=[20, 200], heads=4, kv_heads=1, dim=192, cap=20.0),

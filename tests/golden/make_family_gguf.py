@@ -73,7 +73,15 @@ CASES = {
     "stablelm_norms": ("StableLmForCausalLM", M.STABLELM, dict(TINY, qk_layernorm=True, use_parallel_residual=True, rope_theta=10000.0)),
     "internlm2": ("InternLM2ForCausalLM", M.INTERNLM2, TINY),
     "phimoe": ("PhiMoEForCausalLM", M.PHIMOE, dict(TINY, intermediate_size=24, router_jitter_noise=0.01, rope_scaling=dict(M.PHIMOE_ROPE, short_mscale=1.243163121016122, long_mscale=1.243163121016122))),
-    "dbrx": ("DbrxForCausalLM", M.DBRX, dict(vocab_size=280, d_model=32, n_layers=2, n_heads=4, bos_token_id=256, eos_token_id=257, attn_config=dict(clip_qkv=0.8, kv_n_heads=2, rope_theta=100.0))),
+    "dbrx_router": ("DbrxForCausalLM", M.DBRX, dict(vocab_size=280, d_model=32, n_layers=2, n_heads=4, bos_token_id=256, eos_token_id=257, attn_config=dict(clip_qkv=0.8, kv_n_heads=2, rope_theta=100.0))),
+    "llama4": ("Llama4ForCausalLM", M.LLAMA4, dict(TINY, head_dim=8, num_hidden_layers=4, hidden_size=16, intermediate_size=12, intermediate_size_mlp=20, interleave_moe_layer_step=2, no_rope_layers=[1, 1, 1, 0],
+                                                  num_local_experts=5, attention_chunk_size=8192, floor_scale=8192)),
+    "afmoe": ("AfmoeForCausalLM", M.AFMOE, dict(TINY, head_dim=8, num_hidden_layers=4, hidden_size=16, intermediate_size=24, moe_intermediate_size=12, mup_enabled=True, global_attn_every_n_layers=4,
+                                               score_func="sigmoid", route_norm=True, layer_types=["sliding_attention"] * 3 + ["full_attention"])),
+    "exaone_moe": ("ExaoneMoEForCausalLM", M.EXAONE_MOE, dict(TINY, head_dim=8, num_hidden_layers=4, hidden_size=16, intermediate_size=24, moe_intermediate_size=12, num_nextn_predict_layers=0)),
+    "jais2": ("Jais2ForCausalLM", M.JAIS2, TINY),
+    "granitemoe": ("GraniteMoeForCausalLM", M.GRANITEMOE, dict(TINY, intermediate_size=20, num_local_experts=5)),
+    "granitemoe_shared": ("GraniteMoeSharedForCausalLM", M.GRANITEMOE, dict(TINY, intermediate_size=20, num_local_experts=5, shared_intermediate_size=28)),
     "mamba2": ("Mamba2ForCausalLM", M.MAMBA2, dict(vocab_size=280, num_hidden_layers=2, bos_token_id=256, eos_token_id=257)),
     "lfm2": ("Lfm2ForCausalLM", M.LFM2, dict(TINY, num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"])),
     "lfm2_moe": ("Lfm2MoeForCausalLM", M.LFM2_MOE, dict(TINY, **MOE, num_hidden_layers=3, num_dense_layers=1, layer_types=["conv", "full_attention", "conv"])),
@@ -88,7 +96,7 @@ CASES = {
     "gemma4_small": ("Gemma4ForCausalLM", M.GEMMA4, dict(M.SMALL4, **FOUR, vocab_size_per_layer_input=268, num_kv_shared_layers=2, use_double_wide_mlp=True)),
     "gemma4_experts": ("Gemma4ForCausalLM", M.GEMMA4, dict(M.MOE4, **{k: v for k, v in FOUR.items() if "moe" not in k})),
 }
-MODEL_TYPE = {"seed_oss": "seed_oss", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "hunyuan_v1": "hunyuan_v1_dense", "cohere_norms": "cohere", "olmo_clipped": "olmo", "stablelm_norms": "stablelm", "granite4": "granitemoehybrid",
+MODEL_TYPE = {"seed_oss": "seed_oss", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "hunyuan_v1": "hunyuan_v1_dense", "cohere_norms": "cohere", "llama4": "llama4_text", "dbrx_router": "dbrx", "granitemoe_shared": "granitemoeshared", "olmo_clipped": "olmo", "stablelm_norms": "stablelm", "granite4": "granitemoehybrid",
               "granite4_dense": "granitemoehybrid", "nemotron_h_moe": "nemotron_h", "falcon_h1_norm": "falcon_h1", "gemma4": "gemma4_text", "gemma4_small": "gemma4_text",
               "gemma4_experts": "gemma4_text"}
 

@@ -634,6 +634,44 @@ case("internlm2-dynamic", "internlm2", INTERNLM2, other="InternLM2", greedy=0, m
      rope_scaling=dict(type="dynamic", factor=2.0))
 
 
+# --- chunks of the text, unit norms behind rope, queries that grow, an expert whose input is weighted
+LLAMA4 = dict(LLAMA, head_dim=12, hidden_size=60, num_hidden_layers=4, intermediate_size=28, intermediate_size_mlp=52, num_local_experts=5, num_experts_per_tok=1, interleave_moe_layer_step=1,
+              use_qk_norm=True, no_rope_layers=[1, 1, 0, 1], attention_chunk_size=8, attn_temperature_tuning=True, floor_scale=8, attn_scale=0.1, attention_bias=False)
+case("llama4-plain", "llama4_text", LLAMA4)
+case("llama4-dense-layers", "llama4_text", LLAMA4, interleave_moe_layer_step=2, use_qk_norm=False, no_rope_layers=None, attention_chunk_size=33, num_local_experts=7, num_key_value_heads=1,
+     attention_bias=True, tie_word_embeddings=True)
+case("llama4-modern-bf16", "llama4_text", LLAMA4, modern=True, dtype="bf16", attn_temperature_tuning=False, num_key_value_heads=9, attention_chunk_size=5, hidden_act="gelu")
+# --- families of the same primitives
+AFMOE = dict(LLAMA, head_dim=12, hidden_size=60, num_hidden_layers=4, num_dense_layers=1, num_experts=7, num_experts_per_tok=3, num_shared_experts=2, moe_intermediate_size=20,
+             route_scale=1.7, sliding_window=6, global_attn_every_n_layers=2, attention_bias=False)
+case("afmoe-plain", "afmoe", AFMOE)
+case("afmoe-mup", "afmoe", AFMOE, mup_enabled=True, num_shared_experts=1, num_experts=5, num_experts_per_tok=5, num_key_value_heads=1,
+     layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"])
+case("afmoe-modern-bf16", "afmoe", AFMOE, modern=True, dtype="bf16", num_dense_layers=2, sliding_window=33)
+EXAONE_MOE = dict(LLAMA, head_dim=12, num_hidden_layers=4, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=20, num_shared_experts=1, first_k_dense_replace=1, norm_topk_prob=True,
+                  routed_scaling_factor=2.5, n_group=1, topk_group=1, sliding_window=6, sliding_window_pattern=4,
+                  layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"])
+case("exaone_moe-plain", "exaone_moe", EXAONE_MOE)
+case("exaone_moe-groups", "exaone_moe", EXAONE_MOE, n_group=4, topk_group=2, num_shared_experts=2, norm_topk_prob=False, num_key_value_heads=1)
+case("exaone_moe-modern-bf16", "exaone_moe", EXAONE_MOE, modern=True, dtype="bf16", num_experts=5, num_experts_per_tok=5, first_k_dense_replace=2, sliding_window=33)
+JAIS2 = dict({k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, layer_norm_eps=1e-2, hidden_act="relu2", attention_bias=True, mlp_bias=True)
+case("jais2-plain", "jais2", JAIS2)
+case("jais2-no-bias", "jais2", JAIS2, attention_bias=False, mlp_bias=False, tie_word_embeddings=True, num_key_value_heads=1)
+case("jais2-modern-bf16", "jais2", JAIS2, modern=True, dtype="bf16", num_key_value_heads=9)
+HYPERCLOVAX = dict(LLAMA, embedding_multiplier=3.0, attention_multiplier=0.21, logits_scaling=0.4, residual_multiplier=1.0, use_post_norm=True, attention_bias=False, mlp_bias=False)
+case("hyperclovax-plain", "hyperclovax", HYPERCLOVAX)
+case("hyperclovax-no-post", "hyperclovax", HYPERCLOVAX, use_post_norm=False, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, attention_multiplier=None)
+case("hyperclovax-modern-bf16", "hyperclovax", HYPERCLOVAX, modern=True, dtype="bf16", num_key_value_heads=1)
+GRANITEMOE = dict(GRANITE, num_local_experts=7, num_experts_per_tok=3, intermediate_size=28)
+case("granitemoe-plain", "granitemoe", GRANITEMOE)
+case("granitemoe-shared", "granitemoeshared", GRANITEMOE, shared_intermediate_size=44, num_local_experts=5, num_experts_per_tok=5, attention_bias=True)
+case("granitemoe-modern-bf16", "granitemoe", GRANITEMOE, modern=True, dtype="bf16", num_key_value_heads=1)
+FLEX_OLMO = dict(OLMOE, num_experts=7, num_experts_per_tok=5)
+case("flex_olmo-plain", "flex_olmo", FLEX_OLMO)
+case("flex_olmo-renorm", "flex_olmo", FLEX_OLMO, norm_topk_prob=True, num_experts=5, num_experts_per_tok=5, num_key_value_heads=1)
+case("flex_olmo-modern-bf16", "flex_olmo", FLEX_OLMO, modern=True, dtype="bf16", num_experts_per_tok=1, attention_bias=True)
+
+
 def header(path):
     with open(path, "rb") as f:
         n = struct.unpack("<Q", f.read(8))[0]

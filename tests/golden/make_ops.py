@@ -202,7 +202,7 @@ def slopes(heads, max_bias=8.0):
     return power(near) + slopes(2 * near, max_bias)[0::2][:heads - near]
 
 
-def attend(q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0, sink=None):
+def attend(q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0, sink=None, chunk=0):
     heads, kv_heads = q.shape[1], k.shape[1]
     k, v = (t.repeat_interleave(heads // kv_heads, 1) for t in (k, v))
     s = torch.einsum("thd,jhd->htj", q, k) * scale
@@ -213,7 +213,7 @@ def attend(q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0, sink=Non
         s = s + torch.tensor(slopes(heads, alibi))[:, None, None] * (j - p)
     seen = (j <= p) | (j < prefix)
     if window:
-        seen &= j > p - window
+        seen &= (j // window == p // window) if chunk else j > p - window
     s = s.masked_fill(~seen, -math.inf)
     if sink is not None:  # a column more, whose value is 0
         s = torch.cat([s, sink[:, None, None].expand(-1, s.shape[1], 1)], -1)
@@ -239,7 +239,7 @@ for name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype in ATT:
     args = dict(scale=0.7, cap=cap, window=window, alibi=alibi, sink=sink)
     y = torch.cat([attend(q[:4], kk[:40], vv[:40], pos[:4], prefix=prefix, **args),
                    attend(q[4:], kk[40:], vv[40:], pos[4:], prefix=0, **args)])
-    Case("attention", name, heads=heads, kv_heads=kv, dim=dim, v_dim=v_dim, scale=0.7, cap=cap, window=window,
+    Case("attention", name, heads=heads, kv_heads=kv, dim=dim, v_dim=v_dim, scale=0.7, cap=cap, window=window, chunk=0,
          mask="prefix" if prefix else "causal", alibi=alibi).step(pos, seq_of, kv_len=seqs, prefix=[prefix, 0]).f32(
         q).pool(False, kv, dim, v_dim, dtype, k, v, seqs).none().vector(sink).room(6 * heads * v_dim).out(y).end()
 
@@ -571,6 +571,14 @@ for top_k, jitter in ((2, 0.3), (5, 0.05)):
     ids, wt = mixer(x, top_k, jitter)
     Case("moe_route", f"sparsemixer_{top_k}", n_experts=5, top_k=top_k, score="sparsemixer", renorm=0, sum_eps=1e-20, scale=1.5, jitter=jitter, groups=1, keep_groups=1, group_score="max").step(
         list(range(6))).f32(x).none().room(6 * top_k, "i32").out(ids).room(6 * top_k).out(1.5 * wt).end()
+
+# pieces of the positions; the one expert of a row, whose input is weighted
+k, v, q = rnd(40, 1, 4, scale=2), rnd(40, 1, 3), rnd(4, 2, 4)
+y = attend(q, k, v, [5, 8, 9, 39], 0.7, window=9, chunk=1)
+Case("attention", "chunks", heads=2, kv_heads=1, dim=4, v_dim=3, scale=0.7, cap=0.0, window=9, chunk=1, mask="causal", alibi=0.0).step([5, 8, 9, 39], kv_len=[40]).f32(
+    q).pool(False, 1, 4, 3, "f32", k, v, [40]).none().none().room(24).out(y).end()
+x, w = rnd(3, 5), rnd(3, 1)
+Case("expert_input", "plain", hidden=5).step([0, 1, 2]).f32(x).f32(w).room(15).out(x * w).room(3).out(torch.ones(3, 1)).end()
 
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")

@@ -110,6 +110,7 @@ CASES = {
     "mha24":   dict(lens=[5, 257, 400], heads=1, kv_heads=1, dim=24, window=40),
     "d128":    dict(lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0),
     "odd":     dict(lens=[7, 130, 290], heads=5, kv_heads=1, dim=20, v_dim=12, window=129),
+    "chunks":  dict(lens=[5, 40, 300], heads=6, kv_heads=2, dim=24, window=33, chunk=1),
     "alibi":   dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0),
     "prefix":  dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200]),
     "falcon":  dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),
@@ -148,13 +149,14 @@ CASES |= {
 CASES |= {
     "gqa4":    dict(lens=LENS, heads=8, kv_heads=2),
     "odd5":    dict(lens=[7, 130, 290, 520], heads=10, kv_heads=2, dim=20, v_dim=12, window=129),
+    "chunks4": dict(lens=[7, 130, 520], heads=8, kv_heads=2, dim=48, window=129, chunk=1),
     "alibi4":  dict(lens=[64, 300], heads=8, kv_heads=2, dim=48, alibi=8.0),
     "prefix4": dict(lens=[40, 300], heads=4, kv_heads=1, dim=32, mask="prefix", prefix=[17, 200], kv="bf16"),
     "sink8":   dict(lens=[5, 40, 300], heads=8, kv_heads=1, dim=80, window=20, sinks=True),
     "capwin4": dict(lens=[513], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1),
     "rest4":   dict(lens=[31, 200], heads=8, kv_heads=2, dim=72, v_dim=104),
 }
-TILES = ("rest4", "gqa4", "d128", "odd", "odd5", "alibi4", "prefix4", "falcon", "sinks", "sink8", "capwin4")
+TILES = ("rest4", "gqa4", "d128", "odd", "odd5", "chunks4", "alibi4", "prefix4", "falcon", "sinks", "sink8", "capwin4")
 QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4", "near4r", "chanodd")
 
 

@@ -32,7 +32,7 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 			a[n].i = 0;
 		if (!strcmp(key, "rope_dims"))
 			a[n].i = i / 2;
-		if (!strcmp(key, "groups") || !strcmp(key, "mix") || !strcmp(key, "each"))
+		if (!strcmp(key, "groups") || !strcmp(key, "mix") || !strcmp(key, "each") || !strcmp(key, "chunk"))
 			a[n].i = 1;
 	}
 	return n;
@@ -128,6 +128,7 @@ static void
 rules_are_kept(void **state)
 {
 	static const struct { OpKind op; const char *key; int64_t i; double f; const char *rule; } bad[] = {
+		{ OP_attention, "chunk", 2, 0, "chunk <= 1" },
 		{ OP_attention, "heads", 9, 0, "heads is a multiple of kv_heads" },
 		{ OP_slice, "count", 9, 0, "first + count <= width" },
 		{ OP_rope, "rope_dims", 10, 0, "first + rope_dims <= dim" },
