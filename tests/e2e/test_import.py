@@ -233,7 +233,7 @@ def test_a_type_that_is_not_read(llmc, tmp_path):
     ({"hidden_size": "wide"}, "text where a number is wanted"),
     ({"hidden_size": None}, "hidden is missing"),
     ({"num_hidden_layers": 0}, "n_layers = 0 is out of range"),
-    ({"model_type": "mamba"}, "no family file matches model_type = mamba"),
+    ({"model_type": "rwkv"}, "no family file matches model_type = rwkv"),
 ])
 def test_configurations_that_are_refused(llmc, tmp_path, extra, words):
     config = LLAMA | extra
@@ -272,7 +272,7 @@ def test_a_gguf_with_rope_factors(llmc, tmp_path):
 
 def test_gguf_files_that_are_refused(llmc, tmp_path):
     refused(llmc, gguf(tmp_path / "a.gguf", GGUF_KEYS | {"split.count": 3}, gguf_tensors()), "one of 3 parts", "-00001-of-00003.gguf")
-    refused(llmc, gguf(tmp_path / "b.gguf", GGUF_KEYS | {"general.architecture": "mamba"}, gguf_tensors()), "general.architecture = mamba")
+    refused(llmc, gguf(tmp_path / "b.gguf", GGUF_KEYS | {"general.architecture": "rwkv7"}, gguf_tensors()), "general.architecture = rwkv7")
     refused(llmc, gguf(tmp_path / "c.gguf", GGUF_KEYS, {}), "holds no tensors")
     odd = gguf_tensors() | {"blk.0.ffn_up.weight": ([64, 96], 16, 64 * 96 // 256 * 66)}
     refused(llmc, gguf(tmp_path / "d.gguf", GGUF_KEYS, odd), "blk.0.ffn_up.weight")
