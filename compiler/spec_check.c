@@ -434,6 +434,7 @@ check_states(SpecTable *t)
 			first = i;
 		}
 	}
+	check_shared(t);
 	if (all == 0)
 		return;
 	check_sizes(t, K_linear_layers, n[0], sizes, sizeof sizes / sizeof *sizes, "delta rule");
@@ -444,7 +445,6 @@ check_states(SpecTable *t)
 	}
 	if (n[2])
 		check_ssm(t);
-	check_shared(t);
 	if (IS(mask, "prefix")) {
 		err_at(t->d, t->val[which].loc, "%s: a state is causal, mask prefix is not", spec_key[which].path);
 		note(t, K_mask);

@@ -13,10 +13,11 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "serve/batch.h"
 #include "serve/model.h"
 
-enum { MAX_ERRORS = 100, MAX_TRIES = 20, MAX_NAME = 512, LOOK_AGAIN_MS = 1000 };
+enum { MAX_ERRORS = 100, MAX_TRIES = 20, MAX_NAME = 512, LINE_BESIDE = 16 << 10, LOOK_AGAIN_MS = 1000 }; /* LINE_BESIDE: bytes of a line beside its body */
 
 typedef struct Line { uint64_t at; uint32_t n; uint8_t tries; bool begun, done; } Line; /* of the file: n bytes at at */
 
@@ -46,6 +47,7 @@ wrong(Run *run, size_t line, const char *code, const char *param, const char *fm
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
+	text[utf8_whole(text, strlen(text))] = 0;
 	if (!run->errors)
 		run->errors = json_array();
 	if (json_array_size(run->errors) >= MAX_ERRORS)
@@ -56,7 +58,8 @@ wrong(Run *run, size_t line, const char *code, const char *param, const char *fm
 	json_array_append_new(run->errors, e);
 }
 
-/* Where the value of `key` lies within the object s [n], which is JSON: as it was written, numbers and all. */
+/* Where the value of `key` lies within the object s [n], which is JSON: as it was written, numbers and all. False: nowhere, or some name is written with escapes,
+ * so that the parser may read another one than is written. */
 static bool
 value_span(const char *s, size_t n, const char *key, const char **at, size_t *len)
 {
@@ -73,6 +76,8 @@ value_span(const char *s, size_t n, const char *key, const char **at, size_t *le
 			while (colon < n && strchr(" \t\r", s[colon]))
 				colon++;
 			if (depth == 1 && colon < n && s[colon] == ':' && !from) {
+				if (memchr(s + begin, '\\', i - begin))
+					return false;
 				ours = i - begin == k && memcmp(s + begin, key, k) == 0;
 				from = colon + 1;
 				i = colon;
@@ -118,6 +123,14 @@ static void
 check_line(Run *run, size_t i)
 {
 	Problem p = { 0 };
+	const Server *srv = run->st->srv;
+	const char *text = (const char *)run->in.data + run->line[i].at;
+	size_t most = srv->max_body + LINE_BESIDE;
+
+	if (run->line[i].n > most || body_cost(text, run->line[i].n) > srv->max_held) {
+		wrong(run, i + 1, "invalid_value", NULL, "This line has more than %zu bytes, or too many values for this server.", most);
+		return;
+	}
 	json_t *o = line_object(run, i, &p);
 	const char *name = text_of(o, "custom_id"), *method = text_of(o, "method"), *url = text_of(o, "url"), *at;
 	const json_t *body = json_object_get(o, "body");
@@ -130,15 +143,15 @@ check_line(Run *run, size_t i)
 	else if (n > MAX_NAME || n != strlen(name))
 		wrong(run, i + 1, "invalid_value", "custom_id", "The 'custom_id' is longer than %d bytes, or has a NUL in it.", MAX_NAME);
 	else if (json_object_get(run->names, name))
-		wrong(run, i + 1, "duplicate_custom_id", "custom_id", "The 'custom_id' '%.64s' is that of line %lld.", name, (long long)json_integer_value(json_object_get(run->names, name)) + 1);
+		wrong(run, i + 1, "duplicate_custom_id", "custom_id", "The 'custom_id' '%.*s' is that of line %lld.", (int)utf8_whole(name, n < 64 ? n : 64), name, (long long)json_integer_value(json_object_get(run->names, name)) + 1);
 	else if (!method || strcmp(method, "POST") != 0)
 		wrong(run, i + 1, "invalid_method", "method", "The 'method' must be POST.");
 	else if (!url || strcmp(url, run->b->endpoint) != 0)
 		wrong(run, i + 1, "mismatched_url", "url", "The 'url' must be the batch's endpoint, %s.", run->b->endpoint);
-	else if (!json_is_object(body) || !value_span((const char *)run->in.data + run->line[i].at, run->line[i].n, "body", &at, &len))
-		wrong(run, i + 1, "invalid_type", "body", "The 'body' must be an object: the request.");
-	else if (len > run->st->srv->max_body)
-		wrong(run, i + 1, "invalid_value", "body", "The 'body' has more than %zu bytes, the server's --max-body-size.", run->st->srv->max_body);
+	else if (!json_is_object(body) || !value_span(text, run->line[i].n, "body", &at, &len))
+		wrong(run, i + 1, "invalid_type", "body", "The 'body' must be an object: the request. Names beside it are written without escapes.");
+	else if (len > srv->max_body)
+		wrong(run, i + 1, "invalid_value", "body", "The 'body' has more than %zu bytes, the server's --max-body-size.", srv->max_body);
 	else if (json_is_true(json_object_get(body, "stream")))
 		wrong(run, i + 1, "invalid_value", "body.stream", "Answers of a batch are no streams.");
 	else if (json_object_set_new(run->names, name, json_integer((json_int_t)i)) != 0)
@@ -396,11 +409,12 @@ launch(Run *run, size_t i)
 	req_whole(r);
 }
 
-/* What has no place now, and may have one later; what the server cannot do for another reason is tried so many times. */
+/* What has no place now, and may have one later; what the server cannot do for another reason is tried so many times. An engine that has failed for good says
+ * nothing about the line: it waits for the server's next start. */
 static bool
 may_wait(const Req *r, Line *line)
 {
-	return r->status == 429 || (r->status == 503 && line->tries++ < MAX_TRIES);
+	return r->status == 429 || (r->status >= 500 && models_failed(r->srv)) || (r->status == 503 && line->tries++ < MAX_TRIES);
 }
 
 static void
@@ -539,23 +553,23 @@ keep_part(Run *run, int which)
 		return;
 	store_path(st, part, sizeof part, b->file[which], ".part");
 	store_path(st, path, sizeof path, b->file[which], "");
-	bool ok = fsync(run->part[which]) == 0;
-	ok = fstat(run->part[which], &is) == 0 && ok;
+	bool known = fstat(run->part[which], &is) == 0;
+	run->full |= fsync(run->part[which]) != 0 || !known; /* what there is stays, as far as the disk has it */
 	close(run->part[which]);
 	run->part[which] = -1;
-	if (!ok || !is.st_size) {
+	if (!known)
+		return;
+	if (!is.st_size) {
 		unlink(part);
-		pthread_mutex_lock(&st->lock);
-		st->used -= ok ? 0 : (int64_t)is.st_size;
-		pthread_mutex_unlock(&st->lock);
 		return;
 	}
 	snprintf(name, sizeof name, "%s_%s.jsonl", b->id, what[which]);
 	Stored f = { .name = name, .owner = b->owner, .purpose = "batch_output", .bytes = is.st_size, .created = time(NULL) };
 	memcpy(f.id, b->file[which], sizeof f.id);
-	ok = rename(part, path) == 0;
+	bool there = rename(part, path) == 0;
 	pthread_mutex_lock(&st->lock);
-	b->has[which] = ok && store_add(st, &f);
+	b->has[which] = there && store_add(st, &f);
+	run->full |= !b->has[which];
 	pthread_mutex_unlock(&st->lock);
 }
 
@@ -572,12 +586,26 @@ finish(Run *run)
 			expired = true;
 			run->full |= !write_expired(run, i);
 		}
-	if (run->full)
-		wrong(run, 0, "storage_full", NULL, "The server's disk takes no more answers: what there is stands in the files.");
 	set_status(run, BATCH_FINALIZING);
 	for (int i = 0; i < 2; i++)
 		keep_part(run, i);
+	if (run->full)
+		wrong(run, 0, "storage_full", NULL, "The server's disk takes no more answers: what there is stands in the files.");
 	set_status(run, run->full ? BATCH_FAILED : cancelled ? BATCH_CANCELLED : expired ? BATCH_EXPIRED : BATCH_COMPLETED);
+}
+
+/* The file cannot be used. Where it could at an earlier start, answers of then are the client's. */
+static void
+fail(Run *run)
+{
+	char path[PATH_MAX];
+
+	for (int i = 0; i < 2; i++) {
+		store_path(run->st, path, sizeof path, run->b->file[i], ".part");
+		run->part[i] = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+		keep_part(run, i);
+	}
+	set_status(run, BATCH_FAILED);
 }
 
 static void
@@ -602,7 +630,7 @@ batch_do(Store *st, Batch *b)
 	stop = st->stop;
 	pthread_mutex_unlock(&st->lock);
 	if (run.errors && !run.full && !stop)
-		set_status(&run, BATCH_FAILED);
+		fail(&run);
 	else if (!stop)
 		finish(&run);
 	for (int i = 0; i < 2; i++)

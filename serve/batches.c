@@ -166,7 +166,7 @@ batches_load(Store *st, const char *id, llmc_error *err)
 	store_path(st, path, sizeof path, id, ".json");
 	if (file_read(path, MAX_META, &text, err) != LLMC_OK)
 		return false;
-	json_t *o = json_loadb(strbuf_str(&text), text.len, 0, &why), *in = json_object_get(o, "batch"), *n = json_object_get(in, "request_counts");
+	json_t *o = json_loadb(strbuf_str(&text), text.len, JSON_ALLOW_NUL, &why), *in = json_object_get(o, "batch"), *n = json_object_get(in, "request_counts");
 	strbuf_release(&text);
 	Batch *b = calloc(1, sizeof *b);
 	const char *output = text_of(o, "output"), *error = text_of(o, "error"), *input = text_of(in, "input_file_id");

@@ -100,6 +100,25 @@ rewrite_numbers(const char *s, size_t n, Strbuf *out)
 	return from > 0;
 }
 
+size_t
+body_cost(const char *s, size_t n)
+{
+	size_t objects = 0, values = 0;
+	bool in_text = false;
+
+	for (size_t i = 0; i < n; i++)
+		if (s[i] == '\\') {
+			i++;
+		} else if (in_text) {
+			in_text = s[i] != '"';
+		} else {
+			in_text = s[i] == '"';
+			objects += s[i] == '{' || s[i] == '[';
+			values += s[i] == ',' || s[i] == ':';
+		}
+	return 4 * n + 300 * objects + 100 * values;
+}
+
 json_t *
 body_parse(const char *data, size_t n, Problem *p)
 {

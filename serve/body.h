@@ -21,6 +21,7 @@ bool problem_busy(Problem *p); /* req_hold() said no; false */
 
 bool problem_memory(Problem *p); /* false */
 
+size_t  body_cost(const char *data, size_t n); /* bytes that parsing may take at most: values are much larger in memory than as text */
 /* Parse a body: nesting bounded; integers beyond int64 become reals. */
 json_t *body_parse(const char *data, size_t n, Problem *p);
 json_t *body_object(const Strbuf *body, Problem *p);    /* the same, and it is an object */

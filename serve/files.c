@@ -98,7 +98,7 @@ load_file(Store *st, const char *id, llmc_error *err)
 
 	store_path(st, path, sizeof path, id, ".json");
 	bool ok = file_read(path, MAX_META, &text, err) == LLMC_OK;
-	json_t *o = ok ? json_loadb(strbuf_str(&text), text.len, 0, &why) : NULL;
+	json_t *o = ok ? json_loadb(strbuf_str(&text), text.len, JSON_ALLOW_NUL, &why) : NULL;
 	strbuf_release(&text);
 	store_path(st, path, sizeof path, id, "");
 	if (ok && (!json_is_object(o) || lstat(path, &is) != 0 || !S_ISREG(is.st_mode)))
@@ -405,26 +405,17 @@ files_list(Req *r)
 	req_answer(r, 200, type_json, &b);
 }
 
+/* Its pages are the disk's, so that they count as no memory of ours; a file that is there is never cut, only removed. */
 static void
-send_content(Req *r, const Store *st, const char *id, int64_t bytes, Problem *p)
+send_content(Req *r, const Store *st, const char *id, Problem *p)
 {
 	char path[PATH_MAX];
-	Strbuf b = { 0 };
-	llmc_error err;
 
-	if (!req_hold(r, (size_t)bytes)) {
-		problem_busy(p);
-		return;
-	}
 	store_path(st, path, sizeof path, id, "");
-	llmc_status status = file_read(path, (size_t)bytes, &b, &err);
-	req_let_go(r, (size_t)bytes);
-	if (status == LLMC_OK) {
-		req_answer(r, 200, "application/octet-stream", &b);
-		return;
-	}
-	strbuf_release(&b);
-	no_file(p, id); /* it went a moment ago */
+	if (file_map(path, &r->file, NULL) == LLMC_OK)
+		req_answer_file(r, "application/octet-stream", (const char *)r->file.data, r->file.size);
+	else
+		no_file(p, id); /* it went a moment ago */
 }
 
 void
@@ -436,22 +427,21 @@ files_get(Req *r)
 	char id[ID_SIZE] = "";
 	Store *st = store_of(r, &p);
 	size_t n = strcspn(r->tail, "/");
-	int64_t bytes = -1;
+	bool there = false;
 
 	if (st && n < sizeof id && (!r->tail[n] || !strcmp(r->tail + n, content))) {
 		snprintf(id, sizeof id, "%.*s", (int)n, r->tail);
 		pthread_mutex_lock(&st->lock);
 		const Stored *f = store_find(st, id);
-		if (f && store_sees(r, f->owner)) {
-			bytes = f->bytes;
+		there = f && store_sees(r, f->owner);
+		if (there)
 			file_json(f, &b);
-		}
 		pthread_mutex_unlock(&st->lock);
 	}
-	if (st && bytes < 0)
+	if (st && !there)
 		no_file(&p, r->tail);
 	else if (st && r->tail[n])
-		send_content(r, st, id, bytes, &p);
+		send_content(r, st, id, &p);
 	if (p.status)
 		req_problem(r, &p);
 	else if (!r->tail[n])

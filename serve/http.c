@@ -173,6 +173,7 @@ req_unref(Req *r)
 		return;
 	strbuf_release(&r->body);
 	strbuf_release(&r->out);
+	file_unmap(&r->file);
 	req_let_go(r, r->held); /* when it is free: the heap may be trimmed now */
 	free(r->head_bytes);
 	free(r);

@@ -21,7 +21,7 @@
 
 #include "serve/req.h"
 
-enum { READ_BYTES = 65536, EVENTS = 128, KEEP_ALIVE_S = 15, LINGER_S = 2, PRESSED_S = 1 };
+enum { READ_BYTES = 65536, EVENTS = 128, KEEP_ALIVE_S = 15, LINGER_S = 2, PRESSED_S = 1, UPLOAD_RATE = 128 << 10 /* bytes a second */ };
 #define SETTLE_S 0.1
 
 struct Conn {
@@ -572,8 +572,8 @@ patience(const Net *n, const Conn *c, bool pressed)
 		return c->used ? o->idle_timeout_s : o->header_timeout_s;
 	case CONN_HEAD:
 		return o->header_timeout_s;
-	case CONN_BODY:
-		return o->body_timeout_s;
+	case CONN_BODY: /* of a file: besides, what its bytes take at the slowest rate */
+		return o->body_timeout_s + (c->req->route && c->req->route->flags & RT_UPLOAD ? (double)c->req->in.length / UPLOAD_RATE : 0);
 	case CONN_WORK:
 		break;
 	case CONN_SEND: /* whose answer waits for the client */
@@ -733,11 +733,8 @@ http_wake(Req *r)
 {
 	Server *s = r->srv;
 
-	if (r->answered) {
-		r->answered(r);
-		return;
-	}
 	pthread_mutex_lock(&s->lock);
+	bool whole = r->answered && r->done;
 	bool wake = r->conn && !r->awake && !r->listed;
 	if (wake) {
 		r->awake = r->listed = true;
@@ -748,6 +745,8 @@ http_wake(Req *r)
 	pthread_mutex_unlock(&s->lock);
 	if (wake)
 		net_wake(s);
+	if (whole)
+		r->answered(r);
 }
 
 llmc_status

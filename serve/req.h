@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "base/file.h"
 #include "serve/body.h"
 #include "serve/head.h"
 #include "serve/serve.h"
@@ -65,8 +66,9 @@ struct Req {
 	struct { const char *name; char value[128]; } head[12];
 	int     n_head;
 	const char *policy;    /* Content-Security-Policy of a page */
-	const char *fixed;     /* an embedded file instead of out */
+	const char *fixed;     /* an embedded file instead of out, or what file maps */
 	size_t  n_fixed;
+	FileMap file;
 	void   *gen;           /* what is being generated; NULL: nothing, or over */
 	void  (*cancel)(Req *r); /* stops that; called with the lock held */
 	void  (*answered)(Req *r); /* of a request without a connection: its answer is whole; NULL: it has one */

@@ -122,7 +122,8 @@ struct llmc_server {
 	int      n_workers;
 	atomic_bool leaving;       /* routers shall send new requests elsewhere; all are still taken */
 	atomic_bool draining;      /* no new requests */
-	atomic_bool closing;       /* what runs is cancelled, workers and pumps end */
+	atomic_bool closing;       /* what runs is cancelled, pumps end */
+	bool        work_over;     /* workers end, when all that came is handled; under lock */
 	atomic_bool ended;         /* they have: no answer that is not there will come */
 
 	Queue    large, small;     /* requests for the workers */

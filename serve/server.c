@@ -74,11 +74,11 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	o->api_key = o->api_key && *o->api_key ? strdup(o->api_key) : NULL;
 	o->allow_host = o->allow_host && *o->allow_host ? strdup(o->allow_host) : NULL;
 	o->allow_origin = o->allow_origin && *o->allow_origin ? strdup(o->allow_origin) : NULL;
+	o->lora_dir = o->lora_dir && *o->lora_dir ? strdup(o->lora_dir) : NULL;
+	o->batch_dir = o->batch_dir && *o->batch_dir ? strdup(o->batch_dir) : NULL;
 	if (o->otlp)
 		TRY(trace_open(s, o->otlp, &s->trace, err));
 	o->otlp = NULL;
-	o->lora_dir = o->lora_dir && *o->lora_dir ? strdup(o->lora_dir) : NULL;
-	o->batch_dir = o->batch_dir && *o->batch_dir ? strdup(o->batch_dir) : NULL;
 	if (o->keys)
 		TRY(keys_open(o->keys, &s->keys, err));
 	o->keys = NULL; /* the path is read */

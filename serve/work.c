@@ -31,31 +31,11 @@ pop(Queue *q)
 	return r;
 }
 
-/* A bound on what parsing may take: the values of a body are much larger in memory than their bytes. */
-static size_t
-parse_cost(const char *s, size_t n)
-{
-	size_t objects = 0, values = 0;
-	bool in_text = false;
-
-	for (size_t i = 0; i < n; i++)
-		if (s[i] == '\\') {
-			i++;
-		} else if (in_text) {
-			in_text = s[i] != '"';
-		} else {
-			in_text = s[i] == '"';
-			objects += s[i] == '{' || s[i] == '[';
-			values += s[i] == ',' || s[i] == ':';
-		}
-	return 4 * n + 300 * objects + 100 * values;
-}
-
 /* false: it has been put aside, and is no longer ours */
 static bool
 handle(Server *s, Req *r)
 {
-	size_t cost = r->route->flags & RT_UPLOAD ? 0 : parse_cost(strbuf_str(&r->body), r->body.len);
+	size_t cost = r->route->flags & RT_UPLOAD ? 0 : body_cost(strbuf_str(&r->body), r->body.len);
 	Problem p = { 0 };
 
 	if (cost > s->max_held)
@@ -105,7 +85,7 @@ worker(void *arg)
 				drop_model(r);
 			req_unref(r);
 			pthread_mutex_lock(&s->lock);
-		} else if (s->closing) {
+		} else if (s->work_over) {
 			break; /* all that came is handled */
 		} else if (s->trim && !first) {
 			s->trim = false;
@@ -140,9 +120,10 @@ work_open(Server *s, llmc_error *err)
 }
 
 void
-work_close(Server *s) /* s->closing is set */
+work_close(Server *s) /* nobody hands them anything any more */
 {
 	pthread_mutex_lock(&s->lock);
+	s->work_over = true;
 	pthread_cond_broadcast(&s->work);
 	pthread_mutex_unlock(&s->lock);
 	for (int i = 0; i < s->n_workers; i++)
