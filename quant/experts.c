@@ -29,15 +29,6 @@ typedef struct Mixture {
 	int64_t  n;
 } Mixture;
 
-static Tensor *
-tensor_named(const Run *r, const char *name)
-{
-	for (int i = 0; i < r->n; i++)
-		if (strcmp(r->t[i].in->name, name) == 0)
-			return &r->t[i];
-	return NULL;
-}
-
 /* Does the source hold its rows one after the other, from the first on? */
 static bool
 is_whole(const PlanSource *s)
@@ -59,7 +50,7 @@ find_matrices(Mixture *m)
 		m->m[k] = NEW(m->r->a, Matrix, n);
 		for (int e = 0; e < n && m->m[k]; e++) {
 			const PlanSource *src = &t->src[t->n_src == 1 ? 0 : e];
-			Tensor *own = (t->n_src == 1 || t->n_src == n) && is_whole(src) ? tensor_named(m->r, src->name) : NULL;
+			Tensor *own = (t->n_src == 1 || t->n_src == n) && is_whole(src) ? run_tensor(m->r, src->name) : NULL;
 			if (!own || own->in->dim[0] != t->cols || rows_of(own->in) != (t->n_src == 1 ? t->rows : m->rows[k]))
 				m->m[k] = NULL;
 			else

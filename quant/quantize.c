@@ -230,8 +230,8 @@ quantise_group(Run *r, llmc_error *err)
 
 /* --- factors of columns ----------------------------------------------------------------------------------------------------- */
 
-static Tensor *
-tensor_named(const Run *r, const char *name)
+Tensor *
+run_tensor(const Run *r, const char *name)
 {
 	for (int i = 0; i < r->n; i++)
 		if (strcmp(r->t[i].in->name, name) == 0)
@@ -274,9 +274,9 @@ find_factors(Run *r, llmc_error *err)
 	for (int i = 0; i < plan->phase[1].n_step; i++) {
 		Tensor *t[AWQ_READERS], *norm;
 		int n = awq_readers(plan, i, &weight, name);
-		bool all = n > 0 && (norm = tensor_named(r, weight)) && !norm->made && !norm->over && dtype_is_float(norm->in->dtype);
+		bool all = n > 0 && (norm = run_tensor(r, weight)) && !norm->made && !norm->over && dtype_is_float(norm->in->dtype);
 		for (int k = 0; k < n && all; k++) {
-			t[k] = tensor_named(r, name[k]);
+			t[k] = run_tensor(r, name[k]);
 			all = t[k] && t[k]->made && t[k]->to != DT_NONE && grid_has(t[k]->to) && !t[k]->times && t[k]->in->dim[0] == norm->in->dim[0] && t[k]->importance &&
 			      t[k]->importance->n_mat == 1;
 		}

@@ -53,6 +53,7 @@ rows_of(const GgufTensor *t)
 enum { RUN_PASSES = 3 /* over rows that compensation has rounded: more find little */ };
 
 /* quantize.c */
+Tensor     *run_tensor(const Run *r, const char *name); /* NULL: none has the name */
 /* rows of t->to, as the file has them: in a folder, parts are made of them */
 llmc_status run_keep_blocks(Run *r, Tensor *t, const uint8_t *blocks, llmc_error *err);
 

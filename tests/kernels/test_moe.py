@@ -6,47 +6,10 @@ import numpy as np
 import pytest
 
 import harness as H
+from route_oracle import route
 from test_matmul import DTYPES, FAST, SMALL, TARGETS, Weights, activation, close, lib, loose, norm, same, seen, vectors  # noqa: F401
 
 EVERY = os.environ.get("LLMC_CHECK_ALL")  # make check-all
-
-
-def sparsemixer(logits, top_k, jitter, scale):
-    """One expert after the other, as ops.def says"""
-    ids, weights = [], []
-    for row in logits.astype(np.float64):
-        s, left, e, w = row.copy(), np.ones(len(row), bool), [], []
-        for _ in range(top_k):
-            best = int(np.where(left, s, -np.inf).argmax())
-            with np.errstate(invalid="ignore", divide="ignore"):      # 0 / 0 is near
-                near = left & ~((s[best] - s) / np.maximum(np.abs(s), s[best]) > 2 * jitter)
-            w.append(scale / np.exp(s[near] - s[best]).sum())
-            e.append(best)
-            left[best] = False
-        ids.append(e)
-        weights.append(w)
-    return np.array(ids), np.array(weights)
-
-
-def route(logits, top_k, bias=None, score="softmax", renorm=0, scale=1.0, groups=1, keep=1, group_score="max", sum_eps=1e-20, jitter=0.0):
-    """As ops.def says, row by row; scores are fp32, so that ties are ties."""
-    if score == "sparsemixer":
-        return sparsemixer(logits, top_k, jitter, scale)
-    ids, weights = [], []
-    for row in logits:
-        s = 1 / (1 + np.exp(-row)) if score == "sigmoid" else np.exp(row - row.max()) / np.exp(row - row.max()).sum()
-        s = s.astype(np.float32)
-        c = s + bias if bias is not None else s.copy()
-        if groups > 1 and keep < groups:
-            g = np.sort(c.reshape(groups, -1), 1)[:, ::-1]
-            g = g[:, :2].sum(1) if group_score == "top2" and g.shape[1] > 1 else g[:, 0]
-            stay = np.argsort(-g, kind="stable")[:keep]
-            c = np.where(np.isin(np.arange(len(c)) // (len(c) // groups), stay), c, -np.inf)
-        e = np.argsort(-c, kind="stable")[:top_k]
-        w = s[e].astype(np.float64)
-        ids.append(e)
-        weights.append((w / (w.sum() + sum_eps) if renorm else w) * scale)
-    return np.array(ids), np.array(weights)
 
 
 ROUTES = {
