@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Time to the first token of SmolLM2, cold (empty cache, kernels compiled) and warm, and peak memory against the plan.
 
-    tests/bench/startup.py [MODEL]         writes tests/bench/results/startup-<cpu>.json
-    tests/bench/startup.py --mixtures [ROUNDS]   how much later a mixture's first token comes than a dense model's: startup-mixtures-<cpu>.json
+    tests/bench/startup.py [MODEL]               writes tests/bench/results/startup-<cpu>.json
+    tests/bench/startup.py --mixtures ROUNDS     how much later a mixture's first token comes than a dense model's: startup-mixtures-<cpu>.json
 
 Mixtures have their published widths, random weights in Q4_0, one layer of each kind and few experts: their kernels are those of the whole model. What
 differs is what is compiled, so seconds of the processor are written beside those of the clock, which other work makes longer.
 """
+import argparse
 import datetime
 import json
 import os
@@ -87,10 +88,14 @@ def write(name, result):
 
 
 def main():
+    a = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    a.add_argument("model", nargs="?", help="a model whose context holds 1024 positions; SmolLM2 where none is named")
+    a.add_argument("--mixtures", type=int, metavar="ROUNDS", help="mixtures beside a dense model instead")
+    a = a.parse_args()
     run = {"date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0]}
-    if sys.argv[1:2] == ["--mixtures"]:
-        return write("startup-mixtures", dict(run, first_token=mixtures(int(sys.argv[2]) if sys.argv[2:] else 3)))
-    model = sys.argv[1] if len(sys.argv) > 1 else subprocess.run([os.path.join(ROOT, "tools", "smollm2.sh")], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+    if a.mixtures:
+        return write("startup-mixtures", dict(run, first_token=mixtures(a.mixtures)))
+    model = a.model or subprocess.run([os.path.join(ROOT, "tools", "smollm2.sh")], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
     first, warm, packed, peak = [], [], [], []
     for _ in range(3):
         cache = tempfile.mkdtemp(prefix="llmc-startup-")
