@@ -5,12 +5,16 @@
 #include "compiler/graph.h"
 #include "compiler/template.h"
 
+typedef struct FuseStack { int val[3], n, stacked; } FuseStack;
+
 typedef struct Fuse {
 	Graph           *g;
 	const Templates *ts;
 	int             *uses;      /* [n_val] inputs that read it */
 	int             *mat_uses;  /* of these: x of a plain matmul */
 	size_t           cap_uses;
+	FuseStack       *stack;     /* what was stacked: layers that share the parts share the stack */
+	size_t           n_stack, cap_stack;
 } Fuse;
 
 /* --- bookkeeping --- */

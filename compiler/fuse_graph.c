@@ -97,16 +97,25 @@ fuse_accepted(const Fuse *f, const Op *op)
 	return !f->ts || templates_accept(f->ts, f->g, op);
 }
 
-/* Tensors of `val` as one named after the layer; -1: of several dtypes. */
+/* Tensors of `val`, two or three, as one named after the first layer that has them; -1: of several dtypes. */
 int
 fuse_stack(Fuse *f, int layer, const char *role, const int *val, int n)
 {
 	Graph *g = f->g;
 	const char *name = layer < 0 ? role : arena_printf(g->arena, "L%d.%s", layer, role);
-	int    v = graph_stack(g, name, val, n);
 
-	if (v >= 0 && f->ts)
+	for (size_t i = 0; i < f->n_stack; i++)
+		if (f->stack[i].n == n && memcmp(f->stack[i].val, val, (size_t)n * sizeof *val) == 0)
+			return f->stack[i].stacked;
+	int v = graph_stack(g, name, val, n);
+	if (v < 0)
+		return -1;
+	if (f->ts)
 		templates_layout(f->ts, &g->tensor[g->val[v].tensor]);
+	f->stack = arena_grow(g->arena, f->stack, &f->cap_stack, f->n_stack + 1, sizeof *f->stack);
+	FuseStack *made = &f->stack[f->n_stack++];
+	*made = (FuseStack){ .n = n, .stacked = v };
+	memcpy(made->val, val, (size_t)n * sizeof *val);
 	return v;
 }
 

@@ -1,5 +1,6 @@
 /* Rules that tie keys together. Each names both values and points at the other key. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "compiler/spec_table.h"
@@ -387,6 +388,9 @@ check_ssm(SpecTable *t)
 static void
 check_shared(SpecTable *t)
 {
+	/* what build_shared does not know */
+	static const SpecKey plain[] = { K_att_kind, K_qk_norm, K_out_gate, K_kv_shared, K_att_bias, K_o_bias, K_qkv_limit, K_v_norm, K_v_scale, K_att_out_scale, K_temper_scale,
+		K_ffn_kind, K_ffn_bias, K_ffn_gate_scale, K_ffn_out_scale };
 	const uint8_t *in = t->val[K_shared_layers].layers, *scans = t->val[K_ssm_layers].layers;
 	int            n = 0;
 
@@ -402,8 +406,20 @@ check_shared(SpecTable *t)
 		err_at(t->d, LOC(shared_blocks), "shared.blocks = %lld: more than the %d layers of shared.layers", (long long)INT(shared_blocks), n);
 	if (n && (INT(tp) > 1 || INT(pp) > 1))
 		err_at(t->d, INT(tp) > 1 ? LOC(tp) : LOC(pp), "%s: layers that share a block (shared.layers) run on one rank", INT(tp) > 1 ? "parallel.tp" : "parallel.pp");
-	if (n && (IS(att_kind, "mla") || !IS(qk_norm, "none") || !IS(out_gate, "none") || INT(kv_shared) > 0 || ON(att_bias)))
-		err_at(t->d, LOC(shared_layers), "shared.layers: attention of such a block is plain: no latents, norms of heads, gates, biases, or keys of other layers");
+	if (n && INT(ffn_width) < 1)
+		err_at(t->d, LOC(shared_layers), "ffn.width is missing: %d layers share a block with a feed-forward", n);
+	if (n && KNOWN(v_dim) && INT(v_dim) != INT(head_dim)) {
+		err_at(t->d, LOC(v_dim), "attention.v_dim = %lld: values of a shared block are as wide as its keys, %lld", (long long)INT(v_dim), (long long)INT(head_dim));
+		note(t, K_shared_layers);
+	}
+	for (size_t i = 0; n && i < sizeof plain / sizeof *plain; i++) {
+		const SpecVal     *v = &t->val[plain[i]];
+		const SpecKeyInfo *key = &spec_key[plain[i]];
+		if (!v->known || (v->str ? strcmp(v->str, key->def) == 0 : v->num == atof(key->def)))
+			continue;
+		err_at(t->d, v->loc, "%s = %s: blocks that layers share (shared.layers) have plain attention and a plain gated feed-forward", key->path, spec_val_text(t, plain[i], t->a));
+		note(t, K_shared_layers);
+	}
 	if (n && (INT(moe_latent) > 0 || IS(residual_form, "parallel")))
 		err_at(t->d, LOC(shared_layers), "shared.layers: such layers have a scan and nothing behind it");
 }

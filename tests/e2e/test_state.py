@@ -1,5 +1,6 @@
 """Models whose layers keep a state: what holds of sequences whose cache cannot be cut. Chunks, company, threads and forks change no bit; sequences are saved with their
 states; a prompt that was preempted goes on as it was; no prefix is taken for what it is not; what cannot work is refused in a sentence."""
+import json
 import os
 import re
 import subprocess
@@ -164,6 +165,16 @@ def test_memory_counts_states(model, path, kind):
     pools = (("ssm_conv", 4), ("ssm_state", 4)) if kind == "scans" else (("conv", 2), ("state", 2), ("ssm_conv", 1), ("ssm_state", 1))
     assert re.search(r"snapshots of states, within kv: .*, 2 a sequence", text)
     assert re.search(r"states of a sequence, within kv: ", text) and all(re.search(rf"\b{id} .* a sequence: {n} layer", text) for id, n in pools)
+
+
+@pytest.mark.parametrize("name", ["zamba2-plain", "zamba2-adapters"])
+def test_layers_that_share_a_block_share_what_is_made_of_it(name, tmp_path):
+    """Stacks of q, k, v and of gate and up too: no two tensors of a plan are the same rows in the same order."""
+    out = tmp_path / "artifact"
+    subprocess.run([LLMC, "compile", os.path.join(conftest.ROOT, "tests/golden/models", name), "--arch", BEST, "-o", out], check=True, capture_output=True)
+    plan = json.loads(next(out.glob("plan-*.json")).read_text())
+    made = [json.dumps([t["layout"], t["rows"], t["cols"], t["src"]], sort_keys=True) for t in plan["tensor"]]
+    assert len(made) == len(set(made)) and any("shared" in t["id"] for t in plan["tensor"])
 
 
 # how many bytes of the emulated device an engine takes, and what is said of it before
