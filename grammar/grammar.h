@@ -4,7 +4,7 @@
  *   Grammar   a schema, an expression, a grammar, compiled to an automaton over bytes whose sets of states are made as texts reach them
  *   Matcher   a place in one text; several share a grammar, its sets and its masks
  *
- *   front ends   schema.c (number.c, format.c), regex.c, gbnf.c, parts.c, open.c (choices): text -> expressions (ex.c)
+ *   front ends   schema.c (refer.c, scalar.c, members.c, merge.c, apart.c, number.c, format.c), regex.c, gbnf.c, parts.c, open.c (choices): text -> expressions (ex.c)
  *   automaton.c  expressions -> states and edges
  *   sets.c       sets of (state, stack), made lazily; stacks are hash-consed, repetitions are counters on them, never copies
  *   mask.c       a set beside the tries -> a mask;  match.c  what callers see
@@ -50,6 +50,8 @@ void        matcher_close(Matcher *m);
 /* A bit a token, of bits [n_words]; beyond the vocabulary 0. *all: everything may come, bits are not written.
  * E_MEMORY, E_RANGE: the grammar is too ambiguous for its bounds. */
 llmc_status matcher_mask(Matcher *m, uint32_t *bits, size_t n_words, bool *all, llmc_error *err);
+/* The mask of this place has been made before, for this text or another: asking for it is a copy. */
+bool        matcher_knows(Matcher *m);
 /* The next token of the text. E_INPUT: the grammar does not allow it. */
 llmc_status matcher_accept(Matcher *m, int32_t id, llmc_error *err);
 /* The text is complete, and nothing can follow. */

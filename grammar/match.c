@@ -140,6 +140,22 @@ matcher_mask(Matcher *m, uint32_t *bits, size_t n_words, bool *all, llmc_error *
 	return status;
 }
 
+bool
+matcher_knows(Matcher *m)
+{
+	const Tables *t = &m->g->t;
+	bool knows = true;
+
+	pthread_mutex_lock(&m->g->lock);
+	if (m->at_after == m->n_after && !m->ended && m->set != 0) {
+		int32_t full = m->set > 0 ? t->set[m->set].canon[0] : -1, c = full > 0 ? t->set[full].cut : -1;
+		bool exact = full > 0 && c >= 0 && full != c && t->set[full].exact, whole = c >= 0 && t->set[c].mask && !t->set[c].n_unc;
+		knows = full == 0 || exact || whole;
+	}
+	pthread_mutex_unlock(&m->g->lock);
+	return knows;
+}
+
 static bool
 is_end(const Grammar *g, int32_t id)
 {

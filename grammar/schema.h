@@ -1,4 +1,4 @@
-/* Inside of schema.c and merge.c. */
+/* Inside of what reads JSON schemas: schema.c, refer.c, scalar.c, members.c, merge.c and apart.c. */
 #ifndef LLMC_GRAMMAR_SCHEMA_H
 #define LLMC_GRAMMAR_SCHEMA_H
 
@@ -6,7 +6,7 @@
 
 #include "grammar/inside.h"
 
-enum { N_REF_BUCKET = 1024 };
+enum { N_REF_BUCKET = 1024, MAX_SCHEMA_NEST = 200 };
 
 typedef struct Path { const struct Path *up; const char *key; } Path;
 typedef struct Ref { const json_t *target; int32_t rule; struct Ref *next; } Ref;
@@ -27,6 +27,19 @@ enum { MAX_ONE_OF = 128 };
 
 void          schema_fail(Schema *s, const Path *p, const char *keyword, const char *fmt, ...) __attribute__((noreturn, format(printf, 4, 5)));
 Ex           *schema_value(Schema *s, const json_t *v, const Path *p);
+const char   *schema_path(Schema *s, const Path *p);                       /* "#/properties/a" */
+/* A number of things, 0 .. a million (more is as good as that); -1: not given. The same of a bound from above: -1 also where it is as good as none. */
+int32_t       schema_count(Schema *s, const json_t *o, const char *key, const Path *p);
+int32_t       schema_most(Schema *s, const json_t *o, const char *key, const Path *p);
+/* scalar.c. An expression, whose mistakes are told with its place in the schema. */
+Ex           *schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, const Path *p, const char *keyword);
+Ex           *schema_string(Schema *s, const json_t *o, const Path *p);
+Ex           *schema_number(Schema *s, const json_t *o, bool integer, const Path *p);
+/* members.c */
+Ex           *schema_array(Schema *s, const json_t *o, const Path *p);
+Ex           *schema_object(Schema *s, const json_t *o, const Path *p);
+/* refer.c. The rule of a definition: made once, whoever refers to it. */
+Ex           *schema_referred(Schema *s, const json_t *target, const Path *p);
 const json_t *schema_target(Schema *s, const json_t *ref, const Path *p); /* what a $ref points to */
 const json_t *schema_keep(Schema *s, json_t *v);                          /* goes with the arena */
 /* merge.c: does a schema say anything of values, but for the keyword `but`? */
