@@ -52,6 +52,7 @@ struct Slot {
 	int32_t  max_input, max_total;
 	Model   *model;        /* NULL: it sleeps */
 	bool     loading, removed;
+	bool     drowsy;       /* it was put to sleep while its engine was on its way: who waited before is served, then it goes */
 	bool     reached;      /* requests may have found it: its name stays */
 	bool     wanted;       /* an engine, since wanted_at */
 	uint64_t wanted_at;

@@ -372,6 +372,53 @@ an_adapter_that_goes_before_it_is_read_again(void **state)
 	end(s);
 }
 
+static bool
+is_drowsy(Server *s)
+{
+	pthread_mutex_lock(&s->lock);
+	bool is = s->slot[0]->drowsy;
+	pthread_mutex_unlock(&s->lock);
+	return is;
+}
+
+static bool
+waker_waits(Server *s)
+{
+	pthread_mutex_lock(&s->lock);
+	bool waits = s->slot[0]->wakers.first != NULL;
+	pthread_mutex_unlock(&s->lock);
+	return waits;
+}
+
+/* Who has waited for it is served, and the call is answered when it has gone. Who asks for it after that call has it. */
+static void
+asleep_while_it_is_opened(void **state)
+{
+	static Call c[3];
+	char said[4096];
+
+	(void)state;
+	Server *s = begin(2);
+	for (int wake = 0; wake < 3; wake++) { /* one, all, and one that is woken up at once */
+		world.gate = true;
+		later(&c[0], s, "/v1/completions", "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
+		until(stands_at_the_gate, s);
+		later(&c[1], s, wake == 1 ? "/sleep" : "/sleep?model=a", "");
+		until(is_drowsy, s);
+		if (wake == 2) {
+			later(&c[2], s, "/wake_up?model=a", "");
+			until(waker_waits, s);
+		}
+		world.gate = false;
+		for (int i = 0; i < 2 + (wake == 2); i++)
+			assert_int_equal(came(&c[i]), 200);
+		assert_int_equal(world.n_engines, wake == 2);
+	}
+	assert_int_equal(ask(s, "POST", "/sleep", "", false, said, sizeof said), 200);
+	assert_int_equal(world.n_engines, 0);
+	end(s);
+}
+
 static void *
 close_server(void *s)
 {
@@ -456,7 +503,7 @@ main(void)
 		cmocka_unit_test(all_at_once),
 		cmocka_unit_test(an_adapter_that_goes_while_it_is_opened),
 		cmocka_unit_test(an_adapter_that_goes_before_it_is_read_again),
-		cmocka_unit_test(the_end_while_an_engine_is_opened),
+		cmocka_unit_test(asleep_while_it_is_opened), cmocka_unit_test(the_end_while_an_engine_is_opened),
 		cmocka_unit_test(names_of_adapters),
 	};
 
