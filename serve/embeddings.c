@@ -133,12 +133,14 @@ embeddings_pool(Gen *g, const json_t *o, Problem *p)
 }
 
 static bool
-read_embeddings(Gen *g, const json_t *o, Problem *p)
+read_embeddings(Gen *g, const json_t *o, const void *ollama, Problem *p)
 {
 	Embeddings *own = gen_own(g);
 	const json_t *format = json_object_get(o, "encoding_format"), *cut = json_object_get(o, "truncate_prompt_tokens");
 	int64_t dimensions = 0;
 
+	own->ollama = *(const bool *)ollama;
+	g->max_new = 1;
 	if (!openai_model(g->req, o, p) || !embeddings_pool(g, o, p) || !field_int(o, "dimensions", 1, g->model->back.info.out_width, &dimensions, NULL, p))
 		return false;
 	own->dimensions = (int32_t)dimensions;
@@ -254,36 +256,14 @@ failed(Gen *g, const Problem *p)
 
 static const Dialect dialect = { .own_bytes = sizeof(Embeddings), .finish = on_finish, .done = on_done, .problem = failed };
 
-static void
-handle(Req *r, bool ollama)
-{
-	Problem p = { 0 };
-	Gen *g = NULL;
-
-	gen_count(r);
-	json_t *o = body_object(&r->body, &p);
-	if (o && !(g = gen_new(r, &dialect)))
-		problem_memory(&p);
-	if (g) {
-		((Embeddings *)gen_own(g))->ollama = ollama;
-		g->max_new = 1;
-	}
-	bool ok = g && read_embeddings(g, o, &p);
-	json_decref(o);
-	if (!ok)
-		gen_free(g);
-	if (!ok || !gen_start(g, &p))
-		req_problem(r, &p);
-}
-
 void
 openai_embeddings(Req *r)
 {
-	handle(r, false);
+	gen_handle(r, &dialect, read_embeddings, &(bool){ false });
 }
 
 void
 ollama_embed(Req *r)
 {
-	handle(r, true);
+	gen_handle(r, &dialect, read_embeddings, &(bool){ true });
 }

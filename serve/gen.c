@@ -303,6 +303,27 @@ gen_start(Gen *g, Problem *p)
 	return false;
 }
 
+void
+gen_handle(Req *r, const Dialect *d, GenReadFn read, const void *how)
+{
+	Problem p = { 0 };
+	Gen *g = NULL;
+
+	gen_count(r);
+	json_t *o = body_object(&r->body, &p);
+	if (o && !(g = gen_new(r, d)))
+		problem_memory(&p);
+	bool ok = g && read(g, o, how, &p);
+	json_decref(o);
+	bool stream = ok && g->stream; /* g may be gone once it has started */
+	if (!ok)
+		gen_free(g);
+	if (!ok || !gen_start(g, &p))
+		req_problem(r, &p);
+	else if (stream)
+		req_stream(r, d->stream_type);
+}
+
 static void
 fail(Gen *g, llmc_status status, const char *text)
 {

@@ -96,6 +96,9 @@ Gen *gen_new(Req *r, const Dialect *d);              /* NULL: out of memory */
 void gen_free(Gen *g);
 void gen_count(Req *r);                              /* a request to generate has come */
 bool gen_prompts(Gen *g, int32_t n, Problem *p);     /* room for n prompts, after g->n is known */
+/* A request from its body to the engine. read: the body's object, as `how` says, into g and its prompts; false with a Problem. */
+typedef bool (*GenReadFn)(Gen *g, const json_t *o, const void *how, Problem *p);
+void gen_handle(Req *r, const Dialect *d, GenReadFn read, const void *how);
 /* Submit all prompts; then everything goes by events. On false nothing runs, g is gone, the caller tells the Problem. */
 bool gen_start(Gen *g, Problem *p);
 void gen_event(Server *s, const llmc_event *ev);     /* pump's thread */

@@ -242,38 +242,34 @@ openai_fits(const Gen *g, size_t n_tok, const char *what, Problem *p)
 	return true;
 }
 
+typedef struct How { /* of openai_handle */
+	const char *id_prefix, *object, *chunk;
+	json_t *(*translate)(const json_t *in, Problem *p);
+	bool (*read)(Gen *g, const json_t *o, Problem *p);
+} How;
+
+static bool
+read_route(Gen *g, const json_t *in, const void *how, Problem *p)
+{
+	const How *route = how;
+	OpenAi *own = openai_own(g);
+	json_t *made = route->translate ? route->translate(in, p) : NULL;
+	const json_t *o = route->translate ? made : in;
+
+	own->object = route->object;
+	own->chunk = route->chunk;
+	own->created = time(NULL);
+	snprintf(own->id, sizeof own->id, "%s%016llx%08x", route->id_prefix, (unsigned long long)random_seed(), (unsigned)random_seed());
+	bool ok = o && openai_read(g, o, p) && route->read(g, o, p);
+	json_decref(made);
+	return ok;
+}
+
 void
 openai_handle(Req *r, const Dialect *d, const char *id_prefix, const char *object, const char *chunk,
               json_t *(*translate)(const json_t *in, Problem *p), bool (*read)(Gen *g, const json_t *o, Problem *p))
 {
-	Problem p = { 0 };
-	Gen *g = NULL;
-
-	gen_count(r);
-	json_t *o = body_object(&r->body, &p);
-	if (o && translate) {
-		json_t *in = o;
-		o = translate(in, &p);
-		json_decref(in);
-	}
-	if (o && !(g = gen_new(r, d)))
-		problem_memory(&p);
-	if (g) {
-		OpenAi *own = openai_own(g);
-		own->object = object;
-		own->chunk = chunk;
-		own->created = time(NULL);
-		snprintf(own->id, sizeof own->id, "%s%016llx%08x", id_prefix, (unsigned long long)random_seed(), (unsigned)random_seed());
-	}
-	bool ok = g && openai_read(g, o, &p) && read(g, o, &p);
-	json_decref(o);
-	bool stream = ok && g->stream; /* g may be gone once it has started */
-	if (!ok)
-		gen_free(g);
-	if (!ok || !gen_start(g, &p))
-		req_problem(r, &p);
-	else if (stream)
-		req_stream(r, d->stream_type);
+	gen_handle(r, d, read_route, &(How){ id_prefix, object, chunk, translate, read });
 }
 
 /* ---- answers ---- */

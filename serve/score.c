@@ -43,14 +43,18 @@ count(const json_t *v, const char *what, bool list, size_t *n, Problem *p)
 }
 
 static bool
-read_score(Gen *g, const json_t *o, Problem *p)
+read_score(Gen *g, const json_t *o, const void *rerank, Problem *p)
 {
 	Score *own = gen_own(g);
+	own->rerank = own->show = *(const bool *)rerank;
 	const char *one = own->rerank ? "query" : "text_1", *two = own->rerank ? "documents" : "text_2";
 	const json_t *a = json_object_get(o, one), *b = json_object_get(o, two), *cut = json_object_get(o, "truncate_prompt_tokens");
 	size_t n = 0, m = 0;
 	int64_t top = 0;
 
+	own->base.created = time(NULL);
+	snprintf(own->base.id, sizeof own->base.id, "%s-%016llx", own->rerank ? "rerank" : "score", (unsigned long long)random_seed());
+	g->max_new = 1;
 	if (!openai_model(g->req, o, p) || !embeddings_pool(g, o, p) || !count(a, one, false, &n, p) || !count(b, two, own->rerank, &m, p) ||
 	    !field_int(o, "top_n", 0, INT32_MAX, &top, NULL, p) || !field_bool(o, "return_documents", &own->show, p))
 		return false;
@@ -177,39 +181,14 @@ failed(Gen *g, const Problem *p)
 
 static const Dialect dialect = { .own_bytes = sizeof(Score), .finish = on_finish, .done = on_done, .problem = failed };
 
-static void
-handle(Req *r, bool rerank)
-{
-	Problem p = { 0 };
-	Gen *g = NULL;
-
-	gen_count(r);
-	json_t *o = body_object(&r->body, &p);
-	if (o && !(g = gen_new(r, &dialect)))
-		problem_memory(&p);
-	if (g) {
-		Score *own = gen_own(g);
-		own->rerank = own->show = rerank;
-		own->base.created = time(NULL);
-		snprintf(own->base.id, sizeof own->base.id, "%s-%016llx", rerank ? "rerank" : "score", (unsigned long long)random_seed());
-		g->max_new = 1;
-	}
-	bool ok = g && read_score(g, o, &p);
-	json_decref(o);
-	if (!ok)
-		gen_free(g);
-	if (!ok || !gen_start(g, &p))
-		req_problem(r, &p);
-}
-
 void
 score_texts(Req *r)
 {
-	handle(r, false);
+	gen_handle(r, &dialect, read_score, &(bool){ false });
 }
 
 void
 score_rerank(Req *r)
 {
-	handle(r, true);
+	gen_handle(r, &dialect, read_score, &(bool){ true });
 }
