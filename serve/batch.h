@@ -1,11 +1,12 @@
 /* Files and batches of requests, as OpenAI has them: /v1/files and /v1/batches over a folder of the server's own.
  *
- *   files.c      the folder, its table of files, their routes
+ *   store.c      the folder: what lies there, who has how much of it
+ *   files.c      routes of files
  *   batches.c    the table of batches, their routes
  *   batch_run.c  one thread: lines of a file as requests of the server, behind all others, their answers as lines of two more files
  *
  * Nothing that a client says becomes a path: files are called by their ids, which are ours. What is there survives a restart, and a batch goes on with the lines
- * that have no answer yet. A folder belongs to one server at a time. */
+ * that have no answer yet. A folder belongs to one server at a time. Room is shared by the keys of --keys alike, and their batches run in turn. */
 #ifndef LLMC_SERVE_BATCH_H
 #define LLMC_SERVE_BATCH_H
 
@@ -13,7 +14,7 @@
 
 #include "serve/req.h"
 
-enum { ID_SIZE = 40, MAX_FLIGHTS = 256, MAX_STORED = 10000, MAX_LINES = 50000, BATCH_S = 24 * 3600 };
+enum { ID_SIZE = 40, MAX_FLIGHTS = 256, MAX_STORED = 10000, MAX_LINES = 50000, BATCH_S = 24 * 3600, SLICE = 200 }; /* SLICE: lines of a batch while another owner waits */
 
 typedef struct Stored { /* a file */
 	char        id[ID_SIZE]; /* also its name in the folder */
@@ -42,8 +43,12 @@ typedef struct Batch {
 	time_t      expires;
 	int64_t     total, completed, failed; /* lines */
 	json_t     *metadata, *errors; /* NULL: null */
-	bool        cancel;
+	int64_t     bytes;       /* of its own file, with metadata and errors */
+	int         saves;       /* that are under way */
+	bool        cancel, fresh; /* fresh: it is being written for the first time: its thread and its lists leave it out */
 } Batch;
+
+typedef struct Share { char *owner; int64_t used; uint64_t served; } Share; /* bytes; when the latest of its batches has begun */
 
 typedef struct Flight { /* a line's request in work */
 	Req   *r;                /* NULL: none */
@@ -58,17 +63,24 @@ typedef struct Store {
 	int64_t   max_bytes, max_file; /* of all files, of one that comes */
 	pthread_t thread;
 	bool      has_thread;
-	pthread_mutex_t lock;    /* all below; Server.lock is never taken before it */
+	pthread_mutex_t save;    /* of who writes the state of a batch; taken before `lock`, which nobody holds while a disk writes */
+	pthread_mutex_t lock;    /* all below up to `fly`; Server.lock is never taken before it */
 	pthread_cond_t  change;
 	Stored   *file;
 	size_t    n_file;
 	Batch    *first;
 	int64_t   used;          /* bytes of files, those that are being written too */
+	Share    *share, lost;   /* lost: of owners for whom there was no memory */
+	size_t    n_share;
+	uint64_t  n_served;
 	bool      stop;
+	pthread_mutex_t fly;     /* all below: who brings an answer waits for nothing else */
+	pthread_cond_t  landed;
+	bool      nudged;        /* the thread is to look at stop and cancel */
 	Flight    flight[MAX_FLIGHTS];
 } Store;
 
-/* files.c. dir is made, for its owner alone. E_INPUT: it is another server's, or others may enter it. */
+/* store.c. dir is made, for its owner alone. E_INPUT: it is another server's, or others may enter it. What a server that fell has left half there goes. */
 llmc_status store_open(Server *s, const char *dir, int64_t max_bytes, Store **out, llmc_error *err);
 void        store_close(Store *st);                 /* nobody asks any more; NULL is fine */
 Store      *store_of(Req *r, Problem *p);           /* NULL with a Problem: the server keeps no files */
@@ -77,6 +89,12 @@ void        store_path(const Store *st, char *out, size_t cap, const char *id, c
 bool        store_sees(const Req *r, const char *owner); /* may this client see what is so owned? */
 Stored     *store_find(Store *st, const char *id);  /* lock held; NULL: none */
 bool        store_add(Store *st, const Stored *f);  /* texts are copied; lock held; false: out of memory */
+/* Bytes of an owner's, lock held: taken where they fit the folder and its part of it, batches that are over and have no files left going for them; counted
+ * in any case, also below 0. */
+bool        store_take(Store *st, const char *owner, int64_t bytes);
+void        store_count(Store *st, const char *owner, int64_t bytes);
+Share      *store_share(Store *st, const char *owner);
+size_t      store_most(const Store *st, const char *owner); /* files, or batches, that it may have */
 /* The page of a list that a query asks for: `limit` and what is behind `after`. False with a Problem. */
 bool        store_page(Req *r, int most, int *limit, char after[ID_SIZE], Problem *p);
 void        store_list_end(Strbuf *b, const char *first, const char *last, bool more); /* ids, "": none */
@@ -85,7 +103,9 @@ void        store_list_end(Strbuf *b, const char *first, const char *last, bool 
 bool        batches_load(Store *st, const char *id, llmc_error *err); /* of the file id.json; false: it cannot be used, err says why */
 void        batches_free(Store *st);
 void        batch_json(const Batch *b, Strbuf *out); /* lock held */
-bool        batch_save(Store *st, const Batch *b);   /* lock held; false: the disk does not take it */
+bool        batch_save(Store *st, const char *id);   /* without the lock; false: the disk does not take it */
+bool        batches_evict(Store *st, const char *owner); /* the oldest that is over and has no files goes, of an owner or (NULL) of all; lock held; false: there is none */
+void        store_nudge(Store *st);                  /* batch_run.c: stop or a batch's cancel has been set; without the lock */
 static inline bool
 batch_ended(const Batch *b)
 {

@@ -31,6 +31,9 @@ typedef struct Run {
 	uint32_t again[MAX_FLIGHTS]; /* lines that found no room */
 	int     n_again, n_flights, most_flights, busy; /* busy: answers in a row that there was no room */
 	double  pause_until;
+	size_t  n_landed;         /* lines answered in this turn */
+	bool    yields;           /* another owner's turn has come */
+	size_t  n_wrong;          /* mistakes of the file; MAX_ERRORS of them in errors, at most */
 	int     part[2];          /* of answers, of errors; -1: not open */
 	json_t *errors;           /* what is wrong with the file */
 	bool    full;             /* the disk takes no more */
@@ -50,7 +53,7 @@ wrong(Run *run, size_t line, const char *code, const char *param, const char *fm
 	text[utf8_whole(text, strlen(text))] = 0;
 	if (!run->errors)
 		run->errors = json_array();
-	if (json_array_size(run->errors) >= MAX_ERRORS)
+	if (run->n_wrong++ >= MAX_ERRORS)
 		return;
 	json_t *e = json_pack("{s:s, s:s, s:s?}", "code", code, "message", text, "param", param);
 	if (e)
@@ -216,6 +219,14 @@ look(Run *run)
 			return false;
 		check_line(run, i);
 	}
+	json_t *latest = json_array_get(run->errors, MAX_ERRORS - 1);
+	if (run->n_wrong > MAX_ERRORS && latest) {
+		char text[128];
+		snprintf(text, sizeof text, "%zu more mistakes were found, from this line on.", run->n_wrong - MAX_ERRORS + 1);
+		json_object_set_new(latest, "code", json_string("too_many_errors"));
+		json_object_set_new(latest, "message", json_string(text));
+		json_object_set_new(latest, "param", json_null());
+	}
 	return !run->errors;
 }
 
@@ -236,6 +247,7 @@ open_part(Run *run, int which)
 	char path[PATH_MAX];
 	FileMap old = { 0 };
 	size_t whole = 0;
+	int64_t n = 0;
 
 	store_path(run->st, path, sizeof path, run->b->file[which], ".part");
 	int fd = run->part[which] = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -250,7 +262,7 @@ open_part(Run *run, int which)
 		size_t i = line ? (size_t)json_integer_value(line) : run->n_line;
 		if (i < run->n_line && !run->line[i].done) {
 			run->line[i].done = run->line[i].begun = true;
-			count(run, which);
+			n++;
 		}
 		json_decref(o);
 	}
@@ -259,7 +271,8 @@ open_part(Run *run, int which)
 	if (whole < size && ftruncate(fd, (off_t)whole) != 0)
 		return false;
 	pthread_mutex_lock(&run->st->lock);
-	run->st->used -= (int64_t)(size - whole);
+	store_count(run->st, run->b->owner, -(int64_t)(size - whole));
+	*(which ? &run->b->failed : &run->b->completed) = n;
 	pthread_mutex_unlock(&run->st->lock);
 	return true;
 }
@@ -276,8 +289,7 @@ append(Run *run, int which, const Strbuf *line)
 	if (line->failed || fstat(fd, &is) != 0)
 		return false;
 	pthread_mutex_lock(&st->lock);
-	bool room = (int64_t)line->len <= st->max_bytes - st->used;
-	st->used += room ? (int64_t)line->len : 0;
+	bool room = store_take(st, run->b->owner, (int64_t)line->len);
 	pthread_mutex_unlock(&st->lock);
 	while (room && at < line->len) {
 		ssize_t n = write(fd, line->data + at, line->len - at);
@@ -291,7 +303,7 @@ append(Run *run, int which, const Strbuf *line)
 	if (at && ftruncate(fd, is.st_size) != 0)
 		serve_log(st->srv, LLMC_LOG_WARNING, "%s: half a line of answers stays in %s", st->dir, run->b->file[which]);
 	pthread_mutex_lock(&st->lock);
-	st->used -= room ? (int64_t)line->len : 0;
+	store_count(st, run->b->owner, room ? -(int64_t)line->len : 0);
 	pthread_mutex_unlock(&st->lock);
 	return false;
 }
@@ -362,13 +374,22 @@ answered(Req *r)
 {
 	Store *st = r->srv->store;
 
-	pthread_mutex_lock(&st->lock);
+	pthread_mutex_lock(&st->fly);
 	for (int i = 0; i < MAX_FLIGHTS; i++)
 		if (st->flight[i].r == r) {
 			st->flight[i].done = true;
-			pthread_cond_broadcast(&st->change);
+			pthread_cond_signal(&st->landed);
 		}
-	pthread_mutex_unlock(&st->lock);
+	pthread_mutex_unlock(&st->fly);
+}
+
+void
+store_nudge(Store *st)
+{
+	pthread_mutex_lock(&st->fly);
+	st->nudged = true;
+	pthread_cond_signal(&st->landed);
+	pthread_mutex_unlock(&st->fly);
 }
 
 /* Half of the places that requests of clients have, and no more than keep the batch full. */
@@ -400,11 +421,11 @@ launch(Run *run, size_t i)
 		run->pause_until = clock_now() + 1;
 		return;
 	}
-	pthread_mutex_lock(&st->lock);
+	pthread_mutex_lock(&st->fly);
 	while (st->flight[place].r)
 		place++;
 	st->flight[place] = (Flight){ .r = r, .line = i };
-	pthread_mutex_unlock(&st->lock);
+	pthread_mutex_unlock(&st->fly);
 	run->n_flights++;
 	req_whole(r);
 }
@@ -432,6 +453,7 @@ land(Run *run, const Flight *f)
 		run->pause_until = clock_now() + later;
 	} else {
 		run->busy = 0;
+		run->n_landed++;
 		line->done = true;
 		run->full |= !write_answer(run, f->line, f->r);
 	}
@@ -445,26 +467,45 @@ abort_flights(Run *run)
 	Store *st = run->st;
 
 	for (int i = 0; i < MAX_FLIGHTS; i++) {
-		pthread_mutex_lock(&st->lock);
+		pthread_mutex_lock(&st->fly);
 		Req *r = st->flight[i].r;
 		st->flight[i].r = NULL;
-		pthread_mutex_unlock(&st->lock);
+		pthread_mutex_unlock(&st->fly);
 		if (r)
 			req_over(r, false);
 	}
 	run->n_flights = 0;
 }
 
-/* One that is over, taken out of the table; lock held. */
+/* One that is over, taken out of the table. With `until`: once there is one, or something else to look at, or the time is up. */
 static bool
-over_one(Store *st, Flight *out)
+over_one(Store *st, const struct timespec *until, Flight *out)
 {
-	for (int i = 0; i < MAX_FLIGHTS; i++)
-		if (st->flight[i].r && st->flight[i].done) {
-			*out = st->flight[i];
-			st->flight[i].r = NULL;
+	bool found = false, more = true;
+
+	pthread_mutex_lock(&st->fly);
+	while (!found && more) {
+		for (int i = 0; i < MAX_FLIGHTS && !found; i++)
+			if (st->flight[i].r && st->flight[i].done) {
+				*out = st->flight[i];
+				st->flight[i].r = NULL;
+				found = true;
+			}
+		more = until && !st->nudged && !found && pthread_cond_timedwait(&st->landed, &st->fly, until) == 0;
+	}
+	if (until)
+		st->nudged = false;
+	pthread_mutex_unlock(&st->fly);
+	return found;
+}
+
+/* Is it somebody else's turn, who has a batch waiting? lock held */
+static bool
+others_wait(Store *st, const Batch *own)
+{
+	for (const Batch *b = st->first; b; b = b->next)
+		if (!batch_ended(b) && !b->fresh && strcmp(b->owner, own->owner) != 0)
 			return true;
-		}
 	return false;
 }
 
@@ -490,16 +531,17 @@ fly(Run *run)
 
 	run->most_flights = flights_for(st->srv);
 	for (;;) {
-		pthread_mutex_lock(&st->lock);
-		bool landed = over_one(st, &f), end = st->stop || run->b->cancel || run->full;
-		pthread_mutex_unlock(&st->lock);
-		if (landed) {
+		if (over_one(st, NULL, &f)) {
 			land(run, &f);
 			continue;
 		}
-		if (end || time(NULL) >= run->b->expires)
+		pthread_mutex_lock(&st->lock);
+		bool end = st->stop || run->b->cancel || run->full;
+		run->yields = run->yields || (run->n_landed >= SLICE && others_wait(st, run->b));
+		pthread_mutex_unlock(&st->lock);
+		if (end || time(NULL) >= run->b->expires || (run->yields && !run->n_flights))
 			break;
-		size_t i = st->srv->draining ? run->n_line : next_line(run);
+		size_t i = st->srv->draining || run->yields ? run->n_line : next_line(run);
 		if (i < run->n_line) {
 			launch(run, i);
 			continue;
@@ -509,13 +551,8 @@ fly(Run *run)
 		struct timespec t;
 		double left = run->pause_until - clock_now();
 		clock_after(&t, left > 0 && left < 1 ? 1 + (int)(1000 * left) : LOOK_AGAIN_MS);
-		pthread_mutex_lock(&st->lock);
-		bool news = st->stop || run->b->cancel;
-		for (int k = 0; k < MAX_FLIGHTS && !news; k++)
-			news = st->flight[k].r && st->flight[k].done;
-		if (!news)
-			pthread_cond_timedwait(&st->change, &st->lock, &t);
-		pthread_mutex_unlock(&st->lock);
+		if (over_one(st, &t, &f))
+			land(run, &f);
 	}
 	abort_flights(run);
 }
@@ -526,7 +563,9 @@ static void
 set_status(Run *run, BatchStatus status)
 {
 	Batch *b = run->b;
+	char id[ID_SIZE];
 
+	memcpy(id, b->id, sizeof id); /* one that is over may go at any time */
 	pthread_mutex_lock(&run->st->lock);
 	if (b->cancel && status < BATCH_COMPLETED)
 		status = BATCH_CANCELLING;
@@ -535,8 +574,8 @@ set_status(Run *run, BatchStatus status)
 		b->at[status] = time(NULL);
 	if (run->errors && !b->errors)
 		b->errors = json_pack("{s:s, s:O}", "object", "list", "data", run->errors);
-	batch_save(run->st, b);
 	pthread_mutex_unlock(&run->st->lock);
+	batch_save(run->st, id);
 }
 
 /* What has been written becomes a file of the client's. */
@@ -617,7 +656,8 @@ batch_do(Store *st, Batch *b)
 	pthread_mutex_lock(&st->lock);
 	stop = st->stop;
 	b->total = run.errors ? 0 : (int64_t)run.n_line;
-	b->completed = b->failed = 0;
+	if (run.errors)
+		b->completed = b->failed = 0;
 	pthread_mutex_unlock(&st->lock);
 	if (ready && !stop) {
 		set_status(&run, BATCH_IN_PROGRESS);
@@ -626,12 +666,16 @@ batch_do(Store *st, Batch *b)
 		else
 			fly(&run);
 	}
+	bool left = false;
+	for (size_t i = 0; i < run.n_line && !left; i++)
+		left = !run.line[i].done;
 	pthread_mutex_lock(&st->lock);
 	stop = st->stop;
+	bool turn = run.yields && left && !run.full && !b->cancel && time(NULL) < b->expires; /* it goes on in its next turn, as at a server's next start */
 	pthread_mutex_unlock(&st->lock);
 	if (run.errors && !run.full && !stop)
 		fail(&run);
-	else if (!stop)
+	else if (!stop && !turn)
 		finish(&run);
 	for (int i = 0; i < 2; i++)
 		if (run.part[i] >= 0)
@@ -642,6 +686,18 @@ batch_do(Store *st, Batch *b)
 	free(run.line);
 }
 
+/* The oldest of the owner whose turn was longest ago; NULL: nothing is to be done. lock held */
+static Batch *
+next_batch(Store *st)
+{
+	Batch *best = NULL;
+
+	for (Batch *b = st->first; b; b = b->next)
+		if (!batch_ended(b) && !b->fresh && (!best || store_share(st, b->owner)->served < store_share(st, best->owner)->served))
+			best = b;
+	return best;
+}
+
 static void *
 work(void *arg)
 {
@@ -649,13 +705,12 @@ work(void *arg)
 
 	pthread_mutex_lock(&st->lock);
 	while (!st->stop) {
-		Batch *b = st->first;
-		while (b && batch_ended(b))
-			b = b->next;
+		Batch *b = next_batch(st);
 		if (!b) {
 			pthread_cond_wait(&st->change, &st->lock);
 			continue;
 		}
+		store_share(st, b->owner)->served = ++st->n_served;
 		pthread_mutex_unlock(&st->lock);
 		batch_do(st, b);
 		pthread_mutex_lock(&st->lock);
@@ -680,6 +735,7 @@ batch_stop(Store *st)
 	st->stop = true;
 	pthread_cond_broadcast(&st->change);
 	pthread_mutex_unlock(&st->lock);
+	store_nudge(st);
 	pthread_join(st->thread, NULL);
 	st->has_thread = false;
 }

@@ -12,7 +12,7 @@
 #include "serve/keys.h"
 #include "serve/openai.h"
 
-enum { MAX_META = 4 << 20, MAX_PAIRS = 16 };
+enum { MAX_META = 4 << 20, MAX_PAIRS = 16, NEW_BYTES = 1024 }; /* NEW_BYTES: of a batch's own file, about, before it is written */
 
 static const char *const status_name[N_BATCH_STATUS] = {
 	[BATCH_VALIDATING] = "validating", [BATCH_IN_PROGRESS] = "in_progress", [BATCH_FINALIZING] = "finalizing", [BATCH_CANCELLING] = "cancelling",
@@ -57,24 +57,6 @@ batch_json(const Batch *b, Strbuf *out)
 	put_value(out, "errors", b->errors);
 	put_value(out, "metadata", b->metadata);
 	strbuf_putc(out, '}');
-}
-
-bool
-batch_save(Store *st, const Batch *b)
-{
-	char path[PATH_MAX];
-	Strbuf text = { 0 };
-	llmc_error err = { 0 };
-
-	json_printf(&text, "{\"owner\":%s,\"output\":%s,\"error\":%s,\"batch\":", b->owner, b->file[0], b->file[1]);
-	batch_json(b, &text);
-	strbuf_puts(&text, "}\n");
-	store_path(st, path, sizeof path, b->id, ".json");
-	bool ok = !text.failed && file_write(path, text.data, text.len, &err) == LLMC_OK;
-	strbuf_release(&text);
-	if (!ok)
-		serve_log(st->srv, LLMC_LOG_WARNING, "the state of batch %s is not kept: %s", b->id, err.text[0] ? err.text : "out of memory");
-	return ok;
 }
 
 /* ---- the table ---- */
@@ -122,6 +104,40 @@ find(Store *st, const char *id)
 	return b;
 }
 
+/* Who writes last has looked last: the file is never older than what somebody has been told. Whether it fits the owner's room was asked when the batch came. */
+bool
+batch_save(Store *st, const char *id)
+{
+	char path[PATH_MAX];
+	Strbuf text = { 0 };
+	llmc_error err = { 0 };
+
+	store_path(st, path, sizeof path, id, ".json");
+	pthread_mutex_lock(&st->save);
+	pthread_mutex_lock(&st->lock);
+	Batch *b = find(st, id);
+	if (b) {
+		json_printf(&text, "{\"owner\":%s,\"output\":%s,\"error\":%s,\"batch\":", b->owner, b->file[0], b->file[1]);
+		batch_json(b, &text);
+		strbuf_puts(&text, "}\n");
+		store_count(st, b->owner, (int64_t)text.len - b->bytes);
+		b->bytes = (int64_t)text.len;
+		b->saves++; /* it stays meanwhile */
+	}
+	pthread_mutex_unlock(&st->lock);
+	bool ok = !b || (!text.failed && file_write(path, text.data, text.len, &err) == LLMC_OK);
+	if (b) {
+		pthread_mutex_lock(&st->lock);
+		b->saves--;
+		pthread_mutex_unlock(&st->lock);
+	}
+	pthread_mutex_unlock(&st->save);
+	strbuf_release(&text);
+	if (!ok)
+		serve_log(st->srv, LLMC_LOG_WARNING, "the state of batch %s is not kept: %s", id, err.text[0] ? err.text : "out of memory");
+	return ok;
+}
+
 static const char *
 text_of(const json_t *o, const char *key)
 {
@@ -146,7 +162,7 @@ load_files(Store *st, Batch *b)
 		bool there = lstat(path, &is) == 0 && S_ISREG(is.st_mode);
 		b->has[i] = there && batch_ended(b);
 		if (there)
-			st->used += is.st_size;
+			store_count(st, b->owner, is.st_size);
 		if (!b->has[i])
 			continue;
 		snprintf(name, sizeof name, "%s_%s.jsonl", b->id, what[i]);
@@ -167,6 +183,7 @@ batches_load(Store *st, const char *id, llmc_error *err)
 	if (file_read(path, MAX_META, &text, err) != LLMC_OK)
 		return false;
 	json_t *o = json_loadb(strbuf_str(&text), text.len, JSON_ALLOW_NUL, &why), *in = json_object_get(o, "batch"), *n = json_object_get(in, "request_counts");
+	int64_t bytes = (int64_t)text.len;
 	strbuf_release(&text);
 	Batch *b = calloc(1, sizeof *b);
 	const char *output = text_of(o, "output"), *error = text_of(o, "error"), *input = text_of(in, "input_file_id");
@@ -206,6 +223,8 @@ batches_load(Store *st, const char *id, llmc_error *err)
 		error_set(err, LLMC_E_INPUT, "it is no batch of this server");
 		return false;
 	}
+	b->bytes = bytes;
+	store_count(st, b->owner, bytes);
 	load_files(st, b);
 	put(st, b);
 	return true;
@@ -252,27 +271,62 @@ text_field(const json_t *o, const char *key, const char **out, Problem *p)
 	return *out || problem(p, 400, key, "Invalid type for '%s': expected a string, but got %s instead.", key, json_type_name(v));
 }
 
-/* The oldest that has ended makes room; lock held. */
-static bool
-room_for_one(Store *st)
+static void
+drop(Store *st, Batch **at) /* lock held */
 {
 	char path[PATH_MAX];
-	int n = 0;
+	Batch *b = *at;
 
-	for (Batch *b = st->first; b; b = b->next)
-		n++;
-	if (n < MAX_STORED)
-		return true;
+	store_path(st, path, sizeof path, b->id, ".json");
+	unlink(path);
+	store_count(st, b->owner, -b->bytes);
+	*at = b->next;
+	batch_free(b);
+}
+
+bool
+batches_evict(Store *st, const char *owner)
+{
 	for (Batch **at = &st->first; *at; at = &(*at)->next)
-		if (batch_ended(*at) && !(*at)->has[0] && !(*at)->has[1]) {
-			Batch *b = *at;
-			store_path(st, path, sizeof path, b->id, ".json");
-			unlink(path);
-			*at = b->next;
-			batch_free(b);
+		if (batch_ended(*at) && !(*at)->saves && !(*at)->has[0] && !(*at)->has[1] && (!owner || !strcmp((*at)->owner, owner))) {
+			drop(st, at);
 			return true;
 		}
 	return false;
+}
+
+/* One more of this owner: old ones that are over make room; lock held. */
+static bool
+room_for_one(Store *st, const char *owner)
+{
+	size_t n = 0, own = 0;
+
+	for (const Batch *b = st->first; b; b = b->next) {
+		n++;
+		own += !strcmp(b->owner, owner);
+	}
+	return (own < store_most(st, owner) || batches_evict(st, owner)) && (n < MAX_STORED || batches_evict(st, NULL)) && store_take(st, owner, NEW_BYTES);
+}
+
+/* It is there when the disk has it. b is the table's, or gone. */
+static bool
+keep(Store *st, const char *id, Strbuf *text)
+{
+	bool ok = batch_save(st, id);
+
+	pthread_mutex_lock(&st->lock);
+	for (Batch **at = &st->first; *at; at = &(*at)->next)
+		if (!strcmp((*at)->id, id)) {
+			(*at)->fresh = false;
+			if (ok)
+				batch_json(*at, text);
+			else
+				drop(st, at);
+			break;
+		}
+	pthread_cond_broadcast(&st->change);
+	pthread_mutex_unlock(&st->lock);
+	return ok;
 }
 
 void
@@ -281,6 +335,7 @@ batches_create(Req *r)
 	Problem p = { 0 };
 	Strbuf text = { 0 };
 	const char *input = "", *endpoint = NULL, *window = NULL;
+	char id[ID_SIZE];
 	Store *st = store_of(r, &p);
 	json_t *o = st ? body_object(&r->body, &p) : NULL;
 	Batch *b = o ? calloc(1, sizeof *b) : NULL;
@@ -310,18 +365,20 @@ batches_create(Req *r)
 		} else if (!f || !store_sees(r, f->owner) || strcmp(f->purpose, "batch") != 0) {
 			problem(&p, 404, "input_file_id", "There is no file '%.60s' that was sent for a batch.", input);
 			p.code = "not_found";
-		} else if (!room_for_one(st)) {
-			problem(&p, 429, NULL, "This server has %d batches, more are not taken: delete the files of old ones.", MAX_STORED);
-		} else if (!batch_save(st, b)) {
-			problem(&p, 507, NULL, "The server's disk does not take the batch.");
-			p.code = "storage_full";
+		} else if (!room_for_one(st, b->owner)) {
+			problem(&p, 429, NULL, "This server, or this key, has as many batches as it may have, or no room for one more (--batch-dir-size): delete the files of old ones.");
 		} else {
+			snprintf(id, sizeof id, "%s", b->id);
+			b->bytes = NEW_BYTES;
+			b->fresh = true;
 			put(st, b);
-			batch_json(b, &text);
 			b = NULL;
-			pthread_cond_broadcast(&st->change);
 		}
 		pthread_mutex_unlock(&st->lock);
+		if (!p.status && !keep(st, id, &text)) {
+			problem(&p, 507, NULL, "The server's disk does not take the batch.");
+			p.code = "storage_full";
+		}
 	}
 	batch_free(b);
 	json_decref(o);
@@ -352,7 +409,7 @@ batches_list(Req *r)
 	all = calloc(n_all + 1, sizeof *all);
 	n_all = 0;
 	for (const Batch *b = st->first; b && all; b = b->next)
-		if (store_sees(r, b->owner))
+		if (!b->fresh && store_sees(r, b->owner))
 			all[n_all++] = b;
 	size_t at = n_all; /* the newest first */
 	while (*after && at && strcmp(all[at - 1]->id, after) != 0)
@@ -395,6 +452,7 @@ answer_one(Req *r, bool cancel)
 	Problem p = { 0 };
 	Strbuf text = { 0 };
 	Store *st = store_of(r, &p);
+	char id[ID_SIZE] = "";
 
 	if (st && (!cancel || req_own_page(r, &p))) {
 		pthread_mutex_lock(&st->lock);
@@ -405,12 +463,15 @@ answer_one(Req *r, bool cancel)
 			b->cancel = true;
 			b->status = BATCH_CANCELLING;
 			b->at[BATCH_CANCELLING] = time(NULL);
-			batch_save(st, b);
-			pthread_cond_broadcast(&st->change);
+			memcpy(id, b->id, sizeof id);
 		}
 		if (b && !p.status)
 			batch_json(b, &text);
 		pthread_mutex_unlock(&st->lock);
+		if (*id) {
+			batch_save(st, id);
+			store_nudge(st);
+		}
 	}
 	if (p.status)
 		req_problem(r, &p);

@@ -130,7 +130,9 @@ def test_lines_that_are_wrong(server, lines, code, number):
 
 
 def test_many_wrong_lines_are_told_up_to_a_bound(server):
-    assert len(ended(server, start(server, ["{"] * 300))["errors"]["data"]) == 100
+    errors = ended(server, start(server, ["{"] * 300))["errors"]["data"]
+    assert len(errors) == 100 and [e["line"] for e in errors] == list(range(1, 101))
+    assert errors[98]["code"] == "invalid_json_line" and errors[99]["code"] == "too_many_errors" and errors[99]["message"].startswith("201 more")
 
 
 def test_files_and_their_paths(server):
@@ -320,6 +322,64 @@ def test_keys_see_their_own(fake, tmp_path):
         assert s.request("DELETE", f"/v1/files/{last['input_file_id']}", headers=bob).status == 404
         assert s.request("GET", "/v1/files", headers=bob).json()["data"] == [] == s.request("GET", "/v1/batches", headers=bob).json()["data"]
         assert s.request("POST", "/v1/batches", {"input_file_id": last["input_file_id"], "endpoint": "/v1/completions", "completion_window": "24h"}, bob).status == 404
+
+
+def test_keys_have_alike_parts_of_the_folder(fake, tmp_path):
+    (tmp_path / "keys").write_text("alice sk-alice\nbob sk-bob\n")
+    alice, bob, all = ({"Authorization": f"Bearer {k}"} for k in ("sk-alice", "sk-bob", "sk-all"))
+    with fake(step_ms=1, batch_dir=tmp_path / "store", batch_dir_bytes=100000, keys=tmp_path / "keys", api_key="sk-all") as s:
+        first = upload(s, "x" * 40000, headers=alice)
+        assert first.status == 200 and upload(s, "x" * 15000, headers=alice).status == 507
+        assert upload(s, "x" * 30000, headers=bob).status == 200 and upload(s, "x" * 25000, headers=all).status == 200
+        assert upload(s, "x" * 20000, headers=bob).status == 507  # its part has room, the folder has none
+        assert s.request("DELETE", f"/v1/files/{first.json()['id']}", headers=alice).status == 200
+        assert upload(s, "x" * 15000, headers=alice).status == 200
+        # states of batches count, and make room when they are over and have no files
+        for _ in range(8):
+            batch = start(s, [line("a")], headers=alice, metadata={str(i): "x" * 512 for i in range(16)})
+            last = ended(s, batch, alice)
+            for f in (last["output_file_id"], last["input_file_id"]):
+                assert s.request("DELETE", f"/v1/files/{f}", headers=alice).status == 200
+        assert 0 < len(s.request("GET", "/v1/batches", headers=alice).json()["data"]) < 8
+        assert s.stop()[0] == 0
+
+
+def test_batches_of_keys_run_in_turn(fake, tmp_path):
+    """A long batch makes room for another key's after some lines, and goes on behind it with those that it has not answered."""
+    (tmp_path / "keys").write_text("alice sk-alice\nbob sk-bob\n")
+    alice, bob = ({"Authorization": f"Bearer {k}"} for k in ("sk-alice", "sk-bob"))
+    with fake(hold=1, batch_dir=tmp_path / "store", keys=tmp_path / "keys") as s:
+        long, short = start(s, [line(str(i), max_tokens=1) for i in range(450)], headers=alice), start(s, [line("x", max_tokens=1)], headers=bob)
+        s.process.send_signal(signal.SIGUSR1)
+        first, second = ended(s, long, alice), ended(s, short, bob)
+        assert first["status"] == second["status"] == "completed" and second["completed_at"] <= first["completed_at"]
+        assert first["request_counts"] == {"total": 450, "completed": 450, "failed": 0}
+        assert sorted(int(x["custom_id"]) for x in lines_of(s, first["output_file_id"], alice)) == list(range(450))
+        assert [x["custom_id"] for x in lines_of(s, second["output_file_id"], bob)] == ["x"]
+        assert s.stop()[0] == 0
+
+
+def test_what_a_server_that_fell_has_left(fake, tmp_path):
+    store, digits = tmp_path / "store", "0123456789abcdef01234567"
+    with fake(step_ms=1, batch_dir=store) as s:
+        last = ended(s, start(s, [line("a")]))
+        assert s.stop()[0] == 0
+    before = {p.name: p.read_bytes() for p in store.iterdir()}
+    left = [f"file-{digits}", f"file-{digits[::-1]}.part", f"file-{digits}.json.tmp.12.0", f"{last['id']}.json.tmp.7.3", f"{last['output_file_id']}.part"]
+    stays = ["notes.txt", "file-x", f"file-{digits[:-1]}", "notes.tmp.1.2"]
+    for name in left + stays:
+        (store / name).write_text("x")
+    with fake(step_ms=1, batch_dir=store) as s:
+        assert s.get(f"/v1/batches/{last['id']}").json() == last and len(lines_of(s, last["output_file_id"])) == 1
+        assert s.stop()[0] == 0
+    assert {p.name for p in store.iterdir()} == {*before, *stays} and all((store / k).read_bytes() == v for k, v in before.items())
+    # where a batch cannot be read what lies there may be its answers
+    (store / f"batch_{digits}.json").write_text("nonsense")
+    for name in left:
+        (store / name).write_text("x")
+    with fake(step_ms=1, batch_dir=store) as s:
+        assert s.stop()[0] == 0
+    assert {p.name for p in store.iterdir()} == {*before, *stays, f"batch_{digits}.json", *(n for n in left if ".tmp." not in n)}
 
 
 def test_without_a_folder_and_with_a_wrong_one(fake, tmp_path):
