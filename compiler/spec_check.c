@@ -292,10 +292,6 @@ check_exact(SpecTable *t)
 
 	if (k == KVT_NONE || v == KVT_NONE)
 		return;
-	if (kv_by_channel(v)) {
-		err_at(t->d, LOC(kv_v), "kv.v = %s: it is a type of keys alone (kv.k)", t->val[K_kv_v].str);
-		return;
-	}
 	if (kv_by_channel(k) && INT(kv_window) < KV_LEAST_RECENT) {
 		err_at(t->d, LOC(kv_k), "kv.k = %s: a page of keys is quantised when it is full, kv.window of at least %d positions is needed beside it", t->val[K_kv_k].str, KV_LEAST_RECENT);
 		return;

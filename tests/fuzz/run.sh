@@ -42,11 +42,11 @@ fi
 libs=$(pkg-config --libs yaml-0.1 jansson libpcre2-8 libutf8proc)
 # libFuzzer's choices follow addresses, of code and of what is compared, files in the order of the folder, and the clock: all three are taken away, so
 # that two runs of one program try the same inputs. What addresses guide is left to runs with FUZZ_SECONDS.
-fixed=
+fixed=()
 if [ -z "${FUZZ_SECONDS:-}" ]; then
-	fixed="env -i PATH=$PATH"
+	fixed=(env -i "PATH=$PATH")
 	if setarch -R true 2> /dev/null; then
-		fixed="$fixed setarch -R"
+		fixed+=(setarch -R)
 	else
 		echo "fuzz: addresses cannot be fixed here (setarch -R)"
 	fi
@@ -87,7 +87,7 @@ for name; do
 	fi
 	[ ! -e "tests/fuzz/$name.dict" ] || set -- "-dict=tests/fuzz/$name.dict" "$@"
 	# shellcheck disable=SC2086
-	if $fixed "$bin" $limit -max_len=4096 -timeout=20 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
+	if ${fixed[@]+"${fixed[@]}"} "$bin" $limit -max_len=4096 -timeout=20 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
 		"-artifact_prefix=$build/$name-" "$@" > "$build/$name.log" 2>&1; then
 		echo "fuzz $name: ok ($(sed -n -e 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs/p' \
 			-e 's/^driver: //p' "$build/$name.log"))"

@@ -64,10 +64,11 @@ BENCH_TEST(types_of_cached_rows)
 	static const char *const set[] = { "kv.dtype=int6", "kv.v=int4", "kv.rotate=true", NULL };
 	static const struct { const char *set[4], *want; } bad[] = {
 		{ { "kv={k: int4c, window: 31}" }, "kv.k = int4c: a page of keys is quantised when it is full, kv.window of at least 32 positions is needed beside it" },
-		{ { "kv={dtype: int4c, window: 32}" }, "kv.v = int4c: it is a type of keys alone (kv.k)" },
+		{ { "kv={dtype: int4c, window: 32}" }, "kv.dtype = int4c: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4; did you mean int" },
+		{ { "kv={k: int4c, v: int4c, window: 32}" }, "kv.v = int4c: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4; did you mean int" },
 		{ { "kv.window=64" }, "--set:1:11: error: kv.window = 64: it is for quantised rows, keys are f16 and values f16" },
 		{ { "kv={k: int8, sinks: 4}", "parallel.pp=2" }, "kv.sinks = 4: stages keep all positions in one type" },
-		{ { "kv.dtype=int9" }, "kv.dtype = int9: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4 int4c; did you mean int" },
+		{ { "kv.dtype=int9" }, "kv.dtype = int9: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4; did you mean int" },
 		{ { "kv.rotate=true" }, "--set:1:11: error: kv.rotate = true: only rows of quantised types are rotated, keys are f16 and values f16" },
 		{ { "attention.head_dim=6", "kv={dtype: int8, rotate: true}" }, "attention.head_dim = 6 is no multiple of 4, and rotation mixes a power of two" },
 	};
