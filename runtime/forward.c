@@ -418,6 +418,16 @@ session_can_sample(const Session *s, const llmc_params *p)
 	return s->device->sampler && !s->comm && s->plan->output == LLMC_OUTPUT_LOGITS && !s->probe && !own.grammar && s->device->sampler->can(s, &own);
 }
 
+bool
+session_can_mask(const Session *s, const llmc_params *p)
+{
+	llmc_params own = whole(p);
+
+	own.grammar = NULL;
+	own.grammar_after = NULL;
+	return session_can_sample(s, &own);
+}
+
 llmc_status
 session_sample_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt,
                       const int32_t *output, size_t n_output, llmc_error *err)
@@ -435,8 +445,8 @@ session_sample_params(Session *s, llmc_seq q, const llmc_params *p, const int32_
 	return status;
 }
 
-llmc_status
-session_queue_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
+static llmc_status
+queue_step(Session *s, const llmc_chunk *chunk, size_t n, bool pick, llmc_error *err)
 {
 	int32_t n_dec = 0;
 
@@ -446,11 +456,34 @@ session_queue_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *er
 	bool decode = (size_t)n_dec == n;
 	TRY(s->device->sampler->begin(s, chunk, n, err));
 	fill(s, chunk, (int32_t)n, n_dec, !decode);
-	llmc_status status = s->device->sampler->step(s, chunk, n, decode, err);
+	llmc_status status = s->device->sampler->step(s, chunk, n, decode, pick, err);
 	s->device->leave(s);
 	TRY(status);
 	count(s, chunk, n, decode ? 0 : 1);
 	return LLMC_OK;
+}
+
+llmc_status
+session_queue_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
+{
+	return queue_step(s, chunk, n, true, err);
+}
+
+llmc_status
+session_queue_rows(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
+{
+	return queue_step(s, chunk, n, false, err);
+}
+
+llmc_status
+session_queue_pick(Session *s, const uint32_t *const *mask, llmc_error *err)
+{
+	if (!s->device->sampler || s->comm)
+		return not_here(err);
+	TRY(s->device->enter(s, err));
+	llmc_status status = s->device->sampler->pick(s, mask, err);
+	s->device->leave(s);
+	return status;
 }
 
 llmc_status

@@ -106,6 +106,19 @@ llmc_status session_sample_params(Session *s, llmc_seq q, const llmc_params *p, 
 /* Queue a step. n_out of a chunk is 0, or 1: a token is sampled from its last row. Two steps that sample may be under way; a
  * third is E_BUSY. E_RANGE, E_FULL as session_forward. Sequences may be trimmed and freed while steps are under way. */
 llmc_status session_queue_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
+/* Under a grammar the host says what may come next. Such a step runs first; while it does, masks are made, which go to the device in one copy, and then tokens
+ * are sampled:
+ *
+ *     session_queue_rows(s, chunks);   // as session_queue_step, but for the sampling
+ *     session_queue_pick(s, masks);
+ *     session_take_sampled(s, &id, &logprob);
+ *
+ * Can tokens by these parameters be sampled so? session_sample_params is told the same without the grammar. */
+bool        session_can_mask(const Session *s, const llmc_params *p);
+llmc_status session_queue_rows(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
+/* mask: of each chunk with n_out = 1, in their order, a bit a token in (vocab + 31) / 32 words, read during the call; NULL: anything may come. Until then no other
+ * step is taken. E_RANGE: no step waits for it. */
+llmc_status session_queue_pick(Session *s, const uint32_t *const *mask, llmc_error *err);
 /* Wait for the oldest step that samples: its tokens and (when not NULL) their logprobs, a chunk with n_out = 1 each, in the
  * order of its chunks. E_RANGE: no step is under way. E_CHECK: logits were NaN or all minus infinity; ids are -1 there. */
 llmc_status session_take_sampled(Session *s, int32_t *ids, float *logprobs, llmc_error *err);

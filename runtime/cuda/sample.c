@@ -153,6 +153,8 @@ begin(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
 			return error_set(err, LLMC_E_RANGE, "chunk %zu: %d rows are to sample a token, only the last one may", i, chunk[i].n_out);
 		samples |= chunk[i].n_out > 0;
 	}
+	if (c->unpicked)
+		return error_set(err, LLMC_E_BUSY, "a step waits for what its tokens may be (session_queue_pick)");
 	if (samples && c->n_flight == CUDA_FLIGHT)
 		return error_set(err, LLMC_E_BUSY, "%d steps that sample are under way: read the oldest first", CUDA_FLIGHT);
 	TRY(cuda_session_enter(s, err));
@@ -176,45 +178,84 @@ take_back(CudaSession *c)
 		c->row_seq[i] = -1;
 }
 
+/* All of the step has been queued: its part of the ring is its own until it has ended. */
 static llmc_status
-queue(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, llmc_error *err)
+queued(CudaSession *c, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
-	const Session *s = c->s;
 	int e = (int)(c->number % LLMC_RING);
+
+	CUDA_TRY(d, d->api.event_record(c->event[e], c->stream), "marking the end of a step");
+	c->busy[e] = true;
+	c->number++;
+	return LLMC_OK;
+}
+
+static llmc_status
+queue(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, bool pick, llmc_error *err)
+{
+	const Session *s = c->s;
 
 	TRY(cuda_session_check(c, err)); /* pages */
 	TRY(cuda_upload_freq(c, err));
 	if (decode) {
 		TRY(write_note(c, err));
-		TRY(cuda_launch_decode(c, s->size->n_tok, true, err));
+		TRY(cuda_launch_decode(c, s->size->n_tok, pick, err));
 	} else {
 		TRY(cuda_upload_step(c, err));
-		TRY(cuda_launch_mixed(c, 1, true, err));
+		TRY(cuda_launch_mixed(c, 1, pick, err));
 	}
-	CUDA_TRY(d, d->api.event_record(c->event[e], c->stream), "marking the end of a step");
-	c->busy[e] = true;
+	const unsigned number = c->number;
+	if (pick)
+		TRY(queued(c, err));
+	c->unpicked = !pick;
 	if (s->size->n_out) {
 		CudaFlight *f = &c->flight[c->n_flight++];
-		f->number = c->number;
+		f->number = number;
 		f->n = 0;
 		f->kept = false;
 		for (size_t i = 0; i < n; i++)
 			if (chunk[i].n_out)
 				f->at[f->n++] = s->out_base[i];
 	}
-	c->number++;
 	return LLMC_OK;
 }
 
 static llmc_status
-step(Session *s, const llmc_chunk *chunk, size_t n, bool decode, llmc_error *err)
+step(Session *s, const llmc_chunk *chunk, size_t n, bool decode, bool pick, llmc_error *err)
 {
-	llmc_status status = queue(s->on, chunk, n, decode, err);
+	llmc_status status = queue(s->on, chunk, n, decode, pick, err);
 
 	if (status != LLMC_OK)
 		take_back(s->on);
 	return status;
+}
+
+/* The masks of the step's rows, as many as there are, in one copy, and the kernel that picks. */
+static llmc_status
+pick(Session *s, const uint32_t *const *mask, llmc_error *err)
+{
+	CudaSession *c = s->on;
+	CudaDevice *d = &c->m->dev;
+	const CudaFlight *f = c->n_flight ? &c->flight[c->n_flight - 1] : NULL;
+	const size_t words = ((size_t)s->plan->vocab + 31) / 32, head = (size_t)((char *)c->mask - (char *)c->mask_at);
+	char *host = c->masks + (size_t)(c->number % LLMC_RING) * (size_t)c->mask_bytes;
+	int *at = (int *)(void *)host, n = 0;
+
+	if (!c->unpicked)
+		return error_set(err, LLMC_E_RANGE, "no step waits for what its tokens may be");
+	c->unpicked = false;
+	for (int32_t o = 0; o < c->max_out; o++)
+		at[o] = -1;
+	for (int32_t i = 0; f && s->size->n_out && i < f->n; i++)
+		if (mask[i]) {
+			memcpy(host + head + (size_t)n * words * sizeof **mask, mask[i], words * sizeof **mask);
+			at[f->at[i]] = n++;
+		}
+	if (n)
+		CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)c->mask_at, host, head + (size_t)n * words * sizeof **mask, c->stream), "copying masks to the GPU");
+	TRY(cuda_launch_pick(c, s->size->n_out, n > 0, err));
+	return queued(c, err);
 }
 
 static llmc_status
@@ -266,4 +307,4 @@ drop(Session *s)
 	((CudaSession *)s->on)->n_flight = 0;
 }
 
-const DeviceSampler cuda_sampler = { .can = can_sample, .params = set_params, .begin = begin, .step = step, .take = take, .drop = drop };
+const DeviceSampler cuda_sampler = { .can = can_sample, .params = set_params, .begin = begin, .step = step, .pick = pick, .take = take, .drop = drop };

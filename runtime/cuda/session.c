@@ -166,6 +166,9 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	BUMP(&b, st->factor, seqs * p->n_rope);
 	BUMP(&b, st->work, (int64_t)c->max_out * p->vocab);
 	BUMP(&b, st->part, (int64_t)c->max_out * LLMC_PICK_PARTS * 8);
+	BUMP(&b, c->mask_at, c->max_out);
+	BUMP(&b, c->mask, (int64_t)c->max_out * ((p->vocab + 31) / 32));
+	c->mask_bytes = ((char *)c->mask - (char *)c->mask_at) + (int64_t)c->max_out * ((p->vocab + 31) / 32) * (int64_t)sizeof *c->mask;
 	BUMP(&b, st->row_done, c->max_out);
 	BUMP(&b, st->all_done, 1);
 	BUMP(&b, st->count, 1);
@@ -287,7 +290,7 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Pinned memory: blocks, notes, picks, logits, what a stage gets and hands on. */
+/* Pinned memory: blocks, notes, picks, masks, logits, what a stage gets and hands on. */
 static llmc_status
 take_pinned(CudaSession *c, llmc_error *err)
 {
@@ -295,6 +298,7 @@ take_pinned(CudaSession *c, llmc_error *err)
 	const Session *s = c->s;
 	size_t block = (size_t)s->block_bytes * LLMC_RING, note = (size_t)c->st.note_stride * LLMC_RING;
 	size_t picks = ((size_t)c->max_out * LLMC_RING * sizeof(llmc_picked) + 255) & ~(size_t)255;
+	size_t masks = ((size_t)c->mask_bytes * LLMC_RING + 255) & ~(size_t)255;
 	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)plan_out_width(s->plan) * sizeof(float);
 	size_t stream = s->plan->stages > 1 ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->hidden * sizeof(float) : 0;
 	CUdeviceptr at;
@@ -302,15 +306,16 @@ take_pinned(CudaSession *c, llmc_error *err)
 
 	note = (note + 255) & ~(size_t)255;
 	block = (block + 255) & ~(size_t)255;
-	CUDA_TRY(d, d->api.host_alloc(&p, block + note + picks + logits + 2 * stream, CU_HOST_PORTABLE | CU_HOST_MAPPED),
-	         "pinning %zu MB for steps", (block + note + picks + logits + 2 * stream) >> 20);
+	CUDA_TRY(d, d->api.host_alloc(&p, block + note + picks + masks + logits + 2 * stream, CU_HOST_PORTABLE | CU_HOST_MAPPED),
+	         "pinning %zu MB for steps", (block + note + picks + masks + logits + 2 * stream) >> 20);
 	c->pinned = p;
 	memset(p, 0, block + note + picks);
 	CUDA_TRY(d, d->api.host_device_ptr(&at, p, 0), "mapping pinned memory");
 	c->block = c->pinned;
 	c->note = c->block + block;
 	c->picked = (llmc_picked *)(void *)(c->note + note);
-	c->logits = (float *)(void *)(c->note + note + picks);
+	c->masks = c->note + note + picks;
+	c->logits = (float *)(void *)(c->masks + masks);
 	c->came = c->logits + logits / sizeof *c->logits;
 	c->goes = c->came + stream / sizeof *c->came;
 	c->st.note = (const llmc_note *)(uintptr_t)(at + block);

@@ -58,10 +58,15 @@ typedef struct CudaSession {
 	char        *block;        /* the step's arrays, block_bytes each */
 	char        *note;
 	llmc_picked *picked;
+	char        *masks;        /* as they lie on the device, mask_bytes each */
 	float       *logits;       /* [n_out, vocab] */
 	float       *came, *goes;  /* of stages: [n_tok, hidden] of the one before, and for the next one */
 	CUdeviceptr  stage_in[2];  /* where that is to lie, in each phase */
 	CUdeviceptr  block_to;     /* where the arrays lie on the device */
+	int         *mask_at;      /* and masks of tokens, one behind the other: which one a row of logits has ... */
+	unsigned    *mask;         /* ... and [max_out, (vocab + 31) / 32] */
+	int64_t      mask_bytes;   /* of both */
+	bool         unpicked;     /* a step has been queued without its picks */
 	CUevent      event[LLMC_RING];
 	bool         busy[LLMC_RING];
 	unsigned     number;       /* steps that pick or could have, so far */
@@ -121,6 +126,8 @@ llmc_status cuda_upload_freq(CudaSession *c, llmc_error *err);
 llmc_status cuda_upload_step(CudaSession *c, llmc_error *err);
 llmc_status cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err);
 llmc_status cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err);
+/* The picks of a step that was launched without; masked: by the masks that have been copied */
+llmc_status cuda_launch_pick(CudaSession *c, int64_t n_out, bool masked, llmc_error *err);
 llmc_status cuda_graph(CudaSession *c, int bucket, bool pick, llmc_error *err); /* captured when it is not there yet */
 /* profile.c: as the member of Device */
 llmc_status cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);

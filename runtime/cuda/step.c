@@ -180,6 +180,16 @@ launch_sample(CudaSession *c, int64_t n_out, llmc_error *err)
 	              PROGRAMMATIC, &c->st, NULL, err);
 }
 
+llmc_status
+cuda_launch_pick(CudaSession *c, int64_t n_out, bool masked, llmc_error *err)
+{
+	llmc_state st = c->st;
+
+	st.mask_at = masked ? c->mask_at : NULL;
+	st.mask = c->mask;
+	return cuda_launch(c, c->m->sample, "llmc_sample", (int64_t[3]){ LLMC_PICK_PARTS, n_out > 0 ? n_out : 1, 1 }, 512, 1, 0, PLAIN, &st, NULL, err);
+}
+
 /* Rounds of so many positions of which latent attention makes keys and values in this step. */
 static int
 rounds_of(const CudaSession *c, const PlanStep *step, int positions)

@@ -152,13 +152,61 @@ samples_on_device(Engine *e, int32_t n)
 	return says;
 }
 
+/* Whose token chunk i says, where that is under a grammar, or NULL. Of chunks that say nothing it may be one, too. */
+static llmc_sampler *
+held_to_grammar(const Engine *e, int32_t i)
+{
+	const SchedSeq *q = e->sched->chunk_seq[i];
+	const Job *j = q->req->user;
+	llmc_sampler *s = j->choice[q->index].sampler;
+
+	return e->sched->chunk[i].n_out && !j->pool && sampler_has_grammar(s) ? s : NULL;
+}
+
+/* Masks that are work are begun beside the step. */
+static void
+begin_masks(Engine *e, int32_t n)
+{
+	if (!e->masks)
+		return;
+	for (int32_t i = 0; i < n; i++) {
+		llmc_sampler *s = held_to_grammar(e, i);
+		if (s && sampler_mask_is_work(s))
+			masks_add(e->masks, s);
+	}
+	masks_begin(e->masks);
+}
+
+/* While the device runs the step, what its choices may say; one that may say nothing fails alone, whatever is picked for it. */
+static llmc_status
+queue_masked(Engine *e, int32_t n, llmc_error *err)
+{
+	int32_t at = 0;
+
+	TRY(session_queue_rows(e->session, e->sched->chunk, (size_t)n, err));
+	masks_end(e->masks, true);
+	for (int32_t i = 0; i < n; i++) {
+		llmc_sampler *s = held_to_grammar(e, i);
+		if (!e->sched->chunk[i].n_out)
+			continue;
+		e->mask[at] = NULL;
+		if (s)
+			(void)!sampler_mask(s, &e->mask[at], NULL);
+		at++;
+	}
+	return session_queue_pick(e->session, e->mask, err) == LLMC_OK ? LLMC_OK : LLMC_E_DEVICE;
+}
+
 /* The step with its samples, in one. E_RANGE: nothing ran, it can run the other way. */
 static llmc_status
 step_on_device(Engine *e, int32_t n, llmc_error *err)
 {
 	int32_t at = 0;
+	bool masked = false;
 
-	TRY(session_queue_step(e->session, e->sched->chunk, (size_t)n, err));
+	for (int32_t i = 0; i < n; i++)
+		masked |= held_to_grammar(e, i) != NULL;
+	TRY(masked ? queue_masked(e, n, err) : session_queue_step(e->session, e->sched->chunk, (size_t)n, err));
 	llmc_status status = session_take_sampled(e->session, e->ids, e->logprobs, err);
 	if (status != LLMC_OK && status != LLMC_E_CHECK)
 		return LLMC_E_DEVICE;
@@ -175,6 +223,8 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 		if (p->id < 0)
 			p->status = error_set(&p->err, LLMC_E_CHECK, "%s",
 			                      status == LLMC_E_CHECK && err->text[0] ? err->text : "the logits hold no token that can be picked");
+		else if (held_to_grammar(e, i))
+			p->status = sampler_mask(p->c->sampler, &(const uint32_t *){ NULL }, &p->err);
 		sampler_skip(p->c->sampler);
 		p->c->device_n = p->c->n_new + 1;
 		p->c->device_stay = q->n_preempted;
@@ -463,10 +513,12 @@ step(Engine *e)
 	guess(e, n);
 	note_step(e, n);
 	double guessed = clock_now();
+	begin_masks(e, n);
 	llmc_status status = samples_on_device(e, n) ? step_on_device(e, n, &err) : LLMC_E_RANGE;
 	bool sampled = status == LLMC_OK;
 	if (!sampled && status != LLMC_E_DEVICE)
 		status = forward(e, n, &err);
+	masks_end(e->masks, false);
 	if (status != LLMC_OK) {
 		die(e, &err);
 		return;

@@ -6,6 +6,7 @@
  *   event.c    lists of events
  *   mail.c     events on their way to callers, and the callers' side of everything
  *   second.c   guesses of a second model
+ *   masks.c    what grammars let come next, made while a step runs
  *   engine.c   the thread: inbox, step, sampling, cancellation, deadlines
  *   open.c     opening and closing; the scheduler's hold on the session
  *   counts.c   counters and histograms */
@@ -34,6 +35,8 @@ llmc_status engine_set_second(Engine *e, Session *second, llmc_error *err);
  * E_BUG. Hold the thread before its next step, so that what is submitted meanwhile comes at once. */
 void        engine_set_check(Engine *e);
 void        engine_pause(Engine *e, bool paused);
+/* Masks are made on a thread of their own while steps run, or not, whatever cores there are. Before the first request. */
+llmc_status engine_set_ahead(Engine *e, bool ahead, llmc_error *err);
 /* Guesses come from fn instead, and all of them run: up to `most` tokens to out behind tok [n], their number. Before the first
  * request. */
 typedef int32_t (*engine_guess_fn)(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most);

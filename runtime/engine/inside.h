@@ -84,6 +84,8 @@ typedef struct Sampled {     /* one choice's token of the step */
 	llmc_error   err;
 } Sampled;
 
+typedef struct Masks Masks;
+
 struct Engine {
 	Session *session;
 	bool        ranks;       /* it may lose one while nothing runs */
@@ -104,6 +106,8 @@ struct Engine {
 	float      *logits;      /* [n_out, vocab] */
 	float     **row;        /* [seqs] logits of each chunk of the step */
 	Sampled    *sampled;     /* [seqs] */
+	Masks      *masks;       /* NULL: no core is left for its thread */
+	const uint32_t **mask;   /* [seqs] of the step's choices */
 	int32_t     n_sampled;
 	int32_t    *ids;         /* [seqs] sampled by the device, and their logprobs */
 	float      *logprobs;
@@ -146,6 +150,17 @@ struct Engine {
 /* engine.c */
 void  *engine_run(void *e);      /* the thread */
 void   engine_note(Engine *e);   /* gauges and the scheduler's counts */
+
+/* open.c */
+llmc_status thread_start(void *(*fn)(void *user), void *user, pthread_t *out, llmc_error *err); /* without signals, which are the program's */
+
+/* masks.c: a thread makes the masks of the samplers that are added before masks_begin. masks_end: from here on they are the caller's again; what has not been made is
+ * made by who asks for it, or, with `rest`, now, by both. Around each step; NULL is fine. */
+llmc_status masks_open(int32_t most, Masks **out, llmc_error *err);
+void        masks_close(Masks *m);
+void        masks_add(Masks *m, llmc_sampler *s);
+void        masks_begin(Masks *m);
+void        masks_end(Masks *m, bool rest);
 
 /* second.c: guesses of d[i] for the texts q[i], where it pays; what is certain of a text stays in its sequence */
 void        second_guess(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts);

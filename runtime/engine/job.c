@@ -122,7 +122,7 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 		TRY_GOTO(open_choice(e, j, i, &r, &p, err));
 	if (r.prompt_logprobs && e->tok)
 		TRY_GOTO(llmc_stream_open(e->tok, false, &j->prompt_stream, err));
-	j->on_device = j->best_of == 1 && !j->pool && !r.prompt_logprobs && !r.n_top && session_can_sample(e->session, &p);
+	j->on_device = j->best_of == 1 && !j->pool && !r.prompt_logprobs && !r.n_top && session_can_mask(e->session, &p);
 	j->p.grammar = NULL;
 	j->p.grammar_after = NULL;
 	j->p.stop_tokens = NULL; /* the caller's lists: samplers and stops have their own */

@@ -169,8 +169,9 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 	e->row = calloc((size_t)e->lim.seqs + 1, sizeof *e->row);
 	e->n_tok_was = calloc((size_t)e->lim.seqs + 1, sizeof *e->n_tok_was);
 	e->sampled = calloc((size_t)e->lim.seqs + 1, sizeof *e->sampled);
+	e->mask = calloc((size_t)e->lim.seqs + 1, sizeof *e->mask);
 	e->scratch = calloc((size_t)n, sizeof *e->scratch);
-	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->n_tok_was || !e->sampled || !e->scratch)
+	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->n_tok_was || !e->sampled || !e->mask || !e->scratch)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine of %d sequences", e->lim.seqs);
 	for (; e->n_scratch < n; e->n_scratch++)
 		TRY(sample_scratch_open((int32_t)e->plan->vocab, &e->scratch[e->n_scratch], err));
@@ -180,20 +181,26 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Signals are the program's, not this thread's. */
-static llmc_status
-start_thread(Engine *e, llmc_error *err)
+llmc_status
+thread_start(void *(*fn)(void *user), void *user, pthread_t *out, llmc_error *err)
 {
 	sigset_t all, was;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &was);
-	int failed = pthread_create(&e->thread, NULL, engine_run, e);
+	int failed = pthread_create(out, NULL, fn, user);
 	pthread_sigmask(SIG_SETMASK, &was, NULL);
-	if (failed)
-		return error_set(err, LLMC_E_MEMORY, "no thread for the engine: %s", strerror(failed));
-	e->has_thread = true;
-	return LLMC_OK;
+	return failed ? error_set(err, LLMC_E_MEMORY, "no thread for the engine: %s", strerror(failed)) : LLMC_OK;
+}
+
+/* Where the threads of a step have every core, each of them makes masks when it is over, side by side: one more thread would only stop one of them for as long. On a
+ * GPU the host's one thread waits. */
+static bool
+has_spare_core(const Engine *e)
+{
+	int own = e->session->threads ? threads_count(e->session->threads) : 1;
+
+	return topology_threads() > own * e->plan->ranks * e->plan->stages;
 }
 
 llmc_status
@@ -237,9 +244,12 @@ engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	e->check = true;
 #endif
 	TRY_GOTO(open_memory(e, opt, err));
+	if (has_spare_core(e))
+		TRY_GOTO(masks_open(e->lim.seqs, &e->masks, err));
 	engine_note(e);
 	e->counts = e->now;
-	TRY_GOTO(start_thread(e, err));
+	TRY_GOTO(thread_start(engine_run, e, &e->thread, err));
+	e->has_thread = true;
 	*out = e;
 	return LLMC_OK;
 fail:
@@ -265,6 +275,14 @@ engine_set_second(Engine *e, Session *second, llmc_error *err)
 	e->second_chunk = lim->chunk / DRAFT_TEXTS > 0 ? lim->chunk / DRAFT_TEXTS : 1;
 	e->second = second;
 	return LLMC_OK;
+}
+
+llmc_status
+engine_set_ahead(Engine *e, bool ahead, llmc_error *err)
+{
+	masks_close(e->masks);
+	e->masks = NULL;
+	return ahead ? masks_open(e->lim.seqs, &e->masks, err) : LLMC_OK;
 }
 
 void
@@ -302,7 +320,9 @@ engine_close(Engine *e, int drain_ms)
 	sched_close(e->sched);
 	for (int i = 0; i < e->n_scratch; i++)
 		sample_scratch_release(&e->scratch[i]);
+	masks_close(e->masks);
 	free(e->scratch);
+	free(e->mask);
 	free(e->sampled);
 	free(e->row);
 	free(e->n_tok_was);

@@ -23,6 +23,8 @@ struct llmc_sampler {
 	uint64_t    n_pick;
 	SampleScratch own;        /* of llmc_sampler_sample */
 	Matcher    *matcher;      /* where the text is in its grammar; NULL: none */
+	uint32_t   *mask;         /* [(vocab + 31) / 32] what it lets come next ... */
+	bool        masked, all;  /* ... once it has been made; everything may come */
 };
 
 static bool
@@ -100,8 +102,7 @@ sample_scratch_open(int32_t vocab, SampleScratch *out, llmc_error *err)
 	*out = (SampleScratch){ .vocab = vocab };
 	out->work = calloc((size_t)vocab, sizeof *out->work);
 	out->cand = calloc((size_t)vocab, sizeof *out->cand);
-	out->mask = calloc(((size_t)vocab + 31) / 32, sizeof *out->mask);
-	if (out->work && out->cand && out->mask)
+	if (out->work && out->cand)
 		return LLMC_OK;
 	sample_scratch_release(out);
 	return error_set(err, LLMC_E_MEMORY, "out of memory for sampling from %d tokens", vocab);
@@ -112,7 +113,6 @@ sample_scratch_release(SampleScratch *s)
 {
 	free(s->work);
 	free(s->cand);
-	free(s->mask);
 	*s = (SampleScratch){ 0 };
 }
 
@@ -188,7 +188,9 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 	s->p.grammar = NULL;
 	s->p.grammar_after = NULL;
 	if (own.grammar) {
-		llmc_status status = matcher_open(own.grammar, own.grammar_after, &s->matcher, err);
+		s->mask = calloc(((size_t)vocab + 31) / 32, sizeof *s->mask);
+		llmc_status status = s->mask ? matcher_open(own.grammar, own.grammar_after, &s->matcher, err)
+		                             : error_set(err, LLMC_E_MEMORY, "out of memory for a sampler of %d tokens", vocab);
 		if (status != LLMC_OK) {
 			llmc_sampler_close(s);
 			return status;
@@ -247,6 +249,7 @@ llmc_sampler_close(llmc_sampler *s)
 	free(s->touched);
 	sample_scratch_release(&s->own);
 	matcher_close(s->matcher);
+	free(s->mask);
 	free(s);
 }
 
@@ -259,6 +262,7 @@ llmc_sampler_reset(llmc_sampler *s)
 	}
 	s->n_touched = s->n_tail = s->n_new = 0;
 	s->n_pick = 0;
+	s->masked = false;
 	if (s->matcher)
 		matcher_reset(s->matcher);
 }
@@ -272,8 +276,10 @@ llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt)
 		memmove(s->tail, s->tail + 1, (size_t)--s->n_tail * sizeof *s->tail);
 	s->tail[s->n_tail++] = id;
 	s->n_new += !is_prompt;
-	if (s->matcher && !is_prompt)
+	if (s->matcher && !is_prompt) {
 		matcher_accept(s->matcher, id, NULL); /* what it does not allow leaves nothing to follow: the next pick says so */
+		s->masked = false;
+	}
 	if (!s->penalties)
 		return;
 	if (!s->seen[id]) {
@@ -333,23 +339,47 @@ forbid(llmc_sampler *s, float *work)
 		work[s->p.stop_tokens[i]] = -INFINITY;
 }
 
-/* What the grammar allows, as bits of m->mask; *all: everything. */
+bool
+sampler_has_grammar(const llmc_sampler *s)
+{
+	return s->matcher != NULL;
+}
+
+bool
+sampler_mask_is_work(const llmc_sampler *s)
+{
+	return s->matcher && !s->masked && !matcher_knows(s->matcher);
+}
+
 static llmc_status
-allowed(llmc_sampler *s, const SampleScratch *m, bool *all, llmc_error *err)
+make_mask(llmc_sampler *s, llmc_error *err)
 {
 	size_t n = ((size_t)s->vocab + 31) / 32;
 	uint32_t some = 0;
 
-	TRY(matcher_mask(s->matcher, m->mask, n, all, err));
-	if (*all)
+	TRY(matcher_mask(s->matcher, s->mask, n, &s->all, err));
+	if (s->all)
 		return LLMC_OK;
 	if (s->n_eos && matcher_may_end(s->matcher)) /* a model may have end tokens that its tokenizer does not know of */
 		for (int32_t i = 0; i < s->n_eos; i++)
 			if (s->eos[i] >= 0 && s->eos[i] < s->vocab)
-				m->mask[s->eos[i] >> 5] |= 1u << (s->eos[i] & 31);
+				s->mask[s->eos[i] >> 5] |= 1u << (s->eos[i] & 31);
 	for (size_t w = 0; w < n; w++)
-		some |= m->mask[w];
+		some |= s->mask[w];
 	return some ? LLMC_OK : error_set(err, LLMC_E_CHECK, "the grammar allows no token here");
+}
+
+llmc_status
+sampler_mask(llmc_sampler *s, const uint32_t **bits, llmc_error *err)
+{
+	*bits = NULL;
+	if (!s->matcher)
+		return LLMC_OK;
+	if (!s->masked)
+		TRY(make_mask(s, err)); /* what fails is tried again: it fails again, and is told */
+	s->masked = true;
+	*bits = s->all ? NULL : s->mask;
+	return LLMC_OK;
 }
 
 /* All others are out. */
@@ -372,18 +402,18 @@ forbid_others(const uint32_t *bits, float *work, int32_t vocab)
 llmc_status
 sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int32_t *id, llmc_error *err)
 {
-	bool all = true, copied = s->p.temperature > 0 || s->changes;
+	bool copied = s->p.temperature > 0 || s->changes;
+	const uint32_t *bits;
 	int32_t best;
 
 	TRY(sample_largest(logits, s->vocab, &best, err));
-	if (s->matcher)
-		TRY(allowed(s, m, &all, err));
+	TRY(sampler_mask(s, &bits, err));
 	if (copied)
 		memcpy(m->work, logits, (size_t)s->vocab * sizeof *m->work);
-	if (copied && !all)
-		forbid_others(m->mask, m->work, s->vocab);
-	if (!s->changes && !all)
-		TRY(sample_largest_of(logits, s->vocab, m->mask, &best, err));
+	if (copied && bits)
+		forbid_others(bits, m->work, s->vocab);
+	if (!s->changes && bits)
+		TRY(sample_largest_of(logits, s->vocab, bits, &best, err));
 	if (s->changes) {
 		for (int32_t i = 0; i < s->p.n_logit_bias; i++)
 			m->work[s->p.logit_bias[i].id] += s->p.logit_bias[i].value;

@@ -13,7 +13,6 @@ typedef struct SampleScratch {
 	int32_t vocab;
 	float  *work; /* [vocab] */
 	Cand   *cand; /* [vocab] */
-	uint32_t *mask; /* [(vocab + 31) / 32] */
 } SampleScratch;
 
 llmc_status sample_scratch_open(int32_t vocab, SampleScratch *out, llmc_error *err);
@@ -31,6 +30,12 @@ llmc_params sampler_params(const llmc_params *p);
 void        sampler_skip(llmc_sampler *s);
 /* Its grammar is complete, and nothing can follow: the text ends here. */
 bool        sampler_at_end(const llmc_sampler *s);
+/* What its grammar lets come next: a bit a token, (vocab + 31) / 32 words, the sampler's own until it accepts a token; *bits NULL: everything. Made once a place of the text: who asks
+ * before the pick spares it the time. Any thread, but nothing else of the sampler meanwhile. E_CHECK: nothing may come. */
+llmc_status sampler_mask(llmc_sampler *s, const uint32_t **bits, llmc_error *err);
+/* Has it a grammar? And is making its next mask work, more than a copy? */
+bool        sampler_has_grammar(const llmc_sampler *s);
+bool        sampler_mask_is_work(const llmc_sampler *s);
 /* One of its stop_tokens? */
 bool        sampler_stops_at(const llmc_sampler *s, int32_t id);
 

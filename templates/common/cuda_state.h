@@ -36,6 +36,7 @@
  * llmc_sample: 512 threads, grid (LLMC_PICK_PARTS, rows). Blocks of y stride over the rows o < s_n[3] of logits. The
  * sequence of row o is slot_of[s_seq_of[s_out_row[o]]]. The parts of a row share its work; the last to finish (row_done[o],
  * with release and acquire; left zero) does what remains. It picks as runtime/sample/sample.c does, from logits[o * vocab ...]:
+ *   mask_at is not 0 and m = mask_at[o] >= 0: a token without its bit in mask[m * ((vocab + 31) / 32) ...] counts as -inf; NaN counts before that
  *   NaN: status 1. All -inf: status 2. Otherwise status 0.
  *   penalties != 0: with c = counts[slot * vocab + id]: where c != 0 (seen in prompt or output) v = v < 0 ? v * repetition
  *     : v / repetition; where c & LLMC_COUNT, v -= frequency * (c & LLMC_COUNT) + presence
@@ -90,6 +91,8 @@ typedef struct llmc_state {
 	const double *factor;        /* [seqs, n_rope] */
 	/* picking */
 	const float *logits;         /* [n_out, vocab] */
+	const int      *mask_at;     /* [max_out] which mask the row has, -1: none; NULL: no row has one */
+	const unsigned *mask;        /* [max_out, (vocab + 31) / 32] a bit a token */
 	llmc_work   *work;           /* [max_out, vocab] */
 	double      *part;           /* [max_out, LLMC_PICK_PARTS, 8] partial results of the parts of a row */
 	unsigned    *row_done;       /* [max_out] zero between steps */

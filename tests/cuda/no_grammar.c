@@ -48,3 +48,10 @@ matcher_reset(Matcher *m)
 {
 	(void)m;
 }
+
+bool
+matcher_knows(Matcher *m)
+{
+	(void)m;
+	return true;
+}

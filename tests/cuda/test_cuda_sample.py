@@ -13,7 +13,7 @@ SLOT = np.dtype([("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("repe
                  ("top_k", "i4"), ("penalties", "i4"), ("last", "i4"), ("pad", "i4"), ("seed", "u8"), ("n_pick", "u8")])
 PICKED = np.dtype([("id", "i4"), ("logprob", "f4"), ("status", "i4"), ("pad", "i4")])
 STEP = "s_n s_tok s_pos s_pos2 s_seq_of s_q_start s_kv_len s_prefix_len s_out_row s_block_table".split()
-POINTERS = STEP + "rope_pos slot_of slot tables counts freq factor logits work part row_done all_done note picked count now".split()
+POINTERS = STEP + "rope_pos slot_of slot tables counts freq factor logits mask_at mask work part row_done all_done note picked count now".split()
 
 
 def text(name):
@@ -25,7 +25,7 @@ def job(arrays, ropes, sizes, launches, fetch):
     """llmc_state of templates/common/cuda_state.h"""
     a = {k: np.zeros(1, np.int32) for k in POINTERS}
     a.update(arrays)
-    fields = list(POINTERS)
+    fields = [0 if k.startswith("mask") and k not in arrays else k for k in POINTERS]
     for i in range(8):
         fields += [*ropes[i], 0] if i < len(ropes) else [0] * 5
     return dict(arrays=a, pack="@" + "Q" * len(POINTERS) + "Qiiii" * 8 + "7i", fields=fields + list(sizes) + [0] * (7 - len(sizes)), launches=launches, fetch=fetch)
@@ -137,8 +137,8 @@ class Sampler:
         return status, id_.value, logprob.value
 
 
-def sample(logits, slots, counts, mode, seed, steps=1, arch="sm_90a", grid=None, count=6):
-    """logits [steps, rows, vocab]: the state after each of the steps. Row o belongs to slot o."""
+def sample(logits, slots, counts, mode, seed, steps=1, arch="sm_90a", grid=None, count=6, masks=None):
+    """logits [steps, rows, vocab]: the state after each of the steps. Row o belongs to slot o. masks: (of which mask each row has, bits [masks, vocab])"""
     _, rows, vocab = logits.shape
     ids = np.arange(rows, dtype=np.int32)
     launches = []
@@ -149,6 +149,11 @@ def sample(logits, slots, counts, mode, seed, steps=1, arch="sm_90a", grid=None,
                   logits=np.ascontiguousarray(logits[0]), work=np.zeros((rows, vocab, 2), np.float32), part=np.zeros((rows, PARTS, 8)),
                   row_done=np.zeros(rows, np.uint32), all_done=np.zeros(1, np.uint32), picked=np.zeros((RING, rows), PICKED),
                   count=np.array([count], np.uint32), now=np.array([count], np.uint32))
+    if masks is not None:
+        at, bits = masks
+        arrays["mask_at"] = np.array(at, np.int32)
+        packed = np.packbits(np.pad(bits, ((0, 0), (0, -vocab % 32))), axis=1, bitorder="little")
+        arrays["mask"] = np.ascontiguousarray(packed).view(np.uint32)
     return H.submit(arch, mode, seed, 4, job(arrays, [], (0, 0, 1, vocab, rows, 16), launches, ["picked", "slot", "counts", "count", "row_done", "all_done"]))
 
 
@@ -197,6 +202,43 @@ def test_picks_are_the_cpus(cpu, vocab, spread, ties):
             assert (got[i]["slot"]["last"] == picked["id"]).all() and (got[i]["slot"]["n_pick"] == i + 1).all()
             assert got[i]["count"][0] == 7 + i and not got[i]["row_done"].any() and not got[i]["all_done"].any()
         assert (got[-1]["counts"] == out).all()
+
+
+def test_masks_leave_what_is_allowed(cpu):
+    """As if the others were minus infinity, but for log probabilities, which are the model's. A vocabulary that ends within a word of a mask."""
+    rng, vocab = np.random.default_rng(11), 1003
+    cases = [c for c in CASES if c != dict(temperature=0.01, top_k=1)]
+    rows = len(cases)
+    logits = (rng.standard_normal((1, rows, vocab)) * 4).astype(np.float32)
+    bits = rng.random((4, vocab)) < np.array([[0.5], [0.02], [0], [0.9]])
+    bits[2, 1002] = True  # one token, the last
+    at = [[-1, 0, 1, 2, 3, 1][o % 6] for o in range(rows)]
+    slots, counts, want = np.zeros(rows, SLOT), np.zeros((rows, vocab), np.int32), []
+    for o, case in enumerate(cases):
+        slots[o]["repetition"] = 1
+        for k, v in case.items():
+            slots[o][k.replace("_penalty", "")] = v
+        slots[o]["penalties"] = any("penalty" in k for k in case)
+        slots[o]["seed"] = 5 + o
+        prompt = rng.integers(0, vocab, 20)
+        counts[o, prompt] |= SEEN
+        sampler = Sampler(cpu, vocab, [int(i) for i in prompt], seed=5 + o, **case)
+        held = logits[0, o].copy()
+        if at[o] >= 0:
+            held[~bits[at[o]]] = -np.inf
+        want.append(sampler.pick(held)[:2])
+        cpu.llmc_sampler_close(sampler.h)
+    for mode, seed in H.RUNS[:2]:
+        got, = sample(logits, slots, counts, mode, seed, grid=3, masks=(at, bits))
+        picked = got["picked"][6 % RING]
+        for o in range(rows):
+            assert (picked[o]["status"], picked[o]["id"]) == want[o], cases[o]
+            v = logits[0, o].astype(np.float64)
+            assert abs(picked[o]["logprob"] - (v[want[o][1]] - v.max() - np.log(np.exp(v - v.max()).sum()))) < 1e-4
+            assert at[o] < 0 or bits[at[o], picked[o]["id"]]
+    logits[0, 1, ~bits[0]] = np.nan  # what is broken is found, allowed or not
+    got, = sample(logits[:, :4], slots[:4], counts[:4], *H.RUNS[0], masks=([-1, 0, -1, 0], np.zeros((1, vocab), bool)))
+    assert got["picked"][6 % RING]["status"].tolist() == [0, 1, 0, 2]
 
 
 @pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[2]])

@@ -4,7 +4,9 @@
 
 #include <math.h>
 
+#include "runtime/engine/engine.h"
 #include "tests/unit/tempdir.h"
+#include "tests/unit/tiny_grammar.h"
 
 enum { SEQS = 5, CHUNK = 24, CONTEXT = 120, VOCAB = 300 };
 
@@ -25,14 +27,22 @@ pick(int32_t n)
 	return (int32_t)((seed >> 8) % (uint32_t)n);
 }
 
+/* mask NULL: of all */
+static int32_t
+best_of(const float *v, const uint32_t *mask)
+{
+	int32_t at = -1;
+
+	for (int32_t i = 0; i < VOCAB; i++)
+		if (!mask || mask[i / 32] >> i % 32 & 1)
+			at = at < 0 || v[i] > v[at] ? i : at;
+	return at;
+}
+
 static int32_t
 best(const float *v)
 {
-	int32_t at = 0;
-
-	for (int32_t i = 1; i < VOCAB; i++)
-		at = v[i] > v[at] ? i : at;
-	return at;
+	return best_of(v, NULL);
 }
 
 #define OK(call)                                                                  \
@@ -49,9 +59,11 @@ step(Pair *p, bool ahead)
 {
 	static float want[SEQS * VOCAB], got[SEQS * VOCAB];
 	static int32_t tok[SEQS][CHUNK];
+	static uint32_t bits[SEQS][(VOCAB + 31) / 32];
+	const uint32_t *mask[SEQS] = { NULL };
 	llmc_chunk c[2][SEQS];
 	int32_t who[SEQS], ids[SEQS], room = CHUNK, n = 0;
-	bool decode = pick(3) > 0;
+	bool decode = pick(3) > 0, masked = ahead && pick(3) == 0;
 
 	for (int32_t i = 0; i < SEQS; i++) {
 		int32_t len = p->q[i][0] < 0 ? 0 : session_seq_len(p->s[0]->s, p->q[i][0]), most = CONTEXT - len;
@@ -74,7 +86,20 @@ step(Pair *p, bool ahead)
 	if (!n)
 		return;
 	OK(llmc_forward(p->s[0], c[0], (size_t)n, want, err));
-	if (ahead) {
+	if (masked) { /* some of the rows, few or many tokens */
+		for (int32_t i = 0; i < n; i++) {
+			int32_t few = pick(2) ? 1 : 200;
+			memset(bits[i], 0, sizeof bits[i]);
+			for (int32_t k = 0; k < few; k++) {
+				int32_t id = pick(VOCAB);
+				bits[i][id / 32] |= 1u << id % 32;
+			}
+			mask[i] = pick(3) ? bits[i] : NULL;
+		}
+		OK(session_queue_rows(p->s[1]->s, c[1], (size_t)n, err));
+		OK(session_queue_pick(p->s[1]->s, mask, err));
+		OK(session_take_sampled(p->s[1]->s, ids, NULL, err));
+	} else if (ahead) {
 		OK(session_queue_step(p->s[1]->s, c[1], (size_t)n, err));
 		OK(session_take_sampled(p->s[1]->s, ids, NULL, err));
 	} else {
@@ -84,7 +109,7 @@ step(Pair *p, bool ahead)
 				fail_msg("logit %d of chunk %d: %g, the reference has %g", i % VOCAB, i / VOCAB, (double)got[i], (double)want[i]);
 	}
 	for (int32_t i = 0; i < n; i++) {
-		p->next[who[i]] = best(want + i * VOCAB);
+		p->next[who[i]] = best_of(want + i * VOCAB, mask[i]);
 		if (ahead)
 			assert_int_equal(ids[i], p->next[who[i]]);
 		p->fed[who[i]] = ahead;
@@ -313,6 +338,124 @@ closed_in_flight(void **state)
 	}
 }
 
+/* What waits for its picks is not passed over. */
+static void
+picks_in_their_order(void **state)
+{
+	static uint32_t none[(VOCAB + 31) / 32];
+	const uint32_t *mask = none;
+	llmc_params greedy = LLMC_INIT(llmc_params);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	const int32_t prompt[4] = { 1, 2, 3, 4 };
+	llmc_chunk c = { .tok = prompt, .n_tok = 4, .n_out = 1 };
+	llmc_model *m;
+	llmc_session *s;
+	int32_t id;
+
+	(void)state;
+	l.context = CONTEXT;
+	l.seqs = 2;
+	OK(open_tiny("cuda", NULL, &m, err));
+	OK(llmc_session_open(m, &l, &s, err));
+	OK(llmc_seq_new(s, 0, &c.seq, err));
+	OK(session_sample_params(s->s, c.seq, &greedy, NULL, 0, NULL, 0, err));
+	assert_int_equal(session_queue_pick(s->s, &mask, NULL), LLMC_E_RANGE);
+	OK(session_queue_rows(s->s, &c, 1, err));
+	c.tok = NULL;
+	c.n_tok = 1;
+	assert_int_equal(session_queue_step(s->s, &c, 1, NULL), LLMC_E_BUSY);
+	OK(session_queue_pick(s->s, &mask, err)); /* nothing may come */
+	assert_int_equal(session_take_sampled(s->s, &id, NULL, NULL), LLMC_E_CHECK);
+	assert_int_equal(id, -1);
+	llmc_session_close(s);
+	llmc_close(m);
+}
+
+typedef struct Told { int32_t id[40], n; llmc_finish finish; } Told;
+
+/* n requests at once, each with a grammar (or none); host: so that the host picks, as it does where log probabilities of others are asked for. */
+static void
+ask_engine(Engine *e, Grammar *const *g, const llmc_params *p, int n, bool host, Told *out)
+{
+	static const int32_t prompt[5] = { 9, 8, 7, 6, 5 };
+	llmc_event ev = LLMC_INIT(llmc_event);
+	int64_t id[8];
+
+	engine_pause(e, true);
+	for (int i = 0; i < n; i++) {
+		llmc_request r = LLMC_INIT(llmc_request);
+		llmc_params own = *p;
+		own.grammar = g[i];
+		own.seed = 40 + (uint64_t)i;
+		r.tok = prompt;
+		r.n_tok = (size_t)(2 + i % 4);
+		r.params = &own;
+		r.n_top = host;
+		OK(engine_submit(e, &r, &id[i], err));
+	}
+	engine_pause(e, false);
+	for (int i = 0; i < n; i++) {
+		out[i].n = 0;
+		do {
+			OK(engine_next(e, id[i], -1, &ev, err));
+			if (ev.kind == LLMC_EVENT_ERROR)
+				fail_msg("%s", ev.text);
+			if (ev.kind == LLMC_EVENT_TOKEN)
+				out[i].id[out[i].n++] = ev.token;
+		} while (!ev.last);
+		out[i].finish = ev.finish;
+	}
+	llmc_event_release(&ev);
+}
+
+/* Under grammars the device picks by masks, which a thread makes while it runs, or the engine's own: the tokens are those that the host picks. */
+static void
+grammars_are_masks(void **state)
+{
+	enum { N = 3 };
+	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_params p[2] = { LLMC_INIT(llmc_params), LLMC_INIT(llmc_params) };
+	Grammar *g[N] = { tiny_grammar("([a-f][0-4]){3,6}"), NULL, tiny_grammar("(a0|b1|([x-z][0-9])*q2){1,9}") };
+	llmc_model *m;
+	llmc_session *s;
+	Engine *e;
+
+	(void)state;
+	o.limits = &l;
+	o.speculate = -1;
+	l.context = CONTEXT;
+	l.seqs = N;
+	l.chunk = CHUNK;
+	p[1].temperature = 1.2f;
+	p[1].top_p = 0.9f;
+	p[1].repetition_penalty = 1.3f;
+	OK(open_tiny("cuda", NULL, &m, err));
+	for (int ahead = 0; ahead < 2; ahead++) {
+		static Told want[N], got[N];
+		llmc_limits lim = engine_limits(m->plan, &o);
+		OK(llmc_session_open(m, &lim, &s, err));
+		OK(engine_open(s->s, NULL, &o, &e, err));
+		OK(engine_set_ahead(e, ahead, err));
+		p[ahead].max_tokens = 7;
+		ask_engine(e, g, &p[ahead], N, true, want);
+		long down = emu_count("cuMemcpyDtoHAsync_v2");
+		ask_engine(e, g, &p[ahead], N, false, got);
+		assert_int_equal(emu_count("cuMemcpyDtoHAsync_v2"), down); /* no logits came to the host */
+		for (int i = 0; i < N; i++) {
+			assert_int_equal(got[i].n, want[i].n);
+			assert_int_equal(got[i].finish, want[i].finish);
+			assert_memory_equal(got[i].id, want[i].id, (size_t)want[i].n * sizeof want[i].id[0]);
+		}
+		engine_close(e, -1);
+		llmc_session_close(s);
+	}
+	llmc_close(m);
+	for (int i = 0; i < N; i++)
+		if (g[i])
+			grammar_close(g[i]);
+}
+
 int
 main(void)
 {
@@ -328,7 +471,8 @@ main(void)
 	if (tempdir_open(&cache) != 0)
 		return 1;
 	setenv("LLMC_CACHE", cache.path, 1);
-	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps), cmocka_unit_test(many_steps_with_windows), cmocka_unit_test(queued_again), cmocka_unit_test(closed_in_flight) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps), cmocka_unit_test(many_steps_with_windows), cmocka_unit_test(queued_again), cmocka_unit_test(closed_in_flight),
+		cmocka_unit_test(picks_in_their_order), cmocka_unit_test(grammars_are_masks) };
 	int rc = no_findings(cmocka_run_group_tests(tests, NULL, NULL));
 	tempdir_close(&cache);
 	return rc;

@@ -16,6 +16,7 @@
 #include "api/api.h"
 #include "runtime/draft/draft.h"
 #include "runtime/engine/engine.h"
+#include "tests/unit/tiny_grammar.h"
 
 enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
 
@@ -360,6 +361,43 @@ a_crowd_answers_as_each_alone(void **state)
 		assert_int_equal(n.request_s.n, n.requests);
 		close_engine(b);
 	}
+}
+
+/* A mask is what it is whoever makes it, and when: on a thread of its own beside the steps, or behind them. */
+static void
+masks_ahead_change_nothing(void **state)
+{
+	enum { N = 24 };
+	static Ask ask[N];
+	Grammar *g[3] = { tiny_grammar("([a-f][0-4]){3,40}"), tiny_grammar("(a0|b1|([x-z][0-9])*q2){1,30}"), tiny_grammar("([a-m]3|[n-z][1-9])*") };
+	uint64_t r = 4711;
+
+	(void)state;
+	for (int i = 0; i < N; i++) {
+		make_ask(&ask[i], &r);
+		ask[i].p.grammar = i % 4 == 3 ? NULL : g[i % 4];
+		ask_alone(&ask[i]);
+	}
+	for (int ahead = 0; ahead < 2; ahead++) {
+		llmc_engine_options o = LLMC_INIT(llmc_engine_options);
+		int64_t id[N];
+		char why[256];
+		o.swap_bytes = 1 << 20;
+		Box b = open_engine(8, 64, 4 * CONTEXT, &o);
+		assert_int_equal(engine_set_ahead(b.e, ahead, NULL), LLMC_OK);
+		engine_pause(b.e, true);
+		for (int i = 0; i < N; i++) {
+			llmc_request q = request(&ask[i]);
+			id[i] = submit(b, &q);
+		}
+		engine_pause(b.e, false);
+		for (int i = 0; i < N; i++)
+			if (!follow(b, id[i], &ask[i], i % 7 == 5 ? 3 : -1, why, sizeof why))
+				fail_msg("%s: %s", ahead ? "ahead" : "behind", why);
+		close_engine(b);
+	}
+	for (int i = 0; i < 3; i++)
+		grammar_close(g[i]);
 }
 
 /* Choice i draws with seed + i; of best_of the likeliest are told, best first. */
@@ -1102,6 +1140,7 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(text_without_room),
 		cmocka_unit_test(a_crowd_answers_as_each_alone),
+		cmocka_unit_test(masks_ahead_change_nothing),
 		cmocka_unit_test(choices_draw_with_their_own_seeds),
 		cmocka_unit_test(guesses_change_nothing),
 		cmocka_unit_test(a_second_model_changes_nothing),

@@ -17,6 +17,14 @@ penalised(const llmc_slot &slot, float v, int count)
 	return v;
 }
 
+/* The bits of what may be picked in row o; 0: anything. */
+DEV const unsigned *
+mask_of(const llmc_state &p, int o)
+{
+	const int at = p.mask_at ? p.mask_at[o] : -1;
+	return at < 0 ? 0 : p.mask + (long long)at * ((p.vocab + 31) / 32);
+}
+
 /* The largest, the best (of equals the lower id) and whether any was bad, over the block; all threads get them. */
 DEV void
 best_of(pick_shared &s, float &most, float &v, int &id, int &bad)
@@ -52,7 +60,7 @@ best_of(pick_shared &s, float &most, float &v, int &id, int &bad)
 
 /* One part of row o into p.part */
 DEV void
-look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, int o)
+look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o)
 {
 	const int piece = (p.vocab + LLMC_PICK_PARTS - 1) / LLMC_PICK_PARTS, part = blockIdx.x;
 	const int lo = min(part * piece, p.vocab), hi = min(lo + piece, p.vocab);
@@ -68,10 +76,12 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, in
 	for (int i = lo + threadIdx.x; i < hi; i += PICK_THREADS) {
 		const float raw = v[i];
 		float x = raw;
-		if (slot.penalties) {
-			x = penalised(slot, raw, count[i]);
+		if (mask && !(mask[i >> 5] >> (i & 31) & 1))
+			x = PICK_NONE;
+		if (slot.penalties)
+			x = penalised(slot, x, count[i]);
+		if (mask || slot.penalties)
 			w[i] = x;
-		}
 		bad |= raw != raw || x != x;
 		if (raw > most)
 			most = raw;
@@ -87,7 +97,7 @@ look(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, in
 		for (int i = lo + threadIdx.x; i < hi; i += PICK_THREADS)
 			sum += (double)pick_exp(__fadd_rn(v[i], -most));
 	if (wanted && !bad) /* this block's part of w is behind best_of's barrier */
-		few = pick_shortlist(s, slot.penalties ? w : v, mine, pick_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
+		few = pick_shortlist(s, mask || slot.penalties ? w : v, mine, pick_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
 	for (int d = 16; d; d >>= 1)
 		sum += __shfl_xor_sync(0xffffffffu, sum, d);
 	if (lane_id() == 0)
@@ -133,7 +143,7 @@ gather(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const double 
 
 /* All parts of row o are there: pick, and note it. */
 DEV void
-settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, int o, unsigned number)
+settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask, int slot_at, int o, unsigned number)
 {
 	const double *part = p.part + (long long)o * LLMC_PICK_PARTS * PART_WORDS;
 	const float *v = p.logits + (long long)o * p.vocab;
@@ -154,7 +164,7 @@ settle(pick_shared &s, const llmc_state &p, const llmc_slot &slot, int slot_at, 
 		int *ids = (int *)w + p.vocab;
 		unsigned whole = 0;
 		const pick_list few = gather(s, p, slot, part - LLMC_PICK_PARTS * PART_WORDS, ids, &whole);
-		id = pick_draw(s, slot, slot.penalties ? w : v, p.vocab, best, id, few, whole, w, ids);
+		id = pick_draw(s, slot, mask || slot.penalties ? w : v, p.vocab, best, id, few, whole, w, ids);
 	}
 	if (threadIdx.x)
 		return;
@@ -198,15 +208,16 @@ llmc_sample(const llmc_state p)
 	for (int o = blockIdx.y; o < n; o += gridDim.y) {
 		const int slot_at = p.slot_of[p.s_seq_of[p.s_out_row[o]]];
 		const llmc_slot slot = p.slot[slot_at];
+		const unsigned *mask = mask_of(p, o);
 		__syncthreads(); /* the row before is done with s; its slot has been read by all */
-		look(s, p, slot, slot_at, o);
+		look(s, p, slot, mask, slot_at, o);
 		__syncthreads();
 		if (threadIdx.x == 0)
 			s.last = atom_add_acq_rel_gpu(p.row_done + o, 1u) == LLMC_PICK_PARTS - 1;
 		__syncthreads();
 		if (!s.last)
 			continue;
-		settle(s, p, slot, slot_at, o, number);
+		settle(s, p, slot, mask, slot_at, o, number);
 		if (threadIdx.x == 0) {
 			p.row_done[o] = 0;
 			__threadfence_system();

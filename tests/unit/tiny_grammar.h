@@ -1,0 +1,31 @@
+/* Grammars over the 300 tokens of configs/tiny.yaml, which have no texts of their own: token i is a letter and a digit, a0, b0, ... z0, a1, ..., token 2 ends a text. */
+#ifndef TESTS_UNIT_TINY_GRAMMAR_H
+#define TESTS_UNIT_TINY_GRAMMAR_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "grammar/grammar.h"
+
+static inline Grammar *
+tiny_grammar(const char *regex)
+{
+	enum { N = 300 };
+	static char text[N][2];
+	LexiconToken tok[N];
+	const int32_t eos = 2;
+	Lexicon *l = NULL;
+	Grammar *g = NULL;
+
+	for (int i = 0; i < N; i++) {
+		text[i][0] = (char)('a' + i % 26);
+		text[i][1] = (char)('0' + i / 26);
+		tok[i] = (LexiconToken){ .bytes = text[i], .n = 2, .special = i == eos };
+	}
+	if (lexicon_open(tok, N, &l, NULL) != LLMC_OK || grammar_open(l, LLMC_GRAMMAR_REGEX, regex, strlen(regex), NULL, &eos, 1, &g, NULL) != LLMC_OK)
+		abort();
+	lexicon_close(l);
+	return g;
+}
+
+#endif
