@@ -7,6 +7,12 @@
 
 _Static_assert((int)LLMC_KV_PAGE == (int)PLAN_KV_PAGE, "the public size of a page is the plan's");
 
+static llmc_status
+without_weights(llmc_error *err)
+{
+	return error_set(err, LLMC_E_INPUT, "the model was opened without weights");
+}
+
 llmc_status
 llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llmc_error *err)
 {
@@ -14,7 +20,7 @@ llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llm
 
 	*out = NULL;
 	if (!m->rt)
-		return error_set(err, LLMC_E_INPUT, "the model was opened without weights");
+		return without_weights(err);
 	SIZED_TAKE(l, lim);
 	if (l.n_threads == 0)
 		l.n_threads = m->n_threads;
@@ -72,6 +78,31 @@ llmc_status
 llmc_seq_new(llmc_session *s, int32_t length_bound, llmc_seq *out, llmc_error *err)
 {
 	return session_seq_new(s->s, length_bound, out, err);
+}
+
+llmc_status
+llmc_seq_adapt(llmc_session *s, llmc_seq q, int32_t adapter, llmc_error *err)
+{
+	return session_seq_adapt(s->s, q, adapter, err);
+}
+
+llmc_status
+llmc_adapter_load(llmc_model *m, const char *folder, double scale, int32_t *adapter, llmc_error *err)
+{
+	*adapter = 0;
+	return m->rt ? runtime_adapter_load(m->rt, folder, scale, adapter, err) : without_weights(err);
+}
+
+llmc_status
+llmc_adapter_unload(llmc_model *m, int32_t adapter, llmc_error *err)
+{
+	return m->rt ? runtime_adapter_drop(m->rt, adapter, err) : without_weights(err);
+}
+
+int
+llmc_adapter_slots(const llmc_model *m)
+{
+	return m->rt ? runtime_adapter_slots(m->rt) : 0;
 }
 
 llmc_status

@@ -68,16 +68,39 @@ build_arrange(Build *b, int x, const char *role, int64_t cols)
 	return y;
 }
 
+/* What an adapter adds to y = x w^T: b (a x), in the slot of the row's sequence */
+static int
+adapted(Build *b, int x, int y, int fa, int fb, int64_t rows, int64_t cols, const char *name)
+{
+	const int rank = b->s->adapters.rank, slots = b->s->adapters.slots;
+	int       low = build_value(b, arena_printf(b->g->arena, "%s_low", name)), sum = build_value(b, name);
+	Op       *o = OP(b, lora_down, .x = x, .a = fa, .t = low);
+
+	op_set_int(b->g, o, "cols", cols);
+	op_set_int(b->g, o, "rank", rank);
+	op_set_int(b->g, o, "count", 1);
+	op_set_int(b->g, o, "slots", slots);
+	o = OP(b, lora_up, .x = y, .t = low, .b = fb, .y = sum);
+	op_set_int(b->g, o, "rows", rows);
+	op_set_int(b->g, o, "rank", rank);
+	op_set_int(b->g, o, "count", 1);
+	op_set_int(b->g, o, "first", 0);
+	op_set_int(b->g, o, "slots", slots);
+	return sum;
+}
+
 int
 build_matmul(Build *b, int x, const char *role, bool with_bias, int64_t rows, int64_t cols, const char *name)
 {
-	int w = build_matrix(b, role, rows, cols), wb = build_bias(b, with_bias, role, rows), y = build_value(b, name);
-	x = build_arrange(b, x, role, cols);
-	Op *o = OP(b, matmul, .x = x, .w = w, .b = wb, .y = y);
+	int factor[2];
+	bool slots = build_factors(b->g, role, b->layer, rows, cols, b->loc, factor);
+	int w = build_matrix(b, role, rows, cols), wb = build_bias(b, with_bias, role, rows);
+	int y = build_value(b, slots ? arena_printf(b->g->arena, "%s_base", name) : name);
+	Op *o = OP(b, matmul, .x = build_arrange(b, x, role, cols), .w = w, .b = wb, .y = y);
 
 	op_set_int(b->g, o, "rows", rows);
 	op_set_int(b->g, o, "cols", cols);
-	return y;
+	return slots ? adapted(b, x, y, factor[0], factor[1], rows, cols, name) : y;
 }
 
 int

@@ -230,6 +230,20 @@ rule_rows(Graph *g, int layer, const TensorRule *rule, const char *role, int par
 	return true;
 }
 
+/* What Hugging Face calls the module of a role, whose names adapters go by; NULL: the family does not say */
+static const char *
+module_name(Graph *g, const char *role, int layer, const TensorRule **rule, int *part)
+{
+	const Spec *s = g->spec;
+
+	*rule = rule_in(s->lora.rule, s->lora.n_rule, role, part);
+	if (!*rule)
+		return NULL;
+	const char *name = rule_name_in(g->arena, s, *rule, layer, -1, "");
+	size_t      n = strlen(name);
+	return n > 7 && strcmp(name + n - 7, ".weight") == 0 ? arena_strndup(g->arena, name, n - 7) : name;
+}
+
 /* What an adapter adds to a matrix goes by the module's name and rows, as Hugging Face has them. Blocks that cannot hold the sum (the file's own) become f16:
  * nothing is quantised twice. */
 static bool
@@ -237,15 +251,11 @@ add_adapter(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 {
 	const Spec *s = g->spec;
 	int         part;
-	const TensorRule *rule = g->peft ? rule_in(s->lora.rule, s->lora.n_rule, role, &part) : NULL;
+	const TensorRule *rule;
+	const char *name = g->peft ? module_name(g, role, layer, &rule, &part) : NULL;
 	PlanSource  theirs = { .block = rows, .stride = rows, .n_block = 1 };
 
-	if (!rule)
-		return true;
-	const char *name = rule_name_in(g->arena, s, rule, layer, -1, "");
-	if (strlen(name) > 7 && strcmp(name + strlen(name) - 7, ".weight") == 0)
-		name = arena_strndup(g->arena, name, strlen(name) - 7);
-	if (!peft_has(g->peft, name))
+	if (!name || !peft_has(g->peft, name))
 		return true;
 	if (strcmp(role, "embed") == 0 && s->head.tied && s->head.kind == LLMC_OUTPUT_LOGITS) {
 		err_at(g->diag, spec_loc(s, "lora.path"), "lora.path: the adapter changes %s, which is the head as well (head.tied): the two would differ", name);
@@ -270,6 +280,52 @@ add_adapter(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 	}
 	(void)loc;
 	return true;
+}
+
+static int
+factor_add(Graph *g, PlanFactor factor, const char *id, int64_t each, const PlanSource *src, int n_src, Loc loc)
+{
+	const int slots = g->spec->adapters.slots, rank = g->spec->adapters.rank;
+	int v = tensor_add(g, id, (StorageRule){ .dtype = DT_F32 }, slots * (int64_t)rank * each * (factor == FACTOR_A ? n_src : 1), 0, src, n_src, loc);
+
+	PlanTensor *t = &g->tensor[g->val[v].tensor];
+	t->factor = factor;
+	t->slots = slots;
+	t->rank = rank;
+	return v;
+}
+
+bool
+build_factors(Graph *g, const char *role, int layer, int64_t rows, int64_t cols, Loc loc, int factor[2])
+{
+	static const char *const roles[] = { "q", "k", "v", "o", "gate", "up", "down" };
+	const TensorRule *rule;
+	bool  known = false;
+	int   part;
+
+	for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+		known |= strcmp(role, roles[i]) == 0;
+	if (!known || layer < 0 || g->spec->adapters.slots < 1)
+		return false;
+	const char *name = module_name(g, role, layer, &rule, &part);
+	PlanSource *src = NEW(g->arena, PlanSource, 1), theirs = { .rows = rows, .block = rows, .stride = rows, .n_block = 1 };
+	if (!name || !rule_rows(g, layer, rule, role, part, rows, &theirs))
+		return false;
+	*src = (PlanSource){ .name = name, .rows = theirs.rows, .cols = cols, .block = rows, .stride = rows, .n_block = 1,
+		             .lora = name, .lora_first = theirs.first, .lora_block = theirs.block, .lora_stride = theirs.stride };
+	factor[0] = factor_add(g, FACTOR_A, arena_printf(g->arena, "L%d.%s.lora_a", layer, role), cols, src, 1, loc);
+	factor[1] = factor_add(g, FACTOR_B, arena_printf(g->arena, "L%d.%s.lora_b", layer, role), rows, src, 1, loc);
+	return true;
+}
+
+int
+graph_stack_factors(Graph *g, const char *name, const int *val, int n)
+{
+	PlanSource *src = NEW(g->arena, PlanSource, n);
+
+	for (int i = 0; i < n; i++)
+		src[i] = g->tensor[g->val[val[i]].tensor].src[0];
+	return factor_add(g, FACTOR_A, name, src[0].cols, src, n, g->val[val[0]].loc);
 }
 
 int

@@ -249,7 +249,7 @@ emit_plan(const Graph *g, const Selection *sel, const char *target)
 	p->tensor = g->tensor;
 	p->n_params = g->n_params;
 	for (int i = 0; i < p->n_tensor && g->ranks * g->stages == 1; i++)
-		p->n_params += p->tensor[i].rows * (p->tensor[i].cols ? p->tensor[i].cols : 1);
+		p->n_params += p->tensor[i].factor ? 0 : p->tensor[i].rows * (p->tensor[i].cols ? p->tensor[i].cols : 1);
 	p->n_pool = g->n_pool;
 	p->pool = g->pool;
 	plan_ropes(g->spec, a, p);

@@ -1,4 +1,4 @@
-/* Between the passes of fuse.c, fuse_mla.c and fuse_moe.c: what is known of the graph while it is rewritten. Not for others. */
+/* Between the passes of fuse.c, fuse_mla.c, fuse_moe.c and fuse_lora.c: what is known of the graph while it is rewritten. Not for others. */
 #ifndef LLMC_COMPILER_FUSE_H
 #define LLMC_COMPILER_FUSE_H
 
@@ -46,5 +46,7 @@ bool fuse_stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, in
 /* --- passes: how often each rewrote --- */
 int fuse_mla(Fuse *f);
 int fuse_mixture(Fuse *f);
+int fuse_lora_down(Fuse *f);
+int fuse_lora_add(Fuse *f);
 
 #endif

@@ -79,6 +79,10 @@ void   graph_sweep(Graph *g);                             /* nops and values and
 
 /* build_tensor.c: the value of a weight; cols 0: a vector. suffix ".weight" or ".bias". A missing name is an error in d. */
 int    build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t rows, int64_t cols, Loc loc);
+/* Slots of adapters for a role's matrix (adapters.slots): values of its factors a and b. False: it has none. */
+bool   build_factors(Graph *g, const char *role, int layer, int64_t rows, int64_t cols, Loc loc, int factor[2]);
+/* Right factors of n matrices that x goes through, each of one, as one */
+int    graph_stack_factors(Graph *g, const char *name, const int *val, int n);
 /* What the checkpoint has beside the matrix of a role for each of its columns (SCHEME_ORDER, SCHEME_FACTOR): a vector */
 int    build_beside(Graph *g, const char *role, int layer, const char *what, int64_t cols, Loc loc);
 /* Stacked experts: rows E * width */

@@ -385,6 +385,8 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->storage = t->storage;
 	s->tp = (int)INT(tp);
 	s->pp = (int)INT(pp);
+	s->adapters.slots = (int)INT(adapter_slots);
+	s->adapters.rank = (int)INT(adapter_rank);
 	s->experts_whole = IS(experts, "whole");
 	s->weights = STR(weights);
 	s->checkpoint = STR(checkpoint);
@@ -409,7 +411,7 @@ lora_rules(SpecTable *t, const Family *f, const char *dir, Spec *s)
 	if (strcmp(t->val[K_checkpoint].str, "hf") == 0)
 		return;
 	if (!f || !family_load(&hf, f->name, dir, "hf", t->val[K_lora_path].loc, t->d, t->a) || !hf.format) {
-		err_at(t->d, t->val[K_lora_path].loc, "lora.path: the family does not say what Hugging Face's modules are called, which adapters go by");
+		err_at(t->d, t->val[t->val[K_lora_path].str ? K_lora_path : K_adapter_slots].loc, "adapters: the family does not say what Hugging Face's modules are called, which adapters go by");
 		return;
 	}
 	const Node *theirs = node_get(hf.format, "prefix");
@@ -474,7 +476,7 @@ resolve(const Node *root, const SourceText *src, const char *dir, const char *co
 	s->table = t;
 	if (have || resolved)
 		s->tensor_rule = family_rules(t, have ? &f : NULL, &s->n_tensor_rule);
-	if (t->val[K_lora_path].str)
+	if (t->val[K_lora_path].str || t->val[K_adapter_slots].num > 0)
 		lora_rules(t, have ? &f : NULL, dir, s);
 	if (d->n_error)
 		return NULL;

@@ -416,6 +416,18 @@ LLMC_API void        llmc_seq_free(llmc_session *s, llmc_seq q);
 LLMC_API llmc_status llmc_seq_save(llmc_session *s, llmc_seq q, void *buf, size_t cap, size_t *need, llmc_error *err);
 LLMC_API llmc_status llmc_seq_load(llmc_session *s, const void *buf, size_t n, llmc_seq *out, llmc_error *err);
 
+/* Low-rank adapters that PEFT has saved, chosen for each sequence, of a model opened with slots for them ("adapters.slots=4", "adapters.rank=16"): sequences of
+ * several adapters, and of none, run in one step. An adapter's number is never used twice. Any thread, also while sessions run.
+ *   load: E_INPUT: the model has no slots, no such folder, an adapter of another model, of modules without slots or of too large a rank; E_FULL: all slots are
+ *         taken. scale: factor beside the adapter's own; 1: as it was trained
+ *   unload: nobody may choose it any more; its slot is free when the last sequence and request that have it end. E_RANGE: there is none of this number */
+LLMC_API llmc_status llmc_adapter_load(llmc_model *m, const char *folder, double scale, int32_t *adapter, llmc_error *err);
+LLMC_API llmc_status llmc_adapter_unload(llmc_model *m, int32_t adapter, llmc_error *err);
+LLMC_API int         llmc_adapter_slots(const llmc_model *m); /* 0: the model has none */
+/* A sequence without positions runs with this adapter from here on, its forks and what is loaded of it saved as well; 0: with none.
+ * E_RANGE: no such sequence or adapter, or it has positions */
+LLMC_API llmc_status llmc_seq_adapt(llmc_session *s, llmc_seq q, int32_t adapter, llmc_error *err);
+
 typedef struct llmc_chunk {
 	llmc_seq       seq;
 	const int32_t *tok;   /* [n_tok], 0 <= id < vocab */
@@ -555,6 +567,7 @@ typedef struct llmc_request {
 	llmc_pool      pool;         /* the vector of the prompt instead of new tokens; wanted where the model's output is no logits */
 	bool           normalize;    /* and divided by its length */
 	int32_t        priority;     /* the lower, the sooner it starts, in place of others where it must [0] */
+	int32_t        adapter;      /* that it runs with, as llmc_adapter_load gave it [none] */
 } llmc_request;
 
 /* Copies all that the request points to. *id > 0 is never used twice by an engine.

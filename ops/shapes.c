@@ -132,7 +132,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
 	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit), GET(each), GET(chunk);
-	const int64_t GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state);
+	const int64_t GET(rank), GET(slots), GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
 
@@ -287,6 +287,13 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_cap:
 		MUST(attr_num(a, n, "cap") >= 0, "cap >= 0");
 		SET(cap, .x = act(width), .y = act(width));
+		break;
+	case OP_lora_down:
+		SET(lora_down, .x = act(cols), .a = stack(slots, 1, mul(mul(count, rank), cols), 0), .t = act(mul(count, rank)));
+		break;
+	case OP_lora_up:
+		MUST(first < count, "first < count");
+		SET(lora_up, .x = act(rows), .t = act(mul(count, rank)), .b = stack(slots, 1, mul(rank, rows), 0), .y = act(rows));
 		break;
 	case OP_pick:
 		SET(pick, .x = act(width), .y = act(width));

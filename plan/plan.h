@@ -14,8 +14,8 @@
 #include "formats/kv_type.h"
 #include "ops/ops.h"
 
-enum { PLAN_FORMAT = 4, PLAN_STEP_ABI = 1, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
-       PLAN_MAX_SCRATCH = 6, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8, PLAN_MAX_RANKS = 1024 };
+enum { PLAN_FORMAT = 4, PLAN_STEP_ABI = 2, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
+       PLAN_MAX_SCRATCH = 6, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8, PLAN_MAX_RANKS = 1024, PLAN_MAX_ADAPTERS = 1024, PLAN_MAX_RANK = 1024 };
 enum { PLAN_MAX_SM = 512 }; /* multiprocessors that scratch is laid out for: a larger GPU is used as if it had these */
 
 /* Symbols of extents. n_part: threads of the session; n_sm: multiprocessors of the GPU, in grids and in scratch. */
@@ -59,6 +59,12 @@ typedef struct PlanSource {
 /* layout: "row": file order, dtype as stored; "f32": dequantised rows (norms, biases): the file may
  * then hold any dtype we read, whatever `dtype` says; others are the packed
  * orders of formats/layout.h, which say how rows and columns are interleaved for a target. */
+/* Memory of slots for adapters (lora_down, lora_up): zero until one is loaded. A vector of f32 whose sources say what an adapter's factors are found by: `name` is its
+ * module, `lora_*` which of its `rows` are the matrix', `cols` the columns that the right factor has.
+ *   FACTOR_A   [slots, n_src, rank, cols]: right factors of n_src matrices
+ *   FACTOR_B   [slots, rank, n_block * block]: left factor of one, turned, with the adapter's scale in it */
+typedef enum PlanFactor { FACTOR_NONE, FACTOR_A, FACTOR_B } PlanFactor;
+
 typedef struct PlanTensor {
 	const char *id;
 	Dtype       dtype;       /* in memory; a checkpoint with f32, f16 or bf16 instead is quantised while it is read */
@@ -66,6 +72,8 @@ typedef struct PlanTensor {
 	const char *layout;
 	int64_t     scale_cols;  /* columns that share a scale where the rows are quantised while they are read; 0: a block of dtype */
 	bool        symmetric;   /* and codes are about the middle of their range: no zero point is searched */
+	PlanFactor  factor;      /* FACTOR_NONE: weights of the checkpoint */
+	int         slots, rank; /* of a factor */
 	int         n_src;
 	const PlanSource *src;
 } PlanTensor;

@@ -78,6 +78,33 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	return LLMC_OK;
 }
 
+/* Slots of adapters: sources say which rows of a module's factors go there. */
+static llmc_status
+check_factor(const PlanTensor *t, llmc_error *err)
+{
+	int64_t each = 0;
+
+	if (t->cols || t->dtype != DT_F32 || strcmp(t->layout, "f32") || t->scale_cols || t->symmetric)
+		return BAD("tensor %s: factors of adapters are a vector of f32", t->id);
+	for (int k = 0; k < t->n_src; k++) {
+		const PlanSource *s = &t->src[k];
+		int64_t n, last;
+		if (!s->lora || !*s->name || s->stored || s->transpose || s->rope_pairs || s->unit_rows || s->arranged || s->col_total)
+			return BAD("tensor %s: source %d of a factor says of which module it is, and nothing else", t->id, k);
+		if (__builtin_mul_overflow(s->n_block, s->block, &n) || n > MAX_ELEMS || s->lora_block < 1 || __builtin_mul_overflow((n - 1) / s->lora_block, s->lora_stride, &last) ||
+		    last > MAX_ELEMS || s->lora_first > MAX_ELEMS || s->cols < 1 || s->cols > MAX_ELEMS)
+			return BAD("tensor %s: source %s is too large", t->id, s->name);
+		if (t->factor == FACTOR_B && t->n_src != 1)
+			return BAD("tensor %s: left factors of several matrices", t->id);
+		if (t->factor == FACTOR_A && s->cols != t->src[0].cols)
+			return BAD("tensor %s: source %s has %lld columns, the first one %lld", t->id, s->name, (long long)s->cols, (long long)t->src[0].cols);
+		each = t->factor == FACTOR_A ? s->cols : n;
+	}
+	if (__builtin_mul_overflow(each, (int64_t)t->slots * t->rank, &each) || __builtin_mul_overflow(each, (int64_t)(t->factor == FACTOR_A ? t->n_src : 1), &each) || each != t->rows)
+		return BAD("tensor %s has %lld elements, its slots %lld", t->id, (long long)t->rows, (long long)each);
+	return LLMC_OK;
+}
+
 static llmc_status
 check_tensor(const PlanTensor *t, llmc_error *err)
 {
@@ -105,6 +132,8 @@ check_tensor(const PlanTensor *t, llmc_error *err)
 	if (t->scale_cols && (t->scale_cols % group || wide % t->scale_cols))
 		return BAD("tensor %s: %lld columns cannot share a scale: they are no whole number of groups of %s, or do not divide %lld", t->id,
 		           (long long)t->scale_cols, dtype_text(t->dtype), (long long)wide);
+	if (t->factor)
+		return check_factor(t, err);
 	for (int k = 0; k < t->n_src; k++)
 		TRY(check_source(t, &t->src[k], k, &rows, err));
 	if (rows != t->rows)
@@ -334,7 +363,7 @@ plan_check(const Plan *p, llmc_error *err)
 	for (int i = 0; i < p->n_kernel; i++)
 		TRY(check_kernel(&p->kernel[i], err));
 	for (int i = 0; i < p->n_tensor && !p->lora; i++)
-		for (int k = 0; k < p->tensor[i].n_src; k++)
+		for (int k = 0; k < p->tensor[i].n_src && !p->tensor[i].factor; k++)
 			if (p->tensor[i].src[k].lora)
 				return BAD("tensor %s: a source names %s of an adapter, and the plan has none", p->tensor[i].id, p->tensor[i].src[k].lora);
 	out = &p->buffer[p->logits];

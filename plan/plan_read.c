@@ -16,12 +16,18 @@ read_tensor(Reader *r, json_t *j, PlanTensor *t)
 {
 	json_t *a;
 
-	rd_keys(r, j, "id dtype rows cols layout scale_cols symmetric src");
+	bool factor = json_object_get(j, "factor") != NULL;
+	const char *which = factor ? rd_get_str(r, j, "factor") : "";
+
+	rd_keys(r, j, factor ? "id dtype rows cols layout scale_cols symmetric factor slots rank src" : "id dtype rows cols layout scale_cols symmetric src");
+	if (factor && strcmp(which, "a") != 0 && strcmp(which, "b") != 0)
+		rd_bad(r, "factor", "\"%s\" is no factor of an adapter: a and b are", name_text(which, strlen(which)).s);
 	*t = (PlanTensor){
 		.id = rd_get_id(r, j, "id"), .dtype = rd_get_dtype(r, j, "dtype"),
 		.rows = rd_get_int(r, j, "rows", 1, RD_MAX_SIZE), .cols = rd_get_int(r, j, "cols", 0, RD_MAX_SIZE),
 		.layout = rd_get_str(r, j, "layout"), .scale_cols = rd_get_int(r, j, "scale_cols", 0, RD_MAX_SIZE),
-		.symmetric = rd_get_bool(r, j, "symmetric"),
+		.symmetric = rd_get_bool(r, j, "symmetric"), .factor = !factor ? FACTOR_NONE : *which == 'a' ? FACTOR_A : FACTOR_B,
+		.slots = factor ? (int)rd_get_int(r, j, "slots", 1, PLAN_MAX_ADAPTERS) : 0, .rank = factor ? (int)rd_get_int(r, j, "rank", 1, PLAN_MAX_RANK) : 0,
 	};
 	a = rd_get_array(r, j, "src", 1, RD_MAX_COUNT, &t->n_src);
 	PlanSource *src = NEW(r->arena, PlanSource, t->n_src);

@@ -87,6 +87,11 @@ put_tensor(Strbuf *out, const PlanTensor *t)
 	key_str(out, "layout", t->layout);
 	key_int(out, "scale_cols", t->scale_cols);
 	key_bool(out, "symmetric", t->symmetric);
+	if (t->factor) {
+		key_str(out, "factor", t->factor == FACTOR_A ? "a" : "b");
+		key_int(out, "slots", t->slots);
+		key_int(out, "rank", t->rank);
+	}
 	strbuf_puts(out, "\"src\":[");
 	for (int i = 0; i < t->n_src; i++) {
 		const PlanSource *s = &t->src[i];

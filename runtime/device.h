@@ -52,6 +52,8 @@ typedef struct Device {
 	                          llmc_error *err);
 	void        (*model_close)(void *model);
 	const void *(*tensor)(const void *model, int tensor); /* its address for kernels, which only read it */
+	/* Write into a tensor for adapters, elements that no running step reads. Any thread; done when it returns. */
+	llmc_status (*put)(void *model, int tensor, int64_t offset, const void *data, size_t bytes, llmc_error *err);
 	/* Compile the kernels ahead of time into the artifact, with a manifest. */
 	llmc_status (*build_aot)(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err);
 

@@ -97,6 +97,7 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	TRY_GOTO(open_weights(rt, &o, err));
 	TRY_GOTO(device->model_open(plan, &o, rt->weights, &rt->model, &rt->times, err));
 	TRY_GOTO(load_factors(rt, err));
+	TRY_GOTO(adapters_open(rt, err));
 	*out = rt;
 	return LLMC_OK;
 fail:
@@ -178,6 +179,7 @@ runtime_close(Runtime *rt)
 		free(rt->factors[i][1]);
 	}
 	free(rt->factors);
+	adapters_close(rt);
 	rt->device->model_close(rt->model);
 	weights_close(rt->weights);
 	free(rt);

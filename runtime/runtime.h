@@ -46,6 +46,16 @@ bool        runtime_ships(const char *artifact, const char *target, int number);
 /* Build the kernels of an artifact into its aot/<target>/ folder with a manifest (`llmc compile --aot`). */
 llmc_status runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err);
 
+/* adapters.c: low-rank adapters in the slots of a plan that has some (PlanTensor.factor), for sequences that ask for one. An adapter's number is never used
+ * twice; 0 is none. A slot is free again when an adapter has been dropped and nobody holds it any more. Any thread.
+ * E_INPUT: no slots, no such folder, an adapter of another model or of too large a rank; E_FULL: all slots are taken */
+llmc_status runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *adapter, llmc_error *err);
+llmc_status runtime_adapter_drop(Runtime *rt, int32_t adapter, llmc_error *err);   /* E_RANGE: there is none of this number */
+/* It stays until let go; E_RANGE: it is not loaded, or it has been dropped, unless somebody holds it and this is `again`. 0: nothing to do */
+llmc_status runtime_adapter_hold(Runtime *rt, int32_t adapter, bool again, llmc_error *err);
+void        runtime_adapter_let_go(Runtime *rt, int32_t adapter);
+int         runtime_adapter_slots(const Runtime *rt);
+
 /* Defaults filled in, ranges checked against the plan. */
 llmc_status session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_error *err);
 llmc_status session_memory(const Plan *plan, const llmc_limits *lim, llmc_memory *out, llmc_error *err);
@@ -60,6 +70,9 @@ void        session_set_probe(Session *s, session_probe_fn fn, void *user);
 void        session_set_span(Session *s, int from, int to);
 const llmc_limits *session_limits_of(const Session *s);
 llmc_status session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err);
+/* A sequence without positions runs with this adapter from here on; 0: with none. It holds it until it is freed; a fork, and a sequence loaded from the bytes of
+ * one that was saved, have it as well. E_RANGE: no such sequence or adapter, or it has positions already */
+llmc_status session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err);
 llmc_status session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err);
 llmc_status session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err);
 int32_t     session_seq_len(const Session *s, llmc_seq q);

@@ -144,6 +144,8 @@ session_close(Session *s)
 {
 	if (!s)
 		return;
+	for (int32_t q = 0; s->seq && q < s->lim.seqs; q++)
+		runtime_adapter_let_go(s->rt, s->seq[q].adapter);
 	kv_disk_close(s->disk);
 	free(s->disk_page);
 	ranks_close(s);
@@ -219,9 +221,26 @@ session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err
 	st->fresh = true;
 	st->length_bound = length_bound ? length_bound : s->lim.context;
 	st->prefix_len = st->mark = 0;
+	st->adapter = 0;
+	s->adapter[q] = -1;
 	session_turn(s, q, st->length_bound);
 	ranks_sequence(s, q, st->length_bound);
 	*out = q;
+	return LLMC_OK;
+}
+
+llmc_status
+session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err)
+{
+	if (!is_seq(s, q))
+		return no_seq(err, q);
+	if (s->kv.seq[q].len)
+		return error_set(err, LLMC_E_RANGE, "sequence %d has %d positions already: an adapter is chosen before the first", q, s->kv.seq[q].len);
+	TRY(runtime_adapter_hold(s->rt, adapter, true, err));
+	runtime_adapter_let_go(s->rt, s->seq[q].adapter);
+	s->seq[q].adapter = adapter;
+	s->seq[q].fresh = true;
+	s->adapter[q] = adapter_slot(s->rt, adapter);
 	return LLMC_OK;
 }
 
@@ -239,6 +258,9 @@ session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err)
 	to->length_bound = st->length_bound;
 	to->prefix_len = st->prefix_len;
 	to->mark = st->mark;
+	runtime_adapter_hold(s->rt, st->adapter, true, NULL);
+	to->adapter = st->adapter;
+	s->adapter[q] = s->adapter[from];
 	for (int i = 0; i < s->plan->n_rope; i++)
 		freqs += s->plan->rope[i].dims / 2;
 	memcpy(to->freq, st->freq, (size_t)freqs * sizeof *to->freq);
@@ -281,8 +303,11 @@ session_seq_len(const Session *s, llmc_seq q)
 void
 session_seq_free(Session *s, llmc_seq q)
 {
-	if (is_seq(s, q))
-		kv_seq_free(&s->kv, q);
+	if (!is_seq(s, q))
+		return;
+	runtime_adapter_let_go(s->rt, s->seq[q].adapter);
+	s->seq[q].adapter = 0;
+	kv_seq_free(&s->kv, q);
 }
 
 void

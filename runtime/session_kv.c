@@ -17,10 +17,11 @@ typedef struct SavedHead {
 	int64_t bytes;          /* of pages and states */
 	int32_t len, length_bound, prefix_len, mark;
 	int32_t behind, unused; /* its first pages, which are there without their window pages */
+	uint64_t adapter;       /* key of the adapter that it ran with; 0: none */
 	uint64_t sum;           /* of them */
 } SavedHead;
 
-static const char magic[8] = "llmckv3";
+static const char magic[8] = "llmckv4";
 
 static void
 head_for(const Session *s, SavedHead *h)
@@ -59,6 +60,7 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	h.prefix_len = s->seq[q].prefix_len;
 	h.mark = s->seq[q].mark;
 	h.behind = s->kv.seq[q].n_behind;
+	h.adapter = adapter_key(s->rt, s->seq[q].adapter);
 	h.bytes = ranks_kept_bytes(s, kv_seq_pages(h.len), h.behind, true);
 	*need = sizeof h + (size_t)h.bytes;
 	if (cap < *need)
@@ -88,7 +90,14 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	    h.behind < kv_behind(&s->kv, h.len - KV_BACK) || h.behind > kv_behind(&s->kv, h.len) || h.bytes != ranks_kept_bytes(s, kv_seq_pages(h.len), h.behind, true) || (size_t)h.bytes != n - sizeof h ||
 	    h.sum != sum64((const char *)buf + sizeof h, (size_t)h.bytes, 1))
 		return error_set(err, LLMC_E_INPUT, "the saved sequence is damaged or cut short");
-	TRY(session_seq_new(s, h.length_bound, out, err));
+	const int32_t adapter = h.adapter ? adapter_of_key(s->rt, h.adapter) : 0;
+	if (h.adapter && !adapter)
+		return error_set(err, LLMC_E_INPUT, "the saved sequence ran with an adapter that is not loaded here");
+	llmc_status status = session_seq_new(s, h.length_bound, out, err);
+	if (status == LLMC_OK)
+		status = session_seq_adapt(s, *out, adapter, err);
+	runtime_adapter_let_go(s->rt, adapter);
+	TRY(status);
 	int64_t pages = kv_need(&s->kv, out, &h.len, 1);
 	if (pages > s->kv.n_free) {
 		session_seq_free(s, *out);
@@ -104,8 +113,8 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	return LLMC_OK;
 }
 
-/* Tables that depend on the length give other values for the same tokens: the root is a hash of what the sequence
- * rotates by. */
+/* Tables that depend on the length give other values for the same tokens, and so do adapters: the root is a hash of what the sequence
+ * rotates by and of its adapter. */
 static int64_t
 root_of(const Session *s, llmc_seq q)
 {
@@ -115,6 +124,9 @@ root_of(const Session *s, llmc_seq q)
 		freqs += (size_t)s->plan->rope[i].dims / 2;
 	uint64_t h = sum64(s->seq[q].freq, freqs * sizeof *s->seq[q].freq, 2);
 	h = sum64(s->seq[q].factor, (size_t)s->plan->n_rope * sizeof *s->seq[q].factor, h);
+	const uint64_t key = adapter_key(s->rt, s->seq[q].adapter);
+	if (key)
+		h = sum64(&key, sizeof key, h);
 	return -(int64_t)(h >> 1) - 1;
 }
 

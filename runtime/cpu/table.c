@@ -86,6 +86,14 @@ tensor(const void *model, int i)
 }
 
 static llmc_status
+put(void *model, int i, int64_t offset, const void *data, size_t bytes, llmc_error *err)
+{
+	(void)err;
+	weights_put(((CpuModel *)model)->weights, i, offset, data, bytes);
+	return LLMC_OK;
+}
+
+static llmc_status
 build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err)
 {
 	return kernels_ship(plan, &(BuildOptions){ .artifact = artifact, .log = log, .log_user = log_user }, err);
@@ -107,7 +115,7 @@ leave(Session *s)
 
 const Device cpu_device = {
 	.best_target = best_target, .check_target = check_target, .ships = ships, .bandwidth = bandwidth,
-	.model_open = model_open, .model_close = model_close, .tensor = tensor, .build_aot = build_aot,
+	.model_open = model_open, .model_close = model_close, .tensor = tensor, .put = put, .build_aot = build_aot,
 	.state_bytes = cpu_state_bytes, .open = cpu_session_open, .close = cpu_session_close, .enter = enter, .leave = leave,
 	.forward = cpu_forward, .op_times = cpu_op_times,
 };

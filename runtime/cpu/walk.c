@@ -19,6 +19,7 @@ typedef struct StepRun {
 	bool            comm;    /* done between ranks, by all threads */
 	bool            meet;    /* a barrier follows */
 	bool            window;  /* its pages are window pages */
+	bool            slots;   /* it changes nothing where no sequence of the step has an adapter */
 	void           *a[PLAN_MAX_ARGS];
 	RefArg          arg[PLAN_MAX_ARGS]; /* reference only */
 } StepRun;
@@ -26,7 +27,7 @@ typedef struct StepRun {
 typedef struct PhaseRun {
 	int      n_step;
 	StepRun *step;
-	int64_t  n_meet;
+	int64_t  n_meet, n_slots;
 } PhaseRun;
 
 typedef struct CpuSession {
@@ -117,8 +118,10 @@ bind(Session *s, CpuSession *c)
 				if (a->kind == REF_BUFFER)
 					r->arg[k].buffer = &p->buffer[a->index];
 			}
+			r->slots = r->kernel && op_info[st->op].flags & OPF_SLOT && (st->op != OP_lora_up || r->a[ARG(lora_up, x)] == r->a[ARG(lora_up, y)]);
 			r->meet = by_all(st) || i + 1 == run->n_step || by_all(&p->phase[ph].step[i + 1]);
 			run->n_meet += r->meet;
+			run->n_slots += r->slots;
 		}
 	}
 }
@@ -165,6 +168,7 @@ typedef struct Walk {
 	Session          *s;
 	const CpuSession *c;
 	const PhaseRun   *phase;
+	bool              plain; /* no sequence of the step has an adapter */
 } Walk;
 
 static void
@@ -247,6 +251,8 @@ walk(void *user, int part, int n_parts)
 	const int end = s->span_to > 0 ? s->span_to : ph->n_step;
 	for (int i = s->span_to > 0 ? s->span_from : 0; i < end; i++) {
 		const StepRun *r = &ph->step[i];
+		if (r->slots && w->plain)
+			continue;
 		if (part == 0 && s->comm)
 			comm_at(s->comm, w->c->n_walk, r->step->layer, (int)r->step->op);
 		run_step(w, r, part, n_parts);
@@ -265,7 +271,7 @@ llmc_status
 cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 {
 	CpuSession *c = s->on;
-	Walk w = { s, c, &c->phase[phase] };
+	Walk w = { s, c, &c->phase[phase], !s->probe };
 	const PlanBuffer *b = &s->plan->buffer[s->plan->logits];
 
 	c->n_walk++;
@@ -273,8 +279,10 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 		.n_tok = s->size->n_tok, .n_dec = s->size->n_dec, .n_seq = s->size->n_seq, .n_out = s->size->n_out, .tok = s->tok,
 		.pos = s->pos, .pos2 = s->pos2, .seq_of = s->seq_of, .q_start = s->q_start, .kv_len = s->kv_len,
 		.prefix_len = s->prefix_len, .out_row = s->out_row, .block_table = s->block_table, .block_stride = s->kv.stride,
-		.seq = s->step_seq,
+		.seq = s->step_seq, .adapter = s->adapter,
 	};
+	for (int32_t i = 0; i < s->size->n_seq; i++)
+		w.plain &= s->adapter[s->step_seq[i]] < 0;
 	c->window = c->step;
 	c->window.block_table += s->kv.max_page;
 	if (s->size->n_tok <= ROPE_ALONE)
@@ -282,7 +290,7 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	else
 		s->stats.barriers += s->plan->n_rope > 0;
 	threads_run(s->threads, walk, &w);
-	s->stats.barriers += w.phase->n_meet;
+	s->stats.barriers += w.phase->n_meet - (w.plain ? w.phase->n_slots : 0);
 	if (s->comm && comm_ended(s->comm))
 		return comm_error(s->comm, err);
 	/* all ranks of a stage have what it makes, and each hands it to its fellow of the next; of the logits there is one receiver */

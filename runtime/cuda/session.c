@@ -164,6 +164,7 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	BUMP(&b, st->counts, seqs * p->vocab);
 	BUMP(&b, st->freq, seqs * c->n_freq);
 	BUMP(&b, st->factor, seqs * p->n_rope);
+	BUMP(&b, c->adapter, seqs);
 	BUMP(&b, st->work, (int64_t)c->max_out * p->vocab);
 	BUMP(&b, st->part, (int64_t)c->max_out * LLMC_PICK_PARTS * 8);
 	BUMP(&b, c->mask_at, c->max_out);

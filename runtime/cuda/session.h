@@ -77,6 +77,7 @@ typedef struct CudaSession {
 	int32_t     *row_seq, *row_pages; /* [n_seq] sequence whose first row_pages pages row i of the step's table holds; -1 */
 	int32_t     *counts;       /* [vocab] for uploading */
 	float       *freq;         /* [n_freq] for uploading */
+	int32_t     *adapter;      /* [seqs] slots of sequences' adapters, on the device */
 	/* of calls that return nothing */
 	llmc_status  failed;
 	llmc_error   why;

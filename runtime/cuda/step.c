@@ -15,7 +15,7 @@ cuda_bind(CudaSession *c, llmc_error *err)
 	const llmc_state *st = &c->st;
 	llmc_step k = { .n = st->s_n, .tok = st->s_tok, .pos = st->s_pos, .pos2 = st->s_pos2, .seq_of = st->s_seq_of,
 		.q_start = st->s_q_start, .kv_len = st->s_kv_len, .prefix_len = st->s_prefix_len, .out_row = st->s_out_row,
-		.block_table = st->s_block_table, .seq = st->slot_of, .block_stride = st->block_stride };
+		.block_table = st->s_block_table, .seq = st->slot_of, .adapter = c->adapter, .block_stride = st->block_stride };
 	static const PlanKernel between = { .id = "collective", .file = "runtime/collective.cu" };
 	int64_t max = s->sym[SYM_n_seq];
 
@@ -107,6 +107,7 @@ cuda_upload_freq(CudaSession *c, llmc_error *err)
 			CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.factor + (int64_t)q * s->plan->n_rope), st->factor,
 			                           (size_t)s->plan->n_rope * sizeof *st->factor, c->stream),
 			         "copying rotary frequencies to the GPU");
+		CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)(c->adapter + q), &s->adapter[q], sizeof *s->adapter, c->stream), "telling the GPU of an adapter");
 		st->fresh = false;
 	}
 	return LLMC_OK;

@@ -53,6 +53,7 @@ typedef struct Job {
 	int32_t     speculate;   /* guesses that run ahead at most; 0: none */
 	double      submitted, deadline; /* 0: none */
 	SchedReq   *req;
+	Runtime    *held;        /* it holds the request's adapter; NULL: not yet */
 	JobChoice     *choice;      /* [best_of] */
 	llmc_stream *prompt_stream;
 	int32_t     n_told;      /* tokens of the prompt told with their logprobs */

@@ -111,6 +111,9 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 	}
 	j->req->user = j;
 	j->req->priority = r.priority;
+	TRY_GOTO(runtime_adapter_hold(e->session->rt, r.adapter, false, err));
+	j->held = e->session->rt;
+	j->req->adapter = r.adapter;
 	j->req->prompt_rows = r.prompt_logprobs || j->pool > LLMC_POOL_LAST;
 	const char *why = sched_refuses(&e->sched_lim, j->req);
 	if (why) {
@@ -151,6 +154,8 @@ job_free(Job *j)
 	llmc_stream_close(j->prompt_stream);
 	event_list_free(&j->out);
 	event_list_free(&j->mail);
+	if (j->held)
+		runtime_adapter_let_go(j->held, j->req->adapter);
 	sched_req_free(j->req);
 	free(j->spare);
 	free(j->pooled);

@@ -13,9 +13,15 @@
 /* ------------------------------------------------------------------- the scheduler's hold on the session ---- */
 
 static llmc_status
-op_new(void *user, int32_t bound, llmc_seq *out, llmc_error *err)
+op_new(void *user, const SchedReq *req, llmc_seq *out, llmc_error *err)
 {
-	return session_seq_new(((Engine *)user)->session, bound, out, err);
+	Session *s = ((Engine *)user)->session;
+
+	TRY(session_seq_new(s, req->bound, out, err));
+	llmc_status status = req->adapter ? session_seq_adapt(s, *out, req->adapter, err) : LLMC_OK;
+	if (status != LLMC_OK)
+		session_seq_free(s, *out);
+	return status;
 }
 
 static llmc_status

@@ -437,7 +437,7 @@ enter(Sched *s, SchedSeq *c, bool prefix)
 		s->n_loaded++;
 	} else {
 		int64_t before = s->ops.pages_free(s->ops.user);
-		if (s->ops.seq_new(s->ops.user, c->req->bound, &q, NULL) != LLMC_OK)
+		if (s->ops.seq_new(s->ops.user, c->req, &q, NULL) != LLMC_OK)
 			return false;
 		if (prefix)
 			found = s->ops.prefix_find(s->ops.user, q, c->tok, c->n_tok);

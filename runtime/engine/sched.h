@@ -19,7 +19,7 @@ typedef struct SchedReq SchedReq;
 
 typedef struct SchedOps {
 	void       *user;
-	llmc_status (*seq_new)(void *user, int32_t bound, llmc_seq *out, llmc_error *err);
+	llmc_status (*seq_new)(void *user, const SchedReq *req, llmc_seq *out, llmc_error *err); /* of req->bound positions, with req->adapter */
 	llmc_status (*seq_fork)(void *user, llmc_seq from, llmc_seq *out, llmc_error *err);
 	void        (*seq_free)(void *user, llmc_seq q);
 	void        (*seq_trim)(void *user, llmc_seq q, int32_t len);
@@ -64,6 +64,7 @@ typedef struct SchedSeq {
 
 struct SchedReq {
 	uint64_t   order;
+	int32_t    adapter;         /* that its sequences run with */
 	int32_t    priority;        /* the lower, the sooner */
 	int32_t    n_prompt, max_new, n_seq;
 	int32_t    bound;           /* positions of a sequence at most */

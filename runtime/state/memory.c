@@ -111,6 +111,7 @@ session_lay_out(Session *s, char *base)
 		freqs += p->rope[i].dims / 2;
 	BUMP(&b, s->slot, p->n_slot);
 	BUMP(&b, s->seq, s->lim.seqs);
+	BUMP(&b, s->adapter, s->lim.seqs);
 	BUMP(&b, s->rope, p->n_rope);
 	BUMP(&b, freq, s->lim.seqs * freqs);
 	BUMP(&b, factor, (int64_t)s->lim.seqs * p->n_rope);

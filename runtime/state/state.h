@@ -13,6 +13,7 @@ struct Runtime {
 	Weights      *weights;
 	void         *model;      /* the device's */
 	float      *(*factors)[2]; /* [n_rope] rotary factors that the checkpoint holds, or NULL */
+	struct Adapters *adapters; /* adapters.c: what the slots hold; NULL: the plan has none */
 	int           n_threads;  /* of each rank */
 	RuntimeTimes  times;
 	int           n_rank;     /* rank 0 of several in this process: their runtimes, itself the first; else 0 */
@@ -25,6 +26,7 @@ typedef struct SeqState {
 	int32_t length_bound;
 	int32_t prefix_len;      /* positions that every row sees; 0: none */
 	int32_t mark;            /* position that rows after the prefix turn by, when rotation has two axes */
+	int32_t adapter;         /* its number; 0: none */
 	bool    in_step;         /* of the forward that is being checked */
 	bool    fresh;           /* the device has not taken its rotary frequencies yet */
 	double *freq;            /* [sum of dims / 2 over the tables] */
@@ -48,6 +50,7 @@ struct Session {
 	size_t        state_bytes;
 	bool          two_axes;       /* a table turns by pos2 */
 	SeqState     *seq;            /* [seqs] */
+	int32_t      *adapter;        /* [seqs] slots of their adapters; -1: none */
 	/* of the step, as llmc_step.h says; from size to block_table in one piece, `block`, which devices may copy whole */
 	char         *block;
 	int64_t       block_bytes;
@@ -108,6 +111,13 @@ void       *session_argument(const Session *s, const PlanRef *r); /* its address
 void        session_turn(Session *s, llmc_seq q, int32_t length_bound);
 /* session_open of one rank alone; comm stays the caller's. */
 llmc_status session_open_rank(Runtime *rt, const llmc_limits *lim, Comm *comm, Session **out, llmc_error *err);
+/* adapters.c: the slot of an adapter that the caller holds, and what it holds as a number that is the same wherever its files are loaded */
+int         adapter_slot(const Runtime *rt, int32_t adapter);
+uint64_t    adapter_key(const Runtime *rt, int32_t adapter);          /* 0: none */
+/* The adapter of this key, held; 0: it is not loaded */
+int32_t     adapter_of_key(Runtime *rt, uint64_t key);
+llmc_status adapters_open(Runtime *rt, llmc_error *err);
+void        adapters_close(Runtime *rt);
 /* forward.c: what the steps of rank 0 take over stages */
 llmc_status forward_open(Session *s, llmc_error *err);
 void        forward_close(Session *s);

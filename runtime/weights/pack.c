@@ -376,7 +376,7 @@ make_noise(const PlanTensor *t, int64_t *n_blocks)
 size_t
 pack_piece_bytes(const PlanTensor *t)
 {
-	return t->cols ? (size_t)layout_find(t->layout)->group_bytes(t->dtype, t->cols) : (size_t)plan_tensor_bytes(t);
+	return t->factor ? 256 : t->cols ? (size_t)layout_find(t->layout)->group_bytes(t->dtype, t->cols) : (size_t)plan_tensor_bytes(t);
 }
 
 llmc_status
@@ -387,6 +387,16 @@ pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackRoom *ro
 	void *dst;
 	llmc_status status = LLMC_OK;
 
+	if (t->factor) { /* slots without adapters */
+		const int64_t all = plan_tensor_bytes(t), most_bytes = (int64_t)(room->cap & ~(size_t)255);
+		for (int64_t at = 0, n; at < all && status == LLMC_OK; at += n) {
+			n = all - at < most_bytes ? all - at : most_bytes;
+			status = room->take(room->user, at, (size_t)n, &dst, err);
+			if (status == LLMC_OK)
+				memset(dst, 0, (size_t)n);
+		}
+		return status;
+	}
 	if (!t->cols) {
 		TRY(room->take(room->user, 0, (size_t)plan_tensor_bytes(t), &dst, err));
 		return pack_vector(t, src, dst, err);

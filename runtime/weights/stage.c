@@ -60,7 +60,7 @@ weights_stage(Weights *w, const WeightsOptions *opt, const int64_t *offset, cons
 		Within in = { room, offset[i] };
 		PackRoom piece = { .user = &in, .cap = room->cap, .take = take_within };
 		status = pack_pieces(t, src, &piece, opt->threads, scratch, scratch_bytes, err);
-		for (int k = 0; src && k < t->n_src; k++)
+		for (int k = 0; src && !t->factor && k < t->n_src; k++)
 			checkpoint_forget(&src[k]);
 		if (src)
 			src += t->n_src;

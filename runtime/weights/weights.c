@@ -42,6 +42,8 @@ find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a list of %zu tensors", n);
 	for (int i = 0; i < p->n_tensor; i++)
 		for (int k = 0; k < p->tensor[i].n_src; k++, src++) {
+			if (p->tensor[i].factor)
+				continue; /* of adapters that come later */
 			TRY(checkpoint_source(c, &p->tensor[i], &p->tensor[i].src[k], src, err));
 			TRY(find_delta(peft, &p->tensor[i], &p->tensor[i].src[k], &src->delta, err));
 		}
@@ -57,7 +59,7 @@ converted(const Plan *p, const CheckpointTensor *src)
 	int n = 0;
 
 	for (int i = 0; src && i < p->n_tensor; src += p->tensor[i].n_src, i++)
-		n += p->tensor[i].cols && !src->made && dtype_is_float(src->dtype) && !dtype_is_float(p->tensor[i].dtype);
+		n += p->tensor[i].cols && !p->tensor[i].factor && !src->made && dtype_is_float(src->dtype) && !dtype_is_float(p->tensor[i].dtype);
 	return n;
 }
 
@@ -70,7 +72,7 @@ lay_out(const Plan *p, const CheckpointTensor *src, PackMap *map, Weights *w, ll
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors", p->n_tensor);
 	for (int i = 0; i < p->n_tensor; i++) {
 		const PlanTensor *t = &p->tensor[i];
-		if (src && pack_in_place(t, src, &w->data[i])) {
+		if (src && !t->factor && pack_in_place(t, src, &w->data[i])) {
 			map->offset[i] = -1;
 		} else {
 			int64_t bytes = plan_tensor_bytes(t);
@@ -120,7 +122,7 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 			status = pack_tensor(t, src, (char *)w->region + map->offset[i], o->threads, scratch, scratch_bytes, err);
 			if (status != LLMC_OK)
 				break;
-			for (int k = 0; src && k < t->n_src; k++)
+			for (int k = 0; src && !t->factor && k < t->n_src; k++)
 				checkpoint_forget(&src[k]);
 		}
 		if (src)
@@ -237,6 +239,12 @@ const void *
 weights_data(const Weights *w, int tensor)
 {
 	return w->data[tensor];
+}
+
+void
+weights_put(Weights *w, int tensor, int64_t offset, const void *data, size_t bytes)
+{
+	memcpy((char *)(uintptr_t)w->data[tensor] + offset, data, bytes);
 }
 
 const Checkpoint *

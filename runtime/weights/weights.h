@@ -24,6 +24,8 @@ llmc_status       weights_pack(Weights *w, const WeightsOptions *opt, llmc_error
 llmc_status       weights_load(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_error *err);
 void              weights_close(Weights *w);
 const void       *weights_data(const Weights *w, int tensor);
+/* Into a factor's memory (PlanTensor.factor): elements that no running step reads */
+void              weights_put(Weights *w, int tensor, int64_t offset, const void *data, size_t bytes);
 const Checkpoint *weights_checkpoint(const Weights *w); /* NULL: random */
 bool              weights_from_cache(const Weights *w);
 

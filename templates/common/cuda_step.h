@@ -20,6 +20,7 @@ typedef struct llmc_step {
 	const int *out_row;      /* [n_out] rows whose logits are wanted, ascending */
 	const int *block_table;  /* [n_seq, block_stride] page numbers; position j is in page j / 32 */
 	const int *seq;          /* [n_seq] numbers of the sequences in the session: their places in pools of states */
+	const int *adapter;      /* by those numbers: the slot of a sequence's adapter; below 0: none */
 	int        block_stride;
 	int        rows;         /* rows that the launch was made for: the bucket of its graph, n_tok <= rows; 0: unknown */
 	int        round;        /* of a launch with rounds: which one */

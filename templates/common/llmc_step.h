@@ -26,6 +26,7 @@ typedef struct llmc_step {
 	const int32_t *block_table;  /* [n_seq, block_stride] page numbers; position p is in page p / 32 */
 	int32_t        block_stride;
 	const int32_t *seq;          /* [n_seq] numbers of the sequences in the session: their places in pools of states */
+	const int32_t *adapter;      /* by those numbers: the slot of a sequence's adapter; below 0: none */
 } llmc_step;
 
 typedef void llmc_kernel(const llmc_step *s, void *const *a, int part, int n_parts);

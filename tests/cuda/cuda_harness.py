@@ -131,7 +131,7 @@ class Step:
         self.n, self.arrays, self.stride = n, arrays, stride
 
 
-def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, pos2=None, out_row=None, n_dec=0, seq=None):
+def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, pos2=None, out_row=None, n_dec=0, seq=None, adapter=None):
     """pos: position of each row; rows: rows of each sequence (default: one row each). As tests/kernels/harness.py."""
     n_tok = len(pos)
     rows = [1] * n_tok if rows is None else list(rows)
@@ -145,7 +145,7 @@ def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, po
     arrays = dict(tok=np.zeros(n_tok) if tok is None else tok, pos=pos, pos2=np.zeros(n_tok) if pos2 is None else pos2,
                   seq_of=np.repeat(np.arange(n_seq), rows), q_start=start, kv_len=kv_len,
                   prefix_len=np.zeros(n_seq) if prefix is None else prefix, out_row=out_row, block_table=table,
-                  seq=np.arange(n_seq) if seq is None else seq)
+                  seq=np.arange(n_seq) if seq is None else seq, adapter=np.full(n_seq, -1) if adapter is None else adapter)
     n = dict(n_tok=n_tok, n_dec=n_dec, n_seq=n_seq, n_out=len(out_row))
     return Step(n, {k: np.ascontiguousarray(v, dtype=np.int32) for k, v in arrays.items()}, table.shape[1])
 
@@ -178,7 +178,7 @@ class FeedArgs(C.Structure):
 
 
 class CallArgs(C.Structure):
-    _fields_ = [(n, C.c_uint64) for n in "n tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table seq".split()] + \
+    _fields_ = [(n, C.c_uint64) for n in "n tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table seq adapter".split()] + \
         [("block_stride", C.c_int32), ("rows", C.c_int32), ("round", C.c_int32), ("a", C.c_uint64 * 16)]
 
 

@@ -47,7 +47,7 @@ def on_the_reference(op, params, step, args, check):
     ints = lambda a: np.ascontiguousarray(a, np.int32).tobytes()
     declared = [a for a in E.expand("cuda-sm_75", f"templates/cuda/{op}.cu.in", params)["arg"] if a["dir"] != "scratch"]
     args = E.complete(args, declared)[0]
-    data = ints(step["pos"]) + ints(step["tok"]) + ints(step["out_row"])
+    data = ints(step["pos"]) + ints(step["tok"]) + ints(step["out_row"]) + ints(step.get("adapter", [-1] * len(step["pos"])))
     for x in (x for x in args if not isinstance(x, H.out)):
         data += np.int64(-1 if x is None else x.size).tobytes() + (b"" if x is None else np.ascontiguousarray(x, np.float32).tobytes())
     values = [f"{k.lower()}={v}" for k, v in (E.USUAL | params).items() if not k.startswith("HAS_")]
@@ -112,6 +112,24 @@ def test_elementwise(x, op, params, args, want):
     everywhere(op, p, ROWS, [H.inout(x)] + given[1:] + [H.alias(0)], w)
     if op in ("add", "glu", "mul"):
         everywhere(op, p, ROWS, [x, H.inout(other), H.alias(1)], w)
+
+
+@pytest.mark.parametrize("cols,rank,count", [(70, 3, 1), (64, 4, 3), (5, 16, 2)])
+def test_adapters(cols, rank, count):
+    """Rows of sequences with an adapter each, four of one slot in turn among them, and with none; whatever lies in other slots is not read."""
+    r, slots, width = np.random.default_rng(8), 3, 37
+    step = dict(ROWS, adapter=[1, 1, 1, 1, -1, 2, 1])
+    x, y = r.standard_normal((N, cols)).astype(np.float32), r.standard_normal((N, width)).astype(np.float32)
+    a, b = (r.standard_normal((slots, n)).astype(np.float32) for n in (count * rank * cols, rank * width))
+    a[0] = b[0] = np.nan
+    low = np.array([a[s].reshape(-1, cols).astype(np.float64) @ x[t] if s >= 0 else np.zeros(count * rank) for t, s in enumerate(step["adapter"])])
+    everywhere("lora_down", dict(COLS=cols, RANK=rank, COUNT=count, SLOTS=slots), step, [x, a, H.out((N, count * rank))], low, bucket=20)
+    low, first = low.astype(np.float32), count - 1
+    part = low[:, first * rank:].astype(np.float64)
+    want = np.array([y[t] + (part[t] @ b[s].reshape(rank, width) if s >= 0 else 0) for t, s in enumerate(step["adapter"])])
+    p = dict(ROWS=width, RANK=rank, COUNT=count, FIRST=first, SLOTS=slots)
+    everywhere("lora_up", p, step, [y, low, b, H.out((N, width))], want, bucket=20)
+    everywhere("lora_up", p, step, [H.inout(y), low, b, H.alias(0)], want)
 
 
 def test_xielu(x):

@@ -20,6 +20,7 @@ torch.set_num_threads(1)
 OUT = os.path.join(W.HERE, "lora")
 CASES = {  # case: base, what PEFT is told
     "llama-all": ("llama-modern", dict(r=3, lora_alpha=5, target_modules="all-linear")),
+    "llama-some": ("llama-modern", dict(r=5, lora_alpha=7, use_rslora=True, target_modules=["k_proj", "o_proj", "up_proj", "down_proj"])),
     "qv-rslora": ("qwen3-plain", dict(r=4, lora_alpha=6, use_rslora=True, target_modules=["q_proj", "v_proj"], alpha_pattern={"v_proj": 9}, rank_pattern={"layers.1.self_attn.q_proj": 2})),
     "embed-head": ("llama-modern", dict(r=2, lora_alpha=4, target_modules=["embed_tokens", "lm_head"])),
     "gpt2-stack": ("gpt2-inner", dict(r=2, lora_alpha=3, fan_in_fan_out=True, target_modules=["c_attn", "c_proj", "c_fc"])),

@@ -40,12 +40,12 @@ MORE = [t for t in ("vnni", "amx") if RUNS[t]]
 class Step(C.Structure):
     _fields_ = [("n_tok", C.c_int32), ("n_dec", C.c_int32), ("n_seq", C.c_int32), ("n_out", C.c_int32)] + \
         [(n, C.c_void_p) for n in
-         "tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table".split()] + [("block_stride", C.c_int32), ("seq", C.c_void_p)]
+         "tok pos pos2 seq_of q_start kv_len prefix_len out_row block_table".split()] + [("block_stride", C.c_int32), ("seq", C.c_void_p), ("adapter", C.c_void_p)]
 
 
-def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, pos2=None, out_row=None, n_dec=0, seq=None):
-    """pos: position of each row; rows: rows of each sequence (default: one row each); seq: the sequences' numbers in the session (default: in order). The
-    arrays live as long as the step."""
+def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, pos2=None, out_row=None, n_dec=0, seq=None, adapter=None):
+    """pos: position of each row; rows: rows of each sequence (default: one row each); seq: the sequences' numbers in the session (default: in order); adapter: slots
+    by that number (default: none). The arrays live as long as the step."""
     n_tok = len(pos)
     rows = [1] * n_tok if rows is None else list(rows)
     n_seq = len(rows)
@@ -59,7 +59,7 @@ def make_step(pos, rows=None, kv_len=None, prefix=None, table=None, tok=None, po
     arrays = dict(tok=np.zeros(n_tok) if tok is None else tok, pos=pos,
                   pos2=np.zeros(n_tok) if pos2 is None else pos2, seq_of=seq_of, q_start=start, kv_len=kv_len,
                   prefix_len=np.zeros(n_seq) if prefix is None else prefix, out_row=out_row, block_table=table,
-                  seq=np.arange(n_seq) if seq is None else seq)
+                  seq=np.arange(n_seq) if seq is None else seq, adapter=np.full(n_seq, -1) if adapter is None else adapter)
     s = Step(n_tok=n_tok, n_dec=n_dec, n_seq=n_seq, n_out=len(out_row), block_stride=table.shape[1])
     s.keep = {k: np.ascontiguousarray(v, dtype=np.int32) for k, v in arrays.items()}
     for k, v in s.keep.items():

@@ -2,7 +2,7 @@
  *
  *     reference OP N_TOK N_OUT [NAME=VALUE...]
  *
- * The values are the op's attributes. Read: as int32 a position and an id for each token, the wanted rows; then for each input its number of
+ * The values are the op's attributes. Read: as int32 a position and an id for each token, the wanted rows, a slot of an adapter for each token; then for each input its number of
  * floats as int64, -1 for an absent one, and the floats. Written: the floats of each output. Sizes must be those of ops/shapes.c: an input of
  * another one is an error, rows are n_tok or n_out. Pools are not for this program. */
 #include <stdio.h>
@@ -68,6 +68,13 @@ main(int argc, char **argv)
 	s.pos = take((size_t)s.n_tok * 4);
 	s.tok = take((size_t)s.n_tok * 4);
 	s.out_row = take((size_t)s.n_out * 4);
+	s.adapter = take((size_t)s.n_tok * 4); /* a row is a sequence */
+	int32_t *row = calloc((size_t)s.n_tok + 1, sizeof *row);
+	for (int32_t t = 0; row && t < s.n_tok; t++)
+		row[t] = t;
+	if (!row)
+		return fail("out of memory", "");
+	s.seq_of = s.seq = row;
 	for (int k = 0; k < op->n_arg; k++) {
 		const ArgShape *want = &shape[k];
 		int64_t         n = 0, cols = want->cols ? want->cols : want->rows;

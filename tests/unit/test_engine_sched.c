@@ -73,9 +73,9 @@ state_of(Fake *f, llmc_seq q)
 }
 
 static llmc_status
-fake_new(void *user, int32_t bound, llmc_seq *out, llmc_error *err)
+fake_new(void *user, const SchedReq *req, llmc_seq *out, llmc_error *err)
 {
-	(void)bound;
+	(void)req;
 	(void)err;
 	*out = kv_seq_new(&((Fake *)user)->kv);
 	return *out < 0 ? LLMC_E_FULL : LLMC_OK;

@@ -271,6 +271,17 @@ class Model(_Handle):
         """In a program that mpirun started, on ranks other than 0 (info["rank"]): do as rank 0 does, until it closes its model."""
         _call(lib.llmc_follow, self._h)
 
+    def load_adapter(self, folder, scale=1.0):
+        """A low-rank adapter that PEFT has saved into one of the model's slots (set={"adapters.slots": 4, "adapters.rank": 16}): its number, for Session.seq and
+        Engine.submit."""
+        number = C.c_int32()
+        _call(lib.llmc_adapter_load, self._h, os.fsencode(folder), scale, C.byref(number))
+        return number.value
+
+    def unload_adapter(self, adapter):
+        """Nobody may choose it any more; its slot is free when the last sequence and request that have it end."""
+        _call(lib.llmc_adapter_unload, self._h, adapter)
+
     def memory(self, **limits):
         m = _ffi.Memory()
         _call(lib.llmc_memory_for, self._h, C.byref(_ffi.Limits(**_limits(limits))), C.byref(m))
@@ -303,10 +314,20 @@ class Session(_Handle):
         _call(lib.llmc_session_open, model._h, C.byref(_ffi.Limits(**_limits(limits))), C.byref(h))
         self._h = h
 
-    def seq(self, length_bound=0):
+    def seq(self, length_bound=0, adapter=0):
         q = C.c_int32()
         _call(lib.llmc_seq_new, self._h, length_bound, C.byref(q))
+        if adapter:
+            try:
+                self.adapt(q.value, adapter)
+            except Error:
+                self.free(q.value)
+                raise
         return q.value
+
+    def adapt(self, seq, adapter):
+        """A sequence without positions runs with this adapter of Model.load_adapter; 0: with none."""
+        _call(lib.llmc_seq_adapt, self._h, seq, adapter)
 
     def fork(self, seq):
         q = C.c_int32()
@@ -514,14 +535,14 @@ class Engine(_Handle):
         return lib.llmc_engine_drain(self._h, -1 if seconds is None else int(seconds * 1000), None) == 0
 
     def submit(self, prompt, *, n=0, best_of=0, logprobs=False, prompt_logprobs=False, n_top=0, keep_stop=False,
-               show_special=False, deadline=0, priority=0, **params):
-        """Put a request in; a Request. prompt: text or ids. llmc.Error with name LLMC_E_BUSY when the queue is full."""
+               show_special=False, deadline=0, priority=0, adapter=0, **params):
+        """Put a request in; a Request. prompt: text or ids. adapter: a number of Model.load_adapter. llmc.Error with name LLMC_E_BUSY when the queue is full."""
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         p, keep = _params(**params)
         ids = _ids(tokens)
         r = _ffi.Request(tok=C.cast(ids, C.POINTER(C.c_int32)), n_tok=len(tokens), params=C.pointer(p), n=n, best_of=best_of,
                          logprobs=logprobs, prompt_logprobs=prompt_logprobs, n_top=n_top, keep_stop=keep_stop,
-                         show_special=show_special, deadline_s=deadline, priority=priority)
+                         show_special=show_special, deadline_s=deadline, priority=priority, adapter=adapter)
         id = C.c_int64()
         _call(lib.llmc_submit, self._h, C.byref(r), C.byref(id))
         return Request(self, id.value)

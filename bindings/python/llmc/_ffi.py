@@ -113,7 +113,8 @@ class Request(Sized):
     _fields_ = [("size", C.c_size_t), ("tok", C.POINTER(C.c_int32)), ("n_tok", C.c_size_t), ("params", C.POINTER(Params)),
                 ("n", C.c_int32), ("best_of", C.c_int32), ("logprobs", C.c_bool), ("prompt_logprobs", C.c_bool),
                 ("n_top", C.c_int32), ("keep_stop", C.c_bool), ("show_special", C.c_bool), ("deadline_s", C.c_double),
-                ("user", C.c_void_p), ("pool", C.c_int), ("normalize", C.c_bool), ("priority", C.c_int32)]
+                ("user", C.c_void_p), ("pool", C.c_int), ("normalize", C.c_bool), ("priority", C.c_int32),
+                ("adapter", C.c_int32)]
 
 
 class Logprob(C.Structure):
@@ -190,6 +191,10 @@ _SIGNATURES = {
     "llmc_finish_name": (C.c_char_p, [C.c_int]),
     "llmc_chat": (C.c_int, [C.c_void_p, C.c_char_p, C.c_char_p, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
     "llmc_seq_new": (C.c_int, [C.c_void_p, C.c_int32, P(C.c_int32), _E]),
+    "llmc_seq_adapt": (C.c_int, [C.c_void_p, C.c_int32, C.c_int32, _E]),
+    "llmc_adapter_load": (C.c_int, [C.c_void_p, C.c_char_p, C.c_double, P(C.c_int32), _E]),
+    "llmc_adapter_unload": (C.c_int, [C.c_void_p, C.c_int32, _E]),
+    "llmc_adapter_slots": (C.c_int, [C.c_void_p]),
     "llmc_seq_fork": (C.c_int, [C.c_void_p, C.c_int32, P(C.c_int32), _E]),
     "llmc_seq_trim": (C.c_int, [C.c_void_p, C.c_int32, C.c_int32, _E]),
     "llmc_seq_len": (C.c_int32, [C.c_void_p, C.c_int32]),

@@ -1,0 +1,42 @@
+/* What low-rank adapters add, sequence by sequence. Both factors are vectors of f32: plan.h says where a slot's elements lie. */
+#include "ref/internal.h"
+
+/* Slot of the row's adapter; below 0: none */
+static int32_t
+slot_of(const RefCall *c, int64_t t)
+{
+	return c->s->adapter[c->s->seq[c->s->seq_of[t]]];
+}
+
+void
+ref_lora_down(const RefCall *c)
+{
+	const int64_t cols = step_int(c->step, "cols"), n = step_int(c->step, "rank") * step_int(c->step, "count");
+	const float  *x = ref_f32(c, ARG(lora_down, x)), *a = c->arg[ARG(lora_down, a)].data;
+	float        *y = ref_f32(c, ARG(lora_down, t));
+
+	for (int64_t t = 0; t < c->s->n_tok; t++) {
+		const int32_t slot = slot_of(c, t);
+		for (int64_t k = 0; k < n; k++)
+			y[t * n + k] = slot < 0 ? 0 : (float)ref_dot(a + (slot * n + k) * cols, x + t * cols, cols);
+	}
+}
+
+void
+ref_lora_up(const RefCall *c)
+{
+	const int64_t rows = step_int(c->step, "rows"), rank = step_int(c->step, "rank"), wide = rank * step_int(c->step, "count");
+	const float  *x = ref_f32(c, ARG(lora_up, x)), *b = c->arg[ARG(lora_up, b)].data;
+	const float  *low = ref_f32(c, ARG(lora_up, t)) + step_int(c->step, "first") * rank;
+	float        *y = ref_f32(c, ARG(lora_up, y));
+
+	for (int64_t t = 0; t < c->s->n_tok; t++) {
+		const int32_t slot = slot_of(c, t);
+		for (int64_t i = 0; i < rows; i++) {
+			double sum = 0;
+			for (int64_t k = 0; k < rank && slot >= 0; k++)
+				sum += (double)low[t * wide + k] * b[(slot * rank + k) * rows + i];
+			y[t * rows + i] = (float)(x[t * rows + i] + sum);
+		}
+	}
+}

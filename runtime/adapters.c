@@ -1,0 +1,339 @@
+/* Low-rank adapters in slots: which slot holds which, who holds it, and what its elements are. A slot is written while nobody runs with it: it is taken for
+ * that under the lock, and offered to sequences when it is whole. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/sum64.h"
+#include "formats/peft.h"
+#include "runtime/state/state.h"
+
+typedef struct Slot {
+	int32_t  number;   /* of its adapter; 0: free; below 0: being written */
+	int32_t  holders;
+	bool     dropped;  /* free when nobody holds it */
+	uint64_t key;
+} Slot;
+
+typedef struct Adapters {
+	pthread_mutex_t lock;
+	int     n;
+	int32_t last;      /* number given last */
+	Slot    slot[];
+} Adapters;
+
+static const PlanTensor *
+a_factor(const Plan *p)
+{
+	for (int i = 0; i < p->n_tensor; i++)
+		if (p->tensor[i].factor)
+			return &p->tensor[i];
+	return NULL;
+}
+
+llmc_status
+adapters_open(Runtime *rt, llmc_error *err)
+{
+	const PlanTensor *t = a_factor(rt->plan);
+
+	if (!t)
+		return LLMC_OK;
+	for (int i = 0; i < rt->plan->n_tensor; i++)
+		if (rt->plan->tensor[i].factor && (rt->plan->tensor[i].slots != t->slots || rt->plan->tensor[i].rank != t->rank))
+			return error_set(err, LLMC_E_INPUT, "tensor %s: %d slots of rank %d, those of %s are %d of rank %d", rt->plan->tensor[i].id, rt->plan->tensor[i].slots,
+			                 rt->plan->tensor[i].rank, t->id, t->slots, t->rank);
+	Adapters *a = rt->adapters = calloc(1, sizeof *a + (size_t)t->slots * sizeof *a->slot);
+	if (!a)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for slots of adapters");
+	pthread_mutex_init(&a->lock, NULL);
+	a->n = t->slots;
+	return LLMC_OK;
+}
+
+void
+adapters_close(Runtime *rt)
+{
+	if (rt->adapters)
+		pthread_mutex_destroy(&rt->adapters->lock);
+	free(rt->adapters);
+	rt->adapters = NULL;
+}
+
+/* --- elements ---------------------------------------------------------------------------------------------------- */
+
+/* Is the adapter's factor one for this source? Rows that are asked for are within it. */
+static llmc_status
+find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta **out, llmc_error *err)
+{
+	const int64_t n = s->n_block * s->block;
+
+	TRY(peft_delta(peft, s->lora, s->rows, s->cols, out, err));
+	if (!*out)
+		return LLMC_OK;
+	if (s->lora_first + (n - 1) / s->lora_block * s->lora_stride + (n - 1) % s->lora_block >= s->rows)
+		return error_set(err, LLMC_E_INPUT, "tensor %s: rows of the adapter's %s that are not there are asked for", t->id, s->lora);
+	if ((*out)->rank > t->rank)
+		return error_set(err, LLMC_E_INPUT, "%s: the adapter has rank %lld, a slot takes %d: open the model with adapters.rank=%lld", s->lora, (long long)(*out)->rank, t->rank,
+		                 (long long)(*out)->rank);
+	return LLMC_OK;
+}
+
+/* [rank, cols] */
+static void
+fill_a(const PlanTensor *t, const PlanSource *s, const PeftDelta *d, float *to)
+{
+	memset(to, 0, (size_t)(t->rank * s->cols) * sizeof *to);
+	if (d)
+		memcpy(to, d->right, (size_t)(d->rank * s->cols) * sizeof *to);
+}
+
+/* [rank, rows] */
+static void
+fill_b(const PlanTensor *t, const PlanSource *s, const PeftDelta *d, float *to)
+{
+	const int64_t n = s->n_block * s->block;
+
+	memset(to, 0, (size_t)(t->rank * n) * sizeof *to);
+	for (int64_t i = 0; d && i < n; i++) {
+		const int64_t row = s->lora_first + i / s->lora_block * s->lora_stride + i % s->lora_block;
+		for (int64_t k = 0; k < d->rank; k++)
+			to[k * n + i] = d->left[row * d->rank + k];
+	}
+}
+
+static llmc_status
+write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *err)
+{
+	const Plan *p = rt->plan;
+	const PeftDelta *d;
+	int64_t most = 1;
+	bool    any = false;
+
+	for (int i = 0; i < p->n_tensor; i++)
+		for (int k = 0; p->tensor[i].factor && k < p->tensor[i].n_src; k++) {
+			const PlanTensor *t = &p->tensor[i];
+			const int64_t n = t->rank * (t->factor == FACTOR_A ? t->src[k].cols : t->src[k].n_block * t->src[k].block);
+			TRY(find_delta(peft, t, &t->src[k], &d, err));
+			any |= d != NULL;
+			most = n > most ? n : most;
+		}
+	if (peft_unused(peft))
+		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes %s, for which this model has no slot: slots are for projections of attention and of dense feed-forwards; added to the weights "
+		                 "(lora.path, --lora DIR) it may run", folder, peft_unused(peft));
+	if (!any)
+		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes nothing", folder);
+	float *room = malloc((size_t)most * sizeof *room);
+	llmc_status status = room ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
+	for (int i = 0; i < p->n_tensor && status == LLMC_OK; i++)
+		for (int k = 0; p->tensor[i].factor && k < p->tensor[i].n_src && status == LLMC_OK; k++) {
+			const PlanTensor *t = &p->tensor[i];
+			const PlanSource *s = &t->src[k];
+			const int64_t each = t->rank * (t->factor == FACTOR_A ? s->cols : s->n_block * s->block);
+			status = find_delta(peft, t, s, &d, err);
+			if (status != LLMC_OK)
+				break;
+			(t->factor == FACTOR_A ? fill_a : fill_b)(t, s, d, room);
+			status = rt->device->put(rt->model, i, ((int64_t)slot * (t->factor == FACTOR_A ? t->n_src : 1) + k) * each * (int64_t)sizeof *room, room,
+			                         (size_t)each * sizeof *room, err);
+		}
+	free(room);
+	return status;
+}
+
+/* What decides about an adapter's values, wherever it lies */
+static llmc_status
+files_key(const char *folder, double scale, uint64_t *key, llmc_error *err)
+{
+	static const char *const files[] = { "adapter_config.json", "adapter_model.safetensors" };
+	uint64_t sum = sum64(&scale, sizeof scale, 7);
+	Strbuf path = { 0 };
+	llmc_status status = LLMC_OK;
+
+	for (size_t i = 0; i < sizeof files / sizeof *files && status == LLMC_OK; i++) {
+		FileMap map = { 0 };
+		strbuf_clear(&path);
+		file_join(&path, folder, files[i]);
+		status = file_map(strbuf_str(&path), &map, err);
+		if (status == LLMC_OK)
+			sum = sum64(map.data, map.size, sum);
+		file_unmap(&map);
+	}
+	strbuf_release(&path);
+	*key = sum | 1;
+	return status;
+}
+
+/* --- slots -------------------------------------------------------------------------------------------------------- */
+
+static Slot *
+find(Adapters *a, int32_t number)
+{
+	for (int i = 0; a && number > 0 && i < a->n; i++)
+		if (a->slot[i].number == number)
+			return &a->slot[i];
+	return NULL;
+}
+
+static void
+settle(Slot *s)
+{
+	if (s->dropped && s->holders == 0)
+		*s = (Slot){ 0 };
+}
+
+llmc_status
+runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *adapter, llmc_error *err)
+{
+	Adapters *a = rt->adapters;
+	Peft     *peft = NULL;
+	uint64_t  key;
+	int       at = 0;
+
+	*adapter = 0;
+	if (!a)
+		return error_set(err, LLMC_E_INPUT, "this model has no slots for adapters: open it with adapters.slots=4, say");
+	TRY(peft_open(folder, scale, &peft, err));
+	llmc_status status = files_key(folder, scale, &key, err);
+	if (status != LLMC_OK)
+		goto fail;
+	pthread_mutex_lock(&a->lock);
+	while (at < a->n && a->slot[at].number)
+		at++;
+	if (at < a->n)
+		a->slot[at].number = -1;
+	pthread_mutex_unlock(&a->lock);
+	if (at == a->n) {
+		status = error_set(err, LLMC_E_FULL, "all %d slots hold adapters, or serve sequences of adapters that were unloaded (adapters.slots)", a->n);
+		goto fail;
+	}
+	status = write_slot(rt, peft, folder, at, err);
+	pthread_mutex_lock(&a->lock);
+	a->slot[at] = (Slot){ .number = status == LLMC_OK ? *adapter = ++a->last : 0, .key = key };
+	pthread_mutex_unlock(&a->lock);
+fail:
+	peft_close(peft);
+	return status;
+}
+
+static llmc_status
+not_loaded(int32_t adapter, llmc_error *err)
+{
+	return error_set(err, LLMC_E_RANGE, "there is no adapter %d in this model", adapter);
+}
+
+llmc_status
+runtime_adapter_drop(Runtime *rt, int32_t adapter, llmc_error *err)
+{
+	Adapters *a = rt->adapters;
+	Slot     *s;
+
+	if (!a)
+		return not_loaded(adapter, err);
+	pthread_mutex_lock(&a->lock);
+	s = find(a, adapter);
+	if (s && s->dropped)
+		s = NULL;
+	if (s) {
+		s->dropped = true;
+		settle(s);
+	}
+	pthread_mutex_unlock(&a->lock);
+	return s ? LLMC_OK : not_loaded(adapter, err);
+}
+
+llmc_status
+runtime_adapter_hold(Runtime *rt, int32_t adapter, bool again, llmc_error *err)
+{
+	Adapters *a = rt->adapters;
+	Slot     *s;
+
+	if (!adapter)
+		return LLMC_OK;
+	if (!a)
+		return not_loaded(adapter, err);
+	pthread_mutex_lock(&a->lock);
+	s = find(a, adapter);
+	if (s && s->dropped && !(again && s->holders))
+		s = NULL;
+	if (s)
+		s->holders++;
+	pthread_mutex_unlock(&a->lock);
+	return s ? LLMC_OK : not_loaded(adapter, err);
+}
+
+void
+runtime_adapter_let_go(Runtime *rt, int32_t adapter)
+{
+	Adapters *a = rt->adapters;
+	Slot     *s;
+
+	if (!adapter || !a)
+		return;
+	pthread_mutex_lock(&a->lock);
+	s = find(a, adapter);
+	if (s && s->holders > 0) {
+		s->holders--;
+		settle(s);
+	}
+	pthread_mutex_unlock(&a->lock);
+}
+
+int
+runtime_adapter_slots(const Runtime *rt)
+{
+	return rt->adapters ? rt->adapters->n : 0;
+}
+
+/* Slot and key of an adapter */
+static int
+look_up(const Runtime *rt, int32_t adapter, uint64_t *key)
+{
+	Adapters *a = rt->adapters;
+
+	*key = 0;
+	if (!a || !adapter)
+		return -1;
+	pthread_mutex_lock(&a->lock);
+	const Slot *s = find(a, adapter);
+	const int   at = s ? (int)(s - a->slot) : -1;
+	*key = s ? s->key : 0;
+	pthread_mutex_unlock(&a->lock);
+	return at;
+}
+
+int
+adapter_slot(const Runtime *rt, int32_t adapter)
+{
+	uint64_t key;
+
+	return look_up(rt, adapter, &key);
+}
+
+uint64_t
+adapter_key(const Runtime *rt, int32_t adapter)
+{
+	uint64_t key;
+
+	look_up(rt, adapter, &key);
+	return key;
+}
+
+int32_t
+adapter_of_key(Runtime *rt, uint64_t key)
+{
+	Adapters *a = rt->adapters;
+	int32_t   number = 0;
+
+	if (!a)
+		return 0;
+	pthread_mutex_lock(&a->lock);
+	for (int i = 0; i < a->n && !number; i++)
+		if (a->slot[i].number > 0 && a->slot[i].key == key && (!a->slot[i].dropped || a->slot[i].holders)) {
+			number = a->slot[i].number;
+			a->slot[i].holders++;
+		}
+	pthread_mutex_unlock(&a->lock);
+	return number;
+}

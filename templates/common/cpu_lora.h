@@ -1,0 +1,50 @@
+/* Products of low-rank adapters: dots of a row with the rows of a right factor, and a left factor's rows added up. Every sum has one order, whatever rows
+ * are beside it: a dot adds VL columns at a time, an element of y the ranks in turn. */
+#ifndef LLMC_CPU_LORA_H
+#define LLMC_CPU_LORA_H
+
+#include "common/cpu_math_share.h"
+
+enum { LORA_ROWS = 4, LORA_DOTS = 4, LORA_UP = 64 };
+
+/* Slot of the adapter of a row's sequence; below 0: none */
+LLMC_INLINE int32_t
+lora_slot(const llmc_step *s, int64_t t)
+{
+	return s->adapter[s->seq[s->seq_of[t]]];
+}
+
+/* y[t * ld + k] = x[t] . a[k], of T rows and K dots, constants of the caller */
+LLMC_INLINE void
+lora_dots(const int T, const int K, const int cols, const float *x, const float *a, float *y, const int ld)
+{
+	vf sum[LORA_ROWS][LORA_DOTS] = { 0 };
+
+	for (int c = 0; c < cols; c += VL) {
+		vf row[LORA_ROWS];
+		LLMC_EACH(t, T, LORA_ROWS)
+			row[t] = share_get(x + (int64_t)t * cols + c, cols - c);
+		LLMC_EACH(k, K, LORA_DOTS) {
+			const vf w = share_get(a + (int64_t)k * cols + c, cols - c);
+			LLMC_EACH(t, T, LORA_ROWS)
+				sum[t][k] = vf_fma(row[t], w, sum[t][k]);
+		}
+	}
+	LLMC_EACH(t, T, LORA_ROWS)
+		LLMC_EACH(k, K, LORA_DOTS)
+			y[t * ld + k] = vf_hsum(sum[t][k]);
+}
+
+/* Dots [from, to) of T rows that share a slot */
+LLMC_INLINE void
+lora_rows(const int T, const int cols, const float *x, const float *a, int from, int to, float *y, const int ld)
+{
+	int k = from;
+
+	for (; k + LORA_DOTS <= to; k += LORA_DOTS)
+		lora_dots(T, LORA_DOTS, cols, x, a + (int64_t)k * cols, y + k, ld);
+	for (; k < to; k++)
+		lora_dots(T, 1, cols, x, a + (int64_t)k * cols, y + k, ld);
+}
+
+#endif

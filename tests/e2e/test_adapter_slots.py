@@ -1,0 +1,192 @@
+"""Adapters in slots, chosen for each sequence, against PEFT (tests/golden/make_lora.py)."""
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import llmc
+from processor import RUNS
+from test_adapters import LORA, config, weights
+
+DENSE = ["llama-all", "llama-some", "qv-rslora", "phi3-stacks", "gpt2-stack"]
+ON = [("ref", None)] + [("cpu", a) for a in ("v4", "generic", "amx") if RUNS.get(a)]
+SLOTS = ["adapters.slots=3", "adapters.rank=8", "kv.dtype=f32"]
+BASE = "llama-modern"
+
+
+def logits(session, chunks):
+    """Of every token of each: one chunk a sequence, all in one step"""
+    made = np.array(session.forward([(q, ids, len(ids)) for q, ids in chunks]))
+    return np.split(made, np.cumsum([len(ids) for _, ids in chunks])[:-1])
+
+
+def peft(case):
+    return np.load(os.path.join(LORA, case, "logits.npy"))
+
+
+def model(folder, *, device="cpu", arch=None, extra=()):
+    return llmc.Model(folder, device=device, arch=arch, set=[*SLOTS, *extra])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    g = weights.Golden(BASE)
+    g.build(folder)
+    return folder, g
+
+
+@pytest.mark.parametrize("case,device,arch", [(c, "ref", None) for c in DENSE] + [(c, "cpu", "v4") for c in DENSE[:3] if RUNS["v4"]])
+def test_logits_are_pefts(case, device, arch, tmp_path):
+    g = weights.Golden(config(case)["base_model_name_or_path"])
+    g.build(tmp_path)
+    m = model(tmp_path, device=device, arch=arch)
+    a = m.load_adapter(f"{LORA}/{case}")
+    want, n = peft(case), len(g.prompt)
+    with m.session(context=n, chunk=3 * n, n_out=3 * n, seqs=3) as s:
+        got, none, again = logits(s, [(s.seq(adapter=a), g.prompt), (s.seq(), g.prompt), (s.seq(adapter=a), g.prompt)])
+    near = 3e-3 * np.abs(want).max()
+    assert np.abs(want - g.logits).max() > 1 and np.abs(got - want).max() < near, np.abs(got - want).max()
+    assert np.abs(none - g.logits).max() < near and np.array_equal(got, again)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("device,arch", ON)
+def test_bits_are_those_of_a_sequence_alone(base, device, arch):
+    """Prompts of several adapters and of none in one step, then decode rows of all of them, forks and what was saved."""
+    folder, g = base
+    m = model(folder, device=device, arch=arch)
+    number = [0, m.load_adapter(f"{LORA}/llama-all"), m.load_adapter(f"{LORA}/llama-some"), m.load_adapter(f"{LORA}/llama-all", 0.5)]
+    which, ids = [1, 2, 0, 1, 3, 2], g.prompt
+    cut = [len(ids) - 1 - 2 * i for i in range(len(which))]
+    alone = []
+    with m.session(context=64, chunk=256, n_out=256, seqs=8, threads=1) as s:
+        for i, w in zip(cut, which):
+            q = s.seq(adapter=number[w])
+            alone.append([logits(s, [(q, ids[:i])])[0], logits(s, [(q, ids[i:i + 1])])[0]])
+            s.free(q)
+    assert all(np.abs(alone[0][0][:5] - alone[k][0][:5]).max() > 0.1 for k in (1, 2, 4))
+    with m.session(context=64, chunk=256, n_out=256, seqs=14, threads=2) as s:
+        seqs = [s.seq(adapter=number[w]) for w in which]
+        for got, want in zip(logits(s, [(q, ids[:i]) for q, i in zip(seqs, cut)]), alone):
+            assert np.array_equal(got, want[0])
+        forks = [s.fork(q) for q in seqs]
+        saved = s.save(seqs[1])
+        back = s.load(saved)
+        with pytest.raises(llmc.Error, match="positions already"):
+            s.adapt(back, 0)
+        for of in (seqs, forks):
+            for got, want in zip(logits(s, [(q, ids[i:i + 1]) for q, i in zip(of, cut)]), alone):
+                assert np.array_equal(got, want[1])
+        assert np.array_equal(logits(s, [(back, ids[cut[1]:cut[1] + 1])])[0], alone[1][1])
+
+
+def test_over_a_gguf_file(tmp_path):
+    """Rows of q and k lie in another order there, and modules are named as Hugging Face has them: slots give what the merged weights give."""
+    source = os.path.join(weights.HERE, "gguf", "llama-f16.gguf")
+    ids = [3 + 7 * i % 200 for i in range(40)]
+    with llmc.Model(source, device="ref", no_weights=True) as m:
+        hidden, heads, kv_heads = int(m["hidden"]), int(m["attention.n_heads"]), int(m["attention.n_kv_heads"])
+    adapter, dim = {}, hidden // heads
+    for layer in range(2):
+        for module, rows in (("q_proj", hidden), ("k_proj", kv_heads * dim)):
+            stem = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            adapter |= {stem + ".lora_A.weight": weights.noise(stem + "a", 3 * hidden).astype(np.float32).reshape(3, -1) * 0.05,
+                        stem + ".lora_B.weight": weights.noise(stem + "b", 3 * rows).astype(np.float32).reshape(-1, 3) * 0.05}
+    weights.write_safetensors(tmp_path / "adapter_model.safetensors", adapter, "f32")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 3, "lora_alpha": 6}))
+    made = []
+    for settings in (["lora.path=" + str(tmp_path), "kv.dtype=f32"], SLOTS):
+        m = llmc.Model(source, device="ref", set=settings)
+        with m.session(context=64, chunk=64, n_out=64, seqs=2) as s:
+            made.append(logits(s, [(s.seq(adapter=m.load_adapter(tmp_path) if settings is SLOTS else 0), ids)])[0])
+            made.append(logits(s, [(s.seq(), ids)])[0])
+    merged, _, got, none = made
+    assert np.abs(merged - none).max() > 0.05 * np.abs(merged).max() and np.abs(got - merged).max() < 1e-2 * np.abs(merged).max()
+
+
+def test_an_engine_serves_adapters_in_one_batch(base):
+    """Tokens are those of a request alone; pages of a prompt are found by requests of the same adapter only; preempted requests keep theirs."""
+    folder, g = base
+    m = model(folder, extra=["kv.dtype=f16"])
+    number = [0, m.load_adapter(f"{LORA}/llama-all"), m.load_adapter(f"{LORA}/llama-some")]
+    prompt = (g.prompt * 8)[:40]
+    with m.engine(context=128, seqs=4, speculate=-1, no_prefix_cache=True) as e:
+        alone = [e.submit(prompt, adapter=a, max_tokens=70, ignore_eos=True).wait()["tokens"] for a in number]
+    assert len({tuple(t) for t in alone}) == 3
+    for options in (dict(kv_tokens=512), dict(kv_tokens=512, swap_bytes=1 << 26), dict(kv_tokens=224), dict(kv_tokens=224, swap_bytes=1 << 26)):
+        with m.engine(context=128, seqs=6, **options) as e:
+            found = [e.submit(prompt, adapter=a, max_tokens=1, ignore_eos=True).wait()["n_cached"] for a in number + number[::-1]]
+            assert found[:3] == [0, 0, 0] and found[3] == 32
+            together = [e.submit(prompt, adapter=number[i % 3], max_tokens=70, ignore_eos=True) for i in range(9)]
+            for i, r in enumerate(together):
+                assert r.wait()["tokens"] == alone[i % 3], options
+            assert options["kv_tokens"] > 300 or e.stats()["preemptions"] > 0
+
+
+def test_pages_on_disk_belong_to_the_adapter(base, tmp_path):
+    folder, g = base
+    prompt = (g.prompt * 8)[:70]
+    tmp_path.chmod(0o700)
+    for first in (True, False):
+        m = model(folder)
+        other = m.load_adapter(f"{LORA}/llama-some") if not first else 0
+        a = m.load_adapter(f"{LORA}/llama-all")
+        with m.engine(context=128, seqs=2, prefix_dir=str(tmp_path / "pages")) as e:
+            assert e.submit(prompt, adapter=other, max_tokens=1).wait()["n_cached"] == 0
+            got = e.submit(prompt, adapter=a, max_tokens=4, ignore_eos=True).wait()
+            assert got["n_cached"] == (0 if first else 64)
+            want = got["tokens"] if first else want  # noqa: F821
+            assert got["tokens"] == want
+
+
+def test_slots_are_free_when_nobody_has_the_adapter(base):
+    folder, g = base
+    m = llmc.Model(folder, device="ref", set=["adapters.slots=1", "adapters.rank=8", "kv.dtype=f32"])
+    a = m.load_adapter(f"{LORA}/llama-all")
+    with m.session(context=64, chunk=64, n_out=64, seqs=3) as s:
+        q = s.seq(adapter=a)
+        other = s.fork(q)
+        with pytest.raises(llmc.Error, match="all 1 slots"):
+            m.load_adapter(f"{LORA}/llama-some")
+        m.unload_adapter(a)
+        with pytest.raises(llmc.Error, match="all 1 slots"):
+            m.load_adapter(f"{LORA}/llama-some")
+        with pytest.raises(llmc.Error, match="no adapter"):
+            m.unload_adapter(a)
+        got = logits(s, [(q, g.prompt)])[0]
+        assert np.abs(got - peft("llama-all")).max() < 3e-3 * np.abs(got).max()
+        s.free(q)
+        s.free(other)
+        b = m.load_adapter(f"{LORA}/llama-some")
+        assert b != a
+        with pytest.raises(llmc.Error, match="no adapter"):
+            s.seq(adapter=a)
+        got = logits(s, [(s.seq(adapter=b), g.prompt)])[0]
+        assert np.abs(got - peft("llama-some")).max() < 3e-3 * np.abs(got).max()
+        m.unload_adapter(b)
+    assert m.load_adapter(f"{LORA}/llama-all") not in (a, b)  # a session that closes lets go
+
+
+def test_what_has_no_slot_is_refused(base, tmp_path):
+    folder, _ = base
+    with pytest.raises(llmc.Error, match="no slots for adapters"):
+        llmc.Model(folder, device="ref").load_adapter(f"{LORA}/llama-all")
+    m = llmc.Model(folder, device="ref", set=["adapters.slots=1", "adapters.rank=4"])
+    for case, said in (("llama-some", "adapters.rank=5"), ("embed-head", "has no slot"), ("gpt2-stack", "transformer.h.0"), ("qv-rslora", "another model"), ("nothing", "adapter_config.json")):
+        with pytest.raises(llmc.Error, match=said):
+            m.load_adapter(f"{LORA}/{case}")
+    assert m.load_adapter(f"{LORA}/llama-all")  # the slot has stayed free
+    for settings, said in ((["adapters.slots=1", "parallel.tp=2"], "one rank"), (["adapters.slots=2000"], "adapters.slots"), (["adapters.slots=1", "adapters.rank=0"], "adapters.rank")):
+        with pytest.raises(llmc.Error, match=said):
+            llmc.Model(folder, device="cpu", set=settings)
+    weights.Golden("mixtral-window").build(tmp_path / "mixtral")
+    m = llmc.Model(tmp_path / "mixtral", device="ref", set=["adapters.slots=1"])
+    with pytest.raises(llmc.Error, match="experts.*has no slot|has no slot"):
+        m.load_adapter(f"{LORA}/mixtral-experts")
+    weights.Golden("deepseek_v2-lite").build(tmp_path / "latent")
+    with pytest.raises(llmc.Error, match="latent attention has no slots"):
+        llmc.Model(tmp_path / "latent", device="ref", set=["adapters.slots=1"])
+    shutil.rmtree(tmp_path / "latent")
