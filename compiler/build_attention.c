@@ -170,10 +170,11 @@ gqa(Build *b, int h)
 	if (s->attention.out_gate != GATE_NONE) {
 		build_at(b, "attention.out_gate");
 		int64_t gates = s->attention.out_gate == GATE_HEAD ? heads : heads * v_dim;
-		int     g = build_matmul(b, h, "q_gate", s->attention.bias, gates, s->hidden, "q_gate"), gated = build_value(b, "attn_gated");
+		int     g = build_matmul(b, h, "q_gate", s->attention.out_gate_bias, gates, s->hidden, "q_gate"), gated = build_value(b, "attn_gated");
 		Op     *o = OP(b, gate_mul, .x = y, .s = g, .y = gated);
 		op_set_int(b->g, o, "width", heads * v_dim);
 		op_set_int(b->g, o, "groups", gates);
+		op_set_word(b->g, o, "gate", s->attention.out_gate_act);
 		y = gated;
 	}
 	return build_matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
@@ -531,7 +532,7 @@ build_shared(Build *b, int x)
 	o = OP(b, glu, .g = g, .u = u, .y = y);
 	op_set_int(b->g, o, "width", width);
 	op_set_word(b->g, o, "act", build_act_word(s->ffn.act));
-	op_set_num(b->g, o, "limit", s->ffn.limit);
+	op_set_num(b->g, o, "limit", spec_ffn_limit(s, b->layer));
 	y = product(b, y, shared_weight(b, "shared_down", hidden, width), -1, hidden, width, "shared_ffn");
 	return build_matmul(b, y, "from_shared", false, hidden, hidden, "from_shared");
 }

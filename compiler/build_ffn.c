@@ -51,7 +51,7 @@ build_dense(Build *b, int h)
 
 	build_at(b, "ffn.width");
 	const FfnRoles roles = { "gate", "up", "down", "act", s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out" };
-	int y = ffn(b, h, &roles, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias, s->ffn.act, s->ffn.limit, s->ffn.gate_scale);
+	int y = ffn(b, h, &roles, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias, s->ffn.act, spec_ffn_limit(s, b->layer), s->ffn.gate_scale);
 	return build_scaled(b, y, s->ffn.out_scale, s->hidden, "ffn_out_scaled");
 }
 
@@ -124,19 +124,20 @@ build_moe(Build *b, int h, int x)
 	op_set_int(b->g, o, "hidden", row);
 	op_set_int(b->g, o, "width", width);
 	op_set_word(b->g, o, "act", s->moe.plain ? "relu" : build_act_word(s->moe.act));
-	op_set_num(b->g, o, "limit", s->moe.limit);
+	op_set_num(b->g, o, "limit", spec_moe_limit(s, b->layer));
 	if (s->moe.latent)
 		y = build_matmul(b, y, "moe_out", s->ffn.bias, hidden, row, shared > 0 || s->moe.beside ? "routed" : "ffn_out");
 	if (shared <= 0)
 		return y;
 
 	build_at(b, "moe.shared.width");
-	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, !s->moe.plain, s->ffn.bias, s->moe.act, s->moe.limit, 1);
+	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, !s->moe.plain, s->ffn.bias, s->moe.act, spec_shared_limit(s, b->layer), 1);
 	if (s->moe.shared_gate) {
 		int mix = build_matmul(b, h, "s_mix", false, 1, hidden, "s_mix"), gated = build_value(b, "shared_gated");
 		o = OP(b, gate_mul, .x = z, .s = mix, .y = gated);
 		op_set_int(b->g, o, "width", hidden);
 		op_set_int(b->g, o, "groups", 1);
+		op_set_word(b->g, o, "gate", "sigmoid");
 		z = gated;
 	}
 	return build_add(b, y, z, 1.0, "ffn_out");

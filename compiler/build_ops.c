@@ -220,6 +220,8 @@ build_act_word(ActKind a)
 		return "relu2";
 	case ACT_SWIGLU_OAI:
 		return "swiglu_oai";
+	case ACT_SILU_LIMIT:
+		return "silu_limit";
 	case ACT_XIELU:
 		return "xielu";
 	}

@@ -243,6 +243,61 @@ greatest(ExprVal v)
 	return most.kind == EXPR_NUM ? most : null_val;
 }
 
+/* The first n elements of a list, n a number or, behind $, a key of ours; null: 0 */
+static ExprVal
+first(Parse *s, ExprVal list, const char *text)
+{
+	double n;
+
+	text += strspn(text, " ");
+	if (!number_parse(text, &n)) {
+		ExprVal v = *text == '$' && s->env->resolved ? s->env->resolved(s->env->user, text + 1) : null_val;
+		n = v.kind == EXPR_NUM ? v.num : -1;
+	}
+	if (list.kind != EXPR_LIST || !(n >= 0))
+		return null_val;
+	size_t   count = n < (double)list.n ? (size_t)n : list.n;
+	ExprVal *item = NEW(s->a, ExprVal, count + 1);
+	for (size_t i = 0; i < count; i++)
+		item[i] = list.item[i].kind == EXPR_NULL ? num(0) : list.item[i];
+	return (ExprVal){ .kind = EXPR_LIST, .n = count, .item = item };
+}
+
+static bool
+is_word(ExprVal v, const char *word)
+{
+	return v.kind == EXPR_STR ? strcmp(v.str, word) == 0 : v.kind == EXPR_BOOL && strcmp(v.num != 0 ? "true" : "false", word) == 0;
+}
+
+/* The number of a list where the list "types" has the word, or, without types, everywhere: one for all of them; a single number is that */
+static ExprVal
+pick(Parse *s, ExprVal list, const char *text)
+{
+	char    name[MAX_NAME];
+	size_t  n = strcspn(text += strspn(text, " "), ", ");
+	ExprVal types = null_val, one = null_val;
+
+	if (list.kind != EXPR_LIST)
+		return list.kind == EXPR_NUM ? list : null_val;
+	memcpy(name, text, n);
+	name[n] = 0;
+	if (n) {
+		types = s->env->key ? s->env->key(s->env->user, name) : null_val;
+		text += n + strspn(text + n, ", ");
+		if (types.kind != EXPR_LIST)
+			return null_val;
+	}
+	for (size_t i = 0; i < list.n; i++) {
+		const ExprVal v = list.item[i];
+		if (n && (i >= types.n || !is_word(types.item[i], text)))
+			continue;
+		if (v.kind != EXPR_NUM || (one.kind == EXPR_NUM && one.num != v.num))
+			return fail(s, n ? "layers of one kind differ: llmc has one number for each kind of layer" : "layers differ: llmc has one number for all of them");
+		one = v;
+	}
+	return one;
+}
+
 /* The layers in which a tensor of the pattern is, whose first * stands for a layer's number; they end where no tensor has the number. */
 static ExprVal
 layers_with(Parse *s, const char *pattern)
@@ -310,9 +365,10 @@ primary(Parse *s)
 		char arg[MAX_NAME];
 		double v;
 		bool whole = strcmp(id, "floor") == 0, flags = strcmp(id, "flags") == 0, where = strcmp(id, "where") == 0, length = strcmp(id, "length") == 0, at = strcmp(id, "at") == 0;
-		bool most = strcmp(id, "greatest") == 0, layers = strcmp(id, "layers") == 0;
-		if (!size && !whole && !flags && !where && !length && !at && !most && !layers && strcmp(id, "has") != 0)
-			return fail(s, "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list), at(list, n), greatest(list) and layers(tensors)");
+		bool most = strcmp(id, "greatest") == 0, layers = strcmp(id, "layers") == 0, front = strcmp(id, "first") == 0, picked = strcmp(id, "pick") == 0;
+		if (!size && !whole && !flags && !where && !length && !at && !most && !layers && !front && !picked && strcmp(id, "has") != 0)
+			return fail(s, "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list), at(list, n), greatest(list), first(list, n), "
+			               "pick(list, types, word) and layers(tensors)");
 		s->p++;
 		if (whole) {
 			ExprVal x = expr_or(s);
@@ -324,11 +380,13 @@ primary(Parse *s)
 		}
 		if (!raw(s, arg))
 			return fail(s, "a name and ) are expected here");
-		if (where || length || at || flags) {
+		if (where || length || at || flags || front || picked) {
 			char *more = arg + strcspn(arg, ",");
 			if (*more)
 				*more++ = 0;
 			ExprVal list = s->env->key ? s->env->key(s->env->user, arg) : null_val;
+			if (front || picked)
+				return front ? first(s, list, more) : pick(s, list, more);
 			return where ? places(s, list, more) : length ? count(list) : flags ? truths(s, list, more) : element(list, more);
 		}
 		if (layers)

@@ -43,7 +43,7 @@ match_shared(const Fuse *f, Mixture *m)
 		return false;
 	int z = m->sum->arg[m->sum->arg[ARG(add, x)] == y ? ARG(add, r) : ARG(add, x)];
 	if ((m->gated = fuse_only_def(f, z, OP_gate_mul))) {
-		if (op_int(m->gated, "groups") != 1 || !(m->mix = only_matmul(f, m->gated->arg[ARG(gate_mul, s)], h)))
+		if (op_int(m->gated, "groups") != 1 || strcmp(op_word(m->gated, "gate"), "sigmoid") || !(m->mix = only_matmul(f, m->gated->arg[ARG(gate_mul, s)], h)))
 			return false;
 		z = m->gated->arg[ARG(gate_mul, x)];
 	}

@@ -122,7 +122,7 @@ act_of(const SpecTable *t, SpecKey k)
 {
 	static const char *const name[] = {
 		[ACT_SILU] = "silu", [ACT_GELU] = "gelu", [ACT_GELU_TANH] = "gelu_tanh", [ACT_RELU] = "relu", [ACT_RELU2] = "relu2",
-		[ACT_SWIGLU_OAI] = "swiglu_oai", [ACT_XIELU] = "xielu",
+		[ACT_SWIGLU_OAI] = "swiglu_oai", [ACT_SILU_LIMIT] = "silu_limit", [ACT_XIELU] = "xielu",
 	};
 
 	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
@@ -217,6 +217,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.kv_shared = (int)INT(kv_shared);
 	s->attention.v_norm = IS(v_norm, "unit");
 	s->attention.out_gate = IS(out_gate, "head") ? GATE_HEAD : IS(out_gate, "element") ? GATE_ELEMENT : GATE_NONE;
+	s->attention.out_gate_act = STR(out_gate_act);
+	s->attention.out_gate_bias = BOOL(out_gate_bias);
 	s->linear.layer_in = t->val[K_linear_layers].layers;
 	for (int l = 0; l < s->n_layers; l++)
 		s->linear.n += s->linear.layer_in[l] != 0;
@@ -267,6 +269,7 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->ffn.gated = IS(ffn_kind, "gated");
 	s->ffn.act = act_of(t, K_ffn_act);
 	s->ffn.limit = NUM(ffn_limit);
+	s->ffn.limits = t->val[K_ffn_limits].n ? t->val[K_ffn_limits].list : NULL;
 	s->ffn.width = INT(ffn_width);
 	s->ffn.bias = BOOL(ffn_bias);
 	s->ffn.gate_scale = NUM(ffn_gate_scale);
@@ -300,6 +303,8 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->moe.group_top2 = IS(group_score, "top2");
 	s->moe.act = act_of(t, K_moe_act);
 	s->moe.limit = NUM(moe_limit);
+	s->moe.limits = t->val[K_moe_limits].n ? t->val[K_moe_limits].list : NULL;
+	s->moe.shared_limits = t->val[K_shared_limits].n ? t->val[K_shared_limits].list : NULL;
 	s->moe.shared_width = INT(shared_width);
 	s->moe.shared_gate = BOOL(shared_gate);
 }
@@ -552,6 +557,30 @@ int64_t
 spec_ffn_width(const Spec *s, int layer)
 {
 	return layer >= 0 && s->ffn.wide_in && s->ffn.wide_in[layer] ? s->ffn.wide : s->ffn.width;
+}
+
+static double
+limit_of(const double *limits, double all, int layer)
+{
+	return limits && layer >= 0 ? limits[layer] : all;
+}
+
+double
+spec_ffn_limit(const Spec *s, int layer)
+{
+	return limit_of(s->ffn.limits, s->ffn.limit, layer);
+}
+
+double
+spec_moe_limit(const Spec *s, int layer)
+{
+	return limit_of(s->moe.limits, s->moe.limit, layer);
+}
+
+double
+spec_shared_limit(const Spec *s, int layer)
+{
+	return limit_of(s->moe.shared_limits, spec_moe_limit(s, layer), layer);
 }
 
 bool

@@ -13,7 +13,7 @@ typedef enum NormKind { NORM_NONE, NORM_RMS, NORM_LAYER } NormKind;
 typedef enum PositionKind { POS_NONE, POS_ROPE, POS_ALIBI, POS_LEARNED } PositionKind;
 typedef enum RopeStyle { ROPE_HALF, ROPE_INTERLEAVED } RopeStyle;
 typedef enum RopeScaling { SCALE_NONE, SCALE_LINEAR, SCALE_DYNAMIC, SCALE_YARN, SCALE_LLAMA3, SCALE_LONGROPE, SCALE_PROPORTIONAL } RopeScaling;
-typedef enum ActKind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_SWIGLU_OAI, ACT_XIELU } ActKind;
+typedef enum ActKind { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU, ACT_RELU2, ACT_SWIGLU_OAI, ACT_SILU_LIMIT, ACT_XIELU } ActKind;
 typedef enum QkNorm { QK_NONE, QK_HEAD, QK_WHOLE, QK_UNIT, QK_LAYER, QK_LAYER_EACH } QkNorm; /* rms of each head, of the whole row, of each head without weights; layer norm of each head, with weights of all or its own */
 typedef enum AttentionKind { ATT_GQA, ATT_MLA } AttentionKind;
 typedef enum OutGate { GATE_NONE, GATE_HEAD, GATE_ELEMENT } OutGate;
@@ -102,6 +102,8 @@ typedef struct Spec {
 		const uint8_t *qk_in;      /* [n_layers]: the layers that have it */
 		double  qkv_limit;         /* of elements of q, k and v; 0: none */
 		OutGate out_gate;
+		const char *out_gate_act;  /* the op's word */
+		bool    out_gate_bias;
 		const uint8_t *sink_in;    /* [n_layers]: the layers with sinks */
 		double  v_scale;           /* of values */
 		bool    sinks;             /* one more score a head, without a value */
@@ -139,7 +141,7 @@ typedef struct Spec {
 	struct { const uint8_t *layer_in; int n, blocks, rank, qkv_rank; } shared; /* layers with a block in front whose weights are shared; n of them */
 	struct { const uint8_t *layer_in; int n, taps; bool bias; } conv; /* layers with a short convolution in the place of attention; n of them */
 
-	struct { bool gated; ActKind act; double limit; int64_t width, wide; const uint8_t *wide_in, *layer_in; bool bias; double gate_scale, out_scale; } ffn; /* spec_ffn_width, spec_has_ffn */
+	struct { bool gated; ActKind act; double limit; const double *limits; int64_t width, wide; const uint8_t *wide_in, *layer_in; bool bias; double gate_scale, out_scale; } ffn; /* spec_ffn_width, spec_ffn_limit, spec_has_ffn */
 
 	struct {
 		int     n_experts;         /* 0: no moe at all */
@@ -160,6 +162,7 @@ typedef struct Spec {
 		bool    group_top2;        /* group score: sum of two best; else max */
 		ActKind act;
 		double  limit;
+		const double *limits, *shared_limits; /* [n_layers] or NULL: spec_moe_limit, spec_shared_limit */
 		int64_t shared_width;      /* 0: no shared expert */
 		bool    shared_gate;       /* times sigmoid(x . s_mix) */
 	} moe;
@@ -226,6 +229,9 @@ spec_ranks(const Spec *s)
 bool      spec_windowed(const Spec *s, int layer);
 HeadShape spec_heads(const Spec *s, int layer); /* -1: of layers without a window */
 int64_t   spec_ffn_width(const Spec *s, int layer);
+double    spec_ffn_limit(const Spec *s, int layer);    /* of a layer's gate and up: dense, */
+double    spec_moe_limit(const Spec *s, int layer);    /* of experts, */
+double    spec_shared_limit(const Spec *s, int layer); /* of the shared one; 0: none */
 bool      spec_narrow(const Spec *s);               /* the embedding is not as wide as the stream */
 bool      spec_has_block(const Spec *s, int layer); /* attention, or a state in its place */
 bool      spec_has_ffn(const Spec *s, int layer);   /* dense or of experts */

@@ -635,9 +635,17 @@ spec_check(SpecTable *t)
 		err_at(t->d, LOC(plus_one), "norm.plus_one = true: these norms have no weight to add 1 to");
 		note(t, K_norm_weight);
 	}
-	if (IS(ffn_act, "swiglu_oai") && !IS(ffn_kind, "gated")) {
-		err_at(t->d, LOC(ffn_act), "ffn.act = swiglu_oai is of two rows, gate and up");
+	if ((IS(ffn_act, "swiglu_oai") || IS(ffn_act, "silu_limit")) && !IS(ffn_kind, "gated")) {
+		err_at(t->d, LOC(ffn_act), "ffn.act = %s is of two rows, gate and up", t->val[K_ffn_act].str);
 		note(t, K_ffn_kind);
+	}
+	static const SpecKey by_layer[] = { K_ffn_limits, K_moe_limits, K_shared_limits };
+	for (size_t i = 0; i < sizeof by_layer / sizeof *by_layer; i++) {
+		const SpecVal *v = &t->val[by_layer[i]];
+		if (v->n && KNOWN(n_layers) && v->n != INT(n_layers)) {
+			err_at(t->d, v->loc, "%s has %d numbers: one for each of %lld layers is expected", spec_key[by_layer[i]].path, v->n, (long long)INT(n_layers));
+			note(t, K_n_layers);
+		}
 	}
 	if (IS(ffn_act, "xielu") && !IS(ffn_kind, "plain")) {
 		err_at(t->d, LOC(ffn_act), "ffn.act = xielu is for plain feed-forward layers");
@@ -647,8 +655,8 @@ spec_check(SpecTable *t)
 		err_at(t->d, LOC(ffn_gate_scale), "ffn.gate_scale is for gated feed-forward layers");
 		note(t, K_ffn_kind);
 	}
-	if (t->val[K_ffn_limit].num > 0 && !IS(ffn_kind, "gated")) {
-		err_at(t->d, LOC(ffn_limit), "ffn.limit is for gated feed-forward layers");
+	if ((t->val[K_ffn_limit].num > 0 || t->val[K_ffn_limits].n) && !IS(ffn_kind, "gated")) {
+		err_at(t->d, t->val[K_ffn_limits].n ? LOC(ffn_limits) : LOC(ffn_limit), "ffn.%s for gated feed-forward layers", t->val[K_ffn_limits].n ? "limits are" : "limit is");
 		note(t, K_ffn_kind);
 	}
 	if (IS(head_kind, "labels") != (INT(labels) > 0)) {

@@ -83,7 +83,13 @@ state(int64_t heads, int64_t rows, int64_t cols)
 static bool
 is_glu(const Attr *a, int n)
 {
-	return strcmp(attr_word(a, n, "act"), "swiglu_oai") == 0;
+	return strcmp(attr_word(a, n, "act"), "swiglu_oai") == 0 || strcmp(attr_word(a, n, "act"), "silu_limit") == 0;
+}
+
+static bool
+is_gate(const Attr *a, int n, const char *word)
+{
+	return strcmp(attr_word(a, n, "gate"), word) == 0;
 }
 
 static bool
@@ -196,7 +202,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .y = act(heads * v_dim));
 		break;
 	case OP_act:
-		MUST(!is_glu(a, n), "act is not swiglu_oai, which is of two rows");
+		MUST(!is_glu(a, n), "act is neither swiglu_oai nor silu_limit, which are of two rows");
 		SET(act, .x = act(width), .p = vec(2), .y = act(width));
 		break;
 	case OP_glu:
@@ -231,6 +237,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_gate_mul:
 		MUST(groups >= 1 && width % groups == 0, "width is a multiple of groups");
+		MUST(is_gate(a, n, "sigmoid") || is_gate(a, n, "softplus"), "gate is sigmoid or softplus");
 		SET(gate_mul, .x = act(width), .s = act(groups), .y = act(width));
 		break;
 	case OP_join:
@@ -241,6 +248,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_conv1d:
 		MUST(taps >= 2, "taps >= 2");
+		MUST(is_gate(a, n, "silu") || is_gate(a, n, "none"), "gate is silu or none");
 		SET(conv1d, .x = act(width), .w = vec(mul(width, taps)), .b = vec(width), .state = state(1, taps - 1, width), .y = act(width));
 		break;
 	case OP_delta_rule: {
@@ -266,7 +274,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_norm_gate:
 		MUST(groups >= 1, "groups >= 1");
-		MUST(strcmp(attr_word(a, n, "gate"), "none"), "gate is silu or sigmoid");
+		MUST(is_gate(a, n, "silu") || is_gate(a, n, "sigmoid"), "gate is silu or sigmoid");
 		SET(norm_gate, .x = act(mul(groups, dim)), .z = act(mul(groups, dim)),
 		    .w = vec(strcmp(attr_word(a, n, "order"), "gate_first") ? dim : mul(groups, dim)), .y = act(mul(groups, dim)));
 		break;
@@ -333,7 +341,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(norm_glu, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(2 * rows, cols), .b = vec(2 * rows), .y = act(rows));
 		break;
 	case OP_norm_act:
-		MUST(!is_glu(a, n) && !is_xielu(a, n), "act is neither swiglu_oai nor xielu");
+		MUST(!is_glu(a, n) && !is_xielu(a, n), "act is none of swiglu_oai, silu_limit and xielu");
 		SET(norm_act, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .b = vec(rows), .y = act(rows));
 		break;
 	case OP_norm_moe_glu:

@@ -109,6 +109,10 @@ ref_glu_one(const PlanStep *step, double g, double u)
 	const char *act = step_word(step, "act");
 	double      limit = step_num(step, "limit");
 
+	if (!strcmp(act, "silu_limit")) {
+		g = ref_activate("silu", g);
+		return limit > 0 ? fmin(g, limit) * fmax(-limit, fmin(u, limit)) : g * u;
+	}
 	if (limit > 0) {
 		g = fmin(g, limit);
 		u = fmax(-limit, fmin(u, limit));
@@ -180,9 +184,11 @@ ref_gate_mul(const RefCall *c)
 	int64_t      n = ref_rows(c, ARG(gate_mul, y)), groups = step_int(c->step, "groups"), width = step_int(c->step, "width") / groups;
 	const float *x = ref_f32(c, ARG(gate_mul, x)), *s = ref_f32(c, ARG(gate_mul, s));
 	float       *y = ref_f32(c, ARG(gate_mul, y));
+	bool         softplus = !strcmp(step_word(c->step, "gate"), "softplus");
 
 	for (int64_t t = 0; t < n * groups; t++) {
-		float gate = (float)(1.0 / (1.0 + exp(-(double)s[t])));
+		double z = s[t];
+		float  gate = (float)(softplus ? fmax(z, 0) + log1p(exp(-fabs(z))) : 1.0 / (1.0 + exp(-z)));
 
 		for (int64_t i = 0; i < width; i++)
 			y[t * width + i] = x[t * width + i] * gate;

@@ -400,7 +400,7 @@ layer_roles(Check *c, int l)
 		if (s->attention.sinks && s->attention.sink_in[l])
 			ROLE("sinks", heads, 0, false);
 		if (s->attention.out_gate != GATE_NONE)
-			ROLE("q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * shape.v_dim, H, ab);
+			ROLE("q_gate", s->attention.out_gate == GATE_HEAD ? heads : heads * shape.v_dim, H, s->attention.out_gate_bias);
 	}
 	if (spec_attends(s, l) && !spec_shared(s, l))
 		ROLE("o", H, heads * shape.v_dim, s->attention.o_bias);
@@ -501,7 +501,10 @@ outer_roles(Check *c)
 		ROLE("rope_factors_long", s->rope[0].dims / 2, 0, false);
 		ROLE("rope_factors_short", s->rope[0].dims / 2, 0, false);
 	} else if (s->rope[0].factors_tensor[0]) {
-		ROLE("rope_factors", s->rope[0].dims / 2, 0, false);
+		/* as long as the longer table's, where windowed layers have their own: the first are this one's */
+		const SourceTensor *t = source_tensor(c->s, s->rope[0].factors_tensor[0]);
+		bool longer = t && s->n_rope > 1 && t->n_dims == 1 && t->dim[0] == s->rope[1].dims / 2 && s->rope[1].dims > s->rope[0].dims;
+		ROLE("rope_factors", s->rope[longer].dims / 2, 0, false);
 	}
 	roles(c, role, n, -1, 0);
 }

@@ -130,6 +130,7 @@ scaling(Source *s)
 		{ K_rope_factor, "rope.scaling.factor" },
 		{ K_rope_original, "rope.scaling.original_context_length" },
 		{ K_rope_attention_factor, "rope.scaling.attn_factor" },
+		{ K_rope_attention_factor, "rope.scaling.yarn_attn_factor" },
 		{ K_rope_beta_fast, "rope.scaling.yarn_beta_fast" },
 		{ K_rope_beta_slow, "rope.scaling.yarn_beta_slow" },
 	};

@@ -279,11 +279,12 @@ llmc_status
 checkpoint_vector(const Checkpoint *c, const char *name, float *dst, int64_t n, llmc_error *err)
 {
 	const PlanTensor t = { .id = "rotary factors", .dtype = DT_F32, .rows = n, .layout = "f32" };
-	const PlanSource s = { .name = name, .rows = n };
 	CheckpointTensor found;
+	const bool longer = checkpoint_find(c, name, &found) && found.n_dims == 1 && found.dim[0] > n;
+	const PlanSource s = { .name = name, .rows = longer ? found.dim[0] : n };
 
 	TRY(checkpoint_source(c, &t, &s, &found, err));
-	if (dtype_row_bytes(found.dtype, n) != found.bytes)
+	if (dtype_row_bytes(found.dtype, s.rows) != found.bytes || dtype_row_bytes(found.dtype, n) < 0)
 		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is no whole number of blocks", found.file, name);
 	dequant_row(found.dtype, found.data, dst, n);
 	return LLMC_OK;

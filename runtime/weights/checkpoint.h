@@ -31,7 +31,7 @@ const char *checkpoint_nearest(const Checkpoint *c, const char *name);
 /* The tensor that a source of the plan names, with a sentence when it is missing or is not what the plan says. */
 llmc_status checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s, CheckpointTensor *out,
                               llmc_error *err);
-/* A vector of n factors as fp32 (rotary frequency factors). */
+/* A vector of n factors as fp32 (rotary frequency factors), the first of those that are stored. */
 llmc_status checkpoint_vector(const Checkpoint *c, const char *name, float *dst, int64_t n, llmc_error *err);
 /* Path, size, mtime and the header's bytes of every file: what a cache of this checkpoint depends on. */
 llmc_status checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err);

@@ -508,6 +508,15 @@ vf_glu_swiglu_oai(vf g, vf u, const float limit)
 	return g / (vf_set1(1) + vf_exp(vf_set1(-1.702f) * g)) * (u + vf_set1(1));
 }
 
+/* silu first, then the limits */
+LLMC_INLINE vf
+vf_glu_silu_limit(vf g, vf u, const float limit)
+{
+	g = vf_silu(g);
+	VF_LIMIT(g, u, limit)
+	return g * u;
+}
+
 LLMC_INLINE float
 f32_exp(float x)
 {

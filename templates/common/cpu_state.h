@@ -1,4 +1,4 @@
-/* What kernels with states share: the words of `gate`, and softplus. */
+/* What kernels with gates share: the words of `gate`, and softplus. */
 #ifndef LLMC_CPU_STATE_H
 #define LLMC_CPU_STATE_H
 
@@ -9,6 +9,7 @@
 #define GATE_none(z) (z)
 #define GATE_silu(z) vf_silu(z)
 #define GATE_sigmoid(z) vf_sigmoid(z)
+#define GATE_softplus(z) vf_softplus(z)
 
 /* log(1 + e^x) = max(x, 0) + log(1 + u), u = e^-|x| in (0, 1]; log(1 + u) = 2 artanh(z), z = u / (2 + u) <= 1/3, by its series. Relative error about 2e-7. */
 LLMC_INLINE vf

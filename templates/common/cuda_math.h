@@ -15,10 +15,11 @@ DEV float act_gelu_tanh(float x) { return 0.5f * x * (1.0f + tanhf(0.79788456080
 DEV float act_relu(float x) { return fmaxf(x, 0.0f); }
 DEV float act_relu2(float x) { return act_relu(x) * act_relu(x); }
 DEV float act_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+DEV float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+DEV float act_softplus(float x) { return softplus(x); }
 DEV float soft_cap(float x, float cap) { return cap * tanhf(x / cap); }
 
 /* xielu of the numbers p [2] that a layer has: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]) */
-DEV float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 DEV float
 act_xielu(float x, const float *p)
@@ -35,6 +36,7 @@ DEV float glu_silu(float g, float u, float limit) { return act_silu(glu_gate(g, 
 DEV float glu_gelu(float g, float u, float limit) { return act_gelu(glu_gate(g, limit)) * glu_up(u, limit); }
 DEV float glu_gelu_tanh(float g, float u, float limit) { return act_gelu_tanh(glu_gate(g, limit)) * glu_up(u, limit); }
 DEV float glu_relu(float g, float u, float limit) { return act_relu(glu_gate(g, limit)) * glu_up(u, limit); }
+DEV float glu_silu_limit(float g, float u, float limit) { return glu_gate(act_silu(g), limit) * glu_up(u, limit); }
 DEV float glu_relu2(float g, float u, float limit) { return act_relu2(glu_gate(g, limit)) * glu_up(u, limit); }
 
 DEV float

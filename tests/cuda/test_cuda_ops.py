@@ -99,7 +99,9 @@ def sigmoid(x):
     ("glu", dict(ACT="relu2"), 2, lambda g, u: np.maximum(g, 0) ** 2 * u),
     ("glu", dict(ACT="silu"), 2, lambda g, u: g * sigmoid(g) * u),
     ("glu", dict(ACT="gelu_tanh"), 2, lambda g, u: act(g, "gelu_tanh") * u),
-    ("gate_mul", dict(GROUPS=1), 2, lambda x, s: x * sigmoid(s)),
+    ("glu", dict(ACT="silu_limit", LIMIT=0.5), 2, lambda g, u: np.minimum(g * sigmoid(g), 0.5) * np.clip(u, -0.5, 0.5)),
+    ("gate_mul", dict(GROUPS=1, GATE="sigmoid"), 2, lambda x, s: x * sigmoid(s)),
+    ("gate_mul", dict(GROUPS=1, GATE="softplus"), 2, lambda x, s: x * np.logaddexp(0, s)),
 ])
 def test_elementwise(x, op, params, args, want):
     p = dict(WIDTH=70, **params)
@@ -255,7 +257,7 @@ def test_embed(dtype):
 
 
 def test_real_compiler():
-    p = dict(WIDTH=4096, SCALE=1.0, ACT="gelu", CAP=30.0, FIRST=1, COUNT=77, DIM=4096, GROUPS=1, EPS=1e-5, PLUS_ONE=0, W_DTYPE="q5_k",
+    p = dict(WIDTH=4096, SCALE=1.0, ACT="gelu", GATE="softplus", CAP=30.0, FIRST=1, COUNT=77, DIM=4096, GROUPS=1, EPS=1e-5, PLUS_ONE=0, W_DTYPE="q5_k",
              W_ROWS=32000, HIDDEN=4096, OFFSET=0)
     for op in "add act glu gate_mul cap join slice pick rmsnorm layernorm embed embed_pos".split():
         if H.nvrtc(op, p, ["sm_75", "sm_90a"] if op != "act" else H.ARCHS) is None:

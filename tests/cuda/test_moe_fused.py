@@ -138,6 +138,8 @@ class Experts:
 
 
 def gated(act, g, u, limit):
+    if act == "silu_limit":
+        return np.minimum(ACTS["silu"](g), limit) * np.clip(u, -limit, limit)
     if limit:
         g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
     return g / (1 + np.exp(-1.702 * g)) * (u + 1) if act == "swiglu_oai" else ACTS[act](g) * u
@@ -154,6 +156,7 @@ OAI = (0, "swiglu_oai", "rms", 1.0, True)
 DECODE = {
     "biased":       ("sm_90a", (5, 2, 64, 40, 0, ("mxfp4", "bf16", "bf16", "bf16"), *OAI), [(1, None, "fast", 0), (3, 3, "check", 2)]),
     "all of 7":     ("sm_90a", (7, 7, 64, 24, 40, B, 1), [(1, None, "fast", 0), (3, None, "check", 2), (40, None, "fast", 1)]),
+    "limited":      ("sm_90a", (5, 2, 64, 40, 24, B, 0, "silu_limit", "rms", 0.5), [(3, 3, "fast", 2)]),
     "f32":          ("sm_75", (5, 2, 36, 20, 0, F), [(1, None, "fast", 0), (9, 2, "check", 2)]),
     "hidden 576":   ("sm_90a", (3, 1, 576, 32, 32, ("q4_0", "bf16", "q8_0", "f16"), 0, "gelu_tanh", "layer"), [(8, 1, "fast", 1)]),
     "k formats":    ("sm_80", (4, 2, 256, 256, 256, ("q4_k", "q6_k", "q4_k", "q5_k")), [(2, None, "fast", 0)]),

@@ -25,9 +25,9 @@ CASES = {}
 
 
 def case(name, model_type, base, *, dtype="f32", plus_one=False, modern=False, greedy=N_GREEDY, n=N_PROMPT, strip="",
-         args=(), set=None, emb_bf16=False, other=None, vision=None, **more):
+         args=(), set=None, emb_bf16=False, other=None, vision=None, flat=False, **more):
     """modern: commit the config as transformers 5 writes it, else as given. strip: a prefix to take off tensor names. vision: the model is the text_config of
-    a wrapper of this type, whose other parts are left out."""
+    a wrapper of this type, whose other parts are left out. flat: what is committed is that text_config alone, as it was published before there was a wrapper."""
     config = dict(model_type=model_type, **base)
     for k, v in more.items():
         if v is ...:
@@ -36,7 +36,7 @@ def case(name, model_type, base, *, dtype="f32", plus_one=False, modern=False, g
             config[k] = v
     assert name not in CASES
     CASES[name] = dict(config=config, dtype=dtype, plus_one=plus_one, modern=modern, n_greedy=greedy, n=n, strip=strip,
-                       args=list(args), set=set or {}, emb_bf16=emb_bf16, other=other, vision=vision)
+                       args=list(args), set=set or {}, emb_bf16=emb_bf16, other=other, vision=vision, flat=flat)
 
 
 EOS = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
@@ -654,6 +654,32 @@ EXAONE_MOE = dict(LLAMA, head_dim=12, num_hidden_layers=4, num_experts=8, num_ex
 case("exaone_moe-plain", "exaone_moe", EXAONE_MOE)
 case("exaone_moe-groups", "exaone_moe", EXAONE_MOE, n_group=4, topk_group=2, num_shared_experts=2, norm_topk_prob=False, num_key_value_heads=1)
 case("exaone_moe-modern-bf16", "exaone_moe", EXAONE_MOE, modern=True, dtype="bf16", num_experts=5, num_experts_per_tok=5, first_k_dense_replace=2, sliding_window=33)
+# --- heads, rope tables and limits by the kind of layer, gates of a head; lists go on for layers that predict further tokens
+STEP = dict(vocab_size=131, hidden_size=60, intermediate_size=84, num_hidden_layers=5, num_attention_heads=6, num_attention_groups=3, head_dim=12, max_position_embeddings=128,
+            rms_norm_eps=1e-2, sliding_window=6, layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"] * 2,
+            attention_other_setting=dict(attention_type="sliding_attention", num_attention_heads=9, num_attention_groups=3, head_dim=12, true_head_dim=12),
+            rope_theta=[5000.0, 50.0, 50.0, 5000.0, 50.0] * 2, partial_rotary_factors=[0.5, 1.0, 1.0, 0.5, 1.0] * 2, num_nextn_predict_layers=5, yarn_only_types=["full_attention"],
+            rope_scaling=dict(rope_type="llama3", factor=2.0, original_max_position_embeddings=32, low_freq_factor=1.0, high_freq_factor=8.0),
+            moe_layers_enum="1,3,4", moe_num_experts=7, moe_top_k=3, moe_intermediate_size=20, share_expert_dim=24, moe_router_scaling_factor=1.7, norm_expert_weight=True,
+            use_moe_router_bias=True, moe_router_activation="sigmoid", use_head_wise_attn_gate=True, use_qk_norm=True, need_fp32_gate=True, zero_centered=True, sink=False,
+            swiglu_limits=[0.0, 0.3, 0.0, 0.4, 0.0] * 2, swiglu_limits_shared=[0.5, 0.0, 0.0, 0.6, 0.35] * 2, tie_word_embeddings=False, torch_dtype="float32", **EOS)
+case("step3p5-plain", "step3p5", STEP, plus_one=True, vision="step3p7", flat=True)
+case("step3p5-wrapped", "step3p5", STEP, plus_one=True, vision="step3p7", num_attention_heads=4, num_attention_groups=1, head_dim=16, moe_num_experts=5, moe_top_k=5, sliding_window=33,
+     swiglu_limits=[None, 0.3, None, 0.3, 0.3] + [None] * 5, swiglu_limits_shared=[None, 0.3, None, 0.3, 0.3] + [None] * 5, rope_scaling=None,
+     attention_other_setting=dict(num_attention_heads=6, num_attention_groups=1, head_dim=16))
+case("step3p5-modern-bf16", "step3p5", STEP, plus_one=True, vision="step3p7", modern=True, dtype="bf16", swiglu_limits=..., swiglu_limits_shared=..., rope_theta=100.0, partial_rotary_factors=...)
+LAGUNA = dict(vocab_size=131, hidden_size=60, intermediate_size=84, num_hidden_layers=4, num_attention_heads=6, num_attention_heads_per_layer=[6, 9, 9, 6], num_key_value_heads=3, head_dim=12,
+              max_position_embeddings=128, rms_norm_eps=1e-2, sliding_window=6, layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+              mlp_layer_types=["dense", "sparse", "sparse", "sparse"], moe_intermediate_size=20, shared_expert_intermediate_size=28, num_experts=7, num_experts_per_tok=3,
+              moe_routed_scaling_factor=2.5, gating="per-head", attention_bias=False,
+              rope_parameters=dict(full_attention=dict(rope_type="yarn", rope_theta=5000.0, partial_rotary_factor=0.5, factor=4.0, original_max_position_embeddings=16, beta_slow=1.0,
+                                                       beta_fast=4.0, attention_factor=1.2),
+                                   sliding_attention=dict(rope_type="default", rope_theta=50.0, partial_rotary_factor=1.0)),
+              norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[0], moe_router_logit_softcapping=0.0, tie_word_embeddings=False, torch_dtype="float32", **EOS)
+case("laguna-plain", "laguna", LAGUNA)
+case("laguna-element", "laguna", LAGUNA, gating="per-element", rope_parameters=..., num_key_value_heads=1, sliding_window=33, num_experts=5, num_experts_per_tok=5, attention_bias=True,
+     num_attention_heads_per_layer=[5, 4, 4, 5], mlp_layer_types=["sparse", "dense", "sparse", "sparse"], tie_word_embeddings=True, moe_routed_scaling_factor=1.0)
+case("laguna-modern-bf16", "laguna", LAGUNA, modern=True, dtype="bf16", gating=True, layer_types=..., num_attention_heads_per_layer=..., mlp_layer_types=...)
 JAIS2 = dict({k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, layer_norm_eps=1e-2, hidden_act="relu2", attention_bias=True, mlp_bias=True)
 case("jais2-plain", "jais2", JAIS2)
 case("jais2-no-bias", "jais2", JAIS2, attention_bias=False, mlp_bias=False, tie_word_embeddings=True, num_key_value_heads=1)
@@ -710,7 +736,8 @@ def transformers_model(c, seed):
     if c["config"]["model_type"] == "mistral4":  # a class without an entry among the automatic ones
         auto, create = Mistral4ForCausalLM, Mistral4ForCausalLM._from_config
     if c["vision"]:
-        small = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=c["config"]["hidden_size"], deepstack_visual_indexes=[0])
+        inner = c["config"]
+        small = dict(depth=1, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=c["config"]["hidden_size"], deepstack_visual_indexes=[0])
         ids = {k: 3 for k in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")}
         c = dict(c, config=dict(model_type=c["vision"], text_config=c["config"], vision_config=small, tie_word_embeddings=c["config"]["tie_word_embeddings"], **ids))
     with tempfile.TemporaryDirectory() as d:
@@ -722,13 +749,13 @@ def transformers_model(c, seed):
         with open(d + "/m/config.json") as f:
             config = json.load(f)
         shapes = as_published(c, header(d + "/m/model.safetensors"))
-        seen = {n: s for n, s in shapes.items() if ".visual." not in n}
+        seen = {n: s for n, s in shapes.items() if not re.match(r"(model\.)?(.*\.visual\.|vision_model\.|vit_)", n)}
         if c["strip"]:
             shapes = {n.removeprefix(c["strip"]): s for n, s in shapes.items()}
         W.write_safetensors(d + "/m/model.safetensors", {n: torch_first(w) for n, w in rounded_weights(
             c, shapes, seed).items()}, "f32")
         if not c["modern"]:
-            config = c["config"]
+            config = inner if c["vision"] and c["flat"] else c["config"]
             shutil.copy(d + "/config.json", d + "/m/config.json")
         model, info = auto.from_pretrained(
             d + "/m", dtype=torch.float32, attn_implementation="eager", experts_implementation="eager",

@@ -117,6 +117,10 @@ def glu(g, u, act, limit):
     return g * torch.sigmoid(1.702 * g) * (u + 1) if act == "swiglu_oai" else ACT[act](g) * u
 
 
+def silu_limit(g, u, limit):
+    return F.silu(g).clamp(max=limit) * u.clamp(-limit, limit) if limit > 0 else F.silu(g) * u
+
+
 def angles(pos, dims, theta=100.0):
     a = torch.tensor(pos)[:, None] * theta ** (-torch.arange(0, dims, 2) / dims)
     return torch.cat([a.cos(), a.sin()], -1).float().double()
@@ -181,7 +185,7 @@ Case("act", "xielu", width=7, act="xielu").step([0, 1]).f32(x).vector(p).room(14
 x, r = rnd(2, 7), rnd(2, 7)
 Case("add", "scaled", width=7, scale=2.5).step([0, 1]).f32(x).f32(r).room(14).out(2.5 * x + r).end()
 s = rnd(2, 1)
-Case("gate_mul", "plain", width=7, groups=1).step([0, 1]).f32(x).f32(s).room(14).out(x * torch.sigmoid(s)).end()
+Case("gate_mul", "plain", width=7, groups=1, gate="sigmoid").step([0, 1]).f32(x).f32(s).room(14).out(x * torch.sigmoid(s)).end()
 x = rnd(2, 7, scale=5)
 Case("cap", "plain", width=7, scale=1.0, cap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(x / 3)).end()
 Case("cap", "scaled", width=7, scale=0.7, cap=3.0).step([0, 1]).f32(x).room(14).out(3 * torch.tanh(0.7 * x / 3)).end()
@@ -450,7 +454,7 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
 # gates of pieces of a row, of each element
 for groups in (3, 12):
     x, s = rnd(2, 12), rnd(2, groups)
-    Case("gate_mul", f"groups{groups}", width=12, groups=groups).step([0, 1]).f32(x).f32(s).room(24).out(
+    Case("gate_mul", f"groups{groups}", width=12, groups=groups, gate="sigmoid").step([0, 1]).f32(x).f32(s).room(24).out(
         x * torch.sigmoid(s).repeat_interleave(12 // groups, 1)).end()
 
 # States: the first sequence goes on behind position 4, the second begins, whatever lies in its place; more and fewer rows than the window has
@@ -579,6 +583,16 @@ Case("attention", "chunks", heads=2, kv_heads=1, dim=4, v_dim=3, scale=0.7, cap=
     q).pool(False, 1, 4, 3, "f32", k, v, [40]).none().none().room(24).out(y).end()
 x, w = rnd(3, 5), rnd(3, 1)
 Case("expert_input", "plain", hidden=5).step([0, 1, 2]).f32(x).f32(w).room(15).out(x * w).room(3).out(torch.ones(3, 1)).end()
+
+# limits behind the activation, gates through softplus
+x, u = rnd(2, 7, scale=3), rnd(2, 7, scale=3)
+for limit in (0.0, 1.25):
+    Case("glu", f"silu_limit_{limit}", width=7, act="silu_limit", limit=limit).step([0, 1]).f32(x).f32(u).room(14).out(silu_limit(x, u, limit)).end()
+for groups in (3, 12):
+    x, s = rnd(2, 12), rnd(2, groups, scale=6)
+    s[0, 0], s[1, 2] = 40, -90
+    Case("gate_mul", f"softplus{groups}", width=12, groups=groups, gate="softplus").step([0, 1]).f32(x).f32(s).room(24).out(
+        x * F.softplus(s).repeat_interleave(12 // groups, 1)).end()
 
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")

@@ -91,6 +91,8 @@ def test_own_experts(first, count):
 
 
 def gated(act, g, u, limit):
+    if act == "silu_limit":
+        return np.minimum(activation("silu", g), limit) * np.clip(u, -limit, limit)
     if limit:
         g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
     return g / (1 + np.exp(-1.702 * g)) * (u + 1) if act == "swiglu_oai" else activation(act, g) * u
@@ -187,6 +189,7 @@ MIXTURES = {
                     kind="none", rows=30),
     "to-one":  dict(n=5, top_k=1, hidden=64, width=96, types=("q8_0", "q5_1", "q4_1"), to=[3], kind="layer", rows=203),
     "biased":  dict(n=5, top_k=2, hidden=96, width=43, types=("mxfp4", "mxfp4", "bf16"), act="swiglu_oai", limit=1.0, biased=True, rows=60),
+    "limited": dict(n=3, top_k=2, hidden=64, width=43, types=F16, shared=28, s_types=("f16", "bf16", "f32"), act="silu_limit", limit=0.5, rows=30),
     "i8":      dict(n=3, top_k=2, hidden=64, width=64, types=Q4, shared=64, s_types=Q4, bits=8),
 }
 # compiling is what takes time: all on the last target, on the others what differs by the width of vectors

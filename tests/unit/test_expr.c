@@ -25,6 +25,14 @@ key(void *user, const char *name)
 		static const ExprVal word[] = { { .kind = EXPR_STR, .str = "conv" }, { .kind = EXPR_STR, .str = "attn" }, { .kind = EXPR_NUM, .num = 3 }, { .kind = EXPR_STR, .str = "convs" } };
 		return (ExprVal){ .kind = EXPR_LIST, .n = 4, .item = word };
 	}
+	if (strcmp(name, "heads") == 0 || strcmp(name, "mixed") == 0) {
+		static const ExprVal num[] = { { .kind = EXPR_NUM, .num = 4 }, { .kind = EXPR_NUM, .num = 6 }, { .kind = EXPR_NULL }, { .kind = EXPR_NUM, .num = 6 } };
+		return (ExprVal){ .kind = EXPR_LIST, .n = *name == 'h' ? 2 : 4, .item = num };
+	}
+	if (strcmp(name, "slides") == 0) {
+		static const ExprVal flag[] = { { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 }, { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 } };
+		return (ExprVal){ .kind = EXPR_LIST, .n = 4, .item = flag };
+	}
 	if (strcmp(name, "letters") == 0)
 		return (ExprVal){ .kind = EXPR_STR, .str = "M-M*E" };
 	if (strcmp(name, "rope.base") == 0)
@@ -138,6 +146,22 @@ BENCH_TEST(values)
 	places_are(b, "where(kinds)", "");
 	places_are(b, "where(letters, M)", "02");
 	places_are(b, "where(letters, *, -)", "13");
+	number(b, "pick(two)", 2);
+	number(b, "pick(two, kinds, attn)", 2);
+	number(b, "pick(list)", 7);
+	number(b, "pick(heads, kinds, conv)", 4);
+	number(b, "pick(heads, kinds, attn)", 6);
+	number(b, "floor($hidden * pick(mixed, slides, true) / 100)", 3);
+	places_are(b, "first(heads, 1)", "4");
+	places_are(b, "first(mixed, 3)", "460");
+	places_are(b, "first(mixed, $hidden)", "4606");
+	null(b, "pick(absent)");
+	null(b, "pick(letters)");
+	null(b, "pick(heads, absent, conv)");
+	null(b, "pick(heads, kinds, convs)");
+	null(b, "first(two, 1)");
+	null(b, "first(heads, $nothing)");
+	null(b, "first(heads, two)");
 	null(b, "greatest(absent)");
 	null(b, "greatest(letters)");
 	null(b, "layers(blk)");
@@ -187,7 +211,9 @@ BENCH_TEST(mistakes)
 	wrong(b, "1 2", "it should end here");
 	wrong(b, "kind + 1", "text where a number is wanted");
 	wrong(b, "list * 2", "a list where a number is wanted");
-	wrong(b, "max(1)", "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list), at(list, n), greatest(list) and layers(tensors)");
+	wrong(b, "max(1)", "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list), at(list, n), greatest(list), first(list, n), pick(list, types, word) and layers(tensors)");
+	wrong(b, "pick(heads)", "layers differ: llmc has one number for all of them");
+	wrong(b, "pick(mixed, slides, false)", "layers of one kind differ: llmc has one number for each kind of layer");
 	wrong(b, "has(", "a name and ) are expected");
 	wrong(b, "$", "$ wants the name of a key");
 	wrong(b, "1 & 2", "it should end here");

@@ -16,9 +16,9 @@ static const OpModel model = { .vocab = 96, .max_positions = 64 };
 static int
 attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 {
-	static const struct { const char *key, *word; } words[] = {
+	const struct { const char *key, *word; } words[] = {
 		{ "norm", "rms" }, { "act", "gelu_tanh" }, { "mask", "prefix" }, { "style", "half" }, { "score", "softmax" }, { "group_score", "top2" },
-		{ "gate", "silu" }, { "order", "norm_first" },
+		{ "gate", op == OP_gate_mul ? "softplus" : "silu" }, { "order", "norm_first" },
 	};
 	int n = 0;
 
