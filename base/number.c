@@ -88,3 +88,29 @@ number_plain(char out[NUMBER_SIZE], double v, int digits)
 	if (n > 2 && strcmp(out + n - 2, ".0") == 0)
 		out[n - 2] = 0;
 }
+
+bool
+bytes_parse(const char *text, int64_t *out)
+{
+	static const char unit[] = "KMGT";
+	char head[NUMBER_SIZE] = "";
+	const char *end = text + strspn(text, "0123456789.eE+-"), *u = *end ? strchr(unit, *end & ~0x20) : NULL;
+	double x = 0, scale = 1;
+
+	if ((size_t)(end - text) >= sizeof head)
+		return false;
+	memcpy(head, text, (size_t)(end - text));
+	if (u) {
+		for (const char *p = unit; p <= u; p++)
+			scale *= 1024;
+		end++;
+		if (*end == 'i')
+			end++;
+		if (*end == 'B' || *end == 'b')
+			end++;
+	}
+	if (!number_parse(head, &x) || *end || !(x > 0) || x * scale > 9e18)
+		return false;
+	*out = (int64_t)(x * scale);
+	return true;
+}

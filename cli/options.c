@@ -59,26 +59,11 @@ integer(const Command *cmd, const Opt *o, const char *value, int64_t lo, int64_t
 static int64_t
 bytes(const Command *cmd, const Opt *o, const char *value)
 {
-	static const char unit[] = "KMGT";
-	char head[NUMBER_SIZE] = "";
-	const char *end = value + strspn(value, "0123456789.eE+-"), *u = *end ? strchr(unit, *end & ~0x20) : NULL;
-	double x = 0, scale = 1;
+	int64_t n;
 
-	if ((size_t)(end - value) < sizeof head)
-		memcpy(head, value, (size_t)(end - value));
-
-	if (u) {
-		for (const char *p = unit; p <= u; p++)
-			scale *= 1024;
-		end++;
-		if (*end == 'i')
-			end++;
-		if (*end == 'B' || *end == 'b')
-			end++;
-	}
-	if (!number_parse(head, &x) || *end || !(x > 0) || x * scale > 9e18)
+	if (!bytes_parse(value, &n))
 		wrong(cmd, o, value, "a size such as 512M or 8G");
-	return (int64_t)(x * scale);
+	return n;
 }
 
 static void

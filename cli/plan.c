@@ -199,10 +199,10 @@ plan(int argc, char **argv)
 		json_text(stdout, info.name, strlen(info.name));
 		printf(",\"target\":\"%s\",\"params\":%lld,\"token_bytes\":%lld,\"memory\":{\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,"
 		       "\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,\"kv_per_seq\":%lld,\"kv_saved\":%lld,"
-		       "\"kv_snapshots\":%lld,\"kv_exact\":%lld}",
+		       "\"kv_snapshots\":%lld,\"kv_exact\":%lld,\"kv_host\":%lld}",
 		       info.target, (long long)info.n_params, (long long)info.token_bytes, (long long)mem.weights, (long long)mem.kv,
 		       (long long)mem.scratch, (long long)mem.state, (long long)sum, (long long)mem.kv_per_token, (long long)mem.kv_per_seq,
-		       (long long)mem.kv_saved, (long long)mem.kv_snapshots, (long long)mem.kv_exact);
+		       (long long)mem.kv_saved, (long long)mem.kv_snapshots, (long long)mem.kv_exact, (long long)mem.kv_host);
 		if (fit >= 0)
 			printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)c.memory, fit);
 		if (info.ranks > 1)
@@ -229,6 +229,8 @@ plan(int argc, char **argv)
 		if (mem.kv_snapshots)
 			printf("snapshots of states, within kv: %s, %d a sequence, for prompts that begin alike (none with --no-prefix-cache, run or chat)\n",
 			       human_bytes((double)mem.kv_snapshots, text), lim.snapshots);
+		if (mem.kv_host)
+			printf("pages in host memory, beside all that: %s, for a server's prefix cache\n", human_bytes((double)mem.kv_host, text));
 		if (info.ranks > 1)
 			s = ranks(m, &lim, false, &err);
 		if (fit >= 0)

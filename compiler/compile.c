@@ -1,6 +1,7 @@
 /* The compiler, as a list of calls. */
 #include "compiler/compile.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,6 +73,22 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, Work *w)
 	qsort(c->file, c->n_file, sizeof *c->file, by_path);
 }
 
+/* kv.host: on what targets, and of what models, are there pages that host memory could take? */
+static bool
+host_pages_fit(const Graph *g, const char *target, Diag *d)
+{
+	const Spec *s = g->spec;
+	const char *why = target_find(target)->kind != TARGET_CUDA ? "pages of a processor are in host memory anyhow: limits of a session (--kv-tokens) say how many there are" : NULL;
+
+	for (int i = 0; i < g->n_pool && !why; i++)
+		why = g->pool[i].state ? "layers of this model keep a state, which is not among its pages: preempted requests are saved by --swap-memory" : NULL;
+	if (!why && s->attention.mask == MASK_PREFIX)
+		why = "prompts of mask prefix run whole, and their pages are found by no other";
+	if (why)
+		err_at(d, spec_loc(s, "kv.host"), "kv.host = %" PRId64 ": %s", s->kv.host, why);
+	return !why;
+}
+
 static Compiled *
 compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm, Work *w)
 {
@@ -100,6 +117,8 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 		err_at(d, spec_loc(s, "parallel.experts"), "parallel.experts = whole: kernels of GPUs have all experts of a layer: tensor deals parts of them");
 		return NULL;
 	}
+	if (s->kv.host > 0 && !host_pages_fit(g, target, d))
+		return NULL;
 	if ((s->kv.window > 0 || s->kv.sinks > 0) && target_find(target)->kind == TARGET_CUDA) {
 		err_at(d, spec_loc(s, s->kv.window > 0 ? "kv.window" : "kv.sinks"),
 		       "%s = %d: kernels of GPUs read all positions in one type: without it, or on the processor (--device cpu)", s->kv.window > 0 ? "kv.window" : "kv.sinks",

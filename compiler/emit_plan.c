@@ -224,6 +224,7 @@ plan_model(const Spec *s, Plan *p)
 	p->prefix_mark = s->attention.prefix_mark;
 	p->prefix_end = s->attention.prefix_end;
 	p->prompt_prefix = s->prompt_prefix;
+	p->kv_host = s->kv.host;
 	p->checkpoint = s->checkpoint;
 	p->weights = s->weights;
 	p->bos = s->bos;

@@ -115,6 +115,20 @@ put_pools(const Plan *p, Strbuf *out)
 }
 
 static void
+put_host(const Plan *p, Strbuf *out)
+{
+	int64_t page = 0;
+
+	for (int i = 0; i < p->n_pool; i++)
+		page += (plan_layer_page_bytes(&p->pool[i]) + plan_layer_exact_bytes(&p->pool[i])) * p->pool[i].n_layers;
+	if (!p->kv_host || !page)
+		return;
+	strbuf_puts(out, "  host       ");
+	put_bytes(out, p->kv_host);
+	strbuf_printf(out, " of pinned memory: %" PRId64 " pages, %" PRId64 " positions that the prefix cache would forget\n", p->kv_host / page, p->kv_host / page * PLAN_KV_PAGE);
+}
+
+static void
 put_slots(const Selection *sel, const Plan *p, Strbuf *out)
 {
 	for (int i = 0; i < p->n_slot; i++) {
@@ -301,6 +315,7 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 	strbuf_puts(out, " parameters\n\nmemory\n");
 	put_weights(p, out);
 	put_pools(p, out);
+	put_host(p, out);
 	put_slots(sel, p, out);
 	if (*fusions) {
 		strbuf_printf(out, "\nfusion: %d ops became %d steps\n", n_op_before, p->phase[0].n_step);

@@ -196,7 +196,7 @@ typedef struct Spec {
 	struct { llmc_pool kind; bool normalize; } pool;
 
 	Dtype   dtype;                 /* of activations, as the description says; CPU computes in f32 */
-	struct { KvType k, v; bool rotate; int window, sinks; } kv; /* of cached rows; latents: k and v are the same */
+	struct { KvType k, v; bool rotate; int window, sinks; int64_t host; } kv; /* of cached rows; latents: k and v are the same */
 	bool    deterministic;         /* CUDA: rows do not depend on the batch around them */
 	bool    activations_i8;        /* block formats meet int8 activations instead of int16 */
 	bool    activations_bf16;      /* on tiles all but fp32 weights meet plain bf16 */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/number.h"
 #include "compiler/selector.h"
 #include "formats/scheme_storage.h"
 
@@ -107,6 +108,23 @@ read_num(SpecTable *t, const SpecKeyInfo *k, const Node *n, bool whole, double *
 }
 
 static bool
+read_bytes(SpecTable *t, const SpecKeyInfo *k, const Node *n, double *out)
+{
+	int64_t i;
+
+	if (!node_int(n, &i) && !(n->kind == NODE_SCALAR && bytes_parse(n->text, &i))) {
+		err_at(t->d, n->loc, "%s = %s: a size is expected, as 512M or 8G", k->path, shown(t, n));
+		return false;
+	}
+	*out = (double)i;
+	if (*out < k->lo || *out > k->hi) {
+		err_at(t->d, n->loc, "%s = %s is out of range: at most %.0fT", k->path, n->text, k->hi / (double)(1ll << 40));
+		return false;
+	}
+	return true;
+}
+
+static bool
 read_list(SpecTable *t, const SpecKeyInfo *k, const Node *n, SpecVal *v)
 {
 	size_t count = n->kind == NODE_LIST ? n->n : 1;
@@ -148,6 +166,9 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 	case TYPE_NUM:
 		if (!read_num(t, k, n, k->type == TYPE_INT, &v.num))
 			v.known = false;
+		break;
+	case TYPE_BYTES:
+		v.known = read_bytes(t, k, n, &v.num);
 		break;
 	case TYPE_BOOL:
 		if (!node_bool(n, &b)) {
@@ -291,6 +312,7 @@ set_default(SpecTable *t, SpecKey key)
 	switch (k->type) {
 	case TYPE_INT:
 	case TYPE_NUM:
+	case TYPE_BYTES:
 	case TYPE_BOOL:
 		if (!expr_eval(k->def, (Loc){ 0 }, &env, t->d, t->a, &x) || x.kind == EXPR_NULL) {
 			v->known = false; /* rests on a key that is itself wrong, and reported */
@@ -532,6 +554,7 @@ spec_val_text(const SpecTable *t, SpecKey key, Arena *a)
 	switch (spec_key[key].type) {
 	case TYPE_INT:
 	case TYPE_NUM:
+	case TYPE_BYTES:
 		yaml_number(num, v->num);
 		return arena_strdup(a, num);
 	case TYPE_BOOL:

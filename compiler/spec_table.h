@@ -14,7 +14,7 @@ typedef enum SpecKey {
 } SpecKey;
 
 typedef enum SpecType {
-	TYPE_INT, TYPE_NUM, TYPE_BOOL, TYPE_WORD, TYPE_STR, TYPE_LAYERS, TYPE_INTS, TYPE_NUMS, TYPE_RULES, TYPE_TENSORS,
+	TYPE_INT, TYPE_NUM, TYPE_BYTES, TYPE_BOOL, TYPE_WORD, TYPE_STR, TYPE_LAYERS, TYPE_INTS, TYPE_NUMS, TYPE_RULES, TYPE_TENSORS,
 } SpecType;
 
 typedef struct SpecKeyInfo {
@@ -34,7 +34,7 @@ typedef struct SpecVal {
 	SpecFrom       from;
 	bool           given;  /* by a layer above the defaults */
 	bool           known;  /* has a value: given, or its default could be evaluated */
-	double         num;    /* INT, NUM, BOOL */
+	double         num;    /* INT, NUM, BYTES, BOOL */
 	const char    *str;    /* WORD, STR; NULL: none */
 	int            n;      /* INTS, NUMS */
 	const double  *list;

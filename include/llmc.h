@@ -145,6 +145,7 @@ typedef struct llmc_limits {
 	int     n_threads; /* [the model's] */
 	int32_t snapshots; /* of a sequence's states, kept for prompts that begin alike; models whose layers keep none have none
 	                    * [an engine LLMC_DEFAULT_SNAPSHOTS, without its prefix cache 0; else 0] */
+	int64_t host_tokens; /* positions of pages in host memory, for the prefix cache of a GPU [an engine as many as kv.host has room for; else 0] */
 } llmc_limits;
 
 /* In a program that mpirun or srun has started as several processes each calls llmc_open, which waits for the others and gives each its
@@ -255,6 +256,7 @@ typedef struct llmc_memory {
 	int64_t kv_saved;                    /* bytes that kv takes less because layers that see a window keep no more than they see; 0: none does */
 	int64_t kv_snapshots;                /* bytes of limits.snapshots of all sequences, which are part of kv */
 	int64_t kv_exact;                    /* bytes of kv that hold recent and first positions in 16 bit (kv.window, kv.sinks); 0: none are */
+	int64_t kv_host;                     /* bytes of pinned host memory that an engine takes for pages beside kv (kv.host); 0: none */
 } llmc_memory;
 LLMC_API llmc_status llmc_memory_for(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err);
 /* One rank of a model that is split over several (parallel.tp), or all of one that is not. Sizes are 0 where the model has none. */
@@ -657,6 +659,8 @@ typedef struct llmc_counts {
 	uint64_t drafts, drafted, accepted;            /* guesses at the next tokens; tokens of them that ran; that came true */
 	uint64_t prefix_read, prefix_written, prefix_wrong; /* positions of prefix pages: from files, to files, of files that were damaged */
 	uint64_t accepted_at[LLMC_MAX_SPECULATE];      /* the same by place behind the last token */
+	int64_t  host_pages_total, host_pages_used;    /* now, of KV in host memory (kv.host) */
+	uint64_t host_out, host_in;                    /* since open: positions copied there, and back */
 } llmc_counts;
 LLMC_API void llmc_engine_stats(llmc_engine *e, llmc_counts *out); /* out->size set by the caller */
 

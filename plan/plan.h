@@ -192,6 +192,7 @@ typedef struct Plan {
 	bool        hard_limit, prompt_whole;               /* prompt_whole: the prompt runs in one chunk (prefix mask) */
 	int32_t     prefix_mark, prefix_end;
 	const char *prompt_prefix;                          /* or NULL */
+	int64_t     kv_host;                                /* bytes of host memory for pages that the prefix cache would forget; 0: none */
 	const char *checkpoint;                             /* hf | gguf */
 	const char *weights;                                /* path relative to the artifact or absolute; NULL */
 	const char *lora;                                   /* folder of an adapter; NULL: none, and no source names one */

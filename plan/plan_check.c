@@ -373,6 +373,8 @@ plan_check(const Plan *p, llmc_error *err)
 	for (int i = 0; i < p->n_pool && p->stages > 1; i++)
 		if (p->pool[i].keep > p->window || p->pool[i].recent || p->pool[i].sinks)
 			return BAD("pool %s keeps %lld positions, stages number pages for %lld", p->pool[i].id, (long long)p->pool[i].keep, (long long)p->window);
+	if (p->kv_host && (p->prompt_whole || plan_has_state(p)))
+		return BAD("kv_host: pages of a model that keeps states, or whose prompts run whole, are not found again");
 	if (p->stages > 1 && p->output == LLMC_OUTPUT_LABELS)
 		return BAD("a model of labels over stages: the first one would not know how many there are");
 	if (out->dtype != DT_F32 || !plan_extent_within(&rows, 4, &out->extent, 4) || out->extent.mul != width)

@@ -451,9 +451,9 @@ read_plan(Reader *r, json_t *j)
 	p->format = (int)rd_get_int(r, j, "format", 0, INT32_MAX);
 	if (p->format != PLAN_FORMAT)
 		rd_bad(r, "format", "is %d, this llmc reads %d: compile the model again with this llmc", p->format, PLAN_FORMAT);
-	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"), output = json_object_get(j, "output"), lora = json_object_get(j, "lora");
-	rd_keys(r, j, arena_printf(r->arena, "format step_abi name family spec_sha256 target %s%s%s%s" KEYS_BELOW, lora ? "lora lora_scale " : "", output ? "output " : "", ranks ? "rank ranks " : "",
-	                           stages ? "stage stages window " : ""));
+	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"), output = json_object_get(j, "output"), lora = json_object_get(j, "lora"), host = json_object_get(j, "kv_host");
+	rd_keys(r, j, arena_printf(r->arena, "format step_abi name family spec_sha256 target %s%s%s%s%s" KEYS_BELOW, lora ? "lora lora_scale " : "", output ? "output " : "", ranks ? "rank ranks " : "",
+	                           stages ? "stage stages window " : "", host ? "kv_host " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
 		rd_bad(r, "step_abi", "is %d, this llmc calls kernels with %d: compile the model again with this llmc", p->step_abi,
@@ -472,6 +472,7 @@ read_plan(Reader *r, json_t *j)
 	p->stages = stages ? (int)rd_get_int(r, j, "stages", 2, PLAN_MAX_RANKS) : 1;
 	p->stage = stages ? (int)rd_get_int(r, j, "stage", 0, p->stages - 1) : 0;
 	p->window = stages ? rd_get_int(r, j, "window", 0, RD_MAX_SIZE) : 0;
+	p->kv_host = host ? rd_get_int(r, j, "kv_host", 1, RD_MAX_SIZE) : 0;
 	p->lora = lora ? rd_get_str(r, j, "lora") : NULL;
 	p->lora_scale = lora ? rd_get_num(r, j, "lora_scale") : 0;
 	p->vocab = rd_get_int(r, j, "vocab", 1, INT32_MAX);

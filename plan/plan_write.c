@@ -366,6 +366,8 @@ plan_write(const Plan *p, Strbuf *out)
 		key_int(out, "stages", p->stages);
 		key_int(out, "window", p->window);
 	}
+	if (p->kv_host)
+		key_int(out, "kv_host", p->kv_host);
 	strbuf_putc(out, '\n');
 	key_int(out, "vocab", p->vocab);
 	key_int(out, "vocab_used", p->vocab_used);

@@ -100,13 +100,20 @@ ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
 		tell(s, (Record){ .kind = RECORD_SEQUENCE, .a = q, .b = length_bound });
 }
 
+/* Is the first or the second number of a deed that of a page of the device? */
+static bool
+is_page(KvDeed deed, int which)
+{
+	return deed == KV_PAGE || deed == (which ? KV_OUT : KV_IN);
+}
+
 static void
 kv_told(void *user, KvDeed deed, int32_t to, int32_t from)
 {
-	const int32_t *window = deed == KV_PAGE ? ((Session *)user)->kv.window : NULL;
+	const int32_t *window = ((Session *)user)->kv.window, a = is_page(deed, 0) ? to : -1, b = is_page(deed, 1) ? from : -1;
 
 	tell(user, (Record){ .kind = RECORD_KV, .a = to, .b = from, .more = (int32_t)deed,
-	                     .window = { window ? window[to] : -1, window && from >= 0 ? window[from] : -1 } });
+	                     .window = { window && a >= 0 ? window[a] : -1, window && b >= 0 ? window[b] : -1 } });
 }
 
 static bool
@@ -326,9 +333,9 @@ follow(Session *s, llmc_error *err)
 			s->seq[r.a].fresh = true;
 			break;
 		case RECORD_KV:
-			if (r.more == KV_PAGE)
+			if (is_page((KvDeed)r.more, 0))
 				kv_window_as(&s->kv, r.a, r.window[0]);
-			if (r.more == KV_PAGE && r.b >= 0)
+			if (is_page((KvDeed)r.more, 1) && r.b >= 0)
 				kv_window_as(&s->kv, r.b, r.window[1]);
 			kv_do(&s->kv, (KvDeed)r.more, r.a, r.b);
 			break;

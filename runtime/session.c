@@ -58,6 +58,8 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 		return range(err, "snapshots", l.snapshots, MAX_SNAPSHOTS, ", or 0: none");
 	if (!plan_has_state(plan))
 		l.snapshots = 0;
+	if (l.host_tokens < 0 || l.host_tokens / PLAN_KV_PAGE > INT32_MAX / 2)
+		return range(err, "host_tokens", l.host_tokens, (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE, ", or 0: none");
 	*out = l;
 	return LLMC_OK;
 }

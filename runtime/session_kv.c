@@ -65,6 +65,7 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	*need = sizeof h + (size_t)h.bytes;
 	if (cap < *need)
 		return error_set(err, LLMC_E_RANGE, "the sequence needs %zu bytes, the buffer has %zu", *need, cap);
+	kv_seq_wait(&s->kv, q);
 	if (!ranks_kept_read(s, s->kv.seq[q].page, kv_seq_pages(h.len), h.behind, states_of(s, q), (char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	h.sum = sum64((char *)buf + sizeof h, (size_t)h.bytes, 1);

@@ -215,6 +215,10 @@ add_counts(llmc_counts *to, const llmc_counts *c)
 	to->kv_pages_used += c->kv_pages_used;
 	to->kv_pages_cached += c->kv_pages_cached;
 	to->swap_bytes_used += c->swap_bytes_used;
+	to->host_pages_total += c->host_pages_total;
+	to->host_pages_used += c->host_pages_used;
+	to->host_out += c->host_out;
+	to->host_in += c->host_in;
 	to->last_step_s = c->last_step_s > to->last_step_s ? c->last_step_s : to->last_step_s;
 	to->steps += c->steps;
 	to->prompt_tokens += c->prompt_tokens;

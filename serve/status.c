@@ -115,8 +115,8 @@ info_status(Req *r)
 	json_printf(&b, ",\"queue\":{\"waiting\":%d,\"preempted\":%d,\"max\":%d}", c.waiting, c.preempted, max_waiting);
 	json_printf(&b, ",\"batch\":{\"running\":%d,\"max\":%d,\"last_size\":%d,\"max_tokens\":%lld,\"last_step_ms\":%g}", c.running,
 	            max_running, c.batch_size, (long long)c.batch_max_tokens, 1e3 * c.last_step_s);
-	json_printf(&b, ",\"kv\":{\"pages_total\":%lld,\"pages_used\":%lld,\"pages_cached\":%lld,\"swap_bytes\":%lld}", (long long)c.kv_pages_total,
-	            (long long)c.kv_pages_used, (long long)c.kv_pages_cached, (long long)c.swap_bytes_used);
+	json_printf(&b, ",\"kv\":{\"pages_total\":%lld,\"pages_used\":%lld,\"pages_cached\":%lld,\"swap_bytes\":%lld,\"host_pages_total\":%lld,\"host_pages_used\":%lld}", (long long)c.kv_pages_total,
+	            (long long)c.kv_pages_used, (long long)c.kv_pages_cached, (long long)c.swap_bytes_used, (long long)c.host_pages_total, (long long)c.host_pages_used);
 	json_printf(&b, ",\"tokens\":{\"prompt\":%lld,\"new\":%lld,\"prompt_per_s\":%g,\"new_per_s\":%g}", (long long)c.prompt_tokens,
 	            (long long)c.new_tokens, dt > 0 ? (double)(c.prompt_tokens - from_prompt) / dt : 0,
 	            dt > 0 ? (double)(c.new_tokens - from_new) / dt : 0);

@@ -7,7 +7,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DOC = os.path.join(ROOT, "docs", "yaml.md")
-TYPES = {"INT": "whole number", "NUM": "number", "BOOL": "true or false", "WORD": "word", "STR": "text", "LAYERS": "layers",
+TYPES = {"INT": "whole number", "NUM": "number", "BYTES": "size", "BOOL": "true or false", "WORD": "word", "STR": "text", "LAYERS": "layers",
          "INTS": "list of whole numbers", "NUMS": "list of numbers", "RULES": "list of rules", "TENSORS": "map"}
 
 
@@ -42,7 +42,7 @@ def value(text):
         return "".join(strings).replace('\\"', '"').strip()
     if text == "((void *)0)":  # NULL
         return None
-    shift = re.fullmatch(r"(\d+) << (\d+)", text)
+    shift = re.fullmatch(r"(\d+)(?:ll)? << (\d+)", text)
     return int(shift[1]) << int(shift[2]) if shift else float(text)
 
 
@@ -84,6 +84,8 @@ def document():
         bounds = ""
         if kind in ("INT", "NUM", "INTS", "NUMS"):
             bounds = f"{number(low)} to {number(high)}" + (f" {unit}" if unit else "")
+        elif kind == "BYTES":
+            bounds = f"up to {int(high) >> 40}T"
         elif kind == "WORD":
             bounds = ", ".join(f"`{w}`" for w in unit.split())
         if default is None:

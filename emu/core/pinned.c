@@ -24,13 +24,25 @@ overlap(const char *a, size_t n, const char *b, size_t m)
 	return a < b + m && b < a + n;
 }
 
+/* Does a copy that is queued before this one still read what this one writes? */
+static bool
+still_read(const Op *by)
+{
+	for (uint64_t s = timeline_base; s < by->seq; s++) {
+		const Op *op = op_at(s);
+		if (op && op->state != OP_DONE && op->kind == OP_COPY && !op->stage && overlap(op->src, op->bytes, by->dst, by->bytes))
+			return true;
+	}
+	return false;
+}
+
 /* The operation goes into the queue. */
 void
 pinned_queued(Op *op)
 {
 	if (op->kind != OP_COPY || op->stage)
 		return;
-	if (op->host_dst && pinned(op->dst))
+	if (op->host_dst && pinned(op->dst) && !still_read(op))
 		memset(op->dst, POISON, op->bytes);
 	if (!emu_check || !pinned(op->src))
 		return;

@@ -24,6 +24,7 @@ enum { /* results that are told apart */
 	CU_PEERS_ALREADY = 704,
 	CU_LAUNCH_TIMEOUT = 702, CU_CONTEXT_IS_DESTROYED = 709, CU_ASSERT = 710, CU_HARDWARE_STACK = 714, CU_ILLEGAL_INSTRUCTION = 715,
 	CU_MISALIGNED = 716, CU_ADDRESS_SPACE = 717, CU_INVALID_PC = 718, CU_LAUNCH_FAILED = 719, CU_TENSOR_MEMORY_LEAK = 721,
+	CU_NOT_READY = 600,
 	CU_SYSTEM_NOT_READY = 802, CU_DRIVER_MISMATCH = 803, CU_MPS_RPC = 806, CU_MPS_TERMINATED = 810, CU_EXTERNAL_DEVICE = 911,
 	CU_UNKNOWN = 999,
 };
@@ -93,6 +94,8 @@ _Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56, "
 	X(event_destroy, cuEventDestroy_v2, (CUevent)) \
 	X(event_record, cuEventRecord, (CUevent, CUstream)) \
 	X(event_sync, cuEventSynchronize, (CUevent)) \
+	X(event_query, cuEventQuery, (CUevent)) \
+	X(stream_behind, cuStreamWaitEvent, (CUstream, CUevent, unsigned flags)) \
 	X(event_ms, cuEventElapsedTime, (float *ms, CUevent from, CUevent to)) \
 	X(capture_begin, cuStreamBeginCapture_v2, (CUstream, int mode)) \
 	X(capture_end, cuStreamEndCapture, (CUstream, CUgraph *)) \

@@ -7,112 +7,10 @@
 
 enum { ALIGN = 256 };
 
-/* --- pages ------------------------------------------------------------------------------------------------------- */
-
 static CUdeviceptr
 address(const void *p)
 {
 	return (CUdeviceptr)(uintptr_t)p;
-}
-
-/* For calls that return nothing: the next step says it. */
-static void
-note_failure(CudaSession *c, CUresult r, const char *what)
-{
-	if (r != CU_OK && c->failed == LLMC_OK)
-		c->failed = cuda_error(&c->m->dev, r, &c->why, "%s", what);
-}
-
-static bool
-enter_quietly(CudaSession *c)
-{
-	CUresult r = c->m->dev.api.ctx_push(c->m->dev.ctx);
-
-	note_failure(c, r, "using the GPU");
-	return r == CU_OK;
-}
-
-static void
-page_clear(void *user, void *at, size_t bytes)
-{
-	CudaSession *c = user;
-
-	if (enter_quietly(c)) {
-		note_failure(c, c->m->dev.api.set8(address(at), 0, bytes, c->stream), "clearing KV pages");
-		cuda_leave(&c->m->dev);
-	}
-}
-
-static llmc_status
-page_alloc(void *user, size_t bytes, void **out, llmc_error *err)
-{
-	CudaSession *c = user;
-	CudaDevice *d = &c->m->dev;
-	CUdeviceptr p = 0;
-
-	*out = NULL;
-	CUresult r = enter_quietly(c) ? CU_OK : CU_DEINITIALIZED;
-	if (r == CU_OK) {
-		r = d->api.mem_alloc(&p, bytes);
-		cuda_leave(d);
-	}
-	if (r != CU_OK) {
-		c->failed = cuda_error(d, r, &c->why, "allocating %zu MB for the KV cache", bytes >> 20);
-		if (err)
-			*err = c->why;
-		return c->failed;
-	}
-	page_clear(c, (void *)(uintptr_t)p, bytes);
-	*out = (void *)(uintptr_t)p;
-	return LLMC_OK;
-}
-
-static void
-page_free(void *user, void *mem, size_t bytes)
-{
-	CudaSession *c = user;
-
-	(void)bytes;
-	if (mem && enter_quietly(c)) {
-		CUDA_RELEASE(c->m->dev.api.mem_free(address(mem)));
-		cuda_leave(&c->m->dev);
-	}
-}
-
-static void
-page_copy(void *user, void *to, const void *from, size_t bytes)
-{
-	CudaSession *c = user;
-
-	if (enter_quietly(c)) {
-		note_failure(c, c->m->dev.api.copy_on(address(to), address(from), bytes, c->stream), "copying KV pages");
-		cuda_leave(&c->m->dev);
-	}
-}
-
-static void
-page_read(void *user, void *host, const void *at, size_t bytes)
-{
-	CudaSession *c = user;
-
-	memset(host, 0, bytes);
-	if (enter_quietly(c)) {
-		note_failure(c, c->m->dev.api.copy_down(host, address(at), bytes, c->stream), "saving KV pages");
-		note_failure(c, c->m->dev.api.stream_sync(c->stream), "saving KV pages");
-		cuda_leave(&c->m->dev);
-	}
-}
-
-/* From memory that is not pinned: the driver has read it when the call returns. */
-static void
-page_write(void *user, void *at, const void *host, size_t bytes)
-{
-	CudaSession *c = user;
-
-	if (enter_quietly(c)) {
-		note_failure(c, c->m->dev.api.copy_up(address(at), host, bytes, c->stream), "restoring KV pages");
-		cuda_leave(&c->m->dev);
-	}
 }
 
 llmc_status
@@ -270,7 +168,7 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	CudaDevice *d = &c->m->dev;
 	Session *s = c->s;
 	size_t left = 0, total = 0;
-	KvMem mem = { c, page_alloc, page_free, page_copy, page_clear, page_read, page_write };
+	const KvMem mem = cuda_pages(c);
 
 	CUDA_TRY(d, d->api.mem_info(&left, &total), "asking GPU %d for free memory", d->number);
 	if (need->kv + need->scratch + need->state > (int64_t)left)
@@ -278,6 +176,8 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	CUDA_TRY(d, d->api.stream_create(&c->stream, CU_STREAM_NON_BLOCKING), "making a stream");
 	llmc_status status = kv_open_on(&s->kv, &mem, s->plan, (int32_t)session_pages(&s->lim), (int32_t)session_window_pages(s->plan, &s->lim),
 	                                session_snapshots(&s->lim), s->lim.context, s->lim.seqs, err);
+	if (status == LLMC_OK)
+		status = kv_host_open(&s->kv, (int32_t)(s->lim.host_tokens / PLAN_KV_PAGE), s->lim.chunk / PLAN_KV_PAGE + s->lim.seqs, err);
 	if (c->failed == LLMC_E_MEMORY)
 		return does_not_fit(c, need, left, total, err);
 	TRY(cuda_session_check(c, err));
@@ -442,6 +342,7 @@ cuda_session_close(Session *s)
 	cuda_lt_close(c);
 	cuda_group_leave(c);
 	kv_release(&s->kv); /* its pages are freed through this session */
+	cuda_pages_close(c, current);
 	if (current) {
 		for (int k = 0; k < 2; k++)
 			for (int i = 0; i < CUDA_BUCKETS; i++)

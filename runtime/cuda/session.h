@@ -8,6 +8,7 @@
 #include "templates/common/cuda_state.h"
 #include "templates/common/cuda_step.h"
 
+enum { CUDA_COPIES = 64 };
 enum { CUDA_BUCKETS = 18, CUDA_FLIGHT = 2 }; /* 1, 2, 4, ... 65536 and the session's own number of sequences */
 
 /* The second parameter of kernels with tensor maps */
@@ -78,6 +79,10 @@ typedef struct CudaSession {
 	int32_t     *counts;       /* [vocab] for uploading */
 	float       *freq;         /* [n_freq] for uploading */
 	int32_t     *adapter;      /* [seqs] slots of sequences' adapters, on the device */
+	/* pages.c: copies of pages beside steps, to and from host memory */
+	CUstream     copies;       /* NULL: there are none */
+	CUevent      reached;      /* what the steps' stream had been given when a group of copies began */
+	CUevent      copied[CUDA_COPIES]; /* the end of group i, and of those before it, in place i % CUDA_COPIES */
 	/* of calls that return nothing */
 	llmc_status  failed;
 	llmc_error   why;
@@ -89,6 +94,10 @@ llmc_status cuda_session_open(Session *s, const llmc_memory *need, llmc_error *e
 void        cuda_session_close(Session *s);
 llmc_status cuda_session_enter(Session *s, llmc_error *err);
 void        cuda_session_leave(Session *s);
+
+/* pages.c: where the pages of a session are; what its copies beside steps took goes once the pages have been freed */
+KvMem       cuda_pages(CudaSession *c);
+void        cuda_pages_close(CudaSession *c, bool current);
 
 /* map.c: fills the maps of steps whose arguments are bound */
 llmc_status cuda_bind_maps(CudaSession *c, llmc_error *err);

@@ -485,6 +485,10 @@ engine_note(Engine *e)
 	c->kv_pages_total = kv->n_page;
 	c->kv_pages_used = kv->n_page - kv->n_free;
 	c->kv_pages_cached = kv_prefix_idle(kv);
+	c->host_pages_total = kv->host.n;
+	c->host_pages_used = kv_host_used(kv);
+	c->host_out = kv->host.n_out * PLAN_KV_PAGE;
+	c->host_in = kv->host.n_in * PLAN_KV_PAGE;
 	c->swap_bytes_used = e->swap_used;
 	c->prefix_queries = s->prefix_queries;
 	c->prefix_hits = s->prefix_hits;

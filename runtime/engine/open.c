@@ -66,6 +66,12 @@ op_keep(void *user, llmc_seq q, const int32_t *tok)
 	session_prefix_keep(((Engine *)user)->session, q, tok);
 }
 
+static bool
+op_here(void *user, llmc_seq q)
+{
+	return kv_seq_here(&((Engine *)user)->session->kv, q);
+}
+
 typedef struct Saved { size_t bytes; char data[]; } Saved;
 
 /* Out and in again against computing it again, by what both have taken so far. */
@@ -77,6 +83,8 @@ op_save(void *user, llmc_seq q, int32_t n_tok)
 	size_t need = 0;
 
 	int64_t bytes = session_seq_bytes(e->session, n_tok);
+	if (e->session->kv.host.n) /* its pages go there when they have to, beside the steps */
+		return NULL;
 	if (bytes > e->swap_max - e->swap_used || 2 * (double)bytes / e->copy_bytes_s > n_tok * e->token_s)
 		return NULL;
 	session_seq_save(e->session, q, NULL, 0, &need, NULL);
@@ -135,6 +143,8 @@ engine_limits(const Plan *plan, const llmc_engine_options *opt)
 		l.snapshots = 0;
 	else if (l.snapshots == 0)
 		l.snapshots = LLMC_DEFAULT_SNAPSHOTS;
+	if (l.host_tokens == 0)
+		l.host_tokens = kv_host_pages(plan) * PLAN_KV_PAGE;
 	return l;
 }
 
@@ -157,11 +167,13 @@ static llmc_status
 open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 {
 	const SchedOps ops = { .user = e, .seq_new = op_new, .seq_fork = op_fork, .seq_free = op_free, .seq_trim = op_trim, .pages_need = op_need,
-		.pages_free = op_pages, .prefix_find = op_find, .prefix_keep = op_keep, .save = op_save, .load = op_load,
+		.pages_free = op_pages, .prefix_find = op_find, .prefix_keep = op_keep, .here = op_here, .save = op_save, .load = op_load,
 		.drop = op_drop };
 	int n = e->session->threads ? threads_count(e->session->threads) : 1;
 
 	TRY(sched_open(&e->sched_lim, &ops, &e->sched, err));
+	if (e->plan->kv_host && e->sched_lim.no_prefix)
+		return error_set(err, LLMC_E_INPUT, "kv.host and no_prefix_cache exclude each other: the prefix cache finds pages in host memory again");
 	if (!e->sched_lim.no_prefix)
 		TRY(kv_prefix_open(&e->session->kv, err));
 	if (opt->prefix_dir && e->sched_lim.no_prefix && opt->no_prefix_cache)

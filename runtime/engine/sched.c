@@ -307,12 +307,18 @@ spend(Budget *b, const SchedSeq *c, int32_t n, bool prefill)
 	b->prefill -= prefill ? n : 0;
 }
 
+static bool
+is_here(Sched *s, const SchedSeq *c)
+{
+	return s->hurry || s->ops.here(s->ops.user, c->q);
+}
+
 /* Choices that wait for one token's turn, oldest first; younger ones make room. */
 static void
 plan_decode(Sched *s, Budget *b)
 {
 	for (SchedSeq *c = s->running.oldest, *next; c; c = next) {
-		if (c->n_tok - c->n_done == 1 && c->n_done && b->tokens > 0 && b->rows > 0) {
+		if (c->n_tok - c->n_done == 1 && c->n_done && b->tokens > 0 && b->rows > 0 && is_here(s, c)) {
 			add_chunk(s, c, 1);
 			while (pages_left(s) < 0 && s->running.youngest != c)
 				preempt(s, s->running.youngest);
@@ -366,7 +372,7 @@ plan_piece(Sched *s, SchedSeq *c, Budget *b)
 {
 	int32_t n = piece(s, c, b);
 
-	if (n == 0)
+	if (n == 0 || !is_here(s, c))
 		return;
 	while (pages_left(s) < pages_of(c->n_done + n) - pages_of(c->n_done)) {
 		if (s->running.youngest != c) {
@@ -537,6 +543,12 @@ sched_plan(Sched *s)
 		resume(s, &b);
 	if (may_start(s))
 		start(s, &b);
+	if (s->n_chunk == 0 && s->running.n) {
+		s->hurry = true;
+		plan_decode(s, &b);
+		plan_prefill(s, &b);
+		s->hurry = false;
+	}
 	s->steps_since_start = s->n_started ? 0 : s->steps_since_start + 1;
 	for (int32_t i = 0; i < s->n_chunk; i++) /* what is cancelled from now on leaves the step as it is */
 		s->chunk_seq[i]->at = -1;

@@ -27,6 +27,7 @@ typedef struct SchedOps {
 	int64_t     (*pages_free)(void *user);
 	int32_t     (*prefix_find)(void *user, llmc_seq q, const int32_t *tok, int32_t n); /* positions found, < n */
 	void        (*prefix_keep)(void *user, llmc_seq q, const int32_t *tok);
+	bool        (*here)(void *user, llmc_seq q); /* have the pages that were found come? Until then a sequence waits, unless there is nothing else to do */
 	/* Save a sequence of n_tok positions if that is cheaper than to compute it again; NULL: it is not. */
 	void       *(*save)(void *user, llmc_seq q, int32_t n_tok);
 	bool        (*load)(void *user, void *saved, llmc_seq *out); /* releases saved when true */
@@ -90,6 +91,7 @@ struct Sched {
 	int64_t     total_tokens;   /* of started requests */
 	int32_t     steps_since_start;
 	int32_t     n_started;      /* requests that the last step started */
+	bool        hurry;          /* nothing else is to be done: who waits for pages runs, and waits on the device */
 	/* the step */
 	int32_t     n_chunk;
 	llmc_chunk *chunk;          /* [seqs] */

@@ -57,7 +57,7 @@ kv_state_bytes(const Plan *p, int64_t seqs)
 }
 
 static llmc_status
-host_alloc(void *user, size_t bytes, void **out, llmc_error *err)
+here_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 {
 	void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -71,28 +71,49 @@ host_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 }
 
 static void
-host_free(void *user, void *mem, size_t bytes)
+here_free(void *user, void *mem, size_t bytes)
 {
 	(void)user;
 	munmap(mem, bytes);
 }
 
 static void
-host_copy(void *user, void *to, const void *from, size_t bytes)
+here_copy(void *user, void *to, const void *from, size_t bytes)
 {
 	(void)user;
 	memcpy(to, from, bytes);
 }
 
 static void
-host_clear(void *user, void *at, size_t bytes)
+here_clear(void *user, void *at, size_t bytes)
 {
 	(void)user;
 	memset(at, 0, bytes);
 }
 
-static const KvMem host_memory = { .alloc = host_alloc, .free = host_free, .copy = host_copy, .clear = host_clear,
-	.read = host_copy, .write = host_copy };
+static void
+here_begin(void *user)
+{
+	(void)user;
+}
+
+static void
+here_number(void *user, uint32_t number)
+{
+	(void)user;
+	(void)number;
+}
+
+static bool
+here_over(void *user, uint32_t number)
+{
+	here_number(user, number);
+	return true;
+}
+
+/* Where copies are done when they are asked for */
+static const KvMem here_memory = { .alloc = here_alloc, .free = here_free, .copy = here_copy, .clear = here_clear, .read = here_copy, .write = here_copy,
+	.pin = here_alloc, .unpin = here_free, .begin = here_begin, .out = here_copy, .in = here_copy, .end = here_number, .wait = here_number, .over = here_over };
 
 llmc_status
 kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
@@ -104,7 +125,7 @@ llmc_status
 kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window, int32_t n_snap, int32_t context, int32_t seqs,
            llmc_error *err)
 {
-	*kv = (Kv){ .plan = p, .mem = mem ? *mem : host_memory, .n_page = n_page, .n_free = n_page, .n_stack = n_page, .n_seq = seqs,
+	*kv = (Kv){ .plan = p, .mem = mem ? *mem : here_memory, .n_page = n_page, .n_free = n_page, .n_stack = n_page, .n_seq = seqs,
 		.n_window = n_window, .oldest = -1, .newest = -1 };
 	kv->max_page = context / PLAN_KV_PAGE + (context % PLAN_KV_PAGE != 0);
 	TRY(window_open(kv, err));
@@ -140,6 +161,7 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_wi
 void
 kv_release(Kv *kv)
 {
+	host_release(kv); /* copies under way end before the pages go */
 	for (int i = 0; kv->base && i < kv->plan->n_pool; i++)
 		if (kv->base[i])
 			kv->mem.free(kv->mem.user, kv->base[i], kv->pool_bytes[i]);
@@ -213,8 +235,8 @@ page_as(Kv *kv, int32_t to, int32_t from)
 	kv_do(kv, KV_PAGE, to, from);
 }
 
-static int32_t
-page_take(Kv *kv)
+int32_t
+kv_page_take(Kv *kv)
 {
 	int32_t page = kv->n_stack ? kv->free_page[--kv->n_stack] : prefix_evict(kv);
 
@@ -224,8 +246,21 @@ page_take(Kv *kv)
 	return page;
 }
 
-static void
-page_drop(Kv *kv, int32_t page)
+/* For steps to write */
+static int32_t
+page_take(Kv *kv)
+{
+	int32_t page = kv_page_take(kv);
+
+	if (!kv->host.n)
+		return page;
+	host_ahead(kv);
+	host_wait(kv, kv->host.moved[page]);
+	return page;
+}
+
+void
+kv_page_drop(Kv *kv, int32_t page)
 {
 	if (--kv->refs[page])
 		return;
@@ -245,6 +280,7 @@ kv_seq_new(Kv *kv)
 		if (!kv->seq[q].used) {
 			kv->seq[q].used = true;
 			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_behind = kv->seq[q].n_kept = kv->seq[q].told_len = 0;
+			kv->seq[q].coming = kv->host.waited;
 			return q;
 		}
 	return -1;
@@ -294,6 +330,15 @@ kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from)
 	case KV_GIVE:
 		snap_copy(kv, from, to, false);
 		break;
+	case KV_OUT:
+		host_out(kv, to, from);
+		break;
+	case KV_IN:
+		host_in(kv, to, from);
+		break;
+	case KV_WAIT:
+		kv->mem.wait(kv->mem.user, (uint32_t)to);
+		break;
 	}
 	if (kv->told)
 		kv->told(kv->told_user, deed, to, from);
@@ -313,6 +358,7 @@ kv_seq_fork(Kv *kv, int32_t from)
 	to->n_kept = s->n_kept;
 	to->kept_as = s->kept_as;
 	to->told_len = s->told_len;
+	to->coming = s->coming;
 	for (int32_t i = 0; i < s->n_page; i++) {
 		to->page[i] = s->page[i];
 		kv->refs[s->page[i]]++;
@@ -334,7 +380,7 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 		int32_t page = s->page[--s->n_page];
 		if (window_sees(kv, s, s->n_page))
 			window_leave(kv, page);
-		page_drop(kv, page);
+		kv_page_drop(kv, page);
 	}
 	s->n_behind = s->n_behind < s->n_page ? s->n_behind : s->n_page;
 	s->len = len;
@@ -386,6 +432,7 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 	KvSeq *s = &kv->seq[q];
 	int32_t want = (int32_t)(((int64_t)s->len + add + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE);
 
+	kv_seq_wait(kv, q);
 	if (writes_shared(kv, s)) {
 		int32_t *last = &s->page[s->n_page - 1], own = page_take(kv);
 		window_give(kv, own);
@@ -393,7 +440,7 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 		kv->stale[own] = true;
 		window_need(kv, own);
 		window_leave(kv, *last);
-		page_drop(kv, *last);
+		kv_page_drop(kv, *last);
 		*last = own;
 	} else if (s->len % PLAN_KV_PAGE != 0 && kv->cached) {
 		prefix_forget(kv, s->page[s->n_page - 1]); /* trimmed to its middle: its end will be another */

@@ -13,7 +13,10 @@
  *
  * Where layers keep a state, a prompt can only go on behind a page whose state was saved: a snapshot, which is the page's. They are taken when a step ends at
  * the end of a page. A sequence has two that move with it, one while its steps have several rows (its prompt) and one while they have one (its answer), so
- * the last border of each stays; the least recently used makes room. */
+ * the last border of each stays; the least recently used makes room.
+ *
+ * Host memory (kv.host, host.c): pages that the prefix cache would forget go there by copies beside the steps, and come back when they are found. A sequence
+ * that was preempted finds its own so. */
 #ifndef LLMC_RUNTIME_KV_H
 #define LLMC_RUNTIME_KV_H
 
@@ -29,6 +32,16 @@ typedef struct KvMem {
 	void (*clear)(void *user, void *at, size_t bytes);
 	void (*read)(void *user, void *host, const void *at, size_t bytes);  /* returns when host is filled */
 	void (*write)(void *user, void *at, const void *host, size_t bytes); /* host may be reused on return */
+	/* Copies beside steps, from and to host memory that stays where it is. They run in order, in numbered groups: begin, copies, end. A group comes behind all
+	 * steps and calls above that were made before its begin; what is made after wait(number) comes behind that group and those before it. over: it has ended. */
+	llmc_status (*pin)(void *user, size_t bytes, void **out, llmc_error *err);
+	void (*unpin)(void *user, void *mem, size_t bytes);
+	void (*begin)(void *user);
+	void (*out)(void *user, void *host, const void *at, size_t bytes);
+	void (*in)(void *user, void *at, const void *host, size_t bytes);
+	void (*end)(void *user, uint32_t number);
+	void (*wait)(void *user, uint32_t number);
+	bool (*over)(void *user, uint32_t number);
 } KvMem;
 
 enum { KV_BACK = 32 }; /* positions by which a sequence can always be trimmed: guesses are fewer */
@@ -41,15 +54,17 @@ typedef struct KvSeq {
 	int32_t  n_kept;      /* pages that the prefix cache has been told of */
 	int64_t  kept_as;     /* serial of the last of them */
 	int32_t  told_len;    /* positions when it was told last */
+	uint32_t coming;      /* group of copies behind which its pages are there */
 } KvSeq;
 
-/* A page of the prefix cache */
+/* A page of the prefix cache; those in host memory are numbered from n_page on */
 typedef struct KvCached {
 	int64_t serial;       /* 0: not in the cache */
 	int64_t parent;       /* serial of the page before; of a first page: the root, negative */
 	int32_t next;         /* in its bucket; -1: none */
-	int32_t older, newer; /* in the list of those without a holder */
+	int32_t older, newer; /* in the list of those without a holder, or of those in host memory */
 	int32_t snap;         /* number of its snapshot, from 1 on; 0: none */
+	int32_t copy;         /* of a page without a holder: its number in host memory, from 1 on, where it is as well; 0: not there */
 	int32_t tok[PLAN_KV_PAGE];
 } KvCached;
 
@@ -63,8 +78,23 @@ typedef struct KvSnap {
 
 /* What happens to memory of pages and states beside steps. Memory elsewhere that follows the books of this Kv does the same (kv_do).
  * PAGE: page `to`, in every layer of every pool, becomes as page `from`; -1: zero. FORK: the states of sequence `to` become those of sequence `from`.
- * TAKE: the states of sequence `from` become snapshot `to`. GIVE: those of sequence `to` become as snapshot `from`. */
-typedef enum KvDeed { KV_PAGE, KV_FORK, KV_TAKE, KV_GIVE } KvDeed;
+ * TAKE: the states of sequence `from` become snapshot `to`. GIVE: those of sequence `to` become as snapshot `from`. OUT: page `from` is copied to page `to` of
+ * host memory. IN: the other way. WAIT: what is done from now on comes behind the group of copies `to`. */
+typedef enum KvDeed { KV_PAGE, KV_FORK, KV_TAKE, KV_GIVE, KV_OUT, KV_IN, KV_WAIT } KvDeed;
+
+/* Pages in host memory: a page of the device as kv_bytes(1) has it, at its whole length also where it lacks its window page */
+typedef struct KvHost {
+	int32_t  n, n_free;   /* n 0: there are none */
+	char    *mem;
+	size_t   page_bytes;
+	int32_t *free_page;   /* stack [n_free] */
+	bool    *whole;       /* [n] with its window page */
+	int32_t  oldest, newest; /* of the cached ones that are nowhere else */
+	int32_t  ahead;       /* pages that can be taken at once: free, or copied already */
+	uint32_t *moved;      /* [n_page] group that has copied the page of the device last */
+	uint32_t n_moved, waited; /* last group; last one that was waited for */
+	uint64_t n_out, n_in; /* pages copied */
+} KvHost;
 
 typedef struct Kv {
 	const Plan *plan;
@@ -101,6 +131,7 @@ typedef struct Kv {
 	int32_t  n_snap;
 	uint64_t n_used;
 	char   **snap_base;   /* [n_pool] layers outermost, then snapshots */
+	KvHost   host;
 } Kv;
 
 /* Pages and bytes for limits; -1: overflow. */
@@ -138,6 +169,14 @@ int64_t     kv_need(Kv *kv, const int32_t *q, const int32_t *add, size_t n);
 /* Make room for `add` more positions, which kv_need has found; the length grows when the step is done. */
 void        kv_extend(Kv *kv, int32_t q, int32_t add);
 void        kv_advance(Kv *kv, int32_t q, int32_t add); /* it is, or on its way */
+
+/* Pages that kv.host has room for */
+int64_t     kv_host_pages(const Plan *p);
+/* Room for n pages in host memory, for the prefix cache, before that is opened. ahead: pages that a step may take. Models that keep states have none. */
+llmc_status kv_host_open(Kv *kv, int32_t n, int32_t ahead, llmc_error *err);
+int32_t     kv_host_used(const Kv *kv);
+bool        kv_seq_here(Kv *kv, int32_t q);   /* have its pages come? A step with it waits for them on the device */
+void        kv_seq_wait(Kv *kv, int32_t q);   /* what is done from now on comes behind them */
 
 void        kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from); /* takes no memory */
 void        kv_window_as(Kv *kv, int32_t page, int32_t window); /* elsewhere the page has this window page; -1: none */

@@ -145,13 +145,13 @@ kv_prefix_open(Kv *kv, llmc_error *err)
 		return LLMC_OK;
 	free(kv->cached);
 	free(kv->bucket);
-	kv->n_bucket = 16;
-	while (kv->n_bucket < kv->n_page)
-		kv->n_bucket *= 2;
-	kv->cached = calloc((size_t)kv->n_page + 1, sizeof *kv->cached);
+	const int64_t pages = (int64_t)kv->n_page + kv->host.n;
+	for (kv->n_bucket = 16; kv->n_bucket < pages; kv->n_bucket *= 2)
+		;
+	kv->cached = calloc((size_t)pages + 1, sizeof *kv->cached);
 	kv->bucket = malloc((size_t)kv->n_bucket * sizeof *kv->bucket);
 	if (!kv->cached || !kv->bucket)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the prefix cache of %d KV pages", kv->n_page);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the prefix cache of %lld KV pages", (long long)pages);
 	memset(kv->bucket, 0xff, (size_t)kv->n_bucket * sizeof *kv->bucket);
 	return LLMC_OK;
 }
@@ -178,23 +178,27 @@ look_up(const Kv *kv, int64_t parent, const int32_t *tok)
 	return page;
 }
 
-/* Out of the list of those without a holder */
-static void
-unlist(Kv *kv, int32_t page)
+/* Out of the list of those without a holder, or of those in host memory */
+void
+prefix_unlist(Kv *kv, int32_t page)
 {
-	KvCached *c = &kv->cached[page];
+	const bool host = page >= kv->n_page;
+	KvCached  *c = &kv->cached[page];
 
-	*(c->older >= 0 ? &kv->cached[c->older].newer : &kv->oldest) = c->newer;
-	*(c->newer >= 0 ? &kv->cached[c->newer].older : &kv->newest) = c->older;
+	*(c->older >= 0 ? &kv->cached[c->older].newer : host ? &kv->host.oldest : &kv->oldest) = c->newer;
+	*(c->newer >= 0 ? &kv->cached[c->newer].older : host ? &kv->host.newest : &kv->newest) = c->older;
 }
 
 void
 prefix_idle(Kv *kv, int32_t page)
 {
-	kv->cached[page].older = kv->newest;
+	const bool host = page >= kv->n_page;
+	int32_t   *oldest = host ? &kv->host.oldest : &kv->oldest, *newest = host ? &kv->host.newest : &kv->newest;
+
+	kv->cached[page].older = *newest;
 	kv->cached[page].newer = -1;
-	*(kv->newest >= 0 ? &kv->cached[kv->newest].newer : &kv->oldest) = page;
-	kv->newest = page;
+	*(*newest >= 0 ? &kv->cached[*newest].newer : oldest) = page;
+	*newest = page;
 }
 
 void
@@ -209,17 +213,40 @@ prefix_forget(Kv *kv, int32_t page)
 		at = &kv->cached[*at].next;
 	*at = c->next;
 	c->serial = 0;
+	host_uncopy(kv, page);
 	if (c->snap)
 		snap_drop(kv, c->snap - 1);
+}
+
+/* What page `from` is known as, in none of the lists, becomes page `to`'s, which is not known. */
+static void
+rename_page(Kv *kv, int32_t to, int32_t from)
+{
+	KvCached *c = &kv->cached[from];
+	int32_t  *at = bucket_of(kv, c->parent, c->tok);
+
+	while (*at != from)
+		at = &kv->cached[*at].next;
+	*at = to;
+	kv->cached[to] = *c;
+	if (c->snap)
+		kv->snap[c->snap - 1].page = to;
+	*c = (KvCached){ 0 };
 }
 
 int32_t
 prefix_evict(Kv *kv)
 {
-	int32_t page = kv->oldest;
+	int32_t page = kv->oldest, host = host_copy(kv, page);
 
-	unlist(kv, page);
-	prefix_forget(kv, page);
+	prefix_unlist(kv, page);
+	if (host < 0) {
+		prefix_forget(kv, page);
+		return page;
+	}
+	kv->cached[page].copy = 0;
+	rename_page(kv, kv->n_page + host, page);
+	prefix_idle(kv, kv->n_page + host);
 	return page;
 }
 
@@ -235,6 +262,78 @@ deepest(const Kv *kv, const KvSeq *s)
 	return n;
 }
 
+/* A cached page becomes one of a sequence. In host memory it is in no list until it is somewhere else. */
+static void
+page_hold(Kv *kv, int32_t page)
+{
+	if (page >= kv->n_page) {
+		prefix_unlist(kv, page);
+	} else if (kv->refs[page]++ == 0) {
+		host_uncopy(kv, page);
+		prefix_unlist(kv, page);
+		kv->n_free--;
+	}
+}
+
+/* Those of a new sequence's pages that are in host memory become pages of the device, as many as there is room for: what is behind goes back. */
+static void
+bring(Kv *kv, KvSeq *s)
+{
+	int32_t room = kv->n_free, n = 0;
+
+	while (n < s->n_page && (s->page[n] < kv->n_page || room-- > 0))
+		n++;
+	while (s->n_page > n) {
+		int32_t page = s->page[--s->n_page];
+		s->len -= PLAN_KV_PAGE;
+		if (page >= kv->n_page)
+			prefix_idle(kv, page);
+		else
+			kv_page_drop(kv, page);
+	}
+	for (int32_t i = 0; i < n; i++) {
+		const int32_t from = s->page[i];
+		if (from < kv->n_page)
+			continue;
+		int32_t page = s->page[i] = kv_page_take(kv);
+		rename_page(kv, page, from);
+		kv->cached[page].copy = from - kv->n_page + 1;
+		kv->stale[page] = true;
+	}
+}
+
+/* Its window pages that were copied with them find room before those that it has may lose theirs; then the copies. */
+static void
+fetch(Kv *kv, KvSeq *s)
+{
+	const int32_t behind = kv_behind(kv, s->len - KV_BACK);
+	int32_t       n = 0;
+
+	for (int32_t i = 0; i < s->n_page; i++)
+		n += kv->cached[s->page[i]].copy > 0;
+	for (int32_t i = 0; kv->window && n && i < s->n_page; i++)
+		if (!kv_lacks(kv, i, behind) && kv_has_window(kv, s->page[i]))
+			window_need(kv, s->page[i]);
+	for (int32_t i = 0; kv->window && n && i < s->n_page; i++) {
+		const int32_t page = s->page[i], copy = kv->cached[page].copy;
+		if (kv_lacks(kv, i, behind) || !copy || !kv->host.whole[copy - 1] || !window_room(kv))
+			continue;
+		window_give(kv, page);
+		window_need(kv, page);
+	}
+	for (int32_t i = 0; n && i < s->n_page; i++) {
+		KvCached *c = &kv->cached[s->page[i]];
+		if (!c->copy)
+			continue;
+		kv_do(kv, KV_IN, s->page[i], c->copy - 1);
+		host_free(kv, c->copy - 1);
+		c->copy = 0;
+	}
+	for (int32_t i = 0; kv->window && n && i < s->n_page; i++)
+		if (!kv_lacks(kv, i, behind) && kv_has_window(kv, s->page[i]))
+			window_leave(kv, s->page[i]);
+}
+
 int32_t
 kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_tok)
 {
@@ -246,11 +345,13 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 		int32_t page = look_up(kv, s->n_page ? kv->cached[s->page[s->n_page - 1]].serial : root, tok + s->len);
 		if (page < 0)
 			break;
-		if (kv->refs[page]++ == 0) {
-			unlist(kv, page);
-			kv->n_free--;
-		}
+		page_hold(kv, page);
 		s->page[s->n_page++] = page;
+	}
+	if (kv->host.n) {
+		bring(kv, s);
+		fetch(kv, s);
+		s->coming = host_last(kv, s->page, s->n_page);
 	}
 	s->n_behind = kv->window ? s->n_page : 0; /* none is needed yet, but for sinks */
 	for (int32_t i = 0; i < s->n_page && i < kv->sinks; i++)
@@ -264,24 +365,19 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 	return s->len;
 }
 
-/* What a page is known as becomes another page's of the same content, which still has its window page. */
+/* What a page is known as becomes another page's of the same content, which has its window page, or is not in host memory. */
 static void
 record_move(Kv *kv, int32_t to, int32_t from)
 {
-	KvCached *c = &kv->cached[from];
-	int32_t  *at = bucket_of(kv, c->parent, c->tok);
-
-	while (*at != from)
-		at = &kv->cached[*at].next;
-	*at = to;
-	if (kv->refs[from] == 0) {
-		unlist(kv, from);
+	host_uncopy(kv, from);
+	if (from >= kv->n_page) {
+		prefix_unlist(kv, from);
+		host_free(kv, from - kv->n_page);
+	} else if (kv->refs[from] == 0) {
+		prefix_unlist(kv, from);
 		kv->free_page[kv->n_stack++] = from;
 	}
-	kv->cached[to] = *c;
-	if (c->snap)
-		kv->snap[c->snap - 1].page = to;
-	*c = (KvCached){ 0 };
+	rename_page(kv, to, from);
 }
 
 /* The page of the cache that holds what page n_kept of the sequence holds: its own, or another one with the same content, which stays */
@@ -290,7 +386,7 @@ page_known(Kv *kv, const KvSeq *s, const int32_t *own)
 {
 	int32_t page = look_up(kv, s->kept_as, own), mine = s->page[s->n_kept];
 
-	if (page >= 0 && !kv_has_window(kv, page) && kv_has_window(kv, mine) && !kv->cached[mine].serial) {
+	if (page >= 0 && !kv->cached[mine].serial && (page >= kv->n_page || (!kv_has_window(kv, page) && kv_has_window(kv, mine)))) {
 		record_move(kv, mine, page);
 		page = mine;
 	}
@@ -369,6 +465,8 @@ kv_check(const Kv *kv)
 			wrong = "a snapshot is of a page that does not know it";
 	if (n_free != kv->n_free || idle + kv->n_stack != n_free)
 		wrong = "the number of free pages is wrong";
+	if (host_check(kv))
+		wrong = host_check(kv);
 	free(held);
 	return wrong;
 }

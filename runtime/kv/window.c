@@ -157,6 +157,12 @@ choose(const Kv *kv)
 }
 
 bool
+window_room(const Kv *kv)
+{
+	return choose(kv) >= 0;
+}
+
+bool
 window_give(Kv *kv, int32_t page)
 {
 	if (!kv->window)

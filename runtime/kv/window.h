@@ -6,6 +6,7 @@
 
 llmc_status window_open(Kv *kv, llmc_error *err);
 void        window_release(Kv *kv);
+bool        window_room(const Kv *kv);               /* is there a window page for a page that has none? */
 bool        window_give(Kv *kv, int32_t page);  /* a page that will be written gets one; has that held positions of somebody else? */
 void        window_drop(Kv *kv, int32_t page);  /* a page that is nobody's lets go of its own */
 void        window_need(Kv *kv, int32_t page);  /* one more sequence may see it, one less */

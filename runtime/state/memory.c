@@ -166,6 +166,7 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 	m.kv_per_token = (kv_bytes(plan, 1) - kv_exact_bytes(plan, 1)) / PLAN_KV_PAGE;
 	m.kv_per_seq = kv_state_bytes(plan, 1);
 	m.kv_snapshots = kv_state_bytes(plan, kept);
+	m.kv_host = kv_host_pages(plan) * kv_bytes(plan, 1);
 	for (int i = 0; i < plan->n_tensor; i++)
 		m.weights += plan_tensor_bytes(&plan->tensor[i]);
 	if (m.state < 0 || m.scratch < 0 || m.kv < 0)

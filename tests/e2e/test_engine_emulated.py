@@ -60,6 +60,48 @@ def test_a_crowd_on_a_gpu_answers_as_each_alone():
     assert stats["kv_pages_used"] == stats["failed"] == stats["running"] == 0
 
 
+HOST = """
+import json, sys, llmc
+sets = json.loads(sys.argv[1])
+with llmc.open("configs/tiny.yaml", random_weights=True, device="cuda", arch="sm_75", set={"deterministic": "true", **sets}) as m:
+    prompts = [[3 + (i * 7 + k * 11) % 290 for k in range(n)] for i, n in enumerate((70, 66, 97, 40))]
+    params = dict(max_tokens=3, ignore_eos=True)
+    with m.session(context=128) as s:
+        alone = [s.run(p, **params)["tokens"] for p in prompts]
+    memory = m.memory(context=128)
+    with m.engine(context=128, seqs=3, chunk=64, kv_tokens=160) as e:  # five pages, of which every prompt but one takes more than half
+        turns = [[e.submit(p, **params).wait()["tokens"] for p in prompts] for _ in range(2)]
+        crowd = [e.submit(p, **params) for p in prompts]
+        turns.append([r.wait()["tokens"] for r in crowd])
+        stats = e.stats()
+    try:
+        m.engine(no_prefix_cache=True)
+        refused = ""
+    except llmc.Error as e:
+        refused = str(e)
+print(json.dumps([alone, turns, refused, memory["kv_host"], memory["kv_per_token"], stats]))
+"""
+HOSTS = {"f16": {}, "window": {"attention.window": "40", "attention.window_layers": "[0]"}, "int4": {"kv.dtype": "int4", "kv.rotate": "true"}, "ranks": {"parallel.tp": "2"}}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", HOSTS)
+def test_pages_beyond_the_device_come_back_from_host_memory(name):
+    build = os.environ.get("LLMC_EMU_BUILD", "build")
+    subprocess.run(["make", "-s", "-f", "emu/emu.mk", f"BUILD={build}", "emu-lib"], check=True)
+    p = subprocess.run([sys.executable, "-c", HOST, json.dumps({"kv.host": "1M", **HOSTS[name]})], capture_output=True, text=True,
+                       env={**os.environ, "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu"), "LLMC_EMU_DEVICES": "2"})
+    assert p.returncode == 0, p.stderr
+    alone, turns, refused, host, per_token, stats = json.loads(p.stdout.splitlines()[-1])
+    assert turns == [alone] * 3
+    assert "no_prefix_cache exclude each other" in refused
+    assert stats["host_pages_total"] > 20 and 1 << 19 < host <= 1 << 20
+    # the pages of all prompts but the first ones of the second turn were elsewhere
+    assert stats["host_out"] >= stats["host_in"] >= 64 and stats["host_in"] % 32 == 0 and stats["prefix_hits"] >= 64 + 64 + 96 + 32
+    assert 0 < stats["host_pages_used"] <= stats["host_pages_total"]
+    assert stats["swaps_out"] == stats["failed"] == stats["kv_pages_used"] == 0
+
+
 TENSOR_CORES = """
 import glob, json, os, sys, llmc
 folder, model, storage = sys.argv[1:]

@@ -387,6 +387,21 @@ json_of_python(void **state)
 	arena_release(&a);
 }
 
+static void
+sizes_have_units(void **state)
+{
+	static const struct { const char *text; int64_t bytes; } right[] = { { "1", 1 }, { "8G", 8ll << 30 }, { "1.5k", 1536 }, { "512MiB", 512 << 20 }, { "2tb", 2ll << 40 }, { "1e3K", 1024000 } };
+	static const char *const wrong[] = { "", "0", "-1", "8X", "G", "8Gi ", "8 G", "8GG", "1e40G", "nan", "8iB", "12345678901234567890123456789012345678901G" };
+	int64_t n;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof right / sizeof *right; i++)
+		assert_true(bytes_parse(right[i].text, &n) && n == right[i].bytes);
+	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+		if (bytes_parse(wrong[i], &n))
+			fail_msg("\"%s\" is no size", wrong[i]);
+}
+
 int
 main(void)
 {
@@ -398,6 +413,7 @@ main(void)
 		cmocka_unit_test(errors_are_sentences_of_the_caller),
 		cmocka_unit_test(sha256_matches_known_sums),
 		cmocka_unit_test(numbers_in_any_locale),
+		cmocka_unit_test(sizes_have_units),
 		cmocka_unit_test(json_reads_back), cmocka_unit_test(json_of_python),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,12 +40,18 @@ mix(uint32_t h, uint32_t x)
 	return h ^ h >> 15;
 }
 
+typedef struct Copy { char *to; const char *from; size_t bytes; uint32_t group; } Copy;
+
 typedef struct Fake {
 	Kv       kv;
 	uint64_t random;
 	int      save;      /* of 8 */
 	int      n_saved;   /* alive */
 	int      n_dropped; /* forwards of sequences that had let go of window pages */
+	/* copies beside steps that are yet to be made, in order */
+	Copy     copy[8192];
+	int      n_copy, n_asked, n_waited; /* asked whether pages have come; and they had not */
+	uint32_t group;     /* that ended last */
 } Fake;
 
 static uint32_t
@@ -55,6 +61,100 @@ roll(Fake *f, uint32_t n)
 	f->random ^= f->random >> 7;
 	f->random ^= f->random << 17;
 	return (uint32_t)(f->random >> 20) % n;
+}
+
+/* Copies beside steps are made as late as they may be, or whenever somebody asks: who does not wait for one reads what was there before, or copies what is there now. */
+static void
+make_copies(Fake *f, uint32_t group)
+{
+	int n = 0;
+
+	for (; n < f->n_copy && (int32_t)(group - f->copy[n].group) >= 0; n++)
+		memcpy(f->copy[n].to, f->copy[n].from, f->copy[n].bytes);
+	f->n_copy -= n;
+	memmove(f->copy, f->copy + n, (size_t)f->n_copy * sizeof *f->copy);
+}
+
+static llmc_status
+mem_alloc(void *user, size_t bytes, void **out, llmc_error *err)
+{
+	(void)user;
+	(void)err;
+	*out = calloc(1, bytes);
+	return *out ? LLMC_OK : LLMC_E_MEMORY;
+}
+
+static void
+mem_free(void *user, void *mem, size_t bytes)
+{
+	(void)user;
+	(void)bytes;
+	free(mem);
+}
+
+static void
+mem_unpin(void *user, void *mem, size_t bytes)
+{
+	((Fake *)user)->n_copy = 0;
+	mem_free(user, mem, bytes);
+}
+
+static void
+mem_copy(void *user, void *to, const void *from, size_t bytes)
+{
+	(void)user;
+	memcpy(to, from, bytes);
+}
+
+static void
+mem_clear(void *user, void *at, size_t bytes)
+{
+	(void)user;
+	memset(at, 0, bytes);
+}
+
+static void
+mem_begin(void *user)
+{
+	(void)user;
+}
+
+static void
+mem_beside(void *user, void *to, const void *from, size_t bytes)
+{
+	Fake *f = user;
+
+	if (f->n_copy == (int)(sizeof f->copy / sizeof *f->copy))
+		make_copies(f, f->group);
+	f->copy[f->n_copy++] = (Copy){ to, from, bytes, f->group + 1 };
+}
+
+static void
+mem_end(void *user, uint32_t number)
+{
+	Fake *f = user;
+
+	assert_int_equal(number, f->group + 1);
+	f->group = number;
+}
+
+static void
+mem_wait(void *user, uint32_t number)
+{
+	make_copies(user, number);
+}
+
+static bool
+mem_over(void *user, uint32_t number)
+{
+	Fake *f = user;
+
+	f->n_asked++;
+	if (f->n_copy && roll(f, 2)) /* the device gets on */
+		make_copies(f, f->copy[roll(f, (uint32_t)f->n_copy)].group);
+	bool over = !f->n_copy || (int32_t)(number - f->copy[0].group) < 0;
+	f->n_waited += !over;
+	return over;
 }
 
 /* Keys hold the token, values a hash of all before it. */
@@ -126,6 +226,12 @@ fake_keep(void *user, llmc_seq q, const int32_t *tok)
 	kv_prefix_keep(&((Fake *)user)->kv, q, -1, tok);
 }
 
+static bool
+fake_here(void *user, llmc_seq q)
+{
+	return kv_seq_here(&((Fake *)user)->kv, q);
+}
+
 typedef struct Saved { int32_t n; uint32_t cells[]; } Saved;
 
 static void *
@@ -138,6 +244,7 @@ fake_save(void *user, llmc_seq q, int32_t n_tok)
 	size_t pages = (size_t)kv_bytes(f->kv.plan, kv_seq_pages(n_tok));
 	Saved *s = malloc(sizeof *s + pages + (size_t)kv_state_bytes(f->kv.plan, 1));
 	assert_non_null(s);
+	kv_seq_wait(&f->kv, q);
 	kv_state_read(&f->kv, q, (char *)s->cells + pages);
 	s->n = n_tok;
 	kv_pages_read(&f->kv, f->kv.seq[q].page, f->kv.seq[q].n_page, kv_behind(&f->kv, n_tok), s->cells);
@@ -271,12 +378,13 @@ typedef struct Sim {
 	uint64_t  born[64];
 	int       priorities;
 	int       windows;   /* 1: a layer sees one, 2: it has exact pages */
+	int32_t   host;      /* pages in host memory */
 	int       n_live;
 	uint64_t  step, n_done, n_cancelled, slowest, n_guessed, n_right;
 } Sim;
 
 static const SchedOps ops = { .seq_new = fake_new, .seq_fork = fake_fork, .seq_free = fake_free, .seq_trim = fake_trim, .pages_need = fake_need,
-	.pages_free = fake_pages, .prefix_find = fake_find, .prefix_keep = fake_keep, .save = fake_save, .load = fake_load,
+	.pages_free = fake_pages, .prefix_find = fake_find, .prefix_keep = fake_keep, .here = fake_here, .save = fake_save, .load = fake_load,
 	.drop = fake_drop };
 
 static void
@@ -429,8 +537,12 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 	m->slowest = 0;
 	/* less than sessions take: what all sequences see, and the rows of a step */
 	const Plan *p = m->windows == 2 ? &exact_plan : m->windows ? lim.borders ? &both_plan : &window_plan : lim.borders ? &state_plan : &plan;
-	assert_int_equal(kv_open_on(&m->f.kv, NULL, p, pages, m->windows ? (m->windows == 2 ? 5 : 4) * lim.seqs + lim.chunk / PLAN_KV_PAGE + 1 : 0,
+	const KvMem mem = { .user = &m->f, .alloc = mem_alloc, .free = mem_free, .copy = mem_copy, .clear = mem_clear, .read = mem_copy, .write = mem_copy, .pin = mem_alloc,
+		.unpin = mem_unpin, .begin = mem_begin, .out = mem_beside, .in = mem_beside, .end = mem_end, .wait = mem_wait, .over = mem_over };
+	assert_int_equal(kv_open_on(&m->f.kv, &mem, p, pages, m->windows ? (m->windows == 2 ? 5 : 4) * lim.seqs + lim.chunk / PLAN_KV_PAGE + 1 : 0,
 	                            lim.no_prefix ? 0 : 2 * lim.seqs, CONTEXT, lim.seqs, NULL), LLMC_OK);
+	assert_int_equal(kv_host_open(&m->f.kv, m->host, lim.chunk / PLAN_KV_PAGE + 1, NULL), LLMC_OK);
+	m->f.group = m->f.kv.host.n_moved = m->f.kv.host.waited = (uint32_t)-1000; /* numbers come round */
 	if (!lim.no_prefix)
 		assert_int_equal(kv_prefix_open(&m->f.kv, NULL), LLMC_OK);
 	assert_int_equal(sched_open(&lim, &o, &m->s, NULL), LLMC_OK);
@@ -460,36 +572,45 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 static void
 random_requests_answer_as_alone(void **state)
 {
-	static const struct { SchedLimits lim; int choices, busy, save, windows; } with[] = {
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 }, 3, 16, 3, 0 },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 32, .pages = 10 }, 3, 12, 0, 0 },
-		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 }, 4, 30, 8, 0 },
-		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 60 }, 2, 8, 4, 0 },
-		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 4, 0 },
-		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 9, .no_prefix = true }, 2, 10, 2, 0 },
+	static const struct { SchedLimits lim; int choices, busy, save, windows, host; } with[] = {
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 }, 3, 16, 3, 0, 0 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 32, .pages = 10 }, 3, 12, 0, 0, 0 },
+		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 }, 4, 30, 8, 0, 0 },
+		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 60 }, 2, 8, 4, 0, 0 },
+		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 4, 0, 0 },
+		{ { .seqs = 6, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 9, .no_prefix = true }, 2, 10, 2, 0, 0 },
 		{ { .seqs = 10, .chunk = 100, .n_out = 10, .prefill = 100, .pages = 12, .total_tokens = 900,
-		    .waiting_ratio = 1.2f, .max_waiting_steps = 20 }, 2, 30, 2, 0 },
-		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2, 0 },
-		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .borders = true }, 3, 16, 3, 0 },
-		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .borders = true }, 2, 12, 4, 0 },
-		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 }, 3, 12, 3, 1 },
-		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 18 }, 2, 10, 4, 1 },
-		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .borders = true }, 2, 12, 3, 1 },
-		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 }, 2, 10, 4, 2 },
+		    .waiting_ratio = 1.2f, .max_waiting_steps = 20 }, 2, 30, 2, 0, 0 },
+		{ { .seqs = 8, .chunk = 256, .n_out = 200, .prefill = 100, .pages = 12, .prompt_whole = true, .no_prefix = true }, 2, 20, 2, 0, 0 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14, .borders = true }, 3, 16, 3, 0, 0 },
+		{ { .seqs = 5, .chunk = 200, .n_out = 60, .prefill = 160, .pages = 40, .borders = true }, 2, 12, 4, 0, 0 },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 }, 3, 12, 3, 1, 0 },
+		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 18 }, 2, 10, 4, 1, 0 },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 36, .borders = true }, 2, 12, 3, 1, 0 },
+		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 }, 2, 10, 4, 2, 0 },
+		{ { .seqs = 8, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 14 }, 3, 16, 1, 0, 7 },
+		{ { .seqs = 8, .chunk = 48, .n_out = 8, .prefill = 48, .pages = 11 }, 4, 30, 0, 0, 200 },
+		{ { .seqs = 4, .chunk = 64, .n_out = 24, .prefill = 64, .pages = 40 }, 3, 12, 0, 1, 60 },
+		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 0, 0, 1 },
+		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 30 }, 2, 8, 0, 0, 30 },
+		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 }, 2, 10, 0, 2, 60 },
 	};
 	static Sim m;
-	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0;
+	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0, out = 0, in = 0, waited = 0;
 	int steps = 10000;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
-		m = (Sim){ .f.random = 88172645463325252u + i, .windows = with[i].windows, .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0 };
+		m = (Sim){ .f.random = 88172645463325252u + i, .windows = with[i].windows, .host = with[i].host, .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0 };
 		simulate(&m, with[i].lim, steps, with[i].choices, with[i].busy, with[i].save);
 		preempted += m.s->n_preempted;
 		saved += m.s->n_loaded;
 		hits += m.s->prefix_hits;
 		guessed += m.n_guessed;
 		right += m.n_right;
+		out += m.f.kv.host.n_out;
+		in += m.f.kv.host.n_in;
+		waited += (uint64_t)m.f.n_waited;
 		print_message("%zu: %llu answered, %llu cancelled, %llu preempted, %llu loaded, %llu cached, at most %llu steps\n", i,
 		              (unsigned long long)m.n_done, (unsigned long long)m.n_cancelled, (unsigned long long)m.s->n_preempted,
 		              (unsigned long long)m.s->n_loaded, (unsigned long long)m.s->prefix_hits, (unsigned long long)m.slowest);
@@ -502,6 +623,8 @@ random_requests_answer_as_alone(void **state)
 	/* the simulation has been where it matters */
 	assert_true(preempted > 500 && saved > 200 && hits > 10000);
 	assert_true(right > 5000 && guessed - right > 2000);
+	print_message("%llu pages to host memory, %llu back, %llu times a sequence waited for them\n", (unsigned long long)out, (unsigned long long)in, (unsigned long long)waited);
+	assert_true(out > 1000 && in > 300 && waited > 100);
 }
 
 /* ------------------------------------------------------------------------------------------ one by one ---- */

@@ -343,6 +343,56 @@ a_window_stays_for_a_little_back(void **state)
 	}
 }
 
+/* Of eight pages of prompts four are on the device: the first ones, found again, are read as they were written, with a page of host memory for each that is not here. */
+static void
+what_the_cache_forgets_comes_back_from_the_host(void **state)
+{
+	enum { LONG = 2 * PLAN_KV_PAGE };
+	int32_t tok[4][LONG + 1];
+	Kv kv;
+
+	(void)state;
+	assert_int_equal(kv_open(&kv, &plan, 4, 100, 2, NULL), LLMC_OK);
+	assert_int_equal(kv_host_open(&kv, 6, 1, NULL), LLMC_OK);
+	assert_int_equal(kv_prefix_open(&kv, NULL), LLMC_OK);
+	for (int p = 0; p < 4; p++) {
+		int32_t q = kv_seq_new(&kv);
+		for (int i = 0; i <= LONG; i++)
+			tok[p][i] = 100 * p + i;
+		append(&kv, q, LONG);
+		for (int i = 0; i < LONG; i++)
+			for (int l = 0; l < 2; l++)
+				*cell(&kv, q, i, l) = (float)(1000 * p + 2 * i + l);
+		kv_prefix_keep(&kv, q, -1, tok[p]);
+		kv_seq_free(&kv, q);
+		assert_null(kv_check(&kv));
+	}
+	assert_int_equal(kv.host.n_in, 0);
+	for (int round = 0; round < 3; round++)
+		for (int p = 0; p < 4; p++) {
+			int32_t q = kv_seq_new(&kv);
+			assert_int_equal(kv_prefix_find(&kv, q, -1, tok[p], LONG + 1), LONG);
+			assert_true(kv_seq_here(&kv, q));
+			for (int i = 0; i < LONG; i++)
+				for (int l = 0; l < 2; l++)
+					assert_true(*cell(&kv, q, i, l) == (float)(1000 * p + 2 * i + l));
+			assert_null(kv_check(&kv));
+			kv_seq_free(&kv, q);
+		}
+	assert_true(kv.host.n_in == 2 * 12 && kv.host.n_out >= kv.host.n_in); /* the one asked for was always the oldest */
+	assert_true(kv_host_used(&kv) >= 4 && kv_host_used(&kv) <= 6);
+	/* what two sequences hold leaves no page to bring others to: they are found as far as there is room */
+	int32_t a = kv_seq_new(&kv), b = kv_seq_new(&kv);
+	append(&kv, a, LONG + 1);
+	assert_int_equal(kv_prefix_find(&kv, b, -1, tok[1], LONG + 1), PLAN_KV_PAGE);
+	assert_int_equal(kv.n_free, 0);
+	assert_null(kv_check(&kv));
+	kv_seq_free(&kv, b);
+	kv_seq_free(&kv, a);
+	assert_null(kv_check(&kv));
+	kv_release(&kv);
+}
+
 int
 main(void)
 {
@@ -355,6 +405,7 @@ main(void)
 		cmocka_unit_test(a_prefix_is_found_again),
 		cmocka_unit_test(a_sequence_is_saved_and_restored),
 		cmocka_unit_test(a_window_stays_for_a_little_back),
+		cmocka_unit_test(what_the_cache_forgets_comes_back_from_the_host),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,6 +69,9 @@ BENCH_TEST(types_of_cached_rows)
 		{ { "kv.window=64" }, "--set:1:11: error: kv.window = 64: it is for quantised rows, keys are f16 and values f16" },
 		{ { "kv={k: int8, sinks: 4}", "parallel.pp=2" }, "kv.sinks = 4: stages keep all positions in one type" },
 		{ { "kv.dtype=int9" }, "kv.dtype = int9: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 int4; did you mean int" },
+		{ { "kv.host=8X" }, "kv.host = 8X: a size is expected, as 512M or 8G" },
+		{ { "kv.host=-1" }, "kv.host = -1 is out of range: at most 64T" },
+		{ { "kv.host=65T" }, "kv.host = 65T is out of range: at most 64T" },
 		{ { "kv.rotate=true" }, "--set:1:11: error: kv.rotate = true: only rows of quantised types are rotated, keys are f16 and values f16" },
 		{ { "attention.head_dim=6", "kv={dtype: int8, rotate: true}" }, "attention.head_dim = 6 is no multiple of 4, and rotation mixes a power of two" },
 	};

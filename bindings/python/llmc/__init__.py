@@ -292,7 +292,7 @@ class Model(_Handle):
         return Engine(self, **options)
 
     def session(self, **limits):
-        """limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots"""
+        """limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens"""
         return Session(self, **limits)
 
 
@@ -506,13 +506,13 @@ class Request:
 class Engine(_Handle):
     """Many requests at once, from any thread. options: max_concurrent_requests, max_batch_prefill_tokens,
     max_batch_total_tokens, waiting_served_ratio, max_waiting_tokens, no_prefix_cache, swap_bytes, prefix_dir,
-    prefix_dir_bytes, speculate, draft (a smaller Model of the same tokenizer); limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots. An engine serves either submit() and generate() or, in one event loop, stream()."""
+    prefix_dir_bytes, speculate, draft (a smaller Model of the same tokenizer); limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens. An engine serves either submit() and generate() or, in one event loop, stream()."""
 
     def __init__(self, model, *, log=None, **options):
         self._h = None
         self.model = model
         self._loop, self._waiting = None, {}
-        limits = {k: options.pop(k) for k in ("context", "seqs", "chunk", "n_out", "kv_tokens", "threads", "snapshots") if k in options}
+        limits = {k: options.pop(k) for k in ("context", "seqs", "chunk", "n_out", "kv_tokens", "threads", "snapshots", "host_tokens") if k in options}
         keep = _ffi.Limits(**_limits(limits))
         if options.get("prefix_dir"):
             options["prefix_dir"] = os.fsencode(options["prefix_dir"])

@@ -44,7 +44,8 @@ class Options(Sized):
 
 class Limits(Sized):
     _fields_ = [("size", C.c_size_t), ("context", C.c_int32), ("seqs", C.c_int32), ("chunk", C.c_int32),
-                ("n_out", C.c_int32), ("kv_tokens", C.c_int64), ("n_threads", C.c_int), ("snapshots", C.c_int32)]
+                ("n_out", C.c_int32), ("kv_tokens", C.c_int64), ("n_threads", C.c_int), ("snapshots", C.c_int32),
+                ("host_tokens", C.c_int64)]
 
 
 class Bias(C.Structure):
@@ -88,7 +89,7 @@ class Info(Sized):
 class Memory(Sized):
     _fields_ = [("size", C.c_size_t), ("weights", C.c_int64), ("kv", C.c_int64), ("scratch", C.c_int64),
                 ("state", C.c_int64), ("kv_per_token", C.c_int64), ("kv_per_seq", C.c_int64), ("kv_saved", C.c_int64),
-                ("kv_snapshots", C.c_int64), ("kv_exact", C.c_int64)]
+                ("kv_snapshots", C.c_int64), ("kv_exact", C.c_int64), ("kv_host", C.c_int64)]
 
 
 class Chunk(C.Structure):
@@ -148,7 +149,8 @@ class Counts(Sized):
                         "request_s", "step_tokens", "start_size", "request_prompt", "request_new", "request_max_new",
                         "request_n")] + [
                             ("drafts", C.c_uint64), ("drafted", C.c_uint64), ("accepted", C.c_uint64), ("prefix_read", C.c_uint64),
-                            ("prefix_written", C.c_uint64), ("prefix_wrong", C.c_uint64), ("accepted_at", C.c_uint64 * 15)]
+                            ("prefix_written", C.c_uint64), ("prefix_wrong", C.c_uint64), ("accepted_at", C.c_uint64 * 15),
+                            ("host_pages_total", C.c_int64), ("host_pages_used", C.c_int64), ("host_out", C.c_uint64), ("host_in", C.c_uint64)]
 
 
 P = C.POINTER
