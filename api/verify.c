@@ -113,6 +113,25 @@ compare_choice(Compare *c, const PlanStep *step, const char *value, const Kept *
 	return others > 0;
 }
 
+/* Positions that an indexer chose: the same for them. Of all that rows chose, more than one in eight may not differ. */
+static bool
+compare_positions(Compare *c, const PlanStep *step, const char *value, const Kept *k, int32_t *sel, int64_t rows, int64_t width)
+{
+	const int32_t *want = (const int32_t *)(const void *)k->data;
+	int64_t others = 0, i = 0;
+
+	for (int64_t t = 0; t < rows; t++) /* both in ascending order */
+		for (int64_t at = i = 0; at < width; at++) {
+			while (i < width && want[t * width + i] != -1 && want[t * width + i] < sel[t * width + at])
+				i++;
+			others += i == width || want[t * width + i] != sel[t * width + at];
+		}
+	report(c, step, value, (double)others, (double)(rows * width), 1.0 / 8);
+	if (others)
+		memcpy(sel, want, (size_t)(rows * width) * sizeof *sel);
+	return others > 0;
+}
+
 static bool
 choice_is_biased(const PlanStep *step)
 {
@@ -134,6 +153,8 @@ compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *
 
 	if (!k || k->n != rows * width)
 		return false;
+	if (dtype == DT_I32 && step->op == OP_index_select)
+		return compare_positions(c, step, value, k, values, rows, width);
 	if (dtype == DT_I32)
 		return step->op == OP_norm_route || step->op == OP_moe_route ? compare_choice(c, step, value, k, values, rows, width) : false;
 	for (int64_t i = 0; i < k->n; i++) {

@@ -238,6 +238,29 @@ state_pool(Build *b, int *v, const char *id, const uint8_t *layer_in, int64_t he
 	}
 }
 
+/* Keys of indexers, in 16 bit where latents are quantised: a choice is finer than what it chooses. */
+static void
+index_pool(Build *b)
+{
+	const Spec *s = b->s;
+	int         at = -1;
+
+	for (int l = 0; l < s->n_layers; l++) {
+		b->index[l] = -1;
+		if (s->attention.index.top_k == 0 || !s->attention.index.layer_in[l] || !spec_attends(s, l))
+			continue;
+		if (at < 0) {
+			KvType type = kv_quantised(s->kv.k) ? KVT_F16 : s->kv.k;
+			at = b->g->n_pool++;
+			b->g->pool[at] = (PlanPool){ .id = "index", .mla = true, .k = type, .v = type, .kv_heads = 1, .k_dim = s->attention.index.dim };
+		}
+		int v = graph_value(b->g, VAL_POOL, arena_printf(b->g->arena, "index.%d", b->g->pool[at].n_layers), spec_loc(s, "attention.index.top_k"));
+		b->g->val[v].tensor = at;
+		b->g->val[v].dim[0] = b->g->pool[at].n_layers++;
+		b->index[l] = v;
+	}
+}
+
 /* One pool for all layers of attention, or a second one for those that see a window only, and pools for what layers keep as a state. */
 static void
 pools(Build *b)
@@ -250,7 +273,8 @@ pools(Build *b)
 	b->done = NEW(b->g->arena, int, s->n_layers);
 	b->conv = NEW(b->g->arena, int, s->n_layers);
 	b->state = NEW(b->g->arena, int, s->n_layers);
-	b->g->pool = NEW(b->g->arena, PlanPool, 7);
+	b->index = NEW(b->g->arena, int, s->n_layers);
+	b->g->pool = NEW(b->g->arena, PlanPool, 8);
 	for (int l = 0; l < s->n_layers; l++)
 		count[spec_windowed(s, l)] += spec_attends(s, l) && spec_kv_layer(s, l) == l;
 	for (int w = 0; w < 2; w++)
@@ -280,6 +304,7 @@ pools(Build *b)
 		b->g->val[v].dim[0] = p->n_layers++;
 		b->pool[l] = v;
 	}
+	index_pool(b);
 	if (s->conv.n > 0)
 		state_pool(b, b->conv, "short_conv", s->conv.layer_in, 1, s->conv.taps - 1, s->hidden);
 	if (s->linear.n > 0) {
@@ -363,7 +388,7 @@ open_adapter(Graph *g, Diag *d, Arena *perm)
 Graph *
 graph_build(const Spec *s, Diag *d, Arena *perm)
 {
-	Build b = { .g = graph_new(s, d, perm), .s = s, .layer = -1, .ple = -1 };
+	Build b = { .g = graph_new(s, d, perm), .s = s, .layer = -1, .ple = -1, .sel = -1 };
 	int   table, x, errors = d->n_error;
 
 	if (!experts_plausible(s, d) || !open_adapter(b.g, d, perm))

@@ -14,6 +14,8 @@ typedef struct Build {
 	Loc         loc;     /* of the YAML key that the ops being made come from */
 	int         rope[2], rope2; /* values of the tables; rope2: second axis */
 	int        *pool, *done; /* [n_layers] values: the cache that a layer reads, and that it has been appended to; -1: the layer has no attention */
+	int        *index;   /* [n_layers] values: the pool of the indexer's keys; -1: the layer has none */
+	int         sel;     /* positions that the last indexer chose; -1: none before */
 	int        *conv, *state; /* [n_layers] of layers that keep a state; else -1 */
 	int         embedded; /* the embedded tokens */
 	int         ple;     /* what per-layer embeddings bring to all layers, side by side; -1: none */

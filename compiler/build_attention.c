@@ -3,13 +3,12 @@
 
 #include <math.h>
 
-/* Rotate dims [first, first + dims of the layer's table) of each head. */
+/* Rotate dims [first, first + dims of the layer's table) of each head, in pairs of the style. */
 static int
-rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *name)
+rotate_as(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *style, const char *name)
 {
 	const Spec *s = b->s;
 	int         table = s->n_rope > 1 && spec_windowed(s, b->layer) ? 1 : 0;
-	const char *style = s->rope_style == ROPE_HALF ? "half" : "interleaved";
 
 	if (s->position != POS_ROPE || (s->rope_in && !s->rope_in[b->layer]))
 		return x;
@@ -29,6 +28,12 @@ rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *n
 	op_set_int(b->g, o, "rope_dims", s->rope[table].dims);
 	op_set_word(b->g, o, "style", style);
 	return y;
+}
+
+static int
+rotate(Build *b, int x, int64_t heads, int64_t dim, int64_t first, const char *name)
+{
+	return rotate_as(b, x, heads, dim, first, b->s->rope_style == ROPE_HALF ? "half" : "interleaved", name);
 }
 
 /* The norm of q or k, if it stands here */
@@ -180,29 +185,69 @@ gqa(Build *b, int h)
 	return build_matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
 }
 
-/* The cache holds the normed latent and one rotated key; k_b and v_b stay two factors beside it. */
+/* Positions that rows of this layer attend to, of the stream h and the normed query latent: the choice of its indexer, or of the last one before
+ * it; -1: all */
+static int
+choose(Build *b, int h, int low)
+{
+	const Spec *s = b->s;
+	int64_t     heads = s->attention.index.heads, dim = s->attention.index.dim;
+	const char *style = s->attention.index.interleaved ? "interleaved" : "half";
+
+	if (s->attention.index.top_k == 0 || b->index[b->layer] < 0)
+		return b->sel;
+	build_at(b, "attention.index.top_k");
+	int q = rotate_as(b, build_matmul(b, low, "index_q", false, heads * dim, s->attention.q_rank, "index_q"), heads, dim, 0, style, "index_q_rope");
+	int k = build_matmul(b, h, "index_k", false, dim, s->hidden, "index_k"), normed = build_value(b, "index_k_normed");
+	Op *o = OP(b, layernorm, .x = k, .w = build_matrix(b, "index_k_norm", dim, 0), .b = build_bias(b, true, "index_k_norm", dim), .y = normed);
+	op_set_int(b->g, o, "dim", dim);
+	op_set_int(b->g, o, "groups", 1);
+	op_set_int(b->g, o, "each", 0);
+	op_set_num(b->g, o, "eps", s->attention.index.eps);
+	op_set_int(b->g, o, "plus_one", 0);
+	k = rotate_as(b, normed, 1, dim, 0, style, "index_k_rope");
+	int w = build_matmul(b, h, "index_w", false, heads, s->hidden, "index_w"), done = build_value(b, "index");
+	o = OP(b, index_append, .k = k, .kv = b->index[b->layer], .done = done);
+	op_set_int(b->g, o, "dim", dim);
+	b->sel = build_value(b, "sel");
+	o = OP(b, index_select, .q = q, .w = w, .kv = b->index[b->layer], .done = done, .sel = b->sel);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "dim", dim);
+	op_set_int(b->g, o, "chosen", s->attention.index.top_k);
+	op_set_num(b->g, o, "scale", 1 / sqrt((double)(heads * dim)));
+	return b->sel;
+}
+
+/* The cache holds the normed latent and one rotated key; k_b and v_b stay two factors beside it. Where an indexer reads the query latent too,
+ * the latent's product comes first: fuse_mla makes both of one product, in its place. What is chosen stands in front of the append, where fused attention will be. */
 static int
 mla(Build *b, int h)
 {
 	const Spec *s = b->s;
 	int64_t     heads = s->attention.n_heads, nope = s->attention.nope_dim, rope = s->attention.rope_dim;
 	int64_t     rank = s->attention.kv_rank, q_rank = s->attention.q_rank, v_dim = s->attention.v_dim;
-	int         kv = b->pool[b->layer], q;
+	int         kv = b->pool[b->layer], q, low = -1, both = -1;
+	bool        indexed = s->attention.index.top_k > 0;
 
 	build_at(b, "attention.kind");
+	if (indexed)
+		both = build_matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
 	if (q_rank > 0) {
-		int low = build_matmul(b, h, "q_a", s->attention.bias, q_rank, s->hidden, "q_a");
+		low = build_matmul(b, h, "q_a", s->attention.bias, q_rank, s->hidden, "q_a");
 		low = build_rmsnorm(b, low, "q_a_norm", q_rank, 1, s->norm.latent_eps, false, "q_a_normed");
 		q = build_matmul(b, low, "q_b", false, heads * (nope + rope), q_rank, "q");
 	} else {
 		q = build_matmul(b, h, "q", false, heads * (nope + rope), s->hidden, "q");
 	}
 	q = rotate(b, q, heads, nope + rope, nope, "q_rope");
-	int both = build_matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
+	if (!indexed)
+		both = build_matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
 	int latent = build_slice(b, both, rank + rope, 0, rank, "latent");
 	latent = build_rmsnorm(b, latent, "kv_a_norm", rank, 1, s->norm.latent_eps, false, "latent_normed");
 	int key = build_slice(b, both, rank + rope, rank, rope, "k_pe");
 	key = rotate(b, key, 1, rope, 0, "k_rope");
+	int sel = choose(b, h, low);
+	build_at(b, "attention.kind");
 
 	int done = build_value(b, "kv");
 	Op *o = OP(b, mla_append, .latent = latent, .rope_k = key, .kv = kv, .done = done);
@@ -213,12 +258,13 @@ mla(Build *b, int h)
 	build_at(b, "attention.kind");
 	int k_b = build_matrix(b, "k_b", heads * nope, rank), v_b = build_matrix(b, "v_b", heads * v_dim, rank);
 	int y = build_value(b, "attn");
-	o = OP(b, mla_attention, .q = q, .k_b = k_b, .v_b = v_b, .kv = kv, .done = done, .y = y);
+	o = OP(b, mla_attention, .q = q, .k_b = k_b, .v_b = v_b, .kv = kv, .done = done, .sel = sel, .y = y);
 	op_set_int(b->g, o, "heads", heads);
 	op_set_int(b->g, o, "kv_rank", rank);
 	op_set_int(b->g, o, "nope_dim", nope);
 	op_set_int(b->g, o, "rope_dim", rope);
 	op_set_int(b->g, o, "v_dim", v_dim);
+	op_set_int(b->g, o, "chosen", s->attention.index.top_k);
 	op_set_num(b->g, o, "scale", s->attention.scale);
 	return build_matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
 }

@@ -90,7 +90,9 @@ put_pools(const Plan *p, Strbuf *out)
 		}
 		put_bytes(out, plan_layer_page_bytes(k) * k->n_layers / PLAN_KV_PAGE);
 		strbuf_printf(out, " a position: %d layers, ", k->n_layers);
-		if (k->mla)
+		if (k->mla && strcmp(k->id, "index") == 0)
+			strbuf_printf(out, "an indexer's key of %" PRId64 " elements", k->k_dim);
+		else if (k->mla)
 			strbuf_printf(out, "latent and key of %" PRId64 " elements", k->k_dim);
 		else
 			strbuf_printf(out, "%" PRId64 " heads of %" PRId64 " + %" PRId64 " elements", k->kv_heads, k->k_dim, k->v_dim);
@@ -266,6 +268,8 @@ put_forms(const Plan *p, Strbuf *out)
 		strbuf_printf(out, "  decode rows are absorbed; n > 1 rows of a prompt behind c positions are expanded where n (c + n / 2) > %" PRId64 " c\n", expand);
 	else
 		strbuf_puts(out, "  all rows are absorbed\n");
+	if (step_int(s, "chosen"))
+		strbuf_printf(out, "  a row attends to %" PRId64 " of its positions, chosen by the last index_select before it\n", step_int(s, "chosen"));
 }
 
 static void

@@ -17,7 +17,7 @@ static const char *const roles[] = {
 	"conv_b", "conv_c", "conv_x", "conv_w", "conv_o",
 	"shared_norm", "shared_q", "shared_k", "shared_v", "shared_o", "shared_ffn_norm", "shared_gate", "shared_up", "shared_down", "from_shared",
 	"shared_q_a", "shared_q_b", "shared_k_a", "shared_k_b", "shared_v_a", "shared_v_b", "shared_ffn_a", "shared_gate_b", "shared_up_b",
-	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b",
+	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b", "index_q", "index_k", "index_k_norm", "index_w",
 	"ffn_norm", "gate", "up", "down", "act_p", "act_n", "ffn_out_norm", "dense_out_norm", "moe_norm", "moe_out_norm", "moe_in", "moe_out", "layer_gain",
 	"ple_embed", "ple_proj", "ple_norm", "ple_gate", "ple_out", "ple_out_norm",
 	"router", "router_bias", "router_norm", "expert_gain", "e_gate", "e_up", "e_down", "e_gate_b", "e_up_b", "e_down_b", "s_gate", "s_up", "s_down", "s_mix",

@@ -10,6 +10,7 @@ typedef struct Latent {
 	Op *att, *append, *temper;       /* temper: NULL, or the factor of queries by position */
 	Op *q_rope, *q_b, *q_norm, *q;   /* q_b, q_norm: where there is a query latent; q: the matmul of the normed row */
 	Op *norm, *latent, *key, *k_rope, *kv;
+	bool indexed;                    /* an indexer reads the normed query latent as well */
 } Latent;
 
 static bool
@@ -33,7 +34,9 @@ latent_match(const Fuse *f, Op *att, Latent *m)
 	}
 	if (!(m->q = fuse_only_def(f, q, OP_matmul)))
 		return false;
-	if ((m->q_norm = fuse_only_def(f, m->q->arg[ARG(matmul, x)], OP_rmsnorm)) && op_int(m->q_norm, "groups") == 1 &&
+	m->indexed = att->arg[ARG(mla_attention, sel)] >= 0 && fuse_uses(f, m->q->arg[ARG(matmul, x)]) > 1;
+	m->q_norm = fuse_def(f, m->q->arg[ARG(matmul, x)]);
+	if (m->q_norm && m->q_norm->kind == OP_rmsnorm && (m->indexed || fuse_uses(f, m->q->arg[ARG(matmul, x)]) == 1) && op_int(m->q_norm, "groups") == 1 &&
 	    fuse_only_def(f, m->q_norm->arg[ARG(rmsnorm, x)], OP_matmul) && m->q->arg[ARG(matmul, b)] < 0) {
 		m->q_b = m->q;
 		m->q = fuse_def(f, m->q_norm->arg[ARG(rmsnorm, x)]);
@@ -64,6 +67,8 @@ expand_pairs(const Graph *g, const Op *att)
 	int64_t rank = op_int(att, "kv_rank"), rope = op_int(att, "rope_dim"), nope = op_int(att, "nope_dim"), v_dim = op_int(att, "v_dim");
 	int64_t absorbed = 2 * rank + rope, expanded = nope + rope + v_dim;
 
+	if (op_int(att, "chosen") > 0)
+		return 0;
 	if (g->spec->attention.form == MLA_EXPANDED && nope <= rank && v_dim <= rank)
 		return MLA_EXPAND_ALWAYS;
 	if (g->spec->attention.form == MLA_ABSORBED || g->spec->deterministic || nope > rank || v_dim > rank || expanded >= absorbed)
@@ -92,8 +97,9 @@ value_width(Fuse *f, const Op *op, int arg)
 /* q_a, kv_a = matmuls of one h; norms of both latents; q_b; ropes; mla_append; mla_attention
  *   ->  a = norm_matmul(h, [q_a; kv_a]);  q, done = mla_query(a);  o = mla_attend(q);  y = mla_value(o)
  *
- * requires: all between h and y is read by nothing else. Of several dtypes, q_a and kv_a stay two products
- * keeps:    y, the order value
+ * requires: all between h and y is read by nothing else, but for q_a's norm, which an indexer may read: then kv_a stands in front of q_a. Of several
+ *           dtypes, q_a and kv_a stay two products
+ * keeps:    y, the order value; q_a and its norm where an indexer reads them, q_a as a slice of a
  * effect:   4 steps for 11; one read of h; the key and the normed latent go straight to the cache; k_b is read once a step. */
 int
 fuse_mla(Fuse *f)
@@ -116,7 +122,7 @@ fuse_mla(Fuse *f)
 		int     q = new_value(f, att, VAL_ACT, "q_mla"), read = m.temper ? new_value(f, att, VAL_ACT, "q_mla_tempered") : q, o = new_value(f, att, VAL_ACT, "o_mla");
 		int     h = m.q->arg[ARG(matmul, x)];
 		Front   front[2] = { front_norm(f, h, 0), front_plain(h) };
-		Op      first = { 0 }, query, attend, value, temper = { 0 };
+		Op      first = { 0 }, query, attend, value, temper = { 0 }, part = { 0 };
 		bool    taken = false;
 		for (int t = stacked && front[0].norm < 0 ? 1 : 0; stacked && t < 2 && !taken; t++) {
 			first = fuse_op(OP_norm_matmul, m.q, OP_ARGS(norm_matmul, .x = front[t].x, .nw = front[t].nw, .nb = front[t].nb, .w = w, .b = b, .y = a));
@@ -147,13 +153,14 @@ fuse_mla(Fuse *f)
 			op_set_num(g, &query, "eps", op_num(m.norm, "eps"));
 			op_set_word(g, &query, "style", m.q_rope ? op_word(m.q_rope, "style") : "none");
 			attend = fuse_op(OP_mla_attend, att, OP_ARGS(mla_attend, .q = read, .k_b = expand > 0 ? k_b : -1, .v_b = expand > 0 ? v_b : -1,
-			                                           .kv = kv, .done = done, .o = o));
+			                                           .kv = kv, .done = done, .sel = att->arg[ARG(mla_attention, sel)], .o = o));
 			op_set_int(g, &attend, "heads", heads);
 			op_set_int(g, &attend, "kv_rank", rank);
 			op_set_int(g, &attend, "nope_dim", nope);
 			op_set_int(g, &attend, "rope_dim", rope);
 			op_set_int(g, &attend, "v_dim", v_dim);
 			op_set_int(g, &attend, "expand", expand);
+			op_set_int(g, &attend, "chosen", op_int(att, "chosen"));
 			op_set_num(g, &attend, "scale", op_num(att, "scale"));
 			value = fuse_op(OP_mla_value, att, OP_ARGS(mla_value, .o = o, .v_b = v_b, .y = att->arg[ARG(mla_attention, y)]));
 			op_set_int(g, &value, "heads", heads);
@@ -172,18 +179,26 @@ fuse_mla(Fuse *f)
 			}
 			taken = (!m.temper || fuse_accepted(f, &temper)) && fuse_accepted(f, &query) && fuse_accepted(f, &attend) && fuse_accepted(f, &value);
 		}
-		if (!taken)
+		if (stacked && m.indexed) {
+			part = fuse_op(OP_slice, m.q, OP_ARGS(slice, .x = a, .y = m.q->arg[ARG(matmul, y)]));
+			op_set_int(g, &part, "width", op_int(m.q, "rows") + op_int(m.kv, "rows"));
+			op_set_int(g, &part, "first", 0);
+			op_set_int(g, &part, "count", op_int(m.q, "rows"));
+		}
+		if (!taken || (stacked && m.indexed && !fuse_accepted(f, &part)))
 			continue;
 		op_makes(&query, fuse_name(f, q));
 		op_makes(&attend, fuse_name(f, o));
 		op_makes(&value, fuse_name(f, att->arg[ARG(mla_attention, y)]));
 		/* four of the ops' places, in their order: a's, where both have been made; the append's; one before the attention's and its own */
-		Op *gone[] = { m.q_rope, m.q_b, m.q_norm, m.norm, m.latent, m.key, m.k_rope, stacked ? m.q : NULL, stacked ? m.kv : NULL };
+		Op *gone[] = { m.q_rope, m.q_b, m.indexed ? NULL : m.q_norm, m.norm, m.latent, m.key, m.k_rope, stacked && !m.indexed ? m.q : NULL, stacked ? m.kv : NULL };
 		for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
 			if (gone[d])
 				fuse_drop(f, gone[d]);
 		if (stacked)
 			fuse_place(f, m.kv, &first);
+		if (stacked && m.indexed)
+			fuse_place(f, m.q, &part);
 		fuse_place(f, m.key, &query);
 		fuse_place(f, m.append, m.temper ? &temper : &attend);
 		if (m.temper)

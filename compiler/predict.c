@@ -91,7 +91,7 @@ gpu_find(const char *name)
 static void
 add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t context, int64_t *bytes, int64_t *flops)
 {
-	int64_t position, ops, window = step_int(s, "window");
+	int64_t position, ops, window = plan_step_reach(s);
 
 	if (!plan_step_cache(p, s, &position, &ops))
 		return;

@@ -211,6 +211,12 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.nope_dim = (int)INT(nope_dim);
 	s->attention.rope_dim = (int)INT(rope_dim);
 	s->attention.v_dim = (int)INT(v_dim);
+	s->attention.index.top_k = INT(index_top_k);
+	s->attention.index.heads = (int)INT(index_heads);
+	s->attention.index.dim = (int)INT(index_dim);
+	s->attention.index.interleaved = IS(index_rope, "interleaved");
+	s->attention.index.eps = NUM(index_eps);
+	s->attention.index.layer_in = t->val[K_index_layers].layers;
 	s->attention.local = (HeadShape){ (int)INT(local_n_heads), (int)INT(local_n_kv_heads), (int)INT(local_head_dim), (int)INT(local_v_dim) };
 	s->attention.layer_in = t->val[K_att_layers].layers;
 	s->attention.k_is_v = t->val[K_k_is_v].layers;

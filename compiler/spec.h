@@ -109,6 +109,7 @@ typedef struct Spec {
 		bool    sinks;             /* one more score a head, without a value */
 		MlaForm form;                                      /* mla */
 		int     q_rank, kv_rank, nope_dim, rope_dim, v_dim; /* mla; q_rank 0: plain q */
+		struct { int64_t top_k; int heads, dim; bool interleaved; double eps; const uint8_t *layer_in; } index; /* mla: who chooses positions; top_k 0: nobody */
 	} attention;
 
 	struct {                           /* layers with a delta rule in the place of attention */

@@ -118,6 +118,45 @@ check_latent(SpecTable *t)
 		err_at(t->d, LOC(k_is_v), "attention.k_is_v_layers: latent attention has no values beside its latents");
 }
 
+/* What chooses the positions that rows of latent attention see */
+static void
+check_index(SpecTable *t)
+{
+	static const SpecKey sizes[] = { K_index_heads, K_index_dim };
+	const uint8_t *in = t->val[K_index_layers].layers;
+	const long long top_k = (long long)INT(index_top_k);
+	SpecKey why;
+
+	if (top_k == 0) {
+		for (size_t i = 0; KNOWN(index_top_k) && i < sizeof sizes / sizeof *sizes; i++)
+			if (t->val[sizes[i]].num > 0)
+				err_at(t->d, t->val[sizes[i]].loc, "%s = %lld: there is no indexer without attention.index.top_k", spec_key[sizes[i]].path, (long long)spec_int(t, sizes[i]));
+		return;
+	}
+	if (!IS(att_kind, "mla")) {
+		err_at(t->d, LOC(index_top_k), "attention.index.top_k = %lld: positions are chosen for latent attention (attention.kind: mla) alone", top_k);
+		return;
+	}
+	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+		if (t->val[sizes[i]].known && t->val[sizes[i]].num < 1)
+			err_at(t->d, LOC(index_top_k), "%s is missing: an indexer needs it", spec_key[sizes[i]].path);
+	if (KNOWN(q_rank) && INT(q_rank) < 1)
+		err_at(t->d, LOC(index_top_k), "attention.index.top_k = %lld: queries of an indexer come from the query latent, attention.q_rank is missing", top_k);
+	if (IS(position, "rope") && INT(index_dim) > 0 && INT(rope_dims) > INT(index_dim)) {
+		err_at(t->d, LOC(index_dim), "attention.index.dim = %lld is less than rope.dims = %lld, which are rotated", (long long)INT(index_dim), (long long)INT(rope_dims));
+		note(t, K_rope_dims);
+	}
+	if (IS(att_form, "expanded")) {
+		err_at(t->d, LOC(att_form), "attention.form = expanded: chosen positions are read as latents");
+		note(t, K_index_top_k);
+	}
+	for (int64_t l = 0; in && l < INT(n_layers) && !in[l]; l++)
+		if (attends(t, l, &why)) {
+			err_at(t->d, LOC(index_layers), "layer %lld attends to the choice of an earlier layer, and there is none: it has to be one of attention.index.layers", (long long)l);
+			return;
+		}
+}
+
 static void
 check_heads(SpecTable *t)
 {
@@ -603,6 +642,7 @@ spec_check(SpecTable *t)
 {
 	check_name(t);
 	check_heads(t);
+	check_index(t);
 	check_rope(t);
 	check_kv(t);
 	check_exact(t);

@@ -91,6 +91,10 @@ graph_stage(Graph *g, int stage)
 			int v = op[i].arg[k];
 			if (v < 0 || g->val[v].def < 0 || of[g->val[v].def] == stage)
 				continue;
+			if (op[g->val[v].def].kind == OP_index_select) {
+				err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: layer %d attends to positions that an earlier stage chooses (attention.index.layers): other stages", stages, op[i].layer);
+				return false;
+			}
 			if (enters >= 0 && enters != v)
 				BUG(g->diag, op[i].loc, "stages: %s and %s are made by other stages than the one that reads them", g->val[enters].name, g->val[v].name);
 			enters = v;

@@ -138,7 +138,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
 	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit), GET(each), GET(chunk);
-	const int64_t GET(rank), GET(slots), GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state);
+	const int64_t GET(rank), GET(slots), GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(chosen);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
 
@@ -199,7 +199,15 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_mla_attention:
 		SET(mla_attention, .q = act(heads * (nope_dim + rope_dim)), .k_b = mat(mul(heads, nope_dim), kv_rank),
-		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .y = act(heads * v_dim));
+		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .sel = ids(chosen), .y = act(heads * v_dim));
+		break;
+	case OP_index_append:
+		SET(index_append, .k = act(dim), .kv = latent(dim, 0), .done = order());
+		break;
+	case OP_index_select:
+		MUST(chosen >= 1, "chosen >= 1");
+		MUST(attr_num(a, n, "scale") > 0, "scale > 0");
+		SET(index_select, .q = act(mul(heads, dim)), .w = act(heads), .kv = latent(dim, 0), .done = order(), .sel = ids(chosen));
 		break;
 	case OP_act:
 		MUST(!is_glu(a, n), "act is neither swiglu_oai nor silu_limit, which are of two rows");
@@ -328,8 +336,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	}
 	case OP_mla_attend:
 		MUST(expand == 0 || (nope_dim <= kv_rank && v_dim <= kv_rank), "nope_dim, v_dim <= kv_rank where expand > 0");
+		MUST(expand == 0 || chosen == 0, "chosen positions are attended to absorbed: expand = 0");
 		SET(mla_attend, .q = act(mul(heads, kv_rank + rope_dim)), .k_b = mat(mul(heads, nope_dim), kv_rank),
-		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .o = act(mul(heads, kv_rank)));
+		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .sel = ids(chosen), .o = act(mul(heads, kv_rank)));
 		break;
 	case OP_mla_value:
 		MUST(expand == 0 || v_dim <= kv_rank, "v_dim <= kv_rank where expand > 0");

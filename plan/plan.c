@@ -200,10 +200,16 @@ plan_step_cache(const Plan *p, const PlanStep *s, int64_t *bytes, int64_t *ops)
 		if (s->arg[i].kind == REF_POOL) {
 			const PlanPool *pool = &p->pool[s->arg[i].index];
 			*bytes = plan_layer_page_bytes(pool) / PLAN_KV_PAGE;
-			*ops = 2 * step_int(s, "heads") * (pool->mla ? 2 * pool->k_dim : pool->k_dim + pool->v_dim);
+			*ops = 2 * step_int(s, "heads") * (s->op == OP_index_select ? pool->k_dim : pool->mla ? 2 * pool->k_dim : pool->k_dim + pool->v_dim);
 			return true;
 		}
 	return false;
+}
+
+int64_t
+plan_step_reach(const PlanStep *s)
+{
+	return s->op == OP_index_select ? 0 : step_int(s, "chosen") ? step_int(s, "chosen") : step_int(s, "window");
 }
 
 void

@@ -273,6 +273,8 @@ Dtype   plan_source_dtype(const PlanTensor *t, const PlanSource *s); /* of the f
 int64_t plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows);
 /* What reading the cache costs: bytes of a position, operations on one for each row that sees it. False: the step reads none. */
 bool    plan_step_cache(const Plan *p, const PlanStep *s, int64_t *bytes, int64_t *ops);
+/* Positions that a row of such a step reads at most: of a window, or chosen; 0: all that it sees */
+int64_t plan_step_reach(const PlanStep *s);
 /* A row of a tensor in memory as fp32: dst [cols]; a vector's row 0 is all of it */
 void    plan_tensor_row(const PlanTensor *t, const void *data, int64_t row, float *dst);
 

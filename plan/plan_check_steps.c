@@ -149,7 +149,7 @@ check_reads(const Check *c)
 			return BAD(c, "buffer %s is read, but no step has written it since its memory was used otherwise", b->id);
 		const PlanStep *w = &c->phase->step[c->writer[at]];
 		if (b->dtype == DT_I32 && (step_int(w, w->op == OP_own_experts ? "count" : "n_experts") != step_int(c->step, "n_experts") ||
-		                           step_int(w, "top_k") != step_int(c->step, "top_k")))
+		                           step_int(w, "top_k") != step_int(c->step, "top_k") || step_int(w, "chosen") != step_int(c->step, "chosen")))
 			return BAD(c, "buffer %s holds indices that step[%d] made for other sizes", b->id, c->writer[at]);
 		if (b->dtype == DT_I32 && w->op == OP_own_experts && c->step->op == OP_expert_gain)
 			return BAD(c, "buffer %s holds -1 for experts of other ranks (step[%d]): they have no gain here", b->id, c->writer[at]);

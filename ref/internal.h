@@ -58,6 +58,19 @@ void ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool int
 /* in place; n > 0. sink: one more score, whose share is left out; NULL: none */
 void ref_softmax(float *p, int64_t n, const float *sink);
 
+/* What row t of an op attends to: *n positions, sel[0 .. *n), or the first ones where NULL comes back. arg: the op's choice of positions, which may be absent */
+static inline const int32_t *
+ref_sel(const RefCall *c, int arg, int64_t t, int64_t *n)
+{
+	const int64_t chosen = step_int(c->step, "chosen");
+
+	*n = c->s->pos[t] + 1;
+	if (!ref_has(c, arg) || *n <= chosen)
+		return NULL;
+	*n = chosen;
+	return (const int32_t *)c->arg[arg].data + t * chosen;
+}
+
 /* KV pages of one layer */
 static inline char *
 ref_page(const RefCall *c, int arg, int32_t seq, int64_t pos)

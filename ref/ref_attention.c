@@ -255,10 +255,12 @@ ref_mla_attention(const RefCall *c)
 		}
 		for (int64_t t = 0; t < n_tok; t++) {
 			const float *q_rope = ref_f32(c, ARG(mla_attention, q)) + (t * heads + h) * (nope + rope) + nope;
-			int64_t      first, end = visible(c, t, 0, false, false, &first);
+			int64_t      end;
+			const int32_t *sel = ref_sel(c, ARG(mla_attention, sel), t, &end);
 			int32_t      seq = c->s->seq_of[t];
 
-			for (int64_t j = 0; j < end; j++) {
+			for (int64_t i = 0; i < end; i++) {
+				int64_t     j = sel ? sel[i] : i;
 				const char *page = ref_page(c, ARG(mla_attention, kv), seq, j);
 				int64_t     at = j % PLAN_KV_PAGE;
 				double      s = 0;
@@ -267,14 +269,16 @@ ref_mla_attention(const RefCall *c)
 					s += (double)latent_q[t * rank + r] * (double)ref_latent_get(pool, page, at, r);
 				for (int64_t r = 0; r < rope; r++)
 					s += (double)q_rope[r] * (double)ref_latent_get(pool, page, at, rank + r);
-				p[j] = (float)(s * scale);
+				p[i] = (float)(s * scale);
 			}
 			ref_softmax(p, end, NULL);
 			for (int64_t r = 0; r < rank; r++) {
 				double s = 0;
 
-				for (int64_t j = 0; j < end; j++)
-					s += (double)p[j] * (double)ref_latent_get(pool, ref_page(c, ARG(mla_attention, kv), seq, j), j % PLAN_KV_PAGE, r);
+				for (int64_t i = 0; i < end; i++) {
+					int64_t j = sel ? sel[i] : i;
+					s += (double)p[i] * (double)ref_latent_get(pool, ref_page(c, ARG(mla_attention, kv), seq, j), j % PLAN_KV_PAGE, r);
+				}
 				context[t * rank + r] = (float)s;
 			}
 		}

@@ -91,7 +91,8 @@ ref_mla_attend(const RefCall *c)
 
 	for (int64_t t = 0; t < c->s->n_tok; t++) {
 		int32_t seq = c->s->seq_of[t];
-		int64_t end = c->s->pos[t] + 1;
+		int64_t end;
+		const int32_t *sel = ref_sel(c, ARG(mla_attend, sel), t, &end);
 		bool    whole = expanded(c, t);
 		float  *p = c->scratch, *made = p + end, *latent = made + nope + v_dim, *row = latent + rank;
 
@@ -100,24 +101,27 @@ ref_mla_attend(const RefCall *c)
 			float       *o = ref_f32(c, ARG(mla_attend, o)) + (t * heads + h) * rank;
 			int64_t      first = whole ? nope : rank;
 
-			for (int64_t j = 0; j < end; j++) {
-				double s = 0;
+			for (int64_t i = 0; i < end; i++) {
+				int64_t j = sel ? sel[i] : i;
+				double  s = 0;
 
 				if (whole)
 					expand(c, ARG(mla_attend, k_b), h * nope, nope, rank, seq, j, made, latent, row);
-				for (int64_t i = 0; i < first; i++)
-					s += (double)q[i] * (whole ? (double)made[i] : cached(c, seq, j, i));
-				for (int64_t i = 0; i < rope; i++)
-					s += (double)q[first + i] * cached(c, seq, j, rank + i);
-				p[j] = (float)(s * scale);
+				for (int64_t d = 0; d < first; d++)
+					s += (double)q[d] * (whole ? (double)made[d] : cached(c, seq, j, d));
+				for (int64_t d = 0; d < rope; d++)
+					s += (double)q[first + d] * cached(c, seq, j, rank + d);
+				p[i] = (float)(s * scale);
 			}
 			ref_softmax(p, end, NULL);
 			memset(o, 0, (size_t)rank * sizeof *o);
-			for (int64_t j = 0; j < end; j++) {
+			for (int64_t i = 0; i < end; i++) {
+				int64_t j = sel ? sel[i] : i;
+
 				if (whole)
 					expand(c, ARG(mla_attend, v_b), h * v_dim, v_dim, rank, seq, j, made, latent, row);
-				for (int64_t i = 0; i < (whole ? v_dim : rank); i++)
-					o[i] = (float)((double)o[i] + (double)p[j] * (whole ? (double)made[i] : cached(c, seq, j, i)));
+				for (int64_t d = 0; d < (whole ? v_dim : rank); d++)
+					o[d] = (float)((double)o[d] + (double)p[i] * (whole ? (double)made[d] : cached(c, seq, j, d)));
 			}
 		}
 	}

@@ -91,6 +91,9 @@ ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len)
 	case OP_mla_attention:
 		ok = add_product(&n, 2, n_tok, rank) && add_product(&n, rank, 1, 1) && add_product(&n, kv_len, 1, 1);
 		break;
+	case OP_index_select: /* a score and its position */
+		ok = add_product(&n, 2, kv_len, 1);
+		break;
 	case OP_mla_query:
 		ok = !__builtin_mul_overflow(step_int(step, "heads"), step_int(step, "nope_dim") + step_int(step, "rope_dim"), &rows) &&
 		     add_product(&n, 3, rows, 1) && add_product(&n, 3, step_int(step, "q_rank"), 1) && add_product(&n, 3, rank, 1) &&

@@ -382,6 +382,12 @@ layer_roles(Check *c, int l)
 		}
 		ROLE("kv_a", s->attention.kv_rank + s->attention.rope_dim, H, ab);
 		ROLE("kv_a_norm", s->attention.kv_rank, 0, false);
+		if (s->attention.index.top_k && s->attention.index.layer_in[l]) {
+			ROLE("index_q", (int64_t)s->attention.index.heads * s->attention.index.dim, s->attention.q_rank, false);
+			ROLE("index_k", s->attention.index.dim, H, false);
+			ROLE("index_k_norm", s->attention.index.dim, 0, true);
+			ROLE("index_w", s->attention.index.heads, H, false);
+		}
 		ROLE("k_b", heads * s->attention.nope_dim, s->attention.kv_rank, false);
 		ROLE("v_b", heads * s->attention.v_dim, s->attention.kv_rank, false);
 	} else {

@@ -111,13 +111,17 @@ source_set_num(Source *s, SpecKey k, double v)
 
 /* ["full_attention", "sliding_attention", ...] -> the layers that slide, also called global and local; those of linear_attention or
  * conv where they are asked for; ["dense", "sparse", ...] -> those with
- * experts; [true, false, ...] -> those that are true; [1, 0, ...] -> those of a 1, where layers that rotate are asked for */
+ * experts; ["full", "shared", ...] -> those with an indexer; [true, false, ...] -> those that are true; [1, 0, ...] -> those of a 1, where layers that rotate are asked for */
 bool
 source_set_layers(Source *s, SpecKey k, ExprVal types)
 {
 	const bool experts = k == K_moe_layers;
 	const char *out = "", *in = experts ? "sparse" : k == K_linear_layers ? "linear_attention" : k == K_conv_layers ? "conv" : "sliding_attention", *no = experts ? "dense" : "full_attention";
 
+	if (k == K_index_layers) {
+		in = "full";
+		no = "shared";
+	}
 	if (k == K_k_is_v) { /* asked of layers without a window */
 		in = "full_attention";
 		no = "sliding_attention";

@@ -211,7 +211,7 @@ session_argument(const Session *s, const PlanRef *r)
 void
 session_op_cost(const Session *s, const PlanStep *step, llmc_op_time *t)
 {
-	int64_t rows = s->size->n_tok, position, ops, window = step_int(step, "window");
+	int64_t rows = s->size->n_tok, position, ops, window = plan_step_reach(step);
 
 	for (int k = 0; k < step->n_arg; k++)
 		if (step->arg[k].kind == REF_BUFFER && s->plan->buffer[step->arg[k].index].extent.sym == SYM_n_out)

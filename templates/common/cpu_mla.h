@@ -5,6 +5,7 @@
  *     pages --to fp32, once for all heads--> x [64][rank + rope]
  *     x, q --dot products along rank + rope, VL of them summed across at once--> s [rows][64] --softmax--> weights, m, l
  *     x, weights --sums over positions--> oc [rows][rank] --at ends of spans--> os, o
+ * A row whose positions are chosen has a tile for itself, of fp32; its positions lie one behind the other as if they were all.
  *   a row's spans: cpu_split.h; merging: cpu_attention.h. Bytes: the latents once a tile.
  *
  * Expanded: a unit is a query head and up to 512 rows.
@@ -22,7 +23,7 @@
 #include "common/llmc_mla.h"
 
 typedef struct Mla {
-	int    heads, rank, nope, rope, v_dim, expand;
+	int    heads, rank, nope, rope, v_dim, expand, chosen;
 	float  scale;
 	int    kv;
 	size_t page_bytes;
@@ -96,6 +97,7 @@ typedef struct MlaTile {
 	const llmc_step *s;
 	const void *pool;
 	int    seq, row0, n_tok, head, n_head, rows;     /* rows: n_tok * n_head, row r is token r / n_head */
+	const int32_t *sel;                              /* positions of the one token; NULL: the first ones */
 	float *x, *q, *w;                                /* [64][stride], [row][stride] scaled, weights [row][64] */
 	float *oc, *os, *o;                              /* [row][mla_os]: of a chunk, of a span, of the row */
 	uint8_t *ring, *weights;                         /* cpu_mla_amx.h */
@@ -104,10 +106,30 @@ typedef struct MlaTile {
 	int    shift[MLA_R];
 } MlaTile;
 
-LLMC_INLINE SplitRange
-mla_range(const llmc_step *s, int row)
+/* Does a row see more positions than are chosen? It has a tile for itself, and positions are numbered in order of sel. */
+LLMC_INLINE int
+mla_picks(const Mla a, const llmc_step *s, int row)
 {
+	return a.chosen && s->pos[row] >= a.chosen;
+}
+
+LLMC_INLINE SplitRange
+mla_range(const Mla a, const llmc_step *s, int row)
+{
+	if (mla_picks(a, s, row))
+		return (SplitRange){ 0, a.chosen };
 	return (SplitRange){ 0, s->pos[row] + 1 };
+}
+
+/* Tokens of a tile from row on, of those before `to` */
+LLMC_INLINE int
+mla_tile_tokens(const Mla a, const llmc_step *s, int row, int to, int most)
+{
+	int n = 1;
+
+	while (n < most && row + n < to && !mla_picks(a, s, row) && !mla_picks(a, s, row + n))
+		n++;
+	return n;
 }
 
 /* on tile registers? */
@@ -126,9 +148,9 @@ mla_tiled(const Mla a)
 #include "common/cpu_mla_amx.h"
 #endif
 
-/* Tokens [row0, row0 + n) of a sequence, unit 0 .. mla_blocks; work: 64-byte aligned, see heads/mla.head */
+/* Tokens [row0, row0 + n) of a sequence, unit 0 .. mla_blocks; sel: positions of all rows of the step, or NULL; work: 64-byte aligned, see heads/mla.head */
 LLMC_INLINE void
-mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, const float *q, float *work, int row0, int n, int unit)
+mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, const int32_t *sel, const float *q, float *work, int row0, int n, int unit)
 {
 	const int stride = mla_stride(a), width = mla_width(a);
 
@@ -137,6 +159,7 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 	t->seq = s->seq_of[row0];
 	t->row0 = row0;
 	t->n_tok = n;
+	t->sel = mla_picks(a, s, row0) ? sel + (size_t)row0 * (size_t)a.chosen : NULL;
 	t->head = unit * mla_hb(a);
 	t->n_head = a.heads - t->head < mla_hb(a) ? a.heads - t->head : mla_hb(a);
 	t->rows = n * t->n_head;
@@ -151,7 +174,7 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 	t->weights = t->ring + MLA_RING;
 #endif
 	for (int i = 0; i < n; i++) {
-		t->range[i] = mla_range(s, row0 + i);
+		t->range[i] = mla_range(a, s, row0 + i);
 		t->shift[i] = split_shift(MLA_SPLIT, t->range[i]);
 	}
 	for (int r = 0; r < mla_up(t->rows, MLA_PAD); r++) {
@@ -159,7 +182,7 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 		float *to = t->q + r * stride;
 		t->l[r] = t->ls[r] = 0;
 #if defined(LLMC_TILES)
-		if (mla_tiled(a)) {
+		if (mla_tiled(a) && !t->sel) {
 			mla_amx_query(a, (uint8_t *)t->q, r, from, r < t->rows ? width : 0);
 			continue;
 		}
@@ -169,18 +192,25 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 	}
 }
 
-/* Positions [0, n) of a chunk as fp32 */
+/* Positions [0, n) of a chunk as fp32; of chosen ones those behind it are asked for meanwhile, up to `end` */
 LLMC_INLINE void
-mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, int pos0, int n, float *x)
+mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, const int32_t *sel, int pos0, int n, int end, float *x)
 {
-	const int stride = mla_stride(a), width = mla_width(a);
+	const int stride = mla_stride(a), width = mla_width(a), bytes = (int)kv_plane(a.kv, width) / KV_PAGE;
+	const char *last = NULL;
 	_Alignas(64) float scale[KV_ROOM];
 
 	for (int j = 0; j < n; j++) {
-		const int at = (pos0 + j) % KV_PAGE;
-		const char *page = kv_page(s, pool, a.page_bytes, seq, (pos0 + j) / KV_PAGE);
-		if (kv_grouped(a.kv) && (j == 0 || at == 0))
+		const int pos = sel ? sel[pos0 + j] : pos0 + j, at = pos % KV_PAGE, ahead = pos0 + MLA_CHUNK + j;
+		const char *page = kv_page(s, pool, a.page_bytes, seq, pos / KV_PAGE);
+		if (sel && ahead < end) {
+			const char *next = kv_page(s, pool, a.page_bytes, seq, sel[ahead] / KV_PAGE) + sel[ahead] % KV_PAGE * bytes;
+			for (int i = 0; i < bytes; i += 64)
+				__builtin_prefetch(next + i);
+		}
+		if (kv_grouped(a.kv) && page != last)
 			kv_scales_v(a.kv, width, page, scale);
+		last = page;
 		for (int i = 0; i < width; i += VL)
 			vf_store(x + j * stride + i, kv_val(a.kv, width, page, at, i, scale));
 	}
@@ -196,7 +226,7 @@ mla_scores(const Mla a, const MlaTile *t, int pos0, int n)
 		const float *x = t->x + j0 * stride;
 		/* the same of the next chunk, some of it with each block of rows */
 		const int ahead = pos0 + MLA_CHUNK + j0, share = mla_up(MLA_JB * bytes * MLA_RB / t->rows, 64);
-		const char *next = ahead < end ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) + ahead % KV_PAGE * bytes : NULL;
+		const char *next = !t->sel && ahead < end ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) + ahead % KV_PAGE * bytes : NULL;
 		for (int r0 = 0; r0 < t->rows; r0 += MLA_RB) {
 			const float *q = t->q + r0 * stride;
 			vf acc[VL];
@@ -265,12 +295,12 @@ mla_chunk(const Mla a, MlaTile *t, int chunk)
 	int end = t->range[t->n_tok - 1].hi, n = end - pos0 < MLA_CHUNK ? end - pos0 : MLA_CHUNK, d = 0;
 
 #if defined(LLMC_TILES)
-	if (mla_tiled(a)) {
+	if (mla_tiled(a) && !t->sel) {
 		mla_amx_chunk(a, t, pos0, n);
 		return;
 	}
 #endif
-	mla_fetch(a, t->s, t->pool, t->seq, pos0, n, t->x);
+	mla_fetch(a, t->s, t->pool, t->seq, t->sel, pos0, n, end, t->x);
 	mla_scores(a, t, pos0, n);
 	for (int r = 0; r < mla_up(t->rows, MLA_PAD); r++) {
 		float *w = t->w + r * MLA_CHUNK;

@@ -243,7 +243,7 @@ mla_make_all(const Mla a, const MlaUnit *u, const MlaSpace *p, const MlaMatrix k
 
 	for (int j0 = 0; j0 < see; j0 += MLA_MADE) {
 		const int n = see - j0 < MLA_MADE ? see - j0 : MLA_MADE;
-		mla_fetch(a, u->s, u->pool, u->seq, pos0 + j0, n, p->x);
+		mla_fetch(a, u->s, u->pool, u->seq, NULL, pos0 + j0, n, 0, p->x);
 		for (int j = 0; j < n; j++)
 			memcpy(p->latent + j * a.rank, p->x + j * stride, (size_t)a.rank * sizeof *p->latent);
 		int skip = mla_make(kb, u->head, a.nope, p->latent, n, p->out, ld);

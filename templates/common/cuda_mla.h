@@ -111,31 +111,45 @@ mla_value_rows(const unsigned char *w, const float *x, int first, int step, floa
 /* What a block has to attend over latents for one row and head, without tensor cores */
 template <class A> struct mla_row { float part[MLA_WARPS][A::RANK], q[A::WIDTH], w[MLA_WARPS][KV_PAGE], m[MLA_WARPS], l[MLA_WARPS]; };
 
-/* A block: s.q, the query in the space of latents times scale and log2(e), becomes the sum of the latents of positions [0, end). Warps take
- * pages in turn, lanes first positions, then dimensions; their sums are put together in the order of the warps. Barriers before and
+/* What a row attends to: positions of its choice, or the first ones where sel is NULL */
+struct mla_seen { const int *sel; int n; };
+
+/* CHOSEN: the op's attribute; sel [n_tok, CHOSEN] */
+template <int CHOSEN> DEV mla_seen
+mla_sees(const llmc_step &step, const int *sel, int t)
+{
+	const int n = step.pos[t] + 1;
+
+	if (CHOSEN > 0 && n > CHOSEN)
+		return { sel + (long long)t * CHOSEN, CHOSEN };
+	return { 0, n };
+}
+
+/* A block: s.q, the query in the space of latents times scale and log2(e), becomes the sum of the latents that are seen. Warps take
+ * 32 positions in turn, lanes first positions, then dimensions; their sums are put together in the order of the warps. Barriers before and
  * after are the caller's. */
 template <class A> DEV void
-mla_attend_row(const llmc_step &step, const void *pool, int seq, int end, mla_row<A> &s)
+mla_attend_row(const llmc_step &step, const void *pool, int seq, mla_seen see, mla_row<A> &s)
 {
 	typedef typename A::KP P;
 	enum { RANK = A::RANK, WIDTH = A::WIDTH, CN = (RANK + 31) / 32, VEC = P::VEC };
-	const int lane = lane_id(), warp = warp_id();
+	const int lane = lane_id(), warp = warp_id(), end = see.n;
 	float m = ATT_NONE, l = 0, o[CN] = {};
 
 	for (int base = warp * KV_PAGE; base < end; base += MLA_WARPS * KV_PAGE) {
-		const typename A::elem *page = A::page(step, pool, seq, base);
-		const int n = min(end - base, (int)KV_PAGE);
+		const int n = min(end - base, (int)KV_PAGE), pos = lane >= n ? 0 : see.sel ? see.sel[base + lane] : base + lane;
 		float score = ATT_NONE;
 		if (lane < n) {
+			const typename A::elem *page = A::page(step, pool, seq, pos);
 			score = 0;
 			for (int i = 0; i < WIDTH; i += VEC) {
 				float e[VEC];
 				if (P::WHOLE)
-					P::load(page, lane, i, e);
+					P::load(page, pos % KV_PAGE, i, e);
 #pragma unroll
 				for (int k = 0; k < VEC; k++)
 					if (P::WHOLE || i + k < WIDTH)
-						score = fmaf(s.q[i + k], P::WHOLE ? e[k] : P::get(page, lane, i + k), score);
+						score = fmaf(s.q[i + k], P::WHOLE ? e[k] : P::get(page, pos % KV_PAGE, i + k), score);
 			}
 		}
 		float top = fmaxf(m, warp_max(score)), keep = exp2f(m - top), weight = lane < n ? exp2f(score - top) : 0;
@@ -147,10 +161,12 @@ mla_attend_row(const llmc_step &step, const void *pool, int seq, int end, mla_ro
 		for (int i = 0; i < CN; i++)
 			o[i] *= keep;
 		for (int at = 0; at < n; at++) {
+			const int from = __shfl_sync(~0u, pos, at);
+			const typename A::elem *page = A::page(step, pool, seq, from);
 #pragma unroll
 			for (int i = 0; i < CN; i++)
 				if (lane + 32 * i < RANK)
-					o[i] = fmaf(s.w[warp][at], P::get(page, at, lane + 32 * i), o[i]);
+					o[i] = fmaf(s.w[warp][at], P::get(page, from % KV_PAGE, lane + 32 * i), o[i]);
 		}
 		__syncwarp();
 	}

@@ -33,7 +33,7 @@ class Case:
         for i, c in enumerate(self.c if K.plain(kv) else raw):
             self.pool.fill(i, c, c[:, :, :0])
         self.scale, self.rank, self.nope = (nope + rope) ** -0.5, rank, nope
-        self.params = dict(HEADS=heads, KV_RANK=rank, NOPE_DIM=nope, ROPE_DIM=rope, V_DIM=v_dim, SCALE=float(self.scale), K_B_DTYPE=dtypes[0],
+        self.params = dict(CHOSEN=0, HAS_SEL=0, HEADS=heads, KV_RANK=rank, NOPE_DIM=nope, ROPE_DIM=rope, V_DIM=v_dim, SCALE=float(self.scale), K_B_DTYPE=dtypes[0],
                            V_B_DTYPE=dtypes[1], KV_DTYPE=kv, KV_PAGE_BYTES=self.pool.page_bytes)
 
     def want(self, seq, pos):
@@ -52,7 +52,7 @@ class Case:
         pages, table = self.pool.beyond(beyond) if beyond else (self.pool.pages, self.pool.table)
         pos = [p for _, ps in rows for p in ps]
         step = H.make_step(pos, [len(ps) for _, ps in rows], None, None, table[[i for i, _ in rows]])
-        return kernel.run(step, [np.concatenate([self.q[i][ps] for i, ps in rows]), self.k_b.packed, self.v_b.packed, pages, None,
+        return kernel.run(step, [np.concatenate([self.q[i][ps] for i, ps in rows]), self.k_b.packed, self.v_b.packed, pages, None, None,
                                  H.out((len(pos), self.heads, self.v_dim))], **kw)[-1]
 
     def compare(self, kernel, rows, tol=2e-5, **kw):
@@ -197,7 +197,7 @@ class Steps(Case):
         if "decode" in kernel.template: # reads before its wait what is older than the step
             own = [(3, at, n) for i, first, _ in self.rows for at, n in self.pool.places(i, first, 1)]
             kw = dict(dict(early=[(3, 0, 0)] if beyond else own), **kw)
-        got = kernel.run(step, [asked, *none, pages, None, out], **kw, **unused)[-1]
+        got = kernel.run(step, [asked, *none, pages, None, None, out], **kw, **unused)[-1]
         err = np.abs(np.where(np.isnan(want), 0, got - want)) / (1e-3 + np.nanmax(np.abs(want), -1, keepdims=True))
         assert err.max() < tol, err.max()
 

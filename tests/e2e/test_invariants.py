@@ -62,6 +62,15 @@ attention: {kind: mla, n_heads: 2, q_rank: 32, kv_rank: 32, nope_dim: 16, rope_d
 ffn: {width: 64}
 moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
 """,
+    # rows that choose among their positions, in two layers of three
+    "chooses": COMMON + """name: inv-chooses
+family: deepseek_v3
+n_layers: 3
+hidden: 64
+attention: {kind: mla, n_heads: 5, q_rank: 32, kv_rank: 40, nope_dim: 16, rope_dim: 8, v_dim: 16, index: {top_k: 37, heads: 24, dim: 16, layers: [0, 2]}}
+ffn: {width: 64}
+moe: {n_experts: 5, top_k: 2, width: 32, layers: [1], groups: 1, shared: {width: 32}}
+""",
     # latents in groups, the last of which is latent and key
     "mla4": COMMON + """name: inv-mla4
 family: deepseek_v3

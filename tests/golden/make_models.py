@@ -302,6 +302,13 @@ case("deepseek_v3-youtu", "youtu", {k: v for k, v in DSV3.items() if "moe" not i
 INDEXER = dict(index_topk=64, index_n_heads=24, index_head_dim=16)
 case("deepseek_v3-v32", "deepseek_v32", DSV3, **INDEXER)
 case("deepseek_v3-glm5", "glm_moe_dsa", DSV3, **INDEXER, mlp_layer_types=["dense", "sparse", "sparse"], first_k_dense_replace=...)
+# as far as rows choose among their positions; dimensions, heads and layers as published ones have them in proportion
+CHOOSES = dict(INDEXER, index_topk=11, index_n_heads=26)
+case("deepseek_v3-v32-chooses", "deepseek_v32", DSV3, **CHOOSES)
+case("deepseek_v3-v32-chooses-bf16", "deepseek_v32", DSV3, **dict(CHOOSES, index_head_dim=23, index_topk=33), dtype="bf16", modern=True, first_k_dense_replace=0)
+case("deepseek_v3-glm5-chooses", "glm_moe_dsa", DSV3, **dict(CHOOSES, index_topk=7), mlp_layer_types=["dense", "sparse", "sparse"], first_k_dense_replace=...)
+case("deepseek_v3-glm5-shares", "glm_moe_dsa", DSV3, **CHOOSES, num_hidden_layers=5, indexer_types=["full", "full", "shared", "full", "shared"],
+     mlp_layer_types=["dense", "sparse", "sparse", "sparse", "dense"], first_k_dense_replace=...)
 case("mistral-temperature", "ministral3", MINISTRAL3, modern=True, rope_parameters=dict(TEMPERATURE, original_max_position_embeddings=8), max_position_embeddings=128, rope_theta=...)
 case("mistral4-temperature", "mistral4", MISTRAL4, modern=True, max_position_embeddings=128, rope_parameters=dict(TEMPERATURE, rope_theta=10000.0, original_max_position_embeddings=8))
 

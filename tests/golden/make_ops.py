@@ -273,8 +273,8 @@ k_b, v_b = rnd(heads * nope, rank), rnd(heads * v_dim, rank)
 k = torch.cat([F.linear(c, k_b).view(40, heads, nope), r[:, None].expand(40, heads, rope)], -1)
 y = attend(q, k, F.linear(c, v_b).view(40, heads, v_dim), [3, 38, 39], 0.4)
 Case("mla_attention", "absorbed", heads=heads, kv_rank=rank, nope_dim=nope, rope_dim=rope, v_dim=v_dim,
-     scale=0.4).step([3, 38, 39], kv_len=[40]).f32(q).weight(k_b).weight(v_b).pool(
-    True, 1, rank + rope, 0, "f32", c, r, [40]).none().room(3 * heads * v_dim).out(y).end()
+     chosen=0, scale=0.4).step([3, 38, 39], kv_len=[40]).f32(q).weight(k_b).weight(v_b).pool(
+    True, 1, rank + rope, 0, "f32", c, r, [40]).none().none().room(3 * heads * v_dim).out(y).end()
 
 
 # --- experts
@@ -416,7 +416,7 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
     wide = wide.float().double()
     v_b4 = v_b.view(heads, v_dim, rank)[:, :4]
     case = Case("mla_attend", form, heads=heads, kv_rank=rank, nope_dim=nope, rope_dim=rope, v_dim=4 if expand else v_dim, expand=expand,
-                scale=0.4).step([3, 38, 39], kv_len=[40]).f32(wide)
+                chosen=0, scale=0.4).step([3, 38, 39], kv_len=[40]).f32(wide)
     case.weight(k_b).weight(v_b4.reshape(-1, rank)) if expand else case.none().none()
     if expand:
         o = torch.zeros(3, heads, rank)
@@ -424,7 +424,7 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
     else:
         key = torch.cat([c, r], -1)[:, None].expand(40, heads, rank + rope)
         o = attend(wide, key, c[:, None].expand(40, heads, rank), [3, 38, 39], 0.4)
-    case.pool(True, 1, rank + rope, 0, "f32", c, r, [40]).none().room(3 * heads * rank).out(o).end()
+    case.pool(True, 1, rank + rope, 0, "f32", c, r, [40]).none().none().room(3 * heads * rank).out(o).end()
     o, n_v = rnd(3, heads, rank), 4 if expand else v_dim
     w = rnd(heads * n_v, rank)
     Case("mla_value", form, heads=heads, kv_rank=rank, v_dim=n_v, expand=expand).step([3, 38, 39], kv_len=[40]).f32(o).weight(w).room(
@@ -593,6 +593,46 @@ for groups in (3, 12):
     s[0, 0], s[1, 2] = 40, -90
     Case("gate_mul", f"softplus{groups}", width=12, groups=groups, gate="softplus").step([0, 1]).f32(x).f32(s).room(24).out(
         x * F.softplus(s).repeat_interleave(12 // groups, 1)).end()
+
+# an indexer: its keys, what it chooses of them, and latent attention over that. Scores of row 0 are of few values, so that positions decide; row 1 sees no more than are chosen
+k = rnd(35, 6)
+want = torch.zeros(2, 32 * 6)
+for p in range(35):
+    want[p // 32, (p % 32) * 6:(p % 32) * 6 + 6] = k[p]
+Case("index_append", "pages", dim=6).step(list(range(35))).f32(k).pool(True, 1, 6, 0, "f32").none().out(want, 1).end()
+for name, scale, few in (("scores", 0.3, 0), ("ties", 1.0, 1)):
+    heads, dim, chosen, pos = 3, 6, 7, [39, 6, 7, 38]
+    k, q, w = rnd(40, dim), rnd(4, heads, dim), rnd(4, heads)
+    if few:
+        k, q, w = k.round(), q.round(), torch.ones(4, heads)
+    s = torch.einsum("th,thj->tj", w, (scale * torch.einsum("thd,jd->thj", q, k)).relu())
+    want = torch.full((4, chosen), -1)
+    for t, p in enumerate(pos):
+        order = s[t, :p + 1].sort(descending=True, stable=True).indices[:chosen]
+        want[t, :len(order)] = order.sort().values
+    Case("index_select", name, heads=heads, dim=dim, chosen=chosen, scale=scale).step(pos, kv_len=[40]).f32(q).f32(w).pool(
+        True, 1, dim, 0, "f32", k, rnd(40, 0), [40]).none().room(4 * chosen, "i32").out(want).end()
+
+heads, rank, nope, rope, v_dim, chosen = 3, 5, 4, 2, 6, 9
+c, r, q = rnd(40, rank), rnd(40, rope), rnd(3, heads, nope + rope)
+k_b, v_b = rnd(heads * nope, rank), rnd(heads * v_dim, rank)
+sel = torch.full((3, chosen), -1)
+sel[0, :4] = torch.arange(4)
+sel[1], sel[2] = torch.arange(chosen) * 4 + 1, torch.arange(chosen) * 3 + 15
+wide = torch.cat([torch.einsum("thi,hir->thr", q[..., :nope], k_b.view(heads, nope, rank)), q[..., nope:]], -1).float().double()
+y, o = [], []
+for t in range(3):
+    rows = sel[t][sel[t] >= 0]
+    key = torch.cat([F.linear(c[rows], k_b).view(-1, heads, nope), r[rows][:, None].expand(-1, heads, rope)], -1)
+    p = (0.4 * torch.einsum("hd,jhd->hj", q[t], key)).softmax(-1)
+    y.append(torch.einsum("hj,jhv->hv", p, F.linear(c[rows], v_b).view(-1, heads, v_dim)))
+    p = (0.4 * wide[t] @ torch.cat([c[rows], r[rows]], -1).T).softmax(-1)
+    o.append(p @ c[rows])
+for op, x, want, more in (("mla_attention", q, y, {}), ("mla_attend", wide, o, dict(expand=0))):
+    case = Case(op, "chosen", heads=heads, kv_rank=rank, nope_dim=nope, rope_dim=rope, v_dim=v_dim, **more, chosen=chosen, scale=0.4).step([3, 38, 39], kv_len=[40]).f32(x)
+    case.none().none() if more else case.weight(k_b).weight(v_b)
+    want = torch.stack(want)
+    case.pool(True, 1, rank + rope, 0, "f32", c, r, [40]).none().i32(sel).room(want.numel()).out(want).end()
 
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")

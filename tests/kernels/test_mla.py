@@ -50,7 +50,7 @@ class Case:
 
     def params(self, expand):
         return dict(HEADS=self.heads, Q_RANK=self.q_rank, KV_RANK=self.rank, NOPE_DIM=self.nope, ROPE_DIM=self.rope_dim, V_DIM=self.v_dim,
-                    STACKED=self.stacked, EXPAND=expand, EPS=1e-6, STYLE=self.style, SCALE=self.scale, KV_DTYPE=self.kv, ACT_BITS=self.bits,
+                    STACKED=self.stacked, EXPAND=expand, CHOSEN=0, HAS_SEL=0, EPS=1e-6, STYLE=self.style, SCALE=self.scale, KV_DTYPE=self.kv, ACT_BITS=self.bits,
                     KV_PAGE_BYTES=H.PAGE * K.row_bytes(self.kv, self.latent), K_B_DTYPE=self.dtype, V_B_DTYPE=self.dtype,
                     Q_B_DTYPE=self.q_b.dtype if self.q_b else "f32", HAS_Q_B=int(self.q_rank > 0), HAS_QN=int(self.q_rank > 0),
                     HAS_C=1 - self.stacked, HAS_K_B=1, HAS_V_B=1)
@@ -103,7 +103,7 @@ class Case:
         self.query.call(step, [a, None if self.stacked else np.ascontiguousarray(c), self.qn if self.q_rank else None, self.pack["q_b"], self.kvn,
                                self.pack["k_b"], np.ascontiguousarray(self.rope[pos]), pool, q, None], parts)
         weights = [None if not self.expand or (decode and self.expand != 1) else self.pack[n] for n in ("k_b", "v_b")]
-        self.attend[phase].call(step, [q, *weights, pool, None, o], parts)
+        self.attend[phase].call(step, [q, *weights, pool, None, None, o], parts)
         self.value.call(step, [o, self.pack["v_b"], y], parts)
         return q, o, y, pool
 
