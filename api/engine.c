@@ -12,6 +12,20 @@ struct llmc_engine {
 	Engine       *e;
 };
 
+/* A head guesses for its own model: the same checkpoint, opened with its rows handed out. */
+static llmc_status
+is_head_of(const llmc_model *m, const llmc_model *head, llmc_error *err)
+{
+	if (!m->plan->hands_rows)
+		return error_set(err, LLMC_E_INPUT, "%s is opened without handing its rows to a head (mtp.part = rows): it cannot guess for it", m->plan->name);
+	if (m->plan->hidden != head->plan->hidden || m->plan->vocab != head->plan->vocab || !m->weights != !head->weights ||
+	    (m->weights && strcmp(m->weights, head->weights) != 0))
+		return error_set(err, LLMC_E_INPUT, "%s is the head (mtp.part) of another model than %s", head->plan->name, m->plan->name);
+	if (draft_rows(m->plan) < 2)
+		return error_set(err, LLMC_E_INPUT, "nothing can be guessed for %s: it keeps a state that cannot go back", m->plan->name);
+	return LLMC_OK;
+}
+
 /* The first difference of two vocabularies, as a sentence. */
 static llmc_status
 same_tokens(const llmc_model *m, const llmc_model *draft, llmc_error *err)
@@ -62,8 +76,12 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 	llmc_engine *e = calloc(1, sizeof *e);
 	if (!e)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
+	if (m->plan->takes_rows) {
+		status = error_set(err, LLMC_E_INPUT, "%s is opened as a head that guesses (mtp.part = head): it makes no text, it is a draft for its model", m->plan->name);
+		goto fail;
+	}
 	if (o.draft)
-		TRY_GOTO(same_tokens(m, o.draft, err));
+		TRY_GOTO(o.draft->plan->takes_rows ? is_head_of(m, o.draft, err) : same_tokens(m, o.draft, err));
 	if (!model_rows_alike(m)) {
 		if (o.speculate > 0 || o.draft) {
 			status = error_set(err, LLMC_E_INPUT, "on a GPU guessed tokens (speculate, draft) change nothing only where the description says deterministic: true");

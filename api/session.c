@@ -148,6 +148,30 @@ llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits, 
 }
 
 llmc_status
+llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n, const float *came, float *logits, float *rows, llmc_error *err)
+{
+	const Plan *p = s->model->plan;
+	const float **each = came ? calloc(n + 1, sizeof *each) : NULL;
+
+	if (!p->hands_rows)
+		return free(each), error_set(err, LLMC_E_RANGE, "this model hands out no rows: its description says mtp.part = none");
+	if (came && !each)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	for (size_t i = 0; came && i < n; i++) {
+		each[i] = came;
+		came += (chunk[i].n_tok > 0 ? chunk[i].n_tok : 0) * p->hidden;
+	}
+	llmc_status status = session_forward_rows(s->s, chunk, n, each, logits, err);
+	for (size_t i = 0; rows && i < n && status == LLMC_OK; i++) {
+		size_t floats = (size_t)(chunk[i].n_tok * p->hidden);
+		memcpy(rows, session_rows(s->s, i), floats * sizeof *rows);
+		rows += floats;
+	}
+	free(each);
+	return status;
+}
+
+llmc_status
 llmc_op_times(llmc_session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 {
 	return session_op_times(s->s, fn, user, err);

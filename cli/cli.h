@@ -36,6 +36,7 @@ typedef struct Command {
 /* Options shared by commands that open a model. */
 typedef struct Common {
 	const char *device, *arch, *weights, *kv, *quantize, *lora, *out_dir;
+	const char *mtp;   /* of --draft mtp: "mtp.part=rows" or "mtp.part=head"; NULL */
 	int32_t     threads, tp, pp;
 	List        set;
 	bool        quiet, verbose, json, random_weights, cache_packed, allow_unknown_keys;

@@ -132,7 +132,7 @@ follow_rank_0(llmc_model *m)
 bool
 options_of(const Common *c, bool no_weights, OpenOptions *out)
 {
-	const char **set = calloc(c->set.n + 6, sizeof *set);
+	const char **set = calloc(c->set.n + 7, sizeof *set);
 	size_t n = 0;
 
 	*out = (OpenOptions){ .o = LLMC_INIT(llmc_options), .set = set };
@@ -160,6 +160,8 @@ options_of(const Common *c, bool no_weights, OpenOptions *out)
 		snprintf(out->pp, sizeof out->pp, "parallel.pp=%d", c->pp);
 		set[n++] = out->pp;
 	}
+	if (c->mtp)
+		set[n++] = c->mtp;
 	for (size_t i = 0; i < c->set.n; i++)
 		set[n++] = c->set.v[i];
 	llmc_options *o = &out->o;

@@ -146,13 +146,19 @@ key_from_file(const char *path)
 	return key;
 }
 
-/* The model that guesses: where the other one runs, from its own file, and within --memory as well. */
+/* The model that guesses: where the other one runs, from its own file, or the head in the model's, and within --memory as well. */
 static llmc_status
-open_draft(Common *c, const char *path, const llmc_limits *lim, llmc_model **out, llmc_error *err)
+open_draft(Common *c, const ServeModel *m, const char *path, const llmc_limits *lim, llmc_model **out, llmc_error *err)
 {
 	llmc_memory mem = LLMC_INIT(llmc_memory);
 	Common own = { .device = c->device, .arch = c->arch, .threads = c->threads, .quiet = c->quiet, .verbose = c->verbose, .cache_packed = c->cache_packed };
-	llmc_status status = open_model(&own, path, false, out, err);
+
+	if (m->common.mtp) {
+		own = m->common;
+		own.mtp = "mtp.part=head";
+		own.out_dir = NULL;
+	}
+	llmc_status status = open_model(&own, m->common.mtp ? m->path : path, false, out, err);
 
 	if (status == LLMC_OK && c->memory > 0) {
 		status = llmc_memory_for(*out, lim, &mem, err);
@@ -213,7 +219,7 @@ serve(int argc, char **argv)
 		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens, "positions of all sequences together [max-batch-total-tokens, or context * 4]" },
 		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache, "do not reuse the KV of prompts that begin alike" },
 		{ OPT_INT, 0, "speculate", "N", &speculate, "guess up to N tokens ahead, by what followed before, where few requests run and it is faster; same text; 0: never [15]" },
-		{ OPT_TEXT, 0, "draft", "MODEL", &draft_path, "a smaller model of the same tokenizer that guesses as well [none]" },
+		{ OPT_TEXT, 0, "draft", "MODEL", &draft_path, "a smaller model of the same tokenizer that guesses as well; mtp: the head for that in the model's own checkpoint [none]" },
 		{ OPT_TEXT, 0, "prefix-dir", "DIR", &eo.prefix_dir, "keep pages of prompts as files, found again after a restart; shared by servers of the same model [none]" },
 		{ OPT_BYTES, 0, "prefix-dir-size", "SIZE", &eo.prefix_dir_bytes, "bytes of these files, the least recently used go first [8G]" },
 		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests preempted [they are computed again]" },
@@ -262,6 +268,8 @@ serve(int argc, char **argv)
 		return code;
 	if (draft_path && all.n > 1)
 		return opt_usage_error(&cmd_serve, "--draft goes with one model");
+	if (draft_path && strcmp(draft_path, "mtp") == 0)
+		all.model[0]->common.mtp = "mtp.part=rows";
 	if (speculate < -1 || speculate > LLMC_MAX_SPECULATE)
 		return opt_usage_error(&cmd_serve, "--speculate: 0 .. %d, got %d", LLMC_MAX_SPECULATE, speculate);
 	eo.speculate = speculate == 0 ? -1 : speculate < 0 ? 0 : speculate;
@@ -311,7 +319,7 @@ serve(int argc, char **argv)
 	                : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
 	lim.snapshots = eo.no_prefix_cache ? 0 : LLMC_DEFAULT_SNAPSHOTS;
 	if (draft_path) {
-		status = open_draft(&c, draft_path, &lim, &draft, &err);
+		status = open_draft(&c, all.model[0], draft_path, &lim, &draft, &err);
 		if (status != LLMC_OK)
 			goto out;
 		eo.draft = draft;
@@ -410,6 +418,7 @@ const Command cmd_serve = {
 	"  llmc serve model.gguf --prefix-dir /var/lib/llmc/prefix --prefix-dir-size 20G\n"
 	"  llmc serve model.gguf --batch-dir /var/lib/llmc/batches --batch-dir-size 4G\n"
 	"  llmc serve model-8b.gguf --draft model-0.5b.gguf\n"
+	"  llmc serve ~/models/GLM-4.5-Air --draft mtp\n"
 	"  llmc serve --model small=model-1b.gguf --model large=model-8b.gguf --memory 16G   requests choose by \"model\"\n"
 	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b             an adapter is a model, too\n"
 	"  llmc serve --config serve.yaml               model: model.gguf, port: 8080, ...: a setting a line\n"

@@ -162,6 +162,45 @@ per_layer(Build *b, int x)
 	return build_add_wide(b, p, own, sqrt(0.5), all, "ple");
 }
 
+/* What a head that guesses reads: the row that came with each token, beside the token's embedding x. */
+static int
+head_in(Build *b, int x)
+{
+	const Spec *s = b->s;
+
+	b->layer = 0;
+	build_at(b, "mtp.part");
+	int rows = build_value(b, "came");
+	Op *o = OP(b, stage_in, .y = rows);
+	op_set_int(b->g, o, "hidden", s->hidden);
+	int e = build_norm(b, true, x, "mtp_enorm", "came_token"), h = build_norm(b, true, rows, "mtp_hnorm", "came_normed"), y = build_value(b, "came_both");
+	o = OP(b, join, .x = e, .z = h, .y = y);
+	op_set_int(b->g, o, "width", s->hidden);
+	op_set_int(b->g, o, "count", s->hidden);
+	return build_matmul(b, y, "mtp_proj", false, s->hidden, 2 * s->hidden, "x0_both");
+}
+
+/* The norm behind the last layer */
+static int
+final_norm(Build *b, int x, const char *name)
+{
+	const bool own = b->s->mtp.part == MTP_HEAD;
+
+	build_at(b, "norm.kind");
+	b->layer = own ? 0 : -1;
+	int y = build_norm(b, b->s->norm.final, x, own ? "mtp_norm" : "final_norm", name);
+	b->layer = -1;
+	return y;
+}
+
+/* All rows, for a head that guesses, which knows them as they stand in front of the model's own head */
+static void
+hand_out(Build *b, int x)
+{
+	b->g->rows = final_norm(b, x, "rows");
+	b->g->hands_rows = true;
+}
+
 static void
 head(Build *b, int x, int table)
 {
@@ -173,8 +212,7 @@ head(Build *b, int x, int table)
 	int last = build_value(b, "last");
 	Op *o = OP(b, pick, .x = x, .y = last);
 	op_set_int(b->g, o, "width", s->hidden);
-	build_at(b, "norm.kind");
-	last = build_norm(b, s->norm.final, last, "final_norm", "final_norm");
+	last = final_norm(b, last, "final_norm");
 	if (s->head.kind == LLMC_OUTPUT_HIDDEN)
 		return;
 	if (s->head.kind == LLMC_OUTPUT_LABELS) {
@@ -396,12 +434,16 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 	ropes(&b);
 	pools(&b);
 	x = b.embedded = embed(&b, &table);
+	if (s->mtp.part == MTP_HEAD)
+		x = head_in(&b, x);
 	if (s->ple_width)
 		b.ple = per_layer(&b, x);
 	for (int l = 0; l < s->n_layers; l++) {
 		x = layer(&b, x, l);
 		b.g->val[x].name = arena_printf(perm, "x%d", l + 1);
 	}
+	if (s->mtp.part != MTP_NONE)
+		hand_out(&b, x);
 	head(&b, x, table);
 	check_size(b.g, d);
 	return d->n_error == errors ? b.g : NULL;

@@ -328,6 +328,16 @@ graph_stack_factors(Graph *g, const char *name, const int *val, int n)
 	return factor_add(g, FACTOR_A, name, src[0].cols, src, n, g->val[val[0]].loc);
 }
 
+/* A weight outside of the layers may be read twice. A head that guesses has few. */
+static int
+weight_of(const Graph *g, const char *id)
+{
+	for (size_t i = 0; i < g->n_val; i++)
+		if (g->val[i].kind == VAL_WEIGHT && strcmp(g->val[i].name, id) == 0)
+			return (int)i;
+	return -1;
+}
+
 int
 build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t rows, int64_t cols, Loc loc)
 {
@@ -337,6 +347,11 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	/* a tied head whose rows are normalised is a tensor of its own, made from the embedding */
 	const char *from = head && s->head.tied ? "embed" : role;
 	int         part;
+	const char *id = tensor_id(g->arena, role, layer, suffix);
+	const int   same = layer < 0 || s->mtp.part == MTP_HEAD ? weight_of(g, id) : -1;
+
+	if (same >= 0)
+		return same;
 	const TensorRule *rule = rule_or_error(g, from, &part, loc);
 	PlanSource *src = NEW(g->arena, PlanSource, 1);
 
@@ -364,7 +379,7 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 		err_at(g->diag, loc, "storage.rules: order and factor are for matrices that x is multiplied by as they are, which %s of layer %d is not", role, layer);
 	if (cols && !add_adapter(g, role, layer, rows, src, &as, loc))
 		return -1;
-	return tensor_add(g, tensor_id(g->arena, role, layer, suffix), as, rows, cols, src, 1, loc);
+	return tensor_add(g, id, as, rows, cols, src, 1, loc);
 }
 
 int
@@ -446,7 +461,7 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 	PlanSource *src = NEW(g->arena, PlanSource, n_src);
 	for (int e = 0; e < n_src; e++) {
 		src[e] = (PlanSource){
-			.name = rule_name(g->arena, rule, layer, e, cols ? ".weight" : ".bias"),
+			.name = rule_name_in(g->arena, g->spec, rule, layer, e, cols ? ".weight" : ".bias"),
 			.rows = rule->stacked ? n_experts * total : total, .cols = cols,
 			.first = before, .block = rows, .stride = total, .n_block = rule->stacked ? n_experts : 1,
 		};

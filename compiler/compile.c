@@ -125,6 +125,10 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 		       s->kv.window > 0 ? s->kv.window : s->kv.sinks);
 		return NULL;
 	}
+	if (s->mtp.part != MTP_NONE && target_find(target)->kind == TARGET_CUDA) {
+		err_at(d, spec_loc(s, "mtp.part"), "mtp.part = %s: heads that guess run on the processor (--device cpu)", s->mtp.part == MTP_HEAD ? "head" : "rows");
+		return NULL;
+	}
 	if (s->tp > 1) {
 		if (!graph_shard(g, rank % s->tp))
 			return NULL;

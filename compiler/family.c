@@ -20,6 +20,7 @@ static const char *const roles[] = {
 	"q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "k_b", "v_b", "index_q", "index_k", "index_k_norm", "index_w",
 	"ffn_norm", "gate", "up", "down", "act_p", "act_n", "ffn_out_norm", "dense_out_norm", "moe_norm", "moe_out_norm", "moe_in", "moe_out", "layer_gain",
 	"ple_embed", "ple_proj", "ple_norm", "ple_gate", "ple_out", "ple_out_norm",
+	"mtp_enorm", "mtp_hnorm", "mtp_proj", "mtp_norm",
 	"router", "router_bias", "router_norm", "expert_gain", "e_gate", "e_up", "e_down", "e_gate_b", "e_up_b", "e_down_b", "s_gate", "s_up", "s_down", "s_mix",
 	"rope_factors", "rope_factors_long", "rope_factors_short", "drop",
 };
@@ -154,7 +155,7 @@ rule_name_in(Arena *a, const Spec *s, const TensorRule *r, int layer, int expert
 		own.name = arena_printf(a, "%.*s%.*s%s", (int)(hole - r->name), r->name, layer >= 0 && spec_shared(s, layer) ? (int)(end - hole) - 2 : 0, hole + 2, end + 1);
 	if (strncmp(r->role, "shared_", 7) == 0 && layer >= 0)
 		return rule_name(a, &own, spec_shared_layer(s, layer), spec_shared_use(s, layer), suffix);
-	return rule_name(a, &own, layer, expert, suffix);
+	return rule_name(a, &own, layer < 0 ? layer : layer + s->mtp.layer, expert, suffix);
 }
 
 bool

@@ -29,6 +29,8 @@ fuse_recount(Fuse *f)
 	memset(f->mat_uses, 0, f->cap_uses * sizeof *f->mat_uses);
 	for (size_t i = 0; i < g->n_op; i++)
 		count(f, &g->op[i], 1);
+	if (g->hands_rows) /* who gets them reads them */
+		f->uses[g->rows]++;
 }
 
 /* values made by stacking come after those counted */

@@ -43,6 +43,8 @@ typedef struct Graph {
 	int    rank, ranks;    /* shard.c: 0 of 1 before it */
 	int    stage, stages;  /* stage.c: 0 of 1 before it */
 	int64_t window;        /* stage.c: the most that a pool of the whole model keeps */
+	bool   hands_rows;     /* val[rows] is handed out behind the step, beside the logits */
+	int    rows;
 	int64_t n_params;      /* of the whole model, where this is a part of it */
 	const struct Shard *shard; /* what it cut; NULL: nothing */
 } Graph;

@@ -106,6 +106,8 @@ mem_buffers(const Graph *g, Selection *sel)
 			}
 		}
 	}
+	for (int ph = 0; ph < PHASES && g->hands_rows; ph++)
+		sel->buf[sel->buf_of[g->rows]].last[ph] = sel->n_step - 1;
 	for (int i = 0; i < sel->n_step; i++) {
 		const Op *op = &g->op[i];
 		int       n_in = op_info[op->kind].n_in, out = op->arg[n_in];

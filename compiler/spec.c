@@ -323,6 +323,43 @@ factors_name(const SpecTable *t, const TensorRule *rule, int n, const char *role
 	return !r ? NULL : r->whole ? r->name : arena_printf(t->a, "%s.weight", r->name);
 }
 
+/* The Spec of a head that guesses: one layer, the first behind the model's last, which is as the last one of those is that see all positions. */
+static void
+head_alone(const SpecTable *t, Spec *s)
+{
+	const uint8_t **const in[] = {
+		&s->attention.layer_in, &s->attention.k_is_v, &s->attention.temper.layer_in, &s->attention.windowed, &s->attention.qk_in, &s->attention.sink_in, &s->attention.index.layer_in,
+		&s->ffn.wide_in, &s->ffn.layer_in, &s->moe.layer_in, &s->norm.in_layers, &s->norm.out_layers, &s->rope_in,
+	};
+	const double **const limits[] = { &s->ffn.limits, &s->moe.limits, &s->moe.shared_limits };
+	int like = s->n_layers - 1;
+
+	while (like >= 0 && (!spec_attends(s, like) || (s->attention.index.top_k && !s->attention.index.layer_in[like]) || spec_windowed(s, like) || spec_shared(s, like) ||
+	                     spec_ssm(s, like)))
+		like--;
+	if (like < 0) {
+		err_at(t->d, t->val[K_mtp_part].loc, "mtp.part = head: no layer of this model sees all positions, as that of a head does");
+		return;
+	}
+	for (size_t i = 0; i < sizeof in / sizeof *in; i++)
+		if (*in[i])
+			*in[i] += like;
+	for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+		if (*limits[i])
+			*limits[i] += like;
+	StorageRule *storage = NEW(t->a, StorageRule, s->n_storage + 1);
+	for (int i = 0; i < s->n_storage; i++) {
+		storage[i] = s->storage[i];
+		if (storage[i].layer_in)
+			storage[i].layer_in += like;
+	}
+	s->storage = storage;
+	s->mtp.layer = s->n_layers;
+	s->n_layers = 1;
+	s->linear.n = s->ssm.n = s->conv.n = s->shared.n = 0;
+	s->adapters.slots = 0; /* what an adapter changes reaches it by the rows */
+}
+
 static void
 fill_rest(const SpecTable *t, Spec *s)
 {
@@ -407,6 +444,9 @@ fill_rest(const SpecTable *t, Spec *s)
 	for (int i = 0; i < s->n_eos && i < PLAN_MAX_EOS; i++)
 		s->eos[i] = (int32_t)t->val[K_eos].list[i];
 	s->prompt_prefix = STR(prompt);
+	s->mtp.part = IS(mtp_part, "rows") ? MTP_ROWS : IS(mtp_part, "head") ? MTP_HEAD : MTP_NONE;
+	if (s->mtp.part == MTP_HEAD)
+		head_alone(t, s);
 }
 
 /* Modules of adapters have the names of Hugging Face's checkpoints, whatever this one has. */

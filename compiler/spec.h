@@ -20,6 +20,7 @@ typedef enum OutGate { GATE_NONE, GATE_HEAD, GATE_ELEMENT } OutGate;
 typedef enum SsmNorm { SSM_GATE_FIRST, SSM_NORM_FIRST, SSM_NO_NORM } SsmNorm;
 typedef enum LowNorm { LOW_NO_NORM, LOW_UNIT, LOW_WEIGHT } LowNorm; /* of what a scan by channels makes its steps, B and C of */
 typedef enum MlaForm { MLA_AUTO, MLA_ABSORBED, MLA_EXPANDED } MlaForm; /* the fewer operations, or one of the two */
+typedef enum MtpPart { MTP_NONE, MTP_ROWS, MTP_HEAD } MtpPart;
 typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX } MaskKind;
 
 /* One set of rotary frequencies. The runtime makes the angles; a sequence's frequencies are fixed at admission. */
@@ -195,6 +196,8 @@ typedef struct Spec {
 	struct { int64_t width; double scale; bool round_scale; /* scale rounded to the activations' dtype */ } embed; /* width: spec_narrow */
 	struct { bool tied; bool row_norm; double scale, cap; bool bias; llmc_output kind; int64_t labels; } head;
 	struct { llmc_pool kind; bool normalize; } pool;
+
+	struct { MtpPart part; int layer; } mtp; /* layer: number of the head's one layer in the checkpoint, which is layer 0 of its plan */
 
 	Dtype   dtype;                 /* of activations, as the description says; CPU computes in f32 */
 	struct { KvType k, v; bool rotate; int window, sinks; int64_t host; } kv; /* of cached rows; latents: k and v are the same */

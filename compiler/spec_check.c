@@ -637,6 +637,30 @@ check_name(SpecTable *t)
 		err_at(t->d, LOC(name), "name = %.120s: letters, digits, . _ and - are expected, at most 120 of them, not . first", name);
 }
 
+/* A head that guesses has one layer like others of the model, which it knows by the rows behind the last alone. */
+static void
+check_mtp(SpecTable *t)
+{
+	const char *part = t->val[K_mtp_part].str;
+
+	if (!part || IS(mtp_part, "none"))
+		return;
+	if (KNOWN(mtp_layers) && INT(mtp_layers) < 1)
+		err_at(t->d, LOC(mtp_part), "mtp.part = %s: this model has no layer that predicts further tokens (mtp.layers = 0)", part);
+	if (!IS(head_kind, "logits")) {
+		err_at(t->d, LOC(mtp_part), "mtp.part = %s: a model without logits has nothing to guess", part);
+		note(t, K_head_kind);
+	}
+	if (INT(tp) * INT(pp) > 1) {
+		err_at(t->d, LOC(mtp_part), "mtp.part = %s: the rows of a head that guesses lie on one rank", part);
+		note(t, INT(tp) > 1 ? K_tp : K_pp);
+	}
+	if (INT(ple_width) > 0 || INT(kv_shared) > 0) {
+		err_at(t->d, LOC(mtp_part), "mtp.part = %s: layers of this model read what others made, which a head's layer has not", part);
+		note(t, INT(ple_width) > 0 ? K_ple_width : K_kv_shared);
+	}
+}
+
 void
 spec_check(SpecTable *t)
 {
@@ -711,6 +735,7 @@ spec_check(SpecTable *t)
 		err_at(t->d, INT(tp) > 1 ? LOC(tp) : LOC(pp), "%s: a model without logits runs on one rank", INT(tp) > 1 ? "parallel.tp" : "parallel.pp");
 		note(t, K_head_kind);
 	}
+	check_mtp(t);
 	if (t->val[K_lora_path].str && INT(tp) * INT(pp) > 1) {
 		err_at(t->d, LOC(lora_path), "lora.path: an adapter is added to the weights of one rank");
 		note(t, INT(tp) > 1 ? K_tp : K_pp);

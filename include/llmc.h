@@ -442,6 +442,12 @@ typedef struct llmc_chunk {
  * E_RANGE, E_FULL: nothing ran, no sequence changed. E_DEVICE: only llmc_session_close() is allowed now.
  * Blocks; allocates nothing. */
 LLMC_API llmc_status llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err);
+/* The same for models that a description has made two of (mtp.part): the model, whose rows are handed out, and the head that guesses, whose
+ * tokens come with rows: token i + 1 of a text with row i of the model, or of the head itself for guesses further on.
+ *   came [sum of n_tok, hidden] of a head; else NULL
+ *   rows [sum of n_tok, hidden] as the final norm leaves them, the caller's; chunks in order; NULL skips the copy
+ * E_RANGE: also where the model takes or hands out no rows. */
+LLMC_API llmc_status llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n, const float *came, float *logits, float *rows, llmc_error *err);
 
 /* The vector of a text, of a model whose output is no logits: hidden states or scores of labels, pooled, divided by the vector's length where
  * `normalize` says so. In a sequence of its own, freed at the end.

@@ -206,6 +206,8 @@ typedef struct Plan {
 	int n_buffer;  PlanBuffer *buffer;
 	int n_kernel;  PlanKernel *kernel;
 	int n_phase;   PlanPhase  *phase;                    /* [0] decode, [1] mixed */
+	bool hands_rows, takes_rows;                         /* a head that guesses reads this plan's rows; this is such a head, whose tokens come with a row each */
+	int rows;                                            /* hands_rows: buffer [n_tok, hidden] f32 that holds, behind a step, its rows as the final norm leaves them */
 	int logits;                                          /* buffer holding the output [n_out, plan_out_width] f32: logits [n_out, vocab]; of a stage
 	                                                      * before the last the stream [n_tok, hidden] */
 } Plan;

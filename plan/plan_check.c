@@ -380,6 +380,12 @@ plan_check(const Plan *p, llmc_error *err)
 	if (out->dtype != DT_F32 || !plan_extent_within(&rows, 4, &out->extent, 4) || out->extent.mul != width)
 		return BAD("buffer %s cannot hold %s%s: f32, %s rows of %lld, are expected", out->id, last ? "the " : "what the stage hands on",
 		           last ? plan_output_name[p->output] : "", plan_sym_text[rows.sym], (long long)width);
+	const PlanBuffer *rows_out = &p->buffer[p->rows];
+	const PlanExtent all = { SYM_n_tok, p->hidden, 1 };
+	if (p->hands_rows && (p->ranks > 1 || p->stages > 1 || p->output != LLMC_OUTPUT_LOGITS))
+		return BAD("rows for a head that guesses are handed out by a whole model with logits");
+	if (p->hands_rows && (rows_out->dtype != DT_F32 || !plan_extent_within(&all, 4, &rows_out->extent, 4) || rows_out->extent.mul != p->hidden))
+		return BAD("buffer %s cannot hold the rows that are handed out: f32, n_tok rows of %lld, are expected", rows_out->id, (long long)p->hidden);
 	if (p->prompt_whole && (p->prefix_mark >= p->vocab || p->prefix_end >= p->vocab))
 		return BAD("prefix_mark or prefix_end is no token");
 	return plan_check_steps(p, err);

@@ -134,8 +134,8 @@ plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 
 	TRY(attr_check(step->op, step->attr, step->n_attr, err));
 	TRY(check_args(&k));
-	if (step->op == OP_stage_in && p->stage == 0)
-		return BAD(&k, "%s: no stage is before this one", k.op->name);
+	if (step->op == OP_stage_in && p->stage == 0 && !p->takes_rows)
+		return BAD(&k, "%s: no stage is before this one, and no rows come with its tokens", k.op->name);
 	if (step->op == OP_stage_in && step_int(step, "hidden") != p->hidden)
 		return BAD(&k, "%s: rows of %lld, the stage before hands on rows of %lld", k.op->name, (long long)step_int(step, "hidden"), (long long)p->hidden);
 	if (k.op->flags & OPF_COMM && ((step->op != OP_stage_in && p->ranks < 2) || step->kernel >= 0))

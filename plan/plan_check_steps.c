@@ -226,8 +226,13 @@ plan_check_steps(const Plan *p, llmc_error *err)
 			TRY_GOTO(check_step(&c));
 			enters += c.step->op == OP_stage_in;
 		}
-		if (enters != (p->stage > 0)) {
-			status = error_set(err, LLMC_E_INPUT, "phase %s: stage %d of %d has %d stage_in, expected %d", c.phase->id, p->stage, p->stages, enters, p->stage > 0);
+		if (enters != (p->stage > 0 || p->takes_rows)) {
+			status = error_set(err, LLMC_E_INPUT, "phase %s: stage %d of %d has %d stage_in, expected %d", c.phase->id, p->stage, p->stages, enters,
+			                   p->stage > 0 || p->takes_rows);
+			goto fail;
+		}
+		if (p->hands_rows && c.writer[p->rows] < 0) {
+			status = error_set(err, LLMC_E_INPUT, "phase %s: no step leaves rows in buffer %s", c.phase->id, p->buffer[p->rows].id);
 			goto fail;
 		}
 		if (c.writer[p->logits] < 0) {

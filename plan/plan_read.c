@@ -437,6 +437,18 @@ read_phase(Reader *r, json_t *j, PlanPhase *ph)
 	"vocab vocab_used hidden max_positions n_layers hard_limit prompt_whole prefix_mark prefix_end prompt_prefix checkpoint weights " \
 	"bos eos n_params logits tensor pool rope slot buffer kernel phase"
 
+/* The buffer that a key names */
+static int
+read_buffer_of(Reader *r, json_t *j, const char *key)
+{
+	const char *id = rd_get_str(r, j, key);
+	const NameEntry *e = names_find(r->value, r->n_value, id);
+
+	if (!e || e->at < (size_t)r->p->n_tensor)
+		rd_bad(r, key, "\"%s\" is no buffer of this plan", name_text(id, strlen(id)).s);
+	return (int)(e->at - (size_t)r->p->n_tensor);
+}
+
 static void
 read_plan(Reader *r, json_t *j)
 {
@@ -451,8 +463,9 @@ read_plan(Reader *r, json_t *j)
 	p->format = (int)rd_get_int(r, j, "format", 0, INT32_MAX);
 	if (p->format != PLAN_FORMAT)
 		rd_bad(r, "format", "is %d, this llmc reads %d: compile the model again with this llmc", p->format, PLAN_FORMAT);
-	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"), output = json_object_get(j, "output"), lora = json_object_get(j, "lora"), host = json_object_get(j, "kv_host");
-	rd_keys(r, j, arena_printf(r->arena, "format step_abi name family spec_sha256 target %s%s%s%s%s" KEYS_BELOW, lora ? "lora lora_scale " : "", output ? "output " : "", ranks ? "rank ranks " : "",
+	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"), output = json_object_get(j, "output"), lora = json_object_get(j, "lora"), host = json_object_get(j, "kv_host"),
+	     rows = json_object_get(j, "rows");
+	rd_keys(r, j, arena_printf(r->arena, "format step_abi name family spec_sha256 target %s%s%s%s%s%s" KEYS_BELOW, rows ? "rows takes_rows " : "", lora ? "lora lora_scale " : "", output ? "output " : "", ranks ? "rank ranks " : "",
 	                           stages ? "stage stages window " : "", host ? "kv_host " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
@@ -499,11 +512,10 @@ read_plan(Reader *r, json_t *j)
 	READ_ALL(r, j, buffer, PlanBuffer, 1, RD_MAX_COUNT, read_buffer);
 	READ_ALL(r, j, kernel, PlanKernel, 0, RD_MAX_COUNT, read_kernel);
 	name_values(r);
-	const char *logits = rd_get_str(r, j, "logits");
-	const NameEntry *e = names_find(r->value, r->n_value, logits);
-	if (!e || e->at < (size_t)p->n_tensor)
-		rd_bad(r, "logits", "\"%s\" is no buffer of this plan", name_text(logits, strlen(logits)).s);
-	p->logits = (int)(e->at - (size_t)p->n_tensor);
+	p->logits = read_buffer_of(r, j, "logits");
+	p->hands_rows = rows;
+	p->rows = rows ? read_buffer_of(r, j, "rows") : 0;
+	p->takes_rows = rows && rd_get_bool(r, j, "takes_rows");
 	READ_ALL(r, j, phase, PlanPhase, 2, 2, read_phase);
 	if (strcmp(p->phase[0].id, "decode") || strcmp(p->phase[1].id, "mixed"))
 		rd_bad(r, "phase", "are \"%s\" and \"%s\", expected \"decode\" and \"mixed\"",

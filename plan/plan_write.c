@@ -388,6 +388,10 @@ plan_write(const Plan *p, Strbuf *out)
 	strbuf_puts(out, "],");
 	key_int(out, "n_params", p->n_params);
 	key_str(out, "logits", p->buffer[p->logits].id);
+	if (p->hands_rows) {
+		key_str(out, "rows", p->buffer[p->rows].id);
+		key_bool(out, "takes_rows", p->takes_rows);
+	}
 	strbuf_putc(out, '\n');
 	PUT_ALL(out, "tensor", p->n_tensor, put_tensor(out, &p->tensor[i_]));
 	PUT_ALL(out, "pool", p->n_pool, put_pool(out, &p->pool[i_]));

@@ -47,6 +47,8 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 
 	if (n < 1 || !chunk)
 		return error_set(err, LLMC_E_RANGE, "no chunk to run");
+	if (s->plan->takes_rows && !s->given)
+		return error_set(err, LLMC_E_RANGE, "this is the head that guesses of a model (mtp.part): its tokens come with rows of the model (llmc_forward_rows)");
 	for (; seen < n && status == LLMC_OK; seen++) {
 		status = check_chunk(s, &chunk[seen], seen, fed, err);
 		if (status != LLMC_OK)
@@ -316,6 +318,29 @@ session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, ll
 			logits += floats;
 		}
 	return LLMC_OK;
+}
+
+llmc_status
+session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n, const float *const *came, float *logits, llmc_error *err)
+{
+	if (!came != !s->plan->takes_rows)
+		return error_set(err, LLMC_E_RANGE, "%s", came ? "no rows come with tokens of this model: it is no head that guesses (mtp.part)"
+		                                               : "rows of the model come with the tokens of a head that guesses (mtp.part)");
+	s->given = came;
+	llmc_status status = session_forward(s, chunk, n, logits, err);
+	s->given = NULL;
+	return status;
+}
+
+const float *
+session_rows(const Session *s, size_t chunk)
+{
+	const PlanBuffer *b = &s->plan->buffer[s->plan->rows];
+	int32_t i = 0;
+
+	while (s->order[i] != (int32_t)chunk)
+		i++;
+	return (const float *)(const void *)s->slot[b->slot] + s->q_start[i] * b->extent.mul;
 }
 
 bool

@@ -92,6 +92,10 @@ void        session_prefix_counts(Session *s, uint64_t *read, uint64_t *written,
 /* A sum of n rows as a vector: their mean, divided by its length where asked. out [width] */
 void        pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, float *out);
 llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err);
+/* The same with the rows that come with each chunk's tokens, [n_tok, hidden] each, where the plan takes rows; elsewhere came is NULL. */
+llmc_status session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n, const float *const *came, float *logits, llmc_error *err);
+/* Of a plan that hands out rows: those of this chunk of the last forward, [n_tok, hidden], until the next one. */
+const float *session_rows(const Session *s, size_t chunk);
 /* Between steps: false, and E_DEVICE with why in err: a rank is lost, no step will run any more. A session alone is whole. */
 bool        session_whole(const Session *s, llmc_error *err);
 void        session_stats(const Session *s, llmc_stats *out);

@@ -197,6 +197,16 @@ probe(Session *s, const StepRun *r)
 	}
 }
 
+/* Rows that came with the tokens of a step, from the order of chunks into that of the step */
+static void
+take_given(const Session *s, float *to)
+{
+	const int64_t hidden = s->plan->hidden;
+
+	for (int32_t i = 0; s->given && i < s->size->n_seq; i++)
+		memcpy(to + s->q_start[i] * hidden, s->given[s->order[i]], (size_t)((s->q_start[i + 1] - s->q_start[i]) * hidden) * sizeof *to);
+}
+
 /* An op between ranks. Wanted rows, logits that is, are for the first of them, which hands them out. */
 static void
 run_comm(const Walk *w, const StepRun *r, int part)
@@ -206,7 +216,9 @@ run_comm(const Walk *w, const StepRun *r, int part)
 	int64_t         width = step_int(st, "width");
 
 	if (st->op == OP_stage_in) {
-		if (part == 0)
+		if (part == 0 && s->plan->takes_rows)
+			take_given(s, r->a[ARG(stage_in, y)]);
+		else if (part == 0)
 			comm_take(s->comm, r->a[ARG(stage_in, y)], (size_t)(s->size->n_tok * step_int(st, "hidden")) * sizeof(float));
 		return;
 	}

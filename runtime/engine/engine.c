@@ -298,6 +298,10 @@ settle(Engine *e, int32_t n)
 		if (d)
 			draft_learn(d, &e->drafter, q->tok + from, came);
 		sched_settle(e->sched, q);
+		if (e->is_head && e->rows && n <= DRAFT_TEXTS && j->speculate && q->state == SEQ_RUNNING) {
+			int32_t at = (int32_t)(e->sched->chunk[i].tok - q->tok);
+			head_take(e, &j->choice[q->index], q, at, q->n_done - at, session_rows(e->session, (size_t)i));
+		}
 	}
 }
 
@@ -412,6 +416,7 @@ forward(Engine *e, int32_t n, llmc_error *err)
 		at += (size_t)c[i].n_out * (size_t)plan_out_width(e->plan);
 	}
 	llmc_status status = session_forward(e->session, c, (size_t)n, e->logits, err);
+	e->rows = status == LLMC_OK;
 	if (status == LLMC_OK || status == LLMC_E_DEVICE)
 		return status;
 	for (int32_t i = 0; i < n; i++) {

@@ -7,6 +7,7 @@
  *   mail.c     events on their way to callers, and the callers' side of everything
  *   second.c   guesses of a second model
  *   masks.c    what grammars let come next, made while a step runs
+ *   head.c     rows of the model for the head of its own that guesses
  *   engine.c   the thread: inbox, step, sampling, cancellation, deadlines
  *   open.c     opening and closing; the scheduler's hold on the session
  *   counts.c   counters and histograms */
@@ -29,7 +30,7 @@ llmc_status engine_next(Engine *e, int64_t id, int timeout_ms, llmc_event *ev, l
 void        engine_cancel(Engine *e, int64_t id, bool forget);
 int         engine_fd(const Engine *e);
 void        engine_counts(Engine *e, llmc_counts *out);
-/* A session of a smaller model of the same tokenizer, which guesses as well; it must outlive the engine. Before the first request. */
+/* A session of a smaller model of the same tokenizer, or of the head of this one (its plan takes rows), which guesses as well; it must outlive the engine. Before the first request. */
 llmc_status engine_set_second(Engine *e, Session *second, llmc_error *err);
 /* For tests. Check all invariants after each step (call before the first request); a violation fails every request with
  * E_BUG. Hold the thread before its next step, so that what is submitted meanwhile comes at once. */

@@ -24,6 +24,13 @@ typedef struct Event {
 } Event;
 typedef struct EventList { Event *first, *last; } EventList;
 
+/* Rows of the model that its head has not read: those of the positions at .. at + n - 1 of a text */
+typedef struct HeadRows {
+	float  *row;             /* [cap, hidden] */
+	int32_t at, n, cap;
+	bool    holes;           /* some before were missed: its pages are of no use to others */
+} HeadRows;
+
 typedef struct JobChoice {
 	SchedSeq     *seq;
 	llmc_sampler *sampler;
@@ -32,6 +39,7 @@ typedef struct JobChoice {
 	int32_t       n_new;
 	Draft        *draft;     /* NULL: none yet */
 	llmc_seq      second;    /* its sequence in the session of a second model; -1: none */
+	HeadRows      head;      /* where the second model is the head of the first */
 	double        sum_logprob;
 	bool          done;
 	double        latest;    /* time of its last token */
@@ -121,7 +129,10 @@ struct Engine {
 	engine_guess_fn guess;   /* a test's; NULL: looked up, where it is expected to pay */
 	void       *guess_user;
 	bool        guesses;     /* the step under way has some */
-	Session    *second;      /* of a smaller model that guesses; NULL: none */
+	Session    *second;      /* of a smaller model that guesses, or of the model's own head; NULL: none */
+	bool        is_head;
+	bool        rows;        /* the step under way has left the rows of all its chunks */
+	float      *second_rows; /* [DRAFT_TEXTS, hidden] is_head: of its last guesses */
 	float      *second_logits; /* [its n_out, its vocab] */
 	int32_t     second_chunk; /* tokens that it catches up with in one step */
 	int32_t     step_tokens; /* of the step under way */
@@ -167,6 +178,12 @@ void        masks_end(Masks *m, bool rest);
 void        second_guess(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts);
 void        second_settle(Engine *e, JobChoice *c, int32_t certain);
 void        second_forget(Engine *e); /* sequences of texts that have ended */
+void        second_drop(Engine *e, JobChoice *c);
+
+/* head.c: rows [n, hidden] of the positions from `at` on of the text q, all of whose next tokens are known */
+void        head_take(Engine *e, JobChoice *c, const SchedSeq *q, int32_t at, int32_t n, const float *rows);
+void        head_read(Engine *e, JobChoice *c, const SchedSeq *q, int32_t n); /* the head has read the first n */
+void        head_drop(HeadRows *h);
 
 /* job.c */
 llmc_status job_open(Engine *e, const llmc_request *r, Job **out, llmc_error *err);

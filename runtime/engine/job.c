@@ -148,6 +148,7 @@ job_free(Job *j)
 		llmc_stream_close(j->choice[i].stream);
 		stop_close(j->choice[i].stop);
 		draft_free(j->choice[i].draft);
+		head_drop(&j->choice[i].head);
 		event_list_free(&j->choice[i].held);
 	}
 	free(j->choice);

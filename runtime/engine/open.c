@@ -289,6 +289,9 @@ engine_set_second(Engine *e, Session *second, llmc_error *err)
 	e->second_logits = calloc((size_t)lim->n_out * (size_t)second->plan->vocab, sizeof *e->second_logits);
 	if (!e->second_logits)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the model that guesses");
+	e->is_head = second->plan->takes_rows;
+	if (e->is_head && !(e->second_rows = calloc((size_t)DRAFT_TEXTS * (size_t)second->plan->hidden, sizeof *e->second_rows)))
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the head that guesses");
 	TRY(kv_prefix_open(&second->kv, err));
 	e->second_chunk = lim->chunk / DRAFT_TEXTS > 0 ? lim->chunk / DRAFT_TEXTS : 1;
 	e->second = second;
@@ -345,6 +348,7 @@ engine_close(Engine *e, int drain_ms)
 	free(e->row);
 	free(e->n_tok_was);
 	free(e->second_logits);
+	free(e->second_rows);
 	free(e->ids);
 	free(e->logprobs);
 	free(e->logits);

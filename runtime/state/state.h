@@ -78,6 +78,8 @@ struct Session {
 	struct KvDisk *disk;          /* pages of prompts as files; NULL: none */
 	char         *disk_page;      /* of one page */
 
+	const float *const *given;    /* rows that come with the tokens of the next forward, by chunks; NULL: none */
+
 	session_probe_fn probe;
 	void         *probe_user;
 	int           span_from, span_to; /* steps that a forward runs, where span_to > 0 */

@@ -104,11 +104,31 @@ class Golden:
             self.config = json.load(f)
         self.logits = np.load(os.path.join(self.dir, "logits.npy"))
 
+    def values(self):
+        return {n: tensor(self.seed, n, s, self.plus_one) for n, s in self.tensors.items()}
+
     def build(self, folder):
         """Write the model folder: config.json and model.safetensors."""
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, "config.json"), "w") as f:
             json.dump(self.config, f, indent=1)
-        write_safetensors(os.path.join(folder, "model.safetensors"),
-                          {n: tensor(self.seed, n, s, self.plus_one) for n, s in self.tensors.items()}, self.dtype)
+        write_safetensors(os.path.join(folder, "model.safetensors"), self.values(), self.dtype)
         return folder
+
+
+class Mtp(Golden):
+    """The same with a layer behind the last that predicts further tokens, as DeepSeek and GLM publish them."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        n, hidden = self.config["num_hidden_layers"], self.config["hidden_size"]
+        last, own = f"model.layers.{n - 1}.", f"model.layers.{n}."
+        self.config["num_nextn_predict_layers"] = 1
+        self.tensors = dict(self.tensors)
+        self.tensors |= {t.replace(last, own): s for t, s in self.tensors.items() if t.startswith(last)}
+        self.tensors |= {own + "enorm.weight": [hidden], own + "hnorm.weight": [hidden], own + "eh_proj.weight": [hidden, 2 * hidden], own + "shared_head.norm.weight": [hidden]}
+        self.copies = {own + "embed_tokens.weight": "model.embed_tokens.weight", own + "shared_head.head.weight": "lm_head.weight"}
+
+    def values(self):
+        w = super().values()
+        return w | {copy: w[of] for copy, of in self.copies.items()}

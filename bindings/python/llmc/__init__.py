@@ -356,17 +356,31 @@ class Session(_Handle):
         _call(lib.llmc_seq_load, self._h, data, len(data), C.byref(q))
         return q.value
 
-    def forward(self, chunks):
-        """chunks: [(seq, tokens, n_out), ...]. The logits asked for: a memoryview of floats [sum of n_out, vocab]; of a model whose output is none,
-        rows of info["out_width"]."""
-        vocab = self.model.info["out_width"]
+    def _chunks(self, chunks):
         keep = [_ids(t) for _, t, _ in chunks]
         arr = (_ffi.Chunk * len(chunks))(*[
             _ffi.Chunk(q, C.cast(ids, C.POINTER(C.c_int32)), len(ids), n) for (q, _, n), ids in zip(chunks, keep)])
         rows = sum(n for _, _, n in chunks)
-        out = (C.c_float * max(1, rows * vocab))()
+        return arr, rows, (C.c_float * max(1, rows * self.model.info["out_width"]))(), keep
+
+    def forward(self, chunks):
+        """chunks: [(seq, tokens, n_out), ...]. The logits asked for: a memoryview of floats [sum of n_out, vocab]; of a model whose output is none,
+        rows of info["out_width"]."""
+        arr, rows, out, _ = self._chunks(chunks)
         _call(lib.llmc_forward, self._h, arr, len(chunks), out)
-        return memoryview(out).cast("B").cast("f", (rows, vocab)) if rows else None
+        return memoryview(out).cast("B").cast("f", (rows, self.model.info["out_width"])) if rows else None
+
+    def forward_rows(self, chunks, came=None):
+        """(logits or None, rows): forward() of a model of mtp.part rows, or of the head that guesses for it, whose tokens come with rows `came`, a
+        buffer of floats [sum of tokens, hidden]. Rows are a memoryview of as many."""
+        arr, n_out, out, _ = self._chunks(chunks)
+        n, hidden = sum(len(t) for _, t, _ in chunks), self.model.info["hidden"]
+        rows = (C.c_float * max(1, n * hidden))()
+        if came is not None:
+            came = (C.c_float * (n * hidden)).from_buffer_copy(memoryview(came).cast("B"))
+        _call(lib.llmc_forward_rows, self._h, arr, len(chunks), came, out, rows)
+        logits = memoryview(out).cast("B").cast("f", (n_out, self.model.info["out_width"])) if n_out else None
+        return logits, memoryview(rows).cast("B").cast("f", (n, hidden))
 
     def embed(self, text, pool=None, normalize=None):
         """The vector of a text (or of ids) as floats, of a model whose output is no logits. pool: "last", "mean", "cls"; None: the model's own."""

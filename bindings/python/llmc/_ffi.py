@@ -202,6 +202,7 @@ _SIGNATURES = {
     "llmc_seq_len": (C.c_int32, [C.c_void_p, C.c_int32]),
     "llmc_seq_free": (None, [C.c_void_p, C.c_int32]),
     "llmc_forward": (C.c_int, [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), _E]),
+    "llmc_forward_rows": (C.c_int, [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), P(C.c_float), P(C.c_float), _E]),
     "llmc_embed": (C.c_int, [C.c_void_p, P(C.c_int32), C.c_size_t, C.c_int, C.c_bool, P(C.c_float), _E]),
     "llmc_session_stats": (None, [C.c_void_p, P(Stats)]),
     "llmc_seq_save": (C.c_int, [C.c_void_p, C.c_int32, C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),

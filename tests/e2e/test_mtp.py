@@ -1,0 +1,148 @@
+"""The head of a checkpoint that predicts further tokens (mtp.part), against torch (tests/golden/make_mtp.py): its rows, logits and guesses, in any pieces; and an
+engine with it says what it says without it. Whether anything is guessed is a matter of time, so no test asks that."""
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import llmc
+from processor import RUNS
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden"))
+import weights  # noqa: E402
+
+with open(os.path.join(weights.HERE, "mtp", "heads.json")) as f:
+    HEADS = {h["model"]: h for h in json.load(f)}
+EVERY = "LLMC_CHECK_ALL" in os.environ
+ARCH = [a for a in ("v3", "v4", "amx") if RUNS.get(a)]
+ON = [(m, "ref", None) for m in HEADS] + [(m, "cpu", a) for m in ("glm4_moe-qk-norm", "deepseek_v3-yarn") for a in ARCH
+                                         if EVERY or (m, a) == ("glm4_moe-qk-norm", ARCH[-1])]
+SET = ["kv.dtype=f32"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def of(name):
+        if name not in made:
+            made[name] = str(weights.Mtp(name).build(tmp_path_factory.mktemp("mtp") / name))
+        return made[name]
+    return of
+
+
+def near(a, b):
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.shape == b.shape and np.abs(a - b).max() <= 1e-3 * np.abs(b).max(), np.abs(a - b).max() / np.abs(b).max()
+
+
+def rows_of(model, ids):
+    with model.session(context=64, chunk=64) as s:
+        logits, rows = s.forward_rows([(s.seq(), ids, 1)])
+        return np.array(logits), np.array(rows)
+
+
+@pytest.mark.parametrize("name,device,arch", ON)
+def test_a_head_guesses_as_torch_does(folders, name, device, arch):
+    want, path = HEADS[name], folders(name)
+    n = len(want["text"]) - 1
+    kw = dict(device=device, arch=arch)
+    with llmc.Model(path, set=SET + ["mtp.part=rows"], **kw) as m, llmc.Model(path, set=SET + ["mtp.part=head"], **kw) as head:
+        logits, rows = rows_of(m, want["text"][:-1])
+        assert int(logits[-1].argmax()) == want["text"][-1]
+        near(rows[-1], want["row"])
+        with head.session(context=64, chunk=64, seqs=3, n_out=8) as s:
+            tokens = want["text"][1:]
+            whole, pieces, beside = s.seq(), s.seq(), s.seq()
+            said, own = (np.array(x) for x in s.forward_rows([(whole, tokens, 3)], rows))
+            near(said, want["logits"])
+            # in pieces, two texts in a step: the same bits
+            s.forward_rows([(pieces, tokens[:5], 0)], rows[:5])
+            two, _ = s.forward_rows([(beside, tokens[:7], 1), (pieces, tokens[5:], 3)], np.concatenate([rows[:7], rows[5:]]))
+            assert np.array_equal(np.array(two)[1:], said)
+            guesses = []
+            for _ in want["guesses"]:
+                guesses.append(int(said[-1].argmax()))
+                said, own = (np.array(x) for x in s.forward_rows([(whole, guesses[-1:], 1)], own[-1:]))
+            assert guesses == want["guesses"]
+            near(said[-1], want["behind"])
+            s.trim(whole, n)  # guesses are taken back
+            again, _ = s.forward_rows([(whole, guesses[:1], 1)], rows[-1:])
+            assert np.isfinite(np.array(again)).all()
+            with pytest.raises(llmc.Error, match="rows of the model come with the tokens of a head"):
+                s.forward_rows([(beside, [1], 1)])
+            with pytest.raises(llmc.Error, match="its tokens come with rows of the model"):
+                s.forward([(beside, [1], 1)])
+
+
+def test_a_head_is_left_out_unless_it_is_asked_for(folders, tmp_path):
+    """Without the option the plan is that of a checkpoint without such a layer; with it the model's logits have the same bits."""
+    name = "glm4_moe-qk-norm"
+    path, want = folders(name), HEADS[name]
+    bare = str(weights.Golden(name).build(tmp_path / "bare"))
+    ids = want["text"][:-1]
+    logits, plans = [], []
+    for folder, part in ((bare, None), (path, None), (path, "rows")):
+        with llmc.Model(folder, set=SET + ([f"mtp.part={part}"] if part else [])) as m, m.session(context=64, chunk=64) as s:
+            logits.append(bytes(s.forward([(s.seq(), ids, 1)])))
+            plan = m.plan
+            plans.append(plan)
+            assert ("rows" in plan) == (part == "rows")
+    assert logits[0] == logits[1] == logits[2]
+    assert plans[0]["tensor"] == plans[1]["tensor"] == plans[2]["tensor"]
+    with llmc.Model(path, set=SET + ["mtp.part=head"]) as head:
+        plan = head.plan
+        assert plan["takes_rows"] and plan["n_params"] < plans[0]["n_params"]
+        names = {src["name"] for t in plan["tensor"] for src in t["src"]}
+        assert "model.layers.3.eh_proj.weight" in names and not any(n.startswith("model.layers.0.") for n in names)
+
+
+def events(request):
+    said = {}
+    for e in request.events():
+        said.setdefault(e.index, []).append((e.kind, e.token, e.logprob, getattr(e, "finish", None)))
+    return said
+
+
+SETTINGS = [dict(), dict(temperature=0.8, seed=1), dict(repetition_penalty=1.2, temperature=0.4, seed=2), dict(n=3, temperature=0.9, seed=3), dict(top_k=9, temperature=1.1, seed=4)]
+
+
+@pytest.mark.parametrize("name,device", [("glm4_moe-qk-norm", "cpu"), ("deepseek_v3-yarn", "ref")])
+def test_an_engine_says_the_same(folders, name, device):
+    path, want = folders(name), HEADS[name]
+    options = dict(context=128, seqs=6, chunk=32, threads=1)
+    with llmc.Model(path, set=SET, device=device) as m, llmc.Model(path, set=SET + ["mtp.part=rows"], device=device) as rows, \
+            llmc.Model(path, set=SET + ["mtp.part=head"], device=device) as head:
+        with m.engine(speculate=-1, **options) as plain, rows.engine(draft=head, **options) as own:
+            for settings in SETTINGS:
+                said = [events(e.submit(want["text"], max_tokens=60, ignore_eos=True, logprobs=True, **settings)) for e in (plain, own)]
+                assert said[0] == said[1]
+            # several at once, some of which begin alike
+            prompts = [want["text"][:k] for k in (38, 3, 34, 20, 37)]
+            said = []
+            for e in (plain, own):
+                requests = [e.submit(p, max_tokens=40, ignore_eos=True, seed=i, temperature=0.5) for i, p in enumerate(prompts)]
+                said.append([events(r) for r in requests])
+            assert said[0] == said[1]
+            s = own.stats()
+            assert s["accepted"] <= s["drafted"] and sum(s["accepted_at"]) == s["accepted"] and s["running"] == 0
+
+
+def test_a_head_is_of_its_model(folders):
+    path, other = folders("glm4_moe-qk-norm"), folders("glm4_moe-plain")
+    with llmc.Model(path, device="ref") as m, llmc.Model(path, set=["mtp.part=rows"], device="ref") as rows, \
+            llmc.Model(other, set=["mtp.part=head"], device="ref") as alien, llmc.Model(path, set=["mtp.part=head"], device="ref") as head:
+        with pytest.raises(llmc.Error, match="mtp.part = rows"):
+            m.engine(draft=head)
+        with pytest.raises(llmc.Error, match="is the head .mtp.part. of another model"):
+            rows.engine(draft=alien)
+        with pytest.raises(llmc.Error, match="it makes no text"):
+            head.engine()
+        with m.session() as s, pytest.raises(llmc.Error, match="hands out no rows"):
+            s.forward_rows([(s.seq(), [1], 1)])
+    with pytest.raises(llmc.Error, match="no layer that predicts further tokens"):
+        llmc.Model("configs/tiny.yaml", random_weights=True, set=["mtp.part=head"])
+    with pytest.raises(llmc.Error, match="mtp.part = rows: the rows of a head that guesses lie on one rank"):
+        llmc.Model(path, set=["mtp.part=rows", "parallel.tp=2"])

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/mtp/heads.json: what the head of a checkpoint that predicts further tokens says, for golden models with such a layer behind their last.
+
+transformers leaves these layers out. So the head is put together as DeepSeek's description and the servers that run it have it:
+
+    rows [T, H]   the model's rows behind its final norm; for guesses further on the head's own, behind shared_head.norm
+    x = eh_proj([enorm(embed(token behind the row)) | hnorm(row)])
+    x = one layer of the model's kind, causal over all rows so far;  logits = lm_head(shared_head.norm(x))
+
+with transformers' layer, norm and head (a model of one layer that is given x). Embedding and head are the model's own: checkpoints hold a second copy.
+Needs torch and transformers 5. Run again:  python tests/golden/make_mtp.py
+"""
+import json
+import os
+import tempfile
+
+import torch
+from transformers import AutoModelForCausalLM
+
+import weights as W
+
+torch.set_num_threads(1)
+MODELS = ["glm4_moe-qk-norm", "glm4_moe-plain", "deepseek_v3-yarn", "deepseek_v3-one-group-bf16"]
+OUT = os.path.join(W.HERE, "mtp", "heads.json")
+GUESSES = 4
+
+
+def short(x):
+    return [float(f"{v:.7g}") for v in x]
+
+
+def load(config, tensors, dtype):
+    with tempfile.TemporaryDirectory() as d:
+        with open(os.path.join(d, "config.json"), "w") as f:
+            json.dump(config, f)
+        W.write_safetensors(os.path.join(d, "model.safetensors"), tensors, dtype)
+        m, info = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", output_loading_info=True)
+        assert not info["missing_keys"] and not info["mismatched_keys"], info
+        return m.eval()
+
+
+def rms(x, w, eps):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w
+
+
+@torch.no_grad()
+def head(name):
+    g = W.Mtp(name)
+    w = {n: W.rounded(x, g.dtype) for n, x in g.values().items()}
+    n, eps = g.config["num_hidden_layers"], g.config["rms_norm_eps"]
+    own = f"model.layers.{n}."
+    config = {k: v for k, v in g.config.items() if k != "num_nextn_predict_layers"}
+    model = load(config, {k: v for k, v in w.items() if not k.startswith(own)}, g.dtype)
+    one = {k.replace(own, "model.layers.0."): v for k, v in w.items() if k.startswith(own) and k[len(own):].split(".")[0] in (
+        "self_attn", "mlp", "input_layernorm", "post_attention_layernorm")}
+    one |= {"model.norm.weight": w[own + "shared_head.norm.weight"], "lm_head.weight": w["lm_head.weight"], "model.embed_tokens.weight": w["model.embed_tokens.weight"]}
+    layer = load(config | dict(num_hidden_layers=1, first_k_dense_replace=0), one, g.dtype)
+    t = {k: torch.from_numpy(v) for k, v in w.items()}
+    ids = list(g.prompt)
+
+    def run(rows, tokens):
+        e = t["model.embed_tokens.weight"][tokens]
+        x = torch.cat([rms(e, t[own + "enorm.weight"], eps), rms(rows, t[own + "hnorm.weight"], eps)], -1) @ t[own + "eh_proj.weight"].T
+        h = layer.model(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
+        return h, h @ t["lm_head.weight"].T
+
+    rows = model.model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+    ids.append(int((rows[-1] @ t["lm_head.weight"].T).argmax()))
+    tokens, guesses, gap = ids[1:], [], 1.0
+    h, logits = run(rows, tokens)
+    said = [short(r) for r in logits[-3:].double().tolist()]
+    for _ in range(GUESSES):
+        top = logits[-1].sort().values
+        gap = min(gap, float((top[-1] - top[-2]) / (top[-1] - top[0])))
+        guesses.append(int(logits[-1].argmax()))
+        rows, tokens = torch.cat([rows, h[-1:]]), tokens + guesses[-1:]
+        h, logits = run(rows, tokens)
+    return {"model": name, "text": ids, "row": short(rows[len(ids) - 2].double().tolist()), "logits": said, "guesses": guesses, "gap": round(gap, 6),
+            "behind": short(logits[-1].double().tolist())}
+
+
+if __name__ == "__main__":
+    os.makedirs(os.path.dirname(OUT), exist_ok=True)
+    made = [head(m) for m in MODELS]
+    with open(OUT, "w") as f:
+        json.dump(made, f, separators=(",", ":"))
+        f.write("\n")
+    for m in made:
+        print(m["model"], m["guesses"], m["gap"])
