@@ -102,7 +102,7 @@ llmc_adapter_unload(llmc_model *m, int32_t adapter, llmc_error *err)
 int
 llmc_adapter_slots(const llmc_model *m)
 {
-	return m->rt ? runtime_adapter_slots(m->rt) : 0;
+	return m->spec->adapters.slots;
 }
 
 llmc_status

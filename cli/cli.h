@@ -27,6 +27,7 @@ typedef struct Opt {
 	const char *help;
 } Opt;
 typedef struct List { const char **v; size_t n; } List; /* v is NULL-terminated once n > 0 */
+bool list_add(List *l, const char *value); /* which stays where it is; false: out of memory */
 
 typedef struct Command {
 	const char *name, *usage, *summary, *examples;

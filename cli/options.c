@@ -7,6 +7,19 @@
 #include "base/number.h"
 #include "cli/cli.h"
 
+bool
+list_add(List *l, const char *value)
+{
+	const char **v = realloc(l->v, (l->n + 2) * sizeof *v);
+
+	if (!v)
+		return false;
+	v[l->n++] = value;
+	v[l->n] = NULL;
+	l->v = v;
+	return true;
+}
+
 static void
 print_help(const Command *cmd, const Opt *opt, size_t n_opt)
 {
@@ -100,15 +113,10 @@ store(const Command *cmd, const Opt *o, const char *value)
 		*(const char **)o->to = value;
 		break;
 	case OPT_LIST: {
-		List *l = o->to;
-		const char **v = realloc(l->v, (l->n + 2) * sizeof *v);
-		if (!v) {
+		if (!list_add(o->to, value)) {
 			complain("out of memory");
 			exit(EXIT_MACHINE);
 		}
-		v[l->n++] = value;
-		v[l->n] = NULL;
-		l->v = v;
 		break;
 	}
 	case OPT_GROUP:

@@ -175,6 +175,8 @@ serve(int argc, char **argv)
 	llmc_serve_options so = LLMC_INIT(llmc_serve_options);
 	llmc_engine_options eo = LLMC_INIT(llmc_engine_options);
 	int32_t speculate = -1;
+	int slots = 0, rank = 0;
+	char slots_set[40], rank_set[40];
 	const char *draft_path = NULL;
 	llmc_model *draft = NULL;
 	const char *config = NULL, *key_file = NULL, *log_file = NULL, *model_name = NULL, *args[1] = { NULL };
@@ -199,6 +201,8 @@ serve(int argc, char **argv)
 		{ OPT_TEXT, 0, "config", "FILE", &config, "YAML file of these settings, as 'port: 8000'" },
 		{ OPT_GROUP, 0, "Models", NULL, NULL, NULL },
 		{ OPT_LIST, 0, "model", "NAME=PATH", &models, "a model by the name that requests choose it with; may be repeated: the first is opened at once, others when they are asked for" },
+		{ OPT_INT, 0, "lora-slots", "N", &slots, "adapters run in the model's own engine, N of them at once, requests of several in one batch; without it each has a copy of the weights [0]" },
+		{ OPT_INT, 0, "lora-rank", "N", &rank, "rank of the largest adapter that a slot takes [16]" },
 		{ OPT_TEXT, 0, "lora-dir", "DIR", &so.lora_dir, "clients may load adapters from below this folder while the server runs, by /v1/load_lora_adapter [they may not]" },
 		{ OPT_FLOAT, 0, "sleep-after", "SECONDS", &sleep_s, "close the engine of a model that nobody has asked for so long, until somebody does [never]" },
 		{ OPT_GROUP, 0, "Requests", NULL, NULL, NULL },
@@ -263,6 +267,12 @@ serve(int argc, char **argv)
 	}
 	argv = settings_merge("LLMC_SERVE_", opt, sizeof opt / sizeof *opt, argc, argv, &argc, &set_models);
 	size_t n_arg = OPT_PARSE(&cmd_serve, opt, argc, argv, args);
+	if (slots < 0 || rank < 0 || (rank && !slots))
+		return opt_usage_error(&cmd_serve, "--lora-slots, --lora-rank: at least 1, and a rank goes with slots");
+	snprintf(slots_set, sizeof slots_set, "adapters.slots=%d", slots);
+	snprintf(rank_set, sizeof rank_set, "adapters.rank=%d", rank);
+	if ((slots && !list_add(&c.set, slots_set)) || (rank && !list_add(&c.set, rank_set)))
+		return EXIT_MACHINE;
 	code = serve_models(&cmd_serve, &c, n_arg ? args[0] : NULL, n_arg || models.n ? &models : &set_models, &loras, model_name, &all);
 	if (code)
 		return code;
@@ -339,6 +349,19 @@ serve(int argc, char **argv)
 	status = llmc_engine_open(m, &eo, &e, &err);
 	if (status != LLMC_OK)
 		goto out;
+	for (size_t i = 1, used = 0; i < all.n && llmc_adapter_slots(m); i++) { /* mistakes are told before the port is open */
+		int32_t adapter;
+		if (!all.model[i]->adapter)
+			continue;
+		if ((int)++used > llmc_adapter_slots(m)) {
+			code = opt_usage_error(&cmd_serve, "--lora: there are more adapters than the %d slots (--lora-slots)", llmc_adapter_slots(m));
+			goto out;
+		}
+		status = llmc_adapter_load(m, all.model[i]->common.lora, 1, &adapter, &err);
+		if (status != LLMC_OK)
+			goto out;
+		llmc_adapter_unload(m, adapter, NULL);
+	}
 	so.engine = &eo;
 	so.header_timeout_s = header_s;
 	so.body_timeout_s = body_s;
@@ -354,7 +377,7 @@ serve(int argc, char **argv)
 	if (status != LLMC_OK)
 		goto out;
 	llmc_limits in_force = *llmc_engine_limits(e);
-	if (!serve_models_init(&all, &eo, &shared)) {
+	if (!serve_models_init(&all, &eo, &shared, llmc_adapter_slots(m) > 0)) {
 		complain("out of memory");
 		code = EXIT_MACHINE;
 		goto out;
@@ -421,6 +444,7 @@ const Command cmd_serve = {
 	"  llmc serve ~/models/GLM-4.5-Air --draft mtp\n"
 	"  llmc serve --model small=model-1b.gguf --model large=model-8b.gguf --memory 16G   requests choose by \"model\"\n"
 	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b             an adapter is a model, too\n"
+	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b --lora-slots 2   both in one engine, in one batch\n"
 	"  llmc serve --config serve.yaml               model: model.gguf, port: 8080, ...: a setting a line\n"
 	"  LLMC_SERVE_PORT=8080 llmc serve model.gguf   every option is also a variable\n"
 	"  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"

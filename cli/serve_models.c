@@ -97,7 +97,7 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 }
 
 bool
-serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *lim)
+serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *lim, bool slots)
 {
 	all->init = calloc(all->n, sizeof *all->init);
 	if (!all->init)
@@ -107,6 +107,8 @@ serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_li
 		m->limits = *lim;
 		m->engine = *eo;
 		m->engine.limits = &m->limits;
+		const char *adapter = m->adapter && slots ? m->common.lora : NULL;
+		m->common.lora = adapter ? NULL : m->common.lora;
 		if (!options_of(&m->common, false, &m->options))
 			return false;
 		m->options.o.log = warnings;
@@ -114,6 +116,7 @@ serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_li
 		all->init[i] = LLMC_INIT(llmc_serve_model);
 		all->init[i].name = m->name;
 		all->init[i].path = m->path;
+		all->init[i].adapter = adapter;
 		all->init[i].options = &m->options.o;
 		all->init[i].engine_options = &m->engine;
 	}

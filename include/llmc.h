@@ -726,6 +726,7 @@ typedef struct llmc_serve_model {
 	llmc_model *model;         /* open already, with an engine over it, both the server's from here on, also on failure; */
 	llmc_engine *engine;       /* NULL: when it is first asked for */
 	const char *parent;        /* of an adapter, the name of the model it changes [none] */
+	const char *adapter;       /* folder of an adapter that runs in a slot of parent's engine (llmc_adapter_load); path and options are parent's [none] */
 } llmc_serve_model;
 
 /* E_INPUT: an option is out of range, or a host beyond loopback without api_key and allow_remote; E_IO: the address

@@ -280,12 +280,6 @@ runtime_adapter_let_go(Runtime *rt, int32_t adapter)
 	pthread_mutex_unlock(&a->lock);
 }
 
-int
-runtime_adapter_slots(const Runtime *rt)
-{
-	return rt->adapters ? rt->adapters->n : 0;
-}
-
 /* Slot and key of an adapter */
 static int
 look_up(const Runtime *rt, int32_t adapter, uint64_t *key)

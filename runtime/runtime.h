@@ -54,7 +54,6 @@ llmc_status runtime_adapter_drop(Runtime *rt, int32_t adapter, llmc_error *err);
 /* It stays until let go; E_RANGE: it is not loaded, or it has been dropped, unless somebody holds it and this is `again`. 0: nothing to do */
 llmc_status runtime_adapter_hold(Runtime *rt, int32_t adapter, bool again, llmc_error *err);
 void        runtime_adapter_let_go(Runtime *rt, int32_t adapter);
-int         runtime_adapter_slots(const Runtime *rt);
 
 /* Defaults filled in, ranges checked against the plan. */
 llmc_status session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_error *err);

@@ -166,18 +166,130 @@ model_open(void *self, Backend *out, llmc_error *err)
 	return status;
 }
 
+/* ---- adapters in slots: names for the engine of the model that they change ---- */
+
+typedef struct View { /* a Backend's self */
+	void       *engine;
+	llmc_model *model;
+	int32_t     adapter;
+} View;
+
+static llmc_status
+view_submit(void *self, const llmc_request *r, int64_t *id, llmc_error *err)
+{
+	const View  *v = self;
+	llmc_request own = *r;
+
+	own.adapter = v->adapter;
+	return llmc_submit(v->engine, &own, id, err);
+}
+
+static void
+view_cancel(void *self, int64_t id)
+{
+	llmc_cancel(((const View *)self)->engine, id);
+}
+
+/* They are the engine's, and told by its own name. */
+static void
+view_stats(void *self, llmc_counts *out)
+{
+	(void)self;
+	(void)out;
+}
+
+static void
+view_close(Backend *b)
+{
+	View *v = b->self;
+
+	llmc_adapter_unload(v->model, v->adapter, NULL);
+	free(v);
+}
+
+static llmc_status
+view_join(void *self, const Backend *of, Backend *out, llmc_error *err)
+{
+	View *v = calloc(1, sizeof *v);
+
+	if (!v)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	*v = (View){ .engine = of->self, .model = of->model };
+	llmc_status status = llmc_adapter_load(v->model, ((const Known *)self)->o.adapter, 1, &v->adapter, err);
+	if (status != LLMC_OK) {
+		free(v);
+		return status;
+	}
+	*out = *of;
+	out->self = v;
+	out->submit = view_submit;
+	out->cancel = view_cancel;
+	out->stats = view_stats;
+	return LLMC_OK;
+}
+
+static llmc_status
+view_open(void *self, Backend *out, llmc_error *err)
+{
+	(void)self;
+	(void)out;
+	return error_set(err, LLMC_E_INPUT, "the model that the adapter changes is not there");
+}
+
+static llmc_status
+view_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
+{
+	TRY(model_look(self, about, bytes, err));
+	*bytes = 0; /* slots are the model's */
+	return LLMC_OK;
+}
+
 static llmc_status model_adapt(void *self, const char *dir, Source *out, llmc_error *err);
 
 static Source
 source(Known *k)
 {
+	if (k->o.adapter)
+		return (Source){ .self = k, .look = view_look, .open = view_open, .join = view_join, .close = view_close, .free = known_free };
 	return (Source){ .self = k, .look = model_look, .open = model_open, .close = model_close, .free = known_free, .adapt = model_adapt };
+}
+
+/* Does the model's plan have slots for adapters? */
+static llmc_status
+has_slots(const Known *k, bool *slots, llmc_error *err)
+{
+	llmc_options opt = LLMC_INIT(llmc_options);
+	llmc_model *m;
+
+	if (k->o.options)
+		opt = *k->o.options;
+	opt.no_weights = true;
+	TRY(llmc_open(k->o.path, &opt, &m, err));
+	*slots = llmc_adapter_slots(m) > 0;
+	llmc_close(m);
+	return LLMC_OK;
 }
 
 static llmc_status
 model_adapt(void *self, const char *dir, Source *out, llmc_error *err)
 {
 	const Known *base = self;
+	bool slots;
+
+	TRY(has_slots(base, &slots, err));
+	if (slots) {
+		Known *k = calloc(1, sizeof *k);
+		if (k)
+			k->o = base->o;
+		if (!k || !(k->o.adapter = k->lora = strdup(dir))) {
+			free(k);
+			return error_set(err, LLMC_E_MEMORY, "out of memory");
+		}
+		k->o.model = NULL;
+		k->o.engine = NULL;
+		*out = source(k);
+		return LLMC_OK;
+	}
 	const char *const *set = base->o.options ? base->o.options->set : NULL;
 	size_t n = 0;
 
@@ -225,6 +337,8 @@ llmc_serve_models(const llmc_serve_model *models, int32_t n, const llmc_serve_op
 		SIZED_TAKE(own[i], &models[i]);
 		Known *k = calloc(1, sizeof *k);
 		init[i] = (SlotInit){ .name = own[i].name, .parent = own[i].parent };
+		if (own[i].adapter && (!own[i].parent || own[i].engine) && status == LLMC_OK)
+			status = error_set(err, LLMC_E_INPUT, "an adapter in a slot has a parent, and no engine of its own");
 		if (k) {
 			k->o = own[i];
 			init[i].src = source(k);

@@ -10,6 +10,8 @@ void
 model_ref(Model *m)
 {
 	m->n_refs++;
+	if (m->of)
+		m->of->n_refs++;
 }
 
 void
@@ -19,7 +21,10 @@ model_unref(Model *m)
 		return;
 	Server *s = m->srv;
 	pthread_mutex_lock(&s->lock);
-	if (--m->n_refs == 0)
+	m->n_refs--;
+	if (m->of)
+		m->of->n_refs--;
+	if (m->n_refs == 0)
 		pthread_cond_signal(&s->keep);
 	pthread_mutex_unlock(&s->lock);
 }
@@ -78,8 +83,8 @@ void
 model_free(Model *m)
 {
 	grammars_close(m->grammars);
-	if (m->slot->src.close)
-		m->slot->src.close(&m->back);
+	if (m->close)
+		m->close(&m->back);
 	free(m);
 }
 
@@ -103,23 +108,23 @@ model_limits(const Server *s, const Backend *b, const char *name, int32_t *max_i
 	return LLMC_OK;
 }
 
-/* An engine that is open under a name, and its pump. On failure the engine is closed again, if the source does that. */
+/* An engine that is open under a name, and its pump, or of's where that is not NULL. On failure the engine is closed again, if the source does that. */
 llmc_status
-model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, Model **out, llmc_error *err)
+model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, Model *of, Model **out, llmc_error *err)
 {
 	Model *m = calloc(1, sizeof *m);
 	llmc_status status = LLMC_OK;
 
 	*out = NULL;
 	if (m) {
-		*m = (Model){ .slot = t, .name = t->name, .srv = s, .back = *b, .bytes = bytes, .grammars = grammars_open() };
+		*m = (Model){ .slot = t, .name = t->name, .srv = s, .back = *b, .bytes = bytes, .of = of, .close = t->src.close, .grammars = grammars_open() };
 		status = model_limits(s, b, t->name, &m->max_input, &m->max_total, err);
 	}
 	if (!m || !m->grammars)
 		status = error_set(err, LLMC_E_MEMORY, "out of memory");
 	if (status == LLMC_OK) {
-		m->has_pump = pthread_create(&m->pump, NULL, pump, m) == 0;
-		if (m->has_pump) {
+		m->has_pump = !of && pthread_create(&m->pump, NULL, pump, m) == 0;
+		if (m->has_pump || of) {
 			*out = m;
 			return LLMC_OK;
 		}
@@ -154,9 +159,14 @@ model_set(Slot *t, Model *m)
 void
 model_retire(Server *s, Slot *t)
 {
-	t->model->next = s->retired;
-	s->retired = t->model;
+	Model *m = t->model;
+
+	m->next = s->retired;
+	s->retired = m;
 	t->model = NULL;
+	for (int i = 0; i < s->n_slots; i++) /* nor whoever shares its engine */
+		if (s->slot[i]->model && s->slot[i]->model->of == m)
+			model_retire(s, s->slot[i]);
 	pthread_cond_signal(&s->keep);
 }
 

@@ -205,8 +205,10 @@ done(Gen *g)
 	pthread_mutex_lock(&s->lock);
 	r->gen = NULL;
 	r->cancel = NULL;
-	g->model->n_gens--;
-	g->model->slot->used_at = clock_now();
+	for (Model *m = g->model; m; m = m->of) {
+		m->n_gens--;
+		m->slot->used_at = clock_now();
+	}
 	pthread_mutex_unlock(&s->lock);
 	gen_free(g);
 }
@@ -260,7 +262,8 @@ gen_start(Gen *g, Problem *p)
 	g->submitting = true;
 	r->gen = g;
 	r->cancel = gen_cancel;
-	g->model->n_gens++;
+	for (Model *m = g->model; m; m = m->of)
+		m->n_gens++;
 	for (int32_t i = 0; i < g->n_sub && r->generates; i++) {
 		hist_add(&r->slot->metrics.input_length, (double)g->sub[i].n_tok);
 		hist_add(&r->slot->metrics.max_new, max_tokens(g, &g->sub[i]));

@@ -78,12 +78,25 @@ make_room(Server *s, const Slot *except, int64_t need, bool busy)
 	}
 }
 
+/* Does somebody share its engine? */
+static bool
+is_shared(const Server *s, const Model *m)
+{
+	bool shared = false;
+
+	for (const Model *o = s->retired; o; o = o->next)
+		shared |= o->of == m;
+	for (int i = 0; i < s->n_slots; i++)
+		shared |= s->slot[i]->model && s->slot[i]->model->of == m;
+	return shared;
+}
+
 static bool
 end_one(Server *s)
 {
 	Model **at = &s->retired;
 
-	while (*at && ((*at)->n_refs || (*at)->n_looks))
+	while (*at && ((*at)->n_refs || (*at)->n_looks || is_shared(s, *at)))
 		at = &(*at)->next;
 	Model *m = *at;
 	if (!m)
@@ -91,9 +104,10 @@ end_one(Server *s)
 	*at = m->next;
 	pthread_mutex_unlock(&s->lock);
 	const char *name = m->name;
+	const bool  own = !m->of;
 	model_stop(m);
 	model_free(m);
-	serve_log(s, LLMC_LOG_INFO, "model %s: its engine is closed", name);
+	serve_log(s, LLMC_LOG_INFO, own ? "model %s: its engine is closed" : "model %s: its slot is free", name);
 	pthread_mutex_lock(&s->lock);
 	return true;
 }
@@ -163,6 +177,23 @@ hand_out(Server *s, Slot *t)
 	pthread_mutex_lock(&s->lock);
 }
 
+/* The slot whose engine this one shares; NULL: it has its own */
+static Slot *
+base_of(Server *s, const Slot *t)
+{
+	for (int i = 0; i < s->n_slots && t->src.join; i++)
+		if (!s->slot[i]->src.join && strcmp(s->slot[i]->name, t->parent) == 0)
+			return s->slot[i];
+	return NULL;
+}
+
+/* The engine that it shares has been retired while it came. */
+static bool
+is_left(const Model *m)
+{
+	return m->of && m->of->slot->model != m->of;
+}
+
 /* An engine is there and serves who has waited. Where its slot has been removed meanwhile they find no such name, and it goes again, as it does where it was put to
  * sleep. */
 static void
@@ -170,7 +201,7 @@ begin_service(Server *s, Slot *t, Model *m)
 {
 	model_set(t, m);
 	hand_out(s, t);
-	if ((t->removed || t->drowsy) && t->model == m)
+	if ((t->removed || t->drowsy || is_left(m)) && t->model == m)
 		model_retire(s, t);
 	t->drowsy = false;
 }
@@ -188,12 +219,14 @@ open_slot(Server *s, Slot *t, int64_t bytes, Model **out, llmc_error *err)
 {
 	Backend b = { 0 };
 	double t0 = clock_now();
+	Slot  *base = base_of(s, t);
+	Model *of = base ? base->model : NULL; /* this thread alone ends it */
 
 	t->loading = true;
 	pthread_mutex_unlock(&s->lock);
-	llmc_status status = t->src.open(t->src.self, &b, err);
+	llmc_status status = of ? t->src.join(t->src.self, &of->back, &b, err) : t->src.open(t->src.self, &b, err);
 	if (status == LLMC_OK)
-		status = model_begin(s, t, &b, bytes, out, err);
+		status = model_begin(s, t, &b, bytes, of, out, err);
 	if (status == LLMC_OK)
 		serve_log(s, LLMC_LOG_INFO, "model %s: opened in %.1f s", t->name, clock_now() - t0);
 	else
@@ -216,6 +249,9 @@ load_one(Server *s)
 			t = s->slot[i];
 	if (!t)
 		return false;
+	Slot *named = t, *base = base_of(s, t);
+	if (base && !base->model && !t->removed) /* first the engine that it shares */
+		t = base;
 	if (t->removed) {
 		no_more(t, &p);
 	} else if (t->model) {
@@ -237,6 +273,8 @@ load_one(Server *s)
 		p.code = "model_not_loaded";
 	}
 	refuse(s, t, &p);
+	if (named != t)
+		refuse(s, named, &p);
 	return true;
 }
 
@@ -340,15 +378,20 @@ put_slot(Server *s, Slot *t, Slot **old)
 static llmc_status
 try_open(Server *s, Slot *t, llmc_error *err)
 {
+	const Slot *base = base_of(s, t);
 	Room room;
 	Model *m;
 
+	if (base && !base->model)
+		return LLMC_OK;
 	while ((room = make_room(s, t, t->bytes, false)) == ROOM_SOON && end_one(s))
 		;
 	if (room != ROOM_YES)
 		return LLMC_OK;
 	TRY(open_slot(s, t, t->bytes, &m, err));
 	model_set(t, m);
+	if (is_left(m))
+		model_retire(s, t);
 	return LLMC_OK;
 }
 

@@ -21,7 +21,7 @@ void  adding_free(Adding *a);
 
 /* engine.c */
 /* An engine that is open under a name, and its pump. On failure the engine is closed again, if the source does that. */
-llmc_status model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, Model **out, llmc_error *err);
+llmc_status model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, Model *of, Model **out, llmc_error *err);
 void  model_set(Slot *t, Model *m);        /* it is the slot's from here on; lock held */
 void  model_retire(Server *s, Slot *t);    /* no new request gets it; lock held */
 void  model_stop(Model *m);                /* without the lock; nobody uses it, or the server closes: what is with the engine is awaited */

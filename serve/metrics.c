@@ -190,6 +190,8 @@ adapter_lines(Strbuf *b, Server *s, const Slot *t, const char *label)
 		if (!ours)
 			continue;
 		model_counts(s, a, &c);
+		int own = model_gens(s, a);
+		c.running = own >= 0 ? own : c.running;
 		most++;
 		if (c.running)
 			strbuf_printf(&running, "%s%s", running.len ? "," : "", a->name);

@@ -18,6 +18,8 @@ typedef struct Source {
 	llmc_status (*open)(void *self, Backend *out, llmc_error *err);
 	void        (*close)(Backend *b); /* what open made */
 	void        (*free)(void *self);
+	/* another name for the engine of the slot's parent, which is open; NULL: an engine of its own, by open */
+	llmc_status (*join)(void *self, const Backend *of, Backend *out, llmc_error *err);
 	/* the source of the same with an adapter from a folder; NULL: it takes none */
 	llmc_status (*adapt)(void *self, const char *dir, struct Source *out, llmc_error *err);
 } Source;
@@ -29,12 +31,14 @@ struct Model {
 	Backend  back;
 	int64_t  bytes;
 	int32_t  max_input, max_total;
+	Model   *of;           /* whose engine it shares, and whose pump brings its events: it ends before that one does; NULL: it has its own */
+	void   (*close)(Backend *b); /* NULL: its engine stays */
 	struct Grammars *grammars; /* of late */
 	atomic_bool plain_chat;  /* its format has no reasoning: without tools an answer is text */
 	pthread_t pump;
 	bool     has_pump;
 	/* under Server.lock */
-	int      n_refs;
+	int      n_refs;       /* and n_gens: with those of who shares its engine */
 	int      n_looks;      /* at its counters */
 	int      n_gens;
 	bool     healthy;      /* a generation has worked since the last failure */
@@ -89,6 +93,7 @@ bool   models_failed(Server *s); /* an engine has, for good */
 void  model_ref(Model *m);   /* lock held */
 void  model_unref(Model *m); /* without it */
 int   models_number(Server *s); /* of slots, removed ones too */
+int   model_gens(Server *s, Slot *t); /* in work, of a name for another one's engine; else -1 */
 bool  model_counts(Server *s, Slot *t, llmc_counts *out); /* false: it sleeps */
 void  models_counts(Server *s, llmc_counts *out);         /* sums over those that are there */
 /* What r asks for; it is answered when that is done, or when it has failed. t NULL: all. */

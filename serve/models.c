@@ -139,6 +139,8 @@ models_take(Server *s, Req *r, Problem *p)
 	pthread_mutex_lock(&s->lock);
 	r->slot = t;
 	t->used_at = clock_now();
+	if (t->model && t->model->of)
+		t->model->of->slot->used_at = t->used_at;
 	if (t->model && !t->wanted) {
 		r->model = t->model;
 		model_ref(r->model);
@@ -229,6 +231,15 @@ add_counts(llmc_counts *to, const llmc_counts *c)
 	add_histogram(&to->queue_s, &c->queue_s);
 	add_histogram(&to->first_token_s, &c->first_token_s);
 	add_histogram(&to->inter_token_s, &c->inter_token_s);
+}
+
+int
+model_gens(Server *s, Slot *t)
+{
+	pthread_mutex_lock(&s->lock);
+	int n = t->model && t->model->of ? t->model->n_gens : -1;
+	pthread_mutex_unlock(&s->lock);
+	return n;
 }
 
 bool
@@ -398,7 +409,7 @@ models_open(Server *s, const SlotInit *init, int n, llmc_error *err)
 			if (slot_is_named(s->slot[k]->name, t->name) || slot_is_named(t->name, s->slot[k]->name))
 				status = error_set(err, LLMC_E_INPUT, "two models are named %s; give each a name of its own: --model NAME=PATH", t->name);
 		if (status == LLMC_OK && one.back) {
-			status = model_begin(s, t, one.back, one.bytes, &m, err);
+			status = model_begin(s, t, one.back, one.bytes, NULL, &m, err);
 			one.back = NULL; /* closed, when it is not begun */
 		}
 		if (status == LLMC_OK) {
@@ -449,13 +460,23 @@ models_end(Server *s)
 void
 models_close(Server *s)
 {
-	for (Model *m = s->retired, *next; m; m = next) {
-		next = m->next;
-		model_free(m);
+	for (int shared = 1; shared >= 0; shared--) { /* who shares an engine goes before it */
+		for (Model **at = &s->retired, *m; (m = *at) != NULL;) {
+			if (shared && !m->of) {
+				at = &m->next;
+				continue;
+			}
+			*at = m->next;
+			model_free(m);
+		}
+		for (int i = 0; i < s->n_slots; i++) {
+			Model *m = s->slot[i]->model;
+			if (!m || (shared && !m->of))
+				continue;
+			s->slot[i]->model = NULL;
+			model_free(m);
+		}
 	}
-	for (int i = 0; i < s->n_slots; i++) {
-		if (s->slot[i]->model)
-			model_free(s->slot[i]->model);
+	for (int i = 0; i < s->n_slots; i++)
 		slot_free(s->slot[i]);
-	}
 }

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -305,6 +306,51 @@ def test_adapters_by_name(serve, tmp_path):
         assert ask(s, "head", prompt=[5, 6]).status == 404 and "head" not in states(s)
         assert load("head", str(home / "head")).status == 200
         assert agrees(s, "head", g.prompt, logits["embed-head"]) < 6e-3 * scale
+        assert s.stop()[0] == 0
+
+
+def test_adapters_in_slots(serve, tmp_path):
+    """--lora-slots: names for one engine, whose batches hold requests of all of them; loaded, unloaded, asleep and back."""
+    g = weights.Golden("llama-modern")
+    g.build(tmp_path / "base")
+    home = tmp_path / "adapters"
+    for case in ("llama-all", "embed-head"):
+        shutil.copytree(os.path.join(LORA, case), home / case)
+    logits = {"base": g.logits} | {n: np.load(os.path.join(LORA, c, "logits.npy")) for n, c in (("all", "llama-all"), ("some", "llama-some"))}
+    scale = np.abs(logits["all"]).max()
+    options = ("--model-name", "base", "--lora-slots", "2", "--lora-rank", "5", "--set", "kv.dtype=f32", "--arch", "generic", "-t", "1", "--seqs", "6", "--speculate", "0")
+    with serve(tmp_path / "base", *options, "--lora", f"some={LORA}/llama-some", "--lora-dir", home) as s:
+        def load(name, path):
+            return s.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout=120)
+
+        def answer(model):
+            r = s.post("/v1/completions", {"model": model, "prompt": g.prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 1}, timeout=120)
+            assert r.status == 200 and r.json()["model"] == model, r.text
+            return r.json()["choices"][0]["logprobs"]["token_logprobs"]
+        assert load("all", "llama-all").status == 200
+        assert {m["id"]: m["parent"] for m in s.get("/v1/models").json()["data"]} == {"base": None, "all": "base", "some": "base"}
+        for model, want in logits.items():
+            assert agrees(s, model, g.prompt, want) < 6e-3 * scale, model
+        alone = {n: answer(n) for n in logits}
+        assert len({str(a) for a in alone.values()}) == 3
+        with ThreadPoolExecutor(6) as pool:
+            for _ in range(2):
+                for name, got in zip([*logits] * 4, pool.map(answer, [*logits] * 4)):
+                    assert got == alone[name], name
+        full = load("third", "llama-all")
+        assert full.status == 400 and "slots" in full.text
+        assert s.post("/v1/unload_lora_adapter", {"lora_name": "all"}).status == 200
+        assert ask(s, "all", prompt=[5, 6]).status == 404
+        refused = load("head", "embed-head")
+        assert refused.status == 400 and "has no slot" in refused.text
+        assert load("third", "llama-all").status == 200 and answer("third") == alone["all"]
+        # the engine goes with those who share it, and comes with the first that is asked for
+        assert s.post("/sleep?model=base", {}).status == 200
+        assert set(states(s).values()) == {"unloaded"}
+        assert answer("third") == alone["all"] and answer("base") == alone["base"]
+        assert s.post("/reload?model=base", {}, timeout=120).status == 200
+        assert answer("some") == alone["some"] and answer("third") == alone["all"]
+        assert s.post("/sleep", {}).status == 200 and answer("some") == alone["some"]
         assert s.stop()[0] == 0
 
 
