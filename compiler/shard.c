@@ -651,6 +651,10 @@ shard_op(Pass *p, Op *op)
 	case OP_attention:
 		cut_arg(p, op, ARG(attention, sink), CUT_ROWS, kind_in(p, SHARE_Q, op->layer), 1, NULL);
 		set_int(op, "kv_heads", own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
+		if (op_num(op, "alibi") > 0) {
+			set_int(op, "alibi_first", own_first(p, p->state[op->arg[ARG(attention, q)]].by, op_int(op, "heads")));
+			set_int(op, "alibi_heads", op_int(op, "heads"));
+		}
 		along(p, op, "heads");
 		return;
 	case OP_mla_attention:

@@ -175,9 +175,6 @@ shard_deal(Graph *g)
 
 	for (int i = 0; i < SHARE_COUNT; i++)
 		s->copies[i] = 1;
-	if (spec->position == POS_ALIBI)
-		err_at(g->diag, spec_loc(spec, "parallel.tp"), "parallel.tp = %d: attention with ALiBi slopes runs on one rank: its kernels count heads from the first; parallel.pp deals its layers",
-		       g->ranks);
 	deal_heads(g, s, &a, SHARE_Q, SHARE_KV);
 	if (a.n_heads != b.n_heads || a.n_kv_heads != b.n_kv_heads || a.head_dim != b.head_dim || a.v_dim != b.v_dim)
 		deal_heads(g, s, &b, SHARE_Q_WINDOW, SHARE_KV_WINDOW);

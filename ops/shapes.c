@@ -139,6 +139,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
 	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit), GET(each), GET(chunk);
 	const int64_t GET(rank), GET(slots), GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(chosen);
+	const int64_t GET(alibi_first), GET(alibi_heads);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
 
@@ -192,6 +193,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_attention:
 		MUST(heads % kv_heads == 0, "heads is a multiple of kv_heads");
 		MUST(chunk <= 1, "chunk <= 1");
+		MUST(!alibi_heads || alibi_first + heads <= alibi_heads, "alibi_first + heads <= alibi_heads");
 		SET(attention, .q = act(heads * dim), .kv = gqa(kv_heads, dim, v_dim), .done = order(), .sink = vec(heads), .y = act(heads * v_dim));
 		break;
 	case OP_mla_append:

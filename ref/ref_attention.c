@@ -173,6 +173,7 @@ ref_attention(const RefCall *c)
 	double          scale = step_num(c->step, "scale"), cap = step_num(c->step, "cap"), alibi = step_num(c->step, "alibi");
 	int64_t         window = step_int(c->step, "window");
 	bool            prefix = !strcmp(step_word(c->step, "mask"), "prefix"), chunk = step_int(c->step, "chunk") != 0;
+	int64_t         alibi_first = step_int(c->step, "alibi_first"), alibi_heads = step_int(c->step, "alibi_heads");
 	double         *sum = (double *)c->scratch;
 	float          *row = c->scratch + 2 * v_dim, *sinks = row + (dim > v_dim ? dim : v_dim), *p = sinks + heads;
 	const float    *sink = ref_vector(&c->arg[ARG(attention, sink)], sinks);
@@ -185,7 +186,7 @@ ref_attention(const RefCall *c)
 			int64_t      kh = h / (heads / kv_heads);
 			const float *q = ref_f32(c, ARG(attention, q)) + (t * heads + h) * dim;
 			float       *y = ref_f32(c, ARG(attention, y)) + (t * heads + h) * v_dim;
-			double       slope = alibi > 0 ? alibi_slope(heads, h, alibi) : 0;
+			double       slope = alibi > 0 ? alibi_slope(alibi_heads ? alibi_heads : heads, alibi_first + h, alibi) : 0;
 
 			for (int64_t j = first; j < end; j++) {
 				double s = 0;

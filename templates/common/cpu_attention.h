@@ -27,6 +27,7 @@ typedef struct Att {
 	float  scale, cap;
 	int    window, chunk; /* chunk: positions are seen from the last multiple of the window on */
 	double alibi;
+	int    alibi_first, alibi_heads; /* slopes of heads from that one on, of so many; 0: of all from the first */
 	int    prefix;       /* 1: rows see the prefix of their sequence */
 	KvForm kv;
 } Att;
@@ -161,8 +162,9 @@ att_slope(const Att a, int head)
 {
 	int c = 1;
 
-	while (c * 2 <= a.heads)
+	while (c * 2 <= (a.alibi_heads ? a.alibi_heads : a.heads))
 		c *= 2;
+	head += a.alibi_first;
 	return head < c ? att_exp2_neg(a.alibi * (head + 1) / c) : att_exp2_neg(a.alibi * (2 * (head - c) + 1) / (2 * c));
 }
 

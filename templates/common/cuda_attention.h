@@ -12,6 +12,7 @@
 /* An attention: K of a type E_ and V of a type EV_ (cuda_kv_rows.h), query heads in groups that share a head of K, D elements wide, and of V, V wide; bytes
  * from page to page of the pool; TURN_: quantised rows are turned. SCORES says how scores are made and what is seen:
  *     static constexpr float SCALE, CAP, ALIBI;     CAP, ALIBI 0: none
+ *     enum { ALIBI_FIRST, ALIBI_HEADS };            with ALIBI: slopes of heads from that one on, of so many; 0: of all from the first
  *     enum { WINDOW, CHUNK, PREFIX };               WINDOW 0: none; CHUNK 1: rows see from the last multiple of the window on; PREFIX 1: all rows see the sequence's first prefix_len positions */
 template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, long long PAGE_BYTES_, class EV_ = E_, bool TURN_ = false> struct att_config {
 	typedef typename E_::math E;      /* for tensor cores */
@@ -69,8 +70,9 @@ att_slope(int head)
 
 	if constexpr (ALIBI > 0) {
 		int n = 1;
-		while (n * 2 <= A::HEADS)
+		while (n * 2 <= (A::SCORES::ALIBI_HEADS ? (int)A::SCORES::ALIBI_HEADS : (int)A::HEADS))
 			n *= 2;
+		head += A::SCORES::ALIBI_FIRST;
 		return head < n ? exp2f(-ALIBI * (float)(head + 1) / (float)n)
 		                : exp2f(-ALIBI * (float)(2 * (head - n) + 1) / (float)(2 * n));
 	}

@@ -244,7 +244,7 @@ for name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype in ATT:
     y = torch.cat([attend(q[:4], kk[:40], vv[:40], pos[:4], prefix=prefix, **args),
                    attend(q[4:], kk[40:], vv[40:], pos[4:], prefix=0, **args)])
     Case("attention", name, heads=heads, kv_heads=kv, dim=dim, v_dim=v_dim, scale=0.7, cap=cap, window=window, chunk=0,
-         mask="prefix" if prefix else "causal", alibi=alibi).step(pos, seq_of, kv_len=seqs, prefix=[prefix, 0]).f32(
+         mask="prefix" if prefix else "causal", alibi=alibi, alibi_first=0, alibi_heads=0).step(pos, seq_of, kv_len=seqs, prefix=[prefix, 0]).f32(
         q).pool(False, kv, dim, v_dim, dtype, k, v, seqs).none().vector(sink).room(6 * heads * v_dim).out(y).end()
 
 # appended by the op, read back by the attention of a later case: here only that each row lands where it belongs
@@ -579,7 +579,7 @@ for top_k, jitter in ((2, 0.3), (5, 0.05)):
 # pieces of the positions; the one expert of a row, whose input is weighted
 k, v, q = rnd(40, 1, 4, scale=2), rnd(40, 1, 3), rnd(4, 2, 4)
 y = attend(q, k, v, [5, 8, 9, 39], 0.7, window=9, chunk=1)
-Case("attention", "chunks", heads=2, kv_heads=1, dim=4, v_dim=3, scale=0.7, cap=0.0, window=9, chunk=1, mask="causal", alibi=0.0).step([5, 8, 9, 39], kv_len=[40]).f32(
+Case("attention", "chunks", heads=2, kv_heads=1, dim=4, v_dim=3, scale=0.7, cap=0.0, window=9, chunk=1, mask="causal", alibi=0.0, alibi_first=0, alibi_heads=0).step([5, 8, 9, 39], kv_len=[40]).f32(
     q).pool(False, 1, 4, 3, "f32", k, v, [40]).none().none().room(24).out(y).end()
 x, w = rnd(3, 5), rnd(3, 1)
 Case("expert_input", "plain", hidden=5).step([0, 1, 2]).f32(x).f32(w).room(15).out(x * w).room(3).out(torch.ones(3, 1)).end()

@@ -28,7 +28,7 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 		for (size_t w = 0; w < sizeof words / sizeof *words; w++)
 			if (!strcmp(words[w].key, key))
 				a[n].s = words[w].word;
-		if (!strcmp(key, "first"))
+		if (!strcmp(key, "first") || !strcmp(key, "alibi_first"))
 			a[n].i = 0;
 		if (!strcmp(key, "rope_dims"))
 			a[n].i = i / 2;
@@ -132,6 +132,7 @@ rules_are_kept(void **state)
 	static const struct { OpKind op; const char *key; int64_t i; double f; const char *rule; } bad[] = {
 		{ OP_attention, "chunk", 2, 0, "chunk <= 1" },
 		{ OP_attention, "heads", 9, 0, "heads is a multiple of kv_heads" },
+		{ OP_attention, "alibi_first", 1, 0, "alibi_first + heads <= alibi_heads" },
 		{ OP_slice, "count", 9, 0, "first + count <= width" },
 		{ OP_rope, "rope_dims", 10, 0, "first + rope_dims <= dim" },
 		{ OP_rope_2d, "rope_dims", 6, 0, "rope_dims <= dim / 2" },

@@ -153,7 +153,7 @@ BENCH_TEST(every_element_is_read_as_often_as_it_should_be)
 					break;
 				else
 					assert_int_equal(rank[r]->rank, r);
-			if (b->diag.n_error > errors) { /* fewer heads or blocks than ranks, alibi: told, not planned */
+			if (b->diag.n_error > errors) { /* fewer heads or blocks than ranks: told, not planned */
 				strbuf_release(&b->diag.text);
 				diag_init(&b->diag, &b->arena);
 				continue;
@@ -266,11 +266,27 @@ BENCH_TEST(what_cannot_be_dealt_is_refused)
 		if (!strstr(strbuf_str(&b->diag.text), bad[i].text))
 			fail_msg("%s", strbuf_str(&b->diag.text));
 	}
-	strbuf_release(&b->diag.text);
-	diag_init(&b->diag, &b->arena);
-	bench_spec(b, "bloom", "attention: {n_heads: 4}\nffn: {width: 128}\nparallel: {tp: 2}\n");
-	assert_null(compile_rank(b->spec, "ref", 0, true, &b->diag, &b->arena));
-	assert_non_null(strstr(strbuf_str(&b->diag.text), "attention with ALiBi slopes runs on one rank"));
+}
+
+/* Heads of a rank have the slopes that they have among all. */
+BENCH_TEST(slopes_follow_their_heads)
+{
+	for (int r = 0; r < 3; r++) {
+		bench_spec(b, "bloom", "attention: {n_heads: 8}\nffn: {width: 128}\nparallel: {tp: 3}\n");
+		const Plan *p = plan_of(b, b->spec, "ref", r, false);
+		int         n = 0;
+		assert_non_null(p);
+		for (int i = 0; i < p->phase[0].n_step; i++) {
+			const PlanStep *st = &p->phase[0].step[i];
+			if (st->op != OP_attention)
+				continue;
+			n++;
+			assert_int_equal(step_int(st, "heads"), r < 2 ? 3 : 2);
+			assert_int_equal(step_int(st, "alibi_first"), 3 * r);
+			assert_int_equal(step_int(st, "alibi_heads"), 8);
+		}
+		assert_true(n > 0);
+	}
 }
 
 /* ---------------------------------------------------------------- plans that lie ---- */
@@ -503,7 +519,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_element_is_read_as_often_as_it_should_be), cmocka_unit_test(stages_read_everything_once), cmocka_unit_test(shares_are_even_and_whole),
+		cmocka_unit_test(every_element_is_read_as_often_as_it_should_be), cmocka_unit_test(stages_read_everything_once), cmocka_unit_test(shares_are_even_and_whole), cmocka_unit_test(slopes_follow_their_heads),
 		cmocka_unit_test(what_cannot_be_dealt_is_refused), cmocka_unit_test(plans_of_ranks_that_lie_are_refused), cmocka_unit_test(plans_of_stages_that_lie_are_refused),
 		cmocka_unit_test(plans_of_states_that_lie_are_refused), cmocka_unit_test(plans_of_experts_with_gains_that_lie_are_refused),
 		cmocka_unit_test(columns_are_those_of_the_whole_row), cmocka_unit_test(a_rank_reads_its_rows_and_columns_alone),

@@ -15,7 +15,7 @@
 	"\"make\":[{\"value\":\"L0.q\",\"arg\":9},{\"value\":\"L0.k\",\"arg\":-1}],\"yaml_line\":3,\"weight_bytes\":128,"      \
 	"\"flops_per_row\":64},\n"                                                                                            \
 	"{\"op\":\"attention\",\"layer\":0,\"kernel\":null,\"arg\":[\"q\",\"kv:kv:0\",null,null,\"att\"],\"attr\":{\"heads\":2,"    \
-	"\"kv_heads\":1,\"dim\":2,\"v_dim\":2,\"scale\":0.7071,\"cap\":0.0,\"window\":0,\"chunk\":0,\"mask\":\"causal\",\"alibi\":0.0},"    \
+	"\"kv_heads\":1,\"dim\":2,\"v_dim\":2,\"scale\":0.7071,\"cap\":0.0,\"window\":0,\"chunk\":0,\"mask\":\"causal\",\"alibi\":0.0,\"alibi_first\":0,\"alibi_heads\":0},"    \
 	"\"make\":[],\"yaml_line\":0,\"weight_bytes\":0,\"flops_per_row\":0},\n"                                               \
 	"{\"op\":\"matmul_add\",\"layer\":0,\"kernel\":null,\"arg\":[\"att\",\"o\",null,\"x\",\"x\"],\"attr\":{\"rows\":4,"    \
 	"\"cols\":4,\"scale\":1.0},\"make\":[],\"yaml_line\":0,\"weight_bytes\":64,\"flops_per_row\":32},\n"                   \
