@@ -105,10 +105,15 @@ fail:
 	return status;
 }
 
-/* A hash, from `sum` on, of what a plan does together with other ranks of its stage */
+/* A hash, from `sum` on, of what a plan does together with other ranks of its stage: its sums and joins, and the pages that rank 0 numbers for all */
 static uint64_t
 said_together(const Plan *p, uint64_t sum)
 {
+	for (int i = 0; i < p->n_pool; i++) {
+		const PlanPool *pool = &p->pool[i];
+		int64_t fact[] = { pool->state, pool->n_layers, pool->keep, pool->recent, pool->sinks };
+		sum = sum64(fact, sizeof fact, sum);
+	}
 	for (int ph = 0; ph < p->n_phase; ph++)
 		for (int i = 0; i < p->phase[ph].n_step; i++) {
 			const PlanStep *st = &p->phase[ph].step[i];
@@ -136,7 +141,7 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 	for (int k = 0; k < n; k++) { /* a group whose plans differ would wait for ever */
 		const int lead = k / plan[k]->ranks * plan[k]->ranks;
 		if (said_together(plan[k], 1) != said_together(plan[lead], 1) || plan[k]->ranks != plan[0]->ranks || plan[k]->stages != plan[0]->stages || plan[k]->window != plan[0]->window) {
-			status = error_set(err, LLMC_E_INPUT, "rank %d of %d has another plan than rank %d: what they sum and join together differs", k, n, lead);
+			status = error_set(err, LLMC_E_INPUT, "rank %d of %d has another plan than rank %d: what they sum and join together differs, or which positions they keep", k, n, lead);
 			goto fail;
 		}
 	}
