@@ -315,6 +315,20 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 	return LLMC_OK;
 }
 
+/* Of a process that a launcher has started: the GPU for its place on its host, among those that were named or those that are there. Where these are fewer, ranks share them. */
+static void
+gpu_of_process(llmc_model *m)
+{
+	const GpuList *g = &m->gpus;
+	const int      place = world_place(m->world);
+	char           target[32];
+	int            n = g->n;
+
+	while (!g->n && n <= place && device_of(TARGET_CUDA)->best_target(n, target, NULL) == LLMC_OK)
+		n++;
+	m->gpu = n <= 0 ? 0 : g->n ? g->number[place % n] : place % n;
+}
+
 /* One GPU for each rank: those that were named, else the first ones. */
 static llmc_status
 gpus_for_ranks(llmc_model *m, const char *device, llmc_error *err)
@@ -342,6 +356,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	TRY(source_kind(path, &kind, err));
 	TRY(device_gpus(opt->device, &m->gpus, err));
 	m->gpu = !m->gpus.any ? -1 : m->gpus.n ? m->gpus.number[0] : 0;
+	if (m->gpus.any && m->world)
+		gpu_of_process(m);
 	TRY(target_name(opt->device, opt->arch, !opt->no_weights, target, err));
 	m->source = absolute(&m->arena, path);
 	m->set = set_for_target(opt->set, target, m->world ? world_ranks(m->world) : m->gpus.n, &m->arena);

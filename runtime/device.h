@@ -64,7 +64,7 @@ typedef struct Device {
 	/* The session's own state has been laid out. need: what the limits take */
 	llmc_status (*open)(Session *s, const llmc_memory *need, llmc_error *err);
 	void        (*close)(Session *s);
-	/* The sessions of all ranks, threads of this process, have been opened: they get to know each other before their first step. NULL: they
+	/* The sessions of all ranks, threads of this process, have been opened: those of a stage get to know each other before their first step. NULL: they
 	 * need not; each is on its own thread from now on. */
 	llmc_status (*join)(Session *const *rank, int n, llmc_error *err);
 	/* Around anything that may touch pages: the device is this session's, and has not failed. */

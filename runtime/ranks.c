@@ -443,7 +443,7 @@ start(Group *g, Follower *f, llmc_error *err)
 static CommShape
 shape_of(const Session *s)
 {
-	CommShape c = { .ranks = s->plan->ranks * s->plan->stages, .team = s->plan->ranks, .parts = s->lim.n_threads };
+	CommShape c = { .ranks = s->plan->ranks * s->plan->stages, .team = s->plan->ranks, .parts = s->device->join ? 1 : s->lim.n_threads }; /* of a device one function of the host talks */
 
 	if (s->plan->stages > 1) {
 		c.onward = (size_t)s->lim.chunk * (size_t)s->plan->hidden * sizeof(float);
@@ -482,11 +482,12 @@ ranks_open(Session *s, llmc_error *err)
 			if (err)
 				*err = g->follower[k].err;
 		}
-	if (status == LLMC_OK && s->device->join && s->plan->ranks > 1) { /* stages talk through this process alone */
+	if (status == LLMC_OK && s->device->join && s->plan->ranks > 1) { /* those of a stage; stages talk through this process alone */
 		Session *rank[PLAN_MAX_RANKS] = { s };
 		for (int k = 0; k < n; k++)
 			rank[k + 1] = g->follower[k].session;
-		status = s->device->join(rank, n + 1, err);
+		for (int k = 0; k <= n && status == LLMC_OK; k += s->plan->ranks)
+			status = s->device->join(rank + k, s->plan->ranks, err);
 	}
 	lead(s);
 	return status;

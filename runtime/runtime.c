@@ -85,15 +85,6 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	rt->device = device;
 	rt->world = o.world;
 	rt->n_threads = o.n_threads = o.n_threads > 0 ? o.n_threads : topology_threads();
-	if (plan->stages > 1 && plan->ranks > 1 && device != device_of(TARGET_CPU)) {
-		status = error_set(err, LLMC_E_MISSING, "parallel.tp = %d, parallel.pp = %d: stages that are split run on processors (--device cpu); a GPU is a whole stage, or a rank of one stage",
-		                   plan->ranks, plan->stages);
-		goto fail;
-	}
-	if (o.world && device != device_of(TARGET_CPU)) {
-		status = error_set(err, LLMC_E_MISSING, "ranks on GPUs are threads of one process: llmc --tp %d --device cuda, without a launcher", plan->ranks);
-		goto fail;
-	}
 	TRY_GOTO(open_weights(rt, &o, err));
 	TRY_GOTO(device->model_open(plan, &o, rt->weights, &rt->model, &rt->times, err));
 	TRY_GOTO(load_factors(rt, err));

@@ -46,7 +46,7 @@ struct World {
 	void  *lib;
 	Handle world, byte, info_null, host; /* host: the ranks of this host */
 	int    type_shared;
-	int    rank_, ranks, on_host;
+	int    rank_, ranks, on_host, at_host; /* at_host: its number there */
 	bool   one_host, taken, lost, given, ours, over; /* given: world is a program's communicator; ours: MPI was started here; over: and ended */
 #define X(member, symbol, args) int(*member) args;
 	MPI_CALLS(X)
@@ -142,7 +142,7 @@ start(World *w, const Launcher *l, const void *comm, llmc_error *err)
 		                 "LLMC_MPI=PATH names another library", want, size, l->title, dlsym(w->lib, "ompi_mpi_comm_world") ? "Open MPI" : "MPICH");
 	w->ranks = size;
 	gethostname(w->name, sizeof w->name - 1);
-	if (w->split_type(w->world, w->type_shared, 0, w->info_null, &w->host) || w->size(w->host, &w->on_host))
+	if (w->split_type(w->world, w->type_shared, 0, w->info_null, &w->host) || w->size(w->host, &w->on_host) || w->rank(w->host, &w->at_host))
 		return error_set(err, LLMC_E_MISSING, "MPI does not say which ranks share a host");
 	/* all or none: hosts may have different numbers of ranks */
 	int *n = calloc((size_t)size, sizeof *n);
@@ -208,6 +208,12 @@ int
 world_ranks(const World *w)
 {
 	return w->ranks;
+}
+
+int
+world_place(const World *w)
+{
+	return w->at_host;
 }
 
 int

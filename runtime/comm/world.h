@@ -14,6 +14,7 @@ llmc_status world_take(const void *comm, World **out, llmc_error *err);
 void        world_release(World *w);
 int         world_rank(const World *w);
 int         world_ranks(const World *w);
+int         world_place(const World *w); /* among the ranks of its host, from 0 on */
 /* Processors for each rank of this host: what the launcher has bound this process to, else an equal share. */
 int         world_threads(const World *w);
 

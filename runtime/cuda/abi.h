@@ -87,6 +87,7 @@ _Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56, "
 	X(func_attr, cuFuncGetAttribute, (int *value, int attribute, CUfunction)) \
 	X(func_set, cuFuncSetAttribute, (CUfunction, int attribute, int value)) \
 	X(launch, cuLaunchKernelEx, (const CudaLaunchConfig *, CUfunction, void **params, void **extra)) \
+	X(host_func, cuLaunchHostFunc, (CUstream, void (*fn)(void *user), void *user)) \
 	X(stream_create, cuStreamCreate, (CUstream *, unsigned flags)) \
 	X(stream_destroy, cuStreamDestroy_v2, (CUstream)) \
 	X(stream_sync, cuStreamSynchronize, (CUstream)) \

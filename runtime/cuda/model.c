@@ -148,10 +148,12 @@ functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
 	TRY(function(m, &m->sample, cuda_build_own(b, "sample"), "llmc_sample", b, err));
 	if (m->plan->ranks > 1) {
 		TRY(function(m, &m->all_reduce, cuda_build_own(b, "collective"), "llmc_all_reduce", b, err));
+		TRY(function(m, &m->all_reduce_two, cuda_build_own(b, "collective"), "llmc_all_reduce_two_shot", b, err));
 		TRY(function(m, &m->all_gather, cuda_build_own(b, "collective"), "llmc_all_gather", b, err));
 		TRY(function(m, &m->add_ranks, cuda_build_own(b, "collective"), "llmc_add_ranks", b, err));
 		TRY(function(m, &m->place_ranks, cuda_build_own(b, "collective"), "llmc_place_ranks", b, err));
 		TRY(all_shared(m, m->all_reduce, "llmc_all_reduce", err));
+		TRY(all_shared(m, m->all_reduce_two, "llmc_all_reduce_two_shot", err));
 		TRY(all_shared(m, m->all_gather, "llmc_all_gather", err));
 	}
 	TRY(all_shared(m, m->begin, "llmc_begin", err));

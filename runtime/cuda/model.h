@@ -11,7 +11,7 @@ typedef struct CudaModel {
 	CUmodule    *module;
 	CUfunction (*fn)[PLAN_MAX_LAUNCH]; /* [n_kernel] */
 	CUfunction   begin, sample;
-	CUfunction   all_reduce, all_gather, add_ranks, place_ranks; /* of ranks */
+	CUfunction   all_reduce, all_reduce_two, all_gather, add_ranks, place_ranks; /* of ranks */
 	bool         pdl;                  /* programmatic launches also within graphs */
 	CUdeviceptr  weights;
 	int64_t     *offset;               /* [n_tensor] */

@@ -1,4 +1,4 @@
-/* Ranks on GPUs of one process: each rank's window (templates/common/cuda_comm.h), who sees whose, and the steps between ranks as launches.
+/* Ranks on GPUs of one process, of one stage: each rank's window (templates/common/cuda_comm.h), who sees whose, and the steps between ranks as launches.
  *
  * A rank that is late in a step for LLMC_COMM_TIMEOUT seconds ends the group, and so does one whose device fails: a word of the host's memory
  * says so to all kernels that wait, which return, and what they made is worth nothing. A thread looks after that, since those that
@@ -36,6 +36,7 @@ struct CudaGroup {
 	Word           *word;
 	bool            peers;  /* each sees the others' windows */
 	Nccl           *nccl;   /* NULL: not there, or not wanted */
+	unsigned        set;    /* of the ways that there are (ways.h) */
 	Ways            ways;
 	Member          rank[LLMC_PEERS];
 	pthread_t       thread;
@@ -88,8 +89,7 @@ cuda_window_lay_out(CudaSession *c, const Session *s, Bump *b)
 	BUMP(b, w->flag, n * LLMC_LANES);
 	BUMP(b, w->slot, 2 * n * LLMC_LANES * LLMC_PIECE);
 	w->room = GATHER / n > longest(s) ? GATHER / n : longest(s);
-	if (ways_wanted() != WAYS_OWN)
-		BUMP(b, w->gather, n * w->room);
+	BUMP(b, w->gather, n * w->room);
 	return n <= LLMC_PEERS;
 }
 
@@ -103,10 +103,8 @@ cuda_window_clear(CudaSession *c, llmc_error *err)
 		return LLMC_OK;
 	CUDA_TRY(d, d->api.set8((CUdeviceptr)(uintptr_t)c->window.epoch, 0, LLMC_LANES * sizeof *c->window.epoch, c->stream), "clearing flags");
 	/* what is gathered may be more than was made: rows of a graph that a step does not have, shares padded to the largest */
-	if (c->window.gather)
-		CUDA_TRY(d, d->api.set8(c->slots, 0, (size_t)session_lay_out_slots(c->s), c->stream), "clearing memory of ranks");
-	if (c->window.gather)
-		CUDA_TRY(d, d->api.set8((CUdeviceptr)(uintptr_t)c->window.gather, 0, n * (size_t)c->window.room * sizeof(float), c->stream), "clearing memory of ranks");
+	CUDA_TRY(d, d->api.set8(c->slots, 0, (size_t)session_lay_out_slots(c->s), c->stream), "clearing memory of ranks");
+	CUDA_TRY(d, d->api.set8((CUdeviceptr)(uintptr_t)c->window.gather, 0, n * (size_t)c->window.room * sizeof(float), c->stream), "clearing memory of ranks");
 	CUDA_TRY(d, d->api.set8((CUdeviceptr)(uintptr_t)c->window.flag, 0, n * LLMC_LANES * sizeof *c->window.flag, c->stream), "clearing flags");
 	return LLMC_OK;
 }
@@ -184,13 +182,20 @@ by_nccl(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err)
 }
 
 static llmc_status
-by_peers(CudaSession *c, const CudaStep *k, llmc_error *err)
+by_peers(CudaSession *c, const CudaStep *k, bool two, llmc_error *err)
 {
 	bool            sum = k->step->op == OP_all_reduce;
 	llmc_collective one = k->comm;
+	CUfunction      f = !sum ? c->m->all_gather : two ? c->m->all_reduce_two : c->m->all_reduce;
 
-	return cuda_launch(c, sum ? c->m->all_reduce : c->m->all_gather, sum ? "llmc_all_reduce" : "llmc_all_gather", (int64_t[3]){ LLMC_LANES, 1, 1 },
-	                   LLMC_LANE_THREADS, 1, 0, TOGETHER, &one, NULL, err);
+	return cuda_launch(c, f, !sum ? "llmc_all_gather" : two ? "llmc_all_reduce_two_shot" : "llmc_all_reduce", (int64_t[3]){ LLMC_LANES, 1, 1 }, LLMC_LANE_THREADS, 1, 0,
+	                   TOGETHER, &one, NULL, err);
+}
+
+static llmc_status
+by_way(CudaSession *c, const CudaStep *k, Way way, int64_t rows, llmc_error *err)
+{
+	return way == WAY_NCCL ? by_nccl(c, k, rows, err) : by_peers(c, k, way == WAY_TWO_SHOT, err);
 }
 
 /* Of a decode step: those of its graph, which another rank may launch where this one has none (a probe looks between its ops). */
@@ -207,16 +212,19 @@ rows_of_graph(const CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COU
 }
 
 llmc_status
-cuda_collective_launch(CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err)
+cuda_collective_launch(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err)
 {
 	const CudaGroup *g = c->group;
 
 	if (k->step->op == OP_stage_in) /* it is there: stages.c */
 		return LLMC_OK;
 	const int64_t rows = rows_of_graph(c, k, sym);
-	if (g && g->nccl && (!g->peers || ways_nccl(&g->ways, rows * k->comm.width * (int64_t)sizeof(float))))
-		return by_nccl(c, k, rows, err);
-	return by_peers(c, k, err);
+	unsigned      set = g ? g->set : 0;
+	if (cuda_hosted(c))
+		return cuda_hosted_launch(c, k, rows, err);
+	if (k->step->op == OP_all_gather && set & 1u << WAY_ONE_SHOT) /* which has one step alone */
+		set &= ~(1u << WAY_TWO_SHOT);
+	return by_way(c, k, set ? ways_best(&g->ways, set, rows * k->comm.width * (int64_t)sizeof(float)) : WAY_ONE_SHOT, rows, err);
 }
 
 /* ---------------------------------------------------------------- the end ---- */
@@ -254,17 +262,20 @@ cuda_group_check(CudaSession *c, int phase, llmc_error *err)
 	CudaGroup *g = c->group;
 	int        step = 0, late;
 
+	if (cuda_hosted(c) && comm_ended(c->s->comm))
+		return comm_error(c->s->comm, err);
 	if (!g || !g->word || !atomic_load(&g->word->end))
 		return LLMC_OK;
 	late = told(g, &step);
 	const PlanPhase *p = &c->s->plan->phase[phase];
+	const int        first = c->s->plan->stage * g->n, n = c->s->plan->stages * g->n; /* among the ranks of all stages */
 	if (late < 0 && atomic_load(&g->lost) >= 0)
-		return error_set(err, LLMC_E_DEVICE, "rank %d of %d is lost: it came to no step for %d s while others were in one", atomic_load(&g->lost), g->n,
+		return error_set(err, LLMC_E_DEVICE, "rank %d of %d is lost: it came to no step for %d s while others were in one", first + atomic_load(&g->lost), n,
 		                 g->timeout_s);
 	if (late < 0 || step >= p->n_step)
 		return comm_error(c->s->comm, err);
 	const PlanStep *st = &p->step[step];
-	return error_set(err, LLMC_E_DEVICE, "rank %d of %d (cuda:%d) is lost: no answer in op %s, layer %d (step %d of the plan)", late, g->n,
+	return error_set(err, LLMC_E_DEVICE, "rank %d of %d (cuda:%d) is lost: no answer in op %s, layer %d (step %d of the plan)", first + late, n,
 	                 g->rank[late].c ? g->rank[late].c->m->dev.number : -1, op_info[st->op].name, st->layer, step);
 }
 
@@ -364,7 +375,7 @@ start(CudaGroup *g, llmc_error *err)
 
 /* ---------------------------------------------------------------- which way ---- */
 
-typedef struct Trial { CudaGroup *g; int rank, times; int64_t rows; bool nccl; double seconds; llmc_status status; llmc_error err; } Trial;
+typedef struct Trial { CudaGroup *g; int rank, times; int64_t rows; Way way; double seconds; llmc_status status; llmc_error err; } Trial;
 
 /* The first all_reduce of a decode step; NULL: there is none */
 static const CudaStep *
@@ -390,7 +401,7 @@ try_on(Trial *t, llmc_error *err)
 	double      from = clock_now();
 	atomic_store(&t->g->rank[t->rank].since, now_ms() + FIRST_MS);
 	for (int i = 0; i < t->times && status == LLMC_OK; i++)
-		status = t->nccl ? by_nccl(c, any_sum(c), t->rows, err) : by_peers(c, any_sum(c), err);
+		status = by_way(c, any_sum(c), t->way, t->rows, err);
 	r = d->api.stream_sync(c->stream);
 	t->seconds = clock_now() - from;
 	cuda_group_step(c, false);
@@ -414,7 +425,7 @@ trial_main(void *arg)
 }
 
 static llmc_status
-trial(void *user, bool nccl, int64_t bytes, int times, double *seconds, llmc_error *err)
+trial(void *user, Way way, int64_t bytes, int times, double *seconds, llmc_error *err)
 {
 	CudaGroup  *g = user;
 	Trial       t[LLMC_PEERS];
@@ -425,7 +436,7 @@ trial(void *user, bool nccl, int64_t bytes, int times, double *seconds, llmc_err
 
 	*seconds = 0;
 	for (; n < g->n && status == LLMC_OK; n++) {
-		t[n] = (Trial){ .g = g, .rank = n, .times = times, .rows = bytes < row ? 1 : bytes / row, .nccl = nccl };
+		t[n] = (Trial){ .g = g, .rank = n, .times = times, .rows = bytes < row ? 1 : bytes / row, .way = way };
 		t[n].rows = t[n].rows < most ? t[n].rows : most;
 		if (pthread_create(&thread[n], NULL, trial_main, &t[n])) {
 			status = error_set(err, LLMC_E_MEMORY, "cannot start a thread");
@@ -462,7 +473,7 @@ connect_sizes(CudaGroup *g, llmc_error *err)
 	if (!any_sum(c))
 		return LLMC_OK;
 	for (int64_t bytes = (int64_t)1 << WAYS_FROM; bytes < 2 * most_bytes(c); bytes *= 2)
-		TRY(trial(g, true, bytes, 1, &s, err));
+		TRY(trial(g, WAY_NCCL, bytes, 1, &s, err));
 	return LLMC_OK;
 }
 
@@ -475,10 +486,10 @@ choose(CudaGroup *g, llmc_error *err)
 
 	if (!any_sum(c))
 		return LLMC_OK;
-	snprintf(machine, sizeof machine, "%s %d %d %d ranks %d nccl %d", d->name, d->cc, d->n_sm, d->driver, g->n, nccl_version(g->nccl));
+	snprintf(machine, sizeof machine, "%s %d %d %d ranks %d nccl %d ways %u", d->name, d->cc, d->n_sm, d->driver, g->n, g->nccl ? nccl_version(g->nccl) : 0, g->set);
 	for (int k = 0; k < g->n; k++) /* links differ by pair */
 		snprintf(machine + strlen(machine), sizeof machine - strlen(machine), " %d", g->rank[k].c->m->dev.number);
-	return ways_choose(&g->ways, machine, most_bytes(c), trial, g, err);
+	return ways_choose(&g->ways, machine, g->set, most_bytes(c), trial, g, err);
 }
 
 /* Peers' memory, NCCL or both: what there is, and what is wanted. */
@@ -486,12 +497,15 @@ static llmc_status
 connect(CudaGroup *g, llmc_error *err)
 {
 	WaysWanted   wanted = ways_wanted();
+	unsigned     own = ways_of_peers();
 	llmc_error   why = { 0 };
 	CudaSession *c[LLMC_PEERS];
 	llmc_status  status = LLMC_OK;
 
 	if (wanted == WAYS_UNKNOWN)
 		return error_set(err, LLMC_E_INPUT, "LLMC_NCCL is \"%s\", expected auto, always or never", getenv("LLMC_NCCL"));
+	if (!own)
+		return error_set(err, LLMC_E_INPUT, "LLMC_PEER_SUMS is \"%s\", expected auto, one-shot or two-shot", getenv("LLMC_PEER_SUMS"));
 	g->peers = true;
 	for (int k = 0; k < g->n; k++)
 		for (int j = 0; j < g->n; j++) {
@@ -513,6 +527,7 @@ connect(CudaGroup *g, llmc_error *err)
 	if (!g->peers && !g->nccl)
 		return error_set(err, LLMC_E_MISSING, "GPUs do not reach each other's memory (`nvidia-smi topo -p2p rw`), and ranks without NCCL need that%s%s",
 		                 why.text[0] ? ": " : "; LLMC_NCCL is \"never\"", why.text);
+	g->set = (g->peers ? own : 0) | (g->nccl ? 1u << WAY_NCCL : 0);
 	return LLMC_OK;
 }
 
@@ -554,10 +569,10 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 	TRY(start(g, err)); /* memory of peers that is said to be reached, and is not, shows when it is measured */
 	if (g->nccl)
 		TRY(connect_sizes(g, err));
-	return g->peers && g->nccl ? choose(g, err) : LLMC_OK;
+	return g->set & (g->set - 1) ? choose(g, err) : LLMC_OK; /* of several ways */
 }
 
-/* With the first one to go nobody is looked after any more. The last one frees the word: rank 0, whose memory it is; the others' threads have
+/* With the first one to go nobody is looked after any more. The last one frees the word, in the context of the first rank, whose memory it is; the others' threads have
  * ended by then. */
 void
 cuda_group_leave(CudaSession *c)
@@ -575,9 +590,12 @@ cuda_group_leave(CudaSession *c)
 	c->group = NULL;
 	if (atomic_fetch_sub(&g->users, 1) > 1)
 		return;
-	Word *word = g->word;
+	Word       *word = g->word;
+	CudaDevice *d = g->dev;
 	nccl_close(g->nccl);
 	group_free(g);
-	if (word)
-		CUDA_RELEASE(c->m->dev.api.host_free(word));
+	if (word && d->api.ctx_push(d->ctx) == CU_OK) {
+		CUDA_RELEASE(d->api.host_free(word));
+		cuda_leave(d);
+	}
 }

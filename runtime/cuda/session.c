@@ -301,6 +301,7 @@ bind(CudaSession *c, llmc_error *err)
 	st->logits = (const float *)(const void *)s->slot[logits->slot];
 	TRY(clear(c, err));
 	TRY(cuda_bind(c, err));
+	TRY(cuda_hosted_open(c, err));
 	TRY(cuda_lt_open(c, err));
 	for (int pick = 0; pick < 2 && s->plan->ranks < 2 && s->plan->stages < 2; pick++) /* ranks have yet to meet; of stages nobody picks here */
 		TRY(cuda_graph(c, 0, pick, err));
@@ -357,6 +358,7 @@ cuda_session_close(Session *s)
 			CUDA_RELEASE(d->api.mem_free(c->state));
 		if (c->pinned)
 			CUDA_RELEASE(d->api.host_free(c->pinned));
+		cuda_hosted_close(c);
 		if (c->stream)
 			CUDA_RELEASE(d->api.stream_destroy(c->stream));
 		cuda_leave(d);

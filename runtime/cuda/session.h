@@ -22,6 +22,7 @@ typedef struct CudaStep {
 	llmc_call         call;
 	CudaMaps         *maps;    /* NULL: none */
 	llmc_collective   comm;    /* of a step between ranks, whose kernel has no launches */
+	struct CudaSession *of;    /* of a step between ranks that are processes (hosted.c), once it has been launched */
 	bool              of_out;  /* it has as many rows as logits are wanted */
 } CudaStep;
 
@@ -61,6 +62,8 @@ typedef struct CudaSession {
 	llmc_picked *picked;
 	char        *masks;        /* as they lie on the device, mask_bytes each */
 	float       *logits;       /* [n_out, vocab] */
+	float       *brought, *made; /* of ranks that are processes: what this one says in a step between ranks, and what all make of it; NULL */
+	int64_t      n_met;        /* steps of this session, for who misses this rank */
 	float       *came, *goes;  /* of stages: [n_tok, hidden] of the one before, and for the next one */
 	CUdeviceptr  stage_in[2];  /* where that is to lie, in each phase */
 	CUdeviceptr  block_to;     /* where the arrays lie on the device */
@@ -154,7 +157,12 @@ llmc_status cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_e
 llmc_status cuda_group_open(Session *const *rank, int n, llmc_error *err);
 void        cuda_group_leave(CudaSession *c);
 /* The launches of a step between ranks, of so many rows at most, or of as many as its graph has */
-llmc_status cuda_collective_launch(CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err);
+llmc_status cuda_collective_launch(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err);
+/* hosted.c: ranks that are processes. Does this session talk to others so? Its pinned memory, once steps are bound; a step between ranks, of so many rows */
+bool        cuda_hosted(const CudaSession *c);
+llmc_status cuda_hosted_open(CudaSession *c, llmc_error *err);
+void        cuda_hosted_close(CudaSession *c);
+llmc_status cuda_hosted_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err);
 /* stages.c: step i of a phase brings what the stage before hands on. Around the launches of a step: it is waited for, and copied to the GPU; what is handed on is
  * copied from there, and goes when the GPU is done. Of one stage they do nothing. */
 llmc_status cuda_stage_bind(CudaSession *c, int phase, int i, llmc_error *err);

@@ -1,5 +1,5 @@
-/* Pipeline stages on GPUs of one process, a GPU each: the residual stream of a step's rows goes from one to the next through pinned memory of the host, by the
- * pipes of the ranks (comm.h), in front of the step's kernels and behind them; so do the logits of the last stage, to rank 0. A decode graph has nothing of it. */
+/* Pipeline stages on GPUs of one process, a GPU each or one for each rank that a stage is split over: the residual stream of a step's rows goes from one to the next through pinned memory of the host, by the
+ * pipes of the ranks (comm.h), from each to its fellow of the next stage, in front of the step's kernels and behind them; so do the logits of the last stage, from its first rank to rank 0. A decode graph has nothing of it. */
 #include "runtime/cuda/session.h"
 
 llmc_status
@@ -51,7 +51,7 @@ cuda_stage_hand(CudaSession *c, llmc_error *err)
 	const Session *s = c->s;
 	const bool     on = plan_hands_on(s->plan);
 
-	if (s->plan->stages < 2)
+	if (s->plan->stages < 2 || (!on && s->plan->rank > 0))
 		return LLMC_OK;
 	const size_t logits = (size_t)s->size->n_out * (size_t)plan_out_width(s->plan) * sizeof(float);
 	return comm_hand(s->comm, on ? c->goes : c->logits, on ? stream_bytes(s) : logits) ? LLMC_OK : comm_error(s->comm, err);

@@ -418,13 +418,14 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	const Session *s = c->s;
-	const bool last = s->plan->stages > 1 && !plan_hands_on(s->plan);
+	const bool last = s->plan->stages > 1 && s->plan->rank == 0 && !plan_hands_on(s->plan);
 
 	TRY(cuda_session_check(c, err)); /* pages */
 	TRY(cuda_ring_take(c, err));
 	TRY(cuda_upload_freq(c, err));
 	TRY(cuda_upload_step(c, err));
 	TRY(cuda_stage_take(c, phase, err));
+	cuda_group_step(c, true); /* who waits for the stage before is in no step yet */
 	if (phase == 0 && !s->probe)
 		TRY(cuda_launch_decode(c, s->size->n_tok, false, err));
 	else
@@ -435,20 +436,25 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 		                             (size_t)s->size->n_out * (size_t)plan_out_width(s->plan) * sizeof *c->logits, c->stream),
 		         "copying logits from the GPU");
 	CUDA_TRY(d, d->api.stream_sync(c->stream), "running a step of %d tokens", s->size->n_tok);
+	TRY(cuda_group_check(c, phase, err)); /* nothing that is worth nothing goes on */
+	cuda_group_step(c, false);
 	if (logits)
 		*logits = c->logits;
-	TRY(cuda_stage_hand(c, err));
-	return cuda_group_check(c, phase, err);
+	return cuda_stage_hand(c, err);
 }
 
 llmc_status
 cuda_forward(Session *s, int phase, const float **logits, llmc_error *err)
 {
 	CudaSession *c = s->on;
-	cuda_group_step(c, true);
+	c->n_met++;
 	llmc_status status = forward(c, phase, logits, err);
 
 	cuda_group_step(c, false);
+	if (status != LLMC_OK && cuda_hosted(c)) /* the others wait for this rank, and its stream for them */
+		comm_end(s->comm);
+	if (cuda_hosted(c) && status == LLMC_OK)
+		comm_at(s->comm, c->n_met, -1, -1);
 	if (status != LLMC_OK) /* copies out of the ring's entry end before it is filled again */
 		(void)!c->m->dev.api.stream_sync(c->stream);
 	return status;

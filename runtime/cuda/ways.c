@@ -1,6 +1,5 @@
-/* Our own kernels over peers' memory, or NCCL: both make the same bits, so the faster one goes, by the size of the message. It is measured once for a
- * kind of machine and kept in $LLMC_CACHE/nccl. A rank's processes may choose otherwise than another's only if they measure apart: one thread of one
- * process measures for all ranks. */
+/* Our own kernels over peers' memory, in one step or in two, or NCCL: all make the same bits, so the fastest one goes, by the size of the message. It is
+ * measured once for a kind of machine and kept in $LLMC_CACHE/nccl. One thread of one process measures for all ranks. */
 #include "runtime/cuda/ways.h"
 
 #include <stdlib.h>
@@ -14,7 +13,7 @@
 
 #define BUDGET_S 1.0
 enum { ROUNDS = 3, TIMES = 10 };
-static const char mark[8] = "llmc nc2";
+static const char mark[8] = "llmc nc3";
 
 WaysWanted
 ways_wanted(void)
@@ -36,14 +35,29 @@ size_of(int64_t bytes)
 	return i;
 }
 
-bool
-ways_nccl(const Ways *w, int64_t bytes)
+unsigned
+ways_of_peers(void)
 {
-	int i = size_of(bytes);
+	const char *text = getenv("LLMC_PEER_SUMS");
 
-	while (i > 0 && w->us[0][i] <= 0) /* larger ones: as the last that was measured */
-		i--;
-	return w->us[1][i] < 0.98f * w->us[0][i];
+	if (!text || !*text || !strcmp(text, "auto"))
+		return 1u << WAY_ONE_SHOT | 1u << WAY_TWO_SHOT;
+	return !strcmp(text, "one-shot") ? 1u << WAY_ONE_SHOT : !strcmp(text, "two-shot") ? 1u << WAY_TWO_SHOT : 0;
+}
+
+Way
+ways_best(const Ways *w, unsigned set, int64_t bytes)
+{
+	int best = -1;
+
+	for (int way = 0; way < N_WAY; way++) {
+		int i = size_of(bytes), of = best < 0 ? way : best;
+		while (i > 0 && (w->us[way][i] <= 0 || w->us[of][i] <= 0)) /* larger ones: as the last that was measured */
+			i--;
+		if (set >> way & 1 && (best < 0 || w->us[way][i] < 0.98f * w->us[best][i]))
+			best = way;
+	}
+	return best < 0 ? WAY_ONE_SHOT : (Way)best;
 }
 
 static llmc_status
@@ -61,19 +75,21 @@ cache_path(const char *machine, char key[65], Strbuf *dir, Strbuf *path)
 }
 
 static llmc_status
-measure(Ways *w, int64_t most_bytes, ways_run_fn run, void *user, llmc_error *err)
+measure(Ways *w, unsigned set, int64_t most_bytes, ways_run_fn run, void *user, llmc_error *err)
 {
 	const double end = clock_now() + BUDGET_S;
 
 	for (int i = 0; i <= size_of(most_bytes) && i < WAYS_SIZES; i++) {
-		double best[2] = { 1e9, 1e9 };
+		double best[N_WAY] = { 0 };
 		for (int r = 0; r < ROUNDS && (r == 0 || clock_now() < end); r++)
-			for (int way = 0; way < 2; way++) { /* by turns */
+			for (int way = 0; way < N_WAY; way++) { /* by turns */
 				double s = 0;
-				TRY(run(user, way == 1, (int64_t)1 << (WAYS_FROM + i), TIMES, &s, err));
-				best[way] = s < best[way] ? s : best[way];
+				if (!(set >> way & 1))
+					continue;
+				TRY(run(user, (Way)way, (int64_t)1 << (WAYS_FROM + i), TIMES, &s, err));
+				best[way] = r == 0 || s < best[way] ? s : best[way];
 			}
-		for (int way = 0; way < 2; way++)
+		for (int way = 0; way < N_WAY; way++)
 			w->us[way][i] = (float)(best[way] / TIMES * 1e6);
 		if (clock_now() > end)
 			break;
@@ -82,7 +98,7 @@ measure(Ways *w, int64_t most_bytes, ways_run_fn run, void *user, llmc_error *er
 }
 
 llmc_status
-ways_choose(Ways *w, const char *machine, int64_t most_bytes, ways_run_fn run, void *user, llmc_error *err)
+ways_choose(Ways *w, const char *machine, unsigned set, int64_t most_bytes, ways_run_fn run, void *user, llmc_error *err)
 {
 	Strbuf      dir = { 0 }, path = { 0 }, held = { 0 };
 	llmc_status status = LLMC_OK;
@@ -92,7 +108,7 @@ ways_choose(Ways *w, const char *machine, int64_t most_bytes, ways_run_fn run, v
 	if (cache && sealed_read(strbuf_str(&path), mark, key, &held, NULL) == LLMC_OK && held.len == sizeof *w) {
 		memcpy(w, held.data, sizeof *w);
 	} else {
-		status = measure(w, most_bytes, run, user, err);
+		status = measure(w, set, most_bytes, run, user, err);
 		if (status == LLMC_OK && cache && file_mkdirs_private(strbuf_str(&dir), NULL) == LLMC_OK)
 			(void)!sealed_write(strbuf_str(&path), mark, key, w, sizeof *w, NULL);
 	}

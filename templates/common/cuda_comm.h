@@ -9,7 +9,10 @@
  *     adds up its own slots in the order of ranks
  *
  * Who writes piece e + 2 has seen all flags at e + 1, and who raises a flag to e + 1 has read piece e: two slots are enough. All lanes of
- * all ranks must be on their GPUs at a time: launches are cooperative. A wait ends early when *end says that the group has ended. */
+ * all ranks must be on their GPUs at a time: launches are cooperative. A wait ends early when *end says that the group has ended.
+ *
+ * A sum goes in one step, as above, or in two, each a piece: a rank writes to each other the elements that that one adds up, then what it has added
+ * up itself to all. Either has the order of ranks for each element, so the bits are the same. */
 #ifndef LLMC_CUDA_COMM_H
 #define LLMC_CUDA_COMM_H
 

@@ -14,6 +14,7 @@ import urllib.request
 
 import pytest
 
+from cuda_emu import environment
 from test_ranks import MODELS
 
 LLMC = os.environ.get("LLMC", "build/llmc")
@@ -72,13 +73,44 @@ def test_bits_are_those_of_threads(mpi, model, llmc, tmp_path):
             assert (tmp_path / "have.npy").read_bytes() == want, (ranks, way)
 
 
-def test_start_up_compares_ranks(mpi, model, tmp_path):
+def test_start_up_compares_ranks(mpi, model, llmc, tmp_path):
     _, err = mpi(2, *common(model), "--tp", "3", code=1)
     assert "the launcher started 2 ranks, parallel.tp is 3" in err
     _, err = mpi(1, *common(model), ":", "-n", "1", LLMC, *common(model), "--kv", "f16", code=1)
     assert "rank 1" in err and "has another description than rank 0" in err
+    llmc("compile", model, "-o", tmp_path / "out", "--target", "ref", "--tp", "2", "--set", "kv.dtype=f32")
+    plan = tmp_path / "out" / "plan-ref-r1of2.json"
+    plan.write_text(re.sub(r'("keep":)23\b', r"\g<1>24", text := plan.read_text()))
+    assert plan.read_text() != text
+    _, err = mpi(2, *common(tmp_path / "out"), code=1)
+    assert "rank 1" in err and "has another plan than rank 0" in err
     _, err = mpi(2, *common(model), code=1, env={"LLMC_MPI": "/nowhere/libmpi.so"})
     assert "/nowhere/libmpi.so cannot be opened" in err
+
+
+def on_gpus(model):
+    return "run", model, "--random-weights", "--device", "cuda", "--arch", "sm_75", "--tokens", TOK, "-n", "4", "--ignore-eos", "--json", "-q", "--set", "deterministic=true"
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("ranks, args", [(3, ()), (2, ("--pp", "2")), (4, ("--pp", "2"))])
+def test_processes_have_a_gpu_each(mpi, model, ranks, args, tmp_path):
+    """What they say goes through the host's memory, or MPI: the bits of threads with a GPU each, of mixed steps and of graphs"""
+    env = environment(LLMC_EMU_DEVICES=ranks)
+    team = ("--tp", str(ranks // 2 if args else ranks))
+    p = subprocess.run([LLMC, *on_gpus(model), *team, *args, "--logits", tmp_path / "want.npy"], env={**os.environ, **env}, capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+    for way in ("memory", "mpi"):
+        out, _ = mpi(ranks, *on_gpus(model), *args, "--logits", tmp_path / "have.npy", "--chunk", "7", env=env | {"LLMC_COMM": way})
+        assert json.loads(out)["tokens"] == json.loads(p.stdout)["tokens"]
+        assert (tmp_path / "have.npy").read_bytes() == (tmp_path / "want.npy").read_bytes(), way
+
+
+@pytest.mark.sample(1)
+def test_a_gpu_of_a_process_that_fails_ends_the_job(mpi, model):
+    """The other ranks wait for it in functions that their GPUs have called."""
+    env = environment(LLMC_EMU_DEVICES=3)
+    mpi(1, *on_gpus(model), ":", "-n", "1", "env", "LLMC_EMU_FAIL=cuGraphLaunch@2:719", LLMC, *on_gpus(model), ":", "-n", "1", LLMC, *on_gpus(model), code=1, env=env)
 
 
 def ask(port, path, body=None, timeout=600):

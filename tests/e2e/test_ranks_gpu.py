@@ -90,9 +90,10 @@ from bits import rows, whole
 N = 45
 tok = [int(t) for t in np.random.default_rng(1).integers(3, 323, N)]
 common = dict(random_weights=True, arch="sm_75")
-with llmc.open(sys.argv[1], device="cuda", set=["deterministic=true"], **common) as m:
+team = ["parallel.tp=" + sys.argv[3], "deterministic=true"]
+with llmc.open(sys.argv[1], device="cuda", set=team, **common) as m:
     want = whole(m, tok)
-with llmc.open(sys.argv[1], device=sys.argv[2], set=["parallel.pp=2", "deterministic=true"], **common) as m:
+with llmc.open(sys.argv[1], device=sys.argv[2], set=["parallel.pp=2", *team], **common) as m:
     got = whole(m, tok)  # in several pieces
     with m.session(context=96, chunk=64, n_out=64, seqs=3) as s:
         q = s.seq()
@@ -110,35 +111,15 @@ print(json.dumps([bool(np.array_equal(got, want)), bool(np.array_equal(np.concat
 """
 
 
-@pytest.mark.parametrize("name, device, mode", [("llama", "cuda:1,0", "fast")] + [("llama", "cuda", "check"), ("moe", "cuda", "check")] * bool(ALL))
-def test_stages_on_gpus(name, device, mode, tmp_path):
-    """A GPU a stage: the bits of one GPU, in pieces, decoding, with forks, saved sequences and company"""
+@pytest.mark.parametrize("name, team, device, mode", [("llama", 1, "cuda:1,0", "fast"), ("llama", 2, "cuda:3,0,1,2", "fast")] + [
+    ("llama", 1, "cuda", "check"), ("moe", 1, "cuda", "check"), ("moe", 2, "cuda", "check"), ("llama", 3, "cuda:5,0,4,1,3,2", "check")] * bool(ALL))
+def test_stages_on_gpus(name, team, device, mode, tmp_path):
+    """A GPU a stage, or a rank of a stage: the bits of one stage, in pieces, decoding, with forks, saved sequences and company"""
     path = tmp_path / "m.yaml"
     path.write_text(MODELS[name])
-    p = run(STAGES, path, device, mode=mode, seed=1, LLMC_EMU_DEVICES=2)
+    p = run(STAGES, path, device, team, mode=mode, seed=1, LLMC_EMU_DEVICES=2 * team)
     assert p.returncode == 0, p.stderr
     assert json.loads(p.stdout.splitlines()[-1]) == [True, True, True]
-
-
-STAGE_FAULT = """
-import sys, llmc
-with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.pp=2"]) as m:
-    with m.session(context=64) as s:
-        for i in range(2):
-            try:
-                print("tokens", s.run([5, 6, 7], max_tokens=4, ignore_eos=True)["tokens"])
-            except llmc.Error as e:
-                print("failed", e)
-"""
-
-
-def test_a_gpu_of_a_stage_that_fails_ends_all(tmp_path):
-    path = tmp_path / "m.yaml"
-    path.write_text(MODELS["llama"])
-    p = run(STAGE_FAULT, path, LLMC_EMU_DEVICES=2, LLMC_EMU_FAIL="cuGraphLaunch@3:719")
-    assert p.returncode == 0, p.stderr  # closing it works
-    lines = p.stdout.splitlines()
-    assert len(lines) == 2 and all(line.startswith("failed") for line in lines), p.stdout
 
 
 STATES = """
@@ -203,7 +184,7 @@ print(json.dumps([g.tolist() for g in got]))
 
 
 def test_ways_have_the_same_bits(tmp_path):
-    """Peers' memory, NCCL, whichever was measured as faster, and NCCL where GPUs do not reach each other; with steps of three sizes."""
+    """Peers' memory in one step and in two, NCCL, whichever was measured as fastest, and NCCL where GPUs do not reach each other; with steps of three sizes."""
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["llama"])
     libs = tmp_path / "libs"  # of a machine without NCCL
@@ -218,8 +199,9 @@ def test_ways_have_the_same_bits(tmp_path):
         return p.stdout.splitlines()[-1]
 
     want = bits(LLMC_NCCL="never")
+    assert bits(mode="check", LLMC_PEER_SUMS="two-shot") == want
     assert bits(mode="check", LLMC_NCCL="always") == want
-    assert bits(LLMC_NCCL="auto") == want
+    assert bits(LLMC_NCCL="auto", LLMC_PEER_SUMS="auto") == want
     choice = os.listdir(tmp_path / "cache" / "nccl")
     assert len(choice) == 1
     assert bits(LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1) == want and os.listdir(tmp_path / "cache" / "nccl") == choice
@@ -229,29 +211,42 @@ def test_ways_have_the_same_bits(tmp_path):
     assert p.returncode and "do not reach each other's memory" in p.stderr and "libnccl.so.2 is not there: pip install" in p.stderr
     p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="sometimes")
     assert p.returncode and "expected auto, always or never" in p.stderr
+    p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_PEER_SUMS="three-shot")
+    assert p.returncode and "expected auto, one-shot or two-shot" in p.stderr
 
 
 FAULT = """
 import sys, llmc
-path, ranks = sys.argv[1:]
-with llmc.open(path, random_weights=True, device="cuda", arch="sm_75", set=[f"parallel.tp={ranks}"]) as m:
-    with m.session(context=64) as s:
-        for i in range(3):
-            try:
-                print("tokens", s.run([5, 6, 7], max_tokens=4, ignore_eos=True)["tokens"])
-            except llmc.Error as e:
-                print("failed", e)
+path, tokens, sets = sys.argv[1], int(sys.argv[2]), sys.argv[3].split()
+with llmc.open(path, random_weights=True, device="cuda", arch="sm_75", set=sets) as m:
+    try:
+        with m.session(context=tokens + 16, chunk=tokens) as s:
+            for i in range(3):
+                try:
+                    print("tokens", s.run([3 + i % 300 for i in range(tokens)], max_tokens=4, ignore_eos=True)["tokens"])
+                except llmc.Error as e:
+                    print("failed", e)
+    except llmc.Error as e:  # where meeting for the first time is what fails
+        print("failed", e, *["\\nfailed"] * 2)
 """
 
 
-def test_a_gpu_that_fails_ends_the_group(tmp_path):
-    """Whichever rank it is: the others are let go, and the sentence names it."""
+def outcomes(name, tmp_path, tokens, *sets, **env):
+    """What each of three requests came to, "tokens" or "failed" and why; closing the model works."""
     path = tmp_path / "m.yaml"
-    path.write_text(MODELS["llama"])
-    p = run(FAULT, path, 3, LLMC_EMU_DEVICES=3, LLMC_EMU_FAIL="cuGraphLaunch@4:719")
-    assert p.returncode == 0, p.stderr  # closing it works
-    lines = p.stdout.splitlines()
-    assert len(lines) == 3 and lines[-1].startswith("failed") and lines[-2].startswith("failed"), p.stdout
+    path.write_text(MODELS[name])
+    p = run(FAULT, path, tokens, " ".join(sets), **env)
+    assert p.returncode == 0, p.stderr
+    said = [line for line in p.stdout.splitlines() if line.startswith(("tokens", "failed"))]
+    assert len(said) == 3, p.stdout
+    return said
+
+
+@pytest.mark.parametrize("sets, gpus, launch", [(["parallel.tp=3"], 3, 4), (["parallel.tp=2", "parallel.pp=2"], 4, 6)] + [(["parallel.pp=2"], 2, 3)] * bool(ALL))
+def test_a_gpu_that_fails_ends_the_group(sets, gpus, launch, tmp_path):
+    """Whichever rank or stage it is: the others are let go."""
+    said = outcomes("llama", tmp_path, 3, *sets, LLMC_EMU_DEVICES=gpus, LLMC_EMU_FAIL=f"cuGraphLaunch@{launch}:719")
+    assert [line.split()[0] for line in said[-2:]] == ["failed"] * 2, said
 
 
 def test_a_rank_that_fails_while_ways_are_measured(tmp_path):
@@ -262,29 +257,11 @@ def test_a_rank_that_fails_while_ways_are_measured(tmp_path):
     assert p.returncode > 0 and "an all-gather: NCCL" in p.stderr, p.stderr
 
 
-LATE = """
-import sys, llmc
-with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["parallel.tp=2", "n_layers=2"]) as m:
-    try:
-        with m.session(context=1024, chunk=1000) as s:
-            for i in range(2):
-                try:
-                    print("tokens", s.run(list(range(3, 320)) * 3, max_tokens=1, ignore_eos=True)["tokens"])
-                except llmc.Error as e:
-                    print("failed", e)
-    except llmc.Error as e:  # on a machine where meeting takes a second
-        print("failed", e, "\\nfailed")
-"""
-
-
 @pytest.mark.parametrize("nccl", ["never", "always"] if ALL else ["never"])
 def test_a_step_that_does_not_end_ends_the_group(nccl, tmp_path):
     """A prompt of 951 tokens takes the emulator many times the second that it is given."""
-    path = tmp_path / "m.yaml"
-    path.write_text(MODELS["wide"])
-    p = run(LATE, path, LLMC_EMU_DEVICES=2, LLMC_NCCL=nccl, LLMC_COMM_TIMEOUT=1)
-    assert p.returncode == 0, p.stderr
-    assert [line.split()[0] for line in p.stdout.splitlines()] == ["failed", "failed"], p.stdout
+    said = outcomes("wide", tmp_path, 951, "parallel.tp=2", "n_layers=2", LLMC_EMU_DEVICES=2, LLMC_NCCL=nccl, LLMC_COMM_TIMEOUT=1)
+    assert [line.split()[0] for line in said] == ["failed"] * 3, said
 
 
 def test_which_gpus(tmp_path, llmc):
@@ -302,5 +279,5 @@ def test_which_gpus(tmp_path, llmc):
     assert "GPU 1 is named twice" in refused("--device", "cuda:1,1")
     assert "expected cuda, cuda:N" in refused("--device", "cuda:0,")
     assert "there is no GPU 2" in refused("--device", "cuda", "--tp", "3")
-    assert "stages that are split run on processors" in refused("--device", "cuda", "--tp", "2", "--pp", "2", LLMC_EMU_DEVICES="4")
+    assert "there is no GPU 3" in refused("--device", "cuda", "--tp", "2", "--pp", "2", LLMC_EMU_DEVICES="3")
     assert re.search("do not reach each other's memory.*LLMC_NCCL is", refused("--device", "cuda", "--tp", "3", LLMC_EMU_DEVICES="3", LLMC_EMU_NO_PEERS="1"))

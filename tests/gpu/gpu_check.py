@@ -264,24 +264,28 @@ storage: {default: bf16}
 """
 
 
+WAYS = ("one-shot", "two-shot", "nccl")
+
+
 def sums(r, n, env):
     """Tokens of a model over n GPUs by each way, and microseconds of an all-reduce by size, as llmc has measured them (runtime/cuda/ways.h)."""
     model = os.path.join(r.tmp, "sums.yaml")
     Path(model).write_text(SUMS)
     told, us = {}, {}
-    for way in ("auto",) if r.small else ("never", "always", "auto"):
+    for way in ("auto",) if r.small else ("one-shot", "two-shot", "always", "auto"):
         cache = os.path.join(r.tmp, f"cache-{n}-{way}")
+        own = dict(LLMC_NCCL="never", LLMC_PEER_SUMS=way) if way.endswith("shot") else dict(LLMC_NCCL=way)
         rc, out, err = r.call([r.bin, "run", model, "--random-weights", "--device", "cuda", "--tp", n, "--tokens", "1,2,3,4,5", "-n", "8", "--ignore-eos", "--json",
-                               "--set", "deterministic=true"], env={**env, "LLMC_NCCL": way, "LLMC_CACHE": cache}, check=way == "never" or r.small)
+                               "--set", "deterministic=true"], env={**env, **own, "LLMC_CACHE": cache}, check=way != "always" or r.small)
         if rc and "libnccl" not in err:
             raise Failed(err.strip()[-1500:])
         told[way] = json.loads(out)["tokens"] if not rc else "no NCCL"
         for path in glob.glob(cache + "/nccl/*"):
-            f = struct.unpack("32f", Path(path).read_bytes()[:128])
-            us = {f"{2 << i} KB": dict(peers=round(f[i], 1), nccl=round(f[16 + i], 1)) for i in range(10) if f[i] > 0}
-    if any(t not in (told.get("never", t), "no NCCL") for t in told.values()):
+            f = struct.unpack("48f", Path(path).read_bytes()[:192])
+            us = {f"{2 << i} KB": {name: round(f[16 * k + i], 1) for k, name in enumerate(WAYS) if f[16 * k + i] > 0} for i in range(10) if f[i] > 0}
+    if any(t not in (told.get("one-shot", t), "no NCCL") for t in told.values()):
         raise Failed(f"other tokens by another way: {told}")
-    return us or "no NCCL to compare with"
+    return us
 
 
 def stage_ranks(r):

@@ -45,6 +45,17 @@ put_sum(const llmc_collective &c, long long i, float sum)
 	c.y[i] = c.r ? sum + c.scale * c.r[i] : sum;
 }
 
+/* Element i of what has come for a piece, in the order of ranks; x: this rank's */
+static __device__ float
+sum_of(const llmc_peers &p, const float *x, unsigned piece, int lane, int i)
+{
+	float sum = p.rank == 0 ? x[i] : slot_of(p, p.rank, piece, 0, lane)[i];
+
+	for (int k = 1; k < p.ranks; k++)
+		sum += k == p.rank ? x[i] : slot_of(p, p.rank, piece, k, lane)[i];
+	return sum;
+}
+
 /* Thread k tells rank k, and hears from it. False: the group has ended. */
 static __device__ bool
 meet(const llmc_peers &p, lane_state &s, unsigned piece, int lane, int step)
@@ -87,12 +98,51 @@ llmc_all_reduce(const llmc_collective c)
 		}
 		if (!meet(p, s, piece, lane, c.step))
 			return;
-		for (int i = (int)threadIdx.x; i < n; i += LLMC_LANE_THREADS) {
-			float sum = p.rank == 0 ? c.x[at + i] : slot_of(p, p.rank, piece, 0, lane)[i];
-			for (int k = 1; k < ranks; k++)
-				sum += k == p.rank ? c.x[at + i] : slot_of(p, p.rank, piece, k, lane)[i];
-			put_sum(c, at + i, sum);
+		for (int i = (int)threadIdx.x; i < n; i += LLMC_LANE_THREADS)
+			put_sum(c, at + i, sum_of(p, c.x + at, piece, lane, i));
+	}
+	__syncthreads();
+	if (threadIdx.x == 0)
+		p.epoch[lane] = piece;
+}
+
+/* In two steps: a lane takes as many pieces at a time as there are ranks, one of them for each to add up and to hand out. Either step is a piece of the
+ * protocol: the terms go to the rank that adds them, then what they make, with biases and residual, goes to all. So a message of n elements
+ * takes 2 (ranks - 1) / ranks * n from each rank, not (ranks - 1) * n, and a second meeting. */
+extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
+llmc_all_reduce_two_shot(const llmc_collective c)
+{
+	SHARED(lane_state, s);
+	const llmc_peers &p = *c.peers;
+	const int lane = (int)blockIdx.x, ranks = p.ranks;
+	unsigned piece = p.epoch[lane];
+	long long at, end;
+
+	if (threadIdx.x == 0)
+		s.ended = 0;
+	share_of((long long)*c.rows * c.width, lane, at, end);
+	for (; at < end; at += (long long)ranks * LLMC_PIECE) {
+		const int n = end - at < (long long)ranks * LLMC_PIECE ? (int)(end - at) : ranks * LLMC_PIECE;
+		const int each = ((n + ranks - 1) / ranks + 3) / 4 * 4; /* of a rank, the last ones less: whole accesses of 16 bytes */
+		const int first = min(p.rank * each, n), own = min(each, n - first);
+		piece++;
+		for (int j = 1; j < ranks; j++) {
+			const int k = (p.rank + j) % ranks, from = min(k * each, n);
+			copy(slot_of(p, k, piece, p.rank, lane), c.x + at + from, min(each, n - from));
 		}
+		if (!meet(p, s, piece, lane, c.step))
+			return;
+		for (int i = (int)threadIdx.x; i < own; i += LLMC_LANE_THREADS)
+			put_sum(c, at + first + i, sum_of(p, c.x + at + first, piece, lane, i));
+		__syncthreads();
+		piece++;
+		for (int j = 1; j < ranks; j++)
+			copy(slot_of(p, (p.rank + j) % ranks, piece, p.rank, lane), c.y + at + first, own);
+		if (!meet(p, s, piece, lane, c.step))
+			return;
+		for (int k = 0; k < ranks; k++)
+			if (k != p.rank)
+				copy(c.y + at + min(k * each, n), slot_of(p, p.rank, piece, k, lane), min(each, n - min(k * each, n)));
 	}
 	__syncthreads();
 	if (threadIdx.x == 0)

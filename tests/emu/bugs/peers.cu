@@ -11,15 +11,11 @@ slot_of(const Args &a, unsigned round, int of, int from)
 
 struct S { int order[RANKS], n; };
 
-/* One round: x goes to all, and what has come is added to y. */
 static __device__ void
-piece(const Args &a, S &s, unsigned round, const float *x, bool last)
+tell(const Args &a, S &s, unsigned number)
 {
 	const int t = threadIdx.x;
-	const unsigned number = BUG == STALE_FLAG ? 1 : round;
 
-	for (int k = 0; k < a.ranks; k++)
-		slot_of(a, round, k, a.rank)[t] = x[t]; // ONE_SLOT LAST_UNHEARD
 	if (t == 0)
 		s.n = 0;
 	__syncthreads();
@@ -32,9 +28,13 @@ piece(const Args &a, S &s, unsigned round, const float *x, bool last)
 		else
 			st_release_sys(to, number);
 	}
-	if (BUG == LAST_UNHEARD && last) // nobody waits for what the next launch takes as heard
-		return;
-	float early = BUG == EARLY_READ ? slot_of(a, round, a.rank, 0)[t] : 0; // EARLY_READ
+}
+
+static __device__ void
+hear(const Args &a, S &s, unsigned number)
+{
+	const int t = threadIdx.x;
+
 	if (BUG == ARRIVAL_ORDER) {
 		if (t == 0)
 			for (unsigned seen = 0; s.n < a.ranks;)
@@ -51,6 +51,22 @@ piece(const Args &a, S &s, unsigned round, const float *x, bool last)
 			;
 	}
 	__syncthreads();
+}
+
+/* One round: x goes to all, and what has come is added to y. */
+static __device__ void
+piece(const Args &a, S &s, unsigned round, const float *x, bool last)
+{
+	const int t = threadIdx.x;
+	const unsigned number = BUG == STALE_FLAG ? 1 : round;
+
+	for (int k = 0; k < a.ranks; k++)
+		slot_of(a, round, k, a.rank)[t] = x[t]; // ONE_SLOT LAST_UNHEARD
+	tell(a, s, number);
+	if (BUG == LAST_UNHEARD && last) // nobody waits for what the next launch takes as heard
+		return;
+	float early = BUG == EARLY_READ ? slot_of(a, round, a.rank, 0)[t] : 0; // EARLY_READ
+	hear(a, s, number);
 	float v = 0;
 	for (int k = 0; k < a.ranks; k++) {
 		const int from = BUG == ARRIVAL_ORDER ? s.order[k] : k;
@@ -66,4 +82,30 @@ sum(Args a)
 
 	for (unsigned i = 0; i < a.pieces; i++)
 		piece(a, s, a.round + i, a.x + i * N, a.pieces > 1 && i + 1 == a.pieces);
+}
+
+/* The same sum in two steps, a round of flags each: each rank adds up its slice of x, and all get what it has. */
+extern "C" __global__ void
+two(Args a)
+{
+	SHARED(S, s);
+	const int t = threadIdx.x, each = N / a.ranks, slice = t / each;
+
+	for (unsigned i = 0; i < a.pieces; i++) {
+		const unsigned terms = 2 * (a.round + i) - 1, sums = terms + 1;
+		slot_of(a, terms, slice, a.rank)[t % each] = a.x[i * N + t];
+		tell(a, s, BUG == STALE_FLAG ? 1 : terms);
+		hear(a, s, BUG == STALE_FLAG ? 1 : terms);
+		if (t < each) {
+			float v = 0;
+			for (int k = 0; k < a.ranks; k++)
+				v += slot_of(a, terms, a.rank, BUG == ARRIVAL_ORDER ? s.order[k] : k)[t]; // STALE_FLAG NO_RELEASE
+			for (int k = 0; k < a.ranks; k++)
+				slot_of(a, sums, k, a.rank)[t] = v; // ONE_SLOT
+		}
+		float early = BUG == EARLY_READ ? slot_of(a, sums, a.rank, slice)[t % each] : 0; // EARLY_READ
+		tell(a, s, BUG == STALE_FLAG ? 1 : sums);
+		hear(a, s, BUG == STALE_FLAG ? 1 : sums);
+		a.y[t] += BUG == EARLY_READ ? early : slot_of(a, sums, a.rank, slice)[t % each];
+	}
 }
