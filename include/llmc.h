@@ -289,6 +289,8 @@ LLMC_API int32_t     llmc_tokenizer_size(const llmc_tokenizer *t);
 enum {
 	LLMC_ADD_SPECIAL   = 1, /* add the model's own prefix and suffix (bos, eos) */
 	LLMC_PARSE_SPECIAL = 2, /* recognise special tokens in the text */
+	LLMC_ADD_FIRST     = 4, /* the text is the first of two that are one input: what stands in front of it, as transformers' tokenizer(text, text_pair) has it ... */
+	LLMC_ADD_SECOND    = 8, /* ... or the second: what stands between them, and behind it. The ids of both, one behind the other, are the pair */
 };
 LLMC_API llmc_status llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags,
                                    int32_t *ids, size_t cap, size_t *need, llmc_error *err);
@@ -576,6 +578,8 @@ typedef struct llmc_request {
 	bool           normalize;    /* and divided by its length */
 	int32_t        priority;     /* the lower, the sooner it starts, in place of others where it must [0] */
 	int32_t        adapter;      /* that it runs with, as llmc_adapter_load gave it [none] */
+	const int32_t *pool_tok;     /* [n_pool_tok] tokens: with `pool` a model that makes text gives their logits, of the row that pool says (the last or the first), as the vector */
+	int32_t        n_pool_tok;
 } llmc_request;
 
 /* Copies all that the request points to. *id > 0 is never used twice by an engine.

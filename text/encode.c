@@ -4,6 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void
+push_all(Enc *e, const int32_t *id, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		enc_push(e, id[i]);
+}
+
 /* Code point that ends before s + at; at > 0. */
 static uint32_t
 cp_before(const char *s, size_t at, size_t *len)
@@ -85,10 +92,12 @@ encode(Enc *e, Span text)
 {
 	const llmc_tokenizer *t = e->t;
 	Pieces raw = { 0 }, all = { 0 };
+	const int first = e->flags & LLMC_ADD_FIRST, second = e->flags & LLMC_ADD_SECOND;
 
-	if (e->flags & LLMC_ADD_SPECIAL)
-		for (size_t i = 0; i < t->n_prefix; i++)
-			enc_push(e, t->prefix[i]);
+	if ((first || second) && t->has_pair)
+		push_all(e, t->pair[second ? 1 : 0], t->n_pair[second ? 1 : 0]);
+	else if (first || second || e->flags & LLMC_ADD_SPECIAL)
+		push_all(e, t->prefix, t->n_prefix);
 	TRY(added_split(e, &t->added_raw, (Piece){ text, -1, true }, &raw));
 	for (size_t i = 0; i < raw.n; i++) {
 		Piece p = raw.v[i];
@@ -102,9 +111,10 @@ encode(Enc *e, Span text)
 	e->word = NEW(&e->arena, Word, t->n_pre + 1);
 	for (size_t i = 0; i < all.n; i++)
 		TRY(encode_words(e, 0, all.v[i]));
-	if (e->flags & LLMC_ADD_SPECIAL)
-		for (size_t i = 0; i < t->n_suffix; i++)
-			enc_push(e, t->suffix[i]);
+	if (second && t->has_pair)
+		push_all(e, t->pair[2], t->n_pair[2]);
+	else if (!(first && t->has_pair) && (first || second || e->flags & LLMC_ADD_SPECIAL))
+		push_all(e, t->suffix, t->n_suffix);
 	return LLMC_OK;
 }
 

@@ -348,20 +348,19 @@ special_id(llmc_tokenizer *t, const json_t *id, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* The special tokens of a template in front of its first sequence, behind that, ... into id[0], id[1], ... */
 static llmc_status
-load_template(llmc_tokenizer *t, const json_t *o, llmc_error *err)
+template_ids(llmc_tokenizer *t, const json_t *o, const char *key, int n_place, int32_t **to[], size_t *n_to[], llmc_error *err)
 {
 	const json_t *special = json_object_get(o, "special_tokens");
-	bool after = false;
+	int place = 0;
 	size_t i, k;
 	json_t *item, *id;
 
-	if (!json_is_array(json_object_get(o, "single")))
-		return error_set(err, LLMC_E_INPUT, "post_processor TemplateProcessing: no array \"single\"");
-	json_array_foreach(json_object_get(o, "single"), i, item) {
+	json_array_foreach(json_object_get(o, key), i, item) {
 		const json_t *tok = json_object_get(item, "SpecialToken");
 		if (json_object_get(item, "Sequence")) {
-			after = true;
+			place += place + 1 < n_place;
 			continue;
 		}
 		const char *name = str(tok, "id", "");
@@ -371,13 +370,20 @@ load_template(llmc_tokenizer *t, const json_t *o, llmc_error *err)
 			                 "post_processor TemplateProcessing: no ids for the special token \"%s\"", name);
 		json_array_foreach(ids, k, id) {
 			TRY(special_id(t, id, err));
-			if (after)
-				ids_push(t, &t->suffix, &t->n_suffix, (int32_t)json_integer_value(id));
-			else
-				ids_push(t, &t->prefix, &t->n_prefix, (int32_t)json_integer_value(id));
+			ids_push(t, to[place], n_to[place], (int32_t)json_integer_value(id));
 		}
 	}
 	return LLMC_OK;
+}
+
+static llmc_status
+load_template(llmc_tokenizer *t, const json_t *o, llmc_error *err)
+{
+	if (!json_is_array(json_object_get(o, "single")))
+		return error_set(err, LLMC_E_INPUT, "post_processor TemplateProcessing: no array \"single\"");
+	TRY(template_ids(t, o, "single", 2, (int32_t **[]){ &t->prefix, &t->suffix }, (size_t *[]){ &t->n_prefix, &t->n_suffix }, err));
+	t->has_pair = json_array_size(json_object_get(o, "pair")) > 0;
+	return template_ids(t, o, "pair", 3, (int32_t **[]){ &t->pair[0], &t->pair[1], &t->pair[2] }, (size_t *[]){ &t->n_pair[0], &t->n_pair[1], &t->n_pair[2] }, err);
 }
 
 static llmc_status
@@ -402,6 +408,11 @@ load_post(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		TRY(special_id(t, sep, err));
 		ids_push(t, &t->prefix, &t->n_prefix, (int32_t)json_integer_value(cls));
 		ids_push(t, &t->suffix, &t->n_suffix, (int32_t)json_integer_value(sep));
+		t->has_pair = true;
+		ids_push(t, &t->pair[0], &t->n_pair[0], (int32_t)json_integer_value(cls));
+		for (int n = type[0] == 'R' ? 2 : 1; n-- > 0;)
+			ids_push(t, &t->pair[1], &t->n_pair[1], (int32_t)json_integer_value(sep));
+		ids_push(t, &t->pair[2], &t->n_pair[2], (int32_t)json_integer_value(sep));
 	} else if (strcmp(type, "ByteLevel") != 0) { /* which only trims offsets */
 		return unknown("post_processor", type, err);
 	}

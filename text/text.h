@@ -188,6 +188,9 @@ struct llmc_tokenizer {
 	size_t    n_dec, cap_dec;
 	int32_t  *prefix, *suffix; /* added with LLMC_ADD_SPECIAL */
 	size_t    n_prefix, n_suffix;
+	bool      has_pair;        /* how two texts become one input: in front of the first, between them, behind the second; else each as one alone */
+	int32_t  *pair[3];
+	size_t    n_pair[3];
 
 	int32_t   bos, unk, pad;   /* -1: none */
 	int32_t   eos[TEXT_MAX_EOS];

@@ -56,7 +56,8 @@ typedef struct Job {
 	bool        logprobs, prompt_logprobs, keep_stop;
 	llmc_pool   pool;        /* NONE: it makes text */
 	bool        normalize;
-	double     *pooled;      /* [out_width] sum of the rows that make its vector */
+	double     *pooled;      /* [n_pooled] sum of the rows that make its vector */
+	int32_t     n_pooled, *pool_tok; /* elements of it; which of a row's they are, NULL: all */
 	bool        on_device;   /* the session can sample its tokens */
 	int32_t     speculate;   /* guesses that run ahead at most; 0: none */
 	double      submitted, deadline; /* 0: none */

@@ -7,6 +7,8 @@
 #include "runtime/engine/inside.h"
 #include "base/sized.h"
 
+enum { MAX_POOL_TOK = 1024 };
+
 /* ---------------------------------------------------------------------------------------------- taking in ---- */
 
 static llmc_status
@@ -20,7 +22,12 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 		if (r->tok[i] < 0 || r->tok[i] >= e->plan->vocab)
 			return error_set(err, LLMC_E_RANGE, "token %zu of the prompt is %d, ids are 0 .. %lld", i, r->tok[i],
 			                 (long long)e->plan->vocab - 1);
-	if (e->plan->output == LLMC_OUTPUT_LOGITS && r->pool)
+	for (int32_t i = 0; i < r->n_pool_tok; i++)
+		if (!r->pool_tok || r->pool_tok[i] < 0 || r->pool_tok[i] >= e->plan->vocab)
+			return error_set(err, LLMC_E_RANGE, "pool_tok holds what is no token, or is NULL; ids are 0 .. %lld", (long long)e->plan->vocab - 1);
+	if (r->n_pool_tok < 0 || r->n_pool_tok > MAX_POOL_TOK || (r->n_pool_tok && (e->plan->output != LLMC_OUTPUT_LOGITS || !r->pool || r->pool == LLMC_POOL_MEAN)))
+		return error_set(err, LLMC_E_RANGE, "n_pool_tok is %d: up to %d tokens of a model that makes text, with pool last or cls", r->n_pool_tok, MAX_POOL_TOK);
+	if (e->plan->output == LLMC_OUTPUT_LOGITS && r->pool && !r->n_pool_tok)
 		return error_set(err, LLMC_E_INPUT, "this model makes text, not vectors: open it with head.kind=hidden for its last hidden states");
 	if (e->plan->output != LLMC_OUTPUT_LOGITS && !r->pool)
 		return error_set(err, LLMC_E_INPUT, "this model makes vectors of texts (head.kind = %s), no text", plan_output_name[e->plan->output]);
@@ -103,9 +110,14 @@ job_open(Engine *e, const llmc_request *request, Job **out, llmc_error *err)
 	j->req = sched_req_new(r.tok, (int32_t)r.n_tok, most_new(e, &r, &p), j->best_of);
 	j->choice = calloc((size_t)j->best_of, sizeof *j->choice);
 	j->spare = calloc(1, sizeof *j->spare + 1);
+	j->n_pooled = !j->pool ? 0 : r.n_pool_tok ? r.n_pool_tok : (int32_t)plan_out_width(e->plan);
 	if (j->pool)
-		j->pooled = calloc((size_t)plan_out_width(e->plan), sizeof *j->pooled);
-	if (!j->req || !j->choice || !j->spare || (j->pool && !j->pooled)) {
+		j->pooled = calloc((size_t)j->n_pooled, sizeof *j->pooled);
+	if (r.n_pool_tok)
+		j->pool_tok = calloc((size_t)r.n_pool_tok, sizeof *j->pool_tok);
+	if (j->pool_tok)
+		memcpy(j->pool_tok, r.pool_tok, (size_t)r.n_pool_tok * sizeof *j->pool_tok);
+	if (!j->req || !j->choice || !j->spare || (j->pool && !j->pooled) || (r.n_pool_tok && !j->pool_tok)) {
 		status = error_set(err, LLMC_E_MEMORY, "out of memory for a request");
 		goto fail;
 	}
@@ -160,6 +172,7 @@ job_free(Job *j)
 	sched_req_free(j->req);
 	free(j->spare);
 	free(j->pooled);
+	free(j->pool_tok);
 	pthread_cond_destroy(&j->cond);
 	free(j);
 }
@@ -243,8 +256,8 @@ job_rows(Engine *e, Job *j, int32_t at, int32_t n, const float *rows, int32_t n_
 			continue; /* it has run before */
 		j->n_told = i + 1;
 		if (j->pool == LLMC_POOL_MEAN || i == (j->pool == LLMC_POOL_CLS ? 0 : j->req->n_prompt - 1))
-			for (int64_t k = 0; k < width; k++)
-				j->pooled[k] += rows[k];
+			for (int32_t k = 0; k < j->n_pooled; k++)
+				j->pooled[k] += rows[j->pool_tok ? j->pool_tok[k] : k];
 	}
 }
 
@@ -388,7 +401,7 @@ job_finish(Engine *e, Job *j, JobChoice *c, llmc_finish finish, const Sampled *p
 	if (stopped && finish == LLMC_FINISH_LENGTH)
 		finish = LLMC_FINISH_STOP;
 	bool by_token = p && ((finish == LLMC_FINISH_EOS && is_among(e->plan->eos, e->plan->n_eos, p->id)) || finish == LLMC_FINISH_TOKEN);
-	const int32_t width = j->pool && finish == LLMC_FINISH_LENGTH ? (int32_t)plan_out_width(e->plan) : 0;
+	const int32_t width = j->pool && finish == LLMC_FINISH_LENGTH ? j->n_pooled : 0;
 	Event *v = event_new(j, LLMC_EVENT_FINISH, c->seq->index, by_token ? p->top : NULL, by_token ? p->n_top : 0, width, text, n);
 	if (!v) {
 		no_memory(e, j);

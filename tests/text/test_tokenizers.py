@@ -166,3 +166,20 @@ def test_text_of_random_ids(kind, tmp_path):
                 whole = want.decode(ids, skip_special_tokens=skip)
                 assert got.decode(ids, skip) == whole, ids
                 assert "".join(got.stream(ids, skip)) == whole, ids
+
+
+@pytest.mark.parametrize("post", [
+    None, lambda b, e: processors.ByteLevel(trim_offsets=False), lambda b, e: processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B:1", special_tokens=[b]),
+    lambda b, e: processors.TemplateProcessing(single="<s> $A <|end|>", pair="<s> $A <|end|> <|end|> $B <|end|> <s>", special_tokens=[b, e]),
+    lambda b, e: processors.TemplateProcessing(single="<s> $A", special_tokens=[b]), lambda b, e: processors.RobertaProcessing(sep=e, cls=b), lambda b, e: processors.BertProcessing(sep=e, cls=b),
+], ids=["none", "bytes", "begin", "ends", "single", "roberta", "bert"])
+def test_pairs(post, tmp_path):
+    """Two texts that are one input, with what stands around them."""
+    want = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    want.add_special_tokens(["<s>", "<|end|>"])
+    if post:
+        want.post_processor = post(*((name, want.token_to_id(name)) for name in ("<s>", "<|end|>")))
+    want.save(str(tmp_path / "tokenizer.json"))
+    with lib.Tokenizer(tmp_path / "tokenizer.json") as got:
+        for a, b in (("hello there", "a world"), ("", "b"), ("a", ""), ("", "")):
+            assert got.encode(a, lib.ADD_FIRST) + got.encode(b, lib.ADD_SECOND) == want.encode(a, b).ids, (a, b)

@@ -6,7 +6,7 @@ import os
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ADD_SPECIAL, PARSE_SPECIAL = 1, 2
+ADD_SPECIAL, PARSE_SPECIAL, ADD_FIRST, ADD_SECOND = 1, 2, 4, 8
 E_INPUT, E_RANGE = -1, -4
 
 

@@ -805,6 +805,18 @@ what_cannot_run_is_refused(void **state)
 	q = request(&a);
 	q.n_tok = 0;
 	no(b, &q, LLMC_E_INPUT, "the prompt is empty: a model needs at least one token to continue");
+	q.n_tok = 10;
+	q.pool = LLMC_POOL_LAST;
+	no(b, &q, LLMC_E_INPUT, "this model makes text, not vectors: open it with head.kind=hidden for its last hidden states");
+	q.pool_tok = (const int32_t[]){ 5, VOCAB };
+	q.n_pool_tok = 2;
+	no(b, &q, LLMC_E_RANGE, "pool_tok holds what is no token, or is NULL; ids are 0 .. 299");
+	q.n_pool_tok = 1;
+	q.pool = LLMC_POOL_MEAN;
+	no(b, &q, LLMC_E_RANGE, "n_pool_tok is 1: up to 1024 tokens of a model that makes text, with pool last or cls");
+	q.pool = LLMC_POOL_NONE;
+	no(b, &q, LLMC_E_RANGE, "n_pool_tok is 1: up to 1024 tokens of a model that makes text, with pool last or cls");
+	q.n_pool_tok = 0;
 	q.n_tok = 161;
 	no(b, &q, LLMC_E_RANGE, "the prompt has 161 tokens, the context holds 160");
 	q.n_tok = 100;

@@ -25,7 +25,7 @@ from . import _ffi
 from ._ffi import lib
 
 __all__ = ["Engine", "Error", "Event", "Grammar", "Matcher", "Model", "Request", "Session", "Tokenizer", "open", "version"]
-ADD_SPECIAL, PARSE_SPECIAL = 1, 2
+ADD_SPECIAL, PARSE_SPECIAL, ADD_FIRST, ADD_SECOND = 1, 2, 4, 8
 FINISH = tuple(lib.llmc_finish_name(i).decode() for i in range(6))
 KINDS = ("none", "prompt", "token", "finish", "error")
 _E_RANGE = -4

@@ -115,7 +115,8 @@ class Request(Sized):
                 ("n", C.c_int32), ("best_of", C.c_int32), ("logprobs", C.c_bool), ("prompt_logprobs", C.c_bool),
                 ("n_top", C.c_int32), ("keep_stop", C.c_bool), ("show_special", C.c_bool), ("deadline_s", C.c_double),
                 ("user", C.c_void_p), ("pool", C.c_int), ("normalize", C.c_bool), ("priority", C.c_int32),
-                ("adapter", C.c_int32)]
+                ("adapter", C.c_int32),
+                ("pool_tok", C.POINTER(C.c_int32)), ("n_pool_tok", C.c_int32)]
 
 
 class Logprob(C.Structure):
