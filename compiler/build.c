@@ -39,28 +39,77 @@ ffn_block(Build *b, int h, int x)
 	return build_norm(b, s->norm.ffn_out && s->norm.out_layers[b->layer], y, "ffn_out_norm", "ffn_out_normed");
 }
 
-/* The end of a layer: x += norm(out(act(gate x) * what the token brings to this layer)), then the layer's number. */
+/* norm(out(act(gate x) * what the token brings to this layer)) */
 static int
-layer_end(Build *b, int x)
+per_layer_part(Build *b, int x)
 {
 	const Spec *s = b->s;
 	int64_t     width = s->ple_width;
 
-	if (width) {
-		build_at(b, "per_layer.width");
-		int g = build_matmul(b, x, "ple_gate", false, width, s->hidden, "ple_gate");
-		int u = build_slice(b, b->ple, s->n_layers * width, b->layer * width, width, "ple_u"), y = build_value(b, "ple_act");
-		Op *o = OP(b, glu, .g = g, .u = u, .y = y);
-		op_set_int(b->g, o, "width", width);
-		op_set_word(b->g, o, "act", build_act_word(s->ffn.act));
-		op_set_num(b->g, o, "limit", 0);
-		y = build_matmul(b, y, "ple_out", false, s->hidden, width, "ple_out");
-		x = build_add(b, x, build_norm(b, true, y, "ple_out_norm", "ple_normed"), 1.0, "with_ple");
+	build_at(b, "per_layer.width");
+	int g = build_matmul(b, x, "ple_gate", false, width, s->hidden, "ple_gate");
+	int u = build_slice(b, b->ple, s->n_layers * width, b->layer * width, width, "ple_u"), y = build_value(b, "ple_act");
+	Op *o = OP(b, glu, .g = g, .u = u, .y = y);
+	op_set_int(b->g, o, "width", width);
+	op_set_word(b->g, o, "act", build_act_word(s->ffn.act));
+	op_set_num(b->g, o, "limit", 0);
+	y = build_matmul(b, y, "ple_out", false, s->hidden, width, "ple_out");
+	return build_norm(b, true, y, "ple_out_norm", "ple_normed");
+}
+
+/* What the layer made of its stream, a, corrects all; per-layer embeddings read that one and go to the others. */
+static int
+streams_end(Build *b, int all, int a)
+{
+	const Spec *s = b->s;
+	int         y = build_stream_correct(b, all, a);
+
+	if (!s->ple_width)
+		return y;
+	int x = build_stream_active(b, y, "stream_out");
+	if (s->streams.gain) {
+		build_at(b, "streams.gain");
+		int by = build_matrix(b, "stream_gain", s->hidden, 0), scaled = build_value(b, "stream_gained");
+		Op *o = OP(b, arrange, .x = x, .nw = -1, .nb = -1, .order = -1, .factor = by, .y = scaled);
+		op_set_int(b->g, o, "width", s->hidden);
+		op_set_word(b->g, o, "norm", "none");
+		op_set_num(b->g, o, "eps", 0);
+		op_set_int(b->g, o, "plus_one", 0);
+		x = scaled;
 	}
+	return build_stream_add(b, y, per_layer_part(b, x));
+}
+
+/* The end of a layer: x += what per-layer embeddings bring, then the layer's number; of several streams, `all`, x is the one that the layer works on. */
+static int
+layer_end(Build *b, int x, int all)
+{
+	const Spec *s = b->s;
+
+	if (s->streams.count > 1)
+		return streams_end(b, all, x);
+	if (s->ple_width)
+		x = build_add(b, x, per_layer_part(b, x), 1.0, "with_ple");
 	if (!s->residual.layer_gain)
 		return x;
 	build_at(b, "residual.layer_gain");
 	return build_gain(b, x, "layer_gain", 1.0, s->hidden, "gained");
+}
+
+/* The stream behind attention, h what that read: with norm(right (left h)) + h, over the root of 2 */
+static int
+low_rank(Build *b, int mid, int h)
+{
+	const Spec *s = b->s;
+	int64_t     rank = s->laurel_rank;
+
+	if (!rank)
+		return mid;
+	build_at(b, "residual.low_rank");
+	int y = build_matmul(b, build_matmul(b, h, "laurel_a", false, rank, s->hidden, "laurel_low"), "laurel_b", false, s->hidden, rank, "laurel");
+	mid = build_add(b, mid, h, 1.0, "mid_and_in");
+	mid = build_add(b, mid, build_norm(b, true, y, "laurel_norm", "laurel_normed"), 1.0, "mid_and_laurel");
+	return build_gain(b, mid, NULL, sqrt(0.5), s->hidden, "mid_mean");
 }
 
 static int
@@ -72,6 +121,9 @@ layer(Build *b, int x, int l)
 	bool        ffn_in = s->norm.ffn_in && s->norm.in_layers[l];
 
 	b->layer = l;
+	int all = s->streams.count > 1 ? build_stream_predict(b, x) : -1;
+	if (all >= 0)
+		mid = x = build_stream_active(b, all, "active");
 	build_at(b, "norm.kind");
 	int seen = spec_shared(s, l) ? build_add(b, x, build_shared(b, x), 1.0, "with_shared") : x; /* the stream goes on without it */
 	build_at(b, "norm.kind");
@@ -83,22 +135,23 @@ layer(Build *b, int x, int l)
 		int a = attention_block(b, h), f = ffn_block(b, h2, x);
 		build_at(b, "residual.form");
 		mid = build_add(b, from, a, skip, "mid");
-		return layer_end(b, build_add(b, mid, f, 1.0, "out"));
+		return layer_end(b, build_add(b, mid, f, 1.0, "out"), all);
 	}
 	if (spec_has_block(s, l)) {
 		int a = attention_block(b, h);
 		build_at(b, "residual.form");
 		mid = build_add(b, s->residual.from_norm ? h : x, a, skip, "mid");
 		mid = build_norm(b, s->norm.sum && s->norm.in_layers[l], mid, "attn_norm", "mid_normed");
+		mid = low_rank(b, mid, h);
 	}
 	if (!spec_has_ffn(s, l))
-		return layer_end(b, mid);
+		return layer_end(b, mid, all);
 	build_at(b, "norm.kind");
 	int h2 = build_norm(b, ffn_in, mid, "ffn_norm", "ffn_in");
 	int f = ffn_block(b, h2, mid);
 	build_at(b, "residual.form");
 	int out = build_add(b, s->residual.from_norm ? h2 : mid, f, skip, "out");
-	return layer_end(b, build_norm(b, s->norm.sum && s->norm.in_layers[l], out, "ffn_norm", "out_normed"));
+	return layer_end(b, build_norm(b, s->norm.sum && s->norm.in_layers[l], out, "ffn_norm", "out_normed"), all);
 }
 
 /* --- the model --- */
@@ -152,7 +205,7 @@ per_layer(Build *b, int x)
 	int64_t     width = s->ple_width, all = s->n_layers * width;
 
 	build_at(b, "per_layer.width");
-	int w = build_matrix(b, "ple_embed", s->vocab_size, all), own = build_value(b, "ple_token");
+	int w = build_table(b->g, "ple_embed", s->ple_vocab ? s->ple_vocab : s->vocab_size, s->vocab_size, all, b->loc), own = build_value(b, "ple_token");
 	Op *o = OP(b, embed, .w = w, .y = own);
 	op_set_int(b->g, o, "hidden", all);
 	op_set_num(b->g, o, "scale", sqrt(width / 2.0));
@@ -438,10 +491,15 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 		x = head_in(&b, x);
 	if (s->ple_width)
 		b.ple = per_layer(&b, x);
+	if (s->streams.count > 1)
+		x = build_streams(&b, x);
 	for (int l = 0; l < s->n_layers; l++) {
 		x = layer(&b, x, l);
 		b.g->val[x].name = arena_printf(perm, "x%d", l + 1);
 	}
+	b.layer = -1;
+	if (s->streams.count > 1)
+		x = build_stream_merge(&b, x);
 	if (s->mtp.part != MTP_NONE)
 		hand_out(&b, x);
 	head(&b, x, table);

@@ -18,6 +18,7 @@ typedef struct Build {
 	int         sel;     /* positions that the last indexer chose; -1: none before */
 	int        *conv, *state; /* [n_layers] of layers that keep a state; else -1 */
 	int         embedded; /* the embedded tokens */
+	int         stream_norm, stream_router; /* weights of this layer, which prediction and correction share */
 	int         ple;     /* what per-layer embeddings bring to all layers, side by side; -1: none */
 	struct { int x, y; const char *order, *factor; } arranged[8]; /* of this layer, the last of them */
 	int         n_arranged;
@@ -57,6 +58,15 @@ int build_add_wide(Build *b, int x, int r, double scale, int64_t width, const ch
 int build_add(Build *b, int x, int r, double scale, const char *name);
 int build_slice(Build *b, int x, int64_t width, int64_t first, int64_t count, const char *name);
 const char *build_act_word(ActKind a);
+
+/* build_streams.c: streams side by side, [T, count * hidden]: made of the embedded tokens; predicted in front of a layer; the one that it works on;
+ * corrected by what the layer made of that; with what per-layer embeddings add; merged into one behind the last layer */
+int build_streams(Build *b, int x);
+int build_stream_predict(Build *b, int all);
+int build_stream_active(Build *b, int all, const char *name);
+int build_stream_correct(Build *b, int all, int a);
+int build_stream_add(Build *b, int all, int z);
+int build_stream_merge(Build *b, int all);
 
 /* build_attention.c: attention of the layer, or what stands in its place, of the normed stream h */
 int build_attention(Build *b, int h);

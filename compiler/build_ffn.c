@@ -21,16 +21,46 @@ act_numbers(Build *b)
 	return both;
 }
 
-/* down(glu(gate x, up x)), or down(act(up x)) */
+/* Where so much of a normal distribution lies below, in deviations from its mean */
+static double
+deviations(double share)
+{
+	double lo = -40, hi = 40;
+
+	for (int i = 0; i < 200 && lo < hi; i++) {
+		double mid = 0.5 * (lo + hi);
+		if (0.5 * erfc(-mid * sqrt(0.5)) < share)
+			lo = mid;
+		else
+			hi = mid;
+	}
+	return 0.5 * (lo + hi);
+}
+
+/* The gates of a dense layer, of which a share is off */
 static int
-ffn(Build *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias, ActKind act, double limit, double gate_scale)
+sparse(Build *b, int g, int64_t width, double share)
+{
+	if (share <= 0)
+		return g;
+	build_at(b, "ffn.sparsity");
+	int y = build_value(b, "gate_sparse");
+	Op *o = OP(b, gaussian_topk, .x = g, .y = y);
+	op_set_int(b->g, o, "width", width);
+	op_set_num(b->g, o, "scale", deviations(share));
+	return y;
+}
+
+/* down(glu(gate x, up x)), or down(act(up x)); off: share of the gates that are off */
+static int
+ffn(Build *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias, ActKind act, double limit, double gate_scale, double off)
 {
 	int64_t hidden = b->s->hidden;
 	int     y, g = -1;
 	Op     *o;
 
 	if (gated)
-		g = build_scaled(b, build_matmul(b, h, r->gate, with_bias, width, hidden, r->gate), gate_scale, width, "gate_scaled");
+		g = sparse(b, build_scaled(b, build_matmul(b, h, r->gate, with_bias, width, hidden, r->gate), gate_scale, width, "gate_scaled"), width, off);
 	int u = build_matmul(b, h, r->up, with_bias, width, hidden, r->up);
 	y = build_value(b, r->act);
 	if (gated)
@@ -51,7 +81,8 @@ build_dense(Build *b, int h)
 
 	build_at(b, "ffn.width");
 	const FfnRoles roles = { "gate", "up", "down", "act", s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out" };
-	int y = ffn(b, h, &roles, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias, s->ffn.act, spec_ffn_limit(s, b->layer), s->ffn.gate_scale);
+	int y = ffn(b, h, &roles, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias, s->ffn.act, spec_ffn_limit(s, b->layer), s->ffn.gate_scale,
+	            s->ffn.sparsity ? s->ffn.sparsity[b->layer] : 0);
 	return build_scaled(b, y, s->ffn.out_scale, s->hidden, "ffn_out_scaled");
 }
 
@@ -131,7 +162,7 @@ build_moe(Build *b, int h, int x)
 		return y;
 
 	build_at(b, "moe.shared.width");
-	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, !s->moe.plain, s->ffn.bias, s->moe.act, spec_shared_limit(s, b->layer), 1);
+	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared, !s->moe.plain, s->ffn.bias, s->moe.act, spec_shared_limit(s, b->layer), 1, 0);
 	if (s->moe.shared_gate) {
 		int mix = build_matmul(b, h, "s_mix", false, 1, hidden, "s_mix"), gated = build_value(b, "shared_gated");
 		o = OP(b, gate_mul, .x = z, .s = mix, .y = gated);

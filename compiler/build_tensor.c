@@ -485,6 +485,45 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 	return tensor_add(g, tensor_id(g->arena, role, layer, ""), as, n_experts * rows, cols, src, n_src, loc);
 }
 
+int
+build_table(Graph *g, const char *role, int64_t rows, int64_t all, int64_t cols, Loc loc)
+{
+	int v = build_weight(g, role, -1, ".weight", rows, cols, loc);
+
+	if (v < 0 || rows >= all)
+		return v;
+	PlanTensor *t = &g->tensor[g->val[v].tensor];
+	PlanSource *src = NEW(g->arena, PlanSource, 2);
+	src[0] = src[1] = t->src[0];
+	src[1].block = 1;
+	src[1].stride = 0;
+	src[1].n_block = all - rows;
+	t->src = src;
+	t->n_src = 2;
+	t->rows = g->val[v].dim[0] = all;
+	return v;
+}
+
+int
+build_one_of(Graph *g, const char *role, int layer, int i, int n, int64_t rows, int64_t cols, Loc loc)
+{
+	int part;
+	const TensorRule *rule = rule_or_error(g, role, &part, loc);
+
+	if (!rule)
+		return -1;
+	PlanSource *src = NEW(g->arena, PlanSource, 1);
+	const int64_t all = rule->stacked ? n : 1;
+	*src = (PlanSource){
+		.name = rule_name(g->arena, rule, layer, i, ".weight"), .rows = all * rows, .cols = cols,
+		.first = rule->stacked ? i * rows : 0, .block = rows, .stride = all * rows, .n_block = 1,
+	};
+	StorageRule as = memory_storage(g, src, 1, file_storage(g, role, layer, cols, loc), loc);
+	if (as.order || as.factor)
+		err_at(g->diag, loc, "storage.rules: order and factor are for matrices that each row of x meets, which %s are not", role);
+	return tensor_add(g, arena_printf(g->arena, "%s.%d", tensor_id(g->arena, role, layer, ""), i), as, rows, cols, src, 1, loc);
+}
+
 /* b continues a in the same checkpoint tensor, both whole runs of rows */
 static bool
 source_continues(const PlanSource *a, const PlanSource *b)

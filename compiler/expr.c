@@ -243,6 +243,18 @@ greatest(ExprVal v)
 	return most.kind == EXPR_NUM ? most : null_val;
 }
 
+/* Deviations of a normal distribution -> the share that lies below each */
+static ExprVal
+shares(Parse *s, ExprVal list)
+{
+	if (list.kind != EXPR_LIST)
+		return null_val;
+	ExprVal *item = NEW(s->a, ExprVal, list.n + 1);
+	for (size_t i = 0; i < list.n; i++)
+		item[i] = list.item[i].kind == EXPR_NUM ? num(0.5 * erfc(-list.item[i].num * sqrt(0.5))) : num(0);
+	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
+}
+
 /* The first n elements of a list, n a number or, behind $, a key of ours; null: 0 */
 static ExprVal
 first(Parse *s, ExprVal list, const char *text)
@@ -365,10 +377,10 @@ primary(Parse *s)
 		char arg[MAX_NAME];
 		double v;
 		bool whole = strcmp(id, "floor") == 0, flags = strcmp(id, "flags") == 0, where = strcmp(id, "where") == 0, length = strcmp(id, "length") == 0, at = strcmp(id, "at") == 0;
-		bool most = strcmp(id, "greatest") == 0, layers = strcmp(id, "layers") == 0, front = strcmp(id, "first") == 0, picked = strcmp(id, "pick") == 0;
-		if (!size && !whole && !flags && !where && !length && !at && !most && !layers && !front && !picked && strcmp(id, "has") != 0)
+		bool most = strcmp(id, "greatest") == 0, layers = strcmp(id, "layers") == 0, front = strcmp(id, "first") == 0, picked = strcmp(id, "pick") == 0, share = strcmp(id, "shares") == 0;
+		if (!size && !whole && !flags && !where && !length && !at && !most && !layers && !front && !picked && !share && strcmp(id, "has") != 0)
 			return fail(s, "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list), at(list, n), greatest(list), first(list, n), "
-			               "pick(list, types, word) and layers(tensors)");
+			               "pick(list, types, word), shares(list) and layers(tensors)");
 		s->p++;
 		if (whole) {
 			ExprVal x = expr_or(s);
@@ -391,6 +403,8 @@ primary(Parse *s)
 		}
 		if (layers)
 			return layers_with(s, arg);
+		if (share)
+			return shares(s, s->env->key ? s->env->key(s->env->user, arg) : null_val);
 		if (most)
 			return greatest(s->env->key ? s->env->key(s->env->user, arg) : null_val);
 		if (!size)

@@ -8,7 +8,7 @@
 #include "base/embed.h"
 #include "base/file.h"
 
-/* All roles of tensors. Norms and projections of a layer, of an expert (e_), of the shared expert (s_). */
+/* All roles of tensors. Norms and projections of a layer, of each of several alike, experts above all (e_), of the shared expert (s_). */
 static const char *const roles[] = {
 	"embed", "embed_in", "embed_out", "pos_embed", "embed_norm", "final_norm", "head", "labels",
 	"attn_norm", "q", "k", "v", "o", "q_gate", "q_norm", "k_norm", "sinks", "attn_out_norm",
@@ -21,6 +21,7 @@ static const char *const roles[] = {
 	"ffn_norm", "gate", "up", "down", "act_p", "act_n", "ffn_out_norm", "dense_out_norm", "moe_norm", "moe_out_norm", "moe_in", "moe_out", "layer_gain",
 	"ple_embed", "ple_proj", "ple_norm", "ple_gate", "ple_out", "ple_out_norm",
 	"mtp_enorm", "mtp_hnorm", "mtp_proj", "mtp_norm",
+	"e_stream_in", "e_stream_out", "stream_norm", "stream_router", "stream_predict", "stream_correct", "stream_gain", "laurel_a", "laurel_b", "laurel_norm",
 	"router", "router_bias", "router_norm", "expert_gain", "e_gate", "e_up", "e_down", "e_gate_b", "e_up_b", "e_down_b", "s_gate", "s_up", "s_down", "s_mix",
 	"rope_factors", "rope_factors_long", "rope_factors_short", "drop",
 };

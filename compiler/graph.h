@@ -89,6 +89,10 @@ int    graph_stack_factors(Graph *g, const char *name, const int *val, int n);
 int    build_beside(Graph *g, const char *role, int layer, const char *what, int64_t cols, Loc loc);
 /* Stacked experts: rows E * width */
 int    build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows, int64_t cols, Loc loc);
+/* Matrix i of n that are alike, which the role's rule names as those of experts */
+int    build_one_of(Graph *g, const char *role, int layer, int i, int n, int64_t rows, int64_t cols, Loc loc);
+/* A table outside the layers with `rows` rows in the checkpoint and `all` in memory: the others are its first */
+int    build_table(Graph *g, const char *role, int64_t rows, int64_t all, int64_t cols, Loc loc);
 /* n tensors of one dtype and width (or vectors) as one, row under row; -1: they do not fit together. */
 int    graph_stack(Graph *g, const char *name, const int *val, int n);
 

@@ -616,6 +616,11 @@ shard_op(Pass *p, Op *op)
 			break;
 		along(p, op, "width");
 		return;
+	case OP_gaussian_topk:
+		if (!split(p, op->arg[ARG(gaussian_topk, x)]))
+			break;
+		of_all(p, op, ARG(gaussian_topk, x), ARG(gaussian_topk, y), op_int(op, "width"), "mean and deviation of a row");
+		return;
 	case OP_conv1d:
 		if (!split(p, op->arg[ARG(conv1d, x)]))
 			break;

@@ -276,6 +276,7 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->ffn.act = act_of(t, K_ffn_act);
 	s->ffn.limit = NUM(ffn_limit);
 	s->ffn.limits = t->val[K_ffn_limits].n ? t->val[K_ffn_limits].list : NULL;
+	s->ffn.sparsity = t->val[K_ffn_sparsity].n ? t->val[K_ffn_sparsity].list : NULL;
 	s->ffn.width = INT(ffn_width);
 	s->ffn.bias = BOOL(ffn_bias);
 	s->ffn.gate_scale = NUM(ffn_gate_scale);
@@ -403,6 +404,11 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->residual.skip_scale = NUM(skip_scale);
 	s->residual.layer_gain = BOOL(layer_gain);
 	s->ple_width = (int)INT(ple_width);
+	s->ple_vocab = INT(ple_vocab);
+	s->laurel_rank = (int)INT(laurel_rank);
+	s->streams.count = (int)INT(streams);
+	s->streams.active = (int)INT(stream_active);
+	s->streams.gain = BOOL(stream_gain);
 	s->embed.width = INT(embed_width);
 	s->embed.scale = NUM(embed_scale);
 	s->embed.round_scale = BOOL(round_scale);

@@ -143,7 +143,7 @@ typedef struct Spec {
 	struct { const uint8_t *layer_in; int n, blocks, rank, qkv_rank; } shared; /* layers with a block in front whose weights are shared; n of them */
 	struct { const uint8_t *layer_in; int n, taps; bool bias; } conv; /* layers with a short convolution in the place of attention; n of them */
 
-	struct { bool gated; ActKind act; double limit; const double *limits; int64_t width, wide; const uint8_t *wide_in, *layer_in; bool bias; double gate_scale, out_scale; } ffn; /* spec_ffn_width, spec_ffn_limit, spec_has_ffn */
+	struct { bool gated; ActKind act; double limit; const double *limits, *sparsity; int64_t width, wide; const uint8_t *wide_in, *layer_in; bool bias; double gate_scale, out_scale; } ffn; /* spec_ffn_width, spec_ffn_limit, spec_has_ffn */
 
 	struct {
 		int     n_experts;         /* 0: no moe at all */
@@ -193,6 +193,9 @@ typedef struct Spec {
 
 	struct { bool parallel; bool from_norm; double skip_scale; bool layer_gain; } residual;
 	int          ple_width;        /* per-layer embeddings; 0: none */
+	int64_t      ple_vocab;        /* rows of their table; 0: vocab_size */
+	int          laurel_rank;      /* a low-rank product beside attention; 0: none */
+	struct { int count, active; bool gain; } streams; /* side by side; count 0 or 1: one */
 	struct { int64_t width; double scale; bool round_scale; /* scale rounded to the activations' dtype */ } embed; /* width: spec_narrow */
 	struct { bool tied; bool row_norm; double scale, cap; bool bias; llmc_output kind; int64_t labels; } head;
 	struct { llmc_pool kind; bool normalize; } pool;

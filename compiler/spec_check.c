@@ -655,9 +655,36 @@ check_mtp(SpecTable *t)
 		err_at(t->d, LOC(mtp_part), "mtp.part = %s: the rows of a head that guesses lie on one rank", part);
 		note(t, INT(tp) > 1 ? K_tp : K_pp);
 	}
-	if (INT(ple_width) > 0 || INT(kv_shared) > 0) {
+	if (INT(ple_width) > 0 || INT(kv_shared) > 0 || INT(streams) > 1) {
 		err_at(t->d, LOC(mtp_part), "mtp.part = %s: layers of this model read what others made, which a head's layer has not", part);
-		note(t, INT(ple_width) > 0 ? K_ple_width : K_kv_shared);
+		note(t, INT(ple_width) > 0 ? K_ple_width : INT(kv_shared) > 0 ? K_kv_shared : K_streams);
+	}
+}
+
+static void
+check_streams(SpecTable *t)
+{
+	const bool several = INT(streams) > 1;
+
+	if (INT(stream_active) >= INT(streams) && (several || INT(stream_active) > 0)) {
+		err_at(t->d, LOC(stream_active), "streams.active = %lld: there are %lld streams, from 0 on", (long long)INT(stream_active), (long long)INT(streams));
+		note(t, K_streams);
+	}
+	if (ON(stream_gain) && (!several || INT(ple_width) == 0)) {
+		err_at(t->d, LOC(stream_gain), "streams.gain = true is of per-layer embeddings, which several streams get");
+		note(t, several ? K_ple_width : K_streams);
+	}
+	if ((several || INT(laurel_rank) > 0) && (!IS(residual_form, "serial") || IS(residual_from, "norm") || ON(norm_sum))) {
+		err_at(t->d, several ? LOC(streams) : LOC(laurel_rank), "%s: attention and feed-forward read the stream one after the other", several ? "streams.count" : "residual.low_rank");
+		note(t, ON(norm_sum) ? K_norm_sum : IS(residual_from, "norm") ? K_residual_from : K_residual_form);
+	}
+	if (several && INT(pp) > 1) {
+		err_at(t->d, LOC(pp), "parallel.pp = %lld: stages hand on one stream, this model has %lld", (long long)INT(pp), (long long)INT(streams));
+		note(t, K_streams);
+	}
+	if (INT(ple_width) > 0 && KNOWN(ple_vocab) && KNOWN(vocab_size) && INT(ple_vocab) > INT(vocab_size)) {
+		err_at(t->d, LOC(ple_vocab), "per_layer.vocab = %lld: there are %lld tokens", (long long)INT(ple_vocab), (long long)INT(vocab_size));
+		note(t, K_vocab_size);
 	}
 }
 
@@ -703,7 +730,7 @@ spec_check(SpecTable *t)
 		err_at(t->d, LOC(ffn_act), "ffn.act = %s is of two rows, gate and up", t->val[K_ffn_act].str);
 		note(t, K_ffn_kind);
 	}
-	static const SpecKey by_layer[] = { K_ffn_limits, K_moe_limits, K_shared_limits };
+	static const SpecKey by_layer[] = { K_ffn_limits, K_moe_limits, K_shared_limits, K_ffn_sparsity };
 	for (size_t i = 0; i < sizeof by_layer / sizeof *by_layer; i++) {
 		const SpecVal *v = &t->val[by_layer[i]];
 		if (v->n && KNOWN(n_layers) && v->n != INT(n_layers)) {
@@ -723,6 +750,11 @@ spec_check(SpecTable *t)
 		err_at(t->d, t->val[K_ffn_limits].n ? LOC(ffn_limits) : LOC(ffn_limit), "ffn.%s for gated feed-forward layers", t->val[K_ffn_limits].n ? "limits are" : "limit is");
 		note(t, K_ffn_kind);
 	}
+	if (t->val[K_ffn_sparsity].n && !IS(ffn_kind, "gated")) {
+		err_at(t->d, LOC(ffn_sparsity), "ffn.sparsity is for gated feed-forward layers");
+		note(t, K_ffn_kind);
+	}
+	check_streams(t);
 	if (IS(head_kind, "labels") != (INT(labels) > 0)) {
 		err_at(t->d, LOC(labels), "head.labels = %lld: a head of kind labels has rows, no other has", (long long)INT(labels));
 		note(t, K_head_kind);

@@ -256,6 +256,26 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_mul:
 		SET(mul, .x = act(width), .z = act(width), .y = act(width));
 		break;
+	case OP_gaussian_topk:
+		SET(gaussian_topk, .x = act(width), .y = act(width));
+		break;
+	case OP_match_rms:
+		MUST(attr_num(a, n, "eps") > 0, "eps > 0");
+		SET(match_rms, .x = act(width), .r = act(width), .y = act(width));
+		break;
+	case OP_stream_mix:
+		MUST(groups >= 1 && groups <= 16, "1 <= groups <= 16");
+		SET(stream_mix, .x = act(mul(groups, width)), .m = act(groups * groups), .y = act(mul(groups, width)));
+		break;
+	case OP_stream_correct:
+		MUST(groups >= 1 && groups <= 16, "1 <= groups <= 16");
+		MUST(first < groups, "first < groups");
+		SET(stream_correct, .x = act(mul(groups, width)), .a = act(width), .m = act(groups), .y = act(mul(groups, width)));
+		break;
+	case OP_stream_add:
+		MUST(groups >= 1 && groups <= 16, "1 <= groups <= 16");
+		SET(stream_add, .x = act(mul(groups, width)), .z = act(width), .y = act(mul(groups, width)));
+		break;
 	case OP_conv1d:
 		MUST(taps >= 2, "taps >= 2");
 		MUST(is_gate(a, n, "silu") || is_gate(a, n, "none"), "gate is silu or none");

@@ -281,7 +281,7 @@ layer_roles(Check *c, int l)
 	bool sparse = s->moe.layer_in[l], owner = spec_kv_layer(s, l) == l;
 	bool ab = s->attention.bias, nb = s->norm.bias, normed = s->norm.kind != NORM_NONE && s->norm.weight;
 	bool in = normed && s->norm.in_layers[l], out = normed && s->norm.out_layers[l];
-	Role role[56];
+	Role role[64];
 	int n = 0;
 
 	if ((s->norm.attn_in || s->norm.sum) && in && spec_has_block(s, l))
@@ -472,6 +472,20 @@ layer_roles(Check *c, int l)
 	}
 	if (s->residual.layer_gain)
 		ROLE("layer_gain", 1, 0, false);
+	if (s->laurel_rank && spec_has_block(s, l)) {
+		ROLE("laurel_a", s->laurel_rank, H, false);
+		ROLE("laurel_b", H, s->laurel_rank, false);
+		ROLE("laurel_norm", H, 0, nb);
+	}
+	if (s->streams.count > 1) {
+		int64_t S = s->streams.count;
+		ROLE("stream_norm", H, 0, false);
+		ROLE("stream_router", S, H, false);
+		ROLE("stream_predict", S * S, S, false);
+		ROLE("stream_correct", S, S, false);
+		if (s->streams.gain)
+			ROLE("stream_gain", H, 0, false);
+	}
 	roles(c, role, n, l, s->moe.n_experts);
 }
 
@@ -480,7 +494,7 @@ outer_roles(Check *c)
 {
 	const Spec *s = c->spec;
 	int64_t H = s->hidden;
-	Role role[16];
+	Role role[20];
 	int n = 0;
 
 	ROLE("embed", s->vocab_size, s->embed.width, false);
@@ -495,9 +509,13 @@ outer_roles(Check *c)
 	if (s->norm.final && s->norm.kind != NORM_NONE && s->norm.weight)
 		ROLE("final_norm", H, 0, s->norm.bias);
 	if (s->ple_width) {
-		ROLE("ple_embed", s->vocab_size, s->n_layers * (int64_t)s->ple_width, false);
+		ROLE("ple_embed", s->ple_vocab ? s->ple_vocab : s->vocab_size, s->n_layers * (int64_t)s->ple_width, false);
 		ROLE("ple_proj", s->n_layers * (int64_t)s->ple_width, H, false);
 		ROLE("ple_norm", s->ple_width, 0, false);
+	}
+	if (s->streams.count > 1) {
+		ROLE("e_stream_in", H, H, false);
+		ROLE("e_stream_out", H, H, false);
 	}
 	if (s->head.kind == LLMC_OUTPUT_LABELS)
 		ROLE("labels", s->head.labels, H, s->head.bias);
@@ -512,7 +530,7 @@ outer_roles(Check *c)
 		bool longer = t && s->n_rope > 1 && t->n_dims == 1 && t->dim[0] == s->rope[1].dims / 2 && s->rope[1].dims > s->rope[0].dims;
 		ROLE("rope_factors", s->rope[longer].dims / 2, 0, false);
 	}
-	roles(c, role, n, -1, 0);
+	roles(c, role, n, -1, s->streams.count - 1);
 }
 
 /* ------------------------------------------------------------------------------------------- what is left */

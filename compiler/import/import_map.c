@@ -349,6 +349,8 @@ expected(const Node *want, ExprVal v)
 		return v.kind == EXPR_NULL;
 	if (strcmp(want->text, "any") == 0 && !want->quoted)
 		return true;
+	if (strcmp(want->text, "given") == 0 && !want->quoted)
+		return v.kind != EXPR_NULL;
 	if (node_bool(want, &b))
 		return (v.kind == EXPR_BOOL || v.kind == EXPR_NUM) && (v.num != 0) == b;
 	if (node_num(want, &num))

@@ -134,6 +134,29 @@ def test_adapters(cols, rank, count):
     everywhere("lora_up", p, step, [H.inout(y), low, b, H.alias(0)], want)
 
 
+@pytest.mark.parametrize("op", ["gaussian_topk", "match_rms", "stream_mix", "stream_correct", "stream_add"])
+def test_streams(op):
+    W, G = 70, 3
+    rng = np.random.default_rng(11)
+    x, a, z, c, m = (rng.standard_normal(s).astype(np.float32) for s in ((N, G, W), (N, W), (N, W), (N, G), (N, G, G)))
+    x64 = x.astype(np.float64)
+    if op == "gaussian_topk":
+        cut = a.mean(-1, keepdims=True, dtype=np.float64) + 0.7 * a.std(-1, keepdims=True, dtype=np.float64)
+        everywhere(op, dict(WIDTH=W, SCALE=0.7), ROWS, [a, H.out((N, W))], np.maximum(a - cut, 0), bucket=9)
+    elif op == "match_rms":
+        a[2] = 0
+        own, want = (np.square(v, dtype=np.float64).mean(-1, keepdims=True) for v in (a, z))
+        everywhere(op, dict(WIDTH=W, EPS=1e-5), ROWS, [a, z, H.out((N, W))], a * np.sqrt(want / np.maximum(own, 1e-5)), bucket=9)
+    elif op == "stream_mix":
+        everywhere(op, dict(WIDTH=W, GROUPS=G), ROWS, [x, m, H.out((N, G, W))], x64 + np.einsum("tij,tjw->tiw", m, x64), bucket=20)
+    elif op == "stream_correct":
+        everywhere(op, dict(WIDTH=W, GROUPS=G, FIRST=1), ROWS, [x, a, c, H.out((N, G, W))], x64 + (1 + c)[..., None] * (a - x64[:, 1])[:, None], bucket=20)
+    else:
+        want = x64 + np.array([0, 1, 1])[:, None] * z[:, None]
+        everywhere(op, dict(WIDTH=W, GROUPS=G, FIRST=1), ROWS, [x, z, H.out((N, G, W))], want, bucket=20)
+        everywhere(op, dict(WIDTH=W, GROUPS=G, FIRST=1), ROWS, [H.inout(x), z, H.alias(0)], want)
+
+
 def test_xielu(x):
     """About 0, where a difference loses digits, too."""
     x[1, :40] = np.linspace(-1.5, 0.1, 40)
@@ -170,7 +193,7 @@ def test_pos_scale(x):
 
 def test_cap_slice_pick(x):
     x3, picked = x[:3], x[[1, 2, 6]]
-    everywhere("cap", dict(WIDTH=70, SCALE=0.8, CAP=2.5), ROWS, [x3, H.out((3, 70))], 2.5 * np.tanh(0.8 * x3.astype(np.float64) / 2.5), bucket=9)
+    everywhere("cap", dict(WIDTH=70, SCALE=0.8, CAP=2.5, ROWS_OF="n_out"), ROWS, [x3, H.out((3, 70))], 2.5 * np.tanh(0.8 * x3.astype(np.float64) / 2.5), bucket=9)
     everywhere("join", dict(WIDTH=70, COUNT=21), ROWS, [x, np.ascontiguousarray(x[:, 9:30]), H.out((N, 91))], np.concatenate([x, x[:, 9:30]], 1), exact=True, bucket=9)
     everywhere("slice", dict(WIDTH=70, FIRST=3, COUNT=21), ROWS, [x, H.out((N, 21))], x[:, 3:24], exact=True, bucket=9)
     everywhere("pick", dict(WIDTH=70), ROWS, [x, H.out((3, 70))], picked, exact=True)

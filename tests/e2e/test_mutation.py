@@ -130,6 +130,8 @@ MUTATIONS = {
                       "moe.limits=[]", "moe.limits=[0, 0.3, 0, 0.5, 0]", "moe.shared.limits=[]", "moe.shared.limits=[0.5, 0, 0, 0.6, 0.4]", "moe.choice_bias=false", "moe.renorm=false", "moe.scale=1.6", "moe.top_k=2"],
     "laguna-plain": ["attention.out_gate=none", "attention.out_gate_act=sigmoid", "attention.window=7", "rope.theta=5500", "rope.local.theta=55", "rope.dims=4", "rope.scaling.attention_factor=1.1",
                      "rope.scaling.factor=5", "norm.eps=0.011", "norm.qk_eps=0.02", "moe.act=gelu", "moe.choice_bias=false", "moe.renorm=false", "moe.scale=2.4", "moe.top_k=2"],
+    "gemma3n-plain": ["norm.eps=0.011", "norm.qk_eps=0.02", "attention.scale=1.01", "ffn.act=*", "ffn.sparsity=[]", "ffn.sparsity=[0.5, 0.8, 0.95, 0, 0.35, 0, 0]", "embed.scale=*1.01", "attention.window=7",
+                      "rope.theta=5500", "rope.local.theta=55", "attention.v_norm=none", "residual.low_rank=0", "streams.active=1", "streams.gain=false", "head.cap=3.01"],
     "afmoe-mup": ["embed.scale=1", "moe.top_k=4"],
     "exaone_moe-groups": ["rope.layers=all", "attention.window=7", "moe.keep_groups=3", "moe.group_score=max", "moe.renorm=true", "moe.scale=2.4", "norm.qk_eps=0.02"],
     "jais2-plain": COMMON + ROPE, "hyperclovax-plain": COMMON + ROPE + ["head.scale=0.41", "norm.attn_out=false"],

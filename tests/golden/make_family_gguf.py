@@ -78,6 +78,8 @@ CASES = {
                                                   num_local_experts=5, attention_chunk_size=8192, floor_scale=8192)),
     "afmoe": ("AfmoeForCausalLM", M.AFMOE, dict(TINY, head_dim=8, num_hidden_layers=4, hidden_size=16, intermediate_size=24, moe_intermediate_size=12, mup_enabled=True, global_attn_every_n_layers=4,
                                                score_func="sigmoid", route_norm=True, layer_types=["sliding_attention"] * 3 + ["full_attention"])),
+    "gemma3n": ("Gemma3nForCausalLM", M.GEMMA3N, dict({k: v for k, v in FOUR.items() if "moe" not in k}, vocab_size_per_layer_input=268, intermediate_size=[40] * 4, num_kv_shared_layers=2,
+                                                      activation_sparsity_pattern=[0.95, 0.5, 0.0, 0.0], head_dim=8)),
     "step3p5": ("Step3p5ForCausalLM", M.STEP, dict(TINY, head_dim=8, hidden_size=16, intermediate_size=24, moe_intermediate_size=12, share_expert_dim=20, num_hidden_layers=4,
                                                    num_nextn_predict_layers=0, layer_types=["full_attention", "sliding_attention"] * 2, num_attention_heads=4, num_key_value_heads=...,
                                                    num_attention_groups=2, attention_other_setting=dict(num_attention_heads=6, num_attention_groups=2, head_dim=8), rope_theta=[5000.0, 50.0] * 2,
@@ -109,7 +111,7 @@ CASES = {
 }
 MODEL_TYPE = {"seed_oss": "seed_oss", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "hunyuan_v1": "hunyuan_v1_dense", "cohere_norms": "cohere", "llama4": "llama4_text", "dbrx_router": "dbrx", "granitemoe_shared": "granitemoeshared", "olmo_clipped": "olmo", "stablelm_norms": "stablelm", "granite4": "granitemoehybrid",
               "granite4_dense": "granitemoehybrid", "nemotron_h_moe": "nemotron_h", "falcon_h1_norm": "falcon_h1", "gemma4": "gemma4_text", "gemma4_small": "gemma4_text",
-              "gemma4_experts": "gemma4_text", "laguna_element": "laguna"}
+              "gemma4_experts": "gemma4_text", "laguna_element": "laguna", "gemma3n": "gemma3n_text"}
 
 
 def converter(folder):
@@ -139,7 +141,7 @@ def attempt(name, seed, conv, folder):
     cls_name, base, more = CASES[name]
     config = dict(model_type=MODEL_TYPE.get(name, name), **{k: v for k, v in base.items() if k != "model_type"}) | more
     config = {k: v for k, v in config.items() if v is not ...} | dict(architectures=[cls_name])
-    c = dict(config=config, dtype="bf16", plus_one="gemma" in name and "gemma4" not in name or name in ("nemotron", "step3p5") or "qwen3_" in name and name != "qwen3_moe", modern=False, strip="", emb_bf16=False,
+    c = dict(config=config, dtype="bf16", plus_one="gemma" in name and "gemma4" not in name and "gemma3n" not in name or name in ("nemotron", "step3p5") or "qwen3_" in name and name != "qwen3_moe", modern=False, strip="", emb_bf16=False,
              vision="step3p7" if name == "step3p5" else None, flat=True,
              other="InternLM2" if name == "internlm2" else None, set={})
     shapes, config, run, run64 = (M.other_model if c["other"] else M.transformers_model)(c, seed)

@@ -599,6 +599,17 @@ case("gemma4-experts", "gemma4_text", GEMMA4, **MOE4)
 case("gemma4-modern-bf16", "gemma4_text", GEMMA4, **dict(MOE4, num_experts=7, top_k_experts=7), modern=True, dtype="bf16", torch_dtype="bfloat16", emb_bf16=True, hidden_size=42)
 
 
+GEMMA3N = dict(vocab_size=149, vocab_size_per_layer_input=131, hidden_size=60, intermediate_size=[84] * 7, num_hidden_layers=7, num_attention_heads=6, num_key_value_heads=3, head_dim=12,
+               hidden_activation="gelu_pytorch_tanh", max_position_embeddings=128, rms_norm_eps=1e-2, attention_bias=False, final_logit_softcapping=3.0, sliding_window=6,
+               layer_types=["sliding_attention", "full_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+               rope_theta=5000.0, rope_local_base_freq=50.0, rope_scaling=None, hidden_size_per_layer_input=16, num_kv_shared_layers=3, laurel_rank=10, altup_num_inputs=4, altup_active_idx=0,
+               altup_coef_clip=120.0, altup_correct_scale=True, activation_sparsity_pattern=[0.5, 0.8, 0.95, 0.0, 0.3, 0.0, 0.0], tie_word_embeddings=True, torch_dtype="float32", **EOS)
+case("gemma3n-plain", "gemma3n_text", GEMMA3N)
+case("gemma3n-active", "gemma3n_text", GEMMA3N, altup_num_inputs=3, altup_active_idx=2, altup_correct_scale=False, num_kv_shared_layers=0, num_key_value_heads=1, vocab_size_per_layer_input=149,
+     attention_bias=True, sliding_window=33)
+case("gemma3n-modern-bf16", "gemma3n_text", GEMMA3N, modern=True, dtype="bf16", torch_dtype="bfloat16", emb_bf16=True, hidden_size=42, altup_num_inputs=2, num_kv_shared_layers=2)
+
+
 MIMO = dict(vocab_size=131, hidden_size=60, intermediate_size=84, moe_intermediate_size=20, num_hidden_layers=4, num_attention_heads=12, num_key_value_heads=3, head_dim=12,
             v_head_dim=10, hidden_act="silu", max_position_embeddings=128, rms_norm_eps=1e-2, attention_bias=False, sliding_window=6, attention_value_scale=0.707,
             n_routed_experts=8, num_experts_per_tok=3, n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=None,

@@ -634,6 +634,19 @@ for op, x, want, more in (("mla_attention", q, y, {}), ("mla_attend", wide, o, d
     want = torch.stack(want)
     case.pool(True, 1, rank + rope, 0, "f32", c, r, [40]).none().i32(sel).room(want.numel()).out(want).end()
 
+# streams side by side; elements above a row's own mean
+x = rnd(3, 9, scale=2)
+m, d = x.mean(-1, keepdim=True), x.std(-1, keepdim=True, unbiased=False)
+Case("gaussian_topk", "plain", width=9, scale=0.8).step([0, 1, 2]).f32(x).room(27).out(F.relu(x - m - 0.8 * d)).end()
+x, r = rnd(3, 7, scale=2), rnd(3, 7)
+x[1] = 0
+Case("match_rms", "plain", width=7, eps=0.01).step([0, 1, 2]).f32(x).f32(r).room(21).out(
+    x * r.square().mean(-1, keepdim=True).sqrt() / x.square().mean(-1, keepdim=True).clamp(min=0.01).sqrt()).end()
+x, m, a, z, c = rnd(2, 3, 5), rnd(2, 3, 3), rnd(2, 5), rnd(2, 5), rnd(2, 3)
+Case("stream_mix", "three", width=5, groups=3).step([0, 1]).f32(x).f32(m).room(30).out(x + torch.einsum("tij,tjw->tiw", m, x)).end()
+Case("stream_correct", "second", width=5, groups=3, first=1).step([0, 1]).f32(x).f32(a).f32(c).room(30).out(x + (1 + c)[..., None] * (a - x[:, 1])[:, None]).end()
+Case("stream_add", "but_first", width=5, groups=3, first=1).step([0, 1]).f32(x).f32(z).room(30).out(x + z[:, None] * torch.tensor([0.0, 1, 1])[:, None]).end()
+
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")
 print(f"{OUT}: {sum(l.startswith('case') for l in lines)} cases, {os.path.getsize(OUT)} bytes")

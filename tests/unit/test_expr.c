@@ -33,6 +33,10 @@ key(void *user, const char *name)
 		static const ExprVal flag[] = { { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 }, { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 } };
 		return (ExprVal){ .kind = EXPR_LIST, .n = 4, .item = flag };
 	}
+	if (strcmp(name, "deviations") == 0) {
+		static const ExprVal at[] = { { .kind = EXPR_NUM }, { .kind = EXPR_NUM, .num = 1.6448536269514722 }, { .kind = EXPR_NUM, .num = -INFINITY } };
+		return (ExprVal){ .kind = EXPR_LIST, .n = 3, .item = at };
+	}
 	if (strcmp(name, "letters") == 0)
 		return (ExprVal){ .kind = EXPR_STR, .str = "M-M*E" };
 	if (strcmp(name, "rope.base") == 0)
@@ -155,6 +159,8 @@ BENCH_TEST(values)
 	places_are(b, "first(heads, 1)", "4");
 	places_are(b, "first(mixed, 3)", "460");
 	places_are(b, "first(mixed, $hidden)", "4606");
+	null(b, "shares(absent)");
+	null(b, "shares(two)");
 	null(b, "pick(absent)");
 	null(b, "pick(letters)");
 	null(b, "pick(heads, absent, conv)");
@@ -203,6 +209,15 @@ BENCH_TEST(lists)
 		assert_true(v.item[i].kind == EXPR_NUM && v.item[i].num == list.item[i].num + 1);
 }
 
+BENCH_TEST(shares_of_a_normal_distribution)
+{
+	ExprVal v;
+
+	assert_true(expr_eval("shares(deviations)", (Loc){ 0 }, &env, &b->diag, &b->arena, &v));
+	assert_int_equal(v.n, 3);
+	assert_true(v.item[0].num == 0.5 && fabs(v.item[1].num - 0.95) < 1e-9 && v.item[2].num == 0);
+}
+
 BENCH_TEST(mistakes)
 {
 	wrong(b, "", "it ends too early");
@@ -211,7 +226,7 @@ BENCH_TEST(mistakes)
 	wrong(b, "1 2", "it should end here");
 	wrong(b, "kind + 1", "text where a number is wanted");
 	wrong(b, "list * 2", "a list where a number is wanted");
-	wrong(b, "max(1)", "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list), at(list, n), greatest(list), first(list, n), pick(list, types, word) and layers(tensors)");
+	wrong(b, "max(1)", "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), where(list, words), length(list), at(list, n), greatest(list), first(list, n), pick(list, types, word), shares(list) and layers(tensors)");
 	wrong(b, "pick(heads)", "layers differ: llmc has one number for all of them");
 	wrong(b, "pick(mixed, slides, false)", "layers of one kind differ: llmc has one number for each kind of layer");
 	wrong(b, "has(", "a name and ) are expected");
@@ -291,7 +306,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(values), cmocka_unit_test(lists), cmocka_unit_test(mistakes), cmocka_unit_test(globs), cmocka_unit_test(nearest_words),
+		cmocka_unit_test(values), cmocka_unit_test(lists), cmocka_unit_test(shares_of_a_normal_distribution), cmocka_unit_test(mistakes), cmocka_unit_test(globs), cmocka_unit_test(nearest_words),
 		cmocka_unit_test(carets), cmocka_unit_test(numbers),
 	};
 
