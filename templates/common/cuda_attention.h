@@ -22,6 +22,7 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	typedef typename E_::elem elem;
 	typedef typename EV_::elem v_elem;
 	enum { HEADS = HEADS_, KV_HEADS = KV_HEADS_, G = HEADS / KV_HEADS, D = D_, V = V_, WINDOW = SCORES::WINDOW };
+	enum { CHOSEN = 0 };               /* of the positions that a row sees it attends to so many, which it chooses: cuda_mla.h; 0: to all */
 	enum { Q_APART = D, Y_APART = V }; /* elements from head to head of the queries, and of y */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 
@@ -56,6 +57,8 @@ att_range(const llmc_step &s, int seq, int pos)
 	constexpr int W = A::WINDOW > 0 ? (int)A::WINDOW : 1;
 	r.lo = A::WINDOW == 0 ? 0 : A::SCORES::CHUNK ? pos - pos % W : max(pos - W + 1, 0);
 	r.hi = pos + 1;
+	if constexpr (A::CHOSEN > 0)
+		r.hi = min(r.hi, (int)A::CHOSEN);
 	if constexpr (A::SCORES::PREFIX)
 		r.hi = min(max(r.hi, s.prefix_len[seq]), s.kv_len[seq]);
 	return r;

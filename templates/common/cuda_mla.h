@@ -111,6 +111,9 @@ mla_value_rows(const unsigned char *w, const float *x, int first, int step, floa
 /* What a block has to attend over latents for one row and head, without tensor cores */
 template <class A> struct mla_row { float part[MLA_WARPS][A::RANK], q[A::WIDTH], w[MLA_WARPS][KV_PAGE], m[MLA_WARPS], l[MLA_WARPS]; };
 
+/* The same over an indexer's choice: a row that sees more than CHOSEN positions attends to those of its sel, one behind the other */
+template <class A, int CHOSEN_> struct mla_chosen : A { enum { CHOSEN = CHOSEN_ }; };
+
 /* What a row attends to: positions of its choice, or the first ones where sel is NULL */
 struct mla_seen { const int *sel; int n; };
 

@@ -18,6 +18,13 @@
 #include "common/cuda_kv_mma.h"
 #include "common/cuda_mla.h"
 
+/* Position i of those that the segment's row attends to */
+template <class S> DEV int
+mla_position(const int *sel, const AttSegment &g, int i)
+{
+	return S::CHOSEN > 0 && g.pos >= S::CHOSEN ? sel[(long long)g.row * S::CHOSEN + i] : i;
+}
+
 /* queries [n_tok, HEADS, WIDTH], the factor of scores, the pool, sums o [n_tok, HEADS, RANK]; part_o, part_ml and ticket are the split's */
 struct mla_args {
 	const float *q;
@@ -25,6 +32,7 @@ struct mla_args {
 	const void  *kv;
 	float       *o, *part_o, *part_ml;
 	int         *ticket;
+	const int   *sel;      /* [n_tok, CHOSEN], or NULL */
 };
 
 template <class A> struct mla_split : att_split<A, KV_PAGE, 16, 1, 256> {
@@ -50,23 +58,29 @@ template <class S> struct alignas(16) mla_arena {
 	AttSegment at; /* for what comes after the pages: registers are few */
 };
 
-/* A page on its way to shared memory, or at once where it has to be made of codes; positions that nobody wrote become zeros */
+/* A page, or 32 positions of an indexer's choice, on its way to shared memory, or at once where it has to be made of codes; positions that nobody wrote become zeros */
 template <class S> DEV void
-mla_fetch(const llmc_step &step, const void *pool, const AttSegment &g, int tile, typename S::page_room &to)
+mla_fetch(const llmc_step &step, const void *pool, const int *sel, const AttSegment &g, int tile, typename S::page_room &to)
 {
 	enum { PIECES = S::WIDTH / 8 };
-	const typename S::elem *page = S::page(step, pool, g.seq, tile * KV_PAGE);
 	const int n = min(g.range.hi - tile * KV_PAGE, (int)KV_PAGE);
+	const typename S::elem *page = S::CHOSEN > 0 ? 0 : S::page(step, pool, g.seq, tile * KV_PAGE);
 
 	for (int i = threadIdx.x; i < KV_PAGE * PIECES; i += blockDim.x) {
 		const int row = i / PIECES, at = i % PIECES * 8;
+		int from = row < n ? row : 0;
+		if constexpr (S::CHOSEN > 0) {
+			const int pos = mla_position<S>(sel, g, tile * KV_PAGE + from);
+			page = S::page(step, pool, g.seq, pos);
+			from = pos % KV_PAGE;
+		}
 		if constexpr (S::KP::PLAIN) {
-			cp_async_16_fill(&to[row][at], page + (row < n ? row : 0) * S::WIDTH + at, row < n ? 16 : 0);
+			cp_async_16_fill(&to[row][at], page + from * S::WIDTH + at, row < n ? 16 : 0);
 		} else {
 			float    x[8] = {};
 			unsigned two[4];
 			if (row < n)
-				S::KP::load(page, row, at, x);
+				S::KP::load(page, from, at, x);
 #pragma unroll
 			for (int c = 0; c < 4; c++)
 				two[c] = S::E::put(x[2 * c]) | (unsigned)S::E::put(x[2 * c + 1]) << 16;
@@ -210,12 +224,12 @@ mla_attend(const llmc_step &step, const mla_args &a)
 	bool first = true; /* of this block's segments: its first page is older than the step unless it has the row's own position */
 	while (list.at < list.end) {
 		const AttSegment g = att_segment<S>(step, list);
-		const bool early = first && (g.tile + 1) * KV_PAGE <= g.pos;
+		const bool early = S::CHOSEN == 0 && first && (g.tile + 1) * KV_PAGE <= g.pos;
 		unsigned q[S::QUARTER][4];
 		float o[S::MINE][2][4] = {}, m = ATT_NONE, l = 0;
 
 		if (early)
-			mla_fetch<S>(step, a.kv, g, g.tile, s.page[0]);
+			mla_fetch<S>(step, a.kv, a.sel, g, g.tile, s.page[0]);
 		if (first)
 			PDL_WAIT();
 		first = false;
@@ -223,14 +237,14 @@ mla_attend(const llmc_step &step, const mla_args &a)
 		if (threadIdx.x == 0)
 			s.at = g;
 		if (!early)
-			mla_fetch<S>(step, a.kv, g, g.tile, s.page[0]);
+			mla_fetch<S>(step, a.kv, a.sel, g, g.tile, s.page[0]);
 		mla_load_q<S>(a.q, a.scale, g, q);
 		for (int tile = g.tile; tile < g.end; tile++) {
 			const int stage = (tile - g.tile) % 2;
 			cp_async_wait_all();
 			__syncthreads();
 			if (tile + 1 < g.end)
-				mla_fetch<S>(step, a.kv, g, tile + 1, s.page[1 - stage]);
+				mla_fetch<S>(step, a.kv, a.sel, g, tile + 1, s.page[1 - stage]);
 			mla_scores<S>(s, s.page[stage], q);
 			__syncthreads();
 			mla_weights<S>(s, g.range.hi - tile * KV_PAGE, m, l);
