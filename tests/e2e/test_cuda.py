@@ -38,7 +38,7 @@ def matches(g, logits, tokens, one_row=False):
 # runs every golden, and so each family and its combinations.
 CHOICE = ["olmo-bias", "mistral4-bf16", "qwen3_5-modern-bf16", "moss-whole-rotary", "minimax_m2-modern-bf16", "gpt2-gelu-bf16", "gpt_oss-all-experts", "apertus-bias",
           "olmo-modern-bf16", "smollm3-modern-bf16", "gemma4-experts", "lfm2_moe-all", "exaone4-plain", "baichuan-alibi", "falcon-bias", "smollm3-layers",
-          "starcoder2-modern-bf16", "zamba2-adapters", "kimi_linear-groups", "mamba-plain"]
+          "starcoder2-modern-bf16", "zamba2-adapters", "kimi_linear-groups", "mamba-plain", "deepseek_v3-glm5-shares"]
 
 
 @pytest.mark.parametrize("name", CASES if EVERY else CHOICE)
