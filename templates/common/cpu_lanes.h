@@ -1,4 +1,4 @@
-/* Sums across lanes of VL vectors at once. */
+/* Sums across lanes of VL vectors at once, and turning them: lanes become vectors. */
 #ifndef LLMC_CPU_LANES_H
 #define LLMC_CPU_LANES_H
 
@@ -37,6 +37,56 @@ lanes_sums(vf *v)
 	v[0] = lanes_pairs(v[0], v[1]);
 #endif
 	return v[0];
+}
+
+/* lanes of a and b in turn: the lower half of them, the upper half */
+LLMC_INLINE vf
+lanes_low(vf a, vf b)
+{
+#if VL == 16
+	return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif VL == 8
+	return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+	return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+#endif
+}
+
+LLMC_INLINE vf
+lanes_high(vf a, vf b)
+{
+#if VL == 16
+	return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif VL == 8
+	return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+	return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+}
+
+/* v[i][j] to v[j][i], VL x VL: each round takes the lanes of v[i] and v[i + VL / 2] in turn */
+LLMC_INLINE void
+lanes_turn(vf *v)
+{
+	vf a[VL], b[VL];
+
+	LLMC_UNROLL
+	for (int i = 0; i < VL; i++)
+		a[i] = v[i];
+	LLMC_UNROLL
+	for (int n = 1; n < VL; n *= 2) {
+		LLMC_UNROLL
+		for (int i = 0; i < VL / 2; i++) {
+			b[2 * i] = lanes_low(a[i], a[i + VL / 2]);
+			b[2 * i + 1] = lanes_high(a[i], a[i + VL / 2]);
+		}
+		LLMC_UNROLL
+		for (int i = 0; i < VL; i++)
+			a[i] = b[i];
+	}
+	LLMC_UNROLL
+	for (int i = 0; i < VL; i++)
+		v[i] = a[i];
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* What kernels with gates share: the words of `gate`, and softplus. */
+/* What kernels with gates and states share: the words of `gate`, softplus, and powers of 2. */
 #ifndef LLMC_CPU_STATE_H
 #define LLMC_CPU_STATE_H
 
@@ -25,6 +25,23 @@ vf_softplus(vf x)
 	p = vf_fma(p, z2, vf_set1(2.f / 3));
 	p = vf_fma(p, z2, vf_set1(2));
 	return vf_fma(p, z, vf_max(x, vf_set1(0)));
+}
+
+/* 2^x, about 1 ulp; exactly 1 at 0, exactly 0 below -126. As vf_exp: x = n + r, 2^r by a polynomial of degree 6 (largest relative error 2e-8). */
+LLMC_INLINE vf
+vf_exp2(vf x)
+{
+	const vf magic = vf_set1(12583039.0f), one = vf_set1(1.0f), lo = vf_set1(-126.0f);
+	const vf c = vf_min(vf_set1(127.49f), vf_max(lo, x)), t = c + magic, r = c - (t - magic);
+	vf p = vf_set1(0.00015353363f);
+
+	p = vf_fma(p, r, vf_set1(0.0013398876f));
+	p = vf_fma(p, r, vf_set1(0.009618437f));
+	p = vf_fma(p, r, vf_set1(0.055503324f));
+	p = vf_fma(p, r, vf_set1(0.24022648f));
+	p = vf_fma(p, r, vf_set1(0.6931472f));
+	p = vf_fma(p, r, one);
+	return vf_zero_below(x, lo, p * (vf)((vi)t << 23));
 }
 
 #endif
