@@ -6,18 +6,17 @@
  *   AVX-512 as everywhere: the same bits as v4. Activations of 16 bits are two signed digits, hi and lo of cpu_quant.h, each with sums of its
  *   own; 256 hi + lo is what v4's words give.
  *
- *   step i      tiles: load A, B of piece i + 2, dot         |  tiles of piece i + 1, stored  --> ring of two results
+ *   step i      tiles: load A, B of piece i + 4, dot         |  tiles of piece i + 2, stored between the two halves of the vectors --> ring of results
  *               vectors: results of piece i, scaled, added to 16 sums in registers            <--
  *
  * The steps run on from one tile or group to the next, or filling and draining them would cost half as much again.
  *
- * A tile instruction takes max(rows of A, rows of B) cycles however few columns there are, a store or load of a tile 14 or 7. A piece of 16
- * tokens x 16 rows x 32 columns needs 48 fp32 multiplications and conversions, one a cycle beside tiles, 2 stores and 2 dots (8 bits: 1 and 1): at
- * least 48 cycles, of which dots are 32 (16). With everything around it a piece of Q4_0 takes 121 cycles of 3.05 GHz with 16 bits, 95 with 8
- * (8192 x 2048, 256 tokens). In a loop of its own, all in the nearest cache, a step takes 53 cycles with 8 bits. Digits as bf16, exact in fp32 to 2^24,
- * save the conversion and one of two stores, but A has twice the bytes and half as many tokens are in hand. Measured as shares of this kernel's time:
- * 256 tokens with 16 bits 0.75 to 1 at 2048 columns, 1.1 at 8192, with 8 bits 0.85 to 1.1, and 8 tokens 1.15. A step of them takes 45 cycles where
- * all lies in the nearest cache and 80 where A comes from the second, however far dot, store and sum are apart; asking for A ahead costs more.
+ * A dot takes max(rows of A, rows of B) cycles however few columns there are, a load half a cycle a row, a store 15, in which no other instruction begins. Beside tiles
+ * a cycle has one instruction on floats and two on integers. A piece of 16 tokens x 16 rows x 32 columns has 16 vectors of integers: with 8 bits an addition
+ * that makes floats of them, a product with the weight's scale and a fused one with the token's, so 32 cycles at least; 40 are measured in a loop of its own, all in
+ * the nearest cache, and 59 with a conversion. With 16 bits high digits are moved up and low ones added, converted, and scaled: 48. With everything around it a piece of Q4_0 takes
+ * 88 cycles with 8 bits and 130 with 16 (2048 x 2048, 256 tokens). Digits as bf16, exact in fp32 to 2^24, save the conversion and one of two stores, but A has twice
+ * the bytes and half as many tokens are in hand: no gain. Two groups beside tiles of 8 tokens save loads, and lose more by stores.
  *
  * Up to AMX_FEW tokens have one tile, of which each token takes a row a digit, so that both digits are one dot and one store. Their sums stay in
  * registers along the whole row, and blocks are unpacked between the dots (amx_few_rows): 8 tokens of Q4_0 take 14 % less time with 16 bits and 3 % with 8,
@@ -76,20 +75,47 @@ amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile
 }
 
 /* --- blocks --------------------------------------------------------------------------------------------------------------- */
-/* sum += float(256 hi + lo) * d * scale, in v4's order: rounded after each */
-#define AMX_ADD(digits, sum, hi, lo, d, scale, up)                                                                            \
+/* Is a scale times 1.5 x 2^23 exact, so of at most 22 bits? Those that are halves times small numbers are. */
+LLMC_INLINE int
+amx_short_scale(const Product p)
+{
+	return !p.w.wide && !p.w.code && !w_is_coded(p.w);
+}
+
+/* What a number of whole sums becomes a float with: its bits added to the integer, and -1.5 x 2^23 of it taken away in the product with the scale */
+#define AMX_MAGIC (vi_all(0x4b400000))
+
+/* scale of a piece as AMX_ADD wants it */
+typedef struct amx_scale {
+	vf by, less; /* scale, -1.5 x 2^23 scale */
+} amx_scale;
+
+LLMC_INLINE amx_scale
+amx_scale_of(vf scale)
+{
+	return (amx_scale){ scale, scale * vf_set1(-12582912.0f) };
+}
+
+/* sum += float(256 hi + lo) * scale * d, in v4's order: rounded after each. Beside tiles a cycle has one instruction on floats and two on integers, so sums of
+ * 8 bits, which are below 2^22, become floats by an addition of integers. magic: AMX_MAGIC, or AMX_UP where there are two digits */
+#define AMX_ADD(p, sum, hi, lo, d, scale, magic)                                                                              \
 	do {                                                                                                                  \
 		vi x_;                                                                                                        \
-		if (digits == 2)                                                                                         \
+		if ((p).act_bits == 16)                                                                                       \
 			__asm__ volatile("vmovdqa32 %[h], %[x]\n\tvpshufb %[u], %[x], %[x]\n\tvpaddd %[l], %[x], %[x]\n\t"    \
-			                 "vcvtdq2ps %[x], %[x]\n\tvmulps %[m]%{1to16%}, %[x], %[x]\n\t"                       \
-			                 "vfmadd231ps %[x], %[s], %[a]"                                                       \
+			                 "vcvtdq2ps %[x], %[x]\n\tvmulps %[s], %[x], %[x]\n\t"                               \
+			                 "vfmadd231ps %[m]%{1to16%}, %[x], %[a]"                                              \
 			                 : [a] "+v"(sum), [x] "=&v"(x_)                                                       \
-			                 : [h] "m"(hi), [l] "m"(lo), [m] "m"(d), [s] "v"(scale), [u] "v"(up));                \
+			                 : [h] "m"(hi), [l] "m"(lo), [m] "m"(d), [s] "v"((scale).by), [u] "v"(magic));        \
+		else if (amx_short_scale(p))                                                                                  \
+			__asm__ volatile("vpaddd %[h], %[u], %[x]\n\tvfmadd213ps %[n], %[s], %[x]\n\t"                       \
+			                 "vfmadd231ps %[m]%{1to16%}, %[x], %[a]"                                              \
+			                 : [a] "+v"(sum), [x] "=&v"(x_)                                                       \
+			                 : [h] "m"(hi), [m] "m"(d), [s] "v"((scale).by), [n] "v"((scale).less), [u] "v"(magic)); \
 		else                                                                                                          \
-			__asm__ volatile("vcvtdq2ps %[h], %[x]\n\tvmulps %[m]%{1to16%}, %[x], %[x]\n\tvfmadd231ps %[x], %[s], %[a]" \
+			__asm__ volatile("vcvtdq2ps %[h], %[x]\n\tvmulps %[s], %[x], %[x]\n\tvfmadd231ps %[m]%{1to16%}, %[x], %[a]" \
 			                 : [a] "+v"(sum), [x] "=&v"(x_)                                                       \
-			                 : [h] "m"(hi), [m] "m"(d), [s] "v"(scale));                                          \
+			                 : [h] "m"(hi), [m] "m"(d), [s] "v"((scale).by));                                     \
 	} while (0)
 
 /* four bytes up one: times 256 */
@@ -99,7 +125,7 @@ amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile
 /* The next piece into results c0 (hi, or all) and c1 (lo) */
 #define AMX_DOT(c0, c1)                                                                                                      \
 	do {                                                                                                                 \
-		const uint8_t *x_ = x + (size_t)(dot / halves) * (size_t)(T * block) + dot % halves * 16;                     \
+		const uint8_t *x_ = halves == 2 && dot % 2 ? x + 16 : x;                                                      \
 		AMX_LOAD(6, q, 64);                                                                                          \
 		AMX_LOAD(4, x_, block);                                                                                      \
 		AMX_ZERO(c0);                                                                                                \
@@ -110,8 +136,12 @@ amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile
 			AMX_INT8(c1, 5, 6);                                                                                  \
 		}                                                                                                            \
 		q += step;                                                                                                   \
-		if (++dot == pieces) {                                                                                       \
+		dot++;                                                                                                       \
+		if (halves == 1 || dot % 2 == 0)                                                                             \
+			x += T * block;                                                                                      \
+		if (dot == pieces) {                                                                                         \
 			dot = 0;                                                                                             \
+			x -= n * T * block;                                                                                  \
 			if (++dot_h == groups) {                                                                             \
 				dot_h = 0;                                                                                   \
 				q = w->q;                                                                                    \
@@ -127,29 +157,45 @@ amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile
 			AMX_STORE(c1, result[ring][1], 64);                                                                  \
 	} while (0)
 
-#define AMX_SCALE(ring)                                                                                                      \
-	do {                                                                                                                 \
-		const float *d_ = scales + i / halves * T;                                                                   \
-		vf scale_ = w->scale[h * pieces + i];                                                                        \
-		LLMC_EACH(t, T, AMX_T)                                                                                       \
-			AMX_ADD(digits, sums[t], result[ring][0][t], result[ring][1][t], d_[t], scale_, up);                 \
-	} while (0)
+/* Tokens of the lower half, or of the upper one */
+#define AMX_SCALE(ring, upper)                                                                                               \
+	LLMC_EACH(t, T, AMX_T)                                                                                               \
+		if ((t >= T / 2) == (upper))                                                                                 \
+			AMX_ADD(p, sums[t], result[ring][0][t], result[ring][1][t], d_[t], scale, magic)
 
-/* The piece in `ring` is added, the one after it stored, the one after that begun; at the end of a unit sums change */
-#define AMX_STEP(c0, c1, ring, next0, next1, next)                                                                           \
-	if (left > 2)                                                                                                        \
-		AMX_DOT(c0, c1);                                                                                             \
-	AMX_SCALE(ring);                                                                                                     \
-	if (left > 1)                                                                                                        \
-		AMX_PUT(next0, next1, next);                                                                                 \
-	if (++i == pieces) {                                                                                                 \
+/* A piece is multiplied, the one two before it stored, and the one two before that, in `ring`, added: of 8 bits. Of 16, with half as many registers for a piece, one and
+ * two. While one is stored no other instruction begins, so it stands between those that do not wait for it. At the end of a unit sums change. */
+#define AMX_STEP(ring, next, dot0, dot1, put0, put1)                                                                         \
+	scale = amx_scale_of(*by++);                                                                                      \
+	d_ = d;                                                                                                              \
+	__asm__("" : "+r"(d_)); /* one register for all of them */                                                           \
+	if (digits == 1) {                                                                                                   \
+		if (left > 4)                                                                                                \
+			AMX_DOT(ring, ring);                                                                                 \
+	} else if (left > 3) {                                                                                               \
+		AMX_DOT(dot0, dot1);                                                                                         \
+	}                                                                                                                    \
+	AMX_SCALE(ring, 0);                                                                                                  \
+	if (left > 2) {                                                                                                      \
+		if (digits == 1)                                                                                             \
+			AMX_PUT(next, next, next);                                                                           \
+		else                                                                                                         \
+			AMX_PUT(put0, put1, next);                                                                           \
+	}                                                                                                                    \
+	AMX_SCALE(ring, 1);                                                                                                  \
+	i++;                                                                                                                 \
+	if (halves == 1 || i % 2 == 0)                                                                                       \
+		d += T;                                                                                                      \
+	if (i == pieces) {                                                                                                   \
 		i = 0;                                                                                                       \
+		d -= n * T;                                                                                                  \
 		LLMC_EACH(t, T, AMX_T)                                                                                       \
 			at[t].v[h] = sums[t];                                                                                \
 		if (++h == groups) {                                                                                         \
 			h = 0;                                                                                               \
 			at += AMX_T;                                                                                         \
-			scales += T * p_blocks(p);                                                                           \
+			d += T * p_blocks(p);                                                                                \
+			by = w->scale;                                                                                       \
 		}                                                                                                            \
 		if (left > 1)                                                                                                \
 			LLMC_EACH(t, T, AMX_T)                                                                               \
@@ -165,28 +211,49 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 {
 	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8;
 	const int step = AMX_STEPS / halves, pieces = n * halves;
-	const vi up = AMX_UP;
-	_Alignas(64) vi result[2][2][AMX_T];
+	const vi up = AMX_UP, whole = AMX_MAGIC, magic = digits == 2 ? up : whole;
+	_Alignas(64) vi result[4][2][AMX_T];
 	vf sums[AMX_T];
+	amx_scale scale;
 	/* what is next to be multiplied, and ... */
 	const uint8_t *x = a->q + (size_t)first * (size_t)(T * block);
 	const vi *q = w->q;
 	int dot = 0, dot_h = 0;
 	/* ... to be added */
-	const float *scales = a->d + first * T;
+	const float *d = a->d + first * T, *d_;
+	const vf *by = w->scale;
 	tile_sum *at = sum->d;
 	int i = 0, h = 0, left = pieces * groups * tiles;
 
 	LLMC_EACH(t, T, AMX_T)
 		sums[t] = at[t].v[0];
-	AMX_DOT(0, 1);
-	if (left > 1)
-		AMX_DOT(2, 3);
-	AMX_PUT(0, 1, 0);
+	if (digits == 1) {
+		AMX_DOT(0, 0);
+		if (left > 1)
+			AMX_DOT(1, 1);
+		if (left > 2)
+			AMX_DOT(2, 2);
+		if (left > 3)
+			AMX_DOT(3, 3);
+		AMX_PUT(0, 0, 0);
+		if (left > 1)
+			AMX_PUT(1, 1, 1);
+	} else {
+		AMX_DOT(0, 1);
+		if (left > 1)
+			AMX_DOT(2, 3);
+		AMX_PUT(0, 1, 0);
+		if (left > 2)
+			AMX_DOT(0, 1);
+		if (left > 1)
+			AMX_PUT(2, 3, 1);
+	}
 	for (;;) {
 		tile_fetch(p, ahead);
-		AMX_STEP(0, 1, 0, 2, 3, 1);
-		AMX_STEP(2, 3, 1, 0, 1, 0);
+		AMX_STEP(0, 2, 2, 3, 0, 1);
+		AMX_STEP(1, 3, 0, 1, 2, 3);
+		AMX_STEP(2, 0, 2, 3, 0, 1);
+		AMX_STEP(3, 1, 0, 1, 2, 3);
 	}
 	if (!p.w.min)
 		return;
@@ -213,7 +280,7 @@ amx_few_blocks(const Product p, const int T, const int G, const uint8_t *w, cons
 	enum { RING = 8, AHEAD = 2, BEHIND = 2, RESULTS = 4 };
 	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8, all = p_blocks(p), piece = w_piece_bytes(p.w);
 	const int64_t group = w_group_bytes(p.w, p.cols);
-	const vi up = AMX_UP;
+	const vi up = AMX_UP, whole = AMX_MAGIC, magic = digits == 2 ? up : whole;
 	_Alignas(64) vi q[RING][TILE_H][AMX_STEPS], result[RESULTS][TILE_H][2][AMX_B];
 	vf scale[RING][TILE_H][2], min[RING][TILE_H][2], sums[TILE_H][AMX_FEW], mins[TILE_H][AMX_FEW];
 
@@ -249,10 +316,10 @@ amx_few_blocks(const Product p, const int T, const int G, const uint8_t *w, cons
 				const float *d = a->d + (b - BEHIND) * T, *totals = a->s + (b - BEHIND) * T * halves + half;
 				const int r = (b - BEHIND) % RING;
 				LLMC_EACH(g, G, TILE_H) {
-					const vf by = scale[r][g][half];
+					const amx_scale by = amx_scale_of(scale[r][g][half]);
 					const vi *const dot = result[(b - BEHIND) % RESULTS][g][half];
 					LLMC_EACH(t, T, AMX_FEW)
-						AMX_ADD(digits, sums[g][t], dot[t * digits], dot[t * digits + digits - 1], d[t], by, up);
+						AMX_ADD(p, sums[g][t], dot[t * digits], dot[t * digits + digits - 1], d[t], by, magic);
 				}
 				LLMC_EACH(g, p.w.min ? G : 0, TILE_H)
 					LLMC_EACH(t, T, AMX_FEW)
@@ -305,7 +372,7 @@ amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, cons
 			.p = w + (next ? 0 : groups * w_group_bytes(p.w, p.cols)) + (int64_t)next * block,
 			.end = (all - next < chunk ? all - next : chunk) * block,
 		};
-		int calls = (tiles * groups * n * p.w.halves + 1) / 2;
+		int calls = (tiles * groups * n * p.w.halves + 3) / 4;
 		ahead.step = (ahead.end / calls + 63) / 64 * 64;
 		amx_unpack(p, w, groups, first, n, &unpacked);
 		dot[a->tile](&unpacked, groups, first, n, a, tiles, sum, &ahead);

@@ -65,7 +65,8 @@ mm_most(const Product p)
 
 	most = most < room ? most : room;
 	most = most < MM_TOKENS ? most : MM_TOKENS;
-	return most >= 64 ? most / 32 * 32 : most >= 16 ? most / 16 * 16 : most;
+	/* so that tiles with rows that do not exist have room as well */
+	return most >= 64 ? most / 32 * 32 : most >= 16 ? most / 16 * 16 : most >= 12 ? 12 : most >= 8 ? 8 : most;
 }
 
 LLMC_INLINE int
@@ -239,7 +240,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 /* AMX_EACH(X, name): tokens of a tile of blocks, more than AMX_FEW; AMX_EACH_FEW: at most so many, more than STREAM_TOKENS */
 #if defined(LLMC_TILES)
 #define AMX_EACH(X, name)                                                                                                       \
-	X(name, 10) X(name, 12) X(name, 14) X(name, 16)
+	X(name, 12) X(name, 16)
 #define AMX_EACH_FEW(X, name) X(name, 6) X(name, 8)
 #define AMX_DEFINE(name, T)                                                                                                     \
 	static __attribute__((noinline)) void name##_amx_##T(const tile_weights *w, int groups, int first, int n,                   \

@@ -194,8 +194,10 @@ act_tile_rows(const Product p, int tokens, int for_stream)
 	int tiles = (tokens + 15) / 16;
 	if (act_is_bf16(p))
 		return (tokens + tiles - 1) / tiles;
-	if (!w_is_float(p.w) && !for_stream) /* even: a kernel for each */
-		return ((tokens + tiles - 1) / tiles + 1) / 2 * 2;
+	if (!w_is_float(p.w) && !for_stream) { /* a kernel for each: 6, 8, 12, 16 */
+		const int rows = (tokens + tiles - 1) / tiles, to = rows <= 8 ? 2 : 4;
+		return (rows + to - 1) / to * to;
+	}
 #endif
 	(void)p, (void)tokens, (void)for_stream;
 	return 1;

@@ -4,14 +4,14 @@
  *                                                                          |
  *   activations (cpu_quant.h) of each token --broadcast of 4 bytes--> dot_bytes / dot_words, exact integers
  *                                                                          |
- *                        per block and token: float(dot) * act.d, fma with w_scale, w_min --> sum[token], VL rows a register
+ *                        per block and token: float(dot) * w_scale, fma with act.d, w_min --> sum[token], VL rows a register
  *
  * Bytes: a block of VL rows once (w_piece_bytes), 32 or 64 bytes of activations a token from the nearest cache.
  * Instructions a block: 8 loads and masks for 4 to 6 bits, and a token 8 dot_bytes for 8 bits, 16 of them for 16 bits or
  * dot_words instead, 4 in fp32.
  *
  * A row's sum, here and in cpu_tile.h, bit for bit:
- *   integers  over blocks b in order (halves in order), D = fma(float(dot) * act.d, w.d, D), M = fma(w.min, act.s, M); D + M
+ *   integers  over blocks b in order (halves in order), D = fma(float(dot) * w.d, act.d, D), M = fma(w.min, act.s, M); D + M
  *   floats    over columns k in order, D = fma(w, x, D) */
 #ifndef LLMC_CPU_STREAM_H
 #define LLMC_CPU_STREAM_H
@@ -106,7 +106,7 @@ stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int to
 					const uint8_t *x = a->q + (size_t)t * (size_t)act_row_bytes(p) + (size_t)b * (size_t)act_block_bytes(p);
 					size_t at = (size_t)t * (size_t)blocks + (size_t)b;
 					vf dot = stream_dot(p, k, x, h, a->z[at * (size_t)p.w.halves + (size_t)h]);
-					sum[t] = vf_fma(dot * vf_set1(a->d[at]), scale, sum[t]);
+					sum[t] = vf_fma(dot * scale, vf_set1(a->d[at]), sum[t]);
 				}
 			}
 			LLMC_EACH(h, p.w.min ? p.w.halves : 0, 2) {

@@ -266,7 +266,7 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 					vi dot = acc[t][h];
 					if (bytes && w_offset(p.w))
 						dot -= vi_all(offsets[(t * blocks + b) * halves + half]);
-					d[t].v[h] = vf_fma(vf_of_vi(dot) * scale, w->scale[(b * halves + half) * TILE_H + h], d[t].v[h]);
+					d[t].v[h] = vf_fma(vf_of_vi(dot) * w->scale[(b * halves + half) * TILE_H + h], scale, d[t].v[h]);
 				}
 			}
 		}
