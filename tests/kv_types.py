@@ -181,10 +181,17 @@ def spans(kv, dim, at):
     return [*out, (PAGE * wide * bits // 8 + at * g * scales, g * scales)]
 
 
-def plane_by_channel(code, scale, zero):
-    """code [32, heads, dim], scale and zero [heads, dim]: bytes [heads, bytes]"""
+def plane_by_channel(code, scale, zero, gpu=False):
+    """code [32, heads, dim], scale and zero [heads, dim]: bytes [heads, bytes]; what elements beyond dim have is zero"""
     heads, dim = scale.shape
     wide = -(-dim // 32) * 32
+    if gpu:
+        low = np.zeros((heads, PAGE, wide), np.uint8)
+        low[:, :, :dim] = np.moveaxis(code, 0, 1)
+        low = low.reshape(heads, PAGE, wide // 32, 2, 16)
+        scales = np.zeros((heads, wide, 2), np.float16)
+        scales[:, :dim, 0], scales[:, :dim, 1] = scale, zero
+        return np.concatenate([(low[..., 0, :] | low[..., 1, :] << 4).reshape(heads, -1), scales.reshape(heads, -1).view(np.uint8)], 1)
     low = np.zeros((heads, wide, PAGE), np.uint8)
     low[:, :dim] = np.moveaxis(code, 0, -1)
     scales = np.zeros((heads, 2, wide), np.float16)

@@ -18,6 +18,8 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	typedef typename E_::math E;      /* for tensor cores */
 	typedef kv_plane<E_, D_, TURN_>  KP;
 	typedef kv_plane<EV_, V_, TURN_> VP;
+	typedef kv_plane<typename kv_exact<E_>::type, D_>  KX; /* exact rows */
+	typedef kv_plane<typename kv_exact<EV_>::type, V_> VX;
 	typedef SCORES_           SCORES;
 	typedef typename E_::elem elem;
 	typedef typename EV_::elem v_elem;
@@ -44,6 +46,20 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	DEV elem *page(const llmc_step &s, const void *pool, int seq, int pos) { return kv_page<E_>(s, pool, PAGE_BYTES, seq, pos); }
 	DEV const elem *k(const elem *page, int head) { return (const elem *)((const char *)page + head * KP::BYTES); }
 	DEV const v_elem *v(const elem *page, int head) { return (const v_elem *)((const char *)page + KV_HEADS * KP::BYTES + head * VP::BYTES); }
+};
+
+/* What an attention A reads from exact pages (cuda_kv_rows.h): the last RECENT_ positions of a row, its own included, and the first SINKS_ of a sequence. BYTES_ of
+ * such a page, 0: there are none; WINDOWED_: as kv_exact_page. */
+template <class A, long long BYTES_, int RECENT_, int SINKS_, int WINDOWED_> struct att_exact {
+	enum { HAS = BYTES_ > 0 };
+
+	/* position j, for the row at `pos`; any of the page that begins at `base` */
+	DEV bool reads(int pos, int j) { return HAS && (j < SINKS_ || pos - j < RECENT_); }
+	DEV bool reads_of(int pos, int base) { return HAS && (base < SINKS_ || pos - base - (KV_PAGE - 1) < RECENT_); }
+
+	DEV const char *page(const llmc_step &s, const void *pool, int seq, int pos) { return kv_exact_page(s, pool, BYTES_, WINDOWED_, seq, pos); }
+	DEV const void *k(const char *page, int head) { return page + head * A::KX::BYTES; }
+	DEV const void *v(const char *page, int head) { return page + A::KV_HEADS * A::KX::BYTES + head * A::VX::BYTES; }
 };
 
 /* positions [lo, hi) that the row at `pos` of sequence `seq` sees; never empty */

@@ -1,15 +1,18 @@
 /* Rows of K and V as a page keeps them: kv_plane<E, D>, E one of kv_f32, kv_f16, kv_bf16 (cuda_kv.h) and, quantised, kv_f8, kv_int8, kv_int6,
- * kv_int4 (what a row is: formats/kv_type.h). A plane is the 32 rows of a head:
+ * kv_int4, and of keys alone kv_int4c (what a row is: formats/kv_type.h). A plane is the 32 rows of a head:
  *
  *   plain   [32][D]
  *   8 bits  [32][D], scale [32]; kv_f8_32, kv_int8_32: [32][32 G], scale [32][G]
  *   4 bits  [32][16 G]: byte i of a group has elements i and i + 16; scale and zero [32][G][2]
+ *   int4c   codes as 4 bits; scale and zero of an element, over the page's positions, [32 G][2]
  *   6 bits  as 4 bits, +32; then two high bits [32][8 G]: byte i of elements i, i + 8, i + 16, i + 24; scale [32][G]
  *
  * G: groups of 32 elements. value = code * scale + zero, in fp32, whoever reads it.
  *
  * kv_plane<E, D, true>: rows of a quantised type are turned on their way in (kv_turn), which TURNS says; whoever reads them turns the other side: the query, or
- * what values add up to. */
+ * what values add up to.
+ *
+ * Rows may be kept a second time, exactly: planes of kv_exact's type, turned as those of the page are, in pages of their own (kv_exact_page). */
 #ifndef LLMC_CUDA_KV_ROWS_H
 #define LLMC_CUDA_KV_ROWS_H
 
@@ -63,6 +66,23 @@ struct kv_int4 {
 	DEV float value(unsigned c) { return kv_small(c); }
 	DEV unsigned code(float v) { return (unsigned)(int)rintf(fminf(fmaxf(v, 0.0f), 15.0f)); }
 };
+
+/* of keys alone: rows get their codes together, when their page is full */
+struct kv_int4c : kv_int4 { enum { CHANNELS = 1 }; };
+
+/* The type of a row's exact copy */
+template <class E, bool PLAIN = E::PLAIN> struct kv_exact { typedef E type; };
+template <class E> struct kv_exact<E, false> { typedef kv_f16 type; };
+
+/* The exact page of position `pos` of sequence `seq` (plan/plan.h). pool: the layer's first page, behind them; windowed: pages of the pool are window pages too, so
+ * both have one number, else that of the exact one stands in the second half of the table */
+DEV char *
+kv_exact_page(const llmc_step &s, const void *pool, long long exact_bytes, int windowed, int seq, int pos)
+{
+	const int *table = s.block_table + (long long)seq * s.block_stride + (windowed ? 0 : s.block_stride / 2);
+
+	return (char *)pool - (table[pos / KV_PAGE] + 1) * exact_bytes;
+}
 
 /* A row of D elements, of which each lane of a warp has M, lane, lane + 32, ... (zeros beyond D), times the Hadamard matrices of the largest power of two that
  * divides D; its own inverse. All lanes call. */
@@ -250,6 +270,67 @@ template <class E, int D, bool TURN_> struct kv_plane<E, D, TURN_, false> {
 				if (E::SCALES == 2)
 					s[1] = zero_half;
 			}
+		}
+	}
+};
+
+/* Keys by channel */
+template <int D, bool TURN_> struct kv_plane<kv_int4c, D, TURN_, false> {
+	typedef unsigned char elem;
+	enum { PLAIN = 0, TURNS = 0, VEC = 8, WHOLE = D % 8 == 0, M = (D + 31) / 32, G = M, CODES = 16 * G, BYTES = KV_PAGE * CODES + 4 * 32 * G };
+
+	DEV unsigned short *scales(const void *p, int d) { return (unsigned short *)((char *)p + KV_PAGE * CODES) + 2 * d; }
+
+	DEV void
+	load(const void *p, int j, int d, float (&x)[VEC])
+	{
+		const uint2 c = ld_v2((const unsigned char *)p + (j * G + d / 32) * 16 + d % 16);
+		const uint4 a = ld_v4(scales(p, d)), b = ld_v4(scales(p, d + 4));
+		const unsigned s[8] = { a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w };
+		const int shift = d % 32 / 16 * 4;
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			x[i] = fmaf(kv_int4::value((i < 4 ? c.x : c.y) >> (i % 4 * 8 + shift) & 15), f16_lo(s[i]), f16_hi(s[i]));
+	}
+
+	DEV float
+	get(const void *p, int j, int d)
+	{
+		const unsigned c = ((const unsigned char *)p)[(j * G + d / 32) * 16 + d % 16] >> d % 32 / 16 * 4 & 15;
+
+		return fmaf(kv_int4::value(c), f16_to_f32(scales(p, d)[0]), f16_to_f32(scales(p, d)[1]));
+	}
+
+	DEV void set(void *, int, int, float) { }
+	DEV void put(void *, int, const float (&)[M]) { }
+
+	/* all lanes of a warp: codes of a page that is full, from its exact rows [32][D] */
+	DEV void
+	close(void *p, const unsigned short *exact)
+	{
+		const int lane = (int)lane_id();
+
+#pragma unroll 1
+		for (int m = 0; m < M; m++) {
+			const int  d = lane + 32 * m;
+			const bool here = d < D;
+			float lo = 3.4e38f, hi = -3.4e38f;
+			for (int j = 0; j < KV_PAGE; j++) {
+				const float x = here ? f16_to_f32(exact[j * D + d]) : 0.0f;
+				lo = fminf(lo, x);
+				hi = fmaxf(hi, x);
+			}
+			const unsigned short zero_half = kv_f16::put(lo);
+			const float zero = f16_to_f32(zero_half);
+			const unsigned short half = kv_f16::put(fmaxf((hi - zero) / (float)kv_int4::MOST, 0.0f));
+			const float scale = f16_to_f32(half), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+			for (int j = 0; j < KV_PAGE; j++) {
+				const unsigned c = here ? kv_int4::code((f16_to_f32(exact[j * D + d]) - zero) * inverse) : 0, other = __shfl_down_sync(~0u, c, 16);
+				if (lane < 16)
+					((unsigned char *)p)[(j * G + m) * 16 + lane] = (unsigned char)(c | other << 4);
+			}
+			scales(p, d)[0] = half;
+			scales(p, d)[1] = zero_half;
 		}
 	}
 };

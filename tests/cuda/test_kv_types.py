@@ -87,6 +87,74 @@ class Case(Attention):
         return kernel.run(step, [q, self.store.pages, None, self.sink, H.out((len(q), self.heads, self.v_dim))], **kw)[-1]
 
 
+class Near(Attention):
+    """Rows that read the last `recent` and the first `kept` positions from exact pages, which have numbers of their own, here below zero: they lie behind the others."""
+
+    def __init__(self, lens, recent=0, kept=0, **kw):
+        self.recent, self.kept = recent, kept
+        super().__init__(lens, **kw)
+        self.params |= dict(KV_RECENT=recent, KV_SINKS=kept, KV_WINDOWED=0)
+
+    def make_pool(self, rng):
+        types = (self.kv, self.dim), (self.kv_v, self.v_dim)
+        exact = [(K.exact(t), d) for t, d in types]
+        self.page_bytes, self.exact_bytes = (sum(self.kv_heads * H.PAGE * K.row_bytes(t, d) for t, d in p) for p in (types, exact))
+        pages = [-(-n // H.PAGE) for n in self.lens]
+        n, most = sum(pages) + 2, max(pages)
+        behind = -(-n * self.page_bytes // self.exact_bytes)
+        self.pages = np.full((behind + n) * self.exact_bytes, 0xff, np.uint8)
+        self.table = np.full((len(pages), 2 * most), 1 << 20, np.int64)
+        far, near = rng.permutation(n), rng.permutation(n)
+        for i, p in enumerate(pages):
+            at = sum(pages[:i])
+            self.table[i, :p], self.table[i, most:most + p] = far[at:at + p], -1 - behind - near[at:at + p]
+        self.rows, self.near, self.raw = [], [], []
+
+    def rounded(self, kv, x):
+        x = x.astype(np.float32)
+        y = K.turn(x) if self.rotate and K.turns(kv) else x
+        self.raw.append(x)
+        self.rows.append((kv, x.shape[-1], y))
+        self.near.append(K.kept_exact(kv, x, self.rotate))
+        return K.kept(kv, x, self.rotate)
+
+    def rounded_k(self, x):
+        return self.rounded(self.kv, x)
+
+    def rounded_v(self, x):
+        return self.rounded(self.kv_v, x)
+
+    def seen(self, seq, p):
+        k, v = super().seen(seq, p)
+        at = np.arange(len(k))
+        near = ((at < self.kept) | (p - at < self.recent))[:, None, None]
+        return np.where(near, self.near[seq], k), np.where(near, self.near[len(self.lens) + seq], v)
+
+    def fill(self, seq):
+        n, most = self.lens[seq], self.table.shape[1] // 2
+        for p in range(-(-n // H.PAGE)):
+            rows = slice(p * H.PAGE, min(n, (p + 1) * H.PAGE))
+            for exact in (False, True):
+                number = int(self.table[seq, most * exact + p])
+                at = -(number + 1) * self.exact_bytes if exact else number * self.page_bytes
+                for kv, dim, y in (self.rows[seq], self.rows[len(self.lens) + seq]):
+                    kv = K.exact(kv) if exact else kv
+                    size = self.kv_heads * H.PAGE * K.row_bytes(kv, dim)
+                    here = np.full((H.PAGE, self.kv_heads, dim), np.nan if K.plain(kv) else 0, np.float32)
+                    here[:rows.stop - rows.start] = y[rows]
+                    r = K.encode(kv, here)
+                    if not K.by_channel(kv):
+                        self.pages[at:at + size] = K.plane(kv, r, dim, False).reshape(-1)
+                    elif rows.stop - rows.start == H.PAGE:
+                        self.pages[at:at + size] = K.plane_by_channel(r.code, r.scale[0], r.zero[0], gpu=True).reshape(-1)
+                    at += size
+
+    def run(self, kernel, rows, **kw):
+        q = np.concatenate([self.q[i][ps] for i, ps in rows])
+        step = H.make_step([p for _, ps in rows for p in ps], [len(ps) for _, ps in rows], None, None, self.table[[i for i, _ in rows]])
+        return kernel.run(step, [q, self.pages, None, self.sink, H.out((len(q), self.heads, self.v_dim))], **kw)[-1]
+
+
 CASES = {
     "int8":    dict(lens=[1, 33, 130], heads=9, kv_heads=3, dim=64, kv="int8"),
     "f8":      dict(lens=[40, 70], heads=2, kv_heads=2, dim=80, kv="f8", window=40),
@@ -127,6 +195,59 @@ def test_decode(name, mode, seed):
     c = Case(**(CASES | ODD)[name])
     rows = c.last()
     close(c.run(H.build("attention_decode", ARCH[seed], c.params), rows, mode=mode, seed=seed), np.concatenate([c.want(i, ps) for i, ps in rows]))
+
+
+NEAR = {
+    "int4c":  dict(lens=[1, 33, 130], heads=9, kv_heads=3, dim=64, kv="int4c", kv_v="int4", rotate=True, recent=32),
+    "sinks":  dict(lens=[40, 200], heads=4, kv_heads=2, dim=80, v_dim=48, kv="int4c", kv_v="f16", recent=40, kept=5, sinks=True),
+    "int4":   dict(lens=[70, 131], heads=5, kv_heads=1, dim=128, v_dim=64, kv="int4", rotate=True, recent=16, kept=3),
+    "kept":   dict(lens=[100], heads=4, kv_heads=4, dim=32, kv="int8", kept=33, window=90),
+    "odd":    dict(lens=[7, 70], heads=5, kv_heads=1, dim=20, v_dim=12, kv="int4c", kv_v="int6", recent=33),
+    "k32v4":  dict(lens=[70], heads=3, kv_heads=1, dim=32, kv="f32", kv_v="int4", rotate=True, recent=7, kept=1),
+}
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("template,name,mode,seed", [(t, n, *r) for n in NEAR for t in ("attention", "attention_decode") for r in H.RUNS if r[1] == 0 or n == "int4c"])
+def test_exact_pages(template, name, mode, seed):
+    """Positions near a row, and the first ones, are read as they were; no kernel for tensor cores takes such pages."""
+    c = Near(**NEAR[name])
+    rows = some(c, mode) if template == "attention" else c.last()
+    close(c.run(H.build(template, ARCH[seed], c.params), rows, mode=mode, seed=seed), np.concatenate([c.want(i, ps) for i, ps in rows]))
+    for other in "attention_decode_sm80", "attention_mixed_sm80":
+        assert not H.expand(other, "sm_80", c.params)
+
+
+def test_exact_pages_by_nvrtc():
+    """No spill, no warning, at widths that models have."""
+    p = dict(HEADS=32, KV_HEADS=8, DIM=128, V_DIM=128, SCALE=0.1, CAP=0.0, WINDOW=0, MASK="causal", ALIBI=0.0, KV_K="int4c", KV_V="int4", KV_ROTATE=1, KV_RECENT=128, KV_SINKS=32,
+             KV_WINDOWED=0, KV_PAGE_BYTES=8 * H.PAGE * 2 * K.row_bytes("int4", 128))
+    for template, arch in ("attention", "sm_80"), ("attention_decode", "sm_90a"), ("kv_append", "sm_75"), ("kv_close", "sm_120a"):
+        if H.nvrtc(template, p, [arch]) is None:
+            pytest.skip("no libnvrtc")
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("mode,seed", H.RUNS)
+@pytest.mark.parametrize("kv,kv_v,dim,v_dim,rotate,recent", [("int4c", "int4", 80, 64, 1, 32), ("int8", "f32", 20, 36, 1, 8), ("f16", "int6", 36, 20, 0, 1)])
+def test_append_and_close(kv, kv_v, dim, v_dim, rotate, recent, mode, seed):
+    """Rows go to exact pages as well, turned as their type is; a page of keys by channel gets its codes from them when its last row is there."""
+    c = Near([33, 64, 5], recent, heads=3, kv_heads=3, dim=dim, v_dim=v_dim, kv=kv, kv_v=kv_v, rotate=bool(rotate))
+    want, p = c.pages, c.params | dict(KV_K=kv, KV_V=kv_v, KV_ROTATE=rotate)
+    k, v = c.raw[:3], c.raw[3:]
+    step = H.make_step([i for n in c.lens for i in range(n)], c.lens, None, None, c.table)
+    pages, = H.build("kv_append", ARCH[seed], p).run(step, [np.concatenate(k), np.concatenate(v), H.inout(np.full_like(want, 0xff)), None], mode=mode, seed=seed)
+    if kv == "int4c":
+        pages, = H.build("kv_close", ARCH[seed], p).run(step, [H.inout(pages), None, None], mode=mode, seed=seed)
+    for seq, n in enumerate(c.lens):
+        for i in range(-(-n // H.PAGE)):
+            full = n >= (i + 1) * H.PAGE
+            for exact in (False, True):
+                number = int(c.table[seq, c.table.shape[1] // 2 * exact + i])
+                at = -(number + 1) * c.exact_bytes if exact else number * c.page_bytes
+                size = c.exact_bytes if exact else c.page_bytes
+                if full: # of others what is behind the last position differs
+                    assert np.array_equal(pages[at:at + size], want[at:at + size]), (seq, i, exact)
 
 
 @pytest.mark.sample(4)
