@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { MAX_SETS = 12, MAX_SET_BYTES = 160 };
 
-typedef enum Kind { INT, NUM, BOOL, WORD, STR, LAYERS, INTS, NUMS, RULES, TENSORS } Kind;
+typedef enum Kind { INT, NUM, BYTES, BOOL, WORD, STR, LAYERS, INTS, NUMS, RULES, TENSORS } Kind;
 typedef struct KeyRow { const char *path; Kind kind; double lo, hi; const char *unit; } KeyRow;
 static const KeyRow key[] = {
 #define KEY(id, path, type, def, lo, hi, unit, text) { path, type, lo, hi, unit },
@@ -60,6 +60,7 @@ set_text(char *out, const KeyRow *k, int kind, int with)
 	switch (k->kind) {
 	case INT: snprintf(out, MAX_SET_BYTES, "%s=%lld", k->path, kind == 7 ? (long long)k->hi : (long long)v); return;
 	case NUM: snprintf(out, MAX_SET_BYTES, "%s=%.9g", k->path, v); return;
+	case BYTES: snprintf(out, MAX_SET_BYTES, "%s=%lld%s", k->path, (long long)v, with % 3 ? "K" : ""); return;
 	case BOOL: snprintf(out, MAX_SET_BYTES, "%s=%s", k->path, with % 2 ? "true" : "false"); return;
 	case WORD:
 		for (int i = with % 12; *w; i--) {
