@@ -126,7 +126,7 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 	d->n = d->run = d->match = 0;
 	most = most < DRAFT_MOST ? most : DRAFT_MOST;
 	most = most < n - 2 ? most : n - 2; /* no more rows than positions before them: draft_rows counts on it */
-	if (n > d->room || n < 3 || most < 1)
+	if (n > d->room || n < 3 || most < 1 || of->eager)
 		return;
 	/* up to the token before the last: what ends with the last has nothing behind it */
 	for (int32_t at = d->n_seen; at < n - 1; at++)
@@ -286,7 +286,9 @@ drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int
 	int32_t run = 0;
 
 	rows = rows < DRAFT_ROWS - texts ? rows : DRAFT_ROWS - texts;
-	if (texts >= 1 && texts <= DRAFT_TEXTS && of->plain[texts].s > 0)
+	if (of->eager)
+		run = rows;
+	else if (texts >= 1 && texts <= DRAFT_TEXTS && of->plain[texts].s > 0)
 		run = hand_out(of, d, n, texts, rows, texts / of->plain[texts].s * MARGIN);
 	hand_out(of, d, n, texts, run, 0);
 }
@@ -303,6 +305,8 @@ draft_model_most(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t
 {
 	int32_t best_most = 0;
 
+	if (n >= 1 && of->eager)
+		return most < (DRAFT_ROWS - texts) / n ? most : (DRAFT_ROWS - texts) / n;
 	if (n < 1 || texts > DRAFT_TEXTS || of->plain[texts].s <= 0)
 		return 0;
 	double expect = texts, odds[DRAFT_TEXTS], best = texts / of->plain[texts].s * MARGIN;

@@ -26,6 +26,7 @@ typedef struct Drafter {
 	int32_t   model_idle; /* times that its guesses were not worth it, in a row */
 	uint64_t  n_measured;
 	DraftOdds odds;
+	bool      eager;      /* for tests: a smaller model alone guesses, and all that it says runs */
 } Drafter;
 
 typedef struct Draft {

@@ -38,6 +38,8 @@ void        engine_set_check(Engine *e);
 void        engine_pause(Engine *e, bool paused);
 /* Masks are made on a thread of their own while steps run, or not, whatever cores there are. Before the first request. */
 llmc_status engine_set_ahead(Engine *e, bool ahead, llmc_error *err);
+/* The second model alone guesses, and all that it says runs. Before the first request. */
+void        engine_set_eager(Engine *e);
 /* Guesses come from fn instead, and all of them run: up to `most` tokens to out behind tok [n], their number. Before the first
  * request. */
 typedef int32_t (*engine_guess_fn)(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most);

@@ -307,6 +307,12 @@ engine_set_ahead(Engine *e, bool ahead, llmc_error *err)
 }
 
 void
+engine_set_eager(Engine *e)
+{
+	e->drafter.eager = true;
+}
+
+void
 engine_set_guess(Engine *e, engine_guess_fn fn, void *user)
 {
 	e->guess = fn;

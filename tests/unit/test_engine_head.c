@@ -1,0 +1,305 @@
+/* An engine whose model has a head that guesses (mtp.part), all of whose guesses run: texts are those of the model alone, and guesses are those that the
+ * head makes step by step, whatever pieces, preemption and choices come between. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "api/api.h"
+#include "runtime/engine/engine.h"
+
+enum { VOCAB = 11, HIDDEN = 40, CONTEXT = 160, MOST = 96, CHOICES = 3, GUESSES = 3 };
+
+static const char description[] =
+	"llmc: 1\nname: tiny-mtp\nfamily: glm4_moe\nvocab_size: 11\nmax_positions: 256\nn_layers: 2\nhidden: 40\n"
+	"attention: {n_heads: 3, n_kv_heads: 1, head_dim: 8}\nffn: {width: 24}\n"
+	"moe: {n_experts: 5, top_k: 2, width: 12, layers: {from: 1}, shared: {width: 12}, scale: 1.5, renorm: true}\n"
+	"rope: {theta: 10000, dims: 4}\nnorm: {eps: 1.0e-5}\nmtp: {layers: 1}\ntext: {eos: [2]}\ndtype: f32\n";
+
+static llmc_model *whole, *model, *head; /* without a head; with its rows handed out; the head */
+
+static llmc_model *
+open_part(const char *path, const char *part)
+{
+	const char *set[] = { part, NULL };
+	llmc_options o = LLMC_INIT(llmc_options);
+	llmc_model *m;
+	llmc_error err;
+
+	o.random_weights = true;
+	o.n_threads = 1;
+	o.device = "ref";
+	o.set = set;
+	if (llmc_open(path, &o, &m, &err) != LLMC_OK) {
+		print_error("%s\n", err.text);
+		return NULL;
+	}
+	return m;
+}
+
+static int
+set_up(void **state)
+{
+	const char *tmp = getenv("TMPDIR");
+	char path[512];
+
+	(void)state;
+	snprintf(path, sizeof path, "%s/llmc-mtp-XXXXXX.yaml", tmp && *tmp ? tmp : "/tmp");
+	int fd = mkstemps(path, 5);
+	if (fd < 0 || write(fd, description, sizeof description - 1) != sizeof description - 1)
+		return 1;
+	close(fd);
+	whole = open_part(path, "mtp.part=none");
+	model = open_part(path, "mtp.part=rows");
+	head = open_part(path, "mtp.part=head");
+	unlink(path);
+	return whole && model && head ? 0 : 1;
+}
+
+static int
+tear_down(void **state)
+{
+	(void)state;
+	llmc_close(whole);
+	llmc_close(model);
+	llmc_close(head);
+	return 0;
+}
+
+typedef struct Box { llmc_session *s, *second; Engine *e; } Box;
+
+static llmc_session *
+open_session(llmc_model *m, llmc_limits l)
+{
+	llmc_session *s;
+	llmc_error err;
+
+	if (llmc_session_open(m, &l, &s, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	return s;
+}
+
+static Box
+open_engine(bool guesses, int32_t seqs, int32_t chunk, int64_t kv_tokens)
+{
+	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_error err;
+	Box b = { 0 };
+
+	l.context = CONTEXT;
+	l.seqs = seqs;
+	l.chunk = chunk;
+	l.kv_tokens = kv_tokens;
+	l.n_threads = 1;
+	o.limits = &l;
+	o.speculate = guesses ? GUESSES : -1;
+	llmc_limits lim = engine_limits((guesses ? model : whole)->plan, &o);
+	b.s = open_session(guesses ? model : whole, lim);
+	if (engine_open(b.s->s, NULL, &o, &b.e, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	engine_set_check(b.e);
+	if (!guesses)
+		return b;
+	lim.n_out = DRAFT_TEXTS;
+	b.second = open_session(head, lim);
+	if (engine_set_second(b.e, b.second->s, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	engine_set_eager(b.e);
+	return b;
+}
+
+static llmc_counts
+close_engine(Box b)
+{
+	llmc_counts c = LLMC_INIT(llmc_counts);
+
+	assert_int_equal(engine_drain(b.e, -1, NULL), LLMC_OK);
+	engine_counts(b.e, &c);
+	assert_int_equal(c.running + c.waiting + c.preempted, 0);
+	engine_close(b.e, 0);
+	llmc_session_close(b.s);
+	llmc_session_close(b.second);
+	return c;
+}
+
+typedef struct Ask {
+	int32_t     prompt[CONTEXT], n_prompt, choices;
+	llmc_params p;
+	int32_t     said[CHOICES][MOST], n[CHOICES];
+	int64_t     id;
+} Ask;
+
+static uint32_t
+roll(uint64_t *r, uint32_t n)
+{
+	*r ^= *r << 13;
+	*r ^= *r >> 7;
+	*r ^= *r << 17;
+	return (uint32_t)(*r >> 20) % n;
+}
+
+static void
+make_ask(Ask *a, uint64_t *r)
+{
+	*a = (Ask){ .p = LLMC_INIT(llmc_params), .n_prompt = 1 + (int32_t)roll(r, 60), .choices = 1 + (int32_t)roll(r, CHOICES) };
+	const int32_t alike = roll(r, 2) ? 40 : 0; /* some begin alike, past a page */
+	for (int32_t i = 0; i < a->n_prompt; i++)
+		a->prompt[i] = i < alike ? i * 7 % VOCAB : (int32_t)roll(r, VOCAB);
+	a->p.max_tokens = 1 + (int32_t)roll(r, MOST);
+	a->p.ignore_eos = roll(r, 3) > 0;
+	a->p.seed = roll(r, 1000);
+	a->p.temperature = roll(r, 3) ? 0.8f : 0;
+	a->p.repetition_penalty = roll(r, 3) ? 1 : 1.2f;
+}
+
+static void
+submit(Box b, Ask *a)
+{
+	llmc_request q = LLMC_INIT(llmc_request);
+	llmc_error err;
+
+	q.tok = a->prompt;
+	q.n_tok = (size_t)a->n_prompt;
+	q.params = &a->p;
+	q.n = a->choices;
+	if (engine_submit(b.e, &q, &a->id, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+}
+
+static void
+gather(Box b, Ask *a)
+{
+	llmc_event ev = LLMC_INIT(llmc_event);
+
+	memset(a->n, 0, sizeof a->n);
+	do {
+		assert_int_equal(engine_next(b.e, a->id, -1, &ev, NULL), LLMC_OK);
+		if (ev.kind == LLMC_EVENT_ERROR)
+			fail_msg("%s", ev.text);
+		if (ev.kind == LLMC_EVENT_TOKEN)
+			a->said[ev.index][a->n[ev.index]++] = ev.token;
+	} while (!ev.last);
+	llmc_event_release(&ev);
+}
+
+/* One text; what its guesses must have been, by the head's session alone. */
+static void
+guesses_are_the_heads(void **state)
+{
+	static float rows[CONTEXT * HIDDEN], own[CONTEXT * HIDDEN], logits[VOCAB];
+	static Ask a;
+	int32_t text[CONTEXT], n;
+	llmc_counts want = { 0 };
+	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_seq q, h;
+	llmc_error err;
+	uint64_t r = 99;
+
+	(void)state;
+	for (int round = 0; round < 6; round++) {
+		make_ask(&a, &r);
+		a.choices = 1;
+		a.n_prompt = round ? a.n_prompt : 1;
+		a.p.ignore_eos = true;
+		a.p.max_tokens = 40 + round;
+		Box b = open_engine(true, 2, round % 2 ? 512 : 16, 0);
+		submit(b, &a);
+		gather(b, &a);
+		llmc_counts got = close_engine(b);
+
+		want = (llmc_counts){ 0 };
+		n = a.n_prompt + a.n[0];
+		memcpy(text, a.prompt, (size_t)a.n_prompt * sizeof *text);
+		memcpy(text + a.n_prompt, a.said[0], (size_t)a.n[0] * sizeof *text);
+		l.context = CONTEXT;
+		l.n_threads = 1;
+		llmc_session *m = open_session(model, l), *s = open_session(head, l);
+		assert_int_equal(llmc_seq_new(m, CONTEXT, &q, NULL), LLMC_OK);
+		assert_int_equal(llmc_seq_new(s, CONTEXT, &h, NULL), LLMC_OK);
+		assert_int_equal(llmc_forward_rows(m, &(llmc_chunk){ .seq = q, .tok = text, .n_tok = n }, 1, NULL, NULL, rows, &err), LLMC_OK);
+		for (int32_t k = a.n_prompt + 1, read = 0; k < n;) {
+			int32_t left = n - 1 - k, most = left < GUESSES ? left : GUESSES, right = 0, id = -1;
+			bool    wrong = false;
+			for (int32_t g = 0; g < most; g++) {
+				const int32_t from = g ? k - 1 + g : read, count = g ? 1 : k - 1 - read;
+				llmc_chunk c = { .seq = h, .tok = g ? &id : text + from + 1, .n_tok = count, .n_out = 1 };
+				if (llmc_forward_rows(s, &c, 1, g ? own : rows + from * HIDDEN, logits, own, &err) != LLMC_OK)
+					fail_msg("%s", err.text);
+				memmove(own, own + (count - 1) * HIDDEN, HIDDEN * sizeof *own);
+				id = 0;
+				for (int32_t i = 1; i < VOCAB; i++)
+					id = logits[i] > logits[id] ? i : id;
+				wrong |= text[k + g] != id;
+				if (!wrong)
+					want.accepted_at[right++]++;
+			}
+			if (most > 0) {
+				read = k - 1;
+				assert_int_equal(llmc_seq_trim(s, h, read, NULL), LLMC_OK);
+				want.drafts++;
+				want.drafted += (uint64_t)most;
+				want.accepted += (uint64_t)right;
+			}
+			k += right + 1;
+		}
+		llmc_session_close(m);
+		llmc_session_close(s);
+		assert_int_equal(got.drafts, want.drafts);
+		assert_int_equal(got.drafted, want.drafted);
+		assert_int_equal(got.accepted, want.accepted);
+		assert_memory_equal(got.accepted_at, want.accepted_at, sizeof want.accepted_at);
+	}
+}
+
+/* Many at once, in little memory, of several choices: what each says alone without guesses. */
+static void
+texts_are_those_without(void **state)
+{
+	enum { CROWD = 14 };
+	static const struct { int32_t seqs, chunk; int64_t kv; } with[] = { { 6, 128, 0 }, { 8, 24, 192 }, { 12, 64, 256 } };
+	static Ask alone[CROWD], now;
+	uint64_t r = 20261123;
+
+	(void)state;
+	Box plain = open_engine(false, 4, 64, 0);
+	for (int i = 0; i < CROWD; i++) {
+		make_ask(&alone[i], &r);
+		submit(plain, &alone[i]);
+		gather(plain, &alone[i]);
+	}
+	llmc_counts none = close_engine(plain);
+	assert_int_equal(none.drafts, 0);
+	for (size_t w = 0; w < sizeof with / sizeof *with; w++) {
+		Box b = open_engine(true, with[w].seqs, with[w].chunk, with[w].kv);
+		engine_pause(b.e, true);
+		for (int i = 0; i < CROWD; i++)
+			submit(b, &alone[i]);
+		engine_pause(b.e, false);
+		for (int i = 0; i < CROWD; i++) {
+			now = alone[i];
+			gather(b, &now);
+			assert_memory_equal(now.n, alone[i].n, sizeof now.n);
+			for (int k = 0; k < now.choices; k++)
+				assert_memory_equal(now.said[k], alone[i].said[k], (size_t)now.n[k] * sizeof **now.said);
+		}
+		llmc_counts c = close_engine(b);
+		assert_true(c.drafts > 0 && c.accepted > 0 && c.accepted < c.drafted);
+	}
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(guesses_are_the_heads),
+		cmocka_unit_test(texts_are_those_without),
+	};
+	return cmocka_run_group_tests(tests, set_up, tear_down);
+}
