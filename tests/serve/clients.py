@@ -102,6 +102,24 @@ def pydantic_ai():
     assert isinstance(asyncio.run(streamed()), City)
 
 
+def llama_index():
+    from llama_index.core.prompts import PromptTemplate
+    from llama_index.core.tools import FunctionTool
+    from llama_index.llms.openai_like import OpenAILike
+
+    def model(**more):
+        return OpenAILike(model=MODEL, api_base=URL, api_key="none", is_chat_model=True, context_window=1024, max_tokens=300, temperature=0, max_retries=0, **more)
+    for more in ({"is_function_calling_model": True}, {"is_function_calling_model": True, "strict": True}, {"should_use_structured_outputs": True, "is_function_calling_model": True}):
+        assert isinstance(model(**more).as_structured_llm(City).complete(ASK).raw, City), more
+        assert isinstance(model(**more).structured_predict(City, PromptTemplate("{ask}"), ask=ASK), City), more
+    # what streams in pieces, where a call is forced
+    llm, last = model(is_function_calling_model=True), None
+    for last in llm.stream_chat_with_tools([FunctionTool.from_defaults(fn=City, name="City", fn_schema=City)], user_msg=ASK, tool_required=True):
+        pass
+    call, = llm.get_tool_calls_from_response(last)
+    assert call.tool_name == "City" and City.model_validate(call.tool_kwargs)
+
+
 def litellm():
     import litellm as lib
     lib.suppress_debug_info = True
