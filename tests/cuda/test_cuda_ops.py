@@ -157,6 +157,40 @@ def test_streams(op):
         everywhere(op, dict(WIDTH=W, GROUPS=G, FIRST=1), ROWS, [H.inout(x), z, H.alias(0)], want)
 
 
+PLANTED = {
+    "another slot": ("lora_down", "(slot * (long long)N", "((slot > 0) * (long long)N"),
+    "a row too many": ("lora_down", "i < n; i += warps", "i <= n; i += warps"),
+    "rows without an adapter": ("lora_down", "if (slot >= 0) {", "if (slot >= -1) {"),
+    "a sum of one lane": ("lora_down", "warp_sum(sum)", "sum"),
+    "a step's place for a sequence's number": ("lora_up", "p.s.adapter[p.s.seq[p.s.seq_of[t]]]", "p.s.adapter[p.s.seq_of[t]]"),
+    "a rank too many": ("lora_up", "k < RANK", "k <= RANK"),
+    "the first matrix' part": ("lora_up", "+ 1 * RANK, *b", "+ 0 * RANK, *b"),
+}
+
+
+@pytest.mark.findings
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("what", PLANTED)
+def test_adapters_planted(what):
+    op, right, wrong = PLANTED[what]
+    r, cols, rank, slots, width = np.random.default_rng(8), 40, 3, 3, 37
+    step = H.make_step(ROWS["pos"], adapter=[-1, 2, 0, 2, -1, 2, 2], seq=[6, 5, 4, 3, 2, 1, 0])
+    slot = [[-1, 2, 0, 2, -1, 2, 2][q] for q in (6, 5, 4, 3, 2, 1, 0)]
+    x, y = r.standard_normal((N, cols)).astype(np.float32), r.standard_normal((N, width)).astype(np.float32)
+    a, b = (r.standard_normal((slots, n)).astype(np.float32) for n in (2 * rank * cols, rank * width))
+    low = np.array([a[s].reshape(-1, cols) @ x[t] if s >= 0 else np.zeros(2 * rank, np.float32) for t, s in enumerate(slot)])
+    if op == "lora_down":
+        k, args, want = H.build(op, ARCHS["check"], dict(COLS=cols, RANK=rank, COUNT=2, SLOTS=slots)), [x, a, H.out((N, 2 * rank))], low
+    else:
+        k, args = H.build(op, ARCHS["check"], dict(ROWS=width, RANK=rank, COUNT=2, FIRST=1, SLOTS=slots)), [y, low, b, H.out((N, width))]
+        want = np.array([y[t] + (low[t, rank:] @ b[s].reshape(rank, width) if s >= 0 else 0) for t, s in enumerate(slot)])
+    close(k.run(step, args, mode="check", seed=1)[0], want, rel=1e-5)
+    assert k.text.count(right) == 1
+    k.text = k.text.replace(right, wrong)
+    with pytest.raises((H.Finding, AssertionError)):
+        close(k.run(step, args, mode="check", seed=1)[0], want, rel=1e-5)
+
+
 def test_xielu(x):
     """About 0, where a difference loses digits, too."""
     x[1, :40] = np.linspace(-1.5, 0.1, 40)

@@ -1,12 +1,17 @@
 """Adapters in slots, chosen for each sequence, against PEFT (tests/golden/make_lora.py)."""
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import llmc
+from cuda_emu import environment
+from golden_run import LLMC
 from processor import RUNS
 from test_adapters import LORA, config, weights
 
@@ -190,3 +195,77 @@ def test_what_has_no_slot_is_refused(base, tmp_path):
     with pytest.raises(llmc.Error, match="latent attention has no slots"):
         llmc.Model(tmp_path / "latent", device="ref", set=["adapters.slots=1"])
     shutil.rmtree(tmp_path / "latent")
+
+
+ON_GPU = """
+import json, sys, llmc
+import numpy as np
+folder, out, first, second, ids = *sys.argv[1:5], json.loads(sys.argv[5])
+with llmc.open(folder, device="cuda", arch="sm_75", set={"deterministic": "true", "adapters.slots": 2, "adapters.rank": 8, "kv.dtype": "f32"}) as m:
+    number = [m.load_adapter(first), 0, m.load_adapter(second)]
+    def step(s, chunks):
+        made = np.array(s.forward([(q, t, len(t)) for q, t in chunks]))
+        return np.split(made, np.cumsum([len(t) for _, t in chunks])[:-1])
+    with m.session(context=64, chunk=128, n_out=128, seqs=4) as s:
+        seqs = [s.seq(adapter=a) for a in number]
+        np.savez(out, *step(s, [(q, ids) for q in seqs]))
+        last = step(s, [(q, [5]) for q in seqs])[2]
+        q = s.seq(adapter=number[2])
+        step(s, [(q, ids)])
+        assert np.array_equal(step(s, [(q, [5])])[0], last)
+    with m.engine(context=64, seqs=3, chunk=64) as e: # decode steps as graphs, tokens picked on the device
+        alone = [e.submit(ids, adapter=a, max_tokens=3, ignore_eos=True).wait()["tokens"] for a in number]
+        crowd = [e.submit(ids, adapter=a, max_tokens=3, ignore_eos=True) for a in number]
+        assert [r.wait()["tokens"] for r in crowd] == alone and len({str(t) for t in alone}) > 1, alone
+        m.unload_adapter(number[0])
+        again = m.load_adapter(second)
+        assert e.submit(ids, adapter=again, max_tokens=3, ignore_eos=True).wait()["tokens"] == alone[2]
+"""
+
+
+def test_on_a_gpu(base, tmp_path):
+    """The emulated one: mixed steps, decode steps and those of the engine, whose tokens are picked there."""
+    folder, g = base
+    out = tmp_path / "logits.npz"
+    p = subprocess.run([sys.executable, "-c", ON_GPU, str(folder), str(out), f"{LORA}/llama-all", f"{LORA}/llama-some", json.dumps(g.prompt)], capture_output=True, text=True,
+                       env={**os.environ, **environment("sm_75")})
+    assert p.returncode == 0, p.stderr[-3000:]
+    got = np.load(out)
+    for i, want in enumerate((peft("llama-all"), g.logits, peft("llama-some"))):
+        assert np.abs(got[f"arr_{i}"] - want).max() < 5e-3 * np.abs(want).max(), (i, np.abs(got[f"arr_{i}"] - want).max())
+
+
+# op, what stands in its kernel, what is put in its place
+MUTATIONS = [("lora_down", r"\(int64_t\)slot \* N", "(int64_t)0 * N"), ("lora_up", r"slot \* RANK", "0 * RANK"), ("lora_up", r"\+ \d+ \* RANK, \*in", "+ 0 * RANK, *in"),
+             ("lora_up", "k < RANK", "k < 2"), ("lora_down", "lora_slot\\(s, t\\)", "lora_slot(s, 0)")]
+
+
+@pytest.fixture(scope="module")
+def artifact(base, tmp_path_factory):
+    out = tmp_path_factory.mktemp("slots") / "artifact"
+    subprocess.run([LLMC, "compile", str(base[0]), "-o", str(out), "--arch", "generic", "-q", *(a for s in SLOTS for a in ("--set", s))], check=True)
+    return out
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name,was,bug", MUTATIONS)
+def test_a_mistake_in_a_kernel_shows(name, was, bug, base, artifact, tmp_path):
+    """Another slot, another matrix' part, a part of the rank, the adapter of the step's first row."""
+    folder, g = base
+
+    def wrong(artifact):
+        m = llmc.Model(artifact, weights=folder, arch="generic")
+        m.load_adapter(f"{LORA}/llama-some", 0.5)
+        a, n = m.load_adapter(f"{LORA}/llama-all"), len(g.prompt)
+        with m.session(context=n, chunk=2 * n, n_out=2 * n, seqs=2) as s:
+            want, none = peft("llama-all"), s.seq()
+            return np.abs(logits(s, [(none, g.prompt), (s.seq(adapter=a), g.prompt)])[1] - want).max() > 3e-3 * np.abs(want).max()
+    assert not wrong(artifact)
+    copy, changed = tmp_path / "artifact", 0
+    shutil.copytree(artifact, copy)
+    for f in (copy / "kernels").rglob("*.[ch]"):
+        text = f.read_text()
+        if name in str(f) and (new := re.sub(was, bug, text)) != text:
+            f.write_text(new)
+            changed += 1
+    assert changed and wrong(copy)
