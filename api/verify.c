@@ -117,18 +117,18 @@ compare_choice(Compare *c, const PlanStep *step, const char *value, const Kept *
 static bool
 compare_positions(Compare *c, const PlanStep *step, const char *value, const Kept *k, int32_t *sel, int64_t rows, int64_t width)
 {
-	const int32_t *want = (const int32_t *)(const void *)k->data;
+	const int32_t *const all = (const int32_t *)(const void *)k->data, *want = all, *have = sel;
 	int64_t others = 0, i = 0;
 
-	for (int64_t t = 0; t < rows; t++) /* both in ascending order */
+	for (int64_t t = 0; t < rows; t++, have += width, want += width) /* both in ascending order, and -1 behind that */
 		for (int64_t at = i = 0; at < width; at++) {
-			while (i < width && want[t * width + i] != -1 && want[t * width + i] < sel[t * width + at])
+			while (i < width && want[i] != -1 && want[i] < have[at])
 				i++;
-			others += i == width || want[t * width + i] != sel[t * width + at];
+			others += have[at] == -1 ? want[at] != -1 : i == width || want[i] != have[at];
 		}
 	report(c, step, value, (double)others, (double)(rows * width), 1.0 / 8);
 	if (others)
-		memcpy(sel, want, (size_t)(rows * width) * sizeof *sel);
+		memcpy(sel, all, (size_t)(rows * width) * sizeof *sel);
 	return others > 0;
 }
 

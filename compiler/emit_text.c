@@ -269,7 +269,7 @@ put_forms(const Plan *p, Strbuf *out)
 	else
 		strbuf_puts(out, "  all rows are absorbed\n");
 	if (step_int(s, "chosen"))
-		strbuf_printf(out, "  a row attends to %" PRId64 " of its positions, chosen by the last index_select before it\n", step_int(s, "chosen"));
+		strbuf_printf(out, "  a row attends to %" PRId64 " of its positions, chosen by the last index_select before it, and is absorbed\n", step_int(s, "chosen"));
 }
 
 static void

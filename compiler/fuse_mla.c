@@ -67,8 +67,6 @@ expand_pairs(const Graph *g, const Op *att)
 	int64_t rank = op_int(att, "kv_rank"), rope = op_int(att, "rope_dim"), nope = op_int(att, "nope_dim"), v_dim = op_int(att, "v_dim");
 	int64_t absorbed = 2 * rank + rope, expanded = nope + rope + v_dim;
 
-	if (op_int(att, "chosen") > 0)
-		return 0;
 	if (g->spec->attention.form == MLA_EXPANDED && nope <= rank && v_dim <= rank)
 		return MLA_EXPAND_ALWAYS;
 	if (g->spec->attention.form == MLA_ABSORBED || g->spec->deterministic || nope > rank || v_dim > rank || expanded >= absorbed)
@@ -150,6 +148,7 @@ fuse_mla(Fuse *f)
 			op_set_int(g, &query, "rope_dim", rope);
 			op_set_int(g, &query, "stacked", stacked);
 			op_set_int(g, &query, "expand", expand);
+			op_set_int(g, &query, "chosen", op_int(att, "chosen"));
 			op_set_num(g, &query, "eps", op_num(m.norm, "eps"));
 			op_set_word(g, &query, "style", m.q_rope ? op_word(m.q_rope, "style") : "none");
 			attend = fuse_op(OP_mla_attend, att, OP_ARGS(mla_attend, .q = read, .k_b = expand > 0 ? k_b : -1, .v_b = expand > 0 ? v_b : -1,
@@ -167,6 +166,7 @@ fuse_mla(Fuse *f)
 			op_set_int(g, &value, "kv_rank", rank);
 			op_set_int(g, &value, "v_dim", v_dim);
 			op_set_int(g, &value, "expand", expand);
+			op_set_int(g, &value, "chosen", op_int(att, "chosen"));
 			value_width(f, &query, ARG(mla_query, q));
 			value_width(f, &attend, ARG(mla_attend, o));
 			if (m.temper) {

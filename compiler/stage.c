@@ -86,15 +86,20 @@ graph_stage(Graph *g, int stage)
 		behind |= op[i].layer >= 0;
 		of[i] = stage_of(g, i, behind, stages);
 	}
+	for (size_t i = 0; i < n_op; i++) /* the same is said on every stage */
+		for (int k = 0; k < op_info[op[i].kind].n_in; k++) {
+			int v = op[i].arg[k], def = v < 0 ? -1 : g->val[v].def;
+			if (def < 0 || of[def] == of[i] || op[def].kind != OP_index_select)
+				continue;
+			err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: layer %d attends to positions that an earlier stage chooses (attention.index.layers): another number of stages",
+			       stages, op[i].layer);
+			return false;
+		}
 	for (size_t i = 0; i < n_op; i++)
 		for (int k = 0; k < op_info[op[i].kind].n_in && of[i] == stage; k++) {
 			int v = op[i].arg[k];
 			if (v < 0 || g->val[v].def < 0 || of[g->val[v].def] == stage)
 				continue;
-			if (op[g->val[v].def].kind == OP_index_select) {
-				err_at(g->diag, spec_loc(g->spec, "parallel.pp"), "parallel.pp = %d: layer %d attends to positions that an earlier stage chooses (attention.index.layers): other stages", stages, op[i].layer);
-				return false;
-			}
 			if (enters >= 0 && enters != v)
 				BUG(g->diag, op[i].loc, "stages: %s and %s are made by other stages than the one that reads them", g->val[enters].name, g->val[v].name);
 			enters = v;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "ops/ops.h"
+#include "templates/common/llmc_mla.h"
 
 static int64_t
 mul(int64_t a, int64_t b)
@@ -358,7 +359,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	}
 	case OP_mla_attend:
 		MUST(expand == 0 || (nope_dim <= kv_rank && v_dim <= kv_rank), "nope_dim, v_dim <= kv_rank where expand > 0");
-		MUST(expand == 0 || chosen == 0, "chosen positions are attended to absorbed: expand = 0");
+		MUST(expand != MLA_EXPAND_ALWAYS || chosen == 0, "chosen positions are attended to absorbed: expand is not 1");
 		SET(mla_attend, .q = act(mul(heads, kv_rank + rope_dim)), .k_b = mat(mul(heads, nope_dim), kv_rank),
 		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim), .done = order(), .sel = ids(chosen), .o = act(mul(heads, kv_rank)));
 		break;

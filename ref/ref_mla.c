@@ -7,7 +7,7 @@ expanded(const RefCall *c, int64_t t)
 {
 	int32_t seq = c->s->seq_of[t], rows = c->s->q_start[seq + 1] - c->s->q_start[seq];
 
-	return mla_expanded(rows, c->s->kv_len[seq] - rows, (int)step_int(c->step, "expand"));
+	return mla_expanded(rows, c->s->kv_len[seq] - rows, (int)step_int(c->step, "expand"), (int)step_int(c->step, "chosen"));
 }
 
 /* scratch: the two norms' weights [part], [rank], a normed query latent [part], one query [heads * (nope + rope)], a weight row */

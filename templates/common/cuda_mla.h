@@ -32,7 +32,7 @@ mla_row_expanded(const llmc_step &s, int t)
 		return false;
 	const int seq = s.seq_of[t], rows = s.q_start[seq + 1] - s.q_start[seq];
 
-	return mla_expanded(rows, s.kv_len[seq] - rows, EXPAND);
+	return mla_expanded(rows, s.kv_len[seq] - rows, EXPAND, 0);
 }
 
 /* One warp: the latent c of row t normed (kvn, eps), its key behind it rotated (rope: the row's table, or NULL), and both go to the pool. */

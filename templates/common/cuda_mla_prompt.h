@@ -73,7 +73,7 @@ template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole : att_c
 	{
 		const int rows = s.q_start[seq + 1] - s.q_start[seq];
 
-		return mla_expanded(rows, s.kv_len[seq] - rows, EXPAND);
+		return mla_expanded(rows, s.kv_len[seq] - rows, EXPAND, 0);
 	}
 };
 

@@ -11,15 +11,18 @@
 /* where the description asks for the expanded form: single rows too */
 enum { MLA_EXPAND_ALWAYS = 1 };
 
-/* rows of one sequence in this step, behind `before` positions; expand: the op's attribute, 0: never.
+/* rows of one sequence in this step, behind `before` positions; expand, chosen: the op's attributes; expand 0: never.
  *
  * Expanding makes a key and a value for every position and head, which costs as much as a number of pairs of a row and a position
  * do absorbed more than expanded: `expand` is that number. The step's own positions are free, since absorbing takes the same
  * products for each of its rows. So expanded is cheaper where the pairs, rows * (before + rows / 2), are more than
- * expand * before. A single row is a decode row, absorbed unless the other form is asked for. */
+ * expand * before. A single row is a decode row, absorbed unless the other form is asked for. Where a row of them chooses among its positions, all are
+ * absorbed. */
 LLMC_MLA_FN int
-mla_expanded(int rows, int before, int expand)
+mla_expanded(int rows, int before, int expand, int chosen)
 {
+	if (chosen > 0 && before + rows > chosen)
+		return 0;
 	if (expand == MLA_EXPAND_ALWAYS)
 		return 1;
 	return expand > 0 && rows > 1 && (long long)rows * (2LL * before + rows) > 2LL * expand * before;
@@ -32,7 +35,7 @@ enum { MLA_TILE = 128 };
 LLMC_MLA_FN int
 mla_places(int rows, int before, int expand)
 {
-	return mla_expanded(rows, before, expand) ? (before + rows + MLA_TILE - 1) / MLA_TILE * MLA_TILE : 0;
+	return mla_expanded(rows, before, expand, 0) ? (before + rows + MLA_TILE - 1) / MLA_TILE * MLA_TILE : 0;
 }
 
 #endif

@@ -65,6 +65,7 @@ moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1,
     # rows that choose among their positions, in two layers of three
     "chooses": COMMON + """name: inv-chooses
 family: deepseek_v3
+deterministic: true
 n_layers: 3
 hidden: 64
 attention: {kind: mla, n_heads: 5, q_rank: 32, kv_rank: 40, nope_dim: 16, rope_dim: 8, v_dim: 16, index: {top_k: 37, heads: 24, dim: 16, layers: [0, 2]}}

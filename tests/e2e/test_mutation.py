@@ -42,6 +42,8 @@ MUTATIONS = {
     "deepseek_v3-plain": [m for m in COMMON if "window" not in m] + ROPE + [
         "norm.latent_eps=0.001", "moe.scale=2.4", "moe.renorm=false", "moe.score=softmax", "moe.keep_groups=3",
         "moe.group_score=max", "moe.groups=2"],
+    "deepseek_v3-v32-chooses": ["attention.index.top_k=12", "attention.index.top_k=10", "attention.index.rope=interleaved", "attention.index.eps=0.5", "attention.index.layers=[0]"],
+    "deepseek_v3-glm5-shares": ["attention.index.rope=half", "attention.index.layers=[0, 1]"],
     "glm-bias": COMMON + ROPE + ["rope.dims=16", "rope.dims=6"],
     "glm4-bias": COMMON + ROPE + ["rope.dims=16"],
     "bloom-six-heads": COMMON + ["alibi.max_bias=8.1", "position=none", "residual.from=norm"],

@@ -10,7 +10,7 @@ import pytest
 from golden_run import LLMC, weights
 
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
-LATENT, MIXED = "deepseek_v2-groups", "qwen2_moe-plain"
+LATENT, MIXED, CHOOSES = "deepseek_v2-groups", "qwen2_moe-plain", "deepseek_v3-v32-chooses"
 
 # op, golden, file, what stands there, what is put in its place; the first of each op by default
 MUTATIONS = [
@@ -29,6 +29,11 @@ MUTATIONS = [
     ("mla_query", LATENT, "mla_query", r"norm_rms\(c, RANK, kvn, 0", "norm_rms(c, RANK, kvn, 1"),                                   # the latent's norm
     ("mla_query", LATENT, "mla_query", r"k_b, RANK, u \* NOPE", "k_b, RANK, (HEADS - 1 - u) * NOPE"),                               # another head
     ("mla_attend", LATENT, "common/cpu_mla.h", r"s->pos\[row\] \+ 1 \}", "s->pos[row] }"),                                          # without itself
+    ("mla_attend", CHOOSES, "common/cpu_mla.h", r"sel \? sel\[pos0 \+ j\]", "sel ? pos0 + j"),                                         # the first positions
+    ("index_append", CHOOSES, "index_append", r"s->pos\[row\]", "s->pos[row] / 2"),                                                  # another position
+    ("index_select", CHOOSES, "common/cpu_index.h", r"vf_max\(vf_load\(s \+ h \* KV_PAGE \+ j\), vf_set1\(0\)\)", "vf_load(s + h * KV_PAGE + j)"), # dots below 0
+    ("index_select", CHOOSES, "common/cpu_index.h", r"c->score\[i\] < c->bar \|\|", "c->score[i] > c->bar ||"),                      # the worst
+    ("index_select", CHOOSES, "index_select", r"indexer\(\), d->q \+ \(int64_t\)row", "indexer(), d->q + (int64_t)(row / 2)"),      # another row's query
     ("mla_value", LATENT, "mla_value", r"ARG_v_b, \(int64_t\)u \* V - skip, V", "ARG_v_b, 0, V"),                                   # always the first head
 ]
 CASES = [m for i, m in enumerate(MUTATIONS) if EVERY or m[0] not in [x[0] for x in MUTATIONS[:i]]]

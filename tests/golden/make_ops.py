@@ -427,7 +427,7 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
     case.pool(True, 1, rank + rope, 0, "f32", c, r, [40]).none().none().room(3 * heads * rank).out(o).end()
     o, n_v = rnd(3, heads, rank), 4 if expand else v_dim
     w = rnd(heads * n_v, rank)
-    Case("mla_value", form, heads=heads, kv_rank=rank, v_dim=n_v, expand=expand).step([3, 38, 39], kv_len=[40]).f32(o).weight(w).room(
+    Case("mla_value", form, heads=heads, kv_rank=rank, v_dim=n_v, expand=expand, chosen=0).step([3, 38, 39], kv_len=[40]).f32(o).weight(w).room(
         3 * heads * n_v).out(o[..., :4] if expand else torch.einsum("thr,hvr->thv", o, w.view(heads, n_v, rank))).end()
 
     for q_rank, style, stacked in ((7, "interleaved", 1), (0, "half", 0)):
@@ -444,7 +444,7 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
         page = torch.zeros(32, rank + rope)
         page[:3] = torch.cat([rms(both[:, :rank], kvn, 0.02), rotate(both[:, None, rank:], ang, style)[:, 0]], -1)
         case = Case("mla_query", f"{form}_{style}", heads=heads, q_rank=q_rank, kv_rank=rank, nope_dim=nope, rope_dim=rope, stacked=stacked,
-                    expand=expand, eps=0.02, style=style).step(pos)
+                    expand=expand, chosen=0, eps=0.02, style=style).step(pos)
         case.f32(torch.cat([low, both], -1)).none() if stacked else case.f32(low).f32(both)
         case.vector(qn)
         case.weight(q_b) if q_rank else case.none()

@@ -32,8 +32,6 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 			a[n].i = 0;
 		if (!strcmp(key, "rope_dims"))
 			a[n].i = i / 2;
-		if (!strcmp(key, "expand") && op == OP_mla_attend) /* with chosen */
-			a[n].i = 0;
 		if (!strcmp(key, "groups") || !strcmp(key, "mix") || !strcmp(key, "each") || !strcmp(key, "chunk"))
 			a[n].i = 1;
 	}
