@@ -15,7 +15,7 @@
  * a cycle has one instruction on floats and two on integers. A piece of 16 tokens x 16 rows x 32 columns has 16 vectors of integers: with 8 bits an addition
  * that makes floats of them, a product with the weight's scale and a fused one with the token's, so 32 cycles at least; 40 are measured in a loop of its own, all in
  * the nearest cache, and 59 with a conversion. With 16 bits high digits are moved up and low ones added, converted, and scaled: 48. With everything around it a piece of Q4_0 takes
- * 88 cycles with 8 bits and 130 with 16 (2048 x 2048, 256 tokens). Digits as bf16, exact in fp32 to 2^24, save the conversion and one of two stores, but A has twice
+ * 75 cycles with 8 bits and 120 with 16 (2048 x 2048, 256 tokens). Digits as bf16, exact in fp32 to 2^24, save the conversion and one of two stores, but A has twice
  * the bytes and half as many tokens are in hand: no gain. Two groups beside tiles of 8 tokens save loads, and lose more by stores.
  *
  * Up to AMX_FEW tokens have one tile, of which each token takes a row a digit, so that both digits are one dot and one store. Their sums stay in
@@ -152,16 +152,16 @@ amx_scale_of(vf scale)
 
 #define AMX_PUT(c0, c1, ring)                                                                                                \
 	do {                                                                                                                 \
-		AMX_STORE(c0, result[ring][0], 64);                                                                          \
+		AMX_STORE(c0, result[(ring) * digits], 64);                                                                \
 		if (digits == 2)                                                                                             \
-			AMX_STORE(c1, result[ring][1], 64);                                                                  \
+			AMX_STORE(c1, result[(ring) * digits + 1], 64);                                                            \
 	} while (0)
 
 /* Tokens of the lower half, or of the upper one */
 #define AMX_SCALE(ring, upper)                                                                                               \
 	LLMC_EACH(t, T, AMX_T)                                                                                               \
 		if ((t >= T / 2) == (upper))                                                                                 \
-			AMX_ADD(p, sums[t], result[ring][0][t], result[ring][1][t], d_[t], scale, magic)
+			AMX_ADD(p, sums[t], result[(ring) * digits][t], result[(ring) * digits + digits - 1][t], d_[t], scale, magic)
 
 /* A piece is multiplied, the one two before it stored, and the one two before that, in `ring`, added: of 8 bits. Of 16, with half as many registers for a piece, one and
  * two. While one is stored no other instruction begins, so it stands between those that do not wait for it. At the end of a unit sums change. */
@@ -197,9 +197,13 @@ amx_scale_of(vf scale)
 			d += T * p_blocks(p);                                                                                \
 			by = w->scale;                                                                                       \
 		}                                                                                                            \
-		if (left > 1)                                                                                                \
+		if (first == 0) {                                                                                            \
+			LLMC_EACH(t, T, AMX_T)                                                                               \
+				sums[t] = vf_set1(0);                                                                        \
+		} else if (left > 1) {                                                                                       \
 			LLMC_EACH(t, T, AMX_T)                                                                               \
 				sums[t] = at[t].v[h];                                                                        \
+		}                                                                                                            \
 	}                                                                                                                    \
 	if (--left == 0)                                                                                                     \
 		break
@@ -212,7 +216,7 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8;
 	const int step = AMX_STEPS / halves, pieces = n * halves;
 	const vi up = AMX_UP, whole = AMX_MAGIC, magic = digits == 2 ? up : whole;
-	_Alignas(64) vi result[4][2][AMX_T];
+	_Alignas(64) vi result[4 * 2][AMX_T]; /* of 8 bits the first four */
 	vf sums[AMX_T];
 	amx_scale scale;
 	/* what is next to be multiplied, and ... */
@@ -226,7 +230,10 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 	int i = 0, h = 0, left = pieces * groups * tiles;
 
 	LLMC_EACH(t, T, AMX_T)
-		sums[t] = at[t].v[0];
+		sums[t] = vf_set1(0);
+	if (first)
+		LLMC_EACH(t, T, AMX_T)
+			sums[t] = at[t].v[0];
 	if (digits == 1) {
 		AMX_DOT(0, 0);
 		if (left > 1)
@@ -361,7 +368,6 @@ amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, cons
 	const int tiles = (tokens + a->tile - 1) / a->tile;
 	tile_weights unpacked;
 
-	memset(sum->d, 0, (size_t)(tiles * AMX_T) * sizeof *sum->d);
 	if (p.w.min)
 		memset(sum->m, 0, (size_t)(tiles * AMX_T) * sizeof *sum->m);
 	amx_begin(a->tile, 32 / p.w.halves);

@@ -246,10 +246,9 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 	uint8_t *o = act_block(p, a, t);
 	size_t at = act_at(a, t, p_blocks(p));
 #if defined(LLMC_TILES)
-	const int blocks = p_blocks(p), bytes = 1;
-	(void)for_stream;
+	const int blocks = p_blocks(p), bytes = 1, sums = for_stream || p.w.min; /* tiles have signed weights */
 #else
-	const int blocks = p_blocks(p), bytes = for_stream ? act_stream_bytes(p) : act_tile_bytes(p);
+	const int blocks = p_blocks(p), bytes = for_stream ? act_stream_bytes(p) : act_tile_bytes(p), sums = 1;
 #endif
 	const float act_top = p.act_bits == 16 ? 32512.0f : 127.0f;
 	/* 1.5 * 2^23: its sum with a small number has that number, rounded to nearest even, in the low bits */
@@ -283,7 +282,9 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 			q[i] = (vi)(vf_load(x + i * VL) * vf_set1(inverse) + magic) - (vi)magic;
 			sum[i * 2 / N] += q[i];
 		}
-		if (p.w.halves == 2) {
+		if (!sums) {
+			/* nobody reads them */
+		} else if (p.w.halves == 2) {
 			for (int h = 0; h < 2; h++) {
 				int32_t total = act_hsum(sum[h]);
 				s[h] = d * (float)total;
