@@ -734,7 +734,7 @@ spec_check(SpecTable *t)
 	for (size_t i = 0; i < sizeof by_layer / sizeof *by_layer; i++) {
 		const SpecVal *v = &t->val[by_layer[i]];
 		if (v->n && KNOWN(n_layers) && v->n != INT(n_layers)) {
-			err_at(t->d, v->loc, "%s has %d numbers: one for each of %lld layers is expected", spec_key[by_layer[i]].path, v->n, (long long)INT(n_layers));
+			err_at(t->d, v->loc, "%s has %d number%s: one for each of %lld layers is expected", spec_key[by_layer[i]].path, v->n, v->n == 1 ? "" : "s", (long long)INT(n_layers));
 			note(t, K_n_layers);
 		}
 	}

@@ -90,6 +90,17 @@ def test_a_changed_checkpoint_shows(name, models):
     path.write_bytes(good)
 
 
+@pytest.mark.parametrize("name,key,value", [("laguna-plain", "num_attention_heads_per_layer", [6, 9, 6, 6]), ("step3p5-plain", "rope_theta", [5000.0, 50.0, 60.0, 5000.0, 50.0] * 2),
+                                            ("step3p5-plain", "partial_rotary_factors", [0.5, 1.0, 0.5, 0.5, 1.0] * 2), ("gemma3n-plain", "intermediate_size", [84, 84, 60, 84, 84, 84, 84])])
+def test_layers_of_one_kind_that_differ(name, key, value, tmp_path):
+    """One number for each kind of layer: another one in the midst of them is no reason to take the first."""
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(g.config | {key: value}))
+    p = imported(tmp_path)
+    assert p.returncode != 0 and key in p.stderr and "differ: llmc has one number for" in p.stderr, p.stderr
+
+
 @pytest.mark.parametrize("name,like", [("qwen3-plain", "qwen3"), ("gpt_oss-plain", "gpt_oss"), ("deepseek_v3-plain", "deepseek_v")])
 def test_an_unknown_family_names_the_nearest(name, like, tmp_path):
     g = weights.Golden(name)

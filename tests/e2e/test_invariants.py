@@ -93,6 +93,17 @@ ffn: {width: 64}
 moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
 kv: {dtype: int8}
 """,
+    # streams side by side, rows that are cut off above their mean, layers that read the keys of others
+    "streams": COMMON + """name: inv-streams
+family: gemma3n
+n_layers: 3
+hidden: 60
+attention: {n_heads: 3, n_kv_heads: 1, head_dim: 20, window: 40, window_layers: [0], kv_shared: 1}
+ffn: {width: 70, sparsity: [0.9, 0.5, 0]}
+per_layer: {width: 12, vocab: 300}
+residual: {low_rank: 5}
+streams: {count: 3, active: 1}
+""",
     # rows of one scale, and heads that are no power of two
     "int8": COMMON + """name: inv-int8
 family: llama
