@@ -178,7 +178,7 @@ struct Op {
 	size_t bytes;
 	uint64_t value;
 	int value_size;
-	bool host_dst, watched;     /* pinned.c: the source's sum when it was queued; what the host may not see yet */
+	bool host_dst, watched, intact; /* pinned.c: the source's sum when it was queued; what the host may not see yet */
 	uint64_t sum;
 	char *held;
 	void (*host_fn)(void *);
@@ -370,7 +370,7 @@ bool emu_host_read(void *dst, const void *src, size_t n);
 void pinned_queued(Op *op);
 void pinned_copy(Op *op);
 void pinned_used(const void *p, size_t n, bool write);
-void pinned_show(void);
+void pinned_host(void (*fn)(void *), void *arg);
 void pinned_settle(void);
 void pinned_drop(Op *op);
 

@@ -36,13 +36,25 @@ still_read(const Op *by)
 	return false;
 }
 
+/* Is a function of the host queued that is yet to run? It may read any pinned memory. */
+static bool
+host_to_run(const Op *by)
+{
+	for (uint64_t s = timeline_base; s < by->seq; s++) {
+		const Op *op = op_at(s);
+		if (op && op->state != OP_DONE && op->kind == OP_HOST && !op->work)
+			return true;
+	}
+	return false;
+}
+
 /* The operation goes into the queue. */
 void
 pinned_queued(Op *op)
 {
 	if (op->kind != OP_COPY || op->stage)
 		return;
-	if (op->host_dst && pinned(op->dst) && !still_read(op))
+	if (op->host_dst && pinned(op->dst) && !still_read(op) && !host_to_run(op))
 		memset(op->dst, POISON, op->bytes);
 	if (!emu_check || !pinned(op->src))
 		return;
@@ -87,13 +99,23 @@ pinned_used(const void *p, size_t n, bool write)
 		unwatch(p, n);
 }
 
-/* All of them: a host function may look at anything. */
+/* A function of the host that a stream calls may look at anything, and write what copies behind it read: it has its place among them. What
+ * the program has written to such a source before stays a mistake. */
 void
-pinned_show(void)
+pinned_host(void (*fn)(void *), void *arg)
 {
-	for (uint64_t s = timeline_base; n_open && op_at(s); s++)
-		if (op_at(s)->held)
-			deliver(op_at(s));
+	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
+		Op *op = op_at(s);
+		if (op->held)
+			deliver(op);
+		op->intact = op->watched && op->sum == emu_sum(0, op->src, op->bytes);
+	}
+	fn(arg);
+	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
+		Op *op = op_at(s);
+		if (op->watched && op->intact)
+			op->sum = emu_sum(0, op->src, op->bytes);
+	}
 }
 
 /* The host's own memory, which may not be there; false then. */

@@ -482,9 +482,8 @@ start_other(Op *op)
 		if (op->work)
 			library(op);
 		else {
-			pinned_show();
 			emu_in_host_fn = true;
-			op->host_fn(op->host_arg);
+			pinned_host(op->host_fn, op->host_arg);
 			emu_in_host_fn = false;
 		}
 		break;

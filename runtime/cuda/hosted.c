@@ -2,6 +2,7 @@
  * adds up in the order of ranks over whatever connects them. Its terms are copied down, a function of the host, which the stream calls, meets the
  * other ranks, and what they make is copied up: decode graphs hold all three. So the bits are those of ranks that are threads (peers.c). */
 #include "runtime/cuda/session.h"
+#include "runtime/cuda/ways.h"
 
 #include <string.h>
 
@@ -36,6 +37,9 @@ cuda_hosted_open(CudaSession *c, llmc_error *err)
 
 	if (!cuda_hosted(c))
 		return LLMC_OK;
+	if (ways_wanted() == WAYS_NCCL)
+		return error_set(err, LLMC_E_MISSING, "LLMC_NCCL is \"always\": ranks that a launcher has started talk through the host's memory; llmc --tp %d --device cuda, without a launcher, takes NCCL",
+		                 s->plan->ranks);
 	for (int ph = 0; ph < 2; ph++)
 		for (int i = 0; i < s->plan->phase[ph].n_step; i++) {
 			const CudaStep *k = &c->step[ph][i];

@@ -15,7 +15,7 @@ import urllib.request
 import pytest
 
 from cuda_emu import environment
-from test_ranks import MODELS
+from test_ranks import ALL, MODELS
 
 LLMC = os.environ.get("LLMC", "build/llmc")
 TOK = ",".join(str(5 + 11 * i % 300) for i in range(40))
@@ -96,7 +96,7 @@ def on_gpus(model):
 @pytest.mark.parametrize("ranks, args", [(3, ()), (2, ("--pp", "2")), (4, ("--pp", "2"))])
 def test_processes_have_a_gpu_each(mpi, model, ranks, args, tmp_path):
     """What they say goes through the host's memory, or MPI: the bits of threads with a GPU each, of mixed steps and of graphs"""
-    env = environment(LLMC_EMU_DEVICES=ranks)
+    env = environment(mode="check" if ALL else "fast", seed=ranks, LLMC_EMU_DEVICES=ranks)
     team = ("--tp", str(ranks // 2 if args else ranks))
     p = subprocess.run([LLMC, *on_gpus(model), *team, *args, "--logits", tmp_path / "want.npy"], env={**os.environ, **env}, capture_output=True, text=True)
     assert p.returncode == 0, p.stderr

@@ -350,6 +350,23 @@ HOW(pinned_chain)
 	OK(down(out, A.c, 512));
 	return out[0] == 1 && !bug ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 }
+static void relays(void *p) { for (int k = 0; k < 128; k++) ((float *)p)[128 + k] += ((float *)p)[k] + 1; }
+/* A function of the host makes of what came down what goes up; the program keeps away from it meanwhile. */
+HOW(host_relay)
+{
+	float *p = pinned(1024), out[128];
+	memset(p, 0, 1024);
+	for (int i = 0; i < 2; i++) {
+		OK(RUN("make", s));
+		OK(DOWN_ASYNC(p, A.b, 512, s));
+		OK(CU(cuLaunchHostFunc, CUstream, CUhostFn, void *)(s, relays, p));
+		OK(UP_ASYNC(A.c, p + 128, 512, s));
+	}
+	if (bug)
+		p[130] = 7;
+	CUresult r = SYNC(s);
+	return r ? r : down(out, A.c, 512) ? CUDA_ERROR_UNKNOWN : out[0] == 4 ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
 HOW(mapped)
 {
 	float *p = pinned(512);
@@ -624,7 +641,7 @@ static const struct { const char *name; CUresult (*run)(bool bug); CUresult code
 	X(tail_unwritten, 719, "byte 512 of 516 was never written"), X(freed_in_graph, 700, "freed", true), X(free_waits, 1, NULL, true),
 	X(old_context, 201, NULL, true), X(staging, 719, "the host wrote to its source"), X(staging_two, 719, "the host wrote to its source"),
 	X(step_state, 719, "cuMemcpyHtoDAsync: the host wrote to its source"), X(pinned_freed, 719, "cuMemFreeHost: nobody has waited for a cuMemcpyHtoDAsync"),
-	X(result_again, 1, NULL, true), X(read_early, 600, NULL), X(query_ignored, 600, NULL), X(pinned_chain, 999, NULL), X(mapped, 700, "out-of-bounds"),
+	X(result_again, 1, NULL, true), X(read_early, 600, NULL), X(query_ignored, 600, NULL), X(pinned_chain, 999, NULL), X(host_relay, 719, "the host wrote to its source"), X(mapped, 700, "out-of-bounds"),
 	X(pageable_gone, 700, "is not there any more", true), X(event_never, 719, "race"), X(event_early, 719, "race"), X(readers_two, 719, "race"),
 	X(readers_copy, 719, "race"), X(wrong_stream, 719, "race"), X(null_copy, 719, "race"), X(graphs_share, 719, "race"), X(graph_twice, 719, "race"),
 	X(graph_and_upload, 719, "race"), X(capture_query, 907, NULL, true), X(capture_blocking, 901, NULL, true), X(capture_outside, 905, NULL, true),
