@@ -65,9 +65,8 @@ pattern(llmc_tokenizer *t, const char *what, const json_t *p, pcre2_code **regex
 	return regex_compile(t, what, (Span){ q, n }, regex, err);
 }
 
-/* base64 of a tokenizer.json "Precompiled" map */
-static Span
-base64(Arena *a, Span in)
+Span
+text_base64(Arena *a, Span in)
 {
 	char *out = NEW(a, char, in.n / 4 * 3 + 4);
 	uint32_t bits = 0;
@@ -138,7 +137,7 @@ load_norm(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		n->content = s;
 		n->n_literal = json_string_length(json_object_get(json_object_get(o, "pattern"), "String"));
 	} else if (strcmp(type, "Precompiled") == 0) {
-		Span blob = base64(&t->arena, span(t, json_object_get(o, "precompiled_charsmap")));
+		Span blob = text_base64(&t->arena, span(t, json_object_get(o, "precompiled_charsmap")));
 		Charsmap map;
 		if (!blob.n)
 			return LLMC_OK;

@@ -194,24 +194,34 @@ ends_with(const char *s, const char *tail)
 	return n >= m && strcmp(s + n - m, tail) == 0;
 }
 
+/* An integer of a JSON file beside this one; 0: there is none */
+static json_int_t
+beside(const char *path, const char *file, const char *key)
+{
+	const char *slash = strrchr(path, '/');
+	Strbuf name = { 0 }, text = { 0 };
+	json_int_t out = 0;
+	bool no_memory;
+	json_error_t why;
+
+	strbuf_add(&name, path, slash ? (size_t)(slash - path + 1) : 0);
+	strbuf_puts(&name, file);
+	if (!name.failed && file_exists(strbuf_str(&name)) && file_read(strbuf_str(&name), TEXT_MAX_FILE, &text, NULL) == LLMC_OK && text.len) {
+		json_t *root = json_parse(text.data, text.len, JSON_ALLOW_NUL, &why, &no_memory);
+		out = json_integer_value(json_object_get(root, key));
+		json_decref(root);
+	}
+	strbuf_release(&name);
+	strbuf_release(&text);
+	return out;
+}
+
 /* num_image_tokens of the tokenizer_config.json beside it: numbers that the first checkpoints left to pictures */
 static llmc_status
 open_ice(const char *path, const FileMap *map, llmc_tokenizer **out, llmc_error *err)
 {
-	Strbuf config = { 0 }, text = { 0 };
-	json_int_t shift = 0;
-	bool no_memory;
-	json_error_t why;
+	const json_int_t shift = beside(path, "tokenizer_config.json", "num_image_tokens");
 
-	strbuf_add(&config, path, strlen(path) - strlen("ice_text.model"));
-	strbuf_puts(&config, "tokenizer_config.json");
-	if (!config.failed && file_exists(strbuf_str(&config)) && file_read(strbuf_str(&config), TEXT_MAX_FILE, &text, NULL) == LLMC_OK && text.len) {
-		json_t *root = json_parse(text.data, text.len, JSON_ALLOW_NUL, &why, &no_memory);
-		shift = json_integer_value(json_object_get(root, "num_image_tokens"));
-		json_decref(root);
-	}
-	strbuf_release(&config);
-	strbuf_release(&text);
 	if (shift < 0 || shift > 1 << 20)
 		return error_set(err, LLMC_E_INPUT, "%s: num_image_tokens of tokenizer_config.json is %lld", path, (long long)shift);
 	return text_open_ice((const char *)map->data, map->size, (int32_t)shift, path, out, err);
@@ -242,6 +252,9 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
 		status = open_ice(path, &map, out, err); /* not *spm: it has no tokens to be added */
 	} else if (ends_with(path, ".json") || (map.size && map.data[0] == '{')) {
 		status = text_open_json((const char *)map.data, map.size, path, out, err);
+	} else if (text_has_ranks((const char *)map.data, map.size)) {
+		const json_int_t ids = beside(path, "params.json", "vocab_size");
+		status = text_open_ranks((const char *)map.data, map.size, ids > 0 && ids <= TEXT_MAX_IDS ? (int32_t)ids : 0, path, out, err);
 	} else {
 		*spm = true;
 		status = text_open_spm((const char *)map.data, map.size, path, out, err);

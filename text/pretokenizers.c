@@ -1,6 +1,8 @@
 /* configs/pretokenizers.yaml: which split expressions a GGUF means by the name in tokenizer.ggml.pre. */
 #include "text/text.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <yaml.h>
 
@@ -158,6 +160,53 @@ pretokenizer_name(const char *exprs, size_t n, bool ignore_merges, char name[64]
 		found = s && len < 64;
 		if (found)
 			memcpy(name, s, len), name[len] = 0;
+	}
+	yaml_document_delete(&d);
+	return found;
+}
+
+static void
+copy_text(yaml_document_t *d, const yaml_node_t *entry, const char *key, char out[64])
+{
+	size_t      n = 0;
+	const char *s = scalar(value(d, entry, key), &n);
+
+	snprintf(out, 64, "%.*s", s ? (int)n : 0, s ? s : "");
+}
+
+static int32_t
+number(yaml_document_t *d, const yaml_node_t *entry, const char *key)
+{
+	char text[64];
+
+	copy_text(d, entry, key, text);
+	return (int32_t)strtol(text, NULL, 10);
+}
+
+bool
+pretokenizer_ranks(int32_t ranks, int32_t n_ids, RankTokens *out, Strbuf *named)
+{
+	yaml_document_t d;
+	bool found = false;
+
+	if (!open_doc(&d))
+		return false;
+	yaml_node_t *list = value(&d, yaml_document_get_root_node(&d), "ranks");
+	for (yaml_node_item_t *i = list ? list->data.sequence.items.start : NULL; list && !found && i < list->data.sequence.items.top; i++) {
+		yaml_node_t *entry = yaml_document_get_node(&d, *i), *names = value(&d, entry, "named");
+		*out = (RankTokens){ .n = number(&d, entry, "tokens"), .others_from = number(&d, entry, "others_from") };
+		found = n_ids ? n_ids == ranks + out->n : ranks == number(&d, entry, "ranks");
+		if (!found)
+			continue;
+		copy_text(&d, entry, "pretokenizer", out->pretokenizer);
+		copy_text(&d, entry, "bos", out->bos);
+		copy_text(&d, entry, "others", out->others);
+		for (yaml_node_item_t *k = names->data.sequence.items.start; k < names->data.sequence.items.top; k++, out->n_named++) {
+			size_t      n = 0;
+			const char *s = scalar(yaml_document_get_node(&d, *k), &n);
+			strbuf_add(named, s ? s : "", n);
+			strbuf_putc(named, 0);
+		}
 	}
 	yaml_document_delete(&d);
 	return found;

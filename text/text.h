@@ -211,6 +211,9 @@ llmc_status text_open_gguf(const Gguf *g, const char *name, llmc_tokenizer **out
 llmc_status text_open_ice(const char *data, size_t n, int32_t shift, const char *name, llmc_tokenizer **out, llmc_error *err);
 /* A folder with vocab.json and merges.txt */
 llmc_status text_open_merges(const char *dir, llmc_tokenizer **out, llmc_error *err);
+/* A tokenizer.model of bytes and ranks; n_ids: as the model has, 0: not known. And does the text begin with a line of such a file? */
+llmc_status text_open_ranks(const char *data, size_t n, int32_t n_ids, const char *name, llmc_tokenizer **out, llmc_error *err);
+bool        text_has_ranks(const char *data, size_t n);
 llmc_status text_open_flm(const uint8_t *data, size_t n, const char *name, llmc_tokenizer **out, llmc_error *err);
 /* The keys tokenizer.* of a GGUF for a folder's tokenizer, with n_ids ids. E_INPUT: GGUF files have no form for it, or what they have would cut text in another way */
 struct GgufHead;
@@ -236,6 +239,7 @@ llmc_status text_render_vars(const char *source, size_t n, const char *name, con
 llmc_tokenizer *tokenizer_new(llmc_error *err); /* NULL: out of memory */
 void     tokenizer_set(llmc_tokenizer *t, int32_t id, Span text); /* id < n_ids; copies */
 Span     span_copy(Arena *a, Span s);
+Span     text_base64(Arena *a, Span in); /* what it stands for; other letters are passed over */
 Normalizer    *normalizer_add(llmc_tokenizer *t, NormalizerKind kind);
 Pre     *pre_add(llmc_tokenizer *t, PreKind kind);
 Dec     *dec_add(llmc_tokenizer *t, DecKind kind);
@@ -245,6 +249,9 @@ llmc_status charsmap_read(Arena *a, Span blob, Charsmap *out, llmc_error *err);
 llmc_status pretokenizer_load(llmc_tokenizer *t, Span name, bool *add_bos, llmc_error *err);
 /* The first name of the entry with these expressions (each ended by a NUL, n bytes together) and this way with pieces that are in the vocabulary: copied to `name`. false: none has them */
 bool     pretokenizer_name(const char *exprs, size_t n, bool ignore_merges, char name[64]);
+/* What stands behind the ranks of a tokenizer.model: the entry of the same file for so many, or for a model of n_ids (0: not known). named [n_named]: to it, each ended by a NUL */
+typedef struct RankTokens { char pretokenizer[64], bos[64], others[64]; int32_t n, n_named, others_from; } RankTokens;
+bool     pretokenizer_ranks(int32_t ranks, int32_t n_ids, RankTokens *out, Strbuf *named);
 /* The list end_of_generation of the same file, held in t->scratch: open it, then ask. */
 bool     end_list_open(llmc_tokenizer *t);
 bool     ends_generation(const llmc_tokenizer *t, Span token);

@@ -164,6 +164,13 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	{ "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":1", "p.json: pool kv: exact pages go with pages of quantised keys or values" },
 	{ "\"keep\":0", "\"keep\":0,\"recent\":9", "p.json: pool[0].sinks: is missing" },
 	{ "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":2000000", "p.json: pool[0].sinks: is 2000000, expected 0 .. 1048576" },
+	{ "{\"op\":\"attention\"",
+	  "{\"op\":\"kv_close\",\"layer\":0,\"kernel\":null,\"arg\":[\"kv:kv:0\",null,null],\"attr\":{\"kv_heads\":1,\"dim\":2,\"v_dim\":2},\"make\":[],\"yaml_line\":0,"
+	  "\"weight_bytes\":0,\"flops_per_row\":0},\n{\"op\":\"attention\"",
+	  "kv_close: keys of pool kv have no scales by channel, but f32" },
+	{ "\"vocab\":6", "\"kv_host\":8192,\"vocab\":6", NULL },
+	{ "\"vocab\":6", "\"kv_host\":0,\"vocab\":6", "p.json: kv_host: is 0, expected 1 .. " },
+	{ "\"prompt_whole\":false", "\"kv_host\":8192,\"prompt_whole\":true", "p.json: kv_host: pages of a model that keeps states, or whose prompts run whole, are not found again" },
 	{ "\"mla\":false", "\"mla\":true", "p.json: pool kv: a latent pool has one head and no v_dim" },
 	{ "\"scaling\":\"none\"", "\"scaling\":\"odd\"", "p.json: rope[0]: unknown scaling \"odd\"" },
 	{ "\"scaling\":\"none\"", "\"scaling\":\"longrope\"",
