@@ -38,6 +38,7 @@ enum {
 	MM_UNIT = 32,                    /* rows of a unit where the epilogue has no wish */
 	MM_SCRATCH = 512,
 	MM_CACHE = 1600 * 1024,          /* with tiles: bytes of activations in hand, for a second cache of 2 MiB */
+	MM_CACHE_PLAIN = 2200 * 1024,    /* of plain bf16 and more than 4096 columns, beside weights that take longest to unpack: 8192 columns have 128 tokens */
 	MM_CACHE_WIDE = 1100 * 1024,     /* the same beside 16-bit weights, of which four times as much passes through it */
 };
 
@@ -61,7 +62,8 @@ mm_most(const Product p)
 {
 	const int scales = w_is_float(p.w) || act_is_bf16(p) ? 0 : (1 + 2 * p.w.halves) * p_blocks(p) * 4, token = act_row_bytes(p) + scales;
 	const int room = (p.cols * mm_scratch(p) - p.cols * 4) / token;
-	int most = MM_TOKENS == 96 ? p.cols > 4096 ? MM_TOKENS / 2 : MM_TOKENS : (p.w.bits == 16 && !p.act_plain ? MM_CACHE_WIDE : MM_CACHE) / token;
+	const int cache = p.act_plain ? p.cols > 4096 ? MM_CACHE_PLAIN : MM_CACHE : p.w.bits == 16 ? MM_CACHE_WIDE : MM_CACHE;
+	int most = MM_TOKENS == 96 ? p.cols > 4096 ? MM_TOKENS / 2 : MM_TOKENS : cache / token;
 
 	most = most < room ? most : room;
 	most = most < MM_TOKENS ? most : MM_TOKENS;
