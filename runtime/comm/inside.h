@@ -59,13 +59,14 @@ CommStream comm_stream(const CommJoin *j, int ranks, int rank, int part, int par
 /* Elements [at, end) of rank k's rows, to their places in y. */
 void       comm_place(const CommJoin *j, const CommStream *s, int64_t at, int64_t end, const float *x);
 
-/* life.c: signs of life of ranks that are processes of one host, in memory that all see. Each has a thread that counts its beat up, ten times a second, and looks whether
- * those of the others grow: a process that is stopped, or gone, counts no more, however long the step takes that it is in, and also between steps. */
+/* life.c: signs of life of ranks that are processes, in memory that all see, or that this one keeps of what it has heard. Each rank has a thread that counts its beat up, ten times a second, and
+ * looks whether those of the others grow: a process that is stopped, or gone, counts no more, however long the step takes that it is in, and also between steps. */
 typedef struct Life { _Alignas(64) atomic_ullong beat, where, space; atomic_int pid; } Life;
 typedef struct Watch Watch;
-/* life [ranks], zero before the first one begins. missed(user, k, gone) once, on a thread of its own: rank k has been still for timeout_s seconds, or its process has ended. A rank that has not
- * begun, or has closed its watch, is not missed. */
-llmc_status watch_open(Life *life, int rank, int ranks, int timeout_s, void (*missed)(void *user, int rank, bool gone), void *user, Watch **out, llmc_error *err);
+#define COMM_LEFT UINT64_MAX /* the beat of a rank that has closed its watch */
+/* life [ranks], zero before the first one begins. exchange(user), or NULL: at each look, before it, where signs do not come by themselves. missed(user, k, gone) once: rank k has been still for
+ * timeout_s seconds, or its process has ended. Both on a thread of their own. A rank that has not begun, or has closed its watch, is not missed. */
+llmc_status watch_open(Life *life, int rank, int ranks, int timeout_s, void (*exchange)(void *user), void (*missed)(void *user, int rank, bool gone), void *user, Watch **out, llmc_error *err);
 void        watch_close(Watch *w); /* NULL is fine */
 
 /* shared.c: memory of comm_shared_bytes bytes, zero, seen by all ranks, aligned to 64; each makes its end over it. timeout_s: how long a rank, a process

@@ -12,13 +12,13 @@
 #include "runtime/comm/inside.h"
 
 enum { LOOK_MS = 100, STILL_LOOKS = 3 }; /* so many looks without a beat: is there such a process at all? */
-#define LEFT UINT64_MAX                  /* the beat of one that has closed its watch */
 
 struct Watch {
 	Life     *life;
 	int       rank, ranks, patience; /* looks */
 	int      *still;                 /* [ranks] looks without a beat */
 	uint64_t *seen;                  /* [ranks] the last one */
+	void    (*exchange)(void *user);
 	void    (*missed)(void *user, int rank, bool gone);
 	void     *user;
 	bool      told, over;
@@ -49,12 +49,12 @@ look(Watch *w)
 {
 	for (int k = 0; k < w->ranks && !w->told; k++) {
 		const uint64_t beat = atomic_load(&w->life[k].beat);
-		if (k == w->rank || beat == 0 || beat == LEFT)
+		if (k == w->rank || beat == 0 || beat == COMM_LEFT)
 			continue;
 		w->still[k] = beat == w->seen[k] ? w->still[k] + 1 : 0;
 		w->seen[k] = beat;
 		/* it may have left, and ended in order, meanwhile */
-		const bool gone = w->still[k] >= STILL_LOOKS && is_gone(w, k) && atomic_load(&w->life[k].beat) != LEFT;
+		const bool gone = w->still[k] >= STILL_LOOKS && is_gone(w, k) && atomic_load(&w->life[k].beat) != COMM_LEFT;
 		w->told = gone || w->still[k] > w->patience;
 		if (w->told)
 			w->missed(w->user, k, gone);
@@ -71,6 +71,8 @@ watch_main(void *arg)
 		struct timespec until;
 		clock_after(&until, LOOK_MS);
 		atomic_fetch_add(&w->life[w->rank].beat, 1);
+		if (w->exchange && !w->told)
+			w->exchange(w->user);
 		if (pthread_cond_timedwait(&w->stop, &w->lock, &until) == ETIMEDOUT)
 			look(w);
 	}
@@ -89,7 +91,7 @@ watch_free(Watch *w)
 }
 
 llmc_status
-watch_open(Life *life, int rank, int ranks, int timeout_s, void (*missed)(void *user, int rank, bool gone), void *user, Watch **out, llmc_error *err)
+watch_open(Life *life, int rank, int ranks, int timeout_s, void (*exchange)(void *user), void (*missed)(void *user, int rank, bool gone), void *user, Watch **out, llmc_error *err)
 {
 	Watch             *w = calloc(1, sizeof *w);
 	pthread_condattr_t monotonic;
@@ -99,7 +101,7 @@ watch_open(Life *life, int rank, int ranks, int timeout_s, void (*missed)(void *
 	*out = NULL;
 	if (!w)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for rank %d", rank);
-	*w = (Watch){ .life = life, .rank = rank, .ranks = ranks, .patience = timeout_s * (1000 / LOOK_MS), .missed = missed, .user = user };
+	*w = (Watch){ .life = life, .rank = rank, .ranks = ranks, .patience = timeout_s * (1000 / LOOK_MS), .exchange = exchange, .missed = missed, .user = user };
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&w->stop, &monotonic);
@@ -117,7 +119,7 @@ watch_open(Life *life, int rank, int ranks, int timeout_s, void (*missed)(void *
 		pthread_sigmask(SIG_SETMASK, &was, NULL);
 	}
 	if (rc) {
-		atomic_store(&life[rank].beat, LEFT);
+		atomic_store(&life[rank].beat, COMM_LEFT);
 		watch_free(w);
 		return error_set(err, LLMC_E_MEMORY, "cannot start the thread that looks after the ranks beside rank %d: %s", rank, strerror(rc));
 	}
@@ -135,6 +137,6 @@ watch_close(Watch *w)
 	pthread_cond_signal(&w->stop);
 	pthread_mutex_unlock(&w->lock);
 	pthread_join(w->thread, NULL);
-	atomic_store(&w->life[w->rank].beat, LEFT);
+	atomic_store(&w->life[w->rank].beat, COMM_LEFT);
 	watch_free(w);
 }

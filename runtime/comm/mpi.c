@@ -12,50 +12,54 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "runtime/comm/inside.h"
-#include "runtime/comm/world.h"
+#include "runtime/comm/mpi.h"
 #include "runtime/threads/threads.h"
 
-typedef void *Handle; /* of MPI: an address, or a number */
-
-#define MPI_CALLS(X)                                                                               \
-	X(initialized, "MPI_Initialized", (int *))                                                 \
-	X(init, "MPI_Init_thread", (int *, char ***, int, int *))                                  \
-	X(thread_level, "MPI_Query_thread", (int *))                                               \
-	X(dup, "MPI_Comm_dup", (Handle, Handle *))                                                 \
-	X(finalize, "MPI_Finalize", (void))                                                        \
-	X(end_job, "MPI_Abort", (Handle, int))                                                      \
-	X(rank, "MPI_Comm_rank", (Handle, int *))                                                  \
-	X(size, "MPI_Comm_size", (Handle, int *))                                                  \
-	X(split, "MPI_Comm_split", (Handle, int, int, Handle *))                                   \
-	X(comm_free, "MPI_Comm_free", (Handle *))                                                  \
-	X(split_type, "MPI_Comm_split_type", (Handle, int, int, Handle, Handle *))                 \
-	X(allgather, "MPI_Allgather", (const void *, int, Handle, void *, int, Handle, Handle))    \
-	X(ibcast, "MPI_Ibcast", (void *, int, Handle, int, Handle, Handle *))                      \
-	X(isend, "MPI_Isend", (const void *, int, Handle, int, int, Handle, Handle *))             \
-	X(irecv, "MPI_Irecv", (void *, int, Handle, int, int, Handle, Handle *))                   \
-	X(test, "MPI_Test", (Handle *, int *, void *))                                             \
-	X(win_allocate, "MPI_Win_allocate_shared", (intptr_t, int, Handle, Handle, void *, Handle *)) \
-	X(win_query, "MPI_Win_shared_query", (Handle, int, intptr_t *, int *, void *))             \
-	X(win_free, "MPI_Win_free", (Handle *))                                                    \
-	X(barrier, "MPI_Barrier", (Handle))
-
-enum { SERIALIZED = 2, MOST_NAME = 1024, GATHER = 1 << 15, PARCEL = 1 << 24, HANDED = 7 }; /* HANDED: a tag */
-
-struct World {
-	void  *lib;
-	Handle world, byte, info_null, host; /* host: the ranks of this host */
-	int    type_shared;
-	int    rank_, ranks, on_host, at_host; /* at_host: its number there */
-	bool   one_host, taken, lost, given, ours, over; /* given: world is a program's communicator; ours: MPI was started here; over: and ended */
-#define X(member, symbol, args) int(*member) args;
-	MPI_CALLS(X)
-#undef X
-	char   name[60];
-};
+enum { SERIALIZED = 2, MULTIPLE = 3 };
 
 /* One a process, as MPI itself is. */
-static World the_world;
+static World the_world = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+/* ---------------------------------------------------------------- waiting ---- */
+
+/* Who waits looks again at once for some time, then less and less often. */
+bool
+mpi_finish(World *w, Handle *request, bool patient)
+{
+	char   status[256];
+	double since = clock_now();
+	long   pause = 20000;
+
+	for (int done = 0; !atomic_load(&w->lost);) {
+		if (MPI_CALL(w, test, request, &done, status))
+			return false;
+		if (done)
+			return true;
+		if (!patient || clock_now() - since < 0.002) {
+			sched_yield();
+			continue;
+		}
+		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
+		pause = pause < 500000 ? 2 * pause : 1000000;
+	}
+	return false;
+}
+
+bool
+mpi_gather(World *w, Handle of, const void *x, size_t n, void *all)
+{
+	Handle request = NULL;
+
+	return MPI_CALL(w, iallgather, x, (int)n, w->byte, all, (int)n, w->byte, of, &request) == 0 && mpi_finish(w, &request, false);
+}
+
+int
+mpi_timeout(void)
+{
+	const char *text = getenv("LLMC_COMM_TIMEOUT");
+
+	return text && atoi(text) > 0 ? atoi(text) : 30;
+}
 
 /* ---------------------------------------------------------------- opening ---- */
 
@@ -127,6 +131,7 @@ start(World *w, const Launcher *l, const void *comm, llmc_error *err)
 		return error_set(err, LLMC_E_MISSING, "MPI does not say from which threads it may be called (MPI_Query_thread)");
 	if (level < SERIALIZED)
 		return error_set(err, LLMC_E_MISSING, "MPI has been started so that several threads may not call it, one after the other (MPI_THREAD_SERIALIZED)");
+	w->own_thread = !comm || level == MULTIPLE;
 	if (comm) { /* a handle is an address, or a number */
 		Handle own = NULL, given = NULL;
 		memcpy(&given, comm, dlsym(w->lib, "ompi_mpi_comm_world") ? sizeof given : sizeof(int));
@@ -146,7 +151,7 @@ start(World *w, const Launcher *l, const void *comm, llmc_error *err)
 		return error_set(err, LLMC_E_MISSING, "MPI does not say which ranks share a host");
 	/* all or none: hosts may have different numbers of ranks */
 	int *n = calloc((size_t)size, sizeof *n);
-	w->one_host = n && w->allgather(&w->on_host, sizeof *n, w->byte, n, sizeof *n, w->byte, w->world) == 0;
+	w->one_host = n && mpi_gather(w, w->world, &w->on_host, sizeof *n, n);
 	for (int k = 0; n && k < size; k++)
 		w->one_host = w->one_host && n[k] == size;
 	free(n);
@@ -235,7 +240,7 @@ ask_all(World *w, const Word *own, llmc_error *err)
 {
 	Word *all = calloc((size_t)w->ranks, sizeof *all);
 
-	if (all && w->allgather(own, sizeof *own, w->byte, all, sizeof *all, w->byte, w->world) == 0)
+	if (all && mpi_gather(w, w->world, own, sizeof *own, all))
 		return all;
 	free(all);
 	error_set(err, LLMC_E_DEVICE, "ranks of this job cannot be reached");
@@ -285,29 +290,6 @@ world_same(World *w, const char *what, const char *text, llmc_error *err)
 
 /* ---------------------------------------------------------------- bytes from rank 0 ---- */
 
-/* Who waits looks again at once for some time, then less and less often: an idle rank takes no processor. */
-/* Until the request is done. patient: an idle rank takes no processor. */
-static bool
-finish(World *w, Handle *request, bool patient)
-{
-	char   status[256];
-	double since = clock_now();
-	long   pause = 20000;
-
-	for (int done = 0;;) {
-		if (w->test(request, &done, status))
-			return false;
-		if (done)
-			return true;
-		if (!patient || clock_now() - since < 0.002) {
-			sched_yield();
-			continue;
-		}
-		nanosleep(&(struct timespec){ .tv_nsec = pause }, NULL);
-		pause = pause < 500000 ? 2 * pause : 1000000;
-	}
-}
-
 static bool
 broadcast(World *w, void *data, size_t n, bool patient)
 {
@@ -315,7 +297,7 @@ broadcast(World *w, void *data, size_t n, bool patient)
 
 	while (n) {
 		size_t piece = n < (1 << 20) ? n : 1 << 20;
-		if (w->ibcast(data, (int)piece, w->byte, 0, w->world, &request) || !finish(w, &request, patient))
+		if (MPI_CALL(w, ibcast, data, (int)piece, w->byte, 0, w->world, &request) || !mpi_finish(w, &request, patient))
 			return false;
 		data = (char *)data + piece;
 		n -= piece;
@@ -333,230 +315,6 @@ bool
 world_receive(World *w, void *data, size_t n)
 {
 	return !w->lost && broadcast(w, data, n, true);
-}
-
-/* ---------------------------------------------------------------- steps through MPI ---- */
-
-/* What has been handed on and may not have left yet */
-typedef struct Parcel { struct Parcel *next; Handle request; char data[]; } Parcel;
-
-typedef struct Through {
-	Comm   c;
-	Parcel *out;  /* the oldest first */
-	World *w;
-	Handle team;  /* the ranks of this stage */
-	float *all;   /* [ranks][GATHER] */
-	float *own;   /* [GATHER] */
-	bool   ended;
-} Through;
-
-/* n floats of all ranks of `of`, side by side in t->all */
-static bool
-gather(Through *t, Handle of, const float *x, int64_t n)
-{
-	World *w = t->w;
-
-	if (t->ended)
-		return false;
-	if (w->allgather(x, (int)(n * 4), w->byte, t->all, (int)(n * 4), w->byte, of) == 0)
-		return true;
-	t->ended = w->lost = true;
-	return false;
-}
-
-/* One part talks; the others meet it at the barrier behind the step. */
-static bool
-through_sum(Comm *c, int part, const CommSum *s)
-{
-	Through      *t = (Through *)c;
-	const int64_t n = s->rows * s->width;
-
-	for (int64_t at = 0; part == 0 && at < n; at += GATHER) {
-		int64_t count = n - at < GATHER ? n - at : GATHER;
-		if (!gather(t, t->team, s->x + at, count))
-			return false;
-		for (int k = 1; k < c->team; k++)
-			for (int64_t i = 0; i < count; i++)
-				t->all[i] += t->all[k * count + i];
-		comm_finish_sum(s, at, count, t->all);
-	}
-	return !t->ended;
-}
-
-static bool
-through_join(Comm *c, int part, const CommJoin *j)
-{
-	Through   *t = (Through *)c;
-	CommStream own = comm_stream(j, c->team, c->rank - c->first, 0, 1), most = comm_stream(j, c->team, 0, 0, 1);
-
-	for (int64_t at = 0; part == 0 && at < most.end; at += GATHER) {
-		int64_t count = most.end - at < GATHER ? most.end - at : GATHER, left = own.end - at < count ? own.end - at : count;
-		if (left > 0)
-			memcpy(t->own, j->x + at, (size_t)left * sizeof *t->own);
-		if (!gather(t, t->team, t->own, count))
-			return false;
-		for (int k = 0; k < c->team && j->y; k++) {
-			CommStream of = comm_stream(j, c->team, k, 0, 1);
-			comm_place(j, &of, at, at + count < of.end ? at + count : of.end, t->all + k * count);
-		}
-	}
-	return !t->ended;
-}
-
-static bool
-through_send(Comm *c, const void *data, size_t n)
-{
-	Through *t = (Through *)c;
-
-	return !t->ended && world_send(t->w, data, n);
-}
-
-static bool
-through_receive(Comm *c, void *data, size_t n)
-{
-	Through *t = (Through *)c;
-
-	return !t->ended && world_receive(t->w, data, n);
-}
-
-static bool
-through_collect(Comm *c, const void *data, size_t n, void *all)
-{
-	Through      *t = (Through *)c;
-	const int64_t floats = (int64_t)(n / sizeof(float));
-	const float  *x = data;
-
-	for (int64_t at = 0; at < floats; at += GATHER) {
-		int64_t count = floats - at < GATHER ? floats - at : GATHER;
-		if (!gather(t, t->w->world, x + at, count))
-			return false;
-		for (int k = 0; k < c->ranks && all; k++)
-			memcpy((float *)all + k * floats + at, t->all + k * count, (size_t)count * sizeof(float));
-	}
-	return !t->ended;
-}
-
-/* Parcels that have left are let go; all: whichever are there. */
-static bool
-through_clear(Through *t, bool all)
-{
-	char status[256];
-	int  done = 1;
-
-	while (t->out && done) {
-		Parcel *p = t->out;
-		if (all ? !finish(t->w, &p->request, true) : t->w->test(&p->request, &done, status))
-			return false;
-		if (!done)
-			break;
-		t->out = p->next;
-		free(p);
-	}
-	return true;
-}
-
-static bool
-through_hand(Comm *c, const void *data, size_t n)
-{
-	Through *t = (Through *)c;
-	World   *w = t->w;
-	Parcel **end = &t->out;
-
-	if (t->ended || !through_clear(t, false))
-		return false;
-	for (size_t at = 0; at < n; at += PARCEL) {
-		size_t  piece = n - at < PARCEL ? n - at : PARCEL;
-		Parcel *p = malloc(sizeof *p + piece);
-		if (!p)
-			return false;
-		*p = (Parcel){ 0 };
-		memcpy(p->data, (const char *)data + at, piece);
-		if (w->isend(p->data, (int)piece, w->byte, comm_after(c), HANDED, w->world, &p->request)) {
-			free(p);
-			return false;
-		}
-		while (*end)
-			end = &(*end)->next;
-		*end = p;
-	}
-	return true;
-}
-
-static bool
-through_take(Comm *c, void *data, size_t n)
-{
-	Through *t = (Through *)c;
-	World   *w = t->w;
-	Handle   request = NULL;
-
-	for (size_t at = 0; at < n && !t->ended; at += PARCEL) {
-		size_t piece = n - at < PARCEL ? n - at : PARCEL;
-		if (w->irecv((char *)data + at, (int)piece, w->byte, comm_before(c), HANDED, w->world, &request) ||
-		    !finish(w, &request, true))
-			return false;
-	}
-	return !t->ended;
-}
-
-static void
-through_end(Comm *c)
-{
-	Through *t = (Through *)c;
-
-	t->ended = t->w->lost = true;
-}
-
-static bool
-through_ended(const Comm *c)
-{
-	return ((const Through *)c)->ended;
-}
-
-static void
-through_why(const Comm *c, char *text, size_t n)
-{
-	if (through_ended(c))
-		snprintf(text, n, "a rank of this job cannot be reached");
-}
-
-static void
-through_close(Comm *c)
-{
-	Through *t = (Through *)c;
-
-	if (!t->ended) {
-		(void)through_clear(t, true);
-		t->w->comm_free(&t->team);
-	}
-	free(t->all);
-	free(t->own);
-	free(t);
-}
-
-static llmc_status
-open_through(World *w, CommShape shape, Comm **out, llmc_error *err)
-{
-	static const CommWay way = { .sum = through_sum, .join = through_join, .send = through_send, .receive = through_receive, .collect = through_collect, .hand = through_hand,
-		.take = through_take, .end = through_end, .ended = through_ended, .why = through_why, .close = through_close };
-	Through *t = calloc(1, sizeof *t);
-
-	if (!t || !(t->all = malloc((size_t)w->ranks * GATHER * sizeof *t->all)) || !(t->own = calloc(GATHER, sizeof *t->own))) {
-		if (t)
-			free(t->all);
-		free(t);
-		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
-	}
-	t->c = comm_of(&way, w->rank_, shape);
-	t->w = w;
-	if (w->split(w->world, t->c.first, w->rank_, &t->team)) {
-		free(t->all);
-		free(t->own);
-		free(t);
-		return error_set(err, LLMC_E_DEVICE, "MPI does not put ranks %d to %d together (MPI_Comm_split)", w->rank_ / shape.team * shape.team,
-		                 w->rank_ / shape.team * shape.team + shape.team - 1);
-	}
-	*out = &t->c;
-	return LLMC_OK;
 }
 
 /* ---------------------------------------------------------------- steps through memory ---- */
@@ -579,8 +337,7 @@ window_release(void *user)
 static llmc_status
 open_window(World *w, CommShape shape, Comm **out, llmc_error *err)
 {
-	const char *text = getenv("LLMC_COMM_TIMEOUT");
-	int         seconds = text && atoi(text) > 0 ? atoi(text) : 30, unit;
+	int         unit;
 	size_t      bytes = comm_shared_bytes(shape) + 64;
 	intptr_t    size;
 	char       *memory = NULL;
@@ -598,7 +355,7 @@ open_window(World *w, CommShape shape, Comm **out, llmc_error *err)
 	if (w->rank_ == 0)
 		memset(memory, 0, bytes - 64);
 	w->barrier(w->host);
-	llmc_status status = comm_shared(memory, w->rank_, shape, seconds, window_release, win, out, err);
+	llmc_status status = comm_shared(memory, w->rank_, shape, mpi_timeout(), window_release, win, out, err);
 	if (status != LLMC_OK)
 		free(win);
 	else
@@ -619,5 +376,5 @@ world_comm(World *w, CommShape shape, Comm **out, llmc_error *err)
 		TRY(world_same(w, "number of threads", n, err));
 		return open_window(w, shape, out, err);
 	}
-	return open_through(w, shape, out, err);
+	return comm_through(w, shape, out, err);
 }

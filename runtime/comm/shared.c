@@ -436,7 +436,7 @@ comm_shared(void *memory, int rank, CommShape shape, int timeout_s, void (*relea
 	s->release = release;
 	s->user = user;
 	s->c.where = timeout_s ? &s->life[rank].where : NULL;
-	llmc_status status = timeout_s ? watch_open(s->life, rank, shape.ranks, timeout_s, miss, s, &s->watch, err) : LLMC_OK;
+	llmc_status status = timeout_s ? watch_open(s->life, rank, shape.ranks, timeout_s, NULL, miss, s, &s->watch, err) : LLMC_OK;
 	if (status != LLMC_OK) {
 		free(s->part);
 		free(s);

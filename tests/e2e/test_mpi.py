@@ -167,15 +167,16 @@ def begin_request(port, when):
     return c
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("way", ["memory", "mpi"])
 @pytest.mark.parametrize("sig", ["KILL", "STOP"])
 @pytest.mark.parametrize("when", ["decode", "prompt", "idle"])
 @pytest.mark.parametrize("stages, lost", [(1, 2), (2, 3), (2, 1), (2, 0)])
-def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig):
+def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way):
     """Killed: the launcher ends the job. Stopped, as a host that hangs: the others miss it after LLMC_COMM_TIMEOUT, also while nothing runs; what runs fails, /health with it, rank 0 says who it
-    was and at what, and the job ends. Ranks of one stage, and two stages of two. Nothing is said of how far the request was: that depends on the machine."""
+    was and at what, and the job ends. Ranks of one stage, and two stages of two; over memory, and over MPI as between hosts. Nothing is said of how far the request was: that depends on the machine."""
     ranks, log = stages * 2 if stages > 1 else 3, tmp_path / "log"
-    p, port = serve(mpi, model, "--pp", stages, "--log-file", log, ranks=ranks, env={"LLMC_COMM_TIMEOUT": "5"})
+    p, port = serve(mpi, model, "--pp", stages, "--log-file", log, ranks=ranks, env={"LLMC_COMM_TIMEOUT": "5", "LLMC_COMM": way})
     try:
         pids = processes_of(p)
         assert set(pids) == set(range(ranks))
@@ -200,7 +201,7 @@ def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig):
             c.close()
         # Open MPI's launcher takes a stopped process for a dead one, and ends the job before the time is over
         if sig == "STOP" and mpi.kind == "mpich" and lost:
-            assert re.search(rf"rank {lost} of {ranks} \(host \S+\) is lost: no answer for 5 s (in step \d+, (layer \d+, )?\w+|behind step \d+)\n", log.read_text())
+            assert re.search(rf"rank {lost} of {ranks} \(host \S+\) is lost: no answer for 5 s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n", log.read_text())
     finally:
         end(p)
 

@@ -1,0 +1,400 @@
+/* Steps of ranks that share no memory, through MPI: several hosts.
+ *
+ * MPI's own sums are not used: their order depends on sizes and places (Open MPI, three ranks: a row alone and the same row among others
+ * differ). Terms are gathered and added here in the order of ranks.
+ *
+ * Signs of life are messages as well: the thread of life.c of each rank exchanges them with that of rank 0, about ten a second, with where the rank is. Rank 0 misses any
+ * rank, the others miss rank 0; either way the group ends, and with it the job. A program whose own MPI does not take calls of several threads at once gets no such thread. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "runtime/comm/mpi.h"
+
+enum { GATHER = 1 << 15, PARCEL = 1 << 24, HANDED = 7, ALIVE = 8, LEAVE_US = 200 }; /* HANDED, ALIVE: tags */
+
+/* What has been handed on and may not have left yet */
+typedef struct Parcel { struct Parcel *next; Handle request; char data[]; } Parcel;
+
+/* What ranks tell each other of themselves; beat COMM_LEFT: the last one */
+typedef struct Sign { uint64_t beat, where; } Sign;
+/* Signs to and from one rank. The one under way is the newest that there was when the one before had left. */
+typedef struct Peer { Sign from, to; Handle getting, putting; bool under_way, left; char host[60]; } Peer;
+
+typedef struct Through {
+	Comm   c;
+	Parcel *out;  /* the oldest first */
+	World *w;
+	Handle team;  /* the ranks of this stage */
+	Handle talk;  /* all ranks, for signs of life */
+	float *all;   /* [ranks][GATHER] */
+	float *own;   /* [GATHER] */
+	Life  *life;  /* [ranks] what this rank has heard, and its own */
+	Peer  *peer;  /* [ranks] rank 0 has all others, the others rank 0 */
+	Watch *watch; /* NULL: nobody is missed */
+	bool   watched;
+	int    timeout_s;
+	atomic_int  lost; /* 1 + the rank that is missed */
+	atomic_bool ended;
+} Through;
+
+/* ---------------------------------------------------------------- signs of life ---- */
+
+static bool
+is_peer(const Through *t, int k)
+{
+	return k != t->c.rank && (k == 0 || t->c.rank == 0);
+}
+
+/* What has come is taken, the next is asked for; false: rank k has left, or cannot be heard */
+static bool
+hear(Through *t, int k)
+{
+	Peer  *p = &t->peer[k];
+	World *w = t->w;
+	char   status[256];
+
+	for (int done = 1; !p->left;) {
+		if (MPI_CALL(w, test, &p->getting, &done, status))
+			return false;
+		if (!done)
+			return true;
+		atomic_store(&t->life[k].where, p->from.where);
+		atomic_store(&t->life[k].beat, p->from.beat);
+		p->left = p->from.beat == COMM_LEFT;
+		if (!p->left && MPI_CALL(w, irecv, &p->from, sizeof p->from, w->byte, k, ALIVE, t->talk, &p->getting))
+			return false;
+	}
+	return false;
+}
+
+/* A sign for rank k, unless the one before is still under way */
+static bool
+tell(Through *t, int k, uint64_t beat)
+{
+	Peer  *p = &t->peer[k];
+	World *w = t->w;
+	char   status[256];
+	int    done = 1;
+
+	if (p->under_way && (MPI_CALL(w, test, &p->putting, &done, status) || !done))
+		return false;
+	p->to = (Sign){ beat, atomic_load(&t->life[t->c.rank].where) };
+	p->under_way = !MPI_CALL(w, isend, &p->to, sizeof p->to, w->byte, k, ALIVE, t->talk, &p->putting);
+	return p->under_way;
+}
+
+/* Each look of life.c */
+static void
+exchange(void *user)
+{
+	Through *t = user;
+
+	for (int k = 0; k < t->c.ranks; k++)
+		if (is_peer(t, k)) {
+			(void)tell(t, k, atomic_load(&t->life[t->c.rank].beat));
+			(void)hear(t, k);
+		}
+}
+
+/* The last sign to all, and theirs to us: nothing is under way when the communicator goes. As long as a rank may be still at most. */
+static void
+take_leave(Through *t)
+{
+	char status[256];
+	int  looks = 0; /* not the clock: a job that is stopped as a whole, and goes on, has lost nobody */
+
+	for (int k = 0; k < t->c.ranks; k++) {
+		Peer *p = &t->peer[k];
+		bool told = !is_peer(t, k), gone = told;
+		while (!(told && gone)) {
+			int done = 0;
+			told = told || tell(t, k, COMM_LEFT);
+			if (told && !gone && !hear(t, k))
+				gone = MPI_CALL(t->w, test, &p->putting, &done, status) == 0 && done;
+			if (atomic_load(&t->w->lost) || ++looks > t->timeout_s * (1000000 / LEAVE_US)) {
+				atomic_store(&t->w->lost, true);
+				return;
+			}
+			nanosleep(&(struct timespec){ .tv_nsec = LEAVE_US * 1000 }, NULL);
+		}
+	}
+}
+
+static void
+miss(void *user, int rank, bool gone)
+{
+	Through *t = user;
+
+	(void)gone; /* no process of this host */
+	atomic_store(&t->lost, 1 + rank);
+	atomic_store(&t->ended, true);
+	atomic_store(&t->w->lost, true);
+}
+
+/* ---------------------------------------------------------------- in a step ---- */
+
+/* n floats of all ranks of `of`, side by side in t->all */
+static bool
+gather(Through *t, Handle of, const float *x, int64_t n)
+{
+	if (atomic_load(&t->ended))
+		return false;
+	if (mpi_gather(t->w, of, x, (size_t)n * sizeof *x, t->all))
+		return true;
+	atomic_store(&t->w->lost, true);
+	atomic_store(&t->ended, true);
+	return false;
+}
+
+/* One part talks; the others meet it at the barrier behind the step. */
+static bool
+through_sum(Comm *c, int part, const CommSum *s)
+{
+	Through      *t = (Through *)c;
+	const int64_t n = s->rows * s->width;
+
+	for (int64_t at = 0; part == 0 && at < n; at += GATHER) {
+		int64_t count = n - at < GATHER ? n - at : GATHER;
+		if (!gather(t, t->team, s->x + at, count))
+			return false;
+		for (int k = 1; k < c->team; k++)
+			for (int64_t i = 0; i < count; i++)
+				t->all[i] += t->all[k * count + i];
+		comm_finish_sum(s, at, count, t->all);
+	}
+	return !atomic_load(&t->ended);
+}
+
+static bool
+through_join(Comm *c, int part, const CommJoin *j)
+{
+	Through   *t = (Through *)c;
+	CommStream own = comm_stream(j, c->team, c->rank - c->first, 0, 1), most = comm_stream(j, c->team, 0, 0, 1);
+
+	for (int64_t at = 0; part == 0 && at < most.end; at += GATHER) {
+		int64_t count = most.end - at < GATHER ? most.end - at : GATHER, left = own.end - at < count ? own.end - at : count;
+		if (left > 0)
+			memcpy(t->own, j->x + at, (size_t)left * sizeof *t->own);
+		if (!gather(t, t->team, t->own, count))
+			return false;
+		for (int k = 0; k < c->team && j->y; k++) {
+			CommStream of = comm_stream(j, c->team, k, 0, 1);
+			comm_place(j, &of, at, at + count < of.end ? at + count : of.end, t->all + k * count);
+		}
+	}
+	return !atomic_load(&t->ended);
+}
+
+static bool
+through_send(Comm *c, const void *data, size_t n)
+{
+	Through *t = (Through *)c;
+
+	return !atomic_load(&t->ended) && world_send(t->w, data, n);
+}
+
+static bool
+through_receive(Comm *c, void *data, size_t n)
+{
+	Through *t = (Through *)c;
+
+	return !atomic_load(&t->ended) && world_receive(t->w, data, n);
+}
+
+static bool
+through_collect(Comm *c, const void *data, size_t n, void *all)
+{
+	Through      *t = (Through *)c;
+	const int64_t floats = (int64_t)(n / sizeof(float));
+	const float  *x = data;
+
+	for (int64_t at = 0; at < floats; at += GATHER) {
+		int64_t count = floats - at < GATHER ? floats - at : GATHER;
+		if (!gather(t, t->w->world, x + at, count))
+			return false;
+		for (int k = 0; k < c->ranks && all; k++)
+			memcpy((float *)all + k * floats + at, t->all + k * count, (size_t)count * sizeof(float));
+	}
+	return !atomic_load(&t->ended);
+}
+
+/* Parcels that have left are let go; all: whichever are there. */
+static bool
+through_clear(Through *t, bool all)
+{
+	char status[256];
+	int  done = 1;
+
+	while (t->out && done) {
+		Parcel *p = t->out;
+		if (all ? !mpi_finish(t->w, &p->request, true) : MPI_CALL(t->w, test, &p->request, &done, status))
+			return false;
+		if (!done)
+			break;
+		t->out = p->next;
+		free(p);
+	}
+	return true;
+}
+
+static bool
+through_hand(Comm *c, const void *data, size_t n)
+{
+	Through *t = (Through *)c;
+	World   *w = t->w;
+	Parcel **end = &t->out;
+
+	if (atomic_load(&t->ended) || !through_clear(t, false))
+		return false;
+	for (size_t at = 0; at < n; at += PARCEL) {
+		size_t  piece = n - at < PARCEL ? n - at : PARCEL;
+		Parcel *p = malloc(sizeof *p + piece);
+		if (!p)
+			return false;
+		*p = (Parcel){ 0 };
+		memcpy(p->data, (const char *)data + at, piece);
+		if (MPI_CALL(w, isend, p->data, (int)piece, w->byte, comm_after(c), HANDED, w->world, &p->request)) {
+			free(p);
+			return false;
+		}
+		while (*end)
+			end = &(*end)->next;
+		*end = p;
+	}
+	return true;
+}
+
+static bool
+through_take(Comm *c, void *data, size_t n)
+{
+	Through *t = (Through *)c;
+	World   *w = t->w;
+	Handle   request = NULL;
+
+	for (size_t at = 0; at < n && !atomic_load(&t->ended); at += PARCEL) {
+		size_t piece = n - at < PARCEL ? n - at : PARCEL;
+		if (MPI_CALL(w, irecv, (char *)data + at, (int)piece, w->byte, comm_before(c), HANDED, w->world, &request) ||
+		    !mpi_finish(w, &request, true))
+			return false;
+	}
+	return !atomic_load(&t->ended);
+}
+
+static void
+through_end(Comm *c)
+{
+	Through *t = (Through *)c;
+
+	atomic_store(&t->ended, true);
+	atomic_store(&t->w->lost, true);
+}
+
+static bool
+through_ended(const Comm *c)
+{
+	return atomic_load(&((const Through *)c)->ended);
+}
+
+static void
+through_why(const Comm *c, char *text, size_t n)
+{
+	const Through *t = (const Through *)c;
+	const int      k = atomic_load(&t->lost) - 1;
+	char           where[100];
+
+	if (!through_ended(c))
+		return;
+	if (k < 0) {
+		snprintf(text, n, "a rank of this job cannot be reached");
+		return;
+	}
+	comm_where(atomic_load(&t->life[k].where), where, sizeof where);
+	snprintf(text, n, "rank %d of %d (host %s) is lost: no answer for %d s %s", k, c->ranks, t->peer[k].host, t->timeout_s, where);
+}
+
+static void
+through_free(Through *t)
+{
+	free(t->all);
+	free(t->own);
+	free(t->life);
+	free(t->peer);
+	free(t);
+}
+
+static void
+through_close(Comm *c)
+{
+	Through *t = (Through *)c;
+
+	watch_close(t->watch);
+	if (!through_ended(c) && t->watched)
+		take_leave(t);
+	if (!through_ended(c) && !atomic_load(&t->w->lost)) {
+		(void)through_clear(t, true);
+		t->w->comm_free(&t->talk);
+		t->w->comm_free(&t->team);
+	}
+	through_free(t);
+}
+
+typedef struct Name { char host[60]; bool own_thread; } Name;
+
+/* Communicators of its own, and what ranks are called; the first signs are asked for. All ranks. */
+static llmc_status
+join_world(Through *t, llmc_error *err)
+{
+	World *w = t->w;
+	Name   own = { .own_thread = w->own_thread }, *all = calloc((size_t)t->c.ranks, sizeof *all);
+
+	if (!all)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", t->c.ranks);
+	snprintf(own.host, sizeof own.host, "%s", w->name);
+	bool good = w->split(w->world, t->c.first, w->rank_, &t->team) == 0 && w->dup(w->world, &t->talk) == 0 && mpi_gather(w, w->world, &own, sizeof own, all);
+	t->watched = good;
+	for (int k = 0; good && k < t->c.ranks; k++) {
+		memcpy(t->peer[k].host, all[k].host, sizeof all[k].host - 1);
+		t->watched = t->watched && all[k].own_thread;
+	}
+	for (int k = 0; t->watched && k < t->c.ranks; k++)
+		if (is_peer(t, k))
+			good = good && MPI_CALL(w, irecv, &t->peer[k].from, sizeof(Sign), w->byte, k, ALIVE, t->talk, &t->peer[k].getting) == 0;
+	free(all);
+	return good ? LLMC_OK : error_set(err, LLMC_E_DEVICE, "MPI does not put ranks %d to %d together (MPI_Comm_split)", t->c.first, t->c.first + t->c.team - 1);
+}
+
+llmc_status
+comm_through(World *w, CommShape shape, Comm **out, llmc_error *err)
+{
+	static const CommWay way = { .sum = through_sum, .join = through_join, .send = through_send, .receive = through_receive, .collect = through_collect, .hand = through_hand,
+		.take = through_take, .end = through_end, .ended = through_ended, .why = through_why, .close = through_close };
+	const size_t n = (size_t)w->ranks;
+	Through     *t = calloc(1, sizeof *t);
+
+	if (!t)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
+	*t = (Through){ .c = comm_of(&way, w->rank_, shape), .w = w, .timeout_s = mpi_timeout() };
+	t->all = malloc(n * GATHER * sizeof *t->all);
+	t->own = calloc(GATHER, sizeof *t->own);
+	t->life = aligned_alloc(_Alignof(Life), n * sizeof *t->life);
+	t->peer = calloc(n, sizeof *t->peer);
+	if (!t->all || !t->own || !t->life || !t->peer) {
+		through_free(t);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
+	}
+	memset(t->life, 0, n * sizeof *t->life);
+	t->c.where = &t->life[w->rank_].where;
+	llmc_status status = join_world(t, err);
+	if (status == LLMC_OK && t->watched)
+		status = watch_open(t->life, w->rank_, w->ranks, t->timeout_s, exchange, miss, t, &t->watch, err);
+	if (status != LLMC_OK) {
+		through_free(t);
+		return status;
+	}
+	*out = &t->c;
+	return LLMC_OK;
+}
