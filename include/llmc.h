@@ -549,7 +549,8 @@ typedef struct llmc_engine_options { /* 0 or NULL takes the default in brackets 
 	                                     * [LLMC_MAX_SPECULATE; none on GPUs without deterministic: true] */
 	const char *prefix_dir;             /* folder of prefix pages as files, shared by restarts and by engines of the same model [none] */
 	int64_t prefix_dir_bytes;           /* of its files at most [LLMC_DEFAULT_PREFIX_DIR_BYTES] */
-	llmc_model *draft;                  /* a smaller model of the same tokenizer that guesses as well [none]; the engine keeps it alive */
+	llmc_model *draft;                  /* a smaller model of the same tokenizer that guesses as well, or the same checkpoint opened with mtp.part=head, and the model
+	                                     * with mtp.part=rows [none]; the engine keeps it alive */
 } llmc_engine_options;
 
 LLMC_API llmc_status llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **out, llmc_error *err);

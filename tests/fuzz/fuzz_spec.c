@@ -111,19 +111,21 @@ run(const Plan *p)
 		die("a compiled plan does not open", err.text);
 	if (session_open(rt, &lim, &s, &err) != LLMC_OK)
 		die("a compiled plan has no session", err.text);
-	float *logits = malloc((size_t)p->vocab * sizeof *logits);
-	if (lim.context >= 6 && logits) {
+	float *logits = malloc((size_t)p->vocab * sizeof *logits), *row = calloc(5 * (size_t)p->hidden, sizeof *row);
+	const float *const rows = row, *const *came = p->takes_rows ? &rows : NULL; /* of a head that guesses */
+	if (lim.context >= 6 && logits && row) {
 		llmc_chunk c = { .tok = tok, .n_tok = 5, .n_out = 1 };
 		if (session_seq_new(s, lim.context, &seq, &err) != LLMC_OK)
 			die("no sequence", err.text);
 		c.seq = seq;
-		if (session_forward(s, &c, 1, logits, &err) != LLMC_OK)
+		if (session_forward_rows(s, &c, 1, came, logits, &err) != LLMC_OK)
 			die("a prompt does not run", err.text);
 		c.n_tok = 1;
-		if (session_forward(s, &c, 1, logits, &err) != LLMC_OK)
+		if (session_forward_rows(s, &c, 1, came, logits, &err) != LLMC_OK)
 			die("a token does not run", err.text);
 	}
 	free(logits);
+	free(row);
 	session_close(s);
 	runtime_close(rt);
 }

@@ -520,7 +520,8 @@ class Request:
 class Engine(_Handle):
     """Many requests at once, from any thread. options: max_concurrent_requests, max_batch_prefill_tokens,
     max_batch_total_tokens, waiting_served_ratio, max_waiting_tokens, no_prefix_cache, swap_bytes, prefix_dir,
-    prefix_dir_bytes, speculate, draft (a smaller Model of the same tokenizer); limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens. An engine serves either submit() and generate() or, in one event loop, stream()."""
+    prefix_dir_bytes, speculate, draft (a smaller Model of the same tokenizer, or the head of the same checkpoint: set=["mtp.part=head"], the model's own being
+    set=["mtp.part=rows"]); limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens. An engine serves either submit() and generate() or, in one event loop, stream()."""
 
     def __init__(self, model, *, log=None, **options):
         self._h = None
