@@ -363,7 +363,7 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 {
 	CpuSession *c = s->on;
 	const PhaseRun *ph = &c->phase[phase];
-	TimedWalk t = { .walk = { s, c, ph } };
+	TimedWalk t = { .walk = { .s = s, .c = c, .phase = ph } };
 
 	t.seconds = calloc((size_t)ph->n_step * ROUNDS, sizeof *t.seconds);
 	if (!t.seconds)
