@@ -47,20 +47,21 @@ class Indexer:
 
 CASES = {
     "odd":   dict(lens=[2100, 38, 37, 1]),                                # a row in several blocks
+    "split": dict(lens=[1200], heads=1, dim=8),
     "few":   dict(lens=[700, 90], heads=3, dim=16, chosen=1, kv="f16"),
     "equal": dict(lens=[400], heads=26, dim=8, chosen=129, most=0, kv="bf16"),
     "large": dict(lens=[90], heads=65, dim=128, chosen=40, kv="f16"),     # queries that shared memory does not hold
 }
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("odd", "few")])
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n in ("split", "few")])
 def test_choice(name, mode, seed):
     c = Indexer(**CASES[name])
     k = H.build("index_select", ARCH[seed], c.params)
     last = [(i, [n - 1]) for i, n in enumerate(c.lens)]
     if mode == "check":
-        last = [(i, [min(p[0], 600)]) for i, p in last[:2]]
+        last = [(i, [p[0] if name == "split" else min(p[0], 300)]) for i, p in last[:2]]
     assert np.array_equal(c.select(k, last, mode=mode, seed=seed), c.want(last))
     if mode == "fast":
         c.append(H.build("index_append", ARCH[seed], c.params), seed=seed)
@@ -92,7 +93,7 @@ KERNELS = [("f32", "mla_attend", "sm_75"), ("f16", "mla_attend", "sm_75"), ("f16
            ("int4", "mla_attend_decode_sm80", "sm_86")]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name,template,arch,mode,seed", [(*k, *r) for k in KERNELS for r in H.RUNS if r[1] == 0 or k[0] == "f16"])
 def test_attention_over_chosen_positions(name, template, arch, mode, seed):
     kw = dict(SHAPES[name])
@@ -125,8 +126,5 @@ def test_nvrtc():
     p = Indexer(lens=[1], heads=64, dim=128, chosen=2048, kv="bf16").params
     if H.nvrtc("index_select", p, ["sm_90a"]) is None:
         pytest.skip("no libnvrtc")
-    for template in "index_select", "index_append":
-        H.nvrtc(template, p, ["sm_75", "sm_120a"])
     p = dict(Steps(lens=[1], heads=128, rank=512, nope=128, rope=64, v_dim=128, kv="bf16", dtypes=("bf16", "bf16")).params, HAS_SEL=1, CHOSEN=2048)
-    for template in "mla_attend", "mla_attend_decode_sm80", "mla_attend_mixed_sm80":
-        H.nvrtc(template, p, [a for a in ("sm_75", "sm_90a") if H.accepts(template, a, p)])
+    H.nvrtc("mla_attend_decode_sm80", p, ["sm_90a"])

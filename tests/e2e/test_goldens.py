@@ -25,7 +25,7 @@ CPU = {  # case: instruction sets
     "llama-smol": "v3 v4 vnni amx", "llama-bias-linear-bf16": "generic v3", "mistral-window": "v3", "qwen2-windows": "v4",
     "qwen3-bias-tied": "v3", "gemma2-caps": "generic v3", "gemma3-layers-bf16": "v4 amx", "phi3-longrope-long": "v3",
     "mixtral-bf16": "v3", "mixtral-window": "v4", "qwen3_moe-renorm": "generic amx", "qwen2_moe-sparse": "v4", "deepseek_v2-groups": "v3", "deepseek_v3-plain": "generic v4",
-    "deepseek_v2-dense-bf16": "generic", "deepseek_v3-v32-chooses": "v4 amx", "deepseek_v3-glm5-shares": "generic", "deepseek_v2-lite": "v4", "deepseek_v3-one-group-bf16": "v3", "deepseek_v3-yarn": "v4",
+    "deepseek_v2-dense-bf16": "generic", "deepseek_v3-glm5-shares": "v4", "deepseek_v2-lite": "v4", "deepseek_v3-one-group-bf16": "v3", "deepseek_v3-yarn": "v4",
     "glm4-bias": "v3", "bloom-post-residual-bf16": "generic", "bloom-six-heads": "v3", "gpt2-inner": "v3",
     "gpt_neox-parallel": "v4", "baichuan-alibi": "v4", "chatglm1-plain": "v3 v4", "chatglm2-bias": "generic",
     "granite-tied": "v4", "ernie4_5_moe-plain": "v3", "gpt_oss-plain": "generic v4 amx", "gpt_oss-modern-bf16": "v3",
