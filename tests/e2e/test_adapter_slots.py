@@ -247,6 +247,20 @@ def artifact(base, tmp_path_factory):
     return out
 
 
+def test_a_plan_whose_slots_differ_is_refused(base, artifact, tmp_path):
+    """Of as many elements, but in another order of slots: the last of them would lie behind the tensor."""
+    copy = tmp_path / "artifact"
+    shutil.copytree(artifact, copy)
+    plan = copy / "plan-cpu-generic.json"
+    text = plan.read_text()
+    for op, was, put in (("lora_down", '"rank":8,"count":3,"slots":3', '"rank":3,"count":3,"slots":8'), ("lora_up", '"rank":8,"count":1,"first":0,"slots":3', '"rank":3,"count":1,"first":0,"slots":8')):
+        assert was in text
+        plan.write_text(text.replace(was, put))
+        told = []
+        llmc.Model(copy, weights=base[0], arch="generic", log=lambda level, line: told.append(line))
+        assert any(op in line and "is no such factor" in line for line in told), told
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name,was,bug", MUTATIONS)
 def test_a_mistake_in_a_kernel_shows(name, was, bug, base, artifact, tmp_path):
