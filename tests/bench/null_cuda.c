@@ -53,6 +53,11 @@ API(cuEventCreate, (CUevent *e, unsigned flags)) { *e = (CUevent)(uintptr_t)8; r
 NOTHING(cuEventDestroy_v2, (CUevent e))
 NOTHING(cuEventRecord, (CUevent e, CUstream s))
 NOTHING(cuEventSynchronize, (CUevent e))
+NOTHING(cuEventQuery, (CUevent e))
+API(cuDeviceCanAccessPeer, (int *can, CUdevice from, CUdevice to)) { *can = 0; return 0; }
+NOTHING(cuCtxEnablePeerAccess, (CUcontext of, unsigned flags))
+API(cuLaunchHostFunc, (CUstream s, void (*fn)(void *user), void *user)) { fn(user); return 0; }
+NOTHING(cuStreamWaitEvent, (CUstream s, CUevent e, unsigned flags))
 API(cuEventElapsedTime, (float *ms, CUevent a, CUevent b)) { *ms = 1; return 0; }
 NOTHING(cuStreamBeginCapture_v2, (CUstream s, int mode))
 API(cuStreamEndCapture, (CUstream s, CUgraph *g)) { *g = (CUgraph)(uintptr_t)8; return 0; }
