@@ -9,8 +9,9 @@ class Attention:
     fill, page_bytes."""
 
     def __init__(self, lens, heads=9, kv_heads=3, dim=64, v_dim=None, scale=None, cap=0.0, window=0, chunk=0, mask="causal", alibi=0.0, kv="f16",
-                 prefix=None, seed=0, spread=1.0, low=0.0, kv_v=None, rotate=False, sinks=False):
-        """low: all scores are lower by this much, through the first dimension: a maximum that starts at 0 would make all weights 0"""
+                 prefix=None, seed=0, spread=1.0, low=0.0, kv_v=None, rotate=False, sinks=False, part=None):
+        """part: heads of a rank, (first, of how many), whose ALiBi slopes are those that they have among all
+        low: all scores are lower by this much, through the first dimension: a maximum that starts at 0 would make all weights 0"""
         v_dim = dim if v_dim is None else v_dim
         self.heads, self.kv_heads, self.dim, self.v_dim, self.kv = heads, kv_heads, dim, v_dim, kv
         self.kv_v, self.rotate = kv_v or kv, rotate
@@ -28,7 +29,9 @@ class Attention:
         self.sink = (3 * np.random.default_rng(77).standard_normal(heads) + low).astype(np.float32) if sinks else None
         for i in range(len(lens)):
             self.fill(i)
+        self.first, self.of = part or (0, heads)
         self.params = dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=v_dim, SCALE=float(self.scale), CAP=float(cap), WINDOW=window, CHUNK=chunk,
+                           ALIBI_FIRST=self.first, ALIBI_HEADS=self.of if part else 0,
                            MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.page_bytes, HAS_SINK=int(sinks))
         if (kv_v or kv) != kv or rotate:
             self.params |= dict(KV_K=kv, KV_V=self.kv_v, KV_ROTATE=int(rotate))
@@ -45,14 +48,14 @@ class Attention:
 
     def slopes(self):
         # the rule that BLOOM's authors published, for any number of heads
-        n = self.heads
+        n = self.of
         c = 2 ** math.floor(math.log2(n))
         base = 2.0 ** -(2.0 ** -(math.log2(c) - math.log2(self.alibi)))
         out = [base ** i for i in range(1, c + 1)]
         if c != n:
             extra = 2.0 ** -(2.0 ** -(math.log2(2 * c) - math.log2(self.alibi)))
             out += [extra ** i for i in range(1, 2 * (n - c) + 1, 2)]
-        return np.array(out)
+        return np.array(out)[self.first:self.first + self.heads]
 
     def want(self, seq, pos):
         """float64, row by row: [rows, heads, v_dim]"""

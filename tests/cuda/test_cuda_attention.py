@@ -45,7 +45,7 @@ CASES = {
     "d128":   dict(lens=[31, 260], heads=14, kv_heads=2, dim=128, v_dim=64, cap=30.0, spread=2.0),
     "odd":    dict(lens=[7, 130], heads=5, kv_heads=1, dim=20, v_dim=12, window=129),
     "none8":  dict(lens=[40], heads=2, kv_heads=2, dim=13, v_dim=7, kv="bf16"),
-    "alibi":  dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0),
+    "alibi":  dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, part=(5, 12)),
     "chunks": dict(lens=[5, 130], heads=6, kv_heads=2, dim=20, window=33, chunk=1),
     "prefix": dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200]),
     "falcon": dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),

@@ -20,7 +20,7 @@ CASES = {
     "chunks": dict(lens=[40, 130], heads=4, kv_heads=2, dim=64, window=70, chunk=1),
     "v_dim":  dict(lens=[70], heads=3, kv_heads=1, dim=96, v_dim=64),
     "mqa":    dict(lens=[5, 40], heads=71, kv_heads=1, dim=64, kv="bf16"),
-    "alibi":  dict(lens=[64, 90], heads=6, kv_heads=6, dim=32, alibi=8.0),
+    "alibi":  dict(lens=[64, 90], heads=6, kv_heads=6, dim=32, alibi=8.0, part=(1, 9)),
     "low":    dict(lens=[40, 130], heads=4, kv_heads=2, dim=64, low=400.0, kv="bf16"),
     "sinks":  dict(lens=[7, 130], heads=8, kv_heads=1, dim=64, window=40, sinks=True),
     "prefix": dict(lens=[40, 120], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 90]),

@@ -128,7 +128,7 @@ CASES |= {
     "int4":    dict(lens=LENS, kv="int4", rotate=True),
     "int4odd": dict(lens=[7, 130, 290], heads=5, kv_heads=1, dim=80, v_dim=12, kv="int4"),
     "k6v4":    dict(lens=[40, 300], heads=4, kv_heads=2, dim=64, mask="prefix", prefix=[17, 200], kv="int6", kv_v="int4", rotate=True),
-    "k16v4":   dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, kv="f16", kv_v="int4"),
+    "k16v4":   dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, part=(5, 12), kv="f16", kv_v="int4"),
     "int8x32": dict(lens=[33, 300], heads=6, kv_heads=2, dim=80, v_dim=12, kv="int8_32"),
     "f8x32":   dict(lens=[40, 200], heads=3, kv_heads=1, dim=20, v_dim=64, kv="f8_32", rotate=True),
     "bf16":    dict(lens=[64, 300], heads=6, kv_heads=2, dim=20, kv="bf16"),
