@@ -6,6 +6,7 @@
 
 #include "api/api.h"
 #include "base/sized.h"
+#include "runtime/kv/kv.h"
 
 struct llmc_engine {
 	llmc_session *session, *second; /* second: of the draft model, or NULL */
@@ -60,6 +61,7 @@ open_second(llmc_engine *e, llmc_model *draft, llmc_error *err)
 
 	lim.context = (int32_t)(draft->plan->max_positions < lim.context ? draft->plan->max_positions : lim.context);
 	lim.n_out = DRAFT_TEXTS;
+	lim.host_tokens = kv_host_pages(draft->plan) * PLAN_KV_PAGE; /* its own */
 	TRY(llmc_session_open(draft, &lim, &e->second, err));
 	TRY(session_prepare(e->second->s, err));
 	return engine_set_second(e->e, e->second->s, err);

@@ -83,14 +83,20 @@ llmc_seq_new(llmc_session *s, int32_t length_bound, llmc_seq *out, llmc_error *e
 llmc_status
 llmc_seq_adapt(llmc_session *s, llmc_seq q, int32_t adapter, llmc_error *err)
 {
-	return session_seq_adapt(s->s, q, adapter, err);
+	TRY(runtime_adapter_hold(s->model->rt, adapter, false, err)); /* not one that was unloaded */
+	llmc_status status = session_seq_adapt(s->s, q, adapter, err);
+	runtime_adapter_let_go(s->model->rt, adapter);
+	return status;
 }
 
 llmc_status
 llmc_adapter_load(llmc_model *m, const char *folder, double scale, int32_t *adapter, llmc_error *err)
 {
+	/* lora.scale, unless it is that of an adapter in the weights */
+	const double all = m->spec->lora.path || m->spec->adapters.slots < 1 ? 1 : m->spec->lora.scale;
+
 	*adapter = 0;
-	return m->rt ? runtime_adapter_load(m->rt, folder, scale, adapter, err) : without_weights(err);
+	return m->rt ? runtime_adapter_load(m->rt, folder, scale * all, adapter, err) : without_weights(err);
 }
 
 llmc_status

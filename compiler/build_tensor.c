@@ -309,7 +309,8 @@ build_factors(Graph *g, const char *role, int layer, int64_t rows, int64_t cols,
 		return false;
 	const char *name = module_name(g, role, layer, &rule, &part);
 	PlanSource *src = NEW(g->arena, PlanSource, 1), theirs = { .rows = rows, .block = rows, .stride = rows, .n_block = 1 };
-	if (!name || !rule_rows(g, layer, rule, role, part, rows, &theirs))
+	/* rows that are turned while they are read: an adapter's would have to be as well */
+	if (!name || (rule->rope_pairs && (!strcmp(role, "q") || !strcmp(role, "k"))) || !rule_rows(g, layer, rule, role, part, rows, &theirs))
 		return false;
 	*src = (PlanSource){ .name = name, .rows = theirs.rows, .cols = cols, .block = rows, .stride = rows, .n_block = 1,
 		             .lora = name, .lora_first = theirs.first, .lora_block = theirs.block, .lora_stride = theirs.stride };

@@ -332,7 +332,7 @@ head_alone(const SpecTable *t, Spec *s)
 		&s->attention.layer_in, &s->attention.k_is_v, &s->attention.temper.layer_in, &s->attention.windowed, &s->attention.qk_in, &s->attention.sink_in, &s->attention.index.layer_in,
 		&s->ffn.wide_in, &s->ffn.layer_in, &s->moe.layer_in, &s->norm.in_layers, &s->norm.out_layers, &s->rope_in,
 	};
-	const double **const limits[] = { &s->ffn.limits, &s->moe.limits, &s->moe.shared_limits };
+	const double **const limits[] = { &s->ffn.limits, &s->ffn.sparsity, &s->moe.limits, &s->moe.shared_limits };
 	int like = s->n_layers - 1;
 
 	while (like >= 0 && (!spec_attends(s, like) || (s->attention.index.top_k && !s->attention.index.layer_in[like]) || spec_windowed(s, like) || spec_shared(s, like) ||
@@ -451,8 +451,10 @@ fill_rest(const SpecTable *t, Spec *s)
 		s->eos[i] = (int32_t)t->val[K_eos].list[i];
 	s->prompt_prefix = STR(prompt);
 	s->mtp.part = IS(mtp_part, "rows") ? MTP_ROWS : IS(mtp_part, "head") ? MTP_HEAD : MTP_NONE;
-	if (s->mtp.part == MTP_HEAD)
+	if (s->mtp.part == MTP_HEAD) {
+		s->adapters.slots = 0; /* sequences of a head have no adapters */
 		head_alone(t, s);
+	}
 }
 
 /* Modules of adapters have the names of Hugging Face's checkpoints, whatever this one has. */
@@ -633,7 +635,7 @@ spec_moe_limit(const Spec *s, int layer)
 double
 spec_shared_limit(const Spec *s, int layer)
 {
-	return limit_of(s->moe.shared_limits, spec_moe_limit(s, layer), layer);
+	return limit_of(s->moe.shared_limits, s->moe.limit, layer);
 }
 
 bool

@@ -150,11 +150,13 @@ check_index(SpecTable *t)
 		err_at(t->d, LOC(att_form), "attention.form = expanded: chosen positions are read as latents");
 		note(t, K_index_top_k);
 	}
-	for (int64_t l = 0; in && l < INT(n_layers) && !in[l]; l++)
-		if (attends(t, l, &why)) {
+	for (int64_t l = 0; in && l < INT(n_layers); l++) {
+		if (!attends(t, l, &why))
+			continue;
+		if (!in[l])
 			err_at(t->d, LOC(index_layers), "layer %lld attends to the choice of an earlier layer, and there is none: it has to be one of attention.index.layers", (long long)l);
-			return;
-		}
+		return; /* the first one that attends */
+	}
 }
 
 static void
@@ -673,6 +675,10 @@ check_streams(SpecTable *t)
 	if (ON(stream_gain) && (!several || INT(ple_width) == 0)) {
 		err_at(t->d, LOC(stream_gain), "streams.gain = true is of per-layer embeddings, which several streams get");
 		note(t, several ? K_ple_width : K_streams);
+	}
+	if (several && ON(layer_gain)) {
+		err_at(t->d, LOC(layer_gain), "residual.layer_gain = true: a layer of several streams has no such number");
+		note(t, K_streams);
 	}
 	if ((several || INT(laurel_rank) > 0) && (!IS(residual_form, "serial") || IS(residual_from, "norm") || ON(norm_sum))) {
 		err_at(t->d, several ? LOC(streams) : LOC(laurel_rank), "%s: attention and feed-forward read the stream one after the other", several ? "streams.count" : "residual.low_rank");

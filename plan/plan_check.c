@@ -39,7 +39,7 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	Dtype from = plan_source_dtype(t, s);
 	if (from == DT_NONE || from == DT_I32 || from == DT_I64)
 		return BAD("tensor %s: source %s: stored as \"%s\", which is no type of weights", t->id, s->name, s->stored);
-	if (s->lora && (!t->cols || s->lora_block < 1))
+	if (s->lora && (!t->cols || s->lora_block < 1 || (n > s->lora_block && s->lora_stride < s->lora_block)))
 		return BAD("tensor %s: source %s: an adapter changes matrices, this is none", t->id, s->name);
 	if (s->stored && (!t->cols || !dtype_is_float(t->dtype)))
 		return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 are made from another type, this is %s", t->id,
@@ -92,8 +92,8 @@ check_factor(const PlanTensor *t, llmc_error *err)
 		if (!s->lora || !*s->name || s->stored || s->transpose || s->rope_pairs || s->unit_rows || s->arranged || s->col_total)
 			return BAD("tensor %s: source %d of a factor says of which module it is, and nothing else", t->id, k);
 		if (__builtin_mul_overflow(s->n_block, s->block, &n) || n > MAX_ELEMS || s->lora_block < 1 || __builtin_mul_overflow((n - 1) / s->lora_block, s->lora_stride, &last) ||
-		    last > MAX_ELEMS || s->lora_first > MAX_ELEMS || s->cols < 1 || s->cols > MAX_ELEMS)
-			return BAD("tensor %s: source %s is too large", t->id, s->name);
+		    last > MAX_ELEMS || s->lora_first > MAX_ELEMS || s->cols < 1 || s->cols > MAX_ELEMS || (n > s->lora_block && s->lora_stride < s->lora_block))
+			return BAD("tensor %s: source %s is too large, or its pieces lie over each other", t->id, s->name);
 		if (t->factor == FACTOR_B && t->n_src != 1)
 			return BAD("tensor %s: left factors of several matrices", t->id);
 		if (t->factor == FACTOR_A && s->cols != t->src[0].cols)

@@ -1,5 +1,7 @@
 /* The indexer of sparse attention: its keys, and the positions that it chooses for each row. */
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/internal.h"
 
@@ -20,14 +22,27 @@ ref_index_append(const RefCall *c)
 
 typedef struct Scored { float score; int32_t pos; } Scored;
 
+/* As the kernels compare, by integers: NaN has its place as well */
+static uint32_t
+score_order(float x)
+{
+	uint32_t u;
+
+	x += 0.0f;
+	memcpy(&u, &x, sizeof u);
+	return u & 0x80000000 ? ~u : u | 0x80000000;
+}
+
 /* The greatest first, of equal ones the lower position */
 static int
 by_score(const void *a, const void *b)
 {
 	const Scored *x = a, *y = b;
 
-	if (x->score != y->score)
-		return x->score > y->score ? -1 : 1;
+	const uint32_t p = score_order(x->score), q = score_order(y->score);
+
+	if (p != q)
+		return p > q ? -1 : 1;
 	return x->pos < y->pos ? -1 : 1;
 }
 

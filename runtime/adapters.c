@@ -188,14 +188,17 @@ runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *ada
 {
 	Adapters *a = rt->adapters;
 	Peft     *peft = NULL;
-	uint64_t  key;
+	uint64_t  key, now;
 	int       at = 0;
 
 	*adapter = 0;
 	if (!a)
 		return error_set(err, LLMC_E_INPUT, "this model has no slots for adapters: open it with adapters.slots=4, say");
+	TRY(files_key(folder, scale, &key, err));
 	TRY(peft_open(folder, scale, &peft, err));
-	llmc_status status = files_key(folder, scale, &key, err);
+	llmc_status status = files_key(folder, scale, &now, err);
+	if (status == LLMC_OK && now != key)
+		status = error_set(err, LLMC_E_INPUT, "%s: the adapter changed while it was read", folder);
 	if (status != LLMC_OK)
 		goto fail;
 	pthread_mutex_lock(&a->lock);

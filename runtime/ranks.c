@@ -393,6 +393,8 @@ ranks_why(Session *s, llmc_status own, llmc_error *err)
 {
 	Group *g = s->group;
 
+	if (own != LLMC_OK && !g && s->comm && s->rt->world)
+		comm_end(s->comm); /* the other processes wait for this rank */
 	if (own == LLMC_OK || !g)
 		return own;
 	if (!comm_ended(g->lead)) {

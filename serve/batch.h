@@ -104,6 +104,7 @@ bool        batches_load(Store *st, const char *id, llmc_error *err); /* of the 
 void        batches_free(Store *st);
 void        batch_json(const Batch *b, Strbuf *out); /* lock held */
 bool        batch_save(Store *st, const char *id);   /* without the lock; false: the disk does not take it */
+int64_t     batches_spare(const Store *st, const char *owner); /* bytes that batches_evict would free in all; lock held */
 bool        batches_evict(Store *st, const char *owner); /* the oldest that is over and has no files goes, of an owner or (NULL) of all; lock held; false: there is none */
 void        store_nudge(Store *st);                  /* batch_run.c: stop or a batch's cancel has been set; without the lock */
 static inline bool

@@ -537,7 +537,7 @@ fly(Run *run)
 		}
 		pthread_mutex_lock(&st->lock);
 		bool end = st->stop || run->b->cancel || run->full;
-		run->yields = run->yields || (run->n_landed >= SLICE && others_wait(st, run->b));
+		run->yields = run->yields || (run->n_landed >= SLICE + run->n_line / 32 && others_wait(st, run->b));
 		pthread_mutex_unlock(&st->lock);
 		if (end || time(NULL) >= run->b->expires || (run->yields && !run->n_flights))
 			break;

@@ -284,11 +284,27 @@ drop(Store *st, Batch **at) /* lock held */
 	batch_free(b);
 }
 
+static bool
+is_spare(const Batch *b, const char *owner)
+{
+	return batch_ended(b) && !b->saves && !b->has[0] && !b->has[1] && (!owner || !strcmp(b->owner, owner));
+}
+
+int64_t
+batches_spare(const Store *st, const char *owner)
+{
+	int64_t n = 0;
+
+	for (const Batch *b = st->first; b; b = b->next)
+		n += is_spare(b, owner) ? b->bytes : 0;
+	return n;
+}
+
 bool
 batches_evict(Store *st, const char *owner)
 {
 	for (Batch **at = &st->first; *at; at = &(*at)->next)
-		if (batch_ended(*at) && !(*at)->saves && !(*at)->has[0] && !(*at)->has[1] && (!owner || !strcmp((*at)->owner, owner))) {
+		if (is_spare(*at, owner)) {
 			drop(st, at);
 			return true;
 		}

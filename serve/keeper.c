@@ -62,7 +62,7 @@ make_room(Server *s, const Slot *except, int64_t need, bool busy)
 			if (!t->model)
 				continue;
 			kept += t->model->bytes;
-			if (t == except || !t->src.open || (t->model->n_refs && !busy))
+			if (t == except || !t->src.open || t->model->of || (t->model->n_refs && !busy)) /* of: it has no memory of its own */
 				continue;
 			bool better = !victim || (!t->model->n_refs != !victim->model->n_refs ? !t->model->n_refs : t->used_at < victim->used_at);
 			if (better)
@@ -187,6 +187,26 @@ base_of(Server *s, const Slot *t)
 	return NULL;
 }
 
+bool
+slot_is_awaited(Server *s, const Slot *t)
+{
+	for (int i = 0; i < s->n_slots; i++)
+		if (s->slot[i]->wanted && !s->slot[i]->removed && base_of(s, s->slot[i]) == t)
+			return true;
+	return false;
+}
+
+/* Put to sleep, and kept for names that share its engine: it goes behind the last who waited for one. */
+static void
+let_sleep(Server *s, Slot *t)
+{
+	if (!t || !t->drowsy || t->wanted || t->loading || t->reloads.first || slot_is_awaited(s, t))
+		return;
+	if (t->model)
+		model_retire(s, t);
+	t->drowsy = false;
+}
+
 /* The engine that it shares has been retired while it came. */
 static bool
 is_left(const Model *m)
@@ -201,9 +221,11 @@ begin_service(Server *s, Slot *t, Model *m)
 {
 	model_set(t, m);
 	hand_out(s, t);
-	if ((t->removed || t->drowsy || is_left(m)) && t->model == m)
+	const bool stays = t->drowsy && slot_is_awaited(s, t);
+	if ((t->removed || (t->drowsy && !stays) || is_left(m)) && t->model == m)
 		model_retire(s, t);
-	t->drowsy = false;
+	t->drowsy = stays;
+	let_sleep(s, base_of(s, t));
 }
 
 static void
@@ -275,6 +297,7 @@ load_one(Server *s)
 	refuse(s, t, &p);
 	if (named != t)
 		refuse(s, named, &p);
+	let_sleep(s, base_of(s, named));
 	return true;
 }
 

@@ -18,6 +18,7 @@ Req  *queue_pop(Queue *q);         /* NULL: none */
 /* Without the lock: each has the same Problem for an answer, or, with p NULL, {"status": word}. The references go. */
 void  queue_answer(Queue q, const Problem *p, const char *word);
 void  adding_free(Adding *a);
+bool  slot_is_awaited(Server *s, const Slot *t); /* somebody waits for a name that shares its engine; lock held */
 
 /* engine.c */
 /* An engine that is open under a name, and its pump. On failure the engine is closed again, if the source does that. */

@@ -320,8 +320,9 @@ models_sleep(Server *s, Slot *t, Req *r)
 		Slot *at = s->slot[i];
 		if ((t && at != t) || !at->src.open)
 			continue;
-		at->drowsy = at->loading || at->wanted || at->reloads.first;
-		if (at->model)
+		const bool awaited = slot_is_awaited(s, at);
+		at->drowsy = at->loading || at->wanted || at->reloads.first || awaited;
+		if (at->model && !awaited)
 			model_retire(s, at);
 	}
 	if (!closing) {

@@ -78,8 +78,12 @@ read_judge(Gen *g, const json_t *o, Problem *p)
 	own->judge = m->output == LLMC_OUTPUT_HIDDEN ? JUDGE_COSINE : m->output == LLMC_OUTPUT_LABELS ? JUDGE_LABEL : JUDGE_YES;
 	if (own->judge == JUDGE_LABEL && m->out_width != 1)
 		return problem(p, 400, "model", "This classifier has %d labels: scores of texts take one with a single label. /v1/embeddings has those of all.", m->out_width);
-	if (own->judge != JUDGE_YES)
-		return embeddings_pool(g, o, p);
+	if (own->judge != JUDGE_YES) {
+		if (!embeddings_pool(g, o, p))
+			return false;
+		g->er.normalize = g->er.normalize && own->judge == JUDGE_COSINE; /* one logit over its length is its sign */
+		return true;
+	}
 	if (!g->model->back.tok || !m->has_chat_template)
 		return problem(p, 400, "model", "This model makes text and has no chat template: it cannot be asked whether a document meets a query.");
 	g->er.pool = LLMC_POOL_LAST;

@@ -83,6 +83,8 @@ store_count(Store *st, const char *owner, int64_t bytes)
 bool
 store_take(Store *st, const char *owner, int64_t bytes)
 {
+	if (bytes > part_of(st, owner, st->max_bytes) - store_share(st, owner)->used + batches_spare(st, owner) || bytes > st->max_bytes - st->used + batches_spare(st, NULL))
+		return false; /* nothing goes for what would not fit then either */
 	while (bytes > part_of(st, owner, st->max_bytes) - store_share(st, owner)->used)
 		if (!batches_evict(st, owner))
 			return false;

@@ -66,8 +66,8 @@ pre_of(Job *j, char name[64])
 	Strbuf *text = arena_strbuf(&j->a), *exprs = arena_strbuf(&j->a);
 	json_error_t why;
 
-	if (!file_exists(path)) { /* vocab.json and merges.txt: GPT-2's */
-		strcpy(name, "gpt-2");
+	if (!file_exists(path)) { /* vocab.json and merges.txt, or bytes and ranks, whose words are taken whole */
+		strcpy(name, j->own->ignore_merges ? "llama-bpe" : "gpt-2");
 		return LLMC_OK;
 	}
 	TRY(file_read(path, TEXT_MAX_FILE, text, j->err));

@@ -281,7 +281,7 @@ layer_roles(Check *c, int l)
 	bool sparse = s->moe.layer_in[l], owner = spec_kv_layer(s, l) == l;
 	bool ab = s->attention.bias, nb = s->norm.bias, normed = s->norm.kind != NORM_NONE && s->norm.weight;
 	bool in = normed && s->norm.in_layers[l], out = normed && s->norm.out_layers[l];
-	Role role[64];
+	Role role[96]; /* more than all roles that a layer may have */
 	int n = 0;
 
 	if ((s->norm.attn_in || s->norm.sum) && in && spec_has_block(s, l))

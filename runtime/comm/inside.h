@@ -20,6 +20,9 @@ typedef struct CommWay {
 	void (*close)(Comm *c);
 } CommWay;
 
+/* How much longer than within a step of all ranks one waits over stages, for whole steps of the others */
+enum { COMM_STAGES_PATIENCE = 20 };
+
 struct Comm {
 	const CommWay *way;
 	int            rank, ranks;
@@ -63,6 +66,7 @@ void       comm_place(const CommJoin *j, const CommStream *s, int64_t at, int64_
  * looks whether those of the others grow: a process that is stopped, or gone, counts no more, however long the step takes that it is in, and also between steps. */
 typedef struct Life { _Alignas(64) atomic_ullong beat, where, space; atomic_int pid; } Life;
 typedef struct Watch Watch;
+enum { COMM_LOOK_MS = 100 }; /* between two looks */
 #define COMM_LEFT UINT64_MAX /* the beat of a rank that has closed its watch */
 /* life [ranks], zero before the first one begins. exchange(user), or NULL: at each look, before it, where signs do not come by themselves. missed(user, k, gone) once: rank k has been still for
  * timeout_s seconds, or its process has ended. Both on a thread of their own. A rank that has not begun, or has closed its watch, is not missed. */

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "runtime/comm/inside.h"
 
-enum { LOOK_MS = 100, STILL_LOOKS = 3 }; /* so many looks without a beat: is there such a process at all? */
+enum { STILL_LOOKS = 3 }; /* so many looks without a beat: is there such a process at all? */
 
 struct Watch {
 	Life     *life;
@@ -69,7 +69,7 @@ watch_main(void *arg)
 	pthread_mutex_lock(&w->lock);
 	while (!w->over) {
 		struct timespec until;
-		clock_after(&until, LOOK_MS);
+		clock_after(&until, COMM_LOOK_MS);
 		atomic_fetch_add(&w->life[w->rank].beat, 1);
 		if (w->exchange && !w->told)
 			w->exchange(w->user);
@@ -101,7 +101,7 @@ watch_open(Life *life, int rank, int ranks, int timeout_s, void (*exchange)(void
 	*out = NULL;
 	if (!w)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for rank %d", rank);
-	*w = (Watch){ .life = life, .rank = rank, .ranks = ranks, .patience = timeout_s * (1000 / LOOK_MS), .exchange = exchange, .missed = missed, .user = user };
+	*w = (Watch){ .life = life, .rank = rank, .ranks = ranks, .patience = timeout_s * (1000 / COMM_LOOK_MS), .exchange = exchange, .missed = missed, .user = user };
 	pthread_condattr_init(&monotonic);
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&w->stop, &monotonic);

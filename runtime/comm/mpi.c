@@ -131,7 +131,7 @@ start(World *w, const Launcher *l, const void *comm, llmc_error *err)
 		return error_set(err, LLMC_E_MISSING, "MPI does not say from which threads it may be called (MPI_Query_thread)");
 	if (level < SERIALIZED)
 		return error_set(err, LLMC_E_MISSING, "MPI has been started so that several threads may not call it, one after the other (MPI_THREAD_SERIALIZED)");
-	w->own_thread = !comm || level == MULTIPLE;
+	w->own_thread = w->ours || level == MULTIPLE; /* nobody else calls MPI, or all may */
 	if (comm) { /* a handle is an address, or a number */
 		Handle own = NULL, given = NULL;
 		memcpy(&given, comm, dlsym(w->lib, "ompi_mpi_comm_world") ? sizeof given : sizeof(int));

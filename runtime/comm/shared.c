@@ -23,9 +23,9 @@
 #include "runtime/threads/threads.h"
 
 typedef enum Missed { LATE_IN_STEP, STILL, GONE } Missed;
-/* STAGES_PATIENCE: stages wait for whole steps of the others, not for a moment of one that all are in; so does who sends them the next one, or asks for
+/* COMM_STAGES_PATIENCE: stages wait for whole steps of the others, not for a moment of one that all are in; so does who sends them the next one, or asks for
  * their pages. */
-enum { HOW = 1 << 16, PIECE = 4096, RING = 1 << 18, SPINS = 2000, YIELDS = 64, LOOK_MS = 100, STAGES_PATIENCE = 20 };
+enum { HOW = 1 << 16, PIECE = 4096, RING = 1 << 18, SPINS = 2000, YIELDS = 64 };
 
 /* A number that only grows, written by one thread. Its low half is the futex. */
 typedef struct Line {
@@ -92,7 +92,7 @@ line_set(Line *l, uint64_t v)
 static bool
 line_wait(Shared *s, Line *l, uint64_t v, int of, int most_s)
 {
-	const struct timespec look = { .tv_nsec = LOOK_MS * 1000000L };
+	const struct timespec look = { .tv_nsec = COMM_LOOK_MS * 1000000L };
 	int looks = 0;
 
 	for (int i = 0; i < s->spins + YIELDS; i++) {
@@ -106,7 +106,7 @@ line_wait(Shared *s, Line *l, uint64_t v, int of, int most_s)
 	atomic_fetch_add(&l->sleepers, 1);
 	for (uint64_t now; (now = atomic_load(&l->at)) < v && !atomic_load(&s->b->ended);) {
 		looks += !futex(l, FUTEX_WAIT, (unsigned)now, &look);
-		if (most_s && looks > most_s * (1000 / LOOK_MS))
+		if (most_s && looks > most_s * (1000 / COMM_LOOK_MS))
 			lose(s, of, LATE_IN_STEP);
 	}
 	atomic_fetch_sub(&l->sleepers, 1);
@@ -431,7 +431,7 @@ comm_shared(void *memory, int rank, CommShape shape, int timeout_s, void (*relea
 	s->c = comm_of(&way, rank, shape);
 	s->parts = shape.parts;
 	s->spins = (int64_t)shape.ranks * shape.parts > (timeout_s ? sysconf(_SC_NPROCESSORS_ONLN) : topology_threads()) ? 0 : SPINS; /* a launcher binds a process to its own processors */
-	s->timeout_s = shape.onward ? STAGES_PATIENCE * timeout_s : timeout_s;
+	s->timeout_s = shape.onward ? COMM_STAGES_PATIENCE * timeout_s : timeout_s;
 	s->still_s = timeout_s;
 	s->release = release;
 	s->user = user;

@@ -22,7 +22,7 @@ typedef struct Parcel { struct Parcel *next; Handle request; char data[]; } Parc
 /* What ranks tell each other of themselves; beat COMM_LEFT: the last one */
 typedef struct Sign { uint64_t beat, where; } Sign;
 /* Signs to and from one rank. The one under way is the newest that there was when the one before had left. */
-typedef struct Peer { Sign from, to; Handle getting, putting; bool under_way, left; char host[60]; } Peer;
+typedef struct Peer { Sign from, to; Handle getting, putting; bool under_way, left, told; char host[60]; } Peer;
 
 typedef struct Through {
 	Comm   c;
@@ -36,9 +36,10 @@ typedef struct Through {
 	Peer  *peer;  /* [ranks] rank 0 has all others, the others rank 0 */
 	Watch *watch; /* NULL: nobody is missed */
 	bool   watched;
-	int    timeout_s;
+	int    timeout_s, late_s; /* without a sign of life; in a step */
 	atomic_int  lost; /* 1 + the rank that is missed */
-	atomic_bool ended;
+	atomic_ullong meeting; /* own beat when this rank began to wait for its team; 0: it does not */
+	atomic_bool ended, late;
 } Through;
 
 /* ---------------------------------------------------------------- signs of life ---- */
@@ -91,8 +92,15 @@ tell(Through *t, int k, uint64_t beat)
 static void
 exchange(void *user)
 {
-	Through *t = user;
+	Through       *t = user;
+	const uint64_t since = atomic_load(&t->meeting), now = atomic_load(&t->life[t->c.rank].beat);
 
+	if (since && now - since > (uint64_t)t->late_s * (1000 / COMM_LOOK_MS)) {
+		atomic_store(&t->late, true);
+		atomic_store(&t->ended, true);
+		atomic_store(&t->w->lost, true);
+		return;
+	}
 	for (int k = 0; k < t->c.ranks; k++)
 		if (is_peer(t, k)) {
 			(void)tell(t, k, atomic_load(&t->life[t->c.rank].beat));
@@ -100,27 +108,33 @@ exchange(void *user)
 		}
 }
 
-/* The last sign to all, and theirs to us: nothing is under way when the communicator goes. As long as a rank may be still at most. */
+/* The last sign to all, and theirs to us: nothing is under way when the communicator goes. As long as they give signs of life, and as a rank may be still. */
 static void
 take_leave(Through *t)
 {
-	char status[256];
-	int  looks = 0; /* not the clock: a job that is stopped as a whole, and goes on, has lost nobody */
+	char    status[256];
+	int64_t looks = 0; /* not the clock: a job that is stopped as a whole, and goes on, has lost nobody */
 
-	for (int k = 0; k < t->c.ranks; k++) {
-		Peer *p = &t->peer[k];
-		bool told = !is_peer(t, k), gone = told;
-		while (!(told && gone)) {
-			int done = 0;
-			told = told || tell(t, k, COMM_LEFT);
-			if (told && !gone && !hear(t, k))
-				gone = MPI_CALL(t->w, test, &p->putting, &done, status) == 0 && done;
-			if (atomic_load(&t->w->lost) || ++looks > t->timeout_s * (1000000 / LEAVE_US)) {
-				atomic_store(&t->w->lost, true);
-				return;
-			}
-			nanosleep(&(struct timespec){ .tv_nsec = LEAVE_US * 1000 }, NULL);
+	for (bool all = false; !all;) {
+		all = true;
+		for (int k = 0; k < t->c.ranks; k++) {
+			Peer          *p = &t->peer[k];
+			const uint64_t beat = atomic_load(&t->life[k].beat);
+			int            done = 0;
+			if (!is_peer(t, k))
+				continue;
+			p->told = p->told || tell(t, k, COMM_LEFT);
+			const bool left = !hear(t, k);
+			all = p->told && left && MPI_CALL(t->w, test, &p->putting, &done, status) == 0 && done && all;
+			looks = atomic_load(&t->life[k].beat) == beat ? looks : 0;
 		}
+		if (all)
+			return;
+		if (atomic_load(&t->w->lost) || ++looks > (int64_t)t->timeout_s * (1000000 / LEAVE_US)) {
+			atomic_store(&t->w->lost, true);
+			return;
+		}
+		nanosleep(&(struct timespec){ .tv_nsec = LEAVE_US * 1000 }, NULL);
 	}
 }
 
@@ -143,7 +157,10 @@ gather(Through *t, Handle of, const float *x, int64_t n)
 {
 	if (atomic_load(&t->ended))
 		return false;
-	if (mpi_gather(t->w, of, x, (size_t)n * sizeof *x, t->all))
+	atomic_store(&t->meeting, t->watch ? atomic_load(&t->life[t->c.rank].beat) : 0);
+	const bool met = mpi_gather(t->w, of, x, (size_t)n * sizeof *x, t->all);
+	atomic_store(&t->meeting, 0);
+	if (met)
 		return true;
 	atomic_store(&t->w->lost, true);
 	atomic_store(&t->ended, true);
@@ -309,7 +326,10 @@ through_why(const Comm *c, char *text, size_t n)
 	if (!through_ended(c))
 		return;
 	if (k < 0) {
-		snprintf(text, n, "a rank of this job cannot be reached");
+		if (atomic_load(&t->late))
+			snprintf(text, n, "a rank of this job is late: no answer for %d s in a step", t->late_s);
+		else
+			snprintf(text, n, "a rank of this job cannot be reached");
 		return;
 	}
 	comm_where(atomic_load(&t->life[k].where), where, sizeof where);
@@ -334,11 +354,11 @@ through_close(Comm *c)
 	watch_close(t->watch);
 	if (!through_ended(c) && t->watched)
 		take_leave(t);
-	if (!through_ended(c) && !atomic_load(&t->w->lost)) {
-		(void)through_clear(t, true);
-		t->w->comm_free(&t->talk);
-		t->w->comm_free(&t->team);
-	}
+	if (through_ended(c) || atomic_load(&t->w->lost))
+		return; /* messages are under way into its memory; the process ends soon */
+	(void)through_clear(t, true);
+	t->w->comm_free(&t->talk);
+	t->w->comm_free(&t->team);
 	through_free(t);
 }
 
@@ -377,7 +397,7 @@ comm_through(World *w, CommShape shape, Comm **out, llmc_error *err)
 
 	if (!t)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
-	*t = (Through){ .c = comm_of(&way, w->rank_, shape), .w = w, .timeout_s = mpi_timeout() };
+	*t = (Through){ .c = comm_of(&way, w->rank_, shape), .w = w, .timeout_s = mpi_timeout(), .late_s = mpi_timeout() * (shape.onward ? COMM_STAGES_PATIENCE : 1) };
 	t->all = malloc(n * GATHER * sizeof *t->all);
 	t->own = calloc(GATHER, sizeof *t->own);
 	t->life = aligned_alloc(_Alignof(Life), n * sizeof *t->life);

@@ -4,6 +4,7 @@
 #include "runtime/cuda/session.h"
 #include "runtime/cuda/ways.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 bool
@@ -37,6 +38,10 @@ cuda_hosted_open(CudaSession *c, llmc_error *err)
 
 	if (!cuda_hosted(c))
 		return LLMC_OK;
+	if (ways_wanted() == WAYS_UNKNOWN)
+		return error_set(err, LLMC_E_INPUT, "LLMC_NCCL is \"%s\", expected auto, always or never", getenv("LLMC_NCCL"));
+	if (!ways_of_peers())
+		return error_set(err, LLMC_E_INPUT, "LLMC_PEER_SUMS is \"%s\", expected auto, one-shot or two-shot", getenv("LLMC_PEER_SUMS"));
 	if (ways_wanted() == WAYS_NCCL)
 		return error_set(err, LLMC_E_MISSING, "LLMC_NCCL is \"always\": ranks that a launcher has started talk through the host's memory; llmc --tp %d --device cuda, without a launcher, takes NCCL",
 		                 s->plan->ranks);

@@ -451,9 +451,9 @@ cuda_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	llmc_status status = forward(c, phase, logits, err);
 
 	cuda_group_step(c, false);
-	if (status != LLMC_OK && cuda_hosted(c)) /* the others wait for this rank, and its stream for them */
+	if (status != LLMC_OK && s->rt->world) /* the others wait for this rank, and its stream for them */
 		comm_end(s->comm);
-	if (cuda_hosted(c) && status == LLMC_OK)
+	if (s->rt->world && status == LLMC_OK)
 		comm_at(s->comm, c->n_met, -1, -1);
 	if (status != LLMC_OK) /* copies out of the ring's entry end before it is filled again */
 		(void)!c->m->dev.api.stream_sync(c->stream);

@@ -27,7 +27,7 @@ begin(Engine *e, JobChoice *c, const SchedSeq *q)
 		c->second = -1;
 		return false;
 	}
-	c->head.at = session_prefix_find(e->second, c->second, q->tok, q->n_tok);
+	c->head.at = session_prefix_find(e->second, c->second, q->tok + 1, q->n_tok - 1); /* what position i of a head has been fed */
 	c->head.n = 0;
 	c->head.holes = false;
 	return true;
@@ -55,7 +55,7 @@ head_read(Engine *e, JobChoice *c, const SchedSeq *q, int32_t n)
 	c->head.n -= n;
 	memmove(c->head.row, c->head.row + n * hidden, (size_t)(c->head.n * hidden) * sizeof *c->head.row);
 	if (!c->head.holes)
-		session_prefix_keep(e->second, c->second, q->tok);
+		session_prefix_keep(e->second, c->second, q->tok + 1);
 }
 
 /* All rows but the last ones, which a step that guesses reads */

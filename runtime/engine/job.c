@@ -22,11 +22,11 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 		if (r->tok[i] < 0 || r->tok[i] >= e->plan->vocab)
 			return error_set(err, LLMC_E_RANGE, "token %zu of the prompt is %d, ids are 0 .. %lld", i, r->tok[i],
 			                 (long long)e->plan->vocab - 1);
+	if (r->n_pool_tok < 0 || r->n_pool_tok > MAX_POOL_TOK || (r->n_pool_tok && (e->plan->output != LLMC_OUTPUT_LOGITS || !r->pool || r->pool == LLMC_POOL_MEAN)))
+		return error_set(err, LLMC_E_RANGE, "n_pool_tok is %d: up to %d tokens of a model that makes text, with pool last or cls", r->n_pool_tok, MAX_POOL_TOK);
 	for (int32_t i = 0; i < r->n_pool_tok; i++)
 		if (!r->pool_tok || r->pool_tok[i] < 0 || r->pool_tok[i] >= e->plan->vocab)
 			return error_set(err, LLMC_E_RANGE, "pool_tok holds what is no token, or is NULL; ids are 0 .. %lld", (long long)e->plan->vocab - 1);
-	if (r->n_pool_tok < 0 || r->n_pool_tok > MAX_POOL_TOK || (r->n_pool_tok && (e->plan->output != LLMC_OUTPUT_LOGITS || !r->pool || r->pool == LLMC_POOL_MEAN)))
-		return error_set(err, LLMC_E_RANGE, "n_pool_tok is %d: up to %d tokens of a model that makes text, with pool last or cls", r->n_pool_tok, MAX_POOL_TOK);
 	if (e->plan->output == LLMC_OUTPUT_LOGITS && r->pool && !r->n_pool_tok)
 		return error_set(err, LLMC_E_INPUT, "this model makes text, not vectors: open it with head.kind=hidden for its last hidden states");
 	if (e->plan->output != LLMC_OUTPUT_LOGITS && !r->pool)

@@ -29,7 +29,8 @@ kv_host_open(Kv *kv, int32_t n, int32_t ahead, llmc_error *err)
 	h->free_page = calloc((size_t)n, sizeof *h->free_page);
 	h->whole = calloc((size_t)n, sizeof *h->whole);
 	h->moved = calloc((size_t)kv->n_page, sizeof *h->moved);
-	if (!h->free_page || !h->whole || !h->moved)
+	h->near = calloc((size_t)kv->n_window + 1, sizeof *h->near);
+	if (!h->free_page || !h->whole || !h->moved || !h->near)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the tables of %d KV pages in host memory", n);
 	TRY(kv->mem.pin(kv->mem.user, (size_t)n * h->page_bytes, &mem, err));
 	h->mem = mem;
@@ -49,6 +50,7 @@ host_release(Kv *kv)
 	free(h->free_page);
 	free(h->whole);
 	free(h->moved);
+	free(h->near);
 }
 
 int32_t
@@ -93,6 +95,8 @@ copy_page(Kv *kv, int32_t page, int32_t host, bool out)
 	}
 	m->end(m->user, ++h->n_moved);
 	h->moved[page] = h->n_moved;
+	if (kv->window && kv->window[page] >= 0)
+		h->near[kv->window[page]] = h->n_moved;
 }
 
 void

@@ -426,6 +426,17 @@ kv_need(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 	return need;
 }
 
+/* A window page for a page that will be written: a copy that still reads it, or writes it, has ended. Has it held positions of somebody else? */
+static bool
+give_window(Kv *kv, int32_t page)
+{
+	const bool was = window_give(kv, page);
+
+	if (kv->window && kv->host.n && kv->window[page] >= 0)
+		host_wait(kv, kv->host.near[kv->window[page]]);
+	return was;
+}
+
 void
 kv_extend(Kv *kv, int32_t q, int32_t add)
 {
@@ -435,7 +446,7 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 	kv_seq_wait(kv, q);
 	if (writes_shared(kv, s)) {
 		int32_t *last = &s->page[s->n_page - 1], own = page_take(kv);
-		window_give(kv, own);
+		give_window(kv, own);
 		page_as(kv, own, *last);
 		kv->stale[own] = true;
 		window_need(kv, own);
@@ -448,7 +459,7 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 	while (s->n_page < want) {
 		int32_t page = page_take(kv);
 		/* a kernel may read beyond the last position and mask it: no NaN of a former owner there */
-		if (window_give(kv, page) || kv->stale[page])
+		if (give_window(kv, page) || kv->stale[page])
 			page_as(kv, page, -1);
 		kv->stale[page] = true;
 		window_need(kv, page);
@@ -540,7 +551,7 @@ kv_seq_room(Kv *kv, int32_t q, int32_t len, int32_t behind)
 		if (s->n_page < behind) /* of an empty sequence */
 			s->n_behind = s->n_page + 1;
 		if (window_sees(kv, s, s->n_page++)) {
-			window_give(kv, page);
+			give_window(kv, page);
 			window_need(kv, page);
 		}
 	}

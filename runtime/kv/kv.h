@@ -92,6 +92,7 @@ typedef struct KvHost {
 	int32_t  oldest, newest; /* of the cached ones that are nowhere else */
 	int32_t  ahead;       /* pages that can be taken at once: free, or copied already */
 	uint32_t *moved;      /* [n_page] group that has copied the page of the device last */
+	uint32_t *near;       /* [n_window] the same of window pages, which pages hand on before a copy has ended */
 	uint32_t n_moved, waited; /* last group; last one that was waited for */
 	uint64_t n_out, n_in; /* pages copied */
 } KvHost;

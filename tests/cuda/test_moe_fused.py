@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from test_gemm import norm, rounded
-from test_moe import ACTS, ROUTES, route
+from test_cuda_moe import ACTS, ROUTES, route
 
 EVERY = bool(os.environ.get("LLMC_CHECK_ALL"))
 EPS = 1e-5

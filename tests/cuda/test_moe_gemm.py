@@ -10,7 +10,7 @@ import pytest
 
 import cuda_weights as CW
 from test_gemm import rounded
-from test_moe import ACTS
+from test_cuda_moe import ACTS
 
 EVERY = bool(os.environ.get("LLMC_CHECK_ALL"))
 

@@ -131,11 +131,11 @@ def test_experts_in_mxfp4(tmp_path):
     assert np.abs(near - want).max() < 1e-3 * np.ptp(want)
 
 
-@pytest.mark.parametrize("name,limit", [("deepseek_v3-v32", 64)])
-def test_longer_than_exact_is_refused(name, limit, tmp_path):
-    """A family that is only described as far as its sparse choice changes nothing runs no further."""
-    g = weights.Golden(name)
+def test_longer_than_exact_is_refused(tmp_path):
+    """Layers that share a choice, of which a configuration only says how often: exact as far as the choice is of all positions, and run no further."""
+    g, limit = weights.Golden("deepseek_v3-v32"), 64
     g.build(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(g.config | dict(index_topk_freq=2)))
     check(g, *run(tmp_path, g, "--device", "ref", "--context", str(limit)))
     for args in (("--context", str(limit + 1)), ("--set", f"limits.context={limit + 1}")):
         with pytest.raises(Refused, match=f"1 .. {limit}: as it is built|beyond {limit} positions the model does more"):

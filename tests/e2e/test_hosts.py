@@ -25,11 +25,18 @@ class Hosts:
     """Two of them, with a cable between. agent HOST COMMAND: what ssh would do"""
 
     def __init__(self, folder):
-        self.name = [f"llmc{os.getpid()}h{k}" for k in (0, 1)]
+        self.name, self.link = ([f"{what}{os.getpid()}{k}" for k in (0, 1)] for what in ("llmch", "lv"))
         self.address, self.held, self.folder = ["10.77.0.1", "10.77.0.2"], [], folder
+        try:
+            self.build()
+        except BaseException:
+            self.close()
+            raise
+
+    def build(self):
+        folder = self.folder
         for n in self.name:
             self.do("ip", "netns", "add", n)
-        self.link = [f"lv{os.getpid()}{k}" for k in (0, 1)]
         self.do("ip", "link", "add", self.link[0], "type", "veth", "peer", "name", self.link[1])
         for n, link, address in zip(self.name, self.link, self.address):
             self.do("ip", "link", "set", link, "netns", n)
@@ -44,7 +51,8 @@ class Hosts:
             p = subprocess.Popen(["nsenter", f"--net=/run/netns/{n}", "unshare", "-m", "-u", "sh", "-c",
                                   f"hostname {n} && mount -t tmpfs tmpfs /dev/shm && mount --bind {names} /etc/hosts && echo up && exec sleep 100000"], stdout=subprocess.PIPE, text=True)
             self.held.append(p)
-            assert p.stdout.readline() == "up\n"
+            if p.stdout.readline() != "up\n":
+                raise OSError(f"{n} does not start")
             lines.append(f'{n}) exec nsenter -t {p.pid} -n -m -u sh -c "$*" ;;')
         self.agent.write_text("\n".join([*lines, "esac", "exit 1", ""]))
         self.agent.chmod(0o755)

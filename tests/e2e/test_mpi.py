@@ -111,6 +111,7 @@ def test_a_gpu_of_a_process_that_fails_ends_the_job(mpi, model):
     """The other ranks wait for it in functions that their GPUs have called."""
     env = environment(LLMC_EMU_DEVICES=3)
     mpi(1, *on_gpus(model), ":", "-n", "1", "env", "LLMC_EMU_FAIL=cuGraphLaunch@2:719", LLMC, *on_gpus(model), ":", "-n", "1", LLMC, *on_gpus(model), code=1, env=env)
+    mpi(2, *on_gpus(model), "--pp", "2", code=1, env=env | {"LLMC_EMU_FAIL": "cuGraphLaunch@2:719"})  # stages sum nothing with each other
 
 
 def ask(port, path, body=None, timeout=600):

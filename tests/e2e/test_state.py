@@ -334,7 +334,7 @@ REFUSED = (  # what is set, and words of the answer
     (["shared.layers=[2]"], "layer 2 is in shared.layers: such a block stands in front of a selective scan"), (["shared.layers=[1]", "shared.blocks=2"], "more than the 1 layers of shared.layers"),
     (["ssm.dt_rank=4"], "ssm.heads = 6: with ssm.dt_rank there is one"), (["ssm.dt_rank=4", "ssm.heads=1", "ssm.groups=1"], "ssm.groups belongs to scans with a rate a head"),
     (["linear.layers=none", "ssm.layers=none", "shared.layers=[1]"], "layer 1 is in shared.layers: such a block stands in front of a selective scan"),
-    (["ssm.low_norm=unit"], "belongs to scans with ssm.dt_rank"), (["linear.layers=[0]", "shared.layers=[1]", "attention.qk_norm=head"], "attention of such a block is plain"),
+    (["ssm.low_norm=unit"], "belongs to scans with ssm.dt_rank"), (["linear.layers=[0]", "shared.layers=[1]", "attention.qk_norm=head"], "have plain attention and a plain gated feed-forward"),
     (["attention.kv_shared=2", "linear.layers=[0]", "ssm.layers=[1]", "attention.layers=[0, 1, 3]"], "no layer before them is one of attention"))
 
 

@@ -219,6 +219,6 @@ def test_tickets_come_back(lib):
     scratch = k.scratch(step, 4)
     for _ in range(20):
         got = H.aligned(o.shape)
-        k.call(step, [q, None, None, pool, None, got], 4, threads=True, scratch=scratch)
+        k.call(step, [q, None, None, pool, None, None, got], 4, threads=True, scratch=scratch)
         same(got, o)
         assert not scratch[-1].any()
