@@ -31,6 +31,7 @@ typedef struct World {
 	atomic_int opening;   /* an engine that is being opened stands at the gate */
 	atomic_bool gate;     /* closed */
 	atomic_int fail_every; /* each so many openings fail; 0: none */
+	atomic_bool shares;   /* adapters are names in slots of their model's engine */
 } World;
 static World world;
 
@@ -107,11 +108,24 @@ source(const char *name, int bytes)
 }
 
 static llmc_status
+join_engine(void *self, const Backend *of, Backend *out, llmc_error *err)
+{
+	(void)self;
+	(void)err;
+	*out = *of;
+	return LLMC_OK;
+}
+
+static llmc_status
 adapt(void *self, const char *path, Source *out, llmc_error *err)
 {
 	if (!strcmp(strrchr(path, '/') + 1, "other"))
 		return error_set(err, LLMC_E_INPUT, "an adapter of another model");
 	*out = source("adapted", ((const Origin *)self)->bytes);
+	if (world.shares) {
+		out->join = join_engine;
+		out->close = NULL;
+	}
 	return LLMC_OK;
 }
 
@@ -419,6 +433,35 @@ asleep_while_it_is_opened(void **state)
 	end(s);
 }
 
+/* The same of an engine that is opened for a name which shares it: once, and not left behind. */
+static void
+asleep_while_it_is_opened_for_another_name(void **state)
+{
+	static Call c[2];
+	char said[4096];
+
+	(void)state;
+	for (int all = 0; all < 2; all++) {
+		Server *s = begin(1);
+		world.shares = true;
+		assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said), 200);
+		assert_int_equal(ask(s, "POST", "/sleep", "", false, said, sizeof said), 200);
+		assert_int_equal(world.n_engines, 0);
+		const int before = world.n_opened;
+		world.gate = true;
+		later(&c[0], s, "/v1/completions", FOR_X);
+		until(stands_at_the_gate, s);
+		later(&c[1], s, all ? "/sleep" : "/sleep?model=a", "");
+		until(is_drowsy, s);
+		world.gate = false;
+		assert_int_equal(came(&c[0]), 200);
+		assert_int_equal(came(&c[1]), 200);
+		assert_int_equal(world.n_engines, 0);
+		assert_int_equal(world.n_opened, before + 1);
+		end(s);
+	}
+}
+
 static void *
 close_server(void *s)
 {
@@ -503,7 +546,8 @@ main(void)
 		cmocka_unit_test(all_at_once),
 		cmocka_unit_test(an_adapter_that_goes_while_it_is_opened),
 		cmocka_unit_test(an_adapter_that_goes_before_it_is_read_again),
-		cmocka_unit_test(asleep_while_it_is_opened), cmocka_unit_test(the_end_while_an_engine_is_opened),
+		cmocka_unit_test(asleep_while_it_is_opened),
+		cmocka_unit_test(asleep_while_it_is_opened_for_another_name), cmocka_unit_test(the_end_while_an_engine_is_opened),
 		cmocka_unit_test(names_of_adapters),
 	};
 
