@@ -14,7 +14,8 @@
 #include "base/clock.h"
 #include "runtime/comm/mpi.h"
 
-enum { GATHER = 1 << 15, PARCEL = 1 << 24, HANDED = 7, ALIVE = 8, LEAVE_US = 200 }; /* HANDED, ALIVE: tags */
+/* HANDED, ALIVE: tags. LATE_LOOKS: a step waits for so many looks more, since a rank that gives no sign is known by its number, and one that is late is not */
+enum { GATHER = 1 << 15, PARCEL = 1 << 24, HANDED = 7, ALIVE = 8, LEAVE_US = 200, LATE_LOOKS = 20 };
 
 /* What has been handed on and may not have left yet */
 typedef struct Parcel { struct Parcel *next; Handle request; char data[]; } Parcel;
@@ -95,7 +96,7 @@ exchange(void *user)
 	Through       *t = user;
 	const uint64_t since = atomic_load(&t->meeting), now = atomic_load(&t->life[t->c.rank].beat);
 
-	if (since && now - since > (uint64_t)t->late_s * (1000 / COMM_LOOK_MS)) {
+	if (since && now - since > (uint64_t)t->late_s * (1000 / COMM_LOOK_MS) + LATE_LOOKS) {
 		atomic_store(&t->late, true);
 		atomic_store(&t->ended, true);
 		atomic_store(&t->w->lost, true);
