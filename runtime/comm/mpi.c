@@ -1,8 +1,6 @@
 /* MPI, by the two binary interfaces that libraries have today: Open MPI's, whose handles are addresses of its symbols, and MPICH's (Intel
  * MPI, Cray, MVAPICH), whose handles are numbers. A handle is passed as a pointer; where it is a number, the callee reads its low half.
- *
- * MPI's own sums are not used: their order depends on sizes and places (Open MPI, three ranks: a row alone and the same row among others
- * differ). Terms are gathered and added here in the order of ranks. */
+ * Opened and started here; steps go through it in through.c. */
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>

@@ -2,19 +2,16 @@
 process, or the cable, that goes. Needs root; part of make check-all."""
 import contextlib
 import ctypes
-import http.client
 import json
 import os
-import re
 import signal
 import subprocess
 import threading
 import time
-import urllib.error
 
 import pytest
 
-from test_mpi import LLMC, Mpi, ask, begin_request, common, end, model, mpi, processes_of, serve  # noqa: F401
+from test_mpi import LLMC, Mpi, begin_request, common, end, fails_until_it_ends, model, mpi, names_the_lost, processes_of, serve  # noqa: F401
 
 pytestmark = [pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set"),
               pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")]
@@ -150,17 +147,8 @@ def test_a_lost_host(far, model, tmp_path, what, when):  # noqa: F811
                 far.hosts.cable("down")
             else:
                 os.kill(pids[1], getattr(signal, f"SIG{what}"))
-            health, hang = [], time.monotonic() + 600
-            while time.monotonic() < hang:
-                try:
-                    health.append(ask(port, "/health") is not None)
-                except urllib.error.HTTPError as e:
-                    assert e.code == 503
-                    health.append(False)
-                except (OSError, http.client.HTTPException):
-                    break  # it has ended
-                time.sleep(0.05)
-            assert health == sorted(health, reverse=True), "well again"
+            fails_until_it_ends(port)
+            hang = time.monotonic() + 600
             while processes_of(p) and time.monotonic() < hang:
                 time.sleep(0.1)
             assert not processes_of(p), "a rank stays"
@@ -175,4 +163,4 @@ def test_a_lost_host(far, model, tmp_path, what, when):  # noqa: F811
                 far.hosts.cable("up")
     on(far.hosts.name[0], run)
     if what == "STOP" and far.kind == "mpich":
-        assert re.search(rf"rank 1 of 2 \(host {far.hosts.name[1]}\) is lost: no answer for 5 s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n", log.read_text())
+        assert names_the_lost(log, 1, 2, far.hosts.name[1])

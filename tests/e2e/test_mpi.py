@@ -168,6 +168,27 @@ def begin_request(port, when):
     return c
 
 
+def fails_until_it_ends(port):
+    """/health of a server that has lost a rank: 503 from some point on, until there is no server."""
+    health, hang = [], time.monotonic() + 600
+    while True:
+        assert time.monotonic() < hang, "a lost rank is not missed"
+        try:
+            health.append(ask(port, "/health") is not None)
+        except urllib.error.HTTPError as e:
+            assert e.code == 503
+            health.append(False)
+        except (OSError, http.client.HTTPException):
+            break  # it has ended
+        time.sleep(0.05)
+    assert health == sorted(health, reverse=True), "well again"
+
+
+def names_the_lost(log, rank, ranks, host):
+    """Does the log say who it was and at what?"""
+    return re.search(rf"rank {rank} of {ranks} \(host {host}\) is lost: no answer for 5 s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n", log.read_text())
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("way", ["memory", "mpi"])
 @pytest.mark.parametrize("sig", ["KILL", "STOP"])
@@ -184,25 +205,15 @@ def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way
         assert "choices" in ask(port, "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True})
         c = begin_request(port, when)
         os.kill(pids[lost], getattr(signal, f"SIG{sig}"))
-        health, hang = [], time.monotonic() + 600
-        while lost:
-            assert time.monotonic() < hang, "a lost rank is not missed"
-            try:
-                health.append(ask(port, "/health") is not None)
-            except urllib.error.HTTPError as e:
-                assert e.code == 503
-                health.append(False)
-            except (OSError, http.client.HTTPException):
-                break  # it has ended
-            time.sleep(0.05)
-        assert health == sorted(health, reverse=True), "well again"
+        if lost:
+            fails_until_it_ends(port)
         p.communicate(timeout=600)
         assert p.returncode != 0
         if c:
             c.close()
         # Open MPI's launcher takes a stopped process for a dead one, and ends the job before the time is over
         if sig == "STOP" and mpi.kind == "mpich" and lost:
-            assert re.search(rf"rank {lost} of {ranks} \(host \S+\) is lost: no answer for 5 s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n", log.read_text())
+            assert names_the_lost(log, lost, ranks, r"\S+")
     finally:
         end(p)
 

@@ -140,6 +140,15 @@ class Kernel:
         return scratch
 
 
+def page_table(rng, pages, spare):
+    """[sequences, most pages]: numbers of pages in no order, of sum(pages) + spare; what is no page of a sequence names none."""
+    order = iter(rng.permutation(sum(pages) + spare))
+    table = np.full((len(pages), max(pages)), 1 << 29, np.int64)
+    for i, n in enumerate(pages):
+        table[i, :n] = [next(order) for _ in range(n)]
+    return table
+
+
 def aligned(shape, dtype=np.float32, fill=None):
     """64-byte aligned, filled (poison: NaN)."""
     n = int(np.prod(shape)) * np.dtype(dtype).itemsize

@@ -25,10 +25,7 @@ class Case(Attention):
     def make_pool(self, rng):
         self.k_bytes, self.v_bytes = (H.PAGE * K.row_bytes(t, d) for t, d in ((self.kv, self.dim), (self.kv_v, self.v_dim)))
         n_pages = [-(-n // H.PAGE) for n in self.lens]
-        order = iter(rng.permutation(sum(n_pages) + 3))
-        self.table = np.full((len(n_pages), max(n_pages)), 1 << 29, np.int64)
-        for i, n in enumerate(n_pages):
-            self.table[i, :n] = [next(order) for _ in range(n)]
+        self.table = H.page_table(rng, n_pages, 3)
         self.page_bytes = self.kv_heads * (self.k_bytes + self.v_bytes)
         n = sum(n_pages) + 3
         types = (K.exact(self.kv), self.dim), (K.exact(self.kv_v), self.v_dim)
@@ -38,10 +35,7 @@ class Case(Attention):
         self.exact, self.pool = room[:n * self.exact_bytes].reshape(n, -1), room[n * self.exact_bytes:].reshape(n, -1)
         self.number = self.table
         if self.exact_bytes and not self.windowed:
-            self.number = np.full(self.table.shape, 1 << 29, np.int64)
-            order = iter(rng.permutation(n))
-            for i, pages in enumerate(n_pages):
-                self.number[i, :pages] = [next(order) for _ in range(pages)]
+            self.number = H.page_table(rng, n_pages, 3)
             self.table = np.concatenate([self.table, self.number], 1)
 
     def rounded(self, kv, x):

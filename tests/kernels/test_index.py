@@ -22,10 +22,7 @@ class Indexer:
         n, whole = max(lens), lambda m, *shape: rng.integers(-m, m + 1, shape).astype(np.float32)
         self.k, self.q, self.w = whole(most, len(lens), n, dim), whole(most, len(lens), n, heads, dim), whole(2, len(lens), n, heads)
         pages = [-(-m // H.PAGE) for m in lens]
-        order = iter(rng.permutation(sum(pages) + 2))
-        self.table = np.full((len(lens), max(pages)), 1 << 29, np.int64)
-        for i, m in enumerate(pages):
-            self.table[i, :m] = [next(order) for _ in range(m)]
+        self.table = H.page_table(rng, pages, 2)
         self.n_pages = sum(pages) + 2
         self.params = dict(HEADS=heads, DIM=dim, CHOSEN=chosen, SCALE=0.5, KV_DTYPE=kv, KV_PAGE_BYTES=H.PAGE * K.row_bytes(kv, dim))
 

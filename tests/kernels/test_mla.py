@@ -42,10 +42,7 @@ class Case:
             key[:, p] = rotated(key[:, p], a, rope, style)
         self.held = np.concatenate([norm(self.c[..., :rank], "rms", self.kvn, eps=1e-6), key[:, :, 0]], -1)
         pages = [-(-m // H.PAGE) for m in lens]
-        order = iter(rng.permutation(sum(pages) + 2))
-        self.table = np.full((len(lens), max(pages)), 1 << 29, np.int64)
-        for i, m in enumerate(pages):
-            self.table[i, :m] = [next(order) for _ in range(m)]
+        self.table = H.page_table(rng, pages, 2)
         self.n_pages = sum(pages) + 2
 
     def params(self, expand):
