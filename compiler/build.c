@@ -241,7 +241,7 @@ final_norm(Build *b, int x, const char *name)
 
 	build_at(b, "norm.kind");
 	b->layer = own ? 0 : -1;
-	int y = build_norm(b, b->s->norm.final, x, own ? "mtp_norm" : "final_norm", name);
+	int y = build_norm(b, own ? b->s->mtp.norm : b->s->norm.final, x, own ? "mtp_norm" : "final_norm", name);
 	b->layer = -1;
 	return y;
 }

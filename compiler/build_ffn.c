@@ -171,5 +171,5 @@ build_moe(Build *b, int h, int x)
 		op_set_word(b->g, o, "gate", "sigmoid");
 		z = gated;
 	}
-	return build_add(b, y, z, 1.0, "ffn_out");
+	return s->moe.shared_scale == 1 ? build_add(b, y, z, 1.0, "ffn_out") : build_add(b, z, y, s->moe.shared_scale, "ffn_out");
 }

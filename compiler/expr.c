@@ -211,7 +211,8 @@ places(Parse *s, ExprVal list, const char *words)
 		return null_val;
 	ExprVal *item = NEW(s->a, ExprVal, n + 1);
 	for (size_t i = 0; i < n; i++) {
-		const char *text = list.kind == EXPR_STR ? list.str + i : list.item[i].kind == EXPR_STR ? list.item[i].str : "";
+		const char *text = list.kind == EXPR_STR ? list.str + i : list.item[i].kind == EXPR_STR ? list.item[i].str :
+		                   list.item[i].kind == EXPR_BOOL ? list.item[i].num != 0 ? "true" : "false" : "";
 		if (listed(words, text, list.kind == EXPR_STR ? 1 : strlen(text)))
 			item[found++] = num((double)i);
 	}
@@ -278,6 +279,10 @@ first(Parse *s, ExprVal list, const char *text)
 static bool
 is_word(ExprVal v, const char *word)
 {
+	double n;
+
+	if (v.kind != EXPR_STR && number_parse(word, &n))
+		return (v.kind == EXPR_NUM || v.kind == EXPR_BOOL) && v.num == n;
 	return v.kind == EXPR_STR ? strcmp(v.str, word) == 0 : v.kind == EXPR_BOOL && strcmp(v.num != 0 ? "true" : "false", word) == 0;
 }
 
@@ -488,6 +493,23 @@ shifted(Parse *s, ExprVal list, double by)
 	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
+/* The elements of one list of numbers that the other has not */
+static ExprVal
+without(Parse *s, ExprVal list, ExprVal drop)
+{
+	ExprVal *item = NEW(s->a, ExprVal, list.n + 1);
+	size_t   n = 0;
+
+	for (size_t i = 0; i < list.n; i++) {
+		bool dropped = false;
+		for (size_t j = 0; j < drop.n; j++)
+			dropped |= list.item[i].kind == EXPR_NUM && drop.item[j].kind == EXPR_NUM && list.item[i].num == drop.item[j].num;
+		if (!dropped)
+			item[n++] = list.item[i];
+	}
+	return (ExprVal){ .kind = EXPR_LIST, .n = n, .item = item };
+}
+
 static ExprVal
 expr_sum(Parse *s)
 {
@@ -500,6 +522,10 @@ expr_sum(Parse *s)
 		ExprVal w = expr_product(s);
 		if (v.kind == EXPR_LIST && w.kind == EXPR_NUM) {
 			v = shifted(s, v, plus ? w.num : -w.num);
+			continue;
+		}
+		if (v.kind == EXPR_LIST && w.kind == EXPR_LIST && !plus) {
+			v = without(s, v, w);
 			continue;
 		}
 		bool ok = numeric(s, v) && numeric(s, w);

@@ -276,25 +276,42 @@ add(Rules *r, const Node *key, const Node *value, const char *name)
 	r->rule[r->n++] = rule;
 }
 
+static bool
+is_head(const Rules *r)
+{
+	const char *part = r->t->val[K_mtp_part].str;
+
+	return part && strcmp(part, "head") == 0;
+}
+
+/* A plan that is a head has the one layer that mtp_layer names, where that is given. */
 static void
 layer_of(Rules *r, const Node *names)
 {
-	const Node *layer = names ? node_get(names, "layer") : NULL;
+	const Node *layer = names ? node_get(names, "layer") : NULL, *own = names && is_head(r) ? node_get(names, "mtp_layer") : NULL;
 
-	if (!layer)
-		return;
-	if (layer->kind != NODE_SCALAR || !strstr(layer->text, "{l}"))
+	if (layer && (layer->kind != NODE_SCALAR || !strstr(layer->text, "{l}")))
 		err_at(r->t->d, layer->loc, "tensors: layer is the name of a layer with {l} for its number");
-	else
+	else if (own && own->kind == NODE_SCALAR)
+		r->layer = own->text;
+	else if (layer)
 		r->layer = layer->text;
 }
 
+/* mtp/ROLE: the name that the head's layer has for it, where that differs from the model's */
 static void
 add_all(Rules *r, const Node *names)
 {
 	for (size_t i = 0; names && names->kind == NODE_MAP && i < names->n; i++) {
 		const Node *k = names->key[i], *v = names->item[i];
-		if (strcmp(k->text, "layer") == 0 || !known_roles(r, k))
+		Node own = *k;
+		if (strncmp(k->text, "mtp/", 4) == 0) {
+			if (!is_head(r))
+				continue;
+			own.text += 4;
+			k = &own;
+		}
+		if (strcmp(k->text, "layer") == 0 || strcmp(k->text, "mtp_layer") == 0 || !known_roles(r, k))
 			continue;
 		if (v->kind == NODE_LIST && strcmp(k->text, "drop") == 0) {
 			for (size_t j = 0; j < v->n; j++)

@@ -314,6 +314,7 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->moe.shared_limits = t->val[K_shared_limits].n ? t->val[K_shared_limits].list : NULL;
 	s->moe.shared_width = INT(shared_width);
 	s->moe.shared_gate = BOOL(shared_gate);
+	s->moe.shared_scale = NUM(shared_scale);
 }
 
 static const char *
@@ -324,7 +325,7 @@ factors_name(const SpecTable *t, const TensorRule *rule, int n, const char *role
 	return !r ? NULL : r->whole ? r->name : arena_printf(t->a, "%s.weight", r->name);
 }
 
-/* The Spec of a head that guesses: one layer, the first behind the model's last, which is as the last one of those is that see all positions. */
+/* The Spec of a head that guesses: one layer, the first behind the model's last, which is as the last one of those is that see all positions, or a window. */
 static void
 head_alone(const SpecTable *t, Spec *s)
 {
@@ -333,13 +334,15 @@ head_alone(const SpecTable *t, Spec *s)
 		&s->ffn.wide_in, &s->ffn.layer_in, &s->moe.layer_in, &s->norm.in_layers, &s->norm.out_layers, &s->rope_in,
 	};
 	const double **const limits[] = { &s->ffn.limits, &s->ffn.sparsity, &s->moe.limits, &s->moe.shared_limits };
+	static const uint8_t none[1];
+	const bool window = BOOL(mtp_window);
 	int like = s->n_layers - 1;
 
-	while (like >= 0 && (!spec_attends(s, like) || (s->attention.index.top_k && !s->attention.index.layer_in[like]) || spec_windowed(s, like) || spec_shared(s, like) ||
+	while (like >= 0 && (!spec_attends(s, like) || (s->attention.index.top_k && !s->attention.index.layer_in[like]) || spec_windowed(s, like) != window || spec_shared(s, like) ||
 	                     spec_ssm(s, like)))
 		like--;
 	if (like < 0) {
-		err_at(t->d, t->val[K_mtp_part].loc, "mtp.part = head: no layer of this model sees all positions, as that of a head does");
+		err_at(t->d, t->val[K_mtp_part].loc, "mtp.part = head: no layer of this model sees %s, as that of a head does", window ? "a window" : "all positions");
 		return;
 	}
 	for (size_t i = 0; i < sizeof in / sizeof *in; i++)
@@ -348,6 +351,8 @@ head_alone(const SpecTable *t, Spec *s)
 	for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
 		if (*limits[i])
 			*limits[i] += like;
+	if (BOOL(mtp_dense))
+		s->moe.layer_in = none;
 	StorageRule *storage = NEW(t->a, StorageRule, s->n_storage + 1);
 	for (int i = 0; i < s->n_storage; i++) {
 		storage[i] = s->storage[i];
@@ -450,6 +455,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	for (int i = 0; i < s->n_eos && i < PLAN_MAX_EOS; i++)
 		s->eos[i] = (int32_t)t->val[K_eos].list[i];
 	s->prompt_prefix = STR(prompt);
+	s->mtp.norm = BOOL(mtp_norm);
 	s->mtp.part = IS(mtp_part, "rows") ? MTP_ROWS : IS(mtp_part, "head") ? MTP_HEAD : MTP_NONE;
 	if (s->mtp.part == MTP_HEAD) {
 		s->adapters.slots = 0; /* sequences of a head have no adapters */

@@ -167,6 +167,7 @@ typedef struct Spec {
 		const double *limits, *shared_limits; /* [n_layers] or NULL: spec_moe_limit, spec_shared_limit */
 		int64_t shared_width;      /* 0: no shared expert */
 		bool    shared_gate;       /* times sigmoid(x . s_mix) */
+		double  shared_scale;      /* of what it adds */
 	} moe;
 
 	struct {
@@ -200,7 +201,7 @@ typedef struct Spec {
 	struct { bool tied; bool row_norm; double scale, cap; bool bias; llmc_output kind; int64_t labels; } head;
 	struct { llmc_pool kind; bool normalize; } pool;
 
-	struct { MtpPart part; int layer; } mtp; /* layer: number of the head's one layer in the checkpoint, which is layer 0 of its plan */
+	struct { MtpPart part; int layer; bool norm; } mtp; /* layer: number of the head's one layer in the checkpoint, which is layer 0 of its plan */
 
 	Dtype   dtype;                 /* of activations, as the description says; CPU computes in f32 */
 	struct { KvType k, v; bool rotate; int window, sinks; int64_t host; } kv; /* of cached rows; latents: k and v are the same */

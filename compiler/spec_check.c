@@ -230,11 +230,14 @@ check_factors(SpecTable *t, SpecKey key, int64_t dims, bool wanted)
 
 /* What the runtime's formulas need of a table of frequencies. */
 static void
-check_table(SpecTable *t, SpecKey theta, SpecKey scaling, SpecKey original, int64_t dims)
+check_table(SpecTable *t, SpecKey theta, SpecKey scaling, SpecKey factor, SpecKey original, int64_t dims)
 {
 	const SpecVal *base = &t->val[theta], *form = &t->val[scaling], *length = &t->val[original];
 	const char *kind = form->str ? form->str : "none";
+	const double by = t->val[factor].num;
 
+	if (t->val[factor].known && !(by >= 1e-6 || (by <= -1e-6 && strcmp(kind, "linear") == 0)))
+		err_at(t->d, t->val[factor].loc, "%s = %g: a number above 0 is expected, or with linear one below 0", spec_key[factor].path, by);
 	if (base->known && !(base->num > 1))
 		err_at(t->d, base->loc, "%s = %g: a base above 1 is expected", spec_key[theta].path, base->num);
 	if (strcmp(kind, "none") != 0 && strcmp(kind, "linear") != 0 && length->known && !(length->num > 1))
@@ -265,7 +268,7 @@ check_rope(SpecTable *t)
 		       axes == 2 ? " for each of two axes" : "", (long long)head);
 		note(t, K_head_dim);
 	}
-	check_table(t, K_rope_theta, K_rope_scaling, K_rope_original, dims);
+	check_table(t, K_rope_theta, K_rope_scaling, K_rope_factor, K_rope_original, dims);
 	check_factors(t, K_rope_short_factor, dims, IS(rope_scaling, "longrope") && !ON(rope_factors));
 	check_factors(t, K_rope_long_factor, dims, IS(rope_scaling, "longrope") && !ON(rope_factors));
 	if (IS(rope_scaling, "llama3") && t->val[K_rope_low_freq].num >= t->val[K_rope_high_freq].num) {
@@ -283,7 +286,7 @@ check_rope(SpecTable *t)
 	if (INT(local_dims) % 2 || (head > 0 && INT(local_dims) > INT(local_head_dim)))
 		err_at(t->d, LOC(local_dims), "rope.local.dims = %lld: an even number up to attention.local.head_dim = %lld is expected",
 		       (long long)INT(local_dims), (long long)INT(local_head_dim));
-	check_table(t, K_local_theta, K_local_scaling, K_local_original, INT(local_dims));
+	check_table(t, K_local_theta, K_local_scaling, K_local_factor, K_local_original, INT(local_dims));
 	check_factors(t, K_local_short_factor, INT(local_dims), IS(local_scaling, "longrope"));
 	check_factors(t, K_local_long_factor, INT(local_dims), IS(local_scaling, "longrope"));
 	if (IS(local_scaling, "llama3") && t->val[K_local_low_freq].num >= t->val[K_local_high_freq].num)

@@ -191,7 +191,7 @@ check_rope(const PlanRope *r, int i, llmc_error *err)
 		return BAD("rope[%d]: dims is %d, it must be even", i, r->dims);
 	if (!(r->theta > 1))
 		return BAD("rope[%d]: theta is %g, it must be above 1", i, r->theta);
-	if ((dynamic || yarn || llama3 || linear || proportional) && !(r->factor > 0))
+	if ((dynamic || yarn || llama3 || linear || proportional) && !(r->factor > 0) && !(linear && r->factor < 0))
 		return BAD("rope[%d]: scaling %s has factor %g, it must be above 0", i, s, r->factor);
 	if ((dynamic || yarn || llama3 || longrope) && !(r->original_positions > 1))
 		return BAD("rope[%d]: scaling %s has original_positions %g, it must be above 1", i, s, r->original_positions);

@@ -1,5 +1,5 @@
 /* The vocabulary of a GGUF: tokenizer.ggml.*. Models "gpt2" (byte-level BPE; tokenizer.ggml.pre names the split
- * expression), "llama" (sentencepiece BPE by scores) and "t5" (unigram). */
+ * expression), "gemma4" (BPE by merges over characters, blanks as sentencepiece marks them), "llama" (sentencepiece BPE by scores) and "t5" (unigram). */
 #include "text/text.h"
 
 #include <string.h>
@@ -75,11 +75,11 @@ read_added(Load *l)
 
 	for (int32_t i = 0; i < t->n_ids; i++) {
 		const Token *k = &t->tok[i];
-		if (k->type == TT_CONTROL || k->type == TT_USER || (k->type == TT_UNKNOWN && t->spm))
+		if (k->type == TT_CONTROL || k->type == TT_USER || (k->type == TT_UNKNOWN && (t->spm || t->byte_fallback)))
 			TRY(added_add(t,
 			              (Added){ .id = i, .text = { k->s, k->n }, .special = k->type != TT_USER }, l->err));
 		if (k->type == TT_UNKNOWN)
-			t->tok[i].special = false;
+			t->tok[i].special = !t->spm && t->byte_fallback;
 	}
 	return LLMC_OK;
 }
@@ -132,6 +132,24 @@ load_bytelevel(Load *l)
 	TRY(pretokenizer_load(t, (Span){ pre.s, pre.n }, &l->add_bos, l->err));
 	pre_add(t, PRE_BYTES);
 	dec_add(t, DEC_BYTELEVEL);
+	return LLMC_OK;
+}
+
+static llmc_status
+load_characters(Load *l)
+{
+	llmc_tokenizer *t = l->t;
+
+	t->model = MODEL_BPE;
+	t->byte_fallback = true;
+	TRY(read_tokens(l, false));
+	TRY(read_merges(l));
+	TRY(read_added(l));
+	const bool prefix = get_bool(l->g, KEY "add_space_prefix", false);
+	*normalizer_add(t, NORMALIZE_SPM) = (Normalizer){ .kind = NORMALIZE_SPM, .dummy_prefix = prefix, .escape = true };
+	const int32_t unk = get_id(l, KEY "unknown_token_id");
+	*dec_add(t, DEC_SPM) = (Dec){ .kind = DEC_SPM, .strip_first = prefix, .unk_surface = unk >= 0 ? (Span){ t->tok[unk].s, t->tok[unk].n } : (Span){ 0 } };
+	l->add_bos = true;
 	return LLMC_OK;
 }
 
@@ -196,12 +214,14 @@ load(Load *l)
 		return error_set(l->err, LLMC_E_INPUT, "no key " KEY "model: the file has no tokenizer");
 	if (model.n == 4 && memcmp(model.s, "gpt2", 4) == 0)
 		TRY(load_bytelevel(l));
+	else if (model.n == 6 && memcmp(model.s, "gemma4", 6) == 0)
+		TRY(load_characters(l));
 	else if (model.n == 5 && memcmp(model.s, "llama", 5) == 0)
 		TRY(load_pieces(l, false));
 	else if (model.n == 2 && memcmp(model.s, "t5", 2) == 0)
 		TRY(load_pieces(l, true));
 	else
-		return error_set(l->err, LLMC_E_INPUT, KEY "model is \"%.*s\"; gpt2, llama and t5 are supported",
+		return error_set(l->err, LLMC_E_INPUT, KEY "model is \"%.*s\"; gpt2, gemma4, llama and t5 are supported",
 		                 (int)(model.n < 60 ? model.n : 60), model.s);
 	t->bos = get_id(l, KEY "bos_token_id");
 	t->unk = t->unk_id >= 0 ? t->unk_id : get_id(l, KEY "unknown_token_id");

@@ -116,6 +116,7 @@ bool
 source_set_layers(Source *s, SpecKey k, ExprVal types)
 {
 	const bool experts = k == K_moe_layers;
+	double n;
 	const char *out = "", *in = experts ? "sparse" : k == K_linear_layers ? "linear_attention" : k == K_conv_layers ? "conv" : "sliding_attention", *no = experts ? "dense" : "full_attention";
 
 	if (k == K_index_layers) {
@@ -127,7 +128,10 @@ source_set_layers(Source *s, SpecKey k, ExprVal types)
 		no = "sliding_attention";
 	}
 
-	for (size_t i = 0; i < types.n; i++) {
+	const double n_layers = s->value[K_n_layers] && number_parse(s->value[K_n_layers], &n) ? n : (double)types.n;
+
+	/* behind the model's layers lists may go on with those that predict further tokens */
+	for (size_t i = 0; i < types.n && (double)i < n_layers; i++) {
 		if (types.item[i].kind == EXPR_BOOL || (k == K_rope_layers && types.item[i].kind == EXPR_NUM)) {
 			if (types.item[i].num != 0)
 				out = arena_printf(s->a, "%s%s%zu", out, *out ? ", " : "", i);

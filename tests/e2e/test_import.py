@@ -1,6 +1,7 @@
 """llmc import: folders and files made here, of every shape that is understood and every one that is refused."""
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -294,4 +295,13 @@ def test_every_family_is_listed():
     listed = yaml.safe_load(open("configs/families/_index.yaml"))["families"]
     assert sorted(listed) == sorted(f[:-5] for f in os.listdir("configs/families") if not f.startswith("_"))
     page = open("docs/families.md").read()
-    assert all(f"| `{name}` |" in page for name in listed)
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `") and line.count("|") == 5}
+    assert sorted(rows) == sorted(listed)
+    refused = page[page.index("| GGUF architectures that are not read"):page.index("## What a family file holds")]
+    for name, row in rows.items():
+        match = yaml.safe_load(open(f"configs/families/{name}.yaml"))["match"]
+        archs = re.findall(r"arch == ([\w-]+)", match.get("gguf", ""))
+        for word in re.findall(r"model_type == ([\w-]+)", match.get("hf", "")) + archs:
+            assert f"`{word}`" in row or word == "original" or word.endswith("_text"), (name, word)
+        assert not any(f"`{arch}`" in refused for arch in archs), name
+    assert len(refused.split("`")) // 2 == 74

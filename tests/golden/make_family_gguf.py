@@ -108,10 +108,36 @@ CASES = {
     "gemma4": ("Gemma4ForCausalLM", M.GEMMA4, dict(FOUR, attention_k_eq_v=True, num_global_key_value_heads=1)),
     "gemma4_small": ("Gemma4ForCausalLM", M.GEMMA4, dict(M.SMALL4, **FOUR, vocab_size_per_layer_input=268, num_kv_shared_layers=2, use_double_wide_mlp=True)),
     "gemma4_experts": ("Gemma4ForCausalLM", M.GEMMA4, dict(M.MOE4, **{k: v for k, v in FOUR.items() if "moe" not in k})),
+    "mamba": ("MambaForCausalLM", M.MAMBA, dict(HEAD, hidden_size=32, num_hidden_layers=2)),
+    "falcon_mamba": ("FalconMambaForCausalLM", M.MAMBA, dict(HEAD, hidden_size=32, num_hidden_layers=2, use_bias=True)),
+    "jamba": ("JambaForCausalLM", M.JAMBA, dict(HEAD, hidden_size=36, intermediate_size=28, num_hidden_layers=4, num_experts=5, attn_layer_period=2, attn_layer_offset=1)),
+    "kimi_linear": ("KimiLinearForCausalLM", M.KIMI_LINEAR, dict(HEAD, hidden_size=32, intermediate_size=40, num_hidden_layers=3, num_experts=5, num_shared_experts=1,
+                                                                 linear_attn_config=dict(full_attn_layers=[2], kda_layers=[1, 3], head_dim=12, num_heads=3, short_conv_kernel_size=4))),
+    "mimo_v2": ("MiMoV2FlashForCausalLM", M.MIMO, dict(HEAD, hidden_size=36, intermediate_size=40, moe_intermediate_size=16, n_routed_experts=5, num_attention_heads=6,
+                                                       rope_parameters=..., sliding_window=5, sliding_window_size=5, hybrid_layer_pattern=[0, 1, 1, 0], moe_layer_freq=[0, 1, 1, 0], rope_theta=5000000.0,
+                                                       swa_rope_theta=10000.0, partial_rotary_factor=0.334, swa_num_key_value_heads=6, swa_num_attention_heads=6, swa_head_dim=12, swa_v_head_dim=10,
+                                                       scoring_func="sigmoid", topk_method="noaux_tc", layernorm_epsilon=1e-2)),
+    "hy_v3": ("HYV3ForCausalLM", M.HY3, dict(TINY, head_dim=8, moe_intermediate_size=20, mlp_layer_types=["dense", "sparse"], first_k_dense_replace=1)),
+    "mellum": ("MellumForCausalLM", M.MELLUM, dict(TINY, **WIND, **MOE, head_dim=8, sliding_window=6, mlp_layer_types=["sparse"] * 2)),
+    "mistral3": ("Ministral3ForCausalLM", M.MINISTRAL3, dict(TINY, head_dim=8, max_position_embeddings=256, rope_theta=..., rope_parameters=dict(M.TEMPERATURE, original_max_position_embeddings=8))),
+    "mistral4": ("Mistral3ForConditionalGeneration", M.MISTRAL4, dict(HEAD, hidden_size=32, intermediate_size=40, num_hidden_layers=2, n_routed_experts=5)),
+    "deepseek_v32": ("DeepseekV32ForCausalLM", M.DSV3, dict(HEAD, **M.CHOOSES, hidden_size=32, intermediate_size=40, num_hidden_layers=2)),
+    "glm_dsa": ("GlmMoeDsaForCausalLM", M.DSV3, dict(HEAD, **M.CHOOSES, hidden_size=32, intermediate_size=40, num_hidden_layers=4, indexer_types=["full", "full", "shared", "full"],
+                                                     mlp_layer_types=["dense", "sparse", "sparse", "sparse"])),
+    "granite_swa": ("GraniteSWAForCausalLM", M.GRANITE_SWA, dict(TINY, **WIND, layer_rope_theta=[100.0, 0.0], no_rope_layers=[1, 0])),
+    "granite_swa_moe": ("GraniteMoeSWAForCausalLM", M.GRANITE_SWA, dict(TINY, **WIND, layer_rope_theta=[100.0, 100.0], intermediate_size=20, num_local_experts=5, num_experts_per_tok=2,
+                                                                        shared_intermediate_size=28)),
+    "cohere2_moe": ("Cohere2MoeForCausalLM", M.COHERE2_MOE, dict(TINY, head_dim=8, intermediate_size=20, num_experts=5, expert_selection_fn="sigmoid", norm_topk_prob=True, layer_types=["full_attention", "sliding_attention"] * 2,
+                                                                 num_hidden_layers=4)),
+    "minicpm3": ("MiniCPM3ForCausalLM", M.MINICPM3, dict(HEAD, hidden_size=40, intermediate_size=48, num_hidden_layers=2, dim_model_base=256, v_head_dim=8, rope_theta=10000.0)),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", M.QWEN3, dict(TINY, head_dim=8, use_sliding_window=False, rope_scaling=dict(M.QWEN3_VL_MOE["rope_scaling"], mrope_section=[2, 1, 1]))),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration", M.QWEN2, dict(TINY, rope_scaling=dict(type="mrope", mrope_section=[2, 1, 1]))),
 }
 MODEL_TYPE = {"seed_oss": "seed_oss", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "hunyuan_v1": "hunyuan_v1_dense", "cohere_norms": "cohere", "llama4": "llama4_text", "dbrx_router": "dbrx", "granitemoe_shared": "granitemoeshared", "olmo_clipped": "olmo", "stablelm_norms": "stablelm", "granite4": "granitemoehybrid",
               "granite4_dense": "granitemoehybrid", "nemotron_h_moe": "nemotron_h", "falcon_h1_norm": "falcon_h1", "gemma4": "gemma4_text", "gemma4_small": "gemma4_text",
-              "gemma4_experts": "gemma4_text", "laguna_element": "laguna", "gemma3n": "gemma3n_text"}
+              "gemma4_experts": "gemma4_text", "laguna_element": "laguna", "gemma3n": "gemma3n_text", "mimo_v2": "mimo_v2_flash", "mistral3": "ministral3",
+              "glm_dsa": "glm_moe_dsa", "granite_swa_moe": "granitemoe_swa", "qwen3_vl": "qwen3_vl_text", "qwen2_vl": "qwen2_vl_text"}
+VISION = {"step3p5": "step3p7", "qwen3_vl": "qwen3_vl", "qwen2_vl": "qwen2_vl"}    # wrappers that the class is in
 
 
 def converter(folder):
@@ -142,7 +168,7 @@ def attempt(name, seed, conv, folder):
     config = dict(model_type=MODEL_TYPE.get(name, name), **{k: v for k, v in base.items() if k != "model_type"}) | more
     config = {k: v for k, v in config.items() if v is not ...} | dict(architectures=[cls_name])
     c = dict(config=config, dtype="bf16", plus_one="gemma" in name and "gemma4" not in name and "gemma3n" not in name or name in ("nemotron", "step3p5") or "qwen3_" in name and name != "qwen3_moe", modern=False, strip="", emb_bf16=False,
-             vision="step3p7" if name == "step3p5" else None, flat=True,
+             vision=VISION.get(name), flat=name == "step3p5",
              other="InternLM2" if name == "internlm2" else None, set={})
     shapes, config, run, run64 = (M.other_model if c["other"] else M.transformers_model)(c, seed)
     hf = os.path.join(folder, name)
@@ -153,9 +179,10 @@ def attempt(name, seed, conv, folder):
     W.write_safetensors(os.path.join(hf, "model.safetensors"), {n: w.reshape(shapes[n]) for n, w in M.rounded_weights(c, shapes, seed).items()}, "bf16")
     path = os.path.join(folder, name + ".gguf")
     cls = conv(cls_name)
-    cls.modify_tensors = whole(cls.modify_tensors)
-    cls.no_mtp = True       # these models have no layers that predict further tokens
-    cls.set_vocab = lambda self: self._set_vocab_gpt2()    # whatever the tokenizer of published models is
+    for each in (cls, *(v for v in vars(cls).values() if isinstance(v, type))):    # Mistral's has one in it for each kind
+        each.modify_tensors = whole(each.modify_tensors)
+        each.no_mtp = True       # these models have no layers that predict further tokens
+        each.set_vocab = lambda self: self._set_vocab_gpt2()    # whatever the tokenizer of published models is
     with contextlib.redirect_stdout(sys.stderr):
         cls(pathlib.Path(hf), gguf.LlamaFileType.MOSTLY_BF16, pathlib.Path(path)).write()
     ids = W.prompt(seed, N_PROMPT, 256)

@@ -715,6 +715,47 @@ case("flex_olmo-plain", "flex_olmo", FLEX_OLMO)
 case("flex_olmo-renorm", "flex_olmo", FLEX_OLMO, norm_topk_prob=True, num_experts=5, num_experts_per_tok=5, num_key_value_heads=1)
 case("flex_olmo-modern-bf16", "flex_olmo", FLEX_OLMO, modern=True, dtype="bf16", num_experts_per_tok=1, attention_bias=True)
 
+# --- of 2026: experts of a mean, rope turned round, sinks and bases by layer, latents with factors, convolutions beside windows
+COHERE2_MOE = dict({k: v for k, v in COHERE2.items() if k not in ("rms_norm_eps", "use_qk_norm", "sliding_window_pattern")}, intermediate_size=28, prefix_dense_intermediate_size=52, num_experts=7,
+                   num_experts_per_tok=3, num_shared_experts=1, layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+                   mlp_layer_types=["dense", "sparse", "sparse", "sparse"])
+case("cohere2_moe-plain", "cohere2_moe", COHERE2_MOE)
+case("cohere2_moe-sigmoid", "cohere2_moe", COHERE2_MOE, expert_selection_fn="sigmoid", shared_expert_combination_strategy="sum", num_shared_experts=2, rms_norm_eps=1e-2,
+     prefix_dense_sliding_window_pattern=2, attention_bias=True)
+case("cohere2_moe-all", "cohere2_moe", COHERE2_MOE, expert_selection_fn="sigmoid", norm_topk_prob=False, num_experts=5, num_experts_per_tok=5, num_shared_experts=0, layer_types=...,
+     mlp_layer_types=..., prefix_dense_intermediate_size=..., sliding_window_pattern=3, tie_word_embeddings=False)
+case("cohere2_moe-modern-bf16", "cohere2_moe", COHERE2_MOE, modern=True, dtype="bf16", num_key_value_heads=9, expert_selection_fn="sigmoid", num_shared_experts=2, sliding_window=33,
+     mlp_layer_types=["dense", "dense", "sparse", "sparse"])
+NANOCHAT = dict(vocab_size=131, hidden_size=60, intermediate_size=84, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=6, hidden_act="relu2", max_position_embeddings=128,
+                rms_norm_eps=1e-2, rope_theta=100.0, final_logit_softcapping=3.0, tie_word_embeddings=False, torch_dtype="float32", **EOS)
+case("nanochat-plain", "nanochat", NANOCHAT)
+case("nanochat-groups", "nanochat", NANOCHAT, num_key_value_heads=2, attention_bias=True, final_logit_softcapping=None)
+case("nanochat-modern-bf16", "nanochat", NANOCHAT, modern=True, dtype="bf16", num_key_value_heads=1, num_attention_heads=5, tie_word_embeddings=True)
+GRANITE_SWA = dict(GRANITE, sliding_window=6, layer_types=["full_attention", "sliding_attention", "sliding_attention"], layer_rope_theta=[0.0, 100.0, 100.0])
+case("granite_swa-plain", "granite_swa", GRANITE_SWA)
+case("granite_swa-moe", "granitemoe_swa", GRANITE_SWA, layer_rope_theta=[5000.0, 50.0, 50.0], num_local_experts=7, num_experts_per_tok=3, intermediate_size=28, shared_intermediate_size=44)
+case("granite_swa-moe-all", "granitemoe_swa", GRANITE_SWA, layer_rope_theta=[50.0, 0.0, 0.0], num_local_experts=5, num_experts_per_tok=5, intermediate_size=28, shared_intermediate_size=0,
+     num_key_value_heads=1, attention_bias=True, tie_word_embeddings=True)
+case("granite_swa-modern-bf16", "granite_swa", GRANITE_SWA, modern=True, dtype="bf16", layer_types=..., layer_rope_theta=..., num_hidden_layers=5, sliding_window=33, mlp_bias=True)
+MINICPM3 = dict({k: v for k, v in DSV2.items() if "moe" not in k and "expert" not in k and "topk" not in k and k not in ("n_group", "routed_scaling_factor", "first_k_dense_replace")},
+                q_lora_rank=20, scale_emb=12, scale_depth=1.4, dim_model_base=20, tie_word_embeddings=True)
+case("minicpm3-plain", "minicpm3", MINICPM3)
+case("minicpm3-longrope", "minicpm3", MINICPM3, q_lora_rank=None, v_head_dim=None, tie_word_embeddings=False, scale_depth=0.7, attention_bias=True,
+     rope_scaling=dict(type="longrope", short_factor=[1.0, 1.3, 1.9, 2.5], long_factor=[1.0, 3.5, 8.0, 33.0], original_max_position_embeddings=128))
+case("minicpm3-modern-bf16", "minicpm3", MINICPM3, modern=True, dtype="bf16", num_hidden_layers=4, qk_rope_head_dim=10, qk_nope_head_dim=6, mlp_bias=True)
+LFM3 = dict({k: v for k, v in LFM2.items() if not k.startswith("block_") and k != "rope_theta"}, head_dim=10, conv_L_cache=4, sliding_window=6, num_hidden_layers=5,
+            layer_types=["conv", "sliding_attention", "full_attention", "conv", "sliding_attention"],
+            rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.4, rope_theta=5000.0), sliding_attention=dict(rope_type="default", rope_theta=50.0)))
+case("lfm3-plain", "lfm3", LFM3)
+case("lfm3-bare", "lfm3", LFM3, use_sandwich_norm=False, use_attention_gate=False, conv_bias=True, attention_bias=True, num_key_value_heads=1, tie_word_embeddings=False)
+case("lfm3-modern-bf16", "lfm3", LFM3, modern=True, dtype="bf16", conv_L_cache=7, sliding_window=33, num_hidden_layers=4, layer_types=["full_attention", "conv", "sliding_attention", "conv"])
+FLINT = dict({k: v for k, v in QWEN3_MOE.items() if k not in ("use_sliding_window", "max_window_layers")}, **WINDOWS, mlp_only_layers=[0], shared_expert_intermediate_size=44)
+case("flint-plain", "flint", FLINT)
+case("flint-all", "flint", FLINT, num_experts=5, num_experts_per_tok=5, norm_topk_prob=False, mlp_only_layers=[], attention_bias=True, num_key_value_heads=1)
+case("flint-modern-bf16", "flint", FLINT, modern=True, dtype="bf16", sliding_window=33, num_hidden_layers=4, layer_types=["full_attention", "sliding_attention"] * 2, mlp_only_layers=[0, 2])
+case("deepseek_v3-axk1", "axk1", DSV3, num_hidden_layers=4)
+case("llama-iquest", "iquestcoder", LLAMA, head_dim=12)
+
 
 def header(path):
     with open(path, "rb") as f:

@@ -3,7 +3,7 @@
 
 transformers leaves these layers out. So the head is put together as DeepSeek's description and the servers that run it have it:
 
-    rows [T, H]   the model's rows behind its final norm; for guesses further on the head's own, behind shared_head.norm
+    rows [T, H]   the model's rows behind its final norm; for guesses further on the head's own, behind shared_head.norm (ERNIE 4.5's has none)
     x = eh_proj([enorm(embed(token behind the row)) | hnorm(row)])
     x = one layer of the model's kind, causal over all rows so far;  logits = lm_head(shared_head.norm(x))
 
@@ -20,7 +20,11 @@ from transformers import AutoModelForCausalLM
 import weights as W
 
 torch.set_num_threads(1)
-MODELS = ["glm4_moe-qk-norm", "glm4_moe-plain", "deepseek_v3-yarn", "deepseek_v3-one-group-bf16"]
+MODELS = ["glm4_moe-qk-norm", "glm4_moe-plain", "deepseek_v3-yarn", "deepseek_v3-one-group-bf16", "qwen3_next-plain", "qwen3_5-plain", "qwen3_5_moe-plain", "exaone_moe-plain", "mimo_v2-plain",
+          "ernie4_5_moe-plain"]
+# a model of the one layer that a head has
+ONE = {"qwen3_next": dict(layer_types=["full_attention"]), "qwen3_5": dict(layer_types=["full_attention"]), "qwen3_5_moe": dict(layer_types=["full_attention"]),
+       "exaone_moe": dict(layer_types=["full_attention"], mlp_layer_types=["dense"]), "mimo_v2": dict(layer_types=["sliding_attention"], mlp_layer_types=["dense"])}
 OUT = os.path.join(W.HERE, "mtp", "heads.json")
 GUESSES = 4
 
@@ -47,20 +51,22 @@ def rms(x, w, eps):
 def head(name):
     g = W.Mtp(name)
     w = {n: W.rounded(x, g.dtype) for n, x in g.values().items()}
-    n, eps = g.config["num_hidden_layers"], g.config["rms_norm_eps"]
-    own = f"model.layers.{n}."
+    eps, how, plus = g.config["rms_norm_eps"], g.how, float(g.plus_one)
+    own, full = how["layer"], how.get("renamed", ("", ""))
     config = {k: v for k, v in g.config.items() if k != "num_nextn_predict_layers"}
-    model = load(config, {k: v for k, v in w.items() if not k.startswith(own)}, g.dtype)
-    one = {k.replace(own, "model.layers.0."): v for k, v in w.items() if k.startswith(own) and k[len(own):].split(".")[0] in (
-        "self_attn", "mlp", "input_layernorm", "post_attention_layernorm")}
-    one |= {"model.norm.weight": w[own + "shared_head.norm.weight"], "lm_head.weight": w["lm_head.weight"], "model.embed_tokens.weight": w["model.embed_tokens.weight"]}
-    layer = load(config | dict(num_hidden_layers=1, first_k_dense_replace=0), one, g.dtype)
+    model = load(config, {k: v for k, v in w.items() if "mtp" not in k and not k.startswith(own)}, g.dtype)
+    one = {"model.layers.0." + k[len(own):].replace(*full[::-1]): v for k, v in w.items() if k.startswith(own) and k[len(own):].split(".")[0] in (
+        "self_attn", "mlp", "input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm")}
+    one |= {"model.norm.weight": w[(how["norm"] or "model.norm") + ".weight"], "lm_head.weight": w["lm_head.weight"], "model.embed_tokens.weight": w["model.embed_tokens.weight"]}
+    layer = load(config | dict(num_hidden_layers=1, first_k_dense_replace=0) | ONE.get(g.family, {}), one, g.dtype)
+    if not how["norm"]:
+        layer.model.norm = torch.nn.Identity()
     t = {k: torch.from_numpy(v) for k, v in w.items()}
     ids = list(g.prompt)
 
     def run(rows, tokens):
         e = t["model.embed_tokens.weight"][tokens]
-        x = torch.cat([rms(e, t[own + "enorm.weight"], eps), rms(rows, t[own + "hnorm.weight"], eps)], -1) @ t[own + "eh_proj.weight"].T
+        x = torch.cat([rms(e, plus + t[how["enorm"] + ".weight"], eps), rms(rows, plus + t[how["hnorm"] + ".weight"], eps)], -1) @ t[how["proj"] + ".weight"].T
         h = layer.model(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
         return h, h @ t["lm_head.weight"].T
 

@@ -116,18 +116,41 @@ class Golden:
         return folder
 
 
+# How a head that guesses is stored: its layer; its own names; dense: its feed-forward is that of layer 0; windowed: its attention is that of windowed layers
+SEPARATE = dict(layer="mtp.layers.0.", enorm="mtp.pre_fc_norm_embedding", hnorm="mtp.pre_fc_norm_hidden", proj="mtp.fc", norm="mtp.norm")
+HEADS = {
+    "qwen3_next": SEPARATE, "qwen3_5": SEPARATE, "qwen3_5_moe": SEPARATE, "exaone_moe": dict(SEPARATE, dense=True),
+    "mimo_v2": dict(layer="model.mtp.layers.0.", enorm="model.mtp.layers.0.enorm", hnorm="model.mtp.layers.0.hnorm", proj="model.mtp.layers.0.eh_proj", norm="model.mtp.layers.0.final_layernorm",
+                    dense=True, windowed=True, renamed=("post_attention_layernorm", "pre_mlp_layernorm")),
+    "ernie4_5_moe": dict(layer="model.mtp_block.0.", enorm="model.mtp_emb_norm.0", hnorm="model.mtp_hidden_norm.0", proj="model.mtp_linear_proj.0", norm=None, dense=True),
+}
+
+
 class Mtp(Golden):
-    """The same with a layer behind the last that predicts further tokens, as DeepSeek and GLM publish them."""
+    """The same with a layer behind the last that predicts further tokens, as DeepSeek, GLM and others publish them."""
 
     def __init__(self, name):
         super().__init__(name)
         n, hidden = self.config["num_hidden_layers"], self.config["hidden_size"]
-        last, own = f"model.layers.{n - 1}.", f"model.layers.{n}."
-        self.config["num_nextn_predict_layers"] = 1
+        own = f"model.layers.{n}."
+        self.how = HEADS.get(self.family) or dict(layer=own, enorm=own + "enorm", hnorm=own + "hnorm", proj=own + "eh_proj", norm=own + "shared_head.norm")
+        last = max(i for i in range(n) if f"model.layers.{i}.input_layernorm.weight" in self.tensors and self.is_like(i))
         self.tensors = dict(self.tensors)
-        self.tensors |= {t.replace(last, own): s for t, s in self.tensors.items() if t.startswith(last)}
-        self.tensors |= {own + "enorm.weight": [hidden], own + "hnorm.weight": [hidden], own + "eh_proj.weight": [hidden, 2 * hidden], own + "shared_head.norm.weight": [hidden]}
-        self.copies = {own + "embed_tokens.weight": "model.embed_tokens.weight", own + "shared_head.head.weight": "lm_head.weight"}
+        for layer, mlp in (last, False), (0 if self.how.get("dense") else last, True):
+            stem = f"model.layers.{layer}."
+            self.tensors |= {self.own_name(t[len(stem):]): s for t, s in self.tensors.items() if t.startswith(stem) and t.startswith(stem + "mlp.") == mlp}
+        self.tensors |= {self.how[k] + ".weight": [hidden] for k in ("enorm", "hnorm", "norm") if self.how[k]} | {self.how["proj"] + ".weight": [hidden, 2 * hidden]}
+        self.copies = {}
+        if self.family not in HEADS:
+            self.config["num_nextn_predict_layers"] = 1
+            self.copies = {own + "embed_tokens.weight": "model.embed_tokens.weight", own + "shared_head.head.weight": "lm_head.weight"}
+
+    def is_like(self, layer):
+        kinds = self.config.get("layer_types")
+        return f"model.layers.{layer}.self_attn.o_proj.weight" in self.tensors and (not kinds or kinds[layer] == ("sliding_attention" if self.how.get("windowed") else "full_attention"))
+
+    def own_name(self, part):
+        return self.how["layer"] + part.replace(*self.how.get("renamed", ("", "")))
 
     def values(self):
         w = super().values()
