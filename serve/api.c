@@ -45,6 +45,7 @@ describe(Backend *b, const llmc_model *m, const llmc_limits *lim, const llmc_eng
 	b->max_waiting_tokens = eo && eo->max_waiting_tokens ? eo->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS;
 	b->waiting_served_ratio = eo ? eo->waiting_served_ratio : 0;
 	b->max_batch_total = eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : lim->kv_tokens;
+	b->places = llmc_adapter_slots(m);
 }
 
 static Backend

@@ -48,11 +48,20 @@ queue_answer(Queue q, const Problem *p, const char *word)
 
 typedef enum Room { ROOM_YES, ROOM_SOON, ROOM_NO } Room;
 
-/* Memory for an engine: others go, those first that nobody uses, and with `busy` those that are used as well. SOON: when they are over. */
-static Room
-make_room(Server *s, const Slot *except, int64_t need, bool busy)
+/* What engines share: memory, or, of one engine, the places for adapters, which the names have that run in it */
+typedef struct Shared { const Model *of; int64_t all; } Shared; /* of NULL: memory; all 0: there is no bound */
+
+static int64_t
+share_of(const Shared *h, const Model *m)
 {
-	if (s->opt.memory_bytes <= 0)
+	return h->of ? m->of == h->of : m->bytes;
+}
+
+/* Room for so much more: others go, the least recently used first, of those that nobody uses, and with `busy` then of those that are used as well. SOON: when they are over. */
+static Room
+make_room(Server *s, const Shared *h, const Slot *except, int64_t need, bool busy)
+{
+	if (h->all <= 0)
 		return ROOM_YES;
 	for (;;) {
 		int64_t kept = 0, leaving = 0;
@@ -61,17 +70,17 @@ make_room(Server *s, const Slot *except, int64_t need, bool busy)
 			Slot *t = s->slot[i];
 			if (!t->model)
 				continue;
-			kept += t->model->bytes;
-			if (t == except || !t->src.open || t->model->of || (t->model->n_refs && !busy)) /* of: it has no memory of its own */
+			kept += share_of(h, t->model);
+			if (t == except || !t->src.open || t->model->of != h->of || (t->model->n_refs && !busy))
 				continue;
 			bool better = !victim || (!t->model->n_refs != !victim->model->n_refs ? !t->model->n_refs : t->used_at < victim->used_at);
 			if (better)
 				victim = t;
 		}
 		for (Model *m = s->retired; m; m = m->next)
-			leaving += m->bytes;
-		if (kept + need <= s->opt.memory_bytes)
-			return kept + leaving + need <= s->opt.memory_bytes ? ROOM_YES : ROOM_SOON;
+			leaving += share_of(h, m);
+		if (kept + need <= h->all)
+			return kept + leaving + need <= h->all ? ROOM_YES : ROOM_SOON;
 		if (!victim)
 			return ROOM_NO;
 		model_retire(s, victim);
@@ -187,6 +196,17 @@ base_of(Server *s, const Slot *t)
 	return NULL;
 }
 
+/* Memory for a slot's engine, or a place for its adapter in the engine that it shares, beside what it has of either */
+static Room
+room_for(Server *s, const Slot *t, int64_t bytes, bool busy)
+{
+	const Slot *base = base_of(s, t);
+
+	if (!base)
+		return make_room(s, &(Shared){ .all = s->opt.memory_bytes }, t, bytes, busy);
+	return base->model ? make_room(s, &(Shared){ base->model, base->model->back.places }, t, 1, busy) : ROOM_YES;
+}
+
 bool
 slot_is_awaited(Server *s, const Slot *t)
 {
@@ -280,7 +300,7 @@ load_one(Server *s)
 		begin_service(s, t, t->model);
 		return true;
 	} else {
-		Room room = make_room(s, t, t->bytes, true);
+		Room room = room_for(s, t, t->bytes, true);
 		if (room == ROOM_SOON)
 			return end_one(s); /* idle ones at once; who gives back the last reference of another wakes us */
 		if (room == ROOM_NO)
@@ -319,10 +339,17 @@ reload_one(Server *s)
 	pthread_mutex_unlock(&s->lock);
 	llmc_status status = t->src.look(t->src.self, &about, &bytes, &err);
 	pthread_mutex_lock(&s->lock);
+	const Slot *base = base_of(s, t);
+	const bool  asleep = base && !base->model; /* with the engine that it shares: its files are read when it is asked for */
 	if (t->removed) {
 		no_more(t, &p);
-	} else if (status == LLMC_OK) {
-		Room room = make_room(s, t, bytes, false);
+	} else if (status == LLMC_OK && !asleep) {
+		Room room = room_for(s, t, bytes, false);
+		if (room == ROOM_NO && t->src.join) { /* its own place: requests wait until it has been read again */
+			if (t->model)
+				model_retire(s, t);
+			room = room_for(s, t, bytes, true);
+		}
 		if (room == ROOM_SOON)
 			return end_one(s);
 		if (room == ROOM_NO) {
@@ -331,10 +358,10 @@ reload_one(Server *s)
 			p.code = "model_too_large";
 		}
 	}
-	if (status == LLMC_OK && !p.status)
+	if (status == LLMC_OK && !p.status && !asleep)
 		status = open_slot(s, t, bytes, &m, &err);
 	if (status != LLMC_OK && !p.status) {
-		problem(&p, 400, "model", "The model '%.200s' cannot be read again, what was in service stays: %.700s", t->name, err.text);
+		problem(&p, 400, "model", "The model '%.200s' cannot be read again%s: %.700s", t->name, t->model ? ", what was in service stays" : "", err.text);
 		p.code = "model_not_loaded";
 	}
 	if (m) {
@@ -349,7 +376,7 @@ reload_one(Server *s)
 	Queue over = t->reloads;
 	t->reloads = (Queue){ 0 };
 	pthread_mutex_unlock(&s->lock);
-	queue_answer(over, m ? NULL : &p, "reloaded");
+	queue_answer(over, m || (asleep && status == LLMC_OK && !p.status) ? NULL : &p, "reloaded");
 	pthread_mutex_lock(&s->lock);
 	return true;
 }
@@ -407,7 +434,7 @@ try_open(Server *s, Slot *t, llmc_error *err)
 
 	if (base && !base->model)
 		return LLMC_OK;
-	while ((room = make_room(s, t, t->bytes, false)) == ROOM_SOON && end_one(s))
+	while ((room = room_for(s, t, t->bytes, false)) == ROOM_SOON && end_one(s))
 		;
 	if (room != ROOM_YES)
 		return LLMC_OK;

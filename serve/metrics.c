@@ -172,12 +172,13 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 		engine_lines(b, "tgi_batch_forward_duration", step[i].label, step[i].h, false);
 }
 
-/* Adapters of a model, each a slot of its own: those that have sequences in a batch, and those that requests wait for. Of an adapter: nothing. */
+/* Adapters of a model, each a name of its own: those that have sequences in a batch, and those that requests wait for. Of an adapter: nothing.
+ * places: in the model's engine; 0: each has an engine of its own. */
 static void
-adapter_lines(Strbuf *b, Server *s, const Slot *t, const char *label)
+adapter_lines(Strbuf *b, Server *s, const Slot *t, int places, const char *label)
 {
 	Strbuf running = { 0 }, waiting = { 0 };
-	int n = models_number(s), most = 0;
+	int n = models_number(s), names = 0;
 
 	head(b, "vllm:lora_requests_info", "gauge", "Adapters that requests run on and wait for; the value is the time.");
 	for (int i = 0; i < n && !t->parent; i++) {
@@ -192,14 +193,14 @@ adapter_lines(Strbuf *b, Server *s, const Slot *t, const char *label)
 		model_counts(s, a, &c);
 		int own = model_gens(s, a);
 		c.running = own >= 0 ? own : c.running;
-		most++;
+		names++;
 		if (c.running)
 			strbuf_printf(&running, "%s%s", running.len ? "," : "", a->name);
 		if (c.waiting || c.preempted || aside)
 			strbuf_printf(&waiting, "%s%s", waiting.len ? "," : "", a->name);
 	}
 	if (!t->parent) {
-		strbuf_printf(b, "vllm:lora_requests_info{%s,max_lora=\"%d\",running_lora_adapters=", label, most);
+		strbuf_printf(b, "vllm:lora_requests_info{%s,max_lora=\"%d\",running_lora_adapters=", label, places ? places : names);
 		label_text(b, strbuf_str(&running));
 		strbuf_puts(b, ",waiting_lora_adapters=");
 		label_text(b, strbuf_str(&waiting));
@@ -259,7 +260,7 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 	head(b, "vllm:engine_sleep_state", "gauge", "Whether the model is in memory.");
 	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"awake\"} %d\n", l, !strcmp(state, "loaded"));
 	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"discard_all\"} %d\n", l, strcmp(state, "loaded") != 0);
-	adapter_lines(b, s, t, l);
+	adapter_lines(b, s, t, back->places, l);
 	head(b, "vllm:request_success_total", "counter", "Choices that ended, by reason.");
 	static const char *const reason[] = { "stop", "length", "abort", "error" };
 	double ended[] = { (double)(c->finished[LLMC_FINISH_EOS] + c->finished[LLMC_FINISH_STOP] + c->finished[LLMC_FINISH_TOKEN]),

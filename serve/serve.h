@@ -56,6 +56,7 @@ typedef struct Backend {
 	int32_t max_concurrent, max_waiting_tokens;
 	float   waiting_served_ratio;
 	int64_t max_batch_total;
+	int32_t places;        /* for adapters of models that share this engine (Source.join); 0: there is no bound */
 } Backend;
 
 /* ---- counters (metrics.c) ---- */

@@ -1,5 +1,5 @@
 """Ten minutes (or so many seconds as the first argument says) of every kind of client against one server on a tiny
-model, an adapter as a second one, guesses ahead and batches of requests behind all others: whole answers, streams, n, TGI, the other dialects, constraints,
+model, three adapters in two slots, which are read again and come and go meanwhile, guesses ahead and batches of requests behind all others: whole answers, streams, n, TGI, the other dialects, constraints,
 calls of tools, clients that leave, nonsense. At the end nothing may be left in the engine and memory must be where it was
 after the first tenth; what a constraint holds must fit it.
 
@@ -20,6 +20,9 @@ import tiny_model  # noqa: E402
 from conftest import BUILD, Server  # noqa: E402
 
 
+NAMES = ["tiny", "low", "mid", "high"]  # a model and its adapters
+
+
 def rss(pid):
     with open(f"/proc/{pid}/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -37,7 +40,7 @@ def fits(text):
 def held(server, r, prompt):
     """A request whose answer a grammar holds, in one of the dialects; its status, or what is wrong with it"""
     messages = [{"role": "user", "content": prompt}]
-    model = r.choice(["tiny", "low"])
+    model = r.choice(NAMES)
     common = {"model": model, "temperature": r.choice([0, 1]), "stream": r.random() < 0.3, "speculate": r.choice([0, 15])}
     kind = r.randrange(6)
     if kind == 0:
@@ -59,13 +62,13 @@ def held(server, r, prompt):
     return a.status
 
 
-def adapter(folder, model):
+def adapter(folder, model, seed):
     """A small adapter of the first layers' projections, as PEFT writes it"""
     os.makedirs(folder)
     with open(os.path.join(model, "config.json")) as f:
         hidden = json.load(f)["hidden_size"]
     data, head, at = b"", {}, 0
-    r = random.Random(1)
+    r = random.Random(seed)
     for name, shape in (("A", [4, hidden]), ("B", [hidden, 4])):
         raw = struct.pack(f"<{shape[0] * shape[1]}f", *(r.uniform(-0.05, 0.05) for _ in range(shape[0] * shape[1])))
         head[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(raw)]}
@@ -85,7 +88,7 @@ def client(server, seed, stop, counts):
         prompt = "".join(r.choice("hello world abc \n\u00e9\u4e2d") for _ in range(r.randrange(1, 60)))
         if r.random() < 0.5:
             prompt = "a shared beginning that the prefix cache knows, " + prompt
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": r.randrange(1, 60), "n": r.choice([1, 1, 1, 2, 4]), "stream": r.random() < 0.5,
+        body = {"model": r.choice(NAMES), "prompt": prompt, "max_tokens": r.randrange(1, 60), "n": r.choice([1, 1, 1, 2, 4]), "stream": r.random() < 0.5,
                 "temperature": r.choice([0, 1]), "stop": r.choice([None, ["lo"]]), "logprobs": r.choice([None, 2]), "echo": r.random() < 0.2}
         kind = r.random()
         try:
@@ -97,7 +100,7 @@ def client(server, seed, stop, counts):
             elif kind < 0.75:
                 a = server.post(r.choice(["/generate", "/generate_stream"]), {"inputs": prompt, "parameters": {"max_new_tokens": 20, "details": True}})
             elif kind < 0.8:
-                a = server.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": prompt}], "max_tokens": 10})
+                a = server.post("/v1/chat/completions", {"model": r.choice(NAMES), "messages": [{"role": "user", "content": prompt}], "max_tokens": 10})
             elif kind < 0.85:
                 a = server.get(r.choice(["/metrics", "/status.json", "/health", "/chat"]))
             elif kind < 0.9:
@@ -122,11 +125,27 @@ def client(server, seed, stop, counts):
             counts[status] = counts.get(status, 0) + 1
 
 
+def changes(server, stop, counts):
+    """Names are read again, and one more adapter comes and goes"""
+    r = random.Random(7)
+    while not stop.wait(0.2):
+        kind = r.randrange(6)
+        if kind < 3:
+            status = server.post(f"/reload?model={r.choice(NAMES)}", {}).status
+        else:
+            status = server.post("/v1/load_lora_adapter", {"lora_name": "extra", "lora_path": "low"}).status
+            status = server.post("/v1/completions", {"model": "extra", "prompt": "a", "max_tokens": 5}).status if status == 200 else status
+            status = server.post("/v1/unload_lora_adapter", {"lora_name": "extra"}).status if status == 200 else status
+        with counts["lock"]:
+            status = 200 if status == 200 else f"a change was refused: {status}"
+            counts[status] = counts.get(status, 0) + 1
+
+
 def batches(server, stop, counts):
     """Files of requests behind all the others: run to their end or cancelled, their files deleted"""
     r = random.Random(0)
     while not stop.is_set():
-        lines = [json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": {"model": r.choice(["tiny", "low"]), "prompt": "a b c", "max_tokens": r.randrange(1, 60),
+        lines = [json.dumps({"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": {"model": r.choice(NAMES), "prompt": "a b c", "max_tokens": r.randrange(1, 60),
                                                                                                  "temperature": r.choice([0, 1, 9])}}) for i in range(r.randrange(1, 9))]
         form = "".join(f'--m\r\nContent-Disposition: form-data; name={name}\r\n\r\n{value}\r\n' for name, value in (("purpose", "batch"), ("file; filename=x", "\n".join(lines)))) + "--m--\r\n"
         file = server.request("POST", "/v1/files", form.encode(), {"Content-Type": "multipart/form-data; boundary=m"}).json()["id"]
@@ -152,11 +171,13 @@ def main():
     n = int(sys.argv[2]) if len(sys.argv) > 2 else 12
     with tempfile.TemporaryDirectory() as tmp:
         folder = tiny_model.build(os.path.join(tmp, "tiny"), context=1024)
+        home = os.path.join(tmp, "adapters")
+        loras = [a for i, name in enumerate(NAMES[1:]) for a in ("--lora", f"{name}=" + adapter(os.path.join(home, name), folder, i))]
         with Server([os.path.join(BUILD, "llmc"), "serve", folder, "--port", "0", "--arch", "generic", "-t", "1", "--seqs", "8", "--kv-tokens", "1536",
-                     "--body-timeout", "2", "--quiet", "--model-name", "tiny", "--lora", "low=" + adapter(os.path.join(tmp, "adapter"), folder),
+                     "--body-timeout", "2", "--quiet", "--model-name", "tiny", "--lora-slots", "2", "--lora-dir", home, *loras,
                      "--batch-dir", os.path.join(tmp, "batches")], log=os.path.join(tmp, "log")) as s:
             stop, counts = threading.Event(), {"lock": threading.Lock()}
-            threads = [threading.Thread(target=client, args=(s, i, stop, counts)) for i in range(n)] + [threading.Thread(target=batches, args=(s, stop, counts))]
+            threads = [threading.Thread(target=client, args=(s, i, stop, counts)) for i in range(n)] + [threading.Thread(target=t, args=(s, stop, counts)) for t in (batches, changes)]
             start = time.monotonic()
             for t in threads:
                 t.start()

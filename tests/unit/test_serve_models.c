@@ -15,7 +15,7 @@
 #include "tests/serve/fake_engine.h"
 #include "text/text.h"
 
-enum { BUDGET = 60, N_MODELS = 4, N_CLIENTS = 5, N_ASKED = 40 };
+enum { BUDGET = 60, N_MODELS = 4, N_CLIENTS = 5, N_ASKED = 40, PLACES = 1 };
 
 /* Also on threads that are not the test's */
 #define MUST(x) ((x) ? (void)0 : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x), abort()))
@@ -31,12 +31,12 @@ typedef struct World {
 	atomic_int opening;   /* an engine that is being opened stands at the gate */
 	atomic_bool gate;     /* closed */
 	atomic_int fail_every; /* each so many openings fail; 0: none */
-	atomic_bool shares;   /* adapters are names in slots of their model's engine */
+	atomic_bool shares;   /* adapters are names in one of PLACES of their model's engine */
 } World;
 static World world;
 
 typedef struct Origin { const char *name; int bytes; } Origin; /* a Source's self */
-typedef struct Engine { Fake fake; int bytes; } Engine;
+typedef struct Engine { Fake fake; int bytes; atomic_int taken; } Engine;
 
 static llmc_status
 look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
@@ -71,6 +71,7 @@ open_engine(void *self, Backend *out, llmc_error *err)
 	fake_init(&e->fake, tokenizer, 64);
 	e->bytes = o->bytes;
 	*out = fake_backend(&e->fake, 64);
+	out->places = PLACES;
 	MUST(atomic_fetch_add(&world.bytes, e->bytes) + e->bytes <= BUDGET);
 	atomic_fetch_add(&world.n_engines, 1);
 	return LLMC_OK;
@@ -110,10 +111,21 @@ source(const char *name, int bytes)
 static llmc_status
 join_engine(void *self, const Backend *of, Backend *out, llmc_error *err)
 {
+	Engine *e = of->self;
+	int every = atomic_load(&world.fail_every);
+
 	(void)self;
-	(void)err;
+	if (every && atomic_fetch_add(&world.n_opened, 1) % every == 0)
+		return error_set(err, LLMC_E_IO, "no such file");
+	MUST(atomic_fetch_add(&e->taken, 1) < PLACES);
 	*out = *of;
 	return LLMC_OK;
+}
+
+static void
+leave_engine(Backend *b)
+{
+	atomic_fetch_sub(&((Engine *)b->self)->taken, 1);
 }
 
 static llmc_status
@@ -124,7 +136,7 @@ adapt(void *self, const char *path, Source *out, llmc_error *err)
 	*out = source("adapted", ((const Origin *)self)->bytes);
 	if (world.shares) {
 		out->join = join_engine;
-		out->close = NULL;
+		out->close = leave_engine;
 	}
 	return LLMC_OK;
 }
@@ -246,13 +258,13 @@ client(void *arg)
 }
 
 static void
-all_at_once(void **state)
+ask_at_once(bool shares)
 {
 	Client c[N_CLIENTS];
 	char said[4096];
 
-	(void)state;
 	Server *s = begin(N_MODELS);
+	world.shares = shares;
 	atomic_store(&world.fail_every, 7);
 	for (int i = 0; i < N_CLIENTS; i++) {
 		c[i] = (Client){ .s = s, .state = (uint32_t)i + 1 };
@@ -265,6 +277,52 @@ all_at_once(void **state)
 		char name[2] = { (char)('a' + i), 0 };
 		assert_true(complete(s, name, said, sizeof said) == 200 || complete(s, name, said, sizeof said) == 200);
 	}
+	end(s);
+}
+
+static void
+all_at_once(void **state)
+{
+	(void)state;
+	ask_at_once(false);
+}
+
+static void
+all_at_once_in_places_of_one_engine(void **state)
+{
+	(void)state;
+	ask_at_once(true);
+}
+
+/* More names than places: each is served, none of them in the place of one that has work. */
+static void
+more_adapters_than_places(void **state)
+{
+	static char said[1 << 20];
+
+	(void)state;
+	Server *s = begin(1);
+	world.shares = true;
+	for (int i = 0; i < 3; i++) {
+		char body[100];
+		snprintf(body, sizeof body, "{\"lora_name\":\"n%d\",\"lora_path\":\"one\"}", i);
+		assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", body, false, said, sizeof said), 200);
+	}
+	for (int i = 0; i < 12; i++) {
+		char name[8];
+		snprintf(name, sizeof name, "n%d", i * 2 % 3);
+		assert_int_equal(complete(s, name, said, sizeof said), 200);
+	}
+	assert_int_equal(ask(s, "POST", "/reload?model=n0", "", false, said, sizeof said), 200);
+	assert_int_equal(ask(s, "POST", "/reload?model=n0", "", false, said, sizeof said), 200);
+	assert_int_equal(ask(s, "GET", "/metrics", "", false, said, sizeof said), 200);
+	assert_non_null(strstr(said, "max_lora=\"1\""));
+	assert_int_equal(complete(s, "n1", said, sizeof said), 200);
+	world.fail_every = 1;
+	assert_int_equal(ask(s, "POST", "/reload?model=n1", "", false, said, sizeof said), 400);
+	assert_int_equal(complete(s, "n1", said, sizeof said), 503);
+	world.fail_every = 0;
+	assert_int_equal(complete(s, "n1", said, sizeof said), 200);
 	end(s);
 }
 
@@ -543,7 +601,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(all_at_once),
+		cmocka_unit_test(all_at_once), cmocka_unit_test(all_at_once_in_places_of_one_engine), cmocka_unit_test(more_adapters_than_places),
 		cmocka_unit_test(an_adapter_that_goes_while_it_is_opened),
 		cmocka_unit_test(an_adapter_that_goes_before_it_is_read_again),
 		cmocka_unit_test(asleep_while_it_is_opened),
