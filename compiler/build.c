@@ -452,6 +452,18 @@ check_size(const Graph *g, Diag *d)
 }
 
 static void
+check_slots(const Graph *g, Diag *d)
+{
+	bool any = g->spec->adapters.slots < 1;
+
+	for (size_t i = 0; i < g->n_tensor && !any; i++)
+		any = g->tensor[i].factor != FACTOR_NONE;
+	if (!any)
+		err_at(d, spec_loc(g->spec, "adapters.slots"), "adapters.slots: this model has no matrix that an adapter in a slot may change: slots are for projections of attention and of feed-forwards; one "
+		       "adapter for all is added to the weights (lora.path)");
+}
+
+static void
 close_adapter(void *p)
 {
 	peft_close(p);
@@ -504,5 +516,6 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 		hand_out(&b, x);
 	head(&b, x, table);
 	check_size(b.g, d);
+	check_slots(b.g, d);
 	return d->n_error == errors ? b.g : NULL;
 }

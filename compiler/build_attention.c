@@ -220,6 +220,75 @@ choose(Build *b, int h, int low)
 	return b->sel;
 }
 
+/* What an adapter adds to heads of `width` elements, of which `cols` go through its factors; factor of `apart`: heads have rows of their own */
+static int
+heads_adapted(Build *b, int x, int64_t x_width, int64_t x_cols, int64_t x_apart, int fa, int y, int64_t y_width, int64_t y_cols, int64_t y_apart, int fb, const char *name)
+{
+	const int rank = b->s->adapters.rank, slots = b->s->adapters.slots;
+	int low = build_value(b, arena_printf(b->g->arena, "%s_low", name)), sum = build_value(b, name);
+	Op *o[2] = { OP(b, lora_heads_down, .x = x, .a = fa, .t = low), NULL };
+
+	for (int i = 0; i < 2; i++) {
+		if (i)
+			o[1] = OP(b, lora_heads_up, .x = y, .t = low, .b = fb, .y = sum);
+		op_set_int(b->g, o[i], "heads", b->s->attention.n_heads);
+		op_set_int(b->g, o[i], "width", i ? y_width : x_width);
+		op_set_int(b->g, o[i], "cols", i ? y_cols : x_cols);
+		op_set_int(b->g, o[i], "apart", i ? y_apart : x_apart);
+		op_set_int(b->g, o[i], "rank", rank);
+		op_set_int(b->g, o[i], "slots", slots);
+	}
+	return sum;
+}
+
+/* Latent attention where adapters come: absorbed in all rows, in steps between which an adapter's part of k_b and v_b is added. With k_b + b a for k_b, queries
+ * get a^T (b^T q) beside k_b^T q, values b (a o) beside v_b o. q: not rotated; both: latent and key */
+static int
+mla_in_steps(Build *b, int q, int both, int sel)
+{
+	const Spec *s = b->s;
+	const int64_t heads = s->attention.n_heads, nope = s->attention.nope_dim, rope = s->attention.rope_dim, rank = s->attention.kv_rank, v_dim = s->attention.v_dim;
+	const bool rotated = s->position == POS_ROPE && !(s->rope_in && !s->rope_in[b->layer]);
+	const int  kv = b->pool[b->layer], done = build_value(b, "kv");
+	int        kf[2], vf[2], at = build_value(b, "q_mla"), y = build_value(b, "o_mla"), out;
+	const bool k_has = build_factors(b->g, "k_b", b->layer, heads * nope, rank, b->loc, kf), v_has = build_factors(b->g, "v_b", b->layer, heads * v_dim, rank, b->loc, vf);
+	const int  k_b = build_matrix(b, "k_b", heads * nope, rank), v_b = build_matrix(b, "v_b", heads * v_dim, rank);
+
+	Op *o = OP(b, mla_query, .a = q, .c = both, .qn = -1, .q_b = -1, .kvn = build_matrix(b, "kv_a_norm", rank, 0), .k_b = k_b,
+	           .rope = rotated ? b->rope[s->n_rope > 1 && spec_windowed(s, b->layer) ? 1 : 0] : -1, .kv = kv, .q = at, .done = done);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "q_rank", 0);
+	op_set_int(b->g, o, "kv_rank", rank);
+	op_set_int(b->g, o, "nope_dim", nope);
+	op_set_int(b->g, o, "rope_dim", rope);
+	op_set_int(b->g, o, "stacked", 0);
+	op_set_int(b->g, o, "expand", 0);
+	op_set_int(b->g, o, "chosen", s->attention.index.top_k);
+	op_set_num(b->g, o, "eps", s->norm.latent_eps);
+	op_set_word(b->g, o, "style", !rotated ? "none" : s->rope_style == ROPE_HALF ? "half" : "interleaved");
+	if (k_has)
+		at = heads_adapted(b, q, nope + rope, nope, nope, kf[1], at, rank + rope, rank, 0, kf[0], "q_mla_adapted");
+	at = temper(b, at, heads * (rank + rope));
+	build_at(b, "attention.kind");
+	o = OP(b, mla_attend, .q = at, .k_b = -1, .v_b = -1, .kv = kv, .done = done, .sel = sel, .o = y);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "kv_rank", rank);
+	op_set_int(b->g, o, "nope_dim", nope);
+	op_set_int(b->g, o, "rope_dim", rope);
+	op_set_int(b->g, o, "v_dim", v_dim);
+	op_set_int(b->g, o, "expand", 0);
+	op_set_int(b->g, o, "chosen", s->attention.index.top_k);
+	op_set_num(b->g, o, "scale", s->attention.scale);
+	out = build_value(b, "attn");
+	o = OP(b, mla_value, .o = y, .v_b = v_b, .y = out);
+	op_set_int(b->g, o, "heads", heads);
+	op_set_int(b->g, o, "kv_rank", rank);
+	op_set_int(b->g, o, "v_dim", v_dim);
+	op_set_int(b->g, o, "expand", 0);
+	op_set_int(b->g, o, "chosen", s->attention.index.top_k);
+	return v_has ? heads_adapted(b, y, rank, rank, 0, vf[0], out, v_dim, v_dim, v_dim, vf[1], "attn_adapted") : out;
+}
+
 /* The cache holds the normed latent and one rotated key; k_b and v_b stay two factors beside it. Where an indexer reads the query latent too,
  * the latent's product comes first: fuse_mla makes both of one product, in its place. What is chosen stands in front of the append, where fused attention will be. */
 static int
@@ -241,9 +310,12 @@ mla(Build *b, int h)
 	} else {
 		q = build_matmul(b, h, "q", false, heads * (nope + rope), s->hidden, "q");
 	}
-	q = rotate(b, q, heads, nope + rope, nope, "q_rope");
+	if (!s->adapters.slots)
+		q = rotate(b, q, heads, nope + rope, nope, "q_rope");
 	if (!indexed)
 		both = build_matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
+	if (s->adapters.slots)
+		return build_matmul(b, mla_in_steps(b, q, both, choose(b, h, low)), "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
 	int latent = build_slice(b, both, rank + rope, 0, rank, "latent");
 	latent = build_rmsnorm(b, latent, "kv_a_norm", rank, 1, s->norm.latent_eps, false, "latent_normed");
 	int key = build_slice(b, both, rank + rope, rank, rope, "k_pe");

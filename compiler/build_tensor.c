@@ -298,7 +298,7 @@ factor_add(Graph *g, PlanFactor factor, const char *id, int64_t each, const Plan
 bool
 build_factors(Graph *g, const char *role, int layer, int64_t rows, int64_t cols, Loc loc, int factor[2])
 {
-	static const char *const roles[] = { "q", "k", "v", "o", "gate", "up", "down" };
+	static const char *const roles[] = { "q", "k", "v", "o", "gate", "up", "down", "q_a", "q_b", "kv_a", "k_b", "v_b", "s_gate", "s_up", "s_down" };
 	const TensorRule *rule;
 	bool  known = false;
 	int   part;

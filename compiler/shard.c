@@ -133,6 +133,35 @@ cut_cols(Pass *p, int v, const char *id, int64_t first, int64_t count)
 	return add_part(g, v, t);
 }
 
+/* A factor of adapters for a matrix of which this rank has a part: of the right one the columns, of the left one the rows, in whole blocks or within one */
+static int
+cut_factor(Pass *p, int v, Share part)
+{
+	Graph      *g = p->g;
+	PlanTensor  t = g->tensor[g->val[v].tensor];
+	PlanSource *src = NEW(g->arena, PlanSource, 1);
+
+	*src = t.src[0];
+	if (t.factor == FACTOR_A) {
+		src->col_first = part.first;
+		src->col_total = src->cols;
+		src->cols = part.count;
+	} else {
+		const int64_t block = src->lora_block, at = part.first % block;
+		if (at + part.count > block && (at || part.count % block)) {
+			err_at(g->diag, g->val[v].loc, "adapters.slots: rows of %s lie in pieces of %" PRId64 ", between which %d ranks cannot share them", src->name, block, g->ranks);
+			return v;
+		}
+		src->lora_first += part.first / block * src->lora_stride + at;
+		if (at + part.count <= block)
+			src->lora_block = src->lora_stride = part.count;
+		src->block = src->stride = part.count;
+	}
+	t.src = src;
+	t.rows = (int64_t)t.slots * t.rank * part.count;
+	return add_part(g, v, t);
+}
+
 /* This rank's part of n elements that lie in the order of a share */
 static int64_t
 own(const Pass *p, ShareKind by, int64_t n)
@@ -545,10 +574,77 @@ of_all(Pass *p, Op *op, int X, int Y, int64_t width, const char *what)
 	mark_split(p, y, by);
 }
 
+/* What adapters add: t = a x is whole where x is, and a term of a sum where x is split, as what is added to then is. */
+static void
+shard_lora_down(Pass *p, Op *op)
+{
+	enum { X = ARG(lora_down, x), A = ARG(lora_down, a) };
+	const int64_t   cols = op_int(op, "cols");
+	const ShareKind by = p->state[op->arg[X]].by;
+
+	if (split(p, op->arg[X])) {
+		op->arg[A] = cut_factor(p, op->arg[A], (Share){ own_first(p, by, cols), own(p, by, cols) });
+		set_int(op, "cols", own(p, by, cols));
+	} else {
+		whole(p, op->arg[X]);
+	}
+	keep(p, op);
+}
+
+static void
+shard_lora_up(Pass *p, Op *op)
+{
+	enum { X = ARG(lora_up, x), B = ARG(lora_up, b), Y = ARG(lora_up, y) };
+	const State   x = p->state[op->arg[X]];
+	const int64_t rows = op_int(op, "rows");
+	const int     y = op->arg[Y];
+
+	if (x.kind == STATE_SPLIT) {
+		op->arg[B] = cut_factor(p, op->arg[B], (Share){ own_first(p, x.by, rows), own(p, x.by, rows) });
+		along(p, op, "rows");
+		return;
+	}
+	if (x.kind == STATE_PARTIAL) {
+		op->arg[X] = x.raw;
+		make_partial(p, op, Y, x.bias[0]);
+		const int raw = p->state[y].raw;
+		p->state[y] = x;
+		p->state[y].raw = raw;
+	}
+	keep(p, op);
+}
+
 static void
 shard_op(Pass *p, Op *op)
 {
 	switch (op->kind) {
+	case OP_lora_down:
+		shard_lora_down(p, op);
+		return;
+	case OP_lora_up:
+		shard_lora_up(p, op);
+		return;
+	case OP_lora_heads_down:
+	case OP_lora_heads_up: {
+		const int     factor = op->kind == OP_lora_heads_down ? ARG(lora_heads_down, a) : ARG(lora_heads_up, b);
+		const int64_t all = op_int(op, "apart") * op_int(op, "heads");
+		if (all) /* heads have columns of their own */
+			op->arg[factor] = cut_factor(p, op->arg[factor], (Share){ own_first(p, SHARE_Q, all), own(p, SHARE_Q, all) });
+		along(p, op, "heads");
+		return;
+	}
+	case OP_mla_query:
+		cut_arg(p, op, ARG(mla_query, k_b), CUT_ROWS, SHARE_Q, 1, NULL);
+		whole(p, op->arg[ARG(mla_query, c)]);
+		along(p, op, "heads");
+		return;
+	case OP_mla_attend:
+		along(p, op, "heads");
+		return;
+	case OP_mla_value:
+		cut_arg(p, op, ARG(mla_value, v_b), CUT_ROWS, SHARE_Q, 1, NULL);
+		along(p, op, "heads");
+		return;
 	case OP_matmul:
 		shard_matmul(p, op);
 		return;

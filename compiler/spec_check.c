@@ -781,13 +781,9 @@ spec_check(SpecTable *t)
 		err_at(t->d, LOC(lora_path), "lora.path: an adapter is added to the weights of one rank");
 		note(t, INT(tp) > 1 ? K_tp : K_pp);
 	}
-	if (INT(adapter_slots) > 0 && INT(tp) * INT(pp) > 1) {
-		err_at(t->d, LOC(adapter_slots), "adapters.slots: adapters are chosen for sequences on one rank; one for all of them is added to the weights (lora.path)");
-		note(t, INT(tp) > 1 ? K_tp : K_pp);
-	}
-	if (INT(adapter_slots) > 0 && IS(att_kind, "mla")) {
-		err_at(t->d, LOC(adapter_slots), "adapters.slots: latent attention has no slots for adapters; one is added to the weights (lora.path)");
-		note(t, K_att_kind);
+	if (INT(adapter_slots) > 0 && IS(att_kind, "mla") && IS(att_form, "expanded")) {
+		err_at(t->d, LOC(adapter_slots), "adapters.slots: latent attention with slots is absorbed, keys and values that rows are expanded to would be an adapter's own; attention.form = expanded");
+		note(t, K_att_form);
 	}
 	if (INT(pp) > 1 && (INT(ple_width) > 0 || INT(kv_shared) > 0)) {
 		err_at(t->d, LOC(pp), "parallel.pp = %lld: layers read what others made (per-layer embeddings, shared keys and values), which lies on one rank", (long long)INT(pp));

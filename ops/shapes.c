@@ -139,7 +139,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
 	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit), GET(each), GET(chunk);
-	const int64_t GET(rank), GET(slots), GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(chosen);
+	const int64_t GET(rank), GET(slots), GET(apart), GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(chosen);
 	const int64_t GET(alibi_first), GET(alibi_heads);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
@@ -333,6 +333,15 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_lora_up:
 		MUST(first < count, "first < count");
 		SET(lora_up, .x = act(rows), .t = act(mul(count, rank)), .b = stack(slots, 1, mul(rank, rows), 0), .y = act(rows));
+		break;
+	case OP_lora_heads_down:
+		MUST(cols <= width, "cols <= width");
+		SET(lora_heads_down, .x = act(mul(heads, width)), .a = stack(slots, 1, mul(rank, plus(cols, mul(heads - 1, apart))), 0), .t = act(mul(heads, rank)));
+		break;
+	case OP_lora_heads_up:
+		MUST(cols <= width, "cols <= width");
+		SET(lora_heads_up, .x = act(mul(heads, width)), .t = act(mul(heads, rank)), .b = stack(slots, 1, mul(rank, plus(cols, mul(heads - 1, apart))), 0),
+		    .y = act(mul(heads, width)));
 		break;
 	case OP_pick:
 		SET(pick, .x = act(width), .y = act(width));

@@ -59,8 +59,8 @@ typedef struct PlanSource {
 /* layout: "row": file order, dtype as stored; "f32": dequantised rows (norms, biases): the file may
  * then hold any dtype we read, whatever `dtype` says; others are the packed
  * orders of formats/layout.h, which say how rows and columns are interleaved for a target. */
-/* Memory of slots for adapters (lora_down, lora_up): zero until one is loaded. A vector of f32 whose sources say what an adapter's factors are found by: `name` is its
- * module, `lora_*` which of its `rows` are the matrix', `cols` the columns that the right factor has.
+/* Memory of slots for adapters (lora_down, lora_up, and those of heads): zero until one is loaded. A vector of f32 whose sources say what an adapter's factors are found by: `name` is its
+ * module, `lora_*` which of its `rows` are the matrix', `cols` the columns that the right factor has, or, of `col_total`, those from `col_first` on that a rank has.
  *   FACTOR_A   [slots, n_src, rank, cols]: right factors of n_src matrices
  *   FACTOR_B   [slots, rank, n_block * block]: left factor of one, turned, with the adapter's scale in it */
 typedef enum PlanFactor { FACTOR_NONE, FACTOR_A, FACTOR_B } PlanFactor;

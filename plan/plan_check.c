@@ -89,8 +89,9 @@ check_factor(const PlanTensor *t, llmc_error *err)
 	for (int k = 0; k < t->n_src; k++) {
 		const PlanSource *s = &t->src[k];
 		int64_t n, last;
-		if (!s->lora || !*s->name || s->stored || s->transpose || s->rope_pairs || s->unit_rows || s->arranged || s->col_total)
-			return BAD("tensor %s: source %d of a factor says of which module it is, and nothing else", t->id, k);
+		if (!s->lora || !*s->name || s->stored || s->transpose || s->rope_pairs || s->unit_rows || s->arranged ||
+		    (s->col_total && (t->factor != FACTOR_A || s->col_total > MAX_ELEMS || s->cols > s->col_total || s->col_first > s->col_total - s->cols)))
+			return BAD("tensor %s: source %d of a factor says of which module it is, and which columns of a right one, and nothing else", t->id, k);
 		if (__builtin_mul_overflow(s->n_block, s->block, &n) || n > MAX_ELEMS || s->lora_block < 1 || __builtin_mul_overflow((n - 1) / s->lora_block, s->lora_stride, &last) ||
 		    last > MAX_ELEMS || s->lora_first > MAX_ELEMS || s->cols < 1 || s->cols > MAX_ELEMS || (n > s->lora_block && s->lora_stride < s->lora_block))
 			return BAD("tensor %s: source %s is too large, or its pieces lie over each other", t->id, s->name);

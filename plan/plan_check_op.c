@@ -57,12 +57,12 @@ check_weight(const Check *k, const char *name, const PlanRef *a, const ArgShape 
 	if (t->cols != want->cols || (want->cols ? t->rows < want->rows : t->rows != want->rows))
 		return BAD(k, "%s: tensor %s is %lld x %lld, expected %lld x %lld", k->op->name, t->id, (long long)t->rows,
 		           (long long)t->cols, (long long)want->rows, (long long)want->cols);
-	if (k->step->op != OP_lora_down && k->step->op != OP_lora_up)
+	if (!(k->op->flags & OPF_SLOT))
 		return LLMC_OK;
-	/* a slot's number is one of the tensor's slots, and its place goes by the op's rank */
-	const bool down = k->step->op == OP_lora_down;
-	if (t->factor != (down ? FACTOR_A : FACTOR_B) || t->slots != step_int(k->step, "slots") || t->rank != step_int(k->step, "rank") ||
-	    (down && t->n_src != step_int(k->step, "count")))
+	/* a slot's number is one of the tensor's slots, and its place goes by the op's rank; of one matrix both factors lie alike */
+	const bool down = k->step->op == OP_lora_down, heads = !down && k->step->op != OP_lora_up;
+	if ((heads ? t->factor == FACTOR_NONE : t->factor != (down ? FACTOR_A : FACTOR_B)) || t->slots != step_int(k->step, "slots") || t->rank != step_int(k->step, "rank") ||
+	    t->n_src != (down ? step_int(k->step, "count") : 1))
 		return BAD(k, "%s: tensor %s is no such factor of so many slots, of this rank", k->op->name, t->id);
 	return LLMC_OK;
 }

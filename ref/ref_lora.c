@@ -40,3 +40,47 @@ ref_lora_up(const RefCall *c)
 		}
 	}
 }
+
+/* Elements of a factor's row */
+static int64_t
+factor_width(const RefCall *c)
+{
+	return step_int(c->step, "cols") + (step_int(c->step, "heads") - 1) * step_int(c->step, "apart");
+}
+
+void
+ref_lora_heads_down(const RefCall *c)
+{
+	const int64_t heads = step_int(c->step, "heads"), width = step_int(c->step, "width"), cols = step_int(c->step, "cols"), apart = step_int(c->step, "apart");
+	const int64_t rank = step_int(c->step, "rank"), wide = factor_width(c);
+	const float  *x = ref_f32(c, ARG(lora_heads_down, x)), *a = c->arg[ARG(lora_heads_down, a)].data;
+	float        *y = ref_f32(c, ARG(lora_heads_down, t));
+
+	for (int64_t t = 0; t < c->s->n_tok; t++) {
+		const int32_t slot = slot_of(c, t);
+		for (int64_t h = 0; h < heads; h++)
+			for (int64_t k = 0; k < rank; k++)
+				y[(t * heads + h) * rank + k] = slot < 0 ? 0 : (float)ref_dot(a + (slot * rank + k) * wide + h * apart, x + (t * heads + h) * width, cols);
+	}
+}
+
+void
+ref_lora_heads_up(const RefCall *c)
+{
+	const int64_t heads = step_int(c->step, "heads"), width = step_int(c->step, "width"), cols = step_int(c->step, "cols"), apart = step_int(c->step, "apart");
+	const int64_t rank = step_int(c->step, "rank"), wide = factor_width(c);
+	const float  *x = ref_f32(c, ARG(lora_heads_up, x)), *b = c->arg[ARG(lora_heads_up, b)].data, *low = ref_f32(c, ARG(lora_heads_up, t));
+	float        *y = ref_f32(c, ARG(lora_heads_up, y));
+
+	for (int64_t t = 0; t < c->s->n_tok; t++) {
+		const int32_t slot = slot_of(c, t);
+		for (int64_t h = 0; h < heads; h++)
+			for (int64_t i = 0; i < width; i++) {
+				const int64_t at = (t * heads + h) * width + i;
+				double sum = 0;
+				for (int64_t k = 0; k < rank && slot >= 0 && i < cols; k++)
+					sum += (double)low[(t * heads + h) * rank + k] * b[(slot * rank + k) * wide + h * apart + i];
+				y[at] = (float)(x[at] + sum);
+			}
+	}
+}

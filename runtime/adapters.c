@@ -40,6 +40,8 @@ adapters_open(Runtime *rt, llmc_error *err)
 
 	if (!t)
 		return LLMC_OK;
+	if (rt->world)
+		return error_set(err, LLMC_E_INPUT, "adapters.slots: ranks that a launcher has started, a process each, have no slots for adapters; ranks of one process have");
 	for (int i = 0; i < rt->plan->n_tensor; i++)
 		if (rt->plan->tensor[i].factor && (rt->plan->tensor[i].slots != t->slots || rt->plan->tensor[i].rank != t->rank))
 			return error_set(err, LLMC_E_INPUT, "tensor %s: %d slots of rank %d, those of %s are %d of rank %d", rt->plan->tensor[i].id, rt->plan->tensor[i].slots,
@@ -69,7 +71,7 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta
 {
 	const int64_t n = s->n_block * s->block;
 
-	TRY(peft_delta(peft, s->lora, s->rows, s->cols, out, err));
+	TRY(peft_delta(peft, s->lora, s->rows, s->col_total ? s->col_total : s->cols, out, err));
 	if (!*out)
 		return LLMC_OK;
 	if (s->lora_first + (n - 1) / s->lora_block * s->lora_stride + (n - 1) % s->lora_block >= s->rows)
@@ -85,8 +87,8 @@ static void
 fill_a(const PlanTensor *t, const PlanSource *s, const PeftDelta *d, float *to)
 {
 	memset(to, 0, (size_t)(t->rank * s->cols) * sizeof *to);
-	if (d)
-		memcpy(to, d->right, (size_t)(d->rank * s->cols) * sizeof *to);
+	for (int64_t k = 0; d && k < d->rank; k++)
+		memcpy(to + k * s->cols, d->right + k * d->cols + s->col_first, (size_t)s->cols * sizeof *to);
 }
 
 /* [rank, rows] */
@@ -103,41 +105,69 @@ fill_b(const PlanTensor *t, const PlanSource *s, const PeftDelta *d, float *to)
 	}
 }
 
-static llmc_status
-write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *err)
+/* Elements of a source in a slot */
+static int64_t
+slot_elems(const PlanTensor *t, const PlanSource *s)
 {
-	const Plan *p = rt->plan;
+	return t->rank * (t->factor == FACTOR_A ? s->cols : s->n_block * s->block);
+}
+
+/* Does the adapter fit the plan of a rank? *any: it changes something; *most: elements of the largest source */
+static llmc_status
+fits(const Plan *p, Peft *peft, bool *any, int64_t *most, llmc_error *err)
+{
 	const PeftDelta *d;
-	int64_t most = 1;
-	bool    any = false;
 
 	for (int i = 0; i < p->n_tensor; i++)
 		for (int k = 0; p->tensor[i].factor && k < p->tensor[i].n_src; k++) {
 			const PlanTensor *t = &p->tensor[i];
-			const int64_t n = t->rank * (t->factor == FACTOR_A ? t->src[k].cols : t->src[k].n_block * t->src[k].block);
+			const int64_t n = slot_elems(t, &t->src[k]);
 			TRY(find_delta(peft, t, &t->src[k], &d, err));
-			any |= d != NULL;
-			most = n > most ? n : most;
+			*any |= d != NULL;
+			*most = n > *most ? n : *most;
 		}
+	return LLMC_OK;
+}
+
+/* Into the slot of a rank; room: elements of its largest source */
+static llmc_status
+write_rank(Runtime *rt, Peft *peft, int slot, float *room, llmc_error *err)
+{
+	const Plan *p = rt->plan;
+	const PeftDelta *d;
+
+	for (int i = 0; i < p->n_tensor; i++)
+		for (int k = 0; p->tensor[i].factor && k < p->tensor[i].n_src; k++) {
+			const PlanTensor *t = &p->tensor[i];
+			const PlanSource *s = &t->src[k];
+			const int64_t each = slot_elems(t, s);
+			TRY(find_delta(peft, t, s, &d, err));
+			(t->factor == FACTOR_A ? fill_a : fill_b)(t, s, d, room);
+			TRY(rt->device->put(rt->model, i, ((int64_t)slot * (t->factor == FACTOR_A ? t->n_src : 1) + k) * each * (int64_t)sizeof *room, room,
+			                    (size_t)each * sizeof *room, err));
+		}
+	return LLMC_OK;
+}
+
+/* On all ranks of this process */
+static llmc_status
+write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *err)
+{
+	const int n = rt->n_rank ? rt->n_rank : 1;
+	int64_t most = 1;
+	bool    any = false;
+
+	for (int r = 0; r < n; r++)
+		TRY(fits(rt->n_rank ? rt->rank[r]->plan : rt->plan, peft, &any, &most, err));
 	if (peft_unused(peft))
-		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes %s, for which this model has no slot: slots are for projections of attention and of dense feed-forwards; added to the weights "
+		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes %s, for which this model has no slot: slots are for projections of attention, of dense feed-forwards and of shared experts; added to the weights "
 		                 "(lora.path, --lora DIR) it may run", folder, peft_unused(peft));
 	if (!any)
 		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes nothing", folder);
 	float *room = malloc((size_t)most * sizeof *room);
 	llmc_status status = room ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
-	for (int i = 0; i < p->n_tensor && status == LLMC_OK; i++)
-		for (int k = 0; p->tensor[i].factor && k < p->tensor[i].n_src && status == LLMC_OK; k++) {
-			const PlanTensor *t = &p->tensor[i];
-			const PlanSource *s = &t->src[k];
-			const int64_t each = t->rank * (t->factor == FACTOR_A ? s->cols : s->n_block * s->block);
-			status = find_delta(peft, t, s, &d, err);
-			if (status != LLMC_OK)
-				break;
-			(t->factor == FACTOR_A ? fill_a : fill_b)(t, s, d, room);
-			status = rt->device->put(rt->model, i, ((int64_t)slot * (t->factor == FACTOR_A ? t->n_src : 1) + k) * each * (int64_t)sizeof *room, room,
-			                         (size_t)each * sizeof *room, err);
-		}
+	for (int r = 0; r < n && status == LLMC_OK; r++)
+		status = write_rank(rt->n_rank ? rt->rank[r] : rt, peft, slot, room, err);
 	free(room);
 	return status;
 }

@@ -16,7 +16,7 @@
 enum { SAY_S = 2 }; /* how long rank 0 waits to hear why the group has ended */
 
 typedef enum RecordKind { RECORD_STEP, RECORD_AGAIN, RECORD_SEQUENCE, RECORD_KV, RECORD_SIZES, RECORD_READ, RECORD_WRITE, RECORD_CLOSE, RECORD_OPEN, RECORD_END } RecordKind;
-/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by. KV: the
+/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number, b the length it is bound by, `more` the slot of its adapter. KV: the
  * deed `more` with a and b (kv.h), and the window pages of both. SIZES: each tells the bytes of what it keeps. READ, WRITE: of a pages and of the states of sequence b, or -1: floats a rank of
  * either, the numbers of the pages and of their window pages follow, then what travels; the first `more` pages go without window pages.
  * Between sessions: OPEN: limits follow, a session is opened; END: there are no more. */
@@ -97,7 +97,7 @@ void
 ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
 {
 	if (leads(s))
-		tell(s, (Record){ .kind = RECORD_SEQUENCE, .a = q, .b = length_bound });
+		tell(s, (Record){ .kind = RECORD_SEQUENCE, .a = q, .b = length_bound, .more = s->adapter[q] });
 }
 
 /* Is the first or the second number of a deed that of a page of the device? */
@@ -331,6 +331,7 @@ follow(Session *s, llmc_error *err)
 		case RECORD_SEQUENCE:
 			session_turn(s, r.a, r.b);
 			s->seq[r.a].fresh = true;
+			s->adapter[r.a] = r.more;
 			break;
 		case RECORD_KV:
 			if (is_page((KvDeed)r.more, 0))

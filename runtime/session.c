@@ -243,6 +243,7 @@ session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err)
 	s->seq[q].adapter = adapter;
 	s->seq[q].fresh = true;
 	s->adapter[q] = adapter_slot(s->rt, adapter);
+	ranks_sequence(s, q, s->seq[q].length_bound);
 	return LLMC_OK;
 }
 

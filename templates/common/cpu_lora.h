@@ -14,9 +14,9 @@ lora_slot(const llmc_step *s, int64_t t)
 	return s->adapter[s->seq[s->seq_of[t]]];
 }
 
-/* y[t * ld + k] = x[t] . a[k], of T rows and K dots, constants of the caller */
+/* y[t * ld + k] = x[t] . a[k], of T rows and K dots, constants of the caller; a: rows `wide` apart */
 LLMC_INLINE void
-lora_dots(const int T, const int K, const int cols, const float *x, const float *a, float *y, const int ld)
+lora_dots(const int T, const int K, const int cols, const float *x, const float *a, const int wide, float *y, const int ld)
 {
 	vf sum[LORA_ROWS][LORA_DOTS] = { 0 };
 
@@ -25,7 +25,7 @@ lora_dots(const int T, const int K, const int cols, const float *x, const float 
 		LLMC_EACH(t, T, LORA_ROWS)
 			row[t] = share_get(x + (int64_t)t * cols + c, cols - c);
 		LLMC_EACH(k, K, LORA_DOTS) {
-			const vf w = share_get(a + (int64_t)k * cols + c, cols - c);
+			const vf w = share_get(a + (int64_t)k * wide + c, cols - c);
 			LLMC_EACH(t, T, LORA_ROWS)
 				sum[t][k] = vf_fma(row[t], w, sum[t][k]);
 		}
@@ -37,14 +37,26 @@ lora_dots(const int T, const int K, const int cols, const float *x, const float 
 
 /* Dots [from, to) of T rows that share a slot */
 LLMC_INLINE void
-lora_rows(const int T, const int cols, const float *x, const float *a, int from, int to, float *y, const int ld)
+lora_rows(const int T, const int cols, const float *x, const float *a, const int wide, int from, int to, float *y, const int ld)
 {
 	int k = from;
 
 	for (; k + LORA_DOTS <= to; k += LORA_DOTS)
-		lora_dots(T, LORA_DOTS, cols, x, a + (int64_t)k * cols, y + k, ld);
+		lora_dots(T, LORA_DOTS, cols, x, a + (int64_t)k * wide, wide, y + k, ld);
 	for (; k < to; k++)
-		lora_dots(T, 1, cols, x, a + (int64_t)k * cols, y + k, ld);
+		lora_dots(T, 1, cols, x, a + (int64_t)k * wide, wide, y + k, ld);
+}
+
+/* y[i] = x[i] + low b, columns e; b: `rank` rows, `wide` apart */
+LLMC_INLINE void
+lora_add(Share e, const int rank, const float *low, const float *b, const int wide, const float *x, float *y)
+{
+	SHARE_EACH(e, i, n) {
+		vf sum = { 0 };
+		for (int k = 0; k < rank; k++)
+			sum = vf_fma(vf_set1(low[k]), share_get(b + (int64_t)k * wide + i, n), sum);
+		share_put(y + i, share_get(x + i, n) + sum, n);
+	}
 }
 
 #endif

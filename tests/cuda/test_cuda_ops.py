@@ -134,6 +134,28 @@ def test_adapters(cols, rank, count):
     everywhere("lora_up", p, step, [H.inout(y), low, b, H.alias(0)], want)
 
 
+@pytest.mark.parametrize("heads,width,cols,apart,rank", [(3, 20, 12, 12, 4), (2, 37, 33, 0, 3), (1, 5, 5, 7, 16)])
+def test_adapters_of_heads(heads, width, cols, apart, rank):
+    """Factors of heads, of their own or of all; what lies behind a head's columns stays as it is."""
+    r, slots = np.random.default_rng(9), 3
+    step = dict(ROWS, adapter=[1, 1, 1, 1, -1, 2, 1])
+    wide = cols + (heads - 1) * apart
+    x = r.standard_normal((N, heads, width)).astype(np.float32)
+    a = r.standard_normal((slots, rank, wide)).astype(np.float32)
+    a[0] = np.nan
+    of = [[a[s][:, h * apart:h * apart + cols].astype(np.float64) if s >= 0 else np.zeros((rank, cols)) for h in range(heads)] for s in step["adapter"]]
+    low = np.array([[of[t][h] @ x[t, h, :cols] for h in range(heads)] for t in range(N)])
+    p = dict(HEADS=heads, WIDTH=width, COLS=cols, APART=apart, RANK=rank, SLOTS=slots)
+    everywhere("lora_heads_down", p, step, [x, a, H.out((N, heads, rank))], low, bucket=20)
+    low = low.astype(np.float32)
+    want = x.astype(np.float64)
+    for t in range(N):
+        for h in range(heads):
+            want[t, h, :cols] += low[t, h].astype(np.float64) @ of[t][h]
+    everywhere("lora_heads_up", p, step, [x, low, a, H.out((N, heads, width))], want, bucket=20)
+    everywhere("lora_heads_up", p, step, [H.inout(x), low, a, H.alias(0)], want)
+
+
 @pytest.mark.parametrize("op", ["gaussian_topk", "match_rms", "stream_mix", "stream_correct", "stream_add"])
 def test_streams(op):
     W, G = 70, 3

@@ -15,7 +15,7 @@ from golden_run import LLMC
 from processor import RUNS
 from test_adapters import LORA, config, weights
 
-DENSE = ["llama-all", "llama-some", "qv-rslora", "phi3-stacks", "gpt2-stack"]
+DENSE = ["llama-all", "llama-some", "qv-rslora", "phi3-stacks", "gpt2-stack", "deepseek-lite", "deepseek-latents"]
 ON = [("ref", None)] + [("cpu", a) for a in ("v4", "generic", "amx") if RUNS.get(a)]
 SLOTS = ["adapters.slots=3", "adapters.rank=8", "kv.dtype=f32"]
 BASE = "llama-modern"
@@ -43,11 +43,22 @@ def base(tmp_path_factory):
     return folder, g
 
 
-@pytest.mark.parametrize("case,device,arch", [(c, "ref", None) for c in DENSE] + [(c, "cpu", "v4") for c in DENSE[:3] if RUNS["v4"]])
+@pytest.mark.parametrize("case,device,arch", [(c, "ref", None) for c in DENSE] + [(c, "cpu", "v4") for c in DENSE[:3] if RUNS["v4"]] + [(c, "cpu", "generic") for c in DENSE[-2:]])
 def test_logits_are_pefts(case, device, arch, tmp_path):
+    agrees_with_peft(case, tmp_path, device=device, arch=arch)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case,parallel", [("llama-all", "tp=3"), ("gpt2-stack", "tp=3"), ("phi3-stacks", "tp=2"), ("deepseek-latents", "tp=2"), ("deepseek-lite", "pp=2"), ("llama-some", "pp=3")])
+def test_ranks_have_parts_of_adapters(case, parallel, tmp_path):
+    """Shares are uneven: 7 heads, 3 ranks."""
+    agrees_with_peft(case, tmp_path, device="cpu", arch="generic", extra=[f"parallel.{parallel}"])
+
+
+def agrees_with_peft(case, tmp_path, **kw):
     g = weights.Golden(config(case)["base_model_name_or_path"])
     g.build(tmp_path)
-    m = model(tmp_path, device=device, arch=arch)
+    m = model(tmp_path, **kw)
     a = m.load_adapter(f"{LORA}/{case}")
     want, n = peft(case), len(g.prompt)
     with m.session(context=n, chunk=3 * n, n_out=3 * n, seqs=3) as s:
@@ -184,17 +195,16 @@ def test_what_has_no_slot_is_refused(base, tmp_path):
         with pytest.raises(llmc.Error, match=said):
             m.load_adapter(f"{LORA}/{case}")
     assert m.load_adapter(f"{LORA}/llama-all")  # the slot has stayed free
-    for settings, said in ((["adapters.slots=1", "parallel.tp=2"], "one rank"), (["adapters.slots=2000"], "adapters.slots"), (["adapters.slots=1", "adapters.rank=0"], "adapters.rank")):
+    for settings, said in ((["adapters.slots=2000"], "adapters.slots"), (["adapters.slots=1", "adapters.rank=0"], "adapters.rank")):
         with pytest.raises(llmc.Error, match=said):
             llmc.Model(folder, device="cpu", set=settings)
     weights.Golden("mixtral-window").build(tmp_path / "mixtral")
     m = llmc.Model(tmp_path / "mixtral", device="ref", set=["adapters.slots=1"])
     with pytest.raises(llmc.Error, match="experts.*has no slot|has no slot"):
         m.load_adapter(f"{LORA}/mixtral-experts")
-    weights.Golden("deepseek_v2-lite").build(tmp_path / "latent")
-    with pytest.raises(llmc.Error, match="latent attention has no slots"):
-        llmc.Model(tmp_path / "latent", device="ref", set=["adapters.slots=1"])
-    shutil.rmtree(tmp_path / "latent")
+    weights.Golden("mamba-plain").build(tmp_path / "states")
+    with pytest.raises(llmc.Error, match="no matrix that an adapter in a slot may change"):
+        llmc.Model(tmp_path / "states", device="ref", set=["adapters.slots=1"])
 
 
 ON_GPU = """

@@ -26,6 +26,8 @@ CASES = {  # case: base, what PEFT is told
     "gpt2-stack": ("gpt2-inner", dict(r=2, lora_alpha=3, fan_in_fan_out=True, target_modules=["c_attn", "c_proj", "c_fc"])),
     "mixtral-experts": ("mixtral-window", dict(r=2, lora_alpha=3, target_modules=["q_proj"], target_parameters=["experts.gate_up_proj", "experts.down_proj"], alpha_pattern={"experts.down_proj": 5})),
     "qwen3-moe-experts": ("qwen3_moe-renorm", dict(r=2, lora_alpha=4, target_modules=["o_proj"], target_parameters=["experts.down_proj", "experts.gate_up_proj"])),
+    "deepseek-lite": ("deepseek_v2-lite", dict(r=3, lora_alpha=5, target_modules=["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"])),
+    "deepseek-latents": ("deepseek_v3-plain", dict(r=4, lora_alpha=5, use_rslora=True, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"])),
     "phi3-stacks": ("phi3-longrope-long", dict(r=2, lora_alpha=4, target_modules=["qkv_proj", "gate_up_proj", "down_proj"])),
 }
 
@@ -36,7 +38,7 @@ def make(case, base, options):
     shutil.rmtree(out, ignore_errors=True)
     with tempfile.TemporaryDirectory() as d:
         g.build(d)
-        model = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
         p = get_peft_model(model, LoraConfig(**options)).eval()
         with torch.no_grad():
             for name, x in p.named_parameters():
