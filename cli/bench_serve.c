@@ -137,6 +137,7 @@ typedef struct Report {
 	size_t  n, n_ok, n_good;
 	int64_t prompt, fresh;
 	double  took;
+	double  drafts, drafted, accepted; /* steps of a text with guesses, tokens guessed, of them right; drafts 0: the server does not tell, or there were none */
 } Report;
 
 static bool
@@ -181,6 +182,8 @@ print_json(const Report *rep)
 	       "\"request_rate\":%.4f,\"goodput\":%.4f,\"output_tps\":%.3f",
 	       rep->n, rep->n_ok, rep->n_good, rep->took, (long long)rep->prompt, (long long)rep->fresh, (double)rep->n_ok / rep->took,
 	       (double)rep->n_good / rep->took, (double)rep->fresh / rep->took);
+	if (rep->drafts > 0)
+		printf(",\"drafts\":%.0f,\"drafted\":%.0f,\"accepted\":%.0f,\"accepted_length\":%.3f", rep->drafts, rep->drafted, rep->accepted, 1 + rep->accepted / rep->drafts);
 	for (int i = 0; i < 3; i++)
 		printf(",\"%s\":{\"mean\":%.6f,\"p50\":%.6f,\"p90\":%.6f,\"p99\":%.6f,\"max\":%.6f}", f[i]->key, mean(f[i]), percentile(f[i], 50),
 		       percentile(f[i], 90), percentile(f[i], 99), percentile(f[i], 100));
@@ -195,6 +198,8 @@ print_text(const Report *rep, const LoadRequest *r, double slo_ttft, double slo_
 
 	printf("%zu of %zu requests answered in %.2f s: %.2f requests/s, %.1f output tokens/s, %.1f prompt tokens/s\n", rep->n_ok, rep->n,
 	       rep->took, (double)rep->n_ok / rep->took, (double)rep->fresh / rep->took, (double)rep->prompt / rep->took);
+	if (rep->drafts > 0)
+		printf("speculation: %.2f tokens a guessing step, %.0f of %.0f guesses came true\n", 1 + rep->accepted / rep->drafts, rep->accepted, rep->drafted);
 	if (slo)
 		printf("goodput: %.2f requests/s within the objectives (%zu requests)\n", (double)rep->n_good / rep->took, rep->n_good);
 	printf("\n%-22s %10s %10s %10s %10s %10s  ms\n", "", "mean", "p50", "p90", "p99", "max");
@@ -281,6 +286,25 @@ first_model(const LoadTarget *t, const char *key, char why[200])
 	return name;
 }
 
+/* Sums of counters of /metrics, over its models; what is not there adds nothing. */
+static void
+add_guesses(const LoadTarget *t, const char *key, double sign, Report *rep)
+{
+	const struct { const char *name; double *to; } counter[] = {
+		{ "\nvllm:spec_decode_num_drafts_total", &rep->drafts }, { "\nvllm:spec_decode_num_draft_tokens_total", &rep->drafted },
+		{ "\nvllm:spec_decode_num_accepted_tokens_total", &rep->accepted },
+	};
+	char why[200], *text = load_get(t, "/metrics", key, why);
+
+	for (size_t i = 0; text && i < sizeof counter / sizeof *counter; i++)
+		for (const char *at = text; (at = strstr(at, counter[i].name)) != NULL;) {
+			at += strlen(counter[i].name);
+			const char *value = *at == '{' ? strstr(at, "} ") : NULL;
+			*counter[i].to += value ? sign * strtod(value + 2, NULL) : 0;
+		}
+	free(text);
+}
+
 static int
 measure(Args *a, const Lengths *in, const Lengths *out, const LoadTarget *target)
 {
@@ -292,9 +316,11 @@ measure(Args *a, const Lengths *in, const Lengths *out, const LoadTarget *target
 	int code = EXIT_MACHINE;
 
 	interrupt_install();
+	add_guesses(target, a->key, -1, &rep);
 	if (r && make(a, in, out, r) && load_run(&o, r, (size_t)a->requests, &rep.took, why) &&
 	    gather(&rep, r, (size_t)a->requests, a->ttft > 0 ? a->ttft : 1e9, a->itl > 0 ? a->itl : 1e9)) {
 		progress_end();
+		add_guesses(target, a->key, 1, &rep);
 		if (a->json)
 			print_json(&rep);
 		else

@@ -36,16 +36,17 @@ chat(int argc, char **argv)
 {
 	Common c = { 0 };
 	Sampling smp = { .temperature = 0.7f, .top_p = 0.95f, .speculate = LLMC_MAX_SPECULATE };
-	const char *system = NULL, *args[1] = { NULL };
+	const char *system = NULL, *draft = NULL, *args[1] = { NULL };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Chat", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "system", "TEXT", &system, "system message" },
 		OPT_SAMPLING(smp),
+		OPT_DRAFT(draft),
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
 	llmc_model *m = NULL;
-	llmc_session *s = NULL;
+	Speaker s = { 0 };
 	char *history = NULL, *line = NULL;
 	size_t history_n = 0, line_cap = 0;
 	bool first = true, tty = isatty(STDIN_FILENO);
@@ -53,6 +54,7 @@ chat(int argc, char **argv)
 
 	if (OPT_PARSE(&cmd_chat, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_chat, "name a model");
+	draft_prepare(&c, draft);
 	llmc_status status = open_model(&c, args[0], false, &m, &err);
 	const llmc_tokenizer *t = m ? llmc_model_tokenizer(m) : NULL;
 	if (status == LLMC_OK && !t) {
@@ -63,17 +65,16 @@ chat(int argc, char **argv)
 	if (smp.speculate > 0)
 		lim.n_out = 1 + smp.speculate; /* a step's guesses and the token before them */
 	if (status == LLMC_OK)
-		status = check_memory(m, &c, &lim, &err);
-	if (status == LLMC_OK)
-		status = llmc_session_open(m, &lim, &s, &err);
+		status = speaker_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK) {
+		speaker_close(&s);
 		llmc_close(m);
 		return fail_with(&err);
 	}
 	FILE *f = open_memstream(&history, &history_n);
 	if (!f) {
 		complain("out of memory");
-		llmc_session_close(s);
+		speaker_close(&s);
 		llmc_close(m);
 		return EXIT_MACHINE;
 	}
@@ -109,7 +110,7 @@ chat(int argc, char **argv)
 		Reply r = { .kept = open_memstream(&reply, &reply_n) };
 		interrupt_install();
 		if (status == LLMC_OK && r.kept)
-			status = llmc_generate(s, tok, n_tok, &p, on_token, &r, &res, &err);
+			status = speaker_say(&s, tok, n_tok, &p, on_token, &r, &res, &err);
 		if (r.kept)
 			fclose(r.kept);
 		putchar('\n');
@@ -130,7 +131,7 @@ chat(int argc, char **argv)
 	fclose(f);
 	free(history);
 	free(line);
-	llmc_session_close(s);
+	speaker_close(&s);
 	llmc_close(m);
 	free(smp.stop.v);
 	free(c.set.v);

@@ -92,6 +92,7 @@ typedef struct Sampling {
 	{ OPT_LIST, 0, "stop", "TEXT", &(s).stop, "end at this text; may be repeated" },           \
 	{ OPT_FLAG, 0, "ignore-eos", NULL, &(s).ignore_eos, "go on after the end token" },       \
 	{ OPT_INT, 0, "speculate", "N", &(s).speculate, "guess up to N tokens ahead, by what followed before, where that is faster; same text; 0: never [15]" }
+#define OPT_DRAFT(to) { OPT_TEXT, 0, "draft", "MODEL", &(to), "a smaller model of the same tokenizer that guesses as well; mtp: the head for that in the model's own checkpoint [none]" }
 
 /* Parse argv; positional arguments go to args (at most max_args). Prints and exits on --help and on mistakes. */
 size_t opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **argv, const char **args,
@@ -126,6 +127,16 @@ llmc_limits limits_of(const Common *c);
 /* Refuses when weights + KV + scratch exceed --memory. */
 llmc_status check_memory(const llmc_model *m, const Common *c, const llmc_limits *lim, llmc_error *err);
 llmc_params params_of(const Sampling *s);
+
+/* The model that guesses ("mtp": the head in the model's own checkpoint), where the other one runs; what it takes goes from *memory, where that is bounded. Before its model is opened: draft_prepare. */
+void        draft_prepare(Common *c, const char *draft);
+llmc_status draft_open(const Common *c, const char *path, const char *draft, const llmc_limits *lim, int64_t *memory, llmc_model **out, llmc_error *err);
+/* Who makes the tokens of run and chat */
+typedef struct Speaker { llmc_session *s; llmc_engine *e; llmc_model *draft; } Speaker; /* a session, or, with a draft, an engine */
+llmc_status speaker_open(Common *c, llmc_model *m, const char *path, const char *draft, const Sampling *smp, llmc_limits *lim, Speaker *out, llmc_error *err);
+llmc_status speaker_say(Speaker *s, const int32_t *tok, size_t n_tok, const llmc_params *p, llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err);
+void        speaker_guesses(const Speaker *s, char *buf, size_t cap); /* a line's end: how many came true; empty without a draft */
+void        speaker_close(Speaker *s);
 
 /* "1,2,3" -> ids; false on anything else. *ids is malloc'd. */
 bool  parse_ids(const char *text, int32_t **ids, size_t *n);

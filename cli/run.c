@@ -142,7 +142,7 @@ run(int argc, char **argv)
 {
 	Common c = { 0 };
 	Sampling smp = { .speculate = LLMC_MAX_SPECULATE };
-	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL, *schema = NULL, *gbnf = NULL, *args[1] = { NULL };
+	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL, *schema = NULL, *gbnf = NULL, *draft = NULL, *args[1] = { NULL };
 	bool chat = false, show_tokens = false, no_special = false;
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Prompt", NULL, NULL, NULL },
@@ -155,13 +155,14 @@ run(int argc, char **argv)
 		{ OPT_TEXT, 0, "logits", "FILE.npy", &logits, "write the prompt's logits [n_prompt, vocab], fp32" },
 		{ OPT_FLAG, 0, "show-tokens", NULL, &show_tokens, "print ids, not text" },
 		OPT_SAMPLING(smp),
+		OPT_DRAFT(draft),
 		{ OPT_TEXT, 0, "schema", "FILE", &schema, "the answer is JSON of this schema (- is standard input); docs/constrained.md" },
 		{ OPT_TEXT, 0, "grammar", "FILE", &gbnf, "the answer is a text of this grammar, in GBNF" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
 	llmc_model *m = NULL;
-	llmc_session *s = NULL;
+	Speaker s = { 0 };
 	llmc_grammar *grammar = NULL;
 	int32_t *tok = NULL;
 	size_t n_tok = 0, n_bytes = 0;
@@ -178,8 +179,11 @@ run(int argc, char **argv)
 		return opt_usage_error(&cmd_run, "--tokens %s: expected ids such as 1,2,3", tokens);
 	if (schema && gbnf)
 		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
+	if (logits && draft)
+		return opt_usage_error(&cmd_run, "--logits and --draft exclude each other");
 	if (system && !chat)
 		return opt_usage_error(&cmd_run, "--system needs --chat");
+	draft_prepare(&c, draft);
 	interrupt_install();
 	llmc_status status = open_model(&c, args[0], false, &m, &err);
 	if (status != LLMC_OK)
@@ -244,12 +248,10 @@ run(int argc, char **argv)
 		lim.chunk = chunk;
 		lim.n_out = chunk;
 	}
-	status = check_memory(m, &c, &lim, &err);
-	if (status == LLMC_OK)
-		status = llmc_session_open(m, &lim, &s, &err);
+	status = speaker_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK)
 		goto out;
-	if (logits && (status = prompt_logits(s, &info, tok, n_tok, chunk, logits, &err)) != LLMC_OK)
+	if (logits && (status = prompt_logits(s.s, &info, tok, n_tok, chunk, logits, &err)) != LLMC_OK)
 		goto out;
 	llmc_params p = params_of(&smp);
 	if (schema || gbnf) {
@@ -260,7 +262,7 @@ run(int argc, char **argv)
 	}
 	llmc_result res = LLMC_INIT(llmc_result);
 	r.quiet_text = c.json || show_tokens;
-	status = llmc_generate(s, tok, n_tok, &p, on_token, &r, &res, &err);
+	status = speaker_say(&s, tok, n_tok, &p, on_token, &r, &res, &err);
 	if (status != LLMC_OK)
 		goto out;
 	if (r.failed) {
@@ -273,10 +275,12 @@ run(int argc, char **argv)
 			printf("%s%d", i ? "," : "", r.id[i]);
 		putchar('\n');
 		fflush(stdout);
+		char guesses[100];
+		speaker_guesses(&s, guesses, sizeof guesses);
 		if (!c.quiet)
-			fprintf(stderr, "llmc: loaded in %.2f s; %d prompt tokens in %.3f s (%.0f/s); %d new in %.2f s (%.1f/s)\n", info.load_s,
+			fprintf(stderr, "llmc: loaded in %.2f s; %d prompt tokens in %.3f s (%.0f/s); %d new in %.2f s (%.1f/s)%s\n", info.load_s,
 			        res.n_prompt, res.prefill_s, res.prefill_s > 0 ? res.n_prompt / res.prefill_s : 0, res.n_new,
-			        res.decode_s, res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s : 0);
+			        res.decode_s, res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s : 0, guesses);
 	}
 	if (interrupted())
 		code = EXIT_INTERRUPTED;
@@ -284,7 +288,7 @@ out:
 	if (status != LLMC_OK)
 		code = fail_with(&err);
 done:
-	llmc_session_close(s);
+	speaker_close(&s);
 	llmc_grammar_close(grammar);
 	llmc_close(m);
 	free(tok);

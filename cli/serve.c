@@ -146,28 +146,6 @@ key_from_file(const char *path)
 	return key;
 }
 
-/* The model that guesses: where the other one runs, from its own file, or the head in the model's, and within --memory as well. */
-static llmc_status
-open_draft(Common *c, const ServeModel *m, const char *path, const llmc_limits *lim, llmc_model **out, llmc_error *err)
-{
-	llmc_memory mem = LLMC_INIT(llmc_memory);
-	Common own = { .device = c->device, .arch = c->arch, .threads = c->threads, .quiet = c->quiet, .verbose = c->verbose, .cache_packed = c->cache_packed };
-
-	if (m->common.mtp) {
-		own = m->common;
-		own.mtp = "mtp.part=head";
-		own.out_dir = NULL;
-	}
-	llmc_status status = open_model(&own, m->common.mtp ? m->path : path, false, out, err);
-
-	if (status == LLMC_OK && c->memory > 0) {
-		status = llmc_memory_for(*out, lim, &mem, err);
-		c->memory -= mem.weights + mem.kv + mem.scratch + mem.state;
-		c->memory = c->memory > 0 ? c->memory : 1;
-	}
-	return status;
-}
-
 static int
 serve(int argc, char **argv)
 {
@@ -201,7 +179,7 @@ serve(int argc, char **argv)
 		{ OPT_TEXT, 0, "config", "FILE", &config, "YAML file of these settings, as 'port: 8000'" },
 		{ OPT_GROUP, 0, "Models", NULL, NULL, NULL },
 		{ OPT_LIST, 0, "model", "NAME=PATH", &models, "a model by the name that requests choose it with; may be repeated: the first is opened at once, others when they are asked for" },
-		{ OPT_INT, 0, "lora-slots", "N", &slots, "adapters run in the model's own engine, N of them at once, requests of several in one batch; without it each has a copy of the weights [0]" },
+		{ OPT_INT, 0, "lora-slots", "N", &slots, "adapters run in the model's own engine, N of them at once, requests of several in one batch, the least recently used make room for others; without it each has a copy of the weights [0]" },
 		{ OPT_INT, 0, "lora-rank", "N", &rank, "rank of the largest adapter that a slot takes [16]" },
 		{ OPT_TEXT, 0, "lora-dir", "DIR", &so.lora_dir, "clients may load adapters from below this folder while the server runs, by /v1/load_lora_adapter [they may not]" },
 		{ OPT_FLOAT, 0, "sleep-after", "SECONDS", &sleep_s, "close the engine of a model that nobody has asked for so long, until somebody does [never]" },
@@ -223,7 +201,7 @@ serve(int argc, char **argv)
 		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens, "positions of all sequences together [max-batch-total-tokens, or context * 4]" },
 		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache, "do not reuse the KV of prompts that begin alike" },
 		{ OPT_INT, 0, "speculate", "N", &speculate, "guess up to N tokens ahead, by what followed before, where few requests run and it is faster; same text; 0: never [15]" },
-		{ OPT_TEXT, 0, "draft", "MODEL", &draft_path, "a smaller model of the same tokenizer that guesses as well; mtp: the head for that in the model's own checkpoint [none]" },
+		OPT_DRAFT(draft_path),
 		{ OPT_TEXT, 0, "prefix-dir", "DIR", &eo.prefix_dir, "keep pages of prompts as files, found again after a restart; shared by servers of the same model [none]" },
 		{ OPT_BYTES, 0, "prefix-dir-size", "SIZE", &eo.prefix_dir_bytes, "bytes of these files, the least recently used go first [8G]" },
 		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests preempted [they are computed again]" },
@@ -278,8 +256,7 @@ serve(int argc, char **argv)
 		return code;
 	if (draft_path && all.n > 1)
 		return opt_usage_error(&cmd_serve, "--draft goes with one model");
-	if (draft_path && strcmp(draft_path, "mtp") == 0)
-		all.model[0]->common.mtp = "mtp.part=rows";
+	draft_prepare(&all.model[0]->common, draft_path);
 	if (speculate < -1 || speculate > LLMC_MAX_SPECULATE)
 		return opt_usage_error(&cmd_serve, "--speculate: 0 .. %d, got %d", LLMC_MAX_SPECULATE, speculate);
 	eo.speculate = speculate == 0 ? -1 : speculate < 0 ? 0 : speculate;
@@ -329,7 +306,7 @@ serve(int argc, char **argv)
 	                : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
 	lim.snapshots = eo.no_prefix_cache ? 0 : LLMC_DEFAULT_SNAPSHOTS;
 	if (draft_path) {
-		status = open_draft(&c, all.model[0], draft_path, &lim, &draft, &err);
+		status = draft_open(&all.model[0]->common, all.model[0]->path, draft_path, &lim, &c.memory, &draft, &err);
 		if (status != LLMC_OK)
 			goto out;
 		eo.draft = draft;
@@ -349,14 +326,10 @@ serve(int argc, char **argv)
 	status = llmc_engine_open(m, &eo, &e, &err);
 	if (status != LLMC_OK)
 		goto out;
-	for (size_t i = 1, used = 0; i < all.n && llmc_adapter_slots(m); i++) { /* mistakes are told before the port is open */
+	for (size_t i = 1; i < all.n && llmc_adapter_slots(m); i++) { /* mistakes are told before the port is open */
 		int32_t adapter;
 		if (!all.model[i]->adapter)
 			continue;
-		if ((int)++used > llmc_adapter_slots(m)) {
-			code = opt_usage_error(&cmd_serve, "--lora: there are more adapters than the %d slots (--lora-slots)", llmc_adapter_slots(m));
-			goto out;
-		}
 		status = llmc_adapter_load(m, all.model[i]->common.lora, 1, &adapter, &err);
 		if (status != LLMC_OK)
 			goto out;

@@ -340,7 +340,7 @@ session_rows(const Session *s, size_t chunk)
 
 	while (s->order[i] != (int32_t)chunk)
 		i++;
-	return (const float *)(const void *)s->slot[b->slot] + s->q_start[i] * b->extent.mul;
+	return (s->rows ? s->rows : (const float *)(const void *)s->slot[b->slot]) + s->q_start[i] * b->extent.mul;
 }
 
 bool

@@ -78,8 +78,6 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	*out = NULL;
 	TRY(device_find(plan->target, &device, err));
 	TRY(device->check_target(plan->target, err));
-	if (plan->hands_rows && device == device_of(TARGET_CUDA)) /* session_rows is followed on the host */
-		return error_set(err, LLMC_E_INPUT, "heads that guess (mtp.part) run on processors, this plan is for %s", plan->target);
 	Runtime *rt = calloc(1, sizeof *rt);
 	if (!rt)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");

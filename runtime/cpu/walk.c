@@ -118,7 +118,7 @@ bind(Session *s, CpuSession *c)
 				if (a->kind == REF_BUFFER)
 					r->arg[k].buffer = &p->buffer[a->index];
 			}
-			r->slots = r->kernel && op_info[st->op].flags & OPF_SLOT && (st->op != OP_lora_up || r->a[ARG(lora_up, x)] == r->a[ARG(lora_up, y)]);
+			r->slots = r->kernel && op_info[st->op].flags & OPF_SLOT && (op_info[st->op].arg[0].role != ROLE_SAME || r->a[0] == r->a[op_info[st->op].n_in]);
 			r->meet = by_all(st) || i + 1 == run->n_step || by_all(&p->phase[ph].step[i + 1]);
 			run->n_meet += r->meet;
 			run->n_slots += r->slots;
@@ -197,16 +197,6 @@ probe(Session *s, const StepRun *r)
 	}
 }
 
-/* Rows that came with the tokens of a step, from the order of chunks into that of the step */
-static void
-take_given(const Session *s, float *to)
-{
-	const int64_t hidden = s->plan->hidden;
-
-	for (int32_t i = 0; s->given && i < s->size->n_seq; i++)
-		memcpy(to + s->q_start[i] * hidden, s->given[s->order[i]], (size_t)((s->q_start[i + 1] - s->q_start[i]) * hidden) * sizeof *to);
-}
-
 /* An op between ranks. Wanted rows, logits that is, are for the first of them, which hands them out. */
 static void
 run_comm(const Walk *w, const StepRun *r, int part)
@@ -217,7 +207,7 @@ run_comm(const Walk *w, const StepRun *r, int part)
 
 	if (st->op == OP_stage_in) {
 		if (part == 0 && s->plan->takes_rows)
-			take_given(s, r->a[ARG(stage_in, y)]);
+			session_given(s, r->a[ARG(stage_in, y)]);
 		else if (part == 0)
 			comm_take(s->comm, r->a[ARG(stage_in, y)], (size_t)(s->size->n_tok * step_int(st, "hidden")) * sizeof(float));
 		return;

@@ -191,7 +191,7 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Pinned memory: blocks, notes, picks, masks, logits, what a stage gets and hands on. */
+/* Pinned memory: blocks, notes, picks, masks, logits, what a stage, or a head that guesses, gets and hands on. */
 static llmc_status
 take_pinned(CudaSession *c, llmc_error *err)
 {
@@ -201,7 +201,7 @@ take_pinned(CudaSession *c, llmc_error *err)
 	size_t picks = ((size_t)c->max_out * LLMC_RING * sizeof(llmc_picked) + 255) & ~(size_t)255;
 	size_t masks = ((size_t)c->mask_bytes * LLMC_RING + 255) & ~(size_t)255;
 	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)plan_out_width(s->plan) * sizeof(float);
-	size_t stream = s->plan->stages > 1 ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->hidden * sizeof(float) : 0;
+	size_t stream = s->plan->stages > 1 || s->plan->hands_rows ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->hidden * sizeof(float) : 0;
 	CUdeviceptr at;
 	void *p = NULL;
 
@@ -219,6 +219,7 @@ take_pinned(CudaSession *c, llmc_error *err)
 	c->logits = (float *)(void *)(c->masks + masks);
 	c->came = c->logits + logits / sizeof *c->logits;
 	c->goes = c->came + stream / sizeof *c->came;
+	c->s->rows = s->plan->hands_rows ? c->goes : NULL;
 	c->st.note = (const llmc_note *)(uintptr_t)(at + block);
 	c->st.picked = (llmc_picked *)(uintptr_t)(at + block + note);
 	for (int i = 0; i < LLMC_RING; i++)

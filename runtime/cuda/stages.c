@@ -1,5 +1,6 @@
 /* Pipeline stages on GPUs of one process, a GPU each or one for each rank that a stage is split over: the residual stream of a step's rows goes from one to the next through pinned memory of the host, by the
- * pipes of the ranks (comm.h), from each to its fellow of the next stage, in front of the step's kernels and behind them; so do the logits of the last stage, from its first rank to rank 0. A decode graph has nothing of it. */
+ * pipes of the ranks (comm.h), from each to its fellow of the next stage, in front of the step's kernels and behind them; so do the logits of the last stage, from its first rank to rank 0. A decode graph has nothing of it.
+ * Rows of a head that guesses go the same way: those that come with its tokens, and those that a plan hands out, to where the host reads them. */
 #include "runtime/cuda/session.h"
 
 llmc_status
@@ -27,9 +28,11 @@ cuda_stage_take(CudaSession *c, int phase, llmc_error *err)
 	const Session *s = c->s;
 	CudaDevice    *d = &c->m->dev;
 
-	if (!s->plan->stage)
+	if (s->given)
+		session_given(s, c->came);
+	else if (!s->plan->stage)
 		return LLMC_OK;
-	if (!comm_take(s->comm, c->came, stream_bytes(s)))
+	else if (!comm_take(s->comm, c->came, stream_bytes(s)))
 		return comm_error(s->comm, err);
 	CUDA_TRY(d, d->api.copy_up(c->stage_in[phase], c->came, stream_bytes(s), c->stream), "copying what the stage before hands on to the GPU");
 	return LLMC_OK;
@@ -39,8 +42,11 @@ llmc_status
 cuda_stage_fetch(CudaSession *c, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
+	const Plan *p = c->s->plan;
 
-	if (plan_hands_on(c->s->plan))
+	if (p->hands_rows)
+		CUDA_TRY(d, d->api.copy_down(c->goes, (CUdeviceptr)(uintptr_t)c->s->slot[p->buffer[p->rows].slot], stream_bytes(c->s), c->stream), "copying rows for a head that guesses from the GPU");
+	if (plan_hands_on(p))
 		CUDA_TRY(d, d->api.copy_down(c->goes, (CUdeviceptr)(uintptr_t)c->st.logits, stream_bytes(c->s), c->stream), "copying what the next stage gets from the GPU");
 	return LLMC_OK;
 }

@@ -131,7 +131,7 @@ samples_on_device(Engine *e, int32_t n)
 {
 	bool says = false;
 
-	if (e->guesses) /* it picks at one row of a sequence */
+	if (e->guesses || (e->is_head && n <= DRAFT_TEXTS)) /* it picks at one row of a sequence, and rows for a head are read behind a step */
 		return false;
 	for (int32_t i = 0; i < n; i++) {
 		const Job *j = e->sched->chunk_seq[i]->req->user;
@@ -525,6 +525,7 @@ step(Engine *e)
 	begin_masks(e, n);
 	llmc_status status = samples_on_device(e, n) ? step_on_device(e, n, &err) : LLMC_E_RANGE;
 	bool sampled = status == LLMC_OK;
+	e->rows = false;
 	if (!sampled && status != LLMC_E_DEVICE)
 		status = forward(e, n, &err);
 	masks_end(e->masks, false);

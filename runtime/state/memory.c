@@ -190,6 +190,15 @@ session_unmap(void *m, int64_t bytes)
 		munmap(m, bytes ? (size_t)bytes : 1);
 }
 
+void
+session_given(const Session *s, float *to)
+{
+	const int64_t hidden = s->plan->hidden;
+
+	for (int32_t i = 0; s->given && i < s->size->n_seq; i++)
+		memcpy(to + s->q_start[i] * hidden, s->given[s->order[i]], (size_t)((s->q_start[i + 1] - s->q_start[i]) * hidden) * sizeof *to);
+}
+
 void *
 session_argument(const Session *s, const PlanRef *r)
 {

@@ -79,6 +79,7 @@ struct Session {
 	char         *disk_page;      /* of one page */
 
 	const float *const *given;    /* rows that come with the tokens of the next forward, by chunks; NULL: none */
+	const float  *rows;           /* of the last forward, of a plan that hands them out, where the device has copied them to; NULL: in their slot */
 
 	session_probe_fn probe;
 	void         *probe_user;
@@ -109,6 +110,8 @@ int64_t     session_max_page(const Session *s);               /* of one sequence
 int64_t     session_table_stride(const Session *s);           /* of block tables: kv.stride, before kv is open */
 bool        session_sees_window(const Session *s, const PlanStep *step); /* is its pool one of window pages? It takes the tables from max_page on */
 void       *session_argument(const Session *s, const PlanRef *r); /* its address for kernels */
+/* Rows that came with the tokens of a step, from the order of chunks into that of the step */
+void        session_given(const Session *s, float *to);
 /* A sequence's rotary frequencies, which depend on the length that it is bound by. */
 void        session_turn(Session *s, llmc_seq q, int32_t length_bound);
 /* session_open of one rank alone; comm stays the caller's. */

@@ -2,12 +2,15 @@
 engine with it says what it says without it. Whether anything is guessed is a matter of time, so no test asks that."""
 import json
 import os
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 import llmc
+from cuda_emu import environment
+from golden_run import LLMC
 from processor import RUNS
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden"))
@@ -128,6 +131,48 @@ def test_an_engine_says_the_same(folders, name, device):
             assert said[0] == said[1]
             s = own.stats()
             assert s["accepted"] <= s["drafted"] and sum(s["accepted_at"]) == s["accepted"] and s["running"] == 0
+
+
+def test_the_command_says_the_same(folders):
+    """llmc run, alone and with the head."""
+    name = "glm4_moe-qk-norm"
+    said = []
+    for extra in ([], ["--draft", "mtp"], ["--draft", "mtp", "--speculate", "3", "--temperature", "0.8", "--seed", "4"], ["--temperature", "0.8", "--seed", "4"]):
+        p = subprocess.run([LLMC, "run", folders(name), "--tokens", ",".join(map(str, HEADS[name]["text"])), "-n", "40", "--ignore-eos", "--json", "--set", "kv.dtype=f32", "-t", "1", *extra],
+                           capture_output=True, text=True, check=True)
+        said.append(json.loads(p.stdout))
+        assert len(said[-1]["tokens"]) == 40 and said[-1]["finish_reason"] == "length"
+    assert said[0]["tokens"] == said[1]["tokens"] != said[2]["tokens"] == said[3]["tokens"]
+
+
+ON_GPU = """
+import json, sys, llmc
+import numpy as np
+path, text = sys.argv[1], json.loads(sys.argv[2])
+kw = dict(device="cuda", arch="sm_75")
+SET = ["kv.dtype=f32", "deterministic=true"]
+with llmc.Model(path, set=SET + ["mtp.part=rows"], **kw) as m, llmc.Model(path, set=SET + ["mtp.part=head"], **kw) as head:
+    with m.session(context=64, chunk=64) as s, head.session(context=64, chunk=64, n_out=8) as h:
+        logits, rows = s.forward_rows([(s.seq(), text[:-1], 1)])
+        said, own = h.forward_rows([(h.seq(), text[1:], 3)], np.array(rows))
+    with m.engine(context=128, seqs=3, chunk=32, speculate=-1) as plain, m.engine(context=128, seqs=3, chunk=32, draft=head) as own:
+        answers = [[[(v.token, repr(v.logprob)) for v in e.submit(text, max_tokens=12, ignore_eos=True, logprobs=lp, **p).events() if v.kind == "token"]
+                    for lp, p in ((True, {}), (False, {}), (False, dict(temperature=0.7, seed=3)))] for e in (plain, own)]
+        drafts = own.stats()["drafts"]
+print(json.dumps([np.array(rows)[-1].tolist(), np.array(said).tolist(), answers, drafts]))
+"""
+
+
+def test_on_a_gpu(folders):
+    """The emulated one: the head's rows and logits are torch's there, and an engine says what it says without it."""
+    name = "glm4_moe-qk-norm"
+    want = HEADS[name]
+    p = subprocess.run([sys.executable, "-c", ON_GPU, folders(name), json.dumps(want["text"])], capture_output=True, text=True, env={**os.environ, **environment("sm_75")})
+    assert p.returncode == 0, p.stderr[-3000:]
+    row, said, answers, drafts = json.loads(p.stdout.splitlines()[-1])
+    near(row, want["row"])
+    near(said, want["logits"])
+    assert answers[0] == answers[1]
 
 
 def test_a_head_is_of_its_model(folders):
