@@ -215,19 +215,29 @@ per_layer(Build *b, int x)
 	return build_add_wide(b, p, own, sqrt(0.5), all, "ple");
 }
 
-/* What a head that guesses reads: the row that came with each token, beside the token's embedding x. */
+/* The rows that come with the tokens of a head that guesses, in front of all other steps */
 static int
-head_in(Build *b, int x)
+rows_in(Build *b)
+{
+	b->layer = 0;
+	build_at(b, "mtp.part");
+	int rows = build_value(b, "came");
+	Op *o = OP(b, stage_in, .y = rows);
+	op_set_int(b->g, o, "hidden", b->s->hidden);
+	b->layer = -1;
+	return rows;
+}
+
+/* What such a head reads: the row that came with each token, beside the token's embedding x. */
+static int
+head_in(Build *b, int x, int rows)
 {
 	const Spec *s = b->s;
 
 	b->layer = 0;
 	build_at(b, "mtp.part");
-	int rows = build_value(b, "came");
-	Op *o = OP(b, stage_in, .y = rows);
-	op_set_int(b->g, o, "hidden", s->hidden);
 	int e = build_norm(b, true, x, "mtp_enorm", "came_token"), h = build_norm(b, true, rows, "mtp_hnorm", "came_normed"), y = build_value(b, "came_both");
-	o = OP(b, join, .x = e, .z = h, .y = y);
+	Op *o = OP(b, join, .x = e, .z = h, .y = y);
 	op_set_int(b->g, o, "width", s->hidden);
 	op_set_int(b->g, o, "count", s->hidden);
 	return build_matmul(b, y, "mtp_proj", false, s->hidden, 2 * s->hidden, "x0_both");
@@ -498,9 +508,10 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 		return NULL;
 	ropes(&b);
 	pools(&b);
+	const int came = s->mtp.part == MTP_HEAD ? rows_in(&b) : -1;
 	x = b.embedded = embed(&b, &table);
-	if (s->mtp.part == MTP_HEAD)
-		x = head_in(&b, x);
+	if (came >= 0)
+		x = head_in(&b, x, came);
 	if (s->ple_width)
 		b.ple = per_layer(&b, x);
 	if (s->streams.count > 1)

@@ -119,10 +119,6 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 	}
 	if (s->kv.host > 0 && !host_pages_fit(g, target, d))
 		return NULL;
-	if (s->mtp.part != MTP_NONE && target_find(target)->kind == TARGET_CUDA) {
-		err_at(d, spec_loc(s, "mtp.part"), "mtp.part = %s: heads that guess run on the processor (--device cpu)", s->mtp.part == MTP_HEAD ? "head" : "rows");
-		return NULL;
-	}
 	if (s->tp > 1) {
 		if (!graph_shard(g, rank % s->tp))
 			return NULL;
