@@ -60,7 +60,8 @@ typedef struct Build {
 	int              done, left; /* under lock: units compiled, threads that have gone */
 	llmc_error       unkept;     /* under lock: why what was built is not in the cache; code LLMC_OK: it is */
 	bool             shipping;   /* what cannot be written is an error */
-	int              todo, shown, n_thread;
+	int              todo, jobs;   /* units to compile, by so many threads at most */
+	int              shown, n_thread;
 	pthread_t        thread[BUILD_MAX_JOBS];
 } Build;
 

@@ -43,7 +43,7 @@ build_start(Build *b, const char *name, const char *compiler)
 		b->todo += !b->unit[i].ready;
 	if (!b->todo)
 		return;
-	n = n > b->todo ? b->todo : n > BUILD_MAX_JOBS ? BUILD_MAX_JOBS : n;
+	b->jobs = n = n > b->todo ? b->todo : n > BUILD_MAX_JOBS ? BUILD_MAX_JOBS : n;
 	log_line(b->opt.log, b->opt.log_user, LLMC_LOG_INFO, "compiling %d kernel%s for %s with %s", b->todo, b->todo == 1 ? "" : "s",
 	         name, compiler);
 	sigfillset(&all);

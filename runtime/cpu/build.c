@@ -178,6 +178,7 @@ kernels_open(const Plan *plan, const BuildOptions *opt, Kernels **out, llmc_erro
 		TRY_GOTO(build_cached(&k->build, k->cc_version, strlen(k->cc_version), err));
 		build_start(&k->build, plan->target, k->cc);
 		TRY_GOTO(build_wait(&k->build, err));
+		header_remove(k);
 		tell_warnings(k);
 	}
 	TRY_GOTO(load(k, err));
@@ -216,6 +217,7 @@ kernels_close(Kernels *k)
 		strbuf_release(&k->object[i].source);
 	}
 	build_release(&k->build);
+	header_remove(k);
 	strbuf_release(&k->root);
 	free(k->flag);
 	free(k->flag_text);

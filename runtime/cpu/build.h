@@ -1,5 +1,5 @@
 /* Inside of building kernels for the processor: cc.c starts the compiler, compile.c makes shared objects, build.c says what each
- * is made from and loads them. */
+ * is made from and loads them, header.c precompiles what all of them include. */
 #ifndef LLMC_RUNTIME_CPU_BUILD_H
 #define LLMC_RUNTIME_CPU_BUILD_H
 
@@ -24,6 +24,8 @@ struct Kernels {
 	char         *flag_text;
 	Object       *object;    /* [n_unit] */
 	llmc_kernel **fn;        /* [n_kernel] */
+	atomic_int    header;    /* header.c */
+	char          header_path[2048];
 };
 
 /* --- cc.c --- */
@@ -36,6 +38,12 @@ llmc_status cc_flags(const char *target, char ***flags, char **text, llmc_error 
 /* What all keys begin with (flags, headers), and the key of a unit: from what the files hold now. */
 llmc_status objects_common(const Kernels *k, Sha256 *common, llmc_error *err);
 llmc_status object_key(const Kernels *k, const Sha256 *common, int unit, char hex[65], llmc_error *err);
+
+/* --- header.c --- */
+/* The header of intrinsics, precompiled for the units that begin from now on, where it is worth it: made once, by the first thread that asks. The path for
+ * -include; NULL: there is none (yet), and units read the header itself. The object is the same. */
+const char *header_precompiled(Kernels *k, const char *beside);
+void        header_remove(Kernels *k);  /* when nobody compiles any more */
 
 /* --- compile.c: BuildKind.compile --- */
 llmc_status object_compile(void *kernels, int unit, llmc_error *err);

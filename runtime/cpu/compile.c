@@ -15,7 +15,7 @@ enum { MAX_FLAGS = 256, MAX_OBJECT = 1 << 28 };
 const char object_mark[8] = "llmc so2";
 
 static llmc_status
-run_compiler(const Kernels *k, const Object *o, const char *tmp, bool lenient, Strbuf *text, int *code, llmc_error *err)
+run_compiler(const Kernels *k, const Object *o, const char *header, const char *tmp, bool lenient, Strbuf *text, int *code, llmc_error *err)
 {
 	char *argv[MAX_FLAGS + 16], include[1024];
 	int n = 0;
@@ -25,6 +25,10 @@ run_compiler(const Kernels *k, const Object *o, const char *tmp, bool lenient, S
 		argv[n++] = k->flag[i];
 	if (lenient)
 		argv[n++] = (char *)"-Wno-error";
+	if (header) {
+		argv[n++] = (char *)"-include";
+		argv[n++] = (char *)header;
+	}
 	if (snprintf(include, sizeof include, "-I%s", strbuf_str(&k->root)) >= (int)sizeof include)
 		return error_set(err, LLMC_E_IO, "%s: name too long", strbuf_str(&k->root));
 	argv[n++] = include;
@@ -105,10 +109,12 @@ object_compile(void *kernels, int unit, llmc_error *err)
 	bool folder, kept;
 	int code = 0;
 
+	const char *header = header_precompiled(k, strbuf_str(&u->path));
+
 	TRY(temporary(strbuf_str(&u->path), tmp, &folder, err));
-	TRY_GOTO(run_compiler(k, o, tmp, false, &text, &code, err));
+	TRY_GOTO(run_compiler(k, o, header, tmp, false, &text, &code, err));
 	if (code != 0 && code < 128) { /* a compiler may know warnings that ours do not: they are no reason to stop */
-		TRY_GOTO(run_compiler(k, o, tmp, true, &again, &code, err));
+		TRY_GOTO(run_compiler(k, o, header, tmp, true, &again, &code, err));
 		o->warned = code == 0;
 	}
 	if (code >= 128) {

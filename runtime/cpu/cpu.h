@@ -2,7 +2,7 @@
  *
  *   table.c      the table that runtime/device.h asks for       isa.c        which plans the processor runs
  *   walk.c       a session: memory, and its steps               bandwidth.c  what it reads in a second
- *   cc.c, compile.c, build.c   kernels compiled and loaded (build.h) */
+ *   cc.c, header.c, compile.c, build.c   kernels compiled and loaded (build.h) */
 #ifndef LLMC_RUNTIME_CPU_H
 #define LLMC_RUNTIME_CPU_H
 

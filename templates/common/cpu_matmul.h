@@ -24,6 +24,8 @@
  *
  * Rows that lie anywhere are taken one by one: m = mm_place(down(), part, scratch); m.n = their number; down_token(&m, t, row, norm).
  *
+ * PRODUCT_WHOLE is the same for calls with whole tiles of tokens only (a multiple of MM_WHOLE): C compilers see a third of the functions.
+ *
  * Scratch: mm_scratch bytes a column and thread, which the heads say as SCRATCH. Bytes of a call: w once, or once a thread when tokens are split. */
 #ifndef LLMC_CPU_MATMUL_H
 #define LLMC_CPU_MATMUL_H
@@ -35,6 +37,7 @@
 enum {
 	MM_TOKENS = TILE_TOKENS,         /* prepared at a time, at most */
 	MM_SPLIT_TOKENS = 32,            /* tokens a thread must have before tokens are split */
+	MM_WHOLE = MM_TOKENS > 96 ? 16 : TILE_T, /* tokens of a whole tile */
 	MM_UNIT = 32,                    /* rows of a unit where the epilogue has no wish */
 	MM_SCRATCH = 512,
 	MM_CACHE = 1600 * 1024,          /* with tiles: bytes of activations in hand, for a second cache of 2 MiB */
@@ -133,13 +136,20 @@ mm_warm(const Product p, const mm_work *m, const uint8_t *w, int64_t row)
 			__builtin_prefetch(w + row / VL * w_group_bytes(p.w, p.cols) + i);
 }
 
+/* a GEMV? */
+LLMC_INLINE int
+mm_streams(const Product p, const mm_work *m)
+{
+	return !p.whole && m->n <= STREAM_TOKENS;
+}
+
 /* the activations of the m->n rows in hand */
 LLMC_INLINE act_rows
 mm_act(const Product p, const mm_work *m)
 {
 	act_rows a = m->act;
 
-	a.tile = act_tile_rows(p, m->n, m->n <= STREAM_TOKENS);
+	a.tile = act_tile_rows(p, m->n, mm_streams(p, m));
 	return a;
 }
 
@@ -161,7 +171,7 @@ mm_token(const Product p, const mm_work *m, int t, const float *in, const Norm n
 		if (normed != to)
 			memcpy(to, normed, (size_t)p.cols * sizeof *to);
 	} else {
-		act_quantise(p, &a, t, norm_row(norm, in, p.cols, m->row), m->n <= STREAM_TOKENS);
+		act_quantise(p, &a, t, norm_row(norm, in, p.cols, m->row), mm_streams(p, m));
 	}
 }
 
@@ -202,11 +212,11 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 			amx_rows_bf16(p, amx.expand, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, out + g * VL, ld);
 		return;
 	}
-	if (!w_is_float(p.w) && m->n > STREAM_TOKENS && m->n <= AMX_FEW) {
+	if (!w_is_float(p.w) && !p.whole && m->n > STREAM_TOKENS && m->n <= AMX_FEW) {
 		amx.few[a.tile](w, groups, &a, m->n, out, ld);
 		return;
 	}
-	if (!w_is_float(p.w) && m->n > STREAM_TOKENS) {
+	if (!w_is_float(p.w) && !mm_streams(p, m)) {
 		tile_sums sum;
 		for (int g = 0; g < groups; g += TILE_H)
 			amx_rows(p, amx.dot, w + g * group, groups - g < TILE_H ? groups - g : TILE_H, &a, m->n, &sum, out + g * VL, ld);
@@ -214,7 +224,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	}
 #endif
 	(void)amx;
-	if (m->n <= STREAM_TOKENS) {
+	if (mm_streams(p, m)) {
 		stream_rows(p, w, groups, &a, m->n, out, ld);
 	} else {
 		tile_sums sum;
@@ -223,13 +233,16 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	}
 }
 
-/* X(name, tokens) for 2 .. TILE_T tokens */
+/* X(name, tokens) for the sizes that tile_rows cuts more than STREAM_TOKENS into */
 #if VL == 16
-#define TILE_EACH(X, name) X(name, 2) X(name, 3) X(name, 4) X(name, 5) X(name, 6) X(name, 7) X(name, 8)
+#define TILE_EACH(X, name) X(name, 4) X(name, 5) X(name, 6) X(name, 7) X(name, 8)
+#define TILE_WHOLE(X, name) X(name, 8)
 #elif VL == 8
-#define TILE_EACH(X, name) X(name, 2) X(name, 3) X(name, 4) X(name, 5) X(name, 6)
+#define TILE_EACH(X, name) X(name, 3) X(name, 4) X(name, 5) X(name, 6)
+#define TILE_WHOLE(X, name) X(name, 6)
 #else
 #define TILE_EACH(X, name) X(name, 2) X(name, 3) X(name, 4)
+#define TILE_WHOLE(X, name) X(name, 4)
 #endif
 #define TILE_DEFINE(name, T)                                                                                                    \
 	static __attribute__((noinline)) void name##_tile_##T(const tile_weights *w, int first, int n, const act_rows *a, int t0,   \
@@ -244,6 +257,8 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 #define AMX_EACH(X, name)                                                                                                       \
 	X(name, 12) X(name, 16)
 #define AMX_EACH_FEW(X, name) X(name, 6) X(name, 8)
+#define AMX_WHOLE(X, name) X(name, 16)
+#define AMX_NONE(X, name)
 #define AMX_DEFINE(name, T)                                                                                                     \
 	static __attribute__((noinline)) void name##_amx_##T(const tile_weights *w, int groups, int first, int n,                   \
 	                                                     const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead)       \
@@ -260,28 +275,28 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	}
 #define AMX_ENTRY_FEW(name, T) [T] = name##_few_##T,
 #define AMX_ENTRY(name, T) [T] = name##_amx_##T,
-#define AMX_TABLE(name)                                                                                                         \
-	AMX_EACH(AMX_DEFINE, name)                                                                                                  \
-	AMX_EACH_FEW(AMX_DEFINE_FEW, name)                                                                                          \
+#define AMX_TABLE(name, each, each_few)                                                                                         \
+	each(AMX_DEFINE, name)                                                                                                      \
+	each_few(AMX_DEFINE_FEW, name)                                                                                              \
 	static __attribute__((noinline)) void name##_expand(amx_work *k)                                                            \
 	{                                                                                                                           \
 		if (act_is_bf16(name()))                                                                                            \
 			amx_expand(name(), k);                                                                                      \
 	}                                                                                                                           \
-	static amx_fn *const name##_dot[17] = { AMX_EACH(AMX_ENTRY, name) };                                                        \
-	static amx_few_fn *const name##_few[AMX_FEW + 1] = { AMX_EACH_FEW(AMX_ENTRY_FEW, name) };                                   \
+	static amx_fn *const name##_dot[17] = { each(AMX_ENTRY, name) };                                                            \
+	static amx_few_fn *const name##_few[AMX_FEW + 1] = { NULL, each_few(AMX_ENTRY_FEW, name) };                                 \
 	static const mm_amx  name##_amx = { name##_dot, name##_few, name##_expand };
 #else
-#define AMX_TABLE(name) static const mm_amx name##_amx = { 0 };
+#define AMX_TABLE(name, each, each_few) static const mm_amx name##_amx = { 0 };
 #endif
 
-#define PRODUCT(name, weight, columns, bits)                                                                                    \
+#define PRODUCT_OF(name, weight, columns, bits, only_whole, each, each_amx, each_few)                                           \
 	LLMC_INLINE Product name(void)                                                                                              \
 	{                                                                                                                           \
-		return (Product){ .w = weight, .cols = (columns), .act_bits = (bits), .act_plain = LLMC_ACT_BF16 };                                           \
+		return (Product){ .w = weight, .cols = (columns), .act_bits = (bits), .act_plain = LLMC_ACT_BF16, .whole = (only_whole) }; \
 	}                                                                                                                           \
-	TILE_EACH(TILE_DEFINE, name)                                                                                                \
-	AMX_TABLE(name)                                                                                                             \
+	each(TILE_DEFINE, name)                                                                                                     \
+	AMX_TABLE(name, each_amx, each_few)                                                                                         \
 	static __attribute__((noinline)) void name##_token(const mm_work *m, int t, const float *in, Norm norm)                     \
 	{                                                                                                                           \
 		mm_token(name(), m, t, in, norm);                                                                                   \
@@ -293,9 +308,11 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	static __attribute__((noinline)) void name##_rows(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out,    \
 	                                                  int ld)                                                                   \
 	{                                                                                                                           \
-		static tile_fn *const dot[TILE_T + 1] = { TILE_EACH(TILE_ENTRY, name) };                                            \
-		mm_rows(name(), dot, name##_amx, m, w, row, rows, out, ld);                                                                     \
+		static tile_fn *const dot[TILE_T + 1] = { each(TILE_ENTRY, name) };                                                     \
+		mm_rows(name(), dot, name##_amx, m, w, row, rows, out, ld);                                                                 \
 	}
+#define PRODUCT(name, weight, columns, bits) PRODUCT_OF(name, weight, columns, bits, 0, TILE_EACH, AMX_EACH, AMX_EACH_FEW)
+#define PRODUCT_WHOLE(name, weight, columns, bits) PRODUCT_OF(name, weight, columns, bits, 1, TILE_WHOLE, AMX_WHOLE, AMX_NONE)
 
 /* v + bias of n rows from `row` on; bias may be NULL */
 LLMC_INLINE vf

@@ -121,6 +121,13 @@ mla_range(const Mla a, const llmc_step *s, int row)
 	return (SplitRange){ 0, s->pos[row] + 1 };
 }
 
+/* Where rows choose, the positions of the tile's one token; NULL: the first ones */
+LLMC_INLINE const int32_t *
+mla_sel(const Mla a, const MlaTile *t)
+{
+	return a.chosen ? t->sel : NULL;
+}
+
 /* Tokens of a tile from row on, of those before `to` */
 LLMC_INLINE int
 mla_tile_tokens(const Mla a, const llmc_step *s, int row, int to, int most)
@@ -182,7 +189,7 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 		float *to = t->q + r * stride;
 		t->l[r] = t->ls[r] = 0;
 #if defined(LLMC_TILES)
-		if (mla_tiled(a) && !t->sel) {
+		if (mla_tiled(a) && !mla_sel(a, t)) {
 			mla_amx_query(a, (uint8_t *)t->q, r, from, r < t->rows ? width : 0);
 			continue;
 		}
@@ -226,7 +233,7 @@ mla_scores(const Mla a, const MlaTile *t, int pos0, int n)
 		const float *x = t->x + j0 * stride;
 		/* the same of the next chunk, some of it with each block of rows */
 		const int ahead = pos0 + MLA_CHUNK + j0, share = mla_up(MLA_JB * bytes * MLA_RB / t->rows, 64);
-		const char *next = !t->sel && ahead < end ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) + ahead % KV_PAGE * bytes : NULL;
+		const char *next = !mla_sel(a, t) && ahead < end ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) + ahead % KV_PAGE * bytes : NULL;
 		for (int r0 = 0; r0 < t->rows; r0 += MLA_RB) {
 			const float *q = t->q + r0 * stride;
 			vf acc[VL];
@@ -295,12 +302,12 @@ mla_chunk(const Mla a, MlaTile *t, int chunk)
 	int end = t->range[t->n_tok - 1].hi, n = end - pos0 < MLA_CHUNK ? end - pos0 : MLA_CHUNK, d = 0;
 
 #if defined(LLMC_TILES)
-	if (mla_tiled(a) && !t->sel) {
+	if (mla_tiled(a) && !mla_sel(a, t)) {
 		mla_amx_chunk(a, t, pos0, n);
 		return;
 	}
 #endif
-	mla_fetch(a, t->s, t->pool, t->seq, t->sel, pos0, n, end, t->x);
+	mla_fetch(a, t->s, t->pool, t->seq, mla_sel(a, t), pos0, n, end, t->x);
 	mla_scores(a, t, pos0, n);
 	for (int r = 0; r < mla_up(t->rows, MLA_PAD); r++) {
 		float *w = t->w + r * MLA_CHUNK;

@@ -1,11 +1,11 @@
-/* The expanded form of cpu_mla.h. The products are functions of their own, as PRODUCT of cpu_matmul.h makes them. */
+/* The expanded form of cpu_mla.h. The products are functions of their own, as PRODUCT_WHOLE of cpu_matmul.h makes them. */
 #ifndef LLMC_CPU_MLA_EXPAND_H
 #define LLMC_CPU_MLA_EXPAND_H
 
 #include "common/cpu_matmul.h"
 #include "common/cpu_mla.h"
 
-enum { MLA_MADE = 64 }; /* positions whose keys and values are made at a time */
+enum { MLA_MADE = (64 + MM_WHOLE - 1) / MM_WHOLE * MM_WHOLE }; /* positions whose keys and values are made at a time */
 
 typedef void mla_tokens_fn(mm_work *m, int t0, const float *x, const int32_t *index, Norm norm);
 typedef void mla_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out, int ld);
@@ -18,7 +18,7 @@ typedef struct MlaMatrix {
 	void          *scratch;      /* of mm_begin, this part's */
 } MlaMatrix;
 
-/* out[j][skip + i] = row head * dim + i of w times the latent of position j; returned: skip */
+/* out[j][skip + i] = row head * dim + i of w times the latent of position j, of n positions, whole tiles of them; returned: skip */
 LLMC_INLINE int
 mla_make(const MlaMatrix w, int head, int dim, const float *latent, int n, float *out, int ld)
 {
@@ -246,13 +246,15 @@ mla_make_all(const Mla a, const MlaUnit *u, const MlaSpace *p, const MlaMatrix k
 		mla_fetch(a, u->s, u->pool, u->seq, NULL, pos0 + j0, n, 0, p->x);
 		for (int j = 0; j < n; j++)
 			memcpy(p->latent + j * a.rank, p->x + j * stride, (size_t)a.rank * sizeof *p->latent);
-		int skip = mla_make(kb, u->head, a.nope, p->latent, n, p->out, ld);
+		const int whole = mla_up(n, MM_WHOLE);
+		memset(p->latent + n * a.rank, 0, (size_t)((whole - n) * a.rank) * sizeof *p->latent);
+		int skip = mla_make(kb, u->head, a.nope, p->latent, whole, p->out, ld);
 		for (int j = 0; j < n; j++) {
 			memcpy(p->row, p->out + j * ld + skip, (size_t)a.nope * sizeof *p->row);
 			memcpy(p->row + a.nope, p->x + j * stride + a.rank, (size_t)a.rope * sizeof *p->row);
 			mla_put_key(a, p, j0 + j, p->row);
 		}
-		skip = mla_make(vb, u->head, a.v_dim, p->latent, n, p->out, ld);
+		skip = mla_make(vb, u->head, a.v_dim, p->latent, whole, p->out, ld);
 		if (n % 2)
 			memset(p->out + n * ld, 0, (size_t)ld * sizeof *p->out);
 		for (int j = 0; j < n; j += 2)

@@ -26,6 +26,7 @@ typedef struct Product {
 	int    cols;
 	int    act_bits;   /* of activations beside integer weights: 8 or 16 */
 	int    act_plain;  /* 1: on tiles activations are of one part, rounded to bf16, and so are scaled weights */
+	int    whole;      /* 1: tokens are whole tiles of them, whatever the call */
 } Product;
 
 LLMC_INLINE int

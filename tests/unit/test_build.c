@@ -330,6 +330,60 @@ temporary_names_are_never_used_twice(void **state)
 		free(name[--n]);
 }
 
+/* Where threads have several kernels each, what all of them include is precompiled once. Whether that works or not, kernels are built and nothing of it stays. */
+static void
+headers_are_precompiled(void **state)
+{
+	enum { N = 8 };
+	static const char *const way[] = { "", "case \"$*\" in *c-header*) exit 1;; esac\n" };
+	PlanKernel many[N];
+	const Plan p = { .target = "cpu-v3", .n_kernel = N, .kernel = many };
+	char name[N][24], line[2000], path[600];
+
+	(void)state;
+	for (int i = 0; i < N; i++) {
+		snprintf(name[i], sizeof name[i], "kernels/u%d.c", i);
+		many[i] = (PlanKernel){ .id = name[i], .file = name[i], .symbol = "u" };
+	}
+	for (int w = 0; w < 2; w++) {
+		Kernels *k;
+		llmc_error err;
+		int made = 0, used = 0;
+		fresh();
+		for (int i = 0; i < N; i++) {
+			snprintf(line, sizeof line, "#include <immintrin.h>\nint u(void);\nint\nu(void)\n{\n\treturn %d;\n}\n", i);
+			put(name[i], line);
+		}
+		snprintf(line, sizeof line, "#!/bin/sh\necho \"$*\" >> %s/args\n%sexec cc \"$@\"\n", artifact, way[w]);
+		put("cc", line);
+		snprintf(path, sizeof path, "%s/cc", artifact);
+		chmod(path, 0755);
+		setenv("LLMC_CC", path, 1);
+		if (kernels_open(&p, &(BuildOptions){ .artifact = artifact, .n_jobs = 2 }, &k, &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+		kernels_close(k);
+		unsetenv("LLMC_CC");
+		snprintf(path, sizeof path, "%s/args", artifact);
+		FILE *f = fopen(path, "r");
+		assert_non_null(f);
+		while (fgets(line, sizeof line, f)) {
+			made += strstr(line, "c-header") != NULL;
+			used += strstr(line, "-include") != NULL;
+		}
+		fclose(f);
+		assert_int_equal(made, 1);
+		assert_true(w ? used == 0 : used >= N / 2);
+		snprintf(path, sizeof path, "%s/kernels", tempdir_file(&dir, "cache"));
+		DIR *d = opendir(path);
+		int n = 0;
+		for (struct dirent *e; d && (e = readdir(d)) != NULL;)
+			n += e->d_name[0] != '.';
+		assert_non_null(d);
+		closedir(d);
+		assert_int_equal(n, N);
+	}
+}
+
 /* A model that is compiled into the folder while its kernels are built: nothing is kept under the key of another source. */
 static void
 sources_that_change_meanwhile(void **state)
@@ -545,6 +599,7 @@ main(void)
 		cmocka_unit_test(folders_that_others_may_write_to),
 		cmocka_unit_test(any_umask_will_do),
 		cmocka_unit_test(temporary_names_are_never_used_twice),
+		cmocka_unit_test(headers_are_precompiled),
 		cmocka_unit_test(sources_that_change_meanwhile),
 		cmocka_unit_test(what_dead_processes_leave),
 		cmocka_unit_test(failures_are_sentences),
