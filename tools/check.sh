@@ -76,7 +76,7 @@ step_san() {
 
 step_tsan() {
 	local san="-fsanitize=thread"
-	make -s -j"$jobs" BUILD=build/tsan CFLAGS="-O1 -g" SAN="$san" build/tsan/llmc build/tsan/unit/test_engine || return 1
+	make -s -j"$jobs" BUILD=build/tsan CFLAGS="-O1 -g" SAN="$san" build/tsan/llmc build/tsan/unit/test_engine build/tsan/unit/test_serve_models || return 1
 	TSAN_OPTIONS=halt_on_error=1 tests/e2e/threads.sh build/tsan/llmc
 }
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Threads of a session, of packing and of kernel building under TSan. Usage: threads.sh LLMC
+# Threads of a session, of packing, of kernel building and of a server under TSan. Usage: threads.sh LLMC
 set -eu
 llmc=$1
 tmp=$(mktemp -d)
@@ -14,4 +14,9 @@ for arch in generic; do
 done
 # many callers of one engine
 LLMC_TEST_QUICK=1 LLMC_TEST_ARCH=generic "$(dirname "$llmc")/unit/test_engine" >"$tmp/out" 2>&1 || { tail -n 60 "$tmp/out"; exit 1; }
+# names and engines of a server, that come and go
+"$(dirname "$llmc")/unit/test_serve_models" >"$tmp/out" 2>&1 || { tail -n 60 "$tmp/out"; exit 1; }
+if [ -n "${LLMC_CHECK_ALL:-}" ]; then # a server with adapters in slots, of which a file is read while others run
+	LLMC_TEST_BUILD=$(dirname "$llmc") "$(tools/venv.sh)/bin/python" tests/serve/soak.py 60 6
+fi
 echo "threads: clean"
