@@ -305,7 +305,7 @@ bind(CudaSession *c, llmc_error *err)
 	TRY(cuda_hosted_open(c, err));
 	TRY(cuda_lt_open(c, err));
 	for (int pick = 0; pick < 2 && s->plan->ranks < 2 && s->plan->stages < 2; pick++) /* ranks have yet to meet; of stages nobody picks here */
-		TRY(cuda_graph(c, 0, pick, err));
+		TRY(cuda_graph(c, 0, pick, false, err));
 	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream), "clearing the memory of a session");
 	return cuda_session_check(c, err);
 }
@@ -346,10 +346,9 @@ cuda_session_close(Session *s)
 	kv_release(&s->kv); /* its pages are freed through this session */
 	cuda_pages_close(c, current);
 	if (current) {
-		for (int k = 0; k < 2; k++)
-			for (int i = 0; i < CUDA_BUCKETS; i++)
-				if (c->graph[k][i])
-					CUDA_RELEASE(d->api.graph_exec_destroy(c->graph[k][i]));
+		for (int k = 0; k < 2 * 2 * CUDA_BUCKETS; k++)
+			if ((&c->graph[0][0][0])[k])
+				CUDA_RELEASE(d->api.graph_exec_destroy((&c->graph[0][0][0])[k]));
 		for (int i = 0; i < LLMC_RING; i++)
 			if (c->event[i])
 				CUDA_RELEASE(d->api.event_destroy(c->event[i]));

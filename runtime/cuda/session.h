@@ -23,6 +23,7 @@ typedef struct CudaStep {
 	CudaMaps         *maps;    /* NULL: none */
 	llmc_collective   comm;    /* of a step between ranks, whose kernel has no launches */
 	struct CudaSession *of;    /* of a step between ranks that are processes (hosted.c), once it has been launched */
+	bool              slots;   /* it changes nothing where no sequence of the step has an adapter */
 	bool              of_out;  /* it has as many rows as logits are wanted */
 } CudaStep;
 
@@ -54,7 +55,9 @@ typedef struct CudaSession {
 	CudaGroup   *group;        /* NULL: alone, or the others are not known yet */
 	llmc_state   st;           /* the argument of begin and sample */
 	int32_t      max_out, n_freq, n_bucket, bucket[CUDA_BUCKETS];
-	CUgraphExec  graph[2][CUDA_BUCKETS]; /* [picks][bucket] */
+	CUgraphExec  graph[2][2][CUDA_BUCKETS]; /* [picks][some sequence has an adapter][bucket] */
+	bool         adapted;      /* a sequence of the step that is launched or captured has an adapter */
+	bool         skips;        /* the plan has steps that only those need */
 	/* pinned: a ring of LLMC_RING each */
 	char        *pinned;       /* blocks, notes, picks, logits, rows between stages */
 	char        *block;        /* the step's arrays, block_bytes each */
@@ -141,7 +144,7 @@ llmc_status cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *
 llmc_status cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err);
 /* The picks of a step that was launched without; masked: by the masks that have been copied */
 llmc_status cuda_launch_pick(CudaSession *c, int64_t n_out, bool masked, llmc_error *err);
-llmc_status cuda_graph(CudaSession *c, int bucket, bool pick, llmc_error *err); /* captured when it is not there yet */
+llmc_status cuda_graph(CudaSession *c, int bucket, bool pick, bool adapted, llmc_error *err); /* captured when it is not there yet */
 /* profile.c: as the member of Device */
 llmc_status cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
 /* For it: the step of op i as it is launched for so many rows, and the launches of one kernel of the step that ran last */

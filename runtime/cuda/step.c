@@ -42,6 +42,9 @@ cuda_bind(CudaSession *c, llmc_error *err)
 				to->call.s.block_table += st->window_at;
 			for (int a = 0; a < ps->n_arg && a < LLMC_CALL_ARGS; a++)
 				to->call.a[a] = session_argument(s, &ps->arg[a]);
+			const OpInfo *op = &op_info[ps->op]; /* what is written elsewhere is read in any case */
+			to->slots = op->flags & OPF_SLOT && (op->arg[0].role != ROLE_SAME || to->call.a[0] == to->call.a[op->n_in]);
+			c->skips |= to->slots;
 		}
 	}
 	TRY(cuda_bind_maps(c, err));
@@ -309,7 +312,7 @@ launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sy
 {
 	for (int i = 0; i < c->s->plan->phase[phase].n_step; i++) {
 		CudaStep *k = cuda_step_for(c, phase, i, sym[SYM_n_tok]);
-		if (only && k->kernel != only)
+		if (only ? k->kernel != only : k->slots && !c->adapted)
 			continue;
 		llmc_status status = cuda_launch_kernel(c, k, sym, phase == 0 ? NULL : cuda_lt_choice(c, k, sym[SYM_n_tok]), false, err);
 		if (status != LLMC_OK) {
@@ -325,6 +328,16 @@ launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sy
 	return LLMC_OK;
 }
 
+static bool
+has_adapter(const Session *s)
+{
+	bool any = false;
+
+	for (int32_t i = 0; i < s->size->n_seq; i++)
+		any |= s->adapter[s->step_seq[i]] >= 0;
+	return any;
+}
+
 llmc_status
 cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 {
@@ -332,6 +345,7 @@ cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 	int64_t sym[SYM_COUNT];
 
 	cuda_symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
+	c->adapted = has_adapter(c->s);
 	TRY(launch_begin(c, st->n_tok, err));
 	TRY(launch_phase(c, phase, NULL, sym, c->s->probe != NULL, err));
 	return pick ? launch_sample(c, st->n_out, err) : LLMC_OK;
@@ -361,13 +375,15 @@ capture(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
 }
 
 llmc_status
-cuda_graph(CudaSession *c, int bucket, bool pick, llmc_error *err)
+cuda_graph(CudaSession *c, int bucket, bool pick, bool adapted, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
+	CUgraphExec *to = &c->graph[pick][adapted][bucket];
 	CUgraph g = NULL;
 
-	if (c->graph[pick][bucket])
+	if (*to)
 		return LLMC_OK;
+	c->adapted = adapted;
 	CUDA_TRY(d, d->api.capture_begin(c->stream, CU_CAPTURE_THREAD_LOCAL), "capturing the decode step of %d rows",
 	         c->bucket[bucket]);
 	llmc_status status = capture(c, c->bucket[bucket], pick, err);
@@ -376,12 +392,12 @@ cuda_graph(CudaSession *c, int bucket, bool pick, llmc_error *err)
 		status = cuda_error(d, r, err, "capturing the decode step of %d rows", c->bucket[bucket]);
 		(void)!d->api.capture_end(c->stream, &g);
 	}
-	if (status == LLMC_OK && (r = d->api.graph_make(&c->graph[pick][bucket], g, 0)) != CU_OK) {
-		c->graph[pick][bucket] = NULL;
+	if (status == LLMC_OK && (r = d->api.graph_make(to, g, 0)) != CU_OK) {
+		*to = NULL;
 		status = cuda_error(d, r, err, "making the decode graph of %d rows", c->bucket[bucket]);
 	}
 	if (status == LLMC_OK) /* what its first launch would do */
-		(void)!d->api.graph_upload(c->graph[pick][bucket], c->stream);
+		(void)!d->api.graph_upload(*to, c->stream);
 	if (g)
 		CUDA_RELEASE(d->api.graph_destroy(g));
 	return status;
@@ -391,12 +407,13 @@ llmc_status
 cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
+	const bool  adapted = c->skips && has_adapter(c->s);
 	int b = 0;
 
 	while (b + 1 < c->n_bucket && c->bucket[b] < rows)
 		b++;
-	TRY(cuda_graph(c, b, pick, err));
-	CUDA_TRY(d, d->api.graph_launch(c->graph[pick][b], c->stream), "launching the decode graph of %d rows", c->bucket[b]);
+	TRY(cuda_graph(c, b, pick, adapted, err));
+	CUDA_TRY(d, d->api.graph_launch(c->graph[pick][adapted][b], c->stream), "launching the decode graph of %d rows", c->bucket[b]);
 	return LLMC_OK;
 }
 
@@ -407,7 +424,8 @@ cuda_prepare(Session *s, llmc_error *err)
 
 	for (int sample = 0; sample < 2; sample++)
 		for (int b = 0; b < c->n_bucket; b++)
-			TRY(cuda_graph(c, b, sample, err));
+			for (int adapted = 0; adapted <= c->skips; adapted++)
+				TRY(cuda_graph(c, b, sample, adapted, err));
 	return LLMC_OK;
 }
 
