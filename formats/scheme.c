@@ -431,7 +431,7 @@ arrange(const Fit *f, SchemeMatrix *m, int64_t *most)
 		return;
 	float *factor = NEW(f->s->a, float, m->cols);
 	for (int64_t j = 0; j < m->cols; j++)
-		factor[j] = scheme_number(m->column_scale->type, m->column_scale->data, m->order ? (int64_t)m->order[j] : j);
+		factor[j] = m->column_scale[m->order ? (int64_t)m->order[j] : j];
 	m->factor = factor;
 }
 
@@ -472,20 +472,48 @@ scheme_dtype(DtypeGroup want, int64_t together, int64_t cols)
 	return DT_F32;
 }
 
+/* The module that the rule's tensor stands in: this one, or the one around it where the rule says for which of its modules; NULL: for others */
+static const char *
+rule_module(const Fit *f, const Node *rule)
+{
+	const Node *of = node_get(rule, "of");
+	const size_t n = strlen(f->module), end = n ? n - 1 : 0;
+	size_t at = end;
+
+	if (!of)
+		return f->module;
+	while (at > 0 && f->module[at - 1] != '.')
+		at--;
+	for (size_t i = 0; i < of->n; i++)
+		if (strlen(of->item[i]->text) == end - at && strncmp(of->item[i]->text, f->module + at, end - at) == 0)
+			return arena_strndup(f->s->a, f->module, at);
+	return NULL;
+}
+
 /* What columns are multiplied by, where the form names it and the file has it */
 static llmc_status
 column_scale(const Fit *f, SchemeMatrix *m)
 {
-	const char *suffix = scheme_text(f->form, "column_scale");
-	SchemeTensor t;
+	const Node *rules = node_get(f->form, "column_scale");
 
-	if (!suffix || !scheme_part(f, suffix, &t))
-		return LLMC_OK;
-	if ((strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32")) || scheme_elements(&t) != m->cols)
-		return error_set(f->err, LLMC_E_INPUT, "%s: %lld numbers of F16, BF16 or F32 are expected", t.name, (long long)m->cols);
-	SchemePlane *p = NEW(f->s->a, SchemePlane, 1);
-	*p = (SchemePlane){ .data = t.data, .name = t.name, .type = t.type };
-	m->column_scale = p;
+	for (size_t i = 0; rules && i < rules->n && !m->column_scale; i++) {
+		const Node *rule = rules->item[i];
+		Fit of = *f;
+		SchemeTensor t;
+		of.module = rule_module(f, rule);
+		if (!of.module || !scheme_part(&of, scheme_text(rule, "tensor"), &t))
+			continue;
+		if ((strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32")) || scheme_elements(&t) != m->cols)
+			return error_set(f->err, LLMC_E_INPUT, "%s: %lld numbers of F16, BF16 or F32 are expected", t.name, (long long)m->cols);
+		float *scale = NEW(f->s->a, float, m->cols);
+		for (int64_t k = 0; k < m->cols; k++) {
+			const float v = scheme_number(t.type, t.data, k);
+			scale[k] = flag_of(rule, "divides") ? 1 / v : v;
+			if (!isfinite(scale[k]))
+				return error_set(f->err, LLMC_E_INPUT, "%s[%lld] = %g is no factor of a column", t.name, (long long)k, v);
+		}
+		m->column_scale = scale;
+	}
 	return LLMC_OK;
 }
 

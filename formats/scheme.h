@@ -40,7 +40,7 @@ typedef struct SchemeMatrix {
 	float       over;                   /* scales are divided by it; 0: they are not */
 	float       whole;                  /* and multiplied by it, which holds for all of the tensor */
 	const uint8_t *column_group;        /* I32: the group of each column; NULL: neighbours */
-	const SchemePlane *column_scale;    /* of each column; NULL: 1 */
+	const float   *column_scale;        /* [cols] what x is multiplied by before it meets the columns; NULL: 1 */
 	const float   *order;               /* [cols] rows of blocks hold column order[j] of the matrix in place j; NULL: column j */
 	const float   *factor;              /* [cols] and lack a factor of column j of the blocks; NULL: they do not */
 	int         flip;                   /* codes are xor'ed with it: two's complement to offset binary */

@@ -201,7 +201,7 @@ scheme_row_f32(const SchemeMatrix *m, int64_t row, float *to)
 		const int64_t group = group_at(m, k);
 		float scale = scale_at(m, row, group) * m->whole;
 		if (m->column_scale)
-			scale *= scheme_number(m->column_scale->type, m->column_scale->data, k);
+			scale *= m->column_scale[k];
 		if (!isfinite(scale))
 			return false;
 		const int code = code_at(m, row, k);

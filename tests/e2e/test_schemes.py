@@ -14,6 +14,7 @@ from golden_run import LLMC, ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
 import scheme_values as S  # noqa: E402
+import weights  # noqa: E402
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "schemes")
 CASES = sorted(os.listdir(FOLDER))
@@ -226,6 +227,75 @@ def test_factors_of_columns_stay_out_of_blocks(tmp_path):
     assert "arrange" in plan and "u4_32_f32" in plan, plan
 
 
+def test_factors_of_fp4_stay_out_of_blocks(tmp_path):
+    """pre_quant_scale of modelopt's NVFP4_AWQ, of o alone and of q, k and v together: the oracle is the same model with its values written out"""
+    t = S.read(os.path.join(FOLDER, "modelopt-nvfp4", "model.safetensors"))
+    with open(os.path.join(FOLDER, "modelopt-nvfp4", "config.json")) as f:
+        config = json.load(f)
+    (tmp_path / "dense").mkdir()
+    values = {k: v.astype(np.float32) for k, v in S.dense(os.path.join(FOLDER, "modelopt-nvfp4")).items()}
+    rng, by = np.random.default_rng(2), {}
+    for k in [k for k in t if k.endswith("weight_scale_2")]:
+        module, cols = k[:-len("weight_scale_2")], values[k.replace("weight_scale_2", "weight")].shape[1]
+        name = module.replace("k_proj", "q_proj").replace("v_proj", "q_proj")
+        if "o_proj" in name or "q_proj" in name:
+            scale = by.setdefault(name, rng.uniform(0.5, 2, cols).astype(np.float32))
+            t[module + "pre_quant_scale"] = ("F32", scale)
+            values[module + "weight"] = values[module + "weight"] * scale
+    S.write(str(tmp_path / "model.safetensors"), t)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    S.write(str(tmp_path / "dense" / "model.safetensors"), {k: ("F32", v) for k, v in values.items()})
+    (tmp_path / "dense" / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "quantization_config"}))
+    want, err = run(tmp_path / "dense", tmp_path / "dense", [3, 4, 5, 6], "--device", "ref")
+    assert want is not None, err
+    got, err = run(tmp_path, tmp_path, [3, 4, 5, 6], "--device", "ref")
+    assert got is not None and "warning" not in err, err
+    assert error(got, want) <= REFERENCE
+    description = subprocess.run([LLMC, "import", str(tmp_path)], capture_output=True, text=True).stdout
+    for role, factor in {"q": "q", "k": "q", "v": "q", "o": "o"}.items():
+        assert re.search(r"tensor: %s, type: nvfp4, factor: %s}" % (role, factor), description), description
+
+
+@pytest.mark.parametrize("version", ["gemm", "gemv"])
+def test_scaled_activation(version, tmp_path):
+    """AutoAWQ's ScaledActivation, y = act(x) / scales, of models without a gate: c_proj in 4 bits here, the rest plain; the oracle is the same model with c_proj's values over scales"""
+    g = weights.Golden("starcoder2-plain")
+    g.config.update(intermediate_size=96)
+    rng, plain, packed = np.random.default_rng(3), {}, {}
+    for name, shape in g.tensors.items():
+        x = weights.tensor(g.seed, name, [96 if s == 100 else s for s in shape])
+        plain[name] = packed[name] = ("F32", x)
+        if not name.endswith("mlp.c_proj.weight"):
+            continue
+        rows, cols = x.shape
+        q, z = rng.integers(0, 16, (rows, cols), np.uint32), rng.integers(0, 16, (rows, 3), np.uint32)
+        s, by = rng.uniform(0.01, 0.03, (rows, 3)).astype(np.float16), rng.uniform(0.25, 4, cols).astype(np.float16)
+        each = (q.astype(np.float32) - np.repeat(z, 32, 1)) * np.repeat(s.astype(np.float32), 32, 1)
+        plain[name] = ("F32", (each / by.astype(np.float32)).astype(np.float32))
+        base, words = name[:-len("weight")], lambda a, order: (a.reshape(len(a), -1, 8)[..., order] << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32).view(np.int32)  # noqa: E731
+        del packed[name]
+        packed[name.replace("c_proj.weight", "act.scales")] = ("F16", by)
+        if version == "gemm":
+            order = [0, 2, 4, 6, 1, 3, 5, 7]
+            packed.update({base + "qweight": ("I32", words(q.T, order)), base + "qzeros": ("I32", words(z.T, order)), base + "scales": ("F16", s.T)})
+        else:  # zero points and scales of whole words of groups, and those padded to four of them
+            pad = lambda a: np.concatenate([a, np.zeros((rows, 32 - a.shape[1]), a.dtype)], 1)  # noqa: E731
+            packed.update({base + "qweight": ("I32", words(q, range(8))), base + "qzeros": ("I32", words(pad(z), range(8))), base + "scales": ("F16", pad(s))})
+    got = []
+    for kind, tensors in (("plain", plain), ("packed", packed)):
+        folder = tmp_path / kind
+        folder.mkdir()
+        quant = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": version}} if kind == "packed" else {}
+        (folder / "config.json").write_text(json.dumps(dict(g.config, **quant)))
+        S.write(str(folder / "model.safetensors"), tensors)
+        logits, err = run(folder, folder, g.prompt, "--device", "ref")
+        assert logits is not None and "warning" not in err, err
+        got.append(logits)
+    assert error(got[1], got[0]) <= REFERENCE
+    plan = subprocess.run([LLMC, "plan", str(tmp_path / "packed")], capture_output=True, text=True).stdout
+    assert "arrange" in plan and "u4_32" in plan, plan
+
+
 @pytest.mark.parametrize("value", [0, 1])
 def test_biases_of_zeros_are_left_out(value, tmp_path):
     """GPTQ stores a bias for every layer; one that is not zero would change the result."""
@@ -289,6 +359,7 @@ def width(hidden):
     ("bnb-nf4", without("weight.nested_absmax"), "down_proj.weight.nested_absmax is missing"),
     ("bnb-nf4", one("weight.nested_absmax", np.inf), "is NaN or infinite"),
     ("modelopt-int4-awq", cut("pre_quant_scale"), "down_proj.pre_quant_scale: 96 numbers"),
+    ("modelopt-int4-awq", one("pre_quant_scale", 0x7fc0), "nan is no factor of a column"),
     ("torchao-int4", cut("_weight_zero_point"), "down_proj._weight_zero_point has the shape"),
     ("hqq-4", without("shape"), "a shape of two"),
     ("hqq-4", without("zero"), "down_proj.zero is missing"),
