@@ -20,6 +20,12 @@ dtype_is_float(Dtype d)
 	return d == DT_F32 || d == DT_F16 || d == DT_BF16;
 }
 
+bool
+dtype_row_factor(Dtype d)
+{
+	return d == DT_NVFP4;
+}
+
 DtypeGroup
 dtype_group(Dtype d)
 {

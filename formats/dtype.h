@@ -43,7 +43,7 @@
 
 /* MXFP4 and NVFP4 are numbers of 4 bits (E2M1: a sign, and 0 .5 1 1.5 2 3 4 6), 32 columns as q4_0 has them, and scales before them:
  *   MXFP4  a byte e, 2^(e - 127)
- *   NVFP4  an f32 d, one for the whole tensor that each block repeats, and four e4m3 s, of 16 columns each: d * s
+ *   NVFP4  an f32 d, one for all of the row, which each block repeats (once packed a row has it once: layout_packed.h), and four e4m3 s, of 16 columns each: d * s
  * A GGUF's NVFP4 has no d in its blocks: scheme.h. */
 
 /* Types of GGUF whose weights are codes (templates/common/llmc_codes.h) */
@@ -118,6 +118,7 @@ const DtypeInfo *dtype_info(Dtype d);                /* d must be valid */
 DtypeGroup       dtype_group(Dtype d);
 Dtype            dtype_regroup(Dtype d, int columns);  /* the type like d whose groups have so many columns; DT_NONE: none */
 bool             dtype_is_float(Dtype d);            /* f32, f16, bf16 */
+bool             dtype_row_factor(Dtype d);          /* all blocks of a row begin with the same factor */
 const float     *dtype_codes(DtypeValues v);         /* [16] of VALUES_NF4 and VALUES_FP4; NULL: others */
 const char      *dtype_text(Dtype d);
 Dtype            dtype_from_text(const char *text);  /* DT_NONE: unknown */

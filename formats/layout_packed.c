@@ -30,8 +30,8 @@ geometry(Dtype d)
 	case DT_Q4_K: return (Geometry){ 256, 148, 4, 1, 1 };
 	case DT_Q5_K: return (Geometry){ 256, 180, 5, 1, 1 };
 	case DT_Q6_K: return (Geometry){ 256, 210, 6, 0, 1 };
-	case DT_MXFP4:
-	case DT_NVFP4: return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes, 4, 0, 0 };
+	case DT_MXFP4: return (Geometry){ 32, 17, 4, 0, 0 };
+	case DT_NVFP4: return (Geometry){ 64, 36, 4, 0, 0 };
 	CODE_DTYPES(DTYPE_CASE) return (Geometry){ dtype_info(d)->block_elems, codes_bytes(d), 0, 0, 0 };
 	GROUP_DTYPES(DTYPE_CASE) return (Geometry){ dtype_info(d)->block_elems, dtype_info(d)->block_bytes, dtype_group(d).bits, 0, 0 };
 	case DT_I32:
@@ -40,6 +40,13 @@ geometry(Dtype d)
 	case DT_COUNT: break;
 	}
 	return (Geometry){ 0 };
+}
+
+/* Bytes that all blocks of a row begin with in the file: a row has them once here, packed in front of its blocks, in planes behind them */
+static int
+whole_bytes(Dtype d)
+{
+	return dtype_row_factor(d) ? (int)sizeof(float) : 0;
 }
 
 static uint32_t
@@ -70,7 +77,8 @@ group_bytes(Dtype d, int64_t cols, int R)
 	Geometry g = geometry(d);
 	int64_t bytes;
 
-	if (!g.k || cols < 0 || cols % g.k || __builtin_mul_overflow(cols / g.k, (int64_t)g.row * R, &bytes))
+	if (!g.k || cols < 0 || cols % g.k || __builtin_mul_overflow(cols / g.k, (int64_t)g.row * R, &bytes) ||
+	    __builtin_add_overflow(bytes, whole_bytes(d) * R, &bytes))
 		return -1;
 	return bytes;
 }
@@ -198,29 +206,29 @@ nibble(const uint8_t *codes, int i)
 static inline __attribute__((always_inline)) void
 pack_fp4(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 {
-	const int head = d == DT_MXFP4 ? 1 : 8, wide = d == DT_MXFP4 ? 0 : 4; /* NVFP4: d as it is, before the bytes */
+	const int head = d == DT_MXFP4 ? 1 : 4, whole = whole_bytes(d);
 
 	for (int r = 0; r < R; r++) {
-		const uint8_t *b = src + r * row_bytes;
-		memcpy(dst + wide * r, b, (size_t)wide);
-		for (int i = wide; i < head; i++)
+		const uint8_t *b = src + r * row_bytes + whole;
+		for (int i = 0; i < head; i++)
 			dst[i * R + r] = b[i];
 		for (int j = 0; j < dtype_info(d)->block_elems / 8; j++)
 			put_u32(dst + head * R + 4 * (j * R + r), u32_at(b + head + 4 * j));
 	}
 }
 
+/* whole: of the row */
 static void
-read_fp4(Dtype d, const uint8_t *p, int R, int r, float *y)
+read_fp4(Dtype d, const uint8_t *whole, const uint8_t *p, int R, int r, float *y)
 {
-	const int head = d == DT_MXFP4 ? 1 : 8, wide = d == DT_MXFP4 ? 0 : 4;
+	const int head = d == DT_MXFP4 ? 1 : 4, at = whole_bytes(d);
 	uint8_t block[40];
 
-	memcpy(block, p + wide * r, (size_t)wide);
-	for (int i = wide; i < head; i++)
-		block[i] = p[i * R + r];
+	memcpy(block, whole, (size_t)at);
+	for (int i = 0; i < head; i++)
+		block[at + i] = p[i * R + r];
 	for (int j = 0; j < dtype_info(d)->block_elems / 8; j++)
-		put_u32(block + head + 4 * j, u32_at(p + head * R + 4 * (j * R + r)));
+		put_u32(block + at + head + 4 * j, u32_at(p + head * R + 4 * (j * R + r)));
 	dequant_row(d, block, y, dtype_info(d)->block_elems);
 }
 
@@ -281,8 +289,11 @@ pack(Dtype d, int64_t cols, const uint8_t *src, uint8_t *dst, int R)
 {
 	Geometry g = geometry(d);
 	int64_t row_bytes = dtype_row_bytes(d, cols);
-	int in = dtype_info(d)->block_bytes;
+	int in = dtype_info(d)->block_bytes, whole = whole_bytes(d);
 
+	for (int r = 0; whole && r < R; r++)
+		memcpy(dst + whole * r, src + r * row_bytes, (size_t)whole);
+	dst += whole * R;
 	for (int64_t i = 0; i < cols / g.k; i++, src += in, dst += g.row * R)
 		switch (d) {
 		case DT_F32:
@@ -349,7 +360,7 @@ read_blocks(Geometry g, const uint8_t *p, int R, int r, float *y)
 }
 
 static void
-read_block(Dtype d, const uint8_t *p, int R, int r, float *y)
+read_block(Dtype d, const uint8_t *whole, const uint8_t *p, int R, int r, float *y)
 {
 	uint16_t h;
 
@@ -361,7 +372,7 @@ read_block(Dtype d, const uint8_t *p, int R, int r, float *y)
 		memcpy(&h, p + 2 * r, 2);
 		*y = bf16_to_f32(h);
 	} else if (d == DT_MXFP4 || d == DT_NVFP4) {
-		read_fp4(d, p, R, r, y);
+		read_fp4(d, whole, p, R, r, y);
 	} else if (dtype_kind(d)) {
 		codes_read(d, p, R, r, y);
 	} else if (dtype_group(d).columns) {
@@ -375,9 +386,11 @@ static void
 row(Dtype d, int64_t cols, const uint8_t *packed, int R, int r, float *dst)
 {
 	Geometry g = geometry(d);
+	const uint8_t *whole = packed + whole_bytes(d) * r;
 
+	packed += whole_bytes(d) * R;
 	for (int64_t i = 0; i < cols; i += g.k, packed += g.row * R)
-		read_block(d, packed, R, r, dst + i);
+		read_block(d, whole, packed, R, r, dst + i);
 }
 
 #define PACKED(R)                                                                                  \
@@ -416,7 +429,7 @@ fields(Dtype d)
 	case DT_Q4_K: return (Fields){ { { 16, 128 }, { 0, 16 } } };
 	case DT_Q5_K: return (Fields){ { { 48, 128 }, { 16, 32 }, { 0, 16 } } };
 	case DT_MXFP4: return (Fields){ { { 1, 16 }, { 0, 1 } } };
-	case DT_NVFP4: return (Fields){ { { 8, 32 }, { 4, 4 }, { 0, 4 } } };
+	case DT_NVFP4: return (Fields){ { { 8, 32 }, { 4, 4 } } };
 	case DT_Q6_K: return (Fields){ { { 0, 128 }, { 128, 64 }, { 192, 16 }, { 208, 2 } } };
 	CODE_DTYPES(DTYPE_CASE) {
 		Fields o = { 0 };
@@ -448,6 +461,8 @@ plane_bytes(Field f, int64_t blocks)
 	return (blocks * f.bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+static int64_t whole_plane_bytes(Dtype d) { return plane_bytes((Field){ 0, whole_bytes(d) }, 1); }
+
 int64_t
 planes_bytes(Dtype d, int64_t cols)
 {
@@ -459,7 +474,7 @@ planes_bytes(Dtype d, int64_t cols)
 		return -1;
 	for (int i = 0; i < 4; i++)
 		n += plane_bytes(s.f[i], cols / dtype_info(d)->block_elems);
-	return n;
+	return n + whole_plane_bytes(d);
 }
 
 enum { Q5_K_BYTES = 176, Q5_K_FIFTH = 16, Q5_K_NIBBLES = 48 }; /* a block of Q5_K, its fields */
@@ -576,6 +591,8 @@ planes_pack(Dtype d, int64_t cols, const void *src, void *dst)
 		memset(end + used, 0, (size_t)(all - used));
 		end += all;
 	}
+	memset(end, 0, (size_t)whole_plane_bytes(d));
+	memcpy(end, src, (size_t)whole_bytes(d));
 }
 
 void
@@ -593,6 +610,7 @@ planes_row(Dtype d, int64_t cols, const void *packed, int r, float *dst)
 			memcpy(block + s.f[i].at, plane + b * s.f[i].bytes, (size_t)s.f[i].bytes);
 			plane += plane_bytes(s.f[i], blocks);
 		}
+		memcpy(block, plane, (size_t)whole_bytes(d));
 		if (dtype_kind(d)) {
 			codes_plane_read(d, block, dst + b * elems);
 			continue;

@@ -16,6 +16,9 @@
  *   codes         block       R f16 d, R f16 m where there are minima, bytes of scales of all its 32 columns, upper bits of indices, dwords: the
  *                             types of CODE_DTYPES, whose words are those of templates/common/llmc_codes.h
  *
+ *   MXFP4         32          R u8 e, 4 dwords of nibbles
+ *   NVFP4         64          R f32 d in front of the first block; R u8 s for each 16 columns, 2 x 4 dwords of nibbles
+ *
  * Fifth bits: byte c of a row's dword has bit j for column 4j + c and bit 4 + j for column 16 + 4j + c.
  * Upper pairs: byte c of dword 0 has bits 2j, 2j+1 for column 4j + c; dword 1 the same for column 16 + 4j + c.
  * Q4_K and Q5_K keep scales of 8 bits instead of 6: 2.8 and 2.3 % more than the file. Types that are codes keep scales of 8 bits and all eight signs:
@@ -26,7 +29,7 @@
  *
  *   Q4_0  qs 16, d 2             Q4_1  qs 16, dm 4            Q5_0  qs 16, qh 4, d 2       Q5_1  qs 16, qh 4, dm 4
  *   Q8_0  qs 32, d 2             Q4_K  qs 128, head 16        Q5_K  qs 128, qh 32, head 16
- *   Q6_K  ql 128, qh 64, scales 16, d 2                       MXFP4 qs 16, e 1             NVFP4 qs 32, scales 4, d 4
+ *   Q6_K  ql 128, qh 64, scales 16, d 2                       MXFP4 qs 16, e 1             NVFP4 qs 32, scales 4; d 4, of the row
  *   codes words (of three the first two) of all 32 columns; third words; of each 32 columns scales and upper bits of indices; d, m
  *
  * bytes a block; the bytes of a field are ggml's, but for those of Q5_K, MXFP4 and NVFP4. Q5_K: each 32 columns have five words, four in qs and the fifth in qh. Column

@@ -211,12 +211,21 @@ to_mxfp4(const float *x, uint8_t *b)
 		b[1 + i] = (uint8_t)(to_e2m1(x[i] * id) | to_e2m1(x[i + 16] * id) << 4);
 }
 
-/* d: the power of two with which the largest scale is an e4m3 */
-static void
-to_nvfp4(const float *x, uint8_t *b)
+/* Of a row: the power of two with which the largest scale is an e4m3 */
+static float
+nvfp4_factor(const float *x, int64_t n)
 {
-	const float peak = peak_of(x, 64) / (6 * 448), d = peak > 0 ? exp2f(ceilf(log2f(peak))) : 1;
+	float peak = 0;
 
+	for (int64_t i = 0; i < n; i++)
+		peak = fmaxf(peak, fabsf(x[i]));
+	peak /= 6 * 448;
+	return peak > 0 ? exp2f(ceilf(log2f(peak))) : 1;
+}
+
+static void
+to_nvfp4(const float *x, float d, uint8_t *b)
+{
 	memcpy(b, &d, sizeof d);
 	for (int j = 0; j < 4; j++) {
 		const float *at = x + 16 * j;
@@ -309,6 +318,7 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 	if (d == DT_NONE || d == DT_COUNT || d == DT_I32 || d == DT_I64 || dtype_kind(d))
 		return false;
 	const int block = dtype_info(d)->block_elems, bytes = dtype_info(d)->block_bytes;
+	const float factor = dtype_row_factor(d) ? nvfp4_factor(src, n) : 0;
 	for (int64_t i = 0; i + block <= n; i += block, b += bytes) {
 		const float *x = src + i;
 		switch (d) {
@@ -328,7 +338,7 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 		case DT_Q5_K: to_q45_k(x, b, 5); break;
 		case DT_Q6_K: to_q6_k(x, b); break;
 		case DT_MXFP4: to_mxfp4(x, b); break;
-		case DT_NVFP4: to_nvfp4(x, b); break;
+		case DT_NVFP4: to_nvfp4(x, factor, b); break;
 		GROUP_DTYPES(DTYPE_CASE) to_group(dtype_group(d), x, block, false, b, bytes); break;
 		CODE_DTYPES(DTYPE_CASE)
 		case DT_I32:

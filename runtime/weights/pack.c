@@ -254,7 +254,7 @@ file_row(Job *j, int64_t i, char *tmp, Room *room)
 	if (j->src[k].dtype != t->dtype) {
 		if (s->transpose) {
 			turned_row(j, k, row, room);
-		} else if (t->scale_cols > 0 && (s->col_first % t->scale_cols || t->cols % t->scale_cols)) {
+		} else if ((t->scale_cols > 0 && (s->col_first % t->scale_cols || t->cols % t->scale_cols)) || (s->col_total && dtype_row_factor(t->dtype))) {
 			cut_row(j, k, row, tmp, room);
 			return tmp;
 		} else { /* a column of a number each, unless the row is whole */

@@ -157,8 +157,15 @@ w_head_bytes(const Weight w)
 	if (w.group)
 		return (2 + 2 * w.wide + w_zero_bytes(w)) * VL;
 	if (w.code)
-		return w.halves == 1 ? VL : 8 * VL;
+		return w.halves == 1 ? VL : 4 * VL;
 	return (w.min ? 4 : 2) * VL;
+}
+
+/* factors of whole rows (nvfp4: fp32), in front of all blocks */
+LLMC_INLINE int
+w_whole_bytes(const Weight w)
+{
+	return w.code == W_E2M1 && w.halves == 2 ? 4 * VL : 0;
 }
 
 /* columns that share scales */
@@ -195,7 +202,7 @@ w_columns_bytes(const Weight w)
 LLMC_INLINE int64_t
 w_group_bytes(const Weight w, int cols)
 {
-	return (int64_t)(cols / w_columns(w)) * w_columns_bytes(w);
+	return w_whole_bytes(w) + (int64_t)(cols / w_columns(w)) * w_columns_bytes(w);
 }
 
 /* --- scales and elements -------------------------------------------------------------------------------------------- */
@@ -292,7 +299,7 @@ w_zeros(const Weight w, const uint8_t *head)
 LLMC_INLINE w_at
 w_shared(const Weight w, const uint8_t *group, int b)
 {
-	w_at k = { .head = group + (int64_t)(b / w_together(w)) * w_columns_bytes(w) };
+	w_at k = { .head = group + w_whole_bytes(w) + (int64_t)(b / w_together(w)) * w_columns_bytes(w) };
 
 	k.quant = k.head + w_head_bytes(w);
 	if (w.group) {
@@ -304,7 +311,7 @@ w_shared(const Weight w, const uint8_t *group, int b)
 		return k;
 	}
 	if (w.code) { /* half of it: w_bytes has the doubled numbers */
-		k.d = (w.halves == 1 ? w_exponents(k.head) : vf_load((const float *)k.head)) * vf_set1(0.5f);
+		k.d = (w.halves == 1 ? w_exponents(k.head) : vf_load((const float *)group)) * vf_set1(0.5f);
 		return k;
 	}
 	k.d = w_halves(k.head);
@@ -500,7 +507,7 @@ LLMC_INLINE vf
 w_scale(const Weight w, w_at k, int half)
 {
 	if (w.code && w.halves == 2)
-		return k.d * w_e4m3(vi_of_u8(k.head + (4 + 2 * k.sub + half) * VL));
+		return k.d * w_e4m3(vi_of_u8(k.head + (2 * k.sub + half) * VL));
 	if (w_is_coded(w))
 		return w_codes_scale(w, k, half);
 	if (!w.super)

@@ -221,9 +221,9 @@ gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fra
 	}
 }
 
-/* This warp's sums of groups [first, stop) */
+/* This warp's sums of groups [first, stop), counted from g0 */
 template <class G, class E, bool ONE> DEV void
-gemv_groups(typename G::arena &sm, gemv_stream<G, E> &in, int log_r, const float (&back)[2], int first, int stop, int &stage)
+gemv_groups(typename G::arena &sm, gemv_stream<G, E> &in, int g0, int log_r, const float (&back)[2], int first, int stop, int &stage)
 {
 	typedef typename G::S S;
 	typedef typename G::W W;
@@ -241,6 +241,10 @@ gemv_groups(typename G::arena &sm, gemv_stream<G, E> &in, int log_r, const float
 
 	for (int done = first; done < stop; done += 2) {
 		const uint4 *xq = xs;
+		float     factor[2]; /* of row n of both groups: here by the time that the units are through */
+#pragma unroll
+		for (int i = 0; i < 2; i++)
+			factor[i] = w_row_factor<W>::HAS ? w_row_factor<W>::of(in.w.row(E::row(g0 + min(done + i, stop - 1), n))) : 1.0f;
 		if constexpr (WHOLE) {
 			float total[2] = { 0, 0 };
 			uint4 x[S::CHUNKS] = {};
@@ -254,7 +258,7 @@ gemv_groups(typename G::arena &sm, gemv_stream<G, E> &in, int log_r, const float
 				total[i] += __shfl_xor_sync(0xffffffffu, total[i], 1);
 				total[i] += __shfl_xor_sync(0xffffffffu, total[i], 2);
 				if (t == 0)
-					put(done, i, 0, total[i] * (S::GAIN * S::UNDO) * back[0]);
+					put(done, i, 0, total[i] * (S::GAIN * S::UNDO) * back[0] * factor[i]);
 			}
 		} else {
 			float acc[2][4] = { { 0, 0, 0, 0 }, { 0, 0, 0, 0 } };
@@ -276,7 +280,7 @@ gemv_groups(typename G::arena &sm, gemv_stream<G, E> &in, int log_r, const float
 					total[i] += __shfl_xor_sync(0xffffffffu, total[i], 2);
 				const int b = 2 * t + (i & 1);
 				if (b < R)
-					put(done, i >> 1, b, total[i] * back[i & 1]);
+					put(done, i >> 1, b, total[i] * back[i & 1] * factor[i >> 1]);
 			}
 		}
 	}
@@ -411,9 +415,9 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 				early = e.prefetch(g0 + at, j, t0 + b);
 
 			if (one)
-				gemv_groups<G, E, true>(sm, in, 0, back, first, stop, stage);
+				gemv_groups<G, E, true>(sm, in, g0, 0, back, first, stop, stage);
 			else
-				gemv_groups<G, E, false>(sm, in, log_r, back, first, stop, stage);
+				gemv_groups<G, E, false>(sm, in, g0, log_r, back, first, stop, stage);
 			if (E::PLACED && first == 0 && tid < R)
 				sm.place[tid].x = page;
 			__syncthreads();

@@ -274,8 +274,16 @@ template <class G, class T, class E> DEV void
 swap_results(const float (&acc)[2][T::NT][4], const gemm_operands<typename G::W> &in, int n, int n0, const E &e)
 {
 	constexpr int C = G::SHARE == 2 ? 2 : 4;
+	typedef w_row_factor<typename G::W> F;
 	const int g = (int)lane_id() >> 2, t = (int)lane_id() & 3;
+	float f[2][C];
 
+#pragma unroll
+	for (int k = 0; k < C; k++) {
+		const unsigned char *row = in.w.row(min(n0 + C * g + k, G::ROWS - 1));
+		f[0][k] = F::HAS ? F::of(row) : 1.0f;
+		f[1][k] = F::HAS && G::SHARE == 2 ? F::of(row + in.w.half) : f[0][k];
+	}
 #pragma unroll
 	for (int j = 0; j < T::NT; j++)
 #pragma unroll
@@ -287,8 +295,8 @@ swap_results(const float (&acc)[2][T::NT][4], const gemm_operands<typename G::W>
 			float v[1][C], u[1][C];
 #pragma unroll
 			for (int k = 0; k < C; k++) {
-				v[0][k] = acc[k / 2][j][k % 2 * 2 + c] * s;
-				u[0][k] = acc[1][j][k % 2 * 2 + c] * s;
+				v[0][k] = acc[k / 2][j][k % 2 * 2 + c] * s * f[0][k];
+				u[0][k] = acc[1][j][k % 2 * 2 + c] * s * f[1][k];
 			}
 			e.take(m, n0 + C * g, v, u);
 		}

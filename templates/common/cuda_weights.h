@@ -30,6 +30,7 @@
  *   scales, chunk   what a unit's chunks share; a chunk as registers of an mma: chunk<false> as weight times GAIN, rounded to 11 bits;
  *                   chunk<true> (block formats, whose scales come after the mma) as the format's numbers without their scale and zero point (whole ones times
  *                   W_WHOLE), over part(c, i): of the i-th of its four pairs of columns, a power of two
+ *   w_row_factor<W> comes on top of GAIN and UNDO
  *   SPLIT           whose scales those of a lane's columns are: 0 one for all of them; 1 one for those in col and one for those in col2, both shared
  *                   with lane t ^ 1: lane t takes the sums of sub-block t of the four; 2 one for each, its own
  *   add             two rows' sums (low: in col or all, high: in col2) to totals: times scales, with x, the sums of x that belong to them times SUM
@@ -151,6 +152,12 @@ w_decode_fours(const typename W::raw &r, float (&v)[32])
 			v[4 * i + k] = f[k];
 	}
 }
+
+/* A factor that all columns of a row have, which W::stream leaves out of sums; HAS 0: none */
+template <class W> struct w_row_factor {
+	enum { HAS = 0 };
+	DEV float of(const unsigned char *) { return 1.0f; }
+};
 
 /* A pair in the 16 bits of W's products */
 template <class W> DEV unsigned w_pack(float lo, float hi) { return W::BF16 ? pack_bf16(lo, hi) : pack_f16(lo, hi); }

@@ -1,5 +1,5 @@
 /* Weights of 4 bits that are floats (E2M1) with scales of 8 bits, mxfp4 and nvfp4: the contract is in cuda_weights.h. Planes of a row: four words for 32
- * columns (formats/layout_packed.h), word i of columns 4 i .. 4 i + 3 and 16 + 4 i .. 16 + 4 i + 3; a byte of scale for each 32 columns (mxfp4: a power of two) or 16 (nvfp4: e4m3); nvfp4: an f32 for each 64. */
+ * columns (formats/layout_packed.h), word i of columns 4 i .. 4 i + 3 and 16 + 4 i .. 16 + 4 i + 3; a byte of scale for each 32 columns (mxfp4: a power of two) or 16 (nvfp4: e4m3); nvfp4: an f32 for all of the row. */
 #ifndef LLMC_CUDA_WEIGHTS_FP4_H
 #define LLMC_CUDA_WEIGHTS_FP4_H
 
@@ -24,11 +24,13 @@ w_e2m1(unsigned (&b)[4], unsigned v)
 DEV float w_power(unsigned e) { return fmaxf(__uint_as_float(e << 23), 5.8774717541114375e-39f); }
 /* e4m3 without a sign */
 DEV float w_e4m3_scale(unsigned b) { return f16_lo(b << 7) * 256.0f; }
+/* two of them as halves, over 256 */
+DEV unsigned w_e4m3_pair(unsigned s) { return __byte_perm(s, 0, 0x4140) << 7; }
 
 template <int COLS_, bool NV> struct w_fp4_blocks {
 	enum { COLS = COLS_, UNIT = 32, UNITS = COLS_ / 32, SPAN = 16, BLOCK = NV ? 64 : 32, PACKED = 1, BF16 = 0, SCALES = NV ? 2 : 1 };
 	static constexpr int S = w_plane(UNITS, 16), D = S + w_plane(UNITS, SCALES);
-	static constexpr long long ROW = D + (NV ? w_plane(COLS_ / 64, 4) : 0);
+	static constexpr long long ROW = D + (NV ? w_plane(1, 4) : 0);
 	typedef w_fp4_blocks tile;
 	struct raw { uint4 q; unsigned s, d; };
 
@@ -41,7 +43,7 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		raw r;
 		r.q = w_read(row + 16 * u, again);
 		r.s = NV ? w_u16(row + S + 2 * u) : row[S + u];
-		r.d = NV ? ld_v1(row + D + u / 2 * 4) : 0;
+		r.d = NV ? ld_v1(row + D) : 0;
 		return r;
 	}
 
@@ -79,10 +81,10 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 #if __CUDA_ARCH__ >= 800
 	/* Lane t has 32 columns of four, whose scales come with a neighbour's (mxfp4: with all of them) */
 	struct stream {
-		enum { UNIT = 128, CHUNKS = 4, PLANES = NV ? 3 : 2, QUADS = 0, NIBBLES = 1, MINS = 0, SPLIT = NV ? 2 : 0, ADDS = 0, TAIL = COLS_ % UNIT, BATCH = 2 };
-		static constexpr float GAIN = W_GAIN, SUM = 1, UNDO = W_E2M1;
-		struct stage { uint4 q[32]; unsigned s[32], d[NV ? 32 : 1]; };
-		struct fragment { uint4 q; unsigned s, d; };
+		enum { UNIT = 128, CHUNKS = 4, PLANES = 2, QUADS = 0, NIBBLES = 1, MINS = 0, SPLIT = NV ? 2 : 0, ADDS = 0, TAIL = COLS_ % UNIT, BATCH = 2 };
+		static constexpr float GAIN = NV ? 0x1p-9f : W_GAIN, SUM = 1, UNDO = NV ? W_E2M1 * 256 : W_E2M1;
+		struct stage { uint4 q[32]; unsigned s[32]; };
+		struct fragment { uint4 q; unsigned s; };
 		struct scale { unsigned d[2]; };
 
 		DEV constexpr float part(int, int) { return 1.0f; }
@@ -90,7 +92,7 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		DEV constexpr int
 		place(int plane, int unit, int t)
 		{
-			return plane == 0 ? unit * 64 + t * 16 : plane == 1 ? S + unit * 4 * SCALES + t * SCALES / 4 * 4 : D + unit * 8 + t / 2 * 4;
+			return plane == 0 ? unit * 64 + t * 16 : S + unit * 4 * SCALES + t * SCALES / 4 * 4;
 		}
 
 		DEV void
@@ -99,8 +101,6 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 			static_assert(TAIL % 32 == 0, "rows of whole blocks");
 			cp_async_16_fill(&s.q[lane], row + w_within<TAIL>(at[0], S), bytes);
 			cp_async_4(&s.s[lane], row + (unsigned)at[1]);
-			if (NV)
-				cp_async_4(&s.d[lane], row + (unsigned)at[PLANES - 1]);
 		}
 
 		DEV void
@@ -108,7 +108,6 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		{
 			u.q = s.q[lane];
 			u.s = NV ? ((const unsigned short *)s.s)[2 * lane + (lane & 1)] : ((const unsigned char *)s.s)[4 * lane + (lane & 3)];
-			u.d = NV ? s.d[lane] : 0;
 		}
 
 		DEV int col(int unit, int c, int t) { return unit * 128 + t * 32 + c * 4; }
@@ -117,10 +116,14 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		DEV void
 		scales(scale &s, const fragment &u, int, int)
 		{
-			const float a = factor(u.s, u.d, 0) * GAIN, b = factor(u.s, u.d, 1) * GAIN;
-
-			s.d[0] = pack_f16(a, a);
-			s.d[1] = NV ? pack_f16(b, b) : s.d[0];
+			if (NV) { /* GAIN leaves room for W_E2M1 in them, and keeps all products exact */
+				const unsigned d = h2_mul(w_e4m3_pair(u.s), 0x70007000u);
+				s.d[0] = h2_twice(d);
+				s.d[1] = h2_twice_hi(d);
+			} else {
+				const float a = w_power(u.s) * GAIN;
+				s.d[0] = s.d[1] = pack_f16(a, a);
+			}
 		}
 
 		DEV void
@@ -128,7 +131,7 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		{
 #pragma unroll
 			for (int i = 0; i < 2; i++)
-				total[i] = NV ? fmaf(__uint_as_float(u[i].d), fmaf(w_e4m3_scale(u[i].s & 255), low[i], w_e4m3_scale(u[i].s >> 8 & 255) * high[i]), total[i])
+				total[i] = NV ? fmaf(f16_lo(w_e4m3_pair(u[i].s)), low[i], fmaf(f16_hi(w_e4m3_pair(u[i].s)), high[i], total[i]))
 				              : fmaf(w_power(u[i].s), low[i], total[i]);
 		}
 
@@ -138,12 +141,17 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 			w_e2m1(b, w_word(u.q, c));
 #pragma unroll
 			for (int i = 0; i < 4 && !WHOLE; i++)
-				b[i] = h2_mul(h2_mul(b[i], W_E2M1_H), s.d[i / 2]); /* scales of 2^-4 and more do not have room for both factors */
+				b[i] = h2_mul(NV ? b[i] : h2_mul(b[i], W_E2M1_H), s.d[i / 2]); /* mxfp4's scales of 2^-4 and more do not have room for both factors */
 		}
 	};
 #endif
 };
 template <int COLS> struct w_mxfp4 : w_fp4_blocks<COLS, false> {};
 template <int COLS> struct w_nvfp4 : w_fp4_blocks<COLS, true> {};
+
+template <int COLS> struct w_row_factor<w_nvfp4<COLS>> {
+	enum { HAS = 1 };
+	DEV float of(const unsigned char *row) { return __uint_as_float(ld_v1(row + w_nvfp4<COLS>::D)); }
+};
 
 #endif

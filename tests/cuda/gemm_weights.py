@@ -134,8 +134,8 @@ def make(r, rows, cols, dtype):
             v = levels[q] * 2.0 ** (e[..., None].astype(int) - 127)
             return np.concatenate([plane(e2m1(q), rows), plane(e, rows)], 1), v.reshape(rows, cols)
         s = r.integers(8, 126, (rows, cols // 16)).astype(np.uint8)
-        d = np.full((rows, cols // 64), 0.00037, np.float32)
-        scale = (1 + (s & 7) / 8) * 2.0 ** ((s >> 3).astype(int) - 7) * float(d[0, 0])
+        d = (0.00037 * (1 + r.random((rows, 1)))).astype(np.float32)  # of a row
+        scale = (1 + (s & 7) / 8) * 2.0 ** ((s >> 3).astype(int) - 7) * d.astype(np.float64)
         v = levels[q].reshape(rows, -1, 16) * scale[..., None]
         return np.concatenate([plane(e2m1(q), rows), plane(s, rows), plane(d, rows)], 1), v.reshape(rows, cols)
     if dtype[:3] in ("nf4", "fp4"):

@@ -210,7 +210,7 @@ def test_sass(op, dtype, arch, more):
 # bytes of a stage, 16 rows of a unit; of the four-bit to six-bit formats those that a multiprocessor can issue while it reads (docs/cuda-decode.md)
 @pytest.mark.skipif(sass.disassembler() is None, reason="no nvdisasm")
 @pytest.mark.parametrize("dtype,stage,most", [("q4_0", 1152, 120), ("q4_k", 1152, 140), ("q5_k", 1408, 140), ("q6_k", 1680, 140),
-                                              ("mxfp4", 1088, 140.5), ("nvfp4", 1280, 140), ("u4_128", 1072, 140)])
+                                              ("mxfp4", 1088, 140.5), ("nvfp4", 1152, 140), ("u4_128", 1072, 140)])
 def test_instructions_for_a_kilobyte(dtype, stage, most):
     found = H.nvrtc("matmul_add_decode", dict(SHAPES, NORM="none", W_DTYPE=dtype), ["sm_90a"])
     if found is None:
