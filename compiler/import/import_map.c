@@ -260,17 +260,17 @@ map_keys(Source *s)
 	}
 }
 
-/* Tensor names by role, for a checkpoint that stores them in another way than most of its family. */
+/* Tensor names by role, for a checkpoint that stores them in another way than most of its family: beside those of conditions that held before */
 static const char *
 names_text(Source *s, const Node *map)
 {
-	const char *out = "";
+	const char *before = s->value[K_tensors], *out = before ? arena_strndup(s->a, before + 1, strlen(before) - 2) : "";
 
 	for (size_t i = 0; i < map->n; i++) {
 		const char *v = map->item[i]->kind == NODE_SCALAR ? spec_quote(s->a, map->item[i]->text) : "[";
 		for (size_t j = 0; map->item[i]->kind == NODE_LIST && j < map->item[i]->n; j++)
 			v = arena_printf(s->a, "%s%s%s", v, j ? ", " : "", spec_quote(s->a, map->item[i]->item[j]->text));
-		out = arena_printf(s->a, "%s%s%s: %s%s", out, i ? ", " : "", map->key[i]->text, v, map->item[i]->kind == NODE_LIST ? "]" : "");
+		out = arena_printf(s->a, "%s%s%s: %s%s", out, *out ? ", " : "", map->key[i]->text, v, map->item[i]->kind == NODE_LIST ? "]" : "");
 	}
 	return arena_printf(s->a, "{%s}", out);
 }

@@ -240,9 +240,9 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		                 s->name, out->dtype_name ? out->dtype_name : "an unknown type");
 	/* with an adapter a row is made as fp32 first */
 	const bool adapted = s->lora && t->cols && dtype_is_float(t->dtype);
-	if (out->made && (!t->cols || (s->stored && !adapted) || s->transpose || s->unit_rows))
+	if (out->made && (!t->cols || (s->stored && !adapted && !s->transpose) || s->unit_rows))
 		return error_set(err, LLMC_E_INPUT, "%s: tensor \"%s\" is quantised in rows: it is read as a matrix whose rows stay as they are, not as %s", out->file,
-		                 s->name, t->cols ? "one to be turned or changed" : "a vector");
+		                 s->name, t->cols ? "one to be changed" : "a vector");
 	if (adapted && out->made && !s->arranged)
 		out->dtype = plan_source_dtype(t, s);
 	else if (out->made && (out->made->order || out->made->factor) && !s->arranged && t->dtype == DT_F32)

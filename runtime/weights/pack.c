@@ -31,6 +31,7 @@ typedef struct Room {
 	float  *row;    /* one row in fp32 */
 	char   *file;   /* one row of the file, of which columns are taken, as the tensor's type */
 	float  *turned; /* [block_elems][cols] */
+	float  *across; /* a row of the file of which these are columns, made by a scheme */
 	int     source; /* whose block that is; -1: none yet */
 	int64_t matrix, block;
 } Room;
@@ -65,6 +66,17 @@ up_64(size_t n)
 	return (n + 63) & ~(size_t)63;
 }
 
+/* Elements of the file's rows whose columns become rows; 0: none do */
+static int64_t
+widest_across(const PlanTensor *t)
+{
+	int64_t most = 0;
+
+	for (int k = 0; k < t->n_src; k++)
+		most = t->src[k].transpose > most ? t->src[k].transpose : most;
+	return most;
+}
+
 size_t
 pack_scratch_bytes(const PlanTensor *t)
 {
@@ -77,9 +89,9 @@ pack_scratch_bytes(const PlanTensor *t)
 		if (t->src[k].transpose && elems > turned)
 			turned = elems;
 	}
-	/* a group of rows as stored, a row of the file as fp32 and as stored, and a block's columns */
+	/* a group of rows as stored, a row of the file as fp32 and as stored, a row across and a block's columns */
 	return t->cols ? up_64((size_t)(group * row)) + up_64((size_t)file_cols(t) * 4) + up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))) +
-	                     (size_t)(t->cols * 4 * turned) + 64 : 64;
+	                     up_64((size_t)widest_across(t) * 4) + (size_t)(t->cols * 4 * turned) + 64 : 64;
 }
 
 static uint64_t
@@ -149,20 +161,27 @@ unit_row(Dtype d, char *row, int64_t cols, float *tmp)
 /* Row `row` of the transposed view of source k, which holds other elements than the tensor: room->row. Rows of one block follow each
  * other, so the file's blocks are expanded once for all of them. */
 static void
-turned_row(const Job *j, int k, int64_t row, Room *room)
+turned_row(Job *j, int k, int64_t row, Room *room)
 {
 	const PlanSource *s = &j->t->src[k];
+	const SchemeMatrix *made = j->src[k].made;
 	Dtype   from = j->src[k].dtype;
 	int64_t elems = dtype_info(from)->block_elems, bytes = dtype_info(from)->block_bytes, cols = j->t->cols, wide = file_cols(j->t);
 	int64_t matrix = row / s->transpose, block = row % s->transpose / elems;
 
 	if (room->source != k || room->matrix != matrix || room->block != block) {
-		const char *at = (const char *)j->src[k].data + ((matrix * wide + s->col_first) * (s->transpose / elems) + block) * bytes;
+		const char *at = made ? NULL : (const char *)j->src[k].data + ((matrix * wide + s->col_first) * (s->transpose / elems) + block) * bytes;
 		float one[256];
 		for (int64_t c = 0; c < cols; c++) {
-			dequant_row(from, at + c * (s->transpose / elems) * bytes, one, elems);
+			const float *value = made ? room->across + block * elems : one;
+			if (!made) {
+				dequant_row(from, at + c * (s->transpose / elems) * bytes, one, elems);
+			} else if (!scheme_row_f32(made, matrix * wide + s->col_first + c, room->across)) {
+				memset(room->across, 0, (size_t)s->transpose * sizeof *room->across);
+				atomic_store(&j->broken, k + 1);
+			}
 			for (int64_t e = 0; e < elems; e++)
-				room->turned[e * cols + c] = one[e];
+				room->turned[e * cols + c] = value[e];
 		}
 		room->source = k;
 		room->matrix = matrix;
@@ -203,13 +222,13 @@ adapted_row(Job *j, int k, int64_t i, int64_t row, char *tmp, Room *room)
 	const CheckpointTensor *c = &j->src[k];
 	int64_t wide = file_cols(t);
 
-	if (c->made) {
+	if (s->transpose) {
+		turned_row(j, k, row, room);
+	} else if (c->made) {
 		if (!scheme_row_f32(c->made, row, room->row)) {
 			memset(room->row, 0, (size_t)wide * sizeof *room->row);
 			atomic_store(&j->broken, k + 1);
 		}
-	} else if (s->transpose) {
-		turned_row(j, k, row, room);
 	} else {
 		dequant_row(c->dtype, (const char *)c->data + row * dtype_row_bytes(c->dtype, wide), room->row, wide);
 	}
@@ -241,7 +260,7 @@ file_row(Job *j, int64_t i, char *tmp, Room *room)
 		return tmp;
 	}
 	const char *data = j->src[k].data;
-	if (j->src[k].made) {
+	if (j->src[k].made && !s->transpose) {
 		const SchemeMatrix *m = j->src[k].made;
 		bool good = s->col_total ? cut_row(j, k, row, tmp, room) : t->dtype != m->dtype ? scheme_row_f32(m, row, (float *)tmp) : scheme_row(m, row, tmp);
 		if (!good) {
@@ -251,7 +270,7 @@ file_row(Job *j, int64_t i, char *tmp, Room *room)
 		return tmp;
 	}
 	int64_t wide = file_cols(t);
-	if (j->src[k].dtype != t->dtype) {
+	if (j->src[k].dtype != t->dtype || j->src[k].made) {
 		if (s->transpose) {
 			turned_row(j, k, row, room);
 		} else if ((t->scale_cols > 0 && (s->col_first % t->scale_cols || t->cols % t->scale_cols)) || (s->col_total && dtype_row_factor(t->dtype))) {
@@ -289,7 +308,8 @@ pack_groups(void *user, int part, int n_parts)
 
 	(void)n_parts;
 	room.file = (char *)room.row + up_64((size_t)file_cols(t) * 4);
-	room.turned = (float *)(room.file + up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))));
+	room.across = (float *)(room.file + up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))));
+	room.turned = room.across + up_64((size_t)widest_across(t) * 4) / 4;
 	for (;;) {
 		int64_t g = atomic_fetch_add(&j->next, GROUPS_AT_ONCE), end = g + GROUPS_AT_ONCE;
 		if (g >= j->end)
