@@ -172,7 +172,7 @@ MIXED = {
 }
 if EVERY:
     for dt in H.DTYPES:
-        w = 256 if H.super_block(dt) else 128 if dt in H.GROUP else 96
+        w = 256 if H.super_block(dt) else 128 if dt in H.GROUP or dt == "nvfp4" else 96
         DECODE[dt] = ("sm_90a", (5, 3, w, w, w, (dt,) * 4, 1), [(n, None, "fast", n % 2) for n in (1, 2, 8)] + [(3, 3, "check", 2)])
         for arch in ("sm_80", "sm_90a", "sm_100a", "sm_120a") if dt != "f32" else ():
             w = 256 if H.super_block(dt) else 128

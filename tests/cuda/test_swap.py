@@ -50,8 +50,8 @@ def test_elements(arch, rows, cols, dtype):
     assert x["rows"] == "n_tok" and x["most"] == 64 and sum(y.get("least") == 65 for y in k.launches) >= 1
 
 
-@pytest.mark.parametrize("dtype, arch", [("q4_k", "sm_80")] if not EVERY else
-                         [(d, a) for d in (*H.BLOCK, *H.GROUP) for a in ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")])
+@pytest.mark.parametrize("dtype, arch", [("q4_k", "sm_80"), ("nvfp4", "sm_80")] if not EVERY else
+                         [(d, a) for d in (*H.BLOCK, *H.FP4, *H.GROUP) for a in ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")])
 def test_blocks(dtype, arch):
     cols = 512 if H.super_block(dtype) else 384 if "_128" in dtype or "_64" in dtype or dtype == "nvfp4" else 352
     matmul(arch, 300, cols, dtype, [(9, "check", 1, 16), (17, "fast", 2, 32), (33, "check", 1, 64)] if EVERY else [(9, "fast", 1, 16), (17, "fast", 2, 32), (33, "fast", 1, 64)])
