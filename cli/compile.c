@@ -65,7 +65,7 @@ compile(int argc, char **argv)
 	if (dump && strcmp(dump, "spec") && strcmp(dump, "graph") && strcmp(dump, "fuse") && strcmp(dump, "order") && strcmp(dump, "plan"))
 		return opt_usage_error(&cmd_compile, "--dump %s: expected spec, graph, fuse, order or plan", dump);
 	default_dir(args[0], dir, sizeof dir);
-	const char **all = calloc(set.n + 2, sizeof *all);
+	const char **all = calloc(set.n + 3, sizeof *all); /* tp, pp, the end */
 	if (!all)
 		return EXIT_MACHINE;
 	size_t n = 0;
