@@ -151,6 +151,7 @@ build_moe(Build *b, int h, int x)
 	int y = build_value(b, s->moe.latent ? "expert_out" : shared > 0 || s->moe.beside ? "routed" : "ffn_out");
 	o = OP(b, moe_ffn, .x = in, .id = id, .weight = weights, .gate = s->moe.plain ? up : gate, .up = up, .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
 	op_set_int(b->g, o, "n_experts", n);
+	op_set_int(b->g, o, "elsewhere", 0);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
 	op_set_int(b->g, o, "hidden", row);
 	op_set_int(b->g, o, "width", width);

@@ -113,10 +113,6 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 		graph_verify(g, "stage");
 		n_op = (int)g->n_op;
 	}
-	if (s->experts_whole && s->tp > 1 && s->moe.n_experts > 0 && target_find(target)->kind == TARGET_CUDA) {
-		err_at(d, spec_loc(s, "parallel.experts"), "parallel.experts = whole: kernels of GPUs have all experts of a layer: tensor deals parts of them");
-		return NULL;
-	}
 	if (s->kv.host > 0 && !host_pages_fit(g, target, d))
 		return NULL;
 	if (s->tp > 1) {

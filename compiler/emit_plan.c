@@ -120,7 +120,7 @@ step_cost(const Graph *g, const Op *op, int phase, PlanStep *st)
 		const PlanTensor *t = &g->tensor[g->val[op->arg[k]].tensor];
 		int64_t           bytes = plan_tensor_bytes(t);
 		st->weight_bytes += bytes > 0 ? bytes : 0;
-		st->flops_per_row += 2 * t->rows * t->cols / shape[k].pieces * shape[k].used;
+		st->flops_per_row += 2 * t->rows * t->cols * shape[k].used / shape[k].pieces;
 	}
 }
 

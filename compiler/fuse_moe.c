@@ -134,6 +134,8 @@ make_mixture(Fuse *f, const Mixture *m, const Front *seen, const Front *front, i
 	                                               .s_down = arg_of(m->down, ARG(matmul, w)), .r = m->r, .y = m->y));
 	for (int i = 0; i < 3; i++) {
 		op_set_int(g, &op[i], "n_experts", op_int(i ? ffn : m->route, "n_experts"));
+		if (i > 0)
+			op_set_int(g, &op[i], "elsewhere", op_int(ffn, "elsewhere"));
 		op_set_int(g, &op[i], "top_k", top_k);
 		op_set_int(g, &op[i], "hidden", i ? op_int(ffn, "hidden") : op_int(m->logits, "cols"));
 		if (i > 0) {

@@ -502,6 +502,7 @@ shard_moe_whole(Pass *p, Op *op)
 	op_set_int(g, o, "count", p->s->share[SHARE_EXPERT][p->rank].count);
 	op->arg[ID] = mine;
 	set_int(op, "n_experts", p->s->share[SHARE_EXPERT][p->rank].count);
+	set_int(op, "elsewhere", n - p->s->share[SHARE_EXPERT][p->rank].count);
 	make_partial(p, op, ARG(moe_ffn, y), -1);
 	keep(p, op);
 }

@@ -95,8 +95,8 @@ typedef struct ArgShape {
 	ValueKind kind;
 	Dtype     dtype;          /* VAL_ACT: f32 or i32 */
 	int64_t   rows, cols;     /* VAL_WEIGHT: cols 0: a vector. VAL_ACT, VAL_ROPE: cols is the width */
-	int64_t   pieces, used;   /* VAL_WEIGHT: equal parts of the rows that are read on their own (experts, heads), and how many of them
-	                           * a row of the step reads; else 1 */
+	int64_t   pieces, used;   /* VAL_WEIGHT: equal parts of the rows that are read on their own (experts, also those that other ranks have), and how
+	                           * many of them a row of the step reads; else 1 */
 	PoolShape pool;           /* VAL_POOL */
 } ArgShape;
 

@@ -45,13 +45,13 @@ vec(int64_t n)
 	return mat(n, 0);
 }
 
-/* n matrices stacked on rows, of which a row of the step reads `used` */
+/* n matrices stacked on rows; of them and those elsewhere a row of the step reads `used` */
 static ArgShape
-stack(int64_t n, int64_t used, int64_t rows, int64_t cols)
+stack(int64_t n, int64_t elsewhere, int64_t used, int64_t rows, int64_t cols)
 {
 	ArgShape s = mat(mul(n, rows), cols);
 
-	s.pieces = n;
+	s.pieces = plus(n, elsewhere);
 	s.used = used;
 	return s;
 }
@@ -137,7 +137,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 {
 #define GET(key) key = attr_int(a, n, #key)
 	const int64_t GET(rows), GET(cols), GET(hidden), GET(width), GET(dim), GET(heads), GET(kv_heads), GET(v_dim), GET(kv_rank);
-	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(top_k), GET(groups);
+	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count), GET(n_experts), GET(elsewhere), GET(top_k), GET(groups);
 	const int64_t GET(keep_groups), GET(offset), GET(mix), GET(shared), GET(q_rank), GET(stacked), GET(expand), GET(unit), GET(each), GET(chunk);
 	const int64_t GET(rank), GET(slots), GET(apart), GET(k_heads), GET(v_heads), GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(chosen);
 	const int64_t GET(alibi_first), GET(alibi_heads);
@@ -242,8 +242,8 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_moe_ffn:
 		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
-		SET(moe_ffn, .x = act(hidden), .id = ids(top_k), .weight = act(top_k), .gate = stack(n_experts, top_k, width, hidden),
-		    .up = stack(n_experts, top_k, width, hidden), .down = stack(n_experts, top_k, hidden, width), .gate_b = vec(mul(n_experts, width)),
+		SET(moe_ffn, .x = act(hidden), .id = ids(top_k), .weight = act(top_k), .gate = stack(n_experts, elsewhere, top_k, width, hidden),
+		    .up = stack(n_experts, elsewhere, top_k, width, hidden), .down = stack(n_experts, elsewhere, top_k, hidden, width), .gate_b = vec(mul(n_experts, width)),
 		    .up_b = vec(mul(n_experts, width)), .down_b = vec(mul(n_experts, hidden)), .y = act(hidden));
 		break;
 	case OP_gate_mul:
@@ -328,11 +328,11 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		SET(cap, .x = act(width), .y = act(width));
 		break;
 	case OP_lora_down:
-		SET(lora_down, .x = act(cols), .a = stack(slots, 1, mul(mul(count, rank), cols), 0), .t = act(mul(count, rank)));
+		SET(lora_down, .x = act(cols), .a = stack(slots, 0, 1, mul(mul(count, rank), cols), 0), .t = act(mul(count, rank)));
 		break;
 	case OP_lora_up:
 		MUST(first < count, "first < count");
-		SET(lora_up, .x = act(rows), .t = act(mul(count, rank)), .b = stack(slots, 1, mul(rank, rows), 0), .y = act(rows));
+		SET(lora_up, .x = act(rows), .t = act(mul(count, rank)), .b = stack(slots, 0, 1, mul(rank, rows), 0), .y = act(rows));
 		break;
 	case OP_lora_heads_down:
 		MUST(cols <= width, "cols <= width");
@@ -389,13 +389,13 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
 		SET(norm_moe_glu, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden), .id = ids(top_k),
-		    .gate = stack(n_experts, top_k, width, hidden), .up = stack(n_experts, top_k, width, hidden), .gate_b = vec(mul(n_experts, width)), .up_b = vec(mul(n_experts, width)), .s_gate = mat(shared, hidden),
+		    .gate = stack(n_experts, elsewhere, top_k, width, hidden), .up = stack(n_experts, elsewhere, top_k, width, hidden), .gate_b = vec(mul(n_experts, width)), .up_b = vec(mul(n_experts, width)), .s_gate = mat(shared, hidden),
 		    .s_up = mat(shared, hidden), .h = act(plus(mul(top_k, width), shared)));
 		break;
 	case OP_moe_down_add:
 		MUST(mix <= 1, "mix <= 1");
 		SET(moe_down_add, .h = act(plus(mul(top_k, width), shared)), .id = ids(top_k), .weight = act(top_k + mix),
-		    .down = stack(n_experts, top_k, hidden, width), .down_b = vec(mul(n_experts, hidden)), .s_down = mat(hidden, shared), .r = act(hidden), .y = act(hidden));
+		    .down = stack(n_experts, elsewhere, top_k, hidden, width), .down_b = vec(mul(n_experts, hidden)), .s_down = mat(hidden, shared), .r = act(hidden), .y = act(hidden));
 		break;
 	case OP_head:
 		SET(head, .x = act(cols), .nw = vec(cols), .nb = vec(cols), .w = mat(rows, cols), .logits = act(rows));

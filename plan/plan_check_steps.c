@@ -151,8 +151,10 @@ check_reads(const Check *c)
 		if (b->dtype == DT_I32 && (step_int(w, w->op == OP_own_experts ? "count" : "n_experts") != step_int(c->step, "n_experts") ||
 		                           step_int(w, "top_k") != step_int(c->step, "top_k") || step_int(w, "chosen") != step_int(c->step, "chosen")))
 			return BAD(c, "buffer %s holds indices that step[%d] made for other sizes", b->id, c->writer[at]);
-		if (b->dtype == DT_I32 && w->op == OP_own_experts && c->step->op == OP_expert_gain)
-			return BAD(c, "buffer %s holds -1 for experts of other ranks (step[%d]): they have no gain here", b->id, c->writer[at]);
+		const int64_t others = w->op == OP_own_experts ? step_int(w, "n_experts") - step_int(w, "count") : 0;
+		if (b->dtype == DT_I32 && others != step_int(c->step, "elsewhere"))
+			return BAD(c, "buffer %s holds -1 for %lld experts of other ranks (step[%d]), and %lld are elsewhere", b->id, (long long)others, c->writer[at],
+			           (long long)step_int(c->step, "elsewhere"));
 	}
 	return LLMC_OK;
 }

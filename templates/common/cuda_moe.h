@@ -9,7 +9,7 @@
 template <class A, class B> struct same_type { enum { value = 0 }; };
 template <class A> struct same_type<A, A> { enum { value = 1 }; };
 
-/* The block's threads: order[i] is the place in id[0 .. K) of the expert with i lower ones before it */
+/* The block's threads: order[i] is the place in id[0 .. K) of the expert with i lower ones before it; -1: it is another rank's */
 template <int K> DEV void
 moe_order(const int *id, int *order)
 {
@@ -17,7 +17,7 @@ moe_order(const int *id, int *order)
 		int before = 0;
 		for (int o = 0; o < K; o++)
 			before += id[o] < id[k] || (id[o] == id[k] && o < k);
-		order[before] = k;
+		order[before] = id[k] < 0 ? -1 : k;
 	}
 }
 

@@ -141,7 +141,8 @@ moe_used(const int *id, int pairs, moe_up_arena<C> &s)
 		s.count[e] = 0;
 	__syncthreads();
 	for (int i = threadIdx.x; i < pairs; i += blockDim.x)
-		atomicAdd(&s.count[id[i]], 1);
+		if (id[i] >= 0) /* else another rank's */
+			atomicAdd(&s.count[id[i]], 1);
 	__syncthreads();
 	if (threadIdx.x < 32) {
 		int n = 0;
@@ -186,7 +187,7 @@ moe_up_chosen(moe_up_arena<C> &s, const moe_up_operands<C> &in, const int *id, f
 	if (few) {
 		own = lane < pairs ? id[lane] : own;
 		same = __match_any_sync(~0u, own);
-		first = __ballot_sync(~0u, lane < pairs && __ffs((int)same) - 1 == lane);
+		first = __ballot_sync(~0u, own >= 0 && __ffs((int)same) - 1 == lane); /* below: no pair, or another rank's */
 		used = __popc(first);
 	} else {
 		moe_used<C>(id, pairs, s);
@@ -245,11 +246,11 @@ moe_up(const moe_up_operands<C> &in)
 	}
 }
 
-/* The second half: DOWN of E experts, K chosen of them; S_DOWN of a shared one of width S (0: none), for MIX with a weight of its own */
-template <class DOWN_, class S_DOWN_, int H_, int E_, int K_, int S_, int MIX_> struct moe_down_config {
+/* The second half: DOWN of E experts, K chosen of them and of those ELSEWHERE; S_DOWN of a shared one of width S (0: none), for MIX with a weight of its own */
+template <class DOWN_, class S_DOWN_, int H_, int E_, int ELSEWHERE_, int K_, int S_, int MIX_> struct moe_down_config {
 	typedef DOWN_   DOWN;
 	typedef S_DOWN_ S_DOWN;
-	enum { H = H_, E = E_, K = K_, F = DOWN::COLS, S = S_, MIX = MIX_, APART = K * F + S };
+	enum { H = H_, E = E_, ELSEWHERE = ELSEWHERE_, K = K_, F = DOWN::COLS, S = S_, MIX = MIX_, APART = K * F + S };
 };
 
 /* h [n, K * F + S], id [n, K], weight [n, K + MIX]; y [n, H] = scale * r + the sum; r NULL: without, and may be y; down_b: biases of all experts, or NULL */
@@ -273,7 +274,7 @@ moe_down(const moe_down_operands<C> &in)
 
 	const int lane = lane_id(), n = in.n, block = (int)blockDim.x / 32;
 	const long long warp = (long long)blockIdx.x * block + warp_id(), warps = (long long)gridDim.x * block, total = (long long)n * C::H;
-	int at = -1, expert = 0, place = 0;
+	int at = -1, expert = 0, place = 0, units = UNITS;
 	float weight = 0;
 
 	const int stop = (int)(total * (warp + 1) / warps), first = (int)(total * warp / warps);
@@ -286,36 +287,39 @@ moe_down(const moe_down_operands<C> &in)
 			o++;
 		}
 		const float *h = in.h + (long long)t * C::APART;
-		if (t != at) { /* lane k gets the expert with k lower ones */
+		if (t != at) { /* lane k gets the expert with k lower ones; other ranks' come last */
 			const int e = lane < K ? in.id[(long long)t * K + lane] : 0;
 			int before = 0;
 			place = 0;
 			for (int k = 0; k < K; k++) {
 				int other = __shfl_sync(~0u, e, k);
-				before += other < e || (other == e && k < lane);
+				before += (unsigned)other < (unsigned)e || (other == e && k < lane);
 			}
 			for (int k = 0; k < K; k++)
 				if (__shfl_sync(~0u, before, k) == lane)
 					place = k;
 			expert = __shfl_sync(~0u, e, place);
 			weight = in.weight[(long long)t * (K + C::MIX) + place];
+			if (C::ELSEWHERE)
+				units = __popc(__ballot_sync(~0u, lane < K && e >= 0)) * W::UNITS;
 			at = t;
 		}
+		const int all = C::ELSEWHERE ? units : (int)UNITS;
 		float y = 0;
-		for (int u0 = 0; u0 < UNITS; u0 += 32 * N) {
+		for (int u0 = 0; u0 < all; u0 += 32 * N) {
 			typename W::raw raw[N];
 #pragma unroll
 			for (int k = 0; k < N; k++) { /* past the end the last unit once more: a condition costs registers, which sm_120a spilled */
-				const int u = min(u0 + 32 * k + lane, UNITS - 1);
+				const int u = min(u0 + 32 * k + lane, all - 1);
 				const long long e = __shfl_sync(~0u, expert, u / W::UNITS);
 				raw[k] = W::load(in.down.row(e * C::H + o), u % W::UNITS);
 			}
 #pragma unroll
 			for (int k = 0; k < N; k++) {
-				const int u = min(u0 + 32 * k + lane, UNITS - 1);
+				const int u = min(u0 + 32 * k + lane, all - 1);
 				const float *const x[1] = { h + __shfl_sync(~0u, place, u / W::UNITS) * C::F };
 				const float times = __shfl_sync(~0u, weight, u / W::UNITS);
-				if (UNITS % (32 * N) == 0 || u0 + 32 * k + lane < UNITS) {
+				if ((UNITS % (32 * N) == 0 && !C::ELSEWHERE) || u0 + 32 * k + lane < all) {
 					float v[W::UNIT], sum[1] = {};
 					W::decode(raw[k], u % W::UNITS, v);
 					moe_unit<W, 1>(v, x, u % W::UNITS, sum);
@@ -325,7 +329,7 @@ moe_down(const moe_down_operands<C> &in)
 		}
 		y = warp_sum(y) * in.down.scale;
 		if (in.down_b) /* lane k has the expert with k lower ones */
-			y += warp_sum(lane < K ? weight * in.down_b[(long long)expert * C::H + o] : 0.0f);
+			y += warp_sum(lane < K && expert >= 0 ? weight * in.down_b[(long long)expert * C::H + o] : 0.0f);
 		if constexpr (C::S > 0) {
 			const unsigned char *const row[1] = { in.s_down.row(o) };
 			const float *const x[1] = { h + K * C::F };

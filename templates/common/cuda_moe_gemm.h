@@ -279,6 +279,8 @@ moe_sum(const int *id, const float *weight, const float *z, const float *r, floa
 	}
 	for (int k = 0; k < K + SHARED_; k++) {
 		const int at = k < K ? s.order[k] : K;
+		if (at < 0)
+			continue;
 		const float w = k < K || MIX ? weight[(long long)t * (K + MIX) + at] : 1.0f;
 		float v[4];
 		gemm_read<H>(z + (k < K ? (long long)t * K + at : (long long)n * K + t) * H, c, v);

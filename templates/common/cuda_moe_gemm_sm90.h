@@ -91,13 +91,13 @@ moe90_tiles_of(gemm90_arena &s, const P &of, int n, const SHARED_ &more, const T
 	cluster_sync(); /* the other block still arrives at barriers of this one */
 }
 
-/* n rows, K experts each */
-template <class G, class G2, bool MORE, class P, class SHARED_, class TAKES> DEV void
+/* n rows, K experts each, of EXPERTS, here or elsewhere */
+template <class G, class G2, bool MORE, int EXPERTS, class P, class SHARED_, class TAKES> DEV void
 moe90_run(const P &of, int n, int K, const SHARED_ &more, const TAKES &takes)
 {
 	SHARED_ARENA(gemm90_arena, s);
 
-	if (!G::W::PACKED || n * K > 192 * P::E)
+	if (!G::W::PACKED || n * K > 192 * EXPERTS)
 		moe90_tiles_of<G, typename G::large90, G2, typename G2::large90, MORE>(s, of, n, more, takes);
 	else if constexpr (G::W::PACKED)
 		moe90_tiles_of<G, typename G::middle90, G2, typename G2::middle90, MORE>(s, of, n, more, takes);

@@ -1,7 +1,8 @@
 /* Pairs of a row and one of its experts, brought together by expert, and the way over all experts' tiles.
  *
  * moe_sort makes, by counting: range [2, E], of each expert the place of its first pair and their number; list [2, pairs], for each place the
- * row and the pair (row * K + choice). Pairs of an expert stay in order, so the same choices always give the same list. */
+ * row and the pair (row * K + choice). Pairs of an expert stay in order, so the same choices always give the same list. Experts of other ranks, -1,
+ * have no places. */
 #ifndef LLMC_CUDA_MOE_SORT_H
 #define LLMC_CUDA_MOE_SORT_H
 
@@ -30,7 +31,7 @@ moe_sort(const int *id, int pairs, int *range, int *list, int e)
 
 	for (int i = from; i < to; i += 32) {
 		const int x = i + lane < to ? id[i + lane] : E;
-		below += __popc(__ballot_sync(~0u, x < e));
+		below += __popc(__ballot_sync(~0u, (unsigned)x < (unsigned)e));
 		here += __popc(__ballot_sync(~0u, x == e));
 	}
 	if (lane == 0) {
@@ -59,6 +60,13 @@ moe_sort(const int *id, int pairs, int *range, int *list, int e)
 		range[e] = first;
 		range[E + e] = count;
 	}
+}
+
+/* Places that have a pair: all, or those of this rank's experts where some are elsewhere */
+template <int E, int ELSEWHERE> DEV int
+moe_placed(const int *range, int pairs)
+{
+	return ELSEWHERE ? range[E - 1] + range[2 * E - 1] : pairs;
 }
 
 /* All tiles of E experts in one row: expert by expert, of each TILES::of(count of its pairs). Numbers are asked for in rising order, by whole warps,

@@ -60,22 +60,25 @@ ACTS = {"silu": lambda x: x / (1 + np.exp(-x)),
 class Ffn:
     """Experts of one layer, rows that chose among them, and what comes out in float64."""
 
-    def __init__(self, n, top_k, hidden, width, rows, dtypes=("f32", "f32", "f32"), act="silu", seed=0, used=None):
+    def __init__(self, n, top_k, hidden, width, rows, dtypes=("f32", "f32", "f32"), act="silu", seed=0, used=None, elsewhere=0):
         rng = np.random.default_rng(seed)
         self.shape = rows, hidden
         self.gate = CW.Weights(dtypes[0], n * width, hidden, seed + 1, hidden ** -0.5)
         self.up = CW.Weights(dtypes[1], n * width, hidden, seed + 2, hidden ** -0.5)
         self.down = CW.Weights(dtypes[2], n * hidden, width, seed + 3, width ** -0.5)
         self.x = rng.standard_normal((rows, hidden)).astype(np.float32)
-        self.id = np.array([rng.permutation(used or n)[:top_k] for _ in range(rows)], np.int32)
+        self.id = np.array([rng.permutation(used or n + elsewhere)[:top_k] for _ in range(rows)], np.int32)
+        if elsewhere:
+            self.id[self.id >= n] = -1
+            self.id[rows // 2] = -1
         self.weight = rng.random((rows, top_k)).astype(np.float32)
-        self.params = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1],
+        self.params = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1],
                            DOWN_DTYPE=dtypes[2])
         g, u, d = (w.value.astype(np.float64).reshape(n, -1, w.cols) for w in (self.gate, self.up, self.down))
         self.want = np.zeros(self.shape)
         for t in range(rows):
             for e, w in zip(self.id[t], self.weight[t]):
-                self.want[t] += w * (d[e] @ (ACTS[act](g[e] @ self.x[t]) * (u[e] @ self.x[t])))
+                self.want[t] += 0 if e < 0 else w * (d[e] @ (ACTS[act](g[e] @ self.x[t]) * (u[e] @ self.x[t])))
         # experts that nobody chose must not be read
         for e in set(range(n)) - set(self.id.reshape(-1).tolist()):
             for m in (self.gate, self.up, self.down):
@@ -137,9 +140,29 @@ def test_ffn_decode_many(mode, seed):
     assert np.abs(c.run(k, mode=mode, seed=seed) - c.want).max() < 2e-6 * np.abs(c.want).max()
 
 
+@pytest.mark.parametrize("template", ["moe_ffn", "moe_ffn_decode"])
+@pytest.mark.parametrize("n,elsewhere", [(5, 7), (2, 6)])  # fewer here than a row chooses
+def test_experts_elsewhere(template, n, elsewhere):
+    """Experts of other ranks are left out, also where a row has chosen no other; more pairs than a warp has lanes"""
+    c = Ffn(n=n, top_k=3, hidden=36, width=20, rows=14, elsewhere=elsewhere)
+    k = H.build(template, "sm_75", c.params)
+    got = c.run(k, mode="check", seed=2)
+    assert np.abs(got - c.want).max() < 2e-6 * np.abs(c.want).max() and not got[7].any()
+    for rows in [7], [3, 7, 13]:
+        assert np.array_equal(c.run(k, rows, seed=1, bucket=4), got[rows])
+
+
+@pytest.mark.parametrize("first,count", [(0, 3), (6, 1)])
+def test_own_experts(first, count):
+    k = H.build("own_experts", "sm_75", dict(N_EXPERTS=7, TOP_K=5, FIRST=first, COUNT=count))
+    ids = np.array([np.random.default_rng(t).permutation(7)[:5] for t in range(9)], np.int32)
+    want = np.where((ids >= first) & (ids < first + count), ids - first, -1)
+    assert np.array_equal(k.run(H.make_step([5] * 9, [1] * 9), [ids, H.out((9, 5), np.int32)], mode="check", seed=1)[0], want)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "q4_k"])
 def test_nvrtc(dtype):
-    p = dict(N_EXPERTS=128, TOP_K=8, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
+    p = dict(N_EXPERTS=128, ELSEWHERE=0, TOP_K=8, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
     for template in ("moe_ffn", "moe_ffn_decode"):
         if H.nvrtc(template, p, ["sm_75", "sm_120a"] if dtype == "bf16" else ["sm_90a"]) is None:
             pytest.skip("no libnvrtc")

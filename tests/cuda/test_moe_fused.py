@@ -72,7 +72,8 @@ def test_norm_route(template, arch, name, hidden, dtype, mix, runs):
 class Experts:
     """Experts and a shared one of one layer. dtypes: of gate and up, of down, of the shared expert's gate and up, of its down."""
 
-    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", limit=0.0, biased=False, seed=0):
+    def __init__(self, n, top_k, hidden, width, shared, dtypes, mix=0, act="silu", kind="rms", limit=0.0, biased=False, seed=0, elsewhere=0):
+        self.elsewhere = elsewhere
         self.n, self.top_k, self.hidden, self.width, self.shared, self.dtypes, self.mix, self.act, self.kind = n, top_k, hidden, width, shared, dtypes, mix, act, kind
         r = self.r = np.random.default_rng(seed)
         a, b, c, d = dtypes
@@ -83,7 +84,7 @@ class Experts:
         self.limit, self.biases = limit, [rb.standard_normal((n, m)).astype(np.float32) for m in (width, width, hidden)] if biased else [None] * 3
         self.nw = r.uniform(0.5, 1.5, hidden).astype(np.float32) if kind != "none" else None
         self.nb = r.standard_normal(hidden).astype(np.float32) if kind == "layer" else None
-        size = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, SHARED=shared)
+        size = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, SHARED=shared)
         has = lambda name, dt: {f"HAS_{name}": int(shared > 0), **({f"{name}_DTYPE": dt} if shared else {})}
         self.glu_params = dict(size, ACT=act, LIMIT=limit, HAS_GATE_B=int(biased), HAS_UP_B=int(biased), NORM=kind, EPS=EPS, PLUS_ONE=0, GATE_DTYPE=a, UP_DTYPE=a, HAS_NW=int(kind != "none"), HAS_NB=int(kind == "layer"),
                                **has("S_GATE", c), **has("S_UP", c))
@@ -94,7 +95,8 @@ class Experts:
         return v.astype(np.float64)
 
     def choose(self, rows, used=None):
-        self.id = np.array([self.r.permutation(used or self.n)[:self.top_k] for _ in range(rows)], np.int32)
+        self.id = np.array([self.r.permutation(used or self.n + self.elsewhere)[:self.top_k] for _ in range(rows)], np.int32)
+        self.id[self.id >= self.n] = -1  # other ranks' experts
 
     def nan(self, m):
         """Experts that nobody chose must not matter."""
@@ -114,11 +116,17 @@ class Experts:
             r = rounded(xn, self.dtypes[2]) if mixed else xn
             sg, su = (self.value(m, mixed) for m in self.s[:2])
             want = np.concatenate([want, f(r @ sg.T, r @ su.T)], 1)
-        got, = k.run(step(rows), [x, self.nw, self.nb, self.id, self.nan(self.gate), self.nan(self.up), *self.biases[:2], *(m and m.packed for m in self.s[:2]), H.out(want.shape)], **kw)
+        got, = k.run(step(rows), [x, self.nw, self.nb, self.id, self.nan(self.gate), self.nan(self.up), *self.biases[:2], *(m and m.packed for m in self.s[:2]), H.inout(np.full(want.shape, 7, np.float32)) if self.elsewhere else H.out(want.shape)], **kw)
+        if self.elsewhere:
+            others = np.repeat(self.id < 0, self.width, 1)
+            assert (got[:, :others.shape[1]][others] == 7).all(), "wrote for experts of other ranks"
+            want[:, :others.shape[1]][others] = 7
         close(got, want, 5e-3 if mixed else 4e-6)
 
     def down_add(self, k, rows, mixed, add=True, **kw):
         h = self.r.standard_normal((rows, self.top_k * self.width + self.shared)).astype(np.float32)
+        if self.elsewhere:  # made by nobody
+            h[:, :self.top_k * self.width][np.repeat(self.id < 0, self.width, 1)] = np.nan
         weight = self.r.random((rows, self.top_k + self.mix)).astype(np.float32)
         res = self.r.standard_normal((rows, self.hidden)).astype(np.float32)
         d = self.value(self.down, mixed).reshape(self.n, self.hidden, -1)
@@ -126,7 +134,7 @@ class Experts:
         want = 0.5 * res.astype(np.float64) if add else np.zeros((rows, self.hidden))
         for t in range(rows):
             for i, e in enumerate(self.id[t]):
-                want[t] += weight[t, i] * (d[e] @ see(h[t:t + 1, i * self.width:(i + 1) * self.width], self.dtypes[1])[0] + (0 if self.biases[2] is None else self.biases[2][e]))
+                want[t] += 0 if e < 0 else weight[t, i] * (d[e] @ see(h[t:t + 1, i * self.width:(i + 1) * self.width], self.dtypes[1])[0] + (0 if self.biases[2] is None else self.biases[2][e]))
         if self.shared:
             z = see(h[:, self.top_k * self.width:], self.dtypes[3]) @ self.value(self.s[2], mixed).T
             want += z * (weight[:, self.top_k:] if self.mix else 1)
@@ -201,6 +209,23 @@ def test_mixed(name):
         c.down_add(down, rows, True, mode=mode, seed=seed, bucket=rows + seed)
 
 
+ELSEWHERE = [("decode", "sm_75", (3, 4, 36, 20, 24, F, 1)), ("decode", "sm_90a", (5, 2, 64, 40, 0, ("mxfp4", "bf16", "bf16", "bf16"), *OAI)), ("mixed", "sm_90a", (3, 4, 64, 64, 128, B, 1))]
+if EVERY:
+    ELSEWHERE += [("mixed", "sm_80", (3, 4, 64, 40, 24, B, 1)), ("mixed", "sm_90a", (3, 4, 64, 64, 64, Q, 0)), ("mixed", "sm_90a", (5, 2, 64, 64, 0, B, *OAI)), ("decode", "sm_90a", (4, 4, 256, 256, 256, ("q4_k", "q6_k", "q4_k", "q5_k")))]
+
+
+@pytest.mark.parametrize("phase, arch, shape", ELSEWHERE)
+def test_experts_elsewhere(phase, arch, shape):
+    """Those of other ranks are left out, and what is not read is not written"""
+    c = Experts(*shape, elsewhere=5)
+    glu, down = H.build("norm_moe_glu_" + phase, arch, c.glu_params), H.build("moe_down_add_" + phase, arch, dict(c.down_params, HAS_R=1))
+    for rows, mode, seed in [(1, "fast", 0), (3, "check", 2), (20, "fast", 1)] if phase == "decode" else [(20, "check", 2), (100, "fast", 1)]:
+        c.choose(rows)
+        c.id[rows // 2] = -1
+        c.glu(glu, rows, phase == "mixed", mode=mode, seed=seed, bucket=rows + seed)
+        c.down_add(down, rows, phase == "mixed", mode=mode, seed=seed, bucket=rows + seed)
+
+
 def test_launches_are_chosen_by_rows():
     """Of blocks on sm_90a: at most 24 rows an expert have launches of their own, and nothing is launched that returns at once."""
     c = Experts(7, 3, 64, 64, 64, Q)
@@ -227,6 +252,7 @@ PLANTED = {
     "a tail of wgmma's rows is taken for none": ("norm_moe_glu_mixed", "if (m0 + group * MT * 64 >= walk.rows()) {", "if (m0 + group * MT * 64 + 32 >= walk.rows()) {"),
     "few rows stand where wgmma wants them": ("norm_moe_glu_mixed", "_plain(const llmc_call p)\n{\n\tprep<moe_plain<H>, moe_plain<H>>(p);",
                                               "_plain(const llmc_call p)\n{\n\tprep<gemm90_act<Up90>, moe_plain<H>>(p);"),
+    "another rank's expert is summed": ("moe_down_add_decode", "lane < K && e >= 0)) * W::UNITS", "lane < K)) * W::UNITS"),
     "the shared expert overtakes": ("moe_down_add_mixed", "(long long)n * K + t) * H", "(long long)n * K) * H"),
 }
 
@@ -235,7 +261,7 @@ PLANTED = {
 @pytest.mark.parametrize("bug", sample(PLANTED, 2))
 def test_planted_bugs_are_found(bug):
     template, before, after = PLANTED[bug]
-    c = Experts(5, 2, 64, 64, 64, Q) if "few rows" in bug else Experts(7, 7, 64, 24, 40, B, 1)
+    c = Experts(5, 2, 64, 64, 64, Q) if "few rows" in bug else Experts(7, 7, 64, 24, 40, B, 1, elsewhere=5 * ("another rank" in bug))
     c.choose(5)
     if "route" in template:
         k = H.build(template, "sm_90a", router("qwen3", 576, "bf16", 1)[4])
@@ -251,13 +277,13 @@ def test_planted_bugs_are_found(bug):
             c.choose(3)
             c.glu(k, 3, "mixed" in template, mode="check", seed=2)
         else:
-            c.down_add(k, 5, True, mode="check", seed=2)
+            c.down_add(k, 5, "mixed" in template, mode="check", seed=2)
 
 
 @pytest.mark.parametrize("dtype, arch", [("bf16", "sm_90a")] + [(d, a) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY)
 def test_nvrtc(dtype, arch):
     """The real compiler: no spill, no warning. Without LLMC_CHECK_ALL those that registers are short for."""
-    c = dict(N_EXPERTS=64, TOP_K=6, HIDDEN=2048, WIDTH=1536, SHARED=3072, MIX=0, SCALE=1.0, ACT="silu", NORM="rms", EPS=EPS, PLUS_ONE=0, HAS_R=1)
+    c = dict(N_EXPERTS=64, ELSEWHERE=0, TOP_K=6, HIDDEN=2048, WIDTH=1536, SHARED=3072, MIX=0, SCALE=1.0, ACT="silu", NORM="rms", EPS=EPS, PLUS_ONE=0, HAS_R=1)
     for m in "GATE", "UP", "DOWN", "S_GATE", "S_UP", "S_DOWN":
         c |= {f"HAS_{m}": 1, f"{m}_DTYPE": "q6_k" if dtype == "q4_k" and "DOWN" in m else dtype}
     for template in ("norm_moe_glu_decode", "moe_down_add_decode") + ("norm_moe_glu_mixed", "moe_down_add_mixed") * EVERY:

@@ -27,11 +27,12 @@ def rounded_h(h, x, gate, down):
 class Mixture:
     """Experts of one layer; make(rows) chooses for that many rows and says what comes out in float64."""
 
-    def __init__(self, n, top_k, hidden, width, dtypes, act="silu", seed=0):
+    def __init__(self, n, top_k, hidden, width, dtypes, act="silu", seed=0, elsewhere=0):
+        self.elsewhere = elsewhere
         self.n, self.top_k, self.hidden, self.width, self.dtypes, self.act = n, top_k, hidden, width, dtypes, act
         self.gate, self.up, self.down = (CW.Weights(d, n * r, c, seed + i + 1, c ** -0.5)
                                          for i, (d, r, c) in enumerate(zip(dtypes, (width, width, hidden), (hidden, hidden, width))))
-        self.params = dict(N_EXPERTS=n, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1], DOWN_DTYPE=dtypes[2])
+        self.params = dict(N_EXPERTS=n, ELSEWHERE=elsewhere, TOP_K=top_k, HIDDEN=hidden, WIDTH=width, ACT=act, GATE_DTYPE=dtypes[0], UP_DTYPE=dtypes[1], DOWN_DTYPE=dtypes[2])
 
     def values(self):
         for m, d in zip((self.gate, self.up, self.down), self.dtypes):
@@ -41,7 +42,8 @@ class Mixture:
     def make(self, rows, used=None, one=None, seed=0, scale=1.0):
         r = np.random.default_rng(seed)
         self.x = (r.standard_normal((rows, self.hidden)) * np.broadcast_to(scale, (rows,))[:, None]).astype(np.float32)
-        self.id = np.array([r.permutation(used or self.n)[:self.top_k] for _ in range(rows)], np.int32)
+        self.id = np.array([r.permutation(used or self.n + self.elsewhere)[:self.top_k] for _ in range(rows)], np.int32)
+        self.id[self.id >= self.n] = -1
         if one is not None:  # everybody's first choice
             self.id[:, 0] = one
             self.id[:, 1:] = np.array([[e for e in range(self.n) if e != one][:self.top_k - 1]] * rows)
@@ -117,6 +119,18 @@ def test_rows_do_not_depend_on_company(arch, dtypes):
         assert (m.run(k, pick, seed=1).view(np.uint32) == every[pick].view(np.uint32)).all()
 
 
+def test_experts_elsewhere():
+    """Those of other ranks are left out, whatever a row has chosen beside them"""
+    m = Mixture(3, 4, 64, 40, ("bf16",) * 3, elsewhere=6)
+    k = build(m, "sm_80", DETERMINISTIC=1)
+    for rows, mode, seed in (1, "fast", 0), (40, "check", 2), (300, "fast", 1):
+        want = m.make(rows, seed=rows)
+        assert (m.id < 0).any() and (rows < 40 or (m.id < 0).all(1).any())
+        got = m.run(k, mode=mode, seed=seed, bucket=rows + seed)
+        m.close(got, want)
+    assert (m.run(k, [137]).view(np.uint32) == got[[137]].view(np.uint32)).all()
+
+
 def test_large_and_small_rows():
     """A row that is larger by any power of two has h in the same digits."""
     m = Mixture(7, 7, 96, 72, ("f16",) * 3)
@@ -133,6 +147,7 @@ PLANTED = {
     "up does not wait for prep": ("_up(const llmc_call p)\n{\n\tPDL_LAUNCH();\n\tPDL_WAIT();", "_up(const llmc_call p)\n{\n\tPDL_LAUNCH();"),
     "a tile begins while the last one is read": ("__syncthreads(); /* the last tile has been read */", ""),
     "pairs of the warps before are forgotten": ("at += w < warp ? s.here[w] : 0;", ""),
+    "other ranks' experts are summed": ("if (at < 0)\n\t\t\tcontinue;", ""),
     "a tail of 16 has no tile": ("tail > 0 && tail <= 16", "tail > 0 && tail < 16"),
     "results stand in the order of experts": ("(long long)pair[m] * WIDTH", "(long long)(m + pair[0] * 0) * WIDTH"),
 }
@@ -141,7 +156,7 @@ PLANTED = {
 @pytest.mark.findings
 @pytest.mark.parametrize("bug", PLANTED if EVERY else list(PLANTED)[:1])
 def test_planted_bugs_are_found(bug):
-    m = Mixture(5, 2, 64, 40, ("bf16",) * 3)
+    m = Mixture(5, 2, 64, 40, ("bf16",) * 3, elsewhere=3 * ("other" in bug))
     k = build(m, "sm_90a" if "wait" in bug else "sm_80", DETERMINISTIC=1)
     before, after = PLANTED[bug]
     assert k.text.count(before) == 1
@@ -154,7 +169,7 @@ def test_planted_bugs_are_found(bug):
 @pytest.mark.parametrize("dtype, arch", [("bf16", "sm_80")] * (not EVERY) + [(d, a) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY)
 def test_nvrtc(dtype, arch):
     """The real compiler: no spill, no warning."""
-    p = dict(N_EXPERTS=128, TOP_K=8, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
+    p = dict(N_EXPERTS=128, ELSEWHERE=0, TOP_K=8, HIDDEN=2048, WIDTH=768, ACT="silu", GATE_DTYPE=dtype, UP_DTYPE=dtype, DOWN_DTYPE="q6_k" if dtype == "q4_k" else dtype)
     if H.nvrtc("moe_ffn_mixed", p, [arch]) is None:
         pytest.skip("no libnvrtc")
 

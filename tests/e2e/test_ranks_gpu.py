@@ -28,6 +28,15 @@ attention: {n_heads: 8, n_kv_heads: 4, head_dim: 32}
 ffn: {width: 320}
 storage: {default: q4_0}
 """,
+    # 7 experts on 4 ranks: two each, one on the last; rows choose 3
+    "experts": COMMON + """name: ranks-experts
+family: qwen2_moe
+n_layers: 2
+hidden: 64
+attention: {n_heads: 4, n_kv_heads: 4, head_dim: 16}
+ffn: {width: 128}
+moe: {n_experts: 7, top_k: 3, width: 32, shared: {width: 128}}
+""",
 }
 
 SCRIPT = """
@@ -35,12 +44,12 @@ import json, sys
 sys.path.insert(0, "tests/e2e")
 import numpy as np, llmc
 from bits import rows, whole
-path, ranks, device = sys.argv[1:]
+path, ranks, device, *sets = sys.argv[1:]
 N = 37
 tok = [int(t) for t in np.random.default_rng(1).integers(3, 323, N)]
 with llmc.open(path, random_weights=True, device="ref") as m:
     want = whole(m, tok).view(np.float32)
-with llmc.open(path, random_weights=True, device=device, arch="sm_75", set=[f"parallel.tp={ranks}", "deterministic=true"]) as m:
+with llmc.open(path, random_weights=True, device=device, arch="sm_75", set=[f"parallel.tp={ranks}", "deterministic=true", *sets]) as m:
     got = whole(m, tok)
     far = float(abs(got.view(np.float32) - want).max() / abs(want).max())
     with m.session(context=64, chunk=32, n_out=32, seqs=3) as s:
@@ -69,12 +78,13 @@ def run(script, *args, **env):
                           env={**os.environ, **environment(**env)})
 
 
-@pytest.mark.parametrize("name, ranks, device, seed", [("llama", 3, "cuda:2,0,1", 1), ("wide", 4, "cuda", 2)] + (
-    [("moe", 3, "cuda", seed) for seed in range(4)] + [("wide", n, "cuda", n) for n in (2, 8)] if ALL else []))
+@pytest.mark.parametrize("name, ranks, device, seed", [("llama", 3, "cuda:2,0,1", 1), ("wide", 4, "cuda", 2), ("experts", 4, "cuda", 1)] + (
+    [("experts", 2, "cuda", 3)] + [("moe", 3, "cuda", seed) for seed in range(4)] + [("wide", n, "cuda", n) for n in (2, 8)] if ALL else []))
 def test_ranks_on_gpus(name, ranks, device, seed, tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(MODELS[name])
-    p = run(SCRIPT, path, ranks, device, mode="check", seed=seed, LLMC_EMU_DEVICES=ranks)
+    whole = ["parallel.experts=whole"] * (name == "experts")
+    p = run(SCRIPT, path, ranks, device, *whole, mode="check", seed=seed, LLMC_EMU_DEVICES=ranks)
     assert p.returncode == 0, p.stderr
     far, same, alike = json.loads(p.stdout.splitlines()[-1])
     assert far < 1e-4
@@ -167,6 +177,16 @@ def test_goldens_on_gpus(name, tmp_path, monkeypatch):
     for k, v in environment(arch="sm_75", LLMC_EMU_DEVICES=2).items():
         monkeypatch.setenv(k, v)
     assert test_ranks.split(name, tmp_path, 2, "--device", "cuda", "--arch", "sm_75") or ALL
+
+
+MIXTURES = [c for c in test_ranks.ONE_EACH.values() if "moe" in c or c.startswith(("gpt_oss", "mixtral", "deepseek"))]
+
+
+@pytest.mark.parametrize("name, arch", [("qwen2_moe-sparse", "sm_75")] + ([(c, "sm_75") for c in MIXTURES] + [("mixtral-plain", "sm_80"), ("qwen2_moe-sparse", "sm_90a")]) * bool(ALL))
+def test_goldens_with_experts_whole(name, arch, tmp_path, monkeypatch):
+    for k, v in environment(arch=arch, LLMC_EMU_DEVICES=2).items():
+        monkeypatch.setenv(k, v)
+    assert test_ranks.split(name, tmp_path, 2, "--set", "parallel.experts=whole", "--device", "cuda", "--arch", arch) or ALL
 
 
 WAYS = """

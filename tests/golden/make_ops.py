@@ -301,15 +301,17 @@ for name, bias, score, renorm, scale, groups, keep, gs in (
     Case("moe_route", name, n_experts=8, top_k=3, score=score, renorm=renorm, sum_eps=1e-20, scale=scale, jitter=0.0, groups=groups,
          keep_groups=keep, group_score=gs).step(list(range(6))).f32(x).vector(b).room(18, "i32").out(ids).room(
         18).out(wt).end()
-ids, wt = torch.tensor([[2, 0], [3, 2], [0, 3]]), rnd(3, 2)
+wt = rnd(3, 2)
 x, g, u, d = rnd(3, 5), rnd(4, 6, 5), rnd(4, 6, 5), rnd(4, 5, 6)
 zero = torch.zeros(4, 6).double(), torch.zeros(4, 6).double(), torch.zeros(4, 5).double()
-for name, act, limit, (gb, ub, db) in (("silu", "silu", 0.0, zero), ("biases", "swiglu_oai", 0.75, (rnd(4, 6), rnd(4, 6), rnd(4, 5)))):
-    y = torch.stack([sum(wt[t, k] * (d[e] @ glu(g[e] @ x[t] + gb[e], u[e] @ x[t] + ub[e], act, limit) + db[e]) for k, e in enumerate(ids[t]))
+chosen = torch.tensor([[2, 0], [3, 2], [0, 3]])
+for name, act, limit, elsewhere, ids, (gb, ub, db) in (("silu", "silu", 0.0, 0, chosen, zero), ("biases", "swiglu_oai", 0.75, 0, chosen, (rnd(4, 6), rnd(4, 6), rnd(4, 5))),
+                                                       ("elsewhere", "silu", 0.0, 3, torch.tensor([[-1, 2], [-1, -1], [0, 3]]), zero)):
+    y = torch.stack([sum((wt[t, k] * (d[e] @ glu(g[e] @ x[t] + gb[e], u[e] @ x[t] + ub[e], act, limit) + db[e]) for k, e in enumerate(ids[t]) if e >= 0), start=0 * x[t])
                      for t in range(3)])
-    case = Case("moe_ffn", name, n_experts=4, top_k=2, hidden=5, width=6, act=act, limit=limit).step([0, 1, 2]).f32(x).i32(ids).f32(
+    case = Case("moe_ffn", name, n_experts=4, elsewhere=elsewhere, top_k=2, hidden=5, width=6, act=act, limit=limit).step([0, 1, 2]).f32(x).i32(ids).f32(
         wt).weight(g.view(24, 5)).weight(u.view(24, 5)).weight(d.view(20, 6))
-    case = case.none().none().none() if name == "silu" else case.vector(gb.view(-1)).vector(ub.view(-1)).vector(db.view(-1))
+    case = case.none().none().none() if name != "biases" else case.vector(gb.view(-1)).vector(ub.view(-1)).vector(db.view(-1))
     case.room(15).out(y).end()
 
 
@@ -383,7 +385,7 @@ for name, shared, mix, scale, act, limit in (("routed", 0, 0, 1.0, "gelu", 0.0),
     h = torch.stack([torch.cat([glu(g[e] @ n[t] + gb[e], u[e] @ n[t] + ub[e], act, limit) for e in ids[t]]) for t in range(3)])
     if shared:
         h = torch.cat([h, glu(F.linear(n, sg), F.linear(n, su), act, limit)], 1)
-    sizes = dict(n_experts=4, top_k=2, hidden=5, width=6, shared=shared)
+    sizes = dict(n_experts=4, elsewhere=0, top_k=2, hidden=5, width=6, shared=shared)
     case = Case("norm_moe_glu", name, **sizes, act=act, limit=limit, norm="rms", eps=0.02, plus_one=0).step([0, 1, 2]).f32(x).vector(
         nw).none().i32(ids).weight(g.view(24, 5)).weight(u.view(24, 5))
     case = case.vector(gb.view(-1)).vector(ub.view(-1)) if "biased" in name else case.none().none()

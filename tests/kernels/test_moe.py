@@ -124,7 +124,7 @@ class Mixture:
         self.s_packed = [w.packed(target) for w in self.s] or [None] * 3
 
     def sizes(self):
-        return dict(N_EXPERTS=self.n, TOP_K=self.top_k, HIDDEN=self.hidden, WIDTH=self.width, SHARED=self.shared, ACT_BITS=self.bits)
+        return dict(N_EXPERTS=self.n, ELSEWHERE=0, TOP_K=self.top_k, HIDDEN=self.hidden, WIDTH=self.width, SHARED=self.shared, ACT_BITS=self.bits)
 
     def glu_kernel(self):
         names = dict(zip(("GATE_DTYPE", "UP_DTYPE"), self.types)) | dict(zip(("S_GATE_DTYPE", "S_UP_DTYPE"), self.s_types))
