@@ -428,20 +428,21 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 
 /* Every rank of a launcher has opened its own, or none has: what they run must be the same. */
 static llmc_status
-open_together(llmc_model *m, llmc_status own, llmc_error *err)
+open_together(llmc_model *m, const llmc_options *opt, llmc_status own, llmc_error *err)
 {
 	llmc_error why = *err;
-	char       checkpoint[17], together[17];
+	const int  all = world_ranks(m->world);
+	char       checkpoint[17], plan[17], together[17];
 
 	TRY(world_agree(m->world, own, &why, err));
-	runtime_fingerprint(m->rt, checkpoint, together);
-	TRY(world_same(m->world, "llmc", LLMC_VERSION, err));
-	TRY(world_same(m->world, "description", m->spec->sha256, err));
-	TRY(world_same(m->world, "target", m->plan->target, err));
-	TRY(world_same(m->world, "checkpoint", checkpoint, err));
-	TRY(world_same(m->world, "plan", together, err));
-	runtime_lead(m->rt);
-	return LLMC_OK;
+	runtime_fingerprint(m->rt, checkpoint, plan, together);
+	TRY(world_same(m->world, all, "llmc", LLMC_VERSION, err));
+	TRY(world_same(m->world, all, "description", m->spec->sha256, err));
+	TRY(world_same(m->world, all, "target", m->plan->target, err));
+	TRY(world_same(m->world, all, "checkpoint", checkpoint, err));
+	TRY(world_same(m->world, all, "plan", plan, err));
+	TRY(world_same(m->world, m->plan->ranks, "plan", together, err)); /* stages sum and keep what is theirs */
+	return runtime_lead(m->rt, opt->log, opt->log_user, err);
 }
 
 static llmc_status
@@ -471,7 +472,7 @@ open_as(const char *path, const llmc_options *opt, bool unfused, llmc_model **ou
 	else
 		s = open_into(m, path, &o, &own);
 	if (m->world)
-		s = open_together(m, s, &own);
+		s = open_together(m, &o, s, &own);
 	if (m->temporary)
 		nftw(m->temporary, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 	if (s != LLMC_OK) {

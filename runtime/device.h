@@ -54,6 +54,8 @@ typedef struct Device {
 	const void *(*tensor)(const void *model, int tensor); /* its address for kernels, which only read it */
 	/* Write into a tensor for adapters, elements that no running step reads. Any thread; done when it returns. */
 	llmc_status (*put)(void *model, int tensor, int64_t offset, const void *data, size_t bytes, llmc_error *err);
+	/* Ranks that are processes have all opened theirs, and all call this: their devices find a way to talk. NULL: it goes through the host */
+	llmc_status (*meet)(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
 	/* Compile the kernels ahead of time into the artifact, with a manifest. */
 	llmc_status (*build_aot)(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_user, llmc_error *err);
 
@@ -64,7 +66,7 @@ typedef struct Device {
 	/* The session's own state has been laid out. need: what the limits take */
 	llmc_status (*open)(Session *s, const llmc_memory *need, llmc_error *err);
 	void        (*close)(Session *s);
-	/* The sessions of all ranks, threads of this process, have been opened: those of a stage get to know each other before their first step. NULL: they
+	/* The sessions of all ranks have been opened, of a stage all that are of this process: they get to know each other before their first step. NULL: they
 	 * need not; each is on its own thread from now on. */
 	llmc_status (*join)(Session *const *rank, int n, llmc_error *err);
 	/* Around anything that may touch pages: the device is this session's, and has not failed. */

@@ -520,10 +520,16 @@ ranks_meet(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 		why = *err;
 	TRY_GOTO(world_agree(rt->world, own, &why, err));
 	TRY_GOTO(world_comm(rt->world, shape_of(*s), &(*s)->comm, err));
+	if ((*s)->device->join && (*s)->plan->ranks > 1) {
+		status = (*s)->device->join(s, 1, &why);
+		TRY_GOTO(world_agree(rt->world, status, &why, err));
+	}
 	if (comm_rank((*s)->comm) == 0)
 		lead(*s);
 	return LLMC_OK;
 fail:
+	if (own == LLMC_OK && (*s)->comm)
+		comm_end((*s)->comm);
 	if (own == LLMC_OK)
 		session_close(*s);
 	*s = NULL;

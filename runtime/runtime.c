@@ -182,22 +182,24 @@ runtime_close(Runtime *rt)
 }
 
 void
-runtime_fingerprint(const Runtime *rt, char checkpoint[17], char together[17])
+runtime_fingerprint(const Runtime *rt, char checkpoint[17], char plan[17], char together[17])
 {
-	int64_t  stages[] = { rt->plan->stages, rt->plan->ranks, rt->plan->hidden, rt->plan->vocab, rt->plan->window };
-	uint64_t sum = sum64(stages, sizeof stages, 1);
+	int64_t  alike[] = { rt->plan->stages, rt->plan->ranks, rt->plan->hidden, rt->plan->vocab, rt->plan->window };
+	uint64_t sum = sum64(alike, sizeof alike, 1);
 
-	if (rt->plan->stages == 1) /* stages have layers of their own */
-		sum = said_together(rt->plan, sum);
-	snprintf(together, 17, "%016llx", (unsigned long long)sum);
+	snprintf(plan, 17, "%016llx", (unsigned long long)sum);
+	snprintf(together, 17, "%016llx", (unsigned long long)said_together(rt->plan, 1));
 	sum = weights_checkpoint(rt->weights) ? checkpoint_content(weights_checkpoint(rt->weights)) : 0;
 	snprintf(checkpoint, 17, "%016llx", (unsigned long long)sum);
 }
 
-void
-runtime_lead(Runtime *rt)
+llmc_status
+runtime_lead(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err)
 {
+	if (rt->device->meet)
+		TRY(rt->device->meet(rt, log, log_user, err));
 	rt->led = true;
+	return LLMC_OK;
 }
 
 llmc_status

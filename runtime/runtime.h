@@ -35,10 +35,11 @@ llmc_status runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **
 llmc_status runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Runtime **out, llmc_error *err);
 /* A rank other than 0 of a world: do what rank 0 does, until it closes its runtime. E_DEVICE: ranks are lost. */
 llmc_status runtime_follow(Runtime *rt, llmc_error *err);
-/* A text of the checkpoint's content, and of what the plan does together with other ranks: the same for all. hex: 16 digits each */
-void        runtime_fingerprint(const Runtime *rt, char checkpoint[17], char together[17]);
-/* All ranks of the world have opened theirs: from here on rank 0 tells the others when to end. */
-void        runtime_lead(Runtime *rt);
+/* Texts of the checkpoint's content and of what all plans have alike, the same for all ranks, and of what the plan does together with other ranks of its stage, the
+ * same for those. hex: 16 digits each */
+void        runtime_fingerprint(const Runtime *rt, char checkpoint[17], char plan[17], char together[17]);
+/* All ranks of the world have opened theirs, and all call this: from here on rank 0 tells the others when to end. */
+llmc_status runtime_lead(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
 void        runtime_close(Runtime *rt);
 RuntimeTimes runtime_times(const Runtime *rt);
 /* Does the artifact ship built kernels of this target that run here as they are? number: of the GPU */

@@ -226,7 +226,7 @@ llmc_status
 session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *extra, llmc_log_fn log, void *log_user, llmc_error *err)
 {
 	int64_t bytes = ranks_kept_bytes(s, 1, 0, false);
-	char root[512], checkpoint[17], together[17];
+	char root[512], checkpoint[17], plan[17], together[17];
 
 	if (!has_prefixes(s) || plan_has_state(s->plan)) /* files hold pages, and no states */
 		return error_set(err, LLMC_E_INPUT, "%s: prompts of this model are not reused: it %s", dir,
@@ -236,9 +236,9 @@ session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *e
 	s->disk_page = malloc((size_t)bytes);
 	if (!s->disk_page)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a page of the prefix cache");
-	runtime_fingerprint(s->rt, checkpoint, together);
-	snprintf(root, sizeof root, "llmc " LLMC_VERSION " %s %s %s %d %s %lld %016llx %s", checkpoint, s->plan->spec_sha256 ? s->plan->spec_sha256 : "",
-	         s->plan->target ? s->plan->target : "", s->plan->ranks, together, (long long)bytes, (unsigned long long)adapter_sum(s->plan), extra);
+	runtime_fingerprint(s->rt, checkpoint, plan, together);
+	snprintf(root, sizeof root, "llmc " LLMC_VERSION " %s %s %s %d %s %s %lld %016llx %s", checkpoint, s->plan->spec_sha256 ? s->plan->spec_sha256 : "",
+	         s->plan->target ? s->plan->target : "", s->plan->ranks, plan, together, (long long)bytes, (unsigned long long)adapter_sum(s->plan), extra);
 	return kv_disk_open(dir, max_bytes, root, (size_t)bytes, log, log_user, &s->disk, err);
 }
 

@@ -1,11 +1,16 @@
-/* Stand-in for NCCL within one process: ranks are communicators of the same id, in one thread or several. A collective has one operation in each
- * rank's stream; all start when all are there and what came before each is done. */
+/* Stand-in for NCCL: ranks are communicators of the same id, in one thread or several, or in processes of one machine. A collective has one operation in each
+ * rank's stream; all start when all are there and what came before each is done. Between processes a rank leaves what it sends in memory that all see (Room) when
+ * what came before its operation is done, and the operation starts when all have. */
 #include "../core/library.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define API(ret, name, args) __attribute__((visibility("default"))) ret name args; __attribute__((visibility("default"))) ret name args
 enum { OK_, UNHANDLED_CUDA, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, IN_PROGRESS = 7 };
@@ -17,12 +22,20 @@ typedef struct { char internal[128]; } Id;
 typedef enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST } Kind;
 typedef struct { Kind kind; int type, op, root; size_t count; } What;
 typedef struct { What what; int n_queued, n_done; uint64_t number, seq[MAX_RANKS]; const void *send[MAX_RANKS]; char *result; } Meeting;
-typedef struct Group { struct Group *next; Id id; int n, n_joined, n_left; uint64_t next_of[MAX_RANKS]; Meeting meet[IN_FLIGHT]; bool bad, aborted; } Group;
+enum { ROOM_TURNS = 4, ROOM_BYTES = 8 << 20 /* of a rank, in a collective */ };
+/* What processes of a group share, a file of the id's name: who has joined; of each rank how many collectives it has brought its part of, and how many it has
+ * taken; the parts of the last ones. */
+typedef struct Room {
+	atomic_int joined, pid[MAX_RANKS];
+	atomic_ullong brought[MAX_RANKS], taken[MAX_RANKS];
+	What what[ROOM_TURNS][MAX_RANKS];
+	char part[ROOM_TURNS][MAX_RANKS][ROOM_BYTES];
+} Room;
+typedef struct Group { struct Group *next; Room *room; bool apart; /* some ranks are other processes */ Id id; int n, n_joined, n_left; uint64_t next_of[MAX_RANKS]; Meeting meet[IN_FLIGHT]; bool bad, aborted; } Group;
 typedef struct { Group *group; int rank, device; } Comm;
 typedef struct { Comm comm; What what; const void *send; void *recv; uint64_t number; } Call;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static Group *groups;
 static __thread int depth;   /* of ncclGroupStart: then joining does not wait for the others */
 
@@ -46,12 +59,38 @@ API(int, ncclGetUniqueId, (Id *id))
 	if (emu_library_call("ncclGetUniqueId"))
 		return SYSTEM_ERROR;
 	memset(id, 0, sizeof *id);
-	snprintf(id->internal, sizeof id->internal, "emu %u", __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
+	snprintf(id->internal, sizeof id->internal, "/llmc-emu-nccl-%d-%u", (int)getpid(), __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
+	int fd = shm_open(id->internal, O_CREAT | O_EXCL | O_RDWR, 0600);
+	if (fd < 0 || ftruncate(fd, sizeof(Room))) /* pages that nobody writes take no memory */
+		return SYSTEM_ERROR;
+	close(fd);
 	return OK_;
 }
 
 API(int, ncclGroupStart, (void)) { depth++; return OK_; }
 API(int, ncclGroupEnd, (void)) { return depth-- > 0 ? OK_ : (depth = 0, INVALID_USAGE); }
+
+static Room *
+room_of(const Id *id)
+{
+	int fd = shm_open(id->internal, O_RDWR, 0600);
+	void *p = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof(Room), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	if (fd >= 0)
+		close(fd);
+	return p == MAP_FAILED ? NULL : p;
+}
+
+/* Have all ranks joined? Then it is known where they are. */
+static bool
+complete(Group *g)
+{
+	if (atomic_load(&g->room->joined) < g->n)
+		return false;
+	for (int i = 0; i < g->n; i++)
+		g->apart = g->apart || atomic_load(&g->room->pid[i]) != (int)getpid();
+	return true;
+}
 
 static int
 init(Comm **out, int n, Id id, int rank, bool wait)
@@ -69,17 +108,23 @@ init(Comm **out, int n, Id id, int rank, bool wait)
 		g = calloc(1, sizeof *g);
 		g->id = id;
 		g->n = n;
+		g->room = room_of(&id);
 		g->next = groups;
 		groups = g;
 	}
-	if (g->n != n || g->n_joined == n) {
+	if (!g->room || g->n != n || atomic_load(&g->room->pid[rank])) {
 		pthread_mutex_unlock(&lock);
 		return INVALID_ARGUMENT;
 	}
 	g->n_joined++;
-	pthread_cond_broadcast(&changed);
-	while (wait && !depth && g->n_joined < n)
-		pthread_cond_wait(&changed, &lock);
+	atomic_store(&g->room->pid[rank], (int)getpid());
+	if (atomic_fetch_add(&g->room->joined, 1) + 1 == n)
+		shm_unlink(id.internal);
+	while (wait && !depth && !complete(g)) {
+		pthread_mutex_unlock(&lock);
+		usleep(1000);
+		pthread_mutex_lock(&lock);
+	}
 	pthread_mutex_unlock(&lock);
 	*out = calloc(1, sizeof **out);
 	**out = (Comm){ g, rank, emu_library_device() };
@@ -103,7 +148,8 @@ API(int, ncclCommDestroy, (Comm *c))
 	if (!c)
 		return INVALID_ARGUMENT;
 	pthread_mutex_lock(&lock);
-	if (++c->group->n_left == c->group->n)
+	shm_unlink(c->group->id.internal); /* should not all have come */
+	if (++c->group->n_left == c->group->n_joined)
 		for (Group **g = &groups; *g; g = &(*g)->next)
 			if (*g == c->group) {
 				*g = c->group->next; /* its memory stays: operations may still name it */
@@ -123,7 +169,7 @@ API(int, ncclCommAbort, (Comm *c))
 API(int, ncclCommCount, (const Comm *c, int *n)) { return c && n ? (*n = c->group->n, OK_) : INVALID_ARGUMENT; }
 API(int, ncclCommUserRank, (const Comm *c, int *n)) { return c && n ? (*n = c->rank, OK_) : INVALID_ARGUMENT; }
 API(int, ncclCommCuDevice, (const Comm *c, int *n)) { return c && n ? (*n = c->device, OK_) : INVALID_ARGUMENT; }
-API(int, ncclCommGetAsyncError, (Comm *c, int *r)) { return c && r ? (*r = c->group->bad ? INVALID_USAGE : c->group->n_joined < c->group->n ? IN_PROGRESS : OK_, OK_) : INVALID_ARGUMENT; }
+API(int, ncclCommGetAsyncError, (Comm *c, int *r)) { return c && r ? (*r = c->group->bad ? INVALID_USAGE : !complete(c->group) ? IN_PROGRESS : OK_, OK_) : INVALID_ARGUMENT; }
 
 static size_t
 elem(int type)
@@ -151,6 +197,32 @@ queued(void *blob, uint64_t seq)
 	m->n_queued++;
 }
 
+/* Between processes: this rank's part is brought when its turn has come, and there when all have brought theirs. */
+static bool
+ready_apart(const Call *c, const Meeting *m)
+{
+	Group *g = c->comm.group;
+	Room *room = g->room;
+	const int turn = (int)(c->number % ROOM_TURNS), rank = c->comm.rank;
+
+	if (g->bad)
+		return false;
+	if (atomic_load(&room->brought[rank]) == c->number && emu_library_came_first(m->seq[rank])) {
+		for (int k = 0; k < g->n; k++)
+			if (atomic_load(&room->taken[k]) + ROOM_TURNS <= c->number)
+				return false;
+		memcpy(room->part[turn][rank], c->send, elem(c->what.type) * c->what.count);
+		room->what[turn][rank] = c->what;
+		atomic_store(&room->brought[rank], c->number + 1);
+	}
+	for (int k = 0; k < g->n; k++)
+		if (atomic_load(&room->brought[k]) <= c->number)
+			return false;
+	for (int k = 0; k < g->n; k++)
+		g->bad = g->bad || memcmp(&room->what[turn][k], &c->what, sizeof c->what);
+	return !g->bad;
+}
+
 static bool
 ready(void *blob)
 {
@@ -159,6 +231,8 @@ ready(void *blob)
 
 	if (__atomic_load_n(&c->comm.group->aborted, __ATOMIC_SEQ_CST))
 		return true;
+	if (c->comm.group->apart)
+		return ready_apart(c, m);
 	if (c->comm.group->bad || m->n_queued != c->comm.group->n)
 		return false;
 	for (int i = 0; !m->result && i < c->comm.group->n; i++)
@@ -258,6 +332,12 @@ run(void *blob)
 
 	if (g->aborted)
 		return;
+	if (g->apart) { /* gathers alone are asked for between processes */
+		for (int k = 0; k < g->n; k++)
+			memcpy((char *)c->recv + bytes * (size_t)k, g->room->part[c->number % ROOM_TURNS][k], bytes);
+		atomic_store(&g->room->taken[c->comm.rank], c->number + 1);
+		return;
+	}
 	if (!m->result)
 		compute(m, g->n);
 	if (m->what.kind == ALL_GATHER)
@@ -278,6 +358,8 @@ collective(const char *name, What what, const void *send, void *recv, Comm *c, v
 		return INVALID_ARGUMENT;
 	if (emu_library_call(name))
 		return UNHANDLED_CUDA;
+	if (!complete(c->group) || (c->group->apart && (what.kind != ALL_GATHER || elem(what.type) * what.count > ROOM_BYTES)))
+		return INVALID_USAGE;
 	size_t n = elem(what.type) * what.count, in = what.kind == REDUCE_SCATTER ? n * (size_t)c->group->n : n,
 	       out = what.kind == ALL_GATHER ? n * (size_t)c->group->n : n;
 	if (!emu_library_memory(send, in) || !emu_library_memory(recv, out))

@@ -268,7 +268,7 @@ world_agree(World *w, llmc_status own, const llmc_error *why, llmc_error *err)
 }
 
 llmc_status
-world_same(World *w, const char *what, const char *text, llmc_error *err)
+world_same(World *w, int team, const char *what, const char *text, llmc_error *err)
 {
 	Word        word = { 0 };
 	llmc_status status = LLMC_OK;
@@ -278,10 +278,10 @@ world_same(World *w, const char *what, const char *text, llmc_error *err)
 	Word *all = ask_all(w, &word, err);
 	if (!all)
 		return LLMC_E_DEVICE;
-	for (int k = 1; k < w->ranks && status == LLMC_OK; k++)
-		if (strcmp(all[k].text, all[0].text) != 0)
-			status = error_set(err, LLMC_E_INPUT, "rank %d (host %s) has another %s than rank 0 (host %s): %.80s, not %.80s", k, all[k].host, what,
-			                   all[0].host, all[k].text, all[0].text);
+	for (int k = 1, of; k < w->ranks && status == LLMC_OK; k++)
+		if (strcmp(all[k].text, all[of = k / team * team].text) != 0)
+			status = error_set(err, LLMC_E_INPUT, "rank %d (host %s) has another %s than rank %d (host %s): %.80s, not %.80s", k, all[k].host, what, of,
+			                   all[of].host, all[k].text, all[of].text);
 	free(all);
 	return status;
 }
@@ -371,7 +371,7 @@ world_comm(World *w, CommShape shape, Comm **out, llmc_error *err)
 	shape.ranks = w->ranks;
 	snprintf(n, sizeof n, "%d threads", shape.parts);
 	if (w->one_host && !(way && strcmp(way, "mpi") == 0)) {
-		TRY(world_same(w, "number of threads", n, err));
+		TRY(world_same(w, w->ranks, "number of threads", n, err));
 		return open_window(w, shape, out, err);
 	}
 	return comm_through(w, shape, out, err);

@@ -20,8 +20,8 @@ int         world_threads(const World *w);
 
 /* All ranks, at the same points. Each says how it fares: all have E_OK, or all the sentence of the first that has not, with its rank and host. */
 llmc_status world_agree(World *w, llmc_status own, const llmc_error *why, llmc_error *err);
-/* Every rank has the same text as rank 0 (less than 160 bytes): else all have a sentence with `what`, the rank and its host. */
-llmc_status world_same(World *w, const char *what, const char *text, llmc_error *err);
+/* Of ranks that follow each other, `team` of them, each has the same text as the first (less than 160 bytes): else all ranks have a sentence with `what`, the rank and its host. */
+llmc_status world_same(World *w, int team, const char *what, const char *text, llmc_error *err);
 /* A group to run steps with, of all ranks (shape.ranks is theirs): through memory where all ranks are on one host, else through MPI
  * ($LLMC_COMM = "mpi": in any case). It ends before the world is released. */
 llmc_status world_comm(World *w, CommShape shape, Comm **out, llmc_error *err);

@@ -1,4 +1,4 @@
-/* Ranks that are processes of a launcher, a GPU each: what a rank says to the others goes through the host's memory and the comm of processors (comm.h), which
+/* Ranks that are processes of a launcher, a GPU each, and have no NCCL (processes.c): what a rank says to the others goes through the host's memory and the comm of processors (comm.h), which
  * adds up in the order of ranks over whatever connects them. Its terms are copied down, a function of the host, which the stream calls, meets the
  * other ranks, and what they make is copied up: decode graphs hold all three. So the bits are those of ranks that are threads (peers.c). */
 #include "runtime/cuda/session.h"
@@ -38,13 +38,8 @@ cuda_hosted_open(CudaSession *c, llmc_error *err)
 
 	if (!cuda_hosted(c))
 		return LLMC_OK;
-	if (ways_wanted() == WAYS_UNKNOWN)
-		return error_set(err, LLMC_E_INPUT, "LLMC_NCCL is \"%s\", expected auto, always or never", getenv("LLMC_NCCL"));
 	if (!ways_of_peers())
 		return error_set(err, LLMC_E_INPUT, "LLMC_PEER_SUMS is \"%s\", expected auto, one-shot or two-shot", getenv("LLMC_PEER_SUMS"));
-	if (ways_wanted() == WAYS_NCCL)
-		return error_set(err, LLMC_E_MISSING, "LLMC_NCCL is \"always\": ranks that a launcher has started talk through the host's memory; llmc --tp %d --device cuda, without a launcher, takes NCCL",
-		                 s->plan->ranks);
 	for (int ph = 0; ph < 2; ph++)
 		for (int i = 0; i < s->plan->phase[ph].n_step; i++) {
 			const CudaStep *k = &c->step[ph][i];

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "runtime/cuda/nccl.h"
 
 const char *
 cuda_bytes_text(int64_t bytes, char buf[32])
@@ -261,6 +262,7 @@ cuda_model_close(void *model)
 			CUDA_RELEASE(d->api.mem_free(m->weights));
 		cuda_leave(d);
 	}
+	nccl_close(m->nccl);
 	cuda_device_close(d);
 	free(m->module);
 	free(m->fn);

@@ -4,6 +4,8 @@
 
 #include "runtime/cuda/cuda.h"
 
+typedef struct Nccl Nccl; /* nccl.h */
+
 typedef struct CudaModel {
 	const Plan  *plan;
 	CudaDevice   dev;
@@ -16,12 +18,16 @@ typedef struct CudaModel {
 	CUdeviceptr  weights;
 	int64_t     *offset;               /* [n_tensor] */
 	int64_t      weight_bytes;
+	Nccl        *nccl;                 /* processes.c: to ranks of this stage that are other processes; NULL */
 } CudaModel;
 
 /* model.c: as the members of Device */
 llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void **out, RuntimeTimes *times,
                             llmc_error *err);
 void        cuda_model_close(void *model);
+
+/* processes.c: as the member of Device */
+llmc_status cuda_meet(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
 
 /* "17.3 GB", "512 KB" */
 const char *cuda_bytes_text(int64_t bytes, char buf[32]);

@@ -14,7 +14,6 @@
 
 enum { NCCL_OK = 0, NCCL_IN_PROGRESS = 7, NCCL_F32 = 7, NCCL_OLDEST = 21400 };
 
-typedef struct NcclId { char internal[128]; } NcclId;
 /* The first members of ncclConfig_t, which has grown: what is behind them is told by size and version. */
 typedef struct NcclConfig { size_t size; unsigned magic, version; int blocking, cga, min_ctas, max_ctas; const char *net; int split; } NcclConfig;
 
@@ -33,8 +32,8 @@ typedef struct NcclConfig { size_t size; unsigned magic, version; int blocking, 
 struct Nccl {
 	void  *lib;
 	char   path[1024];
-	int    version, n;
-	void  *comm[LLMC_PEERS];
+	int    version, first, n;
+	void  *comm[LLMC_PEERS]; /* [n], of ranks from `first` on */
 	_Atomic bool aborted;
 	pthread_mutex_t in_call[LLMC_PEERS]; /* a communicator is given up while nobody is in a call with it */
 #define X(type, member, symbol, args) type (*member) args;
@@ -49,7 +48,7 @@ failed(const Nccl *l, int r, const char *what, llmc_error *err)
 }
 
 static llmc_status
-library(Nccl *l, llmc_error *err)
+load(Nccl *l, llmc_error *err)
 {
 	const char *lacks = NULL;
 
@@ -91,50 +90,75 @@ settle(Nccl *l, double until, llmc_error *err)
 }
 
 llmc_status
-nccl_open(CudaSession *const *rank, int n, int timeout_s, Nccl **out, llmc_error *err)
+nccl_library(Nccl **out, llmc_error *err)
 {
-	Nccl       *l = calloc(1, sizeof *l);
-	NcclConfig  config = { .size = sizeof config, .magic = 0xcafebeef, .blocking = 0, .cga = INT32_MIN, .min_ctas = INT32_MIN, .max_ctas = INT32_MIN,
-		.split = INT32_MIN };
-	NcclId      id;
-	llmc_status status;
-	int         r;
+	Nccl *l = *out = calloc(1, sizeof *l);
 
-	*out = NULL;
 	if (!l)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (int k = 0; k < LLMC_PEERS; k++)
 		pthread_mutex_init(&l->in_call[k], NULL);
-	TRY_GOTO(library(l, err));
-	config.version = (unsigned)NCCL_OLDEST; /* as the struct was then */
-	r = l->unique_id(&id);
-	bool opened = r == NCCL_OK && (r = l->group_start()) == NCCL_OK;
+	llmc_status status = load(l, err);
+	if (status != LLMC_OK) {
+		nccl_close(l);
+		*out = NULL;
+	}
+	return status;
+}
+
+llmc_status
+nccl_id(const Nccl *l, NcclId *id, llmc_error *err)
+{
+	int r = l->unique_id(id);
+
+	return r == NCCL_OK ? LLMC_OK : failed(l, r, "connecting ranks", err);
+}
+
+llmc_status
+nccl_connect(Nccl *l, CudaDevice *const *dev, int first, int n, int all, const NcclId *id, int timeout_s, llmc_error *err)
+{
+	NcclConfig config = { .size = sizeof config, .magic = 0xcafebeef, .version = (unsigned)NCCL_OLDEST /* as the struct was then */, .blocking = 0,
+		.cga = INT32_MIN, .min_ctas = INT32_MIN, .max_ctas = INT32_MIN, .split = INT32_MIN };
+	int        r = l->group_start();
+	bool       opened = r == NCCL_OK;
+
+	l->first = first;
 	for (int k = 0; k < n && r == NCCL_OK; k++) {
-		CudaDevice *d = &rank[k]->m->dev;
-		status = cuda_enter(d, err);
+		llmc_status status = cuda_enter(dev[k], err);
 		if (status != LLMC_OK) {
 			(void)l->group_end();
-			goto fail;
+			return status;
 		}
-		r = l->init(&l->comm[k], n, id, k, &config);
+		r = l->init(&l->comm[k], all, *id, first + k, &config);
 		r = r == NCCL_IN_PROGRESS ? NCCL_OK : r;
-		cuda_leave(d);
+		cuda_leave(dev[k]);
 		l->n = k + 1;
 	}
 	if (opened) { /* or this thread's next calls would wait for it */
 		int end = l->group_end();
 		r = r == NCCL_OK ? end : r;
 	}
-	if (r != NCCL_OK && r != NCCL_IN_PROGRESS) {
-		status = failed(l, r, "connecting ranks", err);
-		goto fail;
+	if (r != NCCL_OK && r != NCCL_IN_PROGRESS)
+		return failed(l, r, "connecting ranks", err);
+	return settle(l, clock_now() + timeout_s, err);
+}
+
+llmc_status
+nccl_open(CudaDevice *const *dev, int n, int timeout_s, Nccl **out, llmc_error *err)
+{
+	llmc_status status = nccl_library(out, err);
+	NcclId      id;
+
+	if (status != LLMC_OK)
+		return status;
+	status = nccl_id(*out, &id, err);
+	if (status == LLMC_OK)
+		status = nccl_connect(*out, dev, 0, n, n, &id, timeout_s, err);
+	if (status != LLMC_OK) {
+		nccl_abort(*out);
+		nccl_close(*out);
+		*out = NULL;
 	}
-	TRY_GOTO(settle(l, clock_now() + timeout_s, err));
-	*out = l;
-	return LLMC_OK;
-fail:
-	nccl_abort(l);
-	nccl_close(l);
 	return status;
 }
 
@@ -168,19 +192,20 @@ nccl_close(Nccl *l)
 llmc_status
 nccl_all_gather(Nccl *l, int rank, const float *send, float *receive, int64_t count, CUstream stream, llmc_error *err)
 {
-	int r = NCCL_OK;
+	const int at = rank - l->first;
+	int       r = NCCL_OK;
 
 	/* calls return at once; what was given up is no communicator any more */
-	pthread_mutex_lock(&l->in_call[rank]);
+	pthread_mutex_lock(&l->in_call[at]);
 	if (!atomic_load(&l->aborted))
-		r = l->all_gather(send, receive, (size_t)count, NCCL_F32, l->comm[rank], stream);
-	pthread_mutex_unlock(&l->in_call[rank]);
+		r = l->all_gather(send, receive, (size_t)count, NCCL_F32, l->comm[at], stream);
+	pthread_mutex_unlock(&l->in_call[at]);
 	while (r == NCCL_IN_PROGRESS) { /* the call goes on behind it */
 		int seen = NCCL_OK;
 		nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
-		pthread_mutex_lock(&l->in_call[rank]);
-		r = atomic_load(&l->aborted) || l->async_error(l->comm[rank], &seen) != NCCL_OK ? NCCL_OK : seen;
-		pthread_mutex_unlock(&l->in_call[rank]);
+		pthread_mutex_lock(&l->in_call[at]);
+		r = atomic_load(&l->aborted) || l->async_error(l->comm[at], &seen) != NCCL_OK ? NCCL_OK : seen;
+		pthread_mutex_unlock(&l->in_call[at]);
 	}
 	return r == NCCL_OK || r == NCCL_IN_PROGRESS ? LLMC_OK : failed(l, r, "an all-gather", err);
 }

@@ -4,10 +4,17 @@
 
 #include "runtime/cuda/session.h"
 
-typedef struct Nccl Nccl; /* the communicators of all ranks of this process */
+/* Nccl: the library, and communicators of ranks of this process */
+typedef struct NcclId { char internal[128]; } NcclId;
 
-/* By one thread for all. E_MISSING: there is no library, or it is too old. */
-llmc_status nccl_open(CudaSession *const *rank, int n, int timeout_s, Nccl **out, llmc_error *err);
+/* E_MISSING: there is none, or it is too old. */
+llmc_status nccl_library(Nccl **out, llmc_error *err);
+/* Where ranks that are to be connected meet: one makes it, all take it */
+llmc_status nccl_id(const Nccl *l, NcclId *id, llmc_error *err);
+/* Communicators of ranks first .. first + n - 1 of `all`, a GPU each; by one thread. What fails is to be closed. */
+llmc_status nccl_connect(Nccl *l, CudaDevice *const *dev, int first, int n, int all, const NcclId *id, int timeout_s, llmc_error *err);
+/* The three in turn, where all ranks are of this process */
+llmc_status nccl_open(CudaDevice *const *dev, int n, int timeout_s, Nccl **out, llmc_error *err);
 void        nccl_close(Nccl *l);
 /* What waits in streams comes to an end, and is worth nothing. No thread may be inside of nccl_all_gather. */
 void        nccl_abort(Nccl *l);

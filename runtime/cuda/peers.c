@@ -1,9 +1,9 @@
-/* Ranks on GPUs of one process, of one stage: each rank's window (templates/common/cuda_comm.h), who sees whose, and the steps between ranks as launches.
+/* Ranks on GPUs of one stage: each rank's window (templates/common/cuda_comm.h), who sees whose, which way messages go, and the end of the group. A process has all of
+ * them, a thread each; or one of them, where a launcher has started them: then they talk by NCCL, which processes.c has connected.
  *
  * A rank that is late in a step for LLMC_COMM_TIMEOUT seconds ends the group, and so does one whose device fails: a word of the host's memory
  * says so to all kernels that wait, which return, and what they made is worth nothing. A thread looks after that, since those that
  * run steps wait for their own GPU. */
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,41 +11,10 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "runtime/cuda/nccl.h"
-#include "runtime/cuda/ways.h"
+#include "runtime/cuda/group.h"
 
 enum { LOOK_MS = 100, FIRST_MS = 30000 /* what ranks may take longer to meet for the first time */ };
 enum { GATHER = 1 << 20 /* floats that NCCL gathers at a time, of all ranks, if a row is not longer */ };
-
-/* What the host and all GPUs see: pinned. */
-typedef struct Word {
-	_Atomic unsigned end;
-	unsigned         pad[15];
-	unsigned         late[LLMC_PEERS][LLMC_LANES * LLMC_PEERS]; /* of each rank's kernels, as llmc_peers says */
-} Word;
-
-typedef struct Member {
-	CudaSession    *c;
-	_Atomic int64_t since;  /* ms: a step has run from then on; 0: none runs */
-} Member;
-
-struct CudaGroup {
-	int             n, timeout_s;
-	atomic_int      users;
-	CudaDevice     *dev;    /* of rank 0, whose pinned memory this is */
-	Word           *word;
-	bool            peers;  /* each sees the others' windows */
-	Nccl           *nccl;   /* NULL: not there, or not wanted */
-	unsigned        set;    /* of the ways that there are (ways.h) */
-	Ways            ways;
-	Member          rank[LLMC_PEERS];
-	pthread_t       thread;
-	bool            started;
-	pthread_mutex_t lock;
-	pthread_cond_t  changed;
-	bool            over;
-	atomic_int      lost;   /* the rank that had no step while others waited in one; -1 */
-};
 
 static int64_t
 now_ms(void)
@@ -109,124 +78,6 @@ cuda_window_clear(CudaSession *c, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* ---------------------------------------------------------------- steps ---- */
-
-llmc_status
-cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_error *err)
-{
-	const PlanStep  *st = k->step;
-	llmc_collective *to = &k->comm;
-	const Session   *s = c->s;
-	bool             sum = st->op == OP_all_reduce;
-	const void      *arg[LLMC_CALL_ARGS] = { 0 };
-	const PlanRef   *y = &st->arg[op_info[st->op].n_arg - 1];
-
-	if (s->plan->ranks > LLMC_PEERS)
-		return error_set(err, LLMC_E_MISSING, "parallel.tp = %d: GPUs of one machine are at most %d ranks", s->plan->ranks, LLMC_PEERS);
-	for (int a = 0; a < st->n_arg && a < LLMC_CALL_ARGS; a++)
-		arg[a] = session_argument(s, &st->arg[a]);
-	bool out = k->of_out = s->plan->buffer[y->index].extent.sym == SYM_n_out;
-	*to = (llmc_collective){ .peers = c->window.peers, .rows = c->st.s_n + (out ? 3 : 0), .scale = 1, .width = (int)step_int(st, "width"), .step = number };
-	if (sum) {
-		to->x = arg[ARG(all_reduce, x)];
-		to->b = arg[ARG(all_reduce, b)];
-		to->b2 = arg[ARG(all_reduce, b2)];
-		to->r = arg[ARG(all_reduce, r)];
-		to->scale = (float)step_num(st, "scale");
-	} else {
-		to->x = arg[ARG(all_gather, x)];
-		for (int r = 0; r < s->plan->ranks; r++) {
-			int64_t first, count;
-			op_share(to->width, step_int(st, "unit"), s->plan->ranks, r, &first, &count);
-			to->first[r] = (int)first;
-			to->first[r + 1] = (int)(first + count);
-		}
-	}
-	to->y = session_argument(s, y);
-	return LLMC_OK;
-}
-
-/* NCCL's way: a piece of the message at a time is gathered, and a kernel makes of it what the op is. */
-static llmc_status
-by_nccl(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err)
-{
-	const int          n = c->s->plan->ranks, rank = c->s->plan->rank;
-	const int64_t      room = c->window.room;
-	const CudaDevice  *d = &c->m->dev;
-	llmc_gathered      g = { .c = k->comm, .from = c->window.gather, .ranks = n };
-
-	if (k->step->op == OP_all_reduce) {
-		for (int64_t all = rows * k->comm.width; g.at < all; g.at += g.n) {
-			g.n = (int)(all - g.at < room ? all - g.at : room);
-			g.stride = g.n;
-			TRY(nccl_all_gather(c->group->nccl, rank, k->comm.x + g.at, c->window.gather, g.n, c->stream, err));
-			TRY(cuda_launch(c, c->m->add_ranks, "llmc_add_ranks", (int64_t[3]){ (g.n + LLMC_LANE_THREADS - 1) / LLMC_LANE_THREADS, 1, 1 },
-			                LLMC_LANE_THREADS, 1, 0, PLAIN, &g, NULL, err));
-		}
-		return LLMC_OK;
-	}
-	const int64_t own = k->comm.first[rank + 1] - k->comm.first[rank];
-	int64_t       most = 1;
-	for (int r = 0; r < n; r++)
-		most = k->comm.first[r + 1] - k->comm.first[r] > most ? k->comm.first[r + 1] - k->comm.first[r] : most;
-	for (; g.at < rows; g.at += g.n) {
-		g.n = (int)(rows - g.at < room / most ? rows - g.at : room / most);
-		g.stride = g.n * most;
-		float *to = c->window.gather + rank * g.stride;
-		CUDA_TRY(&c->m->dev, d->api.copy_on((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)(k->comm.x + g.at * own),
-		                                    (size_t)(g.n * own) * sizeof(float), c->stream), "copying a rank's columns");
-		TRY(nccl_all_gather(c->group->nccl, rank, to, c->window.gather, g.stride, c->stream, err));
-		TRY(cuda_launch(c, c->m->place_ranks, "llmc_place_ranks", (int64_t[3]){ g.n, 1, 1 }, LLMC_LANE_THREADS, 1, 0, PLAIN, &g, NULL, err));
-	}
-	return LLMC_OK;
-}
-
-static llmc_status
-by_peers(CudaSession *c, const CudaStep *k, bool two, llmc_error *err)
-{
-	bool            sum = k->step->op == OP_all_reduce;
-	llmc_collective one = k->comm;
-	CUfunction      f = !sum ? c->m->all_gather : two ? c->m->all_reduce_two : c->m->all_reduce;
-
-	return cuda_launch(c, f, !sum ? "llmc_all_gather" : two ? "llmc_all_reduce_two_shot" : "llmc_all_reduce", (int64_t[3]){ LLMC_LANES, 1, 1 }, LLMC_LANE_THREADS, 1, 0,
-	                   TOGETHER, &one, NULL, err);
-}
-
-static llmc_status
-by_way(CudaSession *c, const CudaStep *k, Way way, int64_t rows, llmc_error *err)
-{
-	return way == WAY_NCCL ? by_nccl(c, k, rows, err) : by_peers(c, k, way == WAY_TWO_SHOT, err);
-}
-
-/* Of a decode step: those of its graph, which another rank may launch where this one has none (a probe looks between its ops). */
-static int64_t
-rows_of_graph(const CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT])
-{
-	int64_t bucket = sym[SYM_n_tok];
-
-	if (k < c->step[0] || k >= c->step[0] + c->s->plan->phase[0].n_step)
-		return sym[k->of_out ? SYM_n_out : SYM_n_tok];
-	for (int i = c->n_bucket - 1; i >= 0 && c->bucket[i] >= sym[SYM_n_tok]; i--)
-		bucket = c->bucket[i];
-	return k->of_out && bucket > c->s->sym[SYM_n_out] ? c->s->sym[SYM_n_out] : bucket;
-}
-
-llmc_status
-cuda_collective_launch(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], llmc_error *err)
-{
-	const CudaGroup *g = c->group;
-
-	if (k->step->op == OP_stage_in) /* it is there: stages.c */
-		return LLMC_OK;
-	const int64_t rows = rows_of_graph(c, k, sym);
-	unsigned      set = g ? g->set : 0;
-	if (cuda_hosted(c))
-		return cuda_hosted_launch(c, k, rows, err);
-	if (k->step->op == OP_all_gather && set & 1u << WAY_ONE_SHOT) /* which has one step alone */
-		set &= ~(1u << WAY_TWO_SHOT);
-	return by_way(c, k, set ? ways_best(&g->ways, set, rows * k->comm.width * (int64_t)sizeof(float)) : WAY_ONE_SHOT, rows, err);
-}
-
 /* ---------------------------------------------------------------- the end ---- */
 
 void
@@ -262,6 +113,8 @@ cuda_group_check(CudaSession *c, int phase, llmc_error *err)
 	CudaGroup *g = c->group;
 	int        step = 0, late;
 
+	if (g && g->lone && atomic_load(&g->lost) >= 0)
+		return error_set(err, LLMC_E_DEVICE, "rank %d of %d: what the ranks of its stage say has not come for %d s", comm_rank(c->s->comm), comm_ranks(c->s->comm), g->timeout_s);
 	if (cuda_hosted(c) && comm_ended(c->s->comm))
 		return comm_error(c->s->comm, err);
 	if (!g || !g->word || !atomic_load(&g->word->end))
@@ -283,7 +136,9 @@ void
 cuda_group_step(CudaSession *c, bool runs)
 {
 	if (c->group)
-		atomic_store(&c->group->rank[c->s->plan->rank].since, runs ? now_ms() : 0);
+		atomic_store(&c->group->rank[c->s->plan->rank - c->group->first].since, runs ? now_ms() : 0);
+	if (c->group && c->group->lone && runs)
+		comm_at(c->s->comm, c->n_met, -1, OP_all_reduce);
 }
 
 static void *
@@ -305,7 +160,7 @@ look_after(void *arg)
 			late = late || (since && now_ms() - since > (int64_t)g->timeout_s * 1000);
 		}
 		for (int r = 0; r < g->n && late && !end && !g->over; r++)
-			if (!atomic_load(&g->rank[r].since))
+			if (g->lone || !atomic_load(&g->rank[r].since))
 				atomic_store(&g->lost, r);
 		if (end || late) {
 			cuda_group_end(g->rank[0].c);
@@ -401,7 +256,7 @@ try_on(Trial *t, llmc_error *err)
 	double      from = clock_now();
 	atomic_store(&t->g->rank[t->rank].since, now_ms() + FIRST_MS);
 	for (int i = 0; i < t->times && status == LLMC_OK; i++)
-		status = by_way(c, any_sum(c), t->way, t->rows, err);
+		status = cuda_by_way(c, any_sum(c), t->way, t->rows, err);
 	r = d->api.stream_sync(c->stream);
 	t->seconds = clock_now() - from;
 	cuda_group_step(c, false);
@@ -499,7 +354,7 @@ connect(CudaGroup *g, llmc_error *err)
 	WaysWanted   wanted = ways_wanted();
 	unsigned     own = ways_of_peers();
 	llmc_error   why = { 0 };
-	CudaSession *c[LLMC_PEERS];
+	CudaDevice  *dev[LLMC_PEERS];
 	llmc_status  status = LLMC_OK;
 
 	if (wanted == WAYS_UNKNOWN)
@@ -517,9 +372,9 @@ connect(CudaGroup *g, llmc_error *err)
 			g->peers = g->peers && can;
 		}
 	for (int k = 0; k < g->n; k++)
-		c[k] = g->rank[k].c;
+		dev[k] = &g->rank[k].c->m->dev;
 	if (wanted != WAYS_OWN)
-		status = nccl_open(c, g->n, g->timeout_s, &g->nccl, &why);
+		status = nccl_open(dev, g->n, g->timeout_s, &g->nccl, &why);
 	if (status != LLMC_OK && (wanted == WAYS_NCCL || status != LLMC_E_MISSING))
 		return error_set(err, status, "%s", why.text);
 	if (wanted == WAYS_NCCL)
@@ -535,14 +390,20 @@ llmc_status
 cuda_group_open(Session *const *rank, int n, llmc_error *err)
 {
 	const char *timeout = getenv("LLMC_COMM_TIMEOUT");
-	CudaGroup  *g = calloc(1, sizeof *g);
+	const bool  lone = cuda_hosted(rank[0]->on);
+	CudaModel  *m = rank[0]->rt->model;
 	void       *word = NULL;
 
+	if (lone && !m->nccl)
+		return LLMC_OK; /* through the host */
+	CudaGroup *g = calloc(1, sizeof *g);
 	if (!g)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", n);
 	pthread_mutex_init(&g->lock, NULL);
 	pthread_cond_init(&g->changed, NULL);
 	g->n = n;
+	g->lone = lone;
+	g->first = lone ? rank[0]->plan->rank : 0;
 	atomic_init(&g->lost, -1);
 	g->timeout_s = timeout && atoi(timeout) > 0 ? atoi(timeout) : 30;
 	atomic_init(&g->users, n);
@@ -551,7 +412,13 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 		c->group = g; /* each gives its share back when it is closed */
 		g->rank[r].c = c;
 	}
-	g->dev = &g->rank[0].c->m->dev;
+	g->dev = &m->dev;
+	if (lone) {
+		g->nccl = m->nccl;
+		g->set = 1u << WAY_NCCL;
+		TRY(start(g, err));
+		return connect_sizes(g, err);
+	}
 	TRY(cuda_enter(g->dev, err));
 	CUresult r = g->dev->api.host_alloc(&word, sizeof *g->word, CU_HOST_PORTABLE | CU_HOST_MAPPED);
 	cuda_leave(g->dev);
@@ -592,7 +459,8 @@ cuda_group_leave(CudaSession *c)
 		return;
 	Word       *word = g->word;
 	CudaDevice *d = g->dev;
-	nccl_close(g->nccl);
+	if (!g->lone)
+		nccl_close(g->nccl);
 	group_free(g);
 	if (word && d->api.ctx_push(d->ctx) == CU_OK) {
 		CUDA_RELEASE(d->api.host_free(word));

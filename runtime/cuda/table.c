@@ -61,7 +61,7 @@ build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_use
 
 const Device cuda_device = {
 	.best_target = cuda_target, .check_target = check_target, .ships = ships, .bandwidth = bandwidth, .describe = cuda_describe,
-	.max_sm = PLAN_MAX_SM, .model_open = cuda_model_open, .model_close = cuda_model_close, .tensor = tensor, .put = put, .build_aot = build_aot,
+	.max_sm = PLAN_MAX_SM, .model_open = cuda_model_open, .model_close = cuda_model_close, .tensor = tensor, .put = put, .meet = cuda_meet, .build_aot = build_aot,
 	.state_bytes = cuda_state_bytes, .open = cuda_session_open, .close = cuda_session_close, .enter = cuda_session_enter, .join = cuda_group_open,
 	.leave = cuda_session_leave, .forward = cuda_forward, .prepare = cuda_prepare, .op_times = cuda_op_times, .sampler = &cuda_sampler,
 };

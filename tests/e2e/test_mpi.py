@@ -1,5 +1,6 @@
 """Ranks that mpirun starts, under both MPI libraries: the same bits as ranks that are threads, over memory and over MPI; what start-up
 refuses; a rank that dies or hangs."""
+import concurrent.futures
 import contextlib
 import http.client
 import json
@@ -95,23 +96,46 @@ def on_gpus(model):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks, args", [(3, ()), (2, ("--pp", "2")), (4, ("--pp", "2"))])
 def test_processes_have_a_gpu_each(mpi, model, ranks, args, tmp_path):
-    """What they say goes through the host's memory, or MPI: the bits of threads with a GPU each, of mixed steps and of graphs"""
+    """What they say goes by NCCL, through the host's memory, or MPI: the bits of threads with a GPU each, of mixed steps and of graphs"""
     env = environment(mode="check" if ALL else "fast", seed=ranks, LLMC_EMU_DEVICES=ranks)
     team = ("--tp", str(ranks // 2 if args else ranks))
     p = subprocess.run([LLMC, *on_gpus(model), *team, *args, "--logits", tmp_path / "want.npy"], env={**os.environ, **env}, capture_output=True, text=True)
     assert p.returncode == 0, p.stderr
-    for way in ("memory", "mpi"):
-        out, _ = mpi(ranks, *on_gpus(model), *args, "--logits", tmp_path / "have.npy", "--chunk", "7", env=env | {"LLMC_COMM": way})
-        assert json.loads(out)["tokens"] == json.loads(p.stdout)["tokens"]
+    for way, nccl in ("memory", "always"), ("memory", "never"), ("mpi", "never"):
+        if args and ranks == 2 and nccl == "always":
+            continue  # stages of one rank
+        out, err = mpi(ranks, *on_gpus(model), *args, "--logits", tmp_path / "have.npy", "--chunk", "7", env=env | {"LLMC_COMM": way, "LLMC_NCCL": nccl})
+        assert json.loads(out)["tokens"] == json.loads(p.stdout)["tokens"] and "NCCL" not in err
         assert (tmp_path / "have.npy").read_bytes() == (tmp_path / "want.npy").read_bytes(), way
 
 
 @pytest.mark.sample(1)
-def test_a_gpu_of_a_process_that_fails_ends_the_job(mpi, model):
-    """The other ranks wait for it in functions that their GPUs have called."""
-    env = environment(LLMC_EMU_DEVICES=3)
+def test_processes_without_nccl(mpi, model):
+    """One of them has none, or they cannot be connected: all take the host's memory, and say so once; who insists gets an error."""
+    env = environment(LLMC_EMU_DEVICES=2, LLMC_NCCL="auto")
+    args = [a for a in on_gpus(model) if a != "-q"]
+    fails = {"LLMC_EMU_FAIL": "ncclCommInitRankConfig@1:2"}
+
+    def said(*second, **kw):
+        return mpi(1, *args, ":", "-n", "1", "env", *second, LLMC, *args, **kw)[1]
+
+    err = said(env=env | fails)
+    assert len(re.findall(r"talk through the host's memory, without NCCL: (?:rank 1 \(host \S+\): )?connecting ranks: NCCL", err)) == 1, err
+    assert re.search(r'without NCCL: rank 1 \(host \S+\): LLMC_NCCL is "never"', err := said("LLMC_NCCL=never", env=env)), err
+    assert "connecting ranks: NCCL" in said("LLMC_NCCL=always", env=env | fails, code=1)
+    if ALL:  # the other one waits for it as long as for any rank
+        err = said("LLMC_EMU_FAIL=ncclCommInitRankConfig@1:2", env=env | {"LLMC_COMM_TIMEOUT": "20"})
+        assert "without NCCL: connecting ranks: NCCL" in err, err
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("nccl", ["never", "always"])
+def test_a_gpu_of_a_process_that_fails_ends_the_job(mpi, model, nccl):
+    """The other ranks wait for it in functions that their GPUs have called, or in a gather of NCCL's."""
+    env = environment(LLMC_EMU_DEVICES=3, LLMC_NCCL=nccl)
     mpi(1, *on_gpus(model), ":", "-n", "1", "env", "LLMC_EMU_FAIL=cuGraphLaunch@2:719", LLMC, *on_gpus(model), ":", "-n", "1", LLMC, *on_gpus(model), code=1, env=env)
-    mpi(2, *on_gpus(model), "--pp", "2", code=1, env=env | {"LLMC_EMU_FAIL": "cuGraphLaunch@2:719"})  # stages sum nothing with each other
+    if nccl == "never":
+        mpi(2, *on_gpus(model), "--pp", "2", code=1, env=env | {"LLMC_EMU_FAIL": "cuGraphLaunch@2:719"})  # stages sum nothing with each other
 
 
 def ask(port, path, body=None, timeout=600):
@@ -214,6 +238,38 @@ def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way
         # Open MPI's launcher takes a stopped process for a dead one, and ends the job before the time is over
         if sig == "STOP" and mpi.kind == "mpich" and lost:
             assert names_the_lost(log, lost, ranks, r"\S+")
+    finally:
+        end(p)
+
+
+def test_a_rank_that_dies_while_it_loads(mpi, model):
+    """Before it has met the others: they wait for nobody."""
+    p = mpi.start(3, "serve", model, "--random-weights", "--device", "ref", "--port", "0", start_new_session=True)
+    p.model = model
+    try:
+        hang = time.monotonic() + 600
+        while 1 not in (pids := processes_of(p)):
+            assert p.poll() is None and time.monotonic() < hang
+            time.sleep(0.001)
+        os.kill(pids[1], signal.SIGKILL)
+        out, _ = p.communicate(timeout=600)
+        assert p.returncode != 0 and "http://" not in out
+    finally:
+        end(p)
+
+
+def test_many_clients_of_a_server_over_ranks(mpi, model):
+    """64 at once, more than there are sequences: each has the answer that it has alone."""
+    bodies = [{"prompt": [5 + (7 * i + k) % 300 for k in range(1 + i % 40)], "max_tokens": 4, "ignore_eos": True, "temperature": i % 2, "seed": i, "logprobs": 1} for i in range(64)]
+    p, port = serve(mpi, model)
+    try:
+        def answer(body):
+            return json.loads(ask(port, "/v1/completions", body))["choices"][0]["logprobs"]["token_logprobs"]
+
+        alone = [answer(b) for b in bodies[::4]]
+        with concurrent.futures.ThreadPoolExecutor(64) as clients:
+            together = list(clients.map(answer, bodies))
+        assert together[::4] == alone and len(set(map(tuple, together))) > 16
     finally:
         end(p)
 

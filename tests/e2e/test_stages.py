@@ -182,3 +182,12 @@ def test_split_stages_that_mpirun_starts(mpi, path, tmp_path, llmc):  # noqa: F8
         out, _ = mpi(4, *args, "--pp", "2", "--logits", tmp_path / "have.npy", env={"LLMC_COMM": way})
         assert json.loads(out)["tokens"] == tokens
         assert (tmp_path / "have.npy").read_bytes() == want, way
+    # the last rank has another plan than the first of its stage, or than all others
+    llmc("compile", path, "-o", tmp_path / "out", "--target", "ref", "--tp", "2", "--pp", "2", "--set", "kv.dtype=f32")
+    plan = tmp_path / "out" / "plan-ref-r3of4.json"
+    text = plan.read_text()
+    for was, lie, lead in (r'("op":"all_reduce".{0,200}?"scale":)1\.0', r"\g<1>0.5", 2), (r'("stages":2,"window":)23(.*?"keep":)23\b', r"\g<1>24\g<2>24", 0):
+        plan.write_text(re.sub(was, lie, text, count=1, flags=re.S))
+        assert plan.read_text() != text
+        _, err = mpi(4, "run", tmp_path / "out", *args[2:], "--pp", "2", code=1)
+        assert re.search(rf"rank 3 \(host \S+\) has another plan than rank {lead} ", err), (was, err)
