@@ -336,11 +336,11 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_lora_heads_down:
 		MUST(cols <= width, "cols <= width");
-		SET(lora_heads_down, .x = act(mul(heads, width)), .a = stack(slots, 1, mul(rank, plus(cols, mul(heads - 1, apart))), 0), .t = act(mul(heads, rank)));
+		SET(lora_heads_down, .x = act(mul(heads, width)), .a = stack(slots, 0, 1, mul(rank, plus(cols, mul(heads - 1, apart))), 0), .t = act(mul(heads, rank)));
 		break;
 	case OP_lora_heads_up:
 		MUST(cols <= width, "cols <= width");
-		SET(lora_heads_up, .x = act(mul(heads, width)), .t = act(mul(heads, rank)), .b = stack(slots, 1, mul(rank, plus(cols, mul(heads - 1, apart))), 0),
+		SET(lora_heads_up, .x = act(mul(heads, width)), .t = act(mul(heads, rank)), .b = stack(slots, 0, 1, mul(rank, plus(cols, mul(heads - 1, apart))), 0),
 		    .y = act(mul(heads, width)));
 		break;
 	case OP_pick:
