@@ -127,8 +127,10 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 	if (target_find(target)->kind != TARGET_REF) {
 		ts = templates_load(target, s, d, perm);
 		select_layouts(g, ts);
-		if (fuse)
+		if (fuse) {
 			graph_fuse(g, ts, w->log);
+			graph_narrow(g, ts, w->log);
+		}
 	}
 	if (dump_is(dump, "fuse"))
 		graph_dump(g, dump_out);

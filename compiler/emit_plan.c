@@ -50,7 +50,7 @@ static void
 plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 {
 	const Op *last = &g->op[g->n_op - 1];
-	int       logits = sel->buf_of[last->arg[op_info[last->kind].n_in]];
+	int       logits = sel->buf_of[PHASE_MIXED][last->arg[op_info[last->kind].n_in]];
 
 	p->buffer = NEW(g->arena, PlanBuffer, sel->n_buf + 1);
 	for (int i = 0; i < sel->n_buf; i++) {
@@ -73,7 +73,7 @@ plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 	p->logits = to[logits];
 	p->hands_rows = g->hands_rows;
 	p->takes_rows = g->spec->mtp.part == MTP_HEAD;
-	p->rows = g->hands_rows ? to[sel->buf_of[g->rows]] : 0;
+	p->rows = g->hands_rows ? to[sel->buf_of[PHASE_MIXED][g->rows]] : 0;
 	if (g->stage + 1 == g->stages && !id_taken(p, "logits"))
 		p->buffer[p->logits].id = "logits";
 	p->n_slot = sel->n_slot;
@@ -83,14 +83,14 @@ plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 /* ---------------------------------------------------------------- steps ---- */
 
 static PlanRef
-value_ref(const Graph *g, const Selection *sel, const int *to, int v)
+value_ref(const Graph *g, const Selection *sel, const int *to, int phase, int v)
 {
 	if (v < 0)
 		return (PlanRef){ .kind = REF_NONE };
 	const Value *val = &g->val[v];
 	switch (val->kind) {
 	case VAL_ACT:
-		return (PlanRef){ .kind = REF_BUFFER, .index = to[sel->buf_of[v]] };
+		return (PlanRef){ .kind = REF_BUFFER, .index = to[sel->buf_of[phase][v]] };
 	case VAL_WEIGHT:
 		return (PlanRef){ .kind = REF_TENSOR, .index = val->tensor };
 	case VAL_ROPE:
@@ -150,7 +150,7 @@ plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from,
 	};
 	step_cost(g, op, phase, st);
 	for (int k = 0; k < op_info[op->kind].n_arg; k++)
-		st->arg[st->n_arg++] = value_ref(g, sel, to, op->arg[k]);
+		st->arg[st->n_arg++] = value_ref(g, sel, to, phase, op->arg[k]);
 	for (int k = 0; k < from->n_scratch; k++)
 		st->arg[st->n_arg++] = (PlanRef){ .kind = REF_BUFFER, .index = to[from->scratch[k]] };
 	memcpy(st->attr, op->attr, (size_t)op->n_attr * sizeof *st->attr);

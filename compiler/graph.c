@@ -20,7 +20,7 @@ graph_value(Graph *g, ValueKind kind, const char *name, Loc loc)
 {
 	g->val = arena_grow(g->arena, g->val, &g->cap_val, g->n_val + 1, sizeof *g->val);
 	g->val[g->n_val] = (Value){
-		.name = name, .kind = kind, .dtype = DT_F32, .rows = SYM_n_tok, .def = -1, .tensor = -1, .loc = loc,
+		.name = name, .kind = kind, .dtype = DT_F32, .held = { DT_F32, DT_F32 }, .rows = SYM_n_tok, .def = -1, .tensor = -1, .loc = loc,
 	};
 	return (int)g->n_val++;
 }

@@ -9,6 +9,7 @@ typedef struct Value {
 	const char *name;      /* "L3.q"; weights: the role with its layer, "L3.qkv" */
 	ValueKind   kind;
 	Dtype       dtype;
+	Dtype       held[2];   /* an f32 VAL_ACT: as it lies in memory in decode and in mixed steps (narrow.c) */
 	PlanSym     rows;      /* VAL_ACT, VAL_ROPE: SYM_n_tok or SYM_n_out */
 	int64_t     dim[2];    /* act: [-, width]; weight: [rows, cols]; cols = 0 for a vector */
 	int         def;       /* op that makes it, -1: none */
@@ -58,11 +59,20 @@ void   graph_verify(const Graph *g, const char *after);   /* BUG()s on a broken 
 /* Rewrites made; a line a pass to log (may be NULL). An op is fused only where a template of ts takes the result in both
  * phases; ts NULL: wherever it is legal. */
 int    graph_fuse(Graph *g, const Templates *ts, Strbuf *log);
+/* narrow.c: values that mixed steps of a GPU hold in the 16 bits that their products take; their number */
+int    graph_narrow(Graph *g, const Templates *ts, Strbuf *log);
 void   graph_dump(const Graph *g, Strbuf *out);
 /* stage.c: the graph of one pipeline stage. False: d has errors. */
 bool   graph_stage(Graph *g, int stage);
 /* shard.c: the graph of one rank. False: d has errors, which are those of all ranks. */
 bool   graph_shard(Graph *g, int rank);
+
+/* The type of a value in memory in steps of a phase (PHASE_DECODE, PHASE_MIXED) */
+static inline Dtype
+value_dtype(const Value *v, int phase)
+{
+	return v->dtype == DT_F32 ? v->held[phase] : v->dtype;
+}
 
 /* graph.c: making and changing graphs */
 Graph *graph_new(const Spec *s, Diag *d, Arena *perm);

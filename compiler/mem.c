@@ -81,25 +81,47 @@ scratch_count(const Selection *sel)
 	return n;
 }
 
+/* The memory of a value. Where the phases hold it in two types it is the same memory still: mixed steps stand in for some of a decode step of many rows
+ * (runtime/cuda/step.c), so in either phase it is the value's all the while. The wider type comes first, which decode steps have. */
+static void
+value_buffers(const Graph *g, Selection *sel, int v)
+{
+	const Value     *val = &g->val[v];
+	const PlanExtent extent = { val->rows, val->dim[1], 1 };
+
+	for (int ph = 0; ph < PHASES; ph++) {
+		Dtype d = value_dtype(val, ph);
+		if (ph > 0 && d == value_dtype(val, 0)) {
+			sel->buf_of[ph][v] = sel->buf_of[0][v];
+			continue;
+		}
+		const char *id = d == val->dtype ? val->name : arena_printf(g->arena, "%s_%s", val->name, dtype_text(d));
+		sel->buf_of[ph][v] = buffer_add(sel, id, d, extent);
+		if (ph > 0)
+			sel->buf[sel->buf_of[ph][v]].same = sel->buf_of[0][v];
+	}
+}
+
 /* requires: selection made; effect: one buffer a value and a scratch argument, with the steps between which it lives; an
  * output that may be written over an input that ends there becomes the same memory. */
 void
 mem_buffers(const Graph *g, Selection *sel)
 {
-	sel->buf = NEW(g->arena, MemBuf, g->n_val + scratch_count(sel) + 1);
-	sel->buf_of = NEW(g->arena, int, g->n_val + 1);
-	memset(sel->buf_of, -1, (g->n_val + 1) * sizeof *sel->buf_of);
+	sel->buf = NEW(g->arena, MemBuf, PHASES * g->n_val + scratch_count(sel) + 1);
+	for (int ph = 0; ph < PHASES; ph++) {
+		sel->buf_of[ph] = NEW(g->arena, int, g->n_val + 1);
+		memset(sel->buf_of[ph], -1, (g->n_val + 1) * sizeof *sel->buf_of[ph]);
+	}
 	for (int i = 0; i < sel->n_step; i++) {
 		const Op *op = &g->op[i];
 		for (int k = 0; k < op_info[op->kind].n_arg; k++) {
 			int v = op->arg[k];
 			if (v < 0 || g->val[v].kind != VAL_ACT)
 				continue;
-			const Value *val = &g->val[v];
-			if (sel->buf_of[v] < 0)
-				sel->buf_of[v] = buffer_add(sel, val->name, val->dtype, (PlanExtent){ val->rows, val->dim[1], 1 });
-			MemBuf *b = &sel->buf[sel->buf_of[v]];
+			if (sel->buf_of[0][v] < 0)
+				value_buffers(g, sel, v);
 			for (int ph = 0; ph < PHASES; ph++) {
+				MemBuf *b = &sel->buf[sel->buf_of[ph][v]];
 				if (b->first[ph] < 0)
 					b->first[ph] = i;
 				b->last[ph] = i;
@@ -107,16 +129,16 @@ mem_buffers(const Graph *g, Selection *sel)
 		}
 	}
 	for (int ph = 0; ph < PHASES && g->hands_rows; ph++)
-		sel->buf[sel->buf_of[g->rows]].last[ph] = sel->n_step - 1;
+		sel->buf[sel->buf_of[ph][g->rows]].last[ph] = sel->n_step - 1;
 	for (int i = 0; i < sel->n_step; i++) {
 		const Op *op = &g->op[i];
 		int       n_in = op_info[op->kind].n_in, out = op->arg[n_in];
-		if (out < 0 || sel->buf_of[out] < 0)
+		if (out < 0 || sel->buf_of[0][out] < 0 || sel->buf_of[0][out] != sel->buf_of[1][out])
 			continue;
-		MemBuf *y = &sel->buf[sel->buf_of[out]];
+		MemBuf *y = &sel->buf[sel->buf_of[0][out]];
 		for (int k = 0; k < n_in && y->same < 0; k++) {
-			int b = op->arg[k] < 0 ? -1 : sel->buf_of[op->arg[k]];
-			if (b < 0 || !may_share(op, k))
+			int b = op->arg[k] < 0 ? -1 : sel->buf_of[0][op->arg[k]];
+			if (b < 0 || b != sel->buf_of[1][op->arg[k]] || !may_share(op, k))
 				continue;
 			const MemBuf *x = &sel->buf[b];
 			if (x->last[0] == i && x->dtype == y->dtype && x->extent.sym == y->extent.sym && x->extent.mul == y->extent.mul)
@@ -156,7 +178,7 @@ by_size(const void *a, const void *b)
 	return x->bytes != y->bytes ? (x->bytes < y->bytes ? 1 : -1) : (x->at > y->at) - (x->at < y->at);
 }
 
-/* requires: `same` points to an earlier buffer of the same extent, made before and ending where this one begins
+/* requires: `same` points to an earlier buffer of the same extent, made before and ending where this one begins; or the same value's, of a wider type
  * effect:   slots, the largest buffers first, each into the first slot of its kind where nothing lives beside it
  *           (the first is then also the tightest: slots come in falling size). */
 void
@@ -226,7 +248,7 @@ mem_peak(const Selection *sel, PlanSym sym, int64_t div, int64_t *used, int64_t 
 			/* memory that is handed on at this step counts once */
 			for (int k = 0; k < sel->n_buf; k++) {
 				const MemBuf *b = &sel->buf[k];
-				if (b->same >= 0 && b->first[ph] == i && b->extent.sym == sym && b->extent.div == div)
+				if (b->same >= 0 && b->first[ph] == i && sel->buf[b->same].last[ph] == i && b->extent.sym == sym && b->extent.div == div)
 					live -= unit_bytes(b);
 			}
 			if (live > *bound)

@@ -48,7 +48,8 @@ same_use(const Graph *g, const Op *a, const Op *b)
 		if (va < 0)
 			continue;
 		const Value *x = &g->val[va], *y = &g->val[vb];
-		if (x->kind != y->kind || x->rows != y->rows || x->dtype != y->dtype || x->dim[1] != y->dim[1])
+		if (x->kind != y->kind || x->rows != y->rows || x->dtype != y->dtype || x->dim[1] != y->dim[1] ||
+		    memcmp(x->held, y->held, sizeof x->held) != 0)
 			return false;
 		if (x->kind == VAL_WEIGHT &&
 		    (x->dim[0] != y->dim[0] || strcmp(g->tensor[x->tensor].layout, g->tensor[y->tensor].layout) != 0))

@@ -32,7 +32,7 @@ typedef struct Selection {
 	Step    *step[PHASES];
 	int      n_buf;
 	MemBuf  *buf;
-	int     *buf_of;          /* [n_val]: of an activation; -1: none */
+	int     *buf_of[PHASES];  /* [n_val]: of an activation; -1: none */
 	int      n_slot;
 	PlanExtent *slot;
 } Selection;

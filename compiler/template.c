@@ -109,7 +109,7 @@ pool_of(const Bind *b)
 	return NULL;
 }
 
-/* HAS_<ARG>, <ARG>_DTYPE, <ARG>_LAYOUT, <ARG>_BLOCK (elements of a block), <ARG>_ROWS, <ARG>_COLS */
+/* HAS_<ARG>, <ARG>_DTYPE (of an activation: in this phase), <ARG>_LAYOUT, <ARG>_BLOCK (elements of a block), <ARG>_ROWS, <ARG>_COLS */
 static bool
 name_of_arg(const Bind *b, const char *name, HeadValue *out)
 {
@@ -127,6 +127,8 @@ name_of_arg(const Bind *b, const char *name, HeadValue *out)
 			size_t m = strlen(tail[t]);
 			if (n <= m || strcmp(name + n - m, tail[t]) != 0 || !same_letters(name, n - m, arg))
 				continue;
+			if (v && v->kind == VAL_ACT && t == 0)
+				return set_word(out, dtype_text(value_dtype(v, b->phase))), true;
 			if (v && v->kind != VAL_WEIGHT)
 				return false;
 			const PlanTensor *w = v ? &b->g->tensor[v->tensor] : NULL;
@@ -420,12 +422,12 @@ template_scratch(Bind *b, const Line *l, ArgDecl *out)
 }
 
 /* Whether the declared argument is what the op has there. `fits` is false, without an error, when only the kind of rows
- * differs: then the template is for another use of the op. */
+ * differs, or the type that this phase holds them in: then the template is for another use of the op. */
 static bool
 check_arg(Bind *b, const Line *l, int arg, ArgDecl *a, const ArgShape *want, bool *fits)
 {
 	const Value *v = value_at(b, arg);
-	const char  *name = op_info[b->op->kind].arg[arg].name;
+	const char  *name = op_info[b->op->kind].arg[arg].name, *held = v ? dtype_text(value_dtype(v, b->phase)) : "";
 
 	if (strcmp(name, a->name) != 0) {
 		return template_error(b, l, arena_printf(b->ts->arena, "argument %d of %s is %s, not %s", arg, op_info[b->op->kind].name, name, a->name));
@@ -439,9 +441,9 @@ check_arg(Bind *b, const Line *l, int arg, ArgDecl *a, const ArgShape *want, boo
 	case VAL_ACT:
 		if (a->dir != DIR_IN && a->dir != DIR_OUT && a->dir != DIR_INOUT)
 			return template_error(b, l, "this argument is an activation: in, out or inout");
-		if (strcmp(a->type, dtype_text(want->dtype)) != 0)
+		if (strcmp(a->type, held) != 0 && strcmp(a->type, dtype_text(want->dtype)) != 0)
 			return template_error(b, l, "this argument has another type in the op");
-		*fits = a->extent.sym == v->rows;
+		*fits = a->extent.sym == v->rows && strcmp(a->type, held) == 0;
 		if (*fits && (a->extent.div != 1 || a->extent.mul != want->cols))
 			return template_error(b, l, "the extent is not the width of this argument of the op");
 		return true;

@@ -84,7 +84,7 @@ bool   template_taken(Bind *b, const Line *l, bool *out);
 /* The symbol of that name, n_row among them: the op's; false without an error: none. */
 bool   template_symbol(const Bind *b, const char *word, size_t n, PlanSym *out);
 bool   template_scratch(Bind *b, const Line *l, ArgDecl *out);
-/* All @arg lines against the op; fits false without an error: only the kind of rows differs. */
+/* All @arg lines against the op; fits false without an error: only the kind of rows, or their type in this phase, differs. */
 bool   template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
 
 /* template_launch.c. k: with all its arguments */

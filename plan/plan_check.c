@@ -279,8 +279,8 @@ product_fits(const PlanProduct *p, const PlanKernel *k, const char **why)
 	if (p->act < 0 || p->act >= n || p->w < 0 || p->w >= n || p->y < 0 || p->y >= n || p->add < -1 || p->add >= n)
 		return *why = "a product is of arguments of this kernel", false;
 	const PlanKernelArg *act = &k->arg[p->act], *w = &k->arg[p->w], *y = &k->arg[p->y], *add = p->add < 0 ? NULL : &k->arg[p->add];
-	if (act->dir != DIR_SCRATCH || !is_16_bit(act->type) || !is_rows(act) || act->extent.mul % 8)
-		return *why = "a product takes scratch: rows of f16 or bf16, in whole 16 bytes", false;
+	if ((act->dir != DIR_SCRATCH && act->dir != DIR_IN) || !is_16_bit(act->type) || !is_rows(act) || act->extent.mul % 8)
+		return *why = "a product takes an input or scratch: rows of f16 or bf16, in whole 16 bytes", false;
 	if (w->dir != DIR_IN || strcmp(w->type, "packed"))
 		return *why = "a product takes a matrix of weights", false;
 	if ((y->dir != DIR_OUT && y->dir != DIR_SCRATCH) || p->y == p->act || (strcmp(y->type, "f32") && !is_16_bit(y->type)) || !is_rows(y))

@@ -419,13 +419,13 @@ emu_tensor_load_rows(void *dst, const void *map, const int *c, int rows, void *b
 }
 
 void
-emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, void *bar, unsigned mask, const char *file, int line)
+emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, int rows, void *bar, unsigned mask, const char *file, int line)
 {
 	Site at = { file, line };
 
 	if (!mask)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "multicast to no block: its mask is 0");
-	tensor_load(dst, map, rank, c, INT_MAX, bar, (int)mask, at);
+	tensor_load(dst, map, rank, c, rows, bar, (int)mask, at);
 }
 
 /* Brings nothing; what it names must be there. */

@@ -59,7 +59,7 @@ void emu_mbar_arrive_cluster(void *bar, unsigned rank, const char *file, int lin
 void emu_cp_arrive(void *bar, const char *file, int line);
 void emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file, int line);
 void emu_tensor_load_rows(void *dst, const void *map, const int *c, int rows, void *bar, const char *file, int line);
-void emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, void *bar, unsigned mask, const char *file, int line);
+void emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, int rows, void *bar, unsigned mask, const char *file, int line);
 void emu_tensor_store(const void *map, int rank, const int *c, const void *src, const char *file, int line);
 void emu_bulk_store(void *dst, const void *src, unsigned n, const char *file, int line);
 void emu_bulk_commit(void);

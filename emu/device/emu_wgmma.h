@@ -23,8 +23,10 @@ EMU_FN void tensor_load_5d(void *d, const tensor_map *m, int x, int y, int z, in
 { int c[] = { x, y, z, u, v }; emu_tensor_load(d, m, 5, c, b, EMU_HERE); }
 EMU_FN void tensor_load_2d_rows(void *d, const tensor_map *m, int x, int y, int rows, mbar_t *b, EMU_AT)
 { int c[] = { x, y }; emu_tensor_load_rows(d, m, c, rows, b, EMU_HERE); }
+EMU_FN void tensor_load_2d_rows_multicast(void *d, const tensor_map *m, int x, int y, int rows, mbar_t *b, unsigned short mask, EMU_AT)
+{ int c[] = { x, y }; emu_tensor_load_multicast(d, m, 2, c, rows, b, mask, EMU_HERE); }
 EMU_FN void tensor_load_2d_multicast(void *d, const tensor_map *m, int x, int y, mbar_t *b, unsigned short mask, EMU_AT)
-{ int c[] = { x, y }; emu_tensor_load_multicast(d, m, 2, c, b, mask, EMU_HERE); }
+{ int c[] = { x, y }; emu_tensor_load_multicast(d, m, 2, c, 0x7fffffff, b, mask, EMU_HERE); }
 EMU_FN void tensor_store_1d(const tensor_map *m, int x, const void *s, EMU_AT) { int c[] = { x }; emu_tensor_store(m, 1, c, s, EMU_HERE); }
 EMU_FN void tensor_store_2d(const tensor_map *m, int x, int y, const void *s, EMU_AT) { int c[] = { x, y }; emu_tensor_store(m, 2, c, s, EMU_HERE); }
 EMU_FN void tensor_store_3d(const tensor_map *m, int x, int y, int z, const void *s, EMU_AT)

@@ -258,7 +258,20 @@ cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_
 
 /* --- verify ------------------------------------------------------------------------------------------------------ */
 
-/* Values that a step makes, brought back to the host. */
+/* bf16 at the start of memory for n fp32, in place, from the end */
+static void
+widen(void *data, size_t n)
+{
+	const uint16_t *from = data;
+	float *to = data;
+
+	while (n-- > 0) {
+		const uint32_t bits = (uint32_t)from[n] << 16;
+		memcpy(&to[n], &bits, sizeof bits);
+	}
+}
+
+/* Values that a step makes, brought back to the host; those of 16 bits as fp32, which is looked at and not put back. */
 static llmc_status
 probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 {
@@ -270,15 +283,18 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 		const PlanMake *m = &k->step->make[i];
 		int64_t rows = session_probe_rows(s, k->step, m);
 		const PlanBuffer *b = rows > 0 ? &s->plan->buffer[k->step->arg[m->arg].index] : NULL;
-		size_t bytes = b ? (size_t)(rows * b->extent.mul) * sizeof(float) : 0; /* or int32_t */
-		void *host = bytes ? malloc(bytes) : NULL; /* a check, not serving */
+		bool narrow = b && b->dtype == DT_BF16;
+		size_t n = b ? (size_t)(rows * b->extent.mul) : 0, bytes = n * (narrow ? 2 : 4);
+		void *host = n ? malloc(n * sizeof(float)) : NULL; /* a check, not serving */
 		if (!host)
 			continue;
 		CUdeviceptr at = (CUdeviceptr)(uintptr_t)session_argument(s, &k->step->arg[m->arg]);
 		CUresult r = d->api.copy_down(host, at, bytes, c->stream);
 		if (r == CU_OK)
 			r = d->api.stream_sync(c->stream);
-		if (r == CU_OK && s->probe(s->probe_user, k->step, m->value, b->dtype, host, rows, b->extent.mul)) {
+		if (r == CU_OK && narrow)
+			widen(host, n);
+		if (r == CU_OK && s->probe(s->probe_user, k->step, m->value, narrow ? DT_F32 : b->dtype, host, rows, b->extent.mul) && !narrow) {
 			r = d->api.copy_up(at, host, bytes, c->stream);
 			if (r == CU_OK)
 				r = d->api.stream_sync(c->stream);
@@ -292,7 +308,8 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 /* Kernels of decode steps stream weights past at most this many rows at a time: with more, the mixed step's read them once. */
 enum { DECODE_ROWS = 8 };
 
-/* A step of a phase. Values lie in the same places in both phases, and scratch lives within a step: they may be mixed. */
+/* A step of a phase. Values lie in the same places in both phases, and scratch lives within a step: they may be mixed. What mixed steps hold in
+ * another type is made and read by such as stand in together (compiler/narrow.c). */
 CudaStep *
 cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 {

@@ -246,7 +246,7 @@ session_probe_rows(const Session *s, const PlanStep *step, const PlanMake *m)
 	if (m->arg < 0 || step->arg[m->arg].kind != REF_BUFFER)
 		return -1;
 	const PlanBuffer *b = &s->plan->buffer[step->arg[m->arg].index];
-	if ((b->dtype != DT_F32 && b->dtype != DT_I32) || b->extent.div > 1)
+	if ((b->dtype != DT_F32 && b->dtype != DT_I32 && b->dtype != DT_BF16) || b->extent.div > 1)
 		return -1;
 	return b->extent.sym == SYM_n_out ? s->size->n_out : b->extent.sym == SYM_n_tok ? s->size->n_tok : 1;
 }

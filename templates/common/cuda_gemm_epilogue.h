@@ -6,6 +6,10 @@
 
 #include "common/cuda_math.h"
 
+/* What values between steps lie in memory as: value_${Y_DTYPE}. bf16 is rounded here, as the product that reads it would. */
+typedef float value_f32;
+typedef unsigned short value_bf16;
+
 /* C columns of a row at p from column n, a multiple of C: in one access where rows are whole ones. */
 template <int WIDTH, int C> DEV void
 gemm_read(const float *p, int n, float (&v)[C])
@@ -53,6 +57,19 @@ gemm_write(float *p, int n, const float (&v)[C])
 	}
 }
 
+template <int WIDTH, int C> DEV void
+gemm_write(value_bf16 *p, int n, const float (&v)[C])
+{
+	static_assert(WIDTH % 4 == 0, "rows of whole words");
+	if constexpr (C == 4) {
+		if (n < WIDTH)
+			st_v2(p + n, make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3])));
+	} else {
+		if (n < WIDTH)
+			st_v1(p + n, pack_bf16(v[0], v[1]));
+	}
+}
+
 /* v += b */
 template <int WIDTH, int N, int C> DEV void
 gemm_bias(const float *b, int n, float (&v)[N][C])
@@ -72,8 +89,8 @@ gemm_bias(const float *b, int n, float (&v)[N][C])
 }
 
 /* y = F(v + b) */
-template <int WIDTH, float (*F)(float)> struct gemm_store {
-	float       *y;
+template <int WIDTH, float (*F)(float), class Y = value_f32> struct gemm_store {
+	Y           *y;
 	const float *b;
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void
@@ -123,8 +140,8 @@ template <int WIDTH> struct gemm_add {
 };
 
 /* y = F(v + b, u + b'): v gate, u up */
-template <int WIDTH, float (*F)(float, float)> struct gemm_glu {
-	float       *y;
+template <int WIDTH, float (*F)(float, float), class Y = value_f32> struct gemm_glu {
+	Y           *y;
 	const float *b;
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
 	template <int N, int C> __device__ __forceinline__ void

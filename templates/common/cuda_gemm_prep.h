@@ -3,6 +3,7 @@
 #ifndef LLMC_CUDA_GEMM_PREP_H
 #define LLMC_CUDA_GEMM_PREP_H
 
+#include "common/cuda_gemm_epilogue.h"
 #include "common/cuda_gemm_tile.h"
 #include "common/cuda_norm.h"
 
@@ -10,10 +11,31 @@ struct prep_shared {
 	float sum[8], square[8], top[8];
 };
 
+/* Four values of a row, as steps hold them (value_f32, value_bf16) */
+DEV void
+prep_read(const value_f32 *x, float (&v)[4])
+{
+	const uint4 q = ld_v4(x);
+	v[0] = __uint_as_float(q.x);
+	v[1] = __uint_as_float(q.y);
+	v[2] = __uint_as_float(q.z);
+	v[3] = __uint_as_float(q.w);
+}
+
+DEV void
+prep_read(const value_bf16 *x, float (&v)[4])
+{
+	const uint2 q = ld_v2(x);
+	v[0] = bf16_lo(q.x);
+	v[1] = bf16_hi(q.x);
+	v[2] = bf16_lo(q.y);
+	v[3] = bf16_hi(q.y);
+}
+
 /* The block's row: x [W::COLS] to act [W::COLS]; scale: what results are multiplied by (half floats only). act is a pointer, or
  * something else whose act + k is the place of value k (in steps of 4). */
-template <class W, class NORM, class A> DEV void
-prep_row(const float *x, const norm_vectors &norm, A act, float *scale)
+template <class W, class NORM, class X, class A> DEV void
+prep_row(const X *x, const norm_vectors &norm, A act, float *scale)
 {
 	SHARED(prep_shared, s);
 	constexpr int COLS = W::COLS, N = (COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS);
@@ -22,13 +44,11 @@ prep_row(const float *x, const norm_vectors &norm, A act, float *scale)
 #pragma unroll
 	for (int i = 0; i < N; i++) {
 		const int k = ((int)threadIdx.x + i * GEMM_THREADS) * 4;
-		uint4 q = make_uint4(0, 0, 0, 0);
+#pragma unroll
+		for (int c = 0; c < 4; c++)
+			v[i][c] = 0;
 		if (k < COLS)
-			q = ld_v4(x + k);
-		v[i][0] = __uint_as_float(q.x);
-		v[i][1] = __uint_as_float(q.y);
-		v[i][2] = __uint_as_float(q.z);
-		v[i][3] = __uint_as_float(q.w);
+			prep_read(x + k, v[i]);
 	}
 	if constexpr (NORM::NORMED) {
 		float mean = 0, square = 0;

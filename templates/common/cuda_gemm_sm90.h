@@ -10,7 +10,8 @@
  *       all: unpack blocks of weights from registers,     after the last stage: exchange pairs, epilogue; the producers
  *         st.shared, arrive at full[s]; prefetch s + 1      fill the next tile's stages meanwhile
  *
- * Activations are stored by prep in the order in which they stand in a stage (gemm90_act). full[s] has an arrival with the bytes of the copies,
+ * Activations are stored by prep in the order in which they stand in a stage (gemm90_act), or lie as the step before has left them and are brought in that order
+ * by a tensor map (PLAIN): of a box of 64 rows those behind the last one are whatever is there, multiplied and dropped. full[s] has an arrival with the bytes of the copies,
  * whichever block they come from, and 8 of the warps that unpack. empty[s] has 8 of the consumer warps of each block, since the copies of one
  * block write into the other.
  *
@@ -53,10 +54,12 @@ template <int BM, int BN, int STAGES, bool SHARE_A_, int ROWS, int SHARE> struct
 	static constexpr int  MAP = BN < 128, BOX = MAP ? 32 / SHARE : 64;                      /* which tensor map, rows of its box */
 };
 
-/* 16-bit weights: one thread copies, and a warpgroup goes with it. Others are unpacked by two. */
-template <class W, int ROWS, int SHARE_ = 1> struct gemm90_config : gemm_config<W, ROWS, 90, SHARE_> {
+/* 16-bit weights: one thread copies, and a warpgroup goes with it. Others are unpacked by two. PLAIN: activations lie row by row, as values do between
+ * steps, and come by the tensor map behind those of the weights. */
+template <class W, int ROWS, int SHARE_ = 1, int PLAIN_ = 0> struct gemm90_config : gemm_config<W, ROWS, 90, SHARE_> {
 	enum {
 		SHARE = SHARE_,
+		PLAIN = PLAIN_,
 		PRODUCERS = W::PACKED ? 256 : 128,
 		THREADS = PRODUCERS + 256,
 		APART = 0,                                  /* halves are matrices of their own, each with its map */
@@ -142,38 +145,70 @@ template <class G, class T> struct gemm90_unpack<G, T, true> {
 	}
 };
 
-/* One thread's part of the stages of a tile: this block's half of what both share goes to both. */
-template <class G, class T> struct gemm90_copies {
-	static constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1), B = T::BN / T::BOX / (T::SHARE_A ? 1 : 2);
-	const unsigned char *from[A]; /* pieces of 64 rows, or of what is left: the next one follows */
-	int                  bytes[A], all, n0, rank;
+/* Activations of a block's tile on their way: pieces of 64 rows, or of what is left, FIRST and on. Of prep's order the next piece of a group follows. */
+template <class G, int PIECES, bool PLAIN = G::PLAIN> struct gemm90_rows {
+	const unsigned char *from[PIECES];
+	int                  bytes[PIECES];
 
-	/* n0: the first row of weights, of their tensor */
-	__device__ __forceinline__ gemm90_copies(const unsigned short *act, int m0, int n0, int n, int rank) : n0(n0), rank(rank)
+	__device__ __forceinline__ gemm90_rows(const unsigned short *act, int m0, int first, int rows)
 	{
-		const int rows = max(min(T::BM, n - m0), 0);
-
-		all = (rows + (G::W::PACKED ? 0 : T::BN)) * 128;
 #pragma unroll
-		for (int i = 0; i < A; i++) {
-			const int r = (T::SHARE_A ? rank * A + i : i) * 64;
+		for (int i = 0; i < PIECES; i++) {
+			const int r = (first + i) * 64;
 			from[i] = (const unsigned char *)act + (long long)(m0 + r) * G::COLS * 2;
 			bytes[i] = max(min(64, rows - r), 0) * 128;
 		}
+	}
+	/* what so many rows are in a stage */
+	DEV int in_stage(int rows) { return rows * 128; }
+	template <bool BOTH> __device__ __forceinline__ void
+	load(int i, unsigned char *to, mbar_t *full, const tensor_map *, int)
+	{
+		if (bytes[i] && BOTH)
+			bulk_load_multicast(to, from[i], (unsigned)bytes[i], full, 3);
+		if (bytes[i] && !BOTH)
+			bulk_load(to, from[i], (unsigned)bytes[i], full);
+		from[i] += bytes[i];
+	}
+};
+
+template <class G, int PIECES> struct gemm90_rows<G, PIECES, true> {
+	int m, left; /* of the first piece */
+
+	__device__ __forceinline__ gemm90_rows(const unsigned short *, int m0, int first, int rows) : m(m0 + first * 64), left(rows - first * 64) {}
+	DEV int in_stage(int rows) { return (rows + 63) / 64 * 8192; }
+	template <bool BOTH> __device__ __forceinline__ void
+	load(int i, unsigned char *to, mbar_t *full, const tensor_map *w, int step)
+	{
+		const int rows = left - i * 64;
+
+		if (rows > 0 && BOTH)
+			tensor_load_2d_rows_multicast(to, w + 2, step * 64, m + i * 64, rows, full, 3);
+		if (rows > 0 && !BOTH)
+			tensor_load_2d_rows(to, w + 2, step * 64, m + i * 64, rows, full);
+	}
+};
+
+/* One thread's part of the stages of a tile: this block's half of what both share goes to both. */
+template <class G, class T> struct gemm90_copies {
+	static constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1), B = T::BN / T::BOX / (T::SHARE_A ? 1 : 2);
+	typedef gemm90_rows<G, A> Rows;
+	Rows act;
+	int  all, n0, rank;
+
+	/* n0: the first row of weights, of their tensor */
+	__device__ __forceinline__ gemm90_copies(const unsigned short *act, int m0, int n0, int n, int rank)
+	    : act(act, m0, T::SHARE_A ? rank * A : 0, min(T::BM, n - m0)), n0(n0), rank(rank)
+	{
+		all = Rows::in_stage(max(min(T::BM, n - m0), 0)) + (G::W::PACKED ? 0 : T::BN * 128);
 	}
 	__device__ __forceinline__ void
 	load(unsigned char *stage, mbar_t *full, const tensor_map *w, int step)
 	{
 		mbar_arrive_expect(full, (unsigned)all);
 #pragma unroll
-		for (int i = 0; i < A; i++) {
-			unsigned char *to = stage + (T::SHARE_A ? rank * A + i : i) * 8192;
-			if (bytes[i] && T::SHARE_A)
-				bulk_load_multicast(to, from[i], (unsigned)bytes[i], full, 3);
-			if (bytes[i] && !T::SHARE_A)
-				bulk_load(to, from[i], (unsigned)bytes[i], full);
-			from[i] += bytes[i];
-		}
+		for (int i = 0; i < A; i++)
+			act.template load<T::SHARE_A>(i, stage + (T::SHARE_A ? rank * A + i : i) * 8192, full, w, step);
 #pragma unroll
 		for (int i = 0; !G::W::PACKED && i < B; i++) {
 			const int r = (T::SHARE_A ? i : rank * B + i) * T::BOX, row = n0 + (r < T::OUT ? r : r - T::OUT + (G::APART ? 0 : G::ROWS));

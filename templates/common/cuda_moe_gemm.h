@@ -105,9 +105,9 @@ template <int WIDTH> struct moe_spread {
 	}
 };
 
-/* h = F(v + vb, u + ub) as fp32, of row t and its choice k at h[t * APART + k * WIDTH]; pair [n] of one expert, or NULL: the shared one, behind the K choices; vb, ub: biases, or NULL */
-template <int WIDTH, int K, int APART, int WIDE, float (*F)(float, float)> struct moe_glu_rows {
-	float       *h;
+/* h = F(v + vb, u + ub) as steps hold it (Y), of row t and its choice k at h[t * APART + k * WIDTH]; pair [n] of one expert, or NULL: the shared one, behind the K choices; vb, ub: biases, or NULL */
+template <int WIDTH, int K, int APART, int WIDE, float (*F)(float, float), class Y> struct moe_glu_rows {
+	Y           *h;
 	const int   *pair;
 	const float *vb, *ub;
 	template <int OUT> __device__ __forceinline__ void prefetch(int, int) const {}
@@ -115,7 +115,7 @@ template <int WIDTH, int K, int APART, int WIDE, float (*F)(float, float)> struc
 	take(int m, int col, float (&v)[N][C], float (&u)[N][C]) const
 	{
 		const int t = pair ? pair[m] / K : m, k = pair ? pair[m] % K : K;
-		float *to = h + (long long)t * APART + k * WIDTH;
+		Y *to = h + (long long)t * APART + k * WIDTH;
 
 		gemm_bias<WIDE>(vb, col, v);
 		gemm_bias<WIDE>(ub, col, u);
@@ -155,7 +155,7 @@ template <class W_, int E_, int ROWS_, int PAIR> struct moe_factors {
 /* Of a bias of ROWS elements an expert, or NULL, expert e's */
 template <int ROWS> DEV const float *moe_bias(const float *b, int e) { return b ? b + (long long)e * ROWS : 0; }
 
-/* What becomes of an expert's results: h in 16 bits by its places, PLACE; h as fp32 by rows; z by pairs */
+/* What becomes of an expert's results: h in 16 bits by its places, PLACE; h by rows, as Y; z by pairs */
 template <class W, class DOWN, int E, int F, float (*ACT)(float, float), class PLACE> struct moe_product_up : moe_factors<W, E, F, 1> {
 	typedef moe_glu<DOWN, F, ACT, PLACE> epilogue;
 	unsigned short *h;
@@ -168,9 +168,9 @@ template <class W, class DOWN, int E, int F, float (*ACT)(float, float), class P
 	}
 };
 
-template <class W, int E, int K, int F, int APART, float (*ACT)(float, float)> struct moe_product_glu : moe_factors<W, E, F, 1> {
-	typedef moe_glu_rows<F, K, APART, F, ACT> epilogue;
-	float       *h;
+template <class W, int E, int K, int F, int APART, float (*ACT)(float, float), class Y> struct moe_product_glu : moe_factors<W, E, F, 1> {
+	typedef moe_glu_rows<F, K, APART, F, ACT, Y> epilogue;
+	Y           *h;
 	const int   *pair;
 	const float *gate_b, *up_b;
 	__device__ __forceinline__ epilogue take(int e) const { return { h, pair + this->range[e], moe_bias<F>(gate_b, e), moe_bias<F>(up_b, e) }; }
@@ -185,8 +185,8 @@ template <class W, int E, int H> struct moe_product_down : moe_factors<W, E, H, 
 };
 
 /* The block's place of the list: row x of its pair, normed, to its place among the expert's in act [pairs, W::COLS]. PLACE as of moe_glu */
-template <class W, int E, class NORM, class PLACE> DEV void
-moe_prep(const float *x, const norm_vectors &norm, int at, int e, const int *range, unsigned short *act, float *scale)
+template <class W, int E, class NORM, class PLACE, class X> DEV void
+moe_prep(const X *x, const norm_vectors &norm, int at, int e, const int *range, unsigned short *act, float *scale)
 {
 	const int first = range[e];
 

@@ -118,6 +118,12 @@ tensor_load_2d_multicast(void *dst, const tensor_map *m, int x, int y, mbar_t *b
 }
 
 DEV void
+tensor_load_2d_rows_multicast(void *dst, const tensor_map *m, int x, int y, int, mbar_t *b, unsigned short mask)
+{
+	tensor_load_2d_multicast(dst, m, x, y, b, mask);
+}
+
+DEV void
 bulk_load_multicast(void *dst, const void *src, unsigned bytes, mbar_t *b, unsigned short mask)
 {
 	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"

@@ -3,7 +3,7 @@
  *     expand TARGET FILE [NAME=VALUE...]
  *
  * FILE: the path of an embedded template, or of a file of the same grammar. The values are the op's attributes and, of its arguments, what
- * the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE, W_ROWS and W_LAYOUT describe a matrix, KV_DTYPE (or KV_K, KV_V and KV_ROTATE) and KV_PAGE_BYTES the
+ * the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE, W_ROWS and W_LAYOUT describe a matrix, X_DTYPE the type of an activation in memory, KV_DTYPE (or KV_K, KV_V and KV_ROTATE) and KV_PAGE_BYTES the
  * pool, ROWS_OF says whether activations have n_tok or n_out rows (without: as the template takes them); DETERMINISTIC, ACT_BITS, ACT_BF16. More than the op asks for may be given.
  *
  * Written: the number of bytes of the text and a newline, the text, then a plan with the kernel's row. Status 3: the template does not
@@ -122,6 +122,8 @@ set_arguments(Graph *g, Op *op, PlanSym rows)
 		Value *val = &g->val[v];
 		val->dtype = shape[k].dtype;
 		val->rows = rows;
+		if (val->kind == VAL_ACT && value_about("", name, "_DTYPE")) /* as both phases hold it */
+			val->held[PHASE_DECODE] = val->held[PHASE_MIXED] = dtype_from_text(value_about("", name, "_DTYPE"));
 		if (val->kind == VAL_WEIGHT) {
 			val->tensor = weight(g, val->name, info->arg[k].role, &shape[k]);
 			val->dim[0] = g->tensor[val->tensor].rows;

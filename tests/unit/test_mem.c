@@ -102,27 +102,27 @@ play(const Graph *g, const Selection *sel)
 			const Op *op = &g->op[i];
 			for (int k = 0; k < op_info[op->kind].n_in; k++) {
 				int v = op->arg[k];
-				if (v >= 0 && sel->buf_of[v] >= 0 && holds[sel->buf[sel->buf_of[v]].slot] != v + 1)
+				if (v >= 0 && sel->buf_of[ph][v] >= 0 && holds[sel->buf[sel->buf_of[ph][v]].slot] != v + 1)
 					fail_msg("step %d (%s): %s is gone", i, op_info[op->kind].name, g->val[v].name);
 			}
 			for (int k = 0; k < sel->step[ph][i].n_scratch; k++) {
 				const MemBuf *s = &sel->buf[sel->step[ph][i].scratch[k]];
 				for (int a = 0; a < op_info[op->kind].n_arg; a++) {
 					int v = op->arg[a];
-					if (v >= 0 && sel->buf_of[v] >= 0)
-						assert_int_not_equal(sel->buf[sel->buf_of[v]].slot, s->slot);
+					if (v >= 0 && sel->buf_of[ph][v] >= 0)
+						assert_int_not_equal(sel->buf[sel->buf_of[ph][v]].slot, s->slot);
 				}
 				holds[s->slot] = 0;
 			}
 			for (int k = op_info[op->kind].n_in; k < op_info[op->kind].n_arg; k++) {
 				int v = op->arg[k];
-				if (v < 0 || sel->buf_of[v] < 0)
+				if (v < 0 || sel->buf_of[ph][v] < 0)
 					continue;
-				int slot = sel->buf[sel->buf_of[v]].slot;
+				int slot = sel->buf[sel->buf_of[ph][v]].slot;
 				/* written over an input only where the op allows it */
 				for (int a = 0; a < op_info[op->kind].n_in; a++) {
 					int x = op->arg[a];
-					if (x < 0 || sel->buf_of[x] < 0 || sel->buf[sel->buf_of[x]].slot != slot)
+					if (x < 0 || sel->buf_of[ph][x] < 0 || sel->buf[sel->buf_of[ph][x]].slot != slot)
 						continue;
 					assert_true(role_in_place(op_info[op->kind].arg[a].role));
 				}
@@ -131,7 +131,7 @@ play(const Graph *g, const Selection *sel)
 		}
 		const Op *end = &g->op[g->n_op - 1];
 		int last = end->arg[op_info[end->kind].n_in];
-		assert_int_equal(holds[sel->buf[sel->buf_of[last]].slot], last + 1);
+		assert_int_equal(holds[sel->buf[sel->buf_of[ph][last]].slot], last + 1);
 		free(holds);
 	}
 }
@@ -205,8 +205,8 @@ BENCH_TEST(the_residual_stream_stays_in_place)
 		if (g->val[v].kind != VAL_ACT || (name[0] != 'x' && !strstr(name, ".mid")))
 			continue;
 		if (slot < 0)
-			slot = sel->buf[sel->buf_of[v]].slot;
-		assert_int_equal(sel->buf[sel->buf_of[v]].slot, slot);
+			slot = sel->buf[sel->buf_of[ph][v]].slot;
+		assert_int_equal(sel->buf[sel->buf_of[ph][v]].slot, slot);
 	}
 	assert_true(slot >= 0);
 }

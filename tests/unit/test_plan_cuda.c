@@ -60,8 +60,8 @@ BENCH_TEST(a_plan_comes_through_whole)
 static const struct { const char *from, *to, *text; } bad[] = {
 	{ "\"act\":11", "\"act\":16", "launch[3].product.act: is 16, expected 0 .. 15" },
 	{ "\"act\":5,\"w\":1", "\"act\":15,\"w\":1", "a product is of arguments of this kernel" },
-	{ "\"act\":11", "\"act\":0", "a product takes scratch: rows of f16 or bf16" },
-	{ "\"act\":11", "\"act\":13", "a product takes scratch: rows of f16 or bf16" },
+	{ "\"act\":11", "\"act\":0", "a product takes an input or scratch: rows of f16 or bf16" },
+	{ "\"act\":11", "\"act\":13", "a product takes an input or scratch: rows of f16 or bf16" },
 	{ "\"act\":11,\"w\":3", "\"act\":11,\"w\":0", "a product takes a matrix of weights" },
 	{ "\"y\":15,", "\"y\":11,", "a product leaves rows" },
 	{ "\"y\":15,", "\"y\":0,", "a product leaves rows" },

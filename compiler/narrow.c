@@ -1,0 +1,68 @@
+/* Values in 16 bits: on a GPU the products of mixed steps round what they multiply to the type of their weights. Where all that reads a value
+ * would round it to bf16, it is held so from the start: rounded once either way, so no bit of a result changes, and 2 bytes are written and read in the
+ * place of 4, 4, 2 and 2 (docs/cuda.md). The residual stream is added to, so it stays fp32. */
+#include "compiler/template.h"
+
+/* Do mixed kernels of the op run in the place of those of a decode step of many rows (cuda_step_for in runtime/cuda/step.c)? Then all that
+ * makes and reads a value does so together. */
+static bool
+stands_in(const Graph *g, const Op *op)
+{
+	if (op_info[op->kind].flags & OPF_ATT)
+		return false;
+	for (int k = 0; k < op_info[op->kind].n_in; k++)
+		if (op->arg[k] >= 0 && g->val[op->arg[k]].kind == VAL_WEIGHT && op_info[op->kind].arg[k].role != ROLE_TABLE)
+			return true;
+	return false;
+}
+
+static bool
+uses(const Op *op, int v)
+{
+	for (int k = 0; k < op_info[op->kind].n_arg; k++)
+		if (op->arg[k] == v)
+			return true;
+	return false;
+}
+
+/* Does every op that makes or reads the value have a kernel for it as it is held, and does somebody read it? */
+static bool
+all_take(const Graph *g, const Templates *ts, int v)
+{
+	int n = 0;
+
+	for (size_t i = 0; i < g->n_op; i++) {
+		if (!uses(&g->op[i], v))
+			continue;
+		if (!stands_in(g, &g->op[i]) || !templates_find(ts, g, &g->op[i], PHASE_MIXED))
+			return false;
+		n++;
+	}
+	return n > 1;
+}
+
+/* requires: nothing fuses any more, layouts; keeps: all but the type of values in memory
+ * effect:   values that mixed kernels make and take in bf16 are held so, in decode steps too where those run mixed kernels. */
+int
+graph_narrow(Graph *g, const Templates *ts, Strbuf *log)
+{
+	int n = 0;
+
+	if (templates_target(ts)->kind != TARGET_CUDA)
+		return 0;
+	for (int v = 0; v < (int)g->n_val; v++) {
+		Value *val = &g->val[v];
+		if (val->kind != VAL_ACT || val->dtype != DT_F32 || (g->hands_rows && v == g->rows))
+			continue;
+		val->held[PHASE_MIXED] = DT_BF16;
+		if (templates_one_phase(ts))
+			val->held[PHASE_DECODE] = DT_BF16;
+		if (all_take(g, ts, v))
+			n++;
+		else
+			val->held[PHASE_DECODE] = val->held[PHASE_MIXED] = DT_F32;
+	}
+	if (log)
+		strbuf_printf(log, "narrow: %d\n", n);
+	return n;
+}
