@@ -1,6 +1,8 @@
 /* Which values mixed steps hold in bf16, in both phases of the plan that comes of it. */
 #include "compiler_util.h"
 
+#include "compiler/template.h"
+
 typedef struct Case {
 	const char *target, *more;   /* lines of YAML */
 	OpKind      makes;
@@ -24,7 +26,7 @@ static const Case cases[] = {
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN "storage: {default: f32}\n", GLU, DT_F32, DT_F32 },
 	/* rows of no whole 16 bytes; another op reads it too; processors */
 	{ "cuda-sm_90a", TINY_GQA "ffn: {width: 60}\n", GLU, DT_F32, DT_F32 },
-	{ "cuda-sm_90a", TINY_GQA TINY_FFN "adapters: {slots: 2, rank: 4}\n", GLU, DT_F32, DT_F32 },
+	{ "cuda-sm_90a", TINY_GQA TINY_FFN "adapters: {slots: 2, rank: 4}\n", OP_glu, ARG(glu, y), DT_F32, DT_F32 },
 	{ "cpu-v3", TINY_GQA TINY_FFN, GLU, DT_F32, DT_F32 },
 	/* attention runs decode kernels in decode steps of any number of rows; the stream is added to */
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN, OP_attention, ARG(attention, y), DT_F32, DT_F32 },
@@ -40,7 +42,7 @@ made(const Plan *p, int phase, OpKind op, int arg)
 	for (int i = 0; i < ph->n_step; i++)
 		if (ph->step[i].op == op)
 			return &p->buffer[ph->step[i].arg[arg].index];
-	fail_msg("no %s in the plan", op_info[op].name);
+	fail_msg("no %s in the plan for %s", op_info[op].name, p->target);
 	return NULL;
 }
 

@@ -520,7 +520,7 @@ static const Wrong wrong_launch[] = {
 	{ ARGS OWN "//@launch product; gemm act, w, y; add z, 1\n", 7, "an argument of this kernel and a factor" },
 	{ ARGS OWN "//@launch product; gemm act, w, y; add x, W_DTYPE\n", 7, "a factor is a number" },
 	{ ARGS OWN "//@launch product; gemm act, w, y; add w, 1\n", 6, "what a product adds to" },
-	{ ARGS OWN "//@launch product; gemm x, w, y\n", 6, "takes scratch" },
+	{ ARGS OWN "//@launch product; gemm x, w, y\n", 6, "takes an input or scratch" },
 	{ ARGS OWN "//@launch product; gemm act, x, y\n", 6, "a matrix of weights" },
 	{ ARGS OWN "//@launch product; gemm act, w, x\n", 6, "in an output or in scratch" },
 	{ ARGS OWN "//@launch product; gemm act, w, act\n", 6, "in an output or in scratch" },
