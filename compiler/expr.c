@@ -315,17 +315,19 @@ pick(Parse *s, ExprVal list, const char *text)
 	return one;
 }
 
-/* The layers in which a tensor of the pattern is, whose first * stands for a layer's number; they end where no tensor has the number. */
+/* The layers in which a tensor of the pattern is, whose first * stands for a layer's number; they end where no tensor has the number, or the model's layers do. */
 static ExprVal
 layers_with(Parse *s, const char *pattern)
 {
 	const char *star = strchr(pattern, '*');
 	ExprVal    *item = NEW(s->a, ExprVal, MAX_LAYERS);
 	size_t      found = 0;
+	const ExprVal of = s->env->resolved ? s->env->resolved(s->env->user, "n_layers") : null_val;
+	const int   n_layers = of.kind == EXPR_NUM && of.num < MAX_LAYERS ? (int)of.num : MAX_LAYERS;
 
 	if (!star || !s->env->has)
 		return null_val;
-	for (int l = 0; l < MAX_LAYERS; l++) {
+	for (int l = 0; l < n_layers; l++) {
 		char any[MAX_NAME + 16], own[2 * MAX_NAME];
 		snprintf(any, sizeof any, "%.*s%d.*", (int)(star - pattern), pattern, l);
 		snprintf(own, sizeof own, "%.*s%d%s", (int)(star - pattern), pattern, l, star + 1);

@@ -148,6 +148,18 @@ MUTATIONS = {
     "dbrx-plain": ["attention.qkv_limit=0", "attention.qkv_limit=0.81", "moe.renorm=false", "moe.top_k=1", "moe.act=gelu", "rope.theta=110"],
     "opt-350m": ["norm.sum=false", "norm.eps=0.001", "residual.skip_scale=*1.001", "attention.scale=*1.01"],
     "opt-plain": [m for m in COMMON if "eps" not in m] + ["norm.eps=0.001"],
+    "cohere2_moe-plain": ["norm.eps=0.011", "rope.theta=110", "rope.style=*", "rope.layers=[1, 3]", "rope.layers=all", "attention.window=7", "moe.scale=1", "moe.shared.scale=1", "moe.renorm=false",
+                          "moe.top_k=2", "head.scale=0.41"],
+    "cohere2_moe-sigmoid": ["norm.kind=layer", "moe.score=softmax", "moe.renorm=false", "moe.shared.scale=0.5", "rope.layers=all"],
+    "nanochat-plain": ["norm.eps=0.011", "rope.theta=110", "rope.style=*", "rope.scaling.factor=1", "rope.scaling.factor=-1.1", "attention.qk_norm=none", "norm.qk_eps=0.02", "norm.embed=false",
+                       "head.cap=3.01", "ffn.act=relu"],
+    "granite_swa-plain": ["rope.layers=all", "rope.local.theta=110", "attention.sinks=false", "attention.window=7", "attention.window_layers=[1]", "head.scale=0.26", "embed.scale=*1.01"],
+    "granite_swa-moe": ["rope.theta=5500", "rope.local.theta=55", "moe.renorm=false", "moe.top_k=2", "moe.shared.width=0"],
+    "minicpm3-plain": ["norm.eps=0.05", "norm.latent_eps=0.001", "rope.theta=110", "rope.style=*", "embed.scale=*1.01", "head.scale=0.37", "attention.scale=*1.01"],
+    "lfm3-plain": ["attention.out_gate=none", "norm.attn_out=false", "norm.ffn_out=false", "attention.window=7", "rope.local.theta=55", "rope.theta=5500", "rope.scaling.turning=1", "norm.eps=0.011",
+                   "norm.qk_eps=0.02"],
+    "flint-plain": ["attention.sinks=false", "rope.layers=all", "attention.window=7", "moe.score=softmax", "moe.renorm=false", "moe.shared.width=0", "norm.qk_eps=0.02"],
+    "deepseek_v3-axk1": ["norm.ffn_out=false", "norm.out_layers=[2, 3]"],
 }
 OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu", "relu": "silu", "relu2": "relu"}
 CASES = [(n, m) for n, ms in MUTATIONS.items() for m in ms]

@@ -150,6 +150,11 @@ BENCH_TEST(values)
 	places_are(b, "where(kinds)", "");
 	places_are(b, "where(letters, M)", "02");
 	places_are(b, "where(letters, *, -)", "13");
+	places_are(b, "where(slides, true)", "13");
+	places_are(b, "where(slides, false) - where(letters, M)", "");
+	places_are(b, "where(letters, M, E) - where(slides, false) - 1", "3");
+	number(b, "pick(heads, slides, 0)", 4);
+	number(b, "pick(heads, slides, 1)", 6);
 	number(b, "pick(two)", 2);
 	number(b, "pick(two, kinds, attn)", 2);
 	number(b, "pick(list)", 7);

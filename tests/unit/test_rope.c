@@ -1,5 +1,6 @@
 /* Rotary tables against transformers 5.23: inv_freq and attention factor of its ROPE_INIT_FUNCTIONS, printed once. */
 #include <math.h>
+#include <string.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -53,6 +54,8 @@ static const Case cases[] = {
 	{ "longrope, long", ROPE(.scaling = "longrope", .dims = 16, .factor = 32, .original_positions = 4096, .n_short = 8,
 	                         .n_long = 8, .short_factor = shorts, .long_factor = longs), 4097, 1.19023807,
 	  { 0.5, 0.0903507844, 0.0199999996, 0.0048650424, 0.00124999997, 0.000332871365, 9.09090886e-05, 2.52982227e-05 } },
+	{ "linear, the other way round", ROPE(.scaling = "linear", .dims = 16, .factor = -1), 100, 1,
+	  { -1, -0.316227764, -0.100000001, -0.0316227786, -0.00999999978, -0.00316227786, -0.00100000005, -0.000316227786 } },
 };
 
 static void
@@ -80,8 +83,10 @@ a_given_attention_factor_wins(void **state)
 	double freq[16], factor;
 
 	(void)state;
-	for (size_t c = 5; c < sizeof cases / sizeof *cases; c++) {
+	for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
 		PlanRope r = cases[c].r;
+		if (strcmp(r.scaling, "yarn") != 0 && strcmp(r.scaling, "longrope") != 0)
+			continue;
 		r.attention_factor = 0.75;
 		rope_frequencies(&r, cases[c].length, none, freq, &factor);
 		assert_true(factor == 0.75);
