@@ -43,7 +43,7 @@ if os.environ.get("LLMC_CHECK_ALL"):
 
 def test_every_family_has_three():
     families = [c.split("-")[0] for c in CASES]
-    assert len(set(families)) == 96
+    assert len(set(families)) == 98
     assert all(families.count(f) >= 3 for f in families)
 
 

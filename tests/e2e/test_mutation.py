@@ -159,6 +159,7 @@ MUTATIONS = {
     "lfm3-plain": ["attention.out_gate=none", "norm.attn_out=false", "norm.ffn_out=false", "attention.window=7", "rope.local.theta=55", "rope.theta=5500", "rope.scaling.turning=1", "norm.eps=0.011",
                    "norm.qk_eps=0.02"],
     "flint-plain": ["attention.sinks=false", "rope.layers=all", "attention.window=7", "moe.score=softmax", "moe.renorm=false", "moe.shared.width=0", "norm.qk_eps=0.02"],
+    "exaone-plain": COMMON[:-1] + ROPE, "minicpm-plain": ["norm.eps=0.05", "embed.scale=*1.01", "head.scale=0.34", "rope.theta=110", "rope.style=*", "ffn.act=*"],
     "deepseek_v3-axk1": ["norm.ffn_out=false", "norm.out_layers=[2, 3]"],
 }
 OTHER = {"half": "interleaved", "interleaved": "half", "silu": "gelu", "gelu": "gelu_tanh", "gelu_tanh": "gelu", "relu": "silu", "relu2": "relu"}

@@ -132,6 +132,8 @@ CASES = {
     "minicpm3": ("MiniCPM3ForCausalLM", M.MINICPM3, dict(HEAD, hidden_size=40, intermediate_size=48, num_hidden_layers=2, dim_model_base=256, v_head_dim=8, rope_theta=10000.0)),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", M.QWEN3, dict(TINY, head_dim=8, use_sliding_window=False, rope_scaling=dict(M.QWEN3_VL_MOE["rope_scaling"], mrope_section=[2, 1, 1]))),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", M.QWEN2, dict(TINY, rope_scaling=dict(type="mrope", mrope_section=[2, 1, 1]))),
+    "exaone": ("ExaoneForCausalLM", M.EXAONE, dict({k: v for k, v in TINY.items() if k != "num_hidden_layers"}, num_layers=2)),
+    "minicpm": ("MiniCPMForCausalLM", M.MINICPM, dict(TINY, dim_model_base=16)),
 }
 MODEL_TYPE = {"seed_oss": "seed_oss", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "hunyuan_v1": "hunyuan_v1_dense", "cohere_norms": "cohere", "llama4": "llama4_text", "dbrx_router": "dbrx", "granitemoe_shared": "granitemoeshared", "olmo_clipped": "olmo", "stablelm_norms": "stablelm", "granite4": "granitemoehybrid",
               "granite4_dense": "granitemoehybrid", "nemotron_h_moe": "nemotron_h", "falcon_h1_norm": "falcon_h1", "gemma4": "gemma4_text", "gemma4_small": "gemma4_text",
@@ -169,7 +171,7 @@ def attempt(name, seed, conv, folder):
     config = {k: v for k, v in config.items() if v is not ...} | dict(architectures=[cls_name])
     c = dict(config=config, dtype="bf16", plus_one="gemma" in name and "gemma4" not in name and "gemma3n" not in name or name in ("nemotron", "step3p5") or "qwen3_" in name and name != "qwen3_moe", modern=False, strip="", emb_bf16=False,
              vision=VISION.get(name), flat=name == "step3p5",
-             other="InternLM2" if name == "internlm2" else None, set={})
+             other={"internlm2": "InternLM2", "exaone": "Exaone", "minicpm": "MiniCPM"}.get(name), set={})
     shapes, config, run, run64 = (M.other_model if c["other"] else M.transformers_model)(c, seed)
     hf = os.path.join(folder, name)
     os.makedirs(hf)

@@ -225,3 +225,56 @@ class InternLM2:
             h = rms(x, w[p + "ffn_norm.weight"], eps)
             x = x + lin(p + "feed_forward.w2", F.silu(lin(p + "feed_forward.w1", h)) * lin(p + "feed_forward.w3", h))
         return F.linear(rms(x, w["model.norm.weight"], eps), w["output.weight"])
+
+
+class LlamaLike:
+    """What Exaone and MiniCPM have in common with Llama; names and factors are theirs."""
+    base, layer, final, head = "model.embed_tokens", "model.layers.{}.", "model.norm", "lm_head"
+    parts = dict(n1="input_layernorm", q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj", o="self_attn.o_proj", n2="post_attention_layernorm",
+                 gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj")
+
+    def __init__(self, c):
+        self.c, self.heads, self.groups = c, c["num_attention_heads"], c["num_key_value_heads"]
+        self.layers = c.get("num_hidden_layers") or c["num_layers"]
+        self.dim, self.eps = c["hidden_size"] // self.heads, c.get("rms_norm_eps") or c["layer_norm_epsilon"]
+
+    def shapes(self):
+        c, h, f, d = self.c, self.c["hidden_size"], self.c["intermediate_size"], self.dim
+        rows = dict(q=[self.heads * d, h], k=[self.groups * d, h], v=[self.groups * d, h], o=[h, self.heads * d], gate=[f, h], up=[f, h], down=[h, f], n1=[h], n2=[h])
+        s = {self.base + ".weight": [c["vocab_size"], h], self.final + ".weight": [h]}
+        s |= {self.layer.format(i) + name + ".weight": rows[part] for i in range(self.layers) for part, name in self.parts.items()}
+        return s | ({} if c["tie_word_embeddings"] else {self.head + ".weight": [c["vocab_size"], h]})
+
+    def factors(self):
+        """of the embedding, of what a block adds, of the logits"""
+        return 1.0, 1.0, 1.0
+
+    def logits(self, w, ids):
+        n, pos = len(ids), torch.arange(len(ids))
+        embed, block, out = self.factors()
+        x = w[self.base + ".weight"][ids] * embed
+        for i in range(self.layers):
+            def lin(part, y):
+                return F.linear(y, w[self.layer.format(i) + self.parts[part] + ".weight"])
+
+            def norm(part, y):
+                return rms(y, w[self.layer.format(i) + self.parts[part] + ".weight"], self.eps)
+            y = norm("n1", x)
+            q, k, v = (lin(part, y).view(n, -1, self.dim) for part in "qkv")
+            q, k = (half_rope(t, pos, self.c["rope_theta"]) for t in (q, k))
+            x = x + block * lin("o", softmax_attention(q, *(t.repeat_interleave(self.heads // self.groups, 1) for t in (k, v)), pos[None] <= pos[:, None]))
+            y = norm("n2", x)
+            x = x + block * lin("down", F.silu(lin("gate", y)) * lin("up", y))
+        return out * F.linear(rms(x, w[self.final + ".weight"], self.eps), w.get(self.head + ".weight", w[self.base + ".weight"]))
+
+
+class Exaone(LlamaLike):
+    base, layer, final = "transformer.wte", "transformer.h.{}.", "transformer.ln_f"
+    parts = dict(n1="ln_1", q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj", o="attn.attention.out_proj", n2="ln_2", gate="mlp.c_fc_0", up="mlp.c_fc_1",
+                 down="mlp.c_proj")
+
+
+class MiniCPM(LlamaLike):
+    def factors(self):
+        c = self.c
+        return c["scale_emb"], c["scale_depth"] / c["num_hidden_layers"] ** 0.5, c["dim_model_base"] / c["hidden_size"]
