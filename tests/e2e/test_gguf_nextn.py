@@ -45,6 +45,7 @@ def with_one_more(source, path, like):
     w.close()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name,like", CASES.items())
 def test_the_model_is_the_same(name, like, tmp_path):
     g = np.load(os.path.join(FOLDER, name + ".npz"))
