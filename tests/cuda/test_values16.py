@@ -3,6 +3,7 @@ itself; what makes them rounds once, to the nearest even."""
 import cuda_harness as H
 import numpy as np
 import pytest
+import sass
 
 from test_gemm import EPS, Case, close, rounded, to_bf16
 from test_moe_fused import Experts, step as rows_step
@@ -112,3 +113,15 @@ def test_refuses():
     assert not H.accepts("matmul_decode", "sm_80", dict(p, W_DTYPE="bf16")) and not H.accepts("matmul", "sm_75", dict(p, W_DTYPE="bf16"))
     experts = dict(N_EXPERTS=4, TOP_K=2, HIDDEN=64, WIDTH=64, SHARED=64, MIX=0, SCALE=1.0, HAS_S_DOWN=1, DOWN_DTYPE="bf16", H_DTYPE="bf16")
     assert H.accepts("moe_down_add_mixed", "sm_80", dict(experts, S_DOWN_DTYPE="bf16")) and not H.accepts("moe_down_add_mixed", "sm_80", dict(experts, S_DOWN_DTYPE="q8_0"))
+
+
+def test_real_compiler():
+    """No spill, no warning; all of a stage comes by tensor maps, what both blocks need to both."""
+    done = H.nvrtc("matmul_add_mixed", dict(ROWS=4096, COLS=14336, W_DTYPE="bf16", X_DTYPE="bf16", DETERMINISTIC=0, SCALE=1.0), ["sm_90a"])
+    if done is None:
+        pytest.skip("no NVRTC")
+    f = sass.functions(done[0]["cubin"])
+    if f:
+        main = f[done[0]["symbol"]]
+        assert main.count("UTMALDG") == 9 and main.count("UBLKCP", "LDL", "STL") == 0
+        assert sum("MULTICAST" in main[i] for i in main.where("UTMALDG")) == 4
