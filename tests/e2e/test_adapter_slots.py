@@ -271,6 +271,34 @@ def test_latent_attention_on_a_gpu(tmp_path):
         assert np.abs(got[f"arr_{i}"] - want).max() < 5e-3 * np.abs(want).max(), (i, np.abs(got[f"arr_{i}"] - want).max())
 
 
+TWO_GPUS = """
+import json, sys, llmc
+import numpy as np
+folder, out, adapter, ids = *sys.argv[1:4], json.loads(sys.argv[4])
+with llmc.open(folder, device="cuda", arch="sm_80", set={"parallel.tp": 2, "adapters.slots": 2, "adapters.rank": 8, "kv.dtype": "f32"}) as m:
+    with m.session(context=64, chunk=128, n_out=128, seqs=2) as s:
+        a, none = s.seq(adapter=m.load_adapter(adapter)), s.seq()
+        prompt = np.array(s.forward([(q, ids[:-1], len(ids) - 1) for q in (a, none)]))
+        plain = np.array(s.forward([(none, ids[-1:], 1)]))
+        last = np.array(s.forward([(a, ids[-1:], 1)]))
+np.savez(out, *(np.concatenate([p, x]) for p, x in zip(np.split(prompt, 2), (last, plain))))
+"""
+
+
+@pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="every case")
+def test_two_gpus_have_parts_of_adapters(tmp_path):
+    """Decode steps of a sequence with one and of a sequence without: each has a graph of its own"""
+    g = weights.Golden(config("phi3-stacks")["base_model_name_or_path"])
+    g.build(tmp_path / "model")
+    out = tmp_path / "logits.npz"
+    p = subprocess.run([sys.executable, "-c", TWO_GPUS, str(tmp_path / "model"), str(out), f"{LORA}/phi3-stacks", json.dumps(g.prompt)], capture_output=True, text=True,
+                       env={**os.environ, **environment("sm_80", LLMC_EMU_DEVICES=2)})
+    assert p.returncode == 0, p.stderr[-3000:]
+    got = np.load(out)
+    for i, want in enumerate((peft("phi3-stacks"), g.logits)):
+        assert np.abs(got[f"arr_{i}"] - want).max() < 5e-3 * np.abs(want).max(), (i, np.abs(got[f"arr_{i}"] - want).max())
+
+
 def test_shared_experts_have_slots(tmp_path):
     """Which PEFT of late writes for no model of transformers 5, but others have: slots give what the merged weights give."""
     g = weights.Golden("deepseek_v3-plain")

@@ -1,7 +1,7 @@
 """Ten minutes (or so many seconds as the first argument says) of every kind of client against one server on a tiny
 model, three adapters in two slots, which are read again and come and go meanwhile, guesses ahead and batches of requests behind all others: whole answers, streams, n, TGI, the other dialects, constraints,
 calls of tools, clients that leave, nonsense. At the end nothing may be left in the engine and memory must be where it was
-after the first tenth; what a constraint holds must fit it.
+after the first tenth (not under TSan, which remembers); what a constraint holds must fit it.
 
     venv/bin/python tests/serve/soak.py [SECONDS] [CLIENTS]
 """
@@ -193,7 +193,7 @@ def main():
     counts.pop("lock")
     print(f"{sum(counts.values())} requests: {counts}; memory {early / 2**20:.1f} MiB after a tenth, {late / 2**20:.1f} MiB at the end")
     bad = [k for k in counts if k not in (200, 400, 422, 429, "left")]
-    if bad or code != 0 or counts.get(200, 0) == 0 or late > early * 1.1 + (4 << 20):
+    if bad or code != 0 or counts.get(200, 0) == 0 or (late > early * 1.1 + (4 << 20) and "tsan" not in BUILD):
         print(f"soak: FAILED: exit {code}, unexpected {bad}")
         return 1
     return 0
