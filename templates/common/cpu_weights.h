@@ -246,7 +246,21 @@ static const float w_table[2][16] = {
 	{ 0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f, 0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f },
 };
 
-/* the number of each lane's code, 0 .. 15 */
+/* e4m3 / 256 of VL codes at p */
+LLMC_INLINE vf
+w_e4m3_over_256(const uint8_t *p)
+{
+	/* a half begins with the same bits, but for the place of the sign */
+#if defined(VF_NATIVE_512)
+	return (vf)_mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)), 7), _mm256_set1_epi16((short)0xbf80)));
+#elif VL == 8 && defined(VF_HAVE_256)
+	return (vf)_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p)), 7), _mm_set1_epi16((short)0xbf80)));
+#else
+	return w_e4m3(vi_of_u8(p)) * vf_set1(0x1p-8f);
+#endif
+}
+
+/* the number that the four lowest bits of each lane say */
 LLMC_INLINE vf
 w_looked_up(const Weight w, vi code)
 {
@@ -260,9 +274,32 @@ w_looked_up(const Weight w, vi code)
 	vf v;
 	LLMC_UNROLL
 	for (int i = 0; i < VL; i++)
-		v[i] = table[code[i]];
+		v[i] = table[code[i] & 15];
 	return v;
 #endif
+}
+
+/* Columns of a float format that share a scale */
+typedef struct w_span {
+	vf             d;
+	const uint8_t *codes;
+} w_span;
+
+LLMC_INLINE w_span
+w_span_at(const Weight w, const uint8_t *group, int64_t i)
+{
+	const uint8_t *head = group + i * w_columns_bytes(w);
+
+	return (w_span){ vf_load((const float *)(const void *)head) * vf_set1(w.code == W_E4M3 ? 256.0f : 1.0f), head + w_head_bytes(w) };
+}
+
+/* column 2 pair + odd of it */
+LLMC_INLINE vf
+w_span_column(const Weight w, const w_span s, int pair, int odd)
+{
+	if (w.code == W_E4M3)
+		return w_e4m3_over_256(s.codes + (2 * pair + odd) * VL) * s.d;
+	return w_looked_up(w, vi_of_u8(s.codes + pair * VL) >> 4 * odd) * s.d;
 }
 
 /* a column of a float format */
@@ -272,10 +309,8 @@ w_column(const Weight w, const uint8_t *group, int64_t col)
 	const uint8_t *p = group + col * w_piece_bytes(w);
 
 	if (w.group) {
-		const uint8_t *head = group + col / w.group * w_columns_bytes(w), *codes = head + w_head_bytes(w);
-		const int64_t at = col % w.group;
-		vf value = w.bits == 8 ? w_e4m3(vi_of_u8(codes + at * VL)) : w_looked_up(w, vi_of_u8(codes + at / 2 * VL) >> (int)(at % 2 * 4) & vi_all(15));
-		return value * vf_load((const float *)head);
+		const int at = (int)(col % w.group);
+		return w_span_column(w, w_span_at(w, group, col / w.group), at / 2, at % 2);
 	}
 	if (w.bits == 32)
 		return vf_load((const float *)p);
@@ -311,7 +346,7 @@ w_shared(const Weight w, const uint8_t *group, int b)
 		return k;
 	}
 	if (w.code) { /* half of it: w_bytes has the doubled numbers */
-		k.d = (w.halves == 1 ? w_exponents(k.head) : vf_load((const float *)group)) * vf_set1(0.5f);
+		k.d = w.halves == 1 ? w_exponents(k.head) * vf_set1(0.5f) : vf_load((const float *)group) * vf_set1(128); /* w_e4m3_over_256 */
 		return k;
 	}
 	k.d = w_halves(k.head);
@@ -507,7 +542,7 @@ LLMC_INLINE vf
 w_scale(const Weight w, w_at k, int half)
 {
 	if (w.code && w.halves == 2)
-		return k.d * w_e4m3(vi_of_u8(k.head + (2 * k.sub + half) * VL));
+		return k.d * w_e4m3_over_256(k.head + (2 * k.sub + half) * VL);
 	if (w_is_coded(w))
 		return w_codes_scale(w, k, half);
 	if (!w.super)
