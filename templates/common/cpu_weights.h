@@ -385,7 +385,11 @@ w_look(const unsigned *table, vi x)
 #if defined(VF_NATIVE_512)
 	return (vi)_mm512_i32gather_epi32((__m512i)x, (const int *)table, 4);
 #elif VL == 8 && defined(VF_HAVE_256)
-	return (vi)_mm256_i32gather_epi32((const int *)table, (__m256i)x, 4);
+	/* eight loads: less than what a gather takes */
+	const __m128i low = _mm256_castsi256_si128((__m256i)x), high = _mm256_extracti128_si256((__m256i)x, 1);
+	const uint64_t a = (uint64_t)_mm_cvtsi128_si64(low), b = (uint64_t)_mm_extract_epi64(low, 1), c = (uint64_t)_mm_cvtsi128_si64(high), d = (uint64_t)_mm_extract_epi64(high, 1);
+	return (vi)_mm256_setr_epi32((int)table[(uint32_t)a], (int)table[a >> 32], (int)table[(uint32_t)b], (int)table[b >> 32], (int)table[(uint32_t)c], (int)table[c >> 32],
+	                             (int)table[(uint32_t)d], (int)table[d >> 32]);
 #else
 	vi v;
 	for (int i = 0; i < VL; i++)

@@ -24,7 +24,11 @@ OUT = ROOT / "build" / "bench"
 LANES = {"generic": 4, "v3": 8, "vnni": 8, "amx": 16, "v4": 16, "v4p": 16}
 # elements of a block, bytes a row takes of it in a packed layout
 BLOCK = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24),
-         "q8_0": (32, 34), "q4_k": (256, 148), "q5_k": (256, 180), "q6_k": (256, 210)}
+         "q8_0": (32, 34), "q4_k": (256, 148), "q5_k": (256, 180), "q6_k": (256, 210),
+         "q2_k": (256, 84), "q3_k": (256, 114), "iq4_nl": (32, 18), "iq4_xs": (256, 138), "iq3_s": (256, 114), "iq3_xxs": (256, 106), "iq2_s": (256, 82), "iq2_xs": (256, 82),
+         "iq2_xxs": (256, 74), "iq1_s": (256, 50), "iq1_m": (256, 58), "tq1_0": (256, 66), "tq2_0": (256, 66), "mxfp4": (32, 17), "nvfp4": (64, 36), "u4_32": (32, 19),
+         "u4_128": (128, 67), "nf4_32": (32, 20), "nf4_64": (64, 36), "fp4_64": (64, 36), "f8_128": (128, 132), "m4_64": (64, 40), "u8_128": (128, 131)}
+WHOLE = {"nvfp4": 4}  # bytes of a row in front of its blocks
 
 
 def build(target, dtype, bits, rows, cols, cc, flags):
@@ -94,7 +98,7 @@ def main():
                     so, symbol = build(target, dtype, bits, rows, cols, a.cc, a.flags)
                     for tok in a.tok.split(","):
                         for th in a.threads.split(","):
-                            args = [str(OUT / "kernels"), so, symbol, rows, cols, cols // k * row * lanes,
+                            args = [str(OUT / "kernels"), so, symbol, rows, cols, (cols // k * row + WHOLE.get(dtype, 0)) * lanes,
                                     (rows + lanes - 1) // lanes, th, tok, 1, 0, 3, 4]
                             got = measure(args, target, dtype, bits, int(th), a.rounds)
                             share = f", {got['tile_share']:.0%} of the tiles' peak" if "tile_share" in got else ""
