@@ -39,7 +39,7 @@ att_tile_nv(const Att a)
 typedef struct AttTile {
 	float *q;                    /* [block][dim][ATT_TILE_MR], scaled */
 	float *sums;                 /* [block][group][ATT_TILE_MR] of them: kv_query_sums */
-	float *x;                    /* a page's K [dim][32], codes where it is quantised, or V [32][att_vs], as fp32 */
+	float *x;                    /* a page's K [dim][32], codes where it is quantised, or V [32][att_tile_xs], as fp32 */
 	float *s;                    /* [row][ATT_CHUNK] */
 	float *oc, *os, *o;          /* [row][att_vs]: of a chunk, of a span, of the row */
 	float  mc[ATT_TILE_R], lc[ATT_TILE_R], ms[ATT_TILE_R], ls[ATT_TILE_R], m[ATT_TILE_R], l[ATT_TILE_R], slope[ATT_MOST_HB];
@@ -88,9 +88,16 @@ att_tile_scores(const Att a, const AttTile *t, const char *k, int n_block, int a
 		att_tile_group(a, t, k, n_block, at, group);
 }
 
-/* oc += weights times values of keys [j0, j1) of the chunk, whose page starts at `at` */
+/* Stride of a page's values: not a power of two, or few of their lines would be in the nearest cache at a time and a store of sums seem to meet the next load. */
+LLMC_INLINE int
+att_tile_xs(const Att a)
+{
+	return att_vs(a) + VL;
+}
+
+/* oc += weights times values, xs apart, of keys [j0, j1) of the chunk, whose page starts at `at` */
 LLMC_INLINE void
-att_tile_values(const Att a, const AttTile *t, int n_block, int at, int j0, int j1, int d, int first)
+att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at, int j0, int j1, int d, int first)
 {
 	const int nv = att_tile_nv(a), vs = att_vs(a);
 
@@ -102,7 +109,7 @@ att_tile_values(const Att a, const AttTile *t, int n_block, int at, int j0, int 
 			LLMC_EACH(i, nv, 2)
 				acc[r][i] = first ? vf_set1(0) : vf_load(t->oc + (b * ATT_TILE_MR + r) * vs + d + i * VL);
 		for (int j = j0; j < j1; j++) {
-			const float *row = t->x + (j - at) * vs + d;
+			const float *row = t->x + (j - at) * xs + d;
 			vf x[2];
 			LLMC_EACH(i, nv, 2)
 				x[i] = vf_load(row + i * VL);
@@ -182,9 +189,9 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 			kv_fold_v(a.kv.v, a.v_dim, v, t->s + r * ATT_CHUNK + at);
 		for (int j = from - at; j < to - at; j++)
 			for (int i = 0; i < vs; i += VL)
-				vf_store(t->x + j * vs + i, kv_val(a.kv.v, a.v_dim, v, j, i, scale));
+				vf_store(t->x + j * att_tile_xs(a) + i, kv_val(a.kv.v, a.v_dim, v, j, i, scale));
 		for (; d < vs; d += att_tile_nv(a) * VL)
-			att_tile_values(a, t, in->n_block, at, from, to, d, first);
+			att_tile_values(a, t, att_tile_xs(a), in->n_block, at, from, to, d, first);
 	}
 	for (int r = 0; r < n_row; r++) {
 		if (t->lc[r] == 0)
@@ -214,7 +221,7 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 	t->os = t->oc + ATT_TILE_R * vs;
 	t->o = t->os + ATT_TILE_R * vs;
 	t->x = t->o + ATT_TILE_R * vs;
-	t->q = t->x + KV_PAGE * (a.dim > vs ? a.dim : vs);
+	t->q = t->x + KV_PAGE * (a.dim > att_tile_xs(a) ? a.dim : att_tile_xs(a));
 	t->sums = t->q + ATT_TILE_R * a.dim;
 	for (int i = 0; i < n; i++) {
 		t->pos[i] = s->pos[row0 + i];

@@ -230,7 +230,7 @@ mla_block_sums(const Mla a, const MlaSpace *p, int see)
 	for (int at = 0; at < see; at += KV_PAGE) {
 		t.x = p->values + at * mla_vd(a);
 		for (int d = 0; d < mla_vd(a); d += att_tile_nv(att) * VL)
-			att_tile_values(att, &t, ATT_TILE_R / ATT_TILE_MR, at, at, see < at + KV_PAGE ? see : at + KV_PAGE, d, at == 0);
+			att_tile_values(att, &t, mla_vd(a), ATT_TILE_R / ATT_TILE_MR, at, at, see < at + KV_PAGE ? see : at + KV_PAGE, d, at == 0);
 	}
 }
 #endif

@@ -1,57 +1,85 @@
 #!/usr/bin/env python3
-"""Attention of prompts at depth beside the products of the same step: operations a second of each, in the last 512 rows of a long prompt.
+"""Attention of prompts at depth beside products: operations a second of the last 512 rows of a prompt, and of a matrix of Q4_0 (2048 x 2048) with 512 rows.
 
-    tests/bench/depth.py [--quick]      writes tests/bench/results/depth-<cpu>.json
+    tests/bench/depth.py [--target v3] [--depths 512,16384,65536]      writes tests/bench/results/depth-<cpu>.json
 
-One layer of published widths, random weights in Q4_0, on all cores. A share is attention's rate over that of the step's products (all matrices of the
-layer), so it tells what depth costs beyond its operations. Each row is a process that runs `command`: the prompt's chunks before the last fill the cache,
-the ops of the last one are timed a few times, medians.
+One kernel on one thread, seconds of the thread (CLOCK_THREAD_CPUTIME_ID), so that other work on the machine does not count but for the caches that it
+takes; the median of the rounds, attention and product in turn. Pages hold small halves: times do not depend on values.
 """
 import argparse
+import ctypes as C
 import datetime
 import json
 import os
+import statistics
 import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
 
 from machine import machine, result_file
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
-CUT = ["n_layers=1", "vocab_size=4096", "text.bos=1", "text.eos=[2]", "storage.default=q4_0"]
-# description, what is cut
-SHAPES = [("llama3.2-1b", ["max_positions=131072"]), ("qwen3-8b", ["max_positions=131072", "hidden=2048", "attention.n_heads=16", "attention.n_kv_heads=4", "ffn.width=6144"]),
-          ("deepseek-v2-lite", ["n_layers=2", "moe.n_experts=16"])]
-ATTENTION, OTHER = ("attention", "mla_attend"), ("embed", "norm_route", "mla_query", "mla_value", "head")
-DEPTHS = (512, 16384, 65536)
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "kernels")]
+import harness as H  # noqa: E402
+
+# heads, heads of keys, width, as Llama 3.2 1B, Qwen3 8B and Llama 2 7B have them; a few of the latter's, which share nothing
+SHAPES = {"32 heads on 8, 64 wide": (32, 8, 64), "32 heads on 8, 128 wide": (32, 8, 128), "8 heads alone, 128 wide": (8, 8, 128)}
+ROWS, SIDE = 512, 2048
 
 
-def row(config, sets, depth, threads):
-    cmd = ["bench", os.path.join("configs", config + ".yaml"), "--random-weights", "-p", str(depth), "-n", "0", "-r", "1", "-t", str(threads), "--ops", "--json", "--quiet"]
-    for s in CUT + sets:
-        cmd += ["--set", s]
-    ops = json.loads(subprocess.run([LLMC, *cmd], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout)["results"][0]["ops"]
+def kernel(template, target, params):
+    """The function, compiled with the flags of kernels."""
+    made = H.expand(template, target, params)
+    stem = ROOT / "build" / "bench" / f"{template}-{made['symbol']}"
+    stem.parent.mkdir(exist_ok=True)
+    stem.with_suffix(".c").write_text(made["text"])
+    subprocess.run([H.CC, "-std=gnu11", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", *H.ARCH[target], f"-I{ROOT}/templates",
+                    f"{stem}.c", "-o", f"{stem}.so"], check=True)
+    return C.CDLL(f"{stem}.so")[made["symbol"]]
 
-    def rate(names):
-        some = [o for o in ops if names(o["op"]) and o["ops"]]
-        return sum(o["ops"] for o in some) / sum(o["s"] for o in some) / 1e9
 
-    attention, products = rate(lambda n: n in ATTENTION), rate(lambda n: n not in ATTENTION + OTHER)
-    return {"model": config, "positions": depth, "attention_gops": round(attention, 1), "products_gops": round(products, 1), "share": round(attention / products, 3),
-            "attention_ms": round(1e3 * sum(o["s"] for o in ops if o["op"] in ATTENTION), 2), "command": " ".join(["llmc", *cmd])}
+def timed(fn, step, arrays):
+    """Seconds of the thread."""
+    args = (C.c_void_p * len(arrays))(*[a if a is None else a.ctypes.data for a in arrays])
+    t = time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID)
+    fn(C.byref(step), args, 0, 1)
+    return time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) - t
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    a.add_argument("--quick", action="store_true", help="depths up to 16384")
-    a = a.parse_args()
-    threads = os.cpu_count()
-    result = {"date": datetime.date.today().isoformat(), "machine": machine(), "threads": threads, "load_before": os.getloadavg()[0], "rows": []}
-    for config, sets in SHAPES:
-        for depth in DEPTHS[:2] if a.quick else DEPTHS:
-            result["rows"].append(row(config, sets, depth, threads))
-            print(json.dumps(result["rows"][-1]), flush=True)
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--target", default=H.TARGETS[-1])
+    p.add_argument("--depths", default="512,16384,65536")
+    p.add_argument("--rounds", type=int, default=3)
+    a = p.parse_args()
+    rng = np.random.default_rng(1)
+    work, y = np.zeros(1 << 24, np.float32), np.zeros(ROWS * 8192, np.float32)
+    x = rng.standard_normal(ROWS * 8192).astype(np.float32)
+    weights = np.full(SIDE * SIDE, 0x2c, np.uint8)
+    product = kernel("matmul", a.target, dict(W_DTYPE="q4_0", ACT_BITS=16, ACT_BF16=0, ROWS=SIDE, COLS=SIDE))
+    rows = []
+    for name, (heads, kv_heads, dim) in SHAPES.items():
+        page = 32 * kv_heads * 2 * dim * 2
+        fn = kernel("attention_mixed", a.target, dict(HEADS=heads, KV_HEADS=kv_heads, DIM=dim, V_DIM=dim, SCALE=0.125, CAP=0.0, WINDOW=0, ALIBI=0.0, MASK="causal",
+                                                      KV_K="f16", KV_V="f16", KV_ROTATE=0, KV_PAGE_BYTES=page))
+        for depth in map(int, a.depths.split(",")):
+            pages = depth // 32
+            pool = rng.integers(0x2c00, 0x3000, pages * page // 2, np.uint16)
+            step = H.make_step(range(depth - ROWS, depth), [ROWS], table=[range(pages)])
+            pairs = sum(range(depth - ROWS + 1, depth + 1))
+            got = [(4 * heads * dim * pairs / timed(fn, step, [x, pool, None, None, y, work]) / 1e9,
+                    2 * SIDE * SIDE * ROWS / timed(product, step, [x, weights, None, y, work]) / 1e9) for _ in range(a.rounds)]
+            attention, products = map(statistics.median, zip(*got))
+            rows.append({"shape": name, "depth": depth, "attention_gops": round(attention, 1), "product_gops": round(products, 1),
+                         "share": round(statistics.median(g[0] / g[1] for g in got), 3)})
+            print(json.dumps(rows[-1]), flush=True)
+    out = {"date": datetime.date.today().isoformat(), "machine": machine(), "target": a.target, "rounds": a.rounds, "load": os.getloadavg()[0],
+           "command": " ".join(["tests/bench/depth.py", *sys.argv[1:]]), "rows": rows}
     with open(result_file("depth"), "w") as f:
-        json.dump(result, f, indent=1)
+        json.dump(out, f, indent=1)
         f.write("\n")
 
 
