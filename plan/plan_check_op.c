@@ -121,6 +121,21 @@ check_arg(const Check *k, int i, const ArgShape *want)
 	return LLMC_OK;
 }
 
+/* Rows that choose their positions have a buffer that names them; the others have none. */
+static llmc_status
+check_choice(const Check *k)
+{
+	const PlanStep *s = k->step;
+
+	if (s->op != OP_mla_attention && s->op != OP_mla_attend)
+		return LLMC_OK;
+	const PlanRef *sel = &s->arg[s->op == OP_mla_attend ? ARG(mla_attend, sel) : ARG(mla_attention, sel)];
+	const int64_t  chosen = step_int(s, "chosen");
+	if ((chosen > 0) != (sel->kind != REF_NONE))
+		return BAD(k, "%s: %lld chosen positions, and %s argument sel, which names them", k->op->name, (long long)chosen, chosen > 0 ? "no" : "an");
+	return LLMC_OK;
+}
+
 /* Rows follow the output buffer; ops that look at the tokens of the step have n_tok of them. */
 static PlanSym
 rows_of(const Check *k)
@@ -150,6 +165,7 @@ plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 		return BAD(&k, "%s: %s", k.op->name, step->kernel < 0 ? "the plan is for one rank" : "it is done between ranks, by no kernel");
 	if ((broken = op_shapes(step->op, step->attr, step->n_attr, &model, shape)) != NULL)
 		return BAD(&k, "%s: attributes break the rule %s", k.op->name, broken);
+	TRY(check_choice(&k));
 	k.rows = rows_of(&k);
 	for (int i = 0; i < k.op->n_arg; i++) {
 		TRY(check_arg(&k, i, &shape[i]));

@@ -168,6 +168,16 @@ static const struct { const char *from, *to, *text; } bad[] = {
 	  "{\"op\":\"kv_close\",\"layer\":0,\"kernel\":null,\"arg\":[\"kv:kv:0\",null,null],\"attr\":{\"kv_heads\":1,\"dim\":2,\"v_dim\":2},\"make\":[],\"yaml_line\":0,"
 	  "\"weight_bytes\":0,\"flops_per_row\":0},\n{\"op\":\"attention\"",
 	  "kv_close: keys of pool kv have no scales by channel, but f32" },
+	{ "{\"op\":\"attention\"",
+	  "{\"op\":\"mla_attention\",\"layer\":0,\"kernel\":null,\"arg\":[\"q\",\"o\",\"o\",\"kv:kv:0\",null,null,\"att\"],"
+	  "\"attr\":{\"heads\":1,\"kv_rank\":2,\"nope_dim\":2,\"rope_dim\":2,\"v_dim\":2,\"chosen\":3,\"scale\":1.0},\"make\":[],\"yaml_line\":0,"
+	  "\"weight_bytes\":0,\"flops_per_row\":0},\n{\"op\":\"attention\"",
+	  "mla_attention: 3 chosen positions, and no argument sel, which names them" },
+	{ "{\"op\":\"attention\"",
+	  "{\"op\":\"mla_attend\",\"layer\":0,\"kernel\":null,\"arg\":[\"q\",null,null,\"kv:kv:0\",null,\"x\",\"att\"],"
+	  "\"attr\":{\"heads\":1,\"kv_rank\":2,\"nope_dim\":2,\"rope_dim\":2,\"v_dim\":2,\"expand\":0,\"chosen\":0,\"scale\":1.0},\"make\":[],\"yaml_line\":0,"
+	  "\"weight_bytes\":0,\"flops_per_row\":0},\n{\"op\":\"attention\"",
+	  "mla_attend: 0 chosen positions, and an argument sel, which names them" },
 	{ "\"vocab\":6", "\"kv_host\":8192,\"vocab\":6", NULL },
 	{ "\"vocab\":6", "\"kv_host\":0,\"vocab\":6", "p.json: kv_host: is 0, expected 1 .. " },
 	{ "\"prompt_whole\":false", "\"kv_host\":8192,\"prompt_whole\":true", "p.json: kv_host: pages of a model that keeps states, or whose prompts run whole, are not found again" },
