@@ -179,11 +179,17 @@ put_tokens(Job *j, const char *model, const char *pre, const Table *t, bool scor
 
 typedef struct Merge { int32_t rank, left, right; } Merge;
 
+/* Where a token's rank is that of all its merges (load_ranks.c) they go by the ids of both parts, as transformers' converter of such files has them */
 static int
 by_rank(const void *a, const void *b)
 {
 	const Merge *x = a, *y = b;
-	return x->rank < y->rank ? -1 : x->rank > y->rank;
+
+	if (x->rank != y->rank)
+		return x->rank < y->rank ? -1 : 1;
+	if (x->left != y->left)
+		return x->left < y->left ? -1 : 1;
+	return x->right < y->right ? -1 : x->right > y->right;
 }
 
 static llmc_status

@@ -1,5 +1,6 @@
 """llmc quantize FOLDER OUT.gguf: the folder's model as llama.cpp's converter would write it. Held against transformers' logits of the folder (tests/golden/models), and against the
 names, shapes, types and keys of files that this converter wrote (tests/golden/gguf-families)."""
+import base64
 import json
 import os
 import subprocess
@@ -138,6 +139,28 @@ def test_merges_become_scores(llmc, tmp_path):
     made = ["".join(j.split()) for j in JOINS]
     assert all(score[a] > score[b] for a, b in zip(made, made[1:])) and score["h"] < score[made[-1]]
     assert ids(llmc, out) == ids(llmc, folder)
+
+
+def letters():
+    """GPT-2's letter for each byte"""
+    kept = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
+    return {b: chr(b) for b in kept} | {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in kept)}
+
+
+def test_merges_of_ranks(llmc, tmp_path):
+    """tokenizer.model of bytes and ranks: merges in the order of transformers' TikTokenConverter, by the rank of what they make, then by those of its parts"""
+    ranks = [bytes([b]) for b in range(256)] + [b"aa", b"ab", b"aaa", b"abab", b"aaaa", b"ba", b"aba", b"bab", b"aaaaa", b"he", b"el", b"hel"]
+    folder, out = tiny_model.build(tmp_path / "model", padding=len(ranks) + 256 - len(tiny_model.vocabulary())), tmp_path / "out.gguf"
+    os.unlink(f"{folder}/tokenizer.json")
+    with open(f"{folder}/tokenizer.model", "wb") as f:
+        f.writelines(base64.b64encode(t) + b" %d\n" % i for i, t in enumerate(ranks))
+    with open(f"{folder}/params.json", "w") as f:
+        json.dump({"vocab_size": len(ranks) + 256}, f)
+    llmc("quantize", folder, out, "--type", "f32", "-q")
+    rank, letter = {t: i for i, t in enumerate(ranks)}, letters()
+    want = [sorted((rank[t[:i]], rank[t[i:]]) for i in range(1, len(t)) if t[:i] in rank and t[i:] in rank) for t in ranks]
+    text = lambda i: "".join(letter[b] for b in ranks[i])
+    assert GGUFReader(out).fields["tokenizer.ggml.merges"].contents() == [f"{text(a)} {text(b)}" for of in want for a, b in of]
 
 
 def test_blocks_by_way_of_16_bits(llmc, tmp_path):
