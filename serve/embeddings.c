@@ -35,20 +35,31 @@ ids_of(const Gen *g, const json_t *list, Sub *sub, Problem *p)
 	return true;
 }
 
-/* How many tokens the tokenizer puts behind a text. */
+/* How many tokens the tokenizer puts behind a text that it is given with these flags */
 static size_t
-n_behind(const Model *m)
+n_behind(const Model *m, int flags)
 {
 	int32_t with[64], plain[64];
 	size_t n = 0, k = 0;
 	llmc_error err;
 
-	if (llmc_tokenize(m->back.tok, "a", 1, LLMC_ADD_SPECIAL, with, 64, &n, &err) != LLMC_OK || llmc_tokenize(m->back.tok, "a", 1, 0, plain, 64, &k, &err) != LLMC_OK || k < 1)
+	if (llmc_tokenize(m->back.tok, "a", 1, flags, with, 64, &n, &err) != LLMC_OK || llmc_tokenize(m->back.tok, "a", 1, 0, plain, 64, &k, &err) != LLMC_OK || k < 1)
 		return 0;
 	for (size_t i = 0; i + k <= n; i++)
 		if (!memcmp(with + i, plain, k * sizeof *plain))
 			return n - k - i;
 	return 0;
+}
+
+size_t
+embeddings_cut(const Gen *g, int flags, int32_t *ids, size_t n, size_t most)
+{
+	if (n <= most)
+		return n;
+	const size_t behind = flags ? n_behind(g->model, flags) : 0;
+	if (behind < most)
+		memmove(ids + most - behind, ids + n - behind, behind * sizeof *ids);
+	return most;
 }
 
 bool
@@ -69,12 +80,7 @@ embeddings_text(const Gen *g, const json_t *v, const char *what, size_t i, bool 
 		return problem(p, 400, what, "Invalid '%s[%zu]': the text is empty.", what, i);
 	if (sub->n_tok > (size_t)most && !cut)
 		return problem(p, 400, what, "This model's maximum context length is %d tokens, '%s[%zu]' has %s%zu.", most, what, i, sub->tok ? "" : "at least ", sub->n_tok);
-	if (sub->n_tok > (size_t)most) { /* the text is cut, not the end that the model was trained to pool */
-		size_t behind = json_is_string(v) ? n_behind(g->model) : 0;
-		if (behind < (size_t)most)
-			memmove(sub->tok + most - behind, sub->tok + sub->n_tok - behind, behind * sizeof *sub->tok);
-		sub->n_tok = (size_t)most;
-	}
+	sub->n_tok = embeddings_cut(g, json_is_string(v) ? LLMC_ADD_SPECIAL : 0, sub->tok, sub->n_tok, (size_t)most);
 	return true;
 }
 

@@ -105,7 +105,7 @@ pair_tokens(const Gen *g, const json_t *a, const json_t *b, bool cut, Sub *sub, 
 	if (ok && (n_first >= most || (n_first + n_second > most && !cut)))
 		ok = problem(p, 400, NULL, "This model's maximum context length is %zu tokens, the two texts have at least %zu.", most, n_first + n_second);
 	if (ok) {
-		n_second = n_first + n_second > most ? most - n_first : n_second;
+		n_second = embeddings_cut(g, LLMC_ADD_SECOND, second, n_second, most - n_first);
 		sub->n_tok = n_first + n_second;
 		sub->tok = malloc((sub->n_tok + 1) * sizeof *sub->tok);
 		ok = sub->tok || problem_memory(p);

@@ -68,7 +68,9 @@ def test_a_classifier_reads_pairs(serve, tmp_path):
         assert s.post("/v1/score", {"text_1": QUERY, "text_2": "x" * 3000}).status == 400
         cut = s.post("/v1/score", {"text_1": QUERY, "text_2": "x" * 3000, "truncate_prompt_tokens": -1}).json()
         most = s.get("/info").json()["max_total_tokens"]
-        assert cut["usage"]["prompt_tokens"] == most and cut["data"][0]["score"] == pytest.approx(sigmoid(session.embed(theirs.encode(QUERY, "x" * 3000).ids[:most])[0]), abs=1e-6)
+        theirs.enable_truncation(most, strategy="only_second")  # what stands behind both stays
+        assert theirs.encode(QUERY, "x" * 3000).ids[-1] == theirs.token_to_id("</s>")
+        assert cut["usage"]["prompt_tokens"] == most and cut["data"][0]["score"] == pytest.approx(want(QUERY, "x" * 3000), abs=1e-6)
         r = s.post("/v1/score", {"text_1": "a", "text_2": "b", "instruction": "judge"})
         assert r.status == 400 and r.json()["error"]["param"] == "instruction"
         assert s.stop()[0] == 0
