@@ -46,6 +46,8 @@ typedef struct Batch {
 	int64_t     bytes;       /* of its own file, with metadata and errors */
 	int         saves;       /* that are under way */
 	bool        cancel, fresh; /* fresh: it is being written for the first time: its thread and its lists leave it out */
+	double      later;       /* its lines found no room when its turn ended: it has nothing to do before that time */
+	int         busy, tries; /* and in its next turn it waits and tries as it would have in that one */
 } Batch;
 
 typedef struct Share { char *owner; int64_t used; uint64_t served; } Share; /* bytes; when the latest of its batches has begun */

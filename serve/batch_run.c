@@ -32,7 +32,7 @@ typedef struct Run {
 	int     n_again, n_flights, most_flights, busy; /* busy: answers in a row that there was no room */
 	double  pause_until;
 	size_t  n_landed;         /* lines answered in this turn */
-	bool    yields;           /* another owner's turn has come */
+	bool    yields;           /* another owner's turn has come: it ends when nothing flies any more */
 	size_t  n_wrong;          /* mistakes of the file; MAX_ERRORS of them in errors, at most */
 	int     part[2];          /* of answers, of errors; -1: not open */
 	json_t *errors;           /* what is wrong with the file */
@@ -499,12 +499,22 @@ over_one(Store *st, const struct timespec *until, Flight *out)
 	return found;
 }
 
-/* Is it somebody else's turn, who has a batch waiting? lock held */
+/* Has the thread something to do with it now? lock held */
 static bool
-others_wait(Store *st, const Batch *own)
+ready(const Batch *b)
 {
-	for (const Batch *b = st->first; b; b = b->next)
-		if (!batch_ended(b) && !b->fresh && strcmp(b->owner, own->owner) != 0)
+	return !batch_ended(b) && !b->fresh && (b->cancel || b->later <= clock_now());
+}
+
+/* Is it another one's turn: enough lines have been answered, and another owner has a batch, or these lines only wait, and another batch has something to do? lock held */
+static bool
+turn_over(const Run *run)
+{
+	const bool enough = run->n_landed >= SLICE + run->n_line / 32;
+	const bool waits = !run->n_flights && run->pause_until > clock_now() + LOOK_AGAIN_MS / 1000.0;
+
+	for (const Batch *b = run->st->first; b && (enough || waits); b = b->next)
+		if (b != run->b && ready(b) && (waits || strcmp(b->owner, run->b->owner) != 0))
 			return true;
 	return false;
 }
@@ -537,7 +547,7 @@ fly(Run *run)
 		}
 		pthread_mutex_lock(&st->lock);
 		bool end = st->stop || run->b->cancel || run->full;
-		run->yields = run->yields || (run->n_landed >= SLICE + run->n_line / 32 && others_wait(st, run->b));
+		run->yields = run->yields || turn_over(run);
 		pthread_mutex_unlock(&st->lock);
 		if (end || time(NULL) >= run->b->expires || (run->yields && !run->n_flights))
 			break;
@@ -650,8 +660,8 @@ fail(Run *run)
 static void
 batch_do(Store *st, Batch *b)
 {
-	Run run = { .st = st, .b = b, .part = { -1, -1 } };
-	bool ready = look(&run), stop;
+	Run run = { .st = st, .b = b, .part = { -1, -1 }, .busy = b->busy };
+	bool fine = look(&run), stop;
 
 	pthread_mutex_lock(&st->lock);
 	stop = st->stop;
@@ -659,7 +669,9 @@ batch_do(Store *st, Batch *b)
 	if (run.errors)
 		b->completed = b->failed = 0;
 	pthread_mutex_unlock(&st->lock);
-	if (ready && !stop) {
+	for (size_t i = 0; i < run.n_line; i++)
+		run.line[i].tries = (uint8_t)b->tries;
+	if (fine && !stop) {
 		set_status(&run, BATCH_IN_PROGRESS);
 		if (!open_part(&run, 0) || !open_part(&run, 1))
 			run.full = true;
@@ -667,9 +679,15 @@ batch_do(Store *st, Batch *b)
 			fly(&run);
 	}
 	bool left = false;
-	for (size_t i = 0; i < run.n_line && !left; i++)
-		left = !run.line[i].done;
+	int  tries = 0;
+	for (size_t i = 0; i < run.n_line; i++) {
+		left |= !run.line[i].done;
+		tries = run.line[i].tries > tries ? run.line[i].tries : tries;
+	}
 	pthread_mutex_lock(&st->lock);
+	b->later = run.pause_until;
+	b->busy = run.busy;
+	b->tries = run.n_landed ? 0 : tries;
 	stop = st->stop;
 	bool turn = run.yields && left && !run.full && !b->cancel && time(NULL) < b->expires; /* it goes on in its next turn, as at a server's next start */
 	pthread_mutex_unlock(&st->lock);
@@ -686,6 +704,22 @@ batch_do(Store *st, Batch *b)
 	free(run.line);
 }
 
+/* Until there may be something to do: a batch comes, or one that waits is ready. lock held */
+static void
+rest(Store *st)
+{
+	bool waits = false;
+	struct timespec t;
+
+	for (const Batch *b = st->first; b && !waits; b = b->next)
+		waits = !batch_ended(b) && !b->fresh;
+	clock_after(&t, LOOK_AGAIN_MS);
+	if (waits)
+		pthread_cond_timedwait(&st->change, &st->lock, &t);
+	else
+		pthread_cond_wait(&st->change, &st->lock);
+}
+
 /* The oldest of the owner whose turn was longest ago; NULL: nothing is to be done. lock held */
 static Batch *
 next_batch(Store *st)
@@ -693,7 +727,7 @@ next_batch(Store *st)
 	Batch *best = NULL;
 
 	for (Batch *b = st->first; b; b = b->next)
-		if (!batch_ended(b) && !b->fresh && (!best || store_share(st, b->owner)->served < store_share(st, best->owner)->served))
+		if (ready(b) && (!best || store_share(st, b->owner)->served < store_share(st, best->owner)->served))
 			best = b;
 	return best;
 }
@@ -707,7 +741,7 @@ work(void *arg)
 	while (!st->stop) {
 		Batch *b = next_batch(st);
 		if (!b) {
-			pthread_cond_wait(&st->change, &st->lock);
+			rest(st);
 			continue;
 		}
 		store_share(st, b->owner)->served = ++st->n_served;

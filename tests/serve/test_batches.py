@@ -297,6 +297,22 @@ def test_lines_wait_while_the_engine_is_lost(fake, tmp_path):
         assert s.stop()[0] == 0
 
 
+def test_a_batch_that_only_waits_gives_up_its_turn(fake, tmp_path):
+    (tmp_path / "keys").write_text("alice sk-alice\nbob sk-bob\n")
+    alice, bob = ({"Authorization": f"Bearer {k}"} for k in ("sk-alice", "sk-bob"))
+    with fake(step_ms=1, mortal=1, batch_dir=tmp_path / "store", keys=tmp_path / "keys") as s:
+        s.process.send_signal(signal.SIGUSR1)
+        s.until(lambda: s.get("/health").status == 503)
+        first = start(s, [line(str(i)) for i in range(5)], headers=alice)
+        s.until(lambda: s.request("GET", f"/v1/batches/{first['id']}", headers=alice).json()["status"] == "in_progress")
+        others = [start(s, [line("x")], headers=key) for key in (bob, alice)]  # both begin though the first never ends
+        for batch, key in zip(others, (bob, alice)):
+            s.until(lambda: s.request("GET", f"/v1/batches/{batch['id']}", headers=key).json()["status"] == "in_progress")
+        r = s.request("POST", f"/v1/batches/{first['id']}/cancel", headers=alice)  # also while it waits for its turn
+        assert r.status == 200 and ended(s, first, alice)["status"] == "cancelled"
+        assert s.stop()[0] == 0
+
+
 def test_what_is_too_late_expires(fake, tmp_path):
     with fake(step_ms=1, hold=1, drain_ms=10, batch_dir=tmp_path / "store") as s:
         batch = start(s, [line(str(i)) for i in range(3)])
