@@ -48,14 +48,52 @@ host_to_run(const Op *by)
 	return false;
 }
 
+static void
+forget(Op *op)
+{
+	op->watched = false;
+	n_open--;
+}
+
+/* Does the source still hold what it held when the copy was queued? */
+static void
+judge(Op *op)
+{
+	forget(op);
+	if (emu_error || op->sum == emu_sum(0, op->src, op->bytes))
+		return;
+	char *where = region_describe(op->src);
+	emu_note("%s: the host wrote to its source while the copy was queued: %zu bytes %s", op->name, op->bytes, where);
+	free(where);
+	emu_error = CUDA_ERROR_LAUNCH_FAILED;
+}
+
+/* Pinned memory is about to change, and not by the host: copies from there that have run, of which the host does not know yet, are judged by what it holds now, others
+ * not at all. */
+static void
+changes(const char *p, size_t n)
+{
+	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
+		Op *op = op_at(s);
+		if (!op->watched || !overlap(op->src, op->bytes, p, n))
+			continue;
+		if (op->state == OP_DONE)
+			judge(op);
+		else
+			forget(op);
+	}
+}
+
 /* The operation goes into the queue. */
 void
 pinned_queued(Op *op)
 {
 	if (op->kind != OP_COPY || op->stage)
 		return;
-	if (op->host_dst && pinned(op->dst) && !still_read(op) && !host_to_run(op))
+	if (op->host_dst && pinned(op->dst) && !still_read(op) && !host_to_run(op)) {
+		changes(op->dst, op->bytes);
 		memset(op->dst, POISON, op->bytes);
+	}
 	if (!emu_check || !pinned(op->src))
 		return;
 	op->watched = true;
@@ -63,27 +101,14 @@ pinned_queued(Op *op)
 	n_open++;
 }
 
-/* Something on the device writes pinned memory: what was queued from there may change. */
-static void
-unwatch(const char *p, size_t n)
-{
-	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
-		Op *op = op_at(s);
-		if (op->watched && overlap(op->src, op->bytes, p, n)) {
-			op->watched = false;
-			n_open--;
-		}
-	}
-}
-
 static void
 deliver(Op *op)
 {
+	changes(op->dst, op->bytes);
 	memcpy(op->dst, op->held, op->bytes);
 	free(op->held);
 	op->held = NULL;
 	n_open--;
-	unwatch(op->dst, op->bytes);
 }
 
 /* The device uses these bytes: copies that have ended are there for it. */
@@ -96,7 +121,7 @@ pinned_used(const void *p, size_t n, bool write)
 			deliver(op);
 	}
 	if (write)
-		unwatch(p, n);
+		changes(p, n);
 }
 
 /* A function of the host that a stream calls may look at anything, and write what copies behind it read: it has its place among them. What
@@ -170,16 +195,8 @@ settle(Op *op)
 {
 	if (op->held)
 		deliver(op);
-	if (!op->watched)
-		return;
-	op->watched = false;
-	n_open--;
-	if (emu_error || op->sum == emu_sum(0, op->src, op->bytes))
-		return;
-	char *where = region_describe(op->src);
-	emu_note("%s: the host wrote to its source while the copy was queued: %zu bytes %s", op->name, op->bytes, where);
-	free(where);
-	emu_error = CUDA_ERROR_LAUNCH_FAILED;
+	if (op->watched)
+		judge(op);
 }
 
 void

@@ -300,6 +300,26 @@ HOW(step_state)
 	}
 	return SYNC(s);
 }
+/* A page of host memory goes up; before anybody has waited, another one comes down into its place. */
+HOW(page_again)
+{
+	float *p = pinned(512);
+	memset(p, 0, 512);
+	for (int i = 0; i < 30; i++) {
+		CUresult r = UP_ASYNC(A.c, p, 512, s);
+		if (r)
+			return r;
+		if (bug && i == 0)
+			p[5] = 7;
+		r = RUN("make", s); /* says it too */
+		if (!r)
+			r = DOWN_ASYNC(p, A.b, 512, s);
+		if (r)
+			return r;
+	}
+	CUresult r = SYNC(s);
+	return r ? r : p[0] == 1 ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
 HOW(pinned_freed)
 {
 	float *p = pinned(BYTES);
@@ -640,7 +660,7 @@ static const struct { const char *name; CUresult (*run)(bool bug); CUresult code
 	X(fill_unaligned, 1, NULL, true), X(fill_beyond, 1, NULL, true), X(register_twice, 712, NULL, true), X(never_written, 719, "never written"),
 	X(tail_unwritten, 719, "byte 512 of 516 was never written"), X(freed_in_graph, 700, "freed", true), X(free_waits, 1, NULL, true),
 	X(old_context, 201, NULL, true), X(staging, 719, "the host wrote to its source"), X(staging_two, 719, "the host wrote to its source"),
-	X(step_state, 719, "cuMemcpyHtoDAsync: the host wrote to its source"), X(pinned_freed, 719, "cuMemFreeHost: nobody has waited for a cuMemcpyHtoDAsync"),
+	X(step_state, 719, "cuMemcpyHtoDAsync: the host wrote to its source"), X(page_again, 719, "the host wrote to its source"), X(pinned_freed, 719, "cuMemFreeHost: nobody has waited for a cuMemcpyHtoDAsync"),
 	X(result_again, 1, NULL, true), X(read_early, 600, NULL), X(query_ignored, 600, NULL), X(pinned_chain, 999, NULL), X(host_relay, 719, "the host wrote to its source"), X(mapped, 700, "out-of-bounds"),
 	X(pageable_gone, 700, "is not there any more", true), X(event_never, 719, "race"), X(event_early, 719, "race"), X(readers_two, 719, "race"),
 	X(readers_copy, 719, "race"), X(wrong_stream, 719, "race"), X(null_copy, 719, "race"), X(graphs_share, 719, "race"), X(graph_twice, 719, "race"),
