@@ -23,8 +23,8 @@ typedef struct Index {
 } Index;
 
 enum {
-	INDEX_JB = 4,
-	INDEX_RB = VL / 4,      /* heads and positions of VL dot products */
+	INDEX_RB = LANES_ROWS, /* heads and positions of VL dot products */
+	INDEX_JB = LANES_OF,
 	INDEX_CHUNK = 256,      /* of positions, that threads share */
 	INDEX_SPANS = 32,
 };
@@ -141,25 +141,8 @@ index_page(const Index a, const char *page, int n, const float *q, const float *
 		}
 	for (int r0 = 0; r0 < index_heads(a); r0 += INDEX_RB)
 		for (int j0 = 0; j0 < up; j0 += INDEX_JB) {
-			vf acc[VL];
-			LLMC_UNROLL
-			for (int i = 0; i < VL; i++)
-				acc[i] = vf_set1(0);
-			for (int d = 0; d < stride; d += VL) {
-				vf c[INDEX_JB];
-				LLMC_UNROLL
-				for (int j = 0; j < INDEX_JB; j++)
-					c[j] = vf_load(x + (j0 + j) * stride + d);
-				LLMC_UNROLL
-				for (int r = 0; r < INDEX_RB; r++) {
-					vf v = vf_load(q + (r0 + r) * stride + d);
-					LLMC_UNROLL
-					for (int j = 0; j < INDEX_JB; j++)
-						acc[r * INDEX_JB + j] = vf_fma(v, c[j], acc[r * INDEX_JB + j]);
-				}
-			}
 			float sum[VL];
-			vf_store(sum, lanes_sums(acc));
+			vf_store(sum, lanes_dots(q + r0 * stride, x + j0 * stride, stride));
 			for (int r = 0; r < INDEX_RB; r++)
 				memcpy(s + (r0 + r) * KV_PAGE + j0, sum + r * INDEX_JB, INDEX_JB * sizeof *sum);
 		}

@@ -39,6 +39,33 @@ lanes_sums(vf *v)
 	return v[0];
 }
 
+enum { LANES_ROWS = VL / 4, LANES_OF = 4 };
+
+/* VL dot products along `stride` elements, LANES_ROWS rows of q with LANES_OF of x: lane r * LANES_OF + j is row r of q with row j of x, whichever rows stand beside them. */
+LLMC_INLINE vf
+lanes_dots(const float *q, const float *x, int stride)
+{
+	vf acc[VL];
+
+	LLMC_UNROLL
+	for (int i = 0; i < VL; i++)
+		acc[i] = vf_set1(0);
+	for (int d = 0; d < stride; d += VL) {
+		vf c[LANES_OF];
+		LLMC_UNROLL
+		for (int j = 0; j < LANES_OF; j++)
+			c[j] = vf_load(x + j * stride + d);
+		LLMC_UNROLL
+		for (int r = 0; r < LANES_ROWS; r++) {
+			vf v = vf_load(q + r * stride + d);
+			LLMC_UNROLL
+			for (int j = 0; j < LANES_OF; j++)
+				acc[r * LANES_OF + j] = vf_fma(v, c[j], acc[r * LANES_OF + j]);
+		}
+	}
+	return lanes_sums(acc);
+}
+
 /* lanes of a and b in turn: the lower half of them, the upper half */
 LLMC_INLINE vf
 lanes_low(vf a, vf b)

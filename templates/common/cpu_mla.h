@@ -34,8 +34,8 @@ enum {
 	MLA_SPANS = 32,
 	MLA_HEADS = 32,       /* of a tile, at most */
 	MLA_R     = 64,       /* rows of a tile: tokens times heads */
-	MLA_RB    = VL / 4,   /* rows and positions of VL dot products */
-	MLA_JB    = 4,
+	MLA_RB    = LANES_ROWS, /* rows and positions of VL dot products */
+	MLA_JB    = LANES_OF,
 	MLA_MR    = VL == 16 ? 8 : 4,
 	MLA_ROWS  = 512,      /* of an expanded unit */
 #if defined(LLMC_TILES)
@@ -235,29 +235,10 @@ mla_scores(const Mla a, const MlaTile *t, int pos0, int n)
 		const int ahead = pos0 + MLA_CHUNK + j0, share = mla_up(MLA_JB * bytes * MLA_RB / t->rows, 64);
 		const char *next = !mla_sel(a, t) && ahead < end ? kv_page(t->s, t->pool, a.page_bytes, t->seq, ahead / KV_PAGE) + ahead % KV_PAGE * bytes : NULL;
 		for (int r0 = 0; r0 < t->rows; r0 += MLA_RB) {
-			const float *q = t->q + r0 * stride;
-			vf acc[VL];
 			for (int i = 0; next && i < share; i += 64)
 				__builtin_prefetch(next + r0 / MLA_RB * share + i);
-
-			LLMC_UNROLL
-			for (int i = 0; i < VL; i++)
-				acc[i] = vf_set1(0);
-			for (int d = 0; d < stride; d += VL) {
-				vf c[MLA_JB];
-				LLMC_UNROLL
-				for (int j = 0; j < MLA_JB; j++)
-					c[j] = vf_load(x + j * stride + d);
-				LLMC_UNROLL
-				for (int r = 0; r < MLA_RB; r++) {
-					vf v = vf_load(q + r * stride + d);
-					LLMC_UNROLL
-					for (int j = 0; j < MLA_JB; j++)
-						acc[r * MLA_JB + j] = vf_fma(v, c[j], acc[r * MLA_JB + j]);
-				}
-			}
 			float sum[VL];
-			vf_store(sum, lanes_sums(acc));
+			vf_store(sum, lanes_dots(t->q + r0 * stride, x, stride));
 			for (int r = 0; r < MLA_RB; r++)
 				memcpy(t->w + (r0 + r) * MLA_CHUNK + j0, sum + r * MLA_JB, MLA_JB * sizeof *sum);
 		}
