@@ -21,8 +21,8 @@ class Attention:
         self.prefix = list(prefix) if prefix is not None else [0] * len(lens)
         rng = np.random.default_rng(seed)
         self.make_pool(rng)
-        self.k = [self.rounded_k(rng.standard_normal((n, kv_heads, dim)) * spread) for n in lens]
-        self.v = [self.rounded_v(rng.standard_normal((n, kv_heads, v_dim))) for n in lens]
+        self.k = [self.rounded(self.kv, rng.standard_normal((n, kv_heads, dim)) * spread) for n in lens]
+        self.v = [self.rounded(self.kv_v, rng.standard_normal((n, kv_heads, v_dim))) for n in lens]
         self.q = [(rng.standard_normal((n, heads, dim)) * spread).astype(np.float32) for n in lens]
         for k, q in zip(self.k, self.q) if low else ():
             k[:, :, 0], q[:, :, 0] = -16, low / self.scale / 16
@@ -35,12 +35,6 @@ class Attention:
                            MASK=mask, ALIBI=float(alibi), KV_DTYPE=kv, KV_PAGE_BYTES=self.page_bytes, HAS_SINK=int(sinks))
         if (kv_v or kv) != kv or rotate:
             self.params |= dict(KV_K=kv, KV_V=self.kv_v, KV_ROTATE=int(rotate))
-
-    def rounded_k(self, x):
-        return self.rounded(x)
-
-    def rounded_v(self, x):
-        return self.rounded(x)
 
     def seen(self, seq, p):
         """keys and values as the row at position p reads them"""

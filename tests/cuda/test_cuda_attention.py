@@ -17,8 +17,8 @@ class Case(Attention):
         self.pool = KV.Pool(self.lens, self.kv_heads * self.dim, self.kv_heads * self.v_dim, self.kv, rng)
         self.page_bytes = self.pool.page_bytes
 
-    def rounded(self, x):
-        return KV.rounded(x, self.kv)
+    def rounded(self, kv, x):
+        return KV.rounded(x, kv)
 
     def fill(self, seq):
         self.pool.fill(seq, self.k[seq], self.v[seq])

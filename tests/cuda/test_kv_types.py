@@ -64,16 +64,10 @@ class Case(Attention):
         self.page_bytes = self.store.page_bytes
         self.plain = []
 
-    def keep(self, kv, x):
+    def rounded(self, kv, x):
         x = x.astype(np.float32)
         self.plain.append(K.turn(x) if self.rotate and not K.plain(kv) else x)
         return K.kept(kv, x, self.rotate)
-
-    def rounded_k(self, x):
-        return self.keep(self.kv, x)
-
-    def rounded_v(self, x):
-        return self.keep(self.kv_v, x)
 
     def fill(self, seq):
         self.store.fill(seq, self.plain[seq], self.plain[len(self.lens) + seq])
@@ -117,12 +111,6 @@ class Near(Attention):
         self.rows.append((kv, x.shape[-1], y))
         self.near.append(K.kept_exact(kv, x, self.rotate))
         return K.kept(kv, x, self.rotate)
-
-    def rounded_k(self, x):
-        return self.rounded(self.kv, x)
-
-    def rounded_v(self, x):
-        return self.rounded(self.kv_v, x)
 
     def seen(self, seq, p):
         k, v = super().seen(seq, p)

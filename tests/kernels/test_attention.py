@@ -47,12 +47,6 @@ class Case(Attention):
         self.plain.append(K.kept_exact(kv, x, self.rotate))
         return K.kept(kv, x, self.rotate)
 
-    def rounded_k(self, x):
-        return self.rounded(self.kv, x)
-
-    def rounded_v(self, x):
-        return self.rounded(self.kv_v, x)
-
     def seen(self, seq, p):
         k, v = super().seen(seq, p)
         if not self.exact_bytes:
