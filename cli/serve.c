@@ -204,7 +204,7 @@ serve(int argc, char **argv)
 		OPT_DRAFT(draft_path),
 		{ OPT_TEXT, 0, "prefix-dir", "DIR", &eo.prefix_dir, "keep pages of prompts as files, found again after a restart; shared by servers of the same model [none]" },
 		{ OPT_BYTES, 0, "prefix-dir-size", "SIZE", &eo.prefix_dir_bytes, "bytes of these files, the least recently used go first [8G]" },
-		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests preempted [they are computed again]" },
+		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes, "host memory for KV of requests preempted [they are computed again]; not beside kv.host" },
 		{ OPT_TEXT, 0, "batch-dir", "DIR", &so.batch_dir, "take files and batches of requests, as OpenAI's /v1/files and /v1/batches, and keep them here; they run behind all others and go on after a restart [none]" },
 		{ OPT_BYTES, 0, "batch-dir-size", "SIZE", &so.batch_dir_bytes, "bytes of these files [1G]" },
 		{ OPT_GROUP, 0, "Connections", NULL, NULL, NULL },

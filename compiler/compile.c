@@ -89,6 +89,18 @@ host_pages_fit(const Graph *g, const char *target, Diag *d)
 	return !why;
 }
 
+/* ... and is there room for one? */
+static bool
+host_page_fits(const Spec *s, const Plan *p, Diag *d)
+{
+	const int64_t one = plan_page_bytes(p);
+
+	if (s->kv.host < 1 || s->kv.host >= one)
+		return true;
+	err_at(d, spec_loc(s, "kv.host"), "kv.host = %" PRId64 ": a page of this model has %" PRId64 " bytes%s", s->kv.host, one, s->tp * s->pp > 1 ? " on this rank" : "");
+	return false;
+}
+
 static Compiled *
 compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump, Strbuf *dump_out, Diag *d, Arena *perm, Work *w)
 {
@@ -144,6 +156,8 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 	Compiled *c = NEW(perm, Compiled, 1);
 	size_t    size;
 	c->plan = emit_plan(g, sel, target);
+	if (!host_page_fits(s, c->plan, d))
+		return NULL;
 	emit_text(g, sel, c->plan, strbuf_str(w->log), n_op, w->text);
 	c->plan_text = take_text(perm, w->text, &size);
 	if (dump_is(dump, "order"))

@@ -542,7 +542,7 @@ typedef struct llmc_engine_options { /* 0 or NULL takes the default in brackets 
 	float   waiting_served_ratio;       /* while others decode, requests start when this share of the batch waits [0: at once] */
 	int32_t max_waiting_tokens;         /* ... or after this many steps without a start [LLMC_DEFAULT_WAITING_TOKENS] */
 	bool    no_prefix_cache;
-	int64_t swap_bytes;                 /* host memory for KV of requests preempted [0: they are computed again] */
+	int64_t swap_bytes;                 /* host memory for KV of requests preempted [0: they are computed again]; not beside kv.host, where their pages go */
 	llmc_log_fn log;                    /* on the engine's threads */
 	void   *log_user;
 	int32_t speculate;                  /* tokens guessed ahead in one step at most, where few requests run and it pays; -1: none

@@ -46,6 +46,20 @@ plan_layer_exact_bytes(const PlanPool *p)
 }
 
 int64_t
+plan_page_bytes(const Plan *p)
+{
+	int64_t sum = 0;
+
+	for (int i = 0; i < p->n_pool; i++) {
+		int64_t one = plan_layer_page_bytes(&p->pool[i]), exact = plan_layer_exact_bytes(&p->pool[i]);
+		if (one < 0 || exact < 0 || __builtin_add_overflow(one, exact, &one) || __builtin_mul_overflow(one, (int64_t)p->pool[i].n_layers, &one) ||
+		    __builtin_add_overflow(sum, one, &sum))
+			return -1;
+	}
+	return sum;
+}
+
+int64_t
 plan_layer_state_bytes(const PlanPool *p)
 {
 	int64_t bytes;

@@ -253,6 +253,8 @@ extern const char *const plan_sym_text[SYM_COUNT], *const plan_dir_text[DIR_COUN
 int64_t plan_layer_page_bytes(const PlanPool *p);
 /* Bytes of one layer's exact page; 0: the pool has none. -1: overflow */
 int64_t plan_layer_exact_bytes(const PlanPool *p);
+/* Bytes of a page in all layers of all pools, exact ones included; -1: overflow */
+int64_t plan_page_bytes(const Plan *p);
 /* Bytes of one layer's state of a sequence; 0: the pool is of pages. -1: overflow */
 int64_t plan_layer_state_bytes(const PlanPool *p);
 bool    plan_has_state(const Plan *p); /* does any pool hold states? */

@@ -83,8 +83,6 @@ op_save(void *user, llmc_seq q, int32_t n_tok)
 	size_t need = 0;
 
 	int64_t bytes = session_seq_bytes(e->session, n_tok);
-	if (e->session->kv.host.n) /* its pages go there when they have to, beside the steps */
-		return NULL;
 	if (bytes > e->swap_max - e->swap_used || 2 * (double)bytes / e->copy_bytes_s > n_tok * e->token_s)
 		return NULL;
 	session_seq_save(e->session, q, NULL, 0, &need, NULL);
@@ -174,6 +172,8 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 	TRY(sched_open(&e->sched_lim, &ops, &e->sched, err));
 	if (e->plan->kv_host && e->sched_lim.no_prefix)
 		return error_set(err, LLMC_E_INPUT, "kv.host and no_prefix_cache exclude each other: the prefix cache finds pages in host memory again");
+	if (e->session->kv.host.n && opt->swap_bytes)
+		return error_set(err, LLMC_E_INPUT, "kv.host and swap_bytes exclude each other: pages of preempted requests go to host memory as all others do");
 	if (!e->sched_lim.no_prefix)
 		TRY(kv_prefix_open(&e->session->kv, err));
 	if (opt->prefix_dir && e->sched_lim.no_prefix && opt->no_prefix_cache)

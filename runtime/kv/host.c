@@ -10,7 +10,7 @@
 int64_t
 kv_host_pages(const Plan *p)
 {
-	const int64_t one = kv_bytes(p, 1), n = one > 0 ? p->kv_host / one : 0;
+	const int64_t one = plan_page_bytes(p), n = one > 0 ? p->kv_host / one : 0;
 
 	return n < INT32_MAX / 2 ? n : INT32_MAX / 2;
 }

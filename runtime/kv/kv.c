@@ -32,14 +32,9 @@ pool_bytes(const PlanPool *p, int64_t n_page, int64_t n_exact)
 int64_t
 kv_bytes(const Plan *p, int64_t n_page)
 {
-	int64_t sum = 0;
+	int64_t one = plan_page_bytes(p), all;
 
-	for (int i = 0; i < p->n_pool; i++) {
-		int64_t one = pool_bytes(&p->pool[i], n_page, n_page);
-		if (one < 0 || __builtin_add_overflow(sum, one, &sum))
-			return -1;
-	}
-	return sum;
+	return one < 0 || __builtin_mul_overflow(one, n_page, &all) ? -1 : all;
 }
 
 int64_t

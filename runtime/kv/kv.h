@@ -201,7 +201,7 @@ kv_seq_pages(int32_t len)
 void        kv_seq_room(Kv *kv, int32_t q, int32_t len, int32_t behind);
 /* First pages of a sequence of len positions that need no window page from there on, but for its sinks. */
 int32_t     kv_behind(const Kv *kv, int32_t len);
-bool        kv_has_window(const Kv *kv, int32_t page); /* may all of it be read? True where there are no windows */
+bool        kv_has_window(const Kv *kv, int32_t page); /* may all of it be read? True where there are no windows; from n_page on: was it copied so to host memory? */
 /* Pages of a sequence, from its first on, out and in again: kv_bytes(n) of them less kv_behind_bytes(behind), for those that lack their window pages. */
 void        kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t behind, void *host);
 void        kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host);

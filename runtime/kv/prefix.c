@@ -275,14 +275,10 @@ page_hold(Kv *kv, int32_t page)
 	}
 }
 
-/* Those of a new sequence's pages that are in host memory become pages of the device, as many as there is room for: what is behind goes back. */
+/* Pages that page_hold has given a new sequence, behind its first n, go back. */
 static void
-bring(Kv *kv, KvSeq *s)
+hold_less(Kv *kv, KvSeq *s, int32_t n)
 {
-	int32_t room = kv->n_free, n = 0;
-
-	while (n < s->n_page && (s->page[n] < kv->n_page || room-- > 0))
-		n++;
 	while (s->n_page > n) {
 		int32_t page = s->page[--s->n_page];
 		s->len -= PLAN_KV_PAGE;
@@ -291,6 +287,19 @@ bring(Kv *kv, KvSeq *s)
 		else
 			kv_page_drop(kv, page);
 	}
+}
+
+/* Those of a new sequence's pages that are in host memory become pages of the device, as many as there is room for and as it can go on behind. */
+static void
+bring(Kv *kv, KvSeq *s)
+{
+	int32_t room = kv->n_free, n = 0;
+
+	while (n < s->n_page && (s->page[n] < kv->n_page || room-- > 0))
+		n++;
+	hold_less(kv, s, n);
+	n = deepest(kv, s);
+	hold_less(kv, s, n);
 	for (int32_t i = 0; i < n; i++) {
 		const int32_t from = s->page[i];
 		if (from < kv->n_page)

@@ -122,7 +122,7 @@ kv_behind(const Kv *kv, int32_t len)
 bool
 kv_has_window(const Kv *kv, int32_t page)
 {
-	return !kv->window || kv->window[page] >= 0;
+	return !kv->window || (page < kv->n_page ? kv->window[page] >= 0 : kv->host.whole[page - kv->n_page]);
 }
 
 void

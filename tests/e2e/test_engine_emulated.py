@@ -74,11 +74,12 @@ with llmc.open("configs/tiny.yaml", random_weights=True, device="cuda", arch="sm
         crowd = [e.submit(p, **params) for p in prompts]
         turns.append([r.wait()["tokens"] for r in crowd])
         stats = e.stats()
-    try:
-        m.engine(no_prefix_cache=True)
-        refused = ""
-    except llmc.Error as e:
-        refused = str(e)
+    refused = []
+    for options in (dict(no_prefix_cache=True), dict(swap_bytes=1 << 20)):
+        try:
+            m.engine(**options)
+        except llmc.Error as e:
+            refused.append(str(e))
 print(json.dumps([alone, turns, refused, memory["kv_host"], memory["kv_per_token"], stats]))
 """
 HOSTS = {"f16": {}, "window": {"attention.window": "40", "attention.window_layers": "[0]"}, "int4": {"kv.dtype": "int4", "kv.rotate": "true"}, "ranks": {"parallel.tp": "2"}}
@@ -94,7 +95,7 @@ def test_pages_beyond_the_device_come_back_from_host_memory(name):
     assert p.returncode == 0, p.stderr
     alone, turns, refused, host, per_token, stats = json.loads(p.stdout.splitlines()[-1])
     assert turns == [alone] * 3
-    assert "no_prefix_cache exclude each other" in refused
+    assert len(refused) == 2 and all(f"kv.host and {name} exclude each other" in r for name, r in zip(("no_prefix_cache", "swap_bytes"), refused))
     assert stats["host_pages_total"] > 20 and 1 << 19 < host <= 1 << 20
     # the pages of all prompts but the first ones of the second turn were elsewhere
     assert stats["host_out"] >= stats["host_in"] >= 64 and stats["host_in"] % 32 == 0 and stats["prefix_hits"] >= 64 + 64 + 96 + 32

@@ -137,6 +137,20 @@ BENCH_TEST(unknown_targets_and_stages_are_refused)
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "--dump=everything"));
 }
 
+/* tiny-llama's page: two layers of 32 keys and values of two heads of eight floats */
+BENCH_TEST(host_memory_holds_a_page_or_is_refused)
+{
+	const char *set[] = { "kv.host=8192", "kv.dtype=f32", NULL };
+
+	for (int i = 0; i < 2; i++) {
+		b->spec = spec_from_file("tests/golden/graphs/llama.yaml", set, &b->diag, &b->arena);
+		assert_non_null(b->spec);
+		assert_true((compile_spec(b->spec, "cuda-sm_80", NULL, NULL, &b->diag, &b->arena) != NULL) == (i == 0));
+		set[0] = "kv.host=8191";
+	}
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "kv.host = 8191: a page of this model has 8192 bytes"));
+}
+
 BENCH_TEST(every_stage_can_be_dumped)
 {
 	static const char *const stage[] = { "spec", "graph", "fuse", "order", "plan" };
@@ -285,7 +299,7 @@ main(void)
 		cmocka_unit_test(the_reader_takes_every_plan),
 		cmocka_unit_test(targets_share_an_artifact),
 		cmocka_unit_test(unknown_targets_and_stages_are_refused),
-		cmocka_unit_test(every_stage_can_be_dumped),
+		cmocka_unit_test(host_memory_holds_a_page_or_is_refused), cmocka_unit_test(every_stage_can_be_dumped),
 		cmocka_unit_test(the_plan_text_folds_equal_layers),
 		cmocka_unit_test(a_name_cannot_end_a_comment),
 		cmocka_unit_test(lines_are_those_of_the_artifacts_description),

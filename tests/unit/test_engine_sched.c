@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "runtime/engine/sched.h"
-#include "runtime/kv/kv.h"
+#include "tests/unit/late_copies.h"
 
 enum { VOCAB = 400, EOS = 0, CONTEXT = 336 };
 
@@ -40,121 +40,18 @@ mix(uint32_t h, uint32_t x)
 	return h ^ h >> 15;
 }
 
-typedef struct Copy { char *to; const char *from; size_t bytes; uint32_t group; } Copy;
-
 typedef struct Fake {
 	Kv       kv;
-	uint64_t random;
 	int      save;      /* of 8 */
 	int      n_saved;   /* alive */
 	int      n_dropped; /* forwards of sequences that had let go of window pages */
-	/* copies beside steps that are yet to be made, in order */
-	Copy     copy[8192];
-	int      n_copy, n_asked, n_waited; /* asked whether pages have come; and they had not */
-	uint32_t group;     /* that ended last */
+	Late     late;
 } Fake;
 
 static uint32_t
 roll(Fake *f, uint32_t n)
 {
-	f->random ^= f->random << 13;
-	f->random ^= f->random >> 7;
-	f->random ^= f->random << 17;
-	return (uint32_t)(f->random >> 20) % n;
-}
-
-/* Copies beside steps are made as late as they may be, or whenever somebody asks: who does not wait for one reads what was there before, or copies what is there now. */
-static void
-make_copies(Fake *f, uint32_t group)
-{
-	int n = 0;
-
-	for (; n < f->n_copy && (int32_t)(group - f->copy[n].group) >= 0; n++)
-		memcpy(f->copy[n].to, f->copy[n].from, f->copy[n].bytes);
-	f->n_copy -= n;
-	memmove(f->copy, f->copy + n, (size_t)f->n_copy * sizeof *f->copy);
-}
-
-static llmc_status
-mem_alloc(void *user, size_t bytes, void **out, llmc_error *err)
-{
-	(void)user;
-	(void)err;
-	*out = calloc(1, bytes);
-	return *out ? LLMC_OK : LLMC_E_MEMORY;
-}
-
-static void
-mem_free(void *user, void *mem, size_t bytes)
-{
-	(void)user;
-	(void)bytes;
-	free(mem);
-}
-
-static void
-mem_unpin(void *user, void *mem, size_t bytes)
-{
-	((Fake *)user)->n_copy = 0;
-	mem_free(user, mem, bytes);
-}
-
-static void
-mem_copy(void *user, void *to, const void *from, size_t bytes)
-{
-	(void)user;
-	memcpy(to, from, bytes);
-}
-
-static void
-mem_clear(void *user, void *at, size_t bytes)
-{
-	(void)user;
-	memset(at, 0, bytes);
-}
-
-static void
-mem_begin(void *user)
-{
-	(void)user;
-}
-
-static void
-mem_beside(void *user, void *to, const void *from, size_t bytes)
-{
-	Fake *f = user;
-
-	if (f->n_copy == (int)(sizeof f->copy / sizeof *f->copy))
-		make_copies(f, f->group);
-	f->copy[f->n_copy++] = (Copy){ to, from, bytes, f->group + 1 };
-}
-
-static void
-mem_end(void *user, uint32_t number)
-{
-	Fake *f = user;
-
-	assert_int_equal(number, f->group + 1);
-	f->group = number;
-}
-
-static void
-mem_wait(void *user, uint32_t number)
-{
-	make_copies(user, number);
-}
-
-static bool
-mem_over(void *user, uint32_t number)
-{
-	Fake *f = user;
-
-	f->n_asked++;
-	if (f->n_copy && roll(f, 2)) /* the device gets on */
-		make_copies(f, f->copy[roll(f, (uint32_t)f->n_copy)].group);
-	bool over = !f->n_copy || (int32_t)(number - f->copy[0].group) < 0;
-	f->n_waited += !over;
-	return over;
+	return late_roll(&f->late, n);
 }
 
 /* Keys hold the token, values a hash of all before it. */
@@ -537,12 +434,11 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy, int save) /*
 	m->slowest = 0;
 	/* less than sessions take: what all sequences see, and the rows of a step */
 	const Plan *p = m->windows == 2 ? &exact_plan : m->windows ? lim.borders ? &both_plan : &window_plan : lim.borders ? &state_plan : &plan;
-	const KvMem mem = { .user = &m->f, .alloc = mem_alloc, .free = mem_free, .copy = mem_copy, .clear = mem_clear, .read = mem_copy, .write = mem_copy, .pin = mem_alloc,
-		.unpin = mem_unpin, .begin = mem_begin, .out = mem_beside, .in = mem_beside, .end = mem_end, .wait = mem_wait, .over = mem_over };
+	const KvMem mem = late_mem(&m->f.late);
 	assert_int_equal(kv_open_on(&m->f.kv, &mem, p, pages, m->windows ? (m->windows == 2 ? 5 : 4) * lim.seqs + lim.chunk / PLAN_KV_PAGE + 1 : 0,
 	                            lim.no_prefix ? 0 : 2 * lim.seqs, CONTEXT, lim.seqs, NULL), LLMC_OK);
 	assert_int_equal(kv_host_open(&m->f.kv, m->host, lim.chunk / PLAN_KV_PAGE + 1, NULL), LLMC_OK);
-	m->f.group = m->f.kv.host.n_moved = m->f.kv.host.waited = (uint32_t)-1000; /* numbers come round */
+	m->f.late.group = m->f.kv.host.n_moved = m->f.kv.host.waited = (uint32_t)-1000; /* numbers come round */
 	if (!lim.no_prefix)
 		assert_int_equal(kv_prefix_open(&m->f.kv, NULL), LLMC_OK);
 	assert_int_equal(sched_open(&lim, &o, &m->s, NULL), LLMC_OK);
@@ -601,7 +497,7 @@ random_requests_answer_as_alone(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
-		m = (Sim){ .f.random = 88172645463325252u + i, .windows = with[i].windows, .host = with[i].host, .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0 };
+		m = (Sim){ .f.late.random = 88172645463325252u + i, .windows = with[i].windows, .host = with[i].host, .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0 };
 		simulate(&m, with[i].lim, steps, with[i].choices, with[i].busy, with[i].save);
 		preempted += m.s->n_preempted;
 		saved += m.s->n_loaded;
@@ -610,7 +506,7 @@ random_requests_answer_as_alone(void **state)
 		right += m.n_right;
 		out += m.f.kv.host.n_out;
 		in += m.f.kv.host.n_in;
-		waited += (uint64_t)m.f.n_waited;
+		waited += (uint64_t)m.f.late.n_waited;
 		print_message("%zu: %llu answered, %llu cancelled, %llu preempted, %llu loaded, %llu cached, at most %llu steps\n", i,
 		              (unsigned long long)m.n_done, (unsigned long long)m.n_cancelled, (unsigned long long)m.s->n_preempted,
 		              (unsigned long long)m.s->n_loaded, (unsigned long long)m.s->prefix_hits, (unsigned long long)m.slowest);
@@ -635,7 +531,7 @@ open_sim(SchedLimits lim)
 	static Sim m;
 	SchedOps o = ops;
 
-	m = (Sim){ .f.random = 1 };
+	m = (Sim){ .f.late.random = 1 };
 	o.user = &m.f;
 	assert_int_equal(kv_open(&m.f.kv, &plan, (int32_t)lim.pages, CONTEXT, lim.seqs, NULL), LLMC_OK);
 	assert_int_equal(sched_open(&lim, &o, &m.s, NULL), LLMC_OK);
