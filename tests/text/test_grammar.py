@@ -114,17 +114,18 @@ def test_random_texts_of_schemas_are_json_that_fits(smollm2):
     tok = llmc.Tokenizer(smollm2)
     tokens = token_bytes(tok)
     rng = random.Random(1)
+    usable = numpy.array([t[:1] != b"\xff" for t in tokens])
+    closes = numpy.array([t in (b'"', b"}", b"]", b'"}', b"]}", b'"]') for t in tokens])
     for name, schema, _ in CASES:
         with llmc.Grammar(tok, "json_schema", schema) as grammar, grammar.matcher() as m:
             out = b""
             for step in range(400):
                 if m.may_end and (m.ended or step > 40):
                     break
-                allowed = numpy.nonzero(numpy.unpackbits(numpy.frombuffer(m.mask(), dtype=numpy.uint8), bitorder="little"))[0]
-                allowed = [i for i in allowed if tokens[i][:1] != b"\xff"]
+                allowed = numpy.unpackbits(numpy.frombuffer(m.mask(), dtype=numpy.uint8), bitorder="little")[:len(tokens)].astype(bool) & usable
                 # what closes, when it has gone on for long
-                closing = [i for i in allowed if tokens[i] in (b'"', b"}", b"]", b'"}', b"]}", b'"]')] if step > 40 else []
-                pick = rng.choice(closing or allowed)
+                closing = numpy.nonzero(allowed & closes)[0] if step > 40 else ()
+                pick = int(rng.choice(closing if len(closing) else numpy.nonzero(allowed)[0]))
                 m.accept(pick)
                 out += tokens[pick]
             if m.may_end:
