@@ -213,7 +213,7 @@ def names_the_lost(log, rank, ranks, host):
     return re.search(rf"rank {rank} of {ranks} \(host {host}\) is lost: no answer for 5 s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n", log.read_text())
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", ["memory", "mpi"])
 @pytest.mark.parametrize("sig", ["KILL", "STOP"])
 @pytest.mark.parametrize("when", ["decode", "prompt", "idle"])
