@@ -73,7 +73,7 @@ unit-%: $(BUILD)/unit/%
 	$<
 
 unit: $(UNIT) ## build and run the C unit tests
-	@tools/unit.sh $(UNIT)
+	@tools/unit.sh $(UNIT_CHECKED) $(UNIT)
 
 deps: ## install what building and testing needs (Debian packages, with root or sudo)
 	@tools/deps.sh
@@ -84,7 +84,7 @@ smollm2: ## fetch the demo model (92 MB) into the cache and print its path
 demo: ## install, build, fetch SmolLM2, compile it and let it answer
 	@tools/demo.sh
 
-check: ## the test suite: of wide sweeps a sample, twenty minutes on two cores
+check: ## the test suite: of wide sweeps a sample, half an hour on two cores
 	@tools/check.sh
 
 check-all: ## the same with every case: memory failing at each allocation, kernels in each type, goldens on each target

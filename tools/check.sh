@@ -1,6 +1,7 @@
 #!/bin/bash
 # The test suite. Usage: tools/check.sh [STEP ...]; without steps, all of them in order:
-#   build   gcc, warnings are errors              clang   the same with clang, objects only
+#   env     Python environment, demo model
+#   build   gcc, warnings are errors              clang   the same with clang, objects only: those of the fuzzers, which need them too
 #   unit    C unit tests                          pytest  text, kernel, golden and end-to-end tests
 #   serve   the HTTP server with real clients     cuda    kernels and models on emulated GPUs, NVRTC
 #   san     unit tests and models under ASan and UBSan, kernels included
@@ -9,7 +10,7 @@
 # Prints a line for each step with its time, the output of what failed, and exits 1 when any step did.
 set -u
 cd "$(dirname "$0")/.."
-steps=${*:-"deps build clang unit pytest cuda serve+emu san+tsan+fuzz"}
+steps=${*:-"deps build+env clang unit pytest cuda serve+emu san+tsan+fuzz"}
 jobs=$(nproc)
 export LLMC_CACHE=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}
 log=build/check
@@ -24,15 +25,26 @@ step_build() {
 	make -s -j"$jobs" all
 }
 
-step_clang() {
-	command -v clang >/dev/null || { echo "no clang: skipped"; return 0; }
-	make -s -j"$jobs" BUILD=build/clang CC=clang CFLAGS=-O1 lib build/clang/llmc
+step_env() {
+	tools/venv.sh >/dev/null && tools/smollm2.sh
 }
 
+step_clang() {
+	command -v clang >/dev/null || { echo "no clang: skipped"; return 0; }
+	local folder
+	folder=$(tests/fuzz/run.sh --library) || return 1
+	case $folder in
+	*clang*) ;;
+	*) folder=build/clang; make -s -j"$jobs" BUILD=$folder CC=clang CFLAGS=-O1 lib || return 1 ;;
+	esac
+	local cli=(cli/*.c)
+	cli=("${cli[@]/#/$folder/}")
+	make -s -j"$jobs" BUILD="$folder" CC=clang CFLAGS=-O1 "${cli[@]/%.c/.o}"
+}
+
+# check: a GPU's driver and a session, with every access of every kernel looked at
 step_unit() {
-	make -s -j"$jobs" emu-lib unit || return 1
-	# a GPU's driver and a session, with every access of every kernel looked at
-	LLMC_EMU_MODE=check tools/unit.sh build/unit/test_cuda_load build/unit/test_cuda_session
+	make -s -j"$jobs" emu-lib unit UNIT_CHECKED="check:build/unit/test_cuda_session check:build/unit/test_cuda_load"
 }
 
 # pytest in the tests' own environment. One to three tests that failed run once more, alone: those that pass then are named in the step's line as unsteady,
@@ -68,15 +80,15 @@ step_cuda() {
 # Everything of the library, the emitted kernels too, under AddressSanitizer and UndefinedBehaviorSanitizer.
 step_san() {
 	local san="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
-	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g" SAN="$san" all || return 1
+	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" all || return 1
 	export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g" SAN="$san" unit || return 1
+	make -s -j"$jobs" BUILD=build/san CFLAGS="-O1 -g1" SAN="$san" unit || return 1
 	tests/e2e/sanitized.sh build/san/llmc "$san"
 }
 
 step_tsan() {
 	local san="-fsanitize=thread"
-	make -s -j"$jobs" BUILD=build/tsan CFLAGS="-O1 -g" SAN="$san" build/tsan/llmc build/tsan/unit/test_engine build/tsan/unit/test_serve_models || return 1
+	make -s -j"$jobs" BUILD=build/tsan CFLAGS="-O1 -g1" SAN="$san" build/tsan/llmc build/tsan/unit/test_engine build/tsan/unit/test_serve_models || return 1
 	TSAN_OPTIONS=halt_on_error=1 tests/e2e/threads.sh build/tsan/llmc
 }
 

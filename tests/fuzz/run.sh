@@ -2,6 +2,7 @@
 # Build the fuzzers and run each over its kept corpus (tests/fuzz/corpus/<name>) and mutations of it.
 #
 #   tests/fuzz/run.sh [name...]     all fuzzers, or those named: gguf yaml ...
+#   tests/fuzz/run.sh --library     the library alone, as they need it; prints its folder
 #   FUZZ_SECONDS=30                 so long per fuzzer, with new inputs each time; without: short, and the same inputs in every run
 #   FUZZ_RUNS=5000                  so many inputs per fuzzer when FUZZ_SECONDS is not set; without: some five seconds' worth
 #   FUZZ_CC=gcc                     do without libFuzzer, with tests/fuzz/driver.c in its place
@@ -33,6 +34,10 @@ flags="-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all"
 # lib_san also covers the fuzzers' own code; what links it brings the main function
 $make -s -j"$(nproc)" BUILD="$build" CC="$cc" CFLAGS="$flags" SAN="$lib_san" "$build/libllmc.a"
 
+if [ "${1:-}" = --library ]; then
+	echo "$build"
+	exit
+fi
 if [ $# -eq 0 ]; then
 	for f in tests/fuzz/fuzz_*.c; do
 		f=${f##*/fuzz_}
