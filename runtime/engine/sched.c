@@ -346,9 +346,13 @@ piece(Sched *s, const SchedSeq *c, const Budget *b)
 	n = n < most ? n : most;
 	if (n > 0 && rows_of(c, n) > b->rows)
 		n = rows_of(c, n) == n ? b->rows : n - 1; /* rows of the whole prompt, or only of its end */
-	int32_t border = (c->n_tok - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE;
-	if (s->lim.borders && !s->lim.no_prefix && c->n_done < border && c->n_done + n > border)
-		n = border - c->n_done;
+	if (s->lim.borders) {
+		int32_t border = (c->n_tok - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE, cut = (c->n_done + n) / PLAN_KV_PAGE * PLAN_KV_PAGE;
+		if (!s->lim.no_prefix && c->n_done < border && c->n_done + n > border)
+			n = border - c->n_done;
+		else if (c->n_done + n < c->n_tok && c->n_done < cut)
+			n = cut - c->n_done;
+	}
 	return n > 0 ? n : 0;
 }
 

@@ -43,7 +43,7 @@ typedef struct SchedLimits {
 	int32_t max_waiting_steps;
 	bool    prompt_whole;
 	bool    no_prefix;
-	bool    borders;            /* a prefix ends where a step has ended: a piece of a prompt ends at its last border of pages */
+	bool    borders;            /* a prefix ends where a step has ended: a piece of a prompt ends at its last border of pages, one before it at any border */
 } SchedLimits;
 
 typedef enum SchedState { SEQ_NEW, SEQ_RUNNING, SEQ_PREEMPTED, SEQ_DONE } SchedState;

@@ -6,6 +6,7 @@
     make bench-peer PEER_ARGS="--widths --prepare"          beforehand, so that the other run only measures: builds, files, kernels
     make bench-peer PEER_ARGS="--widths --check"            no times: do both compute the same logits
     make bench-peer PEER_ARGS="--codes --minutes 20"        a 1B in the types of GGUF that are codes, Q2_K, Q3_K, IQ1 to IQ4, TQ
+    make bench-peer PEER_ARGS="--recent --minutes 15"       Qwen3.5, gpt-oss in MXFP4, Gemma 4: states, sinks, windows, layers of two shapes
 
 llama.cpp comes from the newest source package of llama-cpp-python (PyPI), built into the cache, with its native flags and without AMX
 (--isa best) or held to AVX2 (--isa v3), as llmc is. A model's first round runs every build with flash attention off and on, and without
@@ -234,7 +235,8 @@ class Case:
         self.died = {}
 
 
-TINY = {"qwen3-30b-a3b": "tiny-qwen3moe", "deepseek-v2-lite": "tiny-deepseek", "llama3.2-1b": "tiny-llama", "mixtral-8x7b": "tiny-mixtral"}
+TINY = {"qwen3-30b-a3b": "tiny-qwen3moe", "deepseek-v2-lite": "tiny-deepseek", "llama3.2-1b": "tiny-llama", "mixtral-8x7b": "tiny-mixtral",
+        "qwen3.5-9b": "tiny-qwen35", "qwen3.5-35b-a3b": "tiny-qwen35moe", "gpt-oss-20b": "tiny-gpt-oss", "gemma4-26b-a4b": "tiny-gemma4-moe", "gemma4-e4b": "tiny-gemma4"}
 
 
 def widths(quick, tiny=False):
@@ -254,13 +256,24 @@ def widths(quick, tiny=False):
     return out
 
 
-def codes(tiny=False):
+def recent(quick, tiny=False):
+    """Families of 2025 and 2026 in the type that most people fetch."""
+    import random_gguf
+    goals = {"tg32": 1.5, "tg32 @ d4096": 1.5, "pp512": 2.5}
+    return [Case(shape, kind, lambda s=shape, k=kind: random_gguf.make(TINY[s] if tiny else s, k), [t for t in WIDTHS if t.kind != "batch"], [I16] if quick else [I16, I8], goals)
+            for shape, kind in (("qwen3.5-35b-a3b", "Q4_K_M"), ("gpt-oss-20b", "MXFP4"), ("gemma4-26b-a4b", "Q4_K_M"), ("qwen3.5-9b", "Q4_K_M"), ("gemma4-e4b", "Q4_K_M"))]
+
+
+def codes(quick, tiny=False):
     """A 1B of each type that is codes, the common ones first."""
     import random_gguf
     goals = {"tg32": 1.3, "pp512": 2}
     shape = "tiny-llama" if tiny else "llama3.2-1b"
     order = ("IQ4_XS", "Q3_K", "IQ3_S", "IQ2_XS", "Q2_K", "IQ4_NL", "IQ3_XXS", "IQ2_XXS", "IQ1_S", "IQ2_S", "IQ1_M", "TQ2_0", "TQ1_0")
     return [Case("llama3.2-1b", k, lambda k=k: random_gguf.make(shape, k), WIDTHS[:2], [I16, I8], goals) for k in order]
+
+
+SETS = {"widths": widths, "codes": codes, "recent": recent}
 
 
 def quantised(bin, model, kind):
@@ -273,8 +286,8 @@ def quantised(bin, model, kind):
 
 
 def cases(a, bin):
-    if a.widths or a.codes:
-        return [c for c in (codes(a.tiny) if a.codes else widths(a.quick, a.tiny)) if not a.only or re.search(a.only, f"{c.name} {c.kind}")]
+    if a.set:
+        return [c for c in SETS[a.set](a.quick, a.tiny) if not a.only or re.search(a.only, f"{c.name} {c.kind}")]
     model = a.model or sh(os.path.join(ROOT, "tools", "smollm2.sh")).strip()
     name = os.path.basename(a.model) if a.model else "SmolLM2-135M"
     if a.formats:
@@ -420,7 +433,7 @@ def check(case, lib, a):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--model")
-    ap.add_argument("--isa", choices=["best", "v3"], help="[v3; with --widths or --codes best]")
+    ap.add_argument("--isa", choices=["best", "v3"], help="[v3; with --widths, --codes or --recent best]")
     ap.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     ap.add_argument("--rounds", type=int, help="[5; with --quick 3]")
     ap.add_argument("--minutes", type=float, help="begin nothing new after as many")
@@ -428,8 +441,9 @@ def main():
     ap.add_argument("--formats", action="store_true", help="decode and prefill of the other weight formats")
     ap.add_argument("--widths", action="store_true", help="files of real models' widths with random weights")
     ap.add_argument("--codes", action="store_true", help="files of a 1B's widths in GGUF's types of codes: Q2_K, Q3_K, IQ1 to IQ4, TQ")
-    ap.add_argument("--tiny", action="store_true", help="with --widths or --codes: small files of the same kinds, to try this out")
-    ap.add_argument("--only", metavar="REGEX", help="with --widths or --codes: of these names and formats, as 'qwen3.* Q4_0'")
+    ap.add_argument("--recent", action="store_true", help="files of the widths of Qwen3.5, gpt-oss and Gemma 4")
+    ap.add_argument("--tiny", action="store_true", help="with --widths, --codes or --recent: small files of the same kinds, to try this out")
+    ap.add_argument("--only", metavar="REGEX", help="with --widths, --codes or --recent: of these names and formats, as 'qwen3.* Q4_0'")
     ap.add_argument("--prepare", action="store_true", help="build, write and compile all that is missing, measure nothing")
     ap.add_argument("--check", action="store_true", help="compare logits, measure nothing")
     ap.add_argument("--peer-version", help="of llama-cpp-python [the newest]")
@@ -437,7 +451,8 @@ def main():
     ap.add_argument("--out", help="result file [tests/bench/results/peer-...json]")
     a = ap.parse_args()
     start = time.monotonic()
-    a.isa = a.isa or ("best" if a.widths or a.codes else "v3")
+    a.set = next((name for name in SETS if getattr(a, name)), None)
+    a.isa = a.isa or ("best" if a.set else "v3")
     rounds = a.rounds or (3 if a.quick else 5)
     peers, about = build_peers(a.isa, a.peer_version)
     if a.build_only:
@@ -458,7 +473,7 @@ def main():
     peak, load = tiles(a.threads), os.getloadavg()[0]
     result = {"date": datetime.date.today().isoformat(), "machine": machine(), "isa": a.isa, "threads": a.threads, "rounds": rounds,
               "load_before": load, "quiet": load < 0.5, "peer": about, "tiles_peak": peak, "tests": []}
-    out = a.out or result_file("peer", a.isa + ("-formats" if a.formats else "-widths" if a.widths else "-codes" if a.codes else ""))
+    out = a.out or result_file("peer", a.isa + (f"-{a.set}" if a.set else "-formats" if a.formats else ""))
     os.makedirs(os.path.dirname(out), exist_ok=True)
     for r in range(rounds):
         for c in todo:

@@ -9,10 +9,10 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def steps(cuts):
+def steps(cuts, rows=ROWS):
     """Each step as [(sequence, first row, end)]: all sequences are cut at the same rows."""
     for a, b in zip(cuts, cuts[1:]):
-        yield [(i, a, min(b, n)) for i, n in enumerate(ROWS) if a < n]
+        yield [(i, a, min(b, n)) for i, n in enumerate(rows) if a < n]
 
 
 CONV = [(70, 4, "silu", False), (5, 2, "none", True), (130, 5, "silu", True)]
@@ -34,15 +34,15 @@ def conv(width, taps, gate, bias):
 
 
 DELTA = [dict(k_heads=2, v_heads=6, k_dim=12, v_dim=20), dict(k_heads=3, v_heads=6, k_dim=128, v_dim=128, tiled=1), dict(k_heads=1, v_heads=3, k_dim=17, v_dim=33, a_log=0),
-         dict(k_heads=2, v_heads=2, k_dim=40, v_dim=64, g_dim=40, b_scale=2.0)]
+         dict(k_heads=2, v_heads=2, k_dim=40, v_dim=64, g_dim=40, b_scale=2.0), dict(k_heads=1, v_heads=2, k_dim=72, v_dim=36, b_scale=2.0, tiled=1)]
 
 
-def delta(case):
+def delta(case, of_rows=ROWS):
     p = dict(g_dim=1, tiled=0, a_log=1, b_scale=1.0) | DELTA[case]
     hk, hv, dk, dv, dg = (p[k] for k in ("k_heads", "v_heads", "k_dim", "v_dim", "g_dim"))
     rng, eps, scale = np.random.default_rng(case), 1e-6, dk ** -0.5
-    x = [rng.standard_normal((n, 2 * hk * dk + hv * dv)).astype(np.float32) for n in ROWS]
-    a, b = ([rng.standard_normal((n, hv, d)[:3 if d else 2]).astype(np.float32) for n in ROWS] for d in (dg, 0))
+    x = [rng.standard_normal((n, 2 * hk * dk + hv * dv)).astype(np.float32) for n in of_rows]
+    a, b = ([rng.standard_normal((n, hv, d)[:3 if d else 2]).astype(np.float32) for n in of_rows] for d in (dg, 0))
     rate, dt = rng.standard_normal(hv).astype(np.float32), rng.standard_normal((hv, dg)).astype(np.float32)
     if not p["a_log"]:
         rate = -np.abs(rate)
