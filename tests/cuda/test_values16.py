@@ -31,12 +31,14 @@ def product(arch, n, rows, cols, mode="fast", seed=0, path="own", deterministic=
 
 
 # Every way to bring rows: cp.async, tensor maps of mma, boxes of wgmma (of which the last is cut, or lies behind the rows for a block) by all three tiles
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("arch, n, rows, cols", [("sm_80", 130, 97, 72), ("sm_120a", 130, 300, 168), ("sm_90a", 300, 72, 192), ("sm_90a", 513, 520, 128), ("sm_90a", 67, 136, 704)])
 def test_reads(arch, n, rows, cols):
     product(arch, n, rows, cols)
     product(arch, n, rows, cols, "check", 2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arch, n", [("sm_80", 9), ("sm_90a", 40)])
 def test_few_rows_read(arch, n):
     product(arch, n, 136, 192, "check", 1, deterministic=0)
@@ -59,6 +61,7 @@ def test_adds_in_place(path):
 
 
 # what = a stage that asks for fewer bytes than come, a piece of the wrong rows, x before what makes it has ended
+@pytest.mark.sample(1)
 @pytest.mark.findings
 @pytest.mark.parametrize("what", ["bytes", "rows", "wait"])
 def test_planted(what):
@@ -75,6 +78,7 @@ def test_planted(what):
         close(y, rounded(c.x, "bf16") @ w.T)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("op, arch, n, path", [("norm_glu", "sm_80", 130, "own"), ("norm_glu", "sm_90a", 130, "own"), ("norm_glu", "sm_90a", 20, "own"),
                                                ("norm_glu", "sm_90a", 130, "library"), ("norm_act", "sm_100a", 130, "own")])
 def test_writes(op, arch, n, path):
@@ -88,6 +92,7 @@ def test_writes(op, arch, n, path):
     assert np.array_equal(got, to_bf16(want))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arch, shared", [("sm_80", 40), ("sm_90a", 64)])
 def test_experts(arch, shared):
     rows, width = 70, 64
