@@ -48,6 +48,7 @@ typedef struct Batch {
 	bool        cancel, fresh; /* fresh: it is being written for the first time: its thread and its lists leave it out */
 	double      later;       /* its lines found no room when its turn ended: it has nothing to do before that time */
 	int         busy, tries; /* and in its next turn it waits and tries as it would have in that one */
+	int         waited;      /* so many of its lines, the first that are not answered, have been tried */
 } Batch;
 
 typedef struct Share { char *owner; int64_t used; uint64_t served; } Share; /* bytes; when the latest of its batches has begun */

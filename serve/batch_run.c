@@ -657,6 +657,19 @@ fail(Run *run)
 	set_status(run, BATCH_FAILED);
 }
 
+/* Of the lines that waited when the turn before this one ended: nothing was in flight, and lines begin in order, so they are the first that are not done. */
+static void
+take_tries(Run *run)
+{
+	int left = run->b->waited;
+
+	for (size_t i = 0; i < run->n_line && left > 0; i++)
+		if (!run->line[i].done) {
+			run->line[i].tries = (uint8_t)run->b->tries;
+			left--;
+		}
+}
+
 static void
 batch_do(Store *st, Batch *b)
 {
@@ -669,14 +682,14 @@ batch_do(Store *st, Batch *b)
 	if (run.errors)
 		b->completed = b->failed = 0;
 	pthread_mutex_unlock(&st->lock);
-	for (size_t i = 0; i < run.n_line; i++)
-		run.line[i].tries = (uint8_t)b->tries;
 	if (fine && !stop) {
 		set_status(&run, BATCH_IN_PROGRESS);
-		if (!open_part(&run, 0) || !open_part(&run, 1))
+		if (!open_part(&run, 0) || !open_part(&run, 1)) {
 			run.full = true;
-		else
+		} else {
+			take_tries(&run);
 			fly(&run);
+		}
 	}
 	bool left = false;
 	int  tries = 0;
@@ -687,7 +700,8 @@ batch_do(Store *st, Batch *b)
 	pthread_mutex_lock(&st->lock);
 	b->later = run.pause_until;
 	b->busy = run.busy;
-	b->tries = run.n_landed ? 0 : tries;
+	b->tries = tries;
+	b->waited = run.n_landed ? 0 : run.n_again;
 	stop = st->stop;
 	bool turn = run.yields && left && !run.full && !b->cancel && time(NULL) < b->expires; /* it goes on in its next turn, as at a server's next start */
 	pthread_mutex_unlock(&st->lock);

@@ -3,6 +3,7 @@ import http.client
 import json
 import os
 import resource
+import shutil
 import signal
 import threading
 
@@ -310,6 +311,22 @@ def test_a_batch_that_only_waits_gives_up_its_turn(fake, tmp_path):
             s.until(lambda: s.request("GET", f"/v1/batches/{batch['id']}", headers=key).json()["status"] == "in_progress")
         r = s.request("POST", f"/v1/batches/{first['id']}/cancel", headers=alice)  # also while it waits for its turn
         assert r.status == 200 and ended(s, first, alice)["status"] == "cancelled"
+        assert s.stop()[0] == 0
+
+
+def test_a_turn_that_was_given_up_goes_on(serve, tiny_folder, tmp_path):
+    """Lines whose model cannot be opened are tried again, turn by turn, and answered when it is back."""
+    shutil.copytree(tiny_folder, tmp_path / "m")
+    weights = tmp_path / "m" / "model.safetensors"
+    weights.rename(tmp_path / "away")
+    (tmp_path / "keys").write_text("alice sk-alice\nbob sk-bob\n")
+    alice, bob = ({"Authorization": f"Bearer {k}"} for k in ("sk-alice", "sk-bob"))
+    with serve(f"--model=a={tiny_folder}", "--model", f"m={tmp_path}/m", "--arch", "generic", "-t", "1", "--seqs", "1", "--batch-dir", tmp_path / "store", "--keys", tmp_path / "keys") as s:
+        first = start(s, [line(str(i), model="m") for i in range(4)], headers=alice)
+        other = start(s, [line("x", model="a")], headers=bob)  # runs though the first never ends
+        assert ended(s, other, bob)["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+        (tmp_path / "away").rename(weights)
+        assert ended(s, first, alice)["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
         assert s.stop()[0] == 0
 
 

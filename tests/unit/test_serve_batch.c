@@ -1,0 +1,46 @@
+/* Which lines of a batch have been tried when its next turn begins. How long that takes is a matter of minutes, so the parts are looked at alone. */
+#include "serve/batch_run.c"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+enum { N = 200 };
+
+/* Lines that fail at once, of such as have been tried as often as they may be: those that waited, and no others. */
+static void
+only_who_waited_has_tried(void **state)
+{
+	Line  line[N];
+	Batch b = { .tries = MAX_TRIES };
+	Req   r = { .status = 503 };
+	Server srv = { 0 };
+
+	(void)state;
+	r.srv = &srv;
+	for (b.waited = 0; b.waited <= N + 1; b.waited++)
+		for (size_t apart = 1; apart < 4; apart++) { /* some have been answered in turns before */
+			Run run = { .b = &b, .line = line, .n_line = N };
+			int failed = 0;
+			memset(line, 0, sizeof line);
+			for (size_t i = 0; i < N; i++)
+				line[i].done = i % apart != 0;
+			take_tries(&run);
+			for (size_t i = 0; i < N; i++) {
+				const bool first = !line[i].done && (int)(i / apart) < b.waited;
+				assert_int_equal(line[i].tries, first ? MAX_TRIES : 0);
+				failed += !line[i].done && !may_wait(&r, &line[i]);
+			}
+			const int left = (int)((N + apart - 1) / apart);
+			assert_int_equal(failed, b.waited < left ? b.waited : left);
+		}
+}
+
+int
+main(void)
+{
+	const struct CMUnitTest tests[] = { cmocka_unit_test(only_who_waited_has_tried) };
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
