@@ -363,7 +363,6 @@ head_alone(const SpecTable *t, Spec *s)
 	s->mtp.layer = s->n_layers;
 	s->n_layers = 1;
 	s->linear.n = s->ssm.n = s->conv.n = s->shared.n = 0;
-	s->adapters.slots = 0; /* what an adapter changes reaches it by the rows */
 }
 
 static void
@@ -458,7 +457,9 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->mtp.norm = BOOL(mtp_norm);
 	s->mtp.part = IS(mtp_part, "rows") ? MTP_ROWS : IS(mtp_part, "head") ? MTP_HEAD : MTP_NONE;
 	if (s->mtp.part == MTP_HEAD) {
+		s->lora.path = NULL;   /* what an adapter changes reaches it by the rows */
 		s->adapters.slots = 0; /* sequences of a head have no adapters */
+		s->kv.host = 0;        /* it is the model's */
 		head_alone(t, s);
 	}
 }

@@ -145,6 +145,32 @@ def test_the_command_says_the_same(folders):
     assert said[0]["tokens"] == said[1]["tokens"] != said[2]["tokens"] == said[3]["tokens"]
 
 
+def test_the_command_with_an_adapter(folders, tmp_path):
+    """What it changes reaches the head by the rows; the text is the one without a head."""
+    name = "glm4_moe-qk-norm"
+    shapes, adapter = weights.Mtp(name).tensors, {}
+    for module in ("model.layers.0.self_attn.q_proj", "model.layers.2.self_attn.o_proj"):
+        (rows, cols), stem = shapes[module + ".weight"], "base_model.model." + module
+        adapter |= {stem + ".lora_A.weight": 0.3 * weights.noise(stem + "a", 3 * cols).astype(np.float32).reshape(3, cols),
+                    stem + ".lora_B.weight": 0.3 * weights.noise(stem + "b", 3 * rows).astype(np.float32).reshape(rows, 3)}
+    weights.write_safetensors(tmp_path / "adapter_model.safetensors", adapter, "f32")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 3, "lora_alpha": 6}))
+    said = []
+    for extra in ([], ["--lora", str(tmp_path)], ["--lora", str(tmp_path), "--draft", "mtp"]):
+        p = subprocess.run([LLMC, "run", folders(name), "--tokens", ",".join(map(str, HEADS[name]["text"])), "-n", "20", "--ignore-eos", "--json", "--set", "kv.dtype=f32", "-t", "1", *extra],
+                           capture_output=True, text=True)
+        assert p.returncode == 0, p.stderr
+        said.append(json.loads(p.stdout)["tokens"])
+    assert said[0] != said[1] == said[2]
+
+
+def test_a_head_has_no_pages_in_host_memory(folders):
+    """They are the model's: what kv.host says is pinned once."""
+    for part, has in (("rows", True), ("head", False)):
+        p = subprocess.run([LLMC, "plan", folders("glm4_moe-qk-norm"), "--device", "cuda", "--arch", "sm_80", "--set", "kv.host=1G", "--set", f"mtp.part={part}"], capture_output=True, text=True)
+        assert p.returncode == 0 and ("of pinned memory" in p.stdout) == has, p.stderr
+
+
 ON_GPU = """
 import json, sys, llmc
 import numpy as np
