@@ -47,13 +47,15 @@ chat(int argc, char **argv)
 	llmc_error err = { 0 };
 	llmc_model *m = NULL;
 	Speaker s = { 0 };
-	char *history = NULL, *line = NULL;
+	char *history = NULL, *line = NULL, guesses[100];
 	size_t history_n = 0, line_cap = 0;
 	bool first = true, tty = isatty(STDIN_FILENO);
 	int code = 0;
 
 	if (OPT_PARSE(&cmd_chat, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_chat, "name a model");
+	if (draft && smp.speculate < 1)
+		return opt_usage_error(&cmd_chat, "--draft and --speculate 0 exclude each other");
 	draft_prepare(&c, draft);
 	llmc_status status = open_model(&c, args[0], false, &m, &err);
 	const llmc_tokenizer *t = m ? llmc_model_tokenizer(m) : NULL;
@@ -114,8 +116,9 @@ chat(int argc, char **argv)
 		if (r.kept)
 			fclose(r.kept);
 		putchar('\n');
+		speaker_guesses(&s, guesses, sizeof guesses);
 		if (status == LLMC_OK && !c.quiet && tty)
-			fprintf(stderr, "(%d tokens, %.1f/s)\n", res.n_new, res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s : 0);
+			fprintf(stderr, "(%d tokens, %.1f/s%s)\n", res.n_new, res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s : 0, guesses);
 		if (status == LLMC_OK)
 			add_message(f, &first, "assistant", reply, reply_n);
 		free(messages);

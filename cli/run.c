@@ -181,6 +181,8 @@ run(int argc, char **argv)
 		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
 	if (logits && draft)
 		return opt_usage_error(&cmd_run, "--logits and --draft exclude each other");
+	if (draft && smp.speculate < 1)
+		return opt_usage_error(&cmd_run, "--draft and --speculate 0 exclude each other");
 	if (system && !chat)
 		return opt_usage_error(&cmd_run, "--system needs --chat");
 	draft_prepare(&c, draft);

@@ -39,7 +39,7 @@ speaker_open(Common *c, llmc_model *m, const char *path, const char *draft, cons
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 
 	*out = (Speaker){ 0 };
-	if (!draft || smp->speculate < 1) {
+	if (!draft) {
 		llmc_status status = check_memory(m, c, lim, err);
 		return status == LLMC_OK ? llmc_session_open(m, lim, &out->s, err) : status;
 	}

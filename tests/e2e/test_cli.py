@@ -258,6 +258,8 @@ def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
     (["run", TINY, "--random-weights", "--tokens", "1", "--set", "hidden"], 1, "key=value"),
     (["run", TINY, "--random-weights", "--tokens", "1", "--set", "attention.n_hads=3"], 1, "n_heads"),
     (["run", TINY, "--random-weights", "--tokens", "1", "--stop", ""], 1, "empty"),
+    (["run", TINY, "--random-weights", "--tokens", "1", "--draft", TINY, "--speculate", "0"], 1, "--draft and --speculate 0 exclude each other"),
+    (["chat", TINY, "--draft", "mtp", "--speculate", "0"], 1, "--draft and --speculate 0 exclude each other"),
     (["compile", "nowhere.yaml"], 1, "no such file"),
     (["compile", TINY, "--arch", "v9"], 1, "expected generic, v3, vnni, v4 or amx"),
     (["compile", TINY, "--dump", "soup"], 1, "expected spec, graph"),
@@ -343,11 +345,12 @@ def test_chat_answers_as_run_does(llmc, device, tmp_path_factory):
     assert answers[1] == llmc.out.rstrip("\n")
 
 
-def test_chat_on_a_terminal(llmc, smollm2):
-    """A prompt for each line, the answer, its speed, and the end of the input."""
+@pytest.mark.parametrize("drafts", [False, True])
+def test_chat_on_a_terminal(llmc, smollm2, drafts):
+    """A prompt for each line, the answer, its speed, how many guesses came true, and the end of the input."""
     at, side = pty.openpty()
     os.write(at, b"What is the capital of France?\n")
-    p = subprocess.Popen([llmc.path, "chat", smollm2, "--temperature", "0", "-n", "12"], stdin=side, stdout=side, stderr=side,
+    p = subprocess.Popen([llmc.path, "chat", smollm2, "--temperature", "0", "-n", "12", *["--draft", smollm2][:2 * drafts]], stdin=side, stdout=side, stderr=side,
                          env={**os.environ, "TERM": "dumb"})
     os.close(side)
     said = b""
@@ -362,4 +365,4 @@ def test_chat_on_a_terminal(llmc, smollm2):
     os.close(at)
     assert p.wait(60) == 0
     text = said.decode()
-    assert "Ctrl-D or /quit ends" in text and "> " in text and "Paris" in text and re.search(r"\(\d+ tokens, [\d.]+/s\)", text)
+    assert "Ctrl-D or /quit ends" in text and "> " in text and "Paris" in text and re.search(r"\(\d+ tokens, [\d.]+/s" + r"; \d+ of \d+ guesses came true, [\d.]+ tokens a guessing step" * drafts + r"\)", text)
