@@ -436,7 +436,7 @@ try_open(Server *s, Slot *t, llmc_error *err)
 		return LLMC_OK;
 	while ((room = room_for(s, t, t->bytes, false)) == ROOM_SOON && end_one(s))
 		;
-	if (room != ROOM_YES)
+	if (room != ROOM_YES || (base && !base->model)) /* it may have gone while the lock was given back */
 		return LLMC_OK;
 	TRY(open_slot(s, t, t->bytes, &m, err));
 	model_set(t, m);
