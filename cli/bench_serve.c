@@ -286,8 +286,8 @@ first_model(const LoadTarget *t, const char *key, char why[200])
 	return name;
 }
 
-/* Sums of counters of /metrics, over its models; what is not there adds nothing. */
-static void
+/* Sums of counters of /metrics, over its models; what is not there adds nothing. False: the server did not answer. */
+static bool
 add_guesses(const LoadTarget *t, const char *key, double sign, Report *rep)
 {
 	const struct { const char *name; double *to; } counter[] = {
@@ -295,6 +295,7 @@ add_guesses(const LoadTarget *t, const char *key, double sign, Report *rep)
 		{ "\nvllm:spec_decode_num_accepted_tokens_total", &rep->accepted },
 	};
 	char why[200], *text = load_get(t, "/metrics", key, why);
+	const bool there = text != NULL;
 
 	for (size_t i = 0; text && i < sizeof counter / sizeof *counter; i++)
 		for (const char *at = text; (at = strstr(at, counter[i].name)) != NULL;) {
@@ -303,6 +304,7 @@ add_guesses(const LoadTarget *t, const char *key, double sign, Report *rep)
 			*counter[i].to += value ? sign * strtod(value + 2, NULL) : 0;
 		}
 	free(text);
+	return there;
 }
 
 static int
@@ -316,11 +318,12 @@ measure(Args *a, const Lengths *in, const Lengths *out, const LoadTarget *target
 	int code = EXIT_MACHINE;
 
 	interrupt_install();
-	add_guesses(target, a->key, -1, &rep);
+	const bool counted = add_guesses(target, a->key, -1, &rep);
 	if (r && make(a, in, out, r) && load_run(&o, r, (size_t)a->requests, &rep.took, why) &&
 	    gather(&rep, r, (size_t)a->requests, a->ttft > 0 ? a->ttft : 1e9, a->itl > 0 ? a->itl : 1e9)) {
 		progress_end();
-		add_guesses(target, a->key, 1, &rep);
+		if (!add_guesses(target, a->key, 1, &rep) || !counted)
+			rep.drafts = rep.drafted = rep.accepted = 0;
 		if (a->json)
 			print_json(&rep);
 		else
