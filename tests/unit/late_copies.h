@@ -88,6 +88,7 @@ late_beside(void *user, void *to, const void *from, size_t bytes)
 
 	if (l->n == (int)(sizeof l->copy / sizeof *l->copy))
 		late_make(l, l->group);
+	assert_true(l->n < (int)(sizeof l->copy / sizeof *l->copy)); /* none of the group that is open has been made */
 	l->copy[l->n++] = (LateCopy){ to, from, bytes, l->group + 1 };
 }
 
