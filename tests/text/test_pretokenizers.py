@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import time
 
 import pytest
 import yaml
@@ -15,12 +16,17 @@ ENTRIES = yaml.safe_load((pathlib.Path(__file__).parents[2] / "configs/pretokeni
 EXTRA = ["ἀβώ Ὗώ ᾼιῂ ῐΐῖΊ ῠῬ Ω K Å ℂℊ", "\u1f7d\u1fbe\u1fd3\u1fdb\u2126\u212a\u212b", "Ωmega Kelvin Ångström", "１２３ ４５６７ ٣٤٥", "IMGIMGABCZ <sentinel:12>",
          "don't WE'LL o'clock", "a\r\nb \n\n c   ", "x==y!=z", "中文，标点。　空格", "한국어 ไทย हिन्दी।"]
 
+# As the models' tokenizer.json has them, quadratic in a number's digits, where the file says the same in linear time
+PUBLISHED = {"cohere2moe": r"\d{1,3}(?=(?:\d{3})*\b)", "afmoe": r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"}
+NUMBERS = [a + "9876543210123"[:n] + z for n in range(1, 13) for a in ("", "a", " ", "_", "²", "x1 ") for z in ("", "b", ".", "_", "ⅷ", "٣", " 12345")]
+
 
 def trained(entry):
     tok = Tokenizer(models.BPE(ignore_merges=entry.get("ignore_merges", False)))
-    tok.pre_tokenizer = pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(p), "isolated") for p in entry["split"]),
+    first = PUBLISHED.get(entry["names"][0], entry["split"][0])
+    tok.pre_tokenizer = pre_tokenizers.Sequence([*(pre_tokenizers.Split(Regex(p), "isolated") for p in (first, *entry["split"][1:])),
                                                  pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tok.train_from_iterator(texts.CORPUS + EXTRA, trainers.BpeTrainer(vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tok.train_from_iterator(texts.CORPUS + EXTRA + NUMBERS, trainers.BpeTrainer(vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     return tok
 
 
@@ -40,5 +46,27 @@ def test_cuts_as_tokenizers_does(entry, tmp_path):
             "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, merges),
         })
         with lib.Tokenizer(path) as got:
-            for text in EXTRA + (list(texts.texts(name, 300)) if name == entry["names"][0] else []):
+            for text in EXTRA + NUMBERS * (entry["names"][0] in PUBLISHED) + (list(texts.texts(name, 300)) if name == entry["names"][0] else []):
                 assert got.encode(text) == want.encode(text, add_special_tokens=False).ids, (name, text)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_long_numbers(name, tmp_path):
+    """Groups of three from the end, in a time that a quadratic expression would take minutes over."""
+    path = tmp_path / "v.gguf"
+    tokens = [chr(c) for c in range(33, 127)] + ["12", "123", "1234"]
+    gguf.write(path, {
+        "general.architecture": (gguf.STR, "llama"),
+        "tokenizer.ggml.model": (gguf.STR, "gpt2"),
+        "tokenizer.ggml.pre": (gguf.STR, name),
+        "tokenizer.ggml.tokens": (gguf.ARR, gguf.STR, tokens),
+        "tokenizer.ggml.token_type": (gguf.ARR, gguf.I32, [1] * len(tokens)),
+        "tokenizer.ggml.merges": (gguf.ARR, gguf.STR, ["1 2", "12 3", "123 4"]),
+    })
+    with lib.Tokenizer(path) as got:
+        start = time.monotonic()
+        for n in (200_001, 200_002, 200_003):
+            ids = got.encode("1" * (n % 3) + "123" * (n // 3))
+            assert ids == [tokens.index("1")] * (n % 3) + [tokens.index("123")] * (n // 3)
+        assert len(got.encode("7" * 200_000 + "a")) == 200_001
+        assert time.monotonic() - start < 5
