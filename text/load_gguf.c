@@ -147,7 +147,8 @@ load_characters(Load *l)
 	TRY(read_added(l));
 	const bool prefix = get_bool(l->g, KEY "add_space_prefix", false);
 	*normalizer_add(t, NORMALIZE_SPM) = (Normalizer){ .kind = NORMALIZE_SPM, .dummy_prefix = prefix, .escape = true };
-	const int32_t unk = get_id(l, KEY "unknown_token_id");
+	const int32_t unk = t->unk_id = get_id(l, KEY "unknown_token_id");
+	t->fuse_unk = true;
 	*dec_add(t, DEC_SPM) = (Dec){ .kind = DEC_SPM, .strip_first = prefix, .unk_surface = unk >= 0 ? (Span){ t->tok[unk].s, t->tok[unk].n } : (Span){ 0 } };
 	l->add_bos = true;
 	return LLMC_OK;

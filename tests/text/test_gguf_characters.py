@@ -15,7 +15,7 @@ CONTROL = ["<pad>", "<eos>", "<bos>", "<unk>"]
 PROSE = ["  Zwölf Boxkämpfer jagen Viktor.\n\n\tx = [1,  2]", "我能吞下玻璃。 나는 유리를", "🇩🇪👩‍👩‍👧🦙 e\u0301 \u200b\ufeff\u00a0\u3000", "a <bos>b<turn|>\n<|turn>user\nhi", "▁a ▁▁ b", ""]
 
 
-def library():
+def library(known=BYTES):
     """Merges of a training on words whose blanks are marked; letters that are no tokens fall back to bytes."""
     learner = Tokenizer(models.BPE())
     learner.normalizer = normalizers.Replace(" ", "▁")
@@ -23,7 +23,7 @@ def library():
     learner.train_from_iterator([t.replace("🦙", "") for t in texts.CORPUS], trainers.BpeTrainer(vocab_size=1500, limit_alphabet=400, show_progress=False))
     model = json.loads(learner.to_str())["model"]
     pieces = [t for t, _ in sorted(model["vocab"].items(), key=lambda x: x[1])]
-    vocab = {t: i for i, t in enumerate(dict.fromkeys(CONTROL + BYTES + pieces))}
+    vocab = {t: i for i, t in enumerate(dict.fromkeys([*CONTROL, *known, *pieces]))}
     tok = Tokenizer(models.BPE(vocab, [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tok.normalizer = normalizers.Replace(" ", "▁")
     tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -31,9 +31,10 @@ def library():
     return tok
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    want = library()
+@pytest.fixture(scope="module", params=[BYTES, BYTES[:0xC0] + BYTES[0xE5:]], ids=["bytes", "some bytes"])
+def pair(request, tmp_path_factory):
+    """With some bytes alone, letters whose bytes are no tokens are the unknown one, several in a row one of them."""
+    want = library(request.param)
     merges = [m if isinstance(m, str) else " ".join(m) for m in json.loads(want.to_str())["model"]["merges"]]
     assert len(merges) > 300
     tokens = [want.id_to_token(i) for i in range(want.get_vocab_size())]
