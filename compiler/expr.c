@@ -168,28 +168,44 @@ raw(Parse *s, char out[MAX_NAME])
 	return n > 0;
 }
 
-/* [1, 0] -> [true, false]: of layers, which are meant, where numbers of a list would be the layers themselves */
+static bool
+is_word(ExprVal v, const char *word)
+{
+	double n;
+
+	if (v.kind != EXPR_STR && number_parse(word, &n))
+		return (v.kind == EXPR_NUM || v.kind == EXPR_BOOL) && v.num == n;
+	return v.kind == EXPR_STR ? strcmp(v.str, word) == 0 : v.kind == EXPR_BOOL && strcmp(v.num != 0 ? "true" : "false", word) == 0;
+}
+
+/* [1, 0] -> [true, false]: of layers, which are meant, where numbers of a list would be the layers themselves. A number that was never a list stays one. */
 static ExprVal
 truths(Parse *s, ExprVal list, const char *text)
 {
 	double n;
 	bool   one = number_parse(text + strspn(text, " "), &n); /* asked for */
 
+	if (list.kind == EXPR_BOOL || (list.kind == EXPR_NUM && list.n))
+		return truth(one ? list.num == n : list.num != 0);
 	if (list.kind != EXPR_LIST)
-		return null_val;
+		return list.kind == EXPR_NUM ? list : null_val;
 	ExprVal *item = NEW(s->a, ExprVal, list.n + 1);
 	for (size_t i = 0; i < list.n; i++)
 		item[i] = truth(one ? list.item[i].kind == EXPR_NUM && list.item[i].num == n : expr_true(list.item[i]));
 	return (ExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
-/* Is the text of n characters one of the words, which commas and spaces are between? */
+/* Is the value one of the words, which commas and spaces are between? */
 static bool
-listed(const char *words, const char *text, size_t n)
+listed(const char *words, ExprVal v)
 {
+	char one[MAX_NAME];
+
 	for (const char *p = words; *p;) {
 		size_t k = strcspn(p, ", ");
-		if (k == n && n && memcmp(p, text, n) == 0)
+		memcpy(one, p, k);
+		one[k] = 0;
+		if (k && is_word(v, one))
 			return true;
 		p += k + (p[k] != 0);
 	}
@@ -199,21 +215,31 @@ listed(const char *words, const char *text, size_t n)
 static ExprVal
 count(ExprVal v)
 {
-	return v.kind == EXPR_STR ? num((double)strlen(v.str)) : v.kind == EXPR_LIST ? num((double)v.n) : null_val;
+	return v.kind == EXPR_STR ? num((double)strlen(v.str)) : v.kind == EXPR_LIST || v.n ? num((double)v.n) : null_val;
+}
+
+/* The model's layers, as far as they are known */
+static size_t
+layers_at_most(const Parse *s)
+{
+	const ExprVal of = s->env->resolved ? s->env->resolved(s->env->user, "n_layers") : null_val;
+
+	return of.kind == EXPR_NUM && of.num >= 0 && of.num < MAX_LAYERS ? (size_t)of.num : MAX_LAYERS;
 }
 
 static ExprVal
 places(Parse *s, ExprVal list, const char *words)
 {
+	const size_t most = layers_at_most(s);
 	size_t n = (size_t)count(list).num, found = 0;
 
 	if (count(list).kind == EXPR_NULL)
 		return null_val;
+	n = n < most ? n : most;
 	ExprVal *item = NEW(s->a, ExprVal, n + 1);
 	for (size_t i = 0; i < n; i++) {
-		const char *text = list.kind == EXPR_STR ? list.str + i : list.item[i].kind == EXPR_STR ? list.item[i].str :
-		                   list.item[i].kind == EXPR_BOOL ? list.item[i].num != 0 ? "true" : "false" : "";
-		if (listed(words, text, list.kind == EXPR_STR ? 1 : strlen(text)))
+		const char letter[2] = { list.kind == EXPR_STR ? list.str[i] : 0, 0 };
+		if (listed(words, list.kind == EXPR_STR ? (ExprVal){ .kind = EXPR_STR, .str = letter } : list.kind == EXPR_LIST ? list.item[i] : list))
 			item[found++] = num((double)i);
 	}
 	return (ExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
@@ -276,16 +302,6 @@ first(Parse *s, ExprVal list, const char *text)
 	return (ExprVal){ .kind = EXPR_LIST, .n = count, .item = item };
 }
 
-static bool
-is_word(ExprVal v, const char *word)
-{
-	double n;
-
-	if (v.kind != EXPR_STR && number_parse(word, &n))
-		return (v.kind == EXPR_NUM || v.kind == EXPR_BOOL) && v.num == n;
-	return v.kind == EXPR_STR ? strcmp(v.str, word) == 0 : v.kind == EXPR_BOOL && strcmp(v.num != 0 ? "true" : "false", word) == 0;
-}
-
 /* The number of a list where the list "types" has the word, or, without types, everywhere: one for all of them; a single number is that */
 static ExprVal
 pick(Parse *s, ExprVal list, const char *text)
@@ -322,8 +338,7 @@ layers_with(Parse *s, const char *pattern)
 	const char *star = strchr(pattern, '*');
 	ExprVal    *item = NEW(s->a, ExprVal, MAX_LAYERS);
 	size_t      found = 0;
-	const ExprVal of = s->env->resolved ? s->env->resolved(s->env->user, "n_layers") : null_val;
-	const int   n_layers = of.kind == EXPR_NUM && of.num < MAX_LAYERS ? (int)of.num : MAX_LAYERS;
+	const int   n_layers = (int)layers_at_most(s);
 
 	if (!star || !s->env->has)
 		return null_val;

@@ -2,7 +2,7 @@
  *
  *     or, and, not; == != < <= > >=; + - * / ^; ( ); numbers; $key (already resolved); key (of the source);
  *     has(key or tensor, with *); rows(tensor), cols(tensor): its first and its last dimension; floor(x); flags(key): a list of 0 and 1 as false and true, flags(key, n): elements that are n as true;
- *     where(key, word, word ..): the places of a list of words, or of a text's letters, that are one of these; length(key): how many there are;
+ *     where(key, word, word ..): the places of a list of words or numbers, or of a text's letters, that are one of these, up to the model's layers; length(key): how many there are;
  *     at(key, n): element n of a list, from 0 on, or below 0 from its end; greatest(key): the largest number of a list; first(key, n): its first n elements, n a number or $key, null as 0; pick(key, types, word): the one number that it has where the list `types` has the word, pick(key): everywhere, an error where they differ; shares(key): what share of a normal distribution lies below so many deviations, of each element; layers(tensors): the layers, the first * of the name, in which such a tensor is; list + x, list - x: of each element
  *
  * Right of == and != a bare word is a word, true, false or null. What is absent is null; arithmetic on null is null. No loops. */
@@ -18,7 +18,7 @@ struct ExprVal {
 	ExprKind    kind;
 	double      num;  /* NUM; BOOL: 0 or 1 */
 	const char *str;
-	size_t      n;    /* LIST */
+	size_t      n;    /* LIST; NUM, BOOL: of how many alike a list was, 0: of none */
 	const ExprVal *item;
 };
 

@@ -48,7 +48,7 @@ take_key(Source *s, const Gguf *g, const char *key)
 		for (size_t i = 1; same && i < n; i++)
 			same = item[i].num == item[0].num;
 		/* one value for each layer, all alike, is one value */
-		source_add(s, key, same ? item[0] : (ExprVal){ .kind = EXPR_LIST, .n = n, .item = item });
+		source_add(s, key, same ? (ExprVal){ .kind = item[0].kind, .num = item[0].num, .n = n } : (ExprVal){ .kind = EXPR_LIST, .n = n, .item = item });
 	} else if (gguf_num(g, key, &v)) {
 		source_add(s, key, (ExprVal){ .kind = type == GGUF_BOOL ? EXPR_BOOL : EXPR_NUM, .num = type == GGUF_F32 ? tidy_f32(v) : v });
 	}

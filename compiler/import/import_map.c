@@ -107,6 +107,26 @@ import_family(Source *s)
 	return false;
 }
 
+/* [0, 1, 5], of a list of numbers */
+static const char *
+numbers_text(Source *s, ExprVal list)
+{
+	char *out = NEW(s->a, char, list.n * (NUMBER_SIZE + 2) + 3), *p = out;
+
+	*p++ = '[';
+	for (size_t i = 0; i < list.n; i++) {
+		if (i) {
+			*p++ = ',';
+			*p++ = ' ';
+		}
+		yaml_number(p, list.item[i].num);
+		p += strlen(p);
+	}
+	*p++ = ']';
+	*p = 0;
+	return out;
+}
+
 /* "{from: first_dense, every: step}" -> a selector with numbers in it; NULL: a key is absent */
 static const char *
 fill_template(Source *s, const Node *n)
@@ -130,12 +150,7 @@ fill_template(Source *s, const Node *n)
 			yaml_number(num, v.num);
 			text = num;
 		} else if (v.kind == EXPR_LIST) {
-			text = "[";
-			for (size_t j = 0; j < v.n; j++) {
-				yaml_number(num, v.item[j].num);
-				text = arena_printf(s->a, "%s%s%s", text, j ? ", " : "", num);
-			}
-			text = arena_printf(s->a, "%s]", text);
+			text = numbers_text(s, v);
 		} else {
 			complete = false;
 			continue;
@@ -184,6 +199,13 @@ value_text(Source *s, SpecKey k, ExprVal v, const Node *expr)
 		if (spec_key[k].type == TYPE_BOOL)
 			return v.num != 0 ? "true" : "false";
 		yaml_number(num, v.num);
+		if (spec_key[k].type == TYPE_LAYERS && v.kind == EXPR_BOOL)
+			return v.num != 0 ? "all" : "none";
+		if (spec_key[k].type == TYPE_LAYERS) {
+			err_at(s->d, (Loc){ 0 }, "%s: %s = %s: one number does not say which layers; for %s a value for each layer is expected", s->file,
+			       expr->kind == NODE_SCALAR ? expr->text : "a key", num, spec_key[k].path);
+			return NULL;
+		}
 		return arena_strdup(s->a, num);
 	case EXPR_STR:
 		return spec_key[k].type == TYPE_WORD ? word_value(s, k, v.str, expr) : spec_quote(s->a, v.str);
@@ -197,14 +219,10 @@ value_text(Source *s, SpecKey k, ExprVal v, const Node *expr)
 		       expr->kind == NODE_SCALAR ? expr->text : "a key", spec_key[k].path);
 		return NULL;
 	}
-	const char *out = "";
-	for (size_t i = 0; i < v.n; i++) {
+	for (size_t i = 0; i < v.n; i++)
 		if (v.item[i].kind != EXPR_NUM)
 			return NULL;
-		yaml_number(num, v.item[i].num);
-		out = arena_printf(s->a, "%s%s%s", out, i ? ", " : "", num);
-	}
-	return arena_printf(s->a, "[%s]", out);
+	return numbers_text(s, v);
 }
 
 static const char *
@@ -224,11 +242,11 @@ static void
 map_key(Source *s, SpecKey k, const Node *n)
 {
 	const char *found = NULL;
+	const int   n_error = s->d->n_error;
 
 	for (size_t i = 0; i < (n->kind == NODE_LIST ? n->n : 1); i++) {
-		const char *v = NULL;
-		if (!found)
-			found = v = one_alternative(s, k, n->kind == NODE_LIST ? n->item[i] : n);
+		if (!found && s->d->n_error == n_error)
+			found = one_alternative(s, k, n->kind == NODE_LIST ? n->item[i] : n);
 		else {
 			ExprVal unused;
 			const Node *x = n->item[i];

@@ -33,6 +33,8 @@ key(void *user, const char *name)
 		static const ExprVal flag[] = { { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 }, { .kind = EXPR_BOOL }, { .kind = EXPR_BOOL, .num = 1 } };
 		return (ExprVal){ .kind = EXPR_LIST, .n = 4, .item = flag };
 	}
+	if (strcmp(name, "ones") == 0) /* a list of four */
+		return (ExprVal){ .kind = EXPR_NUM, .num = 1, .n = 4 };
 	if (strcmp(name, "deviations") == 0) {
 		static const ExprVal at[] = { { .kind = EXPR_NUM }, { .kind = EXPR_NUM, .num = 1.6448536269514722 }, { .kind = EXPR_NUM, .num = -INFINITY } };
 		return (ExprVal){ .kind = EXPR_LIST, .n = 3, .item = at };
@@ -152,6 +154,14 @@ BENCH_TEST(values)
 	places_are(b, "where(letters, *, -)", "13");
 	places_are(b, "where(slides, true)", "13");
 	places_are(b, "where(slides, false) - where(letters, M)", "");
+	places_are(b, "where(slides, 1)", "13");
+	places_are(b, "where(heads, 5, 6)", "1");
+	places_are(b, "where(ones, 0)", "");
+	places_are(b, "where(ones, 1)", "0123");
+	number(b, "flags(ones)", 1);
+	number(b, "flags(ones, 0)", 0);
+	number(b, "flags(two)", 2); /* no list: it says nothing of layers */
+	number(b, "length(ones)", 4);
 	places_are(b, "where(letters, M, E) - where(slides, false) - 1", "3");
 	number(b, "pick(heads, slides, 0)", 4);
 	number(b, "pick(heads, slides, 1)", 6);
@@ -184,6 +194,7 @@ BENCH_TEST(values)
 	null(b, "at(list, -2)");
 	null(b, "at(two, 0)");
 	null(b, "where(absent, conv)");
+	null(b, "where(two, 2)");
 	null(b, "absent * 2");
 	null(b, "1 / 0");
 	null(b, "rows(nothing) + 1");
