@@ -352,6 +352,8 @@ piece(Sched *s, const SchedSeq *c, const Budget *b)
 			n = border - c->n_done;
 		else if (c->n_done + n < c->n_tok && c->n_done < cut)
 			n = cut - c->n_done;
+		else if (c->n_done + n < c->n_tok && b->prefill < s->lim.prefill && !s->hurry)
+			n = 0; /* less than a page of another prompt: in the next step */
 	}
 	return n > 0 ? n : 0;
 }
@@ -483,6 +485,15 @@ has_tokens(const Sched *s, const SchedReq *r)
 	return !s->lim.total_tokens || s->total_tokens + cost_of(r) <= s->lim.total_tokens;
 }
 
+/* What is left of the step ends another prompt of n tokens within a page. */
+static bool
+is_sliver(const Sched *s, const Budget *b, int32_t n)
+{
+	int32_t left = b->tokens < b->prefill ? b->tokens : b->prefill;
+
+	return s->lim.borders && b->prefill < s->lim.prefill && left < PLAN_KV_PAGE && n > left;
+}
+
 static void
 start(Sched *s, Budget *b)
 {
@@ -491,7 +502,7 @@ start(Sched *s, Budget *b)
 		SchedSeq *c = &r->seq[0];
 		if (s->preempted.n && !sooner(r, s->preempted.oldest->req))
 			return;
-		if (!has_tokens(s, r))
+		if (!has_tokens(s, r) || is_sliver(s, b, r->n_prompt))
 			return;
 		while (!has_place(s, r->n_seq) || !enter(s, c, use_prefix(s, c))) {
 			if (!s->running.n || s->running.youngest->req->priority <= r->priority)
@@ -519,7 +530,7 @@ resume(Sched *s, Budget *b)
 		/* it would only have to give way again; but who waits for its tokens to be free cannot start before it has ended */
 		if (s->first && s->first->priority < c->req->priority && has_tokens(s, s->first))
 			return;
-		if (b->prefill < 1 && !c->saved)
+		if ((b->prefill < 1 || is_sliver(s, b, c->n_tok)) && !c->saved)
 			return;
 		if (!has_place(s, 1 + reserve_of(c->req)))
 			return;

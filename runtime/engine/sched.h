@@ -43,7 +43,7 @@ typedef struct SchedLimits {
 	int32_t max_waiting_steps;
 	bool    prompt_whole;
 	bool    no_prefix;
-	bool    borders;            /* a prefix ends where a step has ended: a piece of a prompt ends at its last border of pages, one before it at any border */
+	bool    borders;            /* a prefix ends where a step has ended: a piece of a prompt ends at its last border of pages, one before it at any border; less than a page left of a step is no other prompt's, unless that ends in it */
 } SchedLimits;
 
 typedef enum SchedState { SEQ_NEW, SEQ_RUNNING, SEQ_PREEMPTED, SEQ_DONE } SchedState;

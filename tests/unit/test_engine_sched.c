@@ -490,6 +490,8 @@ random_requests_answer_as_alone(void **state)
 		{ { .seqs = 12, .chunk = 512, .n_out = 12, .prefill = 512, .pages = 16 }, 1, 40, 0, 0, 1 },
 		{ { .seqs = 3, .chunk = 2, .n_out = 2, .prefill = 1, .pages = 30 }, 2, 8, 0, 0, 30 },
 		{ { .seqs = 3, .chunk = 40, .n_out = 40, .prefill = 40, .pages = 44 }, 2, 10, 0, 2, 60 },
+		{ { .seqs = 8, .chunk = 40, .n_out = 6, .prefill = 33, .pages = 40, .borders = true }, 3, 12, 3, 0, 0 },
+		{ { .seqs = 8, .chunk = 24, .n_out = 4, .prefill = 20, .pages = 40, .borders = true }, 3, 12, 3, 0, 0 },
 	};
 	static Sim m;
 	uint64_t preempted = 0, saved = 0, hits = 0, guessed = 0, right = 0, out = 0, in = 0, waited = 0;
@@ -691,6 +693,27 @@ who_decodes_is_not_disturbed_until_enough_wait(void **state)
 	close_sim(m);
 }
 
+/* Of models with states: what is left of a step behind a prompt is another's where a page is, or that ends in it. */
+static void
+pieces_end_at_borders_whatever_runs_beside(void **state)
+{
+	Sim *m = open_sim((SchedLimits){ .seqs = 4, .chunk = 96, .n_out = 4, .prefill = 80, .pages = 40, .borders = true });
+
+	(void)state;
+	put(m, 5, 100, 1);
+	assert_int_equal(quiet_step(m), 5);
+	SchedReq *a = put(m, 70, 10, 1), *b = put(m, 100, 10, 1), *c = put(m, 12, 10, 1);
+	assert_int_equal(quiet_step(m), 1 + 64); /* 16 are left */
+	assert_true(a->seq[0].n_done == 64 && !b->started);
+	assert_int_equal(quiet_step(m), 1 + 6 + 64);
+	assert_true(a->seq[0].n_done == 70 && b->seq[0].n_done == 64 && !c->started);
+	assert_int_equal(quiet_step(m), 2 + 32 + 12);
+	assert_true(b->seq[0].n_done == 96 && c->seq[0].n_done == 12);
+	assert_int_equal(quiet_step(m), 3 + 4);
+	assert_int_equal(b->seq[0].n_done, 100);
+	close_sim(m);
+}
+
 static void
 prompts_run_in_pieces_beside_decoding(void **state)
 {
@@ -746,6 +769,7 @@ main(void)
 		cmocka_unit_test(who_waits_for_tokens_lets_the_preempted_end),
 		cmocka_unit_test(who_decodes_is_not_disturbed_until_enough_wait),
 		cmocka_unit_test(prompts_run_in_pieces_beside_decoding),
+		cmocka_unit_test(pieces_end_at_borders_whatever_runs_beside),
 		cmocka_unit_test(the_youngest_makes_room_and_goes_on_first),
 	};
 
