@@ -14,7 +14,8 @@
 #include "formats/kv_type.h"
 #include "ops/ops.h"
 
-enum { PLAN_FORMAT = 4, PLAN_STEP_ABI = 2, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
+/* PLAN_STEP_ABI: of what kernels are called with; raised with every change of formats/layout_packed.c as well, since kernels built before would read other bytes. */
+enum { PLAN_FORMAT = 4, PLAN_STEP_ABI = 3, PLAN_MAX_ARGS = 16, PLAN_KV_PAGE = 32, PLAN_MAX_LAUNCH = 8, PLAN_MAX_MAP = 4,
        PLAN_MAX_SCRATCH = 6, PLAN_MAX_MAKES = 8, PLAN_MAX_EOS = 8, PLAN_MAX_RANKS = 1024, PLAN_MAX_ADAPTERS = 1024, PLAN_MAX_RANK = 1024 };
 enum { PLAN_MAX_SM = 512 }; /* multiprocessors that scratch is laid out for: a larger GPU is used as if it had these */
 
@@ -257,6 +258,8 @@ int64_t plan_layer_exact_bytes(const PlanPool *p);
 int64_t plan_page_bytes(const Plan *p);
 /* Bytes of one layer's state of a sequence; 0: the pool is of pages. -1: overflow */
 int64_t plan_layer_state_bytes(const PlanPool *p);
+/* Do mixed steps' kernels of it run in decode steps of more rows than theirs stream matrices past at a time? Then all that makes and reads a value does so together. */
+bool    plan_mixed_serves(const PlanStep *p);
 bool    plan_has_state(const Plan *p); /* does any pool hold states? */
 bool    plan_launch_runs(const PlanLaunch *u, const int64_t sym[SYM_COUNT]); /* in a step of so many rows */
 int64_t plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT]); /* -1: overflow */

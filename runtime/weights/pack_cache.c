@@ -26,7 +26,7 @@ typedef struct Header {
 } Header;
 
 enum { DATA_AT = 4096, SLICE = 1 << 20 };
-static const char magic[16] = "llmc packed 2\n";
+static const char magic[16] = "llmc packed 3\n";
 
 static void
 add_text(Sha256 *s, const char *text)

@@ -24,7 +24,7 @@
 	"\"yaml_line\":0,\"weight_bytes\":96,\"flops_per_row\":48}]"
 
 static const char tiny_plan[] =
-    "{\"format\":4,\"step_abi\":2,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":\"00\",\"target\":\"ref\",\n"
+    "{\"format\":4,\"step_abi\":3,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":\"00\",\"target\":\"ref\",\n"
     "\"vocab\":6,\"vocab_used\":6,\"hidden\":4,\"max_positions\":256,\"n_layers\":1,\"hard_limit\":false,"
     "\"prompt_whole\":false,\"prefix_mark\":-1,\"prefix_end\":-1,\"prompt_prefix\":null,\"checkpoint\":\"hf\","
     "\"weights\":null,\"bos\":1,\"eos\":[2,3],\"n_params\":76,\"logits\":\"logits\",\n"
