@@ -149,6 +149,11 @@ plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from,
 		.yaml_line = op->loc.resolved,
 	};
 	step_cost(g, op, phase, st);
+	for (int k = 0; k < op_info[op->kind].n_arg; k++) {
+		const Value *v = op->arg[k] < 0 ? NULL : &g->val[op->arg[k]];
+		if (v && v->held[PHASE_DECODE] != v->held[PHASE_MIXED] && !plan_mixed_serves(st))
+			BUG(g->diag, op->loc, "%s: %s is held in two types, and mixed kernels do not stand in", op_info[op->kind].name, v->name);
+	}
 	for (int k = 0; k < op_info[op->kind].n_arg; k++)
 		st->arg[st->n_arg++] = value_ref(g, sel, to, phase, op->arg[k]);
 	for (int k = 0; k < from->n_scratch; k++)

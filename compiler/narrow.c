@@ -3,15 +3,15 @@
  * place of 4, 4, 2 and 2 (docs/cuda.md). The residual stream is added to, so it stays fp32. */
 #include "compiler/template.h"
 
-/* Do mixed kernels of the op run in the place of those of a decode step of many rows (cuda_step_for in runtime/cuda/step.c)? Then all that
- * makes and reads a value does so together. */
+/* Will plan_mixed_serves hold of the op's steps? It has a matrix. emit_plan.c asks again. */
 static bool
 stands_in(const Graph *g, const Op *op)
 {
 	if (op_info[op->kind].flags & OPF_ATT)
 		return false;
 	for (int k = 0; k < op_info[op->kind].n_in; k++)
-		if (op->arg[k] >= 0 && g->val[op->arg[k]].kind == VAL_WEIGHT && op_info[op->kind].arg[k].role != ROLE_TABLE)
+		if (op->arg[k] >= 0 && g->val[op->arg[k]].kind == VAL_WEIGHT && op_info[op->kind].arg[k].role != ROLE_TABLE &&
+		    g->tensor[g->val[op->arg[k]].tensor].cols > 0)
 			return true;
 	return false;
 }

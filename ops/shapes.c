@@ -286,6 +286,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		int64_t q = mul(k_heads, k_dim), v = mul(v_heads, v_dim), g = mul(v_heads, g_dim);
 		MUST(v_heads % k_heads == 0, "v_heads is a multiple of k_heads");
 		MUST(g_dim == 1 || g_dim == k_dim, "g_dim is 1 or k_dim");
+		MUST(attr_num(a, n, "eps") > 0, "eps > 0");
 		SET(delta_rule, .x = act(plus(mul(2, q), v)), .a = act(g), .b = act(v_heads), .rate = vec(v_heads), .dt = vec(g),
 		    .state = state(v_heads, k_dim, v_dim), .y = act(v));
 		break;

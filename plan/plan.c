@@ -73,6 +73,12 @@ plan_layer_state_bytes(const PlanPool *p)
 }
 
 bool
+plan_mixed_serves(const PlanStep *p)
+{
+	return p->flops_per_row > 0 && !(op_info[p->op].flags & OPF_ATT);
+}
+
+bool
 plan_has_state(const Plan *p)
 {
 	for (int i = 0; i < p->n_pool; i++)

@@ -44,7 +44,8 @@ step_clang() {
 
 # check: a GPU's driver and a session, with every access of every kernel looked at
 step_unit() {
-	make -s -j"$jobs" emu-lib unit UNIT_CHECKED="check:build/unit/test_cuda_session check:build/unit/test_cuda_load"
+	make -s -j"$jobs" emu-lib || return 1 # programs skip what needs it
+	make -s -j"$jobs" unit UNIT_CHECKED="check:build/unit/test_cuda_session check:build/unit/test_cuda_load"
 }
 
 # pytest in the tests' own environment. One to three tests that failed run once more, alone: those that pass then are named in the step's line as unsteady,

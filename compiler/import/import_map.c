@@ -278,11 +278,47 @@ map_keys(Source *s)
 	}
 }
 
-/* Tensor names by role, for a checkpoint that stores them in another way than most of its family: beside those of conditions that held before */
+static void
+node_add(Arena *a, Node *to, Node *key, Node *item)
+{
+	size_t cap = to->cap;
+
+	if (key)
+		to->key = arena_grow(a, to->key, &cap, to->n + 1, sizeof(Node *));
+	to->item = arena_grow(a, to->item, &to->cap, to->n + 1, sizeof(Node *));
+	if (key)
+		to->key[to->n] = key;
+	to->item[to->n++] = item;
+}
+
+/* Names of one condition behind those of conditions that held before: drops add up, of any other key the last holds. */
+static void
+add_names(Arena *a, Node *to, const Node *map)
+{
+	for (size_t i = 0; i < map->n; i++) {
+		Node  *item = map->item[i], *before = node_get(to, map->key[i]->text);
+		size_t n = to->n;
+		to->n = 0;
+		for (size_t k = 0; k < n; k++)
+			if (to->item[k] != before)
+				node_add(a, to, to->key[k], to->item[k]);
+		if (before && strcmp(map->key[i]->text, "drop") == 0) {
+			Node *both = NEW(a, Node, 1), *part[] = { before, item };
+			both->kind = NODE_LIST;
+			for (size_t p = 0; p < 2; p++)
+				for (size_t k = 0; k < (part[p]->kind == NODE_LIST ? part[p]->n : 1); k++)
+					node_add(a, both, NULL, part[p]->kind == NODE_LIST ? part[p]->item[k] : part[p]);
+			item = both;
+		}
+		node_add(a, to, map->key[i], item);
+	}
+}
+
+/* Tensor names by role, for a checkpoint that stores them in another way than most of its family */
 static const char *
 names_text(Source *s, const Node *map)
 {
-	const char *before = s->value[K_tensors], *out = before ? arena_strndup(s->a, before + 1, strlen(before) - 2) : "";
+	const char *out = "";
 
 	for (size_t i = 0; i < map->n; i++) {
 		const char *v = map->item[i]->kind == NODE_SCALAR ? spec_quote(s->a, map->item[i]->text) : "[";
@@ -297,6 +333,7 @@ static void
 apply_when(Source *s)
 {
 	const Node *when = s->family.format ? node_get(s->family.format, "when") : NULL;
+	Node names = { .kind = NODE_MAP };
 
 	for (size_t i = 0; when && when->kind == NODE_LIST && i < when->n; i++) {
 		const Node *cond = node_get(when->item[i], "if"), *set = node_get(when->item[i], "set");
@@ -314,8 +351,10 @@ apply_when(Source *s)
 				continue;
 			}
 			if (k == K_tensors && to->kind == NODE_MAP) {
-				if (holds)
-					source_set(s, K_tensors, names_text(s, to));
+				if (holds) {
+					add_names(s->a, &names, to);
+					source_set(s, K_tensors, names_text(s, &names));
+				}
 				continue;
 			}
 			bool literal = to->kind != NODE_SCALAR || spec_key[k].type == TYPE_WORD || spec_key[k].type == TYPE_STR;

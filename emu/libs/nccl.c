@@ -3,6 +3,7 @@
  * what came before its operation is done, and the operation starts when all have. */
 #include "../core/library.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -61,6 +62,10 @@ API(int, ncclGetUniqueId, (Id *id))
 	memset(id, 0, sizeof *id);
 	snprintf(id->internal, sizeof id->internal, "/llmc-emu-nccl-%d-%u", (int)getpid(), __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
 	int fd = shm_open(id->internal, O_CREAT | O_EXCL | O_RDWR, 0600);
+	if (fd < 0 && errno == EEXIST) { /* left by a process of this number that was killed */
+		shm_unlink(id->internal);
+		fd = shm_open(id->internal, O_CREAT | O_EXCL | O_RDWR, 0600);
+	}
 	if (fd < 0 || ftruncate(fd, sizeof(Room))) /* pages that nobody writes take no memory */
 		return SYSTEM_ERROR;
 	close(fd);

@@ -113,8 +113,12 @@ object_compile(void *kernels, int unit, llmc_error *err)
 
 	TRY(temporary(strbuf_str(&u->path), tmp, &folder, err));
 	TRY_GOTO(run_compiler(k, o, header, tmp, false, &text, &code, err));
+	if (header && code != 0 && code < 128) { /* it may be the precompiled header */
+		strbuf_clear(&text);
+		TRY_GOTO(run_compiler(k, o, NULL, tmp, false, &text, &code, err));
+	}
 	if (code != 0 && code < 128) { /* a compiler may know warnings that ours do not: they are no reason to stop */
-		TRY_GOTO(run_compiler(k, o, header, tmp, true, &again, &code, err));
+		TRY_GOTO(run_compiler(k, o, NULL, tmp, true, &again, &code, err));
 		o->warned = code == 0;
 	}
 	if (code >= 128) {

@@ -315,7 +315,7 @@ cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 {
 	const PlanStep *p = c->step[phase][i].step;
 
-	if (phase != 0 || rows <= DECODE_ROWS || p->weight_bytes <= 0 || (op_info[p->op].flags & OPF_ATT) || i >= c->s->plan->phase[1].n_step)
+	if (phase != 0 || rows <= DECODE_ROWS || !plan_mixed_serves(p) || i >= c->s->plan->phase[1].n_step)
 		return &c->step[phase][i];
 	/* a plan is a file: only the same op of the same layer stands in */
 	const PlanStep *mixed = c->step[1][i].step;

@@ -88,7 +88,7 @@ att_tile_scores(const Att a, const AttTile *t, const char *k, int n_block, int a
 		att_tile_group(a, t, k, n_block, at, group);
 }
 
-/* Stride of a page's values: not a power of two, or few of their lines would be in the nearest cache at a time and a store of sums seem to meet the next load. */
+/* Stride of a page's values: a vector more than they are wide */
 LLMC_INLINE int
 att_tile_xs(const Att a)
 {

@@ -287,6 +287,17 @@ def test_the_demo_model(llmc, smollm2):
     assert d["storage"]["default"] == "q4_1" and {"tensor": "embed", "type": "q8_0"} in d["storage"]["rules"]
 
 
+def test_drops_of_conditions_add_up(tmp_path):
+    """Two conditions of DeepSeek's family file that both leave tensors out: an A.X K1 whose layers share choices of an indexer"""
+    g = weights.Golden("deepseek_v3-axk1")
+    g.config |= {"index_topk": 32, "index_topk_freq": 2, "index_n_heads": 2, "index_head_dim": 16}
+    g.build(tmp_path)
+    r = subprocess.run(["build/llmc", "import", str(tmp_path)], capture_output=True, text=True)
+    assert r.returncode == 0, r.stderr
+    drop = yaml.safe_load(r.stdout)["tensors"]["drop"]
+    assert len(drop) == 6 and ".post_mlp_layernorm.weight" in drop and ".self_attn.indexer.wk.weight" in drop
+
+
 def test_the_page_of_keys_is_current():
     subprocess.run([sys.executable, "tools/yaml_doc.py", "--check"], check=True)
 

@@ -151,6 +151,7 @@ rules_are_kept(void **state)
 		{ OP_conv1d, "taps", 1, 0, "taps >= 2" },
 		{ OP_delta_rule, "v_heads", 9, 0, "v_heads is a multiple of k_heads" },
 		{ OP_delta_rule, "g_dim", 2, 0, "g_dim is 1 or k_dim" },
+		{ OP_delta_rule, "eps", 0, 0, "eps > 0" },
 		{ OP_gain, "first", 1, 0, "first + count <= width" },
 		{ OP_selective_scan, "groups", 5, 0, "heads is a multiple of groups" },
 		{ OP_norm_gate, "groups", 0, 0, "groups >= 1" },
