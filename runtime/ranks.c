@@ -147,19 +147,34 @@ collect_sizes(Session *s, Kept *all)
 	return comm_collect(s->comm, &own, sizeof own, all);
 }
 
+static bool
+ask_sizes(Session *s, Kept *all)
+{
+	return tell(s, (Record){ .kind = RECORD_SIZES }) && collect_sizes(s, all);
+}
+
 /* What each rank keeps; NULL: the group has ended */
 static const Kept *
 kept_of_all(Session *s)
 {
 	if (!s->kept) {
 		Kept *all = calloc((size_t)comm_ranks(s->comm), sizeof *all);
-		if (!all || !tell(s, (Record){ .kind = RECORD_SIZES }) || !collect_sizes(s, all)) {
+		if (!all || !ask_sizes(s, all)) {
 			free(all);
 			return NULL;
 		}
 		s->kept = all;
 	}
 	return s->kept;
+}
+
+void
+ranks_settle(Session *s)
+{
+	if (leads(s) && s->plan->stages > 1 && s->kept)
+		(void)ask_sizes(s, s->kept);
+	else if (leads(s) && s->plan->stages > 1)
+		(void)kept_of_all(s);
 }
 
 int64_t
@@ -522,6 +537,10 @@ ranks_meet(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 	TRY_GOTO(world_comm(rt->world, shape_of(*s), &(*s)->comm, err));
 	if ((*s)->device->join && (*s)->plan->ranks > 1) {
 		status = (*s)->device->join(s, 1, &why);
+		if (comm_ended((*s)->comm)) { /* a rank is lost: it would be waited for */
+			status = status != LLMC_OK ? error_set(err, status, "%s", why.text) : comm_error((*s)->comm, err);
+			goto fail;
+		}
 		TRY_GOTO(world_agree(rt->world, status, &why, err));
 	}
 	if (comm_rank((*s)->comm) == 0)
@@ -581,8 +600,6 @@ ranks_close(Session *s)
 	if (!g && s->comm && s->rt->world) {
 		if (comm_rank(s->comm) == 0)
 			(void)tell(s, (Record){ .kind = RECORD_CLOSE });
-		comm_close(s->comm);
-		s->comm = NULL;
 		s->kv.told = NULL;
 	}
 	if (!g)

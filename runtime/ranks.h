@@ -7,7 +7,7 @@
 
 /* The session of rank 0 has been opened: open those of the others, a thread each, and have them follow it. */
 llmc_status ranks_open(Session *s, llmc_error *err);
-/* They end. Nothing happens where there are none. */
+/* They end; the comm of ranks that are processes stays until their devices are closed. Nothing happens where there are none. */
 void        ranks_close(Session *s);
 
 /* Ranks that are processes. Rank 0 opens a session: the others do as well, with these limits, or all refuse. */
@@ -20,6 +20,8 @@ void        ranks_dismiss(Runtime *rt);
  * ended. The step is the one that the session's arrays describe. */
 bool        ranks_step(Session *s, int phase);
 void        ranks_sequence(Session *s, llmc_seq q, int32_t length_bound);
+/* Until stages, which run behind rank 0 where it waits for no logits of theirs, have done what they were told. */
+void        ranks_settle(Session *s);
 /* A step of rank 0 has failed: if because another rank of this process has, that one's error. */
 llmc_status ranks_why(Session *s, llmc_status own, llmc_error *err);
 

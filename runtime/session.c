@@ -141,18 +141,31 @@ session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err
 	return status;
 }
 
+/* Of the adapter that a sequence has; stages may still work with it. */
+static void
+let_go(Session *s, llmc_seq q)
+{
+	if (!s->seq[q].adapter)
+		return;
+	ranks_settle(s);
+	runtime_adapter_let_go(s->rt, s->seq[q].adapter);
+	s->seq[q].adapter = 0;
+}
+
 void
 session_close(Session *s)
 {
 	if (!s)
 		return;
 	for (int32_t q = 0; s->seq && q < s->lim.seqs; q++)
-		runtime_adapter_let_go(s->rt, s->seq[q].adapter);
+		let_go(s, q);
 	kv_disk_close(s->disk);
 	free(s->disk_page);
 	ranks_close(s);
 	forward_close(s);
-	s->device->close(s);
+	s->device->close(s); /* a thread of it may look at the comm */
+	if (s->rt->world)
+		comm_close(s->comm);
 	session_unmap(s->state, (int64_t)s->state_bytes);
 	free(s);
 }
@@ -239,7 +252,7 @@ session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err)
 	if (s->kv.seq[q].len)
 		return error_set(err, LLMC_E_RANGE, "sequence %d has %d positions already: an adapter is chosen before the first", q, s->kv.seq[q].len);
 	TRY(runtime_adapter_hold(s->rt, adapter, true, err));
-	runtime_adapter_let_go(s->rt, s->seq[q].adapter);
+	let_go(s, q);
 	s->seq[q].adapter = adapter;
 	s->seq[q].fresh = true;
 	s->adapter[q] = adapter_slot(s->rt, adapter);
@@ -308,8 +321,7 @@ session_seq_free(Session *s, llmc_seq q)
 {
 	if (!is_seq(s, q))
 		return;
-	runtime_adapter_let_go(s->rt, s->seq[q].adapter);
-	s->seq[q].adapter = 0;
+	let_go(s, q);
 	kv_seq_free(&s->kv, q);
 }
 

@@ -2,6 +2,7 @@
 #include "runtime/comm/inside.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ops/ops.h"
@@ -65,6 +66,14 @@ comm_close(Comm *c)
 {
 	if (c)
 		c->way->close(c);
+}
+
+int
+comm_timeout(void)
+{
+	const char *text = getenv("LLMC_COMM_TIMEOUT");
+
+	return text && atoi(text) > 0 ? atoi(text) : 30;
 }
 
 int

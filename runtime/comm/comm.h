@@ -62,6 +62,8 @@ bool comm_take(Comm *c, void *data, size_t n);
 /* Ends the group: whoever waits returns false, on all ranks, and so do all calls from now on. Any thread. */
 void comm_end(Comm *c);
 bool comm_ended(const Comm *c);
+/* Seconds until a rank that is not heard of is missed: $LLMC_COMM_TIMEOUT, or 30 */
+int  comm_timeout(void);
 /* Of a group that has ended: LLMC_E_DEVICE, and why as far as this rank knows. */
 llmc_status comm_error(const Comm *c, llmc_error *err);
 

@@ -51,14 +51,6 @@ mpi_gather(World *w, Handle of, const void *x, size_t n, void *all)
 	return MPI_CALL(w, iallgather, x, (int)n, w->byte, all, (int)n, w->byte, of, &request) == 0 && mpi_finish(w, &request, false);
 }
 
-int
-mpi_timeout(void)
-{
-	const char *text = getenv("LLMC_COMM_TIMEOUT");
-
-	return text && atoi(text) > 0 ? atoi(text) : 30;
-}
-
 /* ---------------------------------------------------------------- opening ---- */
 
 static int
@@ -353,7 +345,7 @@ open_window(World *w, CommShape shape, Comm **out, llmc_error *err)
 	if (w->rank_ == 0)
 		memset(memory, 0, bytes - 64);
 	w->barrier(w->host);
-	llmc_status status = comm_shared(memory, w->rank_, shape, mpi_timeout(), window_release, win, out, err);
+	llmc_status status = comm_shared(memory, w->rank_, shape, comm_timeout(), window_release, win, out, err);
 	if (status != LLMC_OK)
 		free(win);
 	else

@@ -61,7 +61,6 @@ mpi_called(World *w, int rc)
 bool mpi_finish(World *w, Handle *request, bool patient);
 /* n bytes of all ranks of `of`, side by side in `all` */
 bool mpi_gather(World *w, Handle of, const void *x, size_t n, void *all);
-int  mpi_timeout(void); /* $LLMC_COMM_TIMEOUT, seconds */
 
 /* A group whose steps go through MPI, on several hosts as well */
 llmc_status comm_through(World *w, CommShape shape, Comm **out, llmc_error *err);

@@ -398,7 +398,7 @@ comm_through(World *w, CommShape shape, Comm **out, llmc_error *err)
 
 	if (!t)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", w->ranks);
-	*t = (Through){ .c = comm_of(&way, w->rank_, shape), .w = w, .timeout_s = mpi_timeout(), .late_s = mpi_timeout() * (shape.onward ? COMM_STAGES_PATIENCE : 1) };
+	*t = (Through){ .c = comm_of(&way, w->rank_, shape), .w = w, .timeout_s = comm_timeout(), .late_s = comm_timeout() * (shape.onward ? COMM_STAGES_PATIENCE : 1) };
 	t->all = malloc(n * GATHER * sizeof *t->all);
 	t->own = calloc(GATHER, sizeof *t->own);
 	t->life = aligned_alloc(_Alignof(Life), n * sizeof *t->life);

@@ -36,7 +36,7 @@ cuda_hosted_open(CudaSession *c, llmc_error *err)
 	int64_t        in = 1, out = 1;
 	void          *p = NULL;
 
-	if (!cuda_hosted(c))
+	if (!cuda_hosted(c) || c->m->nccl)
 		return LLMC_OK;
 	if (!ways_of_peers())
 		return error_set(err, LLMC_E_INPUT, "LLMC_PEER_SUMS is \"%s\", expected auto, one-shot or two-shot", getenv("LLMC_PEER_SUMS"));

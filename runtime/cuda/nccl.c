@@ -182,7 +182,7 @@ nccl_close(Nccl *l)
 		return;
 	for (int k = 0; k < l->n && !atomic_load(&l->aborted); k++)
 		(void)!l->destroy(l->comm[k]);
-	if (l->lib && !atomic_load(&l->aborted)) /* what was given up may still run in there */
+	if (l->lib && (!l->n || !atomic_load(&l->aborted))) /* what was given up may still run in there */
 		dlclose(l->lib);
 	for (int k = 0; k < LLMC_PEERS; k++)
 		pthread_mutex_destroy(&l->in_call[k]);

@@ -16,7 +16,7 @@ llmc_status nccl_connect(Nccl *l, CudaDevice *const *dev, int first, int n, int 
 /* The three in turn, where all ranks are of this process */
 llmc_status nccl_open(CudaDevice *const *dev, int n, int timeout_s, Nccl **out, llmc_error *err);
 void        nccl_close(Nccl *l);
-/* What waits in streams comes to an end, and is worth nothing. No thread may be inside of nccl_all_gather. */
+/* What waits in streams comes to an end, and is worth nothing. Any thread: a call that a rank's thread is in ends first. */
 void        nccl_abort(Nccl *l);
 /* receive [ranks, count] is what all ranks send, in the rank's stream or its capture; send may be its place there. By the rank's thread. */
 llmc_status nccl_all_gather(Nccl *l, int rank, const float *send, float *receive, int64_t count, CUstream stream, llmc_error *err);

@@ -389,7 +389,6 @@ connect(CudaGroup *g, llmc_error *err)
 llmc_status
 cuda_group_open(Session *const *rank, int n, llmc_error *err)
 {
-	const char *timeout = getenv("LLMC_COMM_TIMEOUT");
 	const bool  lone = cuda_hosted(rank[0]->on);
 	CudaModel  *m = rank[0]->rt->model;
 	void       *word = NULL;
@@ -405,7 +404,7 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 	g->lone = lone;
 	g->first = lone ? rank[0]->plan->rank : 0;
 	atomic_init(&g->lost, -1);
-	g->timeout_s = timeout && atoi(timeout) > 0 ? atoi(timeout) : 30;
+	g->timeout_s = comm_timeout();
 	atomic_init(&g->users, n);
 	for (int r = 0; r < n; r++) {
 		CudaSession *c = rank[r]->on;

@@ -35,7 +35,6 @@ connect(World *w, Runtime *rt, Nccl *l, llmc_error *err)
 	const Plan *p = rt->plan;
 	CudaModel  *m = rt->model;
 	CudaDevice *dev = &m->dev;
-	const char *timeout = getenv("LLMC_COMM_TIMEOUT");
 	NcclId      id[PLAN_MAX_RANKS] = { 0 };
 	const size_t bytes = (size_t)p->stages * sizeof *id;
 	llmc_error  why = { 0 };
@@ -46,7 +45,7 @@ connect(World *w, Runtime *rt, Nccl *l, llmc_error *err)
 	TRY(world_agree(w, status, &why, err));
 	if (!(world_rank(w) == 0 ? world_send(w, id, bytes) : world_receive(w, id, bytes)))
 		return error_set(err, LLMC_E_DEVICE, "ranks of this job cannot be reached");
-	status = nccl_connect(l, &dev, p->rank, 1, p->ranks, &id[p->stage], timeout && atoi(timeout) > 0 ? atoi(timeout) : 30, &why);
+	status = nccl_connect(l, &dev, p->rank, 1, p->ranks, &id[p->stage], comm_timeout(), &why);
 	return world_agree(w, status, &why, err);
 }
 

@@ -186,6 +186,22 @@ def test_slots_are_free_when_nobody_has_the_adapter(base):
     assert m.load_adapter(f"{LORA}/llama-all") not in (a, b)  # a session that closes lets go
 
 
+def test_a_slot_is_written_when_all_stages_are_done_with_it(tmp_path):
+    """No logits are waited for: the second stage still works when the first one is through."""
+    g = weights.Golden(BASE)
+    g.build(tmp_path)
+    m = llmc.Model(tmp_path, device="ref", set=["adapters.slots=1", "adapters.rank=8", "kv.dtype=f32", "parallel.pp=2"])
+    with m.session(context=256, chunk=128, n_out=64, seqs=2) as s:
+        for case in ["llama-all", "llama-some"] * 3:
+            a = m.load_adapter(f"{LORA}/{case}")
+            q = s.seq(adapter=a)
+            got = logits(s, [(q, g.prompt)])[0]
+            assert np.abs(got - peft(case)).max() < 3e-3 * np.abs(got).max()
+            s.forward([(q, (g.prompt * 8)[:96], 0)])
+            m.unload_adapter(a)
+            s.free(q)
+
+
 def test_what_has_no_slot_is_refused(base, tmp_path):
     folder, _ = base
     with pytest.raises(llmc.Error, match="no slots for adapters"):
