@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from cuda_emu import environment
-from golden_run import weights
+from cuda_emu import LIBS, environment
+from golden_run import ROOT, weights
 import test_ranks
 import test_state
 
@@ -209,7 +209,6 @@ def test_ways_have_the_same_bits(tmp_path):
     path.write_text(MODELS["llama"])
     libs = tmp_path / "libs"  # of a machine without NCCL
     libs.mkdir()
-    from cuda_emu import LIBS
     for lib in ("libcuda.so.1", "libnvrtc.so.13"):
         (libs / lib).symlink_to(os.path.join(LIBS, lib))
 
@@ -233,6 +232,24 @@ def test_ways_have_the_same_bits(tmp_path):
     assert p.returncode and "expected auto, always or never" in p.stderr
     p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_PEER_SUMS="three-shot")
     assert p.returncode and "expected auto, one-shot or two-shot" in p.stderr
+
+
+@pytest.mark.parametrize("source, said", [("int ncclGetVersion(int *v) { *v = 21305; return 0; }", r"is too old: it lacks nccl\w+; pip install"),
+                                          (None, r"is of version 2\.13, 2\.14 is needed; pip install")])
+def test_an_nccl_that_is_too_old(source, said, tmp_path):
+    """Whatever it lacks, or its version: who insists on it is told, others go on without it."""
+    libs, calls = tmp_path / "libs", re.findall(r"X\([^,]+, \w+, (nccl\w+),", open(os.path.join(ROOT, "runtime/cuda/nccl.c")).read())
+    libs.mkdir()
+    for name in ("libcuda.so.1", "libnvrtc.so.13"):
+        (libs / name).symlink_to(os.path.join(LIBS, name))
+    source = source or "int ncclGetVersion(int *v) { *v = 21305; return 0; }\n" + "".join(f"int {c}(void) {{ return 5; }}\n" for c in calls if c != "ncclGetVersion")
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", libs / "libnccl.so.2"], input=source, text=True, check=True)
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["llama"])
+    p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="always", LLMC_CUDA_LIBDIR=libs)
+    assert p.returncode and re.search(said, p.stderr), p.stderr
+    p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1, LLMC_CUDA_LIBDIR=libs)
+    assert p.returncode and "do not reach each other's memory" in p.stderr and re.search(said, p.stderr), p.stderr
 
 
 FAULT = """
