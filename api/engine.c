@@ -13,6 +13,13 @@ struct llmc_engine {
 	Engine       *e;
 };
 
+/* Can rows of guesses have the bits of single ones? */
+static llmc_status
+guesses_fit(const llmc_model *m, llmc_error *err)
+{
+	return draft_rows(m->plan) > 1 ? LLMC_OK : error_set(err, LLMC_E_INPUT, "nothing can be guessed for %s: its latent attention takes another form from two rows on (attention.form)", m->plan->name);
+}
+
 /* A head guesses for its own model: the same checkpoint, opened with its rows handed out. */
 static llmc_status
 is_head_of(const llmc_model *m, const llmc_model *head, llmc_error *err)
@@ -22,9 +29,7 @@ is_head_of(const llmc_model *m, const llmc_model *head, llmc_error *err)
 	if (m->plan->hidden != head->plan->hidden || m->plan->vocab != head->plan->vocab || !m->weights != !head->weights ||
 	    (m->weights && strcmp(m->weights, head->weights) != 0))
 		return error_set(err, LLMC_E_INPUT, "%s is the head (mtp.part) of another model than %s", head->plan->name, m->plan->name);
-	if (draft_rows(m->plan) < 2)
-		return error_set(err, LLMC_E_INPUT, "nothing can be guessed for %s: it keeps a state that cannot go back", m->plan->name);
-	return LLMC_OK;
+	return guesses_fit(m, err);
 }
 
 /* The first difference of two vocabularies, as a sentence. */
@@ -48,10 +53,8 @@ same_tokens(const llmc_model *m, const llmc_model *draft, llmc_error *err)
 	}
 	if (draft->plan->prompt_whole || plan_has_state(draft->plan))
 		return error_set(err, LLMC_E_INPUT, "%s %s: it cannot be a draft model", draft->plan->name,
-		                 draft->plan->prompt_whole ? "reads its prompt in one piece" : "keeps a state that cannot go back");
-	if (draft_rows(m->plan) < 2)
-		return error_set(err, LLMC_E_INPUT, "nothing can be guessed for %s: it keeps a state that cannot go back", m->plan->name);
-	return LLMC_OK;
+		                 draft->plan->prompt_whole ? "reads its prompt in one piece" : "keeps a state, which goes back to where it was marked alone");
+	return guesses_fit(m, err);
 }
 
 static llmc_status

@@ -19,6 +19,8 @@ typedef struct Generate {
 	Draft          *draft;  /* NULL: nothing is guessed */
 	int32_t        *text;   /* [n_prompt + most] with a draft: all tokens */
 	int32_t         n_text;
+	int32_t         fed[1 + DRAFT_MOST], n_again; /* of the step: what runs again, the token, guesses behind it */
+	int32_t         mark;   /* positions in front of them, where there are states */
 } Generate;
 
 static bool
@@ -92,29 +94,44 @@ prefill(Generate *g, llmc_seq q, const int32_t *tok, size_t n_tok, bool ahead, l
 	return LLMC_OK;
 }
 
-/* The token behind the text, with guesses behind it; *guesses: how many. */
+/* The token behind the text, with guesses behind it; *guesses: how many. In front of it run those that the sequence has been trimmed by though they were right. */
 static llmc_status
 forward(Generate *g, llmc_seq q, int32_t id, int32_t room, int32_t *guesses, llmc_error *err)
 {
-	int32_t tok[1 + DRAFT_MOST] = { id };
 	Drafter *of = &g->s->drafter;
 
 	*guesses = 0;
+	g->fed[g->n_again] = id;
 	if (g->draft) {
-		int32_t rows = g->s->most_rows - 1;
+		int32_t rows = g->s->most_rows - 1 - g->n_again;
 		if (g->p.speculate > 0 && g->p.speculate < rows)
 			rows = g->p.speculate;
 		draft_look_up(g->draft, of, g->text, g->n_text, rows < room ? rows : room);
-		drafter_choose(of, &g->draft, 1, 1, rows);
+		drafter_choose(of, &g->draft, 1, 1, g->n_again, rows);
 		*guesses = g->draft->run;
-		memcpy(tok + 1, g->draft->tok, (size_t)*guesses * sizeof *tok);
+		if (*guesses && !g->n_again && session_seq_mark(g->s->s, q, NULL) != LLMC_OK)
+			*guesses = 0; /* other sequences have the marks */
+		if (*guesses && !g->n_again)
+			g->mark = session_seq_len(g->s->s, q);
+		memcpy(g->fed + g->n_again + 1, g->draft->tok, (size_t)*guesses * sizeof *g->fed);
 	}
-	llmc_chunk c = { .seq = q, .tok = tok, .n_tok = 1 + *guesses, .n_out = 1 + *guesses };
+	llmc_chunk c = { .seq = q, .tok = g->fed, .n_tok = g->n_again + 1 + *guesses, .n_out = 1 + *guesses };
 	double start = clock_now();
 	TRY(session_forward(g->s->s, &c, 1, g->s->logits, err));
-	if (g->draft)
-		drafter_measured(of, 1 + *guesses, *guesses > 0, clock_now() - start);
+	if (g->draft && (*guesses || !g->n_again))
+		drafter_measured(of, c.n_tok, *guesses > 0, clock_now() - start);
 	return LLMC_OK;
+}
+
+/* Of `guesses` behind the token that was fed the first `right` have come true: what was guessed wrong leaves the sequence. Where there are states all leaves it that was
+ * fed since its mark, and what was right runs again. */
+static llmc_status
+take_back(Generate *g, llmc_seq q, int32_t guesses, int32_t right, llmc_error *err)
+{
+	const bool back = right < guesses && g->s->drafter.states;
+
+	g->n_again = back ? g->n_again + 1 + right : 0;
+	return right == guesses ? LLMC_OK : session_seq_trim(g->s->s, q, back ? g->mark : session_seq_len(g->s->s, q) - (guesses - right), err);
 }
 
 /* The host picks, row by row, while the picks are what was guessed. */
@@ -141,8 +158,7 @@ decode(Generate *g, llmc_seq q, int32_t most, llmc_result *res, double *first, l
 			draft_learn(g->draft, &g->s->drafter, g->text + g->n_text - came, came);
 		if (done)
 			break;
-		if (came - 1 < guesses) /* what was guessed wrong leaves the sequence */
-			TRY(session_seq_trim(g->s->s, q, session_seq_len(g->s->s, q) - (guesses - (came - 1)), err));
+		TRY(take_back(g, q, guesses, came - 1, err));
 		/* the last new token is never fed back */
 		TRY(forward(g, q, id, most - res->n_new - 1, &guesses, err));
 	}

@@ -29,8 +29,10 @@ llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llm
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
 	llmc_status status = session_open(m->rt, &l, &s->s, err);
 	if (status == LLMC_OK) {
-		int32_t rows = session_limits_of(s->s)->n_out, most = model_rows_alike(m) ? draft_rows(m->plan) : 1;
+		const llmc_limits *have = session_limits_of(s->s);
+		int32_t rows = have->n_out, most = model_rows_alike(m) && (have->marks || !plan_has_state(m->plan)) ? draft_rows(m->plan) : 1;
 		s->most_rows = rows < most ? rows : most;
+		s->drafter.states = plan_has_state(m->plan);
 		s->logits = calloc((size_t)s->most_rows * (size_t)plan_out_width(m->plan), sizeof *s->logits);
 		if (!s->logits)
 			status = error_set(err, LLMC_E_MEMORY, "out of memory for a session");
@@ -115,6 +117,18 @@ llmc_status
 llmc_seq_fork(llmc_session *s, llmc_seq from, llmc_seq *out, llmc_error *err)
 {
 	return session_seq_fork(s->s, from, out, err);
+}
+
+llmc_status
+llmc_seq_mark(llmc_session *s, llmc_seq q, llmc_error *err)
+{
+	return session_seq_mark(s->s, q, err);
+}
+
+void
+llmc_seq_unmark(llmc_session *s, llmc_seq q)
+{
+	session_seq_unmark(s->s, q);
 }
 
 llmc_status

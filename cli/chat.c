@@ -65,7 +65,7 @@ chat(int argc, char **argv)
 	}
 	llmc_limits lim = limits_of(&c);
 	if (smp.speculate > 0)
-		lim.n_out = 1 + smp.speculate; /* a step's guesses and the token before them */
+		lim.n_out = 1 + smp.speculate, lim.marks = 1; /* a step's guesses and the token before them */
 	if (status == LLMC_OK)
 		status = speaker_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK) {

@@ -179,6 +179,7 @@ plan(int argc, char **argv)
 	if (lim.n_threads == 0)
 		lim.n_threads = 1;
 	lim.snapshots = LLMC_DEFAULT_SNAPSHOTS; /* as a server has */
+	lim.marks = lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs ? lim.seqs : 1 : LLMC_DEFAULT_MARKS;
 	llmc_status s = llmc_memory_for(m, &lim, &mem, &err);
 	if (s == LLMC_OK && c.memory > 0)
 		s = llmc_fit(m, c.memory, &lim, &fit, &err);
@@ -227,8 +228,8 @@ plan(int argc, char **argv)
 		if (mem.kv_per_seq)
 			printf("states of a sequence, within kv: %s\n", human_bytes((double)mem.kv_per_seq, text));
 		if (mem.kv_snapshots)
-			printf("snapshots of states, within kv: %s, %d a sequence, for prompts that begin alike (none with --no-prefix-cache, run or chat)\n",
-			       human_bytes((double)mem.kv_snapshots, text), lim.snapshots);
+			printf("snapshots of states, within kv: %s, %d a sequence, for prompts that begin alike (none with --no-prefix-cache, run or chat), and %d for guessed tokens (none with --speculate 0)\n",
+			       human_bytes((double)mem.kv_snapshots, text), lim.snapshots, lim.marks);
 		if (mem.kv_host)
 			printf("pages in host memory, beside all that: %s, for a server's prefix cache\n", human_bytes((double)mem.kv_host, text));
 		if (info.ranks > 1)

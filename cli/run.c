@@ -243,7 +243,7 @@ run(int argc, char **argv)
 	if (lim.context == 0 && n_tok + 256 > LLMC_DEFAULT_CONTEXT && (int64_t)n_tok + 256 <= info.max_positions)
 		lim.context = (int32_t)n_tok + 256; /* a long prompt asks for its room */
 	if (smp.speculate > 0)
-		lim.n_out = 1 + smp.speculate; /* a step's guesses and the token before them */
+		lim.n_out = 1 + smp.speculate, lim.marks = 1; /* a step's guesses and the token before them */
 	if (logits) {
 		if (lim.context && chunk > lim.context)
 			chunk = lim.context;

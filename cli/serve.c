@@ -305,6 +305,7 @@ serve(int argc, char **argv)
 	lim.kv_tokens = kv_tokens ? kv_tokens : eo.max_batch_total_tokens ? eo.max_batch_total_tokens
 	                : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
 	lim.snapshots = eo.no_prefix_cache ? 0 : LLMC_DEFAULT_SNAPSHOTS;
+	lim.marks = eo.speculate < 0 ? 0 : lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs : LLMC_DEFAULT_MARKS;
 	if (draft_path) {
 		status = draft_open(&all.model[0]->common, all.model[0]->path, draft_path, &lim, &c.memory, &draft, &err);
 		if (status != LLMC_OK)

@@ -126,6 +126,7 @@ enum { /* numbers that the comments below say */
 	LLMC_DEFAULT_CONCURRENT_REQUESTS = 128,
 	LLMC_DEFAULT_WAITING_TOKENS = 20,
 	LLMC_DEFAULT_SNAPSHOTS = 2, /* one moves with a sequence's prompt, one with its answer */
+	LLMC_DEFAULT_MARKS = 8,     /* of an engine that guesses, and no more than its sequences: it guesses for as many texts at once */
 	LLMC_MAX_CHOICES = 128, /* of a request */
 	LLMC_MAX_SPECULATE = 15, /* tokens guessed ahead in one step */
 	LLMC_MAX_TOP = 20,      /* alternatives of a place */
@@ -146,6 +147,8 @@ typedef struct llmc_limits {
 	int32_t snapshots; /* of a sequence's states, kept for prompts that begin alike; models whose layers keep none have none
 	                    * [an engine LLMC_DEFAULT_SNAPSHOTS, without its prefix cache 0; else 0] */
 	int64_t host_tokens; /* positions of pages in host memory, for the prefix cache of a GPU [an engine as many as kv.host has room for; else 0] */
+	int32_t marks;     /* of sequences at once, by llmc_seq_mark; models whose layers keep no states need none [an engine that guesses tokens
+	                    * LLMC_DEFAULT_MARKS; else 0] */
 } llmc_limits;
 
 /* In a program that mpirun or srun has started as several processes each calls llmc_open, which waits for the others and gives each its
@@ -254,7 +257,7 @@ typedef struct llmc_memory {
 	int64_t kv_per_token;                /* bytes of KV for one position */
 	int64_t kv_per_seq;                  /* bytes of the states of one sequence, which are part of kv; 0: the model has none */
 	int64_t kv_saved;                    /* bytes that kv takes less because layers that see a window keep no more than they see; 0: none does */
-	int64_t kv_snapshots;                /* bytes of limits.snapshots of all sequences, which are part of kv */
+	int64_t kv_snapshots;                /* bytes of limits.snapshots of all sequences, and of limits.marks, which are part of kv */
 	int64_t kv_exact;                    /* bytes of kv that hold recent and first positions in 16 bit (kv.window, kv.sinks); 0: none are */
 	int64_t kv_host;                     /* bytes of pinned host memory that an engine takes for pages beside kv (kv.host); 0: none */
 } llmc_memory;
@@ -413,6 +416,10 @@ LLMC_API llmc_status llmc_seq_fork(llmc_session *s, llmc_seq from, llmc_seq *out
 /* Forget from len on. E_RANGE as well where layers see a window and positions that they would see again are no longer kept: they always are where the
  * sequence has not been longer than len + 32. */
 LLMC_API llmc_status llmc_seq_trim(llmc_session *s, llmc_seq q, int32_t len, llmc_error *err);
+/* Where layers keep a state, which is that of the last position, a sequence is trimmed to 0 or to where it was marked last. Nothing is done for other models.
+ * E_FULL: all `marks` of the limits are taken. A mark goes with its sequence, or when that is trimmed below it. */
+LLMC_API llmc_status llmc_seq_mark(llmc_session *s, llmc_seq q, llmc_error *err);
+LLMC_API void        llmc_seq_unmark(llmc_session *s, llmc_seq q);
 LLMC_API int32_t     llmc_seq_len(const llmc_session *s, llmc_seq q); /* -1: no such sequence */
 LLMC_API void        llmc_seq_free(llmc_session *s, llmc_seq q);
 /* The KV of a sequence as bytes, and a new sequence from them, in any session of the same model on the same target.

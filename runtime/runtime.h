@@ -75,6 +75,8 @@ llmc_status session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llm
 llmc_status session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err);
 llmc_status session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err);
 llmc_status session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err);
+llmc_status session_seq_mark(Session *s, llmc_seq q, llmc_error *err);
+void        session_seq_unmark(Session *s, llmc_seq q);
 int32_t     session_seq_len(const Session *s, llmc_seq q);
 void        session_seq_free(Session *s, llmc_seq q);
 /* session_kv.c: see llmc_seq_save; and for the engine: a new sequence begins with the pages that the prefix cache (once

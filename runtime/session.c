@@ -56,8 +56,10 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 		return range(err, "n_threads", l.n_threads, TOPOLOGY_MAX, "");
 	if (l.snapshots < 0 || l.snapshots > MAX_SNAPSHOTS)
 		return range(err, "snapshots", l.snapshots, MAX_SNAPSHOTS, ", or 0: none");
+	if (l.marks < 0 || l.marks > l.seqs)
+		return range(err, "marks", l.marks, l.seqs, ", or 0: none");
 	if (!plan_has_state(plan))
-		l.snapshots = 0;
+		l.snapshots = l.marks = 0;
 	if (l.host_tokens < 0 || l.host_tokens / PLAN_KV_PAGE > INT32_MAX / 2)
 		return range(err, "host_tokens", l.host_tokens, (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE, ", or 0: none");
 	*out = l;
@@ -298,8 +300,8 @@ session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err)
 		return error_set(err, LLMC_E_RANGE,
 		                 "the first %d positions of sequence %d see each other: it can be trimmed to 0 or to %d and more",
 		                 s->seq[q].prefix_len, q, s->seq[q].prefix_len);
-	if (len && len < s->kv.seq[q].len && plan_has_state(s->plan))
-		return error_set(err, LLMC_E_RANGE, "this model keeps a state, which is that of a sequence's last position: sequence %d can be trimmed to 0 alone", q);
+	if (len && len < s->kv.seq[q].len && plan_has_state(s->plan) && !(s->kv.seq[q].mark && len == s->kv.seq[q].mark_len))
+		return error_set(err, LLMC_E_RANGE, "this model keeps a state, which is that of a sequence's last position: sequence %d can be trimmed to 0 alone, or to where it was marked", q);
 	if (!kv_can_trim(&s->kv, q, len))
 		return error_set(err, LLMC_E_RANGE,
 		                 "sequence %d cannot be trimmed to %d: layers of this model see the last %d positions%s, and older ones are no longer kept", q, len, s->kv.keep,
@@ -308,6 +310,23 @@ session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err)
 		s->seq[q].prefix_len = s->seq[q].mark = 0;
 	kv_seq_trim(&s->kv, q, len);
 	return LLMC_OK;
+}
+
+llmc_status
+session_seq_mark(Session *s, llmc_seq q, llmc_error *err)
+{
+	if (!is_seq(s, q))
+		return no_seq(err, q);
+	if (plan_has_state(s->plan) && !kv_seq_mark(&s->kv, q))
+		return error_set(err, LLMC_E_FULL, "all %d marks of this session are taken (limit marks)", s->lim.marks);
+	return LLMC_OK;
+}
+
+void
+session_seq_unmark(Session *s, llmc_seq q)
+{
+	if (is_seq(s, q))
+		kv_seq_unmark(&s->kv, q);
 }
 
 int32_t

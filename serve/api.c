@@ -95,6 +95,8 @@ limits_for(const llmc_serve_model *o, const llmc_model *m)
 		lim.seqs = 16;
 	if (!lim.snapshots && !(eo && eo->no_prefix_cache))
 		lim.snapshots = LLMC_DEFAULT_SNAPSHOTS;
+	if (!lim.marks && !(eo && eo->speculate < 0))
+		lim.marks = lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs : LLMC_DEFAULT_MARKS;
 	if (!lim.kv_tokens)
 		lim.kv_tokens = eo && eo->max_batch_total_tokens ? eo->max_batch_total_tokens : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
 	return lim;

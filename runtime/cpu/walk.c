@@ -135,6 +135,7 @@ cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
 	TRY(kv_open_on(&s->kv, NULL, s->plan, (int32_t)session_pages(&s->lim), (int32_t)session_window_pages(s->plan, &s->lim), session_snapshots(&s->lim),
 	               s->lim.context, s->lim.seqs, err));
+	TRY(kv_marks_open(&s->kv, s->lim.marks, err));
 	c->slots_bytes = need->scratch;
 	c->state_bytes = lay_out(c, s, NULL);
 	s->slots = session_map(c->slots_bytes);

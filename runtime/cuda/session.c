@@ -177,6 +177,8 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	llmc_status status = kv_open_on(&s->kv, &mem, s->plan, (int32_t)session_pages(&s->lim), (int32_t)session_window_pages(s->plan, &s->lim),
 	                                session_snapshots(&s->lim), s->lim.context, s->lim.seqs, err);
 	if (status == LLMC_OK)
+		status = kv_marks_open(&s->kv, s->lim.marks, err);
+	if (status == LLMC_OK)
 		status = kv_host_open(&s->kv, (int32_t)(s->lim.host_tokens / PLAN_KV_PAGE), s->lim.chunk / PLAN_KV_PAGE + s->lim.seqs, err);
 	if (c->failed == LLMC_E_MEMORY)
 		return does_not_fit(c, need, left, total, err);

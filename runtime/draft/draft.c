@@ -26,8 +26,6 @@ draft_rows(const Plan *p)
 {
 	int64_t rows = DRAFT_MOST + 1;
 
-	if (plan_has_state(p)) /* a state is that of the last position: wrong guesses could not be taken back */
-		return 1;
 	/* latent attention has two forms: rows of a chain must take the one that single rows take (llmc_mla.h) for any number of
 	 * positions before them that is not below their own */
 	for (int ph = 0; ph < p->n_phase; ph++)
@@ -252,10 +250,26 @@ drafter_measured(Drafter *of, int32_t rows, bool guesses, double seconds)
 		follow(&of->factor, t->s / (of->plain[1].s * (1 + ROW_SHARE * (rows - 1))), 0.2);
 }
 
+/* Of a step without guesses */
+static double
+base_time(const Drafter *of, int32_t texts, int32_t again)
+{
+	return again ? chain_time(of, texts, texts + again) : of->plain[texts].s;
+}
+
+/* What so many more rows take, of which the odds are that all come true: else they run once more where there are states, at what they have cost. */
+static double
+rows_time(const Drafter *of, int32_t texts, int32_t again, int32_t more, double odds)
+{
+	double t = chain_time(of, texts, texts + again + more), extra = t - base_time(of, texts, again);
+
+	return of->states && extra > 0 ? t + (1 - odds) * extra : t;
+}
+
 /* Give `most` rows to guesses, the likeliest of all texts next. How many of them give the most tokens by time, if that is more
  * than `best`; else 0. */
 static int32_t
-hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t most, double best)
+hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most, double best)
 {
 	double expect = texts;
 	int32_t best_rows = 0;
@@ -270,7 +284,10 @@ hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t m
 		if (!next)
 			break;
 		expect += (double)next->odds_at[next->run++];
-		double speed = expect / chain_time(of, texts, texts + r);
+		double odds = 1;
+		for (int32_t i = 0; i < n; i++)
+			odds *= d[i]->run ? (double)d[i]->odds_at[d[i]->run - 1] : 1;
+		double speed = expect / rows_time(of, texts, again, r, odds);
 		if (speed > best) {
 			best = speed;
 			best_rows = r;
@@ -281,16 +298,17 @@ hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t m
 
 /* What a smaller model costs is spent by then. */
 void
-drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t rows)
+drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t rows)
 {
+	const int32_t room = DRAFT_ROWS - texts - again;
 	int32_t run = 0;
 
-	rows = rows < DRAFT_ROWS - texts ? rows : DRAFT_ROWS - texts;
+	rows = rows < room ? rows : room;
 	if (of->eager)
 		run = rows;
 	else if (texts >= 1 && texts <= DRAFT_TEXTS && of->plain[texts].s > 0)
-		run = hand_out(of, d, n, texts, rows, texts / of->plain[texts].s * MARGIN);
-	hand_out(of, d, n, texts, run, 0);
+		run = hand_out(of, d, n, texts, again, rows, texts / base_time(of, texts, again) * MARGIN);
+	hand_out(of, d, n, texts, again, run, 0);
 }
 
 void
@@ -301,23 +319,26 @@ drafter_model_measured(Drafter *of, double seconds)
 }
 
 int32_t
-draft_model_most(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t most)
+draft_model_most(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most)
 {
+	const int32_t room = DRAFT_ROWS - texts - again;
 	int32_t best_most = 0;
 
 	if (n >= 1 && of->eager)
-		return most < (DRAFT_ROWS - texts) / n ? most : (DRAFT_ROWS - texts) / n;
+		return most < room / n ? most : room / n;
 	if (n < 1 || texts > DRAFT_TEXTS || of->plain[texts].s <= 0)
 		return 0;
-	double expect = texts, odds[DRAFT_TEXTS], best = texts / of->plain[texts].s * MARGIN;
+	double expect = texts, odds[DRAFT_TEXTS], best = texts / base_time(of, texts, again) * MARGIN;
 	for (int32_t i = 0; i < n; i++)
 		odds[i] = 1;
-	for (int32_t k = 1; k <= most && texts + n * k <= DRAFT_ROWS; k++) {
+	for (int32_t k = 1; k <= most && n * k <= room; k++) {
+		double all = 1;
 		for (int32_t i = 0; i < n; i++) {
 			odds[i] *= (double)chance(d[i], of, model_bin(k - 1));
 			expect += odds[i];
+			all *= odds[i];
 		}
-		double speed = expect / (chain_time(of, texts, texts + n * k) + k * of->model.s);
+		double speed = expect / (rows_time(of, texts, again, n * k, all) + k * of->model.s);
 		if (speed > best) {
 			best = speed;
 			best_most = k;

@@ -26,6 +26,7 @@ typedef struct Drafter {
 	int32_t   model_idle; /* times that its guesses were not worth it, in a row */
 	uint64_t  n_measured;
 	DraftOdds odds;
+	bool      states;     /* where a guess is wrong, what was right beside it runs again */
 	bool      eager;      /* for tests: a smaller model alone guesses, and all that it says runs */
 } Drafter;
 
@@ -52,13 +53,13 @@ void    draft_free(Draft *d);
 /* tok [n]: the text, which has only grown since the last call. d->n guesses, at most `most`. */
 void    draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_t most);
 /* As many guesses of a smaller model as are worth its steps and the rows behind them, for a step of so many texts of which n are
- * without a better guess; 0: none. */
-int32_t draft_model_most(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t most);
+ * without a better guess; 0: none. again: rows of the step beside a single one of each text. */
+int32_t draft_model_most(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most);
 /* n guesses of it are in d->tok. */
 void    draft_from_model(Draft *d, const Drafter *of, int32_t n);
 void    drafter_model_measured(Drafter *of, double seconds);
-/* Set d[i]->run for a step of so many texts, n of which have guesses; rows guesses at most. */
-void    drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t rows);
+/* Set d[i]->run for a step of so many texts, n of which have guesses; rows guesses at most. again: as above. */
+void    drafter_choose(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t rows);
 /* The n_new tokens that came instead of d->tok. */
 void    draft_learn(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new);
 /* A step of so many rows, all of them single ones of their texts or guesses behind them, took so long. */

@@ -239,14 +239,16 @@ guess(Engine *e, int32_t n)
 {
 	Draft *draft[DRAFT_TEXTS];
 	SchedSeq *seq[DRAFT_TEXTS];
-	int32_t chunk[DRAFT_TEXTS], n_draft = 0, rows = sched_spare(e->sched);
+	int32_t chunk[DRAFT_TEXTS], n_draft = 0, rows = sched_spare(e->sched), again = -n;
 
 	e->guesses = false;
 	if (n > DRAFT_TEXTS || rows < 1 || !e->speculate)
 		return;
-	for (int32_t i = 0; i < n; i++)
+	for (int32_t i = 0; i < n; i++) {
 		if (!sched_may_guess(e->sched, i))
 			return;
+		again += e->sched->chunk[i].n_tok;
+	}
 	for (int32_t i = 0; i < n; i++) {
 		SchedSeq *q = e->sched->chunk_seq[i];
 		Job *j = q->req->user;
@@ -266,9 +268,9 @@ guess(Engine *e, int32_t n)
 		draft[n_draft++] = c->draft;
 	}
 	if (e->second && !e->guess)
-		second_guess(e, seq, draft, n_draft, n);
+		second_guess(e, seq, draft, n_draft, n, again);
 	if (!e->guess)
-		drafter_choose(&e->drafter, draft, n_draft, n, rows);
+		drafter_choose(&e->drafter, draft, n_draft, n, again, rows);
 	for (int32_t k = 0; k < n_draft; k++) {
 		if (draft[k]->run)
 			draft[k]->run = sched_guess(e->sched, chunk[k], draft[k]->tok, draft[k]->run);
@@ -300,7 +302,8 @@ settle(Engine *e, int32_t n)
 		sched_settle(e->sched, q);
 		if (e->is_head && e->rows && n <= DRAFT_TEXTS && j->speculate && q->state == SEQ_RUNNING) {
 			int32_t at = (int32_t)(e->sched->chunk[i].tok - q->tok);
-			head_take(e, &j->choice[q->index], q, at, q->n_done - at, session_rows(e->session, (size_t)i));
+			int32_t certain = q->again ? q->n_tok - 1 : q->n_done; /* their rows are right, also where they run again */
+			head_take(e, &j->choice[q->index], q, at, certain - at, session_rows(e->session, (size_t)i));
 		}
 	}
 }

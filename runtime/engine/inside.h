@@ -176,7 +176,7 @@ void        masks_begin(Masks *m);
 void        masks_end(Masks *m, bool rest);
 
 /* second.c: guesses of d[i] for the texts q[i], where it pays; what is certain of a text stays in its sequence */
-void        second_guess(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts);
+void        second_guess(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts, int32_t again);
 void        second_settle(Engine *e, JobChoice *c, int32_t certain);
 void        second_forget(Engine *e); /* sequences of texts that have ended */
 void        second_drop(Engine *e, JobChoice *c);

@@ -42,6 +42,16 @@ op_trim(void *user, llmc_seq q, int32_t len)
 	session_seq_trim(((Engine *)user)->session, q, len, NULL);
 }
 
+static bool
+op_mark(void *user, llmc_seq q, bool on)
+{
+	Session *s = ((Engine *)user)->session;
+
+	if (!on)
+		session_seq_unmark(s, q);
+	return on && session_seq_mark(s, q, NULL) == LLMC_OK;
+}
+
 static int64_t
 op_need(void *user, const llmc_seq *q, const int32_t *add, size_t n)
 {
@@ -141,6 +151,10 @@ engine_limits(const Plan *plan, const llmc_engine_options *opt)
 		l.snapshots = 0;
 	else if (l.snapshots == 0)
 		l.snapshots = LLMC_DEFAULT_SNAPSHOTS;
+	if (opt->speculate < 0)
+		l.marks = 0;
+	else if (l.marks == 0)
+		l.marks = l.seqs < LLMC_DEFAULT_MARKS ? l.seqs : LLMC_DEFAULT_MARKS;
 	if (l.host_tokens == 0)
 		l.host_tokens = kv_host_pages(plan) * PLAN_KV_PAGE;
 	return l;
@@ -164,7 +178,7 @@ check_options(const llmc_engine_options *o, llmc_error *err)
 static llmc_status
 open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 {
-	const SchedOps ops = { .user = e, .seq_new = op_new, .seq_fork = op_fork, .seq_free = op_free, .seq_trim = op_trim, .pages_need = op_need,
+	const SchedOps ops = { .user = e, .seq_new = op_new, .seq_fork = op_fork, .seq_free = op_free, .seq_trim = op_trim, .seq_mark = op_mark, .pages_need = op_need,
 		.pages_free = op_pages, .prefix_find = op_find, .prefix_keep = op_keep, .here = op_here, .save = op_save, .load = op_load,
 		.drop = op_drop };
 	int n = e->session->threads ? threads_count(e->session->threads) : 1;
@@ -250,12 +264,13 @@ engine_open(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	e->speculate = opt->speculate < 0 ? 0 : opt->speculate ? opt->speculate : LLMC_MAX_SPECULATE;
 	if (e->speculate > draft_rows(e->plan) - 1)
 		e->speculate = draft_rows(e->plan) - 1;
+	e->drafter.states = plan_has_state(e->plan);
 	e->token_s = 1e-3;
 	e->copy_bytes_s = 2e9;
 	e->sched_lim = (SchedLimits){ .seqs = e->lim.seqs, .chunk = e->lim.chunk, .n_out = e->lim.n_out, .prefill = e->lim.chunk,
 		.pages = session->kv.n_page, .total_tokens = opt->max_batch_total_tokens, .waiting_ratio = opt->waiting_served_ratio,
 		.max_waiting_steps = opt->max_waiting_tokens ? opt->max_waiting_tokens : LLMC_DEFAULT_WAITING_TOKENS, .prompt_whole = e->plan->prompt_whole,
-		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole, .borders = plan_has_state(e->plan) };
+		.no_prefix = opt->no_prefix_cache || e->plan->prompt_whole, .borders = plan_has_state(e->plan), .states = plan_has_state(e->plan), .guess_rows = draft_rows(e->plan) };
 	if (opt->max_batch_prefill_tokens && opt->max_batch_prefill_tokens < e->lim.chunk)
 		e->sched_lim.prefill = opt->max_batch_prefill_tokens;
 #ifdef LLMC_ENGINE_CHECK

@@ -192,6 +192,7 @@ stop_running(Sched *s, SchedSeq *c)
 	s->ops.seq_free(s->ops.user, c->q);
 	c->q = -1;
 	c->n_guess = 0;
+	c->marked = c->again = false;
 }
 
 static void
@@ -224,20 +225,26 @@ done(Sched *s, SchedSeq *c)
 	c->state = SEQ_DONE;
 }
 
-/* Of what a choice holds, the first tokens are certain: the rest leaves. */
+/* Of what a choice holds, the first tokens are certain: the rest leaves. Where there are states all of the step does, and what was certain of it runs again, in the next step,
+ * in front of what it says. */
 static void
 settle(Sched *s, SchedSeq *c, int32_t certain)
 {
-	int32_t held = c->n_done + c->n_guess;
+	const int32_t held = c->n_done + c->n_guess;
 
-	if (c->state != SEQ_RUNNING || !c->n_guess)
+	if (c->state != SEQ_RUNNING)
 		return;
-	c->n_guess = 0;
-	c->n_done = certain < held ? certain : held;
-	if (c->n_done < held)
-		s->ops.seq_trim(s->ops.user, c->q, c->n_done);
-	if (!s->lim.no_prefix)
-		s->ops.prefix_keep(s->ops.user, c->q, c->tok);
+	c->again = s->lim.states && certain < held && c->n_guess;
+	if (c->n_guess) {
+		c->n_done = c->again ? c->mark : certain < held ? certain : held;
+		c->n_guess = 0;
+		if (c->n_done < held)
+			s->ops.seq_trim(s->ops.user, c->q, c->n_done);
+		if (!s->lim.no_prefix)
+			s->ops.prefix_keep(s->ops.user, c->q, c->tok);
+	}
+	if (c->marked && !c->again)
+		c->marked = s->ops.seq_mark(s->ops.user, c->q, false);
 }
 
 void
@@ -313,19 +320,20 @@ is_here(Sched *s, const SchedSeq *c)
 	return s->hurry || s->ops.here(s->ops.user, c->q);
 }
 
-/* Choices that wait for one token's turn, oldest first; younger ones make room. */
+/* Choices that wait for one token's turn, or for those that run again in front of it, oldest first; younger ones make room. */
 static void
 plan_decode(Sched *s, Budget *b)
 {
 	for (SchedSeq *c = s->running.oldest, *next; c; c = next) {
-		if (c->n_tok - c->n_done == 1 && c->n_done && b->tokens > 0 && b->rows > 0 && is_here(s, c)) {
-			add_chunk(s, c, 1);
+		const int32_t n = c->n_tok - c->n_done;
+		if ((n == 1 || c->again) && c->n_done && b->tokens >= n && b->rows > 0 && is_here(s, c)) {
+			add_chunk(s, c, n);
 			while (pages_left(s) < 0 && s->running.youngest != c)
 				preempt(s, s->running.youngest);
 			if (pages_left(s) < 0)
 				preempt(s, c); /* the youngest, and older ones have the pages */
 			else
-				spend(b, c, 1, false);
+				spend(b, c, n, false);
 		}
 		next = c->state == SEQ_RUNNING ? c->younger : NULL;
 	}
@@ -367,7 +375,7 @@ give_way(Sched *s, Budget *b)
 	if (out->at >= 0) {
 		b->tokens += s->add[out->at];
 		b->rows += s->chunk[out->at].n_out;
-		b->prefill += out->n_done && out->n_tok - out->n_done == 1 ? 0 : s->add[out->at];
+		b->prefill += out->n_done && (out->n_tok - out->n_done == 1 || out->again) ? 0 : s->add[out->at];
 	}
 	preempt(s, out);
 }
@@ -575,7 +583,7 @@ sched_may_guess(const Sched *s, int32_t i)
 {
 	const SchedSeq *c = s->chunk_seq[i];
 
-	return s->chunk[i].n_tok == 1 && s->chunk[i].n_out == 1 && c->n_done && c->req->forked;
+	return (s->chunk[i].n_tok == 1 || c->again) && s->chunk[i].n_out == 1 && c->n_done && c->req->forked;
 }
 
 int32_t
@@ -594,21 +602,29 @@ int32_t
 sched_guess(Sched *s, int32_t i, const int32_t *tok, int32_t n)
 {
 	SchedSeq *c = s->chunk_seq[i];
+	const int32_t own = s->chunk[i].n_tok;
 	int32_t room = c->req->bound - c->n_tok, spare = sched_spare(s); /* the last new token is never fed back */
 
 	n = n < room ? n : room;
 	n = n < spare ? n : spare;
+	if (s->lim.guess_rows && n > s->lim.guess_rows - own)
+		n = s->lim.guess_rows - own;
 	for (; n > 0; n--) {
-		s->add[i] = 1 + n;
+		s->add[i] = own + n;
 		if (pages_left(s) >= 0)
 			break;
 	}
-	if (n <= 0) {
-		s->add[i] = 1;
+	if (n > 0 && s->lim.states && !c->marked) {
+		c->marked = s->ops.seq_mark(s->ops.user, c->q, true);
+		c->mark = c->n_done;
+	}
+	if (n <= 0 || (s->lim.states && !c->marked)) {
+		s->add[i] = own;
 		return 0;
 	}
 	memcpy(c->tok + c->n_tok, tok, (size_t)n * sizeof *tok);
-	s->chunk[i].n_tok = s->chunk[i].n_out = 1 + n;
+	s->chunk[i].n_tok = own + n;
+	s->chunk[i].n_out = 1 + n;
 	return c->n_guess = n;
 }
 

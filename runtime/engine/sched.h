@@ -23,6 +23,7 @@ typedef struct SchedOps {
 	llmc_status (*seq_fork)(void *user, llmc_seq from, llmc_seq *out, llmc_error *err);
 	void        (*seq_free)(void *user, llmc_seq q);
 	void        (*seq_trim)(void *user, llmc_seq q, int32_t len);
+	bool        (*seq_mark)(void *user, llmc_seq q, bool on); /* of models with states: it can be trimmed to here; false: not now */
 	int64_t     (*pages_need)(void *user, const llmc_seq *q, const int32_t *add, size_t n);
 	int64_t     (*pages_free)(void *user);
 	int32_t     (*prefix_find)(void *user, llmc_seq q, const int32_t *tok, int32_t n); /* positions found, < n */
@@ -44,6 +45,8 @@ typedef struct SchedLimits {
 	bool    prompt_whole;
 	bool    no_prefix;
 	bool    borders;            /* a prefix ends where a step has ended: a piece of a prompt ends at its last border of pages, one before it at any border; less than a page left of a step is no other prompt's, unless that ends in it */
+	bool    states;             /* a sequence can be trimmed to where it was marked, and nowhere else */
+	int32_t guess_rows;         /* of a chunk with guesses; 0: no bound */
 } SchedLimits;
 
 typedef enum SchedState { SEQ_NEW, SEQ_RUNNING, SEQ_PREEMPTED, SEQ_DONE } SchedState;
@@ -57,6 +60,8 @@ typedef struct SchedSeq {
 	int32_t    n_tok, n_done;   /* known; in the KV */
 	int32_t    n_preempted;         /* times preempted */
 	int32_t    at;              /* its chunk of the step, or -1 */
+	bool       marked, again;   /* marked in front of its guesses; again: some were wrong, so its sequence is back there, and what was right runs once more */
+	int32_t    mark;            /* tokens in front of its mark */
 	int32_t    n_guess;         /* guesses behind its last token in this step; its KV holds them until sched_settle */
 	void      *saved;           /* ASIDE: saved KV of n_saved positions, or NULL */
 	int32_t    n_saved;
@@ -116,7 +121,7 @@ void        sched_cancel(Sched *s, SchedReq *r);
 
 /* Decide about a step: fills chunk and chunk_seq; the number of chunks, 0 when there is nothing to do. */
 int32_t     sched_plan(Sched *s);
-/* May chunk i, the single row of a choice that is being continued, have guesses behind it? */
+/* May chunk i, the single row of a choice that is being continued or what runs again of one, have guesses behind it? */
 bool        sched_may_guess(const Sched *s, int32_t i);
 /* Rows that the step has room for beside those planned. */
 int32_t     sched_spare(const Sched *s);

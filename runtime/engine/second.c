@@ -65,7 +65,7 @@ one_more(Engine *e, llmc_chunk *chunk, const float **came, Draft *const *d, int3
 }
 
 void
-second_guess(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts)
+second_guess(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts, int32_t again)
 {
 	const llmc_limits *lim = session_limits_of(e->second);
 	llmc_chunk chunk[DRAFT_TEXTS];
@@ -94,7 +94,7 @@ second_guess(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t 
 		of[n_own] = q[i];
 		own[n_own++] = d[i];
 	}
-	most = draft_model_most(&e->drafter, own, n_own, texts, most);
+	most = draft_model_most(&e->drafter, own, n_own, texts, again, most);
 	for (int32_t k = 0; k < most; k++) {
 		if (!one_more(e, chunk, came, own, n_own, k)) {
 			for (int32_t i = 0; i < n_own; i++) {

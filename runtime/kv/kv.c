@@ -275,6 +275,7 @@ kv_seq_new(Kv *kv)
 		if (!kv->seq[q].used) {
 			kv->seq[q].used = true;
 			kv->seq[q].len = kv->seq[q].n_page = kv->seq[q].n_behind = kv->seq[q].n_kept = kv->seq[q].told_len = 0;
+			kv->seq[q].mark = 0;
 			kv->seq[q].coming = kv->host.waited;
 			return q;
 		}
@@ -371,6 +372,10 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 	KvSeq *s = &kv->seq[q];
 	int32_t keep = len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0);
 
+	if (s->mark && len < s->mark_len)
+		kv_seq_unmark(kv, q);
+	if (s->mark && len == s->mark_len && len < s->len)
+		kv_do(kv, KV_GIVE, q, kv->n_snap + s->mark - 1);
 	while (s->n_page > keep) {
 		int32_t page = s->page[--s->n_page];
 		if (window_sees(kv, s, s->n_page))
@@ -387,6 +392,7 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 void
 kv_seq_free(Kv *kv, int32_t q)
 {
+	kv_seq_unmark(kv, q);
 	kv_seq_trim(kv, q, 0);
 	prefix_leave(kv, q);
 	kv->seq[q].used = false;

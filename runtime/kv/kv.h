@@ -13,7 +13,8 @@
  *
  * Where layers keep a state, a prompt can only go on behind a page whose state was saved: a snapshot, which is the page's. They are taken when a step ends at
  * the end of a page. A sequence has two that move with it, one while its steps have several rows (its prompt) and one while they have one (its answer), so
- * the last border of each stays; the least recently used makes room.
+ * the last border of each stays; the least recently used makes room. Where tokens are guessed a sequence is marked in front of them: a snapshot of its own, to which
+ * it can be trimmed.
  *
  * Host memory (kv.host, host.c): pages that the prefix cache would forget go there by copies beside the steps, and come back when they are found. A sequence
  * that was preempted finds its own so. */
@@ -54,6 +55,7 @@ typedef struct KvSeq {
 	int32_t  n_kept;      /* pages that the prefix cache has been told of */
 	int64_t  kept_as;     /* serial of the last of them */
 	int32_t  told_len;    /* positions when it was told last */
+	int32_t  mark, mark_len; /* number of the mark that has its states of so many positions, from 1 on; 0: none */
 	uint32_t coming;      /* group of copies behind which its pages are there */
 } KvSeq;
 
@@ -132,6 +134,9 @@ typedef struct Kv {
 	int32_t  n_snap;
 	uint64_t n_used;
 	char   **snap_base;   /* [n_pool] layers outermost, then snapshots */
+	int32_t  n_mark;      /* snapshots of marked sequences; in deeds they are numbered from n_snap on */
+	bool    *marked;      /* [n_mark] taken */
+	char   **mark_base;   /* [n_pool] as snap_base */
 	KvHost   host;
 } Kv;
 
@@ -181,6 +186,12 @@ void        kv_seq_wait(Kv *kv, int32_t q);   /* what is done from now on comes 
 
 void        kv_do(Kv *kv, KvDeed deed, int32_t to, int32_t from); /* takes no memory */
 void        kv_window_as(Kv *kv, int32_t page, int32_t window); /* elsewhere the page has this window page; -1: none */
+
+/* Room for n marks. States of a marked sequence stay as they are now beside those that go on, until it is marked anew or not any more, freed, or trimmed below:
+ * it can be trimmed to here. False: all marks are taken. */
+llmc_status kv_marks_open(Kv *kv, int32_t n, llmc_error *err);
+bool        kv_seq_mark(Kv *kv, int32_t q);
+void        kv_seq_unmark(Kv *kv, int32_t q);
 
 /* Switch the prefix cache on. Where there are states it finds what snapshots were taken of: nothing without room for them. */
 llmc_status kv_prefix_open(Kv *kv, llmc_error *err);

@@ -9,18 +9,40 @@
 
 /* --- snapshots of states ----------------------------------------------------------------------------------------- */
 
+/* Memory for n states of sequences, an array for each pool */
+static void
+states_free(Kv *kv, char **base, int32_t n)
+{
+	for (int i = 0; base && i < kv->plan->n_pool; i++)
+		if (base[i])
+			kv->mem.free(kv->mem.user, base[i], (size_t)plan_layer_state_bytes(&kv->plan->pool[i]) * (size_t)kv->plan->pool[i].n_layers * (size_t)n);
+	free(base);
+}
+
+static bool
+states_alloc(Kv *kv, char **base, int32_t n)
+{
+	for (int i = 0; i < kv->plan->n_pool; i++) {
+		void  *m = NULL;
+		size_t bytes = (size_t)plan_layer_state_bytes(&kv->plan->pool[i]) * (size_t)kv->plan->pool[i].n_layers * (size_t)n;
+		if (bytes && kv->mem.alloc(kv->mem.user, bytes, &m, NULL) != LLMC_OK)
+			return false;
+		base[i] = m;
+	}
+	return true;
+}
+
 static void
 snaps_release(Kv *kv)
 {
-	for (int i = 0; kv->snap_base && i < kv->plan->n_pool; i++)
-		if (kv->snap_base[i])
-			kv->mem.free(kv->mem.user, kv->snap_base[i],
-			             (size_t)plan_layer_state_bytes(&kv->plan->pool[i]) * (size_t)kv->plan->pool[i].n_layers * (size_t)kv->n_snap);
-	free(kv->snap_base);
+	states_free(kv, kv->snap_base, kv->n_snap);
+	states_free(kv, kv->mark_base, kv->n_mark);
 	free(kv->snap);
-	kv->snap_base = NULL;
+	free(kv->marked);
+	kv->snap_base = kv->mark_base = NULL;
 	kv->snap = NULL;
-	kv->n_snap = 0;
+	kv->marked = NULL;
+	kv->n_snap = kv->n_mark = 0;
 }
 
 llmc_status
@@ -34,14 +56,9 @@ snaps_open(Kv *kv, int32_t n, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the snapshots of %d states", n);
 	for (; kv->n_snap < n; kv->n_snap++)
 		kv->snap[kv->n_snap].page = kv->snap[kv->n_snap].seq = -1;
-	for (int i = 0; i < p->n_pool; i++) {
-		void  *m = NULL;
-		size_t bytes = (size_t)plan_layer_state_bytes(&p->pool[i]) * (size_t)p->pool[i].n_layers * (size_t)n;
-		if (bytes && kv->mem.alloc(kv->mem.user, bytes, &m, NULL) != LLMC_OK)
-			return error_set(err, LLMC_E_MEMORY, "out of memory: the prefix cache keeps %d states of sequences, %lld MB; without it (--no-prefix-cache), or with fewer sequences (--seqs), less is needed", n,
-			                 (long long)(kv_state_bytes(p, n) >> 20));
-		kv->snap_base[i] = m;
-	}
+	if (!states_alloc(kv, kv->snap_base, n))
+		return error_set(err, LLMC_E_MEMORY, "out of memory: the prefix cache keeps %d states of sequences, %lld MB; without it (--no-prefix-cache), or with fewer sequences (--seqs), less is needed", n,
+		                 (long long)(kv_state_bytes(p, n) >> 20));
 	return LLMC_OK;
 }
 
@@ -51,7 +68,8 @@ snap_at(const Kv *kv, int n, int32_t snap)
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		const PlanPool *p = &kv->plan->pool[i];
 		if (p->state && n < p->n_layers)
-			return kv->snap_base[i] + ((size_t)n * (size_t)kv->n_snap + (size_t)snap) * (size_t)plan_layer_state_bytes(p);
+			return (snap < kv->n_snap ? kv->snap_base[i] + ((size_t)n * (size_t)kv->n_snap + (size_t)snap) * (size_t)plan_layer_state_bytes(p)
+			                          : kv->mark_base[i] + ((size_t)n * (size_t)kv->n_mark + (size_t)(snap - kv->n_snap)) * (size_t)plan_layer_state_bytes(p));
 		n -= p->state ? p->n_layers : 0;
 	}
 	return NULL;
@@ -65,6 +83,47 @@ snap_copy(Kv *kv, int32_t snap, int32_t q, bool taken)
 
 	for (int n = 0; (state = kv_state_at(kv, n, q, &bytes)) != NULL; n++)
 		kv->mem.copy(kv->mem.user, taken ? snap_at(kv, n, snap) : state, taken ? state : snap_at(kv, n, snap), bytes);
+}
+
+llmc_status
+kv_marks_open(Kv *kv, int32_t n, llmc_error *err)
+{
+	const Plan *p = kv->plan;
+
+	if (!n || !plan_has_state(p))
+		return LLMC_OK;
+	kv->n_mark = n;
+	kv->marked = calloc((size_t)n, sizeof *kv->marked);
+	kv->mark_base = calloc((size_t)p->n_pool + 1, sizeof *kv->mark_base);
+	if (!kv->marked || !kv->mark_base || !states_alloc(kv, kv->mark_base, n))
+		return error_set(err, LLMC_E_MEMORY, "out of memory: tokens are guessed ahead, for which states of %d sequences are kept, %lld MB; without guesses (--speculate 0) none are", n,
+		                 (long long)(kv_state_bytes(p, n) >> 20));
+	return LLMC_OK;
+}
+
+bool
+kv_seq_mark(Kv *kv, int32_t q)
+{
+	KvSeq *s = &kv->seq[q];
+
+	for (int32_t i = 0; i < kv->n_mark && !s->mark; i++)
+		if (!kv->marked[i]) {
+			kv->marked[i] = true;
+			s->mark = i + 1;
+		}
+	if (!s->mark)
+		return false;
+	s->mark_len = s->len;
+	kv_do(kv, KV_TAKE, kv->n_snap + s->mark - 1, q);
+	return true;
+}
+
+void
+kv_seq_unmark(Kv *kv, int32_t q)
+{
+	if (kv->seq[q].mark)
+		kv->marked[kv->seq[q].mark - 1] = false;
+	kv->seq[q].mark = 0;
 }
 
 static void
@@ -415,7 +474,7 @@ void
 kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok)
 {
 	KvSeq *s = &kv->seq[q];
-	bool   prompt = s->len - s->told_len > 1;
+	bool   prompt = s->len - s->told_len > 1 && !s->mark; /* behind a mark there were guesses */
 
 	if (!kv->cached)
 		return;
@@ -468,6 +527,13 @@ kv_check(const Kv *kv)
 			wrong = "a page is held by others than its count says";
 		if (kv->cached && kv->cached[i].serial && kv->refs[i] == 0 && look_up(kv, kv->cached[i].parent, kv->cached[i].tok) < 0)
 			wrong = "a cached page cannot be found";
+	}
+	for (int32_t i = 0; i < kv->n_mark && !wrong; i++) {
+		int32_t holders = 0;
+		for (int32_t q = 0; q < kv->n_seq; q++)
+			holders += kv->seq[q].mark == i + 1;
+		if (holders != kv->marked[i])
+			wrong = "a mark is not that of one sequence";
 	}
 	for (int32_t i = 0; i < kv->n_snap; i++)
 		if (kv->snap[i].page >= 0 && (kv->cached[kv->snap[i].page].snap != i + 1 || !kv->cached[kv->snap[i].page].serial))

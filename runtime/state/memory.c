@@ -153,7 +153,7 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 	if (m.state >= 0)
 		m.state = d->state_bytes(&s, m.state);
 	m.scratch = session_lay_out_slots(&s);
-	int64_t kept = session_snapshots(lim), states = kv_state_bytes(plan, lim->seqs + kept), pages = session_pages(lim);
+	int64_t kept = session_snapshots(lim) + lim->marks, states = kv_state_bytes(plan, lim->seqs + kept), pages = session_pages(lim);
 	m.kv = kv_bytes(plan, pages);
 	if (kv_keep(plan) && m.kv >= 0) {
 		int64_t windows = session_window_pages(plan, lim), exact = kv_exact_bytes(plan, pages - windows);

@@ -156,9 +156,46 @@ def test_a_state_cannot_be_cut(model):
         assert s.length(q) == 40
 
 
+def goes_back(s, want):
+    """Guesses that were wrong, behind a mark, leave nothing behind; another sequence is not touched."""
+    q, other = s.seq(), s.seq()
+    rows(s, [(q, TOK[:40], 1), (other, TOK[:3], 1)])
+    s.mark(q)
+    for wrong in ([5, 6, 7], [9]):
+        rows(s, [(other, TOK[s.length(other):][:2], 1), (q, TOK[40:41] + wrong, 1)])
+        with pytest.raises(llmc.Error, match="to 0 alone, or to where it was marked"):
+            s.trim(q, 41)
+        s.trim(q, 40)
+    with pytest.raises(llmc.Error, match="all 1 marks"):
+        s.mark(other)
+    assert np.array_equal(rows(s, [(q, TOK[40:44], 4)]), want[40:44])
+    s.mark(q)  # here, and no longer there
+    with pytest.raises(llmc.Error, match="keeps a state"):
+        s.trim(q, 40)
+    fork = s.fork(q)
+    rows(s, [(q, [8], 1), (fork, [8], 1)])
+    with pytest.raises(llmc.Error, match="keeps a state"):
+        s.trim(fork, 44)  # the mark was not its own
+    s.trim(q, 44)
+    assert np.array_equal(rows(s, [(q, TOK[44:50], 6), (other, TOK[7:9], 2)]), np.concatenate([want[44:50], want[7:9]]))
+    s.unmark(q)
+    s.mark(other)
+    for x in (q, fork, other):
+        s.free(x)
+
+
+def test_a_sequence_goes_back_to_its_mark(model):
+    want = whole(model, TOK)
+    with model.session(context=N, chunk=64, n_out=64, seqs=3, marks=1) as s:
+        goes_back(s, want)
+    with pytest.raises(llmc.Error, match="limit marks is 4"):
+        model.session(seqs=3, marks=4)
+
+
 def test_memory_counts_states(model, path, kind):
     one, four, kept = (model.memory(context=64, seqs=n, snapshots=k) for n, k in ((1, 0), (4, 0), (4, 3)))
     assert kept["kv_snapshots"] == 4 * 3 * STATE[kind] == kept["kv"] - four["kv"] and four["kv_snapshots"] == 0
+    assert model.memory(context=64, seqs=4, snapshots=3, marks=2)["kv_snapshots"] == (4 * 3 + 2) * STATE[kind]
     assert one["kv_per_seq"] == four["kv_per_seq"] == STATE[kind]
     assert one["kv"] == 2 * 32 * one["kv_per_token"] + STATE[kind] and four["kv"] == 4 * one["kv"] and (one["kv_per_token"] == 0) == (kind == "scans")
     text = subprocess.run([LLMC, "plan", path, "--random-weights", "--arch", BEST], capture_output=True, text=True, check=True).stdout
@@ -280,6 +317,11 @@ def test_on_an_emulated_gpu(path, monkeypatch):
             assert np.array_equal(rows(s, [(q, TOK[50:60], 1)]), rows(s, [(fork, TOK[50:60], 1)]))
             loaded = s.load(s.save(q))
             assert np.array_equal(rows(s, [(q, TOK[60:61], 1)]), rows(s, [(loaded, TOK[60:61], 1)]))
+        with m.session(context=256, seqs=3, chunk=64, n_out=64, marks=1) as s:
+            q = s.seq()
+            want = np.concatenate([rows(s, [(q, [t], 1)]) for t in TOK[:60]])
+            s.free(q)
+            goes_back(s, want)
         with m.engine(context=256, seqs=4, chunk=64, no_prefix_cache=True) as plain, m.engine(context=256, seqs=4, chunk=64) as e:
             for prompt, found in ((TOK[:100], 0), (TOK[:100], 96), (TOK[:120], 96)):
                 want, events = list(plain.submit(prompt, **params).events()), list(e.submit(prompt, **params).events())
@@ -298,7 +340,8 @@ def test_over_ranks(path, tp, pp, order):
     with llmc.open(path, random_weights=True, device="ref", set=heads + ranks) as m:
         want = whole(m, TOK)
         assert np.array_equal(want, first) if tp == 1 else np.allclose(want.view(np.float32), first.view(np.float32), atol=2e-5)
-        with m.session(context=N, chunk=64, n_out=64, seqs=3, threads=2) as s:
+        with m.session(context=N, chunk=64, n_out=64, seqs=3, threads=2, marks=1) as s:
+            goes_back(s, want)
             q, other = s.seq(), s.seq()
             rows(s, [(other, TOK[9:20], 1), (q, TOK[:41], 1)])
             fork = s.fork(q)

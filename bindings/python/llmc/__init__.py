@@ -292,7 +292,7 @@ class Model(_Handle):
         return Engine(self, **options)
 
     def session(self, **limits):
-        """limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens"""
+        """limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens, marks"""
         return Session(self, **limits)
 
 
@@ -336,6 +336,13 @@ class Session(_Handle):
 
     def trim(self, seq, length):
         _call(lib.llmc_seq_trim, self._h, seq, length)
+
+    def mark(self, seq):
+        """A model that keeps states can be trimmed to here, until it is marked anew or no more."""
+        _call(lib.llmc_seq_mark, self._h, seq)
+
+    def unmark(self, seq):
+        lib.llmc_seq_unmark(self._h, seq)
 
     def length(self, seq):
         return lib.llmc_seq_len(self._h, seq)
@@ -521,13 +528,13 @@ class Engine(_Handle):
     """Many requests at once, from any thread. options: max_concurrent_requests, max_batch_prefill_tokens,
     max_batch_total_tokens, waiting_served_ratio, max_waiting_tokens, no_prefix_cache, swap_bytes, prefix_dir,
     prefix_dir_bytes, speculate, draft (a smaller Model of the same tokenizer, or the head of the same checkpoint: set=["mtp.part=head"], the model's own being
-    set=["mtp.part=rows"]); limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens. An engine serves either submit() and generate() or, in one event loop, stream()."""
+    set=["mtp.part=rows"]); limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens, marks. An engine serves either submit() and generate() or, in one event loop, stream()."""
 
     def __init__(self, model, *, log=None, **options):
         self._h = None
         self.model = model
         self._loop, self._waiting = None, {}
-        limits = {k: options.pop(k) for k in ("context", "seqs", "chunk", "n_out", "kv_tokens", "threads", "snapshots", "host_tokens") if k in options}
+        limits = {k: options.pop(k) for k in ("context", "seqs", "chunk", "n_out", "kv_tokens", "threads", "snapshots", "host_tokens", "marks") if k in options}
         keep = _ffi.Limits(**_limits(limits))
         if options.get("prefix_dir"):
             options["prefix_dir"] = os.fsencode(options["prefix_dir"])

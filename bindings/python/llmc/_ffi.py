@@ -45,7 +45,7 @@ class Options(Sized):
 class Limits(Sized):
     _fields_ = [("size", C.c_size_t), ("context", C.c_int32), ("seqs", C.c_int32), ("chunk", C.c_int32),
                 ("n_out", C.c_int32), ("kv_tokens", C.c_int64), ("n_threads", C.c_int), ("snapshots", C.c_int32),
-                ("host_tokens", C.c_int64)]
+                ("host_tokens", C.c_int64), ("marks", C.c_int32)]
 
 
 class Bias(C.Structure):
@@ -200,6 +200,8 @@ _SIGNATURES = {
     "llmc_adapter_slots": (C.c_int, [C.c_void_p]),
     "llmc_seq_fork": (C.c_int, [C.c_void_p, C.c_int32, P(C.c_int32), _E]),
     "llmc_seq_trim": (C.c_int, [C.c_void_p, C.c_int32, C.c_int32, _E]),
+    "llmc_seq_mark": (C.c_int, [C.c_void_p, C.c_int32, _E]),
+    "llmc_seq_unmark": (None, [C.c_void_p, C.c_int32]),
     "llmc_seq_len": (C.c_int32, [C.c_void_p, C.c_int32]),
     "llmc_seq_free": (None, [C.c_void_p, C.c_int32]),
     "llmc_forward": (C.c_int, [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), _E]),
